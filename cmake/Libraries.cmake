@@ -1,0 +1,102 @@
+# pacer_add_library: one library per folder, all built alike. pacer_add_umbrella: the library that is their sum.
+
+# <pacer/FOLDER/HEADER.h> in the build tree: a folder of links to the source folders.
+set(PACER_INCLUDE_DIR "${PROJECT_BINARY_DIR}/include")
+file(MAKE_DIRECTORY "${PACER_INCLUDE_DIR}/pacer")
+file(CREATE_LINK "${PROJECT_SOURCE_DIR}/pacer.h" "${PACER_INCLUDE_DIR}/pacer/pacer.h" SYMBOLIC)
+
+set(PACER_CXX_FLAGS -Wall -Wextra -Wpedantic)
+# 177: constants of templates count as unused although they are used.
+set(PACER_CUDA_FLAGS -Xcompiler=-Wall,-Wextra -diag-suppress=177)
+if(PACER_WERROR)
+  list(APPEND PACER_CXX_FLAGS -Werror)
+  list(APPEND PACER_CUDA_FLAGS -Werror=all-warnings -Xcompiler=-Werror)
+endif()
+# The same bits on every machine and device: the compiler must not fuse a multiplication and an addition on its own.
+list(APPEND PACER_CXX_FLAGS -ffp-contract=off)
+list(APPEND PACER_CUDA_FLAGS --fmad=false -Xcompiler=-ffp-contract=off)
+
+set(PACER_SANITIZE_FLAGS "")
+if(PACER_SANITIZE STREQUAL "address")
+  set(PACER_SANITIZE_FLAGS -fsanitize=address,undefined -fno-omit-frame-pointer)
+elseif(PACER_SANITIZE STREQUAL "thread")
+  set(PACER_SANITIZE_FLAGS -fsanitize=thread -fno-omit-frame-pointer)
+elseif(PACER_SANITIZE)
+  message(FATAL_ERROR "pacer: PACER_SANITIZE is ${PACER_SANITIZE}, but it can only be address, thread or empty.")
+endif()
+
+# The flags that all targets of pacer share: libraries, tests and programs.
+function(pacer_target_flags target)
+  target_compile_options(${target} PRIVATE
+    "$<$<COMPILE_LANGUAGE:CXX>:${PACER_CXX_FLAGS};${PACER_SANITIZE_FLAGS}>"
+    "$<$<COMPILE_LANGUAGE:CUDA>:${PACER_CUDA_FLAGS}>")
+  if(PACER_SANITIZE_FLAGS)
+    target_link_options(${target} PRIVATE ${PACER_SANITIZE_FLAGS})
+  endif()
+  target_compile_definitions(${target} PRIVATE PACER_WITH_CUDA=${PACER_WITH_CUDA})
+  set_target_properties(${target} PROPERTIES
+    CXX_EXTENSIONS OFF
+    UNITY_BUILD ${PACER_UNITY}
+    UNITY_BUILD_BATCH_SIZE 8)
+endfunction()
+
+# Source files matching the patterns, less those for the other kind of build: *_cuda.cpp needs CUDA, *_no_cuda.cpp is
+# for a build without it.
+function(pacer_sources out)
+  file(GLOB found CONFIGURE_DEPENDS ${ARGN})
+  set(without ${found})
+  list(FILTER without INCLUDE REGEX "_no_cuda\\.cpp$")
+  if(PACER_WITH_CUDA)
+    list(REMOVE_ITEM found ${without})
+  else()
+    list(FILTER found EXCLUDE REGEX "_cuda\\.cpp$")
+    list(APPEND found ${without})
+  endif()
+  set(${out} "${found}" PARENT_SCOPE)
+endfunction()
+
+# pacer_add_library(NAME pattern...): the library pacer_NAME (pacer::NAME) from the files of the current folder.
+function(pacer_add_library name)
+  set(target pacer_${name})
+  pacer_sources(sources ${ARGN})
+  if(sources)
+    add_library(${target} ${sources})
+    set(visible PUBLIC)
+    pacer_target_flags(${target})
+    set_target_properties(${target} PROPERTIES
+      POSITION_INDEPENDENT_CODE ON
+      CUDA_RUNTIME_LIBRARY None  # linked by name, so that who links pacer needs no nvcc
+      CUDA_SEPARABLE_COMPILATION OFF
+      VERSION ${PROJECT_VERSION}
+      SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
+  else()
+    add_library(${target} INTERFACE)
+    set(visible INTERFACE)
+  endif()
+  add_library(pacer::${name} ALIAS ${target})
+  set_target_properties(${target} PROPERTIES EXPORT_NAME ${name})
+  target_compile_features(${target} ${visible} cxx_std_17)
+  file(CREATE_LINK "${CMAKE_CURRENT_SOURCE_DIR}" "${PACER_INCLUDE_DIR}/pacer/${name}" SYMBOLIC)
+  target_include_directories(${target} ${visible}
+    "$<BUILD_INTERFACE:${PACER_INCLUDE_DIR}>" "$<INSTALL_INTERFACE:include>")
+endfunction()
+
+# Links `target` as users of it see it, whether it has sources yet or not.
+function(pacer_link target)
+  get_target_property(type ${target} TYPE)
+  if(type STREQUAL "INTERFACE_LIBRARY")
+    target_link_libraries(${target} INTERFACE ${ARGN})
+  else()
+    target_link_libraries(${target} PUBLIC ${ARGN})
+  endif()
+endfunction()
+
+# pacer_add_umbrella(NAME...): pacer::pacer, which is all the named folders.
+function(pacer_add_umbrella)
+  add_library(pacer INTERFACE)
+  add_library(pacer::pacer ALIAS pacer)
+  list(TRANSFORM ARGN PREPEND pacer_ OUTPUT_VARIABLE targets)
+  target_link_libraries(pacer INTERFACE ${targets})
+  set(PACER_FOLDERS "${ARGN}" PARENT_SCOPE)
+  set(PACER_TARGETS "${targets};pacer" PARENT_SCOPE)
+endfunction()

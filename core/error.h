@@ -1,0 +1,58 @@
+// The error types of pacer. Each message is one sentence that says what happened, where, and what to do.
+// This header deliberately knows nothing of LibTorch: errors of the lower folders must be catchable without it.
+#pragma once
+
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+namespace pacer {
+
+// The root of everything pacer throws.
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// The caller passed something that cannot work; nothing was changed.
+class InvalidArgument : public Error {
+ public:
+  using Error::Error;
+};
+
+// The call is right but this build or this machine cannot serve it (for example CUDA in a CPU-only build).
+class Unavailable : public Error {
+ public:
+  using Error::Error;
+};
+
+// A file could not be read or written; the message carries its path.
+class FileError : public Error {
+ public:
+  using Error::Error;
+};
+
+// The device reported a failure; the message carries the operation and the device's own words.
+class DeviceError : public Error {
+ public:
+  using Error::Error;
+};
+
+namespace detail {
+
+template <class... Parts>
+std::string concatenate(const Parts&... parts) {
+  std::ostringstream out;
+  (out << ... << parts);
+  return out.str();
+}
+
+}  // namespace detail
+
+// Throws E with the parts streamed into one message unless `condition` holds.
+template <class E = InvalidArgument, class... Parts>
+void require(bool condition, const Parts&... parts) {
+  if (!condition) throw E(detail::concatenate(parts...));
+}
+
+}  // namespace pacer

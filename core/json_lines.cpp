@@ -1,0 +1,91 @@
+#include <pacer/core/json_lines.h>
+
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <cmath>
+#include <cstring>
+
+#include <pacer/core/error.h>
+
+namespace pacer {
+namespace {
+
+// Length of the valid UTF-8 sequence at `text[0]`, or 0 where there is none (RFC 3629, table 3-7 of Unicode).
+size_t utf8_length(std::string_view text) {
+  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned char first = byte(0);
+  if (first < 0x80) return 1;
+  const size_t length = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : 2;
+  if (first < 0xC2 || first > 0xF4 || text.size() < length) return 0;
+  for (size_t i = 1; i < length; ++i) {
+    if ((byte(i) & 0xC0) != 0x80) return 0;
+  }
+  const bool overlong = (first == 0xE0 && byte(1) < 0xA0) || (first == 0xF0 && byte(1) < 0x90);
+  const bool surrogate = first == 0xED && byte(1) > 0x9F;
+  const bool beyond = first == 0xF4 && byte(1) > 0x8F;
+  return overlong || surrogate || beyond ? 0 : length;
+}
+
+}  // namespace
+
+std::string json_quote(std::string_view text) {
+  constexpr char kHex[] = "0123456789abcdef";
+  std::string quoted = "\"";
+  for (size_t i = 0; i < text.size();) {
+    const char c = text[i];
+    const size_t length = utf8_length(text.substr(i));
+    if (length == 0) {
+      quoted += "\xEF\xBF\xBD";  // U+FFFD, the replacement character
+    } else if (c == '"' || c == '\\') {
+      quoted += '\\';
+      quoted += c;
+    } else if (c == '\n') {
+      quoted += "\\n";
+    } else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) {
+      quoted += "\\u00";
+      quoted += kHex[(c >> 4) & 15];
+      quoted += kHex[c & 15];
+    } else {
+      quoted += text.substr(i, length);
+    }
+    i += length == 0 ? 1 : length;
+  }
+  return quoted + '"';
+}
+
+JsonLine& JsonLine::add(std::string_view key, double value) {
+  if (std::isnan(value)) return add_text(key, "\"nan\"");
+  if (std::isinf(value)) return add_text(key, value > 0 ? "\"inf\"" : "\"-inf\"");
+  std::array<char, 32> digits;
+  const auto result = std::to_chars(digits.data(), digits.data() + digits.size(), value);
+  return add_text(key, std::string_view(digits.data(), static_cast<size_t>(result.ptr - digits.data())));
+}
+
+JsonLine& JsonLine::add(std::string_view key, std::string_view value) { return add_text(key, json_quote(value)); }
+
+JsonLine& JsonLine::add_text(std::string_view key, std::string_view text) {
+  const std::string quoted = json_quote(key);
+  require(keys_.find('\n' + quoted + '\n') == std::string::npos, "the key ", quoted,
+          " was added twice to one JSON line");
+  keys_ += quoted + '\n';
+  if (!body_.empty()) body_ += ',';
+  body_ += quoted;
+  body_ += ':';
+  body_ += text;
+  return *this;
+}
+
+JsonLinesFile::JsonLinesFile(const std::string& path, Mode mode)
+    : path_(path), file_(std::fopen(path.c_str(), mode == Mode::append ? "ae" : "we")) {
+  require<FileError>(file_ != nullptr, "cannot open ", path, " for writing: ", std::strerror(errno));
+}
+
+void JsonLinesFile::write(const JsonLine& line) {
+  const std::string text = line.str() + '\n';
+  const bool written = std::fwrite(text.data(), 1, text.size(), file_.get()) == text.size();
+  require<FileError>(written && std::fflush(file_.get()) == 0, "cannot write to ", path_, ": ",
+                     std::strerror(errno));
+}
+
+}  // namespace pacer

@@ -1,0 +1,74 @@
+// The Adam kernels as the optimizers call them: raw pointers, one description for CPU and CUDA, no LibTorch.
+// One call updates any number of tensors of one dtype set. Tensors may have different scalars (learning rate, step
+// count), chosen per tensor by an index, and any tensor may sit a step out.
+#pragma once
+
+#include <cstdint>
+
+#include <pacer/core/tile.h>
+#include <pacer/kernels/math/adam_storage.h>
+#include <pacer/kernels/stream.h>
+
+namespace pacer::kernels {
+
+// Memory of one tensor, `count` contiguous elements each. The kernel reads gradient and state, writes parameter and
+// state. max_exp_avg_sq is null without amsgrad; extra is the master copy or remainder, null where there is none.
+struct AdamTensor {
+  void* parameter;
+  void* exp_avg;
+  void* exp_avg_sq;
+  void* max_exp_avg_sq;
+  void* extra;
+  int64_t first_element;  // number of real elements registered before this tensor (stochastic rounding)
+};
+
+// What changes from step to step: a null gradient leaves the tensor alone.
+struct AdamGradient {
+  const void* gradient;
+  int64_t scalars;  // index into the scalars
+};
+
+struct AdamLaunch {
+  AdamStorage storage;
+  bool amsgrad;
+};
+
+// Elements [offset, offset + count) of the tile's tensor, single-threaded, memory-bound. `scalars` points to
+// AdamScalars<double> for f64, AdamScalars<float> otherwise. Results do not depend on how elements are tiled.
+// Denormals are computed in full whatever the caller's mode (FTZ, DAZ), which is restored.
+void adam_cpu(AdamLaunch launch, const Tile& tile, const AdamTensor* tensors, const AdamGradient* gradients,
+              const void* scalars);
+
+// ---- CUDA: every pointer is device memory, work is enqueued on `stream`, nothing synchronises. ----------------
+
+// Elements per tile that adam_cuda expects: a thread block's share, and a warp's for tensors so small that a block
+// would idle.
+int64_t adam_cuda_block_tile(AdamStorage storage);
+int64_t adam_cuda_warp_tile(AdamStorage storage);
+
+// Tiles [0, block_tiles) are worked on by one block each, the following warp_tiles by one warp each.
+struct AdamTiles {
+  const Tile* tiles;
+  int64_t block_tiles;
+  int64_t warp_tiles;
+};
+
+// One launch, whatever the number of tensors. Throws DeviceError where the launch is refused.
+void adam_cuda(AdamLaunch launch, const AdamTiles& tiles, const AdamTensor* tensors, const AdamGradient* gradients,
+               const void* scalars, Stream stream);
+
+// One slot of scalars per set of tensors that share settings and step count.
+struct AdamSlot {
+  AdamSettings settings;
+  uint32_t is_double;  // write AdamScalars<double> rather than AdamScalars<float>
+  uint32_t active;     // 0: no tensor of the slot takes part; the step count stays
+};
+constexpr int64_t kAdamScalarsBytes = 128;  // room of one slot in `scalars`, either type
+static_assert(sizeof(AdamScalars<double>) <= kAdamScalarsBytes);
+
+// Advances steps[i] of the active slots and writes their scalars, on the device, in double; where `non_finite` is not
+// null and points to a value other than zero, the steps stay and the scalars say skip.
+void adam_prologue_cuda(const AdamSlot* slots, int64_t count, int64_t* steps, void* scalars,
+                        const uint32_t* non_finite, Stream stream);
+
+}  // namespace pacer::kernels

@@ -1,0 +1,55 @@
+// The CPU side of the norm and finite check: the columns of a unit are SIMD accumulators in the L1 cache, so the
+// specified order costs nothing over any other.
+#include <pacer/kernels/norm.h>
+
+#include <cmath>
+
+#include <pacer/core/reduction_order.h>
+#include <pacer/kernels/cpu/target.h>
+#include <pacer/kernels/math/adam_storage.h>
+
+namespace pacer::kernels {
+namespace {
+
+template <class Element, class Real>
+PACER_TARGET_CLONES void add_squares(const Element* elements, int64_t count, Real* columns) {
+  for (int64_t row = 0; row < count; row += kReductionColumns) {
+    const int64_t width = count - row < kReductionColumns ? count - row : kReductionColumns;
+#pragma omp simd
+    for (int64_t column = 0; column < width; ++column) {
+      const Real x = load(elements[row + column]);
+      columns[column] = fma_(x, x, columns[column]);
+    }
+  }
+}
+
+template <class Element, class Real>
+double sum_of_squares(const void* elements, int64_t count) {
+  alignas(64) Real columns[kReductionColumns] = {};
+  add_squares(static_cast<const Element*>(elements), count, columns);
+  return static_cast<double>(fold_columns(columns));
+}
+
+}  // namespace
+
+double sum_of_squares_cpu(GradientType type, const void* elements, int64_t count) {
+  const FullDenormals full_denormals;
+  switch (type) {
+    case GradientType::f64: return sum_of_squares<double, double>(elements, count);
+    case GradientType::f32: return sum_of_squares<float, float>(elements, count);
+    case GradientType::bf16: return sum_of_squares<BFloat16, float>(elements, count);
+    case GradientType::f16: return sum_of_squares<Float16, float>(elements, count);
+  }
+  return 0;
+}
+
+void finish_check_cpu(const double* partials, int64_t count, GradientCheck* check) {
+  const FullDenormals full_denormals;
+  check->sum_of_squares = sum_partials(partials, count);
+  check->norm = sqrt_(check->sum_of_squares);
+  check->non_finite = 0;
+  for (int64_t i = 0; i < count; ++i) check->non_finite |= !std::isfinite(partials[i]);
+  check->skipped_steps += check->non_finite;
+}
+
+}  // namespace pacer::kernels

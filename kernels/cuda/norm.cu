@@ -1,0 +1,135 @@
+// The CUDA side of the norm and finite check: one block per unit, its columns in registers, 16-byte loads; then one
+// small block adds the units' partial sums. Reads each gradient once (4 B per fp32 element) and writes 8 B per 32,768
+// elements. Deterministic: no atomics, partials in fixed slots, the order of core/reduction_order.h.
+#include <pacer/kernels/norm.h>
+
+#include <pacer/core/reduction_order.h>
+#include <pacer/kernels/cuda/launch.cuh>
+#include <pacer/kernels/math/adam_storage.h>
+
+namespace pacer::kernels {
+namespace {
+
+constexpr int kFours = kReductionColumns / 4;
+constexpr int kRows = kReductionUnit / kReductionColumns;
+
+// acc[i] += acc[i + h] for h = kWidth / 2 ... 1, by the whole block; the result is valid in thread 0.
+template <int kWidth, class Real>
+__device__ Real fold_block(Real* acc) {
+  __syncthreads();
+#pragma unroll
+  for (int h = kWidth / 2; h >= 32; h /= 2) {
+    if (threadIdx.x < h) acc[threadIdx.x] += acc[threadIdx.x + h];
+    __syncthreads();
+  }
+  Real value = 0;
+  if (threadIdx.x < 32) {
+    value = acc[threadIdx.x];
+#pragma unroll
+    for (int h = 16; h >= 1; h /= 2) value += __shfl_down_sync(0xFFFFFFFFu, value, h);
+  }
+  return value;
+}
+
+// Columns per thread: 4 (one 16-byte load a row in fp32), 8 for 16-bit elements.
+template <class Element>
+constexpr int kColumns = sizeof(Element) == 2 ? 8 : 4;
+template <class Element>
+constexpr int kNormThreads = kReductionColumns / kColumns<Element>;
+
+template <class Element, class Real>
+__global__ void __launch_bounds__(kNormThreads<Element>)
+    sum_of_squares_kernel(const Tile* __restrict__ units, const AdamGradient* __restrict__ gradients,
+                          double* __restrict__ partials) {
+  constexpr int kMine = kColumns<Element>;
+  const Tile unit = units[blockIdx.x];
+  const Element* gradient = static_cast<const Element*>(gradients[unit.tensor].gradient);
+  if (gradient == nullptr) {
+    if (threadIdx.x == 0) partials[blockIdx.x] = 0;
+    return;
+  }
+  const Element* elements = gradient + unit.offset;
+  const int count = static_cast<int>(unit.count);
+  const int first_column = threadIdx.x * kMine;
+  Real columns[kMine] = {};
+  if (count == kReductionUnit && is_packet_aligned<Element, kMine>(elements)) {
+#pragma unroll 8
+    for (int row = 0; row < kRows; ++row) {
+      Element values[kMine];
+      load_packet(elements + row * kReductionColumns + first_column, values);
+#pragma unroll
+      for (int c = 0; c < kMine; ++c) {
+        const Real x = load(values[c]);
+        columns[c] = fma_(x, x, columns[c]);
+      }
+    }
+  } else {
+    for (int row = 0; row < kRows; ++row) {
+#pragma unroll
+      for (int c = 0; c < kMine; ++c) {
+        const int i = row * static_cast<int>(kReductionColumns) + first_column + c;
+        if (i < count) {
+          const Real x = load(elements[i]);
+          columns[c] = fma_(x, x, columns[c]);
+        }
+      }
+    }
+  }
+  __shared__ Real fours[kFours];
+#pragma unroll
+  for (int c = 0; c < kMine; c += 4) {
+    fours[(first_column + c) / 4] = (columns[c] + columns[c + 1]) + (columns[c + 2] + columns[c + 3]);
+  }
+  const Real sum = fold_block<kFours>(fours);
+  if (threadIdx.x == 0) partials[blockIdx.x] = static_cast<double>(sum);
+}
+
+__global__ void __launch_bounds__(kPartialColumns)
+    finish_check_kernel(const double* __restrict__ partials, int64_t count, GradientCheck* check) {
+  double column = 0;
+  int non_finite = 0;
+  for (int64_t i = threadIdx.x; i < count; i += kPartialColumns) {
+    const double partial = partials[i];
+    non_finite |= !isfinite(partial);
+    column += partial;
+  }
+  __shared__ double columns[kPartialColumns];
+  columns[threadIdx.x] = column;
+  non_finite = __syncthreads_or(non_finite);
+  const double sum = fold_block<kPartialColumns>(columns);
+  if (threadIdx.x == 0) {
+    check->sum_of_squares = sum;
+    check->norm = sqrt_(sum);
+    check->non_finite = non_finite != 0;
+    check->skipped_steps += non_finite != 0;
+  }
+}
+
+template <class Element, class Real>
+void launch(const Tile* units, int64_t count, const AdamGradient* gradients, double* partials,
+            cudaStream_t stream) {
+  sum_of_squares_kernel<Element, Real>
+      <<<static_cast<unsigned>(count), kNormThreads<Element>, 0, stream>>>(units, gradients, partials);
+  check_launch("the gradient norm");
+}
+
+}  // namespace
+
+void sum_of_squares_cuda(GradientType type, const Tile* units, int64_t count, const AdamGradient* gradients,
+                         double* partials, Stream stream) {
+  require(count < (int64_t{1} << 31), "more than 2^31 reduction units in one launch; split the gradients");
+  if (count == 0) return;
+  switch (type) {
+    case GradientType::f64: return launch<double, double>(units, count, gradients, partials, stream);
+    case GradientType::f32: return launch<float, float>(units, count, gradients, partials, stream);
+    case GradientType::bf16: return launch<BFloat16, float>(units, count, gradients, partials, stream);
+    case GradientType::f16: return launch<Float16, float>(units, count, gradients, partials, stream);
+  }
+}
+
+void finish_check_cuda(const double* partials, int64_t count, GradientCheck* check, Stream stream) {
+  finish_check_kernel<<<1, kPartialColumns, 0, stream>>>(partials, count, check);
+  check_launch("the finite check");
+}
+
+}  // namespace pacer::kernels

@@ -1,0 +1,10 @@
+// Everything of kernels: loops over raw pointers, on the CPU and on CUDA streams. No LibTorch.
+#pragma once
+
+#include <pacer/kernels/adam.h>
+#include <pacer/kernels/math/adam.h>
+#include <pacer/kernels/math/adam_storage.h>
+#include <pacer/kernels/math/arithmetic.h>
+#include <pacer/kernels/math/half_types.h>
+#include <pacer/kernels/norm.h>
+#include <pacer/kernels/stream.h>

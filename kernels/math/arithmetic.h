@@ -1,0 +1,106 @@
+// The arithmetic every kernel is written in: each operation rounds exactly once, to nearest even, on the host and on
+// the device alike. Expressions are never left to the compiler to contract: where a fused multiply-add is meant,
+// fma_ says so, and both compilers are told not to fuse anything else (-ffp-contract=off, --fmad=false).
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include <pacer/core/host_device.h>
+
+namespace pacer::kernels {
+
+// a * b + c, rounded once.
+PACER_HOST_DEVICE float fma_(float a, float b, float c) {
+#if defined(__CUDA_ARCH__)
+  return __fmaf_rn(a, b, c);
+#else
+  return __builtin_fmaf(a, b, c);
+#endif
+}
+PACER_HOST_DEVICE double fma_(double a, double b, double c) {
+#if defined(__CUDA_ARCH__)
+  return __fma_rn(a, b, c);
+#else
+  return __builtin_fma(a, b, c);
+#endif
+}
+
+PACER_HOST_DEVICE float mul_(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+PACER_HOST_DEVICE double mul_(double a, double b) {
+#if defined(__CUDA_ARCH__)
+  return __dmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+
+PACER_HOST_DEVICE float div_(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fdiv_rn(a, b);
+#else
+  return a / b;
+#endif
+}
+PACER_HOST_DEVICE double div_(double a, double b) {
+#if defined(__CUDA_ARCH__)
+  return __ddiv_rn(a, b);
+#else
+  return a / b;
+#endif
+}
+
+PACER_HOST_DEVICE float sqrt_(float a) {
+#if defined(__CUDA_ARCH__)
+  return __fsqrt_rn(a);
+#else
+  return __builtin_sqrtf(a);
+#endif
+}
+PACER_HOST_DEVICE double sqrt_(double a) {
+#if defined(__CUDA_ARCH__)
+  return __dsqrt_rn(a);
+#else
+  return __builtin_sqrt(a);
+#endif
+}
+
+// base^exponent by binary powering: the same bits on host and device, which `pow` does not promise. The relative
+// error is at most about 2 * log2(exponent) units of 2^-53.
+PACER_HOST_DEVICE double power(double base, int64_t exponent) {
+  double result = 1.0;
+  while (exponent > 0) {
+    if (exponent & 1) result = mul_(result, base);
+    base = mul_(base, base);
+    exponent >>= 1;
+  }
+  return result;
+}
+
+PACER_HOST_DEVICE uint32_t bits_of(float value) {
+#if defined(__CUDA_ARCH__)
+  return __float_as_uint(value);
+#else
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+#endif
+}
+
+PACER_HOST_DEVICE float float_of(uint32_t bits) {
+#if defined(__CUDA_ARCH__)
+  return __uint_as_float(bits);
+#else
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+#endif
+}
+
+}  // namespace pacer::kernels

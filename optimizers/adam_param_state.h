@@ -1,0 +1,67 @@
+// What FusedAdam and FusedAdamW remember of one parameter, in the shape LibTorch's optimizers have it: entries of
+// Optimizer::state(), with the getters and setters of torch::optim::AdamParamState.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include <torch/arg.h>
+#include <torch/optim/optimizer.h>
+
+namespace pacer {
+
+namespace detail {
+class StepClock;
+}
+
+// The fields both optimizers share. Tensors have the parameter's shape and device; their dtype is fp32 (fp64 for fp64
+// parameters, bf16 for bf16 parameters rounded to nearest without master weights).
+class FusedAdamStateFields : public torch::optim::OptimizerParamState {
+ public:
+  FusedAdamStateFields() = default;
+  // A copy is a snapshot: it shares the tensors but no longer follows the optimizer's step count.
+  FusedAdamStateFields(const FusedAdamStateFields& other);
+  FusedAdamStateFields& operator=(const FusedAdamStateFields& other);
+  FusedAdamStateFields(FusedAdamStateFields&&) noexcept = default;
+  FusedAdamStateFields& operator=(FusedAdamStateFields&&) noexcept = default;
+  ~FusedAdamStateFields() override = default;
+
+  // Number of steps applied to this parameter. On a GPU with finite_check, or after a CUDA graph capture, only the
+  // device knows the number and reading it waits for the device.
+  int64_t step() const;
+  FusedAdamStateFields& step(int64_t steps);
+
+  // First and second moment; the running maximum of the second (amsgrad only, else undefined).
+  TORCH_ARG(torch::Tensor, exp_avg);
+  TORCH_ARG(torch::Tensor, exp_avg_sq);
+  TORCH_ARG(torch::Tensor, max_exp_avg_sq);
+  // MasterWeights::fp32: the fp32 copy. MasterWeights::remainder: its 16 low bits, as int16. Else undefined.
+  TORCH_ARG(torch::Tensor, master);
+  TORCH_ARG(torch::Tensor, remainder);
+
+ public:
+  void serialize(torch::serialize::InputArchive& archive) override;
+  void serialize(torch::serialize::OutputArchive& archive) const override;
+
+  // For the optimizer: the clock that counts this parameter's steps, null before the first step.
+  const std::shared_ptr<const detail::StepClock>& clock() const { return clock_; }
+  void follow(std::shared_ptr<const detail::StepClock> clock) { clock_ = std::move(clock); }
+
+ private:
+  int64_t steps_ = 0;
+  std::shared_ptr<const detail::StepClock> clock_;
+};
+
+struct FusedAdamParamState : public FusedAdamStateFields {
+  std::unique_ptr<torch::optim::OptimizerParamState> clone() const override {
+    return std::make_unique<FusedAdamParamState>(*this);
+  }
+};
+
+struct FusedAdamWParamState : public FusedAdamStateFields {
+  std::unique_ptr<torch::optim::OptimizerParamState> clone() const override {
+    return std::make_unique<FusedAdamWParamState>(*this);
+  }
+};
+
+}  // namespace pacer

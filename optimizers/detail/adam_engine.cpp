@@ -1,0 +1,238 @@
+#include <pacer/optimizers/detail/adam_engine.h>
+
+#include <map>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/DeviceGuard.h>
+
+#include <pacer/core/error.h>
+
+namespace pacer::detail {
+namespace {
+
+kernels::GradientCheck* check_of(const at::Tensor& tensor) {
+  return static_cast<kernels::GradientCheck*>(tensor.mutable_data_ptr());
+}
+
+// Memory in which the kernel can read the gradient in the parameter's order.
+bool needs_dense_gradient(const AdamEntry& entry, const at::Tensor& gradient) {
+  return !same_layout(gradient, entry.memory());
+}
+
+}  // namespace
+
+void AdamEngine::read_settings(const Groups& groups) {
+  settings_.clear();
+  for (const auto& group : groups) settings_.push_back(flavour_->settings(group.options()));
+  for (size_t g = 1; g < settings_.size(); ++g) {
+    require(settings_[g].finite_check == settings_[0].finite_check, flavour_->name, ": finite_check is ",
+            settings_[0].finite_check ? "on" : "off", " in group 0 and ", settings_[g].finite_check ? "on" : "off",
+            " in group ", g, "; it covers the whole step, so set it alike in all groups");
+  }
+  finite_check_ = !settings_.empty() && settings_[0].finite_check;
+}
+
+bool AdamEngine::plan_fits(const Groups& groups, const States& states) {
+  if (groups.size() != group_sizes_.size()) return false;
+  size_t m = 0;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const auto& parameters = groups[g].params();
+    if (parameters.size() != group_sizes_[g]) return false;
+    for (const at::Tensor& parameter : parameters) {
+      const Member& member = members_[m++];
+      if (parameter.unsafeGetTensorImpl() != member.tensor) return false;
+      const at::Tensor& gradient = parameter.grad();
+      if (member.entry < 0) {
+        if (gradient.defined()) return false;
+        continue;
+      }
+      const auto i = static_cast<size_t>(member.entry);
+      AdamEntry& entry = entries_[i];
+      const auto state = states.find(parameter.unsafeGetTensorImpl());
+      if (state == states.end() || !entry.is_current(static_cast<const FusedAdamStateFields&>(*state->second))) {
+        return false;
+      }
+      if (entry.amsgrad != settings_[g].amsgrad ||
+          entry.storage != storage_for(parameter.scalar_type(), settings_[g].master_weights, settings_[g].rounding,
+                                       entry.name)) {
+        return false;
+      }
+      takes_part_[i] = gradient.defined();
+      if (gradient.defined()) check_gradient(parameter, gradient, entry.name);
+    }
+  }
+  return true;
+}
+
+void AdamEngine::add_entries(const Groups& groups, States& states, const ParameterNames& names) {
+  members_.clear();
+  entries_.clear();
+  takes_part_.clear();
+  int64_t first_element = 0;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const auto& parameters = groups[g].params();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const at::Tensor& parameter = parameters[i];
+      const at::Tensor& gradient = parameter.grad();
+      const auto state = states.find(parameter.unsafeGetTensorImpl());
+      members_.push_back({parameter.unsafeGetTensorImpl(), -1});
+      if (gradient.defined() || state != states.end()) {
+        AdamEntry entry;
+        entry.parameter = parameter;
+        entry.name = name_of(names, parameter, g, i);
+        entry.group = g;
+        entry.first_element = first_element;
+        entry.amsgrad = settings_[g].amsgrad;
+        entry.storage = storage_for(parameter.scalar_type(), settings_[g].master_weights, settings_[g].rounding,
+                                    entry.name);
+        if (gradient.defined()) check_gradient(parameter, gradient, entry.name);
+        if (state != states.end()) {
+          entry.state = static_cast<FusedAdamStateFields*>(state->second.get());
+          check_state(*entry.state, parameter, entry.name);
+        }
+        members_.back().entry = static_cast<int64_t>(entries_.size());
+        entries_.push_back(std::move(entry));
+        takes_part_.push_back(gradient.defined());
+      }
+      first_element += parameter.numel();
+    }
+  }
+}
+
+// Everything that can be wrong is found before the first state is created.
+void AdamEngine::plan(const Groups& groups, States& states, const ParameterNames& names) {
+  tables_.clear();
+  group_sizes_.clear();  // no plan fits until this one is complete
+  check_groups(groups, names);
+  add_entries(groups, states, names);
+  std::vector<MemoryRange> ranges;
+  std::vector<std::string> entry_names;
+  for (const AdamEntry& entry : entries_) {
+    ranges.push_back(memory_range(entry.parameter, entry_names.size(), /*written=*/true));
+    const at::Tensor& gradient = entry.parameter.grad();
+    if (gradient.defined()) ranges.push_back(memory_range(gradient, entry_names.size(), /*written=*/false));
+    entry_names.push_back(entry.name);
+  }
+  check_disjoint(ranges, entry_names);
+
+  const at::Device device = entries_.empty() ? device_ : entries_.front().parameter.device();
+  if (device != device_) {
+    check_ = at::Tensor();
+    device_ = device;
+  }
+  if (device_.is_cuda()) current_stream(device_);  // refuses in a build without CUDA
+  create_states(states);
+  build_tables();
+  for (const auto& group : groups) group_sizes_.push_back(group.params().size());
+}
+
+void AdamEngine::create_states(States& states) {
+  for (AdamEntry& entry : entries_) {
+    if (!entry.parameter.is_non_overlapping_and_dense()) {
+      entry.dense_parameter = at::empty(entry.parameter.sizes(), entry.parameter.options().requires_grad(false));
+    }
+    if (entry.state == nullptr) {
+      auto& state = states[entry.parameter.unsafeGetTensorImpl()];
+      state = flavour_->make_state();
+      entry.state = static_cast<FusedAdamStateFields*>(state.get());
+    }
+  }
+  prepare_state(entries_);
+}
+
+void AdamEngine::build_tables() {
+  std::map<std::pair<kernels::AdamStorage, bool>, size_t> table_of;
+  for (AdamEntry& entry : entries_) {
+    const auto [found, is_new] = table_of.emplace(std::make_pair(entry.storage, entry.amsgrad), tables_.size());
+    if (is_new) tables_.emplace_back(kernels::AdamLaunch{entry.storage, entry.amsgrad}, device_);
+    tables_[found->second].add(entry, found->second);
+    entry.remember();
+  }
+  int64_t units = 0;
+  for (AdamTable& table : tables_) {
+    table.build_tiles();
+    units += table.norm_units();
+  }
+  partials_ = at::empty({units}, at::TensorOptions().dtype(at::kDouble).device(device_));
+  if (!check_.defined()) {
+    check_ = at::zeros({sizeof(kernels::GradientCheck)}, at::TensorOptions().dtype(at::kByte).device(device_));
+  }
+}
+
+void AdamEngine::prepare_gradients() {
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    AdamEntry& entry = entries_[i];
+    const void* pointer = nullptr;
+    if (takes_part_[i]) {
+      const at::Tensor& gradient = entry.parameter.grad();
+      if (needs_dense_gradient(entry, gradient)) {
+        if (!entry.dense_gradient.defined()) {
+          entry.dense_gradient =
+              at::empty_strided(entry.memory().sizes(), entry.memory().strides(), gradient.options());
+        }
+        entry.dense_gradient.copy_(gradient);
+        pointer = entry.dense_gradient.const_data_ptr();
+      } else {
+        pointer = gradient.const_data_ptr();
+      }
+    }
+    tables_[entry.table].set_gradient(entry, pointer);
+  }
+}
+
+bool AdamEngine::gradients_are_finite() {
+  auto* partials = static_cast<double*>(partials_.mutable_data_ptr());
+  int64_t offset = 0;
+  for (AdamTable& table : tables_) {
+    table.sum_of_squares(partials + offset);
+    offset += table.norm_units();
+  }
+  kernels::GradientCheck* check = check_of(check_);
+  if (device_.is_cuda()) {
+    kernels::finish_check_cuda(partials, offset, check, current_stream(device_));
+    return true;  // only the device knows
+  }
+  kernels::finish_check_cpu(partials, offset, check);
+  return check->non_finite == 0;
+}
+
+void AdamEngine::copy_back() {
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    if (!takes_part_[i]) continue;
+    AdamEntry& entry = entries_[i];
+    if (entry.dense_parameter.defined()) {
+      entry.parameter.copy_(entry.dense_parameter);
+    } else {
+      entry.parameter.unsafeGetTensorImpl()->bump_version();
+    }
+    entry.remember_version();
+  }
+}
+
+void AdamEngine::step(Groups& groups, States& states, const ParameterNames& names) {
+  read_settings(groups);
+  if (!plan_fits(groups, states)) plan(groups, states, names);
+  if (entries_.empty()) return;
+  const c10::DeviceGuard guard(device_);
+  if (!slots_.fit(entries_, takes_part_)) slots_.assign(entries_, takes_part_, device_);
+  slots_.configure(settings_, entries_, takes_part_);
+  prepare_gradients();
+  if (finite_check_ && !gradients_are_finite()) return;
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    AdamEntry& entry = entries_[i];
+    if (!takes_part_[i]) continue;
+    if (entry.was_written()) follow_parameter(entry);
+    if (entry.dense_parameter.defined()) entry.dense_parameter.copy_(entry.parameter);
+  }
+  const void* scalars = slots_.advance(device_, finite_check_ ? &check_of(check_)->non_finite : nullptr);
+  for (AdamTable& table : tables_) table.step(scalars);
+  copy_back();
+}
+
+int64_t AdamEngine::skipped_steps() const {
+  return check_.defined() ? check_of(check_.cpu())->skipped_steps : 0;
+}
+
+}  // namespace pacer::detail

@@ -1,0 +1,168 @@
+#include <pacer/optimizers/detail/adam_entry.h>
+
+#include <map>
+
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+
+#include <pacer/core/error.h>
+#include <pacer/core/tile.h>
+
+namespace pacer::detail {
+namespace {
+
+using kernels::AdamStorage;
+
+constexpr int64_t kArenaAlignment = 128;  // elements
+
+using Getter = at::Tensor& (FusedAdamStateFields::*)();
+
+bool has_master(AdamStorage storage) {
+  return storage == AdamStorage::bf16_master || storage == AdamStorage::f16_master;
+}
+
+at::Tensor empty_in_layout_of(const at::Tensor& memory, at::ScalarType dtype) {
+  return at::empty_strided(memory.sizes(), memory.strides(), memory.options().dtype(dtype));
+}
+
+// The bits of the fp32 value whose rounded half and remainder are given, and back.
+at::Tensor join(const at::Tensor& rounded, const at::Tensor& remainder) {
+  const at::Tensor high = rounded.view(at::kShort).to(at::kInt).bitwise_left_shift(16);
+  return high.add(remainder.to(at::kInt)).view(at::kFloat);
+}
+
+// One arena per dtype for all entries that lack the field; each gets a view in its own layout.
+void create_missing(std::vector<AdamEntry*>& entries, Getter field, at::ScalarType dtype) {
+  if (entries.empty()) return;
+  int64_t elements = 0;
+  for (const AdamEntry* entry : entries) elements += round_up(entry->parameter.numel(), kArenaAlignment);
+  const at::Tensor arena =
+      at::zeros({elements}, entries.front()->parameter.options().dtype(dtype).requires_grad(false));
+  int64_t offset = 0;
+  for (AdamEntry* entry : entries) {
+    const at::Tensor& memory = entry->memory();
+    (entry->state->*field)() = arena.as_strided(memory.sizes(), memory.strides(), offset);
+    offset += round_up(memory.numel(), kArenaAlignment);
+  }
+}
+
+void convert_to_layout(at::Tensor& tensor, const at::Tensor& memory, at::ScalarType dtype) {
+  if (tensor.scalar_type() == dtype && tensor.device() == memory.device() && same_layout(tensor, memory)) return;
+  at::Tensor converted = empty_in_layout_of(memory, dtype);
+  converted.copy_(tensor);
+  tensor = converted;
+}
+
+// Creates the field where missing (zeros), converts it where it does not fit. Returns the entries it created.
+template <class Needs, class DtypeOf>
+std::vector<AdamEntry*> prepare_field(std::vector<AdamEntry>& entries, Getter field, Needs needs, DtypeOf dtype_of) {
+  std::map<at::ScalarType, std::vector<AdamEntry*>> missing;
+  std::vector<AdamEntry*> created;
+  for (AdamEntry& entry : entries) {
+    if (!needs(entry)) continue;
+    at::Tensor& tensor = (entry.state->*field)();
+    if (tensor.defined()) {
+      convert_to_layout(tensor, entry.memory(), dtype_of(entry));
+    } else {
+      missing[dtype_of(entry)].push_back(&entry);
+      created.push_back(&entry);
+    }
+  }
+  for (auto& [dtype, group] : missing) create_missing(group, field, dtype);
+  return created;
+}
+
+// The new remainder keeps the fp32 value of a former master copy exactly.
+void remainder_from_master(AdamEntry& entry) {
+  const at::Tensor master = entry.state->master().to(entry.parameter.device()).to(at::kFloat).contiguous();
+  const at::Tensor bits = master.view(at::kInt);
+  const at::Tensor rounded = bits.add(0x8000).bitwise_right_shift(16).to(at::kShort).view(at::kBFloat16);
+  entry.state->remainder().copy_(bits.bitwise_and(0xFFFF).masked_fill(master.isnan(), 0));
+  entry.parameter.copy_(at::where(master.isnan(), master.to(at::kBFloat16), rounded));
+}
+
+}  // namespace
+
+bool AdamEntry::is_current(const FusedAdamStateFields& s) const {
+  const void* now[5] = {s.exp_avg().unsafeGetTensorImpl(), s.exp_avg_sq().unsafeGetTensorImpl(),
+                        s.max_exp_avg_sq().unsafeGetTensorImpl(), s.master().unsafeGetTensorImpl(),
+                        s.remainder().unsafeGetTensorImpl()};
+  for (int i = 0; i < 5; ++i) {
+    if (now[i] != state_tensors[i]) return false;
+  }
+  if (&s != state || parameter.const_data_ptr() != parameter_data) return false;
+  return dense_parameter.defined() ? parameter.sizes() == dense_parameter.sizes() : same_layout(parameter, s.exp_avg());
+}
+
+void AdamEntry::remember() {
+  parameter_data = parameter.const_data_ptr();
+  state_tensors[0] = state->exp_avg().unsafeGetTensorImpl();
+  state_tensors[1] = state->exp_avg_sq().unsafeGetTensorImpl();
+  state_tensors[2] = state->max_exp_avg_sq().unsafeGetTensorImpl();
+  state_tensors[3] = state->master().unsafeGetTensorImpl();
+  state_tensors[4] = state->remainder().unsafeGetTensorImpl();
+}
+
+at::ScalarType state_dtype(AdamStorage storage) {
+  if (storage == AdamStorage::f64) return at::kDouble;
+  return storage == AdamStorage::bf16 ? at::kBFloat16 : at::kFloat;
+}
+
+bool same_layout(const at::Tensor& a, const at::Tensor& b) {
+  if (a.sizes() != b.sizes()) return false;
+  for (int64_t d = 0; d < a.dim(); ++d) {
+    if (a.size(d) > 1 && a.stride(d) != b.stride(d)) return false;
+  }
+  return true;
+}
+
+void check_state(const FusedAdamStateFields& state, const at::Tensor& parameter, const std::string& name) {
+  const auto check = [&](const at::Tensor& tensor, const char* field) {
+    require(!tensor.defined() || tensor.sizes() == parameter.sizes(), "the state of parameter ", name, " has ", field,
+            " of shape ", tensor.sizes(), " but the parameter has ", parameter.sizes());
+  };
+  check(state.exp_avg(), "exp_avg");
+  check(state.exp_avg_sq(), "exp_avg_sq");
+  check(state.max_exp_avg_sq(), "max_exp_avg_sq");
+  check(state.master(), "master");
+  check(state.remainder(), "remainder");
+}
+
+void prepare_state(std::vector<AdamEntry>& entries) {
+  using Fields = FusedAdamStateFields;
+  const auto always = [](const AdamEntry&) { return true; };
+  const auto moments = [](const AdamEntry& e) { return state_dtype(e.storage); };
+  prepare_field(entries, &Fields::exp_avg, always, moments);
+  prepare_field(entries, &Fields::exp_avg_sq, always, moments);
+  prepare_field(entries, &Fields::max_exp_avg_sq, [](const AdamEntry& e) { return e.amsgrad; }, moments);
+
+  const auto masters = prepare_field(
+      entries, &Fields::master, [](const AdamEntry& e) { return has_master(e.storage); },
+      [](const AdamEntry&) { return at::kFloat; });
+  for (AdamEntry* entry : masters) {
+    const at::Tensor& remainder = entry->state->remainder();
+    entry->state->master().copy_(remainder.defined() && entry->parameter.scalar_type() == at::kBFloat16
+                                     ? join(entry->parameter, remainder.to(entry->parameter.device()))
+                                     : entry->parameter);
+  }
+  const auto remainders = prepare_field(
+      entries, &Fields::remainder, [](const AdamEntry& e) { return e.storage == AdamStorage::bf16_remainder; },
+      [](const AdamEntry&) { return at::kShort; });
+  for (AdamEntry* entry : remainders) {
+    if (entry->state->master().defined()) remainder_from_master(*entry);
+  }
+  for (AdamEntry& entry : entries) {
+    if (!has_master(entry.storage)) entry.state->master(at::Tensor());
+    if (entry.storage != AdamStorage::bf16_remainder) entry.state->remainder(at::Tensor());
+  }
+}
+
+void follow_parameter(AdamEntry& entry) {
+  if (!has_master(entry.storage)) return;
+  at::Tensor& master = entry.state->master();
+  const at::Tensor differs = master.to(entry.parameter.scalar_type()).ne(entry.parameter);
+  master.copy_(at::where(differs, entry.parameter.to(at::kFloat), master));
+}
+
+}  // namespace pacer::detail

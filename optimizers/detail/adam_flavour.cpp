@@ -1,0 +1,81 @@
+#include <pacer/optimizers/detail/adam_flavour.h>
+
+#include <cmath>
+
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+
+#include <pacer/core/error.h>
+
+namespace pacer::detail {
+namespace {
+
+void check_at_least_zero(const char* optimizer, const char* option, double value) {
+  require(std::isfinite(value) && value >= 0, optimizer, ": ", option, " must be a finite number >= 0, not ", value);
+}
+
+void check_beta(const char* optimizer, const char* option, double value) {
+  require(value >= 0 && value < 1, optimizer, ": ", option, " must be in [0, 1), not ", value);
+}
+
+template <class Options>
+AdamGroupSettings read_settings(const char* optimizer, const Options& options, kernels::WeightDecay decay_mode) {
+  check_at_least_zero(optimizer, "lr", options.lr());
+  check_beta(optimizer, "the first beta", std::get<0>(options.betas()));
+  check_beta(optimizer, "the second beta", std::get<1>(options.betas()));
+  check_at_least_zero(optimizer, "eps", options.eps());
+  check_at_least_zero(optimizer, "weight_decay", options.weight_decay());
+  require(options.rounding() == Rounding::nearest || options.master_weights() == MasterWeights::none, optimizer,
+          ": stochastic rounding is for bf16 parameters without master weights; set "
+          "master_weights(MasterWeights::none) as well, or leave rounding at nearest");
+  AdamGroupSettings settings;
+  settings.kernel.learning_rate = options.lr();
+  settings.kernel.beta1 = std::get<0>(options.betas());
+  settings.kernel.beta2 = std::get<1>(options.betas());
+  settings.kernel.epsilon = options.eps();
+  settings.kernel.weight_decay = options.weight_decay();
+  settings.kernel.decay_mode = options.weight_decay() == 0 ? kernels::WeightDecay::none : decay_mode;
+  settings.kernel.bias_correction = options.bias_correction();
+  settings.kernel.seed = options.seed();
+  settings.amsgrad = options.amsgrad();
+  settings.finite_check = options.finite_check();
+  settings.master_weights = options.master_weights();
+  settings.rounding = options.rounding();
+  return settings;
+}
+
+template <class Options, class TorchOptions>
+std::unique_ptr<torch::optim::OptimizerOptions> adopt(const torch::optim::OptimizerOptions& options) {
+  if (const auto* own = dynamic_cast<const Options*>(&options)) return std::make_unique<Options>(*own);
+  if (const auto* other = dynamic_cast<const TorchOptions*>(&options)) return std::make_unique<Options>(*other);
+  return nullptr;
+}
+
+template <class Options>
+bool owns(const torch::optim::OptimizerOptions& options) {
+  return dynamic_cast<const Options*>(&options) != nullptr;
+}
+
+template <class State>
+std::unique_ptr<torch::optim::OptimizerParamState> make_state() {
+  return std::make_unique<State>();
+}
+
+}  // namespace
+
+const AdamFlavour kAdamFlavour = {
+    "FusedAdam", owns<FusedAdamOptions>, adopt<FusedAdamOptions, torch::optim::AdamOptions>,
+    [](const torch::optim::OptimizerOptions& options) {
+      return read_settings("FusedAdam", static_cast<const FusedAdamOptions&>(options), kernels::WeightDecay::l2);
+    },
+    make_state<FusedAdamParamState>};
+
+const AdamFlavour kAdamWFlavour = {
+    "FusedAdamW", owns<FusedAdamWOptions>, adopt<FusedAdamWOptions, torch::optim::AdamWOptions>,
+    [](const torch::optim::OptimizerOptions& options) {
+      return read_settings("FusedAdamW", static_cast<const FusedAdamWOptions&>(options),
+                           kernels::WeightDecay::decoupled);
+    },
+    make_state<FusedAdamWParamState>};
+
+}  // namespace pacer::detail

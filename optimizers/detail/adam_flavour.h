@@ -1,0 +1,39 @@
+// What tells FusedAdam from FusedAdamW: names, option and state types, and where weight decay enters. Everything else
+// is shared, so the engine asks this small table instead of being a template.
+#pragma once
+
+#include <memory>
+
+#include <torch/optim/optimizer.h>
+
+#include <pacer/kernels/math/adam.h>
+#include <pacer/optimizers/adam_options.h>
+#include <pacer/optimizers/adam_param_state.h>
+
+namespace pacer::detail {
+
+// Validated options of one parameter group.
+struct AdamGroupSettings {
+  kernels::AdamSettings kernel;
+  bool amsgrad = false;
+  bool finite_check = false;
+  MasterWeights master_weights = MasterWeights::automatic;
+  Rounding rounding = Rounding::nearest;
+};
+
+struct AdamFlavour {
+  const char* name;
+  // True for options of this optimizer's own type.
+  bool (*owns)(const torch::optim::OptimizerOptions& options);
+  // A copy of the options as this optimizer's own type, converted if they are the torch optimizer's; null if they are
+  // neither.
+  std::unique_ptr<torch::optim::OptimizerOptions> (*adopt)(const torch::optim::OptimizerOptions& options);
+  // Options of this optimizer's own type, checked: throws InvalidArgument naming option, value and range.
+  AdamGroupSettings (*settings)(const torch::optim::OptimizerOptions& options);
+  std::unique_ptr<torch::optim::OptimizerParamState> (*make_state)();
+};
+
+extern const AdamFlavour kAdamFlavour;
+extern const AdamFlavour kAdamWFlavour;
+
+}  // namespace pacer::detail

@@ -1,0 +1,108 @@
+#include <pacer/optimizers/detail/adam_table.h>
+
+#include <algorithm>
+
+#include <ATen/Parallel.h>
+
+#include <pacer/core/reduction_order.h>
+
+namespace pacer::detail {
+namespace {
+
+using kernels::AdamStorage;
+
+void* pointer_of(const at::Tensor& tensor) { return tensor.defined() ? tensor.mutable_data_ptr() : nullptr; }
+
+kernels::GradientType gradient_type(AdamStorage storage) {
+  if (storage == AdamStorage::f64) return kernels::GradientType::f64;
+  if (storage == AdamStorage::f32) return kernels::GradientType::f32;
+  return storage == AdamStorage::f16_master ? kernels::GradientType::f16 : kernels::GradientType::bf16;
+}
+
+// Runs `work(tile)` over all tiles on LibTorch's threads, in shares of at least a full tile's elements.
+template <class Work>
+void for_each_tile(const std::vector<Tile>& tiles, const Work& work) {
+  int64_t elements = 1;
+  for (const Tile& tile : tiles) elements += tile.count;
+  const auto count = static_cast<int64_t>(tiles.size());
+  const int64_t share = std::max<int64_t>(1, kReductionUnit * count / elements);
+  at::parallel_for(0, count, share, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) work(i);
+  });
+}
+
+}  // namespace
+
+void AdamTable::add(AdamEntry& entry, size_t table) {
+  entry.table = table;
+  entry.position = counts_.size();
+  const FusedAdamStateFields& state = *entry.state;
+  kernels::AdamTensor tensor{};
+  tensor.parameter = pointer_of(entry.memory());
+  tensor.exp_avg = pointer_of(state.exp_avg());
+  tensor.exp_avg_sq = pointer_of(state.exp_avg_sq());
+  tensor.max_exp_avg_sq = launch_.amsgrad ? pointer_of(state.max_exp_avg_sq()) : nullptr;
+  tensor.extra = pointer_of(state.master().defined() ? state.master() : state.remainder());
+  tensor.first_element = entry.first_element;
+  tensors_.host().push_back(tensor);
+  gradients_.host().push_back({nullptr, 0});
+  counts_.push_back(entry.parameter.numel());
+}
+
+void AdamTable::build_tiles() {
+  units_.host() = make_tiles(counts_, kReductionUnit);
+  if (device_.is_cpu()) return;  // the units serve as tiles
+  tiles_.host() = make_tiles(counts_, kernels::adam_cuda_block_tile(launch_.storage));
+  sort_tiles_by_size();
+}
+
+void AdamTable::sort_tiles_by_size() {
+  const int64_t warp_tile = kernels::adam_cuda_warp_tile(launch_.storage);
+  const auto first_small = std::stable_partition(tiles_.host().begin(), tiles_.host().end(),
+                                                 [&](const Tile& tile) { return tile.count > warp_tile; });
+  block_tiles_ = first_small - tiles_.host().begin();
+}
+
+void AdamTable::set_gradient(const AdamEntry& entry, const void* gradient) {
+  kernels::AdamGradient& current = gradients_.host()[entry.position];
+  if (current.gradient == gradient && current.scalars == entry.slot) return;
+  current = {gradient, entry.slot};
+  gradients_.mark_changed();
+}
+
+void AdamTable::sum_of_squares(double* partials) {
+  const kernels::GradientType type = gradient_type(launch_.storage);
+  gradients_.send(device_);
+  units_.send(device_);
+  if (device_.is_cuda()) {
+    kernels::sum_of_squares_cuda(type, units_.pointer(), norm_units(), gradients_.pointer(), partials,
+                                 current_stream(device_));
+    return;
+  }
+  const size_t element_size = type == kernels::GradientType::f64 ? 8 : type == kernels::GradientType::f32 ? 4 : 2;
+  for_each_tile(units_.host(), [&](int64_t i) {
+    const Tile& unit = units_.host()[i];
+    const auto* gradient = static_cast<const char*>(gradients_.host()[unit.tensor].gradient);
+    partials[i] =
+        gradient == nullptr
+            ? 0.0
+            : kernels::sum_of_squares_cpu(type, gradient + unit.offset * static_cast<int64_t>(element_size), unit.count);
+  });
+}
+
+void AdamTable::step(const void* scalars) {
+  if (device_.is_cuda()) {
+    tensors_.send(device_);
+    gradients_.send(device_);
+    tiles_.send(device_);
+    const auto tiles = static_cast<int64_t>(tiles_.host().size());
+    kernels::adam_cuda(launch_, {tiles_.pointer(), block_tiles_, tiles - block_tiles_}, tensors_.pointer(),
+                       gradients_.pointer(), scalars, current_stream(device_));
+    return;
+  }
+  for_each_tile(units_.host(), [&](int64_t i) {
+    kernels::adam_cpu(launch_, units_.host()[i], tensors_.host().data(), gradients_.host().data(), scalars);
+  });
+}
+
+}  // namespace pacer::detail

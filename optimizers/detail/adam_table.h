@@ -1,0 +1,51 @@
+// All parameters of one dtype set as the kernels take them: pointers, gradients and tiles, on the CPU or sent to the
+// GPU. The table depends on the set of parameters only; which of them take part in a step, and with which scalars, is
+// in the small gradient array.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <pacer/kernels/adam.h>
+#include <pacer/kernels/norm.h>
+#include <pacer/optimizers/detail/adam_entry.h>
+#include <pacer/optimizers/detail/device_buffer.h>
+
+namespace pacer::detail {
+
+class AdamTable {
+ public:
+  AdamTable(kernels::AdamLaunch launch, at::Device device) : launch_(launch), device_(device) {}
+
+  kernels::AdamLaunch launch() const { return launch_; }
+
+  // Adds a prepared entry and writes down where it sits. All entries are added before the first step.
+  void add(AdamEntry& entry, size_t table);
+  void build_tiles();
+
+  // Null leaves the parameter out of the step.
+  void set_gradient(const AdamEntry& entry, const void* gradient);
+
+  // Number of partial sums of the norm, and their computation into partials[0 ... norm_units()).
+  int64_t norm_units() const { return static_cast<int64_t>(units_.host().size()); }
+  void sum_of_squares(double* partials);
+
+  // Updates every tensor whose gradient is set. `scalars` are host or device memory, as the device is.
+  void step(const void* scalars);
+
+ private:
+  void sort_tiles_by_size();
+
+  kernels::AdamLaunch launch_;
+  at::Device device_;
+  std::vector<int64_t> counts_;
+  DeviceBuffer<kernels::AdamTensor> tensors_;
+  DeviceBuffer<kernels::AdamGradient> gradients_;
+  DeviceBuffer<Tile> tiles_;
+  DeviceBuffer<Tile> units_;
+  int64_t block_tiles_ = 0;
+};
+
+}  // namespace pacer::detail

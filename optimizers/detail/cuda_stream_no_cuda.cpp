@@ -1,0 +1,14 @@
+#include <pacer/core/error.h>
+#include <pacer/optimizers/detail/cuda_stream.h>
+
+namespace pacer::detail {
+
+kernels::Stream current_stream(c10::Device device) {
+  throw Unavailable(concatenate("a parameter is on ", device,
+                                ", but this pacer was built without CUDA: configure it with -DPACER_CUDA=ON (a CUDA "
+                                "toolkit is needed) or move the parameters to the CPU"));
+}
+
+bool is_capturing(c10::Device device) { return current_stream(device) != nullptr; }
+
+}  // namespace pacer::detail

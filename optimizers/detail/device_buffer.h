@@ -1,0 +1,54 @@
+// A host array that kernels read: where the device is the CPU the array itself, on CUDA a copy in device memory that is
+// sent through pinned memory, without synchronising, whenever the host array changed.
+#pragma once
+
+#include <cstring>
+#include <type_traits>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include <pacer/core/error.h>
+#include <pacer/optimizers/detail/cuda_stream.h>
+
+namespace pacer::detail {
+
+template <class T>
+class DeviceBuffer {
+  static_assert(std::is_trivially_copyable_v<T>);
+
+ public:
+  std::vector<T>& host() { return host_; }
+  const std::vector<T>& host() const { return host_; }
+
+  // Must be called after every change of the host array, before pointer().
+  void mark_changed() { changed_ = true; }
+
+  // Sends the host array where it changed.
+  void send(at::Device device) {
+    if (!changed_ || device.is_cpu()) return;
+    require<Error>(!is_capturing(device),
+                   "the optimizer's tables changed while a CUDA graph is captured (new gradient addresses, options or "
+                   "parameters): take one step with the same gradients before the capture");
+    const auto bytes = static_cast<int64_t>(host_.size() * sizeof(T));
+    if (!device_.defined() || device_.numel() != bytes || device_.device() != device) {
+      device_ = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
+    }
+    at::Tensor pinned = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).pinned_memory(true));
+    if (bytes > 0) std::memcpy(pinned.mutable_data_ptr(), host_.data(), static_cast<size_t>(bytes));
+    device_.copy_(pinned, /*non_blocking=*/true);
+    changed_ = false;
+  }
+
+  const T* pointer() const {
+    return device_.defined() ? static_cast<const T*>(device_.const_data_ptr()) : host_.data();
+  }
+
+ private:
+  std::vector<T> host_;
+  at::Tensor device_;
+  bool changed_ = true;
+};
+
+}  // namespace pacer::detail

@@ -1,0 +1,103 @@
+#include <pacer/optimizers/detail/parameter_check.h>
+
+#include <algorithm>
+#include <optional>
+#include <unordered_set>
+
+#include <ATen/MemoryOverlap.h>
+#include <torch/optim/optimizer.h>
+
+#include <pacer/core/error.h>
+
+namespace pacer::detail {
+
+std::string name_of(const ParameterNames& names, const at::Tensor& parameter, size_t group, size_t index) {
+  const auto found = names.find(parameter.unsafeGetTensorImpl());
+  return found != names.end() ? found->second : std::to_string(group) + "." + std::to_string(index);
+}
+
+void check_parameter(const at::Tensor& parameter, const std::string& name) {
+  require(parameter.defined(), "parameter ", name, " is undefined");
+  require(parameter.layout() == at::kStrided, "parameter ", name, " is ", parameter.layout(),
+          ", but fused optimizers need dense (strided) parameters");
+  const at::ScalarType dtype = parameter.scalar_type();
+  require(dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16 || dtype == at::kHalf, "parameter ",
+          name, " has dtype ", dtype, "; supported are float, double, bfloat16 and half");
+  require(parameter.device().is_cpu() || parameter.device().is_cuda(), "parameter ", name, " is on ",
+          parameter.device(), "; supported are the CPU and CUDA devices");
+  require(at::has_internal_overlap(parameter) != at::MemOverlap::Yes, "parameter ", name,
+          " holds several elements in one memory location (an expanded tensor?); pass a clone");
+}
+
+void check_groups(const std::vector<torch::optim::OptimizerParamGroup>& groups, const ParameterNames& names) {
+  std::unordered_map<const void*, std::string> seen;
+  std::optional<std::pair<at::Device, std::string>> first;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const auto& parameters = groups[g].params();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const std::string name = name_of(names, parameters[i], g, i);
+      check_parameter(parameters[i], name);
+      const auto [earlier, is_new] =
+          seen.emplace(parameters[i].unsafeGetTensorImpl(), std::to_string(g) + "." + std::to_string(i));
+      require(is_new, "parameter ", name, " is given twice, at ", earlier->second, " and at ", g, ".", i,
+              "; pass each tensor once (tied weights, too)");
+      const at::Device device = parameters[i].device();
+      if (!first) first.emplace(device, name);
+      require(device == first->first, "parameter ", name, " is on ", device, " but ", first->second, " is on ",
+              first->first, "; make one optimizer per device or move the model as a whole");
+    }
+  }
+}
+
+void check_gradient(const at::Tensor& parameter, const at::Tensor& gradient, const std::string& name) {
+  require(gradient.layout() == at::kStrided, "the gradient of parameter ", name, " is ", gradient.layout(),
+          "; fused optimizers do not support sparse gradients, use dense ones");
+  require(gradient.scalar_type() == parameter.scalar_type(), "the gradient of parameter ", name, " has dtype ",
+          gradient.scalar_type(), " but the parameter has ", parameter.scalar_type(),
+          "; clear gradients after changing a parameter's dtype");
+  require(gradient.device() == parameter.device(), "the gradient of parameter ", name, " is on ", gradient.device(),
+          " but the parameter is on ", parameter.device(), "; clear gradients after moving a parameter");
+  require(gradient.sizes() == parameter.sizes(), "the gradient of parameter ", name, " has shape ", gradient.sizes(),
+          " but the parameter has ", parameter.sizes());
+}
+
+kernels::AdamStorage storage_for(at::ScalarType dtype, MasterWeights master_weights, Rounding rounding,
+                                 const std::string& name) {
+  using kernels::AdamStorage;
+  if (dtype == at::kDouble) return AdamStorage::f64;
+  if (dtype == at::kFloat) return AdamStorage::f32;
+  if (dtype == at::kHalf) {
+    require(master_weights == MasterWeights::automatic || master_weights == MasterWeights::fp32, "parameter ", name,
+            " is fp16, which needs MasterWeights::fp32 (or automatic): its range is too small to go without");
+    return AdamStorage::f16_master;
+  }
+  if (master_weights == MasterWeights::fp32) return AdamStorage::bf16_master;
+  if (master_weights != MasterWeights::none) return AdamStorage::bf16_remainder;
+  return rounding == Rounding::stochastic ? AdamStorage::bf16_stochastic : AdamStorage::bf16;
+}
+
+MemoryRange memory_range(const at::Tensor& tensor, size_t parameter, bool written) {
+  const char* begin = static_cast<const char*>(tensor.const_data_ptr());
+  int64_t extent = tensor.numel() == 0 ? 0 : 1;
+  for (int64_t d = 0; d < tensor.dim() && extent != 0; ++d) extent += (tensor.size(d) - 1) * tensor.stride(d);
+  return {begin, begin + extent * static_cast<int64_t>(tensor.element_size()), parameter, written};
+}
+
+void check_disjoint(std::vector<MemoryRange>& ranges, const std::vector<std::string>& names) {
+  ranges.erase(std::remove_if(ranges.begin(), ranges.end(), [](const auto& r) { return r.begin == r.end; }),
+               ranges.end());
+  std::sort(ranges.begin(), ranges.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });
+  const auto check = [&](const MemoryRange& a, const MemoryRange& b) {
+    require(a.parameter == b.parameter || !(a.written || b.written), "parameters ", names[a.parameter], " and ",
+            names[b.parameter], " share memory (one's value or gradient lies inside the other); pass a clone of one");
+  };
+  std::vector<MemoryRange> open;
+  for (const MemoryRange& range : ranges) {
+    open.erase(std::remove_if(open.begin(), open.end(), [&](const auto& r) { return r.end <= range.begin; }),
+               open.end());
+    for (const MemoryRange& earlier : open) check(earlier, range);
+    open.push_back(range);
+  }
+}
+
+}  // namespace pacer::detail

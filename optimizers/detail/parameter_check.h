@@ -1,0 +1,53 @@
+// What a fused optimizer asks of parameters and gradients, checked before anything is written. Every failure is an
+// InvalidArgument that names the parameter.
+#pragma once
+
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <pacer/kernels/math/adam_storage.h>
+#include <pacer/optimizers/adam_options.h>
+
+namespace torch::optim {
+class OptimizerParamGroup;
+}
+
+namespace pacer::detail {
+
+// Names by TensorImpl, in the order of registration.
+using ParameterNames = std::unordered_map<const void*, std::string>;
+
+// The given name, else "group.index".
+std::string name_of(const ParameterNames& names, const at::Tensor& parameter, size_t group, size_t index);
+
+// A strided CPU or CUDA tensor of fp64, fp32, bf16 or fp16 that does not overlap itself.
+void check_parameter(const at::Tensor& parameter, const std::string& name);
+
+// Every parameter is defined and sound, none is given twice, all are on one device.
+void check_groups(const std::vector<torch::optim::OptimizerParamGroup>& groups, const ParameterNames& names);
+
+// Dense, and of the parameter's shape, dtype and device.
+void check_gradient(const at::Tensor& parameter, const at::Tensor& gradient, const std::string& name);
+
+// The dtype set for a parameter; throws where the options do not fit its dtype.
+kernels::AdamStorage storage_for(at::ScalarType dtype, MasterWeights master_weights, Rounding rounding,
+                                 const std::string& name);
+
+// A piece of memory a parameter is written through or its gradient is read through.
+struct MemoryRange {
+  const char* begin;
+  const char* end;
+  size_t parameter;  // position in the optimizer
+  bool written;
+};
+
+// The bytes between the first and the last element; empty for an empty tensor.
+MemoryRange memory_range(const at::Tensor& tensor, size_t parameter, bool written);
+
+// No written range touches a range of another parameter. Reorders `ranges`. `names[i]`: name of parameter i.
+void check_disjoint(std::vector<MemoryRange>& ranges, const std::vector<std::string>& names);
+
+}  // namespace pacer::detail

@@ -1,0 +1,7 @@
+// Everything of optimizers: torch::optim::Optimizer subclasses over the kernels.
+#pragma once
+
+#include <pacer/optimizers/adam_options.h>
+#include <pacer/optimizers/adam_param_state.h>
+#include <pacer/optimizers/fused_adam.h>
+#include <pacer/optimizers/named_parameters.h>

@@ -1,0 +1,6 @@
+// Everything of pacer.
+#pragma once
+
+#include <pacer/core/core.h>
+#include <pacer/kernels/kernels.h>
+#include <pacer/optimizers/optimizers.h>

@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# run.sh CASE SOURCE BUILD WORK LIBTORCH WITH_CUDA: uses pacer as another project would.
+#   find_package      installs BUILD, then builds and runs a project that finds it, without nvcc
+#   other_torch       that project is told, in one sentence, that another LibTorch does not fit
+#   add_subdirectory  builds and runs a project that contains pacer, here as shared libraries
+set -euo pipefail
+kind=$1 source=$2 build=$3 work=$4 libtorch=$5 with_cuda=$6
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+rm -rf "$work"
+mkdir -p "$work"
+
+fail() {
+  echo "$1"
+  exit 1
+}
+
+# configure PROJECT [ARGUMENT...]
+configure() {
+  local project=$1
+  shift
+  cmake -S "$here/$project" -B "$work/build" -G Ninja -DCMAKE_CXX_FLAGS="-O0 -Wall -Wextra -Werror" "$@"
+}
+
+build_and_run() {
+  cmake --build "$work/build" --parallel 2
+  "$work/build/consumer"
+}
+
+install() { cmake --install "$build" --prefix "$work/installed" >"$work/install.log"; }
+
+case $kind in
+  find_package)
+    install
+    mv "$work/installed" "$work/moved"  # an installation may be moved
+    # A compiler that cannot run: nothing may ask for nvcc.
+    CUDACXX=/bin/false configure find_package -Dpacer_ROOT="$work/moved" | tee "$work/log"
+    grep -q "PACER_WITH_CUDA=$with_cuda" "$work/log" || fail "The package does not say that it has CUDA: $with_cuda."
+    ! grep -q "CMAKE_CUDA_COMPILER:" "$work/build/CMakeCache.txt" || fail "The consumer had to enable CUDA."
+    ! find "$work/moved/include" -path '*detail*' | grep . || fail "Private headers were installed."
+    build_and_run
+    ;;
+  other_torch)
+    install
+    other=$work/torch/include/torch/headeronly
+    mkdir -p "$other" "$work/torch/share/cmake/Caffe2"
+    printf '#define TORCH_VERSION_%s\n' 'MAJOR 2' 'MINOR 12' 'PATCH 0' >"$other/version.h"
+    : >"$work/torch/share/cmake/Caffe2/Caffe2Targets.cmake"
+    ! configure find_package -Dpacer_ROOT="$work/installed" -DTorch_DIR="$work/torch/share/cmake/Torch" \
+      >"$work/log" 2>&1 || fail "LibTorch 2.12 was accepted."
+    tr -s '\n ' ' ' <"$work/log" | grep -o "pacer: this is made for LibTorch 2.11, but [^ ]* holds version 2.12.0;.*Torch_DIR\." ||
+      fail "The refusal is not the expected sentence: $(cat "$work/log")"
+    ;;
+  add_subdirectory)
+    configure add_subdirectory -DPACER_SOURCE_DIR="$source" -DTorch_DIR="$libtorch/share/cmake/Torch" \
+      -DBUILD_SHARED_LIBS=ON -DPACER_CUDA=OFF -DPACER_UNITY=ON
+    build_and_run
+    ;;
+esac
+rm -rf "$work"

@@ -1,0 +1,72 @@
+#!/usr/bin/env python3
+"""Compiles every header of the library folders alone, so that each includes what it needs.
+
+check_headers.py --root ROOT --work FOLDER -- COMPILER [FLAG...]
+check_headers.py --self-test --work FOLDER -- COMPILER [FLAG...]     expects a header that lacks an include to be noticed
+"""
+import argparse
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+LIBRARY = ("core", "kernels", "collectives", "optimizers", "schedulers")
+
+
+def compile_alone(work, compiler, header, extra=()):
+    """The compiler's complaint, or nothing. -c and a file rather than -fsyntax-only, so that ccache can help."""
+    name = "".join(c if c.isalnum() else "_" for c in header + "".join(extra))
+    source = work / f"{name}.cpp"
+    text = f"#include <{header}>\n"
+    if not source.exists() or source.read_text() != text:
+        source.write_text(text)
+    command = [*compiler, *extra, "-c", str(source), "-o", str(source.with_suffix(".o"))]
+    run = subprocess.run(command, capture_output=True, text=True)
+    return f"<{header}> does not compile alone:\n{run.stderr}" if run.returncode else ""
+
+
+def check(root, work, compiler):
+    headers = ["pacer.h"] if (root / "pacer.h").exists() else []
+    for folder in LIBRARY:
+        headers += sorted(str(path.relative_to(root)) for path in (root / folder).rglob("*.h"))
+    jobs = [(f"pacer/{header}", ("-std=c++17",)) for header in headers]
+    jobs += [("pacer/pacer.h", ("-std=c++20",))] if headers[:1] == ["pacer.h"] else []
+    jobs.sort(key=lambda job: "optimizers" not in job[0])  # the slow ones first
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        problems = list(pool.map(lambda job: compile_alone(work, compiler, *job), jobs))
+    print(f"{len(jobs)} headers compiled")
+    return [problem for problem in problems if problem]
+
+
+def self_test(work, compiler):
+    folder = work / "pacer" / "core"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "broken.h").write_text("#pragma once\ninline std::string broken() { return {}; }\n")
+    (folder / "fine.h").write_text("#pragma once\n#include <string>\ninline std::string fine() { return {}; }\n")
+    compiler = [*compiler, f"-I{work}"]
+    problems = []
+    if not compile_alone(work, compiler, "pacer/core/broken.h"):
+        problems.append("a header without its include was not noticed")
+    return problems + [compile_alone(work, compiler, "pacer/core/fine.h")]
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--root", type=Path)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--self-test", action="store_true")
+    parser.add_argument("compiler", nargs="+")
+    given = parser.parse_args()
+    given.work.mkdir(parents=True, exist_ok=True)
+    if given.self_test:
+        problems = self_test(given.work, given.compiler)
+    else:
+        problems = check(given.root, given.work, given.compiler)
+    for problem in filter(None, problems):
+        print(problem)
+    return 1 if any(problems) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

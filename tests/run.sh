@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# Sets up, builds and runs every test that this machine can run. The last line is "N passed, N failed, N skipped".
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+usage() {
+  cat <<'END'
+Usage: tests/run.sh [option...]
+  --filter TEXT   only test cases whose name contains TEXT (and scripts whose name matches it)
+  --long          run the randomized tests for longer (sets PACER_TEST_LONG=1)
+  --preset NAME   release (default), debug, ci, asan or tsan; the build is in build/NAME
+  --help          this text
+Environment:
+  PACER_CUDA=AUTO|ON|OFF   whether to build the CUDA parts
+  PACER_DEPS=FOLDER        unpacked Debian packages with headers that the system lacks
+  Torch_DIR=FOLDER         use this LibTorch
+END
+}
+
+wrong() {
+  echo "tests/run.sh: $1; see tests/run.sh --help" >&2
+  exit 2
+}
+
+filter='' preset=release
+while (($#)); do
+  case $1 in
+    --filter | --preset) (($# > 1)) || wrong "$1 needs a value" ;;&
+    --filter) filter=$2 && shift 2 ;;
+    --preset) preset=$2 && shift 2 ;;
+    --long) export PACER_TEST_LONG=1 && shift ;;
+    --help) usage && exit ;;
+    *) wrong "unknown option $1" ;;
+  esac
+done
+case $preset in
+  release | debug | ci | asan | tsan) ;;
+  *) wrong "unknown preset $preset" ;;
+esac
+
+started=$SECONDS
+cmake/build.sh "$preset" all || {
+  status=$?
+  echo "The build failed, so no test ran." >&2
+  echo "0 passed, 1 failed, 0 skipped"
+  exit $status
+}
+
+printf '\n== test\n'
+results=$PWD/build/$preset/results.xml
+rm -f "$results"
+select=()
+if [[ -n $filter ]]; then
+  export PACER_TEST_FILTER=$filter
+  select=(--tests-regex "^cases\.|$filter")
+fi
+status=0
+ctest --test-dir "build/$preset" --output-on-failure --parallel "$(nproc)" "${select[@]}" \
+  --output-junit "$results" --test-output-size-passed 10000000 --test-output-size-failed 10000000 || status=$?
+echo
+echo "$((SECONDS - started)) s in all"
+python3 tests/meta/summary.py "$results" tests || status=1
+exit "$status"
