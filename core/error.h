@@ -1,5 +1,6 @@
 // The error types of pacer. Each message is one sentence that says what happened, where, and what to do.
-// This header deliberately knows nothing of LibTorch: errors of the lower folders must be catchable without it.
+// This header deliberately knows nothing of LibTorch: errors of the lower folders must be catchable without
+// it.
 #pragma once
 
 #include <sstream>

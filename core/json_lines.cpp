@@ -62,7 +62,9 @@ JsonLine& JsonLine::add(std::string_view key, double value) {
   return add_text(key, std::string_view(digits.data(), static_cast<size_t>(result.ptr - digits.data())));
 }
 
-JsonLine& JsonLine::add(std::string_view key, std::string_view value) { return add_text(key, json_quote(value)); }
+JsonLine& JsonLine::add(std::string_view key, std::string_view value) {
+  return add_text(key, json_quote(value));
+}
 
 JsonLine& JsonLine::add_text(std::string_view key, std::string_view text) {
   const std::string quoted = json_quote(key);

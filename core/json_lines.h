@@ -1,6 +1,6 @@
 // JSON lines: one JSON object per line, the format of every log pacer writes. A small writer, no parser.
-// Numbers are written so that they read back to the same bits, whatever the locale. JSON has no words for NaN and
-// infinities; they become the strings "nan", "inf" and "-inf", so that a diverged run stays visible.
+// Numbers are written so that they read back to the same bits, whatever the locale. JSON has no words for NaN
+// and infinities; they become the strings "nan", "inf" and "-inf", so that a diverged run stays visible.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,9 @@
 
 namespace pacer {
 
-// One object under construction: JsonLine().add("step", 3).add("loss", 2.5).str() == R"({"step":3,"loss":2.5})".
-// Keys keep the order in which they were added; a repeated key throws InvalidArgument.
+// One object under construction: JsonLine().add("step", 3).add("loss", 2.5).str() ==
+// R"({"step":3,"loss":2.5})". Keys keep the order in which they were added; a repeated key throws
+// InvalidArgument.
 class JsonLine {
  public:
   JsonLine& add(std::string_view key, double value);

@@ -1,6 +1,6 @@
 // Philox4x32-10, the counter-based generator behind every random decision of pacer (Salmon et al., "Parallel
-// random numbers: as easy as 1, 2, 3", SC'11). A draw is a pure function of key and counter: there is no state
-// to save, and the CPU, the GPU and every rank see the same numbers.
+// random numbers: as easy as 1, 2, 3", SC'11). A draw is a pure function of key and counter: there is no
+// state to save, and the CPU, the GPU and every rank see the same numbers.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,8 @@ PACER_HOST_DEVICE PhiloxKey philox_key(uint64_t seed) {
   return {{static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)}};
 }
 
-// The counter of draw `index` at step `step`: {index low, index high, step mod 2^32, micro_step + 2^24 * stream}.
+// The counter of draw `index` at step `step`: {index low, index high, step mod 2^32, micro_step + 2^24 *
+// stream}.
 PACER_HOST_DEVICE PhiloxCounter philox_counter(uint64_t index, uint64_t step, uint32_t micro_step,
                                                RandomStream stream) {
   return {{static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), static_cast<uint32_t>(step),

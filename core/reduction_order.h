@@ -1,12 +1,13 @@
-// The one order in which pacer adds numbers. Floating-point addition is not associative, so a norm has the same
-// bits on CPU and GPU, for every grid, thread count and run only if the order of its additions is part of the
-// definition:
+// The one order in which pacer adds numbers. Floating-point addition is not associative, so a norm has the
+// same bits on CPU and GPU, for every grid, thread count and run only if the order of its additions is part
+// of the definition:
 //
 //   unit       kReductionUnit consecutive elements from the start of the reduced range, missing elements 0
 //   columns    inside a unit, column j adds the terms of elements j, j + kReductionColumns, ... in order
 //   fours      (c0 + c1) + (c2 + c3) of each four neighbouring columns
 //   fold       acc[i] += acc[i + h] for h = 256, 128, ... 1; acc[0] is the unit's partial sum
-//   partials   in double: column j of kPartialColumns adds partials j, j + kPartialColumns, ... and the same fold
+//   partials   in double: column j of kPartialColumns adds partials j, j + kPartialColumns, ... and the same
+//   fold
 //
 // Terms are accumulated with one fused multiply-add each (sum of squares: acc = fma(x, x, acc)).
 #pragma once
@@ -15,9 +16,9 @@
 
 namespace pacer {
 
-constexpr int64_t kReductionUnit = 32768;     // elements
-constexpr int64_t kReductionColumns = 2048;   // accumulators inside a unit
-constexpr int64_t kPartialColumns = 256;      // accumulators over the units' partial sums
+constexpr int64_t kReductionUnit = 32768;    // elements
+constexpr int64_t kReductionColumns = 2048;  // accumulators inside a unit
+constexpr int64_t kPartialColumns = 256;     // accumulators over the units' partial sums
 
 // acc[i] += acc[i + h] for h = width / 2 ... 1, in place; returns acc[0]. `width` is a power of two.
 template <class Real>

@@ -21,11 +21,13 @@ int64_t total_elements(const std::vector<int64_t>& counts) {
 std::vector<Tile> make_tiles(const std::vector<int64_t>& counts, int64_t tile_elements) {
   require(tile_elements >= 1 && tile_elements <= std::numeric_limits<uint32_t>::max(),
           "the tile size must be in [1, 2^32), not ", tile_elements);
-  require(counts.size() <= std::numeric_limits<uint32_t>::max(), "a tile table holds fewer than 2^32 tensors");
+  require(counts.size() <= std::numeric_limits<uint32_t>::max(),
+          "a tile table holds fewer than 2^32 tensors");
   total_elements(counts);
 
   size_t number_of_tiles = 0;
-  for (const int64_t count : counts) number_of_tiles += static_cast<size_t>(ceil_divide(count, tile_elements));
+  for (const int64_t count : counts)
+    number_of_tiles += static_cast<size_t>(ceil_divide(count, tile_elements));
   std::vector<Tile> tiles;
   tiles.reserve(number_of_tiles);
   for (size_t tensor = 0; tensor < counts.size(); ++tensor) {

@@ -1,5 +1,6 @@
 // Tiles: how a list of tensors of any count and size is cut into pieces that one thread block or one CPU task
-// works on. All sizes and offsets are 64-bit; a tile never crosses a tensor. No memory of any tensor is touched.
+// works on. All sizes and offsets are 64-bit; a tile never crosses a tensor. No memory of any tensor is
+// touched.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +10,8 @@
 
 namespace pacer {
 
-// `count` consecutive elements of tensor number `tensor`, from element `offset` on. 16 bytes, so that a thread
-// block fetches its tile with one load.
+// `count` consecutive elements of tensor number `tensor`, from element `offset` on. 16 bytes, so that a
+// thread block fetches its tile with one load.
 struct alignas(16) Tile {
   uint32_t tensor;
   uint32_t count;
@@ -27,8 +28,9 @@ PACER_HOST_DEVICE int64_t round_up(int64_t value, int64_t multiple) {
   return ceil_divide(value, multiple) * multiple;
 }
 
-// Cuts tensors with these element counts into tiles of at most `tile_elements`, in order. Empty tensors get no
-// tile. Throws InvalidArgument on a negative count, a tile size outside [1, 2^32), or 2^32 tensors and more.
+// Cuts tensors with these element counts into tiles of at most `tile_elements`, in order. Empty tensors get
+// no tile. Throws InvalidArgument on a negative count, a tile size outside [1, 2^32), or 2^32 tensors and
+// more.
 std::vector<Tile> make_tiles(const std::vector<int64_t>& counts, int64_t tile_elements);
 
 // Sum of the counts; throws InvalidArgument where it would pass 2^63 - 1 or a count is negative.

@@ -1,6 +1,6 @@
 // The Adam kernels as the optimizers call them: raw pointers, one description for CPU and CUDA, no LibTorch.
-// One call updates any number of tensors of one dtype set. Tensors may have different scalars (learning rate, step
-// count), chosen per tensor by an index, and any tensor may sit a step out.
+// One call updates any number of tensors of one dtype set. Tensors may have different scalars (learning rate,
+// step count), chosen per tensor by an index, and any tensor may sit a step out.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,9 @@
 
 namespace pacer::kernels {
 
-// Memory of one tensor, `count` contiguous elements each. The kernel reads gradient and state, writes parameter and
-// state. max_exp_avg_sq is null without amsgrad; extra is the master copy or remainder, null where there is none.
+// Memory of one tensor, `count` contiguous elements each. The kernel reads gradient and state, writes
+// parameter and state. max_exp_avg_sq is null without amsgrad; extra is the master copy or remainder, null
+// where there is none.
 struct AdamTensor {
   void* parameter;
   void* exp_avg;
@@ -39,10 +40,11 @@ struct AdamLaunch {
 void adam_cpu(AdamLaunch launch, const Tile& tile, const AdamTensor* tensors, const AdamGradient* gradients,
               const void* scalars);
 
-// ---- CUDA: every pointer is device memory, work is enqueued on `stream`, nothing synchronises. ----------------
+// ---- CUDA: every pointer is device memory, work is enqueued on `stream`, nothing synchronises.
+// ----------------
 
-// Elements per tile that adam_cuda expects: a thread block's share, and a warp's for tensors so small that a block
-// would idle.
+// Elements per tile that adam_cuda expects: a thread block's share, and a warp's for tensors so small that a
+// block would idle.
 int64_t adam_cuda_block_tile(AdamStorage storage);
 int64_t adam_cuda_warp_tile(AdamStorage storage);
 
@@ -54,8 +56,8 @@ struct AdamTiles {
 };
 
 // One launch, whatever the number of tensors. Throws DeviceError where the launch is refused.
-void adam_cuda(AdamLaunch launch, const AdamTiles& tiles, const AdamTensor* tensors, const AdamGradient* gradients,
-               const void* scalars, Stream stream);
+void adam_cuda(AdamLaunch launch, const AdamTiles& tiles, const AdamTensor* tensors,
+               const AdamGradient* gradients, const void* scalars, Stream stream);
 
 // One slot of scalars per set of tensors that share settings and step count.
 struct AdamSlot {
@@ -66,8 +68,8 @@ struct AdamSlot {
 constexpr int64_t kAdamScalarsBytes = 128;  // room of one slot in `scalars`, either type
 static_assert(sizeof(AdamScalars<double>) <= kAdamScalarsBytes);
 
-// Advances steps[i] of the active slots and writes their scalars, on the device, in double; where `non_finite` is not
-// null and points to a value other than zero, the steps stay and the scalars say skip.
+// Advances steps[i] of the active slots and writes their scalars, on the device, in double; where
+// `non_finite` is not null and points to a value other than zero, the steps stay and the scalars say skip.
 void adam_prologue_cuda(const AdamSlot* slots, int64_t count, int64_t* steps, void* scalars,
                         const uint32_t* non_finite, Stream stream);
 

@@ -1,6 +1,6 @@
 // The gradient norm and the finite check in one read of the gradients: sums of squares in the order that
-// core/reduction_order.h defines, so that CPU and GPU agree to the bit. A non-finite unit sum (a NaN or infinity among
-// its elements, or an overflow of the sum of squares) counts as a non-finite gradient.
+// core/reduction_order.h defines, so that CPU and GPU agree to the bit. A non-finite unit sum (a NaN or
+// infinity among its elements, or an overflow of the sum of squares) counts as a non-finite gradient.
 #pragma once
 
 #include <cstdint>
@@ -22,16 +22,18 @@ struct GradientCheck {
   int64_t skipped_steps;  // how many checks were non-finite so far
 };
 
-// Sum of squares of `count` (1 ... kReductionUnit) elements; fp32 inside the unit (fp64 for f64). Single-threaded.
+// Sum of squares of `count` (1 ... kReductionUnit) elements; fp32 inside the unit (fp64 for f64).
+// Single-threaded.
 double sum_of_squares_cpu(GradientType type, const void* elements, int64_t count);
 
 // Adds the partials in order, sets non_finite and counts skipped steps.
 void finish_check_cpu(const double* partials, int64_t count, GradientCheck* check);
 
-// ---- CUDA: every pointer is device memory, work is enqueued on `stream`, nothing synchronises. ----------------
+// ---- CUDA: every pointer is device memory, work is enqueued on `stream`, nothing synchronises.
+// ----------------
 
-// partials[i] = sum of squares of units[i], tiles of at most kReductionUnit elements that start on multiples of it;
-// 0 where the tensor's gradient is null.
+// partials[i] = sum of squares of units[i], tiles of at most kReductionUnit elements that start on multiples
+// of it; 0 where the tensor's gradient is null.
 void sum_of_squares_cuda(GradientType type, const Tile* units, int64_t count, const AdamGradient* gradients,
                          double* partials, Stream stream);
 void finish_check_cuda(const double* partials, int64_t count, GradientCheck* check, Stream stream);

@@ -40,8 +40,8 @@ c10::IValue read(torch::serialize::InputArchive& archive, const char* key) {
 template <class Enum>
 Enum read_enum(const c10::IValue& value, Enum last, const char* key) {
   const int64_t number = value.toInt();
-  require(number >= 0 && number <= static_cast<int64_t>(last), "the archive's option \"", key, "\" has the unknown value ",
-          number);
+  require(number >= 0 && number <= static_cast<int64_t>(last), "the archive's option \"", key,
+          "\" has the unknown value ", number);
   return static_cast<Enum>(number);
 }
 
@@ -56,29 +56,36 @@ void read_options(Options& options, torch::serialize::InputArchive& archive) {
   if (!archive.try_read("bias_correction", value)) return;  // written by torch's optimizer
   options.bias_correction(value.toBool());
   options.finite_check(read(archive, "finite_check").toBool());
-  options.master_weights(
-      read_enum(read(archive, "master_weights"), MasterWeights::none, "master_weights"));
+  options.master_weights(read_enum(read(archive, "master_weights"), MasterWeights::none, "master_weights"));
   options.rounding(read_enum(read(archive, "rounding"), Rounding::stochastic, "rounding"));
   options.seed(static_cast<uint64_t>(read(archive, "seed").toInt()));
 }
 
 template <class Options>
 bool equal(const Options& a, const Options& b) {
-  return a.lr() == b.lr() && a.betas() == b.betas() && a.eps() == b.eps() && a.weight_decay() == b.weight_decay() &&
-         a.amsgrad() == b.amsgrad() && a.bias_correction() == b.bias_correction() &&
-         a.finite_check() == b.finite_check() && a.master_weights() == b.master_weights() &&
-         a.rounding() == b.rounding() && a.seed() == b.seed();
+  return a.lr() == b.lr() && a.betas() == b.betas() && a.eps() == b.eps() &&
+         a.weight_decay() == b.weight_decay() && a.amsgrad() == b.amsgrad() &&
+         a.bias_correction() == b.bias_correction() && a.finite_check() == b.finite_check() &&
+         a.master_weights() == b.master_weights() && a.rounding() == b.rounding() && a.seed() == b.seed();
 }
 
 }  // namespace
 
-FusedAdamOptions::FusedAdamOptions(const torch::optim::AdamOptions& options) { copy_from_torch(*this, options); }
-FusedAdamWOptions::FusedAdamWOptions(const torch::optim::AdamWOptions& options) { copy_from_torch(*this, options); }
+FusedAdamOptions::FusedAdamOptions(const torch::optim::AdamOptions& options) {
+  copy_from_torch(*this, options);
+}
+FusedAdamWOptions::FusedAdamWOptions(const torch::optim::AdamWOptions& options) {
+  copy_from_torch(*this, options);
+}
 
 void FusedAdamOptions::serialize(torch::serialize::InputArchive& archive) { read_options(*this, archive); }
-void FusedAdamOptions::serialize(torch::serialize::OutputArchive& archive) const { write_options(*this, archive); }
+void FusedAdamOptions::serialize(torch::serialize::OutputArchive& archive) const {
+  write_options(*this, archive);
+}
 void FusedAdamWOptions::serialize(torch::serialize::InputArchive& archive) { read_options(*this, archive); }
-void FusedAdamWOptions::serialize(torch::serialize::OutputArchive& archive) const { write_options(*this, archive); }
+void FusedAdamWOptions::serialize(torch::serialize::OutputArchive& archive) const {
+  write_options(*this, archive);
+}
 
 bool operator==(const FusedAdamOptions& left, const FusedAdamOptions& right) { return equal(left, right); }
 bool operator==(const FusedAdamWOptions& left, const FusedAdamWOptions& right) { return equal(left, right); }

@@ -1,5 +1,6 @@
-// Options of FusedAdam and FusedAdamW. Two separate, complete structs, like LibTorch's: they differ in where weight
-// decay enters and in its default. Setters chain: FusedAdamWOptions(3e-4).betas({0.9, 0.95}).weight_decay(0.1).
+// Options of FusedAdam and FusedAdamW. Two separate, complete structs, like LibTorch's: they differ in where
+// weight decay enters and in its default. Setters chain: FusedAdamWOptions(3e-4).betas({0.9,
+// 0.95}).weight_decay(0.1).
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,8 @@ struct AdamWOptions;
 
 namespace pacer {
 
-// How a 16-bit parameter keeps the digits its own dtype cannot hold. fp32 and fp64 parameters need none of this.
+// How a 16-bit parameter keeps the digits its own dtype cannot hold. fp32 and fp64 parameters need none of
+// this.
 enum class MasterWeights {
   automatic,  // remainder for bf16, fp32 for fp16
   fp32,       // an fp32 copy, 4 bytes per parameter
@@ -48,8 +50,8 @@ struct FusedAdamOptions : public torch::optim::OptimizerCloneableOptions<FusedAd
   TORCH_ARG(bool, amsgrad) = false;
   // Correct both moments for their start at zero.
   TORCH_ARG(bool, bias_correction) = true;
-  // Check all gradients first; where any is NaN or infinite, the step changes nothing and counts as skipped. The same
-  // in every group of an optimizer. Costs one more read of the gradients.
+  // Check all gradients first; where any is NaN or infinite, the step changes nothing and counts as skipped.
+  // The same in every group of an optimizer. Costs one more read of the gradients.
   TORCH_ARG(bool, finite_check) = false;
   TORCH_ARG(MasterWeights, master_weights) = MasterWeights::automatic;
   TORCH_ARG(Rounding, rounding) = Rounding::nearest;
@@ -63,7 +65,8 @@ struct FusedAdamOptions : public torch::optim::OptimizerCloneableOptions<FusedAd
   void set_lr(double learning_rate) override { lr(learning_rate); }
 };
 
-// AdamW (Loshchilov & Hutter, arXiv:1711.05101); weight decay is taken from the parameter, scaled by the learning rate.
+// AdamW (Loshchilov & Hutter, arXiv:1711.05101); weight decay is taken from the parameter, scaled by the
+// learning rate.
 struct FusedAdamWOptions : public torch::optim::OptimizerCloneableOptions<FusedAdamWOptions> {
   using betas_t = std::tuple<double, double>;
 

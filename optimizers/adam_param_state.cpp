@@ -8,8 +8,8 @@
 namespace pacer {
 namespace {
 
-// Undefined tensors are left out, as LibTorch's optimizers do. A state tensor is a view into a larger arena; the copy
-// keeps the archive from storing the whole arena for each.
+// Undefined tensors are left out, as LibTorch's optimizers do. A state tensor is a view into a larger arena;
+// the copy keeps the archive from storing the whole arena for each.
 void write_tensor(torch::serialize::OutputArchive& archive, const char* key, const torch::Tensor& tensor) {
   if (tensor.defined()) archive.write(key, c10::IValue(tensor.clone()));
 }

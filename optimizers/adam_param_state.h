@@ -1,5 +1,5 @@
-// What FusedAdam and FusedAdamW remember of one parameter, in the shape LibTorch's optimizers have it: entries of
-// Optimizer::state(), with the getters and setters of torch::optim::AdamParamState.
+// What FusedAdam and FusedAdamW remember of one parameter, in the shape LibTorch's optimizers have it:
+// entries of Optimizer::state(), with the getters and setters of torch::optim::AdamParamState.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@ namespace detail {
 class StepClock;
 }
 
-// The fields both optimizers share. Tensors have the parameter's shape and device; their dtype is fp32 (fp64 for fp64
-// parameters, bf16 for bf16 parameters rounded to nearest without master weights).
+// The fields both optimizers share. Tensors have the parameter's shape and device; their dtype is fp32 (fp64
+// for fp64 parameters, bf16 for bf16 parameters rounded to nearest without master weights).
 class FusedAdamStateFields : public torch::optim::OptimizerParamState {
  public:
   FusedAdamStateFields() = default;
@@ -26,8 +26,8 @@ class FusedAdamStateFields : public torch::optim::OptimizerParamState {
   FusedAdamStateFields& operator=(FusedAdamStateFields&&) noexcept = default;
   ~FusedAdamStateFields() override = default;
 
-  // Number of steps applied to this parameter. On a GPU with finite_check, or after a CUDA graph capture, only the
-  // device knows the number and reading it waits for the device.
+  // Number of steps applied to this parameter. On a GPU with finite_check, or after a CUDA graph capture,
+  // only the device knows the number and reading it waits for the device.
   int64_t step() const;
   FusedAdamStateFields& step(int64_t steps);
 

@@ -18,8 +18,8 @@ using torch::optim::OptimizerParamGroup;
 std::unique_ptr<OptimizerOptions> adopt(const detail::AdamFlavour& flavour, const OptimizerOptions& options,
                                         size_t group) {
   auto own = flavour.adopt(options);
-  require(own != nullptr, flavour.name, ": the options of group ", group, " belong to another optimizer; use ",
-          flavour.name, "Options");
+  require(own != nullptr, flavour.name, ": the options of group ", group,
+          " belong to another optimizer; use ", flavour.name, "Options");
   flavour.settings(*own);
   return own;
 }
@@ -51,7 +51,8 @@ void add_names(const NamedParameters& parameters, detail::ParameterNames& names)
 
 }  // namespace
 
-FusedAdamBase::FusedAdamBase(const detail::AdamFlavour& flavour, const std::vector<OptimizerParamGroup>& groups,
+FusedAdamBase::FusedAdamBase(const detail::AdamFlavour& flavour,
+                             const std::vector<OptimizerParamGroup>& groups,
                              std::unique_ptr<OptimizerOptions> defaults)
     : Optimizer(adopt_groups(flavour, groups, *defaults), defaults->clone()),
       flavour_(&flavour),
@@ -85,7 +86,8 @@ void FusedAdamBase::add_param_group(const NamedParamGroup& group) {
   add_names(group.parameters, names);
   std::swap(names, names_);
   try {
-    add_param_group(OptimizerParamGroup(group.parameters.values(), group.options ? group.options->clone() : nullptr));
+    add_param_group(
+        OptimizerParamGroup(group.parameters.values(), group.options ? group.options->clone() : nullptr));
   } catch (...) {
     std::swap(names, names_);
     throw;
@@ -146,19 +148,22 @@ void FusedAdam::take_over(const torch::optim::Adam& source) {
 }
 
 FusedAdamW::FusedAdamW(const std::vector<OptimizerParamGroup>& groups, FusedAdamWOptions defaults)
-    : FusedAdamBase(detail::kAdamWFlavour, groups, std::make_unique<FusedAdamWOptions>(std::move(defaults))) {}
+    : FusedAdamBase(detail::kAdamWFlavour, groups, std::make_unique<FusedAdamWOptions>(std::move(defaults))) {
+}
 FusedAdamW::FusedAdamW(std::vector<torch::Tensor> parameters, FusedAdamWOptions defaults)
     : FusedAdamW({OptimizerParamGroup(std::move(parameters))}, std::move(defaults)) {}
 FusedAdamW::FusedAdamW(const NamedParameters& parameters, FusedAdamWOptions defaults)
     : FusedAdamW(std::vector<NamedParamGroup>(1, NamedParamGroup(parameters)), std::move(defaults)) {}
 FusedAdamW::FusedAdamW(const std::vector<NamedParamGroup>& groups, FusedAdamWOptions defaults)
-    : FusedAdamBase(detail::kAdamWFlavour, groups, std::make_unique<FusedAdamWOptions>(std::move(defaults))) {}
+    : FusedAdamBase(detail::kAdamWFlavour, groups, std::make_unique<FusedAdamWOptions>(std::move(defaults))) {
+}
 
 void FusedAdamW::save(torch::serialize::OutputArchive& archive) const {
   torch::optim::serialize<FusedAdamWParamState, FusedAdamWOptions>(archive, *this);
 }
 void FusedAdamW::load(torch::serialize::InputArchive& archive) {
-  restore(detail::read_optimizer<FusedAdamWParamState, FusedAdamWOptions>(archive, "FusedAdamW", param_groups_));
+  restore(
+      detail::read_optimizer<FusedAdamWParamState, FusedAdamWOptions>(archive, "FusedAdamW", param_groups_));
 }
 void FusedAdamW::take_over(const torch::optim::AdamW& source) {
   restore(detail::copy_of_torch_optimizer<FusedAdamWParamState, torch::optim::AdamWParamState>(

@@ -1,5 +1,5 @@
-// Parameter groups that carry names. Names make errors readable and are the keys of saved state; LibTorch's own
-// groups have none, so their parameters are called "group.index".
+// Parameter groups that carry names. Names make errors readable and are the keys of saved state; LibTorch's
+// own groups have none, so their parameters are called "group.index".
 #pragma once
 
 #include <memory>
@@ -18,7 +18,8 @@ using NamedParameters = torch::OrderedDict<std::string, torch::Tensor>;
 // A parameter group with names; without options it takes the optimizer's defaults.
 struct NamedParamGroup {
   NamedParamGroup(NamedParameters group_parameters) : parameters(std::move(group_parameters)) {}
-  NamedParamGroup(NamedParameters group_parameters, std::unique_ptr<torch::optim::OptimizerOptions> group_options)
+  NamedParamGroup(NamedParameters group_parameters,
+                  std::unique_ptr<torch::optim::OptimizerOptions> group_options)
       : parameters(std::move(group_parameters)), options(std::move(group_options)) {}
   NamedParamGroup(const NamedParamGroup& other)
       : parameters(other.parameters), options(other.options ? other.options->clone() : nullptr) {}

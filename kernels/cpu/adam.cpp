@@ -1,5 +1,5 @@
-// The CPU loop of the Adam kernels: 28 B per parameter in fp32, limited by memory when the clones vectorise. The
-// element arithmetic is kernels/math; nothing here rounds.
+// The CPU loop of the Adam kernels: 28 B per parameter in fp32, limited by memory when the clones vectorise.
+// The element arithmetic is kernels/math; nothing here rounds.
 #include <pacer/kernels/adam.h>
 
 #include <algorithm>
@@ -78,7 +78,8 @@ PACER_TARGET_CLONES void step_block(const Range<AdamStorage::bf16_stochastic>& r
 }
 
 template <bool kAmsgrad, WeightDecay kDecay>
-void step_range_stochastic(const Range<AdamStorage::bf16_stochastic>& range, const AdamScalars<float>& scalars) {
+void step_range_stochastic(const Range<AdamStorage::bf16_stochastic>& range,
+                           const AdamScalars<float>& scalars) {
   constexpr int64_t kBlock = kDrawsAtOnce * kElementsPerDraw;
   uint16_t random16[kBlock];
   for (int64_t begin = 0; begin < range.count;) {
@@ -92,7 +93,8 @@ void step_range_stochastic(const Range<AdamStorage::bf16_stochastic>& range, con
 }
 
 template <AdamStorage kStorage, bool kAmsgrad>
-void step_tile(const Tile& tile, const AdamTensor& tensor, const void* gradient, const void* scalars_pointer) {
+void step_tile(const Tile& tile, const AdamTensor& tensor, const void* gradient,
+               const void* scalars_pointer) {
   using Types = StorageOf<kStorage>;
   const auto& scalars = *static_cast<const AdamScalars<typename Types::Real>*>(scalars_pointer);
   if (scalars.skip) return;
@@ -104,7 +106,8 @@ void step_tile(const Tile& tile, const AdamTensor& tensor, const void* gradient,
   if constexpr (kAmsgrad) {
     range.max_exp_avg_sq = static_cast<typename Types::State*>(tensor.max_exp_avg_sq) + tile.offset;
   }
-  if constexpr (Types::kHasExtra) range.extra = static_cast<typename Types::Extra*>(tensor.extra) + tile.offset;
+  if constexpr (Types::kHasExtra)
+    range.extra = static_cast<typename Types::Extra*>(tensor.extra) + tile.offset;
   range.count = tile.count;
   range.first_element = tensor.first_element + tile.offset;
 
@@ -116,21 +119,14 @@ void step_tile(const Tile& tile, const AdamTensor& tensor, const void* gradient,
     }
   };
   switch (scalars.decay_mode) {
-    case WeightDecay::none: return run(std::integral_constant<WeightDecay, WeightDecay::none>{});
-    case WeightDecay::l2: return run(std::integral_constant<WeightDecay, WeightDecay::l2>{});
-    case WeightDecay::decoupled: return run(std::integral_constant<WeightDecay, WeightDecay::decoupled>{});
+    case WeightDecay::none:
+      return run(std::integral_constant<WeightDecay, WeightDecay::none>{});
+    case WeightDecay::l2:
+      return run(std::integral_constant<WeightDecay, WeightDecay::l2>{});
+    case WeightDecay::decoupled:
+      return run(std::integral_constant<WeightDecay, WeightDecay::decoupled>{});
   }
 }
-
-using StepTile = void (*)(const Tile&, const AdamTensor&, const void*, const void*);
-
-// [storage][amsgrad]
-template <AdamStorage kStorage>
-constexpr StepTile kBoth[2] = {step_tile<kStorage, false>, step_tile<kStorage, true>};
-constexpr const StepTile* kStepTile[kAdamStorages] = {
-    kBoth<AdamStorage::f64>,           kBoth<AdamStorage::f32>,  kBoth<AdamStorage::bf16_master>,
-    kBoth<AdamStorage::f16_master>,    kBoth<AdamStorage::bf16_remainder>,
-    kBoth<AdamStorage::bf16>,          kBoth<AdamStorage::bf16_stochastic>};
 
 }  // namespace
 
@@ -140,7 +136,10 @@ void adam_cpu(AdamLaunch launch, const Tile& tile, const AdamTensor* tensors, co
   if (gradient.gradient == nullptr) return;
   const FullDenormals full_denormals;
   const void* slot = static_cast<const char*>(scalars) + gradient.scalars * kAdamScalarsBytes;
-  kStepTile[static_cast<int>(launch.storage)][launch.amsgrad](tile, tensors[tile.tensor], gradient.gradient, slot);
+  with_storage(launch.storage, [&](auto storage) {
+    const auto step = launch.amsgrad ? step_tile<storage(), true> : step_tile<storage(), false>;
+    step(tile, tensors[tile.tensor], gradient.gradient, slot);
+  });
 }
 
 }  // namespace pacer::kernels

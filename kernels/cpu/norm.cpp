@@ -1,5 +1,5 @@
-// The CPU side of the norm and finite check: the columns of a unit are SIMD accumulators in the L1 cache, so the
-// specified order costs nothing over any other.
+// The CPU side of the norm and finite check: the columns of a unit are SIMD accumulators in the L1 cache, so
+// the specified order costs nothing over any other.
 #include <pacer/kernels/norm.h>
 
 #include <cmath>
@@ -35,10 +35,14 @@ double sum_of_squares(const void* elements, int64_t count) {
 double sum_of_squares_cpu(GradientType type, const void* elements, int64_t count) {
   const FullDenormals full_denormals;
   switch (type) {
-    case GradientType::f64: return sum_of_squares<double, double>(elements, count);
-    case GradientType::f32: return sum_of_squares<float, float>(elements, count);
-    case GradientType::bf16: return sum_of_squares<BFloat16, float>(elements, count);
-    case GradientType::f16: return sum_of_squares<Float16, float>(elements, count);
+    case GradientType::f64:
+      return sum_of_squares<double, double>(elements, count);
+    case GradientType::f32:
+      return sum_of_squares<float, float>(elements, count);
+    case GradientType::bf16:
+      return sum_of_squares<BFloat16, float>(elements, count);
+    case GradientType::f16:
+      return sum_of_squares<Float16, float>(elements, count);
   }
   return 0;
 }

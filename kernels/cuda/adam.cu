@@ -1,7 +1,8 @@
-// The CUDA loop of the Adam kernels. One short-lived thread block per tile and no persistent grid: every thread
-// issues all its loads, then computes, then stores (1 iteration per thread reaches 99 % of copy bandwidth, 4
-// iterations 97 %, a persistent grid 93 %, on an H200). Tiles of tiny tensors are worked on by one warp each.
-// Cost: each stream of adam_storage.h once, plus 16 B of tile table per tile. Deterministic: elements are independent.
+// The CUDA loop of the Adam kernels. One short-lived thread block per tile and no persistent grid: every
+// thread issues all its loads, then computes, then stores (1 iteration per thread reaches 99 % of copy
+// bandwidth, 4 iterations 97 %, a persistent grid 93 %, on an H200). Tiles of tiny tensors are worked on by
+// one warp each. Cost: each stream of adam_storage.h once, plus 16 B of tile table per tile. Deterministic:
+// elements are independent.
 #include <pacer/kernels/adam.h>
 
 #include <pacer/kernels/cuda/launch.cuh>
@@ -13,26 +14,28 @@ constexpr int kThreads = 128;
 constexpr int kWarp = 32;
 constexpr int kWarps = kThreads / kWarp;
 
-// Elements per thread: 4 in one packet where moments or master are fp32, 2 packets of 8 where everything is 16-bit.
+// Elements per thread, loaded and stored as one packet: 4, or 8 where everything is 16-bit (16-byte accesses)
+// or where eight elements share a random draw.
 template <AdamStorage kStorage>
-struct Shape {
-  static constexpr int kPacket = kStorage == AdamStorage::bf16 ? 8 : 4;
-  static constexpr int kPackets = kStorage == AdamStorage::bf16 ? 2 : 1;
-  static constexpr int kPerThread = kPacket * kPackets;
-};
+constexpr int kPacket = kStorage == AdamStorage::bf16 || kStorage == AdamStorage::bf16_stochastic ? 8 : 4;
 
-// The 16 random bits of the element with this real index, or 0 where the dtype set draws none.
-template <AdamStorage kStorage, class Scalars>
-__device__ __forceinline__ uint32_t random16_of(const Scalars& scalars, int64_t real_index) {
+// 16 random bits for each of N elements from real index `first` on; nothing where the dtype set draws none.
+template <AdamStorage kStorage, int N, class Scalars>
+__device__ __forceinline__ void draw_random16(const Scalars& scalars, int64_t first,
+                                              uint32_t (&random16)[N]) {
   if constexpr (kStorage == AdamStorage::bf16_stochastic) {
-    const PhiloxCounter draw = rounding_draw(scalars.seed, scalars.step, real_index / kElementsPerDraw);
-    const int half_word = static_cast<int>(real_index % kElementsPerDraw);
-    const uint32_t low_words = half_word < 2 ? draw.word[0] : draw.word[1];
-    const uint32_t high_words = half_word < 6 ? draw.word[2] : draw.word[3];
-    const uint32_t word = half_word < 4 ? low_words : high_words;
-    return half_word % 2 == 0 ? word & 0xFFFFu : word >> 16;
-  } else {
-    return 0;
+    PhiloxCounter draw = rounding_draw(scalars.seed, scalars.step, first / kElementsPerDraw);
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      const int half_word = static_cast<int>((first + k) % kElementsPerDraw);
+      if (k > 0 && half_word == 0) {
+        draw = rounding_draw(scalars.seed, scalars.step, (first + k) / kElementsPerDraw);
+      }
+      const uint32_t low_words = half_word < 2 ? draw.word[0] : draw.word[1];
+      const uint32_t high_words = half_word < 6 ? draw.word[2] : draw.word[3];
+      const uint32_t word = half_word < 4 ? low_words : high_words;
+      random16[k] = half_word % 2 == 0 ? word & 0xFFFFu : word >> 16;
+    }
   }
 }
 
@@ -75,11 +78,13 @@ struct Packet {
   }
 
   __device__ __forceinline__ void step(const AdamScalars<Real>& scalars, int64_t real_index) {
+    uint32_t random16[N] = {};
+    draw_random16<kStorage, N>(scalars, real_index, random16);
 #pragma unroll
     for (int k = 0; k < N; ++k) {
-      StoredElement<kStorage> e{gradient[k],       parameter[k], exp_avg[k], exp_avg_sq[k],
-                                max_exp_avg_sq[k], extra[k]};
-      adam_step<kStorage, kAmsgrad>(e, scalars, scalars.decay_mode, random16_of<kStorage>(scalars, real_index + k));
+      StoredElement<kStorage> e{gradient[k],   parameter[k],      exp_avg[k],
+                                exp_avg_sq[k], max_exp_avg_sq[k], extra[k]};
+      adam_step<kStorage, kAmsgrad>(e, scalars, scalars.decay_mode, random16[k]);
       parameter[k] = e.parameter;
       exp_avg[k] = e.exp_avg;
       exp_avg_sq[k] = e.exp_avg_sq;
@@ -118,11 +123,10 @@ struct Packet {
 template <AdamStorage kStorage, bool kAmsgrad>
 __global__ void __launch_bounds__(kThreads)
     adam_kernel(const AdamTiles table, const AdamTensor* __restrict__ tensors,
-                const AdamGradient* __restrict__ gradients, const char* __restrict__ scalar_slots) {
-  using Full = Packet<kStorage, kAmsgrad, Shape<kStorage>::kPacket>;
+                const AdamGradient* __restrict__ gradients, const char* scalar_slots) {
+  using Full = Packet<kStorage, kAmsgrad, kPacket<kStorage>>;
   using Single = Packet<kStorage, kAmsgrad, 1>;
-  constexpr int kPacket = Shape<kStorage>::kPacket;
-  constexpr int kPackets = Shape<kStorage>::kPackets;
+  constexpr int kMine = kPacket<kStorage>;
 
   const bool by_block = blockIdx.x < table.block_tiles;
   const int lanes = by_block ? kThreads : kWarp;
@@ -130,44 +134,40 @@ __global__ void __launch_bounds__(kThreads)
   int64_t tile_index = blockIdx.x;
   if (!by_block) {
     tile_index = table.block_tiles + (blockIdx.x - table.block_tiles) * kWarps + threadIdx.x / kWarp;
-    if (tile_index >= table.block_tiles + table.warp_tiles) return;
   }
-  const Tile tile = table.tiles[tile_index];
+  const bool exists = tile_index < table.block_tiles + table.warp_tiles;
+  const Tile tile = exists ? table.tiles[tile_index] : Tile{};
   const AdamGradient gradient = gradients[tile.tensor];
   const AdamTensor tensor = tensors[tile.tensor];
-  if (gradient.gradient == nullptr) return;
+  const int count = gradient.gradient == nullptr ? 0 : static_cast<int>(tile.count);
+  const int first = lane * kMine;
+  const bool whole = first + kMine <= count && Full::is_aligned(tensor, gradient.gradient);
+  Full packet;
+  if (whole) packet.load(tensor, gradient.gradient, tile.offset + first);
+
+  wait_for_previous_kernel();  // by every thread, so that this kernel never ends before the one ahead of it
+  // A reference, not a copy: registers are what limits the blocks in flight.
   const auto& scalars = *reinterpret_cast<const AdamScalars<typename Full::Real>*>(
       scalar_slots + gradient.scalars * kAdamScalarsBytes);
   if (scalars.skip) return;
-
-  const bool aligned = Full::is_aligned(tensor, gradient.gradient);
-  const int count = static_cast<int>(tile.count);
-  Full packets[kPackets];
-#pragma unroll
-  for (int u = 0; u < kPackets; ++u) {
-    const int i = (u * lanes + lane) * kPacket;
-    if (aligned && i + kPacket <= count) packets[u].load(tensor, gradient.gradient, tile.offset + i);
+  if (whole) {
+    packet.step(scalars, tensor.first_element + tile.offset + first);
+    packet.store(tensor, tile.offset + first);
+    return;
   }
-#pragma unroll
-  for (int u = 0; u < kPackets; ++u) {
-    const int i = (u * lanes + lane) * kPacket;
-    if (aligned && i + kPacket <= count) {
-      packets[u].step(scalars, tensor.first_element + tile.offset + i);
-      packets[u].store(tensor, tile.offset + i);
-    } else {
 #pragma unroll 1
-      for (int k = i; k < count && k < i + kPacket; ++k) {
-        Single single;
-        single.load(tensor, gradient.gradient, tile.offset + k);
-        single.step(scalars, tensor.first_element + tile.offset + k);
-        single.store(tensor, tile.offset + k);
-      }
-    }
+  for (int k = first; k < count && k < first + kMine; ++k) {
+    Single single;
+    single.load(tensor, gradient.gradient, tile.offset + k);
+    single.step(scalars, tensor.first_element + tile.offset + k);
+    single.store(tensor, tile.offset + k);
   }
 }
 
+// One thread per slot. The update may start loading meanwhile.
 __global__ void prologue_kernel(const AdamSlot* slots, int64_t count, int64_t* steps, char* scalars,
                                 const uint32_t* non_finite) {
+  let_next_kernel_start();
   const int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
   if (i >= count) return;
   const AdamSlot slot = slots[i];
@@ -191,48 +191,36 @@ template <AdamStorage kStorage>
 void launch(bool amsgrad, const AdamTiles& tiles, const AdamTensor* tensors, const AdamGradient* gradients,
             const char* scalars, cudaStream_t stream) {
   const int64_t blocks = tiles.block_tiles + ceil_divide(tiles.warp_tiles, kWarps);
-  require(blocks < (int64_t{1} << 31), "more than 2^31 tiles in one launch; split the parameters over optimizers");
+  require(blocks < (int64_t{1} << 31),
+          "more than 2^31 tiles in one launch; split the parameters over optimizers");
   if (blocks == 0) return;
   const auto kernel = amsgrad ? adam_kernel<kStorage, true> : adam_kernel<kStorage, false>;
-  kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(tiles, tensors, gradients, scalars);
-  check_launch("the Adam update");
-}
-
-// Elements per thread of a dtype set, for the host side.
-int64_t per_thread(AdamStorage storage) {
-  return storage == AdamStorage::bf16 ? Shape<AdamStorage::bf16>::kPerThread : Shape<AdamStorage::f32>::kPerThread;
+  launch_overlapped("the Adam update", kernel, static_cast<unsigned>(blocks), kThreads, stream, tiles,
+                    tensors, gradients, scalars);
 }
 
 }  // namespace
 
-int64_t adam_cuda_block_tile(AdamStorage storage) { return kThreads * per_thread(storage); }
-int64_t adam_cuda_warp_tile(AdamStorage storage) { return kWarp * per_thread(storage); }
+int64_t adam_cuda_block_tile(AdamStorage storage) {
+  return with_storage(storage, [](auto chosen) -> int64_t { return kThreads * kPacket<chosen()>; });
+}
+int64_t adam_cuda_warp_tile(AdamStorage storage) {
+  return with_storage(storage, [](auto chosen) -> int64_t { return kWarp * kPacket<chosen()>; });
+}
 
-void adam_cuda(AdamLaunch choice, const AdamTiles& tiles, const AdamTensor* tensors, const AdamGradient* gradients,
-               const void* scalar_slots, Stream stream) {
-  const char* scalars = static_cast<const char*>(scalar_slots);
-  const auto run = [&](auto storage) {
-    launch<storage()>(choice.amsgrad, tiles, tensors, gradients, scalars, stream);
-  };
-  switch (choice.storage) {
-    case AdamStorage::f64: return run(std::integral_constant<AdamStorage, AdamStorage::f64>{});
-    case AdamStorage::f32: return run(std::integral_constant<AdamStorage, AdamStorage::f32>{});
-    case AdamStorage::bf16_master: return run(std::integral_constant<AdamStorage, AdamStorage::bf16_master>{});
-    case AdamStorage::f16_master: return run(std::integral_constant<AdamStorage, AdamStorage::f16_master>{});
-    case AdamStorage::bf16_remainder:
-      return run(std::integral_constant<AdamStorage, AdamStorage::bf16_remainder>{});
-    case AdamStorage::bf16: return run(std::integral_constant<AdamStorage, AdamStorage::bf16>{});
-    case AdamStorage::bf16_stochastic:
-      return run(std::integral_constant<AdamStorage, AdamStorage::bf16_stochastic>{});
-  }
+void adam_cuda(AdamLaunch choice, const AdamTiles& tiles, const AdamTensor* tensors,
+               const AdamGradient* gradients, const void* scalars, Stream stream) {
+  with_storage(choice.storage, [&](auto chosen) {
+    launch<chosen()>(choice.amsgrad, tiles, tensors, gradients, static_cast<const char*>(scalars), stream);
+  });
 }
 
 void adam_prologue_cuda(const AdamSlot* slots, int64_t count, int64_t* steps, void* scalars,
                         const uint32_t* non_finite, Stream stream) {
   if (count == 0) return;
   constexpr int kPrologueThreads = 32;
-  prologue_kernel<<<static_cast<unsigned>(ceil_divide(count, kPrologueThreads)), kPrologueThreads, 0, stream>>>(
-      slots, count, steps, static_cast<char*>(scalars), non_finite);
+  prologue_kernel<<<static_cast<unsigned>(ceil_divide(count, kPrologueThreads)), kPrologueThreads, 0,
+                    stream>>>(slots, count, steps, static_cast<char*>(scalars), non_finite);
   check_launch("the Adam prologue");
 }
 

@@ -61,4 +61,38 @@ inline void check_launch(const char* what) {
   require<DeviceError>(status == cudaSuccess, what, " could not be launched: ", cudaGetErrorString(status));
 }
 
+// Programmatic dependent launch (compute capability 9.0 and later; elsewhere a plain sequence): a kernel
+// launched with launch_overlapped may start while the kernel before it still runs, provided that one called
+// let_next_kernel_start; it must call wait_for_previous_kernel before it reads what that kernel writes, or
+// writes anything itself.
+__device__ __forceinline__ void let_next_kernel_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+__device__ __forceinline__ void wait_for_previous_kernel() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+#endif
+}
+
+template <class... Parameters, class... Arguments>
+void launch_overlapped(const char* what, void (*kernel)(Parameters...), unsigned blocks, unsigned threads,
+                       cudaStream_t stream, Arguments... arguments) {
+  int device = 0, major = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(threads);
+  config.stream = stream;
+  config.attrs = &overlap;
+  config.numAttrs = major >= 9 ? 1 : 0;
+  const cudaError_t status = cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...);
+  require<DeviceError>(status == cudaSuccess, what, " could not be launched: ", cudaGetErrorString(status));
+}
+
 }  // namespace pacer::kernels

@@ -1,11 +1,12 @@
-// The CUDA side of the norm and finite check: one block per unit, its columns in registers, 16-byte loads; then one
-// small block adds the units' partial sums. Reads each gradient once (4 B per fp32 element) and writes 8 B per 32,768
-// elements. Deterministic: no atomics, partials in fixed slots, the order of core/reduction_order.h.
+// The CUDA side of the norm and finite check: one block per unit, its columns in registers, 16-byte loads;
+// then one small block adds the units' partial sums. Reads each gradient once (4 B per fp32 element) and
+// writes 8 B per 32,768 elements. Deterministic: no atomics, partials in fixed slots, the order of
+// core/reduction_order.h.
 #include <pacer/kernels/norm.h>
 
 #include <pacer/core/reduction_order.h>
-#include <pacer/kernels/cuda/launch.cuh>
 #include <pacer/kernels/math/adam_storage.h>
+#include <pacer/kernels/cuda/launch.cuh>
 
 namespace pacer::kernels {
 namespace {
@@ -120,10 +121,14 @@ void sum_of_squares_cuda(GradientType type, const Tile* units, int64_t count, co
   require(count < (int64_t{1} << 31), "more than 2^31 reduction units in one launch; split the gradients");
   if (count == 0) return;
   switch (type) {
-    case GradientType::f64: return launch<double, double>(units, count, gradients, partials, stream);
-    case GradientType::f32: return launch<float, float>(units, count, gradients, partials, stream);
-    case GradientType::bf16: return launch<BFloat16, float>(units, count, gradients, partials, stream);
-    case GradientType::f16: return launch<Float16, float>(units, count, gradients, partials, stream);
+    case GradientType::f64:
+      return launch<double, double>(units, count, gradients, partials, stream);
+    case GradientType::f32:
+      return launch<float, float>(units, count, gradients, partials, stream);
+    case GradientType::bf16:
+      return launch<BFloat16, float>(units, count, gradients, partials, stream);
+    case GradientType::f16:
+      return launch<Float16, float>(units, count, gradients, partials, stream);
   }
 }
 

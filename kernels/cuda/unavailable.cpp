@@ -1,4 +1,5 @@
-// Stands in for the CUDA loops in a build without CUDA: the same functions, each an error that names the way out.
+// Stands in for the CUDA loops in a build without CUDA: the same functions, each an error that names the way
+// out.
 #include <pacer/core/error.h>
 #include <pacer/kernels/adam.h>
 #include <pacer/kernels/norm.h>
@@ -8,7 +9,8 @@ namespace {
 
 [[noreturn]] void refuse() {
   throw Unavailable(
-      "this pacer was built without CUDA: configure it with -DPACER_CUDA=ON (a CUDA toolkit is needed) or move the "
+      "this pacer was built without CUDA: configure it with -DPACER_CUDA=ON (a CUDA toolkit is needed) or "
+      "move the "
       "parameters to the CPU");
 }
 
@@ -20,7 +22,9 @@ void adam_cuda(AdamLaunch, const AdamTiles&, const AdamTensor*, const AdamGradie
   refuse();
 }
 void adam_prologue_cuda(const AdamSlot*, int64_t, int64_t*, void*, const uint32_t*, Stream) { refuse(); }
-void sum_of_squares_cuda(GradientType, const Tile*, int64_t, const AdamGradient*, double*, Stream) { refuse(); }
+void sum_of_squares_cuda(GradientType, const Tile*, int64_t, const AdamGradient*, double*, Stream) {
+  refuse();
+}
 void finish_check_cuda(const double*, int64_t, GradientCheck*, Stream) { refuse(); }
 
 }  // namespace pacer::kernels

@@ -1,6 +1,7 @@
-// The Adam and AdamW update of one element, written once for the host and the device (Kingma & Ba, arXiv:1412.6980,
-// algorithm 1; Loshchilov & Hutter, arXiv:1711.05101, algorithm 2), and the step-dependent scalars it needs.
-// Loops over elements live in kernels/cpu and kernels/cuda; how an element is stored lives in adam_storage.h.
+// The Adam and AdamW update of one element, written once for the host and the device (Kingma & Ba,
+// arXiv:1412.6980, algorithm 1; Loshchilov & Hutter, arXiv:1711.05101, algorithm 2), and the step-dependent
+// scalars it needs. Loops over elements live in kernels/cpu and kernels/cuda; how an element is stored lives
+// in adam_storage.h.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +10,8 @@
 
 namespace pacer::kernels {
 
-// Where weight decay enters: not at all, added to the gradient (Adam, L2), or taken from the parameter (AdamW).
+// Where weight decay enters: not at all, added to the gradient (Adam, L2), or taken from the parameter
+// (AdamW).
 enum class WeightDecay : uint32_t { none, l2, decoupled };
 
 // What the user chose, as the host knows it. `factor` multiplies every gradient first (1 for none).
@@ -25,8 +27,8 @@ struct AdamSettings {
   uint32_t bias_correction = 1;
 };
 
-// Everything an element update reads besides the element, rounded once from double. Real is float, or double for
-// fp64 parameters.
+// Everything an element update reads besides the element, rounded once from double. Real is float, or double
+// for fp64 parameters.
 template <class Real>
 struct alignas(16) AdamScalars {
   Real beta1;
@@ -45,7 +47,8 @@ struct alignas(16) AdamScalars {
   int64_t step;  // t, the step being taken; 1 for the first
 };
 
-// c1 = 1 - beta1^t and c2 = 1 - beta2^t, both 1 without bias correction; all in double, each result rounded once.
+// c1 = 1 - beta1^t and c2 = 1 - beta2^t, both 1 without bias correction; all in double, each result rounded
+// once.
 template <class Real>
 PACER_HOST_DEVICE AdamScalars<Real> adam_scalars(const AdamSettings& settings, int64_t step) {
   const bool correct = settings.bias_correction != 0;
@@ -85,7 +88,8 @@ struct AdamElement {
 //   l2:         g += weight_decay * p           decoupled:  p -= learning_rate * weight_decay * p
 //   m = beta1 * m + (1 - beta1) * g             v = beta2 * v + (1 - beta2) * g^2
 //   p -= (learning_rate / c1) * m / (sqrt(v) / sqrt(c2) + epsilon)
-// Valid range: finite inputs whose g^2 is finite; outside it IEEE rules apply (an infinite gradient gives NaN).
+// Valid range: finite inputs whose g^2 is finite; outside it IEEE rules apply (an infinite gradient gives
+// NaN).
 template <class Real, bool kAmsgrad>
 PACER_HOST_DEVICE void adam_step(AdamElement<Real>& e, const AdamScalars<Real>& s, WeightDecay decay_mode) {
   Real g = mul_(s.factor, e.gradient);
@@ -98,8 +102,8 @@ PACER_HOST_DEVICE void adam_step(AdamElement<Real>& e, const AdamScalars<Real>& 
     e.max_exp_avg_sq = e.max_exp_avg_sq >= second_moment ? e.max_exp_avg_sq : second_moment;
     second_moment = e.max_exp_avg_sq;
   }
-  const Real denominator = fma_(sqrt_(second_moment), s.inverse_sqrt_correction, s.epsilon);
-  e.parameter = fma_(-s.step_size, div_(e.exp_avg, denominator), e.parameter);
+  const Real denominator = fma_(sqrt_of_often_zero(second_moment), s.inverse_sqrt_correction, s.epsilon);
+  e.parameter = fma_(-s.step_size, div_often_zero(e.exp_avg, denominator), e.parameter);
 }
 
 }  // namespace pacer::kernels

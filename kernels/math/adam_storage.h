@@ -1,6 +1,6 @@
-// The dtype sets of the Adam kernels: how parameter, gradient, moments and the optional master copy of one element lie
-// in memory, and the step from memory format to registers and back. Shared by the CPU and the CUDA loop, so that
-// both agree to the bit. No loops here.
+// The dtype sets of the Adam kernels: how parameter, gradient, moments and the optional master copy of one
+// element lie in memory, and the step from memory format to registers and back. Shared by the CPU and the
+// CUDA loop, so that both agree to the bit. No loops here.
 #pragma once
 
 #include <cstdint>
@@ -23,12 +23,12 @@ enum class AdamStorage : uint32_t {
   bf16,             // everything bf16, rounded to nearest
   bf16_stochastic,  // bf16 parameter (stochastic rounding) and gradient, fp32 moments
 };
-constexpr int kAdamStorages = 7;
 
 // A master copy that does not exist.
 struct Nothing {};
 
-// Param: parameter and gradient in memory; State: moments in memory; Extra: master copy or remainder in memory.
+// Param: parameter and gradient in memory; State: moments in memory; Extra: master copy or remainder in
+// memory.
 template <class RealType, class ParamType, class StateType, class ExtraType>
 struct StorageTypes {
   using Real = RealType;
@@ -55,6 +55,29 @@ struct StorageOf<AdamStorage::bf16> : StorageTypes<float, BFloat16, BFloat16, No
 template <>
 struct StorageOf<AdamStorage::bf16_stochastic> : StorageTypes<float, BFloat16, float, Nothing> {};
 
+// Calls visit(std::integral_constant<AdamStorage, storage>{}) and returns its result: a run-time choice
+// becomes a compile-time one.
+template <class Visit>
+auto with_storage(AdamStorage storage, const Visit& visit) {
+  switch (storage) {
+    case AdamStorage::f64:
+      return visit(std::integral_constant<AdamStorage, AdamStorage::f64>{});
+    case AdamStorage::f32:
+      return visit(std::integral_constant<AdamStorage, AdamStorage::f32>{});
+    case AdamStorage::bf16_master:
+      return visit(std::integral_constant<AdamStorage, AdamStorage::bf16_master>{});
+    case AdamStorage::f16_master:
+      return visit(std::integral_constant<AdamStorage, AdamStorage::f16_master>{});
+    case AdamStorage::bf16_remainder:
+      return visit(std::integral_constant<AdamStorage, AdamStorage::bf16_remainder>{});
+    case AdamStorage::bf16:
+      return visit(std::integral_constant<AdamStorage, AdamStorage::bf16>{});
+    case AdamStorage::bf16_stochastic:
+      break;
+  }
+  return visit(std::integral_constant<AdamStorage, AdamStorage::bf16_stochastic>{});
+}
+
 PACER_HOST_DEVICE double load(double value) { return value; }
 PACER_HOST_DEVICE float load(float value) { return value; }
 PACER_HOST_DEVICE float load(BFloat16 value) { return to_float(value); }
@@ -65,7 +88,8 @@ PACER_HOST_DEVICE void store(float value, float& memory) { memory = value; }
 PACER_HOST_DEVICE void store(float value, BFloat16& memory) { memory = to_bfloat16(value); }
 PACER_HOST_DEVICE void store(float value, Float16& memory) { memory = to_float16(value); }
 
-// One element as it lies in memory. Extra and max_exp_avg_sq are ignored where the dtype set or mode has none.
+// One element as it lies in memory. Extra and max_exp_avg_sq are ignored where the dtype set or mode has
+// none.
 template <AdamStorage kStorage>
 struct StoredElement {
   using Types = StorageOf<kStorage>;
@@ -113,14 +137,14 @@ PACER_HOST_DEVICE void adam_step(StoredElement<kStorage>& stored,
   if constexpr (kAmsgrad) store(e.max_exp_avg_sq, stored.max_exp_avg_sq);
 }
 
-// Stochastic rounding draws 8 x 16 bits at once: element i takes half-word i % 8 (low half of word 0 first) of the
-// draw with index i / 8, i counting real elements in registration order.
+// Stochastic rounding draws 8 x 16 bits at once: element i takes half-word i % 8 (low half of word 0 first)
+// of the draw with index i / 8, i counting real elements in registration order.
 constexpr int64_t kElementsPerDraw = 8;
 
 PACER_HOST_DEVICE PhiloxCounter rounding_draw(uint64_t seed, int64_t step, int64_t draw_index) {
-  return philox4x32_10(philox_key(seed), philox_counter(static_cast<uint64_t>(draw_index),
-                                                        static_cast<uint64_t>(step), 0,
-                                                        RandomStream::stochastic_rounding));
+  return philox4x32_10(philox_key(seed),
+                       philox_counter(static_cast<uint64_t>(draw_index), static_cast<uint64_t>(step), 0,
+                                      RandomStream::stochastic_rounding));
 }
 
 }  // namespace pacer::kernels

@@ -1,6 +1,7 @@
-// The arithmetic every kernel is written in: each operation rounds exactly once, to nearest even, on the host and on
-// the device alike. Expressions are never left to the compiler to contract: where a fused multiply-add is meant,
-// fma_ says so, and both compilers are told not to fuse anything else (-ffp-contract=off, --fmad=false).
+// The arithmetic every kernel is written in: each operation rounds exactly once, to nearest even, on the host
+// and on the device alike. Expressions are never left to the compiler to contract: where a fused multiply-add
+// is meant, fma_ says so, and both compilers are told not to fuse anything else (-ffp-contract=off,
+// --fmad=false).
 #pragma once
 
 #include <cstdint>
@@ -71,8 +72,32 @@ PACER_HOST_DEVICE double sqrt_(double a) {
 #endif
 }
 
-// base^exponent by binary powering: the same bits on host and device, which `pow` does not promise. The relative
-// error is at most about 2 * log2(exponent) units of 2^-53.
+// The same results as sqrt_ and div_. On the device these take a slow path for a zero operand, and zero
+// moments are common (rows of an embedding that no batch has used): there, zero is replaced before and put
+// back after.
+PACER_HOST_DEVICE float sqrt_of_often_zero(float a) {
+#if defined(__CUDA_ARCH__)
+  const float root = sqrt_(a == 0.0f ? 1.0f : a);
+  return a == 0.0f ? a : root;
+#else
+  return sqrt_(a);
+#endif
+}
+PACER_HOST_DEVICE double sqrt_of_often_zero(double a) { return sqrt_(a); }
+
+PACER_HOST_DEVICE float div_often_zero(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  const bool zero = a == 0.0f && b > 0.0f;
+  const float quotient = div_(zero ? 1.0f : a, b);
+  return zero ? a : quotient;
+#else
+  return div_(a, b);
+#endif
+}
+PACER_HOST_DEVICE double div_often_zero(double a, double b) { return div_(a, b); }
+
+// base^exponent by binary powering: the same bits on host and device, which `pow` does not promise. The
+// relative error is at most about 2 * log2(exponent) units of 2^-53.
 PACER_HOST_DEVICE double power(double base, int64_t exponent) {
   double result = 1.0;
   while (exponent > 0) {

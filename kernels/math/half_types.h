@@ -1,6 +1,7 @@
-// bf16 and fp16 values as they lie in memory, and their conversions from and to float. Rounding is to nearest even
-// unless the name says otherwise; every NaN becomes a quiet NaN. The host versions are branch-free integer code, so
-// that loops over them vectorise; the device versions use the hardware's conversions, which give the same bits.
+// bf16 and fp16 values as they lie in memory, and their conversions from and to float. Rounding is to nearest
+// even unless the name says otherwise; every NaN becomes a quiet NaN. The host versions are branch-free
+// integer code, so that loops over them vectorise; the device versions use the hardware's conversions, which
+// give the same bits.
 #pragma once
 
 #include <cstdint>
@@ -37,15 +38,15 @@ PACER_HOST_DEVICE BFloat16 to_bfloat16(float value) {
 #endif
 }
 
-// Stochastic rounding: rounds up in magnitude with probability (discarded bits) / 2^16, decided by 16 uniformly
-// random bits. Unbiased; infinities stay, NaN stays NaN.
+// Stochastic rounding: rounds up in magnitude with probability (discarded bits) / 2^16, decided by 16
+// uniformly random bits. Unbiased; infinities stay, NaN stays NaN.
 PACER_HOST_DEVICE BFloat16 to_bfloat16_stochastic(float value, uint32_t random16) {
   const uint32_t bits = bits_of(value);
   return {static_cast<uint16_t>(is_nan_bits(bits) ? kBFloat16NaN : (bits + random16) >> 16)};
 }
 
-// A float as a bf16 (rounded half away from zero) and the 16 low bits: together they rebuild the float exactly.
-// NaN is stored as 0x7FC0 with remainder 0.
+// A float as a bf16 (rounded half away from zero) and the 16 low bits: together they rebuild the float
+// exactly. NaN is stored as 0x7FC0 with remainder 0.
 struct BFloat16AndRemainder {
   BFloat16 rounded;
   uint16_t remainder;
@@ -55,7 +56,8 @@ PACER_HOST_DEVICE BFloat16AndRemainder split(float value) {
   const uint32_t bits = bits_of(value);
   const bool nan = is_nan_bits(bits);
   const uint32_t rounded = (bits + 0x8000u) >> 16;
-  return {{static_cast<uint16_t>(nan ? kBFloat16NaN : rounded)}, static_cast<uint16_t>(nan ? 0u : bits & 0xFFFFu)};
+  return {{static_cast<uint16_t>(nan ? kBFloat16NaN : rounded)},
+          static_cast<uint16_t>(nan ? 0u : bits & 0xFFFFu)};
 }
 
 // The inverse of split: the remainder, read as a signed number, is added below the bf16's own bits.

@@ -28,8 +28,9 @@ void AdamEngine::read_settings(const Groups& groups) {
   for (const auto& group : groups) settings_.push_back(flavour_->settings(group.options()));
   for (size_t g = 1; g < settings_.size(); ++g) {
     require(settings_[g].finite_check == settings_[0].finite_check, flavour_->name, ": finite_check is ",
-            settings_[0].finite_check ? "on" : "off", " in group 0 and ", settings_[g].finite_check ? "on" : "off",
-            " in group ", g, "; it covers the whole step, so set it alike in all groups");
+            settings_[0].finite_check ? "on" : "off", " in group 0 and ",
+            settings_[g].finite_check ? "on" : "off", " in group ", g,
+            "; it covers the whole step, so set it alike in all groups");
   }
   finite_check_ = !settings_.empty() && settings_[0].finite_check;
 }
@@ -51,12 +52,13 @@ bool AdamEngine::plan_fits(const Groups& groups, const States& states) {
       const auto i = static_cast<size_t>(member.entry);
       AdamEntry& entry = entries_[i];
       const auto state = states.find(parameter.unsafeGetTensorImpl());
-      if (state == states.end() || !entry.is_current(static_cast<const FusedAdamStateFields&>(*state->second))) {
+      if (state == states.end() ||
+          !entry.is_current(static_cast<const FusedAdamStateFields&>(*state->second))) {
         return false;
       }
       if (entry.amsgrad != settings_[g].amsgrad ||
-          entry.storage != storage_for(parameter.scalar_type(), settings_[g].master_weights, settings_[g].rounding,
-                                       entry.name)) {
+          entry.storage != storage_for(parameter.scalar_type(), settings_[g].master_weights,
+                                       settings_[g].rounding, entry.name)) {
         return false;
       }
       takes_part_[i] = gradient.defined();
@@ -85,8 +87,8 @@ void AdamEngine::add_entries(const Groups& groups, States& states, const Paramet
         entry.group = g;
         entry.first_element = first_element;
         entry.amsgrad = settings_[g].amsgrad;
-        entry.storage = storage_for(parameter.scalar_type(), settings_[g].master_weights, settings_[g].rounding,
-                                    entry.name);
+        entry.storage = storage_for(parameter.scalar_type(), settings_[g].master_weights,
+                                    settings_[g].rounding, entry.name);
         if (gradient.defined()) check_gradient(parameter, gradient, entry.name);
         if (state != states.end()) {
           entry.state = static_cast<FusedAdamStateFields*>(state->second.get());
@@ -131,7 +133,8 @@ void AdamEngine::plan(const Groups& groups, States& states, const ParameterNames
 void AdamEngine::create_states(States& states) {
   for (AdamEntry& entry : entries_) {
     if (!entry.parameter.is_non_overlapping_and_dense()) {
-      entry.dense_parameter = at::empty(entry.parameter.sizes(), entry.parameter.options().requires_grad(false));
+      entry.dense_parameter =
+          at::empty(entry.parameter.sizes(), entry.parameter.options().requires_grad(false));
     }
     if (entry.state == nullptr) {
       auto& state = states[entry.parameter.unsafeGetTensorImpl()];
@@ -145,7 +148,8 @@ void AdamEngine::create_states(States& states) {
 void AdamEngine::build_tables() {
   std::map<std::pair<kernels::AdamStorage, bool>, size_t> table_of;
   for (AdamEntry& entry : entries_) {
-    const auto [found, is_new] = table_of.emplace(std::make_pair(entry.storage, entry.amsgrad), tables_.size());
+    const auto [found, is_new] =
+        table_of.emplace(std::make_pair(entry.storage, entry.amsgrad), tables_.size());
     if (is_new) tables_.emplace_back(kernels::AdamLaunch{entry.storage, entry.amsgrad}, device_);
     tables_[found->second].add(entry, found->second);
     entry.remember();
@@ -157,7 +161,8 @@ void AdamEngine::build_tables() {
   }
   partials_ = at::empty({units}, at::TensorOptions().dtype(at::kDouble).device(device_));
   if (!check_.defined()) {
-    check_ = at::zeros({sizeof(kernels::GradientCheck)}, at::TensorOptions().dtype(at::kByte).device(device_));
+    check_ =
+        at::zeros({sizeof(kernels::GradientCheck)}, at::TensorOptions().dtype(at::kByte).device(device_));
   }
 }
 

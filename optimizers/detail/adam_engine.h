@@ -1,6 +1,6 @@
-// One step of FusedAdam and FusedAdamW, from parameter groups to kernel launches. The engine keeps a plan (dtype
-// tables, slots) and each step only checks that it still fits: parameters where they were, state untouched by others,
-// the same set of gradients. All checks come before the first write.
+// One step of FusedAdam and FusedAdamW, from parameter groups to kernel launches. The engine keeps a plan
+// (dtype tables, slots) and each step only checks that it still fits: parameters where they were, state
+// untouched by others, the same set of gradients. All checks come before the first write.
 #pragma once
 
 #include <cstdint>

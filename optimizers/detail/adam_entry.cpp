@@ -48,7 +48,8 @@ void create_missing(std::vector<AdamEntry*>& entries, Getter field, at::ScalarTy
 }
 
 void convert_to_layout(at::Tensor& tensor, const at::Tensor& memory, at::ScalarType dtype) {
-  if (tensor.scalar_type() == dtype && tensor.device() == memory.device() && same_layout(tensor, memory)) return;
+  if (tensor.scalar_type() == dtype && tensor.device() == memory.device() && same_layout(tensor, memory))
+    return;
   at::Tensor converted = empty_in_layout_of(memory, dtype);
   converted.copy_(tensor);
   tensor = converted;
@@ -56,7 +57,8 @@ void convert_to_layout(at::Tensor& tensor, const at::Tensor& memory, at::ScalarT
 
 // Creates the field where missing (zeros), converts it where it does not fit. Returns the entries it created.
 template <class Needs, class DtypeOf>
-std::vector<AdamEntry*> prepare_field(std::vector<AdamEntry>& entries, Getter field, Needs needs, DtypeOf dtype_of) {
+std::vector<AdamEntry*> prepare_field(std::vector<AdamEntry>& entries, Getter field, Needs needs,
+                                      DtypeOf dtype_of) {
   std::map<at::ScalarType, std::vector<AdamEntry*>> missing;
   std::vector<AdamEntry*> created;
   for (AdamEntry& entry : entries) {
@@ -92,7 +94,8 @@ bool AdamEntry::is_current(const FusedAdamStateFields& s) const {
     if (now[i] != state_tensors[i]) return false;
   }
   if (&s != state || parameter.const_data_ptr() != parameter_data) return false;
-  return dense_parameter.defined() ? parameter.sizes() == dense_parameter.sizes() : same_layout(parameter, s.exp_avg());
+  return dense_parameter.defined() ? parameter.sizes() == dense_parameter.sizes()
+                                   : same_layout(parameter, s.exp_avg());
 }
 
 void AdamEntry::remember() {
@@ -119,8 +122,8 @@ bool same_layout(const at::Tensor& a, const at::Tensor& b) {
 
 void check_state(const FusedAdamStateFields& state, const at::Tensor& parameter, const std::string& name) {
   const auto check = [&](const at::Tensor& tensor, const char* field) {
-    require(!tensor.defined() || tensor.sizes() == parameter.sizes(), "the state of parameter ", name, " has ", field,
-            " of shape ", tensor.sizes(), " but the parameter has ", parameter.sizes());
+    require(!tensor.defined() || tensor.sizes() == parameter.sizes(), "the state of parameter ", name,
+            " has ", field, " of shape ", tensor.sizes(), " but the parameter has ", parameter.sizes());
   };
   check(state.exp_avg(), "exp_avg");
   check(state.exp_avg_sq(), "exp_avg_sq");
@@ -135,7 +138,8 @@ void prepare_state(std::vector<AdamEntry>& entries) {
   const auto moments = [](const AdamEntry& e) { return state_dtype(e.storage); };
   prepare_field(entries, &Fields::exp_avg, always, moments);
   prepare_field(entries, &Fields::exp_avg_sq, always, moments);
-  prepare_field(entries, &Fields::max_exp_avg_sq, [](const AdamEntry& e) { return e.amsgrad; }, moments);
+  prepare_field(
+      entries, &Fields::max_exp_avg_sq, [](const AdamEntry& e) { return e.amsgrad; }, moments);
 
   const auto masters = prepare_field(
       entries, &Fields::master, [](const AdamEntry& e) { return has_master(e.storage); },
@@ -147,7 +151,8 @@ void prepare_state(std::vector<AdamEntry>& entries) {
                                      : entry->parameter);
   }
   const auto remainders = prepare_field(
-      entries, &Fields::remainder, [](const AdamEntry& e) { return e.storage == AdamStorage::bf16_remainder; },
+      entries, &Fields::remainder,
+      [](const AdamEntry& e) { return e.storage == AdamStorage::bf16_remainder; },
       [](const AdamEntry&) { return at::kShort; });
   for (AdamEntry* entry : remainders) {
     if (entry->state->master().defined()) remainder_from_master(*entry);

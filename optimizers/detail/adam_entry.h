@@ -1,5 +1,5 @@
-// One parameter as the engine sees it: where its value, gradient and state lie, in which dtype set, and what must not
-// have changed since that was written down. Also creates and converts the state tensors themselves.
+// One parameter as the engine sees it: where its value, gradient and state lie, in which dtype set, and what
+// must not have changed since that was written down. Also creates and converts the state tensors themselves.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +23,8 @@ struct AdamEntry {
   bool amsgrad = false;
   FusedAdamStateFields* state = nullptr;
 
-  // Kernels need one dense piece of memory in the same order for value, gradient and state. A parameter with gaps
-  // between its elements, and a gradient in another order, go through these dense copies.
+  // Kernels need one dense piece of memory in the same order for value, gradient and state. A parameter with
+  // gaps between its elements, and a gradient in another order, go through these dense copies.
   at::Tensor dense_parameter;
   at::Tensor dense_gradient;
 
@@ -60,8 +60,9 @@ bool same_layout(const at::Tensor& a, const at::Tensor& b);
 // Throws InvalidArgument where an existing state tensor has another shape than the parameter.
 void check_state(const FusedAdamStateFields& state, const at::Tensor& parameter, const std::string& name);
 
-// Gives every entry the state tensors its dtype set needs, in the parameter's layout, dtype and device: new ones as
-// zeros in common arenas, master copies from the parameter's value, existing ones converted where they do not fit.
+// Gives every entry the state tensors its dtype set needs, in the parameter's layout, dtype and device: new
+// ones as zeros in common arenas, master copies from the parameter's value, existing ones converted where
+// they do not fit.
 void prepare_state(std::vector<AdamEntry>& entries);
 
 // After somebody wrote to the parameter: where the master copy no longer rounds to it, the parameter wins.

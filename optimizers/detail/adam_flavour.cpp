@@ -11,7 +11,8 @@ namespace pacer::detail {
 namespace {
 
 void check_at_least_zero(const char* optimizer, const char* option, double value) {
-  require(std::isfinite(value) && value >= 0, optimizer, ": ", option, " must be a finite number >= 0, not ", value);
+  require(std::isfinite(value) && value >= 0, optimizer, ": ", option, " must be a finite number >= 0, not ",
+          value);
 }
 
 void check_beta(const char* optimizer, const char* option, double value) {
@@ -19,13 +20,15 @@ void check_beta(const char* optimizer, const char* option, double value) {
 }
 
 template <class Options>
-AdamGroupSettings read_settings(const char* optimizer, const Options& options, kernels::WeightDecay decay_mode) {
+AdamGroupSettings read_settings(const char* optimizer, const Options& options,
+                                kernels::WeightDecay decay_mode) {
   check_at_least_zero(optimizer, "lr", options.lr());
   check_beta(optimizer, "the first beta", std::get<0>(options.betas()));
   check_beta(optimizer, "the second beta", std::get<1>(options.betas()));
   check_at_least_zero(optimizer, "eps", options.eps());
   check_at_least_zero(optimizer, "weight_decay", options.weight_decay());
-  require(options.rounding() == Rounding::nearest || options.master_weights() == MasterWeights::none, optimizer,
+  require(options.rounding() == Rounding::nearest || options.master_weights() == MasterWeights::none,
+          optimizer,
           ": stochastic rounding is for bf16 parameters without master weights; set "
           "master_weights(MasterWeights::none) as well, or leave rounding at nearest");
   AdamGroupSettings settings;
@@ -47,7 +50,8 @@ AdamGroupSettings read_settings(const char* optimizer, const Options& options, k
 template <class Options, class TorchOptions>
 std::unique_ptr<torch::optim::OptimizerOptions> adopt(const torch::optim::OptimizerOptions& options) {
   if (const auto* own = dynamic_cast<const Options*>(&options)) return std::make_unique<Options>(*own);
-  if (const auto* other = dynamic_cast<const TorchOptions*>(&options)) return std::make_unique<Options>(*other);
+  if (const auto* other = dynamic_cast<const TorchOptions*>(&options))
+    return std::make_unique<Options>(*other);
   return nullptr;
 }
 
@@ -66,7 +70,8 @@ std::unique_ptr<torch::optim::OptimizerParamState> make_state() {
 const AdamFlavour kAdamFlavour = {
     "FusedAdam", owns<FusedAdamOptions>, adopt<FusedAdamOptions, torch::optim::AdamOptions>,
     [](const torch::optim::OptimizerOptions& options) {
-      return read_settings("FusedAdam", static_cast<const FusedAdamOptions&>(options), kernels::WeightDecay::l2);
+      return read_settings("FusedAdam", static_cast<const FusedAdamOptions&>(options),
+                           kernels::WeightDecay::l2);
     },
     make_state<FusedAdamParamState>};
 

@@ -1,5 +1,5 @@
-// What tells FusedAdam from FusedAdamW: names, option and state types, and where weight decay enters. Everything else
-// is shared, so the engine asks this small table instead of being a template.
+// What tells FusedAdam from FusedAdamW: names, option and state types, and where weight decay enters.
+// Everything else is shared, so the engine asks this small table instead of being a template.
 #pragma once
 
 #include <memory>
@@ -25,8 +25,8 @@ struct AdamFlavour {
   const char* name;
   // True for options of this optimizer's own type.
   bool (*owns)(const torch::optim::OptimizerOptions& options);
-  // A copy of the options as this optimizer's own type, converted if they are the torch optimizer's; null if they are
-  // neither.
+  // A copy of the options as this optimizer's own type, converted if they are the torch optimizer's; null if
+  // they are neither.
   std::unique_ptr<torch::optim::OptimizerOptions> (*adopt)(const torch::optim::OptimizerOptions& options);
   // Options of this optimizer's own type, checked: throws InvalidArgument naming option, value and range.
   AdamGroupSettings (*settings)(const torch::optim::OptimizerOptions& options);

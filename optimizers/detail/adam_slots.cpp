@@ -32,8 +32,10 @@ bool AdamSlots::fit(const std::vector<AdamEntry>& entries, const std::vector<cha
   return true;
 }
 
-void AdamSlots::assign(std::vector<AdamEntry>& entries, const std::vector<char>& takes_part, at::Device device) {
-  // Parameters meet in a slot if their counts are known to be equal: the same clock, or the same number on the host.
+void AdamSlots::assign(std::vector<AdamEntry>& entries, const std::vector<char>& takes_part,
+                       at::Device device) {
+  // Parameters meet in a slot if their counts are known to be equal: the same clock, or the same number on
+  // the host.
   using Key = std::tuple<size_t, bool, const StepClock*, int64_t, char>;
   std::map<Key, int64_t> slot_of;
   std::vector<Slot> slots;
@@ -48,7 +50,8 @@ void AdamSlots::assign(std::vector<AdamEntry>& entries, const std::vector<char>&
                   device_leads ? 0 : entry.state->step(), takes_part[i]};
     const auto [found, is_new] = slot_of.emplace(key, static_cast<int64_t>(slots.size()));
     if (is_new) {
-      slots.push_back({entry.group, is_double, std::make_shared<StepClock>(device_leads ? 0 : entry.state->step())});
+      slots.push_back(
+          {entry.group, is_double, std::make_shared<StepClock>(device_leads ? 0 : entry.state->step())});
       origins.push_back(device_leads ? clock : nullptr);
     }
     chosen[i] = found->second;
@@ -62,13 +65,15 @@ void AdamSlots::assign(std::vector<AdamEntry>& entries, const std::vector<char>&
   table_ = {};
 }
 
-void AdamSlots::place_counts(const std::vector<std::shared_ptr<const StepClock>>& origins, at::Device device) {
+void AdamSlots::place_counts(const std::vector<std::shared_ptr<const StepClock>>& origins,
+                             at::Device device) {
   std::vector<int64_t> host_counts;
   for (const Slot& slot : slots_) host_counts.push_back(slot.clock->host_steps());
   const auto count = static_cast<int64_t>(slots_.size());
   at::Tensor steps = at::empty({count}, at::TensorOptions().dtype(at::kLong).device(device));
   at::Tensor pinned = at::empty(steps.sizes(), at::TensorOptions().dtype(at::kLong).pinned_memory(true));
-  if (!host_counts.empty()) std::memcpy(pinned.mutable_data_ptr(), host_counts.data(), host_counts.size() * 8);
+  if (!host_counts.empty())
+    std::memcpy(pinned.mutable_data_ptr(), host_counts.data(), host_counts.size() * 8);
   steps.copy_(pinned, /*non_blocking=*/true);
   for (size_t i = 0; i < slots_.size(); ++i) {
     if (origins[i]) {
@@ -81,18 +86,21 @@ void AdamSlots::place_counts(const std::vector<std::shared_ptr<const StepClock>>
   device_scalars_ = at::empty({count * kBytes}, at::TensorOptions().dtype(at::kByte).device(device));
 }
 
-void AdamSlots::configure(const std::vector<AdamGroupSettings>& settings, const std::vector<AdamEntry>& entries,
-                          const std::vector<char>& takes_part) {
+void AdamSlots::configure(const std::vector<AdamGroupSettings>& settings,
+                          const std::vector<AdamEntry>& entries, const std::vector<char>& takes_part) {
   std::vector<kernels::AdamSlot> wanted(slots_.size());
   for (size_t i = 0; i < slots_.size(); ++i) {
     wanted[i].settings = settings[slots_[i].group].kernel;
     wanted[i].is_double = slots_[i].is_double;
     wanted[i].active = 0;
   }
-  for (size_t i = 0; i < entries.size(); ++i) wanted[static_cast<size_t>(entries[i].slot)].active |= takes_part[i];
-  static_assert(sizeof(kernels::AdamSlot) == sizeof(kernels::AdamSettings) + 8, "compared as bytes: no padding");
-  const bool same = wanted.size() == table_.host().size() &&
-                    std::memcmp(wanted.data(), table_.host().data(), wanted.size() * sizeof(kernels::AdamSlot)) == 0;
+  for (size_t i = 0; i < entries.size(); ++i)
+    wanted[static_cast<size_t>(entries[i].slot)].active |= takes_part[i];
+  static_assert(sizeof(kernels::AdamSlot) == sizeof(kernels::AdamSettings) + 8,
+                "compared as bytes: no padding");
+  const bool same =
+      wanted.size() == table_.host().size() &&
+      std::memcmp(wanted.data(), table_.host().data(), wanted.size() * sizeof(kernels::AdamSlot)) == 0;
   if (same) return;
   table_.host() = std::move(wanted);
   table_.mark_changed();

@@ -1,5 +1,6 @@
-// Slots: sets of parameters that share a parameter group and a step count, and so the scalars of a step. A parameter
-// that sits out a step its companions take leaves their slot, with its own count, without asking the device.
+// Slots: sets of parameters that share a parameter group and a step count, and so the scalars of a step. A
+// parameter that sits out a step its companions take leaves their slot, with its own count, without asking
+// the device.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +29,9 @@ class AdamSlots {
   void configure(const std::vector<AdamGroupSettings>& settings, const std::vector<AdamEntry>& entries,
                  const std::vector<char>& takes_part);
 
-  // Writes the scalars of the coming step, advances the counts of the slots that take part, returns the scalars (host
-  // or device memory). On CUDA the counts stay where *non_finite is not zero; null for no check.
+  // Writes the scalars of the coming step, advances the counts of the slots that take part, returns the
+  // scalars (host or device memory). On CUDA the counts stay where *non_finite is not zero; null for no
+  // check.
   const void* advance(at::Device device, const uint32_t* non_finite);
 
  private:

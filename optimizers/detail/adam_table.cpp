@@ -79,14 +79,16 @@ void AdamTable::sum_of_squares(double* partials) {
                                  current_stream(device_));
     return;
   }
-  const size_t element_size = type == kernels::GradientType::f64 ? 8 : type == kernels::GradientType::f32 ? 4 : 2;
+  const size_t element_size = type == kernels::GradientType::f64   ? 8
+                              : type == kernels::GradientType::f32 ? 4
+                                                                   : 2;
   for_each_tile(units_.host(), [&](int64_t i) {
     const Tile& unit = units_.host()[i];
     const auto* gradient = static_cast<const char*>(gradients_.host()[unit.tensor].gradient);
-    partials[i] =
-        gradient == nullptr
-            ? 0.0
-            : kernels::sum_of_squares_cpu(type, gradient + unit.offset * static_cast<int64_t>(element_size), unit.count);
+    partials[i] = gradient == nullptr
+                      ? 0.0
+                      : kernels::sum_of_squares_cpu(
+                            type, gradient + unit.offset * static_cast<int64_t>(element_size), unit.count);
   });
 }
 

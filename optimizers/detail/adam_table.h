@@ -1,6 +1,6 @@
-// All parameters of one dtype set as the kernels take them: pointers, gradients and tiles, on the CPU or sent to the
-// GPU. The table depends on the set of parameters only; which of them take part in a step, and with which scalars, is
-// in the small gradient array.
+// All parameters of one dtype set as the kernels take them: pointers, gradients and tiles, on the CPU or sent
+// to the GPU. The table depends on the set of parameters only; which of them take part in a step, and with
+// which scalars, is in the small gradient array.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// A host array that kernels read: where the device is the CPU the array itself, on CUDA a copy in device memory that is
-// sent through pinned memory, without synchronising, whenever the host array changed.
+// A host array that kernels read: where the device is the CPU the array itself, on CUDA a copy in device
+// memory that is sent through pinned memory, without synchronising, whenever the host array changed.
 #pragma once
 
 #include <cstring>
@@ -28,9 +28,10 @@ class DeviceBuffer {
   // Sends the host array where it changed.
   void send(at::Device device) {
     if (!changed_ || device.is_cpu()) return;
-    require<Error>(!is_capturing(device),
-                   "the optimizer's tables changed while a CUDA graph is captured (new gradient addresses, options or "
-                   "parameters): take one step with the same gradients before the capture");
+    require<Error>(
+        !is_capturing(device),
+        "the optimizer's tables changed while a CUDA graph is captured (new gradient addresses, options or "
+        "parameters): take one step with the same gradients before the capture");
     const auto bytes = static_cast<int64_t>(host_.size() * sizeof(T));
     if (!device_.defined() || device_.numel() != bytes || device_.device() != device) {
       device_ = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device));

@@ -1,6 +1,6 @@
-// Reading and writing optimizers in the archive layout of torch::optim (state by label, parameter groups by position),
-// and taking state over from a running optimizer. A load validates everything first, then swaps: on any error the
-// optimizer is untouched.
+// Reading and writing optimizers in the archive layout of torch::optim (state by label, parameter groups by
+// position), and taking state over from a running optimizer. A load validates everything first, then swaps:
+// on any error the optimizer is untouched.
 #pragma once
 
 #include <exception>
@@ -25,7 +25,7 @@ using ParamStates = ska::flat_hash_map<void*, std::unique_ptr<torch::optim::Opti
 // State and options for every group of an optimizer, read but not yet in force.
 struct PendingState {
   std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options;  // by group
-  ParamStates states;                                                    // by TensorImpl of the parameters here
+  ParamStates states;  // by TensorImpl of the parameters here
 };
 
 // Throws InvalidArgument unless options and state are sound and fit the parameters.
@@ -35,13 +35,15 @@ void check_pending(const PendingState& pending, const AdamFlavour& flavour, cons
 // Puts pending state in force. Does not throw.
 void commit_pending(PendingState pending, ParamGroups& groups, ParamStates& states) noexcept;
 
-// Reads an archive of this optimizer or of torch's. Labels in the archive are addresses of another run and only join
-// state to position.
+// Reads an archive of this optimizer or of torch's. Labels in the archive are addresses of another run and
+// only join state to position.
 template <class State, class Options>
-PendingState read_optimizer(torch::serialize::InputArchive& archive, const char* optimizer, const ParamGroups& groups) {
+PendingState read_optimizer(torch::serialize::InputArchive& archive, const char* optimizer,
+                            const ParamGroups& groups) {
   PendingState pending;
   ParamStates labelled;
-  std::vector<std::pair<std::vector<std::string>, std::unique_ptr<torch::optim::OptimizerOptions>>> saved_groups;
+  std::vector<std::pair<std::vector<std::string>, std::unique_ptr<torch::optim::OptimizerOptions>>>
+      saved_groups;
   try {
     torch::serialize::InputArchive state_archive, groups_archive;
     archive.read("state", state_archive);
@@ -52,7 +54,8 @@ PendingState read_optimizer(torch::serialize::InputArchive& archive, const char*
     throw;
   } catch (const std::exception& error) {
     const std::string text = error.what();
-    throw InvalidArgument(concatenate(optimizer, ": this archive does not hold the state of an Adam optimizer (",
+    throw InvalidArgument(concatenate(optimizer,
+                                      ": this archive does not hold the state of an Adam optimizer (",
                                       text.substr(0, text.find('\n')), "); nothing was loaded"));
   }
   require(saved_groups.size() == groups.size(), optimizer, ": the archive has ", saved_groups.size(),
@@ -64,7 +67,8 @@ PendingState read_optimizer(torch::serialize::InputArchive& archive, const char*
             " parameters in the archive but ", parameters.size(), " in the optimizer; nothing was loaded");
     pending.options.push_back(std::move(saved_groups[g].second));
     for (size_t i = 0; i < labels.size(); ++i) {
-      // NOLINTNEXTLINE(performance-no-int-to-ptr): the label is the address the parameter had when it was saved
+      // NOLINTNEXTLINE(performance-no-int-to-ptr): the label is the address the parameter had when it was
+      // saved
       const auto found = labelled.find(reinterpret_cast<void*>(std::stoull(labels[i])));
       if (found == labelled.end()) continue;
       require(found->second != nullptr, optimizer, ": the archive names the state of parameter ", g, ".", i,
@@ -89,7 +93,8 @@ PendingState copy_of_torch_optimizer(const torch::optim::Optimizer& source, cons
     require(theirs.size() == ours.size(), flavour.name, ": group ", g, " has ", theirs.size(),
             " parameters in the optimizer to take over from but ", ours.size(), " here");
     pending.options.push_back(flavour.adopt(source_groups[g].options()));
-    require(pending.options.back() != nullptr, flavour.name, ": the options to take over belong to another optimizer");
+    require(pending.options.back() != nullptr, flavour.name,
+            ": the options to take over belong to another optimizer");
     for (size_t i = 0; i < ours.size(); ++i) {
       require(theirs[i].is_same(ours[i]), flavour.name, ": parameter ", name_of(names, ours[i], g, i),
               " is another tensor in the optimizer to take over from; build both from the same parameters");

@@ -21,8 +21,8 @@ void check_parameter(const at::Tensor& parameter, const std::string& name) {
   require(parameter.layout() == at::kStrided, "parameter ", name, " is ", parameter.layout(),
           ", but fused optimizers need dense (strided) parameters");
   const at::ScalarType dtype = parameter.scalar_type();
-  require(dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16 || dtype == at::kHalf, "parameter ",
-          name, " has dtype ", dtype, "; supported are float, double, bfloat16 and half");
+  require(dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16 || dtype == at::kHalf,
+          "parameter ", name, " has dtype ", dtype, "; supported are float, double, bfloat16 and half");
   require(parameter.device().is_cpu() || parameter.device().is_cuda(), "parameter ", name, " is on ",
           parameter.device(), "; supported are the CPU and CUDA devices");
   require(at::has_internal_overlap(parameter) != at::MemOverlap::Yes, "parameter ", name,
@@ -43,8 +43,8 @@ void check_groups(const std::vector<torch::optim::OptimizerParamGroup>& groups, 
               "; pass each tensor once (tied weights, too)");
       const at::Device device = parameters[i].device();
       if (!first) first.emplace(device, name);
-      require(device == first->first, "parameter ", name, " is on ", device, " but ", first->second, " is on ",
-              first->first, "; make one optimizer per device or move the model as a whole");
+      require(device == first->first, "parameter ", name, " is on ", device, " but ", first->second,
+              " is on ", first->first, "; make one optimizer per device or move the model as a whole");
     }
   }
 }
@@ -52,13 +52,14 @@ void check_groups(const std::vector<torch::optim::OptimizerParamGroup>& groups, 
 void check_gradient(const at::Tensor& parameter, const at::Tensor& gradient, const std::string& name) {
   require(gradient.layout() == at::kStrided, "the gradient of parameter ", name, " is ", gradient.layout(),
           "; fused optimizers do not support sparse gradients, use dense ones");
-  require(gradient.scalar_type() == parameter.scalar_type(), "the gradient of parameter ", name, " has dtype ",
-          gradient.scalar_type(), " but the parameter has ", parameter.scalar_type(),
+  require(gradient.scalar_type() == parameter.scalar_type(), "the gradient of parameter ", name,
+          " has dtype ", gradient.scalar_type(), " but the parameter has ", parameter.scalar_type(),
           "; clear gradients after changing a parameter's dtype");
-  require(gradient.device() == parameter.device(), "the gradient of parameter ", name, " is on ", gradient.device(),
-          " but the parameter is on ", parameter.device(), "; clear gradients after moving a parameter");
-  require(gradient.sizes() == parameter.sizes(), "the gradient of parameter ", name, " has shape ", gradient.sizes(),
-          " but the parameter has ", parameter.sizes());
+  require(gradient.device() == parameter.device(), "the gradient of parameter ", name, " is on ",
+          gradient.device(), " but the parameter is on ", parameter.device(),
+          "; clear gradients after moving a parameter");
+  require(gradient.sizes() == parameter.sizes(), "the gradient of parameter ", name, " has shape ",
+          gradient.sizes(), " but the parameter has ", parameter.sizes());
 }
 
 kernels::AdamStorage storage_for(at::ScalarType dtype, MasterWeights master_weights, Rounding rounding,
@@ -67,7 +68,8 @@ kernels::AdamStorage storage_for(at::ScalarType dtype, MasterWeights master_weig
   if (dtype == at::kDouble) return AdamStorage::f64;
   if (dtype == at::kFloat) return AdamStorage::f32;
   if (dtype == at::kHalf) {
-    require(master_weights == MasterWeights::automatic || master_weights == MasterWeights::fp32, "parameter ", name,
+    require(master_weights == MasterWeights::automatic || master_weights == MasterWeights::fp32, "parameter ",
+            name,
             " is fp16, which needs MasterWeights::fp32 (or automatic): its range is too small to go without");
     return AdamStorage::f16_master;
   }
@@ -88,8 +90,9 @@ void check_disjoint(std::vector<MemoryRange>& ranges, const std::vector<std::str
                ranges.end());
   std::sort(ranges.begin(), ranges.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });
   const auto check = [&](const MemoryRange& a, const MemoryRange& b) {
-    require(a.parameter == b.parameter || !(a.written || b.written), "parameters ", names[a.parameter], " and ",
-            names[b.parameter], " share memory (one's value or gradient lies inside the other); pass a clone of one");
+    require(a.parameter == b.parameter || !(a.written || b.written), "parameters ", names[a.parameter],
+            " and ", names[b.parameter],
+            " share memory (one's value or gradient lies inside the other); pass a clone of one");
   };
   std::vector<MemoryRange> open;
   for (const MemoryRange& range : ranges) {

@@ -1,5 +1,5 @@
-// What a fused optimizer asks of parameters and gradients, checked before anything is written. Every failure is an
-// InvalidArgument that names the parameter.
+// What a fused optimizer asks of parameters and gradients, checked before anything is written. Every failure
+// is an InvalidArgument that names the parameter.
 #pragma once
 
 #include <string>

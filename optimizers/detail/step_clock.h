@@ -1,6 +1,6 @@
-// Counts the applied steps of parameters that are always stepped together. The host knows the count as long as it
-// alone decides whether a step is applied; once the device decides (finite check, graph replay), the device leads and
-// reading the count waits for it.
+// Counts the applied steps of parameters that are always stepped together. The host knows the count as long
+// as it alone decides whether a step is applied; once the device decides (finite check, graph replay), the
+// device leads and reading the count waits for it.
 #pragma once
 
 #include <cstdint>
