@@ -156,16 +156,16 @@ choose_recipe() {
 describe_recipe() {
   case $1 in
     cpu)
-      what="LibTorch $torch_version for the CPU" download=540 disk=1400
+      what="LibTorch $torch_version for the CPU" download=544 disk=1250
       packages=(--no-deps "torch==$torch_version" nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85)
       ;;
     cuda)
-      what="LibTorch $torch_version with CUDA 13" download=2300 disk=4900
+      what="LibTorch $torch_version with CUDA 13" download=2720 disk=4700
       packages=("torch==$torch_version")
       ;;
     cuda+nvcc)
       what="LibTorch $torch_version with CUDA 13, and nvcc, as this machine has a GPU but no toolkit"
-      download=2400 disk=5200
+      download=2820 disk=5000
       packages=("torch==$torch_version" "cuda-toolkit[nvcc,cccl,cudart]==13.0.2" nvidia-cuda-crt==13.0.88
         nvidia-nvvm==13.0.88)
       ;;

@@ -87,11 +87,10 @@ void remainder_from_master(AdamEntry& entry) {
 }  // namespace
 
 bool AdamEntry::is_current(const FusedAdamStateFields& s) const {
-  const void* now[5] = {s.exp_avg().unsafeGetTensorImpl(), s.exp_avg_sq().unsafeGetTensorImpl(),
-                        s.max_exp_avg_sq().unsafeGetTensorImpl(), s.master().unsafeGetTensorImpl(),
-                        s.remainder().unsafeGetTensorImpl()};
+  const at::Tensor* now[5] = {&s.exp_avg(), &s.exp_avg_sq(), &s.max_exp_avg_sq(), &s.master(),
+                              &s.remainder()};
   for (int i = 0; i < 5; ++i) {
-    if (now[i] != state_tensors[i]) return false;
+    if (!now[i]->is_same(state_tensors[i])) return false;
   }
   if (&s != state || parameter.const_data_ptr() != parameter_data) return false;
   return dense_parameter.defined() ? parameter.sizes() == dense_parameter.sizes()
@@ -100,11 +99,11 @@ bool AdamEntry::is_current(const FusedAdamStateFields& s) const {
 
 void AdamEntry::remember() {
   parameter_data = parameter.const_data_ptr();
-  state_tensors[0] = state->exp_avg().unsafeGetTensorImpl();
-  state_tensors[1] = state->exp_avg_sq().unsafeGetTensorImpl();
-  state_tensors[2] = state->max_exp_avg_sq().unsafeGetTensorImpl();
-  state_tensors[3] = state->master().unsafeGetTensorImpl();
-  state_tensors[4] = state->remainder().unsafeGetTensorImpl();
+  state_tensors[0] = state->exp_avg();
+  state_tensors[1] = state->exp_avg_sq();
+  state_tensors[2] = state->max_exp_avg_sq();
+  state_tensors[3] = state->master();
+  state_tensors[4] = state->remainder();
 }
 
 at::ScalarType state_dtype(AdamStorage storage) {

@@ -31,7 +31,7 @@ struct AdamEntry {
   // What the plan was built from.
   const void* parameter_data = nullptr;
   int64_t parameter_version = -1;
-  const void* state_tensors[5] = {};
+  at::Tensor state_tensors[5];  // held, so that no other tensor can take their addresses
 
   // Where the entry sits in the tables of its dtype set, and which scalars it uses.
   size_t table = 0;
