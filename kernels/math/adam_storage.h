@@ -23,6 +23,7 @@ enum class AdamStorage : uint32_t {
   bf16,             // everything bf16, rounded to nearest
   bf16_stochastic,  // bf16 parameter (stochastic rounding) and gradient, fp32 moments
 };
+constexpr int kAdamStorages = 7;
 
 // A master copy that does not exist.
 struct Nothing {};
