@@ -195,10 +195,12 @@ use_torch_of_venv() {
   fi
   if [[ -n $damage ]]; then
     say "removing $PWD/$venv, $damage"
+    : >"$unfinished"  # the last to go, should this be interrupted too
+    find "$venv" -mindepth 1 -maxdepth 1 ! -path "$unfinished" -exec rm -rf {} +
     rm -rf "$venv"
     return 1
   fi
-  fits "$version" && recipe_suffices "$installed" "$(choose_recipe)" || return 1
+  [[ -n $installed ]] && fits "$version" && recipe_suffices "$installed" "$(choose_recipe)" || return 1
   say "LibTorch $version in $PWD/$venv"
 }
 

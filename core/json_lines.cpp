@@ -85,9 +85,10 @@ JsonLinesFile::JsonLinesFile(const std::string& path, Mode mode)
 
 void JsonLinesFile::write(const JsonLine& line) {
   const std::string text = line.str() + '\n';
-  const bool written = std::fwrite(text.data(), 1, text.size(), file_.get()) == text.size();
-  require<FileError>(written && std::fflush(file_.get()) == 0, "cannot write to ", path_, ": ",
-                     std::strerror(errno));
+  const bool written =
+      std::fwrite(text.data(), 1, text.size(), file_.get()) == text.size() && std::fflush(file_.get()) == 0;
+  const int error = errno;
+  require<FileError>(written, "cannot write to ", path_, ": ", std::strerror(error));
 }
 
 }  // namespace pacer

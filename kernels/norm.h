@@ -17,7 +17,7 @@ enum class GradientType : uint32_t { f64, f32, bf16, f16 };
 struct GradientCheck {
   double sum_of_squares;
   double norm;
-  uint32_t non_finite;  // 1 if any partial sum is not finite
+  uint32_t non_finite;  // 1 if any partial sum, or the sum of all, is not finite
   uint32_t padding;
   int64_t skipped_steps;  // how many checks were non-finite so far
 };

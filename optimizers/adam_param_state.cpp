@@ -19,6 +19,10 @@ torch::Tensor read_tensor(torch::serialize::InputArchive& archive, const char* k
   return archive.try_read(key, value) ? value.toTensor() : torch::Tensor();
 }
 
+bool same_tensor(const torch::Tensor& a, const torch::Tensor& b) {
+  return a.defined() == b.defined() && (!a.defined() || a.equal(b));
+}
+
 }  // namespace
 
 FusedAdamStateFields::FusedAdamStateFields(const FusedAdamStateFields& other)
@@ -41,6 +45,13 @@ FusedAdamStateFields& FusedAdamStateFields::step(int64_t steps) {
   steps_ = steps;
   clock_.reset();
   return *this;
+}
+
+bool operator==(const FusedAdamStateFields& left, const FusedAdamStateFields& right) {
+  return left.step() == right.step() && same_tensor(left.exp_avg(), right.exp_avg()) &&
+         same_tensor(left.exp_avg_sq(), right.exp_avg_sq()) &&
+         same_tensor(left.max_exp_avg_sq(), right.max_exp_avg_sq()) &&
+         same_tensor(left.master(), right.master()) && same_tensor(left.remainder(), right.remainder());
 }
 
 void FusedAdamStateFields::serialize(torch::serialize::OutputArchive& archive) const {

@@ -52,6 +52,9 @@ class FusedAdamStateFields : public torch::optim::OptimizerParamState {
   std::shared_ptr<const detail::StepClock> clock_;
 };
 
+// Equal step counts and equal tensors, as LibTorch compares its optimizers' states.
+bool operator==(const FusedAdamStateFields& left, const FusedAdamStateFields& right);
+
 struct FusedAdamParamState : public FusedAdamStateFields {
   std::unique_ptr<torch::optim::OptimizerParamState> clone() const override {
     return std::make_unique<FusedAdamParamState>(*this);

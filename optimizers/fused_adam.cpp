@@ -24,15 +24,22 @@ std::unique_ptr<OptimizerOptions> adopt(const detail::AdamFlavour& flavour, cons
   return own;
 }
 
-// Groups whose options, where they have any, are of the flavour's own type.
+// Groups whose options, where they have any, are of the flavour's own type. They will be groups first_group,
+// ...
 std::vector<OptimizerParamGroup> adopt_groups(const detail::AdamFlavour& flavour,
                                               const std::vector<OptimizerParamGroup>& groups,
-                                              const OptimizerOptions& defaults) {
+                                              const OptimizerOptions& defaults, size_t first_group = 0) {
   flavour.settings(defaults);
   std::vector<OptimizerParamGroup> adopted;
   for (size_t g = 0; g < groups.size(); ++g) {
-    adopted.emplace_back(groups[g].params());
-    if (groups[g].has_options()) adopted.back().set_options(adopt(flavour, groups[g].options(), g));
+    const auto& parameters = groups[g].params();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      require(parameters[i].defined(), flavour.name, ": parameter ", first_group + g, ".", i,
+              " is undefined");
+    }
+    adopted.emplace_back(parameters);
+    if (groups[g].has_options())
+      adopted.back().set_options(adopt(flavour, groups[g].options(), first_group + g));
   }
   return adopted;
 }
@@ -74,7 +81,7 @@ FusedAdamBase& FusedAdamBase::operator=(FusedAdamBase&&) noexcept = default;
 FusedAdamBase::~FusedAdamBase() = default;
 
 void FusedAdamBase::add_param_group(const OptimizerParamGroup& group) {
-  auto with_group = adopt_groups(*flavour_, {group}, *defaults_);
+  auto with_group = adopt_groups(*flavour_, {group}, *defaults_, param_groups_.size());
   std::vector<OptimizerParamGroup> all(param_groups_);
   all.push_back(with_group.front());
   detail::check_groups(all, names_);

@@ -146,6 +146,7 @@ __global__ void __launch_bounds__(kThreads)
   if (whole) packet.load(tensor, gradient.gradient, tile.offset + first);
 
   wait_for_previous_kernel();  // by every thread, so that this kernel never ends before the one ahead of it
+  if (count == 0) return;
   // A reference, not a copy: registers are what limits the blocks in flight.
   const auto& scalars = *reinterpret_cast<const AdamScalars<typename Full::Real>*>(
       scalar_slots + gradient.scalars * kAdamScalarsBytes);

@@ -101,8 +101,8 @@ __global__ void __launch_bounds__(kPartialColumns)
   if (threadIdx.x == 0) {
     check->sum_of_squares = sum;
     check->norm = sqrt_(sum);
-    check->non_finite = non_finite != 0;
-    check->skipped_steps += non_finite != 0;
+    check->non_finite = non_finite != 0 || !isfinite(sum);
+    check->skipped_steps += check->non_finite;
   }
 }
 

@@ -52,8 +52,8 @@ struct alignas(16) AdamScalars {
 template <class Real>
 PACER_HOST_DEVICE AdamScalars<Real> adam_scalars(const AdamSettings& settings, int64_t step) {
   const bool correct = settings.bias_correction != 0;
-  const double c1 = correct ? 1.0 - power(settings.beta1, step) : 1.0;
-  const double c2 = correct ? 1.0 - power(settings.beta2, step) : 1.0;
+  const double c1 = correct ? one_minus_power(settings.beta1, step) : 1.0;
+  const double c2 = correct ? one_minus_power(settings.beta2, step) : 1.0;
   const bool l2 = settings.decay_mode == WeightDecay::l2;
   const bool decoupled = settings.decay_mode == WeightDecay::decoupled;
   AdamScalars<Real> scalars;

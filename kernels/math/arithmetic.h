@@ -96,16 +96,26 @@ PACER_HOST_DEVICE float div_often_zero(float a, float b) {
 }
 PACER_HOST_DEVICE double div_often_zero(double a, double b) { return div_(a, b); }
 
-// base^exponent by binary powering: the same bits on host and device, which `pow` does not promise. The
-// relative error is at most about 2 * log2(exponent) units of 2^-53.
-PACER_HOST_DEVICE double power(double base, int64_t exponent) {
-  double result = 1.0;
-  while (exponent > 0) {
-    if (exponent & 1) result = mul_(result, base);
-    base = mul_(base, base);
-    exponent >>= 1;
+// 1 - base^exponent for base in [0, 1) and exponent >= 0, by binary powering with the rounding errors carried
+// along (two doubles a factor): accurate to a few units of 2^-53 of the result even where base^exponent is
+// close to 1, and the same bits on host and device, which `pow` does not promise.
+PACER_HOST_DEVICE double one_minus_power(double base, int64_t exponent) {
+  double high = 1.0, low = 0.0;            // high + low: the product so far
+  double factor = base, factor_low = 0.0;  // factor + factor_low: base^(2^i)
+  for (; exponent > 0; exponent >>= 1) {
+    if (exponent & 1) {
+      const double product = mul_(high, factor);
+      const double error = fma_(low, factor, fma_(high, factor_low, fma_(high, factor, -product)));
+      high = product + error;
+      low = error - (high - product);
+    }
+    const double square = mul_(factor, factor);
+    const double error = fma_(2.0 * factor, factor_low, fma_(factor, factor, -square));
+    factor = square + error;
+    factor_low = error - (factor - square);
   }
-  return result;
+  const double difference = 1.0 - high;
+  return difference + (((1.0 - difference) - high) - low);
 }
 
 PACER_HOST_DEVICE uint32_t bits_of(float value) {

@@ -16,9 +16,10 @@ kernels::GradientCheck* check_of(const at::Tensor& tensor) {
   return static_cast<kernels::GradientCheck*>(tensor.mutable_data_ptr());
 }
 
-// Memory in which the kernel can read the gradient in the parameter's order.
+// True where the gradient's memory does not hold its values in the parameter's order: other strides, or a
+// view that is negated or zero in name only.
 bool needs_dense_gradient(const AdamEntry& entry, const at::Tensor& gradient) {
-  return !same_layout(gradient, entry.memory());
+  return !same_layout(gradient, entry.memory()) || gradient.is_neg() || gradient._is_zerotensor();
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include <pacer/optimizers/detail/adam_entry.h>
 
+#include <array>
 #include <map>
 
 #include <ATen/ops/empty_strided.h>
@@ -21,6 +22,12 @@ using Getter = at::Tensor& (FusedAdamStateFields::*)();
 bool has_master(AdamStorage storage) {
   return storage == AdamStorage::bf16_master || storage == AdamStorage::f16_master;
 }
+
+std::array<const at::Tensor*, 5> tensors_of(const FusedAdamStateFields& s) {
+  return {&s.exp_avg(), &s.exp_avg_sq(), &s.max_exp_avg_sq(), &s.master(), &s.remainder()};
+}
+
+const void* data_of(const at::Tensor& tensor) { return tensor.defined() ? tensor.const_data_ptr() : nullptr; }
 
 at::Tensor empty_in_layout_of(const at::Tensor& memory, at::ScalarType dtype) {
   return at::empty_strided(memory.sizes(), memory.strides(), memory.options().dtype(dtype));
@@ -87,10 +94,9 @@ void remainder_from_master(AdamEntry& entry) {
 }  // namespace
 
 bool AdamEntry::is_current(const FusedAdamStateFields& s) const {
-  const at::Tensor* now[5] = {&s.exp_avg(), &s.exp_avg_sq(), &s.max_exp_avg_sq(), &s.master(),
-                              &s.remainder()};
-  for (int i = 0; i < 5; ++i) {
-    if (!now[i]->is_same(state_tensors[i])) return false;
+  const auto now = tensors_of(s);
+  for (size_t i = 0; i < now.size(); ++i) {
+    if (!now[i]->is_same(state_tensors[i]) || data_of(*now[i]) != state_data[i]) return false;
   }
   if (&s != state || parameter.const_data_ptr() != parameter_data) return false;
   return dense_parameter.defined() ? parameter.sizes() == dense_parameter.sizes()
@@ -99,11 +105,11 @@ bool AdamEntry::is_current(const FusedAdamStateFields& s) const {
 
 void AdamEntry::remember() {
   parameter_data = parameter.const_data_ptr();
-  state_tensors[0] = state->exp_avg();
-  state_tensors[1] = state->exp_avg_sq();
-  state_tensors[2] = state->max_exp_avg_sq();
-  state_tensors[3] = state->master();
-  state_tensors[4] = state->remainder();
+  const auto now = tensors_of(*state);
+  for (size_t i = 0; i < now.size(); ++i) {
+    state_tensors[i] = *now[i];
+    state_data[i] = data_of(*now[i]);
+  }
 }
 
 at::ScalarType state_dtype(AdamStorage storage) {
@@ -120,15 +126,20 @@ bool same_layout(const at::Tensor& a, const at::Tensor& b) {
 }
 
 void check_state(const FusedAdamStateFields& state, const at::Tensor& parameter, const std::string& name) {
-  const auto check = [&](const at::Tensor& tensor, const char* field) {
-    require(!tensor.defined() || tensor.sizes() == parameter.sizes(), "the state of parameter ", name,
-            " has ", field, " of shape ", tensor.sizes(), " but the parameter has ", parameter.sizes());
+  const auto check = [&](const at::Tensor& tensor, const char* field, bool integer) {
+    if (!tensor.defined()) return;
+    require(tensor.sizes() == parameter.sizes(), "the state of parameter ", name, " has ", field,
+            " of shape ", tensor.sizes(), " but the parameter has ", parameter.sizes());
+    const bool right_kind = integer ? tensor.scalar_type() == at::kShort : tensor.is_floating_point();
+    require(right_kind && tensor.layout() == at::kStrided, "the state of parameter ", name, " has ", field,
+            " of dtype ", tensor.scalar_type(), " and layout ", tensor.layout(), "; it must be ",
+            integer ? "int16" : "floating point", " and dense");
   };
-  check(state.exp_avg(), "exp_avg");
-  check(state.exp_avg_sq(), "exp_avg_sq");
-  check(state.max_exp_avg_sq(), "max_exp_avg_sq");
-  check(state.master(), "master");
-  check(state.remainder(), "remainder");
+  check(state.exp_avg(), "exp_avg", false);
+  check(state.exp_avg_sq(), "exp_avg_sq", false);
+  check(state.max_exp_avg_sq(), "max_exp_avg_sq", false);
+  check(state.master(), "master", false);
+  check(state.remainder(), "remainder", true);
 }
 
 void prepare_state(std::vector<AdamEntry>& entries) {
@@ -145,9 +156,14 @@ void prepare_state(std::vector<AdamEntry>& entries) {
       [](const AdamEntry&) { return at::kFloat; });
   for (AdamEntry* entry : masters) {
     const at::Tensor& remainder = entry->state->remainder();
-    entry->state->master().copy_(remainder.defined() && entry->parameter.scalar_type() == at::kBFloat16
-                                     ? join(entry->parameter, remainder.to(entry->parameter.device()))
-                                     : entry->parameter);
+    at::Tensor& master = entry->state->master();
+    if (remainder.defined() && entry->parameter.scalar_type() == at::kBFloat16) {
+      master.copy_(join(entry->parameter, remainder.to(entry->parameter.device())));
+      entry->parameter.copy_(
+          master);  // a master copy is rounded to nearest even, a remainder half away from zero
+    } else {
+      master.copy_(entry->parameter);
+    }
   }
   const auto remainders = prepare_field(
       entries, &Fields::remainder,

@@ -32,6 +32,7 @@ struct AdamEntry {
   const void* parameter_data = nullptr;
   int64_t parameter_version = -1;
   at::Tensor state_tensors[5];  // held, so that no other tensor can take their addresses
+  const void* state_data[5] = {};
 
   // Where the entry sits in the tables of its dtype set, and which scalars it uses.
   size_t table = 0;
@@ -57,7 +58,8 @@ at::ScalarType state_dtype(kernels::AdamStorage storage);
 // True if both tensors have their elements at the same offsets.
 bool same_layout(const at::Tensor& a, const at::Tensor& b);
 
-// Throws InvalidArgument where an existing state tensor has another shape than the parameter.
+// Throws InvalidArgument where an existing state tensor has another shape than the parameter or is not made
+// of numbers that a moment can be.
 void check_state(const FusedAdamStateFields& state, const at::Tensor& parameter, const std::string& name);
 
 // Gives every entry the state tensors its dtype set needs, in the parameter's layout, dtype and device: new

@@ -50,6 +50,9 @@ PendingState read_optimizer(torch::serialize::InputArchive& archive, const char*
     torch::optim::detail::serialize<State>(state_archive, labelled);
     archive.read("param_groups", groups_archive);
     torch::optim::detail::serialize<Options>(groups_archive, saved_groups);
+    for (const auto& group : saved_groups) {
+      for (const std::string& label : group.first) std::stoull(label);  // throws where it is not an address
+    }
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {

@@ -4,12 +4,32 @@
 #include <optional>
 #include <unordered_set>
 
-#include <ATen/MemoryOverlap.h>
 #include <torch/optim/optimizer.h>
 
 #include <pacer/core/error.h>
 
 namespace pacer::detail {
+
+namespace {
+
+// True if no two elements can be in one memory location: each dimension steps over all that smaller ones
+// reach. Exotic strides that interleave without meeting are refused with the rest.
+bool elements_are_apart(const at::Tensor& tensor) {
+  std::vector<std::pair<int64_t, int64_t>> dimensions;  // stride, size
+  for (int64_t d = 0; d < tensor.dim(); ++d) {
+    if (tensor.size(d) == 0) return true;
+    if (tensor.size(d) > 1) dimensions.emplace_back(tensor.stride(d), tensor.size(d));
+  }
+  std::sort(dimensions.begin(), dimensions.end());
+  int64_t reach = 0;
+  for (const auto& [stride, size] : dimensions) {
+    if (stride <= reach) return false;
+    reach += stride * (size - 1);
+  }
+  return true;
+}
+
+}  // namespace
 
 std::string name_of(const ParameterNames& names, const at::Tensor& parameter, size_t group, size_t index) {
   const auto found = names.find(parameter.unsafeGetTensorImpl());
@@ -25,8 +45,9 @@ void check_parameter(const at::Tensor& parameter, const std::string& name) {
           "parameter ", name, " has dtype ", dtype, "; supported are float, double, bfloat16 and half");
   require(parameter.device().is_cpu() || parameter.device().is_cuda(), "parameter ", name, " is on ",
           parameter.device(), "; supported are the CPU and CUDA devices");
-  require(at::has_internal_overlap(parameter) != at::MemOverlap::Yes, "parameter ", name,
+  require(elements_are_apart(parameter), "parameter ", name,
           " holds several elements in one memory location (an expanded tensor?); pass a clone");
+  require(!parameter.is_neg(), "parameter ", name, " is a negated view; pass a clone");
 }
 
 void check_groups(const std::vector<torch::optim::OptimizerParamGroup>& groups, const ParameterNames& names) {

@@ -2,11 +2,14 @@
 #include <cmath>
 #include <cstdio>
 
+#include <torch/types.h>
+
 #include <pacer/pacer.h>
 
 int main() {
   torch::Tensor weight = torch::ones({3}, torch::requires_grad());
-  pacer::FusedAdamW optimizer({weight}, pacer::FusedAdamWOptions(0.1).weight_decay(0.5));
+  pacer::FusedAdamW optimizer(std::vector<torch::Tensor>{weight},
+                              pacer::FusedAdamWOptions(0.1).weight_decay(0.5));
   (weight * weight).sum().backward();
   optimizer.step();
   const double expected = 1 - 0.1 * 0.5 - 0.1;  // decay, then a first step of lr against the gradient's sign

@@ -25,4 +25,4 @@ if [[ -n $name ]] && "$program" --list-tests "$spec" | grep -qE '^0 (matching )?
   echo "No test case matches."
   exit 0
 fi
-exec "$program" "$spec" --durations yes
+exec "$program" "$spec" --min-duration 5

@@ -4,6 +4,10 @@
 #include <cstdio>
 #include <string>
 
+// LibTorch's log macros include a CHECK that aborts. They come first, so that Catch2's is the one that stays.
+#include <c10/util/Logging.h>
+#undef CHECK
+
 #if __has_include(<catch2/catch_test_macros.hpp>)
 #include <catch2/catch_approx.hpp>
 #include <catch2/catch_template_test_macros.hpp>

@@ -1,0 +1,83 @@
+// The byte-level GPT: construction with GPT-2's initialisation, and the forward pass.
+#include "gpt.h"
+
+#include <cmath>
+#include <string>
+
+#include <torch/nn/functional/activation.h>
+#include <torch/nn/functional/loss.h>
+#include <torch/nn/init.h>
+
+namespace convergence {
+namespace {
+
+constexpr double kWeightDeviation = 0.02;  // GPT-2's standard deviation for every matrix
+
+torch::nn::Linear make_linear(int64_t inputs, int64_t outputs, double deviation) {
+  torch::nn::Linear linear(inputs, outputs);
+  torch::nn::init::normal_(linear->weight, 0.0, deviation);
+  torch::nn::init::zeros_(linear->bias);
+  return linear;
+}
+
+torch::nn::Embedding make_embedding(int64_t entries, int64_t width) {
+  torch::nn::Embedding embedding(entries, width);
+  torch::nn::init::normal_(embedding->weight, 0.0, kWeightDeviation);
+  return embedding;
+}
+
+torch::nn::LayerNorm make_norm(int64_t width) {
+  return torch::nn::LayerNorm(torch::nn::LayerNormOptions({width}));
+}
+
+}  // namespace
+
+BlockImpl::BlockImpl(const GptConfig& config, double residual_deviation) : heads_(config.heads) {
+  const int64_t width = config.width;
+  attention_norm_ = register_module("attention_norm", make_norm(width));
+  query_key_value_ = register_module("query_key_value", make_linear(width, 3 * width, kWeightDeviation));
+  attention_output_ = register_module("attention_output", make_linear(width, width, residual_deviation));
+  mlp_norm_ = register_module("mlp_norm", make_norm(width));
+  mlp_input_ = register_module("mlp_input", make_linear(width, 4 * width, kWeightDeviation));
+  mlp_output_ = register_module("mlp_output", make_linear(4 * width, width, residual_deviation));
+}
+
+torch::Tensor BlockImpl::attend(const torch::Tensor& x) {
+  const int64_t batch = x.size(0), sequence = x.size(1), width = x.size(2);
+  const auto projected = query_key_value_->forward(x)
+                             .view({batch, sequence, 3, heads_, width / heads_})
+                             .permute({2, 0, 3, 1, 4});  // (3, batch, heads, sequence, width / heads)
+  const auto mixed =
+      at::scaled_dot_product_attention(projected[0], projected[1], projected[2],
+                                       /*attn_mask=*/{}, /*dropout_p=*/0.0, /*is_causal=*/true);
+  return attention_output_->forward(mixed.transpose(1, 2).reshape({batch, sequence, width}));
+}
+
+torch::Tensor BlockImpl::forward(const torch::Tensor& x) {
+  const auto attended = x + attend(attention_norm_->forward(x));
+  const auto hidden = at::gelu(mlp_input_->forward(mlp_norm_->forward(attended)), "tanh");
+  return attended + mlp_output_->forward(hidden);
+}
+
+GptImpl::GptImpl(const GptConfig& config) {
+  // 2L residual branches add up; GPT-2 scales their last matrix so that the sum keeps the variance of one.
+  const double residual_deviation = kWeightDeviation / std::sqrt(2.0 * static_cast<double>(config.layers));
+  byte_embedding_ = register_module("byte_embedding", make_embedding(kVocabulary, config.width));
+  position_embedding_ = register_module("position_embedding", make_embedding(config.positions, config.width));
+  register_module("blocks", blocks_);
+  for (int64_t i = 0; i < config.layers; ++i) blocks_->push_back(Block(config, residual_deviation));
+  output_norm_ = register_module("output_norm", make_norm(config.width));
+}
+
+torch::Tensor GptImpl::forward(const torch::Tensor& bytes) {
+  const auto positions = at::arange(bytes.size(1), bytes.options());
+  auto x = byte_embedding_->forward(bytes) + position_embedding_->forward(positions);
+  for (const auto& block : *blocks_) x = block->as<Block>()->forward(x);
+  return at::linear(output_norm_->forward(x), byte_embedding_->weight);
+}
+
+torch::Tensor next_byte_loss(const torch::Tensor& logits, const torch::Tensor& targets) {
+  return at::cross_entropy_loss(logits.reshape({-1, kVocabulary}).to(at::kFloat), targets.reshape({-1}));
+}
+
+}  // namespace convergence

@@ -1,0 +1,66 @@
+// The model of the study: a byte-level GPT. Pre-layer-norm blocks, learned positions, causal attention, a
+// GELU MLP four times as wide as the model, initialised like GPT-2. The output head is tied to the byte
+// embedding, as in GPT-2. It holds no training code and no dropout: every arm sees the same function of
+// weights and batch.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+#include <torch/nn/pimpl.h>
+
+namespace convergence {
+
+constexpr int64_t kVocabulary = 256;  // one entry per byte value
+
+struct GptConfig {
+  int64_t layers = 4;
+  int64_t width = 128;
+  int64_t heads = 4;        // must divide width
+  int64_t positions = 128;  // the longest sequence
+};
+
+class BlockImpl : public torch::nn::Module {
+ public:
+  BlockImpl(const GptConfig& config, double residual_deviation);
+  torch::Tensor forward(const torch::Tensor& x);  // (batch, sequence, width), same shape back
+
+ private:
+  torch::Tensor attend(const torch::Tensor& x);
+
+  int64_t heads_;
+  torch::nn::LayerNorm attention_norm_ = nullptr;
+  torch::nn::Linear query_key_value_ = nullptr;
+  torch::nn::Linear attention_output_ = nullptr;
+  torch::nn::LayerNorm mlp_norm_ = nullptr;
+  torch::nn::Linear mlp_input_ = nullptr;
+  torch::nn::Linear mlp_output_ = nullptr;
+};
+TORCH_MODULE(Block);
+
+class GptImpl : public torch::nn::Module {
+ public:
+  // Draws the weights from LibTorch's default generator: call torch::manual_seed first.
+  explicit GptImpl(const GptConfig& config);
+
+  // Bytes as int64 (batch, sequence), sequence <= positions; returns logits (batch, sequence, 256).
+  torch::Tensor forward(const torch::Tensor& bytes);
+
+ private:
+  torch::nn::Embedding byte_embedding_ = nullptr;
+  torch::nn::Embedding position_embedding_ = nullptr;
+  torch::nn::ModuleList blocks_;
+  torch::nn::LayerNorm output_norm_ = nullptr;
+};
+TORCH_MODULE(Gpt);
+
+// Mean cross entropy in nats of the logits (batch, sequence, 256) against the bytes that follow (batch,
+// sequence).
+torch::Tensor next_byte_loss(const torch::Tensor& logits, const torch::Tensor& targets);
+
+}  // namespace convergence

@@ -1,0 +1,42 @@
+// convergence: trains a small byte-level GPT once per arm and seed and compares the arms. Only the exit codes
+// are here: 0 for success, 1 for a failure while running, 2 for input that cannot work.
+#include <cstdio>
+#include <exception>
+#include <string>
+
+#include <c10/util/Exception.h>
+
+#include <pacer/core/error.h>
+
+#include "arms.h"
+#include "options.h"
+#include "study.h"
+
+namespace {
+
+constexpr int kFailed = 1;
+constexpr int kBadInput = 2;
+
+int complain(const std::string& sentence, int exit_code) {
+  std::fflush(stdout);
+  std::fprintf(stderr, "convergence: %s\n", sentence.c_str());
+  return exit_code;
+}
+
+}  // namespace
+
+int main(int argument_count, char** arguments) {
+  try {
+    std::vector<convergence::ArmHelp> arms;
+    for (const auto& arm : convergence::arms()) arms.push_back({arm.name, arm.help});
+    const auto settings = convergence::read_settings(argument_count, arguments, arms);
+    if (settings) convergence::run_study(*settings);
+    return 0;
+  } catch (const pacer::InvalidArgument& error) {
+    return complain(error.what(), kBadInput);
+  } catch (const c10::Error& error) {
+    return complain(error.what_without_backtrace(), kFailed);
+  } catch (const std::exception& error) {
+    return complain(error.what(), kFailed);
+  }
+}

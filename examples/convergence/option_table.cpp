@@ -1,0 +1,113 @@
+// The options themselves. Values are parsed strictly: the whole text, in range, and finite.
+#include "option_table.h"
+
+#include "value_parsers.h"
+
+namespace convergence {
+namespace {
+
+using Text = const std::string&;
+
+Option count(std::string name, std::string value, std::string help, int64_t Settings::*member,
+             CountRange range) {
+  return {std::move(name), std::move(value), std::move(help),
+          [member, range](Settings& settings, Text text) { settings.*member = parse_count(text, range); },
+          [member](const Settings& settings) { return std::to_string(settings.*member); }};
+}
+
+Option number(std::string name, std::string value, std::string help, double Settings::*member,
+              NumberRange range) {
+  return {std::move(name), std::move(value), std::move(help),
+          [member, range](Settings& settings, Text text) { settings.*member = parse_number(text, range); },
+          [member](const Settings& settings) { return show_number(settings.*member); }};
+}
+
+Option text(std::string name, std::string value, std::string help, std::string Settings::*member) {
+  return {std::move(name), std::move(value), std::move(help),
+          [member](Settings& settings, Text text) { settings.*member = parse_text(text); },
+          [member](const Settings& settings) { return settings.*member; }};
+}
+
+Option choice(std::string name, std::string help, std::string Settings::*member,
+              std::vector<std::string> choices) {
+  std::string value;
+  for (const auto& one : choices) value += (value.empty() ? "" : "|") + one;
+  return {
+      std::move(name), std::move(value), std::move(help),
+      [member, choices](Settings& settings, Text text) { settings.*member = parse_choice(text, choices); },
+      [member](const Settings& settings) { return settings.*member; }};
+}
+
+OptionGroup study_options(const std::vector<std::string>& arm_names) {
+  std::vector<std::string> presets;
+  for (const auto& preset : preset_help()) presets.push_back(preset.name);
+  // The preset and quick are applied before every other option (see options.cpp); here they are only checked.
+  Option quick{"quick", "", "a short run on real text: the preset with a smaller budget",
+               [](Settings& settings, Text text) { settings.quick = parse_switch(text); },
+               [](const Settings& settings) { return std::string(settings.quick ? "true" : "false"); }};
+  Option arms{"arms", "NAME,NAME",
+              "the arms to train, the first is the one others are compared with (default all)",
+              [arm_names](Settings& settings, Text text) { settings.arms = parse_names(text, arm_names); },
+              [](const Settings& settings) { return join(settings.arms); }};
+  Option seeds{"seeds", "N,N", "train every arm once per seed; two or more give standard errors (default 1)",
+               [](Settings& settings, Text text) { settings.seeds = parse_seeds(text); },
+               [](const Settings& settings) { return join(settings.seeds); }};
+  return {"Study",
+          {choice("preset", "where all values below start from (default tiny)", &Settings::preset, presets),
+           std::move(quick), std::move(arms), std::move(seeds),
+           count("tokens", "N",
+                 "training budget of each run in tokens (bytes of text); 2M and 500k are understood",
+                 &Settings::tokens, {1, 1000000000000000}),
+           count("evaluate-every", "N", "tokens between validations; 0 makes it a sixteenth of the budget",
+                 &Settings::evaluate_every, {0, 1000000000000000}),
+           count("validation-sequences", "N", "sequences per validation, the same ones every time",
+                 &Settings::validation_sequences, {1, 1000000})}};
+}
+
+}  // namespace
+
+std::vector<OptionGroup> option_groups(const std::vector<std::string>& arm_names) {
+  std::vector<OptionGroup> groups;
+  groups.push_back(study_options(arm_names));
+  groups.push_back(
+      {"Text",
+       {text("data", "FILE|FOLDER",
+             "the text to train on (default: LibTorch's own headers); the last tenth validates",
+             &Settings::data),
+        count("data-limit", "N", "bytes of it to read at most", &Settings::data_limit, {1, 1000000000000})}});
+  groups.push_back(
+      {"Model",
+       {count("layers", "N", "transformer blocks", &Settings::layers, {1, 1000}),
+        count("width", "N", "features per position", &Settings::width, {1, 65536}),
+        count("heads", "N", "attention heads; must divide the width", &Settings::heads, {1, 1024}),
+        count("sequence", "N", "bytes per sequence", &Settings::sequence, {2, 65536})}});
+  groups.push_back(
+      {"Recipe",
+       {number("learning-rate", "RATE", "its peak: linear warm-up over the first 5 %, then cosine to a tenth",
+               &Settings::learning_rate, {0.0, 10.0, /*minimum_allowed=*/false}),
+        number("weight-decay", "RATE",
+               "decoupled decay of the matrices; vectors are never decayed (default 0.1)",
+               &Settings::weight_decay, {0.0, 10.0}),
+        number("clip", "NORM", "largest global gradient norm; 0 switches clipping off (default 1)",
+               &Settings::clip, {0.0, 1e9}),
+        count("batch", "N", "sequences per step", &Settings::batch, {1, 65536})}});
+  groups.push_back(
+      {"Machine",
+       {choice("device", "auto takes the GPU where there is one (default auto)", &Settings::device,
+               {"auto", "cpu", "cuda"}),
+        choice("precision", "bfloat16 runs forward under autocast (default float32)", &Settings::precision,
+               {"float32", "bfloat16"}),
+        count("threads", "N", "CPU threads; 0 leaves it to LibTorch (default 2 for tiny, 0 for small)",
+              &Settings::threads, {0, 1024}),
+        text("output", "FOLDER", "where results go (default run/convergence)", &Settings::output)}});
+  return groups;
+}
+
+std::string environment_name(const std::string& option) {
+  std::string name = "PACER_";
+  for (const char c : option)
+    name += c == '-' ? '_' : static_cast<char>(c >= 'a' && c <= 'z' ? c - 'a' + 'A' : c);
+  return name;
+}
+
+}  // namespace convergence

@@ -1,0 +1,27 @@
+// How settings reach the program: command line, then environment (PACER_*), then an INI file, then the
+// preset. Holds the parsing and its errors; what the settings mean is in settings.h.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "settings.h"
+
+namespace convergence {
+
+// An arm as --help shows it and as --arms accepts it.
+struct ArmHelp {
+  std::string name;
+  std::string help;
+};
+
+// The settings for this run, or nothing where help was asked for and printed. Everything that cannot be
+// understood throws pacer::InvalidArgument with one sentence that names the option, its value and where it
+// came from.
+std::optional<Settings> read_settings(int argument_count, char** arguments, const std::vector<ArmHelp>& arms);
+
+// The settings as an INI file that --config reads back.
+std::string settings_as_ini(const Settings& settings);
+
+}  // namespace convergence

@@ -1,0 +1,142 @@
+// The page: which charts there are, and the HTML around them.
+#include "report.h"
+
+#include "chart.h"
+#include "format.h"
+#include "report_style.h"
+#include "table.h"
+
+namespace convergence {
+namespace {
+
+constexpr double kSmoothing = 0.9;            // of the training curve, per point
+constexpr double kStandardErrorsShown = 2.0;  // half the height of the band around a difference
+
+using Curve = std::vector<CurvePoint>;
+
+ChartLine as_line(const std::string& name, size_t colour, const Curve& curve, Axis x) {
+  ChartLine line;
+  line.name = name;
+  line.colour = colour;
+  for (const CurvePoint& point : curve) {
+    line.points.push_back({x == Axis::time ? point.seconds : static_cast<double>(point.tokens), point.loss});
+  }
+  return line;
+}
+
+Chart loss_chart(const std::vector<Run>& runs, const std::vector<ArmSummary>& summaries, Curve Run::*member,
+                 Axis x) {
+  const bool training = member == &Run::training;
+  Chart chart;
+  chart.title = std::string(training ? "Training loss" : "Validation loss") +
+                (x == Axis::time ? " over time" : " over tokens");
+  chart.x = x;
+  for (size_t i = 0; i < summaries.size(); ++i) {
+    const auto own = runs_of(runs, summaries[i].arm);
+    const auto shown = [&](const Curve& curve) {
+      return as_line(summaries[i].arm, i, training ? smooth(curve, kSmoothing) : curve, x);
+    };
+    chart.lines.push_back(shown(mean_curve(own, member)));
+    chart.lines.back().markers = !training;
+    if (own.size() < 2) continue;
+    for (const Run* run : own) {
+      chart.lines.push_back(shown(run->*member));
+      chart.lines.back().faint = true;
+    }
+  }
+  return chart;
+}
+
+// How far each arm is from the first one, over pairs of runs with the same seed.
+Chart difference_chart(const std::vector<Run>& runs, const std::vector<ArmSummary>& summaries) {
+  Chart chart;
+  chart.title = "Validation loss minus that of " + summaries.front().arm;
+  chart.y = Axis::difference;
+  const auto first = runs_of(runs, summaries.front().arm);
+  for (size_t i = 1; i < summaries.size(); ++i) {
+    ChartLine line;
+    line.name = summaries[i].arm;
+    line.colour = i;
+    line.markers = true;
+    const auto own = runs_of(runs, summaries[i].arm);
+    const Curve curve = mean_curve(own, &Run::validation);
+    for (size_t k = 0; k < curve.size(); ++k) {
+      std::vector<double> differences;
+      for (const Run* run : own) {
+        for (const Run* other : first) {
+          if (other->seed != run->seed || other->validation.size() <= k) continue;
+          differences.push_back(run->validation[k].loss - other->validation[k].loss);
+        }
+      }
+      const Estimate difference = estimate(differences);
+      line.points.push_back({static_cast<double>(curve[k].tokens), difference.mean,
+                             kStandardErrorsShown * difference.standard_error});
+    }
+    if (own.size() > 1) chart.band_meaning = "± 2 standard errors";
+    chart.lines.push_back(std::move(line));
+  }
+  return chart;
+}
+
+// One bar per arm for a time out of its summary.
+std::string time_bars(const std::string& title, const std::vector<ArmSummary>& summaries,
+                      double ArmSummary::*seconds) {
+  std::vector<Bar> bars;
+  for (size_t i = 0; i < summaries.size(); ++i) {
+    const double value = summaries[i].*seconds, first = summaries.front().*seconds;
+    std::string label = significant(value * 1e3, 3) + " ms";
+    if (i > 0 && value > 0.0) label += ", " + significant(first / value, 3) + " times as fast";
+    bars.push_back({summaries[i].arm, i, value, label});
+  }
+  return bar_chart(title, bars);
+}
+
+std::string html_table(const Table& table) {
+  std::string html = "<table>\n<thead><tr>";
+  for (const auto& title : table.header) html += "<th scope=\"col\">" + escape_html(title) + "</th>";
+  html += "</tr></thead>\n<tbody>\n";
+  for (size_t i = 0; i < table.rows.size(); ++i) {
+    html += "<tr>";
+    for (size_t k = 0; k < table.rows[i].size(); ++k) {
+      const std::string swatch =
+          "<span class=\"swatch\" style=\"background: var(--series-" + std::to_string(i % 6) + ")\"></span>";
+      html += "<td>" + (k == 0 ? swatch : "") + escape_html(table.rows[i][k]) + "</td>";
+    }
+    html += "</tr>\n";
+  }
+  return html + "</tbody>\n</table>\n";
+}
+
+}  // namespace
+
+std::string report_as_html(const StudyReport& report) {
+  const auto summaries = summarize(report.runs);
+  std::string html =
+      "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
+      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>Convergence "
+      "study</title>\n"
+      "<style>" +
+      std::string(kReportStyle) +
+      "</style>\n</head>\n<body>\n<h1>Convergence study</h1>\n<p class=\"lede\">" +
+      escape_html(report.headline) + "</p>\n";
+  html += "<div class=\"panel\">\n" + html_table(summary_table(summaries)) + "</div>\n<p class=\"note\">" +
+          escape_html(table_note(summaries)) + " Training curves are smoothed.</p>\n";
+  html += "<div class=\"charts\">\n";
+  for (const auto curve : {&Run::validation, &Run::training}) {
+    for (const Axis x : {Axis::tokens, Axis::time})
+      html += line_chart(loss_chart(report.runs, summaries, curve, x));
+  }
+  if (summaries.size() > 1) html += line_chart(difference_chart(report.runs, summaries));
+  html += "<div class=\"stack\">\n" +
+          time_bars("Time of one optimizer step", summaries, &ArmSummary::optimizer_seconds) +
+          time_bars("Time of one whole training step", summaries, &ArmSummary::step_seconds) + "</div>\n";
+  html += "</div>\n<h2>Set-up</h2>\n<div class=\"panel\">\n<dl>\n";
+  for (const auto& [name, value] : report.facts) {
+    html += "<dt>" + escape_html(name) + "</dt><dd>" + escape_html(value) + "</dd>\n";
+  }
+  html += "</dl>\n<details><summary>All settings</summary>\n<pre>" + escape_html(report.settings) +
+          "</pre></details>\n</div>\n<script>" + std::string(kReportScript) + "</script>\n</body>\n</html>\n";
+  return html;
+}
+
+}  // namespace convergence

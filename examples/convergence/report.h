@@ -1,0 +1,22 @@
+// report.html: one self-contained page with the table, the curves and the settings of a study. No network, no
+// external files; it works with scripts switched off and follows the reader's light or dark preference.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "results.h"
+
+namespace convergence {
+
+struct StudyReport {
+  std::string headline;                                    // one line under the title
+  std::vector<std::pair<std::string, std::string>> facts;  // text, model, machine, versions
+  std::string settings;                                    // as an INI file
+  std::vector<Run> runs;
+};
+
+std::string report_as_html(const StudyReport& report);
+
+}  // namespace convergence

@@ -1,0 +1,68 @@
+// Everything a person can choose about the study, as one plain struct, with the presets it starts from and
+// the checks that need more than one value at a time. How values arrive (flags, environment, file) is in
+// options.h.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace convergence {
+
+struct Settings {
+  // What is trained, on what.
+  std::string preset = "tiny";
+  bool quick = false;
+  std::vector<std::string> arms;      // empty: all
+  std::vector<uint64_t> seeds = {1};  // each arm is trained once per seed
+  std::string data;                   // file or folder; empty: the LibTorch headers
+  int64_t data_limit = 0;             // bytes read of it at most
+
+  // The model.
+  int64_t layers = 0;
+  int64_t width = 0;
+  int64_t heads = 0;
+  int64_t sequence = 0;  // bytes
+
+  // The recipe.
+  int64_t batch = 0;           // sequences per step
+  int64_t tokens = 0;          // budget of each run
+  double learning_rate = 0.0;  // at its peak
+  double weight_decay = 0.1;   // on matrices only
+  double clip = 1.0;           // global gradient norm; 0 switches clipping off
+
+  // Validation.
+  int64_t evaluate_every = 0;        // tokens; 0: a sixteenth of the budget
+  int64_t validation_sequences = 0;  // at most this many, spread evenly over the validation text
+
+  // The machine.
+  std::string device = "auto";        // auto, cpu, cuda
+  std::string precision = "float32";  // float32, bfloat16 (autocast)
+  int64_t threads = 0;                // 0: LibTorch's choice
+  std::string output = "run/convergence";
+
+  int64_t tokens_per_step() const { return batch * sequence; }
+  int64_t steps() const { return (tokens + tokens_per_step() - 1) / tokens_per_step(); }
+  int64_t steps_between_evaluations() const;
+};
+
+// Names of the presets with one line of help each.
+struct PresetHelp {
+  std::string name;
+  std::string help;
+};
+std::vector<PresetHelp> preset_help();
+
+// The settings of a preset; `quick` cuts its budget to what two processor cores train in under a minute per
+// arm. Throws pacer::InvalidArgument for an unknown name.
+Settings preset_settings(const std::string& name, bool quick);
+
+// The checks between values (heads divide width, the budget holds a step, ...); throws
+// pacer::InvalidArgument.
+void check_settings(const Settings& settings);
+
+// Linear warm-up over the first 5 % of `steps`, then a cosine down to a tenth of `peak` at the end.
+// `step` counts from 0.
+double learning_rate_at(int64_t step, int64_t steps, double peak);
+
+}  // namespace convergence

@@ -1,0 +1,76 @@
+// The columns of the summary, and their alignment.
+#include "table.h"
+
+#include <algorithm>
+
+#include "format.h"
+
+namespace convergence {
+namespace {
+
+constexpr double kMilliseconds = 1e3;
+
+std::string with_error(const std::string& mean, const Estimate& estimate) {
+  return estimate.count > 1 ? mean + " ± " + fixed(estimate.standard_error, 4) : mean;
+}
+
+}  // namespace
+
+Table summary_table(const std::vector<ArmSummary>& summaries) {
+  Table table;
+  if (summaries.empty()) return table;
+  const bool compared = summaries.size() > 1;
+  table.header = {"arm", "seeds", "tokens", "validation loss"};
+  if (compared) table.header.push_back("difference to " + summaries.front().arm);
+  table.header.insert(table.header.end(), {"time", "optimizer ms/step", "ms/step", "tokens/s"});
+  for (const ArmSummary& summary : summaries) {
+    const Estimate& difference = summary.difference;
+    std::vector<std::string> row = {
+        summary.arm, std::to_string(summary.validation_loss.count), short_count(summary.tokens),
+        with_error(fixed(summary.validation_loss.mean, 4), summary.validation_loss)};
+    if (compared) {
+      row.push_back(difference.count > 0 ? with_error(signed_fixed(difference.mean, 4), difference) : "");
+    }
+    row.insert(row.end(),
+               {duration(summary.seconds), significant(summary.optimizer_seconds * kMilliseconds, 3),
+                significant(summary.step_seconds * kMilliseconds, 3),
+                with_thousands(static_cast<int64_t>(summary.tokens / std::max(summary.seconds, 1e-9)))});
+    table.rows.push_back(std::move(row));
+  }
+  return table;
+}
+
+std::string table_note(const std::vector<ArmSummary>& summaries) {
+  std::string note =
+      "Loss in nats per byte. Time is one run's training without validation; the step times are medians.";
+  if (!summaries.empty() && summaries.front().validation_loss.count > 1) {
+    note += "\n± is the standard error over seeds; differences are taken seed by seed.";
+  }
+  return note;
+}
+
+std::string as_text(const Table& table) {
+  std::vector<size_t> widths;
+  for (const auto& title : table.header) widths.push_back(shown_width(title));
+  for (const auto& row : table.rows) {
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], shown_width(row[i]));
+  }
+  const auto line = [&](const std::vector<std::string>& cells) {
+    std::string text;
+    for (size_t i = 0; i < cells.size(); ++i) {
+      const std::string space(widths[i] - shown_width(cells[i]), ' ');
+      text += i == 0 ? cells[i] + space : "  " + space + cells[i];
+    }
+    text.erase(text.find_last_not_of(' ') + 1);
+    return text + "\n";
+  };
+  std::string text = line(table.header);
+  size_t width = 0;
+  for (const size_t column : widths) width += column + 2;
+  for (size_t i = 2; i < width; ++i) text += "─";
+  text += "\n";
+  for (const auto& row : table.rows) text += line(row);
+  return text;
+}
+
+}  // namespace convergence

@@ -1,0 +1,24 @@
+// The summary of a study as a table of text: made once, shown on the terminal and in the report.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "results.h"
+
+namespace convergence {
+
+struct Table {
+  std::vector<std::string> header;
+  std::vector<std::vector<std::string>> rows;  // the first column is a name, the others are figures
+};
+
+Table summary_table(const std::vector<ArmSummary>& summaries);
+
+// What the columns mean, in a sentence or two.
+std::string table_note(const std::vector<ArmSummary>& summaries);
+
+// Aligned columns: names to the left, figures to the right.
+std::string as_text(const Table& table);
+
+}  // namespace convergence

@@ -1,0 +1,195 @@
+// The gradient norm and the finite check on the GPU against
+// those on the CPU: the same bits for any list of tensors.
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include <pacer/core/reduction_order.h>
+#include <pacer/core/tile.h>
+#include <pacer/kernels/norm.h>
+
+#include "support/catch.h"
+#include "support/cuda_memory.h"
+#include "support/norm_input.h"
+#include "support/samples.h"
+
+namespace pacer::kernels::testing {
+namespace {
+
+using pacer::testing::DeviceArray;
+using pacer::testing::DeviceMemory;
+using pacer::testing::has_gpu;
+using pacer::testing::Samples;
+using pacer::testing::synchronize;
+using pacer::testing::wants_small_tests;
+
+// Gradients on the GPU, each with the alignment that its shift asks for; one without elements counts as none.
+class DeviceGradients {
+ public:
+  DeviceGradients(GradientType type, const std::vector<NormInput>& host)
+      : type_(type), gradients_(add(host)) {}
+
+  std::vector<double> partials() const {
+    DeviceArray<double> sums(std::vector<double>(units_.size(), -1.0));
+    const DeviceArray<Tile> units(units_);
+    sum_of_squares_cuda(type_, units.data(), static_cast<int64_t>(units_.size()), gradients_.data(),
+                        sums.data(), nullptr);
+    synchronize();
+    return sums.get();
+  }
+  const std::vector<Tile>& units() const { return units_; }
+  void forget(size_t tensor) { gradients_.set(tensor, {nullptr, 0}); }
+
+ private:
+  std::vector<AdamGradient> add(const std::vector<NormInput>& host) {
+    std::vector<AdamGradient> gradients;
+    std::vector<int64_t> counts;
+    for (const NormInput& input : host) {
+      const size_t shift = static_cast<size_t>(input.shift()) * input.width();
+      const size_t bytes = static_cast<size_t>(input.count()) * input.width();
+      memory_.emplace_back(shift + bytes);
+      memory_.back().upload(input.data(), bytes, shift);
+      gradients.push_back({memory_.back().data() + shift, 0});
+      counts.push_back(input.count());
+    }
+    units_ = make_tiles(counts, kReductionUnit);
+    return gradients;
+  }
+
+  GradientType type_;
+  std::vector<DeviceMemory> memory_;
+  std::vector<Tile> units_;
+  DeviceArray<AdamGradient> gradients_;
+};
+
+bool same_sum(double a, double b) { return std::memcmp(&a, &b, 8) == 0 || (std::isnan(a) && std::isnan(b)); }
+
+std::vector<NormInput> random_gradients(GradientType type, bool unaligned) {
+  std::vector<int64_t> counts{1, 0, 5, 2047, 2048, 2049, 5000, 32767, 32768, 32769};
+  if (!wants_small_tests()) counts.insert(counts.end(), {65536, 100003, 3 * 32768});
+  std::vector<NormInput> inputs;
+  for (size_t t = 0; t < counts.size(); ++t) {
+    inputs.emplace_back(type, counts[t], unaligned ? static_cast<int>(t % 8) : 0);
+    inputs.back().fill(t);
+  }
+  return inputs;
+}
+
+// The kernel of the CPU on the same unit.
+double sum_on_cpu(GradientType type, const std::vector<NormInput>& inputs, const Tile& unit) {
+  const NormInput& input = inputs[unit.tensor];
+  return sum_of_squares_cpu(type, input.data() + static_cast<size_t>(unit.offset) * input.width(),
+                            unit.count);
+}
+
+GradientCheck check_on_gpu(const std::vector<double>& partials, const GradientCheck& before) {
+  const DeviceArray<double> device_partials(partials);
+  DeviceArray<GradientCheck> check({before});
+  finish_check_cuda(device_partials.data(), static_cast<int64_t>(partials.size()), check.data(), nullptr);
+  synchronize();
+  return check.get()[0];
+}
+
+void compare_checks(const std::vector<double>& partials) {
+  const GradientCheck before{-1, -1, 77, 0, 12};
+  const GradientCheck on_gpu = check_on_gpu(partials, before);
+  GradientCheck on_cpu = before;
+  finish_check_cpu(partials.data(), static_cast<int64_t>(partials.size()), &on_cpu);
+  INFO(partials.size() << " partial sums");
+  CHECK(same_sum(on_gpu.sum_of_squares, on_cpu.sum_of_squares));
+  CHECK(same_sum(on_gpu.norm, on_cpu.norm));
+  CHECK(on_gpu.non_finite == on_cpu.non_finite);
+  CHECK(on_gpu.skipped_steps == on_cpu.skipped_steps);
+}
+
+}  // namespace
+
+TEST_CASE("the sums of squares have the same bits on GPU and CPU", "[kernels][norm][gpu]") {
+  if (!has_gpu()) PACER_SKIP("no NVIDIA GPU");
+  for (const GradientType type : kAllGradientTypes) {
+    for (const bool unaligned : {false, true}) {
+      INFO("type " << static_cast<int>(type) << (unaligned ? ", unaligned" : ""));
+      const std::vector<NormInput> inputs = random_gradients(type, unaligned);
+      const DeviceGradients gradients(type, inputs);
+      const std::vector<double> partials = gradients.partials();
+      int64_t wrong = 0;
+      for (size_t i = 0; i < partials.size(); ++i) {
+        wrong += !same_sum(partials[i], sum_on_cpu(type, inputs, gradients.units()[i]));
+      }
+      CHECK(wrong == 0);
+      CHECK(gradients.partials() == partials);  // run after run
+    }
+  }
+}
+
+TEST_CASE("on the GPU a tensor without a gradient adds zero to the norm", "[kernels][norm][gpu]") {
+  if (!has_gpu()) PACER_SKIP("no NVIDIA GPU");
+  for (const GradientType type : kAllGradientTypes) {
+    const std::vector<NormInput> inputs = random_gradients(type, false);
+    DeviceGradients gradients(type, inputs);
+    const size_t forgotten = inputs.size() - 1;
+    gradients.forget(forgotten);
+    const std::vector<double> partials = gradients.partials();
+    for (size_t i = 0; i < partials.size(); ++i) {
+      CHECK((partials[i] == 0) == (gradients.units()[i].tensor == forgotten));
+    }
+  }
+}
+
+TEST_CASE("on the GPU one infinity or NaN anywhere makes its sum of squares non-finite",
+          "[kernels][norm][gpu]") {
+  if (!has_gpu()) PACER_SKIP("no NVIDIA GPU");
+  for (const GradientType type : kAllGradientTypes) {
+    for (const int64_t count : {int64_t{1}, int64_t{2049}, kReductionUnit}) {
+      for (const int64_t place : {int64_t{0}, count / 2, count - 1}) {
+        for (const double poison : {std::nan(""), HUGE_VAL, -HUGE_VAL}) {
+          std::vector<NormInput> inputs;
+          for (int t = 0; t < 3; ++t) inputs.emplace_back(type, count);
+          inputs[1].set(place, poison);
+          const std::vector<double> partials = DeviceGradients(type, inputs).partials();
+          CHECK(partials[0] == 0);
+          CHECK_FALSE(std::isfinite(partials[1]));
+          CHECK(partials[2] == 0);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("the sum of squares of denormals has the same bits on GPU and CPU", "[kernels][norm][gpu]") {
+  if (!has_gpu()) PACER_SKIP("no NVIDIA GPU");
+  Samples samples(3);
+  for (const GradientType type : kAllGradientTypes) {
+    const double tiny = type == GradientType::f64 ? 1e-160 : type == GradientType::f16 ? 6e-8 : 1e-22;
+    std::vector<NormInput> inputs;
+    inputs.emplace_back(type, 10000);
+    for (int64_t i = 0; i < inputs[0].count(); ++i) inputs[0].set(i, tiny * samples.log_uniform(0.1, 100));
+    const DeviceGradients gradients(type, inputs);
+    const double sum = gradients.partials()[0];
+    CHECK(sum > 0);
+    CHECK(same_sum(sum, sum_on_cpu(type, inputs, gradients.units()[0])));
+  }
+}
+
+TEST_CASE("the finite check gives the same on GPU and CPU", "[kernels][norm][gpu]") {
+  if (!has_gpu()) PACER_SKIP("no NVIDIA GPU");
+  Samples samples(4);
+  for (const size_t count : {0, 1, 2, 255, 256, 257, 511, 1000, 4096, 50001}) {
+    std::vector<double> partials(count);
+    for (double& partial : partials) partial = samples.log_uniform(1e-6, 1e12);
+    compare_checks(partials);
+    if (count == 0) continue;
+    for (const size_t place : {size_t{0}, count / 2, count - 1}) {
+      for (const double poison : {std::nan(""), HUGE_VAL}) {
+        std::vector<double> poisoned = partials;
+        poisoned[place] = poison;
+        compare_checks(poisoned);
+      }
+    }
+  }
+  compare_checks({1e308, 1e308});  // the total overflows
+}
+
+}  // namespace pacer::kernels::testing

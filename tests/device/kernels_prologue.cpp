@@ -1,0 +1,214 @@
+// The prologue on the GPU: step counts and scalars to the bit of the host's,
+// held while a gradient is non-finite; and prologue and update recorded as a
+// CUDA graph whose settings change in device memory between replays.
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include <pacer/kernels/adam.h>
+
+#include "support/adam_arrays.h"
+#include "support/catch.h"
+#include "support/cuda_adam.h"
+
+namespace pacer::kernels::testing {
+namespace {
+
+using pacer::testing::CudaGraph;
+using pacer::testing::CudaStream;
+using pacer::testing::has_gpu;
+using pacer::testing::wants_small_tests;
+
+AdamSlot random_slot(Samples& samples) {
+  AdamSettings s;
+  s.learning_rate = samples.log_uniform(1e-12, 10);
+  s.beta1 = samples.chance(0.2) ? 0.0 : 1 - samples.log_uniform(1e-8, 1);
+  s.beta2 = samples.chance(0.5) ? 0.999 : 1 - samples.log_uniform(1e-8, 1);
+  s.epsilon = samples.log_uniform(1e-20, 1);
+  s.weight_decay = samples.log_uniform(1e-6, 1);
+  s.factor = samples.log_uniform(1e-6, 1e6);
+  s.seed = samples.bits();
+  s.decay_mode = samples.one_of({WeightDecay::none, WeightDecay::l2, WeightDecay::decoupled});
+  s.bias_correction = samples.chance(0.8);
+  return {s, samples.chance(0.5) ? 1u : 0u, samples.chance(0.9) ? 1u : 0u};
+}
+
+// Bytes of the members; what follows is padding.
+template <class Real>
+constexpr size_t kMemberBytes = offsetof(AdamScalars<Real>, step) + sizeof(int64_t);
+
+template <class Real>
+bool has_scalars(const unsigned char* memory, AdamScalars<Real> expected, bool skip) {
+  expected.skip = skip;
+  return std::memcmp(memory, &expected, kMemberBytes<Real>) == 0;
+}
+
+bool has_scalars(const unsigned char* memory, const AdamSlot& slot, int64_t step, bool skip) {
+  return slot.is_double ? has_scalars(memory, adam_scalars<double>(slot.settings, step), skip)
+                        : has_scalars(memory, adam_scalars<float>(slot.settings, step), skip);
+}
+
+// Slots, step counts and scalars on the GPU.
+struct Prologue {
+  explicit Prologue(const std::vector<AdamSlot>& settings, const std::vector<int64_t>& step_counts)
+      : slots(settings),
+        steps(step_counts),
+        scalars(std::vector<unsigned char>(settings.size() * kAdamScalarsBytes, 0xEE)),
+        non_finite(std::vector<uint32_t>{0}),
+        count(static_cast<int64_t>(settings.size())) {}
+
+  void enqueue(Stream stream, const uint32_t* flag) {
+    adam_prologue_cuda(slots.data(), count, steps.data(), scalars.data(), flag, stream);
+  }
+  void run(const uint32_t* flag) {
+    enqueue(nullptr, flag);
+    synchronize();
+  }
+
+  DeviceArray<AdamSlot> slots;
+  DeviceArray<int64_t> steps;
+  DeviceArray<unsigned char> scalars;
+  DeviceArray<uint32_t> non_finite;
+  int64_t count;
+};
+
+}  // namespace
+
+TEST_CASE("the prologue gives the scalars of the host to the bit", "[kernels][adam][gpu]") {
+  if (!has_gpu()) PACER_SKIP("no NVIDIA GPU");
+  Samples samples(1);
+  std::vector<AdamSlot> slots(wants_small_tests() ? 70 : 1000);
+  std::vector<int64_t> steps(slots.size());
+  for (AdamSlot& slot : slots) slot = random_slot(samples);
+  for (int64_t& step : steps) {
+    step = samples.chance(0.3) ? samples.below(3) : static_cast<int64_t>(samples.log_uniform(1, 1e10));
+  }
+  Prologue prologue(slots, steps);
+  for (int round = 0; round < 3; ++round) {
+    const bool skips = round == 1;
+    prologue.non_finite.set(0, skips ? 1u : 0u);
+    // A null flag means that nobody looks for non-finite gradients.
+    prologue.run(round == 2 ? nullptr : prologue.non_finite.data());
+    const std::vector<unsigned char> scalars = prologue.scalars.get();
+    int64_t wrong = 0;
+    for (size_t i = 0; i < slots.size(); ++i) {
+      if (!slots[i].active) continue;
+      wrong += !has_scalars(&scalars[i * kAdamScalarsBytes], slots[i], steps[i] + 1, skips);
+      if (!skips) ++steps[i];
+    }
+    CHECK(wrong == 0);
+    CHECK(prologue.steps.get() == steps);
+  }
+}
+
+TEST_CASE("the prologue leaves inactive slots and what lies behind the last one alone",
+          "[kernels][adam][gpu]") {
+  if (!has_gpu()) PACER_SKIP("no NVIDIA GPU");
+  for (const size_t count : {1, 31, 32, 33, 65}) {
+    std::vector<AdamSlot> slots(count + 1);
+    for (size_t i = 0; i < slots.size(); ++i) slots[i] = {settings_with(WeightDecay::l2), 0, i % 3 == 0};
+    Prologue prologue(slots, std::vector<int64_t>(count + 1, 40));
+    prologue.count = static_cast<int64_t>(count);
+    prologue.run(nullptr);
+    const std::vector<int64_t> steps = prologue.steps.get();
+    const std::vector<unsigned char> scalars = prologue.scalars.get();
+    for (size_t i = 0; i < slots.size(); ++i) {
+      const bool touched = i < count && slots[i].active != 0;
+      CHECK(steps[i] == (touched ? 41 : 40));
+      CHECK((scalars[i * kAdamScalarsBytes] != 0xEE) == touched);
+    }
+  }
+}
+
+TEST_CASE("steps queued back to back wait for each other", "[kernels][adam][gpu]") {
+  if (!has_gpu()) PACER_SKIP("no NVIDIA GPU");
+  // Gradients are copied, the prologue runs and two dtype sets are updated, over and over without the host
+  // waiting: a kernel that starts before the one ahead of it is done reads old scalars, gradients or state.
+  const int64_t count = wants_small_tests() ? 5000 : 1000000, rounds = wants_small_tests() ? 3 : 20;
+  const AdamSettings settings = settings_with(WeightDecay::l2);
+  Samples samples(3);
+  std::vector<AdamArrays> singles, brains, pool;
+  for (int i = 0; i < 2; ++i) {
+    pool.emplace_back(AdamStorage::f32, count);
+    pool.back().fill(samples, Fill::plain);
+  }
+  singles.emplace_back(AdamStorage::f32, count);
+  singles[0].fill(samples, Fill::plain);
+  brains.emplace_back(AdamStorage::bf16, count);
+  brains[0].fill(samples, Fill::plain);
+  DeviceAdamList single_list(singles, Cut::mixed, false), brain_list(brains, Cut::mixed, false);
+  std::vector<DeviceMemory> device_pool;
+  for (const AdamArrays& arrays : pool) {
+    device_pool.emplace_back(arrays.size(kGradient));
+    device_pool.back().upload(arrays.data(kGradient), arrays.size(kGradient));
+  }
+  Prologue prologue({{settings, 0, 1}}, {0});
+  const CudaStream stream;
+  auto* gradient = const_cast<void*>(single_list.gradients()[0].gradient);
+  for (int64_t round = 0; round < rounds; ++round) {
+    const DeviceMemory& source = device_pool[static_cast<size_t>(round % 2)];
+    pacer::testing::check_cuda(
+        cudaMemcpyAsync(gradient, source.data(), source.size(), cudaMemcpyDeviceToDevice, stream.get()),
+        "a copy");
+    prologue.enqueue(stream.get(), nullptr);
+    single_list.enqueue(prologue.scalars.data(), stream.get());
+    brain_list.enqueue(prologue.scalars.data(), stream.get());
+    brain_list.enqueue(prologue.scalars.data(), stream.get());  // the same tensors at once again
+  }
+  synchronize();
+  for (int64_t round = 0; round < rounds; ++round) {
+    std::memcpy(singles[0].data(kGradient), pool[static_cast<size_t>(round % 2)].data(kGradient),
+                singles[0].size(kGradient));
+    step_on_cpu(singles[0], false, settings, round + 1);
+    step_on_cpu(brains[0], false, settings, round + 1);
+    step_on_cpu(brains[0], false, settings, round + 1);
+  }
+  CHECK(single_list.differing_from(singles) == 0);
+  CHECK(brain_list.differing_from(brains) == 0);
+}
+
+TEST_CASE("a recorded step follows its settings and its flag from replay to replay", "[kernels][adam][gpu]") {
+  if (!has_gpu()) PACER_SKIP("no NVIDIA GPU");
+  for (const AdamStorage storage : kAllStorages) {
+    INFO(name_of(storage));
+    Samples samples(2);
+    std::vector<AdamArrays> tensors;
+    for (const int64_t count : {5, 3000, 128, 64, 700}) {
+      tensors.emplace_back(storage, count, static_cast<int>(count % 3));
+      tensors.back().fill(samples, Fill::mixed);
+    }
+    DeviceAdamList list(tensors, Cut::mixed, false);
+    const uint32_t is_double = storage == AdamStorage::f64;
+    AdamSettings settings = settings_with(WeightDecay::decoupled);
+    Prologue prologue({{settings, is_double, 1}}, {0});
+    const CudaStream stream;
+    const CudaGraph graph(stream, [&](cudaStream_t capturing) {
+      prologue.enqueue(capturing, prologue.non_finite.data());
+      list.enqueue(prologue.scalars.data(), capturing);
+    });
+    REQUIRE(list.differing_from(tensors) == 0);  // recording runs nothing
+    int64_t applied = 0;
+    for (int attempt = 0; attempt < 12; ++attempt) {
+      const bool skip = attempt % 5 == 3;
+      settings.learning_rate = samples.log_uniform(1e-4, 0.1);
+      settings.decay_mode = kAllDecays[static_cast<size_t>(attempt % 3)];
+      settings.factor = samples.log_uniform(0.1, 1);
+      prologue.slots.set(0, {settings, is_double, 1});
+      prologue.non_finite.set(0, skip ? 1u : 0u);
+      graph.replay(stream);
+      if (!skip) {
+        ++applied;
+        int64_t first_element = 0;
+        for (AdamArrays& tensor : tensors) {
+          step_on_cpu(tensor, false, settings, applied, int64_t{1} << 30, first_element);
+          first_element += tensor.count();
+        }
+      }
+      REQUIRE(list.differing_from(tensors) == 0);
+      REQUIRE(prologue.steps.get() == std::vector<int64_t>{applied});
+    }
+  }
+}
+
+}  // namespace pacer::kernels::testing

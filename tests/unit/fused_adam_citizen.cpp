@@ -1,0 +1,463 @@
+// FusedAdam and FusedAdamW as citizens of LibTorch: one program that uses everything torch::optim offers, compiled for
+// torch's optimizers and for ours, must log the same numbers. Then what binds the two worlds: options, archives, state.
+#include "support/catch.h"
+
+#include <sstream>
+
+#include <torch/nn.h>
+#include <torch/optim.h>
+#include <torch/serialize.h>
+
+#include "support/optimizers.h"
+
+namespace pacer::testing {
+namespace {
+
+torch::nn::Sequential small_model(at::ScalarType dtype) {
+  torch::nn::Sequential model(torch::nn::Linear(4, 8), torch::nn::Tanh(), torch::nn::Linear(8, 1));
+  model->to(dtype);
+  return model;
+}
+
+// All that a program can observe, number by number.
+class Log {
+ public:
+  void operator()(const Tensor& tensor) {
+    for (const double value : to_doubles(tensor)) entries_.push_back(value);
+  }
+  void operator()(double value) { entries_.push_back(value); }
+  const std::vector<double>& entries() const { return entries_; }
+
+ private:
+  std::vector<double> entries_;
+};
+
+// The text below knows only the three names a user would replace.
+template <class Adam, class AdamOptions, class AdamParamState>
+std::vector<double> everything_torch_offers() {
+  using torch::optim::OptimizerParamGroup;
+  struct Quiet : public c10::WarningHandler {  // size() and others warn of their removal, since version 1.6
+    void process(const c10::Warning&) override {}
+  } quiet;
+  const c10::WarningUtils::WarningHandlerGuard no_warnings(&quiet);
+  Log log;
+  torch::manual_seed(11);
+  auto model = small_model(torch::kFloat64);
+  const Tensor input = torch::randn({16, 4}, torch::kFloat64), target = input.sum(1, true).sin();
+  Tensor gain = torch::ones({}, torch::kFloat64).requires_grad_();
+  Tensor offset = torch::zeros({1, 1}, torch::kFloat64).requires_grad_();
+  const auto loss_of = [&] { return torch::mse_loss(model->forward(input) * gain + offset, target); };
+  const auto train = [&](Adam& optimizer, int steps) {
+    for (int i = 0; i < steps; ++i) {
+      optimizer.zero_grad();
+      auto loss = loss_of();
+      loss.backward();
+      optimizer.step();
+      log(loss);
+    }
+  };
+
+  {  // Constructors.
+    Adam by_list(model->parameters());
+    train(by_list, 2);
+    Adam by_rate(model->parameters(), 1e-2);
+    train(by_rate, 2);
+    Adam by_braces({gain, offset}, AdamOptions(1e-2).betas({0.8, 0.99}).eps(1e-9).weight_decay(1e-3).amsgrad(true));
+    train(by_braces, 2);
+    Adam by_default_options({gain, offset}, {});
+    train(by_default_options, 1);
+    auto heap = std::make_unique<Adam>(model->parameters(), AdamOptions().lr(2e-2));
+    train(*heap, 2);
+    Adam moved(std::move(*heap));
+    train(moved, 2);
+    std::vector<OptimizerParamGroup> groups;
+    groups.emplace_back(std::vector<Tensor>{gain});
+    groups.emplace_back(std::vector<Tensor>{offset}, std::make_unique<AdamOptions>(AdamOptions(0.05).amsgrad(true)));
+    Adam by_groups(groups, AdamOptions(0.5).weight_decay(0.1));
+    train(by_groups, 3);
+    log(by_groups.size());
+    Adam braced_groups({OptimizerParamGroup({gain}), OptimizerParamGroup({offset})}, AdamOptions(0.01));
+    train(braced_groups, 2);
+  }
+
+  Adam optimizer(model->parameters(), AdamOptions(1e-2).weight_decay(0.01));
+  log(optimizer.size());
+  log(optimizer.parameters().size());
+  optimizer.add_param_group(OptimizerParamGroup({gain}));
+  optimizer.add_param_group(
+      OptimizerParamGroup({offset}, std::make_unique<AdamOptions>(AdamOptions(0.1).betas({0.5, 0.6}))));
+  log(optimizer.param_groups().size());
+  log(static_cast<AdamOptions&>(optimizer.param_groups()[1].options()).weight_decay());
+  log(static_cast<AdamOptions&>(optimizer.defaults()).lr());
+  train(optimizer, 3);
+
+  {  // Options changed in flight, through both interfaces.
+    for (auto& group : optimizer.param_groups()) group.options().set_lr(group.options().get_lr() * 0.5);
+    static_cast<AdamOptions&>(optimizer.param_groups()[0].options()).eps(1e-3).weight_decay(0);
+    std::get<0>(static_cast<AdamOptions&>(optimizer.param_groups()[1].options()).betas()) = 0.7;
+    train(optimizer, 3);
+    for (const auto& group : optimizer.param_groups()) log(group.options().get_lr());
+    log(AdamOptions(1e-3) == AdamOptions(1e-3));
+    log(AdamOptions(1e-3) == AdamOptions(1e-3).eps(1e-5));
+  }
+
+  {  // zero_grad in both forms, and a parameter that sits steps out.
+    optimizer.zero_grad(/*set_to_none=*/false);
+    for (const auto& parameter : optimizer.parameters()) log(parameter.grad().abs().sum());
+    optimizer.step();
+    log(gain);
+    optimizer.zero_grad();
+    log(gain.grad().defined());
+    optimizer.step();
+    torch::mse_loss(model->forward(input), target).backward();
+    optimizer.step();
+    log(static_cast<AdamParamState&>(*optimizer.state().at(gain.unsafeGetTensorImpl())).step());
+    log(gain);
+  }
+
+  {  // Closures.
+    torch::NoGradGuard outer;
+    int calls = 0;
+    const auto closure = [&] {
+      ++calls;
+      log(torch::GradMode::is_enabled());
+      optimizer.zero_grad();
+      auto loss = loss_of();
+      loss.backward();
+      return loss;
+    };
+    for (int i = 0; i < 3; ++i) log(optimizer.step(closure));
+    log(calls);
+    log(torch::GradMode::is_enabled());
+    log(optimizer.step().defined());
+    torch::optim::Optimizer& base = optimizer;
+    log(base.step(closure));
+  }
+
+  {  // State, read, written, erased.
+    for (const auto& parameter : optimizer.parameters()) {
+      auto& state = static_cast<AdamParamState&>(*optimizer.state().at(parameter.unsafeGetTensorImpl()));
+      log(state.step());
+      log(state.exp_avg());
+      log(state.exp_avg_sq());
+      log(state.max_exp_avg_sq().defined());
+      state.step(100).exp_avg(torch::full_like(parameter, 0.01)).exp_avg_sq(torch::full_like(parameter, 0.02));
+    }
+    train(optimizer, 2);
+    static_cast<AdamParamState&>(*optimizer.state().at(gain.unsafeGetTensorImpl())).exp_avg().zero_();
+    optimizer.state().erase(offset.unsafeGetTensorImpl());
+    train(optimizer, 2);
+    const auto copy = optimizer.state().at(offset.unsafeGetTensorImpl())->clone();
+    train(optimizer, 1);
+    log(static_cast<AdamParamState&>(*copy).step());
+    auto fresh = std::make_unique<AdamParamState>();
+    fresh->step(7);
+    fresh->exp_avg(torch::ones_like(offset)).exp_avg_sq(torch::ones_like(offset));
+    optimizer.state()[offset.unsafeGetTensorImpl()] = std::move(fresh);
+    train(optimizer, 2);
+    optimizer.state().clear();
+    train(optimizer, 2);
+    log(optimizer.state().size());
+  }
+
+  {  // Schedulers.
+    torch::optim::StepLR schedule(optimizer, 2, 0.5);
+    for (int i = 0; i < 5; ++i) {
+      train(optimizer, 1);
+      schedule.step();
+      for (const auto& group : optimizer.param_groups()) log(group.options().get_lr());
+    }
+    torch::optim::ReduceLROnPlateauScheduler plateau(optimizer, torch::optim::ReduceLROnPlateauScheduler::min, 0.5, 1);
+    for (int i = 0; i < 6; ++i) {
+      train(optimizer, 1);
+      plateau.step(1.0F);
+      for (const auto& group : optimizer.param_groups()) log(group.options().get_lr());
+    }
+  }
+
+  {  // Saved, and loaded into a fresh optimizer, which goes on alone.
+    std::stringstream file;
+    torch::save(optimizer, file);
+    Adam restored(model->parameters(), AdamOptions(0.9));
+    restored.add_param_group(OptimizerParamGroup({gain}));
+    restored.add_param_group(OptimizerParamGroup({offset}));
+    torch::load(restored, file);
+    log(restored.param_groups()[2].options().get_lr());
+    train(restored, 3);
+    Adam assigned({gain});
+    assigned = std::move(restored);
+    train(assigned, 2);
+  }
+
+  {  // The deprecated way to add parameters, and by hand.
+    Tensor late = torch::ones({2}, torch::kFloat64).requires_grad_(), later = torch::ones({3}, torch::kFloat64).requires_grad_();
+    optimizer.add_parameters({late});
+    optimizer.param_groups()[1].params().push_back(later);
+    optimizer.zero_grad();
+    (late.sum() * later.prod() * loss_of()).backward();
+    optimizer.step();
+    optimizer.step();
+    log(late);
+    log(later);
+    log(optimizer.size());
+    optimizer.param_groups().pop_back();
+    optimizer.step();
+    log(offset);
+  }
+  for (const auto& parameter : model->parameters()) log(parameter);
+  return log.entries();
+}
+
+void check_same_log(const std::vector<double>& ours, const std::vector<double>& theirs) {
+  REQUIRE(ours.size() == theirs.size());
+  CHECK(theirs.size() > 250);
+  size_t different = 0;
+  for (size_t i = 0; i < ours.size(); ++i) {
+    if (std::abs(ours[i] - theirs[i]) <= 1e-9 * std::max(1.0, std::abs(theirs[i]))) continue;
+    if (++different > 3) continue;
+    CAPTURE(i);
+    CHECK(ours[i] == theirs[i]);
+  }
+  CHECK(different == 0);
+}
+
+TEST_CASE("a program written for torch's Adam behaves the same with FusedAdam", "[fused_adam]") {
+  check_same_log(everything_torch_offers<FusedAdam, FusedAdamOptions, FusedAdamParamState>(),
+                 everything_torch_offers<torch::optim::Adam, torch::optim::AdamOptions, torch::optim::AdamParamState>());
+}
+
+TEST_CASE("a program written for torch's AdamW behaves the same with FusedAdamW", "[fused_adam]") {
+  check_same_log(
+      everything_torch_offers<FusedAdamW, FusedAdamWOptions, FusedAdamWParamState>(),
+      everything_torch_offers<torch::optim::AdamW, torch::optim::AdamWOptions, torch::optim::AdamWParamState>());
+}
+
+// One way to call the constructor: does it compile for optimizer O with options S?
+#define PACER_CONSTRUCTOR_CALL(name, ...)               \
+  template <class O, class S, class = void>             \
+  struct name : std::false_type {};                     \
+  template <class O, class S>                           \
+  struct name<O, S, std::void_t<decltype(O(__VA_ARGS__))>> : std::true_type {}
+
+using Group = torch::optim::OptimizerParamGroup;
+template <class T>
+T& some();  // an lvalue, never evaluated
+PACER_CONSTRUCTOR_CALL(FromNothing, {});
+PACER_CONSTRUCTOR_CALL(FromOne, {some<Tensor>()});
+PACER_CONSTRUCTOR_CALL(FromTwo, {some<Tensor>(), some<Tensor>()});
+PACER_CONSTRUCTOR_CALL(FromTwoOptions, {some<Tensor>(), some<Tensor>()}, some<S>());
+PACER_CONSTRUCTOR_CALL(FromTwoRate, {some<Tensor>(), some<Tensor>()}, 1e-3);
+PACER_CONSTRUCTOR_CALL(FromTwoBracedRate, {some<Tensor>(), some<Tensor>()}, {1e-3});
+PACER_CONSTRUCTOR_CALL(FromTwoDefaults, {some<Tensor>(), some<Tensor>()}, {});
+PACER_CONSTRUCTOR_CALL(FromBracedTwo, {{some<Tensor>(), some<Tensor>()}});
+PACER_CONSTRUCTOR_CALL(FromBracedTwoOptions, {{some<Tensor>(), some<Tensor>()}}, some<S>());
+PACER_CONSTRUCTOR_CALL(FromBracedOnes, {{some<Tensor>()}, {some<Tensor>()}});
+PACER_CONSTRUCTOR_CALL(FromTwiceBracedOnes, {{{some<Tensor>()}}, {{some<Tensor>()}}});
+PACER_CONSTRUCTOR_CALL(FromVector, some<std::vector<Tensor>>());
+PACER_CONSTRUCTOR_CALL(FromVectorRate, some<std::vector<Tensor>>(), 1e-3);
+PACER_CONSTRUCTOR_CALL(FromVectorBraces, some<std::vector<Tensor>>(), {});
+PACER_CONSTRUCTOR_CALL(FromBracedVector, {some<std::vector<Tensor>>()});
+PACER_CONSTRUCTOR_CALL(FromVectors, {some<std::vector<Tensor>>(), some<std::vector<Tensor>>()});
+PACER_CONSTRUCTOR_CALL(FromVectorsOptions, {some<std::vector<Tensor>>(), some<std::vector<Tensor>>()}, some<S>());
+PACER_CONSTRUCTOR_CALL(FromGroup, {some<Group>()});
+PACER_CONSTRUCTOR_CALL(FromGroupOptions, {some<Group>()}, some<S>());
+PACER_CONSTRUCTOR_CALL(FromGroups, {some<Group>(), some<Group>()});
+PACER_CONSTRUCTOR_CALL(FromGroupVector, some<std::vector<Group>>(), some<S>());
+PACER_CONSTRUCTOR_CALL(FromBracedGroup, {{some<std::vector<Tensor>>(), std::make_unique<S>()}});
+PACER_CONSTRUCTOR_CALL(FromBracedGroups, {{some<std::vector<Tensor>>(), std::make_unique<S>()},
+                                          {some<std::vector<Tensor>>(), std::make_unique<S>()}}, some<S>());
+PACER_CONSTRUCTOR_CALL(FromModel, some<torch::nn::Linear>()->parameters(), some<S>());
+#undef PACER_CONSTRUCTOR_CALL
+
+// Counts the forms that compile for torch, and returns those that do not for ours.
+template <template <class, class, class> class... Forms>
+std::vector<size_t> forms_only_torch_takes(int& taken_by_torch) {
+  const bool torchs[] = {Forms<torch::optim::AdamW, torch::optim::AdamWOptions, void>::value...};
+  const bool ours[] = {Forms<FusedAdamW, FusedAdamWOptions, void>::value...};
+  std::vector<size_t> missing;
+  for (size_t i = 0; i < sizeof...(Forms); ++i) {
+    taken_by_torch += torchs[i];
+    if (torchs[i] && !ours[i]) missing.push_back(i);
+  }
+  return missing;
+}
+
+TEST_CASE("every constructor call that compiles for torch's AdamW compiles for FusedAdamW", "[fused_adam]") {
+  int taken_by_torch = 0;
+  const auto missing =
+      forms_only_torch_takes<FromNothing, FromOne, FromTwo, FromTwoOptions, FromTwoRate, FromTwoBracedRate,
+                             FromTwoDefaults, FromBracedTwo, FromBracedTwoOptions, FromBracedOnes, FromTwiceBracedOnes,
+                             FromVector, FromVectorRate, FromVectorBraces, FromBracedVector, FromVectors,
+                             FromVectorsOptions, FromGroup, FromGroupOptions, FromGroups, FromGroupVector,
+                             FromBracedGroup, FromBracedGroups, FromModel>(taken_by_torch);
+  CHECK(missing == std::vector<size_t>{});
+  CHECK(taken_by_torch >= 15);
+}
+
+// x == y for two parameter states, which torch's have.
+template <class State, class = void>
+struct CanCompare : std::false_type {};
+template <class State>
+struct CanCompare<State, std::void_t<decltype(some<const State>() == some<const State>())>> : std::true_type {};
+
+TEST_CASE("parameter states can be compared, like torch's", "[fused_adam]") {
+  CHECK(CanCompare<torch::optim::AdamParamState>::value);
+  CHECK(CanCompare<FusedAdamParamState>::value);
+  CHECK(CanCompare<FusedAdamWParamState>::value);
+}
+
+TEMPLATE_TEST_CASE("torch's options convert, alone and inside a parameter group", "[fused_adam]", FusedAdam, FusedAdamW) {
+  using TorchOptions = OptionsOf<PeerOf<TestType>>;
+  const auto theirs = TorchOptions(0.25).betas({0.1, 0.2}).eps(0.3).weight_decay(0.4).amsgrad(true);
+  const OptionsOf<TestType> ours = theirs;
+  CHECK(ours == OptionsOf<TestType>(0.25).betas({0.1, 0.2}).eps(0.3).weight_decay(0.4).amsgrad(true));
+  const auto parameters = random_parameters({{2}, {3}, {4}}, at::kDouble);
+
+  TestType optimizer({Group({parameters[0]}, std::make_unique<TorchOptions>(theirs))}, theirs);
+  optimizer.add_param_group(Group({parameters[1]}, std::make_unique<TorchOptions>(TorchOptions(0.125))));
+  // The base class's function is not virtual: it stores what it is given.
+  static_cast<torch::optim::Optimizer&>(optimizer).add_param_group(
+      Group({parameters[2]}, std::make_unique<TorchOptions>(theirs)));
+  set_random_gradients(parameters);
+  optimizer.step();
+  CHECK(options_of(optimizer, 0) == ours);
+  CHECK(options_of(optimizer, 1) == OptionsOf<TestType>(0.125).weight_decay(TorchOptions().weight_decay()));
+  CHECK(options_of(optimizer, 2) == ours);
+  for (const Tensor& parameter : parameters) CHECK(state_of(optimizer, parameter).step() == 1);
+}
+
+TEMPLATE_TEST_CASE("options of a foreign optimizer are refused", "[fused_adam]", FusedAdam, FusedAdamW) {
+  using Foreign = std::conditional_t<kIsDecoupled<TestType>, FusedAdamOptions, FusedAdamWOptions>;
+  const auto parameters = random_parameters({{2}, {3}}, at::kDouble);
+  TestType optimizer({parameters[0]});
+  set_random_gradients(parameters);
+  const auto group = [&](auto options) {
+    return Group({parameters[1]}, std::make_unique<decltype(options)>(options));
+  };
+  CHECK(unless_refused(optimizer, {}, [&] { optimizer.add_param_group(group(torch::optim::SGDOptions(0.1))); }) == "");
+  CHECK(unless_refused(optimizer, {}, [&] { optimizer.add_param_group(group(Foreign(0.1))); }) == "");
+  CHECK(refusal([&] { TestType({group(torch::optim::SGDOptions(0.1))}); })[0] != '<');
+
+  static_cast<torch::optim::Optimizer&>(optimizer).add_param_group(group(torch::optim::SGDOptions(0.1)));
+  const Tensor before = copy_of(parameters[0]);
+  CHECK(refusal([&] { optimizer.step(); })[0] != '<');
+  CHECK(same_bits(before, parameters[0]));
+  CHECK(optimizer.state().empty());
+}
+
+// Two models alike, trained alike.
+template <class Optimizer, class Other>
+double distance_after(int steps, const std::vector<Tensor>& ours, Optimizer& optimizer, const std::vector<Tensor>& theirs,
+                      Other& other) {
+  for (int step = 0; step < steps; ++step) {
+    set_random_gradients(ours, theirs);
+    if (step % 3 == 2) {  // one sits out
+      ours.back().mutable_grad() = Tensor();
+      theirs.back().mutable_grad() = Tensor();
+    }
+    optimizer.step();
+    other.step();
+  }
+  return distance(ours, theirs);
+}
+
+TEMPLATE_TEST_CASE("an archive that torch saved continues as torch would, and the other way round", "[fused_adam]",
+                   FusedAdam, FusedAdamW) {
+  using Peer = PeerOf<TestType>;
+  torch::manual_seed(12);
+  for (const bool amsgrad : {false, true}) {
+    auto ours = random_parameters({{3, 2}, {}, {5}, {4}}, at::kDouble);
+    auto theirs = clones(ours);
+    const auto make = [&](auto* type, const std::vector<Tensor>& parameters, double rate) {
+      using Optimizer = std::remove_pointer_t<decltype(type)>;
+      auto options = OptionsOf<Optimizer>(rate).weight_decay(0.2).amsgrad(amsgrad);
+      return Optimizer({Group({parameters[0], parameters[1]}),
+                        Group({parameters[2], parameters[3]}, std::make_unique<OptionsOf<Optimizer>>(options.lr(2 * rate)))},
+                       OptionsOf<Optimizer>(rate).betas({0.7, 0.8}).amsgrad(amsgrad));
+    };
+    auto peer = make(static_cast<Peer*>(nullptr), theirs, 0.01);
+    auto twin = make(static_cast<Peer*>(nullptr), ours, 0.01);
+    // The last parameter has no gradient, and so no state, before the archive is written.
+    REQUIRE(distance_after(5, {ours[0], ours[1], ours[2]}, twin, {theirs[0], theirs[1], theirs[2]}, peer) == 0);
+
+    std::stringstream from_torch;
+    torch::save(twin, from_torch);
+    auto optimizer = make(static_cast<TestType*>(nullptr), ours, 0.5);
+    torch::load(optimizer, from_torch);
+    CHECK(options_of(optimizer, 0).lr() == 0.01);
+    CHECK(options_of(optimizer, 0).betas() == std::make_tuple(0.7, 0.8));
+    CHECK(options_of(optimizer, 1).lr() == 0.02);
+    CHECK(options_of(optimizer, 1).weight_decay() == 0.2);
+    CHECK(distance_after(7, ours, optimizer, theirs, peer) <= 1e-14);
+
+    std::stringstream from_ours;
+    torch::save(optimizer, from_ours);
+    auto back = make(static_cast<Peer*>(nullptr), ours, 0.5);
+    torch::load(back, from_ours);
+    CHECK(distance_after(5, ours, back, theirs, peer) <= 1e-14);
+  }
+}
+
+TEMPLATE_TEST_CASE("take_over continues a running torch optimizer and shares nothing with it", "[fused_adam]", FusedAdam,
+                   FusedAdamW) {
+  using Peer = PeerOf<TestType>;
+  torch::manual_seed(13);
+  auto ours = random_parameters({{3, 2}, {5}, {6}}, at::kDouble);
+  auto theirs = clones(ours);
+  const auto options = OptionsOf<Peer>(0.02).betas({0.6, 0.7}).weight_decay(0.1).amsgrad(true);
+  Peer twin(ours, options), peer(theirs, options);
+  REQUIRE(distance_after(5, ours, twin, theirs, peer) == 0);
+
+  TestType optimizer(ours);
+  optimizer.take_over(twin);
+  const auto before = snapshot(twin);
+  CHECK(options_of(optimizer) == OptionsOf<TestType>(options));
+  CHECK(state_of(optimizer, ours[2]).step() == 4);
+  CHECK(distance_after(6, ours, optimizer, theirs, peer) <= 1e-14);
+  const auto after = snapshot(twin);
+  for (size_t i = 0; i < ours.size(); ++i) {
+    CHECK(same_bits(before.parameters[i].state, after.parameters[i].state));
+    CHECK(before.parameters[i].step == after.parameters[i].step);
+  }
+
+  auto other = clones(ours);
+  TestType elsewhere(other), too_few({ours[0], ours[1]}), two_groups({Group({ours[0], ours[1]}), Group({ours[2]})});
+  CHECK(unless_refused(elsewhere, {"0.0"}, [&] { elsewhere.take_over(twin); }) == "");
+  CHECK(unless_refused(too_few, {"3", "2"}, [&] { too_few.take_over(twin); }) == "");
+  CHECK(unless_refused(two_groups, {"1", "2"}, [&] { two_groups.take_over(twin); }) == "");
+}
+
+// The convergence test of LibTorch's own optimizers, with its thresholds.
+template <class Optimizer>
+bool learns_xor(OptionsOf<Optimizer> options, at::ScalarType dtype) {
+  torch::manual_seed(0);
+  torch::nn::Sequential model(torch::nn::Linear(2, 8), torch::nn::Functional(torch::sigmoid), torch::nn::Linear(8, 1),
+                              torch::nn::Functional(torch::sigmoid));
+  model->to(dtype);
+  Optimizer optimizer(model->parameters(), options);
+  double running_loss = 1;
+  for (int epoch = 0; running_loss > 0.1; ++epoch) {
+    if (epoch > 3000) return false;
+    const Tensor inputs = torch::randint(2, {200, 2}, dtype);
+    const Tensor labels = inputs.select(1, 0).ne(inputs.select(1, 1)).to(dtype).unsqueeze(1);
+    const auto step = [&] {
+      optimizer.zero_grad();
+      auto loss = torch::binary_cross_entropy(model->forward(inputs), labels);
+      loss.backward();
+      return loss;
+    };
+    running_loss = running_loss * 0.99 + optimizer.step(step).template item<double>() * 0.01;
+  }
+  return true;
+}
+
+TEMPLATE_TEST_CASE("XOR is learnt", "[fused_adam]", FusedAdam, FusedAdamW) {
+  using Options = OptionsOf<TestType>;
+  for (const auto dtype : {at::kFloat, at::kDouble}) {
+    CHECK(learns_xor<TestType>(Options(0.1), dtype));
+    CHECK(learns_xor<TestType>(Options(0.1).weight_decay(1e-6).amsgrad(true), dtype));
+  }
+}
+
+}  // namespace
+}  // namespace pacer::testing

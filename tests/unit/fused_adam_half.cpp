@@ -1,0 +1,417 @@
+// bf16 and fp16 parameters: with a master copy or a remainder they follow the fp32 run to the bit; without,
+// they are rounded to nearest or, on average, not at all.
+#include "support/catch.h"
+
+#include <cmath>
+#include <sstream>
+
+#include <torch/serialize.h>
+
+#include "support/adam_reference.h"
+#include "support/optimizers.h"
+
+namespace pacer::testing {
+namespace {
+
+FusedAdamWOptions options_for(const Mode& mode, bool amsgrad = false) {
+  return with_mode(FusedAdamWOptions(0.01).weight_decay(0.1).amsgrad(amsgrad), mode);
+}
+
+// The fp32 value that a bf16 and the 16 bits below it stand for: the difference of two integers, read as a
+// float.
+Tensor joined(const Tensor& parameter, const Tensor& remainder) {
+  const Tensor high = parameter.detach().contiguous().view(at::kShort).to(at::kInt) * 65536;
+  return (high + remainder.contiguous().to(at::kInt)).view(at::kFloat);
+}
+
+// The fp32 value behind a parameter, in whatever form the optimizer keeps it.
+Tensor master_of(FusedAdamW& optimizer, const Tensor& parameter) {
+  const auto& state = state_of(optimizer, parameter);
+  if (state.master().defined()) return state.master();
+  return state.remainder().defined() ? joined(parameter, state.remainder()) : Tensor();
+}
+
+// Rounded to bf16, halves away from zero: what the remainder is relative to.
+Tensor rounded_half_away(const Tensor& values) {
+  return ((values.contiguous().view(at::kInt) + 0x8000).bitwise_right_shift(16))
+      .to(at::kShort)
+      .view(at::kBFloat16);
+}
+
+bool is_rounded_master(FusedAdamW& optimizer, const Tensor& parameter) {
+  const auto& state = state_of(optimizer, parameter);
+  const Tensor rounded = state.master().defined() ? state.master().to(parameter.scalar_type())
+                                                  : rounded_half_away(joined(parameter, state.remainder()));
+  return same_bits(rounded, parameter);
+}
+
+std::vector<Mode> modes_with_master() {
+  std::vector<Mode> modes;
+  for (const Mode& mode : all_modes()) {
+    if (mode.master_weights == MasterWeights::fp32 || mode.master_weights == MasterWeights::remainder) {
+      modes.push_back(mode);
+    }
+  }
+  return modes;
+}
+
+TEST_CASE("with a master copy or a remainder, 16-bit parameters follow the fp32 run to the bit",
+          "[fused_adam]") {
+  for (const Mode& mode : modes_with_master()) {
+    for (const bool amsgrad : {false, true}) {
+      CAPTURE(mode.name, amsgrad);
+      torch::manual_seed(51);
+      auto parameters = random_parameters({{40, 3}, {129}, {}, {0}}, mode.dtype);
+      parameters.push_back(torch::randn({6, 5}).to(mode.dtype).t().requires_grad_());
+      parameters.push_back(torch::randn({6, 5}).to(mode.dtype).slice(1, 0, 5, 2).detach().requires_grad_());
+      std::vector<Tensor> full;
+      for (const Tensor& p : parameters) full.push_back(p.detach().to(at::kFloat).requires_grad_());
+      FusedAdamW optimizer(parameters, options_for(mode, amsgrad)),
+          reference(full, options_for(all_modes()[1], amsgrad));
+      for (int step = 0; step < 50; ++step) {
+        set_random_gradients(parameters, full, at::kFloat);
+        optimizer.step();
+        reference.step();
+        for (size_t i = 0; i < parameters.size(); ++i) {
+          REQUIRE(same_bits(master_of(optimizer, parameters[i]), full[i]));
+          REQUIRE(is_rounded_master(optimizer, parameters[i]));
+        }
+      }
+      for (size_t i = 0; i < parameters.size(); ++i) {
+        const auto &mine = state_of(optimizer, parameters[i]), &theirs = state_of(reference, full[i]);
+        CHECK(same_bits(mine.exp_avg(), theirs.exp_avg()));
+        CHECK(same_bits(mine.exp_avg_sq(), theirs.exp_avg_sq()));
+        CHECK(same_bits(mine.max_exp_avg_sq(), theirs.max_exp_avg_sq()));
+        CHECK(mine.remainder().defined() == (mode.master_weights == MasterWeights::remainder));
+        CHECK(mine.master().defined() == (mode.master_weights == MasterWeights::fp32));
+      }
+    }
+  }
+}
+
+TEST_CASE("automatic means a remainder for bf16, an fp32 copy for fp16, nothing otherwise", "[fused_adam]") {
+  for (const auto dtype : {at::kBFloat16, at::kHalf, at::kFloat, at::kDouble}) {
+    const auto parameters = random_parameters({{4}}, dtype);
+    FusedAdamW optimizer(parameters);
+    set_random_gradients(parameters);
+    optimizer.step();
+    const auto& state = state_of(optimizer, parameters[0]);
+    CHECK(state.remainder().defined() == (dtype == at::kBFloat16));
+    CHECK(state.master().defined() == (dtype == at::kHalf));
+    if (state.remainder().defined()) CHECK(state.remainder().scalar_type() == at::kShort);
+    if (state.master().defined()) CHECK(state.master().scalar_type() == at::kFloat);
+    CHECK(state.exp_avg().scalar_type() == (dtype == at::kDouble ? at::kDouble : at::kFloat));
+  }
+}
+
+TEST_CASE("one optimizer takes parameters of all dtypes", "[fused_adam]") {
+  torch::manual_seed(52);
+  std::vector<Tensor> together, alone;
+  for (const auto dtype : {at::kBFloat16, at::kDouble, at::kHalf, at::kFloat, at::kBFloat16, at::kDouble}) {
+    together.push_back(random_parameters({{33}}, dtype)[0]);
+    alone.push_back(clones({together.back()})[0]);
+  }
+  FusedAdamW optimizer(together);
+  std::vector<std::unique_ptr<FusedAdamW>> singles;
+  for (const Tensor& parameter : alone)
+    singles.push_back(std::make_unique<FusedAdamW>(std::vector<Tensor>{parameter}));
+  for (int step = 0; step < 5; ++step) {
+    set_random_gradients(together, alone);
+    optimizer.step();
+    for (auto& single : singles) single->step();
+    REQUIRE(same_bits(together, alone));
+  }
+}
+
+// One step from the optimizer's own state, in double, rounded to bf16 at the end.
+TEST_CASE("pure bf16 to nearest is the exact step, rounded", "[fused_adam]") {
+  torch::manual_seed(53);
+  const Mode mode = all_modes()[4];
+  auto parameters = random_parameters({{2000}}, at::kBFloat16);
+  FusedAdamW optimizer(parameters, options_for(mode));
+  int64_t elements = 0, other_neighbour = 0;
+  for (int step = 1; step <= 20; ++step) {
+    set_random_gradients(parameters);
+    ReferenceAdam reference({0.01, 0.9, 0.999, 1e-8, 0.1, true, false, true}, to_doubles(parameters[0]));
+    if (step > 1) {
+      reference.exp_avg = to_doubles(state_of(optimizer, parameters[0]).exp_avg());
+      reference.exp_avg_sq = to_doubles(state_of(optimizer, parameters[0]).exp_avg_sq());
+      reference.steps = step - 1;
+    }
+    reference.step(to_doubles(parameters[0].grad()));
+    optimizer.step();
+    const auto& state = state_of(optimizer, parameters[0]);
+    REQUIRE(state.exp_avg().scalar_type() == at::kBFloat16);
+    const std::pair<Tensor, const std::vector<double>*> pairs[] = {
+        {parameters[0], &reference.parameter},
+        {state.exp_avg(), &reference.exp_avg},
+        {state.exp_avg_sq(), &reference.exp_avg_sq}};
+    for (const auto& [actual, exact] : pairs) {
+      const auto values = to_doubles(actual);
+      for (size_t i = 0; i < values.size(); ++i) {
+        // To nearest: at most half a unit in the last place (8 bits) off, and fp32 rounding before that. The
+        // moment may cancel: its fp32 error is relative to its terms, which are below 8.
+        const double error = std::abs(values[i] - (*exact)[i]);
+        REQUIRE(error <= std::ldexp(std::abs((*exact)[i]), -8) * 1.0001 + 8 * 0x1p-23);
+        const double nearest = torch::tensor((*exact)[i], at::kDouble).to(at::kBFloat16).item<double>();
+        ++elements;
+        other_neighbour += values[i] != nearest;
+      }
+    }
+  }
+  // Where fp32 arithmetic crosses a midpoint; 0.9 m + 0.1 g of 8-bit numbers often is one.
+  CHECK(other_neighbour <= elements / 500);
+}
+
+// First step, constant gradient: the exact result is 1 - lr for every element, between the bf16 numbers 1 -
+// 2^-8 and 1.
+Tensor stochastic_step(int64_t count, uint64_t seed, FusedAdamW* given = nullptr) {
+  const Tensor parameter = torch::ones({count}, at::kBFloat16).requires_grad_();
+  FusedAdamW optimizer({parameter},
+                       with_mode(FusedAdamWOptions(1e-3).weight_decay(0).eps(0).seed(seed), all_modes()[5]));
+  parameter.mutable_grad() = torch::full({count}, 0.5, at::kBFloat16);
+  optimizer.step();
+  if (given != nullptr) *given = std::move(optimizer);
+  return parameter;
+}
+
+TEST_CASE("stochastic rounding is unbiased, and a function of the seed", "[fused_adam]") {
+  constexpr int64_t kCount = 200000;
+  constexpr double kUp = 1 - 1e-3 * 0x1p8;  // the probability of 1
+  const double sigma = std::sqrt(kUp * (1 - kUp) / kCount);
+  const uint64_t seeds[] = {0, 1, 7, 1ull << 40, ~0ull};
+  std::vector<Tensor> ups;
+  for (const uint64_t seed : seeds) {
+    CAPTURE(seed);
+    const Tensor result = stochastic_step(kCount, seed).detach();
+    const Tensor up = result.eq(1);
+    CHECK(result.eq(1 - 0x1p-8).logical_or(up).all().item<bool>());
+    const Tensor bits = up.to(at::kDouble);
+    CHECK(std::abs(bits.mean().item<double>() - kUp) <= 4 * sigma);
+    // Neighbours, and elements one or eight draws apart, know nothing of each other.
+    for (const int64_t lag : {1, 2, 4, 8, 64, 512}) {
+      CAPTURE(lag);
+      const Tensor product = (bits.slice(0, lag) - kUp) * (bits.slice(0, 0, kCount - lag) - kUp);
+      CHECK(std::abs(product.mean().item<double>()) <= 4 * kUp * (1 - kUp) / std::sqrt(kCount - lag));
+    }
+    CHECK(same_bits(result, stochastic_step(kCount, seed)));
+    for (const Tensor& other : ups) {
+      const Tensor product = (bits - kUp) * (other - kUp);
+      CHECK(std::abs(product.mean().item<double>()) <= 4 * kUp * (1 - kUp) / std::sqrt(kCount));
+    }
+    ups.push_back(bits);
+  }
+}
+
+TEST_CASE("stochastic rounding depends on step and position only, not on how tensors are cut or grouped",
+          "[fused_adam]") {
+  const auto options = with_mode(FusedAdamWOptions(0.01).weight_decay(0.1).seed(9), all_modes()[5]);
+  torch::manual_seed(54);
+  const Tensor whole = torch::randn({3000}).to(at::kBFloat16).requires_grad_();
+  const int64_t cuts[] = {0, 13, 13, 20, 1021, 3000};
+  std::vector<Tensor> parts;
+  for (int i = 0; i < 5; ++i)
+    parts.push_back(whole.detach().slice(0, cuts[i], cuts[i + 1]).clone().requires_grad_());
+  FusedAdamW one({whole}, options), many(parts, options);
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  auto grouped = clones(parts);
+  for (const Tensor& part : grouped) groups.emplace_back(std::vector<Tensor>{part});
+  FusedAdamW in_groups(groups, options);
+  Tensor first_pattern;
+  for (int step = 0; step < 4; ++step) {
+    const Tensor gradient = torch::randn({3000}).to(at::kBFloat16);
+    whole.mutable_grad() = gradient;
+    for (size_t i = 0; i < 5; ++i) {
+      parts[i].mutable_grad() = grouped[i].mutable_grad() = gradient.slice(0, cuts[i], cuts[i + 1]);
+    }
+    if (step == 2) {  // one part sits out; the others draw as before
+      whole.mutable_grad() = Tensor();
+      parts[0].mutable_grad() = grouped[0].mutable_grad() = Tensor();
+      many.step();
+      in_groups.step();
+      REQUIRE(same_bits(parts, grouped));
+      continue;
+    }
+    one.step();
+    many.step();
+    in_groups.step();
+    REQUIRE(same_bits(parts, grouped));
+    if (step < 2) REQUIRE(same_bits(torch::cat(parts), whole));
+  }
+}
+
+TEST_CASE("stochastic rounding draws anew each step", "[fused_adam]") {
+  const Tensor parameter = torch::ones({4096}, at::kBFloat16).requires_grad_();
+  FusedAdamW optimizer({parameter},
+                       with_mode(FusedAdamWOptions(1e-3).weight_decay(0).eps(0).seed(3), all_modes()[5]));
+  parameter.mutable_grad() = torch::full({4096}, 0.5, at::kBFloat16);
+  std::vector<Tensor> results;
+  for (int step = 0; step < 4; ++step) {
+    torch::NoGradGuard no_grad;
+    parameter.fill_(1);  // the same exact result each time, as the gradient is constant
+    optimizer.step();
+    const double agreeing = 0.744 * 0.744 + 0.256 * 0.256;  // of independent draws
+    for (const Tensor& earlier : results) {
+      const double same = parameter.eq(earlier).to(at::kDouble).mean().item<double>();
+      CHECK(std::abs(same - agreeing) <= 4 * std::sqrt(agreeing * (1 - agreeing) / 4096));
+    }
+    results.push_back(parameter.detach().clone());
+  }
+}
+
+TEST_CASE("small updates are lost to nearest rounding, and add up with a remainder or stochastic rounding",
+          "[fused_adam]") {
+  for (const Mode& mode : all_modes()) {
+    if (mode.dtype != at::kBFloat16) continue;
+    CAPTURE(mode.name);
+    const Tensor parameter = torch::ones({4096}, at::kBFloat16).requires_grad_();
+    FusedAdamW optimizer({parameter}, with_mode(FusedAdamWOptions(1e-4).weight_decay(0).eps(0), mode));
+    parameter.mutable_grad() = torch::full({4096}, 0.5, at::kBFloat16);
+    for (int step = 0; step < 200; ++step) optimizer.step();
+    const double mean = parameter.to(at::kDouble).mean().item<double>();
+    const bool loses = mode.master_weights == MasterWeights::none && mode.rounding == Rounding::nearest;
+    CHECK(std::abs(mean - (loses ? 1.0 : 0.98)) <= 0x1p-9);
+  }
+}
+
+struct UserWrite {
+  const char* name;
+  void (*write)(const Tensor& parameter);
+};
+
+// What the user writes into a parameter between two steps counts: the next step starts from there.
+TEST_CASE("a master copy follows what the user writes into the parameter", "[fused_adam]") {
+  const std::vector<UserWrite> writes = {
+      {"halved", [](const Tensor& p) { p.mul_(0.5); }},
+      {"part overwritten", [](const Tensor& p) { p.slice(0, 0, 1).fill_(3); }},
+      {"filled", [](const Tensor& p) { p.fill_(-2); }},
+      {"given new memory", [](const Tensor& p) { p.set_data(torch::full_like(p, 0.75)); }},
+  };
+  for (const Mode& mode : modes_with_master()) {
+    for (const UserWrite& write : writes) {
+      CAPTURE(mode.name, write.name);
+      torch::manual_seed(55);
+      auto parameters = random_parameters({{9, 3}, {70}}, mode.dtype);
+      std::vector<Tensor> full;
+      for (const Tensor& p : parameters) full.push_back(p.detach().to(at::kFloat).requires_grad_());
+      FusedAdamW optimizer(parameters, options_for(mode)), reference(full, options_for(all_modes()[1]));
+      for (int round = 0; round < 2; ++round) {
+        for (int step = 0; step < 3; ++step) {
+          set_random_gradients(parameters, full, at::kFloat);
+          optimizer.step();
+          reference.step();
+        }
+        const Tensor before = copy_of(parameters[0]);
+        {
+          torch::NoGradGuard no_grad;
+          write.write(parameters[0]);
+          // Where the value changed, the fp32 run continues from it; elsewhere from what it had.
+          full[0].copy_(torch::where(parameters[0].ne(before), parameters[0].to(at::kFloat), full[0]));
+        }
+        const Tensor written = copy_of(full[0]);
+        set_random_gradients(parameters, full, at::kFloat);
+        optimizer.step();
+        reference.step();
+        CHECK(same_bits(master_of(optimizer, parameters[1]), full[1]));
+        CHECK(is_rounded_master(optimizer, parameters[0]));
+        if (mode.master_weights == MasterWeights::fp32) {
+          CHECK(same_bits(master_of(optimizer, parameters[0]), full[0]));
+        } else {
+          // The remainder's 16 bits stay: the value is the user's to half a unit in the last place of bf16.
+          const Tensor allowed = written.abs() * 0x1p-8 + 1e-6;
+          CHECK((master_of(optimizer, parameters[0]) - full[0]).abs().le(allowed).all().item<bool>());
+          torch::NoGradGuard no_grad;
+          full[0].copy_(master_of(optimizer, parameters[0]));
+        }
+      }
+    }
+  }
+}
+
+// data() is a door around the version counter: a remainder sees through it, because the parameter is part of
+// its value; an fp32 copy does not, which the optimizer's page says.
+TEST_CASE("a write through data() counts with a remainder and is not seen by an fp32 copy", "[fused_adam]") {
+  for (const Mode& mode : modes_with_master()) {
+    CAPTURE(mode.name);
+    auto parameters = random_parameters({{9, 3}}, mode.dtype);
+    FusedAdamW optimizer(parameters, options_for(mode));
+    set_random_gradients(parameters);
+    optimizer.step();
+    parameters[0].data().fill_(0.75);
+    options_of(optimizer).lr(0);
+    optimizer.step();
+    const bool seen = mode.master_weights != MasterWeights::fp32;
+    CHECK(count_true(parameters[0].eq(0.75)) == (seen ? 27 : 0));
+  }
+}
+
+TEST_CASE("new weights loaded into the module win over the master copy", "[fused_adam]") {
+  for (const Mode& mode : modes_with_master()) {
+    CAPTURE(mode.name);
+    torch::manual_seed(56);
+    auto parameters = random_parameters({{50}}, mode.dtype);
+    FusedAdamW optimizer(parameters, options_for(mode));
+    for (int step = 0; step < 3; ++step) {
+      set_random_gradients(parameters);
+      optimizer.step();
+    }
+    std::stringstream file;
+    const Tensor weights = torch::randn({50}).to(mode.dtype);
+    torch::save(weights, file);
+    torch::load(parameters[0], file);
+    REQUIRE(same_bits(parameters[0], weights));
+    options_of(optimizer).lr(0);
+    parameters[0].mutable_grad() = torch::ones({50}, mode.dtype);
+    optimizer.step();
+    CHECK(same_bits(parameters[0], weights));
+  }
+}
+
+TEST_CASE("a loaded master copy that is not the parameter's gives way to the parameter", "[fused_adam]") {
+  for (const Mode& mode : modes_with_master()) {
+    CAPTURE(mode.name);
+    torch::manual_seed(57);
+    auto parameters = random_parameters({{50}}, mode.dtype), others = random_parameters({{50}}, mode.dtype);
+    FusedAdamW optimizer(parameters, options_for(mode)), restored(others, options_for(mode));
+    set_random_gradients(parameters);
+    optimizer.step();
+    std::stringstream file;
+    torch::save(optimizer, file);
+    torch::load(restored, file);
+    const Tensor before = copy_of(others[0]);
+    options_of(restored).lr(0);
+    others[0].mutable_grad() = torch::ones({50}, mode.dtype);
+    restored.step();
+    CHECK(same_bits(others[0], before));
+  }
+}
+
+TEST_CASE("changing how the master value is kept loses none of it", "[fused_adam]") {
+  torch::manual_seed(58);
+  auto parameters = random_parameters({{500}, {3, 7}}, at::kBFloat16);
+  std::vector<Tensor> full;
+  for (const Tensor& p : parameters) full.push_back(p.detach().to(at::kFloat).requires_grad_());
+  FusedAdamW optimizer(parameters, options_for(all_modes()[2])), reference(full, options_for(all_modes()[1]));
+  for (const auto form : {MasterWeights::remainder, MasterWeights::fp32, MasterWeights::remainder,
+                          MasterWeights::automatic, MasterWeights::fp32}) {
+    options_of(optimizer).master_weights(form);
+    for (int step = 0; step < 3; ++step) {
+      set_random_gradients(parameters, full, at::kFloat);
+      optimizer.step();
+      reference.step();
+      for (size_t i = 0; i < 2; ++i) REQUIRE(same_bits(master_of(optimizer, parameters[i]), full[i]));
+    }
+  }
+  // A value exactly between two bf16 numbers, which the two forms round differently.
+  for (const Tensor& p : parameters) state_of(optimizer, p).exp_avg().zero_();
+  options_of(optimizer).master_weights(MasterWeights::remainder).lr(0);
+  optimizer.step();
+  state_of(optimizer, parameters[0]).remainder().fill_(-32768);
+  const Tensor value = joined(parameters[0], state_of(optimizer, parameters[0]).remainder()).clone();
+  options_of(optimizer).master_weights(MasterWeights::fp32);
+  optimizer.step();
+  CHECK(same_bits(master_of(optimizer, parameters[0]), value));
+}
+
+}  // namespace
+}  // namespace pacer::testing
