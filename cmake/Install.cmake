@@ -18,6 +18,7 @@ endforeach()
 
 if(PACER_WITH_CUDA)
   get_target_property(PACER_CUDART CUDA::cudart IMPORTED_LOCATION)
+  get_filename_component(PACER_CUDART "${PACER_CUDART}" REALPATH)
 endif()
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/pacer-config.cmake.in ${PROJECT_BINARY_DIR}/pacer-config.cmake
   INSTALL_DESTINATION ${package_dir} NO_SET_AND_CHECK_MACRO)

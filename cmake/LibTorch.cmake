@@ -119,13 +119,15 @@ if(NOT TARGET torch_cpu_library)
       set_target_properties(${_target} PROPERTIES IMPORTED_GLOBAL TRUE)
     endif()
   endforeach()
-  foreach(_target IN ITEMS torch_cpu_library torch_cuda_library)
-    if(TARGET ${_target})
-      target_include_directories(${_target} SYSTEM INTERFACE
-        "${LIBTORCH_PREFIX}/include" "${LIBTORCH_PREFIX}/include/torch/csrc/api/include")
-    endif()
-  endforeach()
 endif()
+
+# Headers as of the system, without warnings. The second folder is one that only the target torch would carry.
+foreach(_target IN ITEMS torch_cpu_library torch_cuda_library)
+  if(TARGET ${_target})
+    target_include_directories(${_target} SYSTEM INTERFACE
+      "${LIBTORCH_PREFIX}/include" "${LIBTORCH_PREFIX}/include/torch/csrc/api/include")
+  endif()
+endforeach()
 
 # at::parallel_for is inline and runs on one thread unless its caller is compiled with -fopenmp. The run-time library
 # must then be LibTorch's own, or two thread pools would compete.

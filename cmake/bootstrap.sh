@@ -164,7 +164,7 @@ describe_recipe() {
       packages=("torch==$torch_version")
       ;;
     cuda+nvcc)
-      what="LibTorch $torch_version with CUDA 13, and nvcc, as this machine has a GPU but no toolkit"
+      what="LibTorch $torch_version with CUDA 13, and nvcc, as no CUDA toolkit was found"
       download=2820 disk=5000
       packages=("torch==$torch_version" "cuda-toolkit[nvcc,cccl,cudart]==13.0.2" nvidia-cuda-crt==13.0.88
         nvidia-nvvm==13.0.88)

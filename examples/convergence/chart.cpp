@@ -13,7 +13,7 @@ namespace {
 
 // The picture in its own units; the page scales it.
 constexpr double kWidth = 600.0, kHeight = 340.0;
-constexpr double kLeft = 76.0, kRight = 584.0, kTop = 14.0, kBottom = 290.0;
+constexpr double kLeft = 76.0, kRight = 584.0, kTop = 32.0, kBottom = 290.0;
 constexpr size_t kColours = 6;  // in the style sheet
 
 std::string pixels(double value) { return fixed(value, 1); }
@@ -24,8 +24,7 @@ std::string attribute(const std::string& name, const std::string& value) {
   return " " + name + "=\"" + escape_html(value) + "\"";
 }
 
-std::string text_at(double x, double y, const std::string& anchor, const std::string& text,
-                    const std::string& more = "") {
+std::string text_at(double x, double y, const std::string& anchor, const std::string& text) {
   return "<text" + attribute("x", pixels(x)) + attribute("y", pixels(y)) + attribute("text-anchor", anchor) +
          more + ">" + escape_html(text) + "</text>\n";
 }
@@ -65,12 +64,8 @@ std::string draw_axes(const Scales& scales, bool zero_line) {
     svg += segment("axis", x, kBottom, x, kBottom + 5.0);
     svg += text_at(x, kBottom + 20.0, "middle", tick.label);
   }
-  const double middle = (kTop + kBottom) / 2.0;
-  svg += text_at((kLeft + kRight) / 2.0, kBottom + 42.0, "middle", scales.x.title(),
-                 attribute("class", "title"));
-  svg +=
-      text_at(14.0, middle, "middle", scales.y.title(),
-              attribute("class", "title") + attribute("transform", "rotate(-90 12 " + pixels(middle) + ")"));
+  svg += text_at((kLeft + kRight) / 2.0, kBottom + 42.0, "middle", scales.x.title());
+  svg += text_at(0.0, 12.0, "start", scales.y.title());
   return svg;
 }
 
@@ -170,7 +165,7 @@ std::string line_chart(const Chart& chart) {
 }
 
 std::string bar_chart(const std::string& title, const std::vector<Bar>& bars) {
-  constexpr double kRow = 56.0, kThickness = 20.0, kLabelSpace = 150.0;
+  constexpr double kRow = 56.0, kThickness = 20.0, kLabelSpace = 215.0;
   double longest = 0.0;
   for (const Bar& bar : bars) longest = std::max(longest, bar.value);
   std::string svg;

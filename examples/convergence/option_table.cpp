@@ -95,8 +95,11 @@ std::vector<OptionGroup> option_groups(const std::vector<std::string>& arm_names
       {"Machine",
        {choice("device", "auto takes the GPU where there is one (default auto)", &Settings::device,
                {"auto", "cpu", "cuda"}),
-        choice("precision", "bfloat16 runs forward under autocast (default float32)", &Settings::precision,
-               {"float32", "bfloat16"}),
+        choice("precision",
+               "tensorfloat32 rounds the inputs of matrix products on a GPU, bfloat16 runs forward under "
+               "autocast "
+               "(default float32)",
+               &Settings::precision, {"float32", "tensorfloat32", "bfloat16"}),
         count("threads", "N", "CPU threads; 0 leaves it to LibTorch (default 2 for tiny, 0 for small)",
               &Settings::threads, {0, 1024}),
         text("output", "FOLDER", "where results go (default run/convergence)", &Settings::output)}});

@@ -85,7 +85,7 @@ std::string time_bars(const std::string& title, const std::vector<ArmSummary>& s
   for (size_t i = 0; i < summaries.size(); ++i) {
     const double value = summaries[i].*seconds, first = summaries.front().*seconds;
     std::string label = significant(value * 1e3, 3) + " ms";
-    if (i > 0 && value > 0.0) label += ", " + significant(first / value, 3) + " times as fast";
+    if (i > 0 && value > 0.0) label += ", " + significant(first / value, 2) + " × as fast";
     bars.push_back({summaries[i].arm, i, value, label});
   }
   return bar_chart(title, bars);

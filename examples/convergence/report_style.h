@@ -46,7 +46,7 @@ figcaption { display: flex; flex-wrap: wrap; justify-content: space-between; gap
 .swatch { display: inline-block; width: 10px; height: 10px; margin-right: 9px; border-radius: 3px; }
 .chart { display: block; width: 100%; height: auto; overflow: visible; }
 .chart text { fill: var(--muted); font-size: 12.5px; font-variant-numeric: tabular-nums; }
-.chart .title { font-size: 12.5px; }
+@media (max-width: 560px) { .chart text { font-size: 18px; } }
 .grid { stroke: var(--grid); } .axis, .zero { stroke: var(--muted); stroke-opacity: 0.6; }
 polyline { fill: none; stroke: currentColor; stroke-width: 2.2; stroke-linejoin: round; stroke-linecap: round; }
 .faint polyline { stroke-width: 1; stroke-opacity: 0.35; }
@@ -76,7 +76,7 @@ for (const chart of document.querySelectorAll('svg.chart')) {
     points: g.dataset.points.split(';').map(p => p.split('|')) }));
   if (!lines.length) continue;
   const guide = document.createElementNS('http://www.w3.org/2000/svg', 'line');
-  guide.setAttribute('class', 'guide'); guide.setAttribute('y1', 14); guide.setAttribute('y2', 290);
+  guide.setAttribute('class', 'guide'); guide.setAttribute('y1', 32); guide.setAttribute('y2', 290);
   const tip = document.createElement('div'); tip.className = 'tip';
   const leave = () => { guide.remove(); tip.remove(); };
   chart.addEventListener('pointerleave', leave);

@@ -58,7 +58,7 @@ Scale::Scale(Axis axis, double low, double high, double from, double to)
     high_ = std::max(high_ * 1.03, low_ * 1.1);
     for (const double tick : logarithmic_ticks(low_, high_)) ticks_.push_back({tick, ""});
   } else if (axis_ == Axis::difference) {
-    const double reach = 1.15 * std::max({std::fabs(low_), std::fabs(high_), 1e-4});
+    const double reach = 1.15 * std::max({std::fabs(low_), std::fabs(high_), 1e-3});
     low_ = -reach;
     high_ = reach;
     for (const double tick : linear_ticks(low_, high_, 6.0)) ticks_.push_back({tick, ""});

@@ -45,7 +45,7 @@ Settings small() {
   settings.heads = 12;
   settings.sequence = 1024;
   settings.batch = 32;
-  settings.tokens = 100 * kMega;
+  settings.tokens = 50 * kMega;
   settings.learning_rate = 6e-4;
   settings.validation_sequences = 128;
   return settings;
@@ -61,7 +61,7 @@ int64_t Settings::steps_between_evaluations() const {
 std::vector<PresetHelp> preset_help() {
   return {{"tiny", "for a CPU: 2 layers of width 128, sequences of 64 bytes, 3M tokens per run"},
           {"small",
-           "for a GPU: GPT-2 small, 12 layers of width 768, sequences of 1024 bytes, 100M tokens per run"}};
+           "for a GPU: GPT-2 small, 12 layers of width 768, sequences of 1024 bytes, 50M tokens per run"}};
 }
 
 Settings preset_settings(const std::string& name, bool quick) {

@@ -37,7 +37,7 @@ struct Settings {
 
   // The machine.
   std::string device = "auto";        // auto, cpu, cuda
-  std::string precision = "float32";  // float32, bfloat16 (autocast)
+  std::string precision = "float32";  // float32, tensorfloat32 (GPU), bfloat16 (autocast)
   int64_t threads = 0;                // 0: LibTorch's choice
   std::string output = "run/convergence";
 

@@ -8,6 +8,7 @@
 #include <memory>
 #include <utility>
 
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
 #include <torch/cuda.h>
@@ -161,8 +162,12 @@ Machine prepare_machine(const Settings& settings) {
   const bool has_cuda = torch::cuda::is_available();
   pacer::require(settings.device != "cuda" || has_cuda,
                  "--device cuda: no CUDA device can be used here; --device cpu always works");
+  const bool use_cuda = settings.device != "cpu" && has_cuda;
+  pacer::require(settings.precision != "tensorfloat32" || use_cuda,
+                 "--precision tensorfloat32 needs a CUDA device; on the CPU take float32 or bfloat16");
+  at::globalContext().setAllowTF32CuBLAS(settings.precision == "tensorfloat32");
   if (settings.threads > 0) torch::set_num_threads(static_cast<int>(settings.threads));
-  if (settings.device == "cpu" || !has_cuda) {
+  if (!use_cuda) {
     const int threads = at::get_num_threads();
     return {"cpu",
             processor_name() + ", " + std::to_string(threads) + (threads == 1 ? " thread" : " threads")};

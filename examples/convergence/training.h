@@ -18,13 +18,14 @@ class RunObserver {
   virtual void on_validation(const CurvePoint& point) = 0;
 };
 
-// The device, the numbers of threads and processes: once per program, before the first run.
+// What the runs train on.
 struct Machine {
   std::string device;       // "cpu" or "cuda"
   std::string description;  // for people, with the number of threads
 };
 
-// Applies --device and --threads. Throws pacer::InvalidArgument where cuda is asked for and not there.
+// Applies device, precision and threads, once per program and before the first run. Throws
+// pacer::InvalidArgument where they ask for a CUDA device and there is none.
 Machine prepare_machine(const Settings& settings);
 
 // Number of trainable weights of the model that `settings` describe.

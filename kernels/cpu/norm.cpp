@@ -11,10 +11,27 @@
 namespace pacer::kernels {
 namespace {
 
+// Whole rows in fours: each column's accumulator stays in a register for four rows instead of one.
+constexpr int64_t kRowsAtOnce = 4;
+
 template <class Element, class Real>
 PACER_TARGET_CLONES void add_squares(const Element* elements, int64_t count, Real* columns) {
-  for (int64_t row = 0; row < count; row += kReductionColumns) {
-    const int64_t width = count - row < kReductionColumns ? count - row : kReductionColumns;
+  constexpr int64_t kWidth = kReductionColumns;
+  int64_t row = 0;
+  for (; row + kRowsAtOnce * kWidth <= count; row += kRowsAtOnce * kWidth) {
+    const Element* first = elements + row;
+#pragma omp simd
+    for (int64_t column = 0; column < kWidth; ++column) {
+      Real sum = columns[column];
+      for (int64_t r = 0; r < kRowsAtOnce; ++r) {
+        const Real x = load(first[r * kWidth + column]);
+        sum = fma_(x, x, sum);
+      }
+      columns[column] = sum;
+    }
+  }
+  for (; row < count; row += kWidth) {
+    const int64_t width = count - row < kWidth ? count - row : kWidth;
 #pragma omp simd
     for (int64_t column = 0; column < width; ++column) {
       const Real x = load(elements[row + column]);

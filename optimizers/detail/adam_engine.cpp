@@ -125,7 +125,7 @@ void AdamEngine::plan(const Groups& groups, States& states, const ParameterNames
     check_ = at::Tensor();
     device_ = device;
   }
-  if (device_.is_cuda()) current_stream(device_);  // refuses in a build without CUDA
+  refuse_capture(device_);  // also refuses CUDA in a build without it
   create_states(states);
   build_tables();
   for (const auto& group : groups) group_sizes_.push_back(group.params().size());
@@ -222,7 +222,10 @@ void AdamEngine::step(Groups& groups, States& states, const ParameterNames& name
   if (!plan_fits(groups, states)) plan(groups, states, names);
   if (entries_.empty()) return;
   const c10::DeviceGuard guard(device_);
-  if (!slots_.fit(entries_, takes_part_)) slots_.assign(entries_, takes_part_, device_);
+  if (!slots_.fit(entries_, takes_part_)) {
+    refuse_capture(device_);
+    slots_.assign(entries_, takes_part_, device_);
+  }
   slots_.configure(settings_, entries_, takes_part_);
   prepare_gradients();
   if (finite_check_ && !gradients_are_finite()) return;

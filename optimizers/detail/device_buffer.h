@@ -9,7 +9,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
-#include <pacer/core/error.h>
 #include <pacer/optimizers/detail/cuda_stream.h>
 
 namespace pacer::detail {
@@ -28,10 +27,7 @@ class DeviceBuffer {
   // Sends the host array where it changed.
   void send(at::Device device) {
     if (!changed_ || device.is_cpu()) return;
-    require<Error>(
-        !is_capturing(device),
-        "the optimizer's tables changed while a CUDA graph is captured (new gradient addresses, options or "
-        "parameters): take one step with the same gradients before the capture");
+    refuse_capture(device);
     const auto bytes = static_cast<int64_t>(host_.size() * sizeof(T));
     if (!device_.defined() || device_.numel() != bytes || device_.device() != device) {
       device_ = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device));

@@ -1,12 +1,10 @@
-// FusedAdam and FusedAdamW on an NVIDIA GPU: the bits of the CPU, on the current stream, without waiting for anything.
-#include <cstdlib>
-
+// FusedAdam and FusedAdamW on an NVIDIA GPU: the bits of the CPU, on the current stream, without waiting for
+// anything.
 #include "support/catch.h"
 
 #include <cstdlib>
 
 #include <ATen/cuda/CUDAEvent.h>
-#include <ATen/cuda/CUDAGraph.h>
 #include <ATen/cuda/Sleep.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -14,69 +12,13 @@
 #include <torch/cuda.h>
 
 #include "support/archives.h"
+#include "support/both_devices.h"
 #include "support/twins.h"
 
 namespace pacer::testing {
 namespace {
 
-#define PACER_NEEDS_GPU() \
-  if (!torch::cuda::is_available()) PACER_SKIP("no NVIDIA GPU")
-
 constexpr int64_t kLongSleep = 500'000'000;  // clock cycles, more than 0.2 s
-
-// The same values on a GPU, in the same strides, gaps and alignment.
-Tensor moved_to(const Tensor& tensor, at::Device device) {
-  int64_t extent = tensor.numel() == 0 ? 0 : 1;
-  for (int64_t d = 0; d < tensor.dim() && extent > 0; ++d) extent += (tensor.size(d) - 1) * tensor.stride(d);
-  const int64_t offset = tensor.storage_offset();
-  const Tensor memory = torch::empty({extent + offset}, tensor.options().device(device).requires_grad(false));
-  return memory.as_strided(tensor.sizes(), tensor.strides(), offset).copy_(tensor.detach()).detach().requires_grad_();
-}
-
-std::vector<Tensor> moved_to(const std::vector<Tensor>& tensors, at::Device device = at::kCUDA) {
-  std::vector<Tensor> moved;
-  for (const Tensor& tensor : tensors) moved.push_back(moved_to(tensor, device));
-  return moved;
-}
-
-// Small and large, aligned and not, dense, transposed and with gaps, and an empty one.
-std::vector<Tensor> odd_parameters(at::ScalarType dtype) {
-  const auto random = [&](std::vector<int64_t> shape) { return torch::randn(shape, at::kDouble).to(dtype); };
-  std::vector<Tensor> parameters = {random({}),
-                                    random({5}),
-                                    random({0, 3}),
-                                    random({70001}),
-                                    random({1}),
-                                    random({300, 129}).t(),
-                                    random({41}).slice(0, 1),
-                                    random({6, 8}).slice(1, 2, 5),
-                                    random({33, 64}),
-                                    random({2, 3, 4, 5}).contiguous(at::MemoryFormat::ChannelsLast)};
-  for (Tensor& parameter : parameters) parameter = parameter.detach().requires_grad_();
-  return parameters;
-}
-
-// The same optimizer on both devices.
-template <class Optimizer>
-struct BothDevices {
-  std::vector<Tensor> cpu, gpu;
-  Optimizer on_cpu, on_gpu;
-
-  BothDevices(const std::vector<Tensor>& parameters, const OptionsOf<Optimizer>& options)
-      : cpu(parameters), gpu(moved_to(parameters)), on_cpu(cpu, options), on_gpu(gpu, options) {}
-
-  void set_gradients() { set_random_gradients(cpu, gpu); }
-  void clear_gradient(size_t i) { cpu[i].mutable_grad() = gpu[i].mutable_grad() = Tensor(); }
-  void set_lr(double lr) {
-    options_of(on_cpu).lr(lr);
-    options_of(on_gpu).lr(lr);
-  }
-  void step() {
-    on_cpu.step();
-    on_gpu.step();
-  }
-  std::string differs() { return difference(snapshot(on_cpu), snapshot(on_gpu)); }
-};
 
 TEMPLATE_TEST_CASE("CPU and GPU agree to the bit in every mode", "[fused_adam][gpu]", FusedAdam, FusedAdamW) {
   PACER_NEEDS_GPU();
@@ -85,7 +27,8 @@ TEMPLATE_TEST_CASE("CPU and GPU agree to the bit in every mode", "[fused_adam][g
       for (const bool check : {false, true}) {
         CAPTURE(mode.name, amsgrad, check);
         torch::manual_seed(81);
-        const auto options = OptionsOf<TestType>(0.01).weight_decay(0.1).amsgrad(amsgrad).finite_check(check).seed(3);
+        const auto options =
+            OptionsOf<TestType>(0.01).weight_decay(0.1).amsgrad(amsgrad).finite_check(check).seed(3);
         BothDevices<TestType> both(odd_parameters(mode.dtype), with_mode(options, mode));
         for (int step = 0; step < 20; ++step) {
           both.set_gradients();
@@ -113,7 +56,8 @@ TEST_CASE("lists of any length agree with the CPU to the bit", "[fused_adam][gpu
     CAPTURE(count);
     std::vector<std::vector<int64_t>> shapes;
     for (size_t i = 0; i < count; ++i) shapes.push_back({static_cast<int64_t>(i * 7 % 130)});
-    BothDevices<FusedAdamW> both(random_parameters(shapes, at::kFloat), FusedAdamWOptions(0.01).finite_check(true));
+    BothDevices<FusedAdamW> both(random_parameters(shapes, at::kFloat),
+                                 FusedAdamWOptions(0.01).finite_check(true));
     for (int step = 0; step < 3; ++step) {
       both.set_gradients();
       both.step();
@@ -149,7 +93,8 @@ class NoSynchronisation {
   static void set(c10::cuda::SyncDebugMode mode) { c10::cuda::warning_state().set_sync_debug_mode(mode); }
 };
 
-TEST_CASE("a step returns before the device begins it, and queued steps keep their own settings", "[fused_adam][gpu]") {
+TEST_CASE("a step returns before the device begins it, and queued steps keep their own settings",
+          "[fused_adam][gpu]") {
   PACER_NEEDS_GPU();
   for (const bool check : {false, true}) {
     CAPTURE(check);
@@ -170,11 +115,14 @@ TEST_CASE("a step returns before the device begins it, and queued steps keep the
         gpu_gradients[step][1][3][4] = NAN;
       }
     }
-    const auto use = [&](std::vector<Tensor>& parameters, std::vector<Tensor>& gradients, FusedAdamW& optimizer, size_t step) {
+    const auto use = [&](std::vector<Tensor>& parameters, std::vector<Tensor>& gradients,
+                         FusedAdamW& optimizer, size_t step) {
       for (size_t i = 0; i < parameters.size(); ++i) {
         parameters[i].mutable_grad() = step % 7 == 3 && i == 3 ? Tensor() : gradients[i];
       }
-      options_of(optimizer).lr(0.01 + 0.001 * static_cast<double>(step)).weight_decay(0.01 * static_cast<double>(step));
+      options_of(optimizer)
+          .lr(0.01 + 0.001 * static_cast<double>(step))
+          .weight_decay(0.01 * static_cast<double>(step));
       optimizer.step();
     };
     torch::cuda::synchronize();
@@ -221,112 +169,17 @@ TEST_CASE("a step is enqueued on the current stream", "[fused_adam][gpu]") {
   }
 }
 
-// Gradients that keep their addresses, for graphs.
-void copy_random_gradients(BothDevices<FusedAdamW>& both) {
-  std::vector<Tensor> fixed;
-  for (const Tensor& p : both.gpu) fixed.push_back(p.grad());
-  both.set_gradients();
-  for (size_t i = 0; i < fixed.size(); ++i) {
-    fixed[i].copy_(both.cpu[i].grad());
-    both.gpu[i].mutable_grad() = fixed[i];
-  }
-}
-
-TEST_CASE("a captured step replays to the bits of eager steps, counts included", "[fused_adam][gpu]") {
-  PACER_NEEDS_GPU();
-  for (const Mode& mode : all_modes()) {
-    for (const bool check : {false, true}) {
-      CAPTURE(mode.name, check);
-      torch::manual_seed(86);
-      const auto stream = c10::cuda::getStreamFromPool();
-      const c10::cuda::CUDAStreamGuard guard(stream);
-      const auto options = FusedAdamWOptions(0.01).finite_check(check).seed(4);
-      BothDevices<FusedAdamW> both(odd_parameters(mode.dtype), with_mode(options, mode));
-      both.set_gradients();
-      both.step();
-      copy_random_gradients(both);
-      both.step();  // with the gradients of the capture
-
-      at::cuda::CUDAGraph graph;
-      copy_random_gradients(both);
-      torch::cuda::synchronize();
-      graph.capture_begin();
-      both.on_gpu.step();
-      graph.capture_end();
-      // Captured, not done.
-      CHECK(state_of(both.on_gpu, both.gpu[1]).step() == 2);
-      for (int replay = 0; replay < 5; ++replay) {
-        if (replay > 0) copy_random_gradients(both);
-        graph.replay();
-        both.on_cpu.step();
-        CHECK(state_of(both.on_gpu, both.gpu[1]).step() == 3 + replay);
-      }
-      CHECK(both.differs() == "");
-      if (check) {
-        both.gpu[3].grad()[69999].fill_(NAN);
-        const auto before = snapshot(both.on_gpu);
-        graph.replay();
-        CHECK(both.on_gpu.skipped_steps() == 1);
-        CHECK(difference(before, snapshot(both.on_gpu)) == "");
-      }
-
-      // An eager step in between goes on from the graph's count, and the graph from the eager one's. A new learning
-      // rate reaches the device with the eager step; replays alone keep the one they find there.
-      copy_random_gradients(both);
-      options_of(both.on_gpu).lr(0.5);
-      graph.replay();
-      both.on_cpu.step();  // still with 0.01
-      CHECK(same_bits(both.cpu, both.gpu));
-      options_of(both.on_cpu).lr(0.5);
-      copy_random_gradients(both);
-      both.step();
-      CHECK(both.differs() == "");
-      copy_random_gradients(both);
-      graph.replay();
-      both.on_cpu.step();
-      CHECK(both.differs() == "");
-      // Another optimizer may resume from it.
-      FusedAdamW resumed(clones(both.cpu));
-      load_from(resumed, saved(both.on_gpu));
-      CHECK(state_of(resumed, resumed.param_groups()[0].params()[1]).step() == 10);
-    }
-  }
-}
-
-TEST_CASE("a capture without a step before it is refused, and stepping goes on", "[fused_adam][gpu]") {
-  PACER_NEEDS_GPU();
-  torch::manual_seed(87);
-  const auto stream = c10::cuda::getStreamFromPool();
-  const c10::cuda::CUDAStreamGuard guard(stream);
-  BothDevices<FusedAdamW> both(random_parameters({{40}, {3}}, at::kFloat), FusedAdamWOptions(0.01));
-  both.set_gradients();
-  torch::cuda::synchronize();
-  at::cuda::CUDAGraph graph;
-  graph.capture_begin();
-  CHECK_THROWS_AS(both.on_gpu.step(), Error);
-  try {
-    graph.capture_end();
-  } catch (const c10::Error&) {  // an empty capture may be refused
-  }
-  graph.reset();
-  for (int step = 0; step < 3; ++step) {
-    both.set_gradients();
-    both.step();
-  }
-  CHECK(both.differs() == "");
-}
-
 TEST_CASE("a tensor of another device is refused by name, however it comes in", "[fused_adam][gpu]") {
   PACER_NEEDS_GPU();
-  const auto on_cpu = random_parameters({{3}}, at::kFloat), on_gpu = moved_to(random_parameters({{4}, {5}}, at::kFloat));
+  const auto on_cpu = random_parameters({{3}}, at::kFloat),
+             on_gpu = moved_to(random_parameters({{4}, {5}}, at::kFloat));
   CHECK(contains(refusal([&] { FusedAdamW({on_gpu[0], on_cpu[0]}); }), "0.1"));
   CHECK(contains(refusal([&] { FusedAdamW({on_cpu[0], on_gpu[0]}); }), "0.1"));
   FusedAdamW optimizer(on_gpu, FusedAdamWOptions(0.1));
   set_random_gradients(on_gpu);
   optimizer.step();
-  CHECK(unless_refused(optimizer, {"1.0", "cpu", "cuda"}, [&] {
-          optimizer.add_param_group(torch::optim::OptimizerParamGroup(on_cpu));
-        }) == "");
+  CHECK(unless_refused(optimizer, {"1.0", "cpu", "cuda"},
+                       [&] { optimizer.add_param_group(torch::optim::OptimizerParamGroup(on_cpu)); }) == "");
   set_random_gradients(on_cpu);
   optimizer.param_groups()[0].params().push_back(on_cpu[0]);
   CHECK(unless_refused(optimizer, {"0.2", "cpu", "cuda"}, [&] { optimizer.step(); }) == "");
@@ -390,7 +243,8 @@ TEST_CASE("a tensor of more than 2^31 elements is updated to its very end", "[fu
   if (free < (size_t{40} << 30)) PACER_SKIP("less than 40 GiB of free GPU memory");
   torch::manual_seed(89);
   const int64_t count = (int64_t{1} << 31) + 4099;
-  const Tensor large = torch::randn({count}, at::TensorOptions(at::kBFloat16).device(at::kCUDA)).requires_grad_();
+  const Tensor large =
+      torch::randn({count}, at::TensorOptions(at::kBFloat16).device(at::kCUDA)).requires_grad_();
   large.mutable_grad() = torch::randn({count}, at::TensorOptions(at::kBFloat16).device(at::kCUDA));
   std::vector<Tensor> pieces;
   std::vector<int64_t> begins = {0, (int64_t{1} << 30) - 500, (int64_t{1} << 31) - 500, count - 1000};
@@ -417,7 +271,8 @@ TEST_CASE("two GPUs: parameters may not be spread, an optimizer may be on either
   if (torch::cuda::device_count() < 2) PACER_SKIP("fewer than two GPUs");
   torch::manual_seed(90);
   const auto cpu = odd_parameters(at::kFloat);
-  const auto first = moved_to(cpu, at::Device(at::kCUDA, 0)), second = moved_to(cpu, at::Device(at::kCUDA, 1));
+  const auto first = moved_to(cpu, at::Device(at::kCUDA, 0)),
+             second = moved_to(cpu, at::Device(at::kCUDA, 1));
   CHECK(contains(refusal([&] { FusedAdamW({first[0], second[1]}); }), "0.1"));
   const c10::cuda::CUDAGuard current(0);
   FusedAdamW on_cpu(cpu, FusedAdamWOptions(0.01).finite_check(true));
@@ -430,8 +285,6 @@ TEST_CASE("two GPUs: parameters may not be spread, an optimizer may be on either
   }
   CHECK(difference(snapshot(on_cpu), snapshot(on_second)) == "");
 }
-
-#undef PACER_NEEDS_GPU
 
 }  // namespace
 }  // namespace pacer::testing

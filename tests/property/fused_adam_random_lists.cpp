@@ -1,6 +1,6 @@
-// Random programs: lists of parameters of any dtype, shape and layout in random groups, and between the steps whatever
-// a user may do. After every step each parameter must be where torch's optimizer, fed the same, has it. Every round is
-// a function of its seed, which a failure prints.
+// Random programs: lists of parameters of any dtype, shape and layout in random groups, and between the steps
+// whatever a user may do. After every step each parameter must be where torch's optimizer, fed the same, has
+// it. Every round is a function of its seed, which a failure prints.
 #include "support/catch.h"
 
 #include <algorithm>
@@ -37,7 +37,8 @@ class RandomProgram {
       }
       ours_->step();
       theirs_->step();
-      if (const std::string wrong = compare(); !wrong.empty()) return wrong + " after step " + std::to_string(step) + log_;
+      if (const std::string wrong = compare(); !wrong.empty())
+        return wrong + " after step " + std::to_string(step) + log_;
     }
     return "";
   }
@@ -52,9 +53,13 @@ class RandomProgram {
     bool amsgrad;
   };
 
-  int64_t upto(int64_t count) { return count <= 0 ? 0 : static_cast<int64_t>(random_() % static_cast<uint64_t>(count)); }
+  int64_t upto(int64_t count) {
+    return count <= 0 ? 0 : static_cast<int64_t>(random_() % static_cast<uint64_t>(count));
+  }
   bool chance(double probability) { return static_cast<double>(random_() >> 11) * 0x1p-53 < probability; }
-  double one_of(std::initializer_list<double> values) { return values.begin()[upto(static_cast<int64_t>(values.size()))]; }
+  double one_of(std::initializer_list<double> values) {
+    return values.begin()[upto(static_cast<int64_t>(values.size()))];
+  }
 
   Tensor random_layout(std::vector<int64_t> shape, at::ScalarType dtype) {
     Tensor tensor;
@@ -87,7 +92,8 @@ class RandomProgram {
     std::vector<int64_t> shape(static_cast<size_t>(upto(4)));
     for (int64_t& size : shape) size = chance(0.07) ? 0 : chance(0.1) ? upto(60) + 1 : upto(6) + 1;
     if (chance(0.01)) shape = {33000 + upto(3)};
-    const at::ScalarType dtypes[] = {at::kDouble, at::kDouble, at::kFloat, at::kFloat, at::kBFloat16, at::kHalf};
+    const at::ScalarType dtypes[] = {at::kDouble, at::kDouble,   at::kFloat,
+                                     at::kFloat,  at::kBFloat16, at::kHalf};
     const at::ScalarType dtype = dtypes[upto(6)];
     const Tensor ours = random_layout(shape, dtype).requires_grad_();
     const at::ScalarType twin = dtype == at::kDouble ? at::kDouble : at::kFloat;
@@ -105,9 +111,11 @@ class RandomProgram {
   template <class Optimizer>
   torch::optim::OptimizerParamGroup group_of(size_t g) const {
     std::vector<Tensor> parameters;
-    for (const Member& member : members_[g]) parameters.push_back(kIsFused<Optimizer> ? member.ours : member.theirs);
+    for (const Member& member : members_[g])
+      parameters.push_back(kIsFused<Optimizer> ? member.ours : member.theirs);
     const GroupOptions& o = options_[g];
-    auto options = OptionsOf<Optimizer>(o.lr).betas({o.beta1, o.beta2}).eps(o.eps).weight_decay(o.weight_decay);
+    auto options =
+        OptionsOf<Optimizer>(o.lr).betas({o.beta1, o.beta2}).eps(o.eps).weight_decay(o.weight_decay);
     options.amsgrad(o.amsgrad);
     if constexpr (kIsFused<Optimizer>) options.finite_check(finite_check_);
     return {parameters, std::make_unique<OptionsOf<Optimizer>>(options)};
@@ -143,7 +151,8 @@ class RandomProgram {
       }
     }
     if (with_gradient.empty()) return "";
-    const Tensor victim = with_gradient[static_cast<size_t>(upto(static_cast<int64_t>(with_gradient.size())))];
+    const Tensor victim =
+        with_gradient[static_cast<size_t>(upto(static_cast<int64_t>(with_gradient.size())))];
     const Tensor good = victim.grad();
     const Tensor flat = good.contiguous().view({-1}).clone();
     flat[upto(flat.numel())] = one_of({HUGE_VAL, -HUGE_VAL, NAN});
@@ -161,7 +170,8 @@ class RandomProgram {
     log_ += ", " + std::to_string(action);
     Member* member = nullptr;
     size_t g = static_cast<size_t>(upto(static_cast<int64_t>(members_.size())));
-    if (!members_[g].empty()) member = &members_[g][static_cast<size_t>(upto(static_cast<int64_t>(members_[g].size())))];
+    if (!members_[g].empty())
+      member = &members_[g][static_cast<size_t>(upto(static_cast<int64_t>(members_[g].size())))];
     switch (action) {
       case 0: {  // a schedule
         options_[g].lr = one_of({0.0, 0.02, 0.05});
@@ -230,17 +240,24 @@ class RandomProgram {
         const Member& member = members_[g][i];
         const std::string where = std::to_string(g) + "." + std::to_string(i);
         const at::ScalarType dtype = member.ours.scalar_type();
-        // In units of the parameter's size plus one: rounding of fp32 or fp64 in both, and of the 16-bit value. A
-        // remainder keeps its low bits when new weights come in, which is up to one more half unit of bf16.
-        const double allowed = dtype == at::kDouble ? 1e-13 : dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 0x1p-10 : 0x1p-7;
-        const double size = member.theirs.numel() == 0 ? 0 : member.theirs.abs().max().template item<double>();
+        // In units of the parameter's size plus one: rounding of fp32 or fp64 in both, and of the 16-bit
+        // value. A remainder keeps its low bits when new weights come in, which is up to one more half unit
+        // of bf16.
+        const double allowed = dtype == at::kDouble  ? 1e-13
+                               : dtype == at::kFloat ? 1e-5
+                               : dtype == at::kHalf  ? 0x1p-10
+                                                     : 0x1p-7;
+        const double size =
+            member.theirs.numel() == 0 ? 0 : member.theirs.abs().max().template item<double>();
         const double apart = distance(member.ours, member.theirs) / (1 + size);
-        if (!(apart <= allowed)) return "value of " + where + " is off by " + std::to_string(apart / allowed) + " x the bound";
+        if (!(apart <= allowed))
+          return "value of " + where + " is off by " + std::to_string(apart / allowed) + " x the bound";
         const auto mine = ours_->state().find(member.ours.unsafeGetTensorImpl());
         const auto other = theirs_->state().find(member.theirs.unsafeGetTensorImpl());
         const bool stepped = other != theirs_->state().end();
         const int64_t steps = mine == ours_->state().end() ? 0 : state_of(*ours_, member.ours).step();
-        if (steps != (stepped ? state_of(*theirs_, member.theirs).step() : 0)) return "step count of " + where;
+        if (steps != (stepped ? state_of(*theirs_, member.theirs).step() : 0))
+          return "step count of " + where;
       }
     }
     return "";
@@ -258,7 +275,7 @@ class RandomProgram {
 template <class Fused>
 void check_random_programs(uint64_t first_seed) {
   const char* const longer = std::getenv("PACER_TEST_LONG");
-  const uint64_t rounds = longer != nullptr && longer[0] != '\0' ? 5000 : 150;
+  const uint64_t rounds = longer != nullptr && longer[0] != '\0' ? 10000 : 400;
   for (uint64_t seed = first_seed; seed < first_seed + rounds; ++seed) {
     const std::string wrong = RandomProgram<Fused>(seed).run();
     if (wrong.empty()) continue;

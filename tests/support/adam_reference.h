@@ -1,5 +1,6 @@
-// Adam and AdamW restated in double precision, one element at a time, from the papers (arXiv:1412.6980 algorithm 1,
-// 1711.05101 algorithm 2, 1904.09237) and from nothing in pacer, so that the two can only agree by being right.
+// Adam and AdamW restated in double precision, one element at a time, from the papers (arXiv:1412.6980
+// algorithm 1, 1711.05101 algorithm 2, 1904.09237) and from nothing in pacer, so that the two can only agree
+// by being right.
 #pragma once
 
 #include <algorithm>

@@ -23,8 +23,8 @@ void load_from(Optimizer& optimizer, const std::string& archive) {
   torch::load(optimizer, file);
 }
 
-// Called with the path of each entry ("state > 94027 > step") and its value; what it returns is written instead, and
-// nothing where it returns None.
+// Called with the path of each entry ("state > 94027 > step") and its value; what it returns is written
+// instead, and nothing where it returns None.
 using Rewrite = std::function<c10::IValue(const std::string& path, const c10::IValue& value)>;
 
 inline void rewrite_into(torch::serialize::InputArchive& from, torch::serialize::OutputArchive& to,

@@ -1,5 +1,5 @@
-// What the optimizer tests share: the torch and the fused optimizers under one set of names, comparison by bits, and
-// snapshots that show whether anything at all has changed.
+// What the optimizer tests share: the torch and the fused optimizers under one set of names, comparison by
+// bits, and snapshots that show whether anything at all has changed.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@ namespace pacer::testing {
 
 using torch::Tensor;
 
-// Tests run on one thread unless they say otherwise: LibTorch's idle threads spin, so that on a busy machine a test of
-// small tensors takes ten times as long with two.
+// Tests run on one thread unless they say otherwise: LibTorch's idle threads spin, so that on a busy machine
+// a test of small tensors takes ten times as long with two.
 inline const bool kOneThread = (at::set_num_threads(1), true);
 
 template <class Optimizer>
@@ -146,7 +146,8 @@ inline std::vector<Tensor> clones(const std::vector<Tensor>& parameters) {
 }
 
 // Random leaves of the given shapes.
-inline std::vector<Tensor> random_parameters(const std::vector<std::vector<int64_t>>& shapes, at::ScalarType dtype) {
+inline std::vector<Tensor> random_parameters(const std::vector<std::vector<int64_t>>& shapes,
+                                             at::ScalarType dtype) {
   std::vector<Tensor> parameters;
   for (const auto& shape : shapes) {
     parameters.push_back(torch::randn(shape, at::kDouble).to(dtype).requires_grad_());
@@ -155,10 +156,12 @@ inline std::vector<Tensor> random_parameters(const std::vector<std::vector<int64
 }
 
 // The same random gradient, representable in `common`, for each pair of parameters of the two lists.
-inline void set_random_gradients(const std::vector<Tensor>& parameters, const std::vector<Tensor>& others = {},
+inline void set_random_gradients(const std::vector<Tensor>& parameters,
+                                 const std::vector<Tensor>& others = {},
                                  at::ScalarType common = at::kDouble) {
   for (size_t i = 0; i < parameters.size(); ++i) {
-    const Tensor gradient = torch::randn(parameters[i].sizes(), at::kDouble).to(parameters[i].scalar_type()).to(common);
+    const Tensor gradient =
+        torch::randn(parameters[i].sizes(), at::kDouble).to(parameters[i].scalar_type()).to(common);
     parameters[i].mutable_grad() = gradient.to(parameters[i].options().requires_grad(false));
     if (i < others.size()) others[i].mutable_grad() = gradient.to(others[i].options().requires_grad(false));
   }
@@ -234,7 +237,8 @@ std::string difference(const Snapshot<Optimizer>& a, const Snapshot<Optimizer>& 
   return "";
 }
 
-// Runs `action`, which must be refused with an InvalidArgument; returns its message, or what happened instead.
+// Runs `action`, which must be refused with an InvalidArgument; returns its message, or what happened
+// instead.
 template <class Action>
 std::string refusal(Action action) {
   try {
@@ -248,9 +252,12 @@ std::string refusal(Action action) {
   return "<no exception>";
 }
 
-inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+inline bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
 
-// "" if the action was refused by a message with all the parts and left the optimizer as it was, else what is wrong.
+// "" if the action was refused by a message with all the parts and left the optimizer as it was, else what is
+// wrong.
 template <class Optimizer, class Action>
 std::string unless_refused(Optimizer& optimizer, const std::vector<std::string>& parts, Action action) {
   const auto before = snapshot(optimizer);

@@ -200,6 +200,7 @@ TEST_CASE("a repeated key is refused and named", "[core][json]") {
   CHECK_THROWS_AS(line.add("step\n", "x"), InvalidArgument);
   CHECK(line.str() == R"({"step":1,"ste":2,"tep":3,"step\n":4})");
   CHECK_NOTHROW(JsonLine().add("a", 1).add("b", "a").add("c", "\"b\""));  // values are no keys
+  CHECK_NOTHROW(JsonLine().add("a\"b", 1).add("b", 2));                   // nor are parts of keys
   CHECK_THROWS_AS(JsonLine().add("", 1).add("", 2), InvalidArgument);
 }
 

@@ -1,4 +1,5 @@
-// A step as autograd and other threads see it: a visible in-place change of the parameters, outside of every graph.
+// A step as autograd and other threads see it: a visible in-place change of the parameters, outside of every
+// graph.
 #include "support/catch.h"
 
 #include <thread>
@@ -11,8 +12,8 @@
 namespace pacer::testing {
 namespace {
 
-TEMPLATE_TEST_CASE("a step bumps the version of each parameter it changes, and of no other", "[fused_adam]", FusedAdam,
-                   FusedAdamW) {
+TEMPLATE_TEST_CASE("a step bumps the version of each parameter it changes, and of no other", "[fused_adam]",
+                   FusedAdam, FusedAdamW) {
   const Tensor gaps = torch::randn({6, 4}).slice(1, 0, 4, 2).detach().requires_grad_();
   std::vector<Tensor> parameters = random_parameters({{3}, {4, 2}}, at::kFloat);
   parameters.push_back(gaps);
@@ -28,8 +29,8 @@ TEMPLATE_TEST_CASE("a step bumps the version of each parameter it changes, and o
   }
 }
 
-TEMPLATE_TEST_CASE("backward through a graph from before the step is refused, as with torch", "[fused_adam]", FusedAdam,
-                   FusedAdamW, torch::optim::Adam, torch::optim::AdamW) {
+TEMPLATE_TEST_CASE("backward through a graph from before the step is refused, as with torch", "[fused_adam]",
+                   FusedAdam, FusedAdamW, torch::optim::Adam, torch::optim::AdamW) {
   const Tensor weight = torch::randn({4}).requires_grad_();
   TestType optimizer(std::vector<Tensor>{weight});
   const Tensor loss = (weight * weight).sum();
@@ -41,7 +42,8 @@ TEMPLATE_TEST_CASE("backward through a graph from before the step is refused, as
 TEST_CASE("a step records no graph and leaves parameters leaves", "[fused_adam]") {
   REQUIRE(torch::GradMode::is_enabled());
   const Tensor gaps = torch::randn({6, 4}, at::kDouble).slice(1, 0, 4, 2).detach().requires_grad_();
-  Twins<FusedAdamW> twins({torch::randn({4, 4}, at::kDouble).requires_grad_(), gaps}, 0.1, Twins<FusedAdamW>::kKeepOurs);
+  Twins<FusedAdamW> twins({torch::randn({4, 4}, at::kDouble).requires_grad_(), gaps}, 0.1,
+                          Twins<FusedAdamW>::kKeepOurs);
   for (int step = 0; step < 3; ++step) {
     for (auto* list : {&twins.ours, &twins.theirs}) {
       Tensor loss = torch::zeros({}, at::kDouble);
@@ -49,7 +51,8 @@ TEST_CASE("a step records no graph and leaves parameters leaves", "[fused_adam]"
         p.mutable_grad() = Tensor();
         loss = loss + (p * p * p).sum();
       }
-      loss.backward({}, /*retain_graph=*/false, /*create_graph=*/true);  // gradients that have a graph themselves
+      loss.backward({}, /*retain_graph=*/false,
+                    /*create_graph=*/true);  // gradients that have a graph themselves
     }
     twins.step();
     for (const Tensor& p : twins.ours) {
@@ -65,13 +68,15 @@ TEST_CASE("a step records no graph and leaves parameters leaves", "[fused_adam]"
   CHECK(torch::GradMode::is_enabled());
 }
 
-TEST_CASE("a closure that throws changes nothing and leaves gradients switched as they were", "[fused_adam]") {
+TEST_CASE("a closure that throws changes nothing and leaves gradients switched as they were",
+          "[fused_adam]") {
   Twins<FusedAdam> twins(random_parameters({{4}}, at::kFloat), 0.1);
   twins.step_with_random_gradients();
   const auto before = snapshot(twins.optimizer);
   for (const bool enabled : {true, false}) {
     const at::AutoGradMode mode(enabled);
-    CHECK_THROWS_AS(twins.optimizer.step([]() -> Tensor { throw std::range_error("user code"); }), std::range_error);
+    CHECK_THROWS_AS(twins.optimizer.step([]() -> Tensor { throw std::range_error("user code"); }),
+                    std::range_error);
     CHECK(torch::GradMode::is_enabled() == enabled);
   }
   CHECK(difference(before, snapshot(twins.optimizer)) == "");
@@ -90,7 +95,8 @@ TEST_CASE("gradients are never written", "[fused_adam]") {
   }
 }
 
-TEST_CASE("models may be trained in several threads at once, to the same bits as one after the other", "[fused_adam]") {
+TEST_CASE("models may be trained in several threads at once, to the same bits as one after the other",
+          "[fused_adam]") {
   const auto train = [](uint64_t seed) {
     auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
     std::vector<Tensor> parameters;

@@ -1,5 +1,5 @@
-// FusedAdam and FusedAdamW as citizens of LibTorch: one program that uses everything torch::optim offers, compiled for
-// torch's optimizers and for ours, must log the same numbers. Then what binds the two worlds: options, archives, state.
+// FusedAdam and FusedAdamW as citizens of LibTorch: one program that uses everything torch::optim offers,
+// compiled for torch's optimizers and for ours, must log the same numbers.
 #include "support/catch.h"
 
 #include <sstream>
@@ -62,7 +62,8 @@ std::vector<double> everything_torch_offers() {
     train(by_list, 2);
     Adam by_rate(model->parameters(), 1e-2);
     train(by_rate, 2);
-    Adam by_braces({gain, offset}, AdamOptions(1e-2).betas({0.8, 0.99}).eps(1e-9).weight_decay(1e-3).amsgrad(true));
+    Adam by_braces({gain, offset},
+                   AdamOptions(1e-2).betas({0.8, 0.99}).eps(1e-9).weight_decay(1e-3).amsgrad(true));
     train(by_braces, 2);
     Adam by_default_options({gain, offset}, {});
     train(by_default_options, 1);
@@ -72,7 +73,8 @@ std::vector<double> everything_torch_offers() {
     train(moved, 2);
     std::vector<OptimizerParamGroup> groups;
     groups.emplace_back(std::vector<Tensor>{gain});
-    groups.emplace_back(std::vector<Tensor>{offset}, std::make_unique<AdamOptions>(AdamOptions(0.05).amsgrad(true)));
+    groups.emplace_back(std::vector<Tensor>{offset},
+                        std::make_unique<AdamOptions>(AdamOptions(0.05).amsgrad(true)));
     Adam by_groups(groups, AdamOptions(0.5).weight_decay(0.1));
     train(by_groups, 3);
     log(by_groups.size());
@@ -141,7 +143,9 @@ std::vector<double> everything_torch_offers() {
       log(state.exp_avg());
       log(state.exp_avg_sq());
       log(state.max_exp_avg_sq().defined());
-      state.step(100).exp_avg(torch::full_like(parameter, 0.01)).exp_avg_sq(torch::full_like(parameter, 0.02));
+      state.step(100)
+          .exp_avg(torch::full_like(parameter, 0.01))
+          .exp_avg_sq(torch::full_like(parameter, 0.02));
     }
     train(optimizer, 2);
     static_cast<AdamParamState&>(*optimizer.state().at(gain.unsafeGetTensorImpl())).exp_avg().zero_();
@@ -167,7 +171,8 @@ std::vector<double> everything_torch_offers() {
       schedule.step();
       for (const auto& group : optimizer.param_groups()) log(group.options().get_lr());
     }
-    torch::optim::ReduceLROnPlateauScheduler plateau(optimizer, torch::optim::ReduceLROnPlateauScheduler::min, 0.5, 1);
+    torch::optim::ReduceLROnPlateauScheduler plateau(optimizer, torch::optim::ReduceLROnPlateauScheduler::min,
+                                                     0.5, 1);
     for (int i = 0; i < 6; ++i) {
       train(optimizer, 1);
       plateau.step(1.0F);
@@ -190,7 +195,8 @@ std::vector<double> everything_torch_offers() {
   }
 
   {  // The deprecated way to add parameters, and by hand.
-    Tensor late = torch::ones({2}, torch::kFloat64).requires_grad_(), later = torch::ones({3}, torch::kFloat64).requires_grad_();
+    Tensor late = torch::ones({2}, torch::kFloat64).requires_grad_(),
+           later = torch::ones({3}, torch::kFloat64).requires_grad_();
     optimizer.add_parameters({late});
     optimizer.param_groups()[1].params().push_back(later);
     optimizer.zero_grad();
@@ -222,21 +228,22 @@ void check_same_log(const std::vector<double>& ours, const std::vector<double>& 
 }
 
 TEST_CASE("a program written for torch's Adam behaves the same with FusedAdam", "[fused_adam]") {
-  check_same_log(everything_torch_offers<FusedAdam, FusedAdamOptions, FusedAdamParamState>(),
-                 everything_torch_offers<torch::optim::Adam, torch::optim::AdamOptions, torch::optim::AdamParamState>());
+  check_same_log(
+      everything_torch_offers<FusedAdam, FusedAdamOptions, FusedAdamParamState>(),
+      everything_torch_offers<torch::optim::Adam, torch::optim::AdamOptions, torch::optim::AdamParamState>());
 }
 
 TEST_CASE("a program written for torch's AdamW behaves the same with FusedAdamW", "[fused_adam]") {
-  check_same_log(
-      everything_torch_offers<FusedAdamW, FusedAdamWOptions, FusedAdamWParamState>(),
-      everything_torch_offers<torch::optim::AdamW, torch::optim::AdamWOptions, torch::optim::AdamWParamState>());
+  check_same_log(everything_torch_offers<FusedAdamW, FusedAdamWOptions, FusedAdamWParamState>(),
+                 everything_torch_offers<torch::optim::AdamW, torch::optim::AdamWOptions,
+                                         torch::optim::AdamWParamState>());
 }
 
 // One way to call the constructor: does it compile for optimizer O with options S?
-#define PACER_CONSTRUCTOR_CALL(name, ...)               \
-  template <class O, class S, class = void>             \
-  struct name : std::false_type {};                     \
-  template <class O, class S>                           \
+#define PACER_CONSTRUCTOR_CALL(name, ...)   \
+  template <class O, class S, class = void> \
+  struct name : std::false_type {};         \
+  template <class O, class S>               \
   struct name<O, S, std::void_t<decltype(O(__VA_ARGS__))>> : std::true_type {}
 
 using Group = torch::optim::OptimizerParamGroup;
@@ -258,14 +265,17 @@ PACER_CONSTRUCTOR_CALL(FromVectorRate, some<std::vector<Tensor>>(), 1e-3);
 PACER_CONSTRUCTOR_CALL(FromVectorBraces, some<std::vector<Tensor>>(), {});
 PACER_CONSTRUCTOR_CALL(FromBracedVector, {some<std::vector<Tensor>>()});
 PACER_CONSTRUCTOR_CALL(FromVectors, {some<std::vector<Tensor>>(), some<std::vector<Tensor>>()});
-PACER_CONSTRUCTOR_CALL(FromVectorsOptions, {some<std::vector<Tensor>>(), some<std::vector<Tensor>>()}, some<S>());
+PACER_CONSTRUCTOR_CALL(FromVectorsOptions, {some<std::vector<Tensor>>(), some<std::vector<Tensor>>()},
+                       some<S>());
 PACER_CONSTRUCTOR_CALL(FromGroup, {some<Group>()});
 PACER_CONSTRUCTOR_CALL(FromGroupOptions, {some<Group>()}, some<S>());
 PACER_CONSTRUCTOR_CALL(FromGroups, {some<Group>(), some<Group>()});
 PACER_CONSTRUCTOR_CALL(FromGroupVector, some<std::vector<Group>>(), some<S>());
 PACER_CONSTRUCTOR_CALL(FromBracedGroup, {{some<std::vector<Tensor>>(), std::make_unique<S>()}});
-PACER_CONSTRUCTOR_CALL(FromBracedGroups, {{some<std::vector<Tensor>>(), std::make_unique<S>()},
-                                          {some<std::vector<Tensor>>(), std::make_unique<S>()}}, some<S>());
+PACER_CONSTRUCTOR_CALL(FromBracedGroups,
+                       {{some<std::vector<Tensor>>(), std::make_unique<S>()},
+                        {some<std::vector<Tensor>>(), std::make_unique<S>()}},
+                       some<S>());
 PACER_CONSTRUCTOR_CALL(FromModel, some<torch::nn::Linear>()->parameters(), some<S>());
 #undef PACER_CONSTRUCTOR_CALL
 
@@ -286,10 +296,11 @@ TEST_CASE("every constructor call that compiles for torch's AdamW compiles for F
   int taken_by_torch = 0;
   const auto missing =
       forms_only_torch_takes<FromNothing, FromOne, FromTwo, FromTwoOptions, FromTwoRate, FromTwoBracedRate,
-                             FromTwoDefaults, FromBracedTwo, FromBracedTwoOptions, FromBracedOnes, FromTwiceBracedOnes,
-                             FromVector, FromVectorRate, FromVectorBraces, FromBracedVector, FromVectors,
-                             FromVectorsOptions, FromGroup, FromGroupOptions, FromGroups, FromGroupVector,
-                             FromBracedGroup, FromBracedGroups, FromModel>(taken_by_torch);
+                             FromTwoDefaults, FromBracedTwo, FromBracedTwoOptions, FromBracedOnes,
+                             FromTwiceBracedOnes, FromVector, FromVectorRate, FromVectorBraces,
+                             FromBracedVector, FromVectors, FromVectorsOptions, FromGroup, FromGroupOptions,
+                             FromGroups, FromGroupVector, FromBracedGroup, FromBracedGroups, FromModel>(
+          taken_by_torch);
   CHECK(missing == std::vector<size_t>{});
   CHECK(taken_by_torch >= 15);
 }
@@ -298,7 +309,8 @@ TEST_CASE("every constructor call that compiles for torch's AdamW compiles for F
 template <class State, class = void>
 struct CanCompare : std::false_type {};
 template <class State>
-struct CanCompare<State, std::void_t<decltype(some<const State>() == some<const State>())>> : std::true_type {};
+struct CanCompare<State, std::void_t<decltype(some<const State>() == some<const State>())>> : std::true_type {
+};
 
 TEST_CASE("parameter states can be compared, like torch's", "[fused_adam]") {
   CHECK(CanCompare<torch::optim::AdamParamState>::value);
@@ -306,133 +318,12 @@ TEST_CASE("parameter states can be compared, like torch's", "[fused_adam]") {
   CHECK(CanCompare<FusedAdamWParamState>::value);
 }
 
-TEMPLATE_TEST_CASE("torch's options convert, alone and inside a parameter group", "[fused_adam]", FusedAdam, FusedAdamW) {
-  using TorchOptions = OptionsOf<PeerOf<TestType>>;
-  const auto theirs = TorchOptions(0.25).betas({0.1, 0.2}).eps(0.3).weight_decay(0.4).amsgrad(true);
-  const OptionsOf<TestType> ours = theirs;
-  CHECK(ours == OptionsOf<TestType>(0.25).betas({0.1, 0.2}).eps(0.3).weight_decay(0.4).amsgrad(true));
-  const auto parameters = random_parameters({{2}, {3}, {4}}, at::kDouble);
-
-  TestType optimizer({Group({parameters[0]}, std::make_unique<TorchOptions>(theirs))}, theirs);
-  optimizer.add_param_group(Group({parameters[1]}, std::make_unique<TorchOptions>(TorchOptions(0.125))));
-  // The base class's function is not virtual: it stores what it is given.
-  static_cast<torch::optim::Optimizer&>(optimizer).add_param_group(
-      Group({parameters[2]}, std::make_unique<TorchOptions>(theirs)));
-  set_random_gradients(parameters);
-  optimizer.step();
-  CHECK(options_of(optimizer, 0) == ours);
-  CHECK(options_of(optimizer, 1) == OptionsOf<TestType>(0.125).weight_decay(TorchOptions().weight_decay()));
-  CHECK(options_of(optimizer, 2) == ours);
-  for (const Tensor& parameter : parameters) CHECK(state_of(optimizer, parameter).step() == 1);
-}
-
-TEMPLATE_TEST_CASE("options of a foreign optimizer are refused", "[fused_adam]", FusedAdam, FusedAdamW) {
-  using Foreign = std::conditional_t<kIsDecoupled<TestType>, FusedAdamOptions, FusedAdamWOptions>;
-  const auto parameters = random_parameters({{2}, {3}}, at::kDouble);
-  TestType optimizer({parameters[0]});
-  set_random_gradients(parameters);
-  const auto group = [&](auto options) {
-    return Group({parameters[1]}, std::make_unique<decltype(options)>(options));
-  };
-  CHECK(unless_refused(optimizer, {}, [&] { optimizer.add_param_group(group(torch::optim::SGDOptions(0.1))); }) == "");
-  CHECK(unless_refused(optimizer, {}, [&] { optimizer.add_param_group(group(Foreign(0.1))); }) == "");
-  CHECK(refusal([&] { TestType({group(torch::optim::SGDOptions(0.1))}); })[0] != '<');
-
-  static_cast<torch::optim::Optimizer&>(optimizer).add_param_group(group(torch::optim::SGDOptions(0.1)));
-  const Tensor before = copy_of(parameters[0]);
-  CHECK(refusal([&] { optimizer.step(); })[0] != '<');
-  CHECK(same_bits(before, parameters[0]));
-  CHECK(optimizer.state().empty());
-}
-
-// Two models alike, trained alike.
-template <class Optimizer, class Other>
-double distance_after(int steps, const std::vector<Tensor>& ours, Optimizer& optimizer, const std::vector<Tensor>& theirs,
-                      Other& other) {
-  for (int step = 0; step < steps; ++step) {
-    set_random_gradients(ours, theirs);
-    if (step % 3 == 2) {  // one sits out
-      ours.back().mutable_grad() = Tensor();
-      theirs.back().mutable_grad() = Tensor();
-    }
-    optimizer.step();
-    other.step();
-  }
-  return distance(ours, theirs);
-}
-
-TEMPLATE_TEST_CASE("an archive that torch saved continues as torch would, and the other way round", "[fused_adam]",
-                   FusedAdam, FusedAdamW) {
-  using Peer = PeerOf<TestType>;
-  torch::manual_seed(12);
-  for (const bool amsgrad : {false, true}) {
-    auto ours = random_parameters({{3, 2}, {}, {5}, {4}}, at::kDouble);
-    auto theirs = clones(ours);
-    const auto make = [&](auto* type, const std::vector<Tensor>& parameters, double rate) {
-      using Optimizer = std::remove_pointer_t<decltype(type)>;
-      auto options = OptionsOf<Optimizer>(rate).weight_decay(0.2).amsgrad(amsgrad);
-      return Optimizer({Group({parameters[0], parameters[1]}),
-                        Group({parameters[2], parameters[3]}, std::make_unique<OptionsOf<Optimizer>>(options.lr(2 * rate)))},
-                       OptionsOf<Optimizer>(rate).betas({0.7, 0.8}).amsgrad(amsgrad));
-    };
-    auto peer = make(static_cast<Peer*>(nullptr), theirs, 0.01);
-    auto twin = make(static_cast<Peer*>(nullptr), ours, 0.01);
-    // The last parameter has no gradient, and so no state, before the archive is written.
-    REQUIRE(distance_after(5, {ours[0], ours[1], ours[2]}, twin, {theirs[0], theirs[1], theirs[2]}, peer) == 0);
-
-    std::stringstream from_torch;
-    torch::save(twin, from_torch);
-    auto optimizer = make(static_cast<TestType*>(nullptr), ours, 0.5);
-    torch::load(optimizer, from_torch);
-    CHECK(options_of(optimizer, 0).lr() == 0.01);
-    CHECK(options_of(optimizer, 0).betas() == std::make_tuple(0.7, 0.8));
-    CHECK(options_of(optimizer, 1).lr() == 0.02);
-    CHECK(options_of(optimizer, 1).weight_decay() == 0.2);
-    CHECK(distance_after(7, ours, optimizer, theirs, peer) <= 1e-14);
-
-    std::stringstream from_ours;
-    torch::save(optimizer, from_ours);
-    auto back = make(static_cast<Peer*>(nullptr), ours, 0.5);
-    torch::load(back, from_ours);
-    CHECK(distance_after(5, ours, back, theirs, peer) <= 1e-14);
-  }
-}
-
-TEMPLATE_TEST_CASE("take_over continues a running torch optimizer and shares nothing with it", "[fused_adam]", FusedAdam,
-                   FusedAdamW) {
-  using Peer = PeerOf<TestType>;
-  torch::manual_seed(13);
-  auto ours = random_parameters({{3, 2}, {5}, {6}}, at::kDouble);
-  auto theirs = clones(ours);
-  const auto options = OptionsOf<Peer>(0.02).betas({0.6, 0.7}).weight_decay(0.1).amsgrad(true);
-  Peer twin(ours, options), peer(theirs, options);
-  REQUIRE(distance_after(5, ours, twin, theirs, peer) == 0);
-
-  TestType optimizer(ours);
-  optimizer.take_over(twin);
-  const auto before = snapshot(twin);
-  CHECK(options_of(optimizer) == OptionsOf<TestType>(options));
-  CHECK(state_of(optimizer, ours[2]).step() == 4);
-  CHECK(distance_after(6, ours, optimizer, theirs, peer) <= 1e-14);
-  const auto after = snapshot(twin);
-  for (size_t i = 0; i < ours.size(); ++i) {
-    CHECK(same_bits(before.parameters[i].state, after.parameters[i].state));
-    CHECK(before.parameters[i].step == after.parameters[i].step);
-  }
-
-  auto other = clones(ours);
-  TestType elsewhere(other), too_few({ours[0], ours[1]}), two_groups({Group({ours[0], ours[1]}), Group({ours[2]})});
-  CHECK(unless_refused(elsewhere, {"0.0"}, [&] { elsewhere.take_over(twin); }) == "");
-  CHECK(unless_refused(too_few, {"3", "2"}, [&] { too_few.take_over(twin); }) == "");
-  CHECK(unless_refused(two_groups, {"1", "2"}, [&] { two_groups.take_over(twin); }) == "");
-}
-
 // The convergence test of LibTorch's own optimizers, with its thresholds.
 template <class Optimizer>
 bool learns_xor(OptionsOf<Optimizer> options, at::ScalarType dtype) {
   torch::manual_seed(0);
-  torch::nn::Sequential model(torch::nn::Linear(2, 8), torch::nn::Functional(torch::sigmoid), torch::nn::Linear(8, 1),
-                              torch::nn::Functional(torch::sigmoid));
+  torch::nn::Sequential model(torch::nn::Linear(2, 8), torch::nn::Functional(torch::sigmoid),
+                              torch::nn::Linear(8, 1), torch::nn::Functional(torch::sigmoid));
   model->to(dtype);
   Optimizer optimizer(model->parameters(), options);
   double running_loss = 1;

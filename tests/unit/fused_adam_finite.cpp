@@ -8,7 +8,8 @@
 namespace pacer::testing {
 namespace {
 
-constexpr double kBadValues[] = {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity(),
+constexpr double kBadValues[] = {std::numeric_limits<double>::quiet_NaN(),
+                                 std::numeric_limits<double>::infinity(),
                                  -std::numeric_limits<double>::infinity()};
 
 // The middle one is longer than two units of the norm; the others are shorter than one vector.
@@ -21,7 +22,8 @@ FusedAdamWOptions checked_options(const Mode& mode) {
   return with_mode(FusedAdamWOptions(0.01).weight_decay(0.1).amsgrad(true).finite_check(true).seed(5), mode);
 }
 
-TEST_CASE("N2: a non-finite gradient element changes nothing, wherever it is and in every mode", "[fused_adam]") {
+TEST_CASE("N2: a non-finite gradient element changes nothing, wherever it is and in every mode",
+          "[fused_adam]") {
   for (const Mode& mode : all_modes()) {
     torch::manual_seed(41);
     auto parameters = parameters_of_many_sizes(mode.dtype);
@@ -79,7 +81,8 @@ TEST_CASE("N2: a first step may be skipped too", "[fused_adam]") {
   }
 }
 
-TEST_CASE("N2: all parameters and groups are skipped together, those without a gradient count as before", "[fused_adam]") {
+TEST_CASE("N2: all parameters and groups are skipped together, those without a gradient count as before",
+          "[fused_adam]") {
   auto parameters = random_parameters({{5}, {6}, {7}}, at::kFloat);
   const auto group = [&](size_t i, double rate) {
     return torch::optim::OptimizerParamGroup(
@@ -149,8 +152,8 @@ TEST_CASE("a parameter that is not finite does not stop the step", "[fused_adam]
   CHECK(twins.ours[0].isnan()[2].item<bool>());
 }
 
-TEMPLATE_TEST_CASE("without the check a non-finite gradient does what it does in torch", "[fused_adam]", FusedAdam,
-                   FusedAdamW) {
+TEMPLATE_TEST_CASE("without the check a non-finite gradient does what it does in torch", "[fused_adam]",
+                   FusedAdam, FusedAdamW) {
   torch::manual_seed(44);
   for (const double bad : kBadValues) {
     Twins<TestType> twins(random_parameters({{5}, {300}}, at::kDouble), 0.1);

@@ -37,7 +37,8 @@ Options options_for(const ParityCase& c) {
   return Options(kRate).betas({c.beta1, c.beta2}).eps(c.eps).weight_decay(c.weight_decay).amsgrad(c.amsgrad);
 }
 
-// Gradients of size 0.5 to 2 with random signs, so that no update is a quotient of two nearly vanished numbers.
+// Gradients of size 0.5 to 2 with random signs, so that no update is a quotient of two nearly vanished
+// numbers.
 void set_moderate_gradients(const std::vector<Tensor>& ours, const std::vector<Tensor>& theirs) {
   for (size_t i = 0; i < ours.size(); ++i) {
     const Tensor size = torch::rand(ours[i].sizes(), at::kDouble).mul(1.5).add(0.5);
@@ -48,9 +49,10 @@ void set_moderate_gradients(const std::vector<Tensor>& ours, const std::vector<T
   }
 }
 
-// With beta2 = 0 or 0.9 one update is at most lr * 4 here, so each parameter stays below |4| + 100 * lr * 4 = 8. Each
-// of the two implementations rounds a parameter of that size once per step (half a unit in the last place, 2^-53 or
-// 2^-24 relative) and computes the update with at most 16 roundings. Both added up over all steps:
+// With beta2 = 0 or 0.9 one update is at most lr * 4 here, so each parameter stays below |4| + 100 * lr * 4
+// = 8. Each of the two implementations rounds a parameter of that size once per step (half a unit in the last
+// place, 2^-53 or 2^-24 relative) and computes the update with at most 16 roundings. Both added up over all
+// steps:
 double bound(double unit_roundoff) { return 2 * kSteps * unit_roundoff * (8 + 16 * kRate * 4); }
 constexpr double kDoubleRoundoff = 0x1p-53, kFloatRoundoff = 0x1p-24;
 
@@ -78,8 +80,8 @@ double worst_parity(at::ScalarType dtype, const ParityCase& c) {
   return worst;
 }
 
-TEMPLATE_TEST_CASE("a fused optimizer follows torch's to rounding, whatever the options", "[fused_adam]", FusedAdam,
-                   FusedAdamW) {
+TEMPLATE_TEST_CASE("a fused optimizer follows torch's to rounding, whatever the options", "[fused_adam]",
+                   FusedAdam, FusedAdamW) {
   torch::manual_seed(1);
   double worst_double = 0, worst_float = 0;
   for (const ParityCase& c : parity_cases()) {
@@ -94,7 +96,8 @@ TEMPLATE_TEST_CASE("a fused optimizer follows torch's to rounding, whatever the 
   // A comparison of a thing with itself would be exact.
   CHECK(worst_double > 0);
   CHECK(worst_float > 0);
-  INFO("worst " << worst_double / kDoubleRoundoff << " x 2^-53 and " << worst_float / kFloatRoundoff << " x 2^-24");
+  INFO("worst " << worst_double / kDoubleRoundoff << " x 2^-53 and " << worst_float / kFloatRoundoff
+                << " x 2^-24");
   SUCCEED();
 }
 
@@ -104,8 +107,8 @@ TEMPLATE_TEST_CASE("a fused optimizer follows the restatement in double precisio
   for (const ParityCase& c : parity_cases()) {
     for (const bool bias_correction : {true, false}) {
       CAPTURE(c.beta1, c.beta2, c.eps, c.weight_decay, c.amsgrad, bias_correction);
-      const AdamRule rule = {kRate,     c.beta1,        c.beta2, c.eps, c.weight_decay, kIsDecoupled<TestType>,
-                             c.amsgrad, bias_correction};
+      const AdamRule rule = {
+          kRate, c.beta1, c.beta2, c.eps, c.weight_decay, kIsDecoupled<TestType>, c.amsgrad, bias_correction};
       auto parameters = random_parameters({{41}}, at::kDouble);
       auto copies = clones(parameters);
       ReferenceAdam reference(rule, to_doubles(parameters[0]));
@@ -147,8 +150,8 @@ TEST_CASE("FusedAdamW follows at::_fused_adamw_", "[fused_adam]") {
         gradients.push_back(theirs[i].grad());
         steps[i].add_(1);
       }
-      at::_fused_adamw_(theirs, gradients, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps, kRate, 0.9, 0.999, 0.1, 1e-8,
-                        amsgrad, false);
+      at::_fused_adamw_(theirs, gradients, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps, kRate, 0.9, 0.999,
+                        0.1, 1e-8, amsgrad, false);
     }
     CHECK(distance(ours, theirs) <= bound(kFloatRoundoff));
     CHECK(distance(ours, theirs) > 0);
@@ -162,14 +165,15 @@ std::vector<torch::optim::OptimizerParamGroup> three_groups(const std::vector<Te
   std::vector<torch::optim::OptimizerParamGroup> groups;
   groups.emplace_back(std::vector<Tensor>{parameters[0], parameters[1]},
                       std::make_unique<Options>(Options(0.05).weight_decay(0)));
-  groups.emplace_back(std::vector<Tensor>{parameters[2]},
-                      std::make_unique<Options>(Options(0.002).weight_decay(0.3).betas({0.5, 0.7}).eps(1e-3)));
+  groups.emplace_back(
+      std::vector<Tensor>{parameters[2]},
+      std::make_unique<Options>(Options(0.002).weight_decay(0.3).betas({0.5, 0.7}).eps(1e-3)));
   groups.emplace_back(std::vector<Tensor>{parameters[3]});
   return groups;
 }
 
-TEMPLATE_TEST_CASE("groups keep their own options and follow a learning rate schedule", "[fused_adam]", FusedAdam,
-                   FusedAdamW) {
+TEMPLATE_TEST_CASE("groups keep their own options and follow a learning rate schedule", "[fused_adam]",
+                   FusedAdam, FusedAdamW) {
   using Peer = PeerOf<TestType>;
   torch::manual_seed(4);
   auto ours = random_parameters({{4, 4}, {3}, {2, 5}, {9}}, at::kDouble);

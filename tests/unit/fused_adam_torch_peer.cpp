@@ -1,0 +1,182 @@
+// What goes back and forth between FusedAdam(W) and torch's Adam(W): options, archives, the state of a
+// running optimizer.
+#include "support/catch.h"
+
+#include <sstream>
+
+#include <torch/optim/sgd.h>
+#include <torch/serialize.h>
+
+#include "support/optimizers.h"
+
+namespace pacer::testing {
+namespace {
+
+using Group = torch::optim::OptimizerParamGroup;
+
+TEMPLATE_TEST_CASE("torch's options convert, alone and inside a parameter group", "[fused_adam]", FusedAdam,
+                   FusedAdamW) {
+  using TorchOptions = OptionsOf<PeerOf<TestType>>;
+  const auto theirs = TorchOptions(0.25).betas({0.1, 0.2}).eps(0.3).weight_decay(0.4).amsgrad(true);
+  const OptionsOf<TestType> ours = theirs;
+  CHECK(ours == OptionsOf<TestType>(0.25).betas({0.1, 0.2}).eps(0.3).weight_decay(0.4).amsgrad(true));
+  const auto parameters = random_parameters({{2}, {3}, {4}}, at::kDouble);
+
+  TestType optimizer({Group({parameters[0]}, std::make_unique<TorchOptions>(theirs))}, theirs);
+  optimizer.add_param_group(Group({parameters[1]}, std::make_unique<TorchOptions>(TorchOptions(0.125))));
+  // The base class's function is not virtual: it stores what it is given.
+  static_cast<torch::optim::Optimizer&>(optimizer).add_param_group(
+      Group({parameters[2]}, std::make_unique<TorchOptions>(theirs)));
+  set_random_gradients(parameters);
+  optimizer.step();
+  CHECK(options_of(optimizer, 0) == ours);
+  CHECK(options_of(optimizer, 1) == OptionsOf<TestType>(0.125).weight_decay(TorchOptions().weight_decay()));
+  CHECK(options_of(optimizer, 2) == ours);
+  for (const Tensor& parameter : parameters) CHECK(state_of(optimizer, parameter).step() == 1);
+}
+
+TEMPLATE_TEST_CASE(
+    "an optimizer may be saved before its first step, with a group added through the base class",
+    "[fused_adam]", FusedAdam, FusedAdamW) {
+  using TorchOptions = OptionsOf<PeerOf<TestType>>;
+  const auto parameters = random_parameters({{2}, {3}}, at::kDouble);
+  const auto second = [&] {
+    return Group({parameters[1]},
+                 std::make_unique<TorchOptions>(TorchOptions(0.5).betas({0.1, 0.2}).amsgrad(true)));
+  };
+  TestType optimizer({parameters[0]}, 0.25), restored({parameters[0]});
+  static_cast<torch::optim::Optimizer&>(optimizer).add_param_group(second());
+  restored.add_param_group(second());
+  options_of(restored, 1).lr(0.125).amsgrad(false).seed(7);
+  std::stringstream file;
+  torch::save(optimizer, file);
+  torch::load(restored, file);
+  CHECK(options_of(restored, 0).lr() == 0.25);
+  CHECK(options_of(restored, 1) == OptionsOf<TestType>(TorchOptions(0.5).betas({0.1, 0.2}).amsgrad(true)));
+}
+
+TEMPLATE_TEST_CASE("options of a foreign optimizer are refused", "[fused_adam]", FusedAdam, FusedAdamW) {
+  using Foreign = std::conditional_t<kIsDecoupled<TestType>, FusedAdamOptions, FusedAdamWOptions>;
+  const auto parameters = random_parameters({{2}, {3}}, at::kDouble);
+  TestType optimizer({parameters[0]});
+  set_random_gradients(parameters);
+  const auto group = [&](auto options) {
+    return Group({parameters[1]}, std::make_unique<decltype(options)>(options));
+  };
+  CHECK(unless_refused(optimizer, {},
+                       [&] { optimizer.add_param_group(group(torch::optim::SGDOptions(0.1))); }) == "");
+  CHECK(unless_refused(optimizer, {}, [&] { optimizer.add_param_group(group(Foreign(0.1))); }) == "");
+  CHECK(refusal([&] { TestType({group(torch::optim::SGDOptions(0.1))}); })[0] != '<');
+
+  static_cast<torch::optim::Optimizer&>(optimizer).add_param_group(group(torch::optim::SGDOptions(0.1)));
+  const Tensor before = copy_of(parameters[0]);
+  CHECK(refusal([&] { optimizer.step(); })[0] != '<');
+  CHECK(same_bits(before, parameters[0]));
+  CHECK(optimizer.state().empty());
+}
+
+// Two models alike, trained alike.
+template <class Optimizer, class Other>
+double distance_after(int steps, const std::vector<Tensor>& ours, Optimizer& optimizer,
+                      const std::vector<Tensor>& theirs, Other& other) {
+  for (int step = 0; step < steps; ++step) {
+    set_random_gradients(ours, theirs);
+    if (step % 3 == 2) {  // one sits out
+      ours.back().mutable_grad() = Tensor();
+      theirs.back().mutable_grad() = Tensor();
+    }
+    optimizer.step();
+    other.step();
+  }
+  return distance(ours, theirs);
+}
+
+TEMPLATE_TEST_CASE("an archive that torch saved continues as torch would, and the other way round",
+                   "[fused_adam]", FusedAdam, FusedAdamW) {
+  using Peer = PeerOf<TestType>;
+  torch::manual_seed(12);
+  for (const bool amsgrad : {false, true}) {
+    auto ours = random_parameters({{3, 2}, {}, {5}, {4}}, at::kDouble);
+    auto theirs = clones(ours);
+    const auto make = [&](auto* type, const std::vector<Tensor>& parameters, double rate) {
+      using Optimizer = std::remove_pointer_t<decltype(type)>;
+      auto options = OptionsOf<Optimizer>(rate).weight_decay(0.2).amsgrad(amsgrad);
+      return Optimizer({Group({parameters[0], parameters[1]}),
+                        Group({parameters[2], parameters[3]},
+                              std::make_unique<OptionsOf<Optimizer>>(options.lr(2 * rate)))},
+                       OptionsOf<Optimizer>(rate).betas({0.7, 0.8}).amsgrad(amsgrad));
+    };
+    auto peer = make(static_cast<Peer*>(nullptr), theirs, 0.01);
+    auto twin = make(static_cast<Peer*>(nullptr), ours, 0.01);
+    // The last parameter has no gradient, and so no state, before the archive is written.
+    REQUIRE(distance_after(5, {ours[0], ours[1], ours[2]}, twin, {theirs[0], theirs[1], theirs[2]}, peer) ==
+            0);
+
+    std::stringstream from_torch;
+    torch::save(twin, from_torch);
+    auto optimizer = make(static_cast<TestType*>(nullptr), ours, 0.5);
+    torch::load(optimizer, from_torch);
+    CHECK(options_of(optimizer, 0).lr() == 0.01);
+    CHECK(options_of(optimizer, 0).betas() == std::make_tuple(0.7, 0.8));
+    CHECK(options_of(optimizer, 1).lr() == 0.02);
+    CHECK(options_of(optimizer, 1).weight_decay() == 0.2);
+    CHECK(distance_after(7, ours, optimizer, theirs, peer) <= 1e-14);
+
+    std::stringstream from_ours;
+    torch::save(optimizer, from_ours);
+    auto back = make(static_cast<Peer*>(nullptr), ours, 0.5);
+    torch::load(back, from_ours);
+    CHECK(distance_after(5, ours, back, theirs, peer) <= 1e-14);
+  }
+}
+
+TEMPLATE_TEST_CASE("take_over continues a running torch optimizer and shares nothing with it", "[fused_adam]",
+                   FusedAdam, FusedAdamW) {
+  using Peer = PeerOf<TestType>;
+  torch::manual_seed(13);
+  auto ours = random_parameters({{3, 2}, {5}, {6}}, at::kDouble);
+  auto theirs = clones(ours);
+  const auto options = OptionsOf<Peer>(0.02).betas({0.6, 0.7}).weight_decay(0.1).amsgrad(true);
+  Peer twin(ours, options), peer(theirs, options);
+  REQUIRE(distance_after(5, ours, twin, theirs, peer) == 0);
+
+  TestType optimizer(ours);
+  optimizer.take_over(twin);
+  const auto before = snapshot(twin);
+  CHECK(options_of(optimizer) == OptionsOf<TestType>(options));
+  CHECK(state_of(optimizer, ours[2]).step() == 4);
+  CHECK(distance_after(6, ours, optimizer, theirs, peer) <= 1e-14);
+  const auto after = snapshot(twin);
+  for (size_t i = 0; i < ours.size(); ++i) {
+    CHECK(same_bits(before.parameters[i].state, after.parameters[i].state));
+    CHECK(before.parameters[i].step == after.parameters[i].step);
+  }
+
+  auto other = clones(ours);
+  TestType elsewhere(other), too_few({ours[0], ours[1]}),
+      two_groups({Group({ours[0], ours[1]}), Group({ours[2]})});
+  CHECK(unless_refused(elsewhere, {"0.0"}, [&] { elsewhere.take_over(twin); }) == "");
+  CHECK(unless_refused(too_few, {"3", "2"}, [&] { too_few.take_over(twin); }) == "");
+  CHECK(unless_refused(two_groups, {"1", "2"}, [&] { two_groups.take_over(twin); }) == "");
+}
+
+TEST_CASE("take_over keeps the moments of a bf16 model and rounds them no more", "[fused_adam]") {
+  torch::manual_seed(14);
+  auto parameters = random_parameters({{30}}, at::kBFloat16);
+  torch::optim::AdamW twin(parameters, torch::optim::AdamWOptions(0.01).betas({0.5, 0.75}));
+  set_random_gradients(parameters);
+  twin.step();
+  FusedAdamW optimizer(parameters);
+  optimizer.take_over(twin);
+  const Tensor before = state_of(twin, parameters[0]).exp_avg().to(at::kFloat);
+  set_random_gradients(parameters);
+  optimizer.step();
+  const auto& state = state_of(optimizer, parameters[0]);
+  CHECK(state.step() == 2);
+  CHECK(state.remainder().defined());
+  CHECK(state.exp_avg().scalar_type() == at::kFloat);
+  CHECK(state.exp_avg().equal(0.5 * before + 0.5 * parameters[0].grad().to(at::kFloat)));
+}
+
+}  // namespace
+}  // namespace pacer::testing
