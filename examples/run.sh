@@ -1,12 +1,10 @@
 #!/usr/bin/env bash
 # Sets up, builds the examples and runs the convergence study: the same small model, trained by LibTorch's optimizer and by
-# pacer's. All arguments go to it (try --help, or --quick for a first look). Results are written to run/.
+# pacer's. All arguments go to it (try --quick for a first look, or --help). Results are written to run/ in the project.
 set -euo pipefail
-here=$PWD
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-cmake/build.sh release examples
-convergence=$PWD/build/release/examples/convergence
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+"$root/cmake/build.sh" release examples
 printf '\n== convergence\n'
-cd "$here"  # files named in the arguments are the caller's
-export PACER_OUTPUT=${PACER_OUTPUT:-$OLDPWD/run/convergence}
-exec "$convergence" "$@"
+# Files in the arguments are relative to where the caller stands.
+[[ $PWD -ef $root ]] || export PACER_OUTPUT=${PACER_OUTPUT:-$root/run/convergence}
+exec "$root/build/release/examples/convergence" "$@"

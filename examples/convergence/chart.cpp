@@ -26,7 +26,7 @@ std::string attribute(const std::string& name, const std::string& value) {
 
 std::string text_at(double x, double y, const std::string& anchor, const std::string& text) {
   return "<text" + attribute("x", pixels(x)) + attribute("y", pixels(y)) + attribute("text-anchor", anchor) +
-         more + ">" + escape_html(text) + "</text>\n";
+         ">" + escape_html(text) + "</text>\n";
 }
 
 std::string segment(const std::string& kind, double x1, double y1, double x2, double y2) {
