@@ -32,6 +32,9 @@ struct AdamGradient {
 struct AdamLaunch {
   AdamStorage storage;
   bool amsgrad;
+  // CUDA only: this launch directly follows adam_prologue_cuda on its stream, so it may load while that still
+  // runs.
+  bool follows_prologue = false;
 };
 
 // Elements [offset, offset + count) of the tile's tensor, single-threaded, memory-bound. `scalars` points to
@@ -40,8 +43,19 @@ struct AdamLaunch {
 void adam_cpu(AdamLaunch launch, const Tile& tile, const AdamTensor* tensors, const AdamGradient* gradients,
               const void* scalars);
 
-// ---- CUDA: every pointer is device memory, work is enqueued on `stream`, nothing synchronises.
-// ----------------
+// One slot of scalars per set of tensors that share settings and step count.
+struct AdamSlot {
+  AdamSettings settings;
+  uint32_t is_double;  // write AdamScalars<double> rather than AdamScalars<float>
+  uint32_t active;     // 0: no tensor of the slot takes part; the step count stays
+};
+constexpr int64_t kAdamScalarsBytes = 128;  // room of one slot in `scalars`, either type
+static_assert(sizeof(AdamScalars<double>) <= kAdamScalarsBytes);
+
+// Writes the scalars of step number `step` (1 for the first) into one slot's room. In full denormals, too.
+void adam_scalars_cpu(const AdamSlot& slot, int64_t step, void* scalars);
+
+// ---- CUDA: every pointer is device memory, work is enqueued on `stream`, nothing synchronises. ----
 
 // Elements per tile that adam_cuda expects: a thread block's share, and a warp's for tensors so small that a
 // block would idle.
@@ -58,15 +72,6 @@ struct AdamTiles {
 // One launch, whatever the number of tensors. Throws DeviceError where the launch is refused.
 void adam_cuda(AdamLaunch launch, const AdamTiles& tiles, const AdamTensor* tensors,
                const AdamGradient* gradients, const void* scalars, Stream stream);
-
-// One slot of scalars per set of tensors that share settings and step count.
-struct AdamSlot {
-  AdamSettings settings;
-  uint32_t is_double;  // write AdamScalars<double> rather than AdamScalars<float>
-  uint32_t active;     // 0: no tensor of the slot takes part; the step count stays
-};
-constexpr int64_t kAdamScalarsBytes = 128;  // room of one slot in `scalars`, either type
-static_assert(sizeof(AdamScalars<double>) <= kAdamScalarsBytes);
 
 // Advances steps[i] of the active slots and writes their scalars, on the device, in double; where
 // `non_finite` is not null and points to a value other than zero, the steps stay and the scalars say skip.

@@ -26,11 +26,11 @@ struct GradientCheck {
 // Single-threaded.
 double sum_of_squares_cpu(GradientType type, const void* elements, int64_t count);
 
-// Adds the partials in order, sets non_finite and counts skipped steps.
+// Adds the partials in order, sets non_finite (squares cannot cancel: any partial that is not finite shows in
+// the sum) and counts skipped steps.
 void finish_check_cpu(const double* partials, int64_t count, GradientCheck* check);
 
-// ---- CUDA: every pointer is device memory, work is enqueued on `stream`, nothing synchronises.
-// ----------------
+// ---- CUDA: every pointer is device memory, work is enqueued on `stream`, nothing synchronises. ----
 
 // partials[i] = sum of squares of units[i], tiles of at most kReductionUnit elements that start on multiples
 // of it; 0 where the tensor's gradient is null.

@@ -100,7 +100,7 @@ std::vector<OptionGroup> option_groups(const std::vector<std::string>& arm_names
                "autocast "
                "(default float32)",
                &Settings::precision, {"float32", "tensorfloat32", "bfloat16"}),
-        count("threads", "N", "CPU threads; 0 leaves it to LibTorch (default 2 for tiny, 0 for small)",
+        count("threads", "N", "CPU threads; 0 leaves it to LibTorch (default 1 for tiny, 0 for small)",
               &Settings::threads, {0, 1024}),
         text("output", "FOLDER", "where results go (default run/convergence)", &Settings::output)}});
   return groups;

@@ -3,6 +3,7 @@
 #include <pacer/kernels/adam.h>
 
 #include <algorithm>
+#include <new>
 
 #include <pacer/kernels/cpu/target.h>
 
@@ -128,7 +129,17 @@ void step_tile(const Tile& tile, const AdamTensor& tensor, const void* gradient,
   }
 }
 
+template <class Real>
+void write_scalars(const AdamSlot& slot, int64_t step, void* scalars) {
+  new (scalars) AdamScalars<Real>(adam_scalars<Real>(slot.settings, step));
+}
+
 }  // namespace
+
+void adam_scalars_cpu(const AdamSlot& slot, int64_t step, void* scalars) {
+  const FullDenormals full_denormals;
+  slot.is_double ? write_scalars<double>(slot, step, scalars) : write_scalars<float>(slot, step, scalars);
+}
 
 void adam_cpu(AdamLaunch launch, const Tile& tile, const AdamTensor* tensors, const AdamGradient* gradients,
               const void* scalars) {

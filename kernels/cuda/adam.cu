@@ -129,7 +129,6 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int kMine = kPacket<kStorage>;
 
   const bool by_block = blockIdx.x < table.block_tiles;
-  const int lanes = by_block ? kThreads : kWarp;
   const int lane = by_block ? threadIdx.x : threadIdx.x % kWarp;
   int64_t tile_index = blockIdx.x;
   if (!by_block) {
@@ -189,15 +188,15 @@ __global__ void prologue_kernel(const AdamSlot* slots, int64_t count, int64_t* s
 }
 
 template <AdamStorage kStorage>
-void launch(bool amsgrad, const AdamTiles& tiles, const AdamTensor* tensors, const AdamGradient* gradients,
-            const char* scalars, cudaStream_t stream) {
+void launch(AdamLaunch choice, const AdamTiles& tiles, const AdamTensor* tensors,
+            const AdamGradient* gradients, const char* scalars, cudaStream_t stream) {
   const int64_t blocks = tiles.block_tiles + ceil_divide(tiles.warp_tiles, kWarps);
   require(blocks < (int64_t{1} << 31),
           "more than 2^31 tiles in one launch; split the parameters over optimizers");
   if (blocks == 0) return;
-  const auto kernel = amsgrad ? adam_kernel<kStorage, true> : adam_kernel<kStorage, false>;
-  launch_overlapped("the Adam update", kernel, static_cast<unsigned>(blocks), kThreads, stream, tiles,
-                    tensors, gradients, scalars);
+  const auto kernel = choice.amsgrad ? adam_kernel<kStorage, true> : adam_kernel<kStorage, false>;
+  launch_overlapped("the Adam update", choice.follows_prologue, kernel, static_cast<unsigned>(blocks),
+                    kThreads, stream, tiles, tensors, gradients, scalars);
 }
 
 }  // namespace
@@ -212,7 +211,7 @@ int64_t adam_cuda_warp_tile(AdamStorage storage) {
 void adam_cuda(AdamLaunch choice, const AdamTiles& tiles, const AdamTensor* tensors,
                const AdamGradient* gradients, const void* scalars, Stream stream) {
   with_storage(choice.storage, [&](auto chosen) {
-    launch<chosen()>(choice.amsgrad, tiles, tensors, gradients, static_cast<const char*>(scalars), stream);
+    launch<chosen()>(choice, tiles, tensors, gradients, static_cast<const char*>(scalars), stream);
   });
 }
 

@@ -77,8 +77,8 @@ __device__ __forceinline__ void wait_for_previous_kernel() {
 }
 
 template <class... Parameters, class... Arguments>
-void launch_overlapped(const char* what, void (*kernel)(Parameters...), unsigned blocks, unsigned threads,
-                       cudaStream_t stream, Arguments... arguments) {
+void launch_overlapped(const char* what, bool overlap_wanted, void (*kernel)(Parameters...), unsigned blocks,
+                       unsigned threads, cudaStream_t stream, Arguments... arguments) {
   int device = 0, major = 0;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
@@ -90,7 +90,7 @@ void launch_overlapped(const char* what, void (*kernel)(Parameters...), unsigned
   config.blockDim = dim3(threads);
   config.stream = stream;
   config.attrs = &overlap;
-  config.numAttrs = major >= 9 ? 1 : 0;
+  config.numAttrs = overlap_wanted && major >= 9 ? 1 : 0;
   const cudaError_t status = cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...);
   require<DeviceError>(status == cudaSuccess, what, " could not be launched: ", cudaGetErrorString(status));
 }

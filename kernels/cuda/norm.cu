@@ -88,20 +88,14 @@ __global__ void __launch_bounds__(kNormThreads<Element>)
 __global__ void __launch_bounds__(kPartialColumns)
     finish_check_kernel(const double* __restrict__ partials, int64_t count, GradientCheck* check) {
   double column = 0;
-  int non_finite = 0;
-  for (int64_t i = threadIdx.x; i < count; i += kPartialColumns) {
-    const double partial = partials[i];
-    non_finite |= !isfinite(partial);
-    column += partial;
-  }
+  for (int64_t i = threadIdx.x; i < count; i += kPartialColumns) column += partials[i];
   __shared__ double columns[kPartialColumns];
   columns[threadIdx.x] = column;
-  non_finite = __syncthreads_or(non_finite);
   const double sum = fold_block<kPartialColumns>(columns);
   if (threadIdx.x == 0) {
     check->sum_of_squares = sum;
     check->norm = sqrt_(sum);
-    check->non_finite = non_finite != 0 || !isfinite(sum);
+    check->non_finite = !isfinite(sum);
     check->skipped_steps += check->non_finite;
   }
 }

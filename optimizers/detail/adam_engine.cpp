@@ -53,10 +53,7 @@ bool AdamEngine::plan_fits(const Groups& groups, const States& states) {
       const auto i = static_cast<size_t>(member.entry);
       AdamEntry& entry = entries_[i];
       const auto state = states.find(parameter.unsafeGetTensorImpl());
-      if (state == states.end() ||
-          !entry.is_current(static_cast<const FusedAdamStateFields&>(*state->second))) {
-        return false;
-      }
+      if (state == states.end() || state->second.get() != entry.state || !entry.is_current()) return false;
       if (entry.amsgrad != settings_[g].amsgrad ||
           entry.storage != storage_for(parameter.scalar_type(), settings_[g].master_weights,
                                        settings_[g].rounding, entry.name)) {
@@ -92,7 +89,9 @@ void AdamEngine::add_entries(const Groups& groups, States& states, const Paramet
                                     settings_[g].rounding, entry.name);
         if (gradient.defined()) check_gradient(parameter, gradient, entry.name);
         if (state != states.end()) {
-          entry.state = static_cast<FusedAdamStateFields*>(state->second.get());
+          entry.state = dynamic_cast<FusedAdamStateFields*>(state->second.get());
+          require(entry.state != nullptr, "the state of parameter ", entry.name,
+                  " is another optimizer's; start from an empty state or use take_over");
           check_state(*entry.state, parameter, entry.name);
         }
         members_.back().entry = static_cast<int64_t>(entries_.size());
@@ -235,8 +234,9 @@ void AdamEngine::step(Groups& groups, States& states, const ParameterNames& name
     if (entry.was_written()) follow_parameter(entry);
     if (entry.dense_parameter.defined()) entry.dense_parameter.copy_(entry.parameter);
   }
+  for (AdamTable& table : tables_) table.send();
   const void* scalars = slots_.advance(device_, finite_check_ ? &check_of(check_)->non_finite : nullptr);
-  for (AdamTable& table : tables_) table.step(scalars);
+  for (AdamTable& table : tables_) table.step(scalars, &table == &tables_.front());
   copy_back();
 }
 

@@ -93,14 +93,14 @@ void remainder_from_master(AdamEntry& entry) {
 
 }  // namespace
 
-bool AdamEntry::is_current(const FusedAdamStateFields& s) const {
-  const auto now = tensors_of(s);
+bool AdamEntry::is_current() const {
+  const auto now = tensors_of(*state);
   for (size_t i = 0; i < now.size(); ++i) {
     if (!now[i]->is_same(state_tensors[i]) || data_of(*now[i]) != state_data[i]) return false;
   }
-  if (&s != state || parameter.const_data_ptr() != parameter_data) return false;
+  if (parameter.const_data_ptr() != parameter_data) return false;
   return dense_parameter.defined() ? parameter.sizes() == dense_parameter.sizes()
-                                   : same_layout(parameter, s.exp_avg());
+                                   : same_layout(parameter, state->exp_avg());
 }
 
 void AdamEntry::remember() {

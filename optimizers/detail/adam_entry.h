@@ -43,7 +43,7 @@ struct AdamEntry {
   const at::Tensor& memory() const { return dense_parameter.defined() ? dense_parameter : parameter; }
 
   // True while parameter and state tensors are where the plan has them.
-  bool is_current(const FusedAdamStateFields& current_state) const;
+  bool is_current() const;
   // Writes down what is_current compares with.
   void remember();
 

@@ -2,7 +2,6 @@
 
 #include <cstring>
 #include <map>
-#include <new>
 #include <tuple>
 
 #include <ATen/ops/empty.h>
@@ -12,11 +11,6 @@ namespace {
 
 // Slots on the GPU count in device memory; this many bytes of scalars each.
 constexpr int64_t kBytes = kernels::kAdamScalarsBytes;
-
-template <class Real>
-void write_scalars(unsigned char* memory, const kernels::AdamSettings& settings, int64_t step) {
-  new (memory) kernels::AdamScalars<Real>(kernels::adam_scalars<Real>(settings, step));
-}
 
 }  // namespace
 
@@ -127,13 +121,7 @@ const void* AdamSlots::advance(at::Device device, const uint32_t* non_finite) {
   for (size_t i = 0; i < slots.size(); ++i) {
     if (!slots[i].active) continue;
     slots_[i].clock->advance_host();
-    unsigned char* memory = scalars + i * kBytes;
-    const int64_t step = slots_[i].clock->host_steps();
-    if (slots[i].is_double) {
-      write_scalars<double>(memory, slots[i].settings, step);
-    } else {
-      write_scalars<float>(memory, slots[i].settings, step);
-    }
+    kernels::adam_scalars_cpu(slots[i], slots_[i].clock->host_steps(), scalars + i * kBytes);
   }
   return scalars;
 }

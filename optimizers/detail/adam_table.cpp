@@ -70,6 +70,12 @@ void AdamTable::set_gradient(const AdamEntry& entry, const void* gradient) {
   gradients_.mark_changed();
 }
 
+void AdamTable::send() {
+  tensors_.send(device_);
+  gradients_.send(device_);
+  tiles_.send(device_);
+}
+
 void AdamTable::sum_of_squares(double* partials) {
   const kernels::GradientType type = gradient_type(launch_.storage);
   gradients_.send(device_);
@@ -92,13 +98,12 @@ void AdamTable::sum_of_squares(double* partials) {
   });
 }
 
-void AdamTable::step(const void* scalars) {
+void AdamTable::step(const void* scalars, bool follows_prologue) {
   if (device_.is_cuda()) {
-    tensors_.send(device_);
-    gradients_.send(device_);
-    tiles_.send(device_);
     const auto tiles = static_cast<int64_t>(tiles_.host().size());
-    kernels::adam_cuda(launch_, {tiles_.pointer(), block_tiles_, tiles - block_tiles_}, tensors_.pointer(),
+    kernels::AdamLaunch launch = launch_;
+    launch.follows_prologue = follows_prologue;
+    kernels::adam_cuda(launch, {tiles_.pointer(), block_tiles_, tiles - block_tiles_}, tensors_.pointer(),
                        gradients_.pointer(), scalars, current_stream(device_));
     return;
   }

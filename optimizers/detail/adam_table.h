@@ -32,8 +32,12 @@ class AdamTable {
   int64_t norm_units() const { return static_cast<int64_t>(units_.host().size()); }
   void sum_of_squares(double* partials);
 
+  // Sends what step() needs to the GPU, where it changed.
+  void send();
+
   // Updates every tensor whose gradient is set. `scalars` are host or device memory, as the device is.
-  void step(const void* scalars);
+  // `follows_prologue`: nothing was enqueued since AdamSlots::advance.
+  void step(const void* scalars, bool follows_prologue);
 
  private:
   void sort_tiles_by_size();
