@@ -64,6 +64,7 @@ missing_packages() {
 missing_comforts() {
   have ccache || echo ccache
   have git || echo git
+  [[ ${CI:-} != true ]] || have clang-format-14 || echo clang-format-14
 }
 
 install_packages() {

@@ -29,7 +29,7 @@ std::string processor_name() {
 std::string graphics_name() {
   std::error_code error;
   for (const auto& device : std::filesystem::directory_iterator("/proc/driver/nvidia/gpus", error)) {
-    const std::string name = value_in(device.path() / "information", "Model");
+    std::string name = value_in(device.path() / "information", "Model");
     if (!name.empty()) return name;
   }
   return "CUDA device";

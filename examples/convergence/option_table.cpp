@@ -29,7 +29,7 @@ Option text(std::string name, std::string value, std::string help, std::string S
 }
 
 Option choice(std::string name, std::string help, std::string Settings::*member,
-              std::vector<std::string> choices) {
+              const std::vector<std::string>& choices) {
   std::string value;
   for (const auto& one : choices) value += (value.empty() ? "" : "|") + one;
   return {

@@ -34,7 +34,8 @@ std::vector<double> linear_ticks(double low, double high, double pieces) {
 // Coarse familiar numbers where the range is wide, 1-2-5 steps where it is narrow.
 std::vector<double> logarithmic_ticks(double low, double high) {
   std::vector<double> ticks;
-  for (double power = 1e-3; power < 1e3; power *= 10.0) {
+  for (int exponent = -3; exponent < 3; ++exponent) {
+    const double power = std::pow(10.0, exponent);
     for (const double digit : {1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0}) {
       if (power * digit >= low && power * digit <= high) ticks.push_back(power * digit);
     }

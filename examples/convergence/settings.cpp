@@ -12,7 +12,7 @@ namespace convergence {
 namespace {
 
 constexpr int64_t kKilo = 1000;
-constexpr int64_t kMega = 1000 * 1000;
+constexpr int64_t kMega = 1000 * kKilo;
 constexpr int64_t kDefaultEvaluations = 16;
 constexpr double kWarmUpFraction = 0.05;
 constexpr double kFinalFraction = 0.1;  // of the peak learning rate
