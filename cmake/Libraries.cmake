@@ -17,10 +17,15 @@ list(APPEND PACER_CXX_FLAGS -ffp-contract=off)
 list(APPEND PACER_CUDA_FLAGS --fmad=false -Xcompiler=-ffp-contract=off)
 
 set(PACER_SANITIZE_FLAGS "")
+set(PACER_TEST_ENVIRONMENT "")
 if(PACER_SANITIZE STREQUAL "address")
-  set(PACER_SANITIZE_FLAGS -fsanitize=address,undefined -fno-omit-frame-pointer)
+  set(PACER_SANITIZE_FLAGS -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer)
+  set(PACER_TEST_ENVIRONMENT "LSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/cmake/leaks.txt:print_suppressions=0"
+    "UBSAN_OPTIONS=print_stacktrace=1")
 elseif(PACER_SANITIZE STREQUAL "thread")
   set(PACER_SANITIZE_FLAGS -fsanitize=thread -fno-omit-frame-pointer)
+  # LibTorch is not instrumented, so what it does to its own memory looks like races.
+  set(PACER_TEST_ENVIRONMENT "TSAN_OPTIONS=ignore_noninstrumented_modules=1")
 elseif(PACER_SANITIZE)
   message(FATAL_ERROR "pacer: PACER_SANITIZE is ${PACER_SANITIZE}, but it can only be address, thread or empty.")
 endif()
