@@ -99,6 +99,21 @@ TEST_CASE("a parameter may shrink or grow together with its state", "[fused_adam
   CHECK(twins.ours[0].sizes() == at::IntArrayRef({2, 3}));
 }
 
+TEST_CASE("a parameter taken out of the list stays as it is", "[fused_adam]") {
+  for (const size_t leaving : {0, 1, 2}) {
+    CAPTURE(leaving);
+    auto parameters = random_parameters({{3}, {4}, {5}}, at::kDouble);
+    FusedAdamW optimizer(parameters, 0.1);
+    set_random_gradients(parameters);
+    optimizer.step();
+    auto& listed = optimizer.param_groups()[0].params();
+    listed.erase(listed.begin() + static_cast<int64_t>(leaving));
+    const auto before = clones(parameters);
+    optimizer.step();  // its gradient is still there
+    for (size_t i = 0; i < 3; ++i) CHECK(same_bits(before[i], parameters[i]) == (i == leaving));
+  }
+}
+
 TEST_CASE("parameters may join and leave at any time", "[fused_adam]") {
   torch::manual_seed(30);
   Twins<FusedAdam> twins(random_parameters({{3}, {4}}, at::kDouble), 0.01);

@@ -127,6 +127,26 @@ TEST_CASE("stochastic rounding depends on step and position only, not on how ten
   }
 }
 
+TEST_CASE("a parameter that never had a gradient still has its place in the draws", "[fused_adam]") {
+  const auto options = with_mode(FusedAdamWOptions(0.01).seed(9), all_modes()[5]);
+  torch::manual_seed(59);
+  const Tensor whole = torch::randn({300}).to(at::kBFloat16).requires_grad_();
+  whole.mutable_grad() = torch::randn({300}).to(at::kBFloat16);
+  const auto part = [&](int64_t begin, int64_t end) {
+    const Tensor tensor = whole.detach().slice(0, begin, end).clone().requires_grad_();
+    tensor.mutable_grad() = whole.grad().slice(0, begin, end).clone();
+    return tensor;
+  };
+  const Tensor idle = part(0, 13), late = part(13, 300);
+  idle.mutable_grad() = Tensor();
+  FusedAdamW one({whole}, options), two({idle, late}, options);
+  for (int step = 0; step < 2; ++step) {
+    one.step();
+    two.step();
+    CHECK(same_bits(late, whole.slice(0, 13)));
+  }
+}
+
 TEST_CASE("stochastic rounding draws anew each step", "[fused_adam]") {
   const Tensor parameter = torch::ones({4096}, at::kBFloat16).requires_grad_();
   FusedAdamW optimizer({parameter},

@@ -61,6 +61,10 @@ std::vector<std::pair<const char*, EditState<Optimizer>>> state_edits() {
          state->exp_avg(torch::full_like(p, 0.5).detach()).exp_avg_sq(torch::full_like(p, 0.5).detach());
          o.state()[p.unsafeGetTensorImpl()] = std::move(state);
        }},
+      {"a copy that shares the tensors put back",
+       [](Optimizer& o, const Tensor& p) {
+         o.state()[p.unsafeGetTensorImpl()] = o.state().at(p.unsafeGetTensorImpl())->clone();
+       }},
       {"a copy put back",
        [](Optimizer& o, const Tensor& p) {
          auto copy = o.state().at(p.unsafeGetTensorImpl())->clone();
