@@ -4,3 +4,4 @@
 #include <pacer/core/core.h>
 #include <pacer/kernels/kernels.h>
 #include <pacer/optimizers/optimizers.h>
+#include <pacer/schedulers/schedulers.h>

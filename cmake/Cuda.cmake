@@ -1,4 +1,5 @@
-# Decides whether the CUDA parts are built, says why, and prepares nvcc. Sets PACER_WITH_CUDA to 1 or 0.
+# Decides whether the CUDA parts are built, says why, and prepares nvcc. Sets PACER_WITH_CUDA to 1 or 0, and with CUDA
+# PACER_CUDART, the run-time library, and its folder, PACER_CUDART_DIR.
 #
 # Two things are needed: an nvcc (of the system, or of the pip packages beside LibTorch), and a LibTorch whose CUDA
 # libraries are complete (an install without its dependencies has libtorch_cuda.so but cannot load it).
@@ -112,6 +113,9 @@ else()
   endif()
   add_library(pacer::cudart INTERFACE IMPORTED GLOBAL)
   target_link_libraries(pacer::cudart INTERFACE CUDA::cudart)
+  get_target_property(PACER_CUDART CUDA::cudart IMPORTED_LOCATION)
+  get_filename_component(PACER_CUDART "${PACER_CUDART}" REALPATH)
+  get_filename_component(PACER_CUDART_DIR "${PACER_CUDART}" DIRECTORY)
   list(JOIN CMAKE_CUDA_ARCHITECTURES ", " _architectures)
   message(STATUS "pacer: LibTorch ${LIBTORCH_VERSION} in ${LIBTORCH_PREFIX}; with CUDA: ${PACER_NVCC} "
     "${CUDAToolkit_VERSION} for architectures ${_architectures}")

@@ -16,10 +16,6 @@ foreach(folder IN LISTS PACER_FOLDERS)
     FILES_MATCHING PATTERN "*.h" PATTERN detail EXCLUDE PATTERN cuda EXCLUDE PATTERN cpu EXCLUDE)
 endforeach()
 
-if(PACER_WITH_CUDA)
-  get_target_property(PACER_CUDART CUDA::cudart IMPORTED_LOCATION)
-  get_filename_component(PACER_CUDART "${PACER_CUDART}" REALPATH)
-endif()
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/pacer-config.cmake.in ${PROJECT_BINARY_DIR}/pacer-config.cmake
   INSTALL_DESTINATION ${package_dir} NO_SET_AND_CHECK_MACRO)
 # The C++ interface may change with each minor version while the major one is 0.

@@ -72,6 +72,8 @@ function(pacer_add_library name)
       POSITION_INDEPENDENT_CODE ON
       CUDA_RUNTIME_LIBRARY None  # linked by name, so that who links pacer needs no nvcc
       CUDA_SEPARABLE_COMPILATION OFF
+      # As shared libraries: the others of pacer lie beside, LibTorch and CUDA where they were.
+      INSTALL_RPATH "$ORIGIN;${LIBTORCH_PREFIX}/lib;${PACER_CUDART_DIR}"
       VERSION ${PROJECT_VERSION}
       SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
   else()

@@ -7,6 +7,7 @@
 
 #include <pacer/core/tile.h>
 #include <pacer/kernels/math/adam_storage.h>
+#include <pacer/kernels/math/gradient_guard.h>
 #include <pacer/kernels/stream.h>
 
 namespace pacer::kernels {
@@ -73,9 +74,10 @@ struct AdamTiles {
 void adam_cuda(AdamLaunch launch, const AdamTiles& tiles, const AdamTensor* tensors,
                const AdamGradient* gradients, const void* scalars, Stream stream);
 
-// Advances steps[i] of the active slots and writes their scalars, on the device, in double; where
-// `non_finite` is not null and points to a value other than zero, the steps stay and the scalars say skip.
+// Advances steps[i] of the active slots and writes their scalars, on the device, in double. Where `check` is
+// not null its factor replaces that of the settings, and where it is non-finite the steps stay and the
+// scalars say skip.
 void adam_prologue_cuda(const AdamSlot* slots, int64_t count, int64_t* steps, void* scalars,
-                        const uint32_t* non_finite, Stream stream);
+                        const GradientCheck* check, Stream stream);
 
 }  // namespace pacer::kernels

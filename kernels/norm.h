@@ -7,28 +7,19 @@
 
 #include <pacer/core/tile.h>
 #include <pacer/kernels/adam.h>
+#include <pacer/kernels/math/gradient_guard.h>
 #include <pacer/kernels/stream.h>
 
 namespace pacer::kernels {
 
 enum class GradientType : uint32_t { f64, f32, bf16, f16 };
 
-// What one check of all gradients leaves behind, in host or device memory.
-struct GradientCheck {
-  double sum_of_squares;
-  double norm;
-  uint32_t non_finite;  // 1 if any partial sum, or the sum of all, is not finite
-  uint32_t padding;
-  int64_t skipped_steps;  // how many checks were non-finite so far
-};
-
 // Sum of squares of `count` (1 ... kReductionUnit) elements; fp32 inside the unit (fp64 for f64).
 // Single-threaded.
 double sum_of_squares_cpu(GradientType type, const void* elements, int64_t count);
 
-// Adds the partials in order, sets non_finite (squares cannot cancel: any partial that is not finite shows in
-// the sum) and counts skipped steps.
-void finish_check_cpu(const double* partials, int64_t count, GradientCheck* check);
+// Adds the partials in order and applies guard_step.
+void finish_check_cpu(const double* partials, int64_t count, const GuardRule& rule, GradientCheck* check);
 
 // ---- CUDA: every pointer is device memory, work is enqueued on `stream`, nothing synchronises. ----
 
@@ -36,6 +27,7 @@ void finish_check_cpu(const double* partials, int64_t count, GradientCheck* chec
 // of it; 0 where the tensor's gradient is null.
 void sum_of_squares_cuda(GradientType type, const Tile* units, int64_t count, const AdamGradient* gradients,
                          double* partials, Stream stream);
-void finish_check_cuda(const double* partials, int64_t count, GradientCheck* check, Stream stream);
+void finish_check_cuda(const double* partials, int64_t count, const GuardRule& rule, GradientCheck* check,
+                       Stream stream);
 
 }  // namespace pacer::kernels

@@ -28,6 +28,7 @@ void write_options(const Options& options, torch::serialize::OutputArchive& arch
   archive.write("master_weights", c10::IValue(static_cast<int64_t>(options.master_weights())));
   archive.write("rounding", c10::IValue(static_cast<int64_t>(options.rounding())));
   archive.write("seed", c10::IValue(static_cast<int64_t>(options.seed())));
+  if (options.initial_lr()) archive.write("initial_lr", c10::IValue(*options.initial_lr()));
 }
 
 c10::IValue read(torch::serialize::InputArchive& archive, const char* key) {
@@ -59,6 +60,7 @@ void read_options(Options& options, torch::serialize::InputArchive& archive) {
   options.master_weights(read_enum(read(archive, "master_weights"), MasterWeights::none, "master_weights"));
   options.rounding(read_enum(read(archive, "rounding"), Rounding::stochastic, "rounding"));
   options.seed(static_cast<uint64_t>(read(archive, "seed").toInt()));
+  if (archive.try_read("initial_lr", value)) options.initial_lr(value.toDouble());
 }
 
 template <class Options>
@@ -66,7 +68,8 @@ bool equal(const Options& a, const Options& b) {
   return a.lr() == b.lr() && a.betas() == b.betas() && a.eps() == b.eps() &&
          a.weight_decay() == b.weight_decay() && a.amsgrad() == b.amsgrad() &&
          a.bias_correction() == b.bias_correction() && a.finite_check() == b.finite_check() &&
-         a.master_weights() == b.master_weights() && a.rounding() == b.rounding() && a.seed() == b.seed();
+         a.master_weights() == b.master_weights() && a.rounding() == b.rounding() && a.seed() == b.seed() &&
+         a.initial_lr() == b.initial_lr();
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <tuple>
 
 #include <torch/arg.h>
@@ -40,6 +41,8 @@ struct FusedAdamOptions : public torch::optim::OptimizerCloneableOptions<FusedAd
 
   // Learning rate, >= 0.
   TORCH_ARG(double, lr) = 1e-3;
+  // What a learning-rate schedule multiplies, >= 0; it sets this to lr where it is unset.
+  TORCH_ARG(std::optional<double>, initial_lr);
   // Decay rates of the first and second moment, each in [0, 1).
   TORCH_ARG(betas_t, betas) = std::make_tuple(0.9, 0.999);
   // Added to the denominator, outside the square root, >= 0.
@@ -75,6 +78,7 @@ struct FusedAdamWOptions : public torch::optim::OptimizerCloneableOptions<FusedA
 
   // Each as in FusedAdamOptions.
   TORCH_ARG(double, lr) = 1e-3;
+  TORCH_ARG(std::optional<double>, initial_lr);
   TORCH_ARG(betas_t, betas) = std::make_tuple(0.9, 0.999);
   TORCH_ARG(double, eps) = 1e-8;
   TORCH_ARG(double, weight_decay) = 1e-2;

@@ -6,6 +6,7 @@
 #include <pacer/core/error.h>
 #include <pacer/optimizers/detail/adam_engine.h>
 #include <pacer/optimizers/detail/adam_flavour.h>
+#include <pacer/optimizers/detail/adam_named_state.h>
 #include <pacer/optimizers/detail/optimizer_archive.h>
 
 namespace pacer {
@@ -61,7 +62,7 @@ void add_names(const NamedParameters& parameters, detail::ParameterNames& names)
 FusedAdamBase::FusedAdamBase(const detail::AdamFlavour& flavour,
                              const std::vector<OptimizerParamGroup>& groups,
                              std::unique_ptr<OptimizerOptions> defaults)
-    : Optimizer(adopt_groups(flavour, groups, *defaults), defaults->clone()),
+    : SessionOptimizer(adopt_groups(flavour, groups, *defaults), defaults->clone()),
       flavour_(&flavour),
       engine_(std::make_unique<detail::AdamEngine>(flavour)) {
   detail::check_groups(param_groups_, names_);
@@ -69,7 +70,7 @@ FusedAdamBase::FusedAdamBase(const detail::AdamFlavour& flavour,
 
 FusedAdamBase::FusedAdamBase(const detail::AdamFlavour& flavour, const std::vector<NamedParamGroup>& groups,
                              std::unique_ptr<OptimizerOptions> defaults)
-    : Optimizer(adopt_groups(flavour, without_names(groups), *defaults), defaults->clone()),
+    : SessionOptimizer(adopt_groups(flavour, without_names(groups), *defaults), defaults->clone()),
       flavour_(&flavour),
       engine_(std::make_unique<detail::AdamEngine>(flavour)) {
   for (const NamedParamGroup& group : groups) add_names(group.parameters, names_);
@@ -108,13 +109,47 @@ torch::Tensor FusedAdamBase::step(LossClosure closure) {
     const at::AutoGradMode with_grad(true);
     loss = closure();
   }
-  // Groups added through the base class may still carry torch's options.
+  prepare({});
+  conclude(enqueue());
+  return loss;
+}
+
+// Groups added through the base class may still carry torch's options.
+void FusedAdamBase::adopt_foreign_options() {
   for (size_t g = 0; g < param_groups_.size(); ++g) {
     if (flavour_->owns(param_groups_[g].options())) continue;
     param_groups_[g].set_options(adopt(*flavour_, param_groups_[g].options(), g));
   }
-  engine_->step(param_groups_, state_, names_);
-  return loss;
+}
+
+void FusedAdamBase::prepare(const StepInputs& inputs) {
+  const torch::NoGradGuard no_grad;
+  adopt_foreign_options();
+  engine_->prepare(param_groups_, state_, names_, inputs);
+}
+
+bool FusedAdamBase::enqueue() {
+  const torch::NoGradGuard no_grad;
+  return engine_->enqueue();
+}
+
+void FusedAdamBase::conclude(bool applied) { engine_->conclude(applied); }
+
+int64_t FusedAdamBase::enqueue_version() const { return engine_->enqueue_version(); }
+
+double FusedAdamBase::base_lr(size_t group) {
+  adopt_foreign_options();
+  return flavour_->base_lr(param_groups_.at(group).options());
+}
+
+void FusedAdamBase::name_parameters(const NamedParameters& names) { add_names(names, names_); }
+
+NamedTensors FusedAdamBase::export_state() const {
+  return detail::export_adam(*flavour_, param_groups_, state_, names_);
+}
+
+void FusedAdamBase::import_state(const NamedTensors& state) {
+  restore(detail::import_adam(*flavour_, param_groups_, names_, state));
 }
 
 int64_t FusedAdamBase::skipped_steps() const { return engine_->skipped_steps(); }

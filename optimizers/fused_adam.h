@@ -20,6 +20,7 @@
 #include <pacer/optimizers/adam_options.h>
 #include <pacer/optimizers/adam_param_state.h>
 #include <pacer/optimizers/named_parameters.h>
+#include <pacer/optimizers/session_optimizer.h>
 
 namespace torch::optim {
 class Adam;
@@ -35,7 +36,7 @@ struct PendingState;
 }  // namespace detail
 
 // What the two share. Not used directly.
-class FusedAdamBase : public torch::optim::Optimizer {
+class FusedAdamBase : public SessionOptimizer {
  public:
   FusedAdamBase(FusedAdamBase&&) noexcept;
   FusedAdamBase& operator=(FusedAdamBase&&) noexcept;
@@ -50,12 +51,21 @@ class FusedAdamBase : public torch::optim::Optimizer {
   void add_param_group(const torch::optim::OptimizerParamGroup& group);
   void add_param_group(const NamedParamGroup& group);
 
-  // Steps that changed nothing because a gradient was not finite (finite_check). Waits for the device on a
-  // GPU.
-  int64_t skipped_steps() const;
+  // Steps that changed nothing because a gradient was not finite (finite_check, or the guard of a Session).
+  // Waits for the device on a GPU.
+  int64_t skipped_steps() const override;
 
-  // The name the parameter was given, else "group.index", else "unknown".
-  std::string parameter_name(const torch::Tensor& parameter) const;
+  std::string parameter_name(const torch::Tensor& parameter) const override;
+  void name_parameters(const NamedParameters& names) override;
+  double base_lr(size_t group) override;
+
+  void prepare(const StepInputs& inputs) override;
+  bool enqueue() override;
+  void conclude(bool applied) override;
+  int64_t enqueue_version() const override;
+
+  NamedTensors export_state() const override;
+  void import_state(const NamedTensors& state) override;
 
  protected:
   FusedAdamBase(const detail::AdamFlavour& flavour,
@@ -69,6 +79,8 @@ class FusedAdamBase : public torch::optim::Optimizer {
   const std::unordered_map<const void*, std::string>& names() const { return names_; }
 
  private:
+  void adopt_foreign_options();
+
   const detail::AdamFlavour* flavour_;
   std::unordered_map<const void*, std::string> names_;  // by TensorImpl
   std::unique_ptr<detail::AdamEngine> engine_;

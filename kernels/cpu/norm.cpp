@@ -2,8 +2,6 @@
 // the specified order costs nothing over any other.
 #include <pacer/kernels/norm.h>
 
-#include <cmath>
-
 #include <pacer/core/reduction_order.h>
 #include <pacer/kernels/cpu/target.h>
 #include <pacer/kernels/math/adam_storage.h>
@@ -64,12 +62,9 @@ double sum_of_squares_cpu(GradientType type, const void* elements, int64_t count
   return 0;
 }
 
-void finish_check_cpu(const double* partials, int64_t count, GradientCheck* check) {
+void finish_check_cpu(const double* partials, int64_t count, const GuardRule& rule, GradientCheck* check) {
   const FullDenormals full_denormals;
-  check->sum_of_squares = sum_partials(partials, count);
-  check->norm = sqrt_(check->sum_of_squares);
-  check->non_finite = !std::isfinite(check->sum_of_squares);
-  check->skipped_steps += check->non_finite;
+  guard_step(sum_partials(partials, count), rule, *check);
 }
 
 }  // namespace pacer::kernels

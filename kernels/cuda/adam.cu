@@ -166,13 +166,14 @@ __global__ void __launch_bounds__(kThreads)
 
 // One thread per slot. The update may start loading meanwhile.
 __global__ void prologue_kernel(const AdamSlot* slots, int64_t count, int64_t* steps, char* scalars,
-                                const uint32_t* non_finite) {
+                                const GradientCheck* check) {
   let_next_kernel_start();
   const int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
   if (i >= count) return;
-  const AdamSlot slot = slots[i];
+  AdamSlot slot = slots[i];
   if (!slot.active) return;
-  const bool skip = non_finite != nullptr && *non_finite != 0;
+  const bool skip = check != nullptr && check->non_finite != 0;
+  if (check != nullptr) slot.settings.factor = check->factor;
   const int64_t step = steps[i] + 1;
   if (!skip) steps[i] = step;
   char* memory = scalars + i * kAdamScalarsBytes;
@@ -216,11 +217,11 @@ void adam_cuda(AdamLaunch choice, const AdamTiles& tiles, const AdamTensor* tens
 }
 
 void adam_prologue_cuda(const AdamSlot* slots, int64_t count, int64_t* steps, void* scalars,
-                        const uint32_t* non_finite, Stream stream) {
+                        const GradientCheck* check, Stream stream) {
   if (count == 0) return;
   constexpr int kPrologueThreads = 32;
   prologue_kernel<<<static_cast<unsigned>(ceil_divide(count, kPrologueThreads)), kPrologueThreads, 0,
-                    stream>>>(slots, count, steps, static_cast<char*>(scalars), non_finite);
+                    stream>>>(slots, count, steps, static_cast<char*>(scalars), check);
   check_launch("the Adam prologue");
 }
 

@@ -86,18 +86,14 @@ __global__ void __launch_bounds__(kNormThreads<Element>)
 }
 
 __global__ void __launch_bounds__(kPartialColumns)
-    finish_check_kernel(const double* __restrict__ partials, int64_t count, GradientCheck* check) {
+    finish_check_kernel(const double* __restrict__ partials, int64_t count, const GuardRule rule,
+                        GradientCheck* check) {
   double column = 0;
   for (int64_t i = threadIdx.x; i < count; i += kPartialColumns) column += partials[i];
   __shared__ double columns[kPartialColumns];
   columns[threadIdx.x] = column;
   const double sum = fold_block<kPartialColumns>(columns);
-  if (threadIdx.x == 0) {
-    check->sum_of_squares = sum;
-    check->norm = sqrt_(sum);
-    check->non_finite = !isfinite(sum);
-    check->skipped_steps += check->non_finite;
-  }
+  if (threadIdx.x == 0) guard_step(sum, rule, *check);
 }
 
 template <class Element, class Real>
@@ -126,8 +122,9 @@ void sum_of_squares_cuda(GradientType type, const Tile* units, int64_t count, co
   }
 }
 
-void finish_check_cuda(const double* partials, int64_t count, GradientCheck* check, Stream stream) {
-  finish_check_kernel<<<1, kPartialColumns, 0, stream>>>(partials, count, check);
+void finish_check_cuda(const double* partials, int64_t count, const GuardRule& rule, GradientCheck* check,
+                       Stream stream) {
+  finish_check_kernel<<<1, kPartialColumns, 0, stream>>>(partials, count, rule, check);
   check_launch("the finite check");
 }
 

@@ -21,10 +21,10 @@ int64_t adam_cuda_warp_tile(AdamStorage) { refuse(); }
 void adam_cuda(AdamLaunch, const AdamTiles&, const AdamTensor*, const AdamGradient*, const void*, Stream) {
   refuse();
 }
-void adam_prologue_cuda(const AdamSlot*, int64_t, int64_t*, void*, const uint32_t*, Stream) { refuse(); }
+void adam_prologue_cuda(const AdamSlot*, int64_t, int64_t*, void*, const GradientCheck*, Stream) { refuse(); }
 void sum_of_squares_cuda(GradientType, const Tile*, int64_t, const AdamGradient*, double*, Stream) {
   refuse();
 }
-void finish_check_cuda(const double*, int64_t, GradientCheck*, Stream) { refuse(); }
+void finish_check_cuda(const double*, int64_t, const GuardRule&, GradientCheck*, Stream) { refuse(); }
 
 }  // namespace pacer::kernels

@@ -4,17 +4,12 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
 
 #include <pacer/core/error.h>
 
 namespace pacer::detail {
 namespace {
-
-kernels::GradientCheck* check_of(const at::Tensor& tensor) {
-  return static_cast<kernels::GradientCheck*>(tensor.mutable_data_ptr());
-}
 
 // True where the gradient's memory does not hold its values in the parameter's order: other strides, or a
 // view that is negated or zero in name only.
@@ -107,6 +102,7 @@ void AdamEngine::add_entries(const Groups& groups, States& states, const Paramet
 void AdamEngine::plan(const Groups& groups, States& states, const ParameterNames& names) {
   tables_.clear();
   group_sizes_.clear();  // no plan fits until this one is complete
+  ++enqueue_version_;
   check_groups(groups, names);
   add_entries(groups, states, names);
   std::vector<MemoryRange> ranges;
@@ -120,10 +116,7 @@ void AdamEngine::plan(const Groups& groups, States& states, const ParameterNames
   check_disjoint(ranges, entry_names);
 
   const at::Device device = entries_.empty() ? device_ : entries_.front().parameter.device();
-  if (device != device_) {
-    check_ = at::Tensor();
-    device_ = device;
-  }
+  device_ = device;
   refuse_capture(device_);  // also refuses CUDA in a build without it
   create_states(states);
   build_tables();
@@ -160,28 +153,38 @@ void AdamEngine::build_tables() {
     units += table.norm_units();
   }
   partials_ = at::empty({units}, at::TensorOptions().dtype(at::kDouble).device(device_));
-  if (!check_.defined()) {
-    check_ =
-        at::zeros({sizeof(kernels::GradientCheck)}, at::TensorOptions().dtype(at::kByte).device(device_));
-  }
 }
 
-void AdamEngine::prepare_gradients() {
+// The guard of a Session, or where finite_check asks for one, the optimizer's own.
+void AdamEngine::choose_guard(const StepInputs& inputs) {
+  std::shared_ptr<GradientGuard> guard = inputs.guard;
+  if (guard == nullptr && finite_check_) {
+    if (own_guard_ == nullptr || own_guard_->device() != device_) {
+      own_guard_ = std::make_shared<GradientGuard>(device_);
+    }
+    guard = own_guard_;
+  }
+  require(guard == nullptr || guard->device() == device_, flavour_->name, ": the gradient guard is on ",
+          guard ? guard->device().str() : "", " but the parameters are on ", device_.str());
+  if (guard == guard_ && inputs.average == average_) return;
+  guard_ = std::move(guard);
+  average_ = inputs.average;
+  ++enqueue_version_;
+}
+
+void AdamEngine::find_gradients() {
   for (size_t i = 0; i < entries_.size(); ++i) {
     AdamEntry& entry = entries_[i];
     const void* pointer = nullptr;
     if (takes_part_[i]) {
       const at::Tensor& gradient = entry.parameter.grad();
-      if (needs_dense_gradient(entry, gradient)) {
-        if (!entry.dense_gradient.defined()) {
-          entry.dense_gradient =
-              at::empty_strided(entry.memory().sizes(), entry.memory().strides(), gradient.options());
-        }
-        entry.dense_gradient.copy_(gradient);
-        pointer = entry.dense_gradient.const_data_ptr();
-      } else {
-        pointer = gradient.const_data_ptr();
+      entry.gradient_is_dense = !needs_dense_gradient(entry, gradient);
+      if (!entry.gradient_is_dense && !entry.dense_gradient.defined()) {
+        entry.dense_gradient =
+            at::empty_strided(entry.memory().sizes(), entry.memory().strides(), gradient.options());
       }
+      if (!entry.gradient_is_dense) ++enqueue_version_;  // a captured copy would read the former address
+      pointer = (entry.gradient_is_dense ? gradient : entry.dense_gradient).const_data_ptr();
     }
     tables_[entry.table].set_gradient(entry, pointer);
   }
@@ -194,54 +197,69 @@ bool AdamEngine::gradients_are_finite() {
     table.sum_of_squares(partials + offset);
     offset += table.norm_units();
   }
-  kernels::GradientCheck* check = check_of(check_);
-  if (device_.is_cuda()) {
-    kernels::finish_check_cuda(partials, offset, check, current_stream(device_));
-    return true;  // only the device knows
-  }
-  kernels::finish_check_cpu(partials, offset, check);
-  return check->non_finite == 0;
+  guard_->look(partials, offset, average_);
+  return device_.is_cuda() || guard_->check()->non_finite == 0;  // on CUDA only the device knows
 }
 
-void AdamEngine::copy_back() {
+void AdamEngine::prepare(Groups& groups, States& states, const ParameterNames& names,
+                         const StepInputs& inputs) {
+  read_settings(groups);
+  if (!plan_fits(groups, states)) plan(groups, states, names);
+  if (entries_.empty()) return;
+  const c10::DeviceGuard device_guard(device_);
+  choose_guard(inputs);
+  if (!slots_.fit(entries_, takes_part_)) {
+    refuse_capture(device_);
+    slots_.assign(entries_, takes_part_, device_);
+    ++enqueue_version_;
+  }
+  for (AdamGroupSettings& settings : settings_) settings.kernel.factor = guard_ ? 1.0 : average_;
+  slots_.configure(settings_, entries_, takes_part_);
+  find_gradients();
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    if (takes_part_[i] && entries_[i].was_written()) follow_parameter(entries_[i]);
+  }
+  for (AdamTable& table : tables_) table.send(/*with_units=*/guard_ != nullptr);
+  slots_.send(device_);
+  if (device_.is_cuda() && (guard_ || inputs.replayable || is_capturing(device_))) slots_.let_device_lead();
+}
+
+bool AdamEngine::enqueue() {
+  if (entries_.empty()) return false;
+  const c10::DeviceGuard device_guard(device_);
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    AdamEntry& entry = entries_[i];
+    if (takes_part_[i] && !entry.gradient_is_dense) entry.dense_gradient.copy_(entry.parameter.grad());
+  }
+  if (guard_ && !gradients_are_finite()) return false;
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    AdamEntry& entry = entries_[i];
+    if (takes_part_[i] && entry.dense_parameter.defined()) entry.dense_parameter.copy_(entry.parameter);
+  }
+  const void* scalars = slots_.write_scalars(device_, guard_ ? guard_->check() : nullptr);
+  for (AdamTable& table : tables_) table.step(scalars, &table == &tables_.front());
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    AdamEntry& entry = entries_[i];
+    if (takes_part_[i] && entry.dense_parameter.defined()) entry.parameter.copy_(entry.dense_parameter);
+  }
+  return true;
+}
+
+void AdamEngine::conclude(bool applied) {
+  if (!applied) return;
+  slots_.count_step();
   for (size_t i = 0; i < entries_.size(); ++i) {
     if (!takes_part_[i]) continue;
     AdamEntry& entry = entries_[i];
-    if (entry.dense_parameter.defined()) {
-      entry.parameter.copy_(entry.dense_parameter);
-    } else {
-      entry.parameter.unsafeGetTensorImpl()->bump_version();
-    }
+    entry.parameter.unsafeGetTensorImpl()->bump_version();
     entry.remember_version();
   }
 }
 
-void AdamEngine::step(Groups& groups, States& states, const ParameterNames& names) {
-  read_settings(groups);
-  if (!plan_fits(groups, states)) plan(groups, states, names);
-  if (entries_.empty()) return;
-  const c10::DeviceGuard guard(device_);
-  if (!slots_.fit(entries_, takes_part_)) {
-    refuse_capture(device_);
-    slots_.assign(entries_, takes_part_, device_);
-  }
-  slots_.configure(settings_, entries_, takes_part_);
-  prepare_gradients();
-  if (finite_check_ && !gradients_are_finite()) return;
-  for (size_t i = 0; i < entries_.size(); ++i) {
-    AdamEntry& entry = entries_[i];
-    if (!takes_part_[i]) continue;
-    if (entry.was_written()) follow_parameter(entry);
-    if (entry.dense_parameter.defined()) entry.dense_parameter.copy_(entry.parameter);
-  }
-  for (AdamTable& table : tables_) table.send();
-  const void* scalars = slots_.advance(device_, finite_check_ ? &check_of(check_)->non_finite : nullptr);
-  for (AdamTable& table : tables_) table.step(scalars, &table == &tables_.front());
-  copy_back();
-}
-
 int64_t AdamEngine::skipped_steps() const {
-  return check_.defined() ? check_of(check_.cpu())->skipped_steps : 0;
+  int64_t skipped = own_guard_ ? own_guard_->read().skipped_steps : 0;
+  if (guard_ && guard_ != own_guard_) skipped += guard_->read().skipped_steps;
+  return skipped;
 }
 
 }  // namespace pacer::detail

@@ -1,9 +1,11 @@
 // One step of FusedAdam and FusedAdamW, from parameter groups to kernel launches. The engine keeps a plan
 // (dtype tables, slots) and each step only checks that it still fits: parameters where they were, state
-// untouched by others, the same set of gradients. All checks come before the first write.
+// untouched by others, the same set of gradients. All checks come before the first write. The three parts of
+// a step are those of SessionOptimizer.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -14,6 +16,7 @@
 #include <pacer/optimizers/detail/adam_slots.h>
 #include <pacer/optimizers/detail/adam_table.h>
 #include <pacer/optimizers/detail/parameter_check.h>
+#include <pacer/optimizers/session_optimizer.h>
 
 namespace pacer::detail {
 
@@ -24,9 +27,15 @@ class AdamEngine {
 
   explicit AdamEngine(const AdamFlavour& flavour) : flavour_(&flavour) {}
 
-  // Updates every parameter that has a gradient; creates missing state.
-  void step(Groups& groups, States& states, const ParameterNames& names);
+  // Checks, plans, creates missing state and sends what changed: every parameter that has a gradient will be
+  // updated.
+  void prepare(Groups& groups, States& states, const ParameterNames& names, const StepInputs& inputs);
+  // Kernels only. False where the host saw gradients that are not finite.
+  bool enqueue();
+  void conclude(bool applied);
 
+  // Counts the changes after which a captured enqueue() is out of date.
+  int64_t enqueue_version() const { return enqueue_version_; }
   int64_t skipped_steps() const;
 
  private:
@@ -43,9 +52,9 @@ class AdamEngine {
   void create_states(States& states);
   void build_tables();
 
-  void prepare_gradients();
+  void choose_guard(const StepInputs& inputs);
+  void find_gradients();
   bool gradients_are_finite();
-  void copy_back();
 
   const AdamFlavour* flavour_;
   std::vector<AdamGroupSettings> settings_;  // by group
@@ -58,8 +67,11 @@ class AdamEngine {
   std::vector<char> takes_part_;  // by entry
   std::vector<AdamTable> tables_;
   AdamSlots slots_;
-  at::Tensor partials_;  // double, for the norm
-  at::Tensor check_;     // one kernels::GradientCheck, as bytes
+  at::Tensor partials_;                       // double, for the norm
+  std::shared_ptr<GradientGuard> own_guard_;  // for finite_check without a Session
+  std::shared_ptr<GradientGuard> guard_;      // of this step
+  double average_ = 1;
+  int64_t enqueue_version_ = 0;
 };
 
 }  // namespace pacer::detail

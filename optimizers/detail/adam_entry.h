@@ -27,6 +27,7 @@ struct AdamEntry {
   // gaps between its elements, and a gradient in another order, go through these dense copies.
   at::Tensor dense_parameter;
   at::Tensor dense_gradient;
+  bool gradient_is_dense = true;  // in this step, as it is
 
   // What the plan was built from.
   const void* parameter_data = nullptr;

@@ -23,6 +23,7 @@ template <class Options>
 AdamGroupSettings read_settings(const char* optimizer, const Options& options,
                                 kernels::WeightDecay decay_mode) {
   check_at_least_zero(optimizer, "lr", options.lr());
+  check_at_least_zero(optimizer, "initial_lr", options.initial_lr().value_or(0));
   check_beta(optimizer, "the first beta", std::get<0>(options.betas()));
   check_beta(optimizer, "the second beta", std::get<1>(options.betas()));
   check_at_least_zero(optimizer, "eps", options.eps());
@@ -56,6 +57,54 @@ std::unique_ptr<torch::optim::OptimizerOptions> adopt(const torch::optim::Optimi
 }
 
 template <class Options>
+void export_options(const torch::optim::OptimizerOptions& base, const std::string& prefix,
+                    NamedTensors& state) {
+  const auto& options = static_cast<const Options&>(base);
+  const auto put = [&](const char* name, auto value) { state[prefix + name] = number_tensor(value); };
+  put("lr", options.lr());
+  if (options.initial_lr()) put("initial_lr", *options.initial_lr());
+  put("beta1", std::get<0>(options.betas()));
+  put("beta2", std::get<1>(options.betas()));
+  put("eps", options.eps());
+  put("weight_decay", options.weight_decay());
+  put("amsgrad", options.amsgrad());
+  put("bias_correction", options.bias_correction());
+  put("finite_check", options.finite_check());
+  put("master_weights", static_cast<int64_t>(options.master_weights()));
+  put("rounding", static_cast<int64_t>(options.rounding()));
+  put("seed", static_cast<int64_t>(options.seed()));
+}
+
+template <class Options>
+std::unique_ptr<torch::optim::OptimizerOptions> import_options(const std::string& prefix,
+                                                               const NamedTensors& state) {
+  const auto real = [&](const char* name) { return require_number<double>(state, prefix + name); };
+  const auto flag = [&](const char* name) { return require_number<bool>(state, prefix + name); };
+  const auto choice = [&](const char* name, auto last) {
+    const auto value = require_number<int64_t>(state, prefix + name);
+    require(value >= 0 && value <= static_cast<int64_t>(last), "\"", prefix, name,
+            "\" of the state to load has the unknown value ", value);
+    return static_cast<decltype(last)>(value);
+  };
+  auto options = std::make_unique<Options>(real("lr"));
+  if (state.count(prefix + "initial_lr")) options->initial_lr(real("initial_lr"));
+  options->betas({real("beta1"), real("beta2")}).eps(real("eps")).weight_decay(real("weight_decay"));
+  options->amsgrad(flag("amsgrad")).bias_correction(flag("bias_correction"));
+  options->finite_check(flag("finite_check"));
+  options->master_weights(choice("master_weights", MasterWeights::none));
+  options->rounding(choice("rounding", Rounding::stochastic));
+  options->seed(static_cast<uint64_t>(require_number<int64_t>(state, prefix + "seed")));
+  return options;
+}
+
+template <class Options>
+double base_lr(torch::optim::OptimizerOptions& base) {
+  auto& options = static_cast<Options&>(base);
+  if (!options.initial_lr()) options.initial_lr(options.lr());
+  return *options.initial_lr();
+}
+
+template <class Options>
 bool owns(const torch::optim::OptimizerOptions& options) {
   return dynamic_cast<const Options*>(&options) != nullptr;
 }
@@ -67,20 +116,30 @@ std::unique_ptr<torch::optim::OptimizerParamState> make_state() {
 
 }  // namespace
 
-const AdamFlavour kAdamFlavour = {
-    "FusedAdam", owns<FusedAdamOptions>, adopt<FusedAdamOptions, torch::optim::AdamOptions>,
-    [](const torch::optim::OptimizerOptions& options) {
-      return read_settings("FusedAdam", static_cast<const FusedAdamOptions&>(options),
-                           kernels::WeightDecay::l2);
-    },
-    make_state<FusedAdamParamState>};
+const AdamFlavour kAdamFlavour = {"FusedAdam",
+                                  owns<FusedAdamOptions>,
+                                  adopt<FusedAdamOptions, torch::optim::AdamOptions>,
+                                  [](const torch::optim::OptimizerOptions& options) {
+                                    return read_settings("FusedAdam",
+                                                         static_cast<const FusedAdamOptions&>(options),
+                                                         kernels::WeightDecay::l2);
+                                  },
+                                  make_state<FusedAdamParamState>,
+                                  export_options<FusedAdamOptions>,
+                                  import_options<FusedAdamOptions>,
+                                  base_lr<FusedAdamOptions>};
 
-const AdamFlavour kAdamWFlavour = {
-    "FusedAdamW", owns<FusedAdamWOptions>, adopt<FusedAdamWOptions, torch::optim::AdamWOptions>,
-    [](const torch::optim::OptimizerOptions& options) {
-      return read_settings("FusedAdamW", static_cast<const FusedAdamWOptions&>(options),
-                           kernels::WeightDecay::decoupled);
-    },
-    make_state<FusedAdamWParamState>};
+const AdamFlavour kAdamWFlavour = {"FusedAdamW",
+                                   owns<FusedAdamWOptions>,
+                                   adopt<FusedAdamWOptions, torch::optim::AdamWOptions>,
+                                   [](const torch::optim::OptimizerOptions& options) {
+                                     return read_settings("FusedAdamW",
+                                                          static_cast<const FusedAdamWOptions&>(options),
+                                                          kernels::WeightDecay::decoupled);
+                                   },
+                                   make_state<FusedAdamWParamState>,
+                                   export_options<FusedAdamWOptions>,
+                                   import_options<FusedAdamWOptions>,
+                                   base_lr<FusedAdamWOptions>};
 
 }  // namespace pacer::detail

@@ -3,12 +3,14 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include <torch/optim/optimizer.h>
 
 #include <pacer/kernels/math/adam.h>
 #include <pacer/optimizers/adam_options.h>
 #include <pacer/optimizers/adam_param_state.h>
+#include <pacer/optimizers/named_tensors.h>
 
 namespace pacer::detail {
 
@@ -31,6 +33,14 @@ struct AdamFlavour {
   // Options of this optimizer's own type, checked: throws InvalidArgument naming option, value and range.
   AdamGroupSettings (*settings)(const torch::optim::OptimizerOptions& options);
   std::unique_ptr<torch::optim::OptimizerParamState> (*make_state)();
+  // Options of this optimizer's own type as named numbers, each name behind `prefix`, and back; reading
+  // throws InvalidArgument naming what is missing.
+  void (*export_options)(const torch::optim::OptimizerOptions& options, const std::string& prefix,
+                         NamedTensors& state);
+  std::unique_ptr<torch::optim::OptimizerOptions> (*import_options)(const std::string& prefix,
+                                                                    const NamedTensors& state);
+  // The rate a schedule multiplies, in options of this optimizer's own type.
+  double (*base_lr)(torch::optim::OptimizerOptions& options);
 };
 
 extern const AdamFlavour kAdamFlavour;

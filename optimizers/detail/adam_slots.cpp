@@ -100,30 +100,36 @@ void AdamSlots::configure(const std::vector<AdamGroupSettings>& settings,
   table_.mark_changed();
 }
 
-const void* AdamSlots::advance(at::Device device, const uint32_t* non_finite) {
+const void* AdamSlots::write_scalars(at::Device device, const kernels::GradientCheck* check) {
   const std::vector<kernels::AdamSlot>& slots = table_.host();
   if (device.is_cuda()) {
-    table_.send(device);
     auto* scalars = device_scalars_.mutable_data_ptr();
     kernels::adam_prologue_cuda(table_.pointer(), static_cast<int64_t>(slots.size()),
-                                static_cast<int64_t*>(device_steps_.mutable_data_ptr()), scalars, non_finite,
+                                static_cast<int64_t*>(device_steps_.mutable_data_ptr()), scalars, check,
                                 current_stream(device));
-    const bool device_decides = non_finite != nullptr || is_capturing(device);
-    for (size_t i = 0; i < slots_.size(); ++i) {
-      if (!slots[i].active) continue;
-      if (device_decides) slots_[i].clock->let_device_lead();
-      slots_[i].clock->advance_host();
-    }
     return scalars;
   }
   host_scalars_.resize(slots.size() * kBytes + 64);
   auto* scalars = host_scalars_.data() + (64 - reinterpret_cast<uintptr_t>(host_scalars_.data()) % 64);
   for (size_t i = 0; i < slots.size(); ++i) {
     if (!slots[i].active) continue;
-    slots_[i].clock->advance_host();
-    kernels::adam_scalars_cpu(slots[i], slots_[i].clock->host_steps(), scalars + i * kBytes);
+    kernels::AdamSlot slot = slots[i];
+    if (check) slot.settings.factor = check->factor;
+    kernels::adam_scalars_cpu(slot, slots_[i].clock->host_steps() + 1, scalars + i * kBytes);
   }
   return scalars;
+}
+
+void AdamSlots::count_step() {
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    if (table_.host()[i].active) slots_[i].clock->advance_host();
+  }
+}
+
+void AdamSlots::let_device_lead() {
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    if (table_.host()[i].active) slots_[i].clock->let_device_lead();
+  }
 }
 
 }  // namespace pacer::detail

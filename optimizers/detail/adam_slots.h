@@ -29,10 +29,18 @@ class AdamSlots {
   void configure(const std::vector<AdamGroupSettings>& settings, const std::vector<AdamEntry>& entries,
                  const std::vector<char>& takes_part);
 
-  // Writes the scalars of the coming step, advances the counts of the slots that take part, returns the
-  // scalars (host or device memory). On CUDA the counts stay where *non_finite is not zero; null for no
-  // check.
-  const void* advance(at::Device device, const uint32_t* non_finite);
+  // Sends what write_scalars needs to the GPU, where it changed.
+  void send(at::Device device) { table_.send(device); }
+
+  // Writes and returns the scalars of the coming step (host or device memory, as `check` is). On CUDA this
+  // also advances the device's counts of the slots that take part, unless the check is non-finite; null for
+  // no check.
+  const void* write_scalars(at::Device device, const kernels::GradientCheck* check);
+
+  // The host's counts of the slots that take part.
+  void count_step();
+  // From now on only the device knows the counts of the slots that take part.
+  void let_device_lead();
 
  private:
   struct Slot {

@@ -70,16 +70,15 @@ void AdamTable::set_gradient(const AdamEntry& entry, const void* gradient) {
   gradients_.mark_changed();
 }
 
-void AdamTable::send() {
+void AdamTable::send(bool with_units) {
   tensors_.send(device_);
   gradients_.send(device_);
   tiles_.send(device_);
+  if (with_units) units_.send(device_);
 }
 
 void AdamTable::sum_of_squares(double* partials) {
   const kernels::GradientType type = gradient_type(launch_.storage);
-  gradients_.send(device_);
-  units_.send(device_);
   if (device_.is_cuda()) {
     kernels::sum_of_squares_cuda(type, units_.pointer(), norm_units(), gradients_.pointer(), partials,
                                  current_stream(device_));

@@ -32,8 +32,8 @@ class AdamTable {
   int64_t norm_units() const { return static_cast<int64_t>(units_.host().size()); }
   void sum_of_squares(double* partials);
 
-  // Sends what step() needs to the GPU, where it changed.
-  void send();
+  // Sends what step(), and sum_of_squares() if `with_units`, need to the GPU, where it changed.
+  void send(bool with_units);
 
   // Updates every tensor whose gradient is set. `scalars` are host or device memory, as the device is.
   // `follows_prologue`: nothing was enqueued since AdamSlots::advance.

@@ -32,7 +32,7 @@ Contender make_norm_on_cpu(const ModelData& data) {
                         }
                       });
             pacer::kernels::GradientCheck check{};
-            pacer::kernels::finish_check_cpu(partials->data(), static_cast<int64_t>(partials->size()),
+            pacer::kernels::finish_check_cpu(partials->data(), static_cast<int64_t>(partials->size()), {},
                                              &check);
             *norm.mutable_data_ptr<float>() = static_cast<float>(check.norm);
           },

@@ -84,24 +84,29 @@ double sum_on_cpu(GradientType type, const std::vector<NormInput>& inputs, const
                             unit.count);
 }
 
-GradientCheck check_on_gpu(const std::vector<double>& partials, const GradientCheck& before) {
+GradientCheck check_on_gpu(const std::vector<double>& partials, const GradientCheck& before,
+                           const GuardRule& rule) {
   const DeviceArray<double> device_partials(partials);
   DeviceArray<GradientCheck> check({before});
-  finish_check_cuda(device_partials.data(), static_cast<int64_t>(partials.size()), check.data(), nullptr);
+  finish_check_cuda(device_partials.data(), static_cast<int64_t>(partials.size()), rule, check.data(),
+                    nullptr);
   synchronize();
   return check.get()[0];
 }
 
-void compare_checks(const std::vector<double>& partials) {
-  const GradientCheck before{-1, -1, 77, 0, 12};
-  const GradientCheck on_gpu = check_on_gpu(partials, before);
+void compare_checks(const std::vector<double>& partials, const GuardRule& rule = {}, float loss_scale = 1) {
+  const GradientCheck before{-1, -1, -1, 77, loss_scale, 12, 2};
+  const GradientCheck on_gpu = check_on_gpu(partials, before, rule);
   GradientCheck on_cpu = before;
-  finish_check_cpu(partials.data(), static_cast<int64_t>(partials.size()), &on_cpu);
+  finish_check_cpu(partials.data(), static_cast<int64_t>(partials.size()), rule, &on_cpu);
   INFO(partials.size() << " partial sums");
   CHECK(same_sum(on_gpu.sum_of_squares, on_cpu.sum_of_squares));
   CHECK(same_sum(on_gpu.norm, on_cpu.norm));
   CHECK(on_gpu.non_finite == on_cpu.non_finite);
   CHECK(on_gpu.skipped_steps == on_cpu.skipped_steps);
+  CHECK(same_sum(on_gpu.factor, on_cpu.factor));
+  CHECK(on_gpu.loss_scale == on_cpu.loss_scale);
+  CHECK(on_gpu.finite_steps == on_cpu.finite_steps);
 }
 
 }  // namespace
@@ -190,6 +195,17 @@ TEST_CASE("the finite check gives the same on GPU and CPU", "[kernels][norm][gpu
     }
   }
   compare_checks({1e308, 1e308});  // the total overflows
+  for (const float loss_scale : {1.0f, 3.0f, 65536.0f}) {
+    GuardRule rule;
+    rule.average = 1.0 / 3;
+    rule.max_norm = 0.7;
+    rule.growth_interval = 3;
+    compare_checks({2.0, 3.0}, rule, loss_scale);
+    compare_checks({1e308, 1e308}, rule, loss_scale);
+    rule.max_norm = 0;
+    rule.growth_interval = 0;
+    compare_checks({2.0, 3.0}, rule, loss_scale);
+  }
 }
 
 }  // namespace pacer::kernels::testing

@@ -49,27 +49,34 @@ bool has_scalars(const unsigned char* memory, const AdamSlot& slot, int64_t step
                         : has_scalars(memory, adam_scalars<float>(slot.settings, step), skip);
 }
 
+GradientCheck check_with(double factor, bool non_finite) {
+  GradientCheck check;
+  check.factor = factor;
+  check.non_finite = non_finite;
+  return check;
+}
+
 // Slots, step counts and scalars on the GPU.
 struct Prologue {
   explicit Prologue(const std::vector<AdamSlot>& settings, const std::vector<int64_t>& step_counts)
       : slots(settings),
         steps(step_counts),
         scalars(std::vector<unsigned char>(settings.size() * kAdamScalarsBytes, 0xEE)),
-        non_finite(std::vector<uint32_t>{0}),
+        check(std::vector<GradientCheck>(1)),
         count(static_cast<int64_t>(settings.size())) {}
 
-  void enqueue(Stream stream, const uint32_t* flag) {
-    adam_prologue_cuda(slots.data(), count, steps.data(), scalars.data(), flag, stream);
+  void enqueue(Stream stream, const GradientCheck* seen) {
+    adam_prologue_cuda(slots.data(), count, steps.data(), scalars.data(), seen, stream);
   }
-  void run(const uint32_t* flag) {
-    enqueue(nullptr, flag);
+  void run(const GradientCheck* seen) {
+    enqueue(nullptr, seen);
     synchronize();
   }
 
   DeviceArray<AdamSlot> slots;
   DeviceArray<int64_t> steps;
   DeviceArray<unsigned char> scalars;
-  DeviceArray<uint32_t> non_finite;
+  DeviceArray<GradientCheck> check;
   int64_t count;
 };
 
@@ -87,14 +94,17 @@ TEST_CASE("the prologue gives the scalars of the host to the bit", "[kernels][ad
   Prologue prologue(slots, steps);
   for (int round = 0; round < 3; ++round) {
     const bool skips = round == 1;
-    prologue.non_finite.set(0, skips ? 1u : 0u);
-    // A null flag means that nobody looks for non-finite gradients.
-    prologue.run(round == 2 ? nullptr : prologue.non_finite.data());
+    const double factor = samples.log_uniform(1e-6, 1);
+    prologue.check.set(0, check_with(factor, skips));
+    // Null means that nobody looked at the gradients: the factor of the settings holds.
+    prologue.run(round == 2 ? nullptr : prologue.check.data());
     const std::vector<unsigned char> scalars = prologue.scalars.get();
     int64_t wrong = 0;
     for (size_t i = 0; i < slots.size(); ++i) {
       if (!slots[i].active) continue;
-      wrong += !has_scalars(&scalars[i * kAdamScalarsBytes], slots[i], steps[i] + 1, skips);
+      AdamSlot slot = slots[i];
+      if (round != 2) slot.settings.factor = factor;
+      wrong += !has_scalars(&scalars[i * kAdamScalarsBytes], slot, steps[i] + 1, skips);
       if (!skips) ++steps[i];
     }
     CHECK(wrong == 0);
@@ -184,7 +194,7 @@ TEST_CASE("a recorded step follows its settings and its flag from replay to repl
     Prologue prologue({{settings, is_double, 1}}, {0});
     const CudaStream stream;
     const CudaGraph graph(stream, [&](cudaStream_t capturing) {
-      prologue.enqueue(capturing, prologue.non_finite.data());
+      prologue.enqueue(capturing, prologue.check.data());
       list.enqueue(prologue.scalars.data(), capturing);
     });
     REQUIRE(list.differing_from(tensors) == 0);  // recording runs nothing
@@ -194,8 +204,8 @@ TEST_CASE("a recorded step follows its settings and its flag from replay to repl
       settings.learning_rate = samples.log_uniform(1e-4, 0.1);
       settings.decay_mode = kAllDecays[static_cast<size_t>(attempt % 3)];
       settings.factor = samples.log_uniform(0.1, 1);
-      prologue.slots.set(0, {settings, is_double, 1});
-      prologue.non_finite.set(0, skip ? 1u : 0u);
+      prologue.slots.set(0, {settings, is_double, 1});  // its factor is not read
+      prologue.check.set(0, check_with(settings.factor, skip));
       graph.replay(stream);
       if (!skip) {
         ++applied;

@@ -71,7 +71,7 @@ TEST_CASE("a parameter that cannot be stepped is refused, however it comes in", 
       {"bool", [] { return torch::zeros({3}, at::kBool); }, {"dtype"}},
       {"complex", [] { return torch::zeros({3}, at::kComplexDouble); }, {"dtype"}},
       {"fp8", [] { return torch::zeros({3}).to(at::kFloat8_e4m3fn); }, {"dtype"}},
-      {"sparse", [] { return torch::ones({3}).to_sparse(); }, {}},
+      {"sparse", [] { return torch::ones({3}).to_sparse(); }, {"parse"}},
       {"meta", [] { return torch::empty({3}, at::kMeta); }, {"meta"}},
       {"expanded", [] { return torch::zeros({1}).expand({3}); }, {}},
       {"expanded rows",
@@ -104,6 +104,9 @@ TEST_CASE("a parameter that cannot be stepped is refused, however it comes in", 
     CAPTURE(constructed);
     for (const auto& part : parts("0.1")) CHECK(contains(constructed, part));
     if (tensor.defined()) tensor.mutable_grad() = Tensor();
+
+    const auto alone = refusal([&] { FusedAdamW({tensor}); });
+    for (const auto& part : parts("0.0")) CHECK(contains(alone, part));
 
     CHECK(unless_refused(victim.optimizer, parts("1.1"), [&] {
             victim.optimizer.add_param_group(

@@ -78,6 +78,15 @@ TEST_CASE("a run that was saved and loaded continues to the bit, in every mode",
       for (Run* each : {&run, &resumed, &cold}) each->step(4, 2);
       CHECK(difference(snapshot(run.optimizer), snapshot(resumed.optimizer)) == "");
       CHECK_FALSE(same_bits(run.parameters, cold.parameters));
+      // Nothing of a former run survives a load, not even the state of a parameter that has none in the
+      // archive.
+      Run former(cold.parameters, rich_options(mode, amsgrad)),
+          early(cold.parameters, rich_options(mode, amsgrad));
+      for (Run* each : {&former, &early}) each->step(1, 1);
+      const std::string archive = saved(early.optimizer);
+      former.step(2, 2);
+      load_from(former.optimizer, archive);
+      CHECK(former.optimizer.state().size() == 3);
       // Loading shares no memory with a later save, nor with the saved run.
       run.step(1, 3);
       CHECK(difference(snapshot(run.optimizer), snapshot(resumed.optimizer)) != "");
@@ -180,6 +189,7 @@ TEST_CASE("an archive that does not fit is refused and changes nothing", "[fused
   CHECK(refused({{{4, 3}, {129}}, {{}}, {{6, 5}}}, {"2", "3"}) == "");  // three groups
   CHECK(refused({{{4, 3}}, {{129}, {}, {6, 5}}}, {"2", "1"}) == "");    // other sizes
   CHECK(refused({{{4, 3}, {129}, {2}}, {{}, {6, 5}}}, {"2", "3"}) == "");
+  CHECK(refused({{{4, 3}, {129}}, {{}}}, {"2", "1"}) == "");
   CHECK(refused({{{3, 4}, {129}}, {{}, {6, 5}}}, {"0.0", "exp_avg"}) == "");   // transposed
   CHECK(refused({{{12}, {129}}, {{}, {6, 5}}}, {"0.0", "exp_avg"}) == "");     // flattened
   CHECK(refused({{{4, 3}, {128}}, {{}, {6, 5}}}, {"0.1", "exp_avg"}) == "");   // shorter
@@ -238,6 +248,14 @@ TEST_CASE("what is not an archive of Adam is refused and changes nothing", "[fus
     CHECK(unless_refused(run.optimizer, {}, [&] { load_from(run.optimizer, bad); }) == "");
   }
 
+  for (const std::string moment : {" > exp_avg", " > exp_avg_sq"}) {
+    CAPTURE(moment);
+    const std::string bad = rewritten(archive, [&](const std::string& path, const c10::IValue& value) {
+      return path.size() > moment.size() && path.substr(path.size() - moment.size()) == moment ? c10::IValue()
+                                                                                               : value;
+    });
+    CHECK(unless_refused(run.optimizer, {"0.0", "exp_avg"}, [&] { load_from(run.optimizer, bad); }) == "");
+  }
   const std::pair<const char*, Tensor (*)(const Tensor&)> wrong_tensors[] = {
       {"integer", [](const Tensor& t) { return t.to(at::kLong); }},
       {"complex", [](const Tensor& t) { return t.to(at::kComplexFloat); }},

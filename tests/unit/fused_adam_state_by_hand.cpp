@@ -118,6 +118,25 @@ TEST_CASE("state that cannot be is refused by the parameter's name", "[fused_ada
   CHECK(twins.apart() <= 4e-6);
 }
 
+TEST_CASE("the state of another optimizer is refused by the parameter's name", "[fused_adam]") {
+  const auto parameters = random_parameters({{4}, {3}}, at::kFloat);
+  FusedAdamW optimizer(parameters);
+  for (const bool running : {false, true}) {
+    set_random_gradients(parameters);
+    if (running) optimizer.step();
+    auto foreign = std::make_unique<torch::optim::AdamWParamState>();
+    foreign->step(1).exp_avg(torch::zeros({3})).exp_avg_sq(torch::zeros({3}));
+    optimizer.state()[parameters[1].unsafeGetTensorImpl()] = std::move(foreign);
+    const auto before = clones(parameters);
+    CHECK(contains(refusal([&] { optimizer.step(); }), "0.1"));
+    CHECK(same_bits(before, parameters));
+    optimizer.state().erase(parameters[1].unsafeGetTensorImpl());
+  }
+  optimizer.step();
+  CHECK(state_of(optimizer, parameters[0]).step() == 2);
+  CHECK(state_of(optimizer, parameters[1]).step() == 1);
+}
+
 TEST_CASE("a copy of a parameter's state is a snapshot of its step count", "[fused_adam]") {
   Twins<FusedAdam> twins(random_parameters({{4}}, at::kFloat), 0.01);
   twins.step_with_random_gradients();

@@ -158,6 +158,9 @@ TEMPLATE_TEST_CASE("take_over continues a running torch optimizer and shares not
   CHECK(unless_refused(elsewhere, {"0.0"}, [&] { elsewhere.take_over(twin); }) == "");
   CHECK(unless_refused(too_few, {"3", "2"}, [&] { too_few.take_over(twin); }) == "");
   CHECK(unless_refused(two_groups, {"1", "2"}, [&] { two_groups.take_over(twin); }) == "");
+
+  Peer more_groups({Group({ours[0], ours[1]}), Group({ours[2]})});
+  CHECK(unless_refused(too_few, {"2", "1"}, [&] { too_few.take_over(more_groups); }) == "");
 }
 
 TEST_CASE("take_over keeps the moments of a bf16 model and rounds them no more", "[fused_adam]") {

@@ -26,8 +26,8 @@ using pacer::testing::Samples;
 constexpr double kDoubleInfinity = std::numeric_limits<double>::infinity();
 
 GradientCheck checked(const std::vector<double>& partials, int64_t skipped_before = 0) {
-  GradientCheck check{-1, -1, 77, 0, skipped_before};
-  finish_check_cpu(partials.data(), static_cast<int64_t>(partials.size()), &check);
+  GradientCheck check{-1, -1, -1, 77, 1, skipped_before};
+  finish_check_cpu(partials.data(), static_cast<int64_t>(partials.size()), GuardRule{}, &check);
   return check;
 }
 
@@ -81,13 +81,13 @@ TEST_CASE("the sum of squares of denormals is computed in full whatever the call
   CHECK(expected_of_doubles == std::ldexp(100.0, -1060));
   const double tiny[] = {0x1p-1074, 0x1p-1060};
   GradientCheck check{}, flushed_check{};
-  finish_check_cpu(tiny, 2, &check);
+  finish_check_cpu(tiny, 2, GuardRule{}, &check);
   CHECK(check.sum_of_squares == 0x1p-1074 + 0x1p-1060);
 #if defined(__SSE2__)
   const unsigned before = _mm_getcsr();
   _mm_setcsr(before | 0x8040);
   const double flushed = halves.sum(), flushed_doubles = doubles.sum();
-  finish_check_cpu(tiny, 2, &flushed_check);
+  finish_check_cpu(tiny, 2, GuardRule{}, &flushed_check);
   const unsigned after = _mm_getcsr();
   _mm_setcsr(before);
   CHECK((after & 0x8040) == 0x8040);

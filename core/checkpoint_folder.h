@@ -1,0 +1,100 @@
+// A checkpoint on disk: a folder `step-0000001000` under a root, with files and the manifest that was written
+// last. A save that fails or dies at any point, a power cut included, leaves the previous checkpoint as it
+// was. Knows nothing of what the files hold. One process writes under a root at a time.
+//
+// Names under the root, besides the user's own, which are left alone:
+//   step-0000001000             a checkpoint
+//   .step-0000001000.partial    a save under way, or a dead one: removed by the next commit
+//   .step-0000001000.replaced   the former checkpoint of a step saved again. It counts as a checkpoint until
+//                               the new one is in place, and is put back by the next commit if that failed
+//   .step-0000001000.removed    half removed: the next commit does the rest
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <pacer/core/checkpoint_manifest.h>
+#include <pacer/core/file_system.h>
+
+namespace pacer {
+
+// What a commit adds to the manifest beside the step and the files.
+struct CheckpointFacts {
+  int64_t world_size = 1;
+  std::string pacer_version;
+  std::map<std::string, std::string> libraries;  // name, version
+};
+
+// Saves one checkpoint:
+//   CheckpointWriter writer(posix_file_system(), "checkpoints", 1000);
+//   writer.write("model.safetensors", [&](ByteSink& out) { write_safetensors(out, tensors); });
+//   writer.commit({world_size, kVersion, {{"libtorch", "2.11.0"}}});
+// Without commit() the destructor removes what was written. Every function throws FileError with the path and
+// the system's words where a call fails; after one, nothing but destruction is left to do.
+class CheckpointWriter {
+ public:
+  // Makes the root where it is missing (its parent must exist), and the folder of the save under way.
+  CheckpointWriter(FileSystem& files, std::string root, int64_t step);
+  ~CheckpointWriter();
+  CheckpointWriter(const CheckpointWriter&) = delete;
+  CheckpointWriter& operator=(const CheckpointWriter&) = delete;
+
+  // A file of the checkpoint: what `produce` writes, on the disk when this returns. InvalidArgument for a
+  // name that was written already or that is_checkpoint_file_name() refuses.
+  void write(const std::string& name, const std::function<void(ByteSink&)>& produce);
+
+  // Writes the manifest, reads everything back, and puts the checkpoint in its place, replacing one of the
+  // same step; then removes what dead saves left. Returns the folder.
+  std::string commit(const CheckpointFacts& facts);
+
+ private:
+  void put_in_place(const std::string& folder);
+
+  FileSystem& files_;
+  std::string root_;
+  std::string staging_;
+  CheckpointManifest manifest_;
+  enum class State { open, failed, committed } state_ = State::open;
+};
+
+struct CheckpointInfo {
+  int64_t step = 0;
+  std::string folder;
+};
+
+// The checkpoints under a root by their names, newest first; none where the root does not exist. Their
+// contents are not looked at.
+std::vector<CheckpointInfo> list_checkpoints(const std::string& root,
+                                             FileSystem& files = posix_file_system());
+
+// A checkpoint in memory.
+struct Checkpoint {
+  CheckpointManifest manifest;
+  std::map<std::string, std::vector<char>> files;  // by name
+};
+
+// Reads and verifies everything. FileError with the file and what is wrong: one that is missing, a size or
+// checksum that differs, anything in the manifest.
+Checkpoint open_checkpoint(const std::string& folder, FileSystem& files = posix_file_system());
+
+// The same verification in pieces of 1 MiB; keeps only the manifest.
+CheckpointManifest verify_checkpoint(const std::string& folder, FileSystem& files = posix_file_system());
+
+struct NewestCheckpoint {
+  std::optional<CheckpointInfo> checkpoint;  // nothing where none verifies
+  std::vector<std::string> passed_over;      // a sentence for each newer one: its folder and what is wrong
+};
+
+// The newest that verifies.
+NewestCheckpoint find_newest_checkpoint(const std::string& root, FileSystem& files = posix_file_system());
+
+// Removes all but the newest `keep` (1 or more) of those whose manifest is whole and whose files have their
+// sizes. Damaged ones count for nothing and stay, for whoever wants to find out why.
+void remove_old_checkpoints(const std::string& root, int64_t keep, FileSystem& files = posix_file_system());
+
+}  // namespace pacer

@@ -1,0 +1,68 @@
+// Reads JSON of a known shape from text that nobody vouches for. The caller says what must come next, so
+// there is no tree and no recursion: nesting beyond the shape asked for is an error like any other. Nothing
+// is allocated; strings are decoded where they stand. Not for JSON of unknown shape.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include <pacer/core/error.h>
+
+namespace pacer {
+
+// What a message may show of a name found in a file: quoted, and cut after 80 bytes.
+std::string quote_for_message(std::string_view name);
+
+// An object of known keys is read as
+//   scanner.expect('{');
+//   scanner.expect_key("step");  step = scanner.integer();  scanner.expect('}');
+// and one of unknown keys as
+//   scanner.expect('{');
+//   if (!scanner.take('}')) do { key = scanner.string(); scanner.expect(':'); ... } while
+//   (scanner.more('}'));
+// Every function throws FileError where the text goes on otherwise; white space between tokens is skipped.
+class JsonScanner {
+ public:
+  // Messages open with `what` and count bytes from `first_byte`. The text must stay, and its strings with
+  // escapes are overwritten by what they mean, which is never longer.
+  JsonScanner(char* text, size_t bytes, size_t first_byte, std::string what)
+      : begin_(text), at_(text), end_(text + bytes), first_byte_(first_byte), what_(std::move(what)) {}
+
+  // Consumes the character if it comes next.
+  bool take(char c);
+  void expect(char c);
+  // Between the items of a list or object: true after a comma, false after `close`.
+  bool more(char close);
+  void expect_key(std::string_view key);
+  // Nothing but white space follows.
+  void expect_end();
+
+  // A string without its quotes, in valid UTF-8; the view points into the text.
+  std::string_view string();
+  // From 0 to 2^63 - 1, without fraction, exponent or leading zeros.
+  int64_t integer();
+
+  // Of the next byte, counted from the start of the text.
+  size_t position() const { return static_cast<size_t>(at_ - begin_); }
+
+  // FileError at a position of the text.
+  template <class... Parts>
+  [[noreturn]] void fail_at(size_t position, const Parts&... parts) const {
+    throw FileError(detail::concatenate(what_, ", byte ", first_byte_ + position, ": ", parts...));
+  }
+
+ private:
+  void skip_space();
+  char* decode_escape(char* out);
+  uint32_t hex_digits();
+
+  char* begin_;
+  char* at_;
+  char* end_;
+  size_t first_byte_;
+  std::string what_;
+};
+
+}  // namespace pacer

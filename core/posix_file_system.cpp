@@ -1,0 +1,79 @@
+// FileSystem over the calls of POSIX, and nothing that decides anything.
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <string_view>
+
+#include <pacer/core/file_system.h>
+
+namespace pacer {
+namespace {
+
+template <class Result>
+Result result_or_errno(Result result) {
+  return result >= 0 ? result : -errno;
+}
+
+class PosixFileSystem final : public FileSystem {
+ public:
+  int create_file(const std::string& path) override {
+    return result_or_errno(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
+  }
+  int open_file(const std::string& path) override {
+    return result_or_errno(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+  }
+  int open_folder(const std::string& path) override {
+    return result_or_errno(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  }
+  int64_t size(int file) override {
+    struct stat facts;
+    if (::fstat(file, &facts) != 0) return -errno;
+    return S_ISREG(facts.st_mode) ? static_cast<int64_t>(facts.st_size) : -EINVAL;
+  }
+  int64_t read(int file, char* data, size_t bytes) override {
+    return result_or_errno<int64_t>(::read(file, data, bytes));
+  }
+  int64_t write(int file, const char* data, size_t bytes) override {
+    return result_or_errno<int64_t>(::write(file, data, bytes));
+  }
+  int sync(int file) override { return result_or_errno(::fsync(file)); }
+  int close(int file) override { return result_or_errno(::close(file)); }
+  int rename(const std::string& from, const std::string& to) override {
+    return result_or_errno(::rename(from.c_str(), to.c_str()));
+  }
+  int make_folder(const std::string& path) override { return result_or_errno(::mkdir(path.c_str(), 0777)); }
+  int remove_file(const std::string& path) override { return result_or_errno(::unlink(path.c_str())); }
+  int remove_folder(const std::string& path) override { return result_or_errno(::rmdir(path.c_str())); }
+  int list_folder(const std::string& path, std::vector<std::string>& names) override {
+    const int file = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (file < 0) return -errno;
+    DIR* folder = ::fdopendir(file);
+    if (folder == nullptr) {
+      const int error = errno;
+      ::close(file);
+      return -error;
+    }
+    errno = 0;
+    while (const dirent* entry = ::readdir(folder)) {
+      const std::string_view name = entry->d_name;
+      if (name != "." && name != "..") names.emplace_back(name);
+      errno = 0;
+    }
+    const int error = errno;
+    ::closedir(folder);
+    return -error;
+  }
+};
+
+}  // namespace
+
+FileSystem& posix_file_system() {
+  static PosixFileSystem files;
+  return files;
+}
+
+}  // namespace pacer

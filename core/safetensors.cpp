@@ -1,0 +1,264 @@
+// The reading half of core/safetensors.h; the writing one is core/safetensors_writer.cpp.
+#include <pacer/core/safetensors.h>
+
+#include <algorithm>
+#include <charconv>
+#include <limits>
+
+#include <pacer/core/error.h>
+#include <pacer/core/json_scanner.h>
+
+namespace pacer {
+namespace {
+
+constexpr size_t kLengthBytes = 8;  // of the header's length, at the start of the file
+// Of the shortest entry, "":{"dtype":"I8","shape":[],"data_offsets":[0,0]}, and its comma there are 50.
+constexpr size_t kShortestEntry = 48;
+
+// Of the header, which then lies within the bytes.
+size_t header_size(const std::vector<char>& bytes, const std::string& path) {
+  require<FileError>(bytes.size() >= kLengthBytes, path, " has ", bytes.size(),
+                     " bytes; a safetensors file starts with 8 that give the header's length");
+  uint64_t length = 0;
+  for (size_t i = kLengthBytes; i-- > 0;) length = (length << 8) | static_cast<unsigned char>(bytes[i]);
+  const size_t rest = bytes.size() - kLengthBytes;
+  require<FileError>(length <= rest, path, ", byte 0: a header of ", length, " bytes, but only ", rest,
+                     " follow: the file is cut short or not safetensors");
+  require<FileError>(length <= static_cast<uint64_t>(kMaxSafetensorsHeader), path, ", byte 0: a header of ",
+                     length, " bytes; the limit is ", kMaxSafetensorsHeader);
+  return static_cast<size_t>(length);
+}
+
+std::optional<Dtype> dtype_of(std::string_view name) {
+  for (int i = 0; i <= static_cast<int>(Dtype::BOOL); ++i) {
+    if (name == dtype_name(static_cast<Dtype>(i))) return static_cast<Dtype>(i);
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+// Fills a SafetensorsFile whose bytes are there.
+class SafetensorsFile::Parser {
+ public:
+  Parser(SafetensorsFile& file, size_t header, const std::string& path)
+      : file_(file),
+        path_(path),
+        data_at_(kLengthBytes + header),
+        scanner_(file.bytes_.data() + kLengthBytes, header, kLengthBytes, path) {}
+
+  void run() {
+    const size_t header = data_at_ - kLengthBytes;
+    require<FileError>(header > 0 && file_.bytes_[kLengthBytes] == '{', path_, ", byte ", kLengthBytes,
+                       ": the header does not start with '{': the file is damaged or not safetensors");
+    file_.records_.reserve(header / kShortestEntry + 1);
+    bool has_metadata = false;
+    scanner_.expect('{');
+    if (!scanner_.take('}')) {
+      do {
+        const size_t at = scanner_.position();
+        const std::string_view name = scanner_.string();
+        scanner_.expect(':');
+        if (name == "__metadata__") {
+          if (has_metadata) scanner_.fail_at(at, "a second \"__metadata__\"");
+          has_metadata = true;
+          read_metadata();
+        } else {
+          if (name.find('\0') != std::string_view::npos) scanner_.fail_at(at, "a tensor's name holds a NUL");
+          read_tensor(name, at);
+        }
+      } while (scanner_.more('}'));
+    }
+    scanner_.expect_end();
+    check_places();
+    check_names();
+  }
+
+ private:
+  Text text_of(std::string_view view) const {
+    return {static_cast<uint32_t>(view.data() - file_.bytes_.data()), static_cast<uint32_t>(view.size())};
+  }
+
+  void read_metadata() {
+    auto& metadata = file_.metadata_;
+    scanner_.expect('{');
+    if (!scanner_.take('}')) {
+      do {
+        if (metadata.size() == kMaxSafetensorsMetadata) {
+          scanner_.fail_at(scanner_.position(), "more than ", kMaxSafetensorsMetadata,
+                           " entries of metadata");
+        }
+        const Text key = text_of(scanner_.string());
+        scanner_.expect(':');
+        metadata.emplace_back(key, text_of(scanner_.string()));
+      } while (scanner_.more('}'));
+    }
+    const auto by_key = [&](const auto& a, const auto& b) {
+      return file_.view(a.first) < file_.view(b.first);
+    };
+    std::sort(metadata.begin(), metadata.end(), by_key);
+    for (size_t i = 1; i < metadata.size(); ++i) {
+      if (!by_key(metadata[i - 1], metadata[i])) {
+        scanner_.fail_at(metadata[i].first.at - kLengthBytes, "the metadata ",
+                         quote_for_message(file_.view(metadata[i].first)), " occurs twice");
+      }
+    }
+  }
+
+  void read_tensor(std::string_view name, size_t at) {
+    Record record{};
+    record.name = text_of(name);
+    bool has_dtype = false, has_shape = false, has_offsets = false;
+    int64_t elements = 0, begin = 0, end = 0;
+    const auto fail = [&](const auto&... parts) {
+      scanner_.fail_at(at, "the tensor ", quote_for_message(name), ' ', parts...);
+    };
+    const auto first = [&](bool& seen, const char* field) {
+      if (seen) fail("has the field \"", field, "\" twice");
+      seen = true;
+    };
+    scanner_.expect('{');
+    do {
+      const std::string_view field = scanner_.string();
+      scanner_.expect(':');
+      if (field == "dtype") {
+        first(has_dtype, "dtype");
+        const std::string_view dtype = scanner_.string();
+        const std::optional<Dtype> known = dtype_of(dtype);
+        if (!known) fail("has the dtype ", quote_for_message(dtype), ", which pacer does not know");
+        record.dtype = *known;
+      } else if (field == "shape") {
+        first(has_shape, "shape");
+        elements = read_shape(record, fail);
+      } else if (field == "data_offsets") {
+        first(has_offsets, "data_offsets");
+        scanner_.expect('[');
+        begin = scanner_.integer();
+        scanner_.expect(',');
+        end = scanner_.integer();
+        scanner_.expect(']');
+      } else {
+        fail("has the unknown field ", quote_for_message(field));
+      }
+    } while (scanner_.more('}'));
+    if (!has_dtype || !has_shape || !has_offsets) fail("lacks its dtype, shape or data_offsets");
+
+    const auto data = static_cast<int64_t>(file_.bytes_.size() - data_at_);
+    if (begin > end || end > data) fail("has the bytes ", begin, " to ", end, " of ", data, " bytes of data");
+    const int64_t item = dtype_bytes(record.dtype);
+    if (elements > std::numeric_limits<int64_t>::max() / item || end - begin != elements * item) {
+      fail("has ", end - begin, " bytes, but its shape has ", elements, " elements of ", item, " bytes");
+    }
+    record.data_at = data_at_ + static_cast<uint64_t>(begin);
+    record.data_bytes = static_cast<uint64_t>(end - begin);
+    if (record.data_at % static_cast<uint64_t>(item) != 0) {
+      fail("starts at byte ", record.data_at, " of the file, which is no multiple of its element's ", item,
+           " bytes");
+    }
+    file_.records_.push_back(record);
+  }
+
+  // The number of elements. Sizes must have a product even where one of them is 0.
+  template <class Fail>
+  int64_t read_shape(Record& record, const Fail& fail) {
+    scanner_.expect('[');
+    record.shape_at = static_cast<uint32_t>(kLengthBytes + scanner_.position() - 1);
+    int64_t product = 1;
+    bool empty = false;
+    if (!scanner_.take(']')) {
+      do {
+        const int64_t size = scanner_.integer();
+        empty = empty || size == 0;
+        if (size > 0 && product > std::numeric_limits<int64_t>::max() / size) {
+          fail("has a shape of more than 2^63 - 1 elements");
+        }
+        product *= std::max<int64_t>(size, 1);
+      } while (scanner_.more(']'));
+    }
+    return empty ? 0 : product;
+  }
+
+  // The tensors lie one after the other, the first at the start of the data and the last up to the end.
+  void check_places() {
+    auto& records = file_.records_;
+    std::sort(records.begin(), records.end(), [](const Record& a, const Record& b) {
+      return a.data_at != b.data_at ? a.data_at < b.data_at : a.data_bytes < b.data_bytes;
+    });
+    uint64_t end = data_at_;
+    for (const Record& record : records) {
+      if (record.data_at != end) {
+        fail_in(record,
+                record.data_at < end ? "overlaps another one at byte " : "leaves a gap before it at byte ",
+                std::min(end, record.data_at));
+      }
+      end += record.data_bytes;
+    }
+    require<FileError>(end == file_.bytes_.size(), path_, ", byte ", end, ": ", file_.bytes_.size() - end,
+                       " bytes follow the last tensor");
+  }
+
+  void check_names() {
+    auto& records = file_.records_;
+    const auto by_name = [&](const Record& a, const Record& b) {
+      return file_.view(a.name) < file_.view(b.name);
+    };
+    std::sort(records.begin(), records.end(), by_name);
+    for (size_t i = 1; i < records.size(); ++i) {
+      if (!by_name(records[i - 1], records[i])) fail_in(records[i], "occurs twice");
+    }
+  }
+
+  template <class... Parts>
+  [[noreturn]] void fail_in(const Record& record, const Parts&... parts) {
+    scanner_.fail_at(record.name.at - kLengthBytes, "the tensor ", quote_for_message(file_.view(record.name)),
+                     ' ', parts...);
+  }
+
+  SafetensorsFile& file_;
+  const std::string& path_;
+  uint64_t data_at_;
+  JsonScanner scanner_;
+};
+
+SafetensorsFile SafetensorsFile::parse(std::vector<char> bytes, const std::string& path) {
+  const size_t header = header_size(bytes, path);
+  SafetensorsFile file;
+  file.bytes_ = std::move(bytes);
+  Parser(file, header, path).run();
+  return file;
+}
+
+std::vector<std::string_view> SafetensorsFile::names() const {
+  std::vector<std::string_view> names;
+  names.reserve(records_.size());
+  for (const Record& record : records_) names.push_back(view(record.name));
+  return names;
+}
+
+std::optional<TensorView> SafetensorsFile::find(std::string_view name) const {
+  const auto record =
+      std::lower_bound(records_.begin(), records_.end(), name,
+                       [&](const Record& each, std::string_view wanted) { return view(each.name) < wanted; });
+  if (record == records_.end() || view(record->name) != name) return std::nullopt;
+  TensorView tensor;
+  tensor.dtype = record->dtype;
+  tensor.data = bytes_.data() + record->data_at;
+  tensor.bytes = static_cast<size_t>(record->data_bytes);
+  // The shape was read once already: digits, commas and white space up to the bracket.
+  const char* const end = bytes_.data() + bytes_.size();
+  for (const char* at = bytes_.data() + record->shape_at + 1; *at != ']';) {
+    int64_t size = 0;
+    const auto number = std::from_chars(at, end, size);
+    if (number.ec == std::errc()) tensor.shape.push_back(size);
+    at = number.ec == std::errc() ? number.ptr : at + 1;
+  }
+  return tensor;
+}
+
+std::map<std::string_view, std::string_view> SafetensorsFile::metadata() const {
+  std::map<std::string_view, std::string_view> entries;
+  for (const auto& [key, value] : metadata_) entries.emplace(view(key), view(value));
+  return entries;
+}
+
+}  // namespace pacer

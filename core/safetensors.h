@@ -1,0 +1,92 @@
+// The safetensors format: 8 bytes of little-endian header length, a JSON header that gives each tensor its
+// dtype, shape and place, and the raw little-endian elements (github.com/huggingface/safetensors). Python's
+// `safetensors` reads what is written here, and the other way round. Knows bytes and names, nothing of
+// LibTorch.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <pacer/core/file_system.h>
+
+namespace pacer {
+
+enum class Dtype : uint8_t { F64, F32, F16, BF16, I64, I32, I16, I8, U8, BOOL };
+
+// As the format spells it: "BF16".
+const char* dtype_name(Dtype dtype);
+// Of one element.
+int64_t dtype_bytes(Dtype dtype);
+
+// One tensor to be written: contiguous, in row-major order. The data stay the caller's; null where there are
+// no elements. An empty shape is one element.
+struct TensorBytes {
+  std::string name;
+  Dtype dtype = Dtype::F32;
+  std::vector<int64_t> shape;
+  const void* data = nullptr;
+};
+
+// Limits of both directions; the first is the one of the format's reference implementation.
+constexpr int64_t kMaxSafetensorsHeader = 100'000'000;  // bytes
+constexpr size_t kMaxSafetensorsMetadata = 10'000;      // entries
+
+// Writes a whole file. Larger elements come first and equally large ones by name, without gaps, and the
+// header is padded with spaces, so that every tensor starts at a multiple of its element's size.
+// InvalidArgument before the first byte for a repeated name, one that is not UTF-8, holds a NUL or is
+// "__metadata__", a negative dimension, a size beyond 63 bits, missing data, and beyond the limits.
+void write_safetensors(ByteSink& sink, std::vector<TensorBytes> tensors,
+                       const std::map<std::string, std::string>& metadata = {});
+
+// A tensor of a file that was parsed. `data` points into that SafetensorsFile and is aligned for the dtype.
+struct TensorView {
+  Dtype dtype = Dtype::F32;
+  std::vector<int64_t> shape;
+  const char* data = nullptr;
+  size_t bytes = 0;
+};
+
+// A file in memory. Nothing in it is trusted: parse() is safe for any bytes, and allocates less than the
+// header's size and 1 MiB beyond the bytes it is given.
+class SafetensorsFile {
+ public:
+  // `path` is for messages. FileError with the path, the byte and the tensor where anything is not as the
+  // format has it: lengths and offsets outside the file, overlaps, gaps, trailing bytes, sizes that differ
+  // from dtype times shape or exceed 63 bits, unknown dtypes and fields, repeated names, a NUL in a name,
+  // elements that are not aligned.
+  static SafetensorsFile parse(std::vector<char> bytes, const std::string& path);
+
+  // Sorted by bytes. The views point into this object, as those of metadata() and find() do.
+  std::vector<std::string_view> names() const;
+  // Nothing where there is no tensor of that name.
+  std::optional<TensorView> find(std::string_view name) const;
+  std::map<std::string_view, std::string_view> metadata() const;
+
+ private:
+  struct Text {  // in bytes_
+    uint32_t at, size;
+  };
+  // 32 bytes, fewer than any entry of a header has: a header of a million tensors is no way to fill the
+  // memory.
+  struct Record {
+    uint64_t data_at, data_bytes;  // in bytes_
+    Text name;
+    uint32_t shape_at;  // of the '[', in bytes_
+    Dtype dtype;
+  };
+  class Parser;
+
+  SafetensorsFile() = default;
+  std::string_view view(Text text) const { return {bytes_.data() + text.at, text.size}; }
+
+  std::vector<char> bytes_;
+  std::vector<Record> records_;                  // by name
+  std::vector<std::pair<Text, Text>> metadata_;  // by name
+};
+
+}  // namespace pacer

@@ -1,0 +1,131 @@
+// The writing half of core/safetensors.h, and its table of dtypes.
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <tuple>
+
+#include <pacer/core/error.h>
+#include <pacer/core/json_lines.h>
+#include <pacer/core/json_scanner.h>
+#include <pacer/core/safetensors.h>
+#include <pacer/core/utf8.h>
+
+namespace pacer {
+namespace {
+
+struct DtypeFacts {
+  const char* name;
+  int64_t bytes;
+};
+constexpr std::array<DtypeFacts, 10> kDtypeFacts = {{{"F64", 8},
+                                                     {"F32", 4},
+                                                     {"F16", 2},
+                                                     {"BF16", 2},
+                                                     {"I64", 8},
+                                                     {"I32", 4},
+                                                     {"I16", 2},
+                                                     {"I8", 1},
+                                                     {"U8", 1},
+                                                     {"BOOL", 1}}};
+
+const DtypeFacts& facts_of(Dtype dtype) {
+  const auto index = static_cast<size_t>(dtype);
+  require(index < kDtypeFacts.size(), "a dtype has the value ", index, ", which is none of pacer::Dtype");
+  return kDtypeFacts[index];
+}
+
+void require_name(const std::string& name) {
+  require(is_utf8(name) && name.find('\0') == std::string::npos && name != "__metadata__", "the name ",
+          quote_for_message(name),
+          " cannot be written as safetensors: a name is UTF-8 without NUL, and not \"__metadata__\"");
+}
+
+// Bytes of a tensor, which was checked.
+int64_t size_to_write(const TensorBytes& tensor) {
+  require_name(tensor.name);
+  const std::string name = quote_for_message(tensor.name);
+  int64_t bytes = dtype_bytes(tensor.dtype);
+  bool empty = false;
+  for (const int64_t size : tensor.shape) {
+    require(size >= 0, "the tensor ", name, " has a dimension of size ", size, "; sizes start at 0");
+    require(size == 0 || bytes <= std::numeric_limits<int64_t>::max() / size, "the tensor ", name,
+            " is larger than 2^63 - 1 bytes");
+    empty = empty || size == 0;
+    bytes *= std::max<int64_t>(size, 1);
+  }
+  if (empty) return 0;
+  require(tensor.data != nullptr, "the tensor ", name, " has elements but its data is null");
+  return bytes;
+}
+
+std::string metadata_text(const std::map<std::string, std::string>& metadata) {
+  require(metadata.size() <= kMaxSafetensorsMetadata, "a safetensors file takes ", kMaxSafetensorsMetadata,
+          " entries of metadata, not ", metadata.size());
+  std::string text;
+  for (const auto& [key, value] : metadata) {
+    require(is_utf8(key) && is_utf8(value), "the metadata ", quote_for_message(key),
+            " cannot be written as safetensors: keys and values are UTF-8");
+    text += (text.empty() ? "" : ",") + json_quote(key) + ':' + json_quote(value);
+  }
+  return "\"__metadata__\":{" + text + '}';
+}
+
+void append_entry(std::string& header, const TensorBytes& tensor, int64_t begin, int64_t end) {
+  std::string shape;
+  for (const int64_t size : tensor.shape) shape += (shape.empty() ? "" : ",") + std::to_string(size);
+  if (header.size() > 1) header += ',';
+  header += json_quote(tensor.name) + ":{\"dtype\":\"" + dtype_name(tensor.dtype) + "\",\"shape\":[" + shape +
+            "],\"data_offsets\":[" + std::to_string(begin) + ',' + std::to_string(end) + "]}";
+}
+
+}  // namespace
+
+const char* dtype_name(Dtype dtype) { return facts_of(dtype).name; }
+int64_t dtype_bytes(Dtype dtype) { return facts_of(dtype).bytes; }
+
+void write_safetensors(ByteSink& sink, std::vector<TensorBytes> tensors,
+                       const std::map<std::string, std::string>& metadata) {
+  for (const TensorBytes& tensor : tensors) dtype_bytes(tensor.dtype);  // refuses what is none
+  std::sort(tensors.begin(), tensors.end(), [](const TensorBytes& a, const TensorBytes& b) {
+    return std::make_tuple(-dtype_bytes(a.dtype), std::string_view(a.name)) <
+           std::make_tuple(-dtype_bytes(b.dtype), std::string_view(b.name));
+  });
+  std::vector<std::string_view> names;
+  for (const TensorBytes& tensor : tensors) names.emplace_back(tensor.name);
+  std::sort(names.begin(), names.end());
+  const auto twice = std::adjacent_find(names.begin(), names.end());
+  if (twice != names.end()) {
+    throw InvalidArgument("two tensors have the name " + quote_for_message(*twice) +
+                          "; each needs a name of its own");
+  }
+
+  std::string header = "{";
+  if (!metadata.empty()) header += metadata_text(metadata);
+  int64_t begin = 0;
+  std::vector<int64_t> sizes;
+  for (const TensorBytes& tensor : tensors) {
+    const int64_t bytes = size_to_write(tensor);
+    // The rest of the line: room for the header and its length.
+    constexpr int64_t kLargest = std::numeric_limits<int64_t>::max() - kMaxSafetensorsHeader - 8;
+    require(bytes <= kLargest - begin, "the tensor ", quote_for_message(tensor.name),
+            " makes the file larger than 2^63 - 1 bytes");
+    append_entry(header, tensor, begin, begin + bytes);
+    begin += bytes;
+    sizes.push_back(bytes);
+  }
+  header += '}';
+  header.resize((header.size() + 7) / 8 * 8, ' ');
+  require(header.size() <= static_cast<size_t>(kMaxSafetensorsHeader), "the names and shapes of ",
+          tensors.size(), " tensors take ", header.size(), " bytes as safetensors; the limit is ",
+          kMaxSafetensorsHeader);
+
+  std::array<char, 8> length;
+  for (size_t i = 0; i < length.size(); ++i) length[i] = static_cast<char>((header.size() >> (8 * i)) & 0xFF);
+  sink.write(length.data(), length.size());
+  sink.write(header.data(), header.size());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (sizes[i] > 0) sink.write(tensors[i].data, static_cast<size_t>(sizes[i]));
+  }
+}
+
+}  // namespace pacer

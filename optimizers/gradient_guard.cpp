@@ -1,0 +1,90 @@
+#include <pacer/optimizers/gradient_guard.h>
+
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+
+#include <ATen/ops/empty.h>
+
+#include <pacer/core/error.h>
+#include <pacer/kernels/norm.h>
+#include <pacer/optimizers/detail/cuda_stream.h>
+
+namespace pacer {
+namespace {
+
+using kernels::GradientCheck;
+
+constexpr int64_t kCheckBytes = sizeof(GradientCheck);
+
+at::Tensor field(const at::Tensor& memory, size_t offset, at::ScalarType type) {
+  const auto size = static_cast<int64_t>(at::elementSize(type));
+  return memory.narrow(0, static_cast<int64_t>(offset), size).view(type).select(0, 0);
+}
+
+}  // namespace
+
+GradientGuard::GradientGuard(at::Device device) {
+  require(device.is_cpu() || device.is_cuda(), "a gradient guard works on a CPU or CUDA device, not on ",
+          device.str());
+  if (device.is_cuda()) detail::refuse_capture(device);
+  memory_ = at::empty({kCheckBytes}, at::TensorOptions().dtype(at::kByte).device(device));
+  write(GradientCheck{});
+}
+
+void GradientGuard::clip_to(double max_norm) {
+  require(std::isfinite(max_norm) && max_norm > 0, "gradient clipping needs a finite max_norm > 0, not ",
+          max_norm);
+  rule_.max_norm = max_norm;
+}
+
+void GradientGuard::scale_loss(const LossScaleRule& rule) {
+  const auto within = [](double value, double low, double high) { return value >= low && value <= high; };
+  require(within(rule.initial, kernels::kSmallestLossScale, kernels::kLargestLossScale),
+          "the initial loss scale must be between 2^-14 and 3e38, not ", rule.initial);
+  require(within(rule.growth_factor, 1, 1e6), "the loss scale's growth_factor must be at least 1, not ",
+          rule.growth_factor);
+  require(rule.backoff_factor > 0 && rule.backoff_factor < 1,
+          "the loss scale's backoff_factor must be between 0 and 1, not ", rule.backoff_factor);
+  require(rule.growth_interval > 0, "the loss scale's growth_interval must be at least 1 step, not ",
+          rule.growth_interval);
+  rule_.growth_factor = static_cast<float>(rule.growth_factor);
+  rule_.backoff_factor = static_cast<float>(rule.backoff_factor);
+  rule_.growth_interval = rule.growth_interval;
+  GradientCheck check = read();
+  check.loss_scale = static_cast<float>(rule.initial);
+  write(check);
+}
+
+at::Tensor GradientGuard::loss_scale() const {
+  return field(memory_, offsetof(GradientCheck, loss_scale), at::kFloat);
+}
+
+at::Tensor GradientGuard::factor() const {
+  return field(memory_, offsetof(GradientCheck, factor), at::kDouble);
+}
+
+void GradientGuard::look(const double* partials, int64_t count, double average) {
+  kernels::GuardRule rule = rule_;
+  rule.average = average;
+  if (device().is_cuda()) {
+    kernels::finish_check_cuda(partials, count, rule, check(), detail::current_stream(device()));
+  } else {
+    kernels::finish_check_cpu(partials, count, rule, check());
+  }
+}
+
+GradientCheck GradientGuard::read() const {
+  GradientCheck check;
+  const at::Tensor host = memory_.cpu();
+  std::memcpy(&check, host.const_data_ptr(), sizeof(check));
+  return check;
+}
+
+void GradientGuard::write(const GradientCheck& check) {
+  const at::Tensor host = at::empty({kCheckBytes}, at::kByte);
+  std::memcpy(host.mutable_data_ptr(), &check, sizeof(check));
+  memory_.copy_(host);
+}
+
+}  // namespace pacer

@@ -1,0 +1,57 @@
+// The guard between gradients and an optimizer step: gradient norm, clipping, loss scale and the skipping of
+// steps whose gradients are not finite. Everything is decided where the gradients live: on a GPU nothing
+// waits for the device, unless a value is read.
+//
+// The guard holds rule and memory; who owns the gradients adds up their squares (kernels/norm.h).
+#pragma once
+
+#include <cstdint>
+
+#include <ATen/core/Tensor.h>
+
+#include <pacer/kernels/math/gradient_guard.h>
+
+namespace pacer {
+
+// How a dynamic loss scale moves (Micikevicius et al., arXiv:1710.03740, section 3.2).
+struct LossScaleRule {
+  double initial = 65536;
+  double growth_factor = 2;     // after growth_interval finite steps in a row
+  double backoff_factor = 0.5;  // after a step whose gradients were not finite
+  int64_t growth_interval = 2000;
+};
+
+class GradientGuard {
+ public:
+  // Memory on the CPU or on one CUDA device.
+  explicit GradientGuard(at::Device device);
+
+  // From now on gradients are scaled so that their norm is at most max_norm (> 0).
+  void clip_to(double max_norm);
+  // From now on gradients are those of loss_scale() * loss.
+  void scale_loss(const LossScaleRule& rule);
+
+  at::Device device() const { return memory_.device(); }
+  // fp32, no dimensions, on the device; shares the guard's memory.
+  at::Tensor loss_scale() const;
+  // fp64, no dimensions, on the device; shares the guard's memory. What gradients must be multiplied with.
+  at::Tensor factor() const;
+
+  // One look: `partials` are `count` sums of squares (double, on the device) of the stored gradients, whose
+  // mean is `average` times what is stored.
+  void look(const double* partials, int64_t count, double average);
+  // On the CPU or the device, as the guard is.
+  kernels::GradientCheck* check() { return static_cast<kernels::GradientCheck*>(memory_.mutable_data_ptr()); }
+  // A copy on the host; waits for a GPU.
+  kernels::GradientCheck read() const;
+  // The bytes of one GradientCheck on the device, for those who read late.
+  const at::Tensor& memory() const { return memory_; }
+  // Continues from the values of a former run.
+  void write(const kernels::GradientCheck& check);
+
+ private:
+  at::Tensor memory_;
+  kernels::GuardRule rule_;
+};
+
+}  // namespace pacer

@@ -1,0 +1,74 @@
+// The contract between optimizers and a training session: what a Session may ask of an optimizer beyond
+// torch::optim::Optimizer. It lets gradients stay as backward left them (a sum over micro-batches, loss
+// scaled, unclipped), because averaging, unscaling and clipping are one factor inside the optimizer's kernel.
+//
+// Every optimizer of pacer is one. Other optimizers work in a Session, too: they get finished gradients.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include <torch/optim/optimizer.h>
+
+#include <pacer/optimizers/gradient_guard.h>
+#include <pacer/optimizers/named_parameters.h>
+#include <pacer/optimizers/named_tensors.h>
+
+namespace pacer {
+
+// Inputs of one step.
+struct StepInputs {
+  // Times this, the stored gradients are their mean: 1 / (sum of the weights of the micro-batches).
+  double average = 1;
+  // Looks at the gradients first; null: no norm, no clipping, gradients are those of the loss itself.
+  std::shared_ptr<GradientGuard> guard;
+  // False while a curriculum or a learning-rate warm-up still moves.
+  bool freeze_allowed = true;
+  // The device alone counts applied steps, so that enqueue() can be replayed.
+  bool replayable = false;
+};
+
+class SessionOptimizer : public torch::optim::Optimizer {
+ public:
+  using Optimizer::Optimizer;
+
+  // A step in three parts, for who replays the middle one from a CUDA graph; step() is their sequence.
+  // prepare: everything the host does: checks, new state, changed tables sent to the device. Throws before
+  // anything is changed.
+  virtual void prepare(const StepInputs& inputs) = 0;
+  // enqueue: kernels only. False where the host knows that nothing was changed (non-finite gradients, CPU).
+  virtual bool enqueue() = 0;
+  // conclude: the host's book-keeping; `applied` is what enqueue returned.
+  virtual void conclude(bool applied) = 0;
+  // Another number when a captured enqueue() no longer does what a new one would.
+  virtual int64_t enqueue_version() const = 0;
+
+  // The rate that a schedule multiplies: the group's initial_lr, which is first set to its lr where it is
+  // unset.
+  virtual double base_lr(size_t group) = 0;
+  // One schedule at a time: throws InvalidArgument where another object, called by its name, has the learning
+  // rate in hand.
+  void claim_learning_rate(const void* owner, const std::string& name);
+  void release_learning_rate(const void* owner) noexcept;
+
+  // Steps that changed nothing because a gradient was not finite. Waits for the device on a GPU.
+  virtual int64_t skipped_steps() const = 0;
+
+  // The name the parameter was given, else "group.index", else "unknown".
+  virtual std::string parameter_name(const torch::Tensor& parameter) const = 0;
+  // Names the parameters that have none yet.
+  virtual void name_parameters(const NamedParameters& names) = 0;
+
+  // All state and options by parameter name, not copied: tensors share the optimizer's memory.
+  virtual NamedTensors export_state() const = 0;
+  // Continues from exported state. Names decide, not positions. Throws InvalidArgument that names the
+  // parameter where anything is missing, left over or does not fit; then nothing was changed.
+  virtual void import_state(const NamedTensors& state) = 0;
+
+ private:
+  const void* learning_rate_owner_ = nullptr;
+  std::string learning_rate_owner_name_;
+};
+
+}  // namespace pacer

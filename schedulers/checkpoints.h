@@ -1,0 +1,61 @@
+// Checkpoints of everything a run needs to go on as if it had never stopped: model, optimizer, hooks, random
+// state, position in the data.
+//
+//   session.use(pacer::Checkpoints(pacer::CheckpointsOptions("run/checkpoints").every(1'000)));
+//   session.resume();
+//
+// A checkpoint is a folder step-0000001000 with manifest.json (sizes and checksums of all files, written
+// last), model.safetensors, optimizer-rank-00000-of-00001.safetensors and
+// session-rank-00000-of-00001.safetensors; Python's `safetensors` reads them as they are. A save that fails
+// or is killed leaves the former checkpoint as it was. Everything goes by parameter name; loading checks all
+// of it before it changes anything.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include <torch/arg.h>
+
+#include <pacer/schedulers/hook.h>
+
+namespace pacer {
+
+struct CheckpointsOptions {
+  // The folder for the checkpoints of one run.
+  CheckpointsOptions(std::string folder) : folder_(std::move(folder)) {}
+  TORCH_ARG(std::string, folder);
+  // Steps between checkpoints, >= 1. The last step of a run is saved, too.
+  TORCH_ARG(int64_t, every) = 1000;
+  // How many checkpoints stay, >= 1; older ones are removed once a newer one is complete.
+  TORCH_ARG(int64_t, keep) = 3;
+};
+
+class Checkpoints : public Hook {
+ public:
+  // Throws InvalidArgument for an empty folder name and numbers below 1.
+  explicit Checkpoints(CheckpointsOptions options);
+
+  std::string hook_name() const override { return "checkpoints"; }
+  Slot slot() const override { return Slot::record; }
+  bool exclusive() const override { return false; }
+  // Throws InvalidArgument for an optimizer whose state cannot be saved by name (torch's Adam, AdamW, SGD,
+  // RMSprop and Adagrad can, and all of pacer's).
+  void attach(SessionParts& parts) override;
+  void after_step(StepReport& report) override;
+  void finish(const Progress& progress) override;
+
+  // Saves now; throws FileError with path and reason where that fails. Returns the folder.
+  std::string save_now();
+  // For Session::resume: loads the newest checkpoint that verifies, returns its step; none where there is no
+  // checkpoint. Throws InvalidArgument that names what does not fit, FileError where there are checkpoints
+  // and none verifies; nothing was changed then.
+  std::optional<int64_t> load_newest();
+
+ private:
+  CheckpointsOptions options_;
+  SessionParts* parts_ = nullptr;
+  int64_t saved_step_ = -1;  // of the newest checkpoint, this run's or the one it resumed from
+};
+
+}  // namespace pacer

@@ -1,0 +1,43 @@
+// What a Session does for an EpochSampler: counts the examples that were trained on, saves the position.
+#pragma once
+
+#include <string>
+
+#include <pacer/core/error.h>
+#include <pacer/schedulers/epoch_sampler.h>
+#include <pacer/schedulers/hook.h>
+#include <pacer/schedulers/step_report.h>
+
+namespace pacer::detail {
+
+class EpochSamplerHook : public Hook {
+ public:
+  explicit EpochSamplerHook(EpochSampler sampler) : sampler_(std::move(sampler)) {}
+
+  std::string hook_name() const override { return "epoch_sampler"; }
+  Slot slot() const override { return Slot::data; }
+  void begin(const Progress&, MicroBatch& batch) override { sampler_.count(batch.examples); }
+  void after_step(StepReport& report) override { report.add("epoch", static_cast<double>(sampler_.epoch())); }
+  void save(NamedTensors& state) const override {
+    state["size"] = number_tensor(static_cast<int64_t>(sampler_.size()));
+    state["seed"] = number_tensor(static_cast<int64_t>(sampler_.seed()));
+    state["epoch"] = number_tensor(sampler_.epoch());
+    state["examples"] = number_tensor(sampler_.examples_trained());
+  }
+  void load(const NamedTensors& state) override {
+    const auto check = [&](const char* name, uint64_t own) {
+      const auto saved = static_cast<uint64_t>(require_number<int64_t>(state, name));
+      require(saved == own, "the EpochSampler of the checkpoint has ", name, " ", saved,
+              ", but this one has ", own, "; resume with the same data set and seed");
+    };
+    check("size", sampler_.size());
+    check("seed", sampler_.seed());
+    const auto examples = require_number<int64_t>(state, "examples");
+    sampler_.resume_at(require_number<int64_t>(state, "epoch"), examples);
+  }
+
+ private:
+  EpochSampler sampler_;
+};
+
+}  // namespace pacer::detail

@@ -1,0 +1,237 @@
+#include <pacer/schedulers/detail/foreign_state.h>
+
+#include <memory>
+#include <set>
+#include <tuple>
+#include <unordered_map>
+
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
+
+#include <pacer/core/error.h>
+
+namespace pacer::detail {
+namespace {
+
+using namespace torch::optim;
+
+// The fields of every state and options type, shown to a visitor by name and reference.
+template <class State, class Visitor>
+void visit_moments(State& state, Visitor& visit) {
+  visit("step", state.step());
+  visit("exp_avg", state.exp_avg());
+  visit("exp_avg_sq", state.exp_avg_sq());
+  visit("max_exp_avg_sq", state.max_exp_avg_sq());
+}
+template <class Visitor>
+void visit_fields(AdamParamState& state, Visitor& visit) {
+  visit_moments(state, visit);
+}
+template <class Visitor>
+void visit_fields(AdamWParamState& state, Visitor& visit) {
+  visit_moments(state, visit);
+}
+template <class Visitor>
+void visit_fields(SGDParamState& state, Visitor& visit) {
+  visit("momentum_buffer", state.momentum_buffer());
+}
+template <class Visitor>
+void visit_fields(RMSpropParamState& state, Visitor& visit) {
+  visit("step", state.step());
+  visit("square_avg", state.square_avg());
+  visit("momentum_buffer", state.momentum_buffer());
+  visit("grad_avg", state.grad_avg());
+}
+template <class Visitor>
+void visit_fields(AdagradParamState& state, Visitor& visit) {
+  visit("step", state.step());
+  visit("sum", state.sum());
+}
+
+template <class Options, class Visitor>
+void visit_adam_options(Options& options, Visitor& visit) {
+  visit("lr", options.lr());
+  visit("beta1", std::get<0>(options.betas()));
+  visit("beta2", std::get<1>(options.betas()));
+  visit("eps", options.eps());
+  visit("weight_decay", options.weight_decay());
+  visit("amsgrad", options.amsgrad());
+}
+template <class Visitor>
+void visit_fields(AdamOptions& options, Visitor& visit) {
+  visit_adam_options(options, visit);
+}
+template <class Visitor>
+void visit_fields(AdamWOptions& options, Visitor& visit) {
+  visit_adam_options(options, visit);
+}
+template <class Visitor>
+void visit_fields(SGDOptions& options, Visitor& visit) {
+  visit("lr", options.lr());
+  visit("momentum", options.momentum());
+  visit("dampening", options.dampening());
+  visit("weight_decay", options.weight_decay());
+  visit("nesterov", options.nesterov());
+}
+template <class Visitor>
+void visit_fields(RMSpropOptions& options, Visitor& visit) {
+  visit("lr", options.lr());
+  visit("alpha", options.alpha());
+  visit("eps", options.eps());
+  visit("weight_decay", options.weight_decay());
+  visit("momentum", options.momentum());
+  visit("centered", options.centered());
+}
+template <class Visitor>
+void visit_fields(AdagradOptions& options, Visitor& visit) {
+  visit("lr", options.lr());
+  visit("lr_decay", options.lr_decay());
+  visit("weight_decay", options.weight_decay());
+  visit("initial_accumulator_value", options.initial_accumulator_value());
+  visit("eps", options.eps());
+}
+
+struct Exporter {
+  std::string prefix;
+  NamedTensors& state;
+  template <class Number>
+  void operator()(const char* name, Number value) {
+    state[prefix + name] = number_tensor(value);
+  }
+  // A tensor that does not exist is said to be so, else its loss would not show.
+  void operator()(const char* name, const at::Tensor& tensor) {
+    state[prefix + name + "/exists"] = number_tensor(tensor.defined());
+    if (tensor.defined()) state[prefix + name] = tensor;
+  }
+};
+
+struct Importer {
+  std::string prefix;
+  const NamedTensors& state;
+  std::set<std::string>& used;
+  const at::Tensor* parameter;  // null for options
+  template <class Number>
+  void operator()(const char* name, Number& value) {
+    value = require_number<Number>(state, prefix + name);
+    used.insert(prefix + name);
+  }
+  void operator()(const char* name, at::Tensor& tensor) {
+    const std::string key = prefix + name;
+    used.insert(key + "/exists");
+    if (!require_number<bool>(state, key + "/exists")) return;
+    const at::Tensor& saved = require_tensor(state, key);
+    require(saved.sizes() == parameter->sizes() && at::isFloatingType(saved.scalar_type()), "\"", key,
+            "\" of the state to load is ", saved.scalar_type(), " of shape ", saved.sizes(),
+            ", but the parameter has shape ", parameter->sizes());
+    tensor = saved.to(parameter->device(), /*non_blocking=*/false, /*copy=*/true);
+    used.insert(key);
+  }
+};
+
+// Calls f(parameter, name, group) for every parameter.
+template <class F>
+void for_each_parameter(const Optimizer& optimizer, const torch::nn::Module& model, const F& f) {
+  std::unordered_map<const void*, std::string> names;
+  for (const auto& item : model.named_parameters())
+    names.emplace(item.value().unsafeGetTensorImpl(), item.key());
+  for (size_t g = 0; g < optimizer.param_groups().size(); ++g) {
+    const auto& parameters = optimizer.param_groups()[g].params();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const auto found = names.find(parameters[i].unsafeGetTensorImpl());
+      f(parameters[i], found != names.end() ? found->second : std::to_string(g) + "." + std::to_string(i), g);
+    }
+  }
+}
+
+template <class State, class Options>
+NamedTensors export_as(const Optimizer& optimizer, const torch::nn::Module& model) {
+  NamedTensors exported;
+  for (size_t g = 0; g < optimizer.param_groups().size(); ++g) {
+    Options options = static_cast<const Options&>(optimizer.param_groups()[g].options());
+    Exporter exporter{"group/" + std::to_string(g) + "/", exported};
+    visit_fields(options, exporter);
+  }
+  for_each_parameter(optimizer, model,
+                     [&](const at::Tensor& parameter, const std::string& name, size_t group) {
+                       const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
+                       const bool has_state = found != optimizer.state().end();
+                       exported[name + "/group"] = number_tensor(static_cast<int64_t>(group));
+                       exported[name + "/has_state"] = number_tensor(has_state);
+                       if (!has_state) return;
+                       State state = static_cast<const State&>(*found->second);
+                       Exporter exporter{name + "/", exported};
+                       visit_fields(state, exporter);
+                     });
+  return exported;
+}
+
+template <class State, class Options>
+void import_as(Optimizer& optimizer, const torch::nn::Module& model, const NamedTensors& saved) {
+  std::set<std::string> used;
+  std::vector<std::unique_ptr<OptimizerOptions>> all_options;
+  for (size_t g = 0; g < optimizer.param_groups().size(); ++g) {
+    auto options =
+        std::make_unique<Options>(static_cast<const Options&>(optimizer.param_groups()[g].options()));
+    Importer importer{"group/" + std::to_string(g) + "/", saved, used, nullptr};
+    visit_fields(*options, importer);
+    all_options.push_back(std::move(options));
+  }
+  std::vector<std::pair<void*, std::unique_ptr<OptimizerParamState>>> states;
+  for_each_parameter(
+      optimizer, model, [&](const at::Tensor& parameter, const std::string& name, size_t group) {
+        const auto saved_group = require_number<int64_t>(saved, name + "/group");
+        require(saved_group == static_cast<int64_t>(group), "parameter ", name, " is in group ", group,
+                " but in group ", saved_group, " of the state to load; build the same parameter groups");
+        used.insert({name + "/group", name + "/has_state"});
+        if (!require_number<bool>(saved, name + "/has_state")) return;
+        auto state = std::make_unique<State>();
+        Importer importer{name + "/", saved, used, &parameter};
+        visit_fields(*state, importer);
+        states.emplace_back(parameter.unsafeGetTensorImpl(), std::move(state));
+      });
+  for (const auto& item : saved) {
+    require(used.count(item.first) != 0, "the state to load has \"", item.first,
+            "\", which fits no parameter of this optimizer; build the same parameters and options");
+  }
+  for (size_t g = 0; g < all_options.size(); ++g)
+    optimizer.param_groups()[g].set_options(std::move(all_options[g]));
+  optimizer.state().clear();
+  for (auto& [key, state] : states) optimizer.state()[key] = std::move(state);
+}
+
+// Calls f(State, Options) for the types of the optimizer; false where it is none of them.
+template <class F>
+bool with_types(const Optimizer& optimizer, const F& f) {
+  const auto is = [&](auto* type) { return dynamic_cast<decltype(type)>(&optimizer) != nullptr; };
+  if (is(static_cast<const Adam*>(nullptr))) return f(AdamParamState(), AdamOptions()), true;
+  if (is(static_cast<const AdamW*>(nullptr))) return f(AdamWParamState(), AdamWOptions()), true;
+  if (is(static_cast<const SGD*>(nullptr))) return f(SGDParamState(), SGDOptions(0)), true;
+  if (is(static_cast<const RMSprop*>(nullptr))) return f(RMSpropParamState(), RMSpropOptions()), true;
+  if (is(static_cast<const Adagrad*>(nullptr))) return f(AdagradParamState(), AdagradOptions()), true;
+  return false;
+}
+
+}  // namespace
+
+bool can_export(const Optimizer& optimizer) {
+  return with_types(optimizer, [](const auto&, const auto&) {});
+}
+
+NamedTensors export_foreign(const Optimizer& optimizer, const torch::nn::Module& model) {
+  NamedTensors exported;
+  with_types(optimizer, [&](const auto& state, const auto& options) {
+    exported = export_as<std::decay_t<decltype(state)>, std::decay_t<decltype(options)>>(optimizer, model);
+  });
+  return exported;
+}
+
+void import_foreign(Optimizer& optimizer, const torch::nn::Module& model, const NamedTensors& saved) {
+  with_types(optimizer, [&](const auto& state, const auto& options) {
+    import_as<std::decay_t<decltype(state)>, std::decay_t<decltype(options)>>(optimizer, model, saved);
+  });
+}
+
+}  // namespace pacer::detail

@@ -1,0 +1,22 @@
+// State of LibTorch's own optimizers by parameter name, in the form of SessionOptimizer::export_state.
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include <pacer/optimizers/named_tensors.h>
+
+namespace pacer::detail {
+
+// True for torch::optim::Adam, AdamW, SGD, RMSprop and Adagrad.
+bool can_export(const torch::optim::Optimizer& optimizer);
+
+// Parameters are called as the model calls them, else "group.index".
+NamedTensors export_foreign(const torch::optim::Optimizer& optimizer, const torch::nn::Module& model);
+
+// Throws InvalidArgument that names the parameter where anything is missing, left over or does not fit; then
+// nothing was changed.
+void import_foreign(torch::optim::Optimizer& optimizer, const torch::nn::Module& model,
+                    const NamedTensors& state);
+
+}  // namespace pacer::detail

@@ -1,0 +1,31 @@
+// What a Session does for a LayerDrop: tells the gates their micro-step, and which parameters were dropped.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <pacer/schedulers/hook.h>
+#include <pacer/schedulers/layer_drop.h>
+
+namespace pacer::detail {
+
+class LayerDropHook : public Hook {
+ public:
+  explicit LayerDropHook(LayerDrop gates) : gates_(std::move(gates)) {}
+  ~LayerDropHook() override;
+
+  std::string hook_name() const override { return "layer_drop"; }
+  Slot slot() const override { return Slot::forward; }
+  void attach(SessionParts& parts) override;
+  std::vector<at::Tensor> unused(const Progress& window) const override;
+  void forward_begin(const Progress& progress) override { gates_->set_progress(progress); }
+  void gradients_ready(const Progress& window) override;
+  void after_step(StepReport& report) override;
+
+ private:
+  LayerDrop gates_;
+  const torch::nn::Module* model_ = nullptr;  // once attached
+  double kept_layers_ = 0;
+};
+
+}  // namespace pacer::detail

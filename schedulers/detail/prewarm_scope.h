@@ -1,0 +1,39 @@
+// Puts back what a forward and backward pass changes: gradients, buffers of modules, random state.
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include <ATen/core/grad_mode.h>
+
+#include <pacer/schedulers/detail/random_state.h>
+#include <pacer/schedulers/session_parts.h>
+
+namespace pacer::detail {
+
+class PrewarmScope {
+ public:
+  explicit PrewarmScope(SessionParts& parts) : device_(parts.device()), random_(get_random_state(device_)) {
+    for (const at::Tensor& buffer : parts.model().buffers()) {
+      if (buffer.defined()) buffers_.emplace_back(buffer, buffer.detach().clone());
+    }
+    for (const at::Tensor& parameter : parts.model().parameters()) {
+      gradients_.emplace_back(parameter, std::exchange(parameter.mutable_grad(), at::Tensor()));
+    }
+  }
+  PrewarmScope(const PrewarmScope&) = delete;
+  ~PrewarmScope() {
+    const at::NoGradGuard no_grad;
+    for (auto& [parameter, gradient] : gradients_) parameter.mutable_grad() = std::move(gradient);
+    for (auto& [buffer, value] : buffers_) buffer.copy_(value);
+    set_random_state(device_, random_);
+  }
+
+ private:
+  at::Device device_;
+  RandomState random_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> buffers_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> gradients_;
+};
+
+}  // namespace pacer::detail

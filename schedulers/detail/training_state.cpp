@@ -1,0 +1,141 @@
+#include <pacer/schedulers/detail/training_state.h>
+
+#include <unordered_map>
+
+#include <ATen/core/grad_mode.h>
+
+#include <pacer/core/error.h>
+#include <pacer/schedulers/detail/foreign_state.h>
+#include <pacer/schedulers/detail/random_state.h>
+
+namespace pacer::detail {
+namespace {
+
+std::string hook_prefix(const Hook& hook) { return "hook/" + hook.hook_name() + "/"; }
+
+NamedTensors model_tensors(const torch::nn::Module& model) {
+  NamedTensors tensors;
+  for (const auto& item : model.named_parameters()) tensors.emplace(item.key(), item.value());
+  for (const auto& item : model.named_buffers()) {
+    if (item.value().defined()) tensors.emplace(item.key(), item.value());
+  }
+  return tensors;
+}
+
+NamedTensors session_tensors(const SessionParts& parts) {
+  NamedTensors tensors;
+  tensors["progress/step"] = number_tensor(parts.progress.step);
+  tensors["progress/tokens"] = number_tensor(parts.progress.tokens);
+  const RandomState random = get_random_state(parts.device());
+  tensors["random/cpu"] = random.cpu;
+  if (random.cuda.defined()) tensors["random/cuda"] = random.cuda;
+  if (parts.has_guard()) tensors["guard/skipped_steps"] = number_tensor(parts.read_guard().skipped_steps);
+  for (const auto& hook : parts.hooks()) {
+    NamedTensors own;
+    hook->save(own);
+    for (const auto& [key, tensor] : own) tensors[hook_prefix(*hook) + key] = tensor;
+  }
+  return tensors;
+}
+
+void check_model(const NamedTensors& own, const NamedTensors& saved) {
+  std::unordered_map<const void*, std::string> name_of;
+  for (const auto& [name, tensor] : own) {
+    const auto found = saved.find(name);
+    require(found != saved.end(), "the checkpoint has no \"", name,
+            "\", which this model has; build the model that was saved");
+    const at::Tensor& value = found->second;
+    require(value.scalar_type() == tensor.scalar_type() && value.sizes() == tensor.sizes(), "\"", name,
+            "\" is ", value.scalar_type(), " of shape ", value.sizes(), " in the checkpoint, but ",
+            tensor.scalar_type(), " of shape ", tensor.sizes(), " in this model");
+    const auto [twin, is_first] = name_of.emplace(tensor.unsafeGetTensorImpl(), name);
+    require(is_first || saved.at(twin->second).equal(value), "\"", twin->second, "\" and \"", name,
+            "\" are one tensor in this model, but differ in the checkpoint");
+  }
+  for (const auto& item : saved) {
+    require(own.count(item.first) != 0, "the checkpoint has \"", item.first,
+            "\", which this model does not; build the model that was saved");
+  }
+}
+
+void check_session(const NamedTensors& own, const NamedTensors& saved) {
+  for (const auto& item : own) {
+    require(saved.count(item.first) != 0, "the checkpoint has no \"", item.first,
+            "\" of the Session; resume with the hooks that were in use when it was saved");
+  }
+  for (const auto& item : saved) {
+    require(
+        own.count(item.first) != 0, "the checkpoint has \"", item.first,
+        "\", of which this Session knows nothing; resume with the hooks that were in use when it was saved");
+  }
+}
+
+int64_t count_from(const NamedTensors& saved, const std::string& name) {
+  const auto count = require_number<int64_t>(saved, name);
+  require(count >= 0, "\"", name, "\" of the checkpoint is ", count, ", which is no count");
+  return count;
+}
+
+// Puts the Session's own part in force; may throw half-way.
+void apply_session(SessionParts& parts, const NamedTensors& saved) {
+  Progress progress;
+  progress.micro_steps = parts.progress.micro_steps;
+  progress.step = count_from(saved, "progress/step");
+  progress.tokens = count_from(saved, "progress/tokens");
+  RandomState random;
+  random.cpu = require_tensor(saved, "random/cpu");
+  if (!parts.device().is_cpu()) random.cuda = require_tensor(saved, "random/cuda");
+  set_random_state(parts.device(), random);
+  if (parts.has_guard()) {
+    kernels::GradientCheck check = parts.read_guard();
+    check.skipped_steps = count_from(saved, "guard/skipped_steps");
+    parts.guard()->write(check);
+  }
+  for (const auto& hook : parts.hooks()) {
+    const std::string prefix = hook_prefix(*hook);
+    NamedTensors own;
+    for (auto item = saved.lower_bound(prefix);
+         item != saved.end() && item->first.compare(0, prefix.size(), prefix) == 0; ++item) {
+      own.emplace(item->first.substr(prefix.size()), item->second);
+    }
+    hook->load(own);
+  }
+  parts.progress = progress;
+}
+
+void import_optimizer(SessionParts& parts, const NamedTensors& saved) {
+  if (parts.session_optimizer()) {
+    parts.session_optimizer()->import_state(saved);
+  } else {
+    import_foreign(parts.optimizer(), parts.model(), saved);
+  }
+}
+
+}  // namespace
+
+TrainingState export_state(const SessionParts& parts) {
+  TrainingState state;
+  state.model = model_tensors(parts.model());
+  state.optimizer = parts.session_optimizer() ? parts.session_optimizer()->export_state()
+                                              : export_foreign(parts.optimizer(), parts.model());
+  state.session = session_tensors(parts);
+  return state;
+}
+
+void import_state(SessionParts& parts, const TrainingState& state) {
+  const at::NoGradGuard no_grad;
+  const NamedTensors model = model_tensors(parts.model());
+  const NamedTensors before = session_tensors(parts);
+  check_model(model, state.model);
+  check_session(before, state.session);
+  try {
+    apply_session(parts, state.session);
+    import_optimizer(parts, state.optimizer);  // all or nothing
+  } catch (...) {
+    apply_session(parts, before);
+    throw;
+  }
+  for (const auto& [name, tensor] : model) tensor.copy_(state.model.at(name));
+}
+
+}  // namespace pacer::detail

@@ -1,0 +1,21 @@
+// Everything a run needs to go on, as three sets of named tensors, and its way back: checked completely, then
+// put in force; on any error nothing has changed.
+#pragma once
+
+#include <pacer/optimizers/named_tensors.h>
+#include <pacer/schedulers/session_parts.h>
+
+namespace pacer::detail {
+
+struct TrainingState {
+  NamedTensors model;      // parameters and buffers by name; they share the model's memory when exported
+  NamedTensors optimizer;  // see SessionOptimizer::export_state
+  NamedTensors session;    // "progress/...", "random/...", "guard/...", "hook/NAME/..."
+};
+
+TrainingState export_state(const SessionParts& parts);
+
+// Throws InvalidArgument that names the tensor where anything is missing, left over or does not fit.
+void import_state(SessionParts& parts, const TrainingState& state);
+
+}  // namespace pacer::detail

@@ -1,0 +1,117 @@
+#include <pacer/schedulers/epoch_sampler.h>
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include <torch/serialize/archive.h>
+
+#include <pacer/core/error.h>
+#include <pacer/core/philox.h>
+
+namespace pacer {
+
+struct EpochSampler::State {
+  size_t size = 0;
+  uint64_t seed = 0;
+  int64_t epoch = -1;  // before the first reset
+  int64_t trained = 0;
+  bool resumes = false;  // the next reset goes on in this epoch
+  size_t next = 0;       // into order
+  std::vector<size_t> order;
+};
+
+namespace {
+
+__extension__ using Uint128 = unsigned __int128;
+
+int64_t read_number(torch::serialize::InputArchive& archive, const char* key) {
+  c10::IValue value;
+  require(archive.try_read(key, value) && value.isInt(), "the archive has no number \"", key,
+          "\" of an EpochSampler");
+  return value.toInt();
+}
+
+}  // namespace
+
+EpochSampler::EpochSampler(size_t size, uint64_t seed) : state_(std::make_shared<State>()) {
+  require(size > 0, "an EpochSampler needs at least one example");
+  state_->size = size;
+  state_->seed = seed;
+}
+
+// Fisher and Yates' shuffle: element i changes places with one of the elements 0 ... i, drawn as the high
+// bits of a 64-bit product (Lemire, arXiv:1805.10941, without the rejection: for any data set that fits a
+// machine its bias is below 2^-16 of a probability).
+std::vector<size_t> EpochSampler::order(size_t size, uint64_t seed, int64_t epoch) {
+  std::vector<size_t> order(size);
+  std::iota(order.begin(), order.end(), size_t{0});
+  for (size_t i = size; i-- > 1;) {
+    const PhiloxCounter draw = philox4x32_10(
+        philox_key(seed), philox_counter(i, static_cast<uint64_t>(epoch), 0, RandomStream::epoch_order));
+    const uint64_t random = (static_cast<uint64_t>(draw.word[1]) << 32) | draw.word[0];
+    const auto chosen = static_cast<size_t>((static_cast<Uint128>(random) * (i + 1)) >> 64);
+    std::swap(order[i], order[chosen]);
+  }
+  return order;
+}
+
+void EpochSampler::reset(std::optional<size_t> new_size) {
+  require(!new_size || *new_size == state_->size, "an EpochSampler of ", state_->size,
+          " examples was reset to ", new_size.value_or(0), "; make a new one for another data set");
+  if (!std::exchange(state_->resumes, false)) {
+    ++state_->epoch;
+    state_->trained = 0;
+  }
+  state_->order = order(state_->size, state_->seed, state_->epoch);
+  state_->next = static_cast<size_t>(state_->trained);
+}
+
+std::optional<std::vector<size_t>> EpochSampler::next(size_t batch_size) {
+  if (state_->epoch < 0) reset();
+  State& state = *state_;
+  const size_t end = std::min(state.size, state.next + batch_size);
+  if (state.next >= end) return std::nullopt;
+  std::vector<size_t> batch(state.order.begin() + static_cast<std::ptrdiff_t>(state.next),
+                            state.order.begin() + static_cast<std::ptrdiff_t>(end));
+  state.next = end;
+  return batch;
+}
+
+size_t EpochSampler::size() const { return state_->size; }
+uint64_t EpochSampler::seed() const { return state_->seed; }
+int64_t EpochSampler::epoch() const { return std::max<int64_t>(0, state_->epoch); }
+int64_t EpochSampler::examples_trained() const { return state_->trained; }
+
+void EpochSampler::count(int64_t examples) {
+  const auto size = static_cast<int64_t>(state_->size);
+  state_->trained = std::min(size, state_->trained + examples);
+}
+
+void EpochSampler::resume_at(int64_t epoch, int64_t examples) {
+  require(epoch >= 0, "an EpochSampler cannot go on in epoch ", epoch);
+  require(examples >= 0 && examples <= static_cast<int64_t>(state_->size), "an EpochSampler of ",
+          state_->size, " examples cannot go on after ", examples, "; is it the same data set?");
+  state_->epoch = epoch;
+  state_->trained = examples;
+  state_->resumes = true;
+}
+
+void EpochSampler::save(torch::serialize::OutputArchive& archive) const {
+  archive.write("size", c10::IValue(static_cast<int64_t>(size())));
+  archive.write("seed", c10::IValue(static_cast<int64_t>(seed())));
+  archive.write("epoch", c10::IValue(epoch()));
+  archive.write("examples", c10::IValue(examples_trained()));
+}
+
+void EpochSampler::load(torch::serialize::InputArchive& archive) {
+  const int64_t size = read_number(archive, "size");
+  require(size == static_cast<int64_t>(state_->size), "the archive is of a sampler of ", size,
+          " examples, but this one has ", state_->size);
+  const auto seed = static_cast<uint64_t>(read_number(archive, "seed"));
+  const int64_t examples = read_number(archive, "examples");
+  resume_at(read_number(archive, "epoch"), examples);
+  state_->seed = seed;
+}
+
+}  // namespace pacer

@@ -1,0 +1,56 @@
+// A data sampler that reshuffles every epoch, also inside a DataLoader, and that resumes in the middle of
+// one.
+//
+//   pacer::EpochSampler sampler(dataset.size().value(), /*seed=*/1);
+//   auto loader = torch::data::make_data_loader(std::move(dataset), sampler, options);
+//   session.use(sampler);
+//
+// A shared handle: the DataLoader's copy and the Session's are one sampler. (A loader owns a copy of an
+// ordinary sampler, so nobody else can tell it where to go on.) The order of an epoch is a pure function of
+// seed and epoch. With a Session the position is that of the examples trained on, however far the loader
+// reads ahead.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <torch/data/samplers/base.h>
+
+namespace pacer {
+
+class EpochSampler : public torch::data::samplers::Sampler<> {
+ public:
+  // `size` examples; at least 1.
+  explicit EpochSampler(size_t size, uint64_t seed = 0);
+
+  // What a DataLoader calls in begin(): the next epoch, or after a resume the rest of the one that was
+  // interrupted. A size other than the sampler's is refused.
+  void reset(std::optional<size_t> new_size = std::nullopt) override;
+  // At most batch_size indices of this epoch; none when it is over.
+  std::optional<std::vector<size_t>> next(size_t batch_size) override;
+
+  size_t size() const;
+  uint64_t seed() const;
+  // The epoch whose examples are being trained on, from 0, and how many of them were.
+  int64_t epoch() const;
+  int64_t examples_trained() const;
+
+  // For the Session: counts examples trained on, and goes on at a position: the next reset() starts there.
+  void count(int64_t examples);
+  void resume_at(int64_t epoch, int64_t examples);
+
+  // LibTorch's archives: seed, epoch and position.
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+
+  // The order of one epoch: a permutation of 0 ... size - 1.
+  static std::vector<size_t> order(size_t size, uint64_t seed, int64_t epoch);
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace pacer

@@ -1,0 +1,88 @@
+// The training loop with every hook point in place. What is indented under a call of the user is what a
+// Session does in it; hooks are called in the order of their slots.
+//
+//   Session session(model, optimizer);
+//   session.use(hook)                        attach(parts)               every hook, once; conflicts are
+//   refused session.resume()                         load(state)                 from the newest complete
+//   checkpoint
+//
+//   for (batch in loader)
+//     [x, y] = session.begin(batch)          begin(progress, batch)      data: cut, reshape, count
+//                                              copy to the device
+//                                            forward_begin(progress)     gates drawn, autocast on
+//     loss = criterion(model(x), y)
+//     session.backward(loss)                 forward_end()               autocast off
+//                                            scale_loss(loss)            loss scale
+//                                              loss.backward()
+//     session.step()                         the last micro-step of a window only:
+//                                              gradients of dropped layers become zero (unused)
+//                                            gradients_ready(progress)   learning rate
+//                                              optimizer: norm, clip, update; gradients cleared
+//                                            after_step(report)          metrics, checkpoint: save(state)
+//   session.finish()                           an incomplete window takes its step
+//                                            finish(progress)            last checkpoint, last metrics
+//
+// A hook implements what it needs. All decisions are functions of Progress, so that every rank takes the
+// same.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <pacer/optimizers/named_tensors.h>
+#include <pacer/schedulers/progress.h>
+
+namespace pacer {
+
+class SessionParts;
+class StepReport;
+
+// When a hook has its turn; ties go by name. The order in which hooks are given to a Session never matters.
+enum class Slot { data, forward, loss, reduce, clip, optimize, schedule, record };
+
+// One micro-batch on its way from the loader to the model.
+struct MicroBatch {
+  std::vector<at::Tensor> tensors;  // as passed to begin
+  int64_t examples = 0;             // size of the first dimension of the first tensor, as passed
+  int64_t tokens = 0;               // what is really trained on; see Session::begin
+};
+
+class Hook {
+ public:
+  virtual ~Hook() = default;
+
+  // Key of the hook in checkpoints and messages; unique in a Session.
+  virtual std::string hook_name() const = 0;
+  virtual Slot slot() const = 0;
+  // True: a Session takes no other hook with this slot that says so, too.
+  virtual bool exclusive() const { return false; }
+
+  // Called by Session::use. Throws InvalidArgument, changing nothing, where the hook cannot work with these
+  // parts. The parts outlive the hook's use.
+  virtual void attach(SessionParts& /*parts*/) {}
+
+  // False while a curriculum or a learning-rate warm-up still moves.
+  virtual bool settled(const Progress& /*progress*/) const { return true; }
+  // Parameters that get no gradient in the whole window that begins at `progress`.
+  virtual std::vector<at::Tensor> unused(const Progress& /*progress*/) const { return {}; }
+
+  virtual void begin(const Progress& /*progress*/, MicroBatch& /*batch*/) {}
+  virtual void forward_begin(const Progress& /*progress*/) {}
+  // Also called where forward throws. Must not throw.
+  virtual void forward_end() {}
+  virtual at::Tensor scale_loss(at::Tensor loss) { return loss; }
+  virtual void gradients_ready(const Progress& /*progress*/) {}
+  // `report` has the progress after the step, and values to add to or to read.
+  virtual void after_step(StepReport& /*report*/) {}
+  virtual void finish(const Progress& /*progress*/) {}
+
+  // Everything that a resumed run needs to go on as if it had not been interrupted. load sees exactly the
+  // keys that save writes; it throws InvalidArgument for values that cannot be.
+  virtual void save(NamedTensors& /*state*/) const {}
+  virtual void load(const NamedTensors& /*state*/) {}
+};
+
+}  // namespace pacer

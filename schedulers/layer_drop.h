@@ -1,0 +1,94 @@
+// Progressive layer dropping (Zhang & He, arXiv:2010.13369): a block of a residual stack runs with a
+// probability that falls over training and with depth, and is the identity otherwise. Training gets cheaper;
+// the expected output stays that of the whole stack.
+//
+//   struct GptImpl : torch::nn::Module {
+//     GptImpl(...) {
+//       register_module("layer_drop", layer_drop);
+//       for (auto& block : blocks) layer_drop->add(*block);
+//     }
+//     torch::Tensor forward(torch::Tensor x) {
+//       for (size_t i = 0; i < blocks.size(); ++i)
+//         x = layer_drop->gate(i, x, [&](torch::Tensor h) { return blocks[i]->forward(h); });
+//       return x;
+//     }
+//   };
+//   session.use(model->layer_drop);
+//
+// LayerDrop is a shared handle: model and Session use the same one. It has no parameters and no buffers and
+// changes no parameter's name. In eval() every block runs, unscaled. Blocks must keep the shape of their
+// input.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <torch/nn/cloneable.h>
+#include <torch/nn/pimpl.h>
+
+#include <pacer/schedulers/layer_drop_rule.h>
+#include <pacer/schedulers/progress.h>
+
+namespace pacer {
+
+class LayerDropImpl : public torch::nn::Cloneable<LayerDropImpl> {
+ public:
+  explicit LayerDropImpl(LayerDropOptions options = {}) : options_(options) {}
+  void reset() override {}
+
+  // Adds the next layer of the stack and returns its index. Its parameters get a gradient of exactly zero
+  // from a Session in a window in which it was always dropped, unless another layer has them too.
+  int64_t add(const torch::nn::Module& block);
+  // A layer whose parameters are nobody's business here.
+  int64_t add();
+
+  // x + (block(x) - x) / p if layer `i` (0 <= i < number of layers) is kept in this micro-step, x if it is
+  // dropped, block(x) where p is 1 or in eval(). The draw is the same each time the micro-step asks, so a
+  // block that is recomputed in backward sees its own decision again.
+  template <class Block>
+  at::Tensor gate(int64_t i, const at::Tensor& x, Block&& block) const {
+    const Decision decision = decide(i);
+    if (!decision.keep) return x;
+    if (decision.probability == 1) return std::forward<Block>(block)(x);
+    return scaled(x, std::forward<Block>(block)(x), decision.probability);
+  }
+
+  // Whether layer `i` runs in this micro-step; true in eval().
+  bool keeps(int64_t i) const { return decide(i).keep; }
+
+  int64_t layers() const { return static_cast<int64_t>(parameters_of_.size()); }
+  const LayerDropOptions& options() const { return options_; }
+
+  // The micro-step that gates decide for. A Session does this; a loop without one calls it before forward.
+  void set_progress(const Progress& progress) { progress_ = progress; }
+
+  // Parameters of layers that are dropped in all micro-steps of the window at `window`, and of no other
+  // layer.
+  std::vector<at::Tensor> dropped_parameters(const Progress& window) const;
+  // Layers kept in the window, as a mean over its micro-steps.
+  double kept_layers(const Progress& window) const;
+
+  // For a Session: whether one has it.
+  bool is_in_use() const { return in_use_; }
+  void set_in_use(bool in_use) { in_use_ = in_use; }
+
+ private:
+  struct Decision {
+    bool keep;
+    double probability;
+  };
+  Decision decide(int64_t i) const;
+  static at::Tensor scaled(const at::Tensor& x, const at::Tensor& y, double probability);
+
+  LayerDropOptions options_;
+  Progress progress_;
+  bool in_use_ = false;
+  std::vector<std::vector<at::Tensor>> parameters_of_;  // by layer
+};
+
+TORCH_MODULE(LayerDrop);
+
+}  // namespace pacer

@@ -1,0 +1,75 @@
+#include <pacer/schedulers/learning_rate.h>
+
+#include <cmath>
+#include <utility>
+
+#include <pacer/core/error.h>
+#include <pacer/schedulers/session_parts.h>
+#include <pacer/schedulers/step_report.h>
+
+namespace pacer {
+namespace {
+
+std::string base_key(size_t group) { return "base/" + std::to_string(group); }
+
+}  // namespace
+
+LearningRate::LearningRate(LearningRate&& other) noexcept : schedule_(other.schedule_) {}
+
+LearningRate::~LearningRate() {
+  if (session_optimizer_) session_optimizer_->release_learning_rate(this);
+}
+
+void LearningRate::attach(SessionParts& parts) {
+  if (parts.session_optimizer())
+    parts.session_optimizer()->claim_learning_rate(this, "the LearningRate hook");
+  session_optimizer_ = parts.session_optimizer();
+  optimizer_ = &parts.optimizer();
+  read_base_rates();
+}
+
+// Of groups that are new since the last call.
+void LearningRate::read_base_rates() {
+  auto& groups = optimizer_->param_groups();
+  for (size_t g = base_.size(); g < groups.size(); ++g) {
+    base_.push_back(session_optimizer_ ? session_optimizer_->base_lr(g) : groups[g].options().get_lr());
+  }
+}
+
+void LearningRate::gradients_ready(const Progress& progress) {
+  read_base_rates();
+  auto& groups = optimizer_->param_groups();
+  for (size_t g = 0; g < last_set_.size() && g < groups.size(); ++g) {
+    const double lr = groups[g].options().get_lr();
+    require(lr == last_set_[g], "the learning rate of parameter group ", g, " was changed from ",
+            last_set_[g], " to ", lr,
+            " although the LearningRate hook sets it; change the schedule, or leave the hook out");
+  }
+  const double factor = schedule_.factor(progress);
+  last_set_.resize(groups.size());
+  for (size_t g = 0; g < groups.size(); ++g) {
+    last_set_[g] = base_[g] * factor;
+    groups[g].options().set_lr(last_set_[g]);
+  }
+}
+
+void LearningRate::after_step(StepReport& report) {
+  if (!last_set_.empty()) report.add("learning_rate", last_set_.front());
+}
+
+void LearningRate::save(NamedTensors& state) const {
+  for (size_t g = 0; g < base_.size(); ++g) state[base_key(g)] = number_tensor(base_[g]);
+}
+
+void LearningRate::load(const NamedTensors& state) {
+  std::vector<double> base;
+  for (size_t g = 0; g < base_.size(); ++g) {
+    base.push_back(require_number<double>(state, base_key(g)));
+    require(std::isfinite(base.back()) && base.back() >= 0, "\"", base_key(g), "\" of the state to load is ",
+            base.back(), ", which is no learning rate");
+  }
+  base_ = std::move(base);
+  last_set_.clear();
+}
+
+}  // namespace pacer

@@ -1,0 +1,51 @@
+// Sets the learning rate of every parameter group before each step: base rate times the schedule's factor.
+// The base rate is the group's initial_lr; where that is unset, its lr when the hook is added to a Session.
+//
+//   session.use(pacer::LearningRate(pacer::warmup_cosine({1'000, 100'000})));
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <pacer/schedulers/hook.h>
+#include <pacer/schedulers/learning_rate_schedule.h>
+
+namespace torch::optim {
+class Optimizer;
+}
+
+namespace pacer {
+
+class SessionOptimizer;
+
+class LearningRate : public Hook {
+ public:
+  explicit LearningRate(const LearningRateSchedule& schedule) : schedule_(schedule) {}
+  LearningRate(LearningRate&& other) noexcept;
+  ~LearningRate() override;
+
+  std::string hook_name() const override { return "learning_rate"; }
+  Slot slot() const override { return Slot::schedule; }
+  bool exclusive() const override { return true; }
+  // Throws InvalidArgument where a FactorLR already sets the rate of one of pacer's optimizers.
+  void attach(SessionParts& parts) override;
+  // Until the warm-up is over.
+  bool settled(const Progress& progress) const override { return schedule_.warmup_ended(progress); }
+  // Throws InvalidArgument where somebody else changed a rate since the last step.
+  void gradients_ready(const Progress& progress) override;
+  void after_step(StepReport& report) override;
+  // The base rates.
+  void save(NamedTensors& state) const override;
+  void load(const NamedTensors& state) override;
+
+ private:
+  void read_base_rates();
+
+  LearningRateSchedule schedule_;
+  torch::optim::Optimizer* optimizer_ = nullptr;
+  SessionOptimizer* session_optimizer_ = nullptr;
+  std::vector<double> base_;
+  std::vector<double> last_set_;  // empty before the first step and after a load
+};
+
+}  // namespace pacer

@@ -1,0 +1,167 @@
+#include <pacer/schedulers/learning_rate_schedule.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include <pacer/core/error.h>
+
+namespace pacer {
+namespace {
+
+constexpr double kPi = 3.141592653589793238462643383279502884;
+
+const char* name_of(Decay decay) {
+  switch (decay) {
+    case Decay::constant:
+      return "constant_schedule";
+    case Decay::linear:
+      return "warmup_linear";
+    case Decay::cosine:
+      return "warmup_cosine";
+    case Decay::polynomial:
+      return "warmup_polynomial";
+    case Decay::exponential:
+      return "warmup_exponential";
+    case Decay::inverse_sqrt:
+      return "warmup_inverse_sqrt";
+  }
+  throw InvalidArgument("a learning-rate schedule was given a decay that does not exist");
+}
+
+bool has_an_end(Decay decay) {
+  return decay == Decay::linear || decay == Decay::cosine || decay == Decay::polynomial;
+}
+
+template <class Value>
+void require_unused(const std::optional<Value>& value, const char* schedule, const char* option) {
+  require(!value.has_value(), schedule, " has no use for ", option,
+          "; leave it out or take another schedule");
+}
+
+template <class Value>
+void require_count(const std::optional<Value>& value, int64_t least, const char* schedule,
+                   const char* option) {
+  require(!value || *value >= least, schedule, ": ", option, " must be at least ", least, ", not ",
+          value.value_or(0));
+}
+
+void require_share(const std::optional<double>& value, const char* schedule, const char* option) {
+  require(!value || (*value >= 0 && *value <= 1), schedule, ": ", option,
+          " is a share of the base rate and must be in [0, 1], not ", value.value_or(0));
+}
+
+}  // namespace
+
+LearningRateSchedule::LearningRateSchedule(Decay decay, const LearningRateScheduleOptions& options)
+    : decay_(decay), options_(options) {
+  const char* name = name_of(decay);
+  const auto& o = options_;
+  require(o.warmup_steps_ >= 0, name, ": the number of warm-up steps must not be negative, but is ",
+          o.warmup_steps_);
+  require(o.warm_up_ == WarmUp::linear || o.warm_up_ == WarmUp::logarithmic, name,
+          ": warm_up must be WarmUp::linear or WarmUp::logarithmic");
+  require_share(o.start_factor_, name, "start_factor");
+  require_share(o.end_factor_, name, "end_factor");
+  require_count(o.total_steps_, 0, name, "total_steps");
+  require_count(o.total_tokens_, 0, name, "total_tokens");
+  require_count(o.every_, 1, name, "every");
+  require(!o.power_ || (*o.power_ > 0 && std::isfinite(*o.power_)), name,
+          ": power must be positive and finite, not ", o.power_.value_or(0));
+  require(!o.gamma_ || (*o.gamma_ > 0 && *o.gamma_ <= 1), name, ": gamma must be in (0, 1], not ",
+          o.gamma_.value_or(0));
+
+  if (has_an_end(decay)) {
+    require(!(o.total_steps_ && o.total_tokens_), name,
+            " was given total_steps and total_tokens; give the one that the decay shall follow");
+    require(o.total_steps_ || o.total_tokens_, name,
+            " needs to know where the decay ends; give total_steps or total_tokens");
+  } else {
+    require_unused(o.total_steps_, name, "total_steps");
+    require_unused(o.total_tokens_, name, "total_tokens");
+    require_unused(o.end_factor_, name, "end_factor");
+  }
+  if (decay != Decay::polynomial) require_unused(o.power_, name, "power");
+  if (decay != Decay::exponential) {
+    require_unused(o.gamma_, name, "gamma");
+    require_unused(o.every_, name, "every");
+  } else {
+    require(o.gamma_.has_value(), name, " needs gamma, the factor of one decay");
+  }
+}
+
+double LearningRateSchedule::factor(const Progress& progress) const {
+  require(progress.step >= 0 && progress.tokens >= 0, "a learning-rate schedule was asked for step ",
+          progress.step, " and token ", progress.tokens, "; both count from 0");
+  if (!warmup_ended(progress)) {
+    const double warmup = warmup_factor(progress.step);
+    return by_tokens() ? warmup * decay_factor(progress) : warmup;
+  }
+  return decay_factor(progress);
+}
+
+// `step` is below warmup_steps, which is therefore positive.
+double LearningRateSchedule::warmup_factor(int64_t step) const {
+  const double start = options_.start_factor_.value_or(0);
+  const double k = static_cast<double>(step) + 1, w = static_cast<double>(options_.warmup_steps_);
+  const double share = options_.warm_up_ == WarmUp::linear ? k / w : std::log1p(k) / std::log1p(w);
+  return start + (1 - start) * std::min(share, 1.0);
+}
+
+double LearningRateSchedule::decay_factor(const Progress& progress) const {
+  const auto from_one_to_end = [this](double left) {  // left: 1 before the decay, 0 after it
+    const double end = options_.end_factor_.value_or(0);
+    return end + (1 - end) * left;
+  };
+  const int64_t warmup_steps = options_.warmup_steps_;
+  switch (decay_) {
+    case Decay::constant:
+      return 1;
+    case Decay::linear:
+      return from_one_to_end(1 - decayed_share(progress));
+    case Decay::cosine:
+      return from_one_to_end((1 + std::cos(kPi * decayed_share(progress))) / 2);
+    case Decay::polynomial:
+      return from_one_to_end(std::pow(1 - decayed_share(progress), options_.power_.value_or(1)));
+    case Decay::exponential: {
+      const int64_t decays = (progress.step - warmup_steps) / options_.every_.value_or(1);
+      return std::pow(*options_.gamma_, static_cast<double>(decays));
+    }
+    case Decay::inverse_sqrt: {
+      const double k = static_cast<double>(progress.step) + 1;
+      const double least = std::max(static_cast<double>(warmup_steps), 1.0);
+      return std::sqrt(least / std::max(k, least));
+    }
+  }
+  return 1;  // not reached: the constructor refuses other values
+}
+
+// x of the header, in [0, 1].
+double LearningRateSchedule::decayed_share(const Progress& progress) const {
+  const auto share = [](int64_t done, int64_t total) {
+    if (done >= total) return 1.0;  // and done >= 0, so a total of 0 divides nothing
+    return static_cast<double>(done) / static_cast<double>(total);
+  };
+  if (by_tokens()) return share(progress.tokens, *options_.total_tokens_);
+  return share(progress.step - options_.warmup_steps_, *options_.total_steps_ - options_.warmup_steps_);
+}
+
+LearningRateSchedule constant_schedule(const LearningRateScheduleOptions& options) {
+  return {Decay::constant, options};
+}
+LearningRateSchedule warmup_linear(const LearningRateScheduleOptions& options) {
+  return {Decay::linear, options};
+}
+LearningRateSchedule warmup_cosine(const LearningRateScheduleOptions& options) {
+  return {Decay::cosine, options};
+}
+LearningRateSchedule warmup_polynomial(const LearningRateScheduleOptions& options) {
+  return {Decay::polynomial, options};
+}
+LearningRateSchedule warmup_exponential(const LearningRateScheduleOptions& options) {
+  return {Decay::exponential, options};
+}
+LearningRateSchedule warmup_inverse_sqrt(const LearningRateScheduleOptions& options) {
+  return {Decay::inverse_sqrt, options};
+}
+
+}  // namespace pacer

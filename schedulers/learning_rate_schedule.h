@@ -1,0 +1,107 @@
+// Learning-rate schedules as pure functions: progress in, factor of the base rate out. A schedule holds no
+// state, so there is nothing to save and nothing to lose at resume. Applying the factor to an optimizer is
+// not done here: see FactorLR and the LearningRate hook.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include <pacer/schedulers/progress.h>
+
+namespace pacer {
+
+// The way from start_factor to 1 over the warm-up steps, at step k = 1 ... w.
+enum class WarmUp {
+  linear,       // start + (1 - start) k / w
+  logarithmic,  // start + (1 - start) log(1 + k) / log(1 + w)
+};
+
+// The way down from 1; see the function of the same name below.
+enum class Decay { constant, linear, cosine, polynomial, exponential, inverse_sqrt };
+
+// What a schedule is made of. Built in place, {warm-up steps, total steps}, or by setters that chain:
+// LearningRateScheduleOptions(1'000).total_tokens(4'000'000'000).end_factor(0.1). A setting that a schedule
+// has no use for is refused by it, so that none is silently without effect.
+class LearningRateScheduleOptions {
+ public:
+  // NOLINTNEXTLINE(google-explicit-constructor): warmup_inverse_sqrt({1'000}) is meant to compile.
+  LearningRateScheduleOptions(int64_t warmup_steps = 0) : warmup_steps_(warmup_steps) {}
+  LearningRateScheduleOptions(int64_t warmup_steps, int64_t total_steps)
+      : warmup_steps_(warmup_steps), total_steps_(total_steps) {}
+
+  // Where warm-up starts, in [0, 1]; 0 unless set.
+  LearningRateScheduleOptions& start_factor(double factor) { return set(start_factor_, factor); }
+  // WarmUp::linear unless set.
+  LearningRateScheduleOptions& warm_up(WarmUp shape) { return set(warm_up_, shape); }
+  // The step at which the decay arrives at end_factor, warm-up included. It stays there afterwards; a total
+  // that is not beyond the warm-up goes there at once.
+  LearningRateScheduleOptions& total_steps(int64_t steps) { return set(total_steps_, steps); }
+  // Instead of total_steps: decay by tokens trained, from the first token on; warm-up stays by steps and
+  // multiplies it.
+  LearningRateScheduleOptions& total_tokens(int64_t tokens) { return set(total_tokens_, tokens); }
+  // Where the decay ends, in [0, 1]; 0 unless set.
+  LearningRateScheduleOptions& end_factor(double factor) { return set(end_factor_, factor); }
+  // Polynomial only: the exponent, > 0; 1 unless set.
+  LearningRateScheduleOptions& power(double exponent) { return set(power_, exponent); }
+  // Exponential only: the factor of one decay, in (0, 1]; needed.
+  LearningRateScheduleOptions& gamma(double factor) { return set(gamma_, factor); }
+  // Exponential only: steps between two decays, >= 1; 1 unless set.
+  LearningRateScheduleOptions& every(int64_t steps) { return set(every_, steps); }
+
+ private:
+  friend class LearningRateSchedule;
+
+  template <class Field, class Value>
+  LearningRateScheduleOptions& set(Field& field, Value value) {
+    field = value;
+    return *this;
+  }
+
+  int64_t warmup_steps_;
+  WarmUp warm_up_ = WarmUp::linear;
+  std::optional<int64_t> total_steps_, total_tokens_, every_;
+  std::optional<double> start_factor_, end_factor_, power_, gamma_;
+};
+
+// A value: copy it freely. Every factor is a finite multiple of the base rate in [0, 1], computed in double.
+class LearningRateSchedule {
+ public:
+  // Throws InvalidArgument for options that are out of range, missing, or of no use to this decay.
+  LearningRateSchedule(Decay decay, const LearningRateScheduleOptions& options);
+
+  // The factor for the step that comes after `progress.step` attempts. Throws InvalidArgument where progress
+  // is negative.
+  double factor(const Progress& progress) const;
+
+  // Whether the step that comes next is beyond the warm-up.
+  bool warmup_ended(const Progress& progress) const { return progress.step >= options_.warmup_steps_; }
+
+  // Whether the decay follows tokens instead of steps.
+  bool by_tokens() const { return options_.total_tokens_.has_value(); }
+
+ private:
+  double warmup_factor(int64_t step) const;
+  double decay_factor(const Progress& progress) const;
+  double decayed_share(const Progress& progress) const;
+
+  Decay decay_;
+  LearningRateScheduleOptions options_;
+};
+
+// What each is after the warm-up of w steps, with q attempts completed and x = (q - w) / (N - w) in [0, 1]
+// for a total of N steps, or x = the share of total_tokens trained on.
+
+// 1
+LearningRateSchedule constant_schedule(const LearningRateScheduleOptions& options = {});
+// end + (1 - end) (1 - x)
+LearningRateSchedule warmup_linear(const LearningRateScheduleOptions& options);
+// end + (1 - end) (1 + cos(pi x)) / 2
+LearningRateSchedule warmup_cosine(const LearningRateScheduleOptions& options);
+// end + (1 - end) (1 - x)^power
+LearningRateSchedule warmup_polynomial(const LearningRateScheduleOptions& options);
+// gamma^floor((q - w) / every)
+LearningRateSchedule warmup_exponential(const LearningRateScheduleOptions& options);
+// sqrt(max(w, 1) / (q + 1))
+LearningRateSchedule warmup_inverse_sqrt(const LearningRateScheduleOptions& options);
+
+}  // namespace pacer

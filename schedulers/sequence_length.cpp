@@ -1,0 +1,135 @@
+#include <pacer/schedulers/sequence_length.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include <pacer/core/error.h>
+#include <pacer/schedulers/step_report.h>
+
+namespace pacer {
+
+SequenceLengthOptions& SequenceLengthOptions::ramp_steps(int64_t steps) {
+  schedule_.ramp_steps(steps);
+  return *this;
+}
+SequenceLengthOptions& SequenceLengthOptions::ramp_tokens(int64_t tokens) {
+  schedule_.ramp_tokens(tokens);
+  return *this;
+}
+SequenceLengthOptions& SequenceLengthOptions::root(double root) {
+  schedule_.root(root);
+  return *this;
+}
+SequenceLengthOptions& SequenceLengthOptions::difficulty_step(int64_t step) {
+  schedule_.difficulty_step(step);
+  return *this;
+}
+SequenceLengthOptions& SequenceLengthOptions::table(LengthSchedule::Table table) {
+  schedule_.table(std::move(table));
+  return *this;
+}
+SequenceLengthOptions& SequenceLengthOptions::mode(LengthMode mode) {
+  mode_ = mode;
+  return *this;
+}
+SequenceLengthOptions& SequenceLengthOptions::dimensions(std::vector<std::vector<int64_t>> dimensions) {
+  dimensions_ = std::move(dimensions);
+  return *this;
+}
+SequenceLengthOptions& SequenceLengthOptions::allow_shorter(bool on) {
+  allow_shorter_ = on;
+  return *this;
+}
+
+at::Tensor truncate_sequence(const at::Tensor& tensor, const std::vector<int64_t>& dimensions,
+                             int64_t length) {
+  at::Tensor cut = tensor;
+  for (const int64_t dimension : dimensions) cut = cut.narrow(dimension, 0, length);
+  return cut;
+}
+
+at::Tensor reshape_sequence(const at::Tensor& tensor, int64_t length) {
+  const int64_t pieces = tensor.size(0) * tensor.size(1) / length;
+  at::Tensor flat = tensor.flatten(0, 1).narrow(0, 0, pieces * length);
+  return flat.unflatten(0, {pieces, length});
+}
+
+SequenceLength::SequenceLength(SequenceLengthOptions options) : options_(std::move(options)) {
+  options_.schedule().validate();
+}
+
+std::vector<int64_t> SequenceLength::dimensions_of(size_t index, const at::Tensor& tensor) const {
+  std::vector<int64_t> dimensions;
+  if (!options_.dimensions().empty()) {
+    dimensions = options_.dimensions()[index];
+    for (int64_t& dimension : dimensions) {
+      require(dimension >= -tensor.dim() && dimension < tensor.dim(), "SequenceLength: tensor ", index,
+              " of the batch has shape ", tensor.sizes(), " and no dimension ", dimension);
+      if (dimension < 0) dimension += tensor.dim();
+    }
+    return dimensions;
+  }
+  switch (tensor.dim()) {
+    case 0:
+    case 1:
+      return {};
+    case 2:
+    case 3:
+      return {1};
+    case 4:
+      return {2, 3};
+    default:
+      throw InvalidArgument(detail::concatenate("SequenceLength cannot tell which dimension of tensor ",
+                                                index, " of the batch, of shape ", tensor.sizes(),
+                                                ", is the sequence; name it with dimensions()"));
+  }
+}
+
+void SequenceLength::begin(const Progress& progress, MicroBatch& batch) {
+  const size_t count = batch.tensors.size();
+  require(options_.dimensions().empty() || options_.dimensions().size() == count,
+          "SequenceLength was told the ", "dimensions of ", options_.dimensions().size(),
+          " tensors, but the batch has ", count);
+  std::vector<std::vector<int64_t>> dimensions;
+  std::optional<int64_t> full;  // L
+  for (size_t i = 0; i < count; ++i) {
+    const at::Tensor& tensor = batch.tensors[i];
+    dimensions.push_back(dimensions_of(i, tensor));
+    for (const int64_t dimension : dimensions.back()) {
+      if (!full) full = tensor.size(dimension);
+      require(tensor.size(dimension) == *full, "SequenceLength: dimension ", dimension, " of tensor ", i,
+              " of the batch, of shape ", tensor.sizes(), ", is not ", *full,
+              " long as the sequences before it; name the sequence dimensions with dimensions()");
+    }
+    const bool left_alone =
+        dimensions.back().empty() && (!options_.dimensions().empty() || tensor.dim() == 0);
+    require(
+        options_.mode() == LengthMode::truncate || left_alone || dimensions.back() == std::vector<int64_t>{1},
+        "SequenceLength cannot reshape tensor ", i, " of the batch, of shape ", tensor.sizes(),
+        "; reshape needs [batch, sequence, ...], so build the mask in the model, or truncate");
+  }
+  require(full.has_value(),
+          "SequenceLength finds no sequence in the batch; name the dimensions with dimensions()");
+  int64_t length = options_.schedule().length(progress);
+  require(length <= *full || options_.allow_shorter(), "SequenceLength wants sequences of ", length,
+          " tokens, but the batch has ", *full, "; end the curriculum at ", *full,
+          " or set allow_shorter(true)");
+  length = std::min(length, *full);
+  const int64_t examples = batch.tensors[0].dim() > 0 ? batch.tensors[0].size(0) : 1;
+  for (size_t i = 0; i < count; ++i) {
+    if (dimensions[i].empty() || length == *full) continue;
+    at::Tensor& tensor = batch.tensors[i];
+    tensor = options_.mode() == LengthMode::truncate ? truncate_sequence(tensor, dimensions[i], length)
+                                                     : reshape_sequence(tensor, length);
+  }
+  const bool reshaped = options_.mode() == LengthMode::reshape;
+  batch.tokens = reshaped ? examples * *full / length * length : examples * length;
+  length_ = length;
+}
+
+void SequenceLength::after_step(StepReport& report) {
+  report.add("sequence_length", static_cast<double>(length_));
+}
+
+}  // namespace pacer

@@ -1,0 +1,86 @@
+// A sequence-length curriculum (Li et al., arXiv:2108.06084): training starts with short sequences and grows
+// to the full length; attention gets cheaper and early training steadier.
+//
+//   session.use(pacer::SequenceLength(pacer::SequenceLengthOptions(64, 1024).ramp_steps(10'000)));
+//
+// Session::begin hands out batches of the length that progress asks for. Evaluation stays at full length.
+// Which dimensions of which tensor are sequence: dimension 1 of a tensor with two or three dimensions,
+// [batch, sequence, ...]; dimensions 2 and 3 of one with four, [batch, heads or 1, sequence, sequence] (a
+// mask); none of a tensor with one. `dimensions` says otherwise.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <pacer/schedulers/hook.h>
+#include <pacer/schedulers/length_schedule.h>
+
+namespace pacer {
+
+// What becomes of the tokens beyond the length.
+enum class LengthMode {
+  truncate,  // cut off: fewer tokens in the batch
+  reshape,   // the batch becomes more, shorter sequences; fewer tokens than one sequence are dropped
+};
+
+// A LengthSchedule and how it is applied. Setters chain.
+class SequenceLengthOptions {
+ public:
+  // Lengths in tokens; 1 <= first <= last.
+  SequenceLengthOptions(int64_t first, int64_t last) : schedule_(first, last) {}
+  SequenceLengthOptions(LengthSchedule schedule) : schedule_(std::move(schedule)) {}
+
+  // As in LengthSchedule.
+  SequenceLengthOptions& ramp_steps(int64_t steps);
+  SequenceLengthOptions& ramp_tokens(int64_t tokens);
+  SequenceLengthOptions& root(double root);
+  SequenceLengthOptions& difficulty_step(int64_t step);
+  SequenceLengthOptions& table(LengthSchedule::Table table);
+
+  SequenceLengthOptions& mode(LengthMode mode);
+  // The sequence dimensions of each tensor of the batch, in order; {} for a tensor without.
+  SequenceLengthOptions& dimensions(std::vector<std::vector<int64_t>> dimensions);
+  // Batches may be shorter than the length asked for (padded to their longest sequence, for example).
+  // Otherwise that is an error.
+  SequenceLengthOptions& allow_shorter(bool on);
+
+  const LengthSchedule& schedule() const { return schedule_; }
+  LengthMode mode() const { return mode_; }
+  const std::vector<std::vector<int64_t>>& dimensions() const { return dimensions_; }
+  bool allow_shorter() const { return allow_shorter_; }
+
+ private:
+  LengthSchedule schedule_;
+  LengthMode mode_ = LengthMode::truncate;
+  std::vector<std::vector<int64_t>> dimensions_;
+  bool allow_shorter_ = false;
+};
+
+class SequenceLength : public Hook {
+ public:
+  // Throws InvalidArgument for a schedule without a way from first to last.
+  explicit SequenceLength(SequenceLengthOptions options);
+
+  std::string hook_name() const override { return "sequence_length"; }
+  Slot slot() const override { return Slot::data; }
+  bool settled(const Progress& progress) const override { return options_.schedule().settled(progress); }
+  // Throws InvalidArgument where a tensor has no such dimension, or another length there than the rest.
+  void begin(const Progress& progress, MicroBatch& batch) override;
+  void after_step(StepReport& report) override;
+
+ private:
+  std::vector<int64_t> dimensions_of(size_t index, const at::Tensor& tensor) const;
+
+  SequenceLengthOptions options_;
+  int64_t length_ = 0;  // of the last micro-batch
+};
+
+// The two rules themselves, for a loop without a Session. `dimensions`: sequence dimensions of the tensor,
+// all of size L >= length.
+at::Tensor truncate_sequence(const at::Tensor& tensor, const std::vector<int64_t>& dimensions,
+                             int64_t length);
+// [B, L, ...] to [floor(B L / length), length, ...].
+at::Tensor reshape_sequence(const at::Tensor& tensor, int64_t length);
+
+}  // namespace pacer

@@ -1,0 +1,298 @@
+#include <pacer/schedulers/session.h>
+
+#include <algorithm>
+#include <exception>
+
+#include <ATen/ops/zeros_like.h>
+#include <c10/util/Exception.h>
+
+#include <pacer/core/error.h>
+#include <pacer/schedulers/checkpoints.h>
+#include <pacer/schedulers/detail/device_copy.h>
+#include <pacer/schedulers/detail/epoch_sampler_hook.h>
+#include <pacer/schedulers/detail/evaluation_scope.h>
+#include <pacer/schedulers/detail/layer_drop_hook.h>
+#include <pacer/schedulers/detail/prewarm_scope.h>
+#include <pacer/schedulers/detail/step_runner.h>
+#include <pacer/schedulers/layer_drop.h>
+#include <pacer/schedulers/step_report.h>
+
+namespace pacer {
+namespace {
+
+class HooksForwardScope final : public detail::ForwardScope {
+ public:
+  explicit HooksForwardScope(const SessionParts& parts) : parts_(&parts) {
+    try {
+      for (const auto& hook : parts.hooks()) hook->forward_begin(parts.progress);
+    } catch (...) {
+      HooksForwardScope::end();
+      throw;
+    }
+  }
+  ~HooksForwardScope() override { HooksForwardScope::end(); }
+  void end() noexcept override {
+    if (parts_ == nullptr) return;
+    for (const auto& hook : parts_->hooks()) hook->forward_end();
+    parts_ = nullptr;
+  }
+
+ private:
+  const SessionParts* parts_;
+};
+
+// Weights of micro-batches are their tokens times this: exact in fp32 for any batch, and near 1, so that a
+// loss scale has the room it expects.
+constexpr double kWeightPerToken = 1.0 / 4096;
+
+int64_t default_tokens(const at::Tensor& first) {
+  if (first.dim() == 0) return 1;
+  const bool holds_tokens =
+      at::isIntegralType(first.scalar_type(), /*includeBool=*/false) && first.dim() >= 2;
+  return holds_tokens ? first.size(0) * first.size(1) : first.size(0);
+}
+
+const char* slot_name(Slot slot) {
+  constexpr const char* kNames[] = {"data", "forward",  "loss",     "reduce",
+                                    "clip", "optimize", "schedule", "record"};
+  return kNames[static_cast<size_t>(slot)];
+}
+
+}  // namespace
+
+Session::Session(torch::nn::Module& model, torch::optim::Optimizer& optimizer) : parts_(model, optimizer) {
+  if (parts_.session_optimizer()) parts_.session_optimizer()->name_parameters(model.named_parameters());
+}
+
+Session::~Session() {
+  if (forward_scope_) forward_scope_->end();
+  if (!finished_ && parts_.progress.micro_step > 0 && std::uncaught_exceptions() == 0) {
+    TORCH_WARN("a pacer::Session ends with the gradients of ", parts_.progress.micro_step, " of ",
+               parts_.progress.micro_steps, " micro-steps unused; call finish() after the loop");
+  }
+}
+
+Session& Session::use(std::shared_ptr<Hook> hook) {
+  require(hook != nullptr, "Session::use was given a null hook");
+  require(!started_, "Session::use(", hook->hook_name(),
+          ") after begin or resume; add all hooks before them");
+  for (const auto& other : parts_.hooks_) {
+    require(other->hook_name() != hook->hook_name(), "this Session already has the hook ", hook->hook_name(),
+            "; use it once");
+    require(!(other->exclusive() && hook->exclusive() && other->slot() == hook->slot()), "the hooks ",
+            other->hook_name(), " and ", hook->hook_name(), " both do the work of the slot \"",
+            slot_name(hook->slot()), "\"; use one of them");
+  }
+  hook->attach(parts_);
+  const auto key = [](const Hook& h) { return std::make_pair(h.slot(), h.hook_name()); };
+  const auto place = std::upper_bound(parts_.hooks_.begin(), parts_.hooks_.end(), hook,
+                                      [&](const auto& a, const auto& b) { return key(*a) < key(*b); });
+  parts_.hooks_.insert(place, std::move(hook));
+  return *this;
+}
+
+Session& Session::use(const LayerDrop& layer_drop) {
+  return use(std::make_shared<detail::LayerDropHook>(layer_drop));
+}
+
+Session& Session::use(const EpochSampler& sampler) {
+  return use(std::make_shared<detail::EpochSamplerHook>(sampler));
+}
+
+// Once, when all hooks are known.
+void Session::start() {
+  if (started_) return;
+  for (const auto& module : parts_.model().modules(/*include_self=*/false)) {
+    const auto* gates = dynamic_cast<const LayerDropImpl*>(module.get());
+    require(
+        gates == nullptr || gates->is_in_use(),
+        "the model has a LayerDrop that this Session does not know, so no layer would ever be dropped; add "
+        "session.use(layer_drop)");
+  }
+  parts_.progress.micro_steps = parts_.micro_steps;
+  runner_ = std::make_unique<detail::StepRunner>(parts_);
+  started_ = true;
+}
+
+std::optional<int64_t> Session::resume() {
+  auto* checkpoints = parts_.find<Checkpoints>();
+  require(checkpoints != nullptr, "Session::resume needs a Checkpoints hook; add it with use() first");
+  require(parts_.progress.step == 0 && parts_.progress.micro_step == 0 && !in_forward_ && !in_backward_,
+          "Session::resume belongs before the first begin");
+  start();
+  return checkpoints->load_newest();
+}
+
+std::vector<at::Tensor> Session::begin_micro_step(std::vector<at::Tensor> tensors) {
+  require(!finished_, "Session::begin after finish; make a new Session to train on");
+  require(!in_backward_, "Session::begin after backward without step; call step() after every backward()");
+  start();
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    require(tensors[i].defined(), "tensor ", i, " of the batch given to Session::begin is undefined");
+  }
+  if (forward_scope_) forward_scope_->end();
+  MicroBatch batch;
+  batch.examples = tensors[0].dim() == 0 ? 1 : tensors[0].size(0);
+  batch.tokens = default_tokens(tensors[0]);
+  batch.tensors = std::move(tensors);
+  const size_t count = batch.tensors.size();
+  for (const auto& hook : parts_.hooks_) hook->begin(parts_.progress, batch);
+  require<Error>(batch.tensors.size() == count, "a hook changed the number of tensors in the batch from ",
+                 count, " to ", batch.tensors.size(), "; a hook may replace tensors only");
+  for (at::Tensor& tensor : batch.tensors) tensor = detail::copy_to_device(tensor, parts_.device());
+  forward_scope_ = std::make_shared<HooksForwardScope>(parts_);
+  micro_batch_tokens_ = batch.tokens;
+  in_forward_ = true;
+  return std::move(batch.tensors);
+}
+
+void Session::count_tokens(int64_t tokens) {
+  require(in_forward_, "Session::count_tokens belongs between begin and backward");
+  require(tokens >= 0, "Session::count_tokens needs a number of tokens >= 0, not ", tokens);
+  micro_batch_tokens_ = tokens;
+}
+
+void Session::backward(const at::Tensor& loss) {
+  require(in_forward_, "Session::backward without begin; call begin, backward and step once per micro-batch");
+  require(
+      loss.defined() && loss.numel() == 1 && at::isFloatingType(loss.scalar_type()),
+      "Session::backward needs a loss that is one floating-point number; take the mean over the micro-batch");
+  require(loss.requires_grad(),
+          "the loss given to Session::backward depends on no parameter that needs a "
+          "gradient");
+  forward_scope_->end();
+  const double weight =
+      parts_.weight_by_tokens ? static_cast<double>(micro_batch_tokens_) * kWeightPerToken : 1.0;
+  at::Tensor scaled = weight == 1 ? loss : loss * weight;
+  if (parts_.record_loss) {
+    const at::Tensor part = scaled.detach().to(at::kFloat).reshape({});
+    window_loss_ = window_loss_.defined() ? window_loss_ + part : part.clone();
+  }
+  for (const auto& hook : parts_.hooks_) scaled = hook->scale_loss(std::move(scaled));
+  in_forward_ = false;
+  try {
+    scaled.backward();
+  } catch (...) {
+    drop_window();
+    throw;
+  }
+  window_tokens_ += micro_batch_tokens_;
+  window_weight_ += weight;
+  in_backward_ = true;
+}
+
+bool Session::step() {
+  require(in_backward_, "Session::step without backward; call begin, backward and step once per micro-batch");
+  Progress& progress = parts_.progress;
+  if (progress.micro_step + 1 < progress.micro_steps) {
+    ++progress.micro_step;
+    in_backward_ = false;
+    return false;
+  }
+  ++progress.micro_step;
+  try {
+    take_step();
+  } catch (...) {
+    if (progress.micro_step > 0) --progress.micro_step;  // the step was not taken; it may be tried again
+    throw;
+  }
+  return true;
+}
+
+// The optimizer step of a window of progress.micro_step micro-steps.
+void Session::take_step() {
+  Progress& progress = parts_.progress;
+  Progress window = progress;
+  window.micro_step = 0;
+  window.micro_steps = progress.micro_step;
+  fill_unused_gradients(window);
+  bool settled = true;
+  for (const auto& hook : parts_.hooks_) settled = settled && hook->settled(window);
+  for (const auto& hook : parts_.hooks_) hook->gradients_ready(window);
+  const double average = window_weight_ == 1 ? 1.0 : 1.0 / window_weight_;
+  runner_->run(average, settled);
+  parts_.optimizer().zero_grad();
+
+  ++progress.step;
+  progress.micro_step = 0;
+  progress.tokens += window_tokens_;
+  in_backward_ = false;
+  StepReport report(progress);
+  if (window_loss_.defined()) report.set_loss(std::move(window_loss_), average);
+  if (parts_.has_guard()) report.set_check(parts_.guard()->memory());
+  reset_window();
+  for (const auto& hook : parts_.hooks_) hook->after_step(report);
+}
+
+void Session::fill_unused_gradients(const Progress& window) {
+  for (const auto& hook : parts_.hooks_) {
+    for (const at::Tensor& parameter : hook->unused(window)) {
+      at::Tensor& gradient = parameter.mutable_grad();
+      if (parameter.requires_grad() && !gradient.defined()) gradient = at::zeros_like(parameter).detach();
+    }
+  }
+}
+
+void Session::reset_window() {
+  window_tokens_ = 0;
+  window_weight_ = 0;
+  window_loss_ = at::Tensor();
+}
+
+void Session::drop_window() {
+  parts_.optimizer().zero_grad();
+  parts_.progress.micro_step = 0;
+  reset_window();
+}
+
+void Session::finish() {
+  if (finished_) return;
+  require(!in_backward_, "Session::finish after backward without step; call step() after every backward()");
+  if (forward_scope_) forward_scope_->end();
+  in_forward_ = false;
+  if (parts_.progress.micro_step > 0) take_step();
+  for (const auto& hook : parts_.hooks_) hook->finish(parts_.progress);
+  finished_ = true;
+}
+
+void Session::prewarm(const std::function<at::Tensor()>& loss) {
+  require(parts_.progress.micro_step == 0 && !in_forward_ && !in_backward_,
+          "Session::prewarm belongs between steps; call it before begin");
+  start();
+  const detail::PrewarmScope restore(parts_);
+  at::Tensor result;
+  {
+    SessionParts& parts = parts_;
+    Progress first;
+    first.micro_steps = parts.progress.micro_steps;
+    const Progress now = std::exchange(parts.progress, first);  // at step 0 no layer is dropped
+    struct Restore {
+      Progress& place;
+      Progress value;
+      ~Restore() { place = value; }
+    } const restore_progress{parts.progress, now};
+    const HooksForwardScope scope(parts);
+    result = loss();
+  }
+  require(result.defined() && result.numel() == 1 && result.requires_grad(),
+          "Session::prewarm needs a function that returns a loss: one number that depends on the parameters");
+  for (const auto& hook : parts_.hooks_) result = hook->scale_loss(std::move(result));
+  result.backward();
+}
+
+std::shared_ptr<detail::EvaluationScope> Session::begin_evaluation() {
+  require(!in_forward_, "Session::evaluate belongs between steps, not between begin and backward");
+  return std::make_shared<detail::EvaluationScope>(parts_);
+}
+
+double Session::gradient_norm() const {
+  require(parts_.has_guard(), "this Session does not look at the gradient norm; add GradientClipping");
+  return parts_.read_guard().norm;
+}
+
+int64_t Session::skipped_steps() const {
+  if (parts_.session_optimizer()) return parts_.session_optimizer()->skipped_steps();
+  return parts_.has_guard() ? parts_.read_guard().skipped_steps : 0;
+}
+
+}  // namespace pacer

@@ -1,0 +1,143 @@
+// The training loop's companion: a model, an optimizer and hooks around a loop that stays the user's.
+//
+//   pacer::Session session(*model, optimizer);
+//   session.use(pacer::GradientAccumulation(4)).use(pacer::GradientClipping(1.0));
+//   for (auto& batch : *loader) {
+//     auto [x, y] = session.begin(batch.data, batch.target);
+//     session.backward(criterion(model->forward(x), y));
+//     session.step();
+//   }
+//   session.finish();
+//
+// schedulers/hook.h shows what happens in each call. Any torch::optim::Optimizer works: it gets averaged,
+// unscaled, clipped gradients in place. One of pacer's gets them as they are and does all of that in its own
+// kernel, and then a step never waits for the GPU.
+//
+// Without hooks a Session changes nothing: the same gradients, the same optimizer step, cleared gradients.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <pacer/schedulers/batch.h>
+#include <pacer/schedulers/session_parts.h>
+
+namespace pacer {
+
+class EpochSampler;
+class LayerDrop;
+
+namespace detail {
+class EvaluationScope;
+class StepRunner;
+}  // namespace detail
+
+class Session {
+ public:
+  // References: model and optimizer must outlive the Session. Throws InvalidArgument for an optimizer without
+  // parameters. Parameters that the optimizer has no name for get those of the model.
+  Session(torch::nn::Module& model, torch::optim::Optimizer& optimizer);
+  Session(const Session&) = delete;
+  // Warns where finish() was forgotten and gradients of an incomplete window are lost.
+  ~Session();
+
+  // Adds a hook: a temporary, std::move(hook), or a std::shared_ptr that you keep. The order does not matter.
+  // Throws InvalidArgument where it contradicts one that is there, and after begin or resume.
+  Session& use(std::shared_ptr<Hook> hook);
+  Session& use(const LayerDrop& layer_drop);
+  Session& use(const EpochSampler& sampler);
+  template <class H, std::enable_if_t<std::is_base_of_v<Hook, std::decay_t<H>>, int> = 0>
+  Session& use(H&& hook) {
+    static_assert(
+        !std::is_lvalue_reference_v<H>,
+        "a Session owns its hooks: pass a temporary, std::move(hook), or a std::shared_ptr you keep");
+    return use(std::shared_ptr<Hook>(std::make_shared<H>(std::forward<H>(hook))));
+  }
+
+  // Continues from the newest complete checkpoint of the Checkpoints hook, if there is one, and says so on
+  // stderr, with what it passed over. Returns the step it continues from. Throws, changing nothing, where
+  // that checkpoint does not fit this model, optimizer or these hooks.
+  std::optional<int64_t> resume();
+
+  // A micro-step begins: hooks cut the batch, its tensors go to the parameters' device without waiting, gates
+  // are drawn, autocast starts. Counts as tokens: batch x sequence where the first tensor holds integers in
+  // at least two dimensions (token ids), else the size of its first dimension. A begin without a backward is
+  // forgotten by the next one.
+  template <class... Tensors>
+  Batch<sizeof...(Tensors)> begin(const Tensors&... tensors) {
+    static_assert((std::is_convertible_v<const Tensors&, at::Tensor> && ...), "a batch is made of tensors");
+    static_assert(sizeof...(Tensors) > 0, "a batch has at least one tensor");
+    std::vector<at::Tensor> ready = begin_micro_step({tensors...});
+    std::array<at::Tensor, sizeof...(Tensors)> array;
+    std::move(ready.begin(), ready.end(), array.begin());
+    return {std::move(array), forward_scope_};
+  }
+
+  // Between begin and backward: how many tokens this micro-batch really trains on (padding left out).
+  void count_tokens(int64_t tokens);
+
+  // Ends the forward pass and runs backward on loss x loss scale x weight of the micro-batch. `loss`: one
+  // floating-point number, the mean over the micro-batch. Where backward throws, the window's gradients are
+  // dropped and it starts again with the next begin.
+  void backward(const at::Tensor& loss);
+
+  // Ends the micro-step; on the last one of a window the optimizer takes its step. True if it did (even where
+  // it then skipped because of gradients that are not finite).
+  bool step();
+
+  // Ends training: an incomplete window takes its step with the mean of what it has; last metrics and
+  // checkpoint. A second call does nothing.
+  void finish();
+
+  // Runs forward and backward once, with all layers and under autocast, on what `loss` builds (a batch of the
+  // full length), so that memory is reserved once, before a curriculum or layer dropping makes steps smaller.
+  // Gradients, buffers and random state are put back. Between steps only.
+  void prewarm(const std::function<at::Tensor()>& loss);
+
+  // Calls f in evaluation mode: no gradients, Module::eval(), autocast as in training; all put back after it.
+  template <class F>
+  auto evaluate(F&& f) {
+    const auto scope = begin_evaluation();
+    return std::forward<F>(f)();
+  }
+
+  // step: attempts completed; tokens: trained on so far.
+  const Progress& progress() const { return parts_.progress; }
+  // Of the gradient of the last step: unscaled, averaged, before clipping. Needs a hook that looks at it
+  // (GradientClipping, Precision). Waits for a GPU.
+  double gradient_norm() const;
+  // Steps skipped because of gradients that were not finite. Waits for a GPU.
+  int64_t skipped_steps() const;
+
+ private:
+  std::vector<at::Tensor> begin_micro_step(std::vector<at::Tensor> tensors);
+  std::shared_ptr<detail::EvaluationScope> begin_evaluation();
+  void start();
+  void take_step();
+  void fill_unused_gradients(const Progress& window);
+  void reset_window();
+  void drop_window();
+
+  SessionParts parts_;
+  std::shared_ptr<detail::ForwardScope> forward_scope_;
+  std::unique_ptr<detail::StepRunner> runner_;
+
+  bool started_ = false;
+  bool finished_ = false;
+  bool in_forward_ = false;   // begin was called, backward was not
+  bool in_backward_ = false;  // backward was called, step was not
+  int64_t micro_batch_tokens_ = 0;
+  // Of the window so far:
+  int64_t window_tokens_ = 0;
+  double window_weight_ = 0;
+  at::Tensor window_loss_;
+};
+
+}  // namespace pacer

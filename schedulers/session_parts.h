@@ -1,0 +1,67 @@
+// What a Session is made of, as its hooks see it: they keep references and say what they want of it. No hook
+// sees the Session itself.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include <pacer/optimizers/gradient_guard.h>
+#include <pacer/optimizers/session_optimizer.h>
+#include <pacer/schedulers/hook.h>
+#include <pacer/schedulers/progress.h>
+
+namespace pacer {
+
+class SessionParts {
+ public:
+  SessionParts(torch::nn::Module& model, torch::optim::Optimizer& optimizer);
+  SessionParts(const SessionParts&) = delete;
+
+  torch::nn::Module& model() const { return model_; }
+  torch::optim::Optimizer& optimizer() const { return optimizer_; }
+  // The optimizer as one of pacer's; null for any other.
+  SessionOptimizer* session_optimizer() const { return session_optimizer_; }
+  // Where the optimizer's parameters are.
+  at::Device device() const { return device_; }
+
+  // The guard of this Session; the first call creates it, and with it the look at all gradients in each step.
+  const std::shared_ptr<GradientGuard>& guard();
+  bool has_guard() const { return guard_ != nullptr; }
+  // What the guard saw last; waits for a GPU. Only with a guard.
+  kernels::GradientCheck read_guard() const { return guard_->read(); }
+
+  // In the order in which they are called.
+  const std::vector<std::shared_ptr<Hook>>& hooks() const { return hooks_; }
+  // The first hook of that type, or null.
+  template <class H>
+  H* find() const {
+    for (const auto& hook : hooks_) {
+      if (auto* found = dynamic_cast<H*>(hook.get())) return found;
+    }
+    return nullptr;
+  }
+
+  Progress progress;
+
+  // ---- what hooks ask for, in attach ----
+  int64_t micro_steps = 1;        // per optimizer step
+  bool weight_by_tokens = false;  // micro-batches count by their tokens, not alike
+  bool replay_optimizer = false;  // capture the optimizer's kernels in a CUDA graph
+  bool record_loss = false;       // add up the losses of a window for the report
+
+ private:
+  friend class Session;
+
+  torch::nn::Module& model_;
+  torch::optim::Optimizer& optimizer_;
+  SessionOptimizer* session_optimizer_;
+  at::Device device_;
+  std::shared_ptr<GradientGuard> guard_;
+  std::vector<std::shared_ptr<Hook>> hooks_;
+};
+
+}  // namespace pacer

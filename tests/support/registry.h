@@ -1,0 +1,251 @@
+// Every optimizer and every hook, for the tests that must hold for all of them: a new one is tested before
+// anybody writes a test for it. Add it to all_optimizers() or all_hooks().
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
+
+#include <pacer/schedulers/detail/random_state.h>
+#include <pacer/schedulers/detail/training_state.h>
+#include <pacer/schedulers/schedulers.h>
+
+#include "support/small_model.h"
+
+namespace pacer::testing {
+
+struct RegisteredOptimizer {
+  std::string name;
+  bool is_own;  // one of pacer's
+  std::function<std::unique_ptr<torch::optim::Optimizer>(const NamedParameters&)> make;
+  at::ScalarType dtype = at::kFloat;  // of the parameters
+};
+
+template <class Optimizer, class Options>
+std::function<std::unique_ptr<torch::optim::Optimizer>(const NamedParameters&)> making(Options options) {
+  return [options](const NamedParameters& parameters) -> std::unique_ptr<torch::optim::Optimizer> {
+    // Two groups with different options: biases without weight decay.
+    std::vector<Tensor> matrices, vectors;
+    for (const auto& item : parameters)
+      (item.value().dim() >= 2 ? matrices : vectors).push_back(item.value());
+    std::vector<torch::optim::OptimizerParamGroup> groups;
+    groups.emplace_back(matrices, std::make_unique<Options>(options));
+    groups.emplace_back(vectors, std::make_unique<Options>(Options(options).weight_decay(0)));
+    return std::make_unique<Optimizer>(groups, options);
+  };
+}
+
+inline std::vector<RegisteredOptimizer> all_optimizers() {
+  const FusedAdamWOptions adamw = FusedAdamWOptions(0.01).weight_decay(0.1).finite_check(true);
+  const auto stochastic =
+      FusedAdamWOptions(adamw).master_weights(MasterWeights::none).rounding(Rounding::stochastic);
+  const auto nearest = FusedAdamWOptions(adamw).master_weights(MasterWeights::none);
+  using namespace torch::optim;
+  return {
+      {"FusedAdamW", true, making<FusedAdamW>(adamw)},
+      {"FusedAdam", true, making<FusedAdam>(FusedAdamOptions(0.01).weight_decay(0.1).finite_check(true))},
+      {"FusedAdam amsgrad", true, making<FusedAdam>(FusedAdamOptions(0.01).amsgrad(true).finite_check(true))},
+      {"FusedAdamW bf16 remainder", true, making<FusedAdamW>(adamw), at::kBFloat16},
+      {"FusedAdamW bf16 master", true,
+       making<FusedAdamW>(FusedAdamWOptions(adamw).master_weights(MasterWeights::fp32)), at::kBFloat16},
+      {"FusedAdamW bf16 stochastic", true, making<FusedAdamW>(stochastic), at::kBFloat16},
+      {"FusedAdamW bf16 nearest", true, making<FusedAdamW>(nearest), at::kBFloat16},
+      {"AdamW", false, making<AdamW>(AdamWOptions(0.01).weight_decay(0.1))},
+      {"Adam", false, making<Adam>(AdamOptions(0.01).amsgrad(true))},
+      {"SGD", false, making<SGD>(SGDOptions(0.1).momentum(0.9))},
+      {"RMSprop", false, making<RMSprop>(RMSpropOptions(0.01).momentum(0.5).centered(true))},
+      {"Adagrad", false, making<Adagrad>(AdagradOptions(0.05))},
+  };
+}
+
+struct RegisteredHook {
+  std::string name;
+  // May be used together with hooks of another kind only.
+  std::string kind;
+  bool has_guard;  // it skips steps whose gradients are not finite
+  std::function<void(Session&, SmallModel&, EpochSampler&)> use;
+  bool needs_gates = false;
+};
+
+inline std::vector<RegisteredHook> all_hooks() {
+  const auto lengths = [](LengthMode mode) {
+    return SequenceLength(SequenceLengthOptions(4, kFullLength).ramp_steps(6).difficulty_step(2).mode(mode));
+  };
+  return {
+      {"accumulation", "accumulation", false,
+       [](Session& s, SmallModel&, EpochSampler&) { s.use(GradientAccumulation(3)); }},
+      {"accumulation by tokens", "accumulation", false,
+       [](Session& s, SmallModel&, EpochSampler&) { s.use(GradientAccumulation(2).weight_by_tokens()); }},
+      {"clipping", "clipping", true,
+       [](Session& s, SmallModel&, EpochSampler&) { s.use(GradientClipping(0.3)); }},
+      {"bf16", "precision", false, [](Session& s, SmallModel&, EpochSampler&) { s.use(Precision::bf16()); }},
+      {"fp16", "precision", true,
+       [](Session& s, SmallModel&, EpochSampler&) {
+         LossScaleRule rule;
+         rule.initial = 1024;
+         rule.growth_interval = 3;
+         s.use(Precision::fp16(rule));
+       }},
+      {"layer drop", "layer drop", false,
+       [](Session& s, SmallModel& m, EpochSampler&) { s.use(m->layer_drop); }, true},
+      {"curriculum", "curriculum", false,
+       [lengths](Session& s, SmallModel&, EpochSampler&) { s.use(lengths(LengthMode::truncate)); }},
+      {"curriculum by reshape", "curriculum", false,
+       [lengths](Session& s, SmallModel&, EpochSampler&) { s.use(lengths(LengthMode::reshape)); }},
+      {"learning rate", "learning rate", false,
+       [](Session& s, SmallModel&, EpochSampler&) {
+         s.use(LearningRate(warmup_cosine({3, 20})));
+       }},
+      {"sampler", "sampler", false, [](Session& s, SmallModel&, EpochSampler& e) { s.use(e); }},
+  };
+}
+
+// A snapshot of everything a checkpoint holds.
+inline detail::TrainingState copied(const detail::TrainingState& state) {
+  detail::TrainingState copy;
+  const auto clone = [](const NamedTensors& from, NamedTensors& to) {
+    for (const auto& [name, tensor] : from) to[name] = tensor.detach().clone();
+  };
+  clone(state.model, copy.model);
+  clone(state.optimizer, copy.optimizer);
+  clone(state.session, copy.session);
+  return copy;
+}
+
+// The name of the first tensor that differs; empty if none does.
+inline std::string first_difference(const NamedTensors& a, const NamedTensors& b) {
+  for (const auto& item : a) {
+    const auto found = b.find(item.first);
+    if (found == b.end() || !same_bits(item.second.cpu(), found->second.cpu())) return item.first;
+  }
+  for (const auto& item : b) {
+    if (a.count(item.first) == 0) return item.first;
+  }
+  return "";
+}
+inline std::string first_difference(const detail::TrainingState& a, const detail::TrainingState& b) {
+  for (const auto part :
+       {&detail::TrainingState::model, &detail::TrainingState::optimizer, &detail::TrainingState::session}) {
+    const std::string difference = first_difference(a.*part, b.*part);
+    if (!difference.empty()) return difference;
+  }
+  return "";
+}
+
+// Gives tests the parts of a Session.
+class PartsProbe : public Hook {
+ public:
+  explicit PartsProbe(SessionParts*& parts) : parts_(&parts) {}
+  std::string hook_name() const override { return "parts_probe"; }
+  Slot slot() const override { return Slot::record; }
+  void attach(SessionParts& parts) override { *parts_ = &parts; }
+
+ private:
+  SessionParts** parts_;
+};
+
+// One training run: model, optimizer, sampler, Session with hooks, and a random state of its own. Batches are
+// a function of progress, or with the sampler's hook come from the sampler.
+class SmallRun {
+ public:
+  SmallRun(const RegisteredOptimizer& optimizer_entry, const std::vector<RegisteredHook>& hooks,
+           double dropout = 0.1, at::Device device = at::kCPU)
+      : sampler(9, /*seed=*/3) {
+    bool gates = false;
+    for (const RegisteredHook& hook : hooks) {
+      gates = gates || hook.needs_gates;
+      uses_sampler_ = uses_sampler_ || hook.kind == "sampler";
+    }
+    model = gates ? small_model_with_gates(early_drops(), dropout) : small_model(dropout);
+    model->to(device, optimizer_entry.dtype);
+    optimizer = optimizer_entry.make(model->named_parameters());
+    session = std::make_unique<Session>(*model, *optimizer);
+    session->use(PartsProbe(parts));
+    for (const RegisteredHook& hook : hooks) hook.use(*session, model, sampler);
+    torch::manual_seed(17);
+    random_ = detail::get_random_state(device);
+  }
+
+  // One optimizer step, with all its micro-steps. `spoil` sees the model between the last backward and step.
+  void step(const std::function<void(SmallModel&)>& spoil = nullptr) {
+    const OwnRandomState own(*this);
+    for (bool stepped = false; !stepped;) {
+      const auto batch = next_batch();
+      auto [x, y] = session->begin(batch.first, batch.second);
+      const Tensor value = model->loss(x, y);
+      session->backward(value);
+      const bool last = session->progress().micro_step + 1 == session->progress().micro_steps;
+      if (spoil && last) spoil(model);
+      stepped = session->step();
+      loss = value.item<double>();
+    }
+  }
+
+  detail::TrainingState state() {
+    const OwnRandomState own(*this);
+    return copied(detail::export_state(*parts));
+  }
+
+  // Goes on from there.
+  void load(const detail::TrainingState& state) {
+    const OwnRandomState own(*this);
+    detail::import_state(*parts, state);
+    if (uses_sampler_) sampler.reset();
+  }
+  // The same from the checkpoints of a hook that is in use.
+  std::optional<int64_t> resume() {
+    const OwnRandomState own(*this);
+    const auto step = session->resume();
+    if (step && uses_sampler_) sampler.reset();
+    return step;
+  }
+
+  EpochSampler sampler;
+  SmallModel model = nullptr;
+  std::unique_ptr<torch::optim::Optimizer> optimizer;
+  std::unique_ptr<Session> session;
+  SessionParts* parts = nullptr;
+  double loss = 0;
+
+ private:
+  // While it lives, LibTorch's generators are where this run left them.
+  class OwnRandomState {
+   public:
+    explicit OwnRandomState(SmallRun& run)
+        : run_(run), others_(detail::get_random_state(run.parts->device())) {
+      detail::set_random_state(run.parts->device(), run.random_);
+    }
+    ~OwnRandomState() {
+      run_.random_ = detail::get_random_state(run_.parts->device());
+      detail::set_random_state(run_.parts->device(), others_);
+    }
+
+   private:
+    SmallRun& run_;
+    detail::RandomState others_;
+  };
+
+  std::pair<Tensor, Tensor> next_batch() {
+    const Progress& progress = session->progress();
+    if (!uses_sampler_) return small_batch(progress.step * parts->micro_steps + progress.micro_step);
+    auto examples = sampler.next(2);
+    if (!examples) {
+      sampler.reset();
+      examples = sampler.next(2);
+    }
+    return small_batch(static_cast<int64_t>(examples->front()), static_cast<int64_t>(examples->size()));
+  }
+
+  bool uses_sampler_ = false;
+  detail::RandomState random_;
+};
+
+}  // namespace pacer::testing

@@ -1,0 +1,236 @@
+// Learning-rate schedules against values computed by hand, against a restatement in long double, and what
+// they refuse. Bounds over random configurations are in tests/property/schedulers_rules.cpp.
+#include <cmath>
+#include <limits>
+
+#include <pacer/core/error.h>
+#include <pacer/schedulers/learning_rate_schedule.h>
+
+#include "support/catch.h"
+#include "support/samples.h"
+
+namespace pacer::testing {
+namespace {
+
+using Catch::Approx;
+using Catch::Matchers::ContainsSubstring;
+using RateOptions = LearningRateScheduleOptions;
+
+Progress rate_progress(int64_t step, int64_t tokens = 0) {
+  Progress progress;
+  progress.step = step;
+  progress.tokens = tokens;
+  return progress;
+}
+
+double factor_at(const LearningRateSchedule& schedule, int64_t step, int64_t tokens = 0) {
+  return schedule.factor(rate_progress(step, tokens));
+}
+
+// An equality that forgives the last digits of a double.
+Approx close_to(double value) { return Approx(value).epsilon(1e-14).margin(1e-15); }
+
+// Two rules said in another way, in long double.
+long double cosine_by_half_angle(long double share) {
+  const long double half = std::cos(std::acos(-1.0L) * share / 2);
+  return half * half;  // (1 + cos a) / 2 = cos^2 (a / 2)
+}
+long double decays_one_by_one(int64_t steps, long double gamma, int64_t every) {
+  long double value = 1;
+  for (int64_t step = 1; step <= steps; ++step) {
+    if (step % every == 0) value *= gamma;
+  }
+  return value;
+}
+
+}  // namespace
+
+TEST_CASE("a cosine schedule is built in place and goes through its known points", "[schedulers][rate]") {
+  const LearningRateSchedule schedule = warmup_cosine({1'000, 100'000});
+  CHECK(factor_at(schedule, 0) == close_to(0.001));
+  CHECK(factor_at(schedule, 499) == close_to(0.5));
+  CHECK(factor_at(schedule, 999) == 1.0);
+  CHECK(factor_at(schedule, 1'000) == 1.0);
+  CHECK(factor_at(schedule, 1'000 + 33'000) == close_to(0.75));
+  CHECK(factor_at(schedule, 1'000 + 49'500) == close_to(0.5));
+  CHECK(factor_at(schedule, 1'000 + 66'000) == close_to(0.25));
+  CHECK(factor_at(schedule, 100'000) == 0.0);
+  CHECK(factor_at(schedule, std::numeric_limits<int64_t>::max()) == 0.0);
+}
+
+TEST_CASE("a linear schedule takes equal steps up and down", "[schedulers][rate]") {
+  const LearningRateSchedule schedule = warmup_linear(RateOptions(4, 12).start_factor(0.2).end_factor(0.1));
+  const double expected[] = {0.4,    0.6,  0.8,    1.0,   1.0,    0.8875, 0.775,
+                             0.6625, 0.55, 0.4375, 0.325, 0.2125, 0.1,    0.1};
+  for (int64_t step = 0; step < 14; ++step) CHECK(factor_at(schedule, step) == close_to(expected[step]));
+}
+
+TEST_CASE("a polynomial of power 1 is linear", "[schedulers][rate]") {
+  const RateOptions options = RateOptions(10, 1'000).end_factor(0.25);
+  const LearningRateSchedule linear = warmup_linear(options), polynomial = warmup_polynomial(options);
+  for (int64_t step = 0; step < 1'100; ++step) {
+    REQUIRE(factor_at(polynomial, step) == close_to(factor_at(linear, step)));
+  }
+  CHECK(factor_at(warmup_polynomial(RateOptions(0, 100).power(2)), 50) == close_to(0.25));
+  CHECK(factor_at(warmup_polynomial(RateOptions(0, 100).power(0.5)), 75) == close_to(0.5));
+}
+
+TEST_CASE("an exponential schedule decays once every so many steps", "[schedulers][rate]") {
+  const LearningRateSchedule schedule = warmup_exponential(RateOptions(5).gamma(0.5).every(10));
+  CHECK(factor_at(schedule, 3) == close_to(0.8));
+  for (const int64_t step : {4, 5, 14}) CHECK(factor_at(schedule, step) == 1.0);
+  for (const int64_t step : {15, 24}) CHECK(factor_at(schedule, step) == 0.5);
+  CHECK(factor_at(schedule, 25) == 0.25);
+  CHECK(factor_at(schedule, std::numeric_limits<int64_t>::max()) == 0.0);
+}
+
+TEST_CASE("an inverse square root schedule halves where the steps are four-fold", "[schedulers][rate]") {
+  const LearningRateSchedule schedule = warmup_inverse_sqrt({100});
+  CHECK(factor_at(schedule, 49) == close_to(0.5));
+  CHECK(factor_at(schedule, 99) == 1.0);
+  CHECK(factor_at(schedule, 399) == close_to(0.5));
+  CHECK(factor_at(schedule, 1'599) == close_to(0.25));
+  const LearningRateSchedule without_warmup = warmup_inverse_sqrt({});
+  CHECK(factor_at(without_warmup, 0) == 1.0);
+  CHECK(factor_at(without_warmup, 3) == close_to(0.5));
+}
+
+TEST_CASE("a constant schedule is warm-up and nothing else", "[schedulers][rate]") {
+  CHECK(factor_at(constant_schedule(), 0) == 1.0);
+  CHECK(factor_at(constant_schedule({4}), 1) == 0.5);
+  CHECK(factor_at(constant_schedule({4}), 1'000'000) == 1.0);
+}
+
+TEST_CASE("a logarithmic warm-up rises by equal parts when 1 + k doubles", "[schedulers][rate]") {
+  const LearningRateSchedule schedule =
+      constant_schedule(RateOptions(7).warm_up(WarmUp::logarithmic).start_factor(0.1));
+  CHECK(factor_at(schedule, 0) == close_to(0.4));
+  CHECK(factor_at(schedule, 2) == close_to(0.7));
+  CHECK(factor_at(schedule, 6) == 1.0);
+}
+
+TEST_CASE("the end of the warm-up is exactly the peak and nothing jumps there", "[schedulers][rate]") {
+  Samples samples(3);
+  for (int i = 0; i < 300; ++i) {
+    const int64_t w = 100'000 + samples.below(1'000'000), total = 2 * w + samples.below(1'000'000);
+    const auto options = [&] {
+      RateOptions some(w);
+      return some.start_factor(samples.uniform())
+          .warm_up(samples.chance(0.5) ? WarmUp::linear : WarmUp::logarithmic);
+    };
+    for (const LearningRateSchedule& schedule :
+         {constant_schedule(options()), warmup_linear(options().total_steps(total)),
+          warmup_cosine(options().total_steps(total)),
+          warmup_polynomial(options().total_steps(total).power(3)),
+          warmup_exponential(options().gamma(0.99999)), warmup_inverse_sqrt(options())}) {
+      REQUIRE(factor_at(schedule, w - 1) == 1.0);
+      REQUIRE(std::abs(factor_at(schedule, w - 2) - 1) < 1e-4);
+      REQUIRE(std::abs(factor_at(schedule, w) - 1) < 1e-4);
+    }
+  }
+}
+
+TEST_CASE("a total that is not beyond the warm-up ends with it", "[schedulers][rate]") {
+  for (const int64_t total : {0, 1, 9, 10}) {
+    const LearningRateSchedule schedule = warmup_cosine(RateOptions(10, total).end_factor(0.125));
+    CHECK(factor_at(schedule, 4) == close_to(0.5));
+    CHECK(factor_at(schedule, 9) == 1.0);
+    CHECK(factor_at(schedule, 10) == 0.125);
+  }
+}
+
+TEST_CASE("by tokens the warm-up by steps multiplies the decay by tokens", "[schedulers][rate]") {
+  const LearningRateSchedule schedule = warmup_linear(RateOptions(4).total_tokens(1'000));
+  CHECK(schedule.by_tokens());
+  CHECK_FALSE(warmup_linear({4, 1'000}).by_tokens());
+  CHECK(factor_at(schedule, 1, 0) == close_to(0.5));
+  CHECK(factor_at(schedule, 1, 200) == close_to(0.4));
+  CHECK(factor_at(schedule, 4, 0) == 1.0);
+  CHECK(factor_at(schedule, 4, 200) == close_to(0.8));
+  CHECK(factor_at(schedule, 1'000'000, 200) == close_to(0.8));
+  CHECK(factor_at(schedule, 4, 1'000) == 0.0);
+  CHECK(factor_at(schedule, 4, std::numeric_limits<int64_t>::max()) == 0.0);
+  const LearningRateSchedule nothing_left = warmup_cosine(RateOptions(4).total_tokens(0).end_factor(0.5));
+  CHECK(factor_at(nothing_left, 1) == close_to(0.25));
+  CHECK(factor_at(nothing_left, 4) == 0.5);
+}
+
+TEST_CASE("schedules agree with a restatement in long double", "[schedulers][rate]") {
+  Samples samples(4);
+  for (int i = 0; i < 5'000; ++i) {
+    const int64_t w = samples.below(50), total = w + 1 + samples.below(1'000), every = 1 + samples.below(20);
+    const int64_t step = samples.below(1'200);
+    const long double end = samples.uniform(), start = samples.uniform(), gamma = 0.5 + samples.uniform() / 2;
+    const long double power = 0.5 + samples.uniform() * 3;
+    const auto options = [&] { return RateOptions(w).start_factor(static_cast<double>(start)); };
+    const auto ending = [&] { return options().total_steps(total).end_factor(static_cast<double>(end)); };
+    const auto check = [&](const LearningRateSchedule& schedule, long double decayed) {
+      // Interpolation as a weighted mean.
+      const long double up = (static_cast<long double>(step) + 1) / (w == 0 ? 1 : w);
+      const long double expected = step < w ? start * (1 - up) + up : decayed;
+      CAPTURE(i, w, total, step);
+      REQUIRE(std::abs(factor_at(schedule, step) - static_cast<double>(expected)) < 1e-14);
+    };
+    const int64_t left = total > step ? total - step : 0;
+    const long double share_left = static_cast<long double>(left) / (total - w);
+    const auto mean = [&](long double weight) { return end * (1 - weight) + weight; };
+    check(warmup_linear(ending()), mean(share_left));
+    check(warmup_cosine(ending()), mean(cosine_by_half_angle(1 - share_left)));
+    const long double bent = left == 0 ? 0 : std::exp(power * std::log(share_left));
+    check(warmup_polynomial(ending().power(static_cast<double>(power))), mean(bent));
+    check(warmup_exponential(options().gamma(static_cast<double>(gamma)).every(every)),
+          decays_one_by_one(step - w, gamma, every));
+    const long double root = std::exp(std::log((w == 0 ? 1.0L : w) / (step + 1)) / 2);
+    check(warmup_inverse_sqrt(options()), root);
+  }
+}
+
+TEST_CASE("warm-up has ended where the next step is beyond it", "[schedulers][rate]") {
+  const LearningRateSchedule schedule = warmup_cosine({10, 100});
+  CHECK_FALSE(schedule.warmup_ended(rate_progress(0)));
+  CHECK_FALSE(schedule.warmup_ended(rate_progress(9)));
+  CHECK(schedule.warmup_ended(rate_progress(10)));
+  CHECK(constant_schedule().warmup_ended(rate_progress(0)));
+}
+
+TEST_CASE("a learning-rate schedule refuses what is out of range", "[schedulers][rate]") {
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  CHECK_THROWS_AS(warmup_cosine({-1, 10}), InvalidArgument);
+  CHECK_THROWS_WITH(warmup_cosine({-1, 10}), ContainsSubstring("warmup_cosine") && ContainsSubstring("-1"));
+  CHECK_THROWS_WITH(warmup_linear({1, -10}), ContainsSubstring("total_steps"));
+  CHECK_THROWS_WITH(warmup_linear(RateOptions(1).total_tokens(-1)), ContainsSubstring("total_tokens"));
+  for (const double bad : {-0.1, 1.1, kNan, kInfinity, -kInfinity}) {
+    CHECK_THROWS_WITH(warmup_linear(RateOptions(1, 10).start_factor(bad)), ContainsSubstring("start_factor"));
+    CHECK_THROWS_WITH(warmup_linear(RateOptions(1, 10).end_factor(bad)), ContainsSubstring("end_factor"));
+    CHECK_THROWS_WITH(warmup_exponential(RateOptions(1).gamma(bad)), ContainsSubstring("gamma"));
+  }
+  for (const double bad : {-1.0, 0.0, kNan, kInfinity}) {
+    CHECK_THROWS_WITH(warmup_polynomial(RateOptions(1, 10).power(bad)), ContainsSubstring("power"));
+  }
+  CHECK_THROWS_WITH(warmup_exponential(RateOptions(1).gamma(0)), ContainsSubstring("gamma"));
+  CHECK_THROWS_WITH(warmup_exponential(RateOptions(1).gamma(0.5).every(0)), ContainsSubstring("every"));
+  CHECK_THROWS_AS(LearningRateSchedule(static_cast<Decay>(77), {}), InvalidArgument);
+  CHECK_THROWS_AS(constant_schedule(RateOptions(1).warm_up(static_cast<WarmUp>(7))), InvalidArgument);
+  CHECK_THROWS_AS(factor_at(constant_schedule(), -1), InvalidArgument);
+  CHECK_THROWS_AS(factor_at(constant_schedule(), 0, -1), InvalidArgument);
+}
+
+TEST_CASE("a learning-rate schedule refuses what is missing, double or without effect",
+          "[schedulers][rate]") {
+  CHECK_THROWS_WITH(warmup_cosine({10}), ContainsSubstring("total_steps or total_tokens"));
+  CHECK_THROWS_WITH(warmup_exponential({10}), ContainsSubstring("needs gamma"));
+  CHECK_THROWS_WITH(warmup_cosine(RateOptions(1, 10).total_tokens(10)),
+                    ContainsSubstring("total_steps and total_tokens"));
+  CHECK_THROWS_WITH(warmup_exponential(RateOptions(1).gamma(0.5).total_tokens(10)),
+                    ContainsSubstring("warmup_exponential has no use for total_tokens"));
+  CHECK_THROWS_WITH(warmup_inverse_sqrt(RateOptions(1).total_tokens(10)),
+                    ContainsSubstring("warmup_inverse_sqrt has no use for total_tokens"));
+  CHECK_THROWS_WITH(constant_schedule({1, 10}), ContainsSubstring("no use for total_steps"));
+  CHECK_THROWS_WITH(warmup_inverse_sqrt(RateOptions(1).end_factor(0.1)), ContainsSubstring("end_factor"));
+  CHECK_THROWS_WITH(warmup_cosine(RateOptions(1, 10).power(2)), ContainsSubstring("no use for power"));
+  CHECK_THROWS_WITH(warmup_cosine(RateOptions(1, 10).gamma(0.5)), ContainsSubstring("no use for gamma"));
+  CHECK_THROWS_WITH(warmup_cosine(RateOptions(1, 10).every(5)), ContainsSubstring("no use for every"));
+}
+
+}  // namespace pacer::testing
