@@ -39,7 +39,9 @@ NamedTensors take_file(Checkpoint& checkpoint, const std::string& folder, const 
 }  // namespace
 
 Checkpoints::Checkpoints(CheckpointsOptions options) : options_(std::move(options)) {
-  require(!options_.folder().empty(), "Checkpoints needs the name of a folder");
+  std::string& folder = options_.folder();
+  while (folder.size() > 1 && folder.back() == '/') folder.pop_back();
+  require(!folder.empty(), "Checkpoints needs the name of a folder");
   require(options_.every() >= 1, "Checkpoints: every must be at least 1 step, not ", options_.every());
   require(options_.keep() >= 1, "Checkpoints: keep must be at least 1, not ", options_.keep());
 }

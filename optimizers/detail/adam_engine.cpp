@@ -22,12 +22,7 @@ bool needs_dense_gradient(const AdamEntry& entry, const at::Tensor& gradient) {
 void AdamEngine::read_settings(const Groups& groups) {
   settings_.clear();
   for (const auto& group : groups) settings_.push_back(flavour_->settings(group.options()));
-  for (size_t g = 1; g < settings_.size(); ++g) {
-    require(settings_[g].finite_check == settings_[0].finite_check, flavour_->name, ": finite_check is ",
-            settings_[0].finite_check ? "on" : "off", " in group 0 and ",
-            settings_[g].finite_check ? "on" : "off", " in group ", g,
-            "; it covers the whole step, so set it alike in all groups");
-  }
+  check_alike(settings_, flavour_->name);
   finite_check_ = !settings_.empty() && settings_[0].finite_check;
 }
 

@@ -116,6 +116,15 @@ std::unique_ptr<torch::optim::OptimizerParamState> make_state() {
 
 }  // namespace
 
+void check_alike(const std::vector<AdamGroupSettings>& settings, const char* optimizer) {
+  for (size_t g = 1; g < settings.size(); ++g) {
+    require(settings[g].finite_check == settings[0].finite_check, optimizer, ": finite_check is ",
+            settings[0].finite_check ? "on" : "off", " in group 0 and ",
+            settings[g].finite_check ? "on" : "off", " in group ", g,
+            "; it covers the whole step, so set it alike in all groups");
+  }
+}
+
 const AdamFlavour kAdamFlavour = {"FusedAdam",
                                   owns<FusedAdamOptions>,
                                   adopt<FusedAdamOptions, torch::optim::AdamOptions>,

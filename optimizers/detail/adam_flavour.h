@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <torch/optim/optimizer.h>
 
@@ -42,6 +43,9 @@ struct AdamFlavour {
   // The rate a schedule multiplies, in options of this optimizer's own type.
   double (*base_lr)(torch::optim::OptimizerOptions& options);
 };
+
+// Throws InvalidArgument where the groups of an optimizer differ in what must be the same in all.
+void check_alike(const std::vector<AdamGroupSettings>& settings, const char* optimizer);
 
 extern const AdamFlavour kAdamFlavour;
 extern const AdamFlavour kAdamWFlavour;

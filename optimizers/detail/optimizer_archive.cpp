@@ -4,8 +4,9 @@ namespace pacer::detail {
 
 void check_pending(const PendingState& pending, const AdamFlavour& flavour, const ParamGroups& groups,
                    const ParameterNames& names) {
+  std::vector<AdamGroupSettings> settings;
   for (size_t g = 0; g < groups.size(); ++g) {
-    flavour.settings(*pending.options[g]);
+    settings.push_back(flavour.settings(*pending.options[g]));
     const auto& parameters = groups[g].params();
     for (size_t i = 0; i < parameters.size(); ++i) {
       const auto found = pending.states.find(parameters[i].unsafeGetTensorImpl());
@@ -17,6 +18,7 @@ void check_pending(const PendingState& pending, const AdamFlavour& flavour, cons
       check_state(state, parameters[i], name);
     }
   }
+  check_alike(settings, flavour.name);
 }
 
 void commit_pending(PendingState pending, ParamGroups& groups, ParamStates& states) noexcept {

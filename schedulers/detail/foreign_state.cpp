@@ -94,6 +94,31 @@ void visit_fields(AdagradOptions& options, Visitor& visit) {
   visit("eps", options.eps());
 }
 
+// What torch's step takes for granted and does not check.
+template <class Options>
+void check_moments(bool has_maximum, const Options& options, const std::string& name) {
+  require(has_maximum == options.amsgrad(), "the state to load has ", has_maximum ? "a" : "no", " \"", name,
+          "/max_exp_avg_sq\", which does not fit amsgrad of its group");
+}
+void check_fields(AdamParamState& state, const AdamOptions& options, const std::string& name) {
+  check_moments(state.max_exp_avg_sq().defined(), options, name);
+}
+void check_fields(AdamWParamState& state, const AdamWOptions& options, const std::string& name) {
+  check_moments(state.max_exp_avg_sq().defined(), options, name);
+}
+void check_fields(SGDParamState& state, const SGDOptions&, const std::string& name) {
+  require(state.momentum_buffer().defined(), "the state to load has no \"", name, "/momentum_buffer\"");
+}
+void check_fields(RMSpropParamState& state, const RMSpropOptions& options, const std::string& name) {
+  require(state.momentum_buffer().defined() == (options.momentum() > 0) &&
+              state.grad_avg().defined() == options.centered(),
+          "momentum_buffer and grad_avg of parameter ", name,
+          " in the state to load do not fit momentum and centered of its group");
+}
+void check_fields(AdagradParamState& state, const AdagradOptions&, const std::string& name) {
+  require(state.sum().defined(), "the state to load has no \"", name, "/sum\"");
+}
+
 struct Exporter {
   std::string prefix;
   NamedTensors& state;
@@ -190,6 +215,7 @@ void import_as(Optimizer& optimizer, const torch::nn::Module& model, const Named
         auto state = std::make_unique<State>();
         Importer importer{name + "/", saved, used, &parameter};
         visit_fields(*state, importer);
+        check_fields(*state, static_cast<const Options&>(*all_options[group]), name);
         states.emplace_back(parameter.unsafeGetTensorImpl(), std::move(state));
       });
   for (const auto& item : saved) {

@@ -38,13 +38,27 @@ NamedTensors session_tensors(const SessionParts& parts) {
   return tensors;
 }
 
+// The first name that only `a` has; null if there is none.
+const std::string* first_only_in(const NamedTensors& a, const NamedTensors& b) {
+  for (const auto& item : a) {
+    if (b.count(item.first) == 0) return &item.first;
+  }
+  return nullptr;
+}
+
 void check_model(const NamedTensors& own, const NamedTensors& saved) {
+  const std::string* missing = first_only_in(own, saved);
+  const std::string* left_over = first_only_in(saved, own);
+  require(!missing || !left_over, "the checkpoint has \"", left_over ? *left_over : "", "\" but no \"",
+          missing ? *missing : "",
+          "\", and this model has it the other way round; build the model that was saved");
+  require(!missing, "the checkpoint has no \"", missing ? *missing : "",
+          "\", which this model has; build the model that was saved");
+  require(!left_over, "the checkpoint has \"", left_over ? *left_over : "",
+          "\", which this model does not; build the model that was saved");
   std::unordered_map<const void*, std::string> name_of;
   for (const auto& [name, tensor] : own) {
-    const auto found = saved.find(name);
-    require(found != saved.end(), "the checkpoint has no \"", name,
-            "\", which this model has; build the model that was saved");
-    const at::Tensor& value = found->second;
+    const at::Tensor& value = saved.at(name);
     require(value.scalar_type() == tensor.scalar_type() && value.sizes() == tensor.sizes(), "\"", name,
             "\" is ", value.scalar_type(), " of shape ", value.sizes(), " in the checkpoint, but ",
             tensor.scalar_type(), " of shape ", tensor.sizes(), " in this model");
@@ -52,22 +66,15 @@ void check_model(const NamedTensors& own, const NamedTensors& saved) {
     require(is_first || saved.at(twin->second).equal(value), "\"", twin->second, "\" and \"", name,
             "\" are one tensor in this model, but differ in the checkpoint");
   }
-  for (const auto& item : saved) {
-    require(own.count(item.first) != 0, "the checkpoint has \"", item.first,
-            "\", which this model does not; build the model that was saved");
-  }
 }
 
 void check_session(const NamedTensors& own, const NamedTensors& saved) {
-  for (const auto& item : own) {
-    require(saved.count(item.first) != 0, "the checkpoint has no \"", item.first,
-            "\" of the Session; resume with the hooks that were in use when it was saved");
-  }
-  for (const auto& item : saved) {
-    require(
-        own.count(item.first) != 0, "the checkpoint has \"", item.first,
-        "\", of which this Session knows nothing; resume with the hooks that were in use when it was saved");
-  }
+  constexpr const char* kAdvice = "; resume with the hooks that were in use when it was saved";
+  const std::string* missing = first_only_in(own, saved);
+  require(!missing, "the checkpoint has no \"", missing ? *missing : "", "\" of the Session", kAdvice);
+  const std::string* left_over = first_only_in(saved, own);
+  require(!left_over, "the checkpoint has \"", left_over ? *left_over : "",
+          "\", of which this Session knows nothing", kAdvice);
 }
 
 int64_t count_from(const NamedTensors& saved, const std::string& name) {

@@ -18,6 +18,7 @@
 #include <pacer/schedulers/detail/training_state.h>
 #include <pacer/schedulers/schedulers.h>
 
+#include "support/captured_stderr.h"
 #include "support/small_model.h"
 
 namespace pacer::testing {
@@ -200,9 +201,14 @@ class SmallRun {
     detail::import_state(*parts, state);
     if (uses_sampler_) sampler.reset();
   }
-  // The same from the checkpoints of a hook that is in use.
+  void finish() {
+    const OwnRandomState own(*this);
+    session->finish();
+  }
+  // Goes on from the checkpoints of a hook that is in use.
   std::optional<int64_t> resume() {
     const OwnRandomState own(*this);
+    const CapturedStderr quiet;
     const auto step = session->resume();
     if (step && uses_sampler_) sampler.reset();
     return step;

@@ -56,14 +56,18 @@ TEST_CASE("a header length that cannot be is refused", "[core][safetensors]") {
 TEST_CASE("a header that is not as the format has it is refused by byte and tensor", "[core][safetensors]") {
   const HostileHeader cases[] = {
       // Places.
-      {R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}})",
+      {R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},)"
+       R"("b":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}})",
        6, "\"b\" overlaps"},
-      {R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}})",
+      {R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},)"
+       R"("b":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}})",
        4, "overlaps"},
-      {R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[2],"data_offsets":[5,7]}})",
+      {R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},)"
+       R"("b":{"dtype":"U8","shape":[2],"data_offsets":[5,7]}})",
        7, "\"b\" leaves a gap"},
       {R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[1,5]}})", 5, "\"a\" leaves a gap"},
-      {R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[0],"data_offsets":[2,2]}})",
+      {R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},)"
+       R"("b":{"dtype":"U8","shape":[0],"data_offsets":[2,2]}})",
        4, "overlaps"},
       {R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}})", 5, "1 bytes follow the last tensor"},
       {"{}", 1, "1 bytes follow the last tensor"},
@@ -91,7 +95,8 @@ TEST_CASE("a header that is not as the format has it is refused by byte and tens
       {R"({"a":{"dtype":"U8","shape":[1,],"data_offsets":[0,1]}})", 1, "whole number"},
       {R"({"a":{"dtype":"U8","shape":[[1]],"data_offsets":[0,1]}})", 1, "whole number"},
       // Alignment: F32 after one byte.
-      {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"F32","shape":[1],"data_offsets":[1,5]}})",
+      {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
+       R"("b":{"dtype":"F32","shape":[1],"data_offsets":[1,5]}})",
        5, "\"b\" starts at byte"},
       // Dtypes and fields.
       {R"({"a":{"dtype":"F8_E4M3","shape":[1],"data_offsets":[0,1]}})", 1, "\"F8_E4M3\""},
@@ -108,9 +113,11 @@ TEST_CASE("a header that is not as the format has it is refused by byte and tens
       {R"({"a":{"shape":[1],"data_offsets":[0,1]}})", 1, "\"a\" lacks"},
       {R"({"a":{}})", 0, "expected"},
       // Names.
-      {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})",
+      {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
+       R"("a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})",
        2, "\"a\" occurs twice"},
-      {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"\u0061":{"dtype":"U8","shape":[0],"data_offsets":[1,1]}})",
+      {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
+       R"("\u0061":{"dtype":"U8","shape":[0],"data_offsets":[1,1]}})",
        1, "\"a\" occurs twice"},
       {R"({"a\u0000b":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1, "NUL"},
       {"{\"\xFF\":{}}", 0, "UTF-8"},
