@@ -15,8 +15,10 @@
 #include <pacer/schedulers/learning_rate.h>
 #include <pacer/schedulers/learning_rate_schedule.h>
 #include <pacer/schedulers/length_schedule.h>
+#include <pacer/schedulers/metrics.h>
 #include <pacer/schedulers/precision.h>
 #include <pacer/schedulers/progress.h>
+#include <pacer/schedulers/progress_bar.h>
 #include <pacer/schedulers/sequence_length.h>
 #include <pacer/schedulers/session.h>
 #include <pacer/schedulers/session_parts.h>

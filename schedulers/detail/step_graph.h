@@ -18,10 +18,14 @@ class StepGraph {
   // Does what optimizer.enqueue() does, on the device's current stream. Between prepare and conclude.
   bool enqueue(SessionOptimizer& optimizer, at::Device device);
 
+  // How often enqueue() replayed a graph.
+  int64_t replays() const { return replays_; }
+
  private:
   struct Graph;
   std::unique_ptr<Graph> graph_;  // null until captured
   int64_t version_ = -1;          // of the optimizer when it was last enqueued
+  int64_t replays_ = 0;
 };
 
 }  // namespace pacer::detail

@@ -35,6 +35,7 @@ bool StepGraph::enqueue(SessionOptimizer& optimizer, at::Device device) {
     graph_ = std::move(graph);
   }
   graph_->captured.replay();
+  ++replays_;
   return true;
 }
 

@@ -1,0 +1,40 @@
+// A copy of a tensor on the host that may still be on its way from a GPU.
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include <ATen/core/Tensor.h>
+
+namespace pacer::detail {
+
+class LateTensor {
+ public:
+  virtual ~LateTensor() = default;
+
+  // Neither waits nor lets anything wait.
+  virtual bool arrived() const = 0;
+  virtual void wait() const = 0;
+  // On the CPU. To be read once arrived() was true or wait() has returned.
+  const at::Tensor& value() const { return value_; }
+
+ protected:
+  explicit LateTensor(at::Tensor value) : value_(std::move(value)) {}
+
+ private:
+  at::Tensor value_;
+};
+
+// One that was on the CPU: what it holds now, whatever is written to it later.
+class HostTensor final : public LateTensor {
+ public:
+  explicit HostTensor(const at::Tensor& tensor) : LateTensor(tensor.detach().clone()) {}
+  bool arrived() const override { return true; }
+  void wait() const override {}
+};
+
+// Enqueues the copy on the current stream of the tensor's GPU and does not wait for it. What is enqueued on
+// that stream afterwards may overwrite the tensor.
+std::unique_ptr<LateTensor> read_late(const at::Tensor& tensor);
+
+}  // namespace pacer::detail

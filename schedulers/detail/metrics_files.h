@@ -1,0 +1,49 @@
+// Where records of the Metrics hook go: metrics.jsonl, metrics.csv and an event file of TensorBoard, each if
+// wanted.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include <pacer/core/json_lines.h>
+#include <pacer/core/tensorboard_events.h>
+#include <pacer/schedulers/detail/metrics_csv.h>
+#include <pacer/schedulers/detail/metrics_record.h>
+
+namespace pacer {
+class MetricsOptions;
+}
+
+namespace pacer::detail {
+
+class MetricsFiles {
+ public:
+  // For a run that starts with `step` steps behind it: what the files have beyond it is removed. FileError
+  // where a file cannot be read or written.
+  MetricsFiles(const MetricsOptions& options, int64_t step);
+
+  // FileError where a file cannot take the record. The next call removes what was written of it, from all
+  // files but TensorBoard's, and goes on with its own.
+  void write(const MetricsRecord& record);
+  // TensorBoard's file; the others have reached the operating system already.
+  void flush();
+
+ private:
+  void open();
+
+  std::string stem_;
+  bool wants_jsonl_, wants_csv_;
+  int64_t last_step_;  // that the files have, or may have
+  bool is_open_ = false;
+  std::optional<JsonLinesFile> jsonl_;
+  std::optional<MetricsCsv> csv_;
+  std::optional<TensorBoardFile> tensorboard_;
+};
+
+// The whole lines that are records of a step up to `step`; all others, and a last one cut short, are left
+// out.
+std::string json_lines_up_to(std::string_view text, int64_t step);
+
+}  // namespace pacer::detail

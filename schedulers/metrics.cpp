@@ -1,0 +1,160 @@
+#include <pacer/schedulers/metrics.h>
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include <pacer/core/error.h>
+#include <pacer/core/file_system.h>
+#include <pacer/schedulers/detail/metrics_files.h>
+#include <pacer/schedulers/detail/metrics_queue.h>
+#include <pacer/schedulers/progress_bar.h>
+#include <pacer/schedulers/session_parts.h>
+#include <pacer/schedulers/step_report.h>
+
+namespace pacer {
+namespace {
+
+using MetricsClock = std::chrono::steady_clock;
+
+// With the folders above it, where they are missing.
+void make_metrics_folders(const std::string& folder) {
+  FileSystem& files = posix_file_system();
+  for (size_t end = 0; end != std::string::npos;) {
+    end = folder.find('/', end + 1);
+    make_folder(files, folder.substr(0, end));
+  }
+  require<FileError>(folder_exists(files, folder + "/."), "the folder ", folder, " vanished");
+  const bool writable = ::access(folder.c_str(), W_OK | X_OK) == 0;
+  require<FileError>(writable, "cannot write metrics to the folder ", folder, ": ", std::strerror(errno));
+}
+
+ProgressPoint progress_point(const detail::MetricsRecord& record) {
+  ProgressPoint point;
+  point.step = record.step;
+  point.tokens = record.tokens;
+  point.loss = record.find("loss");
+  point.learning_rate = record.find("learning_rate");
+  point.tokens_per_second = record.find("tokens_per_second");
+  point.gradient_norm = record.find("gradient_norm");
+  return point;
+}
+
+}  // namespace
+
+MetricsOptions::MetricsOptions(std::string folder) : folder_(std::move(folder)) {
+  require(!folder_.empty(), "MetricsOptions needs the name of a folder; it is empty");
+}
+
+MetricsOptions& MetricsOptions::every(int64_t steps) {
+  require(steps >= 1, "MetricsOptions::every needs a number of steps >= 1, not ", steps);
+  every_ = steps;
+  return *this;
+}
+
+MetricsOptions& MetricsOptions::jsonl(bool on) {
+  jsonl_ = on;
+  return *this;
+}
+
+MetricsOptions& MetricsOptions::csv(bool on) {
+  csv_ = on;
+  return *this;
+}
+
+MetricsOptions& MetricsOptions::tensorboard(bool on) {
+  tensorboard_ = on;
+  return *this;
+}
+
+MetricsOptions& MetricsOptions::progress(bool on) {
+  progress_ = on;
+  return *this;
+}
+
+MetricsOptions& MetricsOptions::total_steps(int64_t steps) {
+  require(steps >= 1, "MetricsOptions::total_steps needs a number of steps >= 1, not ", steps);
+  total_steps_ = steps;
+  return *this;
+}
+
+MetricsOptions& MetricsOptions::total_tokens(int64_t tokens) {
+  require(tokens >= 1, "MetricsOptions::total_tokens needs a number of tokens >= 1, not ", tokens);
+  total_tokens_ = tokens;
+  return *this;
+}
+
+struct Metrics::State {
+  detail::MetricsQueue queue;
+  std::optional<detail::MetricsFiles>
+      files;  // from the first step on, when it is known where this run starts
+  std::optional<ProgressBar> bar;
+  // Of the last record, or of the start.
+  std::optional<MetricsClock::time_point> time;
+  Progress progress;
+};
+
+Metrics::Metrics(MetricsOptions options) : options_(std::move(options)) {}
+Metrics::Metrics(Metrics&& other) noexcept = default;
+
+Metrics::~Metrics() {
+  try {
+    if (state_ && state_->files) write_arrived(/*wait=*/false);
+  } catch (const std::exception&) {  // a destructor cannot report it; finish() does
+  }
+}
+
+void Metrics::attach(SessionParts& parts) {
+  make_metrics_folders(options_.folder());
+  state_ = std::make_unique<State>();
+  parts.record_loss = true;
+}
+
+void Metrics::begin(const Progress& progress, MicroBatch& /*batch*/) {
+  if (state_->time) return;
+  state_->time = MetricsClock::now();
+  state_->progress = progress;
+}
+
+void Metrics::after_step(StepReport& report) {
+  State& state = *state_;
+  const Progress& progress = report.progress();
+  if (!state.files) {
+    state.files.emplace(options_, state.progress.step);
+    if (options_.progress()) {
+      state.bar.emplace(options_.total_steps(), options_.total_tokens());
+      state.bar->begin(state.progress.step, state.progress.tokens);
+    }
+  }
+  if (progress.step % options_.every() == 0) {
+    const auto now = MetricsClock::now();
+    const double seconds = std::max(std::chrono::duration<double>(now - *state.time).count(), 1e-9);
+    state.queue.push(report, seconds / static_cast<double>(progress.step - state.progress.step),
+                     static_cast<double>(progress.tokens - state.progress.tokens) / seconds);
+    state.time = now;
+    state.progress = progress;
+  }
+  write_arrived(/*wait=*/false);
+}
+
+void Metrics::finish(const Progress& /*progress*/) {
+  if (state_->files) write_arrived(/*wait=*/true);
+  if (state_->bar) state_->bar->finish();
+}
+
+void Metrics::write_arrived(bool wait) {
+  bool wrote = false;
+  while (const auto record = state_->queue.pop(wait)) {
+    if (state_->bar) state_->bar->show(progress_point(*record));
+    state_->files->write(*record);
+    wrote = true;
+  }
+  if (wrote) state_->files->flush();
+}
+
+}  // namespace pacer

@@ -1,0 +1,129 @@
+// The progress bar: its plain lines, and what a terminal gets, read from the other end of a pseudo-terminal.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string>
+
+#include <fcntl.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <pacer/schedulers/detail/number_text.h>
+#include <pacer/schedulers/progress_bar.h>
+
+#include "support/catch.h"
+
+namespace pacer::testing {
+namespace {
+
+struct CloseProgressFile {
+  void operator()(std::FILE* file) const { std::fclose(file); }
+};
+using ProgressFile = std::unique_ptr<std::FILE, CloseProgressFile>;
+
+ProgressPoint progress_point_at(int64_t step) {
+  ProgressPoint point;
+  point.step = step;
+  point.tokens = 100 * step;
+  point.loss = 2.34567;
+  point.learning_rate = 3e-4;
+  point.tokens_per_second = 12345;
+  point.gradient_norm = 0.8125;
+  return point;
+}
+
+constexpr const char* kFacts = "  loss 2.3457  lr 0.0003  12.3k tokens/s  gradient norm 0.812";
+
+size_t shown_characters(const std::string& text) {
+  size_t count = 0;
+  for (const char c : text) count += (static_cast<unsigned char>(c) & 0xC0) != 0x80 ? 1 : 0;
+  return count;
+}
+
+}  // namespace
+
+TEST_CASE("a file gets one plain line per point", "[schedulers][progress]") {
+  const ProgressFile file(std::tmpfile());
+  {
+    ProgressBar bar(1000, 0, file.get());
+    bar.begin(0, 0);
+    bar.show(progress_point_at(20));
+    bar.show({});
+    bar.finish();
+  }
+  std::rewind(file.get());
+  std::string text(400, '\0');
+  text.resize(std::fread(text.data(), 1, text.size(), file.get()));
+  CHECK(text == "step    20 of 1,000" + std::string(kFacts) + "\nstep     0 of 1,000\n");
+  CHECK(ProgressBar().plain_line(progress_point_at(1234567)) == "step 1,234,567" + std::string(kFacts));
+}
+
+TEST_CASE("the bar says how much is done and how long the rest takes", "[schedulers][progress]") {
+  const auto times = [](int count, const std::string& text) {
+    std::string all;
+    for (int i = 0; i < count; ++i) all += text;
+    return all;
+  };
+  ProgressBar bar(1000);
+  bar.begin(200, 20'000);  // a resumed run: its speed is that of its own steps
+  const std::string facts = "step   400 of 1,000" + std::string(kFacts);
+  CHECK(bar.bar_line(progress_point_at(400), 60, 200) ==
+        times(9, "━") + times(15, "╌") + "  40 %  3 min 00 s left  " + facts);
+  CHECK(bar.bar_line(progress_point_at(200), 0, 200).find("left") == std::string::npos);
+  CHECK(bar.bar_line(progress_point_at(2000), 60, 200).rfind(times(24, "━") + " 100 %  step", 0) == 0);
+  for (size_t columns = 0; columns < 100; ++columns) {
+    REQUIRE(shown_characters(bar.bar_line(progress_point_at(400), 60, columns)) == columns);
+  }
+  CHECK(ProgressBar(1000, 50'000).bar_line(progress_point_at(250), 60, 30) ==
+        times(12, "━") + times(12, "╌") + "  50 %");
+  CHECK(ProgressBar().bar_line(progress_point_at(7), 60, 200) == "step 7" + std::string(kFacts));
+}
+
+TEST_CASE("a terminal gets one line, drawn again, with the last point", "[schedulers][progress]") {
+  const int master = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
+  if (master < 0 || grantpt(master) != 0 || unlockpt(master) != 0) PACER_SKIP("no pseudo-terminals here");
+  const ProgressFile screen(fdopen(master, "r"));
+  const ProgressFile terminal(std::fopen(ptsname(master), "we"));
+  REQUIRE(terminal != nullptr);
+  winsize size{};
+  size.ws_row = 24;
+  size.ws_col = 110;
+  ioctl(master, TIOCSWINSZ, &size);
+  {
+    ProgressBar bar(1000, 0, terminal.get());
+    for (int64_t step = 1; step <= 50; ++step) bar.show(progress_point_at(step));
+  }
+  std::string text;
+  while (text.find('\n') == std::string::npos) {
+    char piece[4096];
+    const ssize_t count = read(master, piece, sizeof piece);
+    REQUIRE(count > 0);
+    text.append(piece, static_cast<size_t>(count));
+  }
+  CHECK(text.front() == '\r');
+  CHECK(text.find("step     1 of 1,000") != std::string::npos);
+  CHECK(text.find("step    50 of 1,000") != std::string::npos);
+  CHECK(std::count(text.begin(), text.end(), '\r') < 25);  // most came too soon after the one before
+  CHECK(text.find('\n') == text.size() - 1);
+  CHECK(shown_characters(text.substr(0, text.find('\x1b'))) <= 1 + 109);
+}
+
+TEST_CASE("numbers are written for people", "[schedulers][progress]") {
+  CHECK(detail::with_thousands(-1234567) == "-1,234,567");
+  CHECK(detail::with_thousands(999) == "999");
+  CHECK(detail::short_count(850) == "850");
+  CHECK(detail::short_count(1500) == "1.5k");
+  CHECK(detail::short_count(2'999'700) == "3M");
+  CHECK(detail::short_count(999.7) == "1k");
+  CHECK(detail::fixed_text(-NAN, 2) == "nan");
+  CHECK(detail::short_text(-INFINITY, 3) == "-inf");
+  CHECK(detail::short_text(2.5e-7, 3) == "2.5e-07");
+  CHECK(detail::duration_text(8.44) == "8.4 s");
+  CHECK(detail::duration_text(59.96) == "1 min 00 s");
+  CHECK(detail::duration_text(3840) == "1 h 04 min");
+  CHECK(detail::duration_text(INFINITY) == "unknown");
+}
+
+}  // namespace pacer::testing
