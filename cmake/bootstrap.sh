@@ -7,8 +7,12 @@
 #   PACER_CUDA=OFF         the small LibTorch, even with a GPU or nvcc
 #   PACER_DEPS=FOLDER      unpacked Debian packages (FOLDER/usr/include ...) with headers that the system lacks
 #
+#   --with-readers         also what tests read checkpoints and event files with, into the project's .venv
+#
 # Exit code 2: something is missing that this script cannot install; it says what.
 set -euo pipefail
+[[ $# == 0 || "$*" == --with-readers ]] || { echo "set-up: unknown arguments: $*" >&2; exit 2; }
+with_readers=$#
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 torch_version=2.11.0
@@ -227,6 +231,16 @@ install_torch() {
   say "LibTorch installed"
 }
 
+# Python packages that only tests use. Without them those tests are skipped, so this never fails.
+install_readers() {
+  local readers=(safetensors==0.8.0 tensorboard==2.21.0 numpy)
+  [[ -x $venv/bin/python3 ]] || return 0
+  ! "$venv/bin/python3" -c 'import numpy, safetensors, tensorboard' 2>/dev/null || return 0
+  say "readers for the tests, safetensors and tensorboard, into $PWD/$venv: about 50 MB"
+  "$venv/bin/python3" -m pip install --disable-pip-version-check --quiet "${readers[@]}" ||
+    say "they could not be installed; tests that need them will be skipped"
+}
+
 # --- all of it -------------------------------------------------------------------------------------------------------
 
 # Two scripts started at once must not both install.
@@ -248,3 +262,4 @@ if ((${#missing[@]})); then
   ((${#missing[@]} == 0)) || stop "still missing, or too old in this system's packages: ${missing[*]}"
 fi
 ((!need_torch)) || install_torch
+((!with_readers)) || install_readers

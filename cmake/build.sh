@@ -17,7 +17,10 @@ werror=OFF
 [[ ${CI:-} != true && ! $("${CXX:-c++}" -dumpversion 2>/dev/null) =~ ^1[23] ]] || werror=ON
 
 stage "set-up"
-cmake/bootstrap.sh
+# Tests read with Python what pacer writes.
+readers=()
+[[ $target != all ]] || readers=(--with-readers)
+cmake/bootstrap.sh "${readers[@]}"
 stage "configure (preset $preset)"
 cmake --preset "$preset" -DPACER_WERROR=$werror -DPACER_CUDA="${PACER_CUDA:-AUTO}" -DPACER_DEPS="${PACER_DEPS:-}"
 stage "build ($jobs at a time)"

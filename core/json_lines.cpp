@@ -7,34 +7,16 @@
 #include <cstring>
 
 #include <pacer/core/error.h>
+#include <pacer/core/utf8.h>
 
 namespace pacer {
-namespace {
-
-// Length of the valid UTF-8 sequence at `text[0]`, or 0 where there is none (RFC 3629, table 3-7 of Unicode).
-size_t utf8_length(std::string_view text) {
-  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
-  const unsigned char first = byte(0);
-  if (first < 0x80) return 1;
-  const size_t length = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : 2;
-  if (first < 0xC2 || first > 0xF4 || text.size() < length) return 0;
-  for (size_t i = 1; i < length; ++i) {
-    if ((byte(i) & 0xC0) != 0x80) return 0;
-  }
-  const bool overlong = (first == 0xE0 && byte(1) < 0xA0) || (first == 0xF0 && byte(1) < 0x90);
-  const bool surrogate = first == 0xED && byte(1) > 0x9F;
-  const bool beyond = first == 0xF4 && byte(1) > 0x8F;
-  return overlong || surrogate || beyond ? 0 : length;
-}
-
-}  // namespace
 
 std::string json_quote(std::string_view text) {
   constexpr char kHex[] = "0123456789abcdef";
   std::string quoted = "\"";
   for (size_t i = 0; i < text.size();) {
     const char c = text[i];
-    const size_t length = utf8_length(text.substr(i));
+    const size_t length = utf8_sequence_length(text.substr(i));
     if (length == 0) {
       quoted += "\xEF\xBF\xBD";  // U+FFFD, the replacement character
     } else if (c == '"' || c == '\\') {

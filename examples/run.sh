@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Sets up, builds the examples and runs the convergence study: the same small model, trained by LibTorch's optimizer and by
-# pacer's. All arguments go to it (try --quick for a first look, or --help). Results are written to run/ in the project.
+# Sets up, builds the examples and runs the convergence study: the same small model, trained by LibTorch's optimizer and with
+# pacer's parts. All arguments go to it (try --quick for a first look, or --help). Results are written to run/ in the project.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 "$root/cmake/build.sh" release examples

@@ -37,8 +37,8 @@ class Checkpoints : public Hook {
   explicit Checkpoints(CheckpointsOptions options);
 
   std::string hook_name() const override { return "checkpoints"; }
-  Slot slot() const override { return Slot::record; }
-  bool exclusive() const override { return false; }
+  Slot slot() const override { return Slot::checkpoint; }
+  bool exclusive() const override { return true; }
   // Throws InvalidArgument for an optimizer whose state cannot be saved by name (torch's Adam, AdamW, SGD,
   // RMSprop and Adagrad can, and all of pacer's).
   void attach(SessionParts& parts) override;

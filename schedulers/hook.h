@@ -1,29 +1,29 @@
-// The training loop with every hook point in place. What is indented under a call of the user is what a
-// Session does in it; hooks are called in the order of their slots.
+// clang-format off
+// The training loop with every hook point in place. What is indented under a call of the user is what a Session does
+// in it; hooks are called in the order of their slots.
 //
 //   Session session(model, optimizer);
-//   session.use(hook)                        attach(parts)               every hook, once; conflicts are
-//   refused session.resume()                         load(state)                 from the newest complete
-//   checkpoint
+//   session.use(hook)                    attach(parts)               every hook, once; conflicts are refused
+//   session.resume()                     load(state)                 from the newest complete checkpoint
 //
 //   for (batch in loader)
-//     [x, y] = session.begin(batch)          begin(progress, batch)      data: cut, reshape, count
-//                                              copy to the device
-//                                            forward_begin(progress)     gates drawn, autocast on
+//     [x, y] = session.begin(batch)      begin(progress, batch)      data: cut, reshape, count
+//                                          copy to the device
+//                                        forward_begin(progress)     gates drawn, autocast on
 //     loss = criterion(model(x), y)
-//     session.backward(loss)                 forward_end()               autocast off
-//                                            scale_loss(loss)            loss scale
-//                                              loss.backward()
-//     session.step()                         the last micro-step of a window only:
-//                                              gradients of dropped layers become zero (unused)
-//                                            gradients_ready(progress)   learning rate
-//                                              optimizer: norm, clip, update; gradients cleared
-//                                            after_step(report)          metrics, checkpoint: save(state)
-//   session.finish()                           an incomplete window takes its step
-//                                            finish(progress)            last checkpoint, last metrics
+//     session.backward(loss)             forward_end()               autocast off
+//                                        scale_loss(loss)            loss scale
+//                                          loss.backward()
+//     session.step()                       the last micro-step of a window only:
+//                                          gradients of dropped layers become zero (unused)
+//                                        gradients_ready(progress)   learning rate
+//                                          optimizer: norm, clip, update; gradients cleared
+//                                        after_step(report)          metrics, then a checkpoint: save(state)
+//   session.finish()                       an incomplete window takes its step
+//                                        finish(progress)            last metrics, last checkpoint
 //
-// A hook implements what it needs. All decisions are functions of Progress, so that every rank takes the
-// same.
+// A hook implements what it needs. All decisions are functions of Progress, so that every rank takes the same.
+// clang-format on
 #pragma once
 
 #include <cstdint>
@@ -41,7 +41,8 @@ class SessionParts;
 class StepReport;
 
 // When a hook has its turn; ties go by name. The order in which hooks are given to a Session never matters.
-enum class Slot { data, forward, loss, reduce, clip, optimize, schedule, record };
+// Checkpoints come last, so that they hold what all others did in the step.
+enum class Slot { data, forward, loss, reduce, clip, optimize, schedule, record, checkpoint };
 
 // One micro-batch on its way from the loader to the model.
 struct MicroBatch {

@@ -28,18 +28,18 @@ void Precision::attach(SessionParts& parts) {
 }
 
 void Precision::forward_begin(const Progress&) {
-  before_ = Before{at::autocast::is_autocast_enabled(device_), at::autocast::get_autocast_dtype(device_)};
+  before_.push_back({at::autocast::is_autocast_enabled(device_), at::autocast::get_autocast_dtype(device_)});
   at::autocast::set_autocast_enabled(device_, true);
   at::autocast::set_autocast_dtype(device_, type_);
   at::autocast::increment_nesting();
 }
 
 void Precision::forward_end() {
-  if (!before_) return;
+  if (before_.empty()) return;
   if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
-  at::autocast::set_autocast_enabled(device_, before_->enabled);
-  at::autocast::set_autocast_dtype(device_, before_->type);
-  before_.reset();
+  at::autocast::set_autocast_enabled(device_, before_.back().enabled);
+  at::autocast::set_autocast_dtype(device_, before_.back().type);
+  before_.pop_back();
 }
 
 at::Tensor Precision::scale_loss(at::Tensor loss) {

@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <c10/core/ScalarType.h>
 
@@ -43,12 +44,12 @@ class Precision : public Hook {
   std::optional<LossScaleRule> rule_;
   at::DeviceType device_ = at::kCPU;
   std::shared_ptr<GradientGuard> guard_;  // with a loss scale
-  // While forward runs, what autocast was before.
+  // What autocast was before each forward pass that runs; several where evaluations are nested.
   struct Before {
     bool enabled;
     at::ScalarType type;
   };
-  std::optional<Before> before_;
+  std::vector<Before> before_;
 };
 
 }  // namespace pacer

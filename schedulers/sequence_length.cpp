@@ -8,6 +8,18 @@
 #include <pacer/schedulers/step_report.h>
 
 namespace pacer {
+namespace {
+
+// How many sequences a tensor holds: the size of its first dimension that is not along them, [B, S] and
+// [S, B] alike.
+int64_t count_sequences(const at::Tensor& tensor, const std::vector<int64_t>& dimensions) {
+  for (int64_t d = 0; d < tensor.dim(); ++d) {
+    if (std::find(dimensions.begin(), dimensions.end(), d) == dimensions.end()) return tensor.size(d);
+  }
+  return 1;
+}
+
+}  // namespace
 
 SequenceLengthOptions& SequenceLengthOptions::ramp_steps(int64_t steps) {
   schedule_.ramp_steps(steps);
@@ -46,13 +58,13 @@ at::Tensor truncate_sequence(const at::Tensor& tensor, const std::vector<int64_t
                              int64_t length) {
   at::Tensor cut = tensor;
   for (const int64_t dimension : dimensions) cut = cut.narrow(dimension, 0, length);
-  return cut;
+  return cut.contiguous();
 }
 
 at::Tensor reshape_sequence(const at::Tensor& tensor, int64_t length) {
   const int64_t pieces = tensor.size(0) * tensor.size(1) / length;
   at::Tensor flat = tensor.flatten(0, 1).narrow(0, 0, pieces * length);
-  return flat.unflatten(0, {pieces, length});
+  return flat.unflatten(0, {pieces, length}).contiguous();
 }
 
 SequenceLength::SequenceLength(SequenceLengthOptions options) : options_(std::move(options)) {
@@ -93,10 +105,12 @@ void SequenceLength::begin(const Progress& progress, MicroBatch& batch) {
           " tensors, but the batch has ", count);
   std::vector<std::vector<int64_t>> dimensions;
   std::optional<int64_t> full;  // L
+  int64_t sequences = 0;        // B
   for (size_t i = 0; i < count; ++i) {
     const at::Tensor& tensor = batch.tensors[i];
     dimensions.push_back(dimensions_of(i, tensor));
     for (const int64_t dimension : dimensions.back()) {
+      if (!full) sequences = count_sequences(tensor, dimensions.back());
       if (!full) full = tensor.size(dimension);
       require(tensor.size(dimension) == *full, "SequenceLength: dimension ", dimension, " of tensor ", i,
               " of the batch, of shape ", tensor.sizes(), ", is not ", *full,
@@ -116,7 +130,6 @@ void SequenceLength::begin(const Progress& progress, MicroBatch& batch) {
           " tokens, but the batch has ", *full, "; end the curriculum at ", *full,
           " or set allow_shorter(true)");
   length = std::min(length, *full);
-  const int64_t examples = batch.tensors[0].dim() > 0 ? batch.tensors[0].size(0) : 1;
   for (size_t i = 0; i < count; ++i) {
     if (dimensions[i].empty() || length == *full) continue;
     at::Tensor& tensor = batch.tensors[i];
@@ -124,7 +137,7 @@ void SequenceLength::begin(const Progress& progress, MicroBatch& batch) {
                                                      : reshape_sequence(tensor, length);
   }
   const bool reshaped = options_.mode() == LengthMode::reshape;
-  batch.tokens = reshaped ? examples * *full / length * length : examples * length;
+  batch.tokens = reshaped ? sequences * *full / length * length : sequences * length;
   length_ = length;
 }
 

@@ -76,8 +76,8 @@ class SequenceLength : public Hook {
   int64_t length_ = 0;  // of the last micro-batch
 };
 
-// The two rules themselves, for a loop without a Session. `dimensions`: sequence dimensions of the tensor,
-// all of size L >= length.
+// The two rules themselves, for a loop without a Session; the results are contiguous. `dimensions`: sequence
+// dimensions of the tensor, all of size L >= length.
 at::Tensor truncate_sequence(const at::Tensor& tensor, const std::vector<int64_t>& dimensions,
                              int64_t length);
 // [B, L, ...] to [floor(B L / length), length, ...].

@@ -53,8 +53,8 @@ int64_t default_tokens(const at::Tensor& first) {
 }
 
 const char* slot_name(Slot slot) {
-  constexpr const char* kNames[] = {"data", "forward",  "loss",     "reduce",
-                                    "clip", "optimize", "schedule", "record"};
+  constexpr const char* kNames[] = {"data",     "forward",  "loss",   "reduce",    "clip",
+                                    "optimize", "schedule", "record", "checkpoint"};
   return kNames[static_cast<size_t>(slot)];
 }
 
@@ -260,18 +260,22 @@ void Session::prewarm(const std::function<at::Tensor()>& loss) {
           "Session::prewarm belongs between steps; call it before begin");
   start();
   const detail::PrewarmScope restore(parts_);
+  prewarm_pass(loss);
+  // With gradients at hand one of pacer's optimizers can make its state; then a pass beside it.
+  StepInputs inputs;
+  if (parts_.has_guard()) inputs.guard = parts_.guard();
+  if (parts_.session_optimizer()) parts_.session_optimizer()->prepare(inputs);
+  if (parts_.micro_steps == 1) parts_.optimizer().zero_grad();
+  prewarm_pass(loss);
+}
+
+void Session::prewarm_pass(const std::function<at::Tensor()>& loss) {
   at::Tensor result;
   {
-    SessionParts& parts = parts_;
-    Progress first;
-    first.micro_steps = parts.progress.micro_steps;
-    const Progress now = std::exchange(parts.progress, first);  // at step 0 no layer is dropped
-    struct Restore {
-      Progress& place;
-      Progress value;
-      ~Restore() { place = value; }
-    } const restore_progress{parts.progress, now};
-    const HooksForwardScope scope(parts);
+    Progress first;  // at step 0 no layer is dropped
+    first.micro_steps = parts_.progress.micro_steps;
+    const detail::Restored<Progress> restore(parts_.progress, first);
+    const HooksForwardScope scope(parts_);
     result = loss();
   }
   require(result.defined() && result.numel() == 1 && result.requires_grad(),

@@ -96,9 +96,10 @@ class Session {
   // checkpoint. A second call does nothing.
   void finish();
 
-  // Runs forward and backward once, with all layers and under autocast, on what `loss` builds (a batch of the
-  // full length), so that memory is reserved once, before a curriculum or layer dropping makes steps smaller.
-  // Gradients, buffers and random state are put back. Between steps only.
+  // Runs forward and backward, with all layers and under autocast, on what `loss` builds (a batch of the full
+  // length), so that memory is reserved once, before a curriculum or layer dropping makes steps smaller. It
+  // does so twice, the second time beside the state that one of pacer's optimizers makes. Gradients, buffers
+  // and random state are put back. Between steps only.
   void prewarm(const std::function<at::Tensor()>& loss);
 
   // Calls f in evaluation mode: no gradients, Module::eval(), autocast as in training; all put back after it.
@@ -121,6 +122,7 @@ class Session {
   std::shared_ptr<detail::EvaluationScope> begin_evaluation();
   void start();
   void take_step();
+  void prewarm_pass(const std::function<at::Tensor()>& loss);
   void fill_unused_gradients(const Progress& window);
   void reset_window();
   void drop_window();

@@ -1,10 +1,16 @@
-// The registry of arms. To add one: write its line in arms(), with a function that makes its optimizer.
+// The registry of arms. To add one: write its line in arms(), with a function that makes its optimizer and
+// the methods it uses; a method of its own is a line in add_methods.
 #include "arms.h"
+
+#include <algorithm>
+#include <cmath>
 
 #include <torch/optim/adamw.h>
 
 #include <pacer/core/error.h>
 #include <pacer/optimizers/fused_adam.h>
+#include <pacer/schedulers/precision.h>
+#include <pacer/schedulers/sequence_length.h>
 
 namespace convergence {
 namespace {
@@ -24,14 +30,36 @@ std::unique_ptr<torch::optim::Optimizer> make_adamw(const OptimizerRecipe& recip
   return std::make_unique<Optimizer>(groups, options);
 }
 
+constexpr auto kTorchAdamW = make_adamw<torch::optim::AdamW, torch::optim::AdamWOptions>;
+constexpr auto kFusedAdamW = make_adamw<pacer::FusedAdamW, pacer::FusedAdamWOptions>;
+
 }  // namespace
 
 const std::vector<Arm>& arms() {
   static const std::vector<Arm> registered = {
-      {"adamw", "torch::optim::AdamW, LibTorch's own loop over parameters",
-       make_adamw<torch::optim::AdamW, torch::optim::AdamWOptions>},
-      {"fused-adamw", "pacer::FusedAdamW, all parameters in one pass over memory",
-       make_adamw<pacer::FusedAdamW, pacer::FusedAdamWOptions>},
+      {"adamw", "torch::optim::AdamW, LibTorch's own loop over parameters", kTorchAdamW},
+      {"fused-adamw", "pacer::FusedAdamW, all parameters in one pass over memory; so in all arms below",
+       kFusedAdamW},
+      {"curriculum",
+       "pacer::SequenceLength: sequences are short at first",
+       kFusedAdamW,
+       {Method::curriculum}},
+      {"curriculum-reshape",
+       "the same, but the batch keeps its tokens: more and shorter sequences at first",
+       kFusedAdamW,
+       {Method::curriculum, Method::reshape}},
+      {"layer-drop",
+       "pacer::LayerDrop: deeper layers run less and less often",
+       kFusedAdamW,
+       {Method::layer_drop}},
+      {"curriculum-layer-drop",
+       "curriculum and layer-drop together",
+       kFusedAdamW,
+       {Method::curriculum, Method::layer_drop}},
+      {"bfloat16",
+       "pacer::Precision::bf16(): forward under autocast, whatever --precision says",
+       kFusedAdamW,
+       {Method::bfloat16}},
   };
   return registered;
 }
@@ -41,6 +69,26 @@ const Arm& find_arm(const std::string& name) {
     if (arm.name == name) return arm;
   }
   throw pacer::InvalidArgument("there is no arm '" + name + "'");
+}
+
+bool Arm::has(Method method) const {
+  return std::find(methods.begin(), methods.end(), method) != methods.end();
+}
+
+pacer::LayerDropOptions layer_drop_options(const Arm& arm, const Settings& settings, uint64_t seed) {
+  if (!arm.has(Method::layer_drop)) return pacer::LayerDropOptions().theta_bar(1.0);
+  return pacer::LayerDropOptions().theta_bar(settings.layer_drop_theta).gamma(settings.gamma()).seed(seed);
+}
+
+void add_methods(const Arm& arm, const Settings& settings, pacer::Session* session) {
+  if (arm.has(Method::curriculum)) {
+    const double ramp = std::round(settings.curriculum_share * static_cast<double>(settings.tokens));
+    session->use(pacer::SequenceLength(
+        pacer::SequenceLengthOptions(settings.first_length(), settings.sequence)
+            .ramp_tokens(static_cast<int64_t>(ramp))
+            .mode(arm.has(Method::reshape) ? pacer::LengthMode::reshape : pacer::LengthMode::truncate)));
+  }
+  if (arm.has(Method::bfloat16) || settings.precision == "bfloat16") session->use(pacer::Precision::bf16());
 }
 
 }  // namespace convergence

@@ -1,5 +1,6 @@
-// The arms of the study: the ways of training that are compared. Each is a name, a line of help and a
-// function that makes its optimizer; a new arm is one entry in arms.cpp. No training code here.
+// The arms of the study: the ways of training that are compared. Each is a name, a line of help, a function
+// that makes its optimizer, and the methods that its Session uses; a new arm is one entry in arms.cpp. No
+// training code here.
 #pragma once
 
 #include <functional>
@@ -8,6 +9,11 @@
 #include <vector>
 
 #include <torch/optim/optimizer.h>
+
+#include <pacer/schedulers/layer_drop_rule.h>
+#include <pacer/schedulers/session.h>
+
+#include "settings.h"
 
 namespace convergence {
 
@@ -19,15 +25,26 @@ struct OptimizerRecipe {
   double weight_decay;
 };
 
+enum class Method { curriculum, reshape, layer_drop, bfloat16 };
+
 struct Arm {
   std::string name;
   std::string help;
   std::function<std::unique_ptr<torch::optim::Optimizer>(const OptimizerRecipe&)> make_optimizer;
+  std::vector<Method> methods = {};
+
+  bool has(Method method) const;
 };
 
 const std::vector<Arm>& arms();
 
 // The arm of that name; throws pacer::InvalidArgument where there is none.
 const Arm& find_arm(const std::string& name);
+
+// The gates of the model: without Method::layer_drop they keep every layer.
+pacer::LayerDropOptions layer_drop_options(const Arm& arm, const Settings& settings, uint64_t seed);
+
+// Adds what the arm has beyond the hooks of all arms.
+void add_methods(const Arm& arm, const Settings& settings, pacer::Session* session);
 
 }  // namespace convergence

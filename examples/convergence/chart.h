@@ -23,7 +23,7 @@ struct ChartLine {
 };
 
 // What an axis counts; decides where its ticks are and how they are written.
-enum class Axis { tokens, time, loss, difference };
+enum class Axis { tokens, time, loss, difference, plain };
 
 struct Chart {
   std::string title;
@@ -41,7 +41,8 @@ struct Bar {
   std::string label;
 };
 
-// A <figure> with title, legend and picture; `x` in tokens or seconds, `y` in nats.
+// A <figure> with title, legend and picture; `x` in tokens or seconds, `y` in nats or, on a plain axis, in
+// what the title says.
 std::string line_chart(const Chart& chart);
 
 // A <figure> with one horizontal bar per entry.

@@ -1,18 +1,19 @@
 // The model of the study: a byte-level GPT. Pre-layer-norm blocks, learned positions, causal attention, a
 // GELU MLP four times as wide as the model, initialised like GPT-2. The output head is tied to the byte
-// embedding, as in GPT-2. It holds no training code and no dropout: every arm sees the same function of
-// weights and batch.
+// embedding, as in GPT-2. Blocks sit behind gates, which a LayerDrop may close. It holds no training code and
+// no dropout: every arm sees the same function of weights and batch, and of the gates.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
 #include <torch/nn/module.h>
-#include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 #include <torch/nn/pimpl.h>
+
+#include <pacer/schedulers/layer_drop.h>
 
 namespace convergence {
 
@@ -45,8 +46,9 @@ TORCH_MODULE(Block);
 
 class GptImpl : public torch::nn::Module {
  public:
-  // Draws the weights from LibTorch's default generator: call torch::manual_seed first.
-  explicit GptImpl(const GptConfig& config);
+  // Draws the weights from LibTorch's default generator: call torch::manual_seed first. The Session that
+  // trains the model must know `layer_drop`, too.
+  GptImpl(const GptConfig& config, const pacer::LayerDrop& layer_drop);
 
   // Bytes as int64 (batch, sequence), sequence <= positions; returns logits (batch, sequence, 256).
   torch::Tensor forward(const torch::Tensor& bytes);
@@ -54,7 +56,8 @@ class GptImpl : public torch::nn::Module {
  private:
   torch::nn::Embedding byte_embedding_ = nullptr;
   torch::nn::Embedding position_embedding_ = nullptr;
-  torch::nn::ModuleList blocks_;
+  std::vector<Block> blocks_;
+  pacer::LayerDrop layer_drop_;
   torch::nn::LayerNorm output_norm_ = nullptr;
 };
 TORCH_MODULE(Gpt);

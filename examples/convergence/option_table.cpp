@@ -45,10 +45,11 @@ OptionGroup study_options(const std::vector<std::string>& arm_names) {
   Option quick{"quick", "", "a short run on real text: the preset with a smaller budget",
                [](Settings& settings, Text text) { settings.quick = parse_switch(text); },
                [](const Settings& settings) { return std::string(settings.quick ? "true" : "false"); }};
-  Option arms{"arms", "NAME,NAME",
-              "the arms to train, the first is the one others are compared with (default all)",
-              [arm_names](Settings& settings, Text text) { settings.arms = parse_names(text, arm_names); },
-              [](const Settings& settings) { return join(settings.arms); }};
+  Option arms{
+      "arms", "NAME,NAME",
+      "the arms to train, the first is the one others are compared with (default all, four with --quick)",
+      [arm_names](Settings& settings, Text text) { settings.arms = parse_names(text, arm_names); },
+      [](const Settings& settings) { return join(settings.arms); }};
   Option seeds{"seeds", "N,N", "train every arm once per seed; two or more give standard errors (default 1)",
                [](Settings& settings, Text text) { settings.seeds = parse_seeds(text); },
                [](const Settings& settings) { return join(settings.seeds); }};
@@ -83,7 +84,8 @@ std::vector<OptionGroup> option_groups(const std::vector<std::string>& arm_names
         count("sequence", "N", "bytes per sequence", &Settings::sequence, {2, 65536})}});
   groups.push_back(
       {"Recipe",
-       {number("learning-rate", "RATE", "its peak: linear warm-up over the first 5 %, then cosine to a tenth",
+       {number("learning-rate", "RATE",
+               "its peak: linear warm-up over 5 % of the steps, then a cosine over the tokens to a tenth",
                &Settings::learning_rate, {0.0, 10.0, /*minimum_allowed=*/false}),
         number("weight-decay", "RATE",
                "decoupled decay of the matrices; vectors are never decayed (default 0.1)",
@@ -92,17 +94,41 @@ std::vector<OptionGroup> option_groups(const std::vector<std::string>& arm_names
                &Settings::clip, {0.0, 1e9}),
         count("batch", "N", "sequences per step", &Settings::batch, {1, 65536})}});
   groups.push_back(
+      {"Methods",
+       {count("curriculum-start", "N",
+              "bytes per sequence at the start of a curriculum; 0 makes it an eighth of the sequence, at "
+              "least 8 (default 0)",
+              &Settings::curriculum_start, {0, 65536}),
+        number("curriculum-share", "SHARE",
+               "share of the budget after which sequences have their full length (default 0.4)",
+               &Settings::curriculum_share, {0.0, 1.0}),
+        number("layer-drop-theta", "SHARE", "how often the deepest layer is kept in the end (default 0.5)",
+               &Settings::layer_drop_theta, {0.0, 1.0, /*minimum_allowed=*/false}),
+        number("layer-drop-gamma", "RATE",
+               "how fast that is reached, per step; 0 makes it 100 / steps (default 0)",
+               &Settings::layer_drop_gamma, {0.0, 1e6})}});
+  // A study's settings.ini shows it as unset: who repeats a study does not want its stored results.
+  Option resume{"resume", "",
+                "take finished runs from the output folder and continue unfinished ones from their newest "
+                "checkpoint",
+                [](Settings& settings, Text text) { settings.resume = parse_switch(text); },
+                [](const Settings&) { return std::string(); }};
+  groups.push_back(
       {"Machine",
        {choice("device", "auto takes the GPU where there is one (default auto)", &Settings::device,
                {"auto", "cpu", "cuda"}),
-        choice("precision",
-               "tensorfloat32 rounds the inputs of matrix products on a GPU, bfloat16 runs forward under "
-               "autocast "
-               "(default float32)",
-               &Settings::precision, {"float32", "tensorfloat32", "bfloat16"}),
+        choice(
+            "precision",
+            "of all arms: tensorfloat32 rounds the inputs of matrix products on a GPU, bfloat16 runs forward "
+            "under autocast (default float32)",
+            &Settings::precision, {"float32", "tensorfloat32", "bfloat16"}),
         count("threads", "N", "CPU threads; 0 leaves it to LibTorch (default 1 for tiny, 0 for small)",
               &Settings::threads, {0, 1024}),
-        text("output", "FOLDER", "where results go (default run/convergence)", &Settings::output)}});
+        text("output", "FOLDER", "where results go (default run/convergence)", &Settings::output),
+        count("checkpoint-every", "N",
+              "steps between checkpoints, which --resume continues from; 0 writes none (default 500)",
+              &Settings::checkpoint_every, {0, 1000000000000}),
+        std::move(resume)}});
   return groups;
 }
 

@@ -35,7 +35,8 @@ std::string cut_to(const std::string& text, size_t columns) {
   return text.substr(0, end);
 }
 
-std::string speed(const CurvePoint& point) {
+template <class Point>
+std::string speed(const Point& point) {
   return short_count(static_cast<double>(point.tokens) / std::max(point.seconds, 1e-9)) + " tokens/s";
 }
 
@@ -49,7 +50,7 @@ void put(const std::string& text) {
 Progress::Progress(std::string name, int64_t tokens)
     : name_(std::move(name)), tokens_(tokens), terminal_(isatty(STDOUT_FILENO) != 0) {}
 
-void Progress::on_training(const CurvePoint& point) {
+void Progress::on_training(const TrainingPoint& point) {
   training_ = point;
   loss_sum_ += point.loss;
   ++points_;
@@ -64,7 +65,7 @@ void Progress::on_validation(const CurvePoint& point) {
   }
   const std::string tokens = with_thousands(tokens_);
   std::string line = name_ + "  " + pad_left(with_thousands(point.tokens), tokens.size()) + " of " + tokens +
-                     " tokens  validation " + fixed(point.loss, 3);
+                     " tokens  validation " + fixed(point.value, 3);
   if (points_ > 0) {
     line += "  training " + fixed(loss_sum_ / static_cast<double>(points_), 3) + "  " +
             pad_left(speed(point), 14);
@@ -82,7 +83,7 @@ void Progress::draw_bar() {
   for (size_t i = 0; i < kBarWidth; ++i) line += i < filled ? "━" : "╌";
   line += pad_left(fixed(100.0 * share, 0), 4) + " %";
   if (training_.tokens > 0) {
-    line += "  training " + fixed(training_.loss, 3) + "  validation " + fixed(validation_.loss, 3) + "  " +
+    line += "  training " + fixed(training_.loss, 3) + "  validation " + fixed(validation_.value, 3) + "  " +
             duration(training_.seconds * (1.0 / share - 1.0)) + " left  " + speed(training_);
   }
   put("\r" + cut_to(line, terminal_columns() - 1) + "\x1b[K");
@@ -94,8 +95,8 @@ void Progress::clear_bar() {
 
 void Progress::finish(const Run& run) {
   clear_bar();
-  put(name_ + "  validation " + fixed(run.validation.back().loss, 4) + " after " +
-      with_thousands(run.validation.back().tokens) + " tokens in " + duration(run.seconds) + "\n");
+  put(name_ + "  validation " + fixed(run.validation.back().value, 4) + " after " +
+      with_thousands(run.validation.back().tokens) + " tokens in " + duration(run.seconds()) + "\n");
 }
 
 }  // namespace convergence

@@ -14,7 +14,7 @@ class Progress {
   // `name` is what the lines begin with ("adamw, seed 1").
   Progress(std::string name, int64_t tokens);
 
-  void on_training(const CurvePoint& point);
+  void on_training(const TrainingPoint& point);
   void on_validation(const CurvePoint& point);
 
   // Ends the bar with one line that says how the run went.
@@ -27,7 +27,7 @@ class Progress {
   std::string name_;
   int64_t tokens_;
   bool terminal_;
-  CurvePoint training_{0, 0.0, 0.0};
+  TrainingPoint training_;
   double loss_sum_ = 0.0;  // of the training points since the last validation
   int64_t points_ = 0;
   CurvePoint validation_{0, 0.0, 0.0};

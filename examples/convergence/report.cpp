@@ -1,6 +1,9 @@
 // The page: which charts there are, and the HTML around them.
 #include "report.h"
 
+#include <algorithm>
+#include <functional>
+
 #include "chart.h"
 #include "format.h"
 #include "report_style.h"
@@ -12,39 +15,78 @@ namespace {
 constexpr double kSmoothing = 0.9;            // of the training curve, per point
 constexpr double kStandardErrorsShown = 2.0;  // half the height of the band around a difference
 
-using Curve = std::vector<CurvePoint>;
+using CurveOf = std::function<Curve(const Run&)>;
 
 ChartLine as_line(const std::string& name, size_t colour, const Curve& curve, Axis x) {
   ChartLine line;
   line.name = name;
   line.colour = colour;
   for (const CurvePoint& point : curve) {
-    line.points.push_back({x == Axis::time ? point.seconds : static_cast<double>(point.tokens), point.loss});
+    line.points.push_back({x == Axis::time ? point.seconds : static_cast<double>(point.tokens), point.value});
   }
   return line;
 }
 
-Chart loss_chart(const std::vector<Run>& runs, const std::vector<ArmSummary>& summaries, Curve Run::*member,
-                 Axis x) {
-  const bool training = member == &Run::training;
-  Chart chart;
-  chart.title = std::string(training ? "Training loss" : "Validation loss") +
-                (x == Axis::time ? " over time" : " over tokens");
-  chart.x = x;
+// Fills the chart with one line per arm, and a faint one per run where there are several.
+Chart with_lines(Chart chart, const std::vector<Run>& runs, const std::vector<ArmSummary>& summaries,
+                 const CurveOf& curve_of_run, double smoothing, bool markers) {
   for (size_t i = 0; i < summaries.size(); ++i) {
-    const auto own = runs_of(runs, summaries[i].arm);
+    std::vector<Curve> curves;
+    for (const Run* run : runs_of(runs, summaries[i].arm)) curves.push_back(curve_of_run(*run));
     const auto shown = [&](const Curve& curve) {
-      return as_line(summaries[i].arm, i, training ? smooth(curve, kSmoothing) : curve, x);
+      return as_line(summaries[i].arm, i, smooth(curve, smoothing), chart.x);
     };
-    chart.lines.push_back(shown(mean_curve(own, member)));
-    chart.lines.back().markers = !training;
-    if (own.size() < 2) continue;
-    for (const Run* run : own) {
-      chart.lines.push_back(shown(run->*member));
+    chart.lines.push_back(shown(mean_curve(curves)));
+    chart.lines.back().markers = markers;
+    if (curves.size() < 2) continue;
+    for (const Curve& curve : curves) {
+      chart.lines.push_back(shown(curve));
       chart.lines.back().faint = true;
     }
   }
   return chart;
+}
+
+std::string loss_charts(const std::vector<Run>& runs, const std::vector<ArmSummary>& summaries) {
+  std::string html;
+  for (const bool training : {false, true}) {
+    for (const Axis x : {Axis::tokens, Axis::time}) {
+      Chart chart;
+      chart.title = std::string(training ? "Training loss" : "Validation loss") +
+                    (x == Axis::time ? " over time" : " over tokens");
+      chart.x = x;
+      const auto loss = [training](const Run& run) {
+        return training ? curve_of(run, &TrainingPoint::loss) : run.validation;
+      };
+      html += line_chart(with_lines(chart, runs, summaries, loss, training ? kSmoothing : 0.0, !training));
+    }
+  }
+  return html;
+}
+
+// What the methods did, one small chart per quantity that was measured.
+std::string method_charts(const std::vector<Run>& runs, const std::vector<ArmSummary>& summaries) {
+  struct Quantity {
+    const char* title;
+    double TrainingPoint::*member;
+    double smoothing;
+  };
+  std::string html;
+  for (const Quantity& quantity :
+       {Quantity{"Sequence length, bytes", &TrainingPoint::sequence_length, 0.0},
+        Quantity{"Kept layers, mean", &TrainingPoint::kept_layers, kSmoothing},
+        Quantity{"Learning rate", &TrainingPoint::learning_rate, 0.0},
+        Quantity{"Gradient norm before clipping", &TrainingPoint::gradient_norm, kSmoothing}}) {
+    Chart chart;
+    chart.title = quantity.title;
+    chart.y = Axis::plain;
+    const auto curve = [&](const Run& run) { return curve_of(run, quantity.member); };
+    chart = with_lines(chart, runs, summaries, curve, quantity.smoothing, /*markers=*/false);
+    const bool measured = std::any_of(chart.lines.begin(), chart.lines.end(),
+                                      [](const ChartLine& line) { return !line.points.empty(); });
+    if (measured) html += line_chart(chart);
+  }
+  return html;
 }
 
 // How far each arm is from the first one, over pairs of runs with the same seed.
@@ -59,13 +101,15 @@ Chart difference_chart(const std::vector<Run>& runs, const std::vector<ArmSummar
     line.colour = i;
     line.markers = true;
     const auto own = runs_of(runs, summaries[i].arm);
-    const Curve curve = mean_curve(own, &Run::validation);
+    std::vector<Curve> curves;
+    for (const Run* run : own) curves.push_back(run->validation);
+    const Curve curve = mean_curve(curves);
     for (size_t k = 0; k < curve.size(); ++k) {
       std::vector<double> differences;
       for (const Run* run : own) {
         for (const Run* other : first) {
           if (other->seed != run->seed || other->validation.size() <= k) continue;
-          differences.push_back(run->validation[k].loss - other->validation[k].loss);
+          differences.push_back(run->validation[k].value - other->validation[k].value);
         }
       }
       const Estimate difference = estimate(differences);
@@ -120,16 +164,16 @@ std::string report_as_html(const StudyReport& report) {
       "</style>\n</head>\n<body>\n<h1>Convergence study</h1>\n<p class=\"lede\">" +
       escape_html(report.headline) + "</p>\n";
   html += "<div class=\"panel\">\n" + html_table(summary_table(summaries)) + "</div>\n<p class=\"note\">" +
-          escape_html(table_note(summaries)) + " Training curves are smoothed.</p>\n";
+          escape_html(table_note(summaries)) +
+          " Training curves, kept layers and gradient norms are smoothed.</p>\n";
   html += "<div class=\"charts\">\n";
-  for (const auto curve : {&Run::validation, &Run::training}) {
-    for (const Axis x : {Axis::tokens, Axis::time})
-      html += line_chart(loss_chart(report.runs, summaries, curve, x));
-  }
+  html += loss_charts(report.runs, summaries);
   if (summaries.size() > 1) html += line_chart(difference_chart(report.runs, summaries));
   html += "<div class=\"stack\">\n" +
           time_bars("Time of one optimizer step", summaries, &ArmSummary::optimizer_seconds) +
           time_bars("Time of one whole training step", summaries, &ArmSummary::step_seconds) + "</div>\n";
+  html += "</div>\n<h2>What the methods did, over tokens</h2>\n<div class=\"charts small\">\n" +
+          method_charts(report.runs, summaries);
   html += "</div>\n<h2>Set-up</h2>\n<div class=\"panel\">\n<dl>\n";
   for (const auto& [name, value] : report.facts) {
     html += "<dt>" + escape_html(name) + "</dt><dd>" + escape_html(value) + "</dd>\n";

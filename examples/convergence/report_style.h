@@ -36,6 +36,7 @@ td:first-child { font-weight: 600; }
 .note { margin: 10px 2px 0; color: var(--muted); font-size: 13px; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 460px), 1fr)); gap: 18px;
   margin-top: 28px; }
+.charts.small { grid-template-columns: repeat(auto-fit, minmax(min(100%, 380px), 1fr)); margin-top: 0; }
 figure { margin: 0; padding: 16px 18px 8px; position: relative; }
 figcaption { display: flex; flex-wrap: wrap; justify-content: space-between; gap: 2px 18px; margin-bottom: 8px; }
 .legend { display: flex; flex-wrap: wrap; gap: 2px 16px; color: var(--muted); font-size: 13px; }

@@ -3,9 +3,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 namespace convergence {
 namespace {
+
+// Losses that are closer than this, in nats per byte, count as equal: the same training differs as much from
+// one rounding of its sums to another.
+constexpr double kLossTolerance = 1e-3;
 
 template <class Value>
 double mean_over(const std::vector<const Run*>& runs, Value value) {
@@ -30,6 +35,8 @@ Estimate estimate(const std::vector<double>& values) {
 }
 
 double median(std::vector<double> values) {
+  values.erase(std::remove_if(values.begin(), values.end(), [](double value) { return std::isnan(value); }),
+               values.end());
   if (values.empty()) return 0.0;
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
   std::nth_element(values.begin(), middle, values.end());
@@ -55,45 +62,86 @@ std::vector<ArmSummary> summarize(const std::vector<Run>& runs) {
   }
   for (ArmSummary& summary : summaries) {
     const auto own = runs_of(runs, summary.arm);
-    std::vector<double> losses, differences;
+    std::vector<double> losses, differences, times;
     for (const Run* run : own) {
-      losses.push_back(run->validation.back().loss);
+      losses.push_back(run->validation.back().value);
       for (const Run* first : runs_of(runs, summaries.front().arm)) {
-        if (first->seed == run->seed && first != run) {
-          differences.push_back(losses.back() - first->validation.back().loss);
-        }
+        if (first->seed != run->seed) continue;
+        const double goal = first->validation.back().value;
+        if (first != run) differences.push_back(losses.back() - goal);
+        times.push_back(seconds_to(goal + kLossTolerance, run->validation));
       }
     }
     summary.validation_loss = estimate(losses);
     summary.difference = estimate(differences);
+    if (std::all_of(times.begin(), times.end(), [](double time) { return std::isfinite(time); })) {
+      summary.time_to_loss = estimate(times);
+    }
     summary.tokens = mean_over(own, [](const Run& run) { return double(run.validation.back().tokens); });
-    summary.seconds = mean_over(own, [](const Run& run) { return run.seconds; });
-    summary.step_seconds = mean_over(own, [](const Run& run) { return run.step_seconds; });
-    summary.optimizer_seconds = mean_over(own, [](const Run& run) { return run.optimizer_seconds; });
+    summary.seconds = mean_over(own, [](const Run& run) { return run.seconds(); });
+    summary.step_seconds = mean_over(own, [](const Run& run) { return run.step_seconds(); });
+    summary.optimizer_seconds = mean_over(own, [](const Run& run) { return run.optimizer_seconds(); });
   }
   return summaries;
 }
 
-std::vector<CurvePoint> mean_curve(const std::vector<const Run*>& runs, std::vector<CurvePoint> Run::*curve) {
-  if (runs.empty()) return {};
-  size_t length = (runs.front()->*curve).size();
-  for (const Run* run : runs) length = std::min(length, (run->*curve).size());
-  std::vector<CurvePoint> mean;
-  for (size_t i = 0; i < length; ++i) {
-    mean.push_back({(runs.front()->*curve)[i].tokens,
-                    mean_over(runs, [&](const Run& run) { return (run.*curve)[i].seconds; }),
-                    mean_over(runs, [&](const Run& run) { return (run.*curve)[i].loss; })});
+double seconds_to(double value, const Curve& curve) {
+  for (size_t i = 0; i < curve.size(); ++i) {
+    if (!(curve[i].value <= value)) continue;
+    if (i == 0) return curve[i].seconds;
+    const CurvePoint &before = curve[i - 1], &after = curve[i];
+    const double share = (before.value - value) / (before.value - after.value);
+    return before.seconds + share * (after.seconds - before.seconds);
+  }
+  return std::numeric_limits<double>::infinity();
+}
+
+double Run::step_seconds() const {
+  std::vector<double> seconds;
+  TrainingPoint before;
+  for (const TrainingPoint& point : training) {
+    seconds.push_back((point.seconds - before.seconds) / static_cast<double>(point.step - before.step));
+    before = point;
+  }
+  return median(seconds);
+}
+
+double Run::optimizer_seconds() const {
+  std::vector<double> seconds;
+  for (const TrainingPoint& point : training) seconds.push_back(point.optimizer_seconds);
+  return median(seconds);
+}
+
+Curve curve_of(const Run& run, double TrainingPoint::*member) {
+  Curve curve;
+  for (const TrainingPoint& point : run.training) {
+    if (!std::isnan(point.*member)) curve.push_back({point.tokens, point.seconds, point.*member});
+  }
+  return curve;
+}
+
+Curve mean_curve(const std::vector<Curve>& curves) {
+  if (curves.empty()) return {};
+  Curve mean = curves.front();
+  for (const Curve& curve : curves) mean.resize(std::min(mean.size(), curve.size()));
+  const auto count = static_cast<double>(curves.size());
+  for (size_t i = 0; i < mean.size(); ++i) {
+    mean[i].seconds = mean[i].value = 0.0;
+    for (const Curve& curve : curves) {
+      mean[i].seconds += curve[i].seconds / count;
+      mean[i].value += curve[i].value / count;
+    }
   }
   return mean;
 }
 
-std::vector<CurvePoint> smooth(const std::vector<CurvePoint>& curve, double decay) {
-  std::vector<CurvePoint> smoothed = curve;
+Curve smooth(const Curve& curve, double decay) {
+  Curve smoothed = curve;
   double sum = 0.0, weight = 0.0;
   for (CurvePoint& point : smoothed) {
-    sum = decay * sum + (1.0 - decay) * point.loss;
+    sum = decay * sum + (1.0 - decay) * point.value;
     weight = decay * weight + (1.0 - decay);
-    point.loss = sum / weight;
+    point.value = sum / weight;
   }
   return smoothed;
 }

@@ -1,5 +1,5 @@
 // What the study measures: the curves of one run, and what several runs of one arm say together. Plain data,
-// made by training.cpp, read by the table, the progress lines and the report.
+// made by training_curve.cpp, read by the table, the progress lines and the report.
 #pragma once
 
 #include <cstdint>
@@ -11,17 +11,34 @@ namespace convergence {
 struct CurvePoint {
   int64_t tokens;  // trained on so far
   double seconds;  // of training so far; validation does not count
-  double loss;     // nats per byte
+  double value;    // of a loss: nats per byte
+};
+using Curve = std::vector<CurvePoint>;
+
+// What is known of training at one moment. A value that was not measured is NaN.
+struct TrainingPoint {
+  int64_t step = 0;    // steps so far
+  int64_t tokens = 0;  // trained on so far
+  double seconds = 0.0;
+  double loss = 0.0;             // nats per byte; the mean since the previous point
+  double learning_rate = 0.0;    // of the last step
+  double gradient_norm = 0.0;    // of the last step, before clipping
+  double sequence_length = 0.0;  // of the last step
+  double kept_layers = 0.0;      // in a step; the mean since the previous point
+  double optimizer_seconds =
+      0.0;  // of a step: norm, clipping, optimizer; the median since the previous point
 };
 
 struct Run {
   std::string arm;
   uint64_t seed = 0;
-  std::vector<CurvePoint> training;    // mean loss since the previous point
-  std::vector<CurvePoint> validation;  // the first at 0 tokens, the last at the end
-  double seconds = 0.0;                // training, without validation
-  double step_seconds = 0.0;           // one step: forward, backward, clipping, optimizer; the median
-  double optimizer_seconds = 0.0;      // one optimizer step; the median
+  bool finished = false;
+  std::vector<TrainingPoint> training;
+  Curve validation;  // the first at 0 tokens, the last at the end
+
+  double seconds() const { return training.empty() ? 0.0 : training.back().seconds; }
+  double step_seconds() const;       // forward, backward, clipping, optimizer; the median
+  double optimizer_seconds() const;  // the median
 };
 
 // A mean over runs with its standard error, which is 0 and meaningless where `count` is 1.
@@ -35,26 +52,34 @@ struct ArmSummary {
   std::string arm;
   Estimate validation_loss;  // at the end
   Estimate difference;  // to the first arm, over pairs of runs with the same seed; count 0 for the first arm
-  double tokens = 0.0;  // of one run; from here on means over runs
+  Estimate time_to_loss;  // see seconds_to; count 0 where any run never got there
+  double tokens = 0.0;    // of one run; from here on means over runs
   double seconds = 0.0;
   double step_seconds = 0.0;
   double optimizer_seconds = 0.0;
 };
 
 Estimate estimate(const std::vector<double>& values);
-double median(std::vector<double> values);  // 0 for none
+double median(std::vector<double> values);  // of those that are not NaN; 0 for none
 
-// One summary per arm, in the order in which arms first appear in `runs`.
+// One summary per arm, in the order in which arms first appear in `runs`. The time to loss is that to
+// within 0.001 of the final loss of the first arm's run with the same seed.
 std::vector<ArmSummary> summarize(const std::vector<Run>& runs);
+
+// When a curve first came down to `value`, on straight lines between its points; infinity for never.
+double seconds_to(double value, const Curve& curve);
 
 // The runs of one arm, in order.
 std::vector<const Run*> runs_of(const std::vector<Run>& runs, const std::string& arm);
 
-// The mean curve over runs that have the same token counts: tokens as they are, seconds and loss averaged.
-// Stops where the shortest stops.
-std::vector<CurvePoint> mean_curve(const std::vector<const Run*>& runs, std::vector<CurvePoint> Run::*curve);
+// One member of a run's training points, without those that are NaN.
+Curve curve_of(const Run& run, double TrainingPoint::*member);
+
+// The mean of curves that have the same token counts: tokens as they are, seconds and values averaged. Stops
+// where the shortest stops.
+Curve mean_curve(const std::vector<Curve>& curves);
 
 // Exponential moving average over points, without the pull towards zero at the start.
-std::vector<CurvePoint> smooth(const std::vector<CurvePoint>& curve, double decay);
+Curve smooth(const Curve& curve, double decay);
 
 }  // namespace convergence

@@ -64,6 +64,10 @@ Scale::Scale(Axis axis, double low, double high, double from, double to)
     high_ = reach;
     for (const double tick : linear_ticks(low_, high_, 6.0)) ticks_.push_back({tick, ""});
   } else {
+    if (axis_ == Axis::plain) {
+      low_ = std::min(low_, 0.0);
+      high_ *= 1.05;
+    }
     if (high_ <= low_) high_ = low_ + 1.0;
     for (const double tick : linear_ticks(low_ / unit_, high_ / unit_, 6.0))
       ticks_.push_back({tick * unit_, ""});
@@ -74,6 +78,7 @@ Scale::Scale(Axis axis, double low, double high, double from, double to)
       axis_ == Axis::loss && shown.size() > 1 ? std::max(1, decimals_for(shown)) : decimals_for(shown);
   for (Tick& tick : ticks_) {
     if (axis_ == Axis::tokens) tick.label = short_count(tick.value);
+    if (axis_ == Axis::plain) tick.label = fixed(tick.value, decimals);
     if (axis_ == Axis::time) tick.label = fixed(tick.value / unit_, decimals);
     if (axis_ == Axis::loss) tick.label = fixed(tick.value, decimals);
     if (axis_ == Axis::difference) tick.label = signed_fixed(tick.value, decimals);
@@ -101,6 +106,8 @@ std::string Scale::title() const {
       return "nats per byte";
     case Axis::difference:
       return "difference, nats per byte";
+    case Axis::plain:
+      return {};
   }
   return {};
 }
@@ -115,6 +122,8 @@ std::string Scale::exact_label(double value) const {
       return fixed(value, 4);
     case Axis::difference:
       return signed_fixed(value, 4);
+    case Axis::plain:
+      return significant(value, 4);
   }
   return {};
 }

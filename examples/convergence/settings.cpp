@@ -15,8 +15,8 @@ constexpr int64_t kKilo = 1000;
 constexpr int64_t kMega = 1000 * kKilo;
 constexpr int64_t kDefaultEvaluations = 16;
 constexpr double kWarmUpFraction = 0.05;
-constexpr double kFinalFraction = 0.1;  // of the peak learning rate
-constexpr double kPi = 3.14159265358979323846;
+constexpr int64_t kCurriculumFraction = 8;  // of the full length, to start with
+constexpr int64_t kShortest = 8;            // bytes
 
 Settings tiny() {
   Settings settings;
@@ -53,9 +53,21 @@ Settings small() {
 
 }  // namespace
 
-int64_t Settings::steps_between_evaluations() const {
-  if (evaluate_every == 0) return (steps() + kDefaultEvaluations - 1) / kDefaultEvaluations;
-  return std::max<int64_t>(1, evaluate_every / tokens_per_step());
+int64_t Settings::warmup_steps() const {
+  return static_cast<int64_t>(std::ceil(kWarmUpFraction * static_cast<double>(steps())));
+}
+
+int64_t Settings::tokens_between_evaluations() const {
+  return evaluate_every > 0 ? evaluate_every : (tokens + kDefaultEvaluations - 1) / kDefaultEvaluations;
+}
+
+int64_t Settings::first_length() const {
+  if (curriculum_start > 0) return curriculum_start;
+  return std::min(sequence, std::max(kShortest, sequence / kCurriculumFraction));
+}
+
+double Settings::gamma() const {
+  return layer_drop_gamma > 0.0 ? layer_drop_gamma : 100.0 / static_cast<double>(steps());
 }
 
 std::vector<PresetHelp> preset_help() {
@@ -72,7 +84,8 @@ Settings preset_settings(const std::string& name, bool quick) {
   Settings settings = name == "tiny" ? tiny() : small();
   settings.quick = quick;
   if (quick) {
-    settings.tokens = name == "tiny" ? 600 * kKilo : 4 * kMega;
+    settings.arms = {"adamw", "fused-adamw", "curriculum", "layer-drop"};
+    settings.tokens = name == "tiny" ? 300 * kKilo : 4 * kMega;
     settings.validation_sequences = name == "tiny" ? 128 : 64;
   }
   return settings;
@@ -84,15 +97,9 @@ void check_settings(const Settings& settings) {
   pacer::require(settings.tokens >= settings.tokens_per_step(), "the budget of ", settings.tokens,
                  " tokens does not hold one step of ", settings.batch, " sequences of ", settings.sequence,
                  " bytes; raise tokens or lower batch or sequence");
-}
-
-double learning_rate_at(int64_t step, int64_t steps, double peak) {
-  const double warm_up_steps = std::ceil(kWarmUpFraction * static_cast<double>(steps));
-  const double position = static_cast<double>(step);
-  if (position < warm_up_steps) return peak * (position + 1.0) / warm_up_steps;
-  const double progress =
-      (position - warm_up_steps) / std::max(1.0, static_cast<double>(steps) - warm_up_steps);
-  return peak * (kFinalFraction + (1.0 - kFinalFraction) * 0.5 * (1.0 + std::cos(kPi * progress)));
+  pacer::require(settings.curriculum_start <= settings.sequence, "the curriculum cannot start at ",
+                 settings.curriculum_start, " bytes: sequences have ", settings.sequence,
+                 "; lower curriculum-start");
 }
 
 }  // namespace convergence

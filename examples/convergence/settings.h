@@ -31,6 +31,12 @@ struct Settings {
   double weight_decay = 0.1;   // on matrices only
   double clip = 1.0;           // global gradient norm; 0 switches clipping off
 
+  // The methods; each concerns the arms that use it.
+  int64_t curriculum_start = 0;   // bytes per sequence; 0: an eighth of the sequence, at least 8
+  double curriculum_share = 0.4;  // of the budget, after which sequences have their full length
+  double layer_drop_theta = 0.5;  // share of layers that the deepest one keeps in the end
+  double layer_drop_gamma = 0.0;  // per step; 0: 100 / steps()
+
   // Validation.
   int64_t evaluate_every = 0;        // tokens; 0: a sixteenth of the budget
   int64_t validation_sequences = 0;  // at most this many, spread evenly over the validation text
@@ -40,10 +46,15 @@ struct Settings {
   std::string precision = "float32";  // float32, tensorfloat32 (GPU), bfloat16 (autocast)
   int64_t threads = 0;                // 0: LibTorch's choice
   std::string output = "run/convergence";
+  int64_t checkpoint_every = 500;  // steps; 0: none
+  bool resume = false;
 
-  int64_t tokens_per_step() const { return batch * sequence; }
+  int64_t tokens_per_step() const { return batch * sequence; }  // at full length
   int64_t steps() const { return (tokens + tokens_per_step() - 1) / tokens_per_step(); }
-  int64_t steps_between_evaluations() const;
+  int64_t warmup_steps() const;  // of the learning rate
+  int64_t tokens_between_evaluations() const;
+  int64_t first_length() const;  // of the curriculum
+  double gamma() const;          // of layer dropping
 };
 
 // Names of the presets with one line of help each.
@@ -60,9 +71,5 @@ Settings preset_settings(const std::string& name, bool quick);
 // The checks between values (heads divide width, the budget holds a step, ...); throws
 // pacer::InvalidArgument.
 void check_settings(const Settings& settings);
-
-// Linear warm-up over the first 5 % of `steps`, then a cosine down to a tenth of `peak` at the end.
-// `step` counts from 0.
-double learning_rate_at(int64_t step, int64_t steps, double peak);
 
 }  // namespace convergence

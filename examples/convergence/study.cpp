@@ -10,13 +10,13 @@
 #include <torch/headeronly/version.h>
 
 #include <pacer/core/error.h>
-#include <pacer/core/json_lines.h>
 
 #include "corpus.h"
 #include "format.h"
 #include "options.h"
 #include "progress.h"
 #include "report.h"
+#include "run_file.h"
 #include "table.h"
 #include "training.h"
 
@@ -28,43 +28,27 @@ namespace fs = std::filesystem;
 // Writes metrics.jsonl and moves the progress display.
 class RunRecorder : public RunObserver {
  public:
-  RunRecorder(const std::string& arm, uint64_t seed, int64_t tokens, const fs::path& folder)
-      : progress_(arm + ", seed " + std::to_string(seed), tokens),
-        metrics_((folder / "metrics.jsonl").string()) {}
+  RunRecorder(const std::string& name, int64_t tokens, const fs::path& folder)
+      : progress_(name, tokens), file_(folder) {}
 
-  void on_training(const CurvePoint& point, double learning_rate) override {
-    metrics_.write(line("training", point).add("learning_rate", learning_rate));
+  void on_training(const TrainingPoint& point) override {
+    file_.write_training(point);
     progress_.on_training(point);
   }
 
   void on_validation(const CurvePoint& point) override {
-    metrics_.write(line("validation", point));
+    file_.write_validation(point);
     progress_.on_validation(point);
   }
 
   void finish(const Run& run) {
-    metrics_.write(pacer::JsonLine()
-                       .add("event", "end")
-                       .add("tokens", run.validation.back().tokens)
-                       .add("seconds", run.seconds)
-                       .add("loss", run.validation.back().loss)
-                       .add("step_seconds", run.step_seconds)
-                       .add("optimizer_seconds", run.optimizer_seconds));
+    file_.write_end(run);
     progress_.finish(run);
   }
 
  private:
-  static pacer::JsonLine line(const char* event, const CurvePoint& point) {
-    pacer::JsonLine line;
-    line.add("event", event)
-        .add("tokens", point.tokens)
-        .add("seconds", point.seconds)
-        .add("loss", point.loss);
-    return line;
-  }
-
   Progress progress_;
-  pacer::JsonLinesFile metrics_;
+  RunFile file_;
 };
 
 fs::path make_folder(const fs::path& folder) {
@@ -87,9 +71,47 @@ std::string count_of(size_t count, const std::string& what) {
   return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
 }
 
+fs::path run_folder(const Settings& settings, const std::string& arm, uint64_t seed) {
+  return fs::path(settings.output) / (arm + "-seed-" + std::to_string(seed));
+}
+
+// Before anything is written: no run that was made with other settings is resumed.
+void check_stored_runs(const Settings& settings) {
+  for (const uint64_t seed : settings.seeds) {
+    for (const std::string& arm : settings.arms) {
+      const fs::path folder = run_folder(settings, arm, seed);
+      if (settings.resume && fs::exists(folder / "settings.ini")) require_same_settings(folder, settings);
+    }
+  }
+}
+
+// The run of one arm and seed: from its folder, continued, or trained anew.
+Run make_run(const std::string& arm, uint64_t seed, const Settings& settings, const Machine& machine,
+             const Corpus& corpus) {
+  const std::string name = arm + ", seed " + std::to_string(seed);
+  const fs::path folder = make_folder(run_folder(settings, arm, seed));
+  Run stored;
+  if (settings.resume && fs::exists(folder / "settings.ini")) {
+    stored = read_run(folder, arm, seed);
+    if (stored.finished) {
+      Progress(name + ", finished before", settings.tokens).finish(stored);
+      return stored;
+    }
+  } else {
+    fs::remove_all(folder / "checkpoints");  // of another study
+    fs::remove(folder / "metrics.jsonl");
+  }
+  write_file(folder / "settings.ini", settings_as_ini(settings));
+  RunRecorder recorder(name, settings.tokens, folder);
+  const Run run = train(arm, seed, settings, machine, corpus, folder, stored, &recorder);
+  recorder.finish(run);
+  return run;
+}
+
 }  // namespace
 
 void run_study(const Settings& settings) {
+  check_stored_runs(settings);
   const Corpus corpus = read_corpus(settings.data, settings.data_limit, settings.sequence);
   const fs::path output = make_folder(settings.output);
   const Machine machine = prepare_machine(settings);
@@ -108,10 +130,7 @@ void run_study(const Settings& settings) {
 
   for (const uint64_t seed : settings.seeds) {
     for (const std::string& arm : settings.arms) {
-      const fs::path folder = make_folder(output / (arm + "-seed-" + std::to_string(seed)));
-      RunRecorder recorder(arm, seed, settings.steps() * settings.tokens_per_step(), folder);
-      report.runs.push_back(train(arm, seed, settings, machine, corpus, &recorder));
-      recorder.finish(report.runs.back());
+      report.runs.push_back(make_run(arm, seed, settings, machine, corpus));
       // After every run, so that a study that is cut short leaves what it has.
       report.settings = settings_as_ini(settings);
       write_file(output / "report.html", report_as_html(report));

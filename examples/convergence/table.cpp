@@ -10,6 +10,12 @@ namespace {
 
 constexpr double kMilliseconds = 1e3;
 
+std::string time_to_loss(const Estimate& seconds) {
+  if (seconds.count == 0) return "-";
+  const std::string error = seconds.count > 1 ? " ± " + fixed(seconds.standard_error, 1) + " s" : "";
+  return duration(seconds.mean) + error;
+}
+
 std::string with_error(const std::string& mean, const Estimate& estimate) {
   return estimate.count > 1 ? mean + " ± " + fixed(estimate.standard_error, 4) : mean;
 }
@@ -22,7 +28,8 @@ Table summary_table(const std::vector<ArmSummary>& summaries) {
   const bool compared = summaries.size() > 1;
   table.header = {"arm", "seeds", "tokens", "validation loss"};
   if (compared) table.header.push_back("difference to " + summaries.front().arm);
-  table.header.insert(table.header.end(), {"time", "optimizer ms/step", "ms/step", "tokens/s"});
+  table.header.insert(table.header.end(),
+                      {"time", "time to loss", "optimizer ms/step", "ms/step", "tokens/s"});
   for (const ArmSummary& summary : summaries) {
     const Estimate& difference = summary.difference;
     std::vector<std::string> row = {
@@ -32,7 +39,8 @@ Table summary_table(const std::vector<ArmSummary>& summaries) {
       row.push_back(difference.count > 0 ? with_error(signed_fixed(difference.mean, 4), difference) : "");
     }
     row.insert(row.end(),
-               {duration(summary.seconds), significant(summary.optimizer_seconds * kMilliseconds, 3),
+               {duration(summary.seconds), time_to_loss(summary.time_to_loss),
+                significant(summary.optimizer_seconds * kMilliseconds, 3),
                 significant(summary.step_seconds * kMilliseconds, 3),
                 with_thousands(static_cast<int64_t>(summary.tokens / std::max(summary.seconds, 1e-9)))});
     table.rows.push_back(std::move(row));
@@ -42,7 +50,12 @@ Table summary_table(const std::vector<ArmSummary>& summaries) {
 
 std::string table_note(const std::vector<ArmSummary>& summaries) {
   std::string note =
-      "Loss in nats per byte. Time is one run's training without validation; the step times are medians.";
+      "Loss in nats per byte. Time is one run's training without validation; the step times are medians,\n"
+      "the optimizer's with clipping.";
+  if (summaries.size() > 1) {
+    note += " Time to loss: until the validation loss first was within 0.001 of the final one of " +
+            summaries.front().arm + "; - for never.";
+  }
   if (!summaries.empty() && summaries.front().validation_loss.count > 1) {
     note += "\n± is the standard error over seeds; differences are taken seed by seed.";
   }

@@ -50,8 +50,8 @@ void import_tensors(const std::string& name, const at::Tensor& parameter, const 
     require(tensor.scalar_type() == *dtype && tensor.sizes() == parameter.sizes(), "\"", key,
             "\" of the state to load is ", tensor.scalar_type(), " of shape ", tensor.sizes(),
             ", but parameter ", name, " needs ", *dtype, " of shape ", parameter.sizes());
-    (state.*kStateFields[field].tensor)() =
-        tensor.to(parameter.device(), /*non_blocking=*/false, /*copy=*/true);
+    at::Tensor& own = (state.*kStateFields[field].tensor)();
+    own = tensor.to(parameter.device(), /*non_blocking=*/false, /*copy=*/true);
     used.insert(key);
   }
 }

@@ -1,7 +1,9 @@
 // What a Session does for an EpochSampler: counts the examples that were trained on, saves the position.
 #pragma once
 
+#include <cstdint>
 #include <string>
+#include <utility>
 
 #include <pacer/core/error.h>
 #include <pacer/schedulers/epoch_sampler.h>
@@ -16,7 +18,12 @@ class EpochSamplerHook : public Hook {
 
   std::string hook_name() const override { return "epoch_sampler"; }
   Slot slot() const override { return Slot::data; }
-  void begin(const Progress&, MicroBatch& batch) override { sampler_.count(batch.examples); }
+  void begin(const Progress&, MicroBatch& batch) override { begun_ = batch.examples; }
+  // In backward, so that a micro-step that is begun again counts once.
+  at::Tensor scale_loss(at::Tensor loss) override {
+    sampler_.count(std::exchange(begun_, 0));
+    return loss;
+  }
   void after_step(StepReport& report) override { report.add("epoch", static_cast<double>(sampler_.epoch())); }
   void save(NamedTensors& state) const override {
     state["size"] = number_tensor(static_cast<int64_t>(sampler_.size()));
@@ -38,6 +45,7 @@ class EpochSamplerHook : public Hook {
 
  private:
   EpochSampler sampler_;
+  int64_t begun_ = 0;  // examples of the micro-batch in forward
 };
 
 }  // namespace pacer::detail

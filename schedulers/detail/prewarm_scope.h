@@ -11,6 +11,19 @@
 
 namespace pacer::detail {
 
+// Gives a variable another value for a while.
+template <class T>
+class Restored {
+ public:
+  Restored(T& variable, T value) : variable_(variable), before_(std::exchange(variable, std::move(value))) {}
+  Restored(const Restored&) = delete;
+  ~Restored() { variable_ = std::move(before_); }
+
+ private:
+  T& variable_;
+  T before_;
+};
+
 class PrewarmScope {
  public:
   explicit PrewarmScope(SessionParts& parts) : device_(parts.device()), random_(get_random_state(device_)) {

@@ -1,0 +1,50 @@
+#!/usr/bin/env python3
+"""Misuse that the compiler must refuse, with the words that help.
+
+must_not_compile.py COMPILER...
+"""
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+PROGRAM = """
+#include <pacer/schedulers/gradient_clipping.h>
+#include <pacer/schedulers/session.h>
+void use(pacer::Session& session, torch::Tensor x) {
+  %s
+}
+"""
+# What compiles, so that the cases below fail for their own reason.
+GOOD = "session.use(pacer::GradientClipping(1.0)); auto [y] = session.begin(x);"
+# Each with a part of the compiler's message.
+BAD = [
+    ("pacer::GradientClipping clipping(1.0); session.use(clipping);", "a Session owns its hooks"),
+    ("auto batch = session.begin(x); auto copy = batch;", "deleted"),
+    ("session.begin(3);", "a batch is made of tensors"),
+    ("session.begin();", "a batch has at least one tensor"),
+]
+
+
+def compile_(compiler, text):
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "case.cpp"
+        source.write_text(PROGRAM % text, encoding="utf-8")
+        done = subprocess.run([*compiler, "-std=c++17", "-fsyntax-only", source], capture_output=True, text=True)
+    return done.returncode, done.stderr
+
+
+def main():
+    compiler = sys.argv[1:]
+    # All bad cases in one go: LibTorch's headers cost more than everything else.
+    code, message = compile_(compiler, GOOD)
+    if code != 0:
+        sys.exit(f"what must compile does not:\n{message}")
+    code, message = compile_(compiler, "\n".join("{ %s }" % text for text, _ in BAD))
+    missing = [words for _, words in BAD if words not in message]
+    if code == 0 or missing:
+        sys.exit(f"not refused, or not with these words: {missing}\n{message}")
+    print(f"{len(BAD)} misuses are refused")
+
+
+main()
