@@ -8,6 +8,8 @@ function(pacer_add_program target folder)
   endif()
   add_executable(${target} ${sources})
   pacer_target_flags(${target})
+  # LibTorch's data loader moves empty optionals, which GCC takes for a use of what was never set.
+  target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:$<$<COMPILE_LANGUAGE:CXX>:-Wno-maybe-uninitialized>>)
   set_target_properties(${target} PROPERTIES CUDA_RUNTIME_LIBRARY None)  # comes with pacer::kernels
   target_include_directories(${target} SYSTEM PRIVATE ${PACER_HEADER_ONLY})
   target_link_libraries(${target} PRIVATE pacer::pacer torch_cpu_library ${ARGN})

@@ -4,16 +4,13 @@
 
 namespace pacer {
 
-void SessionOptimizer::claim_learning_rate(const void* owner, const std::string& name) {
-  require(learning_rate_owner_ == nullptr || learning_rate_owner_ == owner, name,
-          " cannot set the learning rate, because ", learning_rate_owner_name_,
+SessionOptimizer::LearningRateClaim SessionOptimizer::claim_learning_rate(const std::string& name) {
+  const LearningRateClaim held = learning_rate_claim_.lock();
+  require(held == nullptr, name, " cannot set the learning rate, because ", held ? *held : "",
           " already does; keep one of the two");
-  learning_rate_owner_ = owner;
-  learning_rate_owner_name_ = name;
-}
-
-void SessionOptimizer::release_learning_rate(const void* owner) noexcept {
-  if (learning_rate_owner_ == owner) learning_rate_owner_ = nullptr;
+  const auto claim = std::make_shared<const std::string>(name);
+  learning_rate_claim_ = claim;
+  return claim;
 }
 
 }  // namespace pacer

@@ -47,10 +47,10 @@ class SessionOptimizer : public torch::optim::Optimizer {
   // The rate that a schedule multiplies: the group's initial_lr, which is first set to its lr where it is
   // unset.
   virtual double base_lr(size_t group) = 0;
-  // One schedule at a time: throws InvalidArgument where another object, called by its name, has the learning
-  // rate in hand.
-  void claim_learning_rate(const void* owner, const std::string& name);
-  void release_learning_rate(const void* owner) noexcept;
+  // One schedule at a time: whoever sets the learning rate holds the claim as long as it does. Throws
+  // InvalidArgument where another one, called by its name, is held.
+  using LearningRateClaim = std::shared_ptr<const std::string>;
+  LearningRateClaim claim_learning_rate(const std::string& name);
 
   // Steps that changed nothing because a gradient was not finite. Waits for the device on a GPU.
   virtual int64_t skipped_steps() const = 0;
@@ -67,8 +67,7 @@ class SessionOptimizer : public torch::optim::Optimizer {
   virtual void import_state(const NamedTensors& state) = 0;
 
  private:
-  const void* learning_rate_owner_ = nullptr;
-  std::string learning_rate_owner_name_;
+  std::weak_ptr<const std::string> learning_rate_claim_;
 };
 
 }  // namespace pacer

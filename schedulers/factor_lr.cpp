@@ -8,20 +8,17 @@
 namespace pacer {
 
 FactorLR::FactorLR(torch::optim::Optimizer& optimizer, const LearningRateSchedule& schedule)
-    : LRScheduler(optimizer), schedule_(schedule), own_(dynamic_cast<SessionOptimizer*>(&optimizer)) {
+    : LRScheduler(optimizer), schedule_(schedule) {
   require(!schedule.by_tokens(),
           "FactorLR learns nothing of tokens, so its schedule cannot have total_tokens; give total_steps, or "
           "use the LearningRate hook of a Session");
   auto& groups = optimizer.param_groups();
-  if (own_) own_->claim_learning_rate(this, "FactorLR");
+  auto* own = dynamic_cast<SessionOptimizer*>(&optimizer);
+  if (own) claim_ = own->claim_learning_rate("FactorLR");
   for (size_t g = 0; g < groups.size(); ++g) {
-    base_lrs_.push_back(own_ ? own_->base_lr(g) : groups[g].options().get_lr());
+    base_lrs_.push_back(own ? own->base_lr(g) : groups[g].options().get_lr());
   }
   step();
-}
-
-FactorLR::~FactorLR() {
-  if (own_) own_->release_learning_rate(this);
 }
 
 void FactorLR::resume_at(int64_t steps) {

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include <torch/optim/schedulers/lr_scheduler.h>
@@ -10,8 +12,6 @@
 #include <pacer/schedulers/learning_rate_schedule.h>
 
 namespace pacer {
-
-class SessionOptimizer;
 
 // Sets the rate of every parameter group to base rate * schedule.factor. The base rate is the group's
 // initial_lr (pacer's optimizers, where it is set), else its rate when this is built; the constructor sets
@@ -23,7 +23,6 @@ class FactorLR final : public torch::optim::LRScheduler {
   // else already sets the rate of one of pacer's optimizers; the optimizer is unchanged then.
   FactorLR(torch::optim::Optimizer& optimizer, const LearningRateSchedule& schedule);
   FactorLR(const FactorLR&) = delete;
-  ~FactorLR() override;
 
   // Calls of step() so far. This is all there is to save.
   int64_t steps() const { return static_cast<int64_t>(step_count_) - 1; }
@@ -40,7 +39,7 @@ class FactorLR final : public torch::optim::LRScheduler {
   std::vector<double> get_lrs() override;
 
   LearningRateSchedule schedule_;
-  SessionOptimizer* own_;  // the optimizer, where it is one of pacer's
+  std::shared_ptr<const std::string> claim_;  // on the rate of one of pacer's optimizers
   std::vector<double> base_lrs_;
 };
 

@@ -28,10 +28,10 @@ LayerDropImpl::Decision LayerDropImpl::decide(int64_t i) const {
   return {keeps_layer(options_, i, layers(), progress_.step, progress_.micro_step), probability};
 }
 
-at::Tensor LayerDropImpl::scaled(const at::Tensor& x, const at::Tensor& y, double probability) {
+at::Tensor LayerDropImpl::mixed(const at::Tensor& x, const at::Tensor& y, double probability) {
   require(x.sizes() == y.sizes(), "a block behind LayerDrop::gate turned shape ", x.sizes(), " into ",
           y.sizes(), "; only blocks that keep the shape can be dropped");
-  return at::add(x, at::sub(y, x), 1.0 / probability);
+  return probability == 1 ? y : at::add(x, at::sub(y, x), 1.0 / probability);
 }
 
 std::vector<at::Tensor> LayerDropImpl::dropped_parameters(const Progress& window) const {

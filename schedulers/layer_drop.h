@@ -26,7 +26,7 @@
 #include <utility>
 #include <vector>
 
-#include <torch/nn/cloneable.h>
+#include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
 #include <pacer/schedulers/layer_drop_rule.h>
@@ -34,10 +34,9 @@
 
 namespace pacer {
 
-class LayerDropImpl : public torch::nn::Cloneable<LayerDropImpl> {
+class LayerDropImpl : public torch::nn::Module {
  public:
   explicit LayerDropImpl(LayerDropOptions options = {}) : options_(options) {}
-  void reset() override {}
 
   // Adds the next layer of the stack and returns its index. Its parameters get a gradient of exactly zero
   // from a Session in a window in which it was always dropped, unless another layer has them too.
@@ -52,8 +51,7 @@ class LayerDropImpl : public torch::nn::Cloneable<LayerDropImpl> {
   at::Tensor gate(int64_t i, const at::Tensor& x, Block&& block) const {
     const Decision decision = decide(i);
     if (!decision.keep) return x;
-    if (decision.probability == 1) return std::forward<Block>(block)(x);
-    return scaled(x, std::forward<Block>(block)(x), decision.probability);
+    return mixed(x, std::forward<Block>(block)(x), decision.probability);
   }
 
   // Whether layer `i` runs in this micro-step; true in eval().
@@ -81,7 +79,7 @@ class LayerDropImpl : public torch::nn::Cloneable<LayerDropImpl> {
     double probability;
   };
   Decision decide(int64_t i) const;
-  static at::Tensor scaled(const at::Tensor& x, const at::Tensor& y, double probability);
+  static at::Tensor mixed(const at::Tensor& x, const at::Tensor& y, double probability);
 
   LayerDropOptions options_;
   Progress progress_;

@@ -14,15 +14,9 @@ std::string base_key(size_t group) { return "base/" + std::to_string(group); }
 
 }  // namespace
 
-LearningRate::LearningRate(LearningRate&& other) noexcept : schedule_(other.schedule_) {}
-
-LearningRate::~LearningRate() {
-  if (session_optimizer_) session_optimizer_->release_learning_rate(this);
-}
-
 void LearningRate::attach(SessionParts& parts) {
   if (parts.session_optimizer())
-    parts.session_optimizer()->claim_learning_rate(this, "the LearningRate hook");
+    claim_ = parts.session_optimizer()->claim_learning_rate("the LearningRate hook");
   session_optimizer_ = parts.session_optimizer();
   optimizer_ = &parts.optimizer();
   read_base_rates();

@@ -4,6 +4,7 @@
 //   session.use(pacer::LearningRate(pacer::warmup_cosine({1'000, 100'000})));
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -21,8 +22,6 @@ class SessionOptimizer;
 class LearningRate : public Hook {
  public:
   explicit LearningRate(const LearningRateSchedule& schedule) : schedule_(schedule) {}
-  LearningRate(LearningRate&& other) noexcept;
-  ~LearningRate() override;
 
   std::string hook_name() const override { return "learning_rate"; }
   Slot slot() const override { return Slot::schedule; }
@@ -44,6 +43,7 @@ class LearningRate : public Hook {
   LearningRateSchedule schedule_;
   torch::optim::Optimizer* optimizer_ = nullptr;
   SessionOptimizer* session_optimizer_ = nullptr;
+  std::shared_ptr<const std::string> claim_;  // on the rate of one of pacer's optimizers
   std::vector<double> base_;
   std::vector<double> last_set_;  // empty before the first step and after a load
 };

@@ -11,6 +11,7 @@
 #include <pacer/schedulers/detail/device_copy.h>
 #include <pacer/schedulers/detail/epoch_sampler_hook.h>
 #include <pacer/schedulers/detail/evaluation_scope.h>
+#include <pacer/schedulers/detail/forward_scope.h>
 #include <pacer/schedulers/detail/layer_drop_hook.h>
 #include <pacer/schedulers/detail/prewarm_scope.h>
 #include <pacer/schedulers/detail/step_runner.h>
@@ -19,27 +20,6 @@
 
 namespace pacer {
 namespace {
-
-class HooksForwardScope final : public detail::ForwardScope {
- public:
-  explicit HooksForwardScope(const SessionParts& parts) : parts_(&parts) {
-    try {
-      for (const auto& hook : parts.hooks()) hook->forward_begin(parts.progress);
-    } catch (...) {
-      HooksForwardScope::end();
-      throw;
-    }
-  }
-  ~HooksForwardScope() override { HooksForwardScope::end(); }
-  void end() noexcept override {
-    if (parts_ == nullptr) return;
-    for (const auto& hook : parts_->hooks()) hook->forward_end();
-    parts_ = nullptr;
-  }
-
- private:
-  const SessionParts* parts_;
-};
 
 // Weights of micro-batches are their tokens times this: exact in fp32 for any batch, and near 1, so that a
 // loss scale has the room it expects.
@@ -140,7 +120,7 @@ std::vector<at::Tensor> Session::begin_micro_step(std::vector<at::Tensor> tensor
   require<Error>(batch.tensors.size() == count, "a hook changed the number of tensors in the batch from ",
                  count, " to ", batch.tensors.size(), "; a hook may replace tensors only");
   for (at::Tensor& tensor : batch.tensors) tensor = detail::copy_to_device(tensor, parts_.device());
-  forward_scope_ = std::make_shared<HooksForwardScope>(parts_);
+  forward_scope_ = std::make_shared<detail::HooksForwardScope>(parts_);
   micro_batch_tokens_ = batch.tokens;
   in_forward_ = true;
   return std::move(batch.tensors);
@@ -275,7 +255,7 @@ void Session::prewarm_pass(const std::function<at::Tensor()>& loss) {
     Progress first;  // at step 0 no layer is dropped
     first.micro_steps = parts_.progress.micro_steps;
     const detail::Restored<Progress> restore(parts_.progress, first);
-    const HooksForwardScope scope(parts_);
+    const detail::HooksForwardScope scope(parts_);
     result = loss();
   }
   require(result.defined() && result.numel() == 1 && result.requires_grad(),

@@ -2,28 +2,28 @@
 // training.
 #pragma once
 
-#include <memory>
 #include <utility>
 #include <vector>
 
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
 
-#include <pacer/schedulers/session_parts.h>
+#include <pacer/schedulers/detail/forward_scope.h>
 
 namespace pacer::detail {
 
-class EvaluationScope {
+// Every module in eval(), until the end.
+class EvaluationMode {
  public:
-  explicit EvaluationScope(SessionParts& parts) : parts_(parts) {
-    remember(parts.model());
-    for (const auto& module : parts.model().modules(/*include_self=*/false)) remember(*module);
-    parts.model().eval();
-    for (const auto& hook : parts.hooks()) hook->forward_begin(parts.progress);
+  explicit EvaluationMode(torch::nn::Module& model) {
+    was_training_.emplace_back(&model, model.is_training());
+    for (const auto& module : model.modules(/*include_self=*/false)) {
+      was_training_.emplace_back(module.get(), module->is_training());
+    }
+    model.eval();
   }
-  EvaluationScope(const EvaluationScope&) = delete;
-  ~EvaluationScope() {
-    for (const auto& hook : parts_.hooks()) hook->forward_end();
+  EvaluationMode(const EvaluationMode&) = delete;
+  ~EvaluationMode() {
     // Parents first, because train() reaches down.
     for (const auto& [module, training] : was_training_) {
       if (module->is_training() != training) module->train(training);
@@ -31,11 +31,17 @@ class EvaluationScope {
   }
 
  private:
-  void remember(torch::nn::Module& module) { was_training_.emplace_back(&module, module.is_training()); }
-
-  SessionParts& parts_;
-  at::NoGradGuard no_grad_;
   std::vector<std::pair<torch::nn::Module*, bool>> was_training_;
+};
+
+class EvaluationScope {
+ public:
+  explicit EvaluationScope(const SessionParts& parts) : mode_(parts.model()), forward_(parts) {}
+
+ private:
+  EvaluationMode mode_;
+  at::NoGradGuard no_grad_;
+  HooksForwardScope forward_;
 };
 
 }  // namespace pacer::detail

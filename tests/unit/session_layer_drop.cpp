@@ -277,4 +277,23 @@ TEST_CASE("a gate refuses layers that are not there and blocks that change the s
   }
 }
 
+TEST_CASE("a block that changes the shape is refused from the first step on", "[session][layer_drop]") {
+  LayerDrop gates(LayerDropOptions().theta_bar(0.5).gamma(1));
+  gates->add();
+  const auto narrowing = [](const Tensor& x) { return x.narrow(0, 0, 1); };
+  for (const int64_t step : {0, 3}) {
+    Progress progress;
+    progress.step = step;
+    gates->set_progress(progress);
+    if (!gates->keeps(0)) continue;
+    CHECK(contains(refusal([&] { gates->gate(0, torch::ones({2}), narrowing); }), "keep the shape"));
+  }
+}
+
+TEST_CASE("a LayerDrop cannot be cloned, as its copy would hold the other model's parameters",
+          "[session][layer_drop]") {
+  LayerDrop gates;
+  CHECK_THROWS(gates->clone());
+}
+
 }  // namespace pacer::testing

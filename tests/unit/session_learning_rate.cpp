@@ -252,4 +252,15 @@ TEST_CASE("the report has the rate of the first group", "[session][learning_rate
   CHECK(rate == 0.125);
 }
 
+TEST_CASE("a LearningRate hook may outlive its optimizer", "[session][learning_rate]") {
+  const auto hook = std::make_shared<LearningRate>(warmup_cosine({1, 10}));
+  {
+    SumModel model;
+    FusedAdamW optimizer(model->parameters());
+    Session session(*model, optimizer);
+    session.use(hook);
+  }
+  CHECK(hook.use_count() == 1);
+}
+
 }  // namespace pacer::testing

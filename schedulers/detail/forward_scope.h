@@ -1,0 +1,31 @@
+// The forward pass as hooks see it: forward_begin for all, and forward_end for all, also where one of them
+// throws.
+#pragma once
+
+#include <pacer/schedulers/batch.h>
+#include <pacer/schedulers/session_parts.h>
+
+namespace pacer::detail {
+
+class HooksForwardScope final : public ForwardScope {
+ public:
+  explicit HooksForwardScope(const SessionParts& parts) : parts_(&parts) {
+    try {
+      for (const auto& hook : parts.hooks()) hook->forward_begin(parts.progress);
+    } catch (...) {
+      HooksForwardScope::end();
+      throw;
+    }
+  }
+  ~HooksForwardScope() override { HooksForwardScope::end(); }
+  void end() noexcept override {
+    if (parts_ == nullptr) return;
+    for (const auto& hook : parts_->hooks()) hook->forward_end();
+    parts_ = nullptr;
+  }
+
+ private:
+  const SessionParts* parts_;
+};
+
+}  // namespace pacer::detail
