@@ -114,11 +114,10 @@ torch::Tensor FusedAdamBase::step(LossClosure closure) {
   return loss;
 }
 
-// Groups added through the base class may still carry torch's options.
-void FusedAdamBase::adopt_foreign_options() {
-  for (size_t g = 0; g < param_groups_.size(); ++g) {
-    if (flavour_->owns(param_groups_[g].options())) continue;
-    param_groups_[g].set_options(adopt(*flavour_, param_groups_[g].options(), g));
+void FusedAdamBase::adopt_foreign_options() const {
+  auto& groups = const_cast<FusedAdamBase*>(this)->param_groups_;  // another type, the same values
+  for (size_t g = 0; g < groups.size(); ++g) {
+    if (!flavour_->owns(groups[g].options())) groups[g].set_options(adopt(*flavour_, groups[g].options(), g));
   }
 }
 
@@ -145,6 +144,7 @@ double FusedAdamBase::base_lr(size_t group) {
 void FusedAdamBase::name_parameters(const NamedParameters& names) { add_names(names, names_); }
 
 NamedTensors FusedAdamBase::export_state() const {
+  adopt_foreign_options();
   return detail::export_adam(*flavour_, param_groups_, state_, names_);
 }
 
@@ -179,6 +179,7 @@ FusedAdam::FusedAdam(const std::vector<NamedParamGroup>& groups, FusedAdamOption
     : FusedAdamBase(detail::kAdamFlavour, groups, std::make_unique<FusedAdamOptions>(std::move(defaults))) {}
 
 void FusedAdam::save(torch::serialize::OutputArchive& archive) const {
+  adopt_foreign_options();
   torch::optim::serialize<FusedAdamParamState, FusedAdamOptions>(archive, *this);
 }
 void FusedAdam::load(torch::serialize::InputArchive& archive) {
@@ -201,6 +202,7 @@ FusedAdamW::FusedAdamW(const std::vector<NamedParamGroup>& groups, FusedAdamWOpt
 }
 
 void FusedAdamW::save(torch::serialize::OutputArchive& archive) const {
+  adopt_foreign_options();
   torch::optim::serialize<FusedAdamWParamState, FusedAdamWOptions>(archive, *this);
 }
 void FusedAdamW::load(torch::serialize::InputArchive& archive) {

@@ -78,9 +78,11 @@ class FusedAdamBase : public SessionOptimizer {
   void restore(detail::PendingState pending);
   const std::unordered_map<const void*, std::string>& names() const { return names_; }
 
- private:
-  void adopt_foreign_options();
+  // Groups added through the base class may still carry torch's options; from now on they have this
+  // optimizer's own, of equal values.
+  void adopt_foreign_options() const;
 
+ private:
   const detail::AdamFlavour* flavour_;
   std::unordered_map<const void*, std::string> names_;  // by TensorImpl
   std::unique_ptr<detail::AdamEngine> engine_;

@@ -48,8 +48,14 @@ TEMPLATE_TEST_CASE(
   static_cast<torch::optim::Optimizer&>(optimizer).add_param_group(second());
   restored.add_param_group(second());
   options_of(restored, 1).lr(0.125).amsgrad(false).seed(7);
+  TestType exported({parameters[0]});
+  static_cast<torch::optim::Optimizer&>(exported).add_param_group(second());
+  CHECK(require_number<double>(exported.export_state(), "group/1/lr") == 0.5);
   std::stringstream file;
   torch::save(optimizer, file);
+  for (const TestType* each : {&optimizer, &exported}) {
+    CHECK(dynamic_cast<const OptionsOf<TestType>*>(&each->param_groups()[1].options()) != nullptr);
+  }
   torch::load(restored, file);
   CHECK(options_of(restored, 0).lr() == 0.25);
   CHECK(options_of(restored, 1) == OptionsOf<TestType>(TorchOptions(0.5).betas({0.1, 0.2}).amsgrad(true)));
