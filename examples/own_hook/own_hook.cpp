@@ -80,7 +80,7 @@ int main() {
   const auto direction = torch::randn({16});
   const auto noisy_batch = [&](int64_t rows, double noise) {
     const auto x = torch::randn({rows, 16});
-    const auto y = torch::sin(torch::matmul(x, direction)).unsqueeze(1);
+    const auto y = torch::tanh(torch::matmul(x, direction)).unsqueeze(1);
     return std::make_pair(x, y + noise * torch::randn_like(y));
   };
 
