@@ -62,6 +62,7 @@ void export_options(const torch::optim::OptimizerOptions& base, const std::strin
   const auto& options = static_cast<const Options&>(base);
   const auto put = [&](const char* name, auto value) { state[prefix + name] = number_tensor(value); };
   put("lr", options.lr());
+  put("has_initial_lr", options.initial_lr().has_value());
   if (options.initial_lr()) put("initial_lr", *options.initial_lr());
   put("beta1", std::get<0>(options.betas()));
   put("beta2", std::get<1>(options.betas()));
@@ -87,7 +88,7 @@ std::unique_ptr<torch::optim::OptimizerOptions> import_options(const std::string
     return static_cast<decltype(last)>(value);
   };
   auto options = std::make_unique<Options>(real("lr"));
-  if (state.count(prefix + "initial_lr")) options->initial_lr(real("initial_lr"));
+  if (flag("has_initial_lr")) options->initial_lr(real("initial_lr"));
   options->betas({real("beta1"), real("beta2")}).eps(real("eps")).weight_decay(real("weight_decay"));
   options->amsgrad(flag("amsgrad")).bias_correction(flag("bias_correction"));
   options->finite_check(flag("finite_check"));
