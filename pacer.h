@@ -1,6 +1,7 @@
 // Everything of pacer.
 #pragma once
 
+#include <pacer/collectives/collectives.h>
 #include <pacer/core/core.h>
 #include <pacer/kernels/kernels.h>
 #include <pacer/optimizers/optimizers.h>

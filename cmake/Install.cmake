@@ -13,7 +13,7 @@ install(FILES ${PROJECT_SOURCE_DIR}/pacer.h DESTINATION ${CMAKE_INSTALL_INCLUDED
 foreach(folder IN LISTS PACER_FOLDERS)
   # No public header includes one of detail/ (a test sees to that), so these stay behind.
   install(DIRECTORY ${PROJECT_SOURCE_DIR}/${folder}/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/pacer/${folder}
-    FILES_MATCHING PATTERN "*.h" PATTERN detail EXCLUDE PATTERN cuda EXCLUDE PATTERN cpu EXCLUDE)
+    FILES_MATCHING PATTERN "*.h" PATTERN detail EXCLUDE PATTERN gloo_stubs EXCLUDE PATTERN cuda EXCLUDE PATTERN cpu EXCLUDE)
 endforeach()
 
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/pacer-config.cmake.in ${PROJECT_BINARY_DIR}/pacer-config.cmake

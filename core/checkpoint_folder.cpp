@@ -136,7 +136,15 @@ CheckpointWriter::~CheckpointWriter() {
   }
 }
 
-void CheckpointWriter::write(const std::string& name, const std::function<void(ByteSink&)>& produce) {
+CheckpointFile write_checkpoint_file(const std::string& folder, const std::string& name,
+                                     const std::function<void(ByteSink&)>& produce, FileSystem& files) {
+  FileWriter out(files, folder + '/' + name);
+  produce(out);
+  out.finish();
+  return {name, out.size(), out.checksum()};
+}
+
+void CheckpointWriter::check_name(const std::string& name) const {
   require(state_ == State::open, "the checkpoint in ", staging_,
           " takes no more files after a commit or an error");
   require(is_checkpoint_file_name(name), "a file of a checkpoint cannot have the name \"", name,
@@ -144,11 +152,17 @@ void CheckpointWriter::write(const std::string& name, const std::function<void(B
   for (const CheckpointFile& file : manifest_.files) {
     require(file.name != name, "the checkpoint in ", staging_, " has a file ", name, " already");
   }
+}
+
+void CheckpointWriter::adopt(const CheckpointFile& file) {
+  check_name(file.name);
+  manifest_.files.push_back(file);
+}
+
+void CheckpointWriter::write(const std::string& name, const std::function<void(ByteSink&)>& produce) {
+  check_name(name);
   state_ = State::failed;  // until it went well
-  FileWriter out(files_, staging_ + '/' + name);
-  produce(out);
-  out.finish();
-  manifest_.files.push_back({name, out.size(), out.checksum()});
+  manifest_.files.push_back(write_checkpoint_file(staging_, name, produce, files_));
   state_ = State::open;
 }
 
@@ -224,9 +238,17 @@ CheckpointManifest verify_checkpoint(const std::string& folder, FileSystem& file
 }
 
 Checkpoint open_checkpoint(const std::string& folder, FileSystem& files) {
+  std::vector<std::string> names;
+  for (const CheckpointFile& file : read_manifest(files, folder).files) names.push_back(file.name);
+  return open_checkpoint(folder, names, files);
+}
+
+Checkpoint open_checkpoint(const std::string& folder, const std::vector<std::string>& names,
+                           FileSystem& files) {
   Checkpoint checkpoint;
   checkpoint.manifest = read_manifest(files, folder);
   for (const CheckpointFile& file : checkpoint.manifest.files) {
+    if (std::find(names.begin(), names.end(), file.name) == names.end()) continue;
     const std::string path = folder + '/' + file.name;
     FileReader reader(files, path);
     check_size(reader, file, path);

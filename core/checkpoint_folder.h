@@ -1,6 +1,7 @@
 // A checkpoint on disk: a folder `step-0000001000` under a root, with files and the manifest that was written
 // last. A save that fails or dies at any point, a power cut included, leaves the previous checkpoint as it
-// was. Knows nothing of what the files hold. One process writes under a root at a time.
+// was. Knows nothing of what the files hold. One process at a time has a CheckpointWriter under a root;
+// others may write files into its folder and tell it of them.
 //
 // Names under the root, besides the user's own, which are left alone:
 //   step-0000001000             a checkpoint
@@ -44,6 +45,11 @@ class CheckpointWriter {
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
+  // Where the save under way has its files, for other processes' write_checkpoint_file.
+  const std::string& staging() const { return staging_; }
+  // Takes in a file that another process has written there.
+  void adopt(const CheckpointFile& file);
+
   // A file of the checkpoint: what `produce` writes, on the disk when this returns. InvalidArgument for a
   // name that was written already or that is_checkpoint_file_name() refuses.
   void write(const std::string& name, const std::function<void(ByteSink&)>& produce);
@@ -53,6 +59,7 @@ class CheckpointWriter {
   std::string commit(const CheckpointFacts& facts);
 
  private:
+  void check_name(const std::string& name) const;
   void put_in_place(const std::string& folder);
 
   FileSystem& files_;
@@ -61,6 +68,11 @@ class CheckpointWriter {
   CheckpointManifest manifest_;
   enum class State { open, failed, committed } state_ = State::open;
 };
+
+// What `produce` writes, as a file of the folder, on the disk when this returns. FileError where that fails.
+CheckpointFile write_checkpoint_file(const std::string& folder, const std::string& name,
+                                     const std::function<void(ByteSink&)>& produce,
+                                     FileSystem& files = posix_file_system());
 
 struct CheckpointInfo {
   int64_t step = 0;
@@ -81,6 +93,10 @@ struct Checkpoint {
 // Reads and verifies everything. FileError with the file and what is wrong: one that is missing, a size or
 // checksum that differs, anything in the manifest.
 Checkpoint open_checkpoint(const std::string& folder, FileSystem& files = posix_file_system());
+
+// The same for the files of these names alone; those that the manifest does not list are left out.
+Checkpoint open_checkpoint(const std::string& folder, const std::vector<std::string>& names,
+                           FileSystem& files = posix_file_system());
 
 // The same verification in pieces of 1 MiB; keeps only the manifest.
 CheckpointManifest verify_checkpoint(const std::string& folder, FileSystem& files = posix_file_system());

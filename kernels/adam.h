@@ -53,7 +53,8 @@ struct AdamSlot {
 constexpr int64_t kAdamScalarsBytes = 128;  // room of one slot in `scalars`, either type
 static_assert(sizeof(AdamScalars<double>) <= kAdamScalarsBytes);
 
-// Writes the scalars of step number `step` (1 for the first) into one slot's room. In full denormals, too.
+// Writes the scalars of step number `step` (1 for the first) into one slot's room: AdamScalars, or for
+// UpdateRule::lamb LambScalars. In full denormals, too.
 void adam_scalars_cpu(const AdamSlot& slot, int64_t step, void* scalars);
 
 // ---- CUDA: every pointer is device memory, work is enqueued on `stream`, nothing synchronises. ----

@@ -1,5 +1,5 @@
-// What FusedAdam and FusedAdamW remember of one parameter, in the shape LibTorch's optimizers have it:
-// entries of Optimizer::state(), with the getters and setters of torch::optim::AdamParamState.
+// What FusedAdam, FusedAdamW and FusedLamb remember of one parameter, in the shape LibTorch's optimizers have
+// it: entries of Optimizer::state(), with the getters and setters of torch::optim::AdamParamState.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace detail {
 class StepClock;
 }
 
-// The fields both optimizers share. Tensors have the parameter's shape and device; their dtype is fp32 (fp64
+// The fields they share. Tensors have the parameter's shape and device; their dtype is fp32 (fp64
 // for fp64 parameters, bf16 for bf16 parameters rounded to nearest without master weights).
 class FusedAdamStateFields : public torch::optim::OptimizerParamState {
  public:
@@ -64,6 +64,13 @@ struct FusedAdamParamState : public FusedAdamStateFields {
 struct FusedAdamWParamState : public FusedAdamStateFields {
   std::unique_ptr<torch::optim::OptimizerParamState> clone() const override {
     return std::make_unique<FusedAdamWParamState>(*this);
+  }
+};
+
+// max_exp_avg_sq stays undefined: LAMB has no amsgrad.
+struct FusedLambParamState : public FusedAdamStateFields {
+  std::unique_ptr<torch::optim::OptimizerParamState> clone() const override {
+    return std::make_unique<FusedLambParamState>(*this);
   }
 };
 

@@ -11,16 +11,12 @@
 // may change every step, and a step whose gradients keep their addresses can be captured in a CUDA graph.
 #pragma once
 
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <unordered_map>
 #include <vector>
 
 #include <pacer/optimizers/adam_options.h>
 #include <pacer/optimizers/adam_param_state.h>
+#include <pacer/optimizers/fused_optimizer.h>
 #include <pacer/optimizers/named_parameters.h>
-#include <pacer/optimizers/session_optimizer.h>
 
 namespace torch::optim {
 class Adam;
@@ -29,67 +25,8 @@ class AdamW;
 
 namespace pacer {
 
-namespace detail {
-class AdamEngine;
-struct AdamFlavour;
-struct PendingState;
-}  // namespace detail
-
-// What the two share. Not used directly.
-class FusedAdamBase : public SessionOptimizer {
- public:
-  FusedAdamBase(FusedAdamBase&&) noexcept;
-  FusedAdamBase& operator=(FusedAdamBase&&) noexcept;
-  ~FusedAdamBase() override;
-
-  // Updates every parameter that has a gradient. The closure, if given, is called first, with gradients
-  // enabled, and its loss is returned.
-  torch::Tensor step(LossClosure closure = nullptr) override;
-
-  // Options of the group may be this optimizer's or the torch optimizer's; without options it takes the
-  // defaults.
-  void add_param_group(const torch::optim::OptimizerParamGroup& group);
-  void add_param_group(const NamedParamGroup& group);
-
-  // Steps that changed nothing because a gradient was not finite (finite_check, or the guard of a Session).
-  // Waits for the device on a GPU.
-  int64_t skipped_steps() const override;
-
-  std::string parameter_name(const torch::Tensor& parameter) const override;
-  void name_parameters(const NamedParameters& names) override;
-  double base_lr(size_t group) override;
-
-  void prepare(const StepInputs& inputs) override;
-  bool enqueue() override;
-  void conclude(bool applied) override;
-  int64_t enqueue_version() const override;
-
-  NamedTensors export_state() const override;
-  void import_state(const NamedTensors& state) override;
-
- protected:
-  FusedAdamBase(const detail::AdamFlavour& flavour,
-                const std::vector<torch::optim::OptimizerParamGroup>& groups,
-                std::unique_ptr<torch::optim::OptimizerOptions> defaults);
-  FusedAdamBase(const detail::AdamFlavour& flavour, const std::vector<NamedParamGroup>& groups,
-                std::unique_ptr<torch::optim::OptimizerOptions> defaults);
-
-  // Checks state and options that were read, then puts them in force.
-  void restore(detail::PendingState pending);
-  const std::unordered_map<const void*, std::string>& names() const { return names_; }
-
-  // Groups added through the base class may still carry torch's options; from now on they have this
-  // optimizer's own, of equal values.
-  void adopt_foreign_options() const;
-
- private:
-  const detail::AdamFlavour* flavour_;
-  std::unordered_map<const void*, std::string> names_;  // by TensorImpl
-  std::unique_ptr<detail::AdamEngine> engine_;
-};
-
 // Adam with L2 weight decay (0 by default).
-class FusedAdam : public FusedAdamBase {
+class FusedAdam : public FusedOptimizer {
  public:
   explicit FusedAdam(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                      FusedAdamOptions defaults = {});
@@ -108,7 +45,7 @@ class FusedAdam : public FusedAdamBase {
 };
 
 // AdamW: Adam with decoupled weight decay (0.01 by default).
-class FusedAdamW : public FusedAdamBase {
+class FusedAdamW : public FusedOptimizer {
  public:
   explicit FusedAdamW(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                       FusedAdamWOptions defaults = {});

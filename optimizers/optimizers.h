@@ -4,7 +4,10 @@
 #include <pacer/optimizers/adam_options.h>
 #include <pacer/optimizers/adam_param_state.h>
 #include <pacer/optimizers/fused_adam.h>
+#include <pacer/optimizers/fused_lamb.h>
+#include <pacer/optimizers/fused_optimizer.h>
 #include <pacer/optimizers/gradient_guard.h>
+#include <pacer/optimizers/lamb_options.h>
 #include <pacer/optimizers/named_parameters.h>
 #include <pacer/optimizers/named_tensors.h>
 #include <pacer/optimizers/session_optimizer.h>

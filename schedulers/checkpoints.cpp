@@ -1,10 +1,13 @@
 #include <pacer/schedulers/checkpoints.h>
 
 #include <cstdio>
+#include <memory>
+#include <sstream>
 #include <utility>
 
 #include <torch/version.h>
 
+#include <pacer/collectives/agreement.h>
 #include <pacer/core/checkpoint_folder.h>
 #include <pacer/core/error.h>
 #include <pacer/core/version.h>
@@ -18,8 +21,12 @@ namespace pacer {
 namespace {
 
 constexpr const char* kModelFile = "model.safetensors";
-constexpr const char* kOptimizerFile = "optimizer-rank-00000-of-00001.safetensors";
-constexpr const char* kSessionFile = "session-rank-00000-of-00001.safetensors";
+
+std::string file_of_rank(const char* kind, int rank, int world_size) {
+  char name[80];
+  std::snprintf(name, sizeof name, "%s-rank-%05d-of-%05d.safetensors", kind, rank, world_size);
+  return name;
+}
 
 // The root and all folders above it.
 void make_folders(const std::string& path) {
@@ -29,11 +36,22 @@ void make_folders(const std::string& path) {
   }
 }
 
-NamedTensors take_file(Checkpoint& checkpoint, const std::string& folder, const char* name) {
+NamedTensors take_file(Checkpoint& checkpoint, const std::string& folder, const std::string& name) {
   const auto found = checkpoint.files.find(name);
   require<FileError>(found != checkpoint.files.end(), "the checkpoint ", folder, " has no ", name,
-                     "; it was not written by a single process of this version");
+                     "; it was not written by this version");
   return detail::read_tensors(std::move(found->second), folder + "/" + name);
+}
+
+// One line of text per file, for rank 0.
+std::string line_of(const CheckpointFile& file) {
+  return detail::concatenate(file.name, " ", file.size, " ", file.checksum, "\n");
+}
+std::vector<CheckpointFile> files_of(const std::string& lines) {
+  std::vector<CheckpointFile> files;
+  std::istringstream text(lines);
+  for (CheckpointFile file; text >> file.name >> file.size >> file.checksum;) files.push_back(file);
+  return files;
 }
 
 }  // namespace
@@ -62,28 +80,75 @@ void Checkpoints::finish(const Progress& progress) {
   if (progress.step > 0 && progress.step != saved_step_) save_now();
 }
 
+// Does f on every rank and returns what it returned on each. Where it throws on one, all ranks throw.
+std::vector<std::string> Checkpoints::together(const char* action,
+                                               const std::function<std::string()>& f) const {
+  Communicator& world = parts_->world();
+  if (world.world_size() == 1) return {f()};
+  std::string own;
+  try {
+    own = "+" + f();
+  } catch (const std::exception& error) {
+    own = detail::concatenate("-", error.what());
+  }
+  std::vector<std::string> all = world.exchange(own, CollectiveOptions().timeout(options_.timeout()));
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    require<FileError>(all[rank].front() == '+', "rank ", rank, " could not ", action, ": ",
+                       all[rank].substr(1));
+    all[rank].erase(0, 1);
+  }
+  return all;
+}
+
 std::string Checkpoints::save_now() {
   require(parts_ != nullptr, "Checkpoints::save_now needs the hook in a Session; call session.use first");
   require(parts_->progress.micro_step == 0,
           "Checkpoints::save_now belongs between steps, not into an accumulation window");
-  const detail::TrainingState state = detail::export_state(*parts_);
+  Communicator& world = parts_->world();
   const int64_t step = parts_->progress.step;
-  make_folders(options_.folder() + "/");
-  CheckpointWriter writer(posix_file_system(), options_.folder(), step);
-  const auto write = [&](const char* name, const NamedTensors& tensors) {
-    writer.write(name, [&](ByteSink& sink) { detail::write_tensors(sink, tensors); });
-  };
-  write(kModelFile, state.model);
-  write(kOptimizerFile, state.optimizer);
-  write(kSessionFile, state.session);
-  const std::string folder = writer.commit({1, version(), {{"libtorch", TORCH_VERSION}}});
+  RankStatus status;
+  status.intent = Intent::save;
+  status.step = step;
+  if (world.world_size() > 1) StatusExchange(world, status).wait();
+
+  std::unique_ptr<CheckpointWriter> writer;
+  const std::string staging =
+      together("begin a checkpoint", [&]() -> std::string {
+        if (world.rank() != 0) return "";
+        make_folders(options_.folder() + "/");
+        writer = std::make_unique<CheckpointWriter>(posix_file_system(), options_.folder(), step);
+        return writer->staging();
+      }).front();
+  const std::vector<std::string> written = together("write its part of a checkpoint", [&] {
+    const detail::TrainingState state = detail::export_state(*parts_);
+    std::string lines;
+    const auto write = [&](const std::string& name, const NamedTensors& tensors) {
+      lines += line_of(write_checkpoint_file(staging, name,
+                                             [&](ByteSink& sink) { detail::write_tensors(sink, tensors); }));
+    };
+    if (world.rank() == 0) {
+      write(kModelFile, state.model);
+      write(file_of_rank("optimizer", 0, world.world_size()), state.optimizer);
+    }
+    write(file_of_rank("session", world.rank(), world.world_size()), state.session);
+    world.check();  // what was written is what training computed, not the remains of a broken exchange
+    return lines;
+  });
+  const std::string folder =
+      together("complete a checkpoint", [&]() -> std::string {
+        if (world.rank() != 0) return "";
+        for (const std::string& lines : written) {
+          for (const CheckpointFile& file : files_of(lines)) writer->adopt(file);
+        }
+        return writer->commit({world.world_size(), version(), {{"libtorch", TORCH_VERSION}}});
+      }).front();
   saved_step_ = step;
-  remove_old_checkpoints(options_.folder(), options_.keep());
+  if (world.rank() == 0) remove_old_checkpoints(options_.folder(), options_.keep());
   return folder;
 }
 
-std::optional<int64_t> Checkpoints::load_newest() {
-  require(parts_ != nullptr, "Checkpoints::load_newest needs the hook in a Session; call session.use first");
+// The folder of the newest checkpoint that verifies; empty where there is none.
+std::string Checkpoints::find_newest() const {
   const NewestCheckpoint newest = find_newest_checkpoint(options_.folder());
   for (const std::string& reason : newest.passed_over)
     std::fprintf(stderr, "pacer: passed over %s\n", reason.c_str());
@@ -92,23 +157,46 @@ std::optional<int64_t> Checkpoints::load_newest() {
       " checkpoints in ", options_.folder(),
       " can be read (the newest: ", newest.passed_over.empty() ? "" : newest.passed_over.front(),
       "); repair one, or remove them all to start anew");
-  if (!newest.checkpoint) return std::nullopt;
-  const std::string& folder = newest.checkpoint->folder;
-  Checkpoint checkpoint = open_checkpoint(folder);
-  require(checkpoint.manifest.world_size == 1, "the checkpoint ", folder, " was saved by ",
-          checkpoint.manifest.world_size, " processes, but this run has one");
+  return newest.checkpoint ? newest.checkpoint->folder : "";
+}
+
+std::optional<int64_t> Checkpoints::load_newest() {
+  require(parts_ != nullptr, "Checkpoints::load_newest needs the hook in a Session; call session.use first");
+  Communicator& world = parts_->world();
+  RankStatus status;
+  status.intent = Intent::load;
+  if (world.world_size() > 1) StatusExchange(world, status).wait();
+  const std::string folder = together("find a checkpoint", [&] {
+                               return world.rank() == 0 ? find_newest() : std::string();
+                             }).front();
+  if (folder.empty()) return std::nullopt;
+
   detail::TrainingState state;
-  state.model = take_file(checkpoint, folder, kModelFile);
-  state.optimizer = take_file(checkpoint, folder, kOptimizerFile);
-  state.session = take_file(checkpoint, folder, kSessionFile);
-  try {
-    detail::import_state(*parts_, state);
-  } catch (const InvalidArgument& error) {
-    throw InvalidArgument(detail::concatenate("cannot resume from ", folder, ": ", error.what()));
-  }
+  together("read the checkpoint", [&] {
+    const std::string optimizer_file = file_of_rank("optimizer", 0, world.world_size());
+    const std::string session_file = file_of_rank("session", world.rank(), world.world_size());
+    Checkpoint checkpoint = open_checkpoint(folder, {kModelFile, optimizer_file, session_file});
+    require(checkpoint.manifest.world_size == world.world_size(), "the checkpoint ", folder, " was saved by ",
+            checkpoint.manifest.world_size, " processes, but this run has ", world.world_size(),
+            "; start as many");
+    state.model = take_file(checkpoint, folder, kModelFile);
+    state.optimizer = take_file(checkpoint, folder, optimizer_file);
+    state.session = take_file(checkpoint, folder, session_file);
+    return std::string();
+  });
+  together("continue from the checkpoint", [&] {
+    try {
+      detail::import_state(*parts_, state);
+    } catch (const InvalidArgument& error) {
+      throw InvalidArgument(detail::concatenate("cannot resume from ", folder, ": ", error.what()));
+    }
+    return std::string();
+  });
   saved_step_ = parts_->progress.step;
-  std::fprintf(stderr, "pacer: resumed from %s, after step %lld\n", folder.c_str(),
-               static_cast<long long>(saved_step_));
+  if (world.rank() == 0) {
+    std::fprintf(stderr, "pacer: resumed from %s, after step %lld\n", folder.c_str(),
+                 static_cast<long long>(saved_step_));
+  }
   return saved_step_;
 }
 

@@ -9,11 +9,18 @@
 // session-rank-00000-of-00001.safetensors; Python's `safetensors` reads them as they are. A save that fails
 // or is killed leaves the former checkpoint as it was. Everything goes by parameter name; loading checks all
 // of it before it changes anything.
+//
+// Several ranks save and load together, in one folder on a file system that all of them share: rank 0 writes
+// model and optimizer, which are the same everywhere, each rank its session file. What goes wrong on one rank
+// is an error on every rank. A run resumes with as many ranks as it was saved by.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <torch/arg.h>
 
@@ -27,6 +34,8 @@ struct CheckpointsOptions {
   TORCH_ARG(std::string, folder);
   // Steps between checkpoints, >= 1. The last step of a run is saved, too.
   TORCH_ARG(int64_t, every) = 1000;
+  // How long ranks wait for the slowest to save or load.
+  TORCH_ARG(std::chrono::milliseconds, timeout) = std::chrono::minutes(30);
   // How many checkpoints stay, >= 1; older ones are removed once a newer one is complete.
   TORCH_ARG(int64_t, keep) = 3;
 };
@@ -53,6 +62,9 @@ class Checkpoints : public Hook {
   std::optional<int64_t> load_newest();
 
  private:
+  std::vector<std::string> together(const char* action, const std::function<std::string()>& f) const;
+  std::string find_newest() const;
+
   CheckpointsOptions options_;
   SessionParts* parts_ = nullptr;
   int64_t saved_step_ = -1;  // of the newest checkpoint, this run's or the one it resumed from

@@ -6,6 +6,7 @@
 
 #include <torch/serialize/archive.h>
 
+#include <pacer/collectives/communicator.h>
 #include <pacer/core/error.h>
 #include <pacer/core/philox.h>
 
@@ -14,10 +15,11 @@ namespace pacer {
 struct EpochSampler::State {
   size_t size = 0;
   uint64_t seed = 0;
-  int64_t epoch = -1;  // before the first reset
-  int64_t trained = 0;
+  size_t rank = 0, world_size = 1;
+  int64_t epoch = -1;    // before the first reset
+  int64_t trained = 0;   // by all ranks
   bool resumes = false;  // the next reset goes on in this epoch
-  size_t next = 0;       // into order
+  size_t next = 0;       // into order: where the next example of each rank stands
   std::vector<size_t> order;
 };
 
@@ -38,6 +40,13 @@ EpochSampler::EpochSampler(size_t size, uint64_t seed) : state_(std::make_shared
   require(size > 0, "an EpochSampler needs at least one example");
   state_->size = size;
   state_->seed = seed;
+}
+
+EpochSampler::EpochSampler(size_t size, uint64_t seed, const Communicator& world) : EpochSampler(size, seed) {
+  state_->rank = static_cast<size_t>(world.rank());
+  state_->world_size = static_cast<size_t>(world.world_size());
+  require(size >= state_->world_size, "an EpochSampler of ", size, " examples cannot serve ",
+          state_->world_size, " ranks");
 }
 
 // Fisher and Yates' shuffle: element i changes places with one of the elements 0 ... i, drawn as the high
@@ -70,22 +79,26 @@ void EpochSampler::reset(std::optional<size_t> new_size) {
 std::optional<std::vector<size_t>> EpochSampler::next(size_t batch_size) {
   if (state_->epoch < 0) reset();
   State& state = *state_;
-  const size_t end = std::min(state.size, state.next + batch_size);
-  if (state.next >= end) return std::nullopt;
-  std::vector<size_t> batch(state.order.begin() + static_cast<std::ptrdiff_t>(state.next),
-                            state.order.begin() + static_cast<std::ptrdiff_t>(end));
-  state.next = end;
+  const size_t left = state.next < state.size ? (state.size - state.next) / state.world_size : 0;
+  const size_t count = std::min(batch_size, left);
+  if (count == 0) return std::nullopt;
+  std::vector<size_t> batch;
+  for (size_t i = 0; i < count; ++i, state.next += state.world_size) {
+    batch.push_back(state.order[state.next + state.rank]);
+  }
   return batch;
 }
 
 size_t EpochSampler::size() const { return state_->size; }
 uint64_t EpochSampler::seed() const { return state_->seed; }
+int EpochSampler::rank() const { return static_cast<int>(state_->rank); }
+int EpochSampler::world_size() const { return static_cast<int>(state_->world_size); }
 int64_t EpochSampler::epoch() const { return std::max<int64_t>(0, state_->epoch); }
 int64_t EpochSampler::examples_trained() const { return state_->trained; }
 
 void EpochSampler::count(int64_t examples) {
   const auto size = static_cast<int64_t>(state_->size);
-  state_->trained = std::min(size, state_->trained + examples);
+  state_->trained = std::min(size, state_->trained + examples * static_cast<int64_t>(state_->world_size));
 }
 
 void EpochSampler::resume_at(int64_t epoch, int64_t examples) {

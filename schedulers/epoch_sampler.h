@@ -9,6 +9,10 @@
 // ordinary sampler, so nobody else can tell it where to go on.) The order of an epoch is a pure function of
 // seed and epoch. With a Session the position is that of the examples trained on, however far the loader
 // reads ahead.
+//
+// With several ranks, EpochSampler(size, seed, *world), rank r of W takes examples r, r + W, r + 2 W, ... of
+// that order: every rank the same number, up to W - 1 examples at the end of an epoch (others in each) are
+// left out. Positions count the examples of all ranks.
 #pragma once
 
 #include <cstddef>
@@ -20,10 +24,13 @@
 
 namespace pacer {
 
+class Communicator;
+
 class EpochSampler : public torch::data::samplers::Sampler<> {
  public:
-  // `size` examples; at least 1.
+  // `size` examples; at least 1, and at least one for each rank.
   explicit EpochSampler(size_t size, uint64_t seed = 0);
+  EpochSampler(size_t size, uint64_t seed, const Communicator& world);
 
   // What a DataLoader calls in begin(): the next epoch, or after a resume the rest of the one that was
   // interrupted. A size other than the sampler's is refused.
@@ -33,11 +40,14 @@ class EpochSampler : public torch::data::samplers::Sampler<> {
 
   size_t size() const;
   uint64_t seed() const;
-  // The epoch whose examples are being trained on, from 0, and how many of them were.
+  int rank() const;
+  int world_size() const;
+  // The epoch whose examples are being trained on, from 0, and how many of them were, by all ranks.
   int64_t epoch() const;
   int64_t examples_trained() const;
 
-  // For the Session: counts examples trained on, and goes on at a position: the next reset() starts there.
+  // For the Session: counts examples trained on by this rank, and as many by each other; goes on at a
+  // position: the next reset() starts there.
   void count(int64_t examples);
   void resume_at(int64_t epoch, int64_t examples);
 

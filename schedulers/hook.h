@@ -7,16 +7,19 @@
 //   session.resume()                     load(state)                 from the newest complete checkpoint
 //
 //   for (batch in loader)
-//     [x, y] = session.begin(batch)      begin(progress, batch)      data: cut, reshape, count
+//     [x, y] = session.begin(batch)      start(progress)             once: ranks compare themselves
+//                                        begin(progress, batch)      data: cut, reshape, count
 //                                          copy to the device
 //                                        forward_begin(progress)     gates drawn, autocast on
 //     loss = criterion(model(x), y)
 //     session.backward(loss)             forward_end()               autocast off
 //                                        scale_loss(loss)            loss scale
-//                                          loss.backward()
+//                                        backward_begin(progress)
+//                                          loss.backward()           gradients are reduced as they come
+//                                        backward_end(progress)
 //     session.step()                       the last micro-step of a window only:
 //                                          gradients of dropped layers become zero (unused)
-//                                        gradients_ready(progress)   learning rate
+//                                        gradients_ready(progress)   gradients have arrived; learning rate
 //                                          optimizer: norm, clip, update; gradients cleared
 //                                        after_step(report)          metrics, then a checkpoint: save(state)
 //   session.finish()                       an incomplete window takes its step
@@ -67,14 +70,23 @@ class Hook {
 
   // False while a curriculum or a learning-rate warm-up still moves.
   virtual bool settled(const Progress& /*progress*/) const { return true; }
-  // Parameters that get no gradient in the whole window that begins at `progress`.
+  // Parameters that get no gradient in the micro-steps progress.micro_step ... progress.micro_steps - 1.
   virtual std::vector<at::Tensor> unused(const Progress& /*progress*/) const { return {}; }
+
+  // What must be the same on all ranks, as text: they compare it before training starts.
+  virtual std::string agreement() const { return {}; }
+  // Once, before the first micro-step of this run, when all hooks are known and a checkpoint was loaded.
+  virtual void start(const Progress& /*progress*/) {}
 
   virtual void begin(const Progress& /*progress*/, MicroBatch& /*batch*/) {}
   virtual void forward_begin(const Progress& /*progress*/) {}
   // Also called where forward throws. Must not throw.
   virtual void forward_end() {}
   virtual at::Tensor scale_loss(at::Tensor loss) { return loss; }
+  virtual void backward_begin(const Progress& /*progress*/) {}
+  virtual void backward_end(const Progress& /*progress*/) {}
+  // Instead of backward_end, where backward threw.
+  virtual void backward_failed() {}
   virtual void gradients_ready(const Progress& /*progress*/) {}
   // `report` has the progress after the step, and values to add to or to read.
   virtual void after_step(StepReport& /*report*/) {}

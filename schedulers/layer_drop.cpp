@@ -1,6 +1,5 @@
 #include <pacer/schedulers/layer_drop.h>
 
-#include <unordered_map>
 #include <unordered_set>
 
 #include <ATen/ops/add.h>
@@ -12,6 +11,10 @@ namespace pacer {
 
 int64_t LayerDropImpl::add(const torch::nn::Module& block) {
   parameters_of_.push_back(block.parameters());
+  std::unordered_set<const void*> once;
+  for (const at::Tensor& parameter : parameters_of_.back()) {
+    if (once.insert(parameter.unsafeGetTensorImpl()).second) ++users_[parameter.unsafeGetTensorImpl()];
+  }
   return layers() - 1;
 }
 
@@ -35,22 +38,15 @@ at::Tensor LayerDropImpl::mixed(const at::Tensor& x, const at::Tensor& y, double
 }
 
 std::vector<at::Tensor> LayerDropImpl::dropped_parameters(const Progress& window) const {
-  std::unordered_map<const void*, int64_t> users;
-  for (const auto& parameters : parameters_of_) {
-    std::unordered_set<const void*> once;
-    for (const at::Tensor& parameter : parameters) {
-      if (once.insert(parameter.unsafeGetTensorImpl()).second) ++users[parameter.unsafeGetTensorImpl()];
-    }
-  }
   std::vector<at::Tensor> dropped;
   for (int64_t i = 0; i < layers(); ++i) {
     bool kept = false;
-    for (int64_t m = 0; m < window.micro_steps && !kept; ++m) {
+    for (int64_t m = window.micro_step; m < window.micro_steps && !kept; ++m) {
       kept = keeps_layer(options_, i, layers(), window.step, m);
     }
     if (kept) continue;
     for (const at::Tensor& parameter : parameters_of_[static_cast<size_t>(i)]) {
-      if (users[parameter.unsafeGetTensorImpl()] == 1) dropped.push_back(parameter);
+      if (users_.at(parameter.unsafeGetTensorImpl()) == 1) dropped.push_back(parameter);
     }
   }
   return dropped;

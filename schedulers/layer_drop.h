@@ -23,6 +23,7 @@
 #include <cstdint>
 #include <memory>
 #include <type_traits>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -63,8 +64,8 @@ class LayerDropImpl : public torch::nn::Module {
   // The micro-step that gates decide for. A Session does this; a loop without one calls it before forward.
   void set_progress(const Progress& progress) { progress_ = progress; }
 
-  // Parameters of layers that are dropped in all micro-steps of the window at `window`, and of no other
-  // layer.
+  // Parameters of layers that are dropped in all micro-steps from window.micro_step to the window's end, and
+  // of no other layer.
   std::vector<at::Tensor> dropped_parameters(const Progress& window) const;
   // Layers kept in the window, as a mean over its micro-steps.
   double kept_layers(const Progress& window) const;
@@ -85,6 +86,7 @@ class LayerDropImpl : public torch::nn::Module {
   Progress progress_;
   bool in_use_ = false;
   std::vector<std::vector<at::Tensor>> parameters_of_;  // by layer
+  std::unordered_map<const void*, int64_t> users_;      // layers, by TensorImpl
 };
 
 TORCH_MODULE(LayerDrop);

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <pacer/core/error.h>
+#include <pacer/schedulers/detail/agreement_text.h>
 #include <pacer/schedulers/session_parts.h>
 #include <pacer/schedulers/step_report.h>
 
@@ -28,6 +29,10 @@ void LearningRate::read_base_rates() {
   for (size_t g = base_.size(); g < groups.size(); ++g) {
     base_.push_back(session_optimizer_ ? session_optimizer_->base_lr(g) : groups[g].options().get_lr());
   }
+}
+
+std::string LearningRate::agreement() const {
+  return "factor " + detail::sampled([&](const Progress& at) { return schedule_.factor(at); });
 }
 
 void LearningRate::gradients_ready(const Progress& progress) {

@@ -28,6 +28,7 @@ class LearningRate : public Hook {
   bool exclusive() const override { return true; }
   // Throws InvalidArgument where a FactorLR already sets the rate of one of pacer's optimizers.
   void attach(SessionParts& parts) override;
+  std::string agreement() const override;
   // Until the warm-up is over.
   bool settled(const Progress& progress) const override { return schedule_.warmup_ended(progress); }
   // Throws InvalidArgument where somebody else changed a rate since the last step.

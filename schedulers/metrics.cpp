@@ -110,18 +110,20 @@ Metrics::~Metrics() {
 }
 
 void Metrics::attach(SessionParts& parts) {
+  parts.record_loss = true;  // on all ranks, which average it
+  if (!parts.is_first_rank()) return;
   make_metrics_folders(options_.folder());
   state_ = std::make_unique<State>();
-  parts.record_loss = true;
 }
 
 void Metrics::begin(const Progress& progress, MicroBatch& /*batch*/) {
-  if (state_->time) return;
+  if (!state_ || state_->time) return;
   state_->time = MetricsClock::now();
   state_->progress = progress;
 }
 
 void Metrics::after_step(StepReport& report) {
+  if (!state_) return;
   State& state = *state_;
   const Progress& progress = report.progress();
   if (!state.files) {
@@ -143,6 +145,7 @@ void Metrics::after_step(StepReport& report) {
 }
 
 void Metrics::finish(const Progress& /*progress*/) {
+  if (!state_) return;
   if (state_->files) write_arrived(/*wait=*/true);
   if (state_->bar) state_->bar->finish();
 }

@@ -10,6 +10,7 @@
 // (unscaled, averaged, before clipping), loss_scale (of the coming step, and only where it is not 1) and
 // skipped_steps (so far); then seconds_per_step and tokens_per_second, by the host's clock since the record
 // before. Time between steps counts, an evaluation too.
+// With several ranks, rank 0 writes; loss and tokens are those of all.
 //
 // On a GPU loss and norm are read late: a step enqueues their copy to pinned memory and never waits for it; a
 // later step, or finish(), writes the record. Records are always written in order. Those still on the GPU
@@ -92,7 +93,7 @@ class Metrics : public Hook {
   void write_arrived(bool wait);
 
   MetricsOptions options_;
-  std::unique_ptr<State> state_;  // from attach on
+  std::unique_ptr<State> state_;  // from attach on, on rank 0
 };
 
 }  // namespace pacer

@@ -27,6 +27,13 @@ void Precision::attach(SessionParts& parts) {
   guard_ = parts.guard();
 }
 
+std::string Precision::agreement() const {
+  if (!rule_) return c10::toString(type_);
+  return detail::concatenate(c10::toString(type_), ", loss scale ", rule_->initial, ", times ",
+                             rule_->growth_factor, " after ", rule_->growth_interval, " steps, times ",
+                             rule_->backoff_factor, " after a bad one");
+}
+
 void Precision::forward_begin(const Progress&) {
   before_.push_back({at::autocast::is_autocast_enabled(device_), at::autocast::get_autocast_dtype(device_)});
   at::autocast::set_autocast_enabled(device_, true);

@@ -30,6 +30,7 @@ class Precision : public Hook {
   Slot slot() const override { return Slot::forward; }
   // Throws InvalidArgument for parameters that are fp16 or fp64 themselves.
   void attach(SessionParts& parts) override;
+  std::string agreement() const override;
   void forward_begin(const Progress& progress) override;
   void forward_end() override;
   at::Tensor scale_loss(at::Tensor loss) override;

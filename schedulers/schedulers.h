@@ -4,6 +4,7 @@
 #include <pacer/schedulers/batch.h>
 #include <pacer/schedulers/checkpoints.h>
 #include <pacer/schedulers/cuda_graph.h>
+#include <pacer/schedulers/data_parallel.h>
 #include <pacer/schedulers/epoch_sampler.h>
 #include <pacer/schedulers/factor_lr.h>
 #include <pacer/schedulers/gradient_accumulation.h>

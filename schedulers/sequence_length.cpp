@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <pacer/core/error.h>
+#include <pacer/schedulers/detail/agreement_text.h>
 #include <pacer/schedulers/step_report.h>
 
 namespace pacer {
@@ -96,6 +97,12 @@ std::vector<int64_t> SequenceLength::dimensions_of(size_t index, const at::Tenso
                                                 index, " of the batch, of shape ", tensor.sizes(),
                                                 ", is the sequence; name it with dimensions()"));
   }
+}
+
+std::string SequenceLength::agreement() const {
+  const auto length = [&](const Progress& at) { return options_.schedule().length(at); };
+  const char* mode = options_.mode() == LengthMode::truncate ? "truncated to " : "reshaped to ";
+  return mode + detail::sampled(length);
 }
 
 void SequenceLength::begin(const Progress& progress, MicroBatch& batch) {

@@ -65,6 +65,7 @@ class SequenceLength : public Hook {
   std::string hook_name() const override { return "sequence_length"; }
   Slot slot() const override { return Slot::data; }
   bool settled(const Progress& progress) const override { return options_.schedule().settled(progress); }
+  std::string agreement() const override;
   // Throws InvalidArgument where a tensor has no such dimension, or another length there than the rest.
   void begin(const Progress& progress, MicroBatch& batch) override;
   void after_step(StepReport& report) override;

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <exception>
+#include <utility>
 
 #include <ATen/ops/zeros_like.h>
 #include <c10/util/Exception.h>
 
 #include <pacer/core/error.h>
 #include <pacer/schedulers/checkpoints.h>
+#include <pacer/schedulers/data_parallel.h>
 #include <pacer/schedulers/detail/device_copy.h>
 #include <pacer/schedulers/detail/epoch_sampler_hook.h>
 #include <pacer/schedulers/detail/evaluation_scope.h>
@@ -32,6 +34,9 @@ int64_t default_tokens(const at::Tensor& first) {
   return holds_tokens ? first.size(0) * first.size(1) : first.size(0);
 }
 
+// LibTorch's messages go on with a back trace.
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
 const char* slot_name(Slot slot) {
   constexpr const char* kNames[] = {"data",     "forward",  "loss",   "reduce",    "clip",
                                     "optimize", "schedule", "record", "checkpoint"};
@@ -40,12 +45,18 @@ const char* slot_name(Slot slot) {
 
 }  // namespace
 
-Session::Session(torch::nn::Module& model, torch::optim::Optimizer& optimizer) : parts_(model, optimizer) {
+Session::Session(torch::nn::Module& model, torch::optim::Optimizer& optimizer,
+                 std::shared_ptr<Communicator> world)
+    : parts_(model, optimizer, std::move(world)) {
   if (parts_.session_optimizer()) parts_.session_optimizer()->name_parameters(model.named_parameters());
 }
 
 Session::~Session() {
   if (forward_scope_) forward_scope_->end();
+  if (training_ && !finished_) {
+    leave_peers(std::uncaught_exceptions() > 0 ? "an exception ended its training"
+                                               : "its Session ended without finish()");
+  }
   if (!finished_ && parts_.progress.micro_step > 0 && std::uncaught_exceptions() == 0) {
     TORCH_WARN("a pacer::Session ends with the gradients of ", parts_.progress.micro_step, " of ",
                parts_.progress.micro_steps, " micro-steps unused; call finish() after the loop");
@@ -89,9 +100,23 @@ void Session::start() {
         "the model has a LayerDrop that this Session does not know, so no layer would ever be dropped; add "
         "session.use(layer_drop)");
   }
+  if (parts_.world().world_size() > 1 && parts_.find<DataParallel>() == nullptr) use(DataParallel());
   parts_.progress.micro_steps = parts_.micro_steps;
   runner_ = std::make_unique<detail::StepRunner>(parts_);
   started_ = true;
+}
+
+// Once, when it is known where this run starts.
+void Session::start_training() {
+  start();
+  if (training_) return;
+  for (const auto& hook : parts_.hooks_) hook->start(parts_.progress);
+  training_ = true;
+}
+
+// Where this rank cannot go on, the others must not wait for it.
+void Session::leave_peers(const std::string& reason) noexcept {
+  if (parts_.world().world_size() > 1) parts_.world().leave(reason);
 }
 
 std::optional<int64_t> Session::resume() {
@@ -106,7 +131,8 @@ std::optional<int64_t> Session::resume() {
 std::vector<at::Tensor> Session::begin_micro_step(std::vector<at::Tensor> tensors) {
   require(!finished_, "Session::begin after finish; make a new Session to train on");
   require(!in_backward_, "Session::begin after backward without step; call step() after every backward()");
-  start();
+  parts_.world().check();
+  start_training();
   for (size_t i = 0; i < tensors.size(); ++i) {
     require(tensors[i].defined(), "tensor ", i, " of the batch given to Session::begin is undefined");
   }
@@ -144,20 +170,25 @@ void Session::backward(const at::Tensor& loss) {
   const double weight =
       parts_.weight_by_tokens ? static_cast<double>(micro_batch_tokens_) * kWeightPerToken : 1.0;
   at::Tensor scaled = weight == 1 ? loss : loss * weight;
+  WindowTotals& window = parts_.window;
   if (parts_.record_loss) {
     const at::Tensor part = scaled.detach().to(at::kFloat).reshape({});
-    window_loss_ = window_loss_.defined() ? window_loss_ + part : part.clone();
+    window.loss = window.loss.defined() ? window.loss + part : part.clone();
   }
   for (const auto& hook : parts_.hooks_) scaled = hook->scale_loss(std::move(scaled));
   in_forward_ = false;
+  window.tokens += micro_batch_tokens_;
+  window.weight += weight;
   try {
+    for (const auto& hook : parts_.hooks_) hook->backward_begin(parts_.progress);
     scaled.backward();
-  } catch (...) {
+    for (const auto& hook : parts_.hooks_) hook->backward_end(parts_.progress);
+  } catch (const std::exception& error) {
+    for (const auto& hook : parts_.hooks_) hook->backward_failed();
     drop_window();
+    leave_peers(detail::concatenate("backward failed: ", first_line(error.what())));
     throw;
   }
-  window_tokens_ += micro_batch_tokens_;
-  window_weight_ += weight;
   in_backward_ = true;
 }
 
@@ -185,44 +216,45 @@ void Session::take_step() {
   Progress window = progress;
   window.micro_step = 0;
   window.micro_steps = progress.micro_step;
+  try {
+    update(window);
+  } catch (const std::exception& error) {
+    leave_peers(detail::concatenate("its step failed: ", first_line(error.what())));
+    throw;
+  }
+  const WindowTotals totals = std::exchange(parts_.window, {});
+  ++progress.step;
+  progress.micro_step = 0;
+  progress.tokens += totals.tokens;
+  in_backward_ = false;
+  StepReport report(progress);
+  if (totals.loss.defined()) report.set_loss(totals.loss, 1.0 / totals.weight);
+  if (parts_.has_guard()) report.set_check(parts_.guard()->memory());
+  for (const auto& hook : parts_.hooks_) hook->after_step(report);
+}
+
+// Gradients to parameters.
+void Session::update(const Progress& window) {
   fill_unused_gradients(window);
   bool settled = true;
   for (const auto& hook : parts_.hooks_) settled = settled && hook->settled(window);
   for (const auto& hook : parts_.hooks_) hook->gradients_ready(window);
-  const double average = window_weight_ == 1 ? 1.0 : 1.0 / window_weight_;
-  runner_->run(average, settled);
+  const double weight = parts_.window.weight * parts_.window.gradient_scale;
+  runner_->run(weight == 1 ? 1.0 : 1.0 / weight, settled);
   parts_.optimizer().zero_grad();
-
-  ++progress.step;
-  progress.micro_step = 0;
-  progress.tokens += window_tokens_;
-  in_backward_ = false;
-  StepReport report(progress);
-  if (window_loss_.defined()) report.set_loss(std::move(window_loss_), average);
-  if (parts_.has_guard()) report.set_check(parts_.guard()->memory());
-  reset_window();
-  for (const auto& hook : parts_.hooks_) hook->after_step(report);
 }
 
 void Session::fill_unused_gradients(const Progress& window) {
-  for (const auto& hook : parts_.hooks_) {
-    for (const at::Tensor& parameter : hook->unused(window)) {
-      at::Tensor& gradient = parameter.mutable_grad();
-      if (parameter.requires_grad() && !gradient.defined()) gradient = at::zeros_like(parameter).detach();
-    }
+  for (const at::Tensor& parameter : parts_.unused(window)) {
+    at::Tensor& gradient = parameter.mutable_grad();
+    if (parameter.requires_grad() && !gradient.defined()) gradient = at::zeros_like(parameter).detach();
   }
-}
-
-void Session::reset_window() {
-  window_tokens_ = 0;
-  window_weight_ = 0;
-  window_loss_ = at::Tensor();
 }
 
 void Session::drop_window() {
   parts_.optimizer().zero_grad();
   parts_.progress.micro_step = 0;
-  reset_window();
+  parts_.window = {};
 }
 
 void Session::finish() {
@@ -238,7 +270,7 @@ void Session::finish() {
 void Session::prewarm(const std::function<at::Tensor()>& loss) {
   require(parts_.progress.micro_step == 0 && !in_forward_ && !in_backward_,
           "Session::prewarm belongs between steps; call it before begin");
-  start();
+  start_training();
   const detail::PrewarmScope restore(parts_);
   prewarm_pass(loss);
   // With gradients at hand one of pacer's optimizers can make its state; then a pass beside it.

@@ -43,9 +43,12 @@ class Session {
  public:
   // References: model and optimizer must outlive the Session. Throws InvalidArgument for an optimizer without
   // parameters. Parameters that the optimizer has no name for get those of the model.
-  Session(torch::nn::Module& model, torch::optim::Optimizer& optimizer);
+  // With a `world` of several ranks every rank trains the same model on its own data; see data_parallel.h.
+  Session(torch::nn::Module& model, torch::optim::Optimizer& optimizer,
+          std::shared_ptr<Communicator> world = nullptr);
   Session(const Session&) = delete;
-  // Warns where finish() was forgotten and gradients of an incomplete window are lost.
+  // Warns where finish() was forgotten and gradients of an incomplete window are lost. Before finish() it
+  // also tells the other ranks that this one goes no further.
   ~Session();
 
   // Adds a hook: a temporary, std::move(hook), or a std::shared_ptr that you keep. The order does not matter.
@@ -109,6 +112,8 @@ class Session {
     return std::forward<F>(f)();
   }
 
+  // In the order in which they are called.
+  const std::vector<std::shared_ptr<Hook>>& hooks() const { return parts_.hooks(); }
   // step: attempts completed; tokens: trained on so far.
   const Progress& progress() const { return parts_.progress; }
   // Of the gradient of the last step: unscaled, averaged, before clipping. Needs a hook that looks at it
@@ -121,25 +126,24 @@ class Session {
   std::vector<at::Tensor> begin_micro_step(std::vector<at::Tensor> tensors);
   std::shared_ptr<detail::EvaluationScope> begin_evaluation();
   void start();
+  void start_training();
   void take_step();
+  void update(const Progress& window);
   void prewarm_pass(const std::function<at::Tensor()>& loss);
   void fill_unused_gradients(const Progress& window);
-  void reset_window();
   void drop_window();
+  void leave_peers(const std::string& reason) noexcept;
 
   SessionParts parts_;
   std::shared_ptr<detail::ForwardScope> forward_scope_;
   std::unique_ptr<detail::StepRunner> runner_;
 
-  bool started_ = false;
+  bool started_ = false;   // no more hooks
+  bool training_ = false;  // the hooks were started
   bool finished_ = false;
   bool in_forward_ = false;   // begin was called, backward was not
   bool in_backward_ = false;  // backward was called, step was not
   int64_t micro_batch_tokens_ = 0;
-  // Of the window so far:
-  int64_t window_tokens_ = 0;
-  double window_weight_ = 0;
-  at::Tensor window_loss_;
 };
 
 }  // namespace pacer

@@ -1,5 +1,7 @@
 #include <pacer/schedulers/session_parts.h>
 
+#include <utility>
+
 #include <pacer/core/error.h>
 
 namespace pacer {
@@ -16,11 +18,22 @@ at::Device device_of_parameters(const torch::optim::Optimizer& optimizer) {
 
 }  // namespace
 
-SessionParts::SessionParts(torch::nn::Module& model, torch::optim::Optimizer& optimizer)
-    : model_(model),
+SessionParts::SessionParts(torch::nn::Module& model, torch::optim::Optimizer& optimizer,
+                           std::shared_ptr<Communicator> world)
+    : world_was_given(world != nullptr),
+      model_(model),
       optimizer_(optimizer),
       session_optimizer_(dynamic_cast<SessionOptimizer*>(&optimizer)),
-      device_(device_of_parameters(optimizer)) {}
+      device_(device_of_parameters(optimizer)),
+      world_(world ? std::move(world) : Communicator::alone(device_)) {}
+
+std::vector<at::Tensor> SessionParts::unused(const Progress& at) const {
+  std::vector<at::Tensor> all;
+  for (const auto& hook : hooks_) {
+    for (const at::Tensor& parameter : hook->unused(at)) all.push_back(parameter);
+  }
+  return all;
+}
 
 const std::shared_ptr<GradientGuard>& SessionParts::guard() {
   if (guard_ == nullptr) guard_ = std::make_shared<GradientGuard>(device_);

@@ -9,6 +9,7 @@
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
+#include <pacer/collectives/communicator.h>
 #include <pacer/optimizers/gradient_guard.h>
 #include <pacer/optimizers/session_optimizer.h>
 #include <pacer/schedulers/hook.h>
@@ -16,9 +17,19 @@
 
 namespace pacer {
 
+// What has come together since the last step: of this rank, and once gradients are ready of all ranks.
+struct WindowTotals {
+  double weight = 0;          // of the micro-batches
+  int64_t tokens = 0;         // trained on
+  at::Tensor loss;            // fp32, no dimensions: the weighted sum of losses; only with record_loss
+  double gradient_scale = 1;  // what the stored gradients were multiplied with besides
+};
+
 class SessionParts {
  public:
-  SessionParts(torch::nn::Module& model, torch::optim::Optimizer& optimizer);
+  // `world` may be null: a single rank.
+  SessionParts(torch::nn::Module& model, torch::optim::Optimizer& optimizer,
+               std::shared_ptr<Communicator> world = nullptr);
   SessionParts(const SessionParts&) = delete;
 
   torch::nn::Module& model() const { return model_; }
@@ -27,6 +38,12 @@ class SessionParts {
   SessionOptimizer* session_optimizer() const { return session_optimizer_; }
   // Where the optimizer's parameters are.
   at::Device device() const { return device_; }
+
+  // The ranks that train together, this one included.
+  Communicator& world() const { return *world_; }
+  const std::shared_ptr<Communicator>& shared_world() const { return world_; }
+  bool is_first_rank() const { return world_->rank() == 0; }
+  const bool world_was_given;
 
   // The guard of this Session; the first call creates it, and with it the look at all gradients in each step.
   const std::shared_ptr<GradientGuard>& guard();
@@ -45,7 +62,11 @@ class SessionParts {
     return nullptr;
   }
 
+  // As Hook::unused, of all hooks.
+  std::vector<at::Tensor> unused(const Progress& progress) const;
+
   Progress progress;
+  WindowTotals window;
 
   // ---- what hooks ask for, in attach ----
   int64_t micro_steps = 1;        // per optimizer step
@@ -60,6 +81,7 @@ class SessionParts {
   torch::optim::Optimizer& optimizer_;
   SessionOptimizer* session_optimizer_;
   at::Device device_;
+  std::shared_ptr<Communicator> world_;
   std::shared_ptr<GradientGuard> guard_;
   std::vector<std::shared_ptr<Hook>> hooks_;
 };

@@ -1,5 +1,8 @@
-// LibTorch's global settings: threads and the arithmetic of matrix products.
+// LibTorch's global settings, threads and the arithmetic of matrix products; and the other ranks.
 #include "machine.h"
+
+#include <algorithm>
+#include <thread>
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
@@ -9,8 +12,31 @@
 #include <pacer/core/error.h>
 
 #include "machine_name.h"
+#include "support/processes.h"
 
 namespace convergence {
+namespace {
+
+std::string count_of(int64_t count, const std::string& what, const std::string& ending) {
+  return std::to_string(count) + " " + what + (count == 1 ? "" : ending);
+}
+
+}  // namespace
+
+int64_t choose_processes(const Settings& settings) {
+  if (const std::optional<int> started = examples::started_processes()) {
+    pacer::require(settings.processes <= 1 || *started == 1 || settings.processes == *started,
+                   settings.processes, " processes are asked for, but the launcher has started ", *started,
+                   "; leave --processes out");
+    if (*started > 1) return *started;
+  }
+  if (settings.processes > 0) return settings.processes;
+  const auto gpus = settings.device == "cpu" ? 0 : static_cast<int64_t>(torch::cuda::device_count());
+  const int64_t cores = std::max(1u, std::thread::hardware_concurrency());
+  int64_t processes = std::min(gpus > 0 ? gpus : std::min<int64_t>(2, cores), settings.batch);
+  while (settings.batch % processes != 0) --processes;
+  return processes;
+}
 
 Machine prepare_machine(const Settings& settings) {
   const bool has_cuda = torch::cuda::is_available();
@@ -20,13 +46,25 @@ Machine prepare_machine(const Settings& settings) {
   pacer::require(settings.precision != "tensorfloat32" || use_cuda,
                  "--precision tensorfloat32 needs a CUDA device; on the CPU take float32 or bfloat16");
   at::globalContext().setAllowTF32CuBLAS(settings.precision == "tensorfloat32");
+  Machine machine;
+  if (settings.processes == 1) {
+    machine.world = pacer::Communicator::alone(use_cuda ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU));
+  } else {
+    const auto backend = use_cuda ? pacer::Backend::nccl : pacer::Backend::gloo;
+    machine.world = examples::join_processes(pacer::CommunicatorOptions().backend(backend));
+  }
+  const int64_t processes = machine.world->world_size();
   if (settings.threads > 0) torch::set_num_threads(static_cast<int>(settings.threads));
   if (!use_cuda) {
     const int threads = at::get_num_threads();
-    return {"cpu",
-            processor_name() + ", " + std::to_string(threads) + (threads == 1 ? " thread" : " threads")};
+    machine.description = processor_name() + ", " +
+                          (processes > 1 ? count_of(processes, "process", "es") + " of " : std::string()) +
+                          count_of(threads, "thread", "s");
+  } else {
+    machine.description =
+        (processes > 1 ? std::to_string(processes) + " x " : std::string()) + graphics_name();
   }
-  return {"cuda", graphics_name()};
+  return machine;
 }
 
 }  // namespace convergence

@@ -1,16 +1,20 @@
 // convergence: trains a small byte-level GPT once per arm and seed and compares the arms. Only the exit codes
-// are here: 0 for success, 1 for a failure while running, 2 for input that cannot work.
+// and the start of several processes are here: 0 for success, 1 for a failure while running, 2 for input that
+// cannot work, 3 where other ranks went away.
 #include <cstdio>
 #include <exception>
 #include <string>
 
 #include <c10/util/Exception.h>
 
+#include <pacer/collectives/communication_error.h>
 #include <pacer/core/error.h>
 
 #include "arms.h"
+#include "machine.h"
 #include "options.h"
 #include "study.h"
+#include "support/processes.h"
 
 namespace {
 
@@ -29,9 +33,17 @@ int main(int argument_count, char** arguments) {
   try {
     std::vector<convergence::ArmHelp> arms;
     for (const auto& arm : convergence::arms()) arms.push_back({arm.name, arm.help});
-    const auto settings = convergence::read_settings(argument_count, arguments, arms);
-    if (settings) convergence::run_study(*settings);
+    auto settings = convergence::read_settings(argument_count, arguments, arms);
+    if (!settings) return 0;
+    settings->processes = convergence::choose_processes(*settings);
+    convergence::check_settings(*settings);
+    if (settings->processes > 1 && !examples::started_processes()) convergence::check_study(*settings);
+    const auto exit_code = examples::run_processes(static_cast<int>(settings->processes), arguments);
+    if (exit_code) return *exit_code;
+    convergence::run_study(*settings);
     return 0;
+  } catch (const pacer::CommunicationError& error) {
+    return complain(error.what(), examples::kPeersFailed);
   } catch (const pacer::InvalidArgument& error) {
     return complain(error.what(), kBadInput);
   } catch (const c10::Error& error) {

@@ -115,7 +115,12 @@ std::vector<OptionGroup> option_groups(const std::vector<std::string>& arm_names
                 [](const Settings&) { return std::string(); }};
   groups.push_back(
       {"Machine",
-       {choice("device", "auto takes the GPU where there is one (default auto)", &Settings::device,
+       {count("processes", "N",
+              "ranks that train together, each on its part of every batch and on a GPU of its own where "
+              "there is "
+              "one; 0 takes all GPUs, or on a CPU two where there are two cores (default 1)",
+              &Settings::processes, {0, 1024}),
+        choice("device", "auto takes the GPU where there is one (default auto)", &Settings::device,
                {"auto", "cpu", "cuda"}),
         choice(
             "precision",

@@ -27,10 +27,12 @@ struct Given {
 };
 using GivenValues = std::map<std::string, Given>;
 
-// Variables that start like ours but belong to the build, the tests and the benchmarks.
-constexpr std::array<const char*, 12> kForeignVariables = {
-    "PACER_BENCH",   "PACER_BUILD",    "PACER_CI",   "PACER_CUDA",  "PACER_DEPS",  "PACER_EXAMPLES",
-    "PACER_INSTALL", "PACER_SANITIZE", "PACER_TEST", "PACER_TORCH", "PACER_UNITY", "PACER_WERROR"};
+// Variables that start like ours but belong to the build, the tests, the benchmarks, or
+// support/processes.cpp.
+constexpr std::array<const char*, 13> kForeignVariables = {
+    "PACER_BENCH",    "PACER_BUILD",   "PACER_CI",       "PACER_CUDA",     "PACER_DEPS",
+    "PACER_EXAMPLES", "PACER_INSTALL", "PACER_PROCESS_", "PACER_SANITIZE", "PACER_TEST",
+    "PACER_TORCH",    "PACER_UNITY",   "PACER_WERROR"};
 
 struct Vocabulary {
   std::vector<OptionGroup> groups;
@@ -87,6 +89,8 @@ void print_help(const Vocabulary& vocabulary, const std::vector<ArmHelp>& arms) 
          "  convergence --quick                          about a minute on a CPU\n"
          "  convergence --data book.txt --seeds 1,2,3    your text, with standard errors\n"
          "  convergence --preset small --device cuda     GPT-2 small on a GPU\n"
+         "  convergence --processes 2                    two ranks share every batch; also under torchrun,\n"
+         "                                               mpirun or srun, without --processes\n"
       << boost_options(vocabulary, Purpose::help) << "\nArms:\n";
   for (const auto& arm : arms) std::cout << "  " << arm.name << ": " << arm.help << '\n';
   std::cout << "\nPresets:\n";

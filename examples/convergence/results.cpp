@@ -80,6 +80,8 @@ std::vector<ArmSummary> summarize(const std::vector<Run>& runs) {
     summary.tokens = mean_over(own, [](const Run& run) { return double(run.validation.back().tokens); });
     summary.seconds = mean_over(own, [](const Run& run) { return run.seconds(); });
     summary.step_seconds = mean_over(own, [](const Run& run) { return run.step_seconds(); });
+    summary.bytes_sent = mean_over(own, [](const Run& run) { return run.bytes_sent(); });
+    summary.processes = own.front()->processes;
     summary.optimizer_seconds = mean_over(own, [](const Run& run) { return run.optimizer_seconds(); });
   }
   return summaries;

@@ -25,6 +25,7 @@ struct TrainingPoint {
   double gradient_norm = 0.0;    // of the last step, before clipping
   double sequence_length = 0.0;  // of the last step
   double kept_layers = 0.0;      // in a step; the mean since the previous point
+  double bytes_sent = 0.0;       // by this rank to others in training so far
   double optimizer_seconds =
       0.0;  // of a step: norm, clipping, optimizer; the median since the previous point
 };
@@ -32,11 +33,13 @@ struct TrainingPoint {
 struct Run {
   std::string arm;
   uint64_t seed = 0;
+  int64_t processes = 1;
   bool finished = false;
   std::vector<TrainingPoint> training;
   Curve validation;  // the first at 0 tokens, the last at the end
 
   double seconds() const { return training.empty() ? 0.0 : training.back().seconds; }
+  double bytes_sent() const { return training.empty() ? 0.0 : training.back().bytes_sent; }  // by rank 0
   double step_seconds() const;       // forward, backward, clipping, optimizer; the median
   double optimizer_seconds() const;  // the median
 };
@@ -57,6 +60,8 @@ struct ArmSummary {
   double seconds = 0.0;
   double step_seconds = 0.0;
   double optimizer_seconds = 0.0;
+  double bytes_sent = 0.0;  // by one rank in one run
+  int64_t processes = 1;
 };
 
 Estimate estimate(const std::vector<double>& values);

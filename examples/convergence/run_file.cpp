@@ -26,12 +26,13 @@ struct Field {
   const char* name;
   double TrainingPoint::*member;
 };
-constexpr std::array<Field, 7> kFields = {{{"seconds", &TrainingPoint::seconds},
+constexpr std::array<Field, 8> kFields = {{{"seconds", &TrainingPoint::seconds},
                                            {"loss", &TrainingPoint::loss},
                                            {"learning_rate", &TrainingPoint::learning_rate},
                                            {"gradient_norm", &TrainingPoint::gradient_norm},
                                            {"sequence_length", &TrainingPoint::sequence_length},
                                            {"kept_layers", &TrainingPoint::kept_layers},
+                                           {"bytes_sent", &TrainingPoint::bytes_sent},
                                            {"optimizer_seconds", &TrainingPoint::optimizer_seconds}}};
 
 // The number behind "key": in a line of flat JSON, NaN where the key is missing.
@@ -54,7 +55,7 @@ std::map<std::string, std::string> read_ini(const fs::path& path) {
   std::ifstream file(path);
   pacer::require<pacer::FileError>(file.is_open(), "cannot read ", path.string(),
                                    ", the settings of a run to resume; train again without --resume");
-  std::map<std::string, std::string> values;
+  std::map<std::string, std::string> values = {{"processes", "1"}};  // older files do not say
   for (std::string line; std::getline(file, line);) {
     const size_t equals = line.find(" = ");
     if (line.front() != '#' && equals != std::string::npos) {
@@ -94,6 +95,8 @@ void RunFile::write_end(const Run& run) {
             .add("tokens", run.validation.back().tokens)
             .add("seconds", run.seconds())
             .add("loss", run.validation.back().value)
+            .add("processes", run.processes)
+            .add("bytes_sent", run.bytes_sent())
             .add("step_seconds", run.step_seconds())
             .add("optimizer_seconds", run.optimizer_seconds()));
 }

@@ -97,6 +97,9 @@ void check_settings(const Settings& settings) {
   pacer::require(settings.tokens >= settings.tokens_per_step(), "the budget of ", settings.tokens,
                  " tokens does not hold one step of ", settings.batch, " sequences of ", settings.sequence,
                  " bytes; raise tokens or lower batch or sequence");
+  pacer::require(settings.processes == 0 || settings.batch % settings.processes == 0, "the batch of ",
+                 settings.batch, " sequences cannot be shared evenly by ", settings.processes,
+                 " processes; choose batch or processes so that it can");
   pacer::require(settings.curriculum_start <= settings.sequence, "the curriculum cannot start at ",
                  settings.curriculum_start, " bytes: sequences have ", settings.sequence,
                  "; lower curriculum-start");

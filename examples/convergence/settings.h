@@ -42,6 +42,7 @@ struct Settings {
   int64_t validation_sequences = 0;  // at most this many, spread evenly over the validation text
 
   // The machine.
+  int64_t processes = 1;              // ranks, which share every batch; 0: as many as the machine is good for
   std::string device = "auto";        // auto, cpu, cuda
   std::string precision = "float32";  // float32, tensorfloat32 (GPU), bfloat16 (autocast)
   int64_t threads = 0;                // 0: LibTorch's choice
@@ -68,7 +69,7 @@ std::vector<PresetHelp> preset_help();
 // arm. Throws pacer::InvalidArgument for an unknown name.
 Settings preset_settings(const std::string& name, bool quick);
 
-// The checks between values (heads divide width, the budget holds a step, ...); throws
+// The checks between values (heads divide width, processes the batch, ...); throws
 // pacer::InvalidArgument.
 void check_settings(const Settings& settings);
 

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <system_error>
 
 #include <torch/headeronly/version.h>
@@ -71,50 +72,87 @@ std::string count_of(size_t count, const std::string& what) {
   return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
 }
 
+// All ranks in the same order.
+template <class F>
+void for_each_run(const Settings& settings, const F& f) {
+  for (const uint64_t seed : settings.seeds) {
+    for (const std::string& arm : settings.arms) f(arm, seed);
+  }
+}
+
 fs::path run_folder(const Settings& settings, const std::string& arm, uint64_t seed) {
   return fs::path(settings.output) / (arm + "-seed-" + std::to_string(seed));
 }
 
+// Ranks look at one folder, each at its own time: what they read there must not have been changed by then.
+void require_same_view(const fs::path& folder, bool stored, const Run& run, pacer::Communicator& world) {
+  const std::string view = std::to_string(int{stored} + int{run.finished}) + " " +
+                           std::to_string(run.training.size()) + " " + std::to_string(run.validation.size());
+  for (const std::string& other : world.exchange(view)) {
+    pacer::require(other == view, "the ranks do not see the same files in ", folder.string(),
+                   "; --output must be a folder that all of them share");
+  }
+}
+
 // Before anything is written: no run that was made with other settings is resumed.
 void check_stored_runs(const Settings& settings) {
-  for (const uint64_t seed : settings.seeds) {
-    for (const std::string& arm : settings.arms) {
-      const fs::path folder = run_folder(settings, arm, seed);
-      if (settings.resume && fs::exists(folder / "settings.ini")) require_same_settings(folder, settings);
-    }
-  }
+  for_each_run(settings, [&](const std::string& arm, uint64_t seed) {
+    const fs::path folder = run_folder(settings, arm, seed);
+    if (settings.resume && fs::exists(folder / "settings.ini")) require_same_settings(folder, settings);
+  });
 }
 
 // The run of one arm and seed: from its folder, continued, or trained anew.
 Run make_run(const std::string& arm, uint64_t seed, const Settings& settings, const Machine& machine,
              const Corpus& corpus) {
   const std::string name = arm + ", seed " + std::to_string(seed);
-  const fs::path folder = make_folder(run_folder(settings, arm, seed));
+  const fs::path folder = run_folder(settings, arm, seed);
+  pacer::Communicator& world = *machine.world;
   Run stored;
-  if (settings.resume && fs::exists(folder / "settings.ini")) {
-    stored = read_run(folder, arm, seed);
-    if (stored.finished) {
-      Progress(name + ", finished before", settings.tokens).finish(stored);
-      return stored;
-    }
-  } else {
-    fs::remove_all(folder / "checkpoints");  // of another study
-    fs::remove(folder / "metrics.jsonl");
+  const bool is_stored = settings.resume && fs::exists(folder / "settings.ini");
+  if (is_stored) stored = read_run(folder, arm, seed);
+  stored.processes = settings.processes;
+  require_same_view(folder, is_stored, stored, world);
+  if (stored.finished) {
+    if (world.rank() == 0) Progress(name + ", finished before", settings.tokens).finish(stored);
+    return stored;
   }
-  write_file(folder / "settings.ini", settings_as_ini(settings));
-  RunRecorder recorder(name, settings.tokens, folder);
-  const Run run = train(arm, seed, settings, machine, corpus, folder, stored, &recorder);
-  recorder.finish(run);
+  std::optional<RunRecorder> recorder;  // on rank 0
+  if (world.rank() == 0) {
+    make_folder(folder);
+    if (!is_stored) {
+      fs::remove_all(folder / "checkpoints");  // of another study
+      fs::remove(folder / "metrics.jsonl");
+    }
+    write_file(folder / "settings.ini", settings_as_ini(settings));
+    recorder.emplace(name, settings.tokens, folder);
+  }
+  world.barrier();
+  RunObserver nobody;
+  RunObserver* const observer = recorder ? &*recorder : &nobody;
+  const Run run = train(arm, seed, settings, machine, corpus, folder, stored, observer);
+  if (recorder) recorder->finish(run);
   return run;
 }
 
 }  // namespace
 
+void check_study(const Settings& settings) {
+  check_stored_runs(settings);
+  read_corpus(settings.data, settings.data_limit, settings.sequence);
+}
+
 void run_study(const Settings& settings) {
   check_stored_runs(settings);
   const Corpus corpus = read_corpus(settings.data, settings.data_limit, settings.sequence);
-  const fs::path output = make_folder(settings.output);
   const Machine machine = prepare_machine(settings);
+  if (machine.world->rank() != 0) {
+    for_each_run(settings, [&](const std::string& arm, uint64_t seed) {
+      make_run(arm, seed, settings, machine, corpus);
+    });
+    return;
+  }
+  const fs::path output = make_folder(settings.output);
   StudyReport report;
   report.headline = count_of(settings.arms.size(), "arm") + ", " + count_of(settings.seeds.size(), "seed") +
                     ", " + short_count(static_cast<double>(settings.tokens)) + " tokens per run";
@@ -128,14 +166,12 @@ void run_study(const Settings& settings) {
   std::printf("\n");
   write_file(output / "settings.ini", settings_as_ini(settings));
 
-  for (const uint64_t seed : settings.seeds) {
-    for (const std::string& arm : settings.arms) {
-      report.runs.push_back(make_run(arm, seed, settings, machine, corpus));
-      // After every run, so that a study that is cut short leaves what it has.
-      report.settings = settings_as_ini(settings);
-      write_file(output / "report.html", report_as_html(report));
-    }
-  }
+  for_each_run(settings, [&](const std::string& arm, uint64_t seed) {
+    report.runs.push_back(make_run(arm, seed, settings, machine, corpus));
+    // After every run, so that a study that is cut short leaves what it has.
+    report.settings = settings_as_ini(settings);
+    write_file(output / "report.html", report_as_html(report));
+  });
   const auto summaries = summarize(report.runs);
   const std::string table = "\n" + as_text(summary_table(summaries)) + "\n" + table_note(summaries) + "\n";
   std::fputs(table.c_str(), stdout);

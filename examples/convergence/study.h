@@ -5,8 +5,12 @@
 
 namespace convergence {
 
-// Throws pacer::InvalidArgument for bad input, before any training; pacer::Error and c10::Error while
-// running.
+// Throws pacer::InvalidArgument for bad input that shows without training and without other ranks: texts that
+// are missing, stored runs of other settings.
+void check_study(const Settings& settings);
+
+// On every rank alike; rank 0 writes and prints. Throws as check_study, before any training; pacer::Error and
+// c10::Error while running.
 void run_study(const Settings& settings);
 
 }  // namespace convergence

@@ -20,14 +20,20 @@ std::string with_error(const std::string& mean, const Estimate& estimate) {
   return estimate.count > 1 ? mean + " ± " + fixed(estimate.standard_error, 4) : mean;
 }
 
+bool several_processes(const std::vector<ArmSummary>& summaries) {
+  return std::any_of(summaries.begin(), summaries.end(),
+                     [](const ArmSummary& summary) { return summary.processes > 1; });
+}
+
 }  // namespace
 
 Table summary_table(const std::vector<ArmSummary>& summaries) {
   Table table;
   if (summaries.empty()) return table;
-  const bool compared = summaries.size() > 1;
+  const bool compared = summaries.size() > 1, shared = several_processes(summaries);
   table.header = {"arm", "seeds", "tokens", "validation loss"};
   if (compared) table.header.push_back("difference to " + summaries.front().arm);
+  if (shared) table.header.insert(table.header.end(), {"processes", "sent per rank"});
   table.header.insert(table.header.end(),
                       {"time", "time to loss", "optimizer ms/step", "ms/step", "tokens/s"});
   for (const ArmSummary& summary : summaries) {
@@ -37,6 +43,9 @@ Table summary_table(const std::vector<ArmSummary>& summaries) {
         with_error(fixed(summary.validation_loss.mean, 4), summary.validation_loss)};
     if (compared) {
       row.push_back(difference.count > 0 ? with_error(signed_fixed(difference.mean, 4), difference) : "");
+    }
+    if (shared) {
+      row.insert(row.end(), {std::to_string(summary.processes), short_count(summary.bytes_sent) + "B"});
     }
     row.insert(row.end(),
                {duration(summary.seconds), time_to_loss(summary.time_to_loss),
@@ -55,6 +64,11 @@ std::string table_note(const std::vector<ArmSummary>& summaries) {
   if (summaries.size() > 1) {
     note += " Time to loss: until the validation loss first was within 0.001 of the final one of " +
             summaries.front().arm + "; - for never.";
+  }
+  if (several_processes(summaries)) {
+    note +=
+        "\nSent per rank: bytes from one rank to others in one run, as a bandwidth-optimal collective sends "
+        "them.";
   }
   if (!summaries.empty() && summaries.front().validation_loss.count > 1) {
     note += "\n± is the standard error over seeds; differences are taken seed by seed.";

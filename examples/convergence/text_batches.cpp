@@ -19,9 +19,12 @@ ByteBatch batch_at(const Corpus& corpus, const std::vector<int64_t>& offsets, in
 
 }  // namespace
 
-ByteBatch training_batch(const Corpus& corpus, const Settings& settings, uint64_t seed, int64_t step) {
-  return batch_at(corpus, batch_offsets(seed, step, settings.batch, corpus, settings.sequence),
-                  settings.sequence);
+ByteBatch training_batch(const Corpus& corpus, const Settings& settings, uint64_t seed, int64_t step,
+                         int rank) {
+  const auto offsets = batch_offsets(seed, step, settings.batch, corpus, settings.sequence);
+  const int64_t part = settings.batch / settings.processes;
+  const auto begin = offsets.begin() + rank * part;
+  return batch_at(corpus, {begin, begin + part}, settings.sequence);
 }
 
 std::vector<ByteBatch> validation_batches(const Corpus& corpus, const Settings& settings) {

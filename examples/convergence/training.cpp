@@ -4,6 +4,8 @@
 #include <cmath>
 #include <memory>
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <torch/utils.h>
 
 #include <pacer/schedulers/checkpoints.h>
@@ -42,11 +44,22 @@ pacer::LearningRateSchedule schedule(const Settings& settings) {
                                   .end_factor(kFinalRate));
 }
 
-double validation_loss(const std::vector<ByteBatch>& batches, at::Device device, Gpt& model) {
+// Each rank looks at every world_size-th batch. All then add up the losses of all batches in the batches'
+// order: every rank gets the same number, and it is the one that a single process would get.
+double validation_loss(const std::vector<ByteBatch>& batches, pacer::Communicator& world, Gpt& model) {
+  const auto count = static_cast<int64_t>(batches.size()), ranks = int64_t{world.world_size()};
+  const int64_t share = (count + ranks - 1) / ranks;
+  const auto own = at::zeros({share}, at::kDouble), all = at::empty({ranks * share}, at::kDouble);
+  for (int64_t i = world.rank(); i < count; i += ranks) {
+    const auto& [x, y] = batches[static_cast<size_t>(i)];
+    own[i / ranks] =
+        next_byte_loss(model->forward(x.to(world.device())), y.to(world.device())).item<double>();
+  }
+  world.all_gather_host(all, own).wait();
   double sum = 0.0, sequences = 0.0;
-  for (const auto& [x, y] : batches) {
-    const auto size = static_cast<double>(x.size(0));
-    sum += size * next_byte_loss(model->forward(x.to(device)), y.to(device)).item<double>();
+  for (int64_t i = 0; i < count; ++i) {
+    const auto size = static_cast<double>(batches[static_cast<size_t>(i)].first.size(0));
+    sum += size * all[i % ranks * share + i / ranks].item<double>();
     sequences += size;
   }
   return sum / sequences;
@@ -66,7 +79,8 @@ Run train(const std::string& arm_name, uint64_t seed, const Settings& settings, 
           const Corpus& corpus, const std::filesystem::path& folder, const Run& stored,
           RunObserver* observer) {
   const Arm& arm = find_arm(arm_name);
-  const torch::Device device(machine.device);
+  pacer::Communicator& world = *machine.world;
+  const torch::Device device = world.device();
   torch::manual_seed(seed);
   const pacer::LayerDrop layer_drop(layer_drop_options(arm, settings, seed));
   Gpt model(gpt_config(settings), layer_drop);  // on the CPU first: the same weights for every device
@@ -77,9 +91,10 @@ Run train(const std::string& arm_name, uint64_t seed, const Settings& settings, 
   Run run;
   run.arm = arm_name;
   run.seed = seed;
+  run.processes = settings.processes;
   const auto curve = std::make_shared<TrainingCurve>(settings, &run, observer);
 
-  pacer::Session session(*model, *optimizer);
+  pacer::Session session(*model, *optimizer, machine.world);
   session.use(layer_drop).use(pacer::LearningRate(schedule(settings))).use(curve);
   if (settings.clip > 0.0) session.use(pacer::GradientClipping(settings.clip));
   add_methods(arm, settings, &session);
@@ -92,7 +107,7 @@ Run train(const std::string& arm_name, uint64_t seed, const Settings& settings, 
   // The first forward and backward pay for libraries being loaded and memory pools being filled. That is no
   // arm's cost, so it happens before the clock starts; nothing is learned from it.
   session.prewarm([&] {
-    const auto [x, y] = training_batch(corpus, settings, seed, 0);
+    const auto [x, y] = training_batch(corpus, settings, seed, 0, world.rank());
     return next_byte_loss(model->forward(x.to(device)), y.to(device));
   });
   curve->start_clock();
@@ -100,12 +115,12 @@ Run train(const std::string& arm_name, uint64_t seed, const Settings& settings, 
   const pacer::Progress& progress = session.progress();
   const auto validate_when_due = [&] {
     if (!curve->validation_is_due(progress.tokens)) return;
-    const double loss = session.evaluate([&] { return validation_loss(validation, device, model); });
+    const double loss = session.evaluate([&] { return validation_loss(validation, world, model); });
     curve->add_validation(progress.tokens, loss);
   };
   validate_when_due();
   while (progress.tokens < settings.tokens) {
-    const auto batch = training_batch(corpus, settings, seed, progress.step);
+    const auto batch = training_batch(corpus, settings, seed, progress.step, world.rank());
     auto [x, y] = session.begin(batch.first, batch.second);
     session.backward(next_byte_loss(model->forward(x), y));
     session.step();

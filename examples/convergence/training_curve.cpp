@@ -53,6 +53,7 @@ void TrainingCurve::continue_run(const Run& stored, int64_t tokens) {
 void TrainingCurve::start_clock() {
   synchronize();
   start_ = Clock::now();
+  bytes_at_start_ = parts_->world().bytes_sent();
 }
 
 bool TrainingCurve::validation_is_due(int64_t tokens) const {
@@ -65,6 +66,7 @@ void TrainingCurve::add_validation(int64_t tokens, double loss) {
   run_->validation.push_back({tokens, run_->seconds(), loss});
   observer_->on_validation(run_->validation.back());
   seconds_before_ = run_->seconds();
+  bytes_before_ = run_->bytes_sent();
   start_clock();
 }
 
@@ -111,6 +113,7 @@ void TrainingCurve::add_point(const pacer::Progress& progress) {
   const auto steps = static_cast<double>(steps_in_sum_);
   point.loss = loss_sum_.item<double>() / steps;
   point.seconds = seconds();
+  point.bytes_sent = bytes_sent();
   pacer::require<pacer::Error>(std::isfinite(point.loss), "the training loss of ", run_->arm, " (seed ",
                                run_->seed, ") is not finite after step ", point.step,
                                "; lower the learning rate");
@@ -133,6 +136,7 @@ void TrainingCurve::save(pacer::NamedTensors& state) const {
   state["kept_layers_sum"] = pacer::number_tensor(kept_layers_sum_);
   state["steps_in_sum"] = pacer::number_tensor(steps_in_sum_);
   state["seconds"] = pacer::number_tensor(seconds());
+  state["bytes_sent"] = pacer::number_tensor(bytes_sent());
 }
 
 void TrainingCurve::load(const pacer::NamedTensors& state) {
@@ -140,6 +144,7 @@ void TrainingCurve::load(const pacer::NamedTensors& state) {
   kept_layers_sum_ = pacer::require_number<double>(state, "kept_layers_sum");
   steps_in_sum_ = pacer::require_number<int64_t>(state, "steps_in_sum");
   seconds_before_ = pacer::require_number<double>(state, "seconds");
+  bytes_before_ = pacer::require_number<double>(state, "bytes_sent");
 }
 
 double TrainingCurve::seconds() const {
@@ -147,8 +152,13 @@ double TrainingCurve::seconds() const {
   return seconds_before_ + between(start_, Clock::now());
 }
 
+double TrainingCurve::bytes_sent() const {
+  return bytes_before_ + static_cast<double>(parts_->world().bytes_sent() - bytes_at_start_);
+}
+
 void TrainingCurve::synchronize() const {
-  if (parts_ != nullptr && parts_->device().is_cuda()) torch::cuda::synchronize();
+  const at::Device device = parts_->device();
+  if (device.is_cuda()) torch::cuda::synchronize(device.index());
 }
 
 }  // namespace convergence

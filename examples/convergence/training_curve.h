@@ -19,8 +19,8 @@ namespace convergence {
 class RunObserver {
  public:
   virtual ~RunObserver() = default;
-  virtual void on_training(const TrainingPoint& point) = 0;
-  virtual void on_validation(const CurvePoint& point) = 0;
+  virtual void on_training(const TrainingPoint& /*point*/) {}
+  virtual void on_validation(const CurvePoint& /*point*/) {}
 };
 
 class TrainingCurve : public pacer::Hook {
@@ -31,7 +31,7 @@ class TrainingCurve : public pacer::Hook {
   // ---- the loop's part ----
   // Takes over the points of an interrupted run up to `tokens`, where it continues.
   void continue_run(const Run& stored, int64_t tokens);
-  // The clock runs from here on, apart from validations.
+  // The clock runs from here on, and bytes are counted, apart from validations.
   void start_clock();
   // At the beginning, every settings.tokens_between_evaluations(), and at the end.
   bool validation_is_due(int64_t tokens) const;
@@ -57,6 +57,7 @@ class TrainingCurve : public pacer::Hook {
   void add_point(const pacer::Progress& progress);
   void synchronize() const;
   double seconds() const;
+  double bytes_sent() const;
 
   const Settings& settings_;
   Run* run_;
@@ -65,6 +66,8 @@ class TrainingCurve : public pacer::Hook {
 
   Clock::time_point start_;
   double seconds_before_ = 0.0;  // until start_
+  int64_t bytes_at_start_ = 0;   // sent at start_, in what training and in what else
+  double bytes_before_ = 0.0;    // sent in training until start_
   bool timed_ = false;           // this step's optimizer
   Clock::time_point optimizer_start_;
   // Since the last point:

@@ -5,39 +5,13 @@
 // elements are independent.
 #include <pacer/kernels/adam.h>
 
-#include <pacer/kernels/cuda/launch.cuh>
+#include <pacer/kernels/math/lamb.h>
+#include <pacer/kernels/cuda/packet.cuh>
 
 namespace pacer::kernels {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kWarp = 32;
-constexpr int kWarps = kThreads / kWarp;
-
-// Elements per thread, loaded and stored as one packet: 4, or 8 where everything is 16-bit (16-byte accesses)
-// or where eight elements share a random draw.
-template <AdamStorage kStorage>
-constexpr int kPacket = kStorage == AdamStorage::bf16 || kStorage == AdamStorage::bf16_stochastic ? 8 : 4;
-
-// 16 random bits for each of N elements from real index `first` on; nothing where the dtype set draws none.
-template <AdamStorage kStorage, int N, class Scalars>
-__device__ __forceinline__ void draw_random16(const Scalars& scalars, int64_t first,
-                                              uint32_t (&random16)[N]) {
-  if constexpr (kStorage == AdamStorage::bf16_stochastic) {
-    PhiloxCounter draw = rounding_draw(scalars.seed, scalars.step, first / kElementsPerDraw);
-#pragma unroll
-    for (int k = 0; k < N; ++k) {
-      const int half_word = static_cast<int>((first + k) % kElementsPerDraw);
-      if (k > 0 && half_word == 0) {
-        draw = rounding_draw(scalars.seed, scalars.step, (first + k) / kElementsPerDraw);
-      }
-      const uint32_t low_words = half_word < 2 ? draw.word[0] : draw.word[1];
-      const uint32_t high_words = half_word < 6 ? draw.word[2] : draw.word[3];
-      const uint32_t word = half_word < 4 ? low_words : high_words;
-      random16[k] = half_word % 2 == 0 ? word & 0xFFFFu : word >> 16;
-    }
-  }
-}
 
 // N consecutive elements in registers.
 template <AdamStorage kStorage, bool kAmsgrad, int N>
@@ -100,24 +74,6 @@ struct Packet {
     if constexpr (kAmsgrad) store_some(static_cast<State*>(t.max_exp_avg_sq) + i, max_exp_avg_sq);
     if constexpr (Types::kHasExtra) store_some(static_cast<Extra*>(t.extra) + i, extra);
   }
-
- private:
-  template <class T>
-  __device__ static __forceinline__ void load_some(const T* memory, T (&values)[N]) {
-    if constexpr (N == 1) {
-      values[0] = memory[0];
-    } else {
-      load_packet(memory, values);
-    }
-  }
-  template <class T>
-  __device__ static __forceinline__ void store_some(T* memory, const T (&values)[N]) {
-    if constexpr (N == 1) {
-      memory[0] = values[0];
-    } else {
-      store_packet(memory, values);
-    }
-  }
 };
 
 template <AdamStorage kStorage, bool kAmsgrad>
@@ -128,14 +84,7 @@ __global__ void __launch_bounds__(kThreads)
   using Single = Packet<kStorage, kAmsgrad, 1>;
   constexpr int kMine = kPacket<kStorage>;
 
-  const bool by_block = blockIdx.x < table.block_tiles;
-  const int lane = by_block ? threadIdx.x : threadIdx.x % kWarp;
-  int64_t tile_index = blockIdx.x;
-  if (!by_block) {
-    tile_index = table.block_tiles + (blockIdx.x - table.block_tiles) * kWarps + threadIdx.x / kWarp;
-  }
-  const bool exists = tile_index < table.block_tiles + table.warp_tiles;
-  const Tile tile = exists ? table.tiles[tile_index] : Tile{};
+  const auto [tile, index, lane] = my_tile<kThreads>(table);
   const AdamGradient gradient = gradients[tile.tensor];
   const AdamTensor tensor = tensors[tile.tensor];
   const int count = gradient.gradient == nullptr ? 0 : static_cast<int>(tile.count);
@@ -181,23 +130,23 @@ __global__ void prologue_kernel(const AdamSlot* slots, int64_t count, int64_t* s
     value.skip = skip;
     *reinterpret_cast<decltype(value)*>(memory) = value;
   };
+  const bool lamb = slot.settings.rule == UpdateRule::lamb;
   if (slot.is_double) {
-    write(adam_scalars<double>(slot.settings, step));
+    lamb ? write(lamb_scalars<double>(slot.settings, step))
+         : write(adam_scalars<double>(slot.settings, step));
   } else {
-    write(adam_scalars<float>(slot.settings, step));
+    lamb ? write(lamb_scalars<float>(slot.settings, step)) : write(adam_scalars<float>(slot.settings, step));
   }
 }
 
 template <AdamStorage kStorage>
 void launch(AdamLaunch choice, const AdamTiles& tiles, const AdamTensor* tensors,
             const AdamGradient* gradients, const char* scalars, cudaStream_t stream) {
-  const int64_t blocks = tiles.block_tiles + ceil_divide(tiles.warp_tiles, kWarps);
-  require(blocks < (int64_t{1} << 31),
-          "more than 2^31 tiles in one launch; split the parameters over optimizers");
+  const unsigned blocks = blocks_for<kThreads>(tiles);
   if (blocks == 0) return;
   const auto kernel = choice.amsgrad ? adam_kernel<kStorage, true> : adam_kernel<kStorage, false>;
-  launch_overlapped("the Adam update", choice.follows_prologue, kernel, static_cast<unsigned>(blocks),
-                    kThreads, stream, tiles, tensors, gradients, scalars);
+  launch_overlapped("the Adam update", choice.follows_prologue, kernel, blocks, kThreads, stream, tiles,
+                    tensors, gradients, scalars);
 }
 
 }  // namespace

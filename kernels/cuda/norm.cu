@@ -6,6 +6,7 @@
 
 #include <pacer/core/reduction_order.h>
 #include <pacer/kernels/math/adam_storage.h>
+#include <pacer/kernels/cuda/fold.cuh>
 #include <pacer/kernels/cuda/launch.cuh>
 
 namespace pacer::kernels {
@@ -13,24 +14,6 @@ namespace {
 
 constexpr int kFours = kReductionColumns / 4;
 constexpr int kRows = kReductionUnit / kReductionColumns;
-
-// acc[i] += acc[i + h] for h = kWidth / 2 ... 1, by the whole block; the result is valid in thread 0.
-template <int kWidth, class Real>
-__device__ Real fold_block(Real* acc) {
-  __syncthreads();
-#pragma unroll
-  for (int h = kWidth / 2; h >= 32; h /= 2) {
-    if (threadIdx.x < h) acc[threadIdx.x] += acc[threadIdx.x + h];
-    __syncthreads();
-  }
-  Real value = 0;
-  if (threadIdx.x < 32) {
-    value = acc[threadIdx.x];
-#pragma unroll
-    for (int h = 16; h >= 1; h /= 2) value += __shfl_down_sync(0xFFFFFFFFu, value, h);
-  }
-  return value;
-}
 
 // Columns per thread: 4 (one 16-byte load a row in fp32), 8 for 16-bit elements.
 template <class Element>

@@ -2,6 +2,7 @@
 // out.
 #include <pacer/core/error.h>
 #include <pacer/kernels/adam.h>
+#include <pacer/kernels/lamb.h>
 #include <pacer/kernels/norm.h>
 
 namespace pacer::kernels {
@@ -22,6 +23,10 @@ void adam_cuda(AdamLaunch, const AdamTiles&, const AdamTensor*, const AdamGradie
   refuse();
 }
 void adam_prologue_cuda(const AdamSlot*, int64_t, int64_t*, void*, const GradientCheck*, Stream) { refuse(); }
+void lamb_cuda(AdamStorage, const LambWork&, const AdamTensor*, const AdamGradient*, const void*, bool,
+               Stream) {
+  refuse();
+}
 void sum_of_squares_cuda(GradientType, const Tile*, int64_t, const AdamGradient*, double*, Stream) {
   refuse();
 }

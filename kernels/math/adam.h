@@ -14,6 +14,9 @@ namespace pacer::kernels {
 // (AdamW).
 enum class WeightDecay : uint32_t { none, l2, decoupled };
 
+// Which rule turns the moments into an update: this file's, or that of lamb.h.
+enum class UpdateRule : uint32_t { adam, lamb };
+
 // What the user chose, as the host knows it. `factor` multiplies every gradient first (1 for none).
 struct AdamSettings {
   double learning_rate = 1e-3;
@@ -25,6 +28,11 @@ struct AdamSettings {
   uint64_t seed = 0;  // of stochastic rounding
   WeightDecay decay_mode = WeightDecay::none;
   uint32_t bias_correction = 1;
+  // LAMB only, which takes weight_decay whatever decay_mode says.
+  double min_coeff = 0.01;  // of the trust ratio
+  double max_coeff = 10;
+  uint32_t adapt = 1;  // 0: the trust ratio is 1
+  UpdateRule rule = UpdateRule::adam;
 };
 
 // Everything an element update reads besides the element, rounded once from double. Real is float, or double
@@ -47,13 +55,20 @@ struct alignas(16) AdamScalars {
   int64_t step;  // t, the step being taken; 1 for the first
 };
 
-// c1 = 1 - beta1^t and c2 = 1 - beta2^t, both 1 without bias correction; all in double, each result rounded
-// once.
+// c1 = 1 - beta1^t and c2 = 1 - beta2^t, both 1 without bias correction.
+struct BiasCorrections {
+  double c1;
+  double c2;
+};
+PACER_HOST_DEVICE BiasCorrections bias_corrections(const AdamSettings& settings, int64_t step) {
+  if (settings.bias_correction == 0) return {1.0, 1.0};
+  return {one_minus_power(settings.beta1, step), one_minus_power(settings.beta2, step)};
+}
+
+// All in double, each result rounded once.
 template <class Real>
 PACER_HOST_DEVICE AdamScalars<Real> adam_scalars(const AdamSettings& settings, int64_t step) {
-  const bool correct = settings.bias_correction != 0;
-  const double c1 = correct ? one_minus_power(settings.beta1, step) : 1.0;
-  const double c2 = correct ? one_minus_power(settings.beta2, step) : 1.0;
+  const auto [c1, c2] = bias_corrections(settings, step);
   const bool l2 = settings.decay_mode == WeightDecay::l2;
   const bool decoupled = settings.decay_mode == WeightDecay::decoupled;
   AdamScalars<Real> scalars;
@@ -84,6 +99,20 @@ struct AdamElement {
   Real max_exp_avg_sq;  // running maximum of v (amsgrad), else not read
 };
 
+// m = beta1 * m + (1 - beta1) * g             v = beta2 * v + (1 - beta2) * g^2
+template <class Real, class Scalars>
+PACER_HOST_DEVICE void update_moments(Real g, const Scalars& s, Real& exp_avg, Real& exp_avg_sq) {
+  exp_avg = fma_(s.beta1, exp_avg, mul_(s.one_minus_beta1, g));
+  exp_avg_sq = fma_(s.beta2, exp_avg_sq, mul_(mul_(s.one_minus_beta2, g), g));
+}
+
+// m / (sqrt(v) / sqrt(c2) + epsilon)
+template <class Real, class Scalars>
+PACER_HOST_DEVICE Real over_root(Real exp_avg, Real second_moment, const Scalars& s) {
+  const Real denominator = fma_(sqrt_of_often_zero(second_moment), s.inverse_sqrt_correction, s.epsilon);
+  return div_often_zero(exp_avg, denominator);
+}
+
 // One step of one element. `decay_mode` is passed beside the scalars so that a loop can make it a constant.
 //   l2:         g += weight_decay * p           decoupled:  p -= learning_rate * weight_decay * p
 //   m = beta1 * m + (1 - beta1) * g             v = beta2 * v + (1 - beta2) * g^2
@@ -95,15 +124,13 @@ PACER_HOST_DEVICE void adam_step(AdamElement<Real>& e, const AdamScalars<Real>& 
   Real g = mul_(s.factor, e.gradient);
   if (decay_mode == WeightDecay::l2) g = fma_(s.l2, e.parameter, g);
   if (decay_mode == WeightDecay::decoupled) e.parameter = fma_(-s.decay, e.parameter, e.parameter);
-  e.exp_avg = fma_(s.beta1, e.exp_avg, mul_(s.one_minus_beta1, g));
-  e.exp_avg_sq = fma_(s.beta2, e.exp_avg_sq, mul_(mul_(s.one_minus_beta2, g), g));
+  update_moments(g, s, e.exp_avg, e.exp_avg_sq);
   Real second_moment = e.exp_avg_sq;
   if constexpr (kAmsgrad) {
     e.max_exp_avg_sq = e.max_exp_avg_sq >= second_moment ? e.max_exp_avg_sq : second_moment;
     second_moment = e.max_exp_avg_sq;
   }
-  const Real denominator = fma_(sqrt_of_often_zero(second_moment), s.inverse_sqrt_correction, s.epsilon);
-  e.parameter = fma_(-s.step_size, div_often_zero(e.exp_avg, denominator), e.parameter);
+  e.parameter = fma_(-s.step_size, over_root(e.exp_avg, second_moment, s), e.parameter);
 }
 
 }  // namespace pacer::kernels

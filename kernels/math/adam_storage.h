@@ -102,7 +102,35 @@ struct StoredElement {
   typename Types::Extra extra;
 };
 
-// One step of one stored element. `random16`: 16 uniformly random bits, read only by bf16_stochastic.
+// The parameter's exact value: the master copy where there is one.
+template <AdamStorage kStorage>
+PACER_HOST_DEVICE typename StorageOf<kStorage>::Real load_parameter(const StoredElement<kStorage>& stored) {
+  if constexpr (kStorage == AdamStorage::bf16_remainder) {
+    return join(stored.parameter, stored.extra);
+  } else if constexpr (StorageOf<kStorage>::kHasExtra) {
+    return stored.extra;
+  } else {
+    return load(stored.parameter);
+  }
+}
+
+// `random16`: 16 uniformly random bits, read only by bf16_stochastic.
+template <AdamStorage kStorage>
+PACER_HOST_DEVICE void store_parameter(typename StorageOf<kStorage>::Real value, uint32_t random16,
+                                       StoredElement<kStorage>& stored) {
+  if constexpr (kStorage == AdamStorage::bf16_remainder) {
+    const BFloat16AndRemainder both = split(value);
+    stored.parameter = both.rounded;
+    stored.extra = both.remainder;
+  } else if constexpr (kStorage == AdamStorage::bf16_stochastic) {
+    stored.parameter = to_bfloat16_stochastic(value, random16);
+  } else {
+    if constexpr (StorageOf<kStorage>::kHasExtra) stored.extra = value;
+    store(value, stored.parameter);
+  }
+}
+
+// One step of one stored element. `random16` as for store_parameter.
 template <AdamStorage kStorage, bool kAmsgrad>
 PACER_HOST_DEVICE void adam_step(StoredElement<kStorage>& stored,
                                  const AdamScalars<typename StorageOf<kStorage>::Real>& scalars,
@@ -110,29 +138,14 @@ PACER_HOST_DEVICE void adam_step(StoredElement<kStorage>& stored,
   using Types = StorageOf<kStorage>;
   AdamElement<typename Types::Real> e;
   e.gradient = load(stored.gradient);
-  if constexpr (kStorage == AdamStorage::bf16_remainder) {
-    e.parameter = join(stored.parameter, stored.extra);
-  } else if constexpr (Types::kHasExtra) {
-    e.parameter = stored.extra;
-  } else {
-    e.parameter = load(stored.parameter);
-  }
+  e.parameter = load_parameter(stored);
   e.exp_avg = load(stored.exp_avg);
   e.exp_avg_sq = load(stored.exp_avg_sq);
   if constexpr (kAmsgrad) e.max_exp_avg_sq = load(stored.max_exp_avg_sq);
 
   adam_step<typename Types::Real, kAmsgrad>(e, scalars, decay_mode);
 
-  if constexpr (kStorage == AdamStorage::bf16_remainder) {
-    const BFloat16AndRemainder both = split(e.parameter);
-    stored.parameter = both.rounded;
-    stored.extra = both.remainder;
-  } else if constexpr (kStorage == AdamStorage::bf16_stochastic) {
-    stored.parameter = to_bfloat16_stochastic(e.parameter, random16);
-  } else {
-    if constexpr (Types::kHasExtra) stored.extra = e.parameter;
-    store(e.parameter, stored.parameter);
-  }
+  store_parameter(e.parameter, random16, stored);
   store(e.exp_avg, stored.exp_avg);
   store(e.exp_avg_sq, stored.exp_avg_sq);
   if constexpr (kAmsgrad) store(e.max_exp_avg_sq, stored.max_exp_avg_sq);

@@ -138,7 +138,10 @@ void AdamEngine::build_tables() {
   for (AdamEntry& entry : entries_) {
     const auto [found, is_new] =
         table_of.emplace(std::make_pair(entry.storage, entry.amsgrad), tables_.size());
-    if (is_new) tables_.emplace_back(kernels::AdamLaunch{entry.storage, entry.amsgrad}, device_);
+    if (is_new) {
+      tables_.emplace_back(kernels::AdamLaunch{entry.storage, entry.amsgrad},
+                           settings_[entry.group].kernel.rule, device_);
+    }
     tables_[found->second].add(entry, found->second);
     entry.remember();
   }
@@ -255,6 +258,14 @@ int64_t AdamEngine::skipped_steps() const {
   int64_t skipped = own_guard_ ? own_guard_->read().skipped_steps : 0;
   if (guard_ && guard_ != own_guard_) skipped += guard_->read().skipped_steps;
   return skipped;
+}
+
+double AdamEngine::trust_ratio(const at::Tensor& parameter) const {
+  if (group_sizes_.empty()) return 1;  // there is no plan
+  for (const AdamEntry& entry : entries_) {
+    if (entry.parameter.is_same(parameter)) return tables_[entry.table].trust_ratio(entry.position);
+  }
+  return 1;
 }
 
 }  // namespace pacer::detail

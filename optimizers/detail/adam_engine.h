@@ -1,7 +1,7 @@
-// One step of FusedAdam and FusedAdamW, from parameter groups to kernel launches. The engine keeps a plan
-// (dtype tables, slots) and each step only checks that it still fits: parameters where they were, state
-// untouched by others, the same set of gradients. All checks come before the first write. The three parts of
-// a step are those of SessionOptimizer.
+// One step of FusedAdam, FusedAdamW and FusedLamb, from parameter groups to kernel launches. The engine keeps
+// a plan (dtype tables, slots) and each step only checks that it still fits: parameters where they were,
+// state untouched by others, the same set of gradients. All checks come before the first write. The three
+// parts of a step are those of SessionOptimizer.
 #pragma once
 
 #include <cstdint>
@@ -37,6 +37,8 @@ class AdamEngine {
   // Counts the changes after which a captured enqueue() is out of date.
   int64_t enqueue_version() const { return enqueue_version_; }
   int64_t skipped_steps() const;
+  // By which the parameter's update was last scaled; 1 where it was not, or the rule has no ratio.
+  double trust_ratio(const at::Tensor& parameter) const;
 
  private:
   // A parameter of the optimizer in registration order, whether it has state yet or not.

@@ -1,50 +1,21 @@
 #include <pacer/optimizers/detail/adam_flavour.h>
 
-#include <cmath>
-
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 
 #include <pacer/core/error.h>
+#include <pacer/optimizers/detail/flavour_parts.h>
 
 namespace pacer::detail {
 namespace {
 
-void check_at_least_zero(const char* optimizer, const char* option, double value) {
-  require(std::isfinite(value) && value >= 0, optimizer, ": ", option, " must be a finite number >= 0, not ",
-          value);
-}
-
-void check_beta(const char* optimizer, const char* option, double value) {
-  require(value >= 0 && value < 1, optimizer, ": ", option, " must be in [0, 1), not ", value);
-}
-
 template <class Options>
-AdamGroupSettings read_settings(const char* optimizer, const Options& options,
+AdamGroupSettings adam_settings(const char* optimizer, const torch::optim::OptimizerOptions& base,
                                 kernels::WeightDecay decay_mode) {
-  check_at_least_zero(optimizer, "lr", options.lr());
-  check_at_least_zero(optimizer, "initial_lr", options.initial_lr().value_or(0));
-  check_beta(optimizer, "the first beta", std::get<0>(options.betas()));
-  check_beta(optimizer, "the second beta", std::get<1>(options.betas()));
-  check_at_least_zero(optimizer, "eps", options.eps());
-  check_at_least_zero(optimizer, "weight_decay", options.weight_decay());
-  require(options.rounding() == Rounding::nearest || options.master_weights() == MasterWeights::none,
-          optimizer,
-          ": stochastic rounding is for bf16 parameters without master weights; set "
-          "master_weights(MasterWeights::none) as well, or leave rounding at nearest");
-  AdamGroupSettings settings;
-  settings.kernel.learning_rate = options.lr();
-  settings.kernel.beta1 = std::get<0>(options.betas());
-  settings.kernel.beta2 = std::get<1>(options.betas());
-  settings.kernel.epsilon = options.eps();
-  settings.kernel.weight_decay = options.weight_decay();
+  const auto& options = static_cast<const Options&>(base);
+  AdamGroupSettings settings = common_settings(optimizer, options);
   settings.kernel.decay_mode = options.weight_decay() == 0 ? kernels::WeightDecay::none : decay_mode;
-  settings.kernel.bias_correction = options.bias_correction();
-  settings.kernel.seed = options.seed();
   settings.amsgrad = options.amsgrad();
-  settings.finite_check = options.finite_check();
-  settings.master_weights = options.master_weights();
-  settings.rounding = options.rounding();
   return settings;
 }
 
@@ -60,59 +31,16 @@ template <class Options>
 void export_options(const torch::optim::OptimizerOptions& base, const std::string& prefix,
                     NamedTensors& state) {
   const auto& options = static_cast<const Options&>(base);
-  const auto put = [&](const char* name, auto value) { state[prefix + name] = number_tensor(value); };
-  put("lr", options.lr());
-  put("has_initial_lr", options.initial_lr().has_value());
-  if (options.initial_lr()) put("initial_lr", *options.initial_lr());
-  put("beta1", std::get<0>(options.betas()));
-  put("beta2", std::get<1>(options.betas()));
-  put("eps", options.eps());
-  put("weight_decay", options.weight_decay());
-  put("amsgrad", options.amsgrad());
-  put("bias_correction", options.bias_correction());
-  put("finite_check", options.finite_check());
-  put("master_weights", static_cast<int64_t>(options.master_weights()));
-  put("rounding", static_cast<int64_t>(options.rounding()));
-  put("seed", static_cast<int64_t>(options.seed()));
+  export_common(options, prefix, state);
+  state[prefix + "amsgrad"] = number_tensor(options.amsgrad());
 }
 
 template <class Options>
 std::unique_ptr<torch::optim::OptimizerOptions> import_options(const std::string& prefix,
                                                                const NamedTensors& state) {
-  const auto real = [&](const char* name) { return require_number<double>(state, prefix + name); };
-  const auto flag = [&](const char* name) { return require_number<bool>(state, prefix + name); };
-  const auto choice = [&](const char* name, auto last) {
-    const auto value = require_number<int64_t>(state, prefix + name);
-    require(value >= 0 && value <= static_cast<int64_t>(last), "\"", prefix, name,
-            "\" of the state to load has the unknown value ", value);
-    return static_cast<decltype(last)>(value);
-  };
-  auto options = std::make_unique<Options>(real("lr"));
-  if (flag("has_initial_lr")) options->initial_lr(real("initial_lr"));
-  options->betas({real("beta1"), real("beta2")}).eps(real("eps")).weight_decay(real("weight_decay"));
-  options->amsgrad(flag("amsgrad")).bias_correction(flag("bias_correction"));
-  options->finite_check(flag("finite_check"));
-  options->master_weights(choice("master_weights", MasterWeights::none));
-  options->rounding(choice("rounding", Rounding::stochastic));
-  options->seed(static_cast<uint64_t>(require_number<int64_t>(state, prefix + "seed")));
+  auto options = import_common<Options>(prefix, state);
+  options->amsgrad(require_number<bool>(state, prefix + "amsgrad"));
   return options;
-}
-
-template <class Options>
-double base_lr(torch::optim::OptimizerOptions& base) {
-  auto& options = static_cast<Options&>(base);
-  if (!options.initial_lr()) options.initial_lr(options.lr());
-  return *options.initial_lr();
-}
-
-template <class Options>
-bool owns(const torch::optim::OptimizerOptions& options) {
-  return dynamic_cast<const Options*>(&options) != nullptr;
-}
-
-template <class State>
-std::unique_ptr<torch::optim::OptimizerParamState> make_state() {
-  return std::make_unique<State>();
 }
 
 }  // namespace
@@ -130,9 +58,8 @@ const AdamFlavour kAdamFlavour = {"FusedAdam",
                                   owns<FusedAdamOptions>,
                                   adopt<FusedAdamOptions, torch::optim::AdamOptions>,
                                   [](const torch::optim::OptimizerOptions& options) {
-                                    return read_settings("FusedAdam",
-                                                         static_cast<const FusedAdamOptions&>(options),
-                                                         kernels::WeightDecay::l2);
+                                    return adam_settings<FusedAdamOptions>("FusedAdam", options,
+                                                                           kernels::WeightDecay::l2);
                                   },
                                   make_state<FusedAdamParamState>,
                                   export_options<FusedAdamOptions>,
@@ -143,9 +70,8 @@ const AdamFlavour kAdamWFlavour = {"FusedAdamW",
                                    owns<FusedAdamWOptions>,
                                    adopt<FusedAdamWOptions, torch::optim::AdamWOptions>,
                                    [](const torch::optim::OptimizerOptions& options) {
-                                     return read_settings("FusedAdamW",
-                                                          static_cast<const FusedAdamWOptions&>(options),
-                                                          kernels::WeightDecay::decoupled);
+                                     return adam_settings<FusedAdamWOptions>("FusedAdamW", options,
+                                                                             kernels::WeightDecay::decoupled);
                                    },
                                    make_state<FusedAdamWParamState>,
                                    export_options<FusedAdamWOptions>,

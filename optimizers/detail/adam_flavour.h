@@ -1,5 +1,6 @@
-// What tells FusedAdam from FusedAdamW: names, option and state types, and where weight decay enters.
-// Everything else is shared, so the engine asks this small table instead of being a template.
+// What tells FusedAdam, FusedAdamW and FusedLamb from each other: names, option and state types, and what
+// their options mean to the kernels. Everything else is shared, so the engine asks this small table instead
+// of being a template.
 #pragma once
 
 #include <memory>
@@ -49,5 +50,6 @@ void check_alike(const std::vector<AdamGroupSettings>& settings, const char* opt
 
 extern const AdamFlavour kAdamFlavour;
 extern const AdamFlavour kAdamWFlavour;
+extern const AdamFlavour kLambFlavour;
 
 }  // namespace pacer::detail

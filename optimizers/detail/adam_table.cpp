@@ -2,9 +2,8 @@
 
 #include <algorithm>
 
-#include <ATen/Parallel.h>
-
 #include <pacer/core/reduction_order.h>
+#include <pacer/optimizers/detail/tile_loop.h>
 
 namespace pacer::detail {
 namespace {
@@ -17,18 +16,6 @@ kernels::GradientType gradient_type(AdamStorage storage) {
   if (storage == AdamStorage::f64) return kernels::GradientType::f64;
   if (storage == AdamStorage::f32) return kernels::GradientType::f32;
   return storage == AdamStorage::f16_master ? kernels::GradientType::f16 : kernels::GradientType::bf16;
-}
-
-// Runs `work(tile)` over all tiles on LibTorch's threads, in shares of at least a full tile's elements.
-template <class Work>
-void for_each_tile(const std::vector<Tile>& tiles, const Work& work) {
-  int64_t elements = 1;
-  for (const Tile& tile : tiles) elements += tile.count;
-  const auto count = static_cast<int64_t>(tiles.size());
-  const int64_t share = std::max<int64_t>(1, kReductionUnit * count / elements);
-  at::parallel_for(0, count, share, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) work(i);
-  });
 }
 
 }  // namespace
@@ -51,6 +38,7 @@ void AdamTable::add(AdamEntry& entry, size_t table) {
 
 void AdamTable::build_tiles() {
   units_.host() = make_tiles(counts_, kReductionUnit);
+  if (rule_ == kernels::UpdateRule::lamb) lamb_.emplace(launch_.storage, counts_, device_);
   if (device_.is_cpu()) return;  // the units serve as tiles
   tiles_.host() = make_tiles(counts_, kernels::adam_cuda_block_tile(launch_.storage));
   sort_tiles_by_size();
@@ -75,6 +63,7 @@ void AdamTable::send(bool with_units) {
   gradients_.send(device_);
   tiles_.send(device_);
   if (with_units) units_.send(device_);
+  if (lamb_) lamb_->send();
 }
 
 void AdamTable::sum_of_squares(double* partials) {
@@ -99,16 +88,27 @@ void AdamTable::sum_of_squares(double* partials) {
 
 void AdamTable::step(const void* scalars, bool follows_prologue) {
   if (device_.is_cuda()) {
-    const auto tiles = static_cast<int64_t>(tiles_.host().size());
+    const auto count = static_cast<int64_t>(tiles_.host().size());
+    const kernels::AdamTiles tiles{tiles_.pointer(), block_tiles_, count - block_tiles_};
+    if (lamb_) {
+      lamb_->step_on_cuda({tensors_.pointer(), gradients_.pointer(), scalars}, tiles, follows_prologue);
+      return;
+    }
     kernels::AdamLaunch launch = launch_;
     launch.follows_prologue = follows_prologue;
-    kernels::adam_cuda(launch, {tiles_.pointer(), block_tiles_, tiles - block_tiles_}, tensors_.pointer(),
-                       gradients_.pointer(), scalars, current_stream(device_));
+    kernels::adam_cuda(launch, tiles, tensors_.pointer(), gradients_.pointer(), scalars,
+                       current_stream(device_));
+    return;
+  }
+  if (lamb_) {
+    lamb_->step_on_cpu({tensors_.host().data(), gradients_.host().data(), scalars});
     return;
   }
   for_each_tile(units_.host(), [&](int64_t i) {
     kernels::adam_cpu(launch_, units_.host()[i], tensors_.host().data(), gradients_.host().data(), scalars);
   });
 }
+
+double AdamTable::trust_ratio(size_t position) const { return lamb_ ? lamb_->ratio(position) : 1; }
 
 }  // namespace pacer::detail

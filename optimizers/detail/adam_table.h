@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -12,12 +13,14 @@
 #include <pacer/kernels/norm.h>
 #include <pacer/optimizers/detail/adam_entry.h>
 #include <pacer/optimizers/detail/device_buffer.h>
+#include <pacer/optimizers/detail/lamb_stages.h>
 
 namespace pacer::detail {
 
 class AdamTable {
  public:
-  AdamTable(kernels::AdamLaunch launch, at::Device device) : launch_(launch), device_(device) {}
+  AdamTable(kernels::AdamLaunch launch, kernels::UpdateRule rule, at::Device device)
+      : launch_(launch), rule_(rule), device_(device) {}
 
   kernels::AdamLaunch launch() const { return launch_; }
 
@@ -36,13 +39,17 @@ class AdamTable {
   void send(bool with_units);
 
   // Updates every tensor whose gradient is set. `scalars` are host or device memory, as the device is.
-  // `follows_prologue`: nothing was enqueued since AdamSlots::advance.
+  // `follows_prologue`: nothing was enqueued since AdamSlots::write_scalars.
   void step(const void* scalars, bool follows_prologue);
+
+  // Of the parameter's last step, where the rule has one, else 1. Waits for a GPU.
+  double trust_ratio(size_t position) const;
 
  private:
   void sort_tiles_by_size();
 
   kernels::AdamLaunch launch_;
+  kernels::UpdateRule rule_;
   at::Device device_;
   std::vector<int64_t> counts_;
   DeviceBuffer<kernels::AdamTensor> tensors_;
@@ -50,6 +57,7 @@ class AdamTable {
   DeviceBuffer<Tile> tiles_;
   DeviceBuffer<Tile> units_;
   int64_t block_tiles_ = 0;
+  std::optional<LambStages> lamb_;
 };
 
 }  // namespace pacer::detail

@@ -58,7 +58,7 @@ PendingState read_optimizer(torch::serialize::InputArchive& archive, const char*
   } catch (const std::exception& error) {
     const std::string text = error.what();
     throw InvalidArgument(concatenate(optimizer,
-                                      ": this archive does not hold the state of an Adam optimizer (",
+                                      ": this archive does not hold the state of such an optimizer (",
                                       text.substr(0, text.find('\n')), "); nothing was loaded"));
   }
   require(saved_groups.size() == groups.size(), optimizer, ": the archive has ", saved_groups.size(),

@@ -8,6 +8,7 @@
 #include <pacer/core/error.h>
 #include <pacer/schedulers/epoch_sampler.h>
 #include <pacer/schedulers/hook.h>
+#include <pacer/schedulers/session_parts.h>
 #include <pacer/schedulers/step_report.h>
 
 namespace pacer::detail {
@@ -18,6 +19,16 @@ class EpochSamplerHook : public Hook {
 
   std::string hook_name() const override { return "epoch_sampler"; }
   Slot slot() const override { return Slot::data; }
+  void attach(SessionParts& parts) override {
+    const Communicator& world = parts.world();
+    require(sampler_.rank() == world.rank() && sampler_.world_size() == world.world_size(),
+            "the EpochSampler is that of rank ", sampler_.rank(), " of ", sampler_.world_size(),
+            ", but this is rank ", world.rank(), " of ", world.world_size(),
+            "; make it with EpochSampler(size, seed, *world)");
+  }
+  std::string agreement() const override {
+    return concatenate(sampler_.size(), " examples, seed ", sampler_.seed());
+  }
   void begin(const Progress&, MicroBatch& batch) override { begun_ = batch.examples; }
   // In backward, so that a micro-step that is begun again counts once.
   at::Tensor scale_loss(at::Tensor loss) override {

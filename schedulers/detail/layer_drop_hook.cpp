@@ -28,6 +28,12 @@ void LayerDropHook::attach(SessionParts& parts) {
   gates_->set_in_use(true);
 }
 
+std::string LayerDropHook::agreement() const {
+  const LayerDropOptions& options = gates_->options();
+  return concatenate(gates_->layers(), " layers, theta_bar ", options.theta_bar(), ", gamma ",
+                     options.gamma(), ", seed ", options.seed());
+}
+
 std::vector<at::Tensor> LayerDropHook::unused(const Progress& window) const {
   return gates_->is_training() ? gates_->dropped_parameters(window) : std::vector<at::Tensor>();
 }

@@ -12,6 +12,7 @@ const WorkFacts& facts_of(Work work) {
       {Work::bf16_remainder, "bf16-remainder", "AdamW, bf16 + 16-bit remainder", 26, 64},
       {Work::bf16_stochastic, "bf16-stochastic", "AdamW, bf16, stochastic rounding", 22, 60},
       {Work::bf16, "bf16", "AdamW, pure bf16", 14, 40},
+      {Work::lamb, "lamb", "LAMB, fp32", 40, 72},
   };
   return all[static_cast<size_t>(work)];
 }
@@ -25,19 +26,20 @@ std::vector<Case> all_cases() {
   };
 
   for (const Work work : {Work::fp32, Work::fp32_checked, Work::norm, Work::bf16_remainder, Work::bf16_master,
-                          Work::bf16_stochastic, Work::bf16, Work::fp64}) {
+                          Work::bf16_stochastic, Work::bf16, Work::fp64, Work::lamb}) {
     add(Device::cpu, gpt2, work, work == Work::fp32 || work == Work::norm);
   }
   add(Device::cpu, many_small, Work::fp32, true);
 
   for (const auto model : {gpt2, bert_large, gpt2_xl, one_tensor}) {
     for (const Work work : {Work::fp32, Work::bf16, Work::bf16_master, Work::bf16_remainder,
-                            Work::bf16_stochastic, Work::fp32_checked, Work::norm}) {
+                            Work::bf16_stochastic, Work::fp32_checked, Work::norm, Work::lamb}) {
       add(Device::cuda, model, work, model == gpt2);
     }
   }
   add(Device::cuda, many_small, Work::fp32, true);
   add(Device::cuda, many_small, Work::bf16, true);
+  add(Device::cuda, many_small, Work::lamb, true);
   return cases;
 }
 

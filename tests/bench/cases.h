@@ -20,6 +20,7 @@ enum class Work {
   bf16_remainder,
   bf16_stochastic,
   bf16,
+  lamb,  // fp32
 };
 
 struct WorkFacts {

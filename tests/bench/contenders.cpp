@@ -7,7 +7,9 @@
 
 #include <pacer/core/error.h>
 #include <pacer/optimizers/fused_adam.h>
+#include <pacer/optimizers/fused_lamb.h>
 
+#include "lamb_steps.h"
 #include "operator_steps.h"
 
 namespace bench {
@@ -28,6 +30,7 @@ double tolerance_of(Work work) {
     case Work::fp32:
     case Work::fp32_checked:
     case Work::norm:
+    case Work::lamb:
       return 1e-5;
     case Work::fp64:
       return 1e-11;
@@ -80,6 +83,14 @@ ContenderPlan pacer_plan(Work work, Device device) {
     return {"pacer norm", "pacer::kernels::sum_of_squares and finish_check: norm and finite flag in one read",
             1e-6, device == Device::cpu ? make_norm_on_cpu : make_norm_on_cuda};
   }
+  if (work == Work::lamb) {
+    return {"pacer", "pacer::FusedLamb::step()", tolerance_of(work), [](const ModelData& data) {
+              return make_optimizer<pacer::FusedLamb>(data, pacer::FusedLambOptions(kSettings.lr)
+                                                                .betas({kSettings.beta1, kSettings.beta2})
+                                                                .eps(kSettings.eps)
+                                                                .weight_decay(kSettings.weight_decay));
+            }};
+  }
   return {"pacer", "pacer::FusedAdamW::step()", tolerance_of(work), [work](const ModelData& data) {
             return make_optimizer<pacer::FusedAdamW>(data, pacer_options(work));
           }};
@@ -104,6 +115,16 @@ ContenderPlan fused_plan(Work work) {
 ContenderPlan foreach_plan(Work work) {
   return {"_foreach_", "a chain of eight at::_foreach_ operators: what foreach=True does in Python",
           tolerance_of(work), make_foreach};
+}
+
+std::vector<ContenderPlan> lamb_plans(Work work) {
+  // The first is what results are compared with, so it adds its norms in double. In fp32, LibTorch adds
+  // squares one by one on a CPU and loses digits.
+  return {{"loop", "LAMB in sixteen at:: operators on one tensor after the other, norms in double",
+           tolerance_of(work), make_lamb_loop},
+          {"_foreach_",
+           "LAMB in a chain of at::_foreach_ operators, norms in fp32, trust ratios left on the device", 1e-2,
+           make_lamb_foreach}};
 }
 
 ContenderPlan checked_plan(Work work) {
@@ -161,6 +182,9 @@ std::vector<ContenderPlan> contender_plans(Work work, Device device) {
       break;
     case Work::fp64:
       plans.push_back(torch_optim_plan(work));
+      break;
+    case Work::lamb:
+      for (auto& plan : lamb_plans(work)) plans.push_back(plan);
       break;
     case Work::fp32:
     case Work::bf16:

@@ -48,14 +48,14 @@ class WaitingReader : public Hook {
 };
 
 // Any operation of LibTorch that waits for the GPU throws while this lives.
-class NoWaiting {
+class NoWaitingForMetrics {
  public:
-  NoWaiting() : before_(c10::cuda::warning_state().get_sync_debug_mode()) {
+  NoWaitingForMetrics() : before_(c10::cuda::warning_state().get_sync_debug_mode()) {
     c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_ERROR);
   }
-  ~NoWaiting() { c10::cuda::warning_state().set_sync_debug_mode(before_); }
-  NoWaiting(const NoWaiting&) = delete;
-  NoWaiting& operator=(const NoWaiting&) = delete;
+  ~NoWaitingForMetrics() { c10::cuda::warning_state().set_sync_debug_mode(before_); }
+  NoWaitingForMetrics(const NoWaitingForMetrics&) = delete;
+  NoWaitingForMetrics& operator=(const NoWaitingForMetrics&) = delete;
 
  private:
   c10::cuda::SyncDebugMode before_;
@@ -130,7 +130,7 @@ TEST_CASE("no step waits for the values that it records", "[session][metrics][gp
   for (int64_t i = 0; i < 3; ++i) run.step(i);
   torch::cuda::synchronize();
   {
-    const NoWaiting no_waiting;
+    const NoWaitingForMetrics no_waiting;
     for (int64_t i = 3; i < 20; ++i) REQUIRE_NOTHROW(run.step(i));
   }
   run.session->finish();

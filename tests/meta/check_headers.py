@@ -29,7 +29,9 @@ def compile_alone(work, compiler, header, extra=()):
 def check(root, work, compiler):
     headers = ["pacer.h"] if (root / "pacer.h").exists() else []
     for folder in LIBRARY:
-        headers += sorted(str(path.relative_to(root)) for path in (root / folder).rglob("*.h"))
+        found = (path.relative_to(root) for path in (root / folder).rglob("*.h"))
+        # Declarations that stand in for headers of Gloo are seen by one source file only.
+        headers += sorted(str(path) for path in found if "gloo_stubs" not in path.parts)
     jobs = [(f"pacer/{header}", ("-std=c++17",)) for header in headers]
     jobs += [("pacer/pacer.h", ("-std=c++20",))] if headers[:1] == ["pacer.h"] else []
     jobs.sort(key=lambda job: "optimizers" not in job[0])  # the slow ones first

@@ -15,7 +15,7 @@ from pathlib import Path
 LIBRARY = ("core", "kernels", "collectives", "optimizers", "schedulers")
 FOLDERS = LIBRARY + ("examples",)
 NEVER_TORCH = ("core", "kernels")
-PRIVATE = {"detail", "cpu", "cuda"}  # folders whose headers are not installed
+PRIVATE = {"detail", "gloo_stubs", "cpu", "cuda"}  # folders whose headers are not installed
 SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}
 LONGEST = 400
 CLANG_FORMAT = 14  # other versions format differently

@@ -77,9 +77,13 @@ class DeviceAdamList {
     gradients_.set(gradients);
   }
 
+  // What a launch takes, in device memory.
+  AdamTiles device_tiles() const { return {tiles_.data(), cut_.block_tiles, cut_.warp_tiles}; }
+  const AdamTensor* device_tensors() const { return tensors_.data(); }
+  const AdamGradient* device_gradients() const { return gradients_.data(); }
+
   void enqueue(const void* device_scalars, Stream stream) const {
-    adam_cuda(launch_, {tiles_.data(), cut_.block_tiles, cut_.warp_tiles}, tensors_.data(), gradients_.data(),
-              device_scalars, stream);
+    adam_cuda(launch_, device_tiles(), device_tensors(), device_gradients(), device_scalars, stream);
   }
 
   void step(const AdamScalarSlots& scalars) const {

@@ -56,7 +56,7 @@ using ParamStateOf = typename Family<Optimizer>::ParamState;
 template <class Optimizer>
 using PeerOf = typename Family<Optimizer>::Peer;
 template <class Optimizer>
-constexpr bool kIsFused = std::is_base_of_v<FusedAdamBase, Optimizer>;
+constexpr bool kIsFused = std::is_base_of_v<FusedOptimizer, Optimizer>;
 template <class Optimizer>
 constexpr bool kIsDecoupled =
     std::is_same_v<Optimizer, FusedAdamW> || std::is_same_v<Optimizer, torch::optim::AdamW>;

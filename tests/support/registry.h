@@ -2,6 +2,7 @@
 // anybody writes a test for it. Add it to all_optimizers() or all_hooks().
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
@@ -14,6 +15,7 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
+#include <pacer/optimizers/fused_lamb.h>
 #include <pacer/schedulers/detail/random_state.h>
 #include <pacer/schedulers/detail/training_state.h>
 #include <pacer/schedulers/schedulers.h>
@@ -49,6 +51,7 @@ inline std::vector<RegisteredOptimizer> all_optimizers() {
   const auto stochastic =
       FusedAdamWOptions(adamw).master_weights(MasterWeights::none).rounding(Rounding::stochastic);
   const auto nearest = FusedAdamWOptions(adamw).master_weights(MasterWeights::none);
+  const FusedLambOptions lamb = FusedLambOptions(0.01).weight_decay(0.1).finite_check(true);
   using namespace torch::optim;
   return {
       {"FusedAdamW", true, making<FusedAdamW>(adamw)},
@@ -59,6 +62,8 @@ inline std::vector<RegisteredOptimizer> all_optimizers() {
        making<FusedAdamW>(FusedAdamWOptions(adamw).master_weights(MasterWeights::fp32)), at::kBFloat16},
       {"FusedAdamW bf16 stochastic", true, making<FusedAdamW>(stochastic), at::kBFloat16},
       {"FusedAdamW bf16 nearest", true, making<FusedAdamW>(nearest), at::kBFloat16},
+      {"FusedLamb", true, making<FusedLamb>(lamb)},
+      {"FusedLamb bf16 remainder", true, making<FusedLamb>(lamb), at::kBFloat16},
       {"AdamW", false, making<AdamW>(AdamWOptions(0.01).weight_decay(0.1))},
       {"Adam", false, making<Adam>(AdamOptions(0.01).amsgrad(true))},
       {"SGD", false, making<SGD>(SGDOptions(0.1).momentum(0.9))},
@@ -159,7 +164,14 @@ class SmallRun {
  public:
   SmallRun(const RegisteredOptimizer& optimizer_entry, const std::vector<RegisteredHook>& hooks,
            double dropout = 0.1, at::Device device = at::kCPU)
-      : sampler(9, /*seed=*/3) {
+      : SmallRun(optimizer_entry, hooks, dropout, Communicator::alone(device)) {}
+
+  // As one rank of a world, on its own part of the data. Ranks that are threads share LibTorch's generators:
+  // without dropout nothing is drawn, and `own_random` must be false.
+  SmallRun(const RegisteredOptimizer& optimizer_entry, const std::vector<RegisteredHook>& hooks,
+           double dropout, std::shared_ptr<Communicator> ranks, bool own_random = true)
+      : sampler(9, /*seed=*/3, *ranks), world(std::move(ranks)), own_random_(own_random) {
+    const at::Device device = world->device();
     bool gates = false;
     for (const RegisteredHook& hook : hooks) {
       gates = gates || hook.needs_gates;
@@ -168,9 +180,10 @@ class SmallRun {
     model = gates ? small_model_with_gates(early_drops(), dropout) : small_model(dropout);
     model->to(device, optimizer_entry.dtype);
     optimizer = optimizer_entry.make(model->named_parameters());
-    session = std::make_unique<Session>(*model, *optimizer);
+    session = std::make_unique<Session>(*model, *optimizer, world);
     session->use(PartsProbe(parts));
     for (const RegisteredHook& hook : hooks) hook.use(*session, model, sampler);
+    if (!own_random_) return;
     torch::manual_seed(17);
     random_ = detail::get_random_state(device);
   }
@@ -205,6 +218,11 @@ class SmallRun {
     const OwnRandomState own(*this);
     session->finish();
   }
+  // Draws are those of this seed from now on.
+  void seed(uint64_t seed) {
+    const OwnRandomState own(*this);
+    torch::manual_seed(seed);
+  }
   // Goes on from the checkpoints of a hook that is in use.
   std::optional<int64_t> resume() {
     const OwnRandomState own(*this);
@@ -215,21 +233,25 @@ class SmallRun {
   }
 
   EpochSampler sampler;
+  std::shared_ptr<Communicator> world;
   SmallModel model = nullptr;
   std::unique_ptr<torch::optim::Optimizer> optimizer;
   std::unique_ptr<Session> session;
   SessionParts* parts = nullptr;
   double loss = 0;
+  int shards = 1;  // of the data, where that is more than the world's size
 
  private:
   // While it lives, LibTorch's generators are where this run left them.
   class OwnRandomState {
    public:
-    explicit OwnRandomState(SmallRun& run)
-        : run_(run), others_(detail::get_random_state(run.parts->device())) {
+    explicit OwnRandomState(SmallRun& run) : run_(run) {
+      if (!run.own_random_) return;
+      others_ = detail::get_random_state(run.parts->device());
       detail::set_random_state(run.parts->device(), run.random_);
     }
     ~OwnRandomState() {
+      if (!run_.own_random_) return;
       run_.random_ = detail::get_random_state(run_.parts->device());
       detail::set_random_state(run_.parts->device(), others_);
     }
@@ -241,7 +263,10 @@ class SmallRun {
 
   std::pair<Tensor, Tensor> next_batch() {
     const Progress& progress = session->progress();
-    if (!uses_sampler_) return small_batch(progress.step * parts->micro_steps + progress.micro_step);
+    if (!uses_sampler_) {
+      const int64_t micro_batch = progress.step * parts->micro_steps + progress.micro_step;
+      return small_batch(micro_batch * std::max(shards, world->world_size()) + world->rank());
+    }
     auto examples = sampler.next(2);
     if (!examples) {
       sampler.reset();
@@ -250,6 +275,7 @@ class SmallRun {
     return small_batch(static_cast<int64_t>(examples->front()), static_cast<int64_t>(examples->size()));
   }
 
+  bool own_random_ = true;
   bool uses_sampler_ = false;
   detail::RandomState random_;
 };

@@ -1,0 +1,132 @@
+#include <pacer/collectives/agreement.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include <ATen/ops/empty.h>
+
+#include <pacer/core/checksum.h>
+#include <pacer/core/error.h>
+
+namespace pacer {
+namespace {
+
+constexpr size_t kLongestFact = 300;  // characters of one that are shown
+
+std::string clipped(const std::string& text) {
+  return text.size() <= kLongestFact ? text : text.substr(0, kLongestFact) + " ...";
+}
+
+std::string joined(const std::vector<Fact>& facts) {
+  std::string text;
+  for (const Fact& fact : facts) text += fact.what + '\0' + fact.value + '\0';
+  return text;
+}
+
+std::string activity(const RankStatus& status) {
+  const std::string after = detail::concatenate(" after step ", status.step);
+  switch (status.intent) {
+    case Intent::agree:
+      return "compares set-ups" + after;
+    case Intent::step:
+      return detail::concatenate("takes a step of ", status.micro_steps, " micro-steps", after);
+    case Intent::last_step:
+      return detail::concatenate("ends with a window of ", status.micro_steps, " micro-steps", after);
+    case Intent::finish:
+      return "has no more data" + after;
+    case Intent::save:
+      return "saves a checkpoint" + after;
+    case Intent::load:
+      return "loads a checkpoint";
+  }
+  return "does something unknown" + after;
+}
+
+// The first rank whose status differs from rank 0's in what must be equal; 0 if none does.
+int first_difference(const std::vector<RankStatus>& all) {
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    const RankStatus &a = all[0], &b = all[rank];
+    if (a.intent != b.intent || a.step != b.step || a.micro_steps != b.micro_steps) {
+      return static_cast<int>(rank);
+    }
+  }
+  return 0;
+}
+
+[[noreturn]] void disagree(const Communicator& world, const std::string& what, int64_t step, int rank) {
+  throw CommunicationError(detail::concatenate("the ranks disagree: ", what, " (seen by rank ", world.rank(),
+                                               " of ", world.world_size(), ")"),
+                           "agreement", 0, step, {rank});
+}
+
+}  // namespace
+
+StatusExchange::StatusExchange(Communicator& world, const RankStatus& own) {
+  constexpr auto kBytes = static_cast<int64_t>(sizeof(RankStatus));
+  own_ = at::empty({kBytes}, at::kByte);
+  std::memcpy(own_.mutable_data_ptr(), &own, sizeof(own));
+  all_ = at::empty({kBytes * world.world_size()}, at::kByte);
+  rank_ = world.rank();
+  work_ = world.all_gather_host(all_, own_);
+}
+
+std::vector<RankStatus> StatusExchange::wait() {
+  work_.wait();
+  std::vector<RankStatus> all(static_cast<size_t>(all_.numel()) / sizeof(RankStatus));
+  std::memcpy(all.data(), all_.const_data_ptr(), static_cast<size_t>(all_.numel()));
+  all_ = at::Tensor();
+  if (const int rank = first_difference(all)) {
+    const RankStatus& other = all[static_cast<size_t>(rank)];
+    throw CommunicationError(
+        detail::concatenate("the ranks are out of step: rank 0 ", activity(all[0]), ", rank ", rank, " ",
+                            activity(other),
+                            "; give every rank the same number of batches and the same hooks"),
+        "agreement", 0, all[static_cast<size_t>(rank_)].step, {rank});
+  }
+  return all;
+}
+
+void require_agreement(Communicator& world, int64_t step, const std::vector<Fact>& facts) {
+  if (world.world_size() == 1) return;
+  RankStatus own;
+  own.intent = Intent::agree;
+  own.step = step;
+  checksum_of(joined(facts)).copy(own.fingerprint, sizeof(own.fingerprint));
+  const std::vector<RankStatus> all = StatusExchange(world, own).wait();
+  const auto same = [&](const RankStatus& status) {
+    return std::memcmp(status.fingerprint, all[0].fingerprint, sizeof(status.fingerprint)) == 0;
+  };
+  if (std::all_of(all.begin(), all.end(), same)) return;
+
+  // Something differs, and every rank knows that; now they find out what.
+  std::string sums;
+  for (const Fact& fact : facts) sums += checksum_of(joined({fact}));
+  const std::vector<std::string> all_sums = world.exchange(sums);
+  size_t place = std::string::npos;
+  int rank = 0;
+  for (size_t r = 1; r < all_sums.size(); ++r) {
+    const std::string &a = all_sums[0], &b = all_sums[r];
+    const size_t common = std::min(a.size(), b.size());
+    const auto first = static_cast<size_t>(
+        std::mismatch(a.begin(), a.begin() + static_cast<std::ptrdiff_t>(common), b.begin()).first -
+        a.begin());
+    if (first == common && a.size() == b.size()) continue;
+    const size_t fact = first / sizeof(own.fingerprint);
+    if (fact < place) {
+      place = fact;
+      rank = static_cast<int>(r);
+    }
+  }
+  const std::string own_fact = place < facts.size()
+                                   ? detail::concatenate(facts[place].what, ": ", facts[place].value)
+                                   : "nothing more";
+  const std::vector<std::string> texts = world.exchange(clipped(own_fact));
+  disagree(world,
+           detail::concatenate("rank 0 has \"", texts[0], "\", but rank ", rank, " has \"",
+                               texts[static_cast<size_t>(rank)],
+                               "\"; build the same model, optimizer and hooks on every rank"),
+           step, rank);
+}
+
+}  // namespace pacer

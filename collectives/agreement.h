@@ -1,0 +1,53 @@
+// Agreement: before anything is sent that ranks could understand differently, they compare what they are and
+// what they are about to do. A difference is the same error on every rank, and names the first one.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <pacer/collectives/communicator.h>
+
+namespace pacer {
+
+// Something that must be the same on all ranks, for example {"parameter 3", "h.0.weight, Float [64, 64]"}.
+struct Fact {
+  std::string what;
+  std::string value;
+};
+
+// Throws CommunicationError on every rank where any fact differs. `step`: of training. Costs one message of
+// fixed size while all agree.
+void require_agreement(Communicator& world, int64_t step, const std::vector<Fact>& facts);
+
+// What a rank is about to do with the others.
+enum class Intent : int64_t { agree = 1, step, last_step, finish, save, load };
+
+struct RankStatus {
+  Intent intent = Intent::step;
+  int64_t step = 0;           // attempts completed
+  int64_t micro_steps = 1;    // of this window
+  double weight = 0;          // of the window's gradients, see Session
+  int64_t tokens = 0;         // in the window
+  char fingerprint[32] = {};  // of what else must be equal
+};
+
+// The statuses of all ranks, in rank order.
+class StatusExchange {
+ public:
+  StatusExchange() = default;
+  // Starts it.
+  StatusExchange(Communicator& world, const RankStatus& own);
+  bool is_under_way() const { return all_.defined(); }
+  // Throws CommunicationError, on every rank, where intent, step or micro-steps differ.
+  std::vector<RankStatus> wait();
+
+ private:
+  at::Tensor own_, all_;
+  int rank_ = 0;
+  Work work_;
+};
+
+}  // namespace pacer

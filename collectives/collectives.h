@@ -1,0 +1,8 @@
+// The ranks of a run and what they can do together: everything of this folder.
+#pragma once
+
+#include <pacer/collectives/agreement.h>
+#include <pacer/collectives/communication_error.h>
+#include <pacer/collectives/communicator.h>
+#include <pacer/collectives/gradient_bucketer.h>
+#include <pacer/collectives/launch_environment.h>

@@ -1,0 +1,197 @@
+// The ranks of a run and what they can do together: collectives on tensors, with deadlines, exact counts of
+// bytes, and errors that name the rank to look at.
+//
+//   auto world = pacer::Communicator::from_environment();   // torchrun, mpirun, srun, or a single process
+//   world->all_reduce(tensor).wait();
+//
+// GPUs are joined by NCCL, CPUs by Gloo, threads of one process (tests, demos) by shared memory. Asked for
+// one that is not to be had, a Communicator is refused; it never falls back to another.
+//
+// All ranks call the same operations in the same order. A call starts the operation and returns a handle; the
+// tensors must stay untouched until wait(). On CUDA the operation runs beside the current stream, begins when
+// what was enqueued there is done, and wait() makes the current stream wait, not the host.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/arg.h>
+
+#include <pacer/collectives/communication_error.h>
+
+namespace pacer {
+
+namespace detail {
+class CommunicatorState;
+class PendingOperation;
+class Transport;
+struct Connection;
+}  // namespace detail
+
+enum class Backend {
+  automatic,  // NCCL where this build has CUDA and the machine a GPU, else Gloo
+  gloo,       // CPU tensors
+  nccl,       // CUDA tensors, one GPU a rank
+};
+
+struct CommunicatorOptions {
+  CommunicatorOptions() = default;
+  TORCH_ARG(Backend, backend) = Backend::automatic;
+  // The deadline of each operation, and of setting up. After it every rank throws CommunicationError.
+  TORCH_ARG(std::chrono::milliseconds, timeout) = std::chrono::seconds(60);
+  // Sums add in rank order, ((x0 + x1) + x2) + ..., whatever the back-end prefers: the same bits on Gloo,
+  // NCCL and in one process that adds the same parts. Costs overlap and a little memory.
+  TORCH_ARG(bool, ordered_sum) = false;
+  // Compare operation, dtype and size over all ranks before each call that does not say `agreed`: a mistake
+  // then is an error on every rank instead of a wrong sum or a hang. Costs one small message a call.
+  TORCH_ARG(bool, check_calls) = true;
+  // The address to listen on, for jobs over several hosts. Empty: loopback where all ranks are on this host,
+  // else the address of the interface that reaches the first rank.
+  TORCH_ARG(std::string, listen_address);
+};
+
+// Of one call.
+struct CollectiveOptions {
+  CollectiveOptions() = default;
+  // Instead of the Communicator's.
+  TORCH_ARG(std::optional<std::chrono::milliseconds>, timeout);
+  // The caller knows that all ranks call alike; see CommunicatorOptions::check_calls.
+  TORCH_ARG(bool, agreed) = false;
+};
+
+// An operation under way; empty: done. Dropping it does not end the operation, but nothing may be read or
+// overwritten before wait(). Any thread, one at a time.
+class Work {
+ public:
+  Work() = default;
+  explicit Work(std::shared_ptr<detail::PendingOperation> operation) : operation_(std::move(operation)) {}
+  // Host memory: returns when the operation is done. CUDA: makes the current stream wait. Throws
+  // CommunicationError where it failed or the deadline passed.
+  void wait();
+  // Never blocks; true also where the operation failed.
+  bool is_done() const;
+  // True where there is nothing to wait for because nothing was started.
+  bool is_empty() const { return operation_ == nullptr; }
+
+ private:
+  std::shared_ptr<detail::PendingOperation> operation_;
+};
+
+// What an operation must send at least, from this rank to others, as a bandwidth-optimal algorithm does it:
+// all_reduce 2 (W-1)/W n bytes, reduce_scatter (W-1)/W n, all_gather (W-1) times the input, all_to_all what
+// is not for itself, broadcast n at the root (a chain), send n. Messages that only compare or notify are
+// counted as "agreement".
+struct Traffic {
+  std::string phase;  // as set by set_phase; "" before
+  std::string operation;
+  int64_t calls = 0;
+  int64_t bytes_sent = 0;
+};
+
+class Communicator {
+ public:
+  // From the variables of torchrun (also --no-python), Open MPI, MPICH, Slurm; without any of them a single
+  // process. Throws InvalidArgument for variables that contradict each other, Unavailable for a back-end that
+  // this build or machine does not have, CommunicationError where the others do not come in time.
+  static std::shared_ptr<Communicator> from_environment(const CommunicatorOptions& options = {});
+  // Ranks of one host that meet through a file, which must not exist yet, in a folder of mode 0700 that
+  // belongs to this user.
+  static std::shared_ptr<Communicator> from_file(const std::string& path, int rank, int world_size,
+                                                 const CommunicatorOptions& options = {});
+  // Ranks that meet at a TCP address, where rank 0 listens. A loopback address stays on this host.
+  static std::shared_ptr<Communicator> from_address(const std::string& host, int port, int rank,
+                                                    int world_size, const CommunicatorOptions& options = {});
+  // One rank, that of this process.
+  static std::shared_ptr<Communicator> alone(at::Device device);
+  // Threads of this process as ranks, on the CPU; element i is for the thread of rank i. Sums are always in
+  // rank order.
+  static std::vector<std::shared_ptr<Communicator>> in_process(int world_size,
+                                                               const CommunicatorOptions& options = {});
+
+  // For transports of one's own, as tests have them.
+  Communicator(detail::Connection connection, CommunicatorOptions options);
+  Communicator(const Communicator&) = delete;
+  // Ends what is under way.
+  ~Communicator();
+
+  int rank() const;
+  int world_size() const;
+  // Among the ranks of this host.
+  int local_rank() const;
+  int local_size() const;
+  // Where tensors of collectives must be.
+  at::Device device() const;
+  std::string backend_name() const;
+  const CommunicatorOptions& options() const;
+
+  // ---- Collectives: contiguous tensors on device(), of any dtype the back-end can add (sums) or any at all
+  // (the others). Throw InvalidArgument for tensors that do not fit, CommunicationError where ranks differ.
+  // Empty tensors are allowed and send nothing. ----
+
+  // tensor = sum over ranks of tensor, the same bits on every rank.
+  Work all_reduce(const at::Tensor& tensor, const CollectiveOptions& options = {});
+  // output (n elements) = sum over ranks of their input's chunk number rank() (input: world_size * n).
+  Work reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                      const CollectiveOptions& options = {});
+  // output (world_size * n elements) = the inputs (n elements) of all ranks, in rank order.
+  Work all_gather(const at::Tensor& output, const at::Tensor& input, const CollectiveOptions& options = {});
+  // Chunk k of input goes to rank k, chunk k of output is from rank k; equal chunks.
+  Work all_to_all(const at::Tensor& output, const at::Tensor& input, const CollectiveOptions& options = {});
+  // The same with `counts` elements a chunk, 0 or more.
+  Work all_to_all(const at::Tensor& output, const std::vector<int64_t>& output_counts,
+                  const at::Tensor& input, const std::vector<int64_t>& input_counts,
+                  const CollectiveOptions& options = {});
+  // tensor = the root's.
+  Work broadcast(const at::Tensor& tensor, int root = 0, const CollectiveOptions& options = {});
+  // Returns when every rank has called it.
+  void barrier(const CollectiveOptions& options = {});
+  // Point to point. Messages between two ranks arrive in order; never checked.
+  Work send(const at::Tensor& tensor, int to, const CollectiveOptions& options = {});
+  Work receive(const at::Tensor& tensor, int from, const CollectiveOptions& options = {});
+  // Sends one tensor and receives another at the same time, as the steps of a ring do.
+  Work send_receive(const at::Tensor& sent, int to, const at::Tensor& received, int from,
+                    const CollectiveOptions& options = {});
+
+  // ---- Small messages on the host, whatever the device; independent of the operations above. ----
+
+  // The texts of all ranks, which may differ in length. Blocks.
+  std::vector<std::string> exchange(const std::string& text, const CollectiveOptions& options = {});
+  // Starts all_gather of CPU tensors.
+  Work all_gather_host(const at::Tensor& output, const at::Tensor& input,
+                       const CollectiveOptions& options = {});
+
+  // ---- Trouble ----
+
+  // This rank cannot go on: the others fail in their operations with an error that names it and `reason`.
+  // Afterwards this Communicator refuses everything. Returns within about 10 s.
+  void leave(const std::string& reason) noexcept;
+  // Ends the operations under way; the others notice sooner or later. `leave` is kinder.
+  void abort() noexcept;
+  // Throws the CommunicationError of an operation that failed, if there is one. On CUDA a failure shows late.
+  void check();
+  bool has_failed() const;
+
+  // For messages and counters: the training step, and a name for what is going on ("warm-up", "compressed").
+  void set_step(int64_t step);
+  void set_phase(const std::string& phase);
+  // Counts so far, by phase and operation, in order of appearance.
+  std::vector<Traffic> traffic() const;
+  // Of all phases and operations.
+  int64_t bytes_sent() const;
+
+ private:
+  void compare(const char* operation, const at::Tensor& tensor, int64_t elements, int root,
+               const CollectiveOptions& options);
+  Work gather(const char* operation, const at::Tensor& output, const at::Tensor& input,
+              const std::shared_ptr<detail::Transport>& transport, const CollectiveOptions& options);
+
+  std::shared_ptr<detail::CommunicatorState> state_;
+};
+
+}  // namespace pacer

@@ -1,0 +1,112 @@
+#include <pacer/collectives/detail/addresses.h>
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <thread>
+
+#include <pacer/collectives/communication_error.h>
+#include <pacer/core/error.h>
+
+namespace pacer::detail {
+namespace {
+
+using AddressList = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
+
+AddressList look_up(const std::string& host, int port, int flags) {
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = flags;
+  addrinfo* found = nullptr;
+  const int error = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  require(error == 0, "the address ", host, " cannot be used: ", ::gai_strerror(error),
+          "; set MASTER_ADDR (or the address passed) to the host of rank 0");
+  return {found, &::freeaddrinfo};
+}
+
+bool is_loopback(const sockaddr* address) {
+  if (address->sa_family == AF_INET) {
+    const auto* ip = reinterpret_cast<const sockaddr_in*>(address);
+    return (ntohl(ip->sin_addr.s_addr) >> 24) == 127;
+  }
+  const auto* ip = reinterpret_cast<const sockaddr_in6*>(address);
+  return IN6_IS_ADDR_LOOPBACK(&ip->sin6_addr) != 0;
+}
+
+std::string text_of(const sockaddr* address, socklen_t size) {
+  char text[NI_MAXHOST] = {};
+  const int error = ::getnameinfo(address, size, text, sizeof(text), nullptr, 0, NI_NUMERICHOST);
+  require<Error>(error == 0, "an address cannot be written: ", ::gai_strerror(error));
+  return text;
+}
+
+[[noreturn]] void fail(const std::string& what) { throw CommunicationError(what, "rendezvous", 0, -1, {}); }
+
+}  // namespace
+
+Address resolve(const std::string& host) {
+  const AddressList found = look_up(host, 0, 0);
+  return {text_of(found->ai_addr, found->ai_addrlen), is_loopback(found->ai_addr)};
+}
+
+int listen_at(const Address& address, int port) {
+  const AddressList found = look_up(address.text, port, AI_NUMERICHOST | AI_NUMERICSERV);
+  const int socket = ::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int yes = 1;
+  if (socket >= 0 && ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)) == 0 &&
+      ::bind(socket, found->ai_addr, found->ai_addrlen) == 0 && ::listen(socket, SOMAXCONN) == 0) {
+    return socket;
+  }
+  const int error = errno;
+  if (socket >= 0) ::close(socket);
+  fail(concatenate("rank 0 cannot listen at ", address.text, " port ", port, ": ", std::strerror(error),
+                   error == EADDRINUSE      ? "; choose another port"
+                   : error == EADDRNOTAVAIL ? "; rank 0 must run on the host of that address"
+                                            : "; choose another address"));
+}
+
+bool wait_for_listener(const Address& address, int port, std::chrono::milliseconds timeout) {
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  const AddressList found = look_up(address.text, port, AI_NUMERICHOST | AI_NUMERICSERV);
+  while (true) {
+    const int socket = ::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    bool answers = socket >= 0 && ::connect(socket, found->ai_addr, found->ai_addrlen) == 0;
+    if (!answers && socket >= 0 && errno == EINPROGRESS) {
+      constexpr int kPatienceMs = 1000;  // for one attempt
+      pollfd watched = {socket, POLLOUT, 0};
+      int error = 0;
+      socklen_t size = sizeof(error);
+      answers = ::poll(&watched, 1, kPatienceMs) == 1 &&
+                ::getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == 0;
+    }
+    if (socket >= 0) ::close(socket);
+    if (answers || std::chrono::steady_clock::now() >= deadline) return answers;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+}
+
+std::string local_address_towards(const Address& address) {
+  // Connecting a datagram socket sends nothing; the port does not matter.
+  const AddressList found = look_up(address.text, 9, AI_NUMERICHOST | AI_NUMERICSERV);
+  const int socket = ::socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  sockaddr_storage own = {};
+  socklen_t size = sizeof(own);
+  auto* const own_address = reinterpret_cast<sockaddr*>(&own);
+  const bool known = socket >= 0 && ::connect(socket, found->ai_addr, found->ai_addrlen) == 0 &&
+                     ::getsockname(socket, own_address, &size) == 0;
+  const int error = errno;
+  if (socket >= 0) ::close(socket);
+  if (!known) {
+    fail(concatenate("this host has no way to ", address.text, ": ", std::strerror(error),
+                     "; set listen_address to the address of this host that the others reach"));
+  }
+  return text_of(own_address, size);
+}
+
+}  // namespace pacer::detail

@@ -1,0 +1,102 @@
+// What the public Communicator holds: transports, counters, and what happened to them. Every operation goes
+// through start(), every failure through fail(), so that one failed operation fails all later ones.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <pacer/collectives/communicator.h>
+#include <pacer/collectives/detail/transport.h>
+
+namespace pacer::detail {
+
+// What is compared over all ranks before a call that does not say `agreed`. Fixed size, sent as bytes.
+struct CallRecord {
+  char operation[24] = {};
+  int64_t number = 0;  // of the collective on this Communicator
+  int64_t dtype = 0;
+  int64_t elements = 0;
+  int64_t root = 0;
+};
+
+// The rest of an operation whose first part is under way: starts the next part, or returns null where it was
+// the last.
+using NextPart = std::function<TransportWorkPtr()>;
+
+class CommunicatorState : public std::enable_shared_from_this<CommunicatorState> {
+ public:
+  CommunicatorState(Connection connection, CommunicatorOptions options)
+      : connection_(std::move(connection)), options_(std::move(options)) {}
+
+  const Connection& connection() const { return connection_; }
+  const CommunicatorOptions& options() const { return options_; }
+  std::chrono::milliseconds timeout_of(const CollectiveOptions& options) const {
+    return options.timeout().value_or(options_.timeout());
+  }
+
+  // Counts a call that sends `bytes` from here, and starts it. `parts` follow each other.
+  Work start(const char* operation, int64_t bytes, std::vector<NextPart> parts);
+  // Refuses, on every rank, calls that differ between the ranks.
+  void compare(CallRecord record, std::chrono::milliseconds timeout);
+
+  // Records the failure of an operation, ends all others, asks who is still there, and throws.
+  [[noreturn]] void fail(const std::string& operation, int64_t sequence, const std::string& cause);
+  void leave(const std::string& reason) noexcept;
+  void abort() noexcept;
+  void check();
+  bool has_failed() const;
+
+  void set_step(int64_t step);
+  void set_phase(const std::string& phase);
+  std::vector<Traffic> traffic() const;
+
+ private:
+  void count(const char* operation, int64_t bytes);
+  struct Suspects {
+    std::vector<int> ranks;
+    std::string text;
+  };
+  Suspects find_suspects() noexcept;
+
+  const Connection connection_;
+  const CommunicatorOptions options_;
+  mutable std::mutex mutex_;
+  std::mutex failing_;  // one thread at a time finds out what happened
+  int64_t sequence_ = 0;
+  int64_t collectives_ = 0;  // compared calls
+  int64_t step_ = -1;
+  std::string phase_;
+  std::vector<Traffic> traffic_;
+  std::shared_ptr<const CommunicationError> failure_;
+};
+
+// One operation, from its start to wait().
+class PendingOperation {
+ public:
+  PendingOperation(std::shared_ptr<CommunicatorState> state, std::string operation, int64_t sequence,
+                   TransportWorkPtr work, std::vector<NextPart> rest, std::vector<NextPart> used = {})
+      : state_(std::move(state)),
+        operation_(std::move(operation)),
+        sequence_(sequence),
+        work_(std::move(work)),
+        rest_(std::move(rest)),
+        used_(std::move(used)) {}
+  ~PendingOperation();
+  PendingOperation(const PendingOperation&) = delete;
+
+  void wait();
+  bool is_done();
+
+ private:
+  std::shared_ptr<CommunicatorState> state_;
+  std::string operation_;
+  int64_t sequence_;
+  TransportWorkPtr work_;
+  std::vector<NextPart> rest_;  // host transports: started by wait(), one after the other
+  std::vector<NextPart> used_;  // with a stream: already enqueued, kept because they hold memory
+};
+
+}  // namespace pacer::detail

@@ -1,0 +1,111 @@
+#include <pacer/collectives/detail/connect.h>
+
+#include <utility>
+
+#include <pacer/collectives/communication_error.h>
+#include <pacer/collectives/detail/cuda_devices.h>
+#include <pacer/collectives/detail/gloo_transport.h>
+#include <pacer/collectives/detail/rendezvous.h>
+#include <pacer/core/error.h>
+
+namespace pacer::detail {
+namespace {
+
+// Why an operation of NCCL cannot end any more. NCCL does not notice that a peer has gone; the board does.
+std::optional<std::string> find_trouble(const Rendezvous& met, int rank, int world_size) {
+  try {
+    for (int other = 0; other < world_size; ++other) {
+      if (other == rank) continue;
+      if (const auto reason = met.board->read(concatenate("left/", other))) {
+        return concatenate("rank ", other, " left: ", *reason);
+      }
+    }
+  } catch (const std::exception& error) {
+    return concatenate("the place where the ranks met cannot be reached: ", error.what());
+  }
+  return std::nullopt;
+}
+
+// Everything that goes wrong while ranks connect, as one error.
+template <class F>
+std::shared_ptr<Transport> set_up(const char* what, const Rendezvous& met, const F& make) {
+  try {
+    return make();
+  } catch (const CommunicationError&) {
+    throw;
+  } catch (const Unavailable&) {
+    throw;
+  } catch (const std::exception& error) {
+    met.roll->require_all_alive();
+    const std::string words = error.what();
+    throw CommunicationError(
+        concatenate("the ranks that met at ", met.place, " could not be joined by ", what, ": ",
+                    words.substr(0, words.find('\n')), "; see what the other ranks printed"),
+        "rendezvous", 0, -1, {});
+  }
+}
+
+}  // namespace
+
+BackendChoice choose_backend(Backend wanted, int local_rank, int local_size) {
+  std::string reason;
+  const bool nccl = has_nccl(&reason);
+  if (wanted == Backend::automatic) {
+    wanted = nccl && cuda_device_count() > 0 ? Backend::nccl : Backend::gloo;
+  }
+  if (wanted == Backend::gloo) return {Backend::gloo, at::Device(at::kCPU)};
+  require<Unavailable>(nccl, "NCCL was asked for, but ", reason, "; ask for Backend::gloo to train on CPUs");
+  const int gpus = cuda_device_count();
+  require<Unavailable>(gpus > 0,
+                       "NCCL was asked for, but there is no GPU on this machine (or no driver for it); "
+                       "ask for Backend::gloo to train on CPUs");
+  require(local_size <= gpus, "NCCL needs a GPU for each rank, but this host has ", local_size, " ranks and ",
+          gpus, " visible GPUs; start fewer ranks, or show each process all GPUs");
+  return {Backend::nccl, at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(local_rank))};
+}
+
+Connection connect(const Meeting& meeting, const CommunicatorOptions& options) {
+  // What cannot work is refused before anybody waits for this rank.
+  BackendChoice choice = choose_backend(options.backend(), meeting.local_rank, meeting.local_size);
+  const Rendezvous met = meet(meeting, options);
+
+  Connection connection;
+  connection.rank = meeting.rank;
+  connection.world_size = meeting.world_size;
+  connection.local_rank = meeting.local_rank;
+  connection.local_size = meeting.local_size;
+  connection.board = met.board;
+  if (meeting.local_size == meeting.world_size && !met.roll->is_one_host()) {
+    // The caller, who named an address only, cannot know.
+    connection.local_rank = met.roll->local_rank();
+    connection.local_size = met.roll->local_size();
+    choice = choose_backend(options.backend(), connection.local_rank, connection.local_size);
+  }
+
+  GlooSetup gloo;
+  gloo.board = met.board;
+  gloo.watch = [roll = met.roll] { roll->require_all_alive(); };
+  gloo.rank = meeting.rank;
+  gloo.world_size = meeting.world_size;
+  gloo.address = met.address;
+  gloo.timeout = options.timeout();
+  gloo.prefix = "control/";
+  connection.control = set_up("Gloo", met, [&] { return make_gloo_transport(gloo); });
+  if (choice.backend == Backend::gloo) {
+    gloo.prefix = "data/";
+    connection.data = set_up("Gloo", met, [&] { return make_gloo_transport(gloo); });
+  } else {
+    set_cuda_device(choice.device.index());
+    connection.data = set_up("NCCL", met, [&] {
+      return make_nccl_transport(connection.control, meeting.rank, meeting.world_size, choice.device,
+                                 options.timeout(), met.roll->is_one_host(),
+                                 [met, rank = meeting.rank, world_size = meeting.world_size] {
+                                   return find_trouble(met, rank, world_size);
+                                 });
+    });
+  }
+  met.settle();
+  return connection;
+}
+
+}  // namespace pacer::detail

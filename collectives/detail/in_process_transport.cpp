@@ -1,0 +1,281 @@
+#include <pacer/collectives/detail/in_process_transport.h>
+
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <tuple>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+
+#include <pacer/core/error.h>
+
+namespace pacer::detail {
+namespace {
+
+using Milliseconds = Transport::Milliseconds;
+using Clock = std::chrono::steady_clock;
+
+// What one rank brings to an operation.
+struct Part {
+  std::string operation;
+  at::Tensor output, input;
+  std::vector<int64_t> output_counts, input_counts;
+  int root = 0;
+};
+
+// One operation of all ranks, or one message between two.
+struct Gathering {
+  explicit Gathering(size_t ranks) : parts(ranks) {}
+  std::vector<Part> parts;
+  size_t arrived = 0;
+  bool done = false;
+  std::string error;
+};
+
+int64_t offset_of(const std::vector<int64_t>& counts, size_t chunk) {
+  int64_t offset = 0;
+  for (size_t i = 0; i < chunk; ++i) offset += counts[i];
+  return offset;
+}
+
+at::Tensor piece(const at::Tensor& tensor, int64_t offset, int64_t count) {
+  return tensor.view({-1}).narrow(0, offset, count);
+}
+
+at::Tensor sum_in_order(const std::vector<at::Tensor>& terms) {
+  at::Tensor sum = terms.front().clone();
+  for (size_t i = 1; i < terms.size(); ++i) sum.add_(terms[i]);
+  return sum;
+}
+
+void check_alike(const Gathering& gathering) {
+  for (const Part& part : gathering.parts) {
+    const Part& first = gathering.parts.front();
+    const bool alike = part.operation == first.operation && part.root == first.root &&
+                       part.output.scalar_type() == first.output.scalar_type() &&
+                       (part.operation == "all_to_all" || part.output.numel() == first.output.numel());
+    require<Error>(alike, "ranks call different operations: ", first.operation, " of ", first.output.numel(),
+                   " elements and ", part.operation, " of ", part.output.numel());
+  }
+}
+
+// What all ranks came for. Every part is there.
+void perform(Gathering& gathering) {
+  const at::NoGradGuard no_grad;
+  std::vector<Part>& parts = gathering.parts;
+  const auto ranks = static_cast<int64_t>(parts.size());
+  const std::string& operation = parts.front().operation;
+  if (operation == "all_reduce") {
+    std::vector<at::Tensor> terms;
+    for (const Part& part : parts) terms.push_back(part.output);
+    const at::Tensor sum = sum_in_order(terms);
+    for (Part& part : parts) part.output.copy_(sum);
+  } else if (operation == "reduce_scatter") {
+    for (int64_t r = 0; r < ranks; ++r) {
+      at::Tensor& output = parts[static_cast<size_t>(r)].output;
+      std::vector<at::Tensor> terms;
+      for (const Part& part : parts) terms.push_back(piece(part.input, r * output.numel(), output.numel()));
+      output.copy_(sum_in_order(terms).view_as(output));
+    }
+  } else if (operation == "all_gather") {
+    for (int64_t r = 0; r < ranks; ++r) {
+      const at::Tensor& input = parts[static_cast<size_t>(r)].input;
+      for (Part& part : parts) piece(part.output, r * input.numel(), input.numel()).copy_(input.view({-1}));
+    }
+  } else if (operation == "all_to_all") {
+    for (size_t to = 0; to < parts.size(); ++to) {
+      for (size_t from = 0; from < parts.size(); ++from) {
+        const int64_t count = parts[from].input_counts[to];
+        require<Error>(count == parts[to].output_counts[from], "rank ", from, " sends ", count,
+                       " elements to rank ", to, ", which expects ", parts[to].output_counts[from]);
+        piece(parts[to].output, offset_of(parts[to].output_counts, from), count)
+            .copy_(piece(parts[from].input, offset_of(parts[from].input_counts, to), count));
+      }
+    }
+  } else if (operation == "broadcast") {
+    const at::Tensor& source = parts[static_cast<size_t>(parts.front().root)].output;
+    for (Part& part : parts) {
+      if (!part.output.is_same(source)) part.output.copy_(source);
+    }
+  } else {  // a message: part 0 sends, part 1 receives
+    parts[1].output.copy_(parts[0].input.view_as(parts[1].output));
+  }
+}
+
+// Where the ranks of one channel meet.
+class Hub {
+ public:
+  explicit Hub(size_t ranks) : ranks_(ranks) {}
+  size_t ranks() const { return ranks_; }
+
+  std::shared_ptr<Gathering> join(int64_t number, size_t rank, Part part) {
+    return join(collectives_, number, ranks_, rank, std::move(part));
+  }
+
+  // Message number `number` from one rank to another; side 0 sends, side 1 receives.
+  std::shared_ptr<Gathering> join_message(size_t from, size_t to, int64_t number, size_t side, Part part) {
+    return join(messages_, std::make_tuple(from, to, number), 2, side, std::move(part));
+  }
+
+  void wait(const Gathering& gathering, Clock::time_point deadline) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    const bool ended = changed_.wait_until(lock, deadline, [&] { return gathering.done || aborted_; });
+    if (!ended) throw TransportTimeout("not every rank came before the deadline");
+    if (!gathering.done) throw Error("a rank ended the communication");
+    if (!gathering.error.empty()) throw Error(gathering.error);
+  }
+
+  bool is_done(const Gathering& gathering) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return gathering.done || aborted_;
+  }
+
+  void abort() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    aborted_ = true;
+    changed_.notify_all();
+  }
+
+ private:
+  template <class Key>
+  std::shared_ptr<Gathering> join(std::map<Key, std::shared_ptr<Gathering>>& gatherings, const Key& key,
+                                  size_t size, size_t part_number, Part part) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    require<Error>(!aborted_, "a rank ended the communication");
+    std::shared_ptr<Gathering>& place = gatherings[key];
+    if (place == nullptr) place = std::make_shared<Gathering>(size);
+    const std::shared_ptr<Gathering> gathering = place;
+    gathering->parts[part_number] = std::move(part);
+    if (++gathering->arrived < size) return gathering;
+    gatherings.erase(key);
+    try {
+      if (gathering->parts.front().operation != "message") check_alike(*gathering);
+      perform(*gathering);
+    } catch (const std::exception& error) {
+      gathering->error = error.what();
+    }
+    gathering->done = true;
+    gathering->parts.clear();
+    changed_.notify_all();
+    return gathering;
+  }
+
+  const size_t ranks_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool aborted_ = false;
+  std::map<int64_t, std::shared_ptr<Gathering>> collectives_;
+  std::map<std::tuple<size_t, size_t, int64_t>, std::shared_ptr<Gathering>> messages_;
+};
+
+class InProcessWork : public TransportWork {
+ public:
+  InProcessWork(std::shared_ptr<Hub> hub, std::shared_ptr<Gathering> gathering, Milliseconds timeout)
+      : hub_(std::move(hub)), meeting_(std::move(gathering)), deadline_(Clock::now() + timeout) {}
+  void wait() override { hub_->wait(*meeting_, deadline_); }
+  bool is_done() override { return hub_->is_done(*meeting_); }
+
+ private:
+  std::shared_ptr<Hub> hub_;
+  std::shared_ptr<Gathering> meeting_;
+  Clock::time_point deadline_;
+};
+
+class InProcessTransport : public Transport {
+ public:
+  InProcessTransport(std::shared_ptr<Hub> hub, int rank)
+      : hub_(std::move(hub)),
+        rank_(static_cast<size_t>(rank)),
+        sent_(hub_->ranks()),
+        received_(hub_->ranks()) {}
+
+  std::string name() const override { return "threads"; }
+  at::Device device() const override { return at::kCPU; }
+  bool sums_in_rank_order() const override { return true; }
+
+  TransportWorkPtr all_reduce(const at::Tensor& tensor, Milliseconds timeout) override {
+    return collective({"all_reduce", tensor, {}, {}, {}}, timeout);
+  }
+  TransportWorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                                  Milliseconds timeout) override {
+    return collective({"reduce_scatter", output, input, {}, {}}, timeout);
+  }
+  TransportWorkPtr all_gather(const at::Tensor& output, const at::Tensor& input,
+                              Milliseconds timeout) override {
+    return collective({"all_gather", output, input, {}, {}}, timeout);
+  }
+  TransportWorkPtr all_to_all(const at::Tensor& output, const std::vector<int64_t>& output_counts,
+                              const at::Tensor& input, const std::vector<int64_t>& input_counts,
+                              Milliseconds timeout) override {
+    return collective({"all_to_all", output, input, output_counts, input_counts}, timeout);
+  }
+  TransportWorkPtr broadcast(const at::Tensor& tensor, int root, Milliseconds timeout) override {
+    return collective({"broadcast", tensor, {}, {}, {}, root}, timeout);
+  }
+  TransportWorkPtr send(const at::Tensor& tensor, int to, Milliseconds timeout) override {
+    const auto peer = static_cast<size_t>(to);
+    // Copied, so that two ranks that both send first do not wait for each other.
+    return work(
+        hub_->join_message(rank_, peer, sent_[peer]++, 0, {"message", tensor, tensor.clone(), {}, {}}),
+        timeout);
+  }
+  TransportWorkPtr receive(const at::Tensor& tensor, int from, Milliseconds timeout) override {
+    const auto peer = static_cast<size_t>(from);
+    return work(hub_->join_message(peer, rank_, received_[peer]++, 1, {"message", tensor, {}, {}, {}}),
+                timeout);
+  }
+  void abort() noexcept override { hub_->abort(); }
+
+ private:
+  TransportWorkPtr collective(Part part, Milliseconds timeout) {
+    return work(hub_->join(number_++, rank_, std::move(part)), timeout);
+  }
+  TransportWorkPtr work(std::shared_ptr<Gathering> gathering, Milliseconds timeout) const {
+    return std::make_unique<InProcessWork>(hub_, std::move(gathering), timeout);
+  }
+
+  std::shared_ptr<Hub> hub_;
+  const size_t rank_;
+  int64_t number_ = 0;
+  std::vector<int64_t> sent_, received_;
+};
+
+class MemoryBoard : public NoticeBoard {
+ public:
+  void post(const std::string& key, const std::string& text) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    notices_[key] = text;
+  }
+  std::optional<std::string> read(const std::string& key) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = notices_.find(key);
+    return found == notices_.end() ? std::nullopt : std::make_optional(found->second);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, std::string> notices_;
+};
+
+}  // namespace
+
+std::vector<Connection> connect_in_process(int world_size) {
+  require(world_size >= 1, "a world of threads needs at least 1 rank, not ", world_size);
+  const auto data = std::make_shared<Hub>(static_cast<size_t>(world_size));
+  const auto control = std::make_shared<Hub>(static_cast<size_t>(world_size));
+  const auto board = std::make_shared<MemoryBoard>();
+  std::vector<Connection> connections;
+  for (int rank = 0; rank < world_size; ++rank) {
+    Connection connection;
+    connection.rank = connection.local_rank = rank;
+    connection.world_size = connection.local_size = world_size;
+    connection.data = std::make_shared<InProcessTransport>(data, rank);
+    connection.control = std::make_shared<InProcessTransport>(control, rank);
+    connection.board = board;
+    connections.push_back(std::move(connection));
+  }
+  return connections;
+}
+
+}  // namespace pacer::detail

@@ -1,0 +1,89 @@
+#include <pacer/collectives/detail/ordered_sum.h>
+
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
+#include <pacer/core/tile.h>
+
+namespace pacer::detail {
+namespace {
+
+// sum = parts[0] + parts[1] + ..., `parts` being world_size pieces of the size of `sum`.
+void add_in_order(const at::Tensor& sum, const at::Tensor& parts, int world_size) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor flat = sum.view({-1});
+  flat.copy_(parts.narrow(0, 0, flat.numel()));
+  for (int rank = 1; rank < world_size; ++rank) {
+    flat.add_(parts.narrow(0, rank * flat.numel(), flat.numel()));
+  }
+}
+
+// Two operations that are waited for together.
+class Both : public TransportWork {
+ public:
+  Both(TransportWorkPtr first, TransportWorkPtr second)
+      : first_(std::move(first)), second_(std::move(second)) {}
+  void wait() override {
+    first_->wait();
+    second_->wait();
+  }
+  bool is_done() override { return first_->is_done() && second_->is_done(); }
+
+ private:
+  TransportWorkPtr first_, second_;
+};
+
+}  // namespace
+
+std::vector<NextPart> ordered_all_reduce(std::shared_ptr<Transport> transport, const at::Tensor& tensor,
+                                         int rank, int world_size, std::chrono::milliseconds timeout) {
+  const int64_t chunk = ceil_divide(tensor.numel(), world_size);
+  const std::vector<int64_t> counts(static_cast<size_t>(world_size), chunk);
+  const at::Tensor flat = tensor.view({-1});
+  // The last chunk may be short: both copies are padded, by whatever was there, which nobody reads.
+  const at::Tensor padded = at::empty({chunk * world_size}, tensor.options().requires_grad(false));
+  const at::Tensor parts = at::empty_like(padded);
+  const at::Tensor sum = padded.narrow(0, rank * chunk, chunk);
+  const auto exchange = [=] {
+    const at::NoGradGuard no_grad;
+    padded.narrow(0, 0, flat.numel()).copy_(flat);
+    return transport->all_to_all(parts, counts, padded, counts, timeout);
+  };
+  const auto add_and_share = [=] {
+    add_in_order(sum, parts, world_size);
+    return transport->all_gather(parts, sum, timeout);
+  };
+  const auto put_back = [=]() -> TransportWorkPtr {
+    const at::NoGradGuard no_grad;
+    flat.copy_(parts.narrow(0, 0, flat.numel()));
+    return nullptr;
+  };
+  return {exchange, add_and_share, put_back};
+}
+
+std::vector<NextPart> ordered_reduce_scatter(std::shared_ptr<Transport> transport, const at::Tensor& output,
+                                             const at::Tensor& input, int /*rank*/, int world_size,
+                                             std::chrono::milliseconds timeout) {
+  const std::vector<int64_t> counts(static_cast<size_t>(world_size), output.numel());
+  const at::Tensor parts = at::empty({input.numel()}, input.options().requires_grad(false));
+  const auto exchange = [=] { return transport->all_to_all(parts, counts, input, counts, timeout); };
+  const auto add = [=]() -> TransportWorkPtr {
+    add_in_order(output, parts, world_size);
+    return nullptr;
+  };
+  return {exchange, add};
+}
+
+TransportWorkPtr send_and_receive(Transport& transport, const at::Tensor& sent, int to,
+                                  const at::Tensor& received, int from, std::chrono::milliseconds timeout) {
+  transport.begin_group();
+  TransportWorkPtr receive = transport.receive(received, from, timeout);
+  TransportWorkPtr send = transport.send(sent, to, timeout);
+  transport.end_group();
+  return std::make_unique<Both>(std::move(receive), std::move(send));
+}
+
+}  // namespace pacer::detail

@@ -1,0 +1,120 @@
+#include <pacer/collectives/detail/store_board.h>
+
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <pacer/core/error.h>
+
+namespace pacer::detail {
+namespace {
+
+// What LibTorch gets in addition, so that its own deadline comes first where it obeys it.
+constexpr std::chrono::milliseconds kGrace{1000};
+
+c10::intrusive_ptr<c10d::TCPStore> make_store(const Address& address, int port, int listener,
+                                              std::chrono::milliseconds timeout) {
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<std::uint16_t>(port);
+  options.waitWorkers = false;
+  options.timeout = timeout;
+  options.isServer = listener >= 0;
+  if (options.isServer) options.masterListenFd = listener;
+  return c10::make_intrusive<c10d::TCPStore>(address.text, options);
+}
+
+// Calls f in a thread of its own and waits for it. When the deadline passes the thread is left behind, with
+// all it holds, and ends when its call does.
+void call_within(std::chrono::milliseconds limit, const std::string& place, std::function<void()> f) {
+  struct Call {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool is_done = false;
+    std::exception_ptr failure;
+  };
+  const auto call = std::make_shared<Call>();
+  std::thread([call, f = std::move(f)]() mutable {
+    std::exception_ptr failure;
+    try {
+      f();
+    } catch (...) {  // rethrown below
+      failure = std::current_exception();
+    }
+    f = nullptr;
+    const std::lock_guard<std::mutex> lock(call->mutex);
+    call->failure = failure;
+    call->is_done = true;
+    call->changed.notify_all();
+  }).detach();
+  std::unique_lock<std::mutex> lock(call->mutex);
+  require<Error>(call->changed.wait_for(lock, limit, [&] { return call->is_done; }), "the store at ", place,
+                 " has not answered for ", limit.count(), " ms");
+  if (call->failure) std::rethrow_exception(call->failure);
+}
+
+}  // namespace
+
+// One connection. After a call that did not return it is of no more use.
+struct StoreBoard::Client {
+  std::mutex mutex;
+  c10::intrusive_ptr<c10d::TCPStore> store;
+};
+
+// One for each address of this process, however many boards there are: a second listener could not be had.
+struct StoreBoard::Server {
+  c10::intrusive_ptr<c10d::TCPStore> store;
+
+  static std::shared_ptr<Server> get(const Address& address, int port, std::chrono::milliseconds timeout) {
+    static std::mutex mutex;
+    static std::map<std::pair<std::string, int>, std::weak_ptr<Server>> servers;
+    const std::lock_guard<std::mutex> lock(mutex);
+    std::weak_ptr<Server>& known = servers[{address.text, port}];
+    std::shared_ptr<Server> server = known.lock();
+    if (server == nullptr) {
+      server = std::make_shared<Server>();
+      server->store = make_store(address, port, listen_at(address, port), timeout);
+      known = server;
+    }
+    return server;
+  }
+};
+
+StoreBoard::StoreBoard(const Address& address, int port, bool hosts, std::string prefix,
+                       std::chrono::milliseconds timeout)
+    : place_(concatenate(address.text, " port ", port)),
+      prefix_(std::move(prefix)),
+      limit_ms_(timeout.count()) {
+  if (hosts) server_ = Server::get(address, port, timeout);
+  client_ = std::make_shared<Client>();
+  call_within(timeout + kGrace, place_, [client = client_, address, port, timeout] {
+    client->store = make_store(address, port, -1, timeout);
+  });
+}
+
+StoreBoard::~StoreBoard() = default;
+
+void StoreBoard::post(const std::string& key, const std::string& text) {
+  call_within(std::chrono::milliseconds(limit_ms_), place_, [client = client_, name = prefix_ + key, text] {
+    const std::lock_guard<std::mutex> lock(client->mutex);
+    const std::vector<uint8_t> value(text.begin(), text.end());
+    client->store->compareSet(name, {}, value);
+  });
+}
+
+std::optional<std::string> StoreBoard::read(const std::string& key) {
+  const auto found = std::make_shared<std::optional<std::string>>();
+  call_within(std::chrono::milliseconds(limit_ms_), place_, [client = client_, name = prefix_ + key, found] {
+    const std::lock_guard<std::mutex> lock(client->mutex);
+    if (!client->store->check({name})) return;
+    const std::vector<uint8_t> value = client->store->get(name);
+    found->emplace(value.begin(), value.end());
+  });
+  return *found;
+}
+
+}  // namespace pacer::detail

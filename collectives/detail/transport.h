@@ -1,0 +1,107 @@
+// How bytes get from rank to rank: the interface that Gloo, NCCL and threads of one process implement. It
+// knows nothing of deadlines' consequences, counters or checks; those are the Communicator's.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace pacer::detail {
+
+// An operation was not done by its deadline.
+class TransportTimeout : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// One operation under way. Destroying it without wait() is allowed at any time.
+class TransportWork {
+ public:
+  virtual ~TransportWork() = default;
+  // Host memory: returns when the operation is done. CUDA: makes the current stream wait for it and returns
+  // at once. Throws TransportTimeout, or any std::exception where the operation is known to have failed.
+  virtual void wait() = 0;
+  // Never blocks. True also where it failed; wait() then says why.
+  virtual bool is_done() = 0;
+};
+using TransportWorkPtr = std::unique_ptr<TransportWork>;
+
+// Every rank starts the same operations in the same order. Tensors are contiguous, on device(), not empty,
+// and stay untouched until the work is waited for (the work holds them). On CUDA an operation begins once
+// the work enqueued so far on the caller's current stream is done. Every call may throw std::exception.
+class Transport {
+ public:
+  using Milliseconds = std::chrono::milliseconds;
+
+  virtual ~Transport() = default;
+  virtual std::string name() const = 0;  // for people, for example "NCCL 2.28.9"
+  virtual at::Device device() const = 0;
+  // The order of the sum is the ranks' order, on every rank.
+  virtual bool sums_in_rank_order() const { return false; }
+
+  // In place; each rank ends with the same bits.
+  virtual TransportWorkPtr all_reduce(const at::Tensor& tensor, Milliseconds timeout) = 0;
+  // input: world_size equal chunks; output: the sum of everybody's chunk number `rank`.
+  virtual TransportWorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                                          Milliseconds timeout) = 0;
+  // output: world_size chunks, each the input of one rank.
+  virtual TransportWorkPtr all_gather(const at::Tensor& output, const at::Tensor& input,
+                                      Milliseconds timeout) = 0;
+  // Chunk k of the input goes to rank k; chunk k of the output comes from rank k. Counts are elements, in
+  // memory order, without gaps; they may be 0.
+  virtual TransportWorkPtr all_to_all(const at::Tensor& output, const std::vector<int64_t>& output_counts,
+                                      const at::Tensor& input, const std::vector<int64_t>& input_counts,
+                                      Milliseconds timeout) = 0;
+  virtual TransportWorkPtr broadcast(const at::Tensor& tensor, int root, Milliseconds timeout) = 0;
+  // Point to point; the pair takes its messages in order.
+  virtual TransportWorkPtr send(const at::Tensor& tensor, int to, Milliseconds timeout) = 0;
+  virtual TransportWorkPtr receive(const at::Tensor& tensor, int from, Milliseconds timeout) = 0;
+  // Point-to-point operations between these two begin together, so that a ring cannot deadlock. No nesting.
+  virtual void begin_group() {}
+  virtual void end_group() {}
+
+  // True: operations run in order on a stream of their own, so that a dependent one can be started before the
+  // former is done.
+  virtual bool has_stream() const { return false; }
+  // Only with a stream: calls f, now, with that stream as the current one and after what was enqueued on the
+  // caller's. The work is done when what f enqueued is. f may start operations and wait for their works.
+  virtual TransportWorkPtr run_on_stream(const std::function<void()>& f);
+
+  // Throws where an operation is known to have failed; never blocks.
+  virtual void check() {}
+
+  // Ends the operations under way, here at once and at the peers when they notice. Only the destructor may be
+  // called afterwards, and wait() of works, which throws. Any thread, any number of times; returns within
+  // about 5 s whatever the network does.
+  virtual void abort() noexcept = 0;
+};
+
+// A place where every rank can leave a line for the others, alive or dead. Any thread. Throws std::exception
+// where it cannot be reached.
+class NoticeBoard {
+ public:
+  virtual ~NoticeBoard() = default;
+  virtual void post(const std::string& key, const std::string& text) = 0;
+  // What stands there now; never waits for somebody to post.
+  virtual std::optional<std::string> read(const std::string& key) = 0;
+};
+
+// What a Communicator is made of.
+struct Connection {
+  int rank = 0;
+  int world_size = 1;
+  int local_rank = 0;
+  int local_size = 1;
+  std::shared_ptr<Transport> data;     // on the device that trains
+  std::shared_ptr<Transport> control;  // host memory, for small messages; operations independent of data's
+  std::shared_ptr<NoticeBoard> board;
+};
+
+}  // namespace pacer::detail

@@ -1,0 +1,4 @@
+// Everything is declared there.
+#pragma once
+
+#include <gloo/context.h>

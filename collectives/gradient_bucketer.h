@@ -1,0 +1,97 @@
+// Gradients that are added over all ranks while backward still runs: they lie in a few flat buckets, in the
+// order in which backward finishes them, and each bucket's all-reduce starts when its last gradient is there
+// (the scheme of Li et al., "PyTorch Distributed", arXiv:2006.15704, section 3.2).
+//
+//   pacer::GradientBucketer bucketer(model->named_parameters(), world);
+//   bucketer.begin_backward();
+//   loss.backward();              // buckets travel while this runs
+//   bucketer.end_backward();
+//   bucketer.wait();              // every .grad() is the sum over ranks
+//   optimizer.step();  optimizer.zero_grad();
+//
+// A Session with a Communicator does all of this by itself (schedulers/data_parallel.h).
+//
+// Between the last begin_backward of a window and zero_grad, gradients are views into the buckets. Nothing is
+// divided: the mean over ranks is the sum times 1 / world_size (times 1 / scale()), which belongs into the
+// optimizer's factor.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/arg.h>
+
+#include <pacer/collectives/communicator.h>
+
+namespace pacer {
+
+struct BucketOptions {
+  BucketOptions() = default;
+  // Bytes of a bucket, >= 1: it takes no more parameters once it has so many.
+  TORCH_ARG(int64_t, bucket_bytes) = 25 << 20;
+  // Of the first one to be full, so that communication begins early.
+  TORCH_ARG(int64_t, first_bucket_bytes) = 1 << 20;
+  // What fp32 gradients are rounded to on the wire: at::kBFloat16 halves the bytes, at the price of bf16
+  // sums. Unset: their own dtype.
+  TORCH_ARG(std::optional<at::ScalarType>, wire_dtype);
+  // What a parameter means that backward did not reach: false: an error that names it; true: its gradient is
+  // zero.
+  TORCH_ARG(bool, unused_is_zero) = false;
+};
+
+class GradientBucketer {
+ public:
+  using NamedParameter = std::pair<std::string, at::Tensor>;
+
+  // The same parameters, in the same order, on every rank; those that need no gradient are left out. They
+  // must be on the Communicator's device. Hooks stay on the parameters until the bucketer is destroyed.
+  // Throws InvalidArgument for parameters elsewhere and for bad options.
+  GradientBucketer(const std::vector<NamedParameter>& parameters, std::shared_ptr<Communicator> world,
+                   const BucketOptions& options = {});
+  ~GradientBucketer();
+  GradientBucketer(const GradientBucketer&) = delete;
+
+  // The next backward is the last of its window, and its gradients (added to those that are there) are
+  // reduced. `zero`: parameters whose gradient is zero in the whole window on every rank, for example of
+  // dropped layers; a bucket of nothing else is not sent. `done`: those that this backward does not reach
+  // any more, though an earlier one did.
+  void begin_backward(const std::vector<at::Tensor>& zero = {}, const std::vector<at::Tensor>& done = {});
+  // Throws InvalidArgument that names them where parameters were not reached (see unused_is_zero); then this
+  // rank must leave its peers. After a backward that threw, drop() takes the place of this.
+  void end_backward();
+  // Reduces the gradients as they are, without a backward: for a window that ended early.
+  void reduce(const std::vector<at::Tensor>& zero = {});
+  // Returns when every gradient is the sum over ranks (CUDA: the current stream waits). The first time, all
+  // ranks then take over the order in which rank 0's gradients came.
+  void wait();
+  // Forgets what is under way.
+  void drop();
+
+  // The order in which gradients fill the buckets, as positions in the list of trained parameters; empty
+  // until it was learned. A backend may add in an order that depends on where an element lies, so that a run
+  // that goes on to the bit must have the buckets it had: use_order() before the first begin_backward. Throws
+  // InvalidArgument for what is no permutation.
+  std::vector<int64_t> order() const;
+  void use_order(const std::vector<int64_t>& order);
+
+  // What the sums were multiplied with before they were added: 1 / world_size where fp16 gradients are
+  // involved, whose sum could overflow, else 1.
+  double scale() const;
+  // The buckets as they are now: for each the names of its parameters, in order.
+  std::vector<std::vector<std::string>> buckets() const;
+  std::vector<int64_t> bucket_bytes() const;
+  // Of the last window: how many buckets were sent while backward still ran, and in all.
+  int64_t buckets_sent_early() const;
+  int64_t buckets_sent() const;
+
+ private:
+  class State;
+  std::shared_ptr<State> state_;  // shared with the parameters' hooks
+};
+
+}  // namespace pacer

@@ -1,0 +1,36 @@
+// What rank 0 shows and writes: tables on the terminal, measurements.csv, exchange.svg and step.svg.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "experiments.h"
+
+namespace collectives {
+
+struct ExchangeResults {
+  ExchangeSize size;
+  std::vector<Measured> measurements;
+};
+
+// Where and how it was measured.
+struct Setting {
+  int world_size = 1;
+  std::string backend;
+  double rate = 0;  // bits per second of a link, 0: not known
+};
+
+// One line for people: ranks, back-end, link.
+std::string describe(const Setting& setting);
+
+// The table of one size, of the slowest rank's times: beside each scheme its ratio to buckets and, with a
+// rate, to the time in which the link can carry the least bytes.
+std::string exchange_table(const Setting& setting, const ExchangeResults& results);
+std::string step_table(const StepResults& results);
+
+std::string as_csv(const Setting& setting, const std::vector<ExchangeResults>& exchanges,
+                   const StepResults& step);
+std::string exchange_chart(const Setting& setting, const std::vector<ExchangeResults>& exchanges);
+std::string step_chart(const Setting& setting, const StepResults& step);
+
+}  // namespace collectives

@@ -1,0 +1,118 @@
+// The LAMB update of one element, written once for the host and the device (You et al., arXiv:1904.00962,
+// algorithm 2), the step-dependent scalars it needs, and the trust ratio of a tensor:
+//
+//   m, v as Adam        u = (m / c1) / (sqrt(v) / sqrt(c2) + epsilon) + weight_decay * p
+//   r = clamp(|p| / |u|, min_coeff, max_coeff), 1 where |p| or |u| is 0        p -= learning_rate * r * u
+//
+// r needs the norms of a whole tensor, so a step is two passes over the elements. Both compute u from the
+// moments as they are stored: rounded to bf16 where the dtype set says so.
+#pragma once
+
+#include <cstdint>
+
+#include <pacer/kernels/math/adam.h>
+#include <pacer/kernels/math/adam_storage.h>
+
+namespace pacer::kernels {
+
+// Everything an element update and a trust ratio read besides elements and norms, rounded once from double.
+template <class Real>
+struct alignas(16) LambScalars {
+  Real beta1;
+  Real one_minus_beta1;
+  Real beta2;
+  Real one_minus_beta2;
+  Real epsilon;
+  Real factor;
+  Real weight_decay;
+  Real inverse_correction;       // 1 / c1
+  Real inverse_sqrt_correction;  // 1 / sqrt(c2)
+  uint32_t adapt;                // 0: the trust ratio is 1
+  uint32_t skip;                 // not zero: change nothing
+  uint64_t seed;
+  int64_t step;  // t, the step being taken; 1 for the first
+  double learning_rate;
+  double min_coeff;
+  double max_coeff;
+};
+
+// All in double, each result rounded once.
+template <class Real>
+PACER_HOST_DEVICE LambScalars<Real> lamb_scalars(const AdamSettings& settings, int64_t step) {
+  const auto [c1, c2] = bias_corrections(settings, step);
+  LambScalars<Real> scalars;
+  scalars.beta1 = static_cast<Real>(settings.beta1);
+  scalars.one_minus_beta1 = static_cast<Real>(1.0 - settings.beta1);
+  scalars.beta2 = static_cast<Real>(settings.beta2);
+  scalars.one_minus_beta2 = static_cast<Real>(1.0 - settings.beta2);
+  scalars.epsilon = static_cast<Real>(settings.epsilon);
+  scalars.factor = static_cast<Real>(settings.factor);
+  scalars.weight_decay = static_cast<Real>(settings.weight_decay);
+  scalars.inverse_correction = static_cast<Real>(div_(1.0, c1));
+  scalars.inverse_sqrt_correction = static_cast<Real>(div_(1.0, sqrt_(c2)));
+  scalars.adapt = settings.adapt;
+  scalars.skip = 0;
+  scalars.seed = settings.seed;
+  scalars.step = step;
+  scalars.learning_rate = settings.learning_rate;
+  scalars.min_coeff = settings.min_coeff;
+  scalars.max_coeff = settings.max_coeff;
+  return scalars;
+}
+
+// What is squared and added up: the parameter (its master copy where there is one) and its update u.
+template <class Real>
+struct LambTerms {
+  Real parameter;
+  Real update;
+};
+
+// Of the moments and the parameter as they are stored.
+template <AdamStorage kStorage>
+PACER_HOST_DEVICE LambTerms<typename StorageOf<kStorage>::Real> lamb_terms(
+    const StoredElement<kStorage>& stored, const LambScalars<typename StorageOf<kStorage>::Real>& s) {
+  const auto parameter = load_parameter(stored);
+  const auto direction = over_root(load(stored.exp_avg), load(stored.exp_avg_sq), s);
+  return {parameter, fma_(s.weight_decay, parameter, mul_(s.inverse_correction, direction))};
+}
+
+// First pass: the new moments.
+template <AdamStorage kStorage>
+PACER_HOST_DEVICE LambTerms<typename StorageOf<kStorage>::Real> lamb_moments(
+    StoredElement<kStorage>& stored, const LambScalars<typename StorageOf<kStorage>::Real>& s) {
+  auto exp_avg = load(stored.exp_avg), exp_avg_sq = load(stored.exp_avg_sq);
+  update_moments(mul_(s.factor, load(stored.gradient)), s, exp_avg, exp_avg_sq);
+  store(exp_avg, stored.exp_avg);
+  store(exp_avg_sq, stored.exp_avg_sq);
+  return lamb_terms(stored, s);
+}
+
+// Second pass: the new parameter. `step_size` is that of the tensor's LambRatio, `random16` as for
+// store_parameter.
+template <AdamStorage kStorage>
+PACER_HOST_DEVICE void lamb_step(StoredElement<kStorage>& stored,
+                                 const LambScalars<typename StorageOf<kStorage>::Real>& s,
+                                 typename StorageOf<kStorage>::Real step_size, uint32_t random16) {
+  const auto terms = lamb_terms(stored, s);
+  store_parameter(fma_(-step_size, terms.update, terms.parameter), random16, stored);
+}
+
+// What lies between the passes, one per tensor.
+struct LambRatio {
+  double ratio;      // r
+  double step_size;  // learning_rate * r, rounded to Real
+};
+
+// From the sums of squares of all parameters and of all updates of a tensor. A NaN among them stays NaN.
+template <class Real>
+PACER_HOST_DEVICE LambRatio lamb_ratio(double parameter_squares, double update_squares,
+                                       const LambScalars<Real>& s) {
+  double ratio = 1;
+  if (s.adapt != 0 && parameter_squares != 0 && update_squares != 0) {
+    ratio = div_(sqrt_(parameter_squares), sqrt_(update_squares));
+    ratio = ratio < s.min_coeff ? s.min_coeff : ratio > s.max_coeff ? s.max_coeff : ratio;
+  }
+  return {ratio, static_cast<double>(static_cast<Real>(mul_(s.learning_rate, ratio)))};
+}
+
+}  // namespace pacer::kernels

@@ -1,0 +1,104 @@
+// The parts of an AdamFlavour that are the same for all optimizers, as templates over their option types.
+// What only some of them have is added in adam_flavour.cpp and lamb_flavour.cpp.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include <pacer/core/error.h>
+#include <pacer/optimizers/detail/adam_flavour.h>
+
+namespace pacer::detail {
+
+inline void check_at_least_zero(const char* optimizer, const char* option, double value) {
+  require(std::isfinite(value) && value >= 0, optimizer, ": ", option, " must be a finite number >= 0, not ",
+          value);
+}
+
+inline void check_beta(const char* optimizer, const char* option, double value) {
+  require(value >= 0 && value < 1, optimizer, ": ", option, " must be in [0, 1), not ", value);
+}
+
+template <class Options>
+AdamGroupSettings common_settings(const char* optimizer, const Options& options) {
+  check_at_least_zero(optimizer, "lr", options.lr());
+  check_at_least_zero(optimizer, "initial_lr", options.initial_lr().value_or(0));
+  check_beta(optimizer, "the first beta", std::get<0>(options.betas()));
+  check_beta(optimizer, "the second beta", std::get<1>(options.betas()));
+  check_at_least_zero(optimizer, "eps", options.eps());
+  check_at_least_zero(optimizer, "weight_decay", options.weight_decay());
+  require(options.rounding() == Rounding::nearest || options.master_weights() == MasterWeights::none,
+          optimizer,
+          ": stochastic rounding is for bf16 parameters without master weights; set "
+          "master_weights(MasterWeights::none) as well, or leave rounding at nearest");
+  AdamGroupSettings settings;
+  settings.kernel.learning_rate = options.lr();
+  settings.kernel.beta1 = std::get<0>(options.betas());
+  settings.kernel.beta2 = std::get<1>(options.betas());
+  settings.kernel.epsilon = options.eps();
+  settings.kernel.weight_decay = options.weight_decay();
+  settings.kernel.bias_correction = options.bias_correction();
+  settings.kernel.seed = options.seed();
+  settings.finite_check = options.finite_check();
+  settings.master_weights = options.master_weights();
+  settings.rounding = options.rounding();
+  return settings;
+}
+
+template <class Options>
+void export_common(const Options& options, const std::string& prefix, NamedTensors& state) {
+  const auto put = [&](const char* name, auto value) { state[prefix + name] = number_tensor(value); };
+  put("lr", options.lr());
+  put("has_initial_lr", options.initial_lr().has_value());
+  if (options.initial_lr()) put("initial_lr", *options.initial_lr());
+  put("beta1", std::get<0>(options.betas()));
+  put("beta2", std::get<1>(options.betas()));
+  put("eps", options.eps());
+  put("weight_decay", options.weight_decay());
+  put("bias_correction", options.bias_correction());
+  put("finite_check", options.finite_check());
+  put("master_weights", static_cast<int64_t>(options.master_weights()));
+  put("rounding", static_cast<int64_t>(options.rounding()));
+  put("seed", static_cast<int64_t>(options.seed()));
+}
+
+template <class Options>
+std::unique_ptr<Options> import_common(const std::string& prefix, const NamedTensors& state) {
+  const auto real = [&](const char* name) { return require_number<double>(state, prefix + name); };
+  const auto flag = [&](const char* name) { return require_number<bool>(state, prefix + name); };
+  const auto choice = [&](const char* name, auto last) {
+    const auto value = require_number<int64_t>(state, prefix + name);
+    require(value >= 0 && value <= static_cast<int64_t>(last), "\"", prefix, name,
+            "\" of the state to load has the unknown value ", value);
+    return static_cast<decltype(last)>(value);
+  };
+  auto options = std::make_unique<Options>(real("lr"));
+  if (flag("has_initial_lr")) options->initial_lr(real("initial_lr"));
+  options->betas({real("beta1"), real("beta2")}).eps(real("eps")).weight_decay(real("weight_decay"));
+  options->bias_correction(flag("bias_correction")).finite_check(flag("finite_check"));
+  options->master_weights(choice("master_weights", MasterWeights::none));
+  options->rounding(choice("rounding", Rounding::stochastic));
+  options->seed(static_cast<uint64_t>(require_number<int64_t>(state, prefix + "seed")));
+  return options;
+}
+
+template <class Options>
+double base_lr(torch::optim::OptimizerOptions& base) {
+  auto& options = static_cast<Options&>(base);
+  if (!options.initial_lr()) options.initial_lr(options.lr());
+  return *options.initial_lr();
+}
+
+template <class Options>
+bool owns(const torch::optim::OptimizerOptions& options) {
+  return dynamic_cast<const Options*>(&options) != nullptr;
+}
+
+template <class State>
+std::unique_ptr<torch::optim::OptimizerParamState> make_state() {
+  return std::make_unique<State>();
+}
+
+}  // namespace pacer::detail

@@ -1,0 +1,87 @@
+#include <pacer/optimizers/detail/lamb_stages.h>
+
+#include <algorithm>
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
+
+#include <pacer/core/reduction_order.h>
+#include <pacer/optimizers/detail/tile_loop.h>
+
+namespace pacer::detail {
+
+using kernels::LambRatio;
+using kernels::LambUnits;
+
+LambStages::LambStages(kernels::AdamStorage storage, const std::vector<int64_t>& counts, at::Device device)
+    : storage_(storage), device_(device) {
+  std::vector<Tile>& units = units_.host();
+  units = make_tiles(counts, kReductionUnit);
+  if (device.is_cuda()) {
+    const auto first_small = std::stable_partition(units.begin(), units.end(), [&](const Tile& unit) {
+      return counts[unit.tensor] > kernels::kLambWarpUnit;
+    });
+    block_units_ = first_small - units.begin();
+  }
+  std::vector<LambUnits>& units_of = units_of_.host();
+  units_of.resize(counts.size());
+  for (size_t i = 0; i < units.size(); ++i) {
+    LambUnits& mine = units_of[units[i].tensor];
+    if (mine.count++ == 0) mine.first = static_cast<int64_t>(i);
+  }
+  const auto doubles = at::TensorOptions().dtype(at::kDouble).device(device);
+  sums_ = at::empty({2, static_cast<int64_t>(units.size())}, doubles);
+  static_assert(sizeof(LambRatio) == 2 * sizeof(double));
+  ratios_ = at::ones({static_cast<int64_t>(counts.size()), 2}, doubles);
+}
+
+void LambStages::send() {
+  units_.send(device_);
+  units_of_.send(device_);
+}
+
+kernels::LambPartials LambStages::partials() const {
+  auto* sums = static_cast<double*>(sums_.mutable_data_ptr());
+  return {sums, sums + sums_.size(1)};
+}
+
+LambRatio* LambStages::ratios() const { return static_cast<LambRatio*>(ratios_.mutable_data_ptr()); }
+
+void LambStages::step_on_cpu(const Step& step) {
+  const std::vector<Tile>& units = units_.host();
+  const kernels::LambPartials sums = partials();
+  LambRatio* const ratio = ratios();
+  for_each_tile(units, [&](int64_t i) {
+    kernels::lamb_moments_cpu(storage_, units[i], step.tensors, step.gradients, step.scalars,
+                              sums.parameter + i, sums.update + i);
+  });
+  constexpr int64_t kTensorsAtOnce = 256;
+  at::parallel_for(0, ratios_.size(0), kTensorsAtOnce, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      kernels::lamb_ratio_cpu(storage_, units_of_.host()[t], step.gradients[t], step.scalars, sums,
+                              ratio + t);
+    }
+  });
+  for_each_tile(units, [&](int64_t i) {
+    kernels::lamb_update_cpu(storage_, units[i], step.tensors, step.gradients, step.scalars, ratio);
+  });
+}
+
+void LambStages::step_on_cuda(const Step& step, const kernels::AdamTiles& tiles, bool follows_prologue) {
+  const auto units = static_cast<int64_t>(units_.host().size());
+  const kernels::LambWork work{{units_.pointer(), block_units_, units - block_units_},
+                               tiles,
+                               units_of_.pointer(),
+                               ratios_.size(0),
+                               partials(),
+                               ratios()};
+  kernels::lamb_cuda(storage_, work, step.tensors, step.gradients, step.scalars, follows_prologue,
+                     current_stream(device_));
+}
+
+double LambStages::ratio(size_t position) const {
+  return ratios_.select(0, static_cast<int64_t>(position)).select(0, 0).item<double>();
+}
+
+}  // namespace pacer::detail

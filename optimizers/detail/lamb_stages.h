@@ -1,0 +1,49 @@
+// What LAMB has beside Adam's tables: reduction units, their sums of squares, and the trust ratio of every
+// parameter of one dtype set, on the CPU or in device memory.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <pacer/kernels/lamb.h>
+#include <pacer/optimizers/detail/device_buffer.h>
+
+namespace pacer::detail {
+
+class LambStages {
+ public:
+  // For tensors of these element counts, in the order of the table. Ratios are 1 before the first step.
+  LambStages(kernels::AdamStorage storage, const std::vector<int64_t>& counts, at::Device device);
+
+  // Sends what the stages need to the GPU, where it changed.
+  void send();
+
+  // A step of every tensor whose gradient is not null. Pointers are host or device memory, as the device is.
+  struct Step {
+    const kernels::AdamTensor* tensors;
+    const kernels::AdamGradient* gradients;
+    const void* scalars;
+  };
+  void step_on_cpu(const Step& step);
+  // `tiles`: those of the update. `follows_prologue` as in AdamLaunch.
+  void step_on_cuda(const Step& step, const kernels::AdamTiles& tiles, bool follows_prologue);
+
+  // Of the tensor at this position; waits for a GPU.
+  double ratio(size_t position) const;
+
+ private:
+  kernels::LambPartials partials() const;
+  kernels::LambRatio* ratios() const;
+
+  kernels::AdamStorage storage_;
+  at::Device device_;
+  DeviceBuffer<Tile> units_;  // on CUDA those for blocks first
+  int64_t block_units_ = 0;
+  DeviceBuffer<kernels::LambUnits> units_of_;  // by tensor
+  at::Tensor sums_;                            // (2, units), double: of parameters, of updates
+  at::Tensor ratios_;                          // (tensors, 2), double: LambRatio
+};
+
+}  // namespace pacer::detail

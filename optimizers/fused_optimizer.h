@@ -1,0 +1,83 @@
+// The base of the fused optimizers: torch::optim::Optimizer with one memory-bound kernel for all parameters
+// instead of a loop of small operations, and the contract of a Session. Which rule it is, is a table of the
+// few functions in which they differ.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include <pacer/optimizers/named_parameters.h>
+#include <pacer/optimizers/session_optimizer.h>
+
+namespace pacer {
+
+namespace detail {
+class AdamEngine;
+struct AdamFlavour;
+struct PendingState;
+}  // namespace detail
+
+// What FusedAdam, FusedAdamW and FusedLamb share. Not used directly.
+class FusedOptimizer : public SessionOptimizer {
+ public:
+  FusedOptimizer(FusedOptimizer&&) noexcept;
+  FusedOptimizer& operator=(FusedOptimizer&&) noexcept;
+  ~FusedOptimizer() override;
+
+  // Updates every parameter that has a gradient. The closure, if given, is called first, with gradients
+  // enabled, and its loss is returned.
+  torch::Tensor step(LossClosure closure = nullptr) override;
+
+  // Options of the group may be this optimizer's or the torch optimizer's; without options it takes the
+  // defaults.
+  void add_param_group(const torch::optim::OptimizerParamGroup& group);
+  void add_param_group(const NamedParamGroup& group);
+
+  // Steps that changed nothing because a gradient was not finite (finite_check, or the guard of a Session).
+  // Waits for the device on a GPU.
+  int64_t skipped_steps() const override;
+
+  std::string parameter_name(const torch::Tensor& parameter) const override;
+  void name_parameters(const NamedParameters& names) override;
+  double base_lr(size_t group) override;
+
+  void prepare(const StepInputs& inputs) override;
+  bool enqueue() override;
+  void conclude(bool applied) override;
+  int64_t enqueue_version() const override;
+
+  NamedTensors export_state() const override;
+  void import_state(const NamedTensors& state) override;
+
+ protected:
+  FusedOptimizer(const detail::AdamFlavour& flavour,
+                 const std::vector<torch::optim::OptimizerParamGroup>& groups,
+                 std::unique_ptr<torch::optim::OptimizerOptions> defaults);
+  FusedOptimizer(const detail::AdamFlavour& flavour, const std::vector<NamedParamGroup>& groups,
+                 std::unique_ptr<torch::optim::OptimizerOptions> defaults);
+
+  // The ratio by which the last step scaled the parameter's update (LAMB), 1 before.
+  double trust_ratio_of(const torch::Tensor& parameter) const;
+
+  // Checks state and options that were read, then puts them in force.
+  void restore(detail::PendingState pending);
+  const std::unordered_map<const void*, std::string>& names() const { return names_; }
+
+  // Groups added through the base class may still carry torch's options; from now on they have this
+  // optimizer's own, of equal values.
+  void adopt_foreign_options() const;
+
+ private:
+  // None where the tensor is not one of the parameters.
+  std::optional<std::string> find_name(const torch::Tensor& parameter) const;
+
+  const detail::AdamFlavour* flavour_;
+  std::unordered_map<const void*, std::string> names_;  // by TensorImpl
+  std::unique_ptr<detail::AdamEngine> engine_;
+};
+
+}  // namespace pacer

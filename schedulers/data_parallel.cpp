@@ -1,0 +1,202 @@
+#include <pacer/schedulers/data_parallel.h>
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <torch/version.h>
+
+#include <pacer/core/checksum.h>
+#include <pacer/core/error.h>
+#include <pacer/core/version.h>
+#include <pacer/schedulers/detail/model_facts.h>
+#include <pacer/schedulers/session_parts.h>
+#include <pacer/schedulers/step_report.h>
+
+namespace pacer {
+
+void DataParallel::attach(SessionParts& parts) {
+  require(parts.world_was_given,
+          "DataParallel needs to know its peers; give the Session a Communicator: Session(model, optimizer, "
+          "Communicator::from_environment())");
+  require(parts.world().device() == parts.device(), "the model is on ", parts.device().str(), ", but ",
+          parts.world().backend_name(), " joins the ranks on ", parts.world().device().str(),
+          "; call model->to(world->device()) before the optimizer is made");
+  parts_ = &parts;
+}
+
+void DataParallel::start(const Progress& progress) {
+  if (parts_->world().world_size() > 1) join_ranks(progress);
+}
+
+std::vector<Fact> DataParallel::facts() const {
+  std::vector<Fact> facts = {
+      {"library", detail::concatenate("pacer ", version(), ", LibTorch ", TORCH_VERSION)},
+      {"communicator", detail::concatenate(parts_->world().backend_name(), ", ordered sums ",
+                                           parts_->world().options().ordered_sum() ? "on" : "off")},
+      {"buckets",
+       detail::concatenate(options_.bucket_bytes(), " and ", options_.first_bucket_bytes(), " bytes, wire ",
+                           options_.wire_dtype() ? c10::toString(*options_.wire_dtype()) : "as it is",
+                           ", unused parameters ", options_.unused_is_zero() ? "are zero" : "are an error",
+                           ", buffers ", options_.sync_buffers() ? "follow rank 0" : "are each rank's own")},
+      {"micro-steps",
+       detail::concatenate(parts_->micro_steps, parts_->weight_by_tokens ? " weighted by tokens" : "")},
+  };
+  for (const auto& hook : parts_->hooks()) facts.push_back({"hook " + hook->hook_name(), hook->agreement()});
+  for (Fact& fact : detail::optimizer_facts(*parts_)) facts.push_back(std::move(fact));
+  for (Fact& fact : detail::parameter_facts(*parts_)) facts.push_back(std::move(fact));
+  return facts;
+}
+
+void DataParallel::join_ranks(const Progress& progress) {
+  parts_->world().set_step(progress.step);
+  require_agreement(parts_->world(), progress.step, facts());
+  share_parameters();
+  BucketOptions options;
+  options.bucket_bytes(options_.bucket_bytes()).first_bucket_bytes(options_.first_bucket_bytes());
+  options.wire_dtype(options_.wire_dtype()).unused_is_zero(options_.unused_is_zero());
+  bucketer_.reset();  // takes its hooks from the parameters before the next one adds its own
+  const auto named = detail::named_optimizer_parameters(*parts_);
+  bucketer_ = std::make_unique<GradientBucketer>(named, parts_->shared_world(), options);
+  trained_ = detail::trained_parameters(*parts_);
+  if (saved_order_.size() == trained_.size()) bucketer_->use_order(saved_order_);
+  saved_order_.clear();
+  for (const at::Tensor& buffer : parts_->model().buffers()) {
+    buffer_versions_.push_back(buffer.defined() ? buffer._version() : 0);
+  }
+}
+
+void DataParallel::share_parameters() {
+  const at::NoGradGuard no_grad;
+  Communicator& world = parts_->world();
+  if (options_.initial_parameters() == InitialParameters::check) {
+    std::vector<Fact> values;
+    for (const auto& item : parts_->model().named_parameters()) {
+      const at::Tensor host = item.value().detach().cpu().contiguous();
+      const auto bytes = static_cast<size_t>(host.numel()) * host.element_size();
+      values.push_back({"initial value of parameter " + item.key(),
+                        "checksum " + Checksum().add(host.const_data_ptr(), bytes).hex()});
+    }
+    require_agreement(world, parts_->progress.step, values);
+    return;
+  }
+  std::vector<at::Tensor> tensors = parts_->model().parameters();
+  for (const at::Tensor& tensor : detail::all_optimizer_parameters(*parts_)) tensors.push_back(tensor);
+  for (const at::Tensor& buffer : parts_->model().buffers()) tensors.push_back(buffer);
+  detail::broadcast_all(world, tensors);
+}
+
+void DataParallel::backward_begin(const Progress& progress) {
+  Communicator& world = parts_->world();
+  if (world.world_size() == 1) return;
+  world.set_step(progress.step);
+  if (progress.micro_step == 0 && !detail::same_tensors(trained_, detail::trained_parameters(*parts_))) {
+    join_ranks(progress);  // parameters were frozen, unfrozen or added: on every rank, or they disagree here
+  }
+  if (progress.micro_step + 1 < progress.micro_steps) return;
+  RankStatus status;
+  status.intent = Intent::step;
+  status.step = progress.step;
+  status.micro_steps = progress.micro_steps;
+  status.weight = parts_->window.weight;
+  status.tokens = parts_->window.tokens;
+  statuses_ = StatusExchange(world, status);
+  Progress window = progress;
+  window.micro_step = 0;
+  bucketer_->begin_backward(parts_->unused(window), parts_->unused(progress));
+}
+
+void DataParallel::backward_end(const Progress& progress) {
+  if (bucketer_ && progress.micro_step + 1 == progress.micro_steps) bucketer_->end_backward();
+}
+
+void DataParallel::backward_failed() {
+  if (bucketer_) bucketer_->drop();
+}
+
+void DataParallel::gradients_ready(const Progress& window) {
+  if (!bucketer_) return;
+  if (!statuses_.is_under_way()) {  // the window ends early, and so did not begin to travel
+    RankStatus status;
+    status.intent = Intent::last_step;
+    status.step = window.step;
+    status.micro_steps = window.micro_steps;
+    status.weight = parts_->window.weight;
+    status.tokens = parts_->window.tokens;
+    statuses_ = StatusExchange(parts_->world(), status);
+    add_totals(statuses_.wait());
+    bucketer_->reduce(parts_->unused(window));
+  } else {
+    add_totals(statuses_.wait());
+  }
+  Work loss;
+  if (parts_->window.loss.defined()) {
+    loss = parts_->world().all_reduce(parts_->window.loss, CollectiveOptions().agreed(true));
+  }
+  bucketer_->wait();
+  loss.wait();
+}
+
+void DataParallel::add_totals(const std::vector<RankStatus>& ranks) {
+  WindowTotals& window = parts_->window;
+  window.weight = 0;
+  window.tokens = 0;
+  for (const RankStatus& rank : ranks) {
+    window.weight += rank.weight;
+    window.tokens += rank.tokens;
+  }
+  window.gradient_scale = bucketer_->scale();
+}
+
+void DataParallel::after_step(StepReport& /*report*/) {
+  if (bucketer_ && options_.sync_buffers()) sync_buffers();
+}
+
+// Which buffers change is seen in the first step, by rank 0 for all.
+void DataParallel::sync_buffers() {
+  Communicator& world = parts_->world();
+  if (!std::exchange(buffers_are_known_, true)) {
+    const std::vector<at::Tensor> buffers = parts_->model().buffers();
+    std::string changed(buffers.size(), '0');
+    for (size_t i = 0; i < buffers.size() && i < buffer_versions_.size(); ++i) {
+      if (buffers[i].defined() && buffers[i]._version() != buffer_versions_[i]) changed[i] = '1';
+    }
+    changed = buffers.empty() ? changed : world.exchange(changed).front();
+    for (size_t i = 0; i < buffers.size(); ++i) {
+      if (changed[i] == '1') changing_buffers_.push_back(buffers[i]);
+    }
+  }
+  const at::NoGradGuard no_grad;
+  detail::broadcast_all(world, changing_buffers_);
+}
+
+void DataParallel::save(NamedTensors& state) const {
+  const std::vector<int64_t> order = bucketer_ ? bucketer_->order() : saved_order_;
+  const at::Tensor tensor = at::empty({static_cast<int64_t>(order.size())}, at::kLong);
+  std::copy(order.begin(), order.end(), tensor.mutable_data_ptr<int64_t>());
+  state["bucket_order"] = tensor;
+}
+
+void DataParallel::load(const NamedTensors& state) {
+  const at::Tensor order = require_tensor(state, "bucket_order");
+  require(order.scalar_type() == at::kLong && order.dim() == 1,
+          "\"bucket_order\" of the checkpoint is no list of positions");
+  const auto* positions = order.const_data_ptr<int64_t>();
+  std::vector<int64_t> saved(positions, positions + order.numel()), sorted = saved;
+  std::sort(sorted.begin(), sorted.end());
+  for (size_t i = 0; i < sorted.size(); ++i) {
+    require(sorted[i] == static_cast<int64_t>(i), "\"bucket_order\" of the checkpoint is no permutation");
+  }
+  saved_order_ = std::move(saved);
+}
+
+void DataParallel::finish(const Progress& progress) {
+  if (!bucketer_) return;
+  RankStatus status;
+  status.intent = Intent::finish;
+  status.step = progress.step;
+  StatusExchange(parts_->world(), status).wait();
+}
+
+}  // namespace pacer

@@ -1,0 +1,131 @@
+#include <pacer/schedulers/detail/model_facts.h>
+
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+#include <unordered_set>
+
+#include <ATen/ops/cat.h>
+
+#include <pacer/core/error.h>
+#include <pacer/schedulers/detail/foreign_state.h>
+
+namespace pacer::detail {
+namespace {
+
+constexpr int64_t kMessageBytes = int64_t{64} << 20;
+
+std::string text_of(const at::Tensor& number) {
+  if (number.scalar_type() == at::kDouble) {
+    char text[40];
+    std::snprintf(text, sizeof text, "%.17g", number.item<double>());
+    return text;
+  }
+  return std::to_string(number.item<int64_t>());
+}
+
+bool ends_with(const std::string& text, const std::string& end) {
+  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+}
+
+}  // namespace
+
+std::vector<std::pair<std::string, at::Tensor>> named_optimizer_parameters(const SessionParts& parts) {
+  std::unordered_map<const void*, std::string> names;
+  for (const auto& item : parts.model().named_parameters()) {
+    names.emplace(item.value().unsafeGetTensorImpl(), item.key());
+  }
+  std::vector<std::pair<std::string, at::Tensor>> named;
+  const auto& groups = parts.optimizer().param_groups();
+  for (size_t g = 0; g < groups.size(); ++g) {
+    for (size_t i = 0; i < groups[g].params().size(); ++i) {
+      const at::Tensor& parameter = groups[g].params()[i];
+      const auto found = names.find(parameter.unsafeGetTensorImpl());
+      std::string name = concatenate(g, ".", i);
+      if (found != names.end()) name = found->second;
+      if (parts.session_optimizer()) name = parts.session_optimizer()->parameter_name(parameter);
+      named.emplace_back(std::move(name), parameter);
+    }
+  }
+  return named;
+}
+
+std::vector<at::Tensor> all_optimizer_parameters(const SessionParts& parts) {
+  std::vector<at::Tensor> all;
+  for (const auto& group : parts.optimizer().param_groups()) {
+    all.insert(all.end(), group.params().begin(), group.params().end());
+  }
+  return all;
+}
+
+std::vector<at::Tensor> trained_parameters(const SessionParts& parts) {
+  std::vector<at::Tensor> trained;
+  for (const auto& group : parts.optimizer().param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      if (parameter.requires_grad()) trained.push_back(parameter);
+    }
+  }
+  return trained;
+}
+
+bool same_tensors(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const at::Tensor& x, const at::Tensor& y) { return x.is_same(y); });
+}
+
+std::vector<Fact> parameter_facts(const SessionParts& parts) {
+  std::vector<Fact> facts;
+  for (const auto& [name, parameter] : named_optimizer_parameters(parts)) {
+    facts.push_back({concatenate("parameter ", facts.size()),
+                     concatenate(name, ", ", parameter.scalar_type(), " ", parameter.sizes(),
+                                 parameter.requires_grad() ? "" : ", frozen")});
+  }
+  facts.push_back({"number of parameters", std::to_string(facts.size())});
+  return facts;
+}
+
+std::vector<Fact> optimizer_facts(const SessionParts& parts) {
+  NamedTensors state;
+  if (parts.session_optimizer()) {
+    state = parts.session_optimizer()->export_state();
+  } else if (can_export(parts.optimizer())) {
+    state = export_foreign(parts.optimizer(), parts.model());
+  }
+  std::vector<Fact> facts = {{"parameter groups", std::to_string(parts.optimizer().param_groups().size())}};
+  for (const auto& [key, tensor] : state) {
+    const bool is_option = key.compare(0, 6, "group/") == 0 && tensor.dim() == 0;
+    if (!is_option || ends_with(key, "/lr") || ends_with(key, "initial_lr")) continue;
+    facts.push_back({"optimizer option " + key, text_of(tensor)});
+  }
+  return facts;
+}
+
+void broadcast_all(Communicator& world, const std::vector<at::Tensor>& tensors) {
+  std::map<at::ScalarType, std::vector<at::Tensor>> by_dtype;
+  std::unordered_set<const void*> seen;
+  for (const at::Tensor& tensor : tensors) {
+    if (!tensor.defined() || tensor.numel() == 0 || !seen.insert(tensor.unsafeGetTensorImpl()).second) {
+      continue;
+    }
+    by_dtype[tensor.scalar_type()].push_back(tensor.detach());
+  }
+  for (const auto& [dtype, list] : by_dtype) {
+    for (size_t begin = 0, end = 0; begin < list.size(); begin = end) {
+      std::vector<at::Tensor> flat;
+      int64_t bytes = 0;
+      for (; end < list.size() && (bytes == 0 || bytes < kMessageBytes); ++end) {
+        flat.push_back(list[end].reshape({-1}).to(world.device()));
+        bytes += list[end].numel() * static_cast<int64_t>(list[end].element_size());
+      }
+      const at::Tensor message = at::cat(flat);
+      world.broadcast(message, 0, CollectiveOptions().agreed(true)).wait();
+      int64_t offset = 0;
+      for (size_t i = begin; i < end; offset += list[i++].numel()) {
+        at::Tensor target = list[i];
+        if (world.rank() != 0) target.copy_(message.narrow(0, offset, target.numel()).view(target.sizes()));
+      }
+    }
+  }
+}
+
+}  // namespace pacer::detail

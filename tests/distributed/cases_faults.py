@@ -1,0 +1,86 @@
+"""F1: one rank of four is killed or stopped somewhere in a run with checkpoints. The others end by an error, in time;
+nothing is left behind; and a new run that goes on from the last checkpoint ends where a run without faults does."""
+import os
+import re
+import shutil
+import tempfile
+import time
+
+from ranks import Ranks, expect
+from run_ranks import case
+
+LONG = os.environ.get("PACER_TEST_LONG") == "1"
+WORLD_SIZE = 4
+DEADLINE = 3.0  # seconds, of each operation
+# How long survivors may take beyond what they must, on a machine with fewer cores than ranks.
+LOAD = 3.0
+
+# Where, and at which rank in the short form.
+POINTS = {
+    "rendezvous": 1, "after_rendezvous": 2, "control:2": 3, "control:4": 0, "data:1": 0, "data:3": 1, "data:3:inside": 2,
+    "data:9": 3, "backward": 0, "after_backward": 1, "before_kernel": 2, "after_kernel": 3, "in_save": 0, "in_save ": 1,
+    "control:30": 2, "in_load": 3,
+}
+
+
+def run(worker, folder, world_size, **arguments):
+    return Ranks(worker, "faults", world_size, timeout=int(DEADLINE * 1000), folder=folder, **arguments)
+
+
+def result(ranks):
+    for rank in ranks:
+        rank.end()
+    hashes = {rank.said("^hash (.*)")[0][1] for rank in ranks}
+    expect(len(hashes) == 1, f"ranks ended with different models: {hashes}")
+    return hashes.pop()
+
+
+def unbroken(worker, world_size=WORLD_SIZE, **arguments):
+    with tempfile.TemporaryDirectory() as folder, run(worker, folder, world_size, **arguments) as ranks:
+        return result(ranks)
+
+
+def suffer(worker, wanted, point, culprit, signal, world_size=WORLD_SIZE, grace=2, **arguments):
+    what = f"{signal} of rank {culprit} of {world_size} at {point}"
+    with tempfile.TemporaryDirectory() as folder:
+        point = point.strip()
+        if point == "in_load":  # there must be something to load
+            with run(worker, folder, world_size, **arguments) as ranks:
+                result(ranks)
+            newest = sorted(name for name in os.listdir(folder) if name.startswith("step-"))[-1]
+            shutil.rmtree(os.path.join(folder, newest))
+        with run(worker, folder, world_size, culprit=culprit, point=point, signal=signal, **arguments) as ranks:
+            ranks[culprit].wait_for("^fault$")
+            start = time.monotonic()
+            limit = (grace if signal == "KILL" else DEADLINE + grace) + LOAD
+            if point == "rendezvous":
+                limit = 2 * DEADLINE + LOAD  # nobody can know that somebody is missing before the deadline
+            for rank in ranks:
+                if rank.number == culprit:
+                    continue
+                rank.end(status=3, patience=limit + 20)
+                text = rank.said("^error: (.*)")[0][1]
+                expect(re.search(f"rank(s [0-9, and]*| ){culprit}\\b|cannot be reached|rank {culprit}|Connection", text),
+                       f"{what}: {rank} does not suspect it: {text}")
+            took = time.monotonic() - start
+            expect(took < limit, f"{what}: survivors needed {took:.1f} s")
+            ranks[culprit].kill()
+            ranks[culprit].process.wait()
+        with run(worker, folder, world_size, **arguments) as ranks:
+            expect(result(ranks) == wanted, f"{what}: the resumed run ended elsewhere")
+            resumed = ranks[0].said("^resumed (.*)")[0][1]
+        left = [name for name in os.listdir(folder) if not name.startswith("step-")]
+        expect(not left, f"{what}: {left} are left")
+        print(f"  {what}: survivors ended after {took:.2f} s, resumed after step {resumed}")
+
+
+@case
+def killed_or_stopped(worker):
+    wanted = unbroken(worker)
+    for number, (point, rank) in enumerate(POINTS.items()):
+        if LONG:
+            for culprit in range(WORLD_SIZE):
+                for signal in ("KILL", "STOP"):
+                    suffer(worker, wanted, point, culprit, signal)
+        elif number % 2 == 0 or point in ("in_load", "data:9"):
+            suffer(worker, wanted, point, rank, "STOP" if number % 4 == 0 else "KILL")

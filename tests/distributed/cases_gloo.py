@@ -1,0 +1,122 @@
+"""Operations of the Gloo transport, and what they do when a rank is killed, stopped or late."""
+import contextlib
+import time
+
+from ranks import Ranks, expect, free_port
+from run_ranks import case
+
+OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "receive", "send")
+
+
+@case
+def operations(worker):
+    for world_size in (2, 3, 4):
+        with Ranks(worker, "operations", world_size) as ranks:
+            ranks.end()
+        with Ranks(worker, "rank_order", world_size, host="127.0.0.1", port=free_port()) as ranks:
+            ranks.end()
+    with Ranks(worker, "at_once", 3) as ranks:
+        ranks.end()
+
+
+@case
+def early_end(worker):
+    for world_size in (2, 4):
+        with Ranks(worker, "early_end", world_size, rounds=12) as ranks:
+            ranks.end()
+
+
+@case
+def killed(worker):
+    """Everybody who waits for a killed rank knows at once, far before the deadline."""
+    for operation in ("all_reduce", "all_to_all", "broadcast", "receive"):
+        with Ranks(worker, "absent", 4, operation=operation, call=30000) as ranks:
+            ranks.wait_for("ready")
+            time.sleep(0.3)
+            ranks[3].kill()
+            start = time.monotonic()
+            for rank in ranks[:3]:
+                rank.end()
+            took = time.monotonic() - start
+            expect(took < 5, f"{operation}: the others needed {took:.2f} s to end")
+            ranks[3].end(-9)
+            for rank in ranks[:3]:
+                expect(rank.said(rf"{operation}: failed after .*Gloo: .*[Cc]onnection|closed"), rank.story())
+                expect(not rank.warnings, f"{operation}: {rank.warnings}")
+            print(f"  {operation}: {took:.2f} s, {[r.lines[1:] for r in ranks[:3]]}")
+
+
+@case
+def stopped(worker):
+    """Who waits for a stopped rank knows at the deadline of the call, whatever that of the group."""
+    for operation in OPERATIONS:
+        with Ranks(worker, "absent", 3, operation=operation, call=1000, timeout=20000) as ranks:
+            ranks[2].wait_for("ready")
+            ranks[2].stop()
+            for rank in ranks[:2]:
+                found = rank.wait_for(rf"{operation}: (timeout|failed) after (\d+) ms")
+                rank.end()
+                expect(900 <= int(found[2]) <= 2000, f"{operation}: {rank.story()}")
+            expect(any(rank.said("timeout after") for rank in ranks[:2]), f"{operation}: nobody saw a timeout")
+            print(f"  {operation}: {[r.lines[1] for r in ranks[:2]]}")
+
+
+@case
+def late(worker):
+    """Below the deadline of the call: success. Above: a timeout, within a second. Never the group's deadline."""
+    for operation in ("all_reduce", "all_to_all", "receive"):
+        poll = {"poll": 1} if operation != "all_to_all" else {}
+        runs = []
+        with contextlib.ExitStack() as stack:
+            # The group's deadline, that of the call, and how late the last rank is.
+            for timeout, call, delay in ((5000, 20000, 6000), (20000, 3000, 1500), (20000, 3000, 2700),
+                                         (20000, 1000, 1100), (20000, 1000, 5000)):
+                run = Ranks(worker, "late", 2, operation=operation, timeout=timeout, call=call, late=delay, **poll)
+                runs.append((stack.enter_context(run), call, delay))
+            for ranks, call, delay in runs:
+                ranks[0].end()
+                if delay < call:
+                    expect(ranks[0].said("success"), f"{operation} {call} {delay}: {ranks[0].story()}")
+                else:
+                    found = ranks[0].said(r"timeout after (\d+) ms")
+                    expect(found and call <= int(found[0][1]) <= call + 1000,
+                           f"{operation} {call} {delay}: {ranks[0].story()}")
+
+
+@case
+def abort(worker):
+    for backwards in ({}, {"backwards": 1}):
+        with Ranks(worker, "abort", 2, **backwards) as ranks:
+            found = [int(found[1]) for found in ranks[0].end().said(r"failed after (\d+) ms")]
+            expect(len(found) == 6 and max(found) < 2500, ranks[0].story())
+            ended = ranks[0].said(r"ended after (\d+) ms")
+            expect(int(ended[0][1]) < 1000, ranks[0].story())
+            print(f"  {ranks[0].lines}")
+    # The others wait for the one that ends its connections, or for one that does.
+    with Ranks(worker, "abort_of_absent", 4) as ranks:
+        ranks.end()
+        for rank in ranks[1:]:
+            found = rank.said(r"failed after (\d+) ms")
+            expect(len(found) == 1 and int(found[0][1]) < 2500, rank.story())
+            print(f"  {rank.lines}")
+
+
+@case
+def dropped(worker):
+    for first in ({}, {"works_first": 1}):
+        with Ranks(worker, "dropped", 3, **first) as ranks:
+            for rank in ranks[:2]:
+                ended = rank.end().said(r"ended after (\d+) ms")
+                expect(int(ended[0][1]) < 2000, rank.story())
+    with Ranks(worker, "dropped_messages", 2) as ranks:
+        ranks.end()
+
+
+@case
+def contradictions(worker):
+    """Messages whose two ends have different sizes: both ends fail, at the deadline of the call."""
+    for how in ({}, {"first_sends_more": 1}, {"all_to_all": 1}):
+        with Ranks(worker, "contradiction", 2, **how) as ranks:
+            ranks.end()
+            for rank in ranks:
+                expect(rank.said(r"message: (timeout|failed) after (9|1\d)\d\d ms"), rank.story())

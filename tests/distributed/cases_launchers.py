@@ -1,0 +1,67 @@
+"""Ranks that learn from their launcher's variables who they are and where they meet."""
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from ranks import Ranks, expect, free_port, is_loopback
+from run_ranks import case
+
+
+@case
+def mpirun(worker):
+    """Open MPI's variables on one host: through a file of a private folder, which is empty afterwards."""
+    for variable, subfolder in (("XDG_RUNTIME_DIR", "pacer"), ("TMPDIR", f"pacer-{os.geteuid()}")):
+        with Ranks(worker, "environment", 3, only=()) as ranks:
+            for number in range(3):
+                ranks.start(number, environment={
+                    "XDG_RUNTIME_DIR": "", variable: ranks.folder, "PMIX_NAMESPACE": "prterun-7@1",
+                    "OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": str(number),
+                    "OMPI_COMM_WORLD_LOCAL_SIZE": "3", "OMPI_COMM_WORLD_LOCAL_RANK": str(number)})
+            for number, rank in enumerate(ranks):
+                rank.end()
+                expect(rank.said(f"rank {number} of 3, here {number} of 3"), rank.story())
+            folder = Path(ranks.folder, subfolder)
+            expect(folder.stat().st_mode & 0o777 == 0o700, f"{folder} has mode {folder.stat().st_mode:o}")
+            expect(not os.listdir(folder), f"left behind: {os.listdir(folder)}")
+            # Somebody else's folder of that name, or one that others may enter, is not used.
+            folder.chmod(0o770)
+            rank = ranks.start(0, environment={
+                "XDG_RUNTIME_DIR": "", variable: ranks.folder, "PMIX_NAMESPACE": "7",
+                "OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "0",
+                "OMPI_COMM_WORLD_LOCAL_SIZE": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}).end(3)
+            expect(rank.said("error: other users may enter the folder"), rank.story())
+
+
+@case
+def by_hand(worker):
+    """RANK, WORLD_SIZE and an address, and nothing else; and a single process."""
+    port = str(free_port())
+    with Ranks(worker, "environment", 2, only=(), stay=1) as ranks:
+        for number in range(2):
+            ranks.start(number, environment={"RANK": str(number), "WORLD_SIZE": "2", "MASTER_ADDR": "localhost",
+                                             "MASTER_PORT": port})
+        for number, rank in enumerate(ranks):
+            rank.wait_for(f"rank {number} of 2, here {number} of 2")
+        found = [entry for rank in ranks for entry in rank.sockets()]
+        expect(found and all(is_loopback(address) for address, _, _ in found), f"beyond this host: {found}")
+    with Ranks(worker, "environment", 1) as ranks:
+        ranks.end()
+        expect(ranks[0].said("rank 0 of 1, here 0 of 1"), ranks[0].story())
+
+
+@case
+def torchrun(worker):
+    """torchrun's agent keeps the store, also through a restart of the workers."""
+    here = Path(__file__).resolve().parents[2] / ".venv/bin/torchrun"
+    program = str(here) if here.exists() else shutil.which("torchrun")
+    if not program or subprocess.run([program, "--help"], capture_output=True).returncode != 0:
+        print("PACER_SKIPPED: torchrun is not there or does not run")
+        return
+    command = [program, "--no-python", "--nproc-per-node=2", "--max-restarts=1", "--master-addr=127.0.0.1",
+               f"--master-port={free_port()}", worker, "environment", "0", "1", "fail_once"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    expect(run.returncode == 0, f"torchrun ended with {run.returncode}: {run.stdout} {run.stderr[-2000:]}")
+    for number in range(2):
+        lines = run.stdout.count(f"rank {number} of 2, here {number} of 2")
+        expect(lines == 2, f"rank {number} was heard {lines} times instead of 2: {run.stdout}")

@@ -1,0 +1,50 @@
+"""The same over NCCL, one GPU a rank: training beside one process, resumption, and F2, killed and stopped ranks."""
+import os
+import subprocess
+
+import cases_faults
+from cases_training import play
+from run_ranks import case
+
+LONG = os.environ.get("PACER_TEST_LONG") == "1"
+
+
+def gpus():
+    try:
+        return subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.count("GPU ")
+    except FileNotFoundError:
+        return 0
+
+
+def worlds():
+    """World sizes that this machine has GPUs for."""
+    found = [size for size in (2, 4) if size <= gpus()]
+    if not found:
+        print("PACER_SKIPPED: needs 2 GPUs")
+    return found
+
+
+@case
+def training(worker):
+    for world_size in worlds():
+        play(worker, "train_pairs", world_size, nccl=1, steps=50 if LONG else 5)
+        play(worker, "train_long", world_size, nccl=1, steps=500 if LONG else 50)
+        play(worker, "train_unordered", world_size, nccl=1, steps=500 if LONG else 50)
+
+
+@case
+def resume(worker):
+    for world_size in worlds():
+        play(worker, "train_resume", world_size, nccl=1, folder="{folder}")
+
+
+@case
+def killed_or_stopped(worker):
+    """F2. Waiting for a GPU has a deadline, and a second run on the same GPUs works."""
+    points = ("data:3", "data:9:inside", "control:6", "backward", "before_kernel", "in_save")
+    for world_size in worlds():
+        wanted = cases_faults.unbroken(worker, world_size, nccl=1)
+        for number, point in enumerate(points):
+            for signal in ("KILL", "STOP"):
+                if LONG or (number + (signal == "STOP")) % 2 == 0:
+                    cases_faults.suffer(worker, wanted, point, number % world_size, signal, world_size, grace=10, nccl=1)

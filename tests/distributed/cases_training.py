@@ -1,0 +1,38 @@
+"""Training on processes, beside one process that does the same."""
+import os
+
+from ranks import Ranks
+from run_ranks import case
+
+LONG = os.environ.get("PACER_TEST_LONG") == "1"
+
+
+def play(worker, scenario, world_size, **arguments):
+    with Ranks(worker, scenario, world_size, timeout=60000, **arguments) as ranks:
+        for rank in ranks:
+            rank.end(patience=600)
+        return ranks
+
+
+@case
+def pairs_of_hooks(worker):
+    """Every pair of the hooks that matter most, to the bit."""
+    for world_size in (1, 2, 3, 4):
+        play(worker, "train_pairs", world_size, steps=500 if LONG else 6)
+
+
+@case
+def all_hooks_for_long(worker):
+    play(worker, "train_long", 4, steps=500 if LONG else 100)
+
+
+@case
+def unordered_sums(worker):
+    for world_size in (2, 4):
+        play(worker, "train_unordered", world_size, steps=500 if LONG else 50)
+
+
+@case
+def resume(worker):
+    """Four ranks, to the bit."""
+    play(worker, "train_resume", 4, folder="{folder}")

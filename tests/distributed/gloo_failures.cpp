@@ -1,0 +1,211 @@
+// What operations of the Gloo transport do when a rank does not take part: killed, stopped, late, or ended by
+// its own program.
+#include <thread>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/zeros.h>
+
+#include "scenario.h"
+
+namespace pacer::testing {
+namespace {
+
+using namespace std::chrono_literals;
+using detail::Transport;
+using detail::TransportTimeout;
+using detail::TransportWorkPtr;
+
+TransportWorkPtr start(Transport& world, const std::string& operation, const Player& player,
+                       std::chrono::milliseconds timeout, int64_t n = 1000) {
+  const at::Tensor one = at::ones({n}), many = at::ones({n * player.world_size});
+  const std::vector<int64_t> counts(static_cast<size_t>(player.world_size), n);
+  const int other = player.world_size - 1;  // the one that is absent
+  if (operation == "all_reduce") return world.all_reduce(one, timeout);
+  if (operation == "reduce_scatter") return world.reduce_scatter(one, many, timeout);
+  if (operation == "all_gather") return world.all_gather(many, one, timeout);
+  if (operation == "all_to_all") return world.all_to_all(many, counts, at::ones_like(many), counts, timeout);
+  if (operation == "broadcast") return world.broadcast(one, other, timeout);
+  if (operation == "receive") return world.receive(one, other, timeout);
+  if (operation == "send") return world.send(one, other, timeout);
+  throw Error("no operation " + operation);
+}
+
+// Says "WHAT: timeout after N ms" or "WHAT: failed after N ms: words"; throws where nothing was thrown.
+void say_failure(const std::string& what, const Stopwatch& since, const TransportWorkPtr& work) {
+  try {
+    work->wait();
+  } catch (const TransportTimeout& error) {
+    expect(work->is_done(), what, " to be done after its deadline");
+    say(detail::concatenate(what, ": timeout after ", since.milliseconds(), " ms: ", error.what()));
+    return;
+  } catch (const std::exception& error) {
+    say(detail::concatenate(what, ": failed after ", since.milliseconds(), " ms: ", error.what()));
+    return;
+  }
+  throw Error(what + " came to an end without the last rank");
+}
+
+void expect_refusal(Transport& world, const Player& player) {
+  try {
+    start(world, "all_reduce", player, 1s)->wait();
+  } catch (const std::exception&) {
+    return;
+  }
+  throw Error("expected a refusal after abort()");
+}
+
+bool is_last(const Player& player) { return player.rank == player.world_size - 1; }
+
+// The last rank is there, but does not take part; run_ranks.py may kill or stop it.
+const AddScenario absent("absent", [](const Player& player) {
+  detail::Connection world = player.connect();
+  say("ready");
+  if (is_last(player)) sleep_for_ever();
+  const Stopwatch since;
+  const std::string operation = player.text("operation");
+  const std::chrono::milliseconds call(player.number("call"));
+  say_failure(operation, since, start(*world.data, operation, player, call));
+  const Stopwatch ending;
+  world.data->abort();
+  world.control->abort();
+  expect_refusal(*world.data, player);
+  world = {};
+  say(detail::concatenate("ended after ", ending.milliseconds(), " ms"));
+});
+
+// The last rank comes late. Who waits must hold its own deadline, not the group's.
+const AddScenario late("late", [](const Player& player) {
+  const detail::Connection world = player.connect();
+  const std::chrono::milliseconds call(player.number("call"));
+  world.control->all_reduce(at::ones({1}), 20s)->wait();  // all start the clock together
+  if (is_last(player)) std::this_thread::sleep_for(std::chrono::milliseconds(player.number("late")));
+  const std::string operation = player.text("operation");
+  const Stopwatch since;
+  TransportWorkPtr work;
+  if (is_last(player) && operation == "receive") {
+    work = world.data->send(at::ones({1000}), 0, 20s);
+  } else if (player.rank > 0 && operation == "receive") {
+    return sleep_for_ever();
+  } else {
+    work = start(*world.data, operation, player, is_last(player) ? 20000ms : call);
+  }
+  if (player.has("poll")) {
+    while (!work->is_done()) std::this_thread::sleep_for(1ms);
+  }
+  try {
+    work->wait();
+    say("success");
+  } catch (const TransportTimeout&) {
+    say(detail::concatenate("timeout after ", since.milliseconds(), " ms"));
+  } catch (const std::exception& error) {
+    say(detail::concatenate("failed after ", since.milliseconds(), " ms: ", error.what()));
+  }
+});
+
+// Rank 0 ends the operation that all but the last wait for, by another thread.
+const AddScenario abort_from_a_thread("abort", [](const Player& player) {
+  detail::Connection world = player.connect();
+  say("ready");
+  if (is_last(player)) sleep_for_ever();
+  std::vector<TransportWorkPtr> works;
+  // More than Gloo has threads for.
+  for (int i = 0; i < 5; ++i) works.push_back(start(*world.data, "all_reduce", player, 20s));
+  works.push_back(start(*world.data, "receive", player, 20s));
+  std::thread aborting;
+  std::this_thread::sleep_for(300ms);
+  const Stopwatch since;
+  if (player.rank == 0) {
+    aborting = std::thread([data = world.data] {
+      std::this_thread::sleep_for(200ms);
+      const Stopwatch taken;
+      for (int i = 0; i < 3; ++i) data->abort();
+      say(detail::concatenate("abort took ", taken.milliseconds(), " ms"));
+    });
+  }
+  if (player.has("backwards")) std::swap(works.front(), works.back());
+  for (const TransportWorkPtr& work : works) say_failure("all", since, work);
+  if (aborting.joinable()) aborting.join();
+  works.clear();
+  const Stopwatch ending;
+  world = {};
+  say(detail::concatenate("ended after ", ending.milliseconds(), " ms"));
+});
+
+// Rank 0 does not take part, and ends its connections while the others wait.
+const AddScenario abort_of_absent("abort_of_absent", [](const Player& player) {
+  const detail::Connection world = player.connect();
+  if (player.rank == 0) {
+    std::this_thread::sleep_for(500ms);
+    world.data->abort();
+    std::this_thread::sleep_for(3s);  // it is abort() that the others notice, not the end
+    return;
+  }
+  const Stopwatch since;
+  say_failure("all_reduce", since, start(*world.data, "all_reduce", player, 20s));
+  world.data->abort();
+});
+
+// Works and transports go before anything is done.
+const AddScenario dropped("dropped", [](const Player& player) {
+  detail::Connection world = player.connect();
+  say("ready");
+  if (is_last(player)) sleep_for_ever();
+  std::vector<TransportWorkPtr> kept;
+  for (const char* operation :
+       {"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "receive", "send"}) {
+    start(*world.data, operation, player, 20s);
+    start(*world.data, operation, player, 20s)->is_done();
+    kept.push_back(start(*world.data, operation, player, 20s));
+  }
+  const Stopwatch ending;
+  if (player.has("works_first")) kept.clear();
+  world = {};
+  say(detail::concatenate("ended after ", ending.milliseconds(), " ms"));
+  if (!player.has("works_first")) {
+    for (const TransportWorkPtr& work : kept) say_failure("kept", ending, work);
+  }
+});
+
+// Ranks disagree on the size of a message: an error at the deadline, and no terminate().
+const AddScenario contradiction("contradiction", [](const Player& player) {
+  const detail::Connection world = player.connect();
+  const bool first = player.rank == 0;
+  const at::Tensor tensor = at::ones({first == player.has("first_sends_more") ? 1000 : 10});
+  const std::vector<int64_t> counts{5, 5}, other_counts{3, 7};
+  const at::Tensor sent = at::ones({10}), received = at::zeros({10});
+  const Stopwatch since;
+  TransportWorkPtr work;
+  if (player.has("all_to_all")) {
+    work = world.data->all_to_all(received, counts, sent, first ? counts : other_counts, 1s);
+  } else {
+    work = first ? world.data->send(tensor, 1, 1s) : world.data->receive(tensor, 0, 1s);
+  }
+  say_failure("message", since, work);
+});
+
+// Dropped messages neither hold up those that come after them nor change them.
+const AddScenario dropped_messages("dropped_messages", [](const Player& player) {
+  const detail::Connection world = player.connect();
+  const int peer = 1 - player.rank;
+  for (int i = 0; i < 50; ++i) {
+    const at::Tensor sent = at::full({10000}, i, at::kLong), received = at::zeros({10000}, at::kLong);
+    if (player.rank == 0) {
+      const TransportWorkPtr work = world.data->send(sent, peer, 20s);
+      if (i % 2 == 0) continue;
+      work->wait();
+    } else {
+      const TransportWorkPtr work = world.data->receive(received, peer, 20s);
+      if (i % 3 == 0) work->is_done();
+      if (i % 2 == 0) continue;
+      work->wait();
+      expect(at::equal(sent, received), "message ", i);
+    }
+  }
+});
+
+}  // namespace
+}  // namespace pacer::testing

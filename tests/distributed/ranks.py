@@ -1,0 +1,200 @@
+"""Processes as ranks: starts one for each rank, reads what they say, kills, stops, and never leaves one behind.
+
+    with Ranks(worker, "absent", 3, operation="all_reduce", call=5000) as ranks:
+        ranks.wait_for("ready")
+        ranks[2].kill()
+        for rank in ranks[:2]:
+            rank.end()
+"""
+import os
+import queue
+import re
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+
+LAUNCHERS = re.compile(r"(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE)$|(MASTER|OMPI|PMI|PMIX|MPI|SLURM|TORCHELASTIC)_")
+# Of anything that should come soon; far more than it takes.
+PATIENCE = 60
+
+
+class Failure(Exception):
+    """The case failed."""
+
+
+def expect(condition, text):
+    if not condition:
+        raise Failure(text)
+
+
+class Rank:
+    """One process. What it says is kept."""
+
+    def __init__(self, number, command, environment):
+        self.number = number
+        self.lines = []
+        self.warnings = []  # of standard error
+        self._news = queue.Queue()
+        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                        stderr=subprocess.PIPE, text=True, errors="replace", env=environment)
+        self._readers = [threading.Thread(target=self._read_lines, daemon=True),
+                         threading.Thread(target=self._read_warnings, daemon=True)]
+        for reader in self._readers:
+            reader.start()
+
+    def _read_lines(self):
+        for line in self.process.stdout:
+            self._news.put(line.rstrip("\n"))
+        self._news.put(None)
+
+    def _read_warnings(self):
+        for line in self.process.stderr:
+            self.warnings.append(line.rstrip("\n"))
+
+    def _next(self, deadline, wanted):
+        try:
+            news = self._news.get(timeout=max(0, deadline - time.monotonic()))
+        except queue.Empty:
+            raise Failure(f"{self}: no {wanted} in time; {self.story()}") from None
+        if news is not None:
+            self.lines.append(news)
+        return news
+
+    def __str__(self):
+        return f"rank {self.number}"
+
+    def story(self):
+        return f"it said {self.lines}, stderr {self.warnings}"
+
+    def wait_for(self, pattern, patience=PATIENCE):
+        """The match of the next line that fits."""
+        deadline = time.monotonic() + patience
+        while (news := self._next(deadline, f"line {pattern!r}")) is not None:
+            if found := re.search(pattern, news):
+                return found
+        raise Failure(f"{self} ended without a line {pattern!r}; {self.story()}")
+
+    def said(self, pattern):
+        """All matches so far; complete after end()."""
+        return [found for line in self.lines if (found := re.search(pattern, line))]
+
+    def kill(self):
+        self.process.send_signal(signal.SIGKILL)
+
+    def stop(self):
+        self.process.send_signal(signal.SIGSTOP)
+
+    def go_on(self):
+        self.process.send_signal(signal.SIGCONT)
+
+    def is_running(self):
+        return self.process.poll() is None
+
+    def end(self, status=0, patience=PATIENCE):
+        """Waits for the end; it must be of that exit status (negative: of that signal)."""
+        deadline = time.monotonic() + patience
+        while self._next(deadline, "end") is not None:
+            pass
+        try:
+            found = self.process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            raise Failure(f"{self} closed its output but did not end") from None
+        for reader in self._readers:
+            reader.join(5)
+        expect(found == status, f"{self} ended with {found} instead of {status}; {self.story()}")
+        return self
+
+    def sockets(self):
+        """The TCP sockets that it has open, as (address, port, state)."""
+        return sockets_of(self.process.pid)
+
+
+class Ranks(list):
+    """All ranks of a run. Arguments are those of the scenario; {folder} in them is a private folder of the run."""
+
+    def __init__(self, worker, scenario, world_size, environment=None, only=None, **arguments):
+        super().__init__()
+        self._folder = tempfile.TemporaryDirectory(prefix="pacer-ranks-")
+        self.folder = self._folder.name
+        self._worker, self._scenario, self._world_size = worker, scenario, world_size
+        # Not the launcher of this script, if it has one.
+        inherited = {name: value for name, value in os.environ.items() if not LAUNCHERS.match(name)}
+        self._environment = {**inherited, "OMP_NUM_THREADS": "1", **(environment or {})}
+        if not {"file", "host"} & set(arguments):
+            arguments["file"] = "{folder}/meeting"
+        self._arguments = arguments
+        for number in range(world_size) if only is None else only:
+            self.start(number)
+
+    def start(self, number, environment=None, **other):
+        """One more process; `other` arguments instead of those of the run."""
+        arguments = {**self._arguments, **other}
+        world_size = arguments.pop("world_size", self._world_size)
+        words = [f"{name}={value}".replace("{folder}", self.folder) for name, value in arguments.items()]
+        command = [self._worker, self._scenario, str(number), str(world_size), *words]
+        self.append(Rank(number, command, {**self._environment, **(environment or {})}))
+        return self[-1]
+
+    def wait_for(self, pattern):
+        return [rank.wait_for(pattern) for rank in self]
+
+    def end(self, status=0):
+        for rank in self:
+            rank.end(status)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for rank in self:
+            if rank.is_running():
+                rank.kill()
+                rank.process.wait()
+        self._folder.cleanup()
+
+
+STATES = {"01": "established", "0A": "listening"}
+
+
+def sockets_of(process):
+    """The TCP sockets of a process, as (address, port, state), from the kernel's tables."""
+    inodes = set()
+    for descriptor in os.listdir(f"/proc/{process}/fd"):
+        try:
+            target = os.readlink(f"/proc/{process}/fd/{descriptor}")
+        except FileNotFoundError:
+            continue
+        if found := re.match(r"socket:\[(\d+)\]", target):
+            inodes.add(found[1])
+    sockets = []
+    for table in ("tcp", "tcp6"):
+        with open(f"/proc/{process}/net/{table}") as lines:
+            for line in list(lines)[1:]:
+                fields = line.split()
+                if fields[9] in inodes:
+                    address, port = fields[1].split(":")
+                    sockets.append((readable(address), int(port, 16), STATES.get(fields[3], fields[3])))
+    return sockets
+
+
+def readable(address):
+    """An address of the kernel's table: groups of four bytes, each written backwards."""
+    data = b"".join(bytes.fromhex(address[i:i + 8])[::-1] for i in range(0, len(address), 8))
+    if len(data) == 4:
+        return ".".join(str(byte) for byte in data)
+    if data[:12] == bytes(10) + b"\xff\xff":
+        return ".".join(str(byte) for byte in data[12:])
+    return "::1" if data == bytes(15) + b"\x01" else data.hex(":", 2)
+
+
+def is_loopback(address):
+    return address.startswith("127.") or address == "::1"
+
+
+def free_port():
+    import socket
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

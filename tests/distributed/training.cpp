@@ -1,0 +1,178 @@
+// Training on processes: equal, to the bit, to one process that takes the shards in rank order (ordered
+// sums); identical replicas at every step; resumed to the bit. Each rank computes the reference for itself.
+#include <algorithm>
+#include <cmath>
+
+#include <pacer/core/checkpoint_folder.h>
+#include <pacer/core/checksum.h>
+
+#include "scenario.h"
+#include "support/registry.h"
+#include "support/shard_reference.h"
+
+namespace pacer::testing {
+namespace {
+
+using Hooks = std::vector<RegisteredHook>;
+
+std::shared_ptr<Communicator> join(const Player& player, bool ordered) {
+  auto options = player.options();
+  options.ordered_sum(ordered);
+  if (player.world_size == 1)
+    return Communicator::alone(player.has("nccl") ? at::Device("cuda:0") : at::kCPU);
+  return std::make_shared<Communicator>(detail::connect(player.meeting(), options), options);
+}
+
+Hooks hooks_named(const std::vector<std::string>& names) {
+  Hooks hooks;
+  for (const RegisteredHook& hook : all_hooks()) {
+    if (std::count(names.begin(), names.end(), hook.name)) hooks.push_back(hook);
+  }
+  return hooks;
+}
+
+RegisteredOptimizer optimizer_named(const std::string& name) {
+  for (const RegisteredOptimizer& optimizer : all_optimizers()) {
+    if (optimizer.name == name) return optimizer;
+  }
+  throw Error("no optimizer has the name " + name);
+}
+
+std::string hash_of(const detail::TrainingState& state) {
+  Checksum sum;
+  for (const auto part : {&detail::TrainingState::model, &detail::TrainingState::optimizer}) {
+    for (const auto& [name, tensor] : state.*part) {
+      const Tensor host = tensor.cpu().contiguous();
+      sum.add(name.data(), name.size());
+      sum.add(host.const_data_ptr(), static_cast<size_t>(host.numel()) * host.element_size());
+    }
+  }
+  return sum.hex();
+}
+
+void expect_identical_replicas(Communicator& world, const detail::TrainingState& state, int64_t step) {
+  const std::vector<std::string> hashes = world.exchange(hash_of(state));
+  for (const std::string& hash : hashes) expect(hash == hashes[0], "equal replicas after step ", step);
+}
+
+std::unique_ptr<SmallRun> make_run(const RegisteredOptimizer& optimizer, const Hooks& hooks,
+                                   const std::shared_ptr<Communicator>& world, double dropout = 0) {
+  auto run = std::make_unique<SmallRun>(optimizer, hooks, dropout, world);
+  if (world->world_size() > 1) {
+    run->session->use(DataParallel(DataParallelOptions().bucket_bytes(600).first_bucket_bytes(100)));
+  }
+  return run;
+}
+
+// `steps` steps beside the reference.
+void train_beside_reference(const std::shared_ptr<Communicator>& world, const RegisteredOptimizer& optimizer,
+                            const Hooks& hooks, int64_t steps) {
+  auto run = make_run(optimizer, hooks, world);
+  SmallRun reference(optimizer, hooks, /*dropout=*/0, Communicator::alone(world->device()));
+  reference.shards = world->world_size();
+  reference.session->use(std::make_shared<ShardReference>(reference.model, world->world_size()));
+  for (int64_t step = 0; step < steps; ++step) {
+    run->step();
+    reference.step();
+    const auto state = run->state(), wanted = reference.state();
+    std::string difference = first_difference(state.model, wanted.model);
+    if (difference.empty()) difference = first_difference(state.optimizer, wanted.optimizer);
+    expect(difference.empty(), "no difference from one process after step ", step, ", but ", difference,
+           " differs");
+    expect_identical_replicas(*world, state, step);
+  }
+  run->finish();
+}
+
+const std::vector<std::string> kTogether = {"accumulation", "clipping", "bf16", "layer drop", "curriculum"};
+
+// Every pair of the hooks that matter most, in ordered mode.
+void train_pairs(const Player& player) {
+  const auto world = join(player, /*ordered=*/true);
+  for (size_t a = 0; a < kTogether.size(); ++a) {
+    for (size_t b = a; b < kTogether.size(); ++b) {
+      train_beside_reference(world, optimizer_named("FusedAdamW"), hooks_named({kTogether[a], kTogether[b]}),
+                             player.number("steps", 10));
+      if (world->rank() == 0) say("pair " + kTogether[a] + ", " + kTogether[b]);
+    }
+  }
+}
+
+// All of them at once, for long.
+void train_long(const Player& player) {
+  const auto world = join(player, /*ordered=*/true);
+  train_beside_reference(world, optimizer_named("FusedAdamW"), hooks_named(kTogether),
+                         player.number("steps"));
+}
+
+// The back-end's own order of sums: replicas stay identical, and each sum is within the bound of any order.
+void train_unordered(const Player& player) {
+  const auto world = join(player, /*ordered=*/false);
+  auto run = make_run(optimizer_named("FusedAdamW"), hooks_named(kTogether), world);
+  for (int64_t step = 0; step < player.number("steps"); ++step) {
+    run->step();
+    expect_identical_replicas(*world, run->state(), step);
+  }
+  run->finish();
+  for (const int64_t count : {1, 1000, 100'003}) {
+    const Tensor own = torch::randn({count}, at::TensorOptions().device(world->device()));
+    Tensor sum = own.clone(), all = torch::empty({world->world_size() * count}, own.options());
+    world->all_reduce(sum).wait();
+    world->all_gather(all, own).wait();
+    const Tensor terms = all.view({world->world_size(), count}).to(at::kDouble);
+    // Each of W - 1 additions rounds a partial sum, at most the sum of all magnitudes, by 2^-24 of it.
+    const Tensor bound = terms.abs().sum(0) * ((world->world_size() - 1) * std::ldexp(1.001, -24));
+    expect((sum.to(at::kDouble) - terms.sum(0)).abs().le(bound).all().item<bool>(), "sums of ", count,
+           " elements within the bound");
+  }
+}
+
+// Trains, forgets all after step 6, resumes, and compares every later step of every rank.
+void resume(const Player& player) {
+  const auto world = join(player, /*ordered=*/true);
+  const std::string folder = player.text("folder");
+  const Hooks hooks = hooks_named(
+      {"accumulation", "clipping", "fp16", "layer drop", "curriculum", "learning rate", "sampler"});
+  for (const char* name : {"FusedAdamW", "FusedAdamW bf16 stochastic", "SGD"}) {
+    const RegisteredOptimizer optimizer = optimizer_named(name);
+    const std::string root = folder + "/" + std::to_string(optimizer.name.size());
+    const auto make = [&] {
+      auto run = make_run(optimizer, hooks, world, /*dropout=*/0.1);
+      run->seed(100 + static_cast<uint64_t>(world->rank()));  // each rank drops other units
+      run->session->use(Checkpoints(CheckpointsOptions(root).every(3).keep(9)));
+      return run;
+    };
+    std::vector<detail::TrainingState> states;
+    {
+      const auto run = make();
+      for (int step = 0; step < 12; ++step) {
+        run->step();
+        states.push_back(run->state());
+      }
+      run->finish();
+    }
+    world->barrier();
+    if (world->rank() == 0) {
+      for (const CheckpointInfo& checkpoint : list_checkpoints(root)) {
+        if (checkpoint.step > 6) remove_folder(posix_file_system(), checkpoint.folder);
+      }
+    }
+    world->barrier();
+    const auto run = make();
+    expect(run->resume() == 6, "to resume after step 6");
+    for (size_t step = 6; step < 12; ++step) {
+      run->step();
+      const std::string difference = first_difference(run->state(), states[step]);
+      expect(difference.empty(), "no difference after step ", step, ", but ", difference, " differs");
+    }
+    run->finish();
+  }
+}
+
+const AddScenario kPairs("train_pairs", train_pairs);
+const AddScenario kLong("train_long", train_long);
+const AddScenario kUnordered("train_unordered", train_unordered);
+const AddScenario kResume("train_resume", resume);
+
+}  // namespace
+}  // namespace pacer::testing

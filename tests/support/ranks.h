@@ -1,0 +1,41 @@
+// Threads as ranks: runs a function once for each rank and collects what they throw.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <pacer/collectives/communicator.h>
+
+namespace pacer::testing {
+
+using Ranks = std::vector<std::shared_ptr<Communicator>>;
+
+// f(rank) in a thread of its own for each rank; the message of what it threw, "" where it threw nothing.
+inline std::vector<std::string> run_ranks(int world_size, const std::function<void(int)>& f) {
+  std::vector<std::string> messages(static_cast<size_t>(world_size));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world_size; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        f(rank);
+      } catch (const std::exception& error) {
+        messages[static_cast<size_t>(rank)] = error.what();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return messages;
+}
+
+// The first message, or "".
+inline std::string first_of(const std::vector<std::string>& messages) {
+  for (const std::string& message : messages) {
+    if (!message.empty()) return message;
+  }
+  return "";
+}
+
+}  // namespace pacer::testing
