@@ -77,7 +77,7 @@ void EpochSampler::reset(std::optional<size_t> new_size) {
 }
 
 std::optional<std::vector<size_t>> EpochSampler::next(size_t batch_size) {
-  if (state_->epoch < 0) reset();
+  if (state_->epoch < 0 || state_->resumes) reset();  // who has no DataLoader may forget it
   State& state = *state_;
   const size_t left = state.next < state.size ? (state.size - state.next) / state.world_size : 0;
   const size_t count = std::min(batch_size, left);

@@ -137,8 +137,12 @@ class GlooTransport final : public Transport {
                             Milliseconds timeout, std::function<void()> after = nullptr) {
     const std::vector<at::Tensor> received = chunks_of(output, output_counts),
                                   sent = chunks_of(input, input_counts);
+    const at::Tensor &to_self = sent[static_cast<size_t>(rank_)],
+                     &from_self = received[static_cast<size_t>(rank_)];
+    require<Error>(to_self.numel() == from_self.numel(), "this rank sends itself ", to_self.numel(),
+                   " bytes, but expects ", from_self.numel());
     const at::NoGradGuard no_grad;
-    received[static_cast<size_t>(rank_)].copy_(sent[static_cast<size_t>(rank_)]);
+    from_self.copy_(to_self);
     return messages(
         timeout,
         [&](std::vector<GroupWork>& works) {

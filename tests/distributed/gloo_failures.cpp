@@ -175,12 +175,14 @@ const AddScenario contradiction("contradiction", [](const Player& player) {
   const detail::Connection world = player.connect();
   const bool first = player.rank == 0;
   const at::Tensor tensor = at::ones({first == player.has("first_sends_more") ? 1000 : 10});
-  const std::vector<int64_t> counts{5, 5}, other_counts{3, 7};
-  const at::Tensor sent = at::ones({10}), received = at::zeros({10});
+  // Rank 1 sends rank 0 three elements, not five.
+  const int64_t own = first ? 5 : 7;
+  const std::vector<int64_t> sent_counts{first ? 5 : 3, own}, received_counts{5, own};
+  const at::Tensor sent = at::ones({10}), received = at::zeros({first ? 10 : 12});
   const Stopwatch since;
   TransportWorkPtr work;
   if (player.has("all_to_all")) {
-    work = world.data->all_to_all(received, counts, sent, first ? counts : other_counts, 1s);
+    work = world.data->all_to_all(received, received_counts, sent, sent_counts, 1s);
   } else {
     work = first ? world.data->send(tensor, 1, 1s) : world.data->receive(tensor, 0, 1s);
   }

@@ -272,4 +272,30 @@ TEST_CASE("an archive of LibTorch holds seed and position", "[session][sampler]"
   CHECK(smaller.seed() == 0);
 }
 
+TEST_CASE("a sampler that resumes goes on without a reset, too", "[session][sampler]") {
+  EpochSampler sampler(9, 3);
+  sampler.resume_at(2, 4);
+  const auto order = EpochSampler::order(9, 3, 2);
+  const auto batch = sampler.next(3);
+  REQUIRE(batch.has_value());
+  CHECK(*batch == std::vector<size_t>(order.begin() + 4, order.begin() + 7));
+}
+
+TEST_CASE("ranks share an epoch out, each as much as the others", "[session][sampler]") {
+  const auto worlds = Communicator::in_process(4);
+  const auto order = EpochSampler::order(11, 5, 0);
+  for (int rank = 0; rank < 4; ++rank) {
+    EpochSampler sampler(11, 5, *worlds[static_cast<size_t>(rank)]);
+    const auto first = sampler.next(1), second = sampler.next(5);
+    REQUIRE(first.has_value());
+    REQUIRE(second.has_value());
+    const auto r = static_cast<size_t>(rank);
+    CHECK(*first == std::vector<size_t>{order[r]});
+    CHECK(*second == std::vector<size_t>{order[4 + r]});
+    CHECK_FALSE(sampler.next(1).has_value());
+    sampler.count(2);
+    CHECK(sampler.examples_trained() == 8);
+  }
+}
+
 }  // namespace pacer::testing
