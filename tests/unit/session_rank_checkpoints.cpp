@@ -103,6 +103,7 @@ TEST_CASE("a checkpoint of another number of ranks, or one that a rank cannot re
   const auto resume = [](SmallRun& run, int) { run.session->resume(); };
 
   Runs three = runs_saving_to(folder.path(), optimizer, 3);
+  for (const auto& run : three) run->session->use(DataParallel());  // part of the state, from now on
   const auto before = three[1]->state();
   for (const std::string& message : on_all(three, resume)) {
     CHECK(contains(message, "was saved by 2 processes, but this run has 3"));
