@@ -38,12 +38,13 @@ class GradientBucketer::State : public std::enable_shared_from_this<State> {
   State(std::shared_ptr<Communicator> world, const BucketOptions& options)
       : world_(std::move(world)), options_(options) {}
 
-  void add(const std::vector<NamedParameter>& parameters);
+  void add(const std::vector<NamedParameter>& parameters, const std::vector<at::Tensor>& may_stay_local);
   void begin(const std::vector<at::Tensor>& zero, const std::vector<at::Tensor>& done);
   void end();
   void reduce(const std::vector<at::Tensor>& zero);
   void wait();
   void drop();
+  void keep_local(bool local);
 
   std::vector<int64_t> order() const;
   void use_order(const std::vector<int64_t>& order);
@@ -60,6 +61,7 @@ class GradientBucketer::State : public std::enable_shared_from_this<State> {
   void build(const std::vector<size_t>& order);
   void learn_order();
   size_t position_of(const at::Tensor& parameter) const;
+  bool stays_local(size_t position) const { return keeps_local_ && parameters_[position].may_stay_local; }
   void arrive(size_t position);  // from the hooks
   void set_ready(size_t position);
   void check_dense(size_t position) const;
@@ -78,6 +80,7 @@ class GradientBucketer::State : public std::enable_shared_from_this<State> {
 
   std::mutex mutex_;  // hooks run on autograd's threads
   bool active_ = false;
+  bool keeps_local_ = false;
   bool order_is_learned_ = false;
   bool order_shows_ = false;           // all ranks see this window's order, undisturbed by dropped layers
   std::vector<size_t> arrivals_;       // in this window
@@ -89,7 +92,8 @@ class GradientBucketer::State : public std::enable_shared_from_this<State> {
   int64_t sent_ = 0, sent_early_ = 0;
 };
 
-void GradientBucketer::State::add(const std::vector<NamedParameter>& parameters) {
+void GradientBucketer::State::add(const std::vector<NamedParameter>& parameters,
+                                  const std::vector<at::Tensor>& may_stay_local) {
   for (const auto& [name, parameter] : parameters) {
     require(parameter.defined(), "parameter ", name, " is undefined");
     if (!parameter.requires_grad() || positions_.count(parameter.unsafeGetTensorImpl())) continue;
@@ -97,7 +101,9 @@ void GradientBucketer::State::add(const std::vector<NamedParameter>& parameters)
             ", but ", world_->backend_name(), " joins the ranks on ", world_->device().str(),
             "; move the model there first");
     positions_.emplace(parameter.unsafeGetTensorImpl(), parameters_.size());
-    parameters_.push_back({name, parameter, 0, {}});
+    const bool local = std::any_of(may_stay_local.begin(), may_stay_local.end(),
+                                   [&](const at::Tensor& other) { return other.is_same(parameter); });
+    parameters_.push_back({name, parameter, local, 0, {}});
     if (parameter.scalar_type() == at::kHalf) prescale_ = 1.0 / world_->world_size();
   }
   // Backward finishes the last layers first.
@@ -140,8 +146,11 @@ void GradientBucketer::State::begin(const std::vector<at::Tensor>& zero,
   next_ = 0;
   sent_ = sent_early_ = 0;
   arrivals_.clear();
-  order_shows_ = zero.empty() && done.empty();
+  order_shows_ = zero.empty() && done.empty() && !keeps_local_;
   active_ = true;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (stays_local(i)) set_ready(i);
+  }
   for (const at::Tensor& parameter : zero) {
     const size_t position = position_of(parameter);
     if (position == parameters_.size() || stages_[position] == Stage::ready) continue;
@@ -162,6 +171,7 @@ void GradientBucketer::State::begin(const std::vector<at::Tensor>& zero,
 void GradientBucketer::State::arrive(size_t position) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const detail::BucketedParameter& entry = parameters_[position];
+  if (stays_local(position)) return check_dense(position);
   if (!active_) return move_to_buckets({position});
   require(stages_[position] == Stage::waiting || next_ <= entry.bucket, "parameter ", entry.name,
           " received a gradient after its bucket had been sent; a layer given to LayerDrop::add must not be "
@@ -215,6 +225,7 @@ void GradientBucketer::State::send_full_buckets() {
 
 void GradientBucketer::State::send(size_t number) {
   detail::Bucket& bucket = buckets_[number];
+  if (stays_local(bucket.parameters.front())) return;  // as all of its bucket
   const bool all_zero = std::all_of(bucket.parameters.begin(), bucket.parameters.end(),
                                     [&](size_t position) { return is_zero_[position] != 0; });
   if (all_zero) return;
@@ -318,12 +329,19 @@ void GradientBucketer::State::drop() {
   works_.clear();
 }
 
+void GradientBucketer::State::keep_local(bool local) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  require(!active_, "GradientBucketer::keep_local belongs between windows");
+  keeps_local_ = local;
+}
+
 GradientBucketer::GradientBucketer(const std::vector<NamedParameter>& parameters,
-                                   std::shared_ptr<Communicator> world, const BucketOptions& options) {
+                                   std::shared_ptr<Communicator> world, const BucketOptions& options,
+                                   const std::vector<at::Tensor>& may_stay_local) {
   require(world != nullptr, "a GradientBucketer needs a Communicator");
   check_bucket_options(options);
   state_ = std::make_shared<State>(std::move(world), options);
-  state_->add(parameters);
+  state_->add(parameters, may_stay_local);
 }
 
 GradientBucketer::~GradientBucketer() {
@@ -338,6 +356,7 @@ void GradientBucketer::end_backward() { state_->end(); }
 void GradientBucketer::reduce(const std::vector<at::Tensor>& zero) { state_->reduce(zero); }
 void GradientBucketer::wait() { state_->wait(); }
 void GradientBucketer::drop() { state_->drop(); }
+void GradientBucketer::keep_local(bool local) { state_->keep_local(local); }
 double GradientBucketer::scale() const { return state_->scale(); }
 std::vector<int64_t> GradientBucketer::order() const { return state_->order(); }
 void GradientBucketer::use_order(const std::vector<int64_t>& order) { state_->use_order(order); }

@@ -50,9 +50,10 @@ class GradientBucketer {
 
   // The same parameters, in the same order, on every rank; those that need no gradient are left out. They
   // must be on the Communicator's device. Hooks stay on the parameters until the bucketer is destroyed.
-  // Throws InvalidArgument for parameters elsewhere and for bad options.
+  // `may_stay_local`: those of them that keep_local() is about. Throws InvalidArgument for parameters
+  // elsewhere and for bad options.
   GradientBucketer(const std::vector<NamedParameter>& parameters, std::shared_ptr<Communicator> world,
-                   const BucketOptions& options = {});
+                   const BucketOptions& options = {}, const std::vector<at::Tensor>& may_stay_local = {});
   ~GradientBucketer();
   GradientBucketer(const GradientBucketer&) = delete;
 
@@ -71,6 +72,11 @@ class GradientBucketer {
   void wait();
   // Forgets what is under way.
   void drop();
+
+  // Between windows: from the next one on, the gradients of the parameters that may stay local do so, or
+  // travel like the others again. Local ones stay where backward puts them, this rank's own, and may be
+  // undefined.
+  void keep_local(bool local);
 
   // The order in which gradients fill the buckets, as positions in the list of trained parameters; empty
   // until it was learned. A backend may add in an order that depends on where an element lies, so that a run

@@ -9,5 +9,10 @@
 #include <pacer/kernels/math/gradient_guard.h>
 #include <pacer/kernels/math/half_types.h>
 #include <pacer/kernels/math/lamb.h>
+#include <pacer/kernels/math/onebit.h>
+#include <pacer/kernels/math/onebit_adam.h>
 #include <pacer/kernels/norm.h>
+#include <pacer/kernels/onebit.h>
+#include <pacer/kernels/onebit_adam.h>
+#include <pacer/kernels/onebit_layout.h>
 #include <pacer/kernels/stream.h>

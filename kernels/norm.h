@@ -18,6 +18,9 @@ enum class GradientType : uint32_t { f64, f32, bf16, f16 };
 // Single-threaded.
 double sum_of_squares_cpu(GradientType type, const void* elements, int64_t count);
 
+// The same for the sum of magnitudes of fp32 elements.
+double sum_of_magnitudes_cpu(const float* elements, int64_t count);
+
 // Adds the partials in order and applies guard_step.
 void finish_check_cpu(const double* partials, int64_t count, const GuardRule& rule, GradientCheck* check);
 

@@ -67,6 +67,14 @@ struct FusedAdamWParamState : public FusedAdamStateFields {
   }
 };
 
+// max_exp_avg_sq stays undefined. After the freeze exp_avg_sq is the frozen variance, bias-corrected, and
+// exp_avg is undefined: the momentum lies with the optimizer, as signs or whole.
+struct OneBitAdamParamState : public FusedAdamStateFields {
+  std::unique_ptr<torch::optim::OptimizerParamState> clone() const override {
+    return std::make_unique<OneBitAdamParamState>(*this);
+  }
+};
+
 // max_exp_avg_sq stays undefined: LAMB has no amsgrad.
 struct FusedLambParamState : public FusedAdamStateFields {
   std::unique_ptr<torch::optim::OptimizerParamState> clone() const override {

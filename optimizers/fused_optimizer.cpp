@@ -119,9 +119,13 @@ void FusedOptimizer::adopt_foreign_options() const {
 }
 
 void FusedOptimizer::prepare(const StepInputs& inputs) {
-  const torch::NoGradGuard no_grad;
   adopt_foreign_options();
-  engine_->prepare(param_groups_, state_, names_, inputs);
+  prepare_groups(param_groups_, inputs);
+}
+
+void FusedOptimizer::prepare_groups(std::vector<OptimizerParamGroup>& groups, const StepInputs& inputs) {
+  const torch::NoGradGuard no_grad;
+  engine_->prepare(groups, state_, names_, inputs);
 }
 
 bool FusedOptimizer::enqueue() {

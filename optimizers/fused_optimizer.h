@@ -63,6 +63,12 @@ class FusedOptimizer : public SessionOptimizer {
   // The ratio by which the last step scaled the parameter's update (LAMB), 1 before.
   double trust_ratio_of(const torch::Tensor& parameter) const;
 
+  // A step of these groups only, whose parameters are among this optimizer's: prepare_groups, then the
+  // engine's.
+  void prepare_groups(std::vector<torch::optim::OptimizerParamGroup>& groups, const StepInputs& inputs);
+  detail::AdamEngine& engine() const { return *engine_; }
+  const detail::AdamFlavour& flavour() const { return *flavour_; }
+
   // Checks state and options that were read, then puts them in force.
   void restore(detail::PendingState pending);
   const std::unordered_map<const void*, std::string>& names() const { return names_; }

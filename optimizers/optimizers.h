@@ -3,6 +3,7 @@
 
 #include <pacer/optimizers/adam_options.h>
 #include <pacer/optimizers/adam_param_state.h>
+#include <pacer/optimizers/freeze_rule.h>
 #include <pacer/optimizers/fused_adam.h>
 #include <pacer/optimizers/fused_lamb.h>
 #include <pacer/optimizers/fused_optimizer.h>
@@ -10,4 +11,6 @@
 #include <pacer/optimizers/lamb_options.h>
 #include <pacer/optimizers/named_parameters.h>
 #include <pacer/optimizers/named_tensors.h>
+#include <pacer/optimizers/onebit_adam.h>
+#include <pacer/optimizers/onebit_adam_options.h>
 #include <pacer/optimizers/session_optimizer.h>

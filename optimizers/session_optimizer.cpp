@@ -13,4 +13,10 @@ SessionOptimizer::LearningRateClaim SessionOptimizer::claim_learning_rate(const 
   return claim;
 }
 
+void SessionOptimizer::import_states(const NamedTensors& state, const NamedTensors& rank_state) {
+  require(rank_state.empty(), "the checkpoint has \"", rank_state.empty() ? "" : rank_state.begin()->first,
+          "\" of each rank, of which this optimizer knows nothing; resume with the optimizer that was saved");
+  import_state(state);
+}
+
 }  // namespace pacer

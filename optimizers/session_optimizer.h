@@ -6,8 +6,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <torch/optim/optimizer.h>
 
@@ -17,10 +19,14 @@
 
 namespace pacer {
 
+class Communicator;
+
 // Inputs of one step.
 struct StepInputs {
   // Times this, the stored gradients are their mean: 1 / (sum of the weights of the micro-batches).
   double average = 1;
+  // The same for local gradients (see local_parameters): times average times this, they are this rank's mean.
+  double local_weight = 1;
   // Looks at the gradients first; null: no norm, no clipping, gradients are those of the loss itself.
   std::shared_ptr<GradientGuard> guard;
   // False while a curriculum or a learning-rate warm-up still moves.
@@ -44,6 +50,17 @@ class SessionOptimizer : public torch::optim::Optimizer {
   // Another number when a captured enqueue() no longer does what a new one would.
   virtual int64_t enqueue_version() const = 0;
 
+  // Parameters whose gradients may stay each rank's own, because the optimizer makes ranks agree on something
+  // else; and whether they do so in the coming step. All other gradients come added over ranks.
+  virtual std::vector<torch::Tensor> local_parameters() const { return {}; }
+  virtual bool wants_local_gradients() const { return false; }
+
+  // Before the first step of a Session whose ranks `world` joins. What still moves after so many steps, by
+  // name: a curriculum, a learning-rate warm-up; empty for nothing. Throws InvalidArgument where that cannot
+  // work.
+  using Unsettled = std::function<std::string(int64_t step)>;
+  virtual void check_run(const Communicator& /*world*/, const Unsettled& /*unsettled*/) const {}
+
   // The rate that a schedule multiplies: the group's initial_lr, which is first set to its lr where it is
   // unset.
   virtual double base_lr(size_t group) = 0;
@@ -65,6 +82,11 @@ class SessionOptimizer : public torch::optim::Optimizer {
   // Continues from exported state. Names decide, not positions. Throws InvalidArgument that names the
   // parameter where anything is missing, left over or does not fit; then nothing was changed.
   virtual void import_state(const NamedTensors& state) = 0;
+
+  // What differs from rank to rank beside it; most optimizers have none.
+  virtual NamedTensors export_rank_state() const { return {}; }
+  // import_state, with what export_rank_state left.
+  virtual void import_states(const NamedTensors& state, const NamedTensors& rank_state);
 
  private:
   std::weak_ptr<const std::string> learning_rate_claim_;

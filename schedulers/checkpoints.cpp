@@ -130,6 +130,9 @@ std::string Checkpoints::save_now() {
       write(kModelFile, state.model);
       write(file_of_rank("optimizer", 0, world.world_size()), state.optimizer);
     }
+    if (!state.rank_optimizer.empty()) {
+      write(file_of_rank("errors", world.rank(), world.world_size()), state.rank_optimizer);
+    }
     write(file_of_rank("session", world.rank(), world.world_size()), state.session);
     world.check();  // what was written is what training computed, not the remains of a broken exchange
     return lines;
@@ -175,12 +178,16 @@ std::optional<int64_t> Checkpoints::load_newest() {
   together("read the checkpoint", [&] {
     const std::string optimizer_file = file_of_rank("optimizer", 0, world.world_size());
     const std::string session_file = file_of_rank("session", world.rank(), world.world_size());
-    Checkpoint checkpoint = open_checkpoint(folder, {kModelFile, optimizer_file, session_file});
+    const std::string errors_file = file_of_rank("errors", world.rank(), world.world_size());
+    Checkpoint checkpoint = open_checkpoint(folder, {kModelFile, optimizer_file, errors_file, session_file});
     require(checkpoint.manifest.world_size == world.world_size(), "the checkpoint ", folder, " was saved by ",
             checkpoint.manifest.world_size, " processes, but this run has ", world.world_size(),
             "; start as many");
     state.model = take_file(checkpoint, folder, kModelFile);
     state.optimizer = take_file(checkpoint, folder, optimizer_file);
+    if (checkpoint.files.count(errors_file) != 0) {
+      state.rank_optimizer = take_file(checkpoint, folder, errors_file);
+    }
     state.session = take_file(checkpoint, folder, session_file);
     return std::string();
   });

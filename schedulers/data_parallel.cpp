@@ -58,7 +58,9 @@ void DataParallel::join_ranks(const Progress& progress) {
   options.wire_dtype(options_.wire_dtype()).unused_is_zero(options_.unused_is_zero());
   bucketer_.reset();  // takes its hooks from the parameters before the next one adds its own
   const auto named = detail::named_optimizer_parameters(*parts_);
-  bucketer_ = std::make_unique<GradientBucketer>(named, parts_->shared_world(), options);
+  std::vector<at::Tensor> may_stay_local;
+  if (parts_->session_optimizer()) may_stay_local = parts_->session_optimizer()->local_parameters();
+  bucketer_ = std::make_unique<GradientBucketer>(named, parts_->shared_world(), options, may_stay_local);
   trained_ = detail::trained_parameters(*parts_);
   if (saved_order_.size() == trained_.size()) bucketer_->use_order(saved_order_);
   saved_order_.clear();
@@ -93,6 +95,9 @@ void DataParallel::backward_begin(const Progress& progress) {
   world.set_step(progress.step);
   if (progress.micro_step == 0 && !detail::same_tensors(trained_, detail::trained_parameters(*parts_))) {
     join_ranks(progress);  // parameters were frozen, unfrozen or added: on every rank, or they disagree here
+  }
+  if (progress.micro_step == 0 && parts_->session_optimizer()) {
+    bucketer_->keep_local(parts_->session_optimizer()->wants_local_gradients());
   }
   if (progress.micro_step + 1 < progress.micro_steps) return;
   RankStatus status;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <limits>
 #include <utility>
 
 #include <ATen/ops/zeros_like.h>
@@ -110,8 +111,23 @@ void Session::start() {
 void Session::start_training() {
   start();
   if (training_) return;
+  if (parts_.session_optimizer()) {
+    parts_.session_optimizer()->check_run(parts_.world(), [this](int64_t step) { return unsettled(step); });
+  }
   for (const auto& hook : parts_.hooks_) hook->start(parts_.progress);
   training_ = true;
+}
+
+// What still moves after so many steps, as far as steps say: what ends by tokens is taken to have ended.
+std::string Session::unsettled(int64_t step) const {
+  Progress then = parts_.progress;
+  then.step = step;
+  then.micro_step = 0;
+  then.tokens = std::numeric_limits<int64_t>::max() / 2;
+  for (const auto& hook : parts_.hooks_) {
+    if (!hook->settled(then)) return "the hook " + hook->hook_name();
+  }
+  return "";
 }
 
 // Where this rank cannot go on, the others must not wait for it.
@@ -240,7 +256,8 @@ void Session::update(const Progress& window) {
   for (const auto& hook : parts_.hooks_) settled = settled && hook->settled(window);
   for (const auto& hook : parts_.hooks_) hook->gradients_ready(window);
   const double weight = parts_.window.weight * parts_.window.gradient_scale;
-  runner_->run(weight == 1 ? 1.0 : 1.0 / weight, settled);
+  runner_->run(weight == 1 ? 1.0 : 1.0 / weight, parts_.world().world_size() * parts_.window.gradient_scale,
+               settled);
   parts_.optimizer().zero_grad();
 }
 

@@ -127,6 +127,7 @@ class Session {
   std::shared_ptr<detail::EvaluationScope> begin_evaluation();
   void start();
   void start_training();
+  std::string unsettled(int64_t step) const;
   void take_step();
   void update(const Progress& window);
   void prewarm_pass(const std::function<at::Tensor()>& loss);

@@ -1,6 +1,7 @@
 #include <pacer/collectives/detail/gradient_buckets.h>
 
 #include <map>
+#include <utility>
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
@@ -29,12 +30,13 @@ std::vector<Bucket> make_buckets(std::vector<BucketedParameter>& parameters, con
   std::vector<Bucket> buckets;
   std::vector<int64_t> lengths;  // elements, by bucket
   std::vector<int64_t> offsets(parameters.size());
-  std::map<at::ScalarType, size_t> open;  // the bucket that fills, by dtype
+  std::map<std::pair<at::ScalarType, bool>, size_t> open;  // the bucket that fills, by kind of gradient
   for (const size_t position : order) {
     BucketedParameter& entry = parameters[position];
     const auto size = static_cast<int64_t>(entry.parameter.element_size());
     const int64_t padded = round_up(entry.parameter.numel(), kAlignment);
-    const auto [found, is_new] = open.emplace(entry.parameter.scalar_type(), buckets.size());
+    const auto [found, is_new] =
+        open.emplace(std::make_pair(entry.parameter.scalar_type(), entry.may_stay_local), buckets.size());
     const int64_t limit = found->second == 0 ? first_bucket_bytes : bucket_bytes;
     const bool full = !is_new && lengths[found->second] * size >= limit;
     if (full) found->second = buckets.size();

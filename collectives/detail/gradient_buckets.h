@@ -13,6 +13,7 @@ namespace pacer::detail {
 struct BucketedParameter {
   std::string name;
   at::Tensor parameter;
+  bool may_stay_local = false;  // such parameters share buckets with their like only
   size_t bucket = 0;
   at::Tensor view;  // of the bucket, in the parameter's shape and memory order
 };

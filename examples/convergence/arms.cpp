@@ -10,6 +10,7 @@
 #include <pacer/core/error.h>
 #include <pacer/optimizers/fused_adam.h>
 #include <pacer/optimizers/fused_lamb.h>
+#include <pacer/optimizers/onebit_adam.h>
 #include <pacer/schedulers/precision.h>
 #include <pacer/schedulers/sequence_length.h>
 
@@ -46,6 +47,30 @@ std::unique_ptr<torch::optim::Optimizer> make_lamb(const OptimizerRecipe& recipe
   return std::make_unique<pacer::FusedLamb>(groups, options);
 }
 
+// 1-bit Adam, `change` telling its arms apart. A single process compresses as well, or the arm would show
+// nothing.
+template <class Change>
+auto onebit_maker(const Change& change) {
+  return [change](const OptimizerRecipe& recipe) -> std::unique_ptr<torch::optim::Optimizer> {
+    using Options = pacer::OneBitAdamOptions;
+    auto options = Options(recipe.learning_rate).betas({kBeta1, kBeta2}).eps(kEpsilon);
+    options.freeze_step(recipe.freeze_step).compress_alone(true).weight_decay(recipe.weight_decay);
+    change(recipe, options);
+    std::vector<torch::optim::OptimizerParamGroup> groups;
+    groups.emplace_back(recipe.decayed, std::make_unique<Options>(options));
+    groups.emplace_back(recipe.undecayed, std::make_unique<Options>(Options(options).weight_decay(0.0)));
+    return std::make_unique<pacer::OneBitAdam>(groups, options, recipe.world);
+  };
+}
+
+const auto kOneBitAdam = onebit_maker([](const OptimizerRecipe&, pacer::OneBitAdamOptions&) {});
+const auto kOneBitAdamRefreshed =
+    onebit_maker([](const OptimizerRecipe& recipe, pacer::OneBitAdamOptions& options) {
+      options.refresh_variance_every(recipe.refresh_every);
+    });
+const auto kFrozenUncompressed =
+    onebit_maker([](const OptimizerRecipe&, pacer::OneBitAdamOptions& options) { options.one_bit(false); });
+
 constexpr auto kTorchAdamW = make_adamw<torch::optim::AdamW, torch::optim::AdamWOptions>;
 constexpr auto kFusedAdamW = make_adamw<pacer::FusedAdamW, pacer::FusedAdamWOptions>;
 
@@ -55,7 +80,8 @@ const std::vector<Arm>& arms() {
   static const std::vector<Arm> registered = {
       {"adamw", "torch::optim::AdamW, LibTorch's own loop over parameters", kTorchAdamW},
       {"fused-adamw",
-       "pacer::FusedAdamW, all parameters in one pass over memory; so in all arms below but lamb",
+       "pacer::FusedAdamW, all parameters in one pass over memory; so in all arms below but lamb and the "
+       "1-bit ones",
        kFusedAdamW},
       {"curriculum",
        "pacer::SequenceLength: sequences are short at first",
@@ -74,6 +100,21 @@ const std::vector<Arm>& arms() {
        kFusedAdamW,
        {Method::curriculum, Method::layer_drop}},
       {"lamb", "pacer::FusedLamb: each matrix moves in proportion to its own size", make_lamb},
+      {"onebit-adam",
+       "pacer::OneBitAdam on the CPU: after --onebit-freeze of the steps, momentum travels as signs",
+       kOneBitAdam,
+       {},
+       /*needs_cpu=*/true},
+      {"onebit-adam-refreshed",
+       "the same, its variance brought up to date every --onebit-refresh steps",
+       kOneBitAdamRefreshed,
+       {},
+       /*needs_cpu=*/true},
+      {"frozen-uncompressed",
+       "a control: the variance freezes as for onebit-adam, but nothing is compressed",
+       kFrozenUncompressed,
+       {},
+       /*needs_cpu=*/true},
       {"bfloat16",
        "pacer::Precision::bf16(): forward under autocast, whatever --precision says",
        kFusedAdamW,
@@ -87,6 +128,13 @@ const Arm& find_arm(const std::string& name) {
     if (arm.name == name) return arm;
   }
   throw pacer::InvalidArgument("there is no arm '" + name + "'");
+}
+
+void leave_out_cpu_arms(Settings* settings) {
+  if (settings->arms_were_chosen) return;
+  auto& names = settings->arms;
+  const auto needs_cpu = [](const std::string& name) { return find_arm(name).needs_cpu; };
+  names.erase(std::remove_if(names.begin(), names.end(), needs_cpu), names.end());
 }
 
 bool Arm::has(Method method) const {

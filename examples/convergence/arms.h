@@ -23,6 +23,9 @@ struct OptimizerRecipe {
   std::vector<torch::Tensor> undecayed;  // biases and gains
   double learning_rate;
   double weight_decay;
+  int64_t freeze_step;    // of 1-bit Adam
+  int64_t refresh_every;  // of its arm that refreshes the variance
+  std::shared_ptr<pacer::Communicator> world;
 };
 
 enum class Method { curriculum, reshape, layer_drop, bfloat16 };
@@ -32,6 +35,7 @@ struct Arm {
   std::string help;
   std::function<std::unique_ptr<torch::optim::Optimizer>(const OptimizerRecipe&)> make_optimizer;
   std::vector<Method> methods = {};
+  bool needs_cpu = false;  // its optimizer does not train on GPUs yet
 
   bool has(Method method) const;
 };
@@ -40,6 +44,9 @@ const std::vector<Arm>& arms();
 
 // The arm of that name; throws pacer::InvalidArgument where there is none.
 const Arm& find_arm(const std::string& name);
+
+// Takes out what does not train on GPUs, unless it was asked for by name.
+void leave_out_cpu_arms(Settings* settings);
 
 // The gates of the model: without Method::layer_drop they keep every layer.
 pacer::LayerDropOptions layer_drop_options(const Arm& arm, const Settings& settings, uint64_t seed);

@@ -23,6 +23,8 @@ std::string count_of(int64_t count, const std::string& what, const std::string& 
 
 }  // namespace
 
+bool uses_cuda(const Settings& settings) { return settings.device != "cpu" && torch::cuda::is_available(); }
+
 int64_t choose_processes(const Settings& settings) {
   if (const std::optional<int> started = examples::started_processes()) {
     pacer::require(settings.processes <= 1 || *started == 1 || settings.processes == *started,
@@ -42,7 +44,7 @@ Machine prepare_machine(const Settings& settings) {
   const bool has_cuda = torch::cuda::is_available();
   pacer::require(settings.device != "cuda" || has_cuda,
                  "--device cuda: no CUDA device can be used here; --device cpu always works");
-  const bool use_cuda = settings.device != "cpu" && has_cuda;
+  const bool use_cuda = uses_cuda(settings);
   pacer::require(settings.precision != "tensorfloat32" || use_cuda,
                  "--precision tensorfloat32 needs a CUDA device; on the CPU take float32 or bfloat16");
   at::globalContext().setAllowTF32CuBLAS(settings.precision == "tensorfloat32");

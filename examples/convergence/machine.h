@@ -15,6 +15,9 @@ struct Machine {
   std::string description;                     // for people, with the numbers of processes and threads
 };
 
+// Whether the study trains on GPUs.
+bool uses_cuda(const Settings& settings);
+
 // How many ranks the study has: those that a launcher has started, else settings.processes, with 0 resolved:
 // all GPUs, or two on a CPU with two cores or more, or fewer, so that they share a batch evenly. Throws
 // pacer::InvalidArgument where launcher and settings contradict each other.

@@ -45,11 +45,14 @@ OptionGroup study_options(const std::vector<std::string>& arm_names) {
   Option quick{"quick", "", "a short run on real text: the preset with a smaller budget",
                [](Settings& settings, Text text) { settings.quick = parse_switch(text); },
                [](const Settings& settings) { return std::string(settings.quick ? "true" : "false"); }};
-  Option arms{
-      "arms", "NAME,NAME",
-      "the arms to train, the first is the one others are compared with (default all, four with --quick)",
-      [arm_names](Settings& settings, Text text) { settings.arms = parse_names(text, arm_names); },
-      [](const Settings& settings) { return join(settings.arms); }};
+  Option arms{"arms", "NAME,NAME",
+              "the arms to train, the first is the one others are compared with (default all that "
+              "train on the device, fewer with --quick)",
+              [arm_names](Settings& settings, Text text) {
+                settings.arms = parse_names(text, arm_names);
+                settings.arms_were_chosen = true;
+              },
+              [](const Settings& settings) { return join(settings.arms); }};
   Option seeds{"seeds", "N,N", "train every arm once per seed; two or more give standard errors (default 1)",
                [](Settings& settings, Text text) { settings.seeds = parse_seeds(text); },
                [](const Settings& settings) { return join(settings.seeds); }};
@@ -106,7 +109,12 @@ std::vector<OptionGroup> option_groups(const std::vector<std::string>& arm_names
                &Settings::layer_drop_theta, {0.0, 1.0, /*minimum_allowed=*/false}),
         number("layer-drop-gamma", "RATE",
                "how fast that is reached, per step; 0 makes it 100 / steps (default 0)",
-               &Settings::layer_drop_gamma, {0.0, 1e6})}});
+               &Settings::layer_drop_gamma, {0.0, 1e6}),
+        number("onebit-freeze", "SHARE",
+               "share of the steps after which 1-bit Adam freezes its variance and compresses (default 0.2)",
+               &Settings::onebit_freeze, {0.0, 1.0, /*minimum_allowed=*/false}),
+        count("onebit-refresh", "N", "steps between refreshes of the variance (default 32)",
+              &Settings::onebit_refresh, {1, 1000000000})}});
   // A study's settings.ini shows it as unset: who repeats a study does not want its stored results.
   Option resume{"resume", "",
                 "take finished runs from the output folder and continue unfinished ones from their newest "

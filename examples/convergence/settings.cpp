@@ -70,6 +70,10 @@ double Settings::gamma() const {
   return layer_drop_gamma > 0.0 ? layer_drop_gamma : 100.0 / static_cast<double>(steps());
 }
 
+int64_t Settings::freeze_step() const {
+  return std::max<int64_t>(1, std::llround(onebit_freeze * static_cast<double>(steps())));
+}
+
 std::vector<PresetHelp> preset_help() {
   return {{"tiny", "for a CPU: 2 layers of width 128, sequences of 64 bytes, 2.5M tokens per run"},
           {"small",
@@ -84,7 +88,7 @@ Settings preset_settings(const std::string& name, bool quick) {
   Settings settings = name == "tiny" ? tiny() : small();
   settings.quick = quick;
   if (quick) {
-    settings.arms = {"adamw", "fused-adamw", "curriculum", "layer-drop"};
+    settings.arms = {"adamw", "fused-adamw", "onebit-adam", "curriculum", "layer-drop"};
     settings.tokens = name == "tiny" ? 300 * kKilo : 4 * kMega;
     settings.validation_sequences = name == "tiny" ? 128 : 64;
   }

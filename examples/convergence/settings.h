@@ -14,6 +14,7 @@ struct Settings {
   std::string preset = "tiny";
   bool quick = false;
   std::vector<std::string> arms;      // empty: all
+  bool arms_were_chosen = false;      // by name; else those that the device cannot train are left out
   std::vector<uint64_t> seeds = {1};  // each arm is trained once per seed
   std::string data;                   // file or folder; empty: the LibTorch headers
   int64_t data_limit = 0;             // bytes read of it at most
@@ -36,6 +37,8 @@ struct Settings {
   double curriculum_share = 0.4;  // of the budget, after which sequences have their full length
   double layer_drop_theta = 0.5;  // share of layers that the deepest one keeps in the end
   double layer_drop_gamma = 0.0;  // per step; 0: 100 / steps()
+  double onebit_freeze = 0.2;     // share of the steps after which 1-bit Adam compresses
+  int64_t onebit_refresh = 32;    // steps between refreshes of its variance
 
   // Validation.
   int64_t evaluate_every = 0;        // tokens; 0: a sixteenth of the budget
@@ -56,6 +59,7 @@ struct Settings {
   int64_t tokens_between_evaluations() const;
   int64_t first_length() const;  // of the curriculum
   double gamma() const;          // of layer dropping
+  int64_t freeze_step() const;   // of 1-bit Adam
 };
 
 // Names of the presets with one line of help each.

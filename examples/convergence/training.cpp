@@ -29,8 +29,15 @@ GptConfig gpt_config(const Settings& settings) {
 }
 
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Arm& arm, const Settings& settings,
+                                                        const std::shared_ptr<pacer::Communicator>& world,
                                                         Gpt& model) {
-  OptimizerRecipe recipe{{}, {}, settings.learning_rate, settings.weight_decay};
+  OptimizerRecipe recipe{{},
+                         {},
+                         settings.learning_rate,
+                         settings.weight_decay,
+                         settings.freeze_step(),
+                         settings.onebit_refresh,
+                         world};
   for (const auto& parameter : model->parameters()) {
     (parameter.dim() >= 2 ? recipe.decayed : recipe.undecayed).push_back(parameter);
   }
@@ -85,7 +92,7 @@ Run train(const std::string& arm_name, uint64_t seed, const Settings& settings, 
   const pacer::LayerDrop layer_drop(layer_drop_options(arm, settings, seed));
   Gpt model(gpt_config(settings), layer_drop);  // on the CPU first: the same weights for every device
   model->to(device);
-  const auto optimizer = make_optimizer(arm, settings, model);
+  const auto optimizer = make_optimizer(arm, settings, machine.world, model);
   const auto validation = validation_batches(corpus, settings);
 
   Run run;

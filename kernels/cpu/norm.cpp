@@ -5,6 +5,7 @@
 #include <pacer/core/reduction_order.h>
 #include <pacer/kernels/cpu/target.h>
 #include <pacer/kernels/math/adam_storage.h>
+#include <pacer/kernels/math/onebit.h>
 
 namespace pacer::kernels {
 namespace {
@@ -38,6 +39,11 @@ PACER_TARGET_CLONES void add_squares(const Element* elements, int64_t count, Rea
   }
 }
 
+PACER_TARGET_CLONES void add_magnitudes(const float* elements, int64_t count, float* columns) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) columns[i] = add_to_scale(ScaleNorm::l1, elements[i], columns[i]);
+}
+
 template <class Element, class Real>
 double sum_of_squares(const void* elements, int64_t count) {
   alignas(64) Real columns[kReductionColumns] = {};
@@ -60,6 +66,16 @@ double sum_of_squares_cpu(GradientType type, const void* elements, int64_t count
       return sum_of_squares<Float16, float>(elements, count);
   }
   return 0;
+}
+
+double sum_of_magnitudes_cpu(const float* elements, int64_t count) {
+  const FullDenormals full_denormals;
+  alignas(64) float columns[kReductionColumns] = {};
+  for (int64_t row = 0; row < count; row += kReductionColumns) {
+    add_magnitudes(elements + row, count - row < kReductionColumns ? count - row : kReductionColumns,
+                   columns);
+  }
+  return static_cast<double>(fold_columns(columns));
 }
 
 void finish_check_cpu(const double* partials, int64_t count, const GuardRule& rule, GradientCheck* check) {

@@ -7,17 +7,9 @@
 #include <c10/core/DeviceGuard.h>
 
 #include <pacer/core/error.h>
+#include <pacer/core/reduction_order.h>
 
 namespace pacer::detail {
-namespace {
-
-// True where the gradient's memory does not hold its values in the parameter's order: other strides, or a
-// view that is negated or zero in name only.
-bool needs_dense_gradient(const AdamEntry& entry, const at::Tensor& gradient) {
-  return !same_layout(gradient, entry.memory()) || gradient.is_neg() || gradient._is_zerotensor();
-}
-
-}  // namespace
 
 void AdamEngine::read_settings(const Groups& groups) {
   settings_.clear();
@@ -188,14 +180,20 @@ void AdamEngine::find_gradients() {
   }
 }
 
-bool AdamEngine::gradients_are_finite() {
+// Fills the partial sums and returns how many they are.
+int64_t AdamEngine::add_squares() {
   auto* partials = static_cast<double*>(partials_.mutable_data_ptr());
   int64_t offset = 0;
   for (AdamTable& table : tables_) {
     table.sum_of_squares(partials + offset);
     offset += table.norm_units();
   }
-  guard_->look(partials, offset, average_);
+  return offset;
+}
+
+bool AdamEngine::gradients_are_finite() {
+  const int64_t count = add_squares();
+  guard_->look(partials_.const_data_ptr<double>(), count, average_);
   return device_.is_cuda() || guard_->check()->non_finite == 0;  // on CUDA only the device knows
 }
 
@@ -222,14 +220,26 @@ void AdamEngine::prepare(Groups& groups, States& states, const ParameterNames& n
   if (device_.is_cuda() && (guard_ || inputs.replayable || is_capturing(device_))) slots_.let_device_lead();
 }
 
-bool AdamEngine::enqueue() {
-  if (entries_.empty()) return false;
-  const c10::DeviceGuard device_guard(device_);
+void AdamEngine::gather_gradients() {
   for (size_t i = 0; i < entries_.size(); ++i) {
     AdamEntry& entry = entries_[i];
     if (takes_part_[i] && !entry.gradient_is_dense) entry.dense_gradient.copy_(entry.parameter.grad());
   }
-  if (guard_ && !gradients_are_finite()) return false;
+}
+
+double AdamEngine::sum_of_squares() {
+  if (entries_.empty()) return 0;
+  gather_gradients();
+  return sum_partials(partials_.const_data_ptr<double>(), add_squares());
+}
+
+bool AdamEngine::enqueue(bool has_looked) {
+  if (entries_.empty()) return false;
+  const c10::DeviceGuard device_guard(device_);
+  if (!has_looked) {
+    gather_gradients();
+    if (guard_ && !gradients_are_finite()) return false;
+  }
   for (size_t i = 0; i < entries_.size(); ++i) {
     AdamEntry& entry = entries_[i];
     if (takes_part_[i] && entry.dense_parameter.defined()) entry.dense_parameter.copy_(entry.parameter);

@@ -30,8 +30,11 @@ class AdamEngine {
   // Checks, plans, creates missing state and sends what changed: every parameter that has a gradient will be
   // updated.
   void prepare(Groups& groups, States& states, const ParameterNames& names, const StepInputs& inputs);
-  // Kernels only. False where the host saw gradients that are not finite.
-  bool enqueue();
+  // Kernels only. False where the host saw gradients that are not finite. `has_looked`: the guard has seen
+  // these gradients already, and found nothing.
+  bool enqueue(bool has_looked = false);
+  // Of the stored gradients that take part; between prepare and enqueue, CPU only.
+  double sum_of_squares();
   void conclude(bool applied);
 
   // Counts the changes after which a captured enqueue() is out of date.
@@ -56,6 +59,8 @@ class AdamEngine {
 
   void choose_guard(const StepInputs& inputs);
   void find_gradients();
+  void gather_gradients();
+  int64_t add_squares();
   bool gradients_are_finite();
 
   const AdamFlavour* flavour_;

@@ -117,12 +117,24 @@ at::ScalarType state_dtype(AdamStorage storage) {
   return storage == AdamStorage::bf16 ? at::kBFloat16 : at::kFloat;
 }
 
+kernels::GradientType gradient_type(AdamStorage storage) {
+  if (storage == AdamStorage::f64) return kernels::GradientType::f64;
+  if (storage == AdamStorage::f32) return kernels::GradientType::f32;
+  return storage == AdamStorage::f16_master ? kernels::GradientType::f16 : kernels::GradientType::bf16;
+}
+
+void* pointer_of(const at::Tensor& tensor) { return tensor.defined() ? tensor.mutable_data_ptr() : nullptr; }
+
 bool same_layout(const at::Tensor& a, const at::Tensor& b) {
   if (a.sizes() != b.sizes()) return false;
   for (int64_t d = 0; d < a.dim(); ++d) {
     if (a.size(d) > 1 && a.stride(d) != b.stride(d)) return false;
   }
   return true;
+}
+
+bool needs_dense_gradient(const AdamEntry& entry, const at::Tensor& gradient) {
+  return !same_layout(gradient, entry.memory()) || gradient.is_neg() || gradient._is_zerotensor();
 }
 
 void check_state(const FusedAdamStateFields& state, const at::Tensor& parameter, const std::string& name) {

@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <pacer/kernels/adam.h>
+#include <pacer/kernels/norm.h>
 #include <pacer/optimizers/adam_param_state.h>
 #include <pacer/optimizers/detail/adam_flavour.h>
 
@@ -56,8 +57,18 @@ struct AdamEntry {
 // The moments' dtype in a dtype set.
 at::ScalarType state_dtype(kernels::AdamStorage storage);
 
+// Of gradients of parameters in that dtype set.
+kernels::GradientType gradient_type(kernels::AdamStorage storage);
+
+// Null for an undefined tensor.
+void* pointer_of(const at::Tensor& tensor);
+
 // True if both tensors have their elements at the same offsets.
 bool same_layout(const at::Tensor& a, const at::Tensor& b);
+
+// True where the gradient's memory does not hold its values in the parameter's order: other strides, or a
+// view that is negated or zero in name only.
+bool needs_dense_gradient(const AdamEntry& entry, const at::Tensor& gradient);
 
 // Throws InvalidArgument where an existing state tensor has another shape than the parameter or is not made
 // of numbers that a moment can be.

@@ -6,20 +6,6 @@
 #include <pacer/optimizers/detail/tile_loop.h>
 
 namespace pacer::detail {
-namespace {
-
-using kernels::AdamStorage;
-
-void* pointer_of(const at::Tensor& tensor) { return tensor.defined() ? tensor.mutable_data_ptr() : nullptr; }
-
-kernels::GradientType gradient_type(AdamStorage storage) {
-  if (storage == AdamStorage::f64) return kernels::GradientType::f64;
-  if (storage == AdamStorage::f32) return kernels::GradientType::f32;
-  return storage == AdamStorage::f16_master ? kernels::GradientType::f16 : kernels::GradientType::bf16;
-}
-
-}  // namespace
-
 void AdamTable::add(AdamEntry& entry, size_t table) {
   entry.table = table;
   entry.position = counts_.size();

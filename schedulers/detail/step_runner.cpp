@@ -35,17 +35,19 @@ StepRunner::StepRunner(SessionParts& parts) : parts_(parts) {
 }
 StepRunner::~StepRunner() = default;
 
-void StepRunner::run(double average, bool freeze_allowed) {
+void StepRunner::run(double average, double local_weight, bool freeze_allowed) {
   if (SessionOptimizer* own = parts_.session_optimizer()) {
-    run_own(*own, average, freeze_allowed);
+    run_own(*own, average, local_weight, freeze_allowed);
   } else {
     run_other(average);
   }
 }
 
-void StepRunner::run_own(SessionOptimizer& optimizer, double average, bool freeze_allowed) {
+void StepRunner::run_own(SessionOptimizer& optimizer, double average, double local_weight,
+                         bool freeze_allowed) {
   StepInputs inputs;
   inputs.average = average;
+  inputs.local_weight = local_weight;
   if (parts_.has_guard()) inputs.guard = parts_.guard();
   inputs.freeze_allowed = freeze_allowed;
   inputs.replayable = graph_ != nullptr;

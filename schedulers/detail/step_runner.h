@@ -16,10 +16,11 @@ class StepRunner {
   ~StepRunner();
 
   // One optimizer step on gradients whose mean is `average` times what is stored.
-  void run(double average, bool freeze_allowed);
+  // `local_weight` as in StepInputs.
+  void run(double average, double local_weight, bool freeze_allowed);
 
  private:
-  void run_own(SessionOptimizer& optimizer, double average, bool freeze_allowed);
+  void run_own(SessionOptimizer& optimizer, double average, double local_weight, bool freeze_allowed);
   void run_other(double average);
   // Gradients become their mean, unscaled and clipped. False where they are not finite.
   bool finish_gradients(double average);

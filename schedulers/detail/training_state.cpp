@@ -110,11 +110,11 @@ void apply_session(SessionParts& parts, const NamedTensors& saved) {
   parts.progress = progress;
 }
 
-void import_optimizer(SessionParts& parts, const NamedTensors& saved) {
+void import_optimizer(SessionParts& parts, const TrainingState& saved) {
   if (parts.session_optimizer()) {
-    parts.session_optimizer()->import_state(saved);
+    parts.session_optimizer()->import_states(saved.optimizer, saved.rank_optimizer);
   } else {
-    import_foreign(parts.optimizer(), parts.model(), saved);
+    import_foreign(parts.optimizer(), parts.model(), saved.optimizer);
   }
 }
 
@@ -125,6 +125,7 @@ TrainingState export_state(const SessionParts& parts) {
   state.model = model_tensors(parts.model());
   state.optimizer = parts.session_optimizer() ? parts.session_optimizer()->export_state()
                                               : export_foreign(parts.optimizer(), parts.model());
+  if (parts.session_optimizer()) state.rank_optimizer = parts.session_optimizer()->export_rank_state();
   state.session = session_tensors(parts);
   return state;
 }
@@ -137,7 +138,7 @@ void import_state(SessionParts& parts, const TrainingState& state) {
   check_session(before, state.session);
   try {
     apply_session(parts, state.session);
-    import_optimizer(parts, state.optimizer);  // all or nothing
+    import_optimizer(parts, state);  // all or nothing
   } catch (...) {
     apply_session(parts, before);
     throw;

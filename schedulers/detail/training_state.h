@@ -1,4 +1,4 @@
-// Everything a run needs to go on, as three sets of named tensors, and its way back: checked completely, then
+// Everything a run needs to go on, as named tensors, and its way back: checked completely, then
 // put in force; on any error nothing has changed.
 #pragma once
 
@@ -10,7 +10,10 @@ namespace pacer::detail {
 struct TrainingState {
   NamedTensors model;      // parameters and buffers by name; they share the model's memory when exported
   NamedTensors optimizer;  // see SessionOptimizer::export_state
-  NamedTensors session;    // "progress/...", "random/...", "guard/...", "hook/NAME/..."
+  // SessionOptimizer::export_rank_state: others on each rank, where all the rest is the same but for
+  // `session`.
+  NamedTensors rank_optimizer;
+  NamedTensors session;  // "progress/...", "random/...", "guard/...", "hook/NAME/..."
 };
 
 TrainingState export_state(const SessionParts& parts);

@@ -56,7 +56,7 @@ class NoWaiting {
 
 TEST_CASE("a step never waits for the GPU", "[session][gpu]") {
   PACER_NEEDS_GPU();
-  for (const RegisteredOptimizer& optimizer : all_optimizers()) {
+  for (const RegisteredOptimizer& optimizer : cuda_optimizers()) {
     if (!optimizer.is_own) continue;
     for (auto hooks : hook_sets()) {
       for (const bool replay : {false, true}) {
@@ -79,7 +79,7 @@ TEST_CASE("a step never waits for the GPU", "[session][gpu]") {
 
 TEST_CASE("a replayed optimizer does what an enqueued one does, to the bit", "[session][gpu]") {
   PACER_NEEDS_GPU();
-  for (const RegisteredOptimizer& optimizer : all_optimizers()) {
+  for (const RegisteredOptimizer& optimizer : cuda_optimizers()) {
     if (!optimizer.is_own) continue;
     for (const auto& hooks : hook_sets()) {
       INFO(optimizer.name << ": " << names_of(hooks));
@@ -153,7 +153,7 @@ TEST_CASE("CudaGraph is refused where it cannot work", "[session][gpu]") {
 
 TEST_CASE("on a GPU, non-finite gradients change nothing but the attempt", "[session][gpu]") {
   PACER_NEEDS_GPU();
-  for (const RegisteredOptimizer& optimizer : all_optimizers()) {
+  for (const RegisteredOptimizer& optimizer : cuda_optimizers()) {
     for (const auto& hooks : hook_sets()) {
       const bool guarded = std::any_of(hooks.begin(), hooks.end(), [](const auto& h) { return h.has_guard; });
       if (!optimizer.is_own && !guarded) continue;
@@ -179,7 +179,7 @@ TEST_CASE("on a GPU, non-finite gradients change nothing but the attempt", "[ses
 
 TEST_CASE("R1: on a GPU, a resumed run goes on to the bit", "[session][resume][gpu]") {
   PACER_NEEDS_GPU();
-  for (const RegisteredOptimizer& optimizer : all_optimizers()) {
+  for (const RegisteredOptimizer& optimizer : cuda_optimizers()) {
     for (const auto& hooks : hook_sets()) {
       INFO(optimizer.name << ": " << names_of(hooks));
       const TemporaryFolder folder;
@@ -203,7 +203,7 @@ TEST_CASE("R1: on a GPU, a resumed run goes on to the bit", "[session][resume][g
 
 TEST_CASE("a checkpoint of a GPU loads on the CPU", "[session][resume][gpu]") {
   PACER_NEEDS_GPU();
-  for (const RegisteredOptimizer& optimizer : all_optimizers()) {
+  for (const RegisteredOptimizer& optimizer : cuda_optimizers()) {
     INFO(optimizer.name);
     SmallRun on_gpu(optimizer, {}, 0.0, kGpu), on_cpu(optimizer, {}, 0.0);
     for (int step = 0; step < 3; ++step) on_gpu.step();

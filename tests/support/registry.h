@@ -16,6 +16,7 @@
 #include <torch/optim/sgd.h>
 
 #include <pacer/optimizers/fused_lamb.h>
+#include <pacer/optimizers/onebit_adam.h>
 #include <pacer/schedulers/detail/random_state.h>
 #include <pacer/schedulers/detail/training_state.h>
 #include <pacer/schedulers/schedulers.h>
@@ -25,16 +26,21 @@
 
 namespace pacer::testing {
 
+using OptimizerMaker = std::function<std::unique_ptr<torch::optim::Optimizer>(
+    const NamedParameters&, const std::shared_ptr<Communicator>&)>;
+
 struct RegisteredOptimizer {
   std::string name;
   bool is_own;  // one of pacer's
-  std::function<std::unique_ptr<torch::optim::Optimizer>(const NamedParameters&)> make;
+  OptimizerMaker make;
   at::ScalarType dtype = at::kFloat;  // of the parameters
+  bool has_ranks = false;  // it exchanges more than gradients, so that ranks differ from one process
 };
 
 template <class Optimizer, class Options>
-std::function<std::unique_ptr<torch::optim::Optimizer>(const NamedParameters&)> making(Options options) {
-  return [options](const NamedParameters& parameters) -> std::unique_ptr<torch::optim::Optimizer> {
+OptimizerMaker making(Options options) {
+  return [options](const NamedParameters& parameters,
+                   const std::shared_ptr<Communicator>&) -> std::unique_ptr<torch::optim::Optimizer> {
     // Two groups with different options: biases without weight decay.
     std::vector<Tensor> matrices, vectors;
     for (const auto& item : parameters)
@@ -43,6 +49,23 @@ std::function<std::unique_ptr<torch::optim::Optimizer>(const NamedParameters&)> 
     groups.emplace_back(matrices, std::make_unique<Options>(options));
     groups.emplace_back(vectors, std::make_unique<Options>(Options(options).weight_decay(0)));
     return std::make_unique<Optimizer>(groups, options);
+  };
+}
+
+// Matrices compressed, biases in full precision and without weight decay; frozen after two steps, whatever
+// moves.
+inline OptimizerMaker making_onebit(const OneBitAdamOptions& options) {
+  return [options](const NamedParameters& parameters,
+                   const std::shared_ptr<Communicator>& world) -> std::unique_ptr<torch::optim::Optimizer> {
+    std::vector<Tensor> matrices, vectors;
+    for (const auto& item : parameters)
+      (item.value().dim() >= 2 ? matrices : vectors).push_back(item.value());
+    const auto shared = OneBitAdamOptions(options).freeze_step(2).allow_early_freeze(true);
+    std::vector<torch::optim::OptimizerParamGroup> groups;
+    groups.emplace_back(matrices, std::make_unique<OneBitAdamOptions>(shared));
+    groups.emplace_back(vectors, std::make_unique<OneBitAdamOptions>(
+                                     OneBitAdamOptions(shared).weight_decay(0).compress(false)));
+    return std::make_unique<OneBitAdam>(groups, shared, world);
   };
 }
 
@@ -63,6 +86,13 @@ inline std::vector<RegisteredOptimizer> all_optimizers() {
       {"FusedAdamW bf16 stochastic", true, making<FusedAdamW>(stochastic), at::kBFloat16},
       {"FusedAdamW bf16 nearest", true, making<FusedAdamW>(nearest), at::kBFloat16},
       {"FusedLamb", true, making<FusedLamb>(lamb)},
+      {"OneBitAdam", true, making_onebit(OneBitAdamOptions(0.01).weight_decay(0.1).compress_alone(true)),
+       at::kFloat, true},
+      {"OneBitAdam refreshed", true,
+       making_onebit(
+           OneBitAdamOptions(0.01).compress_alone(true).refresh_variance_every(3).block_scales(true)),
+       at::kBFloat16, true},
+      {"OneBitAdam uncompressed", true, making_onebit(OneBitAdamOptions(0.01)), at::kFloat, true},
       {"FusedLamb bf16 remainder", true, making<FusedLamb>(lamb), at::kBFloat16},
       {"AdamW", false, making<AdamW>(AdamWOptions(0.01).weight_decay(0.1))},
       {"Adam", false, making<Adam>(AdamOptions(0.01).amsgrad(true))},
@@ -70,6 +100,13 @@ inline std::vector<RegisteredOptimizer> all_optimizers() {
       {"RMSprop", false, making<RMSprop>(RMSpropOptions(0.01).momentum(0.5).centered(true))},
       {"Adagrad", false, making<Adagrad>(AdagradOptions(0.05))},
   };
+}
+
+// Those that run on CUDA.
+inline std::vector<RegisteredOptimizer> cuda_optimizers() {
+  std::vector<RegisteredOptimizer> all = all_optimizers();
+  all.erase(std::remove_if(all.begin(), all.end(), [](const auto& o) { return o.has_ranks; }), all.end());
+  return all;
 }
 
 struct RegisteredHook {
@@ -122,6 +159,7 @@ inline detail::TrainingState copied(const detail::TrainingState& state) {
   };
   clone(state.model, copy.model);
   clone(state.optimizer, copy.optimizer);
+  clone(state.rank_optimizer, copy.rank_optimizer);
   clone(state.session, copy.session);
   return copy;
 }
@@ -138,8 +176,8 @@ inline std::string first_difference(const NamedTensors& a, const NamedTensors& b
   return "";
 }
 inline std::string first_difference(const detail::TrainingState& a, const detail::TrainingState& b) {
-  for (const auto part :
-       {&detail::TrainingState::model, &detail::TrainingState::optimizer, &detail::TrainingState::session}) {
+  for (const auto part : {&detail::TrainingState::model, &detail::TrainingState::optimizer,
+                          &detail::TrainingState::rank_optimizer, &detail::TrainingState::session}) {
     const std::string difference = first_difference(a.*part, b.*part);
     if (!difference.empty()) return difference;
   }
@@ -179,7 +217,7 @@ class SmallRun {
     }
     model = gates ? small_model_with_gates(early_drops(), dropout) : small_model(dropout);
     model->to(device, optimizer_entry.dtype);
-    optimizer = optimizer_entry.make(model->named_parameters());
+    optimizer = optimizer_entry.make(model->named_parameters(), world);
     session = std::make_unique<Session>(*model, *optimizer, world);
     session->use(PartsProbe(parts));
     for (const RegisteredHook& hook : hooks) hook.use(*session, model, sampler);

@@ -39,7 +39,7 @@ Named reference_parameters() {
 // A model, an optimizer over it in the order given, and a Session.
 struct ListRun {
   ListRun(const RegisteredOptimizer& entry, const Named& parameters) : model(parameters) {
-    optimizer = entry.make(model->named_parameters());
+    optimizer = entry.make(model->named_parameters(), nullptr);
     session = std::make_unique<Session>(*model, *optimizer);
     session->use(PartsProbe(parts));
   }
@@ -120,6 +120,7 @@ TEST_CASE("R4: parameters that do not fit are named and nothing is loaded", "[se
       INFO(entry.name << ", " << misfit.what);
       Named parameters = reference_parameters();
       misfit.change(parameters);
+      if (entry.has_ranks && contains(misfit.what, "fp64")) continue;  // refused when it is built
       ListRun target(entry, parameters);
       target.step();
       const detail::TrainingState before = target.state();
@@ -180,7 +181,7 @@ TEST_CASE("R4: tied parameters are one, and say so where the checkpoint has two"
     source.step();
     torch::OrderedDict<std::string, Tensor> once;
     once.insert("a", tied.named);
-    auto optimizer = entry.make(once);
+    auto optimizer = entry.make(once, nullptr);
     Session session(tied, *optimizer);
     SessionParts* parts = nullptr;
     session.use(PartsProbe(parts));

@@ -33,12 +33,17 @@ bool uses(const std::vector<RegisteredHook>& hooks, const std::string& name) {
   return std::any_of(hooks.begin(), hooks.end(), [&](const auto& h) { return h.name == name; });
 }
 
+// Options of groups, among them the learning rate, and how many attempts there were.
+bool goes_on_in_an_attempt(const std::string& key) {
+  return key.compare(0, 6, "group/") == 0 || key.compare(0, 7, "onebit/") == 0;
+}
+
 // What a skipped attempt may change: the attempt counter, data position, learning rate, loss scale and the
 // count of skipped steps. Everything else must not.
 void forget_attempt(detail::TrainingState& state) {
   state.session.clear();
   for (auto item = state.optimizer.begin(); item != state.optimizer.end();) {
-    item = item->first.compare(0, 6, "group/") == 0 ? state.optimizer.erase(item) : std::next(item);
+    item = goes_on_in_an_attempt(item->first) ? state.optimizer.erase(item) : std::next(item);
   }
 }
 
@@ -106,7 +111,7 @@ TEST_CASE("with every pair of hooks, a non-finite gradient changes nothing but t
       detail::TrainingState there = calm.state();
       there.session = whole.session;
       for (const auto& item : whole.optimizer) {
-        if (item.first.compare(0, 6, "group/") == 0) there.optimizer[item.first] = item.second;
+        if (goes_on_in_an_attempt(item.first)) there.optimizer[item.first] = item.second;
       }
       calm.load(there);
       run.step();

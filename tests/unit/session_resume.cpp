@@ -48,6 +48,7 @@ struct Part {
 };
 const Part kParts[] = {{"model", &detail::TrainingState::model},
                        {"optimizer", &detail::TrainingState::optimizer},
+                       {"rank_optimizer", &detail::TrainingState::rank_optimizer},
                        {"session", &detail::TrainingState::session}};
 
 }  // namespace

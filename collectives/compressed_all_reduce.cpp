@@ -1,0 +1,98 @@
+#include <pacer/collectives/compressed_all_reduce.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include <ATen/ops/zeros.h>
+
+#include <pacer/collectives/detail/onebit_exchange.h>
+#include <pacer/core/error.h>
+
+namespace pacer {
+namespace {
+
+// The buffer as rows of one tensor.
+struct Buffer {
+  float* elements;
+  const kernels::OneBitRows* rows;
+};
+
+void read_row(const void* context, int64_t row, int64_t /*width*/, float* values) {
+  const auto& [elements, rows] = *static_cast<const Buffer*>(context);
+  const kernels::OneBitPiece& piece = rows->pieces[static_cast<size_t>(row)];
+  std::memcpy(values, elements + piece.offset, piece.count * sizeof(float));
+}
+
+void write_rows(const kernels::OneBitMessages& mean, const Buffer& buffer) {
+  float values[kernels::kOneBitRow];
+  for (const kernels::OneBitPiece& piece : buffer.rows->pieces) {
+    decode_buffer_cpu(mean, piece.position, (piece.count + 7) / 8 * 8, values);
+    std::memcpy(buffer.elements + piece.offset, values, piece.count * sizeof(float));
+  }
+}
+
+std::shared_ptr<Communicator> checked(std::shared_ptr<Communicator> world, int64_t size) {
+  require(world != nullptr, "a CompressedAllReduce needs a Communicator");
+  require(size >= 0, "a CompressedAllReduce needs a size >= 0, not ", size);
+  return world;
+}
+
+}  // namespace
+
+CompressedAllReduce::CompressedAllReduce(std::shared_ptr<Communicator> world, int64_t size,
+                                         const CompressionOptions& options)
+    : compresses_(world != nullptr && (world->world_size() > 1 || options.compress_alone())),
+      exchange_(std::make_unique<detail::OneBitExchange>(checked(std::move(world), size),
+                                                         std::vector<int64_t>{size}, options)) {
+  exchange_->agree(/*step=*/0);
+}
+CompressedAllReduce::~CompressedAllReduce() = default;
+
+void CompressedAllReduce::reduce(const at::Tensor& buffer) {
+  require(buffer.defined() && buffer.scalar_type() == at::kFloat && buffer.is_contiguous() &&
+              buffer.numel() == size() && buffer.device() == exchange_->world().device(),
+          "CompressedAllReduce::reduce needs a contiguous fp32 tensor of ", size(), " elements on ",
+          exchange_->world().device().str());
+  exchange_->check();
+  if (!compresses_ || size() == 0) return;
+  const Buffer rows{buffer.mutable_data_ptr<float>(), &exchange_->rows()};
+  exchange_->run(read_row, &rows, calls_);
+  ++calls_;
+  write_rows(exchange_->mean(), rows);
+}
+
+int64_t CompressedAllReduce::size() const { return exchange_->layout().counts().front(); }
+
+CompressedAllReduce::Range CompressedAllReduce::served() const {
+  const int64_t begin = exchange_->world().rank() * exchange_->layout().chunk();
+  return {std::min(size(), begin), std::min(size(), begin + exchange_->layout().chunk())};
+}
+
+at::Tensor CompressedAllReduce::worker_error() const {
+  return exchange_->worker_errors().narrow(0, 0, size()).clone();
+}
+
+at::Tensor CompressedAllReduce::server_error() const {
+  const Range range = served();
+  return exchange_->server_errors().narrow(0, 0, range.end - range.begin).clone();
+}
+
+void CompressedAllReduce::set_errors(const at::Tensor& worker, const at::Tensor& server) {
+  const Range range = served();
+  const auto padded = [](const at::Tensor& errors, const char* which, int64_t count, int64_t length) {
+    require(errors.defined() && errors.scalar_type() == at::kFloat && errors.numel() == count,
+            "CompressedAllReduce::set_errors needs a ", which, " error of ", count, " fp32 elements");
+    at::Tensor whole = at::zeros({length}, at::kFloat);
+    whole.narrow(0, 0, count).copy_(errors.reshape({-1}));
+    return whole;
+  };
+  const at::Tensor own = padded(worker, "worker", size(), exchange_->rows().extent);
+  const at::Tensor serving =
+      padded(server, "server", range.end - range.begin, exchange_->served_rows().extent);
+  exchange_->set_errors(own, serving);
+}
+
+int64_t CompressedAllReduce::bytes_sent() const { return exchange_->bytes_sent(); }
+
+}  // namespace pacer

@@ -1,0 +1,90 @@
+// The mean over ranks of a vector that travels as signs: one bit an element instead of 32, in two
+// collectives, with what rounding to signs loses carried over into the next call (error feedback; Tang et
+// al., "1-bit Adam", arXiv:2102.02888, section 3 and figure 3).
+//
+//   pacer::CompressedAllReduce mean(world, 1'000'000);
+//   mean.reduce(buffer);          // fp32, 1'000'000 elements: what all ranks agree the mean is, roughly
+//
+// A single call is a coarse guess: every element becomes plus or minus its chunk's scale. The sum of many
+// calls is not: sum of results + mean of worker errors + server error = sum of the true means, up to
+// rounding. Use it for what is summed up, as a momentum is.
+//
+// One call on rank i of W, all sums in rank order:
+//   c = buffer + e                s = |c|_2 / sqrt(n)     its signs go to the ranks that serve them, chunk by
+//   chunk e = c - s * sgn(c)                                    what was lost, for the next call server of
+//   chunk k (rank k):   y = mean_i s_i sgn_i + E       S = |y|_2 / sqrt(n_k)      E = y - S * sgn(y)
+//   everyone:  buffer = S_k * sgn_k on chunk k            the same bits on every rank and back-end
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include <ATen/core/Tensor.h>
+#include <torch/arg.h>
+
+#include <pacer/collectives/communicator.h>
+#include <pacer/kernels/onebit.h>
+
+namespace pacer {
+
+namespace detail {
+class OneBitExchange;
+}
+
+struct CompressionOptions {
+  CompressionOptions() = default;
+  // What a sign stands for: the root of the mean square (the paper's), or the mean magnitude.
+  TORCH_ARG(kernels::ScaleNorm, scale) = kernels::ScaleNorm::rms;
+  // A scale for each 2,048 elements instead of one for the buffer and one for each chunk: finer, 1.6 % more
+  // bytes.
+  TORCH_ARG(bool, block_scales) = false;
+  // With a single rank there is nothing to save and buffers stay as they are; true: rounded to signs all the
+  // same, with both errors, for tests and studies.
+  TORCH_ARG(bool, compress_alone) = false;
+  // Chunks are multiples of so many elements: 128 or more of them, 2,048 with block_scales; 0 for the least.
+  TORCH_ARG(int64_t, alignment) = 0;
+};
+
+class CompressedAllReduce {
+ public:
+  // Elements [begin, end) of the buffer.
+  struct Range {
+    int64_t begin;
+    int64_t end;
+  };
+
+  // The same size, >= 0, and options on every rank, which are compared: all ranks must come here. Errors
+  // start at zero. Throws InvalidArgument, CommunicationError where ranks differ.
+  CompressedAllReduce(std::shared_ptr<Communicator> world, int64_t size,
+                      const CompressionOptions& options = {});
+  ~CompressedAllReduce();
+  CompressedAllReduce(const CompressedAllReduce&) = delete;
+
+  // In place: `buffer` (fp32, contiguous, `size` elements, on the Communicator's device) becomes the
+  // compressed mean over ranks. Throws InvalidArgument before anything travels; where ranks fail or numbers
+  // are not finite Error, after which this object refuses to go on until its errors are set anew: who got how
+  // far is unknown.
+  void reduce(const at::Tensor& buffer);
+
+  int64_t size() const;
+  // What this rank serves: its part of the buffer.
+  Range served() const;
+
+  // What the last call lost: of this rank's own buffer (fp32, `size` elements), and of the mean over the
+  // range it serves (fp32). Copies.
+  at::Tensor worker_error() const;
+  at::Tensor server_error() const;
+  // Goes on from these: the errors of a former run, or zeros.
+  void set_errors(const at::Tensor& worker, const at::Tensor& server);
+
+  // From this rank to others, in all calls.
+  int64_t bytes_sent() const;
+
+ private:
+  bool compresses_;
+  int64_t calls_ = 0;
+  std::unique_ptr<detail::OneBitExchange> exchange_;
+};
+
+}  // namespace pacer

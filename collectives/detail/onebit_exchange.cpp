@@ -1,0 +1,237 @@
+#include <pacer/collectives/detail/onebit_exchange.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <pacer/collectives/agreement.h>
+#include <pacer/core/error.h>
+#include <pacer/core/reduction_order.h>
+#include <pacer/core/tile.h>
+
+namespace pacer::detail {
+namespace {
+
+using kernels::OneBitHeader;
+using kernels::OneBitMessages;
+
+int64_t alignment_of(const CompressionOptions& options) {
+  const int64_t least = options.block_scales() ? kernels::kOneBitRow : kernels::kOneBitAlignment;
+  if (options.alignment() == 0) return least;
+  require(options.alignment() > 0 && options.alignment() % least == 0,
+          "compression: alignment must be a multiple of ", least, " elements, not ", options.alignment());
+  return options.alignment();
+}
+
+void mean_row(const void* context, int64_t row, int64_t width, float* values) {
+  decode_mean_cpu(*static_cast<const OneBitMessages*>(context), row * kernels::kOneBitRow, width, values);
+}
+
+}  // namespace
+
+OneBitExchange::OneBitExchange(std::shared_ptr<Communicator> world, std::vector<int64_t> counts,
+                               const CompressionOptions& options)
+    : world_(std::move(world)),
+      options_(options),
+      layout_(std::move(counts), world_->world_size(), alignment_of(options)),
+      stride_(kernels::onebit_message_bytes(layout_.chunk(), options.block_scales())) {
+  require<Unavailable>(world_->device().is_cpu(), "compression to signs works on the CPU so far, not on ",
+                       world_->device().str(),
+                       "; use a Communicator over Gloo, or one of the optimizers that do not compress");
+  worker_ = make_side(layout_.rows(), layout_.chunk() * layout_.world_size());
+  server_ = make_side(layout_.served_rows(world_->rank()), layout_.chunk());
+  const auto bytes = [](int64_t count) { return at::zeros({count}, at::kByte); };
+  sent_ = bytes(stride_ * layout_.world_size());
+  received_ = bytes(stride_ * layout_.world_size());
+  served_ = bytes(stride_);
+  gathered_ = bytes(stride_ * layout_.world_size());
+}
+
+void OneBitExchange::agree(int64_t step) {
+  if (world_->world_size() == 1) return;
+  std::string sizes;
+  for (const int64_t count : layout_.counts()) sizes += concatenate(" ", count);
+  require_agreement(*world_, step,
+                    {{"sizes of the compressed tensors", sizes},
+                     {"compression", concatenate(options_.scale() == kernels::ScaleNorm::rms ? "rms" : "l1",
+                                                 " scales", options_.block_scales() ? " by blocks" : "",
+                                                 ", alignment ", alignment_of(options_))}});
+}
+
+OneBitExchange::Side OneBitExchange::make_side(kernels::OneBitRows rows, int64_t elements) const {
+  Side side;
+  side.real_elements = rows.real_elements();
+  side.carried = at::zeros({rows.extent}, at::kFloat);
+  side.scales = at::zeros({options_.block_scales() ? rows.count() : 1}, at::kFloat);
+  side.signs = at::zeros({elements / 8}, at::kByte);
+  side.sums.resize(static_cast<size_t>(options_.block_scales() ? rows.count() : rows.units()));
+  side.rows = std::move(rows);
+  return side;
+}
+
+kernels::OneBitSide OneBitExchange::view(const Side& side, unsigned char* signs) const {
+  kernels::OneBitSide view{};
+  view.pieces = side.rows.pieces.data();
+  view.first = side.rows.first.data();
+  view.rows = side.rows.count();
+  view.extent = side.rows.extent;
+  view.carried = side.carried.mutable_data_ptr<float>();
+  view.scales = side.scales.const_data_ptr<float>();
+  view.rows_scaled = options_.block_scales();
+  view.norm = options_.scale();
+  view.signs = signs;
+  return view;
+}
+
+// The kernel over all units, then the scales.
+void OneBitExchange::compress(Side& side, unsigned char* signs, kernels::OneBitSource source,
+                              const void* context) {
+  const kernels::OneBitSide kernel_side = view(side, signs);
+  at::parallel_for(0, side.rows.units(), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t unit = begin; unit < end; ++unit) {
+      onebit_compress_cpu(kernel_side, source, context, unit, side.sums.data());
+    }
+  });
+  auto* scales = side.scales.mutable_data_ptr<float>();
+  if (!options_.block_scales()) {
+    const double sum = sum_partials(side.sums.data(), static_cast<int64_t>(side.sums.size()));
+    scales[0] = onebit_scale(options_.scale(), sum, side.real_elements);
+    return;
+  }
+  for (int64_t row = 0; row < side.rows.count(); ++row) {
+    scales[row] =
+        onebit_scale(options_.scale(), side.sums[static_cast<size_t>(row)], side.rows.real_elements(row));
+  }
+}
+
+at::Tensor OneBitExchange::errors_of(const Side& side) const {
+  const at::Tensor errors = at::empty({side.rows.extent}, at::kFloat);
+  const kernels::OneBitSide kernel_side = view(side, nullptr);
+  auto* values = errors.mutable_data_ptr<float>();
+  for (int64_t row = 0; row < side.rows.count(); ++row) {
+    onebit_errors_cpu(kernel_side, row, values + row * kernels::kOneBitRow);
+  }
+  return errors;
+}
+
+void OneBitExchange::set_errors(const at::Tensor& worker, const at::Tensor& server) {
+  const auto check = [](const at::Tensor& errors, const char* which, int64_t elements) {
+    require(errors.defined() && errors.scalar_type() == at::kFloat && errors.numel() == elements, "the ",
+            which, " error of a 1-bit exchange must be fp32 of ", elements, " elements");
+  };
+  check(worker, "worker's", worker_.rows.extent);
+  check(server, "server's", server_.rows.extent);
+  worker_.carried.copy_(worker.view({-1}));
+  server_.carried.copy_(server.view({-1}));
+  worker_.scales.zero_();
+  server_.scales.zero_();
+  failure_.clear();
+}
+
+unsigned char* OneBitExchange::message(const at::Tensor& messages, int64_t number) const {
+  return messages.mutable_data_ptr<uint8_t>() + number * stride_;
+}
+
+// The header and, where rows have scales of their own, those of `rows` rows; the chunk's others are 0.
+void OneBitExchange::write_header(unsigned char* message, const float* scales, int64_t rows,
+                                  int64_t step) const {
+  OneBitHeader header{};
+  header.rows_scaled = options_.block_scales();
+  header.step = static_cast<uint32_t>(step);
+  header.sequence = sequence_;
+  if (!options_.block_scales()) header.scale = scales[0];
+  std::memcpy(message, &header, sizeof header);
+  if (options_.block_scales() && rows > 0) {
+    std::memcpy(message + sizeof header, scales, static_cast<size_t>(rows) * sizeof(float));
+  }
+}
+
+void OneBitExchange::check_headers(const at::Tensor& messages, int64_t step, const char* operation) const {
+  for (int64_t rank = 0; rank < layout_.world_size(); ++rank) {
+    OneBitHeader header{};
+    std::memcpy(&header, message(messages, rank), sizeof header);
+    require<Error>(header.step == static_cast<uint32_t>(step) && header.sequence == sequence_ &&
+                       header.rows_scaled == static_cast<uint32_t>(options_.block_scales()),
+                   operation, ": rank ", rank, " sent the signs of step ", header.step, ", call ",
+                   header.sequence, ", but this rank is at step ", step, ", call ", sequence_,
+                   "; all ranks must take the same steps");
+  }
+}
+
+// Every rank sees the same scales, so that all fail together.
+void OneBitExchange::check_scales() const {
+  const int64_t rows = options_.block_scales() ? layout_.chunk() / kernels::kOneBitRow : 0;
+  for (int64_t rank = 0; rank < layout_.world_size(); ++rank) {
+    const unsigned char* from = message(gathered_, rank);
+    for (int64_t i = 0; i < std::max<int64_t>(rows, 1); ++i) {
+      float scale;
+      std::memcpy(&scale, from + (rows == 0 ? 0 : static_cast<int64_t>(sizeof(OneBitHeader)) + 4 * i),
+                  sizeof scale);
+      require<Error>(std::isfinite(scale), "compressed all-reduce: the mean that rank ", rank,
+                     " serves is not finite; look for a momentum or gradient that overflows");
+    }
+  }
+}
+
+kernels::OneBitMessages OneBitExchange::messages_in(const at::Tensor& tensor) const {
+  OneBitMessages messages;
+  messages.data = tensor.const_data_ptr<uint8_t>();
+  messages.stride = stride_;
+  messages.world_size = layout_.world_size();
+  messages.chunk = layout_.chunk();
+  messages.rows_scaled = options_.block_scales();
+  return messages;
+}
+
+kernels::OneBitMessages OneBitExchange::mean() const { return messages_in(gathered_); }
+
+void OneBitExchange::check() const {
+  require<Error>(failure_.empty(), "a 1-bit exchange failed half-way (", failure_,
+                 "), and what its errors are worth is unknown; load a checkpoint");
+}
+
+void OneBitExchange::run(kernels::OneBitSource source, const void* context, int64_t step) {
+  check();
+  if (layout_.length() == 0) return;
+  ++sequence_;
+  try {
+    run_unguarded(source, context, step);
+  } catch (const std::exception& error) {
+    failure_ = error.what();
+    throw;
+  }
+}
+
+void OneBitExchange::run_unguarded(kernels::OneBitSource source, const void* context, int64_t step) {
+  const CollectiveOptions agreed = CollectiveOptions().agreed(true);
+  const int64_t sign_bytes = layout_.chunk() / 8;
+  auto* signs = worker_.signs.mutable_data_ptr<uint8_t>();
+  compress(worker_, signs, source, context);
+  for (int64_t rank = 0; rank < layout_.world_size(); ++rank) {
+    unsigned char* to = message(sent_, rank);
+    const int64_t first_row = options_.block_scales() ? rank * layout_.chunk() / kernels::kOneBitRow : 0;
+    const int64_t rows = std::min(layout_.chunk() / kernels::kOneBitRow, worker_.rows.count() - first_row);
+    write_header(to, worker_.scales.const_data_ptr<float>() + first_row, rows, step);
+    std::memcpy(to + stride_ - sign_bytes, signs + rank * sign_bytes, static_cast<size_t>(sign_bytes));
+  }
+  world_->all_to_all(received_, sent_, agreed).wait();
+  check_headers(received_, step, "compressed all_to_all");
+
+  const OneBitMessages parts = messages_in(received_);
+  unsigned char* own = message(served_, 0);
+  compress(server_, server_.signs.mutable_data_ptr<uint8_t>(), mean_row, &parts);
+  write_header(own, server_.scales.const_data_ptr<float>(), server_.rows.count(), step);
+  std::memcpy(own + stride_ - sign_bytes, server_.signs.const_data_ptr<uint8_t>(),
+              static_cast<size_t>(sign_bytes));
+  world_->all_gather(gathered_, served_, agreed).wait();
+  check_headers(gathered_, step, "compressed all_gather");
+  bytes_sent_ += 2 * (layout_.world_size() - 1) * stride_;
+  check_scales();
+}
+
+}  // namespace pacer::detail

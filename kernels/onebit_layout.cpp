@@ -1,0 +1,64 @@
+#include <pacer/kernels/onebit_layout.h>
+
+#include <algorithm>
+
+#include <pacer/core/error.h>
+#include <pacer/core/tile.h>
+
+namespace pacer::kernels {
+
+int64_t OneBitRows::real_elements() const {
+  int64_t sum = 0;
+  for (const OneBitPiece& piece : pieces) sum += piece.count;
+  return sum;
+}
+
+int64_t OneBitRows::real_elements(int64_t row) const {
+  int64_t sum = 0;
+  for (int64_t i = first[static_cast<size_t>(row)]; i < first[static_cast<size_t>(row) + 1]; ++i) {
+    sum += pieces[static_cast<size_t>(i)].count;
+  }
+  return sum;
+}
+
+OneBitLayout::OneBitLayout(std::vector<int64_t> counts, int64_t world_size, int64_t alignment)
+    : counts_(std::move(counts)), world_size_(world_size) {
+  require(world_size >= 1, "a 1-bit exchange needs at least 1 rank, not ", world_size);
+  require(alignment >= kOneBitAlignment && alignment % kOneBitAlignment == 0,
+          "the alignment of a 1-bit exchange must be a multiple of ", kOneBitAlignment, " elements, not ",
+          alignment);
+  total_elements(counts_);  // refuses what cannot be
+  for (const int64_t count : counts_) {
+    offsets_.push_back(length_);
+    length_ += round_up(count, kOneBitAlignment);
+  }
+  chunk_ = alignment * ceil_divide(length_, alignment * world_size);
+}
+
+OneBitRows OneBitLayout::served_rows(int64_t rank) const {
+  return rows(std::min(length_, rank * chunk_), std::min(length_, (rank + 1) * chunk_));
+}
+
+OneBitRows OneBitLayout::rows(int64_t begin, int64_t end) const {
+  OneBitRows rows;
+  rows.extent = end - begin;
+  const int64_t count = ceil_divide(rows.extent, kOneBitRow);
+  rows.first.assign(1, 0);
+  const auto after = std::upper_bound(offsets_.begin(), offsets_.end(), begin);
+  size_t tensor = after == offsets_.begin() ? 0 : static_cast<size_t>(after - offsets_.begin()) - 1;
+  for (int64_t row = 0; row < count; ++row) {
+    const int64_t row_begin = begin + row * kOneBitRow, row_end = std::min(end, row_begin + kOneBitRow);
+    while (tensor < counts_.size() && offsets_[tensor] + counts_[tensor] <= row_begin) ++tensor;
+    for (size_t t = tensor; t < counts_.size() && offsets_[t] < row_end; ++t) {
+      const int64_t from = std::max(row_begin, offsets_[t]);
+      const int64_t to = std::min(row_end, offsets_[t] + counts_[t]);
+      if (from >= to) continue;
+      rows.pieces.push_back(
+          {static_cast<uint32_t>(t), static_cast<uint32_t>(to - from), from - offsets_[t], from - begin});
+    }
+    rows.first.push_back(static_cast<int64_t>(rows.pieces.size()));
+  }
+  return rows;
+}
+
+}  // namespace pacer::kernels

@@ -1,0 +1,281 @@
+#include <pacer/optimizers/onebit_adam.h>
+
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+
+#include <pacer/collectives/communicator.h>
+#include <pacer/collectives/gradient_bucketer.h>
+#include <pacer/core/error.h>
+#include <pacer/optimizers/detail/adam_engine.h>
+#include <pacer/optimizers/detail/onebit_adam_engine.h>
+#include <pacer/optimizers/detail/onebit_flavour.h>
+#include <pacer/optimizers/detail/onebit_groups.h>
+#include <pacer/optimizers/freeze_rule.h>
+
+namespace pacer {
+
+using torch::optim::OptimizerParamGroup;
+
+OneBitAdam::OneBitAdam(const std::vector<OptimizerParamGroup>& groups, OneBitAdamOptions defaults,
+                       std::shared_ptr<Communicator> world)
+    : FusedOptimizer(detail::kOneBitAdamFlavour, groups,
+                     std::make_unique<OneBitAdamOptions>(std::move(defaults))) {
+  set_up(std::move(world));
+}
+OneBitAdam::OneBitAdam(std::vector<torch::Tensor> parameters, OneBitAdamOptions defaults,
+                       std::shared_ptr<Communicator> world)
+    : OneBitAdam({OptimizerParamGroup(std::move(parameters))}, std::move(defaults), std::move(world)) {}
+OneBitAdam::OneBitAdam(const NamedParameters& parameters, OneBitAdamOptions defaults,
+                       std::shared_ptr<Communicator> world)
+    : OneBitAdam(std::vector<NamedParamGroup>(1, NamedParamGroup(parameters)), std::move(defaults),
+                 std::move(world)) {}
+OneBitAdam::OneBitAdam(const std::vector<NamedParamGroup>& groups, OneBitAdamOptions defaults,
+                       std::shared_ptr<Communicator> world)
+    : FusedOptimizer(detail::kOneBitAdamFlavour, groups,
+                     std::make_unique<OneBitAdamOptions>(std::move(defaults))) {
+  set_up(std::move(world));
+}
+OneBitAdam::~OneBitAdam() = default;
+
+void OneBitAdam::set_up(std::shared_ptr<Communicator> world) {
+  detail::check_compressible(param_groups_, names());
+  const at::Device device = detail::device_of(param_groups_);
+  world_ = world ? std::move(world) : Communicator::alone(device);
+  require(world_->device() == device, "OneBitAdam: the parameters are on ", device.str(), ", but ",
+          world_->backend_name(), " joins the ranks on ", world_->device().str(),
+          "; move the model there first");
+  plan_ = std::make_unique<detail::OneBitPlan>(detail::onebit_plan(param_groups_));
+  if (plan_->freeze_automatically) {
+    rule_ = std::make_unique<FreezeRule>(*plan_->freeze_automatically, detail::first_beta2(param_groups_));
+  }
+  own_guard_ = std::make_shared<GradientGuard>(device);
+}
+
+template <class Group>
+void OneBitAdam::add_group(const Group& group) {
+  require(!frozen_at_, "OneBitAdam: a parameter group cannot be added after the variance froze (step ",
+          frozen_at_.value_or(0), "), because it has seen nothing of the new parameters; add it before");
+  std::vector<OptimizerParamGroup> before = param_groups_;
+  FusedOptimizer::add_param_group(group);
+  try {
+    detail::check_compressible(param_groups_, names());
+    *plan_ = detail::onebit_plan(param_groups_);
+  } catch (...) {
+    param_groups_ = std::move(before);
+    throw;
+  }
+  bucketer_.reset();
+}
+void OneBitAdam::add_param_group(const OptimizerParamGroup& group) { add_group(group); }
+void OneBitAdam::add_param_group(const NamedParamGroup& group) { add_group(group); }
+
+// ---- Which step comes next. ----
+
+bool OneBitAdam::exchanges(const detail::OneBitPlan& plan) const {
+  return plan.one_bit && (world_->world_size() > 1 || plan.compress_alone);
+}
+
+OneBitAdam::Kind OneBitAdam::kind_of_next_step() const {
+  if (!frozen_at_) return Kind::warm_up;
+  const int64_t every = plan_->refresh_variance_every;
+  if (every > 0 && (attempts_ + 1 - *frozen_at_) % every == 0) return Kind::refresh;
+  return compressed_->compresses() ? Kind::compressed : Kind::dense;
+}
+
+OneBitPhase OneBitAdam::phase() const { return frozen_at_ ? OneBitPhase::compressed : OneBitPhase::warm_up; }
+
+bool OneBitAdam::wants_local_gradients() const { return kind_of_next_step() == Kind::compressed; }
+
+std::vector<torch::Tensor> OneBitAdam::local_parameters() const {
+  std::vector<torch::Tensor> local;
+  if (!exchanges(*plan_)) return local;
+  for (const auto& group : param_groups_) {
+    if (!detail::is_compressed(group)) continue;
+    local.insert(local.end(), group.params().begin(), group.params().end());
+  }
+  return local;
+}
+
+void OneBitAdam::check_run(const Communicator& world, const Unsettled& unsettled) const {
+  require(world.world_size() == world_->world_size() && world.rank() == world_->rank(),
+          "OneBitAdam was given a Communicator of ", world_->world_size(), " ranks, and the Session one of ",
+          world.world_size(), "; give both the same");
+  if (!plan_->freeze_step || plan_->allow_early_freeze || frozen_at_) return;
+  const std::string moves = unsettled(*plan_->freeze_step);
+  require(moves.empty(), "OneBitAdam: freeze_step(", *plan_->freeze_step, ") comes while ", moves,
+          " still moves, and the frozen variance would be that of other data; freeze later, use "
+          "freeze_automatically, or say allow_early_freeze(true)");
+}
+
+// ---- A step. ----
+
+torch::Tensor OneBitAdam::step(LossClosure closure) {
+  const at::NoGradGuard no_grad;
+  torch::Tensor loss;
+  if (closure) {
+    const c10::AutoGradMode with_grad(true);
+    loss = closure();
+  }
+  prepare(world_->world_size() > 1 ? reduce_gradients() : StepInputs{});
+  conclude(enqueue());
+  return loss;
+}
+
+// Adds over ranks what has to be added, and says how to make it a mean.
+StepInputs OneBitAdam::reduce_gradients() {
+  if (bucketer_ == nullptr) {
+    std::vector<GradientBucketer::NamedParameter> named;
+    for (const auto& group : param_groups_) {
+      for (const torch::Tensor& parameter : group.params()) {
+        named.emplace_back(parameter_name(parameter), parameter);
+      }
+    }
+    bucketer_ = std::make_unique<GradientBucketer>(named, world_, BucketOptions(), local_parameters());
+  }
+  world_->set_step(attempts_);
+  bucketer_->keep_local(wants_local_gradients());
+  bucketer_->reduce();
+  bucketer_->wait();
+  StepInputs inputs;
+  inputs.local_weight = world_->world_size() * bucketer_->scale();
+  inputs.average = 1.0 / inputs.local_weight;
+  return inputs;
+}
+
+void OneBitAdam::prepare(const StepInputs& inputs) {
+  const at::NoGradGuard no_grad;
+  require(
+      !inputs.replayable,
+      "OneBitAdam talks to other ranks in the middle of a step, so that it cannot be replayed from a CUDA "
+      "graph; leave the CudaGraph hook out");
+  adopt_foreign_options();
+  const detail::OneBitPlan plan = detail::onebit_plan(param_groups_);
+  inputs_ = inputs;
+  if (inputs_.guard == nullptr) inputs_.guard = own_guard_;
+  *plan_ = plan;
+  kind_ = kind_of_next_step();
+  if (kind_ == Kind::warm_up) {
+    FusedOptimizer::prepare(inputs_);
+  } else {
+    compressed_->prepare(detail::settings_of(param_groups_));
+    full_precision_groups_ = detail::full_precision_groups(param_groups_);
+    prepare_groups(full_precision_groups_, inputs_);
+  }
+  guard_ = inputs_.guard;
+}
+
+// Of all stored gradients, as if local ones had been added over ranks, whose noise does not cancel.
+double OneBitAdam::sum_of_squares() {
+  const double own = compressed_->sum_of_squares();
+  const double averaged = engine().sum_of_squares();
+  if (kind_ != Kind::compressed) return own + averaged;
+  const int64_t ranks = world_->world_size();
+  double total = own;
+  if (ranks > 1) {
+    const at::Tensor mine = at::empty({1}, at::kDouble), all = at::empty({ranks}, at::kDouble);
+    *mine.mutable_data_ptr<double>() = own;
+    world_->all_gather_host(all, mine).wait();
+    const auto* sums = all.const_data_ptr<double>();
+    total = sums[0];
+    for (int64_t rank = 1; rank < ranks; ++rank) total += sums[rank];
+  }
+  const double weight = inputs_.local_weight / static_cast<double>(ranks);
+  return weight * weight * total + averaged;
+}
+
+bool OneBitAdam::enqueue() {
+  const at::NoGradGuard no_grad;
+  if (kind_ == Kind::warm_up) return FusedOptimizer::enqueue();
+  if (kind_ == Kind::compressed && !std::exchange(has_agreed_, true)) {
+    compressed_->exchange().agree(attempts_);
+  }
+  const double sum = sum_of_squares();
+  guard_->look(&sum, 1, inputs_.average);
+  if (guard_->check()->non_finite != 0) return false;
+  const double factor = guard_->check()->factor;
+  if (kind_ == Kind::compressed) {
+    compressed_->exchange_step(factor * inputs_.local_weight, attempts_);
+  } else if (kind_ == Kind::refresh) {
+    compressed_->dense_step(factor, plan_->refresh_variance_every);
+  } else {
+    compressed_->dense_step(factor, std::nullopt);
+  }
+  engine().enqueue(/*has_looked=*/true);
+  return true;
+}
+
+void OneBitAdam::conclude(bool applied) {
+  ++attempts_;
+  if (kind_ == Kind::warm_up) {
+    FusedOptimizer::conclude(applied);
+    consider_freeze();
+  } else {
+    engine().conclude(applied);
+  }
+}
+
+int64_t OneBitAdam::enqueue_version() const { return FusedOptimizer::enqueue_version(); }
+
+int64_t OneBitAdam::skipped_steps() const { return guard_ ? guard_->read().skipped_steps : 0; }
+
+// ---- The freeze. ----
+
+void OneBitAdam::consider_freeze() {
+  const at::NoGradGuard no_grad;
+  if (plan_->freeze_step) {
+    freeze_is_due_ = attempts_ >= *plan_->freeze_step;
+  } else {
+    const bool look = rule_->needs_norm(attempts_);
+    const double norm =
+        look ? detail::variance_norm(compressed_entries(state_), detail::settings_of(param_groups_)) : 0;
+    freeze_is_due_ = rule_->is_due(attempts_, norm) || freeze_is_due_;
+  }
+  if (!freeze_is_due_) return;
+  if (inputs_.freeze_allowed || plan_->allow_early_freeze) return freeze();
+  if (!std::exchange(freeze_was_postponed_, true)) {
+    TORCH_WARN(
+        "OneBitAdam: the variance would freeze after step ", attempts_,
+        ", but a curriculum or the learning-rate warm-up still moves; it freezes once they have ended");
+  }
+}
+
+void OneBitAdam::freeze() {
+  make_missing_states();
+  auto engine = make_engine(compressed_entries(state_), *plan_);
+  if (!engine->freeze(detail::settings_of(param_groups_))) {
+    if (!std::exchange(freeze_was_postponed_, true)) {
+      TORCH_WARN("OneBitAdam: the variance cannot freeze after step ", attempts_,
+                 ", because no gradient was ever other than zero; it freezes once one was");
+    }
+    return;
+  }
+  compressed_ = std::move(engine);
+  frozen_at_ = attempts_;
+  has_agreed_ = false;
+  report_freeze();
+}
+
+void OneBitAdam::report_freeze() const {
+  if (world_->rank() != 0) return;
+  const double beta2 = detail::first_beta2(param_groups_);
+  if (static_cast<double>(*frozen_at_) * (1.0 - beta2) < 1.0) {
+    TORCH_WARN("OneBitAdam froze its variance after ", *frozen_at_, " steps, but a mean with beta2 = ", beta2,
+               " looks back on ", static_cast<int64_t>(1.0 / (1.0 - beta2) + 0.5),
+               "; what it froze is still noisy");
+  }
+  const std::string floors = compressed_->describe_floors();
+  if (!floors.empty()) {
+    TORCH_WARN("OneBitAdam froze its variance after step ", *frozen_at_, ": ", floors);
+  }
+}
+
+int64_t OneBitAdam::bytes_sent() const {
+  return compressed_ && compressed_->compresses() ? compressed_->exchange().bytes_sent() : 0;
+}
+
+double OneBitAdam::compression_error() const { return compressed_ ? compressed_->compression_error() : 0; }
+
+}  // namespace pacer

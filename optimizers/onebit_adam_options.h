@@ -1,0 +1,65 @@
+// Options of OneBitAdam. Setters chain:
+// OneBitAdamOptions(1e-3).freeze_step(2'000).refresh_variance_every(32).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <tuple>
+
+#include <torch/arg.h>
+#include <torch/optim/optimizer.h>
+
+#include <pacer/kernels/math/onebit.h>
+#include <pacer/optimizers/adam_options.h>
+
+namespace pacer {
+
+// 1-bit Adam (Tang et al., arXiv:2102.02888), with decoupled weight decay.
+struct OneBitAdamOptions : public torch::optim::OptimizerCloneableOptions<OneBitAdamOptions> {
+  using betas_t = std::tuple<double, double>;
+
+  OneBitAdamOptions(double learning_rate = 1e-3) : lr_(learning_rate) {}
+
+  // ---- Of a parameter group: each as in FusedAdamWOptions. ----
+  TORCH_ARG(double, lr) = 1e-3;
+  TORCH_ARG(std::optional<double>, initial_lr);
+  TORCH_ARG(betas_t, betas) = std::make_tuple(0.9, 0.999);
+  TORCH_ARG(double, eps) = 1e-8;
+  TORCH_ARG(double, weight_decay) = 1e-2;
+  TORCH_ARG(bool, bias_correction) = true;
+  // 16-bit parameters need a master copy or a remainder: MasterWeights::none is refused.
+  TORCH_ARG(MasterWeights, master_weights) = MasterWeights::automatic;
+  // False: the group stays with AdamW for ever, its gradients averaged in full precision. For parameters that
+  // are few but touchy. fp64 parameters must be in such a group.
+  TORCH_ARG(bool, compress) = true;
+
+  // ---- Of the optimizer: the same in all groups. ----
+
+  // One of these two. After so many steps of AdamW (>= 1) the variance freezes and compression starts.
+  TORCH_ARG(std::optional<int64_t>, freeze_step);
+  // Of a run of so many steps (>= 4): between 15 and 30 % of it, as soon as the variance stands still, and
+  // not before learning-rate warm-up and curriculum have ended.
+  TORCH_ARG(std::optional<int64_t>, freeze_automatically);
+  // Freeze although a curriculum or learning-rate warm-up still moves.
+  TORCH_ARG(bool, allow_early_freeze) = false;
+  // Every K-th step after the freeze travels in full precision and brings the variance up to date; 0: never.
+  TORCH_ARG(int64_t, refresh_variance_every) = 0;
+  // No element divides by less than the root of this share of its tensor's mean variance; in [0, 1], 0 for no
+  // guard. Without one, elements whose variance was (almost) never fed turn sign noise into huge steps.
+  TORCH_ARG(double, variance_floor) = 0.01;
+  // What a sign stands for; see CompressionOptions.
+  TORCH_ARG(kernels::ScaleNorm, scale) = kernels::ScaleNorm::rms;
+  TORCH_ARG(bool, block_scales) = false;
+  // With a single rank there is nothing to save: by default its momentum stays as it is. True: through signs
+  // all the same, for tests and studies.
+  TORCH_ARG(bool, compress_alone) = false;
+  // False: gradients are averaged in full precision after the freeze, too. A control, which shows what the
+  // frozen variance alone costs.
+  TORCH_ARG(bool, one_bit) = true;
+
+ public:
+  double get_lr() const override { return lr(); }
+  void set_lr(double learning_rate) override { lr(learning_rate); }
+};
+
+}  // namespace pacer

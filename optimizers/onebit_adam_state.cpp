@@ -1,0 +1,176 @@
+// OneBitAdam's state: what a freeze starts from, and what checkpoints hold.
+#include <algorithm>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
+#include <pacer/collectives/communicator.h>
+#include <pacer/collectives/gradient_bucketer.h>
+#include <pacer/core/error.h>
+#include <pacer/optimizers/detail/adam_engine.h>
+#include <pacer/optimizers/detail/adam_named_state.h>
+#include <pacer/optimizers/detail/onebit_adam_engine.h>
+#include <pacer/optimizers/detail/onebit_flavour.h>
+#include <pacer/optimizers/detail/onebit_groups.h>
+#include <pacer/optimizers/freeze_rule.h>
+#include <pacer/optimizers/onebit_adam.h>
+
+namespace pacer {
+namespace {
+
+constexpr const char* kAttempts = "onebit/attempts";
+constexpr const char* kFrozenAt = "onebit/frozen_at";  // -1: not yet
+constexpr const char* kFreezeIsDue = "onebit/freeze_is_due";
+constexpr const char* kNorms = "onebit/variance_norms";
+
+}  // namespace
+
+// All compressed parameters that have state.
+OneBitAdam::Entries OneBitAdam::compressed_entries(const detail::ParamStates& states) const {
+  Entries entries;
+  const auto settings = detail::settings_of(param_groups_);
+  for (size_t g = 0; g < param_groups_.size(); ++g) {
+    if (!detail::is_compressed(param_groups_[g])) continue;
+    const auto& parameters = param_groups_[g].params();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const auto found = states.find(parameters[i].unsafeGetTensorImpl());
+      if (found == states.end()) continue;
+      detail::AdamEntry entry;
+      entry.parameter = parameters[i];
+      entry.name = detail::name_of(names(), parameters[i], g, i);
+      entry.group = g;
+      entry.storage = detail::storage_for(parameters[i].scalar_type(), settings[g].master_weights,
+                                          Rounding::nearest, entry.name);
+      entry.state = static_cast<FusedAdamStateFields*>(found->second.get());
+      entry.remember_version();
+      entries.push_back(std::move(entry));
+    }
+  }
+  return entries;
+}
+
+// Parameters that no backward has reached take part, too, once the variance is frozen.
+void OneBitAdam::make_missing_states() {
+  for (const auto& group : param_groups_) {
+    if (!detail::is_compressed(group)) continue;
+    for (const torch::Tensor& parameter : group.params()) {
+      auto& state = state_[parameter.unsafeGetTensorImpl()];
+      if (state == nullptr) state = flavour().make_state();
+    }
+  }
+  Entries missing = compressed_entries(state_);
+  detail::prepare_state(missing);
+}
+
+std::unique_ptr<detail::OneBitAdamEngine> OneBitAdam::make_engine(Entries entries,
+                                                                  const detail::OneBitPlan& plan) const {
+  std::unique_ptr<detail::OneBitExchange> exchange;
+  if (exchanges(plan)) {
+    std::vector<int64_t> counts;
+    for (const detail::AdamEntry& entry : entries) counts.push_back(entry.parameter.numel());
+    exchange = std::make_unique<detail::OneBitExchange>(world_, std::move(counts), plan.compression);
+  }
+  return std::make_unique<detail::OneBitAdamEngine>(std::move(entries), std::move(exchange),
+                                                    plan.variance_floor);
+}
+
+NamedTensors OneBitAdam::export_state() const {
+  NamedTensors state = FusedOptimizer::export_state();
+  state[kAttempts] = number_tensor(attempts_);
+  state[kFrozenAt] = number_tensor(frozen_at_.value_or(-1));
+  state[kFreezeIsDue] = number_tensor(freeze_is_due_);
+  if (rule_) {
+    const std::vector<double>& norms = rule_->norms();
+    const at::Tensor tensor = at::empty({static_cast<int64_t>(norms.size())}, at::kDouble);
+    std::copy(norms.begin(), norms.end(), tensor.mutable_data_ptr<double>());
+    state[kNorms] = tensor;
+  }
+  if (!compressed_) return state;
+  if (compressed_->compresses()) compressed_->exchange().check();
+  compressed_->export_momentum(state);
+  return state;
+}
+
+NamedTensors OneBitAdam::export_rank_state() const {
+  NamedTensors state;
+  if (compressed_) compressed_->export_errors(state);
+  return state;
+}
+
+void OneBitAdam::import_state(const NamedTensors& state) { import_states(state, {}); }
+
+void OneBitAdam::import_states(const NamedTensors& saved, const NamedTensors& rank_state) {
+  const at::NoGradGuard no_grad;
+  NamedTensors state = saved;
+  const auto attempts = require_number<int64_t>(state, kAttempts);
+  const auto frozen_at = require_number<int64_t>(state, kFrozenAt);
+  const auto freeze_is_due = require_number<bool>(state, kFreezeIsDue);
+  require(attempts >= 0 && frozen_at >= -1 && frozen_at <= attempts && frozen_at != 0, "\"", kFrozenAt,
+          "\" and \"", kAttempts, "\" of the state to load are ", frozen_at, " and ", attempts,
+          ", which cannot be");
+  std::vector<double> norms;
+  if (rule_) {
+    const at::Tensor& tensor = require_tensor(state, kNorms);
+    require(tensor.scalar_type() == at::kDouble && tensor.dim() == 1, "\"", kNorms,
+            "\" of the state to load is no list of numbers");
+    const at::Tensor dense = tensor.contiguous();
+    norms.assign(dense.const_data_ptr<double>(), dense.const_data_ptr<double>() + dense.numel());
+    require(norms.size() == rule_->norms().size(), "\"", kNorms, "\" of the state to load has ", norms.size(),
+            " elements, but this optimizer needs ", rule_->norms().size(), "; build it with the same betas");
+    state.erase(kNorms);
+  }
+  for (const char* key : {kAttempts, kFrozenAt, kFreezeIsDue}) state.erase(key);
+
+  detail::PendingState pending = detail::import_adam(flavour(), param_groups_, names(), state);
+  detail::check_pending(pending, flavour(), param_groups_, names());
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  for (size_t g = 0; g < param_groups_.size(); ++g) {
+    groups.emplace_back(param_groups_[g].params(), pending.options[g]->clone());
+    require(detail::is_compressed(groups[g]) == detail::is_compressed(param_groups_[g]), "parameter group ",
+            g, " is compressed here or in the state to load, but not in both; build the same groups");
+  }
+  const detail::OneBitPlan plan = detail::onebit_plan(groups);
+  require(plan.freeze_automatically.has_value() == (rule_ != nullptr),
+          "the state to load freezes by another rule than this optimizer; give freeze_step or "
+          "freeze_automatically as in the run that was saved");
+  std::unique_ptr<detail::OneBitAdamEngine> engine;
+  if (frozen_at > 0) {
+    for (const auto& group : param_groups_) {
+      if (!detail::is_compressed(group)) continue;
+      for (const torch::Tensor& parameter : group.params()) {
+        require(pending.states.count(parameter.unsafeGetTensorImpl()) != 0,
+                "the state to load is frozen, but has "
+                "no variance of parameter ",
+                parameter_name(parameter));
+      }
+    }
+    engine = make_engine(compressed_entries(pending.states), plan);
+    engine->check_errors(rank_state);
+    engine->go_on(rank_state);
+  } else {
+    require(rank_state.empty(), "the state to load has errors of a 1-bit exchange, but no frozen variance");
+  }
+  detail::commit_pending(std::move(pending), param_groups_, state_);
+  if (rule_) rule_->set_norms(std::move(norms));
+  *plan_ = plan;
+  compressed_ = std::move(engine);
+  attempts_ = attempts;
+  frozen_at_ = frozen_at > 0 ? std::optional<int64_t>(frozen_at) : std::nullopt;
+  freeze_is_due_ = freeze_is_due;
+  has_agreed_ = false;
+}
+
+void OneBitAdam::save(torch::serialize::OutputArchive& /*archive*/) const {
+  throw InvalidArgument(
+      "OneBitAdam cannot be saved to one archive, because each rank has errors of its own; use the "
+      "Checkpoints "
+      "of a Session, or export_state and export_rank_state");
+}
+void OneBitAdam::load(torch::serialize::InputArchive& /*archive*/) {
+  throw InvalidArgument(
+      "OneBitAdam cannot be loaded from one archive, because each rank has errors of its own; use the "
+      "Checkpoints of a Session, or import_states");
+}
+
+}  // namespace pacer
