@@ -64,6 +64,9 @@ using OneBitSource = void (*)(const void* context, int64_t row, int64_t width, f
 void onebit_compress_cpu(const OneBitSide& side, OneBitSource source, const void* context, int64_t unit,
                          double* sums);
 
+// onebit_scale, whatever the caller does with denormals.
+float onebit_scale_cpu(ScaleNorm norm, double sum, int64_t count);
+
 // errors[i] = what was lost of element position + i; the memory of padding gets 0.
 void onebit_errors_cpu(const OneBitSide& side, int64_t row, float* errors);
 

@@ -6,6 +6,11 @@
 #include <pacer/core/tile.h>
 
 namespace pacer::kernels {
+namespace {
+
+constexpr int64_t kMostElements = int64_t{1} << 60;  // so that no sum or multiple below can overflow
+
+}  // namespace
 
 int64_t OneBitRows::real_elements() const {
   int64_t sum = 0;
@@ -27,8 +32,11 @@ OneBitLayout::OneBitLayout(std::vector<int64_t> counts, int64_t world_size, int6
   require(alignment >= kOneBitAlignment && alignment % kOneBitAlignment == 0,
           "the alignment of a 1-bit exchange must be a multiple of ", kOneBitAlignment, " elements, not ",
           alignment);
-  total_elements(counts_);  // refuses what cannot be
+  require(alignment <= kMostElements / world_size, "the alignment of a 1-bit exchange over ", world_size,
+          " ranks must be at most 2^60 / ", world_size, " elements, not ", alignment);
   for (const int64_t count : counts_) {
+    require(count >= 0, "a tensor of a 1-bit exchange cannot have ", count, " elements");
+    require(count <= kMostElements - length_, "the tensors of a 1-bit exchange have more than 2^60 elements");
     offsets_.push_back(length_);
     length_ += round_up(count, kOneBitAlignment);
   }

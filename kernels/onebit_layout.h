@@ -3,6 +3,7 @@
 // is padding: it is zero everywhere, and no norm or count sees it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -43,7 +44,7 @@ class OneBitLayout {
 
   const std::vector<int64_t>& counts() const { return counts_; }
   // Where a tensor begins in the buffer.
-  int64_t offset(size_t tensor) const { return offsets_[tensor]; }
+  int64_t offset(std::size_t tensor) const { return offsets_[tensor]; }
   // Elements of the buffer, padding included.
   int64_t length() const { return length_; }
   // Elements of a chunk; world_size chunks may reach beyond the buffer.

@@ -100,12 +100,12 @@ void OneBitExchange::compress(Side& side, unsigned char* signs, kernels::OneBitS
   auto* scales = side.scales.mutable_data_ptr<float>();
   if (!options_.block_scales()) {
     const double sum = sum_partials(side.sums.data(), static_cast<int64_t>(side.sums.size()));
-    scales[0] = onebit_scale(options_.scale(), sum, side.real_elements);
+    scales[0] = kernels::onebit_scale_cpu(options_.scale(), sum, side.real_elements);
     return;
   }
   for (int64_t row = 0; row < side.rows.count(); ++row) {
-    scales[row] =
-        onebit_scale(options_.scale(), side.sums[static_cast<size_t>(row)], side.rows.real_elements(row));
+    scales[row] = kernels::onebit_scale_cpu(options_.scale(), side.sums[static_cast<size_t>(row)],
+                                            side.rows.real_elements(row));
   }
 }
 

@@ -155,7 +155,13 @@ void onebit_compress_cpu(const OneBitSide& side, OneBitSource source, const void
   if (!side.rows_scaled) sums[unit] = static_cast<double>(fold_columns(columns));
 }
 
+float onebit_scale_cpu(ScaleNorm norm, double sum, int64_t count) {
+  const FullDenormals full_denormals;
+  return onebit_scale(norm, sum, count);
+}
+
 void onebit_errors_cpu(const OneBitSide& side, int64_t row, float* errors) {
+  const FullDenormals full_denormals;
   const int64_t width = width_of(side, row);
   std::fill(errors, errors + width, 0.0f);
   add_errors(side.carried + row * kOneBitRow, side_scale(side, row), width, errors);

@@ -11,6 +11,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <pacer/core/error.h>
+#include <pacer/kernels/cpu/target.h>
 #include <pacer/kernels/norm.h>
 #include <pacer/optimizers/detail/parameter_check.h>
 #include <pacer/optimizers/detail/tile_loop.h>
@@ -45,6 +46,7 @@ at::Tensor OneBitAdamEngine::view(const at::Tensor& flat, size_t i) const {
 }
 
 bool OneBitAdamEngine::freeze(const std::vector<AdamGroupSettings>& settings) {
+  const kernels::FullDenormals full_denormals;
   settings_ = settings;
   for (size_t i = 0; i < entries_.size(); ++i) {
     const AdamEntry& entry = entries_[i];
@@ -117,6 +119,7 @@ void OneBitAdamEngine::check_errors(const NamedTensors& errors) const {
 // A share of each tensor's mean variance; of the whole buffer's where a tensor's is zero. False where that
 // is, too.
 bool OneBitAdamEngine::set_floors() {
+  const kernels::FullDenormals full_denormals;
   std::vector<double> sums(entries_.size(), 0.0), partials(units_.size());
   const auto* variance = variance_.const_data_ptr<float>();
   for_each_tile(units_, [&](int64_t u) {
