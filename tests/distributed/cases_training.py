@@ -33,6 +33,13 @@ def unordered_sums(worker):
 
 
 @case
+def compressed_momentum(worker):
+    """1-bit Adam over Gloo, beside threads."""
+    for world_size in (2, 3, 4):
+        play(worker, "train_compressed", world_size, steps=500 if LONG else 20)
+
+
+@case
 def resume(worker):
     """Four ranks, to the bit."""
     play(worker, "train_resume", 4, folder="{folder}")

@@ -7,6 +7,7 @@
 #include <pacer/core/checksum.h>
 
 #include "scenario.h"
+#include "support/ranks.h"
 #include "support/registry.h"
 #include "support/shard_reference.h"
 
@@ -127,15 +128,49 @@ void train_unordered(const Player& player) {
   }
 }
 
+// P3: what is compressed has the same bits on every back-end, here beside threads of this process.
+void train_compressed(const Player& player) {
+  const auto world = join(player, /*ordered=*/true);
+  const Hooks hooks = hooks_named({"accumulation", "clipping", "layer drop", "curriculum"});
+  for (const char* name : {"OneBitAdam", "OneBitAdam refreshed"}) {
+    const RegisteredOptimizer optimizer = optimizer_named(name);
+    const auto run = make_run(optimizer, hooks, world);
+    std::vector<std::unique_ptr<SmallRun>> threads;
+    for (const auto& rank : Communicator::in_process(world->world_size())) {
+      threads.push_back(
+          std::make_unique<SmallRun>(optimizer, hooks, /*dropout=*/0, rank, /*own_random=*/false));
+    }
+    for (int64_t step = 0; step < player.number("steps"); ++step) {
+      run->step();
+      const auto messages =
+          run_ranks(world->world_size(), [&](int rank) { threads[static_cast<size_t>(rank)]->step(); });
+      expect(first_of(messages).empty(), "threads to train, but ", first_of(messages));
+      const auto state = run->state();
+      const auto wanted = threads[static_cast<size_t>(world->rank())]->state();
+      for (const auto part : {&detail::TrainingState::model, &detail::TrainingState::optimizer,
+                              &detail::TrainingState::rank_optimizer}) {
+        const std::string difference = first_difference(state.*part, wanted.*part);
+        expect(difference.empty(), "no difference from threads after step ", step, ", but ", difference,
+               " differs");
+      }
+      expect_identical_replicas(*world, state, step);
+    }
+    run->finish();
+  }
+}
+
 // Trains, forgets all after step 6, resumes, and compares every later step of every rank.
 void resume(const Player& player) {
   const auto world = join(player, /*ordered=*/true);
   const std::string folder = player.text("folder");
   const Hooks hooks = hooks_named(
       {"accumulation", "clipping", "fp16", "layer drop", "curriculum", "learning rate", "sampler"});
-  for (const char* name : {"FusedAdamW", "FusedAdamW bf16 stochastic", "SGD"}) {
+  int number = 0;
+  for (const char* name :
+       {"FusedAdamW", "FusedAdamW bf16 stochastic", "SGD", "OneBitAdam", "OneBitAdam refreshed"}) {
     const RegisteredOptimizer optimizer = optimizer_named(name);
-    const std::string root = folder + "/" + std::to_string(optimizer.name.size());
+    if (optimizer.has_ranks && world->device().is_cuda()) continue;
+    const std::string root = folder + "/" + std::to_string(number++);
     const auto make = [&] {
       auto run = make_run(optimizer, hooks, world, /*dropout=*/0.1);
       run->seed(100 + static_cast<uint64_t>(world->rank()));  // each rank drops other units
@@ -172,6 +207,7 @@ void resume(const Player& player) {
 const AddScenario kPairs("train_pairs", train_pairs);
 const AddScenario kLong("train_long", train_long);
 const AddScenario kUnordered("train_unordered", train_unordered);
+const AddScenario kCompressed("train_compressed", train_compressed);
 const AddScenario kResume("train_resume", resume);
 
 }  // namespace
