@@ -74,6 +74,20 @@ def suffer(worker, wanted, point, culprit, signal, world_size=WORLD_SIZE, grace=
         print(f"  {what}: survivors ended after {took:.2f} s, resumed after step {resumed}")
 
 
+# In the compressed step: before and in both of its collectives, and where the errors of a rank are saved. Freezing after two
+# steps makes these the operations of steps 3 and later.
+COMPRESSED_POINTS = {"all_to_all:1": 0, "all_to_all:2:inside": 1, "all_gather:1": 2, "all_gather:2:inside": 3,
+                     "all_to_all:3": 1, "in_save": 2}
+
+
+@case
+def in_compressed_steps(worker):
+    wanted = unbroken(worker, optimizer="OneBitAdam")
+    for number, (point, rank) in enumerate(COMPRESSED_POINTS.items()):
+        for culprit in range(WORLD_SIZE) if LONG else [rank]:
+            suffer(worker, wanted, point, culprit, "STOP" if number == 2 else "KILL", optimizer="OneBitAdam")
+
+
 @case
 def killed_or_stopped(worker):
     wanted = unbroken(worker)

@@ -1,5 +1,6 @@
 // F1: a run in which one rank is killed or stopped at a chosen point, and its resumption. The run prints the
 // hash of its last state, which must be that of a run without faults.
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 
@@ -47,20 +48,24 @@ class FaultHook : public Hook {
 };
 
 void play(const Player& player) {
-  // The point: NAME, or data:N, data:N:inside, control:N, control:N:inside (operations of a transport).
+  // The point: NAME, or data:N, data:N:inside, control:N, control:N:inside (operations of a transport), or
+  // all_to_all:N, all_gather:N (those of the transport of data).
   const bool culprit = player.has("culprit") && player.number("culprit") == player.rank;
   const std::string point = culprit ? player.text("point") : "";
   const auto fault = [&player] { suffer(player); };
   if (point == "rendezvous") fault();
   auto connection = player.connect();
-  const auto wrap = [&](std::shared_ptr<detail::Transport>& transport, const std::string& name) {
+  const auto wrap = [&](std::shared_ptr<detail::Transport>& transport, const std::string& name,
+                        const std::string& only = "") {
     if (point.compare(0, name.size(), name) != 0) return;
     const bool inside = point.find("inside") != std::string::npos;
-    transport =
-        std::make_shared<FaultyTransport>(transport, std::atoi(point.c_str() + name.size()), inside, fault);
+    transport = std::make_shared<FaultyTransport>(transport, only, std::atoi(point.c_str() + name.size()),
+                                                  inside, fault);
   };
   wrap(connection.data, "data:");
   wrap(connection.control, "control:");
+  wrap(connection.data, "all_to_all:", "all_to_all");
+  wrap(connection.data, "all_gather:", "all_gather");
   const auto world = std::make_shared<Communicator>(std::move(connection), player.options());
   if (point == "after_rendezvous") fault();
 
@@ -69,7 +74,12 @@ void play(const Player& player) {
     if (hook.name == "accumulation" || hook.name == "clipping" || hook.name == "sampler")
       hooks.push_back(hook);
   }
-  SmallRun run(all_optimizers().front(), hooks, /*dropout=*/0.1, world);
+  const std::vector<RegisteredOptimizer> optimizers = all_optimizers();
+  const std::string wanted = player.has("optimizer") ? player.text("optimizer") : "FusedAdamW";
+  const auto optimizer = std::find_if(optimizers.begin(), optimizers.end(),
+                                      [&](const RegisteredOptimizer& one) { return one.name == wanted; });
+  expect(optimizer != optimizers.end(), "an optimizer of that name");
+  SmallRun run(*optimizer, hooks, /*dropout=*/0.1, world);
   run.session->use(FaultHook(point, fault))
       .use(DataParallel(DataParallelOptions().bucket_bytes(600).first_bucket_bytes(100)))
       .use(Checkpoints(

@@ -11,39 +11,41 @@
 namespace pacer::testing {
 
 // Calls `fault` before operation number `at` (from 1) of a transport, or, with `inside`, once it has been
-// started.
+// started. Counts operations of the name `only`, or all where that is empty.
 class FaultyTransport : public detail::Transport {
  public:
-  FaultyTransport(std::shared_ptr<Transport> real, int at, bool inside, std::function<void()> fault)
-      : real_(std::move(real)), at_(at), inside_(inside), fault_(std::move(fault)) {}
+  FaultyTransport(std::shared_ptr<Transport> real, std::string only, int at, bool inside,
+                  std::function<void()> fault)
+      : real_(std::move(real)), only_(std::move(only)), at_(at), inside_(inside), fault_(std::move(fault)) {}
 
   std::string name() const override { return real_->name(); }
   at::Device device() const override { return real_->device(); }
   bool sums_in_rank_order() const override { return real_->sums_in_rank_order(); }
   detail::TransportWorkPtr all_reduce(const at::Tensor& tensor, Milliseconds timeout) override {
-    return pass([&] { return real_->all_reduce(tensor, timeout); });
+    return pass("all_reduce", [&] { return real_->all_reduce(tensor, timeout); });
   }
   detail::TransportWorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input,
                                           Milliseconds timeout) override {
-    return pass([&] { return real_->reduce_scatter(output, input, timeout); });
+    return pass("reduce_scatter", [&] { return real_->reduce_scatter(output, input, timeout); });
   }
   detail::TransportWorkPtr all_gather(const at::Tensor& output, const at::Tensor& input,
                                       Milliseconds timeout) override {
-    return pass([&] { return real_->all_gather(output, input, timeout); });
+    return pass("all_gather", [&] { return real_->all_gather(output, input, timeout); });
   }
   detail::TransportWorkPtr all_to_all(const at::Tensor& output, const std::vector<int64_t>& output_counts,
                                       const at::Tensor& input, const std::vector<int64_t>& input_counts,
                                       Milliseconds timeout) override {
-    return pass([&] { return real_->all_to_all(output, output_counts, input, input_counts, timeout); });
+    return pass("all_to_all",
+                [&] { return real_->all_to_all(output, output_counts, input, input_counts, timeout); });
   }
   detail::TransportWorkPtr broadcast(const at::Tensor& tensor, int root, Milliseconds timeout) override {
-    return pass([&] { return real_->broadcast(tensor, root, timeout); });
+    return pass("broadcast", [&] { return real_->broadcast(tensor, root, timeout); });
   }
   detail::TransportWorkPtr send(const at::Tensor& tensor, int to, Milliseconds timeout) override {
-    return pass([&] { return real_->send(tensor, to, timeout); });
+    return pass("send", [&] { return real_->send(tensor, to, timeout); });
   }
   detail::TransportWorkPtr receive(const at::Tensor& tensor, int from, Milliseconds timeout) override {
-    return pass([&] { return real_->receive(tensor, from, timeout); });
+    return pass("receive", [&] { return real_->receive(tensor, from, timeout); });
   }
   void begin_group() override { real_->begin_group(); }
   void end_group() override { real_->end_group(); }
@@ -56,7 +58,8 @@ class FaultyTransport : public detail::Transport {
 
  private:
   template <class Start>
-  detail::TransportWorkPtr pass(const Start& start) {
+  detail::TransportWorkPtr pass(const char* operation, const Start& start) {
+    if (!only_.empty() && only_ != operation) return start();
     const bool now = ++operations_ == at_;
     if (now && !inside_) fault_();
     auto work = start();
@@ -65,6 +68,7 @@ class FaultyTransport : public detail::Transport {
   }
 
   std::shared_ptr<Transport> real_;
+  const std::string only_;
   const int at_;
   const bool inside_;
   const std::function<void()> fault_;
