@@ -47,6 +47,12 @@ OneBitRows OneBitLayout::served_rows(int64_t rank) const {
   return rows(std::min(length_, rank * chunk_), std::min(length_, (rank + 1) * chunk_));
 }
 
+OneBitLayout::Part OneBitLayout::served_part(std::size_t tensor, int64_t rank) const {
+  const int64_t base = rank * chunk_ - offsets_[tensor];  // where the chunk begins, seen from the tensor
+  const int64_t end = std::clamp<int64_t>(base + chunk_, 0, counts_[tensor]);
+  return {std::clamp<int64_t>(base, 0, end), end};
+}
+
 OneBitRows OneBitLayout::rows(int64_t begin, int64_t end) const {
   OneBitRows rows;
   rows.extent = end - begin;

@@ -54,6 +54,12 @@ class OneBitLayout {
   // All of the buffer, and the part of it that rank k serves.
   OneBitRows rows() const { return rows(0, length_); }
   OneBitRows served_rows(int64_t rank) const;
+  // The elements of one tensor that rank k serves, in the tensor's own numbering; none where begin == end.
+  struct Part {
+    int64_t begin;
+    int64_t end;
+  };
+  Part served_part(std::size_t tensor, int64_t rank) const;
 
  private:
   OneBitRows rows(int64_t begin, int64_t end) const;

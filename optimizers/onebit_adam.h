@@ -85,6 +85,10 @@ class OneBitAdam : public FusedOptimizer {
   bool wants_local_gradients() const override;
   void check_run(const Communicator& world, const Unsettled& unsettled) const override;
 
+  // Each new worker error is the mean of the former ones, server errors are joined and cut anew; where
+  // nothing is compressed any more, all of them are added to the momentum in the next step.
+  NamedTensors join_rank_states(const std::vector<NamedTensors>& rank_states) const override;
+
   // Beside AdamW's, how far the freeze is. Momentum is written whole, whatever its form. Both throw Error
   // after a step that failed half-way: load a checkpoint then.
   NamedTensors export_state() const override;

@@ -11,6 +11,7 @@
 #include <pacer/optimizers/detail/adam_engine.h>
 #include <pacer/optimizers/detail/adam_named_state.h>
 #include <pacer/optimizers/detail/onebit_adam_engine.h>
+#include <pacer/optimizers/detail/onebit_errors.h>
 #include <pacer/optimizers/detail/onebit_flavour.h>
 #include <pacer/optimizers/detail/onebit_groups.h>
 #include <pacer/optimizers/freeze_rule.h>
@@ -96,6 +97,41 @@ NamedTensors OneBitAdam::export_rank_state() const {
   NamedTensors state;
   if (compressed_) compressed_->export_errors(state);
   return state;
+}
+
+NamedTensors OneBitAdam::join_rank_states(const std::vector<NamedTensors>& rank_states) const {
+  const bool any = std::any_of(rank_states.begin(), rank_states.end(),
+                               [](const NamedTensors& state) { return !state.empty(); });
+  std::vector<std::pair<std::string, at::Tensor>> parameters;
+  std::vector<int64_t> counts;
+  for (size_t g = 0; g < param_groups_.size(); ++g) {
+    if (!detail::is_compressed(param_groups_[g])) continue;
+    const auto& group = param_groups_[g].params();
+    for (size_t i = 0; i < group.size(); ++i) {
+      parameters.emplace_back(detail::name_of(names(), group[i], g, i), group[i]);
+      counts.push_back(group[i].numel());
+    }
+  }
+  NamedTensors joined;
+  const bool exchanges_now = exchanges(*plan_);
+  if (!any && !exchanges_now) return joined;
+  const kernels::OneBitLayout layout(counts, world_->world_size(),
+                                     detail::exchange_alignment(plan_->compression));
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const auto& [name, parameter] = parameters[i];
+    const detail::JoinedErrors errors = detail::join_errors(rank_states, name, parameter);
+    if (!exchanges_now) {
+      joined[name + "/momentum_error"] = errors.worker.add(errors.server).to(at::kFloat);
+      continue;
+    }
+    joined[name + "/worker_error"] = errors.worker.to(at::kFloat);
+    const auto part = layout.served_part(i, world_->rank());
+    if (part.begin == part.end) continue;
+    joined[name + "/server_error"] = detail::in_memory_order(errors.server, parameter)
+                                         .narrow(0, part.begin, part.end - part.begin)
+                                         .to(at::kFloat);
+  }
+  return joined;
 }
 
 void OneBitAdam::import_state(const NamedTensors& state) { import_states(state, {}); }

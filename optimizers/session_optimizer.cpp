@@ -13,6 +13,15 @@ SessionOptimizer::LearningRateClaim SessionOptimizer::claim_learning_rate(const 
   return claim;
 }
 
+NamedTensors SessionOptimizer::join_rank_states(const std::vector<NamedTensors>& rank_states) const {
+  for (const NamedTensors& state : rank_states) {
+    require(
+        state.empty(), "the checkpoint has \"", state.empty() ? "" : state.begin()->first,
+        "\" of each rank, of which this optimizer knows nothing; resume with the optimizer that was saved");
+  }
+  return {};
+}
+
 void SessionOptimizer::import_states(const NamedTensors& state, const NamedTensors& rank_state) {
   require(rank_state.empty(), "the checkpoint has \"", rank_state.empty() ? "" : rank_state.begin()->first,
           "\" of each rank, of which this optimizer knows nothing; resume with the optimizer that was saved");

@@ -85,6 +85,9 @@ class SessionOptimizer : public torch::optim::Optimizer {
 
   // What differs from rank to rank beside it; most optimizers have none.
   virtual NamedTensors export_rank_state() const { return {}; }
+  // What this rank is to go on from, from what each rank of a run with another number of ranks has left.
+  // Throws InvalidArgument where that does not fit.
+  virtual NamedTensors join_rank_states(const std::vector<NamedTensors>& rank_states) const;
   // import_state, with what export_rank_state left.
   virtual void import_states(const NamedTensors& state, const NamedTensors& rank_state);
 

@@ -163,6 +163,41 @@ std::string Checkpoints::find_newest() const {
   return newest.checkpoint ? newest.checkpoint->folder : "";
 }
 
+// What this rank goes on from; with another number of ranks than those that saved it, its part of what they
+// had.
+detail::TrainingState Checkpoints::read_state(const std::string& folder) const {
+  const Communicator& world = parts_->world();
+  const auto ranks = static_cast<int>(open_checkpoint(folder, {}).manifest.world_size);
+  const bool same = ranks == world.world_size(), had_this_rank = world.rank() < ranks;
+  const std::string optimizer_file = file_of_rank("optimizer", 0, ranks);
+  const std::string session_file = file_of_rank("session", had_this_rank ? world.rank() : 0, ranks);
+  std::vector<std::string> error_files;
+  for (int rank = 0; rank < ranks; ++rank) {
+    if (!same || rank == world.rank()) error_files.push_back(file_of_rank("errors", rank, ranks));
+  }
+  std::vector<std::string> names = {kModelFile, optimizer_file, session_file};
+  names.insert(names.end(), error_files.begin(), error_files.end());
+  Checkpoint checkpoint = open_checkpoint(folder, names);
+  detail::TrainingState state;
+  state.model = take_file(checkpoint, folder, kModelFile);
+  state.optimizer = take_file(checkpoint, folder, optimizer_file);
+  state.session = take_file(checkpoint, folder, session_file);
+  std::vector<NamedTensors> errors;
+  for (const std::string& name : error_files) {
+    errors.emplace_back();
+    if (checkpoint.files.count(name) != 0) errors.back() = take_file(checkpoint, folder, name);
+  }
+  if (same) {
+    state.rank_optimizer = std::move(errors.front());
+    return state;
+  }
+  state.session = detail::session_of_other_ranks(*parts_, std::move(state.session), had_this_rank);
+  if (parts_->session_optimizer()) {
+    state.rank_optimizer = parts_->session_optimizer()->join_rank_states(errors);
+  }
+  return state;
+}
+
 std::optional<int64_t> Checkpoints::load_newest() {
   require(parts_ != nullptr, "Checkpoints::load_newest needs the hook in a Session; call session.use first");
   Communicator& world = parts_->world();
@@ -176,19 +211,7 @@ std::optional<int64_t> Checkpoints::load_newest() {
 
   detail::TrainingState state;
   together("read the checkpoint", [&] {
-    const std::string optimizer_file = file_of_rank("optimizer", 0, world.world_size());
-    const std::string session_file = file_of_rank("session", world.rank(), world.world_size());
-    const std::string errors_file = file_of_rank("errors", world.rank(), world.world_size());
-    Checkpoint checkpoint = open_checkpoint(folder, {kModelFile, optimizer_file, errors_file, session_file});
-    require(checkpoint.manifest.world_size == world.world_size(), "the checkpoint ", folder, " was saved by ",
-            checkpoint.manifest.world_size, " processes, but this run has ", world.world_size(),
-            "; start as many");
-    state.model = take_file(checkpoint, folder, kModelFile);
-    state.optimizer = take_file(checkpoint, folder, optimizer_file);
-    if (checkpoint.files.count(errors_file) != 0) {
-      state.rank_optimizer = take_file(checkpoint, folder, errors_file);
-    }
-    state.session = take_file(checkpoint, folder, session_file);
+    state = read_state(folder);
     return std::string();
   });
   together("continue from the checkpoint", [&] {

@@ -11,8 +11,13 @@
 // of it before it changes anything.
 //
 // Several ranks save and load together, in one folder on a file system that all of them share: rank 0 writes
-// model and optimizer, which are the same everywhere, each rank its session file. What goes wrong on one rank
-// is an error on every rank. A run resumes with as many ranks as it was saved by.
+// model and optimizer, which are the same everywhere, each rank its session file and, for a 1-bit optimizer,
+// its errors. What goes wrong on one rank is an error on every rank.
+//
+// With as many ranks as saved it, a run goes on to the bit. With another number it goes on from the same
+// model, optimizer, schedules and position in the data; a rank that did not exist before keeps the random
+// state it started with, gradient buckets are learned anew, and errors are joined
+// (SessionOptimizer::join_rank_states). Keep the global batch: it is the loader's.
 #pragma once
 
 #include <chrono>
@@ -27,6 +32,10 @@
 #include <pacer/schedulers/hook.h>
 
 namespace pacer {
+
+namespace detail {
+struct TrainingState;
+}
 
 struct CheckpointsOptions {
   // The folder for the checkpoints of one run.
@@ -64,6 +73,7 @@ class Checkpoints : public Hook {
  private:
   std::vector<std::string> together(const char* action, const std::function<std::string()>& f) const;
   std::string find_newest() const;
+  detail::TrainingState read_state(const std::string& folder) const;
 
   CheckpointsOptions options_;
   SessionParts* parts_ = nullptr;

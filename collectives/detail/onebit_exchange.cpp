@@ -20,7 +20,13 @@ namespace {
 using kernels::OneBitHeader;
 using kernels::OneBitMessages;
 
-int64_t alignment_of(const CompressionOptions& options) {
+void mean_row(const void* context, int64_t row, int64_t width, float* values) {
+  decode_mean_cpu(*static_cast<const OneBitMessages*>(context), row * kernels::kOneBitRow, width, values);
+}
+
+}  // namespace
+
+int64_t exchange_alignment(const CompressionOptions& options) {
   const int64_t least = options.block_scales() ? kernels::kOneBitRow : kernels::kOneBitAlignment;
   if (options.alignment() == 0) return least;
   require(options.alignment() > 0 && options.alignment() % least == 0,
@@ -28,17 +34,11 @@ int64_t alignment_of(const CompressionOptions& options) {
   return options.alignment();
 }
 
-void mean_row(const void* context, int64_t row, int64_t width, float* values) {
-  decode_mean_cpu(*static_cast<const OneBitMessages*>(context), row * kernels::kOneBitRow, width, values);
-}
-
-}  // namespace
-
 OneBitExchange::OneBitExchange(std::shared_ptr<Communicator> world, std::vector<int64_t> counts,
                                const CompressionOptions& options)
     : world_(std::move(world)),
       options_(options),
-      layout_(std::move(counts), world_->world_size(), alignment_of(options)),
+      layout_(std::move(counts), world_->world_size(), exchange_alignment(options)),
       stride_(kernels::onebit_message_bytes(layout_.chunk(), options.block_scales())) {
   require<Unavailable>(world_->device().is_cpu(), "compression to signs works on the CPU so far, not on ",
                        world_->device().str(),
@@ -60,7 +60,7 @@ void OneBitExchange::agree(int64_t step) {
                     {{"sizes of the compressed tensors", sizes},
                      {"compression", concatenate(options_.scale() == kernels::ScaleNorm::rms ? "rms" : "l1",
                                                  " scales", options_.block_scales() ? " by blocks" : "",
-                                                 ", alignment ", alignment_of(options_))}});
+                                                 ", alignment ", exchange_alignment(options_))}});
 }
 
 OneBitExchange::Side OneBitExchange::make_side(kernels::OneBitRows rows, int64_t elements) const {

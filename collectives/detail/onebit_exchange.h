@@ -16,6 +16,9 @@
 
 namespace pacer::detail {
 
+// Of chunks, in elements. Throws InvalidArgument for options that cannot be.
+int64_t exchange_alignment(const CompressionOptions& options);
+
 class OneBitExchange {
  public:
   // Tensors of so many elements, the same on every rank.

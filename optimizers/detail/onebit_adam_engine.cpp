@@ -73,42 +73,52 @@ void OneBitAdamEngine::go_on(const NamedTensors& errors) {
     state.exp_avg(at::Tensor());
   }
   set_floors();
-  if (!exchange_ || errors.empty()) return;
+  if (errors.empty()) return;
+  if (!exchange_) {
+    momentum_error_ = at::zeros({layout_.length()}, at::kFloat);
+    for (size_t i = 0; i < entries_.size(); ++i) {
+      view(momentum_error_, i).copy_(errors.at(entries_[i].name + "/momentum_error"));
+    }
+    return;
+  }
   const at::Tensor worker = at::zeros({layout_.length()}, at::kFloat);
   const at::Tensor server = at::zeros({exchange_->served_rows().extent}, at::kFloat);
-  const int64_t base = exchange_->world().rank() * layout_.chunk();
   for (size_t i = 0; i < entries_.size(); ++i) {
     view(worker, i).copy_(errors.at(entries_[i].name + "/worker_error"));
-    const auto [begin, end] = served_part(i);
-    if (begin == end) continue;
-    server.narrow(0, layout_.offset(i) + begin - base, end - begin)
+    const auto part = served_part(i);
+    if (part.begin == part.end) continue;
+    server.narrow(0, served_offset(i, part), part.end - part.begin)
         .copy_(errors.at(entries_[i].name + "/server_error"));
   }
   exchange_->set_errors(worker, server);
 }
 
-std::pair<int64_t, int64_t> OneBitAdamEngine::served_part(size_t i) const {
-  const int64_t base = exchange_->world().rank() * layout_.chunk();
-  const int64_t begin = std::max<int64_t>(0, base - layout_.offset(i));
-  const int64_t end = std::min(layout_.counts()[i], base + layout_.chunk() - layout_.offset(i));
-  return {std::min(begin, std::max<int64_t>(end, 0)), std::max<int64_t>(end, 0)};
+kernels::OneBitLayout::Part OneBitAdamEngine::served_part(size_t i) const {
+  return layout_.served_part(i, exchange_->world().rank());
+}
+
+int64_t OneBitAdamEngine::served_offset(size_t i, const kernels::OneBitLayout::Part& part) const {
+  return layout_.offset(i) + part.begin - exchange_->world().rank() * layout_.chunk();
 }
 
 void OneBitAdamEngine::check_errors(const NamedTensors& errors) const {
   std::set<std::string> expected;
-  for (size_t i = 0; exchange_ && i < entries_.size(); ++i) {
+  const auto check = [&](const std::string& key, at::IntArrayRef sizes) {
+    const at::Tensor& tensor = require_tensor(errors, key);
+    require(tensor.scalar_type() == at::kFloat && tensor.sizes() == sizes, "\"", key,
+            "\" of the state to load is ", tensor.scalar_type(), " of shape ", tensor.sizes(),
+            ", but it must be Float of shape ", sizes, "; resume with as many ranks and the same parameters");
+    expected.insert(key);
+  };
+  for (size_t i = 0; i < entries_.size(); ++i) {
     const AdamEntry& entry = entries_[i];
-    const auto [begin, end] = served_part(i);
-    const auto check = [&](const std::string& key, at::IntArrayRef sizes) {
-      const at::Tensor& tensor = require_tensor(errors, key);
-      require(tensor.scalar_type() == at::kFloat && tensor.sizes() == sizes, "\"", key,
-              "\" of the state to load is ", tensor.scalar_type(), " of shape ", tensor.sizes(),
-              ", but it must be Float of shape ", sizes,
-              "; resume with as many ranks and the same parameters");
-      expected.insert(key);
-    };
+    if (!exchange_) {
+      if (!errors.empty()) check(entry.name + "/momentum_error", entry.parameter.sizes());
+      continue;
+    }
     check(entry.name + "/worker_error", entry.parameter.sizes());
-    if (begin != end) check(entry.name + "/server_error", {end - begin});
+    const auto part = served_part(i);
+    if (part.begin != part.end) check(entry.name + "/server_error", {part.end - part.begin});
   }
   for (const auto& item : errors) {
     require(expected.count(item.first) != 0, "the state to load has \"", item.first,
@@ -240,6 +250,7 @@ void OneBitAdamEngine::dense_step(double factor, std::optional<int64_t> refresh_
   const kernels::OneBitAdamWork before = work();
   for_units([&](int64_t unit) { onebit_dense_momentum_cpu(before, unit, values); });
   momentum_ = momentum;
+  if (momentum_error_.defined()) momentum_.add_(std::exchange(momentum_error_, at::Tensor()));
   if (refresh_after) {
     for (size_t i = 0; i < entries_.size(); ++i) {
       tensors_[i].refresh =
@@ -290,16 +301,20 @@ void OneBitAdamEngine::export_momentum(NamedTensors& state) const {
 }
 
 void OneBitAdamEngine::export_errors(NamedTensors& state) const {
-  if (!exchange_) return;
+  if (!exchange_) {
+    for (size_t i = 0; momentum_error_.defined() && i < entries_.size(); ++i) {
+      state[entries_[i].name + "/momentum_error"] = view(momentum_error_, i);
+    }
+    return;
+  }
   exchange_->check();
   const at::Tensor worker = exchange_->worker_errors(), server = exchange_->server_errors();
-  const int64_t base = exchange_->world().rank() * layout_.chunk();
   for (size_t i = 0; i < entries_.size(); ++i) {
     state[entries_[i].name + "/worker_error"] = view(worker, i);
-    const auto [begin, end] = served_part(i);
-    if (begin == end) continue;
+    const auto part = served_part(i);
+    if (part.begin == part.end) continue;
     state[entries_[i].name + "/server_error"] =
-        server.narrow(0, layout_.offset(i) + begin - base, end - begin);
+        server.narrow(0, served_offset(i, part), part.end - part.begin);
   }
 }
 

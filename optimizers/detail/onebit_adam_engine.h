@@ -57,7 +57,9 @@ class OneBitAdamEngine {
 
   // The momentum in fp32, as "NAME/exp_avg".
   void export_momentum(NamedTensors& state) const;
-  // "NAME/worker_error" in the parameter's shape, and "NAME/server_error" for what this rank serves of it.
+  // Of an exchange "NAME/worker_error" in the parameter's shape, and "NAME/server_error" for what this rank
+  // serves of it. Without one nothing, or after errors were joined and until the next step
+  // "NAME/momentum_error".
   void export_errors(NamedTensors& state) const;
 
   // Said once, at the freeze: how much of the variance lies below its floor, and where most.
@@ -70,8 +72,9 @@ class OneBitAdamEngine {
   kernels::OneBitAdamWork work() const;
   void for_units(const std::function<void(int64_t)>& f) const;
   void update();
-  // The elements of entry `i` that this rank serves, in its own numbering.
-  std::pair<int64_t, int64_t> served_part(size_t i) const;
+  // Where the served elements of an entry begin in the exchange's server errors, and which they are.
+  int64_t served_offset(size_t i, const kernels::OneBitLayout::Part& part) const;
+  kernels::OneBitLayout::Part served_part(size_t i) const;
 
   std::vector<AdamEntry> entries_;
   std::vector<AdamGroupSettings> settings_;
@@ -83,6 +86,8 @@ class OneBitAdamEngine {
   std::vector<kernels::OneBitAdamTensor> tensors_;
   at::Tensor variance_;  // fp32, flat
   at::Tensor momentum_;  // fp32, flat; undefined while it is what the exchange received
+  at::Tensor
+      momentum_error_;  // fp32, flat: of a former exchange, for the next step; undefined where there is none
 };
 
 }  // namespace pacer::detail

@@ -1,5 +1,6 @@
 #include <pacer/schedulers/detail/training_state.h>
 
+#include <iterator>
 #include <unordered_map>
 
 #include <ATen/core/grad_mode.h>
@@ -128,6 +129,22 @@ TrainingState export_state(const SessionParts& parts) {
   if (parts.session_optimizer()) state.rank_optimizer = parts.session_optimizer()->export_rank_state();
   state.session = session_tensors(parts);
   return state;
+}
+
+NamedTensors session_of_other_ranks(const SessionParts& parts, NamedTensors saved, bool had_this_rank) {
+  const NamedTensors own = session_tensors(parts);
+  std::vector<std::string> prefixes = {"hook/data_parallel/"};
+  if (!had_this_rank) prefixes.emplace_back("random/");
+  for (const std::string& prefix : prefixes) {
+    const auto begins = [&](const auto& item) { return item.first.compare(0, prefix.size(), prefix) == 0; };
+    for (auto item = saved.begin(); item != saved.end();) {
+      item = begins(*item) ? saved.erase(item) : std::next(item);
+    }
+    for (const auto& item : own) {
+      if (begins(item)) saved.insert(item);
+    }
+  }
+  return saved;
 }
 
 void import_state(SessionParts& parts, const TrainingState& state) {

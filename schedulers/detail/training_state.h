@@ -18,6 +18,10 @@ struct TrainingState {
 
 TrainingState export_state(const SessionParts& parts);
 
+// What a rank takes over of the session state of a run with another number of ranks: all but the order of
+// gradient buckets, and the random state only where `had_this_rank`; a new rank keeps the one it has.
+NamedTensors session_of_other_ranks(const SessionParts& parts, NamedTensors saved, bool had_this_rank);
+
 // Throws InvalidArgument that names the tensor where anything is missing, left over or does not fit.
 void import_state(SessionParts& parts, const TrainingState& state);
 

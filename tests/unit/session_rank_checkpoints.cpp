@@ -94,21 +94,12 @@ TEST_CASE("a resumed run has the buckets of the run that was saved", "[session][
   CHECK(contains(refusal([&] { damaged[1]->load(state); }), "no permutation"));
 }
 
-TEST_CASE("a checkpoint of another number of ranks, or one that a rank cannot read, is refused by all",
-          "[session][resume][ranks]") {
+TEST_CASE("a checkpoint that a rank cannot read is refused by all", "[session][resume][ranks]") {
   const RegisteredOptimizer optimizer = all_optimizers().front();
   const TemporaryFolder folder;
   Runs runs = runs_saving_to(folder.path(), optimizer, 2);
   REQUIRE(first_of(on_all(runs, [](SmallRun& run, int) { run.step(); })) == "");
   const auto resume = [](SmallRun& run, int) { run.session->resume(); };
-
-  Runs three = runs_saving_to(folder.path(), optimizer, 3);
-  for (const auto& run : three) run->session->use(DataParallel());  // part of the state, from now on
-  const auto before = three[1]->state();
-  for (const std::string& message : on_all(three, resume)) {
-    CHECK(contains(message, "was saved by 2 processes, but this run has 3"));
-  }
-  CHECK(first_difference(three[1]->state(), before) == "");
 
   // Rank 1's own file is damaged: the newest checkpoint does not verify, and there is no other.
   const std::string file =
