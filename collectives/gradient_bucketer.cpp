@@ -10,6 +10,7 @@
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/scalar_tensor.h>
 
 #include <pacer/collectives/detail/gradient_buckets.h>
 #include <pacer/collectives/detail/gradient_hook.h>
@@ -231,7 +232,8 @@ void GradientBucketer::State::send(size_t number) {
   if (all_zero) return;
   move_to_buckets(bucket.parameters);
   const at::NoGradGuard no_grad;
-  if (prescale_ != 1) bucket.flat.mul_(prescale_);
+  // As a tensor: a plain number would be rounded to the gradients' dtype first.
+  if (prescale_ != 1) bucket.flat.mul_(at::scalar_tensor(prescale_, at::kFloat));
   if (bucket.wire.defined()) bucket.wire.copy_(bucket.flat);
   works_[number] =
       world_->all_reduce(bucket.wire.defined() ? bucket.wire : bucket.flat, CollectiveOptions().agreed(true));

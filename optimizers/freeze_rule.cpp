@@ -26,10 +26,11 @@ FreezeRule::FreezeRule(int64_t planned_steps, double beta2)
     : begin_(first_step(planned_steps)),
       end_(last_step(planned_steps)),
       distance_(checked_distance(planned_steps, beta2)),
-      norms_(static_cast<size_t>(distance_) + 1, 0.0) {}
+      // Where the window ends before a first comparison, nothing is remembered.
+      norms_(distance_ < end_ ? static_cast<size_t>(distance_) + 1 : 1, 0.0) {}
 
 bool FreezeRule::is_due(int64_t step, double norm) {
-  const int64_t places = distance_ + 1;
+  const auto places = static_cast<int64_t>(norms_.size());
   norms_[static_cast<size_t>(step % places)] = norm;
   if (step >= end_) return true;
   if (step < begin_ || step <= distance_) return false;

@@ -20,11 +20,13 @@ class FreezeRule {
   int64_t window_end() const { return end_; }
   int64_t distance() const { return distance_; }
   // False where nobody will ask for the norm after `step` steps.
-  bool needs_norm(int64_t step) const { return step >= begin_ - distance_ && step <= end_; }
+  bool needs_norm(int64_t step) const {
+    return distance_ < end_ && step >= begin_ - distance_ && step <= end_;
+  }
   // After `step` steps, in order. True once it is time; where something else has to settle first, ask again.
   bool is_due(int64_t step, double norm);
 
-  // The norms it remembers, by step modulo distance() + 1, for checkpoints.
+  // The norms it remembers, by step modulo their number, for checkpoints.
   const std::vector<double>& norms() const { return norms_; }
   // Throws InvalidArgument where they are not as many.
   void set_norms(std::vector<double> norms);

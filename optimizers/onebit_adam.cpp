@@ -153,6 +153,13 @@ void OneBitAdam::prepare(const StepInputs& inputs) {
       "graph; leave the CudaGraph hook out");
   adopt_foreign_options();
   const detail::OneBitPlan plan = detail::onebit_plan(param_groups_);
+  require(
+      plan.freeze_automatically == plan_->freeze_automatically,
+      "OneBitAdam: freeze_automatically was set or changed in the middle of a run; build a new optimizer");
+  require(!frozen_at_ || plan.exchanges_like(*plan_),
+          "OneBitAdam: which groups are compressed, and how, was changed after the variance froze (step ",
+          frozen_at_.value_or(0),
+          "); set compress, one_bit, compress_alone, variance_floor and scales before");
   inputs_ = inputs;
   if (inputs_.guard == nullptr) inputs_.guard = own_guard_;
   *plan_ = plan;
@@ -235,7 +242,7 @@ void OneBitAdam::consider_freeze() {
   }
   if (!freeze_is_due_) return;
   if (inputs_.freeze_allowed || plan_->allow_early_freeze) return freeze();
-  if (!std::exchange(freeze_was_postponed_, true)) {
+  if (!std::exchange(freeze_was_postponed_, true) && world_->rank() == 0) {
     TORCH_WARN(
         "OneBitAdam: the variance would freeze after step ", attempts_,
         ", but a curriculum or the learning-rate warm-up still moves; it freezes once they have ended");
@@ -246,7 +253,7 @@ void OneBitAdam::freeze() {
   make_missing_states();
   auto engine = make_engine(compressed_entries(state_), *plan_);
   if (!engine->freeze(detail::settings_of(param_groups_))) {
-    if (!std::exchange(freeze_was_postponed_, true)) {
+    if (!std::exchange(freeze_was_postponed_, true) && world_->rank() == 0) {
       TORCH_WARN("OneBitAdam: the variance cannot freeze after step ", attempts_,
                  ", because no gradient was ever other than zero; it freezes once one was");
     }

@@ -25,6 +25,31 @@ constexpr const char* kFrozenAt = "onebit/frozen_at";  // -1: not yet
 constexpr const char* kFreezeIsDue = "onebit/freeze_is_due";
 constexpr const char* kNorms = "onebit/variance_norms";
 
+constexpr const char* kRank = "onebit/rank";
+constexpr const char* kWorldSize = "onebit/world_size";
+
+// Errors are those of one rank of so many, even where chunks of other worlds have the same size.
+void add_rank(const Communicator& world, NamedTensors& state) {
+  state[kRank] = number_tensor(static_cast<int64_t>(world.rank()));
+  state[kWorldSize] = number_tensor(static_cast<int64_t>(world.world_size()));
+}
+
+// The errors alone, which must be those of this rank.
+NamedTensors errors_of_rank(const Communicator& world, NamedTensors state) {
+  require(!state.empty(),
+          "the state to load is frozen, but the errors of this rank are not with it; load them with "
+          "import_states");
+  const auto rank = require_number<int64_t>(state, kRank);
+  const auto world_size = require_number<int64_t>(state, kWorldSize);
+  require(rank == world.rank() && world_size == world.world_size(),
+          "the state to load has the errors of rank ", rank, " of ", world_size, ", but this is rank ",
+          world.rank(), " of ", world.world_size(),
+          "; resume with as many ranks, or through join_rank_states");
+  state.erase(kRank);
+  state.erase(kWorldSize);
+  return state;
+}
+
 }  // namespace
 
 // All compressed parameters that have state.
@@ -95,7 +120,9 @@ NamedTensors OneBitAdam::export_state() const {
 
 NamedTensors OneBitAdam::export_rank_state() const {
   NamedTensors state;
-  if (compressed_) compressed_->export_errors(state);
+  if (!compressed_) return state;
+  compressed_->export_errors(state);
+  if (compressed_->compresses()) add_rank(*world_, state);
   return state;
 }
 
@@ -115,6 +142,7 @@ NamedTensors OneBitAdam::join_rank_states(const std::vector<NamedTensors>& rank_
   NamedTensors joined;
   const bool exchanges_now = exchanges(*plan_);
   if (!any && !exchanges_now) return joined;
+  if (exchanges_now) add_rank(*world_, joined);
   const kernels::OneBitLayout layout(counts, world_->world_size(),
                                      detail::exchange_alignment(plan_->compression));
   for (size_t i = 0; i < parameters.size(); ++i) {
@@ -182,8 +210,9 @@ void OneBitAdam::import_states(const NamedTensors& saved, const NamedTensors& ra
       }
     }
     engine = make_engine(compressed_entries(pending.states), plan);
-    engine->check_errors(rank_state);
-    engine->go_on(rank_state);
+    const NamedTensors errors = engine->compresses() ? errors_of_rank(*world_, rank_state) : rank_state;
+    engine->check_errors(errors);
+    engine->go_on(errors);
   } else {
     require(rank_state.empty(), "the state to load has errors of a 1-bit exchange, but no frozen variance");
   }

@@ -104,7 +104,9 @@ int64_t OneBitAdamEngine::served_offset(size_t i, const kernels::OneBitLayout::P
 void OneBitAdamEngine::check_errors(const NamedTensors& errors) const {
   std::set<std::string> expected;
   const auto check = [&](const std::string& key, at::IntArrayRef sizes) {
-    const at::Tensor& tensor = require_tensor(errors, key);
+    require(errors.count(key) != 0, "the state to load has no \"", key,
+            "\"; resume with the state that this rank has saved");
+    const at::Tensor& tensor = errors.at(key);
     require(tensor.scalar_type() == at::kFloat && tensor.sizes() == sizes, "\"", key,
             "\" of the state to load is ", tensor.scalar_type(), " of shape ", tensor.sizes(),
             ", but it must be Float of shape ", sizes, "; resume with as many ranks and the same parameters");
@@ -336,8 +338,8 @@ std::string OneBitAdamEngine::describe_floors() const {
       which = i;
     }
   }
-  if (floored == 0) return "";
   const auto percent = [](double share) { return static_cast<int64_t>(share * 100 + 0.5); };
+  if (percent(worst) == 0) return "";
   return concatenate(percent(static_cast<double>(floored) / static_cast<double>(all)),
                      " % of the elements have less variance than their tensor's floor (most in ",
                      entries_[which].name, ": ", percent(worst), " %)");

@@ -83,6 +83,14 @@ auto run_wide(const OneBitAdamOptions& o) {
 
 }  // namespace
 
+bool OneBitPlan::exchanges_like(const OneBitPlan& other) const {
+  const auto all = [](const OneBitPlan& plan) {
+    return std::make_tuple(plan.variance_floor, plan.compress_alone, plan.one_bit, plan.compression.scale(),
+                           plan.compression.block_scales(), plan.compressed);
+  };
+  return all(*this) == all(other);
+}
+
 OneBitPlan onebit_plan(const std::vector<torch::optim::OptimizerParamGroup>& groups) {
   OneBitPlan plan;
   if (groups.empty()) return plan;
@@ -112,6 +120,7 @@ OneBitPlan onebit_plan(const std::vector<torch::optim::OptimizerParamGroup>& gro
   plan.compress_alone = options.compress_alone();
   plan.one_bit = options.one_bit();
   plan.compression.scale(options.scale()).block_scales(options.block_scales());
+  for (const auto& group : groups) plan.compressed.push_back(is_compressed(group));
   return plan;
 }
 

@@ -22,6 +22,10 @@ struct OneBitPlan {
   bool compress_alone = false;
   bool one_bit = true;
   CompressionOptions compression;
+  std::vector<bool> compressed;  // by group
+
+  // What must stay as it was once the variance is frozen.
+  bool exchanges_like(const OneBitPlan& other) const;
 };
 
 // Checked; throws InvalidArgument where groups differ.

@@ -71,7 +71,8 @@ struct Memory {
 
 template <class Value>
 bool same_memory(const std::vector<Value>& a, const std::vector<Value>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(Value)) == 0;
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(Value)) == 0);
 }
 
 // One message for each chunk, all with the same scale.

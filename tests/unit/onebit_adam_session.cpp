@@ -1,0 +1,254 @@
+// OneBitAdam in a Session: one clip factor for all ranks, what it costs on the wire, and what a Session
+// refuses.
+#include <pacer/schedulers/gradient_accumulation.h>
+#include <pacer/schedulers/gradient_clipping.h>
+#include <pacer/schedulers/learning_rate.h>
+#include <pacer/schedulers/sequence_length.h>
+#include <pacer/schedulers/session.h>
+
+#include "support/catch.h"
+
+#include "support/onebit_adam_ranks.h"
+
+namespace pacer::testing::onebit_session {
+namespace {
+
+// Parameters whose gradients are what the batch says.
+struct DictatedImpl : torch::nn::Module {
+  explicit DictatedImpl(const std::vector<Tensor>& parameters) {
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      register_parameter("w" + std::to_string(i), parameters[i]);
+    }
+  }
+  Tensor loss(const Tensor& gradients) {
+    Tensor sum;
+    int64_t begin = 0;
+    for (const Tensor& p : parameters()) {
+      const Tensor part = (p.flatten() * gradients.narrow(0, begin, p.numel())).sum();
+      begin += p.numel();
+      sum = sum.defined() ? sum + part : part;
+    }
+    return sum;
+  }
+};
+TORCH_MODULE(Dictated);
+
+Tensor joined(const std::vector<Tensor>& gradients) {
+  std::vector<Tensor> flat;
+  for (const Tensor& g : gradients) flat.push_back(g.flatten());
+  return at::cat(flat);
+}
+
+struct Sessions {
+  std::vector<Dictated> models;
+  std::vector<std::unique_ptr<Session>> of_rank;
+
+  Sessions(OneBitAdamRanks& ranks, const std::function<void(Session&)>& use) {
+    for (size_t rank = 0; rank < ranks.size(); ++rank) {
+      models.emplace_back(ranks.parameters[rank]);
+      of_rank.push_back(
+          std::make_unique<Session>(*models.back(), *ranks.optimizers[rank], ranks.world[rank]));
+      use(*of_rank.back());
+    }
+  }
+  // gradients: [micro-step][rank][parameter]
+  std::string step(OneBitAdamRanks& ranks, const std::vector<OneBitAdamRanks::Gradients>& gradients) {
+    return ranks.run([&](size_t rank) {
+      for (const auto& micro_step : gradients) {
+        auto [batch] = of_rank[rank]->begin(joined(micro_step[rank]));
+        of_rank[rank]->backward(models[rank]->loss(batch));
+        of_rank[rank]->step();
+      }
+    });
+  }
+  std::string finish(OneBitAdamRanks& ranks) {
+    return ranks.run([&](size_t rank) { of_rank[rank]->finish(); });
+  }
+};
+
+double square_of(const OneBitAdamTextbook::Numbers& gradient) {
+  return TextbookExchange::sum(gradient, 0, gradient.size(), false);
+}
+
+// N of section "clipping": over compressed parameters all ranks' own gradients, as if their noise cancelled,
+// else the mean gradient.
+double clipping_norm(const OneBitAdamTextbook& textbook, const OneBitAdamTextbook::Gradients& gradients) {
+  const auto ranks = static_cast<double>(gradients.size());
+  double own = 0, mean = 0;
+  for (size_t i = 0; i < textbook.parameters.size(); ++i) {
+    if (textbook.parameters[i].compress && textbook.exchanges_next()) {
+      for (const auto& of_rank : gradients) own += square_of(*of_rank[i]) / (ranks * ranks);
+      continue;
+    }
+    auto sum = *gradients[0][i];
+    for (size_t rank = 1; rank < gradients.size(); ++rank) {
+      for (size_t k = 0; k < sum.size(); ++k) sum[k] += (*gradients[rank][i])[k];
+    }
+    mean += square_of(sum) / (ranks * ranks);
+  }
+  return std::sqrt(own + mean);
+}
+
+int64_t bytes_of(const Communicator& world, const std::string& operation) {
+  int64_t bytes = 0;
+  for (const Traffic& traffic : world.traffic()) {
+    if (traffic.operation == operation) bytes += traffic.bytes_sent;
+  }
+  return bytes;
+}
+
+}  // namespace
+
+TEST_CASE("a Session clips with one factor for all ranks, whatever each one's own norm",
+          "[onebit_adam][clipping]") {
+  for (const int world_size : {1, 2, 4}) {
+    for (const int micro_steps : {1, 2}) {
+      for (const double max_norm : {0.05, 2.0, 1e6}) {
+        CAPTURE(world_size, micro_steps, max_norm);
+        const auto options =
+            OneBitAdamOptions(0.01).freeze_step(3).compress_alone(true).refresh_variance_every(4);
+        const std::vector<OneBitAdamGroup> groups = {
+            {{{40, 5}, {1}}, options}, {{{64}, {3}}, OneBitAdamOptions(options).compress(false).lr(0.002)}};
+        OneBitAdamRanks ranks(world_size, groups);
+        OneBitAdamTextbook textbook = textbook_of(ranks, groups);
+        Sessions sessions(ranks, [&](Session& session) {
+          session.use(GradientClipping(max_norm)).use(GradientAccumulation(micro_steps));
+        });
+        int64_t clipped = 0;
+        for (int64_t t = 0; t < 12; ++t) {
+          std::vector<OneBitAdamRanks::Gradients> parts;
+          OneBitAdamRanks::Gradients sums;
+          for (int m = 0; m < micro_steps; ++m) {
+            parts.push_back(ranks.gradients(100 * t + m));
+            for (size_t rank = 0; rank < ranks.size(); ++rank) {
+              // Norms that differ from rank to rank.
+              for (Tensor& g : parts.back()[rank]) g.mul_(static_cast<double>(1 + 2 * rank));
+            }
+            if (m == 0) sums = parts[0];
+          }
+          for (size_t rank = 0; rank < ranks.size() && micro_steps == 2; ++rank) {
+            for (size_t i = 0; i < sums[rank].size(); ++i)
+              sums[rank][i] = parts[0][rank][i] + parts[1][rank][i];
+          }
+          const auto gradients = textbook_gradients(sums);
+          const double norm = clipping_norm(textbook, gradients) / micro_steps;
+          REQUIRE(sessions.step(ranks, parts) == "");
+          const double clip = norm > max_norm ? max_norm / norm : 1.0;
+          clipped += clip < 1;
+          textbook.step(gradients, clip / micro_steps);
+          for (const auto& session : sessions.of_rank) {
+            CAPTURE(t);
+            REQUIRE(session->gradient_norm() == Catch::Approx(norm).epsilon(1e-14));
+          }
+          REQUIRE(difference_from(textbook, ranks) == "");
+        }
+        CHECK(clipped == (max_norm == 0.05 ? 12 : max_norm == 1e6 ? 0 : clipped));
+        CHECK(sessions.finish(ranks) == "");
+      }
+    }
+  }
+}
+
+TEST_CASE("a gradient of zero is not clipped and moves nothing but momentum", "[onebit_adam][clipping]") {
+  const std::vector<OneBitAdamGroup> groups = {{{{50}}, OneBitAdamOptions(0.01).freeze_step(1)}};
+  OneBitAdamRanks ranks(2, groups);
+  OneBitAdamTextbook textbook = textbook_of(ranks, groups);
+  Sessions sessions(ranks, [](Session& session) { session.use(GradientClipping(0.1)); });
+  for (int64_t t = 0; t < 6; ++t) {
+    auto gradients = ranks.gradients(t);
+    for (auto& of_rank : gradients) of_rank[0].mul_(t == 0 ? 1e-3 : 0.0);
+    REQUIRE(sessions.step(ranks, {gradients}) == "");
+    textbook.step(textbook_gradients(gradients));
+    REQUIRE(difference_from(textbook, ranks) == "");
+  }
+  CHECK(sessions.of_rank[0]->gradient_norm() == 0);
+  CHECK(sessions.finish(ranks) == "");
+}
+
+TEST_CASE("A3: a compressed step sends a thirtieth of an fp32 ring, and gradients not at all",
+          "[onebit_adam]") {
+  const int64_t elements = 100'000 + 3'001, ranks_count = 4;
+  for (const bool block_scales : {false, true}) {
+    CAPTURE(block_scales);
+    const auto options = OneBitAdamOptions(0.01).freeze_step(2).block_scales(block_scales);
+    OneBitAdamRanks ranks(ranks_count, {{{{100, 1000}, {3001}}, options}});
+    const double ring = 2.0 * (ranks_count - 1) / ranks_count * 4 * static_cast<double>(elements);
+    int64_t all = 0, own = 0, summed = 0;
+    for (int64_t t = 1; t <= 6; ++t) {
+      CAPTURE(t);
+      REQUIRE(ranks.step(ranks.gradients(t)) == "");
+      const Communicator& world = *ranks.world[1];
+      const int64_t step_bytes = world.bytes_sent() - all,
+                    own_bytes = ranks.optimizers[1]->bytes_sent() - own;
+      const int64_t sum_bytes = bytes_of(world, "all_reduce") - summed;
+      if (t <= 2) {
+        CHECK(own_bytes == 0);
+        CHECK(static_cast<double>(sum_bytes) >= 0.99 * ring);
+      } else {
+        CHECK(sum_bytes == 0);
+        CHECK(static_cast<double>(own_bytes) <= ring / 30);
+        CHECK(static_cast<double>(own_bytes) >= ring / 33);
+        // The first one also compares sizes and options.
+        if (t > 3) CHECK(static_cast<double>(step_bytes) <= ring / 30);
+        if (!block_scales) CHECK(own_bytes == 2 * (ranks_count - 1) * (16 + 128 * 202 / 8));
+      }
+      all += step_bytes;
+      own += own_bytes;
+      summed += sum_bytes;
+    }
+    const double error = ranks.optimizers[0]->compression_error();
+    CHECK(error > 0);
+    CHECK(error < 1);
+  }
+}
+
+TEST_CASE("a Session refuses a freeze_step while a curriculum or a warm-up still moves",
+          "[onebit_adam][refusals]") {
+  struct Case {
+    std::string word;  // "" : not refused
+    bool early;
+    int64_t freeze_step;
+    std::function<void(Session&)> use;
+  };
+  const auto lengths = [](Session& s) { s.use(SequenceLength(SequenceLengthOptions(8, 50).ramp_steps(10))); };
+  const auto rates = [](Session& s) { s.use(LearningRate(warmup_cosine({7, 100}))); };
+  const std::vector<Case> cases = {
+      {"sequence_length", false, 9, lengths}, {"", false, 10, lengths}, {"", true, 9, lengths},
+      {"learning_rate", false, 6, rates},     {"", false, 7, rates},    {"", true, 1, rates},
+  };
+  for (const Case& c : cases) {
+    CAPTURE(c.word, c.early, c.freeze_step);
+    const auto options = OneBitAdamOptions(0.01).freeze_step(c.freeze_step).allow_early_freeze(c.early);
+    OneBitAdamRanks ranks(1, {{{{50}}, options}});
+    Sessions sessions(ranks, c.use);
+    const auto before = cloned_state(ranks.optimizers[0]->export_state());
+    const auto values = clones(ranks.parameters[0]);
+    Session& session = *sessions.of_rank[0];
+    const Tensor batch = at::ones({1, 50});
+    const std::string message = refusal([&] { session.begin(batch); });
+    if (c.word.empty()) {
+      CHECK(message == "<no exception>");
+      continue;
+    }
+    CHECK(contains(message, c.word));
+    CHECK(contains(message, "freeze_step(" + std::to_string(c.freeze_step) + ")"));
+    CHECK(contains(message, "allow_early_freeze(true)"));
+    CHECK(message.find('\n') == std::string::npos);
+    CHECK(differing_name(before, ranks.optimizers[0]->export_state()) == "");
+    CHECK(same_bits(values, ranks.parameters[0]));
+  }
+}
+
+TEST_CASE("a Session with another Communicator than its OneBitAdam is refused", "[onebit_adam][refusals]") {
+  OneBitAdamRanks ranks(1, {{{{50}}, OneBitAdamOptions(0.01).freeze_step(3)}});
+  Dictated model(ranks.parameters[0]);
+  const Ranks others = Communicator::in_process(2);
+  Session session(*model, *ranks.optimizers[0], others[0]);
+  const std::string message = refusal([&] { session.begin(at::ones({50})); });
+  CHECK(contains(message, "Communicator of 1 ranks"));
+  CHECK(contains(message, "of 2; give both the same"));
+  others[0]->leave("the test is over");
+  others[1]->leave("the test is over");
+}
+
+}  // namespace pacer::testing::onebit_session
