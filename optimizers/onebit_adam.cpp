@@ -156,10 +156,9 @@ void OneBitAdam::prepare(const StepInputs& inputs) {
   require(
       plan.freeze_automatically == plan_->freeze_automatically,
       "OneBitAdam: freeze_automatically was set or changed in the middle of a run; build a new optimizer");
-  require(!frozen_at_ || plan.exchanges_like(*plan_),
-          "OneBitAdam: which groups are compressed, and how, was changed after the variance froze (step ",
-          frozen_at_.value_or(0),
-          "); set compress, one_bit, compress_alone, variance_floor and scales before");
+  require(attempts_ == 0 || plan.exchanges_like(*plan_),
+          "OneBitAdam: which groups are compressed, and how, was changed after step ", attempts_,
+          "; set compress, one_bit, compress_alone, variance_floor and scales before the first one");
   inputs_ = inputs;
   if (inputs_.guard == nullptr) inputs_.guard = own_guard_;
   *plan_ = plan;
