@@ -14,6 +14,8 @@
 #include <pacer/schedulers/precision.h>
 #include <pacer/schedulers/sequence_length.h>
 
+#include "teaching.h"
+
 namespace convergence {
 namespace {
 
@@ -115,6 +117,18 @@ const std::vector<Arm>& arms() {
        kFrozenUncompressed,
        {},
        /*needs_cpu=*/true},
+      {"naive",
+       "for teaching: gradients become signs, with error feedback, and go straight into AdamW",
+       kFusedAdamW,
+       {Method::signed_gradients},
+       /*needs_cpu=*/true,
+       /*teaches=*/true},
+      {"no-feedback",
+       "for teaching: onebit-adam that forgets what rounding to signs lost",
+       kOneBitAdam,
+       {Method::forgotten_errors},
+       /*needs_cpu=*/true,
+       /*teaches=*/true},
       {"bfloat16",
        "pacer::Precision::bf16(): forward under autocast, whatever --precision says",
        kFusedAdamW,
@@ -130,11 +144,14 @@ const Arm& find_arm(const std::string& name) {
   throw pacer::InvalidArgument("there is no arm '" + name + "'");
 }
 
-void leave_out_cpu_arms(Settings* settings) {
+void leave_out_arms(bool on_gpu, Settings* settings) {
   if (settings->arms_were_chosen) return;
   auto& names = settings->arms;
-  const auto needs_cpu = [](const std::string& name) { return find_arm(name).needs_cpu; };
-  names.erase(std::remove_if(names.begin(), names.end(), needs_cpu), names.end());
+  const auto is_out = [&](const std::string& name) {
+    const Arm& arm = find_arm(name);
+    return arm.teaches || (on_gpu && arm.needs_cpu);
+  };
+  names.erase(std::remove_if(names.begin(), names.end(), is_out), names.end());
 }
 
 bool Arm::has(Method method) const {
@@ -154,6 +171,8 @@ void add_methods(const Arm& arm, const Settings& settings, pacer::Session* sessi
             .ramp_tokens(static_cast<int64_t>(ramp))
             .mode(arm.has(Method::reshape) ? pacer::LengthMode::reshape : pacer::LengthMode::truncate)));
   }
+  if (arm.has(Method::signed_gradients)) session->use(SignedGradients());
+  if (arm.has(Method::forgotten_errors)) session->use(ForgottenErrors());
   if (arm.has(Method::bfloat16) || settings.precision == "bfloat16") session->use(pacer::Precision::bf16());
 }
 

@@ -46,8 +46,8 @@ OptionGroup study_options(const std::vector<std::string>& arm_names) {
                [](Settings& settings, Text text) { settings.quick = parse_switch(text); },
                [](const Settings& settings) { return std::string(settings.quick ? "true" : "false"); }};
   Option arms{"arms", "NAME,NAME",
-              "the arms to train, the first is the one others are compared with (default all that "
-              "train on the device, fewer with --quick)",
+              "the arms to train, the first is the one others are compared with (default all but those "
+              "that only teach or do not train on the device; fewer with --quick)",
               [arm_names](Settings& settings, Text text) {
                 settings.arms = parse_names(text, arm_names);
                 settings.arms_were_chosen = true;
