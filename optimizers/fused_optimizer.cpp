@@ -106,7 +106,7 @@ torch::Tensor FusedOptimizer::step(LossClosure closure) {
     const at::AutoGradMode with_grad(true);
     loss = closure();
   }
-  prepare({});
+  prepare(plain_step_inputs());
   conclude(enqueue());
   return loss;
 }

@@ -54,6 +54,10 @@ class FusedOptimizer : public SessionOptimizer {
   void import_state(const NamedTensors& state) override;
 
  protected:
+  // What step() tells prepare where no Session does. An optimizer that knows of other ranks adds up here what
+  // has to be added over them.
+  virtual StepInputs plain_step_inputs() { return {}; }
+
   FusedOptimizer(const detail::AdamFlavour& flavour,
                  const std::vector<torch::optim::OptimizerParamGroup>& groups,
                  std::unique_ptr<torch::optim::OptimizerOptions> defaults);

@@ -112,20 +112,9 @@ void OneBitAdam::check_run(const Communicator& world, const Unsettled& unsettled
 
 // ---- A step. ----
 
-torch::Tensor OneBitAdam::step(LossClosure closure) {
-  const at::NoGradGuard no_grad;
-  torch::Tensor loss;
-  if (closure) {
-    const c10::AutoGradMode with_grad(true);
-    loss = closure();
-  }
-  prepare(world_->world_size() > 1 ? reduce_gradients() : StepInputs{});
-  conclude(enqueue());
-  return loss;
-}
-
 // Adds over ranks what has to be added, and says how to make it a mean.
-StepInputs OneBitAdam::reduce_gradients() {
+StepInputs OneBitAdam::plain_step_inputs() {
+  if (world_->world_size() == 1) return {};
   if (bucketer_ == nullptr) {
     std::vector<GradientBucketer::NamedParameter> named;
     for (const auto& group : param_groups_) {
@@ -222,8 +211,6 @@ void OneBitAdam::conclude(bool applied) {
     engine().conclude(applied);
   }
 }
-
-int64_t OneBitAdam::enqueue_version() const { return FusedOptimizer::enqueue_version(); }
 
 int64_t OneBitAdam::skipped_steps() const { return guard_ ? guard_->read().skipped_steps : 0; }
 

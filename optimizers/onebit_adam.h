@@ -60,8 +60,6 @@ class OneBitAdam : public FusedOptimizer {
                       std::shared_ptr<Communicator> world = nullptr);
   ~OneBitAdam() override;
 
-  torch::Tensor step(LossClosure closure = nullptr) override;
-
   // Refused once the variance is frozen.
   void add_param_group(const torch::optim::OptimizerParamGroup& group);
   void add_param_group(const NamedParamGroup& group);
@@ -80,7 +78,6 @@ class OneBitAdam : public FusedOptimizer {
   void prepare(const StepInputs& inputs) override;
   bool enqueue() override;
   void conclude(bool applied) override;
-  int64_t enqueue_version() const override;
   std::vector<torch::Tensor> local_parameters() const override;
   bool wants_local_gradients() const override;
   void check_run(const Communicator& world, const Unsettled& unsettled) const override;
@@ -117,7 +114,7 @@ class OneBitAdam : public FusedOptimizer {
                                                         const detail::OneBitPlan& plan) const;
   void make_missing_states();
   double sum_of_squares();
-  StepInputs reduce_gradients();
+  StepInputs plain_step_inputs() override;
   void consider_freeze();
   void freeze();
   void report_freeze() const;

@@ -15,6 +15,19 @@
 #include <pacer/schedulers/step_report.h>
 
 namespace pacer {
+namespace {
+
+RankStatus status_of(Intent intent, const Progress& progress, const WindowTotals& window) {
+  RankStatus status;
+  status.intent = intent;
+  status.step = progress.step;
+  status.micro_steps = progress.micro_steps;
+  status.weight = window.weight;
+  status.tokens = window.tokens;
+  return status;
+}
+
+}  // namespace
 
 void DataParallel::attach(SessionParts& parts) {
   require(parts.world_was_given,
@@ -100,13 +113,7 @@ void DataParallel::backward_begin(const Progress& progress) {
     bucketer_->keep_local(parts_->session_optimizer()->wants_local_gradients());
   }
   if (progress.micro_step + 1 < progress.micro_steps) return;
-  RankStatus status;
-  status.intent = Intent::step;
-  status.step = progress.step;
-  status.micro_steps = progress.micro_steps;
-  status.weight = parts_->window.weight;
-  status.tokens = parts_->window.tokens;
-  statuses_ = StatusExchange(world, status);
+  statuses_ = StatusExchange(world, status_of(Intent::step, progress, parts_->window));
   Progress window = progress;
   window.micro_step = 0;
   bucketer_->begin_backward(parts_->unused(window), parts_->unused(progress));
@@ -123,13 +130,7 @@ void DataParallel::backward_failed() {
 void DataParallel::gradients_ready(const Progress& window) {
   if (!bucketer_) return;
   if (!statuses_.is_under_way()) {  // the window ends early, and so did not begin to travel
-    RankStatus status;
-    status.intent = Intent::last_step;
-    status.step = window.step;
-    status.micro_steps = window.micro_steps;
-    status.weight = parts_->window.weight;
-    status.tokens = parts_->window.tokens;
-    statuses_ = StatusExchange(parts_->world(), status);
+    statuses_ = StatusExchange(parts_->world(), status_of(Intent::last_step, window, parts_->window));
     add_totals(statuses_.wait());
     bucketer_->reduce(parts_->unused(window));
   } else {

@@ -43,9 +43,10 @@ OneBitExchange::OneBitExchange(std::shared_ptr<Communicator> world, std::vector<
   require<Unavailable>(world_->device().is_cpu(), "compression to signs works on the CPU so far, not on ",
                        world_->device().str(),
                        "; use a Communicator over Gloo, or one of the optimizers that do not compress");
-  worker_ = make_side(layout_.rows(), layout_.chunk() * layout_.world_size());
-  server_ = make_side(layout_.served_rows(world_->rank()), layout_.chunk());
+  worker_ = make_side(layout_.rows());
+  server_ = make_side(layout_.served_rows(world_->rank()));
   const auto bytes = [](int64_t count) { return at::zeros({count}, at::kByte); };
+  signs_ = bytes(layout_.chunk() / 8 * layout_.world_size());
   sent_ = bytes(stride_ * layout_.world_size());
   received_ = bytes(stride_ * layout_.world_size());
   served_ = bytes(stride_);
@@ -63,12 +64,11 @@ void OneBitExchange::agree(int64_t step) {
                                                  ", alignment ", exchange_alignment(options_))}});
 }
 
-OneBitExchange::Side OneBitExchange::make_side(kernels::OneBitRows rows, int64_t elements) const {
+OneBitExchange::Side OneBitExchange::make_side(kernels::OneBitRows rows) const {
   Side side;
   side.real_elements = rows.real_elements();
   side.carried = at::zeros({rows.extent}, at::kFloat);
   side.scales = at::zeros({options_.block_scales() ? rows.count() : 1}, at::kFloat);
-  side.signs = at::zeros({elements / 8}, at::kByte);
   side.sums.resize(static_cast<size_t>(options_.block_scales() ? rows.count() : rows.units()));
   side.rows = std::move(rows);
   return side;
@@ -210,7 +210,7 @@ void OneBitExchange::run(kernels::OneBitSource source, const void* context, int6
 void OneBitExchange::run_unguarded(kernels::OneBitSource source, const void* context, int64_t step) {
   const CollectiveOptions agreed = CollectiveOptions().agreed(true);
   const int64_t sign_bytes = layout_.chunk() / 8;
-  auto* signs = worker_.signs.mutable_data_ptr<uint8_t>();
+  auto* signs = signs_.mutable_data_ptr<uint8_t>();
   compress(worker_, signs, source, context);
   for (int64_t rank = 0; rank < layout_.world_size(); ++rank) {
     unsigned char* to = message(sent_, rank);
@@ -224,10 +224,8 @@ void OneBitExchange::run_unguarded(kernels::OneBitSource source, const void* con
 
   const OneBitMessages parts = messages_in(received_);
   unsigned char* own = message(served_, 0);
-  compress(server_, server_.signs.mutable_data_ptr<uint8_t>(), mean_row, &parts);
+  compress(server_, own + stride_ - sign_bytes, mean_row, &parts);
   write_header(own, server_.scales.const_data_ptr<float>(), server_.rows.count(), step);
-  std::memcpy(own + stride_ - sign_bytes, server_.signs.const_data_ptr<uint8_t>(),
-              static_cast<size_t>(sign_bytes));
   world_->all_gather(gathered_, served_, agreed).wait();
   check_headers(gathered_, step, "compressed all_gather");
   bytes_sent_ += 2 * (layout_.world_size() - 1) * stride_;

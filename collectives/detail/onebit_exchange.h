@@ -55,12 +55,11 @@ class OneBitExchange {
     kernels::OneBitRows rows;
     at::Tensor carried;  // fp32
     at::Tensor scales;   // fp32: one, or one for each row
-    at::Tensor signs;    // bytes
     std::vector<double> sums;
     int64_t real_elements = 0;
   };
 
-  Side make_side(kernels::OneBitRows rows, int64_t elements) const;
+  Side make_side(kernels::OneBitRows rows) const;
   kernels::OneBitSide view(const Side& side, unsigned char* signs) const;
   at::Tensor errors_of(const Side& side) const;
   void compress(Side& side, unsigned char* signs, kernels::OneBitSource source, const void* context);
@@ -76,7 +75,8 @@ class OneBitExchange {
   kernels::OneBitLayout layout_;
   int64_t stride_;  // bytes of a message
   Side worker_, server_;
-  at::Tensor sent_, received_, served_, gathered_;  // bytes
+  at::Tensor signs_;                                // bytes: the worker's, of the whole buffer
+  at::Tensor sent_, received_, served_, gathered_;  // bytes: messages
   uint32_t sequence_ = 0;
   int64_t bytes_sent_ = 0;
   std::string failure_;

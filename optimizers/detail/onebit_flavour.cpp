@@ -20,7 +20,6 @@ AdamGroupSettings onebit_settings(const torch::optim::OptimizerOptions& base) {
   set_rule(options, settings.kernel);
   settings.kernel.decay_mode =
       options.weight_decay() == 0 ? kernels::WeightDecay::none : kernels::WeightDecay::decoupled;
-  settings.finite_check = true;
   settings.master_weights = options.master_weights();
   return settings;
 }
