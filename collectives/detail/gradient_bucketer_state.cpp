@@ -1,0 +1,267 @@
+#include <pacer/collectives/detail/gradient_bucketer_state.h>
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/scalar_tensor.h>
+
+#include <pacer/collectives/detail/gradient_hook.h>
+#include <pacer/core/error.h>
+
+namespace pacer {
+namespace {
+
+constexpr size_t kNamesShown = 5;
+
+}  // namespace
+
+void GradientBucketer::State::add(const std::vector<NamedParameter>& parameters,
+                                  const std::vector<at::Tensor>& may_stay_local) {
+  for (const auto& [name, parameter] : parameters) {
+    require(parameter.defined(), "parameter ", name, " is undefined");
+    if (!parameter.requires_grad() || positions_.count(parameter.unsafeGetTensorImpl())) continue;
+    require(parameter.device() == world_->device(), "parameter ", name, " is on ", parameter.device().str(),
+            ", but ", world_->backend_name(), " joins the ranks on ", world_->device().str(),
+            "; move the model there first");
+    positions_.emplace(parameter.unsafeGetTensorImpl(), parameters_.size());
+    const bool local = std::any_of(may_stay_local.begin(), may_stay_local.end(),
+                                   [&](const at::Tensor& other) { return other.is_same(parameter); });
+    parameters_.push_back({name, parameter, local, 0, {}});
+    if (parameter.scalar_type() == at::kHalf) prescale_ = 1.0 / world_->world_size();
+  }
+  // Backward finishes the last layers first.
+  std::vector<size_t> order(parameters_.size());
+  std::iota(order.rbegin(), order.rend(), size_t{0});
+  build(order);
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    detail::add_gradient_hook(parameters_[i].parameter, shared_from_this(),
+                              [this, i](const at::Tensor&) { arrive(i); });
+  }
+}
+
+void GradientBucketer::State::build(const std::vector<size_t>& order) {
+  order_ = order;
+  buckets_ = detail::make_buckets(parameters_, order, options_.bucket_bytes(), options_.first_bucket_bytes());
+  for (detail::Bucket& bucket : buckets_) {
+    const auto wire = options_.wire_dtype();
+    if (wire && bucket.flat.scalar_type() == at::kFloat && *wire != at::kFloat) {
+      bucket.wire = at::empty_like(bucket.flat, bucket.flat.options().dtype(*wire));
+    }
+  }
+}
+
+size_t GradientBucketer::State::position_of(const at::Tensor& parameter) const {
+  const auto found = positions_.find(parameter.unsafeGetTensorImpl());
+  return found == positions_.end() ? parameters_.size() : found->second;
+}
+
+void GradientBucketer::State::begin(const std::vector<at::Tensor>& zero,
+                                    const std::vector<at::Tensor>& done) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  require(!active_, "GradientBucketer::begin_backward before wait() of the window before");
+  stages_.assign(parameters_.size(), Stage::waiting);
+  is_zero_.assign(parameters_.size(), 0);
+  works_.assign(buckets_.size(), {});
+  still_waited_.clear();
+  for (const detail::Bucket& bucket : buckets_) {
+    still_waited_.push_back(static_cast<int64_t>(bucket.parameters.size()));
+  }
+  next_ = 0;
+  sent_ = sent_early_ = 0;
+  arrivals_.clear();
+  order_shows_ = zero.empty() && done.empty() && !keeps_local_;
+  active_ = true;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (stays_local(i)) set_ready(i);
+  }
+  for (const at::Tensor& parameter : zero) {
+    const size_t position = position_of(parameter);
+    if (position == parameters_.size() || stages_[position] == Stage::ready) continue;
+    is_zero_[position] = 1;
+    set_zero(position);
+    set_ready(position);
+  }
+  for (const at::Tensor& parameter : done) {
+    const size_t position = position_of(parameter);
+    if (position == parameters_.size() || stages_[position] == Stage::ready) continue;
+    if (!parameter.grad().defined()) set_zero(position);
+    set_ready(position);
+  }
+  send_full_buckets();
+}
+
+// Runs where autograd computes, right after the gradient was added to.
+void GradientBucketer::State::arrive(size_t position) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const detail::BucketedParameter& entry = parameters_[position];
+  if (stays_local(position)) return check_dense(position);
+  if (!active_) return move_to_buckets({position});
+  require(stages_[position] == Stage::waiting || next_ <= entry.bucket, "parameter ", entry.name,
+          " received a gradient after its bucket had been sent; a layer given to LayerDrop::add must not be "
+          "used elsewhere, and a parameter must not get gradients twice in one backward");
+  check_dense(position);
+  is_zero_[position] = 0;
+  if (stages_[position] == Stage::ready) return move_to_buckets({position});
+  if (!order_is_learned_) arrivals_.push_back(position);
+  set_ready(position);
+  send_full_buckets();
+}
+
+void GradientBucketer::State::check_dense(size_t position) const {
+  const detail::BucketedParameter& entry = parameters_[position];
+  require(entry.parameter.grad().layout() == at::kStrided, "the gradient of parameter ", entry.name,
+          " is sparse; only dense gradients can be reduced over ranks");
+}
+
+// Those that lie elsewhere, in one kernel. They must be defined.
+void GradientBucketer::State::move_to_buckets(const std::vector<size_t>& positions) {
+  std::vector<at::Tensor> from, to;
+  for (const size_t position : positions) {
+    check_dense(position);
+    detail::BucketedParameter& entry = parameters_[position];
+    at::Tensor& gradient = entry.parameter.mutable_grad();
+    if (gradient.const_data_ptr() == entry.view.const_data_ptr()) continue;
+    from.push_back(gradient);
+    to.push_back(entry.view);
+    gradient = entry.view;
+  }
+  const at::NoGradGuard no_grad;
+  if (!from.empty()) at::_foreach_copy_(to, from);
+}
+
+void GradientBucketer::State::set_zero(size_t position) {
+  const at::NoGradGuard no_grad;
+  detail::BucketedParameter& entry = parameters_[position];
+  entry.view.zero_();
+  entry.parameter.mutable_grad() = entry.view;
+}
+
+void GradientBucketer::State::set_ready(size_t position) {
+  stages_[position] = Stage::ready;
+  --still_waited_[parameters_[position].bucket];
+}
+
+// In the buckets' order, which is the same on every rank, whatever the order in which they fill.
+void GradientBucketer::State::send_full_buckets() {
+  while (next_ < buckets_.size() && still_waited_[next_] == 0) send(next_++);
+}
+
+void GradientBucketer::State::send(size_t number) {
+  detail::Bucket& bucket = buckets_[number];
+  if (stays_local(bucket.parameters.front())) return;  // as all of its bucket
+  const bool all_zero = std::all_of(bucket.parameters.begin(), bucket.parameters.end(),
+                                    [&](size_t position) { return is_zero_[position] != 0; });
+  if (all_zero) return;
+  move_to_buckets(bucket.parameters);
+  const at::NoGradGuard no_grad;
+  // As a tensor: a plain number would be rounded to the gradients' dtype first.
+  if (prescale_ != 1) bucket.flat.mul_(at::scalar_tensor(prescale_, at::kFloat));
+  if (bucket.wire.defined()) bucket.wire.copy_(bucket.flat);
+  works_[number] =
+      world_->all_reduce(bucket.wire.defined() ? bucket.wire : bucket.flat, CollectiveOptions().agreed(true));
+  ++sent_;
+}
+
+void GradientBucketer::State::end() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  require(active_, "GradientBucketer::end_backward without begin_backward");
+  sent_early_ = sent_;
+  std::string unused;
+  size_t count = 0;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (stages_[i] == Stage::ready) continue;
+    if (options_.unused_is_zero()) {
+      if (!parameters_[i].parameter.grad().defined()) set_zero(i);
+      set_ready(i);
+    } else if (count++ < kNamesShown) {
+      unused += (unused.empty() ? "" : ", ") + parameters_[i].name;
+    }
+  }
+  require(count == 0, "backward reached ", count, " of ", parameters_.size(),
+          " parameters not at all: ", unused, count > kNamesShown ? ", ..." : "",
+          "; use them, freeze them with requires_grad_(false), or let their gradients be zero with "
+          "unused_is_zero(true)");
+  send_full_buckets();
+}
+
+void GradientBucketer::State::reduce(const std::vector<at::Tensor>& zero) {
+  begin(zero, {});
+  const std::lock_guard<std::mutex> lock(mutex_);
+  order_shows_ = false;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (stages_[i] == Stage::ready) continue;
+    if (!parameters_[i].parameter.grad().defined()) set_zero(i);
+    set_ready(i);
+  }
+  send_full_buckets();
+}
+
+void GradientBucketer::State::wait() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    require(active_, "GradientBucketer::wait without begin_backward");
+    active_ = false;
+  }
+  const at::NoGradGuard no_grad;
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    works_[b].wait();
+    if (works_[b].is_empty()) continue;
+    if (buckets_[b].wire.defined()) buckets_[b].flat.copy_(buckets_[b].wire);
+  }
+  works_.clear();
+  if (!order_is_learned_ && order_shows_) learn_order();
+}
+
+// Rank 0's order for all. The gradients of this window stay in the old buckets until they are cleared.
+void GradientBucketer::State::learn_order() {
+  order_is_learned_ = true;
+  for (size_t i = 0; i < parameters_.size(); ++i) {  // those that backward did not reach come last
+    if (std::find(arrivals_.begin(), arrivals_.end(), i) == arrivals_.end()) arrivals_.push_back(i);
+  }
+  const at::Tensor order = at::empty({static_cast<int64_t>(arrivals_.size())}, at::kLong);
+  auto* numbers = order.mutable_data_ptr<int64_t>();
+  for (size_t i = 0; i < arrivals_.size(); ++i) numbers[i] = static_cast<int64_t>(arrivals_[i]);
+  const at::Tensor all = at::empty({world_->world_size() * order.numel()}, at::kLong);
+  world_->all_gather_host(all, order).wait();
+  const auto* first = all.const_data_ptr<int64_t>();
+  build({first, first + order.numel()});
+}
+
+std::vector<int64_t> GradientBucketer::State::order() const {
+  std::vector<int64_t> positions;
+  if (order_is_learned_) positions.assign(order_.begin(), order_.end());
+  return positions;
+}
+
+void GradientBucketer::State::use_order(const std::vector<int64_t>& order) {
+  std::vector<int64_t> sorted = order;
+  std::sort(sorted.begin(), sorted.end());
+  bool is_permutation = sorted.size() == parameters_.size();
+  for (size_t i = 0; is_permutation && i < sorted.size(); ++i) {
+    is_permutation = sorted[i] == static_cast<int64_t>(i);
+  }
+  require(is_permutation, "an order of gradient buckets must name each of the ", parameters_.size(),
+          " trained parameters once");
+  require(!active_ && arrivals_.empty(), "GradientBucketer::use_order belongs before the first backward");
+  build({order.begin(), order.end()});
+  order_is_learned_ = true;
+}
+
+void GradientBucketer::State::drop() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  active_ = false;
+  works_.clear();
+}
+
+void GradientBucketer::State::keep_local(bool local) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  require(!active_, "GradientBucketer::keep_local belongs between windows");
+  keeps_local_ = local;
+}
+
+}  // namespace pacer

@@ -1,0 +1,78 @@
+// What happens to gradients between their hooks and their sums: the state that a GradientBucketer shares with
+// the hooks on its parameters.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <pacer/collectives/detail/gradient_buckets.h>
+#include <pacer/collectives/gradient_bucketer.h>
+
+namespace pacer {
+
+class GradientBucketer::State : public std::enable_shared_from_this<State> {
+ public:
+  State(std::shared_ptr<Communicator> world, const BucketOptions& options)
+      : world_(std::move(world)), options_(options) {}
+
+  void add(const std::vector<NamedParameter>& parameters, const std::vector<at::Tensor>& may_stay_local);
+  void begin(const std::vector<at::Tensor>& zero, const std::vector<at::Tensor>& done);
+  void end();
+  void reduce(const std::vector<at::Tensor>& zero);
+  void wait();
+  void drop();
+  void keep_local(bool local);
+
+  std::vector<int64_t> order() const;
+  void use_order(const std::vector<int64_t>& order);
+  double scale() const { return prescale_; }
+  const std::vector<detail::BucketedParameter>& parameters() const { return parameters_; }
+  const std::vector<detail::Bucket>& buckets() const { return buckets_; }
+  int64_t sent() const { return sent_; }
+  int64_t sent_early() const { return sent_early_; }
+
+ private:
+  // How far a parameter of the window under way is.
+  enum class Stage : char { waiting, ready };
+
+  void build(const std::vector<size_t>& order);
+  void learn_order();
+  size_t position_of(const at::Tensor& parameter) const;
+  bool stays_local(size_t position) const { return keeps_local_ && parameters_[position].may_stay_local; }
+  void arrive(size_t position);  // from the hooks
+  void set_ready(size_t position);
+  void check_dense(size_t position) const;
+  void move_to_buckets(const std::vector<size_t>& positions);
+  void set_zero(size_t position);
+  void send_full_buckets();
+  void send(size_t bucket);
+
+  const std::shared_ptr<Communicator> world_;
+  const BucketOptions options_;
+  std::vector<detail::BucketedParameter> parameters_;
+  std::unordered_map<const void*, size_t> positions_;
+  std::vector<detail::Bucket> buckets_;
+  std::vector<size_t> order_;  // in which they fill
+  double prescale_ = 1;
+
+  std::mutex mutex_;  // hooks run on autograd's threads
+  bool active_ = false;
+  bool keeps_local_ = false;
+  bool order_is_learned_ = false;
+  bool order_shows_ = false;           // all ranks see this window's order, undisturbed by dropped layers
+  std::vector<size_t> arrivals_;       // in this window
+  std::vector<Stage> stages_;          // by parameter
+  std::vector<char> is_zero_;          // by parameter
+  std::vector<int64_t> still_waited_;  // by bucket
+  size_t next_ = 0;                    // the bucket that is sent next
+  std::vector<Work> works_;            // by bucket
+  int64_t sent_ = 0, sent_early_ = 0;
+};
+
+}  // namespace pacer
