@@ -5,7 +5,9 @@
 #include <utility>
 
 #include <ATen/ops/zeros.h>
+#include <c10/core/DeviceGuard.h>
 
+#include <pacer/collectives/detail/cuda_stream.h>
 #include <pacer/collectives/detail/onebit_exchange.h>
 #include <pacer/core/error.h>
 
@@ -57,9 +59,18 @@ void CompressedAllReduce::reduce(const at::Tensor& buffer) {
   exchange_->check();
   if (!compresses_ || size() == 0) return;
   const Buffer rows{buffer.mutable_data_ptr<float>(), &exchange_->rows()};
-  exchange_->run(read_row, &rows, calls_);
+  detail::OneBitInput input;
+  input.source = read_row;
+  input.context = &rows;
+  input.enqueue = [&](const auto& side, const auto& control, kernels::Stream stream) {
+    onebit_compress_values_cuda(side, rows.elements, control, stream);
+  };
+  exchange_->run(input, calls_);
   ++calls_;
-  write_rows(exchange_->mean(), rows);
+  if (buffer.is_cpu()) return write_rows(exchange_->mean(), rows);
+  const c10::DeviceGuard guard(buffer.device());
+  onebit_decode_cuda(exchange_->mean(), size(), rows.elements, exchange_->control(nullptr),
+                     detail::current_stream(buffer.device()));
 }
 
 int64_t CompressedAllReduce::size() const { return exchange_->layout().counts().front(); }
@@ -80,10 +91,11 @@ at::Tensor CompressedAllReduce::server_error() const {
 
 void CompressedAllReduce::set_errors(const at::Tensor& worker, const at::Tensor& server) {
   const Range range = served();
-  const auto padded = [](const at::Tensor& errors, const char* which, int64_t count, int64_t length) {
+  const at::Device device = exchange_->world().device();
+  const auto padded = [&](const at::Tensor& errors, const char* which, int64_t count, int64_t length) {
     require(errors.defined() && errors.scalar_type() == at::kFloat && errors.numel() == count,
             "CompressedAllReduce::set_errors needs a ", which, " error of ", count, " fp32 elements");
-    at::Tensor whole = at::zeros({length}, at::kFloat);
+    at::Tensor whole = at::zeros({length}, at::TensorOptions().dtype(at::kFloat).device(device));
     whole.narrow(0, 0, count).copy_(errors.reshape({-1}));
     return whole;
   };

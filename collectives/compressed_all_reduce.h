@@ -64,7 +64,8 @@ class CompressedAllReduce {
   // In place: `buffer` (fp32, contiguous, `size` elements, on the Communicator's device) becomes the
   // compressed mean over ranks. Throws InvalidArgument before anything travels; where ranks fail or numbers
   // are not finite Error, after which this object refuses to go on until its errors are set anew: who got how
-  // far is unknown.
+  // far is unknown. On CUDA nothing waits for the device, so that numbers that are not finite show in a later
+  // call, and the buffer stays as it was.
   void reduce(const at::Tensor& buffer);
 
   int64_t size() const;
@@ -72,7 +73,7 @@ class CompressedAllReduce {
   Range served() const;
 
   // What the last call lost: of this rank's own buffer (fp32, `size` elements), and of the mean over the
-  // range it serves (fp32). Copies.
+  // range it serves (fp32). Copies. Wait for a GPU.
   at::Tensor worker_error() const;
   at::Tensor server_error() const;
   // Goes on from these: the errors of a former run, or zeros.

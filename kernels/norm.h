@@ -26,10 +26,15 @@ void finish_check_cpu(const double* partials, int64_t count, const GuardRule& ru
 
 // ---- CUDA: every pointer is device memory, work is enqueued on `stream`, nothing synchronises. ----
 
-// partials[i] = sum of squares of units[i], tiles of at most kReductionUnit elements that start on multiples
-// of it; 0 where the tensor's gradient is null.
+// partials[i], or where there are places partials[places[i]] = sum of squares of units[i], tiles of at most
+// kReductionUnit elements that start on multiples of it; 0 where the tensor's gradient is null.
 void sum_of_squares_cuda(GradientType type, const Tile* units, int64_t count, const AdamGradient* gradients,
-                         double* partials, Stream stream);
+                         const uint32_t* places, double* partials, Stream stream);
+// partials[i] = sum of magnitudes of units[i] of fp32 arrays, which stand where gradients do.
+void sum_of_magnitudes_cuda(const Tile* units, int64_t count, const AdamGradient* arrays, double* partials,
+                            Stream stream);
+// *sum = sum_partials(partials, count).
+void sum_partials_cuda(const double* partials, int64_t count, double* sum, Stream stream);
 void finish_check_cuda(const double* partials, int64_t count, const GuardRule& rule, GradientCheck* check,
                        Stream stream);
 

@@ -1,12 +1,14 @@
 // The two compressing kernels of a 1-bit exchange: what a rank does before its signs leave (the worker) and
 // what it does for the chunk it serves (the server). Both read a row of numbers from a source, add the error
-// they carry, and leave signs and sums. Raw pointers, single-threaded, unit by unit; no LibTorch.
+// they carry, and leave signs and sums. Raw pointers; on the CPU single-threaded, unit by unit; no LibTorch.
 #pragma once
 
 #include <cstdint>
 
+#include <pacer/kernels/math/gradient_guard.h>
 #include <pacer/kernels/math/onebit.h>
 #include <pacer/kernels/onebit_layout.h>
+#include <pacer/kernels/stream.h>
 
 namespace pacer::kernels {
 
@@ -69,5 +71,72 @@ float onebit_scale_cpu(ScaleNorm norm, double sum, int64_t count);
 
 // errors[i] = what was lost of element position + i; the memory of padding gets 0.
 void onebit_errors_cpu(const OneBitSide& side, int64_t row, float* errors);
+
+// ---- CUDA: every pointer is device memory, work is enqueued on `stream`, nothing synchronises. The same
+// bits as on the CPU. ----
+
+enum class OneBitFailure : uint32_t {
+  none,
+  other_call,  // signs of another step or call arrived
+  not_finite,  // a scale of the mean is not finite
+};
+
+// What the device knows of an exchange; zeros at first.
+struct OneBitStatus {
+  OneBitFailure failure;  // once there is one, nothing changes any more
+  uint32_t has_mean;      // 1: the messages gathered last are the newest mean
+  uint32_t rank;          // of a failure: whose message it was, and what it said
+  uint32_t step;
+  uint32_t sequence;
+};
+
+// What decides whether kernels do anything: gradients that are finite, an exchange that has not failed.
+struct OneBitControl {
+  const GradientCheck* check;  // null: nobody looked
+  OneBitStatus* status;        // null: there is no exchange
+};
+
+// One side of an exchange; element i of it is element origin + i of the buffer.
+struct OneBitCudaSide {
+  const uint32_t* tensors;  // of each kOneBitAlignment elements of the buffer: the tensor they belong to
+  const int64_t* ends;      // of each tensor: where its elements end in the buffer
+  int64_t origin;           // a multiple of kOneBitAlignment
+  int64_t extent;           // elements
+  int64_t real_elements;    // of them
+  float* carried;           // as in OneBitSide
+  float* scales;            // in: of the last call, out: of this one
+  bool rows_scaled;
+  ScaleNorm norm;
+  unsigned char* messages;  // out: headers, scales and signs; element i is in message i / chunk
+  int64_t stride;
+  int64_t chunk;
+  int64_t message_count;
+  double* sums;  // scratch: one for each unit
+};
+
+// Which call of an exchange messages belong to.
+struct OneBitCall {
+  int64_t step;
+  uint32_t sequence;
+};
+
+// The worker's side for values that lie in memory as they are: `values` has the elements of the only tensor.
+void onebit_compress_values_cuda(const OneBitCudaSide& side, const float* values,
+                                 const OneBitControl& control, Stream stream);
+// The server's side: the mean over ranks of `parts`, each a rank's signs of this chunk.
+void onebit_compress_mean_cuda(const OneBitCudaSide& side, const OneBitMessages& parts,
+                               const OneBitControl& control, Stream stream);
+// After either: from sums to scales, and the headers of the messages.
+void onebit_finish_side_cuda(const OneBitCudaSide& side, const OneBitCall& call, const OneBitControl& control,
+                             Stream stream);
+// Notes a failure in the status where messages are of another call or, with `as_mean`, have scales that are
+// not finite; otherwise, with `as_mean`, that the exchange has a mean.
+void onebit_check_messages_cuda(const OneBitMessages& messages, const OneBitCall& call, bool as_mean,
+                                const OneBitControl& control, Stream stream);
+// From now on something newer than the messages is the mean.
+void onebit_forget_mean_cuda(const OneBitControl& control, Stream stream);
+// values[i] = element i of the buffer, i < count.
+void onebit_decode_cuda(const OneBitMessages& messages, int64_t count, float* values,
+                        const OneBitControl& control, Stream stream);
 
 }  // namespace pacer::kernels

@@ -1,11 +1,13 @@
 // The 1-bit Adam kernels: what becomes the momentum, and what the momentum does to the parameters. Between
 // them lies the exchange (kernels/onebit.h). One flat buffer of momentum and variance for all tensors;
-// parameters and gradients stay where they are. Raw pointers, single-threaded, by rows and units of the
-// buffer; no LibTorch.
+// parameters and gradients stay where they are. Raw pointers; on the CPU single-threaded, by rows and units
+// of the buffer; no LibTorch.
 #pragma once
 
 #include <cstdint>
 
+#include <pacer/core/tile.h>
+#include <pacer/kernels/adam.h>
 #include <pacer/kernels/math/adam_storage.h>
 #include <pacer/kernels/math/onebit_adam.h>
 #include <pacer/kernels/onebit.h>
@@ -17,34 +19,120 @@ struct OneBitAdamTensor {
   void* parameter;
   void* extra;           // master copy or remainder, null where there is none
   const void* gradient;  // of the parameter's dtype; null counts as zero
+  int64_t begin;         // of its elements in the buffer
+  int64_t scalars;       // index into the scalars
   AdamStorage storage;   // f32, bf16_master, f16_master or bf16_remainder
-  float floor;           // of the variance
   VarianceRefresh refresh;
-  AdamScalars<float> scalars;
 };
 
+// Of all tensors, in host or device memory.
 struct OneBitAdamWork {
-  const OneBitPiece* pieces;  // of the whole buffer, as in OneBitSide
+  const OneBitAdamTensor* tensors;
+  const void* scalars;  // AdamScalars<float>, kAdamScalarsBytes apart
+  const float* floors;  // of the variance, one for each tensor
+  float* variance;      // bias-corrected, padding 0
+  // Null: the momentum is `bits`. On CUDA the exchange's status decides where this is not null.
+  const float* dense_momentum;
+  OneBitMessages bits;
+
+  PACER_HOST_DEVICE const AdamScalars<float>& scalars_of(const OneBitAdamTensor& tensor) const {
+    return *reinterpret_cast<const AdamScalars<float>*>(static_cast<const char*>(scalars) +
+                                                        tensor.scalars * kAdamScalarsBytes);
+  }
+};
+
+// The joint sum of squares of gradients that are each rank's own, as if they had been added over ranks whose
+// noise does not cancel, and of those that are averaged already.
+PACER_HOST_DEVICE double joint_sum_of_squares(const double* own, int64_t ranks, double weight,
+                                              double averaged) {
+  double total = own[0];
+  for (int64_t rank = 1; rank < ranks; ++rank) total += own[rank];
+  return mul_(mul_(weight, weight), total) + averaged;
+}
+
+// What an optimizer sees of a check where its gradients still have to be multiplied with `weight`.
+PACER_HOST_DEVICE GradientCheck weighed_check(const GradientCheck& check, double weight) {
+  GradientCheck weighed = check;
+  weighed.factor = mul_(check.factor, weight);
+  return weighed;
+}
+
+// A share of each tensor's mean variance; of all elements' where its own is zero.
+PACER_HOST_DEVICE float variance_floor(double share, double sum, int64_t count, double total,
+                                       int64_t elements) {
+  const bool own = sum > 0 || elements == 0;
+  const double mean =
+      own ? sum / static_cast<double>(count > 0 ? count : 1) : total / static_cast<double>(elements);
+  return static_cast<float>(share * mean);
+}
+
+// ---- CPU ----
+
+// The real elements of the buffer, row by row, as in OneBitSide.
+struct OneBitAdamRows {
+  OneBitAdamWork work;
+  const OneBitPiece* pieces;
   const int64_t* first;
   int64_t rows;
   int64_t extent;
-  const OneBitAdamTensor* tensors;
-  float* variance;              // bias-corrected, padding 0
-  const float* dense_momentum;  // null: the momentum is `bits`
-  OneBitMessages bits;
 };
 
-// A OneBitSource over a OneBitAdamWork: beta1 * m + (1 - beta1) * g of a row, 0 in the padding.
-void onebit_momentum_row(const void* work, int64_t row, int64_t width, float* values);
+// A OneBitSource over OneBitAdamRows: beta1 * m + (1 - beta1) * g of a row, 0 in the padding.
+void onebit_momentum_row(const void* rows, int64_t row, int64_t width, float* values);
 
 // The same for all rows of a unit, kept as the new momentum. It may be `dense_momentum` itself.
-void onebit_dense_momentum_cpu(const OneBitAdamWork& work, int64_t unit, float* momentum);
+void onebit_dense_momentum_cpu(const OneBitAdamRows& rows, int64_t unit, float* momentum);
 // The variance takes in the gradients.
-void onebit_refresh_cpu(const OneBitAdamWork& work, int64_t unit);
+void onebit_refresh_cpu(const OneBitAdamRows& rows, int64_t unit);
 // The parameters take the step.
-void onebit_update_cpu(const OneBitAdamWork& work, int64_t unit);
+void onebit_update_cpu(const OneBitAdamRows& rows, int64_t unit);
 
 // The momentum of a row, whatever its form.
-void onebit_read_momentum(const OneBitAdamWork& work, int64_t row, int64_t width, float* values);
+void onebit_read_momentum(const OneBitAdamRows& rows, int64_t row, int64_t width, float* values);
+
+// ---- CUDA: every pointer is device memory, work is enqueued on `stream`, nothing synchronises. ----
+
+// Elements of the tiles of the kernels below: a thread block's share, and a warp's.
+constexpr int64_t kOneBitBlockTile = 512;
+constexpr int64_t kOneBitWarpTile = 128;
+
+// The worker's side. `storage`: of all tensors, or none where they differ.
+struct OneBitStorage {
+  bool same;
+  AdamStorage storage;
+};
+void onebit_compress_momentum_cuda(const OneBitCudaSide& side, const OneBitAdamWork& work,
+                                   OneBitStorage storage, const OneBitControl& control, Stream stream);
+// For the tensors of one dtype set. momentum = beta1 * m + (1 - beta1) * g, which may be `dense_momentum`
+// itself; where `refresh`, the variance takes in the gradients.
+void onebit_dense_momentum_cuda(AdamStorage storage, const AdamTiles& tiles, const OneBitAdamWork& work,
+                                float* momentum, bool refresh, const OneBitControl& control, Stream stream);
+// The parameters take the step: with the dense momentum where `dense`, else with the bits.
+void onebit_update_cuda(AdamStorage storage, const AdamTiles& tiles, const OneBitAdamWork& work, bool dense,
+                        const OneBitControl& control, Stream stream);
+
+// Units are tiles of at most kReductionUnit elements; those of one tensor lie side by side.
+struct OneBitUnits {
+  int64_t first;
+  int64_t count;
+};
+// From the units' sums of magnitudes to the floors: sums (scratch) and floors one for each tensor, `total` of
+// all.
+struct OneBitFloors {
+  const double* partials;
+  const OneBitUnits* units;  // by tensor
+  const int64_t* counts;     // elements, by tensor
+  int64_t tensors;
+  int64_t elements;  // of all
+  double share;
+  double* sums;
+  double* total;
+  float* floors;
+};
+void onebit_floors_cuda(const OneBitFloors& floors, const OneBitControl& control, Stream stream);
+
+void joint_sum_of_squares_cuda(const double* own, int64_t ranks, double weight, const double* averaged,
+                               double* total, Stream stream);
+void weighed_check_cuda(const GradientCheck* check, double weight, GradientCheck* weighed, Stream stream);
 
 }  // namespace pacer::kernels

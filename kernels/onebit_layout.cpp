@@ -47,6 +47,22 @@ OneBitRows OneBitLayout::served_rows(int64_t rank) const {
   return rows(std::min(length_, rank * chunk_), std::min(length_, (rank + 1) * chunk_));
 }
 
+std::vector<uint32_t> OneBitLayout::tensors() const {
+  std::vector<uint32_t> tensors;
+  tensors.reserve(static_cast<size_t>(length_ / kOneBitAlignment));
+  for (size_t i = 0; i < counts_.size(); ++i) {
+    tensors.resize(tensors.size() + static_cast<size_t>(ceil_divide(counts_[i], kOneBitAlignment)),
+                   static_cast<uint32_t>(i));
+  }
+  return tensors;
+}
+
+std::vector<int64_t> OneBitLayout::ends() const {
+  std::vector<int64_t> ends;
+  for (size_t i = 0; i < counts_.size(); ++i) ends.push_back(offsets_[i] + counts_[i]);
+  return ends;
+}
+
 OneBitLayout::Part OneBitLayout::served_part(std::size_t tensor, int64_t rank) const {
   const int64_t base = rank * chunk_ - offsets_[tensor];  // where the chunk begins, seen from the tensor
   const int64_t end = std::clamp<int64_t>(base + chunk_, 0, counts_[tensor]);

@@ -54,6 +54,10 @@ class OneBitLayout {
   // All of the buffer, and the part of it that rank k serves.
   OneBitRows rows() const { return rows(0, length_); }
   OneBitRows served_rows(int64_t rank) const;
+  // The tensor to which each kOneBitAlignment elements of the buffer belong.
+  std::vector<uint32_t> tensors() const;
+  // Where each tensor's elements end in the buffer.
+  std::vector<int64_t> ends() const;
   // The elements of one tensor that rank k serves, in the tensor's own numbering; none where begin == end.
   struct Part {
     int64_t begin;

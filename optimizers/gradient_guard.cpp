@@ -8,7 +8,7 @@
 
 #include <pacer/core/error.h>
 #include <pacer/kernels/norm.h>
-#include <pacer/optimizers/detail/cuda_stream.h>
+#include <pacer/collectives/detail/cuda_stream.h>
 
 namespace pacer {
 namespace {

@@ -4,9 +4,12 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/util/Exception.h>
 
 #include <pacer/collectives/communicator.h>
+#include <pacer/collectives/detail/cuda_stream.h>
 #include <pacer/collectives/gradient_bucketer.h>
 #include <pacer/core/error.h>
 #include <pacer/optimizers/detail/adam_engine.h>
@@ -155,30 +158,39 @@ void OneBitAdam::prepare(const StepInputs& inputs) {
   if (kind_ == Kind::warm_up) {
     FusedOptimizer::prepare(inputs_);
   } else {
-    compressed_->prepare(detail::settings_of(param_groups_));
+    compressed_->prepare(detail::settings_of(param_groups_), plan_->refresh_variance_every);
     full_precision_groups_ = detail::full_precision_groups(param_groups_);
     prepare_groups(full_precision_groups_, inputs_);
   }
   guard_ = inputs_.guard;
 }
 
-// Of all stored gradients, as if local ones had been added over ranks, whose noise does not cancel.
-double OneBitAdam::sum_of_squares() {
-  const double own = compressed_->sum_of_squares();
-  const double averaged = engine().sum_of_squares();
-  if (kind_ != Kind::compressed) return own + averaged;
-  const int64_t ranks = world_->world_size();
-  double total = own;
+// The guard looks at all stored gradients, as if local ones had been added over ranks, whose noise does not
+// cancel.
+void OneBitAdam::look() {
+  const at::Tensor sums = at::zeros({3}, at::TensorOptions().dtype(at::kDouble).device(world_->device()));
+  auto* own = sums.mutable_data_ptr<double>();  // and that of averaged gradients, and the joint sum
+  double *averaged = own + 1, *total = own + 2;
+  compressed_->sum_of_squares(own);
+  engine().sum_of_squares(averaged);
+  const bool is_local = kind_ == Kind::compressed;
+  const int64_t ranks = is_local ? world_->world_size() : 1;
+  at::Tensor all = sums;
   if (ranks > 1) {
-    const at::Tensor mine = at::empty({1}, at::kDouble), all = at::empty({ranks}, at::kDouble);
-    *mine.mutable_data_ptr<double>() = own;
-    world_->all_gather_host(all, mine).wait();
-    const auto* sums = all.const_data_ptr<double>();
-    total = sums[0];
-    for (int64_t rank = 1; rank < ranks; ++rank) total += sums[rank];
+    all = at::empty({ranks}, sums.options());
+    const at::Tensor mine = sums.narrow(0, 0, 1);
+    const auto agreed = CollectiveOptions().agreed(true);
+    (sums.is_cuda() ? world_->all_gather(all, mine, agreed) : world_->all_gather_host(all, mine)).wait();
   }
-  const double weight = inputs_.local_weight / static_cast<double>(ranks);
-  return weight * weight * total + averaged;
+  const double weight = is_local ? inputs_.local_weight / static_cast<double>(ranks) : 1.0;
+  const auto* of_ranks = all.const_data_ptr<double>();
+  if (sums.is_cuda()) {
+    kernels::joint_sum_of_squares_cuda(of_ranks, ranks, weight, averaged, total,
+                                       detail::current_stream(sums.device()));
+  } else {
+    *total = kernels::joint_sum_of_squares(of_ranks, ranks, weight, *averaged);
+  }
+  guard_->look(total, 1, inputs_.average);
 }
 
 bool OneBitAdam::enqueue() {
@@ -187,16 +199,14 @@ bool OneBitAdam::enqueue() {
   if (kind_ == Kind::compressed && !std::exchange(has_agreed_, true)) {
     compressed_->exchange().agree(attempts_);
   }
-  const double sum = sum_of_squares();
-  guard_->look(&sum, 1, inputs_.average);
-  if (guard_->check()->non_finite != 0) return false;
-  const double factor = guard_->check()->factor;
+  const c10::DeviceGuard device_guard(world_->device());
+  look();
+  const kernels::GradientCheck* check = guard_->check();
+  if (world_->device().is_cpu() && check->non_finite != 0) return false;  // on CUDA only the device knows
   if (kind_ == Kind::compressed) {
-    compressed_->exchange_step(factor * inputs_.local_weight, attempts_);
-  } else if (kind_ == Kind::refresh) {
-    compressed_->dense_step(factor, plan_->refresh_variance_every);
+    compressed_->exchange_step(check, inputs_.local_weight, attempts_);
   } else {
-    compressed_->dense_step(factor, std::nullopt);
+    compressed_->dense_step(check, /*refresh=*/kind_ == Kind::refresh);
   }
   engine().enqueue(/*has_looked=*/true);
   return true;

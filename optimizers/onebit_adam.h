@@ -19,8 +19,10 @@
 // with N^2 = mean over ranks of |own gradient|^2 / W for what is compressed, plus |mean gradient|^2 for what
 // is not.
 //
-// Parameters: as for FusedAdamW, but without gaps between elements, and not fp64 where they are compressed.
-// CPU only so far: CUDA parameters are refused.
+// Parameters: as for FusedAdamW, but without gaps between elements, and not fp64 where they are compressed;
+// on the CPU, or on a GPU, where a step is enqueued and nothing waits: gradients that are not finite change
+// nothing there, too. What goes wrong in the middle of an exchange is an Error of a later step. At the
+// freeze, and with freeze_automatically in each step in which it might come, the host waits for the GPU.
 #pragma once
 
 #include <cstdint>
@@ -113,7 +115,7 @@ class OneBitAdam : public FusedOptimizer {
   std::unique_ptr<detail::OneBitAdamEngine> make_engine(Entries entries,
                                                         const detail::OneBitPlan& plan) const;
   void make_missing_states();
-  double sum_of_squares();
+  void look();
   StepInputs plain_step_inputs() override;
   void consider_freeze();
   void freeze();

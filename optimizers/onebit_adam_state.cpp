@@ -98,7 +98,7 @@ std::unique_ptr<detail::OneBitAdamEngine> OneBitAdam::make_engine(Entries entrie
     exchange = std::make_unique<detail::OneBitExchange>(world_, std::move(counts), plan.compression);
   }
   return std::make_unique<detail::OneBitAdamEngine>(std::move(entries), std::move(exchange),
-                                                    plan.variance_floor);
+                                                    plan.variance_floor, world_->device());
 }
 
 NamedTensors OneBitAdam::export_state() const {
@@ -113,7 +113,7 @@ NamedTensors OneBitAdam::export_state() const {
     state[kNorms] = tensor;
   }
   if (!compressed_) return state;
-  if (compressed_->compresses()) compressed_->exchange().check();
+  if (compressed_->compresses()) compressed_->exchange().check(/*wait=*/true);
   compressed_->export_momentum(state);
   return state;
 }

@@ -38,19 +38,24 @@ OneBitExchange::OneBitExchange(std::shared_ptr<Communicator> world, std::vector<
                                const CompressionOptions& options)
     : world_(std::move(world)),
       options_(options),
+      device_(world_->device()),
       layout_(std::move(counts), world_->world_size(), exchange_alignment(options)),
       stride_(kernels::onebit_message_bytes(layout_.chunk(), options.block_scales())) {
-  require<Unavailable>(world_->device().is_cpu(), "compression to signs works on the CPU so far, not on ",
-                       world_->device().str(),
-                       "; use a Communicator over Gloo, or one of the optimizers that do not compress");
-  worker_ = make_side(layout_.rows());
-  server_ = make_side(layout_.served_rows(world_->rank()));
-  const auto bytes = [](int64_t count) { return at::zeros({count}, at::kByte); };
-  signs_ = bytes(layout_.chunk() / 8 * layout_.world_size());
-  sent_ = bytes(stride_ * layout_.world_size());
-  received_ = bytes(stride_ * layout_.world_size());
-  served_ = bytes(stride_);
-  gathered_ = bytes(stride_ * layout_.world_size());
+  const int64_t ranks = world_->world_size();
+  worker_ = make_side(layout_.rows(), 0, ranks);
+  server_ = make_side(layout_.served_rows(world_->rank()), world_->rank() * layout_.chunk(), 1);
+  received_ = make_messages(ranks);
+  gathered_ = make_messages(ranks);
+  if (device_.is_cpu()) {
+    signs_ = at::zeros({layout_.chunk() / 8 * ranks}, at::kByte);
+    return;
+  }
+  tensors_.host() = layout_.tensors();
+  ends_.host() = layout_.ends();
+  tensors_.send(device_);
+  ends_.send(device_);
+  status_ = at::zeros({static_cast<int64_t>(sizeof(kernels::OneBitStatus))},
+                      at::TensorOptions().dtype(at::kByte).device(device_));
 }
 
 void OneBitExchange::agree(int64_t step) {
@@ -64,12 +69,23 @@ void OneBitExchange::agree(int64_t step) {
                                                  ", alignment ", exchange_alignment(options_))}});
 }
 
-OneBitExchange::Side OneBitExchange::make_side(kernels::OneBitRows rows) const {
+at::Tensor OneBitExchange::make_messages(int64_t count) const {
+  return at::zeros({stride_ * count}, at::TensorOptions().dtype(at::kByte).device(device_));
+}
+
+OneBitExchange::Side OneBitExchange::make_side(kernels::OneBitRows rows, int64_t origin,
+                                               int64_t messages_to) const {
+  const auto zeros = [&](int64_t count, at::ScalarType type) {
+    return at::zeros({count}, at::TensorOptions().dtype(type).device(device_));
+  };
   Side side;
+  side.origin = origin;
   side.real_elements = rows.real_elements();
-  side.carried = at::zeros({rows.extent}, at::kFloat);
-  side.scales = at::zeros({options_.block_scales() ? rows.count() : 1}, at::kFloat);
-  side.sums.resize(static_cast<size_t>(options_.block_scales() ? rows.count() : rows.units()));
+  side.carried = zeros(rows.extent, at::kFloat);
+  side.scales = zeros(options_.block_scales() ? rows.count() : 1, at::kFloat);
+  side.sums = zeros(options_.block_scales() ? rows.count() : rows.units(), at::kDouble);
+  side.messages = make_messages(messages_to);
+  side.messages_to = messages_to;
   side.rows = std::move(rows);
   return side;
 }
@@ -92,24 +108,25 @@ kernels::OneBitSide OneBitExchange::view(const Side& side, unsigned char* signs)
 void OneBitExchange::compress(Side& side, unsigned char* signs, kernels::OneBitSource source,
                               const void* context) {
   const kernels::OneBitSide kernel_side = view(side, signs);
+  auto* sums = side.sums.mutable_data_ptr<double>();
   at::parallel_for(0, side.rows.units(), 1, [&](int64_t begin, int64_t end) {
     for (int64_t unit = begin; unit < end; ++unit) {
-      onebit_compress_cpu(kernel_side, source, context, unit, side.sums.data());
+      onebit_compress_cpu(kernel_side, source, context, unit, sums);
     }
   });
   auto* scales = side.scales.mutable_data_ptr<float>();
   if (!options_.block_scales()) {
-    const double sum = sum_partials(side.sums.data(), static_cast<int64_t>(side.sums.size()));
+    const double sum = sum_partials(sums, side.sums.numel());
     scales[0] = kernels::onebit_scale_cpu(options_.scale(), sum, side.real_elements);
     return;
   }
   for (int64_t row = 0; row < side.rows.count(); ++row) {
-    scales[row] = kernels::onebit_scale_cpu(options_.scale(), side.sums[static_cast<size_t>(row)],
-                                            side.rows.real_elements(row));
+    scales[row] = kernels::onebit_scale_cpu(options_.scale(), sums[row], side.rows.real_elements(row));
   }
 }
 
 at::Tensor OneBitExchange::errors_of(const Side& side) const {
+  if (device_.is_cuda()) return errors_on_device(side);
   const at::Tensor errors = at::empty({side.rows.extent}, at::kFloat);
   const kernels::OneBitSide kernel_side = view(side, nullptr);
   auto* values = errors.mutable_data_ptr<float>();
@@ -130,6 +147,8 @@ void OneBitExchange::set_errors(const at::Tensor& worker, const at::Tensor& serv
   server_.carried.copy_(server.view({-1}));
   worker_.scales.zero_();
   server_.scales.zero_();
+  if (status_.defined()) status_.zero_();
+  late_ = LateStatus();
   failure_.clear();
 }
 
@@ -190,43 +209,45 @@ kernels::OneBitMessages OneBitExchange::messages_in(const at::Tensor& tensor) co
 
 kernels::OneBitMessages OneBitExchange::mean() const { return messages_in(gathered_); }
 
-void OneBitExchange::check() const {
+void OneBitExchange::check(bool wait) {
+  if (device_.is_cuda() && failure_.empty()) note_failure(wait);
   require<Error>(failure_.empty(), "a 1-bit exchange failed half-way (", failure_,
                  "), and what its errors are worth is unknown; load a checkpoint");
 }
 
-void OneBitExchange::run(kernels::OneBitSource source, const void* context, int64_t step) {
+void OneBitExchange::run(const OneBitInput& input, int64_t step) {
   check();
   if (layout_.length() == 0) return;
   ++sequence_;
+  step_ = step;
   try {
-    run_unguarded(source, context, step);
+    device_.is_cuda() ? run_on_cuda(input, step) : run_on_cpu(input, step);
   } catch (const std::exception& error) {
     failure_ = error.what();
     throw;
   }
 }
 
-void OneBitExchange::run_unguarded(kernels::OneBitSource source, const void* context, int64_t step) {
+void OneBitExchange::run_on_cpu(const OneBitInput& input, int64_t step) {
   const CollectiveOptions agreed = CollectiveOptions().agreed(true);
   const int64_t sign_bytes = layout_.chunk() / 8;
   auto* signs = signs_.mutable_data_ptr<uint8_t>();
-  compress(worker_, signs, source, context);
+  compress(worker_, signs, input.source, input.context);
   for (int64_t rank = 0; rank < layout_.world_size(); ++rank) {
-    unsigned char* to = message(sent_, rank);
+    unsigned char* to = message(worker_.messages, rank);
     const int64_t first_row = options_.block_scales() ? rank * layout_.chunk() / kernels::kOneBitRow : 0;
     const int64_t rows = std::min(layout_.chunk() / kernels::kOneBitRow, worker_.rows.count() - first_row);
     write_header(to, worker_.scales.const_data_ptr<float>() + first_row, rows, step);
     std::memcpy(to + stride_ - sign_bytes, signs + rank * sign_bytes, static_cast<size_t>(sign_bytes));
   }
-  world_->all_to_all(received_, sent_, agreed).wait();
+  world_->all_to_all(received_, worker_.messages, agreed).wait();
   check_headers(received_, step, "compressed all_to_all");
 
   const OneBitMessages parts = messages_in(received_);
-  unsigned char* own = message(served_, 0);
+  unsigned char* own = message(server_.messages, 0);
   compress(server_, own + stride_ - sign_bytes, mean_row, &parts);
   write_header(own, server_.scales.const_data_ptr<float>(), server_.rows.count(), step);
-  world_->all_gather(gathered_, served_, agreed).wait();
+  world_->all_gather(gathered_, server_.messages, agreed).wait();
   check_headers(gathered_, step, "compressed all_gather");
   bytes_sent_ += 2 * (layout_.world_size() - 1) * stride_;
   check_scales();

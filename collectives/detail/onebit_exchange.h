@@ -1,9 +1,10 @@
 // One 1-bit all-reduce with error feedback, as CompressedAllReduce and the 1-bit optimizers share it: the
 // flat buffer's layout, both errors, the messages, and the two collectives between the kernels. Who has the
-// numbers gives them row by row, and reads the mean from the messages that came last.
+// numbers gives them to the compressing kernel, and reads the mean from the messages that came last.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -12,12 +13,24 @@
 
 #include <pacer/collectives/communicator.h>
 #include <pacer/collectives/compressed_all_reduce.h>
+#include <pacer/collectives/detail/device_buffer.h>
+#include <pacer/collectives/detail/late_status.h>
 #include <pacer/kernels/onebit.h>
 
 namespace pacer::detail {
 
 // Of chunks, in elements. Throws InvalidArgument for options that cannot be.
 int64_t exchange_alignment(const CompressionOptions& options);
+
+// What is exchanged: row by row on the CPU, all at once by a kernel that is enqueued on CUDA.
+struct OneBitInput {
+  kernels::OneBitSource source = nullptr;
+  const void* context = nullptr;
+  std::function<void(const kernels::OneBitCudaSide&, const kernels::OneBitControl&, kernels::Stream)> enqueue;
+  // Gradients of the numbers, on the device; where they are not finite nothing changes. CUDA only, may be
+  // null.
+  const kernels::GradientCheck* check = nullptr;
+};
 
 class OneBitExchange {
  public:
@@ -32,13 +45,23 @@ class OneBitExchange {
   const kernels::OneBitRows& served_rows() const { return server_.rows; }
   Communicator& world() const { return *world_; }
 
-  // The mean over ranks of the source's rows. `step` is compared over ranks. Throws Error where something
-  // fails on the way or a number is not finite, and from then on, until set_errors.
-  void run(kernels::OneBitSource source, const void* context, int64_t step);
-  // Throws where run() failed before.
-  void check() const;
+  // The mean over ranks of the input. `step` is compared over ranks. Throws Error where something fails on
+  // the way or a number is not finite, on CUDA in a later call, and from then on, until set_errors.
+  void run(const OneBitInput& input, int64_t step);
+  // Throws where run() failed before; with `wait` also where the host does not know yet.
+  void check(bool wait = false);
   // The mean that the last run() left, by chunks.
   kernels::OneBitMessages mean() const;
+
+  // ---- CUDA, where only the device knows whether a run() changed anything ----
+
+  kernels::OneBitControl control(const kernels::GradientCheck* check) const;
+  // Enqueued: something newer than the messages is the mean from now on.
+  void forget_mean(const kernels::GradientCheck* check);
+  // True once the host knows that the messages hold the newest mean; never waits.
+  bool is_known_to_have_mean();
+  // Whether they do. Waits for the device.
+  bool has_mean() const;
 
   // fp32: of the whole buffer (layout().length()) and of the served part, padding 0.
   at::Tensor worker_errors() const { return errors_of(worker_); }
@@ -53,31 +76,46 @@ class OneBitExchange {
   // Memory of a worker or a server.
   struct Side {
     kernels::OneBitRows rows;
-    at::Tensor carried;  // fp32
-    at::Tensor scales;   // fp32: one, or one for each row
-    std::vector<double> sums;
+    int64_t origin = 0;   // of the first element in the buffer
+    at::Tensor carried;   // fp32
+    at::Tensor scales;    // fp32: one, or one for each row
+    at::Tensor sums;      // fp64, one for each unit, or for each row
+    at::Tensor messages;  // bytes
+    int64_t messages_to = 0;
     int64_t real_elements = 0;
   };
 
-  Side make_side(kernels::OneBitRows rows) const;
+  Side make_side(kernels::OneBitRows rows, int64_t origin, int64_t messages_to) const;
+  at::Tensor make_messages(int64_t count) const;
   kernels::OneBitSide view(const Side& side, unsigned char* signs) const;
+  kernels::OneBitCudaSide cuda_view(const Side& side) const;
   at::Tensor errors_of(const Side& side) const;
+  at::Tensor errors_on_device(const Side& side) const;
   void compress(Side& side, unsigned char* signs, kernels::OneBitSource source, const void* context);
   unsigned char* message(const at::Tensor& messages, int64_t number) const;
   void write_header(unsigned char* message, const float* scales, int64_t rows, int64_t step) const;
   void check_headers(const at::Tensor& messages, int64_t step, const char* operation) const;
   void check_scales() const;
   kernels::OneBitMessages messages_in(const at::Tensor& tensor) const;
-  void run_unguarded(kernels::OneBitSource source, const void* context, int64_t step);
+  void note_failure(bool wait);
+  void run_on_cpu(const OneBitInput& input, int64_t step);
+  void run_on_cuda(const OneBitInput& input, int64_t step);
 
   std::shared_ptr<Communicator> world_;
   CompressionOptions options_;
+  at::Device device_;
   kernels::OneBitLayout layout_;
   int64_t stride_;  // bytes of a message
   Side worker_, server_;
-  at::Tensor signs_;                                // bytes: the worker's, of the whole buffer
-  at::Tensor sent_, received_, served_, gathered_;  // bytes: messages
+  at::Tensor signs_;                // CPU: bytes: the worker's, of the whole buffer
+  at::Tensor received_, gathered_;  // bytes: messages
+  DeviceBuffer<uint32_t> tensors_;  // CUDA: the layout
+  DeviceBuffer<int64_t> ends_;
+  at::Tensor status_;  // CUDA: a kernels::OneBitStatus
+  LateStatus late_;
+  bool mean_was_forgotten_ = false;
   uint32_t sequence_ = 0;
+  int64_t step_ = 0;  // of the last run
   int64_t bytes_sent_ = 0;
   std::string failure_;
 };

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include <pacer/kernels/cpu/target.h>
 
@@ -25,9 +26,9 @@ PACER_TARGET_CLONES void decay_momentum(const AdamScalars<float>& s, int64_t cou
 }
 
 template <class Element>
-PACER_TARGET_CLONES void refresh(const Element* gradient, const OneBitAdamTensor& t, int64_t count,
-                                 float* variance) {
-  const AdamScalars<float> scalars = t.scalars;
+PACER_TARGET_CLONES void refresh(const Element* gradient, const OneBitAdamTensor& t,
+                                 const AdamScalars<float>& s, int64_t count, float* variance) {
+  const AdamScalars<float> scalars = s;
   const VarianceRefresh amount = t.refresh;
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) {
@@ -35,22 +36,22 @@ PACER_TARGET_CLONES void refresh(const Element* gradient, const OneBitAdamTensor
   }
 }
 
-PACER_TARGET_CLONES void refresh_without_gradient(const OneBitAdamTensor& t, int64_t count, float* variance) {
-  const AdamScalars<float> scalars = t.scalars;
+PACER_TARGET_CLONES void refresh_without_gradient(const OneBitAdamTensor& t, const AdamScalars<float>& s,
+                                                  int64_t count, float* variance) {
+  const AdamScalars<float> scalars = s;
   const VarianceRefresh amount = t.refresh;
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) variance[i] = refreshed_variance(0.0f, variance[i], scalars, amount);
 }
 
 template <AdamStorage kStorage>
-PACER_TARGET_CLONES void update(const OneBitAdamTensor& t, int64_t offset, int64_t count,
-                                const float* momentum, const float* variance) {
+PACER_TARGET_CLONES void update(const OneBitAdamTensor& t, const AdamScalars<float>& s, float floor,
+                                int64_t offset, int64_t count, const float* momentum, const float* variance) {
   using Types = StorageOf<kStorage>;
   auto* parameter = static_cast<typename Types::Param*>(t.parameter) + offset;
   auto* extra = static_cast<typename Types::Extra*>(t.extra);
   if constexpr (Types::kHasExtra) extra += offset;
-  const AdamScalars<float> scalars = t.scalars;
-  const float floor = t.floor;
+  const AdamScalars<float> scalars = s;
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) {
     StoredElement<kStorage> e{};
@@ -77,91 +78,98 @@ void with_gradient(const OneBitAdamTensor& tensor, int64_t offset, const Visit& 
   }
 }
 
-void update_piece(const OneBitAdamTensor& tensor, int64_t offset, int64_t count, const float* momentum,
-                  const float* variance) {
+void update_piece(const OneBitAdamWork& work, const OneBitPiece& piece, const float* momentum) {
+  const OneBitAdamTensor& tensor = work.tensors[piece.tensor];
+  const auto step = [&](auto chosen) {
+    update<chosen()>(tensor, work.scalars_of(tensor), work.floors[piece.tensor], piece.offset, piece.count,
+                     momentum, work.variance + piece.position);
+  };
   switch (tensor.storage) {
     case AdamStorage::f16_master:
-      return update<AdamStorage::f16_master>(tensor, offset, count, momentum, variance);
+      return step(std::integral_constant<AdamStorage, AdamStorage::f16_master>{});
     case AdamStorage::bf16_master:
-      return update<AdamStorage::bf16_master>(tensor, offset, count, momentum, variance);
+      return step(std::integral_constant<AdamStorage, AdamStorage::bf16_master>{});
     case AdamStorage::bf16_remainder:
-      return update<AdamStorage::bf16_remainder>(tensor, offset, count, momentum, variance);
+      return step(std::integral_constant<AdamStorage, AdamStorage::bf16_remainder>{});
     default:
-      return update<AdamStorage::f32>(tensor, offset, count, momentum, variance);
+      return step(std::integral_constant<AdamStorage, AdamStorage::f32>{});
   }
 }
 
-int64_t width_of(const OneBitAdamWork& work, int64_t row) {
-  return std::min(kOneBitRow, work.extent - row * kOneBitRow);
+int64_t width_of(const OneBitAdamRows& rows, int64_t row) {
+  return std::min(kOneBitRow, rows.extent - row * kOneBitRow);
 }
 
 // f(row, width) for the rows of a unit.
 template <class F>
-void for_rows(const OneBitAdamWork& work, int64_t unit, const F& f) {
+void for_rows(const OneBitAdamRows& rows, int64_t unit, const F& f) {
   const FullDenormals full_denormals;
-  const int64_t end = std::min(work.rows, (unit + 1) * kOneBitUnitRows);
-  for (int64_t row = unit * kOneBitUnitRows; row < end; ++row) f(row, width_of(work, row));
+  const int64_t end = std::min(rows.rows, (unit + 1) * kOneBitUnitRows);
+  for (int64_t row = unit * kOneBitUnitRows; row < end; ++row) f(row, width_of(rows, row));
 }
 
 // f(piece, its tensor, its first element's place in the row).
 template <class F>
-void for_pieces(const OneBitAdamWork& work, int64_t row, const F& f) {
-  for (int64_t i = work.first[row]; i < work.first[row + 1]; ++i) {
-    const OneBitPiece& piece = work.pieces[i];
-    f(piece, work.tensors[piece.tensor], piece.position - row * kOneBitRow);
+void for_pieces(const OneBitAdamRows& rows, int64_t row, const F& f) {
+  for (int64_t i = rows.first[row]; i < rows.first[row + 1]; ++i) {
+    const OneBitPiece& piece = rows.pieces[i];
+    f(piece, rows.work.tensors[piece.tensor], piece.position - row * kOneBitRow);
   }
 }
 
 }  // namespace
 
-void onebit_read_momentum(const OneBitAdamWork& work, int64_t row, int64_t width, float* values) {
-  if (work.dense_momentum != nullptr) {
-    std::memcpy(values, work.dense_momentum + row * kOneBitRow, static_cast<size_t>(width) * sizeof(float));
+void onebit_read_momentum(const OneBitAdamRows& rows, int64_t row, int64_t width, float* values) {
+  if (rows.work.dense_momentum != nullptr) {
+    std::memcpy(values, rows.work.dense_momentum + row * kOneBitRow,
+                static_cast<size_t>(width) * sizeof(float));
   } else {
-    decode_buffer_cpu(work.bits, row * kOneBitRow, width, values);
+    decode_buffer_cpu(rows.work.bits, row * kOneBitRow, width, values);
   }
 }
 
 void onebit_momentum_row(const void* context, int64_t row, int64_t width, float* values) {
-  const auto& work = *static_cast<const OneBitAdamWork*>(context);
-  onebit_read_momentum(work, row, width, values);
-  for_pieces(work, row, [&](const OneBitPiece& piece, const OneBitAdamTensor& tensor, int64_t place) {
-    if (tensor.gradient == nullptr) return decay_momentum(tensor.scalars, piece.count, values + place);
+  const auto& rows = *static_cast<const OneBitAdamRows*>(context);
+  onebit_read_momentum(rows, row, width, values);
+  for_pieces(rows, row, [&](const OneBitPiece& piece, const OneBitAdamTensor& tensor, int64_t place) {
+    const AdamScalars<float>& scalars = rows.work.scalars_of(tensor);
+    if (tensor.gradient == nullptr) return decay_momentum(scalars, piece.count, values + place);
     with_gradient(tensor, piece.offset, [&](const auto* gradient) {
-      add_gradient(gradient, tensor.scalars, piece.count, values + place);
+      add_gradient(gradient, scalars, piece.count, values + place);
     });
   });
 }
 
-void onebit_dense_momentum_cpu(const OneBitAdamWork& work, int64_t unit, float* momentum) {
+void onebit_dense_momentum_cpu(const OneBitAdamRows& rows, int64_t unit, float* momentum) {
   alignas(64) float values[kOneBitRow];
-  for_rows(work, unit, [&](int64_t row, int64_t width) {
-    onebit_momentum_row(&work, row, width, values);
+  for_rows(rows, unit, [&](int64_t row, int64_t width) {
+    onebit_momentum_row(&rows, row, width, values);
     float* to = momentum + row * kOneBitRow;
     std::fill(to, to + width, 0.0f);
-    for_pieces(work, row, [&](const OneBitPiece& piece, const OneBitAdamTensor&, int64_t place) {
+    for_pieces(rows, row, [&](const OneBitPiece& piece, const OneBitAdamTensor&, int64_t place) {
       std::memcpy(to + place, values + place, piece.count * sizeof(float));
     });
   });
 }
 
-void onebit_refresh_cpu(const OneBitAdamWork& work, int64_t unit) {
-  for_rows(work, unit, [&](int64_t row, int64_t) {
-    for_pieces(work, row, [&](const OneBitPiece& piece, const OneBitAdamTensor& tensor, int64_t) {
-      float* variance = work.variance + piece.position;
-      if (tensor.gradient == nullptr) return refresh_without_gradient(tensor, piece.count, variance);
+void onebit_refresh_cpu(const OneBitAdamRows& rows, int64_t unit) {
+  for_rows(rows, unit, [&](int64_t row, int64_t) {
+    for_pieces(rows, row, [&](const OneBitPiece& piece, const OneBitAdamTensor& tensor, int64_t) {
+      const AdamScalars<float>& scalars = rows.work.scalars_of(tensor);
+      float* variance = rows.work.variance + piece.position;
+      if (tensor.gradient == nullptr) return refresh_without_gradient(tensor, scalars, piece.count, variance);
       with_gradient(tensor, piece.offset,
-                    [&](const auto* gradient) { refresh(gradient, tensor, piece.count, variance); });
+                    [&](const auto* gradient) { refresh(gradient, tensor, scalars, piece.count, variance); });
     });
   });
 }
 
-void onebit_update_cpu(const OneBitAdamWork& work, int64_t unit) {
+void onebit_update_cpu(const OneBitAdamRows& rows, int64_t unit) {
   alignas(64) float momentum[kOneBitRow];
-  for_rows(work, unit, [&](int64_t row, int64_t width) {
-    onebit_read_momentum(work, row, width, momentum);
-    for_pieces(work, row, [&](const OneBitPiece& piece, const OneBitAdamTensor& tensor, int64_t place) {
-      update_piece(tensor, piece.offset, piece.count, momentum + place, work.variance + piece.position);
+  for_rows(rows, unit, [&](int64_t row, int64_t width) {
+    onebit_read_momentum(rows, row, width, momentum);
+    for_pieces(rows, row, [&](const OneBitPiece& piece, const OneBitAdamTensor&, int64_t place) {
+      update_piece(rows.work, piece, momentum + place);
     });
   });
 }

@@ -6,6 +6,7 @@
 
 #include <pacer/core/reduction_order.h>
 #include <pacer/kernels/math/adam_storage.h>
+#include <pacer/kernels/math/onebit.h>
 #include <pacer/kernels/cuda/fold.cuh>
 #include <pacer/kernels/cuda/launch.cuh>
 
@@ -21,15 +22,30 @@ constexpr int kColumns = sizeof(Element) == 2 ? 8 : 4;
 template <class Element>
 constexpr int kNormThreads = kReductionColumns / kColumns<Element>;
 
-template <class Element, class Real>
+// What an element adds to its column.
+struct Square {
+  template <class Real>
+  __device__ __forceinline__ Real operator()(Real x, Real column) const {
+    return fma_(x, x, column);
+  }
+};
+struct Magnitude {
+  __device__ __forceinline__ float operator()(float x, float column) const {
+    return add_to_scale(ScaleNorm::l1, x, column);
+  }
+};
+
+template <class Element, class Real, class Term>
 __global__ void __launch_bounds__(kNormThreads<Element>)
-    sum_of_squares_kernel(const Tile* __restrict__ units, const AdamGradient* __restrict__ gradients,
-                          double* __restrict__ partials) {
+    sum_kernel(const Tile* __restrict__ units, const AdamGradient* __restrict__ gradients,
+               const uint32_t* __restrict__ places, double* __restrict__ partials) {
   constexpr int kMine = kColumns<Element>;
+  constexpr Term term;
   const Tile unit = units[blockIdx.x];
   const Element* gradient = static_cast<const Element*>(gradients[unit.tensor].gradient);
+  double* partial = partials + (places == nullptr ? blockIdx.x : places[blockIdx.x]);
   if (gradient == nullptr) {
-    if (threadIdx.x == 0) partials[blockIdx.x] = 0;
+    if (threadIdx.x == 0) *partial = 0;
     return;
   }
   const Element* elements = gradient + unit.offset;
@@ -43,8 +59,7 @@ __global__ void __launch_bounds__(kNormThreads<Element>)
       load_packet(elements + row * kReductionColumns + first_column, values);
 #pragma unroll
       for (int c = 0; c < kMine; ++c) {
-        const Real x = load(values[c]);
-        columns[c] = fma_(x, x, columns[c]);
+        columns[c] = term(static_cast<Real>(load(values[c])), columns[c]);
       }
     }
   } else {
@@ -52,10 +67,7 @@ __global__ void __launch_bounds__(kNormThreads<Element>)
 #pragma unroll
       for (int c = 0; c < kMine; ++c) {
         const int i = row * static_cast<int>(kReductionColumns) + first_column + c;
-        if (i < count) {
-          const Real x = load(elements[i]);
-          columns[c] = fma_(x, x, columns[c]);
-        }
+        if (i < count) columns[c] = term(static_cast<Real>(load(elements[i])), columns[c]);
       }
     }
   }
@@ -65,44 +77,56 @@ __global__ void __launch_bounds__(kNormThreads<Element>)
     fours[(first_column + c) / 4] = (columns[c] + columns[c + 1]) + (columns[c + 2] + columns[c + 3]);
   }
   const Real sum = fold_block<kFours>(fours);
-  if (threadIdx.x == 0) partials[blockIdx.x] = static_cast<double>(sum);
+  if (threadIdx.x == 0) *partial = static_cast<double>(sum);
 }
 
 __global__ void __launch_bounds__(kPartialColumns)
     finish_check_kernel(const double* __restrict__ partials, int64_t count, const GuardRule rule,
                         GradientCheck* check) {
-  double column = 0;
-  for (int64_t i = threadIdx.x; i < count; i += kPartialColumns) column += partials[i];
-  __shared__ double columns[kPartialColumns];
-  columns[threadIdx.x] = column;
-  const double sum = fold_block<kPartialColumns>(columns);
+  const double sum = sum_partials_by_block(partials, count);
   if (threadIdx.x == 0) guard_step(sum, rule, *check);
 }
 
-template <class Element, class Real>
-void launch(const Tile* units, int64_t count, const AdamGradient* gradients, double* partials,
-            cudaStream_t stream) {
-  sum_of_squares_kernel<Element, Real>
-      <<<static_cast<unsigned>(count), kNormThreads<Element>, 0, stream>>>(units, gradients, partials);
+__global__ void __launch_bounds__(kPartialColumns)
+    sum_partials_kernel(const double* __restrict__ partials, int64_t count, double* sum) {
+  const double total = sum_partials_by_block(partials, count);
+  if (threadIdx.x == 0) *sum = total;
+}
+
+template <class Element, class Real, class Term = Square>
+void launch(const Tile* units, int64_t count, const AdamGradient* gradients, const uint32_t* places,
+            double* partials, cudaStream_t stream) {
+  require(count < (int64_t{1} << 31), "more than 2^31 reduction units in one launch; split the gradients");
+  if (count == 0) return;
+  sum_kernel<Element, Real, Term><<<static_cast<unsigned>(count), kNormThreads<Element>, 0, stream>>>(
+      units, gradients, places, partials);
   check_launch("the gradient norm");
 }
 
 }  // namespace
 
 void sum_of_squares_cuda(GradientType type, const Tile* units, int64_t count, const AdamGradient* gradients,
-                         double* partials, Stream stream) {
-  require(count < (int64_t{1} << 31), "more than 2^31 reduction units in one launch; split the gradients");
-  if (count == 0) return;
+                         const uint32_t* places, double* partials, Stream stream) {
   switch (type) {
     case GradientType::f64:
-      return launch<double, double>(units, count, gradients, partials, stream);
+      return launch<double, double>(units, count, gradients, places, partials, stream);
     case GradientType::f32:
-      return launch<float, float>(units, count, gradients, partials, stream);
+      return launch<float, float>(units, count, gradients, places, partials, stream);
     case GradientType::bf16:
-      return launch<BFloat16, float>(units, count, gradients, partials, stream);
+      return launch<BFloat16, float>(units, count, gradients, places, partials, stream);
     case GradientType::f16:
-      return launch<Float16, float>(units, count, gradients, partials, stream);
+      return launch<Float16, float>(units, count, gradients, places, partials, stream);
   }
+}
+
+void sum_of_magnitudes_cuda(const Tile* units, int64_t count, const AdamGradient* arrays, double* partials,
+                            Stream stream) {
+  launch<float, float, Magnitude>(units, count, arrays, nullptr, partials, stream);
+}
+
+void sum_partials_cuda(const double* partials, int64_t count, double* sum, Stream stream) {
+  sum_partials_kernel<<<1, kPartialColumns, 0, stream>>>(partials, count, sum);
+  check_launch("a sum");
 }
 
 void finish_check_cuda(const double* partials, int64_t count, const GuardRule& rule, GradientCheck* check,

@@ -4,6 +4,8 @@
 #include <pacer/kernels/adam.h>
 #include <pacer/kernels/lamb.h>
 #include <pacer/kernels/norm.h>
+#include <pacer/kernels/onebit.h>
+#include <pacer/kernels/onebit_adam.h>
 
 namespace pacer::kernels {
 namespace {
@@ -27,9 +29,42 @@ void lamb_cuda(AdamStorage, const LambWork&, const AdamTensor*, const AdamGradie
                Stream) {
   refuse();
 }
-void sum_of_squares_cuda(GradientType, const Tile*, int64_t, const AdamGradient*, double*, Stream) {
+void sum_of_squares_cuda(GradientType, const Tile*, int64_t, const AdamGradient*, const uint32_t*, double*,
+                         Stream) {
   refuse();
 }
+void sum_of_magnitudes_cuda(const Tile*, int64_t, const AdamGradient*, double*, Stream) { refuse(); }
+void sum_partials_cuda(const double*, int64_t, double*, Stream) { refuse(); }
 void finish_check_cuda(const double*, int64_t, const GuardRule&, GradientCheck*, Stream) { refuse(); }
+void onebit_compress_values_cuda(const OneBitCudaSide&, const float*, const OneBitControl&, Stream) {
+  refuse();
+}
+void onebit_compress_mean_cuda(const OneBitCudaSide&, const OneBitMessages&, const OneBitControl&, Stream) {
+  refuse();
+}
+void onebit_finish_side_cuda(const OneBitCudaSide&, const OneBitCall&, const OneBitControl&, Stream) {
+  refuse();
+}
+void onebit_check_messages_cuda(const OneBitMessages&, const OneBitCall&, bool, const OneBitControl&,
+                                Stream) {
+  refuse();
+}
+void onebit_forget_mean_cuda(const OneBitControl&, Stream) { refuse(); }
+void onebit_decode_cuda(const OneBitMessages&, int64_t, float*, const OneBitControl&, Stream) { refuse(); }
+void onebit_compress_momentum_cuda(const OneBitCudaSide&, const OneBitAdamWork&, OneBitStorage,
+                                   const OneBitControl&, Stream) {
+  refuse();
+}
+void onebit_dense_momentum_cuda(AdamStorage, const AdamTiles&, const OneBitAdamWork&, float*, bool,
+                                const OneBitControl&, Stream) {
+  refuse();
+}
+void onebit_update_cuda(AdamStorage, const AdamTiles&, const OneBitAdamWork&, bool, const OneBitControl&,
+                        Stream) {
+  refuse();
+}
+void onebit_floors_cuda(const OneBitFloors&, const OneBitControl&, Stream) { refuse(); }
+void joint_sum_of_squares_cuda(const double*, int64_t, double, const double*, double*, Stream) { refuse(); }
+void weighed_check_cuda(const GradientCheck*, double, GradientCheck*, Stream) { refuse(); }
 
 }  // namespace pacer::kernels

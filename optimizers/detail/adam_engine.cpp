@@ -227,10 +227,17 @@ void AdamEngine::gather_gradients() {
   }
 }
 
-double AdamEngine::sum_of_squares() {
-  if (entries_.empty()) return 0;
+void AdamEngine::sum_of_squares(double* sum) {
+  if (entries_.empty()) return;
+  const c10::DeviceGuard device_guard(device_);
   gather_gradients();
-  return sum_partials(partials_.const_data_ptr<double>(), add_squares());
+  const int64_t count = add_squares();
+  const auto* partials = partials_.const_data_ptr<double>();
+  if (device_.is_cuda()) {
+    kernels::sum_partials_cuda(partials, count, sum, current_stream(device_));
+  } else {
+    *sum = sum_partials(partials, count);
+  }
 }
 
 bool AdamEngine::enqueue(bool has_looked) {

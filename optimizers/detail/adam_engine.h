@@ -33,8 +33,9 @@ class AdamEngine {
   // Kernels only. False where the host saw gradients that are not finite. `has_looked`: the guard has seen
   // these gradients already, and found nothing.
   bool enqueue(bool has_looked = false);
-  // Of the stored gradients that take part; between prepare and enqueue, CPU only.
-  double sum_of_squares();
+  // *sum (on the device) = that of the stored gradients that take part, untouched where none does; between
+  // prepare and enqueue.
+  void sum_of_squares(double* sum);
   void conclude(bool applied);
 
   // Counts the changes after which a captured enqueue() is out of date.

@@ -11,7 +11,7 @@
 
 #include <pacer/kernels/adam.h>
 #include <pacer/optimizers/detail/adam_entry.h>
-#include <pacer/optimizers/detail/device_buffer.h>
+#include <pacer/collectives/detail/device_buffer.h>
 #include <pacer/optimizers/detail/step_clock.h>
 
 namespace pacer::detail {

@@ -55,8 +55,8 @@ void AdamTable::send(bool with_units) {
 void AdamTable::sum_of_squares(double* partials) {
   const kernels::GradientType type = gradient_type(launch_.storage);
   if (device_.is_cuda()) {
-    kernels::sum_of_squares_cuda(type, units_.pointer(), norm_units(), gradients_.pointer(), partials,
-                                 current_stream(device_));
+    kernels::sum_of_squares_cuda(type, units_.pointer(), norm_units(), gradients_.pointer(),
+                                 /*places=*/nullptr, partials, current_stream(device_));
     return;
   }
   const size_t element_size = type == kernels::GradientType::f64   ? 8

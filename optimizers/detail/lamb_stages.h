@@ -8,7 +8,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <pacer/kernels/lamb.h>
-#include <pacer/optimizers/detail/device_buffer.h>
+#include <pacer/collectives/detail/device_buffer.h>
 
 namespace pacer::detail {
 

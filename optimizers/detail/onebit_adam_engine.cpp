@@ -1,20 +1,20 @@
 #include <pacer/optimizers/detail/onebit_adam_engine.h>
 
-#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <set>
 #include <utility>
 
-#include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/DeviceGuard.h>
 
+#include <pacer/collectives/detail/cuda_stream.h>
 #include <pacer/core/error.h>
 #include <pacer/kernels/cpu/target.h>
-#include <pacer/kernels/norm.h>
 #include <pacer/optimizers/detail/parameter_check.h>
-#include <pacer/optimizers/detail/tile_loop.h>
 
 namespace pacer::detail {
 namespace {
@@ -28,16 +28,24 @@ std::vector<int64_t> counts_of(const std::vector<AdamEntry>& entries) {
 }  // namespace
 
 OneBitAdamEngine::OneBitAdamEngine(std::vector<AdamEntry> entries, std::unique_ptr<OneBitExchange> exchange,
-                                   double variance_floor)
+                                   double variance_floor, at::Device device)
     : entries_(std::move(entries)),
       exchange_(std::move(exchange)),
       variance_floor_(variance_floor),
+      device_(device),
       layout_(exchange_ ? exchange_->layout() : kernels::OneBitLayout(counts_of(entries_), 1)),
-      rows_(layout_.rows()),
-      units_(make_tiles(counts_of(entries_), kReductionUnit)),
-      tensors_(entries_.size()),
-      variance_(at::zeros({layout_.length()}, at::kFloat)),
-      momentum_(at::zeros({layout_.length()}, at::kFloat)) {}
+      stages_(entries_, layout_, device),
+      variance_(flat_zeros()),
+      momentum_(flat_zeros()) {
+  const auto options = at::TensorOptions().device(device_);
+  floors_ = at::zeros({static_cast<int64_t>(entries_.size())}, options.dtype(at::kFloat));
+  total_ = at::zeros({1}, options.dtype(at::kDouble));
+  weighed_ = at::zeros({static_cast<int64_t>(sizeof(kernels::GradientCheck))}, options.dtype(at::kByte));
+}
+
+at::Tensor OneBitAdamEngine::flat_zeros() const {
+  return at::zeros({layout_.length()}, at::TensorOptions().dtype(at::kFloat).device(device_));
+}
 
 // Of the entry's elements, in its parameter's shape and memory order.
 at::Tensor OneBitAdamEngine::view(const at::Tensor& flat, size_t i) const {
@@ -56,7 +64,8 @@ bool OneBitAdamEngine::freeze(const std::vector<AdamGroupSettings>& settings) {
     view(variance_, i).copy_(corrected);
     view(momentum_, i).copy_(entry.state->exp_avg());
   }
-  if (!set_floors() && layout_.length() > 0) return false;
+  set_floors(control(nullptr));
+  if (layout_.length() > 0 && !(total_.item<double>() > 0)) return false;
   for (size_t i = 0; i < entries_.size(); ++i) {
     entries_[i].state->exp_avg_sq(view(variance_, i));
     entries_[i].state->exp_avg(at::Tensor());
@@ -72,17 +81,17 @@ void OneBitAdamEngine::go_on(const NamedTensors& errors) {
     state.exp_avg_sq(view(variance_, i));
     state.exp_avg(at::Tensor());
   }
-  set_floors();
+  set_floors(control(nullptr));
   if (errors.empty()) return;
   if (!exchange_) {
-    momentum_error_ = at::zeros({layout_.length()}, at::kFloat);
+    momentum_error_ = flat_zeros();
     for (size_t i = 0; i < entries_.size(); ++i) {
       view(momentum_error_, i).copy_(errors.at(entries_[i].name + "/momentum_error"));
     }
     return;
   }
-  const at::Tensor worker = at::zeros({layout_.length()}, at::kFloat);
-  const at::Tensor server = at::zeros({exchange_->served_rows().extent}, at::kFloat);
+  const at::Tensor worker = flat_zeros();
+  const at::Tensor server = at::zeros({exchange_->served_rows().extent}, worker.options());
   for (size_t i = 0; i < entries_.size(); ++i) {
     view(worker, i).copy_(errors.at(entries_[i].name + "/worker_error"));
     const auto part = served_part(i);
@@ -128,37 +137,35 @@ void OneBitAdamEngine::check_errors(const NamedTensors& errors) const {
   }
 }
 
-// A share of each tensor's mean variance; of the whole buffer's where a tensor's is zero. False where that
-// is, too.
-bool OneBitAdamEngine::set_floors() {
-  const kernels::FullDenormals full_denormals;
-  std::vector<double> sums(entries_.size(), 0.0), partials(units_.size());
-  const auto* variance = variance_.const_data_ptr<float>();
-  for_each_tile(units_, [&](int64_t u) {
-    const Tile& unit = units_[static_cast<size_t>(u)];
-    partials[static_cast<size_t>(u)] =
-        kernels::sum_of_magnitudes_cpu(variance + layout_.offset(unit.tensor) + unit.offset, unit.count);
-  });
-  double total = 0;
-  int64_t elements = 0;
-  for (size_t u = 0; u < units_.size();) {
-    const size_t tensor = units_[u].tensor, begin = u;
-    while (u < units_.size() && units_[u].tensor == tensor) ++u;
-    sums[tensor] = sum_partials(partials.data() + begin, static_cast<int64_t>(u - begin));
-  }
-  for (size_t i = 0; i < entries_.size(); ++i) {
-    total += sums[i];
-    elements += layout_.counts()[i];
-  }
-  for (size_t i = 0; i < entries_.size(); ++i) {
-    const double mean = sums[i] > 0 ? sums[i] / static_cast<double>(layout_.counts()[i])
-                                    : total / static_cast<double>(std::max<int64_t>(elements, 1));
-    tensors_[i].floor = static_cast<float>(variance_floor_ * mean);
-  }
-  return total > 0;
+void OneBitAdamEngine::set_floors(const kernels::OneBitControl& control) {
+  stages_.floors(variance_, variance_floor_, floors_, total_, control);
 }
 
-void OneBitAdamEngine::prepare(const std::vector<AdamGroupSettings>& settings) {
+// The entry as the kernels see it; a gradient in another memory order than the parameter is copied.
+kernels::OneBitAdamTensor OneBitAdamEngine::describe(AdamEntry& entry) {
+  kernels::OneBitAdamTensor tensor;
+  std::memset(&tensor, 0, sizeof tensor);  // padding, too: it is compared as bytes
+  tensor.parameter = pointer_of(entry.parameter);
+  tensor.extra =
+      pointer_of(entry.state->master().defined() ? entry.state->master() : entry.state->remainder());
+  tensor.storage = entry.storage;
+  tensor.scalars = entry.slot;
+  const at::Tensor& gradient = entry.parameter.grad();
+  if (!gradient.defined()) return tensor;
+  if (!needs_dense_gradient(entry, gradient)) {
+    tensor.gradient = gradient.const_data_ptr();
+    return tensor;
+  }
+  if (!entry.dense_gradient.defined()) {
+    entry.dense_gradient =
+        at::empty_strided(entry.parameter.sizes(), entry.parameter.strides(), gradient.options());
+  }
+  entry.dense_gradient.copy_(gradient);
+  tensor.gradient = entry.dense_gradient.const_data_ptr();
+  return tensor;
+}
+
+void OneBitAdamEngine::prepare(const std::vector<AdamGroupSettings>& settings, int64_t refresh_every) {
   if (exchange_) exchange_->check();
   for (const AdamEntry& entry : entries_) {
     const at::Tensor& parameter = entry.parameter;
@@ -169,106 +176,92 @@ void OneBitAdamEngine::prepare(const std::vector<AdamGroupSettings>& settings) {
     if (parameter.grad().defined()) check_gradient(parameter, parameter.grad(), entry.name);
   }
   settings_ = settings;
+  const c10::DeviceGuard guard(device_);
+  const std::vector<char> all(entries_.size(), 1);
+  if (!slots_.fit(entries_, all)) slots_.assign(entries_, all, device_);
+  slots_.configure(settings_, entries_, all);
+  slots_.send(device_);
+  if (device_.is_cuda()) slots_.let_device_lead();
   for (size_t i = 0; i < entries_.size(); ++i) {
     AdamEntry& entry = entries_[i];
     if (entry.was_written()) follow_parameter(entry);
-    kernels::OneBitAdamTensor& tensor = tensors_[i];
-    tensor.parameter = pointer_of(entry.parameter);
-    tensor.extra =
-        pointer_of(entry.state->master().defined() ? entry.state->master() : entry.state->remainder());
-    tensor.storage = entry.storage;
-    tensor.gradient = nullptr;
-    const at::Tensor& gradient = entry.parameter.grad();
-    if (!gradient.defined()) continue;
-    if (needs_dense_gradient(entry, gradient)) {
-      if (!entry.dense_gradient.defined()) {
-        entry.dense_gradient =
-            at::empty_strided(entry.parameter.sizes(), entry.parameter.strides(), gradient.options());
-      }
-      entry.dense_gradient.copy_(gradient);
-      tensor.gradient = entry.dense_gradient.const_data_ptr();
-    } else {
-      tensor.gradient = gradient.const_data_ptr();
+    kernels::OneBitAdamTensor tensor = describe(entry);
+    tensor.begin = layout_.offset(i);
+    if (refresh_every > 0) {
+      tensor.refresh = kernels::variance_refresh(settings_[entry.group].kernel.beta2, refresh_every);
     }
+    stages_.set_tensor(i, tensor);
   }
+  stages_.send();
+  if (device_.is_cuda() && exchange_ && exchange_->is_known_to_have_mean()) momentum_ = at::Tensor();
 }
 
-double OneBitAdamEngine::sum_of_squares() {
-  std::vector<double> partials(units_.size());
-  for_each_tile(units_, [&](int64_t u) {
-    const Tile& unit = units_[static_cast<size_t>(u)];
-    const kernels::OneBitAdamTensor& tensor = tensors_[unit.tensor];
-    const kernels::GradientType type = gradient_type(tensor.storage);
-    const int64_t size = type == kernels::GradientType::f32 ? 4 : 2;
-    partials[static_cast<size_t>(u)] =
-        tensor.gradient == nullptr
-            ? 0.0
-            : kernels::sum_of_squares_cpu(
-                  type, static_cast<const char*>(tensor.gradient) + unit.offset * size, unit.count);
-  });
-  return sum_partials(partials.data(), static_cast<int64_t>(partials.size()));
-}
-
-void OneBitAdamEngine::set_scalars(double factor) {
-  for (size_t i = 0; i < entries_.size(); ++i) {
-    const AdamEntry& entry = entries_[i];
-    kernels::AdamSlot slot{settings_[entry.group].kernel, /*is_double=*/0, /*active=*/1};
-    slot.settings.factor = factor;
-    adam_scalars_cpu(slot, entry.state->step() + 1, &tensors_[i].scalars);
-  }
-}
-
-kernels::OneBitAdamWork OneBitAdamEngine::work() const {
+kernels::OneBitAdamWork OneBitAdamEngine::work(const void* scalars) const {
   kernels::OneBitAdamWork work{};
-  work.pieces = rows_.pieces.data();
-  work.first = rows_.first.data();
-  work.rows = rows_.count();
-  work.extent = rows_.extent;
-  work.tensors = tensors_.data();
+  work.tensors = stages_.tensors();
+  work.scalars = scalars;
+  work.floors = floors_.const_data_ptr<float>();
   work.variance = variance_.mutable_data_ptr<float>();
   work.dense_momentum = momentum_.defined() ? momentum_.const_data_ptr<float>() : nullptr;
   if (exchange_) work.bits = exchange_->mean();
   return work;
 }
 
-void OneBitAdamEngine::for_units(const std::function<void(int64_t)>& f) const {
-  at::parallel_for(0, rows_.units(), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t unit = begin; unit < end; ++unit) f(unit);
-  });
+kernels::OneBitControl OneBitAdamEngine::control(const kernels::GradientCheck* check) const {
+  if (device_.is_cuda() && exchange_) return exchange_->control(check);
+  return {check, nullptr};
 }
 
-void OneBitAdamEngine::exchange_step(double factor, int64_t step) {
-  set_scalars(factor);
-  const kernels::OneBitAdamWork before = work();
-  exchange_->run(kernels::onebit_momentum_row, &before, step);
-  momentum_ = at::Tensor();
-  update();
-}
-
-void OneBitAdamEngine::dense_step(double factor, std::optional<int64_t> refresh_after) {
-  set_scalars(factor);
-  const at::Tensor momentum = momentum_.defined() ? momentum_ : at::empty({layout_.length()}, at::kFloat);
-  auto* values = momentum.mutable_data_ptr<float>();
-  const kernels::OneBitAdamWork before = work();
-  for_units([&](int64_t unit) { onebit_dense_momentum_cpu(before, unit, values); });
-  momentum_ = momentum;
-  if (momentum_error_.defined()) momentum_.add_(std::exchange(momentum_error_, at::Tensor()));
-  if (refresh_after) {
-    for (size_t i = 0; i < entries_.size(); ++i) {
-      tensors_[i].refresh =
-          kernels::variance_refresh(settings_[entries_[i].group].kernel.beta2, *refresh_after);
-    }
-    for_units([&](int64_t unit) { onebit_refresh_cpu(before, unit); });
-    set_floors();
+const kernels::GradientCheck* OneBitAdamEngine::weigh(const kernels::GradientCheck* check, double weight) {
+  auto* weighed = static_cast<kernels::GradientCheck*>(weighed_.mutable_data_ptr());
+  if (device_.is_cuda()) {
+    kernels::weighed_check_cuda(check, weight, weighed, current_stream(device_));
+  } else {
+    *weighed = kernels::weighed_check(*check, weight);
   }
-  update();
+  return weighed;
 }
 
-void OneBitAdamEngine::update() {
-  const kernels::OneBitAdamWork now = work();
-  for_units([&](int64_t unit) { onebit_update_cpu(now, unit); });
+void OneBitAdamEngine::exchange_step(const kernels::GradientCheck* check, double weight, int64_t step) {
+  const c10::DeviceGuard guard(device_);
+  const kernels::GradientCheck* weighed = weigh(check, weight);
+  const void* scalars = slots_.write_scalars(device_, weighed);
+  const kernels::OneBitAdamWork before = work(scalars);
+  exchange_->run(stages_.input(before, weighed), step);
+  if (device_.is_cpu()) momentum_ = at::Tensor();
+  stages_.update(work(scalars), /*dense=*/false, control(weighed));
+  conclude();
+}
+
+void OneBitAdamEngine::dense_step(const kernels::GradientCheck* check, bool refresh) {
+  const c10::DeviceGuard guard(device_);
+  const void* scalars = slots_.write_scalars(device_, check);
+  const kernels::OneBitAdamWork before = work(scalars);
+  if (!momentum_.defined()) momentum_ = flat_zeros();
+  stages_.dense_momentum(before, momentum_.mutable_data_ptr<float>(), refresh, control(check));
+  if (device_.is_cuda() && exchange_) exchange_->forget_mean(check);
+  if (momentum_error_.defined()) add_momentum_error(check);
+  if (refresh) set_floors(control(check));
+  stages_.update(work(scalars), /*dense=*/true, control(check));
+  conclude();
+}
+
+// Once after a resume with other ranks; waits for a GPU.
+void OneBitAdamEngine::add_momentum_error(const kernels::GradientCheck* check) {
+  if (device_.is_cuda()) {
+    const auto* bytes = reinterpret_cast<const uint8_t*>(check);
+    kernels::GradientCheck on_host;
+    const at::Tensor copy =
+        at::from_blob(const_cast<uint8_t*>(bytes), {sizeof on_host}, weighed_.options()).cpu();
+    std::memcpy(&on_host, copy.const_data_ptr(), sizeof on_host);
+    if (on_host.non_finite != 0) return;
+  }
+  momentum_.add_(std::exchange(momentum_error_, at::Tensor()));
+}
+
+void OneBitAdamEngine::conclude() {
+  slots_.count_step();
   for (AdamEntry& entry : entries_) {
-    entry.state->step(entry.state->step() + 1);
     entry.parameter.unsafeGetTensorImpl()->bump_version();
     entry.remember_version();
   }
@@ -282,24 +275,15 @@ double OneBitAdamEngine::compression_error() const {
   return norm == 0 ? 0 : std::sqrt(lost.square().sum().item<double>() / norm);
 }
 
+at::Tensor OneBitAdamEngine::momentum() const {
+  const c10::DeviceGuard guard(device_);
+  const bool dense = momentum_.defined() && !(device_.is_cuda() && exchange_ && exchange_->has_mean());
+  return dense ? momentum_ : stages_.decode(work(nullptr), control(nullptr));
+}
+
 void OneBitAdamEngine::export_momentum(NamedTensors& state) const {
-  at::Tensor momentum = momentum_;
-  if (!momentum.defined()) {
-    momentum = at::zeros({layout_.length()}, at::kFloat);
-    auto* to = momentum.mutable_data_ptr<float>();
-    const kernels::OneBitAdamWork now = work();
-    float values[kernels::kOneBitRow];
-    for (int64_t row = 0; row < rows_.count(); ++row) {
-      const int64_t begin = row * kernels::kOneBitRow;
-      onebit_read_momentum(now, row, std::min(kernels::kOneBitRow, rows_.extent - begin), values);
-      for (int64_t p = rows_.first[static_cast<size_t>(row)]; p < rows_.first[static_cast<size_t>(row) + 1];
-           ++p) {
-        const kernels::OneBitPiece& piece = rows_.pieces[static_cast<size_t>(p)];
-        std::copy_n(values + (piece.position - begin), piece.count, to + piece.position);
-      }
-    }
-  }
-  for (size_t i = 0; i < entries_.size(); ++i) state[entries_[i].name + "/exp_avg"] = view(momentum, i);
+  const at::Tensor all = momentum();
+  for (size_t i = 0; i < entries_.size(); ++i) state[entries_[i].name + "/exp_avg"] = view(all, i);
 }
 
 void OneBitAdamEngine::export_errors(NamedTensors& state) const {
@@ -309,7 +293,7 @@ void OneBitAdamEngine::export_errors(NamedTensors& state) const {
     }
     return;
   }
-  exchange_->check();
+  exchange_->check(/*wait=*/true);
   const at::Tensor worker = exchange_->worker_errors(), server = exchange_->server_errors();
   for (size_t i = 0; i < entries_.size(); ++i) {
     state[entries_[i].name + "/worker_error"] = view(worker, i);
@@ -321,18 +305,22 @@ void OneBitAdamEngine::export_errors(NamedTensors& state) const {
 }
 
 std::string OneBitAdamEngine::describe_floors() const {
+  std::vector<at::Tensor> below;
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    below.push_back(view(variance_, i).lt(floors_.select(0, static_cast<int64_t>(i))).sum());
+  }
+  if (below.empty()) return "";
+  const at::Tensor counts = at::stack(below).cpu();
   int64_t all = 0, floored = 0;
   double worst = 0;
   size_t which = 0;
   for (size_t i = 0; i < entries_.size(); ++i) {
     const int64_t count = layout_.counts()[i];
     if (count == 0) continue;
-    const auto* variance = variance_.const_data_ptr<float>() + layout_.offset(i);
-    const int64_t below =
-        std::count_if(variance, variance + count, [&](float value) { return value < tensors_[i].floor; });
+    const int64_t of_entry = counts.const_data_ptr<int64_t>()[i];
     all += count;
-    floored += below;
-    const double share = static_cast<double>(below) / static_cast<double>(count);
+    floored += of_entry;
+    const double share = static_cast<double>(of_entry) / static_cast<double>(count);
     if (share > worst) {
       worst = share;
       which = i;

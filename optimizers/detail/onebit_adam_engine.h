@@ -1,12 +1,11 @@
 // The compressed parameters of a OneBitAdam after the freeze: their momentum, frozen variance and floors in
 // flat buffers, the exchange of their momentum, and the steps they take. Who owns it decides when, and with
-// which factor.
+// which factor. On a GPU a step is only enqueued, and does nothing where the check says that gradients are
+// not finite.
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,6 +15,8 @@
 #include <pacer/collectives/detail/onebit_exchange.h>
 #include <pacer/kernels/onebit_adam.h>
 #include <pacer/optimizers/detail/adam_entry.h>
+#include <pacer/optimizers/detail/adam_slots.h>
+#include <pacer/optimizers/detail/onebit_adam_stages.h>
 #include <pacer/optimizers/detail/onebit_flavour.h>
 #include <pacer/optimizers/named_tensors.h>
 
@@ -26,10 +27,10 @@ class OneBitAdamEngine {
   // Every entry has its state: moments, and master copy or remainder where its dtype needs one. `exchange` is
   // null where nothing is compressed.
   OneBitAdamEngine(std::vector<AdamEntry> entries, std::unique_ptr<OneBitExchange> exchange,
-                   double variance_floor);
+                   double variance_floor, at::Device device);
 
   // The variance becomes bias-corrected, by what each entry's own steps and settings say. False, changing
-  // nothing, where all of it is zero.
+  // nothing, where all of it is zero. Waits for a GPU.
   bool freeze(const std::vector<AdamGroupSettings>& settings);
   // Goes on from a variance that is frozen already, and from this rank's errors (names as export_errors
   // writes them, none for zeros).
@@ -42,15 +43,16 @@ class OneBitAdamEngine {
 
   // ---- One step: prepare, then the sum of squares if anybody asks, then one of the two. ----
 
-  // Finds the gradients. Throws before anything is changed where parameters or gradients do not fit any more.
-  void prepare(const std::vector<AdamGroupSettings>& settings);
-  // Of the stored gradients.
-  double sum_of_squares();
-  // Gradients are multiplied with `factor` first. The momentum travels as signs. `step` counts attempts.
-  void exchange_step(double factor, int64_t step);
-  // Gradients are the mean over ranks already. Where `refresh_after` is set the variance takes them in, too:
-  // that many steps after it last did.
-  void dense_step(double factor, std::optional<int64_t> refresh_after);
+  // Finds the gradients. A refresh takes place every so many steps, 0 for never. Throws before anything is
+  // changed where parameters or gradients do not fit any more.
+  void prepare(const std::vector<AdamGroupSettings>& settings, int64_t refresh_every);
+  // *sum (on the device) = that of all stored gradients.
+  void sum_of_squares(double* sum) { stages_.sum_of_squares(sum); }
+  // The momentum travels as signs. Gradients are multiplied with the check's factor and `weight` first.
+  // `step` counts attempts.
+  void exchange_step(const kernels::GradientCheck* check, double weight, int64_t step);
+  // Gradients are the mean over ranks already. With `refresh` the variance takes them in, too.
+  void dense_step(const kernels::GradientCheck* check, bool refresh);
 
   // Of this rank's part of the last exchange: what was lost, relative to what was to be sent; 0 before.
   double compression_error() const;
@@ -67,11 +69,15 @@ class OneBitAdamEngine {
 
  private:
   at::Tensor view(const at::Tensor& flat, size_t entry) const;
-  bool set_floors();
-  void set_scalars(double factor);
-  kernels::OneBitAdamWork work() const;
-  void for_units(const std::function<void(int64_t)>& f) const;
-  void update();
+  at::Tensor flat_zeros() const;
+  void set_floors(const kernels::OneBitControl& control);
+  kernels::OneBitAdamTensor describe(AdamEntry& entry);
+  kernels::OneBitAdamWork work(const void* scalars) const;
+  kernels::OneBitControl control(const kernels::GradientCheck* check) const;
+  const kernels::GradientCheck* weigh(const kernels::GradientCheck* check, double weight);
+  void conclude();
+  void add_momentum_error(const kernels::GradientCheck* check);
+  at::Tensor momentum() const;
   // Where the served elements of an entry begin in the exchange's server errors, and which they are.
   int64_t served_offset(size_t i, const kernels::OneBitLayout::Part& part) const;
   kernels::OneBitLayout::Part served_part(size_t i) const;
@@ -80,14 +86,18 @@ class OneBitAdamEngine {
   std::vector<AdamGroupSettings> settings_;
   std::unique_ptr<OneBitExchange> exchange_;
   double variance_floor_;
+  at::Device device_;
   kernels::OneBitLayout layout_;
-  kernels::OneBitRows rows_;
-  std::vector<Tile> units_;  // of the gradients' sums of squares, entry by entry
-  std::vector<kernels::OneBitAdamTensor> tensors_;
-  at::Tensor variance_;  // fp32, flat
-  at::Tensor momentum_;  // fp32, flat; undefined while it is what the exchange received
-  at::Tensor
-      momentum_error_;  // fp32, flat: of a former exchange, for the next step; undefined where there is none
+  OneBitAdamStages stages_;
+  AdamSlots slots_;
+  at::Tensor variance_;        // fp32, flat
+  at::Tensor floors_, total_;  // fp32, one for each entry; fp64, the sum of all variance
+  at::Tensor weighed_;         // bytes: a GradientCheck
+  // fp32, flat. Undefined: the momentum is what the exchange received. On CUDA its status says which of the
+  // two it is while this is defined.
+  at::Tensor momentum_;
+  // fp32, flat: of a former exchange, for the next step; undefined where there is none.
+  at::Tensor momentum_error_;
 };
 
 }  // namespace pacer::detail

@@ -45,7 +45,7 @@ Contender make_norm_on_cuda(const ModelData& data) {
             pacer::kernels::sum_of_squares_cuda(
                 pacer::kernels::GradientType::f32, static_cast<const pacer::Tile*>(units.const_data_ptr()),
                 unit_count, static_cast<const pacer::kernels::AdamGradient*>(gradients.const_data_ptr()),
-                static_cast<double*>(partials.mutable_data_ptr()), stream.stream());
+                /*places=*/nullptr, static_cast<double*>(partials.mutable_data_ptr()), stream.stream());
             pacer::kernels::finish_check_cuda(
                 static_cast<const double*>(partials.const_data_ptr()), unit_count, {},
                 static_cast<pacer::kernels::GradientCheck*>(check.mutable_data_ptr()), stream.stream());

@@ -35,7 +35,7 @@ class DeviceGradients {
     DeviceArray<double> sums(std::vector<double>(units_.size(), -1.0));
     const DeviceArray<Tile> units(units_);
     sum_of_squares_cuda(type_, units.data(), static_cast<int64_t>(units_.size()), gradients_.data(),
-                        sums.data(), nullptr);
+                        nullptr, sums.data(), nullptr);
     synchronize();
     return sums.get();
   }

@@ -1,4 +1,4 @@
-// The few questions the engine asks of the CUDA runtime. In a build without CUDA each is an error that names
+// The few questions the other folders ask of the CUDA runtime. In a build without CUDA each is an error that names
 // the way out.
 #pragma once
 

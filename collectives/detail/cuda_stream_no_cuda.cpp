@@ -1,5 +1,5 @@
 #include <pacer/core/error.h>
-#include <pacer/optimizers/detail/cuda_stream.h>
+#include <pacer/collectives/detail/cuda_stream.h>
 
 namespace pacer::detail {
 

@@ -2,7 +2,7 @@
 #include <cuda_runtime_api.h>
 
 #include <pacer/core/error.h>
-#include <pacer/optimizers/detail/cuda_stream.h>
+#include <pacer/collectives/detail/cuda_stream.h>
 
 namespace pacer::detail {
 

@@ -1,0 +1,359 @@
+// The CUDA loops of 1-bit Adam after the freeze. Bytes per element with fp32 gradients: compression 12.25 (20
+// in the first step after a dense one), update 12.13; a refresh reads and writes momentum and variance and
+// reads gradients, 20.
+#include <pacer/kernels/onebit_adam.h>
+
+#include <pacer/kernels/cuda/onebit_compress.cuh>
+#include <pacer/kernels/cuda/packet.cuh>
+
+namespace pacer::kernels {
+namespace {
+
+__device__ __forceinline__ bool momentum_is_dense(const OneBitAdamWork& work, const OneBitControl& control) {
+  return work.dense_momentum != nullptr && (control.status == nullptr || control.status->has_mean == 0);
+}
+
+template <class Element>
+__device__ __forceinline__ void load_gradient(const void* gradient, int first, int real,
+                                              float (&values)[kMine]) {
+  const Element* elements = static_cast<const Element*>(gradient) + first;
+  if (first + kMine <= real && is_packet_aligned<Element, kMine>(elements)) {
+    Element packet[kMine];
+    load_packet(elements, packet);
+#pragma unroll
+    for (int k = 0; k < kMine; ++k) values[k] = load(packet[k]);
+  } else {
+#pragma unroll
+    for (int k = 0; k < kMine; ++k) values[k] = first + k < real ? load(elements[k]) : 0.0f;
+  }
+}
+
+__device__ __forceinline__ void load_gradient_of(AdamStorage storage, const void* gradient, int first,
+                                                 int real, float (&values)[kMine]) {
+  switch (storage) {
+    case AdamStorage::f16_master:
+      return load_gradient<Float16>(gradient, first, real, values);
+    case AdamStorage::bf16_master:
+    case AdamStorage::bf16_remainder:
+      return load_gradient<BFloat16>(gradient, first, real, values);
+    default:
+      return load_gradient<float>(gradient, first, real, values);
+  }
+}
+
+__device__ __forceinline__ int64_t gradient_bytes(AdamStorage storage) {
+  return storage == AdamStorage::f32 ? 4 : 2;
+}
+
+// beta1 * m + (1 - beta1) * g. kMayBeDense: the momentum is what the status says, else bits. kIsF32: so are
+// all tensors.
+template <bool kMayBeDense, bool kIsF32>
+struct MomentumSource {
+  OneBitAdamWork work;
+  OneBitControl control;
+
+  static constexpr int kBlocks = kMayBeDense ? 2 : 3;
+  struct Granule {
+    const void* gradient;        // of its first element; null: none
+    const unsigned char* signs;  // null: the momentum is dense
+    const float* dense;
+    float scale;
+    float beta1, one_minus_beta1, factor;
+    AdamStorage storage;
+  };
+  struct Raw {
+    float gradient[kMine];
+    float momentum[kMayBeDense ? kMine : 1];
+    uint32_t nibble;
+  };
+
+  __device__ __forceinline__ Granule granule(uint32_t number, int64_t position) const {
+    const OneBitAdamTensor& tensor = work.tensors[number];
+    const AdamScalars<float>& scalars = work.scalars_of(tensor);
+    Granule granule{};
+    granule.storage = tensor.storage;
+    if (tensor.gradient != nullptr) {
+      granule.gradient = static_cast<const char*>(tensor.gradient) +
+                         (position - tensor.begin) * gradient_bytes(tensor.storage);
+    }
+    granule.beta1 = scalars.beta1;
+    granule.one_minus_beta1 = scalars.one_minus_beta1;
+    granule.factor = scalars.factor;
+    if (kMayBeDense && momentum_is_dense(work, control)) {
+      granule.dense = work.dense_momentum + position;
+    } else {
+      const SignedGranule bits = signed_granule(work.bits, position);
+      granule.signs = bits.signs;
+      granule.scale = bits.scale;
+    }
+    return granule;
+  }
+  __device__ __forceinline__ Raw fetch(const Granule& granule, int real, int lane) const {
+    Raw raw{};
+    if constexpr (kMayBeDense) {
+      if (granule.signs == nullptr) load_packet(granule.dense + lane * kMine, raw.momentum);
+    }
+    if (!kMayBeDense || granule.signs != nullptr) raw.nibble = nibble_of(granule.signs, lane);
+    if (granule.gradient != nullptr) {
+      if constexpr (kIsF32) {
+        load_gradient<float>(granule.gradient, lane * kMine, real, raw.gradient);
+      } else {
+        load_gradient_of(granule.storage, granule.gradient, lane * kMine, real, raw.gradient);
+      }
+    }
+    return raw;
+  }
+  __device__ __forceinline__ void read(const Granule& granule, const Raw& raw, int, int64_t,
+                                       float (&values)[kMine]) const {
+    AdamScalars<float> scalars;
+    scalars.beta1 = granule.beta1;
+    scalars.one_minus_beta1 = granule.one_minus_beta1;
+    scalars.factor = granule.factor;
+#pragma unroll
+    for (int k = 0; k < kMine; ++k) {
+      float momentum = decode_sign((raw.nibble >> k) & 1u, granule.scale);
+      if constexpr (kMayBeDense) momentum = granule.signs == nullptr ? raw.momentum[k] : momentum;
+      values[k] = onebit_momentum(raw.gradient[k], momentum, scalars);
+    }
+  }
+};
+
+// ---- By tiles of one dtype set: four elements a thread. ----
+
+constexpr int kTileThreads = 128;
+static_assert(kTileThreads * kMine == kOneBitBlockTile && kWarp * kMine == kOneBitWarpTile);
+
+// What a thread has to do in its tile.
+struct MyFour {
+  int64_t offset;    // in the tensor
+  int64_t position;  // in the buffer
+  int count;         // elements, at most four
+};
+__device__ __forceinline__ MyFour my_four(const Tile& tile, int lane, const OneBitAdamTensor& tensor) {
+  const int first = lane * kMine, left = static_cast<int>(tile.count) - first;
+  return {tile.offset + first, tensor.begin + tile.offset + first,
+          left < 0       ? 0
+          : left < kMine ? left
+                         : kMine};
+}
+
+// Signs of a lane's four elements: granules begin where tensors and tiles do.
+__device__ __forceinline__ void decode_mine(const OneBitMessages& bits, int64_t position, int lane,
+                                            float (&momentum)[kMine]) {
+  const int place = lane % kWarp;
+  const SignedGranule granule = signed_granule(bits, position - place * kMine);
+  const uint32_t nibble = nibble_of(granule.signs, place);
+#pragma unroll
+  for (int k = 0; k < kMine; ++k) momentum[k] = decode_sign((nibble >> k) & 1u, granule.scale);
+}
+
+template <class Element>
+__device__ __forceinline__ bool in_packets(const Element* elements, int count) {
+  return count == kMine && is_packet_aligned<Element, kMine>(elements);
+}
+template <class Element>
+__device__ __forceinline__ void load_mine(const Element* elements, int count, Element (&values)[kMine]) {
+  if (in_packets(elements, count)) {
+    load_packet(elements, values);
+  } else {
+#pragma unroll
+    for (int k = 0; k < kMine; ++k) values[k] = k < count ? elements[k] : Element{};
+  }
+}
+template <class Element>
+__device__ __forceinline__ void store_mine(Element* elements, int count, const Element (&values)[kMine]) {
+  if (in_packets(elements, count)) {
+    store_packet(elements, values);
+  } else {
+#pragma unroll
+    for (int k = 0; k < kMine; ++k) {
+      if (k < count) elements[k] = values[k];
+    }
+  }
+}
+
+template <AdamStorage kStorage>
+__global__ void __launch_bounds__(kTileThreads)
+    dense_momentum_kernel(const AdamTiles table, const OneBitAdamWork work, float* momentum, bool refresh,
+                          const OneBitControl control) {
+  using Element = typename StorageOf<kStorage>::Param;
+  const auto [tile, index, lane] = my_tile<kTileThreads>(table);
+  if (tile.count == 0 || stands_still(control)) return;
+  const OneBitAdamTensor& tensor = work.tensors[tile.tensor];
+  const auto [offset, position, count] = my_four(tile, lane, tensor);
+  if (count == 0) return;
+  const AdamScalars<float>& scalars = work.scalars_of(tensor);
+  Element gradient[kMine] = {};
+  if (tensor.gradient != nullptr)
+    load_mine(static_cast<const Element*>(tensor.gradient) + offset, count, gradient);
+  float values[kMine], variance[kMine];
+  if (momentum_is_dense(work, control)) {
+    load_mine(work.dense_momentum + position, count, values);
+  } else {
+    decode_mine(work.bits, position, lane, values);
+  }
+#pragma unroll
+  for (int k = 0; k < kMine; ++k) values[k] = onebit_momentum(load(gradient[k]), values[k], scalars);
+  store_mine(momentum + position, count, values);
+  if (!refresh) return;
+  load_mine(work.variance + position, count, variance);
+#pragma unroll
+  for (int k = 0; k < kMine; ++k) {
+    variance[k] = refreshed_variance(load(gradient[k]), variance[k], scalars, tensor.refresh);
+  }
+  store_mine(work.variance + position, count, variance);
+}
+
+template <AdamStorage kStorage, bool kDense>
+__global__ void __launch_bounds__(kTileThreads)
+    onebit_update_kernel(const AdamTiles table, const OneBitAdamWork work, const OneBitControl control) {
+  using Types = StorageOf<kStorage>;
+  const auto [tile, index, lane] = my_tile<kTileThreads>(table);
+  if (tile.count == 0) return;
+  const OneBitAdamTensor& tensor = work.tensors[tile.tensor];
+  const auto [offset, position, count] = my_four(tile, lane, tensor);
+  if (count == 0) return;
+  auto* parameter = static_cast<typename Types::Param*>(tensor.parameter) + offset;
+  auto* extra = static_cast<typename Types::Extra*>(tensor.extra);
+  float variance[kMine], momentum[kMine];
+  typename Types::Param values[kMine];
+  typename Types::Extra extras[kMine];
+  load_mine(parameter, count, values);
+  if constexpr (Types::kHasExtra) {
+    extra += offset;
+    load_mine(extra, count, extras);
+  }
+  load_mine<float>(work.variance + position, count, variance);
+  if constexpr (kDense) {
+    load_mine(work.dense_momentum + position, count, momentum);
+  } else {
+    decode_mine(work.bits, position, lane, momentum);
+  }
+  if (stands_still(control)) return;
+  const AdamScalars<float>& scalars = work.scalars_of(tensor);
+  const float floor = work.floors[tile.tensor];
+#pragma unroll
+  for (int k = 0; k < kMine; ++k) {
+    StoredElement<kStorage> e{};
+    e.parameter = values[k];
+    if constexpr (Types::kHasExtra) e.extra = extras[k];
+    const float value = frozen_step(load_parameter(e), momentum[k], variance[k], floor, scalars);
+    store_parameter(value, 0, e);
+    values[k] = e.parameter;
+    if constexpr (Types::kHasExtra) extras[k] = e.extra;
+  }
+  store_mine(parameter, count, values);
+  if constexpr (Types::kHasExtra) store_mine(extra, count, extras);
+}
+
+// ---- Floors, and the few numbers of a step. ----
+
+constexpr int kFloorThreads = 128;
+
+// A warp per tensor.
+__global__ void __launch_bounds__(kFloorThreads)
+    tensor_sums_kernel(const OneBitFloors floors, const OneBitControl control) {
+  const int64_t tensor = blockIdx.x * static_cast<int64_t>(kFloorThreads / kWarp) + threadIdx.x / kWarp;
+  if (tensor >= floors.tensors || stands_still(control)) return;
+  const OneBitUnits units = floors.units[tensor];
+  const double sum = sum_partials_by_warp(floors.partials + units.first, units.count);
+  if (threadIdx.x % kWarp == 0) floors.sums[tensor] = sum;
+}
+
+__global__ void __launch_bounds__(kFloorThreads)
+    floors_kernel(const OneBitFloors floors, const OneBitControl control) {
+  if (stands_still(control)) return;
+  if (threadIdx.x == 0) {
+    double total = 0;
+    for (int64_t i = 0; i < floors.tensors; ++i) total += floors.sums[i];
+    *floors.total = total;
+  }
+  __syncthreads();
+  const double total = *floors.total;
+  for (int64_t i = threadIdx.x; i < floors.tensors; i += kFloorThreads) {
+    floors.floors[i] = variance_floor(floors.share, floors.sums[i], floors.counts[i], total, floors.elements);
+  }
+}
+
+__global__ void joint_sum_kernel(const double* own, int64_t ranks, double weight, const double* averaged,
+                                 double* total) {
+  *total = joint_sum_of_squares(own, ranks, weight, *averaged);
+}
+
+__global__ void weighed_check_kernel(const GradientCheck* check, double weight, GradientCheck* weighed) {
+  *weighed = weighed_check(*check, weight);
+}
+
+// visit(std::integral_constant) for the dtype sets that can be compressed.
+template <class Visit>
+void with_compressible(AdamStorage storage, const Visit& visit) {
+  switch (storage) {
+    case AdamStorage::f16_master:
+      return visit(std::integral_constant<AdamStorage, AdamStorage::f16_master>{});
+    case AdamStorage::bf16_master:
+      return visit(std::integral_constant<AdamStorage, AdamStorage::bf16_master>{});
+    case AdamStorage::bf16_remainder:
+      return visit(std::integral_constant<AdamStorage, AdamStorage::bf16_remainder>{});
+    default:
+      return visit(std::integral_constant<AdamStorage, AdamStorage::f32>{});
+  }
+}
+
+}  // namespace
+
+void onebit_compress_momentum_cuda(const OneBitCudaSide& side, const OneBitAdamWork& work,
+                                   OneBitStorage storage, const OneBitControl& control, Stream stream) {
+  const char* what = "the compression of momentum";
+  const bool may_be_dense = work.dense_momentum != nullptr;
+  const bool is_f32 = storage.same && storage.storage == AdamStorage::f32;
+  if (may_be_dense) {
+    is_f32 ? launch_compress(what, side, MomentumSource<true, true>{work, control}, control, stream)
+           : launch_compress(what, side, MomentumSource<true, false>{work, control}, control, stream);
+  } else {
+    is_f32 ? launch_compress(what, side, MomentumSource<false, true>{work, control}, control, stream)
+           : launch_compress(what, side, MomentumSource<false, false>{work, control}, control, stream);
+  }
+}
+
+void onebit_dense_momentum_cuda(AdamStorage storage, const AdamTiles& tiles, const OneBitAdamWork& work,
+                                float* momentum, bool refresh, const OneBitControl& control, Stream stream) {
+  const unsigned blocks = blocks_for<kTileThreads>(tiles);
+  if (blocks == 0) return;
+  with_compressible(storage, [&](auto chosen) {
+    dense_momentum_kernel<chosen()>
+        <<<blocks, kTileThreads, 0, stream>>>(tiles, work, momentum, refresh, control);
+  });
+  check_launch("the momentum of 1-bit Adam");
+}
+
+void onebit_update_cuda(AdamStorage storage, const AdamTiles& tiles, const OneBitAdamWork& work, bool dense,
+                        const OneBitControl& control, Stream stream) {
+  const unsigned blocks = blocks_for<kTileThreads>(tiles);
+  if (blocks == 0) return;
+  with_compressible(storage, [&](auto chosen) {
+    const auto kernel = dense ? onebit_update_kernel<chosen(), true> : onebit_update_kernel<chosen(), false>;
+    kernel<<<blocks, kTileThreads, 0, stream>>>(tiles, work, control);
+  });
+  check_launch("the update of 1-bit Adam");
+}
+
+void onebit_floors_cuda(const OneBitFloors& floors, const OneBitControl& control, Stream stream) {
+  const int64_t blocks = ceil_divide(floors.tensors, kFloorThreads / kWarp);
+  if (blocks == 0) return;
+  tensor_sums_kernel<<<static_cast<unsigned>(blocks), kFloorThreads, 0, stream>>>(floors, control);
+  floors_kernel<<<1, kFloorThreads, 0, stream>>>(floors, control);
+  check_launch("the floors of the variance");
+}
+
+void joint_sum_of_squares_cuda(const double* own, int64_t ranks, double weight, const double* averaged,
+                               double* total, Stream stream) {
+  joint_sum_kernel<<<1, 1, 0, stream>>>(own, ranks, weight, averaged, total);
+  check_launch("the joint gradient norm");
+}
+
+void weighed_check_cuda(const GradientCheck* check, double weight, GradientCheck* weighed, Stream stream) {
+  weighed_check_kernel<<<1, 1, 0, stream>>>(check, weight, weighed);
+  check_launch("the gradient factor of 1-bit Adam");
+}
+
+}  // namespace pacer::kernels

@@ -1,0 +1,255 @@
+#include <pacer/optimizers/detail/onebit_adam_stages.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <pacer/core/reduction_order.h>
+#include <pacer/kernels/cpu/target.h>
+#include <pacer/kernels/norm.h>
+#include <pacer/optimizers/detail/tile_loop.h>
+
+namespace pacer::detail {
+
+using kernels::AdamStorage;
+using kernels::OneBitAdamWork;
+using kernels::OneBitControl;
+
+OneBitAdamStages::OneBitAdamStages(const std::vector<AdamEntry>& entries, const kernels::OneBitLayout& layout,
+                                   at::Device device)
+    : device_(device),
+      layout_(layout),
+      rows_(layout_.rows()),
+      units_(make_tiles(layout_.counts(), kReductionUnit)) {
+  tensors_.host().resize(entries.size());
+  const auto doubles = at::TensorOptions().dtype(at::kDouble).device(device);
+  partials_ = at::empty({static_cast<int64_t>(units_.size())}, doubles);
+  sums_ = at::empty({static_cast<int64_t>(entries.size())}, doubles);
+  if (device_.is_cuda()) make_tables(entries);
+}
+
+void OneBitAdamStages::make_tables(const std::vector<AdamEntry>& entries) {
+  const auto table_of = [&](AdamStorage storage) -> Table& {
+    for (Table& table : tables_) {
+      if (table.storage == storage) return table;
+    }
+    tables_.push_back({storage, {}, 0, {}, {}});
+    return tables_.back();
+  };
+  for (const Tile& tile : make_tiles(layout_.counts(), kernels::kOneBitBlockTile)) {
+    table_of(entries[tile.tensor].storage).tiles.host().push_back(tile);
+  }
+  units_of_.host().resize(entries.size());
+  for (size_t u = 0; u < units_.size(); ++u) {
+    Table& table = table_of(entries[units_[u].tensor].storage);
+    table.units.host().push_back(units_[u]);
+    table.unit_places.host().push_back(static_cast<uint32_t>(u));
+    kernels::OneBitUnits& units = units_of_.host()[units_[u].tensor];
+    if (units.count++ == 0) units.first = static_cast<int64_t>(u);
+  }
+  for (Table& table : tables_) {
+    auto& tiles = table.tiles.host();
+    const auto first_small = std::stable_partition(
+        tiles.begin(), tiles.end(), [](const Tile& tile) { return tile.count > kernels::kOneBitWarpTile; });
+    table.block_tiles = first_small - tiles.begin();
+    table.tiles.send(device_);
+    table.units.send(device_);
+    table.unit_places.send(device_);
+  }
+  all_units_.host() = units_;
+  counts_.host() = layout_.counts();
+  gradients_.host().resize(entries.size());
+  variances_.host().resize(entries.size());
+  all_units_.send(device_);
+  counts_.send(device_);
+  units_of_.send(device_);
+}
+
+kernels::AdamTiles OneBitAdamStages::Table::view() const {
+  return {tiles.pointer(), block_tiles, static_cast<int64_t>(tiles.host().size()) - block_tiles};
+}
+
+void OneBitAdamStages::set_tensor(size_t i, const kernels::OneBitAdamTensor& tensor) {
+  kernels::OneBitAdamTensor& current = tensors_.host()[i];
+  if (std::memcmp(&current, &tensor, sizeof tensor) == 0) return;
+  current = tensor;
+  tensors_.mark_changed();
+  if (device_.is_cpu()) return;
+  gradients_.host()[i].gradient = tensor.gradient;
+  gradients_.mark_changed();
+}
+
+void OneBitAdamStages::send() {
+  tensors_.send(device_);
+  gradients_.send(device_);
+}
+
+template <class F>
+void OneBitAdamStages::for_units(const F& f) const {
+  at::parallel_for(0, rows_.units(), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t unit = begin; unit < end; ++unit) f(unit);
+  });
+}
+
+kernels::OneBitAdamRows OneBitAdamStages::rows_of(const OneBitAdamWork& work) const {
+  return {work, rows_.pieces.data(), rows_.first.data(), rows_.count(), rows_.extent};
+}
+
+// ---- Sums ----
+
+void OneBitAdamStages::sum_of_squares(double* sum) {
+  auto* partials = partials_.mutable_data_ptr<double>();
+  const auto count = static_cast<int64_t>(units_.size());
+  if (device_.is_cpu()) {
+    sum_of_squares_on_cpu(partials);
+    *sum = sum_partials(partials, count);
+    return;
+  }
+  const kernels::Stream stream = current_stream(device_);
+  for (const Table& table : tables_) {
+    kernels::sum_of_squares_cuda(
+        gradient_type(table.storage), table.units.pointer(), static_cast<int64_t>(table.units.host().size()),
+        gradients_.pointer(), tables_.size() == 1 ? nullptr : table.unit_places.pointer(), partials, stream);
+  }
+  kernels::sum_partials_cuda(partials, count, sum, stream);
+}
+
+void OneBitAdamStages::sum_of_squares_on_cpu(double* partials) const {
+  for_each_tile(units_, [&](int64_t u) {
+    const Tile& unit = units_[static_cast<size_t>(u)];
+    const kernels::OneBitAdamTensor& tensor = tensors_.host()[unit.tensor];
+    const kernels::GradientType type = gradient_type(tensor.storage);
+    const int64_t size = type == kernels::GradientType::f32 ? 4 : 2;
+    partials[u] = tensor.gradient == nullptr
+                      ? 0.0
+                      : kernels::sum_of_squares_cpu(
+                            type, static_cast<const char*>(tensor.gradient) + unit.offset * size, unit.count);
+  });
+}
+
+void OneBitAdamStages::floors(const at::Tensor& variance, double share, const at::Tensor& floors,
+                              const at::Tensor& total, const OneBitControl& control) {
+  auto* elements = variance.mutable_data_ptr<float>();
+  if (device_.is_cpu()) {
+    return floors_on_cpu(elements, share, floors.mutable_data_ptr<float>(), total.mutable_data_ptr<double>());
+  }
+  for (size_t i = 0; i < variances_.host().size(); ++i) {
+    const void* of_tensor = elements + layout_.offset(i);
+    if (variances_.host()[i].gradient == of_tensor) continue;
+    variances_.host()[i].gradient = of_tensor;
+    variances_.mark_changed();
+  }
+  variances_.send(device_);
+  const kernels::Stream stream = current_stream(device_);
+  auto* partials = partials_.mutable_data_ptr<double>();
+  kernels::sum_of_magnitudes_cuda(all_units_.pointer(), static_cast<int64_t>(units_.size()),
+                                  variances_.pointer(), partials, stream);
+  kernels::OneBitFloors work{};
+  work.partials = partials;
+  work.units = units_of_.pointer();
+  work.counts = counts_.pointer();
+  work.tensors = static_cast<int64_t>(layout_.counts().size());
+  work.elements = rows_.real_elements();
+  work.share = share;
+  work.sums = sums_.mutable_data_ptr<double>();
+  work.total = total.mutable_data_ptr<double>();
+  work.floors = floors.mutable_data_ptr<float>();
+  onebit_floors_cuda(work, control, stream);
+}
+
+void OneBitAdamStages::floors_on_cpu(const float* variance, double share, float* floors,
+                                     double* total) const {
+  const kernels::FullDenormals full_denormals;
+  auto* partials = partials_.mutable_data_ptr<double>();
+  auto* sums = sums_.mutable_data_ptr<double>();
+  for_each_tile(units_, [&](int64_t u) {
+    const Tile& unit = units_[static_cast<size_t>(u)];
+    partials[u] =
+        kernels::sum_of_magnitudes_cpu(variance + layout_.offset(unit.tensor) + unit.offset, unit.count);
+  });
+  const size_t tensors = layout_.counts().size();
+  std::fill(sums, sums + tensors, 0.0);
+  for (size_t u = 0; u < units_.size();) {
+    const size_t tensor = units_[u].tensor, begin = u;
+    while (u < units_.size() && units_[u].tensor == tensor) ++u;
+    sums[tensor] = sum_partials(partials + begin, static_cast<int64_t>(u - begin));
+  }
+  *total = 0;
+  for (size_t i = 0; i < tensors; ++i) *total += sums[i];
+  const int64_t elements = rows_.real_elements();
+  for (size_t i = 0; i < tensors; ++i) {
+    floors[i] = kernels::variance_floor(share, sums[i], layout_.counts()[i], *total, elements);
+  }
+}
+
+// ---- The step ----
+
+OneBitInput OneBitAdamStages::input(const OneBitAdamWork& work, const kernels::GradientCheck* check) const {
+  OneBitInput input;
+  if (device_.is_cpu()) {
+    input_rows_ = rows_of(work);
+    input.source = kernels::onebit_momentum_row;
+    input.context = &input_rows_;
+    return input;
+  }
+  input.check = check;
+  const kernels::OneBitStorage storage{tables_.size() == 1,
+                                       tables_.empty() ? AdamStorage::f32 : tables_.front().storage};
+  input.enqueue = [&work, storage](const auto& side, const auto& control, kernels::Stream stream) {
+    onebit_compress_momentum_cuda(side, work, storage, control, stream);
+  };
+  return input;
+}
+
+void OneBitAdamStages::dense_momentum(const OneBitAdamWork& work, float* momentum, bool refresh,
+                                      const OneBitControl& control) const {
+  if (device_.is_cpu()) {
+    const kernels::OneBitAdamRows rows = rows_of(work);
+    for_units([&](int64_t unit) {
+      onebit_dense_momentum_cpu(rows, unit, momentum);
+      if (refresh) onebit_refresh_cpu(rows, unit);
+    });
+    return;
+  }
+  for (const Table& table : tables_) {
+    onebit_dense_momentum_cuda(table.storage, table.view(), work, momentum, refresh, control,
+                               current_stream(device_));
+  }
+}
+
+void OneBitAdamStages::update(const OneBitAdamWork& work, bool dense, const OneBitControl& control) const {
+  if (device_.is_cpu()) {
+    const kernels::OneBitAdamRows rows = rows_of(work);
+    for_units([&](int64_t unit) { onebit_update_cpu(rows, unit); });
+    return;
+  }
+  for (const Table& table : tables_) {
+    onebit_update_cuda(table.storage, table.view(), work, dense, control, current_stream(device_));
+  }
+}
+
+at::Tensor OneBitAdamStages::decode(const OneBitAdamWork& work, const OneBitControl& control) const {
+  const at::Tensor momentum =
+      at::zeros({layout_.length()}, at::TensorOptions().dtype(at::kFloat).device(device_));
+  auto* to = momentum.mutable_data_ptr<float>();
+  if (device_.is_cuda()) {
+    onebit_decode_cuda(work.bits, layout_.length(), to, control, current_stream(device_));
+    return momentum;
+  }
+  const kernels::OneBitAdamRows rows = rows_of(work);
+  float values[kernels::kOneBitRow];
+  for (int64_t row = 0; row < rows.rows; ++row) {
+    const int64_t begin = row * kernels::kOneBitRow;
+    onebit_read_momentum(rows, row, std::min(kernels::kOneBitRow, rows.extent - begin), values);
+    for (int64_t p = rows.first[row]; p < rows.first[row + 1]; ++p) {
+      const kernels::OneBitPiece& piece = rows.pieces[p];
+      std::copy_n(values + (piece.position - begin), piece.count, to + piece.position);
+    }
+  }
+  return momentum;
+}
+
+}  // namespace pacer::detail

@@ -1,0 +1,75 @@
+// The kernels of 1-bit Adam over all tensors of a flat buffer, on the CPU or on a GPU, where they are
+// enqueued and do nothing while `control` says so.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <pacer/collectives/detail/device_buffer.h>
+#include <pacer/collectives/detail/onebit_exchange.h>
+#include <pacer/kernels/onebit_adam.h>
+#include <pacer/optimizers/detail/adam_entry.h>
+
+namespace pacer::detail {
+
+class OneBitAdamStages {
+ public:
+  OneBitAdamStages(const std::vector<AdamEntry>& entries, const kernels::OneBitLayout& layout,
+                   at::Device device);
+
+  // What changes from step to step, and its way to the device.
+  void set_tensor(size_t i, const kernels::OneBitAdamTensor& tensor);
+  void send();
+  const kernels::OneBitAdamTensor* tensors() const { return tensors_.pointer(); }
+
+  // *sum (on the device) = that of all stored gradients.
+  void sum_of_squares(double* sum);
+  // For OneBitExchange::run. `work` must outlive it.
+  OneBitInput input(const kernels::OneBitAdamWork& work, const kernels::GradientCheck* check) const;
+  // momentum = beta1 * m + (1 - beta1) * g; with `refresh` the variance takes in the gradients, too.
+  void dense_momentum(const kernels::OneBitAdamWork& work, float* momentum, bool refresh,
+                      const kernels::OneBitControl& control) const;
+  // The parameters take the step, with the dense momentum of `work` where `dense`.
+  void update(const kernels::OneBitAdamWork& work, bool dense, const kernels::OneBitControl& control) const;
+  // floors[i] from tensor i's part of the variance, and *total, the sum of all of it.
+  void floors(const at::Tensor& variance, double share, const at::Tensor& floors, const at::Tensor& total,
+              const kernels::OneBitControl& control);
+  // The momentum in fp32, with zeros between tensors.
+  at::Tensor decode(const kernels::OneBitAdamWork& work, const kernels::OneBitControl& control) const;
+
+ private:
+  // CUDA: the tensors of one dtype set.
+  struct Table {
+    kernels::AdamStorage storage;
+    DeviceBuffer<Tile> tiles;
+    int64_t block_tiles = 0;
+    DeviceBuffer<Tile> units;
+    DeviceBuffer<uint32_t> unit_places;
+
+    kernels::AdamTiles view() const;
+  };
+  void make_tables(const std::vector<AdamEntry>& entries);
+  void sum_of_squares_on_cpu(double* partials) const;
+  void floors_on_cpu(const float* variance, double share, float* floors, double* total) const;
+  kernels::OneBitAdamRows rows_of(const kernels::OneBitAdamWork& work) const;
+  template <class F>
+  void for_units(const F& f) const;
+
+  at::Device device_;
+  kernels::OneBitLayout layout_;
+  kernels::OneBitRows rows_;
+  mutable kernels::OneBitAdamRows input_rows_{};  // of input()
+  std::vector<Tile> units_;                       // entry by entry, of sums
+  DeviceBuffer<kernels::OneBitAdamTensor> tensors_;
+  std::vector<Table> tables_;
+  DeviceBuffer<kernels::AdamGradient> gradients_;  // CUDA, for sums: gradients, and the variance
+  DeviceBuffer<kernels::AdamGradient> variances_;
+  DeviceBuffer<Tile> all_units_;
+  DeviceBuffer<kernels::OneBitUnits> units_of_;
+  DeviceBuffer<int64_t> counts_;
+  at::Tensor partials_, sums_;
+};
+
+}  // namespace pacer::detail
