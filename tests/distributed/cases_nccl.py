@@ -33,6 +33,13 @@ def training(worker):
 
 
 @case
+def compressed(worker):
+    """Compressed means and 1-bit Adam on GPUs have the bits of threads on the CPU."""
+    for world_size in worlds():
+        play(worker, "compress", world_size, nccl=1, steps=200 if LONG else 30)
+
+
+@case
 def resume(worker):
     for world_size in worlds():
         play(worker, "train_resume", world_size, nccl=1, folder="{folder}")

@@ -40,6 +40,12 @@ def compressed_momentum(worker):
 
 
 @case
+def compressed_by_hand(worker):
+    """Compressed means and 1-bit Adam over Gloo, beside threads."""
+    play(worker, "compress", 3, steps=20)
+
+
+@case
 def resume(worker):
     """Four ranks, to the bit."""
     play(worker, "train_resume", 4, folder="{folder}")

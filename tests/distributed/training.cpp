@@ -169,7 +169,6 @@ void resume(const Player& player) {
   for (const char* name :
        {"FusedAdamW", "FusedAdamW bf16 stochastic", "SGD", "OneBitAdam", "OneBitAdam refreshed"}) {
     const RegisteredOptimizer optimizer = optimizer_named(name);
-    if (optimizer.has_ranks && world->device().is_cuda()) continue;
     const std::string root = folder + "/" + std::to_string(number++);
     const auto make = [&] {
       auto run = make_run(optimizer, hooks, world, /*dropout=*/0.1);

@@ -102,13 +102,6 @@ inline std::vector<RegisteredOptimizer> all_optimizers() {
   };
 }
 
-// Those that run on CUDA.
-inline std::vector<RegisteredOptimizer> cuda_optimizers() {
-  std::vector<RegisteredOptimizer> all = all_optimizers();
-  all.erase(std::remove_if(all.begin(), all.end(), [](const auto& o) { return o.has_ranks; }), all.end());
-  return all;
-}
-
 struct RegisteredHook {
   std::string name;
   // May be used together with hooks of another kind only.
