@@ -75,7 +75,8 @@ void append(const std::string& path, const std::vector<Measurement>& measurement
 std::vector<Measurement> read_measurements(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   std::string line;
-  pacer::require<pacer::FileError>(std::getline(file, line).good(), "cannot read ", path);
+  pacer::require<pacer::FileError>(std::getline(file, line).good(), "cannot read ", path,
+                                   "; choose a file that --csv has written");
   pacer::require(line == kColumns, path, " does not begin with the columns ", kColumns,
                  "; choose a file that --csv has written");
   std::vector<Measurement> measurements;
@@ -136,7 +137,7 @@ std::string as_chart(const std::vector<Measurement>& measurements, int64_t ranks
     const size_t i = numbers.emplace(entry.optimizer, lines.size()).first->second;
     if (i == lines.size()) {
       lines.push_back({entry.optimizer, false, {}});
-      models.push_back({"model", true, {}});
+      models.push_back({"model " + entry.optimizer, true, {}});
     }
     lines[i].points.emplace_back(entry.gbit, entry.milliseconds);
     const double expected = expected_milliseconds(entry, measurements);
