@@ -78,7 +78,7 @@ def environment(network, rank, device):
             raise Failed(f"{network.ranks} ranks need as many GPUs, but CUDA_VISIBLE_DEVICES names {len(gpus)}")
         # Between hosts there is only the network: no direct access, no shared memory, no InfiniBand.
         variables.update(CUDA_VISIBLE_DEVICES=gpus[rank] if gpus else str(rank), NCCL_P2P_DISABLE="1",
-                         NCCL_SHM_DISABLE="1", NCCL_IB_DISABLE="1", NCCL_SOCKET_IFNAME="eth0")
+                         NCCL_SHM_DISABLE="1", NCCL_IB_DISABLE="1", NCCL_NVLS_ENABLE="0", NCCL_SOCKET_IFNAME="eth0")
     return variables
 
 
