@@ -55,6 +55,7 @@ void OneBitAdam::set_up(std::shared_ptr<Communicator> world) {
     rule_ = std::make_unique<FreezeRule>(*plan_->freeze_automatically, detail::first_beta2(param_groups_));
   }
   own_guard_ = std::make_shared<GradientGuard>(device);
+  announce_phase();
 }
 
 template <class Group>
@@ -86,6 +87,23 @@ OneBitAdam::Kind OneBitAdam::kind_of_next_step() const {
   const int64_t every = plan_->refresh_variance_every;
   if (every > 0 && (attempts_ + 1 - *frozen_at_) % every == 0) return Kind::refresh;
   return compressed_->compresses() ? Kind::compressed : Kind::dense;
+}
+
+void OneBitAdam::announce_phase() const {
+  const auto name = [](Kind kind) {
+    switch (kind) {
+      case Kind::warm_up:
+        return "warm-up";
+      case Kind::compressed:
+        return "compressed";
+      case Kind::refresh:
+        return "refresh";
+      case Kind::dense:
+        break;
+    }
+    return "frozen";
+  };
+  world_->set_phase(name(kind_of_next_step()));
 }
 
 OneBitPhase OneBitAdam::phase() const { return frozen_at_ ? OneBitPhase::compressed : OneBitPhase::warm_up; }
@@ -220,6 +238,7 @@ void OneBitAdam::conclude(bool applied) {
   } else {
     engine().conclude(applied);
   }
+  announce_phase();  // already here: a Session's gradients travel before the next prepare()
 }
 
 int64_t OneBitAdam::skipped_steps() const { return guard_ ? guard_->read().skipped_steps : 0; }

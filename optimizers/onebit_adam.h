@@ -71,7 +71,9 @@ class OneBitAdam : public FusedOptimizer {
   std::optional<int64_t> frozen_at() const { return frozen_at_; }
   // Steps taken or skipped so far.
   int64_t attempts() const { return attempts_; }
-  // From this rank to others, for compressed momentum.
+  // From this rank to others, for compressed momentum. What each phase sends in all is in the Communicator's
+  // traffic(): "warm-up", "compressed", "refresh" for steps that refresh the variance, "frozen" where the
+  // frozen variance is used without compression.
   int64_t bytes_sent() const;
   // |what rounding to signs lost| / |what was rounded| of this rank in the last compressed step; 0 before.
   double compression_error() const;
@@ -109,6 +111,8 @@ class OneBitAdam : public FusedOptimizer {
   template <class Group>
   void add_group(const Group& group);
   Kind kind_of_next_step() const;
+  // What is sent from here on counts for the coming step's phase.
+  void announce_phase() const;
   bool exchanges(const detail::OneBitPlan& plan) const;
   Entries compressed_entries(
       const ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>& states) const;

@@ -224,6 +224,7 @@ void OneBitAdam::import_states(const NamedTensors& saved, const NamedTensors& ra
   frozen_at_ = frozen_at > 0 ? std::optional<int64_t>(frozen_at) : std::nullopt;
   freeze_is_due_ = freeze_is_due;
   has_agreed_ = false;
+  announce_phase();
 }
 
 void OneBitAdam::save(torch::serialize::OutputArchive& /*archive*/) const {

@@ -120,19 +120,25 @@ std::string line_chart(const std::string& title, const std::string& x_title, con
   const LogScale x_scale = scale_of(left, right, kLeft, kRight), y_scale = scale_of(low, high, bottom, kTop);
 
   std::string svg = text_at(0, 46, "start", y_title);
+  // Powers of ten; where these are few, also 2 and 5 times them.
   const auto ticks = [](const LogScale& scale, auto&& draw) {
-    for (int e = static_cast<int>(std::ceil(std::log10(scale.low))); std::pow(10, e) <= scale.high; ++e)
-      draw(e);
+    const bool few = scale.high / scale.low < 100;
+    for (int e = static_cast<int>(std::floor(std::log10(scale.low))); std::pow(10, e) <= scale.high; ++e) {
+      for (const int digit : {1, 2, 5}) {
+        const double value = digit * std::pow(10, e);
+        if (value < scale.low || value > scale.high || (digit > 1 && !few)) continue;
+        draw(value, digit == 1 ? power_of_ten(e) : plain_number(value));
+      }
+    }
   };
-  ticks(y_scale, [&](int exponent) {
-    const double y = y_scale.pixel(std::pow(10, exponent));
-    svg += segment("grid", kLeft, y, kRight, y) + text_at(kLeft - 8, y + 4, "end", power_of_ten(exponent));
+  ticks(y_scale, [&](double value, const std::string& label) {
+    const double y = y_scale.pixel(value);
+    svg += segment("grid", kLeft, y, kRight, y) + text_at(kLeft - 8, y + 4, "end", label);
   });
   svg += segment("axis", kLeft, bottom, kRight, bottom);
-  ticks(x_scale, [&](int exponent) {
-    const double x = x_scale.pixel(std::pow(10, exponent));
-    svg +=
-        segment("axis", x, bottom, x, bottom + 5) + text_at(x, bottom + 20, "middle", power_of_ten(exponent));
+  ticks(x_scale, [&](double value, const std::string& label) {
+    const double x = x_scale.pixel(value);
+    svg += segment("axis", x, bottom, x, bottom + 5) + text_at(x, bottom + 20, "middle", label);
   });
   svg += text_at((kLeft + kRight) / 2, bottom + 42, "middle", x_title);
 

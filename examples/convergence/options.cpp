@@ -86,7 +86,7 @@ void print_help(const Vocabulary& vocabulary, const std::vector<ArmHelp>& arms) 
   std::cout
       << "Trains a small byte-level GPT on real text, once per arm and seed, with the same initial weights\n"
          "and the same batches for every arm. Prints one table and writes a report with curves.\n\n"
-         "  convergence --quick                          about a minute on a CPU\n"
+         "  convergence --quick                          two minutes on a CPU\n"
          "  convergence --data book.txt --seeds 1,2,3    your text, with standard errors\n"
          "  convergence --preset small --device cuda     GPT-2 small on a GPU\n"
          "  convergence --processes 2                    two ranks share every batch; also under torchrun,\n"

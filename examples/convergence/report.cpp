@@ -163,8 +163,10 @@ std::string report_as_html(const StudyReport& report) {
       std::string(kReportStyle) +
       "</style>\n</head>\n<body>\n<h1>Convergence study</h1>\n<p class=\"lede\">" +
       escape_html(report.headline) + "</p>\n";
-  html += "<div class=\"panel\">\n" + html_table(summary_table(summaries)) + "</div>\n<p class=\"note\">" +
-          escape_html(table_note(summaries)) +
+  html += "<div class=\"panel\">\n" + html_table(summary_table(summaries)) + "</div>\n";
+  const Table traffic = traffic_table(summaries);
+  if (!traffic.rows.empty()) html += "<div class=\"panel\">\n" + html_table(traffic) + "</div>\n";
+  html += "<p class=\"note\">" + escape_html(table_note(summaries)) +
           " Training curves, kept layers and gradient norms are smoothed.</p>\n";
   html += "<div class=\"charts\">\n";
   html += loss_charts(report.runs, summaries);

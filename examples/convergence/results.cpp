@@ -81,6 +81,10 @@ std::vector<ArmSummary> summarize(const std::vector<Run>& runs) {
     summary.seconds = mean_over(own, [](const Run& run) { return run.seconds(); });
     summary.step_seconds = mean_over(own, [](const Run& run) { return run.step_seconds(); });
     summary.bytes_sent = mean_over(own, [](const Run& run) { return run.bytes_sent(); });
+    summary.ring_bytes = mean_over(own, [](const Run& run) { return run.ring_bytes(4.0); });
+    const bool frozen =
+        std::all_of(own.begin(), own.end(), [](const Run* run) { return run->frozen_at > 0; });
+    if (frozen) summary.frozen_at = mean_over(own, [](const Run& run) { return double(run.frozen_at); });
     summary.processes = own.front()->processes;
     summary.optimizer_seconds = mean_over(own, [](const Run& run) { return run.optimizer_seconds(); });
   }
@@ -96,6 +100,12 @@ double seconds_to(double value, const Curve& curve) {
     return before.seconds + share * (after.seconds - before.seconds);
   }
   return std::numeric_limits<double>::infinity();
+}
+
+double Run::ring_bytes(double element_bytes) const {
+  if (training.empty()) return 0.0;
+  const double shares = 2.0 * static_cast<double>(processes - 1) / static_cast<double>(processes);
+  return shares * element_bytes * static_cast<double>(parameters) * static_cast<double>(training.back().step);
 }
 
 double Run::step_seconds() const {

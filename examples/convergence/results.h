@@ -34,12 +34,17 @@ struct Run {
   std::string arm;
   uint64_t seed = 0;
   int64_t processes = 1;
+  int64_t parameters = 0;  // of the model; 0: not known
+  int64_t frozen_at = 0;   // after how many steps 1-bit Adam froze its variance; 0: it did not
   bool finished = false;
   std::vector<TrainingPoint> training;
   Curve validation;  // the first at 0 tokens, the last at the end
 
   double seconds() const { return training.empty() ? 0.0 : training.back().seconds; }
   double bytes_sent() const { return training.empty() ? 0.0 : training.back().bytes_sent; }  // by rank 0
+  // What one rank sends in a run of as many steps whose gradients are averaged by a ring, in elements of so
+  // many bytes.
+  double ring_bytes(double element_bytes) const;
   double step_seconds() const;       // forward, backward, clipping, optimizer; the median
   double optimizer_seconds() const;  // the median
 };
@@ -61,6 +66,8 @@ struct ArmSummary {
   double step_seconds = 0.0;
   double optimizer_seconds = 0.0;
   double bytes_sent = 0.0;  // by one rank in one run
+  double ring_bytes = 0.0;  // that a ring in fp32 would have sent; 0: not known
+  double frozen_at = 0.0;   // as in Run; 0 where not every run froze
   int64_t processes = 1;
 };
 

@@ -51,6 +51,12 @@ Number number_of(const std::string& line, const std::string& key, const fs::path
   return number;
 }
 
+// A count that older files do not have.
+int64_t count_or_zero(const std::string& line, const std::string& key, const fs::path& path) {
+  const auto count = number_of<double>(line, key, path);
+  return std::isnan(count) ? 0 : static_cast<int64_t>(count);
+}
+
 std::map<std::string, std::string> read_ini(const fs::path& path) {
   std::ifstream file(path);
   pacer::require<pacer::FileError>(file.is_open(), "cannot read ", path.string(),
@@ -96,6 +102,8 @@ void RunFile::write_end(const Run& run) {
             .add("seconds", run.seconds())
             .add("loss", run.validation.back().value)
             .add("processes", run.processes)
+            .add("parameters", run.parameters)
+            .add("frozen_at", run.frozen_at)
             .add("bytes_sent", run.bytes_sent())
             .add("step_seconds", run.step_seconds())
             .add("optimizer_seconds", run.optimizer_seconds()));
@@ -123,6 +131,8 @@ Run read_run(const fs::path& folder, const std::string& arm, uint64_t seed) {
                                 number_of<double>(line, "seconds", path),
                                 number_of<double>(line, "loss", path)});
     } else if (is("end")) {
+      run.parameters = count_or_zero(line, "parameters", path);
+      run.frozen_at = count_or_zero(line, "frozen_at", path);
       run.finished = !run.training.empty() && !run.validation.empty();
     }
   }

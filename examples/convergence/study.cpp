@@ -173,7 +173,10 @@ void run_study(const Settings& settings) {
     write_file(output / "report.html", report_as_html(report));
   });
   const auto summaries = summarize(report.runs);
-  const std::string table = "\n" + as_text(summary_table(summaries)) + "\n" + table_note(summaries) + "\n";
+  const Table traffic = traffic_table(summaries);
+  const std::string table = "\n" + as_text(summary_table(summaries)) + "\n" +
+                            (traffic.rows.empty() ? "" : as_text(traffic) + "\n") + table_note(summaries) +
+                            "\n";
   std::fputs(table.c_str(), stdout);
   std::printf("\nCurves: %s\n", (output / "report.html").c_str());
 }

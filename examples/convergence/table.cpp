@@ -33,7 +33,7 @@ Table summary_table(const std::vector<ArmSummary>& summaries) {
   const bool compared = summaries.size() > 1, shared = several_processes(summaries);
   table.header = {"arm", "seeds", "tokens", "validation loss"};
   if (compared) table.header.push_back("difference to " + summaries.front().arm);
-  if (shared) table.header.insert(table.header.end(), {"processes", "sent per rank"});
+  if (shared) table.header.push_back("processes");
   table.header.insert(table.header.end(),
                       {"time", "time to loss", "optimizer ms/step", "ms/step", "tokens/s"});
   for (const ArmSummary& summary : summaries) {
@@ -44,15 +44,29 @@ Table summary_table(const std::vector<ArmSummary>& summaries) {
     if (compared) {
       row.push_back(difference.count > 0 ? with_error(signed_fixed(difference.mean, 4), difference) : "");
     }
-    if (shared) {
-      row.insert(row.end(), {std::to_string(summary.processes), short_count(summary.bytes_sent) + "B"});
-    }
+    if (shared) row.push_back(std::to_string(summary.processes));
     row.insert(row.end(),
                {duration(summary.seconds), time_to_loss(summary.time_to_loss),
                 significant(summary.optimizer_seconds * kMilliseconds, 3),
                 significant(summary.step_seconds * kMilliseconds, 3),
                 with_thousands(static_cast<int64_t>(summary.tokens / std::max(summary.seconds, 1e-9)))});
     table.rows.push_back(std::move(row));
+  }
+  return table;
+}
+
+Table traffic_table(const std::vector<ArmSummary>& summaries) {
+  Table table;
+  if (!several_processes(summaries)) return table;
+  table.header = {"arm",           "validation loss", "time",          "froze after",
+                  "sent per rank", "fp32 ring/sent",  "bf16 ring/sent"};
+  for (const ArmSummary& summary : summaries) {
+    const double reduction = summary.bytes_sent > 0.0 ? summary.ring_bytes / summary.bytes_sent : 0.0;
+    const auto shown = [](double value) { return value > 0.0 ? fixed(value, 2) : "-"; };
+    table.rows.push_back(
+        {summary.arm, with_error(fixed(summary.validation_loss.mean, 4), summary.validation_loss),
+         duration(summary.seconds), summary.frozen_at > 0.0 ? "step " + fixed(summary.frozen_at, 0) : "-",
+         short_count(summary.bytes_sent) + "B", shown(reduction), shown(reduction / 2.0)});
   }
   return table;
 }
@@ -68,7 +82,12 @@ std::string table_note(const std::vector<ArmSummary>& summaries) {
   if (several_processes(summaries)) {
     note +=
         "\nSent per rank: bytes from one rank to others in one run, as a bandwidth-optimal collective sends "
-        "them.";
+        "them.\nfp32 ring/sent: what a ring of fp32 gradients sends in as many steps, over that; the bf16 "
+        "ring sends half.";
+  }
+  for (const ArmSummary& summary : summaries) {
+    if (summary.frozen_at <= 0.0 || summary.processes > 1) continue;  // else in the table
+    note += "\n" + summary.arm + " froze its variance after step " + fixed(summary.frozen_at, 0) + ".";
   }
   if (!summaries.empty() && summaries.front().validation_loss.count > 1) {
     note += "\n± is the standard error over seeds; differences are taken seed by seed.";

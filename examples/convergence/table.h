@@ -15,6 +15,9 @@ struct Table {
 
 Table summary_table(const std::vector<ArmSummary>& summaries);
 
+// What was sent, beside loss and time; empty where there was a single process.
+Table traffic_table(const std::vector<ArmSummary>& summaries);
+
 // What the columns mean, in a sentence or two.
 std::string table_note(const std::vector<ArmSummary>& summaries);
 

@@ -8,6 +8,7 @@
 #include <ATen/ops/zeros.h>
 #include <torch/utils.h>
 
+#include <pacer/optimizers/onebit_adam.h>
 #include <pacer/schedulers/checkpoints.h>
 #include <pacer/schedulers/gradient_clipping.h>
 #include <pacer/schedulers/layer_drop.h>
@@ -99,6 +100,7 @@ Run train(const std::string& arm_name, uint64_t seed, const Settings& settings, 
   run.arm = arm_name;
   run.seed = seed;
   run.processes = settings.processes;
+  for (const auto& parameter : model->parameters()) run.parameters += parameter.numel();
   const auto curve = std::make_shared<TrainingCurve>(settings, &run, observer);
 
   pacer::Session session(*model, *optimizer, machine.world);
@@ -134,6 +136,9 @@ Run train(const std::string& arm_name, uint64_t seed, const Settings& settings, 
     validate_when_due();
   }
   session.finish();
+  if (const auto* onebit = dynamic_cast<const pacer::OneBitAdam*>(optimizer.get())) {
+    run.frozen_at = onebit->frozen_at().value_or(0);
+  }
   run.finished = true;
   return run;
 }

@@ -67,7 +67,25 @@ def compare(program):
                 sys.exit(f"{arm}: the loss before training differs, {one[0][2]} and {two[0][2]}")
         if not worst <= TOLERANCE:
             sys.exit(f"losses differ by up to {worst}")
+        compare_with_rings(program, Path(root) / "onebit")
         print(f"{len(ARMS)} arms: losses of one and two processes differ by at most {worst:.1e}")
+
+
+def compare_with_rings(program, folder):
+    """What averages gradients in fp32 sends what a ring does; 1-bit Adam freezes where it was told to, and sends less."""
+    done = subprocess.run(command(program, folder, 2, ["fused-adamw", "onebit-adam"], "--tokens", "3840"),
+                          capture_output=True, text=True, timeout=300, check=False)
+    check(done, "the study of 1-bit Adam with 2 processes")
+    table = done.stdout[done.stdout.index("froze after"):]
+    cells = {name: re.split(r"  +", line) for name in ("fused-adamw", "onebit-adam")
+             for line in table.splitlines() if line.startswith(name)}
+    (*_, frozen, _, fp32, bf16), (*_, onebit_frozen, _, onebit_fp32, onebit_bf16) = cells.values()
+    # Padding, losses and what ranks tell each other are a few percent of so small a model's gradients.
+    if frozen != "-" or not 0.9 < float(fp32) <= 1 or not 0.45 < float(bf16) <= 0.5:
+        sys.exit(f"fused-adamw: frozen {frozen}, rings send {fp32} and {bf16} times as much:\n{table}")
+    # 30 steps, of which 6 are the warm-up and 24 send signs: 30 / (6 + 24 / 32), less the same.
+    if onebit_frozen != "step 6" or not 3.5 < float(onebit_fp32) < 4.45 or not 1.75 < float(onebit_bf16) < 2.23:
+        sys.exit(f"onebit-adam: {onebit_frozen}, rings send {onebit_fp32} and {onebit_bf16} times as much:\n{table}")
 
 
 def kill_after(process, wanted, seen):

@@ -89,10 +89,11 @@ double clipping_norm(const OneBitAdamTextbook& textbook, const OneBitAdamTextboo
   return std::sqrt(own + mean);
 }
 
-int64_t bytes_of(const Communicator& world, const std::string& operation) {
+int64_t bytes_of(const Communicator& world, const std::string& operation, const std::string& phase = "any") {
   int64_t bytes = 0;
   for (const Traffic& traffic : world.traffic()) {
-    if (traffic.operation == operation) bytes += traffic.bytes_sent;
+    if (traffic.operation != operation || (phase != "any" && traffic.phase != phase)) continue;
+    bytes += traffic.bytes_sent;
   }
   return bytes;
 }
@@ -199,6 +200,36 @@ TEST_CASE("A3: a compressed step sends a thirtieth of an fp32 ring, and gradient
     const double error = ranks.optimizers[0]->compression_error();
     CHECK(error > 0);
     CHECK(error < 1);
+  }
+}
+
+TEST_CASE("what travels is counted for the phase of its step", "[onebit_adam]") {
+  // Warm-up 1 to 3, then 4 5 6 7, of which 5 and 7 refresh. In a Session gradients leave before the optimizer
+  // hears of the step.
+  const int64_t elements = 40'000;
+  for (const bool in_session : {false, true}) {
+    CAPTURE(in_session);
+    OneBitAdamRanks ranks(2,
+                          {{{{200, 200}}, OneBitAdamOptions(0.01).freeze_step(3).refresh_variance_every(2)}});
+    Sessions sessions(ranks, [](Session&) {});
+    for (int64_t t = 1; t <= 7; ++t) {
+      REQUIRE((in_session ? sessions.step(ranks, {ranks.gradients(t)}) : ranks.step(ranks.gradients(t))) ==
+              "");
+    }
+    const Communicator& world = *ranks.world[1];
+    // Of one step: half of everything twice. Buckets add some padding, and a Session its loss.
+    const int64_t ring = 4 * elements;
+    CHECK(bytes_of(world, "all_reduce", "warm-up") / ring == 3);
+    CHECK(bytes_of(world, "all_reduce", "compressed") / ring == 0);
+    CHECK(bytes_of(world, "all_reduce", "refresh") / ring == 2);
+    const int64_t signs =
+        bytes_of(world, "all_to_all", "compressed") + bytes_of(world, "all_gather", "compressed");
+    CHECK(signs == ranks.optimizers[1]->bytes_sent());
+    CHECK(signs > 0);
+    for (const Traffic& traffic : world.traffic()) {
+      CHECK((traffic.operation == "agreement" || !traffic.phase.empty()));
+    }
+    if (in_session) CHECK(sessions.finish(ranks) == "");
   }
 }
 

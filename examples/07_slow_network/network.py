@@ -1,0 +1,96 @@
+"""Several hosts on one Linux machine: a network namespace for each, joined by a switch, every link as slow as asked.
+
+with Network(ranks=4) as network:
+    network.shape(gbit=1)
+    subprocess.Popen([*network.inside(0), "program"])
+
+All of it, the switch too, is in namespaces of its own with names that nobody else has: nothing of the machine's network
+is touched, and whoever deletes the namespaces has deleted everything.
+"""
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+
+
+class Unavailable(Exception):
+    """This machine cannot do it; one sentence says what is missing and what to do."""
+
+
+def run(*words):
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise Unavailable(f"'{' '.join(words)}' said: {(done.stderr or done.stdout).strip()}; in a container, start it "
+                          "with --privileged (making networks needs CAP_NET_ADMIN and CAP_SYS_ADMIN)")
+
+
+def require_tools():
+    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    if missing:
+        raise Unavailable(f"{' and '.join(missing)} not found on PATH; install iproute2 (apt-get install iproute2)")
+    if os.geteuid() != 0:
+        raise Unavailable("only root can make network namespaces; start it with sudo")
+
+
+class Network:
+    def __init__(self, ranks):
+        require_tools()
+        self.ranks = ranks
+        self.name = f"pacer-{secrets.token_hex(4)}"
+        self.switch = f"{self.name}-switch"
+        self.made = []
+
+    def host(self, rank):
+        return f"{self.name}-{rank}"
+
+    def address(self, rank):
+        return f"10.77.{(rank + 1) // 256}.{(rank + 1) % 256}"
+
+    def inside(self, rank):
+        return ["ip", "netns", "exec", self.host(rank)]
+
+    def __enter__(self):
+        try:
+            self.add(self.switch)
+            run("ip", "-n", self.switch, "link", "add", "br0", "type", "bridge")
+            run("ip", "-n", self.switch, "link", "set", "br0", "up")
+            for rank in range(self.ranks):
+                host, port = self.host(rank), f"port{rank}"
+                self.add(host)
+                run("ip", "-n", self.switch, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", host)
+                run("ip", "-n", self.switch, "link", "set", port, "master", "br0", "up")
+                run("ip", "-n", host, "addr", "add", f"{self.address(rank)}/16", "dev", "eth0")
+                run("ip", "-n", host, "link", "set", "eth0", "up")
+                run("ip", "-n", host, "link", "set", "lo", "up")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        # Not to be interrupted half-way, not even by another Ctrl-C.
+        handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+        while self.made:
+            subprocess.run(["ip", "netns", "del", self.made.pop()], capture_output=True, check=False,
+                           start_new_session=True)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+    def add(self, namespace):
+        self.made.append(namespace)  # first: whoever is interrupted in between cleans up too much, not too little
+        run("ip", "netns", "add", namespace)
+
+    def shape(self, gbit):
+        """What each link carries, each way; 0: as much as it can."""
+        for rank in range(self.ranks):
+            for namespace, device in ((self.host(rank), "eth0"), (self.switch, f"port{rank}")):
+                where = ["tc", "-n", namespace, "qdisc"]
+                if gbit == 0:
+                    subprocess.run([*where, "del", "dev", device, "root"], capture_output=True, check=False)
+                    continue
+                # What may leave at once: a millisecond's worth, but no less than the largest packet. Much more, and
+                # whole messages would pass unslowed.
+                burst = max(64 * 1024, int(gbit * 1e9 / 8 * 1e-3))
+                run(*where, "replace", "dev", device, "root", "tbf", "rate", f"{int(gbit * 1e9)}bit",
+                    "burst", str(burst), "latency", "50ms")

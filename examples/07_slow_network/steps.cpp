@@ -1,0 +1,142 @@
+#include "steps.h"
+
+#include <functional>
+#include <numeric>
+#include <optional>
+#include <utility>
+
+#include <torch/types.h>
+#include <torch/utils.h>
+
+#include <pacer/collectives/gradient_bucketer.h>
+#include <pacer/core/error.h>
+#include <pacer/optimizers/fused_adam.h>
+#include <pacer/optimizers/onebit_adam.h>
+
+namespace slow_network {
+namespace {
+
+using Shapes = std::vector<std::vector<int64_t>>;
+using World = std::shared_ptr<pacer::Communicator>;
+using Parameters = std::vector<std::pair<std::string, torch::Tensor>>;
+
+constexpr double kRate = 1e-4;
+
+void add_layer(Shapes& shapes, std::vector<int64_t> weight, int64_t bias) {
+  shapes.push_back(std::move(weight));
+  shapes.push_back({bias});
+}
+
+// Radford et al. 2019; the output layer is tied to the embedding.
+Shapes gpt_shapes(int64_t vocabulary, int64_t positions, int64_t width, int64_t blocks) {
+  Shapes shapes = {{vocabulary, width}, {positions, width}};
+  for (int64_t block = 0; block < blocks; ++block) {
+    add_layer(shapes, {width}, width);                 // ln_1
+    add_layer(shapes, {width, 3 * width}, 3 * width);  // attention: query, key, value
+    add_layer(shapes, {width, width}, width);          // attention: projection
+    add_layer(shapes, {width}, width);                 // ln_2
+    add_layer(shapes, {width, 4 * width}, 4 * width);  // mlp: up
+    add_layer(shapes, {4 * width, width}, width);      // mlp: down
+  }
+  add_layer(shapes, {width}, width);  // ln_f
+  return shapes;
+}
+
+Parameters make_parameters(const Model& model, at::Device device) {
+  Parameters parameters;
+  for (const auto& shape : model.shapes) {
+    const auto options = torch::TensorOptions().device(device).requires_grad(true);
+    parameters.emplace_back("parameter " + std::to_string(parameters.size()), torch::zeros(shape, options));
+  }
+  return parameters;
+}
+
+std::vector<torch::Tensor> tensors_of(const Parameters& parameters) {
+  std::vector<torch::Tensor> tensors;
+  for (const auto& [name, tensor] : parameters) tensors.push_back(tensor);
+  return tensors;
+}
+
+// As backward would leave them; no time here depends on their values.
+void fill_gradients(const Parameters& parameters, int rank) {
+  const torch::NoGradGuard no_grad;
+  for (const auto& [name, tensor] : parameters) {
+    torch::Tensor& gradient = tensor.mutable_grad();
+    if (!gradient.defined()) gradient = torch::empty_like(tensor);
+    gradient.fill_(1e-3 * (rank + 1));
+  }
+}
+
+// Gradients are averaged in buckets, as a Session does it, then AdamW takes its step.
+std::function<void()> averaged_step(const Parameters& parameters, const World& world,
+                                    std::optional<at::ScalarType> wire) {
+  const auto bucketer =
+      std::make_shared<pacer::GradientBucketer>(parameters, world, pacer::BucketOptions().wire_dtype(wire));
+  const auto optimizer =
+      std::make_shared<pacer::FusedAdamW>(tensors_of(parameters), pacer::FusedAdamWOptions(kRate));
+  return [bucketer, optimizer, world] {
+    const torch::NoGradGuard no_grad;
+    bucketer->reduce();
+    bucketer->wait();
+    pacer::StepInputs inputs;
+    inputs.average = 1.0 / (world->world_size() * bucketer->scale());
+    optimizer->prepare(inputs);
+    optimizer->conclude(optimizer->enqueue());
+  };
+}
+
+// After the freeze, so that momentum travels as signs.
+std::function<void()> compressed_step(const Parameters& parameters, const World& world) {
+  constexpr int64_t kFreezeStep = 2;
+  // A variance with so short a memory may freeze after two steps.
+  const auto options = pacer::OneBitAdamOptions(kRate).betas({0.9, 0.5}).freeze_step(kFreezeStep);
+  const auto optimizer = std::make_shared<pacer::OneBitAdam>(tensors_of(parameters), options, world);
+  for (int64_t step = 0; step < kFreezeStep; ++step) {
+    fill_gradients(parameters, world->rank());
+    optimizer->step();
+  }
+  return [optimizer] { optimizer->step(); };
+}
+
+}  // namespace
+
+int64_t Model::parameters() const {
+  int64_t total = 0;
+  for (const auto& shape : shapes) {
+    total += std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+  }
+  return total;
+}
+
+Model model_named(const std::string& name) {
+  if (name == "gpt2") return {name, gpt_shapes(50257, 1024, 768, 12)};
+  if (name == "small") return {name, gpt_shapes(8192, 1024, 128, 2)};
+  throw pacer::InvalidArgument("--model must be gpt2 or small, not '" + name + "'");
+}
+
+const std::vector<std::string>& optimizer_names() {
+  static const std::vector<std::string> names = {"fp32", "bf16", "onebit"};
+  return names;
+}
+
+std::string title_of(const std::string& optimizer) {
+  return optimizer == "onebit" ? "OneBitAdam" : "FusedAdamW " + optimizer;
+}
+
+collectives::Way make_step(const std::string& optimizer, const Model& model, const World& world) {
+  const Parameters parameters = make_parameters(model, world->device());
+  collectives::Way way;
+  way.name = title_of(optimizer);
+  way.prepare = [parameters, world] { fill_gradients(parameters, world->rank()); };
+  if (optimizer == "fp32") {
+    way.run = averaged_step(parameters, world, std::nullopt);
+  } else if (optimizer == "bf16") {
+    way.run = averaged_step(parameters, world, at::kBFloat16);
+  } else {
+    pacer::require(optimizer == "onebit", "--optimizers takes fp32, bf16 and onebit, not '", optimizer, "'");
+    way.run = compressed_step(parameters, world);
+  }
+  return way;
+}
+
+}  // namespace slow_network

@@ -1,0 +1,37 @@
+// What is measured: the step of an optimizer whose ranks exchange gradients or momentum, for a model of which
+// there are only the shapes. Gradients lie there before the clock starts; there is no backward.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <pacer/collectives/communicator.h>
+
+#include "collectives/clock.h"
+
+namespace slow_network {
+
+struct Model {
+  std::string name;
+  std::vector<std::vector<int64_t>> shapes;
+
+  int64_t parameters() const;
+};
+
+// "gpt2": 124,439,808 parameters in 148 tensors; "small": 1.6 M, for a quick look. Throws
+// pacer::InvalidArgument for other names.
+Model model_named(const std::string& name);
+
+// The names that optimizers have on the command line.
+const std::vector<std::string>& optimizer_names();
+// What stands in tables: "FusedAdamW fp32".
+std::string title_of(const std::string& optimizer);
+
+// Parameters and optimizer live as long as the returned functions. Has already taken the steps that come
+// before those to measure. The same call on all ranks.
+collectives::Way make_step(const std::string& optimizer, const Model& model,
+                           const std::shared_ptr<pacer::Communicator>& world);
+
+}  // namespace slow_network

@@ -1,0 +1,85 @@
+#!/usr/bin/env python3
+"""The slow network: what it measures, that links are as slow as asked, and that nothing of it stays behind.
+
+slow_network.py SCRIPT PROGRAM
+
+Skipped, with the script's own reason, where this machine cannot have such a network.
+"""
+import csv
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+CANNOT = 77
+GBIT = 0.1  # so slow that the time of the fp32 step is the link's
+PARAMETERS = 1_576_448  # of the small model
+
+
+def expect(condition, text):
+    if not condition:
+        sys.exit(text)
+
+
+def namespaces():
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    return {line.split()[0] for line in listed.splitlines() if line.startswith("pacer-")}
+
+
+def command(script, program, folder, *more):
+    return [sys.executable, script, "--program", program, "--output", folder, "--gbit", str(GBIT), *more]
+
+
+def measures(script, program):
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(command(script, program, folder, "--seconds", "0.2"), capture_output=True, text=True,
+                              timeout=240, check=False)
+        if done.returncode == CANNOT:
+            print(f"PACER_SKIPPED: {done.stderr.strip()}")
+            sys.exit(CANNOT)
+        expect(done.returncode == 0, f"ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+        with open(Path(folder) / "measurements.csv", encoding="utf-8", newline="") as file:
+            rows = {(row["optimizer"], float(row["gbit_per_s"])): row for row in csv.DictReader(file)}
+    names = ["FusedAdamW fp32", "FusedAdamW bf16", "OneBitAdam"]
+    expect(set(rows) == {(name, gbit) for name in names for gbit in (0, GBIT)}, f"measured {sorted(rows)}")
+    for (name, _), row in rows.items():
+        sent = int(row["bytes_per_step"])
+        # Two ranks: half of everything twice.
+        least, most = {names[0]: (4, 4.01), names[1]: (2, 2.01), names[2]: (0.125, 0.14)}[name]
+        expect(least <= sent / PARAMETERS <= most, f"{name} sent {sent} bytes for {PARAMETERS} parameters")
+    slow = rows[names[0], GBIT]
+    least = int(slow["bytes_per_step"]) * 8e-6 / GBIT
+    expect(float(slow["slowest_rank_ms"]) > 0.8 * least, f"{slow} is faster than the link, which needs {least} ms")
+    print(f"fp32 over {GBIT} Gbit/s: {slow['slowest_rank_ms']} ms, the link alone {least:.1f} ms")
+
+
+def cleans_up(script, program, number, exit_code):
+    with tempfile.TemporaryDirectory() as folder:
+        with subprocess.Popen(command(script, program, folder, "--seconds", "60"), text=True, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE) as process:
+            process.stdout.readline()  # rank 0 is at work
+            process.send_signal(number)
+            errors = process.communicate(timeout=60)[1]
+    expect(process.returncode == exit_code, f"after {number.name}: exit code {process.returncode}\n{errors}")
+
+
+def says_what_is_wrong(script, program):
+    done = subprocess.run(command(script, program, "/dev/null/folder"), capture_output=True, text=True, check=False)
+    expect(done.returncode == 1 and done.stderr.startswith("slow_network: "), f"said {done.stderr!r}")
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(command(script, program, folder, "--model", "gpt5"), capture_output=True, text=True,
+                              timeout=120, check=False)
+    expect(done.returncode == 1 and "--model must be gpt2 or small, not 'gpt5'" in done.stderr, f"said {done.stderr!r}")
+
+
+def main(script, program):
+    measures(script, program)
+    before = namespaces()
+    says_what_is_wrong(script, program)
+    cleans_up(script, program, signal.SIGINT, 130)
+    cleans_up(script, program, signal.SIGTERM, 128 + signal.SIGTERM)
+    expect(namespaces() <= before, f"left behind: {namespaces() - before}")
+
+
+main(*sys.argv[1:])
