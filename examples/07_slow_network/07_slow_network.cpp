@@ -48,8 +48,8 @@ po::options_description description() {
   constexpr unsigned kColumns = 104, kHelpColumns = 72;
   po::options_description all("Options", kColumns, kHelpColumns);
   const auto word = [](const char* name) { return po::value<std::string>()->value_name(name); };
-  all.add_options()                                                                        //
-      ("model", word("gpt2|small")->default_value("small"), "whose parameters there are")  //
+  all.add_options()                                                                                   //
+      ("model", word("gpt2|bert-large|small")->default_value("small"), "whose parameters there are")  //
       ("device", word("cpu|cuda")->default_value("cpu"),
        "cpu: ranks joined by Gloo; cuda: by NCCL, one GPU a rank")  //
       ("optimizers", word("LIST")->default_value("fp32,bf16,onebit"),

@@ -52,7 +52,7 @@ def read_arguments():
     parser.add_argument("--gbit", type=lambda text: numbers(text, float, 0.001, 1000), default=[1.0, 10.0],
                         help="bandwidths of a link, each way, in Gbit/s (1,10)")
     parser.add_argument("--ranks", type=lambda text: numbers(text, int, 2, 64), default=[2], help="hosts (2)")
-    parser.add_argument("--model", default="small", help="small or gpt2 (small)")
+    parser.add_argument("--model", default="small", help="small, gpt2 or bert-large (small)")
     parser.add_argument("--device", default="cpu", help="cpu: over Gloo; cuda: over NCCL, one GPU a rank (cpu)")
     parser.add_argument("--optimizers", default="fp32,bf16,onebit", help="which ones (fp32,bf16,onebit)")
     parser.add_argument("--seconds", default="10", help="to measure each for; at least three steps (10)")

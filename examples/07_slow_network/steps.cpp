@@ -42,11 +42,28 @@ Shapes gpt_shapes(int64_t vocabulary, int64_t positions, int64_t width, int64_t 
   return shapes;
 }
 
+// Devlin et al. 2019; the output layer is tied to the embedding.
+Shapes bert_shapes(int64_t vocabulary, int64_t positions, int64_t width, int64_t blocks) {
+  Shapes shapes = {{vocabulary, width}, {positions, width}, {2, width}};
+  add_layer(shapes, {width}, width);  // layer norm
+  for (int64_t block = 0; block < blocks; ++block) {
+    for (int i = 0; i < 4; ++i) add_layer(shapes, {width, width}, width);  // query, key, value, output
+    add_layer(shapes, {width}, width);
+    add_layer(shapes, {4 * width, width}, 4 * width);  // up
+    add_layer(shapes, {width, 4 * width}, width);      // down
+    add_layer(shapes, {width}, width);
+  }
+  shapes.push_back({vocabulary});  // head: bias, transformation, layer norm
+  add_layer(shapes, {width, width}, width);
+  add_layer(shapes, {width}, width);
+  return shapes;
+}
+
 Parameters make_parameters(const Model& model, at::Device device) {
   Parameters parameters;
   for (const auto& shape : model.shapes) {
     const auto options = torch::TensorOptions().device(device).requires_grad(true);
-    parameters.emplace_back("parameter " + std::to_string(parameters.size()), torch::zeros(shape, options));
+    parameters.emplace_back("parameter " + std::to_string(parameters.size()), torch::randn(shape, options));
   }
   return parameters;
 }
@@ -57,13 +74,13 @@ std::vector<torch::Tensor> tensors_of(const Parameters& parameters) {
   return tensors;
 }
 
-// As backward would leave them; no time here depends on their values.
+// As backward would leave them: numbers of every rank's own.
 void fill_gradients(const Parameters& parameters, int rank) {
   const torch::NoGradGuard no_grad;
   for (const auto& [name, tensor] : parameters) {
     torch::Tensor& gradient = tensor.mutable_grad();
     if (!gradient.defined()) gradient = torch::empty_like(tensor);
-    gradient.fill_(1e-3 * (rank + 1));
+    gradient.normal_(1e-4 * (rank + 1), 1e-3);
   }
 }
 
@@ -110,8 +127,9 @@ int64_t Model::parameters() const {
 
 Model model_named(const std::string& name) {
   if (name == "gpt2") return {name, gpt_shapes(50257, 1024, 768, 12)};
+  if (name == "bert-large") return {name, bert_shapes(30522, 512, 1024, 24)};
   if (name == "small") return {name, gpt_shapes(8192, 1024, 128, 2)};
-  throw pacer::InvalidArgument("--model must be gpt2 or small, not '" + name + "'");
+  throw pacer::InvalidArgument("--model must be gpt2, bert-large or small, not '" + name + "'");
 }
 
 const std::vector<std::string>& optimizer_names() {

@@ -103,31 +103,26 @@ const std::vector<Arm>& arms() {
        {Method::curriculum, Method::layer_drop}},
       {"lamb", "pacer::FusedLamb: each matrix moves in proportion to its own size", make_lamb},
       {"onebit-adam",
-       "pacer::OneBitAdam on the CPU: after --onebit-freeze of the steps, momentum travels as signs",
+       "pacer::OneBitAdam: after --onebit-freeze of the steps, momentum travels as signs",
        kOneBitAdam,
-       {},
-       /*needs_cpu=*/true},
+       {}},
       {"onebit-adam-refreshed",
        "the same, its variance brought up to date every --onebit-refresh steps",
        kOneBitAdamRefreshed,
-       {},
-       /*needs_cpu=*/true},
+       {}},
       {"frozen-uncompressed",
        "a control: the variance freezes as for onebit-adam, but nothing is compressed",
        kFrozenUncompressed,
-       {},
-       /*needs_cpu=*/true},
+       {}},
       {"naive",
        "for teaching: gradients become signs, with error feedback, and go straight into AdamW",
        kFusedAdamW,
        {Method::signed_gradients},
-       /*needs_cpu=*/true,
        /*teaches=*/true},
       {"no-feedback",
        "for teaching: onebit-adam that forgets what rounding to signs lost",
        kOneBitAdam,
        {Method::forgotten_errors},
-       /*needs_cpu=*/true,
        /*teaches=*/true},
       {"bfloat16",
        "pacer::Precision::bf16(): forward under autocast, whatever --precision says",
@@ -144,13 +139,10 @@ const Arm& find_arm(const std::string& name) {
   throw pacer::InvalidArgument("there is no arm '" + name + "'");
 }
 
-void leave_out_arms(bool on_gpu, Settings* settings) {
+void leave_out_arms(Settings* settings) {
   if (settings->arms_were_chosen) return;
   auto& names = settings->arms;
-  const auto is_out = [&](const std::string& name) {
-    const Arm& arm = find_arm(name);
-    return arm.teaches || (on_gpu && arm.needs_cpu);
-  };
+  const auto is_out = [](const std::string& name) { return find_arm(name).teaches; };
   names.erase(std::remove_if(names.begin(), names.end(), is_out), names.end());
 }
 

@@ -35,8 +35,7 @@ struct Arm {
   std::string help;
   std::function<std::unique_ptr<torch::optim::Optimizer>(const OptimizerRecipe&)> make_optimizer;
   std::vector<Method> methods = {};
-  bool needs_cpu = false;  // its optimizer does not train on GPUs yet
-  bool teaches = false;    // by what goes wrong; trained only where it is asked for
+  bool teaches = false;  // by what goes wrong; trained only where it is asked for
 
   bool has(Method method) const;
 };
@@ -46,8 +45,8 @@ const std::vector<Arm>& arms();
 // The arm of that name; throws pacer::InvalidArgument where there is none.
 const Arm& find_arm(const std::string& name);
 
-// Unless arms were chosen by name: takes out those that only teach, and with `on_gpu` those that need a CPU.
-void leave_out_arms(bool on_gpu, Settings* settings);
+// Unless arms were chosen by name: takes out those that only teach.
+void leave_out_arms(Settings* settings);
 
 // The gates of the model: without Method::layer_drop they keep every layer.
 pacer::LayerDropOptions layer_drop_options(const Arm& arm, const Settings& settings, uint64_t seed);

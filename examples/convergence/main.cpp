@@ -37,7 +37,7 @@ int main(int argument_count, char** arguments) {
     if (!settings) return 0;
     settings->processes = convergence::choose_processes(*settings);
     convergence::check_settings(*settings);
-    convergence::leave_out_arms(convergence::uses_cuda(*settings), &*settings);
+    convergence::leave_out_arms(&*settings);
     if (settings->processes > 1 && !examples::started_processes()) convergence::check_study(*settings);
     const auto exit_code = examples::run_processes(static_cast<int>(settings->processes), arguments);
     if (exit_code) return *exit_code;

@@ -17,8 +17,9 @@ void SignedGradients::attach(pacer::SessionParts& parts) {
       elements += parameter.numel();
     }
   }
-  signs_ = std::make_unique<pacer::CompressedAllReduce>(pacer::Communicator::alone(at::kCPU), elements,
-                                                        pacer::CompressionOptions().compress_alone(true));
+  signs_ = std::make_unique<pacer::CompressedAllReduce>(
+      pacer::Communicator::alone(parameters_.front().device()), elements,
+      pacer::CompressionOptions().compress_alone(true));
 }
 
 // Gradients are the mean over ranks already, so that every rank rounds the same numbers.

@@ -43,7 +43,8 @@ std::string difference_of_devices(int64_t size, const CompressionOptions& option
 TEST_CASE("a compressed mean has the bits of the CPU", "[onebit][gpu]") {
   PACER_NEEDS_GPU();
   torch::manual_seed(5);
-  std::vector<int64_t> sizes = {0, 1, 2, 3, 4, 5, 31, 127, 128, 129, 2047, 2048, 2049, 4097, 32767, 32768, 32769};
+  std::vector<int64_t> sizes = {0,   1,    2,    3,    4,    5,     31,    127,  128,
+                                129, 2047, 2048, 2049, 4097, 32767, 32768, 32769};
   for (const int64_t large : {100'001, 1'000'003}) sizes.push_back(large);
   for (const int64_t size : sizes) {
     for (const auto norm : {kernels::ScaleNorm::rms, kernels::ScaleNorm::l1}) {
@@ -60,7 +61,8 @@ TEST_CASE("a compressed mean has the bits of the CPU", "[onebit][gpu]") {
 TEST_CASE("errors of a compressed mean go on where they are set", "[onebit][gpu]") {
   PACER_NEEDS_GPU();
   const auto options = CompressionOptions().compress_alone(true);
-  CompressedAllReduce first(Communicator::alone(kGpu), 5000, options), second(Communicator::alone(kGpu), 5000, options);
+  CompressedAllReduce first(Communicator::alone(kGpu), 5000, options),
+      second(Communicator::alone(kGpu), 5000, options);
   Tensor a = at::randn({5000}, at::TensorOptions(at::kFloat).device(kGpu)), b = a.clone();
   first.reduce(a);
   second.set_errors(first.worker_error().cpu(), first.server_error());
@@ -103,16 +105,18 @@ TEST_CASE("1-bit Adam has the bits of the CPU", "[onebit][gpu]") {
     }
     CHECK(on_cpu.optimizer->skipped_steps() == on_gpu.optimizer->skipped_steps());
     CHECK(on_gpu.optimizer->skipped_steps() > 1);
-    CHECK(on_cpu.optimizer->compression_error() == Catch::Approx(on_gpu.optimizer->compression_error()).epsilon(1e-9));
+    CHECK(on_cpu.optimizer->compression_error() ==
+          Catch::Approx(on_gpu.optimizer->compression_error()).epsilon(1e-9));
     CHECK(on_cpu.optimizer->frozen_at() == on_gpu.optimizer->frozen_at());
   }
 }
 
 TEST_CASE("the freeze rule decides alike on both devices", "[onebit][gpu]") {
   PACER_NEEDS_GPU();
-  const SignsCase c{"automatic",
-                    OneBitAdamOptions(0.01).betas({0.9, 0.8}).freeze_automatically(60).allow_early_freeze(true),
-                    {at::kFloat}};
+  const SignsCase c{
+      "automatic",
+      OneBitAdamOptions(0.01).betas({0.9, 0.8}).freeze_automatically(60).allow_early_freeze(true),
+      {at::kFloat}};
   SignsRun on_cpu(c, Communicator::alone(at::kCPU), signs_sizes(), /*alone=*/true);
   SignsRun on_gpu(c, Communicator::alone(kGpu), signs_sizes(), /*alone=*/true);
   for (int64_t step = 0; step < 25; ++step) {
@@ -129,7 +133,8 @@ TEST_CASE("momentum that overflows is an error of a later step, and nothing is s
   SignsRun run(c, Communicator::alone(kGpu), {5000, 300}, /*alone=*/true);
   for (int64_t step = 0; step < 7; ++step) run.step(0, step);
   const auto parameter = run.parameters[0].detach().clone();
-  run.parameters[0].mutable_grad().fill_(3e38);  // finite, as is its norm in double; the sum of squares is not
+  run.parameters[0].mutable_grad().fill_(
+      3e38);  // finite, as is its norm in double; the sum of squares is not
   run.parameters[0].mutable_grad()[3] = 0;
   run.optimizer->step();
   CHECK(run.optimizer->skipped_steps() == 1);

@@ -1,5 +1,5 @@
-// 1-bit compression over processes, beside threads of this process on the CPU: what is compressed has the same
-// bits on every back-end and device. Numbers are made by hand, so that they are equal, too.
+// 1-bit compression over processes, beside threads of this process on the CPU: what is compressed has the
+// same bits on every back-end and device. Numbers are made by hand, so that they are equal, too.
 #include <vector>
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -23,7 +23,8 @@ Tensor numbers_of(int rank, int64_t size, int call) {
   return at::randn({size}, random, at::kFloat);
 }
 
-void compare_means(const std::shared_ptr<Communicator>& world, int64_t size, const CompressionOptions& options) {
+void compare_means(const std::shared_ptr<Communicator>& world, int64_t size,
+                   const CompressionOptions& options) {
   CompressedAllReduce own(world, size, options);
   const Ranks ranks = Communicator::in_process(world->world_size());
   std::vector<std::unique_ptr<CompressedAllReduce>> threads(ranks.size());
@@ -41,7 +42,7 @@ void compare_means(const std::shared_ptr<Communicator>& world, int64_t size, con
       threads[r]->reduce(wanted[r]);
     }));
     const CompressedAllReduce& same = *threads[static_cast<size_t>(world->rank())];
-    const auto what = concatenate(" of ", size, " elements after call ", call);
+    const auto what = detail::concatenate(" of ", size, " elements after call ", call);
     expect(same_bits(mean.cpu(), wanted[0]), "the same mean", what);
     expect(same_bits(own.worker_error().cpu(), same.worker_error()), "the same worker error", what);
     expect(same_bits(own.server_error().cpu(), same.server_error()), "the same server error", what);
@@ -73,8 +74,8 @@ void compress(const Player& player) {
       if (step % 8 != 7 && step + 1 != steps && step > 7) continue;
       const std::string difference =
           first_difference(own.state(), threads[static_cast<size_t>(world->rank())]->state());
-      expect(difference.empty(), "the state of threads in the case \"", c.name, "\" after step ", step, ", but ",
-             difference, " differs");
+      expect(difference.empty(), "the state of threads in the case \"", c.name, "\" after step ", step,
+             ", but ", difference, " differs");
     }
     expect(own.optimizer->skipped_steps() == threads[0]->optimizer->skipped_steps(), "as many skipped steps");
   }

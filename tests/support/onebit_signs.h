@@ -1,5 +1,5 @@
-// 1-bit Adam by hand, for comparing back-ends and devices: a list of odd parameters, gradients that every rank
-// has of its own, and the settings worth trying.
+// 1-bit Adam by hand, for comparing back-ends and devices: a list of odd parameters, gradients that every
+// rank has of its own, and the settings worth trying.
 #pragma once
 
 #include <cmath>
@@ -37,8 +37,12 @@ inline std::vector<SignsCase> signs_cases() {
   const auto f32 = at::kFloat, bf16 = at::kBFloat16, f16 = at::kHalf;
   return {
       {"fp32", with([](auto& o) { o.refresh_variance_every(7); }), {f32}},
-      {"fp32, l1, by blocks", with([](auto& o) { o.scale(kernels::ScaleNorm::l1).block_scales(true); }), {f32}},
-      {"fp32, by blocks, refreshed", with([](auto& o) { o.block_scales(true).refresh_variance_every(3); }), {f32}},
+      {"fp32, l1, by blocks",
+       with([](auto& o) { o.scale(kernels::ScaleNorm::l1).block_scales(true); }),
+       {f32}},
+      {"fp32, by blocks, refreshed",
+       with([](auto& o) { o.block_scales(true).refresh_variance_every(3); }),
+       {f32}},
       {"fp32, l1, not corrected, no floor",
        with([](auto& o) { o.scale(kernels::ScaleNorm::l1).bias_correction(false).variance_floor(0); }),
        {f32}},
@@ -67,7 +71,8 @@ struct SignsRun {
     const auto options = OneBitAdamOptions(c.options).compress_alone(alone);
     std::vector<torch::optim::OptimizerParamGroup> groups;
     groups.emplace_back(compressed, std::make_unique<OneBitAdamOptions>(options));
-    groups.emplace_back(full, std::make_unique<OneBitAdamOptions>(OneBitAdamOptions(options).compress(false)));
+    groups.emplace_back(full,
+                        std::make_unique<OneBitAdamOptions>(OneBitAdamOptions(options).compress(false)));
     optimizer = std::make_unique<OneBitAdam>(groups, options, world);
   }
 
@@ -77,7 +82,8 @@ struct SignsRun {
       Tensor& parameter = parameters[i];
       const auto random = at::make_generator<at::CPUGeneratorImpl>(
           static_cast<uint64_t>((number * 64 + rank) * 1009 + static_cast<int64_t>(i)));
-      const Tensor values = at::randn({parameter.numel()}, random, at::kFloat) * std::pow(0.1, static_cast<double>(i % 3));
+      const Tensor values =
+          at::randn({parameter.numel()}, random, at::kFloat) * std::pow(0.1, static_cast<double>(i % 3));
       parameter.mutable_grad() = values.to(parameter.scalar_type()).to(parameter.device());
       const bool left_out = number > 5 && (number + static_cast<int64_t>(i)) % 11 == 0;
       if (left_out) parameter.mutable_grad().zero_();
@@ -97,6 +103,8 @@ struct SignsRun {
 };
 
 // Around the boundaries of granules, rows and units.
-inline std::vector<int64_t> signs_sizes() { return {5000, 1, 0, 127, 128, 129, 70'001, 2'048, 33'000, 64, 300}; }
+inline std::vector<int64_t> signs_sizes() {
+  return {5000, 1, 0, 127, 128, 129, 70'001, 2'048, 33'000, 64, 300};
+}
 
 }  // namespace pacer::testing
