@@ -46,7 +46,7 @@ __device__ Real fold_block_pair(Real (&acc)[2][kWidth]) {
 
 // The sum of `count` partials in the order of sum_partials, by a warp: lane l holds columns l, l + 32, ...
 // Valid in lane 0.
-__device__ __forceinline__ double sum_partials_by_warp(const double* partials, int64_t count) {
+__device__ __forceinline__ double sum_list_by_warp(const double* partials, int64_t count) {
   constexpr int kColumnsOfLane = static_cast<int>(kPartialColumns) / 32;
   const int lane = threadIdx.x % 32;
   double sums[kColumnsOfLane] = {};

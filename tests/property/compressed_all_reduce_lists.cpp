@@ -93,7 +93,10 @@ TEST_CASE("P2: lists of tensors give the textbook's mean whatever lies in their 
       const auto own = static_cast<size_t>(rank);
       detail::OneBitExchange exchange(world[own], one.rules.counts, one.options);
       for (size_t call = 0; call < kCalls; ++call) {
-        exchange.run(copy_row_of, &buffers[call][own], static_cast<int64_t>(call));
+        detail::OneBitInput input;
+        input.source = copy_row_of;
+        input.context = &buffers[call][own];
+        exchange.run(input, static_cast<int64_t>(call));
         means[own].push_back(mean_of(exchange));
       }
       worker_errors[own] = exchange.worker_errors();
