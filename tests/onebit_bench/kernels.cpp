@@ -1,0 +1,168 @@
+#include "kernels.h"
+
+#include <cstring>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+
+#include <pacer/collectives/detail/cuda_stream.h>
+#include <pacer/collectives/detail/device_buffer.h>
+#include <pacer/kernels/norm.h>
+#include <pacer/kernels/onebit_adam.h>
+
+namespace onebit_bench {
+namespace {
+
+using namespace pacer::kernels;
+using pacer::Tile;
+using pacer::detail::DeviceBuffer;
+
+template <class T>
+void fill(DeviceBuffer<T>& buffer, std::vector<T> values, at::Device device) {
+  buffer.host() = std::move(values);
+  buffer.send(device);
+}
+
+}  // namespace
+
+struct Kernels::Memory {
+  pacer::Communicator& world;
+  at::Device device;
+  OneBitLayout layout;
+  int64_t stride;
+  OneBitRows served;
+  at::Tensor gradients, parameters, variance, floors, carried, served_carried, scales, sums, sent, received,
+      own, gathered, scalars, partials, check, number, numbers, from, to;
+  DeviceBuffer<uint32_t> tensors_of;
+  DeviceBuffer<int64_t> ends;
+  DeviceBuffer<OneBitAdamTensor> tensors;
+  DeviceBuffer<AdamGradient> pointers;
+  DeviceBuffer<Tile> tiles, units;
+
+  Memory(const std::vector<int64_t>& counts, pacer::Communicator& w)
+      : world(w),
+        device(w.device()),
+        layout(counts, w.world_size()),
+        stride(onebit_message_bytes(layout.chunk(), false)),
+        served(layout.served_rows(w.rank())) {
+    const auto f32 = at::TensorOptions().device(device).dtype(at::kFloat);
+    const auto bytes = f32.dtype(at::kByte), f64 = f32.dtype(at::kDouble);
+    const int64_t n = layout.length(), ranks = w.world_size();
+    gradients = at::randn({n}, f32);
+    parameters = at::randn({n}, f32);
+    variance = at::rand({n}, f32);
+    floors = at::zeros({static_cast<int64_t>(counts.size())}, f32);
+    carried = at::randn({n}, f32);
+    served_carried = at::randn({served.extent}, f32);
+    scales = at::ones({2}, f32);
+    sums = at::zeros({n / pacer::kReductionUnit + 1}, f64);
+    for (at::Tensor* messages : {&sent, &received, &gathered})
+      *messages = at::randint(256, {stride * ranks}, bytes);
+    own = at::randint(256, {stride}, bytes);
+    check = at::zeros({static_cast<int64_t>(sizeof(GradientCheck))}, bytes);
+    number = at::ones({1}, f64);
+    numbers = at::ones({ranks}, f64);
+    from = at::randn({int64_t{1} << 28}, f32);
+    to = at::empty_like(from);
+    scalars = at::empty({kAdamScalarsBytes}, at::kByte);
+    adam_scalars_cpu({AdamSettings{}, 0, 1}, 1, scalars.mutable_data_ptr());
+    scalars = scalars.to(device);
+    std::vector<OneBitAdamTensor> list(counts.size());
+    std::vector<AdamGradient> pointer_list;
+    for (size_t i = 0; i < counts.size(); ++i) {
+      list[i].parameter = parameters.mutable_data_ptr<float>() + layout.offset(i);
+      list[i].gradient = gradients.const_data_ptr<float>() + layout.offset(i);
+      list[i].begin = layout.offset(i);
+      list[i].storage = AdamStorage::f32;
+      pointer_list.push_back({list[i].gradient, 0});
+    }
+    fill(tensors, std::move(list), device);
+    fill(pointers, std::move(pointer_list), device);
+    fill(tensors_of, layout.tensors(), device);
+    fill(ends, layout.ends(), device);
+    fill(tiles, pacer::make_tiles(counts, kOneBitBlockTile), device);
+    fill(units, pacer::make_tiles(counts, pacer::kReductionUnit), device);
+    partials = at::zeros({static_cast<int64_t>(units.host().size())}, f64);
+  }
+
+  Stream stream() const { return pacer::detail::current_stream(device); }
+  OneBitMessages messages(const at::Tensor& memory) const {
+    return {memory.const_data_ptr<uint8_t>(), stride, world.world_size(), layout.chunk(), false};
+  }
+  OneBitAdamWork work() const {
+    OneBitAdamWork work{};
+    work.tensors = tensors.pointer();
+    work.scalars = scalars.const_data_ptr();
+    work.floors = floors.const_data_ptr<float>();
+    work.variance = variance.mutable_data_ptr<float>();
+    work.bits = messages(gathered);
+    return work;
+  }
+  OneBitCudaSide side(bool worker) const {
+    OneBitCudaSide side{};
+    side.tensors = tensors_of.pointer();
+    side.ends = ends.pointer();
+    side.origin = worker ? 0 : world.rank() * layout.chunk();
+    side.extent = worker ? layout.length() : served.extent;
+    side.real_elements = side.extent;
+    side.carried = (worker ? carried : served_carried).mutable_data_ptr<float>();
+    side.scales = scales.mutable_data_ptr<float>() + (worker ? 0 : 1);
+    side.norm = ScaleNorm::rms;
+    side.messages = (worker ? sent : own).mutable_data_ptr<uint8_t>();
+    side.stride = stride;
+    side.chunk = layout.chunk();
+    side.message_count = worker ? world.world_size() : 1;
+    side.sums = sums.mutable_data_ptr<double>();
+    return side;
+  }
+};
+
+Kernels::Kernels(const std::vector<int64_t>& counts, pacer::Communicator& world)
+    : memory_(std::make_unique<Memory>(counts, world)) {}
+Kernels::~Kernels() = default;
+
+void Kernels::copy() const { memory_->to.copy_(memory_->from); }
+double Kernels::copied_bytes() const { return 8.0 * static_cast<double>(memory_->from.numel()); }
+
+std::vector<Part> Kernels::all() const {
+  Memory* const m = memory_.get();
+  const auto n = static_cast<double>(m->layout.length()), served = static_cast<double>(m->served.extent);
+  const OneBitControl free{};
+  const OneBitCall call{};
+  const auto agreed = pacer::CollectiveOptions().agreed(true);
+  return {
+      {"kernel: sum of squares", 4 * n,
+       [=] {
+         sum_of_squares_cuda(GradientType::f32, m->units.pointer(),
+                             static_cast<int64_t>(m->units.host().size()), m->pointers.pointer(), nullptr,
+                             m->partials.mutable_data_ptr<double>(), m->stream());
+       }},
+      {"kernel: worker", 12.25 * n,
+       [=] {
+         onebit_compress_momentum_cuda(m->side(true), m->work(), {true, AdamStorage::f32}, free, m->stream());
+       }},
+      {"kernel: server", (m->world.world_size() / 8.0 + 8.125) * served,
+       [=] { onebit_compress_mean_cuda(m->side(false), m->messages(m->received), free, m->stream()); }},
+      {"kernel: update", 12.125 * n,
+       [=] {
+         const auto count = static_cast<int64_t>(m->tiles.host().size());
+         onebit_update_cuda(AdamStorage::f32, {m->tiles.pointer(), count, 0}, m->work(), false, free,
+                            m->stream());
+       }},
+      {"kernel: scale and headers", 0,
+       [=] { onebit_finish_side_cuda(m->side(true), call, free, m->stream()); }},
+      {"collective: all_to_all of signs", 0,
+       [=] { m->world.all_to_all(m->received, m->sent, agreed).wait(); }},
+      {"collective: all_gather of signs", 0,
+       [=] { m->world.all_gather(m->gathered, m->own, agreed).wait(); }},
+      {"collective: all_gather of one number", 0,
+       [=] { m->world.all_gather(m->numbers, m->number, agreed).wait(); }},
+  };
+}
+
+}  // namespace onebit_bench
