@@ -14,7 +14,9 @@ struct ValuesSource {
   const float* values;
   bool aligned;
 
-  static constexpr int kBlocks = 3;
+  static constexpr int kBlocks = 3, kRowsAtOnce = 2;
+  using Kept = NothingKept;
+  __device__ __forceinline__ Kept begin() const { return {}; }
   struct Granule {
     const float* values;
   };
@@ -35,57 +37,74 @@ struct ValuesSource {
     }
     return raw;
   }
-  __device__ __forceinline__ void read(const Granule&, const Raw& raw, int, int64_t,
+  __device__ __forceinline__ void read(const Kept&, const Granule&, const Raw& raw, int, int64_t,
                                        float (&values)[kMine]) const {
 #pragma unroll
     for (int k = 0; k < kMine; ++k) values[k] = raw.values[k];
   }
 };
 
-// The mean of all ranks' signs of one chunk, added in rank order. The signs of the first kAhead ranks are
-// fetched ahead, a nibble each.
-template <int kAhead>
+// The mean of all ranks' signs of one chunk, added in rank order. kWorld: the ranks where that is known,
+// whose signs are fetched ahead, a nibble each, and whose weights are kept; 0 for any number, and where rows
+// have scales of their own.
+template <int kWorld>
 struct MeanSource {
   OneBitMessages parts;
   float average;  // (float)(1 / ranks)
 
-  static constexpr int kBlocks = 3;
-  static_assert(kAhead <= 8);
+  static constexpr int kBlocks = 3, kRowsAtOnce = 1;
+  static_assert(kWorld <= 8);
   struct Granule {
     const unsigned char* signs;  // of rank 0
   };
   struct Raw {
     uint32_t nibbles;
   };
+  struct Kept {
+    float weights[kWorld > 0 ? kWorld : 1];
+  };
+
+  __device__ __forceinline__ float weight_of(int64_t rank, int64_t i) const {
+    return mul_(scale_of(parts, rank, i), average);
+  }
+  __device__ __forceinline__ Kept begin() const {
+    Kept kept;
+#pragma unroll
+    for (int rank = 0; rank < kWorld; ++rank) kept.weights[rank] = weight_of(rank, 0);
+    return kept;
+  }
   __device__ __forceinline__ Granule granule(uint32_t /*tensor*/, int64_t position) const {
     return {signs_of(parts, 0) + position / 8};
   }
   __device__ __forceinline__ Raw fetch(const Granule& granule, int /*real*/, int lane) const {
     Raw raw{};
+    const unsigned char* signs = granule.signs;
 #pragma unroll
-    for (int rank = 0; rank < kAhead; ++rank) {
-      if (rank < parts.world_size)
-        raw.nibbles |= nibble_of(granule.signs + rank * parts.stride, lane) << (4 * rank);
+    for (int rank = 0; rank < kWorld; ++rank, signs += parts.stride) {
+      raw.nibbles |= nibble_of(signs, lane) << (4 * rank);
     }
     return raw;
   }
-  __device__ __forceinline__ void add(int64_t rank, uint32_t nibble, int64_t i,
-                                      float (&values)[kMine]) const {
-    const float weight = mul_(scale_of(parts, rank, i), average);
+  static __device__ __forceinline__ void add(bool first, uint32_t nibble, float weight,
+                                             float (&values)[kMine]) {
 #pragma unroll
     for (int k = 0; k < kMine; ++k) {
       const float part = decode_sign((nibble >> k) & 1u, weight);
-      values[k] = rank == 0 ? part : values[k] + part;
+      values[k] = first ? part : values[k] + part;
     }
   }
-  __device__ __forceinline__ void read(const Granule& granule, const Raw& raw, int lane, int64_t i,
-                                       float (&values)[kMine]) const {
-#pragma unroll 1
-    for (int rank = 0; rank < kAhead && rank < parts.world_size; ++rank) {
-      add(rank, raw.nibbles >> (4 * rank), i, values);
-    }
-    for (int64_t rank = kAhead; rank < parts.world_size; ++rank) {
-      add(rank, nibble_of(granule.signs + rank * parts.stride, lane), i, values);
+  __device__ __forceinline__ void read(const Kept& kept, const Granule& granule, const Raw& raw, int lane,
+                                       int64_t i, float (&values)[kMine]) const {
+    if constexpr (kWorld > 0) {
+#pragma unroll
+      for (int rank = 0; rank < kWorld; ++rank) {
+        add(rank == 0, raw.nibbles >> (4 * rank), kept.weights[rank], values);
+      }
+    } else {
+#pragma unroll 4
+      for (int64_t rank = 0; rank < parts.world_size; ++rank) {
+        add(rank == 0, nibble_of(granule.signs + rank * parts.stride, lane), weight_of(rank, i), values);
+      }
     }
   }
 };
@@ -182,11 +201,16 @@ void onebit_compress_mean_cuda(const OneBitCudaSide& side, const OneBitMessages&
                                const OneBitControl& control, Stream stream) {
   const auto average = static_cast<float>(1.0 / static_cast<double>(parts.world_size));
   const char* what = "the compression of a mean";
-  if (parts.world_size <= 2)
-    return launch_compress(what, side, MeanSource<2>{parts, average}, control, stream);
-  if (parts.world_size <= 4)
-    return launch_compress(what, side, MeanSource<4>{parts, average}, control, stream);
-  launch_compress(what, side, MeanSource<8>{parts, average}, control, stream);
+  switch (parts.rows_scaled ? 0 : parts.world_size) {
+    case 2:
+      return launch_compress(what, side, MeanSource<2>{parts, average}, control, stream);
+    case 4:
+      return launch_compress(what, side, MeanSource<4>{parts, average}, control, stream);
+    case 8:
+      return launch_compress(what, side, MeanSource<8>{parts, average}, control, stream);
+    default:
+      return launch_compress(what, side, MeanSource<0>{parts, average}, control, stream);
+  }
 }
 
 void onebit_finish_side_cuda(const OneBitCudaSide& side, const OneBitCall& call, const OneBitControl& control,

@@ -52,7 +52,9 @@ struct MomentumSource {
   OneBitAdamWork work;
   OneBitControl control;
 
-  static constexpr int kBlocks = kMayBeDense ? 2 : 3;
+  static constexpr int kBlocks = kMayBeDense ? 2 : 3, kRowsAtOnce = 2;
+  using Kept = NothingKept;
+  __device__ __forceinline__ Kept begin() const { return {}; }
   struct Granule {
     const void* gradient;        // of its first element; null: none
     const unsigned char* signs;  // null: the momentum is dense
@@ -103,7 +105,7 @@ struct MomentumSource {
     }
     return raw;
   }
-  __device__ __forceinline__ void read(const Granule& granule, const Raw& raw, int, int64_t,
+  __device__ __forceinline__ void read(const Kept&, const Granule& granule, const Raw& raw, int, int64_t,
                                        float (&values)[kMine]) const {
     AdamScalars<float> scalars;
     scalars.beta1 = granule.beta1;
@@ -118,23 +120,21 @@ struct MomentumSource {
   }
 };
 
-// ---- By tiles of one dtype set: four elements a thread. ----
+// ---- By tiles of one dtype set: fours of elements of a thread, a warp's side by side. ----
 
 constexpr int kTileThreads = 128;
-static_assert(kTileThreads * kMine == kOneBitBlockTile && kWarp * kMine == kOneBitWarpTile);
+constexpr int kTileRow = kTileThreads * kMine;
+constexpr int kFours = static_cast<int>(kOneBitBlockTile) / kTileRow;
+static_assert(kFours * kTileRow == kOneBitBlockTile && kWarp * kMine == kOneBitWarpTile);
 
 // What a thread has to do in its tile.
 struct MyFour {
-  int64_t offset;    // in the tensor
   int64_t position;  // in the buffer
   int count;         // elements, at most four
 };
-__device__ __forceinline__ MyFour my_four(const Tile& tile, int lane, const OneBitAdamTensor& tensor) {
-  const int first = lane * kMine, left = static_cast<int>(tile.count) - first;
-  return {tile.offset + first, tensor.begin + tile.offset + first,
-          left < 0       ? 0
-          : left < kMine ? left
-                         : kMine};
+__device__ __forceinline__ MyFour my_four(const Tile& tile, int lane, int f) {
+  const int first = f * kTileRow + lane * kMine, left = static_cast<int>(tile.count) - first;
+  return {tile.offset + first, left < 0 ? 0 : left < kMine ? left : kMine};
 }
 
 // Signs of a lane's four elements: granules begin where tensors and tiles do.
@@ -180,70 +180,100 @@ __global__ void __launch_bounds__(kTileThreads)
   const auto [tile, index, lane] = my_tile<kTileThreads>(table);
   if (tile.count == 0 || stands_still(control)) return;
   const OneBitAdamTensor& tensor = work.tensors[tile.tensor];
-  const auto [offset, position, count] = my_four(tile, lane, tensor);
-  if (count == 0) return;
   const AdamScalars<float>& scalars = work.scalars_of(tensor);
-  Element gradient[kMine] = {};
-  if (tensor.gradient != nullptr)
-    load_mine(static_cast<const Element*>(tensor.gradient) + offset, count, gradient);
-  float values[kMine], variance[kMine];
-  if (momentum_is_dense(work, control)) {
-    load_mine(work.dense_momentum + position, count, values);
-  } else {
-    decode_mine(work.bits, position, lane, values);
-  }
+  const bool is_dense = momentum_is_dense(work, control);
 #pragma unroll
-  for (int k = 0; k < kMine; ++k) values[k] = onebit_momentum(load(gradient[k]), values[k], scalars);
-  store_mine(momentum + position, count, values);
-  if (!refresh) return;
-  load_mine(work.variance + position, count, variance);
+  for (int f = 0; f < kFours; ++f) {
+    const auto [position, count] = my_four(tile, lane, f);
+    if (count == 0) return;
+    Element gradient[kMine] = {};
+    if (tensor.gradient != nullptr) {
+      load_mine(static_cast<const Element*>(tensor.gradient) + (position - tensor.begin), count, gradient);
+    }
+    float values[kMine], variance[kMine];
+    if (is_dense) {
+      load_mine(work.dense_momentum + position, count, values);
+    } else {
+      decode_mine(work.bits, position, lane, values);
+    }
 #pragma unroll
-  for (int k = 0; k < kMine; ++k) {
-    variance[k] = refreshed_variance(load(gradient[k]), variance[k], scalars, tensor.refresh);
+    for (int k = 0; k < kMine; ++k) values[k] = onebit_momentum(load(gradient[k]), values[k], scalars);
+    store_mine(momentum + position, count, values);
+    if (!refresh) continue;
+    load_mine(work.variance + position, count, variance);
+#pragma unroll
+    for (int k = 0; k < kMine; ++k) {
+      variance[k] = refreshed_variance(load(gradient[k]), variance[k], scalars, tensor.refresh);
+    }
+    store_mine(work.variance + position, count, variance);
   }
-  store_mine(work.variance + position, count, variance);
 }
+
+// A thread's share of a tile, all of whose loads are issued before the first is used.
+template <AdamStorage kStorage>
+struct UpdateFour {
+  using Types = StorageOf<kStorage>;
+  MyFour mine;
+  float variance[kMine], momentum[kMine];
+  typename Types::Param parameter[kMine];
+  typename Types::Extra extra[kMine];
+
+  __device__ __forceinline__ void load_state(const OneBitAdamWork& work, bool dense, int lane) {
+    if (mine.count == 0) return;
+    load_mine<float>(work.variance + mine.position, mine.count, variance);
+    if (dense) {
+      load_mine(work.dense_momentum + mine.position, mine.count, momentum);
+    } else {
+      decode_mine(work.bits, mine.position, lane, momentum);
+    }
+  }
+  __device__ __forceinline__ typename Types::Param* parameters(const OneBitAdamTensor& tensor) const {
+    return static_cast<typename Types::Param*>(tensor.parameter) + (mine.position - tensor.begin);
+  }
+  __device__ __forceinline__ typename Types::Extra* extras(const OneBitAdamTensor& tensor) const {
+    return static_cast<typename Types::Extra*>(tensor.extra) + (mine.position - tensor.begin);
+  }
+  __device__ __forceinline__ void load_parameters(const OneBitAdamTensor& tensor) {
+    if (mine.count == 0) return;
+    load_mine(parameters(tensor), mine.count, parameter);
+    if constexpr (Types::kHasExtra) load_mine(extras(tensor), mine.count, extra);
+  }
+  __device__ __forceinline__ void step(const OneBitAdamTensor& tensor, const AdamScalars<float>& scalars,
+                                       float floor) {
+    if (mine.count == 0) return;
+#pragma unroll
+    for (int k = 0; k < kMine; ++k) {
+      StoredElement<kStorage> e{};
+      e.parameter = parameter[k];
+      if constexpr (Types::kHasExtra) e.extra = extra[k];
+      store_parameter(frozen_step(load_parameter(e), momentum[k], variance[k], floor, scalars), 0, e);
+      parameter[k] = e.parameter;
+      if constexpr (Types::kHasExtra) extra[k] = e.extra;
+    }
+    store_mine(parameters(tensor), mine.count, parameter);
+    if constexpr (Types::kHasExtra) store_mine(extras(tensor), mine.count, extra);
+  }
+};
 
 template <AdamStorage kStorage, bool kDense>
 __global__ void __launch_bounds__(kTileThreads)
     onebit_update_kernel(const AdamTiles table, const OneBitAdamWork work, const OneBitControl control) {
-  using Types = StorageOf<kStorage>;
   const auto [tile, index, lane] = my_tile<kTileThreads>(table);
   if (tile.count == 0) return;
+  UpdateFour<kStorage> fours[kFours];
+#pragma unroll
+  for (int f = 0; f < kFours; ++f) {
+    fours[f].mine = my_four(tile, lane, f);
+    fours[f].load_state(work, kDense, lane);
+  }
   const OneBitAdamTensor& tensor = work.tensors[tile.tensor];
-  const auto [offset, position, count] = my_four(tile, lane, tensor);
-  if (count == 0) return;
-  auto* parameter = static_cast<typename Types::Param*>(tensor.parameter) + offset;
-  auto* extra = static_cast<typename Types::Extra*>(tensor.extra);
-  float variance[kMine], momentum[kMine];
-  typename Types::Param values[kMine];
-  typename Types::Extra extras[kMine];
-  load_mine(parameter, count, values);
-  if constexpr (Types::kHasExtra) {
-    extra += offset;
-    load_mine(extra, count, extras);
-  }
-  load_mine<float>(work.variance + position, count, variance);
-  if constexpr (kDense) {
-    load_mine(work.dense_momentum + position, count, momentum);
-  } else {
-    decode_mine(work.bits, position, lane, momentum);
-  }
+#pragma unroll
+  for (int f = 0; f < kFours; ++f) fours[f].load_parameters(tensor);
   if (stands_still(control)) return;
   const AdamScalars<float>& scalars = work.scalars_of(tensor);
   const float floor = work.floors[tile.tensor];
 #pragma unroll
-  for (int k = 0; k < kMine; ++k) {
-    StoredElement<kStorage> e{};
-    e.parameter = values[k];
-    if constexpr (Types::kHasExtra) e.extra = extras[k];
-    const float value = frozen_step(load_parameter(e), momentum[k], variance[k], floor, scalars);
-    store_parameter(value, 0, e);
-    values[k] = e.parameter;
-    if constexpr (Types::kHasExtra) extras[k] = e.extra;
-  }
-  store_mine(parameter, count, values);
-  if constexpr (Types::kHasExtra) store_mine(extra, count, extras);
+  for (int f = 0; f < kFours; ++f) fours[f].step(tensor, scalars, floor);
 }
 
 // ---- Floors, and the few numbers of a step. ----

@@ -5,12 +5,15 @@
 // atomics, partial sums in fixed slots, the order of core/reduction_order.h.
 //
 // A source has
-//   kBlocks                                 thread blocks on a multiprocessor, which bounds registers
+//   kBlocks, kRowsAtOnce                    thread blocks on a multiprocessor, which bounds registers, and
+//   rows whose
+//                                           loads are in flight
 //   Granule                                 what it must know of 128 elements
 //   granule(tensor, position)               of those from element `position` of the side on
 //   Raw, fetch(granule, real, lane)         a lane's four of them as they come from memory, of which only the
 //                                           granule's first `real` may be touched
-//   read(granule, raw, lane, i, values)     as values; the first is element i of the side
+//   Kept, begin()                           what a thread keeps in registers all along
+//   read(kept, granule, raw, lane, i, values)  four elements as values; the first is element i of the side
 #pragma once
 
 #include <cstdint>
@@ -28,7 +31,6 @@ constexpr int kRowThreads = static_cast<int>(kOneBitRow) / kMine;      // 512
 constexpr int kGranule = static_cast<int>(kOneBitAlignment);           // elements of a warp in a row
 constexpr int kRowGranules = static_cast<int>(kOneBitRow) / kGranule;  // 16: warps of a block
 constexpr int kUnitRows = static_cast<int>(kOneBitUnitRows);           // 16
-constexpr int kRowsAtOnce = 2;                                         // whose loads are in flight
 
 __device__ __forceinline__ bool stands_still(const OneBitControl& control) {
   return (control.check != nullptr && control.check->non_finite != 0) ||
@@ -68,6 +70,8 @@ __device__ __forceinline__ SignedGranule signed_granule(const OneBitMessages& me
 }
 
 // ---- One side ----
+
+struct NothingKept {};
 
 template <class Source>
 struct SideGranule {
@@ -136,22 +140,23 @@ __global__ void __launch_bounds__(kRowThreads, Source::kBlocks)
     granules[lane][warp] = side_granule(side, source, begin + lane * kOneBitRow + warp * kGranule);
   }
   const float unit_scale = kRowsScaled ? 0.0f : side.scales[0];
+  const typename Source::Kept kept = source.begin();
   __syncwarp();
 
   float columns[kMine] = {};
 #pragma unroll 1
-  for (int first = 0; first < kUnitRows; first += kRowsAtOnce) {
-    typename Source::Raw raw[kRowsAtOnce];
-    float carried[kRowsAtOnce][kMine];
+  for (int first = 0; first < kUnitRows; first += Source::kRowsAtOnce) {
+    typename Source::Raw raw[Source::kRowsAtOnce];
+    float carried[Source::kRowsAtOnce][kMine];
 #pragma unroll
-    for (int r = 0; r < kRowsAtOnce; ++r) {
+    for (int r = 0; r < Source::kRowsAtOnce; ++r) {
       const SideGranule<Source>& granule = granules[first + r][warp];
       if (granule.real < 0) continue;
       raw[r] = source.fetch(granule.source, granule.real, lane);
       load_packet(side.carried + begin + (first + r) * kOneBitRow + threadIdx.x * kMine, carried[r]);
     }
 #pragma unroll
-    for (int r = 0; r < kRowsAtOnce; ++r) {
+    for (int r = 0; r < Source::kRowsAtOnce; ++r) {
       const int row = first + r;
       const SideGranule<Source>& granule = granules[row][warp];
       const int64_t i = begin + row * kOneBitRow + threadIdx.x * kMine;
@@ -160,7 +165,7 @@ __global__ void __launch_bounds__(kRowThreads, Source::kBlocks)
         const float scale = kRowsScaled ? side.scales[unit_row] : unit_scale;
         const int real = granule.real - lane * kMine;
         float values[kMine];
-        source.read(granule.source, raw[r], lane, i, values);
+        source.read(kept, granule.source, raw[r], lane, i, values);
         uint32_t nibble = 0;
 #pragma unroll
         for (int k = 0; k < kMine; ++k) {

@@ -39,7 +39,8 @@ void OneBitAdamStages::make_tables(const std::vector<AdamEntry>& entries) {
     tables_.push_back({storage, {}, 0, {}, {}});
     return tables_.back();
   };
-  for (const Tile& tile : make_tiles(layout_.counts(), kernels::kOneBitBlockTile)) {
+  for (Tile tile : make_tiles(layout_.counts(), kernels::kOneBitBlockTile)) {
+    tile.offset += layout_.offset(tile.tensor);
     table_of(entries[tile.tensor].storage).tiles.host().push_back(tile);
   }
   units_of_.host().resize(entries.size());

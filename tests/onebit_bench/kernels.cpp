@@ -85,7 +85,9 @@ struct Kernels::Memory {
     fill(pointers, std::move(pointer_list), device);
     fill(tensors_of, layout.tensors(), device);
     fill(ends, layout.ends(), device);
-    fill(tiles, pacer::make_tiles(counts, kOneBitBlockTile), device);
+    std::vector<Tile> in_buffer = pacer::make_tiles(counts, kOneBitBlockTile);
+    for (Tile& tile : in_buffer) tile.offset += layout.offset(tile.tensor);
+    fill(tiles, std::move(in_buffer), device);
     fill(units, pacer::make_tiles(counts, pacer::kReductionUnit), device);
     partials = at::zeros({static_cast<int64_t>(units.host().size())}, f64);
   }

@@ -108,20 +108,13 @@ int main(int argc, char** argv) {
   pacer::require<pacer::Unavailable>(world->device().is_cuda(),
                                      "pacer-onebit-bench needs a GPU for each rank");
   torch::manual_seed(world->rank());
-  std::vector<int64_t> counts;
-  int64_t total = 0;
   const bench::ModelShapes model = name == "bert-large" ? bench::bert_large() : bench::gpt2();
-  for (const auto& shape : model.shapes) {
-    int64_t count = 1;
-    for (const int64_t size : shape) count *= size;
-    counts.push_back(count);
-    total += count;
-  }
+  const std::vector<int64_t> counts = model.counts();
   if (world->rank() == 0) {
     std::printf(
         "\n%s, %.1f M parameters, %zu tensors, %d ranks over %s\n\n| | ms | |\n| --- | ---: | --- |\n",
-        name.c_str(), static_cast<double>(total) * 1e-6, counts.size(), world->world_size(),
-        world->backend_name().c_str());
+        model.title.c_str(), static_cast<double>(model.parameters()) * 1e-6, counts.size(),
+        world->world_size(), world->backend_name().c_str());
   }
   print(*world, "fp32 all-reduce + LibTorch's fused AdamW", averaged(world, counts, false, rounds, steps));
   print(*world, "bf16 all-reduce + LibTorch's fused AdamW", averaged(world, counts, true, rounds, steps));
