@@ -175,7 +175,7 @@ void OneBitAdam::import_states(const NamedTensors& saved, const NamedTensors& ra
           ", which cannot be");
   std::vector<double> norms;
   if (rule_) {
-    const at::Tensor& tensor = require_tensor(state, kNorms);
+    const at::Tensor tensor = require_tensor(state, kNorms);
     require(tensor.scalar_type() == at::kDouble && tensor.dim() == 1, "\"", kNorms,
             "\" of the state to load is no list of numbers");
     const at::Tensor dense = tensor.contiguous();

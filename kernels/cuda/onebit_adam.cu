@@ -124,8 +124,8 @@ struct MomentumSource {
 
 constexpr int kTileThreads = 128;
 constexpr int kTileRow = kTileThreads * kMine;
-constexpr int kFours = static_cast<int>(kOneBitBlockTile) / kTileRow;
-static_assert(kFours * kTileRow == kOneBitBlockTile && kWarp * kMine == kOneBitWarpTile);
+constexpr int kFoursOfThread = static_cast<int>(kOneBitBlockTile) / kTileRow;
+static_assert(kFoursOfThread * kTileRow == kOneBitBlockTile && kWarp * kMine == kOneBitWarpTile);
 
 // What a thread has to do in its tile.
 struct MyFour {
@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(kTileThreads)
   const AdamScalars<float>& scalars = work.scalars_of(tensor);
   const bool is_dense = momentum_is_dense(work, control);
 #pragma unroll
-  for (int f = 0; f < kFours; ++f) {
+  for (int f = 0; f < kFoursOfThread; ++f) {
     const auto [position, count] = my_four(tile, lane, f);
     if (count == 0) return;
     Element gradient[kMine] = {};
@@ -260,20 +260,20 @@ __global__ void __launch_bounds__(kTileThreads)
     onebit_update_kernel(const AdamTiles table, const OneBitAdamWork work, const OneBitControl control) {
   const auto [tile, index, lane] = my_tile<kTileThreads>(table);
   if (tile.count == 0) return;
-  UpdateFour<kStorage> fours[kFours];
+  UpdateFour<kStorage> fours[kFoursOfThread];
 #pragma unroll
-  for (int f = 0; f < kFours; ++f) {
+  for (int f = 0; f < kFoursOfThread; ++f) {
     fours[f].mine = my_four(tile, lane, f);
     fours[f].load_state(work, kDense, lane);
   }
   const OneBitAdamTensor& tensor = work.tensors[tile.tensor];
 #pragma unroll
-  for (int f = 0; f < kFours; ++f) fours[f].load_parameters(tensor);
+  for (int f = 0; f < kFoursOfThread; ++f) fours[f].load_parameters(tensor);
   if (stands_still(control)) return;
   const AdamScalars<float>& scalars = work.scalars_of(tensor);
   const float floor = work.floors[tile.tensor];
 #pragma unroll
-  for (int f = 0; f < kFours; ++f) fours[f].step(tensor, scalars, floor);
+  for (int f = 0; f < kFoursOfThread; ++f) fours[f].step(tensor, scalars, floor);
 }
 
 // ---- Floors, and the few numbers of a step. ----
