@@ -52,10 +52,7 @@ int64_t GradientBucketer::buckets_sent_early() const { return state_->sent_early
 
 std::vector<int64_t> GradientBucketer::bucket_bytes() const {
   std::vector<int64_t> bytes;
-  for (const detail::Bucket& bucket : state_->buckets()) {
-    const at::Tensor& sent = bucket.wire.defined() ? bucket.wire : bucket.flat;
-    bytes.push_back(sent.numel() * static_cast<int64_t>(sent.element_size()));
-  }
+  for (const detail::Bucket& bucket : state_->buckets()) bytes.push_back(state_->bytes_of(bucket));
   return bytes;
 }
 

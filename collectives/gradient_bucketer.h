@@ -1,4 +1,4 @@
-// Gradients that are added over all ranks while backward still runs: they lie in a few flat buckets, in the
+// Gradients that are added over all ranks while backward still runs: they belong to a few buckets, in the
 // order in which backward finishes them, and each bucket's all-reduce starts when its last gradient is there
 // (the scheme of Li et al., "PyTorch Distributed", arXiv:2006.15704, section 3.2).
 //
@@ -11,9 +11,10 @@
 //
 // A Session with a Communicator does all of this by itself (schedulers/data_parallel.h).
 //
-// Between the last begin_backward of a window and zero_grad, gradients are views into the buckets. Nothing is
-// divided: the mean over ranks is the sum times 1 / world_size (times 1 / scale()), which belongs into the
-// optimizer's factor.
+// A bucket is flat memory, into which gradients are copied and whose views they then are, until zero_grad;
+// or, in place, only a list of gradients, which stay where backward put them (NCCL). Nothing is divided: the
+// mean over ranks is the sum times 1 / world_size (times 1 / scale()), which belongs into the optimizer's
+// factor.
 #pragma once
 
 #include <cstdint>
@@ -42,6 +43,9 @@ struct BucketOptions {
   // What a parameter means that backward did not reach: false: an error that names it; true: its gradient is
   // zero.
   TORCH_ARG(bool, unused_is_zero) = false;
+  // Gradients are reduced where they lie instead of in flat memory; fp16 ones never are. The same on every
+  // rank. Unset: where the back-end adds many tensors at the cost of one (Communicator::coalesces).
+  TORCH_ARG(std::optional<bool>, in_place);
 };
 
 class GradientBucketer {
@@ -88,7 +92,7 @@ class GradientBucketer {
   // What the sums were multiplied with before they were added: 1 / world_size where fp16 gradients are
   // involved, whose sum could overflow, else 1.
   double scale() const;
-  // The buckets as they are now: for each the names of its parameters, in order.
+  // The buckets as they are now: for each the names of its parameters, in order, and the bytes it sends.
   std::vector<std::vector<std::string>> buckets() const;
   std::vector<int64_t> bucket_bytes() const;
   // Of the last window: how many buckets were sent while backward still ran, and in all.

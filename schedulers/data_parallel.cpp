@@ -51,6 +51,9 @@ std::vector<Fact> DataParallel::facts() const {
       {"buckets",
        detail::concatenate(options_.bucket_bytes(), " and ", options_.first_bucket_bytes(), " bytes, wire ",
                            options_.wire_dtype() ? c10::toString(*options_.wire_dtype()) : "as it is",
+                           !options_.in_place()   ? ""
+                           : *options_.in_place() ? ", in place"
+                                                  : ", flat memory",
                            ", unused parameters ", options_.unused_is_zero() ? "are zero" : "are an error",
                            ", buffers ", options_.sync_buffers() ? "follow rank 0" : "are each rank's own")},
       {"micro-steps",
@@ -69,6 +72,7 @@ void DataParallel::join_ranks(const Progress& progress) {
   BucketOptions options;
   options.bucket_bytes(options_.bucket_bytes()).first_bucket_bytes(options_.first_bucket_bytes());
   options.wire_dtype(options_.wire_dtype()).unused_is_zero(options_.unused_is_zero());
+  options.in_place(options_.in_place());
   bucketer_.reset();  // takes its hooks from the parameters before the next one adds its own
   const auto named = detail::named_optimizer_parameters(*parts_);
   std::vector<at::Tensor> may_stay_local;

@@ -41,6 +41,7 @@ struct DataParallelOptions {
   TORCH_ARG(int64_t, first_bucket_bytes) = BucketOptions().first_bucket_bytes();
   TORCH_ARG(std::optional<at::ScalarType>, wire_dtype);
   TORCH_ARG(bool, unused_is_zero) = false;
+  TORCH_ARG(std::optional<bool>, in_place);
   TORCH_ARG(InitialParameters, initial_parameters) = InitialParameters::broadcast;
   // Buffers that training changes (running statistics) are rank 0's on all ranks after every step.
   TORCH_ARG(bool, sync_buffers) = true;
