@@ -18,6 +18,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -76,6 +77,12 @@ class GradientBucketer {
   void wait();
   // Forgets what is under way.
   void drop();
+
+  // From now on calls f, right after a bucket has been sent (or was found to be zero as a whole), with its
+  // parameters and what to wait for before their gradients are read. On autograd's thread, or on that of a
+  // call of the bucketer, with its stream as the current one; f may call nothing of this bucketer.
+  using Sent = std::function<void(const std::vector<at::Tensor>& parameters, Work& sum)>;
+  void on_sent(Sent f);
 
   // Between windows: from the next one on, the gradients of the parameters that may stay local do so, or
   // travel like the others again. Local ones stay where backward puts them, this rank's own, and may be

@@ -182,10 +182,21 @@ void GradientBucketer::State::send(size_t number) {
   if (stays_local(bucket.parameters.front())) return;  // as all of its bucket
   const bool all_zero = std::all_of(bucket.parameters.begin(), bucket.parameters.end(),
                                     [&](size_t position) { return is_zero_[position] != 0; });
-  if (all_zero) return;
+  if (all_zero) return tell(number);
   put_in_place(bucket.parameters);
   works_[number] = bucket.flat.defined() ? send_flat(bucket) : send_in_place(bucket);
   ++sent_;
+  tell(number);
+}
+
+// Gradients that are still to be copied back from the wire are not there when the operation is done.
+void GradientBucketer::State::tell(size_t number) {
+  if (!on_sent_ || buckets_[number].wire.defined()) return;
+  std::vector<at::Tensor> parameters;
+  for (const size_t position : buckets_[number].parameters) {
+    parameters.push_back(parameters_[position].parameter);
+  }
+  on_sent_(parameters, works_[number]);
 }
 
 Work GradientBucketer::State::send_flat(detail::Bucket& bucket) {
