@@ -15,28 +15,21 @@
 #include <pacer/collectives/detail/connect.h>
 #include <pacer/collectives/detail/in_process_transport.h>
 #include <pacer/collectives/detail/ordered_sum.h>
+#include <pacer/collectives/detail/tensor_check.h>
 #include <pacer/collectives/launch_environment.h>
 #include <pacer/core/error.h>
 #include <pacer/core/tile.h>
 #include <pacer/core/version.h>
 
 namespace pacer {
-namespace {
 
-int64_t bytes_of(const at::Tensor& tensor) {
-  return tensor.numel() * static_cast<int64_t>(tensor.element_size());
-}
+using detail::bytes_of;
+using detail::check_tensor;
+
+namespace {
 
 int64_t sum(const std::vector<int64_t>& counts) {
   return std::accumulate(counts.begin(), counts.end(), int64_t{0});
-}
-
-void check_tensor(const char* operation, const char* which, const at::Tensor& tensor, at::Device device) {
-  require(tensor.defined(), operation, ": the ", which, " is undefined");
-  require(tensor.layout() == at::kStrided && tensor.is_contiguous(), operation, ": the ", which,
-          " is not contiguous; pass tensor.contiguous()");
-  require(tensor.device() == device, operation, ": the ", which, " is on ", tensor.device().str(),
-          ", but this communicator moves tensors on ", device.str());
 }
 
 void check_options(const CommunicatorOptions& options) {

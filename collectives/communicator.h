@@ -136,6 +136,15 @@ class Communicator {
 
   // tensor = sum over ranks of tensor, the same bits on every rank.
   Work all_reduce(const at::Tensor& tensor, const CollectiveOptions& options = {});
+  // The same for each of several tensors, of any dtypes, that share no memory: one operation on NCCL, one
+  // after the other elsewhere. Counted as one all_reduce.
+  Work all_reduce_coalesced(const std::vector<at::Tensor>& tensors, const CollectiveOptions& options = {});
+  // The same for tensors of one floating-point dtype that travel as wire_dtype: they are rounded to it before
+  // they are added, and so are the sums. Memory for their rounded copies while it runs.
+  Work all_reduce_coalesced(const std::vector<at::Tensor>& tensors, at::ScalarType wire_dtype,
+                            const CollectiveOptions& options = {});
+  // Whether all_reduce_coalesced is one operation, so that gradients need not be gathered in flat memory.
+  bool coalesces() const;
   // output (n elements) = sum over ranks of their input's chunk number rank() (input: world_size * n).
   Work reduce_scatter(const at::Tensor& output, const at::Tensor& input,
                       const CollectiveOptions& options = {});
@@ -188,6 +197,7 @@ class Communicator {
  private:
   void compare(const char* operation, const at::Tensor& tensor, int64_t elements, int root,
                const CollectiveOptions& options);
+  void compare_lists(const std::vector<at::Tensor>& tensors, const CollectiveOptions& options);
   Work gather(const char* operation, const at::Tensor& output, const at::Tensor& input,
               const std::shared_ptr<detail::Transport>& transport, const CollectiveOptions& options);
 

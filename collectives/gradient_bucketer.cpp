@@ -43,6 +43,7 @@ void GradientBucketer::end_backward() { state_->end(); }
 void GradientBucketer::reduce(const std::vector<at::Tensor>& zero) { state_->reduce(zero); }
 void GradientBucketer::wait() { state_->wait(); }
 void GradientBucketer::drop() { state_->drop(); }
+void GradientBucketer::on_sent(Sent f) { state_->on_sent(std::move(f)); }
 void GradientBucketer::keep_local(bool local) { state_->keep_local(local); }
 double GradientBucketer::scale() const { return state_->scale(); }
 std::vector<int64_t> GradientBucketer::order() const { return state_->order(); }
@@ -52,10 +53,7 @@ int64_t GradientBucketer::buckets_sent_early() const { return state_->sent_early
 
 std::vector<int64_t> GradientBucketer::bucket_bytes() const {
   std::vector<int64_t> bytes;
-  for (const detail::Bucket& bucket : state_->buckets()) {
-    const at::Tensor& sent = bucket.wire.defined() ? bucket.wire : bucket.flat;
-    bytes.push_back(sent.numel() * static_cast<int64_t>(sent.element_size()));
-  }
+  for (const detail::Bucket& bucket : state_->buckets()) bytes.push_back(state_->bytes_of(bucket));
   return bytes;
 }
 

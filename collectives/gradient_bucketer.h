@@ -1,4 +1,4 @@
-// Gradients that are added over all ranks while backward still runs: they lie in a few flat buckets, in the
+// Gradients that are added over all ranks while backward still runs: they belong to a few buckets, in the
 // order in which backward finishes them, and each bucket's all-reduce starts when its last gradient is there
 // (the scheme of Li et al., "PyTorch Distributed", arXiv:2006.15704, section 3.2).
 //
@@ -11,12 +11,14 @@
 //
 // A Session with a Communicator does all of this by itself (schedulers/data_parallel.h).
 //
-// Between the last begin_backward of a window and zero_grad, gradients are views into the buckets. Nothing is
-// divided: the mean over ranks is the sum times 1 / world_size (times 1 / scale()), which belongs into the
-// optimizer's factor.
+// A bucket is flat memory, into which gradients are copied and whose views they then are, until zero_grad;
+// or, in place, only a list of gradients, which stay where backward put them (NCCL). Nothing is divided: the
+// mean over ranks is the sum times 1 / world_size (times 1 / scale()), which belongs into the optimizer's
+// factor.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -42,6 +44,9 @@ struct BucketOptions {
   // What a parameter means that backward did not reach: false: an error that names it; true: its gradient is
   // zero.
   TORCH_ARG(bool, unused_is_zero) = false;
+  // Gradients are reduced where they lie instead of in flat memory; fp16 ones never are. The same on every
+  // rank. Unset: where the back-end adds many tensors at the cost of one (Communicator::coalesces).
+  TORCH_ARG(std::optional<bool>, in_place);
 };
 
 class GradientBucketer {
@@ -73,6 +78,12 @@ class GradientBucketer {
   // Forgets what is under way.
   void drop();
 
+  // From now on calls f, right after a bucket has been sent (or was found to be zero as a whole), with its
+  // parameters and what to wait for before their gradients are read. On autograd's thread, or on that of a
+  // call of the bucketer, with its stream as the current one; f may call nothing of this bucketer.
+  using Sent = std::function<void(const std::vector<at::Tensor>& parameters, Work& sum)>;
+  void on_sent(Sent f);
+
   // Between windows: from the next one on, the gradients of the parameters that may stay local do so, or
   // travel like the others again. Local ones stay where backward puts them, this rank's own, and may be
   // undefined.
@@ -88,7 +99,7 @@ class GradientBucketer {
   // What the sums were multiplied with before they were added: 1 / world_size where fp16 gradients are
   // involved, whose sum could overflow, else 1.
   double scale() const;
-  // The buckets as they are now: for each the names of its parameters, in order.
+  // The buckets as they are now: for each the names of its parameters, in order, and the bytes it sends.
   std::vector<std::vector<std::string>> buckets() const;
   std::vector<int64_t> bucket_bytes() const;
   // Of the last window: how many buckets were sent while backward still ran, and in all.

@@ -135,6 +135,10 @@ bool FusedOptimizer::enqueue() {
 
 void FusedOptimizer::conclude(bool applied) { engine_->conclude(applied); }
 
+bool FusedOptimizer::look_early(const std::vector<torch::Tensor>& parameters) {
+  return engine_->look_early(parameters);
+}
+
 int64_t FusedOptimizer::enqueue_version() const { return engine_->enqueue_version(); }
 
 double FusedOptimizer::base_lr(size_t group) {

@@ -48,6 +48,7 @@ class FusedOptimizer : public SessionOptimizer {
   void prepare(const StepInputs& inputs) override;
   bool enqueue() override;
   void conclude(bool applied) override;
+  bool look_early(const std::vector<torch::Tensor>& parameters) override;
   int64_t enqueue_version() const override;
 
   NamedTensors export_state() const override;

@@ -82,6 +82,7 @@ class OneBitAdam : public FusedOptimizer {
   void prepare(const StepInputs& inputs) override;
   bool enqueue() override;
   void conclude(bool applied) override;
+  bool look_early(const std::vector<torch::Tensor>&) override { return false; }  // norms of local gradients
   std::vector<torch::Tensor> local_parameters() const override;
   bool wants_local_gradients() const override;
   void check_run(const Communicator& world, const Unsettled& unsettled) const override;

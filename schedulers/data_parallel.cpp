@@ -1,6 +1,7 @@
 #include <pacer/schedulers/data_parallel.h>
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -11,6 +12,7 @@
 #include <pacer/core/error.h>
 #include <pacer/core/version.h>
 #include <pacer/schedulers/detail/model_facts.h>
+#include <pacer/schedulers/detail/side_stream.h>
 #include <pacer/schedulers/session_parts.h>
 #include <pacer/schedulers/step_report.h>
 
@@ -28,6 +30,10 @@ RankStatus status_of(Intent intent, const Progress& progress, const WindowTotals
 }
 
 }  // namespace
+
+DataParallel::DataParallel(DataParallelOptions options) : options_(std::move(options)) {}
+DataParallel::DataParallel(DataParallel&&) noexcept = default;
+DataParallel::~DataParallel() = default;
 
 void DataParallel::attach(SessionParts& parts) {
   require(parts.world_was_given,
@@ -51,6 +57,9 @@ std::vector<Fact> DataParallel::facts() const {
       {"buckets",
        detail::concatenate(options_.bucket_bytes(), " and ", options_.first_bucket_bytes(), " bytes, wire ",
                            options_.wire_dtype() ? c10::toString(*options_.wire_dtype()) : "as it is",
+                           !options_.in_place()   ? ""
+                           : *options_.in_place() ? ", in place"
+                                                  : ", flat memory",
                            ", unused parameters ", options_.unused_is_zero() ? "are zero" : "are an error",
                            ", buffers ", options_.sync_buffers() ? "follow rank 0" : "are each rank's own")},
       {"micro-steps",
@@ -69,17 +78,35 @@ void DataParallel::join_ranks(const Progress& progress) {
   BucketOptions options;
   options.bucket_bytes(options_.bucket_bytes()).first_bucket_bytes(options_.first_bucket_bytes());
   options.wire_dtype(options_.wire_dtype()).unused_is_zero(options_.unused_is_zero());
+  options.in_place(options_.in_place());
   bucketer_.reset();  // takes its hooks from the parameters before the next one adds its own
   const auto named = detail::named_optimizer_parameters(*parts_);
   std::vector<at::Tensor> may_stay_local;
   if (parts_->session_optimizer()) may_stay_local = parts_->session_optimizer()->local_parameters();
   bucketer_ = std::make_unique<GradientBucketer>(named, parts_->shared_world(), options, may_stay_local);
+  look_early();
   trained_ = detail::trained_parameters(*parts_);
   if (saved_order_.size() == trained_.size()) bucketer_->use_order(saved_order_);
   saved_order_.clear();
   for (const at::Tensor& buffer : parts_->model().buffers()) {
     buffer_versions_.push_back(buffer.defined() ? buffer._version() : 0);
   }
+}
+
+// Where a step begins with the norm of the gradients, each bucket's part of it is computed as soon as its
+// sums are there. On the CPU that would only hold up backward.
+void DataParallel::look_early() {
+  SessionOptimizer* optimizer = parts_->session_optimizer();
+  if (optimizer == nullptr || !parts_->has_guard()) return;
+  if (side_stream_ == nullptr) side_stream_ = detail::make_side_stream(parts_->device());
+  if (side_stream_ == nullptr) return;
+  bucketer_->on_sent(
+      [side = side_stream_.get(), optimizer](const std::vector<at::Tensor>& parameters, Work& sum) {
+        side->run([&] {
+          sum.wait();
+          optimizer->look_early(parameters);
+        });
+      });
 }
 
 void DataParallel::share_parameters() {
@@ -125,6 +152,10 @@ void DataParallel::backward_end(const Progress& progress) {
 
 void DataParallel::backward_failed() {
   if (bucketer_) bucketer_->drop();
+  try {
+    if (side_stream_) side_stream_->join();  // memory that is freed from now on may still be read there
+  } catch (const std::exception&) {          // CUDA has failed, and so did backward
+  }
 }
 
 void DataParallel::gradients_ready(const Progress& window) {
@@ -141,6 +172,7 @@ void DataParallel::gradients_ready(const Progress& window) {
     loss = parts_->world().all_reduce(parts_->window.loss, CollectiveOptions().agreed(true));
   }
   bucketer_->wait();
+  if (side_stream_) side_stream_->join();
   loss.wait();
 }
 

@@ -41,14 +41,21 @@ struct DataParallelOptions {
   TORCH_ARG(int64_t, first_bucket_bytes) = BucketOptions().first_bucket_bytes();
   TORCH_ARG(std::optional<at::ScalarType>, wire_dtype);
   TORCH_ARG(bool, unused_is_zero) = false;
+  TORCH_ARG(std::optional<bool>, in_place);
   TORCH_ARG(InitialParameters, initial_parameters) = InitialParameters::broadcast;
   // Buffers that training changes (running statistics) are rank 0's on all ranks after every step.
   TORCH_ARG(bool, sync_buffers) = true;
 };
 
+namespace detail {
+class SideStream;
+}  // namespace detail
+
 class DataParallel : public Hook {
  public:
-  explicit DataParallel(DataParallelOptions options = {}) : options_(std::move(options)) {}
+  explicit DataParallel(DataParallelOptions options = {});
+  DataParallel(DataParallel&&) noexcept;
+  ~DataParallel() override;
 
   std::string hook_name() const override { return "data_parallel"; }
   Slot slot() const override { return Slot::reduce; }
@@ -73,18 +80,20 @@ class DataParallel : public Hook {
   std::vector<Fact> facts() const;
   std::vector<Fact> parameter_facts() const;
   void join_ranks(const Progress& progress);
+  void look_early();
   void share_parameters();
   void sync_buffers();
   void add_totals(const std::vector<RankStatus>& ranks);
 
   DataParallelOptions options_;
   SessionParts* parts_ = nullptr;
-  std::unique_ptr<GradientBucketer> bucketer_;
-  std::vector<int64_t> saved_order_;          // of the checkpoint that the run goes on from
-  std::vector<at::Tensor> trained_;           // what the bucketer reduces
-  StatusExchange statuses_;                   // of the window under way
-  std::vector<at::Tensor> changing_buffers_;  // from the second step on
-  std::vector<int64_t> buffer_versions_;      // before the first step
+  std::unique_ptr<detail::SideStream> side_stream_;  // on GPUs, where gradients are looked at
+  std::unique_ptr<GradientBucketer> bucketer_;       // after it: calls it
+  std::vector<int64_t> saved_order_;                 // of the checkpoint that the run goes on from
+  std::vector<at::Tensor> trained_;                  // what the bucketer reduces
+  StatusExchange statuses_;                          // of the window under way
+  std::vector<at::Tensor> changing_buffers_;         // from the second step on
+  std::vector<int64_t> buffer_versions_;             // before the first step
   bool buffers_are_known_ = false;
 };
 

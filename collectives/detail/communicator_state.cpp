@@ -71,6 +71,10 @@ void CommunicatorState::compare(CallRecord record, std::chrono::milliseconds tim
       .wait();
   const auto* records = static_cast<const CallRecord*>(all.const_data_ptr());
   const auto text = [](const CallRecord& call) {
+    if (call.list != 0 || call.tensors != 1) {
+      return concatenate(call.operation, " number ", call.number, " of ", call.elements, " elements in ",
+                         call.tensors, " tensors, dtypes and sizes number ", call.list);
+    }
     return concatenate(call.operation, " number ", call.number, " of ", call.elements, " elements of ",
                        c10::toString(static_cast<c10::ScalarType>(call.dtype)),
                        std::strcmp(call.operation, "broadcast") == 0 ? concatenate(" from rank ", call.root)
@@ -222,8 +226,8 @@ void CommunicatorState::count(const char* operation, int64_t bytes) {
 
 void PendingOperation::wait() {
   try {
-    while (work_ != nullptr) {
-      work_->wait();
+    while (true) {
+      if (work_ != nullptr) work_->wait();
       if (rest_.empty()) break;
       work_ = rest_.front()();
       rest_.erase(rest_.begin());

@@ -20,10 +20,11 @@ struct CallRecord {
   int64_t dtype = 0;
   int64_t elements = 0;
   int64_t root = 0;
+  int64_t tensors = 1;
+  int64_t list = 0;  // the checksum of their dtypes and sizes, where they are several
 };
 
-// The rest of an operation whose first part is under way: starts the next part, or returns null where it was
-// the last.
+// A part of an operation: started when the part before is done. Null where there is nothing to wait for.
 using NextPart = std::function<TransportWorkPtr()>;
 
 class CommunicatorState : public std::enable_shared_from_this<CommunicatorState> {

@@ -47,12 +47,29 @@ void GradientBucketer::State::add(const std::vector<NamedParameter>& parameters,
 void GradientBucketer::State::build(const std::vector<size_t>& order) {
   order_ = order;
   buckets_ = detail::make_buckets(parameters_, order, options_.bucket_bytes(), options_.first_bucket_bytes());
+  // Alike on all ranks. Gradients that are divided before they are added are not worth a way of their own.
+  if (options_.in_place().value_or(world_->coalesces()) && prescale_ == 1) return;
   for (detail::Bucket& bucket : buckets_) {
-    const auto wire = options_.wire_dtype();
-    if (wire && bucket.flat.scalar_type() == at::kFloat && *wire != at::kFloat) {
+    detail::make_flat(bucket, parameters_);
+    if (const auto wire = wire_dtype_of(bucket)) {
       bucket.wire = at::empty_like(bucket.flat, bucket.flat.options().dtype(*wire));
     }
   }
+}
+
+std::optional<at::ScalarType> GradientBucketer::State::wire_dtype_of(const detail::Bucket& bucket) const {
+  const auto wire = options_.wire_dtype();
+  return wire && bucket.dtype == at::kFloat && *wire != at::kFloat ? wire : std::nullopt;
+}
+
+int64_t GradientBucketer::State::bytes_of(const detail::Bucket& bucket) const {
+  int64_t elements = bucket.elements;
+  const auto wire = wire_dtype_of(bucket);
+  if (!bucket.flat.defined() && !wire) {  // without padding
+    elements = 0;
+    for (const size_t position : bucket.parameters) elements += parameters_[position].parameter.numel();
+  }
+  return elements * static_cast<int64_t>(at::elementSize(wire.value_or(bucket.dtype)));
 }
 
 size_t GradientBucketer::State::position_of(const at::Tensor& parameter) const {
@@ -100,13 +117,13 @@ void GradientBucketer::State::arrive(size_t position) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const detail::BucketedParameter& entry = parameters_[position];
   if (stays_local(position)) return check_dense(position);
-  if (!active_) return move_to_buckets({position});
+  if (!active_) return put_in_place({position});
   require(stages_[position] == Stage::waiting || next_ <= entry.bucket, "parameter ", entry.name,
           " received a gradient after its bucket had been sent; a layer given to LayerDrop::add must not be "
           "used elsewhere, and a parameter must not get gradients twice in one backward");
   check_dense(position);
   is_zero_[position] = 0;
-  if (stages_[position] == Stage::ready) return move_to_buckets({position});
+  if (stages_[position] == Stage::ready) return put_in_place({position});
   if (!order_is_learned_) arrivals_.push_back(position);
   set_ready(position);
   send_full_buckets();
@@ -118,13 +135,17 @@ void GradientBucketer::State::check_dense(size_t position) const {
           " is sparse; only dense gradients can be reduced over ranks");
 }
 
-// Those that lie elsewhere, in one kernel. They must be defined.
-void GradientBucketer::State::move_to_buckets(const std::vector<size_t>& positions) {
+// Gradients to where they are reduced; those of flat memory in one kernel. They must be defined.
+void GradientBucketer::State::put_in_place(const std::vector<size_t>& positions) {
   std::vector<at::Tensor> from, to;
   for (const size_t position : positions) {
     check_dense(position);
     detail::BucketedParameter& entry = parameters_[position];
     at::Tensor& gradient = entry.parameter.mutable_grad();
+    if (!entry.view.defined()) {
+      detail::make_own(gradient, entry.parameter);
+      continue;
+    }
     if (gradient.const_data_ptr() == entry.view.const_data_ptr()) continue;
     from.push_back(gradient);
     to.push_back(entry.view);
@@ -137,8 +158,13 @@ void GradientBucketer::State::move_to_buckets(const std::vector<size_t>& positio
 void GradientBucketer::State::set_zero(size_t position) {
   const at::NoGradGuard no_grad;
   detail::BucketedParameter& entry = parameters_[position];
+  at::Tensor& gradient = entry.parameter.mutable_grad();
+  if (!entry.view.defined()) {
+    gradient = detail::zero_gradient(entry.parameter);
+    return;
+  }
   entry.view.zero_();
-  entry.parameter.mutable_grad() = entry.view;
+  gradient = entry.view;
 }
 
 void GradientBucketer::State::set_ready(size_t position) {
@@ -156,15 +182,41 @@ void GradientBucketer::State::send(size_t number) {
   if (stays_local(bucket.parameters.front())) return;  // as all of its bucket
   const bool all_zero = std::all_of(bucket.parameters.begin(), bucket.parameters.end(),
                                     [&](size_t position) { return is_zero_[position] != 0; });
-  if (all_zero) return;
-  move_to_buckets(bucket.parameters);
+  if (all_zero) return tell(number);
+  put_in_place(bucket.parameters);
+  works_[number] = bucket.flat.defined() ? send_flat(bucket) : send_in_place(bucket);
+  ++sent_;
+  tell(number);
+}
+
+// Gradients that are still to be copied back from the wire are not there when the operation is done.
+void GradientBucketer::State::tell(size_t number) {
+  if (!on_sent_ || buckets_[number].wire.defined()) return;
+  std::vector<at::Tensor> parameters;
+  for (const size_t position : buckets_[number].parameters) {
+    parameters.push_back(parameters_[position].parameter);
+  }
+  on_sent_(parameters, works_[number]);
+}
+
+Work GradientBucketer::State::send_flat(detail::Bucket& bucket) {
   const at::NoGradGuard no_grad;
   // As a tensor: a plain number would be rounded to the gradients' dtype first.
   if (prescale_ != 1) bucket.flat.mul_(at::scalar_tensor(prescale_, at::kFloat));
   if (bucket.wire.defined()) bucket.wire.copy_(bucket.flat);
-  works_[number] =
-      world_->all_reduce(bucket.wire.defined() ? bucket.wire : bucket.flat, CollectiveOptions().agreed(true));
-  ++sent_;
+  return world_->all_reduce(bucket.wire.defined() ? bucket.wire : bucket.flat,
+                            CollectiveOptions().agreed(true));
+}
+
+Work GradientBucketer::State::send_in_place(const detail::Bucket& bucket) {
+  std::vector<at::Tensor> gradients;
+  for (const size_t position : bucket.parameters) {
+    gradients.push_back(detail::flat_view(parameters_[position].parameter.grad()));
+  }
+  const auto options = CollectiveOptions().agreed(true);
+  const auto wire = wire_dtype_of(bucket);
+  return wire ? world_->all_reduce_coalesced(gradients, *wire, options)
+              : world_->all_reduce_coalesced(gradients, options);
 }
 
 void GradientBucketer::State::end() {

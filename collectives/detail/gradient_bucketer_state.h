@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -28,12 +29,14 @@ class GradientBucketer::State : public std::enable_shared_from_this<State> {
   void wait();
   void drop();
   void keep_local(bool local);
+  void on_sent(Sent f) { on_sent_ = std::move(f); }
 
   std::vector<int64_t> order() const;
   void use_order(const std::vector<int64_t>& order);
   double scale() const { return prescale_; }
   const std::vector<detail::BucketedParameter>& parameters() const { return parameters_; }
   const std::vector<detail::Bucket>& buckets() const { return buckets_; }
+  int64_t bytes_of(const detail::Bucket& bucket) const;
   int64_t sent() const { return sent_; }
   int64_t sent_early() const { return sent_early_; }
 
@@ -48,10 +51,14 @@ class GradientBucketer::State : public std::enable_shared_from_this<State> {
   void arrive(size_t position);  // from the hooks
   void set_ready(size_t position);
   void check_dense(size_t position) const;
-  void move_to_buckets(const std::vector<size_t>& positions);
+  void put_in_place(const std::vector<size_t>& positions);
   void set_zero(size_t position);
   void send_full_buckets();
   void send(size_t bucket);
+  void tell(size_t bucket);
+  Work send_flat(detail::Bucket& bucket);
+  Work send_in_place(const detail::Bucket& bucket);
+  std::optional<at::ScalarType> wire_dtype_of(const detail::Bucket& bucket) const;
 
   const std::shared_ptr<Communicator> world_;
   const BucketOptions options_;
@@ -60,6 +67,7 @@ class GradientBucketer::State : public std::enable_shared_from_this<State> {
   std::vector<detail::Bucket> buckets_;
   std::vector<size_t> order_;  // in which they fill
   double prescale_ = 1;
+  Sent on_sent_;
 
   std::mutex mutex_;  // hooks run on autograd's threads
   bool active_ = false;

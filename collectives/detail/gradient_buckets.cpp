@@ -4,7 +4,10 @@
 #include <utility>
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <torch/csrc/autograd/utils/grad_layout_contract.h>
 
 #include <pacer/core/tile.h>
 
@@ -23,42 +26,70 @@ at::Tensor view_like(const at::Tensor& flat, int64_t offset, const at::Tensor& p
   return piece.as_strided(parameter.sizes(), parameter.strides(), piece.storage_offset());
 }
 
+at::Tensor empty_gradient(const at::Tensor& parameter) {
+  const at::TensorOptions options = parameter.options().requires_grad(false);
+  if (!parameter.is_non_overlapping_and_dense()) return at::empty(parameter.sizes(), options);
+  return at::empty_strided(parameter.sizes(), parameter.strides(), options);
+}
+
 }  // namespace
 
 std::vector<Bucket> make_buckets(std::vector<BucketedParameter>& parameters, const std::vector<size_t>& order,
                                  int64_t bucket_bytes, int64_t first_bucket_bytes) {
   std::vector<Bucket> buckets;
-  std::vector<int64_t> lengths;  // elements, by bucket
-  std::vector<int64_t> offsets(parameters.size());
   std::map<std::pair<at::ScalarType, bool>, size_t> open;  // the bucket that fills, by kind of gradient
   for (const size_t position : order) {
     BucketedParameter& entry = parameters[position];
     const auto size = static_cast<int64_t>(entry.parameter.element_size());
-    const int64_t padded = round_up(entry.parameter.numel(), kAlignment);
     const auto [found, is_new] =
         open.emplace(std::make_pair(entry.parameter.scalar_type(), entry.may_stay_local), buckets.size());
     const int64_t limit = found->second == 0 ? first_bucket_bytes : bucket_bytes;
-    const bool full = !is_new && lengths[found->second] * size >= limit;
+    const bool full = !is_new && buckets[found->second].elements * size >= limit;
     if (full) found->second = buckets.size();
-    if (is_new || full) {
-      buckets.emplace_back();
-      lengths.push_back(0);
-    }
+    if (is_new || full) buckets.emplace_back();
     entry.bucket = found->second;
-    offsets[position] = lengths[entry.bucket];
-    lengths[entry.bucket] += padded;
-    buckets[entry.bucket].parameters.push_back(position);
-  }
-  for (size_t b = 0; b < buckets.size(); ++b) {
-    const at::Tensor& first = parameters[buckets[b].parameters.front()].parameter;
-    buckets[b].flat = at::empty({lengths[b]}, first.options().requires_grad(false));
-    buckets[b].flat.zero_();  // the padding travels, too
-    for (const size_t position : buckets[b].parameters) {
-      BucketedParameter& entry = parameters[position];
-      entry.view = view_like(buckets[b].flat, offsets[position], entry.parameter);
-    }
+    entry.view = at::Tensor();
+    Bucket& bucket = buckets[entry.bucket];
+    bucket.dtype = entry.parameter.scalar_type();
+    bucket.elements += round_up(entry.parameter.numel(), kAlignment);
+    bucket.parameters.push_back(position);
   }
   return buckets;
+}
+
+void make_flat(Bucket& bucket, std::vector<BucketedParameter>& parameters) {
+  const at::Tensor& first = parameters[bucket.parameters.front()].parameter;
+  bucket.flat = at::empty({bucket.elements}, first.options().requires_grad(false));
+  bucket.flat.zero_();  // the padding travels, too
+  int64_t offset = 0;
+  for (const size_t position : bucket.parameters) {
+    BucketedParameter& entry = parameters[position];
+    entry.view = view_like(bucket.flat, offset, entry.parameter);
+    offset += round_up(entry.parameter.numel(), kAlignment);
+  }
+}
+
+void make_own(at::Tensor& gradient, const at::Tensor& parameter) {
+  const bool fits = gradient.scalar_type() == parameter.scalar_type() &&
+                    gradient.device() == parameter.device() && !gradient.is_neg() && !gradient.is_conj() &&
+                    !gradient._is_zerotensor() &&
+                    torch::autograd::utils::obeys_layout_contract(gradient, parameter);
+  // Backward may still read, or another parameter have as its gradient, what this one is a view of.
+  if (fits && gradient.storage().use_count() == 1) return;
+  const at::NoGradGuard no_grad;
+  at::Tensor copy = empty_gradient(parameter);
+  copy.copy_(gradient);
+  gradient = copy;
+}
+
+at::Tensor zero_gradient(const at::Tensor& parameter) {
+  const at::NoGradGuard no_grad;
+  return empty_gradient(parameter).zero_();
+}
+
+at::Tensor flat_view(const at::Tensor& gradient) {
+  const at::AutoDispatchBelowADInplaceOrView untracked;
+  return gradient.as_strided({gradient.numel()}, {1}, gradient.storage_offset());
 }
 
 }  // namespace pacer::detail

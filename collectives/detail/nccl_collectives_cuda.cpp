@@ -62,6 +62,30 @@ TransportWorkPtr NcclTransport::all_reduce(const at::Tensor& tensor, Millisecond
                [=](ncclComm* comm) { return ncclAllReduce(data, data, count, type, ncclSum, comm, s); });
 }
 
+TransportWorkPtr NcclTransport::all_reduce_coalesced(const std::vector<at::Tensor>& tensors,
+                                                     Milliseconds timeout) {
+  struct Part {
+    void* data;
+    size_t count;
+    ncclDataType_t type;
+  };
+  std::vector<Part> parts;
+  for (const at::Tensor& tensor : tensors) {
+    const ncclDataType_t type = nccl_sum_type("all_reduce", tensor);
+    parts.push_back({tensor.mutable_data_ptr(), nccl_count(tensor), type});
+  }
+  CUstream_st* const s = stream();
+  return start("all_reduce", tensors, timeout, [parts, s](ncclComm* comm) {
+    ncclResult_t result = ncclGroupStart();
+    for (const Part& part : parts) {
+      if (is_nccl_error(result)) break;
+      result = ncclAllReduce(part.data, part.data, part.count, part.type, ncclSum, comm, s);
+    }
+    const ncclResult_t end = ncclGroupEnd();
+    return is_nccl_error(result) ? result : end;
+  });
+}
+
 TransportWorkPtr NcclTransport::reduce_scatter(const at::Tensor& output, const at::Tensor& input,
                                                Milliseconds timeout) {
   const ncclDataType_t type = nccl_sum_type("reduce_scatter", input);

@@ -34,6 +34,9 @@ class NcclTransport final : public Transport {
 
   // Sums: fp64, fp32, fp16, bf16, int64, int32, int8 and uint8. All other operations: any dtype.
   TransportWorkPtr all_reduce(const at::Tensor& tensor, Milliseconds timeout) override;
+  TransportWorkPtr all_reduce_coalesced(const std::vector<at::Tensor>& tensors,
+                                        Milliseconds timeout) override;
+  bool coalesces() const override { return true; }
   TransportWorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input,
                                   Milliseconds timeout) override;
   TransportWorkPtr all_gather(const at::Tensor& output, const at::Tensor& input,

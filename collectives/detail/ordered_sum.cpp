@@ -21,21 +21,6 @@ void add_in_order(const at::Tensor& sum, const at::Tensor& parts, int world_size
   }
 }
 
-// Two operations that are waited for together.
-class Both : public TransportWork {
- public:
-  Both(TransportWorkPtr first, TransportWorkPtr second)
-      : first_(std::move(first)), second_(std::move(second)) {}
-  void wait() override {
-    first_->wait();
-    second_->wait();
-  }
-  bool is_done() override { return first_->is_done() && second_->is_done(); }
-
- private:
-  TransportWorkPtr first_, second_;
-};
-
 }  // namespace
 
 std::vector<NextPart> ordered_all_reduce(std::shared_ptr<Transport> transport, const at::Tensor& tensor,
@@ -83,7 +68,10 @@ TransportWorkPtr send_and_receive(Transport& transport, const at::Tensor& sent, 
   TransportWorkPtr receive = transport.receive(received, from, timeout);
   TransportWorkPtr send = transport.send(sent, to, timeout);
   transport.end_group();
-  return std::make_unique<Both>(std::move(receive), std::move(send));
+  std::vector<TransportWorkPtr> both;
+  both.push_back(std::move(receive));
+  both.push_back(std::move(send));
+  return joined(std::move(both));
 }
 
 }  // namespace pacer::detail

@@ -33,6 +33,9 @@ class TransportWork {
 };
 using TransportWorkPtr = std::unique_ptr<TransportWork>;
 
+// Operations that are waited for together.
+TransportWorkPtr joined(std::vector<TransportWorkPtr> works);
+
 // Every rank starts the same operations in the same order. Tensors are contiguous, on device(), not empty,
 // and stay untouched until the work is waited for (the work holds them). On CUDA an operation begins once
 // the work enqueued so far on the caller's current stream is done. Every call may throw std::exception.
@@ -48,6 +51,10 @@ class Transport {
 
   // In place; each rank ends with the same bits.
   virtual TransportWorkPtr all_reduce(const at::Tensor& tensor, Milliseconds timeout) = 0;
+  // The same for each of several tensors (at least one, of any dtypes), which must not overlap.
+  virtual TransportWorkPtr all_reduce_coalesced(const std::vector<at::Tensor>& tensors, Milliseconds timeout);
+  // True: that is one operation, which costs what a sum of as many bytes in one tensor does.
+  virtual bool coalesces() const { return false; }
   // input: world_size equal chunks; output: the sum of everybody's chunk number `rank`.
   virtual TransportWorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input,
                                           Milliseconds timeout) = 0;

@@ -142,6 +142,11 @@ void AdamEngine::build_tables() {
     table.build_tiles();
     units += table.norm_units();
   }
+  entry_of_.clear();
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    entry_of_.emplace(entries_[i].parameter.unsafeGetTensorImpl(), i);
+  }
+  seen_.assign(entries_.size(), std::nullopt);
   partials_ = at::empty({units}, at::TensorOptions().dtype(at::kDouble).device(device_));
 }
 
@@ -192,13 +197,14 @@ int64_t AdamEngine::add_squares() {
 }
 
 bool AdamEngine::gradients_are_finite() {
-  const int64_t count = add_squares();
+  const int64_t count = take_early_look() ? partials_.numel() : add_squares();
   guard_->look(partials_.const_data_ptr<double>(), count, average_);
   return device_.is_cuda() || guard_->check()->non_finite == 0;  // on CUDA only the device knows
 }
 
 void AdamEngine::prepare(Groups& groups, States& states, const ParameterNames& names,
                          const StepInputs& inputs) {
+  can_look_early_ = false;
   read_settings(groups);
   if (!plan_fits(groups, states)) plan(groups, states, names);
   if (entries_.empty()) return;
@@ -218,6 +224,7 @@ void AdamEngine::prepare(Groups& groups, States& states, const ParameterNames& n
   for (AdamTable& table : tables_) table.send(/*with_units=*/guard_ != nullptr);
   slots_.send(device_);
   if (device_.is_cuda() && (guard_ || inputs.replayable || is_capturing(device_))) slots_.let_device_lead();
+  can_look_early_ = guard_ != nullptr && !inputs.replayable;
 }
 
 void AdamEngine::gather_gradients() {
@@ -261,6 +268,7 @@ bool AdamEngine::enqueue(bool has_looked) {
 }
 
 void AdamEngine::conclude(bool applied) {
+  seen_.assign(entries_.size(), std::nullopt);
   if (!applied) return;
   slots_.count_step();
   for (size_t i = 0; i < entries_.size(); ++i) {

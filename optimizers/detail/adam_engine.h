@@ -6,6 +6,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <unordered_map>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -37,6 +39,8 @@ class AdamEngine {
   // prepare and enqueue.
   void sum_of_squares(double* sum);
   void conclude(bool applied);
+  // As SessionOptimizer's. Fills the partial sums of these parameters, so that enqueue() only has to fold.
+  bool look_early(const std::vector<at::Tensor>& parameters);
 
   // Counts the changes after which a captured enqueue() is out of date.
   int64_t enqueue_version() const { return enqueue_version_; }
@@ -51,6 +55,12 @@ class AdamEngine {
     int64_t entry;  // -1: it never had a gradient
   };
 
+  // A gradient whose partial sums are there.
+  struct SeenGradient {
+    c10::weak_intrusive_ptr<c10::TensorImpl> gradient;
+    int64_t version;
+  };
+
   void read_settings(const Groups& groups);
   bool plan_fits(const Groups& groups, const States& states);
   void plan(const Groups& groups, States& states, const ParameterNames& names);
@@ -62,6 +72,8 @@ class AdamEngine {
   void find_gradients();
   void gather_gradients();
   int64_t add_squares();
+  // Whether look_early has seen every gradient as it is now; forgets what it saw.
+  bool take_early_look();
   bool gradients_are_finite();
 
   const AdamFlavour* flavour_;
@@ -75,7 +87,10 @@ class AdamEngine {
   std::vector<char> takes_part_;  // by entry
   std::vector<AdamTable> tables_;
   AdamSlots slots_;
-  at::Tensor partials_;                       // double, for the norm
+  at::Tensor partials_;                               // double, for the norm
+  std::vector<std::optional<SeenGradient>> seen_;     // by entry
+  std::unordered_map<const void*, size_t> entry_of_;  // by TensorImpl
+  bool can_look_early_ = false;               // the plan and its units are where the kernels need them
   std::shared_ptr<GradientGuard> own_guard_;  // for finite_check without a Session
   std::shared_ptr<GradientGuard> guard_;      // of this step
   double average_ = 1;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include <pacer/core/reduction_order.h>
+#include <pacer/core/tile.h>
 #include <pacer/optimizers/detail/tile_loop.h>
 
 namespace pacer::detail {
@@ -24,6 +25,10 @@ void AdamTable::add(AdamEntry& entry, size_t table) {
 
 void AdamTable::build_tiles() {
   units_.host() = make_tiles(counts_, kReductionUnit);
+  first_units_.assign(1, 0);
+  for (const int64_t count : counts_) {
+    first_units_.push_back(first_units_.back() + ceil_divide(count, kReductionUnit));
+  }
   if (rule_ == kernels::UpdateRule::lamb) lamb_.emplace(launch_.storage, counts_, device_);
   if (device_.is_cpu()) return;  // the units serve as tiles
   tiles_.host() = make_tiles(counts_, kernels::adam_cuda_block_tile(launch_.storage));
@@ -52,18 +57,20 @@ void AdamTable::send(bool with_units) {
   if (lamb_) lamb_->send();
 }
 
-void AdamTable::sum_of_squares(double* partials) {
+void AdamTable::sum_of_squares(double* partials, size_t first, size_t tensors) {
   const kernels::GradientType type = gradient_type(launch_.storage);
+  const int64_t begin = first_units_[first], end = first_units_[first + tensors];
+  if (begin == end) return;
   if (device_.is_cuda()) {
-    kernels::sum_of_squares_cuda(type, units_.pointer(), norm_units(), gradients_.pointer(),
-                                 /*places=*/nullptr, partials, current_stream(device_));
+    kernels::sum_of_squares_cuda(type, units_.pointer() + begin, end - begin, gradients_.pointer(),
+                                 /*places=*/nullptr, partials + begin, current_stream(device_));
     return;
   }
   const size_t element_size = type == kernels::GradientType::f64   ? 8
                               : type == kernels::GradientType::f32 ? 4
                                                                    : 2;
-  for_each_tile(units_.host(), [&](int64_t i) {
-    const Tile& unit = units_.host()[i];
+  for_each_tile(units_.host(), begin, end, [&](int64_t i) {
+    const Tile& unit = units_.host()[static_cast<size_t>(i)];
     const auto* gradient = static_cast<const char*>(gradients_.host()[unit.tensor].gradient);
     partials[i] = gradient == nullptr
                       ? 0.0

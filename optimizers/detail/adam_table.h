@@ -33,7 +33,11 @@ class AdamTable {
 
   // Number of partial sums of the norm, and their computation into partials[0 ... norm_units()).
   int64_t norm_units() const { return static_cast<int64_t>(units_.host().size()); }
-  void sum_of_squares(double* partials);
+  void sum_of_squares(double* partials) { sum_of_squares(partials, 0, counts_.size()); }
+  // Only those of the tensors from `first` on, so many; partials is that of all. The others stay.
+  void sum_of_squares(double* partials, size_t first, size_t tensors);
+  // Sends the addresses of gradients, where they changed.
+  void send_gradients() { gradients_.send(device_); }
 
   // Sends what step(), and sum_of_squares() if `with_units`, need to the GPU, where it changed.
   void send(bool with_units);
@@ -52,6 +56,7 @@ class AdamTable {
   kernels::UpdateRule rule_;
   at::Device device_;
   std::vector<int64_t> counts_;
+  std::vector<int64_t> first_units_;  // by tensor, and their number
   DeviceBuffer<kernels::AdamTensor> tensors_;
   DeviceBuffer<kernels::AdamGradient> gradients_;
   DeviceBuffer<Tile> tiles_;

@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <pacer/collectives/detail/transport.h>
 
@@ -24,6 +25,11 @@ class FaultyTransport : public detail::Transport {
   detail::TransportWorkPtr all_reduce(const at::Tensor& tensor, Milliseconds timeout) override {
     return pass("all_reduce", [&] { return real_->all_reduce(tensor, timeout); });
   }
+  detail::TransportWorkPtr all_reduce_coalesced(const std::vector<at::Tensor>& tensors,
+                                                Milliseconds timeout) override {
+    return pass("all_reduce", [&] { return real_->all_reduce_coalesced(tensors, timeout); });
+  }
+  bool coalesces() const override { return real_->coalesces(); }
   detail::TransportWorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input,
                                           Milliseconds timeout) override {
     return pass("reduce_scatter", [&] { return real_->reduce_scatter(output, input, timeout); });

@@ -2,6 +2,7 @@
 // sums); identical replicas at every step; resumed to the bit. Each rank computes the reference for itself.
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include <pacer/core/checkpoint_folder.h>
 #include <pacer/core/checksum.h>
@@ -57,10 +58,12 @@ void expect_identical_replicas(Communicator& world, const detail::TrainingState&
 }
 
 std::unique_ptr<SmallRun> make_run(const RegisteredOptimizer& optimizer, const Hooks& hooks,
-                                   const std::shared_ptr<Communicator>& world, double dropout = 0) {
+                                   const std::shared_ptr<Communicator>& world, double dropout = 0,
+                                   std::optional<bool> in_place = std::nullopt) {
   auto run = std::make_unique<SmallRun>(optimizer, hooks, dropout, world);
   if (world->world_size() > 1) {
-    run->session->use(DataParallel(DataParallelOptions().bucket_bytes(600).first_bucket_bytes(100)));
+    run->session->use(
+        DataParallel(DataParallelOptions().bucket_bytes(600).first_bucket_bytes(100).in_place(in_place)));
   }
   return run;
 }
@@ -106,25 +109,70 @@ void train_long(const Player& player) {
                          player.number("steps"));
 }
 
+// Each of W - 1 additions rounds a partial sum, at most the sum of all magnitudes, by 2^-24 of it.
+void expect_sum(Communicator& world, const Tensor& sum, const Tensor& own) {
+  const int64_t count = own.numel();
+  Tensor all = torch::empty({world.world_size() * count}, own.options());
+  world.all_gather(all, own.flatten()).wait();
+  const Tensor terms = all.view({world.world_size(), count}).to(at::kDouble);
+  const Tensor bound = terms.abs().sum(0) * ((world.world_size() - 1) * std::ldexp(1.001, -24));
+  expect((sum.flatten().to(at::kDouble) - terms.sum(0)).abs().le(bound).all().item<bool>(), "sums of ", count,
+         " elements within the bound");
+}
+
+// Sums of gradients, in place or by way of flat memory: within the bound, and the same bits on all ranks.
+void reduce_gradients(const std::shared_ptr<Communicator>& world, bool in_place) {
+  const auto options = at::TensorOptions().device(world->device());
+  std::vector<std::pair<std::string, Tensor>> named;
+  for (const int64_t size : {5, 70'000, 1, 0, 1'000'003, 33}) {
+    named.emplace_back(std::to_string(named.size()), torch::zeros({size}, options).requires_grad_());
+  }
+  GradientBucketer bucketer(named, world,
+                            BucketOptions().bucket_bytes(300'000).first_bucket_bytes(100).in_place(in_place));
+  for (int step = 0; step < 5; ++step) {
+    std::vector<Tensor> own;
+    Tensor loss = torch::zeros({}, options);
+    for (const auto& item : named) {
+      own.push_back(torch::randn(item.second.sizes(), options));
+      loss = loss + (item.second * own.back()).sum();
+    }
+    bucketer.begin_backward();
+    loss.backward();
+    bucketer.end_backward();
+    bucketer.wait();
+    detail::TrainingState sums;
+    for (size_t i = 0; i < named.size(); ++i) {
+      sums.model[named[i].first] = named[i].second.grad();
+      if (own[i].numel() > 0) expect_sum(*world, named[i].second.grad(), own[i]);
+    }
+    expect_identical_replicas(*world, sums, step);
+    for (auto& item : named) item.second.mutable_grad().reset();
+  }
+}
+
 // The back-end's own order of sums: replicas stay identical, and each sum is within the bound of any order.
 void train_unordered(const Player& player) {
   const auto world = join(player, /*ordered=*/false);
-  auto run = make_run(optimizer_named("FusedAdamW"), hooks_named(kTogether), world);
-  for (int64_t step = 0; step < player.number("steps"); ++step) {
-    run->step();
-    expect_identical_replicas(*world, run->state(), step);
+  for (const std::optional<bool> in_place :
+       {std::optional<bool>(), std::optional(true), std::optional(false)}) {
+    auto run =
+        make_run(optimizer_named("FusedAdamW"), hooks_named(kTogether), world, /*dropout=*/0, in_place);
+    for (int64_t step = 0; step < player.number("steps"); ++step) {
+      run->step();
+      expect_identical_replicas(*world, run->state(), step);
+    }
+    run->finish();
   }
-  run->finish();
+  for (const bool in_place : {true, false}) reduce_gradients(world, in_place);
   for (const int64_t count : {1, 1000, 100'003}) {
     const Tensor own = torch::randn({count}, at::TensorOptions().device(world->device()));
-    Tensor sum = own.clone(), all = torch::empty({world->world_size() * count}, own.options());
+    const Tensor sum = own.clone();
     world->all_reduce(sum).wait();
-    world->all_gather(all, own).wait();
-    const Tensor terms = all.view({world->world_size(), count}).to(at::kDouble);
-    // Each of W - 1 additions rounds a partial sum, at most the sum of all magnitudes, by 2^-24 of it.
-    const Tensor bound = terms.abs().sum(0) * ((world->world_size() - 1) * std::ldexp(1.001, -24));
-    expect((sum.to(at::kDouble) - terms.sum(0)).abs().le(bound).all().item<bool>(), "sums of ", count,
-           " elements within the bound");
+    expect_sum(*world, sum, own);
+    const Tensor rest = own.narrow(0, 0, count / 2).clone();
+    world->all_reduce_coalesced({sum.copy_(own), rest}).wait();
+    expect_sum(*world, sum, own);
+    if (count > 1) expect_sum(*world, rest, own.narrow(0, 0, count / 2));
   }
 }
 

@@ -55,6 +55,29 @@ void check_results(RankProcess& process, const std::shared_ptr<detail::Transport
       }
     }
   });
+  process.check("all_reduce of several tensors, of any dtypes and sizes", [&] {
+    expect(transport->coalesces(), "NCCL does not group sums");
+    for (int64_t seed = 0; seed < 3; ++seed) {
+      std::vector<at::Tensor> tensors;
+      for (const at::ScalarType type : kSums) {
+        for (const int64_t n : {1, 1000, 3, 1048577, 70000}) {
+          tensors.push_back(input_of(process, n, type, seed));
+        }
+      }
+      transport->all_reduce_coalesced(tensors, seconds(20))->wait();
+      for (const at::Tensor& tensor : tensors) {
+        expect_equal(tensor, sum_of_all(process, tensor.numel(), seed),
+                     text_of(tensor.scalar_type(), tensor.numel()));
+      }
+    }
+    // Hundreds of small ones, as the biases of a deep model.
+    std::vector<at::Tensor> many;
+    for (int64_t i = 0; i < 500; ++i) many.push_back(input_of(process, 1 + i % 97, at::kFloat, i));
+    transport->all_reduce_coalesced(many, seconds(20))->wait();
+    for (int64_t i = 0; i < 500; ++i) {
+      expect_equal(many[static_cast<size_t>(i)], sum_of_all(process, 1 + i % 97, i), std::to_string(i));
+    }
+  });
   process.check("reduce_scatter", [&] {
     for (const at::ScalarType type : kSums) {
       for (const int64_t n : {1, 7, 4099}) {
@@ -172,6 +195,15 @@ void check_results(RankProcess& process, const std::shared_ptr<detail::Transport
       refused = true;
     }
     expect(refused, "a sum of bool was accepted");
+    refused = false;
+    try {
+      const auto options = at::TensorOptions(process.device());
+      transport->all_reduce_coalesced({at::ones({4}, options), at::ones({4}, options.dtype(at::kBool))},
+                                      seconds(20));
+    } catch (const std::exception&) {
+      refused = true;
+    }
+    expect(refused, "a sum of bool among others was accepted");
     const at::Tensor tensor = input_of(process, 10, at::kFloat);
     transport->all_reduce(tensor, seconds(20))->wait();
     expect_equal(tensor, sum_of_all(process, 10), "the sum after it");

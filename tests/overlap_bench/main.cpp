@@ -210,7 +210,9 @@ int main(int argc, char** argv) {
         parts::connect(meeting, pacer::CommunicatorOptions().backend(pacer::Backend::gloo));
     connection.data = parts::connect_alone(world->device()).data;
     const auto silent = std::make_shared<pacer::Communicator>(connection, pacer::CommunicatorOptions());
-    Training training(shape, silent, true);
+    Training training(shape, silent, true, [](pacer::Session& session) {
+      session.use(pacer::DataParallel(pacer::DataParallelOptions().in_place(false)));
+    });
     print(*world, "DataParallel step, buckets filled and not sent",
           slowest(*world, rounds, steps, [&] { training.step(); }));
     training.session->finish();
@@ -220,6 +222,12 @@ int main(int argc, char** argv) {
     print(*world, what, slowest(*world, rounds, steps, [&] { training.step(); }));
     training.session->finish();
   };
+  for (const bool in_place : {true, false}) {
+    timed(in_place ? "DataParallel step, gradients in place" : "DataParallel step, gradients in flat memory",
+          [&](pacer::Session& session) {
+            session.use(pacer::DataParallel(pacer::DataParallelOptions().in_place(in_place)));
+          });
+  }
   timed("DataParallel step, bf16 on the wire", [](pacer::Session& session) {
     session.use(pacer::DataParallel(pacer::DataParallelOptions().wire_dtype(at::kBFloat16)));
   });

@@ -88,6 +88,45 @@ TEST_CASE("collectives over threads give what their definitions say", "[collecti
   }
 }
 
+TEST_CASE("several tensors are added in one operation, of any dtypes and sizes", "[collectives]") {
+  for (const bool ordered : {false, true}) {
+    const auto world = Communicator::in_process(3, CommunicatorOptions().ordered_sum(ordered));
+    CHECK_FALSE(world[0]->coalesces());
+    const auto check = [&](int rank) {
+      Communicator& own = *world[static_cast<size_t>(rank)];
+      const std::vector<Tensor> tensors = {values_of(rank, 5), values_of(rank, 0),
+                                           values_of(rank, 1000, at::kDouble).view({10, 100}),
+                                           values_of(rank, 7, at::kLong)};
+      own.all_reduce_coalesced(tensors).wait();
+      for (const Tensor& tensor : tensors) {
+        REQUIRE(tensor.flatten().equal((torch::arange(tensor.numel()) * 3 + 300).to(tensor.scalar_type())));
+      }
+      REQUIRE(bytes_of(own, "all_reduce") == 4 * (5 * 4 + 1000 * 8 + 7 * 8) / 3);
+      own.all_reduce_coalesced({}).wait();
+      own.all_reduce_coalesced({torch::empty({0})}).wait();
+      for (const Traffic& entry : own.traffic())
+        REQUIRE((entry.operation != "all_reduce" || entry.calls == 1));
+    };
+    REQUIRE(first_of(run_ranks(3, check)) == "");
+  }
+}
+
+TEST_CASE("several tensors travel rounded, each value and each sum once", "[collectives]") {
+  const auto world = Communicator::in_process(2);
+  std::vector<std::vector<Tensor>> own(2), sums(2);
+  for (auto& tensors : own) tensors = {torch::randn({300}), torch::randn({3, 5}), torch::empty({0})};
+  REQUIRE(first_of(run_ranks(2, [&](int rank) {
+            const auto r = static_cast<size_t>(rank);
+            for (const Tensor& tensor : own[r]) sums[r].push_back(tensor.clone());
+            world[r]->all_reduce_coalesced(sums[r], at::kBFloat16).wait();
+            REQUIRE(bytes_of(*world[r], "all_reduce") == 2 * (384 + 128));  // padded
+          })) == "");
+  for (size_t i = 0; i < 3; ++i) {
+    const Tensor wanted = own[0][i].to(at::kBFloat16) + own[1][i].to(at::kBFloat16);
+    for (const auto& tensors : sums) CHECK(tensors[i].equal(wanted.to(at::kFloat)));
+  }
+}
+
 TEST_CASE("sums over threads are in rank order", "[collectives]") {
   // 1 + 1e8 - 1e8 is 0 in fp32 from left to right, and 1 in another order.
   const auto world = Communicator::in_process(3);
@@ -108,6 +147,13 @@ TEST_CASE("ranks that call different operations are told so before anything is s
   const auto all_reduce = [](int64_t n, at::ScalarType type) {
     return [=](Communicator& world) { world.all_reduce(torch::ones({n}, type)).wait(); };
   };
+  const auto sums = [](const std::vector<int64_t>& sizes) {
+    return [=](Communicator& world) {
+      std::vector<Tensor> tensors;
+      for (const int64_t size : sizes) tensors.push_back(torch::ones({size}));
+      world.all_reduce_coalesced(tensors).wait();
+    };
+  };
   const std::vector<Case> cases = {
       {all_reduce(7, at::kFloat), all_reduce(8, at::kFloat), "of 8 elements"},
       {all_reduce(7, at::kFloat), all_reduce(7, at::kDouble), "Double"},
@@ -116,6 +162,9 @@ TEST_CASE("ranks that call different operations are told so before anything is s
       {[](Communicator& w) { w.broadcast(torch::ones({7}), 0).wait(); },
        [](Communicator& w) { w.broadcast(torch::ones({7}), 1).wait(); }, "from rank 1"},
       {all_reduce(0, at::kFloat), all_reduce(1, at::kFloat), "of 0 elements"},
+      {sums({3, 4}), sums({7}), "in 2 tensors"},
+      {sums({3, 4}), sums({4, 3}), "dtypes and sizes"},
+      {sums({7}), all_reduce(7, at::kFloat), "in 1 tensors"},
   };
   for (const Case& one : cases) {
     for (const int odd : {0, 2}) {
@@ -138,6 +187,8 @@ TEST_CASE("a communicator refuses tensors that do not fit, and says why", "[coll
   const Tensor matrix = torch::ones({4, 4});
   CHECK(contains(refusal([&] { own.all_reduce(Tensor()); }), "undefined"));
   CHECK(contains(refusal([&] { own.all_reduce(matrix.t()); }), "contiguous"));
+  CHECK(contains(refusal([&] { own.all_reduce_coalesced({matrix, matrix.t()}); }), "contiguous"));
+  CHECK(contains(refusal([&] { own.all_reduce_coalesced({Tensor()}, at::kBFloat16); }), "undefined"));
   CHECK(contains(refusal([&] { own.all_gather(torch::ones({5}), torch::ones({2})); }), "2 times"));
   CHECK(contains(refusal([&] { own.reduce_scatter(torch::ones({2}), torch::ones({5})); }), "2 times"));
   CHECK(contains(refusal([&] { own.all_to_all(torch::ones({3}), torch::ones({3})); }), "equal chunks"));

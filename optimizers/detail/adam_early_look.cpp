@@ -1,0 +1,64 @@
+// The look at gradients ahead of the step: each parameter has its own slots among the partial sums, so that
+// it makes no difference when they are filled, nor by how many launches.
+#include <algorithm>
+#include <utility>
+
+#include <c10/core/DeviceGuard.h>
+
+#include <pacer/optimizers/detail/adam_engine.h>
+#include <pacer/collectives/detail/cuda_stream.h>
+
+namespace pacer::detail {
+
+bool AdamEngine::look_early(const std::vector<at::Tensor>& parameters) {
+  if (!can_look_early_) return false;
+  const c10::DeviceGuard device_guard(device_);
+  if (device_.is_cuda() && is_capturing(device_)) return false;
+  std::vector<std::pair<size_t, size_t>> places;  // table, position
+  for (const at::Tensor& parameter : parameters) {
+    const auto found = entry_of_.find(parameter.unsafeGetTensorImpl());
+    const at::Tensor& gradient = parameter.grad();
+    if (found == entry_of_.end() || !gradient.defined()) return false;
+    const AdamEntry& entry = entries_[found->second];
+    if (!entry.is_current()) return false;
+    check_gradient(parameter, gradient, entry.name);
+    if (needs_dense_gradient(entry, gradient)) return false;
+    places.emplace_back(entry.table, entry.position);
+  }
+  for (const at::Tensor& parameter : parameters) {
+    const size_t i = entry_of_.at(parameter.unsafeGetTensorImpl());
+    const at::Tensor& gradient = parameter.grad();
+    tables_[entries_[i].table].set_gradient(entries_[i], gradient.const_data_ptr());
+    seen_[i].emplace(SeenGradient{c10::weak_intrusive_ptr<c10::TensorImpl>(gradient.getIntrusivePtr()),
+                                  gradient._version()});
+  }
+  std::sort(places.begin(), places.end());
+  auto* partials = static_cast<double*>(partials_.mutable_data_ptr());
+  size_t next = 0;
+  for (size_t t = 0; t < tables_.size(); ++t) {
+    AdamTable& table = tables_[t];
+    table.send_gradients();
+    while (next < places.size() && places[next].first == t) {  // neighbours in one launch
+      const size_t first = places[next].second;
+      size_t count = 0;
+      while (next < places.size() && places[next] == std::make_pair(t, first + count)) ++next, ++count;
+      table.sum_of_squares(partials, first, count);
+    }
+    partials += table.norm_units();
+  }
+  return true;
+}
+
+bool AdamEngine::take_early_look() {
+  bool has_all = can_look_early_ && !(device_.is_cuda() && is_capturing(device_));
+  for (size_t i = 0; has_all && i < entries_.size(); ++i) {
+    const at::Tensor& gradient = entries_[i].parameter.grad();
+    has_all = takes_part_[i] && entries_[i].gradient_is_dense && seen_[i].has_value() &&
+              seen_[i]->gradient.lock().get() == gradient.unsafeGetTensorImpl() &&
+              seen_[i]->version == gradient._version();
+  }
+  seen_.assign(entries_.size(), std::nullopt);
+  return has_all;
+}
+
+}  // namespace pacer::detail
