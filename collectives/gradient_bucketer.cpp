@@ -43,7 +43,7 @@ void GradientBucketer::end_backward() { state_->end(); }
 void GradientBucketer::reduce(const std::vector<at::Tensor>& zero) { state_->reduce(zero); }
 void GradientBucketer::wait() { state_->wait(); }
 void GradientBucketer::drop() { state_->drop(); }
-void GradientBucketer::on_sent(Sent f) { state_->on_sent(std::move(f)); }
+void GradientBucketer::on_arrival(Arrived f) { state_->on_arrival(std::move(f)); }
 void GradientBucketer::keep_local(bool local) { state_->keep_local(local); }
 double GradientBucketer::scale() const { return state_->scale(); }
 std::vector<int64_t> GradientBucketer::order() const { return state_->order(); }

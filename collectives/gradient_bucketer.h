@@ -78,11 +78,10 @@ class GradientBucketer {
   // Forgets what is under way.
   void drop();
 
-  // From now on calls f, right after a bucket has been sent (or was found to be zero as a whole), with its
-  // parameters and what to wait for before their gradients are read. On autograd's thread, or on that of a
-  // call of the bucketer, with its stream as the current one; f may call nothing of this bucketer.
-  using Sent = std::function<void(const std::vector<at::Tensor>& parameters, Work& sum)>;
-  void on_sent(Sent f);
+  // From now on wait() calls f with the parameters of each bucket as soon as their gradients are there, while
+  // later buckets are still on their way. f may call nothing of this bucketer.
+  using Arrived = std::function<void(const std::vector<at::Tensor>& parameters)>;
+  void on_arrival(Arrived f);
 
   // Between windows: from the next one on, the gradients of the parameters that may stay local do so, or
   // travel like the others again. Local ones stay where backward puts them, this rank's own, and may be

@@ -94,7 +94,7 @@ void onebit_read_momentum(const OneBitAdamRows& rows, int64_t row, int64_t width
 
 // Elements of the tiles of the kernels below: a thread block's share, and a warp's. A tile's offset is where
 // it begins in the buffer.
-constexpr int64_t kOneBitBlockTile = 1024;
+constexpr int64_t kOneBitBlockTile = 512;
 constexpr int64_t kOneBitWarpTile = 128;
 
 // The worker's side. `storage`: of all tensors, or none where they differ.

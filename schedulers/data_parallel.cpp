@@ -1,7 +1,6 @@
 #include <pacer/schedulers/data_parallel.h>
 
 #include <algorithm>
-#include <exception>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -12,7 +11,6 @@
 #include <pacer/core/error.h>
 #include <pacer/core/version.h>
 #include <pacer/schedulers/detail/model_facts.h>
-#include <pacer/schedulers/detail/side_stream.h>
 #include <pacer/schedulers/session_parts.h>
 #include <pacer/schedulers/step_report.h>
 
@@ -30,10 +28,6 @@ RankStatus status_of(Intent intent, const Progress& progress, const WindowTotals
 }
 
 }  // namespace
-
-DataParallel::DataParallel(DataParallelOptions options) : options_(std::move(options)) {}
-DataParallel::DataParallel(DataParallel&&) noexcept = default;
-DataParallel::~DataParallel() = default;
 
 void DataParallel::attach(SessionParts& parts) {
   require(parts.world_was_given,
@@ -93,20 +87,13 @@ void DataParallel::join_ranks(const Progress& progress) {
   }
 }
 
-// Where a step begins with the norm of the gradients, each bucket's part of it is computed as soon as its
-// sums are there. On the CPU that would only hold up backward.
+// Where a step begins with the norm of the gradients, each bucket's part of it is computed while later
+// buckets are still on their way.
 void DataParallel::look_early() {
   SessionOptimizer* optimizer = parts_->session_optimizer();
   if (optimizer == nullptr || !parts_->has_guard()) return;
-  if (side_stream_ == nullptr) side_stream_ = detail::make_side_stream(parts_->device());
-  if (side_stream_ == nullptr) return;
-  bucketer_->on_sent(
-      [side = side_stream_.get(), optimizer](const std::vector<at::Tensor>& parameters, Work& sum) {
-        side->run([&] {
-          sum.wait();
-          optimizer->look_early(parameters);
-        });
-      });
+  bucketer_->on_arrival(
+      [optimizer](const std::vector<at::Tensor>& parameters) { optimizer->look_early(parameters); });
 }
 
 void DataParallel::share_parameters() {
@@ -152,10 +139,6 @@ void DataParallel::backward_end(const Progress& progress) {
 
 void DataParallel::backward_failed() {
   if (bucketer_) bucketer_->drop();
-  try {
-    if (side_stream_) side_stream_->join();  // memory that is freed from now on may still be read there
-  } catch (const std::exception&) {          // CUDA has failed, and so did backward
-  }
 }
 
 void DataParallel::gradients_ready(const Progress& window) {
@@ -172,7 +155,6 @@ void DataParallel::gradients_ready(const Progress& window) {
     loss = parts_->world().all_reduce(parts_->window.loss, CollectiveOptions().agreed(true));
   }
   bucketer_->wait();
-  if (side_stream_) side_stream_->join();
   loss.wait();
 }
 

@@ -47,15 +47,9 @@ struct DataParallelOptions {
   TORCH_ARG(bool, sync_buffers) = true;
 };
 
-namespace detail {
-class SideStream;
-}  // namespace detail
-
 class DataParallel : public Hook {
  public:
-  explicit DataParallel(DataParallelOptions options = {});
-  DataParallel(DataParallel&&) noexcept;
-  ~DataParallel() override;
+  explicit DataParallel(DataParallelOptions options = {}) : options_(std::move(options)) {}
 
   std::string hook_name() const override { return "data_parallel"; }
   Slot slot() const override { return Slot::reduce; }
@@ -87,13 +81,12 @@ class DataParallel : public Hook {
 
   DataParallelOptions options_;
   SessionParts* parts_ = nullptr;
-  std::unique_ptr<detail::SideStream> side_stream_;  // on GPUs, where gradients are looked at
-  std::unique_ptr<GradientBucketer> bucketer_;       // after it: calls it
-  std::vector<int64_t> saved_order_;                 // of the checkpoint that the run goes on from
-  std::vector<at::Tensor> trained_;                  // what the bucketer reduces
-  StatusExchange statuses_;                          // of the window under way
-  std::vector<at::Tensor> changing_buffers_;         // from the second step on
-  std::vector<int64_t> buffer_versions_;             // before the first step
+  std::unique_ptr<GradientBucketer> bucketer_;
+  std::vector<int64_t> saved_order_;          // of the checkpoint that the run goes on from
+  std::vector<at::Tensor> trained_;           // what the bucketer reduces
+  StatusExchange statuses_;                   // of the window under way
+  std::vector<at::Tensor> changing_buffers_;  // from the second step on
+  std::vector<int64_t> buffer_versions_;      // before the first step
   bool buffers_are_known_ = false;
 };
 

@@ -182,21 +182,16 @@ void GradientBucketer::State::send(size_t number) {
   if (stays_local(bucket.parameters.front())) return;  // as all of its bucket
   const bool all_zero = std::all_of(bucket.parameters.begin(), bucket.parameters.end(),
                                     [&](size_t position) { return is_zero_[position] != 0; });
-  if (all_zero) return tell(number);
+  if (all_zero) return;
   put_in_place(bucket.parameters);
   works_[number] = bucket.flat.defined() ? send_flat(bucket) : send_in_place(bucket);
   ++sent_;
-  tell(number);
 }
 
-// Gradients that are still to be copied back from the wire are not there when the operation is done.
-void GradientBucketer::State::tell(size_t number) {
-  if (!on_sent_ || buckets_[number].wire.defined()) return;
+void GradientBucketer::State::tell_arrival(const detail::Bucket& bucket) {
   std::vector<at::Tensor> parameters;
-  for (const size_t position : buckets_[number].parameters) {
-    parameters.push_back(parameters_[position].parameter);
-  }
-  on_sent_(parameters, works_[number]);
+  for (const size_t position : bucket.parameters) parameters.push_back(parameters_[position].parameter);
+  on_arrival_(parameters);
 }
 
 Work GradientBucketer::State::send_flat(detail::Bucket& bucket) {
@@ -262,8 +257,8 @@ void GradientBucketer::State::wait() {
   const at::NoGradGuard no_grad;
   for (size_t b = 0; b < buckets_.size(); ++b) {
     works_[b].wait();
-    if (works_[b].is_empty()) continue;
-    if (buckets_[b].wire.defined()) buckets_[b].flat.copy_(buckets_[b].wire);
+    if (!works_[b].is_empty() && buckets_[b].wire.defined()) buckets_[b].flat.copy_(buckets_[b].wire);
+    if (on_arrival_) tell_arrival(buckets_[b]);
   }
   works_.clear();
   if (!order_is_learned_ && order_shows_) learn_order();

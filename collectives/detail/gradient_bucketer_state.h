@@ -29,7 +29,7 @@ class GradientBucketer::State : public std::enable_shared_from_this<State> {
   void wait();
   void drop();
   void keep_local(bool local);
-  void on_sent(Sent f) { on_sent_ = std::move(f); }
+  void on_arrival(Arrived f) { on_arrival_ = std::move(f); }
 
   std::vector<int64_t> order() const;
   void use_order(const std::vector<int64_t>& order);
@@ -55,7 +55,7 @@ class GradientBucketer::State : public std::enable_shared_from_this<State> {
   void set_zero(size_t position);
   void send_full_buckets();
   void send(size_t bucket);
-  void tell(size_t bucket);
+  void tell_arrival(const detail::Bucket& bucket);
   Work send_flat(detail::Bucket& bucket);
   Work send_in_place(const detail::Bucket& bucket);
   std::optional<at::ScalarType> wire_dtype_of(const detail::Bucket& bucket) const;
@@ -67,7 +67,7 @@ class GradientBucketer::State : public std::enable_shared_from_this<State> {
   std::vector<detail::Bucket> buckets_;
   std::vector<size_t> order_;  // in which they fill
   double prescale_ = 1;
-  Sent on_sent_;
+  Arrived on_arrival_;
 
   std::mutex mutex_;  // hooks run on autograd's threads
   bool active_ = false;

@@ -70,6 +70,19 @@ const auto kOneBitAdamRefreshed =
     onebit_maker([](const OptimizerRecipe& recipe, pacer::OneBitAdamOptions& options) {
       options.refresh_variance_every(recipe.refresh_every);
     });
+const auto kOneBitAdamByBlocks = onebit_maker(
+    [](const OptimizerRecipe&, pacer::OneBitAdamOptions& options) { options.block_scales(true); });
+// At half of --onebit-freeze, while the curriculum still moves: later positions have no variance yet.
+template <class Change>
+auto early_maker(const Change& change) {
+  return onebit_maker([change](const OptimizerRecipe& recipe, pacer::OneBitAdamOptions& options) {
+    options.freeze_step(std::max<int64_t>(1, recipe.freeze_step / 2)).allow_early_freeze(true);
+    change(options);
+  });
+}
+const auto kEarlyFreeze = early_maker([](pacer::OneBitAdamOptions&) {});
+const auto kEarlyFreezeUnguarded =
+    early_maker([](pacer::OneBitAdamOptions& options) { options.variance_floor(0); });
 const auto kFrozenUncompressed =
     onebit_maker([](const OptimizerRecipe&, pacer::OneBitAdamOptions& options) { options.one_bit(false); });
 
@@ -102,18 +115,28 @@ const std::vector<Arm>& arms() {
        kFusedAdamW,
        {Method::curriculum, Method::layer_drop}},
       {"lamb", "pacer::FusedLamb: each matrix moves in proportion to its own size", make_lamb},
-      {"onebit-adam",
-       "pacer::OneBitAdam: after --onebit-freeze of the steps, momentum travels as signs",
-       kOneBitAdam,
-       {}},
-      {"onebit-adam-refreshed",
-       "the same, its variance brought up to date every --onebit-refresh steps",
-       kOneBitAdamRefreshed,
-       {}},
-      {"frozen-uncompressed",
-       "a control: the variance freezes as for onebit-adam, but nothing is compressed",
-       kFrozenUncompressed,
-       {}},
+      {"onebit-adam", "pacer::OneBitAdam: after --onebit-freeze of the steps, momentum travels as signs",
+       kOneBitAdam},
+      {"onebit-adam-refreshed", "the same, its variance brought up to date every --onebit-refresh steps",
+       kOneBitAdamRefreshed},
+      {"frozen-uncompressed", "a control: the variance freezes as for onebit-adam, but nothing is compressed",
+       kFrozenUncompressed},
+      {"onebit-adam-blocks",
+       "for comparison: onebit-adam with a scale for each 2,048 elements instead of one for all",
+       kOneBitAdamByBlocks,
+       {},
+       /*teaches=*/true},
+      {"early-freeze",
+       "for teaching: onebit-adam under a curriculum that still moves when the variance freezes, at half of "
+       "--onebit-freeze",
+       kEarlyFreeze,
+       {Method::curriculum, Method::largest_update},
+       /*teaches=*/true},
+      {"early-freeze-unguarded",
+       "for teaching: the same without a floor under the variance, which is zero where nothing was seen yet",
+       kEarlyFreezeUnguarded,
+       {Method::curriculum, Method::largest_update},
+       /*teaches=*/true},
       {"naive",
        "for teaching: gradients become signs, with error feedback, and go straight into AdamW",
        kFusedAdamW,

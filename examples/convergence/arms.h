@@ -28,7 +28,15 @@ struct OptimizerRecipe {
   std::shared_ptr<pacer::Communicator> world;
 };
 
-enum class Method { curriculum, reshape, layer_drop, bfloat16, signed_gradients, forgotten_errors };
+enum class Method {
+  curriculum,
+  reshape,
+  layer_drop,
+  bfloat16,
+  signed_gradients,
+  forgotten_errors,
+  largest_update
+};
 
 struct Arm {
   std::string name;

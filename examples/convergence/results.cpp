@@ -85,6 +85,7 @@ std::vector<ArmSummary> summarize(const std::vector<Run>& runs) {
     const bool frozen =
         std::all_of(own.begin(), own.end(), [](const Run* run) { return run->frozen_at > 0; });
     if (frozen) summary.frozen_at = mean_over(own, [](const Run& run) { return double(run.frozen_at); });
+    for (const Run* run : own) summary.largest_update = std::max(summary.largest_update, run->largest_update);
     summary.processes = own.front()->processes;
     summary.optimizer_seconds = mean_over(own, [](const Run& run) { return run.optimizer_seconds(); });
   }

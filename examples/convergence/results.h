@@ -34,8 +34,9 @@ struct Run {
   std::string arm;
   uint64_t seed = 0;
   int64_t processes = 1;
-  int64_t parameters = 0;  // of the model; 0: not known
-  int64_t frozen_at = 0;   // after how many steps 1-bit Adam froze its variance; 0: it did not
+  int64_t parameters = 0;       // of the model; 0: not known
+  int64_t frozen_at = 0;        // after how many steps 1-bit Adam froze its variance; 0: it did not
+  double largest_update = 0.0;  // see LargestUpdate; 0: nobody looked
   bool finished = false;
   std::vector<TrainingPoint> training;
   Curve validation;  // the first at 0 tokens, the last at the end
@@ -65,9 +66,10 @@ struct ArmSummary {
   double seconds = 0.0;
   double step_seconds = 0.0;
   double optimizer_seconds = 0.0;
-  double bytes_sent = 0.0;  // by one rank in one run
-  double ring_bytes = 0.0;  // that a ring in fp32 would have sent; 0: not known
-  double frozen_at = 0.0;   // as in Run; 0 where not every run froze
+  double bytes_sent = 0.0;      // by one rank in one run
+  double ring_bytes = 0.0;      // that a ring in fp32 would have sent; 0: not known
+  double frozen_at = 0.0;       // as in Run; 0 where not every run froze
+  double largest_update = 0.0;  // of all runs
   int64_t processes = 1;
 };
 

@@ -104,6 +104,7 @@ void RunFile::write_end(const Run& run) {
             .add("processes", run.processes)
             .add("parameters", run.parameters)
             .add("frozen_at", run.frozen_at)
+            .add("largest_update", run.largest_update)
             .add("bytes_sent", run.bytes_sent())
             .add("step_seconds", run.step_seconds())
             .add("optimizer_seconds", run.optimizer_seconds()));
@@ -133,6 +134,8 @@ Run read_run(const fs::path& folder, const std::string& arm, uint64_t seed) {
     } else if (is("end")) {
       run.parameters = count_or_zero(line, "parameters", path);
       run.frozen_at = count_or_zero(line, "frozen_at", path);
+      const auto largest = number_of<double>(line, "largest_update", path);
+      run.largest_update = std::isnan(largest) ? 0.0 : largest;
       run.finished = !run.training.empty() && !run.validation.empty();
     }
   }

@@ -89,6 +89,11 @@ std::string table_note(const std::vector<ArmSummary>& summaries) {
     if (summary.frozen_at <= 0.0 || summary.processes > 1) continue;  // else in the table
     note += "\n" + summary.arm + " froze its variance after step " + fixed(summary.frozen_at, 0) + ".";
   }
+  for (const ArmSummary& summary : summaries) {
+    if (summary.largest_update <= 0.0) continue;
+    note += "\n" + summary.arm + ": no parameter moved by more than " + fixed(summary.largest_update, 1) +
+            " learning rates in one step.";
+  }
   if (!summaries.empty() && summaries.front().validation_loss.count > 1) {
     note += "\n± is the standard error over seeds; differences are taken seed by seed.";
   }

@@ -1,5 +1,7 @@
 #include "teaching.h"
 
+#include <algorithm>
+
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/zeros_like.h>
@@ -52,6 +54,26 @@ void ForgottenErrors::after_step(pacer::StepReport& /*report*/) {
     if (tensor.is_floating_point()) tensor = at::zeros_like(tensor);
   }
   if (!errors.empty()) optimizer->import_states(optimizer->export_state(), errors);
+}
+
+void LargestUpdate::gradients_ready(const pacer::Progress& /*progress*/) {
+  const at::NoGradGuard no_grad;
+  before_.clear();
+  for (const auto& group : parts_->optimizer().param_groups()) {
+    for (const at::Tensor& parameter : group.params()) before_.push_back(parameter.clone());
+  }
+}
+
+void LargestUpdate::after_step(pacer::StepReport& /*report*/) {
+  const at::NoGradGuard no_grad;
+  size_t i = 0;
+  for (const auto& group : parts_->optimizer().param_groups()) {
+    const double rate = group.options().get_lr();
+    for (const at::Tensor& parameter : group.params()) {
+      const double moved = parameter.sub(before_[i++]).abs().max().item<double>();
+      if (rate > 0) *largest_ = std::max(*largest_, moved / rate);
+    }
+  }
 }
 
 }  // namespace convergence

@@ -1,9 +1,10 @@
-// Two ways of compressing that do not work, to be trained beside the one that does: hooks for arms of the
-// study. Each rounds on every rank alike, so that nothing travels less: they show what the loss does, not
-// bytes.
+// Two ways of compressing that do not work, to be trained beside the one that does, and a look at how far
+// parameters move: hooks for arms of the study. The two round on every rank alike, so that nothing travels
+// less: they show what the loss does, not bytes.
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include <pacer/collectives/compressed_all_reduce.h>
 #include <pacer/schedulers/hook.h>
@@ -38,6 +39,23 @@ class ForgottenErrors : public pacer::Hook {
 
  private:
   pacer::SessionParts* parts_ = nullptr;
+};
+
+// The largest change of any parameter in one step so far, in units of the learning rate of that step: about 1
+// under Adam. Starts anew where a run is resumed.
+class LargestUpdate : public pacer::Hook {
+ public:
+  explicit LargestUpdate(double* largest) : largest_(largest) {}
+  std::string hook_name() const override { return "largest_update"; }
+  pacer::Slot slot() const override { return pacer::Slot::record; }
+  void attach(pacer::SessionParts& parts) override { parts_ = &parts; }
+  void gradients_ready(const pacer::Progress& progress) override;
+  void after_step(pacer::StepReport& report) override;
+
+ private:
+  pacer::SessionParts* parts_ = nullptr;
+  double* largest_;
+  std::vector<at::Tensor> before_;
 };
 
 }  // namespace convergence

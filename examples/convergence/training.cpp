@@ -1,6 +1,8 @@
 // The training loop: a model, an optimizer, and a Session with hooks around a loop of ten lines.
 #include "training.h"
 
+#include "teaching.h"
+
 #include <cmath>
 #include <memory>
 
@@ -107,6 +109,7 @@ Run train(const std::string& arm_name, uint64_t seed, const Settings& settings, 
   session.use(layer_drop).use(pacer::LearningRate(schedule(settings))).use(curve);
   if (settings.clip > 0.0) session.use(pacer::GradientClipping(settings.clip));
   add_methods(arm, settings, &session);
+  if (arm.has(Method::largest_update)) session.use(LargestUpdate(&run.largest_update));
   if (settings.checkpoint_every > 0) {
     session.use(pacer::Checkpoints(pacer::CheckpointsOptions((folder / "checkpoints").string())
                                        .every(settings.checkpoint_every)

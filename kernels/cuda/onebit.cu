@@ -52,7 +52,7 @@ struct MeanSource {
   OneBitMessages parts;
   float average;  // (float)(1 / ranks)
 
-  static constexpr int kBlocks = 3, kRowsAtOnce = 1;
+  static constexpr int kBlocks = kWorld == 0 ? 2 : kWorld <= 4 ? 4 : 3, kRowsAtOnce = 1;
   static_assert(kWorld <= 8);
   struct Granule {
     const unsigned char* signs;  // of rank 0

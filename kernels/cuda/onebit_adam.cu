@@ -120,22 +120,10 @@ struct MomentumSource {
   }
 };
 
-// ---- By tiles of one dtype set: fours of elements of a thread, a warp's side by side. ----
+// ---- By tiles of one dtype set: four elements a thread. ----
 
 constexpr int kTileThreads = 128;
-constexpr int kTileRow = kTileThreads * kMine;
-constexpr int kFoursOfThread = static_cast<int>(kOneBitBlockTile) / kTileRow;
-static_assert(kFoursOfThread * kTileRow == kOneBitBlockTile && kWarp * kMine == kOneBitWarpTile);
-
-// What a thread has to do in its tile.
-struct MyFour {
-  int64_t position;  // in the buffer
-  int count;         // elements, at most four
-};
-__device__ __forceinline__ MyFour my_four(const Tile& tile, int lane, int f) {
-  const int first = f * kTileRow + lane * kMine, left = static_cast<int>(tile.count) - first;
-  return {tile.offset + first, left < 0 ? 0 : left < kMine ? left : kMine};
-}
+static_assert(kTileThreads * kMine == kOneBitBlockTile && kWarp * kMine == kOneBitWarpTile);
 
 // Signs of a lane's four elements: granules begin where tensors and tiles do.
 __device__ __forceinline__ void decode_mine(const OneBitMessages& bits, int64_t position, int lane,
@@ -178,102 +166,79 @@ __global__ void __launch_bounds__(kTileThreads)
                           const OneBitControl control) {
   using Element = typename StorageOf<kStorage>::Param;
   const auto [tile, index, lane] = my_tile<kTileThreads>(table);
-  if (tile.count == 0 || stands_still(control)) return;
+  const int first = lane * kMine, count = min(kMine, static_cast<int>(tile.count) - first);
+  if (count <= 0 || stands_still(control)) return;
+  const int64_t position = tile.offset + first;
   const OneBitAdamTensor& tensor = work.tensors[tile.tensor];
   const AdamScalars<float>& scalars = work.scalars_of(tensor);
-  const bool is_dense = momentum_is_dense(work, control);
-#pragma unroll
-  for (int f = 0; f < kFoursOfThread; ++f) {
-    const auto [position, count] = my_four(tile, lane, f);
-    if (count == 0) return;
-    Element gradient[kMine] = {};
-    if (tensor.gradient != nullptr) {
-      load_mine(static_cast<const Element*>(tensor.gradient) + (position - tensor.begin), count, gradient);
-    }
-    float values[kMine], variance[kMine];
-    if (is_dense) {
-      load_mine(work.dense_momentum + position, count, values);
-    } else {
-      decode_mine(work.bits, position, lane, values);
-    }
-#pragma unroll
-    for (int k = 0; k < kMine; ++k) values[k] = onebit_momentum(load(gradient[k]), values[k], scalars);
-    store_mine(momentum + position, count, values);
-    if (!refresh) continue;
-    load_mine(work.variance + position, count, variance);
-#pragma unroll
-    for (int k = 0; k < kMine; ++k) {
-      variance[k] = refreshed_variance(load(gradient[k]), variance[k], scalars, tensor.refresh);
-    }
-    store_mine(work.variance + position, count, variance);
+  Element gradient[kMine] = {};
+  if (tensor.gradient != nullptr) {
+    load_mine(static_cast<const Element*>(tensor.gradient) + (position - tensor.begin), count, gradient);
   }
+  float values[kMine], variance[kMine];
+  if (momentum_is_dense(work, control)) {
+    load_mine(work.dense_momentum + position, count, values);
+  } else {
+    decode_mine(work.bits, position, lane, values);
+  }
+#pragma unroll
+  for (int k = 0; k < kMine; ++k) values[k] = onebit_momentum(load(gradient[k]), values[k], scalars);
+  store_mine(momentum + position, count, values);
+  if (!refresh) return;
+  load_mine(work.variance + position, count, variance);
+#pragma unroll
+  for (int k = 0; k < kMine; ++k) {
+    variance[k] = refreshed_variance(load(gradient[k]), variance[k], scalars, tensor.refresh);
+  }
+  store_mine(work.variance + position, count, variance);
 }
 
-// A thread's share of a tile, all of whose loads are issued before the first is used.
-template <AdamStorage kStorage>
-struct UpdateFour {
-  using Types = StorageOf<kStorage>;
-  MyFour mine;
-  float variance[kMine], momentum[kMine];
-  typename Types::Param parameter[kMine];
-  typename Types::Extra extra[kMine];
-
-  __device__ __forceinline__ void load_state(const OneBitAdamWork& work, bool dense, int lane) {
-    if (mine.count == 0) return;
-    load_mine<float>(work.variance + mine.position, mine.count, variance);
-    if (dense) {
-      load_mine(work.dense_momentum + mine.position, mine.count, momentum);
-    } else {
-      decode_mine(work.bits, mine.position, lane, momentum);
-    }
-  }
-  __device__ __forceinline__ typename Types::Param* parameters(const OneBitAdamTensor& tensor) const {
-    return static_cast<typename Types::Param*>(tensor.parameter) + (mine.position - tensor.begin);
-  }
-  __device__ __forceinline__ typename Types::Extra* extras(const OneBitAdamTensor& tensor) const {
-    return static_cast<typename Types::Extra*>(tensor.extra) + (mine.position - tensor.begin);
-  }
-  __device__ __forceinline__ void load_parameters(const OneBitAdamTensor& tensor) {
-    if (mine.count == 0) return;
-    load_mine(parameters(tensor), mine.count, parameter);
-    if constexpr (Types::kHasExtra) load_mine(extras(tensor), mine.count, extra);
-  }
-  __device__ __forceinline__ void step(const OneBitAdamTensor& tensor, const AdamScalars<float>& scalars,
-                                       float floor) {
-    if (mine.count == 0) return;
-#pragma unroll
-    for (int k = 0; k < kMine; ++k) {
-      StoredElement<kStorage> e{};
-      e.parameter = parameter[k];
-      if constexpr (Types::kHasExtra) e.extra = extra[k];
-      store_parameter(frozen_step(load_parameter(e), momentum[k], variance[k], floor, scalars), 0, e);
-      parameter[k] = e.parameter;
-      if constexpr (Types::kHasExtra) extra[k] = e.extra;
-    }
-    store_mine(parameters(tensor), mine.count, parameter);
-    if constexpr (Types::kHasExtra) store_mine(extras(tensor), mine.count, extra);
-  }
-};
-
+// Every load is issued before the first is used, and without a branch in between where four elements lie in
+// one packet. State lies in flat buffers, where there is padding behind a tensor's last element.
 template <AdamStorage kStorage, bool kDense>
 __global__ void __launch_bounds__(kTileThreads)
     onebit_update_kernel(const AdamTiles table, const OneBitAdamWork work, const OneBitControl control) {
+  using Types = StorageOf<kStorage>;
   const auto [tile, index, lane] = my_tile<kTileThreads>(table);
-  if (tile.count == 0) return;
-  UpdateFour<kStorage> fours[kFoursOfThread];
-#pragma unroll
-  for (int f = 0; f < kFoursOfThread; ++f) {
-    fours[f].mine = my_four(tile, lane, f);
-    fours[f].load_state(work, kDense, lane);
+  const int first = lane * kMine, count = min(kMine, static_cast<int>(tile.count) - first);
+  if (count <= 0) return;
+  const int64_t position = tile.offset + first;
+  float variance[kMine], momentum[kMine], scale = 0;
+  uint32_t nibble = 0;
+  load_packet<float, kMine>(work.variance + position, variance);
+  if constexpr (kDense) {
+    load_packet(work.dense_momentum + position, momentum);
+  } else {
+    const int place = lane % kWarp;
+    const SignedGranule granule = signed_granule(work.bits, position - place * kMine);
+    nibble = nibble_of(granule.signs, place);
+    scale = granule.scale;
   }
   const OneBitAdamTensor& tensor = work.tensors[tile.tensor];
-#pragma unroll
-  for (int f = 0; f < kFoursOfThread; ++f) fours[f].load_parameters(tensor);
-  if (stands_still(control)) return;
   const AdamScalars<float>& scalars = work.scalars_of(tensor);
   const float floor = work.floors[tile.tensor];
+  auto* parameters = static_cast<typename Types::Param*>(tensor.parameter) + (position - tensor.begin);
+  auto* extras = static_cast<typename Types::Extra*>(tensor.extra);
+  typename Types::Param parameter[kMine];
+  typename Types::Extra extra[kMine];
+  load_mine(parameters, count, parameter);
+  if constexpr (Types::kHasExtra) {
+    extras += position - tensor.begin;
+    load_mine(extras, count, extra);
+  }
+  if (stands_still(control)) return;
 #pragma unroll
-  for (int f = 0; f < kFoursOfThread; ++f) fours[f].step(tensor, scalars, floor);
+  for (int k = 0; k < kMine; ++k) {
+    if constexpr (!kDense) momentum[k] = decode_sign((nibble >> k) & 1u, scale);
+    StoredElement<kStorage> e{};
+    e.parameter = parameter[k];
+    if constexpr (Types::kHasExtra) e.extra = extra[k];
+    store_parameter(frozen_step(load_parameter(e), momentum[k], variance[k], floor, scalars), 0, e);
+    parameter[k] = e.parameter;
+    if constexpr (Types::kHasExtra) extra[k] = e.extra;
+  }
+  store_mine(parameters, count, parameter);
+  if constexpr (Types::kHasExtra) store_mine(extras, count, extra);
 }
 
 // ---- Floors, and the few numbers of a step. ----

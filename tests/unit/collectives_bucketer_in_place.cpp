@@ -11,7 +11,7 @@
 #include "support/optimizers.h"
 #include "support/ranks.h"
 
-namespace pacer::testing {
+namespace pacer::testing::in_place {
 namespace {
 
 using Named = std::vector<std::pair<std::string, Tensor>>;
@@ -200,4 +200,4 @@ TEST_CASE("fp16 gradients are divided before they are added, in place or not", "
           })) == "");
 }
 
-}  // namespace pacer::testing
+}  // namespace pacer::testing::in_place
