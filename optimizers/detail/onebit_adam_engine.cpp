@@ -54,6 +54,7 @@ at::Tensor OneBitAdamEngine::view(const at::Tensor& flat, size_t i) const {
 }
 
 bool OneBitAdamEngine::freeze(const std::vector<AdamGroupSettings>& settings) {
+  const c10::DeviceGuard guard(device_);
   const kernels::FullDenormals full_denormals;
   settings_ = settings;
   for (size_t i = 0; i < entries_.size(); ++i) {
@@ -74,6 +75,7 @@ bool OneBitAdamEngine::freeze(const std::vector<AdamGroupSettings>& settings) {
 }
 
 void OneBitAdamEngine::go_on(const NamedTensors& errors) {
+  const c10::DeviceGuard guard(device_);
   for (size_t i = 0; i < entries_.size(); ++i) {
     FusedAdamStateFields& state = *entries_[i].state;
     view(variance_, i).copy_(state.exp_avg_sq());
