@@ -6,9 +6,9 @@
 
 #include <ATen/ops/empty.h>
 
+#include <pacer/collectives/detail/cuda_stream.h>
 #include <pacer/core/error.h>
 #include <pacer/kernels/norm.h>
-#include <pacer/collectives/detail/cuda_stream.h>
 
 namespace pacer {
 namespace {

@@ -47,8 +47,8 @@ class SessionOptimizer : public torch::optim::Optimizer {
   virtual bool enqueue() = 0;
   // conclude: the host's book-keeping; `applied` is what enqueue returned.
   virtual void conclude(bool applied) = 0;
-  // Part of the coming step's look at gradients, ahead of prepare and while others are still on their way: the
-  // gradients of these parameters are there, by way of the current stream, and stay as they are; whoever
+  // Part of the coming step's look at gradients, ahead of prepare and while others are still on their way:
+  // the gradients of these parameters are there, by way of the current stream, and stay as they are; whoever
   // changes one nevertheless, by an operation that counts versions, makes the step look again. The current
   // stream of prepare and enqueue comes after this one. False where nothing was done.
   virtual bool look_early(const std::vector<torch::Tensor>& /*parameters*/) { return false; }

@@ -1,5 +1,5 @@
-// The few questions the other folders ask of the CUDA runtime. In a build without CUDA each is an error that names
-// the way out.
+// The few questions the other folders ask of the CUDA runtime. In a build without CUDA each is an error that
+// names the way out.
 #pragma once
 
 #include <c10/core/Device.h>

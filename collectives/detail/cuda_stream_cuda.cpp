@@ -1,8 +1,8 @@
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
-#include <pacer/core/error.h>
 #include <pacer/collectives/detail/cuda_stream.h>
+#include <pacer/core/error.h>
 
 namespace pacer::detail {
 

@@ -1,5 +1,5 @@
-#include <pacer/core/error.h>
 #include <pacer/collectives/detail/cuda_stream.h>
+#include <pacer/core/error.h>
 
 namespace pacer::detail {
 

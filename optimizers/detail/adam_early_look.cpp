@@ -5,8 +5,8 @@
 
 #include <c10/core/DeviceGuard.h>
 
-#include <pacer/optimizers/detail/adam_engine.h>
 #include <pacer/collectives/detail/cuda_stream.h>
+#include <pacer/optimizers/detail/adam_engine.h>
 
 namespace pacer::detail {
 

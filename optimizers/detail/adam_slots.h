@@ -9,9 +9,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <pacer/collectives/detail/device_buffer.h>
 #include <pacer/kernels/adam.h>
 #include <pacer/optimizers/detail/adam_entry.h>
-#include <pacer/collectives/detail/device_buffer.h>
 #include <pacer/optimizers/detail/step_clock.h>
 
 namespace pacer::detail {

@@ -9,10 +9,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <pacer/collectives/detail/device_buffer.h>
 #include <pacer/kernels/adam.h>
 #include <pacer/kernels/norm.h>
 #include <pacer/optimizers/detail/adam_entry.h>
-#include <pacer/collectives/detail/device_buffer.h>
 #include <pacer/optimizers/detail/lamb_stages.h>
 
 namespace pacer::detail {

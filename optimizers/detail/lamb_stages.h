@@ -7,8 +7,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <pacer/kernels/lamb.h>
 #include <pacer/collectives/detail/device_buffer.h>
+#include <pacer/kernels/lamb.h>
 
 namespace pacer::detail {
 

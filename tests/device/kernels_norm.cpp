@@ -34,8 +34,8 @@ class DeviceGradients {
   std::vector<double> partials() const {
     DeviceArray<double> sums(std::vector<double>(units_.size(), -1.0));
     const DeviceArray<Tile> units(units_);
-    sum_of_squares_cuda(type_, units.data(), static_cast<int64_t>(units_.size()), gradients_.data(),
-                        nullptr, sums.data(), nullptr);
+    sum_of_squares_cuda(type_, units.data(), static_cast<int64_t>(units_.size()), gradients_.data(), nullptr,
+                        sums.data(), nullptr);
     synchronize();
     return sums.get();
   }
