@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <type_traits>
 
 #include <pacer/kernels/cpu/target.h>
 
@@ -67,33 +66,17 @@ PACER_TARGET_CLONES void update(const OneBitAdamTensor& t, const AdamScalars<flo
 // visit(gradient of the piece's first element), typed; the tensor has one.
 template <class Visit>
 void with_gradient(const OneBitAdamTensor& tensor, int64_t offset, const Visit& visit) {
-  switch (tensor.storage) {
-    case AdamStorage::f16_master:
-      return visit(static_cast<const Float16*>(tensor.gradient) + offset);
-    case AdamStorage::bf16_master:
-    case AdamStorage::bf16_remainder:
-      return visit(static_cast<const BFloat16*>(tensor.gradient) + offset);
-    default:
-      return visit(static_cast<const float*>(tensor.gradient) + offset);
-  }
+  with_compressible(tensor.storage, [&](auto chosen) {
+    visit(static_cast<const typename StorageOf<chosen()>::Param*>(tensor.gradient) + offset);
+  });
 }
 
 void update_piece(const OneBitAdamWork& work, const OneBitPiece& piece, const float* momentum) {
   const OneBitAdamTensor& tensor = work.tensors[piece.tensor];
-  const auto step = [&](auto chosen) {
+  with_compressible(tensor.storage, [&](auto chosen) {
     update<chosen()>(tensor, work.scalars_of(tensor), work.floors[piece.tensor], piece.offset, piece.count,
                      momentum, work.variance + piece.position);
-  };
-  switch (tensor.storage) {
-    case AdamStorage::f16_master:
-      return step(std::integral_constant<AdamStorage, AdamStorage::f16_master>{});
-    case AdamStorage::bf16_master:
-      return step(std::integral_constant<AdamStorage, AdamStorage::bf16_master>{});
-    case AdamStorage::bf16_remainder:
-      return step(std::integral_constant<AdamStorage, AdamStorage::bf16_remainder>{});
-    default:
-      return step(std::integral_constant<AdamStorage, AdamStorage::f32>{});
-  }
+  });
 }
 
 int64_t width_of(const OneBitAdamRows& rows, int64_t row) {

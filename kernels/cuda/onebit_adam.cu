@@ -241,21 +241,6 @@ __global__ void __launch_bounds__(kTileThreads)
   if constexpr (Types::kHasExtra) store_mine(extras, count, extra);
 }
 
-// visit(std::integral_constant) for the dtype sets that can be compressed.
-template <class Visit>
-void with_compressible(AdamStorage storage, const Visit& visit) {
-  switch (storage) {
-    case AdamStorage::f16_master:
-      return visit(std::integral_constant<AdamStorage, AdamStorage::f16_master>{});
-    case AdamStorage::bf16_master:
-      return visit(std::integral_constant<AdamStorage, AdamStorage::bf16_master>{});
-    case AdamStorage::bf16_remainder:
-      return visit(std::integral_constant<AdamStorage, AdamStorage::bf16_remainder>{});
-    default:
-      return visit(std::integral_constant<AdamStorage, AdamStorage::f32>{});
-  }
-}
-
 }  // namespace
 
 void onebit_compress_momentum_cuda(const OneBitCudaSide& side, const OneBitAdamWork& work,

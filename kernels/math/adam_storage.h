@@ -79,6 +79,22 @@ auto with_storage(AdamStorage storage, const Visit& visit) {
   return visit(std::integral_constant<AdamStorage, AdamStorage::bf16_stochastic>{});
 }
 
+// The same for a dtype set whose momentum can be compressed: fp32, or 16 bits with a master copy or
+// remainder.
+template <class Visit>
+auto with_compressible(AdamStorage storage, const Visit& visit) {
+  switch (storage) {
+    case AdamStorage::f16_master:
+      return visit(std::integral_constant<AdamStorage, AdamStorage::f16_master>{});
+    case AdamStorage::bf16_master:
+      return visit(std::integral_constant<AdamStorage, AdamStorage::bf16_master>{});
+    case AdamStorage::bf16_remainder:
+      return visit(std::integral_constant<AdamStorage, AdamStorage::bf16_remainder>{});
+    default:
+      return visit(std::integral_constant<AdamStorage, AdamStorage::f32>{});
+  }
+}
+
 PACER_HOST_DEVICE double load(double value) { return value; }
 PACER_HOST_DEVICE float load(float value) { return value; }
 PACER_HOST_DEVICE float load(BFloat16 value) { return to_float(value); }

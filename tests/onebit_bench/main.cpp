@@ -23,12 +23,12 @@
 #include <pacer/pacer.h>
 
 #include "bench/shapes.h"
+#include "bench/slowest.h"
 #include "kernels.h"
-#include "slowest.h"
 
 namespace {
 
-using onebit_bench::slowest;
+using bench::slowest;
 using torch::Tensor;
 using World = std::shared_ptr<pacer::Communicator>;
 

@@ -24,10 +24,11 @@
 #include <pacer/collectives/detail/connect.h>
 #include <pacer/pacer.h>
 
-#include "bench/timing.h"
+#include "bench/slowest.h"
 
 namespace {
 
+using bench::slowest;
 using torch::Tensor;
 namespace parts = pacer::detail;
 
@@ -94,30 +95,6 @@ struct ModelImpl : torch::nn::Module {
   torch::nn::LayerNorm norm = nullptr;
 };
 TORCH_MODULE(Model);
-
-void synchronize(at::Device device) {
-  if (device.is_cuda()) torch::cuda::synchronize(device.index());
-}
-
-// Milliseconds per call on the slowest rank: the median over the rounds.
-double slowest(pacer::Communicator& world, int rounds, int calls, const std::function<void()>& f) {
-  for (int i = 0; i < 3; ++i) f();
-  std::vector<double> times;
-  for (int round = 0; round < rounds; ++round) {
-    synchronize(world.device());
-    world.barrier();
-    const bench::Stopwatch watch;
-    for (int i = 0; i < calls; ++i) f();
-    synchronize(world.device());
-    double worst = 0;
-    for (const std::string& text : world.exchange(std::to_string(watch.milliseconds() / calls))) {
-      worst = std::max(worst, std::atof(text.c_str()));
-    }
-    times.push_back(worst);
-  }
-  std::sort(times.begin(), times.end());
-  return times[times.size() / 2];
-}
 
 struct Training {
   Training(

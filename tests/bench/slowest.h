@@ -11,19 +11,21 @@
 
 #include <pacer/collectives/communicator.h>
 
-#include "bench/timing.h"
+#include "timing.h"
 
-namespace onebit_bench {
+namespace bench {
 
 // Milliseconds per call on the slowest rank, calls following one another: the median over the rounds.
 inline double slowest(pacer::Communicator& world, int rounds, int calls, const std::function<void()>& f) {
-  const auto synchronize = [&] { torch::cuda::synchronize(world.device().index()); };
+  const auto synchronize = [&] {
+    if (world.device().is_cuda()) torch::cuda::synchronize(world.device().index());
+  };
   for (int i = 0; i < 3; ++i) f();
   std::vector<double> times;
   for (int round = 0; round < rounds; ++round) {
     synchronize();
     world.barrier();
-    const bench::Stopwatch watch;
+    const Stopwatch watch;
     for (int i = 0; i < calls; ++i) f();
     synchronize();
     double worst = 0;
@@ -36,4 +38,4 @@ inline double slowest(pacer::Communicator& world, int rounds, int calls, const s
   return times[times.size() / 2];
 }
 
-}  // namespace onebit_bench
+}  // namespace bench
