@@ -173,7 +173,11 @@ int main(int argc, char** argv) {
     const double bound = std::max(compute, communication) + last;
     print(*world, "bound: max(compute, communication) + last bucket", bound);
     print(*world, "step / bound", step / bound);
-    if (world->rank() == 0) std::printf("buckets: %zu\n", buckets.size());
+    if (world->rank() == 0) {
+      std::printf("buckets, MB:");
+      for (const Tensor& bucket : buckets) std::printf(" %.1f", 4e-6 * static_cast<double>(bucket.numel()));
+      std::printf("\n");
+    }
     together.session->finish();
   }
   {
@@ -208,6 +212,12 @@ int main(int argc, char** argv) {
   timed("DataParallel step, bf16 on the wire", [](pacer::Session& session) {
     session.use(pacer::DataParallel(pacer::DataParallelOptions().wire_dtype(at::kBFloat16)));
   });
+  for (const int64_t mebibytes : {8, 100, 400}) {
+    const std::string what = "DataParallel step, buckets of " + std::to_string(mebibytes) + " MiB";
+    timed(what.c_str(), [&](pacer::Session& session) {
+      session.use(pacer::DataParallel(pacer::DataParallelOptions().bucket_bytes(mebibytes << 20)));
+    });
+  }
   timed("DataParallel step, clipping",
         [](pacer::Session& session) { session.use(pacer::GradientClipping(1.0)); });
   if (world->rank() == 0) std::fflush(stdout);
