@@ -12,6 +12,7 @@
 
 #include "support/both_devices.h"
 #include "support/onebit_signs.h"
+#include "support/samples.h"
 
 namespace pacer::testing::onebit_gpu {
 namespace {
@@ -45,7 +46,7 @@ TEST_CASE("a compressed mean has the bits of the CPU", "[onebit][gpu]") {
   torch::manual_seed(5);
   std::vector<int64_t> sizes = {0,   1,    2,    3,    4,    5,     31,    127,  128,
                                 129, 2047, 2048, 2049, 4097, 32767, 32768, 32769};
-  for (const int64_t large : {100'001, 1'000'003}) sizes.push_back(large);
+  if (!wants_small_tests()) sizes.insert(sizes.end(), {100'001, 1'000'003});
   for (const int64_t size : sizes) {
     for (const auto norm : {kernels::ScaleNorm::rms, kernels::ScaleNorm::l1}) {
       for (const bool blocks : {false, true}) {
@@ -95,7 +96,7 @@ TEST_CASE("1-bit Adam has the bits of the CPU", "[onebit][gpu]") {
     INFO(c.name);
     SignsRun on_cpu(c, Communicator::alone(at::kCPU), signs_sizes(), /*alone=*/true);
     SignsRun on_gpu(c, Communicator::alone(kGpu), signs_sizes(), /*alone=*/true);
-    for (int64_t step = 0; step < 40; ++step) {
+    for (int64_t step = 0; step < (wants_small_tests() ? 15 : 40); ++step) {
       on_cpu.step(0, step);
       on_gpu.step(0, step);
       if (step % 3 == 0 || step < 8) {
@@ -104,7 +105,7 @@ TEST_CASE("1-bit Adam has the bits of the CPU", "[onebit][gpu]") {
       }
     }
     CHECK(on_cpu.optimizer->skipped_steps() == on_gpu.optimizer->skipped_steps());
-    CHECK(on_gpu.optimizer->skipped_steps() > 1);
+    CHECK(on_gpu.optimizer->skipped_steps() > 0);
     CHECK(on_cpu.optimizer->compression_error() ==
           Catch::Approx(on_gpu.optimizer->compression_error()).epsilon(1e-9));
     CHECK(on_cpu.optimizer->frozen_at() == on_gpu.optimizer->frozen_at());
