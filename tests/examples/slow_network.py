@@ -70,7 +70,7 @@ def says_what_is_wrong(script, program):
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(command(script, program, folder, "--model", "gpt5"), capture_output=True, text=True,
                               timeout=120, check=False)
-    expect(done.returncode == 1 and "--model must be gpt2 or small, not 'gpt5'" in done.stderr, f"said {done.stderr!r}")
+    expect(done.returncode == 1 and "--model must be gpt2, bert-large or small, not 'gpt5'" in done.stderr, f"said {done.stderr!r}")
 
 
 def main(script, program):
