@@ -1,6 +1,6 @@
 // The CUDA side of a 1-bit exchange: what is compressed as it lies in memory, the mean over ranks that a
-// server compresses, scales and headers, and what came back. Bytes per element in fp32: values 8.1 + 4,
-// server 0.13 W / W + 8.1 of its chunk, decoding 4.1.
+// server compresses, scales and headers, and what came back. Bytes per element in fp32: values 12.1, the
+// server W / 8 + 8.1 of its chunk, decoding 4.1.
 #include <pacer/kernels/onebit.h>
 
 #include <pacer/kernels/math/adam_storage.h>

@@ -228,8 +228,7 @@ void OneBitAdamEngine::exchange_step(const kernels::GradientCheck* check, double
   const c10::DeviceGuard guard(device_);
   const kernels::GradientCheck* weighed = weigh(check, weight);
   const void* scalars = slots_.write_scalars(device_, weighed);
-  const kernels::OneBitAdamWork before = work(scalars);
-  exchange_->run(stages_.input(before, weighed), step);
+  stages_.exchange(*exchange_, work(scalars), weighed, step);
   if (device_.is_cpu()) momentum_ = at::Tensor();
   stages_.update(work(scalars), /*dense=*/false, control(weighed));
   conclude();

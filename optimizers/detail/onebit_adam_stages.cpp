@@ -188,21 +188,19 @@ void OneBitAdamStages::floors_on_cpu(const float* variance, double share, float*
 
 // ---- The step ----
 
-OneBitInput OneBitAdamStages::input(const OneBitAdamWork& work, const kernels::GradientCheck* check) const {
-  OneBitInput input;
-  if (device_.is_cpu()) {
-    input_rows_ = rows_of(work);
-    input.source = kernels::onebit_momentum_row;
-    input.context = &input_rows_;
-    return input;
-  }
-  input.check = check;
+void OneBitAdamStages::exchange(OneBitExchange& exchange, const OneBitAdamWork& work,
+                                const kernels::GradientCheck* check, int64_t step) const {
+  const kernels::OneBitAdamRows rows = rows_of(work);
   const kernels::OneBitStorage storage{tables_.size() == 1,
                                        tables_.empty() ? AdamStorage::f32 : tables_.front().storage};
-  input.enqueue = [&work, storage](const auto& side, const auto& control, kernels::Stream stream) {
+  OneBitInput input;
+  input.source = kernels::onebit_momentum_row;
+  input.context = &rows;
+  input.enqueue = [&](const auto& side, const auto& control, kernels::Stream stream) {
     onebit_compress_momentum_cuda(side, work, storage, control, stream);
   };
-  return input;
+  input.check = check;
+  exchange.run(input, step);
 }
 
 void OneBitAdamStages::dense_momentum(const OneBitAdamWork& work, float* momentum, bool refresh,

@@ -26,8 +26,9 @@ class OneBitAdamStages {
 
   // *sum (on the device) = that of all stored gradients.
   void sum_of_squares(double* sum);
-  // For OneBitExchange::run. `work` must outlive it.
-  OneBitInput input(const kernels::OneBitAdamWork& work, const kernels::GradientCheck* check) const;
+  // The momentum beta1 * m + (1 - beta1) * g goes through the exchange.
+  void exchange(OneBitExchange& exchange, const kernels::OneBitAdamWork& work,
+                const kernels::GradientCheck* check, int64_t step) const;
   // momentum = beta1 * m + (1 - beta1) * g; with `refresh` the variance takes in the gradients, too.
   void dense_momentum(const kernels::OneBitAdamWork& work, float* momentum, bool refresh,
                       const kernels::OneBitControl& control) const;
@@ -60,8 +61,7 @@ class OneBitAdamStages {
   at::Device device_;
   kernels::OneBitLayout layout_;
   kernels::OneBitRows rows_;
-  mutable kernels::OneBitAdamRows input_rows_{};  // of input()
-  std::vector<Tile> units_;                       // entry by entry, of sums
+  std::vector<Tile> units_;  // entry by entry, of sums
   DeviceBuffer<kernels::OneBitAdamTensor> tensors_;
   std::vector<Table> tables_;
   DeviceBuffer<kernels::AdamGradient> gradients_;  // CUDA, for sums: gradients, and the variance
