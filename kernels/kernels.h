@@ -14,5 +14,6 @@
 #include <pacer/kernels/norm.h>
 #include <pacer/kernels/onebit.h>
 #include <pacer/kernels/onebit_adam.h>
+#include <pacer/kernels/onebit_lamb.h>
 #include <pacer/kernels/onebit_layout.h>
 #include <pacer/kernels/stream.h>

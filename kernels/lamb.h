@@ -42,7 +42,8 @@ void lamb_moments_cpu(AdamStorage storage, const Tile& unit, const AdamTensor* t
                       const AdamGradient* gradients, const void* scalars, double* parameter_partial,
                       double* update_partial);
 void lamb_ratio_cpu(AdamStorage storage, const LambUnits& units, const AdamGradient& gradient,
-                    const void* scalars, const LambPartials& partials, LambRatio* ratio);
+                    const void* scalars, const LambPartials& partials, LambRatio* ratio,
+                    LambAverage* average = nullptr);
 void lamb_update_cpu(AdamStorage storage, const Tile& tile, const AdamTensor* tensors,
                      const AdamGradient* gradients, const void* scalars, const LambRatio* ratios);
 
@@ -58,8 +59,9 @@ struct LambWork {
   AdamTiles tiles;            // of the update, cut as for adam_cuda
   const LambUnits* units_of;  // by tensor
   int64_t tensors;
-  LambPartials partials;  // by unit
-  LambRatio* ratios;      // by tensor
+  LambPartials partials;         // by unit
+  LambRatio* ratios;             // by tensor
+  LambAverage* const* averages;  // null, or by tensor, null for one that has none
 };
 
 // All stages, three launches whatever the number of tensors. Throws DeviceError where one is refused.

@@ -1,7 +1,7 @@
-// The 1-bit Adam kernels: what becomes the momentum, and what the momentum does to the parameters. Between
-// them lies the exchange (kernels/onebit.h). One flat buffer of momentum and variance for all tensors;
-// parameters and gradients stay where they are. Raw pointers; on the CPU single-threaded, by rows and units
-// of the buffer; no LibTorch.
+// The kernels of 1-bit Adam: what becomes the momentum, and what the momentum does to the parameters. Between
+// them lies the exchange (kernels/onebit.h). 1-bit LAMB has the same momentum (kernels/onebit_lamb.h). One
+// flat buffer of momentum and variance for all tensors; parameters and gradients stay where they are. Raw
+// pointers; on the CPU single-threaded, by rows and units of the buffer; no LibTorch.
 #pragma once
 
 #include <cstdint>
@@ -28,16 +28,22 @@ struct OneBitAdamTensor {
 // Of all tensors, in host or device memory.
 struct OneBitAdamWork {
   const OneBitAdamTensor* tensors;
-  const void* scalars;  // AdamScalars<float>, kAdamScalarsBytes apart
+  const void* scalars;  // AdamScalars<float> or LambScalars<float>, kAdamScalarsBytes apart
+  // By tensor: momentum travels multiplied with these, and bits are divided by them. Null: as it is.
+  const float* momentum_scales;
   const float* floors;  // of the variance, one for each tensor
   float* variance;      // bias-corrected, padding 0
   // Null: the momentum is `bits`. On CUDA the exchange's status decides where this is not null.
   const float* dense_momentum;
   OneBitMessages bits;
 
-  PACER_HOST_DEVICE const AdamScalars<float>& scalars_of(const OneBitAdamTensor& tensor) const {
-    return *reinterpret_cast<const AdamScalars<float>*>(static_cast<const char*>(scalars) +
-                                                        tensor.scalars * kAdamScalarsBytes);
+  template <class Scalars = AdamScalars<float>>
+  PACER_HOST_DEVICE const Scalars& scalars_of(const OneBitAdamTensor& tensor) const {
+    return *reinterpret_cast<const Scalars*>(static_cast<const char*>(scalars) +
+                                             tensor.scalars * kAdamScalarsBytes);
+  }
+  PACER_HOST_DEVICE const MomentScalars<float>& moments_of(const OneBitAdamTensor& tensor) const {
+    return scalars_of<MomentScalars<float>>(tensor);
   }
 };
 
@@ -77,8 +83,10 @@ struct OneBitAdamRows {
   int64_t extent;
 };
 
-// A OneBitSource over OneBitAdamRows: beta1 * m + (1 - beta1) * g of a row, 0 in the padding.
+// A OneBitSource over OneBitAdamRows: beta1 * m + (1 - beta1) * g of a row, 0 in the padding; and the same as
+// it travels.
 void onebit_momentum_row(const void* rows, int64_t row, int64_t width, float* values);
+void onebit_scaled_momentum_row(const void* rows, int64_t row, int64_t width, float* values);
 
 // The same for all rows of a unit, kept as the new momentum. It may be `dense_momentum` itself.
 void onebit_dense_momentum_cpu(const OneBitAdamRows& rows, int64_t unit, float* momentum);

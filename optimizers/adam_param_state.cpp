@@ -31,6 +31,7 @@ FusedAdamStateFields::FusedAdamStateFields(const FusedAdamStateFields& other)
       max_exp_avg_sq_(other.max_exp_avg_sq_),
       master_(other.master_),
       remainder_(other.remainder_),
+      trust_average_(other.trust_average_),
       steps_(other.step()) {}
 
 FusedAdamStateFields& FusedAdamStateFields::operator=(const FusedAdamStateFields& other) {
@@ -51,7 +52,8 @@ bool operator==(const FusedAdamStateFields& left, const FusedAdamStateFields& ri
   return left.step() == right.step() && same_tensor(left.exp_avg(), right.exp_avg()) &&
          same_tensor(left.exp_avg_sq(), right.exp_avg_sq()) &&
          same_tensor(left.max_exp_avg_sq(), right.max_exp_avg_sq()) &&
-         same_tensor(left.master(), right.master()) && same_tensor(left.remainder(), right.remainder());
+         same_tensor(left.master(), right.master()) && same_tensor(left.remainder(), right.remainder()) &&
+         same_tensor(left.trust_average(), right.trust_average());
 }
 
 void FusedAdamStateFields::serialize(torch::serialize::OutputArchive& archive) const {
@@ -61,6 +63,7 @@ void FusedAdamStateFields::serialize(torch::serialize::OutputArchive& archive) c
   write_tensor(archive, "max_exp_avg_sq", max_exp_avg_sq());
   write_tensor(archive, "master", master());
   write_tensor(archive, "remainder", remainder());
+  write_tensor(archive, "trust_average", trust_average());
 }
 
 void FusedAdamStateFields::serialize(torch::serialize::InputArchive& archive) {
@@ -72,6 +75,7 @@ void FusedAdamStateFields::serialize(torch::serialize::InputArchive& archive) {
   max_exp_avg_sq(read_tensor(archive, "max_exp_avg_sq"));
   master(read_tensor(archive, "master"));
   remainder(read_tensor(archive, "remainder"));
+  trust_average(read_tensor(archive, "trust_average"));
 }
 
 }  // namespace pacer

@@ -38,6 +38,9 @@ class FusedAdamStateFields : public torch::optim::OptimizerParamState {
   // MasterWeights::fp32: the fp32 copy. MasterWeights::remainder: its 16 low bits, as int16. Else undefined.
   TORCH_ARG(torch::Tensor, master);
   TORCH_ARG(torch::Tensor, remainder);
+  // OneBitLamb: two fp64 numbers, the mean of the trust ratios so far and how many there were; once the
+  // variance is frozen the mean is corrected for its start at 0. Else undefined.
+  TORCH_ARG(torch::Tensor, trust_average);
 
  public:
   void serialize(torch::serialize::InputArchive& archive) override;
@@ -72,6 +75,13 @@ struct FusedAdamWParamState : public FusedAdamStateFields {
 struct OneBitAdamParamState : public FusedAdamStateFields {
   std::unique_ptr<torch::optim::OptimizerParamState> clone() const override {
     return std::make_unique<OneBitAdamParamState>(*this);
+  }
+};
+
+// The same with LAMB's trust average.
+struct OneBitLambParamState : public FusedAdamStateFields {
+  std::unique_ptr<torch::optim::OptimizerParamState> clone() const override {
+    return std::make_unique<OneBitLambParamState>(*this);
   }
 };
 

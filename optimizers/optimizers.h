@@ -13,4 +13,7 @@
 #include <pacer/optimizers/named_tensors.h>
 #include <pacer/optimizers/onebit_adam.h>
 #include <pacer/optimizers/onebit_adam_options.h>
+#include <pacer/optimizers/onebit_lamb.h>
+#include <pacer/optimizers/onebit_lamb_options.h>
+#include <pacer/optimizers/onebit_optimizer.h>
 #include <pacer/optimizers/session_optimizer.h>

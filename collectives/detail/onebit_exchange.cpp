@@ -207,6 +207,11 @@ kernels::OneBitMessages OneBitExchange::messages_in(const at::Tensor& tensor) co
   return messages;
 }
 
+void OneBitExchange::keep_former_mean() {
+  former_ = gathered_.clone();
+  if (device_.is_cuda()) former_status_ = status_.clone();
+}
+
 kernels::OneBitMessages OneBitExchange::mean() const { return messages_in(gathered_); }
 
 void OneBitExchange::check(bool wait) {
@@ -247,6 +252,7 @@ void OneBitExchange::run_on_cpu(const OneBitInput& input, int64_t step) {
   unsigned char* own = message(server_.messages, 0);
   compress(server_, own + stride_ - sign_bytes, mean_row, &parts);
   write_header(own, server_.scales.const_data_ptr<float>(), server_.rows.count(), step);
+  if (former_.defined()) std::swap(gathered_, former_);
   world_->all_gather(gathered_, server_.messages, agreed).wait();
   check_headers(gathered_, step, "compressed all_gather");
   bytes_sent_ += 2 * (layout_.world_size() - 1) * stride_;

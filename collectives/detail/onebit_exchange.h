@@ -52,6 +52,10 @@ class OneBitExchange {
   void check(bool wait = false);
   // The mean that the last run() left, by chunks.
   kernels::OneBitMessages mean() const;
+  // From now on the mean before the last run() is kept as well, and on CUDA the status before it.
+  void keep_former_mean();
+  kernels::OneBitMessages former_mean() const { return messages_in(former_); }
+  const kernels::OneBitStatus* former_status() const;  // null on the CPU
 
   // ---- CUDA, where only the device knows whether a run() changed anything ----
 
@@ -109,9 +113,11 @@ class OneBitExchange {
   Side worker_, server_;
   at::Tensor signs_;                // CPU: bytes: the worker's, of the whole buffer
   at::Tensor received_, gathered_;  // bytes: messages
+  at::Tensor former_;               // gathered before; undefined where nobody asks
   DeviceBuffer<uint32_t> tensors_;  // CUDA: the layout
   DeviceBuffer<int64_t> ends_;
   at::Tensor status_;  // CUDA: a kernels::OneBitStatus
+  at::Tensor former_status_;
   LateStatus late_;
   bool mean_was_forgotten_ = false;
   uint32_t sequence_ = 0;

@@ -38,6 +38,11 @@ kernels::OneBitControl OneBitExchange::control(const kernels::GradientCheck* che
   return {check, static_cast<kernels::OneBitStatus*>(status_.mutable_data_ptr())};
 }
 
+const kernels::OneBitStatus* OneBitExchange::former_status() const {
+  if (!former_status_.defined()) return nullptr;
+  return static_cast<const kernels::OneBitStatus*>(former_status_.const_data_ptr());
+}
+
 void OneBitExchange::run_on_cuda(const OneBitInput& input, int64_t step) {
   const c10::DeviceGuard guard(device_);
   const CollectiveOptions agreed = CollectiveOptions().agreed(true);
@@ -45,6 +50,7 @@ void OneBitExchange::run_on_cuda(const OneBitInput& input, int64_t step) {
   const kernels::OneBitControl control = this->control(input.check);
   const kernels::OneBitCall call{step, sequence_};
 
+  if (former_.defined()) former_status_.copy_(status_);
   const kernels::OneBitCudaSide worker = cuda_view(worker_), server = cuda_view(server_);
   input.enqueue(worker, control, stream);
   onebit_finish_side_cuda(worker, call, control, stream);
@@ -54,6 +60,8 @@ void OneBitExchange::run_on_cuda(const OneBitInput& input, int64_t step) {
   onebit_check_messages_cuda(parts, call, /*as_mean=*/false, control, stream);
   onebit_compress_mean_cuda(server, parts, control, stream);
   onebit_finish_side_cuda(server, call, control, stream);
+  // A step that is skipped sends its last messages once more, so that either memory has the mean then.
+  if (former_.defined()) std::swap(gathered_, former_);
   world_->all_gather(gathered_, server_.messages, agreed).wait();
 
   onebit_check_messages_cuda(mean(), call, /*as_mean=*/true, control, stream);

@@ -136,14 +136,15 @@ void lamb_moments_cpu(AdamStorage storage, const Tile& unit, const AdamTensor* t
 }
 
 void lamb_ratio_cpu(AdamStorage storage, const LambUnits& units, const AdamGradient& gradient,
-                    const void* scalars, const LambPartials& partials, LambRatio* ratio) {
+                    const void* scalars, const LambPartials& partials, LambRatio* ratio,
+                    LambAverage* average) {
   if (gradient.gradient == nullptr) return;
   const FullDenormals full_denormals;
   const double parameter_squares = sum_of_units(partials.parameter + units.first, units.count);
   const double update_squares = sum_of_units(partials.update + units.first, units.count);
   with_storage(storage, [&](auto chosen) {
     const auto& mine = scalars_of<chosen()>(gradient, scalars);
-    if (!mine.skip) *ratio = lamb_ratio(parameter_squares, update_squares, mine);
+    if (!mine.skip) *ratio = lamb_ratio(parameter_squares, update_squares, mine, average);
   });
 }
 

@@ -11,15 +11,15 @@ namespace pacer::kernels {
 namespace {
 
 template <class Element>
-PACER_TARGET_CLONES void add_gradient(const Element* gradient, const AdamScalars<float>& s, int64_t count,
+PACER_TARGET_CLONES void add_gradient(const Element* gradient, const MomentScalars<float>& s, int64_t count,
                                       float* momentum) {
-  const AdamScalars<float> scalars = s;
+  const MomentScalars<float> scalars = s;
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) momentum[i] = onebit_momentum(load(gradient[i]), momentum[i], scalars);
 }
 
-PACER_TARGET_CLONES void decay_momentum(const AdamScalars<float>& s, int64_t count, float* momentum) {
-  const AdamScalars<float> scalars = s;
+PACER_TARGET_CLONES void decay_momentum(const MomentScalars<float>& s, int64_t count, float* momentum) {
+  const MomentScalars<float> scalars = s;
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) momentum[i] = onebit_momentum(0.0f, momentum[i], scalars);
 }
@@ -61,6 +61,15 @@ PACER_TARGET_CLONES void update(const OneBitAdamTensor& t, const AdamScalars<flo
     parameter[i] = e.parameter;
     if constexpr (Types::kHasExtra) extra[i] = e.extra;
   }
+}
+
+PACER_TARGET_CLONES void multiply(float* values, int64_t count, float factor) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) values[i] = values[i] * factor;
+}
+PACER_TARGET_CLONES void divide(float* values, int64_t count, float divisor) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) values[i] = values[i] / divisor;
 }
 
 // visit(gradient of the piece's first element), typed; the tensor has one.
@@ -106,20 +115,32 @@ void onebit_read_momentum(const OneBitAdamRows& rows, int64_t row, int64_t width
   if (rows.work.dense_momentum != nullptr) {
     std::memcpy(values, rows.work.dense_momentum + row * kOneBitRow,
                 static_cast<size_t>(width) * sizeof(float));
-  } else {
-    decode_buffer_cpu(rows.work.bits, row * kOneBitRow, width, values);
+    return;
   }
+  decode_buffer_cpu(rows.work.bits, row * kOneBitRow, width, values);
+  if (rows.work.momentum_scales == nullptr) return;
+  for_pieces(rows, row, [&](const OneBitPiece& piece, const OneBitAdamTensor&, int64_t place) {
+    divide(values + place, piece.count, rows.work.momentum_scales[piece.tensor]);
+  });
 }
 
 void onebit_momentum_row(const void* context, int64_t row, int64_t width, float* values) {
   const auto& rows = *static_cast<const OneBitAdamRows*>(context);
   onebit_read_momentum(rows, row, width, values);
   for_pieces(rows, row, [&](const OneBitPiece& piece, const OneBitAdamTensor& tensor, int64_t place) {
-    const AdamScalars<float>& scalars = rows.work.scalars_of(tensor);
+    const MomentScalars<float>& scalars = rows.work.moments_of(tensor);
     if (tensor.gradient == nullptr) return decay_momentum(scalars, piece.count, values + place);
     with_gradient(tensor, piece.offset, [&](const auto* gradient) {
       add_gradient(gradient, scalars, piece.count, values + place);
     });
+  });
+}
+
+void onebit_scaled_momentum_row(const void* context, int64_t row, int64_t width, float* values) {
+  const auto& rows = *static_cast<const OneBitAdamRows*>(context);
+  onebit_momentum_row(context, row, width, values);
+  for_pieces(rows, row, [&](const OneBitPiece& piece, const OneBitAdamTensor&, int64_t place) {
+    multiply(values + place, piece.count, rows.work.momentum_scales[piece.tensor]);
   });
 }
 

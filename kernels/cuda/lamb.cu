@@ -218,7 +218,7 @@ template <class Real>
 __global__ void __launch_bounds__(kRatioThreads)
     ratio_kernel(const LambUnits* __restrict__ units_of, int64_t tensors,
                  const AdamGradient* __restrict__ gradients, const char* scalar_slots,
-                 const LambPartials partials, LambRatio* ratios) {
+                 const LambPartials partials, LambRatio* ratios, LambAverage* const* averages) {
   let_next_kernel_start();
   const int64_t tensor = blockIdx.x * static_cast<int64_t>(kRatioThreads / kWarp) + threadIdx.x / kWarp;
   if (tensor >= tensors || gradients[tensor].gradient == nullptr) return;
@@ -227,7 +227,9 @@ __global__ void __launch_bounds__(kRatioThreads)
   if (scalars.skip) return;
   double parameter, update;
   sum_partials_by_warp(partials, units_of[tensor], parameter, update);
-  if (threadIdx.x % kWarp == 0) ratios[tensor] = lamb_ratio(parameter, update, scalars);
+  if (threadIdx.x % kWarp != 0) return;
+  LambAverage* average = averages == nullptr ? nullptr : averages[tensor];
+  ratios[tensor] = lamb_ratio(parameter, update, scalars, average);
 }
 
 constexpr int kUpdateThreads = 128;  // of the update
@@ -283,7 +285,7 @@ void launch(const LambWork& work, const AdamTensor* tensors, const AdamGradient*
   }
   if (ratio_blocks > 0) {  // of tensors without elements, too
     ratio_kernel<RealOf<kStorage>><<<static_cast<unsigned>(ratio_blocks), kRatioThreads, 0, stream>>>(
-        work.units_of, work.tensors, gradients, scalars, work.partials, work.ratios);
+        work.units_of, work.tensors, gradients, scalars, work.partials, work.ratios, work.averages);
     check_launch("the LAMB trust ratios");
   }
   if (update_blocks > 0) {

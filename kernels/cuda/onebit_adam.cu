@@ -3,15 +3,10 @@
 // reads gradients, 20.
 #include <pacer/kernels/onebit_adam.h>
 
-#include <pacer/kernels/cuda/onebit_compress.cuh>
-#include <pacer/kernels/cuda/packet.cuh>
+#include <pacer/kernels/cuda/onebit_tiles.cuh>
 
 namespace pacer::kernels {
 namespace {
-
-__device__ __forceinline__ bool momentum_is_dense(const OneBitAdamWork& work, const OneBitControl& control) {
-  return work.dense_momentum != nullptr && (control.status == nullptr || control.status->has_mean == 0);
-}
 
 template <class Element>
 __device__ __forceinline__ void load_gradient(const void* gradient, int first, int real,
@@ -46,8 +41,8 @@ __device__ __forceinline__ int64_t gradient_bytes(AdamStorage storage) {
 }
 
 // beta1 * m + (1 - beta1) * g. kMayBeDense: the momentum is what the status says, else bits. kIsF32: so are
-// all tensors.
-template <bool kMayBeDense, bool kIsF32>
+// all tensors. kIsScaled: it travels multiplied with its tensor's momentum scale.
+template <bool kMayBeDense, bool kIsF32, bool kIsScaled>
 struct MomentumSource {
   OneBitAdamWork work;
   OneBitControl control;
@@ -61,6 +56,7 @@ struct MomentumSource {
     const float* dense;
     float scale;
     float beta1, one_minus_beta1, factor;
+    float momentum_scale;
     AdamStorage storage;
   };
   struct Raw {
@@ -71,8 +67,9 @@ struct MomentumSource {
 
   __device__ __forceinline__ Granule granule(uint32_t number, int64_t position) const {
     const OneBitAdamTensor& tensor = work.tensors[number];
-    const AdamScalars<float>& scalars = work.scalars_of(tensor);
+    const MomentScalars<float>& scalars = work.moments_of(tensor);
     Granule granule{};
+    if constexpr (kIsScaled) granule.momentum_scale = work.momentum_scales[number];
     granule.storage = tensor.storage;
     if (tensor.gradient != nullptr) {
       granule.gradient = static_cast<const char*>(tensor.gradient) +
@@ -86,7 +83,7 @@ struct MomentumSource {
     } else {
       const SignedGranule bits = signed_granule(work.bits, position);
       granule.signs = bits.signs;
-      granule.scale = bits.scale;
+      granule.scale = kIsScaled ? div_(bits.scale, granule.momentum_scale) : bits.scale;
     }
     return granule;
   }
@@ -107,7 +104,7 @@ struct MomentumSource {
   }
   __device__ __forceinline__ void read(const Kept&, const Granule& granule, const Raw& raw, int, int64_t,
                                        float (&values)[kMine]) const {
-    AdamScalars<float> scalars;
+    MomentScalars<float> scalars;
     scalars.beta1 = granule.beta1;
     scalars.one_minus_beta1 = granule.one_minus_beta1;
     scalars.factor = granule.factor;
@@ -116,49 +113,12 @@ struct MomentumSource {
       float momentum = decode_sign((raw.nibble >> k) & 1u, granule.scale);
       if constexpr (kMayBeDense) momentum = granule.signs == nullptr ? raw.momentum[k] : momentum;
       values[k] = onebit_momentum(raw.gradient[k], momentum, scalars);
+      if constexpr (kIsScaled) values[k] = mul_(values[k], granule.momentum_scale);
     }
   }
 };
 
 // ---- By tiles of one dtype set: four elements a thread. ----
-
-constexpr int kTileThreads = 128;
-static_assert(kTileThreads * kMine == kOneBitBlockTile && kWarp * kMine == kOneBitWarpTile);
-
-// Signs of a lane's four elements: granules begin where tensors and tiles do.
-__device__ __forceinline__ void decode_mine(const OneBitMessages& bits, int64_t position, int lane,
-                                            float (&momentum)[kMine]) {
-  const int place = lane % kWarp;
-  const SignedGranule granule = signed_granule(bits, position - place * kMine);
-  const uint32_t nibble = nibble_of(granule.signs, place);
-#pragma unroll
-  for (int k = 0; k < kMine; ++k) momentum[k] = decode_sign((nibble >> k) & 1u, granule.scale);
-}
-
-template <class Element>
-__device__ __forceinline__ bool in_packets(const Element* elements, int count) {
-  return count == kMine && is_packet_aligned<Element, kMine>(elements);
-}
-template <class Element>
-__device__ __forceinline__ void load_mine(const Element* elements, int count, Element (&values)[kMine]) {
-  if (in_packets(elements, count)) {
-    load_packet(elements, values);
-  } else {
-#pragma unroll
-    for (int k = 0; k < kMine; ++k) values[k] = k < count ? elements[k] : Element{};
-  }
-}
-template <class Element>
-__device__ __forceinline__ void store_mine(Element* elements, int count, const Element (&values)[kMine]) {
-  if (in_packets(elements, count)) {
-    store_packet(elements, values);
-  } else {
-#pragma unroll
-    for (int k = 0; k < kMine; ++k) {
-      if (k < count) elements[k] = values[k];
-    }
-  }
-}
 
 template <AdamStorage kStorage>
 __global__ void __launch_bounds__(kTileThreads)
@@ -170,7 +130,7 @@ __global__ void __launch_bounds__(kTileThreads)
   if (count <= 0 || stands_still(control)) return;
   const int64_t position = tile.offset + first;
   const OneBitAdamTensor& tensor = work.tensors[tile.tensor];
-  const AdamScalars<float>& scalars = work.scalars_of(tensor);
+  const MomentScalars<float>& scalars = work.moments_of(tensor);
   Element gradient[kMine] = {};
   if (tensor.gradient != nullptr) {
     load_mine(static_cast<const Element*>(tensor.gradient) + (position - tensor.begin), count, gradient);
@@ -179,7 +139,7 @@ __global__ void __launch_bounds__(kTileThreads)
   if (momentum_is_dense(work, control)) {
     load_mine(work.dense_momentum + position, count, values);
   } else {
-    decode_mine(work.bits, position, lane, values);
+    decode_mine(work.bits, position, lane, momentum_scale_of(work, tile.tensor), values);
   }
 #pragma unroll
   for (int k = 0; k < kMine; ++k) values[k] = onebit_momentum(load(gradient[k]), values[k], scalars);
@@ -245,16 +205,18 @@ __global__ void __launch_bounds__(kTileThreads)
 
 void onebit_compress_momentum_cuda(const OneBitCudaSide& side, const OneBitAdamWork& work,
                                    OneBitStorage storage, const OneBitControl& control, Stream stream) {
-  const char* what = "the compression of momentum";
-  const bool may_be_dense = work.dense_momentum != nullptr;
-  const bool is_f32 = storage.same && storage.storage == AdamStorage::f32;
-  if (may_be_dense) {
-    is_f32 ? launch_compress(what, side, MomentumSource<true, true>{work, control}, control, stream)
-           : launch_compress(what, side, MomentumSource<true, false>{work, control}, control, stream);
-  } else {
-    is_f32 ? launch_compress(what, side, MomentumSource<false, true>{work, control}, control, stream)
-           : launch_compress(what, side, MomentumSource<false, false>{work, control}, control, stream);
-  }
+  const auto with = [](bool value, const auto& visit) {
+    value ? visit(std::true_type{}) : visit(std::false_type{});
+  };
+  with(work.dense_momentum != nullptr, [&](auto may_be_dense) {
+    with(storage.same && storage.storage == AdamStorage::f32, [&](auto is_f32) {
+      with(work.momentum_scales != nullptr, [&](auto is_scaled) {
+        using Source = MomentumSource<decltype(may_be_dense)::value, decltype(is_f32)::value,
+                                      decltype(is_scaled)::value>;
+        launch_compress("the compression of momentum", side, Source{work, control}, control, stream);
+      });
+    });
+  });
 }
 
 void onebit_dense_momentum_cuda(AdamStorage storage, const AdamTiles& tiles, const OneBitAdamWork& work,

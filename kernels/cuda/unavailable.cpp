@@ -6,6 +6,7 @@
 #include <pacer/kernels/norm.h>
 #include <pacer/kernels/onebit.h>
 #include <pacer/kernels/onebit_adam.h>
+#include <pacer/kernels/onebit_lamb.h>
 
 namespace pacer::kernels {
 namespace {
@@ -61,6 +62,15 @@ void onebit_dense_momentum_cuda(AdamStorage, const AdamTiles&, const OneBitAdamW
 }
 void onebit_update_cuda(AdamStorage, const AdamTiles&, const OneBitAdamWork&, bool, const OneBitControl&,
                         Stream) {
+  refuse();
+}
+void onebit_lamb_moments_cuda(AdamStorage, const Tile*, const uint32_t*, int64_t, const OneBitLambWork&, bool,
+                              const OneBitControl&, Stream) {
+  refuse();
+}
+void onebit_lamb_factors_cuda(int64_t, const OneBitLambWork&, const OneBitControl&, Stream) { refuse(); }
+void onebit_lamb_update_cuda(AdamStorage, const AdamTiles&, const OneBitLambWork&, bool, const OneBitControl&,
+                             Stream) {
   refuse();
 }
 void onebit_floors_cuda(const OneBitFloors&, const OneBitControl&, Stream) { refuse(); }

@@ -31,20 +31,35 @@ struct AdamSettings {
   // LAMB only, which takes weight_decay whatever decay_mode says.
   double min_coeff = 0.01;  // of the trust ratio
   double max_coeff = 10;
-  uint32_t adapt = 1;  // 0: the trust ratio is 1
+  double coeff_beta = 0;  // of the trust ratio's average
+  uint32_t adapt = 1;     // 0: the trust ratio is 1
   UpdateRule rule = UpdateRule::adam;
 };
 
-// Everything an element update reads besides the element, rounded once from double. Real is float, or double
-// for fp64 parameters.
+// What every rule's moments and denominators need, rounded once from double. Real is float, or double for
+// fp64 parameters.
 template <class Real>
-struct alignas(16) AdamScalars {
+struct MomentScalars {
   Real beta1;
   Real one_minus_beta1;
   Real beta2;
   Real one_minus_beta2;
   Real epsilon;
   Real factor;
+};
+template <class Real>
+PACER_HOST_DEVICE void set_moments(const AdamSettings& settings, MomentScalars<Real>& scalars) {
+  scalars.beta1 = static_cast<Real>(settings.beta1);
+  scalars.one_minus_beta1 = static_cast<Real>(1.0 - settings.beta1);
+  scalars.beta2 = static_cast<Real>(settings.beta2);
+  scalars.one_minus_beta2 = static_cast<Real>(1.0 - settings.beta2);
+  scalars.epsilon = static_cast<Real>(settings.epsilon);
+  scalars.factor = static_cast<Real>(settings.factor);
+}
+
+// Everything an element update reads besides the element, rounded once from double.
+template <class Real>
+struct alignas(16) AdamScalars : MomentScalars<Real> {
   Real l2;                       // weight_decay in l2 mode, else 0
   Real decay;                    // learning_rate * weight_decay in decoupled mode, else 0
   Real step_size;                // learning_rate / c1
@@ -72,12 +87,7 @@ PACER_HOST_DEVICE AdamScalars<Real> adam_scalars(const AdamSettings& settings, i
   const bool l2 = settings.decay_mode == WeightDecay::l2;
   const bool decoupled = settings.decay_mode == WeightDecay::decoupled;
   AdamScalars<Real> scalars;
-  scalars.beta1 = static_cast<Real>(settings.beta1);
-  scalars.one_minus_beta1 = static_cast<Real>(1.0 - settings.beta1);
-  scalars.beta2 = static_cast<Real>(settings.beta2);
-  scalars.one_minus_beta2 = static_cast<Real>(1.0 - settings.beta2);
-  scalars.epsilon = static_cast<Real>(settings.epsilon);
-  scalars.factor = static_cast<Real>(settings.factor);
+  set_moments(settings, scalars);
   scalars.l2 = static_cast<Real>(l2 ? settings.weight_decay : 0.0);
   scalars.decay = static_cast<Real>(decoupled ? mul_(settings.learning_rate, settings.weight_decay) : 0.0);
   scalars.step_size = static_cast<Real>(div_(settings.learning_rate, c1));

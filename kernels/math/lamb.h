@@ -17,13 +17,7 @@ namespace pacer::kernels {
 
 // Everything an element update and a trust ratio read besides elements and norms, rounded once from double.
 template <class Real>
-struct alignas(16) LambScalars {
-  Real beta1;
-  Real one_minus_beta1;
-  Real beta2;
-  Real one_minus_beta2;
-  Real epsilon;
-  Real factor;
+struct alignas(16) LambScalars : MomentScalars<Real> {
   Real weight_decay;
   Real inverse_correction;       // 1 / c1
   Real inverse_sqrt_correction;  // 1 / sqrt(c2)
@@ -34,6 +28,7 @@ struct alignas(16) LambScalars {
   double learning_rate;
   double min_coeff;
   double max_coeff;
+  double coeff_beta;
 };
 
 // All in double, each result rounded once.
@@ -41,12 +36,7 @@ template <class Real>
 PACER_HOST_DEVICE LambScalars<Real> lamb_scalars(const AdamSettings& settings, int64_t step) {
   const auto [c1, c2] = bias_corrections(settings, step);
   LambScalars<Real> scalars;
-  scalars.beta1 = static_cast<Real>(settings.beta1);
-  scalars.one_minus_beta1 = static_cast<Real>(1.0 - settings.beta1);
-  scalars.beta2 = static_cast<Real>(settings.beta2);
-  scalars.one_minus_beta2 = static_cast<Real>(1.0 - settings.beta2);
-  scalars.epsilon = static_cast<Real>(settings.epsilon);
-  scalars.factor = static_cast<Real>(settings.factor);
+  set_moments(settings, scalars);
   scalars.weight_decay = static_cast<Real>(settings.weight_decay);
   scalars.inverse_correction = static_cast<Real>(div_(1.0, c1));
   scalars.inverse_sqrt_correction = static_cast<Real>(div_(1.0, sqrt_(c2)));
@@ -57,6 +47,7 @@ PACER_HOST_DEVICE LambScalars<Real> lamb_scalars(const AdamSettings& settings, i
   scalars.learning_rate = settings.learning_rate;
   scalars.min_coeff = settings.min_coeff;
   scalars.max_coeff = settings.max_coeff;
+  scalars.coeff_beta = settings.coeff_beta;
   return scalars;
 }
 
@@ -103,14 +94,25 @@ struct LambRatio {
   double step_size;  // learning_rate * r, rounded to Real
 };
 
+// The exponential mean of a tensor's trust ratios, from 0, and of how many.
+struct LambAverage {
+  double mean;
+  double count;
+};
+
 // From the sums of squares of all parameters and of all updates of a tensor. A NaN among them stays NaN.
+// `average`, where there is one, takes the ratio in if neither norm is 0.
 template <class Real>
 PACER_HOST_DEVICE LambRatio lamb_ratio(double parameter_squares, double update_squares,
-                                       const LambScalars<Real>& s) {
+                                       const LambScalars<Real>& s, LambAverage* average = nullptr) {
   double ratio = 1;
   if (s.adapt != 0 && parameter_squares != 0 && update_squares != 0) {
     ratio = div_(sqrt_(parameter_squares), sqrt_(update_squares));
     ratio = ratio < s.min_coeff ? s.min_coeff : ratio > s.max_coeff ? s.max_coeff : ratio;
+    if (average != nullptr) {
+      average->mean = mul_(s.coeff_beta, average->mean) + mul_(1.0 - s.coeff_beta, ratio);
+      average->count += 1;
+    }
   }
   return {ratio, static_cast<double>(static_cast<Real>(mul_(s.learning_rate, ratio)))};
 }

@@ -10,7 +10,7 @@
 
 namespace pacer::kernels {
 
-PACER_HOST_DEVICE float onebit_momentum(float gradient, float momentum, const AdamScalars<float>& s) {
+PACER_HOST_DEVICE float onebit_momentum(float gradient, float momentum, const MomentScalars<float>& s) {
   return fma_(s.beta1, momentum, mul_(s.one_minus_beta1, mul_(s.factor, gradient)));
 }
 
@@ -34,7 +34,7 @@ PACER_HOST_DEVICE VarianceRefresh variance_refresh(double beta2, int64_t steps) 
   return {static_cast<float>(1.0 - take), static_cast<float>(take)};
 }
 
-PACER_HOST_DEVICE float refreshed_variance(float gradient, float variance, const AdamScalars<float>& s,
+PACER_HOST_DEVICE float refreshed_variance(float gradient, float variance, const MomentScalars<float>& s,
                                            const VarianceRefresh& refresh) {
   const float g = mul_(s.factor, gradient);
   return fma_(refresh.keep, variance, mul_(mul_(refresh.take, g), g));

@@ -36,7 +36,7 @@ bool AdamEngine::plan_fits(const Groups& groups, const States& states) {
       AdamEntry& entry = entries_[i];
       const auto state = states.find(parameter.unsafeGetTensorImpl());
       if (state == states.end() || state->second.get() != entry.state || !entry.is_current()) return false;
-      if (entry.amsgrad != settings_[g].amsgrad ||
+      if (entry.amsgrad != settings_[g].amsgrad || entry.averages_trust != settings_[g].averages_trust ||
           entry.storage != storage_for(parameter.scalar_type(), settings_[g].master_weights,
                                        settings_[g].rounding, entry.name)) {
         return false;
@@ -67,6 +67,7 @@ void AdamEngine::add_entries(const Groups& groups, States& states, const Paramet
         entry.group = g;
         entry.first_element = first_element;
         entry.amsgrad = settings_[g].amsgrad;
+        entry.averages_trust = settings_[g].averages_trust;
         entry.storage = storage_for(parameter.scalar_type(), settings_[g].master_weights,
                                     settings_[g].rounding, entry.name);
         if (gradient.defined()) check_gradient(parameter, gradient, entry.name);

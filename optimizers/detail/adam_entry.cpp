@@ -23,8 +23,9 @@ bool has_master(AdamStorage storage) {
   return storage == AdamStorage::bf16_master || storage == AdamStorage::f16_master;
 }
 
-std::array<const at::Tensor*, 5> tensors_of(const FusedAdamStateFields& s) {
-  return {&s.exp_avg(), &s.exp_avg_sq(), &s.max_exp_avg_sq(), &s.master(), &s.remainder()};
+std::array<const at::Tensor*, 6> tensors_of(const FusedAdamStateFields& s) {
+  return {&s.exp_avg(), &s.exp_avg_sq(), &s.max_exp_avg_sq(),
+          &s.master(),  &s.remainder(),  &s.trust_average()};
 }
 
 const void* data_of(const at::Tensor& tensor) { return tensor.defined() ? tensor.const_data_ptr() : nullptr; }
@@ -91,6 +92,14 @@ void remainder_from_master(AdamEntry& entry) {
   entry.parameter.copy_(at::where(master.isnan(), master.to(at::kBFloat16), rounded));
 }
 
+// Two zeros where they are missing, on the parameter's device.
+void prepare_trust_average(AdamEntry& entry) {
+  if (!entry.averages_trust) return;
+  at::Tensor& average = entry.state->trust_average();
+  const auto options = at::TensorOptions().dtype(at::kDouble).device(entry.parameter.device());
+  average = average.defined() ? average.to(options).contiguous() : at::zeros({2}, options);
+}
+
 }  // namespace
 
 bool AdamEntry::is_current() const {
@@ -152,6 +161,10 @@ void check_state(const FusedAdamStateFields& state, const at::Tensor& parameter,
   check(state.max_exp_avg_sq(), "max_exp_avg_sq", false);
   check(state.master(), "master", false);
   check(state.remainder(), "remainder", true);
+  const at::Tensor& average = state.trust_average();
+  require(
+      !average.defined() || (average.scalar_type() == at::kDouble && average.sizes() == at::IntArrayRef{2}),
+      "the state of parameter ", name, " has a trust_average that is not two fp64 numbers");
 }
 
 void prepare_state(std::vector<AdamEntry>& entries) {
@@ -187,6 +200,7 @@ void prepare_state(std::vector<AdamEntry>& entries) {
   for (AdamEntry& entry : entries) {
     if (!has_master(entry.storage)) entry.state->master(at::Tensor());
     if (entry.storage != AdamStorage::bf16_remainder) entry.state->remainder(at::Tensor());
+    prepare_trust_average(entry);
   }
 }
 

@@ -22,6 +22,7 @@ struct AdamEntry {
   int64_t first_element = 0;  // real elements registered before this parameter
   kernels::AdamStorage storage = kernels::AdamStorage::f32;
   bool amsgrad = false;
+  bool averages_trust = false;
   FusedAdamStateFields* state = nullptr;
 
   // Kernels need one dense piece of memory in the same order for value, gradient and state. A parameter with
@@ -33,8 +34,8 @@ struct AdamEntry {
   // What the plan was built from.
   const void* parameter_data = nullptr;
   int64_t parameter_version = -1;
-  at::Tensor state_tensors[5];  // held, so that no other tensor can take their addresses
-  const void* state_data[5] = {};
+  at::Tensor state_tensors[6];  // held, so that no other tensor can take their addresses
+  const void* state_data[6] = {};
 
   // Where the entry sits in the tables of its dtype set, and which scalars it uses.
   size_t table = 0;

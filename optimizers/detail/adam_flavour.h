@@ -1,4 +1,4 @@
-// What tells FusedAdam, FusedAdamW and FusedLamb from each other: names, option and state types, and what
+// What tells the optimizers from each other: names, option and state types, and what
 // their options mean to the kernels. Everything else is shared, so the engine asks this small table instead
 // of being a template.
 #pragma once
@@ -10,6 +10,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <pacer/kernels/math/adam.h>
+#include <pacer/kernels/math/onebit_lamb.h>
 #include <pacer/optimizers/adam_options.h>
 #include <pacer/optimizers/adam_param_state.h>
 #include <pacer/optimizers/named_tensors.h>
@@ -21,8 +22,10 @@ struct AdamGroupSettings {
   kernels::AdamSettings kernel;
   bool amsgrad = false;
   bool finite_check = false;
+  bool averages_trust = false;  // states have a trust_average
   MasterWeights master_weights = MasterWeights::automatic;
   Rounding rounding = Rounding::nearest;
+  kernels::LambFactorBounds factor_bounds;  // OneBitLamb only
 };
 
 struct AdamFlavour {

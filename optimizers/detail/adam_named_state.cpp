@@ -20,22 +20,30 @@ const StateField kStateFields[] = {
     {"/exp_avg_sq", &FusedAdamStateFields::exp_avg_sq, &FusedAdamStateFields::exp_avg_sq},
     {"/max_exp_avg_sq", &FusedAdamStateFields::max_exp_avg_sq, &FusedAdamStateFields::max_exp_avg_sq},
     {"/master", &FusedAdamStateFields::master, &FusedAdamStateFields::master},
-    {"/remainder", &FusedAdamStateFields::remainder, &FusedAdamStateFields::remainder}};
+    {"/remainder", &FusedAdamStateFields::remainder, &FusedAdamStateFields::remainder},
+    {"/trust_average", &FusedAdamStateFields::trust_average, &FusedAdamStateFields::trust_average}};
+
+constexpr size_t kTrustAverage = 5;  // of kStateFields
 
 // The dtype of each of kStateFields in a dtype set; none where it has no such tensor.
-std::optional<at::ScalarType> field_dtype(size_t field, AdamStorage storage, bool amsgrad) {
+std::optional<at::ScalarType> field_dtype(size_t field, AdamStorage storage,
+                                          const AdamGroupSettings& settings) {
   const bool has_master = storage == AdamStorage::bf16_master || storage == AdamStorage::f16_master;
   switch (field) {
     case 2:
-      return amsgrad ? std::optional(state_dtype(storage)) : std::nullopt;
+      return settings.amsgrad ? std::optional(state_dtype(storage)) : std::nullopt;
     case 3:
       return has_master ? std::optional(at::kFloat) : std::nullopt;
     case 4:
       return storage == AdamStorage::bf16_remainder ? std::optional(at::kShort) : std::nullopt;
+    case kTrustAverage:
+      return settings.averages_trust ? std::optional(at::kDouble) : std::nullopt;
     default:
       return state_dtype(storage);
   }
 }
+
+constexpr int64_t kAverageSizes[] = {2};
 
 // Reads all fields of one parameter and marks their keys as used.
 void import_tensors(const std::string& name, const at::Tensor& parameter, const AdamGroupSettings& settings,
@@ -43,13 +51,15 @@ void import_tensors(const std::string& name, const at::Tensor& parameter, const 
   const AdamStorage storage =
       storage_for(parameter.scalar_type(), settings.master_weights, settings.rounding, name);
   for (size_t field = 0; field < std::size(kStateFields); ++field) {
-    const auto dtype = field_dtype(field, storage, settings.amsgrad);
+    const auto dtype = field_dtype(field, storage, settings);
     if (!dtype) continue;
     const std::string key = name + kStateFields[field].name;
     const at::Tensor& tensor = require_tensor(saved, key);
-    require(tensor.scalar_type() == *dtype && tensor.sizes() == parameter.sizes(), "\"", key,
+    const bool is_average = field == kTrustAverage;
+    const at::IntArrayRef sizes = is_average ? at::IntArrayRef(kAverageSizes) : parameter.sizes();
+    require(tensor.scalar_type() == *dtype && tensor.sizes() == sizes, "\"", key,
             "\" of the state to load is ", tensor.scalar_type(), " of shape ", tensor.sizes(),
-            ", but parameter ", name, " needs ", *dtype, " of shape ", parameter.sizes());
+            ", but parameter ", name, " needs ", *dtype, " of shape ", sizes);
     at::Tensor& own = (state.*kStateFields[field].tensor)();
     own = tensor.to(parameter.device(), /*non_blocking=*/false, /*copy=*/true);
     used.insert(key);

@@ -21,6 +21,7 @@ void AdamTable::add(AdamEntry& entry, size_t table) {
   tensors_.host().push_back(tensor);
   gradients_.host().push_back({nullptr, 0});
   counts_.push_back(entry.parameter.numel());
+  averages_.push_back(static_cast<kernels::LambAverage*>(pointer_of(state.trust_average())));
 }
 
 void AdamTable::build_tiles() {
@@ -29,7 +30,7 @@ void AdamTable::build_tiles() {
   for (const int64_t count : counts_) {
     first_units_.push_back(first_units_.back() + ceil_divide(count, kReductionUnit));
   }
-  if (rule_ == kernels::UpdateRule::lamb) lamb_.emplace(launch_.storage, counts_, device_);
+  if (rule_ == kernels::UpdateRule::lamb) lamb_.emplace(launch_.storage, counts_, averages_, device_);
   if (device_.is_cpu()) return;  // the units serve as tiles
   tiles_.host() = make_tiles(counts_, kernels::adam_cuda_block_tile(launch_.storage));
   sort_tiles_by_size();

@@ -56,6 +56,7 @@ class AdamTable {
   kernels::UpdateRule rule_;
   at::Device device_;
   std::vector<int64_t> counts_;
+  std::vector<kernels::LambAverage*> averages_;
   std::vector<int64_t> first_units_;  // by tensor, and their number
   DeviceBuffer<kernels::AdamTensor> tensors_;
   DeviceBuffer<kernels::AdamGradient> gradients_;

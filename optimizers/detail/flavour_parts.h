@@ -58,6 +58,22 @@ AdamGroupSettings common_settings(const char* optimizer, const Options& options)
   return settings;
 }
 
+// LAMB's trust ratio.
+template <class Options>
+void check_coefficients(const char* optimizer, const Options& options) {
+  check_at_least_zero(optimizer, "min_coeff", options.min_coeff());
+  require(std::isfinite(options.max_coeff()) && options.max_coeff() >= options.min_coeff(), optimizer,
+          ": max_coeff must be a finite number >= min_coeff (", options.min_coeff(), "), not ",
+          options.max_coeff());
+}
+template <class Options>
+void set_coefficients(const Options& options, kernels::AdamSettings& kernel) {
+  kernel.rule = kernels::UpdateRule::lamb;
+  kernel.min_coeff = options.min_coeff();
+  kernel.max_coeff = options.max_coeff();
+  kernel.adapt = options.adapt();
+}
+
 template <class Options>
 void export_rule(const Options& options, const std::string& prefix, NamedTensors& state) {
   const auto put = [&](const char* name, auto value) { state[prefix + name] = number_tensor(value); };

@@ -12,14 +12,8 @@ constexpr const char* kName = "FusedLamb";
 AdamGroupSettings lamb_settings(const torch::optim::OptimizerOptions& base) {
   const auto& options = static_cast<const FusedLambOptions&>(base);
   AdamGroupSettings settings = common_settings(kName, options);
-  check_at_least_zero(kName, "min_coeff", options.min_coeff());
-  require(std::isfinite(options.max_coeff()) && options.max_coeff() >= options.min_coeff(), kName,
-          ": max_coeff must be a finite number >= min_coeff (", options.min_coeff(), "), not ",
-          options.max_coeff());
-  settings.kernel.rule = kernels::UpdateRule::lamb;
-  settings.kernel.min_coeff = options.min_coeff();
-  settings.kernel.max_coeff = options.max_coeff();
-  settings.kernel.adapt = options.adapt();
+  check_coefficients(kName, options);
+  set_coefficients(options, settings.kernel);
   return settings;
 }
 

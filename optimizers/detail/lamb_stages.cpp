@@ -14,8 +14,10 @@ namespace pacer::detail {
 using kernels::LambRatio;
 using kernels::LambUnits;
 
-LambStages::LambStages(kernels::AdamStorage storage, const std::vector<int64_t>& counts, at::Device device)
+LambStages::LambStages(kernels::AdamStorage storage, const std::vector<int64_t>& counts,
+                       std::vector<kernels::LambAverage*> averages, at::Device device)
     : storage_(storage), device_(device) {
+  averages_.host() = std::move(averages);
   std::vector<Tile>& units = units_.host();
   units = make_tiles(counts, kReductionUnit);
   if (device.is_cuda()) {
@@ -39,6 +41,7 @@ LambStages::LambStages(kernels::AdamStorage storage, const std::vector<int64_t>&
 void LambStages::send() {
   units_.send(device_);
   units_of_.send(device_);
+  averages_.send(device_);
 }
 
 kernels::LambPartials LambStages::partials() const {
@@ -59,8 +62,8 @@ void LambStages::step_on_cpu(const Step& step) {
   constexpr int64_t kTensorsAtOnce = 256;
   at::parallel_for(0, ratios_.size(0), kTensorsAtOnce, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      kernels::lamb_ratio_cpu(storage_, units_of_.host()[t], step.gradients[t], step.scalars, sums,
-                              ratio + t);
+      kernels::lamb_ratio_cpu(storage_, units_of_.host()[t], step.gradients[t], step.scalars, sums, ratio + t,
+                              averages_.host()[static_cast<size_t>(t)]);
     }
   });
   for_each_tile(units, [&](int64_t i) {
@@ -75,7 +78,8 @@ void LambStages::step_on_cuda(const Step& step, const kernels::AdamTiles& tiles,
                                units_of_.pointer(),
                                ratios_.size(0),
                                partials(),
-                               ratios()};
+                               ratios(),
+                               averages_.pointer()};
   kernels::lamb_cuda(storage_, work, step.tensors, step.gradients, step.scalars, follows_prologue,
                      current_stream(device_));
 }

@@ -15,7 +15,9 @@ namespace pacer::detail {
 class LambStages {
  public:
   // For tensors of these element counts, in the order of the table. Ratios are 1 before the first step.
-  LambStages(kernels::AdamStorage storage, const std::vector<int64_t>& counts, at::Device device);
+  // averages[i] of the ratios of tensor i, in the memory of its state; null where it has none.
+  LambStages(kernels::AdamStorage storage, const std::vector<int64_t>& counts,
+             std::vector<kernels::LambAverage*> averages, at::Device device);
 
   // Sends what the stages need to the GPU, where it changed.
   void send();
@@ -44,6 +46,7 @@ class LambStages {
   DeviceBuffer<kernels::LambUnits> units_of_;  // by tensor
   at::Tensor sums_;                            // (2, units), double: of parameters, of updates
   at::Tensor ratios_;                          // (tensors, 2), double: LambRatio
+  DeviceBuffer<kernels::LambAverage*> averages_;
 };
 
 }  // namespace pacer::detail

@@ -16,7 +16,7 @@ struct JoinedErrors {
   at::Tensor server;  // of all chunks
 };
 
-// Of one parameter, from what OneBitAdamEngine::export_errors left on each rank; zeros where ranks left
+// Of one parameter, from what OneBitEngine::export_errors left on each rank; zeros where ranks left
 // nothing. Throws InvalidArgument that names what is missing or does not fit.
 JoinedErrors join_errors(const std::vector<NamedTensors>& rank_states, const std::string& name,
                          const at::Tensor& parameter);

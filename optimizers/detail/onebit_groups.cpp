@@ -15,21 +15,21 @@
 
 namespace pacer::detail {
 
-void check_compressible(const OptimizerGroups& groups, const ParameterNames& names) {
+void check_compressible(const char* optimizer, const OptimizerGroups& groups, const ParameterNames& names) {
   for (size_t g = 0; g < groups.size(); ++g) {
     const auto& parameters = groups[g].params();
     for (size_t i = 0; i < parameters.size(); ++i) {
       const at::Tensor& parameter = parameters[i];
       const std::string name = name_of(names, parameter, g, i);
-      require(parameter.device() == device_of(groups), "OneBitAdam: parameter ", name, " is on ",
+      require(parameter.device() == device_of(groups), optimizer, ": parameter ", name, " is on ",
               parameter.device().str(), ", but the first one is on ", device_of(groups).str(),
               "; move the model to one device first");
       if (!is_compressed(groups[g])) continue;
       require(
-          parameter.scalar_type() != at::kDouble, "OneBitAdam: parameter ", name,
+          parameter.scalar_type() != at::kDouble, optimizer, ": parameter ", name,
           " is fp64, but momentum is compressed from fp32; make the model fp32, or put the parameter into a "
           "group with compress(false)");
-      require(parameter.is_non_overlapping_and_dense(), "OneBitAdam: parameter ", name,
+      require(parameter.is_non_overlapping_and_dense(), optimizer, ": parameter ", name,
               " has gaps between its elements; pass a contiguous one, or put it into a group with "
               "compress(false)");
     }
@@ -43,18 +43,16 @@ at::Device device_of(const OptimizerGroups& groups) {
   return at::kCPU;
 }
 
-double first_beta2(const OptimizerGroups& groups) {
+double first_beta2(const AdamFlavour& flavour, const OptimizerGroups& groups) {
   for (const auto& group : groups) {
-    if (is_compressed(group)) {
-      return std::get<1>(static_cast<const OneBitAdamOptions&>(group.options()).betas());
-    }
+    if (is_compressed(group)) return flavour.settings(group.options()).kernel.beta2;
   }
-  return std::get<1>(OneBitAdamOptions().betas());
+  return kernels::AdamSettings().beta2;
 }
 
-std::vector<AdamGroupSettings> settings_of(const OptimizerGroups& groups) {
+std::vector<AdamGroupSettings> settings_of(const AdamFlavour& flavour, const OptimizerGroups& groups) {
   std::vector<AdamGroupSettings> settings;
-  for (const auto& group : groups) settings.push_back(kOneBitAdamFlavour.settings(group.options()));
+  for (const auto& group : groups) settings.push_back(flavour.settings(group.options()));
   return settings;
 }
 

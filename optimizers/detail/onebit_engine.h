@@ -1,4 +1,4 @@
-// The compressed parameters of a OneBitAdam after the freeze: their momentum, frozen variance and floors in
+// The compressed parameters of a 1-bit optimizer after the freeze: their momentum, frozen variance and floors in
 // flat buffers, the exchange of their momentum, and the steps they take. Who owns it decides when, and with
 // which factor. On a GPU a step is only enqueued, and does nothing where the check says that gradients are
 // not finite.
@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,27 +17,29 @@
 #include <pacer/kernels/onebit_adam.h>
 #include <pacer/optimizers/detail/adam_entry.h>
 #include <pacer/optimizers/detail/adam_slots.h>
-#include <pacer/optimizers/detail/onebit_adam_stages.h>
+#include <pacer/optimizers/detail/onebit_stages.h>
 #include <pacer/optimizers/detail/onebit_flavour.h>
+#include <pacer/optimizers/detail/onebit_lamb_stages.h>
 #include <pacer/optimizers/named_tensors.h>
 
 namespace pacer::detail {
 
-class OneBitAdamEngine {
+class OneBitEngine {
  public:
   // Every entry has its state: moments, and master copy or remainder where its dtype needs one. `exchange` is
   // null where nothing is compressed.
-  OneBitAdamEngine(std::vector<AdamEntry> entries, std::unique_ptr<OneBitExchange> exchange,
-                   double variance_floor, at::Device device);
+  OneBitEngine(std::vector<AdamEntry> entries, std::unique_ptr<OneBitExchange> exchange,
+                   double variance_floor, kernels::UpdateRule rule, at::Device device);
 
   // The variance becomes bias-corrected, by what each entry's own steps and settings say. False, changing
   // nothing, where all of it is zero. Waits for a GPU.
   bool freeze(const std::vector<AdamGroupSettings>& settings);
-  // Goes on from a variance that is frozen already, and from this rank's errors (names as export_errors
-  // writes them, none for zeros).
-  void go_on(const NamedTensors& errors);
+  // Goes on from a variance that is frozen already, from this rank's errors (names as export_errors writes
+  // them, none for zeros), and from what only the rule has.
+  void go_on(const NamedTensors& errors, const NamedTensors& of_rule);
   // Throws InvalidArgument for what go_on could not take, changing nothing.
   void check_errors(const NamedTensors& errors) const;
+  void check_rule_state(const NamedTensors& of_rule) const;
 
   bool compresses() const { return exchange_ != nullptr; }
   OneBitExchange& exchange() const { return *exchange_; }
@@ -57,12 +60,16 @@ class OneBitAdamEngine {
   // Of this rank's part of the last exchange: what was lost, relative to what was to be sent; 0 before.
   double compression_error() const;
 
-  // The momentum in fp32, as "NAME/exp_avg".
-  void export_momentum(NamedTensors& state) const;
+  // The momentum in fp32, as "NAME/exp_avg", and what only the rule has.
+  void export_shared(NamedTensors& state) const;
   // Of an exchange "NAME/worker_error" in the parameter's shape, and "NAME/server_error" for what this rank
   // serves of it. Without one nothing, or after errors were joined and until the next step
   // "NAME/momentum_error".
   void export_errors(NamedTensors& state) const;
+
+  // LAMB, of one of the entries; 1 for any other tensor.
+  double lamb_factor(const at::Tensor& parameter) const;
+  double momentum_scale(const at::Tensor& parameter) const;
 
   // Said once, at the freeze: how much of the variance lies below its floor, and where most.
   std::string describe_floors() const;
@@ -75,7 +82,10 @@ class OneBitAdamEngine {
   kernels::OneBitAdamWork work(const void* scalars) const;
   kernels::OneBitControl control(const kernels::GradientCheck* check) const;
   const kernels::GradientCheck* weigh(const kernels::GradientCheck* check, double weight);
+  void update(const void* scalars, const at::Tensor& dense_before, bool dense,
+              const kernels::OneBitControl& control);
   void conclude();
+  std::optional<size_t> find(const at::Tensor& parameter) const;
   void add_momentum_error(const kernels::GradientCheck* check);
   at::Tensor momentum() const;
   // Where the served elements of an entry begin in the exchange's server errors, and which they are.
@@ -88,7 +98,8 @@ class OneBitAdamEngine {
   double variance_floor_;
   at::Device device_;
   kernels::OneBitLayout layout_;
-  OneBitAdamStages stages_;
+  OneBitStages stages_;
+  std::optional<OneBitLambStages> lamb_;
   AdamSlots slots_;
   at::Tensor variance_;        // fp32, flat
   at::Tensor floors_, total_;  // fp32, one for each entry; fp64, the sum of all variance

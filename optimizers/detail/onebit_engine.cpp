@@ -1,4 +1,4 @@
-#include <pacer/optimizers/detail/onebit_adam_engine.h>
+#include <pacer/optimizers/detail/onebit_engine.h>
 
 #include <cmath>
 #include <cstring>
@@ -27,8 +27,8 @@ std::vector<int64_t> counts_of(const std::vector<AdamEntry>& entries) {
 
 }  // namespace
 
-OneBitAdamEngine::OneBitAdamEngine(std::vector<AdamEntry> entries, std::unique_ptr<OneBitExchange> exchange,
-                                   double variance_floor, at::Device device)
+OneBitEngine::OneBitEngine(std::vector<AdamEntry> entries, std::unique_ptr<OneBitExchange> exchange,
+                           double variance_floor, kernels::UpdateRule rule, at::Device device)
     : entries_(std::move(entries)),
       exchange_(std::move(exchange)),
       variance_floor_(variance_floor),
@@ -41,19 +41,22 @@ OneBitAdamEngine::OneBitAdamEngine(std::vector<AdamEntry> entries, std::unique_p
   floors_ = at::zeros({static_cast<int64_t>(entries_.size())}, options.dtype(at::kFloat));
   total_ = at::zeros({1}, options.dtype(at::kDouble));
   weighed_ = at::zeros({static_cast<int64_t>(sizeof(kernels::GradientCheck))}, options.dtype(at::kByte));
+  if (rule != kernels::UpdateRule::lamb) return;
+  lamb_.emplace(entries_, layout_, device_);
+  if (exchange_) exchange_->keep_former_mean();
 }
 
-at::Tensor OneBitAdamEngine::flat_zeros() const {
+at::Tensor OneBitEngine::flat_zeros() const {
   return at::zeros({layout_.length()}, at::TensorOptions().dtype(at::kFloat).device(device_));
 }
 
 // Of the entry's elements, in its parameter's shape and memory order.
-at::Tensor OneBitAdamEngine::view(const at::Tensor& flat, size_t i) const {
+at::Tensor OneBitEngine::view(const at::Tensor& flat, size_t i) const {
   const at::Tensor& parameter = entries_[i].parameter;
   return flat.as_strided(parameter.sizes(), parameter.strides(), layout_.offset(i));
 }
 
-bool OneBitAdamEngine::freeze(const std::vector<AdamGroupSettings>& settings) {
+bool OneBitEngine::freeze(const std::vector<AdamGroupSettings>& settings) {
   const c10::DeviceGuard guard(device_);
   const kernels::FullDenormals full_denormals;
   settings_ = settings;
@@ -67,6 +70,7 @@ bool OneBitAdamEngine::freeze(const std::vector<AdamGroupSettings>& settings) {
   }
   set_floors(control(nullptr));
   if (layout_.length() > 0 && !(total_.item<double>() > 0)) return false;
+  if (lamb_) lamb_->freeze(entries_, settings_, stages_, variance_, momentum_, floors_);
   for (size_t i = 0; i < entries_.size(); ++i) {
     entries_[i].state->exp_avg_sq(view(variance_, i));
     entries_[i].state->exp_avg(at::Tensor());
@@ -74,7 +78,7 @@ bool OneBitAdamEngine::freeze(const std::vector<AdamGroupSettings>& settings) {
   return true;
 }
 
-void OneBitAdamEngine::go_on(const NamedTensors& errors) {
+void OneBitEngine::go_on(const NamedTensors& errors, const NamedTensors& of_rule) {
   const c10::DeviceGuard guard(device_);
   for (size_t i = 0; i < entries_.size(); ++i) {
     FusedAdamStateFields& state = *entries_[i].state;
@@ -84,12 +88,14 @@ void OneBitAdamEngine::go_on(const NamedTensors& errors) {
     state.exp_avg(at::Tensor());
   }
   set_floors(control(nullptr));
+  if (lamb_) lamb_->import_state(entries_, of_rule);
   if (errors.empty()) return;
   if (!exchange_) {
     momentum_error_ = flat_zeros();
     for (size_t i = 0; i < entries_.size(); ++i) {
       view(momentum_error_, i).copy_(errors.at(entries_[i].name + "/momentum_error"));
     }
+    if (lamb_) lamb_->unscale(entries_, momentum_error_);
     return;
   }
   const at::Tensor worker = flat_zeros();
@@ -104,15 +110,15 @@ void OneBitAdamEngine::go_on(const NamedTensors& errors) {
   exchange_->set_errors(worker, server);
 }
 
-kernels::OneBitLayout::Part OneBitAdamEngine::served_part(size_t i) const {
+kernels::OneBitLayout::Part OneBitEngine::served_part(size_t i) const {
   return layout_.served_part(i, exchange_->world().rank());
 }
 
-int64_t OneBitAdamEngine::served_offset(size_t i, const kernels::OneBitLayout::Part& part) const {
+int64_t OneBitEngine::served_offset(size_t i, const kernels::OneBitLayout::Part& part) const {
   return layout_.offset(i) + part.begin - exchange_->world().rank() * layout_.chunk();
 }
 
-void OneBitAdamEngine::check_errors(const NamedTensors& errors) const {
+void OneBitEngine::check_errors(const NamedTensors& errors) const {
   std::set<std::string> expected;
   const auto check = [&](const std::string& key, at::IntArrayRef sizes) {
     require(errors.count(key) != 0, "the state to load has no \"", key,
@@ -139,12 +145,18 @@ void OneBitAdamEngine::check_errors(const NamedTensors& errors) const {
   }
 }
 
-void OneBitAdamEngine::set_floors(const kernels::OneBitControl& control) {
+void OneBitEngine::check_rule_state(const NamedTensors& of_rule) const {
+  if (lamb_) return lamb_->check_state(entries_, of_rule);
+  require(of_rule.empty(), "the state to load has \"", of_rule.empty() ? "" : of_rule.begin()->first,
+          "\", which only OneBitLamb has; load it into one");
+}
+
+void OneBitEngine::set_floors(const kernels::OneBitControl& control) {
   stages_.floors(variance_, variance_floor_, floors_, total_, control);
 }
 
 // The entry as the kernels see it; a gradient in another memory order than the parameter is copied.
-kernels::OneBitAdamTensor OneBitAdamEngine::describe(AdamEntry& entry) {
+kernels::OneBitAdamTensor OneBitEngine::describe(AdamEntry& entry) {
   kernels::OneBitAdamTensor tensor;
   std::memset(&tensor, 0, sizeof tensor);  // padding, too: it is compared as bytes
   tensor.parameter = pointer_of(entry.parameter);
@@ -167,7 +179,7 @@ kernels::OneBitAdamTensor OneBitAdamEngine::describe(AdamEntry& entry) {
   return tensor;
 }
 
-void OneBitAdamEngine::prepare(const std::vector<AdamGroupSettings>& settings, int64_t refresh_every) {
+void OneBitEngine::prepare(const std::vector<AdamGroupSettings>& settings, int64_t refresh_every) {
   if (exchange_) exchange_->check();
   for (const AdamEntry& entry : entries_) {
     const at::Tensor& parameter = entry.parameter;
@@ -195,13 +207,15 @@ void OneBitAdamEngine::prepare(const std::vector<AdamGroupSettings>& settings, i
     stages_.set_tensor(i, tensor);
   }
   stages_.send();
+  if (lamb_) lamb_->configure(entries_, settings_);
   if (device_.is_cuda() && exchange_ && exchange_->is_known_to_have_mean()) momentum_ = at::Tensor();
 }
 
-kernels::OneBitAdamWork OneBitAdamEngine::work(const void* scalars) const {
+kernels::OneBitAdamWork OneBitEngine::work(const void* scalars) const {
   kernels::OneBitAdamWork work{};
   work.tensors = stages_.tensors();
   work.scalars = scalars;
+  work.momentum_scales = lamb_ ? lamb_->momentum_scales().const_data_ptr<float>() : nullptr;
   work.floors = floors_.const_data_ptr<float>();
   work.variance = variance_.mutable_data_ptr<float>();
   work.dense_momentum = momentum_.defined() ? momentum_.const_data_ptr<float>() : nullptr;
@@ -209,12 +223,12 @@ kernels::OneBitAdamWork OneBitAdamEngine::work(const void* scalars) const {
   return work;
 }
 
-kernels::OneBitControl OneBitAdamEngine::control(const kernels::GradientCheck* check) const {
+kernels::OneBitControl OneBitEngine::control(const kernels::GradientCheck* check) const {
   if (device_.is_cuda() && exchange_) return exchange_->control(check);
   return {check, nullptr};
 }
 
-const kernels::GradientCheck* OneBitAdamEngine::weigh(const kernels::GradientCheck* check, double weight) {
+const kernels::GradientCheck* OneBitEngine::weigh(const kernels::GradientCheck* check, double weight) {
   auto* weighed = static_cast<kernels::GradientCheck*>(weighed_.mutable_data_ptr());
   if (device_.is_cuda()) {
     kernels::weighed_check_cuda(check, weight, weighed, current_stream(device_));
@@ -224,31 +238,46 @@ const kernels::GradientCheck* OneBitAdamEngine::weigh(const kernels::GradientChe
   return weighed;
 }
 
-void OneBitAdamEngine::exchange_step(const kernels::GradientCheck* check, double weight, int64_t step) {
+void OneBitEngine::exchange_step(const kernels::GradientCheck* check, double weight, int64_t step) {
   const c10::DeviceGuard guard(device_);
   const kernels::GradientCheck* weighed = weigh(check, weight);
   const void* scalars = slots_.write_scalars(device_, weighed);
+  const at::Tensor dense_before = momentum_;
   stages_.exchange(*exchange_, work(scalars), weighed, step);
   if (device_.is_cpu()) momentum_ = at::Tensor();
-  stages_.update(work(scalars), /*dense=*/false, control(weighed));
+  update(scalars, dense_before, /*dense=*/false, control(weighed));
   conclude();
 }
 
-void OneBitAdamEngine::dense_step(const kernels::GradientCheck* check, bool refresh) {
+// `dense_before`: the momentum before this step, where it may be dense.
+void OneBitEngine::update(const void* scalars, const at::Tensor& dense_before, bool dense,
+                          const kernels::OneBitControl& control) {
+  if (!lamb_) return stages_.update(work(scalars), dense, control);
+  OneBitLambStages::Before before;
+  before.dense = dense_before.defined() ? dense_before.const_data_ptr<float>() : nullptr;
+  if (exchange_) {
+    before.bits = exchange_->former_mean();
+    before.status = exchange_->former_status();
+  }
+  lamb_->step(stages_, work(scalars), before, dense, control);
+}
+
+void OneBitEngine::dense_step(const kernels::GradientCheck* check, bool refresh) {
   const c10::DeviceGuard guard(device_);
   const void* scalars = slots_.write_scalars(device_, check);
   const kernels::OneBitAdamWork before = work(scalars);
+  const at::Tensor dense_before = lamb_ && momentum_.defined() ? momentum_.clone() : at::Tensor();
   if (!momentum_.defined()) momentum_ = flat_zeros();
   stages_.dense_momentum(before, momentum_.mutable_data_ptr<float>(), refresh, control(check));
   if (device_.is_cuda() && exchange_) exchange_->forget_mean(check);
   if (momentum_error_.defined()) add_momentum_error(check);
   if (refresh) set_floors(control(check));
-  stages_.update(work(scalars), /*dense=*/true, control(check));
+  update(scalars, dense_before, /*dense=*/true, control(check));
   conclude();
 }
 
 // Once after a resume with other ranks; waits for a GPU.
-void OneBitAdamEngine::add_momentum_error(const kernels::GradientCheck* check) {
+void OneBitEngine::add_momentum_error(const kernels::GradientCheck* check) {
   if (device_.is_cuda()) {
     const auto* bytes = reinterpret_cast<const uint8_t*>(check);
     kernels::GradientCheck on_host;
@@ -260,7 +289,7 @@ void OneBitAdamEngine::add_momentum_error(const kernels::GradientCheck* check) {
   momentum_.add_(std::exchange(momentum_error_, at::Tensor()));
 }
 
-void OneBitAdamEngine::conclude() {
+void OneBitEngine::conclude() {
   slots_.count_step();
   for (AdamEntry& entry : entries_) {
     entry.parameter.unsafeGetTensorImpl()->bump_version();
@@ -268,7 +297,7 @@ void OneBitAdamEngine::conclude() {
   }
 }
 
-double OneBitAdamEngine::compression_error() const {
+double OneBitEngine::compression_error() const {
   if (!exchange_) return 0;
   const at::Tensor lost = exchange_->worker_errors().to(at::kDouble);
   const at::Tensor sent = exchange_->worker_carried().to(at::kDouble);
@@ -276,18 +305,39 @@ double OneBitAdamEngine::compression_error() const {
   return norm == 0 ? 0 : std::sqrt(lost.square().sum().item<double>() / norm);
 }
 
-at::Tensor OneBitAdamEngine::momentum() const {
+at::Tensor OneBitEngine::momentum() const {
   const c10::DeviceGuard guard(device_);
   const bool dense = momentum_.defined() && !(device_.is_cuda() && exchange_ && exchange_->has_mean());
-  return dense ? momentum_ : stages_.decode(work(nullptr), control(nullptr));
+  if (dense) return momentum_;
+  const at::Tensor decoded = stages_.decode(work(nullptr), control(nullptr));
+  if (lamb_ && device_.is_cuda()) lamb_->unscale(entries_, decoded);
+  return decoded;
 }
 
-void OneBitAdamEngine::export_momentum(NamedTensors& state) const {
+void OneBitEngine::export_shared(NamedTensors& state) const {
   const at::Tensor all = momentum();
   for (size_t i = 0; i < entries_.size(); ++i) state[entries_[i].name + "/exp_avg"] = view(all, i);
+  if (lamb_) lamb_->export_state(entries_, state);
 }
 
-void OneBitAdamEngine::export_errors(NamedTensors& state) const {
+std::optional<size_t> OneBitEngine::find(const at::Tensor& parameter) const {
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    if (entries_[i].parameter.is_same(parameter)) return i;
+  }
+  return std::nullopt;
+}
+
+double OneBitEngine::lamb_factor(const at::Tensor& parameter) const {
+  const auto i = find(parameter);
+  return i && lamb_ ? lamb_->factor(*i) : 1;
+}
+
+double OneBitEngine::momentum_scale(const at::Tensor& parameter) const {
+  const auto i = find(parameter);
+  return i && lamb_ ? lamb_->momentum_scale(*i) : 1;
+}
+
+void OneBitEngine::export_errors(NamedTensors& state) const {
   if (!exchange_) {
     for (size_t i = 0; momentum_error_.defined() && i < entries_.size(); ++i) {
       state[entries_[i].name + "/momentum_error"] = view(momentum_error_, i);
@@ -305,7 +355,7 @@ void OneBitAdamEngine::export_errors(NamedTensors& state) const {
   }
 }
 
-std::string OneBitAdamEngine::describe_floors() const {
+std::string OneBitEngine::describe_floors() const {
   std::vector<at::Tensor> below;
   for (size_t i = 0; i < entries_.size(); ++i) {
     below.push_back(view(variance_, i).lt(floors_.select(0, static_cast<int64_t>(i))).sum());

@@ -1,4 +1,4 @@
-// The kernels of 1-bit Adam over all tensors of a flat buffer, on the CPU or on a GPU, where they are
+// The kernels of the 1-bit optimizers over all tensors of a flat buffer, on the CPU or on a GPU, where they are
 // enqueued and do nothing while `control` says so.
 #pragma once
 
@@ -14,9 +14,9 @@
 
 namespace pacer::detail {
 
-class OneBitAdamStages {
+class OneBitStages {
  public:
-  OneBitAdamStages(const std::vector<AdamEntry>& entries, const kernels::OneBitLayout& layout,
+  OneBitStages(const std::vector<AdamEntry>& entries, const kernels::OneBitLayout& layout,
                    at::Device device);
 
   // What changes from step to step, and its way to the device.
@@ -40,17 +40,24 @@ class OneBitAdamStages {
   // The momentum in fp32, with zeros between tensors.
   at::Tensor decode(const kernels::OneBitAdamWork& work, const kernels::OneBitControl& control) const;
 
- private:
+  // On the host, by tensor; waits for a GPU.
+  std::vector<double> tensor_sums_of_squares(const at::Tensor& flat) const;
+
+  // Of sums, tensor by tensor.
+  const std::vector<Tile>& units() const { return units_; }
   // CUDA: the tensors of one dtype set.
   struct Table {
     kernels::AdamStorage storage;
-    DeviceBuffer<Tile> tiles;
+    DeviceBuffer<Tile> tiles;  // their offsets are places in the buffer
     int64_t block_tiles = 0;
     DeviceBuffer<Tile> units;
-    DeviceBuffer<uint32_t> unit_places;
+    DeviceBuffer<uint32_t> unit_places;  // each one's number among units()
 
     kernels::AdamTiles view() const;
   };
+  const std::vector<Table>& tables() const { return tables_; }
+
+ private:
   void make_tables(const std::vector<AdamEntry>& entries);
   void sum_of_squares_on_cpu(double* partials) const;
   void floors_on_cpu(const float* variance, double share, float* floors, double* total) const;
@@ -61,7 +68,7 @@ class OneBitAdamStages {
   at::Device device_;
   kernels::OneBitLayout layout_;
   kernels::OneBitRows rows_;
-  std::vector<Tile> units_;  // entry by entry, of sums
+  std::vector<Tile> units_;
   DeviceBuffer<kernels::OneBitAdamTensor> tensors_;
   std::vector<Table> tables_;
   DeviceBuffer<kernels::AdamGradient> gradients_;  // CUDA, for sums: gradients, and the variance

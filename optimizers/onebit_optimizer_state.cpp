@@ -1,4 +1,4 @@
-// OneBitAdam's state: what a freeze starts from, and what checkpoints hold.
+// The state of the 1-bit optimizers: what a freeze starts from, and what checkpoints hold.
 #include <algorithm>
 #include <utility>
 
@@ -10,12 +10,12 @@
 #include <pacer/core/error.h>
 #include <pacer/optimizers/detail/adam_engine.h>
 #include <pacer/optimizers/detail/adam_named_state.h>
-#include <pacer/optimizers/detail/onebit_adam_engine.h>
+#include <pacer/optimizers/detail/onebit_engine.h>
 #include <pacer/optimizers/detail/onebit_errors.h>
 #include <pacer/optimizers/detail/onebit_flavour.h>
 #include <pacer/optimizers/detail/onebit_groups.h>
 #include <pacer/optimizers/freeze_rule.h>
-#include <pacer/optimizers/onebit_adam.h>
+#include <pacer/optimizers/onebit_optimizer.h>
 
 namespace pacer {
 namespace {
@@ -53,9 +53,9 @@ NamedTensors errors_of_rank(const Communicator& world, NamedTensors state) {
 }  // namespace
 
 // All compressed parameters that have state.
-OneBitAdam::Entries OneBitAdam::compressed_entries(const detail::ParamStates& states) const {
+OneBitOptimizer::Entries OneBitOptimizer::compressed_entries(const detail::ParamStates& states) const {
   Entries entries;
-  const auto settings = detail::settings_of(param_groups_);
+  const auto of_groups = settings();
   for (size_t g = 0; g < param_groups_.size(); ++g) {
     if (!detail::is_compressed(param_groups_[g])) continue;
     const auto& parameters = param_groups_[g].params();
@@ -66,7 +66,8 @@ OneBitAdam::Entries OneBitAdam::compressed_entries(const detail::ParamStates& st
       entry.parameter = parameters[i];
       entry.name = detail::name_of(names(), parameters[i], g, i);
       entry.group = g;
-      entry.storage = detail::storage_for(parameters[i].scalar_type(), settings[g].master_weights,
+      entry.averages_trust = of_groups[g].averages_trust;
+      entry.storage = detail::storage_for(parameters[i].scalar_type(), of_groups[g].master_weights,
                                           Rounding::nearest, entry.name);
       entry.state = static_cast<FusedAdamStateFields*>(found->second.get());
       entry.remember_version();
@@ -77,7 +78,7 @@ OneBitAdam::Entries OneBitAdam::compressed_entries(const detail::ParamStates& st
 }
 
 // Parameters that no backward has reached take part, too, once the variance is frozen.
-void OneBitAdam::make_missing_states() {
+void OneBitOptimizer::make_missing_states() {
   for (const auto& group : param_groups_) {
     if (!detail::is_compressed(group)) continue;
     for (const torch::Tensor& parameter : group.params()) {
@@ -89,19 +90,20 @@ void OneBitAdam::make_missing_states() {
   detail::prepare_state(missing);
 }
 
-std::unique_ptr<detail::OneBitAdamEngine> OneBitAdam::make_engine(Entries entries,
-                                                                  const detail::OneBitPlan& plan) const {
+std::unique_ptr<detail::OneBitEngine> OneBitOptimizer::make_engine(Entries entries,
+                                                                   const detail::OneBitPlan& plan) const {
   std::unique_ptr<detail::OneBitExchange> exchange;
   if (exchanges(plan)) {
     std::vector<int64_t> counts;
     for (const detail::AdamEntry& entry : entries) counts.push_back(entry.parameter.numel());
     exchange = std::make_unique<detail::OneBitExchange>(world_, std::move(counts), plan.compression);
   }
-  return std::make_unique<detail::OneBitAdamEngine>(std::move(entries), std::move(exchange),
-                                                    plan.variance_floor, world_->device());
+  const kernels::UpdateRule rule = flavour().settings(defaults()).kernel.rule;
+  return std::make_unique<detail::OneBitEngine>(std::move(entries), std::move(exchange), plan.variance_floor,
+                                                rule, world_->device());
 }
 
-NamedTensors OneBitAdam::export_state() const {
+NamedTensors OneBitOptimizer::export_state() const {
   NamedTensors state = FusedOptimizer::export_state();
   state[kAttempts] = number_tensor(attempts_);
   state[kFrozenAt] = number_tensor(frozen_at_.value_or(-1));
@@ -114,11 +116,11 @@ NamedTensors OneBitAdam::export_state() const {
   }
   if (!compressed_) return state;
   if (compressed_->compresses()) compressed_->exchange().check(/*wait=*/true);
-  compressed_->export_momentum(state);
+  compressed_->export_shared(state);
   return state;
 }
 
-NamedTensors OneBitAdam::export_rank_state() const {
+NamedTensors OneBitOptimizer::export_rank_state() const {
   NamedTensors state;
   if (!compressed_) return state;
   compressed_->export_errors(state);
@@ -126,7 +128,7 @@ NamedTensors OneBitAdam::export_rank_state() const {
   return state;
 }
 
-NamedTensors OneBitAdam::join_rank_states(const std::vector<NamedTensors>& rank_states) const {
+NamedTensors OneBitOptimizer::join_rank_states(const std::vector<NamedTensors>& rank_states) const {
   const bool any = std::any_of(rank_states.begin(), rank_states.end(),
                                [](const NamedTensors& state) { return !state.empty(); });
   std::vector<std::pair<std::string, at::Tensor>> parameters;
@@ -162,9 +164,9 @@ NamedTensors OneBitAdam::join_rank_states(const std::vector<NamedTensors>& rank_
   return joined;
 }
 
-void OneBitAdam::import_state(const NamedTensors& state) { import_states(state, {}); }
+void OneBitOptimizer::import_state(const NamedTensors& state) { import_states(state, {}); }
 
-void OneBitAdam::import_states(const NamedTensors& saved, const NamedTensors& rank_state) {
+void OneBitOptimizer::import_states(const NamedTensors& saved, const NamedTensors& rank_state) {
   const at::NoGradGuard no_grad;
   NamedTensors state = saved;
   const auto attempts = require_number<int64_t>(state, kAttempts);
@@ -186,6 +188,7 @@ void OneBitAdam::import_states(const NamedTensors& saved, const NamedTensors& ra
   }
   for (const char* key : {kAttempts, kFrozenAt, kFreezeIsDue}) state.erase(key);
 
+  const NamedTensors of_rule = detail::take_lamb_state(state);
   detail::PendingState pending = detail::import_adam(flavour(), param_groups_, names(), state);
   detail::check_pending(pending, flavour(), param_groups_, names());
   std::vector<torch::optim::OptimizerParamGroup> groups;
@@ -194,11 +197,11 @@ void OneBitAdam::import_states(const NamedTensors& saved, const NamedTensors& ra
     require(detail::is_compressed(groups[g]) == detail::is_compressed(param_groups_[g]), "parameter group ",
             g, " is compressed here or in the state to load, but not in both; build the same groups");
   }
-  const detail::OneBitPlan plan = detail::onebit_plan(groups);
+  const detail::OneBitPlan plan = detail::onebit_plan(name(), groups);
   require(plan.freeze_automatically.has_value() == (rule_ != nullptr),
           "the state to load freezes by another rule than this optimizer; give freeze_step or "
           "freeze_automatically as in the run that was saved");
-  std::unique_ptr<detail::OneBitAdamEngine> engine;
+  std::unique_ptr<detail::OneBitEngine> engine;
   if (frozen_at > 0) {
     for (const auto& group : param_groups_) {
       if (!detail::is_compressed(group)) continue;
@@ -212,9 +215,12 @@ void OneBitAdam::import_states(const NamedTensors& saved, const NamedTensors& ra
     engine = make_engine(compressed_entries(pending.states), plan);
     const NamedTensors errors = engine->compresses() ? errors_of_rank(*world_, rank_state) : rank_state;
     engine->check_errors(errors);
-    engine->go_on(errors);
+    engine->check_rule_state(of_rule);
+    engine->go_on(errors, of_rule);
   } else {
     require(rank_state.empty(), "the state to load has errors of a 1-bit exchange, but no frozen variance");
+    require(of_rule.empty(), "the state to load has \"", of_rule.empty() ? "" : of_rule.begin()->first,
+            "\", which only a frozen OneBitLamb has, but no frozen variance");
   }
   detail::commit_pending(std::move(pending), param_groups_, state_);
   if (rule_) rule_->set_norms(std::move(norms));
@@ -227,16 +233,17 @@ void OneBitAdam::import_states(const NamedTensors& saved, const NamedTensors& ra
   announce_phase();
 }
 
-void OneBitAdam::save(torch::serialize::OutputArchive& /*archive*/) const {
+void OneBitOptimizer::save(torch::serialize::OutputArchive& /*archive*/) const {
   throw InvalidArgument(
-      "OneBitAdam cannot be saved to one archive, because each rank has errors of its own; use the "
-      "Checkpoints "
-      "of a Session, or export_state and export_rank_state");
+      detail::concatenate(name(),
+                          " cannot be saved to one archive, because each rank has errors of its own; use the "
+                          "Checkpoints of a Session, or export_state and export_rank_state"));
 }
-void OneBitAdam::load(torch::serialize::InputArchive& /*archive*/) {
+void OneBitOptimizer::load(torch::serialize::InputArchive& /*archive*/) {
   throw InvalidArgument(
-      "OneBitAdam cannot be loaded from one archive, because each rank has errors of its own; use the "
-      "Checkpoints of a Session, or import_states");
+      detail::concatenate(name(),
+                          " cannot be loaded from one archive, because each rank has errors of its own; use "
+                          "the Checkpoints of a Session, or import_states"));
 }
 
 }  // namespace pacer

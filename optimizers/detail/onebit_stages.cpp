@@ -1,10 +1,11 @@
-#include <pacer/optimizers/detail/onebit_adam_stages.h>
+#include <pacer/optimizers/detail/onebit_stages.h>
 
 #include <algorithm>
 #include <cstring>
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 
 #include <pacer/core/reduction_order.h>
@@ -18,7 +19,7 @@ using kernels::AdamStorage;
 using kernels::OneBitAdamWork;
 using kernels::OneBitControl;
 
-OneBitAdamStages::OneBitAdamStages(const std::vector<AdamEntry>& entries, const kernels::OneBitLayout& layout,
+OneBitStages::OneBitStages(const std::vector<AdamEntry>& entries, const kernels::OneBitLayout& layout,
                                    at::Device device)
     : device_(device),
       layout_(layout),
@@ -31,7 +32,7 @@ OneBitAdamStages::OneBitAdamStages(const std::vector<AdamEntry>& entries, const 
   if (device_.is_cuda()) make_tables(entries);
 }
 
-void OneBitAdamStages::make_tables(const std::vector<AdamEntry>& entries) {
+void OneBitStages::make_tables(const std::vector<AdamEntry>& entries) {
   const auto table_of = [&](AdamStorage storage) -> Table& {
     for (Table& table : tables_) {
       if (table.storage == storage) return table;
@@ -69,11 +70,11 @@ void OneBitAdamStages::make_tables(const std::vector<AdamEntry>& entries) {
   units_of_.send(device_);
 }
 
-kernels::AdamTiles OneBitAdamStages::Table::view() const {
+kernels::AdamTiles OneBitStages::Table::view() const {
   return {tiles.pointer(), block_tiles, static_cast<int64_t>(tiles.host().size()) - block_tiles};
 }
 
-void OneBitAdamStages::set_tensor(size_t i, const kernels::OneBitAdamTensor& tensor) {
+void OneBitStages::set_tensor(size_t i, const kernels::OneBitAdamTensor& tensor) {
   kernels::OneBitAdamTensor& current = tensors_.host()[i];
   if (std::memcmp(&current, &tensor, sizeof tensor) == 0) return;
   current = tensor;
@@ -83,25 +84,25 @@ void OneBitAdamStages::set_tensor(size_t i, const kernels::OneBitAdamTensor& ten
   gradients_.mark_changed();
 }
 
-void OneBitAdamStages::send() {
+void OneBitStages::send() {
   tensors_.send(device_);
   gradients_.send(device_);
 }
 
 template <class F>
-void OneBitAdamStages::for_units(const F& f) const {
+void OneBitStages::for_units(const F& f) const {
   at::parallel_for(0, rows_.units(), 1, [&](int64_t begin, int64_t end) {
     for (int64_t unit = begin; unit < end; ++unit) f(unit);
   });
 }
 
-kernels::OneBitAdamRows OneBitAdamStages::rows_of(const OneBitAdamWork& work) const {
+kernels::OneBitAdamRows OneBitStages::rows_of(const OneBitAdamWork& work) const {
   return {work, rows_.pieces.data(), rows_.first.data(), rows_.count(), rows_.extent};
 }
 
 // ---- Sums ----
 
-void OneBitAdamStages::sum_of_squares(double* sum) {
+void OneBitStages::sum_of_squares(double* sum) {
   auto* partials = partials_.mutable_data_ptr<double>();
   const auto count = static_cast<int64_t>(units_.size());
   if (device_.is_cpu()) {
@@ -118,7 +119,7 @@ void OneBitAdamStages::sum_of_squares(double* sum) {
   kernels::sum_partials_cuda(partials, count, sum, stream);
 }
 
-void OneBitAdamStages::sum_of_squares_on_cpu(double* partials) const {
+void OneBitStages::sum_of_squares_on_cpu(double* partials) const {
   for_each_tile(units_, [&](int64_t u) {
     const Tile& unit = units_[static_cast<size_t>(u)];
     const kernels::OneBitAdamTensor& tensor = tensors_.host()[unit.tensor];
@@ -131,7 +132,37 @@ void OneBitAdamStages::sum_of_squares_on_cpu(double* partials) const {
   });
 }
 
-void OneBitAdamStages::floors(const at::Tensor& variance, double share, const at::Tensor& floors,
+std::vector<double> OneBitStages::tensor_sums_of_squares(const at::Tensor& flat) const {
+  const auto* elements = flat.const_data_ptr<float>();
+  const size_t tensors = layout_.counts().size();
+  std::vector<double> partials(units_.size());
+  if (device_.is_cpu()) {
+    for_each_tile(units_, [&](int64_t u) {
+      const Tile& unit = units_[static_cast<size_t>(u)];
+      partials[static_cast<size_t>(u)] = kernels::sum_of_squares_cpu(
+          kernels::GradientType::f32, elements + layout_.offset(unit.tensor) + unit.offset, unit.count);
+    });
+  } else {
+    DeviceBuffer<kernels::AdamGradient> arrays;
+    for (size_t i = 0; i < tensors; ++i) arrays.host().push_back({elements + layout_.offset(i), 0});
+    arrays.send(device_);
+    const at::Tensor sums = at::empty_like(partials_);
+    kernels::sum_of_squares_cuda(kernels::GradientType::f32, all_units_.pointer(),
+                                 static_cast<int64_t>(units_.size()), arrays.pointer(), /*places=*/nullptr,
+                                 sums.mutable_data_ptr<double>(), current_stream(device_));
+    const at::Tensor on_host = sums.cpu();
+    std::copy_n(on_host.const_data_ptr<double>(), partials.size(), partials.begin());
+  }
+  std::vector<double> sums(tensors);
+  for (size_t u = 0; u < units_.size();) {
+    const size_t tensor = units_[u].tensor, begin = u;
+    while (u < units_.size() && units_[u].tensor == tensor) ++u;
+    sums[tensor] = sum_partials(partials.data() + begin, static_cast<int64_t>(u - begin));
+  }
+  return sums;
+}
+
+void OneBitStages::floors(const at::Tensor& variance, double share, const at::Tensor& floors,
                               const at::Tensor& total, const OneBitControl& control) {
   auto* elements = variance.mutable_data_ptr<float>();
   if (device_.is_cpu()) {
@@ -161,7 +192,7 @@ void OneBitAdamStages::floors(const at::Tensor& variance, double share, const at
   onebit_floors_cuda(work, control, stream);
 }
 
-void OneBitAdamStages::floors_on_cpu(const float* variance, double share, float* floors,
+void OneBitStages::floors_on_cpu(const float* variance, double share, float* floors,
                                      double* total) const {
   const kernels::FullDenormals full_denormals;
   auto* partials = partials_.mutable_data_ptr<double>();
@@ -188,13 +219,14 @@ void OneBitAdamStages::floors_on_cpu(const float* variance, double share, float*
 
 // ---- The step ----
 
-void OneBitAdamStages::exchange(OneBitExchange& exchange, const OneBitAdamWork& work,
+void OneBitStages::exchange(OneBitExchange& exchange, const OneBitAdamWork& work,
                                 const kernels::GradientCheck* check, int64_t step) const {
   const kernels::OneBitAdamRows rows = rows_of(work);
   const kernels::OneBitStorage storage{tables_.size() == 1,
                                        tables_.empty() ? AdamStorage::f32 : tables_.front().storage};
   OneBitInput input;
-  input.source = kernels::onebit_momentum_row;
+  input.source = work.momentum_scales == nullptr ? kernels::onebit_momentum_row
+                                                  : kernels::onebit_scaled_momentum_row;
   input.context = &rows;
   input.enqueue = [&](const auto& side, const auto& control, kernels::Stream stream) {
     onebit_compress_momentum_cuda(side, work, storage, control, stream);
@@ -203,7 +235,7 @@ void OneBitAdamStages::exchange(OneBitExchange& exchange, const OneBitAdamWork& 
   exchange.run(input, step);
 }
 
-void OneBitAdamStages::dense_momentum(const OneBitAdamWork& work, float* momentum, bool refresh,
+void OneBitStages::dense_momentum(const OneBitAdamWork& work, float* momentum, bool refresh,
                                       const OneBitControl& control) const {
   if (device_.is_cpu()) {
     const kernels::OneBitAdamRows rows = rows_of(work);
@@ -219,7 +251,7 @@ void OneBitAdamStages::dense_momentum(const OneBitAdamWork& work, float* momentu
   }
 }
 
-void OneBitAdamStages::update(const OneBitAdamWork& work, bool dense, const OneBitControl& control) const {
+void OneBitStages::update(const OneBitAdamWork& work, bool dense, const OneBitControl& control) const {
   if (device_.is_cpu()) {
     const kernels::OneBitAdamRows rows = rows_of(work);
     for_units([&](int64_t unit) { onebit_update_cpu(rows, unit); });
@@ -230,7 +262,7 @@ void OneBitAdamStages::update(const OneBitAdamWork& work, bool dense, const OneB
   }
 }
 
-at::Tensor OneBitAdamStages::decode(const OneBitAdamWork& work, const OneBitControl& control) const {
+at::Tensor OneBitStages::decode(const OneBitAdamWork& work, const OneBitControl& control) const {
   const at::Tensor momentum =
       at::zeros({layout_.length()}, at::TensorOptions().dtype(at::kFloat).device(device_));
   auto* to = momentum.mutable_data_ptr<float>();

@@ -1,0 +1,79 @@
+// What 1-bit LAMB has beside 1-bit Adam's flat buffers: the variance that moves on, and for every tensor its
+// scale of momentum, its coefficient and its factor; on the CPU or in device memory, and the kernels over
+// them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <pacer/collectives/detail/device_buffer.h>
+#include <pacer/kernels/onebit_lamb.h>
+#include <pacer/optimizers/detail/adam_entry.h>
+#include <pacer/optimizers/detail/onebit_stages.h>
+#include <pacer/optimizers/named_tensors.h>
+
+namespace pacer::detail {
+
+// Of a state's trust_average: its mean as it is, and corrected for its start at 0, 1 where nothing was
+// averaged. Both wait for a GPU.
+double mean_trust(const at::Tensor& trust_average);
+double corrected_trust(const at::Tensor& trust_average, const kernels::AdamSettings& settings);
+
+// Takes what OneBitLambStages::export_state wrote out of the state.
+NamedTensors take_lamb_state(NamedTensors& state);
+
+class OneBitLambStages {
+ public:
+  OneBitLambStages(const std::vector<AdamEntry>& entries, const kernels::OneBitLayout& layout,
+                   at::Device device);
+
+  // At the freeze, from the flat buffers and floors of the tensors; states' trust averages become final.
+  // Waits for a GPU.
+  void freeze(std::vector<AdamEntry>& entries, const std::vector<AdamGroupSettings>& settings,
+              const OneBitStages& stages, const at::Tensor& variance, const at::Tensor& momentum,
+              const at::Tensor& floors);
+  // "NAME/momentum_scale" (fp32), "NAME/lamb_factor" (fp64), one number each, and "NAME/fresh_variance".
+  void export_state(const std::vector<AdamEntry>& entries, NamedTensors& state) const;
+  // Throws InvalidArgument where such a state does not fit, changing nothing.
+  void check_state(const std::vector<AdamEntry>& entries, const NamedTensors& state) const;
+  void import_state(const std::vector<AdamEntry>& entries, const NamedTensors& state);
+
+  // For the coming steps.
+  void configure(const std::vector<AdamEntry>& entries, const std::vector<AdamGroupSettings>& settings);
+
+  // fp32, one for each tensor.
+  const at::Tensor& momentum_scales() const { return momentum_scales_; }
+  // Divides a flat buffer by them.
+  void unscale(const std::vector<AdamEntry>& entries, const at::Tensor& flat) const;
+  double factor(size_t i) const;
+  double momentum_scale(size_t i) const;
+
+  // The momentum before a step: dense where not null and, on CUDA, `status` had no mean.
+  struct Before {
+    const float* dense = nullptr;
+    kernels::OneBitMessages bits;
+    const kernels::OneBitStatus* status = nullptr;
+  };
+  // The parameters take the step, with the dense momentum of `now` where `dense`.
+  void step(const OneBitStages& stages, const kernels::OneBitAdamWork& now, const Before& before, bool dense,
+            const kernels::OneBitControl& control) const;
+
+ private:
+  at::Tensor view(const at::Tensor& flat, const AdamEntry& entry, size_t i) const;
+
+  at::Device device_;
+  kernels::OneBitLayout layout_;
+  at::Tensor fresh_variance_;   // fp32, flat
+  at::Tensor momentum_scales_;  // fp32, by tensor
+  at::Tensor step_sizes_;       // fp32, by tensor
+  at::Tensor coefficients_;     // fp64, by tensor
+  at::Tensor factors_;          // fp64, by tensor
+  at::Tensor ratios_;           // fp32, by unit
+  at::Tensor sums_;             // fp64, (2, units)
+  DeviceBuffer<kernels::OneBitLambTensor> tensors_;
+};
+
+}  // namespace pacer::detail

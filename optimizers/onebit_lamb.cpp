@@ -1,0 +1,64 @@
+#include <pacer/optimizers/onebit_lamb.h>
+
+#include <utility>
+
+#include <pacer/core/error.h>
+#include <pacer/optimizers/detail/onebit_engine.h>
+#include <pacer/optimizers/detail/onebit_flavour.h>
+
+namespace pacer {
+
+using torch::optim::OptimizerParamGroup;
+
+OneBitLamb::OneBitLamb(const std::vector<OptimizerParamGroup>& groups, OneBitLambOptions defaults,
+                       std::shared_ptr<Communicator> world)
+    : OneBitOptimizer(detail::kOneBitLambFlavour, groups,
+                      std::make_unique<OneBitLambOptions>(std::move(defaults)), std::move(world)) {}
+OneBitLamb::OneBitLamb(std::vector<torch::Tensor> parameters, OneBitLambOptions defaults,
+                       std::shared_ptr<Communicator> world)
+    : OneBitLamb({OptimizerParamGroup(std::move(parameters))}, std::move(defaults), std::move(world)) {}
+OneBitLamb::OneBitLamb(const NamedParameters& parameters, OneBitLambOptions defaults,
+                       std::shared_ptr<Communicator> world)
+    : OneBitLamb(std::vector<NamedParamGroup>(1, NamedParamGroup(parameters)), std::move(defaults),
+                 std::move(world)) {}
+OneBitLamb::OneBitLamb(const std::vector<NamedParamGroup>& groups, OneBitLambOptions defaults,
+                       std::shared_ptr<Communicator> world)
+    : OneBitOptimizer(detail::kOneBitLambFlavour, groups,
+                      std::make_unique<OneBitLambOptions>(std::move(defaults)), std::move(world)) {}
+
+void OneBitLamb::check_is_parameter(const torch::Tensor& parameter) const {
+  for (const auto& group : param_groups_) {
+    for (const torch::Tensor& own : group.params()) {
+      if (own.is_same(parameter)) return;
+    }
+  }
+  throw InvalidArgument("OneBitLamb: this tensor is none of its parameters; pass one of them");
+}
+
+double OneBitLamb::coefficient(const torch::Tensor& parameter) const {
+  check_is_parameter(parameter);
+  const auto state = state_.find(parameter.unsafeGetTensorImpl());
+  if (state == state_.end()) return 1;
+  const auto& fields = static_cast<const FusedAdamStateFields&>(*state->second);
+  if (!fields.trust_average().defined()) return 1;  // its group is not compressed
+  if (compressed() != nullptr) return detail::mean_trust(fields.trust_average());
+  for (const auto& group : param_groups_) {
+    for (const torch::Tensor& own : group.params()) {
+      if (!own.is_same(parameter)) continue;
+      return detail::corrected_trust(fields.trust_average(), flavour().settings(group.options()).kernel);
+    }
+  }
+  return 1;
+}
+
+double OneBitLamb::factor(const torch::Tensor& parameter) const {
+  check_is_parameter(parameter);
+  return compressed() == nullptr ? 1 : compressed()->lamb_factor(parameter);
+}
+
+double OneBitLamb::momentum_scale(const torch::Tensor& parameter) const {
+  check_is_parameter(parameter);
+  return compressed() == nullptr ? 1 : compressed()->momentum_scale(parameter);
+}
+
+}  // namespace pacer

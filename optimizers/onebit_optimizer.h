@@ -1,0 +1,129 @@
+// What the 1-bit optimizers share: two phases, what each of them exchanges, the freeze between them, and the
+// state of both. Not used directly; see onebit_adam.h and onebit_lamb.h.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <pacer/optimizers/fused_optimizer.h>
+
+namespace pacer {
+
+class Communicator;
+class FreezeRule;
+class GradientBucketer;
+
+namespace detail {
+class OneBitEngine;
+struct AdamEntry;
+struct AdamGroupSettings;
+struct OneBitPlan;
+}  // namespace detail
+
+enum class OneBitPhase { warm_up, compressed };
+
+class OneBitOptimizer : public FusedOptimizer {
+ public:
+  ~OneBitOptimizer() override;
+
+  // Refused once the variance is frozen.
+  void add_param_group(const torch::optim::OptimizerParamGroup& group);
+  void add_param_group(const NamedParamGroup& group);
+
+  OneBitPhase phase() const;
+  // After how many steps (attempts, skipped ones included) the variance froze; none before.
+  std::optional<int64_t> frozen_at() const { return frozen_at_; }
+  // Steps taken or skipped so far.
+  int64_t attempts() const { return attempts_; }
+  // From this rank to others, for compressed momentum. What each phase sends in all is in the Communicator's
+  // traffic(): "warm-up", "compressed", "refresh" for steps that refresh the variance, "frozen" where the
+  // frozen variance is used without compression.
+  int64_t bytes_sent() const;
+  // |what rounding to signs lost| / |what was rounded| of this rank in the last compressed step; 0 before.
+  double compression_error() const;
+
+  int64_t skipped_steps() const override;
+  void prepare(const StepInputs& inputs) override;
+  bool enqueue() override;
+  void conclude(bool applied) override;
+  bool look_early(const std::vector<torch::Tensor>&) override { return false; }  // norms of local gradients
+  std::vector<torch::Tensor> local_parameters() const override;
+  bool wants_local_gradients() const override;
+  void check_run(const Communicator& world, const Unsettled& unsettled) const override;
+
+  // Each new worker error is the mean of the former ones, server errors are joined and cut anew; where
+  // nothing is compressed any more, all of them are added to the momentum in the next step.
+  NamedTensors join_rank_states(const std::vector<NamedTensors>& rank_states) const override;
+
+  // Beside AdamW's, how far the freeze is. Momentum is written whole, whatever its form. Both throw Error
+  // after a step that failed half-way: load a checkpoint then.
+  NamedTensors export_state() const override;
+  // This rank's two errors.
+  NamedTensors export_rank_state() const override;
+  void import_state(const NamedTensors& state) override;
+  void import_states(const NamedTensors& state, const NamedTensors& rank_state) override;
+
+  // Archives of one file cannot hold what each rank has of its own: both throw InvalidArgument. Use the
+  // Session's Checkpoints, or export_state and export_rank_state.
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+
+ protected:
+  // `world` joins the ranks that train together; null: a single rank. Throws InvalidArgument for what cannot
+  // be compressed and for options that contradict each other.
+  OneBitOptimizer(const detail::AdamFlavour& flavour,
+                  const std::vector<torch::optim::OptimizerParamGroup>& groups,
+                  std::unique_ptr<torch::optim::OptimizerOptions> defaults,
+                  std::shared_ptr<Communicator> world);
+  OneBitOptimizer(const detail::AdamFlavour& flavour, const std::vector<NamedParamGroup>& groups,
+                  std::unique_ptr<torch::optim::OptimizerOptions> defaults,
+                  std::shared_ptr<Communicator> world);
+
+  // Null in warm-up.
+  const detail::OneBitEngine* compressed() const { return compressed_.get(); }
+
+ private:
+  enum class Kind { warm_up, compressed, dense, refresh };
+  using Entries = std::vector<detail::AdamEntry>;
+
+  const char* name() const;
+  void set_up(std::shared_ptr<Communicator> world);
+  detail::OneBitPlan read_plan() const;
+  std::vector<detail::AdamGroupSettings> settings() const;
+  template <class Group>
+  void add_group(const Group& group);
+  Kind kind_of_next_step() const;
+  // What is sent from here on counts for the coming step's phase.
+  void announce_phase() const;
+  bool exchanges(const detail::OneBitPlan& plan) const;
+  Entries compressed_entries(
+      const ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>& states) const;
+  std::unique_ptr<detail::OneBitEngine> make_engine(Entries entries,
+                                                        const detail::OneBitPlan& plan) const;
+  void make_missing_states();
+  void look();
+  StepInputs plain_step_inputs() override;
+  void consider_freeze();
+  void freeze();
+  void report_freeze() const;
+
+  std::shared_ptr<Communicator> world_;
+  std::unique_ptr<detail::OneBitPlan> plan_;
+  std::unique_ptr<FreezeRule> rule_;                      // only with freeze_automatically
+  std::unique_ptr<detail::OneBitEngine> compressed_;  // null in warm-up
+  std::unique_ptr<GradientBucketer> bucketer_;            // of step() without a Session
+  std::shared_ptr<GradientGuard> own_guard_, guard_;
+  std::vector<torch::optim::OptimizerParamGroup> full_precision_groups_;
+  StepInputs inputs_;
+  Kind kind_ = Kind::warm_up;
+  int64_t attempts_ = 0;
+  std::optional<int64_t> frozen_at_;
+  bool freeze_is_due_ = false;
+  bool has_agreed_ = false;
+  bool freeze_was_postponed_ = false;
+};
+
+}  // namespace pacer
