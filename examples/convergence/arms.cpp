@@ -11,6 +11,7 @@
 #include <pacer/optimizers/fused_adam.h>
 #include <pacer/optimizers/fused_lamb.h>
 #include <pacer/optimizers/onebit_adam.h>
+#include <pacer/optimizers/onebit_lamb.h>
 #include <pacer/schedulers/precision.h>
 #include <pacer/schedulers/sequence_length.h>
 
@@ -47,6 +48,18 @@ std::unique_ptr<torch::optim::Optimizer> make_lamb(const OptimizerRecipe& recipe
   groups.emplace_back(recipe.undecayed,
                       std::make_unique<Options>(Options(options).weight_decay(0.0).adapt(false)));
   return std::make_unique<pacer::FusedLamb>(groups, options);
+}
+
+// The same recipe under 1-bit LAMB, whose bias correction is off by default: its warm-up is LAMB's here.
+std::unique_ptr<torch::optim::Optimizer> make_onebit_lamb(const OptimizerRecipe& recipe) {
+  using Options = pacer::OneBitLambOptions;
+  auto options = Options(kLambRate * recipe.learning_rate).betas({kBeta1, kBeta2}).bias_correction(true);
+  options.freeze_step(recipe.freeze_step).compress_alone(true).weight_decay(recipe.weight_decay);
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  groups.emplace_back(recipe.decayed, std::make_unique<Options>(options));
+  groups.emplace_back(recipe.undecayed,
+                      std::make_unique<Options>(Options(options).weight_decay(0.0).adapt(false)));
+  return std::make_unique<pacer::OneBitLamb>(groups, options, recipe.world);
 }
 
 // 1-bit Adam, `change` telling its arms apart. A single process compresses as well, or the arm would show
@@ -115,6 +128,8 @@ const std::vector<Arm>& arms() {
        kFusedAdamW,
        {Method::curriculum, Method::layer_drop}},
       {"lamb", "pacer::FusedLamb: each matrix moves in proportion to its own size", make_lamb},
+      {"onebit-lamb", "pacer::OneBitLamb: lamb, its momentum as signs after --onebit-freeze of the steps",
+       make_onebit_lamb},
       {"onebit-adam", "pacer::OneBitAdam: after --onebit-freeze of the steps, momentum travels as signs",
        kOneBitAdam},
       {"onebit-adam-refreshed", "the same, its variance brought up to date every --onebit-refresh steps",

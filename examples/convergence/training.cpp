@@ -10,7 +10,7 @@
 #include <ATen/ops/zeros.h>
 #include <torch/utils.h>
 
-#include <pacer/optimizers/onebit_adam.h>
+#include <pacer/optimizers/onebit_optimizer.h>
 #include <pacer/schedulers/checkpoints.h>
 #include <pacer/schedulers/gradient_clipping.h>
 #include <pacer/schedulers/layer_drop.h>
@@ -139,7 +139,7 @@ Run train(const std::string& arm_name, uint64_t seed, const Settings& settings, 
     validate_when_due();
   }
   session.finish();
-  if (const auto* onebit = dynamic_cast<const pacer::OneBitAdam*>(optimizer.get())) {
+  if (const auto* onebit = dynamic_cast<const pacer::OneBitOptimizer*>(optimizer.get())) {
     run.frozen_at = onebit->frozen_at().value_or(0);
   }
   run.finished = true;

@@ -1,4 +1,5 @@
-// 1-bit compression and 1-bit Adam on an NVIDIA GPU: the bits of the CPU, which the textbook has judged.
+// 1-bit compression and the 1-bit optimizers on an NVIDIA GPU: the bits of the CPU, which the textbook has
+// judged.
 #include "support/catch.h"
 
 #include <cmath>
@@ -90,7 +91,7 @@ TEST_CASE("a mean that is not finite is an error of a later call", "[onebit][gpu
   CHECK(buffer[0].item<float>() == 1.0f);
 }
 
-TEST_CASE("1-bit Adam has the bits of the CPU", "[onebit][gpu]") {
+TEST_CASE("the 1-bit optimizers have the bits of the CPU", "[onebit][gpu]") {
   PACER_NEEDS_GPU();
   for (const SignsCase& c : signs_cases()) {
     INFO(c.name);
@@ -116,7 +117,8 @@ TEST_CASE("the freeze rule decides alike on both devices", "[onebit][gpu]") {
   PACER_NEEDS_GPU();
   const SignsCase c{
       "automatic",
-      OneBitAdamOptions(0.01).betas({0.9, 0.8}).freeze_automatically(60).allow_early_freeze(true),
+      making_signs<OneBitAdam>(
+          OneBitAdamOptions(0.01).betas({0.9, 0.8}).freeze_automatically(60).allow_early_freeze(true)),
       {at::kFloat}};
   SignsRun on_cpu(c, Communicator::alone(at::kCPU), signs_sizes(), /*alone=*/true);
   SignsRun on_gpu(c, Communicator::alone(kGpu), signs_sizes(), /*alone=*/true);

@@ -180,7 +180,7 @@ void train_unordered(const Player& player) {
 void train_compressed(const Player& player) {
   const auto world = join(player, /*ordered=*/true);
   const Hooks hooks = hooks_named({"accumulation", "clipping", "layer drop", "curriculum"});
-  for (const char* name : {"OneBitAdam", "OneBitAdam refreshed"}) {
+  for (const char* name : {"OneBitAdam", "OneBitAdam refreshed", "OneBitLamb"}) {
     const RegisteredOptimizer optimizer = optimizer_named(name);
     const auto run = make_run(optimizer, hooks, world);
     std::vector<std::unique_ptr<SmallRun>> threads;
@@ -214,8 +214,8 @@ void resume(const Player& player) {
   const Hooks hooks = hooks_named(
       {"accumulation", "clipping", "fp16", "layer drop", "curriculum", "learning rate", "sampler"});
   int number = 0;
-  for (const char* name :
-       {"FusedAdamW", "FusedAdamW bf16 stochastic", "SGD", "OneBitAdam", "OneBitAdam refreshed"}) {
+  for (const char* name : {"FusedAdamW", "FusedAdamW bf16 stochastic", "SGD", "OneBitAdam",
+                           "OneBitAdam refreshed", "OneBitLamb"}) {
     const RegisteredOptimizer optimizer = optimizer_named(name);
     const std::string root = folder + "/" + std::to_string(number++);
     const auto make = [&] {

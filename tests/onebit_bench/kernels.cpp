@@ -13,7 +13,7 @@
 #include <pacer/collectives/detail/cuda_stream.h>
 #include <pacer/collectives/detail/device_buffer.h>
 #include <pacer/kernels/norm.h>
-#include <pacer/kernels/onebit_adam.h>
+#include <pacer/kernels/onebit_lamb.h>
 
 namespace onebit_bench {
 namespace {
@@ -38,6 +38,10 @@ struct Kernels::Memory {
   OneBitRows served;
   at::Tensor gradients, parameters, variance, floors, carried, served_carried, scales, sums, sent, received,
       own, gathered, scalars, partials, check, number, numbers, from, to;
+  // Of 1-bit LAMB.
+  at::Tensor lamb_scalars, fresh, ones, step_sizes, coefficients, factors, ratios, lamb_sums;
+  DeviceBuffer<OneBitLambTensor> lamb_tensors;
+  DeviceBuffer<uint32_t> places;
   DeviceBuffer<uint32_t> tensors_of;
   DeviceBuffer<int64_t> ends;
   DeviceBuffer<OneBitAdamTensor> tensors;
@@ -90,6 +94,34 @@ struct Kernels::Memory {
     fill(tiles, std::move(in_buffer), device);
     fill(units, pacer::make_tiles(counts, pacer::kReductionUnit), device);
     partials = at::zeros({static_cast<int64_t>(units.host().size())}, f64);
+    make_lamb(f32, f64);
+  }
+
+  void make_lamb(const at::TensorOptions& f32, const at::TensorOptions& f64) {
+    const auto tensor_count = static_cast<int64_t>(layout.counts().size());
+    const auto unit_count = static_cast<int64_t>(units.host().size());
+    fresh = at::rand({layout.length()}, f32);
+    ones = at::ones({tensor_count}, f32);
+    step_sizes = at::zeros({tensor_count}, f32);
+    coefficients = at::ones({tensor_count}, f64);
+    factors = at::ones({tensor_count}, f64);
+    ratios = at::zeros({unit_count}, f32);
+    lamb_sums = at::zeros({2, unit_count}, f64);
+    AdamSettings settings;
+    settings.rule = UpdateRule::lamb;
+    lamb_scalars = at::empty({kAdamScalarsBytes}, at::kByte);
+    adam_scalars_cpu({settings, 0, 1}, 1, lamb_scalars.mutable_data_ptr());
+    lamb_scalars = lamb_scalars.to(device);
+    std::vector<OneBitLambTensor> list(layout.counts().size());
+    std::vector<uint32_t> numbers;
+    for (const pacer::Tile& unit : units.host()) {
+      OneBitUnits& own = list[unit.tensor].units;
+      if (own.count++ == 0) own.first = static_cast<int64_t>(numbers.size());
+      numbers.push_back(static_cast<uint32_t>(numbers.size()));
+      list[unit.tensor].bounds = {0.5, 4.0, 0.1};
+    }
+    fill(lamb_tensors, std::move(list), device);
+    fill(places, std::move(numbers), device);
   }
 
   Stream stream() const { return pacer::detail::current_stream(device); }
@@ -104,6 +136,21 @@ struct Kernels::Memory {
     work.variance = variance.mutable_data_ptr<float>();
     work.bits = messages(gathered);
     return work;
+  }
+  OneBitLambWork lamb() const {
+    OneBitLambWork lamb{};
+    lamb.now = work();
+    lamb.now.scalars = lamb_scalars.const_data_ptr();
+    lamb.now.momentum_scales = ones.const_data_ptr<float>();
+    lamb.bits_before = messages(received);
+    lamb.fresh_variance = fresh.mutable_data_ptr<float>();
+    lamb.tensors = lamb_tensors.pointer();
+    lamb.coefficients = coefficients.const_data_ptr<double>();
+    lamb.factors = factors.mutable_data_ptr<double>();
+    lamb.step_sizes = step_sizes.mutable_data_ptr<float>();
+    auto* sums = lamb_sums.mutable_data_ptr<double>();
+    lamb.partials = {ratios.mutable_data_ptr<float>(), sums, sums + lamb_sums.size(1)};
+    return lamb;
   }
   OneBitCudaSide side(bool worker) const {
     OneBitCudaSide side{};
@@ -155,6 +202,23 @@ std::vector<Part> Kernels::all() const {
          const auto count = static_cast<int64_t>(m->tiles.host().size());
          onebit_update_cuda(AdamStorage::f32, {m->tiles.pointer(), count, 0}, m->work(), false, free,
                             m->stream());
+       }},
+      {"kernel: moments of 1-bit LAMB", 16.25 * n,
+       [=] {
+         onebit_lamb_moments_cuda(AdamStorage::f32, m->units.pointer(), m->places.pointer(),
+                                  static_cast<int64_t>(m->units.host().size()), m->lamb(), false, free,
+                                  m->stream());
+       }},
+      {"kernel: factors of 1-bit LAMB", 0,
+       [=] {
+         onebit_lamb_factors_cuda(static_cast<int64_t>(m->layout.counts().size()), m->lamb(), free,
+                                  m->stream());
+       }},
+      {"kernel: update of 1-bit LAMB", 12.125 * n,
+       [=] {
+         const auto count = static_cast<int64_t>(m->tiles.host().size());
+         onebit_lamb_update_cuda(AdamStorage::f32, {m->tiles.pointer(), count, 0}, m->lamb(), false, free,
+                                 m->stream());
        }},
       {"kernel: scale and headers", 0,
        [=] { onebit_finish_side_cuda(m->side(true), call, free, m->stream()); }},

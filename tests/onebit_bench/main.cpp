@@ -1,7 +1,7 @@
-// pacer-onebit-bench: what a step of 1-bit Adam costs on GPUs, gradients in place and no backward to hide
-// behind, and where the time goes. One process of a job (tests/overlap_bench/run.py --no-peer starts them).
-// Peers in the same run: one all-reduce of all gradients in fp32 or bf16, then LibTorch's fused AdamW. Each
-// figure is the slowest rank's, the median over rounds.
+// pacer-onebit-bench: what a step of the 1-bit optimizers costs on GPUs, gradients in place and no backward
+// to hide behind, and where the time goes. One process of a job (tests/overlap_bench/run.py --no-peer starts
+// them). Peers in the same run: one all-reduce of all gradients in fp32 or bf16, then LibTorch's fused AdamW
+// or FusedLamb. Each figure is the slowest rank's, the median over rounds.
 //
 //   pacer-onebit-bench MODEL [STEPS] [ROUNDS]      MODEL: gpt2, bert-large
 #include <algorithm>
@@ -78,9 +78,17 @@ std::function<void()> fused_adamw(const Flat& flat) {
   };
 }
 
-double averaged(const World& world, const std::vector<int64_t>& counts, bool bf16, int rounds, int steps) {
+std::function<void()> fused_lamb(const Flat& flat) {
+  const auto optimizer = std::make_shared<pacer::FusedLamb>(flat.parameters, pacer::FusedLambOptions(1e-5));
+  return [optimizer] { optimizer->step(); };
+}
+
+using Rule = std::function<void()> (*)(const Flat& flat);
+
+double averaged(const World& world, const std::vector<int64_t>& counts, bool bf16, Rule rule, int rounds,
+                int steps) {
   const Flat flat(counts, world->device());
-  const auto step = fused_adamw(flat);
+  const auto step = rule(flat);
   const auto agreed = pacer::CollectiveOptions().agreed(true);
   const Tensor wire = bf16 ? flat.gradients.to(at::kBFloat16) : flat.gradients;
   return slowest(*world, rounds, steps, [&] {
@@ -91,10 +99,11 @@ double averaged(const World& world, const std::vector<int64_t>& counts, bool bf1
   });
 }
 
+template <class Optimizer, class Options>
 double compressed(const World& world, const std::vector<int64_t>& counts, int rounds, int steps) {
   const Flat flat(counts, world->device());
-  const auto options = pacer::OneBitAdamOptions(1e-5).betas({0.9, 0.5}).freeze_step(2).compress_alone(true);
-  pacer::OneBitAdam optimizer(flat.parameters, options, world);
+  const auto options = Options(1e-5).betas({0.9, 0.5}).freeze_step(2).compress_alone(true);
+  Optimizer optimizer(flat.parameters, options, world);
   for (int i = 0; i < 4; ++i) optimizer.step();
   return slowest(*world, rounds, steps, [&] { optimizer.step(); });
 }
@@ -116,9 +125,16 @@ int main(int argc, char** argv) {
         model.title.c_str(), static_cast<double>(model.parameters()) * 1e-6, counts.size(),
         world->world_size(), world->backend_name().c_str());
   }
-  print(*world, "fp32 all-reduce + LibTorch's fused AdamW", averaged(world, counts, false, rounds, steps));
-  print(*world, "bf16 all-reduce + LibTorch's fused AdamW", averaged(world, counts, true, rounds, steps));
-  print(*world, "OneBitAdam", compressed(world, counts, rounds, steps));
+  print(*world, "fp32 all-reduce + LibTorch's fused AdamW",
+        averaged(world, counts, false, fused_adamw, rounds, steps));
+  print(*world, "bf16 all-reduce + LibTorch's fused AdamW",
+        averaged(world, counts, true, fused_adamw, rounds, steps));
+  print(*world, "OneBitAdam",
+        compressed<pacer::OneBitAdam, pacer::OneBitAdamOptions>(world, counts, rounds, steps));
+  print(*world, "fp32 all-reduce + FusedLamb", averaged(world, counts, false, fused_lamb, rounds, steps));
+  print(*world, "bf16 all-reduce + FusedLamb", averaged(world, counts, true, fused_lamb, rounds, steps));
+  print(*world, "OneBitLamb",
+        compressed<pacer::OneBitLamb, pacer::OneBitLambOptions>(world, counts, rounds, steps));
 
   const onebit_bench::Kernels kernels(counts, *world);
   const double copy = slowest(*world, rounds, steps, [&] { kernels.copy(); });

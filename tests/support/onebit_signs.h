@@ -1,8 +1,9 @@
-// 1-bit Adam by hand, for comparing back-ends and devices: a list of odd parameters, gradients that every
-// rank has of its own, and the settings worth trying.
+// The 1-bit optimizers by hand, for comparing back-ends and devices: a list of odd parameters, gradients that
+// every rank has of its own, and the settings worth trying.
 #pragma once
 
 #include <cmath>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -14,50 +15,82 @@
 
 #include <pacer/collectives/communicator.h>
 #include <pacer/optimizers/onebit_adam.h>
+#include <pacer/optimizers/onebit_lamb.h>
 
 #include "support/both_devices.h"
 #include "support/registry.h"
 
 namespace pacer::testing {
 
+// What a case trains: all parameters but the last group's are compressed.
+using SignsMaker = std::function<std::unique_ptr<OneBitOptimizer>(
+    const std::vector<Tensor>& compressed, const std::vector<Tensor>& full, bool alone,
+    const std::shared_ptr<Communicator>& world)>;
+
 struct SignsCase {
   std::string name;
-  OneBitAdamOptions options;
+  SignsMaker make;
   std::vector<at::ScalarType> dtypes;  // of the parameters, in turn
 };
 
+template <class Optimizer, class Options>
+SignsMaker making_signs(const Options& given) {
+  return [given](const std::vector<Tensor>& compressed, const std::vector<Tensor>& full, bool alone,
+                 const std::shared_ptr<Communicator>& world) {
+    const auto options = Options(given).compress_alone(alone);
+    std::vector<torch::optim::OptimizerParamGroup> groups;
+    groups.emplace_back(compressed, std::make_unique<Options>(options));
+    groups.emplace_back(full, std::make_unique<Options>(Options(options).compress(false)));
+    return std::make_unique<Optimizer>(groups, options, world);
+  };
+}
+
 // All that changes which kernels run.
 inline std::vector<SignsCase> signs_cases() {
-  const auto frozen = OneBitAdamOptions(0.01).weight_decay(0.1).freeze_step(5).allow_early_freeze(true);
-  const auto with = [&](auto change) {
-    OneBitAdamOptions options = frozen;
+  using kernels::ScaleNorm;
+  const auto adam = [](auto change) {
+    auto options = OneBitAdamOptions(0.01).weight_decay(0.1).freeze_step(5).allow_early_freeze(true);
     change(options);
-    return options;
+    return making_signs<OneBitAdam>(options);
+  };
+  const auto lamb = [](auto change) {
+    auto options = OneBitLambOptions(0.01).weight_decay(0.1).freeze_step(5).allow_early_freeze(true);
+    change(options);
+    return making_signs<OneBitLamb>(options);
   };
   const auto f32 = at::kFloat, bf16 = at::kBFloat16, f16 = at::kHalf;
   return {
-      {"fp32", with([](auto& o) { o.refresh_variance_every(7); }), {f32}},
-      {"fp32, l1, by blocks",
-       with([](auto& o) { o.scale(kernels::ScaleNorm::l1).block_scales(true); }),
-       {f32}},
+      {"fp32", adam([](auto& o) { o.refresh_variance_every(7); }), {f32}},
+      {"fp32, l1, by blocks", adam([](auto& o) { o.scale(ScaleNorm::l1).block_scales(true); }), {f32}},
       {"fp32, by blocks, refreshed",
-       with([](auto& o) { o.block_scales(true).refresh_variance_every(3); }),
+       adam([](auto& o) { o.block_scales(true).refresh_variance_every(3); }),
        {f32}},
       {"fp32, l1, not corrected, no floor",
-       with([](auto& o) { o.scale(kernels::ScaleNorm::l1).bias_correction(false).variance_floor(0); }),
+       adam([](auto& o) { o.scale(ScaleNorm::l1).bias_correction(false).variance_floor(0); }),
        {f32}},
-      {"bf16, remainders", with([](auto& o) { o.refresh_variance_every(5); }), {bf16}},
-      {"bf16, master copies", with([](auto& o) { o.master_weights(MasterWeights::fp32); }), {bf16}},
-      {"fp16", frozen, {f16}},
-      {"mixed", with([](auto& o) { o.refresh_variance_every(4); }), {f32, bf16, f32, f16}},
-      {"signs off", with([](auto& o) { o.one_bit(false).refresh_variance_every(4); }), {f32, bf16}},
+      {"bf16, remainders", adam([](auto& o) { o.refresh_variance_every(5); }), {bf16}},
+      {"bf16, master copies", adam([](auto& o) { o.master_weights(MasterWeights::fp32); }), {bf16}},
+      {"fp16", adam([](auto&) {}), {f16}},
+      {"mixed", adam([](auto& o) { o.refresh_variance_every(4); }), {f32, bf16, f32, f16}},
+      {"signs off", adam([](auto& o) { o.one_bit(false).refresh_variance_every(4); }), {f32, bf16}},
+      {"LAMB, fp32", lamb([](auto&) {}), {f32}},
+      {"LAMB, fp32, corrected, no decay, l1",
+       lamb([](auto& o) { o.bias_correction(true).weight_decay(0).scale(ScaleNorm::l1); }),
+       {f32}},
+      {"LAMB, mixed, by blocks, no floor",
+       lamb([](auto& o) { o.block_scales(true).variance_floor(0); }),
+       {f32, bf16, f32, f16}},
+      {"LAMB, bf16, master copies, not adapted",
+       lamb([](auto& o) { o.master_weights(MasterWeights::fp32).adapt(false); }),
+       {bf16}},
+      {"LAMB, signs off", lamb([](auto& o) { o.one_bit(false); }), {f32, bf16}},
   };
 }
 
 // The optimizer of one rank. The last parameter is not compressed.
 struct SignsRun {
   std::vector<Tensor> parameters;
-  std::unique_ptr<OneBitAdam> optimizer;
+  std::unique_ptr<OneBitOptimizer> optimizer;
 
   SignsRun(const SignsCase& c, const std::shared_ptr<Communicator>& world, const std::vector<int64_t>& sizes,
            bool alone = false) {
@@ -68,12 +101,7 @@ struct SignsRun {
       parameters.push_back(value.to(world->device()).requires_grad_());
       (i + 1 < sizes.size() ? compressed : full).push_back(parameters.back());
     }
-    const auto options = OneBitAdamOptions(c.options).compress_alone(alone);
-    std::vector<torch::optim::OptimizerParamGroup> groups;
-    groups.emplace_back(compressed, std::make_unique<OneBitAdamOptions>(options));
-    groups.emplace_back(full,
-                        std::make_unique<OneBitAdamOptions>(OneBitAdamOptions(options).compress(false)));
-    optimizer = std::make_unique<OneBitAdam>(groups, options, world);
+    optimizer = c.make(compressed, full, alone, world);
   }
 
   // Gradients of that rank; some are missing, and some steps are spoilt on one rank.

@@ -17,6 +17,7 @@
 
 #include <pacer/optimizers/fused_lamb.h>
 #include <pacer/optimizers/onebit_adam.h>
+#include <pacer/optimizers/onebit_lamb.h>
 #include <pacer/schedulers/detail/random_state.h>
 #include <pacer/schedulers/detail/training_state.h>
 #include <pacer/schedulers/schedulers.h>
@@ -54,18 +55,18 @@ OptimizerMaker making(Options options) {
 
 // Matrices compressed, biases in full precision and without weight decay; frozen after two steps, whatever
 // moves.
-inline OptimizerMaker making_onebit(const OneBitAdamOptions& options) {
+template <class Optimizer, class Options>
+OptimizerMaker making_onebit(const Options& options) {
   return [options](const NamedParameters& parameters,
                    const std::shared_ptr<Communicator>& world) -> std::unique_ptr<torch::optim::Optimizer> {
     std::vector<Tensor> matrices, vectors;
     for (const auto& item : parameters)
       (item.value().dim() >= 2 ? matrices : vectors).push_back(item.value());
-    const auto shared = OneBitAdamOptions(options).freeze_step(2).allow_early_freeze(true);
+    const auto shared = Options(options).freeze_step(2).allow_early_freeze(true);
     std::vector<torch::optim::OptimizerParamGroup> groups;
-    groups.emplace_back(matrices, std::make_unique<OneBitAdamOptions>(shared));
-    groups.emplace_back(vectors, std::make_unique<OneBitAdamOptions>(
-                                     OneBitAdamOptions(shared).weight_decay(0).compress(false)));
-    return std::make_unique<OneBitAdam>(groups, shared, world);
+    groups.emplace_back(matrices, std::make_unique<Options>(shared));
+    groups.emplace_back(vectors, std::make_unique<Options>(Options(shared).weight_decay(0).compress(false)));
+    return std::make_unique<Optimizer>(groups, shared, world);
   };
 }
 
@@ -75,6 +76,8 @@ inline std::vector<RegisteredOptimizer> all_optimizers() {
       FusedAdamWOptions(adamw).master_weights(MasterWeights::none).rounding(Rounding::stochastic);
   const auto nearest = FusedAdamWOptions(adamw).master_weights(MasterWeights::none);
   const FusedLambOptions lamb = FusedLambOptions(0.01).weight_decay(0.1).finite_check(true);
+  const auto onebit_adam = OneBitAdamOptions(0.01).weight_decay(0.1);
+  const auto onebit_lamb = OneBitLambOptions(0.01).weight_decay(0.1);
   using namespace torch::optim;
   return {
       {"FusedAdamW", true, making<FusedAdamW>(adamw)},
@@ -86,13 +89,20 @@ inline std::vector<RegisteredOptimizer> all_optimizers() {
       {"FusedAdamW bf16 stochastic", true, making<FusedAdamW>(stochastic), at::kBFloat16},
       {"FusedAdamW bf16 nearest", true, making<FusedAdamW>(nearest), at::kBFloat16},
       {"FusedLamb", true, making<FusedLamb>(lamb)},
-      {"OneBitAdam", true, making_onebit(OneBitAdamOptions(0.01).weight_decay(0.1).compress_alone(true)),
+      {"OneBitAdam", true, making_onebit<OneBitAdam>(OneBitAdamOptions(onebit_adam).compress_alone(true)),
        at::kFloat, true},
       {"OneBitAdam refreshed", true,
-       making_onebit(
+       making_onebit<OneBitAdam>(
            OneBitAdamOptions(0.01).compress_alone(true).refresh_variance_every(3).block_scales(true)),
        at::kBFloat16, true},
-      {"OneBitAdam uncompressed", true, making_onebit(OneBitAdamOptions(0.01)), at::kFloat, true},
+      {"OneBitAdam uncompressed", true, making_onebit<OneBitAdam>(onebit_adam), at::kFloat, true},
+      {"OneBitLamb", true, making_onebit<OneBitLamb>(OneBitLambOptions(onebit_lamb).compress_alone(true)),
+       at::kFloat, true},
+      {"OneBitLamb by blocks", true,
+       making_onebit<OneBitLamb>(
+           OneBitLambOptions(onebit_lamb).compress_alone(true).block_scales(true).bias_correction(true)),
+       at::kBFloat16, true},
+      {"OneBitLamb uncompressed", true, making_onebit<OneBitLamb>(onebit_lamb), at::kFloat, true},
       {"FusedLamb bf16 remainder", true, making<FusedLamb>(lamb), at::kBFloat16},
       {"AdamW", false, making<AdamW>(AdamWOptions(0.01).weight_decay(0.1))},
       {"Adam", false, making<Adam>(AdamOptions(0.01).amsgrad(true))},
