@@ -77,7 +77,7 @@ PACER_TARGET_CLONES void moments_of_row(const Span& span, const LambScalars<floa
   const Elements<kStorage> elements(span);
 #pragma omp simd
   for (int64_t i = 0; i < span.count; ++i) {
-    fresh[i] = fresh_variance(rows.momentum[i], rows.before[i], fresh[i], scalars);
+    fresh[i] = fresh_variance(fresh[i], fresh_share(rows.momentum[i], rows.before[i], scalars), scalars);
     const float denominator = frozen_denominator(variance[i], floor, scalars);
     const float direction = lamb_direction(rows.momentum[i], denominator, scalars);
     const float update = lamb_update(direction, elements.value(i), scalars);

@@ -11,54 +11,140 @@
 namespace pacer::kernels {
 namespace {
 
-constexpr int kLambRowsAtOnce = 2;
+// Rows whose loads are in flight, and thread blocks on a multiprocessor, which bounds registers: the best of
+// 1, 2 and 4 rows and 1 to 4 blocks on an H200.
+constexpr int kLambRowsAtOnce = 2, kLambBlocks = 2, kLambUpdateBlocks = 12;
 
-// A thread's four elements of a row, from memory on.
+// Four parameters of a thread, from memory and back.
 template <AdamStorage kStorage>
-struct LambRow {
+struct LambParameters {
   using Types = StorageOf<kStorage>;
-  float variance[kMine], fresh[kMine], momentum[kMine], before[kMine];
   typename Types::Param parameter[kMine];
-  typename Types::Extra extra[kMine];
-  MySigns signs, signs_before;
+  typename Types::Extra extra[Types::kHasExtra ? kMine : 1];
 
+  __device__ static bool in_packets(const OneBitAdamTensor& tensor) {
+    return is_packet_aligned<typename Types::Param, kMine>(
+               static_cast<const typename Types::Param*>(tensor.parameter)) &&
+           (!Types::kHasExtra || is_packet_aligned<typename Types::Extra, kMine>(
+                                     static_cast<const typename Types::Extra*>(tensor.extra)));
+  }
+  __device__ __forceinline__ void load(const OneBitAdamTensor& tensor, int64_t offset, int count) {
+    load_mine(static_cast<const typename Types::Param*>(tensor.parameter) + offset, count, parameter);
+    if constexpr (Types::kHasExtra) {
+      load_mine(static_cast<const typename Types::Extra*>(tensor.extra) + offset, count, extra);
+    }
+  }
+  // Where in_packets: all four.
+  __device__ __forceinline__ void load_packets(const OneBitAdamTensor& tensor, int64_t offset) {
+    load_packet(static_cast<const typename Types::Param*>(tensor.parameter) + offset, parameter);
+    if constexpr (Types::kHasExtra) {
+      load_packet(static_cast<const typename Types::Extra*>(tensor.extra) + offset, extra);
+    }
+  }
   __device__ __forceinline__ float value(int k) const {
     StoredElement<kStorage> e{};
     e.parameter = parameter[k];
     if constexpr (Types::kHasExtra) e.extra = extra[k];
     return load_parameter(e);
   }
+  __device__ __forceinline__ void set(int k, float value) {
+    StoredElement<kStorage> e{};
+    e.parameter = parameter[k];
+    if constexpr (Types::kHasExtra) e.extra = extra[k];
+    store_parameter(value, 0, e);
+    parameter[k] = e.parameter;
+    if constexpr (Types::kHasExtra) extra[k] = e.extra;
+  }
+  __device__ __forceinline__ void store(const OneBitAdamTensor& tensor, int64_t offset, int count) const {
+    store_mine(static_cast<typename Types::Param*>(tensor.parameter) + offset, count, parameter);
+    if constexpr (Types::kHasExtra) {
+      store_mine(static_cast<typename Types::Extra*>(tensor.extra) + offset, count, extra);
+    }
+  }
 };
 
-template <AdamStorage kStorage>
-__device__ __forceinline__ void load_parameters(const OneBitAdamTensor& tensor, int64_t offset, int count,
-                                                LambRow<kStorage>& row) {
-  using Types = StorageOf<kStorage>;
-  load_mine(static_cast<const typename Types::Param*>(tensor.parameter) + offset, count, row.parameter);
-  if constexpr (Types::kHasExtra) {
-    load_mine(static_cast<const typename Types::Extra*>(tensor.extra) + offset, count, row.extra);
+// What a warp has to know of its 128 elements of a row, worked out once. Signs are null where that momentum
+// is dense. Where both are signs, the share of a gradient's square has two values only.
+struct LambGranule {
+  const unsigned char* signs;
+  const unsigned char* signs_before;
+  float magnitude, magnitude_before;
+  float share_same, share_other;
+};
+
+__device__ __forceinline__ LambGranule lamb_granule(const OneBitLambWork& work, bool dense, bool dense_before,
+                                                    int64_t position, float momentum_scale,
+                                                    const MomentScalars<float>& scalars) {
+  LambGranule granule{};
+  if (!dense) {
+    const SignedGranule now = signed_granule(work.now.bits, position);
+    granule.signs = now.signs;
+    granule.magnitude = div_(now.scale, momentum_scale);
   }
+  if (!dense_before) {
+    const SignedGranule before = signed_granule(work.bits_before, position);
+    granule.signs_before = before.signs;
+    granule.magnitude_before = div_(before.scale, momentum_scale);
+  }
+  granule.share_same = fresh_share(granule.magnitude, granule.magnitude_before, scalars);
+  granule.share_other = fresh_share(granule.magnitude, -granule.magnitude_before, scalars);
+  return granule;
 }
 
-// `dense_before`: the momentum before this step.
+// A thread's four elements of a row, as they come from memory.
 template <AdamStorage kStorage, bool kDense>
-__device__ __forceinline__ void load_row(const OneBitLambWork& work, const OneBitAdamTensor& tensor,
-                                         bool dense_before, int64_t offset, int count, int lane,
-                                         LambRow<kStorage>& row) {
-  const int64_t position = tensor.begin + offset;
-  load_packet<float, kMine>(work.now.variance + position, row.variance);
-  load_packet<float, kMine>(work.fresh_variance + position, row.fresh);
-  load_parameters(tensor, offset, count, row);
-  if constexpr (kDense) {
-    load_packet(work.now.dense_momentum + position, row.momentum);
-  } else {
-    row.signs = load_signs(work.now.bits, position, lane);
+struct LambRow {
+  LambParameters<kStorage> parameters;
+  float variance[kMine], fresh[kMine];
+  float momentum[kDense ? kMine : 1];
+  uint32_t nibble, nibble_before;
+
+  template <bool kWhole>
+  __device__ __forceinline__ void load(const OneBitLambWork& work, const OneBitAdamTensor& tensor,
+                                       const LambGranule& granule, int64_t offset, int count, int place) {
+    const int64_t position = tensor.begin + offset;
+    load_packet<float, kMine>(work.now.variance + position, variance);
+    load_packet<float, kMine>(work.fresh_variance + position, fresh);
+    if constexpr (kWhole) {
+      parameters.load_packets(tensor, offset);
+    } else {
+      parameters.load(tensor, offset, count);
+    }
+    if constexpr (kDense) {
+      load_packet(work.now.dense_momentum + position, momentum);
+    } else {
+      nibble = nibble_of(granule.signs, place);
+    }
+    if (granule.signs_before != nullptr) nibble_before = nibble_of(granule.signs_before, place);
   }
-  if (dense_before) {
-    load_packet(work.dense_before + position, row.before);
-  } else {
-    row.signs_before = load_signs(work.bits_before, position, lane);
+  __device__ __forceinline__ float momentum_of(const LambGranule& granule, int k) const {
+    if constexpr (kDense) return momentum[k];
+    return decode_sign((nibble >> k) & 1u, granule.magnitude);
   }
+  __device__ __forceinline__ void advance(const OneBitLambWork& work, const LambGranule& granule, int k,
+                                          int64_t position, const MomentScalars<float>& scalars) {
+    float share;
+    if (!kDense && granule.signs_before != nullptr) {
+      share = ((nibble ^ nibble_before) >> k) & 1u ? granule.share_other : granule.share_same;
+    } else {
+      const float before = granule.signs_before != nullptr
+                               ? decode_sign((nibble_before >> k) & 1u, granule.magnitude_before)
+                               : work.dense_before[position];
+      share = fresh_share(momentum_of(granule, k), before, scalars);
+    }
+    fresh[k] = fresh_variance(fresh[k], share, scalars);
+  }
+};
+
+// The larger of both. A quotient is worked out only where one of half the digits says that it may be larger.
+__device__ __forceinline__ float larger_ratio(float largest, float denominator, float fresh,
+                                              const LambScalars<float>& scalars) {
+  float root;
+  asm("sqrt.approx.f32 %0, %1;" : "=f"(root) : "f"(fresh));
+  const float near = __fdividef(denominator, fma_(root, scalars.inverse_sqrt_correction, scalars.epsilon));
+  if (near < largest * 0.99999f) return largest;
+  const float ratio = denominator_ratio(denominator, fresh, scalars);
+  return ratio > largest ? ratio : largest;
 }
 
 __device__ __forceinline__ float largest_of_warp(float value) {
@@ -93,55 +179,84 @@ __device__ __forceinline__ void store_partials(const UnitColumns& columns, uint3
   if (threadIdx.x == 0) partials.ratio[place] = of_block;
 }
 
+// All rows of a unit. kWhole: each has all its elements, and they lie where packets do.
+template <AdamStorage kStorage, bool kDense, bool kWhole>
+__device__ __forceinline__ void advance_unit(const OneBitLambWork& work, const OneBitAdamTensor& tensor,
+                                             const Tile& unit,
+                                             const LambGranule (&granules)[kUnitRows][kRowGranules],
+                                             const LambScalars<float>& scalars, float floor,
+                                             UnitColumns& columns) {
+  constexpr int kRow = static_cast<int>(kOneBitRow);
+  const int size = kWhole ? static_cast<int>(kReductionUnit) : static_cast<int>(unit.count);
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+#pragma unroll 1
+  for (int first = 0; first * kRow < size; first += kLambRowsAtOnce) {
+    LambRow<kStorage, kDense> rows[kLambRowsAtOnce];
+#pragma unroll
+    for (int r = 0; r < kLambRowsAtOnce; ++r) {
+      const int column = (first + r) * kRow + threadIdx.x * kMine;
+      const int count = kWhole ? kMine : min(kMine, size - column);
+      if (count <= 0) continue;
+      rows[r].template load<kWhole>(work, tensor, granules[first + r][warp], unit.offset + column, count,
+                                    lane);
+    }
+#pragma unroll
+    for (int r = 0; r < kLambRowsAtOnce; ++r) {
+      const int column = (first + r) * kRow + threadIdx.x * kMine;
+      const int count = kWhole ? kMine : min(kMine, size - column);
+      if (count <= 0) continue;
+      LambRow<kStorage, kDense>& row = rows[r];
+      const LambGranule& granule = granules[first + r][warp];
+      const int64_t position = tensor.begin + unit.offset + column;
+#pragma unroll
+      for (int k = 0; k < kMine; ++k) {
+        if (k >= count) continue;
+        row.advance(work, granule, k, position + k, scalars);
+        const float denominator = frozen_denominator(row.variance[k], floor, scalars);
+        const float direction = lamb_direction(row.momentum_of(granule, k), denominator, scalars);
+        const float update = lamb_update(direction, row.parameters.value(k), scalars);
+        columns.direction[k] = fma_(direction, direction, columns.direction[k]);
+        columns.update[k] = fma_(update, update, columns.update[k]);
+        columns.ratio = larger_ratio(columns.ratio, denominator, row.fresh[k], scalars);
+      }
+      if constexpr (kWhole) {
+        store_packet(work.fresh_variance + position, row.fresh);
+      } else {
+        store_mine(work.fresh_variance + position, count, row.fresh);
+      }
+    }
+  }
+}
+
 template <AdamStorage kStorage, bool kDense>
-__global__ void __launch_bounds__(kRowThreads, 2)
+__global__ void __launch_bounds__(kRowThreads, kLambBlocks)
     onebit_lamb_moments_kernel(const Tile* __restrict__ units, const uint32_t* __restrict__ places,
                                const OneBitLambWork work, const OneBitControl control) {
+  __shared__ LambGranule granules[kUnitRows][kRowGranules];
   __shared__ float fours[2][kRowThreads];
   __shared__ float largest[kRowThreads / kWarp];
   if (stands_still(control)) return;
   const Tile unit = units[blockIdx.x];
-  const OneBitAdamTensor tensor = work.now.tensors[unit.tensor];
-  const LambScalars<float> scalars = work.now.template scalars_of<LambScalars<float>>(tensor);
-  const float scale = momentum_scale_of(work.now, unit.tensor), floor = work.now.floors[unit.tensor];
+  const OneBitAdamTensor& tensor = work.now.tensors[unit.tensor];
+  const auto& scalars = work.now.template scalars_of<LambScalars<float>>(tensor);
+  const float floor = work.now.floors[unit.tensor];
   const bool dense_before =
       work.dense_before != nullptr && (work.before == nullptr || work.before->has_mean == 0);
-  const int lane = threadIdx.x;
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int size = static_cast<int>(unit.count);
+  constexpr int kRow = static_cast<int>(kOneBitRow);
+  if (lane < kUnitRows && lane * kRow + warp * kGranule < size) {
+    granules[lane][warp] =
+        lamb_granule(work, kDense, dense_before, tensor.begin + unit.offset + lane * kRow + warp * kGranule,
+                     momentum_scale_of(work.now, unit.tensor), scalars);
+  }
+  __syncwarp();
   UnitColumns columns{};
-#pragma unroll 1
-  for (int first = lane * kMine; first < static_cast<int>(unit.count);
-       first += kLambRowsAtOnce * static_cast<int>(kOneBitRow)) {
-    LambRow<kStorage> rows[kLambRowsAtOnce];
-#pragma unroll
-    for (int r = 0; r < kLambRowsAtOnce; ++r) {
-      const int column = first + r * static_cast<int>(kOneBitRow);
-      const int count = min(kMine, static_cast<int>(unit.count) - column);
-      if (count > 0) {
-        load_row<kStorage, kDense>(work, tensor, dense_before, unit.offset + column, count, lane, rows[r]);
-      }
-    }
-#pragma unroll
-    for (int r = 0; r < kLambRowsAtOnce; ++r) {
-      const int column = first + r * static_cast<int>(kOneBitRow);
-      const int count = min(kMine, static_cast<int>(unit.count) - column);
-      if (count <= 0) continue;
-      LambRow<kStorage>& row = rows[r];
-      if constexpr (!kDense) decode_mine(row.signs, scale, row.momentum);
-      if (!dense_before) decode_mine(row.signs_before, scale, row.before);
-#pragma unroll
-      for (int k = 0; k < kMine; ++k) {
-        if (k >= count) continue;
-        row.fresh[k] = fresh_variance(row.momentum[k], row.before[k], row.fresh[k], scalars);
-        const float denominator = frozen_denominator(row.variance[k], floor, scalars);
-        const float direction = lamb_direction(row.momentum[k], denominator, scalars);
-        const float update = lamb_update(direction, row.value(k), scalars);
-        const float ratio = denominator_ratio(denominator, row.fresh[k], scalars);
-        columns.direction[k] = fma_(direction, direction, columns.direction[k]);
-        columns.update[k] = fma_(update, update, columns.update[k]);
-        columns.ratio = ratio > columns.ratio ? ratio : columns.ratio;
-      }
-      store_mine(work.fresh_variance + tensor.begin + unit.offset + column, count, row.fresh);
-    }
+  const bool whole = unit.count == kReductionUnit && LambParameters<kStorage>::in_packets(tensor);
+  if (whole) {
+    advance_unit<kStorage, kDense, true>(work, tensor, unit, granules, scalars, floor, columns);
+  } else {
+    advance_unit<kStorage, kDense, false>(work, tensor, unit, granules, scalars, floor, columns);
   }
   store_partials(columns, places[blockIdx.x], fours, largest, work.partials);
 }
@@ -173,44 +288,35 @@ __global__ void __launch_bounds__(kFactorThreads)
 
 // Every load is issued before the first is used, as in 1-bit Adam's update.
 template <AdamStorage kStorage, bool kDense>
-__global__ void __launch_bounds__(kTileThreads)
+__global__ void __launch_bounds__(kTileThreads, kLambUpdateBlocks)
     onebit_lamb_update_kernel(const AdamTiles table, const OneBitLambWork work, const OneBitControl control) {
-  using Types = StorageOf<kStorage>;
   const auto [tile, index, lane] = my_tile<kTileThreads>(table);
   const int first = lane * kMine, count = min(kMine, static_cast<int>(tile.count) - first);
   if (count <= 0) return;
   const int64_t position = tile.offset + first;
-  LambRow<kStorage> row;
-  load_packet<float, kMine>(work.now.variance + position, row.variance);
+  float variance[kMine], momentum[kMine];
+  MySigns signs{};
+  load_packet<float, kMine>(work.now.variance + position, variance);
   if constexpr (kDense) {
-    load_packet(work.now.dense_momentum + position, row.momentum);
+    load_packet(work.now.dense_momentum + position, momentum);
   } else {
-    row.signs = load_signs(work.now.bits, position, lane);
+    signs = load_signs(work.now.bits, position, lane);
   }
   const OneBitAdamTensor& tensor = work.now.tensors[tile.tensor];
   const auto& scalars = work.now.template scalars_of<LambScalars<float>>(tensor);
   const float floor = work.now.floors[tile.tensor], step_size = work.step_sizes[tile.tensor];
   const float scale = momentum_scale_of(work.now, tile.tensor);
-  const int64_t offset = position - tensor.begin;
-  load_parameters(tensor, offset, count, row);
+  LambParameters<kStorage> parameters;
+  parameters.load(tensor, position - tensor.begin, count);
   if (stands_still(control)) return;
-  if constexpr (!kDense) decode_mine(row.signs, scale, row.momentum);
+  if constexpr (!kDense) decode_mine(signs, scale, momentum);
 #pragma unroll
   for (int k = 0; k < kMine; ++k) {
-    const float denominator = frozen_denominator(row.variance[k], floor, scalars);
-    const float value = row.value(k);
-    const float update = lamb_update(lamb_direction(row.momentum[k], denominator, scalars), value, scalars);
-    StoredElement<kStorage> e{};
-    e.parameter = row.parameter[k];
-    if constexpr (Types::kHasExtra) e.extra = row.extra[k];
-    store_parameter(fma_(-step_size, update, value), 0, e);
-    row.parameter[k] = e.parameter;
-    if constexpr (Types::kHasExtra) row.extra[k] = e.extra;
+    const float denominator = frozen_denominator(variance[k], floor, scalars), value = parameters.value(k);
+    const float update = lamb_update(lamb_direction(momentum[k], denominator, scalars), value, scalars);
+    parameters.set(k, fma_(-step_size, update, value));
   }
-  store_mine(static_cast<typename Types::Param*>(tensor.parameter) + offset, count, row.parameter);
-  if constexpr (Types::kHasExtra) {
-    store_mine(static_cast<typename Types::Extra*>(tensor.extra) + offset, count, row.extra);
-  }
+  parameters.store(tensor, position - tensor.begin, count);
 }
 
 }  // namespace

@@ -25,10 +25,13 @@ struct LambFactorBounds {
   double threshold = 0;  // the share by which it may change
 };
 
-PACER_HOST_DEVICE float fresh_variance(float momentum, float before, float variance,
-                                       const MomentScalars<float>& s) {
+// (1 - beta2) * g~^2: the same for both signs of all its arguments.
+PACER_HOST_DEVICE float fresh_share(float momentum, float before, const MomentScalars<float>& s) {
   const float gradient = div_(fma_(-s.beta1, before, momentum), s.one_minus_beta1);
-  return fma_(s.beta2, variance, mul_(mul_(s.one_minus_beta2, gradient), gradient));
+  return mul_(mul_(s.one_minus_beta2, gradient), gradient);
+}
+PACER_HOST_DEVICE float fresh_variance(float variance, float share, const MomentScalars<float>& s) {
+  return fma_(s.beta2, variance, share);
 }
 
 PACER_HOST_DEVICE float frozen_denominator(float variance, float floor, const MomentScalars<float>& s) {

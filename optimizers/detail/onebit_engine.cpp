@@ -95,7 +95,6 @@ void OneBitEngine::go_on(const NamedTensors& errors, const NamedTensors& of_rule
     for (size_t i = 0; i < entries_.size(); ++i) {
       view(momentum_error_, i).copy_(errors.at(entries_[i].name + "/momentum_error"));
     }
-    if (lamb_) lamb_->unscale(entries_, momentum_error_);
     return;
   }
   const at::Tensor worker = flat_zeros();
@@ -286,6 +285,7 @@ void OneBitEngine::add_momentum_error(const kernels::GradientCheck* check) {
     std::memcpy(&on_host, copy.const_data_ptr(), sizeof on_host);
     if (on_host.non_finite != 0) return;
   }
+  if (lamb_) lamb_->unscale(entries_, momentum_error_);
   momentum_.add_(std::exchange(momentum_error_, at::Tensor()));
 }
 
