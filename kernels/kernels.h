@@ -11,6 +11,7 @@
 #include <pacer/kernels/math/lamb.h>
 #include <pacer/kernels/math/onebit.h>
 #include <pacer/kernels/math/onebit_adam.h>
+#include <pacer/kernels/math/onebit_lamb.h>
 #include <pacer/kernels/norm.h>
 #include <pacer/kernels/onebit.h>
 #include <pacer/kernels/onebit_adam.h>

@@ -55,7 +55,8 @@ void OneBitOptimizer::set_up(std::shared_ptr<Communicator> world) {
           "; move the model there first");
   plan_ = std::make_unique<detail::OneBitPlan>(read_plan());
   if (plan_->freeze_automatically) {
-    rule_ = std::make_unique<FreezeRule>(*plan_->freeze_automatically, detail::first_beta2(flavour(), param_groups_));
+    rule_ = std::make_unique<FreezeRule>(*plan_->freeze_automatically,
+                                         detail::first_beta2(flavour(), param_groups_));
   }
   own_guard_ = std::make_shared<GradientGuard>(device);
   announce_phase();
@@ -109,7 +110,9 @@ void OneBitOptimizer::announce_phase() const {
   world_->set_phase(name(kind_of_next_step()));
 }
 
-OneBitPhase OneBitOptimizer::phase() const { return frozen_at_ ? OneBitPhase::compressed : OneBitPhase::warm_up; }
+OneBitPhase OneBitOptimizer::phase() const {
+  return frozen_at_ ? OneBitPhase::compressed : OneBitPhase::warm_up;
+}
 
 bool OneBitOptimizer::wants_local_gradients() const { return kind_of_next_step() == Kind::compressed; }
 
@@ -124,8 +127,8 @@ std::vector<torch::Tensor> OneBitOptimizer::local_parameters() const {
 }
 
 void OneBitOptimizer::check_run(const Communicator& world, const Unsettled& unsettled) const {
-  require(world.world_size() == world_->world_size() && world.rank() == world_->rank(),
-          name(), " was given a Communicator of ", world_->world_size(), " ranks, and the Session one of ",
+  require(world.world_size() == world_->world_size() && world.rank() == world_->rank(), name(),
+          " was given a Communicator of ", world_->world_size(), " ranks, and the Session one of ",
           world.world_size(), "; give both the same");
   if (!plan_->freeze_step || plan_->allow_early_freeze || frozen_at_) return;
   const std::string moves = unsettled(*plan_->freeze_step);
@@ -160,17 +163,15 @@ StepInputs OneBitOptimizer::plain_step_inputs() {
 
 void OneBitOptimizer::prepare(const StepInputs& inputs) {
   const at::NoGradGuard no_grad;
-  require(
-      !inputs.replayable,
-      name(), " talks to other ranks in the middle of a step, so that it cannot be replayed from a CUDA "
-      "graph; leave the CudaGraph hook out");
+  require(!inputs.replayable, name(),
+          " talks to other ranks in the middle of a step, so that it cannot be replayed from a CUDA "
+          "graph; leave the CudaGraph hook out");
   adopt_foreign_options();
   const detail::OneBitPlan plan = read_plan();
-  require(
-      plan.freeze_automatically == plan_->freeze_automatically,
-      name(), ": freeze_automatically was set or changed in the middle of a run; build a new optimizer");
-  require(attempts_ == 0 || plan.exchanges_like(*plan_),
-          name(), ": which groups are compressed, and how, was changed after step ", attempts_,
+  require(plan.freeze_automatically == plan_->freeze_automatically, name(),
+          ": freeze_automatically was set or changed in the middle of a run; build a new optimizer");
+  require(attempts_ == 0 || plan.exchanges_like(*plan_), name(),
+          ": which groups are compressed, and how, was changed after step ", attempts_,
           "; set compress, one_bit, compress_alone, variance_floor and scales before the first one");
   inputs_ = inputs;
   if (inputs_.guard == nullptr) inputs_.guard = own_guard_;
@@ -254,8 +255,7 @@ void OneBitOptimizer::consider_freeze() {
     freeze_is_due_ = attempts_ >= *plan_->freeze_step;
   } else {
     const bool look = rule_->needs_norm(attempts_);
-    const double norm =
-        look ? detail::variance_norm(compressed_entries(state_), settings()) : 0;
+    const double norm = look ? detail::variance_norm(compressed_entries(state_), settings()) : 0;
     freeze_is_due_ = rule_->is_due(attempts_, norm) || freeze_is_due_;
   }
   if (!freeze_is_due_) return;
@@ -301,6 +301,8 @@ int64_t OneBitOptimizer::bytes_sent() const {
   return compressed_ && compressed_->compresses() ? compressed_->exchange().bytes_sent() : 0;
 }
 
-double OneBitOptimizer::compression_error() const { return compressed_ ? compressed_->compression_error() : 0; }
+double OneBitOptimizer::compression_error() const {
+  return compressed_ ? compressed_->compression_error() : 0;
+}
 
 }  // namespace pacer

@@ -101,8 +101,7 @@ class OneBitOptimizer : public FusedOptimizer {
   bool exchanges(const detail::OneBitPlan& plan) const;
   Entries compressed_entries(
       const ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>& states) const;
-  std::unique_ptr<detail::OneBitEngine> make_engine(Entries entries,
-                                                        const detail::OneBitPlan& plan) const;
+  std::unique_ptr<detail::OneBitEngine> make_engine(Entries entries, const detail::OneBitPlan& plan) const;
   void make_missing_states();
   void look();
   StepInputs plain_step_inputs() override;
@@ -112,9 +111,9 @@ class OneBitOptimizer : public FusedOptimizer {
 
   std::shared_ptr<Communicator> world_;
   std::unique_ptr<detail::OneBitPlan> plan_;
-  std::unique_ptr<FreezeRule> rule_;                      // only with freeze_automatically
+  std::unique_ptr<FreezeRule> rule_;                  // only with freeze_automatically
   std::unique_ptr<detail::OneBitEngine> compressed_;  // null in warm-up
-  std::unique_ptr<GradientBucketer> bucketer_;            // of step() without a Session
+  std::unique_ptr<GradientBucketer> bucketer_;        // of step() without a Session
   std::shared_ptr<GradientGuard> own_guard_, guard_;
   std::vector<torch::optim::OptimizerParamGroup> full_precision_groups_;
   StepInputs inputs_;

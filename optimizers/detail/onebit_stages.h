@@ -1,5 +1,5 @@
-// The kernels of the 1-bit optimizers over all tensors of a flat buffer, on the CPU or on a GPU, where they are
-// enqueued and do nothing while `control` says so.
+// The kernels of the 1-bit optimizers over all tensors of a flat buffer, on the CPU or on a GPU, where they
+// are enqueued and do nothing while `control` says so.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,7 @@ namespace pacer::detail {
 
 class OneBitStages {
  public:
-  OneBitStages(const std::vector<AdamEntry>& entries, const kernels::OneBitLayout& layout,
-                   at::Device device);
+  OneBitStages(const std::vector<AdamEntry>& entries, const kernels::OneBitLayout& layout, at::Device device);
 
   // What changes from step to step, and its way to the device.
   void set_tensor(size_t i, const kernels::OneBitAdamTensor& tensor);
