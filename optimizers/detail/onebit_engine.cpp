@@ -1,13 +1,10 @@
 #include <pacer/optimizers/detail/onebit_engine.h>
 
-#include <cmath>
 #include <cstring>
-#include <set>
 #include <utility>
 
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
 
@@ -76,78 +73,6 @@ bool OneBitEngine::freeze(const std::vector<AdamGroupSettings>& settings) {
     entries_[i].state->exp_avg(at::Tensor());
   }
   return true;
-}
-
-void OneBitEngine::go_on(const NamedTensors& errors, const NamedTensors& of_rule) {
-  const c10::DeviceGuard guard(device_);
-  for (size_t i = 0; i < entries_.size(); ++i) {
-    FusedAdamStateFields& state = *entries_[i].state;
-    view(variance_, i).copy_(state.exp_avg_sq());
-    view(momentum_, i).copy_(state.exp_avg());
-    state.exp_avg_sq(view(variance_, i));
-    state.exp_avg(at::Tensor());
-  }
-  set_floors(control(nullptr));
-  if (lamb_) lamb_->import_state(entries_, of_rule);
-  if (errors.empty()) return;
-  if (!exchange_) {
-    momentum_error_ = flat_zeros();
-    for (size_t i = 0; i < entries_.size(); ++i) {
-      view(momentum_error_, i).copy_(errors.at(entries_[i].name + "/momentum_error"));
-    }
-    return;
-  }
-  const at::Tensor worker = flat_zeros();
-  const at::Tensor server = at::zeros({exchange_->served_rows().extent}, worker.options());
-  for (size_t i = 0; i < entries_.size(); ++i) {
-    view(worker, i).copy_(errors.at(entries_[i].name + "/worker_error"));
-    const auto part = served_part(i);
-    if (part.begin == part.end) continue;
-    server.narrow(0, served_offset(i, part), part.end - part.begin)
-        .copy_(errors.at(entries_[i].name + "/server_error"));
-  }
-  exchange_->set_errors(worker, server);
-}
-
-kernels::OneBitLayout::Part OneBitEngine::served_part(size_t i) const {
-  return layout_.served_part(i, exchange_->world().rank());
-}
-
-int64_t OneBitEngine::served_offset(size_t i, const kernels::OneBitLayout::Part& part) const {
-  return layout_.offset(i) + part.begin - exchange_->world().rank() * layout_.chunk();
-}
-
-void OneBitEngine::check_errors(const NamedTensors& errors) const {
-  std::set<std::string> expected;
-  const auto check = [&](const std::string& key, at::IntArrayRef sizes) {
-    require(errors.count(key) != 0, "the state to load has no \"", key,
-            "\"; resume with the state that this rank has saved");
-    const at::Tensor& tensor = errors.at(key);
-    require(tensor.scalar_type() == at::kFloat && tensor.sizes() == sizes, "\"", key,
-            "\" of the state to load is ", tensor.scalar_type(), " of shape ", tensor.sizes(),
-            ", but it must be Float of shape ", sizes, "; resume with as many ranks and the same parameters");
-    expected.insert(key);
-  };
-  for (size_t i = 0; i < entries_.size(); ++i) {
-    const AdamEntry& entry = entries_[i];
-    if (!exchange_) {
-      if (!errors.empty()) check(entry.name + "/momentum_error", entry.parameter.sizes());
-      continue;
-    }
-    check(entry.name + "/worker_error", entry.parameter.sizes());
-    const auto part = served_part(i);
-    if (part.begin != part.end) check(entry.name + "/server_error", {part.end - part.begin});
-  }
-  for (const auto& item : errors) {
-    require(expected.count(item.first) != 0, "the state to load has \"", item.first,
-            "\", which this rank does not need; resume with as many ranks, the same parameters and options");
-  }
-}
-
-void OneBitEngine::check_rule_state(const NamedTensors& of_rule) const {
-  if (lamb_) return lamb_->check_state(entries_, of_rule);
-  require(of_rule.empty(), "the state to load has \"", of_rule.empty() ? "" : of_rule.begin()->first,
-          "\", which only OneBitLamb has; load it into one");
 }
 
 void OneBitEngine::set_floors(const kernels::OneBitControl& control) {
@@ -295,93 +220,6 @@ void OneBitEngine::conclude() {
     entry.parameter.unsafeGetTensorImpl()->bump_version();
     entry.remember_version();
   }
-}
-
-double OneBitEngine::compression_error() const {
-  if (!exchange_) return 0;
-  const at::Tensor lost = exchange_->worker_errors().to(at::kDouble);
-  const at::Tensor sent = exchange_->worker_carried().to(at::kDouble);
-  const double norm = sent.square().sum().item<double>();
-  return norm == 0 ? 0 : std::sqrt(lost.square().sum().item<double>() / norm);
-}
-
-at::Tensor OneBitEngine::momentum() const {
-  const c10::DeviceGuard guard(device_);
-  const bool dense = momentum_.defined() && !(device_.is_cuda() && exchange_ && exchange_->has_mean());
-  if (dense) return momentum_;
-  const at::Tensor decoded = stages_.decode(work(nullptr), control(nullptr));
-  if (lamb_ && device_.is_cuda()) lamb_->unscale(entries_, decoded);
-  return decoded;
-}
-
-void OneBitEngine::export_shared(NamedTensors& state) const {
-  const at::Tensor all = momentum();
-  for (size_t i = 0; i < entries_.size(); ++i) state[entries_[i].name + "/exp_avg"] = view(all, i);
-  if (lamb_) lamb_->export_state(entries_, state);
-}
-
-std::optional<size_t> OneBitEngine::find(const at::Tensor& parameter) const {
-  for (size_t i = 0; i < entries_.size(); ++i) {
-    if (entries_[i].parameter.is_same(parameter)) return i;
-  }
-  return std::nullopt;
-}
-
-double OneBitEngine::lamb_factor(const at::Tensor& parameter) const {
-  const auto i = find(parameter);
-  return i && lamb_ ? lamb_->factor(*i) : 1;
-}
-
-double OneBitEngine::momentum_scale(const at::Tensor& parameter) const {
-  const auto i = find(parameter);
-  return i && lamb_ ? lamb_->momentum_scale(*i) : 1;
-}
-
-void OneBitEngine::export_errors(NamedTensors& state) const {
-  if (!exchange_) {
-    for (size_t i = 0; momentum_error_.defined() && i < entries_.size(); ++i) {
-      state[entries_[i].name + "/momentum_error"] = view(momentum_error_, i);
-    }
-    return;
-  }
-  exchange_->check(/*wait=*/true);
-  const at::Tensor worker = exchange_->worker_errors(), server = exchange_->server_errors();
-  for (size_t i = 0; i < entries_.size(); ++i) {
-    state[entries_[i].name + "/worker_error"] = view(worker, i);
-    const auto part = served_part(i);
-    if (part.begin == part.end) continue;
-    state[entries_[i].name + "/server_error"] =
-        server.narrow(0, served_offset(i, part), part.end - part.begin);
-  }
-}
-
-std::string OneBitEngine::describe_floors() const {
-  std::vector<at::Tensor> below;
-  for (size_t i = 0; i < entries_.size(); ++i) {
-    below.push_back(view(variance_, i).lt(floors_.select(0, static_cast<int64_t>(i))).sum());
-  }
-  if (below.empty()) return "";
-  const at::Tensor counts = at::stack(below).cpu();
-  int64_t all = 0, floored = 0;
-  double worst = 0;
-  size_t which = 0;
-  for (size_t i = 0; i < entries_.size(); ++i) {
-    const int64_t count = layout_.counts()[i];
-    if (count == 0) continue;
-    const int64_t of_entry = counts.const_data_ptr<int64_t>()[i];
-    all += count;
-    floored += of_entry;
-    const double share = static_cast<double>(of_entry) / static_cast<double>(count);
-    if (share > worst) {
-      worst = share;
-      which = i;
-    }
-  }
-  const auto percent = [](double share) { return static_cast<int64_t>(share * 100 + 0.5); };
-  if (percent(worst) == 0) return "";
-  return concatenate(percent(static_cast<double>(floored) / static_cast<double>(all)),
-                     " % of the elements have less variance than their tensor's floor (most in ",
-                     entries_[which].name, ": ", percent(worst), " %)");
 }
 
 }  // namespace pacer::detail

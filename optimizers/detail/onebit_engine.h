@@ -1,7 +1,7 @@
-// The compressed parameters of a 1-bit optimizer after the freeze: their momentum, frozen variance and floors in
-// flat buffers, the exchange of their momentum, and the steps they take. Who owns it decides when, and with
-// which factor. On a GPU a step is only enqueued, and does nothing where the check says that gradients are
-// not finite.
+// The compressed parameters of a 1-bit optimizer after the freeze: their momentum, frozen variance and floors
+// in flat buffers, the exchange of their momentum, and the steps they take. Who owns it decides when, and
+// with which factor. On a GPU a step is only enqueued, and does nothing where the check says that gradients
+// are not finite.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +17,9 @@
 #include <pacer/kernels/onebit_adam.h>
 #include <pacer/optimizers/detail/adam_entry.h>
 #include <pacer/optimizers/detail/adam_slots.h>
-#include <pacer/optimizers/detail/onebit_stages.h>
 #include <pacer/optimizers/detail/onebit_flavour.h>
 #include <pacer/optimizers/detail/onebit_lamb_stages.h>
+#include <pacer/optimizers/detail/onebit_stages.h>
 #include <pacer/optimizers/named_tensors.h>
 
 namespace pacer::detail {
@@ -29,7 +29,7 @@ class OneBitEngine {
   // Every entry has its state: moments, and master copy or remainder where its dtype needs one. `exchange` is
   // null where nothing is compressed.
   OneBitEngine(std::vector<AdamEntry> entries, std::unique_ptr<OneBitExchange> exchange,
-                   double variance_floor, kernels::UpdateRule rule, at::Device device);
+               double variance_floor, kernels::UpdateRule rule, at::Device device);
 
   // The variance becomes bias-corrected, by what each entry's own steps and settings say. False, changing
   // nothing, where all of it is zero. Waits for a GPU.

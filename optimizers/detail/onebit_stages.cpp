@@ -20,7 +20,7 @@ using kernels::OneBitAdamWork;
 using kernels::OneBitControl;
 
 OneBitStages::OneBitStages(const std::vector<AdamEntry>& entries, const kernels::OneBitLayout& layout,
-                                   at::Device device)
+                           at::Device device)
     : device_(device),
       layout_(layout),
       rows_(layout_.rows()),
@@ -163,7 +163,7 @@ std::vector<double> OneBitStages::tensor_sums_of_squares(const at::Tensor& flat)
 }
 
 void OneBitStages::floors(const at::Tensor& variance, double share, const at::Tensor& floors,
-                              const at::Tensor& total, const OneBitControl& control) {
+                          const at::Tensor& total, const OneBitControl& control) {
   auto* elements = variance.mutable_data_ptr<float>();
   if (device_.is_cpu()) {
     return floors_on_cpu(elements, share, floors.mutable_data_ptr<float>(), total.mutable_data_ptr<double>());
@@ -192,8 +192,7 @@ void OneBitStages::floors(const at::Tensor& variance, double share, const at::Te
   onebit_floors_cuda(work, control, stream);
 }
 
-void OneBitStages::floors_on_cpu(const float* variance, double share, float* floors,
-                                     double* total) const {
+void OneBitStages::floors_on_cpu(const float* variance, double share, float* floors, double* total) const {
   const kernels::FullDenormals full_denormals;
   auto* partials = partials_.mutable_data_ptr<double>();
   auto* sums = sums_.mutable_data_ptr<double>();
@@ -220,13 +219,13 @@ void OneBitStages::floors_on_cpu(const float* variance, double share, float* flo
 // ---- The step ----
 
 void OneBitStages::exchange(OneBitExchange& exchange, const OneBitAdamWork& work,
-                                const kernels::GradientCheck* check, int64_t step) const {
+                            const kernels::GradientCheck* check, int64_t step) const {
   const kernels::OneBitAdamRows rows = rows_of(work);
   const kernels::OneBitStorage storage{tables_.size() == 1,
                                        tables_.empty() ? AdamStorage::f32 : tables_.front().storage};
   OneBitInput input;
-  input.source = work.momentum_scales == nullptr ? kernels::onebit_momentum_row
-                                                  : kernels::onebit_scaled_momentum_row;
+  input.source =
+      work.momentum_scales == nullptr ? kernels::onebit_momentum_row : kernels::onebit_scaled_momentum_row;
   input.context = &rows;
   input.enqueue = [&](const auto& side, const auto& control, kernels::Stream stream) {
     onebit_compress_momentum_cuda(side, work, storage, control, stream);
@@ -236,7 +235,7 @@ void OneBitStages::exchange(OneBitExchange& exchange, const OneBitAdamWork& work
 }
 
 void OneBitStages::dense_momentum(const OneBitAdamWork& work, float* momentum, bool refresh,
-                                      const OneBitControl& control) const {
+                                  const OneBitControl& control) const {
   if (device_.is_cpu()) {
     const kernels::OneBitAdamRows rows = rows_of(work);
     for_units([&](int64_t unit) {
