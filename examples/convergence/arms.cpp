@@ -15,6 +15,7 @@
 #include <pacer/schedulers/precision.h>
 #include <pacer/schedulers/sequence_length.h>
 
+#include "clipping_ratio.h"
 #include "teaching.h"
 
 namespace convergence {
@@ -62,40 +63,60 @@ std::unique_ptr<torch::optim::Optimizer> make_onebit_lamb(const OptimizerRecipe&
   return std::make_unique<pacer::OneBitLamb>(groups, options, recipe.world);
 }
 
+// Learned positions travel as signs with all others, or stay in full precision.
+enum class Positions { compressed, full_precision };
+
 // 1-bit Adam, `change` telling its arms apart. A single process compresses as well, or the arm would show
 // nothing.
-template <class Change>
-auto onebit_maker(const Change& change) {
-  return [change](const OptimizerRecipe& recipe) -> std::unique_ptr<torch::optim::Optimizer> {
+template <class Optimizer = pacer::OneBitAdam, class Change>
+auto onebit_maker(const Change& change, Positions positions = Positions::compressed) {
+  return [change, positions](const OptimizerRecipe& recipe) -> std::unique_ptr<torch::optim::Optimizer> {
     using Options = pacer::OneBitAdamOptions;
     auto options = Options(recipe.learning_rate).betas({kBeta1, kBeta2}).eps(kEpsilon);
-    options.freeze_step(recipe.freeze_step).compress_alone(true).weight_decay(recipe.weight_decay);
+    options.freeze_step(recipe.freeze_step).variance_floor(recipe.variance_floor);
+    options.compress_alone(true).weight_decay(recipe.weight_decay);
     change(recipe, options);
     std::vector<torch::optim::OptimizerParamGroup> groups;
     groups.emplace_back(recipe.decayed, std::make_unique<Options>(options));
+    if (positions == Positions::full_precision) {
+      auto& others = groups.front().params();
+      const auto is_position = [&](const torch::Tensor& tensor) { return tensor.is_same(recipe.positions); };
+      others.erase(std::remove_if(others.begin(), others.end(), is_position), others.end());
+      groups.emplace_back(std::vector<torch::Tensor>{recipe.positions},
+                          std::make_unique<Options>(Options(options).compress(false)));
+    }
     groups.emplace_back(recipe.undecayed, std::make_unique<Options>(Options(options).weight_decay(0.0)));
-    return std::make_unique<pacer::OneBitAdam>(groups, options, recipe.world);
+    return std::make_unique<Optimizer>(groups, options, recipe.world);
   };
 }
 
-const auto kOneBitAdam = onebit_maker([](const OptimizerRecipe&, pacer::OneBitAdamOptions&) {});
+constexpr auto kNoChange = [](const OptimizerRecipe&, pacer::OneBitAdamOptions&) {};
+const auto kOneBitAdam = onebit_maker(kNoChange);
 const auto kOneBitAdamRefreshed =
     onebit_maker([](const OptimizerRecipe& recipe, pacer::OneBitAdamOptions& options) {
       options.refresh_variance_every(recipe.refresh_every);
     });
 const auto kOneBitAdamByBlocks = onebit_maker(
     [](const OptimizerRecipe&, pacer::OneBitAdamOptions& options) { options.block_scales(true); });
+const auto kOneBitAdamProbing = onebit_maker<ProbingOneBitAdam>(kNoChange);
 // At half of --onebit-freeze, while the curriculum still moves: later positions have no variance yet.
 template <class Change>
-auto early_maker(const Change& change) {
-  return onebit_maker([change](const OptimizerRecipe& recipe, pacer::OneBitAdamOptions& options) {
-    options.freeze_step(std::max<int64_t>(1, recipe.freeze_step / 2)).allow_early_freeze(true);
-    change(options);
-  });
+auto early_maker(const Change& change, Positions positions = Positions::compressed) {
+  return onebit_maker(
+      [change](const OptimizerRecipe& recipe, pacer::OneBitAdamOptions& options) {
+        options.freeze_step(std::max<int64_t>(1, recipe.freeze_step / 2)).allow_early_freeze(true);
+        change(recipe, options);
+      },
+      positions);
 }
-const auto kEarlyFreeze = early_maker([](pacer::OneBitAdamOptions&) {});
+const auto kEarlyFreeze = early_maker(kNoChange);
+const auto kEarlyFreezePositions = early_maker(kNoChange, Positions::full_precision);
+const auto kEarlyFreezeRefreshed =
+    early_maker([](const OptimizerRecipe& recipe, pacer::OneBitAdamOptions& options) {
+      options.refresh_variance_every(recipe.refresh_every);
+    });
 const auto kEarlyFreezeUnguarded =
-    early_maker([](pacer::OneBitAdamOptions& options) { options.variance_floor(0); });
+    early_maker([](const OptimizerRecipe&, pacer::OneBitAdamOptions& options) { options.variance_floor(0); });
 const auto kFrozenUncompressed =
     onebit_maker([](const OptimizerRecipe&, pacer::OneBitAdamOptions& options) { options.one_bit(false); });
 
@@ -141,14 +162,31 @@ const std::vector<Arm>& arms() {
        kOneBitAdamByBlocks,
        {},
        /*teaches=*/true},
+      {"onebit-adam-clip-ratio",
+       "for comparison: onebit-adam that clips by its ranks' joint norm divided by a ratio measured in "
+       "warm-up",
+       kOneBitAdamProbing,
+       {Method::clipping_ratio},
+       /*teaches=*/true},
       {"early-freeze",
        "for teaching: onebit-adam under a curriculum that still moves when the variance freezes, at half of "
        "--onebit-freeze",
        kEarlyFreeze,
        {Method::curriculum, Method::largest_update},
        /*teaches=*/true},
+      {"early-freeze-positions",
+       "for teaching: the same with learned positions in full precision, whose variance never freezes",
+       kEarlyFreezePositions,
+       {Method::curriculum, Method::largest_update},
+       /*teaches=*/true},
+      {"early-freeze-refreshed",
+       "for teaching: early-freeze with a variance brought up to date every --onebit-refresh steps",
+       kEarlyFreezeRefreshed,
+       {Method::curriculum, Method::largest_update},
+       /*teaches=*/true},
       {"early-freeze-unguarded",
-       "for teaching: the same without a floor under the variance, which is zero where nothing was seen yet",
+       "for teaching: early-freeze without a floor under the variance, which is zero where nothing was seen "
+       "yet",
        kEarlyFreezeUnguarded,
        {Method::curriculum, Method::largest_update},
        /*teaches=*/true},
@@ -203,6 +241,7 @@ void add_methods(const Arm& arm, const Settings& settings, pacer::Session* sessi
   }
   if (arm.has(Method::signed_gradients)) session->use(SignedGradients());
   if (arm.has(Method::forgotten_errors)) session->use(ForgottenErrors());
+  if (arm.has(Method::clipping_ratio)) session->use(ClippingRatio(settings.clip));
   if (arm.has(Method::bfloat16) || settings.precision == "bfloat16") session->use(pacer::Precision::bf16());
 }
 

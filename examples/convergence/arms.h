@@ -24,7 +24,9 @@ struct OptimizerRecipe {
   double learning_rate;
   double weight_decay;
   int64_t freeze_step;    // of 1-bit Adam
-  int64_t refresh_every;  // of its arm that refreshes the variance
+  int64_t refresh_every;  // of its arms that refresh the variance
+  double variance_floor;
+  torch::Tensor positions;  // learned; among the decayed
   std::shared_ptr<pacer::Communicator> world;
 };
 
@@ -35,6 +37,7 @@ enum class Method {
   bfloat16,
   signed_gradients,
   forgotten_errors,
+  clipping_ratio,
   largest_update
 };
 

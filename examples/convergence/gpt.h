@@ -53,6 +53,9 @@ class GptImpl : public torch::nn::Module {
   // Bytes as int64 (batch, sequence), sequence <= positions; returns logits (batch, sequence, 256).
   torch::Tensor forward(const torch::Tensor& bytes);
 
+  // The learned positions (positions, width).
+  const torch::Tensor& position_weight() const { return position_embedding_->weight; }
+
  private:
   torch::nn::Embedding byte_embedding_ = nullptr;
   torch::nn::Embedding position_embedding_ = nullptr;

@@ -4,9 +4,10 @@
 #
 #   examples/convergence/onebit_study.sh TEXT [TOKENS] [FOLDER]
 #
-# TEXT: a file or folder of text. TOKENS: budget of each run (400k, for which two cores need most of an hour). Run
+# TEXT: a file or folder of text. TOKENS: budget of each run (400k, for which two cores need an hour and a half). Run
 # again after an interruption: finished runs are kept. Prints one table after another; they are also in FOLDER
-# (run/onebit-study). JOBS=N trains N tables' runs at a time (1).
+# (run/onebit-study). JOBS=N trains N tables' runs at a time (1). LONG=1500k adds what changes with the length of the
+# runs, at that budget (an hour more).
 set -eu
 if [ $# -lt 1 ]; then
   echo "onebit_study.sh: name a file or folder of text to train on" >&2
@@ -40,12 +41,28 @@ start 4 arms --arms fused-adamw,onebit-adam,onebit-adam-refreshed,frozen-uncompr
 for share in 0.06 0.10 0.20 0.35; do
   start 4 "freeze-$share" --arms fused-adamw,onebit-adam --onebit-freeze "$share"
 done
+# The three rules of clipping: one factor for all ranks, a ratio measured in warm-up, none.
+start 4 clip --arms fused-adamw,onebit-adam,onebit-adam-clip-ratio
 start 4 no-clip --arms fused-adamw,onebit-adam --clip 0
-start 16 ranks-16 --arms fused-adamw,onebit-adam --batch 16
+start 16 ranks-16 --arms fused-adamw,onebit-adam,onebit-adam-clip-ratio --batch 16
 start 16 ranks-16-no-clip --arms fused-adamw,onebit-adam --batch 16 --clip 0
 start 4 scales --arms fused-adamw,onebit-adam,onebit-adam-blocks
 start 4 teaching --arms fused-adamw,naive,no-feedback
-# Shorter sequences make more steps: this is after a sixth of them, when the curriculum has half of its way before it.
-start 4 guard --arms curriculum,early-freeze,early-freeze-unguarded --onebit-freeze 0.6
+# Shorter sequences make more steps: these are after 6, 11 and 17 % of them, when the curriculum has most of its way
+# before it.
+guarded=curriculum,early-freeze,early-freeze-positions
+for share in 0.2 0.4; do
+  start 4 "guard-$share" --arms "$guarded,early-freeze-unguarded" --onebit-freeze "$share"
+done
+start 4 guard-0.6 --arms "$guarded,early-freeze-refreshed,early-freeze-unguarded" --onebit-freeze 0.6
+start 4 guard-0.4-floor-0.1 --arms "$guarded" --onebit-freeze 0.4 --onebit-floor 0.1
+start 4 guard-0.6-floor-0.1 --arms "$guarded" --onebit-freeze 0.6 --onebit-floor 0.1
+start 4 guard-0.6-floor-1 --arms "$guarded" --onebit-freeze 0.6 --onebit-floor 1
+if [ -n "${LONG:-}" ]; then
+  tokens=$LONG
+  start 4 arms-long --arms fused-adamw,onebit-adam,onebit-adam-refreshed,frozen-uncompressed --seeds 1,2,3
+  start 4 guard-long --arms "$guarded" --onebit-freeze 0.6
+  start 4 guard-long-floor-0.1 --arms "$guarded" --onebit-freeze 0.6 --onebit-floor 0.1
+fi
 wait
 [ ! -e "$folder/failed" ]

@@ -114,7 +114,12 @@ std::vector<OptionGroup> option_groups(const std::vector<std::string>& arm_names
                "share of the steps after which 1-bit Adam freezes its variance and compresses (default 0.2)",
                &Settings::onebit_freeze, {0.0, 1.0, /*minimum_allowed=*/false}),
         count("onebit-refresh", "N", "steps between refreshes of the variance (default 32)",
-              &Settings::onebit_refresh, {1, 1000000000})}});
+              &Settings::onebit_refresh, {1, 1000000000}),
+        number(
+            "onebit-floor", "SHARE",
+            "no element of the frozen variance counts as less than this share of its tensor's mean (default "
+            "0.01)",
+            &Settings::onebit_floor, {0.0, 1.0})}});
   // A study's settings.ini shows it as unset: who repeats a study does not want its stored results.
   Option resume{"resume", "",
                 "take finished runs from the output folder and continue unfinished ones from their newest "

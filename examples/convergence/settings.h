@@ -39,6 +39,7 @@ struct Settings {
   double layer_drop_gamma = 0.0;  // per step; 0: 100 / steps()
   double onebit_freeze = 0.2;     // share of the steps after which 1-bit Adam compresses
   int64_t onebit_refresh = 32;    // steps between refreshes of its variance
+  double onebit_floor = 0.01;     // under its variance, in shares of a tensor's mean
 
   // Validation.
   int64_t evaluate_every = 0;        // tokens; 0: a sixteenth of the budget

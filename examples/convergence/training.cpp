@@ -40,6 +40,8 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Arm& arm, const Se
                          settings.weight_decay,
                          settings.freeze_step(),
                          settings.onebit_refresh,
+                         settings.onebit_floor,
+                         model->position_weight(),
                          world};
   for (const auto& parameter : model->parameters()) {
     (parameter.dim() >= 2 ? recipe.decayed : recipe.undecayed).push_back(parameter);
