@@ -40,27 +40,29 @@ std::unique_ptr<torch::optim::Optimizer> make_adamw(const OptimizerRecipe& recip
 }
 
 // The same recipe; biases and gains also have no trust ratio.
-std::unique_ptr<torch::optim::Optimizer> make_lamb(const OptimizerRecipe& recipe) {
-  using Options = pacer::FusedLambOptions;
-  const auto options = Options(kLambRate * recipe.learning_rate).betas({kBeta1, kBeta2});
+template <class Options>
+std::vector<torch::optim::OptimizerParamGroup> lamb_groups(const OptimizerRecipe& recipe,
+                                                           const Options& options) {
   std::vector<torch::optim::OptimizerParamGroup> groups;
   groups.emplace_back(recipe.decayed,
                       std::make_unique<Options>(Options(options).weight_decay(recipe.weight_decay)));
   groups.emplace_back(recipe.undecayed,
                       std::make_unique<Options>(Options(options).weight_decay(0.0).adapt(false)));
-  return std::make_unique<pacer::FusedLamb>(groups, options);
+  return groups;
 }
 
-// The same recipe under 1-bit LAMB, whose bias correction is off by default: its warm-up is LAMB's here.
+std::unique_ptr<torch::optim::Optimizer> make_lamb(const OptimizerRecipe& recipe) {
+  auto options = pacer::FusedLambOptions(kLambRate * recipe.learning_rate).betas({kBeta1, kBeta2});
+  options.max_coeff(recipe.lamb_max_coeff);
+  return std::make_unique<pacer::FusedLamb>(lamb_groups(recipe, options), options);
+}
+
+// Its bias correction is off by default; here its warm-up is that of the arm above.
 std::unique_ptr<torch::optim::Optimizer> make_onebit_lamb(const OptimizerRecipe& recipe) {
-  using Options = pacer::OneBitLambOptions;
-  auto options = Options(kLambRate * recipe.learning_rate).betas({kBeta1, kBeta2}).bias_correction(true);
-  options.freeze_step(recipe.freeze_step).compress_alone(true).weight_decay(recipe.weight_decay);
-  std::vector<torch::optim::OptimizerParamGroup> groups;
-  groups.emplace_back(recipe.decayed, std::make_unique<Options>(options));
-  groups.emplace_back(recipe.undecayed,
-                      std::make_unique<Options>(Options(options).weight_decay(0.0).adapt(false)));
-  return std::make_unique<pacer::OneBitLamb>(groups, options, recipe.world);
+  auto options = pacer::OneBitLambOptions(kLambRate * recipe.learning_rate).betas({kBeta1, kBeta2});
+  options.bias_correction(true).max_coeff(recipe.lamb_max_coeff).variance_floor(recipe.variance_floor);
+  options.freeze_step(recipe.freeze_step).compress_alone(true);
+  return std::make_unique<pacer::OneBitLamb>(lamb_groups(recipe, options), options, recipe.world);
 }
 
 // Learned positions travel as signs with all others, or stay in full precision.

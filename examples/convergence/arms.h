@@ -26,6 +26,7 @@ struct OptimizerRecipe {
   int64_t freeze_step;    // of 1-bit Adam
   int64_t refresh_every;  // of its arms that refresh the variance
   double variance_floor;
+  double lamb_max_coeff;
   torch::Tensor positions;  // learned; among the decayed
   std::shared_ptr<pacer::Communicator> world;
 };

@@ -41,6 +41,7 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Arm& arm, const Se
                          settings.freeze_step(),
                          settings.onebit_refresh,
                          settings.onebit_floor,
+                         settings.lamb_max_coeff,
                          model->position_weight(),
                          world};
   for (const auto& parameter : model->parameters()) {
