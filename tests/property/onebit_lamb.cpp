@@ -14,7 +14,7 @@ void set_random_rule(Samples& samples, OneBitLambOptions& options) {
   options.weight_decay(samples.one_of({0.0, 0.01, 0.1, 1.0})).bias_correction(samples.chance(0.5));
   options.max_coeff(samples.one_of({10.0, 1.0, 0.3})).min_coeff(samples.one_of({0.01, 0.0, 0.3}));
   options.coeff_beta(samples.one_of({0.9, 0.0, 0.5, 0.99})).adapt(samples.chance(0.8));
-  options.factor_min(samples.one_of({0.5, 0.0, 1.0, 2.0})).factor_max(samples.one_of({4.0, 2.0, 1e6}));
+  options.factor_min(samples.one_of({0.5, 0.01, 1.0, 2.0})).factor_max(samples.one_of({4.0, 2.0, 1e6}));
   options.factor_threshold(samples.one_of({0.1, 0.0, 0.01, 0.9}));
 }
 
@@ -91,6 +91,49 @@ TEST_CASE("OneBitLamb is the textbook's to the bit over random runs", "[onebit_l
   for (uint64_t seed = 1; seed <= runs; ++seed) {
     CAPTURE(seed);
     REQUIRE(differ_over(seed, seed % 10 == 0 ? 200 : 20) == "");
+  }
+}
+
+TEST_CASE("N3: frozen after one step, 10,000 more of 1-bit LAMB are the textbook's to the bit, and finite",
+          "[onebit_lamb]") {
+  for (const bool constant : {false, true}) {
+    for (const double weight_decay : {0.0, 0.01}) {
+      const auto options = OneBitLambOptions(1e-3).freeze_step(1).weight_decay(weight_decay);
+      const std::vector<OneBitLambGroup> groups = {
+          {{{32, 8}, {33}, {1}}, options},
+          {{{9}}, OneBitLambOptions(options).adapt(false).bias_correction(true)}};
+      OneBitLambRanks ranks(2, groups);
+      OneBitLambTextbook textbook = textbook_of(ranks, groups);
+      const auto start = clones(ranks.parameters[0]);
+      for (int64_t t = 0; t < 10'000; t += 250) {
+        CAPTURE(constant, weight_decay, t);
+        for (int64_t k = 0; k < 250; ++k) {
+          auto gradients = ranks.gradients(t + k);
+          for (auto& of_rank : gradients) {
+            if (constant) of_rank[0].fill_(0.01);
+            of_rank[0].narrow(0, 20, 12).zero_();  // rows that are never touched,
+            of_rank[1].zero_();                    // and a tensor
+          }
+          REQUIRE(ranks.step(gradients) == "");
+          textbook.step(textbook_gradients(gradients));
+        }
+        REQUIRE(difference_from(textbook, ranks) == "");
+        for (const OneBitLambParameter& p : textbook.parameters) {
+          for (const auto* numbers : {&p.value, &p.momentum, &p.variance, &p.fresh_variance}) {
+            for (const float x : *numbers) REQUIRE(std::isfinite(x));
+          }
+          // Rounding may take an average of ratios over their bound.
+          REQUIRE((p.coefficient() >= 0.01 * (1 - 1e-12) && p.coefficient() <= 10 * (1 + 1e-12)));
+          REQUIRE((p.factor >= 0.5 && p.factor <= 4));
+          REQUIRE((p.scale >= 1.0f / 1024 && p.scale <= 1024));
+        }
+        if (weight_decay > 0) continue;
+        // What is never touched stays within learning rates of where it was.
+        const Tensor moved = (ranks.parameters[1][0] - start[0]).narrow(0, 20, 12);
+        REQUIRE(moved.abs().max().item<double>() <= 50 * 1e-3);
+        REQUIRE(distance(ranks.parameters[1][1], start[1]) <= 50 * 1e-3);
+      }
+    }
   }
 }
 

@@ -46,8 +46,8 @@ inline std::string own_difference(const OneBitLambParameter& p, const OneBitLamb
   if (optimizer.factor(parameter) != p.factor) return "factor";
   if (optimizer.momentum_scale(parameter) != static_cast<double>(p.scale)) return "momentum_scale";
   if (frozen == nullptr) return "";
-  const auto found = frozen->find(optimizer.parameter_name(parameter) + "/fresh_exp_avg_sq");
-  return found != frozen->end() && equals_bits(found->second, p.fresh_variance) ? "" : "fresh_exp_avg_sq";
+  const auto found = frozen->find(optimizer.parameter_name(parameter) + "/fresh_variance");
+  return found != frozen->end() && equals_bits(found->second, p.fresh_variance) ? "" : "fresh_variance";
 }
 
 }  // namespace pacer::testing

@@ -144,7 +144,7 @@ TEST_CASE("1-bit LAMB refuses state that was frozen by another rule, or makes no
       CHECK(with("onebit/frozen_at", number_tensor(2.0)) == "");
       CHECK(with("0.0/exp_avg_sq", at::zeros({299})) == "");
       CHECK(with("nobody/exp_avg", at::zeros({3})) == "");
-      if (steps == 4) CHECK(with("0.0/fresh_exp_avg_sq", at::zeros({299})) == "");
+      if (steps == 4) CHECK(with("0.0/fresh_variance", at::zeros({299})) == "");
       for (const auto& [key, value] : mine) {
         NamedTensors state = cloned_state(mine);
         state.erase(key);

@@ -52,6 +52,7 @@ TEST_CASE("options of 1-bit LAMB that say nothing, too much or nonsense are refu
       {with([&](O& o) { o.coeff_beta(nan); }), {"OneBitLamb", "coeff_beta", "nan"}},
       {with([](O& o) { o.factor_min(3).factor_max(2); }), {"OneBitLamb", "factor_min", "3", "2"}},
       {with([](O& o) { o.factor_min(-0.5); }), {"OneBitLamb", "factor_min", "-0.5"}},
+      {with([](O& o) { o.factor_min(0); }), {"OneBitLamb", "factor_min", "0"}},
       {with([&](O& o) { o.factor_min(nan); }), {"OneBitLamb", "factor_min", "nan"}},
       {with([&](O& o) { o.factor_max(nan); }), {"OneBitLamb", "factor_max", "nan"}},
       {with([](O& o) { o.factor_threshold(-0.1); }), {"OneBitLamb", "factor_threshold", "-0.1"}},
