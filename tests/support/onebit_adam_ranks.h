@@ -1,266 +1,38 @@
-// OneBitAdam on threads as ranks, its gradients set by hand, and beside it the textbook that it must equal.
+// OneBitAdam on threads as ranks, and the textbook that it must equal.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <functional>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include <ATen/ops/empty.h>
-#include <c10/util/Exception.h>
-
 #include <pacer/optimizers/onebit_adam.h>
 
 #include "support/onebit_adam_reference.h"
-#include "support/optimizers.h"
-#include "support/ranks.h"
-#include "support/samples.h"
+#include "support/onebit_ranks.h"
 
 namespace pacer::testing {
 
-struct OneBitAdamGroup {
-  std::vector<std::vector<int64_t>> shapes;
-  OneBitAdamOptions options;
-};
-
-inline Tensor fp32_tensor(const std::vector<float>& values) {
-  const Tensor tensor = at::empty({static_cast<int64_t>(values.size())}, at::kFloat);
-  std::copy(values.begin(), values.end(), tensor.mutable_data_ptr<float>());
-  return tensor;
-}
-inline std::vector<float> fp32_values(const Tensor& tensor) {
-  const Tensor flat = tensor.detach().to(at::kFloat).contiguous();
-  return {flat.const_data_ptr<float>(), flat.const_data_ptr<float>() + flat.numel()};
-}
-// The tensor's elements are the values [begin, begin + its size), to the bit.
-inline bool equals_bits(const Tensor& tensor, const std::vector<float>& values, size_t begin = 0) {
-  const Tensor flat = tensor.detach().contiguous();
-  const auto count = static_cast<size_t>(flat.numel());
-  if (flat.scalar_type() != at::kFloat || begin + count > values.size()) return false;
-  return count == 0 || std::memcmp(flat.const_data_ptr<float>(), values.data() + begin, 4 * count) == 0;
-}
-inline NamedTensors cloned_state(const NamedTensors& state) {
-  NamedTensors copy;
-  for (const auto& [name, tensor] : state) copy[name] = tensor.detach().clone();
-  return copy;
-}
-// The first name under which two states differ, "" where none does.
-inline std::string differing_name(const NamedTensors& a, const NamedTensors& b) {
-  for (const auto& [name, tensor] : a) {
-    if (b.count(name) == 0 || !same_bits(tensor, b.at(name))) return name;
-  }
-  for (const auto& [name, tensor] : b) {
-    if (a.count(name) == 0) return name;
-  }
-  return "";
-}
-
-// Numbers of like size: a part that all ranks and attempts share, and noise of this one.
-inline Tensor onebit_gradient(const Tensor& parameter, uint64_t rank, uint64_t attempt, uint64_t number) {
-  Samples shared(1000 + number), own((attempt * 64 + rank) * 1000003 + number);
-  const double size = std::pow(10.0, -static_cast<double>(number % 3));
-  std::vector<float> values(static_cast<size_t>(parameter.numel()));
-  for (float& value : values) {
-    value = static_cast<float>(size * (0.3 * (shared.uniform() - 0.5) + own.uniform() - 0.5));
-  }
-  return fp32_tensor(values).view(parameter.sizes()).to(parameter.scalar_type());
-}
-
-// Takes the warnings of the thread that installs it.
-class HeardWarnings : public c10::WarningHandler {
- public:
-  explicit HeardWarnings(std::string& said) : said_(&said) {}
-  void process(const c10::Warning& warning) override { *said_ += warning.msg() + "\n"; }
-
- private:
-  std::string* said_;
-};
-
-class OneBitAdamRanks {
- public:
-  using Gradients = std::vector<std::vector<Tensor>>;  // [rank][parameter]; undefined: none
-
-  OneBitAdamRanks(int world_size, std::vector<OneBitAdamGroup> of_groups, at::ScalarType dtype = at::kFloat)
-      : world(Communicator::in_process(world_size)), groups_(std::move(of_groups)) {
-    std::vector<Tensor> initial;
-    Samples samples(7);
-    for (const OneBitAdamGroup& group : groups_) {
-      for (const auto& shape : group.shapes) {
-        std::vector<float> values(static_cast<size_t>(c10::multiply_integers(shape)));
-        for (float& value : values) value = static_cast<float>(samples.uniform() - 0.5);
-        initial.push_back(fp32_tensor(values).view(shape).to(dtype).requires_grad_());
-      }
-    }
-    said.resize(size());
-    for (int rank = 0; rank < world_size; ++rank) {
-      parameters.push_back(clones(initial));
-      optimizers.push_back(make(static_cast<size_t>(rank), world[static_cast<size_t>(rank)]));
-    }
-  }
-
-  size_t size() const { return world.size(); }
-
-  Gradients gradients(int64_t attempt) const {
-    Gradients all(size());
-    for (size_t rank = 0; rank < size(); ++rank) {
-      for (size_t i = 0; i < parameters[rank].size(); ++i) {
-        all[rank].push_back(onebit_gradient(parameters[rank][i], rank, static_cast<uint64_t>(attempt), i));
-      }
-    }
-    return all;
-  }
-
-  void set(const Gradients& gradients) {
-    for (size_t rank = 0; rank < size(); ++rank) {
-      for (size_t i = 0; i < parameters[rank].size(); ++i) {
-        const Tensor& gradient = gradients[rank][i];
-        parameters[rank][i].mutable_grad() = gradient.defined() ? gradient.clone() : gradient;
-      }
-    }
-  }
-  // The message of the first rank that threw.
-  std::string step(const Gradients& gradients) {
-    set(gradients);
-    return run([&](size_t rank) { optimizers[rank]->step(); });
-  }
-  std::string run(const std::function<void(size_t)>& f) {
-    return first_of(run_ranks(static_cast<int>(size()), [&](int number) {
-      const auto rank = static_cast<size_t>(number);
-      HeardWarnings ear(said[rank]);
-      const c10::WarningUtils::WarningHandlerGuard guard(&ear);
-      f(rank);
-    }));
-  }
-
-  // New parameters, optimizers and communicators that go on from what these export.
-  void resume() {
-    world = Communicator::in_process(static_cast<int>(size()));
-    for (size_t rank = 0; rank < size(); ++rank) {
-      const NamedTensors state = cloned_state(optimizers[rank]->export_state());
-      const NamedTensors errors = cloned_state(optimizers[rank]->export_rank_state());
-      parameters[rank] = clones(parameters[rank]);
-      optimizers[rank] = make(rank, world[rank]);
-      optimizers[rank]->import_states(state, errors);
-    }
-  }
-
-  // fp32, or what master copy or remainder hold.
-  Tensor value(size_t rank, size_t i) const {
-    const Tensor& p = parameters[rank][i];
-    if (p.scalar_type() == at::kFloat) return p.detach();
-    const auto found = optimizers[rank]->state().find(p.unsafeGetTensorImpl());
-    if (found == optimizers[rank]->state().end()) return p.detach().to(at::kFloat);
-    const auto& state = static_cast<const OneBitAdamParamState&>(*found->second);
-    if (state.master().defined()) return state.master();
-    // Rounded half away, the upper half has taken in the sign of the lower one.
-    const Tensor upper = p.detach().view(at::kShort).to(at::kInt), lower = state.remainder().to(at::kInt);
-    return (upper * 65536 + lower).contiguous().view(at::kFloat);
-  }
-
-  Ranks world;
-  std::vector<std::vector<Tensor>> parameters;  // [rank]
-  std::vector<std::unique_ptr<OneBitAdam>> optimizers;
-  std::vector<std::string> said;  // [rank]: warnings so far
-
- private:
-  std::unique_ptr<OneBitAdam> make(size_t rank, const std::shared_ptr<Communicator>& ranks) const {
-    std::vector<torch::optim::OptimizerParamGroup> groups;
-    auto next = parameters[rank].begin();
-    for (const OneBitAdamGroup& group : groups_) {
-      const auto end = next + static_cast<int64_t>(group.shapes.size());
-      groups.emplace_back(std::vector<Tensor>(next, end), std::make_unique<OneBitAdamOptions>(group.options));
-      next = end;
-    }
-    return std::make_unique<OneBitAdam>(groups, groups_.front().options, ranks);
-  }
-
-  std::vector<OneBitAdamGroup> groups_;
-};
+using OneBitAdamGroup = OneBitGroup<OneBitAdamOptions>;
+using OneBitAdamRanks = OneBitRanks<OneBitAdam, OneBitAdamOptions>;
 
 // The textbook of these ranks, from where they start.
 inline OneBitAdamTextbook textbook_of(const OneBitAdamRanks& ranks,
                                       const std::vector<OneBitAdamGroup>& groups) {
-  const OneBitAdamOptions& options = groups.front().options;
   OneBitAdamRules rules;
-  rules.world_size = static_cast<int64_t>(ranks.size());
-  rules.exchanges = options.one_bit() && (ranks.size() > 1 || options.compress_alone());
-  rules.freeze_step = options.freeze_step().value_or(0);
-  rules.refresh_every = options.refresh_variance_every();
-  rules.variance_floor = options.variance_floor();
-  rules.l1 = options.scale() == kernels::ScaleNorm::l1;
-  rules.block_scales = options.block_scales();
-  const at::ScalarType dtype = ranks.parameters[0][0].scalar_type();
-  if (dtype == at::kBFloat16) rules.stored = [](float sum) { return static_cast<float>(c10::BFloat16(sum)); };
-  if (dtype == at::kHalf) rules.stored = [](float sum) { return static_cast<float>(c10::Half(sum)); };
-  rules.divides_first = dtype == at::kHalf;
+  set_rules(ranks, groups.front().options, rules);
+  rules.refresh_every = groups.front().options.refresh_variance_every();
   std::vector<OneBitAdamParameter> parameters;
   for (const OneBitAdamGroup& group : groups) {
     for (size_t i = 0; i < group.shapes.size(); ++i) {
-      OneBitAdamParameter p;
-      p.lr = group.options.lr();
-      std::tie(p.beta1, p.beta2) = group.options.betas();
-      p.eps = group.options.eps();
-      p.weight_decay = group.options.weight_decay();
-      p.bias_correction = group.options.bias_correction();
-      p.compress = group.options.compress();
-      p.value = fp32_values(ranks.parameters[0][parameters.size()]);
-      parameters.push_back(std::move(p));
+      parameters.push_back(
+          textbook_parameter<OneBitAdamParameter>(group.options, ranks.parameters[0][parameters.size()]));
     }
   }
   return {std::move(rules), std::move(parameters)};
 }
 
-inline OneBitAdamTextbook::Gradients textbook_gradients(const OneBitAdamRanks::Gradients& gradients) {
-  OneBitAdamTextbook::Gradients all;
-  for (const auto& of_rank : gradients) {
-    auto& row = all.emplace_back();
-    for (const Tensor& g : of_rank) {
-      row.push_back(g.defined() ? std::optional(fp32_values(g)) : std::nullopt);
-    }
-  }
-  return all;
-}
-
-// What differs between the textbook and any rank, "" where nothing does. `whole`: state and errors, too.
-inline std::string difference_from(const OneBitAdamTextbook& textbook, const OneBitAdamRanks& ranks,
-                                   bool whole = true) {
-  for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    const OneBitAdam& optimizer = *ranks.optimizers[rank];
-    const std::string at_rank = " at rank " + std::to_string(rank);
-    if (optimizer.frozen_at() != textbook.frozen_at) return "frozen_at" + at_rank;
-    if (optimizer.attempts() != textbook.attempts) return "attempts" + at_rank;
-    const NamedTensors state = whole ? optimizer.export_state() : NamedTensors{};
-    const NamedTensors errors = whole ? optimizer.export_rank_state() : NamedTensors{};
-    for (size_t i = 0; i < textbook.parameters.size(); ++i) {
-      const OneBitAdamParameter& p = textbook.parameters[i];
-      const std::string name = optimizer.parameter_name(ranks.parameters[rank][i]);
-      if (!equals_bits(ranks.value(rank, i), p.value)) return "value of " + name + at_rank;
-      if (!whole) continue;
-      if (p.steps > 0) {
-        if (!equals_bits(state.at(name + "/exp_avg"), p.momentum)) return "exp_avg of " + name + at_rank;
-        if (!equals_bits(state.at(name + "/exp_avg_sq"), p.variance))
-          return "exp_avg_sq of " + name + at_rank;
-      }
-      const Tensor steps = state.at(name + "/step");
-      if (steps.item<int64_t>() != p.steps) return "step of " + name + at_rank;
-      if (errors.count(name + "/worker_error") == 0) continue;
-      if (!equals_bits(errors.at(name + "/worker_error"), textbook.exchange.worker_errors[rank], p.offset)) {
-        return "worker_error of " + name + at_rank;
-      }
-      const size_t begin = std::max(p.offset, rank * textbook.exchange.chunk);
-      const size_t end = std::min(p.offset + p.value.size(), (rank + 1) * textbook.exchange.chunk);
-      const auto served = errors.find(name + "/server_error");
-      if ((served != errors.end()) != (begin < end)) return "existence of server_error of " + name + at_rank;
-      if (begin < end && (served->second.numel() != static_cast<int64_t>(end - begin) ||
-                          !equals_bits(served->second, textbook.exchange.server_error, begin))) {
-        return "server_error of " + name + at_rank;
-      }
-    }
-  }
+inline std::string own_difference(const OneBitAdamParameter&, const OneBitAdam&, const Tensor&,
+                                  const NamedTensors*) {
   return "";
 }
 

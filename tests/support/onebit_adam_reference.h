@@ -1,31 +1,27 @@
 // 1-bit Adam as a textbook has it (Tang et al., arXiv:2102.02888, algorithm 1): all ranks are a loop in one
-// process. Written from the definition and
-// from nothing in pacer; each operation rounds where the definition says so, and therefore optimizers must
-// agree with it to the bit.
+// process. Written from the definition and from nothing in pacer; each operation rounds where the definition
+// says so, and therefore optimizers must agree with it to the bit.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "support/onebit_adam_exchange.h"
+#include "support/onebit_gradients.h"
 
 namespace pacer::testing {
 
-struct OneBitAdamRules {
-  int64_t world_size = 1;
+struct OneBitAdamRules : TextbookGradientRules {
   bool exchanges = true;    // momentum goes through signs
   int64_t freeze_step = 1;  // 0: whoever steps calls freeze()
   int64_t refresh_every = 0;
   double variance_floor = 0.01;
   bool l1 = false;
   bool block_scales = false;
-  std::function<float(float)> stored;  // rounds sums of 16-bit gradients; null: fp32
-  bool divides_first = false;          // fp16 gradients become a mean before they are added
 };
 
 struct OneBitAdamParameter {
@@ -47,7 +43,7 @@ struct OneBitAdamParameter {
 class OneBitAdamTextbook {
  public:
   using Numbers = std::vector<float>;
-  using Gradients = std::vector<std::vector<std::optional<Numbers>>>;  // [rank][parameter]; none: undefined
+  using Gradients = TextbookGradients;
 
   OneBitAdamTextbook(OneBitAdamRules rules, std::vector<OneBitAdamParameter> of_all)
       : parameters(std::move(of_all)), rules_(std::move(rules)) {
@@ -69,7 +65,7 @@ class OneBitAdamTextbook {
   // `clip` multiplies the mean gradient. A gradient that is not finite uses up the attempt and nothing else.
   void step(const Gradients& gradients, double clip = 1) {
     ++attempts;
-    if (is_finite(gradients)) {
+    if (all_finite(gradients)) {
       if (!frozen_at) {
         for (size_t i = 0; i < parameters.size(); ++i) adamw(i, gradients, clip);
       } else {
@@ -116,46 +112,9 @@ class OneBitAdamTextbook {
     return rules_.refresh_every > 0 && (attempt - *frozen_at) % rules_.refresh_every == 0;
   }
 
-  static bool is_finite(const Gradients& gradients) {
-    for (const auto& of_rank : gradients) {
-      for (const auto& gradient : of_rank) {
-        if (!gradient) continue;
-        for (const float g : *gradient) {
-          if (!(std::fabs(g) < 1e18f)) return false;  // nor is its square beside others' in fp32
-        }
-      }
-    }
-    return true;
-  }
-
-  // The mean over ranks of parameter i's gradient, times `clip`. One rank alone may have none; among several,
-  // a gradient that is missing is zero.
-  std::optional<Numbers> mean(size_t i, const Gradients& gradients, double clip) const {
-    if (rules_.world_size == 1 && !gradients[0][i]) return std::nullopt;
-    const double share = 1.0 / static_cast<double>(rules_.world_size);
-    Numbers total;
-    for (const auto& of_rank : gradients) {
-      Numbers own = of_rank[i].value_or(Numbers(parameters[i].value.size(), 0));
-      if (rules_.divides_first) {
-        for (float& g : own) g = rules_.stored(g * static_cast<float>(share));
-      }
-      if (&of_rank == &gradients.front()) {
-        total = own;
-        continue;
-      }
-      for (size_t k = 0; k < total.size(); ++k) {
-        total[k] = total[k] + own[k];
-        if (rules_.stored) total[k] = rules_.stored(total[k]);
-      }
-    }
-    const auto factor = static_cast<float>(rules_.divides_first ? clip : clip * share);
-    for (float& g : total) g = factor * g;
-    return total;
-  }
-
   void adamw(size_t i, const Gradients& gradients, double clip) {
     OneBitAdamParameter& p = parameters[i];
-    const auto gradient = mean(i, gradients, clip);
+    const auto gradient = mean_gradient(rules_, gradients, i, p.value.size(), clip);
     if (!gradient) return;
     ++p.steps;
     const auto b1 = static_cast<float>(p.beta1), rest1 = static_cast<float>(1 - p.beta1);
@@ -185,7 +144,9 @@ class OneBitAdamTextbook {
       }
     } else {
       std::vector<std::optional<Numbers>> means;
-      for (size_t i = 0; i < parameters.size(); ++i) means.push_back(mean(i, gradients, clip));
+      for (size_t i = 0; i < parameters.size(); ++i) {
+        means.push_back(mean_gradient(rules_, gradients, i, parameters[i].value.size(), clip));
+      }
       const Numbers result = new_momentum(means, 1.0f);
       for (size_t i = 0; i < parameters.size(); ++i) {
         OneBitAdamParameter& p = parameters[i];

@@ -13,22 +13,6 @@ std::vector<OneBitAdamGroup> two_groups(const OneBitAdamOptions& options) {
   return {{{{37, 13}, {0, 3}, {1}}, options}, {{{129}, {4097}}, other}};
 }
 
-// Both take `attempts` steps; `edit` may change the gradients of an attempt, `between` what follows it.
-using Edit = std::function<void(int64_t, OneBitAdamRanks::Gradients&)>;
-std::string differ_after(OneBitAdamRanks& ranks, OneBitAdamTextbook& textbook, int64_t attempts,
-                         const Edit& edit = nullptr, int64_t whole_every = 1) {
-  for (int64_t last = textbook.attempts + attempts; textbook.attempts < last;) {
-    auto gradients = ranks.gradients(textbook.attempts);
-    if (edit) edit(textbook.attempts, gradients);
-    const std::string message = ranks.step(gradients);
-    textbook.step(textbook_gradients(gradients));
-    const bool whole = textbook.attempts % whole_every == 0 || textbook.attempts == last;
-    const std::string what = message.empty() ? difference_from(textbook, ranks, whole) : message;
-    if (!what.empty()) return what + " after attempt " + std::to_string(textbook.attempts);
-  }
-  return "";
-}
-
 FusedAdamWOptions adamw_like(const OneBitAdamOptions& o) {
   return FusedAdamWOptions(o.lr())
       .betas(o.betas())
@@ -124,7 +108,7 @@ TEST_CASE("200 steps with refreshes, skipped steps and two resumes are the textb
     OneBitAdamRanks ranks(world_size, groups);
     OneBitAdamTextbook textbook = textbook_of(ranks, groups);
     // In warm-up, at the freeze itself, in a compressed step, and in place of a refresh (attempt 70 + 20).
-    const Edit spoil = [&](int64_t attempt, OneBitAdamRanks::Gradients& gradients) {
+    const GradientEdit spoil = [&](int64_t attempt, OneBitAdamRanks::Gradients& gradients) {
       if (attempt != 5 && attempt != 19 && attempt != 50 && attempt != 89) return;
       gradients.back()[2].view({-1})[11] = NAN;
     };

@@ -5,7 +5,7 @@
 #include "support/catch.h"
 
 #include "support/half_reference.h"
-#include "support/onebit_adam_ranks.h"
+#include "support/onebit_adam_refusals.h"
 
 namespace pacer::testing::onebit_numbers {
 namespace {
@@ -14,28 +14,6 @@ struct Place {
   size_t parameter;
   int64_t element;
 };
-
-// Everything that a step may change, of all ranks, but the number of attempts.
-std::vector<NamedTensors> everything(const OneBitAdamRanks& ranks) {
-  std::vector<NamedTensors> all;
-  for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    NamedTensors& state = all.emplace_back(cloned_state(ranks.optimizers[rank]->export_state()));
-    state.erase("onebit/attempts");
-    for (const auto& [name, tensor] : cloned_state(ranks.optimizers[rank]->export_rank_state()))
-      state[name] = tensor;
-    for (size_t i = 0; i < ranks.parameters[rank].size(); ++i) {
-      state["value " + std::to_string(i)] = ranks.parameters[rank][i].detach().clone();
-    }
-  }
-  return all;
-}
-std::string first_change(const std::vector<NamedTensors>& before, const std::vector<NamedTensors>& after) {
-  for (size_t rank = 0; rank < before.size(); ++rank) {
-    const std::string name = differing_name(before[rank], after[rank]);
-    if (!name.empty()) return name + " of rank " + std::to_string(rank);
-  }
-  return "";
-}
 
 // "" if attempt number `attempt`, with one number that is not finite, changes nothing, and what follows is
 // what it would be had it only been counted.
