@@ -60,7 +60,8 @@ PACER_HOST_DEVICE double lamb_factor(double largest, double direction_squares, d
                                      double before, const LambFactorBounds& bounds,
                                      const LambScalars<float>& s) {
   if (s.adapt == 0) return 1;
-  double factor = largest;
+  constexpr double kLargestFloat = 3.4028234663852886e38;  // infinity times a share of 0 would be no number
+  double factor = largest < kLargestFloat ? largest : kLargestFloat;
   if (s.weight_decay > 0 && update_squares > 0) {
     const double share = div_(sqrt_(direction_squares), sqrt_(update_squares));
     const double kept = share < 1 ? share : 1;
