@@ -92,17 +92,5 @@ void train(const std::shared_ptr<pacer::Communicator>& world) {
 }  // namespace
 
 int main(int argument_count, char** arguments) {
-  try {
-    const bool given = argument_count == 3 && std::string(arguments[1]) == "--processes";
-    pacer::require(given || argument_count == 1, "the only option is --processes N");
-    const auto exit_code = examples::run_processes(given ? std::atoi(arguments[2]) : 1, arguments);
-    if (exit_code) return *exit_code;
-    train(examples::join_processes());
-  } catch (const pacer::CommunicationError& error) {
-    std::fprintf(stderr, "05_data_parallel: %s\n", error.what());
-    return examples::kPeersFailed;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "05_data_parallel: %s\n", error.what());
-    return 1;
-  }
+  return examples::run_as_ranks(argument_count, arguments, train);
 }

@@ -7,51 +7,31 @@
 //   mpirun -n 2 06_onebit_adam                      also srun
 //   06_onebit_adam                                  one process: nothing to send, so nothing is compressed
 #include <cstdio>
-#include <fstream>
-#include <iterator>
 #include <memory>
-#include <string>
+#include <vector>
 
 #include <torch/nn.h>
 #include <torch/utils.h>
 
 #include <pacer/pacer.h>
 
+#include "support/byte_model.h"
 #include "support/processes.h"
 
 namespace {
 
-constexpr int64_t kContext = 16;  // bytes that the model sees
-constexpr int64_t kBatch = 64;    // of all ranks together
+constexpr int64_t kBatch = 64;  // of all ranks together
 constexpr int64_t kSteps = 600;
 constexpr int64_t kFreezeStep = kSteps / 5;  // warm-up: a fifth of the run is a good first guess
 constexpr double kRate = 3e-3;
 
 using World = std::shared_ptr<pacer::Communicator>;
 
-// Predicts a byte from the kContext bytes before it.
-torch::nn::Sequential make_model() {
-  constexpr int64_t kFeatures = 24, kHidden = 256, kBytes = 256;
-  torch::manual_seed(1);
-  return torch::nn::Sequential(torch::nn::Embedding(kBytes, kFeatures), torch::nn::Flatten(),
-                               torch::nn::Linear(kContext * kFeatures, kHidden), torch::nn::GELU(),
-                               torch::nn::Linear(kHidden, kBytes));
-}
-
-// int64 [windows, kContext + 1]: every run of bytes of a text.
-torch::Tensor read_windows(const char* path) {
-  std::ifstream file(path, std::ios::binary);
-  std::string text(std::istreambuf_iterator<char>(file), {});
-  const auto bytes =
-      torch::from_blob(text.data(), {static_cast<int64_t>(text.size())}, torch::kUInt8).to(torch::kInt64);
-  return bytes.unfold(0, kContext + 1, 1);
-}
-
 // Trains and says what it took; `optimizer` is over the parameters of `model`.
 void train(const char* name, torch::nn::Sequential model, torch::optim::Optimizer& optimizer,
            const World& world) {
   const int64_t sent_before = world->bytes_sent();
-  const auto windows = read_windows(PACER_TORCH_INCLUDE_DIR "/ATen/core/TensorBody.h");
+  const auto windows = examples::read_windows(PACER_TORCH_INCLUDE_DIR "/ATen/core/TensorBody.h");
   const int64_t share = kBatch / world->world_size();
   pacer::EpochSampler sampler(static_cast<size_t>(windows.size(0)), /*seed=*/1, *world);
   pacer::Session session(*model, optimizer, world);
@@ -67,7 +47,7 @@ void train(const char* name, torch::nn::Sequential model, torch::optim::Optimize
     }
     const std::vector<int64_t> chosen(rows->begin(), rows->end());
     const auto batch = windows.index_select(0, torch::tensor(chosen));
-    auto [x, y] = session.begin(batch.narrow(1, 0, kContext), batch.select(1, kContext));
+    auto [x, y] = session.begin(batch.narrow(1, 0, examples::kContext), batch.select(1, examples::kContext));
     const auto loss = torch::cross_entropy_loss(model->forward(x), y);
     session.backward(loss);
     session.step();
@@ -87,11 +67,11 @@ void compare(const World& world) {
                  world->world_size(), " processes; start 1, 2, 4, 8 ...");
   torch::set_num_threads(1);  // so small a model gains nothing from a second one
   {
-    auto model = make_model();
+    auto model = examples::make_byte_model();
     pacer::FusedAdamW optimizer(model->named_parameters(), pacer::FusedAdamWOptions(kRate).weight_decay(0.1));
     train("FusedAdamW", model, optimizer, world);
   }
-  auto model = make_model();
+  auto model = examples::make_byte_model();
   pacer::OneBitAdam optimizer(model->named_parameters(),
                               pacer::OneBitAdamOptions(kRate).weight_decay(0.1).freeze_step(kFreezeStep),
                               world);
@@ -106,17 +86,6 @@ void compare(const World& world) {
 }  // namespace
 
 int main(int argument_count, char** arguments) {
-  try {
-    const bool given = argument_count == 3 && std::string(arguments[1]) == "--processes";
-    pacer::require(given || argument_count == 1, "the only option is --processes N");
-    const auto exit_code = examples::run_processes(given ? std::atoi(arguments[2]) : 1, arguments);
-    if (exit_code) return *exit_code;
-    compare(examples::join_processes(pacer::CommunicatorOptions().backend(pacer::Backend::gloo)));
-  } catch (const pacer::CommunicationError& error) {
-    std::fprintf(stderr, "06_onebit_adam: %s\n", error.what());
-    return examples::kPeersFailed;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "06_onebit_adam: %s\n", error.what());
-    return 1;
-  }
+  return examples::run_as_ranks(argument_count, arguments, compare,
+                                pacer::CommunicatorOptions().backend(pacer::Backend::gloo));
 }
