@@ -61,7 +61,7 @@ std::unique_ptr<torch::optim::Optimizer> make_lamb(const OptimizerRecipe& recipe
 std::unique_ptr<torch::optim::Optimizer> make_onebit_lamb(const OptimizerRecipe& recipe) {
   auto options = pacer::OneBitLambOptions(kLambRate * recipe.learning_rate).betas({kBeta1, kBeta2});
   options.bias_correction(true).max_coeff(recipe.lamb_max_coeff).variance_floor(recipe.variance_floor);
-  options.freeze_step(recipe.freeze_step).compress_alone(true);
+  options.freeze_step(recipe.freeze_step).compress_alone(true).factor_max(recipe.lamb_max_factor);
   return std::make_unique<pacer::OneBitLamb>(lamb_groups(recipe, options), options, recipe.world);
 }
 

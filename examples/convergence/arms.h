@@ -27,6 +27,7 @@ struct OptimizerRecipe {
   int64_t refresh_every;  // of its arms that refresh the variance
   double variance_floor;
   double lamb_max_coeff;
+  double lamb_max_factor;
   torch::Tensor positions;  // learned; among the decayed
   std::shared_ptr<pacer::Communicator> world;
 };

@@ -120,9 +120,12 @@ std::vector<OptionGroup> option_groups(const std::vector<std::string>& arm_names
             "no element of the frozen variance counts as less than this share of its tensor's mean (default "
             "0.01)",
             &Settings::onebit_floor, {0.0, 1.0}),
-        number("lamb-max-coeff", "RATIO",
-               "the largest trust ratio of lamb and onebit-lamb (default 10; 0.3 for BERT's recipe)",
-               &Settings::lamb_max_coeff, {0.01, 1e6})}});
+        number("lamb-max-coeff", "RATIO", "the largest trust ratio of lamb and onebit-lamb (default 0.3)",
+               &Settings::lamb_max_coeff, {0.01, 1e6}),
+        number("lamb-max-factor", "FACTOR",
+               "by how much onebit-lamb may raise its steps where its variance would have shrunk, at least 1 "
+               "(default 1)",
+               &Settings::lamb_max_factor, {1.0, 1e6})}});
   // A study's settings.ini shows it as unset: who repeats a study does not want its stored results.
   Option resume{"resume", "",
                 "take finished runs from the output folder and continue unfinished ones from their newest "

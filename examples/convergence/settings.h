@@ -40,7 +40,8 @@ struct Settings {
   double onebit_freeze = 0.2;     // share of the steps after which 1-bit Adam compresses
   int64_t onebit_refresh = 32;    // steps between refreshes of its variance
   double onebit_floor = 0.01;     // under its variance, in shares of a tensor's mean
-  double lamb_max_coeff = 10;     // the largest trust ratio of LAMB
+  double lamb_max_coeff = 0.3;    // the largest trust ratio of LAMB
+  double lamb_max_factor = 1;     // and the largest factor of 1-bit LAMB
 
   // Validation.
   int64_t evaluate_every = 0;        // tokens; 0: a sixteenth of the budget

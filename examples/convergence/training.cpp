@@ -42,6 +42,7 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Arm& arm, const Se
                          settings.onebit_refresh,
                          settings.onebit_floor,
                          settings.lamb_max_coeff,
+                         settings.lamb_max_factor,
                          model->position_weight(),
                          world};
   for (const auto& parameter : model->parameters()) {

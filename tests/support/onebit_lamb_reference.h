@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -270,7 +271,7 @@ class OneBitLambTextbook {
   // From the largest ratio of the roots and the sums of squares of the update without and with decay.
   static double next_factor(const OneBitLambParameter& p, double largest, double without_decay,
                             double update) {
-    double f = largest;
+    double f = std::min(largest, static_cast<double>(std::numeric_limits<float>::max()));
     if (p.weight_decay > 0 && update > 0) {
       const double k = std::min(1.0, std::sqrt(without_decay) / std::sqrt(update));
       const double scaled = f * k, rest = 1.0 - k;
