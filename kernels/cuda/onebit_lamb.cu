@@ -57,6 +57,7 @@ __device__ __forceinline__ void advance_unit(const OneBitLambWork& work, const O
   constexpr int kRow = static_cast<int>(kOneBitRow);
   const int size = kWhole ? static_cast<int>(kReductionUnit) : static_cast<int>(unit.count);
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  float found = 0;  // the largest ratio that a lane of this warp has found
 #pragma unroll 1
   for (int first = 0; first * kRow < size; first += kLambRowsAtOnce) {
     LambRow<kStorage, kDense> rows[kLambRowsAtOnce];
@@ -85,7 +86,7 @@ __device__ __forceinline__ void advance_unit(const OneBitLambWork& work, const O
         const float update = lamb_update(direction, row.parameters.value(k), scalars);
         columns.direction[k] = fma_(direction, direction, columns.direction[k]);
         columns.update[k] = fma_(update, update, columns.update[k]);
-        columns.ratio = larger_ratio(columns.ratio, denominator, row.fresh[k], scalars);
+        columns.ratio = larger_ratio(columns.ratio, found, denominator, row.fresh[k], scalars);
       }
       if constexpr (kWhole) {
         store_packet(work.fresh_variance + position, row.fresh);
@@ -93,6 +94,7 @@ __device__ __forceinline__ void advance_unit(const OneBitLambWork& work, const O
         store_mine(work.fresh_variance + position, count, row.fresh);
       }
     }
+    found = largest_of_warp(columns.ratio);
   }
 }
 

@@ -130,13 +130,14 @@ struct LambRow {
   }
 };
 
-// The larger of both. A quotient is worked out only where one of half the digits says that it may be larger.
-__device__ __forceinline__ float larger_ratio(float largest, float denominator, float fresh,
+// The larger of both. A quotient is worked out only where one of half the digits says that it may be larger
+// than one that somebody has found already.
+__device__ __forceinline__ float larger_ratio(float largest, float found, float denominator, float fresh,
                                               const LambScalars<float>& scalars) {
   float root;
   asm("sqrt.approx.f32 %0, %1;" : "=f"(root) : "f"(fresh));
   const float near = __fdividef(denominator, fma_(root, scalars.inverse_sqrt_correction, scalars.epsilon));
-  if (near < largest * 0.99999f) return largest;
+  if (near < found * 0.99999f) return largest;
   const float ratio = denominator_ratio(denominator, fresh, scalars);
   return ratio > largest ? ratio : largest;
 }

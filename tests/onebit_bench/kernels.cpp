@@ -65,8 +65,7 @@ struct Kernels::Memory {
     served_carried = at::randn({served.extent}, f32);
     scales = at::ones({2}, f32);
     sums = at::zeros({n / pacer::kReductionUnit + 1}, f64);
-    for (at::Tensor* messages : {&sent, &received, &gathered})
-      *messages = at::randint(256, {stride * ranks}, bytes);
+    for (at::Tensor* messages : {&sent, &received, &gathered}) *messages = random_signs(ranks);
     own = at::randint(256, {stride}, bytes);
     check = at::zeros({static_cast<int64_t>(sizeof(GradientCheck))}, bytes);
     number = at::ones({1}, f64);
@@ -95,6 +94,18 @@ struct Kernels::Memory {
     fill(units, pacer::make_tiles(counts, pacer::kReductionUnit), device);
     partials = at::zeros({static_cast<int64_t>(units.host().size())}, f64);
     make_lamb(f32, f64);
+  }
+
+  // Headers of random bytes would have scales that are no numbers, and divisions take longer by those.
+  at::Tensor random_signs(int64_t ranks) const {
+    const at::Tensor messages =
+        at::randint(256, {ranks, stride}, at::TensorOptions().dtype(at::kByte).device(device));
+    OneBitHeader header{};
+    header.scale = 0.01f;
+    const at::Tensor bytes = at::empty({static_cast<int64_t>(sizeof header)}, at::kByte);
+    std::memcpy(bytes.mutable_data_ptr(), &header, sizeof header);
+    messages.narrow(1, 0, bytes.numel()).copy_(bytes.expand({ranks, bytes.numel()}));
+    return messages.view({-1});
   }
 
   void make_lamb(const at::TensorOptions& f32, const at::TensorOptions& f64) {
