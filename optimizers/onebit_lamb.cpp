@@ -26,38 +26,33 @@ OneBitLamb::OneBitLamb(const std::vector<NamedParamGroup>& groups, OneBitLambOpt
     : OneBitOptimizer(detail::kOneBitLambFlavour, groups,
                       std::make_unique<OneBitLambOptions>(std::move(defaults)), std::move(world)) {}
 
-void OneBitLamb::check_is_parameter(const torch::Tensor& parameter) const {
-  for (const auto& group : param_groups_) {
+const OptimizerParamGroup& OneBitLamb::group_of(const torch::Tensor& parameter) const {
+  for (const OptimizerParamGroup& group : param_groups_) {
     for (const torch::Tensor& own : group.params()) {
-      if (own.is_same(parameter)) return;
+      if (own.is_same(parameter)) return group;
     }
   }
   throw InvalidArgument("OneBitLamb: this tensor is none of its parameters; pass one of them");
 }
 
 double OneBitLamb::coefficient(const torch::Tensor& parameter) const {
-  check_is_parameter(parameter);
+  const OptimizerParamGroup& group = group_of(parameter);
   const auto state = state_.find(parameter.unsafeGetTensorImpl());
   if (state == state_.end()) return 1;
-  const auto& fields = static_cast<const FusedAdamStateFields&>(*state->second);
-  if (!fields.trust_average().defined()) return 1;  // its group is not compressed
-  if (compressed() != nullptr) return detail::mean_trust(fields.trust_average());
-  for (const auto& group : param_groups_) {
-    for (const torch::Tensor& own : group.params()) {
-      if (!own.is_same(parameter)) continue;
-      return detail::corrected_trust(fields.trust_average(), flavour().settings(group.options()).kernel);
-    }
-  }
-  return 1;
+  const auto& average = static_cast<const FusedAdamStateFields&>(*state->second).trust_average();
+  if (!average.defined()) return 1;  // its group is not compressed
+  return compressed() != nullptr
+             ? detail::mean_trust(average)
+             : detail::corrected_trust(average, flavour().settings(group.options()).kernel);
 }
 
 double OneBitLamb::factor(const torch::Tensor& parameter) const {
-  check_is_parameter(parameter);
+  group_of(parameter);
   return compressed() == nullptr ? 1 : compressed()->lamb_factor(parameter);
 }
 
 double OneBitLamb::momentum_scale(const torch::Tensor& parameter) const {
-  check_is_parameter(parameter);
+  group_of(parameter);
   return compressed() == nullptr ? 1 : compressed()->momentum_scale(parameter);
 }
 

@@ -47,7 +47,8 @@ class OneBitLamb : public OneBitOptimizer {
   double momentum_scale(const torch::Tensor& parameter) const;
 
  private:
-  void check_is_parameter(const torch::Tensor& parameter) const;
+  // Throws InvalidArgument where there is none.
+  const torch::optim::OptimizerParamGroup& group_of(const torch::Tensor& parameter) const;
 };
 
 }  // namespace pacer
