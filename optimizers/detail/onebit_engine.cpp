@@ -67,7 +67,7 @@ bool OneBitEngine::freeze(const std::vector<AdamGroupSettings>& settings) {
   }
   set_floors(control(nullptr));
   if (layout_.length() > 0 && !(total_.item<double>() > 0)) return false;
-  if (lamb_) lamb_->freeze(entries_, settings_, stages_, variance_, momentum_, floors_);
+  if (lamb_) lamb_->freeze(entries_, settings_, variance_, momentum_, floors_);
   for (size_t i = 0; i < entries_.size(); ++i) {
     entries_[i].state->exp_avg_sq(view(variance_, i));
     entries_[i].state->exp_avg(at::Tensor());

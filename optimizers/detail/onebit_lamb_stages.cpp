@@ -12,6 +12,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <pacer/core/error.h>
+#include <pacer/optimizers/detail/tensor_sums.h>
 #include <pacer/optimizers/detail/tile_loop.h>
 
 namespace pacer::detail {
@@ -88,9 +89,13 @@ at::Tensor OneBitLambStages::view(const at::Tensor& flat, const AdamEntry& entry
 }
 
 void OneBitLambStages::freeze(std::vector<AdamEntry>& entries, const std::vector<AdamGroupSettings>& settings,
-                              const OneBitStages& stages, const at::Tensor& variance,
-                              const at::Tensor& momentum, const at::Tensor& floors) {
-  const std::vector<double> squares = stages.tensor_sums_of_squares(momentum);
+                              const at::Tensor& variance, const at::Tensor& momentum,
+                              const at::Tensor& floors) {
+  std::vector<const float*> arrays;
+  for (size_t i = 0; i < entries.size(); ++i) {
+    arrays.push_back(momentum.const_data_ptr<float>() + layout_.offset(i));
+  }
+  const std::vector<double> squares = tensor_sums(Term::square, arrays, layout_.counts(), device_);
   std::vector<double> magnitudes;
   double sum = 0, counted = 0;
   for (size_t i = 0; i < entries.size(); ++i) {

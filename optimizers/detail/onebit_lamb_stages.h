@@ -33,8 +33,7 @@ class OneBitLambStages {
   // At the freeze, from the flat buffers and floors of the tensors; states' trust averages become final.
   // Waits for a GPU.
   void freeze(std::vector<AdamEntry>& entries, const std::vector<AdamGroupSettings>& settings,
-              const OneBitStages& stages, const at::Tensor& variance, const at::Tensor& momentum,
-              const at::Tensor& floors);
+              const at::Tensor& variance, const at::Tensor& momentum, const at::Tensor& floors);
   // "NAME/momentum_scale" (fp32), "NAME/lamb_factor" (fp64), one number each, and "NAME/fresh_variance".
   void export_state(const std::vector<AdamEntry>& entries, NamedTensors& state) const;
   // Throws InvalidArgument where such a state does not fit, changing nothing.

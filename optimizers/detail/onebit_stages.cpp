@@ -5,7 +5,6 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 
 #include <pacer/core/reduction_order.h>
@@ -130,36 +129,6 @@ void OneBitStages::sum_of_squares_on_cpu(double* partials) const {
                       : kernels::sum_of_squares_cpu(
                             type, static_cast<const char*>(tensor.gradient) + unit.offset * size, unit.count);
   });
-}
-
-std::vector<double> OneBitStages::tensor_sums_of_squares(const at::Tensor& flat) const {
-  const auto* elements = flat.const_data_ptr<float>();
-  const size_t tensors = layout_.counts().size();
-  std::vector<double> partials(units_.size());
-  if (device_.is_cpu()) {
-    for_each_tile(units_, [&](int64_t u) {
-      const Tile& unit = units_[static_cast<size_t>(u)];
-      partials[static_cast<size_t>(u)] = kernels::sum_of_squares_cpu(
-          kernels::GradientType::f32, elements + layout_.offset(unit.tensor) + unit.offset, unit.count);
-    });
-  } else {
-    DeviceBuffer<kernels::AdamGradient> arrays;
-    for (size_t i = 0; i < tensors; ++i) arrays.host().push_back({elements + layout_.offset(i), 0});
-    arrays.send(device_);
-    const at::Tensor sums = at::empty_like(partials_);
-    kernels::sum_of_squares_cuda(kernels::GradientType::f32, all_units_.pointer(),
-                                 static_cast<int64_t>(units_.size()), arrays.pointer(), /*places=*/nullptr,
-                                 sums.mutable_data_ptr<double>(), current_stream(device_));
-    const at::Tensor on_host = sums.cpu();
-    std::copy_n(on_host.const_data_ptr<double>(), partials.size(), partials.begin());
-  }
-  std::vector<double> sums(tensors);
-  for (size_t u = 0; u < units_.size();) {
-    const size_t tensor = units_[u].tensor, begin = u;
-    while (u < units_.size() && units_[u].tensor == tensor) ++u;
-    sums[tensor] = sum_partials(partials.data() + begin, static_cast<int64_t>(u - begin));
-  }
-  return sums;
 }
 
 void OneBitStages::floors(const at::Tensor& variance, double share, const at::Tensor& floors,

@@ -39,9 +39,6 @@ class OneBitStages {
   // The momentum in fp32, with zeros between tensors.
   at::Tensor decode(const kernels::OneBitAdamWork& work, const kernels::OneBitControl& control) const;
 
-  // On the host, by tensor; waits for a GPU.
-  std::vector<double> tensor_sums_of_squares(const at::Tensor& flat) const;
-
   // Of sums, tensor by tensor.
   const std::vector<Tile>& units() const { return units_; }
   // CUDA: the tensors of one dtype set.

@@ -1,0 +1,67 @@
+#include <pacer/optimizers/detail/tensor_sums.h>
+
+#include <ATen/ops/empty.h>
+#include <c10/core/DeviceGuard.h>
+
+#include <pacer/collectives/detail/device_buffer.h>
+#include <pacer/core/reduction_order.h>
+#include <pacer/kernels/norm.h>
+#include <pacer/optimizers/detail/tile_loop.h>
+
+namespace pacer::detail {
+namespace {
+
+std::vector<double> unit_sums_on_cpu(Term term, const std::vector<const float*>& arrays,
+                                     const std::vector<Tile>& units) {
+  std::vector<double> sums(units.size());
+  for_each_tile(units, [&](int64_t u) {
+    const Tile& unit = units[static_cast<size_t>(u)];
+    const float* elements = arrays[unit.tensor] + unit.offset;
+    sums[static_cast<size_t>(u)] =
+        term == Term::square ? kernels::sum_of_squares_cpu(kernels::GradientType::f32, elements, unit.count)
+                             : kernels::sum_of_magnitudes_cpu(elements, unit.count);
+  });
+  return sums;
+}
+
+std::vector<double> unit_sums_on_cuda(Term term, const std::vector<const float*>& arrays,
+                                      const std::vector<Tile>& units, at::Device device) {
+  const c10::DeviceGuard guard(device);
+  const auto count = static_cast<int64_t>(units.size());
+  DeviceBuffer<Tile> tiles;
+  DeviceBuffer<kernels::AdamGradient> pointers;
+  tiles.host() = units;
+  for (const float* array : arrays) pointers.host().push_back({array, 0});
+  tiles.send(device);
+  pointers.send(device);
+  const at::Tensor partials = at::empty({count}, at::TensorOptions().dtype(at::kDouble).device(device));
+  auto* sums = partials.mutable_data_ptr<double>();
+  const kernels::Stream stream = current_stream(device);
+  if (term == Term::square) {
+    kernels::sum_of_squares_cuda(kernels::GradientType::f32, tiles.pointer(), count, pointers.pointer(),
+                                 /*places=*/nullptr, sums, stream);
+  } else {
+    kernels::sum_of_magnitudes_cuda(tiles.pointer(), count, pointers.pointer(), sums, stream);
+  }
+  const at::Tensor on_host = partials.cpu();
+  const auto* numbers = on_host.const_data_ptr<double>();
+  return {numbers, numbers + count};
+}
+
+}  // namespace
+
+std::vector<double> tensor_sums(Term term, const std::vector<const float*>& arrays,
+                                const std::vector<int64_t>& counts, at::Device device) {
+  const std::vector<Tile> units = make_tiles(counts, kReductionUnit);
+  const std::vector<double> of_units = device.is_cpu() ? unit_sums_on_cpu(term, arrays, units)
+                                                       : unit_sums_on_cuda(term, arrays, units, device);
+  std::vector<double> sums(counts.size());
+  for (size_t u = 0; u < units.size();) {
+    const size_t tensor = units[u].tensor, begin = u;
+    while (u < units.size() && units[u].tensor == tensor) ++u;
+    sums[tensor] = sum_partials(of_units.data() + begin, static_cast<int64_t>(u - begin));
+  }
+  return sums;
+}
+
+}  // namespace pacer::detail
