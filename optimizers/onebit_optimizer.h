@@ -58,8 +58,8 @@ class OneBitOptimizer : public FusedOptimizer {
   // nothing is compressed any more, all of them are added to the momentum in the next step.
   NamedTensors join_rank_states(const std::vector<NamedTensors>& rank_states) const override;
 
-  // Beside the warm-up's, how far the freeze is. Momentum is written whole, whatever its form. Both throw Error
-  // after a step that failed half-way: load a checkpoint then.
+  // Beside the warm-up's, how far the freeze is. Momentum is written whole, whatever its form. Both throw
+  // Error after a step that failed half-way: load a checkpoint then.
   NamedTensors export_state() const override;
   // This rank's two errors.
   NamedTensors export_rank_state() const override;
