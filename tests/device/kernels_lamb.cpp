@@ -239,7 +239,8 @@ TEST_CASE("trust ratios of tensors of many units have the bits of the CPU", "[ke
                       device_units.data(),
                       static_cast<int64_t>(unit_counts.size()),
                       {of_parameters.data(), of_updates.data()},
-                      ratios.data()};
+                      ratios.data(),
+                      /*averages=*/nullptr};
   lamb_cuda(AdamStorage::f64, work, nullptr, device_gradients.data(), scalars.data(), false, nullptr);
   synchronize();
   CHECK(differing_ratios(ratios.get(), expected) == 0);

@@ -34,14 +34,12 @@ AdamSlot random_slot(Samples& samples) {
   return {s, samples.chance(0.5) ? 1u : 0u, samples.chance(0.9) ? 1u : 0u};
 }
 
-// Bytes of the members; what follows is padding.
-template <class Real>
-constexpr size_t kMemberBytes = offsetof(AdamScalars<Real>, step) + sizeof(int64_t);
-
 template <class Real>
 bool has_scalars(const unsigned char* memory, AdamScalars<Real> expected, bool skip) {
   expected.skip = skip;
-  return std::memcmp(memory, &expected, kMemberBytes<Real>) == 0;
+  const auto* begin = reinterpret_cast<const unsigned char*>(&expected);
+  const auto* end = reinterpret_cast<const unsigned char*>(&expected.step + 1);  // then there is padding
+  return std::memcmp(memory, begin, static_cast<size_t>(end - begin)) == 0;
 }
 
 bool has_scalars(const unsigned char* memory, const AdamSlot& slot, int64_t step, bool skip) {

@@ -58,7 +58,8 @@ class DeviceLambList {
                         units_of_.data(),
                         static_cast<int64_t>(cut_.units_of.size()),
                         {sums_.data(), sums_.data() + units},
-                        ratios_.data()};
+                        ratios_.data(),
+                        /*averages=*/nullptr};
     lamb_cuda(storage_, work, list_.device_tensors(), list_.device_gradients(), device_scalars,
               follows_prologue, stream);
   }
