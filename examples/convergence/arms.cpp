@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include <torch/optim/adamw.h>
 
@@ -57,11 +58,22 @@ std::unique_ptr<torch::optim::Optimizer> make_lamb(const OptimizerRecipe& recipe
   return std::make_unique<pacer::FusedLamb>(lamb_groups(recipe, options), options);
 }
 
+enum class Freeze { at_step, automatically };
+
+// By itself, at the latest after a third of the run, and not before a curriculum has ended.
+template <class Options>
+void freeze_automatically(const OptimizerRecipe& recipe, Options& options) {
+  constexpr int64_t kFewestSteps = 4;
+  options.freeze_step(std::nullopt).freeze_automatically(std::max(kFewestSteps, recipe.planned_steps));
+}
+
 // Its bias correction is off by default; here its warm-up is that of the arm above.
+template <Freeze kFreeze>
 std::unique_ptr<torch::optim::Optimizer> make_onebit_lamb(const OptimizerRecipe& recipe) {
   auto options = pacer::OneBitLambOptions(kLambRate * recipe.learning_rate).betas({kBeta1, kBeta2});
   options.bias_correction(true).max_coeff(recipe.lamb_max_coeff).variance_floor(recipe.variance_floor);
   options.freeze_step(recipe.freeze_step).compress_alone(true).factor_max(recipe.lamb_max_factor);
+  if (kFreeze == Freeze::automatically) freeze_automatically(recipe, options);
   return std::make_unique<pacer::OneBitLamb>(lamb_groups(recipe, options), options, recipe.world);
 }
 
@@ -94,6 +106,10 @@ auto onebit_maker(const Change& change, Positions positions = Positions::compres
 
 constexpr auto kNoChange = [](const OptimizerRecipe&, pacer::OneBitAdamOptions&) {};
 const auto kOneBitAdam = onebit_maker(kNoChange);
+const auto kOneBitAdamAutomatic =
+    onebit_maker([](const OptimizerRecipe& recipe, pacer::OneBitAdamOptions& options) {
+      freeze_automatically(recipe, options);
+    });
 const auto kOneBitAdamRefreshed =
     onebit_maker([](const OptimizerRecipe& recipe, pacer::OneBitAdamOptions& options) {
       options.refresh_variance_every(recipe.refresh_every);
@@ -129,83 +145,110 @@ constexpr auto kFusedAdamW = make_adamw<pacer::FusedAdamW, pacer::FusedAdamWOpti
 
 const std::vector<Arm>& arms() {
   static const std::vector<Arm> registered = {
-      {"adamw", "torch::optim::AdamW, LibTorch's own loop over parameters", kTorchAdamW},
       {"fused-adamw",
-       "pacer::FusedAdamW, all parameters in one pass over memory; so in all arms below but lamb and the "
-       "1-bit ones",
+       "pacer::FusedAdamW, all parameters in one pass over memory; so in all arms below but adamw, lamb and "
+       "the 1-bit ones",
        kFusedAdamW},
-      {"curriculum",
-       "pacer::SequenceLength: sequences are short at first",
+      {"curriculum-layer-drop",
+       "the same with pacer::SequenceLength, short sequences at first, and pacer::LayerDrop, deeper layers "
+       "running less and less often",
        kFusedAdamW,
-       {Method::curriculum}},
+       {Method::curriculum, Method::layer_drop}},
+      {"onebit-adam", "pacer::OneBitAdam: after --onebit-freeze of the steps, momentum travels as signs",
+       kOneBitAdam},
+      {"onebit-adam-curriculum-layer-drop",
+       "the same with curriculum and layer drop; it freezes by itself, once the curriculum has ended",
+       kOneBitAdamAutomatic,
+       {Method::curriculum, Method::layer_drop}},
+      {"lamb", "pacer::FusedLamb: each matrix moves in proportion to its own size", make_lamb},
+      {"lamb-curriculum-layer-drop",
+       "the same with curriculum and layer drop",
+       make_lamb,
+       {Method::curriculum, Method::layer_drop}},
+      {"onebit-lamb", "pacer::OneBitLamb: lamb, its momentum as signs after --onebit-freeze of the steps",
+       make_onebit_lamb<Freeze::at_step>},
+      {"onebit-lamb-curriculum-layer-drop",
+       "the same with curriculum and layer drop; it freezes by itself, once the curriculum has ended",
+       make_onebit_lamb<Freeze::automatically>,
+       {Method::curriculum, Method::layer_drop}},
+      {"adamw",
+       "torch::optim::AdamW, LibTorch's own loop over parameters",
+       kTorchAdamW,
+       {},
+       /*only_by_name=*/true},
+      {"curriculum",
+       "pacer::SequenceLength alone",
+       kFusedAdamW,
+       {Method::curriculum},
+       /*only_by_name=*/true},
       {"curriculum-reshape",
        "the same, but the batch keeps its tokens: more and shorter sequences at first",
        kFusedAdamW,
-       {Method::curriculum, Method::reshape}},
+       {Method::curriculum, Method::reshape},
+       /*only_by_name=*/true},
       {"layer-drop",
-       "pacer::LayerDrop: deeper layers run less and less often",
+       "pacer::LayerDrop alone",
        kFusedAdamW,
-       {Method::layer_drop}},
-      {"curriculum-layer-drop",
-       "curriculum and layer-drop together",
-       kFusedAdamW,
-       {Method::curriculum, Method::layer_drop}},
-      {"lamb", "pacer::FusedLamb: each matrix moves in proportion to its own size", make_lamb},
-      {"onebit-lamb", "pacer::OneBitLamb: lamb, its momentum as signs after --onebit-freeze of the steps",
-       make_onebit_lamb},
-      {"onebit-adam", "pacer::OneBitAdam: after --onebit-freeze of the steps, momentum travels as signs",
-       kOneBitAdam},
-      {"onebit-adam-refreshed", "the same, its variance brought up to date every --onebit-refresh steps",
-       kOneBitAdamRefreshed},
-      {"frozen-uncompressed", "a control: the variance freezes as for onebit-adam, but nothing is compressed",
-       kFrozenUncompressed},
+       {Method::layer_drop},
+       /*only_by_name=*/true},
+      {"onebit-adam-refreshed",
+       "onebit-adam, its variance brought up to date every --onebit-refresh steps",
+       kOneBitAdamRefreshed,
+       {},
+       /*only_by_name=*/true},
+      {"frozen-uncompressed",
+       "a control: the variance freezes as for onebit-adam, but nothing is compressed",
+       kFrozenUncompressed,
+       {},
+       /*only_by_name=*/true},
       {"onebit-adam-blocks",
        "for comparison: onebit-adam with a scale for each 2,048 elements instead of one for all",
        kOneBitAdamByBlocks,
        {},
-       /*teaches=*/true},
+       /*only_by_name=*/true},
       {"onebit-adam-clip-ratio",
        "for comparison: onebit-adam that clips by its ranks' joint norm divided by a ratio measured in "
        "warm-up",
        kOneBitAdamProbing,
        {Method::clipping_ratio},
-       /*teaches=*/true},
+       /*only_by_name=*/true},
       {"early-freeze",
        "for teaching: onebit-adam under a curriculum that still moves when the variance freezes, at half of "
        "--onebit-freeze",
        kEarlyFreeze,
        {Method::curriculum, Method::largest_update},
-       /*teaches=*/true},
+       /*only_by_name=*/true},
       {"early-freeze-positions",
        "for teaching: the same with learned positions in full precision, whose variance never freezes",
        kEarlyFreezePositions,
        {Method::curriculum, Method::largest_update},
-       /*teaches=*/true},
+       /*only_by_name=*/true},
       {"early-freeze-refreshed",
        "for teaching: early-freeze with a variance brought up to date every --onebit-refresh steps",
        kEarlyFreezeRefreshed,
        {Method::curriculum, Method::largest_update},
-       /*teaches=*/true},
+       /*only_by_name=*/true},
       {"early-freeze-unguarded",
        "for teaching: early-freeze without a floor under the variance, which is zero where nothing was seen "
        "yet",
        kEarlyFreezeUnguarded,
        {Method::curriculum, Method::largest_update},
-       /*teaches=*/true},
+       /*only_by_name=*/true},
       {"naive",
        "for teaching: gradients become signs, with error feedback, and go straight into AdamW",
        kFusedAdamW,
        {Method::signed_gradients},
-       /*teaches=*/true},
+       /*only_by_name=*/true},
       {"no-feedback",
        "for teaching: onebit-adam that forgets what rounding to signs lost",
        kOneBitAdam,
        {Method::forgotten_errors},
-       /*teaches=*/true},
+       /*only_by_name=*/true},
       {"bfloat16",
        "pacer::Precision::bf16(): forward under autocast, whatever --precision says",
        kFusedAdamW,
-       {Method::bfloat16}},
+       {Method::bfloat16},
+       /*only_by_name=*/true},
   };
   return registered;
 }
@@ -215,13 +258,6 @@ const Arm& find_arm(const std::string& name) {
     if (arm.name == name) return arm;
   }
   throw pacer::InvalidArgument("there is no arm '" + name + "'");
-}
-
-void leave_out_arms(Settings* settings) {
-  if (settings->arms_were_chosen) return;
-  auto& names = settings->arms;
-  const auto is_out = [](const std::string& name) { return find_arm(name).teaches; };
-  names.erase(std::remove_if(names.begin(), names.end(), is_out), names.end());
 }
 
 bool Arm::has(Method method) const {

@@ -24,6 +24,7 @@ struct OptimizerRecipe {
   double learning_rate;
   double weight_decay;
   int64_t freeze_step;    // of 1-bit Adam
+  int64_t planned_steps;  // of the run, sequences at full length
   int64_t refresh_every;  // of its arms that refresh the variance
   double variance_floor;
   double lamb_max_coeff;
@@ -48,7 +49,7 @@ struct Arm {
   std::string help;
   std::function<std::unique_ptr<torch::optim::Optimizer>(const OptimizerRecipe&)> make_optimizer;
   std::vector<Method> methods = {};
-  bool teaches = false;  // by what goes wrong; trained only where it is asked for
+  bool only_by_name = false;  // trained where it is asked for
 
   bool has(Method method) const;
 };
@@ -57,9 +58,6 @@ const std::vector<Arm>& arms();
 
 // The arm of that name; throws pacer::InvalidArgument where there is none.
 const Arm& find_arm(const std::string& name);
-
-// Unless arms were chosen by name: takes out those that only teach.
-void leave_out_arms(Settings* settings);
 
 // The gates of the model: without Method::layer_drop they keep every layer.
 pacer::LayerDropOptions layer_drop_options(const Arm& arm, const Settings& settings, uint64_t seed);

@@ -32,12 +32,11 @@ int complain(const std::string& sentence, int exit_code) {
 int main(int argument_count, char** arguments) {
   try {
     std::vector<convergence::ArmHelp> arms;
-    for (const auto& arm : convergence::arms()) arms.push_back({arm.name, arm.help});
+    for (const auto& arm : convergence::arms()) arms.push_back({arm.name, arm.help, arm.only_by_name});
     auto settings = convergence::read_settings(argument_count, arguments, arms);
     if (!settings) return 0;
     settings->processes = convergence::choose_processes(*settings);
     convergence::check_settings(*settings);
-    convergence::leave_out_arms(&*settings);
     if (settings->processes > 1 && !examples::started_processes()) convergence::check_study(*settings);
     const auto exit_code = examples::run_processes(static_cast<int>(settings->processes), arguments);
     if (exit_code) return *exit_code;

@@ -46,12 +46,9 @@ OptionGroup study_options(const std::vector<std::string>& arm_names) {
                [](Settings& settings, Text text) { settings.quick = parse_switch(text); },
                [](const Settings& settings) { return std::string(settings.quick ? "true" : "false"); }};
   Option arms{"arms", "NAME,NAME",
-              "the arms to train, the first is the one others are compared with (default all but those "
-              "that only teach or do not train on the device; fewer with --quick)",
-              [arm_names](Settings& settings, Text text) {
-                settings.arms = parse_names(text, arm_names);
-                settings.arms_were_chosen = true;
-              },
+              "the arms to train, the first is the one others are compared with (default AdamW, 1-bit Adam, "
+              "LAMB and 1-bit LAMB, each with and without curriculum and layer drop; others with --quick)",
+              [arm_names](Settings& settings, Text text) { settings.arms = parse_names(text, arm_names); },
               [](const Settings& settings) { return join(settings.arms); }};
   Option seeds{"seeds", "N,N", "train every arm once per seed; two or more give standard errors (default 1)",
                [](Settings& settings, Text text) { settings.seeds = parse_seeds(text); },

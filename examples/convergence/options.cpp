@@ -241,7 +241,9 @@ std::optional<Settings> read_settings(int argument_count, char** arguments,
   settings = preset_settings(settings.preset, settings.quick);
   apply(/*preset_options=*/false);
   if (settings.arms.empty()) {
-    for (const auto& arm : arms) settings.arms.push_back(arm.name);
+    for (const auto& arm : arms) {
+      if (!arm.only_by_name) settings.arms.push_back(arm.name);
+    }
   }
   check_settings(settings);
   return settings;

@@ -14,6 +14,7 @@ namespace convergence {
 struct ArmHelp {
   std::string name;
   std::string help;
+  bool only_by_name = false;  // not among those that are trained where none is named
 };
 
 // The settings for this run, or nothing where help was asked for and printed. Everything that cannot be

@@ -27,7 +27,7 @@ Settings tiny() {
   settings.heads = 4;
   settings.sequence = 64;
   settings.batch = 8;
-  settings.tokens = 2500 * kKilo;
+  settings.tokens = 1000 * kKilo;
   settings.learning_rate = 3e-3;
   settings.validation_sequences = 256;
   // Its matrices are so small that a second thread gains half a core at best, and on a machine with other
@@ -75,7 +75,7 @@ int64_t Settings::freeze_step() const {
 }
 
 std::vector<PresetHelp> preset_help() {
-  return {{"tiny", "for a CPU: 2 layers of width 128, sequences of 64 bytes, 2.5M tokens per run"},
+  return {{"tiny", "for a CPU: 2 layers of width 128, sequences of 64 bytes, 1M tokens per run"},
           {"small",
            "for a GPU: GPT-2 small, 12 layers of width 768, sequences of 1024 bytes, 50M tokens per run"}};
 }

@@ -13,8 +13,7 @@ struct Settings {
   // What is trained, on what.
   std::string preset = "tiny";
   bool quick = false;
-  std::vector<std::string> arms;      // empty: all
-  bool arms_were_chosen = false;      // by name; else those that the device cannot train are left out
+  std::vector<std::string> arms;      // empty: those of the default comparison
   std::vector<uint64_t> seeds = {1};  // each arm is trained once per seed
   std::string data;                   // file or folder; empty: the LibTorch headers
   int64_t data_limit = 0;             // bytes read of it at most

@@ -39,6 +39,7 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Arm& arm, const Se
                          settings.learning_rate,
                          settings.weight_decay,
                          settings.freeze_step(),
+                         settings.steps(),
                          settings.onebit_refresh,
                          settings.onebit_floor,
                          settings.lamb_max_coeff,
