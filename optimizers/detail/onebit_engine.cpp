@@ -39,7 +39,7 @@ OneBitEngine::OneBitEngine(std::vector<AdamEntry> entries, std::unique_ptr<OneBi
   total_ = at::zeros({1}, options.dtype(at::kDouble));
   weighed_ = at::zeros({static_cast<int64_t>(sizeof(kernels::GradientCheck))}, options.dtype(at::kByte));
   if (rule != kernels::UpdateRule::lamb) return;
-  lamb_.emplace(entries_, layout_, device_);
+  lamb_.emplace(entries_, layout_, stages_.units(), device_);
   if (exchange_) exchange_->keep_former_mean();
 }
 

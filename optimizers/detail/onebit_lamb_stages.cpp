@@ -63,12 +63,11 @@ NamedTensors take_lamb_state(NamedTensors& state) {
 }
 
 OneBitLambStages::OneBitLambStages(const std::vector<AdamEntry>& entries, const kernels::OneBitLayout& layout,
-                                   at::Device device)
+                                   const std::vector<Tile>& units, at::Device device)
     : device_(device), layout_(layout) {
   const auto count = static_cast<int64_t>(entries.size());
   const auto floats = at::TensorOptions().dtype(at::kFloat).device(device);
   const auto doubles = floats.dtype(at::kDouble);
-  const std::vector<Tile> units = make_tiles(layout_.counts(), kReductionUnit);
   const auto unit_count = static_cast<int64_t>(units.size());
   fresh_variance_ = at::zeros({layout_.length()}, floats);
   momentum_scales_ = at::ones({count}, floats);

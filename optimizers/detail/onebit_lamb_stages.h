@@ -27,8 +27,9 @@ NamedTensors take_lamb_state(NamedTensors& state);
 
 class OneBitLambStages {
  public:
+  // `units`: those of the OneBitStages.
   OneBitLambStages(const std::vector<AdamEntry>& entries, const kernels::OneBitLayout& layout,
-                   at::Device device);
+                   const std::vector<Tile>& units, at::Device device);
 
   // At the freeze, from the flat buffers and floors of the tensors; states' trust averages become final.
   // Waits for a GPU.

@@ -10,6 +10,7 @@
 #include <pacer/core/reduction_order.h>
 #include <pacer/kernels/cpu/target.h>
 #include <pacer/kernels/norm.h>
+#include <pacer/optimizers/detail/tensor_sums.h>
 #include <pacer/optimizers/detail/tile_loop.h>
 
 namespace pacer::detail {
@@ -163,22 +164,12 @@ void OneBitStages::floors(const at::Tensor& variance, double share, const at::Te
 
 void OneBitStages::floors_on_cpu(const float* variance, double share, float* floors, double* total) const {
   const kernels::FullDenormals full_denormals;
-  auto* partials = partials_.mutable_data_ptr<double>();
-  auto* sums = sums_.mutable_data_ptr<double>();
-  for_each_tile(units_, [&](int64_t u) {
-    const Tile& unit = units_[static_cast<size_t>(u)];
-    partials[u] =
-        kernels::sum_of_magnitudes_cpu(variance + layout_.offset(unit.tensor) + unit.offset, unit.count);
-  });
   const size_t tensors = layout_.counts().size();
-  std::fill(sums, sums + tensors, 0.0);
-  for (size_t u = 0; u < units_.size();) {
-    const size_t tensor = units_[u].tensor, begin = u;
-    while (u < units_.size() && units_[u].tensor == tensor) ++u;
-    sums[tensor] = sum_partials(partials + begin, static_cast<int64_t>(u - begin));
-  }
+  std::vector<const float*> arrays;
+  for (size_t i = 0; i < tensors; ++i) arrays.push_back(variance + layout_.offset(i));
+  const std::vector<double> sums = tensor_sums(Term::magnitude, arrays, layout_.counts(), device_);
   *total = 0;
-  for (size_t i = 0; i < tensors; ++i) *total += sums[i];
+  for (const double sum : sums) *total += sum;
   const int64_t elements = rows_.real_elements();
   for (size_t i = 0; i < tensors; ++i) {
     floors[i] = kernels::variance_floor(share, sums[i], layout_.counts()[i], *total, elements);
