@@ -1,5 +1,7 @@
 // What operations of the Gloo transport do when a rank does not take part: killed, stopped, late, or ended by
 // its own program.
+#include <filesystem>
+#include <fstream>
 #include <thread>
 
 #include <ATen/core/Tensor.h>
@@ -60,6 +62,16 @@ void expect_refusal(Transport& world, const Player& player) {
 
 bool is_last(const Player& player) { return player.rank == player.world_size - 1; }
 
+// Returns once all but the last rank are here. By files, as the connections are what is tried: a rank that
+// ends its own while another still starts operations would fail these at their start.
+void meet_all_but_last(const Player& player) {
+  const auto note_of = [&](int rank) { return detail::concatenate(player.text("file"), ".here.", rank); };
+  std::ofstream(note_of(player.rank)).close();
+  for (int rank = 0; rank < player.world_size - 1; ++rank) {
+    while (!std::filesystem::exists(note_of(rank))) std::this_thread::sleep_for(1ms);
+  }
+}
+
 // The last rank is there, but does not take part; run_ranks.py may kill or stop it.
 const AddScenario absent("absent", [](const Player& player) {
   detail::Connection world = player.connect();
@@ -115,6 +127,7 @@ const AddScenario abort_from_a_thread("abort", [](const Player& player) {
   // More than Gloo has threads for.
   for (int i = 0; i < 5; ++i) works.push_back(start(*world.data, "all_reduce", player, 20s));
   works.push_back(start(*world.data, "receive", player, 20s));
+  meet_all_but_last(player);
   std::thread aborting;
   std::this_thread::sleep_for(300ms);
   const Stopwatch since;
@@ -161,6 +174,7 @@ const AddScenario dropped("dropped", [](const Player& player) {
     start(*world.data, operation, player, 20s)->is_done();
     kept.push_back(start(*world.data, operation, player, 20s));
   }
+  meet_all_but_last(player);
   const Stopwatch ending;
   if (player.has("works_first")) kept.clear();
   world = {};
