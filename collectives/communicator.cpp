@@ -35,6 +35,7 @@ int64_t sum(const std::vector<int64_t>& counts) {
 void check_options(const CommunicatorOptions& options) {
   require(options.timeout().count() > 0, "a communicator needs a timeout > 0, not ",
           options.timeout().count(), " ms");
+  require(options.ranks_per_node() >= 0, "ranks_per_node must be 0 or more, not ", options.ranks_per_node());
 }
 
 std::shared_ptr<Communicator> meet(const detail::Meeting& meeting, const CommunicatorOptions& options) {
@@ -99,7 +100,7 @@ std::vector<std::shared_ptr<Communicator>> Communicator::in_process(int world_si
                                                                     const CommunicatorOptions& options) {
   check_options(options);
   std::vector<std::shared_ptr<Communicator>> ranks;
-  for (detail::Connection& connection : detail::connect_in_process(world_size)) {
+  for (detail::Connection& connection : detail::connect_in_process(world_size, options.ranks_per_node())) {
     ranks.push_back(std::make_shared<Communicator>(std::move(connection), options));
   }
   return ranks;
@@ -113,6 +114,7 @@ int Communicator::rank() const { return state_->connection().rank; }
 int Communicator::world_size() const { return state_->connection().world_size; }
 int Communicator::local_rank() const { return state_->connection().local_rank; }
 int Communicator::local_size() const { return state_->connection().local_size; }
+int Communicator::ranks_per_node() const { return state_->connection().ranks_per_node; }
 at::Device Communicator::device() const { return state_->connection().data->device(); }
 std::string Communicator::backend_name() const { return state_->connection().data->name(); }
 const CommunicatorOptions& Communicator::options() const { return state_->options(); }

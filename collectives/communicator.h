@@ -51,6 +51,10 @@ struct CommunicatorOptions {
   // Compare operation, dtype and size over all ranks before each call that does not say `agreed`: a mistake
   // then is an error on every rank instead of a wrong sum or a hang. Costs one small message a call.
   TORCH_ARG(bool, check_calls) = true;
+  // How many ranks share a node, a machine whose links inside are faster than those to others: rank r is
+  // number r % n of node r / n. 0: what the launcher says, or, where the ranks met by themselves, which of
+  // them share a host. Set it, alike on all ranks, to try several nodes on one machine.
+  TORCH_ARG(int, ranks_per_node) = 0;
   // The address to listen on, for jobs over several hosts. Empty: loopback where all ranks are on this host,
   // else the address of the interface that reaches the first rank.
   TORCH_ARG(std::string, listen_address);
@@ -125,6 +129,9 @@ class Communicator {
   // Among the ranks of this host.
   int local_rank() const;
   int local_size() const;
+  // Of each node, whose ranks follow one another; see CommunicatorOptions. 0 where that is not so: nodes have
+  // different numbers of ranks, or ranks were dealt to nodes in turn.
+  int ranks_per_node() const;
   // Where tensors of collectives must be.
   at::Device device() const;
   std::string backend_name() const;
@@ -166,6 +173,25 @@ class Communicator {
   // Sends one tensor and receives another at the same time, as the steps of a ring do.
   Work send_receive(const at::Tensor& sent, int to, const at::Tensor& received, int from,
                     const CollectiveOptions& options = {});
+
+  // ---- Inside nodes and between them: every rank calls, each node or each row of ranks with the same number
+  // in its node does the operation for itself. Throw InvalidArgument where ranks_per_node() is 0. ----
+
+  // Each tensor, of any floating-point dtypes, becomes the sum over the ranks of this node, added in rank
+  // order in `wire_dtype` after all are rounded to it: the same bits on each of them. Memory for two rounded
+  // copies while it runs.
+  Work all_reduce_in_node(const std::vector<at::Tensor>& tensors, at::ScalarType wire_dtype,
+                          const CollectiveOptions& options = {});
+  // output (ranks_per_node() * n elements) = the inputs (n elements) of this node's ranks, in rank order.
+  Work all_gather_in_node(const at::Tensor& output, const at::Tensor& input,
+                          const CollectiveOptions& options = {});
+  // With W / ranks_per_node() nodes: equal chunks, number k of the input goes to node k, to the rank that has
+  // this one's number there.
+  Work all_to_all_between_nodes(const at::Tensor& output, const at::Tensor& input,
+                                const CollectiveOptions& options = {});
+  // output (nodes * n elements) = the inputs (n elements) of the ranks that have this one's number, by node.
+  Work all_gather_between_nodes(const at::Tensor& output, const at::Tensor& input,
+                                const CollectiveOptions& options = {});
 
   // ---- Small messages on the host, whatever the device; independent of the operations above. ----
 

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
 
@@ -44,9 +45,9 @@ std::shared_ptr<Communicator> checked(std::shared_ptr<Communicator> world, int64
 
 CompressedAllReduce::CompressedAllReduce(std::shared_ptr<Communicator> world, int64_t size,
                                          const CompressionOptions& options)
-    : compresses_(world != nullptr && (world->world_size() > 1 || options.compress_alone())),
-      exchange_(std::make_unique<detail::OneBitExchange>(checked(std::move(world), size),
+    : exchange_(std::make_unique<detail::OneBitExchange>(checked(std::move(world), size),
                                                          std::vector<int64_t>{size}, options)) {
+  compresses_ = exchange_->route().workers() > 1 || options.compress_alone();
   exchange_->agree(/*step=*/0);
 }
 CompressedAllReduce::~CompressedAllReduce() = default;
@@ -57,7 +58,9 @@ void CompressedAllReduce::reduce(const at::Tensor& buffer) {
           "CompressedAllReduce::reduce needs a contiguous fp32 tensor of ", size(), " elements on ",
           exchange_->world().device().str());
   exchange_->check();
-  if (!compresses_ || size() == 0) return;
+  if (size() == 0) return;
+  if (exchange_->route().is_by_nodes()) average_in_node(buffer);
+  if (!compresses_) return;
   const Buffer rows{buffer.mutable_data_ptr<float>(), &exchange_->rows()};
   detail::OneBitInput input;
   input.source = read_row;
@@ -73,10 +76,17 @@ void CompressedAllReduce::reduce(const at::Tensor& buffer) {
                      detail::current_stream(buffer.device()));
 }
 
+void CompressedAllReduce::average_in_node(const at::Tensor& buffer) {
+  const at::NoGradGuard no_grad;
+  const detail::OneBitRoute& route = exchange_->route();
+  route.world().all_reduce_in_node({buffer}, at::kFloat, CollectiveOptions().agreed(true)).wait();
+  buffer.mul_(1.0 / static_cast<double>(route.mates()));
+}
+
 int64_t CompressedAllReduce::size() const { return exchange_->layout().counts().front(); }
 
 CompressedAllReduce::Range CompressedAllReduce::served() const {
-  const int64_t begin = exchange_->world().rank() * exchange_->layout().chunk();
+  const int64_t begin = exchange_->route().worker() * exchange_->layout().chunk();
   return {std::min(size(), begin), std::min(size(), begin + exchange_->layout().chunk())};
 }
 

@@ -42,6 +42,10 @@ struct CompressionOptions {
   // With a single rank there is nothing to save and buffers stay as they are; true: rounded to signs all the
   // same, with both errors, for tests and studies.
   TORCH_ARG(bool, compress_alone) = false;
+  // Nodes are the workers: inside a node buffers are averaged in full precision, in rank order, and signs
+  // travel between nodes only, W / ranks_per_node() instead of W workers' of them. The same bits as without,
+  // had one rank of each node brought its node's mean. With a single node nothing is compressed.
+  TORCH_ARG(bool, hierarchical) = false;
   // Chunks are multiples of so many elements: 128 or more of them, 2,048 with block_scales; 0 for the least.
   TORCH_ARG(int64_t, alignment) = 0;
 };
@@ -55,7 +59,8 @@ class CompressedAllReduce {
   };
 
   // The same size, >= 0, and options on every rank, which are compared: all ranks must come here. Errors
-  // start at zero. Throws InvalidArgument, CommunicationError where ranks differ.
+  // start at zero. Throws InvalidArgument, also for hierarchical where Communicator::ranks_per_node() is 0,
+  // CommunicationError where ranks differ.
   CompressedAllReduce(std::shared_ptr<Communicator> world, int64_t size,
                       const CompressionOptions& options = {});
   ~CompressedAllReduce();
@@ -69,20 +74,23 @@ class CompressedAllReduce {
   void reduce(const at::Tensor& buffer);
 
   int64_t size() const;
-  // What this rank serves: its part of the buffer.
+  // What this rank, or hierarchical its node, serves: its part of the buffer.
   Range served() const;
 
-  // What the last call lost: of this rank's own buffer (fp32, `size` elements), and of the mean over the
-  // range it serves (fp32). Copies. Wait for a GPU.
+  // What the last call lost: of this rank's (hierarchical: its node's mean) buffer (fp32, `size` elements),
+  // and of the mean over the range it serves (fp32). Copies. Wait for a GPU.
   at::Tensor worker_error() const;
   at::Tensor server_error() const;
   // Goes on from these: the errors of a former run, or zeros.
   void set_errors(const at::Tensor& worker, const at::Tensor& server);
 
-  // From this rank to others, in all calls.
+  // From this rank to others as signs, in all calls. What averages inside nodes is in the Communicator's
+  // traffic().
   int64_t bytes_sent() const;
 
  private:
+  void average_in_node(const at::Tensor& buffer);
+
   bool compresses_;
   int64_t calls_ = 0;
   std::unique_ptr<detail::OneBitExchange> exchange_;

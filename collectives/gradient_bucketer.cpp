@@ -44,7 +44,7 @@ void GradientBucketer::reduce(const std::vector<at::Tensor>& zero) { state_->red
 void GradientBucketer::wait() { state_->wait(); }
 void GradientBucketer::drop() { state_->drop(); }
 void GradientBucketer::on_arrival(Arrived f) { state_->on_arrival(std::move(f)); }
-void GradientBucketer::keep_local(bool local) { state_->keep_local(local); }
+void GradientBucketer::set_scope(GradientScope scope) { state_->set_scope(scope); }
 double GradientBucketer::scale() const { return state_->scale(); }
 std::vector<int64_t> GradientBucketer::order() const { return state_->order(); }
 void GradientBucketer::use_order(const std::vector<int64_t>& order) { state_->use_order(order); }

@@ -29,6 +29,7 @@
 #include <torch/arg.h>
 
 #include <pacer/collectives/communicator.h>
+#include <pacer/collectives/gradient_scope.h>
 
 namespace pacer {
 
@@ -55,7 +56,7 @@ class GradientBucketer {
 
   // The same parameters, in the same order, on every rank; those that need no gradient are left out. They
   // must be on the Communicator's device. Hooks stay on the parameters until the bucketer is destroyed.
-  // `may_stay_local`: those of them that keep_local() is about. Throws InvalidArgument for parameters
+  // `may_stay_local`: those of them that set_scope() is about. Throws InvalidArgument for parameters
   // elsewhere and for bad options.
   GradientBucketer(const std::vector<NamedParameter>& parameters, std::shared_ptr<Communicator> world,
                    const BucketOptions& options = {}, const std::vector<at::Tensor>& may_stay_local = {});
@@ -83,10 +84,10 @@ class GradientBucketer {
   using Arrived = std::function<void(const std::vector<at::Tensor>& parameters)>;
   void on_arrival(Arrived f);
 
-  // Between windows: from the next one on, the gradients of the parameters that may stay local do so, or
-  // travel like the others again. Local ones stay where backward puts them, this rank's own, and may be
-  // undefined.
-  void keep_local(bool local);
+  // Between windows: from the next one on, the gradients of the parameters that may stay local are added over
+  // these ranks only. GradientScope::rank: they stay where backward puts them, and may be undefined;
+  // GradientScope::node: they are added in rank order.
+  void set_scope(GradientScope scope);
 
   // The order in which gradients fill the buckets, as positions in the list of trained parameters; empty
   // until it was learned. A backend may add in an order that depends on where an element lies, so that a run

@@ -53,6 +53,10 @@ struct OneBitAdamOptions : public torch::optim::OptimizerCloneableOptions<OneBit
   // With a single rank there is nothing to save: by default its momentum stays as it is. True: through signs
   // all the same, for tests and studies.
   TORCH_ARG(bool, compress_alone) = false;
+  // Each node is one worker: gradients are averaged in full precision inside nodes, and signs travel between
+  // nodes only, W / Communicator::ranks_per_node() instead of W workers' of them. Needs as many ranks on
+  // every node. With a single node nothing is compressed.
+  TORCH_ARG(bool, hierarchical) = false;
   // False: gradients are averaged in full precision after the freeze, too. A control, which shows what the
   // frozen variance alone costs.
   TORCH_ARG(bool, one_bit) = true;

@@ -39,7 +39,11 @@ OneBitOptimizer::~OneBitOptimizer() = default;
 
 const char* OneBitOptimizer::name() const { return flavour().name; }
 
-detail::OneBitPlan OneBitOptimizer::read_plan() const { return detail::onebit_plan(name(), param_groups_); }
+detail::OneBitPlan OneBitOptimizer::read_plan() const {
+  detail::OneBitPlan plan = detail::onebit_plan(name(), param_groups_);
+  route(plan);  // throws where it cannot be hierarchical
+  return plan;
+}
 
 std::vector<detail::AdamGroupSettings> OneBitOptimizer::settings() const {
   return detail::settings_of(flavour(), param_groups_);
@@ -81,8 +85,12 @@ void OneBitOptimizer::add_param_group(const NamedParamGroup& group) { add_group(
 
 // ---- Which step comes next. ----
 
+detail::OneBitRoute OneBitOptimizer::route(const detail::OneBitPlan& plan) const {
+  return {world_, plan.compression.hierarchical()};
+}
+
 bool OneBitOptimizer::exchanges(const detail::OneBitPlan& plan) const {
-  return plan.one_bit && (world_->world_size() > 1 || plan.compress_alone);
+  return plan.one_bit && (route(plan).workers() > 1 || plan.compress_alone);
 }
 
 OneBitOptimizer::Kind OneBitOptimizer::kind_of_next_step() const {
@@ -113,7 +121,10 @@ OneBitPhase OneBitOptimizer::phase() const {
   return frozen_at_ ? OneBitPhase::compressed : OneBitPhase::warm_up;
 }
 
-bool OneBitOptimizer::wants_local_gradients() const { return kind_of_next_step() == Kind::compressed; }
+GradientScope OneBitOptimizer::gradient_scope() const {
+  if (kind_of_next_step() != Kind::compressed) return GradientScope::world;
+  return route(*plan_).is_by_nodes() ? GradientScope::node : GradientScope::rank;
+}
 
 std::vector<torch::Tensor> OneBitOptimizer::local_parameters() const {
   std::vector<torch::Tensor> local;
@@ -151,7 +162,7 @@ StepInputs OneBitOptimizer::plain_step_inputs() {
     bucketer_ = std::make_unique<GradientBucketer>(named, world_, BucketOptions(), local_parameters());
   }
   world_->set_step(attempts_);
-  bucketer_->keep_local(wants_local_gradients());
+  bucketer_->set_scope(gradient_scope());
   bucketer_->reduce();
   bucketer_->wait();
   StepInputs inputs;
@@ -186,7 +197,13 @@ void OneBitOptimizer::prepare(const StepInputs& inputs) {
   guard_ = inputs_.guard;
 }
 
-// The guard looks at all stored gradients, as if local ones had been added over ranks, whose noise does not
+// Times average times this, stored gradients that were not added over the world are their worker's mean.
+double OneBitOptimizer::local_weight() const {
+  const detail::OneBitRoute route = this->route(*plan_);
+  return route.is_by_nodes() ? static_cast<double>(route.workers()) : inputs_.local_weight;
+}
+
+// The guard looks at all stored gradients, as if those of workers had been added, whose noise does not
 // cancel.
 void OneBitOptimizer::look() {
   const at::Tensor sums = at::zeros({3}, at::TensorOptions().dtype(at::kDouble).device(world_->device()));
@@ -195,21 +212,22 @@ void OneBitOptimizer::look() {
   compressed_->sum_of_squares(own);
   engine().sum_of_squares(averaged);
   const bool is_local = kind_ == Kind::compressed;
-  const int64_t ranks = is_local ? world_->world_size() : 1;
+  const int64_t workers = is_local ? route(*plan_).workers() : 1;
   at::Tensor all = sums;
-  if (ranks > 1) {
-    all = at::empty({ranks}, sums.options());
+  if (workers > 1) {
+    all = at::empty({world_->world_size()}, sums.options());
     const at::Tensor mine = sums.narrow(0, 0, 1);
     const auto agreed = CollectiveOptions().agreed(true);
     (sums.is_cuda() ? world_->all_gather(all, mine, agreed) : world_->all_gather_host(all, mine)).wait();
+    all = all.view({workers, -1}).select(1, 0).contiguous();  // the ranks of a worker have the same
   }
-  const double weight = is_local ? inputs_.local_weight / static_cast<double>(ranks) : 1.0;
-  const auto* of_ranks = all.const_data_ptr<double>();
+  const double weight = is_local ? local_weight() / static_cast<double>(workers) : 1.0;
+  const auto* of_workers = all.const_data_ptr<double>();
   if (sums.is_cuda()) {
-    kernels::joint_sum_of_squares_cuda(of_ranks, ranks, weight, averaged, total,
+    kernels::joint_sum_of_squares_cuda(of_workers, workers, weight, averaged, total,
                                        detail::current_stream(sums.device()));
   } else {
-    *total = kernels::joint_sum_of_squares(of_ranks, ranks, weight, *averaged);
+    *total = kernels::joint_sum_of_squares(of_workers, workers, weight, *averaged);
   }
   guard_->look(total, 1, inputs_.average);
 }
@@ -225,7 +243,7 @@ bool OneBitOptimizer::enqueue() {
   const kernels::GradientCheck* check = guard_->check();
   if (world_->device().is_cpu() && check->non_finite != 0) return false;  // on CUDA only the device knows
   if (kind_ == Kind::compressed) {
-    compressed_->exchange_step(check, inputs_.local_weight, attempts_);
+    compressed_->exchange_step(check, local_weight(), attempts_);
   } else {
     compressed_->dense_step(check, /*refresh=*/kind_ == Kind::refresh);
   }

@@ -18,6 +18,7 @@ class GradientBucketer;
 
 namespace detail {
 class OneBitEngine;
+class OneBitRoute;
 struct AdamEntry;
 struct AdamGroupSettings;
 struct OneBitPlan;
@@ -51,7 +52,7 @@ class OneBitOptimizer : public FusedOptimizer {
   void conclude(bool applied) override;
   bool look_early(const std::vector<torch::Tensor>&) override { return false; }  // norms of local gradients
   std::vector<torch::Tensor> local_parameters() const override;
-  bool wants_local_gradients() const override;
+  GradientScope gradient_scope() const override;
   void check_run(const Communicator& world, const Unsettled& unsettled) const override;
 
   // Each new worker error is the mean of the former ones, server errors are joined and cut anew; where
@@ -99,6 +100,8 @@ class OneBitOptimizer : public FusedOptimizer {
   // What is sent from here on counts for the coming step's phase.
   void announce_phase() const;
   bool exchanges(const detail::OneBitPlan& plan) const;
+  detail::OneBitRoute route(const detail::OneBitPlan& plan) const;
+  double local_weight() const;
   Entries compressed_entries(
       const ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>& states) const;
   std::unique_ptr<detail::OneBitEngine> make_engine(Entries entries, const detail::OneBitPlan& plan) const;

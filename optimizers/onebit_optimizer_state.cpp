@@ -27,15 +27,18 @@ constexpr const char* kNorms = "onebit/variance_norms";
 
 constexpr const char* kRank = "onebit/rank";
 constexpr const char* kWorldSize = "onebit/world_size";
+constexpr const char* kMates = "onebit/ranks_of_a_worker";
 
 // Errors are those of one rank of so many, even where chunks of other worlds have the same size.
-void add_rank(const Communicator& world, NamedTensors& state) {
-  state[kRank] = number_tensor(static_cast<int64_t>(world.rank()));
-  state[kWorldSize] = number_tensor(static_cast<int64_t>(world.world_size()));
+void add_rank(const detail::OneBitRoute& route, NamedTensors& state) {
+  state[kRank] = number_tensor(static_cast<int64_t>(route.world().rank()));
+  state[kWorldSize] = number_tensor(static_cast<int64_t>(route.world().world_size()));
+  state[kMates] = number_tensor(route.mates());
 }
 
 // The errors alone, which must be those of this rank.
-NamedTensors errors_of_rank(const Communicator& world, NamedTensors state) {
+NamedTensors errors_of_rank(const detail::OneBitRoute& route, NamedTensors state) {
+  const Communicator& world = route.world();
   require(!state.empty(),
           "the state to load is frozen, but the errors of this rank are not with it; load them with "
           "import_states");
@@ -45,9 +48,24 @@ NamedTensors errors_of_rank(const Communicator& world, NamedTensors state) {
           "the state to load has the errors of rank ", rank, " of ", world_size, ", but this is rank ",
           world.rank(), " of ", world.world_size(),
           "; resume with as many ranks, or through join_rank_states");
-  state.erase(kRank);
-  state.erase(kWorldSize);
+  const auto mates = require_number<int64_t>(state, kMates);
+  require(mates == route.mates(), "the state to load has errors that ", mates,
+          " ranks of a node share, but here ", route.mates(),
+          " do; resume with as many ranks on each node, or through join_rank_states");
+  for (const char* key : {kRank, kWorldSize, kMates}) state.erase(key);
   return state;
+}
+
+// Of ranks that share their errors, the first.
+std::vector<NamedTensors> states_of_workers(const std::vector<NamedTensors>& rank_states) {
+  std::vector<NamedTensors> states;
+  for (const NamedTensors& state : rank_states) {
+    if (state.count(kMates) == 0 ||
+        require_number<int64_t>(state, kRank) % require_number<int64_t>(state, kMates) == 0) {
+      states.push_back(state);
+    }
+  }
+  return states;
 }
 
 }  // namespace
@@ -124,7 +142,7 @@ NamedTensors OneBitOptimizer::export_rank_state() const {
   NamedTensors state;
   if (!compressed_) return state;
   compressed_->export_errors(state);
-  if (compressed_->compresses()) add_rank(*world_, state);
+  if (compressed_->compresses()) add_rank(route(*plan_), state);
   return state;
 }
 
@@ -144,18 +162,19 @@ NamedTensors OneBitOptimizer::join_rank_states(const std::vector<NamedTensors>& 
   NamedTensors joined;
   const bool exchanges_now = exchanges(*plan_);
   if (!any && !exchanges_now) return joined;
-  if (exchanges_now) add_rank(*world_, joined);
-  const kernels::OneBitLayout layout(counts, world_->world_size(),
-                                     detail::exchange_alignment(plan_->compression));
+  const detail::OneBitRoute route = this->route(*plan_);
+  if (exchanges_now) add_rank(route, joined);
+  const kernels::OneBitLayout layout(counts, route.workers(), detail::exchange_alignment(plan_->compression));
+  const std::vector<NamedTensors> states = states_of_workers(rank_states);
   for (size_t i = 0; i < parameters.size(); ++i) {
     const auto& [name, parameter] = parameters[i];
-    const detail::JoinedErrors errors = detail::join_errors(rank_states, name, parameter);
+    const detail::JoinedErrors errors = detail::join_errors(states, name, parameter);
     if (!exchanges_now) {
       joined[name + "/momentum_error"] = errors.worker.add(errors.server).to(at::kFloat);
       continue;
     }
     joined[name + "/worker_error"] = errors.worker.to(at::kFloat);
-    const auto part = layout.served_part(i, world_->rank());
+    const auto part = layout.served_part(i, route.worker());
     if (part.begin == part.end) continue;
     joined[name + "/server_error"] = detail::in_memory_order(errors.server, parameter)
                                          .narrow(0, part.begin, part.end - part.begin)
@@ -201,6 +220,7 @@ void OneBitOptimizer::import_states(const NamedTensors& saved, const NamedTensor
   require(plan.freeze_automatically.has_value() == (rule_ != nullptr),
           "the state to load freezes by another rule than this optimizer; give freeze_step or "
           "freeze_automatically as in the run that was saved");
+  const detail::OneBitRoute route = this->route(plan);  // throws where it cannot be hierarchical
   std::unique_ptr<detail::OneBitEngine> engine;
   if (frozen_at > 0) {
     for (const auto& group : param_groups_) {
@@ -213,7 +233,7 @@ void OneBitOptimizer::import_states(const NamedTensors& saved, const NamedTensor
       }
     }
     engine = make_engine(compressed_entries(pending.states), plan);
-    const NamedTensors errors = engine->compresses() ? errors_of_rank(*world_, rank_state) : rank_state;
+    const NamedTensors errors = engine->compresses() ? errors_of_rank(route, rank_state) : rank_state;
     engine->check_errors(errors);
     engine->check_rule_state(of_rule);
     engine->go_on(errors, of_rule);

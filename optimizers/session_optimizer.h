@@ -13,6 +13,7 @@
 
 #include <torch/optim/optimizer.h>
 
+#include <pacer/collectives/gradient_scope.h>
 #include <pacer/optimizers/gradient_guard.h>
 #include <pacer/optimizers/named_parameters.h>
 #include <pacer/optimizers/named_tensors.h>
@@ -25,7 +26,8 @@ class Communicator;
 struct StepInputs {
   // Times this, the stored gradients are their mean: 1 / (sum of the weights of the micro-batches).
   double average = 1;
-  // The same for local gradients (see local_parameters): times average times this, they are this rank's mean.
+  // The same for gradients of this rank alone (GradientScope::rank): times average times this, they are this
+  // rank's mean.
   double local_weight = 1;
   // Looks at the gradients first; null: no norm, no clipping, gradients are those of the loss itself.
   std::shared_ptr<GradientGuard> guard;
@@ -55,10 +57,10 @@ class SessionOptimizer : public torch::optim::Optimizer {
   // Another number when a captured enqueue() no longer does what a new one would.
   virtual int64_t enqueue_version() const = 0;
 
-  // Parameters whose gradients may stay each rank's own, because the optimizer makes ranks agree on something
-  // else; and whether they do so in the coming step. All other gradients come added over ranks.
+  // Parameters whose gradients need not come added over all ranks, because the optimizer makes ranks agree on
+  // something else; and over which ranks they are added for the coming step.
   virtual std::vector<torch::Tensor> local_parameters() const { return {}; }
-  virtual bool wants_local_gradients() const { return false; }
+  virtual GradientScope gradient_scope() const { return GradientScope::world; }
 
   // Before the first step of a Session whose ranks `world` joins. What still moves after so many steps, by
   // name: a curriculum, a learning-rate warm-up; empty for nothing. Throws InvalidArgument where that cannot

@@ -124,7 +124,7 @@ void DataParallel::backward_begin(const Progress& progress) {
     join_ranks(progress);  // parameters were frozen, unfrozen or added: on every rank, or they disagree here
   }
   if (progress.micro_step == 0 && parts_->session_optimizer()) {
-    bucketer_->keep_local(parts_->session_optimizer()->wants_local_gradients());
+    bucketer_->set_scope(parts_->session_optimizer()->gradient_scope());
   }
   if (progress.micro_step + 1 < progress.micro_steps) return;
   statuses_ = StatusExchange(world, status_of(Intent::step, progress, parts_->window));

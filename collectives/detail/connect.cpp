@@ -1,6 +1,10 @@
 #include <pacer/collectives/detail/connect.h>
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
+
+#include <ATen/ops/empty.h>
 
 #include <pacer/collectives/communication_error.h>
 #include <pacer/collectives/detail/cuda_devices.h>
@@ -43,6 +47,28 @@ std::shared_ptr<Transport> set_up(const char* what, const Rendezvous& met, const
                     words.substr(0, words.find('\n')), "; see what the other ranks printed"),
         "rendezvous", 0, -1, {});
   }
+}
+
+// Whether all nodes have as many ranks, in a row; each rank knows only its own place. Collective.
+int agree_on_nodes(const Connection& connection, const CommunicatorOptions& options) {
+  const int wanted = options.ranks_per_node();
+  const int64_t own[] = {wanted, connection.local_size, connection.local_rank};
+  const int64_t world = connection.world_size, n = std::size(own);
+  const at::Tensor mine = at::empty({n}, at::kLong), all = at::empty({world * n}, at::kLong);
+  std::copy(own, own + n, mine.mutable_data_ptr<int64_t>());
+  connection.control->all_gather(all, mine, options.timeout())->wait();
+  const auto* places = all.const_data_ptr<int64_t>();
+  bool alike = connection.local_size > 0 && world % connection.local_size == 0;
+  for (int64_t rank = 0; rank < world; ++rank) {
+    const int64_t *place = places + rank * n, size = place[1];
+    require(place[0] == places[0], "ranks_per_node is ", places[0], " on rank 0, but ", place[0], " on rank ",
+            rank, "; set it to the same number everywhere, or nowhere");
+    alike = alike && size == places[1] && place[2] == rank % size;
+  }
+  require(wanted == 0 || world % wanted == 0, world, " ranks cannot be nodes of ", wanted,
+          " each; set ranks_per_node to a divisor");
+  if (wanted > 0) return wanted;
+  return alike ? connection.local_size : 0;
 }
 
 }  // namespace
@@ -91,6 +117,7 @@ Connection connect(const Meeting& meeting, const CommunicatorOptions& options) {
   gloo.timeout = options.timeout();
   gloo.prefix = "control/";
   connection.control = set_up("Gloo", met, [&] { return make_gloo_transport(gloo); });
+  connection.ranks_per_node = agree_on_nodes(connection, options);
   if (choice.backend == Backend::gloo) {
     gloo.prefix = "data/";
     connection.data = set_up("Gloo", met, [&] { return make_gloo_transport(gloo); });

@@ -91,7 +91,7 @@ void GradientBucketer::State::begin(const std::vector<at::Tensor>& zero,
   next_ = 0;
   sent_ = sent_early_ = 0;
   arrivals_.clear();
-  order_shows_ = zero.empty() && done.empty() && !keeps_local_;
+  order_shows_ = zero.empty() && done.empty() && scope_ != GradientScope::rank;
   active_ = true;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (stays_local(i)) set_ready(i);
@@ -199,8 +199,11 @@ Work GradientBucketer::State::send_flat(detail::Bucket& bucket) {
   // As a tensor: a plain number would be rounded to the gradients' dtype first.
   if (prescale_ != 1) bucket.flat.mul_(at::scalar_tensor(prescale_, at::kFloat));
   if (bucket.wire.defined()) bucket.wire.copy_(bucket.flat);
-  return world_->all_reduce(bucket.wire.defined() ? bucket.wire : bucket.flat,
-                            CollectiveOptions().agreed(true));
+  const at::Tensor& sent = bucket.wire.defined() ? bucket.wire : bucket.flat;
+  if (scope_of(bucket.parameters.front()) == GradientScope::node) {
+    return world_->all_reduce_in_node({sent}, sent.scalar_type(), CollectiveOptions().agreed(true));
+  }
+  return world_->all_reduce(sent, CollectiveOptions().agreed(true));
 }
 
 Work GradientBucketer::State::send_in_place(const detail::Bucket& bucket) {
@@ -210,6 +213,9 @@ Work GradientBucketer::State::send_in_place(const detail::Bucket& bucket) {
   }
   const auto options = CollectiveOptions().agreed(true);
   const auto wire = wire_dtype_of(bucket);
+  if (scope_of(bucket.parameters.front()) == GradientScope::node) {
+    return world_->all_reduce_in_node(gradients, wire.value_or(bucket.dtype), options);
+  }
   return wire ? world_->all_reduce_coalesced(gradients, *wire, options)
               : world_->all_reduce_coalesced(gradients, options);
 }
@@ -305,10 +311,10 @@ void GradientBucketer::State::drop() {
   works_.clear();
 }
 
-void GradientBucketer::State::keep_local(bool local) {
+void GradientBucketer::State::set_scope(GradientScope scope) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  require(!active_, "GradientBucketer::keep_local belongs between windows");
-  keeps_local_ = local;
+  require(!active_, "GradientBucketer::set_scope belongs between windows");
+  scope_ = scope;
 }
 
 }  // namespace pacer

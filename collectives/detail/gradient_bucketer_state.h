@@ -28,7 +28,7 @@ class GradientBucketer::State : public std::enable_shared_from_this<State> {
   void reduce(const std::vector<at::Tensor>& zero);
   void wait();
   void drop();
-  void keep_local(bool local);
+  void set_scope(GradientScope scope);
   void on_arrival(Arrived f) { on_arrival_ = std::move(f); }
 
   std::vector<int64_t> order() const;
@@ -47,7 +47,10 @@ class GradientBucketer::State : public std::enable_shared_from_this<State> {
   void build(const std::vector<size_t>& order);
   void learn_order();
   size_t position_of(const at::Tensor& parameter) const;
-  bool stays_local(size_t position) const { return keeps_local_ && parameters_[position].may_stay_local; }
+  GradientScope scope_of(size_t position) const {
+    return parameters_[position].may_stay_local ? scope_ : GradientScope::world;
+  }
+  bool stays_local(size_t position) const { return scope_of(position) == GradientScope::rank; }
   void arrive(size_t position);  // from the hooks
   void set_ready(size_t position);
   void check_dense(size_t position) const;
@@ -71,7 +74,7 @@ class GradientBucketer::State : public std::enable_shared_from_this<State> {
 
   std::mutex mutex_;  // hooks run on autograd's threads
   bool active_ = false;
-  bool keeps_local_ = false;
+  GradientScope scope_ = GradientScope::world;  // of those that may stay local
   bool order_is_learned_ = false;
   bool order_shows_ = false;           // all ranks see this window's order, undisturbed by dropped layers
   std::vector<size_t> arrivals_;       // in this window

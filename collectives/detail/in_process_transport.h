@@ -9,7 +9,8 @@
 
 namespace pacer::detail {
 
-// Connections of `world_size` ranks with each other.
-std::vector<Connection> connect_in_process(int world_size);
+// Connections of `world_size` ranks with each other, on nodes of so many each; 0: all on one. Throws
+// InvalidArgument.
+std::vector<Connection> connect_in_process(int world_size, int ranks_per_node = 0);
 
 }  // namespace pacer::detail

@@ -36,18 +36,18 @@ int64_t exchange_alignment(const CompressionOptions& options) {
 
 OneBitExchange::OneBitExchange(std::shared_ptr<Communicator> world, std::vector<int64_t> counts,
                                const CompressionOptions& options)
-    : world_(std::move(world)),
+    : route_(std::move(world), options.hierarchical()),
       options_(options),
-      device_(world_->device()),
-      layout_(std::move(counts), world_->world_size(), exchange_alignment(options)),
-      stride_(kernels::onebit_message_bytes(layout_.chunk(), options.block_scales())) {
-  const int64_t ranks = world_->world_size();
-  worker_ = make_side(layout_.rows(), 0, ranks);
-  server_ = make_side(layout_.served_rows(world_->rank()), world_->rank() * layout_.chunk(), 1);
-  received_ = make_messages(ranks);
-  gathered_ = make_messages(ranks);
+      device_(route_.world().device()),
+      layout_(std::move(counts), route_.workers(), exchange_alignment(options)),
+      stride_(route_.message_bytes(kernels::onebit_message_bytes(layout_.chunk(), options.block_scales()))) {
+  const int64_t workers = route_.workers();
+  worker_ = make_side(layout_.rows(), 0, workers);
+  server_ = make_side(layout_.served_rows(route_.worker()), route_.worker() * layout_.chunk(), 1);
+  received_ = make_messages(workers);
+  gathered_ = make_messages(workers);
   if (device_.is_cpu()) {
-    signs_ = at::zeros({layout_.chunk() / 8 * ranks}, at::kByte);
+    signs_ = at::zeros({layout_.chunk() / 8 * workers}, at::kByte);
     return;
   }
   tensors_.host() = layout_.tensors();
@@ -59,14 +59,15 @@ OneBitExchange::OneBitExchange(std::shared_ptr<Communicator> world, std::vector<
 }
 
 void OneBitExchange::agree(int64_t step) {
-  if (world_->world_size() == 1) return;
+  if (world().world_size() == 1) return;
   std::string sizes;
   for (const int64_t count : layout_.counts()) sizes += concatenate(" ", count);
-  require_agreement(*world_, step,
+  require_agreement(world(), step,
                     {{"sizes of the compressed tensors", sizes},
                      {"compression", concatenate(options_.scale() == kernels::ScaleNorm::rms ? "rms" : "l1",
                                                  " scales", options_.block_scales() ? " by blocks" : "",
-                                                 ", alignment ", exchange_alignment(options_))}});
+                                                 ", alignment ", exchange_alignment(options_),
+                                                 ", by nodes of ", route_.mates(), " ranks")}});
 }
 
 at::Tensor OneBitExchange::make_messages(int64_t count) const {
@@ -176,7 +177,7 @@ void OneBitExchange::check_headers(const at::Tensor& messages, int64_t step, con
     std::memcpy(&header, message(messages, rank), sizeof header);
     require<Error>(header.step == static_cast<uint32_t>(step) && header.sequence == sequence_ &&
                        header.rows_scaled == static_cast<uint32_t>(options_.block_scales()),
-                   operation, ": rank ", rank, " sent the signs of step ", header.step, ", call ",
+                   operation, ": ", route_.name_of(rank), " sent the signs of step ", header.step, ", call ",
                    header.sequence, ", but this rank is at step ", step, ", call ", sequence_,
                    "; all ranks must take the same steps");
   }
@@ -191,7 +192,7 @@ void OneBitExchange::check_scales() const {
       float scale;
       std::memcpy(&scale, from + (rows == 0 ? 0 : static_cast<int64_t>(sizeof(OneBitHeader)) + 4 * i),
                   sizeof scale);
-      require<Error>(std::isfinite(scale), "compressed all-reduce: the mean that rank ", rank,
+      require<Error>(std::isfinite(scale), "compressed all-reduce: the mean that ", route_.name_of(rank),
                      " serves is not finite; look for a momentum or gradient that overflows");
     }
   }
@@ -234,7 +235,6 @@ void OneBitExchange::run(const OneBitInput& input, int64_t step) {
 }
 
 void OneBitExchange::run_on_cpu(const OneBitInput& input, int64_t step) {
-  const CollectiveOptions agreed = CollectiveOptions().agreed(true);
   const int64_t sign_bytes = layout_.chunk() / 8;
   auto* signs = signs_.mutable_data_ptr<uint8_t>();
   compress(worker_, signs, input.source, input.context);
@@ -245,7 +245,7 @@ void OneBitExchange::run_on_cpu(const OneBitInput& input, int64_t step) {
     write_header(to, worker_.scales.const_data_ptr<float>() + first_row, rows, step);
     std::memcpy(to + stride_ - sign_bytes, signs + rank * sign_bytes, static_cast<size_t>(sign_bytes));
   }
-  world_->all_to_all(received_, worker_.messages, agreed).wait();
+  route_.all_to_all(received_, worker_.messages);
   check_headers(received_, step, "compressed all_to_all");
 
   const OneBitMessages parts = messages_in(received_);
@@ -253,9 +253,9 @@ void OneBitExchange::run_on_cpu(const OneBitInput& input, int64_t step) {
   compress(server_, own + stride_ - sign_bytes, mean_row, &parts);
   write_header(own, server_.scales.const_data_ptr<float>(), server_.rows.count(), step);
   if (former_.defined()) std::swap(gathered_, former_);
-  world_->all_gather(gathered_, server_.messages, agreed).wait();
+  route_.all_gather(gathered_, server_.messages);
   check_headers(gathered_, step, "compressed all_gather");
-  bytes_sent_ += 2 * (layout_.world_size() - 1) * stride_;
+  bytes_sent_ += route_.bytes_sent(stride_);
   check_scales();
 }
 

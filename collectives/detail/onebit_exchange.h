@@ -15,6 +15,7 @@
 #include <pacer/collectives/compressed_all_reduce.h>
 #include <pacer/collectives/detail/device_buffer.h>
 #include <pacer/collectives/detail/late_status.h>
+#include <pacer/collectives/detail/onebit_route.h>
 #include <pacer/kernels/onebit.h>
 
 namespace pacer::detail {
@@ -43,7 +44,8 @@ class OneBitExchange {
   const kernels::OneBitLayout& layout() const { return layout_; }
   const kernels::OneBitRows& rows() const { return worker_.rows; }
   const kernels::OneBitRows& served_rows() const { return server_.rows; }
-  Communicator& world() const { return *world_; }
+  Communicator& world() const { return route_.world(); }
+  const OneBitRoute& route() const { return route_; }
 
   // The mean over ranks of the input. `step` is compared over ranks. Throws Error where something fails on
   // the way or a number is not finite, on CUDA in a later call, and from then on, until set_errors.
@@ -105,7 +107,7 @@ class OneBitExchange {
   void run_on_cpu(const OneBitInput& input, int64_t step);
   void run_on_cuda(const OneBitInput& input, int64_t step);
 
-  std::shared_ptr<Communicator> world_;
+  OneBitRoute route_;
   CompressionOptions options_;
   at::Device device_;
   kernels::OneBitLayout layout_;

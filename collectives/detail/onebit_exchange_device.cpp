@@ -45,7 +45,6 @@ const kernels::OneBitStatus* OneBitExchange::former_status() const {
 
 void OneBitExchange::run_on_cuda(const OneBitInput& input, int64_t step) {
   const c10::DeviceGuard guard(device_);
-  const CollectiveOptions agreed = CollectiveOptions().agreed(true);
   const kernels::Stream stream = current_stream(device_);
   const kernels::OneBitControl control = this->control(input.check);
   const kernels::OneBitCall call{step, sequence_};
@@ -54,7 +53,7 @@ void OneBitExchange::run_on_cuda(const OneBitInput& input, int64_t step) {
   const kernels::OneBitCudaSide worker = cuda_view(worker_), server = cuda_view(server_);
   input.enqueue(worker, control, stream);
   onebit_finish_side_cuda(worker, call, control, stream);
-  world_->all_to_all(received_, worker_.messages, agreed).wait();
+  route_.all_to_all(received_, worker_.messages);
 
   const kernels::OneBitMessages parts = messages_in(received_);
   onebit_check_messages_cuda(parts, call, /*as_mean=*/false, control, stream);
@@ -62,10 +61,10 @@ void OneBitExchange::run_on_cuda(const OneBitInput& input, int64_t step) {
   onebit_finish_side_cuda(server, call, control, stream);
   // A step that is skipped sends its last messages once more, so that either memory has the mean then.
   if (former_.defined()) std::swap(gathered_, former_);
-  world_->all_gather(gathered_, server_.messages, agreed).wait();
+  route_.all_gather(gathered_, server_.messages);
 
   onebit_check_messages_cuda(mean(), call, /*as_mean=*/true, control, stream);
-  bytes_sent_ += 2 * (layout_.world_size() - 1) * stride_;
+  bytes_sent_ += route_.bytes_sent(stride_);
   mean_was_forgotten_ = false;
   late_.ask(status_);
 }
@@ -88,12 +87,12 @@ void OneBitExchange::note_failure(bool wait) {
     case kernels::OneBitFailure::none:
       return;
     case kernels::OneBitFailure::other_call:
-      failure_ = concatenate("rank ", status.rank, " sent the signs of step ", status.step, ", call ",
+      failure_ = concatenate(route_.name_of(status.rank), " sent the signs of step ", status.step, ", call ",
                              status.sequence, ", but this rank was at step ", step_, ", call ", sequence_,
                              ", or before; all ranks must take the same steps");
       return;
     case kernels::OneBitFailure::not_finite:
-      failure_ = concatenate("the mean that rank ", status.rank,
+      failure_ = concatenate("the mean that ", route_.name_of(status.rank),
                              " serves is not finite; look for a momentum or gradient that overflows");
   }
 }

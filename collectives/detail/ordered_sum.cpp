@@ -9,19 +9,13 @@
 #include <pacer/core/tile.h>
 
 namespace pacer::detail {
-namespace {
 
-// sum = parts[0] + parts[1] + ..., `parts` being world_size pieces of the size of `sum`.
-void add_in_order(const at::Tensor& sum, const at::Tensor& parts, int world_size) {
+void add_in_order(const at::Tensor& sum, const at::Tensor& parts, int count) {
   const at::NoGradGuard no_grad;
   const at::Tensor flat = sum.view({-1});
   flat.copy_(parts.narrow(0, 0, flat.numel()));
-  for (int rank = 1; rank < world_size; ++rank) {
-    flat.add_(parts.narrow(0, rank * flat.numel(), flat.numel()));
-  }
+  for (int i = 1; i < count; ++i) flat.add_(parts.narrow(0, i * flat.numel(), flat.numel()));
 }
-
-}  // namespace
 
 std::vector<NextPart> ordered_all_reduce(std::shared_ptr<Transport> transport, const at::Tensor& tensor,
                                          int rank, int world_size, std::chrono::milliseconds timeout) {

@@ -10,6 +10,8 @@
 
 namespace pacer::detail {
 
+// sum = parts[0] + parts[1] + ..., `parts` being `count` pieces of the size of `sum`, one behind the other.
+void add_in_order(const at::Tensor& sum, const at::Tensor& parts, int count);
 // tensor = ((x0 + x1) + x2) + ... over ranks. Memory for two more copies of the tensor while it runs.
 std::vector<NextPart> ordered_all_reduce(std::shared_ptr<Transport> transport, const at::Tensor& tensor,
                                          int rank, int world_size, std::chrono::milliseconds timeout);

@@ -106,6 +106,7 @@ struct Connection {
   int world_size = 1;
   int local_rank = 0;
   int local_size = 1;
+  int ranks_per_node = 1;              // 0: not the same everywhere, or not in a row
   std::shared_ptr<Transport> data;     // on the device that trains
   std::shared_ptr<Transport> control;  // host memory, for small messages; operations independent of data's
   std::shared_ptr<NoticeBoard> board;

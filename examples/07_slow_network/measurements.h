@@ -14,7 +14,7 @@ struct Measurement {
   int64_t ranks = 0;
   double gbit = 0;          // that a link carries each way, per second; 0: as fast as it goes
   double milliseconds = 0;  // of a step: the slowest rank's, the median over steps
-  int64_t bytes_sent = 0;   // in a step, by the rank that sends most
+  int64_t bytes_sent = 0;   // in a step, by the rank that sends most; by a host over the link its ranks share
   int64_t steps = 0;        // measured
 };
 

@@ -1,6 +1,6 @@
 """Several hosts on one Linux machine: a network namespace for each, joined by a switch, every link as slow as asked.
 
-with Network(ranks=4) as network:
+with Network(hosts=4) as network:
     network.shape(gbit=1)
     subprocess.Popen([*network.inside(0), "program"])
 
@@ -34,33 +34,33 @@ def require_tools():
 
 
 class Network:
-    def __init__(self, ranks):
+    def __init__(self, hosts):
         require_tools()
-        self.ranks = ranks
+        self.hosts = hosts
         self.name = f"pacer-{secrets.token_hex(4)}"
         self.switch = f"{self.name}-switch"
         self.made = []
 
-    def host(self, rank):
-        return f"{self.name}-{rank}"
+    def host(self, number):
+        return f"{self.name}-{number}"
 
-    def address(self, rank):
-        return f"10.77.{(rank + 1) // 256}.{(rank + 1) % 256}"
+    def address(self, number):
+        return f"10.77.{(number + 1) // 256}.{(number + 1) % 256}"
 
-    def inside(self, rank):
-        return ["ip", "netns", "exec", self.host(rank)]
+    def inside(self, number):
+        return ["ip", "netns", "exec", self.host(number)]
 
     def __enter__(self):
         try:
             self.add(self.switch)
             run("ip", "-n", self.switch, "link", "add", "br0", "type", "bridge")
             run("ip", "-n", self.switch, "link", "set", "br0", "up")
-            for rank in range(self.ranks):
-                host, port = self.host(rank), f"port{rank}"
+            for number in range(self.hosts):
+                host, port = self.host(number), f"port{number}"
                 self.add(host)
                 run("ip", "-n", self.switch, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", host)
                 run("ip", "-n", self.switch, "link", "set", port, "master", "br0", "up")
-                run("ip", "-n", host, "addr", "add", f"{self.address(rank)}/16", "dev", "eth0")
+                run("ip", "-n", host, "addr", "add", f"{self.address(number)}/16", "dev", "eth0")
                 run("ip", "-n", host, "link", "set", "eth0", "up")
                 run("ip", "-n", host, "link", "set", "lo", "up")
         except BaseException:
@@ -83,8 +83,8 @@ class Network:
 
     def shape(self, gbit):
         """What each link carries, each way; 0: as much as it can."""
-        for rank in range(self.ranks):
-            for namespace, device in ((self.host(rank), "eth0"), (self.switch, f"port{rank}")):
+        for number in range(self.hosts):
+            for namespace, device in ((self.host(number), "eth0"), (self.switch, f"port{number}")):
                 where = ["tc", "-n", namespace, "qdisc"]
                 if gbit == 0:
                     subprocess.run([*where, "del", "dev", device, "root"], capture_output=True, check=False)

@@ -4,8 +4,9 @@
   sudo examples/07_slow_network/slow_network.py --model small               a first look: a minute
   sudo examples/07_slow_network/slow_network.py --model gpt2 --ranks 2,4    GPT-2's 124 M parameters
   sudo examples/07_slow_network/slow_network.py --device cuda --ranks 4     one GPU a rank
+  sudo examples/07_slow_network/slow_network.py --ranks 4 --ranks-per-host 2 --optimizers fp32,onebit,onebit-nodes
 
-Each rank gets a network namespace, a host of its own as far as programs can see, and a link to a switch; the program
+Each host is a network namespace, a machine of its own as far as programs can see, with a link to a switch; the program
 07_slow_network runs on all of them, first with links as fast as they go, then with links of each bandwidth. Writes
 measurements.csv and a chart for each number of ranks, and prints tables. Needs ip and tc (Debian: iproute2).
 
@@ -51,44 +52,58 @@ def read_arguments():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gbit", type=lambda text: numbers(text, float, 0.001, 1000), default=[1.0, 10.0],
                         help="bandwidths of a link, each way, in Gbit/s (1,10)")
-    parser.add_argument("--ranks", type=lambda text: numbers(text, int, 2, 64), default=[2], help="hosts (2)")
+    parser.add_argument("--ranks", type=lambda text: numbers(text, int, 2, 64), default=[2], help="how many in all (2)")
+    parser.add_argument("--ranks-per-host", type=int, default=1, help="which share a link (1)")
     parser.add_argument("--model", default="small", help="small, gpt2 or bert-large (small)")
     parser.add_argument("--device", default="cpu", help="cpu: over Gloo; cuda: over NCCL, one GPU a rank (cpu)")
-    parser.add_argument("--optimizers", default="fp32,bf16,onebit", help="which ones (fp32,bf16,onebit)")
+    parser.add_argument("--optimizers", default="fp32,bf16,onebit",
+                        help="of fp32, bf16, onebit, onebit-nodes, lamb, onebit-lamb, onebit-lamb-nodes "
+                             "(fp32,bf16,onebit)")
     parser.add_argument("--seconds", default="10", help="to measure each for; at least three steps (10)")
     parser.add_argument("--output", type=Path, default=Path("run/07_slow_network"),
                         help="folder for measurements.csv and charts (run/07_slow_network)")
     parser.add_argument("--program", type=Path, default=ROOT / "build/release/examples/07_slow_network",
                         help="the program to run (that of ./examples/run.sh)")
     arguments = parser.parse_args()
+    for ranks in arguments.ranks:
+        if arguments.ranks_per_host < 1 or ranks % arguments.ranks_per_host or ranks == arguments.ranks_per_host:
+            parser.error(f"{ranks} ranks cannot be on two or more hosts of {arguments.ranks_per_host} each")
     if not os.access(arguments.program, os.X_OK):
         parser.error(f"{arguments.program} is no program; build it with ./cmake/build.sh release examples")
     return arguments
 
 
-def environment(network, rank, device):
-    """What torchrun would tell a rank that is alone on its host."""
+def environment(network, rank, per_host, device):
+    """What torchrun would tell a rank."""
+    ranks = network.hosts * per_host
+    host, local = divmod(rank, per_host)
     cores = len(os.sched_getaffinity(0))
-    variables = dict(os.environ, RANK=str(rank), WORLD_SIZE=str(network.ranks), LOCAL_RANK="0", LOCAL_WORLD_SIZE="1",
-                     MASTER_ADDR=network.address(0), MASTER_PORT=str(PORT))
-    variables.setdefault("OMP_NUM_THREADS", str(max(1, cores // network.ranks)))
+    variables = dict(os.environ, RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(local),
+                     LOCAL_WORLD_SIZE=str(per_host), MASTER_ADDR=network.address(0), MASTER_PORT=str(PORT))
+    variables.setdefault("OMP_NUM_THREADS", str(max(1, cores // ranks)))
     if device == "cuda":
         gpus = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
-        if gpus and len(gpus) < network.ranks:
-            raise Failed(f"{network.ranks} ranks need as many GPUs, but CUDA_VISIBLE_DEVICES names {len(gpus)}")
+        gpus = gpus or [str(gpu) for gpu in range(ranks)]
+        if len(gpus) < ranks:
+            raise Failed(f"{ranks} ranks need as many GPUs, but CUDA_VISIBLE_DEVICES names {len(gpus)}")
         # Between hosts there is only the network: no direct access, no shared memory, no InfiniBand.
-        variables.update(CUDA_VISIBLE_DEVICES=gpus[rank] if gpus else str(rank), NCCL_P2P_DISABLE="1",
-                         NCCL_SHM_DISABLE="1", NCCL_IB_DISABLE="1", NCCL_NVLS_ENABLE="0", NCCL_SOCKET_IFNAME="eth0")
+        variables.update(CUDA_VISIBLE_DEVICES=",".join(gpus[host * per_host:(host + 1) * per_host]),
+                         NCCL_IB_DISABLE="1", NCCL_NVLS_ENABLE="0", NCCL_SOCKET_IFNAME="eth0",
+                         NCCL_HOSTID=network.host(host))
+        if per_host == 1:
+            variables.update(NCCL_P2P_DISABLE="1", NCCL_SHM_DISABLE="1")
     return variables
 
 
-def run_ranks(network, command, device):
-    """One process a host; rank 0 writes to our output. Raises Failed with what the first failed rank said."""
-    processes, errors = [], [tempfile.TemporaryFile("w+") for _ in range(network.ranks)]
+def run_ranks(network, command, per_host, device):
+    """All ranks; the first one writes to our output. Raises Failed with what the first failed one said."""
+    ranks = network.hosts * per_host
+    processes, errors = [], [tempfile.TemporaryFile("w+") for _ in range(ranks)]
     try:
-        for rank in range(network.ranks):
+        for rank in range(ranks):
             processes.append(subprocess.Popen(
-                [*network.inside(rank), *command], env=environment(network, rank, device), stdin=subprocess.DEVNULL,
+                [*network.inside(rank // per_host), *command],
+                env=environment(network, rank, per_host, device), stdin=subprocess.DEVNULL,
                 stdout=None if rank == 0 else subprocess.DEVNULL, stderr=errors[rank], start_new_session=True))
         deadline = None
         while any(process.poll() is None for process in processes):
@@ -114,13 +129,13 @@ def run_ranks(network, command, device):
 
 def measure(arguments, csv):
     for ranks in arguments.ranks:
-        with Network(ranks) as network:
+        with Network(ranks // arguments.ranks_per_host) as network:
             for gbit in [0.0, *arguments.gbit]:
                 network.shape(gbit)
                 run_ranks(network, [
                     str(arguments.program.resolve()), "--model", arguments.model, "--device", arguments.device,
                     "--optimizers", arguments.optimizers, "--seconds", arguments.seconds, "--gbit", f"{gbit:g}",
-                    "--csv", str(csv)], arguments.device)
+                    "--csv", str(csv)], arguments.ranks_per_host, arguments.device)
     subprocess.run([str(arguments.program.resolve()), "--report", str(csv)], check=True)
 
 

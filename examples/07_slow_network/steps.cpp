@@ -1,5 +1,6 @@
 #include "steps.h"
 
+#include <fstream>
 #include <functional>
 #include <numeric>
 #include <optional>
@@ -11,7 +12,9 @@
 #include <pacer/collectives/gradient_bucketer.h>
 #include <pacer/core/error.h>
 #include <pacer/optimizers/fused_adam.h>
+#include <pacer/optimizers/fused_lamb.h>
 #include <pacer/optimizers/onebit_adam.h>
+#include <pacer/optimizers/onebit_lamb.h>
 
 namespace slow_network {
 namespace {
@@ -84,13 +87,13 @@ void fill_gradients(const Parameters& parameters, int rank) {
   }
 }
 
-// Gradients are averaged in buckets, as a Session does it, then AdamW takes its step.
+// Gradients are averaged in buckets, as a Session does it, then the optimizer takes its step.
+template <class Optimizer, class Options>
 std::function<void()> averaged_step(const Parameters& parameters, const World& world,
                                     std::optional<at::ScalarType> wire) {
   const auto bucketer =
       std::make_shared<pacer::GradientBucketer>(parameters, world, pacer::BucketOptions().wire_dtype(wire));
-  const auto optimizer =
-      std::make_shared<pacer::FusedAdamW>(tensors_of(parameters), pacer::FusedAdamWOptions(kRate));
+  const auto optimizer = std::make_shared<Optimizer>(tensors_of(parameters), Options(kRate));
   return [bucketer, optimizer, world] {
     const torch::NoGradGuard no_grad;
     bucketer->reduce();
@@ -103,16 +106,53 @@ std::function<void()> averaged_step(const Parameters& parameters, const World& w
 }
 
 // After the freeze, so that momentum travels as signs.
-std::function<void()> compressed_step(const Parameters& parameters, const World& world) {
+template <class Optimizer, class Options>
+std::function<void()> compressed_step(const Parameters& parameters, const World& world, bool by_nodes) {
   constexpr int64_t kFreezeStep = 2;
   // A variance with so short a memory may freeze after two steps.
-  const auto options = pacer::OneBitAdamOptions(kRate).betas({0.9, 0.5}).freeze_step(kFreezeStep);
-  const auto optimizer = std::make_shared<pacer::OneBitAdam>(tensors_of(parameters), options, world);
+  const auto options = Options(kRate).betas({0.9, 0.5}).freeze_step(kFreezeStep).hierarchical(by_nodes);
+  const auto optimizer = std::make_shared<Optimizer>(tensors_of(parameters), options, world);
   for (int64_t step = 0; step < kFreezeStep; ++step) {
     fill_gradients(parameters, world->rank());
     optimizer->step();
   }
   return [optimizer] { optimizer->step(); };
+}
+
+// An entry of --optimizers.
+struct Kind {
+  std::string name, title;
+  std::function<std::function<void()>(const Parameters&, const World&)> make;
+};
+
+const std::vector<Kind>& kinds() {
+  using pacer::FusedAdamW, pacer::FusedAdamWOptions, pacer::FusedLamb, pacer::FusedLambOptions;
+  using pacer::OneBitAdam, pacer::OneBitAdamOptions, pacer::OneBitLamb, pacer::OneBitLambOptions;
+  constexpr auto kAdamW = averaged_step<FusedAdamW, FusedAdamWOptions>;
+  constexpr auto kLamb = averaged_step<FusedLamb, FusedLambOptions>;
+  constexpr auto kOneBitAdam = compressed_step<OneBitAdam, OneBitAdamOptions>;
+  constexpr auto kOneBitLamb = compressed_step<OneBitLamb, OneBitLambOptions>;
+  static const std::vector<Kind> all = {
+      {"fp32", "FusedAdamW fp32", [=](const auto& p, const auto& w) { return kAdamW(p, w, {}); }},
+      {"bf16", "FusedAdamW bf16", [=](const auto& p, const auto& w) { return kAdamW(p, w, at::kBFloat16); }},
+      {"onebit", "OneBitAdam", [=](const auto& p, const auto& w) { return kOneBitAdam(p, w, false); }},
+      {"onebit-nodes", "OneBitAdam by nodes",
+       [=](const auto& p, const auto& w) { return kOneBitAdam(p, w, true); }},
+      {"lamb", "FusedLamb fp32", [=](const auto& p, const auto& w) { return kLamb(p, w, {}); }},
+      {"onebit-lamb", "OneBitLamb", [=](const auto& p, const auto& w) { return kOneBitLamb(p, w, false); }},
+      {"onebit-lamb-nodes", "OneBitLamb by nodes",
+       [=](const auto& p, const auto& w) { return kOneBitLamb(p, w, true); }},
+  };
+  return all;
+}
+
+const Kind& kind_named(const std::string& name) {
+  std::string known;
+  for (const Kind& kind : kinds()) {
+    if (kind.name == name) return kind;
+    known += (known.empty() ? "" : ", ") + kind.name;
+  }
+  throw pacer::InvalidArgument("--optimizers takes " + known + ", not '" + name + "'");
 }
 
 }  // namespace
@@ -133,12 +173,23 @@ Model model_named(const std::string& name) {
 }
 
 const std::vector<std::string>& optimizer_names() {
-  static const std::vector<std::string> names = {"fp32", "bf16", "onebit"};
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> all;
+    for (const Kind& kind : kinds()) all.push_back(kind.name);
+    return all;
+  }();
   return names;
 }
 
-std::string title_of(const std::string& optimizer) {
-  return optimizer == "onebit" ? "OneBitAdam" : "FusedAdamW " + optimizer;
+std::string title_of(const std::string& optimizer) { return kind_named(optimizer).title; }
+
+int64_t bytes_over_link() {
+  const char* const path = "/sys/class/net/eth0/statistics/tx_bytes";
+  int64_t bytes = 0;
+  std::ifstream file(path);
+  pacer::require<pacer::FileError>(!(file >> bytes).fail(), "cannot read ", path,
+                                   ", which says what the link that ranks share has carried");
+  return bytes;
 }
 
 collectives::Way make_step(const std::string& optimizer, const Model& model, const World& world) {
@@ -146,14 +197,7 @@ collectives::Way make_step(const std::string& optimizer, const Model& model, con
   collectives::Way way;
   way.name = title_of(optimizer);
   way.prepare = [parameters, world] { fill_gradients(parameters, world->rank()); };
-  if (optimizer == "fp32") {
-    way.run = averaged_step(parameters, world, std::nullopt);
-  } else if (optimizer == "bf16") {
-    way.run = averaged_step(parameters, world, at::kBFloat16);
-  } else {
-    pacer::require(optimizer == "onebit", "--optimizers takes fp32, bf16 and onebit, not '", optimizer, "'");
-    way.run = compressed_step(parameters, world);
-  }
+  way.run = kind_named(optimizer).make(parameters, world);
   return way;
 }
 

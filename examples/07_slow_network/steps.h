@@ -26,8 +26,12 @@ Model model_named(const std::string& name);
 
 // The names that optimizers have on the command line.
 const std::vector<std::string>& optimizer_names();
-// What stands in tables: "FusedAdamW fp32".
+// What stands in tables: "FusedAdamW fp32". Throws pacer::InvalidArgument for other names.
 std::string title_of(const std::string& optimizer);
+
+// What has left this host through its link (network device eth0) so far, TCP's own bytes included. Throws
+// pacer::FileError where there is none.
+int64_t bytes_over_link();
 
 // Parameters and optimizer live as long as the returned functions. Has already taken the steps that come
 // before those to measure. The same call on all ranks.

@@ -59,6 +59,7 @@ std::unique_ptr<torch::optim::Optimizer> make_lamb(const OptimizerRecipe& recipe
 }
 
 enum class Freeze { at_step, automatically };
+enum class Workers { ranks, nodes };
 
 // By itself, at the latest after a third of the run, and not before a curriculum has ended.
 template <class Options>
@@ -68,11 +69,12 @@ void freeze_automatically(const OptimizerRecipe& recipe, Options& options) {
 }
 
 // Its bias correction is off by default; here its warm-up is that of the arm above.
-template <Freeze kFreeze>
+template <Freeze kFreeze, Workers kWorkers = Workers::ranks>
 std::unique_ptr<torch::optim::Optimizer> make_onebit_lamb(const OptimizerRecipe& recipe) {
   auto options = pacer::OneBitLambOptions(kLambRate * recipe.learning_rate).betas({kBeta1, kBeta2});
   options.bias_correction(true).max_coeff(recipe.lamb_max_coeff).variance_floor(recipe.variance_floor);
   options.freeze_step(recipe.freeze_step).compress_alone(true).factor_max(recipe.lamb_max_factor);
+  options.hierarchical(kWorkers == Workers::nodes);
   if (kFreeze == Freeze::automatically) freeze_automatically(recipe, options);
   return std::make_unique<pacer::OneBitLamb>(lamb_groups(recipe, options), options, recipe.world);
 }
@@ -116,6 +118,8 @@ const auto kOneBitAdamRefreshed =
     });
 const auto kOneBitAdamByBlocks = onebit_maker(
     [](const OptimizerRecipe&, pacer::OneBitAdamOptions& options) { options.block_scales(true); });
+const auto kOneBitAdamByNodes = onebit_maker(
+    [](const OptimizerRecipe&, pacer::OneBitAdamOptions& options) { options.hierarchical(true); });
 const auto kOneBitAdamProbing = onebit_maker<ProbingOneBitAdam>(kNoChange);
 // At half of --onebit-freeze, while the curriculum still moves: later positions have no variance yet.
 template <class Change>
@@ -204,6 +208,16 @@ const std::vector<Arm>& arms() {
       {"onebit-adam-blocks",
        "for comparison: onebit-adam with a scale for each 2,048 elements instead of one for all",
        kOneBitAdamByBlocks,
+       {},
+       /*only_by_name=*/true},
+      {"onebit-adam-nodes",
+       "for comparison: onebit-adam between nodes of --ranks-per-node ranks, in full precision inside them",
+       kOneBitAdamByNodes,
+       {},
+       /*only_by_name=*/true},
+      {"onebit-lamb-nodes",
+       "for comparison: onebit-lamb between such nodes",
+       make_onebit_lamb<Freeze::at_step, Workers::nodes>,
        {},
        /*only_by_name=*/true},
       {"onebit-adam-clip-ratio",

@@ -26,8 +26,8 @@ bool ProbingOneBitAdam::probes() const {
   return !frozen_at() && attempts() >= options.freeze_step().value() / 2;
 }
 
-bool ProbingOneBitAdam::wants_local_gradients() const {
-  return probes() || OneBitAdam::wants_local_gradients();
+pacer::GradientScope ProbingOneBitAdam::gradient_scope() const {
+  return probes() ? pacer::GradientScope::rank : OneBitAdam::gradient_scope();
 }
 
 void ClippingRatio::attach(pacer::SessionParts& parts) {

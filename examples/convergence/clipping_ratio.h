@@ -19,7 +19,7 @@ class ProbingOneBitAdam : public pacer::OneBitAdam {
   using OneBitAdam::OneBitAdam;
   // Whether the coming step is one of those.
   bool probes() const;
-  bool wants_local_gradients() const override;
+  pacer::GradientScope gradient_scope() const override;
 };
 
 // In a step that probes: ratio = sqrt(mean over ranks of |own gradient|^2 / W) / |mean gradient|, then

@@ -53,7 +53,9 @@ Machine prepare_machine(const Settings& settings) {
     machine.world = pacer::Communicator::alone(use_cuda ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU));
   } else {
     const auto backend = use_cuda ? pacer::Backend::nccl : pacer::Backend::gloo;
-    machine.world = examples::join_processes(pacer::CommunicatorOptions().backend(backend));
+    auto options = pacer::CommunicatorOptions().backend(backend);
+    options.ranks_per_node(static_cast<int>(settings.ranks_per_node));
+    machine.world = examples::join_processes(options);
   }
   const int64_t processes = machine.world->world_size();
   if (settings.threads > 0) torch::set_num_threads(static_cast<int>(settings.threads));

@@ -136,6 +136,9 @@ std::vector<OptionGroup> option_groups(const std::vector<std::string>& arm_names
               "there is "
               "one; 0 takes all GPUs, or on a CPU two where there are two cores (default 1)",
               &Settings::processes, {0, 1024}),
+        count("ranks-per-node", "N",
+              "ranks that the arms by nodes take for one worker; 0 takes those that share a host (default 0)",
+              &Settings::ranks_per_node, {0, 1024}),
         choice("device", "auto takes the GPU where there is one (default auto)", &Settings::device,
                {"auto", "cpu", "cuda"}),
         choice(

@@ -104,6 +104,10 @@ void check_settings(const Settings& settings) {
   pacer::require(settings.processes == 0 || settings.batch % settings.processes == 0, "the batch of ",
                  settings.batch, " sequences cannot be shared evenly by ", settings.processes,
                  " processes; choose batch or processes so that it can");
+  pacer::require(settings.processes == 0 || settings.ranks_per_node == 0 ||
+                     settings.processes % settings.ranks_per_node == 0,
+                 settings.processes, " processes cannot be nodes of ", settings.ranks_per_node,
+                 " each; choose processes or ranks-per-node so that they can");
   pacer::require(settings.curriculum_start <= settings.sequence, "the curriculum cannot start at ",
                  settings.curriculum_start, " bytes: sequences have ", settings.sequence,
                  "; lower curriculum-start");

@@ -48,6 +48,7 @@ struct Settings {
 
   // The machine.
   int64_t processes = 1;              // ranks, which share every batch; 0: as many as the machine is good for
+  int64_t ranks_per_node = 0;         // which 1-bit arms by nodes take for one worker; 0: those of a host
   std::string device = "auto";        // auto, cpu, cuda
   std::string precision = "float32";  // float32, tensorfloat32 (GPU), bfloat16 (autocast)
   int64_t threads = 0;                // 0: LibTorch's choice

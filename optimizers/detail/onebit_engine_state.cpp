@@ -44,11 +44,11 @@ void OneBitEngine::go_on(const NamedTensors& errors, const NamedTensors& of_rule
 }
 
 kernels::OneBitLayout::Part OneBitEngine::served_part(size_t i) const {
-  return layout_.served_part(i, exchange_->world().rank());
+  return layout_.served_part(i, exchange_->route().worker());
 }
 
 int64_t OneBitEngine::served_offset(size_t i, const kernels::OneBitLayout::Part& part) const {
-  return layout_.offset(i) + part.begin - exchange_->world().rank() * layout_.chunk();
+  return layout_.offset(i) + part.begin - exchange_->route().worker() * layout_.chunk();
 }
 
 void OneBitEngine::check_errors(const NamedTensors& errors) const {

@@ -13,7 +13,7 @@ namespace {
 auto run_wide(const OneBitChoices& c) {
   return std::make_tuple(c.freeze_step, c.freeze_automatically, c.allow_early_freeze,
                          c.refresh_variance_every, c.variance_floor, c.scale, c.block_scales,
-                         c.compress_alone, c.one_bit);
+                         c.compress_alone, c.hierarchical, c.one_bit);
 }
 
 }  // namespace
@@ -29,7 +29,7 @@ OneBitChoices onebit_choices(const torch::optim::OptimizerOptions& base) {
 bool OneBitPlan::exchanges_like(const OneBitPlan& other) const {
   const auto all = [](const OneBitPlan& plan) {
     return std::make_tuple(plan.variance_floor, plan.compress_alone, plan.one_bit, plan.compression.scale(),
-                           plan.compression.block_scales(), plan.compressed);
+                           plan.compression.block_scales(), plan.compression.hierarchical(), plan.compressed);
   };
   return all(*this) == all(other);
 }
@@ -62,6 +62,7 @@ OneBitPlan onebit_plan(const char* optimizer, const std::vector<torch::optim::Op
   plan.compress_alone = choices.compress_alone;
   plan.one_bit = choices.one_bit;
   plan.compression.scale(choices.scale).block_scales(choices.block_scales);
+  plan.compression.hierarchical(choices.hierarchical);
   for (const auto& group : groups) plan.compressed.push_back(is_compressed(group));
   return plan;
 }

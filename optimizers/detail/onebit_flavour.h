@@ -24,6 +24,7 @@ struct OneBitChoices {
   kernels::ScaleNorm scale = kernels::ScaleNorm::rms;
   bool block_scales = false;
   bool compress_alone = false;
+  bool hierarchical = false;
   bool one_bit = true;
 };
 

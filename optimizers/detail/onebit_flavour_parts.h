@@ -23,6 +23,7 @@ OneBitChoices common_choices(const Options& options) {
   choices.scale = options.scale();
   choices.block_scales = options.block_scales();
   choices.compress_alone = options.compress_alone();
+  choices.hierarchical = options.hierarchical();
   choices.one_bit = options.one_bit();
   return choices;
 }
@@ -50,6 +51,7 @@ void export_choices(const Options& options, const std::string& prefix, NamedTens
   put("scale", static_cast<int64_t>(options.scale()));
   put("block_scales", options.block_scales());
   put("compress_alone", options.compress_alone());
+  put("hierarchical", options.hierarchical());
   put("one_bit", options.one_bit());
 }
 
@@ -66,7 +68,7 @@ void import_choices(const std::string& prefix, const NamedTensors& state, Option
   options.variance_floor(require_number<double>(state, prefix + "variance_floor"));
   options.scale(import_choice(prefix + "scale", kernels::ScaleNorm::l1, state));
   options.block_scales(flag("block_scales")).compress_alone(flag("compress_alone"));
-  options.one_bit(flag("one_bit"));
+  options.hierarchical(flag("hierarchical")).one_bit(flag("one_bit"));
 }
 
 }  // namespace pacer::detail

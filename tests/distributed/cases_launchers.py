@@ -51,6 +51,19 @@ def by_hand(worker):
 
 
 @case
+def srun(worker):
+    """A job of Slurm, where its controller answers."""
+    if not shutil.which("srun") or subprocess.run(["timeout", "10", "sinfo"], capture_output=True).returncode != 0:
+        print("PACER_SKIPPED: srun is not there or no controller answers")
+        return
+    command = ["srun", "--ntasks=2", "--nodes=1", "--overcommit", "--immediate=30", worker, "environment", "0", "1"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    expect(run.returncode == 0, f"srun ended with {run.returncode}: {run.stdout} {run.stderr[-2000:]}")
+    for number in range(2):
+        expect(f"rank {number} of 2, here {number} of 2" in run.stdout, f"rank {number} was not heard: {run.stdout}")
+
+
+@case
 def torchrun(worker):
     """torchrun's agent keeps the store, also through a restart of the workers."""
     here = Path(__file__).resolve().parents[2] / ".venv/bin/torchrun"

@@ -37,6 +37,8 @@ def compressed(worker):
     """Compressed means and 1-bit Adam on GPUs have the bits of threads on the CPU."""
     for world_size in worlds():
         play(worker, "compress", world_size, nccl=1, steps=200 if LONG else 30)
+        if world_size % 2 == 0:
+            play(worker, "compress", world_size, nccl=1, steps=30, ranks_per_node=2)
 
 
 @case

@@ -41,8 +41,9 @@ def compressed_momentum(worker):
 
 @case
 def compressed_by_hand(worker):
-    """Compressed means and 1-bit Adam over Gloo, beside threads."""
+    """Compressed means and 1-bit optimizers over Gloo, beside threads: ranks and nodes as workers."""
     play(worker, "compress", 3, steps=20)
+    play(worker, "compress", 4, steps=20, ranks_per_node=2)
 
 
 @case

@@ -26,7 +26,7 @@ Tensor numbers_of(int rank, int64_t size, int call) {
 void compare_means(const std::shared_ptr<Communicator>& world, int64_t size,
                    const CompressionOptions& options) {
   CompressedAllReduce own(world, size, options);
-  const Ranks ranks = Communicator::in_process(world->world_size());
+  const Ranks ranks = Communicator::in_process(world->world_size(), world->options());
   std::vector<std::unique_ptr<CompressedAllReduce>> threads(ranks.size());
   expect_all(run_ranks(world->world_size(), [&](int rank) {
     const auto r = static_cast<size_t>(rank);
@@ -52,19 +52,21 @@ void compare_means(const std::shared_ptr<Communicator>& world, int64_t size,
 
 void compress(const Player& player) {
   auto options = player.options();
-  options.ordered_sum(true);
+  options.ordered_sum(true).ranks_per_node(player.number("ranks_per_node", 0));
   const auto world = std::make_shared<Communicator>(detail::connect(player.meeting(), options), options);
+  const bool by_nodes = options.ranks_per_node() > 0;
   for (const int64_t size : {1, 127, 129, 2'049, 33'000, 300'001}) {
     for (const auto norm : {kernels::ScaleNorm::rms, kernels::ScaleNorm::l1}) {
       for (const bool blocks : {false, true}) {
-        compare_means(world, size, CompressionOptions().scale(norm).block_scales(blocks));
+        compare_means(world, size,
+                      CompressionOptions().scale(norm).block_scales(blocks).hierarchical(by_nodes));
       }
     }
   }
   const int64_t steps = player.number("steps");
-  for (const SignsCase& c : signs_cases()) {
+  for (const SignsCase& c : signs_cases(by_nodes)) {
     SignsRun own(c, world, signs_sizes());
-    const Ranks ranks = Communicator::in_process(world->world_size());
+    const Ranks ranks = Communicator::in_process(world->world_size(), options);
     std::vector<std::unique_ptr<SignsRun>> threads;
     for (const auto& rank : ranks) threads.push_back(std::make_unique<SignsRun>(c, rank, signs_sizes()));
     for (int64_t step = 0; step < steps; ++step) {

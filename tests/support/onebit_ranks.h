@@ -89,8 +89,10 @@ class OneBitRanks {
   using Group = OneBitGroup<Options>;
   using Gradients = std::vector<std::vector<Tensor>>;  // [rank][parameter]; undefined: none
 
-  OneBitRanks(int world_size, std::vector<Group> of_groups, at::ScalarType dtype = at::kFloat)
-      : world(Communicator::in_process(world_size)), groups_(std::move(of_groups)) {
+  OneBitRanks(int world_size, std::vector<Group> of_groups, at::ScalarType dtype = at::kFloat,
+              int ranks_per_node = 0)
+      : world(Communicator::in_process(world_size, CommunicatorOptions().ranks_per_node(ranks_per_node))),
+        groups_(std::move(of_groups)) {
     std::vector<Tensor> initial;
     Samples samples(7);
     for (const Group& group : groups_) {
@@ -143,7 +145,7 @@ class OneBitRanks {
 
   // New parameters, optimizers and communicators that go on from what these export.
   void resume() {
-    world = Communicator::in_process(static_cast<int>(size()));
+    world = Communicator::in_process(static_cast<int>(size()), world.front()->options());
     for (size_t rank = 0; rank < size(); ++rank) {
       const NamedTensors state = cloned_state(optimizers[rank]->export_state());
       const NamedTensors errors = cloned_state(optimizers[rank]->export_rank_state());

@@ -86,11 +86,11 @@ std::vector<Tensor> windows(const std::shared_ptr<Communicator>& world, BucketOp
   bucketer.reduce({named[5].second});
   bucketer.wait();
   add_to(all, named);
-  bucketer.keep_local(true);
+  bucketer.set_scope(GradientScope::rank);
   bucketer.begin_backward();
   backward(named, own);
   end();
-  bucketer.keep_local(false);
+  bucketer.set_scope(GradientScope::world);
   bucketer.begin_backward();  // gradients of somebody else's making
   backward(named, own, {2});
   named[2].second.mutable_grad() = torch::full({2, 3, 4, 5}, own);

@@ -62,7 +62,7 @@ TEST_CASE("freeze_step(T) means T steps that are FusedAdamW's to the bit", "[one
           REQUIRE((optimizer.phase() == OneBitPhase::compressed) == (t >= 5));
           REQUIRE(optimizer.frozen_at() == (t >= 5 ? std::optional<int64_t>(5) : std::nullopt));
           REQUIRE(optimizer.attempts() == t);
-          REQUIRE(optimizer.wants_local_gradients() == (t >= 5));
+          REQUIRE((optimizer.gradient_scope() == GradientScope::rank) == (t >= 5));
           if (t >= 5) continue;
           for (const Tensor& twin : twins) {
             const std::string name = peer.parameter_name(twin);
@@ -151,7 +151,7 @@ TEST_CASE("without signs, steps behind the freeze are Adam's with a variance tha
     for (const auto& optimizer : ranks.optimizers) {
       REQUIRE(optimizer->bytes_sent() == 0);
       REQUIRE(optimizer->export_rank_state().empty());
-      REQUIRE_FALSE(optimizer->wants_local_gradients());
+      REQUIRE(optimizer->gradient_scope() == GradientScope::world);
       REQUIRE(optimizer->compression_error() == 0);
     }
   }

@@ -60,6 +60,7 @@ TEST_CASE("what is said of the whole run must be the same in all groups", "[oneb
                                  O(frozen_at_two()).scale(kernels::ScaleNorm::l1),
                                  O(frozen_at_two()).block_scales(true),
                                  O(frozen_at_two()).compress_alone(true),
+                                 O(frozen_at_two()).hierarchical(true),
                                  O(frozen_at_two()).one_bit(false)};
   for (const O& other : others) {
     const auto groups = std::vector<OneBitAdamGroup>{{{{4}}, frozen_at_two()}, {{{3}}, other}};

@@ -82,7 +82,7 @@ TEST_CASE("freeze_step(T) means T steps that are FusedLamb's to the bit", "[oneb
           REQUIRE((optimizer.phase() == OneBitPhase::compressed) == (t >= 5));
           REQUIRE(optimizer.frozen_at() == (t >= 5 ? std::optional<int64_t>(5) : std::nullopt));
           REQUIRE(optimizer.attempts() == t);
-          REQUIRE(optimizer.wants_local_gradients() == (t >= 5));
+          REQUIRE((optimizer.gradient_scope() == GradientScope::rank) == (t >= 5));
           for (size_t i = 0; i < twins.size(); ++i) {
             CAPTURE(i);
             const double expected = weight[i] > 0 ? average[i] / weight[i] : 1;
@@ -177,7 +177,7 @@ TEST_CASE("without signs, 1-bit LAMB's steps behind the freeze are the textbook'
     for (const auto& optimizer : ranks.optimizers) {
       REQUIRE(optimizer->bytes_sent() == 0);
       REQUIRE(optimizer->export_rank_state().empty());
-      REQUIRE_FALSE(optimizer->wants_local_gradients());
+      REQUIRE(optimizer->gradient_scope() == GradientScope::world);
       REQUIRE(optimizer->compression_error() == 0);
     }
   }

@@ -79,6 +79,7 @@ TEST_CASE("what is said of a whole run of 1-bit LAMB must be the same in all gro
                                  O(base).scale(kernels::ScaleNorm::l1),
                                  O(base).block_scales(true),
                                  O(base).compress_alone(true),
+                                 O(base).hierarchical(true),
                                  O(base).one_bit(false)};
   for (const O& other : others) {
     const auto groups = std::vector<OneBitLambGroup>{{{{4}}, base}, {{{3}}, other}};

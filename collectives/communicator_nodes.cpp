@@ -1,0 +1,175 @@
+// Operations inside nodes and between them. Each is an all_to_all of the whole world in which most ranks send
+// each other nothing, so that deadlines, failures and order are those of every other operation.
+#include <numeric>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
+#include <pacer/collectives/communicator.h>
+#include <pacer/collectives/detail/communicator_state.h>
+#include <pacer/collectives/detail/ordered_sum.h>
+#include <pacer/collectives/detail/tensor_check.h>
+#include <pacer/core/error.h>
+#include <pacer/core/tile.h>
+
+namespace pacer {
+
+using detail::bytes_of;
+using detail::check_tensor;
+using detail::NextPart;
+
+namespace {
+
+// Ranks `first`, `first` + `stride`, ...
+struct Peers {
+  int world_size, first, stride, count;
+
+  // So many elements from or to each of them, none from or to the others.
+  std::vector<int64_t> counts(int64_t elements) const {
+    std::vector<int64_t> counts(static_cast<size_t>(world_size), 0);
+    for (int i = 0; i < count; ++i) counts[static_cast<size_t>(first + i * stride)] = elements;
+    return counts;
+  }
+};
+
+int node_size(const Communicator& world, const char* operation) {
+  require(world.ranks_per_node() > 0, operation,
+          " needs nodes of as many ranks each, whose ranks follow one another, but this run's do not; start "
+          "as many ranks on every machine, machine by machine, or set ranks_per_node");
+  return world.ranks_per_node();
+}
+
+// The ranks of this node.
+Peers mates(const Communicator& world, const char* operation) {
+  const int size = node_size(world, operation);
+  return {world.world_size(), world.rank() / size * size, 1, size};
+}
+
+// One rank of each node.
+Peers counterparts(const Communicator& world, const char* operation) {
+  const int size = node_size(world, operation);
+  return {world.world_size(), world.rank() % size, size, world.world_size() / size};
+}
+
+NextPart exchange_part(std::shared_ptr<detail::Transport> transport, const Peers& peers,
+                       const at::Tensor& output, const at::Tensor& input, std::chrono::milliseconds timeout) {
+  const std::vector<int64_t> counts = peers.counts(input.numel() / peers.count);
+  return [=] { return transport->all_to_all(output, counts, input, counts, timeout); };
+}
+
+// The input, once for each of the peers.
+NextPart gather_part(const std::shared_ptr<detail::Transport>& transport, const Peers& peers,
+                     const at::Tensor& output, const at::Tensor& input, std::chrono::milliseconds timeout) {
+  const at::Tensor copies = at::empty({peers.count, input.numel()}, input.options().requires_grad(false));
+  return [=, exchange = exchange_part(transport, peers, output, copies, timeout)] {
+    const at::NoGradGuard no_grad;
+    copies.copy_(input.view({1, -1}).expand_as(copies));
+    return exchange();
+  };
+}
+
+void check_gathered(const char* operation, const Peers& peers, const at::Tensor& output,
+                    const at::Tensor& input) {
+  require(input.scalar_type() == output.scalar_type() && output.numel() == input.numel() * peers.count,
+          operation, ": the output must have ", peers.count, " times the input's ", input.numel(),
+          " elements, of the same dtype; it has ", output.numel());
+}
+
+}  // namespace
+
+Work Communicator::all_reduce_in_node(const std::vector<at::Tensor>& tensors, at::ScalarType wire_dtype,
+                                      const CollectiveOptions& options) {
+  constexpr const char* kName = "all_reduce_in_node";
+  const Peers peers = mates(*this, kName);
+  int64_t elements = 0;
+  for (const at::Tensor& tensor : tensors) {
+    check_tensor(kName, "tensor", tensor, device());
+    elements += tensor.numel();
+  }
+  const int64_t chunk = ceil_divide(elements, peers.count);
+  const at::Tensor padded =
+      at::empty({chunk * peers.count}, at::TensorOptions().dtype(wire_dtype).device(device()));
+  compare(kName, padded, elements, 0, options);
+  if (elements == 0 || peers.count == 1) return {};
+
+  std::vector<at::Tensor> pieces;  // of `padded`
+  int64_t begin = 0;
+  for (const at::Tensor& tensor : tensors) {
+    pieces.push_back(padded.narrow(0, begin, tensor.numel()).view(tensor.sizes()));
+    begin += tensor.numel();
+  }
+  const at::Tensor rest = padded.narrow(0, elements, padded.numel() - elements);
+  const at::Tensor parts = at::empty_like(padded);
+  const at::Tensor sum = padded.narrow(0, 0, chunk);  // what was there has been sent
+  const auto timeout = state_->timeout_of(options);
+  const auto transport = state_->connection().data;
+
+  const NextPart send = [=, exchange = exchange_part(transport, peers, parts, padded, timeout)] {
+    const at::NoGradGuard no_grad;
+    at::_foreach_copy_(pieces, tensors);
+    rest.zero_();
+    return exchange();
+  };
+  const NextPart share = [=, exchange = exchange_part(transport, peers, padded, parts, timeout)] {
+    const at::NoGradGuard no_grad;
+    detail::add_in_order(sum, parts, peers.count);
+    parts.view({peers.count, chunk}).copy_(sum.view({1, chunk}).expand({peers.count, chunk}));
+    return exchange();
+  };
+  const NextPart put_back = [=]() -> detail::TransportWorkPtr {
+    const at::NoGradGuard no_grad;
+    at::_foreach_copy_(tensors, pieces);
+    return nullptr;
+  };
+  return state_->start(kName, 2 * (peers.count - 1) * bytes_of(sum), {send, share, put_back});
+}
+
+Work Communicator::all_gather_in_node(const at::Tensor& output, const at::Tensor& input,
+                                      const CollectiveOptions& options) {
+  constexpr const char* kName = "all_gather_in_node";
+  const Peers peers = mates(*this, kName);
+  check_tensor(kName, "output", output, device());
+  check_tensor(kName, "input", input, device());
+  check_gathered(kName, peers, output, input);
+  compare(kName, input, input.numel(), 0, options);
+  if (input.numel() == 0) return {};
+  return state_->start(
+      kName, (peers.count - 1) * bytes_of(input),
+      {gather_part(state_->connection().data, peers, output, input, state_->timeout_of(options))});
+}
+
+Work Communicator::all_to_all_between_nodes(const at::Tensor& output, const at::Tensor& input,
+                                            const CollectiveOptions& options) {
+  constexpr const char* kName = "all_to_all_between_nodes";
+  const Peers peers = counterparts(*this, kName);
+  check_tensor(kName, "output", output, device());
+  check_tensor(kName, "input", input, device());
+  require(input.scalar_type() == output.scalar_type() && input.numel() == output.numel() &&
+              input.numel() % peers.count == 0,
+          kName, ": input and output must have one dtype and size, equal chunks for ", peers.count,
+          " nodes; they have ", input.numel(), " and ", output.numel(), " elements");
+  compare(kName, input, input.numel(), 0, options);
+  if (input.numel() == 0) return {};
+  return state_->start(
+      kName, (peers.count - 1) * bytes_of(input) / peers.count,
+      {exchange_part(state_->connection().data, peers, output, input, state_->timeout_of(options))});
+}
+
+Work Communicator::all_gather_between_nodes(const at::Tensor& output, const at::Tensor& input,
+                                            const CollectiveOptions& options) {
+  constexpr const char* kName = "all_gather_between_nodes";
+  const Peers peers = counterparts(*this, kName);
+  check_tensor(kName, "output", output, device());
+  check_tensor(kName, "input", input, device());
+  check_gathered(kName, peers, output, input);
+  compare(kName, input, input.numel(), 0, options);
+  if (input.numel() == 0) return {};
+  return state_->start(
+      kName, (peers.count - 1) * bytes_of(input),
+      {gather_part(state_->connection().data, peers, output, input, state_->timeout_of(options))});
+}
+
+}  // namespace pacer

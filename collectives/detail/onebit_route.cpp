@@ -1,0 +1,76 @@
+#include <pacer/collectives/detail/onebit_route.h>
+
+#include <utility>
+
+#include <ATen/ops/empty.h>
+
+#include <pacer/core/error.h>
+#include <pacer/core/tile.h>
+
+namespace pacer::detail {
+namespace {
+
+constexpr int64_t kSliceAlignment = 16;  // bytes
+
+CollectiveOptions agreed() { return CollectiveOptions().agreed(true); }
+
+}  // namespace
+
+OneBitRoute::OneBitRoute(std::shared_ptr<Communicator> world, bool hierarchical)
+    : world_(std::move(world)), mates_(hierarchical ? world_->ranks_per_node() : 1) {
+  require(
+      mates_ > 0,
+      "hierarchical(true) makes each node one worker, so that all nodes need as many ranks, which follow "
+      "one another; this run's do not: start as many ranks on every machine, machine by machine, or leave "
+      "hierarchical out");
+}
+
+std::string OneBitRoute::name_of(int64_t worker) const {
+  return concatenate(is_by_nodes() ? "node " : "rank ", worker);
+}
+
+int64_t OneBitRoute::message_bytes(int64_t bytes) const {
+  return is_by_nodes() ? round_up(bytes, kSliceAlignment * mates_) : bytes;
+}
+
+// [workers, mates, bytes of a slice]
+at::Tensor OneBitRoute::slices(const at::Tensor& messages) const {
+  return messages.view({workers(), mates_, -1});
+}
+
+void OneBitRoute::all_to_all(const at::Tensor& received, const at::Tensor& messages) const {
+  if (!is_by_nodes()) {
+    world_->all_to_all(received, messages, agreed()).wait();
+    return;
+  }
+  const at::Tensor own = slices(messages).select(1, world_->rank() % mates_).contiguous();
+  const at::Tensor carried = at::empty(own.sizes(), own.options());
+  world_->all_to_all_between_nodes(carried, own, agreed()).wait();
+  put_together(received, carried);
+}
+
+void OneBitRoute::all_gather(const at::Tensor& gathered, const at::Tensor& message) const {
+  if (!is_by_nodes()) {
+    world_->all_gather(gathered, message, agreed()).wait();
+    return;
+  }
+  const at::Tensor own = message.view({mates_, -1}).select(0, world_->rank() % mates_);
+  const at::Tensor carried = at::empty({workers(), own.numel()}, own.options());
+  world_->all_gather_between_nodes(carried, own, agreed()).wait();
+  put_together(gathered, carried);
+}
+
+// Each rank of the node has carried one slice of every message.
+void OneBitRoute::put_together(const at::Tensor& messages, const at::Tensor& carried) const {
+  const at::Tensor all = at::empty({mates_, carried.size(0), carried.size(1)}, carried.options());
+  world_->all_gather_in_node(all, carried, agreed()).wait();
+  slices(messages).copy_(all.permute({1, 0, 2}));
+}
+
+int64_t OneBitRoute::bytes_sent(int64_t message_bytes) const {
+  const int64_t slice = message_bytes / mates_;
+  const int64_t between = (workers() - 1) * slice, inside = (mates_ - 1) * workers() * slice;
+  return 2 * (between + inside);
+}
+
+}  // namespace pacer::detail

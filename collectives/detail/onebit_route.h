@@ -1,0 +1,49 @@
+// Who exchanges 1-bit messages with whom, and how these travel. Workers are the ranks; or, hierarchical, the
+// nodes, whose ranks all have the node's numbers, errors and messages, and share the way: each carries one
+// slice of every message to its counterparts on the other nodes, where slices are put together again.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include <ATen/core/Tensor.h>
+
+#include <pacer/collectives/communicator.h>
+
+namespace pacer::detail {
+
+class OneBitRoute {
+ public:
+  // Throws InvalidArgument where it is to be hierarchical, but nodes differ in their ranks.
+  OneBitRoute(std::shared_ptr<Communicator> world, bool hierarchical);
+
+  Communicator& world() const { return *world_; }
+  int64_t workers() const { return world_->world_size() / mates_; }
+  // The one that this rank is, or belongs to.
+  int64_t worker() const { return world_->rank() / mates_; }
+  // Ranks of one worker.
+  int64_t mates() const { return mates_; }
+  bool is_by_nodes() const { return mates_ > 1; }
+  // "rank 3" or "node 1".
+  std::string name_of(int64_t worker) const;
+
+  // The size of messages that can be cut, at least `bytes`.
+  int64_t message_bytes(int64_t bytes) const;
+  // Message k of `messages` (workers() of them, bytes) goes to worker k, number k of `received` is from
+  // there.
+  void all_to_all(const at::Tensor& received, const at::Tensor& messages) const;
+  // gathered = the messages of all workers.
+  void all_gather(const at::Tensor& gathered, const at::Tensor& message) const;
+  // By both together, from this rank to others, with messages of so many bytes.
+  int64_t bytes_sent(int64_t message_bytes) const;
+
+ private:
+  at::Tensor slices(const at::Tensor& messages) const;
+  void put_together(const at::Tensor& messages, const at::Tensor& carried) const;
+
+  std::shared_ptr<Communicator> world_;
+  int64_t mates_;
+};
+
+}  // namespace pacer::detail

@@ -1,0 +1,12 @@
+// Over which ranks gradients are added before an optimizer sees them.
+#pragma once
+
+namespace pacer {
+
+enum class GradientScope {
+  world,  // all
+  node,   // those of this rank's node
+  rank,   // none: they stay this rank's own
+};
+
+}  // namespace pacer

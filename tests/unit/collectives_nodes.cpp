@@ -1,0 +1,202 @@
+// Nodes: who shares one, and operations inside nodes and between them, beside loops over what ranks hold.
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+
+#include <pacer/collectives/communicator.h>
+#include <pacer/collectives/detail/in_process_transport.h>
+#include <pacer/collectives/gradient_bucketer.h>
+
+#include "support/catch.h"
+#include "support/optimizers.h"
+#include "support/ranks.h"
+
+namespace pacer::testing::nodes {
+namespace {
+
+struct Shape {
+  int world_size, ranks_per_node;
+};
+const std::vector<Shape> kShapes = {{1, 1}, {2, 1}, {2, 2}, {4, 2}, {6, 2}, {6, 3}, {4, 4}};
+
+Ranks world_of(const Shape& shape) {
+  return Communicator::in_process(shape.world_size,
+                                  CommunicatorOptions().ranks_per_node(shape.ranks_per_node));
+}
+
+Tensor numbers_of(int rank, int64_t size) {
+  return ((at::arange(size, at::kDouble) * 0.7 + rank * 1.3).sin() * (rank + 1)).to(at::kFloat);
+}
+
+int64_t bytes_of(const Communicator& world, const std::string& operation) {
+  int64_t bytes = 0;
+  for (const Traffic& traffic : world.traffic()) {
+    if (traffic.operation == operation) bytes += traffic.bytes_sent;
+  }
+  return bytes;
+}
+
+// ((x0 + x1) + x2) ... over the ranks of a node, each rounded first.
+Tensor node_sum(int node, const Shape& shape, int64_t size, at::ScalarType wire) {
+  const int first = node * shape.ranks_per_node;
+  Tensor sum = numbers_of(first, size).to(wire);
+  for (int rank = first + 1; rank < first + shape.ranks_per_node; ++rank) {
+    sum = sum + numbers_of(rank, size).to(wire);
+  }
+  return sum.to(at::kFloat);
+}
+
+}  // namespace
+
+TEST_CASE("sums inside nodes are those of their ranks, in order", "[collectives][nodes]") {
+  for (const Shape& shape : kShapes) {
+    for (const at::ScalarType wire : {at::kFloat, at::kBFloat16}) {
+      CAPTURE(shape.world_size, shape.ranks_per_node, wire);
+      const Ranks ranks = world_of(shape);
+      REQUIRE(first_of(run_ranks(shape.world_size, [&](int rank) {
+                Communicator& world = *ranks[static_cast<size_t>(rank)];
+                // An even cut, a last chunk that is short, fewer elements than ranks, none.
+                const std::vector<Tensor> tensors = {numbers_of(rank, 12), numbers_of(rank, 0),
+                                                     numbers_of(rank, 1001), numbers_of(rank, 1)};
+                world.all_reduce_in_node(tensors, wire).wait();
+                world.all_reduce_in_node({tensors[1]}, wire).wait();
+                const int node = rank / shape.ranks_per_node;
+                for (const Tensor& tensor : tensors) {
+                  const Tensor wanted = shape.ranks_per_node == 1
+                                            ? numbers_of(rank, tensor.numel())
+                                            : node_sum(node, shape, tensor.numel(), wire);
+                  require(same_bits(tensor, wanted), "another sum of ", tensor.numel());
+                }
+                const int64_t mates = shape.ranks_per_node - 1;
+                const int64_t chunk = (1014 + mates) / shape.ranks_per_node;
+                require(bytes_of(world, "all_reduce_in_node") ==
+                            2 * mates * chunk * static_cast<int64_t>(at::elementSize(wire)),
+                        "other bytes");
+              })) == "");
+    }
+  }
+}
+
+TEST_CASE("what is gathered inside nodes and exchanged between them is where it belongs",
+          "[collectives][nodes]") {
+  for (const Shape& shape : kShapes) {
+    CAPTURE(shape.world_size, shape.ranks_per_node);
+    const Ranks ranks = world_of(shape);
+    const int mates = shape.ranks_per_node, nodes = shape.world_size / mates;
+    REQUIRE(first_of(run_ranks(shape.world_size, [&](int rank) {
+              Communicator& world = *ranks[static_cast<size_t>(rank)];
+              require(world.ranks_per_node() == mates, "other nodes");
+              const int node = rank / mates, number = rank % mates;
+              std::vector<Tensor> of_mates, of_peers, sent, from_peers;
+              for (int i = 0; i < mates; ++i) of_mates.push_back(numbers_of(node * mates + i, 5));
+              for (int k = 0; k < nodes; ++k) {
+                of_peers.push_back(numbers_of(k * mates + number, 5));
+                sent.push_back(numbers_of(rank, 3) + 100 * k);  // for node k
+                from_peers.push_back(numbers_of(k * mates + number, 3) + 100 * node);
+              }
+              const Tensor gathered = at::zeros({mates * 5}), between = at::zeros({nodes * 5});
+              const Tensor exchanged = at::zeros({nodes * 3});
+              world.all_gather_in_node(gathered, numbers_of(rank, 5)).wait();
+              world.all_gather_between_nodes(between, numbers_of(rank, 5)).wait();
+              world.all_to_all_between_nodes(exchanged, at::cat(sent)).wait();
+              require(same_bits(gathered, at::cat(of_mates)), "gathered something else");
+              require(same_bits(between, at::cat(of_peers)), "gathered something else between nodes");
+              require(same_bits(exchanged, at::cat(from_peers)), "exchanged something else");
+              require(bytes_of(world, "all_gather_in_node") == 20 * (mates - 1) &&
+                          bytes_of(world, "all_gather_between_nodes") == 20 * (nodes - 1) &&
+                          bytes_of(world, "all_to_all_between_nodes") == 12 * (nodes - 1),
+                      "counted other bytes");
+            })) == "");
+  }
+}
+
+TEST_CASE("nodes that cannot be are refused", "[collectives][nodes]") {
+  for (const int wrong : {3, 5, -1}) {
+    CAPTURE(wrong);
+    CHECK(contains(refusal([&] { Communicator::in_process(4, CommunicatorOptions().ranks_per_node(wrong)); }),
+                   "ranks_per_node"));
+  }
+  CHECK(Communicator::in_process(4)[2]->ranks_per_node() == 4);
+  CHECK(Communicator::alone(at::kCPU)->ranks_per_node() == 1);
+
+  // Nodes with different numbers of ranks.
+  detail::Connection connection = detail::connect_in_process(1).front();
+  connection.ranks_per_node = 0;
+  Communicator world(connection, {});
+  const Tensor tensor = at::zeros({4});
+  for (const std::string& message : {refusal([&] { world.all_reduce_in_node({tensor}, at::kFloat); }),
+                                     refusal([&] { world.all_gather_in_node(tensor, tensor); }),
+                                     refusal([&] { world.all_to_all_between_nodes(tensor, tensor); }),
+                                     refusal([&] { world.all_gather_between_nodes(tensor, tensor); })}) {
+    CHECK(contains(message, "as many ranks"));
+  }
+  CHECK(bytes_of(world, "all_gather_in_node") == 0);
+}
+
+TEST_CASE("tensors that do not fit are refused on every rank", "[collectives][nodes]") {
+  const Ranks ranks = world_of({4, 2});
+  const std::vector<std::string> messages = run_ranks(4, [&](int rank) {
+    Communicator& world = *ranks[static_cast<size_t>(rank)];
+    const Tensor three = at::zeros({3}), six = at::zeros({6}), five = at::zeros({5});
+    const auto refuses = [](const char* name, const auto& f) {
+      require(contains(refusal(f), name), name, " took what does not fit");
+    };
+    refuses("all_gather_in_node: the output must have 2 times",
+            [&] { world.all_gather_in_node(five, three); });
+    refuses("all_gather_between_nodes: the output must have 2 times",
+            [&] { world.all_gather_between_nodes(six.to(at::kDouble), three); });
+    refuses("equal chunks for 2 nodes", [&] { world.all_to_all_between_nodes(five, five); });
+    refuses("all_reduce_in_node: the tensor is undefined",
+            [&] { world.all_reduce_in_node({{}}, at::kFloat); });
+    world.all_gather_in_node(six, three).wait();  // still in step
+  });
+  CHECK(first_of(messages) == "");
+}
+
+TEST_CASE("a bucketer adds gradients over the ranks of a node while it is told to", "[collectives][nodes]") {
+  struct Case {
+    at::ScalarType dtype;
+    bool in_place;
+    std::optional<at::ScalarType> wire;
+  };
+  for (const Case& c :
+       {Case{at::kFloat, false, {}}, Case{at::kFloat, true, {}}, Case{at::kFloat, false, at::kBFloat16},
+        Case{at::kFloat, true, at::kBFloat16}, Case{at::kHalf, false, {}}}) {
+    CAPTURE(c.dtype, c.in_place, c.wire.has_value());
+    const Shape shape{4, 2};
+    const Ranks ranks = world_of(shape);
+    const auto number = [&](int rank, int window) { return static_cast<float>((1 << rank) + 16 * window); };
+    REQUIRE(first_of(run_ranks(4, [&](int rank) {
+              std::vector<Tensor> parameters;
+              GradientBucketer::NamedParameter named[2];
+              for (int i = 0; i < 2; ++i) {
+                parameters.push_back(at::zeros({3, 5 + i}, c.dtype).requires_grad_());
+                named[i] = {std::to_string(i), parameters.back()};
+              }
+              const auto options = BucketOptions().in_place(c.in_place).wire_dtype(c.wire);
+              GradientBucketer bucketer({named[0], named[1]}, ranks[static_cast<size_t>(rank)], options,
+                                        {parameters[1]});
+              for (int window = 0; window < 4; ++window) {
+                const auto scope = window % 2 == 1 ? GradientScope::node : GradientScope::world;
+                bucketer.set_scope(scope);
+                for (const Tensor& p : parameters) p.mutable_grad() = at::full_like(p, number(rank, window));
+                bucketer.reduce();
+                bucketer.wait();
+                for (size_t i = 0; i < 2; ++i) {
+                  const bool by_node = i == 1 && scope == GradientScope::node;
+                  const int first = by_node ? rank / 2 * 2 : 0, count = by_node ? 2 : 4;
+                  float sum = 0;
+                  for (int r = first; r < first + count; ++r) sum += number(r, window);
+                  const auto wanted =
+                      at::full_like(parameters[i], sum * static_cast<float>(bucketer.scale())).detach();
+                  require(same_bits(parameters[i].grad(), wanted), "another sum in window ", window,
+                          " of parameter ", i);
+                }
+              }
+              require(bucketer.scale() == (c.dtype == at::kHalf ? 0.25 : 1.0), "another scale");
+            })) == "");
+  }
+}
+
+}  // namespace pacer::testing::nodes

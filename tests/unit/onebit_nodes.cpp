@@ -1,0 +1,224 @@
+// The 1-bit optimizers with nodes as workers: the bits of the flat algorithm between as many ranks that bring
+// their node's gradients; state and what is refused.
+#include <pacer/collectives/detail/in_process_transport.h>
+#include <pacer/schedulers/gradient_accumulation.h>
+#include <pacer/schedulers/gradient_clipping.h>
+#include <pacer/schedulers/session.h>
+
+#include "support/catch.h"
+
+#include "support/onebit_adam_refusals.h"
+#include "support/onebit_lamb_ranks.h"
+#include "support/onebit_sessions.h"
+
+namespace pacer::testing::onebit_nodes {
+namespace {
+
+template <class O, class P>
+struct Kind {
+  using Optimizer = O;
+  using Options = P;
+};
+using Adam = Kind<OneBitAdam, OneBitAdamOptions>;
+using Lamb = Kind<OneBitLamb, OneBitLambOptions>;
+template <class K>
+using RanksOf = OneBitRanks<typename K::Optimizer, typename K::Options>;
+template <class K>
+using GroupsOf = std::vector<OneBitGroup<typename K::Options>>;
+
+constexpr int64_t kFreeze = 4;
+
+template <class K>
+typename K::Options options_of() {
+  return typename K::Options(0.01).freeze_step(kFreeze).compress_alone(true).weight_decay(0.1);
+}
+template <class K>
+GroupsOf<K> groups_of(const typename K::Options& options) {
+  return {{{{40, 50}, {1}, {3000}}, options}, {{{64}}, typename K::Options(options).compress(false)}};
+}
+template <class K>
+typename K::Options by_nodes(const typename K::Options& options) {
+  return typename K::Options(options).hierarchical(true);
+}
+
+// Rounded so that sums over ranks are exact, in whatever order: where all ranks' gradients are added.
+Tensor coarse(const Tensor& gradient) { return at::round(gradient * 256) / 256; }
+
+// What ranks of nodes bring, and the mean of each node for ranks that are nodes.
+template <class K>
+std::pair<std::vector<std::vector<Tensor>>, std::vector<std::vector<Tensor>>> gradients_of(
+    const RanksOf<K>& ranks, int64_t attempt, size_t mates, bool all_are_added) {
+  auto own = ranks.gradients(attempt);
+  std::vector<std::vector<Tensor>> of_nodes(own.size() / mates);
+  for (size_t i = 0; i < own[0].size(); ++i) {
+    const bool is_full = i + 1 == own[0].size();  // the group that is not compressed
+    for (auto& of_rank : own) {
+      if (all_are_added || is_full) of_rank[i] = coarse(of_rank[i]);
+      if (attempt % 11 == 9) of_rank[i] = at::full_like(of_rank[i], std::nan(""));
+    }
+    for (size_t rank = 0; rank < own.size(); ++rank) {
+      const Tensor share = own[rank][i] * (1.0 / static_cast<double>(mates));
+      auto& node = of_nodes[rank / mates];
+      if (rank % mates == 0) node.push_back(share.clone());
+      if (rank % mates != 0) node[i] = node[i] + share;
+    }
+  }
+  return {own, of_nodes};
+}
+
+// "" or the first thing in which a run by nodes and a flat run of their workers differ.
+template <class K>
+std::string difference(const RanksOf<K>& ranks, const RanksOf<K>& workers, size_t mates) {
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    const size_t worker = rank / mates;
+    const std::string at = " of rank " + std::to_string(rank);
+    if (!same_bits(ranks.parameters[rank], workers.parameters[worker])) return "a parameter" + at;
+    NamedTensors own = cloned_state(ranks.optimizers[rank]->export_state());
+    NamedTensors flat = cloned_state(workers.optimizers[worker]->export_state());
+    for (auto& [name, tensor] : ranks.optimizers[rank]->export_rank_state()) own["rank's " + name] = tensor;
+    for (auto& [name, tensor] : workers.optimizers[worker]->export_rank_state()) {
+      flat["rank's " + name] = tensor;
+    }
+    for (NamedTensors* state : {&own, &flat}) {  // which say how many ranks there are
+      for (auto it = state->begin(); it != state->end();) {
+        const bool of_ranks = contains(it->first, "onebit/rank") || contains(it->first, "world_size") ||
+                              contains(it->first, "hierarchical");
+        it = of_ranks ? state->erase(it) : std::next(it);
+      }
+    }
+    const std::string name = differing_name(own, flat);
+    if (!name.empty()) return name + at;
+  }
+  return "";
+}
+
+// Steps [first, end) of both.
+template <class K>
+std::string run_beside(RanksOf<K>& ranks, RanksOf<K>& workers, size_t mates, int64_t refresh_every,
+                       int64_t first, int64_t end) {
+  for (int64_t t = first; t < end; ++t) {
+    const bool refresh = refresh_every > 0 && t >= kFreeze && (t + 1 - kFreeze) % refresh_every == 0;
+    const auto [own, joined] = gradients_of<K>(ranks, t, mates, t < kFreeze || refresh);
+    for (const std::string& message : {ranks.step(own), workers.step(joined)}) {
+      if (!message.empty()) return message;
+    }
+    const std::string what = difference<K>(ranks, workers, mates);
+    if (!what.empty()) return what + " after attempt " + std::to_string(t);
+  }
+  return "";
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("with nodes as workers every step has the bits of the flat algorithm between them",
+                   "[onebit_adam][onebit_lamb][nodes]", Adam, Lamb) {
+  using K = TestType;
+  for (const auto& [nodes, mates] : {std::pair{2, 2}, {3, 2}, {2, 4}, {1, 2}, {3, 1}}) {
+    for (const bool block_scales : {false, true}) {
+      CAPTURE(nodes, mates, block_scales);
+      auto options = options_of<K>();
+      options.block_scales(block_scales);
+      int64_t refresh_every = 0;
+      if constexpr (std::is_same_v<K, Adam>) options.refresh_variance_every(refresh_every = 5);
+      RanksOf<K> ranks(nodes * mates, groups_of<K>(by_nodes<K>(options)), at::kFloat, mates);
+      RanksOf<K> workers(nodes, groups_of<K>(options));
+      const auto m = static_cast<size_t>(mates);
+      REQUIRE(run_beside<K>(ranks, workers, m, refresh_every, 0, 20) == "");
+      REQUIRE(ranks.optimizers[0]->skipped_steps() == 1);
+      ranks.resume();
+      REQUIRE(run_beside<K>(ranks, workers, m, refresh_every, 20, 30) == "");
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("in Sessions, nodes accumulate over ranks what one rank would over micro-steps",
+                   "[onebit_adam][onebit_lamb][nodes]", Adam, Lamb) {
+  using K = TestType;
+  for (const int mates : {2, 3}) {
+    for (const double max_norm : {0.5, 1e6}) {
+      CAPTURE(mates, max_norm);
+      const auto options = options_of<K>();
+      RanksOf<K> ranks(2 * mates, groups_of<K>(by_nodes<K>(options)), at::kFloat, mates);
+      RanksOf<K> workers(2, groups_of<K>(options));
+      Sessions sessions(ranks, [&](Session& session) { session.use(GradientClipping(max_norm)); });
+      Sessions flat(workers, [&](Session& session) {
+        session.use(GradientClipping(max_norm)).use(GradientAccumulation(mates));
+      });
+      const auto m = static_cast<size_t>(mates);
+      for (int64_t t = 0; t < 14; ++t) {
+        if (t == 9) continue;  // which would be skipped
+        const auto own = gradients_of<K>(ranks, t, m, t < kFreeze).first;
+        std::vector<std::vector<std::vector<Tensor>>> micro_steps(m);
+        for (size_t i = 0; i < m; ++i) micro_steps[i] = {own[i], own[m + i]};
+        REQUIRE(sessions.step(ranks, {own}) == "");
+        REQUIRE(flat.step(workers, micro_steps) == "");
+        CAPTURE(t);
+        REQUIRE(difference<K>(ranks, workers, m) == "");
+      }
+      REQUIRE(ranks.optimizers[0]->phase() == OneBitPhase::compressed);
+      CHECK(sessions.finish(ranks) == "");
+      CHECK(flat.finish(workers) == "");
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("errors of nodes are joined as those of their workers",
+                   "[onebit_adam][onebit_lamb][nodes]", Adam, Lamb) {
+  using K = TestType;
+  const auto options = options_of<K>();
+  RanksOf<K> ranks(4, groups_of<K>(by_nodes<K>(options)), at::kFloat, 2);
+  RanksOf<K> workers(2, groups_of<K>(options));
+  REQUIRE(run_beside<K>(ranks, workers, 2, 0, 0, 9) == "");
+  const auto states_of = [](const RanksOf<K>& run) {
+    std::vector<NamedTensors> states;
+    for (const auto& optimizer : run.optimizers) states.push_back(optimizer->export_rank_state());
+    return states;
+  };
+  // Into three flat ranks, two nodes of three, and a single rank that compresses nothing.
+  RanksOf<K> three(3, groups_of<K>(options)), six(6, groups_of<K>(by_nodes<K>(options)), at::kFloat, 3),
+      one(1, groups_of<K>(typename K::Options(options).compress_alone(false)));
+  for (const RanksOf<K>* run : {&three, &six, &one}) {
+    for (const auto& optimizer : run->optimizers) {
+      const NamedTensors own = optimizer->join_rank_states(states_of(ranks));
+      CHECK(differing_name(own, optimizer->join_rank_states(states_of(workers))) == "");
+      CHECK_FALSE(own.empty());
+    }
+  }
+  const auto joined = six.optimizers[4]->join_rank_states(states_of(ranks));
+  CHECK(differing_name(joined, six.optimizers[5]->join_rank_states(states_of(ranks))) == "onebit/rank");
+}
+
+TEMPLATE_TEST_CASE("nodes that differ, and state of other nodes, are refused",
+                   "[onebit_adam][onebit_lamb][nodes][refusals]", Adam, Lamb) {
+  using K = TestType;
+  using Optimizer = typename K::Optimizer;
+  const auto options = by_nodes<K>(options_of<K>());
+  detail::Connection connection = detail::connect_in_process(1).front();
+  connection.ranks_per_node = 0;
+  const auto uneven = std::make_shared<Communicator>(connection, CommunicatorOptions());
+  const std::vector<Tensor> parameters = {at::ones({4}).requires_grad_()};
+  CHECK(unless_sentence(refusal([&] { Optimizer(parameters, options, uneven); }),
+                        {"hierarchical(true)", "as many ranks"}) == "");
+  CHECK(refusal([&] { Optimizer(parameters, options_of<K>(), uneven); }) == "<no exception>");
+
+  RanksOf<K> pairs(4, groups_of<K>(options), at::kFloat, 2), whole(4, groups_of<K>(options), at::kFloat, 4),
+      flat(4, groups_of<K>(options_of<K>()));
+  for (RanksOf<K>* run : {&pairs, &whole, &flat}) take_steps(*run, 0, 7);
+  for (RanksOf<K>* to : {&whole, &flat}) {
+    auto state = cloned_state(pairs.optimizers[1]->export_state());
+    for (auto& [name, tensor] : state) {  // which else would decide
+      if (contains(name, "hierarchical")) tensor = number_tensor(to == &whole);
+    }
+    const auto errors = cloned_state(pairs.optimizers[1]->export_rank_state());
+    CHECK(unless_refused_whole(*to, 1, {"2 ranks of a node share", "join_rank_states"},
+                               [&] { to->optimizers[1]->import_states(state, errors); }) == "");
+  }
+  // Saved options decide, and here they cannot be.
+  Optimizer alone(std::vector<Tensor>{at::ones({4}).requires_grad_()}, options_of<K>(), uneven);
+  Optimizer saved(std::vector<Tensor>{at::ones({4}).requires_grad_()}, options);
+  const NamedTensors before = cloned_state(alone.export_state());
+  CHECK(unless_sentence(refusal([&] { alone.import_state(saved.export_state()); }), {"as many ranks"}) == "");
+  CHECK(differing_name(before, alone.export_state()) == "");
+}
+
+}  // namespace pacer::testing::onebit_nodes
