@@ -6,4 +6,5 @@
 #include <pacer/collectives/communicator.h>
 #include <pacer/collectives/compressed_all_reduce.h>
 #include <pacer/collectives/gradient_bucketer.h>
+#include <pacer/collectives/gradient_scope.h>
 #include <pacer/collectives/launch_environment.h>
