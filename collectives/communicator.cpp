@@ -32,14 +32,17 @@ int64_t sum(const std::vector<int64_t>& counts) {
   return std::accumulate(counts.begin(), counts.end(), int64_t{0});
 }
 
-void check_options(const CommunicatorOptions& options) {
+void check_options(const CommunicatorOptions& options, int world_size) {
   require(options.timeout().count() > 0, "a communicator needs a timeout > 0, not ",
           options.timeout().count(), " ms");
-  require(options.ranks_per_node() >= 0, "ranks_per_node must be 0 or more, not ", options.ranks_per_node());
+  const int ranks_per_node = options.ranks_per_node();
+  require(ranks_per_node >= 0, "ranks_per_node must be 0 or more, not ", ranks_per_node);
+  require(ranks_per_node == 0 || world_size % ranks_per_node == 0, world_size, " ranks cannot be nodes of ",
+          ranks_per_node, " each; set ranks_per_node to a divisor");
 }
 
 std::shared_ptr<Communicator> meet(const detail::Meeting& meeting, const CommunicatorOptions& options) {
-  check_options(options);
+  check_options(options, meeting.world_size);
   require(meeting.world_size >= 1, "a world needs at least 1 rank, not ", meeting.world_size);
   require(meeting.rank >= 0 && meeting.rank < meeting.world_size, "rank ", meeting.rank,
           " does not exist in a world of ", meeting.world_size);
@@ -98,7 +101,7 @@ std::shared_ptr<Communicator> Communicator::alone(at::Device device) {
 
 std::vector<std::shared_ptr<Communicator>> Communicator::in_process(int world_size,
                                                                     const CommunicatorOptions& options) {
-  check_options(options);
+  check_options(options, world_size);
   std::vector<std::shared_ptr<Communicator>> ranks;
   for (detail::Connection& connection : detail::connect_in_process(world_size, options.ranks_per_node())) {
     ranks.push_back(std::make_shared<Communicator>(std::move(connection), options));

@@ -178,8 +178,8 @@ class Communicator {
   // in its node does the operation for itself. Throw InvalidArgument where ranks_per_node() is 0. ----
 
   // Each tensor, of any floating-point dtypes, becomes the sum over the ranks of this node, added in rank
-  // order in `wire_dtype` after all are rounded to it: the same bits on each of them. Memory for two rounded
-  // copies while it runs.
+  // order in `wire_dtype` after all are rounded to it: the same bits on each of them. Memory for one rounded
+  // copy while it runs, for two unless it is one tensor of that dtype.
   Work all_reduce_in_node(const std::vector<at::Tensor>& tensors, at::ScalarType wire_dtype,
                           const CollectiveOptions& options = {});
   // output (ranks_per_node() * n elements) = the inputs (n elements) of this node's ranks, in rank order.

@@ -1,12 +1,11 @@
 // Operations inside nodes and between them. Each is an all_to_all of the whole world in which most ranks send
 // each other nothing, so that deadlines, failures and order are those of every other operation.
-#include <numeric>
+#include <algorithm>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 
 #include <pacer/collectives/communicator.h>
 #include <pacer/collectives/detail/communicator_state.h>
@@ -89,42 +88,50 @@ Work Communicator::all_reduce_in_node(const std::vector<at::Tensor>& tensors, at
     check_tensor(kName, "tensor", tensor, device());
     elements += tensor.numel();
   }
-  const int64_t chunk = ceil_divide(elements, peers.count);
-  const at::Tensor padded =
-      at::empty({chunk * peers.count}, at::TensorOptions().dtype(wire_dtype).device(device()));
-  compare(kName, padded, elements, 0, options);
+  const at::TensorOptions on_wire = at::TensorOptions().dtype(wire_dtype).device(device());
+  compare(kName, at::empty({0}, on_wire), elements, 0, options);
   if (elements == 0 || peers.count == 1) return {};
 
-  std::vector<at::Tensor> pieces;  // of `padded`
-  int64_t begin = 0;
-  for (const at::Tensor& tensor : tensors) {
-    pieces.push_back(padded.narrow(0, begin, tensor.numel()).view(tensor.sizes()));
-    begin += tensor.numel();
+  // The tensor itself, or rounded copies of all, one behind the other.
+  const bool is_flat = tensors.size() == 1 && tensors[0].scalar_type() == wire_dtype;
+  const at::Tensor flat = is_flat ? tensors[0].detach().view({-1}) : at::empty({elements}, on_wire);
+  std::vector<at::Tensor> pieces;
+  for (int64_t begin = 0; !is_flat && pieces.size() < tensors.size(); begin += pieces.back().numel()) {
+    const at::Tensor& tensor = tensors[pieces.size()];
+    pieces.push_back(flat.narrow(0, begin, tensor.numel()).view(tensor.sizes()));
   }
-  const at::Tensor rest = padded.narrow(0, elements, padded.numel() - elements);
-  const at::Tensor parts = at::empty_like(padded);
-  const at::Tensor sum = padded.narrow(0, 0, chunk);  // what was there has been sent
+  // Each rank of the node adds up one chunk; the last ones may be short or empty.
+  const int64_t chunk = ceil_divide(elements, peers.count);
+  const auto begin_of = [=](int64_t peer) { return std::min(elements, peer * chunk); };
+  std::vector<int64_t> chunks = peers.counts(0);
+  for (int peer = 0; peer < peers.count; ++peer) {
+    chunks[static_cast<size_t>(peers.first + peer)] = begin_of(peer + 1) - begin_of(peer);
+  }
+  const int64_t own = chunks[static_cast<size_t>(rank())];
+  const at::Tensor sum = flat.narrow(0, begin_of(rank() - peers.first), own);
+  const at::Tensor parts = at::empty({peers.count, own}, on_wire);
+  const std::vector<int64_t> shares = peers.counts(own);
   const auto timeout = state_->timeout_of(options);
   const auto transport = state_->connection().data;
 
-  const NextPart send = [=, exchange = exchange_part(transport, peers, parts, padded, timeout)] {
+  const NextPart send = [=] {
     const at::NoGradGuard no_grad;
-    at::_foreach_copy_(pieces, tensors);
-    rest.zero_();
-    return exchange();
+    if (!is_flat) at::_foreach_copy_(pieces, tensors);
+    return transport->all_to_all(parts, shares, flat, chunks, timeout);
   };
-  const NextPart share = [=, exchange = exchange_part(transport, peers, padded, parts, timeout)] {
+  const NextPart share = [=] {
     const at::NoGradGuard no_grad;
-    detail::add_in_order(sum, parts, peers.count);
-    parts.view({peers.count, chunk}).copy_(sum.view({1, chunk}).expand({peers.count, chunk}));
-    return exchange();
+    detail::add_in_order(sum, parts.view({-1}), peers.count);
+    parts.copy_(sum.view({1, own}).expand_as(parts));
+    return transport->all_to_all(flat, chunks, parts, shares, timeout);
   };
   const NextPart put_back = [=]() -> detail::TransportWorkPtr {
     const at::NoGradGuard no_grad;
-    at::_foreach_copy_(tensors, pieces);
+    if (!is_flat) at::_foreach_copy_(tensors, pieces);
     return nullptr;
   };
-  return state_->start(kName, 2 * (peers.count - 1) * bytes_of(sum), {send, share, put_back});
+  const int64_t sent = elements - own + (peers.count - 1) * own;
+  return state_->start(kName, sent * static_cast<int64_t>(flat.element_size()), {send, share, put_back});
 }
 
 Work Communicator::all_gather_in_node(const at::Tensor& output, const at::Tensor& input,

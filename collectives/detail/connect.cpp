@@ -65,8 +65,6 @@ int agree_on_nodes(const Connection& connection, const CommunicatorOptions& opti
             rank, "; set it to the same number everywhere, or nowhere");
     alike = alike && size == places[1] && place[2] == rank % size;
   }
-  require(wanted == 0 || world % wanted == 0, world, " ranks cannot be nodes of ", wanted,
-          " each; set ranks_per_node to a divisor");
   if (wanted > 0) return wanted;
   return alike ? connection.local_size : 0;
 }

@@ -262,9 +262,6 @@ class MemoryBoard : public NoticeBoard {
 
 std::vector<Connection> connect_in_process(int world_size, int ranks_per_node) {
   require(world_size >= 1, "a world of threads needs at least 1 rank, not ", world_size);
-  if (ranks_per_node == 0) ranks_per_node = world_size;
-  require(world_size % ranks_per_node == 0, world_size, " ranks cannot be nodes of ", ranks_per_node,
-          " each; set ranks_per_node to a divisor");
   const auto data = std::make_shared<Hub>(static_cast<size_t>(world_size));
   const auto control = std::make_shared<Hub>(static_cast<size_t>(world_size));
   const auto board = std::make_shared<MemoryBoard>();
@@ -273,7 +270,7 @@ std::vector<Connection> connect_in_process(int world_size, int ranks_per_node) {
     Connection connection;
     connection.rank = connection.local_rank = rank;
     connection.world_size = connection.local_size = world_size;
-    connection.ranks_per_node = ranks_per_node;
+    connection.ranks_per_node = ranks_per_node == 0 ? world_size : ranks_per_node;
     connection.data = std::make_shared<InProcessTransport>(data, rank);
     connection.control = std::make_shared<InProcessTransport>(control, rank);
     connection.board = board;

@@ -9,8 +9,8 @@
 
 namespace pacer::detail {
 
-// Connections of `world_size` ranks with each other, on nodes of so many each; 0: all on one. Throws
-// InvalidArgument.
+// Connections of `world_size` ranks with each other, on nodes of so many each, which divides
+// `world_size`; 0: all on one.
 std::vector<Connection> connect_in_process(int world_size, int ranks_per_node = 0);
 
 }  // namespace pacer::detail

@@ -49,7 +49,7 @@ std::string row_of(const Measurement& measurement, const std::vector<Measurement
   std::string row = "  " + link_of(measurement);
   row.resize(16, ' ');
   row += measurement.optimizer;
-  row.resize(34, ' ');
+  row.resize(37, ' ');
   row += padded(text_of("%.1f", measurement.milliseconds), 10);
   row += padded(expected > 0 ? text_of("%.1f", expected) : "", 12);
   row += padded(expected > 0 ? text_of("%.2f", measurement.milliseconds / expected) : "", 12);
@@ -112,7 +112,7 @@ std::string as_tables(const std::vector<Measurement>& measurements) {
   for (const Measurement& entry : measurements) {
     if (last == nullptr || !is_peer(*last, entry)) {
       tables += "\n" + entry.model + ", " + std::to_string(entry.ranks) + " ranks over " + entry.backend +
-                "\n  link          optimizer            ms/step    model ms     / model    MB sent    "
+                "\n  link          optimizer               ms/step    model ms     / model    MB sent    "
                 "speed-up\n";
     } else if (last->gbit != entry.gbit) {
       tables += "\n";

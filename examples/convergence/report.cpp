@@ -135,7 +135,9 @@ std::string time_bars(const std::string& title, const std::vector<ArmSummary>& s
   return bar_chart(title, bars);
 }
 
-std::string html_table(const Table& table) {
+enum class FirstColumn { arms, names };
+
+std::string html_table(const Table& table, FirstColumn first = FirstColumn::arms) {
   std::string html = "<table>\n<thead><tr>";
   for (const auto& title : table.header) html += "<th scope=\"col\">" + escape_html(title) + "</th>";
   html += "</tr></thead>\n<tbody>\n";
@@ -144,11 +146,26 @@ std::string html_table(const Table& table) {
     for (size_t k = 0; k < table.rows[i].size(); ++k) {
       const std::string swatch =
           "<span class=\"swatch\" style=\"background: var(--series-" + std::to_string(i % 6) + ")\"></span>";
-      html += "<td>" + (k == 0 ? swatch : "") + escape_html(table.rows[i][k]) + "</td>";
+      const bool is_arm = k == 0 && first == FirstColumn::arms;
+      html += "<td>" + (is_arm ? swatch : "") + escape_html(table.rows[i][k]) + "</td>";
     }
     html += "</tr>\n";
   }
   return html + "</tbody>\n</table>\n";
+}
+
+// Of every run of 1-bit LAMB, folded away.
+std::string tensor_tables(const std::vector<Run>& runs) {
+  std::string html;
+  for (const Run& run : runs) {
+    const Table table = tensor_table(run);
+    if (table.rows.empty()) continue;
+    html += "<details class=\"panel\"><summary>" + escape_html(run.arm) + ", seed " +
+            std::to_string(run.seed) +
+            ": coefficient and factor of each tensor, and what its momentum is multiplied with</summary>\n" +
+            html_table(table, FirstColumn::names) + "</details>\n";
+  }
+  return html;
 }
 
 }  // namespace
@@ -176,7 +193,8 @@ std::string report_as_html(const StudyReport& report) {
           time_bars("Time of one whole training step", summaries, &ArmSummary::step_seconds) + "</div>\n";
   html += "</div>\n<h2>What the methods did, over tokens</h2>\n<div class=\"charts small\">\n" +
           method_charts(report.runs, summaries);
-  html += "</div>\n<h2>Set-up</h2>\n<div class=\"panel\">\n<dl>\n";
+  html += "</div>\n" + tensor_tables(report.runs);
+  html += "<h2>Set-up</h2>\n<div class=\"panel\">\n<dl>\n";
   for (const auto& [name, value] : report.facts) {
     html += "<dt>" + escape_html(name) + "</dt><dd>" + escape_html(value) + "</dd>\n";
   }

@@ -30,6 +30,15 @@ struct TrainingPoint {
       0.0;  // of a step: norm, clipping, optimizer; the median since the previous point
 };
 
+// What 1-bit LAMB did with one tensor, at the end of a run.
+struct TensorScales {
+  std::string name;
+  int64_t elements = 0;
+  double coefficient = 1.0;     // the mean of its trust ratios in warm-up
+  double factor = 1.0;          // of the last step
+  double momentum_scale = 1.0;  // before its momentum travels
+};
+
 struct Run {
   std::string arm;
   uint64_t seed = 0;
@@ -39,7 +48,8 @@ struct Run {
   double largest_update = 0.0;  // see LargestUpdate; 0: nobody looked
   bool finished = false;
   std::vector<TrainingPoint> training;
-  Curve validation;  // the first at 0 tokens, the last at the end
+  Curve validation;                   // the first at 0 tokens, the last at the end
+  std::vector<TensorScales> tensors;  // none but for 1-bit LAMB
 
   double seconds() const { return training.empty() ? 0.0 : training.back().seconds; }
   double bytes_sent() const { return training.empty() ? 0.0 : training.back().bytes_sent; }  // by rank 0

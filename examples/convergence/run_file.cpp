@@ -51,6 +51,15 @@ Number number_of(const std::string& line, const std::string& key, const fs::path
   return number;
 }
 
+// The text behind "key":", which has no quotes in it.
+std::string text_of(const std::string& line, const std::string& key, const fs::path& path) {
+  const std::string quoted = "\"" + key + "\":\"";
+  const size_t at = line.find(quoted), begin = at + quoted.size();
+  pacer::require<pacer::FileError>(at != std::string::npos, path.string(), " has a line without the text '",
+                                   key, "'; train again without --resume");
+  return line.substr(begin, line.find('"', begin) - begin);
+}
+
 // A count that older files do not have.
 int64_t count_or_zero(const std::string& line, const std::string& key, const fs::path& path) {
   const auto count = number_of<double>(line, key, path);
@@ -61,7 +70,8 @@ std::map<std::string, std::string> read_ini(const fs::path& path) {
   std::ifstream file(path);
   pacer::require<pacer::FileError>(file.is_open(), "cannot read ", path.string(),
                                    ", the settings of a run to resume; train again without --resume");
-  std::map<std::string, std::string> values = {{"processes", "1"}};  // older files do not say
+  std::map<std::string, std::string> values = {{"processes", "1"},
+                                               {"ranks-per-node", "0"}};  // older files do not say
   for (std::string line; std::getline(file, line);) {
     const size_t equals = line.find(" = ");
     if (line.front() != '#' && equals != std::string::npos) {
@@ -96,6 +106,15 @@ void RunFile::write_validation(const CurvePoint& point) {
 }
 
 void RunFile::write_end(const Run& run) {
+  for (const TensorScales& tensor : run.tensors) {
+    write(pacer::JsonLine()
+              .add("event", "tensor")
+              .add("name", tensor.name)
+              .add("elements", tensor.elements)
+              .add("coefficient", tensor.coefficient)
+              .add("factor", tensor.factor)
+              .add("momentum_scale", tensor.momentum_scale));
+  }
   write(pacer::JsonLine()
             .add("event", "end")
             .add("tokens", run.validation.back().tokens)
@@ -131,6 +150,11 @@ Run read_run(const fs::path& folder, const std::string& arm, uint64_t seed) {
       run.validation.push_back({number_of<int64_t>(line, "tokens", path),
                                 number_of<double>(line, "seconds", path),
                                 number_of<double>(line, "loss", path)});
+    } else if (is("tensor")) {
+      run.tensors.push_back({text_of(line, "name", path), number_of<int64_t>(line, "elements", path),
+                             number_of<double>(line, "coefficient", path),
+                             number_of<double>(line, "factor", path),
+                             number_of<double>(line, "momentum_scale", path)});
     } else if (is("end")) {
       run.parameters = count_or_zero(line, "parameters", path);
       run.frozen_at = count_or_zero(line, "frozen_at", path);

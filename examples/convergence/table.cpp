@@ -71,6 +71,17 @@ Table traffic_table(const std::vector<ArmSummary>& summaries) {
   return table;
 }
 
+Table tensor_table(const Run& run) {
+  Table table;
+  if (run.tensors.empty()) return table;
+  table.header = {"tensor", "elements", "coefficient", "factor", "scale of momentum"};
+  for (const TensorScales& tensor : run.tensors) {
+    table.rows.push_back({tensor.name, std::to_string(tensor.elements), significant(tensor.coefficient, 3),
+                          significant(tensor.factor, 3), significant(tensor.momentum_scale, 3)});
+  }
+  return table;
+}
+
 std::string table_note(const std::vector<ArmSummary>& summaries) {
   std::string note =
       "Loss in nats per byte. Time is one run's training without validation; the step times are medians,\n"

@@ -18,6 +18,9 @@ Table summary_table(const std::vector<ArmSummary>& summaries);
 // What was sent, beside loss and time; empty where there was a single process.
 Table traffic_table(const std::vector<ArmSummary>& summaries);
 
+// What 1-bit LAMB did with each tensor; empty for other runs.
+Table tensor_table(const Run& run);
+
 // What the columns mean, in a sentence or two.
 std::string table_note(const std::vector<ArmSummary>& summaries);
 

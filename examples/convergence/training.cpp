@@ -10,7 +10,7 @@
 #include <ATen/ops/zeros.h>
 #include <torch/utils.h>
 
-#include <pacer/optimizers/onebit_optimizer.h>
+#include <pacer/optimizers/onebit_lamb.h>
 #include <pacer/schedulers/checkpoints.h>
 #include <pacer/schedulers/gradient_clipping.h>
 #include <pacer/schedulers/layer_drop.h>
@@ -146,6 +146,13 @@ Run train(const std::string& arm_name, uint64_t seed, const Settings& settings, 
   session.finish();
   if (const auto* onebit = dynamic_cast<const pacer::OneBitOptimizer*>(optimizer.get())) {
     run.frozen_at = onebit->frozen_at().value_or(0);
+  }
+  if (const auto* lamb = dynamic_cast<const pacer::OneBitLamb*>(optimizer.get())) {
+    for (const auto& item : model->named_parameters()) {
+      const torch::Tensor& parameter = item.value();
+      run.tensors.push_back({item.key(), parameter.numel(), lamb->coefficient(parameter),
+                             lamb->factor(parameter), lamb->momentum_scale(parameter)});
+    }
   }
   run.finished = true;
   return run;

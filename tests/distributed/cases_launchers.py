@@ -4,7 +4,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from ranks import Ranks, expect, free_port, is_loopback
+from ranks import Ranks, expect, free_port, is_loopback, own_address
 from run_ranks import case
 
 
@@ -48,6 +48,33 @@ def by_hand(worker):
     with Ranks(worker, "environment", 1) as ranks:
         ranks.end()
         expect(ranks[0].said("rank 0 of 1, here 0 of 1"), ranks[0].story())
+
+
+@case
+def nodes(worker):
+    """Ranks of one size, in a row, are nodes; what the program says goes before what the launcher does."""
+    address = own_address() or "localhost"  # which does for one host
+    for places, given, expected in (
+            (((0, 2), (1, 2), (0, 2), (1, 2)), {}, 2), (((0, 2), (1, 2), (0, 1)), {}, 0),
+            (((0, 2), (0, 2), (1, 2), (1, 2)), {}, 0), (((0, 1), (0, 1)), {}, 1),
+            (((0, 4), (1, 4), (2, 4), (3, 4)), {"ranks_per_node": 2}, 2)):
+        port, world_size = str(free_port()), len(places)
+        if address == "localhost" and places[0][1] != world_size:
+            continue
+        with Ranks(worker, "environment", world_size, only=(), **given) as ranks:
+            for number, (local_rank, local_size) in enumerate(places):
+                ranks.start(number, environment={
+                    "RANK": str(number), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(local_rank),
+                    "LOCAL_WORLD_SIZE": str(local_size), "MASTER_ADDR": address, "MASTER_PORT": port})
+            for rank in ranks:
+                rank.end()
+                expect(rank.said(f"by nodes of {expected}$"), f"{places}: {rank.story()}")
+    with Ranks(worker, "meet", 3, only=()) as ranks:
+        for number, size in enumerate((1, 3, 1)):
+            ranks.start(number, ranks_per_node=size)
+        ranks.end(3)
+        for rank in ranks:
+            expect(rank.said("ranks_per_node is 1 on rank 0, but 3 on rank 1"), rank.story())
 
 
 @case

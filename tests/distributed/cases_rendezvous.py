@@ -6,7 +6,7 @@ import threading
 import time
 from pathlib import Path
 
-from ranks import Ranks, expect, free_port, is_loopback
+from ranks import Ranks, expect, free_port, is_loopback, own_address
 from run_ranks import case
 
 FILE = {"file": "{folder}/meeting"}
@@ -15,16 +15,6 @@ FILE = {"file": "{folder}/meeting"}
 def places():
     """Both kinds of places to meet."""
     return FILE, {"host": "127.0.0.1", "port": free_port()}
-
-
-def own_address():
-    """An address of this host beyond the loopback interface, or None."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))
-            return probe.getsockname()[0]
-        except OSError:
-            return None
 
 
 @case

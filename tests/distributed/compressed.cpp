@@ -52,7 +52,7 @@ void compare_means(const std::shared_ptr<Communicator>& world, int64_t size,
 
 void compress(const Player& player) {
   auto options = player.options();
-  options.ordered_sum(true).ranks_per_node(player.number("ranks_per_node", 0));
+  options.ordered_sum(true);
   const auto world = std::make_shared<Communicator>(detail::connect(player.meeting(), options), options);
   const bool by_nodes = options.ranks_per_node() > 0;
   for (const int64_t size : {1, 127, 129, 2'049, 33'000, 300'001}) {

@@ -20,7 +20,7 @@ const AddScenario environment("environment", [](const Player& player) {
   world->all_reduce(one).wait();
   expect(at::equal(one, at::full({10}, world->world_size())), "a sum over all ranks");
   say(detail::concatenate("rank ", world->rank(), " of ", world->world_size(), ", here ", world->local_rank(),
-                          " of ", world->local_size()));
+                          " of ", world->local_size(), ", by nodes of ", world->ranks_per_node()));
   if (player.has("stay")) sleep_for_ever();
   // Fails in the first attempt of torchrun only.
   const char* attempt = std::getenv("TORCHELASTIC_RESTART_COUNT");

@@ -47,6 +47,7 @@ detail::Meeting Player::meeting() const {
 CommunicatorOptions Player::options() const {
   return CommunicatorOptions()
       .backend(has("nccl") ? Backend::nccl : Backend::gloo)
+      .ranks_per_node(number("ranks_per_node", 0))
       .timeout(std::chrono::milliseconds(number("timeout", 20000)));
 }
 

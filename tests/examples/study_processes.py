@@ -68,7 +68,27 @@ def compare(program):
         if not worst <= TOLERANCE:
             sys.exit(f"losses differ by up to {worst}")
         compare_with_rings(program, Path(root) / "onebit")
+        report_tensors(program, Path(root) / "nodes")
         print(f"{len(ARMS)} arms: losses of one and two processes differ by at most {worst:.1e}")
+
+
+def report_tensors(program, folder):
+    """Two nodes of two: the report tells what 1-bit LAMB did with each tensor, also where a finished run is read back."""
+    arm, reports = "onebit-lamb-nodes", []
+    for more in ([], ["--resume"]):
+        done = subprocess.run(command(program, folder, 4, [arm], "--tokens", "3840", "--ranks-per-node", "2", *more),
+                              capture_output=True, text=True, timeout=300, check=False)
+        check(done, f"the study of {arm} {more}")
+        rows = re.findall(r"<tr><td>([\w.]+)</td><td>(\d+)</td><td>([\d.]+)</td><td>([\d.]+)</td><td>([\d.]+)</td></tr>",
+                          (folder / "report.html").read_text(encoding="utf-8"))
+        reports.append(rows)
+    adapted = [row for row in reports[0] if float(row[2]) != 1]
+    if len(reports[0]) < 10 or not adapted or reports[0] != reports[1]:
+        sys.exit(f"the report of {arm} tells nothing of tensors, or something else when it is read back: {reports}")
+    done = subprocess.run(command(program, folder, 4, [arm], "--ranks-per-node", "3"), capture_output=True, text=True,
+                          timeout=300, check=False)
+    if done.returncode != 2 or "4 processes cannot be nodes of 3 each" not in done.stderr:
+        sys.exit(f"nodes of 3 among 4 ended with {done.returncode}: {done.stderr}")
 
 
 def compare_with_rings(program, folder):

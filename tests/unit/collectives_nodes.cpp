@@ -54,26 +54,39 @@ TEST_CASE("sums inside nodes are those of their ranks, in order", "[collectives]
     for (const at::ScalarType wire : {at::kFloat, at::kBFloat16}) {
       CAPTURE(shape.world_size, shape.ranks_per_node, wire);
       const Ranks ranks = world_of(shape);
-      REQUIRE(first_of(run_ranks(shape.world_size, [&](int rank) {
-                Communicator& world = *ranks[static_cast<size_t>(rank)];
-                // An even cut, a last chunk that is short, fewer elements than ranks, none.
-                const std::vector<Tensor> tensors = {numbers_of(rank, 12), numbers_of(rank, 0),
-                                                     numbers_of(rank, 1001), numbers_of(rank, 1)};
-                world.all_reduce_in_node(tensors, wire).wait();
-                world.all_reduce_in_node({tensors[1]}, wire).wait();
-                const int node = rank / shape.ranks_per_node;
-                for (const Tensor& tensor : tensors) {
-                  const Tensor wanted = shape.ranks_per_node == 1
-                                            ? numbers_of(rank, tensor.numel())
-                                            : node_sum(node, shape, tensor.numel(), wire);
-                  require(same_bits(tensor, wanted), "another sum of ", tensor.numel());
-                }
-                const int64_t mates = shape.ranks_per_node - 1;
-                const int64_t chunk = (1014 + mates) / shape.ranks_per_node;
-                require(bytes_of(world, "all_reduce_in_node") ==
-                            2 * mates * chunk * static_cast<int64_t>(at::elementSize(wire)),
-                        "other bytes");
-              })) == "");
+      REQUIRE(
+          first_of(run_ranks(shape.world_size, [&](int rank) {
+            Communicator& world = *ranks[static_cast<size_t>(rank)];
+            // An even cut, a last chunk that is short, fewer elements than ranks, none.
+            const std::vector<Tensor> tensors = {numbers_of(rank, 12), numbers_of(rank, 0),
+                                                 numbers_of(rank, 1001), numbers_of(rank, 1)};
+            world.all_reduce_in_node(tensors, wire).wait();
+            world.all_reduce_in_node({tensors[1]}, wire).wait();
+            const int node = rank / shape.ranks_per_node;
+            for (const Tensor& tensor : tensors) {
+              const Tensor wanted = shape.ranks_per_node == 1 ? numbers_of(rank, tensor.numel())
+                                                              : node_sum(node, shape, tensor.numel(), wire);
+              require(same_bits(tensor, wanted), "another sum of ", tensor.numel());
+            }
+            const Tensor lies = numbers_of(rank, 1001), one = numbers_of(rank, 1);
+            world.all_reduce_in_node({lies}, at::kFloat).wait();
+            world.all_reduce_in_node({one}, at::kFloat).wait();
+            if (shape.ranks_per_node > 1) {
+              require(same_bits(lies, node_sum(node, shape, 1001, at::kFloat)), "another sum in place");
+              require(same_bits(one, node_sum(node, shape, 1, at::kFloat)), "another sum of one in place");
+            }
+            // Without padding: each rank sends what it does not add up, and what it adds up to all others.
+            const auto sent = [&](int64_t elements) {
+              const int64_t mates = shape.ranks_per_node, number = rank % shape.ranks_per_node;
+              const int64_t chunk = (elements + mates - 1) / mates;
+              const int64_t own =
+                  std::min(elements, (number + 1) * chunk) - std::min(elements, number * chunk);
+              return mates == 1 ? 0 : elements - own + (mates - 1) * own;
+            };
+            require(bytes_of(world, "all_reduce_in_node") ==
+                        sent(1014) * static_cast<int64_t>(at::elementSize(wire)) + (sent(1001) + sent(1)) * 4,
+                    "other bytes");
+          })) == "");
     }
   }
 }
@@ -117,6 +130,9 @@ TEST_CASE("nodes that cannot be are refused", "[collectives][nodes]") {
     CHECK(contains(refusal([&] { Communicator::in_process(4, CommunicatorOptions().ranks_per_node(wrong)); }),
                    "ranks_per_node"));
   }
+  CHECK(contains(
+      refusal([] { Communicator::from_file("unused", 0, 1, CommunicatorOptions().ranks_per_node(2)); }),
+      "1 ranks cannot be nodes of 2"));
   CHECK(Communicator::in_process(4)[2]->ranks_per_node() == 4);
   CHECK(Communicator::alone(at::kCPU)->ranks_per_node() == 1);
 

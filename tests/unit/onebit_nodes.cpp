@@ -41,8 +41,12 @@ typename K::Options by_nodes(const typename K::Options& options) {
   return typename K::Options(options).hierarchical(true);
 }
 
-// Rounded so that sums over ranks are exact, in whatever order: where all ranks' gradients are added.
-Tensor coarse(const Tensor& gradient) { return at::round(gradient * 256) / 256; }
+// Rounded so that sums over ranks are exact, in whatever order: where all ranks' gradients are added. In 16
+// bits always, as the order in which averages are rounded and added differs.
+Tensor coarse(const Tensor& gradient) {
+  const double units = gradient.scalar_type() == at::kFloat ? 256 : 16;
+  return at::round(gradient * units) / units;
+}
 
 // What ranks of nodes bring, and the mean of each node for ranks that are nodes.
 template <class K>
@@ -53,7 +57,8 @@ std::pair<std::vector<std::vector<Tensor>>, std::vector<std::vector<Tensor>>> gr
   for (size_t i = 0; i < own[0].size(); ++i) {
     const bool is_full = i + 1 == own[0].size();  // the group that is not compressed
     for (auto& of_rank : own) {
-      if (all_are_added || is_full) of_rank[i] = coarse(of_rank[i]);
+      const bool is_wide = of_rank[i].scalar_type() == at::kFloat;
+      if (all_are_added || is_full || !is_wide) of_rank[i] = coarse(of_rank[i]);
       if (attempt % 11 == 9) of_rank[i] = at::full_like(of_rank[i], std::nan(""));
     }
     for (size_t rank = 0; rank < own.size(); ++rank) {
@@ -128,6 +133,17 @@ TEMPLATE_TEST_CASE("with nodes as workers every step has the bits of the flat al
       ranks.resume();
       REQUIRE(run_beside<K>(ranks, workers, m, refresh_every, 20, 30) == "");
     }
+  }
+}
+
+TEMPLATE_TEST_CASE("so it has with gradients of 16 bits, which are divided before they are added, or not",
+                   "[onebit_adam][onebit_lamb][nodes]", Adam, Lamb) {
+  using K = TestType;
+  for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
+    CAPTURE(dtype);
+    RanksOf<K> ranks(4, groups_of<K>(by_nodes<K>(options_of<K>())), dtype, 2);
+    RanksOf<K> workers(2, groups_of<K>(options_of<K>()), dtype);
+    REQUIRE(run_beside<K>(ranks, workers, 2, 0, 0, 20) == "");
   }
 }
 
