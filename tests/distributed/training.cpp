@@ -33,7 +33,18 @@ Hooks hooks_named(const std::vector<std::string>& names) {
   return hooks;
 }
 
+// In one process they are what they are without nodes, so that they are not in the registry.
+std::vector<RegisteredOptimizer> optimizers_by_nodes() {
+  const auto adam = OneBitAdamOptions(0.01).weight_decay(0.1).compress_alone(true).hierarchical(true);
+  const auto lamb = OneBitLambOptions(0.01).weight_decay(0.1).compress_alone(true).hierarchical(true);
+  return {{"OneBitAdam by nodes", true, making_onebit<OneBitAdam>(adam), at::kFloat, true},
+          {"OneBitLamb by nodes, bf16", true, making_onebit<OneBitLamb>(lamb), at::kBFloat16, true}};
+}
+
 RegisteredOptimizer optimizer_named(const std::string& name) {
+  for (const RegisteredOptimizer& optimizer : optimizers_by_nodes()) {
+    if (optimizer.name == name) return optimizer;
+  }
   for (const RegisteredOptimizer& optimizer : all_optimizers()) {
     if (optimizer.name == name) return optimizer;
   }
@@ -180,11 +191,12 @@ void train_unordered(const Player& player) {
 void train_compressed(const Player& player) {
   const auto world = join(player, /*ordered=*/true);
   const Hooks hooks = hooks_named({"accumulation", "clipping", "layer drop", "curriculum"});
-  for (const char* name : {"OneBitAdam", "OneBitAdam refreshed", "OneBitLamb"}) {
+  for (const char* name : {"OneBitAdam", "OneBitAdam refreshed", "OneBitLamb", "OneBitAdam by nodes",
+                           "OneBitLamb by nodes, bf16"}) {
     const RegisteredOptimizer optimizer = optimizer_named(name);
     const auto run = make_run(optimizer, hooks, world);
     std::vector<std::unique_ptr<SmallRun>> threads;
-    for (const auto& rank : Communicator::in_process(world->world_size())) {
+    for (const auto& rank : Communicator::in_process(world->world_size(), player.options())) {
       threads.push_back(
           std::make_unique<SmallRun>(optimizer, hooks, /*dropout=*/0, rank, /*own_random=*/false));
     }
@@ -215,7 +227,7 @@ void resume(const Player& player) {
       {"accumulation", "clipping", "fp16", "layer drop", "curriculum", "learning rate", "sampler"});
   int number = 0;
   for (const char* name : {"FusedAdamW", "FusedAdamW bf16 stochastic", "SGD", "OneBitAdam",
-                           "OneBitAdam refreshed", "OneBitLamb"}) {
+                           "OneBitAdam refreshed", "OneBitLamb", "OneBitAdam by nodes"}) {
     const RegisteredOptimizer optimizer = optimizer_named(name);
     const std::string root = folder + "/" + std::to_string(number++);
     const auto make = [&] {
