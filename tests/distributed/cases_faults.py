@@ -88,6 +88,21 @@ def in_compressed_steps(worker):
             suffer(worker, wanted, point, culprit, "STOP" if number == 2 else "KILL", optimizer="OneBitAdam")
 
 
+# By nodes: in the sums of three buckets inside nodes, operations 1 to 6 of a compressed step; in its exchange between
+# nodes, 7 and 9; and where what came is put together inside them, 8 and 10.
+NODE_POINTS = {"all_to_all:1": 0, "all_to_all:4:inside": 3, "all_to_all:7": 1, "all_to_all:8:inside": 2,
+               "all_to_all:9:inside": 0, "all_to_all:20": 3, "in_save": 2}
+
+
+@case
+def in_steps_by_nodes(worker):
+    setting = {"optimizer": "OneBitAdam by nodes", "ranks_per_node": 2}
+    wanted = unbroken(worker, **setting)
+    for number, (point, rank) in enumerate(NODE_POINTS.items()):
+        for culprit in range(WORLD_SIZE) if LONG else [rank]:
+            suffer(worker, wanted, point, culprit, "STOP" if number == 2 else "KILL", **setting)
+
+
 @case
 def killed_or_stopped(worker):
     wanted = unbroken(worker)

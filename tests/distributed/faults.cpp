@@ -1,6 +1,5 @@
 // F1: a run in which one rank is killed or stopped at a chosen point, and its resumption. The run prints the
 // hash of its last state, which must be that of a run without faults.
-#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 
@@ -9,8 +8,8 @@
 #include <pacer/core/checksum.h>
 
 #include "faulty_transport.h"
+#include "optimizers.h"
 #include "scenario.h"
-#include "support/registry.h"
 
 namespace pacer::testing {
 namespace {
@@ -74,12 +73,9 @@ void play(const Player& player) {
     if (hook.name == "accumulation" || hook.name == "clipping" || hook.name == "sampler")
       hooks.push_back(hook);
   }
-  const std::vector<RegisteredOptimizer> optimizers = all_optimizers();
-  const std::string wanted = player.has("optimizer") ? player.text("optimizer") : "FusedAdamW";
-  const auto optimizer = std::find_if(optimizers.begin(), optimizers.end(),
-                                      [&](const RegisteredOptimizer& one) { return one.name == wanted; });
-  expect(optimizer != optimizers.end(), "an optimizer of that name");
-  SmallRun run(*optimizer, hooks, /*dropout=*/0.1, world);
+  const RegisteredOptimizer optimizer =
+      optimizer_named(player.has("optimizer") ? player.text("optimizer") : "FusedAdamW");
+  SmallRun run(optimizer, hooks, /*dropout=*/0.1, world);
   run.session->use(FaultHook(point, fault))
       .use(DataParallel(DataParallelOptions().bucket_bytes(600).first_bucket_bytes(100)))
       .use(Checkpoints(

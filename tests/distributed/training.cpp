@@ -7,9 +7,9 @@
 #include <pacer/core/checkpoint_folder.h>
 #include <pacer/core/checksum.h>
 
+#include "optimizers.h"
 #include "scenario.h"
 #include "support/ranks.h"
-#include "support/registry.h"
 #include "support/shard_reference.h"
 
 namespace pacer::testing {
@@ -31,24 +31,6 @@ Hooks hooks_named(const std::vector<std::string>& names) {
     if (std::count(names.begin(), names.end(), hook.name)) hooks.push_back(hook);
   }
   return hooks;
-}
-
-// In one process they are what they are without nodes, so that they are not in the registry.
-std::vector<RegisteredOptimizer> optimizers_by_nodes() {
-  const auto adam = OneBitAdamOptions(0.01).weight_decay(0.1).compress_alone(true).hierarchical(true);
-  const auto lamb = OneBitLambOptions(0.01).weight_decay(0.1).compress_alone(true).hierarchical(true);
-  return {{"OneBitAdam by nodes", true, making_onebit<OneBitAdam>(adam), at::kFloat, true},
-          {"OneBitLamb by nodes, bf16", true, making_onebit<OneBitLamb>(lamb), at::kBFloat16, true}};
-}
-
-RegisteredOptimizer optimizer_named(const std::string& name) {
-  for (const RegisteredOptimizer& optimizer : optimizers_by_nodes()) {
-    if (optimizer.name == name) return optimizer;
-  }
-  for (const RegisteredOptimizer& optimizer : all_optimizers()) {
-    if (optimizer.name == name) return optimizer;
-  }
-  throw Error("no optimizer has the name " + name);
 }
 
 std::string hash_of(const detail::TrainingState& state) {
