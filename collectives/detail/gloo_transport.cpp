@@ -12,6 +12,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <pacer/collectives/detail/board_store.h>
+#include <pacer/collectives/detail/broken_pipe.h>
 #include <pacer/collectives/detail/gloo_work.h>
 #include <pacer/core/error.h>
 
@@ -49,6 +50,7 @@ class GlooTransport final : public Transport {
  public:
   explicit GlooTransport(const GlooSetup& setup)
       : rank_(setup.rank), world_size_(setup.world_size), connections_(std::make_shared<Connections>()) {
+    const NoBrokenPipe inherited;  // by the threads of Gloo
     const auto store = c10::make_intrusive<BoardStore>(setup.board, setup.prefix, setup.timeout, setup.watch);
     const auto options = c10d::ProcessGroupGloo::Options::create(setup.timeout);
     options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(setup.address));
@@ -119,6 +121,7 @@ class GlooTransport final : public Transport {
   // deadline.
   void abort() noexcept override {
     if (connections_->ended.exchange(true)) return;
+    const NoBrokenPipe guard;
     for (int peer = 0; peer < world_size_; ++peer) {
       if (peer == rank_) continue;
       try {
@@ -197,6 +200,7 @@ class GlooTransport final : public Transport {
   template <class F>
   void call(const F& f) {
     connections_->require_open();
+    const NoBrokenPipe guard;
     const std::lock_guard<std::mutex> lock(connections_->starting);
     try {
       f();

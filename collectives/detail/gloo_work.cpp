@@ -4,6 +4,7 @@
 #include <system_error>
 #include <utility>
 
+#include <pacer/collectives/detail/broken_pipe.h>
 #include <pacer/core/error.h>
 
 namespace pacer::detail {
@@ -117,6 +118,7 @@ class GlooMessages final : public TransportWork {
   }
 
   static void wait_for(const std::vector<GroupWork>& messages, GlooClock::time_point deadline) {
+    const NoBrokenPipe guard;  // Gloo closes connections here whose deadline has passed
     for (const GroupWork& message : messages) message->wait(time_left(deadline));
   }
 

@@ -102,6 +102,26 @@ def abort(worker):
 
 
 @case
+def gone(worker):
+    """Who writes to a rank that was killed meanwhile has an error, and is not ended by SIGPIPE."""
+    with Ranks(worker, "signals", 2) as ranks:
+        ranks.end()
+        for rank in ranks:  # the threads of both groups, but not the program's own
+            blocked, others = map(int, rank.said(r"blocked in (\d+), not in (\d+)")[0].groups())
+            expect(blocked >= 4 and others >= 1, rank.story())
+    for operation in OPERATIONS:
+        for late in (0, 0.2):
+            with Ranks(worker, "gone", 3, operation=operation) as ranks:
+                ranks.wait_for("ready")
+                ranks[2].kill()
+                ranks[2].process.wait()
+                time.sleep(late)
+                open(f"{ranks.folder}/meeting.killed", "w").close()
+                for rank in ranks[:2]:
+                    expect(rank.end().said("failed after|refused after"), f"{operation}: {rank.story()}")
+
+
+@case
 def dropped(worker):
     for first in ({}, {"works_first": 1}):
         with Ranks(worker, "dropped", 3, **first) as ranks:

@@ -1,5 +1,6 @@
 // What operations of the Gloo transport do when a rank does not take part: killed, stopped, late, or ended by
 // its own program.
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <thread>
@@ -160,6 +161,47 @@ const AddScenario abort_of_absent("abort_of_absent", [](const Player& player) {
   const Stopwatch since;
   say_failure("all_reduce", since, start(*world.data, "all_reduce", player, 20s));
   world.data->abort();
+});
+
+// How many threads of this process block SIGPIPE, and how many do not, as Linux tells it.
+const AddScenario signals("signals", [](const Player& player) {
+  const detail::Connection world = player.connect();
+  start(*world.data, "all_reduce", player, 5s)->wait();
+  constexpr uint64_t kSigpipe = 1ull << (SIGPIPE - 1);
+  int blocked = 0, others = 0;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::ifstream status(task.path() / "status");
+    for (std::string line; std::getline(status, line);) {
+      if (line.rfind("SigBlk:", 0) != 0) continue;
+      ((std::stoull(line.substr(7), nullptr, 16) & kSigpipe) != 0 ? blocked : others) += 1;
+    }
+  }
+  say(detail::concatenate("blocked in ", blocked, ", not in ", others));
+});
+
+// The last rank takes part, but is killed before the others do: these write to a connection that is gone.
+const AddScenario gone("gone", [](const Player& player) {
+  const detail::Connection world = player.connect();
+  const std::string operation = player.text("operation");
+  std::vector<TransportWorkPtr> works;
+  if (is_last(player)) {
+    for (const char* one : {"all_reduce", "all_to_all"})
+      works.push_back(start(*world.data, one, player, 20s));
+    for (const int peer : {0, 1}) works.push_back(world.data->send(at::ones({1000}), peer, 20s));
+    say("ready");
+    sleep_for_ever();
+  }
+  say("ready");
+  while (!std::filesystem::exists(player.text("file") + ".killed")) std::this_thread::sleep_for(1ms);
+  const Stopwatch since;
+  for (int i = 0; i < 3; ++i) {
+    try {
+      works.push_back(start(*world.data, operation, player, 5s));
+    } catch (const std::exception& error) {
+      return say(detail::concatenate("refused after ", since.milliseconds(), " ms: ", error.what()));
+    }
+  }
+  say_failure(operation, since, works.back());
 });
 
 // Works and transports go before anything is done.
