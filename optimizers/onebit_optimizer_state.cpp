@@ -60,10 +60,10 @@ NamedTensors errors_of_rank(const detail::OneBitRoute& route, NamedTensors state
 std::vector<NamedTensors> states_of_workers(const std::vector<NamedTensors>& rank_states) {
   std::vector<NamedTensors> states;
   for (const NamedTensors& state : rank_states) {
-    if (state.count(kMates) == 0 ||
-        require_number<int64_t>(state, kRank) % require_number<int64_t>(state, kMates) == 0) {
-      states.push_back(state);
-    }
+    const bool is_of_rank = state.count(kMates) != 0;
+    const int64_t mates = is_of_rank ? require_number<int64_t>(state, kMates) : 1;
+    require(mates >= 1, "\"", kMates, "\" of the state to load is ", mates, ", which cannot be");
+    if (!is_of_rank || require_number<int64_t>(state, kRank) % mates == 0) states.push_back(state);
   }
   return states;
 }

@@ -200,6 +200,10 @@ TEMPLATE_TEST_CASE("errors of nodes are joined as those of their workers",
       CHECK_FALSE(own.empty());
     }
   }
+  auto spoilt = states_of(ranks);
+  spoilt[1]["onebit/ranks_of_a_worker"] = number_tensor(int64_t{0});
+  CHECK(unless_sentence(refusal([&] { three.optimizers[0]->join_rank_states(spoilt); }),
+                        {"ranks_of_a_worker", "0"}) == "");
   const auto joined = six.optimizers[4]->join_rank_states(states_of(ranks));
   CHECK(differing_name(joined, six.optimizers[5]->join_rank_states(states_of(ranks))) == "onebit/rank");
 }
