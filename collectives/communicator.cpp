@@ -186,10 +186,7 @@ Work Communicator::all_gather_host(const at::Tensor& output, const at::Tensor& i
 Work Communicator::gather(const char* operation, const at::Tensor& output, const at::Tensor& input,
                           const std::shared_ptr<detail::Transport>& transport,
                           const CollectiveOptions& options) {
-  check_tensor(operation, "input", input, output.device());
-  require(input.scalar_type() == output.scalar_type() && output.numel() == input.numel() * world_size(),
-          operation, ": the output must have ", world_size(), " times the input's ", input.numel(),
-          " elements, of the same dtype; it has ", output.numel());
+  detail::check_gathered(operation, output, input, world_size());
   compare(operation, input, input.numel(), 0, options);
   if (input.numel() == 0) return {};
   const auto timeout = state_->timeout_of(options);

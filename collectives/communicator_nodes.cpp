@@ -59,22 +59,18 @@ NextPart exchange_part(std::shared_ptr<detail::Transport> transport, const Peers
   return [=] { return transport->all_to_all(output, counts, input, counts, timeout); };
 }
 
-// The input, once for each of the peers.
-NextPart gather_part(const std::shared_ptr<detail::Transport>& transport, const Peers& peers,
-                     const at::Tensor& output, const at::Tensor& input, std::chrono::milliseconds timeout) {
+// Sends the input, once for each of the peers.
+Work gather_from_peers(detail::CommunicatorState& state, const char* operation, const Peers& peers,
+                       const at::Tensor& output, const at::Tensor& input, const CollectiveOptions& options) {
+  if (input.numel() == 0) return {};
   const at::Tensor copies = at::empty({peers.count, input.numel()}, input.options().requires_grad(false));
-  return [=, exchange = exchange_part(transport, peers, output, copies, timeout)] {
+  const NextPart send = [=, exchange = exchange_part(state.connection().data, peers, output, copies,
+                                                     state.timeout_of(options))] {
     const at::NoGradGuard no_grad;
     copies.copy_(input.view({1, -1}).expand_as(copies));
     return exchange();
   };
-}
-
-void check_gathered(const char* operation, const Peers& peers, const at::Tensor& output,
-                    const at::Tensor& input) {
-  require(input.scalar_type() == output.scalar_type() && output.numel() == input.numel() * peers.count,
-          operation, ": the output must have ", peers.count, " times the input's ", input.numel(),
-          " elements, of the same dtype; it has ", output.numel());
+  return state.start(operation, (peers.count - 1) * bytes_of(input), {send});
 }
 
 }  // namespace
@@ -139,13 +135,9 @@ Work Communicator::all_gather_in_node(const at::Tensor& output, const at::Tensor
   constexpr const char* kName = "all_gather_in_node";
   const Peers peers = mates(*this, kName);
   check_tensor(kName, "output", output, device());
-  check_tensor(kName, "input", input, device());
-  check_gathered(kName, peers, output, input);
+  detail::check_gathered(kName, output, input, peers.count);
   compare(kName, input, input.numel(), 0, options);
-  if (input.numel() == 0) return {};
-  return state_->start(
-      kName, (peers.count - 1) * bytes_of(input),
-      {gather_part(state_->connection().data, peers, output, input, state_->timeout_of(options))});
+  return gather_from_peers(*state_, kName, peers, output, input, options);
 }
 
 Work Communicator::all_to_all_between_nodes(const at::Tensor& output, const at::Tensor& input,
@@ -170,13 +162,9 @@ Work Communicator::all_gather_between_nodes(const at::Tensor& output, const at::
   constexpr const char* kName = "all_gather_between_nodes";
   const Peers peers = counterparts(*this, kName);
   check_tensor(kName, "output", output, device());
-  check_tensor(kName, "input", input, device());
-  check_gathered(kName, peers, output, input);
+  detail::check_gathered(kName, output, input, peers.count);
   compare(kName, input, input.numel(), 0, options);
-  if (input.numel() == 0) return {};
-  return state_->start(
-      kName, (peers.count - 1) * bytes_of(input),
-      {gather_part(state_->connection().data, peers, output, input, state_->timeout_of(options))});
+  return gather_from_peers(*state_, kName, peers, output, input, options);
 }
 
 }  // namespace pacer

@@ -1,7 +1,6 @@
 #include <pacer/collectives/detail/connect.h>
 
-#include <algorithm>
-#include <iterator>
+#include <cstring>
 #include <utility>
 
 #include <ATen/ops/empty.h>
@@ -32,7 +31,7 @@ std::optional<std::string> find_trouble(const Rendezvous& met, int rank, int wor
 
 // Everything that goes wrong while ranks connect, as one error.
 template <class F>
-std::shared_ptr<Transport> set_up(const char* what, const Rendezvous& met, const F& make) {
+auto set_up(const char* what, const Rendezvous& met, const F& make) {
   try {
     return make();
   } catch (const CommunicationError&) {
@@ -49,24 +48,36 @@ std::shared_ptr<Transport> set_up(const char* what, const Rendezvous& met, const
   }
 }
 
-// Whether all nodes have as many ranks, in a row; each rank knows only its own place. Collective.
-int agree_on_nodes(const Connection& connection, const CommunicatorOptions& options) {
-  const int wanted = options.ranks_per_node();
-  const int64_t own[] = {wanted, connection.local_size, connection.local_rank};
-  const int64_t world = connection.world_size, n = std::size(own);
-  const at::Tensor mine = at::empty({n}, at::kLong), all = at::empty({world * n}, at::kLong);
-  std::copy(own, own + n, mine.mutable_data_ptr<int64_t>());
+// What a rank knows of its place.
+struct Place {
+  int64_t wanted;  // CommunicatorOptions::ranks_per_node
+  int64_t local_size, local_rank;
+};
+constexpr int64_t kPlaceNumbers = sizeof(Place) / sizeof(int64_t);
+
+// Of all ranks, in their order: kPlaceNumbers for each.
+at::Tensor places_of_ranks(const Connection& connection, const CommunicatorOptions& options) {
+  const Place own{options.ranks_per_node(), connection.local_size, connection.local_rank};
+  const at::Tensor mine = at::empty({kPlaceNumbers}, at::kLong);
+  const at::Tensor all = at::empty({connection.world_size * kPlaceNumbers}, at::kLong);
+  std::memcpy(mine.mutable_data_ptr<int64_t>(), &own, sizeof own);
   connection.control->all_gather(all, mine, options.timeout())->wait();
-  const auto* places = all.const_data_ptr<int64_t>();
-  bool alike = connection.local_size > 0 && world % connection.local_size == 0;
+  return all;
+}
+
+// How many ranks each node has; 0 where not all have as many, in a row.
+int ranks_of_nodes(const at::Tensor& all) {
+  const auto* places = reinterpret_cast<const Place*>(all.const_data_ptr<int64_t>());
+  const int64_t world = all.numel() / kPlaceNumbers, size = places[0].local_size;
+  bool alike = size > 0 && world % size == 0;
   for (int64_t rank = 0; rank < world; ++rank) {
-    const int64_t *place = places + rank * n, size = place[1];
-    require(place[0] == places[0], "ranks_per_node is ", places[0], " on rank 0, but ", place[0], " on rank ",
-            rank, "; set it to the same number everywhere, or nowhere");
-    alike = alike && size == places[1] && place[2] == rank % size;
+    const Place& place = places[rank];
+    require(place.wanted == places[0].wanted, "ranks_per_node is ", places[0].wanted, " on rank 0, but ",
+            place.wanted, " on rank ", rank, "; set it to the same number everywhere, or nowhere");
+    alike = alike && place.local_size == size && place.local_rank == rank % size;
   }
-  if (wanted > 0) return wanted;
-  return alike ? connection.local_size : 0;
+  if (places[0].wanted > 0) return static_cast<int>(places[0].wanted);
+  return alike ? static_cast<int>(size) : 0;
 }
 
 }  // namespace
@@ -115,7 +126,8 @@ Connection connect(const Meeting& meeting, const CommunicatorOptions& options) {
   gloo.timeout = options.timeout();
   gloo.prefix = "control/";
   connection.control = set_up("Gloo", met, [&] { return make_gloo_transport(gloo); });
-  connection.ranks_per_node = agree_on_nodes(connection, options);
+  connection.ranks_per_node =
+      ranks_of_nodes(set_up("Gloo", met, [&] { return places_of_ranks(connection, options); }));
   if (choice.backend == Backend::gloo) {
     gloo.prefix = "data/";
     connection.data = set_up("Gloo", met, [&] { return make_gloo_transport(gloo); });

@@ -23,4 +23,13 @@ inline void check_tensor(const char* operation, const char* which, const at::Ten
           ", but this communicator moves tensors on ", device.str());
 }
 
+// The output of a gathering operation holds the inputs of so many ranks.
+inline void check_gathered(const char* operation, const at::Tensor& output, const at::Tensor& input,
+                           int ranks) {
+  check_tensor(operation, "input", input, output.device());
+  require(input.scalar_type() == output.scalar_type() && output.numel() == input.numel() * ranks, operation,
+          ": the output must have ", ranks, " times the input's ", input.numel(),
+          " elements, of the same dtype; it has ", output.numel());
+}
+
 }  // namespace pacer::detail

@@ -172,15 +172,6 @@ Model model_named(const std::string& name) {
   throw pacer::InvalidArgument("--model must be gpt2, bert-large or small, not '" + name + "'");
 }
 
-const std::vector<std::string>& optimizer_names() {
-  static const std::vector<std::string> names = [] {
-    std::vector<std::string> all;
-    for (const Kind& kind : kinds()) all.push_back(kind.name);
-    return all;
-  }();
-  return names;
-}
-
 std::string title_of(const std::string& optimizer) { return kind_named(optimizer).title; }
 
 int64_t bytes_over_link() {

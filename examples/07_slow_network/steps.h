@@ -24,9 +24,8 @@ struct Model {
 // pacer::InvalidArgument for other names.
 Model model_named(const std::string& name);
 
-// The names that optimizers have on the command line.
-const std::vector<std::string>& optimizer_names();
-// What stands in tables: "FusedAdamW fp32". Throws pacer::InvalidArgument for other names.
+// What stands in tables for an entry of --optimizers: "FusedAdamW fp32". Throws pacer::InvalidArgument for
+// other names.
 std::string title_of(const std::string& optimizer);
 
 // What has left this host through its link (network device eth0) so far, TCP's own bytes included. Throws
