@@ -57,6 +57,18 @@ void call_within(std::chrono::milliseconds limit, const std::string& place, std:
   if (call->failure) std::rethrow_exception(call->failure);
 }
 
+// Makes this process the host of a store, one for each address, until it ends: a second listener could not be
+// had, and ranks that go on to their next meeting come to this store while rank 0 is still in the last one.
+void keep_store(const Address& address, int port, std::chrono::milliseconds timeout) {
+  static std::mutex mutex;
+  static std::map<std::pair<std::string, int>, c10::intrusive_ptr<c10d::TCPStore>> stores;
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto place = std::make_pair(address.text, port);
+  if (stores.count(place) == 0) {
+    stores.emplace(place, make_store(address, port, listen_at(address, port), timeout));
+  }
+}
+
 }  // namespace
 
 // One connection. After a call that did not return it is of no more use.
@@ -65,31 +77,12 @@ struct StoreBoard::Client {
   c10::intrusive_ptr<c10d::TCPStore> store;
 };
 
-// One for each address of this process, however many boards there are: a second listener could not be had.
-struct StoreBoard::Server {
-  c10::intrusive_ptr<c10d::TCPStore> store;
-
-  static std::shared_ptr<Server> get(const Address& address, int port, std::chrono::milliseconds timeout) {
-    static std::mutex mutex;
-    static std::map<std::pair<std::string, int>, std::weak_ptr<Server>> servers;
-    const std::lock_guard<std::mutex> lock(mutex);
-    std::weak_ptr<Server>& known = servers[{address.text, port}];
-    std::shared_ptr<Server> server = known.lock();
-    if (server == nullptr) {
-      server = std::make_shared<Server>();
-      server->store = make_store(address, port, listen_at(address, port), timeout);
-      known = server;
-    }
-    return server;
-  }
-};
-
 StoreBoard::StoreBoard(const Address& address, int port, bool hosts, std::string prefix,
                        std::chrono::milliseconds timeout)
     : place_(concatenate(address.text, " port ", port)),
       prefix_(std::move(prefix)),
       limit_ms_(timeout.count()) {
-  if (hosts) server_ = Server::get(address, port, timeout);
+  if (hosts) keep_store(address, port, timeout);
   client_ = std::make_shared<Client>();
   call_within(timeout + kGrace, place_, [client = client_, address, port, timeout] {
     client->store = make_store(address, port, -1, timeout);

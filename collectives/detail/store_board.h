@@ -15,8 +15,8 @@ namespace pacer::detail {
 
 class StoreBoard : public NoticeBoard {
  public:
-  // `hosts`: this process listens at `address`, while it has a board there. `prefix` keeps launches that
-  // share a store apart. Throws std::exception where nobody answers in time.
+  // `hosts`: this process listens at `address`, from its first board there to its end. `prefix` keeps meetings
+  // and launches that share a store apart. Throws std::exception where nobody answers in time.
   StoreBoard(const Address& address, int port, bool hosts, std::string prefix,
              std::chrono::milliseconds timeout);
   ~StoreBoard() override;
@@ -30,11 +30,9 @@ class StoreBoard : public NoticeBoard {
 
  private:
   struct Client;
-  struct Server;
 
   const std::string place_, prefix_;
   std::atomic<int64_t> limit_ms_;
-  std::shared_ptr<Server> server_;
   std::shared_ptr<Client> client_;
 };
 

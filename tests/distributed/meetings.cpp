@@ -33,10 +33,11 @@ const AddScenario meet("meet", [](const Player& player) {
 // One after the other and two at a time, at one place.
 const AddScenario meet_again("meet_again", [](const Player& player) {
   for (int round = 0; round < 5; ++round) {
-    // Who is early finds the last one's store still there, or nobody.
+    // Who is early finds nobody, or the last meeting's store.
     if (round % 2 == 0) std::this_thread::sleep_for(100ms * player.rank);
     const detail::Connection first = player.connect();
     add_up(first);
+    if (round % 2 == 1 && player.rank == 0) std::this_thread::sleep_for(300ms);
     if (round % 2 == 0) {
       const detail::Connection second = player.connect();
       add_up(first);

@@ -68,6 +68,16 @@ class Rank:
     def story(self):
         return f"it said {self.lines}, stderr {self.warnings}"
 
+    def story_so_far(self):
+        """What it said, also where nobody waited for it."""
+        while True:
+            try:
+                news = self._news.get_nowait()
+            except queue.Empty:
+                return self.story()
+            if news is not None:
+                self.lines.append(news)
+
     def wait_for(self, pattern, patience=PATIENCE):
         """The match of the next line that fits."""
         deadline = time.monotonic() + patience
@@ -147,7 +157,10 @@ class Ranks(list):
     def __enter__(self):
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, _, error, __):
+        # What one rank says of a failure is often only half of it.
+        if isinstance(error, Failure):
+            error.args = ("; ".join([str(error), *(f"{rank}: {rank.story_so_far()}" for rank in self)]),)
         for rank in self:
             if rank.is_running():
                 rank.kill()
