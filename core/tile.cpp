@@ -41,4 +41,18 @@ std::vector<Tile> make_tiles(const std::vector<int64_t>& counts, int64_t tile_el
   return tiles;
 }
 
+std::vector<TileRange> tile_ranges(const std::vector<Tile>& tiles, size_t tensors) {
+  std::vector<TileRange> ranges(tensors);
+  for (size_t i = 0; i < tiles.size(); ++i) {
+    const uint32_t tensor = tiles[i].tensor;
+    require(tensor < tensors, "tile ", i, " is of tensor ", tensor, ", but there are ", tensors, " tensors");
+    TileRange& range = ranges[tensor];
+    if (range.count == 0) range.first = static_cast<int64_t>(i);
+    require(range.first + range.count == static_cast<int64_t>(i), "the tiles of tensor ", tensor,
+            " do not lie side by side: tile ", i, " is apart from those before");
+    ++range.count;
+  }
+  return ranges;
+}
+
 }  // namespace pacer

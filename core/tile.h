@@ -3,6 +3,7 @@
 // touched.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -32,6 +33,16 @@ PACER_HOST_DEVICE int64_t round_up(int64_t value, int64_t multiple) {
 // no tile. Throws InvalidArgument on a negative count, a tile size outside [1, 2^32), or 2^32 tensors and
 // more.
 std::vector<Tile> make_tiles(const std::vector<int64_t>& counts, int64_t tile_elements);
+
+// Tiles [first, first + count) of a list.
+struct TileRange {
+  int64_t first = 0;
+  int64_t count = 0;
+};
+
+// Where the tiles of each tensor are; a tensor without tiles has {0, 0}. Throws InvalidArgument where those
+// of one tensor do not lie side by side, or a tile is of no tensor in [0, tensors).
+std::vector<TileRange> tile_ranges(const std::vector<Tile>& tiles, size_t tensors);
 
 // Sum of the counts; throws InvalidArgument where it would pass 2^63 - 1 or a count is negative.
 int64_t total_elements(const std::vector<int64_t>& counts);

@@ -22,14 +22,8 @@ namespace pacer::kernels {
 
 static_assert(sizeof(LambScalars<double>) <= kAdamScalarsBytes);
 
-// Units are tiles of at most kReductionUnit elements that start on multiples of it. Those of one tensor lie
-// side by side in the list.
-struct LambUnits {
-  int64_t first;
-  int64_t count;
-};
-
-// Sums of squares by unit.
+// Sums of squares by unit. Units are tiles of at most kReductionUnit elements that start on multiples of it;
+// those of one tensor lie side by side in the list.
 struct LambPartials {
   double* parameter;
   double* update;
@@ -41,7 +35,7 @@ struct LambPartials {
 void lamb_moments_cpu(AdamStorage storage, const Tile& unit, const AdamTensor* tensors,
                       const AdamGradient* gradients, const void* scalars, double* parameter_partial,
                       double* update_partial);
-void lamb_ratio_cpu(AdamStorage storage, const LambUnits& units, const AdamGradient& gradient,
+void lamb_ratio_cpu(AdamStorage storage, const TileRange& units, const AdamGradient& gradient,
                     const void* scalars, const LambPartials& partials, LambRatio* ratio,
                     LambAverage* average = nullptr);
 void lamb_update_cpu(AdamStorage storage, const Tile& tile, const AdamTensor* tensors,
@@ -57,7 +51,7 @@ struct LambWork {
   // elements.
   AdamTiles units;
   AdamTiles tiles;            // of the update, cut as for adam_cuda
-  const LambUnits* units_of;  // by tensor
+  const TileRange* units_of;  // by tensor
   int64_t tensors;
   LambPartials partials;         // by unit
   LambRatio* ratios;             // by tensor

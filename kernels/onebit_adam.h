@@ -120,17 +120,12 @@ void onebit_dense_momentum_cuda(AdamStorage storage, const AdamTiles& tiles, con
 void onebit_update_cuda(AdamStorage storage, const AdamTiles& tiles, const OneBitAdamWork& work, bool dense,
                         const OneBitControl& control, Stream stream);
 
-// Units are tiles of at most kReductionUnit elements; those of one tensor lie side by side.
-struct OneBitUnits {
-  int64_t first;
-  int64_t count;
-};
-// From the units' sums of magnitudes to the floors: sums (scratch) and floors one for each tensor, `total` of
-// all.
+// Units are tiles of at most kReductionUnit elements; those of one tensor lie side by side. From the units'
+// sums of magnitudes to the floors: sums (scratch) and floors one for each tensor, `total` of all.
 struct OneBitFloors {
   const double* partials;
-  const OneBitUnits* units;  // by tensor
-  const int64_t* counts;     // elements, by tensor
+  const TileRange* units;  // by tensor
+  const int64_t* counts;   // elements, by tensor
   int64_t tensors;
   int64_t elements;  // of all
   double share;

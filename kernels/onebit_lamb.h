@@ -25,7 +25,7 @@ struct OneBitLambPartials {
 };
 
 struct OneBitLambTensor {
-  OneBitUnits units;
+  TileRange units;
   LambFactorBounds bounds;
 };
 

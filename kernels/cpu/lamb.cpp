@@ -135,7 +135,7 @@ void lamb_moments_cpu(AdamStorage storage, const Tile& unit, const AdamTensor* t
   });
 }
 
-void lamb_ratio_cpu(AdamStorage storage, const LambUnits& units, const AdamGradient& gradient,
+void lamb_ratio_cpu(AdamStorage storage, const TileRange& units, const AdamGradient& gradient,
                     const void* scalars, const LambPartials& partials, LambRatio* ratio,
                     LambAverage* average) {
   if (gradient.gradient == nullptr) return;

@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(kUnitThreads<kStorage>, kUnitBlocks<kStorage>)
 }
 
 // The sum of `count` partials in the order of sum_partials, by a warp: lane l holds columns l, l + 32, ...
-__device__ __forceinline__ void sum_partials_by_warp(const LambPartials& partials, const LambUnits& units,
+__device__ __forceinline__ void sum_partials_by_warp(const LambPartials& partials, const TileRange& units,
                                                      double& parameter, double& update) {
   constexpr int kMine = static_cast<int>(kPartialColumns) / kWarp;
   const int lane = threadIdx.x % kWarp;
@@ -216,7 +216,7 @@ constexpr int kRatioThreads = 128;
 // A warp per tensor. The update may start loading meanwhile: the moments are complete.
 template <class Real>
 __global__ void __launch_bounds__(kRatioThreads)
-    ratio_kernel(const LambUnits* __restrict__ units_of, int64_t tensors,
+    ratio_kernel(const TileRange* __restrict__ units_of, int64_t tensors,
                  const AdamGradient* __restrict__ gradients, const char* scalar_slots,
                  const LambPartials partials, LambRatio* ratios, LambAverage* const* averages) {
   let_next_kernel_start();

@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(kFloorThreads)
     tensor_sums_kernel(const OneBitFloors floors, const OneBitControl control) {
   const int64_t tensor = blockIdx.x * static_cast<int64_t>(kFloorThreads / kWarp) + threadIdx.x / kWarp;
   if (tensor >= floors.tensors || stands_still(control)) return;
-  const OneBitUnits units = floors.units[tensor];
+  const TileRange units = floors.units[tensor];
   const double sum = sum_list_by_warp(floors.partials + units.first, units.count);
   if (threadIdx.x % kWarp == 0) floors.sums[tensor] = sum;
 }

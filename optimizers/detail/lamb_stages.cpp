@@ -12,7 +12,6 @@
 namespace pacer::detail {
 
 using kernels::LambRatio;
-using kernels::LambUnits;
 
 LambStages::LambStages(kernels::AdamStorage storage, const std::vector<int64_t>& counts,
                        std::vector<kernels::LambAverage*> averages, at::Device device)
@@ -26,12 +25,7 @@ LambStages::LambStages(kernels::AdamStorage storage, const std::vector<int64_t>&
     });
     block_units_ = first_small - units.begin();
   }
-  std::vector<LambUnits>& units_of = units_of_.host();
-  units_of.resize(counts.size());
-  for (size_t i = 0; i < units.size(); ++i) {
-    LambUnits& mine = units_of[units[i].tensor];
-    if (mine.count++ == 0) mine.first = static_cast<int64_t>(i);
-  }
+  units_of_.host() = tile_ranges(units, counts.size());
   const auto doubles = at::TensorOptions().dtype(at::kDouble).device(device);
   sums_ = at::empty({2, static_cast<int64_t>(units.size())}, doubles);
   static_assert(sizeof(LambRatio) == 2 * sizeof(double));

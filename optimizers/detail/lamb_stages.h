@@ -43,7 +43,7 @@ class LambStages {
   at::Device device_;
   DeviceBuffer<Tile> units_;  // on CUDA those for blocks first
   int64_t block_units_ = 0;
-  DeviceBuffer<kernels::LambUnits> units_of_;  // by tensor
+  DeviceBuffer<TileRange> units_of_;  // by tensor
   at::Tensor sums_;                            // (2, units), double: of parameters, of updates
   at::Tensor ratios_;                          // (tensors, 2), double: LambRatio
   DeviceBuffer<kernels::LambAverage*> averages_;

@@ -76,11 +76,7 @@ OneBitLambStages::OneBitLambStages(const std::vector<AdamEntry>& entries, const 
   factors_ = at::ones({count}, doubles);
   ratios_ = at::empty({unit_count}, floats);
   sums_ = at::empty({2, unit_count}, doubles);
-  tensors_.host().resize(entries.size());
-  for (size_t u = 0; u < units.size(); ++u) {
-    kernels::OneBitUnits& own = tensors_.host()[units[u].tensor].units;
-    if (own.count++ == 0) own.first = static_cast<int64_t>(u);
-  }
+  for (const TileRange& own : tile_ranges(units, entries.size())) tensors_.host().push_back({own, {}});
 }
 
 at::Tensor OneBitLambStages::view(const at::Tensor& flat, const AdamEntry& entry, size_t i) const {

@@ -44,13 +44,11 @@ void OneBitStages::make_tables(const std::vector<AdamEntry>& entries) {
     tile.offset += layout_.offset(tile.tensor);
     table_of(entries[tile.tensor].storage).tiles.host().push_back(tile);
   }
-  units_of_.host().resize(entries.size());
+  units_of_.host() = tile_ranges(units_, entries.size());
   for (size_t u = 0; u < units_.size(); ++u) {
     Table& table = table_of(entries[units_[u].tensor].storage);
     table.units.host().push_back(units_[u]);
     table.unit_places.host().push_back(static_cast<uint32_t>(u));
-    kernels::OneBitUnits& units = units_of_.host()[units_[u].tensor];
-    if (units.count++ == 0) units.first = static_cast<int64_t>(u);
   }
   for (Table& table : tables_) {
     auto& tiles = table.tiles.host();

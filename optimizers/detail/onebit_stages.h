@@ -70,7 +70,7 @@ class OneBitStages {
   DeviceBuffer<kernels::AdamGradient> gradients_;  // CUDA, for sums: gradients, and the variance
   DeviceBuffer<kernels::AdamGradient> variances_;
   DeviceBuffer<Tile> all_units_;
-  DeviceBuffer<kernels::OneBitUnits> units_of_;
+  DeviceBuffer<TileRange> units_of_;
   DeviceBuffer<int64_t> counts_;
   at::Tensor partials_, sums_;
 };

@@ -214,7 +214,7 @@ TEST_CASE("trust ratios of tensors of many units have the bits of the CPU", "[ke
   LambScalarSlots slots;
   slots.set(0, AdamStorage::f64, settings, 1);
   Samples samples(8);
-  std::vector<LambUnits> units_of;
+  std::vector<TileRange> units_of;
   std::vector<double> sums[2];
   for (const int64_t count : unit_counts) {
     units_of.push_back({static_cast<int64_t>(sums[0].size()), count});
@@ -229,7 +229,7 @@ TEST_CASE("trust ratios of tensors of many units have the bits of the CPU", "[ke
                    {sums[0].data(), sums[1].data()}, &expected[t]);
   }
   const DeviceArray<double> of_parameters(sums[0]), of_updates(sums[1]);
-  const DeviceArray<LambUnits> device_units(units_of);
+  const DeviceArray<TileRange> device_units(units_of);
   const DeviceArray<AdamGradient> device_gradients(gradients);
   const DeviceArray<LambRatio> ratios{std::vector<LambRatio>(expected.size())};
   DeviceMemory scalars(slots.size());

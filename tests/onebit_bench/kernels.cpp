@@ -1,6 +1,7 @@
 #include "kernels.h"
 
 #include <cstring>
+#include <numeric>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -123,14 +124,12 @@ struct Kernels::Memory {
     lamb_scalars = at::empty({kAdamScalarsBytes}, at::kByte);
     adam_scalars_cpu({settings, 0, 1}, 1, lamb_scalars.mutable_data_ptr());
     lamb_scalars = lamb_scalars.to(device);
-    std::vector<OneBitLambTensor> list(layout.counts().size());
-    std::vector<uint32_t> numbers;
-    for (const pacer::Tile& unit : units.host()) {
-      OneBitUnits& own = list[unit.tensor].units;
-      if (own.count++ == 0) own.first = static_cast<int64_t>(numbers.size());
-      numbers.push_back(static_cast<uint32_t>(numbers.size()));
-      list[unit.tensor].bounds = {0.5, 4.0, 0.1};
+    std::vector<OneBitLambTensor> list;
+    for (const pacer::TileRange& own : pacer::tile_ranges(units.host(), layout.counts().size())) {
+      list.push_back({own, {0.5, 4.0, 0.1}});
     }
+    std::vector<uint32_t> numbers(units.host().size());
+    std::iota(numbers.begin(), numbers.end(), 0u);
     fill(lamb_tensors, std::move(list), device);
     fill(places, std::move(numbers), device);
   }

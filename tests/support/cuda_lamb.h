@@ -17,21 +17,19 @@ namespace pacer::kernels::testing {
 struct CutUnits {
   std::vector<Tile> units;
   int64_t block_units = 0, warp_units = 0;
-  std::vector<LambUnits> units_of;
+  std::vector<TileRange> units_of;
 };
 
 inline CutUnits cut_units(const std::vector<int64_t>& counts, Cut cut) {
   CutUnits result;
-  result.units_of.resize(counts.size());
   for (const bool by_warp : {false, true}) {
     for (const Tile& unit : make_tiles(counts, kReductionUnit)) {
       if ((cut != Cut::blocks && counts[unit.tensor] <= kLambWarpUnit) != by_warp) continue;
-      LambUnits& mine = result.units_of[unit.tensor];
-      if (mine.count++ == 0) mine.first = static_cast<int64_t>(result.units.size());
       result.units.push_back(unit);
     }
     if (!by_warp) result.block_units = static_cast<int64_t>(result.units.size());
   }
+  result.units_of = tile_ranges(result.units, counts.size());
   result.warp_units = static_cast<int64_t>(result.units.size()) - result.block_units;
   return result;
 }
@@ -81,7 +79,7 @@ class DeviceLambList {
   DeviceAdamList list_;
   CutUnits cut_;
   DeviceArray<Tile> units_;
-  DeviceArray<LambUnits> units_of_;
+  DeviceArray<TileRange> units_of_;
   DeviceArray<double> sums_;
   DeviceArray<LambRatio> ratios_;
 };

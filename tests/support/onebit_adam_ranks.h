@@ -12,8 +12,13 @@
 
 namespace pacer::testing {
 
+template <>
+struct Family<OneBitAdam> {
+  static constexpr const char* kName = "OneBitAdam";
+  using Options = OneBitAdamOptions;
+};
 using OneBitAdamGroup = OneBitGroup<OneBitAdamOptions>;
-using OneBitAdamRanks = OneBitRanks<OneBitAdam, OneBitAdamOptions>;
+using OneBitAdamRanks = OneBitRanks<OneBitAdam>;
 
 // The textbook of these ranks, from where they start.
 inline OneBitAdamTextbook textbook_of(const OneBitAdamRanks& ranks,

@@ -12,8 +12,13 @@
 
 namespace pacer::testing {
 
+template <>
+struct Family<OneBitLamb> {
+  static constexpr const char* kName = "OneBitLamb";
+  using Options = OneBitLambOptions;
+};
 using OneBitLambGroup = OneBitGroup<OneBitLambOptions>;
-using OneBitLambRanks = OneBitRanks<OneBitLamb, OneBitLambOptions>;
+using OneBitLambRanks = OneBitRanks<OneBitLamb>;
 
 // The textbook of these ranks, from where they start.
 inline OneBitLambTextbook textbook_of(const OneBitLambRanks& ranks,

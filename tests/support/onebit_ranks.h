@@ -83,9 +83,10 @@ class HeardWarnings : public c10::WarningHandler {
   std::string* said_;
 };
 
-template <class Optimizer, class Options>
+template <class Optimizer>
 class OneBitRanks {
  public:
+  using Options = OptionsOf<Optimizer>;
   using Group = OneBitGroup<Options>;
   using Gradients = std::vector<std::vector<Tensor>>;  // [rank][parameter]; undefined: none
 
@@ -189,8 +190,8 @@ class OneBitRanks {
 };
 
 // What textbooks of all 1-bit optimizers need to know.
-template <class Optimizer, class Options, class Rules>
-void set_rules(const OneBitRanks<Optimizer, Options>& ranks, const Options& options, Rules& rules) {
+template <class Optimizer, class Rules>
+void set_rules(const OneBitRanks<Optimizer>& ranks, const OptionsOf<Optimizer>& options, Rules& rules) {
   rules.world_size = static_cast<int64_t>(ranks.size());
   rules.exchanges = options.one_bit() && (ranks.size() > 1 || options.compress_alone());
   rules.freeze_step = options.freeze_step().value_or(0);
@@ -228,8 +229,8 @@ inline TextbookGradients textbook_gradients(const std::vector<std::vector<Tensor
 
 // What differs between the textbook and any rank, "" where nothing does. `whole`: state and errors, too.
 // What only one optimizer has is compared by own_difference, an overload for its textbook's parameter.
-template <class Textbook, class Optimizer, class Options>
-std::string difference_from(const Textbook& textbook, const OneBitRanks<Optimizer, Options>& ranks,
+template <class Textbook, class Optimizer>
+std::string difference_from(const Textbook& textbook, const OneBitRanks<Optimizer>& ranks,
                             bool whole = true) {
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     const Optimizer& optimizer = *ranks.optimizers[rank];

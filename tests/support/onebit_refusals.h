@@ -10,6 +10,17 @@
 
 namespace pacer::testing {
 
+template <class Optimizer>
+OptionsOf<Optimizer> frozen_at_two() {
+  return OptionsOf<Optimizer>(0.01).freeze_step(2);
+}
+
+// One group that is compressed and one that is not.
+template <class Options>
+std::vector<OneBitGroup<Options>> small_groups(const Options& options, int64_t elements = 300) {
+  return {{{{elements}, {7}}, options}, {{{5}}, Options(options).compress(false)}};
+}
+
 // "" if the message is one sentence with these parts.
 inline std::string unless_sentence(const std::string& message, const std::vector<std::string>& parts) {
   if (message.empty() || message[0] == '<') return "not refused: " + message;
@@ -32,6 +43,26 @@ std::string unless_refused_whole(OneBit& ranks, size_t rank, const std::vector<s
   if (!same_bits(values, ranks.parameters[rank])) return "a parameter changed";
   const std::string name = differing_name(state, ranks.optimizers[rank]->export_state());
   return name + differing_name(errors, ranks.optimizers[rank]->export_rank_state());
+}
+
+// "" if two groups with these options are refused, from the start and later.
+template <class Optimizer>
+std::string unless_groups_must_agree(const OptionsOf<Optimizer>& base, const OptionsOf<Optimizer>& other) {
+  using Groups = std::vector<OneBitGroup<OptionsOf<Optimizer>>>;
+  const std::vector<std::string> parts = {Family<Optimizer>::kName, "group 1 and group 0 differ"};
+  const std::string at_once =
+      unless_sentence(refusal([&] {
+                        OneBitRanks<Optimizer>(1, Groups{{{{4}}, base}, {{{3}}, other}});
+                      }),
+                      parts);
+  if (!at_once.empty()) return at_once;
+  OneBitRanks<Optimizer> ranks(1, Groups{{{{4}}, base}});
+  torch::optim::OptimizerParamGroup late({at::ones({2}).requires_grad_()},
+                                         std::make_unique<OptionsOf<Optimizer>>(other));
+  const std::string later = unless_refused_whole(ranks, 0, {"group 1 and group 0 differ"},
+                                                 [&] { ranks.optimizers[0]->add_param_group(late); });
+  if (!later.empty()) return later;
+  return ranks.optimizers[0]->param_groups().size() == 1 ? "" : "the group was added";
 }
 
 template <class OneBit>

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -36,6 +37,19 @@ inline std::string first_of(const std::vector<std::string>& messages) {
     if (!message.empty()) return message;
   }
   return "";
+}
+
+// What this rank has counted for an operation: in one phase, or in all of them.
+inline Traffic traffic_of(const Communicator& world, const std::string& operation,
+                          const std::optional<std::string>& phase = std::nullopt) {
+  Traffic all;
+  all.operation = operation;
+  for (const Traffic& traffic : world.traffic()) {
+    if (traffic.operation != operation || (phase && traffic.phase != *phase)) continue;
+    all.calls += traffic.calls;
+    all.bytes_sent += traffic.bytes_sent;
+  }
+  return all;
 }
 
 }  // namespace pacer::testing

@@ -43,13 +43,7 @@ std::vector<std::vector<std::string>> buckets_of(const Named& named, int64_t byt
       .buckets();
 }
 
-int64_t all_reduces(const Communicator& world) {
-  int64_t calls = 0;
-  for (const Traffic& entry : world.traffic()) {
-    if (entry.operation == "all_reduce") calls += entry.calls;
-  }
-  return calls;
-}
+int64_t all_reduces(const Communicator& world) { return traffic_of(world, "all_reduce").calls; }
 
 }  // namespace
 

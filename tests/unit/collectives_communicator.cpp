@@ -24,13 +24,6 @@ Tensor values_of(int rank, int64_t count, at::ScalarType type = at::kFloat) {
   return torch::arange(count, at::kLong).add(100 * rank).to(type);
 }
 
-int64_t bytes_of(const Communicator& world, const std::string& operation) {
-  for (const Traffic& entry : world.traffic()) {
-    if (entry.operation == operation) return entry.bytes_sent;
-  }
-  return -1;
-}
-
 }  // namespace
 
 TEST_CASE("collectives over threads give what their definitions say", "[collectives]") {
@@ -101,7 +94,7 @@ TEST_CASE("several tensors are added in one operation, of any dtypes and sizes",
       for (const Tensor& tensor : tensors) {
         REQUIRE(tensor.flatten().equal((torch::arange(tensor.numel()) * 3 + 300).to(tensor.scalar_type())));
       }
-      REQUIRE(bytes_of(own, "all_reduce") == 4 * (5 * 4 + 1000 * 8 + 7 * 8) / 3);
+      REQUIRE(traffic_of(own, "all_reduce").bytes_sent == 4 * (5 * 4 + 1000 * 8 + 7 * 8) / 3);
       own.all_reduce_coalesced({}).wait();
       own.all_reduce_coalesced({torch::empty({0})}).wait();
       for (const Traffic& entry : own.traffic())
@@ -119,7 +112,7 @@ TEST_CASE("several tensors travel rounded, each value and each sum once", "[coll
             const auto r = static_cast<size_t>(rank);
             for (const Tensor& tensor : own[r]) sums[r].push_back(tensor.clone());
             world[r]->all_reduce_coalesced(sums[r], at::kBFloat16).wait();
-            REQUIRE(bytes_of(*world[r], "all_reduce") == 2 * (384 + 128));  // padded
+            REQUIRE(traffic_of(*world[r], "all_reduce").bytes_sent == 2 * (384 + 128));  // padded
           })) == "");
   for (size_t i = 0; i < 3; ++i) {
     const Tensor wanted = own[0][i].to(at::kBFloat16) + own[1][i].to(at::kBFloat16);
@@ -220,11 +213,11 @@ TEST_CASE("bytes are counted by operation and phase", "[collectives]") {
   REQUIRE(traffic.size() == 6);
   CHECK((traffic[0].phase == "" && traffic[0].operation == "all_reduce" && traffic[0].bytes_sent == 6000));
   CHECK((traffic[1].phase == "compressed" && traffic[1].bytes_sent == 6000 && traffic[1].calls == 1));
-  CHECK(bytes_of(*world[0], "all_gather") == 12000);
-  CHECK(bytes_of(*world[0], "reduce_scatter") == 3000);
-  CHECK(bytes_of(*world[0], "all_to_all") == 3000);
-  CHECK(bytes_of(*world[0], "broadcast") == 0);
-  CHECK(bytes_of(*world[1], "broadcast") == 4000);
+  CHECK(traffic_of(*world[0], "all_gather").bytes_sent == 12000);
+  CHECK(traffic_of(*world[0], "reduce_scatter").bytes_sent == 3000);
+  CHECK(traffic_of(*world[0], "all_to_all").bytes_sent == 3000);
+  CHECK(traffic_of(*world[0], "broadcast").bytes_sent == 0);
+  CHECK(traffic_of(*world[1], "broadcast").bytes_sent == 4000);
   CHECK(world[0]->bytes_sent() == 6000 + 6000 + 12000 + 3000 + 3000);
 }
 

@@ -29,14 +29,6 @@ Tensor numbers_of(int rank, int64_t size) {
   return ((at::arange(size, at::kDouble) * 0.7 + rank * 1.3).sin() * (rank + 1)).to(at::kFloat);
 }
 
-int64_t bytes_of(const Communicator& world, const std::string& operation) {
-  int64_t bytes = 0;
-  for (const Traffic& traffic : world.traffic()) {
-    if (traffic.operation == operation) bytes += traffic.bytes_sent;
-  }
-  return bytes;
-}
-
 // ((x0 + x1) + x2) ... over the ranks of a node, each rounded first.
 Tensor node_sum(int node, const Shape& shape, int64_t size, at::ScalarType wire) {
   const int first = node * shape.ranks_per_node;
@@ -83,7 +75,7 @@ TEST_CASE("sums inside nodes are those of their ranks, in order", "[collectives]
                   std::min(elements, (number + 1) * chunk) - std::min(elements, number * chunk);
               return mates == 1 ? 0 : elements - own + (mates - 1) * own;
             };
-            require(bytes_of(world, "all_reduce_in_node") ==
+            require(traffic_of(world, "all_reduce_in_node").bytes_sent ==
                         sent(1014) * static_cast<int64_t>(at::elementSize(wire)) + (sent(1001) + sent(1)) * 4,
                     "other bytes");
           })) == "");
@@ -116,9 +108,9 @@ TEST_CASE("what is gathered inside nodes and exchanged between them is where it 
               require(same_bits(gathered, at::cat(of_mates)), "gathered something else");
               require(same_bits(between, at::cat(of_peers)), "gathered something else between nodes");
               require(same_bits(exchanged, at::cat(from_peers)), "exchanged something else");
-              require(bytes_of(world, "all_gather_in_node") == 20 * (mates - 1) &&
-                          bytes_of(world, "all_gather_between_nodes") == 20 * (nodes - 1) &&
-                          bytes_of(world, "all_to_all_between_nodes") == 12 * (nodes - 1),
+              require(traffic_of(world, "all_gather_in_node").bytes_sent == 20 * (mates - 1) &&
+                          traffic_of(world, "all_gather_between_nodes").bytes_sent == 20 * (nodes - 1) &&
+                          traffic_of(world, "all_to_all_between_nodes").bytes_sent == 12 * (nodes - 1),
                       "counted other bytes");
             })) == "");
   }
@@ -147,7 +139,7 @@ TEST_CASE("nodes that cannot be are refused", "[collectives][nodes]") {
                                      refusal([&] { world.all_gather_between_nodes(tensor, tensor); })}) {
     CHECK(contains(message, "as many ranks"));
   }
-  CHECK(bytes_of(world, "all_gather_in_node") == 0);
+  CHECK(traffic_of(world, "all_gather_in_node").bytes_sent == 0);
 }
 
 TEST_CASE("tensors that do not fit are refused on every rank", "[collectives][nodes]") {

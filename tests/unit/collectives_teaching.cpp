@@ -32,13 +32,6 @@ int64_t payload_sent(const Communicator& world, const std::string& operation = "
   return bytes;
 }
 
-int64_t calls(const Communicator& world, const std::string& operation) {
-  for (const Traffic& entry : world.traffic()) {
-    if (entry.operation == operation) return entry.calls;
-  }
-  return 0;
-}
-
 // Runs `scheme` over threads and returns every rank's tensors. `make(rank)` is what it starts with.
 std::vector<TensorList> sums_of(const collectives::Scheme& scheme, const Ranks& world,
                                 const std::function<TensorList(int)>& make) {
@@ -107,7 +100,7 @@ TEST_CASE("the schemes send as many bytes and messages as their comments say", "
       sums_of(scheme, world, [&](int) { return TensorList(kTensors, torch::ones({kElements / kTensors})); });
       for (const auto& own : world) {
         INFO(scheme.name << ", rank " << own->rank() << " of " << world_size);
-        const int64_t sends = calls(*own, "send"), reduces = calls(*own, "all_reduce");
+        const int64_t sends = traffic_of(*own, "send").calls, reduces = traffic_of(*own, "all_reduce").calls;
         if (scheme.name == "gather_and_broadcast") {
           REQUIRE(payload_sent(*own) == (own->rank() == 0 ? (w - 1) * kBytes : kBytes));
           REQUIRE(sends == (own->rank() == 0 ? w - 1 : 1));

@@ -121,6 +121,22 @@ TEST_CASE("the total is exact up to 2^63 - 1 and refused beyond", "[core][tile]"
   CHECK_THROWS_AS(make_tiles({kHalf, kHalf}, kMostPerTile), InvalidArgument);
 }
 
+TEST_CASE("every tensor's tiles are found in a list, in whatever order tensors are", "[core][tile]") {
+  const std::vector<Tile> tiles = {{2, 4, 0}, {2, 4, 4}, {0, 4, 0}, {3, 1, 0}, {3, 4, 8}, {3, 4, 4}};
+  const std::vector<TileRange> ranges = tile_ranges(tiles, 5);
+  const std::vector<std::pair<int64_t, int64_t>> expected = {{2, 1}, {0, 0}, {0, 2}, {3, 3}, {0, 0}};
+  REQUIRE(ranges.size() == expected.size());
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    CAPTURE(i);
+    CHECK(ranges[i].first == expected[i].first);
+    CHECK(ranges[i].count == expected[i].second);
+  }
+  CHECK(tile_ranges({}, 0).empty());
+  CHECK_THROWS_WITH(tile_ranges(tiles, 3), ContainsSubstring("tile 3") && ContainsSubstring("3 tensors"));
+  CHECK_THROWS_WITH(tile_ranges({{1, 4, 0}, {0, 4, 0}, {1, 4, 4}}, 2),
+                    ContainsSubstring("tensor 1") && ContainsSubstring("tile 2"));
+}
+
 TEST_CASE("division rounds up, also where the usual formula would overflow", "[core][tile]") {
   CHECK(ceil_divide(0, 7) == 0);
   CHECK(ceil_divide(1, 7) == 1);

@@ -5,7 +5,8 @@
 #include "support/catch.h"
 
 #include "support/half_reference.h"
-#include "support/onebit_adam_refusals.h"
+#include "support/onebit_adam_ranks.h"
+#include "support/onebit_refusals.h"
 
 namespace pacer::testing::onebit_numbers {
 namespace {

@@ -1,113 +1,32 @@
-// What OneBitAdam refuses, in one sentence and without having changed anything; and a step that failed
-// half-way.
-#include <limits>
-
-#include <torch/serialize/archive.h>
-
+// What only OneBitAdam refuses, and fp64 parameters beside those it compresses.
 #include "support/catch.h"
 
-#include "support/onebit_adam_refusals.h"
+#include "support/onebit_adam_ranks.h"
+#include "support/onebit_refusals.h"
 
-namespace pacer::testing::onebit_refusals {
-namespace {
+namespace pacer::testing::onebit_adam_refusals {
 
-std::string refusal_of(const OneBitAdamOptions& options, at::ScalarType dtype = at::kFloat) {
-  return refusal([&] { OneBitAdam({at::ones({4}, dtype).requires_grad_()}, options); });
+TEST_CASE("a refresh that makes no sense, or is not of the whole run, is refused",
+          "[onebit_adam][refusals]") {
+  const auto base = frozen_at_two<OneBitAdam>();
+  const auto backwards = OneBitAdamOptions(base).refresh_variance_every(-1);
+  CHECK(unless_sentence(refusal([&] { OneBitAdam({at::ones({4}).requires_grad_()}, backwards); }),
+                        {"OneBitAdam", "refresh_variance_every", "-1"}) == "");
+  CHECK(unless_groups_must_agree<OneBitAdam>(base, OneBitAdamOptions(base).refresh_variance_every(5)) == "");
 }
 
-}  // namespace
-
-TEST_CASE("options that say nothing, too much or nonsense are refused", "[onebit_adam][refusals]") {
-  const double nan = std::numeric_limits<double>::quiet_NaN();
-  const auto plain = OneBitAdamOptions(0.01);
-  const auto with = [&](const auto& set) {
-    OneBitAdamOptions options = frozen_at_two();
-    set(options);
-    return options;
-  };
-  using O = OneBitAdamOptions;
-  const std::vector<std::pair<O, std::vector<std::string>>> cases = {
-      {plain, {"either freeze_step", "or freeze_automatically"}},
-      {O(frozen_at_two()).freeze_automatically(100), {"either freeze_step", "or freeze_automatically"}},
-      {O(plain).freeze_step(0), {"freeze_step must be at least 1", "not 0"}},
-      {O(plain).freeze_step(-3), {"freeze_step must be at least 1", "not -3"}},
-      {O(plain).freeze_automatically(3), {"at least 4 planned steps", "not 3"}},
-      {with([](O& o) { o.refresh_variance_every(-1); }), {"refresh_variance_every", "-1"}},
-      {with([](O& o) { o.variance_floor(-0.1); }), {"variance_floor", "-0.1"}},
-      {with([](O& o) { o.variance_floor(1.5); }), {"variance_floor", "1.5"}},
-      {with([&](O& o) { o.variance_floor(nan); }), {"variance_floor", "nan"}},
-      {with([](O& o) { o.master_weights(MasterWeights::none); }), {"master_weights at automatic"}},
-      {with([](O& o) { o.lr(-1); }), {"OneBitAdam", "-1"}},
-      {with([](O& o) {
-         o.betas({0.9, 1.0});
-       }),
-       {"OneBitAdam", "1"}},
-      {with([](O& o) { o.eps(-1e-8); }), {"OneBitAdam", "-1e-08"}},
-      {with([](O& o) { o.weight_decay(-1); }), {"OneBitAdam", "-1"}},
-  };
-  for (const auto& [options, parts] : cases) CHECK(unless_sentence(refusal_of(options), parts) == "");
-  CHECK(refusal_of(frozen_at_two()) == "<no exception>");
-  CHECK(refusal_of(O(plain).freeze_automatically(4)) == "<no exception>");
-}
-
-TEST_CASE("what is said of the whole run must be the same in all groups", "[onebit_adam][refusals]") {
-  using O = OneBitAdamOptions;
-  const std::vector<O> others = {O(frozen_at_two()).freeze_step(3),
-                                 O(frozen_at_two()).freeze_step(std::nullopt).freeze_automatically(50),
-                                 O(frozen_at_two()).allow_early_freeze(true),
-                                 O(frozen_at_two()).refresh_variance_every(5),
-                                 O(frozen_at_two()).variance_floor(0.02),
-                                 O(frozen_at_two()).scale(kernels::ScaleNorm::l1),
-                                 O(frozen_at_two()).block_scales(true),
-                                 O(frozen_at_two()).compress_alone(true),
-                                 O(frozen_at_two()).hierarchical(true),
-                                 O(frozen_at_two()).one_bit(false)};
-  for (const O& other : others) {
-    const auto groups = std::vector<OneBitAdamGroup>{{{{4}}, frozen_at_two()}, {{{3}}, other}};
-    CHECK(unless_sentence(refusal([&] { OneBitAdamRanks(1, groups); }), {"group 1 and group 0 differ"}) ==
-          "");
-    // A group that comes later is no different.
-    OneBitAdamRanks ranks(1, {{{{4}}, frozen_at_two()}});
-    torch::optim::OptimizerParamGroup late({at::ones({2}).requires_grad_()}, std::make_unique<O>(other));
-    CHECK(unless_refused_whole(ranks, 0, {"group 1 and group 0 differ"},
-                               [&] { ranks.optimizers[0]->add_param_group(late); }) == "");
-    CHECK(ranks.optimizers[0]->param_groups().size() == 1);
-  }
-  const auto own = O(frozen_at_two())
-                       .lr(1)
-                       .betas({0.5, 0.6})
-                       .eps(1)
-                       .weight_decay(0)
-                       .bias_correction(false)
-                       .compress(false);
-  CHECK(refusal([&] { OneBitAdamRanks(1, {{{{4}}, frozen_at_two()}, {{{3}}, own}}); }) == "<no exception>");
-}
-
-TEST_CASE("parameters and groups that cannot be compressed are refused", "[onebit_adam][refusals]") {
-  CHECK(unless_sentence(refusal_of(frozen_at_two(), at::kDouble),
-                        {"parameter 0.0 is fp64", "compress(false)"}) == "");
-  CHECK(refusal_of(frozen_at_two().compress(false), at::kDouble) == "<no exception>");
-  const Tensor gaps = at::ones({8, 8}).narrow(1, 0, 4).requires_grad_();
-  CHECK(unless_sentence(refusal([&] { OneBitAdam({gaps}, frozen_at_two()); }),
-                        {"0.0 has gaps", "compress(false)"}) == "");
-
-  const auto with_options = [](std::unique_ptr<torch::optim::OptimizerOptions> options) {
-    return refusal([&] {
-      std::vector<torch::optim::OptimizerParamGroup> groups;
-      groups.emplace_back(std::vector<Tensor>{at::ones({4}).requires_grad_()}, std::move(options));
-      OneBitAdam(groups, frozen_at_two());
-    });
-  };
-  CHECK(unless_sentence(with_options(std::make_unique<FusedAdamOptions>(0.1)), {"L2", "OneBitAdamOptions"}) ==
-        "");
-  CHECK(unless_sentence(with_options(std::make_unique<FusedAdamWOptions>(0.1)),
-                        {"group 0", "use OneBitAdamOptions"}) == "");
+TEST_CASE("options of Adam with L2 are refused by name", "[onebit_adam][refusals]") {
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  groups.emplace_back(std::vector<Tensor>{at::ones({4}).requires_grad_()},
+                      std::make_unique<FusedAdamOptions>(0.1));
+  CHECK(unless_sentence(refusal([&] { OneBitAdam(groups, frozen_at_two<OneBitAdam>()); }),
+                        {"L2", "OneBitAdamOptions"}) == "");
 }
 
 TEST_CASE("fp64 parameters train beside compressed ones", "[onebit_adam]") {
   const Tensor single = at::ones({300}).requires_grad_(), fine = at::ones({9}, at::kDouble).requires_grad_();
   std::vector<torch::optim::OptimizerParamGroup> groups;
-  const auto options = frozen_at_two().compress_alone(true);
+  const auto options = frozen_at_two<OneBitAdam>().compress_alone(true);
   groups.emplace_back(std::vector<Tensor>{single}, std::make_unique<OneBitAdamOptions>(options));
   groups.emplace_back(std::vector<Tensor>{fine},
                       std::make_unique<OneBitAdamOptions>(OneBitAdamOptions(options).compress(false)));
@@ -127,74 +46,4 @@ TEST_CASE("fp64 parameters train beside compressed ones", "[onebit_adam]") {
   }
 }
 
-TEST_CASE("a group can be added before the freeze and not after it", "[onebit_adam][refusals]") {
-  OneBitAdamRanks ranks(2, small_groups(frozen_at_two()));
-  take_steps(ranks, 0, 1);
-  std::vector<Tensor> added;
-  for (auto& optimizer : ranks.optimizers) {
-    added.push_back(at::ones({40}).requires_grad_());
-    optimizer->add_param_group(torch::optim::OptimizerParamGroup({added.back()}));
-  }
-  for (int64_t t = 1; t < 5; ++t) {
-    for (size_t rank = 0; rank < 2; ++rank) {
-      added[rank].mutable_grad() = onebit_gradient(added[rank], rank, static_cast<uint64_t>(t), 9);
-    }
-    take_steps(ranks, t, t + 1);
-    REQUIRE(same_bits(added[0], added[1]));
-  }
-  CHECK(ranks.optimizers[1]->export_rank_state().count("2.0/worker_error") == 1);
-  const Tensor late = at::ones({3}).requires_grad_();
-  CHECK(unless_refused_whole(ranks, 0, {"cannot be added after the variance froze", "step 2"}, [&] {
-          ranks.optimizers[0]->add_param_group(torch::optim::OptimizerParamGroup({late}));
-        }) == "");
-  NamedParameters named;
-  named.insert("late", late);
-  CHECK(unless_refused_whole(ranks, 1, {"cannot be added after the variance froze"},
-                             [&] { ranks.optimizers[1]->add_param_group(NamedParamGroup(named)); }) == "");
-  CHECK(ranks.optimizers[0]->param_groups().size() == 3);
-}
-
-TEST_CASE("archives of one file are refused", "[onebit_adam][refusals]") {
-  OneBitAdamRanks ranks(1, small_groups(frozen_at_two()));
-  take_steps(ranks, 0, 4);
-  torch::serialize::OutputArchive out;
-  torch::serialize::InputArchive in;
-  CHECK(unless_refused_whole(ranks, 0, {"cannot be saved", "Checkpoints"},
-                             [&] { ranks.optimizers[0]->save(out); }) == "");
-  CHECK(unless_refused_whole(ranks, 0, {"cannot be loaded", "import_states"},
-                             [&] { ranks.optimizers[0]->load(in); }) == "");
-}
-
-TEST_CASE("a parameter that changes its dtype or shape after the freeze is refused",
-          "[onebit_adam][refusals]") {
-  for (const bool by_dtype : {true, false}) {
-    OneBitAdamRanks ranks(1, small_groups(frozen_at_two().compress_alone(true)));
-    take_steps(ranks, 0, 4);
-    Tensor& p = ranks.parameters[0][1];
-    const Tensor before = p.detach().clone();
-    p.mutable_grad() = Tensor();
-    p.set_data(by_dtype ? before.to(at::kBFloat16) : before.narrow(0, 0, 5).clone());
-    p.mutable_grad() = at::ones_like(p).detach();
-    CHECK(unless_refused_whole(ranks, 0, {"parameter 0.1", "after the freeze", "load a checkpoint"},
-                               [&] { ranks.optimizers[0]->step(); }) == "");
-    p.mutable_grad() = Tensor();
-    p.set_data(before);
-    take_steps(ranks, 4, 6);
-  }
-}
-
-TEST_CASE("a group cannot begin or cease to be compressed after the freeze", "[onebit_adam][refusals]") {
-  for (const size_t group : {0u, 1u}) {
-    OneBitAdamRanks ranks(1, small_groups(frozen_at_two().compress_alone(true)));
-    take_steps(ranks, 0, 4);
-    auto& options = static_cast<OneBitAdamOptions&>(ranks.optimizers[0]->param_groups()[group].options());
-    options.compress(!options.compress());
-    const auto values = clones(ranks.parameters[0]);
-    ranks.set(ranks.gradients(4));
-    CAPTURE(group);
-    CHECK(unless_refused_whole(ranks, 0, {}, [&] { ranks.optimizers[0]->step(); }) == "");
-    CHECK(same_bits(values, ranks.parameters[0]));
-  }
-}
-
-}  // namespace pacer::testing::onebit_refusals
+}  // namespace pacer::testing::onebit_adam_refusals

@@ -12,18 +12,6 @@
 #include "support/onebit_sessions.h"
 
 namespace pacer::testing::onebit_session {
-namespace {
-
-int64_t bytes_of(const Communicator& world, const std::string& operation, const std::string& phase = "any") {
-  int64_t bytes = 0;
-  for (const Traffic& traffic : world.traffic()) {
-    if (traffic.operation != operation || (phase != "any" && traffic.phase != phase)) continue;
-    bytes += traffic.bytes_sent;
-  }
-  return bytes;
-}
-
-}  // namespace
 
 TEST_CASE("a Session clips with one factor for all ranks, whatever each one's own norm",
           "[onebit_adam][clipping]") {
@@ -106,7 +94,7 @@ TEST_CASE("A3: a compressed step sends a thirtieth of an fp32 ring, and gradient
       const Communicator& world = *ranks.world[1];
       const int64_t step_bytes = world.bytes_sent() - all,
                     own_bytes = ranks.optimizers[1]->bytes_sent() - own;
-      const int64_t sum_bytes = bytes_of(world, "all_reduce") - summed;
+      const int64_t sum_bytes = traffic_of(world, "all_reduce").bytes_sent - summed;
       if (t <= 2) {
         CHECK(own_bytes == 0);
         CHECK(static_cast<double>(sum_bytes) >= 0.99 * ring);
@@ -144,11 +132,11 @@ TEST_CASE("what travels is counted for the phase of its step", "[onebit_adam]") 
     const Communicator& world = *ranks.world[1];
     // Of one step: half of everything twice. Buckets add some padding, and a Session its loss.
     const int64_t ring = 4 * elements;
-    CHECK(bytes_of(world, "all_reduce", "warm-up") / ring == 3);
-    CHECK(bytes_of(world, "all_reduce", "compressed") / ring == 0);
-    CHECK(bytes_of(world, "all_reduce", "refresh") / ring == 2);
-    const int64_t signs =
-        bytes_of(world, "all_to_all", "compressed") + bytes_of(world, "all_gather", "compressed");
+    CHECK(traffic_of(world, "all_reduce", "warm-up").bytes_sent / ring == 3);
+    CHECK(traffic_of(world, "all_reduce", "compressed").bytes_sent / ring == 0);
+    CHECK(traffic_of(world, "all_reduce", "refresh").bytes_sent / ring == 2);
+    const int64_t signs = traffic_of(world, "all_to_all", "compressed").bytes_sent +
+                          traffic_of(world, "all_gather", "compressed").bytes_sent;
     CHECK(signs == ranks.optimizers[1]->bytes_sent());
     CHECK(signs > 0);
     for (const Traffic& traffic : world.traffic()) {

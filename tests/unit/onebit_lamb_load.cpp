@@ -1,10 +1,10 @@
-// OneBitLamb's state: what it saves comes back to the bit, what it refuses to load, and how it goes on with
-// another number of ranks.
+// OneBitLamb's state: what it saves comes back to the bit, and how it goes on with another number of ranks.
 #include <cmath>
 
 #include "support/catch.h"
 
-#include "support/onebit_lamb_refusals.h"
+#include "support/onebit_lamb_ranks.h"
+#include "support/onebit_refusals.h"
 
 namespace pacer::testing::onebit_lamb_load {
 namespace {
@@ -56,29 +56,6 @@ OneBitLambTextbook continued(const OneBitLambTextbook& last, const OneBitLambRan
   return next;
 }
 
-// Every rank 0 is given the state of rank 0 of another number of ranks.
-void check_other_worlds(int64_t elements) {
-  std::vector<std::unique_ptr<OneBitLambRanks>> runs;
-  for (const int world_size : {1, 2, 3}) {
-    runs.push_back(
-        std::make_unique<OneBitLambRanks>(world_size, small_lamb_groups(lamb_frozen_at_two(), elements)));
-    take_steps(*runs.back(), 0, 5);
-  }
-  for (size_t from = 0; from < 3; ++from) {
-    const auto state = cloned_state(runs[from]->optimizers[0]->export_state());
-    const auto errors = cloned_state(runs[from]->optimizers[0]->export_rank_state());
-    for (size_t to = 0; to < 3; ++to) {
-      if (from == to) continue;
-      CAPTURE(elements, from, to);
-      CHECK(unless_refused_whole(*runs[to], 0, {"the state to load"},
-                                 [&] { runs[to]->optimizers[0]->import_states(state, errors); }) == "");
-    }
-    if (from == 0) continue;
-    CHECK(unless_refused_whole(*runs[from], 0, {"errors of this rank"},
-                               [&] { runs[from]->optimizers[0]->import_state(state); }) == "");
-  }
-}
-
 }  // namespace
 
 TEST_CASE("what 1-bit LAMB saves is what it exports after a load", "[onebit_lamb]") {
@@ -86,7 +63,8 @@ TEST_CASE("what 1-bit LAMB saves is what it exports after a load", "[onebit_lamb
     for (const int world_size : {1, 3}) {
       for (const int64_t steps : {0, 1, 2, 3, 7}) {  // before, at and after the freeze
         CAPTURE(dtype, world_size, steps);
-        OneBitLambRanks ranks(world_size, elastic_groups(lamb_frozen_at_two().compress_alone(true)), dtype);
+        OneBitLambRanks ranks(world_size, elastic_groups(frozen_at_two<OneBitLamb>().compress_alone(true)),
+                              dtype);
         take_steps(ranks, 0, steps);
         const auto before = everything(ranks);
         const auto read = [&](const OneBitLamb& optimizer, const Tensor& p) {
@@ -109,66 +87,12 @@ TEST_CASE("what 1-bit LAMB saves is what it exports after a load", "[onebit_lamb
   }
 }
 
-TEST_CASE("1-bit LAMB refuses state of another number of ranks, or without its errors",
-          "[onebit_lamb][refusals]") {
-  check_other_worlds(3000);
-}
-
-TEST_CASE("1-bit LAMB refuses it where two and three ranks serve chunks of one size",
-          "[onebit_lamb][refusals]") {
-  check_other_worlds(300);
-}
-
-TEST_CASE("1-bit LAMB refuses state that was frozen by another rule, or makes no sense",
-          "[onebit_lamb][refusals]") {
-  OneBitLambRanks others(1, small_lamb_groups(OneBitLambOptions(0.01).freeze_automatically(50)));
-  for (const bool exchanges : {false, true}) {
-    for (const int64_t steps : {1, 4}) {
-      CAPTURE(exchanges, steps);
-      OneBitLambRanks ranks(1, small_lamb_groups(lamb_frozen_at_two().compress_alone(exchanges)));
-      take_steps(ranks, 0, steps);
-      OneBitLamb& optimizer = *ranks.optimizers[0];
-      const auto mine = cloned_state(optimizer.export_state());
-      const auto errors = cloned_state(optimizer.export_rank_state());
-      const auto theirs = cloned_state(others.optimizers[0]->export_state());
-      CHECK(unless_refused_whole(ranks, 0, {}, [&] { optimizer.import_states(theirs, {}); }) == "");
-      CHECK(unless_refused_whole(others, 0, {}, [&] { others.optimizers[0]->import_states(mine, errors); }) ==
-            "");
-      const auto with = [&](const std::string& key, const Tensor& value) {
-        NamedTensors state = cloned_state(mine);
-        state[key] = value;
-        return unless_refused_whole(ranks, 0, {key}, [&] { optimizer.import_states(state, errors); });
-      };
-      CHECK(with("onebit/attempts", number_tensor(int64_t{-1})) == "");
-      CHECK(with("onebit/frozen_at", number_tensor(int64_t{0})) == "");
-      CHECK(with("onebit/frozen_at", number_tensor(2.0)) == "");
-      CHECK(with("0.0/exp_avg_sq", at::zeros({299})) == "");
-      CHECK(with("nobody/exp_avg", at::zeros({3})) == "");
-      if (steps == 4) CHECK(with("0.0/fresh_variance", at::zeros({299})) == "");
-      for (const auto& [key, value] : mine) {
-        NamedTensors state = cloned_state(mine);
-        state.erase(key);
-        CAPTURE(key);
-        CHECK(unless_refused_whole(ranks, 0, {}, [&] { optimizer.import_states(state, errors); }) == "");
-      }
-      for (const auto& [key, value] : errors) {
-        NamedTensors incomplete = cloned_state(errors);
-        incomplete.erase(key);
-        CAPTURE(key);
-        CHECK(unless_refused_whole(ranks, 0, {}, [&] { optimizer.import_states(mine, incomplete); }) == "");
-      }
-      optimizer.import_states(mine, errors);
-      take_steps(ranks, steps, steps + 2);
-    }
-  }
-}
-
 TEST_CASE("1-bit LAMB on another number of ranks is the textbook's to the bit", "[onebit_lamb]") {
   const std::pair<int, int> changes[] = {{4, 2}, {2, 4}, {4, 3}, {3, 8}, {1, 4}, {4, 1}};
   for (const auto& [before, after] : changes) {
     for (const bool block_scales : {false, true}) {
       CAPTURE(before, after, block_scales);
-      const auto options = lamb_frozen_at_two().compress_alone(true).block_scales(block_scales);
+      const auto options = frozen_at_two<OneBitLamb>().compress_alone(true).block_scales(block_scales);
       const auto groups = elastic_groups(options);
       OneBitLambRanks ranks(before, groups), others(after, groups);
       OneBitLambTextbook textbook = textbook_of(ranks, groups);
@@ -186,7 +110,7 @@ TEST_CASE("1-bit LAMB on another number of ranks is the textbook's to the bit", 
 
 TEST_CASE("1-bit LAMB on a single rank adds what was owed to the momentum once, in its own units",
           "[onebit_lamb]") {
-  const auto groups = elastic_groups(lamb_frozen_at_two());
+  const auto groups = elastic_groups(frozen_at_two<OneBitLamb>());
   OneBitLambRanks ranks(4, groups), with(1, groups), without(1, groups);
   OneBitLambTextbook textbook = textbook_of(ranks, groups);
   REQUIRE(differ_after(ranks, textbook, 6) == "");
@@ -216,7 +140,7 @@ TEST_CASE("1-bit LAMB on a single rank adds what was owed to the momentum once, 
 }
 
 TEST_CASE("a run of 1-bit LAMB that compressed nothing goes on with signs", "[onebit_lamb]") {
-  const auto groups = elastic_groups(lamb_frozen_at_two());
+  const auto groups = elastic_groups(frozen_at_two<OneBitLamb>());
   OneBitLambRanks alone(1, groups), others(3, groups);
   OneBitLambTextbook textbook = textbook_of(alone, groups);
   REQUIRE(differ_after(alone, textbook, 6) == "");
@@ -224,41 +148,6 @@ TEST_CASE("a run of 1-bit LAMB that compressed nothing goes on with signs", "[on
   OneBitLambTextbook next = continued(textbook, others, groups);
   REQUIRE(difference_from(next, others) == "");
   REQUIRE(differ_after(others, next, 6) == "");
-}
-
-TEST_CASE("a rank that leaves in the middle of 1-bit LAMB's step stops the others until they load",
-          "[onebit_lamb]") {
-  OneBitLambRanks ranks(3, {{{{300}, {7}}, lamb_frozen_at_two()}});
-  take_steps(ranks, 0, 4);
-  std::vector<NamedTensors> states, errors = rank_states_of(ranks);
-  for (const auto& optimizer : ranks.optimizers) states.push_back(cloned_state(optimizer->export_state()));
-  const auto values = clones(ranks.parameters[0]);
-  ranks.set(ranks.gradients(4));
-  const auto messages = run_ranks(3, [&](int rank) {
-    const auto r = static_cast<size_t>(rank);
-    if (rank != 2) {
-      ranks.optimizers[r]->step();
-      return;
-    }
-    // Still there when ranks ask whether all gradients are finite, and gone when signs travel.
-    const Tensor own = at::zeros({1}, at::kDouble), all = at::empty({3}, at::kDouble);
-    ranks.world[r]->all_gather_host(all, own).wait();
-    ranks.world[r]->leave("its host is going down");
-  });
-  for (size_t rank = 0; rank < 2; ++rank) {
-    OneBitLamb& optimizer = *ranks.optimizers[rank];
-    CAPTURE(rank, messages[rank]);
-    CHECK(contains(messages[rank], "its host is going down"));
-    CHECK(same_bits(values, ranks.parameters[rank]));
-    CHECK_THROWS_AS(optimizer.export_state(), Error);
-    CHECK_THROWS_AS(optimizer.export_rank_state(), Error);
-    CHECK_THROWS_AS(optimizer.step(), Error);
-    optimizer.import_states(states[rank], errors[rank]);
-    CHECK(differing_name(states[rank], optimizer.export_state()) == "");
-    CHECK(differing_name(errors[rank], optimizer.export_rank_state()) == "");
-  }
-  ranks.resume();  // a new communicator: training goes on
-  take_steps(ranks, 4, 6);
 }
 
 }  // namespace pacer::testing::onebit_lamb_load

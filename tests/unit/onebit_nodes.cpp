@@ -7,38 +7,30 @@
 
 #include "support/catch.h"
 
-#include "support/onebit_adam_refusals.h"
+#include "support/onebit_adam_ranks.h"
 #include "support/onebit_lamb_ranks.h"
+#include "support/onebit_refusals.h"
 #include "support/onebit_sessions.h"
 
 namespace pacer::testing::onebit_nodes {
 namespace {
 
-template <class O, class P>
-struct Kind {
-  using Optimizer = O;
-  using Options = P;
-};
-using Adam = Kind<OneBitAdam, OneBitAdamOptions>;
-using Lamb = Kind<OneBitLamb, OneBitLambOptions>;
-template <class K>
-using RanksOf = OneBitRanks<typename K::Optimizer, typename K::Options>;
-template <class K>
-using GroupsOf = std::vector<OneBitGroup<typename K::Options>>;
+template <class O>
+using GroupsOf = std::vector<OneBitGroup<OptionsOf<O>>>;
 
 constexpr int64_t kFreeze = 4;
 
-template <class K>
-typename K::Options options_of() {
-  return typename K::Options(0.01).freeze_step(kFreeze).compress_alone(true).weight_decay(0.1);
+template <class O>
+OptionsOf<O> options_of() {
+  return OptionsOf<O>(0.01).freeze_step(kFreeze).compress_alone(true).weight_decay(0.1);
 }
-template <class K>
-GroupsOf<K> groups_of(const typename K::Options& options) {
-  return {{{{40, 50}, {1}, {3000}}, options}, {{{64}}, typename K::Options(options).compress(false)}};
+template <class O>
+GroupsOf<O> groups_of(const OptionsOf<O>& options) {
+  return {{{{40, 50}, {1}, {3000}}, options}, {{{64}}, OptionsOf<O>(options).compress(false)}};
 }
-template <class K>
-typename K::Options by_nodes(const typename K::Options& options) {
-  return typename K::Options(options).hierarchical(true);
+template <class O>
+OptionsOf<O> by_nodes(const OptionsOf<O>& options) {
+  return OptionsOf<O>(options).hierarchical(true);
 }
 
 // Rounded so that sums over ranks are exact, in whatever order: where all ranks' gradients are added. In 16
@@ -49,9 +41,9 @@ Tensor coarse(const Tensor& gradient) {
 }
 
 // What ranks of nodes bring, and the mean of each node for ranks that are nodes.
-template <class K>
+template <class O>
 std::pair<std::vector<std::vector<Tensor>>, std::vector<std::vector<Tensor>>> gradients_of(
-    const RanksOf<K>& ranks, int64_t attempt, size_t mates, bool all_are_added) {
+    const OneBitRanks<O>& ranks, int64_t attempt, size_t mates, bool all_are_added) {
   auto own = ranks.gradients(attempt);
   std::vector<std::vector<Tensor>> of_nodes(own.size() / mates);
   for (size_t i = 0; i < own[0].size(); ++i) {
@@ -72,8 +64,8 @@ std::pair<std::vector<std::vector<Tensor>>, std::vector<std::vector<Tensor>>> gr
 }
 
 // "" or the first thing in which a run by nodes and a flat run of their workers differ.
-template <class K>
-std::string difference(const RanksOf<K>& ranks, const RanksOf<K>& workers, size_t mates) {
+template <class O>
+std::string difference(const OneBitRanks<O>& ranks, const OneBitRanks<O>& workers, size_t mates) {
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     const size_t worker = rank / mates;
     const std::string at = " of rank " + std::to_string(rank);
@@ -98,16 +90,16 @@ std::string difference(const RanksOf<K>& ranks, const RanksOf<K>& workers, size_
 }
 
 // Steps [first, end) of both.
-template <class K>
-std::string run_beside(RanksOf<K>& ranks, RanksOf<K>& workers, size_t mates, int64_t refresh_every,
+template <class O>
+std::string run_beside(OneBitRanks<O>& ranks, OneBitRanks<O>& workers, size_t mates, int64_t refresh_every,
                        int64_t first, int64_t end) {
   for (int64_t t = first; t < end; ++t) {
     const bool refresh = refresh_every > 0 && t >= kFreeze && (t + 1 - kFreeze) % refresh_every == 0;
-    const auto [own, joined] = gradients_of<K>(ranks, t, mates, t < kFreeze || refresh);
+    const auto [own, joined] = gradients_of<O>(ranks, t, mates, t < kFreeze || refresh);
     for (const std::string& message : {ranks.step(own), workers.step(joined)}) {
       if (!message.empty()) return message;
     }
-    const std::string what = difference<K>(ranks, workers, mates);
+    const std::string what = difference<O>(ranks, workers, mates);
     if (!what.empty()) return what + " after attempt " + std::to_string(t);
   }
   return "";
@@ -116,46 +108,46 @@ std::string run_beside(RanksOf<K>& ranks, RanksOf<K>& workers, size_t mates, int
 }  // namespace
 
 TEMPLATE_TEST_CASE("with nodes as workers every step has the bits of the flat algorithm between them",
-                   "[onebit_adam][onebit_lamb][nodes]", Adam, Lamb) {
-  using K = TestType;
+                   "[onebit_adam][onebit_lamb][nodes]", OneBitAdam, OneBitLamb) {
+  using O = TestType;
   for (const auto& [nodes, mates] : {std::pair{2, 2}, {3, 2}, {2, 4}, {1, 2}, {3, 1}}) {
     for (const bool block_scales : {false, true}) {
       CAPTURE(nodes, mates, block_scales);
-      auto options = options_of<K>();
+      auto options = options_of<O>();
       options.block_scales(block_scales);
       int64_t refresh_every = 0;
-      if constexpr (std::is_same_v<K, Adam>) options.refresh_variance_every(refresh_every = 5);
-      RanksOf<K> ranks(nodes * mates, groups_of<K>(by_nodes<K>(options)), at::kFloat, mates);
-      RanksOf<K> workers(nodes, groups_of<K>(options));
+      if constexpr (std::is_same_v<O, OneBitAdam>) options.refresh_variance_every(refresh_every = 5);
+      OneBitRanks<O> ranks(nodes * mates, groups_of<O>(by_nodes<O>(options)), at::kFloat, mates);
+      OneBitRanks<O> workers(nodes, groups_of<O>(options));
       const auto m = static_cast<size_t>(mates);
-      REQUIRE(run_beside<K>(ranks, workers, m, refresh_every, 0, 20) == "");
+      REQUIRE(run_beside<O>(ranks, workers, m, refresh_every, 0, 20) == "");
       REQUIRE(ranks.optimizers[0]->skipped_steps() == 1);
       ranks.resume();
-      REQUIRE(run_beside<K>(ranks, workers, m, refresh_every, 20, 30) == "");
+      REQUIRE(run_beside<O>(ranks, workers, m, refresh_every, 20, 30) == "");
     }
   }
 }
 
 TEMPLATE_TEST_CASE("so it has with gradients of 16 bits, which are divided before they are added, or not",
-                   "[onebit_adam][onebit_lamb][nodes]", Adam, Lamb) {
-  using K = TestType;
+                   "[onebit_adam][onebit_lamb][nodes]", OneBitAdam, OneBitLamb) {
+  using O = TestType;
   for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
     CAPTURE(dtype);
-    RanksOf<K> ranks(4, groups_of<K>(by_nodes<K>(options_of<K>())), dtype, 2);
-    RanksOf<K> workers(2, groups_of<K>(options_of<K>()), dtype);
-    REQUIRE(run_beside<K>(ranks, workers, 2, 0, 0, 20) == "");
+    OneBitRanks<O> ranks(4, groups_of<O>(by_nodes<O>(options_of<O>())), dtype, 2);
+    OneBitRanks<O> workers(2, groups_of<O>(options_of<O>()), dtype);
+    REQUIRE(run_beside<O>(ranks, workers, 2, 0, 0, 20) == "");
   }
 }
 
 TEMPLATE_TEST_CASE("in Sessions, nodes accumulate over ranks what one rank would over micro-steps",
-                   "[onebit_adam][onebit_lamb][nodes]", Adam, Lamb) {
-  using K = TestType;
+                   "[onebit_adam][onebit_lamb][nodes]", OneBitAdam, OneBitLamb) {
+  using O = TestType;
   for (const int mates : {2, 3}) {
     for (const double max_norm : {0.5, 1e6}) {
       CAPTURE(mates, max_norm);
-      const auto options = options_of<K>();
-      RanksOf<K> ranks(2 * mates, groups_of<K>(by_nodes<K>(options)), at::kFloat, mates);
-      RanksOf<K> workers(2, groups_of<K>(options));
+      const auto options = options_of<O>();
+      OneBitRanks<O> ranks(2 * mates, groups_of<O>(by_nodes<O>(options)), at::kFloat, mates);
+      OneBitRanks<O> workers(2, groups_of<O>(options));
       Sessions sessions(ranks, [&](Session& session) { session.use(GradientClipping(max_norm)); });
       Sessions flat(workers, [&](Session& session) {
         session.use(GradientClipping(max_norm)).use(GradientAccumulation(mates));
@@ -163,13 +155,13 @@ TEMPLATE_TEST_CASE("in Sessions, nodes accumulate over ranks what one rank would
       const auto m = static_cast<size_t>(mates);
       for (int64_t t = 0; t < 14; ++t) {
         if (t == 9) continue;  // which would be skipped
-        const auto own = gradients_of<K>(ranks, t, m, t < kFreeze).first;
+        const auto own = gradients_of<O>(ranks, t, m, t < kFreeze).first;
         std::vector<std::vector<std::vector<Tensor>>> micro_steps(m);
         for (size_t i = 0; i < m; ++i) micro_steps[i] = {own[i], own[m + i]};
         REQUIRE(sessions.step(ranks, {own}) == "");
         REQUIRE(flat.step(workers, micro_steps) == "");
         CAPTURE(t);
-        REQUIRE(difference<K>(ranks, workers, m) == "");
+        REQUIRE(difference<O>(ranks, workers, m) == "");
       }
       REQUIRE(ranks.optimizers[0]->phase() == OneBitPhase::compressed);
       CHECK(sessions.finish(ranks) == "");
@@ -179,21 +171,21 @@ TEMPLATE_TEST_CASE("in Sessions, nodes accumulate over ranks what one rank would
 }
 
 TEMPLATE_TEST_CASE("errors of nodes are joined as those of their workers",
-                   "[onebit_adam][onebit_lamb][nodes]", Adam, Lamb) {
-  using K = TestType;
-  const auto options = options_of<K>();
-  RanksOf<K> ranks(4, groups_of<K>(by_nodes<K>(options)), at::kFloat, 2);
-  RanksOf<K> workers(2, groups_of<K>(options));
-  REQUIRE(run_beside<K>(ranks, workers, 2, 0, 0, 9) == "");
-  const auto states_of = [](const RanksOf<K>& run) {
+                   "[onebit_adam][onebit_lamb][nodes]", OneBitAdam, OneBitLamb) {
+  using O = TestType;
+  const auto options = options_of<O>();
+  OneBitRanks<O> ranks(4, groups_of<O>(by_nodes<O>(options)), at::kFloat, 2);
+  OneBitRanks<O> workers(2, groups_of<O>(options));
+  REQUIRE(run_beside<O>(ranks, workers, 2, 0, 0, 9) == "");
+  const auto states_of = [](const OneBitRanks<O>& run) {
     std::vector<NamedTensors> states;
     for (const auto& optimizer : run.optimizers) states.push_back(optimizer->export_rank_state());
     return states;
   };
   // Into three flat ranks, two nodes of three, and a single rank that compresses nothing.
-  RanksOf<K> three(3, groups_of<K>(options)), six(6, groups_of<K>(by_nodes<K>(options)), at::kFloat, 3),
-      one(1, groups_of<K>(typename K::Options(options).compress_alone(false)));
-  for (const RanksOf<K>* run : {&three, &six, &one}) {
+  OneBitRanks<O> three(3, groups_of<O>(options)), six(6, groups_of<O>(by_nodes<O>(options)), at::kFloat, 3),
+      one(1, groups_of<O>(OptionsOf<O>(options).compress_alone(false)));
+  for (const OneBitRanks<O>* run : {&three, &six, &one}) {
     for (const auto& optimizer : run->optimizers) {
       const NamedTensors own = optimizer->join_rank_states(states_of(ranks));
       CHECK(differing_name(own, optimizer->join_rank_states(states_of(workers))) == "");
@@ -209,22 +201,21 @@ TEMPLATE_TEST_CASE("errors of nodes are joined as those of their workers",
 }
 
 TEMPLATE_TEST_CASE("nodes that differ, and state of other nodes, are refused",
-                   "[onebit_adam][onebit_lamb][nodes][refusals]", Adam, Lamb) {
-  using K = TestType;
-  using Optimizer = typename K::Optimizer;
-  const auto options = by_nodes<K>(options_of<K>());
+                   "[onebit_adam][onebit_lamb][nodes][refusals]", OneBitAdam, OneBitLamb) {
+  using O = TestType;
+  const auto options = by_nodes<O>(options_of<O>());
   detail::Connection connection = detail::connect_in_process(1).front();
   connection.ranks_per_node = 0;
   const auto uneven = std::make_shared<Communicator>(connection, CommunicatorOptions());
   const std::vector<Tensor> parameters = {at::ones({4}).requires_grad_()};
-  CHECK(unless_sentence(refusal([&] { Optimizer(parameters, options, uneven); }),
+  CHECK(unless_sentence(refusal([&] { O(parameters, options, uneven); }),
                         {"hierarchical(true)", "as many ranks"}) == "");
-  CHECK(refusal([&] { Optimizer(parameters, options_of<K>(), uneven); }) == "<no exception>");
+  CHECK(refusal([&] { O(parameters, options_of<O>(), uneven); }) == "<no exception>");
 
-  RanksOf<K> pairs(4, groups_of<K>(options), at::kFloat, 2), whole(4, groups_of<K>(options), at::kFloat, 4),
-      flat(4, groups_of<K>(options_of<K>()));
-  for (RanksOf<K>* run : {&pairs, &whole, &flat}) take_steps(*run, 0, 7);
-  for (RanksOf<K>* to : {&whole, &flat}) {
+  OneBitRanks<O> pairs(4, groups_of<O>(options), at::kFloat, 2),
+      whole(4, groups_of<O>(options), at::kFloat, 4), flat(4, groups_of<O>(options_of<O>()));
+  for (OneBitRanks<O>* run : {&pairs, &whole, &flat}) take_steps(*run, 0, 7);
+  for (OneBitRanks<O>* to : {&whole, &flat}) {
     auto state = cloned_state(pairs.optimizers[1]->export_state());
     for (auto& [name, tensor] : state) {  // which else would decide
       if (contains(name, "hierarchical")) tensor = number_tensor(to == &whole);
@@ -234,8 +225,8 @@ TEMPLATE_TEST_CASE("nodes that differ, and state of other nodes, are refused",
                                [&] { to->optimizers[1]->import_states(state, errors); }) == "");
   }
   // Saved options decide, and here they cannot be.
-  Optimizer alone(std::vector<Tensor>{at::ones({4}).requires_grad_()}, options_of<K>(), uneven);
-  Optimizer saved(std::vector<Tensor>{at::ones({4}).requires_grad_()}, options);
+  O alone(std::vector<Tensor>{at::ones({4}).requires_grad_()}, options_of<O>(), uneven);
+  O saved(std::vector<Tensor>{at::ones({4}).requires_grad_()}, options);
   const NamedTensors before = cloned_state(alone.export_state());
   CHECK(unless_sentence(refusal([&] { alone.import_state(saved.export_state()); }), {"as many ranks"}) == "");
   CHECK(differing_name(before, alone.export_state()) == "");
