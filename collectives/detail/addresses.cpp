@@ -46,6 +46,39 @@ std::string text_of(const sockaddr* address, socklen_t size) {
   return text;
 }
 
+// Of a socket that does not block; gives up after a second.
+bool connects(int socket, const addrinfo& to) {
+  if (::connect(socket, to.ai_addr, to.ai_addrlen) == 0) return true;
+  if (errno != EINPROGRESS) return false;
+  constexpr int kPatienceMs = 1000;
+  pollfd watched = {socket, POLLOUT, 0};
+  int error = 0;
+  socklen_t size = sizeof(error);
+  return ::poll(&watched, 1, kPatienceMs) == 1 &&
+         ::getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == 0;
+}
+
+// TCP connects a socket to itself where nobody listens and the kernel happens to give it that very port:
+// sooner or later, if one keeps trying a port of the range for those who connect.
+bool is_joined_to_itself(int socket) {
+  sockaddr_storage own = {}, peer = {};
+  socklen_t own_size = sizeof(own), peer_size = sizeof(peer);
+  return ::getsockname(socket, reinterpret_cast<sockaddr*>(&own), &own_size) == 0 &&
+         ::getpeername(socket, reinterpret_cast<sockaddr*>(&peer), &peer_size) == 0 &&
+         own_size == peer_size && std::memcmp(&own, &peer, own_size) == 0;
+}
+
+bool somebody_answers(const addrinfo& at) {
+  const int socket = ::socket(at.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (socket < 0) return false;
+  // A socket that was joined to itself must not keep rank 0 from the port.
+  const int yes = 1;
+  ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
+  const bool answers = connects(socket, at) && !is_joined_to_itself(socket);
+  ::close(socket);
+  return answers;
+}
+
 [[noreturn]] void fail(const std::string& what) { throw CommunicationError(what, "rendezvous", 0, -1, {}); }
 
 }  // namespace
@@ -75,17 +108,7 @@ bool wait_for_listener(const Address& address, int port, std::chrono::millisecon
   const auto deadline = std::chrono::steady_clock::now() + timeout;
   const AddressList found = look_up(address.text, port, AI_NUMERICHOST | AI_NUMERICSERV);
   while (true) {
-    const int socket = ::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    bool answers = socket >= 0 && ::connect(socket, found->ai_addr, found->ai_addrlen) == 0;
-    if (!answers && socket >= 0 && errno == EINPROGRESS) {
-      constexpr int kPatienceMs = 1000;  // for one attempt
-      pollfd watched = {socket, POLLOUT, 0};
-      int error = 0;
-      socklen_t size = sizeof(error);
-      answers = ::poll(&watched, 1, kPatienceMs) == 1 &&
-                ::getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == 0;
-    }
-    if (socket >= 0) ::close(socket);
+    const bool answers = somebody_answers(*found);
     if (answers || std::chrono::steady_clock::now() >= deadline) return answers;
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }

@@ -6,7 +6,7 @@ import threading
 import time
 from pathlib import Path
 
-from ranks import Ranks, expect, free_port, is_loopback, own_address
+from ranks import Ranks, expect, free_port, is_loopback, own_address, run_in_own_network
 from run_ranks import case
 
 FILE = {"file": "{folder}/meeting"}
@@ -191,6 +191,22 @@ def strangers(worker):
             thread.join()
         expect(counts[0] > 20, f"only {counts[0]} connections of strangers")
         print(f"  {counts[0]} strangers; {[rank.lines for rank in ranks]}, {[rank.warnings for rank in ranks]}")
+
+
+@case
+def nobody_yet(worker):
+    """Who waits where nobody listens yet may be connected to itself, and does not take that for rank 0."""
+    def wait_there():
+        for port in (40010, 40031):
+            with Ranks(worker, "meet", 2, only=(1,), host="127.0.0.1", port=port) as ranks:
+                ranks.wait_for("starting")
+                time.sleep(3)
+                ranks.start(0)
+                ranks.end()
+
+    # So few that each of them comes up several times in a second.
+    if not run_in_own_network(wait_there, ports="40000 40063"):
+        print("PACER_SKIPPED: this user may not make a network namespace")
 
 
 @case
