@@ -108,8 +108,8 @@ class Communicator {
   // belongs to this user.
   static std::shared_ptr<Communicator> from_file(const std::string& path, int rank, int world_size,
                                                  const CommunicatorOptions& options = {});
-  // Ranks that meet at a TCP address, where rank 0 listens until its process ends; one communicator may follow
-  // another there. A loopback address stays on this host.
+  // Ranks that meet at a TCP address, where rank 0 listens until its process ends; one communicator may
+  // follow another there. A loopback address stays on this host.
   static std::shared_ptr<Communicator> from_address(const std::string& host, int port, int rank,
                                                     int world_size, const CommunicatorOptions& options = {});
   // One rank, that of this process.

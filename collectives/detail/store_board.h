@@ -15,8 +15,8 @@ namespace pacer::detail {
 
 class StoreBoard : public NoticeBoard {
  public:
-  // `hosts`: this process listens at `address`, from its first board there to its end. `prefix` keeps meetings
-  // and launches that share a store apart. Throws std::exception where nobody answers in time.
+  // `hosts`: this process listens at `address`, from its first board there to its end. `prefix` keeps
+  // meetings and launches that share a store apart. Throws std::exception where nobody answers in time.
   StoreBoard(const Address& address, int port, bool hosts, std::string prefix,
              std::chrono::milliseconds timeout);
   ~StoreBoard() override;

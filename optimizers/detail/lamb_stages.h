@@ -44,8 +44,8 @@ class LambStages {
   DeviceBuffer<Tile> units_;  // on CUDA those for blocks first
   int64_t block_units_ = 0;
   DeviceBuffer<TileRange> units_of_;  // by tensor
-  at::Tensor sums_;                            // (2, units), double: of parameters, of updates
-  at::Tensor ratios_;                          // (tensors, 2), double: LambRatio
+  at::Tensor sums_;                   // (2, units), double: of parameters, of updates
+  at::Tensor ratios_;                 // (tensors, 2), double: LambRatio
   DeviceBuffer<kernels::LambAverage*> averages_;
 };
 
