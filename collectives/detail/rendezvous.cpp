@@ -20,7 +20,7 @@ namespace {
 constexpr const char* kLoopback = "127.0.0.1";
 // Of one question to the store, once all ranks are joined.
 constexpr std::chrono::milliseconds kCallLimit{1000};
-// How long rank 0 keeps a store that nobody will need.
+// How long rank 0 stays after a failed meeting: its process may end next, and its store with it.
 constexpr std::chrono::milliseconds kFarewell{500};
 
 Rendezvous meet_through_file(const Meeting& meeting, const CommunicatorOptions& options) {

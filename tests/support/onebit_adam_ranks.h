@@ -16,6 +16,7 @@ template <>
 struct Family<OneBitAdam> {
   static constexpr const char* kName = "OneBitAdam";
   using Options = OneBitAdamOptions;
+  using Peer = FusedAdamW;
 };
 using OneBitAdamGroup = OneBitGroup<OneBitAdamOptions>;
 using OneBitAdamRanks = OneBitRanks<OneBitAdam>;

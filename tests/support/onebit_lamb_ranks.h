@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include <pacer/optimizers/fused_lamb.h>
 #include <pacer/optimizers/onebit_lamb.h>
 
 #include "support/onebit_lamb_reference.h"
@@ -16,6 +17,7 @@ template <>
 struct Family<OneBitLamb> {
   static constexpr const char* kName = "OneBitLamb";
   using Options = OneBitLambOptions;
+  using Peer = FusedLamb;
 };
 using OneBitLambGroup = OneBitGroup<OneBitLambOptions>;
 using OneBitLambRanks = OneBitRanks<OneBitLamb>;

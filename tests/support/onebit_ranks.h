@@ -29,6 +29,8 @@ struct OneBitGroup {
   std::vector<std::vector<int64_t>> shapes;
   Options options;
 };
+template <class Optimizer>
+using GroupsOf = std::vector<OneBitGroup<OptionsOf<Optimizer>>>;
 
 inline Tensor fp32_tensor(const std::vector<float>& values) {
   const Tensor tensor = at::empty({static_cast<int64_t>(values.size())}, at::kFloat);

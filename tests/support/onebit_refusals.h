@@ -15,6 +15,12 @@ OptionsOf<Optimizer> frozen_at_two() {
   return OptionsOf<Optimizer>(0.01).freeze_step(2);
 }
 
+// Of an optimizer with one parameter of four elements.
+template <class Optimizer>
+std::string refusal_of(const OptionsOf<Optimizer>& options, at::ScalarType dtype = at::kFloat) {
+  return refusal([&] { Optimizer({at::ones({4}, dtype).requires_grad_()}, options); });
+}
+
 // One group that is compressed and one that is not.
 template <class Options>
 std::vector<OneBitGroup<Options>> small_groups(const Options& options, int64_t elements = 300) {
@@ -48,7 +54,7 @@ std::string unless_refused_whole(OneBit& ranks, size_t rank, const std::vector<s
 // "" if two groups with these options are refused, from the start and later.
 template <class Optimizer>
 std::string unless_groups_must_agree(const OptionsOf<Optimizer>& base, const OptionsOf<Optimizer>& other) {
-  using Groups = std::vector<OneBitGroup<OptionsOf<Optimizer>>>;
+  using Groups = GroupsOf<Optimizer>;
   const std::vector<std::string> parts = {Family<Optimizer>::kName, "group 1 and group 0 differ"};
   const std::string at_once =
       unless_sentence(refusal([&] {

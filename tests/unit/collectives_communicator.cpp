@@ -216,6 +216,7 @@ TEST_CASE("bytes are counted by operation and phase", "[collectives]") {
   CHECK(traffic_of(*world[0], "all_gather").bytes_sent == 12000);
   CHECK(traffic_of(*world[0], "reduce_scatter").bytes_sent == 3000);
   CHECK(traffic_of(*world[0], "all_to_all").bytes_sent == 3000);
+  CHECK(traffic_of(*world[0], "broadcast").calls == 1);
   CHECK(traffic_of(*world[0], "broadcast").bytes_sent == 0);
   CHECK(traffic_of(*world[1], "broadcast").bytes_sent == 4000);
   CHECK(world[0]->bytes_sent() == 6000 + 6000 + 12000 + 3000 + 3000);

@@ -1,7 +1,5 @@
-// What only OneBitLamb refuses, and fp64 parameters beside those it compresses.
+// What only OneBitLamb refuses.
 #include <limits>
-
-#include <pacer/optimizers/fused_lamb.h>
 
 #include "support/catch.h"
 
@@ -17,9 +15,6 @@ TEST_CASE("limits of coefficients and factors that make no sense are refused", "
     O options = frozen_at_two<OneBitLamb>();
     set(options);
     return options;
-  };
-  const auto refusal_of = [](const O& options) {
-    return refusal([&] { OneBitLamb({at::ones({4}).requires_grad_()}, options); });
   };
   const std::vector<std::pair<O, std::vector<std::string>>> cases = {
       {with([](O& o) { o.min_coeff(-1); }), {"OneBitLamb", "min_coeff", "-1"}},
@@ -37,11 +32,13 @@ TEST_CASE("limits of coefficients and factors that make no sense are refused", "
       {with([](O& o) { o.factor_threshold(1.0); }), {"OneBitLamb", "factor_threshold", "1"}},
       {with([&](O& o) { o.factor_threshold(nan); }), {"OneBitLamb", "factor_threshold", "nan"}},
   };
-  for (const auto& [options, parts] : cases) CHECK(unless_sentence(refusal_of(options), parts) == "");
+  for (const auto& [options, parts] : cases) {
+    CHECK(unless_sentence(refusal_of<OneBitLamb>(options), parts) == "");
+  }
   const auto edges = with([](O& o) {
     o.min_coeff(0).max_coeff(0).coeff_beta(0).factor_min(1).factor_max(1).factor_threshold(0);
   });
-  CHECK(refusal_of(edges) == "<no exception>");
+  CHECK(refusal_of<OneBitLamb>(edges) == "<no exception>");
 }
 
 TEST_CASE("limits of coefficients and factors are each group's own", "[onebit_lamb][refusals]") {
@@ -49,29 +46,6 @@ TEST_CASE("limits of coefficients and factors are each group's own", "[onebit_la
   auto own = OneBitLambOptions(base).min_coeff(1).max_coeff(2).coeff_beta(0.5).adapt(false);
   own.factor_min(0.1).factor_max(9).factor_threshold(0.2);
   CHECK(refusal([&] { OneBitLambRanks(1, {{{{4}}, base}, {{{3}}, own}}); }) == "<no exception>");
-}
-
-TEST_CASE("fp64 parameters train beside those that 1-bit LAMB compresses", "[onebit_lamb]") {
-  const Tensor single = at::ones({300}).requires_grad_(), fine = at::ones({9}, at::kDouble).requires_grad_();
-  std::vector<torch::optim::OptimizerParamGroup> groups;
-  const auto options = frozen_at_two<OneBitLamb>().compress_alone(true);
-  groups.emplace_back(std::vector<Tensor>{single}, std::make_unique<OneBitLambOptions>(options));
-  groups.emplace_back(std::vector<Tensor>{fine},
-                      std::make_unique<OneBitLambOptions>(OneBitLambOptions(options).compress(false)));
-  OneBitLamb optimizer(groups, options);
-  const Tensor twin = fine.detach().clone().requires_grad_();
-  FusedLamb peer({twin}, FusedLambOptions(0.01).weight_decay(options.weight_decay()).bias_correction(false));
-  std::string said;
-  HeardWarnings ear(said);
-  const c10::WarningUtils::WarningHandlerGuard guard(&ear);
-  for (uint64_t t = 0; t < 6; ++t) {
-    single.mutable_grad() = onebit_gradient(single, 0, t, 0);
-    fine.mutable_grad() = onebit_gradient(fine, 0, t, 1);
-    twin.mutable_grad() = fine.grad().clone();
-    optimizer.step();
-    peer.step();
-    REQUIRE(same_bits(fine, twin));
-  }
 }
 
 TEST_CASE("1-bit LAMB says which parameters it knows", "[onebit_lamb][refusals]") {

@@ -15,9 +15,6 @@
 namespace pacer::testing::onebit_nodes {
 namespace {
 
-template <class O>
-using GroupsOf = std::vector<OneBitGroup<OptionsOf<O>>>;
-
 constexpr int64_t kFreeze = 4;
 
 template <class O>

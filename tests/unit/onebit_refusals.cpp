@@ -1,23 +1,16 @@
-// What all 1-bit optimizers refuse, in one sentence and without having changed anything.
+// What all 1-bit optimizers refuse, in one sentence and without having changed anything; and what they take.
 #include <limits>
 
 #include <torch/serialize/archive.h>
 
 #include "support/catch.h"
 
+#include "support/lamb.h"
 #include "support/onebit_adam_ranks.h"
 #include "support/onebit_lamb_ranks.h"
 #include "support/onebit_refusals.h"
 
 namespace pacer::testing::onebit_refusals {
-namespace {
-
-template <class O>
-std::string refusal_of(const OptionsOf<O>& options, at::ScalarType dtype = at::kFloat) {
-  return refusal([&] { O({at::ones({4}, dtype).requires_grad_()}, options); });
-}
-
-}  // namespace
 
 TEMPLATE_TEST_CASE("options that say nothing, too much or nonsense are refused",
                    "[onebit_adam][onebit_lamb][refusals]", OneBitAdam, OneBitLamb) {
@@ -103,6 +96,33 @@ TEMPLATE_TEST_CASE("parameters and groups that cannot be compressed are refused"
                         {"group 0", "use " + name + "Options"}) == "");
 }
 
+TEMPLATE_TEST_CASE("fp64 parameters train beside compressed ones", "[onebit_adam][onebit_lamb]", OneBitAdam,
+                   OneBitLamb) {
+  using Options = OptionsOf<TestType>;
+  using Peer = PeerOf<TestType>;
+  const Tensor single = at::ones({300}).requires_grad_(), fine = at::ones({9}, at::kDouble).requires_grad_();
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  const Options options = frozen_at_two<TestType>().compress_alone(true);
+  groups.emplace_back(std::vector<Tensor>{single}, std::make_unique<Options>(options));
+  groups.emplace_back(std::vector<Tensor>{fine}, std::make_unique<Options>(Options(options).compress(false)));
+  TestType optimizer(groups, options);
+  const Tensor twin = fine.detach().clone().requires_grad_();
+  Peer peer(
+      {twin},
+      OptionsOf<Peer>(0.01).weight_decay(options.weight_decay()).bias_correction(options.bias_correction()));
+  std::string said;
+  HeardWarnings ear(said);
+  const c10::WarningUtils::WarningHandlerGuard guard(&ear);
+  for (uint64_t t = 0; t < 6; ++t) {
+    single.mutable_grad() = onebit_gradient(single, 0, t, 0);
+    fine.mutable_grad() = onebit_gradient(fine, 0, t, 1);
+    twin.mutable_grad() = fine.grad().clone();
+    optimizer.step();
+    peer.step();
+    REQUIRE(same_bits(fine, twin));
+  }
+}
+
 TEMPLATE_TEST_CASE("a group can be added before the freeze and not after it",
                    "[onebit_adam][onebit_lamb][refusals]", OneBitAdam, OneBitLamb) {
   OneBitRanks<TestType> ranks(2, small_groups(frozen_at_two<TestType>()));
@@ -171,7 +191,8 @@ TEMPLATE_TEST_CASE("a group cannot begin or cease to be compressed after the fre
     const auto values = clones(ranks.parameters[0]);
     ranks.set(ranks.gradients(4));
     CAPTURE(group);
-    CHECK(unless_refused_whole(ranks, 0, {}, [&] { ranks.optimizers[0]->step(); }) == "");
+    CHECK(unless_refused_whole(ranks, 0, {Family<TestType>::kName}, [&] { ranks.optimizers[0]->step(); }) ==
+          "");
     CHECK(same_bits(values, ranks.parameters[0]));
   }
 }
