@@ -84,7 +84,9 @@ struct ModelImpl : torch::nn::Module {
     norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({shape.width})));
   }
   Tensor loss(const Tensor& ids, const Tensor& targets) {
-    Tensor x = tokens(ids) + positions(torch::arange(ids.size(1), ids.options()));
+    // In this order, as Python does: backward then ends with the tied embedding. Operands of + have none in C++.
+    Tensor x = tokens(ids);
+    x = x + positions(torch::arange(ids.size(1), ids.options()));
     for (auto& block : blocks) x = block(x);
     const Tensor logits = torch::linear(norm(x), tokens->weight);  // tied
     return torch::nn::functional::cross_entropy(logits.flatten(0, 1), targets.flatten());
