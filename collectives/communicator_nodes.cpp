@@ -25,6 +25,7 @@ namespace {
 // Ranks `first`, `first` + `stride`, ...
 struct Peers {
   int world_size, first, stride, count;
+  bool share_a_node;
 
   // So many elements from or to each of them, none from or to the others.
   std::vector<int64_t> counts(int64_t elements) const {
@@ -44,18 +45,21 @@ int node_size(const Communicator& world, const char* operation) {
 // The ranks of this node.
 Peers mates(const Communicator& world, const char* operation) {
   const int size = node_size(world, operation);
-  return {world.world_size(), world.rank() / size * size, 1, size};
+  return {world.world_size(), world.rank() / size * size, 1, size, /*share_a_node=*/true};
 }
 
 // One rank of each node.
 Peers counterparts(const Communicator& world, const char* operation) {
   const int size = node_size(world, operation);
-  return {world.world_size(), world.rank() % size, size, world.world_size() / size};
+  return {world.world_size(), world.rank() % size, size, world.world_size() / size, /*share_a_node=*/false};
 }
 
 NextPart exchange_part(std::shared_ptr<detail::Transport> transport, const Peers& peers,
                        const at::Tensor& output, const at::Tensor& input, std::chrono::milliseconds timeout) {
   const std::vector<int64_t> counts = peers.counts(input.numel() / peers.count);
+  if (peers.share_a_node) {
+    return [=] { return transport->all_to_all_in_node(output, counts, input, counts, timeout); };
+  }
   return [=] { return transport->all_to_all(output, counts, input, counts, timeout); };
 }
 
@@ -113,13 +117,13 @@ Work Communicator::all_reduce_in_node(const std::vector<at::Tensor>& tensors, at
   const NextPart send = [=] {
     const at::NoGradGuard no_grad;
     if (!is_flat) at::_foreach_copy_(pieces, tensors);
-    return transport->all_to_all(parts, shares, flat, chunks, timeout);
+    return transport->all_to_all_in_node(parts, shares, flat, chunks, timeout);
   };
   const NextPart share = [=] {
     const at::NoGradGuard no_grad;
     detail::add_in_order(sum, parts.view({-1}), peers.count);
     parts.copy_(sum.view({1, own}).expand_as(parts));
-    return transport->all_to_all(flat, chunks, parts, shares, timeout);
+    return transport->all_to_all_in_node(flat, chunks, parts, shares, timeout);
   };
   const NextPart put_back = [=]() -> detail::TransportWorkPtr {
     const at::NoGradGuard no_grad;

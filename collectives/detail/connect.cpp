@@ -134,8 +134,9 @@ Connection connect(const Meeting& meeting, const CommunicatorOptions& options) {
   } else {
     set_cuda_device(choice.device.index());
     connection.data = set_up("NCCL", met, [&] {
-      return make_nccl_transport(connection.control, meeting.rank, meeting.world_size, choice.device,
-                                 options.timeout(), met.roll->is_one_host(),
+      const RankPlace place{meeting.rank, meeting.world_size, connection.ranks_per_node};
+      return make_nccl_transport(connection.control, place, choice.device, options.timeout(),
+                                 met.roll->is_one_host(),
                                  [met, rank = meeting.rank, world_size = meeting.world_size] {
                                    return find_trouble(met, rank, world_size);
                                  });

@@ -110,37 +110,58 @@ TransportWorkPtr NcclTransport::all_gather(const at::Tensor& output, const at::T
 TransportWorkPtr NcclTransport::all_to_all(const at::Tensor& output,
                                            const std::vector<int64_t>& output_counts, const at::Tensor& input,
                                            const std::vector<int64_t>& input_counts, Milliseconds timeout) {
-  const size_t own = static_cast<size_t>(rank_), world = static_cast<size_t>(world_size_);
+  return exchange(NcclScope::world, output, output_counts, input, input_counts, timeout);
+}
+
+TransportWorkPtr NcclTransport::all_to_all_in_node(const at::Tensor& output,
+                                                   const std::vector<int64_t>& output_counts,
+                                                   const at::Tensor& input,
+                                                   const std::vector<int64_t>& input_counts,
+                                                   Milliseconds timeout) {
+  const NcclScope scope = comm_->has_node() ? NcclScope::node : NcclScope::world;
+  return exchange(scope, output, output_counts, input, input_counts, timeout);
+}
+
+TransportWorkPtr NcclTransport::exchange(NcclScope scope, const at::Tensor& output,
+                                         const std::vector<int64_t>& output_counts, const at::Tensor& input,
+                                         const std::vector<int64_t>& input_counts, Milliseconds timeout) {
+  const RankPlace& place = comm_->place();
+  const size_t rank = static_cast<size_t>(place.rank), world = static_cast<size_t>(place.world_size);
   require(output_counts.size() == world && input_counts.size() == world &&
-              input_counts[own] == output_counts[own],
+              input_counts[rank] == output_counts[rank],
           "all_to_all needs one count a rank, and the same for what a rank sends itself on both sides");
   const size_t element_size = input.element_size();
   const auto from = static_cast<const char*>(input.const_data_ptr());
   const auto to = static_cast<char*>(output.mutable_data_ptr());
   const std::vector<size_t> from_at = nccl_offsets(input_counts, element_size);
   const std::vector<size_t> to_at = nccl_offsets(output_counts, element_size);
+  // The ranks that take part: so many, from the first one on.
+  const size_t size = scope == NcclScope::node ? static_cast<size_t>(place.ranks_per_node) : world;
+  const size_t first = rank / size * size;
   CUstream_st* const s = stream();
-  return start("all_to_all", {output, input}, timeout, [=](ncclComm* comm) {
-    const size_t own_bytes = static_cast<size_t>(input_counts[own]) * element_size;
-    if (own_bytes != 0 && cudaMemcpyAsync(to + to_at[own], from + from_at[own], own_bytes,
+  const NcclCall call = [=](ncclComm* comm) {
+    const size_t own_bytes = static_cast<size_t>(input_counts[rank]) * element_size;
+    if (own_bytes != 0 && cudaMemcpyAsync(to + to_at[rank], from + from_at[rank], own_bytes,
                                           cudaMemcpyDeviceToDevice, s) != cudaSuccess) {
       return ncclUnhandledCudaError;
     }
     ncclResult_t result = ncclGroupStart();
-    for (size_t i = 1; i < world && !is_nccl_error(result); ++i) {  // not all to rank 0 first
-      const size_t to_rank = (own + i) % world, from_rank = (own + world - i) % world;
-      const size_t sent = static_cast<size_t>(input_counts[to_rank]) * element_size;
-      const size_t received = static_cast<size_t>(output_counts[from_rank]) * element_size;
+    for (size_t i = 1; i < size && !is_nccl_error(result); ++i) {  // not all to the first one first
+      const size_t receiver = (rank - first + i) % size, sender = (rank - first + size - i) % size;
+      const size_t sent = static_cast<size_t>(input_counts[first + receiver]) * element_size;
+      const size_t received = static_cast<size_t>(output_counts[first + sender]) * element_size;
       if (sent != 0) {
-        result = ncclSend(from + from_at[to_rank], sent, ncclUint8, static_cast<int>(to_rank), comm, s);
+        result =
+            ncclSend(from + from_at[first + receiver], sent, ncclUint8, static_cast<int>(receiver), comm, s);
       }
       if (received != 0 && !is_nccl_error(result)) {
-        result = ncclRecv(to + to_at[from_rank], received, ncclUint8, static_cast<int>(from_rank), comm, s);
+        result = ncclRecv(to + to_at[first + sender], received, ncclUint8, static_cast<int>(sender), comm, s);
       }
     }
     const ncclResult_t end = ncclGroupEnd();
     return is_nccl_error(result) ? result : end;
-  });
+  };
+  return start("all_to_all", {output, input}, timeout, call, scope);
 }
 
 TransportWorkPtr NcclTransport::broadcast(const at::Tensor& tensor, int root, Milliseconds timeout) {

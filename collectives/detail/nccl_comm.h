@@ -18,6 +18,8 @@
 
 #include <c10/core/Device.h>
 
+#include <pacer/collectives/detail/transport.h>
+
 struct ncclComm;
 
 namespace pacer::detail {
@@ -28,6 +30,11 @@ using NcclId = std::array<char, 128>;
 // Calls NCCL and returns the ncclResult_t. Must not throw.
 using NcclCall = std::function<int(ncclComm*)>;
 
+// All ranks, or those of one's own node. NCCL gives sends and receives between GPUs of one host as few
+// channels as it gives those between hosts, if both go through one of its communicators: 32 GB/s where NVLink
+// has 350.
+enum class NcclScope { world, node };
+
 class NcclComm : public std::enable_shared_from_this<NcclComm> {
  public:
   using Clock = std::chrono::steady_clock;
@@ -36,17 +43,21 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   // How long an abort is waited for before it is left to itself.
   static constexpr Milliseconds kAbortLimit{5000};
 
-  // Joins the group of that id as `rank`. Throws TransportTimeout, or Error with NCCL's words.
-  static std::shared_ptr<NcclComm> create(const NcclId& id, int rank, int world_size, c10::Device device,
+  // Joins the group of that id. Throws TransportTimeout, or Error with NCCL's words.
+  static std::shared_ptr<NcclComm> create(const NcclId& id, const RankPlace& place, c10::Device device,
                                           Milliseconds timeout);
-  explicit NcclComm(c10::Device device) : device_(device) {}
+  NcclComm(const RankPlace& place, c10::Device device) : place_(place), device_(device) {}
   NcclComm(const NcclComm&) = delete;
 
+  const RankPlace& place() const { return place_; }
   c10::Device device() const { return device_; }
+
+  // Whether there is a NcclScope::node: a node is more than one rank, and not all of them.
+  bool has_node() const { return place_.ranks_per_node > 1 && place_.ranks_per_node < place_.world_size; }
 
   // Calls `call` and returns when NCCL has put all of it on its streams. One thread at a time. Throws the
   // failure, at the latest soon after fail() by another thread.
-  void enqueue(const char* name, const NcclCall& call);
+  void enqueue(const char* name, const NcclCall& call, NcclScope scope = NcclScope::world);
   // Fails where NCCL knows of an error; never blocks.
   void poll() noexcept;
 
@@ -65,7 +76,9 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   void close(Milliseconds limit) noexcept;
 
  private:
-  void initialize(const NcclId& id, int rank, int world_size);
+  void initialize(const NcclId& id);
+  void join_node();
+  int state_now();
   void settle(const char* name);
   bool claim(const std::string& reason, bool is_timeout);
   void start_ending(void (NcclComm::*end)());
@@ -73,9 +86,12 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   void finalize_now();
   void set_ended();
 
+  const RankPlace place_;
   const c10::Device device_;
-  ncclComm* comm_ = nullptr;
   std::timed_mutex calls_;  // held during every call of NCCL; NCCL is not thread-safe per communicator
+  ncclComm* comm_ = nullptr;
+  ncclComm* node_ = nullptr;     // split off comm_, whose fate it shares
+  ncclComm* joining_ = nullptr;  // node_ to be, which a thread of NCCL writes until comm_ has settled
 
   mutable std::mutex mutex_;  // for what follows
   std::condition_variable changed_;

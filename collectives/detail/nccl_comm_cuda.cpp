@@ -41,6 +41,21 @@ void pause_nccl_poll(NcclComm::Clock::time_point begin) {
   }
 }
 
+// Nothing of it is under way.
+void finalize_nccl(ncclComm* comm) {
+  const auto begin = NcclComm::Clock::now();
+  ncclResult_t state = ncclCommFinalize(comm);
+  while (state == ncclInProgress && NcclComm::Clock::now() - begin < kNcclFinalizeLimit) {
+    pause_nccl_poll(begin);
+    if (ncclCommGetAsyncError(comm, &state) != ncclSuccess) break;
+  }
+  if (state == ncclSuccess) {
+    ncclCommDestroy(comm);
+  } else {
+    ncclCommAbort(comm);
+  }
+}
+
 }  // namespace
 
 std::string nccl_error_text(const char* name, int result) {
@@ -52,10 +67,10 @@ std::string nccl_error_text(const char* name, int result) {
   return concatenate("NCCL failed in ", name, ": ", kind, detail.empty() ? "" : ", ", detail);
 }
 
-std::shared_ptr<NcclComm> NcclComm::create(const NcclId& id, int rank, int world_size, c10::Device device,
+std::shared_ptr<NcclComm> NcclComm::create(const NcclId& id, const RankPlace& place, c10::Device device,
                                            Milliseconds timeout) {
-  auto comm = std::make_shared<NcclComm>(device);
-  std::thread([comm, id, rank, world_size] { comm->initialize(id, rank, world_size); }).detach();
+  auto comm = std::make_shared<NcclComm>(place, device);
+  std::thread([comm, id] { comm->initialize(id); }).detach();
   std::unique_lock<std::mutex> lock(comm->mutex_);
   const bool in_time =
       comm->changed_.wait_for(lock, timeout, [&] { return comm->is_ready_ || comm->has_failed(); });
@@ -68,7 +83,7 @@ std::shared_ptr<NcclComm> NcclComm::create(const NcclId& id, int rank, int world
   return comm;
 }
 
-void NcclComm::initialize(const NcclId& id, int rank, int world_size) {
+void NcclComm::initialize(const NcclId& id) {
   try {
     set_up_nccl_thread(device_);
     ncclUniqueId unique_id;
@@ -76,7 +91,7 @@ void NcclComm::initialize(const NcclId& id, int rank, int world_size) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     ncclComm* comm = nullptr;
-    const int result = ncclCommInitRankConfig(&comm, world_size, unique_id, rank, &config);
+    const int result = ncclCommInitRankConfig(&comm, place_.world_size, unique_id, place_.rank, &config);
     bool too_late = false;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -97,6 +112,7 @@ void NcclComm::initialize(const NcclId& id, int rank, int world_size) {
       return;
     }
     settle("setting up");
+    if (has_node()) join_node();
     const std::lock_guard<std::mutex> lock(mutex_);
     is_ready_ = true;
     changed_.notify_all();
@@ -105,12 +121,12 @@ void NcclComm::initialize(const NcclId& id, int rank, int world_size) {
   }
 }
 
-void NcclComm::enqueue(const char* name, const NcclCall& call) {
+void NcclComm::enqueue(const char* name, const NcclCall& call, NcclScope scope) {
   int result = ncclSuccess;
   {
     const std::lock_guard<std::timed_mutex> lock(calls_);
     check();
-    result = call(comm_);
+    result = call(scope == NcclScope::node ? node_ : comm_);
   }
   if (result == ncclInProgress) {
     settle(name);
@@ -120,15 +136,49 @@ void NcclComm::enqueue(const char* name, const NcclCall& call) {
   check();
 }
 
+void NcclComm::join_node() {
+  constexpr const char* kName = "joining the ranks of a node";
+  int result = ncclSuccess;
+  {
+    const std::lock_guard<std::timed_mutex> lock(calls_);
+    check();
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    result = ncclCommSplit(comm_, place_.rank / place_.ranks_per_node, place_.rank, &joining_, &config);
+  }
+  if (result != ncclSuccess && result != ncclInProgress) {
+    fail(nccl_error_text(kName, result), false);
+    check();
+  }
+  settle(kName);
+  {
+    const std::lock_guard<std::timed_mutex> lock(calls_);
+    check();
+    node_ = joining_;
+  }
+  settle(kName);
+}
+
+// Of both communicators: the first that is not ncclSuccess. With calls_ held.
+int NcclComm::state_now() {
+  for (ncclComm* comm : {comm_, node_}) {
+    if (comm == nullptr) continue;
+    ncclResult_t state = ncclSuccess;
+    const ncclResult_t result = ncclCommGetAsyncError(comm, &state);
+    if (result != ncclSuccess) return result;
+    if (state != ncclSuccess) return state;
+  }
+  return ncclSuccess;
+}
+
 void NcclComm::settle(const char* name) {
   const auto begin = Clock::now();
   for (;;) {
-    ncclResult_t state = ncclInProgress;
+    int state = ncclInProgress;
     {
       const std::lock_guard<std::timed_mutex> lock(calls_);
       check();
-      const ncclResult_t result = ncclCommGetAsyncError(comm_, &state);
-      if (result != ncclSuccess) state = result;
+      state = state_now();
     }
     if (state == ncclSuccess) return;
     if (state != ncclInProgress) {
@@ -141,12 +191,11 @@ void NcclComm::settle(const char* name) {
 
 void NcclComm::poll() noexcept {
   try {
-    ncclResult_t state = ncclSuccess;
+    int state = ncclSuccess;
     {
       const std::unique_lock<std::timed_mutex> lock(calls_, std::try_to_lock);
       if (!lock.owns_lock() || has_failed()) return;
-      const ncclResult_t result = ncclCommGetAsyncError(comm_, &state);
-      if (result != ncclSuccess) state = result;
+      state = state_now();
     }
     if (state != ncclSuccess && state != ncclInProgress) {
       fail(nccl_error_text("an operation under way", state), false);
@@ -193,24 +242,26 @@ void NcclComm::start_ending(void (NcclComm::*end)()) {
 void NcclComm::abort_now() {
   set_up_nccl_thread(device_);
   const std::unique_lock<std::timed_mutex> lock(calls_, kNcclCallLimit);
-  ncclCommAbort(comm_);
+  if (node_ == nullptr) {
+    ncclCommAbort(comm_);
+    if (joining_ != nullptr) ncclCommAbort(joining_);
+  } else {
+    // Both at once: each may wait for the device, which is not idle before both have let go of it.
+    std::thread node([this] {
+      set_up_nccl_thread(device_);
+      ncclCommAbort(node_);
+    });
+    ncclCommAbort(comm_);
+    node.join();
+  }
   set_ended();
 }
 
 void NcclComm::finalize_now() {
   set_up_nccl_thread(device_);
   const std::unique_lock<std::timed_mutex> lock(calls_, kNcclCallLimit);
-  const auto begin = Clock::now();
-  ncclResult_t state = ncclCommFinalize(comm_);
-  while (state == ncclInProgress && Clock::now() - begin < kNcclFinalizeLimit) {
-    pause_nccl_poll(begin);
-    if (ncclCommGetAsyncError(comm_, &state) != ncclSuccess) break;
-  }
-  if (state == ncclSuccess) {
-    ncclCommDestroy(comm_);
-  } else {
-    ncclCommAbort(comm_);
-  }
+  if (node_ != nullptr) finalize_nccl(node_);
+  finalize_nccl(comm_);
   set_ended();
 }
 

@@ -63,8 +63,8 @@ NcclId share_nccl_id(Transport& control, int rank, std::chrono::milliseconds tim
 
 bool has_nccl(std::string* /*reason*/) { return true; }
 
-std::shared_ptr<Transport> make_nccl_transport(const std::shared_ptr<Transport>& control, int rank,
-                                               int world_size, at::Device device,
+std::shared_ptr<Transport> make_nccl_transport(const std::shared_ptr<Transport>& control,
+                                               const RankPlace& place, at::Device device,
                                                std::chrono::milliseconds timeout, bool one_host,
                                                std::function<std::optional<std::string>()> trouble) {
   require(device.is_cuda() && device.has_index(), "NCCL needs a GPU with its number, not ", device);
@@ -73,13 +73,12 @@ std::shared_ptr<Transport> make_nccl_transport(const std::shared_ptr<Transport>&
   // exactly that name. It must be set before NCCL is used, and stays set.
   if (one_host) setenv("NCCL_SOCKET_IFNAME", "=lo", /*overwrite=*/0);
   const int version = check_nccl_version();
-  const NcclId id = share_nccl_id(*control, rank, timeout);
+  const NcclId id = share_nccl_id(*control, place.rank, timeout);
   const auto left =
       std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
-  const std::shared_ptr<NcclComm> comm = NcclComm::create(id, rank, world_size, device, left);
+  const std::shared_ptr<NcclComm> comm = NcclComm::create(id, place, device, left);
   try {
-    return std::make_shared<NcclTransport>(comm, rank, world_size, "NCCL " + nccl_version_text(version),
-                                           std::move(trouble));
+    return std::make_shared<NcclTransport>(comm, "NCCL " + nccl_version_text(version), std::move(trouble));
   } catch (const std::exception& error) {
     comm->fail(error.what(), false);
     throw;
@@ -97,8 +96,8 @@ bool has_nccl(std::string* reason) {
   return false;
 }
 
-std::shared_ptr<Transport> make_nccl_transport(const std::shared_ptr<Transport>& /*control*/, int /*rank*/,
-                                               int /*world_size*/, at::Device /*device*/,
+std::shared_ptr<Transport> make_nccl_transport(const std::shared_ptr<Transport>& /*control*/,
+                                               const RankPlace& /*place*/, at::Device /*device*/,
                                                std::chrono::milliseconds /*timeout*/, bool /*one_host*/,
                                                std::function<std::optional<std::string>()> /*trouble*/) {
   throw Unavailable(

@@ -24,8 +24,7 @@ namespace pacer::detail {
 
 class NcclTransport final : public Transport {
  public:
-  NcclTransport(std::shared_ptr<NcclComm> comm, int rank, int world_size, std::string name,
-                NcclTrouble trouble);
+  NcclTransport(std::shared_ptr<NcclComm> comm, std::string name, NcclTrouble trouble);
   // Lets operations under way end for up to 2 s, then ends NCCL, by an abort if need be; 5 s in all.
   ~NcclTransport() override;
 
@@ -44,6 +43,9 @@ class NcclTransport final : public Transport {
   TransportWorkPtr all_to_all(const at::Tensor& output, const std::vector<int64_t>& output_counts,
                               const at::Tensor& input, const std::vector<int64_t>& input_counts,
                               Milliseconds timeout) override;
+  TransportWorkPtr all_to_all_in_node(const at::Tensor& output, const std::vector<int64_t>& output_counts,
+                                      const at::Tensor& input, const std::vector<int64_t>& input_counts,
+                                      Milliseconds timeout) override;
   TransportWorkPtr broadcast(const at::Tensor& tensor, int root, Milliseconds timeout) override;
   TransportWorkPtr send(const at::Tensor& tensor, int to, Milliseconds timeout) override;
   TransportWorkPtr receive(const at::Tensor& tensor, int from, Milliseconds timeout) override;
@@ -65,7 +67,10 @@ class NcclTransport final : public Transport {
   };
 
   TransportWorkPtr start(const char* name, std::vector<at::Tensor> tensors, Milliseconds timeout,
-                         NcclCall call);
+                         NcclCall call, NcclScope scope = NcclScope::world);
+  TransportWorkPtr exchange(NcclScope scope, const at::Tensor& output,
+                            const std::vector<int64_t>& output_counts, const at::Tensor& input,
+                            const std::vector<int64_t>& input_counts, Milliseconds timeout);
   std::shared_ptr<NcclOperation> prepare(const char* name, std::vector<at::Tensor> tensors,
                                          Milliseconds timeout, bool is_watched);
   bool is_in_group() const { return group_owner_.load() == std::this_thread::get_id(); }
@@ -74,8 +79,6 @@ class NcclTransport final : public Transport {
   CUstream_st* stream() const;
 
   const std::shared_ptr<NcclComm> comm_;
-  const int rank_;
-  const int world_size_;
   const std::string name_;
   const at::Device device_;
   const c10::Stream stream_;

@@ -51,11 +51,8 @@ class NcclWork final : public TransportWork {
 
 }  // namespace
 
-NcclTransport::NcclTransport(std::shared_ptr<NcclComm> comm, int rank, int world_size, std::string name,
-                             NcclTrouble trouble)
+NcclTransport::NcclTransport(std::shared_ptr<NcclComm> comm, std::string name, NcclTrouble trouble)
     : comm_(std::move(comm)),
-      rank_(rank),
-      world_size_(world_size),
       name_(std::move(name)),
       device_(comm_->device()),
       // Of the pool, not made here: tensors and cached memory may refer to it after this transport has gone.
@@ -96,9 +93,11 @@ std::shared_ptr<NcclOperation> NcclTransport::prepare(const char* name, std::vec
 }
 
 TransportWorkPtr NcclTransport::start(const char* name, std::vector<at::Tensor> tensors, Milliseconds timeout,
-                                      NcclCall call) {
+                                      NcclCall call, NcclScope scope) {
   const std::lock_guard<std::recursive_mutex> lock(order_);
   try {
+    require<Error>(scope == NcclScope::world || !is_in_group(), name,
+                   " within a node cannot be part of a group of sends and receives");
     const c10::cuda::CUDAGuard guard(device_);
     auto operation = prepare(name, std::move(tensors), timeout, /*is_watched=*/true);
     auto work = std::make_unique<NcclWork>(comm_, operation);
@@ -107,7 +106,7 @@ TransportWorkPtr NcclTransport::start(const char* name, std::vector<at::Tensor> 
       return work;
     }
     try {
-      comm_->enqueue(name, call);
+      comm_->enqueue(name, call, scope);
       operation->record_end(stream());
     } catch (const std::exception& error) {
       comm_->fail(error.what(), false);  // the ranks have lost their common order

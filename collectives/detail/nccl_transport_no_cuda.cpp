@@ -9,8 +9,8 @@ bool has_nccl(std::string* reason) {
   return false;
 }
 
-std::shared_ptr<Transport> make_nccl_transport(const std::shared_ptr<Transport>& /*control*/, int /*rank*/,
-                                               int /*world_size*/, at::Device /*device*/,
+std::shared_ptr<Transport> make_nccl_transport(const std::shared_ptr<Transport>& /*control*/,
+                                               const RankPlace& /*place*/, at::Device /*device*/,
                                                std::chrono::milliseconds /*timeout*/, bool /*one_host*/,
                                                std::function<std::optional<std::string>()> /*trouble*/) {
   throw Unavailable(

@@ -66,6 +66,14 @@ class Transport {
   virtual TransportWorkPtr all_to_all(const at::Tensor& output, const std::vector<int64_t>& output_counts,
                                       const at::Tensor& input, const std::vector<int64_t>& input_counts,
                                       Milliseconds timeout) = 0;
+  // The same where all counts are 0 but those of the ranks of one's own node, which may be faster.
+  virtual TransportWorkPtr all_to_all_in_node(const at::Tensor& output,
+                                              const std::vector<int64_t>& output_counts,
+                                              const at::Tensor& input,
+                                              const std::vector<int64_t>& input_counts,
+                                              Milliseconds timeout) {
+    return all_to_all(output, output_counts, input, input_counts, timeout);
+  }
   virtual TransportWorkPtr broadcast(const at::Tensor& tensor, int root, Milliseconds timeout) = 0;
   // Point to point; the pair takes its messages in order.
   virtual TransportWorkPtr send(const at::Tensor& tensor, int to, Milliseconds timeout) = 0;
@@ -98,6 +106,13 @@ class NoticeBoard {
   virtual void post(const std::string& key, const std::string& text) = 0;
   // What stands there now; never waits for somebody to post.
   virtual std::optional<std::string> read(const std::string& key) = 0;
+};
+
+// Who a rank is among all of them. ranks_per_node: as in Connection.
+struct RankPlace {
+  int rank = 0;
+  int world_size = 1;
+  int ranks_per_node = 1;
 };
 
 // What a Communicator is made of.

@@ -57,3 +57,15 @@ def killed_or_stopped(worker):
             for signal in ("KILL", "STOP"):
                 if LONG or (number + (signal == "STOP")) % 2 == 0:
                     cases_faults.suffer(worker, wanted, point, number % world_size, signal, world_size, grace=10, nccl=1)
+
+
+@case
+def killed_or_stopped_by_nodes(worker):
+    """The same inside a node and between nodes, each of which has a communicator of NCCL's own."""
+    if 4 not in worlds():
+        print("PACER_SKIPPED: needs 4 GPUs")
+        return
+    setting = {"optimizer": "OneBitAdam by nodes", "ranks_per_node": 2, "nccl": 1}
+    wanted = cases_faults.unbroken(worker, **setting)
+    for point, rank, signal in (("all_to_all:4:inside", 3, "KILL"), ("all_to_all:7", 1, "STOP")):
+        cases_faults.suffer(worker, wanted, point, rank, signal, grace=10, **setting)

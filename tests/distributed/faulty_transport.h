@@ -44,6 +44,15 @@ class FaultyTransport : public detail::Transport {
     return pass("all_to_all",
                 [&] { return real_->all_to_all(output, output_counts, input, input_counts, timeout); });
   }
+  detail::TransportWorkPtr all_to_all_in_node(const at::Tensor& output,
+                                              const std::vector<int64_t>& output_counts,
+                                              const at::Tensor& input,
+                                              const std::vector<int64_t>& input_counts,
+                                              Milliseconds timeout) override {
+    return pass("all_to_all", [&] {
+      return real_->all_to_all_in_node(output, output_counts, input, input_counts, timeout);
+    });
+  }
   detail::TransportWorkPtr broadcast(const at::Tensor& tensor, int root, Milliseconds timeout) override {
     return pass("broadcast", [&] { return real_->broadcast(tensor, root, timeout); });
   }

@@ -27,9 +27,11 @@ int main(int argc, char** argv) {
       {"trouble", run_trouble},
       {"unfinished", run_unfinished},
   };
+  const Scenario nodes = {"nodes", run_nodes, true};
   const Scenario again = {"again", run_again};
   if (std::strcmp(filter, "--list") == 0) {
     for (const Scenario& scenario : scenarios) std::puts(scenario.name.c_str());
+    std::puts(nodes.name.c_str());
     return 0;
   }
   std::string reason;
@@ -54,6 +56,7 @@ int main(int argc, char** argv) {
     if (is_big && most > 2) launches.push_back({&scenario, most});
     if (!is_big || most == 2 || scenario.name == "healthy") launches.push_back({&scenario, 2});
   }
+  if (most == 4 && nodes.name.find(filter) != std::string::npos) launches.push_back({&nodes, 4});
   int failures = run_launches(launches, most);
   failures += run_launches({{&again, most}}, most);
   std::printf("%s: %d failures in %.0f s\n", failures == 0 ? "PASS" : "FAIL", failures, watch.seconds());

@@ -84,7 +84,8 @@ struct ModelImpl : torch::nn::Module {
     norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({shape.width})));
   }
   Tensor loss(const Tensor& ids, const Tensor& targets) {
-    // In this order, as Python does: backward then ends with the tied embedding. Operands of + have none in C++.
+    // In this order, as Python does: backward then ends with the tied embedding. Operands of + have none in
+    // C++.
     Tensor x = tokens(ids);
     x = x + positions(torch::arange(ids.size(1), ids.options()));
     for (auto& block : blocks) x = block(x);
