@@ -154,6 +154,7 @@ void NcclComm::join_node() {
   {
     const std::lock_guard<std::timed_mutex> lock(calls_);
     check();
+    require<Error>(joining_ != nullptr, "NCCL made no communicator for the ranks of a node");
     node_ = joining_;
   }
   settle(kName);
@@ -242,19 +243,22 @@ void NcclComm::start_ending(void (NcclComm::*end)()) {
 void NcclComm::abort_now() {
   set_up_nccl_thread(device_);
   const std::unique_lock<std::timed_mutex> lock(calls_, kNcclCallLimit);
-  if (node_ == nullptr) {
-    ncclCommAbort(comm_);
-    if (joining_ != nullptr) ncclCommAbort(joining_);
-  } else {
-    // Both at once: each may wait for the device, which is not idle before both have let go of it.
-    std::thread node([this] {
-      set_up_nccl_thread(device_);
-      ncclCommAbort(node_);
-    });
-    ncclCommAbort(comm_);
-    node.join();
+  // Both at once: each may wait for the device, which is not idle before both have let go of it.
+  std::thread other;
+  try {
+    if (node_ != nullptr) other = std::thread([this] { abort_node(); });
+  } catch (const std::exception&) {  // no thread to be had
+    abort_node();
   }
+  ncclCommAbort(comm_);
+  if (other.joinable()) other.join();
+  if (node_ == nullptr && joining_ != nullptr) ncclCommAbort(joining_);
   set_ended();
+}
+
+void NcclComm::abort_node() {
+  set_up_nccl_thread(device_);
+  ncclCommAbort(node_);
 }
 
 void NcclComm::finalize_now() {

@@ -51,7 +51,13 @@ void OneBitRoute::all_to_all(const at::Tensor& received, const at::Tensor& messa
 
 void OneBitRoute::all_gather(const at::Tensor& gathered, const at::Tensor& message) const {
   if (!is_by_nodes()) {
-    world_->all_gather(gathered, message, agreed()).wait();
+    // An all_gather passes pieces on from rank to rank, so that a host with several ranks gets each of them
+    // once. Where every rank has a link of its own that only makes each wait for the one before it.
+    if (world_->ranks_per_node() == 1) {
+      world_->all_gather_between_nodes(gathered, message, agreed()).wait();
+    } else {
+      world_->all_gather(gathered, message, agreed()).wait();
+    }
     return;
   }
   const at::Tensor own = message.view({mates_, -1}).select(0, world_->rank() % mates_);

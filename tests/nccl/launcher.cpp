@@ -14,6 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <ATen/Parallel.h>
 #include <c10/cuda/CUDAFunctions.h>
 
 namespace pacer::testing {
@@ -138,6 +139,7 @@ class Run {
       if (getppid() != parent) _exit(3);
       close(ends[0]);
       int status = 0;
+      at::set_num_threads(1);  // the ranks share the cores
       try {
         RankProcess process(rank, launch_.world, first_gpu_, folder_.path(), ends[1]);
         launch_.scenario->run(process);

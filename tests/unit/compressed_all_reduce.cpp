@@ -227,12 +227,14 @@ TEST_CASE("a run goes on from stored errors to the bit", "[collectives][onebit]"
 
 TEST_CASE("A3: a call sends a thirtieth of what an fp32 ring sends, in two collectives",
           "[collectives][onebit]") {
-  for (const int64_t world_size : {2, 4, 8}) {
+  // Ranks of one host, or a host each.
+  for (const auto& [world_size, ranks_per_node] : {std::pair{2, 2}, {4, 4}, {8, 8}, {2, 1}, {4, 1}, {8, 2}}) {
     for (const int64_t size : {100000, 123457, 500000}) {
       constexpr int64_t kCalls = 3;
-      const auto world = Communicator::in_process(static_cast<int>(world_size));
+      const auto world =
+          Communicator::in_process(world_size, CommunicatorOptions().ranks_per_node(ranks_per_node));
       std::vector<int64_t> counted(world.size()), before(world.size());
-      const auto messages = run_ranks(static_cast<int>(world_size), [&](int rank) {
+      const auto messages = run_ranks(world_size, [&](int rank) {
         const auto own = static_cast<size_t>(rank);
         CompressedAllReduce mean(world[own], size);
         before[own] = world[own]->bytes_sent();
@@ -254,7 +256,8 @@ TEST_CASE("A3: a call sends a thirtieth of what an fp32 ring sends, in two colle
           CHECK(entry.calls == kCalls);
           CHECK(2 * entry.bytes_sent == counted[rank]);
         }
-        CHECK(operations == std::vector<std::string>{"all_to_all", "all_gather"});
+        const std::string gather = ranks_per_node == 1 ? "all_gather_between_nodes" : "all_gather";
+        CHECK(operations == std::vector<std::string>{"all_to_all", gather});
         // Two times a header and the signs of a chunk, for each other rank.
         const int64_t chunk = OneBitTextbook<float>(rules_for(world_size, size, {})).chunk();
         CHECK(counted[rank] == kCalls * 2 * (world_size - 1) * (16 + chunk / 8));
