@@ -14,9 +14,10 @@ using GlooClock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
 using GroupWork = c10::intrusive_ptr<c10d::Work>;
 
-// At least 1 ms, as 0 would mean for ever.
+// At least 1 ms, as 0 would mean for ever; rounded up, so that what was waited for in vain is past its
+// deadline.
 Milliseconds time_left(GlooClock::time_point deadline) {
-  return std::max(std::chrono::duration_cast<Milliseconds>(deadline - GlooClock::now()), Milliseconds(1));
+  return std::max(std::chrono::ceil<Milliseconds>(deadline - GlooClock::now()), Milliseconds(1));
 }
 
 bool is_over(const std::future<void>& waiting) {
