@@ -62,7 +62,7 @@ def killed_or_stopped(worker):
 @case
 def killed_or_stopped_by_nodes(worker):
     """The same inside a node and between nodes, each of which has a communicator of NCCL's own."""
-    if 4 not in worlds():
+    if gpus() < 4:
         print("PACER_SKIPPED: needs 4 GPUs")
         return
     setting = {"optimizer": "OneBitAdam by nodes", "ranks_per_node": 2, "nccl": 1}

@@ -105,12 +105,15 @@ void run_nodes(RankProcess& process) {
     for (int i = 0; i < 20; ++i) {
       transport->all_reduce(one, seconds(20))->wait();
       check_exchange(process, transport, 1 + 1000 * i);
+      expect(one.eq(process.world()).all().item<bool>(), "a wrong sum");
       one.fill_(1);
     }
   });
+  const double inside = gigabytes_a_second(process, transport, true);
+  const double among_all = gigabytes_a_second(process, transport, false);
   char text[120];
-  std::snprintf(text, sizeof text, "to the mate: %.0f GB/s inside the node, %.0f among all ranks",
-                gigabytes_a_second(process, transport, true), gigabytes_a_second(process, transport, false));
+  std::snprintf(text, sizeof text, "to the mate: %.0f GB/s inside the node, %.0f among all ranks", inside,
+                among_all);
   process.inform(text);
 
   process.meet("ready", process.world());
