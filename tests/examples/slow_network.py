@@ -54,6 +54,36 @@ def measures(script, program):
     print(f"fp32 over {GBIT} Gbit/s: {slow['slowest_rank_ms']} ms, the link alone {least:.1f} ms")
 
 
+MEET = """
+import socket, sys
+here, there = sys.argv[1:]
+if there:
+    end = socket.create_connection((there, 7000), timeout=20)
+else:
+    with socket.create_server((here, 7000)) as door:
+        door.settimeout(20)
+        print("ready", flush=True)
+        end = door.accept()[0]
+print(end.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\\0").decode())
+end.close()
+"""
+
+
+def controls_congestion(script):
+    """Both ends of a connection, whatever this machine is set to."""
+    sys.path.insert(0, str(Path(script).parent))
+    from network import Network
+    with Network(2) as network:
+        def start(host, there):
+            return subprocess.Popen([*network.inside(host), sys.executable, "-c", MEET, network.address(host), there],
+                                    stdout=subprocess.PIPE, text=True)
+        with start(0, "") as server:
+            server.stdout.readline()
+            with start(1, network.address(0)) as client:
+                used = [process.communicate(timeout=40)[0].strip() for process in (server, client)]
+    expect(used == ["cubic", "cubic"], f"congestion is controlled by {used}")
+
+
 def cleans_up(script, program, number, exit_code):
     with tempfile.TemporaryDirectory() as folder:
         with subprocess.Popen(command(script, program, folder, "--seconds", "60"), text=True, stdout=subprocess.PIPE,
@@ -76,6 +106,7 @@ def says_what_is_wrong(script, program):
 def main(script, program):
     measures(script, program)
     before = namespaces()
+    controls_congestion(script)
     says_what_is_wrong(script, program)
     cleans_up(script, program, signal.SIGINT, 130)
     cleans_up(script, program, signal.SIGTERM, 128 + signal.SIGTERM)
