@@ -1,6 +1,6 @@
 """Several hosts on one Linux machine: a network namespace for each, joined by a switch, every link as slow as asked.
 
-with Network(hosts=4) as network:
+with Network(hosts=4, congestion="cubic") as network:
     network.shape(gbit=1)
     subprocess.Popen([*network.inside(0), "program"])
 
@@ -18,11 +18,13 @@ class Unavailable(Exception):
     """This machine cannot do it; one sentence says what is missing and what to do."""
 
 
-def run(*words):
+PRIVILEGES = "in a container, start it with --privileged (making networks needs CAP_NET_ADMIN and CAP_SYS_ADMIN)"
+
+
+def run(*words, advice=PRIVILEGES):
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise Unavailable(f"'{' '.join(words)}' said: {(done.stderr or done.stdout).strip()}; in a container, start it "
-                          "with --privileged (making networks needs CAP_NET_ADMIN and CAP_SYS_ADMIN)")
+        raise Unavailable(f"'{' '.join(words)}' said: {(done.stderr or done.stdout).strip()}; {advice}")
 
 
 def require_tools():
@@ -34,9 +36,11 @@ def require_tools():
 
 
 class Network:
-    def __init__(self, hosts):
+    def __init__(self, hosts, congestion=None):
+        """congestion: what controls it at both ends of TCP connections, as Linux calls it; None: as on this machine."""
         require_tools()
         self.hosts = hosts
+        self.congestion = congestion
         self.name = f"pacer-{secrets.token_hex(4)}"
         self.switch = f"{self.name}-switch"
         self.made = []
@@ -60,12 +64,12 @@ class Network:
                 self.add(host)
                 run("ip", "-n", self.switch, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", host)
                 run("ip", "-n", self.switch, "link", "set", port, "master", "br0", "up")
-                run("ip", "-n", host, "addr", "add", f"{self.address(number)}/16", "dev", "eth0", "noprefixroute")
+                run("ip", "-n", host, "addr", "add", f"{self.address(number)}/16", "dev", "eth0")
                 run("ip", "-n", host, "link", "set", "eth0", "up")
                 run("ip", "-n", host, "link", "set", "lo", "up")
-                # Congestion control of Linux's defaults, whatever this machine is set to: where all send to all, bbr
-                # leaves a tenth of a link unused.
-                run("ip", "-n", host, "route", "add", "10.77.0.0/16", "dev", "eth0", "congctl", "cubic")
+                if self.congestion is not None:
+                    run("ip", "-n", host, "route", "replace", "10.77.0.0/16", "dev", "eth0", "congctl", self.congestion,
+                        advice="/proc/sys/net/ipv4/tcp_available_congestion_control lists what this machine has")
         except BaseException:
             self.__exit__()
             raise

@@ -59,6 +59,8 @@ def read_arguments():
     parser.add_argument("--optimizers", default="fp32,bf16,onebit",
                         help="of fp32, bf16, onebit, onebit-nodes, lamb, onebit-lamb, onebit-lamb-nodes "
                              "(fp32,bf16,onebit)")
+    parser.add_argument("--congestion", metavar="NAME",
+                        help="what controls congestion of TCP on the hosts, such as cubic or bbr (as on this machine)")
     parser.add_argument("--seconds", default="10", help="to measure each for; at least three steps (10)")
     parser.add_argument("--output", type=Path, default=Path("run/07_slow_network"),
                         help="folder for measurements.csv and charts (run/07_slow_network)")
@@ -129,7 +131,7 @@ def run_ranks(network, command, per_host, device):
 
 def measure(arguments, csv):
     for ranks in arguments.ranks:
-        with Network(ranks // arguments.ranks_per_host) as network:
+        with Network(ranks // arguments.ranks_per_host, arguments.congestion) as network:
             for gbit in [0.0, *arguments.gbit]:
                 network.shape(gbit)
                 run_ranks(network, [

@@ -70,18 +70,19 @@ end.close()
 
 
 def controls_congestion(script):
-    """Both ends of a connection, whatever this machine is set to."""
+    """At both ends of a connection, whatever this machine is set to."""
     sys.path.insert(0, str(Path(script).parent))
     from network import Network
-    with Network(2) as network:
-        def start(host, there):
-            return subprocess.Popen([*network.inside(host), sys.executable, "-c", MEET, network.address(host), there],
-                                    stdout=subprocess.PIPE, text=True)
-        with start(0, "") as server:
-            server.stdout.readline()
-            with start(1, network.address(0)) as client:
-                used = [process.communicate(timeout=40)[0].strip() for process in (server, client)]
-    expect(used == ["cubic", "cubic"], f"congestion is controlled by {used}")
+    for congestion in ("reno", "cubic"):
+        with Network(2, congestion) as network:
+            def start(host, there, network=network):
+                return subprocess.Popen([*network.inside(host), sys.executable, "-c", MEET, network.address(host), there],
+                                        stdout=subprocess.PIPE, text=True)
+            with start(0, "") as server:
+                server.stdout.readline()
+                with start(1, network.address(0)) as client:
+                    used = [process.communicate(timeout=40)[0].strip() for process in (server, client)]
+        expect(used == [congestion, congestion], f"{used} control congestion, not {congestion}")
 
 
 def cleans_up(script, program, number, exit_code):
@@ -98,6 +99,10 @@ def says_what_is_wrong(script, program):
     done = subprocess.run(command(script, program, "/dev/null/folder"), capture_output=True, text=True, check=False)
     expect(done.returncode == 1 and done.stderr.startswith("slow_network: "), f"said {done.stderr!r}")
     with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(command(script, program, folder, "--congestion", "hope"), capture_output=True, text=True,
+                              check=False)
+        expect(done.returncode == CANNOT and "hope" in done.stderr and "tcp_available_congestion_control" in done.stderr,
+               f"said {done.stderr!r}")
         done = subprocess.run(command(script, program, folder, "--model", "gpt5"), capture_output=True, text=True,
                               timeout=120, check=False)
     expect(done.returncode == 1 and "--model must be gpt2, bert-large or small, not 'gpt5'" in done.stderr, f"said {done.stderr!r}")
