@@ -10,8 +10,8 @@ namespace pacer {
 namespace {
 
 void check_bucket_options(const BucketOptions& options) {
-  require(options.bucket_bytes() >= 1, "gradient buckets need bucket_bytes >= 1, not ",
-          options.bucket_bytes());
+  const int64_t bytes = options.bucket_bytes().value_or(1);
+  require(bytes >= 1, "gradient buckets need bucket_bytes >= 1, not ", bytes);
   require(options.first_bucket_bytes() >= 1, "gradient buckets need first_bucket_bytes >= 1, not ",
           options.first_bucket_bytes());
   const auto wire = options.wire_dtype();

@@ -35,8 +35,9 @@ namespace pacer {
 
 struct BucketOptions {
   BucketOptions() = default;
-  // Bytes of a bucket, >= 1: it takes no more parameters once it has so many.
-  TORCH_ARG(int64_t, bucket_bytes) = 25 << 20;
+  // Bytes of a bucket, >= 1: it takes no more parameters once it has so many. Unset: 25 MiB; in place, where
+  // larger ones need no memory, a twelfth of all gradients, but at least 25 and at most 100 MiB.
+  TORCH_ARG(std::optional<int64_t>, bucket_bytes);
   // Of the first one to be full, so that communication begins early.
   TORCH_ARG(int64_t, first_bucket_bytes) = 1 << 20;
   // What fp32 gradients are rounded to on the wire: at::kBFloat16 halves the bytes, at the price of bf16

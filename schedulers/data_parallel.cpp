@@ -49,7 +49,8 @@ std::vector<Fact> DataParallel::facts() const {
       {"communicator", detail::concatenate(parts_->world().backend_name(), ", ordered sums ",
                                            parts_->world().options().ordered_sum() ? "on" : "off")},
       {"buckets",
-       detail::concatenate(options_.bucket_bytes(), " and ", options_.first_bucket_bytes(), " bytes, wire ",
+       detail::concatenate(options_.bucket_bytes() ? std::to_string(*options_.bucket_bytes()) : "default",
+                           " and ", options_.first_bucket_bytes(), " bytes, wire ",
                            options_.wire_dtype() ? c10::toString(*options_.wire_dtype()) : "as it is",
                            !options_.in_place()   ? ""
                            : *options_.in_place() ? ", in place"

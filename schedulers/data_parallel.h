@@ -37,7 +37,7 @@ enum class InitialParameters {
 struct DataParallelOptions {
   DataParallelOptions() = default;
   // As in BucketOptions.
-  TORCH_ARG(int64_t, bucket_bytes) = BucketOptions().bucket_bytes();
+  TORCH_ARG(std::optional<int64_t>, bucket_bytes);
   TORCH_ARG(int64_t, first_bucket_bytes) = BucketOptions().first_bucket_bytes();
   TORCH_ARG(std::optional<at::ScalarType>, wire_dtype);
   TORCH_ARG(bool, unused_is_zero) = false;

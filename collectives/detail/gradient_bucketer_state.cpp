@@ -46,9 +46,11 @@ void GradientBucketer::State::add(const std::vector<NamedParameter>& parameters,
 
 void GradientBucketer::State::build(const std::vector<size_t>& order) {
   order_ = order;
-  buckets_ = detail::make_buckets(parameters_, order, options_.bucket_bytes(), options_.first_bucket_bytes());
   // Alike on all ranks. Gradients that are divided before they are added are not worth a way of their own.
-  if (options_.in_place().value_or(world_->coalesces()) && prescale_ == 1) return;
+  const bool in_place = options_.in_place().value_or(world_->coalesces()) && prescale_ == 1;
+  const int64_t bytes = options_.bucket_bytes().value_or(detail::default_bucket_bytes(parameters_, in_place));
+  buckets_ = detail::make_buckets(parameters_, order, bytes, options_.first_bucket_bytes());
+  if (in_place) return;
   for (detail::Bucket& bucket : buckets_) {
     detail::make_flat(bucket, parameters_);
     if (const auto wire = wire_dtype_of(bucket)) {

@@ -1,5 +1,6 @@
 #include <pacer/collectives/detail/gradient_buckets.h>
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -32,7 +33,17 @@ at::Tensor empty_gradient(const at::Tensor& parameter) {
   return at::empty_strided(parameter.sizes(), parameter.strides(), options);
 }
 
+constexpr int64_t kBucketBytes = 25 << 20, kBucketBytesInPlace = 100 << 20;
+constexpr int64_t kBucketsInPlace = 12;  // enough of them to travel while backward runs
+
 }  // namespace
+
+int64_t default_bucket_bytes(const std::vector<BucketedParameter>& parameters, bool in_place) {
+  if (!in_place) return kBucketBytes;
+  int64_t all = 0;
+  for (const BucketedParameter& entry : parameters) all += static_cast<int64_t>(entry.parameter.nbytes());
+  return std::clamp(all / kBucketsInPlace, kBucketBytes, kBucketBytesInPlace);
+}
 
 std::vector<Bucket> make_buckets(std::vector<BucketedParameter>& parameters, const std::vector<size_t>& order,
                                  int64_t bucket_bytes, int64_t first_bucket_bytes) {

@@ -26,6 +26,9 @@ struct Bucket {
   int64_t elements = 0;  // of flat memory: each gradient's are padded
 };
 
+// How large buckets are where nobody says it (BucketOptions::bucket_bytes).
+int64_t default_bucket_bytes(const std::vector<BucketedParameter>& parameters, bool in_place);
+
 // Fills the bucket of every parameter. `order`: positions in the order in which their gradients become ready.
 // Buckets are numbered in the order in which they fill.
 std::vector<Bucket> make_buckets(std::vector<BucketedParameter>& parameters, const std::vector<size_t>& order,

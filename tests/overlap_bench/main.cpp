@@ -215,7 +215,7 @@ int main(int argc, char** argv) {
   timed("DataParallel step, bf16 on the wire", [](pacer::Session& session) {
     session.use(pacer::DataParallel(pacer::DataParallelOptions().wire_dtype(at::kBFloat16)));
   });
-  for (const int64_t mebibytes : {8, 100, 400}) {
+  for (const int64_t mebibytes : {8, 25, 100, 400}) {
     const std::string what = "DataParallel step, buckets of " + std::to_string(mebibytes) + " MiB";
     timed(what.c_str(), [&](pacer::Session& session) {
       session.use(pacer::DataParallel(pacer::DataParallelOptions().bucket_bytes(mebibytes << 20)));

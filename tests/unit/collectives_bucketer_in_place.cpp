@@ -157,6 +157,30 @@ TEST_CASE("gradients in place stay where backward put them, and their bytes are 
   CHECK(bytes == 4 * (300 + 120 + 1 + 700 + 99));
 }
 
+TEST_CASE("larger models have larger buckets in place", "[collectives]") {
+  const auto world = Communicator::in_process(1).front();
+  struct Case {
+    int parameters;  // of 10 MiB each
+    bool in_place;
+    int64_t largest;  // MiB: the first multiple of 10 that is large enough
+  };
+  for (const auto& [parameters, in_place, largest] : {Case{8, true, 30},
+                                                      {30, true, 30},
+                                                      {42, true, 40},
+                                                      {60, true, 50},
+                                                      {200, true, 100},
+                                                      {8, false, 30}}) {
+    CAPTURE(parameters, in_place);
+    Named named;
+    for (int i = 0; i < parameters; ++i) {  // memory that nobody touches
+      named.emplace_back(std::to_string(i), torch::empty({10 << 18}).requires_grad_());
+    }
+    const auto bytes = GradientBucketer(named, world, BucketOptions().in_place(in_place)).bucket_bytes();
+    CHECK(*std::max_element(bytes.begin(), bytes.end()) == largest << 20);
+    CHECK(bytes.front() == 10 << 20);  // the first is full with 1 MiB
+  }
+}
+
 // Autograd lets a gradient be a view of what something else still reads.
 TEST_CASE("a gradient in place that shares its memory gets memory of its own", "[collectives]") {
   const auto worlds = Communicator::in_process(2);
