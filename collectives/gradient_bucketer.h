@@ -36,7 +36,7 @@ namespace pacer {
 struct BucketOptions {
   BucketOptions() = default;
   // Bytes of a bucket, >= 1: it takes no more parameters once it has so many. Unset: 25 MiB; in place, where
-  // larger ones need no memory, a twelfth of all gradients, but at least 25 and at most 100 MiB.
+  // larger ones need no flat memory, a twelfth of all gradients, but at least 25 and at most 100 MiB.
   TORCH_ARG(std::optional<int64_t>, bucket_bytes);
   // Of the first one to be full, so that communication begins early.
   TORCH_ARG(int64_t, first_bucket_bytes) = 1 << 20;

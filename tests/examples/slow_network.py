@@ -73,7 +73,7 @@ def controls_congestion(script):
     """At both ends of a connection, whatever this machine is set to."""
     sys.path.insert(0, str(Path(script).parent))
     from network import Network
-    for congestion in ("reno", "cubic"):
+    for congestion in Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text(encoding="utf-8").split():
         with Network(2, congestion) as network:
             def start(host, there, network=network):
                 return subprocess.Popen([*network.inside(host), sys.executable, "-c", MEET, network.address(host), there],
