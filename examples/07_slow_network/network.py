@@ -12,6 +12,7 @@ import secrets
 import shutil
 import signal
 import subprocess
+from pathlib import Path
 
 
 class Unavailable(Exception):
@@ -35,9 +36,13 @@ def require_tools():
         raise Unavailable("only root can make network namespaces; start it with sudo")
 
 
+def congestion_here():
+    return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text(encoding="ascii").strip()
+
+
 class Network:
-    def __init__(self, hosts, congestion=None):
-        """congestion: what controls it at both ends of TCP connections, as Linux calls it; None: as on this machine."""
+    def __init__(self, hosts, congestion):
+        """congestion: what controls it at both ends of TCP connections, as Linux calls it."""
         require_tools()
         self.hosts = hosts
         self.congestion = congestion
@@ -67,9 +72,8 @@ class Network:
                 run("ip", "-n", host, "addr", "add", f"{self.address(number)}/16", "dev", "eth0")
                 run("ip", "-n", host, "link", "set", "eth0", "up")
                 run("ip", "-n", host, "link", "set", "lo", "up")
-                if self.congestion is not None:
-                    run("ip", "-n", host, "route", "replace", "10.77.0.0/16", "dev", "eth0", "congctl", self.congestion,
-                        advice="/proc/sys/net/ipv4/tcp_available_congestion_control lists what this machine has")
+                run("ip", "-n", host, "route", "replace", "10.77.0.0/16", "dev", "eth0", "congctl", self.congestion,
+                    advice="/proc/sys/net/ipv4/tcp_available_congestion_control lists what this machine has")
         except BaseException:
             self.__exit__()
             raise

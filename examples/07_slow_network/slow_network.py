@@ -24,7 +24,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from network import Network, Unavailable, require_tools
+from network import Network, Unavailable, congestion_here, require_tools
 
 ROOT = Path(__file__).resolve().parents[2]
 PORT = 29500  # nobody else is in these namespaces
@@ -151,8 +151,9 @@ def main():
         arguments.output.mkdir(parents=True, exist_ok=True)
         csv = (arguments.output / "measurements.csv").resolve()
         csv.unlink(missing_ok=True)
+        arguments.congestion = arguments.congestion or congestion_here()
         measure(arguments, csv)
-        print(f"Measurements: {csv}")
+        print(f"{arguments.congestion} controlled TCP's congestion. Measurements: {csv}")
     except Unavailable as missing:
         print(f"slow_network: {missing}", file=sys.stderr)
         return 77

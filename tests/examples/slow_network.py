@@ -33,12 +33,13 @@ def command(script, program, folder, *more):
 
 def measures(script, program):
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(command(script, program, folder, "--seconds", "0.2"), capture_output=True, text=True,
-                              timeout=240, check=False)
+        done = subprocess.run(command(script, program, folder, "--seconds", "0.2", "--congestion", "reno"),
+                              capture_output=True, text=True, timeout=240, check=False)
         if done.returncode == CANNOT:
             print(f"PACER_SKIPPED: {done.stderr.strip()}")
             sys.exit(CANNOT)
         expect(done.returncode == 0, f"ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+        expect("reno controlled TCP's congestion" in done.stdout, f"said {done.stdout}")
         with open(Path(folder) / "measurements.csv", encoding="utf-8", newline="") as file:
             rows = {(row["optimizer"], float(row["gbit_per_s"])): row for row in csv.DictReader(file)}
     names = ["FusedAdamW fp32", "FusedAdamW bf16", "OneBitAdam"]
