@@ -108,14 +108,11 @@ std::function<void()> averaged_step(const Parameters& parameters, const World& w
 // After the freeze, so that momentum travels as signs.
 template <class Optimizer, class Options>
 std::function<void()> compressed_step(const Parameters& parameters, const World& world, bool by_nodes) {
-  constexpr int64_t kFreezeStep = 2;
-  // A variance with so short a memory may freeze after two steps.
-  const auto options = Options(kRate).betas({0.9, 0.5}).freeze_step(kFreezeStep).hierarchical(by_nodes);
+  // A variance without a memory may freeze after one step, which is one of fp32 over a slow link.
+  const auto options = Options(kRate).betas({0.9, 0.0}).freeze_step(1).hierarchical(by_nodes);
   const auto optimizer = std::make_shared<Optimizer>(tensors_of(parameters), options, world);
-  for (int64_t step = 0; step < kFreezeStep; ++step) {
-    fill_gradients(parameters, world->rank());
-    optimizer->step();
-  }
+  fill_gradients(parameters, world->rank());
+  optimizer->step();
   return [optimizer] { optimizer->step(); };
 }
 
