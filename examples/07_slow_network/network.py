@@ -36,6 +36,16 @@ def require_tools():
         raise Unavailable("only root can make network namespaces; start it with sudo")
 
 
+def every_core():
+    """As Linux writes sets of them: 32 to a word, the last word first."""
+    words = []
+    left = os.cpu_count()
+    while left > 0:
+        words.insert(0, f"{(1 << min(left, 32)) - 1:x}")
+        left -= 32
+    return ",".join(words)
+
+
 def congestion_here():
     return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text(encoding="ascii").strip()
 
@@ -72,6 +82,8 @@ class Network:
                 run("ip", "-n", host, "addr", "add", f"{self.address(number)}/16", "dev", "eth0")
                 run("ip", "-n", host, "link", "set", "eth0", "up")
                 run("ip", "-n", host, "link", "set", "lo", "up")
+                self.keep_order(host, "eth0")
+                self.keep_order(self.switch, port)
                 run("ip", "-n", host, "route", "replace", "10.77.0.0/16", "dev", "eth0", "congctl", self.congestion,
                     advice="/proc/sys/net/ipv4/tcp_available_congestion_control lists what this machine has")
         except BaseException:
@@ -91,6 +103,13 @@ class Network:
     def add(self, namespace):
         self.made.append(namespace)  # first: whoever is interrupted in between cleans up too much, not too little
         run("ip", "netns", "add", namespace)
+
+    def keep_order(self, namespace, device):
+        """What comes out of a cable comes in the order it went in, which TCP relies on: it takes a packet that comes
+        late for a lost one, and slows down. A veth device has whichever core is at it handle a packet, so that several
+        cores mix them up; Linux's receive packet steering keeps each connection to a core, as network cards do."""
+        run("ip", "netns", "exec", namespace, "sh", "-c", 'for queue in "$1"/rx-*; do echo "$0" > "$queue/rps_cpus" || exit; done',
+            every_core(), f"/sys/class/net/{device}/queues", advice="it needs a kernel with CONFIG_RPS, and root")
 
     def shape(self, gbit):
         """What each link carries, each way; 0: as much as it can."""

@@ -70,9 +70,8 @@ end.close()
 """
 
 
-def controls_congestion(script):
+def controls_congestion():
     """At both ends of a connection, whatever this machine is set to."""
-    sys.path.insert(0, str(Path(script).parent))
     from network import Network
     for congestion in Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text(encoding="utf-8").split():
         with Network(2, congestion) as network:
@@ -84,6 +83,55 @@ def controls_congestion(script):
                 with start(1, network.address(0)) as client:
                     used = [process.communicate(timeout=40)[0].strip() for process in (server, client)]
         expect(used == [congestion, congestion], f"{used} control congestion, not {congestion}")
+
+
+EXCHANGE = """
+import socket, sys, threading
+own, *others = sys.argv[1:]
+door = socket.create_server((own, 7000))
+print("ready", flush=True)
+sys.stdin.readline()
+out = [socket.create_connection((other, 7000), timeout=20) for other in others]
+ends = [door.accept()[0] for _ in others]
+def take(end):
+    while end.recv(1 << 20):
+        pass
+def give(end):
+    for _ in range(200):
+        end.sendall(bytes(1 << 20))
+    end.close()
+threads = [threading.Thread(target=take, args=(end,)) for end in ends]
+threads += [threading.Thread(target=give, args=(end,)) for end in out]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+
+
+def keeps_order():
+    """Of packets, at a rate that takes several cores: none comes after one that was sent later."""
+    from network import Network
+    with Network(4, "cubic") as network:
+        network.shape(3)
+        hosts = range(network.hosts)
+        addresses = [network.address(host) for host in hosts]
+        processes = [subprocess.Popen([*network.inside(host), sys.executable, "-c", EXCHANGE, addresses[host],
+                                       *addresses[:host], *addresses[host + 1:]],
+                                      stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for host in hosts]
+        for process in processes:
+            process.stdout.readline()
+        for process in processes:
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        for process in processes:
+            process.communicate(timeout=60)
+        expect(not any(process.returncode for process in processes), "an exchange failed")
+        late = []
+        for host in hosts:
+            text = subprocess.run([*network.inside(host), "cat", "/proc/net/netstat"], capture_output=True, text=True,
+                                  check=True).stdout.splitlines()
+            late.append(int(dict(zip(text[0].split(), text[1].split()))["TCPOFOQueue"]))
+    print(f"packets out of order: {late}")
+    expect(not any(late), f"{late} packets came out of order")
 
 
 def cleans_up(script, program, number, exit_code):
@@ -111,8 +159,10 @@ def says_what_is_wrong(script, program):
 
 def main(script, program):
     measures(script, program)
+    sys.path.insert(0, str(Path(script).parent))
     before = namespaces()
-    controls_congestion(script)
+    controls_congestion()
+    keeps_order()
     says_what_is_wrong(script, program)
     cleans_up(script, program, signal.SIGINT, 130)
     cleans_up(script, program, signal.SIGTERM, 128 + signal.SIGTERM)
