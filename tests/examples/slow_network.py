@@ -117,13 +117,18 @@ def keeps_order():
         processes = [subprocess.Popen([*network.inside(host), sys.executable, "-c", EXCHANGE, addresses[host],
                                        *addresses[:host], *addresses[host + 1:]],
                                       stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for host in hosts]
-        for process in processes:
-            process.stdout.readline()
-        for process in processes:
-            process.stdin.write("go\n")
-            process.stdin.flush()
-        for process in processes:
-            process.communicate(timeout=60)
+        try:
+            for process in processes:
+                process.stdout.readline()
+            for process in processes:
+                process.stdin.write("go\n")
+                process.stdin.flush()
+            for process in processes:
+                process.communicate(timeout=60)
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
         expect(not any(process.returncode for process in processes), "an exchange failed")
         late = []
         for host in hosts:
