@@ -4,7 +4,7 @@
 #
 #   examples/convergence/onebit_study.sh TEXT [TOKENS] [FOLDER]
 #
-# TEXT: a file or folder of text. TOKENS: budget of each run (400k, for which two cores need an hour and a half). Run
+# TEXT: a file or folder of text. TOKENS: budget of each run (400k, for which two idle cores need some 40 minutes). Run
 # again after an interruption: finished runs are kept. Prints one table after another; they are also in FOLDER
 # (run/onebit-study). JOBS=N trains N tables' runs at a time (1). LONG=1500k adds what changes with the length of the
 # runs, at that budget (an hour more).
