@@ -38,24 +38,35 @@ struct AdamLaunch {
   bool follows_prologue = false;
 };
 
-// Elements [offset, offset + count) of the tile's tensor, single-threaded, memory-bound. `scalars` points to
-// AdamScalars<double> for f64, AdamScalars<float> otherwise. Results do not depend on how elements are tiled.
+// What the steps of one slot's tensors read: AdamScalars or LambScalars, as the slot's rule says, of double for
+// AdamStorage::f64 and of float for all others. Arrays of it are indexed by AdamGradient::scalars.
+struct alignas(16) StepScalars {
+  unsigned char bytes[128];
+
+  template <class Scalars>
+  PACER_HOST_DEVICE const Scalars& as() const {
+    static_assert(sizeof(Scalars) <= sizeof bytes && alignof(Scalars) <= 16);
+    return *reinterpret_cast<const Scalars*>(bytes);
+  }
+};
+
+// Elements [offset, offset + count) of the tile's tensor, single-threaded, memory-bound. Results do not depend on how elements are tiled.
 // Denormals are computed in full whatever the caller's mode (FTZ, DAZ), which is restored.
 void adam_cpu(AdamLaunch launch, const Tile& tile, const AdamTensor* tensors, const AdamGradient* gradients,
-              const void* scalars);
+              const StepScalars* scalars);
 
 // One slot of scalars per set of tensors that share settings and step count.
 struct AdamSlot {
   AdamSettings settings;
   uint32_t is_double;  // write AdamScalars<double> rather than AdamScalars<float>
-  uint32_t active;     // 0: no tensor of the slot takes part; the step count stays
+  uint32_t active;     // 0: no tensor of the slot takes part; the step count stays and the scalars say skip
 };
-constexpr int64_t kAdamScalarsBytes = 128;  // room of one slot in `scalars`, either type
-static_assert(sizeof(AdamScalars<double>) <= kAdamScalarsBytes);
+inline bool operator==(const AdamSlot& a, const AdamSlot& b) {
+  return a.settings == b.settings && a.is_double == b.is_double && a.active == b.active;
+}
 
-// Writes the scalars of step number `step` (1 for the first) into one slot's room: AdamScalars, or for
-// UpdateRule::lamb LambScalars. In full denormals, too.
-void adam_scalars_cpu(const AdamSlot& slot, int64_t step, void* scalars);
+// The scalars of step number `step` (1 for the first). Full denormals here, too.
+void adam_scalars_cpu(const AdamSlot& slot, int64_t step, StepScalars& scalars);
 
 // ---- CUDA: every pointer is device memory, work is enqueued on `stream`, nothing synchronises. ----
 
@@ -73,12 +84,12 @@ struct AdamTiles {
 
 // One launch, whatever the number of tensors. Throws DeviceError where the launch is refused.
 void adam_cuda(AdamLaunch launch, const AdamTiles& tiles, const AdamTensor* tensors,
-               const AdamGradient* gradients, const void* scalars, Stream stream);
+               const AdamGradient* gradients, const StepScalars* scalars, Stream stream);
 
-// Advances steps[i] of the active slots and writes their scalars, on the device, in double. Where `check` is
-// not null its factor replaces that of the settings, and where it is non-finite the steps stay and the
+// Advances steps[i] of the active slots and writes the scalars of all, on the device, in double. Where `check` is
+// not null the settings' factor is multiplied with its own, and where it is non-finite the steps stay and the
 // scalars say skip.
-void adam_prologue_cuda(const AdamSlot* slots, int64_t count, int64_t* steps, void* scalars,
+void adam_prologue_cuda(const AdamSlot* slots, int64_t count, int64_t* steps, StepScalars* scalars,
                         const GradientCheck* check, Stream stream);
 
 }  // namespace pacer::kernels

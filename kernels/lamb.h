@@ -20,7 +20,6 @@
 
 namespace pacer::kernels {
 
-static_assert(sizeof(LambScalars<double>) <= kAdamScalarsBytes);
 
 // Sums of squares by unit. Units are tiles of at most kReductionUnit elements that start on multiples of it;
 // those of one tensor lie side by side in the list.
@@ -33,13 +32,13 @@ struct LambPartials {
 // of kAdamScalarsBytes (adam_scalars_cpu). A tensor without a gradient, or told to skip, is left alone and
 // its sums and ratio are not written. max_exp_avg_sq is not used. Denormals as in adam_cpu.
 void lamb_moments_cpu(AdamStorage storage, const Tile& unit, const AdamTensor* tensors,
-                      const AdamGradient* gradients, const void* scalars, double* parameter_partial,
+                      const AdamGradient* gradients, const StepScalars* scalars, double* parameter_partial,
                       double* update_partial);
 void lamb_ratio_cpu(AdamStorage storage, const TileRange& units, const AdamGradient& gradient,
-                    const void* scalars, const LambPartials& partials, LambRatio* ratio,
+                    const StepScalars* scalars, const LambPartials& partials, LambRatio* ratio,
                     LambAverage* average = nullptr);
 void lamb_update_cpu(AdamStorage storage, const Tile& tile, const AdamTensor* tensors,
-                     const AdamGradient* gradients, const void* scalars, const LambRatio* ratios);
+                     const AdamGradient* gradients, const StepScalars* scalars, const LambRatio* ratios);
 
 // ---- CUDA: every pointer is device memory, work is enqueued on `stream`, nothing synchronises. ----
 
@@ -61,6 +60,6 @@ struct LambWork {
 // All stages, three launches whatever the number of tensors. Throws DeviceError where one is refused.
 // `follows_prologue` as in AdamLaunch.
 void lamb_cuda(AdamStorage storage, const LambWork& work, const AdamTensor* tensors,
-               const AdamGradient* gradients, const void* scalars, bool follows_prologue, Stream stream);
+               const AdamGradient* gradients, const StepScalars* scalars, bool follows_prologue, Stream stream);
 
 }  // namespace pacer::kernels

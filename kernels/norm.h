@@ -35,7 +35,8 @@ void sum_of_magnitudes_cuda(const Tile* units, int64_t count, const AdamGradient
                             Stream stream);
 // *sum = sum_partials(partials, count).
 void sum_partials_cuda(const double* partials, int64_t count, double* sum, Stream stream);
-void finish_check_cuda(const double* partials, int64_t count, const GuardRule& rule, GradientCheck* check,
+// As finish_check_cpu. The rule lies on the device, so that a captured launch follows its changes.
+void finish_check_cuda(const double* partials, int64_t count, const GuardRule* rule, GradientCheck* check,
                        Stream stream);
 
 }  // namespace pacer::kernels

@@ -14,21 +14,28 @@
 
 namespace pacer::kernels {
 
-// One tensor of fp32, or of 16 bits with a master copy or remainder.
+// One tensor of fp32, or of 16 bits with a master copy or remainder. Where its scalars say skip, it sits the step
+// out: parameter and variance stay as they are, and so does a dense momentum, while one that travels as signs
+// travels on with a gradient of zero.
 struct OneBitAdamTensor {
-  void* parameter;
-  void* extra;           // master copy or remainder, null where there is none
-  const void* gradient;  // of the parameter's dtype; null counts as zero
-  int64_t begin;         // of its elements in the buffer
-  int64_t scalars;       // index into the scalars
-  AdamStorage storage;   // f32, bf16_master, f16_master or bf16_remainder
+  void* parameter = nullptr;
+  void* extra = nullptr;           // master copy or remainder, null where there is none
+  const void* gradient = nullptr;  // of the parameter's dtype; null counts as zero
+  int64_t begin = 0;               // of its elements in the buffer
+  int64_t scalars = 0;             // index into the scalars
+  AdamStorage storage = AdamStorage::f32;  // or bf16_master, f16_master, bf16_remainder
   VarianceRefresh refresh;
 };
+inline bool operator==(const OneBitAdamTensor& a, const OneBitAdamTensor& b) {
+  return a.parameter == b.parameter && a.extra == b.extra && a.gradient == b.gradient && a.begin == b.begin &&
+         a.scalars == b.scalars && a.storage == b.storage && a.refresh.keep == b.refresh.keep &&
+         a.refresh.take == b.refresh.take;
+}
 
 // Of all tensors, in host or device memory.
 struct OneBitAdamWork {
   const OneBitAdamTensor* tensors;
-  const void* scalars;  // AdamScalars<float> or LambScalars<float>, kAdamScalarsBytes apart
+  const StepScalars* scalars;
   // By tensor: momentum travels multiplied with these, and bits are divided by them. Null: as it is.
   const float* momentum_scales;
   const float* floors;  // of the variance, one for each tensor
@@ -39,8 +46,7 @@ struct OneBitAdamWork {
 
   template <class Scalars = AdamScalars<float>>
   PACER_HOST_DEVICE const Scalars& scalars_of(const OneBitAdamTensor& tensor) const {
-    return *reinterpret_cast<const Scalars*>(static_cast<const char*>(scalars) +
-                                             tensor.scalars * kAdamScalarsBytes);
+    return scalars[tensor.scalars].as<Scalars>();
   }
   PACER_HOST_DEVICE const MomentScalars<float>& moments_of(const OneBitAdamTensor& tensor) const {
     return scalars_of<MomentScalars<float>>(tensor);
@@ -54,13 +60,6 @@ PACER_HOST_DEVICE double joint_sum_of_squares(const double* own, int64_t ranks, 
   double total = own[0];
   for (int64_t rank = 1; rank < ranks; ++rank) total += own[rank];
   return mul_(mul_(weight, weight), total) + averaged;
-}
-
-// What an optimizer sees of a check where its gradients still have to be multiplied with `weight`.
-PACER_HOST_DEVICE GradientCheck weighed_check(const GradientCheck& check, double weight) {
-  GradientCheck weighed = check;
-  weighed.factor = mul_(check.factor, weight);
-  return weighed;
 }
 
 // A share of each tensor's mean variance; of all elements' where its own is zero.
@@ -137,6 +136,5 @@ void onebit_floors_cuda(const OneBitFloors& floors, const OneBitControl& control
 
 void joint_sum_of_squares_cuda(const double* own, int64_t ranks, double weight, const double* averaged,
                                double* total, Stream stream);
-void weighed_check_cuda(const GradientCheck* check, double weight, GradientCheck* weighed, Stream stream);
 
 }  // namespace pacer::kernels

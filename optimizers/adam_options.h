@@ -1,6 +1,10 @@
 // Options of FusedAdam and FusedAdamW. Two separate, complete structs, like LibTorch's: they differ in where
 // weight decay enters and in its default. Setters chain: FusedAdamWOptions(3e-4).betas({0.9,
 // 0.95}).weight_decay(0.1).
+//
+// The first five fields of every options struct of pacer lie where torch::optim::AdamOptions and AdamWOptions have
+// theirs. So static_cast<torch::optim::AdamWOptions&>(group.options()).weight_decay(0), which LibTorch's users
+// write, sets what it says. How each field is saved, checked and described is in detail/option_fields.h.
 #pragma once
 
 #include <cstdint>
@@ -38,11 +42,11 @@ struct FusedAdamOptions : public torch::optim::OptimizerCloneableOptions<FusedAd
 
   FusedAdamOptions(double learning_rate = 1e-3) : lr_(learning_rate) {}
   FusedAdamOptions(const torch::optim::AdamOptions& options);
+  // Takes over what torch's options have; the others stay.
+  void take(const torch::optim::AdamOptions& torch);
 
   // Learning rate, >= 0.
   TORCH_ARG(double, lr) = 1e-3;
-  // What a learning-rate schedule multiplies, >= 0; it sets this to lr where it is unset.
-  TORCH_ARG(std::optional<double>, initial_lr);
   // Decay rates of the first and second moment, each in [0, 1).
   TORCH_ARG(betas_t, betas) = std::make_tuple(0.9, 0.999);
   // Added to the denominator, outside the square root, >= 0.
@@ -51,10 +55,13 @@ struct FusedAdamOptions : public torch::optim::OptimizerCloneableOptions<FusedAd
   TORCH_ARG(double, weight_decay) = 0;
   // Divide by the running maximum of the second moment (Reddi et al., arXiv:1904.09237).
   TORCH_ARG(bool, amsgrad) = false;
+  // What a learning-rate schedule multiplies, >= 0; it sets this to lr where it is unset.
+  TORCH_ARG(std::optional<double>, initial_lr);
   // Correct both moments for their start at zero.
   TORCH_ARG(bool, bias_correction) = true;
-  // Check all gradients first; where any is NaN or infinite, the step changes nothing and counts as skipped.
-  // The same in every group of an optimizer. Costs one more read of the gradients.
+  // Check all gradients first; where any is NaN or infinite, or so large that the sum of all squares overflows
+  // (fp32 within 32,768 elements, beyond 1e19), the step changes nothing and counts as skipped. The same in
+  // every group of an optimizer. Costs one more read of the gradients.
   TORCH_ARG(bool, finite_check) = false;
   TORCH_ARG(MasterWeights, master_weights) = MasterWeights::automatic;
   TORCH_ARG(Rounding, rounding) = Rounding::nearest;
@@ -75,14 +82,16 @@ struct FusedAdamWOptions : public torch::optim::OptimizerCloneableOptions<FusedA
 
   FusedAdamWOptions(double learning_rate = 1e-3) : lr_(learning_rate) {}
   FusedAdamWOptions(const torch::optim::AdamWOptions& options);
+  // As FusedAdamOptions::take.
+  void take(const torch::optim::AdamWOptions& torch);
 
   // Each as in FusedAdamOptions.
   TORCH_ARG(double, lr) = 1e-3;
-  TORCH_ARG(std::optional<double>, initial_lr);
   TORCH_ARG(betas_t, betas) = std::make_tuple(0.9, 0.999);
   TORCH_ARG(double, eps) = 1e-8;
   TORCH_ARG(double, weight_decay) = 1e-2;
   TORCH_ARG(bool, amsgrad) = false;
+  TORCH_ARG(std::optional<double>, initial_lr);
   TORCH_ARG(bool, bias_correction) = true;
   TORCH_ARG(bool, finite_check) = false;
   TORCH_ARG(MasterWeights, master_weights) = MasterWeights::automatic;

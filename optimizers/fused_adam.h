@@ -35,13 +35,8 @@ class FusedAdam : public FusedOptimizer {
   explicit FusedAdam(const std::vector<NamedParamGroup>& groups, FusedAdamOptions defaults = {});
 
   // Copies options, moments and step counts of an optimizer over the same parameters, in the same groups and
-  // order.
+  // order. Options that torch's optimizer does not have keep their values.
   void take_over(const torch::optim::Adam& source);
-
-  // The archive format of torch::optim::Adam, with more keys: files of that optimizer load here as they are.
-  // A load is checked completely first; one that fails changes nothing.
-  void save(torch::serialize::OutputArchive& archive) const override;
-  void load(torch::serialize::InputArchive& archive) override;
 };
 
 // AdamW: Adam with decoupled weight decay (0.01 by default).
@@ -55,11 +50,6 @@ class FusedAdamW : public FusedOptimizer {
 
   // As FusedAdam::take_over.
   void take_over(const torch::optim::AdamW& source);
-
-  // The archive format of torch::optim::AdamW, with more keys: files of that optimizer load here as they are.
-  // A load is checked completely first; one that fails changes nothing.
-  void save(torch::serialize::OutputArchive& archive) const override;
-  void load(torch::serialize::InputArchive& archive) override;
 };
 
 }  // namespace pacer

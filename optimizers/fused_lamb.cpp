@@ -1,29 +1,20 @@
 #include <pacer/optimizers/fused_lamb.h>
 
-#include <pacer/optimizers/detail/adam_flavour.h>
-#include <pacer/optimizers/detail/optimizer_archive.h>
+#include <pacer/optimizers/detail/optimizer_traits.h>
 
 namespace pacer {
 
 using torch::optim::OptimizerParamGroup;
 
 FusedLamb::FusedLamb(const std::vector<OptimizerParamGroup>& groups, FusedLambOptions defaults)
-    : FusedOptimizer(detail::kLambFlavour, groups, std::make_unique<FusedLambOptions>(std::move(defaults))) {}
+    : FusedOptimizer(detail::kLambTraits, groups, std::make_unique<FusedLambOptions>(std::move(defaults))) {}
 FusedLamb::FusedLamb(std::vector<torch::Tensor> parameters, FusedLambOptions defaults)
     : FusedLamb({OptimizerParamGroup(std::move(parameters))}, std::move(defaults)) {}
 FusedLamb::FusedLamb(const NamedParameters& parameters, FusedLambOptions defaults)
     : FusedLamb(std::vector<NamedParamGroup>(1, NamedParamGroup(parameters)), std::move(defaults)) {}
 FusedLamb::FusedLamb(const std::vector<NamedParamGroup>& groups, FusedLambOptions defaults)
-    : FusedOptimizer(detail::kLambFlavour, groups, std::make_unique<FusedLambOptions>(std::move(defaults))) {}
+    : FusedOptimizer(detail::kLambTraits, groups, std::make_unique<FusedLambOptions>(std::move(defaults))) {}
 
 double FusedLamb::trust_ratio(const torch::Tensor& parameter) const { return trust_ratio_of(parameter); }
-
-void FusedLamb::save(torch::serialize::OutputArchive& archive) const {
-  adopt_foreign_options();
-  torch::optim::serialize<FusedLambParamState, FusedLambOptions>(archive, *this);
-}
-void FusedLamb::load(torch::serialize::InputArchive& archive) {
-  restore(detail::read_optimizer<FusedLambParamState, FusedLambOptions>(archive, "FusedLamb", param_groups_));
-}
 
 }  // namespace pacer

@@ -34,11 +34,6 @@ class FusedLamb : public FusedOptimizer {
   // parameters, their memory or their state were replaced. Waits for the device on a GPU. Throws
   // InvalidArgument for a tensor that is not one of the parameters.
   double trust_ratio(const torch::Tensor& parameter) const;
-
-  // The archive layout of LibTorch's optimizers. A load is checked completely first; one that fails changes
-  // nothing.
-  void save(torch::serialize::OutputArchive& archive) const override;
-  void load(torch::serialize::InputArchive& archive) override;
 };
 
 }  // namespace pacer

@@ -2,8 +2,7 @@
 
 #include <pacer/core/error.h>
 #include <pacer/optimizers/detail/adam_engine.h>
-#include <pacer/optimizers/detail/adam_flavour.h>
-#include <pacer/optimizers/detail/adam_named_state.h>
+#include <pacer/optimizers/detail/named_state.h>
 #include <pacer/optimizers/detail/optimizer_archive.h>
 
 namespace pacer {
@@ -12,32 +11,20 @@ namespace {
 using torch::optim::OptimizerOptions;
 using torch::optim::OptimizerParamGroup;
 
-// The options as the flavour's own type; throws where they belong to another optimizer.
-std::unique_ptr<OptimizerOptions> adopt(const detail::AdamFlavour& flavour, const OptimizerOptions& options,
-                                        size_t group) {
-  auto own = flavour.adopt(options);
-  require(own != nullptr, flavour.name, ": the options of group ", group,
-          " belong to another optimizer; use ", flavour.name, "Options");
-  flavour.settings(*own);
-  return own;
-}
-
-// Groups whose options, where they have any, are of the flavour's own type. They will be groups first_group,
-// ...
-std::vector<OptimizerParamGroup> adopt_groups(const detail::AdamFlavour& flavour,
+// Groups whose options, where they have any, are of the optimizer's own type. They will be groups first_group, ...
+std::vector<OptimizerParamGroup> adopt_groups(const detail::OptimizerTraits& traits,
                                               const std::vector<OptimizerParamGroup>& groups,
                                               const OptimizerOptions& defaults, size_t first_group = 0) {
-  flavour.settings(defaults);
+  traits.settings(defaults);
   std::vector<OptimizerParamGroup> adopted;
   for (size_t g = 0; g < groups.size(); ++g) {
     const auto& parameters = groups[g].params();
     for (size_t i = 0; i < parameters.size(); ++i) {
-      require(parameters[i].defined(), flavour.name, ": parameter ", first_group + g, ".", i,
-              " is undefined");
+      require(parameters[i].defined(), traits.name, ": parameter ", first_group + g, ".", i, " is undefined");
     }
     adopted.emplace_back(parameters);
     if (groups[g].has_options())
-      adopted.back().set_options(adopt(flavour, groups[g].options(), first_group + g));
+      adopted.back().set_options(detail::adopt(traits, groups[g].options(), defaults, first_group + g));
   }
   return adopted;
 }
@@ -56,22 +43,24 @@ void add_names(const NamedParameters& parameters, detail::ParameterNames& names)
 
 }  // namespace
 
-FusedOptimizer::FusedOptimizer(const detail::AdamFlavour& flavour,
+FusedOptimizer::FusedOptimizer(const detail::OptimizerTraits& traits,
                                const std::vector<OptimizerParamGroup>& groups,
                                std::unique_ptr<OptimizerOptions> defaults)
-    : SessionOptimizer(adopt_groups(flavour, groups, *defaults), defaults->clone()),
-      flavour_(&flavour),
-      engine_(std::make_unique<detail::AdamEngine>(flavour)) {
+    : SessionOptimizer(adopt_groups(traits, groups, *defaults), defaults->clone()),
+      traits_(&traits),
+      engine_(std::make_unique<detail::AdamEngine>(traits)) {
   detail::check_groups(param_groups_, names_);
+  detail::check_names(param_groups_, names_);
 }
 
-FusedOptimizer::FusedOptimizer(const detail::AdamFlavour& flavour, const std::vector<NamedParamGroup>& groups,
+FusedOptimizer::FusedOptimizer(const detail::OptimizerTraits& traits, const std::vector<NamedParamGroup>& groups,
                                std::unique_ptr<OptimizerOptions> defaults)
-    : SessionOptimizer(adopt_groups(flavour, without_names(groups), *defaults), defaults->clone()),
-      flavour_(&flavour),
-      engine_(std::make_unique<detail::AdamEngine>(flavour)) {
+    : SessionOptimizer(adopt_groups(traits, without_names(groups), *defaults), defaults->clone()),
+      traits_(&traits),
+      engine_(std::make_unique<detail::AdamEngine>(traits)) {
   for (const NamedParamGroup& group : groups) add_names(group.parameters, names_);
   detail::check_groups(param_groups_, names_);
+  detail::check_names(param_groups_, names_);
 }
 
 FusedOptimizer::FusedOptimizer(FusedOptimizer&&) noexcept = default;
@@ -79,10 +68,11 @@ FusedOptimizer& FusedOptimizer::operator=(FusedOptimizer&&) noexcept = default;
 FusedOptimizer::~FusedOptimizer() = default;
 
 void FusedOptimizer::add_param_group(const OptimizerParamGroup& group) {
-  auto with_group = adopt_groups(*flavour_, {group}, *defaults_, param_groups_.size());
+  auto with_group = adopt_groups(*traits_, {group}, *defaults_, param_groups_.size());
   std::vector<OptimizerParamGroup> all(param_groups_);
   all.push_back(with_group.front());
   detail::check_groups(all, names_);
+  detail::check_names(all, names_);
   Optimizer::add_param_group(with_group.front());
 }
 
@@ -111,21 +101,17 @@ torch::Tensor FusedOptimizer::step(LossClosure closure) {
   return loss;
 }
 
-void FusedOptimizer::adopt_foreign_options() const {
-  auto& groups = const_cast<FusedOptimizer*>(this)->param_groups_;  // another type, the same values
-  for (size_t g = 0; g < groups.size(); ++g) {
-    if (!flavour_->owns(groups[g].options())) groups[g].set_options(adopt(*flavour_, groups[g].options(), g));
+void FusedOptimizer::adopt_foreign_options() {
+  for (size_t g = 0; g < param_groups_.size(); ++g) {
+    const OptimizerOptions& options = param_groups_[g].options();
+    if (!traits_->owns(options)) param_groups_[g].set_options(detail::adopt(*traits_, options, *defaults_, g));
   }
 }
 
 void FusedOptimizer::prepare(const StepInputs& inputs) {
-  adopt_foreign_options();
-  prepare_groups(param_groups_, inputs);
-}
-
-void FusedOptimizer::prepare_groups(std::vector<OptimizerParamGroup>& groups, const StepInputs& inputs) {
   const torch::NoGradGuard no_grad;
-  engine_->prepare(groups, state_, names_, inputs);
+  adopt_foreign_options();
+  engine_->prepare(param_groups_, state_, names_, inputs);
 }
 
 bool FusedOptimizer::enqueue() {
@@ -143,18 +129,29 @@ int64_t FusedOptimizer::enqueue_version() const { return engine_->enqueue_versio
 
 double FusedOptimizer::base_lr(size_t group) {
   adopt_foreign_options();
-  return flavour_->base_lr(param_groups_.at(group).options());
+  return traits_->base_lr(param_groups_.at(group).options());
 }
 
-void FusedOptimizer::name_parameters(const NamedParameters& names) { add_names(names, names_); }
+void FusedOptimizer::name_parameters(const NamedParameters& names) {
+  detail::ParameterNames with_names = names_;
+  add_names(names, with_names);
+  detail::check_names(param_groups_, with_names);
+  names_ = std::move(with_names);
+}
+
+void FusedOptimizer::save(torch::serialize::OutputArchive& archive) const {
+  detail::write_optimizer(archive, *traits_, param_groups_, state_, *defaults_);
+}
+void FusedOptimizer::load(torch::serialize::InputArchive& archive) {
+  restore(detail::read_optimizer(archive, *traits_, param_groups_, *defaults_));
+}
 
 NamedTensors FusedOptimizer::export_state() const {
-  adopt_foreign_options();
-  return detail::export_adam(*flavour_, param_groups_, state_, names_);
+  return detail::export_state(*traits_, param_groups_, state_, *defaults_, names_);
 }
 
 void FusedOptimizer::import_state(const NamedTensors& state) {
-  restore(detail::import_adam(*flavour_, param_groups_, names_, state));
+  restore(detail::import_state(*traits_, param_groups_, names_, state));
 }
 
 int64_t FusedOptimizer::skipped_steps() const { return engine_->skipped_steps(); }
@@ -175,14 +172,19 @@ std::string FusedOptimizer::parameter_name(const torch::Tensor& parameter) const
 
 double FusedOptimizer::trust_ratio_of(const torch::Tensor& parameter) const {
   require(
-      find_name(parameter).has_value(), flavour_->name,
+      find_name(parameter).has_value(), traits_->name,
       ": a trust ratio was asked for of a tensor that is not one of the parameters; pass one of those the "
       "optimizer was given");
   return engine_->trust_ratio(parameter);
 }
 
 void FusedOptimizer::restore(detail::PendingState pending) {
-  detail::check_pending(pending, *flavour_, param_groups_, names_);
+  detail::check_pending(pending, *traits_, param_groups_, names_);
+  commit(std::move(pending));
+}
+
+void FusedOptimizer::commit(detail::PendingState pending) {
+  engine_->forget_plan();
   detail::commit_pending(std::move(pending), param_groups_, state_);
 }
 

@@ -1,6 +1,6 @@
 // The base of the fused optimizers: torch::optim::Optimizer with one memory-bound kernel for all parameters
 // instead of a loop of small operations, and the contract of a Session. Which rule it is, is a table of the
-// few functions in which they differ.
+// few functions in which they differ (detail/optimizer_traits.h).
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace pacer {
 
 namespace detail {
 class AdamEngine;
-struct AdamFlavour;
+struct OptimizerTraits;
 struct PendingState;
 }  // namespace detail
 
@@ -32,8 +32,8 @@ class FusedOptimizer : public SessionOptimizer {
   // enabled, and its loss is returned.
   torch::Tensor step(LossClosure closure = nullptr) override;
 
-  // Options of the group may be this optimizer's or the torch optimizer's; without options it takes the
-  // defaults.
+  // Options of the group may be this optimizer's or the torch optimizer's, which keeps the defaults in what torch's
+  // options lack; without options it takes the defaults. Names must differ from those of all other parameters.
   void add_param_group(const torch::optim::OptimizerParamGroup& group);
   void add_param_group(const NamedParamGroup& group);
 
@@ -41,7 +41,14 @@ class FusedOptimizer : public SessionOptimizer {
   // Waits for the device on a GPU.
   int64_t skipped_steps() const override;
 
+  // The archive layout of LibTorch's optimizers, with more keys: FusedAdam and FusedAdamW load files of torch's Adam
+  // and AdamW as they are, and keep their own values of what such a file lacks. A load is checked completely first;
+  // one that fails changes nothing.
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+
   std::string parameter_name(const torch::Tensor& parameter) const override;
+  // Throws InvalidArgument where two parameters would have one name.
   void name_parameters(const NamedParameters& names) override;
   double base_lr(size_t group) override;
 
@@ -59,34 +66,33 @@ class FusedOptimizer : public SessionOptimizer {
   // has to be added over them.
   virtual StepInputs plain_step_inputs() { return {}; }
 
-  FusedOptimizer(const detail::AdamFlavour& flavour,
+  FusedOptimizer(const detail::OptimizerTraits& traits,
                  const std::vector<torch::optim::OptimizerParamGroup>& groups,
                  std::unique_ptr<torch::optim::OptimizerOptions> defaults);
-  FusedOptimizer(const detail::AdamFlavour& flavour, const std::vector<NamedParamGroup>& groups,
+  FusedOptimizer(const detail::OptimizerTraits& traits, const std::vector<NamedParamGroup>& groups,
                  std::unique_ptr<torch::optim::OptimizerOptions> defaults);
 
   // The ratio by which the last step scaled the parameter's update (LAMB), 1 before.
   double trust_ratio_of(const torch::Tensor& parameter) const;
 
-  // A step of these groups only, whose parameters are among this optimizer's: prepare_groups, then the
-  // engine's.
-  void prepare_groups(std::vector<torch::optim::OptimizerParamGroup>& groups, const StepInputs& inputs);
   detail::AdamEngine& engine() const { return *engine_; }
-  const detail::AdamFlavour& flavour() const { return *flavour_; }
+  const detail::OptimizerTraits& traits() const { return *traits_; }
 
   // Checks state and options that were read, then puts them in force.
   void restore(detail::PendingState pending);
+  // The second half: nothing that was planned with the former states holds any more.
+  void commit(detail::PendingState pending);
   const std::unordered_map<const void*, std::string>& names() const { return names_; }
 
   // Groups added through the base class may still carry torch's options; from now on they have this
   // optimizer's own, of equal values.
-  void adopt_foreign_options() const;
+  void adopt_foreign_options();
 
  private:
   // None where the tensor is not one of the parameters.
   std::optional<std::string> find_name(const torch::Tensor& parameter) const;
 
-  const detail::AdamFlavour* flavour_;
+  const detail::OptimizerTraits* traits_;
   std::unordered_map<const void*, std::string> names_;  // by TensorImpl
   std::unique_ptr<detail::AdamEngine> engine_;
 };

@@ -36,6 +36,7 @@ void GradientGuard::clip_to(double max_norm) {
   require(std::isfinite(max_norm) && max_norm > 0, "gradient clipping needs a finite max_norm > 0, not ",
           max_norm);
   rule_.max_norm = max_norm;
+  rule_changed_ = true;
 }
 
 void GradientGuard::scale_loss(const LossScaleRule& rule) {
@@ -51,6 +52,7 @@ void GradientGuard::scale_loss(const LossScaleRule& rule) {
   rule_.growth_factor = static_cast<float>(rule.growth_factor);
   rule_.backoff_factor = static_cast<float>(rule.backoff_factor);
   rule_.growth_interval = rule.growth_interval;
+  rule_changed_ = true;
   GradientCheck check = read();
   check.loss_scale = static_cast<float>(rule.initial);
   write(check);
@@ -64,13 +66,25 @@ at::Tensor GradientGuard::factor() const {
   return field(memory_, offsetof(GradientCheck, factor), at::kDouble);
 }
 
-void GradientGuard::look(const double* partials, int64_t count, double average) {
-  kernels::GuardRule rule = rule_;
-  rule.average = average;
+void GradientGuard::set_average(double average) {
+  rule_changed_ = rule_changed_ || average != rule_.average;
+  rule_.average = average;
+  if (!rule_changed_ || device().is_cpu()) return;
+  detail::refuse_capture(device());
+  constexpr auto kBytes = static_cast<int64_t>(sizeof(rule_));
+  if (!device_rule_.defined()) device_rule_ = at::empty({kBytes}, memory_.options());
+  const at::Tensor pinned = at::empty({kBytes}, at::TensorOptions().dtype(at::kByte).pinned_memory(true));
+  std::memcpy(pinned.mutable_data_ptr(), &rule_, sizeof(rule_));
+  device_rule_.copy_(pinned, /*non_blocking=*/true);
+  rule_changed_ = false;
+}
+
+void GradientGuard::look(const double* partials, int64_t count) {
   if (device().is_cuda()) {
+    const auto* rule = static_cast<const kernels::GuardRule*>(device_rule_.const_data_ptr());
     kernels::finish_check_cuda(partials, count, rule, check(), detail::current_stream(device()));
   } else {
-    kernels::finish_check_cpu(partials, count, rule, check());
+    kernels::finish_check_cpu(partials, count, rule_, check());
   }
 }
 

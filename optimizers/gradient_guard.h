@@ -37,9 +37,10 @@ class GradientGuard {
   // fp64, no dimensions, on the device; shares the guard's memory. What gradients must be multiplied with.
   at::Tensor factor() const;
 
-  // One look: `partials` are `count` sums of squares (double, on the device) of the stored gradients, whose
-  // mean is `average` times what is stored.
-  void look(const double* partials, int64_t count, double average);
+  // The mean of the coming gradients is `average` times what is stored. Enqueued, where it changed; not to be captured.
+  void set_average(double average);
+  // One look: `partials` are `count` sums of squares (double, on the device) of the stored gradients.
+  void look(const double* partials, int64_t count);
   // On the CPU or the device, as the guard is.
   kernels::GradientCheck* check() { return static_cast<kernels::GradientCheck*>(memory_.mutable_data_ptr()); }
   // A copy on the host; waits for a GPU.
@@ -52,6 +53,8 @@ class GradientGuard {
  private:
   at::Tensor memory_;
   kernels::GuardRule rule_;
+  at::Tensor device_rule_;  // its bytes on a GPU, else undefined
+  bool rule_changed_ = true;
 };
 
 }  // namespace pacer

@@ -20,14 +20,21 @@ struct FusedLambOptions : public torch::optim::OptimizerCloneableOptions<FusedLa
 
   // Learning rate, >= 0.
   TORCH_ARG(double, lr) = 1e-3;
-  // As in FusedAdamOptions.
-  TORCH_ARG(std::optional<double>, initial_lr);
   // Decay rates of the first and second moment, each in [0, 1).
   TORCH_ARG(betas_t, betas) = std::make_tuple(0.9, 0.999);
   // Added to the denominator, outside the square root, >= 0. LAMB's customary value, not Adam's 1e-8.
   TORCH_ARG(double, eps) = 1e-6;
   // Times the parameter, this is part of the update that the trust ratio scales; >= 0.
   TORCH_ARG(double, weight_decay) = 1e-2;
+
+ private:
+  // Lies where torch's options have amsgrad, which this rule does not have: set through a cast, it is refused.
+  bool amsgrad_ = false;
+
+ public:
+  bool wants_amsgrad() const { return amsgrad_; }
+  // As in FusedAdamOptions.
+  TORCH_ARG(std::optional<double>, initial_lr);
   // Correct both moments for their start at zero.
   TORCH_ARG(bool, bias_correction) = true;
   // The trust ratio |parameter| / |update| is kept between these; 0 <= min_coeff <= max_coeff.

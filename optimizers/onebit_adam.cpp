@@ -2,14 +2,14 @@
 
 #include <utility>
 
-#include <pacer/optimizers/detail/onebit_flavour.h>
+#include <pacer/optimizers/detail/optimizer_traits.h>
 namespace pacer {
 
 using torch::optim::OptimizerParamGroup;
 
 OneBitAdam::OneBitAdam(const std::vector<OptimizerParamGroup>& groups, OneBitAdamOptions defaults,
                        std::shared_ptr<Communicator> world)
-    : OneBitOptimizer(detail::kOneBitAdamFlavour, groups,
+    : OneBitOptimizer(detail::kOneBitAdamTraits, groups,
                       std::make_unique<OneBitAdamOptions>(std::move(defaults)), std::move(world)) {}
 OneBitAdam::OneBitAdam(std::vector<torch::Tensor> parameters, OneBitAdamOptions defaults,
                        std::shared_ptr<Communicator> world)
@@ -20,7 +20,7 @@ OneBitAdam::OneBitAdam(const NamedParameters& parameters, OneBitAdamOptions defa
                  std::move(world)) {}
 OneBitAdam::OneBitAdam(const std::vector<NamedParamGroup>& groups, OneBitAdamOptions defaults,
                        std::shared_ptr<Communicator> world)
-    : OneBitOptimizer(detail::kOneBitAdamFlavour, groups,
+    : OneBitOptimizer(detail::kOneBitAdamTraits, groups,
                       std::make_unique<OneBitAdamOptions>(std::move(defaults)), std::move(world)) {}
 
 }  // namespace pacer

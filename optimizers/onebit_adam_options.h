@@ -22,10 +22,17 @@ struct OneBitAdamOptions : public torch::optim::OptimizerCloneableOptions<OneBit
 
   // ---- Of a parameter group: each as in FusedAdamWOptions. ----
   TORCH_ARG(double, lr) = 1e-3;
-  TORCH_ARG(std::optional<double>, initial_lr);
   TORCH_ARG(betas_t, betas) = std::make_tuple(0.9, 0.999);
   TORCH_ARG(double, eps) = 1e-8;
   TORCH_ARG(double, weight_decay) = 1e-2;
+
+ private:
+  // Lies where torch's options have amsgrad, which this rule does not have: set through a cast, it is refused.
+  bool amsgrad_ = false;
+
+ public:
+  bool wants_amsgrad() const { return amsgrad_; }
+  TORCH_ARG(std::optional<double>, initial_lr);
   TORCH_ARG(bool, bias_correction) = true;
   // 16-bit parameters need a master copy or a remainder: MasterWeights::none is refused.
   TORCH_ARG(MasterWeights, master_weights) = MasterWeights::automatic;
@@ -49,7 +56,9 @@ struct OneBitAdamOptions : public torch::optim::OptimizerCloneableOptions<OneBit
   TORCH_ARG(double, variance_floor) = 0.01;
   // What a sign stands for; see CompressionOptions.
   TORCH_ARG(kernels::ScaleNorm, scale) = kernels::ScaleNorm::rms;
-  TORCH_ARG(bool, block_scales) = false;
+  // Every 2,048 elements have a scale of their own; false: one for the whole buffer, as in the paper, whose
+  // small tensors are then driven by the noise of large ones.
+  TORCH_ARG(bool, block_scales) = true;
   // With a single rank there is nothing to save: by default its momentum stays as it is. True: through signs
   // all the same, for tests and studies.
   TORCH_ARG(bool, compress_alone) = false;
@@ -65,5 +74,7 @@ struct OneBitAdamOptions : public torch::optim::OptimizerCloneableOptions<OneBit
   double get_lr() const override { return lr(); }
   void set_lr(double learning_rate) override { lr(learning_rate); }
 };
+
+bool operator==(const OneBitAdamOptions& left, const OneBitAdamOptions& right);
 
 }  // namespace pacer

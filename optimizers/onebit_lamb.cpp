@@ -3,8 +3,8 @@
 #include <utility>
 
 #include <pacer/core/error.h>
-#include <pacer/optimizers/detail/onebit_engine.h>
-#include <pacer/optimizers/detail/onebit_flavour.h>
+#include <pacer/optimizers/detail/onebit_part.h>
+#include <pacer/optimizers/detail/optimizer_traits.h>
 
 namespace pacer {
 
@@ -12,7 +12,7 @@ using torch::optim::OptimizerParamGroup;
 
 OneBitLamb::OneBitLamb(const std::vector<OptimizerParamGroup>& groups, OneBitLambOptions defaults,
                        std::shared_ptr<Communicator> world)
-    : OneBitOptimizer(detail::kOneBitLambFlavour, groups,
+    : OneBitOptimizer(detail::kOneBitLambTraits, groups,
                       std::make_unique<OneBitLambOptions>(std::move(defaults)), std::move(world)) {}
 OneBitLamb::OneBitLamb(std::vector<torch::Tensor> parameters, OneBitLambOptions defaults,
                        std::shared_ptr<Communicator> world)
@@ -23,7 +23,7 @@ OneBitLamb::OneBitLamb(const NamedParameters& parameters, OneBitLambOptions defa
                  std::move(world)) {}
 OneBitLamb::OneBitLamb(const std::vector<NamedParamGroup>& groups, OneBitLambOptions defaults,
                        std::shared_ptr<Communicator> world)
-    : OneBitOptimizer(detail::kOneBitLambFlavour, groups,
+    : OneBitOptimizer(detail::kOneBitLambTraits, groups,
                       std::make_unique<OneBitLambOptions>(std::move(defaults)), std::move(world)) {}
 
 const OptimizerParamGroup& OneBitLamb::group_of(const torch::Tensor& parameter) const {
@@ -43,17 +43,17 @@ double OneBitLamb::coefficient(const torch::Tensor& parameter) const {
   if (!average.defined()) return 1;  // its group is not compressed
   return compressed() != nullptr
              ? detail::mean_trust(average)
-             : detail::corrected_trust(average, flavour().settings(group.options()).kernel);
+             : detail::corrected_trust(average, traits().settings(group.options()).kernel);
 }
 
 double OneBitLamb::factor(const torch::Tensor& parameter) const {
   group_of(parameter);
-  return compressed() == nullptr ? 1 : compressed()->lamb_factor(parameter);
+  return compressed() == nullptr ? 1 : compressed()->lamb_factor(parameter_name(parameter));
 }
 
 double OneBitLamb::momentum_scale(const torch::Tensor& parameter) const {
   group_of(parameter);
-  return compressed() == nullptr ? 1 : compressed()->momentum_scale(parameter);
+  return compressed() == nullptr ? 1 : compressed()->momentum_scale(parameter_name(parameter));
 }
 
 }  // namespace pacer

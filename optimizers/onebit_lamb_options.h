@@ -22,10 +22,17 @@ struct OneBitLambOptions : public torch::optim::OptimizerCloneableOptions<OneBit
 
   // ---- Of a parameter group: each as in FusedLambOptions, but no bias correction by default. ----
   TORCH_ARG(double, lr) = 1e-3;
-  TORCH_ARG(std::optional<double>, initial_lr);
   TORCH_ARG(betas_t, betas) = std::make_tuple(0.9, 0.999);
   TORCH_ARG(double, eps) = 1e-6;
   TORCH_ARG(double, weight_decay) = 1e-2;
+
+ private:
+  // Lies where torch's options have amsgrad, which this rule does not have: set through a cast, it is refused.
+  bool amsgrad_ = false;
+
+ public:
+  bool wants_amsgrad() const { return amsgrad_; }
+  TORCH_ARG(std::optional<double>, initial_lr);
   TORCH_ARG(bool, bias_correction) = false;
   TORCH_ARG(double, min_coeff) = 0.01;
   TORCH_ARG(double, max_coeff) = 10;
@@ -64,5 +71,7 @@ struct OneBitLambOptions : public torch::optim::OptimizerCloneableOptions<OneBit
   double get_lr() const override { return lr(); }
   void set_lr(double learning_rate) override { lr(learning_rate); }
 };
+
+bool operator==(const OneBitLambOptions& left, const OneBitLambOptions& right);
 
 }  // namespace pacer

@@ -1,68 +1,73 @@
 #include <pacer/optimizers/onebit_optimizer.h>
 
+#include <algorithm>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
-#include <c10/core/DeviceGuard.h>
 
 #include <pacer/collectives/communicator.h>
-#include <pacer/collectives/detail/cuda_stream.h>
 #include <pacer/collectives/gradient_bucketer.h>
 #include <pacer/core/error.h>
 #include <pacer/optimizers/detail/adam_engine.h>
-#include <pacer/optimizers/detail/onebit_engine.h>
-#include <pacer/optimizers/detail/onebit_flavour.h>
-#include <pacer/optimizers/detail/onebit_groups.h>
+#include <pacer/optimizers/detail/onebit_part.h>
+#include <pacer/optimizers/detail/onebit_plan.h>
+#include <pacer/optimizers/detail/step_agreement.h>
 #include <pacer/optimizers/freeze_rule.h>
 
 namespace pacer {
 
 using torch::optim::OptimizerParamGroup;
 
-OneBitOptimizer::OneBitOptimizer(const detail::AdamFlavour& flavour,
+OneBitOptimizer::OneBitOptimizer(const detail::OptimizerTraits& traits,
                                  const std::vector<OptimizerParamGroup>& groups,
                                  std::unique_ptr<torch::optim::OptimizerOptions> defaults,
                                  std::shared_ptr<Communicator> world)
-    : FusedOptimizer(flavour, groups, std::move(defaults)) {
+    : FusedOptimizer(traits, groups, std::move(defaults)) {
   set_up(std::move(world));
 }
-OneBitOptimizer::OneBitOptimizer(const detail::AdamFlavour& flavour,
+OneBitOptimizer::OneBitOptimizer(const detail::OptimizerTraits& traits,
                                  const std::vector<NamedParamGroup>& groups,
                                  std::unique_ptr<torch::optim::OptimizerOptions> defaults,
                                  std::shared_ptr<Communicator> world)
-    : FusedOptimizer(flavour, groups, std::move(defaults)) {
+    : FusedOptimizer(traits, groups, std::move(defaults)) {
   set_up(std::move(world));
 }
 OneBitOptimizer::~OneBitOptimizer() = default;
 
-const char* OneBitOptimizer::name() const { return flavour().name; }
+const char* OneBitOptimizer::name() const { return traits().name; }
 
 detail::OneBitPlan OneBitOptimizer::read_plan() const {
-  detail::OneBitPlan plan = detail::onebit_plan(name(), param_groups_);
+  detail::OneBitPlan plan =
+      detail::onebit_plan(traits(), param_groups_, detail::settings_of(traits(), param_groups_));
   route(plan);  // throws where it cannot be hierarchical
   return plan;
 }
 
-std::vector<detail::AdamGroupSettings> OneBitOptimizer::settings() const {
-  return detail::settings_of(flavour(), param_groups_);
-}
-
 void OneBitOptimizer::set_up(std::shared_ptr<Communicator> world) {
-  detail::check_compressible(name(), param_groups_, names());
-  const at::Device device = detail::device_of(param_groups_);
-  world_ = world ? std::move(world) : Communicator::alone(device);
-  require(world_->device() == device, name(), ": the parameters are on ", device.str(), ", but ",
-          world_->backend_name(), " joins the ranks on ", world_->device().str(),
-          "; move the model there first");
+  const auto settings = detail::settings_of(traits(), param_groups_);
+  detail::check_compressible(name(), param_groups_, settings, names());
+  world_ = world ? std::move(world) : Communicator::alone(device());
+  check_device();
   plan_ = std::make_unique<detail::OneBitPlan>(read_plan());
   if (plan_->freeze_automatically) {
-    rule_ = std::make_unique<FreezeRule>(*plan_->freeze_automatically,
-                                         detail::first_beta2(flavour(), param_groups_));
+    rule_ = std::make_unique<FreezeRule>(*plan_->freeze_automatically, plan_->beta2);
   }
-  own_guard_ = std::make_shared<GradientGuard>(device);
+  own_guard_ = std::make_shared<GradientGuard>(world_->device());
+  agreement_ = std::make_unique<detail::StepAgreement>();
   announce_phase();
+}
+
+at::Device OneBitOptimizer::device() const {
+  for (const auto& group : param_groups_) {
+    if (!group.params().empty()) return group.params().front().device();
+  }
+  return world_ ? world_->device() : at::Device(at::kCPU);
+}
+
+void OneBitOptimizer::check_device() const {
+  require(world_->device() == device(), name(), ": the parameters are on ", device().str(), ", but ",
+          world_->backend_name(), " joins the ranks on ", world_->device().str(),
+          "; move the model there first");
 }
 
 template <class Group>
@@ -72,13 +77,12 @@ void OneBitOptimizer::add_group(const Group& group) {
   std::vector<OptimizerParamGroup> before = param_groups_;
   FusedOptimizer::add_param_group(group);
   try {
-    detail::check_compressible(name(), param_groups_, names());
+    detail::check_compressible(name(), param_groups_, detail::settings_of(traits(), param_groups_), names());
     *plan_ = read_plan();
   } catch (...) {
     param_groups_ = std::move(before);
     throw;
   }
-  bucketer_.reset();
 }
 void OneBitOptimizer::add_param_group(const OptimizerParamGroup& group) { add_group(group); }
 void OneBitOptimizer::add_param_group(const NamedParamGroup& group) { add_group(group); }
@@ -86,7 +90,7 @@ void OneBitOptimizer::add_param_group(const NamedParamGroup& group) { add_group(
 // ---- Which step comes next. ----
 
 detail::OneBitRoute OneBitOptimizer::route(const detail::OneBitPlan& plan) const {
-  return {world_, plan.compression.hierarchical()};
+  return {world_, plan.hierarchical};
 }
 
 bool OneBitOptimizer::exchanges(const detail::OneBitPlan& plan) const {
@@ -97,7 +101,7 @@ OneBitOptimizer::Kind OneBitOptimizer::kind_of_next_step() const {
   if (!frozen_at_) return Kind::warm_up;
   const int64_t every = plan_->refresh_variance_every;
   if (every > 0 && (attempts_ + 1 - *frozen_at_) % every == 0) return Kind::refresh;
-  return compressed_->compresses() ? Kind::compressed : Kind::dense;
+  return part_->compresses() ? Kind::compressed : Kind::dense;
 }
 
 void OneBitOptimizer::announce_phase() const {
@@ -129,8 +133,9 @@ GradientScope OneBitOptimizer::gradient_scope() const {
 std::vector<torch::Tensor> OneBitOptimizer::local_parameters() const {
   std::vector<torch::Tensor> local;
   if (!exchanges(*plan_)) return local;
-  for (const auto& group : param_groups_) {
-    if (!detail::is_compressed(group)) continue;
+  for (size_t g = 0; g < param_groups_.size(); ++g) {
+    const auto& group = param_groups_[g];
+    if (!traits().settings(group.options()).compress) continue;
     local.insert(local.end(), group.params().begin(), group.params().end());
   }
   return local;
@@ -149,22 +154,35 @@ void OneBitOptimizer::check_run(const Communicator& world, const Unsettled& unse
 
 // ---- A step. ----
 
-// Adds over ranks what has to be added, and says how to make it a mean.
+// Compares what ranks are about to do, adds over them what has to be added, and says how to make it a mean. A
+// parameter without a gradient on any rank has none afterwards, and so sits the step out as with a single rank; one
+// that only some ranks have a gradient of counts as zero on the others.
 StepInputs OneBitOptimizer::plain_step_inputs() {
   if (world_->world_size() == 1) return {};
-  if (bucketer_ == nullptr) {
-    std::vector<GradientBucketer::NamedParameter> named;
-    for (const auto& group : param_groups_) {
-      for (const torch::Tensor& parameter : group.params()) {
-        named.emplace_back(parameter_name(parameter), parameter);
-      }
-    }
-    bucketer_ = std::make_unique<GradientBucketer>(named, world_, BucketOptions(), local_parameters());
-  }
+  adopt_foreign_options();
   world_->set_step(attempts_);
+  const std::vector<torch::Tensor> without =
+      agreement_->without_gradient(*world_, attempts_, traits(), param_groups_, names());
+  std::vector<GradientBucketer::NamedParameter> named;
+  std::vector<torch::Tensor> reduced;
+  for (const auto& group : param_groups_) {
+    for (const torch::Tensor& parameter : group.params()) {
+      if (!parameter.requires_grad()) continue;
+      named.emplace_back(parameter_name(parameter), parameter);
+      reduced.push_back(parameter);
+    }
+  }
+  const auto same = [](const torch::Tensor& a, const torch::Tensor& b) { return a.is_same(b); };
+  if (bucketer_ == nullptr ||
+      !std::equal(reduced.begin(), reduced.end(), reduced_.begin(), reduced_.end(), same)) {
+    bucketer_.reset();  // takes its hooks from the parameters before the next one adds its own
+    bucketer_ = std::make_unique<GradientBucketer>(named, world_, BucketOptions(), local_parameters());
+    reduced_ = std::move(reduced);
+  }
   bucketer_->set_scope(gradient_scope());
   bucketer_->reduce();
   bucketer_->wait();
+  for (torch::Tensor parameter : without) parameter.mutable_grad() = torch::Tensor();
   StepInputs inputs;
   inputs.local_weight = world_->world_size() * bucketer_->scale();
   inputs.average = 1.0 / inputs.local_weight;
@@ -177,99 +195,71 @@ void OneBitOptimizer::prepare(const StepInputs& inputs) {
           " talks to other ranks in the middle of a step, so that it cannot be replayed from a CUDA "
           "graph; leave the CudaGraph hook out");
   adopt_foreign_options();
+  check_device();
   const detail::OneBitPlan plan = read_plan();
   require(plan.freeze_automatically == plan_->freeze_automatically, name(),
           ": freeze_automatically was set or changed in the middle of a run; build a new optimizer");
   require(attempts_ == 0 || plan.exchanges_like(*plan_), name(),
           ": which groups are compressed, and how, was changed after step ", attempts_,
           "; set compress, one_bit, compress_alone, variance_floor and scales before the first one");
+  require(!frozen_at_ || plan.compressed.size() == plan_->compressed.size(), name(),
+          ": a parameter group was added after the variance froze (step ", frozen_at_.value_or(0),
+          "), which has seen nothing of the new parameters; add it before");
+  const Kind kind = kind_of_next_step();
+  if (frozen_at_) {
+    detail::OneBitPart::Step step;
+    step.kind = kind == Kind::compressed ? detail::OneBitPart::Kind::exchange
+                : kind == Kind::refresh  ? detail::OneBitPart::Kind::refresh
+                                         : detail::OneBitPart::Kind::dense;
+    step.local_weight = local_weight(inputs);
+    step.attempt = attempts_;
+    step.refresh_every = plan.refresh_variance_every;
+    part_->begin(step);
+  }
+  if (kind == Kind::compressed && !has_agreed_) {
+    part_->exchange().agree(attempts_);
+    has_agreed_ = true;
+  }
   inputs_ = inputs;
   if (inputs_.guard == nullptr) inputs_.guard = own_guard_;
+  FusedOptimizer::prepare(inputs_);
   *plan_ = plan;
-  kind_ = kind_of_next_step();
-  if (kind_ == Kind::warm_up) {
-    FusedOptimizer::prepare(inputs_);
-  } else {
-    compressed_->prepare(settings(), plan_->refresh_variance_every);
-    full_precision_groups_ = detail::full_precision_groups(param_groups_);
-    prepare_groups(full_precision_groups_, inputs_);
-  }
+  kind_ = kind;
   guard_ = inputs_.guard;
 }
 
 // Times average times this, stored gradients that were not added over the world are their worker's mean.
-double OneBitOptimizer::local_weight() const {
+double OneBitOptimizer::local_weight(const StepInputs& inputs) const {
   const detail::OneBitRoute route = this->route(*plan_);
-  return route.is_by_nodes() ? static_cast<double>(route.workers()) : inputs_.local_weight;
-}
-
-// The guard looks at all stored gradients, as if those of workers had been added, whose noise does not
-// cancel.
-void OneBitOptimizer::look() {
-  const at::Tensor sums = at::zeros({3}, at::TensorOptions().dtype(at::kDouble).device(world_->device()));
-  auto* own = sums.mutable_data_ptr<double>();  // and that of averaged gradients, and the joint sum
-  double *averaged = own + 1, *total = own + 2;
-  compressed_->sum_of_squares(own);
-  engine().sum_of_squares(averaged);
-  const bool is_local = kind_ == Kind::compressed;
-  const int64_t workers = is_local ? route(*plan_).workers() : 1;
-  at::Tensor all = sums;
-  if (workers > 1) {
-    all = at::empty({world_->world_size()}, sums.options());
-    const at::Tensor mine = sums.narrow(0, 0, 1);
-    const auto agreed = CollectiveOptions().agreed(true);
-    (sums.is_cuda() ? world_->all_gather(all, mine, agreed) : world_->all_gather_host(all, mine)).wait();
-    all = all.view({workers, -1}).select(1, 0).contiguous();  // the ranks of a worker have the same
-  }
-  const double weight = is_local ? local_weight() / static_cast<double>(workers) : 1.0;
-  const auto* of_workers = all.const_data_ptr<double>();
-  if (sums.is_cuda()) {
-    kernels::joint_sum_of_squares_cuda(of_workers, workers, weight, averaged, total,
-                                       detail::current_stream(sums.device()));
-  } else {
-    *total = kernels::joint_sum_of_squares(of_workers, workers, weight, *averaged);
-  }
-  guard_->look(total, 1, inputs_.average);
-}
-
-bool OneBitOptimizer::enqueue() {
-  const at::NoGradGuard no_grad;
-  if (kind_ == Kind::warm_up) return FusedOptimizer::enqueue();
-  if (kind_ == Kind::compressed && !std::exchange(has_agreed_, true)) {
-    compressed_->exchange().agree(attempts_);
-  }
-  const c10::DeviceGuard device_guard(world_->device());
-  look();
-  const kernels::GradientCheck* check = guard_->check();
-  if (world_->device().is_cpu() && check->non_finite != 0) return false;  // on CUDA only the device knows
-  if (kind_ == Kind::compressed) {
-    compressed_->exchange_step(check, local_weight(), attempts_);
-  } else {
-    compressed_->dense_step(check, /*refresh=*/kind_ == Kind::refresh);
-  }
-  engine().enqueue(/*has_looked=*/true);
-  return true;
+  return route.is_by_nodes() ? static_cast<double>(route.workers()) : inputs.local_weight;
 }
 
 void OneBitOptimizer::conclude(bool applied) {
   ++attempts_;
-  if (kind_ == Kind::warm_up) {
-    FusedOptimizer::conclude(applied);
-    consider_freeze();
-  } else {
-    engine().conclude(applied);
-  }
+  FusedOptimizer::conclude(applied);
+  if (kind_ == Kind::warm_up) consider_freeze();
   announce_phase();  // already here: a Session's gradients travel before the next prepare()
+}
+
+void OneBitOptimizer::name_parameters(const NamedParameters& of_model) {
+  FusedOptimizer::name_parameters(of_model);
+  if (!part_) return;
+  std::vector<std::string> of_tensors;
+  for (const auto& tensor :
+       detail::onebit_tensors(param_groups_, detail::settings_of(traits(), param_groups_), names())) {
+    of_tensors.push_back(tensor.name);
+  }
+  part_->rename(of_tensors);
 }
 
 int64_t OneBitOptimizer::skipped_steps() const { return guard_ ? guard_->read().skipped_steps : 0; }
 
 int64_t OneBitOptimizer::bytes_sent() const {
-  return compressed_ && compressed_->compresses() ? compressed_->exchange().bytes_sent() : 0;
+  return part_ && part_->compresses() ? part_->exchange().bytes_sent() : 0;
 }
 
 double OneBitOptimizer::compression_error() const {
-  return compressed_ ? compressed_->compression_error() : 0;
+  return part_ ? part_->compression_error() : 0;
 }
 
 }  // namespace pacer

@@ -17,11 +17,11 @@ class FreezeRule;
 class GradientBucketer;
 
 namespace detail {
-class OneBitEngine;
+class OneBitPart;
 class OneBitRoute;
-struct AdamEntry;
-struct AdamGroupSettings;
+class StepAgreement;
 struct OneBitPlan;
+struct OneBitTensor;
 }  // namespace detail
 
 enum class OneBitPhase { warm_up, compressed };
@@ -48,12 +48,12 @@ class OneBitOptimizer : public FusedOptimizer {
 
   int64_t skipped_steps() const override;
   void prepare(const StepInputs& inputs) override;
-  bool enqueue() override;
   void conclude(bool applied) override;
   bool look_early(const std::vector<torch::Tensor>&) override { return false; }  // norms of local gradients
   std::vector<torch::Tensor> local_parameters() const override;
   GradientScope gradient_scope() const override;
   void check_run(const Communicator& world, const Unsettled& unsettled) const override;
+  void name_parameters(const NamedParameters& names) override;
 
   // Each new worker error is the mean of the former ones, server errors are joined and cut anew; where
   // nothing is compressed any more, all of them are added to the momentum in the next step.
@@ -75,25 +75,23 @@ class OneBitOptimizer : public FusedOptimizer {
  protected:
   // `world` joins the ranks that train together; null: a single rank. Throws InvalidArgument for what cannot
   // be compressed and for options that contradict each other.
-  OneBitOptimizer(const detail::AdamFlavour& flavour,
+  OneBitOptimizer(const detail::OptimizerTraits& traits,
                   const std::vector<torch::optim::OptimizerParamGroup>& groups,
                   std::unique_ptr<torch::optim::OptimizerOptions> defaults,
                   std::shared_ptr<Communicator> world);
-  OneBitOptimizer(const detail::AdamFlavour& flavour, const std::vector<NamedParamGroup>& groups,
+  OneBitOptimizer(const detail::OptimizerTraits& traits, const std::vector<NamedParamGroup>& groups,
                   std::unique_ptr<torch::optim::OptimizerOptions> defaults,
                   std::shared_ptr<Communicator> world);
 
   // Null in warm-up.
-  const detail::OneBitEngine* compressed() const { return compressed_.get(); }
+  const detail::OneBitPart* compressed() const { return part_.get(); }
 
  private:
   enum class Kind { warm_up, compressed, dense, refresh };
-  using Entries = std::vector<detail::AdamEntry>;
 
   const char* name() const;
   void set_up(std::shared_ptr<Communicator> world);
   detail::OneBitPlan read_plan() const;
-  std::vector<detail::AdamGroupSettings> settings() const;
   template <class Group>
   void add_group(const Group& group);
   Kind kind_of_next_step() const;
@@ -101,12 +99,11 @@ class OneBitOptimizer : public FusedOptimizer {
   void announce_phase() const;
   bool exchanges(const detail::OneBitPlan& plan) const;
   detail::OneBitRoute route(const detail::OneBitPlan& plan) const;
-  double local_weight() const;
-  Entries compressed_entries(
-      const ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>& states) const;
-  std::unique_ptr<detail::OneBitEngine> make_engine(Entries entries, const detail::OneBitPlan& plan) const;
-  void make_missing_states();
-  void look();
+  double local_weight(const StepInputs& inputs) const;
+  std::unique_ptr<detail::OneBitPart> make_part(std::vector<detail::OneBitTensor> tensors,
+                                                const detail::OneBitPlan& plan) const;
+  c10::Device device() const;
+  void check_device() const;
   StepInputs plain_step_inputs() override;
   void consider_freeze();
   void freeze();
@@ -114,11 +111,12 @@ class OneBitOptimizer : public FusedOptimizer {
 
   std::shared_ptr<Communicator> world_;
   std::unique_ptr<detail::OneBitPlan> plan_;
-  std::unique_ptr<FreezeRule> rule_;                  // only with freeze_automatically
-  std::unique_ptr<detail::OneBitEngine> compressed_;  // null in warm-up
-  std::unique_ptr<GradientBucketer> bucketer_;        // of step() without a Session
+  std::unique_ptr<FreezeRule> rule_;  // only with freeze_automatically
+  std::unique_ptr<detail::OneBitPart> part_;          // null in warm-up
+  std::unique_ptr<detail::StepAgreement> agreement_;  // this and the next: of step() without a Session
+  std::unique_ptr<GradientBucketer> bucketer_;
+  std::vector<torch::Tensor> reduced_;  // what the bucketer was made for
   std::shared_ptr<GradientGuard> own_guard_, guard_;
-  std::vector<torch::optim::OptimizerParamGroup> full_precision_groups_;
   StepInputs inputs_;
   Kind kind_ = Kind::warm_up;
   int64_t attempts_ = 0;

@@ -6,9 +6,8 @@
 
 #include <pacer/collectives/communicator.h>
 #include <pacer/collectives/gradient_bucketer.h>
-#include <pacer/optimizers/detail/onebit_engine.h>
-#include <pacer/optimizers/detail/onebit_flavour.h>
-#include <pacer/optimizers/detail/onebit_groups.h>
+#include <pacer/optimizers/detail/adam_engine.h>
+#include <pacer/optimizers/detail/onebit_plan.h>
 #include <pacer/optimizers/freeze_rule.h>
 #include <pacer/optimizers/onebit_optimizer.h>
 
@@ -20,7 +19,7 @@ void OneBitOptimizer::consider_freeze() {
     freeze_is_due_ = attempts_ >= *plan_->freeze_step;
   } else {
     const bool look = rule_->needs_norm(attempts_);
-    const double norm = look ? detail::variance_norm(compressed_entries(state_), settings()) : 0;
+    const double norm = look ? engine().compressed_variance_norm() : 0;
     freeze_is_due_ = rule_->is_due(attempts_, norm) || freeze_is_due_;
   }
   if (!freeze_is_due_) return;
@@ -32,17 +31,20 @@ void OneBitOptimizer::consider_freeze() {
   }
 }
 
+// Parameters that no backward has reached take part, too, once the variance is frozen.
 void OneBitOptimizer::freeze() {
-  make_missing_states();
-  auto engine = make_engine(compressed_entries(state_), *plan_);
-  if (!engine->freeze(settings())) {
+  engine().complete_compressed(param_groups_, state_, names());
+  const auto settings = detail::settings_of(traits(), param_groups_);
+  auto part = make_part(detail::onebit_tensors(param_groups_, settings, names()), *plan_);
+  if (!part->freeze(detail::onebit_states(param_groups_, settings, names(), state_), settings)) {
     if (!std::exchange(freeze_was_postponed_, true) && world_->rank() == 0) {
       TORCH_WARN(name(), ": the variance cannot freeze after step ", attempts_,
                  ", because no gradient was ever other than zero; it freezes once one was");
     }
     return;
   }
-  compressed_ = std::move(engine);
+  part_ = std::move(part);
+  engine().compress_with(part_.get());
   frozen_at_ = attempts_;
   has_agreed_ = false;
   report_freeze();
@@ -50,13 +52,13 @@ void OneBitOptimizer::freeze() {
 
 void OneBitOptimizer::report_freeze() const {
   if (world_->rank() != 0) return;
-  const double beta2 = detail::first_beta2(flavour(), param_groups_);
+  const double beta2 = plan_->beta2;
   if (static_cast<double>(*frozen_at_) * (1.0 - beta2) < 1.0) {
     TORCH_WARN(name(), " froze its variance after ", *frozen_at_, " steps, but a mean with beta2 = ", beta2,
                " looks back on ", static_cast<int64_t>(1.0 / (1.0 - beta2) + 0.5),
                "; what it froze is still noisy");
   }
-  const std::string floors = compressed_->describe_floors();
+  const std::string floors = part_->describe_floors();
   if (!floors.empty()) {
     TORCH_WARN(name(), " froze its variance after step ", *frozen_at_, ": ", floors);
   }

@@ -9,11 +9,10 @@
 #include <pacer/collectives/gradient_bucketer.h>
 #include <pacer/core/error.h>
 #include <pacer/optimizers/detail/adam_engine.h>
-#include <pacer/optimizers/detail/adam_named_state.h>
-#include <pacer/optimizers/detail/onebit_engine.h>
+#include <pacer/optimizers/detail/named_state.h>
 #include <pacer/optimizers/detail/onebit_errors.h>
-#include <pacer/optimizers/detail/onebit_flavour.h>
-#include <pacer/optimizers/detail/onebit_groups.h>
+#include <pacer/optimizers/detail/onebit_plan.h>
+#include <pacer/optimizers/detail/option_fields.h>
 #include <pacer/optimizers/freeze_rule.h>
 #include <pacer/optimizers/onebit_optimizer.h>
 
@@ -34,6 +33,7 @@ void add_rank(const detail::OneBitRoute& route, NamedTensors& state) {
   state[kRank] = number_tensor(static_cast<int64_t>(route.world().rank()));
   state[kWorldSize] = number_tensor(static_cast<int64_t>(route.world().world_size()));
   state[kMates] = number_tensor(route.mates());
+  state[detail::kErrorsVersion] = number_tensor(detail::kStateVersion);
 }
 
 // The errors alone, which must be those of this rank.
@@ -52,7 +52,7 @@ NamedTensors errors_of_rank(const detail::OneBitRoute& route, NamedTensors state
   require(mates == route.mates(), "the state to load has errors that ", mates,
           " ranks of a node share, but here ", route.mates(),
           " do; resume with as many ranks on each node, or through join_rank_states");
-  for (const char* key : {kRank, kWorldSize, kMates}) state.erase(key);
+  for (const char* key : {kRank, kWorldSize, kMates, detail::kErrorsVersion}) state.erase(key);
   return state;
 }
 
@@ -70,55 +70,15 @@ std::vector<NamedTensors> states_of_workers(const std::vector<NamedTensors>& ran
 
 }  // namespace
 
-// All compressed parameters that have state.
-OneBitOptimizer::Entries OneBitOptimizer::compressed_entries(const detail::ParamStates& states) const {
-  Entries entries;
-  const auto of_groups = settings();
-  for (size_t g = 0; g < param_groups_.size(); ++g) {
-    if (!detail::is_compressed(param_groups_[g])) continue;
-    const auto& parameters = param_groups_[g].params();
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      const auto found = states.find(parameters[i].unsafeGetTensorImpl());
-      if (found == states.end()) continue;
-      detail::AdamEntry entry;
-      entry.parameter = parameters[i];
-      entry.name = detail::name_of(names(), parameters[i], g, i);
-      entry.group = g;
-      entry.averages_trust = of_groups[g].averages_trust;
-      entry.storage = detail::storage_for(parameters[i].scalar_type(), of_groups[g].master_weights,
-                                          Rounding::nearest, entry.name);
-      entry.state = static_cast<FusedAdamStateFields*>(found->second.get());
-      entry.remember_version();
-      entries.push_back(std::move(entry));
-    }
-  }
-  return entries;
-}
-
-// Parameters that no backward has reached take part, too, once the variance is frozen.
-void OneBitOptimizer::make_missing_states() {
-  for (const auto& group : param_groups_) {
-    if (!detail::is_compressed(group)) continue;
-    for (const torch::Tensor& parameter : group.params()) {
-      auto& state = state_[parameter.unsafeGetTensorImpl()];
-      if (state == nullptr) state = flavour().make_state();
-    }
-  }
-  Entries missing = compressed_entries(state_);
-  detail::prepare_state(missing);
-}
-
-std::unique_ptr<detail::OneBitEngine> OneBitOptimizer::make_engine(Entries entries,
-                                                                   const detail::OneBitPlan& plan) const {
+std::unique_ptr<detail::OneBitPart> OneBitOptimizer::make_part(std::vector<detail::OneBitTensor> tensors,
+                                                               const detail::OneBitPlan& plan) const {
   std::unique_ptr<detail::OneBitExchange> exchange;
   if (exchanges(plan)) {
-    std::vector<int64_t> counts;
-    for (const detail::AdamEntry& entry : entries) counts.push_back(entry.parameter.numel());
-    exchange = std::make_unique<detail::OneBitExchange>(world_, std::move(counts), plan.compression);
+    exchange = std::make_unique<detail::OneBitExchange>(world_, detail::counts_of(tensors), plan.compression());
   }
-  const kernels::UpdateRule rule = flavour().settings(defaults()).kernel.rule;
-  return std::make_unique<detail::OneBitEngine>(std::move(entries), std::move(exchange), plan.variance_floor,
-                                                rule, world_->device());
+  const kernels::UpdateRule rule = traits().settings(defaults()).kernel.rule;
+  return std::make_unique<detail::OneBitPart>(std::move(tensors), std::move(exchange), plan.variance_floor, rule,
+                                              world_->device());
 }
 
 NamedTensors OneBitOptimizer::export_state() const {
@@ -132,51 +92,44 @@ NamedTensors OneBitOptimizer::export_state() const {
     std::copy(norms.begin(), norms.end(), tensor.mutable_data_ptr<double>());
     state[kNorms] = tensor;
   }
-  if (!compressed_) return state;
-  if (compressed_->compresses()) compressed_->exchange().check(/*wait=*/true);
-  compressed_->export_shared(state);
+  if (!part_) return state;
+  if (part_->compresses()) part_->exchange().check(/*wait=*/true);
+  part_->export_shared(state);
   return state;
 }
 
 NamedTensors OneBitOptimizer::export_rank_state() const {
   NamedTensors state;
-  if (!compressed_) return state;
-  compressed_->export_errors(state);
-  if (compressed_->compresses()) add_rank(route(*plan_), state);
+  if (!part_) return state;
+  part_->export_errors(state);
+  if (part_->compresses()) add_rank(route(*plan_), state);
   return state;
 }
 
 NamedTensors OneBitOptimizer::join_rank_states(const std::vector<NamedTensors>& rank_states) const {
   const bool any = std::any_of(rank_states.begin(), rank_states.end(),
                                [](const NamedTensors& state) { return !state.empty(); });
-  std::vector<std::pair<std::string, at::Tensor>> parameters;
-  std::vector<int64_t> counts;
-  for (size_t g = 0; g < param_groups_.size(); ++g) {
-    if (!detail::is_compressed(param_groups_[g])) continue;
-    const auto& group = param_groups_[g].params();
-    for (size_t i = 0; i < group.size(); ++i) {
-      parameters.emplace_back(detail::name_of(names(), group[i], g, i), group[i]);
-      counts.push_back(group[i].numel());
-    }
-  }
+  const auto tensors = detail::onebit_tensors(param_groups_, detail::settings_of(traits(), param_groups_), names());
   NamedTensors joined;
   const bool exchanges_now = exchanges(*plan_);
   if (!any && !exchanges_now) return joined;
   const detail::OneBitRoute route = this->route(*plan_);
   if (exchanges_now) add_rank(route, joined);
-  const kernels::OneBitLayout layout(counts, route.workers(), detail::exchange_alignment(plan_->compression));
+  const kernels::OneBitLayout layout(detail::counts_of(tensors), route.workers(),
+                                     detail::exchange_alignment(plan_->compression()));
   const std::vector<NamedTensors> states = states_of_workers(rank_states);
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    const auto& [name, parameter] = parameters[i];
-    const detail::JoinedErrors errors = detail::join_errors(states, name, parameter);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const std::string& name = tensors[i].name;
+    const detail::JoinedErrors errors = detail::join_errors(states, tensors[i]);
     if (!exchanges_now) {
       joined[name + "/momentum_error"] = errors.worker.add(errors.server).to(at::kFloat);
       continue;
     }
     joined[name + "/worker_error"] = errors.worker.to(at::kFloat);
+    detail::add_strides(name, tensors[i].sizes, tensors[i].strides, joined);
     const auto part = layout.served_part(i, route.worker());
     if (part.begin == part.end) continue;
-    joined[name + "/server_error"] = detail::in_memory_order(errors.server, parameter)
+    joined[name + "/server_error"] = detail::in_memory_order(errors.server, tensors[i])
                                          .narrow(0, part.begin, part.end - part.begin)
                                          .to(at::kFloat);
   }
@@ -201,51 +154,51 @@ void OneBitOptimizer::import_states(const NamedTensors& saved, const NamedTensor
             "\" of the state to load is no list of numbers");
     const at::Tensor dense = tensor.contiguous();
     norms.assign(dense.const_data_ptr<double>(), dense.const_data_ptr<double>() + dense.numel());
-    require(norms.size() == rule_->norms().size(), "\"", kNorms, "\" of the state to load has ", norms.size(),
-            " elements, but this optimizer needs ", rule_->norms().size(), "; build it with the same betas");
     state.erase(kNorms);
   }
   for (const char* key : {kAttempts, kFrozenAt, kFreezeIsDue}) state.erase(key);
 
   const NamedTensors of_rule = detail::take_lamb_state(state);
-  detail::PendingState pending = detail::import_adam(flavour(), param_groups_, names(), state);
-  detail::check_pending(pending, flavour(), param_groups_, names());
+  detail::PendingState pending = detail::import_state(traits(), param_groups_, names(), state);
+  detail::check_pending(pending, traits(), param_groups_, names());
   std::vector<torch::optim::OptimizerParamGroup> groups;
   for (size_t g = 0; g < param_groups_.size(); ++g) {
     groups.emplace_back(param_groups_[g].params(), pending.options[g]->clone());
-    require(detail::is_compressed(groups[g]) == detail::is_compressed(param_groups_[g]), "parameter group ",
-            g, " is compressed here or in the state to load, but not in both; build the same groups");
+    require(traits().settings(groups[g].options()).compress ==
+                traits().settings(param_groups_[g].options()).compress,
+            "parameter group ", g,
+            " is compressed here or in the state to load, but not in both; build the same groups");
   }
-  const detail::OneBitPlan plan = detail::onebit_plan(name(), groups);
+  const auto settings = detail::settings_of(traits(), groups);
+  const detail::OneBitPlan plan = detail::onebit_plan(traits(), groups, settings);
   require(plan.freeze_automatically.has_value() == (rule_ != nullptr),
           "the state to load freezes by another rule than this optimizer; give freeze_step or "
           "freeze_automatically as in the run that was saved");
   const detail::OneBitRoute route = this->route(plan);  // throws where it cannot be hierarchical
-  std::unique_ptr<detail::OneBitEngine> engine;
+  std::unique_ptr<FreezeRule> rule;
+  if (plan.freeze_automatically) {
+    rule = std::make_unique<FreezeRule>(*plan.freeze_automatically, plan.beta2);
+    rule->set_norms(std::move(norms));
+  }
+  std::unique_ptr<detail::OneBitPart> part;
   if (frozen_at > 0) {
-    for (const auto& group : param_groups_) {
-      if (!detail::is_compressed(group)) continue;
-      for (const torch::Tensor& parameter : group.params()) {
-        require(pending.states.count(parameter.unsafeGetTensorImpl()) != 0,
-                "the state to load is frozen, but has "
-                "no variance of parameter ",
-                parameter_name(parameter));
-      }
-    }
-    engine = make_engine(compressed_entries(pending.states), plan);
-    const NamedTensors errors = engine->compresses() ? errors_of_rank(route, rank_state) : rank_state;
-    engine->check_errors(errors);
-    engine->check_rule_state(of_rule);
-    engine->go_on(errors, of_rule);
+    detail::check_compressible(name(), groups, settings, names());
+    const detail::OneBitStates states = detail::onebit_states(groups, settings, names(), pending.states);
+    part = make_part(detail::onebit_tensors(groups, settings, names()), plan);
+    const NamedTensors errors = part->compresses() ? errors_of_rank(route, rank_state) : rank_state;
+    part->check_errors(errors, detail::errors_version(rank_state));
+    part->check_rule_state(of_rule);
+    part->go_on(states, errors, of_rule);
   } else {
     require(rank_state.empty(), "the state to load has errors of a 1-bit exchange, but no frozen variance");
     require(of_rule.empty(), "the state to load has \"", of_rule.empty() ? "" : of_rule.begin()->first,
             "\", which only a frozen OneBitLamb has, but no frozen variance");
   }
-  detail::commit_pending(std::move(pending), param_groups_, state_);
-  if (rule_) rule_->set_norms(std::move(norms));
+  commit(std::move(pending));
+  engine().compress_with(part.get());
+  part_ = std::move(part);
+  rule_ = std::move(rule);
   *plan_ = plan;
-  compressed_ = std::move(engine);
   attempts_ = attempts;
   frozen_at_ = frozen_at > 0 ? std::optional<int64_t>(frozen_at) : std::nullopt;
   freeze_is_due_ = freeze_is_due;

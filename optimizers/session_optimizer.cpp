@@ -1,8 +1,34 @@
 #include <pacer/optimizers/session_optimizer.h>
 
+#include <cstdio>
+
 #include <pacer/core/error.h>
 
 namespace pacer {
+namespace {
+
+std::string text_of(const at::Tensor& number) {
+  if (number.scalar_type() != at::kDouble) return std::to_string(number.item<int64_t>());
+  char text[40];
+  std::snprintf(text, sizeof text, "%.17g", number.item<double>());
+  return text;
+}
+
+bool ends_with(const std::string& text, const std::string& end) {
+  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+}
+
+}  // namespace
+
+std::vector<Fact> option_facts(const NamedTensors& state) {
+  std::vector<Fact> facts;
+  for (const auto& [key, tensor] : state) {
+    const bool is_option = key.compare(0, 6, "group/") == 0 && tensor.dim() == 0;
+    if (!is_option || ends_with(key, "/lr") || ends_with(key, "initial_lr")) continue;
+    facts.push_back({"optimizer option " + key, text_of(tensor)});
+  }
+  return facts;
+}
 
 SessionOptimizer::LearningRateClaim SessionOptimizer::claim_learning_rate(const std::string& name) {
   const LearningRateClaim held = learning_rate_claim_.lock();

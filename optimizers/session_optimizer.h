@@ -13,6 +13,7 @@
 
 #include <torch/optim/optimizer.h>
 
+#include <pacer/collectives/agreement.h>
 #include <pacer/collectives/gradient_scope.h>
 #include <pacer/optimizers/gradient_guard.h>
 #include <pacer/optimizers/named_parameters.h>
@@ -36,6 +37,9 @@ struct StepInputs {
   // The device alone counts applied steps, so that enqueue() can be replayed.
   bool replayable = false;
 };
+
+// What ranks compare of options that were exported by name ("group/0/eps" ...): all but the learning rates.
+std::vector<Fact> option_facts(const NamedTensors& state);
 
 class SessionOptimizer : public torch::optim::Optimizer {
  public:

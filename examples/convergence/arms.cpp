@@ -116,8 +116,8 @@ const auto kOneBitAdamRefreshed =
     onebit_maker([](const OptimizerRecipe& recipe, pacer::OneBitAdamOptions& options) {
       options.refresh_variance_every(recipe.refresh_every);
     });
-const auto kOneBitAdamByBlocks = onebit_maker(
-    [](const OptimizerRecipe&, pacer::OneBitAdamOptions& options) { options.block_scales(true); });
+const auto kOneBitAdamOneScale = onebit_maker(
+    [](const OptimizerRecipe&, pacer::OneBitAdamOptions& options) { options.block_scales(false); });
 const auto kOneBitAdamByNodes = onebit_maker(
     [](const OptimizerRecipe&, pacer::OneBitAdamOptions& options) { options.hierarchical(true); });
 const auto kOneBitAdamProbing = onebit_maker<ProbingOneBitAdam>(kNoChange);
@@ -205,9 +205,9 @@ const std::vector<Arm>& arms() {
        kFrozenUncompressed,
        {},
        /*only_by_name=*/true},
-      {"onebit-adam-blocks",
-       "for comparison: onebit-adam with a scale for each 2,048 elements instead of one for all",
-       kOneBitAdamByBlocks,
+      {"onebit-adam-one-scale",
+       "for comparison: onebit-adam with one scale for all instead of one for each 2,048 elements",
+       kOneBitAdamOneScale,
        {},
        /*only_by_name=*/true},
       {"onebit-adam-nodes",

@@ -46,7 +46,7 @@ start 4 clip --arms fused-adamw,onebit-adam,onebit-adam-clip-ratio
 start 4 no-clip --arms fused-adamw,onebit-adam --clip 0
 start 16 ranks-16 --arms fused-adamw,onebit-adam,onebit-adam-clip-ratio --batch 16
 start 16 ranks-16-no-clip --arms fused-adamw,onebit-adam --batch 16 --clip 0
-start 4 scales --arms fused-adamw,onebit-adam,onebit-adam-blocks
+start 4 scales --arms fused-adamw,onebit-adam,onebit-adam-one-scale
 start 4 nodes --arms fused-adamw,onebit-adam,onebit-adam-nodes --ranks-per-node 2
 start 4 teaching --arms fused-adamw,naive,no-feedback
 # Shorter sequences make more steps: these are after 6, 11 and 17 % of them, when the curriculum has most of its way

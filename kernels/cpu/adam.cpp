@@ -55,8 +55,8 @@ PACER_TARGET_CLONES void step_block(const AdamRange<AdamStorage::bf16_stochastic
 
 template <AdamStorage kStorage, bool kAmsgrad>
 void step_tile(const Tile& tile, const AdamTensor& tensor, const void* gradient,
-               const void* scalars_pointer) {
-  const auto& scalars = *static_cast<const AdamScalars<typename StorageOf<kStorage>::Real>*>(scalars_pointer);
+               const StepScalars& of_step) {
+  const auto& scalars = of_step.as<AdamScalars<typename StorageOf<kStorage>::Real>>();
   if (scalars.skip) return;
   const AdamRange<kStorage> range = range_of<kStorage>(tile, tensor, gradient);
   const auto run = [&](auto decay) {
@@ -79,30 +79,30 @@ void step_tile(const Tile& tile, const AdamTensor& tensor, const void* gradient,
 }
 
 template <class Real>
-void write_scalars(const AdamSlot& slot, int64_t step, void* scalars) {
-  if (slot.settings.rule == UpdateRule::lamb) {
-    new (scalars) LambScalars<Real>(lamb_scalars<Real>(slot.settings, step));
-  } else {
-    new (scalars) AdamScalars<Real>(adam_scalars<Real>(slot.settings, step));
-  }
+void write_scalars(const AdamSlot& slot, int64_t step, StepScalars& scalars) {
+  const auto write = [&](auto value) {
+    value.skip = !slot.active;
+    new (scalars.bytes) decltype(value)(value);
+  };
+  slot.settings.rule == UpdateRule::lamb ? write(lamb_scalars<Real>(slot.settings, step))
+                                         : write(adam_scalars<Real>(slot.settings, step));
 }
 
 }  // namespace
 
-void adam_scalars_cpu(const AdamSlot& slot, int64_t step, void* scalars) {
+void adam_scalars_cpu(const AdamSlot& slot, int64_t step, StepScalars& scalars) {
   const FullDenormals full_denormals;
   slot.is_double ? write_scalars<double>(slot, step, scalars) : write_scalars<float>(slot, step, scalars);
 }
 
 void adam_cpu(AdamLaunch launch, const Tile& tile, const AdamTensor* tensors, const AdamGradient* gradients,
-              const void* scalars) {
+              const StepScalars* scalars) {
   const AdamGradient& gradient = gradients[tile.tensor];
   if (gradient.gradient == nullptr) return;
   const FullDenormals full_denormals;
-  const void* slot = static_cast<const char*>(scalars) + gradient.scalars * kAdamScalarsBytes;
   with_storage(launch.storage, [&](auto storage) {
     const auto step = launch.amsgrad ? step_tile<storage(), true> : step_tile<storage(), false>;
-    step(tile, tensors[tile.tensor], gradient.gradient, slot);
+    step(tile, tensors[tile.tensor], gradient.gradient, scalars[gradient.scalars]);
   });
 }
 

@@ -15,9 +15,8 @@ template <AdamStorage kStorage>
 using ScalarsOf = LambScalars<typename StorageOf<kStorage>::Real>;
 
 template <AdamStorage kStorage>
-const ScalarsOf<kStorage>& scalars_of(const AdamGradient& gradient, const void* scalars) {
-  return *reinterpret_cast<const ScalarsOf<kStorage>*>(static_cast<const char*>(scalars) +
-                                                       gradient.scalars * kAdamScalarsBytes);
+const ScalarsOf<kStorage>& scalars_of(const AdamGradient& gradient, const StepScalars* scalars) {
+  return scalars[gradient.scalars].as<ScalarsOf<kStorage>>();
 }
 
 // A function of its own: locals of the loop below would be arrays to the compiler and keep it from
@@ -122,7 +121,7 @@ double sum_of_units(const double* partials, int64_t count) {
 }  // namespace
 
 void lamb_moments_cpu(AdamStorage storage, const Tile& unit, const AdamTensor* tensors,
-                      const AdamGradient* gradients, const void* scalars, double* parameter_partial,
+                      const AdamGradient* gradients, const StepScalars* scalars, double* parameter_partial,
                       double* update_partial) {
   const AdamGradient& gradient = gradients[unit.tensor];
   if (gradient.gradient == nullptr) return;
@@ -136,7 +135,7 @@ void lamb_moments_cpu(AdamStorage storage, const Tile& unit, const AdamTensor* t
 }
 
 void lamb_ratio_cpu(AdamStorage storage, const TileRange& units, const AdamGradient& gradient,
-                    const void* scalars, const LambPartials& partials, LambRatio* ratio,
+                    const StepScalars* scalars, const LambPartials& partials, LambRatio* ratio,
                     LambAverage* average) {
   if (gradient.gradient == nullptr) return;
   const FullDenormals full_denormals;
@@ -149,7 +148,7 @@ void lamb_ratio_cpu(AdamStorage storage, const TileRange& units, const AdamGradi
 }
 
 void lamb_update_cpu(AdamStorage storage, const Tile& tile, const AdamTensor* tensors,
-                     const AdamGradient* gradients, const void* scalars, const LambRatio* ratios) {
+                     const AdamGradient* gradients, const StepScalars* scalars, const LambRatio* ratios) {
   const AdamGradient& gradient = gradients[tile.tensor];
   if (gradient.gradient == nullptr) return;
   const FullDenormals full_denormals;

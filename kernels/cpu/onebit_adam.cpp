@@ -82,6 +82,7 @@ void with_gradient(const OneBitAdamTensor& tensor, int64_t offset, const Visit& 
 
 void update_piece(const OneBitAdamWork& work, const OneBitPiece& piece, const float* momentum) {
   const OneBitAdamTensor& tensor = work.tensors[piece.tensor];
+  if (work.moments_of(tensor).skip) return;
   with_compressible(tensor.storage, [&](auto chosen) {
     update<chosen()>(tensor, work.scalars_of(tensor), work.floors[piece.tensor], piece.offset, piece.count,
                      momentum, work.variance + piece.position);
@@ -109,6 +110,20 @@ void for_pieces(const OneBitAdamRows& rows, int64_t row, const F& f) {
   }
 }
 
+// `keeps_skipped`: tensors that sit the step out keep their momentum.
+void momentum_row(const OneBitAdamRows& rows, int64_t row, int64_t width, bool keeps_skipped,
+                         float* values) {
+  onebit_read_momentum(rows, row, width, values);
+  for_pieces(rows, row, [&](const OneBitPiece& piece, const OneBitAdamTensor& tensor, int64_t place) {
+    const MomentScalars<float>& scalars = rows.work.moments_of(tensor);
+    if (keeps_skipped && scalars.skip) return;
+    if (tensor.gradient == nullptr) return decay_momentum(scalars, piece.count, values + place);
+    with_gradient(tensor, piece.offset, [&](const auto* gradient) {
+      add_gradient(gradient, scalars, piece.count, values + place);
+    });
+  });
+}
+
 }  // namespace
 
 void onebit_read_momentum(const OneBitAdamRows& rows, int64_t row, int64_t width, float* values) {
@@ -126,14 +141,7 @@ void onebit_read_momentum(const OneBitAdamRows& rows, int64_t row, int64_t width
 
 void onebit_momentum_row(const void* context, int64_t row, int64_t width, float* values) {
   const auto& rows = *static_cast<const OneBitAdamRows*>(context);
-  onebit_read_momentum(rows, row, width, values);
-  for_pieces(rows, row, [&](const OneBitPiece& piece, const OneBitAdamTensor& tensor, int64_t place) {
-    const MomentScalars<float>& scalars = rows.work.moments_of(tensor);
-    if (tensor.gradient == nullptr) return decay_momentum(scalars, piece.count, values + place);
-    with_gradient(tensor, piece.offset, [&](const auto* gradient) {
-      add_gradient(gradient, scalars, piece.count, values + place);
-    });
-  });
+  momentum_row(rows, row, width, /*keeps_skipped=*/false, values);
 }
 
 void onebit_scaled_momentum_row(const void* context, int64_t row, int64_t width, float* values) {
@@ -147,7 +155,7 @@ void onebit_scaled_momentum_row(const void* context, int64_t row, int64_t width,
 void onebit_dense_momentum_cpu(const OneBitAdamRows& rows, int64_t unit, float* momentum) {
   alignas(64) float values[kOneBitRow];
   for_rows(rows, unit, [&](int64_t row, int64_t width) {
-    onebit_momentum_row(&rows, row, width, values);
+    momentum_row(rows, row, width, /*keeps_skipped=*/true, values);
     float* to = momentum + row * kOneBitRow;
     std::fill(to, to + width, 0.0f);
     for_pieces(rows, row, [&](const OneBitPiece& piece, const OneBitAdamTensor&, int64_t place) {
@@ -160,6 +168,7 @@ void onebit_refresh_cpu(const OneBitAdamRows& rows, int64_t unit) {
   for_rows(rows, unit, [&](int64_t row, int64_t) {
     for_pieces(rows, row, [&](const OneBitPiece& piece, const OneBitAdamTensor& tensor, int64_t) {
       const AdamScalars<float>& scalars = rows.work.scalars_of(tensor);
+      if (scalars.skip) return;
       float* variance = rows.work.variance + piece.position;
       if (tensor.gradient == nullptr) return refresh_without_gradient(tensor, scalars, piece.count, variance);
       with_gradient(tensor, piece.offset,

@@ -122,6 +122,7 @@ void onebit_lamb_moments_cpu(const OneBitLambWork& work, const Tile& unit, int64
   const FullDenormals full_denormals;
   const OneBitAdamTensor& tensor = work.now.tensors[unit.tensor];
   const auto& scalars = work.now.scalars_of<LambScalars<float>>(tensor);
+  if (scalars.skip) return;
   const float scale = scale_of(work, unit.tensor), floor = work.now.floors[unit.tensor];
   Rows rows;
   Columns columns;
@@ -142,7 +143,7 @@ void onebit_lamb_factor_cpu(const OneBitLambWork& work, int64_t tensor) {
   const FullDenormals full_denormals;
   const auto& [units, bounds] = work.tensors[tensor];
   const auto& scalars = work.now.scalars_of<LambScalars<float>>(work.now.tensors[tensor]);
-  if (units.count == 0) return;
+  if (units.count == 0 || scalars.skip) return;
   const float* ratios = work.partials.ratio + units.first;
   const float largest = *std::max_element(ratios, ratios + units.count);
   const double factor = lamb_factor(
@@ -156,6 +157,7 @@ void onebit_lamb_update_cpu(const OneBitLambWork& work, const Tile& unit) {
   const FullDenormals full_denormals;
   const OneBitAdamTensor& tensor = work.now.tensors[unit.tensor];
   const auto& scalars = work.now.scalars_of<LambScalars<float>>(tensor);
+  if (scalars.skip) return;
   const float scale = scale_of(work, unit.tensor), floor = work.now.floors[unit.tensor];
   alignas(64) float momentum[kReductionColumns];
   for_rows(work, unit, [&](const Span& span) {

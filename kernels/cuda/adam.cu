@@ -79,7 +79,7 @@ struct Packet {
 template <AdamStorage kStorage, bool kAmsgrad>
 __global__ void __launch_bounds__(kThreads)
     adam_kernel(const AdamTiles table, const AdamTensor* __restrict__ tensors,
-                const AdamGradient* __restrict__ gradients, const char* scalar_slots) {
+                const AdamGradient* __restrict__ gradients, const StepScalars* scalar_slots) {
   using Full = Packet<kStorage, kAmsgrad, kPacket<kStorage>>;
   using Single = Packet<kStorage, kAmsgrad, 1>;
   constexpr int kMine = kPacket<kStorage>;
@@ -96,8 +96,7 @@ __global__ void __launch_bounds__(kThreads)
   wait_for_previous_kernel();  // by every thread, so that this kernel never ends before the one ahead of it
   if (count == 0) return;
   // A reference, not a copy: registers are what limits the blocks in flight.
-  const auto& scalars = *reinterpret_cast<const AdamScalars<typename Full::Real>*>(
-      scalar_slots + gradient.scalars * kAdamScalarsBytes);
+  const auto& scalars = scalar_slots[gradient.scalars].template as<AdamScalars<typename Full::Real>>();
   if (scalars.skip) return;
   if (whole) {
     packet.step(scalars, tensor.first_element + tile.offset + first);
@@ -114,21 +113,19 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // One thread per slot. The update may start loading meanwhile.
-__global__ void prologue_kernel(const AdamSlot* slots, int64_t count, int64_t* steps, char* scalars,
+__global__ void prologue_kernel(const AdamSlot* slots, int64_t count, int64_t* steps, StepScalars* scalars,
                                 const GradientCheck* check) {
   let_next_kernel_start();
   const int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
   if (i >= count) return;
   AdamSlot slot = slots[i];
-  if (!slot.active) return;
-  const bool skip = check != nullptr && check->non_finite != 0;
-  if (check != nullptr) slot.settings.factor = check->factor;
+  const bool skip = !slot.active || (check != nullptr && check->non_finite != 0);
+  if (check != nullptr) slot.settings.factor = mul_(check->factor, slot.settings.factor);
   const int64_t step = steps[i] + 1;
   if (!skip) steps[i] = step;
-  char* memory = scalars + i * kAdamScalarsBytes;
   const auto write = [&](auto value) {
     value.skip = skip;
-    *reinterpret_cast<decltype(value)*>(memory) = value;
+    *reinterpret_cast<decltype(value)*>(scalars[i].bytes) = value;
   };
   const bool lamb = slot.settings.rule == UpdateRule::lamb;
   if (slot.is_double) {
@@ -141,7 +138,7 @@ __global__ void prologue_kernel(const AdamSlot* slots, int64_t count, int64_t* s
 
 template <AdamStorage kStorage>
 void launch(AdamLaunch choice, const AdamTiles& tiles, const AdamTensor* tensors,
-            const AdamGradient* gradients, const char* scalars, cudaStream_t stream) {
+            const AdamGradient* gradients, const StepScalars* scalars, cudaStream_t stream) {
   const unsigned blocks = blocks_for<kThreads>(tiles);
   if (blocks == 0) return;
   const auto kernel = choice.amsgrad ? adam_kernel<kStorage, true> : adam_kernel<kStorage, false>;
@@ -159,18 +156,18 @@ int64_t adam_cuda_warp_tile(AdamStorage storage) {
 }
 
 void adam_cuda(AdamLaunch choice, const AdamTiles& tiles, const AdamTensor* tensors,
-               const AdamGradient* gradients, const void* scalars, Stream stream) {
+               const AdamGradient* gradients, const StepScalars* scalars, Stream stream) {
   with_storage(choice.storage, [&](auto chosen) {
-    launch<chosen()>(choice, tiles, tensors, gradients, static_cast<const char*>(scalars), stream);
+    launch<chosen()>(choice, tiles, tensors, gradients, scalars, stream);
   });
 }
 
-void adam_prologue_cuda(const AdamSlot* slots, int64_t count, int64_t* steps, void* scalars,
+void adam_prologue_cuda(const AdamSlot* slots, int64_t count, int64_t* steps, StepScalars* scalars,
                         const GradientCheck* check, Stream stream) {
   if (count == 0) return;
   constexpr int kPrologueThreads = 32;
   prologue_kernel<<<static_cast<unsigned>(ceil_divide(count, kPrologueThreads)), kPrologueThreads, 0,
-                    stream>>>(slots, count, steps, static_cast<char*>(scalars), check);
+                    stream>>>(slots, count, steps, scalars, check);
   check_launch("the Adam prologue");
 }
 

@@ -22,8 +22,8 @@ using ScalarsOf = LambScalars<RealOf<kStorage>>;
 
 template <AdamStorage kStorage>
 __device__ __forceinline__ const ScalarsOf<kStorage>& scalars_of(const AdamGradient& gradient,
-                                                                 const char* scalar_slots) {
-  return *reinterpret_cast<const ScalarsOf<kStorage>*>(scalar_slots + gradient.scalars * kAdamScalarsBytes);
+                                                                 const StepScalars* scalar_slots) {
+  return scalar_slots[gradient.scalars].template as<ScalarsOf<kStorage>>();
 }
 
 // Columns per thread of a block: 16-byte accesses to the moments.
@@ -46,15 +46,13 @@ struct NextRow {
   alignas(16) typename Mine::State exp_avg[kThreads][N];
   alignas(16) typename Mine::State exp_avg_sq[kThreads][N];
   alignas(16) typename Mine::Param gradient[kThreads][N];
-  alignas(16) typename Mine::Param parameter[Mine::kReadsParameter ? kThreads : 1][N];
+  alignas(16) typename Mine::Param parameter[kThreads][N];
   alignas(16) typename Mine::Extra extra[kHasExtra ? kThreads : 1][N];
 
   __device__ __forceinline__ void fetch(const AdamTensor& t, const void* g, int64_t i) {
     const int lane = threadIdx.x;
     copy_packet_async(static_cast<const typename Mine::Param*>(g) + i, gradient[lane]);
-    if constexpr (Mine::kReadsParameter) {
-      copy_packet_async(static_cast<const typename Mine::Param*>(t.parameter) + i, parameter[lane]);
-    }
+    copy_packet_async(static_cast<const typename Mine::Param*>(t.parameter) + i, parameter[lane]);
     if constexpr (kHasExtra) {
       copy_packet_async(static_cast<const typename Mine::Extra*>(t.extra) + i, extra[lane]);
     }
@@ -65,7 +63,7 @@ struct NextRow {
     const int lane = threadIdx.x;
     wait_for_copies();
     load_packet(gradient[lane], packet.gradient);
-    if constexpr (Mine::kReadsParameter) load_packet(parameter[lane], packet.parameter);
+    load_packet(parameter[lane], packet.parameter);
     if constexpr (kHasExtra) load_packet(extra[lane], packet.extra);
     load_packet(exp_avg[lane], packet.exp_avg);
     load_packet(exp_avg_sq[lane], packet.exp_avg_sq);
@@ -123,7 +121,7 @@ __device__ __forceinline__ void moments_of_part(const AdamTensor& tensor, const 
 template <AdamStorage kStorage>
 __global__ void __launch_bounds__(kUnitThreads<kStorage>, kUnitBlocks<kStorage>)
     moments_kernel(const AdamTiles table, const AdamTensor* __restrict__ tensors,
-                   const AdamGradient* __restrict__ gradients, const char* scalar_slots,
+                   const AdamGradient* __restrict__ gradients, const StepScalars* scalar_slots,
                    const LambPartials partials) {
   constexpr int N = kLambColumns<kStorage>;
   constexpr int kThreads = kUnitThreads<kStorage>;
@@ -217,13 +215,12 @@ constexpr int kRatioThreads = 128;
 template <class Real>
 __global__ void __launch_bounds__(kRatioThreads)
     ratio_kernel(const TileRange* __restrict__ units_of, int64_t tensors,
-                 const AdamGradient* __restrict__ gradients, const char* scalar_slots,
+                 const AdamGradient* __restrict__ gradients, const StepScalars* scalar_slots,
                  const LambPartials partials, LambRatio* ratios, LambAverage* const* averages) {
   let_next_kernel_start();
   const int64_t tensor = blockIdx.x * static_cast<int64_t>(kRatioThreads / kWarp) + threadIdx.x / kWarp;
   if (tensor >= tensors || gradients[tensor].gradient == nullptr) return;
-  const auto& scalars = *reinterpret_cast<const LambScalars<Real>*>(scalar_slots + gradients[tensor].scalars *
-                                                                                       kAdamScalarsBytes);
+  const auto& scalars = scalar_slots[gradients[tensor].scalars].template as<LambScalars<Real>>();
   if (scalars.skip) return;
   double parameter, update;
   sum_partials_by_warp(partials, units_of[tensor], parameter, update);
@@ -237,7 +234,7 @@ constexpr int kUpdateThreads = 128;  // of the update
 template <AdamStorage kStorage>
 __global__ void __launch_bounds__(kUpdateThreads)
     update_kernel(const AdamTiles table, const AdamTensor* __restrict__ tensors,
-                  const AdamGradient* __restrict__ gradients, const char* scalar_slots,
+                  const AdamGradient* __restrict__ gradients, const StepScalars* scalar_slots,
                   const LambRatio* ratios) {
   using Real = RealOf<kStorage>;
   using Full = LambPacket<kStorage, kPacket<kStorage>>;
@@ -273,7 +270,7 @@ __global__ void __launch_bounds__(kUpdateThreads)
 
 template <AdamStorage kStorage>
 void launch(const LambWork& work, const AdamTensor* tensors, const AdamGradient* gradients,
-            const char* scalars, bool follows_prologue, cudaStream_t stream) {
+            const StepScalars* scalars, bool follows_prologue, cudaStream_t stream) {
   constexpr int kMomentsThreads = kUnitThreads<kStorage>;
   const unsigned unit_blocks = blocks_for<kMomentsThreads>(work.units);
   const unsigned update_blocks = blocks_for<kUpdateThreads>(work.tiles);
@@ -297,9 +294,9 @@ void launch(const LambWork& work, const AdamTensor* tensors, const AdamGradient*
 }  // namespace
 
 void lamb_cuda(AdamStorage storage, const LambWork& work, const AdamTensor* tensors,
-               const AdamGradient* gradients, const void* scalars, bool follows_prologue, Stream stream) {
+               const AdamGradient* gradients, const StepScalars* scalars, bool follows_prologue, Stream stream) {
   with_storage(storage, [&](auto chosen) {
-    launch<chosen()>(work, tensors, gradients, static_cast<const char*>(scalars), follows_prologue, stream);
+    launch<chosen()>(work, tensors, gradients, scalars, follows_prologue, stream);
   });
 }
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include <pacer/kernels/math/lamb.h>
 #include <pacer/kernels/cuda/packet.cuh>
@@ -17,8 +16,6 @@ struct LambPacket {
   using Param = typename Types::Param;
   using State = typename Types::State;
   using Extra = typename Types::Extra;
-  // The rounded parameter beside a master copy is written, but need not be read.
-  static constexpr bool kReadsParameter = !std::is_same_v<Extra, Real>;
   Param gradient[N];
   Param parameter[N];
   State exp_avg[N];
@@ -40,7 +37,7 @@ struct LambPacket {
     load_some(static_cast<const Param*>(g) + i, gradient);
   }
   __device__ __forceinline__ void load_state(const AdamTensor& t, int64_t i) {
-    if constexpr (kReadsParameter) load_some(static_cast<const Param*>(t.parameter) + i, parameter);
+    load_some(static_cast<const Param*>(t.parameter) + i, parameter);
     if constexpr (Types::kHasExtra) load_some(static_cast<const Extra*>(t.extra) + i, extra);
     load_some(static_cast<const State*>(t.exp_avg) + i, exp_avg);
     load_some(static_cast<const State*>(t.exp_avg_sq) + i, exp_avg_sq);
@@ -51,7 +48,7 @@ struct LambPacket {
     for (int k = 0; k < N; ++k) {
       if (k >= count) continue;
       gradient[k] = static_cast<const Param*>(g)[i + k];
-      if constexpr (kReadsParameter) parameter[k] = static_cast<const Param*>(t.parameter)[i + k];
+      parameter[k] = static_cast<const Param*>(t.parameter)[i + k];
       if constexpr (Types::kHasExtra) extra[k] = static_cast<const Extra*>(t.extra)[i + k];
       exp_avg[k] = static_cast<const State*>(t.exp_avg)[i + k];
       exp_avg_sq[k] = static_cast<const State*>(t.exp_avg_sq)[i + k];
@@ -60,7 +57,7 @@ struct LambPacket {
   __device__ __forceinline__ StoredElement<kStorage> element(int k) const {
     StoredElement<kStorage> e;
     e.gradient = gradient[k];
-    if constexpr (kReadsParameter) e.parameter = parameter[k];
+    e.parameter = parameter[k];
     if constexpr (Types::kHasExtra) e.extra = extra[k];
     e.exp_avg = exp_avg[k];
     e.exp_avg_sq = exp_avg_sq[k];

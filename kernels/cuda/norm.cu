@@ -81,10 +81,10 @@ __global__ void __launch_bounds__(kNormThreads<Element>)
 }
 
 __global__ void __launch_bounds__(kPartialColumns)
-    finish_check_kernel(const double* __restrict__ partials, int64_t count, const GuardRule rule,
+    finish_check_kernel(const double* __restrict__ partials, int64_t count, const GuardRule* rule,
                         GradientCheck* check) {
   const double sum = sum_partials_by_block(partials, count);
-  if (threadIdx.x == 0) guard_step(sum, rule, *check);
+  if (threadIdx.x == 0) guard_step(sum, *rule, *check);
 }
 
 __global__ void __launch_bounds__(kPartialColumns)
@@ -129,7 +129,7 @@ void sum_partials_cuda(const double* partials, int64_t count, double* sum, Strea
   check_launch("a sum");
 }
 
-void finish_check_cuda(const double* partials, int64_t count, const GuardRule& rule, GradientCheck* check,
+void finish_check_cuda(const double* partials, int64_t count, const GuardRule* rule, GradientCheck* check,
                        Stream stream) {
   finish_check_kernel<<<1, kPartialColumns, 0, stream>>>(partials, count, rule, check);
   check_launch("the finite check");

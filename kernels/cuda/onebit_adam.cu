@@ -142,9 +142,11 @@ __global__ void __launch_bounds__(kTileThreads)
     decode_mine(work.bits, position, lane, momentum_scale_of(work, tile.tensor), values);
   }
 #pragma unroll
-  for (int k = 0; k < kMine; ++k) values[k] = onebit_momentum(load(gradient[k]), values[k], scalars);
+  for (int k = 0; k < kMine; ++k) {
+    if (!scalars.skip) values[k] = onebit_momentum(load(gradient[k]), values[k], scalars);
+  }
   store_mine(momentum + position, count, values);
-  if (!refresh) return;
+  if (!refresh || scalars.skip) return;
   load_mine(work.variance + position, count, variance);
 #pragma unroll
   for (int k = 0; k < kMine; ++k) {
@@ -186,7 +188,7 @@ __global__ void __launch_bounds__(kTileThreads)
     extras += position - tensor.begin;
     load_mine(extras, count, extra);
   }
-  if (stands_still(control)) return;
+  if (stands_still(control) || scalars.skip) return;
 #pragma unroll
   for (int k = 0; k < kMine; ++k) {
     if constexpr (!kDense) momentum[k] = decode_sign((nibble >> k) & 1u, scale);

@@ -41,10 +41,6 @@ __global__ void joint_sum_kernel(const double* own, int64_t ranks, double weight
   *total = joint_sum_of_squares(own, ranks, weight, *averaged);
 }
 
-__global__ void weighed_check_kernel(const GradientCheck* check, double weight, GradientCheck* weighed) {
-  *weighed = weighed_check(*check, weight);
-}
-
 }  // namespace
 
 void onebit_floors_cuda(const OneBitFloors& floors, const OneBitControl& control, Stream stream) {
@@ -59,11 +55,6 @@ void joint_sum_of_squares_cuda(const double* own, int64_t ranks, double weight, 
                                double* total, Stream stream) {
   joint_sum_kernel<<<1, 1, 0, stream>>>(own, ranks, weight, averaged, total);
   check_launch("the joint gradient norm");
-}
-
-void weighed_check_cuda(const GradientCheck* check, double weight, GradientCheck* weighed, Stream stream) {
-  weighed_check_kernel<<<1, 1, 0, stream>>>(check, weight, weighed);
-  check_launch("the gradient factor of 1-bit Adam");
 }
 
 }  // namespace pacer::kernels

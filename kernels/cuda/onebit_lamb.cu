@@ -109,6 +109,7 @@ __global__ void __launch_bounds__(kRowThreads, kLambBlocks)
   const Tile unit = units[blockIdx.x];
   const OneBitAdamTensor& tensor = work.now.tensors[unit.tensor];
   const auto& scalars = work.now.template scalars_of<LambScalars<float>>(tensor);
+  if (scalars.skip) return;
   const float floor = work.now.floors[unit.tensor];
   const bool dense_before =
       work.dense_before != nullptr && (work.before == nullptr || work.before->has_mean == 0);
@@ -150,6 +151,7 @@ __global__ void __launch_bounds__(kFactorThreads)
   const double update = sum_list_by_warp(work.partials.update + units.first, units.count);
   if (lane != 0) return;
   const auto& scalars = work.now.template scalars_of<LambScalars<float>>(work.now.tensors[tensor]);
+  if (scalars.skip) return;
   const double factor =
       lamb_factor(static_cast<double>(largest), direction, update, work.factors[tensor], bounds, scalars);
   work.factors[tensor] = factor;
@@ -178,7 +180,7 @@ __global__ void __launch_bounds__(kTileThreads, kLambUpdateBlocks)
   const float scale = momentum_scale_of(work.now, tile.tensor);
   LambParameters<kStorage> parameters;
   parameters.load(tensor, position - tensor.begin, count);
-  if (stands_still(control)) return;
+  if (stands_still(control) || scalars.skip) return;
   if constexpr (!kDense) decode_mine(signs, scale, momentum);
 #pragma unroll
   for (int k = 0; k < kMine; ++k) {

@@ -22,11 +22,14 @@ namespace {
 
 int64_t adam_cuda_block_tile(AdamStorage) { refuse(); }
 int64_t adam_cuda_warp_tile(AdamStorage) { refuse(); }
-void adam_cuda(AdamLaunch, const AdamTiles&, const AdamTensor*, const AdamGradient*, const void*, Stream) {
+void adam_cuda(AdamLaunch, const AdamTiles&, const AdamTensor*, const AdamGradient*, const StepScalars*,
+               Stream) {
   refuse();
 }
-void adam_prologue_cuda(const AdamSlot*, int64_t, int64_t*, void*, const GradientCheck*, Stream) { refuse(); }
-void lamb_cuda(AdamStorage, const LambWork&, const AdamTensor*, const AdamGradient*, const void*, bool,
+void adam_prologue_cuda(const AdamSlot*, int64_t, int64_t*, StepScalars*, const GradientCheck*, Stream) {
+  refuse();
+}
+void lamb_cuda(AdamStorage, const LambWork&, const AdamTensor*, const AdamGradient*, const StepScalars*, bool,
                Stream) {
   refuse();
 }
@@ -36,7 +39,7 @@ void sum_of_squares_cuda(GradientType, const Tile*, int64_t, const AdamGradient*
 }
 void sum_of_magnitudes_cuda(const Tile*, int64_t, const AdamGradient*, double*, Stream) { refuse(); }
 void sum_partials_cuda(const double*, int64_t, double*, Stream) { refuse(); }
-void finish_check_cuda(const double*, int64_t, const GuardRule&, GradientCheck*, Stream) { refuse(); }
+void finish_check_cuda(const double*, int64_t, const GuardRule*, GradientCheck*, Stream) { refuse(); }
 void onebit_compress_values_cuda(const OneBitCudaSide&, const float*, const OneBitControl&, Stream) {
   refuse();
 }
@@ -75,6 +78,5 @@ void onebit_lamb_update_cuda(AdamStorage, const AdamTiles&, const OneBitLambWork
 }
 void onebit_floors_cuda(const OneBitFloors&, const OneBitControl&, Stream) { refuse(); }
 void joint_sum_of_squares_cuda(const double*, int64_t, double, const double*, double*, Stream) { refuse(); }
-void weighed_check_cuda(const GradientCheck*, double, GradientCheck*, Stream) { refuse(); }
 
 }  // namespace pacer::kernels

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <tuple>
 
 #include <pacer/kernels/math/arithmetic.h>
 
@@ -35,6 +36,13 @@ struct AdamSettings {
   uint32_t adapt = 1;     // 0: the trust ratio is 1
   UpdateRule rule = UpdateRule::adam;
 };
+inline bool operator==(const AdamSettings& a, const AdamSettings& b) {
+  const auto all = [](const AdamSettings& s) {
+    return std::tie(s.learning_rate, s.beta1, s.beta2, s.epsilon, s.weight_decay, s.factor, s.seed, s.decay_mode,
+                    s.bias_correction, s.min_coeff, s.max_coeff, s.coeff_beta, s.adapt, s.rule);
+  };
+  return all(a) == all(b);
+}
 
 // What every rule's moments and denominators need, rounded once from double. Real is float, or double for
 // fp64 parameters.
@@ -46,6 +54,8 @@ struct MomentScalars {
   Real one_minus_beta2;
   Real epsilon;
   Real factor;
+  uint32_t skip;   // not zero: change nothing
+  uint32_t adapt;  // LAMB only. 0: the trust ratio is 1
 };
 template <class Real>
 PACER_HOST_DEVICE void set_moments(const AdamSettings& settings, MomentScalars<Real>& scalars) {
@@ -55,6 +65,8 @@ PACER_HOST_DEVICE void set_moments(const AdamSettings& settings, MomentScalars<R
   scalars.one_minus_beta2 = static_cast<Real>(1.0 - settings.beta2);
   scalars.epsilon = static_cast<Real>(settings.epsilon);
   scalars.factor = static_cast<Real>(settings.factor);
+  scalars.skip = 0;
+  scalars.adapt = settings.adapt;
 }
 
 // Everything an element update reads besides the element, rounded once from double.
@@ -65,7 +77,6 @@ struct alignas(16) AdamScalars : MomentScalars<Real> {
   Real step_size;                // learning_rate / c1
   Real inverse_sqrt_correction;  // 1 / sqrt(c2)
   WeightDecay decay_mode;
-  uint32_t skip;  // not zero: change nothing
   uint64_t seed;
   int64_t step;  // t, the step being taken; 1 for the first
 };
@@ -93,7 +104,6 @@ PACER_HOST_DEVICE AdamScalars<Real> adam_scalars(const AdamSettings& settings, i
   scalars.step_size = static_cast<Real>(div_(settings.learning_rate, c1));
   scalars.inverse_sqrt_correction = static_cast<Real>(div_(1.0, sqrt_(c2)));
   scalars.decay_mode = settings.decay_mode;
-  scalars.skip = 0;
   scalars.seed = settings.seed;
   scalars.step = step;
   return scalars;

@@ -21,8 +21,6 @@ struct alignas(16) LambScalars : MomentScalars<Real> {
   Real weight_decay;
   Real inverse_correction;       // 1 / c1
   Real inverse_sqrt_correction;  // 1 / sqrt(c2)
-  uint32_t adapt;                // 0: the trust ratio is 1
-  uint32_t skip;                 // not zero: change nothing
   uint64_t seed;
   int64_t step;  // t, the step being taken; 1 for the first
   double learning_rate;
@@ -40,8 +38,6 @@ PACER_HOST_DEVICE LambScalars<Real> lamb_scalars(const AdamSettings& settings, i
   scalars.weight_decay = static_cast<Real>(settings.weight_decay);
   scalars.inverse_correction = static_cast<Real>(div_(1.0, c1));
   scalars.inverse_sqrt_correction = static_cast<Real>(div_(1.0, sqrt_(c2)));
-  scalars.adapt = settings.adapt;
-  scalars.skip = 0;
   scalars.seed = settings.seed;
   scalars.step = step;
   scalars.learning_rate = settings.learning_rate;
@@ -100,16 +96,25 @@ struct LambAverage {
   double count;
 };
 
+// Whether an update is weight decay and nothing else, to five digits: then |p| / |u| is 1 / weight_decay whatever
+// the gradients were, and says nothing of the tensor.
+template <class Real>
+PACER_HOST_DEVICE bool is_decay_alone(double ratio, const LambScalars<Real>& s) {
+  const double off = mul_(ratio, static_cast<double>(s.weight_decay)) - 1.0;
+  return off < 1e-5 && off > -1e-5;
+}
+
 // From the sums of squares of all parameters and of all updates of a tensor. A NaN among them stays NaN.
-// `average`, where there is one, takes the ratio in if neither norm is 0.
+// `average`, where there is one, takes the ratio in if neither norm is 0 and the update is not decay alone.
 template <class Real>
 PACER_HOST_DEVICE LambRatio lamb_ratio(double parameter_squares, double update_squares,
                                        const LambScalars<Real>& s, LambAverage* average = nullptr) {
   double ratio = 1;
   if (s.adapt != 0 && parameter_squares != 0 && update_squares != 0) {
     ratio = div_(sqrt_(parameter_squares), sqrt_(update_squares));
+    const bool counts = average != nullptr && !is_decay_alone(ratio, s);
     ratio = ratio < s.min_coeff ? s.min_coeff : ratio > s.max_coeff ? s.max_coeff : ratio;
-    if (average != nullptr) {
+    if (counts) {
       average->mean = mul_(s.coeff_beta, average->mean) + mul_(1.0 - s.coeff_beta, ratio);
       average->count += 1;
     }

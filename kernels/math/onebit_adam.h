@@ -26,8 +26,8 @@ PACER_HOST_DEVICE float frozen_step(float parameter, float momentum, float varia
 // What a refresh, the K-th step after the last one, leaves of the variance: keep = beta2^K, take = 1 -
 // beta2^K.
 struct VarianceRefresh {
-  float keep;
-  float take;
+  float keep = 1;
+  float take = 0;
 };
 PACER_HOST_DEVICE VarianceRefresh variance_refresh(double beta2, int64_t steps) {
   const double take = one_minus_power(beta2, steps);

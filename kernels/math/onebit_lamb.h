@@ -24,6 +24,9 @@ struct LambFactorBounds {
   double max = 0;
   double threshold = 0;  // the share by which it may change
 };
+inline bool operator==(const LambFactorBounds& a, const LambFactorBounds& b) {
+  return a.min == b.min && a.max == b.max && a.threshold == b.threshold;
+}
 
 // (1 - beta2) * g~^2: the same for both signs of all its arguments.
 PACER_HOST_DEVICE float fresh_share(float momentum, float before, const MomentScalars<float>& s) {

@@ -18,9 +18,9 @@ bool AdamEngine::look_early(const std::vector<at::Tensor>& parameters) {
   for (const at::Tensor& parameter : parameters) {
     const auto found = entry_of_.find(parameter.unsafeGetTensorImpl());
     const at::Tensor& gradient = parameter.grad();
-    if (found == entry_of_.end() || !gradient.defined()) return false;
+    if (found == entry_of_.end() || !gradient.defined() || gradient.is_inference()) return false;
     const AdamEntry& entry = entries_[found->second];
-    if (!entry.is_current()) return false;
+    if (!takes_part(entry) || !entry.is_current()) return false;
     check_gradient(parameter, gradient, entry.name);
     if (needs_dense_gradient(entry, gradient)) return false;
     places.emplace_back(entry.table, entry.position);
@@ -28,7 +28,7 @@ bool AdamEngine::look_early(const std::vector<at::Tensor>& parameters) {
   for (const at::Tensor& parameter : parameters) {
     const size_t i = entry_of_.at(parameter.unsafeGetTensorImpl());
     const at::Tensor& gradient = parameter.grad();
-    tables_[entries_[i].table].set_gradient(entries_[i], gradient.const_data_ptr());
+    tables_[entries_[i].table].set_gradient(entries_[i], entries_[i].in_range(gradient));
     seen_[i].emplace(SeenGradient{c10::weak_intrusive_ptr<c10::TensorImpl>(gradient.getIntrusivePtr()),
                                   gradient._version()});
   }

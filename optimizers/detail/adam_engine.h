@@ -1,7 +1,11 @@
-// One step of FusedAdam, FusedAdamW and FusedLamb, from parameter groups to kernel launches. The engine keeps
-// a plan (dtype tables, slots) and each step only checks that it still fits: parameters where they were,
-// state untouched by others, the same set of gradients. All checks come before the first write. The three
-// parts of a step are those of SessionOptimizer.
+// One step of every optimizer here, in every phase, from parameter groups to kernel launches. The engine keeps a plan
+// (entries, dtype tables, slots) and each step only checks that it still fits: parameters where they were and as
+// they were, state untouched by others, the same list. What no longer fits is planned anew, or refused, before the
+// first write. Entries of compressed groups are a OneBitPart's once there is one. The three parts of a step are
+// those of SessionOptimizer.
+//
+// To follow one AdamW step, read fused_optimizer.cpp (step), this file's source, kernels/cpu/adam.cpp or
+// kernels/cuda/adam.cu, kernels/math/adam_storage.h and kernels/math/adam.h. Plans are made in adam_plan.cpp.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +18,10 @@
 #include <torch/optim/optimizer.h>
 
 #include <pacer/optimizers/detail/adam_entry.h>
-#include <pacer/optimizers/detail/adam_flavour.h>
 #include <pacer/optimizers/detail/adam_slots.h>
 #include <pacer/optimizers/detail/adam_table.h>
+#include <pacer/optimizers/detail/onebit_part.h>
+#include <pacer/optimizers/detail/optimizer_traits.h>
 #include <pacer/optimizers/detail/parameter_check.h>
 #include <pacer/optimizers/session_optimizer.h>
 
@@ -24,29 +29,37 @@ namespace pacer::detail {
 
 class AdamEngine {
  public:
-  using Groups = std::vector<torch::optim::OptimizerParamGroup>;
-  using States = ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>;
+  explicit AdamEngine(const OptimizerTraits& traits) : traits_(&traits) {}
 
-  explicit AdamEngine(const AdamFlavour& flavour) : flavour_(&flavour) {}
+  // Of this parameter only these elements, in memory order, are updated and have state. Before the first step.
+  void own_range(const at::Tensor& parameter, ElementRange range);
 
   // Checks, plans, creates missing state and sends what changed: every parameter that has a gradient will be
   // updated.
-  void prepare(Groups& groups, States& states, const ParameterNames& names, const StepInputs& inputs);
-  // Kernels only. False where the host saw gradients that are not finite. `has_looked`: the guard has seen
-  // these gradients already, and found nothing.
-  bool enqueue(bool has_looked = false);
-  // *sum (on the device) = that of the stored gradients that take part, untouched where none does; between
-  // prepare and enqueue.
-  void sum_of_squares(double* sum);
+  void prepare(const ParamGroups& groups, ParamStates& states, const ParameterNames& names, const StepInputs& inputs);
+  // Kernels only. False where the host saw gradients that are not finite.
+  bool enqueue();
   void conclude(bool applied);
   // As SessionOptimizer's. Fills the partial sums of these parameters, so that enqueue() only has to fold.
   bool look_early(const std::vector<at::Tensor>& parameters);
+
+  // States were replaced: nothing that the plan holds is valid any more.
+  void forget_plan();
+
+  // Makes a plan in which every parameter of a compressed group has state, whether it had a gradient or not.
+  void complete_compressed(const ParamGroups& groups, ParamStates& states, const ParameterNames& names);
+  // From the next step on compressed entries are the part's; null: tables update all.
+  void compress_with(OneBitPart* part);
+  // The L1 norm of the bias-corrected variance of all compressed entries, added up in their order. Waits for a GPU.
+  double compressed_variance_norm() const;
 
   // Counts the changes after which a captured enqueue() is out of date.
   int64_t enqueue_version() const { return enqueue_version_; }
   int64_t skipped_steps() const;
   // By which the parameter's update was last scaled; 1 where it was not, or the rule has no ratio.
   double trust_ratio(const at::Tensor& parameter) const;
+  // Sets of entries that share the scalars of a step.
+  size_t slots() const { return slots_.size(); }
 
  private:
   // A parameter of the optimizer in registration order, whether it has state yet or not.
@@ -61,27 +74,36 @@ class AdamEngine {
     int64_t version;
   };
 
-  void read_settings(const Groups& groups);
-  bool plan_fits(const Groups& groups, const States& states);
-  void plan(const Groups& groups, States& states, const ParameterNames& names);
-  void add_entries(const Groups& groups, States& states, const ParameterNames& names);
-  void create_states(States& states);
+  void read_settings(const ParamGroups& groups);
+  bool takes_part(const AdamEntry& entry) const;
+
+  // ---- adam_plan.cpp ----
+  bool plan_fits(const ParamGroups& groups, const ParamStates& states);
+  void plan(const ParamGroups& groups, ParamStates& states, const ParameterNames& names);
+  void add_entries(const ParamGroups& groups, const ParamStates& states, const ParameterNames& names);
+  AdamEntry make_entry(const at::Tensor& parameter, size_t group, std::string name,
+                       torch::optim::OptimizerParamState* state) const;
+  void check_entries() const;
+  void create_states(ParamStates& states);
   void build_tables();
 
+  // ---- adam_engine.cpp ----
   void choose_guard(const StepInputs& inputs);
   void find_gradients();
-  void gather_gradients();
   int64_t add_squares();
-  // Whether look_early has seen every gradient as it is now; forgets what it saw.
-  bool take_early_look();
   bool gradients_are_finite();
 
-  const AdamFlavour* flavour_;
-  std::vector<AdamGroupSettings> settings_;  // by group
-  bool finite_check_ = false;
+  // Whether look_early has seen every gradient as it is now; forgets what it saw.
+  bool take_early_look();
+
+  const OptimizerTraits* traits_;
+  std::unordered_map<const void*, ElementRange> ranges_;  // by TensorImpl; whole where there is none
+  std::vector<AdamGroupSettings> settings_;               // by group
+  OneBitPart* part_ = nullptr;
+  bool includes_compressed_ = false;  // compressed parameters are entries without a gradient, too
 
   at::Device device_ = at::kCPU;
-  std::vector<size_t> group_sizes_;
+  std::vector<size_t> group_sizes_;  // empty: there is no plan
   std::vector<Member> members_;
   std::vector<AdamEntry> entries_;
   std::vector<char> takes_part_;  // by entry

@@ -1,5 +1,5 @@
-// One parameter as the engine sees it: where its value, gradient and state lie, in which dtype set, and what
-// must not have changed since that was written down. Also creates and converts the state tensors themselves.
+// One parameter, or a range of its elements, as the engine sees it: where its value, gradient and state lie, in which
+// dtype set, and what must not have changed since that was written down.
 #pragma once
 
 #include <cstdint>
@@ -10,56 +10,66 @@
 
 #include <pacer/kernels/adam.h>
 #include <pacer/kernels/norm.h>
-#include <pacer/optimizers/adam_param_state.h>
-#include <pacer/optimizers/detail/adam_flavour.h>
+#include <pacer/optimizers/detail/state_fields.h>
 
 namespace pacer::detail {
+
+// Elements of a parameter, in the order in which they lie in its memory.
+struct ElementRange {
+  int64_t first = 0;
+  int64_t count = 0;
+};
 
 struct AdamEntry {
   at::Tensor parameter;
   std::string name;
   size_t group = 0;
-  int64_t first_element = 0;  // real elements registered before this parameter
+  ElementRange range;         // what of the parameter this optimizer updates; mostly all of it
+  bool is_part = false;       // less than all of it
+  int64_t first_element = 0;  // real elements registered before these
   kernels::AdamStorage storage = kernels::AdamStorage::f32;
   bool amsgrad = false;
   bool averages_trust = false;
+  bool is_compressed = false;  // the OneBitPart updates it, not an AdamTable
   FusedAdamStateFields* state = nullptr;
 
   // Kernels need one dense piece of memory in the same order for value, gradient and state. A parameter with
-  // gaps between its elements, and a gradient in another order, go through these dense copies.
-  at::Tensor dense_parameter;
-  at::Tensor dense_gradient;
+  // gaps between its elements, and a gradient in another order, go through dense copies of them.
+  at::Tensor dense_parameter;  // undefined where the parameter itself is dense
+  at::Tensor dense_gradient;   // undefined until it is needed
   bool gradient_is_dense = true;  // in this step, as it is
+  // What the state tensors look like: the dense memory of a whole parameter, else a vector of its range.
+  at::Tensor memory;
 
-  // What the plan was built from.
+  // What the plan was built from. Tensors are held, so that no others can take their addresses.
   const void* parameter_data = nullptr;
-  int64_t parameter_version = -1;
-  at::Tensor state_tensors[6];  // held, so that no other tensor can take their addresses
-  const void* state_data[6] = {};
+  int64_t parameter_elements = 0;
+  at::Tensor state_tensors[kStateFieldCount];
+  const void* state_data[kStateFieldCount] = {};
 
-  // Where the entry sits in the tables of its dtype set, and which scalars it uses.
+  // Where the entry sits in the tables of its dtype set, or in the OneBitPart, and which scalars it uses.
   size_t table = 0;
   size_t position = 0;
   int64_t slot = -1;
 
-  // The dense memory the kernel works on.
-  const at::Tensor& memory() const { return dense_parameter.defined() ? dense_parameter : parameter; }
+  const at::Tensor& dense() const { return dense_parameter.defined() ? dense_parameter : parameter; }
 
-  // True while parameter and state tensors are where the plan has them.
+  // True while parameter and state tensors are where the plan has them, in the layout that it has.
   bool is_current() const;
   // Writes down what is_current compares with.
   void remember();
 
-  // True if somebody else may have written to the parameter since remember_version.
-  bool was_written() const { return parameter._version() != parameter_version; }
-  void remember_version() { parameter_version = parameter._version(); }
-};
+  // Makes dense_parameter, where it is needed, and memory.
+  void lay_out();
 
-// The moments' dtype in a dtype set.
-at::ScalarType state_dtype(kernels::AdamStorage storage);
+  // The range's first element in a tensor of the parameter's layout; null for an undefined one.
+  const void* in_range(const at::Tensor& tensor) const;
+};
 
 // Of gradients of parameters in that dtype set.
 kernels::GradientType gradient_type(kernels::AdamStorage storage);
+// Bytes of one element of a gradient.
+int64_t gradient_bytes(kernels::GradientType type);
 
 // Null for an undefined tensor.
 void* pointer_of(const at::Tensor& tensor);
@@ -71,16 +81,13 @@ bool same_layout(const at::Tensor& a, const at::Tensor& b);
 // view that is negated or zero in name only.
 bool needs_dense_gradient(const AdamEntry& entry, const at::Tensor& gradient);
 
-// Throws InvalidArgument where an existing state tensor has another shape than the parameter or is not made
-// of numbers that a moment can be.
-void check_state(const FusedAdamStateFields& state, const at::Tensor& parameter, const std::string& name);
+// Throws InvalidArgument where an existing state tensor has another shape than `sizes` or is not made of numbers
+// that a moment can be.
+void check_state(const FusedAdamStateFields& state, at::IntArrayRef sizes, const std::string& name);
 
-// Gives every entry the state tensors its dtype set needs, in the parameter's layout, dtype and device: new
+// Gives every entry the state tensors its dtype set needs, in the layout of its memory, dtype and device: new
 // ones as zeros in common arenas, master copies from the parameter's value, existing ones converted where
-// they do not fit.
+// they do not fit. A compressed entry's momentum lies elsewhere; it gets none.
 void prepare_state(std::vector<AdamEntry>& entries);
-
-// After somebody wrote to the parameter: where the master copy no longer rounds to it, the parameter wins.
-void follow_parameter(AdamEntry& entry);
 
 }  // namespace pacer::detail

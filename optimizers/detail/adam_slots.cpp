@@ -1,36 +1,48 @@
 #include <pacer/optimizers/detail/adam_slots.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
+#include <set>
 #include <tuple>
 
 #include <ATen/ops/empty.h>
 
 namespace pacer::detail {
-namespace {
-
-// Slots on the GPU count in device memory; this many bytes of scalars each.
-constexpr int64_t kBytes = kernels::kAdamScalarsBytes;
-
-}  // namespace
 
 bool AdamSlots::fit(const std::vector<AdamEntry>& entries, const std::vector<char>& takes_part) const {
-  std::vector<char> participation(slots_.size(), -1);
+  std::vector<char> active(slots_.size(), -1);
   for (size_t i = 0; i < entries.size(); ++i) {
     const AdamEntry& entry = entries[i];
     if (entry.slot < 0 || entry.state->clock() != slots_[static_cast<size_t>(entry.slot)].clock) return false;
-    char& slot = participation[static_cast<size_t>(entry.slot)];
+    char& slot = active[static_cast<size_t>(entry.slot)];
     if (slot == -1) slot = takes_part[i];
     if (slot != takes_part[i]) return false;
   }
-  return true;
+  return !could_merge(active);
+}
+
+bool AdamSlots::could_merge(const std::vector<char>& active) const {
+  if (slots_.size() < 2) return false;
+  std::set<std::tuple<size_t, bool, bool, char, int64_t>> seen;
+  size_t unread = 0;
+  for (size_t s = 0; s < slots_.size(); ++s) {
+    const Slot& slot = slots_[s];
+    if (slot.clock->device_leads()) {
+      ++unread;
+    } else if (!seen.emplace(slot.group, slot.is_double, slot.is_compressed, active[s], slot.clock->host_steps())
+                    .second) {
+      return true;
+    }
+  }
+  return unread > most_unread_;
 }
 
 void AdamSlots::assign(std::vector<AdamEntry>& entries, const std::vector<char>& takes_part,
                        at::Device device) {
-  // Parameters meet in a slot if their counts are known to be equal: the same clock, or the same number on
-  // the host.
-  using Key = std::tuple<size_t, bool, const StepClock*, int64_t, char>;
+  // Entries meet in a slot if their counts are known to be equal: the same clock, or the same number.
+  const bool reads_counts = slots_.size() > most_unread_;
+  using Key = std::tuple<size_t, bool, bool, const StepClock*, int64_t, char>;
   std::map<Key, int64_t> slot_of;
   std::vector<Slot> slots;
   std::vector<std::shared_ptr<const StepClock>> origins;
@@ -38,18 +50,19 @@ void AdamSlots::assign(std::vector<AdamEntry>& entries, const std::vector<char>&
   for (size_t i = 0; i < entries.size(); ++i) {
     const AdamEntry& entry = entries[i];
     const auto& clock = entry.state->clock();
-    const bool device_leads = device.is_cuda() && clock && clock->device_leads();
+    const bool is_unread = device.is_cuda() && clock && clock->device_leads() && !reads_counts;
+    const int64_t steps = is_unread ? 0 : entry.state->step();
     const bool is_double = entry.storage == kernels::AdamStorage::f64;
-    const Key key{entry.group, is_double, device_leads ? clock.get() : nullptr,
-                  device_leads ? 0 : entry.state->step(), takes_part[i]};
+    const Key key{entry.group, is_double, entry.is_compressed, is_unread ? clock.get() : nullptr, steps,
+                  takes_part[i]};
     const auto [found, is_new] = slot_of.emplace(key, static_cast<int64_t>(slots.size()));
     if (is_new) {
-      slots.push_back(
-          {entry.group, is_double, std::make_shared<StepClock>(device_leads ? 0 : entry.state->step())});
-      origins.push_back(device_leads ? clock : nullptr);
+      slots.push_back({entry.group, is_double, entry.is_compressed, std::make_shared<StepClock>(steps)});
+      origins.push_back(is_unread ? clock : nullptr);
     }
     chosen[i] = found->second;
   }
+  if (reads_counts) most_unread_ = std::max<size_t>(64, 2 * slots.size());
   slots_ = std::move(slots);
   if (device.is_cuda()) place_counts(origins, device);
   for (size_t i = 0; i < entries.size(); ++i) {
@@ -77,47 +90,22 @@ void AdamSlots::place_counts(const std::vector<std::shared_ptr<const StepClock>>
     slots_[i].clock->place_on_device(steps, static_cast<int64_t>(i));
   }
   device_steps_ = steps;
-  device_scalars_ = at::empty({count * kBytes}, at::TensorOptions().dtype(at::kByte).device(device));
+  device_scalars_ = at::empty({count * static_cast<int64_t>(sizeof(kernels::StepScalars))},
+                              at::TensorOptions().dtype(at::kByte).device(device));
 }
 
-void AdamSlots::configure(const std::vector<AdamGroupSettings>& settings,
+void AdamSlots::configure(const std::vector<AdamGroupSettings>& settings, double local_weight,
                           const std::vector<AdamEntry>& entries, const std::vector<char>& takes_part) {
   std::vector<kernels::AdamSlot> wanted(slots_.size());
   for (size_t i = 0; i < slots_.size(); ++i) {
-    wanted[i].settings = settings[slots_[i].group].kernel;
-    wanted[i].is_double = slots_[i].is_double;
-    wanted[i].active = 0;
+    wanted[i] = {settings[slots_[i].group].kernel, slots_[i].is_double, 0};
+    if (slots_[i].is_compressed) wanted[i].settings.factor *= local_weight;
   }
   for (size_t i = 0; i < entries.size(); ++i)
     wanted[static_cast<size_t>(entries[i].slot)].active |= takes_part[i];
-  static_assert(sizeof(kernels::AdamSlot) == sizeof(kernels::AdamSettings) + 8,
-                "compared as bytes: no padding");
-  const bool same =
-      wanted.size() == table_.host().size() &&
-      std::memcmp(wanted.data(), table_.host().data(), wanted.size() * sizeof(kernels::AdamSlot)) == 0;
-  if (same) return;
+  if (wanted == table_.host()) return;
   table_.host() = std::move(wanted);
   table_.mark_changed();
-}
-
-const void* AdamSlots::write_scalars(at::Device device, const kernels::GradientCheck* check) {
-  const std::vector<kernels::AdamSlot>& slots = table_.host();
-  if (device.is_cuda()) {
-    auto* scalars = device_scalars_.mutable_data_ptr();
-    kernels::adam_prologue_cuda(table_.pointer(), static_cast<int64_t>(slots.size()),
-                                static_cast<int64_t*>(device_steps_.mutable_data_ptr()), scalars, check,
-                                current_stream(device));
-    return scalars;
-  }
-  host_scalars_.resize(slots.size() * kBytes + 64);
-  auto* scalars = host_scalars_.data() + (64 - reinterpret_cast<uintptr_t>(host_scalars_.data()) % 64);
-  for (size_t i = 0; i < slots.size(); ++i) {
-    if (!slots[i].active) continue;
-    kernels::AdamSlot slot = slots[i];
-    if (check) slot.settings.factor = check->factor;
-    kernels::adam_scalars_cpu(slot, slots_[i].clock->host_steps() + 1, scalars + i * kBytes);
-  }
-  return scalars;
 }
 
 void AdamSlots::count_step() {

@@ -1,6 +1,6 @@
-// Slots: sets of parameters that share a parameter group and a step count, and so the scalars of a step. A
-// parameter that sits out a step its companions take leaves their slot, with its own count, without asking
-// the device.
+// Slots: sets of entries that share a parameter group and a step count, and so the scalars of a step. An entry that
+// sits out a step its companions take leaves their slot, with its own count, without asking the device; entries
+// whose counts are equal again meet again.
 #pragma once
 
 #include <cstdint>
@@ -18,43 +18,50 @@ namespace pacer::detail {
 
 class AdamSlots {
  public:
-  // True while every entry follows its slot's clock and each slot's entries agree on taking part.
-  // takes_part[i] belongs to entries[i].
+  // True while every entry follows its slot's clock, each slot's entries agree on taking part, and no two slots
+  // could be one. takes_part[i] belongs to entries[i].
   bool fit(const std::vector<AdamEntry>& entries, const std::vector<char>& takes_part) const;
 
-  // Sorts the entries into new slots; step counts are kept.
+  // Sorts the entries into new slots; step counts are kept. Where the device leads the counts of very many slots,
+  // this reads them, and so waits for it, to bring together those that are equal.
   void assign(std::vector<AdamEntry>& entries, const std::vector<char>& takes_part, at::Device device);
 
-  // Settings and participation for the coming step. `settings[g]` belongs to parameter group g.
-  void configure(const std::vector<AdamGroupSettings>& settings, const std::vector<AdamEntry>& entries,
-                 const std::vector<char>& takes_part);
+  // Settings and participation for the coming step. `settings[g]` belongs to parameter group g. Gradients of
+  // compressed entries are those of this rank alone: times their settings' factor times `local_weight`.
+  void configure(const std::vector<AdamGroupSettings>& settings, double local_weight,
+                 const std::vector<AdamEntry>& entries, const std::vector<char>& takes_part);
 
   // Sends what write_scalars needs to the GPU, where it changed.
   void send(at::Device device) { table_.send(device); }
 
   // Writes and returns the scalars of the coming step (host or device memory, as `check` is). On CUDA this
   // also advances the device's counts of the slots that take part, unless the check is non-finite; null for
-  // no check.
-  const void* write_scalars(at::Device device, const kernels::GradientCheck* check);
+  // no check. (In adam_engine.cpp.)
+  const kernels::StepScalars* write_scalars(at::Device device, const kernels::GradientCheck* check);
 
   // The host's counts of the slots that take part.
   void count_step();
   // From now on only the device knows the counts of the slots that take part.
   void let_device_lead();
 
+  size_t size() const { return slots_.size(); }
+
  private:
   struct Slot {
     size_t group;
     bool is_double;
+    bool is_compressed;
     std::shared_ptr<StepClock> clock;
   };
+  bool could_merge(const std::vector<char>& active) const;
   void place_counts(const std::vector<std::shared_ptr<const StepClock>>& origins, at::Device device);
 
   std::vector<Slot> slots_;
   DeviceBuffer<kernels::AdamSlot> table_;
-  std::vector<unsigned char> host_scalars_;
-  at::Tensor device_scalars_;
-  at::Tensor device_steps_;
+  std::vector<kernels::StepScalars> host_scalars_;
+  at::Tensor device_scalars_;  // bytes
+  at::Tensor device_steps_;    // int64, by slot
+  size_t most_unread_ = 64;    // slots whose counts the device leads, before they are read
 };
 
 }  // namespace pacer::detail

@@ -12,7 +12,7 @@ void AdamTable::add(AdamEntry& entry, size_t table) {
   entry.position = counts_.size();
   const FusedAdamStateFields& state = *entry.state;
   kernels::AdamTensor tensor{};
-  tensor.parameter = pointer_of(entry.memory());
+  tensor.parameter = pointer_of(entry.memory);
   tensor.exp_avg = pointer_of(state.exp_avg());
   tensor.exp_avg_sq = pointer_of(state.exp_avg_sq());
   tensor.max_exp_avg_sq = launch_.amsgrad ? pointer_of(state.max_exp_avg_sq()) : nullptr;
@@ -20,7 +20,7 @@ void AdamTable::add(AdamEntry& entry, size_t table) {
   tensor.first_element = entry.first_element;
   tensors_.host().push_back(tensor);
   gradients_.host().push_back({nullptr, 0});
-  counts_.push_back(entry.parameter.numel());
+  counts_.push_back(entry.range.count);
   averages_.push_back(static_cast<kernels::LambAverage*>(pointer_of(state.trust_average())));
 }
 
@@ -67,39 +67,12 @@ void AdamTable::sum_of_squares(double* partials, size_t first, size_t tensors) {
                                  /*places=*/nullptr, partials + begin, current_stream(device_));
     return;
   }
-  const size_t element_size = type == kernels::GradientType::f64   ? 8
-                              : type == kernels::GradientType::f32 ? 4
-                                                                   : 2;
   for_each_tile(units_.host(), begin, end, [&](int64_t i) {
     const Tile& unit = units_.host()[static_cast<size_t>(i)];
     const auto* gradient = static_cast<const char*>(gradients_.host()[unit.tensor].gradient);
     partials[i] = gradient == nullptr
                       ? 0.0
-                      : kernels::sum_of_squares_cpu(
-                            type, gradient + unit.offset * static_cast<int64_t>(element_size), unit.count);
-  });
-}
-
-void AdamTable::step(const void* scalars, bool follows_prologue) {
-  if (device_.is_cuda()) {
-    const auto count = static_cast<int64_t>(tiles_.host().size());
-    const kernels::AdamTiles tiles{tiles_.pointer(), block_tiles_, count - block_tiles_};
-    if (lamb_) {
-      lamb_->step_on_cuda({tensors_.pointer(), gradients_.pointer(), scalars}, tiles, follows_prologue);
-      return;
-    }
-    kernels::AdamLaunch launch = launch_;
-    launch.follows_prologue = follows_prologue;
-    kernels::adam_cuda(launch, tiles, tensors_.pointer(), gradients_.pointer(), scalars,
-                       current_stream(device_));
-    return;
-  }
-  if (lamb_) {
-    lamb_->step_on_cpu({tensors_.host().data(), gradients_.host().data(), scalars});
-    return;
-  }
-  for_each_tile(units_.host(), [&](int64_t i) {
-    kernels::adam_cpu(launch_, units_.host()[i], tensors_.host().data(), gradients_.host().data(), scalars);
+                      : kernels::sum_of_squares_cpu(type, gradient + unit.offset * gradient_bytes(type), unit.count);
   });
 }
 

@@ -22,8 +22,6 @@ class AdamTable {
   AdamTable(kernels::AdamLaunch launch, kernels::UpdateRule rule, at::Device device)
       : launch_(launch), rule_(rule), device_(device) {}
 
-  kernels::AdamLaunch launch() const { return launch_; }
-
   // Adds a prepared entry and writes down where it sits. All entries are added before the first step.
   void add(AdamEntry& entry, size_t table);
   void build_tiles();
@@ -43,8 +41,8 @@ class AdamTable {
   void send(bool with_units);
 
   // Updates every tensor whose gradient is set. `scalars` are host or device memory, as the device is.
-  // `follows_prologue`: nothing was enqueued since AdamSlots::write_scalars.
-  void step(const void* scalars, bool follows_prologue);
+  // `follows_prologue`: nothing was enqueued since AdamSlots::write_scalars. (In adam_engine.cpp.)
+  void step(const kernels::StepScalars* scalars, bool follows_prologue);
 
   // Of the parameter's last step, where the rule has one, else 1. Waits for a GPU.
   double trust_ratio(size_t position) const;

@@ -26,7 +26,7 @@ class LambStages {
   struct Step {
     const kernels::AdamTensor* tensors;
     const kernels::AdamGradient* gradients;
-    const void* scalars;
+    const kernels::StepScalars* scalars;
   };
   void step_on_cpu(const Step& step);
   // `tiles`: those of the update. `follows_prologue` as in AdamLaunch.

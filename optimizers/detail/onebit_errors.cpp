@@ -1,6 +1,9 @@
 #include <pacer/optimizers/detail/onebit_errors.h>
 
+#include <algorithm>
+
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 
@@ -9,37 +12,80 @@
 namespace pacer::detail {
 namespace {
 
-const at::Tensor& error_of(const NamedTensors& state, const std::string& key, const at::Tensor& parameter) {
+const at::Tensor& error_of(const NamedTensors& state, const std::string& key, at::IntArrayRef sizes) {
   const at::Tensor& tensor = require_tensor(state, key);
-  require(tensor.scalar_type() == at::kFloat && tensor.sizes() == parameter.sizes(), "\"", key,
+  require(tensor.scalar_type() == at::kFloat && tensor.sizes() == sizes, "\"", key,
           "\" of the state to load is ", tensor.scalar_type(), " of shape ", tensor.sizes(),
-          ", but the parameter has ", parameter.sizes());
+          ", but the parameter has ", sizes);
   return tensor;
+}
+
+std::vector<int64_t> row_major(at::IntArrayRef sizes) {
+  std::vector<int64_t> strides(sizes.size());
+  int64_t next = 1;
+  for (size_t d = sizes.size(); d-- > 0; next *= std::max<int64_t>(sizes[d], 1)) strides[d] = next;
+  return strides;
 }
 
 }  // namespace
 
-at::Tensor in_memory_order(const at::Tensor& values, const at::Tensor& parameter) {
-  const at::Tensor dense = at::empty_strided(parameter.sizes(), parameter.strides(), values.options());
-  dense.copy_(values);
-  return dense.as_strided({parameter.numel()}, {1});
+bool same_strides(at::IntArrayRef a, at::IntArrayRef b, at::IntArrayRef sizes) {
+  if (a.size() != sizes.size() || b.size() != sizes.size()) return false;
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    if (sizes[d] > 1 && a[d] != b[d]) return false;
+  }
+  return true;
 }
 
-JoinedErrors join_errors(const std::vector<NamedTensors>& rank_states, const std::string& name,
-                         const at::Tensor& parameter) {
+int64_t errors_version(const NamedTensors& state) {
+  return state.count(kErrorsVersion) == 0 ? 1 : require_number<int64_t>(state, kErrorsVersion);
+}
+
+void add_strides(const std::string& name, at::IntArrayRef sizes, at::IntArrayRef strides, NamedTensors& state) {
+  if (same_strides(strides, row_major(sizes), sizes)) return;
+  const at::Tensor tensor = at::empty({static_cast<int64_t>(strides.size())}, at::kLong);
+  std::copy(strides.begin(), strides.end(), tensor.mutable_data_ptr<int64_t>());
+  state[name + kStrides] = tensor;
+}
+
+std::vector<int64_t> saved_strides(const NamedTensors& state, const std::string& name, at::IntArrayRef sizes,
+                                   at::IntArrayRef now, int64_t version) {
+  const auto found = state.find(name + kStrides);
+  if (found == state.end()) return version < 2 ? now.vec() : row_major(sizes);
+  const at::Tensor& tensor = found->second;
+  require(tensor.scalar_type() == at::kLong && tensor.dim() == 1 && tensor.device().is_cpu() &&
+              tensor.numel() == static_cast<int64_t>(sizes.size()),
+          "\"", found->first, "\" of the state to load are no strides of a parameter of shape ", sizes);
+  const auto* numbers = tensor.const_data_ptr<int64_t>();
+  return {numbers, numbers + tensor.numel()};
+}
+
+at::Tensor in_memory_order(const at::Tensor& values, const OneBitTensor& of) {
+  const at::Tensor dense = at::empty_strided(of.sizes, of.strides, values.options());
+  dense.copy_(values);
+  return dense.as_strided({of.count}, {1});
+}
+
+JoinedErrors join_errors(const std::vector<NamedTensors>& rank_states, const OneBitTensor& of) {
+  const std::string& name = of.name;
+  const at::IntArrayRef sizes = of.sizes;
   const auto options = at::TensorOptions().dtype(at::kDouble);
-  JoinedErrors joined{at::zeros(parameter.sizes(), options), at::zeros(parameter.sizes(), options)};
+  JoinedErrors joined{at::zeros(sizes, options), at::zeros(sizes, options)};
   std::vector<at::Tensor> parts;
+  std::vector<int64_t> strides = of.strides;
   bool compressed = false;
   for (const NamedTensors& state : rank_states) {
     if (state.empty()) continue;
     // A single rank that did not compress, between a join and its next step.
     if (state.count(name + "/momentum_error") != 0) {
-      joined.worker.add_(error_of(state, name + "/momentum_error", parameter));
+      joined.worker.add_(error_of(state, name + "/momentum_error", sizes));
       continue;
     }
+    if (!compressed) {
+      strides = saved_strides(state, name, sizes, of.strides, errors_version(state));
+    }
     compressed = true;
-    joined.worker.add_(error_of(state, name + "/worker_error", parameter));
+    joined.worker.add_(error_of(state, name + "/worker_error", sizes));
     const auto part = state.find(name + "/server_error");
     if (part == state.end()) continue;
     require(part->second.scalar_type() == at::kFloat && part->second.dim() == 1, "\"", part->first,
@@ -47,13 +93,22 @@ JoinedErrors join_errors(const std::vector<NamedTensors>& rank_states, const std
     parts.push_back(part->second);
   }
   joined.worker.div_(static_cast<double>(rank_states.size()));
-  if (!compressed || parameter.numel() == 0) return joined;
+  if (!compressed || of.count == 0) return joined;
   // Chunks are in rank order, as the elements are in memory.
   const at::Tensor server = parts.empty() ? at::zeros({0}, options) : at::cat(parts).to(at::kDouble);
-  require(server.numel() == parameter.numel(), "the server errors of parameter ", name,
+  require(server.numel() == of.count, "the server errors of parameter ", name,
           " in the state to load have ", server.numel(), " elements over all ranks, but the parameter has ",
-          parameter.numel(), "; a rank's file is missing or of another run");
-  joined.server = server.as_strided(parameter.sizes(), parameter.strides());
+          of.count, "; a rank's file is missing or of another run");
+  const auto reach = [&] {
+    int64_t last = 0;
+    for (size_t d = 0; d < strides.size(); ++d) last += strides[d] * (sizes[d] - 1);
+    return last;
+  };
+  const bool positive = std::all_of(strides.begin(), strides.end(), [](int64_t stride) { return stride >= 0; });
+  require(positive && reach() == of.count - 1 &&
+              server.as_strided(sizes, strides).is_non_overlapping_and_dense(), "\"", name, kStrides,
+          "\" of the state to load are no strides of a parameter of shape ", sizes);
+  joined.server = server.as_strided(sizes, strides);
   return joined;
 }
 

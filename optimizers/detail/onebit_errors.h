@@ -6,6 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <pacer/optimizers/detail/onebit_tensor.h>
 #include <pacer/optimizers/named_tensors.h>
 
 namespace pacer::detail {
@@ -16,12 +17,24 @@ struct JoinedErrors {
   at::Tensor server;  // of all chunks
 };
 
-// Of one parameter, from what OneBitEngine::export_errors left on each rank; zeros where ranks left
+// Of one parameter, from what OneBitPart::export_errors left on each rank; zeros where ranks left
 // nothing. Throws InvalidArgument that names what is missing or does not fit.
-JoinedErrors join_errors(const std::vector<NamedTensors>& rank_states, const std::string& name,
-                         const at::Tensor& parameter);
+JoinedErrors join_errors(const std::vector<NamedTensors>& rank_states, const OneBitTensor& of);
+
+// Server errors are lists in the order of the parameter's memory. Where that is not row-major, its strides are saved
+// beside them, from version 2 of the state on; version 1 did not say, and is read as if nothing had changed.
+inline constexpr char kStrides[] = "/strides";
+inline constexpr char kErrorsVersion[] = "onebit/state_version";
+void add_strides(const std::string& name, at::IntArrayRef sizes, at::IntArrayRef strides, NamedTensors& state);
+// `now`: of the parameter as it is here.
+std::vector<int64_t> saved_strides(const NamedTensors& state, const std::string& name, at::IntArrayRef sizes,
+                                   at::IntArrayRef now, int64_t version);
+// Equal where they matter: along dimensions of more than one element.
+bool same_strides(at::IntArrayRef a, at::IntArrayRef b, at::IntArrayRef sizes);
+// Of a rank's state; 1 where it does not say.
+int64_t errors_version(const NamedTensors& state);
 
 // The elements as a vector, in the order in which they lie in the parameter's memory, which has no gaps.
-at::Tensor in_memory_order(const at::Tensor& values, const at::Tensor& parameter);
+at::Tensor in_memory_order(const at::Tensor& values, const OneBitTensor& of);
 
 }  // namespace pacer::detail

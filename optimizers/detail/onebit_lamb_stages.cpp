@@ -2,7 +2,6 @@
 
 #include <array>
 #include <cmath>
-#include <cstring>
 #include <set>
 
 #include <ATen/Parallel.h>
@@ -62,10 +61,10 @@ NamedTensors take_lamb_state(NamedTensors& state) {
   return taken;
 }
 
-OneBitLambStages::OneBitLambStages(const std::vector<AdamEntry>& entries, const kernels::OneBitLayout& layout,
+OneBitLambStages::OneBitLambStages(const std::vector<OneBitTensor>& tensors, const kernels::OneBitLayout& layout,
                                    const std::vector<Tile>& units, at::Device device)
     : device_(device), layout_(layout) {
-  const auto count = static_cast<int64_t>(entries.size());
+  const auto count = static_cast<int64_t>(tensors.size());
   const auto floats = at::TensorOptions().dtype(at::kFloat).device(device);
   const auto doubles = floats.dtype(at::kDouble);
   const auto unit_count = static_cast<int64_t>(units.size());
@@ -76,59 +75,60 @@ OneBitLambStages::OneBitLambStages(const std::vector<AdamEntry>& entries, const 
   factors_ = at::ones({count}, doubles);
   ratios_ = at::empty({unit_count}, floats);
   sums_ = at::empty({2, unit_count}, doubles);
-  for (const TileRange& own : tile_ranges(units, entries.size())) tensors_.host().push_back({own, {}});
+  for (const TileRange& own : tile_ranges(units, tensors.size())) tensors_.host().push_back({own, {}});
 }
 
-at::Tensor OneBitLambStages::view(const at::Tensor& flat, const AdamEntry& entry, size_t i) const {
-  return flat.as_strided(entry.parameter.sizes(), entry.parameter.strides(), layout_.offset(i));
+at::Tensor OneBitLambStages::view(const at::Tensor& flat, const OneBitTensor& tensor, size_t i) const {
+  return flat.as_strided(tensor.sizes, tensor.strides, layout_.offset(i));
 }
 
-void OneBitLambStages::freeze(std::vector<AdamEntry>& entries, const std::vector<AdamGroupSettings>& settings,
+void OneBitLambStages::freeze(const std::vector<OneBitTensor>& tensors, const OneBitStates& states,
+                              const std::vector<AdamGroupSettings>& settings,
                               const at::Tensor& variance, const at::Tensor& momentum,
                               const at::Tensor& floors) {
   std::vector<const float*> arrays;
-  for (size_t i = 0; i < entries.size(); ++i) {
+  for (size_t i = 0; i < tensors.size(); ++i) {
     arrays.push_back(momentum.const_data_ptr<float>() + layout_.offset(i));
   }
   const std::vector<double> squares = tensor_sums(Term::square, arrays, layout_.counts(), device_);
   std::vector<double> magnitudes;
   double sum = 0, counted = 0;
-  for (size_t i = 0; i < entries.size(); ++i) {
+  for (size_t i = 0; i < tensors.size(); ++i) {
     const auto count = static_cast<double>(layout_.counts()[i]);
     magnitudes.push_back(count > 0 ? std::sqrt(squares[i] / count) : 0);
     sum += magnitudes.back();
     counted += count > 0;
   }
-  for (size_t i = 0; i < entries.size(); ++i) {
-    AdamEntry& entry = entries[i];
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const OneBitTensor& tensor = tensors[i];
     const auto place = static_cast<int64_t>(i);
-    const kernels::AdamSettings& kernel = settings[entry.group].kernel;
+    const kernels::AdamSettings& kernel = settings[tensor.group].kernel;
     momentum_scales_.select(0, place).fill_(kernels::momentum_scale(magnitudes[i], sum / counted));
-    const double c2 = kernels::bias_corrections(kernel, entry.state->step()).c2;
-    const at::Tensor floored = at::maximum(view(variance, entry, i), floors.select(0, place));
-    view(fresh_variance_, entry, i).copy_(floored.to(at::kDouble).mul_(c2));
-    const double coefficient = corrected_trust(entry.state->trust_average(), kernel);
-    entry.state->trust_average().select(0, 0).fill_(coefficient);
+    const double c2 = kernels::bias_corrections(kernel, states[i]->step()).c2;
+    const at::Tensor floored = at::maximum(view(variance, tensor, i), floors.select(0, place));
+    view(fresh_variance_, tensor, i).copy_(floored.to(at::kDouble).mul_(c2));
+    const double coefficient = corrected_trust(states[i]->trust_average(), kernel);
+    states[i]->trust_average().select(0, 0).fill_(coefficient);
     coefficients_.select(0, place).fill_(coefficient);
   }
 }
 
-void OneBitLambStages::export_state(const std::vector<AdamEntry>& entries, NamedTensors& state) const {
-  for (size_t i = 0; i < entries.size(); ++i) {
+void OneBitLambStages::export_state(const std::vector<OneBitTensor>& tensors, NamedTensors& state) const {
+  for (size_t i = 0; i < tensors.size(); ++i) {
     const auto place = static_cast<int64_t>(i);
-    state[entries[i].name + kScale] = momentum_scales_.narrow(0, place, 1);
-    state[entries[i].name + kFactor] = factors_.narrow(0, place, 1);
-    state[entries[i].name + kFresh] = view(fresh_variance_, entries[i], i);
+    state[tensors[i].name + kScale] = momentum_scales_.narrow(0, place, 1);
+    state[tensors[i].name + kFactor] = factors_.narrow(0, place, 1);
+    state[tensors[i].name + kFresh] = view(fresh_variance_, tensors[i], i);
   }
 }
 
-void OneBitLambStages::check_state(const std::vector<AdamEntry>& entries, const NamedTensors& state) const {
+void OneBitLambStages::check_state(const std::vector<OneBitTensor>& tensors, const NamedTensors& state) const {
   std::set<std::string> expected;
-  for (const AdamEntry& entry : entries) {
-    check_numbers(state, entry.name + kScale, at::kFloat, {1});
-    check_numbers(state, entry.name + kFactor, at::kDouble, {1});
-    check_numbers(state, entry.name + kFresh, at::kFloat, entry.parameter.sizes());
-    expected.insert({entry.name + kScale, entry.name + kFactor, entry.name + kFresh});
+  for (const OneBitTensor& tensor : tensors) {
+    check_numbers(state, tensor.name + kScale, at::kFloat, {1});
+    check_numbers(state, tensor.name + kFactor, at::kDouble, {1});
+    check_numbers(state, tensor.name + kFresh, at::kFloat, tensor.sizes);
+    expected.insert({tensor.name + kScale, tensor.name + kFactor, tensor.name + kFresh});
   }
   for (const auto& item : state) {
     require(expected.count(item.first) != 0, "the state to load has \"", item.first,
@@ -136,32 +136,33 @@ void OneBitLambStages::check_state(const std::vector<AdamEntry>& entries, const 
   }
 }
 
-void OneBitLambStages::import_state(const std::vector<AdamEntry>& entries, const NamedTensors& state) {
-  for (size_t i = 0; i < entries.size(); ++i) {
+void OneBitLambStages::import_state(const std::vector<OneBitTensor>& tensors, const OneBitStates& states,
+                                    const NamedTensors& state) {
+  for (size_t i = 0; i < tensors.size(); ++i) {
     const auto place = static_cast<int64_t>(i);
-    const AdamEntry& entry = entries[i];
-    momentum_scales_.narrow(0, place, 1).copy_(state.at(entry.name + kScale));
-    factors_.narrow(0, place, 1).copy_(state.at(entry.name + kFactor));
-    view(fresh_variance_, entry, i).copy_(state.at(entry.name + kFresh));
-    coefficients_.narrow(0, place, 1).copy_(entry.state->trust_average().narrow(0, 0, 1));
+    const OneBitTensor& tensor = tensors[i];
+    momentum_scales_.narrow(0, place, 1).copy_(state.at(tensor.name + kScale));
+    factors_.narrow(0, place, 1).copy_(state.at(tensor.name + kFactor));
+    view(fresh_variance_, tensor, i).copy_(state.at(tensor.name + kFresh));
+    coefficients_.narrow(0, place, 1).copy_(states[i]->trust_average().narrow(0, 0, 1));
   }
 }
 
-void OneBitLambStages::configure(const std::vector<AdamEntry>& entries,
+void OneBitLambStages::configure(const std::vector<OneBitTensor>& tensors,
                                  const std::vector<AdamGroupSettings>& settings) {
-  for (size_t i = 0; i < entries.size(); ++i) {
-    const kernels::LambFactorBounds& wanted = settings[entries[i].group].factor_bounds;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const kernels::LambFactorBounds& wanted = settings[tensors[i].group].factor_bounds;
     kernels::LambFactorBounds& current = tensors_.host()[i].bounds;
-    if (std::memcmp(&current, &wanted, sizeof wanted) == 0) continue;
+    if (current == wanted) continue;
     current = wanted;
     tensors_.mark_changed();
   }
   tensors_.send(device_);
 }
 
-void OneBitLambStages::unscale(const std::vector<AdamEntry>& entries, const at::Tensor& flat) const {
-  for (size_t i = 0; i < entries.size(); ++i) {
-    view(flat, entries[i], i).div_(momentum_scales_.select(0, static_cast<int64_t>(i)));
+void OneBitLambStages::unscale(const std::vector<OneBitTensor>& tensors, const at::Tensor& flat) const {
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    view(flat, tensors[i], i).div_(momentum_scales_.select(0, static_cast<int64_t>(i)));
   }
 }
 

@@ -11,7 +11,6 @@
 
 #include <pacer/collectives/detail/device_buffer.h>
 #include <pacer/kernels/onebit_lamb.h>
-#include <pacer/optimizers/detail/adam_entry.h>
 #include <pacer/optimizers/detail/onebit_stages.h>
 #include <pacer/optimizers/named_tensors.h>
 
@@ -28,26 +27,28 @@ NamedTensors take_lamb_state(NamedTensors& state);
 class OneBitLambStages {
  public:
   // `units`: those of the OneBitStages.
-  OneBitLambStages(const std::vector<AdamEntry>& entries, const kernels::OneBitLayout& layout,
+  OneBitLambStages(const std::vector<OneBitTensor>& tensors, const kernels::OneBitLayout& layout,
                    const std::vector<Tile>& units, at::Device device);
 
   // At the freeze, from the flat buffers and floors of the tensors; states' trust averages become final.
   // Waits for a GPU.
-  void freeze(std::vector<AdamEntry>& entries, const std::vector<AdamGroupSettings>& settings,
+  void freeze(const std::vector<OneBitTensor>& tensors, const OneBitStates& states,
+              const std::vector<AdamGroupSettings>& settings,
               const at::Tensor& variance, const at::Tensor& momentum, const at::Tensor& floors);
   // "NAME/momentum_scale" (fp32), "NAME/lamb_factor" (fp64), one number each, and "NAME/fresh_variance".
-  void export_state(const std::vector<AdamEntry>& entries, NamedTensors& state) const;
+  void export_state(const std::vector<OneBitTensor>& tensors, NamedTensors& state) const;
   // Throws InvalidArgument where such a state does not fit, changing nothing.
-  void check_state(const std::vector<AdamEntry>& entries, const NamedTensors& state) const;
-  void import_state(const std::vector<AdamEntry>& entries, const NamedTensors& state);
+  void check_state(const std::vector<OneBitTensor>& tensors, const NamedTensors& state) const;
+  void import_state(const std::vector<OneBitTensor>& tensors, const OneBitStates& states,
+                    const NamedTensors& state);
 
   // For the coming steps.
-  void configure(const std::vector<AdamEntry>& entries, const std::vector<AdamGroupSettings>& settings);
+  void configure(const std::vector<OneBitTensor>& tensors, const std::vector<AdamGroupSettings>& settings);
 
   // fp32, one for each tensor.
   const at::Tensor& momentum_scales() const { return momentum_scales_; }
   // Divides a flat buffer by them.
-  void unscale(const std::vector<AdamEntry>& entries, const at::Tensor& flat) const;
+  void unscale(const std::vector<OneBitTensor>& tensors, const at::Tensor& flat) const;
   double factor(size_t i) const;
   double momentum_scale(size_t i) const;
 
@@ -62,7 +63,7 @@ class OneBitLambStages {
             const kernels::OneBitControl& control) const;
 
  private:
-  at::Tensor view(const at::Tensor& flat, const AdamEntry& entry, size_t i) const;
+  at::Tensor view(const at::Tensor& flat, const OneBitTensor& tensor, size_t i) const;
 
   at::Device device_;
   kernels::OneBitLayout layout_;

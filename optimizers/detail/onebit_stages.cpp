@@ -1,7 +1,6 @@
 #include <pacer/optimizers/detail/onebit_stages.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
@@ -19,20 +18,20 @@ using kernels::AdamStorage;
 using kernels::OneBitAdamWork;
 using kernels::OneBitControl;
 
-OneBitStages::OneBitStages(const std::vector<AdamEntry>& entries, const kernels::OneBitLayout& layout,
+OneBitStages::OneBitStages(const std::vector<OneBitTensor>& tensors, const kernels::OneBitLayout& layout,
                            at::Device device)
     : device_(device),
       layout_(layout),
       rows_(layout_.rows()),
       units_(make_tiles(layout_.counts(), kReductionUnit)) {
-  tensors_.host().resize(entries.size());
+  tensors_.host().resize(tensors.size());
   const auto doubles = at::TensorOptions().dtype(at::kDouble).device(device);
   partials_ = at::empty({static_cast<int64_t>(units_.size())}, doubles);
-  sums_ = at::empty({static_cast<int64_t>(entries.size())}, doubles);
-  if (device_.is_cuda()) make_tables(entries);
+  sums_ = at::empty({static_cast<int64_t>(tensors.size())}, doubles);
+  if (device_.is_cuda()) make_tables(tensors);
 }
 
-void OneBitStages::make_tables(const std::vector<AdamEntry>& entries) {
+void OneBitStages::make_tables(const std::vector<OneBitTensor>& tensors) {
   const auto table_of = [&](AdamStorage storage) -> Table& {
     for (Table& table : tables_) {
       if (table.storage == storage) return table;
@@ -42,11 +41,11 @@ void OneBitStages::make_tables(const std::vector<AdamEntry>& entries) {
   };
   for (Tile tile : make_tiles(layout_.counts(), kernels::kOneBitBlockTile)) {
     tile.offset += layout_.offset(tile.tensor);
-    table_of(entries[tile.tensor].storage).tiles.host().push_back(tile);
+    table_of(tensors[tile.tensor].storage).tiles.host().push_back(tile);
   }
-  units_of_.host() = tile_ranges(units_, entries.size());
+  units_of_.host() = tile_ranges(units_, tensors.size());
   for (size_t u = 0; u < units_.size(); ++u) {
-    Table& table = table_of(entries[units_[u].tensor].storage);
+    Table& table = table_of(tensors[units_[u].tensor].storage);
     table.units.host().push_back(units_[u]);
     table.unit_places.host().push_back(static_cast<uint32_t>(u));
   }
@@ -61,8 +60,8 @@ void OneBitStages::make_tables(const std::vector<AdamEntry>& entries) {
   }
   all_units_.host() = units_;
   counts_.host() = layout_.counts();
-  gradients_.host().resize(entries.size());
-  variances_.host().resize(entries.size());
+  gradients_.host().resize(tensors.size());
+  variances_.host().resize(tensors.size());
   all_units_.send(device_);
   counts_.send(device_);
   units_of_.send(device_);
@@ -74,7 +73,7 @@ kernels::AdamTiles OneBitStages::Table::view() const {
 
 void OneBitStages::set_tensor(size_t i, const kernels::OneBitAdamTensor& tensor) {
   kernels::OneBitAdamTensor& current = tensors_.host()[i];
-  if (std::memcmp(&current, &tensor, sizeof tensor) == 0) return;
+  if (current == tensor) return;
   current = tensor;
   tensors_.mark_changed();
   if (device_.is_cpu()) return;
@@ -122,11 +121,11 @@ void OneBitStages::sum_of_squares_on_cpu(double* partials) const {
     const Tile& unit = units_[static_cast<size_t>(u)];
     const kernels::OneBitAdamTensor& tensor = tensors_.host()[unit.tensor];
     const kernels::GradientType type = gradient_type(tensor.storage);
-    const int64_t size = type == kernels::GradientType::f32 ? 4 : 2;
     partials[u] = tensor.gradient == nullptr
                       ? 0.0
                       : kernels::sum_of_squares_cpu(
-                            type, static_cast<const char*>(tensor.gradient) + unit.offset * size, unit.count);
+                            type, static_cast<const char*>(tensor.gradient) + unit.offset * gradient_bytes(type),
+                            unit.count);
   });
 }
 

@@ -10,13 +10,13 @@
 #include <pacer/collectives/detail/device_buffer.h>
 #include <pacer/collectives/detail/onebit_exchange.h>
 #include <pacer/kernels/onebit_adam.h>
-#include <pacer/optimizers/detail/adam_entry.h>
+#include <pacer/optimizers/detail/onebit_tensor.h>
 
 namespace pacer::detail {
 
 class OneBitStages {
  public:
-  OneBitStages(const std::vector<AdamEntry>& entries, const kernels::OneBitLayout& layout, at::Device device);
+  OneBitStages(const std::vector<OneBitTensor>& tensors, const kernels::OneBitLayout& layout, at::Device device);
 
   // What changes from step to step, and its way to the device.
   void set_tensor(size_t i, const kernels::OneBitAdamTensor& tensor);
@@ -54,7 +54,7 @@ class OneBitStages {
   const std::vector<Table>& tables() const { return tables_; }
 
  private:
-  void make_tables(const std::vector<AdamEntry>& entries);
+  void make_tables(const std::vector<OneBitTensor>& tensors);
   void sum_of_squares_on_cpu(double* partials) const;
   void floors_on_cpu(const float* variance, double share, float* floors, double* total) const;
   kernels::OneBitAdamRows rows_of(const kernels::OneBitAdamWork& work) const;

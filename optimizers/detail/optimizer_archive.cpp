@@ -1,12 +1,110 @@
 #include <pacer/optimizers/detail/optimizer_archive.h>
 
-namespace pacer::detail {
+#include <algorithm>
+#include <exception>
 
-void check_pending(const PendingState& pending, const AdamFlavour& flavour, const ParamGroups& groups,
+#include <ATen/ops/scalar_tensor.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+
+#include <pacer/core/error.h>
+#include <pacer/optimizers/detail/adam_entry.h>
+
+namespace pacer::detail {
+namespace {
+
+using torch::optim::OptimizerOptions;
+using torch::serialize::InputArchive;
+using torch::serialize::OutputArchive;
+
+constexpr const char* kNothing = "; nothing was loaded";
+
+at::Tensor count_tensor(size_t count) { return at::scalar_tensor(static_cast<int64_t>(count), at::kLong); }
+
+std::string label_of(const void* tensor) { return std::to_string(reinterpret_cast<size_t>(tensor)); }
+void* tensor_of(const std::string& label) {
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): the label is the address the parameter had when it was saved
+  return reinterpret_cast<void*>(std::stoull(label));  // throws where it is not an address
+}
+
+// As they were saved: labels and options of one group.
+struct SavedGroup {
+  std::vector<std::string> labels;
+  std::unique_ptr<OptimizerOptions> options;
+};
+
+int64_t read_count(InputArchive& archive, const std::string& key) {
+  at::Tensor count;
+  archive.read(key, count);
+  return count.item<int64_t>();
+}
+
+std::vector<SavedGroup> read_groups(InputArchive& archive, const OptimizerTraits& traits, const ParamGroups& groups,
+                                    const OptimizerOptions& defaults) {
+  std::vector<SavedGroup> saved;
+  const int64_t count = read_count(archive, "param_groups/size");
+  for (int64_t g = 0; g < count; ++g) {
+    InputArchive group, options;
+    archive.read(concatenate("param_groups/", g), group);
+    const int64_t parameters = read_count(group, "params/size");
+    SavedGroup& of_group = saved.emplace_back();
+    for (int64_t i = 0; i < parameters; ++i) {
+      c10::IValue label;
+      group.read(concatenate("params/", i), label);
+      of_group.labels.push_back(label.toStringRef());
+      tensor_of(of_group.labels.back());
+    }
+    group.read("options", options);
+    const auto place = static_cast<size_t>(g);
+    of_group.options =
+        place < groups.size() ? adopt(traits, groups[place].options(), defaults, place) : defaults.clone();
+    of_group.options->serialize(options);
+  }
+  return saved;
+}
+
+ParamStates read_states(InputArchive& archive, const OptimizerTraits& traits) {
+  ParamStates states;
+  for (const std::string& label : archive.keys()) {
+    InputArchive of_parameter;
+    archive.read(label, of_parameter);
+    auto state = traits.make_state();
+    state->serialize(of_parameter);
+    states[tensor_of(label)] = std::move(state);
+  }
+  return states;
+}
+
+// Before version 1.5 torch's optimizers wrote lists of buffers.
+void refuse_oldest(InputArchive& archive, const OptimizerTraits& traits) {
+  c10::IValue value;
+  at::Tensor size;
+  InputArchive state;
+  if (archive.try_read("pytorch_version", value) || archive.try_read("state", state)) return;
+  const bool is_oldest = archive.try_read("step_buffers/size", size) ||
+                         archive.try_read("exp_average_buffers/size", size, /*is_buffer=*/false);
+  require(!is_oldest, traits.name,
+          ": this archive was written by an optimizer of PyTorch before 1.5, whose layout was another; load it into "
+          "torch's optimizer over the same parameters, and give that to take_over",
+          kNothing);
+}
+
+}  // namespace
+
+std::unique_ptr<OptimizerOptions> adopt(const OptimizerTraits& traits, const OptimizerOptions& options,
+                                        const OptimizerOptions& own, size_t group) {
+  auto adopted = traits.adopt(options, own);
+  require(adopted != nullptr, traits.name, ": the options of group ", group, " belong to another optimizer; use ",
+          traits.name, "Options");
+  traits.settings(*adopted);
+  return adopted;
+}
+
+void check_pending(const PendingState& pending, const OptimizerTraits& traits, const ParamGroups& groups,
                    const ParameterNames& names) {
-  std::vector<AdamGroupSettings> settings;
+  ParamGroups with_options;
   for (size_t g = 0; g < groups.size(); ++g) {
-    settings.push_back(flavour.settings(*pending.options[g]));
+    with_options.emplace_back(groups[g].params(), pending.options[g]->clone());
     const auto& parameters = groups[g].params();
     for (size_t i = 0; i < parameters.size(); ++i) {
       const auto found = pending.states.find(parameters[i].unsafeGetTensorImpl());
@@ -14,16 +112,121 @@ void check_pending(const PendingState& pending, const AdamFlavour& flavour, cons
       const std::string name = name_of(names, parameters[i], g, i);
       const auto& state = static_cast<const FusedAdamStateFields&>(*found->second);
       require(state.exp_avg().defined() && state.exp_avg_sq().defined(), "the state of parameter ", name,
-              " lacks a moment (exp_avg or exp_avg_sq); nothing was loaded");
-      check_state(state, parameters[i], name);
+              " lacks a moment (exp_avg or exp_avg_sq)", kNothing);
+      check_state(state, parameters[i].sizes(), name);
     }
   }
-  check_alike(settings, flavour.name);
+  settings_of(traits, with_options);
 }
 
 void commit_pending(PendingState pending, ParamGroups& groups, ParamStates& states) noexcept {
   for (size_t g = 0; g < groups.size(); ++g) groups[g].set_options(std::move(pending.options[g]));
   states.swap(pending.states);
 }
+
+void write_optimizer(OutputArchive& archive, const OptimizerTraits& traits, const ParamGroups& groups,
+                     const ParamStates& states, const OptimizerOptions& defaults) {
+  archive.write("pytorch_version", c10::IValue("1.5.0"));  // the layout's own number, which torch's loads ask for
+  OutputArchive all_states(archive.compilation_unit()), all_groups(archive.compilation_unit());
+  for (const auto& [tensor, state] : states) {
+    OutputArchive of_parameter(archive.compilation_unit());
+    state->serialize(of_parameter);
+    all_states.write(label_of(tensor), of_parameter);
+  }
+  archive.write("state", all_states);
+  all_groups.write("param_groups/size", count_tensor(groups.size()));
+  for (size_t g = 0; g < groups.size(); ++g) {
+    OutputArchive group(archive.compilation_unit()), options(archive.compilation_unit());
+    const auto& parameters = groups[g].params();
+    group.write("params/size", count_tensor(parameters.size()));
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      group.write(concatenate("params/", i), c10::IValue(label_of(parameters[i].unsafeGetTensorImpl())));
+    }
+    adopt(traits, groups[g].options(), defaults, g)->serialize(options);
+    group.write("options", options);
+    all_groups.write(concatenate("param_groups/", g), group);
+  }
+  archive.write("param_groups", all_groups);
+}
+
+PendingState read_optimizer(InputArchive& archive, const OptimizerTraits& traits, const ParamGroups& groups,
+                            const OptimizerOptions& defaults) {
+  PendingState pending;
+  ParamStates labelled;
+  std::vector<SavedGroup> saved_groups;
+  refuse_oldest(archive, traits);
+  try {
+    InputArchive state_archive, groups_archive;
+    archive.read("state", state_archive);
+    labelled = read_states(state_archive, traits);
+    archive.read("param_groups", groups_archive);
+    saved_groups = read_groups(groups_archive, traits, groups, defaults);
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    const std::string text = error.what();
+    throw InvalidArgument(concatenate(traits.name, ": this archive does not hold the state of such an optimizer (",
+                                      text.substr(0, text.find('\n')), ")", kNothing));
+  }
+  require(saved_groups.size() == groups.size(), traits.name, ": the archive has ", saved_groups.size(),
+          " parameter groups but the optimizer has ", groups.size(), kNothing);
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const auto& labels = saved_groups[g].labels;
+    const auto& parameters = groups[g].params();
+    require(labels.size() == parameters.size(), traits.name, ": group ", g, " has ", labels.size(),
+            " parameters in the archive but ", parameters.size(), " in the optimizer", kNothing);
+    pending.options.push_back(std::move(saved_groups[g].options));
+    for (size_t i = 0; i < labels.size(); ++i) {
+      const auto found = labelled.find(tensor_of(labels[i]));
+      if (found == labelled.end()) continue;
+      require(found->second != nullptr, traits.name, ": the archive names the state of parameter ", g, ".", i,
+              " twice", kNothing);
+      pending.states[parameters[i].unsafeGetTensorImpl()] = std::move(found->second);
+    }
+  }
+  return pending;
+}
+
+template <class TorchState>
+PendingState copy_of_torch_optimizer(const torch::optim::Optimizer& source, const OptimizerTraits& traits,
+                                     const ParamGroups& groups, const OptimizerOptions& defaults,
+                                     const ParameterNames& names) {
+  const ParamGroups& source_groups = source.param_groups();
+  require(source_groups.size() == groups.size(), traits.name, ": the optimizer to take over from has ",
+          source_groups.size(), " parameter groups but this one has ", groups.size());
+  PendingState pending;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const auto& theirs = source_groups[g].params();
+    const auto& ours = groups[g].params();
+    require(theirs.size() == ours.size(), traits.name, ": group ", g, " has ", theirs.size(),
+            " parameters in the optimizer to take over from but ", ours.size(), " here");
+    const auto own = adopt(traits, groups[g].options(), defaults, g);
+    pending.options.push_back(traits.adopt(source_groups[g].options(), *own));
+    require(pending.options.back() != nullptr, traits.name,
+            ": the options to take over belong to another optimizer");
+    for (size_t i = 0; i < ours.size(); ++i) {
+      require(theirs[i].is_same(ours[i]), traits.name, ": parameter ", name_of(names, ours[i], g, i),
+              " is another tensor in the optimizer to take over from; build both from the same parameters");
+      const auto found = source.state().find(theirs[i].unsafeGetTensorImpl());
+      if (found == source.state().end()) continue;
+      const auto& torch_state = static_cast<const TorchState&>(*found->second);
+      const auto copy = [](const at::Tensor& tensor) { return tensor.defined() ? tensor.clone() : tensor; };
+      auto state = traits.make_state();
+      auto& fields = static_cast<FusedAdamStateFields&>(*state);
+      fields.step(torch_state.step());
+      fields.exp_avg(copy(torch_state.exp_avg())).exp_avg_sq(copy(torch_state.exp_avg_sq()));
+      fields.max_exp_avg_sq(copy(torch_state.max_exp_avg_sq()));
+      pending.states[ours[i].unsafeGetTensorImpl()] = std::move(state);
+    }
+  }
+  return pending;
+}
+
+template PendingState copy_of_torch_optimizer<torch::optim::AdamParamState>(
+    const torch::optim::Optimizer&, const OptimizerTraits&, const ParamGroups&, const OptimizerOptions&,
+    const ParameterNames&);
+template PendingState copy_of_torch_optimizer<torch::optim::AdamWParamState>(
+    const torch::optim::Optimizer&, const OptimizerTraits&, const ParamGroups&, const OptimizerOptions&,
+    const ParameterNames&);
 
 }  // namespace pacer::detail

@@ -29,11 +29,13 @@ bool elements_are_apart(const at::Tensor& tensor) {
   return true;
 }
 
+std::string place_of(size_t group, size_t index) { return std::to_string(group) + "." + std::to_string(index); }
+
 }  // namespace
 
 std::string name_of(const ParameterNames& names, const at::Tensor& parameter, size_t group, size_t index) {
   const auto found = names.find(parameter.unsafeGetTensorImpl());
-  return found != names.end() ? found->second : std::to_string(group) + "." + std::to_string(index);
+  return found != names.end() ? found->second : place_of(group, index);
 }
 
 void check_parameter(const at::Tensor& parameter, const std::string& name) {
@@ -48,6 +50,9 @@ void check_parameter(const at::Tensor& parameter, const std::string& name) {
   require(elements_are_apart(parameter), "parameter ", name,
           " holds several elements in one memory location (an expanded tensor?); pass a clone");
   require(!parameter.is_neg(), "parameter ", name, " is a negated view; pass a clone");
+  require(!parameter.is_inference(), "parameter ", name,
+          " was made under InferenceMode, whose tensors keep no count of their changes, so that it cannot be trained; "
+          "make the model outside of it, or use NoGradGuard there");
 }
 
 void check_groups(const std::vector<torch::optim::OptimizerParamGroup>& groups, const ParameterNames& names) {
@@ -59,13 +64,46 @@ void check_groups(const std::vector<torch::optim::OptimizerParamGroup>& groups, 
       const std::string name = name_of(names, parameters[i], g, i);
       check_parameter(parameters[i], name);
       const auto [earlier, is_new] =
-          seen.emplace(parameters[i].unsafeGetTensorImpl(), std::to_string(g) + "." + std::to_string(i));
+          seen.emplace(parameters[i].unsafeGetTensorImpl(), place_of(g, i));
       require(is_new, "parameter ", name, " is given twice, at ", earlier->second, " and at ", g, ".", i,
               "; pass each tensor once (tied weights, too)");
       const at::Device device = parameters[i].device();
       if (!first) first.emplace(device, name);
       require(device == first->first, "parameter ", name, " is on ", device, " but ", first->second,
               " is on ", first->first, "; make one optimizer per device or move the model as a whole");
+    }
+  }
+}
+
+void check_names(const std::vector<torch::optim::OptimizerParamGroup>& groups, const ParameterNames& names) {
+  std::unordered_map<std::string, std::string> seen;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const auto& parameters = groups[g].params();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const std::string name = name_of(names, parameters[i], g, i), place = place_of(g, i);
+      const auto [earlier, is_new] = seen.emplace(name, place);
+      require(is_new, "two parameters, at ", earlier->second, " and at ", place, ", are called \"", name,
+              "\", and state is saved by name; give each group's names a prefix of its own, or pass "
+              "model->named_parameters() in parts");
+    }
+  }
+}
+
+void check_compressible(const char* optimizer, const std::vector<torch::optim::OptimizerParamGroup>& groups,
+                        const std::vector<AdamGroupSettings>& settings, const ParameterNames& names) {
+  for (size_t g = 0; g < groups.size(); ++g) {
+    if (!settings[g].compress) continue;
+    const auto& parameters = groups[g].params();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const at::Tensor& parameter = parameters[i];
+      const std::string name = name_of(names, parameter, g, i);
+      require(
+          parameter.scalar_type() != at::kDouble, optimizer, ": parameter ", name,
+          " is fp64, but momentum is compressed from fp32; make the model fp32, or put the parameter into a "
+          "group with compress(false)");
+      require(parameter.is_non_overlapping_and_dense(), optimizer, ": parameter ", name,
+              " has gaps between its elements; pass a contiguous one, or put it into a group with "
+              "compress(false)");
     }
   }
 }

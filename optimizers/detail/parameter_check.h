@@ -10,10 +10,7 @@
 
 #include <pacer/kernels/math/adam_storage.h>
 #include <pacer/optimizers/adam_options.h>
-
-namespace torch::optim {
-class OptimizerParamGroup;
-}
+#include <pacer/optimizers/detail/optimizer_traits.h>
 
 namespace pacer::detail {
 
@@ -28,6 +25,13 @@ void check_parameter(const at::Tensor& parameter, const std::string& name);
 
 // Every parameter is defined and sound, none is given twice, all are on one device.
 void check_groups(const std::vector<torch::optim::OptimizerParamGroup>& groups, const ParameterNames& names);
+
+// No two parameters have one name.
+void check_names(const std::vector<torch::optim::OptimizerParamGroup>& groups, const ParameterNames& names);
+
+// Parameters of groups that a 1-bit optimizer compresses are neither fp64 nor have gaps.
+void check_compressible(const char* optimizer, const std::vector<torch::optim::OptimizerParamGroup>& groups,
+                        const std::vector<AdamGroupSettings>& settings, const ParameterNames& names);
 
 // Dense, and of the parameter's shape, dtype and device.
 void check_gradient(const at::Tensor& parameter, const at::Tensor& gradient, const std::string& name);

@@ -15,19 +15,6 @@ namespace {
 
 constexpr int64_t kMessageBytes = int64_t{64} << 20;
 
-std::string text_of(const at::Tensor& number) {
-  if (number.scalar_type() == at::kDouble) {
-    char text[40];
-    std::snprintf(text, sizeof text, "%.17g", number.item<double>());
-    return text;
-  }
-  return std::to_string(number.item<int64_t>());
-}
-
-bool ends_with(const std::string& text, const std::string& end) {
-  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
-}
-
 }  // namespace
 
 std::vector<std::pair<std::string, at::Tensor>> named_optimizer_parameters(const SessionParts& parts) {
@@ -92,11 +79,7 @@ std::vector<Fact> optimizer_facts(const SessionParts& parts) {
     state = export_foreign(parts.optimizer(), parts.model());
   }
   std::vector<Fact> facts = {{"parameter groups", std::to_string(parts.optimizer().param_groups().size())}};
-  for (const auto& [key, tensor] : state) {
-    const bool is_option = key.compare(0, 6, "group/") == 0 && tensor.dim() == 0;
-    if (!is_option || ends_with(key, "/lr") || ends_with(key, "initial_lr")) continue;
-    facts.push_back({"optimizer option " + key, text_of(tensor)});
-  }
+  for (Fact& fact : option_facts(state)) facts.push_back(std::move(fact));
   return facts;
 }
 

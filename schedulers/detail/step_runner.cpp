@@ -82,7 +82,8 @@ bool StepRunner::finish_gradients(double average) {
   GradientGuard& guard = *parts_.guard();
   const c10::DeviceGuard device_guard(guard.device());
   const at::Tensor sum = sum_of_squares(all, guard.device());
-  guard.look(sum.const_data_ptr<double>(), 1, average);
+  guard.set_average(average);
+  guard.look(sum.const_data_ptr<double>(), 1);
   if (guard.read().non_finite) return false;
   at::_foreach_mul_(all, guard.factor());
   return true;

@@ -38,6 +38,7 @@ Contender make_norm_on_cuda(const ModelData& data) {
   const at::Tensor gradients = on_gpu(pointers);
   const at::Tensor partials = at::zeros({unit_count}, at::TensorOptions(at::kCUDA).dtype(at::kDouble));
   const at::Tensor check = on_gpu(std::vector<pacer::kernels::GradientCheck>(1));
+  const at::Tensor rule = on_gpu(std::vector<pacer::kernels::GuardRule>(1));
   const at::Tensor norm = check.view(at::kDouble).select(0, 1);  // GradientCheck::norm
   // The gradients are held so that the pointers stay valid.
   return {[=, held = data.gradients] {
@@ -47,7 +48,8 @@ Contender make_norm_on_cuda(const ModelData& data) {
                 unit_count, static_cast<const pacer::kernels::AdamGradient*>(gradients.const_data_ptr()),
                 /*places=*/nullptr, static_cast<double*>(partials.mutable_data_ptr()), stream.stream());
             pacer::kernels::finish_check_cuda(
-                static_cast<const double*>(partials.const_data_ptr()), unit_count, {},
+                static_cast<const double*>(partials.const_data_ptr()), unit_count,
+                static_cast<const pacer::kernels::GuardRule*>(rule.const_data_ptr()),
                 static_cast<pacer::kernels::GradientCheck*>(check.mutable_data_ptr()), stream.stream());
           },
           {norm}};

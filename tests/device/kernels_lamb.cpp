@@ -177,7 +177,7 @@ TEST_CASE("prologue and LAMB replay from a CUDA graph with a learning rate that 
     DeviceArray<AdamSlot> slots(std::vector<AdamSlot>{slot});
     DeviceArray<int64_t> steps(std::vector<int64_t>{0});
     DeviceArray<GradientCheck> check(std::vector<GradientCheck>(1));
-    DeviceMemory scalars(kAdamScalarsBytes);
+    DeviceArray<StepScalars> scalars(std::vector<StepScalars>(1));
     CudaStream stream;
     const CudaGraph graph(stream, [&](cudaStream_t captured) {
       adam_prologue_cuda(slots.data(), 1, steps.data(), scalars.data(), check.data(), captured);
@@ -194,7 +194,7 @@ TEST_CASE("prologue and LAMB replay from a CUDA graph with a learning rate that 
       graph.replay(stream);
       if (!seen.non_finite) {
         AdamSettings settings = slot.settings;
-        settings.factor = seen.factor;
+        settings.factor *= seen.factor;
         const auto ratios = step_all_on_cpu(tensors, settings, ++applied);
         CHECK(differing_ratios(list.ratios(), ratios) == 0);
       }
@@ -232,8 +232,7 @@ TEST_CASE("trust ratios of tensors of many units have the bits of the CPU", "[ke
   const DeviceArray<TileRange> device_units(units_of);
   const DeviceArray<AdamGradient> device_gradients(gradients);
   const DeviceArray<LambRatio> ratios{std::vector<LambRatio>(expected.size())};
-  DeviceMemory scalars(slots.size());
-  scalars.upload(slots.data(), slots.size());
+  const DeviceArray<StepScalars> scalars(slots.all());
   const LambWork work{{nullptr, 0, 0},
                       {nullptr, 0, 0},
                       device_units.data(),

@@ -50,8 +50,7 @@ class PeriodicTensor {
   void step(const AdamSettings& settings, int64_t t) {
     AdamScalarSlots scalars;
     scalars.set(0, period_.storage(), settings, t);
-    DeviceMemory device_scalars(scalars.size());
-    device_scalars.upload(scalars.data(), scalars.size());
+    const DeviceArray<StepScalars> device_scalars(scalars.all());
     const CutTiles cut = cut_for_gpu(period_.storage(), {count_}, Cut::blocks);
     const DeviceArray<Tile> tiles(cut.tiles);
     const DeviceArray<AdamTensor> tensor(std::vector<AdamTensor>{

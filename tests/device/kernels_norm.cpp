@@ -88,8 +88,9 @@ GradientCheck check_on_gpu(const std::vector<double>& partials, const GradientCh
                            const GuardRule& rule) {
   const DeviceArray<double> device_partials(partials);
   DeviceArray<GradientCheck> check({before});
-  finish_check_cuda(device_partials.data(), static_cast<int64_t>(partials.size()), rule, check.data(),
-                    nullptr);
+  const DeviceArray<GuardRule> device_rule({rule});
+  finish_check_cuda(device_partials.data(), static_cast<int64_t>(partials.size()), device_rule.data(),
+                    check.data(), nullptr);
   synchronize();
   return check.get()[0];
 }

@@ -37,9 +37,13 @@ AdamSlot random_slot(Samples& samples) {
 template <class Real>
 bool has_scalars(const unsigned char* memory, AdamScalars<Real> expected, bool skip) {
   expected.skip = skip;
+  // Between the decay mode and the seed, and behind the step, there may be padding.
   const auto* begin = reinterpret_cast<const unsigned char*>(&expected);
-  const auto* end = reinterpret_cast<const unsigned char*>(&expected.step + 1);  // then there is padding
-  return std::memcmp(memory, begin, static_cast<size_t>(end - begin)) == 0;
+  const auto* end = reinterpret_cast<const unsigned char*>(&expected.decay_mode + 1);
+  AdamScalars<Real> found;
+  std::memcpy(&found, memory, sizeof found);
+  return std::memcmp(memory, begin, static_cast<size_t>(end - begin)) == 0 && found.seed == expected.seed &&
+         found.step == expected.step;
 }
 
 bool has_scalars(const unsigned char* memory, const AdamSlot& slot, int64_t step, bool skip) {
@@ -54,12 +58,18 @@ GradientCheck check_with(double factor, bool non_finite) {
   return check;
 }
 
+std::vector<StepScalars> untouched(size_t count) {
+  std::vector<StepScalars> scalars(count);
+  for (StepScalars& s : scalars) std::fill(std::begin(s.bytes), std::end(s.bytes), 0xEE);
+  return scalars;
+}
+
 // Slots, step counts and scalars on the GPU.
 struct Prologue {
   explicit Prologue(const std::vector<AdamSlot>& settings, const std::vector<int64_t>& step_counts)
       : slots(settings),
         steps(step_counts),
-        scalars(std::vector<unsigned char>(settings.size() * kAdamScalarsBytes, 0xEE)),
+        scalars(untouched(settings.size())),
         check(std::vector<GradientCheck>(1)),
         count(static_cast<int64_t>(settings.size())) {}
 
@@ -73,7 +83,7 @@ struct Prologue {
 
   DeviceArray<AdamSlot> slots;
   DeviceArray<int64_t> steps;
-  DeviceArray<unsigned char> scalars;
+  DeviceArray<StepScalars> scalars;
   DeviceArray<GradientCheck> check;
   int64_t count;
 };
@@ -96,13 +106,13 @@ TEST_CASE("the prologue gives the scalars of the host to the bit", "[kernels][ad
     prologue.check.set(0, check_with(factor, skips));
     // Null means that nobody looked at the gradients: the factor of the settings holds.
     prologue.run(round == 2 ? nullptr : prologue.check.data());
-    const std::vector<unsigned char> scalars = prologue.scalars.get();
+    const std::vector<StepScalars> scalars = prologue.scalars.get();
     int64_t wrong = 0;
     for (size_t i = 0; i < slots.size(); ++i) {
       if (!slots[i].active) continue;
       AdamSlot slot = slots[i];
-      if (round != 2) slot.settings.factor = factor;
-      wrong += !has_scalars(&scalars[i * kAdamScalarsBytes], slot, steps[i] + 1, skips);
+      if (round != 2) slot.settings.factor *= factor;
+      wrong += !has_scalars(scalars[i].bytes, slot, steps[i] + 1, skips);
       if (!skips) ++steps[i];
     }
     CHECK(wrong == 0);
@@ -110,7 +120,7 @@ TEST_CASE("the prologue gives the scalars of the host to the bit", "[kernels][ad
   }
 }
 
-TEST_CASE("the prologue leaves inactive slots and what lies behind the last one alone",
+TEST_CASE("the prologue tells inactive slots to skip and leaves what lies behind the last one alone",
           "[kernels][adam][gpu]") {
   if (!has_gpu()) PACER_SKIP("no NVIDIA GPU");
   for (const size_t count : {1, 31, 32, 33, 65}) {
@@ -120,11 +130,12 @@ TEST_CASE("the prologue leaves inactive slots and what lies behind the last one 
     prologue.count = static_cast<int64_t>(count);
     prologue.run(nullptr);
     const std::vector<int64_t> steps = prologue.steps.get();
-    const std::vector<unsigned char> scalars = prologue.scalars.get();
+    const std::vector<StepScalars> scalars = prologue.scalars.get();
     for (size_t i = 0; i < slots.size(); ++i) {
       const bool touched = i < count && slots[i].active != 0;
       CHECK(steps[i] == (touched ? 41 : 40));
-      CHECK((scalars[i * kAdamScalarsBytes] != 0xEE) == touched);
+      CHECK((scalars[i].bytes[0] != 0xEE) == (i < count));
+      if (i < count) CHECK(scalars[i].as<MomentScalars<float>>().skip == !slots[i].active);
     }
   }
 }
@@ -202,8 +213,10 @@ TEST_CASE("a recorded step follows its settings and its flag from replay to repl
       settings.learning_rate = samples.log_uniform(1e-4, 0.1);
       settings.decay_mode = kAllDecays[static_cast<size_t>(attempt % 3)];
       settings.factor = samples.log_uniform(0.1, 1);
-      prologue.slots.set(0, {settings, is_double, 1});  // its factor is not read
-      prologue.check.set(0, check_with(settings.factor, skip));
+      prologue.slots.set(0, {settings, is_double, 1});
+      const double clip = samples.log_uniform(0.1, 1);
+      prologue.check.set(0, check_with(clip, skip));
+      settings.factor *= clip;
       graph.replay(stream);
       if (!skip) {
         ++applied;

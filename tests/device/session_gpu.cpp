@@ -142,6 +142,45 @@ TEST_CASE("after two steps every step is a replay, until the parameters change",
   CHECK(graph.replays() == 9);
 }
 
+TEST_CASE("a weight of the step that changes, or a gradient in another memory order, is no reason not to replay",
+          "[session][gpu]") {
+  PACER_NEEDS_GPU();
+  for (const bool has_guard : {false, true}) {
+    CAPTURE(has_guard);
+    torch::manual_seed(3);
+    const std::vector<Tensor> plain = {torch::randn({6, 5}, kGpu).requires_grad_(), torch::randn({7}, kGpu).requires_grad_()};
+    const std::vector<Tensor> replayed = clones(plain);
+    FusedAdamW eager(plain, FusedAdamWOptions(0.01)), captured(replayed, FusedAdamWOptions(0.01));
+    detail::StepGraph graph;
+    const auto guard_of = [&]() -> std::shared_ptr<GradientGuard> {
+      if (!has_guard) return nullptr;
+      const auto guard = std::make_shared<GradientGuard>(kGpu);
+      guard->clip_to(0.3);
+      return guard;
+    };
+    const auto first = guard_of(), second = guard_of();
+    for (int64_t number = 0; number < 8; ++number) {
+      StepInputs inputs;
+      inputs.average = 1.0 / static_cast<double>(number + 1);
+      for (size_t i = 0; i < plain.size(); ++i) {
+        const Tensor gradient = torch::randn(plain[i].sizes(), kGpu);
+        plain[i].mutable_grad() = gradient.clone();
+        // Each step at another address.
+        replayed[i].mutable_grad() = i == 0 ? gradient.t().contiguous().t() : gradient.clone();
+      }
+      inputs.guard = first;
+      eager.prepare(inputs);
+      eager.conclude(eager.enqueue());
+      inputs.guard = second;
+      inputs.replayable = true;
+      captured.prepare(inputs);
+      captured.conclude(graph.enqueue(captured, kGpu));
+      CHECK(graph.replays() == number);
+      CHECK(same_bits(plain, replayed));
+    }
+  }
+}
+
 TEST_CASE("CudaGraph is refused where it cannot work", "[session][gpu]") {
   PACER_NEEDS_GPU();
   auto model = small_model();

@@ -73,9 +73,7 @@ struct Kernels::Memory {
     numbers = at::ones({ranks}, f64);
     from = at::randn({int64_t{1} << 28}, f32);
     to = at::empty_like(from);
-    scalars = at::empty({kAdamScalarsBytes}, at::kByte);
-    adam_scalars_cpu({AdamSettings{}, 0, 1}, 1, scalars.mutable_data_ptr());
-    scalars = scalars.to(device);
+    scalars = scalars_of(AdamSettings{});
     std::vector<OneBitAdamTensor> list(counts.size());
     std::vector<AdamGradient> pointer_list;
     for (size_t i = 0; i < counts.size(); ++i) {
@@ -95,6 +93,14 @@ struct Kernels::Memory {
     fill(units, pacer::make_tiles(counts, pacer::kReductionUnit), device);
     partials = at::zeros({static_cast<int64_t>(units.host().size())}, f64);
     make_lamb(f32, f64);
+  }
+
+  at::Tensor scalars_of(const AdamSettings& settings) const {
+    StepScalars host{};
+    adam_scalars_cpu({settings, 0, 1}, 1, host);
+    const at::Tensor bytes = at::empty({static_cast<int64_t>(sizeof host)}, at::kByte);
+    std::memcpy(bytes.mutable_data_ptr(), &host, sizeof host);
+    return bytes.to(device);
   }
 
   // Headers of random bytes would have scales that are no numbers, and divisions take longer by those.
@@ -121,9 +127,7 @@ struct Kernels::Memory {
     lamb_sums = at::zeros({2, unit_count}, f64);
     AdamSettings settings;
     settings.rule = UpdateRule::lamb;
-    lamb_scalars = at::empty({kAdamScalarsBytes}, at::kByte);
-    adam_scalars_cpu({settings, 0, 1}, 1, lamb_scalars.mutable_data_ptr());
-    lamb_scalars = lamb_scalars.to(device);
+    lamb_scalars = scalars_of(settings);
     std::vector<OneBitLambTensor> list;
     for (const pacer::TileRange& own : pacer::tile_ranges(units.host(), layout.counts().size())) {
       list.push_back({own, {0.5, 4.0, 0.1}});
@@ -141,7 +145,7 @@ struct Kernels::Memory {
   OneBitAdamWork work() const {
     OneBitAdamWork work{};
     work.tensors = tensors.pointer();
-    work.scalars = scalars.const_data_ptr();
+    work.scalars = static_cast<const StepScalars*>(scalars.const_data_ptr());
     work.floors = floors.const_data_ptr<float>();
     work.variance = variance.mutable_data_ptr<float>();
     work.bits = messages(gathered);
@@ -150,7 +154,7 @@ struct Kernels::Memory {
   OneBitLambWork lamb() const {
     OneBitLambWork lamb{};
     lamb.now = work();
-    lamb.now.scalars = lamb_scalars.const_data_ptr();
+    lamb.now.scalars = static_cast<const StepScalars*>(lamb_scalars.const_data_ptr());
     lamb.now.momentum_scales = ones.const_data_ptr<float>();
     lamb.bits_before = messages(received);
     lamb.fresh_variance = fresh.mutable_data_ptr<float>();

@@ -21,7 +21,9 @@
 
 #include <pacer/kernels/adam.h>
 
+#include "support/adam_arrays.h"
 #include "support/adam_error_model.h"
+#include "support/adam_arrays.h"
 #include "support/carried_error.h"
 #include "support/catch.h"
 #include "support/samples.h"
@@ -162,11 +164,12 @@ std::vector<StateOf<Real>> step_by_kernel(const ErrorCase& c, const std::vector<
     m[i] = before[i].m, v[i] = before[i].v, largest_v[i] = before[i].largest_v, p[i] = before[i].p;
   }
   constexpr AdamStorage kStorage = std::is_same_v<Real, double> ? AdamStorage::f64 : AdamStorage::f32;
-  const AdamScalars<Real> scalars = adam_scalars<Real>(c.settings, c.step);
+  AdamScalarSlots scalars;
+  scalars.set(0, kStorage, c.settings, c.step);
   const AdamTensor tensor{p.data(), m.data(), v.data(), largest_v.data(), nullptr, 0};
   const AdamGradient gradient{gradients.data(), 0};
   if (size > 0)
-    adam_cpu({kStorage, c.amsgrad}, Tile{0, static_cast<uint32_t>(size), 0}, &tensor, &gradient, &scalars);
+    adam_cpu({kStorage, c.amsgrad}, Tile{0, static_cast<uint32_t>(size), 0}, &tensor, &gradient, scalars.data());
   std::vector<StateOf<Real>> after(size);
   for (size_t i = 0; i < size; ++i) after[i] = {m[i], v[i], largest_v[i], p[i]};
   return after;

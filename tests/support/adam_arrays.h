@@ -268,19 +268,16 @@ class AdamScalarSlots {
       put(memory, adam_scalars<float>(settings, step), skip);
     }
   }
-  const void* data() const { return slots_.data(); }
-  size_t size() const { return slots_.size() * kAdamScalarsBytes; }
+  const StepScalars* data() const { return slots_.data(); }
+  const std::vector<StepScalars>& all() const { return slots_; }
 
  private:
-  struct alignas(16) Slot {
-    unsigned char bytes[kAdamScalarsBytes];
-  };
   template <class Scalars>
   static void put(void* memory, Scalars scalars, bool skip) {
     scalars.skip = skip;
     std::memcpy(memory, &scalars, sizeof scalars);
   }
-  std::vector<Slot> slots_;
+  std::vector<StepScalars> slots_;
 };
 
 inline AdamSettings settings_with(WeightDecay decay) {

@@ -82,13 +82,12 @@ class DeviceAdamList {
   const AdamTensor* device_tensors() const { return tensors_.data(); }
   const AdamGradient* device_gradients() const { return gradients_.data(); }
 
-  void enqueue(const void* device_scalars, Stream stream) const {
+  void enqueue(const StepScalars* device_scalars, Stream stream) const {
     adam_cuda(launch_, device_tiles(), device_tensors(), device_gradients(), device_scalars, stream);
   }
 
   void step(const AdamScalarSlots& scalars) const {
-    DeviceMemory device_scalars(scalars.size());
-    device_scalars.upload(scalars.data(), scalars.size());
+    const DeviceArray<StepScalars> device_scalars(scalars.all());
     enqueue(device_scalars.data(), nullptr);
     synchronize();
   }

@@ -49,7 +49,7 @@ class DeviceLambList {
   std::vector<LambRatio> ratios() const { return ratios_.get(); }
   int64_t differing_from(std::vector<AdamArrays>& host) { return list_.differing_from(host); }
 
-  void enqueue(const void* device_scalars, Stream stream, bool follows_prologue = false) const {
+  void enqueue(const StepScalars* device_scalars, Stream stream, bool follows_prologue = false) const {
     const auto units = static_cast<int64_t>(cut_.units.size());
     const LambWork work{{units_.data(), cut_.block_units, cut_.warp_units},
                         list_.device_tiles(),
@@ -62,8 +62,7 @@ class DeviceLambList {
               follows_prologue, stream);
   }
   void step(const LambScalarSlots& scalars) const {
-    DeviceMemory device_scalars(scalars.size());
-    device_scalars.upload(scalars.data(), scalars.size());
+    const DeviceArray<StepScalars> device_scalars(scalars.all());
     enqueue(device_scalars.data(), nullptr);
     synchronize();
   }

@@ -19,23 +19,13 @@ class LambScalarSlots {
 
   void set(int64_t slot, AdamStorage storage, AdamSettings settings, int64_t step, bool skip = false) {
     settings.rule = UpdateRule::lamb;
-    void* memory = &slots_[static_cast<size_t>(slot)];
-    adam_scalars_cpu({settings, storage == AdamStorage::f64, 1}, step, memory);
-    if (!skip) return;
-    if (storage == AdamStorage::f64) {
-      static_cast<LambScalars<double>*>(memory)->skip = 1;
-    } else {
-      static_cast<LambScalars<float>*>(memory)->skip = 1;
-    }
+    adam_scalars_cpu({settings, storage == AdamStorage::f64, !skip}, step, slots_[static_cast<size_t>(slot)]);
   }
-  const void* data() const { return slots_.data(); }
-  size_t size() const { return slots_.size() * kAdamScalarsBytes; }
+  const StepScalars* data() const { return slots_.data(); }
+  const std::vector<StepScalars>& all() const { return slots_; }
 
  private:
-  struct alignas(16) Slot {
-    unsigned char bytes[kAdamScalarsBytes];
-  };
-  std::vector<Slot> slots_;
+  std::vector<StepScalars> slots_;
 };
 
 inline AdamSettings lamb_settings_with(double weight_decay = 0.1) {
@@ -55,7 +45,7 @@ struct LambOutcome {
 };
 
 inline LambOutcome lamb_step_on_cpu(AdamStorage storage, const AdamTensor& tensor, const void* gradient_data,
-                                    int64_t count, const void* scalars,
+                                    int64_t count, const StepScalars* scalars,
                                     int64_t tile_elements = int64_t{1} << 30) {
   const AdamGradient gradient{gradient_data, 0};
   const std::vector<Tile> units = make_tiles({count}, kReductionUnit);

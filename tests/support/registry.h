@@ -93,7 +93,7 @@ inline std::vector<RegisteredOptimizer> all_optimizers() {
        at::kFloat, true},
       {"OneBitAdam refreshed", true,
        making_onebit<OneBitAdam>(
-           OneBitAdamOptions(0.01).compress_alone(true).refresh_variance_every(3).block_scales(true)),
+           OneBitAdamOptions(0.01).compress_alone(true).refresh_variance_every(3).block_scales(false)),
        at::kBFloat16, true},
       {"OneBitAdam uncompressed", true, making_onebit<OneBitAdam>(onebit_adam), at::kFloat, true},
       {"OneBitLamb", true, making_onebit<OneBitLamb>(OneBitLambOptions(onebit_lamb).compress_alone(true)),

@@ -185,14 +185,38 @@ TEST_CASE("a step does not depend on the processor's instructions", "[kernels][a
   compare_with_element_function<AdamStorage::bf16_stochastic>();
 }
 
-TEST_CASE("a master copy counts and the rounded parameter beside it does not", "[kernels][adam][storage]") {
+TEST_CASE("a master copy counts where it rounds to the parameter, and the parameter where it does not",
+          "[kernels][adam][storage]") {
   for (const AdamStorage storage : {AdamStorage::bf16_master, AdamStorage::f16_master}) {
-    AdamArrays clean = mixed_values(storage, 100, 2), spoilt(storage, 100);
-    spoilt.copy_from(clean);
-    for (int64_t i = 0; i < 100; ++i) spoilt.set(kParameter, i, std::nan(""));
-    step_on_cpu(clean, false, settings_with(WeightDecay::l2), 1);
-    step_on_cpu(spoilt, false, settings_with(WeightDecay::l2), 1);
-    CHECK(spoilt.same_bytes(clean));
+    AdamArrays kept = mixed_values(storage, 100, 2), written(storage, 100), expected(storage, 100);
+    for (int64_t i = 0; i < 100; ++i) kept.set(kParameter, i, kept.get(kExtra, i));
+    written.copy_from(kept);
+    expected.copy_from(kept);
+    for (int64_t i = 0; i < 100; i += 3) {
+      const double before = kept.get(kParameter, i);
+      if (!std::isfinite(before)) continue;
+      const double value = i % 2 == 0 && std::abs(before) > 1e-3 ? 0.0 : 2 * before + 1;
+      written.set(kParameter, i, value);
+      expected.set(kParameter, i, value);
+      expected.set(kExtra, i, expected.get(kParameter, i));
+    }
+    step_on_cpu(written, false, settings_with(WeightDecay::l2), 1);
+    step_on_cpu(expected, false, settings_with(WeightDecay::l2), 1);
+    CHECK(differing_elements(written, expected) == 0);
+    step_on_cpu(kept, false, settings_with(WeightDecay::l2), 1);
+    CHECK(differing_elements(written, kept) > 0);
+  }
+}
+
+TEST_CASE("a zero beside a negative remainder was written by somebody else, and is zero", "[kernels][adam][storage]") {
+  for (const uint32_t low : {0x8000u, 0xFFFFu, 0x9123u}) {
+    CHECK(join({0x0000}, static_cast<uint16_t>(low)) == 0.0f);
+    CHECK(bits_of(join({0x8000}, static_cast<uint16_t>(low))) == 0x80000000u);
+  }
+  CHECK(bits_of(join({0x0000}, 0x7FFF)) == 0x7FFFu);  // split makes these
+  for (const float value : {0x1p-149f, -0x1p-149f, 0x1.fffffep-127f, 0.0f, -0.0f, 1.5f}) {
+    const BFloat16AndRemainder both = split(value);
+    CHECK(bits_of(join(both.rounded, both.remainder)) == bits_of(value));
   }
 }
 

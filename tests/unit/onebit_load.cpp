@@ -1,12 +1,19 @@
 // What all 1-bit optimizers refuse to load, and what loading heals: a step that failed half-way.
 #include "support/catch.h"
 
+#include <pacer/optimizers/detail/step_agreement.h>
+
 #include "support/onebit_adam_ranks.h"
 #include "support/onebit_lamb_ranks.h"
 #include "support/onebit_refusals.h"
 
 namespace pacer::testing::onebit_load {
 namespace {
+
+template <class O>
+const detail::OptimizerTraits& traits_of() {
+  return std::is_same_v<O, OneBitAdam> ? detail::kOneBitAdamTraits : detail::kOneBitLambTraits;
+}
 
 // Every rank 0 is given the state of rank 0 of another number of ranks.
 template <class O>
@@ -74,12 +81,14 @@ TEMPLATE_TEST_CASE("state that was frozen by another rule, or makes no sense, is
       CHECK(with("0.0/exp_avg_sq", at::zeros({299})) == "");
       CHECK(with("nobody/exp_avg", at::zeros({3})) == "");
       for (const auto& [key, value] : mine) {
+        if (contains(key, "state_version")) continue;  // without it the state counts as one of an older version
         NamedTensors state = cloned_state(mine);
         state.erase(key);
         CAPTURE(key);
         CHECK(unless_refused_whole(ranks, 0, {}, [&] { optimizer.import_states(state, errors); }) == "");
       }
       for (const auto& [key, value] : errors) {
+        if (contains(key, "state_version")) continue;
         NamedTensors incomplete = cloned_state(errors);
         incomplete.erase(key);
         CAPTURE(key);
@@ -108,7 +117,11 @@ TEMPLATE_TEST_CASE("a rank that leaves in the middle of a step stops the others 
       ranks.optimizers[r]->step();
       return;
     }
-    // Still there when ranks ask whether all gradients are finite, and gone when signs travel.
+    // Still there when ranks compare what they are about to do and ask whether all gradients are finite, and gone
+    // when signs travel.
+    const auto names = detail::ParameterNames();
+    detail::StepAgreement().without_gradient(*ranks.world[r], 4, traits_of<TestType>(),
+                                             ranks.optimizers[r]->param_groups(), names);
     const Tensor own = at::zeros({1}, at::kDouble), all = at::empty({3}, at::kDouble);
     ranks.world[r]->all_gather_host(all, own).wait();
     ranks.world[r]->leave("its host is going down");

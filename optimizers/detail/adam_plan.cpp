@@ -1,0 +1,221 @@
+// What an AdamEngine knows beforehand of its steps: which parameters there are, where they and their states lie, and
+// which tables update them. Everything that can be wrong is found before the first state is created.
+#include <algorithm>
+#include <map>
+
+#include <ATen/ops/empty.h>
+
+#include <pacer/core/error.h>
+#include <pacer/optimizers/detail/adam_engine.h>
+#include <pacer/optimizers/detail/tensor_sums.h>
+
+namespace pacer::detail {
+
+void AdamEngine::own_range(const at::Tensor& parameter, ElementRange range) {
+  require(range.first >= 0 && range.count >= 0 && range.first + range.count <= parameter.numel(),
+          traits_->name, ": a parameter of ", parameter.numel(), " elements has no elements from ", range.first,
+          " to ", range.first + range.count);
+  ranges_[parameter.unsafeGetTensorImpl()] = range;
+  forget_plan();
+}
+
+void AdamEngine::forget_plan() {
+  group_sizes_.clear();
+  members_.clear();
+  entries_.clear();
+  tables_.clear();
+  takes_part_.clear();
+  seen_.clear();
+  entry_of_.clear();
+  slots_ = {};
+  can_look_early_ = false;
+  ++enqueue_version_;
+}
+
+void AdamEngine::compress_with(OneBitPart* part) {
+  part_ = part;
+  includes_compressed_ = part != nullptr;
+  forget_plan();
+}
+
+void AdamEngine::complete_compressed(const ParamGroups& groups, ParamStates& states, const ParameterNames& names) {
+  read_settings(groups);
+  includes_compressed_ = true;
+  plan(groups, states, names);
+  includes_compressed_ = part_ != nullptr;
+}
+
+double AdamEngine::compressed_variance_norm() const {
+  std::vector<const float*> variances;
+  std::vector<int64_t> counts;
+  std::vector<const AdamEntry*> compressed;
+  for (const AdamEntry& entry : entries_) {
+    if (!settings_[entry.group].compress) continue;
+    compressed.push_back(&entry);
+    variances.push_back(entry.state->exp_avg_sq().const_data_ptr<float>());
+    counts.push_back(entry.range.count);
+  }
+  if (compressed.empty()) return 0;
+  const std::vector<double> sums = tensor_sums(Term::magnitude, variances, counts, device_);
+  std::map<const StepClock*, int64_t> steps_of;  // each is read once: that waits for a GPU
+  double norm = 0;
+  for (size_t i = 0; i < compressed.size(); ++i) {
+    const FusedAdamStateFields& state = *compressed[i]->state;
+    const auto [steps, is_new] = steps_of.emplace(state.clock().get(), 0);
+    if (is_new || state.clock() == nullptr) steps->second = state.step();
+    if (steps->second > 0) {
+      norm += sums[i] / bias_corrections(settings_[compressed[i]->group].kernel, steps->second).c2;
+    }
+  }
+  return norm;
+}
+
+bool AdamEngine::plan_fits(const ParamGroups& groups, const ParamStates& states) {
+  if (groups.size() != group_sizes_.size()) return false;
+  size_t m = 0;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const auto& parameters = groups[g].params();
+    if (parameters.size() != group_sizes_[g]) return false;
+    for (const at::Tensor& parameter : parameters) {
+      const Member& member = members_[m++];
+      if (parameter.unsafeGetTensorImpl() != member.tensor) return false;
+      const at::Tensor& gradient = parameter.grad();
+      if (member.entry < 0) {
+        if (gradient.defined() || (includes_compressed_ && settings_[g].compress)) return false;
+        continue;
+      }
+      const auto i = static_cast<size_t>(member.entry);
+      const AdamEntry& entry = entries_[i];
+      const auto state = states.find(parameter.unsafeGetTensorImpl());
+      if (state == states.end() || state->second.get() != entry.state || !entry.is_current()) return false;
+      if (entry.amsgrad != settings_[g].amsgrad || entry.averages_trust != settings_[g].averages_trust ||
+          entry.is_compressed != (part_ != nullptr && settings_[g].compress) ||
+          entry.storage != storage_for(parameter.scalar_type(), settings_[g].master_weights,
+                                       settings_[g].rounding, entry.name)) {
+        return false;
+      }
+      takes_part_[i] = takes_part(entry);
+      if (takes_part_[i] && gradient.defined()) check_gradient(parameter, gradient, entry.name);
+    }
+  }
+  return true;
+}
+
+AdamEntry AdamEngine::make_entry(const at::Tensor& parameter, size_t group, std::string name,
+                                 torch::optim::OptimizerParamState* state) const {
+  AdamEntry entry;
+  entry.parameter = parameter;
+  entry.name = std::move(name);
+  entry.group = group;
+  const auto range = ranges_.find(parameter.unsafeGetTensorImpl());
+  entry.is_part = range != ranges_.end();
+  entry.range = entry.is_part ? range->second : ElementRange{0, parameter.numel()};
+  entry.amsgrad = settings_[group].amsgrad;
+  entry.averages_trust = settings_[group].averages_trust;
+  entry.is_compressed = part_ != nullptr && settings_[group].compress;
+  entry.storage = storage_for(parameter.scalar_type(), settings_[group].master_weights, settings_[group].rounding,
+                              entry.name);
+  if (state == nullptr) return entry;
+  entry.state = dynamic_cast<FusedAdamStateFields*>(state);
+  require(entry.state != nullptr, "the state of parameter ", entry.name,
+          " is another optimizer's; start from an empty state or use take_over");
+  if (entry.is_compressed) return entry;  // the part looks at it
+  check_state(*entry.state, entry.is_part ? at::IntArrayRef(entry.range.count) : parameter.sizes(), entry.name);
+  return entry;
+}
+
+void AdamEngine::add_entries(const ParamGroups& groups, const ParamStates& states, const ParameterNames& names) {
+  int64_t first_element = 0;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const auto& parameters = groups[g].params();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const at::Tensor& parameter = parameters[i];
+      const auto state = states.find(parameter.unsafeGetTensorImpl());
+      const bool has_state = state != states.end();
+      members_.push_back({parameter.unsafeGetTensorImpl(), -1});
+      if (parameter.grad().defined() || has_state || (includes_compressed_ && settings_[g].compress)) {
+        members_.back().entry = static_cast<int64_t>(entries_.size());
+        entries_.push_back(make_entry(parameter, g, name_of(names, parameter, g, i),
+                                      has_state ? state->second.get() : nullptr));
+        entries_.back().first_element = first_element + entries_.back().range.first;
+        takes_part_.push_back(takes_part(entries_.back()));
+      }
+      first_element += parameter.numel();
+    }
+  }
+}
+
+void AdamEngine::check_entries() const {
+  std::vector<MemoryRange> ranges;
+  std::vector<std::string> entry_names;
+  for (const AdamEntry& entry : entries_) {
+    const at::Tensor& gradient = entry.parameter.grad();
+    const bool reads_gradient = takes_part(entry) && gradient.defined();
+    if (reads_gradient) check_gradient(entry.parameter, gradient, entry.name);
+    ranges.push_back(memory_range(entry.parameter, entry_names.size(), /*written=*/true));
+    if (reads_gradient) ranges.push_back(memory_range(gradient, entry_names.size(), /*written=*/false));
+    entry_names.push_back(entry.name);
+    require(!entry.is_part || entry.parameter.is_contiguous(), "parameter ", entry.name,
+            " is updated in part, which needs its elements row by row without gaps; pass a contiguous one");
+  }
+  check_disjoint(ranges, entry_names);
+  if (part_ == nullptr) return;
+  std::vector<const AdamEntry*> compressed;
+  for (const AdamEntry& entry : entries_) {
+    if (entry.is_compressed) compressed.push_back(&entry);
+  }
+  part_->check_fits(compressed);
+}
+
+void AdamEngine::plan(const ParamGroups& groups, ParamStates& states, const ParameterNames& names) {
+  forget_plan();  // no plan fits until this one is complete
+  check_groups(groups, names);
+  if (traits_->is_onebit) check_compressible(traits_->name, groups, settings_, names);
+  add_entries(groups, states, names);
+  check_entries();
+  if (!entries_.empty()) device_ = entries_.front().parameter.device();
+  refuse_capture(device_);  // also refuses CUDA in a build without it
+  create_states(states);
+  build_tables();
+  for (const auto& group : groups) group_sizes_.push_back(group.params().size());
+}
+
+void AdamEngine::create_states(ParamStates& states) {
+  for (AdamEntry& entry : entries_) {
+    entry.lay_out();
+    if (entry.state != nullptr) continue;
+    auto& state = states[entry.parameter.unsafeGetTensorImpl()];
+    state = traits_->make_state();
+    entry.state = static_cast<FusedAdamStateFields*>(state.get());
+  }
+  prepare_state(entries_);
+}
+
+void AdamEngine::build_tables() {
+  std::map<std::pair<kernels::AdamStorage, bool>, size_t> table_of;
+  size_t compressed = 0;
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    AdamEntry& entry = entries_[i];
+    entry_of_.emplace(entry.parameter.unsafeGetTensorImpl(), i);
+    if (entry.is_compressed) {
+      entry.position = compressed++;
+    } else {
+      const auto [found, is_new] = table_of.emplace(std::make_pair(entry.storage, entry.amsgrad), tables_.size());
+      if (is_new) {
+        tables_.emplace_back(kernels::AdamLaunch{entry.storage, entry.amsgrad},
+                             settings_[entry.group].kernel.rule, device_);
+      }
+      tables_[found->second].add(entry, found->second);
+    }
+    entry.remember();
+  }
+  int64_t units = 0;
+  for (AdamTable& table : tables_) {
+    table.build_tiles();
+    units += table.norm_units();
+  }
+  seen_.assign(entries_.size(), std::nullopt);
+  partials_ = at::empty({units}, at::TensorOptions().dtype(at::kDouble).device(device_));
+}
+
+}  // namespace pacer::detail

@@ -1,0 +1,152 @@
+// The state tensors of entries: created in arenas, converted where dtype, layout or master weights have changed.
+#include <map>
+
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+
+#include <pacer/core/tile.h>
+#include <pacer/optimizers/detail/adam_entry.h>
+
+namespace pacer::detail {
+namespace {
+
+using kernels::AdamStorage;
+
+constexpr int64_t kArenaAlignment = 128;  // elements
+
+// The fp32 value whose rounded half and remainder are given. As kernels' join: a zero that somebody else wrote
+// is zero, whatever its remainder.
+at::Tensor join(const at::Tensor& rounded, const at::Tensor& remainder) {
+  const at::Tensor high = rounded.view(at::kShort).to(at::kInt).bitwise_left_shift(16);
+  const at::Tensor was_written = rounded.eq(0).logical_and(remainder.lt(0));
+  return high.add(remainder.to(at::kInt).masked_fill(was_written, 0)).view(at::kFloat);
+}
+
+// One arena per dtype for all entries that lack the field; each gets a view in its own layout.
+void create_missing(const std::vector<AdamEntry*>& entries, const StateField& field, at::ScalarType dtype) {
+  int64_t elements = 0;
+  for (const AdamEntry* entry : entries) elements += round_up(entry->range.count, kArenaAlignment);
+  const at::Tensor arena =
+      at::zeros({elements}, entries.front()->parameter.options().dtype(dtype).requires_grad(false));
+  int64_t offset = 0;
+  for (AdamEntry* entry : entries) {
+    const at::Tensor& memory = entry->memory;
+    (entry->state->*field.get)() = arena.as_strided(memory.sizes(), memory.strides(), offset);
+    offset += round_up(memory.numel(), kArenaAlignment);
+  }
+}
+
+void convert(at::Tensor& tensor, const at::Tensor& memory, at::ScalarType dtype) {
+  if (tensor.scalar_type() == dtype && tensor.device() == memory.device() && same_layout(tensor, memory)) return;
+  const at::Tensor converted =
+      at::empty_strided(memory.sizes(), memory.strides(), memory.options().dtype(dtype).requires_grad(false));
+  converted.copy_(tensor);
+  tensor = converted;
+}
+
+std::optional<at::ScalarType> dtype_of(const AdamEntry& entry, const StateField& field) {
+  AdamGroupSettings settings;
+  settings.amsgrad = entry.amsgrad;
+  if (entry.is_compressed && field.get == kStateFields[0].get) return std::nullopt;  // the momentum lies elsewhere
+  return field_dtype(field.kind, entry.storage, settings);
+}
+
+// Creates the field where missing (zeros), converts it where it does not fit. Returns the entries it created.
+std::vector<AdamEntry*> prepare_field(std::vector<AdamEntry>& entries, const StateField& field) {
+  std::map<at::ScalarType, std::vector<AdamEntry*>> missing;
+  std::vector<AdamEntry*> created;
+  for (AdamEntry& entry : entries) {
+    const auto dtype = dtype_of(entry, field);
+    if (!dtype) continue;
+    at::Tensor& tensor = (entry.state->*field.get)();
+    if (tensor.defined()) {
+      convert(tensor, entry.memory, *dtype);
+    } else {
+      missing[*dtype].push_back(&entry);
+      created.push_back(&entry);
+    }
+  }
+  for (const auto& [dtype, group] : missing) create_missing(group, field, dtype);
+  return created;
+}
+
+void write_parameter(AdamEntry& entry, const at::Tensor& values) {
+  entry.memory.copy_(values);
+  if (entry.dense_parameter.defined()) entry.parameter.copy_(entry.dense_parameter);
+}
+
+// A new master copy: from the remainder where there is one, else from the parameter.
+void fill_master(AdamEntry& entry) {
+  const at::Tensor& remainder = entry.state->remainder();
+  at::Tensor& master = entry.state->master();
+  if (remainder.defined() && entry.parameter.scalar_type() == at::kBFloat16) {
+    master.copy_(join(entry.memory, remainder.to(entry.parameter.device())));
+    write_parameter(entry, master);  // a master copy is rounded to nearest even, a remainder half away from zero
+  } else {
+    master.copy_(entry.memory);
+  }
+}
+
+// The new remainder keeps the fp32 value of a former master copy exactly.
+void fill_remainder(AdamEntry& entry) {
+  if (!entry.state->master().defined()) return;
+  const at::Tensor master = entry.state->master().to(entry.parameter.device()).to(at::kFloat).contiguous();
+  const at::Tensor bits = master.view(at::kInt);
+  const at::Tensor rounded = bits.add(0x8000).bitwise_right_shift(16).to(at::kShort).view(at::kBFloat16);
+  entry.state->remainder().copy_(bits.bitwise_and(0xFFFF).masked_fill(master.isnan(), 0));
+  write_parameter(entry, at::where(master.isnan(), master.to(at::kBFloat16), rounded));
+}
+
+// Two zeros where they are missing, on the parameter's device.
+void prepare_trust_average(AdamEntry& entry) {
+  if (!entry.averages_trust) return;
+  at::Tensor& average = entry.state->trust_average();
+  const auto options = at::TensorOptions().dtype(at::kDouble).device(entry.parameter.device());
+  average = average.defined() ? average.to(options).contiguous() : at::zeros({2}, options);
+}
+
+}  // namespace
+
+at::ScalarType state_dtype(AdamStorage storage) {
+  if (storage == AdamStorage::f64) return at::kDouble;
+  return storage == AdamStorage::bf16 ? at::kBFloat16 : at::kFloat;
+}
+
+std::optional<at::ScalarType> field_dtype(StateKind kind, AdamStorage storage, const AdamGroupSettings& settings) {
+  const auto where = [](bool exists, at::ScalarType dtype) { return exists ? std::optional(dtype) : std::nullopt; };
+  switch (kind) {
+    case StateKind::moment:
+      return state_dtype(storage);
+    case StateKind::max_moment:
+      return where(settings.amsgrad, state_dtype(storage));
+    case StateKind::master:
+      return where(storage == AdamStorage::bf16_master || storage == AdamStorage::f16_master, at::kFloat);
+    case StateKind::remainder:
+      return where(storage == AdamStorage::bf16_remainder, at::kShort);
+    case StateKind::trust_average:
+      break;
+  }
+  return where(settings.averages_trust, at::kDouble);
+}
+
+void prepare_state(std::vector<AdamEntry>& entries) {
+  for (AdamEntry& entry : entries) {
+    if (entry.dense_parameter.defined()) entry.dense_parameter.copy_(entry.parameter);
+  }
+  for (const StateField& field : kStateFields) {
+    if (field.kind == StateKind::trust_average) continue;
+    const std::vector<AdamEntry*> created = prepare_field(entries, field);
+    for (AdamEntry* entry : created) {
+      if (field.kind == StateKind::master) fill_master(*entry);
+      if (field.kind == StateKind::remainder) fill_remainder(*entry);
+    }
+  }
+  for (AdamEntry& entry : entries) {
+    if (!dtype_of(entry, kStateFields[3])) entry.state->master(at::Tensor());
+    if (!dtype_of(entry, kStateFields[4])) entry.state->remainder(at::Tensor());
+    prepare_trust_average(entry);
+  }
+}
+
+}  // namespace pacer::detail

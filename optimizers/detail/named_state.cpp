@@ -1,0 +1,98 @@
+#include <pacer/optimizers/detail/named_state.h>
+
+#include <set>
+
+#include <pacer/core/error.h>
+#include <pacer/optimizers/detail/option_fields.h>
+#include <pacer/optimizers/detail/state_fields.h>
+
+namespace pacer::detail {
+namespace {
+
+constexpr const char* kVersion = "state_version";
+
+std::string options_prefix(size_t group) { return "group/" + std::to_string(group) + "/"; }
+
+// Reads all fields of one parameter and marks their keys as used.
+void import_tensors(const std::string& name, const at::Tensor& parameter, const AdamGroupSettings& settings,
+                    const NamedTensors& saved, FusedAdamStateFields& state, std::set<std::string>& used) {
+  const kernels::AdamStorage storage =
+      storage_for(parameter.scalar_type(), settings.master_weights, settings.rounding, name);
+  const std::vector<int64_t> two = {2};
+  for (const StateField& field : kStateFields) {
+    const auto dtype = field_dtype(field.kind, storage, settings);
+    if (!dtype) continue;
+    const std::string key = name + "/" + field.name;
+    const at::Tensor& tensor = require_tensor(saved, key);
+    const at::IntArrayRef sizes = field.kind == StateKind::trust_average ? at::IntArrayRef(two) : parameter.sizes();
+    require(tensor.scalar_type() == *dtype && tensor.sizes() == sizes, "\"", key,
+            "\" of the state to load is ", tensor.scalar_type(), " of shape ", tensor.sizes(),
+            ", but parameter ", name, " needs ", *dtype, " of shape ", sizes);
+    (state.*field.get)() = tensor.to(parameter.device(), /*non_blocking=*/false, /*copy=*/true);
+    used.insert(key);
+  }
+}
+
+}  // namespace
+
+NamedTensors export_state(const OptimizerTraits& traits, const ParamGroups& groups, const ParamStates& states,
+                          const torch::optim::OptimizerOptions& defaults, const ParameterNames& names) {
+  NamedTensors exported;
+  exported[kVersion] = number_tensor(kStateVersion);
+  for (size_t g = 0; g < groups.size(); ++g) {
+    traits.export_options(*adopt(traits, groups[g].options(), defaults, g), options_prefix(g), exported);
+    const auto& parameters = groups[g].params();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const std::string name = name_of(names, parameters[i], g, i);
+      const auto found = states.find(parameters[i].unsafeGetTensorImpl());
+      const auto* state =
+          found == states.end() ? nullptr : dynamic_cast<const FusedAdamStateFields*>(found->second.get());
+      exported[name + "/group"] = number_tensor(static_cast<int64_t>(g));
+      exported[name + "/step"] = number_tensor(state ? state->step() : int64_t{0});
+      if (state == nullptr) continue;
+      for (const StateField& field : kStateFields) {
+        const at::Tensor& tensor = (state->*field.read)();
+        if (tensor.defined()) exported[name + "/" + field.name] = tensor;
+      }
+    }
+  }
+  return exported;
+}
+
+PendingState import_state(const OptimizerTraits& traits, const ParamGroups& groups, const ParameterNames& names,
+                          const NamedTensors& saved) {
+  PendingState pending;
+  std::set<std::string> used = {kVersion};
+  const int64_t version = saved.count(kVersion) == 0 ? 1 : require_number<int64_t>(saved, kVersion);
+  for (size_t g = 0; g < groups.size(); ++g) {
+    pending.options.push_back(traits.import_options(options_prefix(g), saved, version, used));
+    const AdamGroupSettings settings = traits.settings(*pending.options.back());
+    const auto& parameters = groups[g].params();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const std::string name = name_of(names, parameters[i], g, i);
+      const auto group = require_number<int64_t>(saved, name + "/group");
+      require(group == static_cast<int64_t>(g), "parameter ", name, " is in group ", g, " but in group ",
+              group, " of the state to load; build the same parameter groups");
+      const auto step = require_number<int64_t>(saved, name + "/step");
+      require(step >= 0, "\"", name, "/step\" of the state to load is ", step, ", which is no step count");
+      used.insert({name + "/group", name + "/step"});
+      if (saved.count(name + "/exp_avg") == 0 && step == 0) continue;  // it never had a gradient
+      auto state = traits.make_state();
+      auto& fields = static_cast<FusedAdamStateFields&>(*state);
+      fields.step(step);
+      import_tensors(name, parameters[i], settings, saved, fields, used);
+      pending.states[parameters[i].unsafeGetTensorImpl()] = std::move(state);
+    }
+  }
+  for (const auto& item : saved) {
+    if (used.count(item.first) != 0) continue;
+    require(version <= kStateVersion, "the state to load has \"", item.first,
+            "\", which this pacer does not know; it was written by a newer one (state of version ", version,
+            ", this is ", kStateVersion, ")");
+    throw InvalidArgument(concatenate("the state to load has \"", item.first, "\", which fits no parameter of this ",
+                                      traits.name, "; build the same parameters and options"));
+  }
+  return pending;
+}
+
+}  // namespace pacer::detail

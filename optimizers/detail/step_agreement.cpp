@@ -1,0 +1,108 @@
+#include <pacer/optimizers/detail/step_agreement.h>
+
+#include <algorithm>
+
+#include <ATen/ops/zeros.h>
+
+#include <pacer/collectives/communicator.h>
+#include <pacer/core/checksum.h>
+#include <pacer/core/error.h>
+
+namespace pacer::detail {
+namespace {
+
+template <class F>
+void for_each_parameter(const ParamGroups& groups, const F& f) {
+  for (size_t g = 0; g < groups.size(); ++g) {
+    for (size_t i = 0; i < groups[g].params().size(); ++i) f(groups[g].params()[i], g, i);
+  }
+}
+
+// A byte for each parameter: whether it has a gradient that counts.
+at::Tensor gradients_of(const ParamGroups& groups) {
+  std::vector<uint8_t> has;
+  for_each_parameter(groups, [&](const at::Tensor& parameter, size_t, size_t) {
+    has.push_back(parameter.requires_grad() && parameter.grad().defined());
+  });
+  const at::Tensor bytes = at::zeros({static_cast<int64_t>(has.size())}, at::kByte);
+  std::copy(has.begin(), has.end(), bytes.mutable_data_ptr<uint8_t>());
+  return bytes;
+}
+
+// The first 64 bits of a checksum.
+int64_t number_of(const std::string& checksum) {
+  return static_cast<int64_t>(std::stoull(checksum.substr(0, 16), nullptr, 16));
+}
+
+}  // namespace
+
+bool StepAgreement::is_known(const OptimizerTraits& traits, const ParamGroups& groups) const {
+  if (fingerprint_.empty() || groups.size() != options_.size()) return false;
+  size_t place = 0;
+  bool known = true;
+  for_each_parameter(groups, [&](const at::Tensor& parameter, size_t, size_t) {
+    known = known && place < parameters_.size();
+    if (!known) return;
+    const Known& before = parameters_[place++];
+    known = before.tensor == parameter.unsafeGetTensorImpl() && before.requires_grad == parameter.requires_grad() &&
+            before.dtype == parameter.scalar_type() && parameter.sizes() == at::IntArrayRef(before.sizes);
+  });
+  for (size_t g = 0; known && g < groups.size(); ++g) known = traits.alike(*options_[g], groups[g].options());
+  return known && place == parameters_.size();
+}
+
+void StepAgreement::remember(const OptimizerTraits& traits, const ParamGroups& groups, const ParameterNames& names) {
+  parameters_.clear();
+  options_.clear();
+  facts_.clear();
+  for_each_parameter(groups, [&](const at::Tensor& parameter, size_t g, size_t i) {
+    parameters_.push_back({parameter.unsafeGetTensorImpl(), parameter.requires_grad(), parameter.scalar_type(),
+                           parameter.sizes().vec()});
+    facts_.push_back({concatenate("parameter ", facts_.size()),
+                      concatenate(name_of(names, parameter, g, i), ", ", parameter.scalar_type(), " ",
+                                  parameter.sizes(), parameter.requires_grad() ? "" : ", frozen")});
+  });
+  facts_.push_back({"number of parameters", std::to_string(facts_.size())});
+  for (size_t g = 0; g < groups.size(); ++g) {
+    options_.push_back(groups[g].options().clone());
+    NamedTensors options;
+    traits.export_options(groups[g].options(), concatenate("group/", g, "/"), options);
+    for (Fact& fact : option_facts(options)) facts_.push_back(std::move(fact));
+  }
+  std::string text;
+  for (const Fact& fact : facts_) text += fact.what + '\0' + fact.value + '\0';
+  fingerprint_ = checksum_of(text);
+}
+
+std::vector<at::Tensor> StepAgreement::without_gradient(Communicator& world, int64_t step,
+                                                        const OptimizerTraits& traits, const ParamGroups& groups,
+                                                        const ParameterNames& names) {
+  if (!is_known(traits, groups)) remember(traits, groups, names);
+  const at::Tensor own = gradients_of(groups);
+  const std::string of_gradients(static_cast<const char*>(own.const_data_ptr()), static_cast<size_t>(own.numel()));
+  const at::Tensor mine = at::zeros({3}, at::kLong), of_ranks = at::zeros({world.world_size(), 3}, at::kLong);
+  auto* numbers = mine.mutable_data_ptr<int64_t>();
+  numbers[0] = step;
+  numbers[1] = number_of(fingerprint_);
+  numbers[2] = number_of(checksum_of(of_gradients));
+  world.all_gather_host(of_ranks, mine).wait();
+  const auto differs = [&](int64_t which) {
+    const at::Tensor column = of_ranks.select(1, which);
+    return column.min().item<int64_t>() != column.max().item<int64_t>();
+  };
+  if (differs(0) || differs(1)) require_agreement(world, step, facts_);  // names the difference
+  at::Tensor any = own;
+  if (differs(2)) {
+    at::Tensor of_all = at::zeros({world.world_size(), own.numel()}, at::kByte);
+    world.all_gather_host(of_all, own).wait();
+    any = std::get<0>(of_all.max(0));
+  }
+  std::vector<at::Tensor> without;
+  const auto* has = any.const_data_ptr<uint8_t>();
+  for_each_parameter(groups, [&](const at::Tensor& parameter, size_t, size_t) {
+    if (*has++ == 0) without.push_back(parameter);
+  });
+  return without;
+}
+
+}  // namespace pacer::detail

@@ -1,0 +1,40 @@
+// What ranks that step an optimizer without a Session compare before each step: parameters, options (the learning rate
+// aside), and which parameters have a gradient. One small message while all agree.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <pacer/collectives/agreement.h>
+#include <pacer/optimizers/detail/optimizer_traits.h>
+#include <pacer/optimizers/detail/parameter_check.h>
+#include <pacer/optimizers/session_optimizer.h>
+
+namespace pacer::detail {
+
+class StepAgreement {
+ public:
+  // The parameters, in their order, that have a gradient on no rank. Throws CommunicationError, on every rank and
+  // with the first difference, where ranks differ; the next step compares again. `step` counts attempts.
+  std::vector<at::Tensor> without_gradient(Communicator& world, int64_t step, const OptimizerTraits& traits,
+                                           const ParamGroups& groups, const ParameterNames& names);
+
+ private:
+  struct Known {
+    const void* tensor;
+    bool requires_grad;
+    at::ScalarType dtype;
+    std::vector<int64_t> sizes;
+  };
+  // Whether they are what the fingerprint was made of.
+  bool is_known(const OptimizerTraits& traits, const ParamGroups& groups) const;
+  void remember(const OptimizerTraits& traits, const ParamGroups& groups, const ParameterNames& names);
+
+  std::vector<Known> parameters_;
+  std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options_;
+  std::vector<Fact> facts_;
+  std::string fingerprint_;
+};
+
+}  // namespace pacer::detail

@@ -1,0 +1,298 @@
+// Every optimizer of pacer restated in fp64 from the papers and docs/*.md, for a single rank, tensor by tensor and with
+// no memory but vectors: what it must do whatever users do to parameters between steps. Options come from the
+// optimizer's exported state, so that an optimizer that is registered is restated at once.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pacer/optimizers/named_tensors.h>
+
+namespace pacer::testing {
+
+using Doubles = std::vector<double>;
+
+// Options of one group, by name as they are exported.
+struct LifecycleOptions {
+  LifecycleOptions(const NamedTensors& state, size_t group, bool is_l2) : l2(is_l2) {
+    const auto get = [&](const char* name, double otherwise) {
+      const auto found = state.find("group/" + std::to_string(group) + "/" + name);
+      return found == state.end() ? otherwise : found->second.to(at::kDouble).item<double>();
+    };
+    lr = get("lr", 0), beta1 = get("beta1", 0), beta2 = get("beta2", 0), eps = get("eps", 0);
+    decay = get("weight_decay", 0), bias_correction = get("bias_correction", 0) != 0;
+    amsgrad = get("amsgrad", 0) != 0;
+    is_lamb = get("min_coeff", -1) >= 0;
+    min_coeff = get("min_coeff", 0), max_coeff = get("max_coeff", 0), adapt = get("adapt", 1) != 0;
+    coeff_beta = get("coeff_beta", 0), factor_min = get("factor_min", 0), factor_max = get("factor_max", 0);
+    factor_threshold = get("factor_threshold", 0);
+    freeze_step = static_cast<int64_t>(get("freeze_step", 0));
+    compress = get("compress", 0) != 0;
+    refresh_every = static_cast<int64_t>(get("refresh_variance_every", 0));
+    floor_share = get("variance_floor", 0);
+    by_blocks = get("block_scales", 0) != 0;
+    exchanges = get("compress_alone", 0) != 0 && get("one_bit", 1) != 0;
+  }
+  double correction(double beta, int64_t t) const {
+    return bias_correction ? 1 - std::pow(beta, static_cast<double>(t)) : 1;
+  }
+
+  double lr, beta1, beta2, eps, decay, min_coeff, max_coeff, coeff_beta, factor_min, factor_max, factor_threshold;
+  double floor_share;
+  int64_t freeze_step, refresh_every;
+  bool bias_correction, amsgrad, l2, is_lamb, adapt, compress, by_blocks, exchanges;
+};
+
+struct LifecycleParameter {
+  LifecycleParameter(LifecycleOptions of_group, size_t its_group, Doubles values)
+      : options(std::move(of_group)),
+        group(its_group),
+        p(std::move(values)),
+        m(p.size(), 0),
+        v(p.size(), 0),
+        largest_v(p.size(), 0) {}
+
+  LifecycleOptions options;
+  size_t group;
+  Doubles p, m, v, largest_v, fresh, worker_error, server_error;
+  int64_t t = 0;
+  bool trained = true;
+  double average = 0, averaged = 0, coefficient = 1, factor = 1, scale = 1, floor = 0;
+};
+
+class LifecycleReference {
+ public:
+  std::vector<LifecycleParameter> parameters;
+  int64_t attempts = 0;
+  std::optional<int64_t> frozen_at;
+
+  // [parameter]; none: undefined. A 1-bit optimizer leaves alone what is not trained.
+  void step(const std::vector<std::optional<Doubles>>& gradients) {
+    ++attempts;
+    const bool is_onebit = parameters.front().options.freeze_step > 0;
+    const bool frozen = frozen_at.has_value();
+    if (frozen) step_compressed(gradients);
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      LifecycleParameter& x = parameters[i];
+      if ((frozen && x.options.compress) || !gradients[i] || (is_onebit && !x.trained)) continue;
+      x.options.is_lamb ? lamb(x, *gradients[i]) : adam(x, *gradients[i]);
+    }
+    if (is_onebit && !frozen && attempts >= parameters.front().options.freeze_step) freeze();
+  }
+
+ private:
+  static double squares(const Doubles& values) {
+    double sum = 0;
+    for (const double x : values) sum += x * x;
+    return sum;
+  }
+  static double clamped(double value, double low, double high) { return std::min(std::max(value, low), high); }
+
+  static void moments(LifecycleParameter& x, const Doubles& g) {
+    ++x.t;
+    const LifecycleOptions& o = x.options;
+    for (size_t k = 0; k < g.size(); ++k) {
+      const double gradient = o.l2 ? g[k] + o.decay * x.p[k] : g[k];
+      x.m[k] = o.beta1 * x.m[k] + (1 - o.beta1) * gradient;
+      x.v[k] = o.beta2 * x.v[k] + (1 - o.beta2) * gradient * gradient;
+      x.largest_v[k] = std::max(x.largest_v[k], x.v[k]);
+    }
+  }
+
+  static void adam(LifecycleParameter& x, const Doubles& g) {
+    const LifecycleOptions& o = x.options;
+    moments(x, g);
+    for (size_t k = 0; k < g.size(); ++k) {
+      if (!o.l2) x.p[k] -= o.lr * o.decay * x.p[k];
+      const double v = o.amsgrad ? x.largest_v[k] : x.v[k];
+      x.p[k] -= o.lr / o.correction(o.beta1, x.t) * x.m[k] / (std::sqrt(v / o.correction(o.beta2, x.t)) + o.eps);
+    }
+  }
+
+  static void lamb(LifecycleParameter& x, const Doubles& g) {
+    const LifecycleOptions& o = x.options;
+    moments(x, g);
+    Doubles u(g.size());
+    for (size_t k = 0; k < g.size(); ++k) {
+      u[k] = x.m[k] / o.correction(o.beta1, x.t) / (std::sqrt(x.v[k] / o.correction(o.beta2, x.t)) + o.eps) +
+             o.decay * x.p[k];
+    }
+    double ratio = 1;
+    if (o.adapt && squares(x.p) > 0 && squares(u) > 0) {
+      const double raw = std::sqrt(squares(x.p) / squares(u));
+      ratio = clamped(raw, o.min_coeff, o.max_coeff);
+      if (std::abs(raw * o.decay - 1) >= 1e-5) {
+        x.average = o.coeff_beta * x.average + (1 - o.coeff_beta) * ratio;
+        x.averaged += 1;
+      }
+    }
+    for (size_t k = 0; k < g.size(); ++k) x.p[k] -= o.lr * ratio * u[k];
+  }
+
+  std::vector<LifecycleParameter*> compressed() {
+    std::vector<LifecycleParameter*> all;
+    for (LifecycleParameter& x : parameters) {
+      if (x.options.compress) all.push_back(&x);
+    }
+    return all;
+  }
+
+  void set_floors() {
+    double total = 0, elements = 0;
+    const auto sum_of = [](const Doubles& v) {
+      double sum = 0;
+      for (const double x : v) sum += x;
+      return sum;
+    };
+    for (const auto* x : compressed()) total += sum_of(x->v), elements += static_cast<double>(x->v.size());
+    for (auto* x : compressed()) {
+      const double own = sum_of(x->v);
+      x->floor = x->options.floor_share * (own > 0 ? own / static_cast<double>(x->v.size()) : total / elements);
+    }
+  }
+
+  void freeze() {
+    frozen_at = attempts;
+    int64_t most = 0;
+    double magnitude = 0, count = 0;
+    for (auto* x : compressed()) {
+      for (double& v : x->v) v = x->t > 0 ? v / x->options.correction(x->options.beta2, x->t) : v;
+      most = std::max(most, x->t);
+    }
+    set_floors();
+    for (auto* x : compressed()) {
+      if (x->t == 0) x->t = most_of_group(x->group, most);
+      x->worker_error.assign(x->p.size(), 0), x->server_error.assign(x->p.size(), 0);
+      magnitude += std::sqrt(squares(x->m) / static_cast<double>(x->m.size()));
+      count += 1;
+    }
+    for (auto* x : compressed()) {
+      if (!x->options.is_lamb) continue;
+      const double own = std::sqrt(squares(x->m) / static_cast<double>(x->m.size()));
+      x->scale = own > 0 ? clamped(magnitude / count / own, 1.0 / 1024, 1024) : 1;
+      x->coefficient = x->averaged > 0 ? x->average / (1 - std::pow(x->options.coeff_beta, x->averaged)) : 1;
+      for (const double v : x->v) {
+        x->fresh.push_back(std::max(v, x->floor) * x->options.correction(x->options.beta2, x->t));
+      }
+    }
+  }
+  int64_t most_of_group(size_t group, int64_t otherwise) const {
+    int64_t most = 0;
+    for (const auto& x : parameters) {
+      if (x.group == group && x.options.compress) most = std::max(most, x.t);
+    }
+    return most > 0 ? most : otherwise;
+  }
+
+  void step_compressed(const std::vector<std::optional<Doubles>>& gradients) {
+    const std::vector<LifecycleParameter*> all = compressed();
+    if (all.empty()) return;
+    const LifecycleOptions& run = all.front()->options;
+    const bool refreshes = run.refresh_every > 0 && (attempts - *frozen_at) % run.refresh_every == 0;
+    std::vector<Doubles> before, next;
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      LifecycleParameter& x = parameters[i];
+      if (!x.options.compress) continue;
+      before.push_back(x.m);
+      const bool has = x.trained && gradients[i].has_value();
+      const bool moves = x.trained || (run.exchanges && !refreshes);
+      Doubles u = x.m;
+      for (size_t k = 0; moves && k < u.size(); ++k) {
+        const double g = has ? (*gradients[i])[k] : 0;
+        u[k] = x.options.beta1 * u[k] + (1 - x.options.beta1) * g;
+        if (refreshes) {
+          const double keep = std::pow(x.options.beta2, static_cast<double>(run.refresh_every));
+          x.v[k] = keep * x.v[k] + (1 - keep) * g * g;
+        }
+      }
+      next.push_back(std::move(u));
+    }
+    if (run.exchanges && !refreshes) {
+      exchange(all, next);
+    }
+    for (size_t j = 0; j < all.size(); ++j) all[j]->m = next[j];
+    if (refreshes) set_floors();
+    for (size_t j = 0; j < all.size(); ++j) {
+      if (all[j]->trained) all[j]->options.is_lamb ? update_lamb(*all[j], before[j]) : update_adam(*all[j]);
+    }
+  }
+
+  // Signs of all elements, worker and server, both with an error that they keep.
+  static void exchange(const std::vector<LifecycleParameter*>& all, std::vector<Doubles>& values) {
+    for (size_t j = 0; j < all.size(); ++j) {
+      for (double& u : values[j]) u *= all[j]->scale;
+    }
+    round_to_signs(all, values, &LifecycleParameter::worker_error);
+    round_to_signs(all, values, &LifecycleParameter::server_error);
+    for (size_t j = 0; j < all.size(); ++j) {
+      for (double& u : values[j]) u /= all[j]->scale;
+    }
+  }
+  static void round_to_signs(const std::vector<LifecycleParameter*>& all, std::vector<Doubles>& values,
+                             Doubles LifecycleParameter::*error) {
+    const bool by_blocks = all.front()->options.by_blocks;
+    std::vector<double> sums(1, 0), counts(1, 0);
+    std::vector<size_t> begins;
+    size_t position = 0;
+    const auto block_of = [&](size_t j, size_t k) { return by_blocks ? (begins[j] + k) / 2048 : 0; };
+    for (size_t j = 0; j < all.size(); ++j) {
+      begins.push_back(position);
+      for (size_t k = 0; k < values[j].size(); ++k) {
+        values[j][k] += (all[j]->*error)[k];
+        sums.resize(std::max(sums.size(), block_of(j, k) + 1), 0);
+        counts.resize(sums.size(), 0);
+        sums[block_of(j, k)] += values[j][k] * values[j][k];
+        counts[block_of(j, k)] += 1;
+      }
+      position += (values[j].size() + 127) / 128 * 128;
+    }
+    for (size_t j = 0; j < all.size(); ++j) {
+      for (size_t k = 0; k < values[j].size(); ++k) {
+        const double scale = std::sqrt(sums[block_of(j, k)] / counts[block_of(j, k)]);
+        const double sent = values[j][k] < 0 ? -scale : scale;
+        (all[j]->*error)[k] = values[j][k] - sent;
+        values[j][k] = sent;
+      }
+    }
+  }
+
+  static void update_adam(LifecycleParameter& x) {
+    ++x.t;
+    const LifecycleOptions& o = x.options;
+    for (size_t k = 0; k < x.p.size(); ++k) {
+      x.p[k] -= o.lr * o.decay * x.p[k];
+      x.p[k] -= o.lr / o.correction(o.beta1, x.t) * x.m[k] / (std::sqrt(std::max(x.v[k], x.floor)) + o.eps);
+    }
+  }
+
+  static void update_lamb(LifecycleParameter& x, const Doubles& before) {
+    ++x.t;
+    const LifecycleOptions& o = x.options;
+    Doubles without_decay(x.p.size()), u(x.p.size());
+    double largest = 0;
+    for (size_t k = 0; k < x.p.size(); ++k) {
+      const double g = (x.m[k] - o.beta1 * before[k]) / (1 - o.beta1);
+      x.fresh[k] = o.beta2 * x.fresh[k] + (1 - o.beta2) * g * g;
+      const double frozen = std::sqrt(std::max(x.v[k], x.floor)) + o.eps;
+      largest = std::max(largest, frozen / (std::sqrt(x.fresh[k] / o.correction(o.beta2, x.t)) + o.eps));
+      without_decay[k] = x.m[k] / o.correction(o.beta1, x.t) / frozen;
+      u[k] = without_decay[k] + o.decay * x.p[k];
+    }
+    double f = largest;
+    if (o.decay > 0 && squares(u) > 0) {
+      const double kept = std::min(1.0, std::sqrt(squares(without_decay) / squares(u)));
+      f = f * kept + (1 - kept);
+    }
+    f = clamped(clamped(f, o.factor_min, o.factor_max), (1 - o.factor_threshold) * x.factor,
+                (1 + o.factor_threshold) * x.factor);
+    x.factor = o.adapt ? f : 1;
+    for (size_t k = 0; k < x.p.size(); ++k) x.p[k] -= o.lr * (o.adapt ? x.coefficient * f : 1) * u[k];
+  }
+};
+
+}  // namespace pacer::testing

@@ -1,0 +1,55 @@
+// An engine whose entries are ranges: what an optimizer needs that owns a part of a tensor.
+#include "support/catch.h"
+
+#include <pacer/optimizers/detail/adam_engine.h>
+
+#include "support/optimizers.h"
+
+namespace pacer::testing {
+namespace {
+
+using detail::AdamEngine;
+using detail::OptimizerTraits;
+
+struct Owner {
+  explicit Owner(const OptimizerTraits& traits) : engine(traits) {}
+  AdamEngine engine;
+  detail::ParamStates states;
+};
+
+void step(Owner& owner, const detail::ParamGroups& groups) {
+  const torch::NoGradGuard no_grad;
+  owner.engine.prepare(groups, owner.states, {}, {});
+  owner.engine.conclude(owner.engine.enqueue());
+}
+
+}  // namespace
+
+TEST_CASE("engines that own the parts of a tensor do together what one does", "[fused_adam][lifecycle]") {
+  torch::manual_seed(5);
+  for (const Mode& mode : all_modes()) {
+    CAPTURE(mode.name);
+    const Tensor whole = torch::randn({40, 25}, at::kDouble).to(mode.dtype).requires_grad_();
+    const Tensor parts = whole.detach().clone().requires_grad_();
+    const auto options = with_mode(FusedAdamWOptions(0.01).seed(3), mode);
+    detail::ParamGroups of_whole, of_parts;
+    of_whole.emplace_back(std::vector<Tensor>{whole}, std::make_unique<FusedAdamWOptions>(options));
+    of_parts.emplace_back(std::vector<Tensor>{parts}, std::make_unique<FusedAdamWOptions>(options));
+    Owner one(detail::kAdamWTraits), first(detail::kAdamWTraits), second(detail::kAdamWTraits);
+    first.engine.own_range(parts, {0, 333});
+    second.engine.own_range(parts, {333, 667});
+    for (int t = 0; t < 4; ++t) {
+      set_random_gradients({whole}, {parts});
+      if (t == 2) parts.mutable_grad() = parts.grad().t().contiguous().t();  // goes through a dense copy
+      step(one, of_whole);
+      step(first, of_parts);
+      step(second, of_parts);
+      CHECK(same_bits(whole, parts));
+    }
+    const auto& state = static_cast<const FusedAdamStateFields&>(*second.states.begin()->second);
+    CHECK(state.exp_avg().sizes() == at::IntArrayRef{667});
+    CHECK(contains(refusal([&] { first.engine.own_range(parts, {900, 200}); }), "elements"));
+  }
+}
+
+}  // namespace pacer::testing
