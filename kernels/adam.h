@@ -38,8 +38,8 @@ struct AdamLaunch {
   bool follows_prologue = false;
 };
 
-// What the steps of one slot's tensors read: AdamScalars or LambScalars, as the slot's rule says, of double for
-// AdamStorage::f64 and of float for all others. Arrays of it are indexed by AdamGradient::scalars.
+// What the steps of one slot's tensors read: AdamScalars or LambScalars, as the slot's rule says, of double
+// for AdamStorage::f64 and of float for all others. Arrays of it are indexed by AdamGradient::scalars.
 struct alignas(16) StepScalars {
   unsigned char bytes[128];
 
@@ -50,8 +50,9 @@ struct alignas(16) StepScalars {
   }
 };
 
-// Elements [offset, offset + count) of the tile's tensor, single-threaded, memory-bound. Results do not depend on how elements are tiled.
-// Denormals are computed in full whatever the caller's mode (FTZ, DAZ), which is restored.
+// Elements [offset, offset + count) of the tile's tensor, single-threaded, memory-bound. Results do not
+// depend on how elements are tiled. Denormals are computed in full whatever the caller's mode (FTZ, DAZ),
+// which is restored.
 void adam_cpu(AdamLaunch launch, const Tile& tile, const AdamTensor* tensors, const AdamGradient* gradients,
               const StepScalars* scalars);
 
@@ -86,9 +87,9 @@ struct AdamTiles {
 void adam_cuda(AdamLaunch launch, const AdamTiles& tiles, const AdamTensor* tensors,
                const AdamGradient* gradients, const StepScalars* scalars, Stream stream);
 
-// Advances steps[i] of the active slots and writes the scalars of all, on the device, in double. Where `check` is
-// not null the settings' factor is multiplied with its own, and where it is non-finite the steps stay and the
-// scalars say skip.
+// Advances steps[i] of the active slots and writes the scalars of all, on the device, in double. Where
+// `check` is not null the settings' factor is multiplied with its own, and where it is non-finite the steps
+// stay and the scalars say skip.
 void adam_prologue_cuda(const AdamSlot* slots, int64_t count, int64_t* steps, StepScalars* scalars,
                         const GradientCheck* check, Stream stream);
 

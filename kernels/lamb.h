@@ -20,7 +20,6 @@
 
 namespace pacer::kernels {
 
-
 // Sums of squares by unit. Units are tiles of at most kReductionUnit elements that start on multiples of it;
 // those of one tensor lie side by side in the list.
 struct LambPartials {
@@ -60,6 +59,7 @@ struct LambWork {
 // All stages, three launches whatever the number of tensors. Throws DeviceError where one is refused.
 // `follows_prologue` as in AdamLaunch.
 void lamb_cuda(AdamStorage storage, const LambWork& work, const AdamTensor* tensors,
-               const AdamGradient* gradients, const StepScalars* scalars, bool follows_prologue, Stream stream);
+               const AdamGradient* gradients, const StepScalars* scalars, bool follows_prologue,
+               Stream stream);
 
 }  // namespace pacer::kernels

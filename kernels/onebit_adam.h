@@ -14,15 +14,15 @@
 
 namespace pacer::kernels {
 
-// One tensor of fp32, or of 16 bits with a master copy or remainder. Where its scalars say skip, it sits the step
-// out: parameter and variance stay as they are, and so does a dense momentum, while one that travels as signs
-// travels on with a gradient of zero.
+// One tensor of fp32, or of 16 bits with a master copy or remainder. Where its scalars say skip, it sits the
+// step out: parameter and variance stay as they are, and so does a dense momentum, while one that travels as
+// signs travels on with a gradient of zero.
 struct OneBitAdamTensor {
   void* parameter = nullptr;
-  void* extra = nullptr;           // master copy or remainder, null where there is none
-  const void* gradient = nullptr;  // of the parameter's dtype; null counts as zero
-  int64_t begin = 0;               // of its elements in the buffer
-  int64_t scalars = 0;             // index into the scalars
+  void* extra = nullptr;                   // master copy or remainder, null where there is none
+  const void* gradient = nullptr;          // of the parameter's dtype; null counts as zero
+  int64_t begin = 0;                       // of its elements in the buffer
+  int64_t scalars = 0;                     // index into the scalars
   AdamStorage storage = AdamStorage::f32;  // or bf16_master, f16_master, bf16_remainder
   VarianceRefresh refresh;
 };

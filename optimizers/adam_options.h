@@ -2,9 +2,10 @@
 // weight decay enters and in its default. Setters chain: FusedAdamWOptions(3e-4).betas({0.9,
 // 0.95}).weight_decay(0.1).
 //
-// The first five fields of every options struct of pacer lie where torch::optim::AdamOptions and AdamWOptions have
-// theirs. So static_cast<torch::optim::AdamWOptions&>(group.options()).weight_decay(0), which LibTorch's users
-// write, sets what it says. How each field is saved, checked and described is in detail/option_fields.h.
+// The first five fields of every options struct of pacer lie where torch::optim::AdamOptions and AdamWOptions
+// have theirs. So static_cast<torch::optim::AdamWOptions&>(group.options()).weight_decay(0), which LibTorch's
+// users write, sets what it says. How each field is saved, checked and described is in
+// detail/option_fields.h.
 #pragma once
 
 #include <cstdint>
@@ -59,9 +60,9 @@ struct FusedAdamOptions : public torch::optim::OptimizerCloneableOptions<FusedAd
   TORCH_ARG(std::optional<double>, initial_lr);
   // Correct both moments for their start at zero.
   TORCH_ARG(bool, bias_correction) = true;
-  // Check all gradients first; where any is NaN or infinite, or so large that the sum of all squares overflows
-  // (fp32 within 32,768 elements, beyond 1e19), the step changes nothing and counts as skipped. The same in
-  // every group of an optimizer. Costs one more read of the gradients.
+  // Check all gradients first; where any is NaN or infinite, or so large that the sum of all squares
+  // overflows (fp32 within 32,768 elements, beyond 1e19), the step changes nothing and counts as skipped. The
+  // same in every group of an optimizer. Costs one more read of the gradients.
   TORCH_ARG(bool, finite_check) = false;
   TORCH_ARG(MasterWeights, master_weights) = MasterWeights::automatic;
   TORCH_ARG(Rounding, rounding) = Rounding::nearest;

@@ -46,8 +46,8 @@ bool operator==(const FusedAdamStateFields& left, const FusedAdamStateFields& ri
          });
 }
 
-// Undefined tensors are left out, as LibTorch's optimizers do. A state tensor is a view into a larger arena; the
-// copy keeps the archive from storing the whole arena for each.
+// Undefined tensors are left out, as LibTorch's optimizers do. A state tensor is a view into a larger arena;
+// the copy keeps the archive from storing the whole arena for each.
 void FusedAdamStateFields::serialize(torch::serialize::OutputArchive& archive) const {
   archive.write("step", c10::IValue(step()));
   for (const auto& field : kStateFields) {

@@ -3,8 +3,8 @@
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 
-#include <pacer/optimizers/detail/optimizer_traits.h>
 #include <pacer/optimizers/detail/optimizer_archive.h>
+#include <pacer/optimizers/detail/optimizer_traits.h>
 
 namespace pacer {
 
@@ -25,15 +25,15 @@ void FusedAdam::take_over(const torch::optim::Adam& source) {
 }
 
 FusedAdamW::FusedAdamW(const std::vector<OptimizerParamGroup>& groups, FusedAdamWOptions defaults)
-    : FusedOptimizer(detail::kAdamWTraits, groups,
-                     std::make_unique<FusedAdamWOptions>(std::move(defaults))) {}
+    : FusedOptimizer(detail::kAdamWTraits, groups, std::make_unique<FusedAdamWOptions>(std::move(defaults))) {
+}
 FusedAdamW::FusedAdamW(std::vector<torch::Tensor> parameters, FusedAdamWOptions defaults)
     : FusedAdamW({OptimizerParamGroup(std::move(parameters))}, std::move(defaults)) {}
 FusedAdamW::FusedAdamW(const NamedParameters& parameters, FusedAdamWOptions defaults)
     : FusedAdamW(std::vector<NamedParamGroup>(1, NamedParamGroup(parameters)), std::move(defaults)) {}
 FusedAdamW::FusedAdamW(const std::vector<NamedParamGroup>& groups, FusedAdamWOptions defaults)
-    : FusedOptimizer(detail::kAdamWTraits, groups,
-                     std::make_unique<FusedAdamWOptions>(std::move(defaults))) {}
+    : FusedOptimizer(detail::kAdamWTraits, groups, std::make_unique<FusedAdamWOptions>(std::move(defaults))) {
+}
 
 void FusedAdamW::take_over(const torch::optim::AdamW& source) {
   restore(detail::copy_of_torch_optimizer<torch::optim::AdamWParamState>(source, traits(), param_groups_,

@@ -11,7 +11,8 @@ namespace {
 using torch::optim::OptimizerOptions;
 using torch::optim::OptimizerParamGroup;
 
-// Groups whose options, where they have any, are of the optimizer's own type. They will be groups first_group, ...
+// Groups whose options, where they have any, are of the optimizer's own type. They will be groups
+// first_group, ...
 std::vector<OptimizerParamGroup> adopt_groups(const detail::OptimizerTraits& traits,
                                               const std::vector<OptimizerParamGroup>& groups,
                                               const OptimizerOptions& defaults, size_t first_group = 0) {
@@ -53,7 +54,8 @@ FusedOptimizer::FusedOptimizer(const detail::OptimizerTraits& traits,
   detail::check_names(param_groups_, names_);
 }
 
-FusedOptimizer::FusedOptimizer(const detail::OptimizerTraits& traits, const std::vector<NamedParamGroup>& groups,
+FusedOptimizer::FusedOptimizer(const detail::OptimizerTraits& traits,
+                               const std::vector<NamedParamGroup>& groups,
                                std::unique_ptr<OptimizerOptions> defaults)
     : SessionOptimizer(adopt_groups(traits, without_names(groups), *defaults), defaults->clone()),
       traits_(&traits),
@@ -104,7 +106,8 @@ torch::Tensor FusedOptimizer::step(LossClosure closure) {
 void FusedOptimizer::adopt_foreign_options() {
   for (size_t g = 0; g < param_groups_.size(); ++g) {
     const OptimizerOptions& options = param_groups_[g].options();
-    if (!traits_->owns(options)) param_groups_[g].set_options(detail::adopt(*traits_, options, *defaults_, g));
+    if (!traits_->owns(options))
+      param_groups_[g].set_options(detail::adopt(*traits_, options, *defaults_, g));
   }
 }
 

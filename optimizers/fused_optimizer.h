@@ -32,8 +32,9 @@ class FusedOptimizer : public SessionOptimizer {
   // enabled, and its loss is returned.
   torch::Tensor step(LossClosure closure = nullptr) override;
 
-  // Options of the group may be this optimizer's or the torch optimizer's, which keeps the defaults in what torch's
-  // options lack; without options it takes the defaults. Names must differ from those of all other parameters.
+  // Options of the group may be this optimizer's or the torch optimizer's, which keeps the defaults in what
+  // torch's options lack; without options it takes the defaults. Names must differ from those of all other
+  // parameters.
   void add_param_group(const torch::optim::OptimizerParamGroup& group);
   void add_param_group(const NamedParamGroup& group);
 
@@ -41,9 +42,9 @@ class FusedOptimizer : public SessionOptimizer {
   // Waits for the device on a GPU.
   int64_t skipped_steps() const override;
 
-  // The archive layout of LibTorch's optimizers, with more keys: FusedAdam and FusedAdamW load files of torch's Adam
-  // and AdamW as they are, and keep their own values of what such a file lacks. A load is checked completely first;
-  // one that fails changes nothing.
+  // The archive layout of LibTorch's optimizers, with more keys: FusedAdam and FusedAdamW load files of
+  // torch's Adam and AdamW as they are, and keep their own values of what such a file lacks. A load is
+  // checked completely first; one that fails changes nothing.
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 

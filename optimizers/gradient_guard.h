@@ -37,7 +37,8 @@ class GradientGuard {
   // fp64, no dimensions, on the device; shares the guard's memory. What gradients must be multiplied with.
   at::Tensor factor() const;
 
-  // The mean of the coming gradients is `average` times what is stored. Enqueued, where it changed; not to be captured.
+  // The mean of the coming gradients is `average` times what is stored. Enqueued, where it changed; not to be
+  // captured.
   void set_average(double average);
   // One look: `partials` are `count` sums of squares (double, on the device) of the stored gradients.
   void look(const double* partials, int64_t count);

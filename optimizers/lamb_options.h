@@ -28,7 +28,8 @@ struct FusedLambOptions : public torch::optim::OptimizerCloneableOptions<FusedLa
   TORCH_ARG(double, weight_decay) = 1e-2;
 
  private:
-  // Lies where torch's options have amsgrad, which this rule does not have: set through a cast, it is refused.
+  // Lies where torch's options have amsgrad, which this rule does not have: set through a cast, it is
+  // refused.
   bool amsgrad_ = false;
 
  public:

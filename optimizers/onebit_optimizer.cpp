@@ -155,8 +155,8 @@ void OneBitOptimizer::check_run(const Communicator& world, const Unsettled& unse
 // ---- A step. ----
 
 // Compares what ranks are about to do, adds over them what has to be added, and says how to make it a mean. A
-// parameter without a gradient on any rank has none afterwards, and so sits the step out as with a single rank; one
-// that only some ranks have a gradient of counts as zero on the others.
+// parameter without a gradient on any rank has none afterwards, and so sits the step out as with a single
+// rank; one that only some ranks have a gradient of counts as zero on the others.
 StepInputs OneBitOptimizer::plain_step_inputs() {
   if (world_->world_size() == 1) return {};
   adopt_foreign_options();
@@ -258,8 +258,6 @@ int64_t OneBitOptimizer::bytes_sent() const {
   return part_ && part_->compresses() ? part_->exchange().bytes_sent() : 0;
 }
 
-double OneBitOptimizer::compression_error() const {
-  return part_ ? part_->compression_error() : 0;
-}
+double OneBitOptimizer::compression_error() const { return part_ ? part_->compression_error() : 0; }
 
 }  // namespace pacer

@@ -111,7 +111,7 @@ class OneBitOptimizer : public FusedOptimizer {
 
   std::shared_ptr<Communicator> world_;
   std::unique_ptr<detail::OneBitPlan> plan_;
-  std::unique_ptr<FreezeRule> rule_;  // only with freeze_automatically
+  std::unique_ptr<FreezeRule> rule_;                  // only with freeze_automatically
   std::unique_ptr<detail::OneBitPart> part_;          // null in warm-up
   std::unique_ptr<detail::StepAgreement> agreement_;  // this and the next: of step() without a Session
   std::unique_ptr<GradientBucketer> bucketer_;

@@ -74,11 +74,12 @@ std::unique_ptr<detail::OneBitPart> OneBitOptimizer::make_part(std::vector<detai
                                                                const detail::OneBitPlan& plan) const {
   std::unique_ptr<detail::OneBitExchange> exchange;
   if (exchanges(plan)) {
-    exchange = std::make_unique<detail::OneBitExchange>(world_, detail::counts_of(tensors), plan.compression());
+    exchange =
+        std::make_unique<detail::OneBitExchange>(world_, detail::counts_of(tensors), plan.compression());
   }
   const kernels::UpdateRule rule = traits().settings(defaults()).kernel.rule;
-  return std::make_unique<detail::OneBitPart>(std::move(tensors), std::move(exchange), plan.variance_floor, rule,
-                                              world_->device());
+  return std::make_unique<detail::OneBitPart>(std::move(tensors), std::move(exchange), plan.variance_floor,
+                                              rule, world_->device());
 }
 
 NamedTensors OneBitOptimizer::export_state() const {
@@ -109,7 +110,8 @@ NamedTensors OneBitOptimizer::export_rank_state() const {
 NamedTensors OneBitOptimizer::join_rank_states(const std::vector<NamedTensors>& rank_states) const {
   const bool any = std::any_of(rank_states.begin(), rank_states.end(),
                                [](const NamedTensors& state) { return !state.empty(); });
-  const auto tensors = detail::onebit_tensors(param_groups_, detail::settings_of(traits(), param_groups_), names());
+  const auto tensors =
+      detail::onebit_tensors(param_groups_, detail::settings_of(traits(), param_groups_), names());
   NamedTensors joined;
   const bool exchanges_now = exchanges(*plan_);
   if (!any && !exchanges_now) return joined;

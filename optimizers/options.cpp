@@ -13,10 +13,18 @@ FusedAdamOptions::FusedAdamOptions(const torch::optim::AdamOptions& options) { t
 FusedAdamWOptions::FusedAdamWOptions(const torch::optim::AdamWOptions& options) { take(options); }
 
 void FusedAdamOptions::take(const torch::optim::AdamOptions& torch) {
-  lr(torch.lr()).betas(torch.betas()).eps(torch.eps()).weight_decay(torch.weight_decay()).amsgrad(torch.amsgrad());
+  lr(torch.lr())
+      .betas(torch.betas())
+      .eps(torch.eps())
+      .weight_decay(torch.weight_decay())
+      .amsgrad(torch.amsgrad());
 }
 void FusedAdamWOptions::take(const torch::optim::AdamWOptions& torch) {
-  lr(torch.lr()).betas(torch.betas()).eps(torch.eps()).weight_decay(torch.weight_decay()).amsgrad(torch.amsgrad());
+  lr(torch.lr())
+      .betas(torch.betas())
+      .eps(torch.eps())
+      .weight_decay(torch.weight_decay())
+      .amsgrad(torch.amsgrad());
 }
 
 void FusedAdamOptions::serialize(InputArchive& archive) { detail::read_options(*this, archive); }
@@ -27,9 +35,15 @@ void FusedLambOptions::serialize(InputArchive& archive) { detail::read_options(*
 void FusedLambOptions::serialize(OutputArchive& archive) const { detail::write_options(*this, archive); }
 
 bool operator==(const FusedAdamOptions& a, const FusedAdamOptions& b) { return detail::equal_options(a, b); }
-bool operator==(const FusedAdamWOptions& a, const FusedAdamWOptions& b) { return detail::equal_options(a, b); }
+bool operator==(const FusedAdamWOptions& a, const FusedAdamWOptions& b) {
+  return detail::equal_options(a, b);
+}
 bool operator==(const FusedLambOptions& a, const FusedLambOptions& b) { return detail::equal_options(a, b); }
-bool operator==(const OneBitAdamOptions& a, const OneBitAdamOptions& b) { return detail::equal_options(a, b); }
-bool operator==(const OneBitLambOptions& a, const OneBitLambOptions& b) { return detail::equal_options(a, b); }
+bool operator==(const OneBitAdamOptions& a, const OneBitAdamOptions& b) {
+  return detail::equal_options(a, b);
+}
+bool operator==(const OneBitLambOptions& a, const OneBitLambOptions& b) {
+  return detail::equal_options(a, b);
+}
 
 }  // namespace pacer

@@ -54,8 +54,7 @@ PACER_TARGET_CLONES void step_block(const AdamRange<AdamStorage::bf16_stochastic
 }
 
 template <AdamStorage kStorage, bool kAmsgrad>
-void step_tile(const Tile& tile, const AdamTensor& tensor, const void* gradient,
-               const StepScalars& of_step) {
+void step_tile(const Tile& tile, const AdamTensor& tensor, const void* gradient, const StepScalars& of_step) {
   const auto& scalars = of_step.as<AdamScalars<typename StorageOf<kStorage>::Real>>();
   if (scalars.skip) return;
   const AdamRange<kStorage> range = range_of<kStorage>(tile, tensor, gradient);

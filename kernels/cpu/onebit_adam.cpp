@@ -111,8 +111,7 @@ void for_pieces(const OneBitAdamRows& rows, int64_t row, const F& f) {
 }
 
 // `keeps_skipped`: tensors that sit the step out keep their momentum.
-void momentum_row(const OneBitAdamRows& rows, int64_t row, int64_t width, bool keeps_skipped,
-                         float* values) {
+void momentum_row(const OneBitAdamRows& rows, int64_t row, int64_t width, bool keeps_skipped, float* values) {
   onebit_read_momentum(rows, row, width, values);
   for_pieces(rows, row, [&](const OneBitPiece& piece, const OneBitAdamTensor& tensor, int64_t place) {
     const MomentScalars<float>& scalars = rows.work.moments_of(tensor);

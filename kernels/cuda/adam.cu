@@ -157,9 +157,8 @@ int64_t adam_cuda_warp_tile(AdamStorage storage) {
 
 void adam_cuda(AdamLaunch choice, const AdamTiles& tiles, const AdamTensor* tensors,
                const AdamGradient* gradients, const StepScalars* scalars, Stream stream) {
-  with_storage(choice.storage, [&](auto chosen) {
-    launch<chosen()>(choice, tiles, tensors, gradients, scalars, stream);
-  });
+  with_storage(choice.storage,
+               [&](auto chosen) { launch<chosen()>(choice, tiles, tensors, gradients, scalars, stream); });
 }
 
 void adam_prologue_cuda(const AdamSlot* slots, int64_t count, int64_t* steps, StepScalars* scalars,

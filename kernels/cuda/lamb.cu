@@ -294,7 +294,8 @@ void launch(const LambWork& work, const AdamTensor* tensors, const AdamGradient*
 }  // namespace
 
 void lamb_cuda(AdamStorage storage, const LambWork& work, const AdamTensor* tensors,
-               const AdamGradient* gradients, const StepScalars* scalars, bool follows_prologue, Stream stream) {
+               const AdamGradient* gradients, const StepScalars* scalars, bool follows_prologue,
+               Stream stream) {
   with_storage(storage, [&](auto chosen) {
     launch<chosen()>(work, tensors, gradients, scalars, follows_prologue, stream);
   });

@@ -38,8 +38,8 @@ struct AdamSettings {
 };
 inline bool operator==(const AdamSettings& a, const AdamSettings& b) {
   const auto all = [](const AdamSettings& s) {
-    return std::tie(s.learning_rate, s.beta1, s.beta2, s.epsilon, s.weight_decay, s.factor, s.seed, s.decay_mode,
-                    s.bias_correction, s.min_coeff, s.max_coeff, s.coeff_beta, s.adapt, s.rule);
+    return std::tie(s.learning_rate, s.beta1, s.beta2, s.epsilon, s.weight_decay, s.factor, s.seed,
+                    s.decay_mode, s.bias_correction, s.min_coeff, s.max_coeff, s.coeff_beta, s.adapt, s.rule);
   };
   return all(a) == all(b);
 }

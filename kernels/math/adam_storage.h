@@ -121,9 +121,9 @@ struct StoredElement {
 PACER_HOST_DEVICE bool same_bits(BFloat16 a, BFloat16 b) { return a.bits == b.bits; }
 PACER_HOST_DEVICE bool same_bits(Float16 a, Float16 b) { return a.bits == b.bits; }
 
-// The parameter's exact value: the master copy where there is one, as long as it rounds to the parameter. Where
-// it does not, somebody else has written to the parameter, and the parameter wins. Reading it costs 2 bytes an
-// element; no other way notices writes through Tensor::data(), which count no version.
+// The parameter's exact value: the master copy where there is one, as long as it rounds to the parameter.
+// Where it does not, somebody else has written to the parameter, and the parameter wins. Reading it costs 2
+// bytes an element; no other way notices writes through Tensor::data(), which count no version.
 template <AdamStorage kStorage>
 PACER_HOST_DEVICE typename StorageOf<kStorage>::Real load_parameter(const StoredElement<kStorage>& stored) {
   if constexpr (kStorage == AdamStorage::bf16_remainder) {

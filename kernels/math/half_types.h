@@ -60,9 +60,9 @@ PACER_HOST_DEVICE BFloat16AndRemainder split(float value) {
           static_cast<uint16_t>(nan ? 0u : bits & 0xFFFFu)};
 }
 
-// The inverse of split: the remainder, read as a signed number, is added below the bf16's own bits. split never
-// leaves a zero with a negative remainder. Where one is found, somebody else has written that zero, and zero it
-// is: without this the difference would be the bits of a NaN.
+// The inverse of split: the remainder, read as a signed number, is added below the bf16's own bits. split
+// never leaves a zero with a negative remainder. Where one is found, somebody else has written that zero, and
+// zero it is: without this the difference would be the bits of a NaN.
 PACER_HOST_DEVICE float join(BFloat16 rounded, uint16_t remainder) {
   const uint32_t high = static_cast<uint32_t>(rounded.bits) << 16;
   const uint32_t low = static_cast<uint32_t>(static_cast<int32_t>(static_cast<int16_t>(remainder)));

@@ -96,8 +96,8 @@ struct LambAverage {
   double count;
 };
 
-// Whether an update is weight decay and nothing else, to five digits: then |p| / |u| is 1 / weight_decay whatever
-// the gradients were, and says nothing of the tensor.
+// Whether an update is weight decay and nothing else, to five digits: then |p| / |u| is 1 / weight_decay
+// whatever the gradients were, and says nothing of the tensor.
 template <class Real>
 PACER_HOST_DEVICE bool is_decay_alone(double ratio, const LambScalars<Real>& s) {
   const double off = mul_(ratio, static_cast<double>(s.weight_decay)) - 1.0;

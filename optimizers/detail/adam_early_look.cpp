@@ -20,7 +20,7 @@ bool AdamEngine::look_early(const std::vector<at::Tensor>& parameters) {
     const at::Tensor& gradient = parameter.grad();
     if (found == entry_of_.end() || !gradient.defined() || gradient.is_inference()) return false;
     const AdamEntry& entry = entries_[found->second];
-    if (!takes_part(entry) || !entry.is_current()) return false;
+    if (!takes_part(entry, gradient) || !entry.is_current()) return false;
     check_gradient(parameter, gradient, entry.name);
     if (needs_dense_gradient(entry, gradient)) return false;
     places.emplace_back(entry.table, entry.position);

@@ -1,4 +1,5 @@
-// A step as it runs. What the tables and slots do in it stands here, too, so that a step reads from top to bottom.
+// A step as it runs. What the tables and slots do in it stands here, too, so that a step reads from top to
+// bottom.
 #include <pacer/optimizers/detail/adam_engine.h>
 
 #include <ATen/ops/empty_strided.h>
@@ -12,12 +13,12 @@ namespace pacer::detail {
 
 void AdamEngine::read_settings(const ParamGroups& groups) { settings_ = settings_of(*traits_, groups); }
 
-// A parameter without a gradient sits the step out, as in torch::optim; of a 1-bit optimizer also one that is frozen
-// (requires_grad off). Compressed entries without a gradient take part all the same: ranks agree on their momentum,
-// to which this rank then adds nothing.
-bool AdamEngine::takes_part(const AdamEntry& entry) const {
+// A parameter without a gradient sits the step out, as in torch::optim; of a 1-bit optimizer also one that is
+// frozen (requires_grad off). Compressed entries without a gradient take part all the same: ranks agree on
+// their momentum, to which this rank then adds nothing.
+bool AdamEngine::takes_part(const AdamEntry& entry, const at::Tensor& gradient) const {
   if (traits_->is_onebit && !entry.parameter.requires_grad()) return false;
-  return entry.is_compressed || entry.parameter.grad().defined();
+  return entry.is_compressed || gradient.defined();
 }
 
 // ---- prepare: what the host does ----
@@ -63,17 +64,18 @@ void AdamEngine::choose_guard(const StepInputs& inputs) {
   ++enqueue_version_;
 }
 
-// Addresses of gradients for the kernels. Those in another memory order are copied, here and not among the kernels, so
-// that a captured step does not depend on where they lay.
+// Addresses of gradients for the kernels. Those in another memory order are copied, here and not among the
+// kernels, so that a captured step does not depend on where they lay.
 void AdamEngine::find_gradients() {
   for (size_t i = 0; i < entries_.size(); ++i) {
     AdamEntry& entry = entries_[i];
-    const at::Tensor gradient = takes_part_[i] ? entry.parameter.grad() : at::Tensor();
+    static const at::Tensor kNone;
+    const at::Tensor& gradient = takes_part_[i] ? entry.parameter.grad() : kNone;
     entry.gradient_is_dense = !gradient.defined() || !needs_dense_gradient(entry, gradient);
     if (!entry.gradient_is_dense) {
       if (!entry.dense_gradient.defined()) {
-        entry.dense_gradient =
-            at::empty_strided(entry.dense().sizes(), entry.dense().strides(), gradient.options().requires_grad(false));
+        entry.dense_gradient = at::empty_strided(entry.dense().sizes(), entry.dense().strides(),
+                                                 gradient.options().requires_grad(false));
       }
       entry.dense_gradient.copy_(gradient);
     }

@@ -1,8 +1,8 @@
-// One step of every optimizer here, in every phase, from parameter groups to kernel launches. The engine keeps a plan
-// (entries, dtype tables, slots) and each step only checks that it still fits: parameters where they were and as
-// they were, state untouched by others, the same list. What no longer fits is planned anew, or refused, before the
-// first write. Entries of compressed groups are a OneBitPart's once there is one. The three parts of a step are
-// those of SessionOptimizer.
+// One step of every optimizer here, in every phase, from parameter groups to kernel launches. The engine
+// keeps a plan (entries, dtype tables, slots) and each step only checks that it still fits: parameters where
+// they were and as they were, state untouched by others, the same list. What no longer fits is planned anew,
+// or refused, before the first write. Entries of compressed groups are a OneBitPart's once there is one. The
+// three parts of a step are those of SessionOptimizer.
 //
 // To follow one AdamW step, read fused_optimizer.cpp (step), this file's source, kernels/cpu/adam.cpp or
 // kernels/cuda/adam.cu, kernels/math/adam_storage.h and kernels/math/adam.h. Plans are made in adam_plan.cpp.
@@ -31,12 +31,14 @@ class AdamEngine {
  public:
   explicit AdamEngine(const OptimizerTraits& traits) : traits_(&traits) {}
 
-  // Of this parameter only these elements, in memory order, are updated and have state. Before the first step.
+  // Of this parameter only these elements, in memory order, are updated and have state. Before the first
+  // step.
   void own_range(const at::Tensor& parameter, ElementRange range);
 
   // Checks, plans, creates missing state and sends what changed: every parameter that has a gradient will be
   // updated.
-  void prepare(const ParamGroups& groups, ParamStates& states, const ParameterNames& names, const StepInputs& inputs);
+  void prepare(const ParamGroups& groups, ParamStates& states, const ParameterNames& names,
+               const StepInputs& inputs);
   // Kernels only. False where the host saw gradients that are not finite.
   bool enqueue();
   void conclude(bool applied);
@@ -50,7 +52,8 @@ class AdamEngine {
   void complete_compressed(const ParamGroups& groups, ParamStates& states, const ParameterNames& names);
   // From the next step on compressed entries are the part's; null: tables update all.
   void compress_with(OneBitPart* part);
-  // The L1 norm of the bias-corrected variance of all compressed entries, added up in their order. Waits for a GPU.
+  // The L1 norm of the bias-corrected variance of all compressed entries, added up in their order. Waits for
+  // a GPU.
   double compressed_variance_norm() const;
 
   // Counts the changes after which a captured enqueue() is out of date.
@@ -75,7 +78,7 @@ class AdamEngine {
   };
 
   void read_settings(const ParamGroups& groups);
-  bool takes_part(const AdamEntry& entry) const;
+  bool takes_part(const AdamEntry& entry, const at::Tensor& gradient) const;
 
   // ---- adam_plan.cpp ----
   bool plan_fits(const ParamGroups& groups, const ParamStates& states);

@@ -14,11 +14,17 @@ const void* data_of(const at::Tensor& tensor) { return tensor.defined() ? tensor
 
 }  // namespace
 
+// In every step for every entry: a template, so that the compiler sees which fields these are.
+template <size_t... kField>
+bool AdamEntry::has_same_state(std::index_sequence<kField...>) const {
+  const auto same = [&](const at::Tensor& now, size_t i) {
+    return now.is_same(state_tensors[i]) && data_of(now) == state_data[i];
+  };
+  return (same((state->*kStateFields[kField].read)(), kField) && ...);
+}
+
 bool AdamEntry::is_current() const {
-  for (size_t i = 0; i < kStateFieldCount; ++i) {
-    const at::Tensor& now = (state->*kStateFields[i].read)();
-    if (!now.is_same(state_tensors[i]) || data_of(now) != state_data[i]) return false;
-  }
+  if (!has_same_state(std::make_index_sequence<kStateFieldCount>())) return false;
   if (parameter.const_data_ptr() != parameter_data) return false;
   if (dense_parameter.defined()) return parameter.sizes() == dense_parameter.sizes();
   if (is_part) return parameter.is_contiguous() && parameter.numel() == parameter_elements;
@@ -39,7 +45,8 @@ void AdamEntry::lay_out() {
   if (!parameter.is_non_overlapping_and_dense()) {
     dense_parameter = at::empty(parameter.sizes(), parameter.options().requires_grad(false));
   }
-  memory = !is_part ? dense() : dense().as_strided({range.count}, {1}, dense().storage_offset() + range.first);
+  memory =
+      !is_part ? dense() : dense().as_strided({range.count}, {1}, dense().storage_offset() + range.first);
 }
 
 const void* AdamEntry::in_range(const at::Tensor& tensor) const {
@@ -84,8 +91,8 @@ void check_state(const FusedAdamStateFields& state, at::IntArrayRef sizes, const
             tensor.sizes(), " but the parameter has ", sizes);
     const bool integer = field.kind == StateKind::remainder;
     const bool right_kind = integer ? tensor.scalar_type() == at::kShort : tensor.is_floating_point();
-    require(right_kind && tensor.layout() == at::kStrided, "the state of parameter ", name, " has ", field.name,
-            " of dtype ", tensor.scalar_type(), " and layout ", tensor.layout(), "; it must be ",
+    require(right_kind && tensor.layout() == at::kStrided, "the state of parameter ", name, " has ",
+            field.name, " of dtype ", tensor.scalar_type(), " and layout ", tensor.layout(), "; it must be ",
             integer ? "int16" : "floating point", " and dense");
   }
 }

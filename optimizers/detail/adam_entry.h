@@ -1,9 +1,10 @@
-// One parameter, or a range of its elements, as the engine sees it: where its value, gradient and state lie, in which
-// dtype set, and what must not have changed since that was written down.
+// One parameter, or a range of its elements, as the engine sees it: where its value, gradient and state lie,
+// in which dtype set, and what must not have changed since that was written down.
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -35,8 +36,8 @@ struct AdamEntry {
 
   // Kernels need one dense piece of memory in the same order for value, gradient and state. A parameter with
   // gaps between its elements, and a gradient in another order, go through dense copies of them.
-  at::Tensor dense_parameter;  // undefined where the parameter itself is dense
-  at::Tensor dense_gradient;   // undefined until it is needed
+  at::Tensor dense_parameter;     // undefined where the parameter itself is dense
+  at::Tensor dense_gradient;      // undefined until it is needed
   bool gradient_is_dense = true;  // in this step, as it is
   // What the state tensors look like: the dense memory of a whole parameter, else a vector of its range.
   at::Tensor memory;
@@ -62,6 +63,9 @@ struct AdamEntry {
   // Makes dense_parameter, where it is needed, and memory.
   void lay_out();
 
+  template <size_t... kField>
+  bool has_same_state(std::index_sequence<kField...>) const;
+
   // The range's first element in a tensor of the parameter's layout; null for an undefined one.
   const void* in_range(const at::Tensor& tensor) const;
 };
@@ -81,8 +85,8 @@ bool same_layout(const at::Tensor& a, const at::Tensor& b);
 // view that is negated or zero in name only.
 bool needs_dense_gradient(const AdamEntry& entry, const at::Tensor& gradient);
 
-// Throws InvalidArgument where an existing state tensor has another shape than `sizes` or is not made of numbers
-// that a moment can be.
+// Throws InvalidArgument where an existing state tensor has another shape than `sizes` or is not made of
+// numbers that a moment can be.
 void check_state(const FusedAdamStateFields& state, at::IntArrayRef sizes, const std::string& name);
 
 // Gives every entry the state tensors its dtype set needs, in the layout of its memory, dtype and device: new

@@ -1,5 +1,5 @@
-// What an AdamEngine knows beforehand of its steps: which parameters there are, where they and their states lie, and
-// which tables update them. Everything that can be wrong is found before the first state is created.
+// What an AdamEngine knows beforehand of its steps: which parameters there are, where they and their states
+// lie, and which tables update them. Everything that can be wrong is found before the first state is created.
 #include <algorithm>
 #include <map>
 
@@ -13,8 +13,8 @@ namespace pacer::detail {
 
 void AdamEngine::own_range(const at::Tensor& parameter, ElementRange range) {
   require(range.first >= 0 && range.count >= 0 && range.first + range.count <= parameter.numel(),
-          traits_->name, ": a parameter of ", parameter.numel(), " elements has no elements from ", range.first,
-          " to ", range.first + range.count);
+          traits_->name, ": a parameter of ", parameter.numel(), " elements has no elements from ",
+          range.first, " to ", range.first + range.count);
   ranges_[parameter.unsafeGetTensorImpl()] = range;
   forget_plan();
 }
@@ -38,7 +38,8 @@ void AdamEngine::compress_with(OneBitPart* part) {
   forget_plan();
 }
 
-void AdamEngine::complete_compressed(const ParamGroups& groups, ParamStates& states, const ParameterNames& names) {
+void AdamEngine::complete_compressed(const ParamGroups& groups, ParamStates& states,
+                                     const ParameterNames& names) {
   read_settings(groups);
   includes_compressed_ = true;
   plan(groups, states, names);
@@ -94,7 +95,7 @@ bool AdamEngine::plan_fits(const ParamGroups& groups, const ParamStates& states)
                                        settings_[g].rounding, entry.name)) {
         return false;
       }
-      takes_part_[i] = takes_part(entry);
+      takes_part_[i] = takes_part(entry, gradient);
       if (takes_part_[i] && gradient.defined()) check_gradient(parameter, gradient, entry.name);
     }
   }
@@ -113,18 +114,20 @@ AdamEntry AdamEngine::make_entry(const at::Tensor& parameter, size_t group, std:
   entry.amsgrad = settings_[group].amsgrad;
   entry.averages_trust = settings_[group].averages_trust;
   entry.is_compressed = part_ != nullptr && settings_[group].compress;
-  entry.storage = storage_for(parameter.scalar_type(), settings_[group].master_weights, settings_[group].rounding,
-                              entry.name);
+  entry.storage = storage_for(parameter.scalar_type(), settings_[group].master_weights,
+                              settings_[group].rounding, entry.name);
   if (state == nullptr) return entry;
   entry.state = dynamic_cast<FusedAdamStateFields*>(state);
   require(entry.state != nullptr, "the state of parameter ", entry.name,
           " is another optimizer's; start from an empty state or use take_over");
   if (entry.is_compressed) return entry;  // the part looks at it
-  check_state(*entry.state, entry.is_part ? at::IntArrayRef(entry.range.count) : parameter.sizes(), entry.name);
+  check_state(*entry.state, entry.is_part ? at::IntArrayRef(entry.range.count) : parameter.sizes(),
+              entry.name);
   return entry;
 }
 
-void AdamEngine::add_entries(const ParamGroups& groups, const ParamStates& states, const ParameterNames& names) {
+void AdamEngine::add_entries(const ParamGroups& groups, const ParamStates& states,
+                             const ParameterNames& names) {
   int64_t first_element = 0;
   for (size_t g = 0; g < groups.size(); ++g) {
     const auto& parameters = groups[g].params();
@@ -138,7 +141,7 @@ void AdamEngine::add_entries(const ParamGroups& groups, const ParamStates& state
         entries_.push_back(make_entry(parameter, g, name_of(names, parameter, g, i),
                                       has_state ? state->second.get() : nullptr));
         entries_.back().first_element = first_element + entries_.back().range.first;
-        takes_part_.push_back(takes_part(entries_.back()));
+        takes_part_.push_back(takes_part(entries_.back(), parameter.grad()));
       }
       first_element += parameter.numel();
     }
@@ -150,7 +153,7 @@ void AdamEngine::check_entries() const {
   std::vector<std::string> entry_names;
   for (const AdamEntry& entry : entries_) {
     const at::Tensor& gradient = entry.parameter.grad();
-    const bool reads_gradient = takes_part(entry) && gradient.defined();
+    const bool reads_gradient = takes_part(entry, gradient) && gradient.defined();
     if (reads_gradient) check_gradient(entry.parameter, gradient, entry.name);
     ranges.push_back(memory_range(entry.parameter, entry_names.size(), /*written=*/true));
     if (reads_gradient) ranges.push_back(memory_range(gradient, entry_names.size(), /*written=*/false));
@@ -200,7 +203,8 @@ void AdamEngine::build_tables() {
     if (entry.is_compressed) {
       entry.position = compressed++;
     } else {
-      const auto [found, is_new] = table_of.emplace(std::make_pair(entry.storage, entry.amsgrad), tables_.size());
+      const auto [found, is_new] =
+          table_of.emplace(std::make_pair(entry.storage, entry.amsgrad), tables_.size());
       if (is_new) {
         tables_.emplace_back(kernels::AdamLaunch{entry.storage, entry.amsgrad},
                              settings_[entry.group].kernel.rule, device_);

@@ -30,7 +30,8 @@ bool AdamSlots::could_merge(const std::vector<char>& active) const {
     const Slot& slot = slots_[s];
     if (slot.clock->device_leads()) {
       ++unread;
-    } else if (!seen.emplace(slot.group, slot.is_double, slot.is_compressed, active[s], slot.clock->host_steps())
+    } else if (!seen.emplace(slot.group, slot.is_double, slot.is_compressed, active[s],
+                             slot.clock->host_steps())
                     .second) {
       return true;
     }
@@ -53,8 +54,8 @@ void AdamSlots::assign(std::vector<AdamEntry>& entries, const std::vector<char>&
     const bool is_unread = device.is_cuda() && clock && clock->device_leads() && !reads_counts;
     const int64_t steps = is_unread ? 0 : entry.state->step();
     const bool is_double = entry.storage == kernels::AdamStorage::f64;
-    const Key key{entry.group, is_double, entry.is_compressed, is_unread ? clock.get() : nullptr, steps,
-                  takes_part[i]};
+    const Key key{entry.group, is_double,    entry.is_compressed, is_unread ? clock.get() : nullptr,
+                  steps,       takes_part[i]};
     const auto [found, is_new] = slot_of.emplace(key, static_cast<int64_t>(slots.size()));
     if (is_new) {
       slots.push_back({entry.group, is_double, entry.is_compressed, std::make_shared<StepClock>(steps)});

@@ -1,6 +1,6 @@
-// Slots: sets of entries that share a parameter group and a step count, and so the scalars of a step. An entry that
-// sits out a step its companions take leaves their slot, with its own count, without asking the device; entries
-// whose counts are equal again meet again.
+// Slots: sets of entries that share a parameter group and a step count, and so the scalars of a step. An
+// entry that sits out a step its companions take leaves their slot, with its own count, without asking the
+// device; entries whose counts are equal again meet again.
 #pragma once
 
 #include <cstdint>
@@ -18,12 +18,12 @@ namespace pacer::detail {
 
 class AdamSlots {
  public:
-  // True while every entry follows its slot's clock, each slot's entries agree on taking part, and no two slots
-  // could be one. takes_part[i] belongs to entries[i].
+  // True while every entry follows its slot's clock, each slot's entries agree on taking part, and no two
+  // slots could be one. takes_part[i] belongs to entries[i].
   bool fit(const std::vector<AdamEntry>& entries, const std::vector<char>& takes_part) const;
 
-  // Sorts the entries into new slots; step counts are kept. Where the device leads the counts of very many slots,
-  // this reads them, and so waits for it, to bring together those that are equal.
+  // Sorts the entries into new slots; step counts are kept. Where the device leads the counts of very many
+  // slots, this reads them, and so waits for it, to bring together those that are equal.
   void assign(std::vector<AdamEntry>& entries, const std::vector<char>& takes_part, at::Device device);
 
   // Settings and participation for the coming step. `settings[g]` belongs to parameter group g. Gradients of

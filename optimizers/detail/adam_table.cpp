@@ -70,9 +70,9 @@ void AdamTable::sum_of_squares(double* partials, size_t first, size_t tensors) {
   for_each_tile(units_.host(), begin, end, [&](int64_t i) {
     const Tile& unit = units_.host()[static_cast<size_t>(i)];
     const auto* gradient = static_cast<const char*>(gradients_.host()[unit.tensor].gradient);
-    partials[i] = gradient == nullptr
-                      ? 0.0
-                      : kernels::sum_of_squares_cpu(type, gradient + unit.offset * gradient_bytes(type), unit.count);
+    partials[i] = gradient == nullptr ? 0.0
+                                      : kernels::sum_of_squares_cpu(
+                                            type, gradient + unit.offset * gradient_bytes(type), unit.count);
   });
 }
 

@@ -1,4 +1,5 @@
-// The state tensors of entries: created in arenas, converted where dtype, layout or master weights have changed.
+// The state tensors of entries: created in arenas, converted where dtype, layout or master weights have
+// changed.
 #include <map>
 
 #include <ATen/ops/empty_strided.h>
@@ -15,8 +16,8 @@ using kernels::AdamStorage;
 
 constexpr int64_t kArenaAlignment = 128;  // elements
 
-// The fp32 value whose rounded half and remainder are given. As kernels' join: a zero that somebody else wrote
-// is zero, whatever its remainder.
+// The fp32 value whose rounded half and remainder are given. As kernels' join: a zero that somebody else
+// wrote is zero, whatever its remainder.
 at::Tensor join(const at::Tensor& rounded, const at::Tensor& remainder) {
   const at::Tensor high = rounded.view(at::kShort).to(at::kInt).bitwise_left_shift(16);
   const at::Tensor was_written = rounded.eq(0).logical_and(remainder.lt(0));
@@ -38,7 +39,8 @@ void create_missing(const std::vector<AdamEntry*>& entries, const StateField& fi
 }
 
 void convert(at::Tensor& tensor, const at::Tensor& memory, at::ScalarType dtype) {
-  if (tensor.scalar_type() == dtype && tensor.device() == memory.device() && same_layout(tensor, memory)) return;
+  if (tensor.scalar_type() == dtype && tensor.device() == memory.device() && same_layout(tensor, memory))
+    return;
   const at::Tensor converted =
       at::empty_strided(memory.sizes(), memory.strides(), memory.options().dtype(dtype).requires_grad(false));
   converted.copy_(tensor);
@@ -48,7 +50,8 @@ void convert(at::Tensor& tensor, const at::Tensor& memory, at::ScalarType dtype)
 std::optional<at::ScalarType> dtype_of(const AdamEntry& entry, const StateField& field) {
   AdamGroupSettings settings;
   settings.amsgrad = entry.amsgrad;
-  if (entry.is_compressed && field.get == kStateFields[0].get) return std::nullopt;  // the momentum lies elsewhere
+  if (entry.is_compressed && field.get == kStateFields[0].get)
+    return std::nullopt;  // the momentum lies elsewhere
   return field_dtype(field.kind, entry.storage, settings);
 }
 
@@ -82,7 +85,8 @@ void fill_master(AdamEntry& entry) {
   at::Tensor& master = entry.state->master();
   if (remainder.defined() && entry.parameter.scalar_type() == at::kBFloat16) {
     master.copy_(join(entry.memory, remainder.to(entry.parameter.device())));
-    write_parameter(entry, master);  // a master copy is rounded to nearest even, a remainder half away from zero
+    write_parameter(entry,
+                    master);  // a master copy is rounded to nearest even, a remainder half away from zero
   } else {
     master.copy_(entry.memory);
   }
@@ -113,8 +117,11 @@ at::ScalarType state_dtype(AdamStorage storage) {
   return storage == AdamStorage::bf16 ? at::kBFloat16 : at::kFloat;
 }
 
-std::optional<at::ScalarType> field_dtype(StateKind kind, AdamStorage storage, const AdamGroupSettings& settings) {
-  const auto where = [](bool exists, at::ScalarType dtype) { return exists ? std::optional(dtype) : std::nullopt; };
+std::optional<at::ScalarType> field_dtype(StateKind kind, AdamStorage storage,
+                                          const AdamGroupSettings& settings) {
+  const auto where = [](bool exists, at::ScalarType dtype) {
+    return exists ? std::optional(dtype) : std::nullopt;
+  };
   switch (kind) {
     case StateKind::moment:
       return state_dtype(storage);

@@ -24,7 +24,8 @@ void import_tensors(const std::string& name, const at::Tensor& parameter, const 
     if (!dtype) continue;
     const std::string key = name + "/" + field.name;
     const at::Tensor& tensor = require_tensor(saved, key);
-    const at::IntArrayRef sizes = field.kind == StateKind::trust_average ? at::IntArrayRef(two) : parameter.sizes();
+    const at::IntArrayRef sizes =
+        field.kind == StateKind::trust_average ? at::IntArrayRef(two) : parameter.sizes();
     require(tensor.scalar_type() == *dtype && tensor.sizes() == sizes, "\"", key,
             "\" of the state to load is ", tensor.scalar_type(), " of shape ", tensor.sizes(),
             ", but parameter ", name, " needs ", *dtype, " of shape ", sizes);
@@ -59,8 +60,8 @@ NamedTensors export_state(const OptimizerTraits& traits, const ParamGroups& grou
   return exported;
 }
 
-PendingState import_state(const OptimizerTraits& traits, const ParamGroups& groups, const ParameterNames& names,
-                          const NamedTensors& saved) {
+PendingState import_state(const OptimizerTraits& traits, const ParamGroups& groups,
+                          const ParameterNames& names, const NamedTensors& saved) {
   PendingState pending;
   std::set<std::string> used = {kVersion};
   const int64_t version = saved.count(kVersion) == 0 ? 1 : require_number<int64_t>(saved, kVersion);
@@ -89,8 +90,9 @@ PendingState import_state(const OptimizerTraits& traits, const ParamGroups& grou
     require(version <= kStateVersion, "the state to load has \"", item.first,
             "\", which this pacer does not know; it was written by a newer one (state of version ", version,
             ", this is ", kStateVersion, ")");
-    throw InvalidArgument(concatenate("the state to load has \"", item.first, "\", which fits no parameter of this ",
-                                      traits.name, "; build the same parameters and options"));
+    throw InvalidArgument(concatenate("the state to load has \"", item.first,
+                                      "\", which fits no parameter of this ", traits.name,
+                                      "; build the same parameters and options"));
   }
   return pending;
 }

@@ -1,6 +1,6 @@
-// State of an optimizer by parameter name: "PARAMETER/group", "PARAMETER/step", "PARAMETER/exp_avg" ..., options as
-// "group/0/lr" ..., and the version of all that as "state_version". Every parameter has a group and a step, so that
-// a name that is missing on either side shows; the tensors exist from its first step on.
+// State of an optimizer by parameter name: "PARAMETER/group", "PARAMETER/step", "PARAMETER/exp_avg" ...,
+// options as "group/0/lr" ..., and the version of all that as "state_version". Every parameter has a group
+// and a step, so that a name that is missing on either side shows; the tensors exist from its first step on.
 #pragma once
 
 #include <pacer/optimizers/detail/optimizer_archive.h>
@@ -13,7 +13,7 @@ NamedTensors export_state(const OptimizerTraits& traits, const ParamGroups& grou
 
 // Reads what export_state wrote, for the parameters of `groups`. Throws InvalidArgument that names the
 // parameter where anything is missing, left over or does not fit. Copies every tensor.
-PendingState import_state(const OptimizerTraits& traits, const ParamGroups& groups, const ParameterNames& names,
-                          const NamedTensors& state);
+PendingState import_state(const OptimizerTraits& traits, const ParamGroups& groups,
+                          const ParameterNames& names, const NamedTensors& state);
 
 }  // namespace pacer::detail

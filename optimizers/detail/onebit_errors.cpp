@@ -41,7 +41,8 @@ int64_t errors_version(const NamedTensors& state) {
   return state.count(kErrorsVersion) == 0 ? 1 : require_number<int64_t>(state, kErrorsVersion);
 }
 
-void add_strides(const std::string& name, at::IntArrayRef sizes, at::IntArrayRef strides, NamedTensors& state) {
+void add_strides(const std::string& name, at::IntArrayRef sizes, at::IntArrayRef strides,
+                 NamedTensors& state) {
   if (same_strides(strides, row_major(sizes), sizes)) return;
   const at::Tensor tensor = at::empty({static_cast<int64_t>(strides.size())}, at::kLong);
   std::copy(strides.begin(), strides.end(), tensor.mutable_data_ptr<int64_t>());
@@ -96,18 +97,19 @@ JoinedErrors join_errors(const std::vector<NamedTensors>& rank_states, const One
   if (!compressed || of.count == 0) return joined;
   // Chunks are in rank order, as the elements are in memory.
   const at::Tensor server = parts.empty() ? at::zeros({0}, options) : at::cat(parts).to(at::kDouble);
-  require(server.numel() == of.count, "the server errors of parameter ", name,
-          " in the state to load have ", server.numel(), " elements over all ranks, but the parameter has ",
-          of.count, "; a rank's file is missing or of another run");
+  require(server.numel() == of.count, "the server errors of parameter ", name, " in the state to load have ",
+          server.numel(), " elements over all ranks, but the parameter has ", of.count,
+          "; a rank's file is missing or of another run");
   const auto reach = [&] {
     int64_t last = 0;
     for (size_t d = 0; d < strides.size(); ++d) last += strides[d] * (sizes[d] - 1);
     return last;
   };
-  const bool positive = std::all_of(strides.begin(), strides.end(), [](int64_t stride) { return stride >= 0; });
-  require(positive && reach() == of.count - 1 &&
-              server.as_strided(sizes, strides).is_non_overlapping_and_dense(), "\"", name, kStrides,
-          "\" of the state to load are no strides of a parameter of shape ", sizes);
+  const bool positive =
+      std::all_of(strides.begin(), strides.end(), [](int64_t stride) { return stride >= 0; });
+  require(
+      positive && reach() == of.count - 1 && server.as_strided(sizes, strides).is_non_overlapping_and_dense(),
+      "\"", name, kStrides, "\" of the state to load are no strides of a parameter of shape ", sizes);
   joined.server = server.as_strided(sizes, strides);
   return joined;
 }

@@ -21,11 +21,13 @@ struct JoinedErrors {
 // nothing. Throws InvalidArgument that names what is missing or does not fit.
 JoinedErrors join_errors(const std::vector<NamedTensors>& rank_states, const OneBitTensor& of);
 
-// Server errors are lists in the order of the parameter's memory. Where that is not row-major, its strides are saved
-// beside them, from version 2 of the state on; version 1 did not say, and is read as if nothing had changed.
+// Server errors are lists in the order of the parameter's memory. Where that is not row-major, its strides
+// are saved beside them, from version 2 of the state on; version 1 did not say, and is read as if nothing had
+// changed.
 inline constexpr char kStrides[] = "/strides";
 inline constexpr char kErrorsVersion[] = "onebit/state_version";
-void add_strides(const std::string& name, at::IntArrayRef sizes, at::IntArrayRef strides, NamedTensors& state);
+void add_strides(const std::string& name, at::IntArrayRef sizes, at::IntArrayRef strides,
+                 NamedTensors& state);
 // `now`: of the parameter as it is here.
 std::vector<int64_t> saved_strides(const NamedTensors& state, const std::string& name, at::IntArrayRef sizes,
                                    at::IntArrayRef now, int64_t version);

@@ -61,8 +61,9 @@ NamedTensors take_lamb_state(NamedTensors& state) {
   return taken;
 }
 
-OneBitLambStages::OneBitLambStages(const std::vector<OneBitTensor>& tensors, const kernels::OneBitLayout& layout,
-                                   const std::vector<Tile>& units, at::Device device)
+OneBitLambStages::OneBitLambStages(const std::vector<OneBitTensor>& tensors,
+                                   const kernels::OneBitLayout& layout, const std::vector<Tile>& units,
+                                   at::Device device)
     : device_(device), layout_(layout) {
   const auto count = static_cast<int64_t>(tensors.size());
   const auto floats = at::TensorOptions().dtype(at::kFloat).device(device);
@@ -83,9 +84,8 @@ at::Tensor OneBitLambStages::view(const at::Tensor& flat, const OneBitTensor& te
 }
 
 void OneBitLambStages::freeze(const std::vector<OneBitTensor>& tensors, const OneBitStates& states,
-                              const std::vector<AdamGroupSettings>& settings,
-                              const at::Tensor& variance, const at::Tensor& momentum,
-                              const at::Tensor& floors) {
+                              const std::vector<AdamGroupSettings>& settings, const at::Tensor& variance,
+                              const at::Tensor& momentum, const at::Tensor& floors) {
   std::vector<const float*> arrays;
   for (size_t i = 0; i < tensors.size(); ++i) {
     arrays.push_back(momentum.const_data_ptr<float>() + layout_.offset(i));
@@ -122,7 +122,8 @@ void OneBitLambStages::export_state(const std::vector<OneBitTensor>& tensors, Na
   }
 }
 
-void OneBitLambStages::check_state(const std::vector<OneBitTensor>& tensors, const NamedTensors& state) const {
+void OneBitLambStages::check_state(const std::vector<OneBitTensor>& tensors,
+                                   const NamedTensors& state) const {
   std::set<std::string> expected;
   for (const OneBitTensor& tensor : tensors) {
     check_numbers(state, tensor.name + kScale, at::kFloat, {1});

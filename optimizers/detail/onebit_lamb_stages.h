@@ -33,8 +33,8 @@ class OneBitLambStages {
   // At the freeze, from the flat buffers and floors of the tensors; states' trust averages become final.
   // Waits for a GPU.
   void freeze(const std::vector<OneBitTensor>& tensors, const OneBitStates& states,
-              const std::vector<AdamGroupSettings>& settings,
-              const at::Tensor& variance, const at::Tensor& momentum, const at::Tensor& floors);
+              const std::vector<AdamGroupSettings>& settings, const at::Tensor& variance,
+              const at::Tensor& momentum, const at::Tensor& floors);
   // "NAME/momentum_scale" (fp32), "NAME/lamb_factor" (fp64), one number each, and "NAME/fresh_variance".
   void export_state(const std::vector<OneBitTensor>& tensors, NamedTensors& state) const;
   // Throws InvalidArgument where such a state does not fit, changing nothing.

@@ -79,7 +79,8 @@ void OneBitPart::begin(const Step& step) {
 }
 
 void OneBitPart::check_fits(const std::vector<const AdamEntry*>& entries) const {
-  constexpr const char* kAdvice = " after the variance froze, and what ranks have agreed on would no longer fit; ";
+  constexpr const char* kAdvice =
+      " after the variance froze, and what ranks have agreed on would no longer fit; ";
   for (size_t i = 0; i < std::min(entries.size(), tensors_.size()); ++i) {
     const AdamEntry& entry = *entries[i];
     const OneBitTensor& tensor = tensors_[i];
@@ -87,16 +88,19 @@ void OneBitPart::check_fits(const std::vector<const AdamEntry*>& entries) const 
     require(entry.name == tensor.name, "parameter ", entry.name, " took the place of ", tensor.name, kAdvice,
             "leave the list of parameters as it was");
     require(entry.storage == tensor.storage, "parameter ", entry.name, " changed its dtype (it is ",
-            parameter.scalar_type(), " now) or its master weights", kAdvice, "change it back, or load a checkpoint");
+            parameter.scalar_type(), " now) or its master weights", kAdvice,
+            "change it back, or load a checkpoint");
     const bool same_sizes = parameter.sizes() == at::IntArrayRef(tensor.sizes);
     bool same_order = same_sizes;
     for (size_t d = 0; same_sizes && d < tensor.sizes.size(); ++d) {
       same_order = same_order && (tensor.sizes[d] <= 1 || parameter.strides()[d] == tensor.strides[d]);
     }
-    require(same_order, "parameter ", entry.name, " changed its shape or memory order (sizes ", parameter.sizes(),
-            ", strides ", parameter.strides(), " now)", kAdvice, "change it back, or load a checkpoint");
+    require(same_order, "parameter ", entry.name, " changed its shape or memory order (sizes ",
+            parameter.sizes(), ", strides ", parameter.strides(), " now)", kAdvice,
+            "change it back, or load a checkpoint");
     const at::Tensor variance = view(variance_, i);
-    require(entry.state != nullptr && !entry.state->exp_avg().defined() && entry.state->exp_avg_sq().defined() &&
+    require(entry.state != nullptr && !entry.state->exp_avg().defined() &&
+                entry.state->exp_avg_sq().defined() &&
                 entry.state->exp_avg_sq().const_data_ptr() == variance.const_data_ptr() &&
                 same_layout(entry.state->exp_avg_sq(), variance),
             "the state of parameter ", entry.name, " was replaced or removed", kAdvice,
@@ -221,10 +225,9 @@ void OneBitPart::add_momentum_error(const kernels::GradientCheck* check) {
   if (device_.is_cuda()) {
     const auto* bytes = reinterpret_cast<const uint8_t*>(check);
     kernels::GradientCheck on_host;
-    const at::Tensor copy =
-        at::from_blob(const_cast<uint8_t*>(bytes), {sizeof on_host},
-                      at::TensorOptions().dtype(at::kByte).device(device_))
-            .cpu();
+    const at::Tensor copy = at::from_blob(const_cast<uint8_t*>(bytes), {sizeof on_host},
+                                          at::TensorOptions().dtype(at::kByte).device(device_))
+                                .cpu();
     std::memcpy(&on_host, copy.const_data_ptr(), sizeof on_host);
     if (on_host.non_finite != 0) return;
   }

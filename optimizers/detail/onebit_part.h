@@ -1,10 +1,11 @@
-// The compressed entries of a 1-bit optimizer once the variance is frozen: their momentum, frozen variance and floors
-// in flat buffers, the exchange of their momentum, and what it does to the parameters. The AdamEngine calls it in
-// each step, as it calls its tables; the OneBitOptimizer says before which kind of step comes. On a GPU a step is
-// only enqueued, and does nothing where the check says that gradients are not finite.
+// The compressed entries of a 1-bit optimizer once the variance is frozen: their momentum, frozen variance
+// and floors in flat buffers, the exchange of their momentum, and what it does to the parameters. The
+// AdamEngine calls it in each step, as it calls its tables; the OneBitOptimizer says before which kind of
+// step comes. On a GPU a step is only enqueued, and does nothing where the check says that gradients are not
+// finite.
 //
-// Flat buffers hold elements in the order of the parameters' memory, and ranks agree on places in them. So dtype,
-// shape and memory order of a compressed parameter are fixed from the freeze on; its address is not.
+// Flat buffers hold elements in the order of the parameters' memory, and ranks agree on places in them. So
+// dtype, shape and memory order of a compressed parameter are fixed from the freeze on; its address is not.
 #pragma once
 
 #include <cstdint>
@@ -30,15 +31,15 @@ namespace pacer::detail {
 class OneBitPart {
  public:
   // `exchange` is null where nothing is compressed.
-  OneBitPart(std::vector<OneBitTensor> tensors, std::unique_ptr<OneBitExchange> exchange, double variance_floor,
-             kernels::UpdateRule rule, at::Device device);
+  OneBitPart(std::vector<OneBitTensor> tensors, std::unique_ptr<OneBitExchange> exchange,
+             double variance_floor, kernels::UpdateRule rule, at::Device device);
 
-  // From the states of the tensors, which have both moments. The variance becomes bias-corrected, by what each one's
-  // own steps and settings say; then those that never took a step get the step count of their group. False,
-  // changing nothing, where all of the variance is zero. Waits for a GPU.
+  // From the states of the tensors, which have both moments. The variance becomes bias-corrected, by what
+  // each one's own steps and settings say; then those that never took a step get the step count of their
+  // group. False, changing nothing, where all of the variance is zero. Waits for a GPU.
   bool freeze(const OneBitStates& states, const std::vector<AdamGroupSettings>& settings);
-  // Goes on from states whose variance is frozen already, from this rank's errors (names as export_errors writes
-  // them, none for zeros), and from what only the rule has.
+  // Goes on from states whose variance is frozen already, from this rank's errors (names as export_errors
+  // writes them, none for zeros), and from what only the rule has.
   void go_on(const OneBitStates& states, const NamedTensors& errors, const NamedTensors& of_rule);
   // Throws InvalidArgument for what go_on could not take, of a state of that version, changing nothing.
   void check_errors(const NamedTensors& errors, int64_t version) const;
@@ -54,7 +55,8 @@ class OneBitPart {
     dense,     // gradients are the mean over ranks already
     refresh,   // the same, and the variance takes them in, too
   };
-  // `average` and `local_weight` as in StepInputs, `attempt` counts steps, a refresh comes every so many (0: never).
+  // `average` and `local_weight` as in StepInputs, `attempt` counts steps, a refresh comes every so many (0:
+  // never).
   struct Step {
     Kind kind = Kind::dense;
     double average = 1;
@@ -73,8 +75,8 @@ class OneBitPart {
   void set_tensor(const AdamEntry& entry, const void* gradient, const AdamGroupSettings& settings);
   // Sends what changed.
   void prepare(const std::vector<AdamGroupSettings>& settings);
-  // The guard looks at all stored gradients as if those of the workers, whose noise does not cancel, had been added.
-  // `averaged`: partial sums of squares of all others, on the device.
+  // The guard looks at all stored gradients as if those of the workers, whose noise does not cancel, had been
+  // added. `averaged`: partial sums of squares of all others, on the device.
   void look(GradientGuard& guard, const double* averaged, int64_t count);
   void step(const kernels::StepScalars* scalars, const kernels::GradientCheck* check);
 
@@ -84,9 +86,9 @@ class OneBitPart {
   double compression_error() const;
   // The momentum in fp32, as "NAME/exp_avg", and what only the rule has.
   void export_shared(NamedTensors& state) const;
-  // Of an exchange "NAME/worker_error" in the parameter's shape, and "NAME/server_error" for what this rank serves
-  // of it, in memory order, which "NAME/strides" tells where it is not row-major. Without one nothing, or after
-  // errors were joined and until the next step "NAME/momentum_error".
+  // Of an exchange "NAME/worker_error" in the parameter's shape, and "NAME/server_error" for what this rank
+  // serves of it, in memory order, which "NAME/strides" tells where it is not row-major. Without one nothing,
+  // or after errors were joined and until the next step "NAME/momentum_error".
   void export_errors(NamedTensors& state) const;
   // By the name of a tensor; 1 where there is none.
   double lamb_factor(const std::string& name) const;

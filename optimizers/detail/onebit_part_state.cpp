@@ -74,8 +74,8 @@ void OneBitPart::check_errors(const NamedTensors& errors, int64_t version) const
     if (part.begin != part.end) check(tensor.name + "/server_error", {part.end - part.begin});
     const std::string order = tensor.name + kStrides;
     expected.insert(order);
-    require(same_strides(saved_strides(errors, tensor.name, tensor.sizes, tensor.strides, version), tensor.strides,
-                         tensor.sizes),
+    require(same_strides(saved_strides(errors, tensor.name, tensor.sizes, tensor.strides, version),
+                         tensor.strides, tensor.sizes),
             "the state to load has the errors of parameter ", tensor.name,
             " in another memory order than the parameter has here; give it the order that it had");
   }

@@ -9,7 +9,8 @@ namespace pacer::detail {
 namespace {
 
 auto compression_of(const OneBitChoices& c) {
-  return std::make_tuple(c.variance_floor, c.scale, c.block_scales, c.compress_alone, c.hierarchical, c.one_bit);
+  return std::make_tuple(c.variance_floor, c.scale, c.block_scales, c.compress_alone, c.hierarchical,
+                         c.one_bit);
 }
 auto all_of(const OneBitChoices& c) {
   return std::tuple_cat(compression_of(c), std::make_tuple(c.freeze_step, c.freeze_automatically,

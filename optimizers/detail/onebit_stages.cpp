@@ -121,11 +121,12 @@ void OneBitStages::sum_of_squares_on_cpu(double* partials) const {
     const Tile& unit = units_[static_cast<size_t>(u)];
     const kernels::OneBitAdamTensor& tensor = tensors_.host()[unit.tensor];
     const kernels::GradientType type = gradient_type(tensor.storage);
-    partials[u] = tensor.gradient == nullptr
-                      ? 0.0
-                      : kernels::sum_of_squares_cpu(
-                            type, static_cast<const char*>(tensor.gradient) + unit.offset * gradient_bytes(type),
-                            unit.count);
+    partials[u] =
+        tensor.gradient == nullptr
+            ? 0.0
+            : kernels::sum_of_squares_cpu(
+                  type, static_cast<const char*>(tensor.gradient) + unit.offset * gradient_bytes(type),
+                  unit.count);
   });
 }
 

@@ -16,7 +16,8 @@ namespace pacer::detail {
 
 class OneBitStages {
  public:
-  OneBitStages(const std::vector<OneBitTensor>& tensors, const kernels::OneBitLayout& layout, at::Device device);
+  OneBitStages(const std::vector<OneBitTensor>& tensors, const kernels::OneBitLayout& layout,
+               at::Device device);
 
   // What changes from step to step, and its way to the device.
   void set_tensor(size_t i, const kernels::OneBitAdamTensor& tensor);

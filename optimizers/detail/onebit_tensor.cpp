@@ -36,13 +36,16 @@ std::vector<int64_t> counts_of(const std::vector<OneBitTensor>& tensors) {
   return counts;
 }
 
-std::vector<OneBitTensor> onebit_tensors(const ParamGroups& groups, const std::vector<AdamGroupSettings>& settings,
+std::vector<OneBitTensor> onebit_tensors(const ParamGroups& groups,
+                                         const std::vector<AdamGroupSettings>& settings,
                                          const ParameterNames& names) {
   std::vector<OneBitTensor> tensors;
-  for_each_compressed(groups, settings, names, [&](const at::Tensor& parameter, const std::string& name, size_t g) {
-    tensors.push_back({name, g, parameter.sizes().vec(), parameter.strides().vec(), parameter.numel(),
-                       storage_for(parameter.scalar_type(), settings[g].master_weights, Rounding::nearest, name)});
-  });
+  for_each_compressed(
+      groups, settings, names, [&](const at::Tensor& parameter, const std::string& name, size_t g) {
+        tensors.push_back(
+            {name, g, parameter.sizes().vec(), parameter.strides().vec(), parameter.numel(),
+             storage_for(parameter.scalar_type(), settings[g].master_weights, Rounding::nearest, name)});
+      });
   return tensors;
 }
 
@@ -64,11 +67,13 @@ void give_unstepped_counts(const std::vector<OneBitTensor>& tensors, const OneBi
 OneBitStates onebit_states(const ParamGroups& groups, const std::vector<AdamGroupSettings>& settings,
                            const ParameterNames& names, const ParamStates& states) {
   OneBitStates found;
-  for_each_compressed(groups, settings, names, [&](const at::Tensor& parameter, const std::string& name, size_t) {
-    const auto state = states.find(parameter.unsafeGetTensorImpl());
-    require(state != states.end(), "the state to load is frozen, but has no variance of parameter ", name);
-    found.push_back(static_cast<FusedAdamStateFields*>(state->second.get()));
-  });
+  for_each_compressed(groups, settings, names,
+                      [&](const at::Tensor& parameter, const std::string& name, size_t) {
+                        const auto state = states.find(parameter.unsafeGetTensorImpl());
+                        require(state != states.end(),
+                                "the state to load is frozen, but has no variance of parameter ", name);
+                        found.push_back(static_cast<FusedAdamStateFields*>(state->second.get()));
+                      });
   return found;
 }
 

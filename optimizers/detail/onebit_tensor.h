@@ -1,5 +1,5 @@
-// What a flat buffer of the 1-bit optimizers is made of: compressed parameters in the order of their registration, as
-// they were when the variance froze.
+// What a flat buffer of the 1-bit optimizers is made of: compressed parameters in the order of their
+// registration, as they were when the variance froze.
 #pragma once
 
 #include <cstdint>
@@ -30,10 +30,11 @@ using OneBitStates = std::vector<FusedAdamStateFields*>;
 std::vector<int64_t> counts_of(const std::vector<OneBitTensor>& tensors);
 
 // The parameters of compressed groups.
-std::vector<OneBitTensor> onebit_tensors(const ParamGroups& groups, const std::vector<AdamGroupSettings>& settings,
+std::vector<OneBitTensor> onebit_tensors(const ParamGroups& groups,
+                                         const std::vector<AdamGroupSettings>& settings,
                                          const ParameterNames& names);
-// States of step 0 get the largest count of their group, or where that is 0, of all: else their first step would be
-// divided by the bias correction of step 1, and be ten times as large as anybody else's.
+// States of step 0 get the largest count of their group, or where that is 0, of all: else their first step
+// would be divided by the bias correction of step 1, and be ten times as large as anybody else's.
 void give_unstepped_counts(const std::vector<OneBitTensor>& tensors, const OneBitStates& states);
 // Their states; throws InvalidArgument where one has none.
 OneBitStates onebit_states(const ParamGroups& groups, const std::vector<AdamGroupSettings>& settings,

@@ -39,8 +39,8 @@ int64_t read_count(InputArchive& archive, const std::string& key) {
   return count.item<int64_t>();
 }
 
-std::vector<SavedGroup> read_groups(InputArchive& archive, const OptimizerTraits& traits, const ParamGroups& groups,
-                                    const OptimizerOptions& defaults) {
+std::vector<SavedGroup> read_groups(InputArchive& archive, const OptimizerTraits& traits,
+                                    const ParamGroups& groups, const OptimizerOptions& defaults) {
   std::vector<SavedGroup> saved;
   const int64_t count = read_count(archive, "param_groups/size");
   for (int64_t g = 0; g < count; ++g) {
@@ -84,7 +84,8 @@ void refuse_oldest(InputArchive& archive, const OptimizerTraits& traits) {
   const bool is_oldest = archive.try_read("step_buffers/size", size) ||
                          archive.try_read("exp_average_buffers/size", size, /*is_buffer=*/false);
   require(!is_oldest, traits.name,
-          ": this archive was written by an optimizer of PyTorch before 1.5, whose layout was another; load it into "
+          ": this archive was written by an optimizer of PyTorch before 1.5, whose layout was another; load "
+          "it into "
           "torch's optimizer over the same parameters, and give that to take_over",
           kNothing);
 }
@@ -94,8 +95,8 @@ void refuse_oldest(InputArchive& archive, const OptimizerTraits& traits) {
 std::unique_ptr<OptimizerOptions> adopt(const OptimizerTraits& traits, const OptimizerOptions& options,
                                         const OptimizerOptions& own, size_t group) {
   auto adopted = traits.adopt(options, own);
-  require(adopted != nullptr, traits.name, ": the options of group ", group, " belong to another optimizer; use ",
-          traits.name, "Options");
+  require(adopted != nullptr, traits.name, ": the options of group ", group,
+          " belong to another optimizer; use ", traits.name, "Options");
   traits.settings(*adopted);
   return adopted;
 }
@@ -126,7 +127,8 @@ void commit_pending(PendingState pending, ParamGroups& groups, ParamStates& stat
 
 void write_optimizer(OutputArchive& archive, const OptimizerTraits& traits, const ParamGroups& groups,
                      const ParamStates& states, const OptimizerOptions& defaults) {
-  archive.write("pytorch_version", c10::IValue("1.5.0"));  // the layout's own number, which torch's loads ask for
+  archive.write("pytorch_version",
+                c10::IValue("1.5.0"));  // the layout's own number, which torch's loads ask for
   OutputArchive all_states(archive.compilation_unit()), all_groups(archive.compilation_unit());
   for (const auto& [tensor, state] : states) {
     OutputArchive of_parameter(archive.compilation_unit());
@@ -165,7 +167,8 @@ PendingState read_optimizer(InputArchive& archive, const OptimizerTraits& traits
     throw;
   } catch (const std::exception& error) {
     const std::string text = error.what();
-    throw InvalidArgument(concatenate(traits.name, ": this archive does not hold the state of such an optimizer (",
+    throw InvalidArgument(concatenate(traits.name,
+                                      ": this archive does not hold the state of such an optimizer (",
                                       text.substr(0, text.find('\n')), ")", kNothing));
   }
   require(saved_groups.size() == groups.size(), traits.name, ": the archive has ", saved_groups.size(),
@@ -222,11 +225,15 @@ PendingState copy_of_torch_optimizer(const torch::optim::Optimizer& source, cons
   return pending;
 }
 
-template PendingState copy_of_torch_optimizer<torch::optim::AdamParamState>(
-    const torch::optim::Optimizer&, const OptimizerTraits&, const ParamGroups&, const OptimizerOptions&,
-    const ParameterNames&);
-template PendingState copy_of_torch_optimizer<torch::optim::AdamWParamState>(
-    const torch::optim::Optimizer&, const OptimizerTraits&, const ParamGroups&, const OptimizerOptions&,
-    const ParameterNames&);
+template PendingState copy_of_torch_optimizer<torch::optim::AdamParamState>(const torch::optim::Optimizer&,
+                                                                            const OptimizerTraits&,
+                                                                            const ParamGroups&,
+                                                                            const OptimizerOptions&,
+                                                                            const ParameterNames&);
+template PendingState copy_of_torch_optimizer<torch::optim::AdamWParamState>(const torch::optim::Optimizer&,
+                                                                             const OptimizerTraits&,
+                                                                             const ParamGroups&,
+                                                                             const OptimizerOptions&,
+                                                                             const ParameterNames&);
 
 }  // namespace pacer::detail

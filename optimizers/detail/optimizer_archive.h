@@ -21,11 +21,12 @@ struct PendingState {
   ParamStates states;  // by TensorImpl of the parameters here
 };
 
-// The options as the optimizer's own type, checked; what torch's lack is as in `own`. Throws InvalidArgument where
-// they belong to another optimizer.
+// The options as the optimizer's own type, checked; what torch's lack is as in `own`. Throws InvalidArgument
+// where they belong to another optimizer.
 std::unique_ptr<torch::optim::OptimizerOptions> adopt(const OptimizerTraits& traits,
                                                       const torch::optim::OptimizerOptions& options,
-                                                      const torch::optim::OptimizerOptions& own, size_t group);
+                                                      const torch::optim::OptimizerOptions& own,
+                                                      size_t group);
 
 // Throws InvalidArgument unless options and state are sound and fit the parameters.
 void check_pending(const PendingState& pending, const OptimizerTraits& traits, const ParamGroups& groups,
@@ -39,16 +40,17 @@ void write_optimizer(torch::serialize::OutputArchive& archive, const OptimizerTr
                      const ParamGroups& groups, const ParamStates& states,
                      const torch::optim::OptimizerOptions& defaults);
 
-// Reads an archive of this optimizer or of torch's; what torch's lacks stays as it is in `groups`. Labels in the
-// archive are addresses of another run and only join state to position.
+// Reads an archive of this optimizer or of torch's; what torch's lacks stays as it is in `groups`. Labels in
+// the archive are addresses of another run and only join state to position.
 PendingState read_optimizer(torch::serialize::InputArchive& archive, const OptimizerTraits& traits,
                             const ParamGroups& groups, const torch::optim::OptimizerOptions& defaults);
 
-// Options, moments and step counts of a torch optimizer over the same parameters, copied; what its options lack
-// stays as it is in `groups`.
+// Options, moments and step counts of a torch optimizer over the same parameters, copied; what its options
+// lack stays as it is in `groups`.
 template <class TorchState>
 PendingState copy_of_torch_optimizer(const torch::optim::Optimizer& source, const OptimizerTraits& traits,
-                                     const ParamGroups& groups, const torch::optim::OptimizerOptions& defaults,
+                                     const ParamGroups& groups,
+                                     const torch::optim::OptimizerOptions& defaults,
                                      const ParameterNames& names);
 
 }  // namespace pacer::detail

@@ -22,8 +22,8 @@ template <class Options>
 std::unique_ptr<OptimizerOptions> adopt(const OptimizerOptions& options, const OptimizerOptions& own) {
   if (owns<Options>(options)) return options.clone();
   if constexpr (kIsAdam<Options>) {
-    using Torch =
-        std::conditional_t<kIs<Options, FusedAdamOptions>, torch::optim::AdamOptions, torch::optim::AdamWOptions>;
+    using Torch = std::conditional_t<kIs<Options, FusedAdamOptions>, torch::optim::AdamOptions,
+                                     torch::optim::AdamWOptions>;
     if (const auto* torch = dynamic_cast<const Torch*>(&options)) {
       auto adopted = std::make_unique<Options>(static_cast<const Options&>(own));
       adopted->take(*torch);
@@ -31,9 +31,10 @@ std::unique_ptr<OptimizerOptions> adopt(const OptimizerOptions& options, const O
     }
   }
   if constexpr (kIs<Options, OneBitAdamOptions>) {
-    require(!owns<FusedAdamOptions>(options), kOneBitAdam,
-            ": FusedAdamOptions add weight decay to the gradient (L2), which a momentum of signs cannot carry; "
-            "use OneBitAdamOptions, whose decay is decoupled");
+    require(
+        !owns<FusedAdamOptions>(options), kOneBitAdam,
+        ": FusedAdamOptions add weight decay to the gradient (L2), which a momentum of signs cannot carry; "
+        "use OneBitAdamOptions, whose decay is decoupled");
   }
   return nullptr;
 }
@@ -42,20 +43,24 @@ template <class Options>
 void check_options(const char* optimizer, const Options& options) {
   visit_options(options, CheckRanges{optimizer});
   if constexpr (!kIsAdam<Options>) {
-    require(!options.wants_amsgrad(), optimizer, ": amsgrad was set, which this optimizer does not have; leave it");
+    require(!options.wants_amsgrad(), optimizer,
+            ": amsgrad was set, which this optimizer does not have; leave it");
   }
   if constexpr (kIsOneBit<Options>) {
-    require(options.master_weights() != MasterWeights::none, optimizer,
-            ": 16-bit parameters need a master copy or a remainder, because signs of one scale are too coarse "
-            "for 8 bits; leave master_weights at automatic");
+    require(
+        options.master_weights() != MasterWeights::none, optimizer,
+        ": 16-bit parameters need a master copy or a remainder, because signs of one scale are too coarse "
+        "for 8 bits; leave master_weights at automatic");
   } else {
-    require(options.rounding() == Rounding::nearest || options.master_weights() == MasterWeights::none, optimizer,
+    require(options.rounding() == Rounding::nearest || options.master_weights() == MasterWeights::none,
+            optimizer,
             ": stochastic rounding is for bf16 parameters without master weights; set "
             "master_weights(MasterWeights::none) as well, or leave rounding at nearest");
   }
   if constexpr (kIsLamb<Options>) {
     require(options.max_coeff() >= options.min_coeff(), optimizer,
-            ": max_coeff must be a finite number >= min_coeff (", options.min_coeff(), "), not ", options.max_coeff());
+            ": max_coeff must be a finite number >= min_coeff (", options.min_coeff(), "), not ",
+            options.max_coeff());
   }
   if constexpr (kIs<Options, OneBitLambOptions>) {
     require(options.factor_max() >= options.factor_min(), optimizer,
@@ -114,7 +119,8 @@ OneBitChoices choices(const OptimizerOptions& base) {
     choices.freeze_step = options.freeze_step();
     choices.freeze_automatically = options.freeze_automatically();
     choices.allow_early_freeze = options.allow_early_freeze();
-    if constexpr (kIs<Options, OneBitAdamOptions>) choices.refresh_variance_every = options.refresh_variance_every();
+    if constexpr (kIs<Options, OneBitAdamOptions>)
+      choices.refresh_variance_every = options.refresh_variance_every();
     choices.variance_floor = options.variance_floor();
     choices.scale = options.scale();
     choices.block_scales = options.block_scales();
@@ -184,8 +190,9 @@ std::vector<AdamGroupSettings> settings_of(const OptimizerTraits& traits, const 
   for (const auto& group : groups) settings.push_back(traits.settings(group.options()));
   for (size_t g = 1; g < settings.size(); ++g) {
     require(settings[g].finite_check == settings[0].finite_check, traits.name, ": finite_check is ",
-            settings[0].finite_check ? "on" : "off", " in group 0 and ", settings[g].finite_check ? "on" : "off",
-            " in group ", g, "; it covers the whole step, so set it alike in all groups");
+            settings[0].finite_check ? "on" : "off", " in group 0 and ",
+            settings[g].finite_check ? "on" : "off", " in group ", g,
+            "; it covers the whole step, so set it alike in all groups");
   }
   return settings;
 }

@@ -1,5 +1,5 @@
-// What tells the optimizers from each other: names, option and state types, and what their options mean to the
-// kernels. Everything else is shared, so the engine asks this small table instead of being a template.
+// What tells the optimizers from each other: names, option and state types, and what their options mean to
+// the kernels. Everything else is shared, so the engine asks this small table instead of being a template.
 #pragma once
 
 #include <memory>
@@ -23,8 +23,8 @@ struct AdamGroupSettings {
   kernels::AdamSettings kernel;
   bool amsgrad = false;
   bool finite_check = false;
-  bool compress = false;         // 1-bit optimizers: the group's momentum travels as signs once the variance froze
-  bool averages_trust = false;   // states have a trust_average
+  bool compress = false;  // 1-bit optimizers: the group's momentum travels as signs once the variance froze
+  bool averages_trust = false;  // states have a trust_average
   MasterWeights master_weights = MasterWeights::automatic;
   Rounding rounding = Rounding::nearest;
   kernels::LambFactorBounds factor_bounds;  // OneBitLamb only
@@ -51,8 +51,8 @@ struct OptimizerTraits {
   bool is_onebit;
   // True for options of this optimizer's own type.
   bool (*owns)(const torch::optim::OptimizerOptions& options);
-  // A copy of the options as this optimizer's own type. Where they are the torch optimizer's, what these lack is
-  // as in `own`. Null if they are neither.
+  // A copy of the options as this optimizer's own type. Where they are the torch optimizer's, what these lack
+  // is as in `own`. Null if they are neither.
   std::unique_ptr<torch::optim::OptimizerOptions> (*adopt)(const torch::optim::OptimizerOptions& options,
                                                            const torch::optim::OptimizerOptions& own);
   // Options of this optimizer's own type, checked: throws InvalidArgument naming option, value and range.
@@ -60,12 +60,14 @@ struct OptimizerTraits {
   // Of a 1-bit optimizer's options.
   OneBitChoices (*choices)(const torch::optim::OptimizerOptions& options);
   std::unique_ptr<torch::optim::OptimizerParamState> (*make_state)();
-  // Options of this optimizer's own type as named numbers, each name behind `prefix`, and back, from a state of
-  // that version; reading throws InvalidArgument naming what is missing, and adds the names it read to `used`.
+  // Options of this optimizer's own type as named numbers, each name behind `prefix`, and back, from a state
+  // of that version; reading throws InvalidArgument naming what is missing, and adds the names it read to
+  // `used`.
   void (*export_options)(const torch::optim::OptimizerOptions& options, const std::string& prefix,
                          NamedTensors& state);
   std::unique_ptr<torch::optim::OptimizerOptions> (*import_options)(const std::string& prefix,
-                                                                    const NamedTensors& state, int64_t version,
+                                                                    const NamedTensors& state,
+                                                                    int64_t version,
                                                                     std::set<std::string>& used);
   // Equal in every field but the learning rates.
   bool (*alike)(const torch::optim::OptimizerOptions& a, const torch::optim::OptimizerOptions& b);

@@ -1,6 +1,7 @@
-// The fields of every options struct, listed once: name, range, meaning, and since which version of the state they
-// are saved. Archives, state by name, checks, equality, comparison over ranks, help texts and the tables in docs
-// are all made from these lists (option_visitors.h, option_table.h), so that a field cannot be forgotten in one.
+// The fields of every options struct, listed once: name, range, meaning, and since which version of the state
+// they are saved. Archives, state by name, checks, equality, comparison over ranks, help texts and the tables
+// in docs are all made from these lists (option_visitors.h, option_table.h), so that a field cannot be
+// forgotten in one.
 #pragma once
 
 #include <type_traits>
@@ -21,9 +22,9 @@ enum class Range { any, at_least_zero, above_zero, below_one };
 struct OptionField {
   const char* name;
   Range range;
-  const char* help;        // a sentence without its full stop
-  bool of_torch = false;   // torch's optimizers have and save it, too
-  int64_t since = 1;       // the first version of the state that holds it
+  const char* help;       // a sentence without its full stop
+  bool of_torch = false;  // torch's optimizers have and save it, too
+  int64_t since = 1;      // the first version of the state that holds it
 };
 
 template <class Options, class Struct>
@@ -40,9 +41,11 @@ template <class Options, class Visit>
 void visit_onebit_run(Options& o, Visit&& visit) {
   visit(OptionField{"freeze_step", Range::any, "steps of warm-up, >= 1, after which the variance freezes"},
         o.freeze_step());
-  visit(OptionField{"freeze_automatically", Range::any,
-                    "steps planned in all, >= 4: freezes between 15 and 30 % of them, when the variance stands still"},
-        o.freeze_automatically());
+  visit(
+      OptionField{
+          "freeze_automatically", Range::any,
+          "steps planned in all, >= 4: freezes between 15 and 30 % of them, when the variance stands still"},
+      o.freeze_automatically());
   visit(OptionField{"allow_early_freeze", Range::any,
                     "freeze though a curriculum or the learning-rate warm-up still moves"},
         o.allow_early_freeze());
@@ -51,17 +54,23 @@ void visit_onebit_run(Options& o, Visit&& visit) {
                       "every K-th step travels in full precision and updates the variance; 0: never"},
           o.refresh_variance_every());
   }
-  visit(OptionField{"variance_floor", Range::any,
-                    "no element divides by less than the root of this share, 0 to 1, of its tensor's mean variance; "
-                    "0: no guard"},
-        o.variance_floor());
-  visit(OptionField{"scale", Range::any, "what a sign stands for: root of the mean square, or mean magnitude"},
-        o.scale());
-  visit(OptionField{"block_scales", Range::any,
-                    "a scale for every 2,048 elements, 1.6 % more bytes, instead of one for the whole buffer"},
-        o.block_scales());
-  visit(OptionField{"compress_alone", Range::any, "round to signs with a single rank, too"}, o.compress_alone());
-  visit(OptionField{"hierarchical", Range::any, "nodes are the workers: signs between them, full precision inside"},
+  visit(
+      OptionField{
+          "variance_floor", Range::any,
+          "no element divides by less than the root of this share, 0 to 1, of its tensor's mean variance; "
+          "0: no guard"},
+      o.variance_floor());
+  visit(
+      OptionField{"scale", Range::any, "what a sign stands for: root of the mean square, or mean magnitude"},
+      o.scale());
+  visit(
+      OptionField{"block_scales", Range::any,
+                  "a scale for every 2,048 elements, 1.6 % more bytes, instead of one for the whole buffer"},
+      o.block_scales());
+  visit(OptionField{"compress_alone", Range::any, "round to signs with a single rank, too"},
+        o.compress_alone());
+  visit(OptionField{"hierarchical", Range::any,
+                    "nodes are the workers: signs between them, full precision inside"},
         o.hierarchical());
   visit(OptionField{"one_bit", Range::any,
                     "false: gradients are averaged in full precision after the freeze, too; a control"},
@@ -85,31 +94,38 @@ void visit_options(Options& o, Visit&& visit) {
                     /*of_torch=*/true},
         o.weight_decay());
   if constexpr (kIsAdam<Options>) {
-    visit(OptionField{"amsgrad", Range::any, "divide by the running maximum of the second moment", /*of_torch=*/true},
+    visit(OptionField{"amsgrad", Range::any, "divide by the running maximum of the second moment",
+                      /*of_torch=*/true},
           o.amsgrad());
   }
   visit(OptionField{"initial_lr", Range::at_least_zero, "what a schedule multiplies"}, o.initial_lr());
-  visit(OptionField{"bias_correction", Range::any, "correct the moments for their start at zero"}, o.bias_correction());
-  visit(OptionField{"master_weights", Range::any,
-                    kIsOneBit<Options> ? "of 16-bit parameters: remainder or fp32 copy; none is refused"
-                                       : "how 16-bit parameters keep the digits that their dtype cannot hold"},
-        o.master_weights());
+  visit(OptionField{"bias_correction", Range::any, "correct the moments for their start at zero"},
+        o.bias_correction());
+  visit(
+      OptionField{"master_weights", Range::any,
+                  kIsOneBit<Options> ? "of 16-bit parameters: remainder or fp32 copy; none is refused"
+                                     : "how 16-bit parameters keep the digits that their dtype cannot hold"},
+      o.master_weights());
   if constexpr (!kIsOneBit<Options>) {
     visit(OptionField{"finite_check", Range::any,
-                      "check all gradients first; where any, or the sum of their squares, is not finite, change nothing"},
+                      "check all gradients first; where any, or the sum of their squares, is not finite, "
+                      "change nothing"},
           o.finite_check());
-    visit(OptionField{"rounding", Range::any, "how bf16 parameters without master weights are rounded"}, o.rounding());
+    visit(OptionField{"rounding", Range::any, "how bf16 parameters without master weights are rounded"},
+          o.rounding());
     visit(OptionField{"seed", Range::any, "of stochastic rounding"}, o.seed());
   }
   if constexpr (kIsLamb<Options>) {
     visit(OptionField{"min_coeff", Range::at_least_zero, "smallest trust ratio"}, o.min_coeff());
     visit(OptionField{"max_coeff", Range::at_least_zero, "largest trust ratio, >= min_coeff"}, o.max_coeff());
-    visit(OptionField{"adapt", Range::any, "false: the trust ratio is 1, customary for biases and normalisations"},
+    visit(OptionField{"adapt", Range::any,
+                      "false: the trust ratio is 1, customary for biases and normalisations"},
           o.adapt());
   }
   if constexpr (kIs<Options, OneBitLambOptions>) {
-    visit(OptionField{"coeff_beta", Range::below_one, "decay rate, in [0, 1), of the mean of the trust ratios"},
-          o.coeff_beta());
+    visit(
+        OptionField{"coeff_beta", Range::below_one, "decay rate, in [0, 1), of the mean of the trust ratios"},
+        o.coeff_beta());
     visit(OptionField{"factor_min", Range::above_zero, "smallest factor of the mean ratio after the freeze"},
           o.factor_min());
     visit(OptionField{"factor_max", Range::above_zero, "largest factor of the mean ratio, >= factor_min"},
@@ -119,7 +135,8 @@ void visit_options(Options& o, Visit&& visit) {
           o.factor_threshold());
   }
   if constexpr (kIsOneBit<Options>) {
-    visit(OptionField{"compress", Range::any, "false: the group stays in full precision for ever"}, o.compress());
+    visit(OptionField{"compress", Range::any, "false: the group stays in full precision for ever"},
+          o.compress());
     visit_onebit_run(o, visit);
   }
 }

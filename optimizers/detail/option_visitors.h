@@ -1,5 +1,5 @@
-// What is done with every field of an options struct: saved and loaded, in archives and by name, checked, compared.
-// Each is a visitor for option_fields.h, with one overload for each kind of value.
+// What is done with every field of an options struct: saved and loaded, in archives and by name, checked,
+// compared. Each is a visitor for option_fields.h, with one overload for each kind of value.
 #pragma once
 
 #include <cmath>
@@ -31,8 +31,8 @@ inline int64_t last_choice(kernels::ScaleNorm) { return static_cast<int64_t>(ker
 
 template <class Choice>
 Choice to_choice(int64_t number, const std::string& key) {
-  require(number >= 0 && number <= last_choice(Choice{}), "\"", key, "\" of the state to load has the unknown value ",
-          number);
+  require(number >= 0 && number <= last_choice(Choice{}), "\"", key,
+          "\" of the state to load has the unknown value ", number);
   return static_cast<Choice>(number);
 }
 
@@ -53,7 +53,8 @@ struct CheckRanges {
         return require(std::isfinite(value) && value > 0, optimizer, ": ", field.name,
                        " must be a finite number > 0, not ", value);
       case Range::below_one:
-        return require(value >= 0 && value < 1, optimizer, ": ", field.name, " must be in [0, 1), not ", value);
+        return require(value >= 0 && value < 1, optimizer, ": ", field.name, " must be in [0, 1), not ",
+                       value);
       case Range::any:
         return;
     }
@@ -72,8 +73,7 @@ struct CheckRanges {
 
 // ---- Values, for comparison and description ----
 
-using OptionValue =
-    std::variant<bool, int64_t, double, Betas, std::optional<double>, std::optional<int64_t>>;
+using OptionValue = std::variant<bool, int64_t, double, Betas, std::optional<double>, std::optional<int64_t>>;
 
 // Appends every value; enumerators and seeds as numbers.
 struct CollectValues {
@@ -119,7 +119,8 @@ struct WriteToArchive {
   }
 };
 
-// Reads what the archive has. What it lacks keeps its value where a file of that version, or torch's, may lack it.
+// Reads what the archive has. What it lacks keeps its value where a file of that version, or torch's, may
+// lack it.
 struct ReadFromArchive {
   torch::serialize::InputArchive& archive;
   int64_t version;  // 0: torch's

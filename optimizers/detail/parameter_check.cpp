@@ -29,7 +29,9 @@ bool elements_are_apart(const at::Tensor& tensor) {
   return true;
 }
 
-std::string place_of(size_t group, size_t index) { return std::to_string(group) + "." + std::to_string(index); }
+std::string place_of(size_t group, size_t index) {
+  return std::to_string(group) + "." + std::to_string(index);
+}
 
 }  // namespace
 
@@ -51,7 +53,8 @@ void check_parameter(const at::Tensor& parameter, const std::string& name) {
           " holds several elements in one memory location (an expanded tensor?); pass a clone");
   require(!parameter.is_neg(), "parameter ", name, " is a negated view; pass a clone");
   require(!parameter.is_inference(), "parameter ", name,
-          " was made under InferenceMode, whose tensors keep no count of their changes, so that it cannot be trained; "
+          " was made under InferenceMode, whose tensors keep no count of their changes, so that it cannot be "
+          "trained; "
           "make the model outside of it, or use NoGradGuard there");
 }
 
@@ -63,8 +66,7 @@ void check_groups(const std::vector<torch::optim::OptimizerParamGroup>& groups, 
     for (size_t i = 0; i < parameters.size(); ++i) {
       const std::string name = name_of(names, parameters[i], g, i);
       check_parameter(parameters[i], name);
-      const auto [earlier, is_new] =
-          seen.emplace(parameters[i].unsafeGetTensorImpl(), place_of(g, i));
+      const auto [earlier, is_new] = seen.emplace(parameters[i].unsafeGetTensorImpl(), place_of(g, i));
       require(is_new, "parameter ", name, " is given twice, at ", earlier->second, " and at ", g, ".", i,
               "; pass each tensor once (tied weights, too)");
       const at::Device device = parameters[i].device();

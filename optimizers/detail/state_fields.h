@@ -1,5 +1,5 @@
-// The tensors of a parameter's state, listed once. Archives, state by name, checks and the engine's plan go through
-// this list.
+// The tensors of a parameter's state, listed once. Archives, state by name, checks and the engine's plan go
+// through this list.
 #pragma once
 
 #include <optional>

@@ -44,20 +44,22 @@ bool StepAgreement::is_known(const OptimizerTraits& traits, const ParamGroups& g
     known = known && place < parameters_.size();
     if (!known) return;
     const Known& before = parameters_[place++];
-    known = before.tensor == parameter.unsafeGetTensorImpl() && before.requires_grad == parameter.requires_grad() &&
-            before.dtype == parameter.scalar_type() && parameter.sizes() == at::IntArrayRef(before.sizes);
+    known = before.tensor == parameter.unsafeGetTensorImpl() &&
+            before.requires_grad == parameter.requires_grad() && before.dtype == parameter.scalar_type() &&
+            parameter.sizes() == at::IntArrayRef(before.sizes);
   });
   for (size_t g = 0; known && g < groups.size(); ++g) known = traits.alike(*options_[g], groups[g].options());
   return known && place == parameters_.size();
 }
 
-void StepAgreement::remember(const OptimizerTraits& traits, const ParamGroups& groups, const ParameterNames& names) {
+void StepAgreement::remember(const OptimizerTraits& traits, const ParamGroups& groups,
+                             const ParameterNames& names) {
   parameters_.clear();
   options_.clear();
   facts_.clear();
   for_each_parameter(groups, [&](const at::Tensor& parameter, size_t g, size_t i) {
-    parameters_.push_back({parameter.unsafeGetTensorImpl(), parameter.requires_grad(), parameter.scalar_type(),
-                           parameter.sizes().vec()});
+    parameters_.push_back({parameter.unsafeGetTensorImpl(), parameter.requires_grad(),
+                           parameter.scalar_type(), parameter.sizes().vec()});
     facts_.push_back({concatenate("parameter ", facts_.size()),
                       concatenate(name_of(names, parameter, g, i), ", ", parameter.scalar_type(), " ",
                                   parameter.sizes(), parameter.requires_grad() ? "" : ", frozen")});
@@ -75,11 +77,13 @@ void StepAgreement::remember(const OptimizerTraits& traits, const ParamGroups& g
 }
 
 std::vector<at::Tensor> StepAgreement::without_gradient(Communicator& world, int64_t step,
-                                                        const OptimizerTraits& traits, const ParamGroups& groups,
+                                                        const OptimizerTraits& traits,
+                                                        const ParamGroups& groups,
                                                         const ParameterNames& names) {
   if (!is_known(traits, groups)) remember(traits, groups, names);
   const at::Tensor own = gradients_of(groups);
-  const std::string of_gradients(static_cast<const char*>(own.const_data_ptr()), static_cast<size_t>(own.numel()));
+  const std::string of_gradients(static_cast<const char*>(own.const_data_ptr()),
+                                 static_cast<size_t>(own.numel()));
   const at::Tensor mine = at::zeros({3}, at::kLong), of_ranks = at::zeros({world.world_size(), 3}, at::kLong);
   auto* numbers = mine.mutable_data_ptr<int64_t>();
   numbers[0] = step;

@@ -1,5 +1,5 @@
-// What ranks that step an optimizer without a Session compare before each step: parameters, options (the learning rate
-// aside), and which parameters have a gradient. One small message while all agree.
+// What ranks that step an optimizer without a Session compare before each step: parameters, options (the
+// learning rate aside), and which parameters have a gradient. One small message while all agree.
 #pragma once
 
 #include <memory>
@@ -15,8 +15,8 @@ namespace pacer::detail {
 
 class StepAgreement {
  public:
-  // The parameters, in their order, that have a gradient on no rank. Throws CommunicationError, on every rank and
-  // with the first difference, where ranks differ; the next step compares again. `step` counts attempts.
+  // The parameters, in their order, that have a gradient on no rank. Throws CommunicationError, on every rank
+  // and with the first difference, where ranks differ; the next step compares again. `step` counts attempts.
   std::vector<at::Tensor> without_gradient(Communicator& world, int64_t step, const OptimizerTraits& traits,
                                            const ParamGroups& groups, const ParameterNames& names);
 

@@ -17,7 +17,8 @@ TEST_CASE("on a GPU, too, parameters and states may change between steps: right 
                             : std::vector<at::ScalarType>{at::kFloat, at::kBFloat16, at::kHalf, at::kDouble};
   const auto layouts = small ? std::vector<Layout>{Layout::row_major, Layout::channels_last} : kAllLayouts;
   const LifecycleCount count = run_lifecycles(gpu, dtypes, layouts);
-  std::printf("lifecycle on a GPU: %d equal, %d refused, %zu wrong\n", count.equal, count.refused, count.wrong.size());
+  std::printf("lifecycle on a GPU: %d equal, %d refused, %zu wrong\n", count.equal, count.refused,
+              count.wrong.size());
   INFO(first_lines(count.wrong));
   CHECK(count.wrong.empty());
 }

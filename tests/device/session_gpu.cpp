@@ -142,13 +142,15 @@ TEST_CASE("after two steps every step is a replay, until the parameters change",
   CHECK(graph.replays() == 9);
 }
 
-TEST_CASE("a weight of the step that changes, or a gradient in another memory order, is no reason not to replay",
-          "[session][gpu]") {
+TEST_CASE(
+    "a weight of the step that changes, or a gradient in another memory order, is no reason not to replay",
+    "[session][gpu]") {
   PACER_NEEDS_GPU();
   for (const bool has_guard : {false, true}) {
     CAPTURE(has_guard);
     torch::manual_seed(3);
-    const std::vector<Tensor> plain = {torch::randn({6, 5}, kGpu).requires_grad_(), torch::randn({7}, kGpu).requires_grad_()};
+    const std::vector<Tensor> plain = {torch::randn({6, 5}, kGpu).requires_grad_(),
+                                       torch::randn({7}, kGpu).requires_grad_()};
     const std::vector<Tensor> replayed = clones(plain);
     FusedAdamW eager(plain, FusedAdamWOptions(0.01)), captured(replayed, FusedAdamWOptions(0.01));
     detail::StepGraph graph;

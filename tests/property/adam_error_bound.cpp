@@ -23,7 +23,6 @@
 
 #include "support/adam_arrays.h"
 #include "support/adam_error_model.h"
-#include "support/adam_arrays.h"
 #include "support/carried_error.h"
 #include "support/catch.h"
 #include "support/samples.h"
@@ -169,7 +168,8 @@ std::vector<StateOf<Real>> step_by_kernel(const ErrorCase& c, const std::vector<
   const AdamTensor tensor{p.data(), m.data(), v.data(), largest_v.data(), nullptr, 0};
   const AdamGradient gradient{gradients.data(), 0};
   if (size > 0)
-    adam_cpu({kStorage, c.amsgrad}, Tile{0, static_cast<uint32_t>(size), 0}, &tensor, &gradient, scalars.data());
+    adam_cpu({kStorage, c.amsgrad}, Tile{0, static_cast<uint32_t>(size), 0}, &tensor, &gradient,
+             scalars.data());
   std::vector<StateOf<Real>> after(size);
   for (size_t i = 0; i < size; ++i) after[i] = {m[i], v[i], largest_v[i], p[i]};
   return after;

@@ -1,6 +1,6 @@
-// What users do to parameters and optimizers between two steps, to every registered optimizer, in both phases, dtypes
-// and memory orders: a table of edits, and what each cell of it came to. The only outcomes are equality with an fp64
-// restatement that does the same, and refusal in one sentence with nothing changed.
+// What users do to parameters and optimizers between two steps, to every registered optimizer, in both
+// phases, dtypes and memory orders: a table of edits, and what each cell of it came to. The only outcomes are
+// equality with an fp64 restatement that does the same, and refusal in one sentence with nothing changed.
 #pragma once
 
 #include <map>
@@ -28,7 +28,8 @@ inline const std::vector<Layout> kAllLayouts = {Layout::row_major, Layout::chann
 // A leaf of that layout with the values of a row-major tensor.
 inline Tensor in_layout(const Tensor& values, Layout layout) {
   Tensor tensor = values.clone();
-  if (layout == Layout::channels_last && values.dim() == 4) tensor = values.contiguous(at::MemoryFormat::ChannelsLast);
+  if (layout == Layout::channels_last && values.dim() == 4)
+    tensor = values.contiguous(at::MemoryFormat::ChannelsLast);
   if (layout == Layout::transposed && values.dim() >= 2) {
     tensor = values.transpose(0, 1).contiguous().transpose(0, 1);
   }
@@ -101,7 +102,8 @@ class Lifecycle {
       const Doubles values = doubles_of(parameters[j]);
       const LifecycleParameter& expected = reference.parameters[j];
       for (size_t k = 0; k < values.size(); ++k) {
-        const double off = std::abs(values[k] - expected.p[k]) - unit(parameters[j]) * (1 + std::abs(expected.p[k]));
+        const double off =
+            std::abs(values[k] - expected.p[k]) - unit(parameters[j]) * (1 + std::abs(expected.p[k]));
         worst = std::isfinite(values[k]) ? std::max(worst, off / expected.options.lr) : HUGE_VAL;
       }
     }
@@ -116,8 +118,8 @@ class Lifecycle {
       const auto found = optimizer->state().find(p.unsafeGetTensorImpl());
       if (found == optimizer->state().end()) continue;
       const auto& state = static_cast<const FusedAdamStateFields&>(*found->second);
-      for (const Tensor& tensor : {state.exp_avg(), state.exp_avg_sq(), state.max_exp_avg_sq(), state.master(),
-                                   state.remainder(), state.trust_average()}) {
+      for (const Tensor& tensor : {state.exp_avg(), state.exp_avg_sq(), state.max_exp_avg_sq(),
+                                   state.master(), state.remainder(), state.trust_average()}) {
         all.push_back(copy_of(tensor));
       }
       all.push_back(torch::tensor(state.step()));
@@ -158,10 +160,10 @@ class Lifecycle {
     const bool has_no_master = entry_.name.find("nearest") != std::string::npos ||
                                entry_.name.find("stochastic") != std::string::npos;
     if (has_no_master && p.scalar_type() == at::kBFloat16) return 0.05;  // 16 digits only, moments as well
-    const double own = p.scalar_type() == at::kDouble   ? 1e-12
-                       : p.scalar_type() == at::kFloat  ? 2e-6
-                       : p.scalar_type() == at::kHalf   ? 1e-3
-                                                        : 6e-3;
+    const double own = p.scalar_type() == at::kDouble  ? 1e-12
+                       : p.scalar_type() == at::kFloat ? 2e-6
+                       : p.scalar_type() == at::kHalf  ? 1e-3
+                                                       : 6e-3;
     return std::max(own, coarsest_);
   }
 
@@ -174,8 +176,8 @@ class Lifecycle {
   double coarsest_ = 0;
 };
 
-// What is done between steps. `apply` does it to the optimizer and to the reference; it throws where it is refused at
-// once. `undo` ends it some steps later, where it has an end.
+// What is done between steps. `apply` does it to the optimizer and to the reference; it throws where it is
+// refused at once. `undo` ends it some steps later, where it has an end.
 struct LifecycleEdit {
   const char* name;
   std::function<void(Lifecycle&)> apply;
@@ -202,7 +204,8 @@ inline void to_dtype(Lifecycle& run) {
   run.coarsen(6e-3);
 }
 inline void load(Lifecycle& run, const std::function<void(NamedTensors&, NamedTensors&)>& change = nullptr) {
-  NamedTensors state = cloned_state(run.own->export_state()), errors = cloned_state(run.own->export_rank_state());
+  NamedTensors state = cloned_state(run.own->export_state()),
+               errors = cloned_state(run.own->export_rank_state());
   if (change) change(state, errors);
   for (auto* tensors : {&state, &errors}) {  // a file holds everything row by row
     for (auto& item : *tensors) item.second = item.second.cpu().contiguous();
@@ -253,14 +256,16 @@ inline void add_group(Lifecycle& run) {
   Samples samples(9);
   const Tensor added = run.make({5, 2}, samples);
   const LifecycleParameter& first = run.reference.parameters[0];
-  torch::optim::OptimizerParamGroup group({added}, run.optimizer->param_groups()[first.group].options().clone());
+  torch::optim::OptimizerParamGroup group({added},
+                                          run.optimizer->param_groups()[first.group].options().clone());
   if (auto* onebit = dynamic_cast<OneBitOptimizer*>(run.optimizer.get())) {
     onebit->add_param_group(group);
   } else {
     static_cast<FusedOptimizer&>(*run.optimizer).add_param_group(group);
   }
   run.parameters.push_back(added);
-  run.reference.parameters.emplace_back(first.options, run.optimizer->param_groups().size() - 1, doubles_of(added));
+  run.reference.parameters.emplace_back(first.options, run.optimizer->param_groups().size() - 1,
+                                        doubles_of(added));
 }
 inline void remove_parameter(Lifecycle& run) {
   auto& list = run.optimizer->param_groups()[0].params();
@@ -286,8 +291,10 @@ inline void use_equal_names(Lifecycle& run) {
   if (const auto* adam = build(static_cast<FusedAdamOptions*>(nullptr))) FusedAdam(groups, *adam);
   if (const auto* lamb = build(static_cast<FusedLambOptions*>(nullptr))) FusedLamb(groups, *lamb);
   const auto world = Communicator::alone(run.parameters[0].device());
-  if (const auto* onebit = build(static_cast<OneBitAdamOptions*>(nullptr))) OneBitAdam(groups, *onebit, world);
-  if (const auto* onebit = build(static_cast<OneBitLambOptions*>(nullptr))) OneBitLamb(groups, *onebit, world);
+  if (const auto* onebit = build(static_cast<OneBitAdamOptions*>(nullptr)))
+    OneBitAdam(groups, *onebit, world);
+  if (const auto* onebit = build(static_cast<OneBitLambOptions*>(nullptr)))
+    OneBitLamb(groups, *onebit, world);
 }
 
 }  // namespace lifecycle_edits
@@ -318,7 +325,8 @@ inline const std::vector<LifecycleEdit>& lifecycle_table() {
        [](Lifecycle& run) {
          Tensor& p = run.parameters[0];
          const bool plain = run.layout() == Layout::row_major || !p.is_non_overlapping_and_dense();
-         p.set_data(in_layout(p.detach().contiguous(), plain ? Layout::transposed : Layout::row_major).detach());
+         p.set_data(
+             in_layout(p.detach().contiguous(), plain ? Layout::transposed : Layout::row_major).detach());
        }},
       {"set_data, other dtype", to_dtype},
       {"zeros written",
@@ -358,7 +366,7 @@ inline const std::vector<LifecycleEdit>& lifecycle_table() {
 
 struct LifecycleCount {
   int equal = 0;
-  int refused = 0;                 // of which so many optimizers cannot be made at all:
+  int refused = 0;  // of which so many optimizers cannot be made at all:
   int impossible = 0;
   std::vector<std::string> wrong;  // cells that are neither
 };
@@ -372,7 +380,8 @@ inline std::string first_lines(const std::vector<std::string>& all) {
 // One cell: steps, the edit, more steps. "": equal; a sentence: refused; "<...>": neither.
 inline std::string lifecycle_outcome(Lifecycle& run, const LifecycleEdit& edit, int steps_before) {
   run.step(steps_before);
-  if (run.apart() > 0.05) return "<apart before the edit by " + std::to_string(run.apart()) + " learning rates>";
+  if (run.apart() > 0.05)
+    return "<apart before the edit by " + std::to_string(run.apart()) + " learning rates>";
   std::vector<Tensor> before = run.everything();
   const auto refused = [&](const std::string& sentence) {
     if (contains(sentence, "\n")) return "<more than a sentence> " + sentence;

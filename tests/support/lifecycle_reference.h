@@ -1,6 +1,7 @@
-// Every optimizer of pacer restated in fp64 from the papers and docs/*.md, for a single rank, tensor by tensor and with
-// no memory but vectors: what it must do whatever users do to parameters between steps. Options come from the
-// optimizer's exported state, so that an optimizer that is registered is restated at once.
+// Every optimizer of pacer restated in fp64 from the papers and docs/*.md, for a single rank, tensor by
+// tensor and with no memory but vectors: what it must do whatever users do to parameters between steps.
+// Options come from the optimizer's exported state, so that an optimizer that is registered is restated at
+// once.
 #pragma once
 
 #include <algorithm>
@@ -42,7 +43,8 @@ struct LifecycleOptions {
     return bias_correction ? 1 - std::pow(beta, static_cast<double>(t)) : 1;
   }
 
-  double lr, beta1, beta2, eps, decay, min_coeff, max_coeff, coeff_beta, factor_min, factor_max, factor_threshold;
+  double lr, beta1, beta2, eps, decay, min_coeff, max_coeff, coeff_beta, factor_min, factor_max,
+      factor_threshold;
   double floor_share;
   int64_t freeze_step, refresh_every;
   bool bias_correction, amsgrad, l2, is_lamb, adapt, compress, by_blocks, exchanges;
@@ -91,7 +93,9 @@ class LifecycleReference {
     for (const double x : values) sum += x * x;
     return sum;
   }
-  static double clamped(double value, double low, double high) { return std::min(std::max(value, low), high); }
+  static double clamped(double value, double low, double high) {
+    return std::min(std::max(value, low), high);
+  }
 
   static void moments(LifecycleParameter& x, const Doubles& g) {
     ++x.t;
@@ -110,7 +114,8 @@ class LifecycleReference {
     for (size_t k = 0; k < g.size(); ++k) {
       if (!o.l2) x.p[k] -= o.lr * o.decay * x.p[k];
       const double v = o.amsgrad ? x.largest_v[k] : x.v[k];
-      x.p[k] -= o.lr / o.correction(o.beta1, x.t) * x.m[k] / (std::sqrt(v / o.correction(o.beta2, x.t)) + o.eps);
+      x.p[k] -=
+          o.lr / o.correction(o.beta1, x.t) * x.m[k] / (std::sqrt(v / o.correction(o.beta2, x.t)) + o.eps);
     }
   }
 
@@ -152,7 +157,8 @@ class LifecycleReference {
     for (const auto* x : compressed()) total += sum_of(x->v), elements += static_cast<double>(x->v.size());
     for (auto* x : compressed()) {
       const double own = sum_of(x->v);
-      x->floor = x->options.floor_share * (own > 0 ? own / static_cast<double>(x->v.size()) : total / elements);
+      x->floor =
+          x->options.floor_share * (own > 0 ? own / static_cast<double>(x->v.size()) : total / elements);
     }
   }
 

@@ -33,12 +33,13 @@ inline bool all_finite(const TextbookGradients& gradients) {
   return true;
 }
 
-// The mean over ranks of parameter i's gradient of so many elements, times `clip`. None where no rank has one; a
-// gradient that only some lack is zero there.
+// The mean over ranks of parameter i's gradient of so many elements, times `clip`. None where no rank has
+// one; a gradient that only some lack is zero there.
 inline std::optional<std::vector<float>> mean_gradient(const TextbookGradientRules& rules,
                                                        const TextbookGradients& gradients, size_t i,
                                                        size_t elements, double clip) {
-  if (std::none_of(gradients.begin(), gradients.end(), [&](const auto& of_rank) { return of_rank[i].has_value(); })) {
+  if (std::none_of(gradients.begin(), gradients.end(),
+                   [&](const auto& of_rank) { return of_rank[i].has_value(); })) {
     return std::nullopt;
   }
   const double share = 1.0 / static_cast<double>(rules.world_size);

@@ -136,7 +136,8 @@ TEST_CASE("R4: named state is refused where anything is missing, left over or an
     NamedTensors damaged = state;
     damaged.erase(item.first);
     if (item.first != "state_version") {  // without it the state counts as one of an older version
-      CHECK(unless_refused(other.optimizer, {item.first}, [&] { other.optimizer.import_state(damaged); }) == "");
+      CHECK(unless_refused(other.optimizer, {item.first}, [&] { other.optimizer.import_state(damaged); }) ==
+            "");
     }
     damaged = state;
     damaged[item.first + "x"] = item.second;

@@ -208,7 +208,8 @@ TEST_CASE("a master copy counts where it rounds to the parameter, and the parame
   }
 }
 
-TEST_CASE("a zero beside a negative remainder was written by somebody else, and is zero", "[kernels][adam][storage]") {
+TEST_CASE("a zero beside a negative remainder was written by somebody else, and is zero",
+          "[kernels][adam][storage]") {
   for (const uint32_t low : {0x8000u, 0xFFFFu, 0x9123u}) {
     CHECK(join({0x0000}, static_cast<uint16_t>(low)) == 0.0f);
     CHECK(bits_of(join({0x8000}, static_cast<uint16_t>(low))) == 0x80000000u);

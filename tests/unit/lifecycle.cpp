@@ -14,7 +14,8 @@ TEST_CASE("between steps parameters and states may change as they like: right we
               count.refused, count.impossible, count.wrong.size());
   INFO(first_lines(count.wrong));
   CHECK(count.wrong.empty());
-  // So that nothing that is followed today is refused tomorrow unnoticed. A new optimizer, edit or dtype adds to both.
+  // So that nothing that is followed today is refused tomorrow unnoticed. A new optimizer, edit or dtype adds
+  // to both.
   CHECK(count.equal == 2762);
   CHECK(count.refused == 2278);
 }

@@ -81,7 +81,8 @@ TEMPLATE_TEST_CASE("state that was frozen by another rule, or makes no sense, is
       CHECK(with("0.0/exp_avg_sq", at::zeros({299})) == "");
       CHECK(with("nobody/exp_avg", at::zeros({3})) == "");
       for (const auto& [key, value] : mine) {
-        if (contains(key, "state_version")) continue;  // without it the state counts as one of an older version
+        if (contains(key, "state_version"))
+          continue;  // without it the state counts as one of an older version
         NamedTensors state = cloned_state(mine);
         state.erase(key);
         CAPTURE(key);
@@ -117,8 +118,8 @@ TEMPLATE_TEST_CASE("a rank that leaves in the middle of a step stops the others 
       ranks.optimizers[r]->step();
       return;
     }
-    // Still there when ranks compare what they are about to do and ask whether all gradients are finite, and gone
-    // when signs travel.
+    // Still there when ranks compare what they are about to do and ask whether all gradients are finite, and
+    // gone when signs travel.
     const auto names = detail::ParameterNames();
     detail::StepAgreement().without_gradient(*ranks.world[r], 4, traits_of<TestType>(),
                                              ranks.optimizers[r]->param_groups(), names);

@@ -1,5 +1,5 @@
-// What users did to parameters, options and files between two steps, and what it must come to. Each case corrupted
-// weights or state without a word before its fix.
+// What users did to parameters, options and files between two steps, and what it must come to. Each case
+// corrupted weights or state without a word before its fix.
 #include "support/catch.h"
 
 #include <sstream>
@@ -41,9 +41,11 @@ TEMPLATE_TEST_CASE("16-bit parameters of a frozen optimizer resume in whatever m
   for (const auto master : {MasterWeights::remainder, MasterWeights::fp32}) {
     const auto make = [] {
       torch::manual_seed(2);
-      return leaves({torch::randn({4, 3, 5, 2}, at::kDouble).to(at::kBFloat16).contiguous(
-                         at::MemoryFormat::ChannelsLast),
-                     torch::randn({9, 7}, at::kDouble).to(at::kBFloat16).t(), torch::randn({11}).to(at::kBFloat16)});
+      return leaves({torch::randn({4, 3, 5, 2}, at::kDouble)
+                         .to(at::kBFloat16)
+                         .contiguous(at::MemoryFormat::ChannelsLast),
+                     torch::randn({9, 7}, at::kDouble).to(at::kBFloat16).t(),
+                     torch::randn({11}).to(at::kBFloat16)});
     };
     const auto options = alone<TestType>().master_weights(master);
     auto unbroken = make(), resumed = make();
@@ -51,7 +53,8 @@ TEMPLATE_TEST_CASE("16-bit parameters of a frozen optimizer resume in whatever m
     auto stopped = std::make_unique<TestType>(resumed, options);
     for (uint64_t t = 0; t < 8; ++t) {
       if (t == 5) {
-        NamedTensors state = cloned_state(stopped->export_state()), errors = cloned_state(stopped->export_rank_state());
+        NamedTensors state = cloned_state(stopped->export_state()),
+                     errors = cloned_state(stopped->export_rank_state());
         for (auto* file : {&state, &errors}) {
           for (auto& item : *file) item.second = item.second.contiguous();  // as files hold tensors
         }
@@ -82,13 +85,14 @@ TEMPLATE_TEST_CASE("errors of another memory order are refused", "[lifecycle]", 
   }
 }
 
-TEMPLATE_TEST_CASE("after the freeze a parameter that needs no gradient stays as it is, on all ranks", "[lifecycle]",
-                   OneBitAdam, OneBitLamb) {
+TEMPLATE_TEST_CASE("after the freeze a parameter that needs no gradient stays as it is, on all ranks",
+                   "[lifecycle]", OneBitAdam, OneBitLamb) {
   for (const int ranks_in_all : {1, 2}) {
     for (const bool exchanges : {false, true}) {
       CAPTURE(ranks_in_all, exchanges);
       OneBitRanks<TestType> ranks(
-          ranks_in_all, {{{{40}, {300}, {7}}, alone<TestType>().compress_alone(exchanges).one_bit(exchanges)}});
+          ranks_in_all,
+          {{{{40}, {300}, {7}}, alone<TestType>().compress_alone(exchanges).one_bit(exchanges)}});
       const auto step = [&](int64_t t) {
         auto gradients = ranks.gradients(t);
         for (size_t r = 0; r < ranks.size(); ++r) {
@@ -128,15 +132,16 @@ TEMPLATE_TEST_CASE("a tensor that never had a step takes one of usual size after
   const Tensor before = copy_of(parameters[1]);
   set_gradients(parameters, 0, 40);
   optimizer.step();
-  const auto& state = static_cast<const FusedAdamStateFields&>(
-      *optimizer.state().at(parameters[1].unsafeGetTensorImpl()));
+  const auto& state =
+      static_cast<const FusedAdamStateFields&>(*optimizer.state().at(parameters[1].unsafeGetTensorImpl()));
   CHECK(state.step() == 41);
   CHECK(largest_move(parameters[1], before) < 10 * options.lr());
 }
 
 TEST_CASE("zeros that somebody writes into a bf16 parameter are zeros", "[lifecycle]") {
   const auto check = [](auto& optimizer, const Tensor& p, int64_t steps_before) {
-    for (int64_t t = 0; t < steps_before; ++t) set_gradients({p}, 0, static_cast<uint64_t>(t)), optimizer.step();
+    for (int64_t t = 0; t < steps_before; ++t)
+      set_gradients({p}, 0, static_cast<uint64_t>(t)), optimizer.step();
     for (const int way : {0, 1, 2}) {
       const torch::NoGradGuard no_grad;
       if (way == 0) p.mul_(torch::arange(473).remainder(2).to(p.dtype()));
@@ -168,7 +173,9 @@ TEST_CASE("two parameters cannot have one name", "[lifecycle]") {
     return NamedParamGroup(parameters);
   };
   const std::vector<std::string> parts = {"\"weight\"", "prefix"};
-  const auto is_refused = [&](const std::string& message) { return contains(message, parts[0]) && contains(message, parts[1]); };
+  const auto is_refused = [&](const std::string& message) {
+    return contains(message, parts[0]) && contains(message, parts[1]);
+  };
   CHECK(is_refused(refusal([&] { FusedAdamW({named("weight"), named("weight")}); })));
   FusedAdamW optimizer({named("weight"), named("bias")});
   CHECK(is_refused(refusal([&] { optimizer.add_param_group(named("weight")); })));
@@ -180,8 +187,8 @@ TEST_CASE("two parameters cannot have one name", "[lifecycle]") {
   CHECK(contains(refusal([&] { half_named.name_parameters(of_model); }), "called"));
 }
 
-TEMPLATE_TEST_CASE("without a Session ranks stay alike when layers are unfrozen or added in warm-up", "[lifecycle]",
-                   OneBitAdam, OneBitLamb) {
+TEMPLATE_TEST_CASE("without a Session ranks stay alike when layers are unfrozen or added in warm-up",
+                   "[lifecycle]", OneBitAdam, OneBitLamb) {
   OneBitRanks<TestType> ranks(2, {{{{40}, {300}}, OptionsOf<TestType>(0.01).freeze_step(6)}});
   for (auto& of_rank : ranks.parameters) of_rank[1].requires_grad_(false);
   const auto step = [&](int64_t t) {
@@ -207,13 +214,14 @@ TEMPLATE_TEST_CASE("without a Session ranks stay alike when layers are unfrozen 
   for (int64_t t = 12; t < 14; ++t) {
     auto gradients = ranks.gradients(t);
     ranks.set(gradients);
-    const auto messages = run_ranks(2, [&](int rank) { ranks.optimizers[static_cast<size_t>(rank)]->step(); });
+    const auto messages =
+        run_ranks(2, [&](int rank) { ranks.optimizers[static_cast<size_t>(rank)]->step(); });
     for (const std::string& message : messages) CHECK(contains(message, "frozen"));
   }
 }
 
-TEMPLATE_TEST_CASE("without a Session options that differ between ranks are named, in every step", "[lifecycle]",
-                   OneBitAdam, OneBitLamb) {
+TEMPLATE_TEST_CASE("without a Session options that differ between ranks are named, in every step",
+                   "[lifecycle]", OneBitAdam, OneBitLamb) {
   OneBitRanks<TestType> ranks(2, {{{{40}}, OptionsOf<TestType>(0.01).freeze_step(2)}});
   const auto messages = [&](int64_t t) {
     ranks.set(ranks.gradients(t));
@@ -229,15 +237,19 @@ TEMPLATE_TEST_CASE("without a Session options that differ between ranks are name
   CHECK(messages(3) == std::vector<std::string>{"", ""});
 }
 
-TEMPLATE_TEST_CASE("a parameter without a gradient on any rank sits the step out, whatever the number of ranks",
-                   "[lifecycle]", OneBitAdam, OneBitLamb) {
+TEMPLATE_TEST_CASE(
+    "a parameter without a gradient on any rank sits the step out, whatever the number of ranks",
+    "[lifecycle]", OneBitAdam, OneBitLamb) {
   for (const int world_size : {1, 2, 3}) {
     CAPTURE(world_size);
     const auto options = OptionsOf<TestType>(0.01).weight_decay(0.1).freeze_step(3);
-    OneBitRanks<TestType> ranks(world_size, {{{{40}, {30}}, options}, {{{9}, {8}}, OptionsOf<TestType>(options).compress(false)}});
+    OneBitRanks<TestType> ranks(
+        world_size, {{{{40}, {30}}, options}, {{{9}, {8}}, OptionsOf<TestType>(options).compress(false)}});
     const auto before = clones(ranks.parameters[0]);
     const auto steps_of = [&](size_t i) {
-      return ranks.optimizers[0]->export_state().at(ranks.optimizers[0]->parameter_name(ranks.parameters[0][i]) + "/step")
+      return ranks.optimizers[0]
+          ->export_state()
+          .at(ranks.optimizers[0]->parameter_name(ranks.parameters[0][i]) + "/step")
           .template item<int64_t>();
     };
     for (int64_t t = 0; t < 6; ++t) {
@@ -272,8 +284,10 @@ TEST_CASE("what torch's optimizers do not have keeps its value in take_over and 
   torch::optim::AdamW theirs(parameters, torch::optim::AdamWOptions(0.5).weight_decay(0.25));
   set_gradients(parameters, 0, 1);
   theirs.step();
-  const auto options = FusedAdamWOptions(0.01).finite_check(true).seed(77).bias_correction(false).initial_lr(0.3);
-  const auto bf16 = FusedAdamWOptions(options).master_weights(MasterWeights::none).rounding(Rounding::stochastic);
+  const auto options =
+      FusedAdamWOptions(0.01).finite_check(true).seed(77).bias_correction(false).initial_lr(0.3);
+  const auto bf16 =
+      FusedAdamWOptions(options).master_weights(MasterWeights::none).rounding(Rounding::stochastic);
   FusedAdamW taking(parameters, bf16), loading(parameters, bf16);
   taking.take_over(theirs);
   load_from(loading, saved(theirs));
@@ -304,7 +318,8 @@ TEST_CASE("a file from before PyTorch 1.5 is refused with the way to load it", "
   CHECK(contains(message, "take_over"));
 }
 
-TEMPLATE_TEST_CASE("a load brings the freeze rule that its options speak of", "[lifecycle]", OneBitAdam, OneBitLamb) {
+TEMPLATE_TEST_CASE("a load brings the freeze rule that its options speak of", "[lifecycle]", OneBitAdam,
+                   OneBitLamb) {
   const auto options = [](int64_t planned) {
     return OptionsOf<TestType>(0.01).betas({0.5, 0.5}).freeze_automatically(planned);
   };
@@ -316,7 +331,8 @@ TEMPLATE_TEST_CASE("a load brings the freeze rule that its options speak of", "[
   CHECK(loaded.frozen_at().value_or(0) <= 6);  // 30 % of 20
 }
 
-TEST_CASE("a look ahead at gradients and a trust ratio know nothing of states from before a load", "[lifecycle]") {
+TEST_CASE("a look ahead at gradients and a trust ratio know nothing of states from before a load",
+          "[lifecycle]") {
   const auto parameters = leaves({torch::ones({30}), torch::ones({4})});
   FusedLamb optimizer(parameters, FusedLambOptions(0.01).finite_check(true));
   for (uint64_t t = 0; t < 2; ++t) set_gradients(parameters, 0, t), optimizer.step();

@@ -101,7 +101,8 @@ TEST_CASE("R3: a field that is missing is refused by name and nothing is loaded"
       for (const auto& item : saved.*part.tensors) {
         INFO(optimizer.name << ", " << part.name << ", " << item.first);
         detail::TrainingState damaged = saved;
-        if (!contains(item.first, "state_version")) {  // without it the state counts as one of an older version
+        if (!contains(item.first,
+                      "state_version")) {  // without it the state counts as one of an older version
           (damaged.*part.tensors).erase(item.first);
           const std::string message = refusal([&] { target.load(damaged); });
           REQUIRE(contains(message, item.first));
@@ -132,7 +133,8 @@ TEST_CASE("R3: a field that was altered is refused or shows in the run", "[sessi
         for (const auto& item : saved.*part.tensors) {
           INFO(optimizer.name << ", " << part.name << ", " << item.first);
           // With the LearningRate hook the rate is a function of progress; without it, it must be loaded.
-          if (contains(item.first, "state_version")) continue;  // says which fields there are, and these are all there
+          if (contains(item.first, "state_version"))
+            continue;  // says which fields there are, and these are all there
           if (with_hooks && item.first.compare(0, 6, "group/") == 0 && contains(item.first, "/lr")) continue;
           detail::TrainingState damaged = saved;
           (damaged.*part.tensors)[item.first] = altered(item.second);
