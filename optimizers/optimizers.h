@@ -16,4 +16,5 @@
 #include <pacer/optimizers/onebit_lamb.h>
 #include <pacer/optimizers/onebit_lamb_options.h>
 #include <pacer/optimizers/onebit_optimizer.h>
+#include <pacer/optimizers/option_table.h>
 #include <pacer/optimizers/session_optimizer.h>
