@@ -1,6 +1,9 @@
 // The options themselves. Values are parsed strictly: the whole text, in range, and finite.
 #include "option_table.h"
 
+#include <pacer/optimizers/onebit_adam_options.h>
+#include <pacer/optimizers/option_table.h>
+
 #include "value_parsers.h"
 
 namespace convergence {
@@ -112,11 +115,9 @@ std::vector<OptionGroup> option_groups(const std::vector<std::string>& arm_names
                &Settings::onebit_freeze, {0.0, 1.0, /*minimum_allowed=*/false}),
         count("onebit-refresh", "N", "steps between refreshes of the variance (default 32)",
               &Settings::onebit_refresh, {1, 1000000000}),
-        number(
-            "onebit-floor", "SHARE",
-            "no element of the frozen variance counts as less than this share of its tensor's mean (default "
-            "0.01)",
-            &Settings::onebit_floor, {0.0, 1.0}),
+        number("onebit-floor", "SHARE",
+               pacer::option_help<pacer::OneBitAdamOptions>("variance_floor") + " (default 0.01)",
+               &Settings::onebit_floor, {0.0, 1.0}),
         number("lamb-max-coeff", "RATIO", "the largest trust ratio of lamb and onebit-lamb (default 0.3)",
                &Settings::lamb_max_coeff, {0.01, 1e6}),
         number("lamb-max-factor", "FACTOR",
