@@ -13,9 +13,11 @@
 // is added to the next step's (collectives/compressed_all_reduce.h). Replicas stay identical to the bit in
 // both.
 //
-// Without a Session, step() averages over ranks what has to be averaged, after backward. Gradients that are
-// not finite on any rank change nothing on all of them. Once the variance is frozen, a parameter without
-// gradient counts as one whose gradient is zero, and clipping uses one factor for all ranks: max_norm / N
+// Without a Session, step() averages over ranks what has to be averaged, after backward, and compares first
+// what ranks are about to do. Gradients that are not finite on any rank change nothing on all of them. A
+// parameter that has a gradient on no rank sits the step out; once the variance is frozen, it counts in
+// compressed groups as one whose gradient is zero. One with requires_grad off stays as it is in any phase.
+// Clipping uses one factor for all ranks: max_norm / N
 // with N^2 = mean over ranks of |own gradient|^2 / W for what is compressed, plus |mean gradient|^2 for what
 // is not.
 //
