@@ -163,22 +163,7 @@ StepInputs OneBitOptimizer::plain_step_inputs() {
   world_->set_step(attempts_);
   const std::vector<torch::Tensor> without =
       agreement_->without_gradient(*world_, attempts_, traits(), param_groups_, names());
-  std::vector<GradientBucketer::NamedParameter> named;
-  std::vector<torch::Tensor> reduced;
-  for (const auto& group : param_groups_) {
-    for (const torch::Tensor& parameter : group.params()) {
-      if (!parameter.requires_grad()) continue;
-      named.emplace_back(parameter_name(parameter), parameter);
-      reduced.push_back(parameter);
-    }
-  }
-  const auto same = [](const torch::Tensor& a, const torch::Tensor& b) { return a.is_same(b); };
-  if (bucketer_ == nullptr ||
-      !std::equal(reduced.begin(), reduced.end(), reduced_.begin(), reduced_.end(), same)) {
-    bucketer_.reset();  // takes its hooks from the parameters before the next one adds its own
-    bucketer_ = std::make_unique<GradientBucketer>(named, world_, BucketOptions(), local_parameters());
-    reduced_ = std::move(reduced);
-  }
+  update_bucketer();
   bucketer_->set_scope(gradient_scope());
   bucketer_->reduce();
   bucketer_->wait();
@@ -187,6 +172,24 @@ StepInputs OneBitOptimizer::plain_step_inputs() {
   inputs.local_weight = world_->world_size() * bucketer_->scale();
   inputs.average = 1.0 / inputs.local_weight;
   return inputs;
+}
+
+// A new one where parameters were frozen, unfrozen, added or removed.
+void OneBitOptimizer::update_bucketer() {
+  std::vector<torch::Tensor> reduced;
+  for (const auto& group : param_groups_) {
+    for (const torch::Tensor& parameter : group.params()) {
+      if (parameter.requires_grad()) reduced.push_back(parameter);
+    }
+  }
+  const auto same = [](const torch::Tensor& a, const torch::Tensor& b) { return a.is_same(b); };
+  const bool fits = std::equal(reduced.begin(), reduced.end(), reduced_.begin(), reduced_.end(), same);
+  if (bucketer_ != nullptr && fits) return;
+  std::vector<GradientBucketer::NamedParameter> named;
+  for (const torch::Tensor& parameter : reduced) named.emplace_back(parameter_name(parameter), parameter);
+  bucketer_.reset();  // takes its hooks from the parameters before the next one adds its own
+  bucketer_ = std::make_unique<GradientBucketer>(named, world_, BucketOptions(), local_parameters());
+  reduced_ = std::move(reduced);
 }
 
 void OneBitOptimizer::prepare(const StepInputs& inputs) {

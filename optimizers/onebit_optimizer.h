@@ -105,6 +105,7 @@ class OneBitOptimizer : public FusedOptimizer {
   c10::Device device() const;
   void check_device() const;
   StepInputs plain_step_inputs() override;
+  void update_bucketer();
   void consider_freeze();
   void freeze();
   void report_freeze() const;
