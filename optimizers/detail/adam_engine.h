@@ -61,8 +61,6 @@ class AdamEngine {
   int64_t skipped_steps() const;
   // By which the parameter's update was last scaled; 1 where it was not, or the rule has no ratio.
   double trust_ratio(const at::Tensor& parameter) const;
-  // Sets of entries that share the scalars of a step.
-  size_t slots() const { return slots_.size(); }
 
  private:
   // A parameter of the optimizer in registration order, whether it has state yet or not.

@@ -44,8 +44,6 @@ class AdamSlots {
   // From now on only the device knows the counts of the slots that take part.
   void let_device_lead();
 
-  size_t size() const { return slots_.size(); }
-
  private:
   struct Slot {
     size_t group;

@@ -14,6 +14,7 @@
 #include <pacer/core/reduction_order.h>
 #include <pacer/kernels/cpu/target.h>
 #include <pacer/kernels/norm.h>
+#include <pacer/optimizers/detail/onebit_errors.h>
 
 namespace pacer::detail {
 
@@ -91,13 +92,9 @@ void OneBitPart::check_fits(const std::vector<const AdamEntry*>& entries) const 
             parameter.scalar_type(), " now) or its master weights", kAdvice,
             "change it back, or load a checkpoint");
     const bool same_sizes = parameter.sizes() == at::IntArrayRef(tensor.sizes);
-    bool same_order = same_sizes;
-    for (size_t d = 0; same_sizes && d < tensor.sizes.size(); ++d) {
-      same_order = same_order && (tensor.sizes[d] <= 1 || parameter.strides()[d] == tensor.strides[d]);
-    }
-    require(same_order, "parameter ", entry.name, " changed its shape or memory order (sizes ",
-            parameter.sizes(), ", strides ", parameter.strides(), " now)", kAdvice,
-            "change it back, or load a checkpoint");
+    require(same_sizes && same_strides(parameter.strides(), tensor.strides, tensor.sizes), "parameter ",
+            entry.name, " changed its shape or memory order (sizes ", parameter.sizes(), ", strides ",
+            parameter.strides(), " now)", kAdvice, "change it back, or load a checkpoint");
     const at::Tensor variance = view(variance_, i);
     require(entry.state != nullptr && !entry.state->exp_avg().defined() &&
                 entry.state->exp_avg_sq().defined() &&

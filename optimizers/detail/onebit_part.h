@@ -55,11 +55,9 @@ class OneBitPart {
     dense,     // gradients are the mean over ranks already
     refresh,   // the same, and the variance takes them in, too
   };
-  // `average` and `local_weight` as in StepInputs, `attempt` counts steps, a refresh comes every so many (0:
-  // never).
+  // `local_weight` as in StepInputs, `attempt` counts steps, a refresh comes every so many (0: never).
   struct Step {
     Kind kind = Kind::dense;
-    double average = 1;
     double local_weight = 1;
     int64_t attempt = 0;
     int64_t refresh_every = 0;

@@ -21,15 +21,6 @@ void for_each_compressed(const ParamGroups& groups, const std::vector<AdamGroupS
 
 }  // namespace
 
-bool OneBitTensor::is_row_major() const {
-  int64_t expected = 1;
-  for (size_t d = sizes.size(); d-- > 0;) {
-    if (sizes[d] > 1 && strides[d] != expected) return false;
-    expected *= sizes[d];
-  }
-  return true;
-}
-
 std::vector<int64_t> counts_of(const std::vector<OneBitTensor>& tensors) {
   std::vector<int64_t> counts;
   for (const OneBitTensor& tensor : tensors) counts.push_back(tensor.count);

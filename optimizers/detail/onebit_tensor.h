@@ -20,8 +20,6 @@ struct OneBitTensor {
   std::vector<int64_t> sizes, strides;
   int64_t count = 0;
   kernels::AdamStorage storage = kernels::AdamStorage::f32;
-
-  bool is_row_major() const;
 };
 
 // One for each tensor.

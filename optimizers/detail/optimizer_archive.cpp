@@ -1,6 +1,5 @@
 #include <pacer/optimizers/detail/optimizer_archive.h>
 
-#include <algorithm>
 #include <exception>
 
 #include <ATen/ops/scalar_tensor.h>
