@@ -14,7 +14,8 @@ namespace pacer::kernels {
 
 // What travels in front of the signs of a chunk.
 struct OneBitHeader {
-  float scale;    // of all the chunk's signs; 0 where each row has its own
+  // Of all the chunk's signs. Where each row has its own: 0, or NaN if one of the sender's is not finite.
+  float scale;
   uint32_t step;  // modulo 2^32, as is the sequence number of the call: both must be the receiver's own
   uint32_t sequence;
   uint32_t rows_scaled;  // 1: a scale for each row lies between header and signs
@@ -31,9 +32,10 @@ struct OneBitMessages {
   bool rows_scaled = false;
 };
 
+// Whole packets of 16 bytes, so that every message and its signs begin where one does. Signs come last.
 constexpr int64_t onebit_message_bytes(int64_t chunk, bool rows_scaled) {
   const int64_t scales = rows_scaled ? (chunk + kOneBitRow - 1) / kOneBitRow : 0;
-  return static_cast<int64_t>(sizeof(OneBitHeader)) + 4 * scales + chunk / 8;
+  return static_cast<int64_t>(sizeof(OneBitHeader)) + (scales + 3) / 4 * 16 + chunk / 8;
 }
 
 // values[i] = element position + i of the buffer whose chunk k is message k. `position` and `count` are
@@ -111,7 +113,7 @@ struct OneBitCudaSide {
   int64_t stride;
   int64_t chunk;
   int64_t message_count;
-  double* sums;  // scratch: one for each unit
+  double* sums;  // scratch, one for each unit: of its terms; with rows_scaled 0, or NaN
 };
 
 // Which call of an exchange messages belong to.

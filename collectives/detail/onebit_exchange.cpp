@@ -105,9 +105,9 @@ kernels::OneBitSide OneBitExchange::view(const Side& side, unsigned char* signs)
   return view;
 }
 
-// The kernel over all units, then the scales.
-void OneBitExchange::compress(Side& side, unsigned char* signs, kernels::OneBitSource source,
-                              const void* context) {
+// The kernel over all units, then the scales. Returns the header's.
+float OneBitExchange::compress(Side& side, unsigned char* signs, kernels::OneBitSource source,
+                               const void* context) {
   const kernels::OneBitSide kernel_side = view(side, signs);
   auto* sums = side.sums.mutable_data_ptr<double>();
   at::parallel_for(0, side.rows.units(), 1, [&](int64_t begin, int64_t end) {
@@ -118,12 +118,14 @@ void OneBitExchange::compress(Side& side, unsigned char* signs, kernels::OneBitS
   auto* scales = side.scales.mutable_data_ptr<float>();
   if (!options_.block_scales()) {
     const double sum = sum_partials(sums, side.sums.numel());
-    scales[0] = kernels::onebit_scale_cpu(options_.scale(), sum, side.real_elements);
-    return;
+    return scales[0] = kernels::onebit_scale_cpu(options_.scale(), sum, side.real_elements);
   }
+  float nothing = 0;
   for (int64_t row = 0; row < side.rows.count(); ++row) {
     scales[row] = kernels::onebit_scale_cpu(options_.scale(), sums[row], side.rows.real_elements(row));
+    nothing += scales[row] - scales[row];  // NaN where one is not finite
   }
+  return nothing;
 }
 
 at::Tensor OneBitExchange::errors_of(const Side& side) const {
@@ -158,16 +160,16 @@ unsigned char* OneBitExchange::message(const at::Tensor& messages, int64_t numbe
 }
 
 // The header and, where rows have scales of their own, those of `rows` rows; the chunk's others are 0.
-void OneBitExchange::write_header(unsigned char* message, const float* scales, int64_t rows,
+void OneBitExchange::write_header(unsigned char* message, float scale, const float* row_scales, int64_t rows,
                                   int64_t step) const {
   OneBitHeader header{};
+  header.scale = scale;
   header.rows_scaled = options_.block_scales();
   header.step = static_cast<uint32_t>(step);
   header.sequence = sequence_;
-  if (!options_.block_scales()) header.scale = scales[0];
   std::memcpy(message, &header, sizeof header);
   if (options_.block_scales() && rows > 0) {
-    std::memcpy(message + sizeof header, scales, static_cast<size_t>(rows) * sizeof(float));
+    std::memcpy(message + sizeof header, row_scales, static_cast<size_t>(rows) * sizeof(float));
   }
 }
 
@@ -185,16 +187,11 @@ void OneBitExchange::check_headers(const at::Tensor& messages, int64_t step, con
 
 // Every rank sees the same scales, so that all fail together.
 void OneBitExchange::check_scales() const {
-  const int64_t rows = options_.block_scales() ? layout_.chunk() / kernels::kOneBitRow : 0;
   for (int64_t rank = 0; rank < layout_.world_size(); ++rank) {
-    const unsigned char* from = message(gathered_, rank);
-    for (int64_t i = 0; i < std::max<int64_t>(rows, 1); ++i) {
-      float scale;
-      std::memcpy(&scale, from + (rows == 0 ? 0 : static_cast<int64_t>(sizeof(OneBitHeader)) + 4 * i),
-                  sizeof scale);
-      require<Error>(std::isfinite(scale), "compressed all-reduce: the mean that ", route_.name_of(rank),
-                     " serves is not finite; look for a momentum or gradient that overflows");
-    }
+    OneBitHeader header{};
+    std::memcpy(&header, message(gathered_, rank), sizeof header);
+    require<Error>(std::isfinite(header.scale), "compressed all-reduce: the mean that ", route_.name_of(rank),
+                   " serves is not finite; look for a momentum or gradient that overflows");
   }
 }
 
@@ -237,12 +234,12 @@ void OneBitExchange::run(const OneBitInput& input, int64_t step) {
 void OneBitExchange::run_on_cpu(const OneBitInput& input, int64_t step) {
   const int64_t sign_bytes = layout_.chunk() / 8;
   auto* signs = signs_.mutable_data_ptr<uint8_t>();
-  compress(worker_, signs, input.source, input.context);
+  const float worker_scale = compress(worker_, signs, input.source, input.context);
   for (int64_t rank = 0; rank < layout_.world_size(); ++rank) {
     unsigned char* to = message(worker_.messages, rank);
     const int64_t first_row = options_.block_scales() ? rank * layout_.chunk() / kernels::kOneBitRow : 0;
     const int64_t rows = std::min(layout_.chunk() / kernels::kOneBitRow, worker_.rows.count() - first_row);
-    write_header(to, worker_.scales.const_data_ptr<float>() + first_row, rows, step);
+    write_header(to, worker_scale, worker_.scales.const_data_ptr<float>() + first_row, rows, step);
     std::memcpy(to + stride_ - sign_bytes, signs + rank * sign_bytes, static_cast<size_t>(sign_bytes));
   }
   route_.all_to_all(received_, worker_.messages);
@@ -250,8 +247,8 @@ void OneBitExchange::run_on_cpu(const OneBitInput& input, int64_t step) {
 
   const OneBitMessages parts = messages_in(received_);
   unsigned char* own = message(server_.messages, 0);
-  compress(server_, own + stride_ - sign_bytes, mean_row, &parts);
-  write_header(own, server_.scales.const_data_ptr<float>(), server_.rows.count(), step);
+  const float server_scale = compress(server_, own + stride_ - sign_bytes, mean_row, &parts);
+  write_header(own, server_scale, server_.scales.const_data_ptr<float>(), server_.rows.count(), step);
   if (former_.defined()) std::swap(gathered_, former_);
   route_.all_gather(gathered_, server_.messages);
   check_headers(gathered_, step, "compressed all_gather");

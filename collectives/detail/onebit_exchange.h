@@ -97,9 +97,10 @@ class OneBitExchange {
   kernels::OneBitCudaSide cuda_view(const Side& side) const;
   at::Tensor errors_of(const Side& side) const;
   at::Tensor errors_on_device(const Side& side) const;
-  void compress(Side& side, unsigned char* signs, kernels::OneBitSource source, const void* context);
+  float compress(Side& side, unsigned char* signs, kernels::OneBitSource source, const void* context);
   unsigned char* message(const at::Tensor& messages, int64_t number) const;
-  void write_header(unsigned char* message, const float* scales, int64_t rows, int64_t step) const;
+  void write_header(unsigned char* message, float scale, const float* row_scales, int64_t rows,
+                    int64_t step) const;
   void check_headers(const at::Tensor& messages, int64_t step, const char* operation) const;
   void check_scales() const;
   kernels::OneBitMessages messages_in(const at::Tensor& tensor) const;

@@ -3,6 +3,8 @@
 // server W / 8 + 8.1 of its chunk, decoding 4.1.
 #include <pacer/kernels/onebit.h>
 
+#include <type_traits>
+
 #include <pacer/kernels/math/adam_storage.h>
 #include <pacer/kernels/cuda/onebit_compress.cuh>
 
@@ -45,9 +47,9 @@ struct ValuesSource {
 };
 
 // The mean of all ranks' signs of one chunk, added in rank order. kWorld: the ranks where that is known,
-// whose signs are fetched ahead, a nibble each, and whose weights are kept; 0 for any number, and where rows
-// have scales of their own.
-template <int kWorld>
+// whose signs are fetched ahead, a nibble each, and whose weights are kept, or those of a row where each has
+// its own; 0 for any number.
+template <int kWorld, bool kRowsScaled>
 struct MeanSource {
   OneBitMessages parts;
   float average;  // (float)(1 / ranks)
@@ -56,25 +58,33 @@ struct MeanSource {
   static_assert(kWorld <= 8);
   struct Granule {
     const unsigned char* signs;  // of rank 0
+    float weights[kRowsScaled && kWorld > 0 ? kWorld : 1];
   };
   struct Raw {
     uint32_t nibbles;
   };
   struct Kept {
-    float weights[kWorld > 0 ? kWorld : 1];
+    float weights[!kRowsScaled && kWorld > 0 ? kWorld : 1];
   };
 
   __device__ __forceinline__ float weight_of(int64_t rank, int64_t i) const {
     return mul_(scale_of(parts, rank, i), average);
   }
   __device__ __forceinline__ Kept begin() const {
-    Kept kept;
+    Kept kept{};
+    if constexpr (!kRowsScaled) {
 #pragma unroll
-    for (int rank = 0; rank < kWorld; ++rank) kept.weights[rank] = weight_of(rank, 0);
+      for (int rank = 0; rank < kWorld; ++rank) kept.weights[rank] = weight_of(rank, 0);
+    }
     return kept;
   }
   __device__ __forceinline__ Granule granule(uint32_t /*tensor*/, int64_t position) const {
-    return {signs_of(parts, 0) + position / 8};
+    Granule granule{signs_of(parts, 0) + position / 8};
+    if constexpr (kRowsScaled) {
+#pragma unroll
+      for (int rank = 0; rank < kWorld; ++rank) granule.weights[rank] = weight_of(rank, position);
+    }
+    return granule;
   }
   __device__ __forceinline__ Raw fetch(const Granule& granule, int /*real*/, int lane) const {
     Raw raw{};
@@ -98,7 +108,8 @@ struct MeanSource {
     if constexpr (kWorld > 0) {
 #pragma unroll
       for (int rank = 0; rank < kWorld; ++rank) {
-        add(rank == 0, raw.nibbles >> (4 * rank), kept.weights[rank], values);
+        const float weight = kRowsScaled ? granule.weights[rank] : kept.weights[rank];
+        add(rank == 0, raw.nibbles >> (4 * rank), weight, values);
       }
     } else {
 #pragma unroll 4
@@ -113,49 +124,42 @@ __global__ void __launch_bounds__(kPartialColumns)
     finish_side_kernel(const OneBitCudaSide side, int64_t units, const OneBitCall call,
                        const OneBitControl control) {
   if (stands_still(control)) return;
-  OneBitHeader header{0.0f, static_cast<uint32_t>(call.step), call.sequence, side.rows_scaled ? 1u : 0u};
   __shared__ float shared_scale;
-  if (!side.rows_scaled) {
-    const double sum = sum_partials_by_block(side.sums, units);
-    if (threadIdx.x == 0) {
-      shared_scale = onebit_scale(side.norm, sum, side.real_elements);
-      side.scales[0] = shared_scale;
+  const double sum = sum_partials_by_block(side.sums, units);
+  if (threadIdx.x == 0) {
+    if (side.rows_scaled) {
+      shared_scale = static_cast<float>(sum);
+    } else {
+      shared_scale = side.scales[0] = onebit_scale(side.norm, sum, side.real_elements);
     }
-    __syncthreads();
-    header.scale = shared_scale;
   }
+  __syncthreads();
+  const OneBitHeader header{shared_scale, static_cast<uint32_t>(call.step), call.sequence,
+                            side.rows_scaled ? 1u : 0u};
   for (int64_t i = threadIdx.x; i < side.message_count; i += kPartialColumns) {
     *reinterpret_cast<OneBitHeader*>(side.messages + i * side.stride) = header;
   }
 }
 
-// One thread looks at everything where there are few numbers, so that of several failures the first is noted.
+// One thread, so that of several failures the first is noted.
 __global__ void check_messages_kernel(const OneBitMessages messages, const OneBitCall call, bool as_mean,
                                       const OneBitControl control) {
   if (stands_still(control)) return;
   OneBitStatus status = *control.status;
-  const int64_t rows = messages.rows_scaled ? messages.chunk / kOneBitRow : 1;
-  const int lane = threadIdx.x;
   for (int64_t rank = 0; rank < messages.world_size && status.failure == OneBitFailure::none; ++rank) {
     const auto header = *reinterpret_cast<const OneBitHeader*>(messages.data + rank * messages.stride);
     status.rank = static_cast<uint32_t>(rank);
     status.step = header.step;
     status.sequence = header.sequence;
-    bool finite = true;
-    for (int64_t i = lane; as_mean && i < rows; i += 32) {
-      const float scale = scale_of(messages, rank, i * kOneBitRow);
-      finite = finite && scale <= 3.402823466e38f;  // scales are not negative
-    }
     if (header.step != static_cast<uint32_t>(call.step) || header.sequence != call.sequence ||
         header.rows_scaled != (messages.rows_scaled ? 1u : 0u)) {
       status.failure = OneBitFailure::other_call;
-    } else if (!__all_sync(0xFFFFFFFFu, finite)) {
+    } else if (as_mean && !is_finite_scale(header.scale)) {
       status.failure = OneBitFailure::not_finite;
     }
   }
   if (as_mean && status.failure == OneBitFailure::none) status.has_mean = 1;
-  __syncwarp();
-  if (lane == 0) *control.status = status;
+  *control.status = status;
 }
 
 __global__ void forget_mean_kernel(const OneBitControl control) {
@@ -200,16 +204,22 @@ void onebit_compress_values_cuda(const OneBitCudaSide& side, const float* values
 void onebit_compress_mean_cuda(const OneBitCudaSide& side, const OneBitMessages& parts,
                                const OneBitControl& control, Stream stream) {
   const auto average = static_cast<float>(1.0 / static_cast<double>(parts.world_size));
-  const char* what = "the compression of a mean";
-  switch (parts.rows_scaled ? 0 : parts.world_size) {
+  const auto launch = [&](auto world_size, auto rows_scaled) {
+    const MeanSource<decltype(world_size)::value, decltype(rows_scaled)::value> source{parts, average};
+    launch_compress("the compression of a mean", side, source, control, stream);
+  };
+  const auto launch_for = [&](auto world_size) {
+    parts.rows_scaled ? launch(world_size, std::true_type{}) : launch(world_size, std::false_type{});
+  };
+  switch (parts.world_size) {
     case 2:
-      return launch_compress(what, side, MeanSource<2>{parts, average}, control, stream);
+      return launch_for(std::integral_constant<int, 2>{});
     case 4:
-      return launch_compress(what, side, MeanSource<4>{parts, average}, control, stream);
+      return launch_for(std::integral_constant<int, 4>{});
     case 8:
-      return launch_compress(what, side, MeanSource<8>{parts, average}, control, stream);
+      return launch_for(std::integral_constant<int, 8>{});
     default:
-      return launch_compress(what, side, MeanSource<0>{parts, average}, control, stream);
+      return launch_for(std::integral_constant<int, 0>{});
   }
 }
 
@@ -222,7 +232,7 @@ void onebit_finish_side_cuda(const OneBitCudaSide& side, const OneBitCall& call,
 
 void onebit_check_messages_cuda(const OneBitMessages& messages, const OneBitCall& call, bool as_mean,
                                 const OneBitControl& control, Stream stream) {
-  check_messages_kernel<<<1, 32, 0, stream>>>(messages, call, as_mean, control);
+  check_messages_kernel<<<1, 1, 0, stream>>>(messages, call, as_mean, control);
   check_launch("the check of a 1-bit exchange");
 }
 

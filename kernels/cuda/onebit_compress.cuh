@@ -16,6 +16,7 @@
 //   read(kept, granule, raw, lane, i, values)  four elements as values; the first is element i of the side
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include <pacer/core/reduction_order.h>
@@ -42,6 +43,9 @@ __device__ __forceinline__ bool stands_still(const OneBitControl& control) {
 __device__ __forceinline__ const unsigned char* signs_of(const OneBitMessages& messages, int64_t number) {
   return messages.data + (number + 1) * messages.stride - messages.chunk / 8;
 }
+
+// Scales are not negative.
+__device__ __forceinline__ bool is_finite_scale(float scale) { return scale <= 3.402823466e38f; }
 
 // The scale of the row in which element `inside` of a message lies.
 __device__ __forceinline__ float scale_of(const OneBitMessages& messages, int64_t number, int64_t inside) {
@@ -77,10 +81,11 @@ template <class Source>
 struct SideGranule {
   typename Source::Granule source;
   unsigned char* signs;
-  int real;  // elements, from the granule's first on; -1: beyond the side
+  int real;     // elements, from the granule's first on; -1: beyond the side
+  float scale;  // with which they were rounded before
 };
 
-template <class Source>
+template <bool kRowsScaled, class Source>
 __device__ __forceinline__ SideGranule<Source> side_granule(const OneBitCudaSide& side, const Source& source,
                                                             int64_t position) {
   SideGranule<Source> granule{};
@@ -94,6 +99,7 @@ __device__ __forceinline__ SideGranule<Source> side_granule(const OneBitCudaSide
   const int64_t inside = position - number * side.chunk;
   granule.signs = side.messages + (number + 1) * side.stride - side.chunk / 8 + inside / 8;
   granule.source = source.granule(tensor, position);
+  granule.scale = side.scales[kRowsScaled ? position / kOneBitRow : 0];
   return granule;
 }
 
@@ -105,27 +111,36 @@ __device__ __forceinline__ void store_signs(uint32_t nibble, int lane, unsigned 
   if (lane % 8 == 0) reinterpret_cast<uint32_t*>(signs)[lane / 8] = word;
 }
 
-// A row's own scale: for the next call, and into the message. `columns` begin anew.
+// Rows whose sums are folded at once, by a warp each: as many as shared memory has room for.
+constexpr int kFoldRows = 8;
+
+// A warp's own row: the fold of core/reduction_order.h, then its scale, for the next call and into the
+// message. Returns whether the scale is finite.
 template <ScaleNorm kNorm, class Granule>
-__device__ __forceinline__ void finish_row(const OneBitCudaSide& side,
+__device__ __forceinline__ bool finish_row(const OneBitCudaSide& side,
                                            const Granule (&granules)[kRowGranules], int row,
-                                           float (&columns)[kMine], float (&fours)[kRowThreads]) {
+                                           const float (&fours)[kRowThreads]) {
   const int64_t position = blockIdx.x * kReductionUnit + row * kOneBitRow;
-  if (position >= side.extent) return;  // by all threads
-  fours[threadIdx.x] = (columns[0] + columns[1]) + (columns[2] + columns[3]);
-  const float sum = fold_block<kRowThreads>(fours);
+  if (position >= side.extent) return true;  // for all lanes
+  constexpr int kHalf = kRowThreads / 2;
+  const int lane = threadIdx.x % 32;
+  float sums[kHalf / 32];
 #pragma unroll
-  for (int k = 0; k < kMine; ++k) columns[k] = 0;
-  if (threadIdx.x == 0) {
-    int64_t real = 0;
-    for (int g = 0; g < kRowGranules; ++g) real += granules[g].real < 0 ? 0 : granules[g].real;
-    const float scale = onebit_scale(kNorm, static_cast<double>(sum), real);
-    side.scales[position / kOneBitRow] = scale;
-    const int64_t number = position / side.chunk, inside = position - number * side.chunk;
-    reinterpret_cast<float*>(side.messages + number * side.stride +
-                             sizeof(OneBitHeader))[inside / kOneBitRow] = scale;
+  for (int k = 0; k < kHalf / 32; ++k) sums[k] = fours[k * 32 + lane] + fours[kHalf + k * 32 + lane];
+#pragma unroll
+  for (int h = kHalf / 64; h >= 1; h /= 2) {
+#pragma unroll
+    for (int k = 0; k < h; ++k) sums[k] += sums[k + h];
   }
-  __syncthreads();  // before `fours` is written again
+  const float sum = fold_warp(sums[0]);
+  const int real = fold_warp(lane < kRowGranules ? max(granules[lane].real, 0) : 0);
+  if (lane != 0) return true;
+  const float scale = onebit_scale(kNorm, static_cast<double>(sum), real);
+  side.scales[position / kOneBitRow] = scale;
+  const int64_t number = position / side.chunk, inside = position - number * side.chunk;
+  reinterpret_cast<float*>(side.messages + number * side.stride + sizeof(OneBitHeader))[inside / kOneBitRow] =
+      scale;
+  return is_finite_scale(scale);
 }
 
 template <ScaleNorm kNorm, bool kRowsScaled, class Source>
@@ -133,17 +148,18 @@ __global__ void __launch_bounds__(kRowThreads, Source::kBlocks)
     compress_kernel(const OneBitCudaSide side, const Source source, const OneBitControl control) {
   if (stands_still(control)) return;
   __shared__ SideGranule<Source> granules[kUnitRows][kRowGranules];
-  __shared__ float fours[kRowThreads];
+  __shared__ float fours[kRowsScaled ? kFoldRows : 1][kRowThreads];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int64_t begin = blockIdx.x * kReductionUnit;
   if (lane < kUnitRows) {
-    granules[lane][warp] = side_granule(side, source, begin + lane * kOneBitRow + warp * kGranule);
+    granules[lane][warp] =
+        side_granule<kRowsScaled>(side, source, begin + lane * kOneBitRow + warp * kGranule);
   }
-  const float unit_scale = kRowsScaled ? 0.0f : side.scales[0];
   const typename Source::Kept kept = source.begin();
   __syncwarp();
 
   float columns[kMine] = {};
+  bool finite = true;
 #pragma unroll 1
   for (int first = 0; first < kUnitRows; first += Source::kRowsAtOnce) {
     typename Source::Raw raw[Source::kRowsAtOnce];
@@ -159,30 +175,44 @@ __global__ void __launch_bounds__(kRowThreads, Source::kBlocks)
     for (int r = 0; r < Source::kRowsAtOnce; ++r) {
       const int row = first + r;
       const SideGranule<Source>& granule = granules[row][warp];
-      const int64_t i = begin + row * kOneBitRow + threadIdx.x * kMine;
       if (granule.real >= 0) {  // the same for all lanes
-        const int64_t unit_row = blockIdx.x * kUnitRows + row;
-        const float scale = kRowsScaled ? side.scales[unit_row] : unit_scale;
         const int real = granule.real - lane * kMine;
         float values[kMine];
-        source.read(kept, granule.source, raw[r], lane, i, values);
+        source.read(kept, granule.source, raw[r], lane, begin + row * kOneBitRow + threadIdx.x * kMine,
+                    values);
         uint32_t nibble = 0;
 #pragma unroll
         for (int k = 0; k < kMine; ++k) {
-          const float value = k < real ? values[k] + onebit_error(carried[r][k], scale) : 0.0f;
+          const float value = k < real ? values[k] + onebit_error(carried[r][k], granule.scale) : 0.0f;
           carried[r][k] = value;
           nibble |= (value < 0 ? 0u : 1u) << k;
           columns[k] = add_to_scale(kNorm, value, columns[k]);
         }
-        store_packet(side.carried + i, carried[r]);
+        store_packet(side.carried + begin + row * kOneBitRow + threadIdx.x * kMine, carried[r]);
         store_signs(nibble, lane, granule.signs);
       }
-      if constexpr (kRowsScaled) finish_row<kNorm>(side, granules[row], row, columns, fours);
+      if constexpr (kRowsScaled) {
+        fours[row % kFoldRows][threadIdx.x] = (columns[0] + columns[1]) + (columns[2] + columns[3]);
+#pragma unroll
+        for (int k = 0; k < kMine; ++k) columns[k] = 0;
+      }
+    }
+    if constexpr (kRowsScaled) {
+      const int end = first + Source::kRowsAtOnce;
+      if (end % kFoldRows == 0) {
+        const int row = end - kFoldRows + warp;
+        __syncthreads();
+        if (warp < kFoldRows) finite &= finish_row<kNorm>(side, granules[row], row, fours[warp]);
+        __syncthreads();  // before `fours` is written again
+      }
     }
   }
-  if constexpr (!kRowsScaled) {
-    fours[threadIdx.x] = (columns[0] + columns[1]) + (columns[2] + columns[3]);
-    const float sum = fold_block<kRowThreads>(fours);
+  if constexpr (kRowsScaled) {
+    finite = __syncthreads_and(finite);
+    if (threadIdx.x == 0) side.sums[blockIdx.x] = finite ? 0.0 : NAN;
+  } else {
+    fours[0][threadIdx.x] = (columns[0] + columns[1]) + (columns[2] + columns[3]);
+    const float sum = fold_block<kRowThreads>(fours[0]);
     if (threadIdx.x == 0) side.sums[blockIdx.x] = static_cast<double>(sum);
   }
 }

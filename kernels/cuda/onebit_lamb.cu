@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(kTileThreads, kLambUpdateBlocks)
   const float scale = momentum_scale_of(work.now, tile.tensor);
   LambParameters<kStorage> parameters;
   parameters.load(tensor, position - tensor.begin, count);
-  if (stands_still(control) || scalars.skip) return;
+  if (stands_still(control)) return;
   if constexpr (!kDense) decode_mine(signs, scale, momentum);
 #pragma unroll
   for (int k = 0; k < kMine; ++k) {
@@ -188,6 +188,7 @@ __global__ void __launch_bounds__(kTileThreads, kLambUpdateBlocks)
     const float update = lamb_update(lamb_direction(momentum[k], denominator, scalars), value, scalars);
     parameters.set(k, fma_(-step_size, update, value));
   }
+  if (scalars.skip) return;  // asked earlier, it would stand between the loads
   parameters.store(tensor, position - tensor.begin, count);
 }
 

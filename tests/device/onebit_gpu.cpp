@@ -77,18 +77,24 @@ TEST_CASE("errors of a compressed mean go on where they are set", "[onebit][gpu]
 
 TEST_CASE("a mean that is not finite is an error of a later call", "[onebit][gpu]") {
   PACER_NEEDS_GPU();
-  CompressedAllReduce mean(Communicator::alone(kGpu), 5000, CompressionOptions().compress_alone(true));
-  const Tensor buffer = at::full({5000}, 1.0, at::TensorOptions(at::kFloat).device(kGpu));
-  buffer[17] = INFINITY;
-  const Tensor before = buffer.clone();
-  mean.reduce(buffer);
-  CHECK(same_bits(buffer.cpu(), before.cpu()));
-  torch::cuda::synchronize();
-  CHECK_THROWS_WITH(mean.reduce(buffer), Catch::Matchers::ContainsSubstring("not finite"));
-  mean.set_errors(at::zeros({5000}), at::zeros({5000}));
-  buffer.fill_(1.0);
-  mean.reduce(buffer);
-  CHECK(buffer[0].item<float>() == 1.0f);
+  constexpr int64_t kSize = 200000;  // several units, and a row that is not full
+  for (const bool blocks : {false, true}) {
+    for (const int64_t place : {int64_t{17}, int64_t{100000}, kSize - 1}) {
+      CompressedAllReduce mean(Communicator::alone(kGpu), kSize,
+                               CompressionOptions().block_scales(blocks).compress_alone(true));
+      const Tensor buffer = at::full({kSize}, 1.0, at::TensorOptions(at::kFloat).device(kGpu));
+      buffer[place] = INFINITY;
+      const Tensor before = buffer.clone();
+      mean.reduce(buffer);
+      CHECK(same_bits(buffer.cpu(), before.cpu()));
+      torch::cuda::synchronize();
+      CHECK_THROWS_WITH(mean.reduce(buffer), Catch::Matchers::ContainsSubstring("not finite"));
+      mean.set_errors(at::zeros({kSize}), at::zeros({kSize}));
+      buffer.fill_(1.0);
+      mean.reduce(buffer);
+      CHECK(buffer[0].item<float>() == 1.0f);
+    }
+  }
 }
 
 TEST_CASE("the 1-bit optimizers have the bits of the CPU", "[onebit][gpu]") {

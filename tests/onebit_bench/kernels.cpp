@@ -5,6 +5,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randint.h>
@@ -35,6 +36,7 @@ struct Kernels::Memory {
   pacer::Communicator& world;
   at::Device device;
   OneBitLayout layout;
+  bool block_scales;
   int64_t stride;
   OneBitRows served;
   at::Tensor gradients, parameters, variance, floors, carried, served_carried, scales, sums, sent, received,
@@ -49,11 +51,12 @@ struct Kernels::Memory {
   DeviceBuffer<AdamGradient> pointers;
   DeviceBuffer<Tile> tiles, units;
 
-  Memory(const std::vector<int64_t>& counts, pacer::Communicator& w)
+  Memory(const std::vector<int64_t>& counts, bool blocks, pacer::Communicator& w)
       : world(w),
         device(w.device()),
         layout(counts, w.world_size()),
-        stride(onebit_message_bytes(layout.chunk(), false)),
+        block_scales(blocks),
+        stride(onebit_message_bytes(layout.chunk(), blocks)),
         served(layout.served_rows(w.rank())) {
     const auto f32 = at::TensorOptions().device(device).dtype(at::kFloat);
     const auto bytes = f32.dtype(at::kByte), f64 = f32.dtype(at::kDouble);
@@ -64,7 +67,7 @@ struct Kernels::Memory {
     floors = at::zeros({static_cast<int64_t>(counts.size())}, f32);
     carried = at::randn({n}, f32);
     served_carried = at::randn({served.extent}, f32);
-    scales = at::ones({2}, f32);
+    scales = at::ones({2, n / kOneBitRow + 1}, f32);
     sums = at::zeros({n / pacer::kReductionUnit + 1}, f64);
     for (at::Tensor* messages : {&sent, &received, &gathered}) *messages = random_signs(ranks);
     own = at::randint(256, {stride}, bytes);
@@ -103,14 +106,16 @@ struct Kernels::Memory {
     return bytes.to(device);
   }
 
-  // Headers of random bytes would have scales that are no numbers, and divisions take longer by those.
+  // Scales of random bytes would be no numbers, and divisions take longer by those.
   at::Tensor random_signs(int64_t ranks) const {
     const at::Tensor messages =
         at::randint(256, {ranks, stride}, at::TensorOptions().dtype(at::kByte).device(device));
     OneBitHeader header{};
-    header.scale = 0.01f;
-    const at::Tensor bytes = at::empty({static_cast<int64_t>(sizeof header)}, at::kByte);
-    std::memcpy(bytes.mutable_data_ptr(), &header, sizeof header);
+    header.scale = block_scales ? 0.0f : 0.01f;
+    header.rows_scaled = block_scales ? 1 : 0;
+    const at::Tensor front = at::full({(stride - layout.chunk() / 8) / 4}, 0.01f);
+    std::memcpy(front.mutable_data_ptr(), &header, sizeof header);
+    const at::Tensor bytes = front.view(at::kByte);
     messages.narrow(1, 0, bytes.numel()).copy_(bytes.expand({ranks, bytes.numel()}));
     return messages.view({-1});
   }
@@ -140,7 +145,7 @@ struct Kernels::Memory {
 
   Stream stream() const { return pacer::detail::current_stream(device); }
   OneBitMessages messages(const at::Tensor& memory) const {
-    return {memory.const_data_ptr<uint8_t>(), stride, world.world_size(), layout.chunk(), false};
+    return {memory.const_data_ptr<uint8_t>(), stride, world.world_size(), layout.chunk(), block_scales};
   }
   OneBitAdamWork work() const {
     OneBitAdamWork work{};
@@ -174,7 +179,8 @@ struct Kernels::Memory {
     side.extent = worker ? layout.length() : served.extent;
     side.real_elements = side.extent;
     side.carried = (worker ? carried : served_carried).mutable_data_ptr<float>();
-    side.scales = scales.mutable_data_ptr<float>() + (worker ? 0 : 1);
+    side.scales = scales[worker ? 0 : 1].mutable_data_ptr<float>();
+    side.rows_scaled = block_scales;
     side.norm = ScaleNorm::rms;
     side.messages = (worker ? sent : own).mutable_data_ptr<uint8_t>();
     side.stride = stride;
@@ -185,14 +191,14 @@ struct Kernels::Memory {
   }
 };
 
-Kernels::Kernels(const std::vector<int64_t>& counts, pacer::Communicator& world)
-    : memory_(std::make_unique<Memory>(counts, world)) {}
+Kernels::Kernels(const std::vector<int64_t>& counts, bool block_scales, pacer::Communicator& world)
+    : memory_(std::make_unique<Memory>(counts, block_scales, world)) {}
 Kernels::~Kernels() = default;
 
 void Kernels::copy() const { memory_->to.copy_(memory_->from); }
 double Kernels::copied_bytes() const { return 8.0 * static_cast<double>(memory_->from.numel()); }
 
-std::vector<Part> Kernels::all() const {
+std::vector<Part> Kernels::adam() const {
   Memory* const m = memory_.get();
   const auto n = static_cast<double>(m->layout.length()), served = static_cast<double>(m->served.extent);
   const OneBitControl free{};
@@ -217,6 +223,22 @@ std::vector<Part> Kernels::all() const {
          onebit_update_cuda(AdamStorage::f32, {m->tiles.pointer(), count, 0}, m->work(), false, free,
                             m->stream());
        }},
+      {"kernel: scale and headers", 0,
+       [=] { onebit_finish_side_cuda(m->side(true), call, free, m->stream()); }},
+      {"collective: all_to_all of signs", 0,
+       [=] { m->world.all_to_all(m->received, m->sent, agreed).wait(); }},
+      {"collective: all_gather of signs", 0,
+       [=] { m->world.all_gather(m->gathered, m->own, agreed).wait(); }},
+      {"collective: all_gather of one number", 0,
+       [=] { m->world.all_gather(m->numbers, m->number, agreed).wait(); }},
+  };
+}
+
+std::vector<Part> Kernels::lamb() const {
+  Memory* const m = memory_.get();
+  const auto n = static_cast<double>(m->layout.length());
+  const OneBitControl free{};
+  return {
       {"kernel: moments of 1-bit LAMB", 16.25 * n,
        [=] {
          onebit_lamb_moments_cuda(AdamStorage::f32, m->units.pointer(), m->places.pointer(),
@@ -234,14 +256,6 @@ std::vector<Part> Kernels::all() const {
          onebit_lamb_update_cuda(AdamStorage::f32, {m->tiles.pointer(), count, 0}, m->lamb(), false, free,
                                  m->stream());
        }},
-      {"kernel: scale and headers", 0,
-       [=] { onebit_finish_side_cuda(m->side(true), call, free, m->stream()); }},
-      {"collective: all_to_all of signs", 0,
-       [=] { m->world.all_to_all(m->received, m->sent, agreed).wait(); }},
-      {"collective: all_gather of signs", 0,
-       [=] { m->world.all_gather(m->gathered, m->own, agreed).wait(); }},
-      {"collective: all_gather of one number", 0,
-       [=] { m->world.all_gather(m->numbers, m->number, agreed).wait(); }},
   };
 }
 

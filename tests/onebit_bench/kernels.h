@@ -18,14 +18,17 @@ struct Part {
 
 class Kernels {
  public:
-  // Tensors of so many fp32 elements; chunks as for the Communicator's ranks.
-  Kernels(const std::vector<int64_t>& counts, pacer::Communicator& world);
+  // Tensors of so many fp32 elements; chunks as for the Communicator's ranks; signs with a scale for each
+  // block, or with one.
+  Kernels(const std::vector<int64_t>& counts, bool block_scales, pacer::Communicator& world);
   ~Kernels();
 
   // A device-to-device copy, and the bytes that it reads and writes.
   void copy() const;
   double copied_bytes() const;
-  std::vector<Part> all() const;
+  // What a step of 1-bit Adam starts, and what else one of 1-bit LAMB does.
+  std::vector<Part> adam() const;
+  std::vector<Part> lamb() const;
 
  private:
   struct Memory;

@@ -100,9 +100,11 @@ double averaged(const World& world, const std::vector<int64_t>& counts, bool bf1
 }
 
 template <class Optimizer, class Options>
-double compressed(const World& world, const std::vector<int64_t>& counts, int rounds, int steps) {
+double compressed(const World& world, const std::vector<int64_t>& counts, bool block_scales, int rounds,
+                  int steps) {
   const Flat flat(counts, world->device());
-  const auto options = Options(1e-5).betas({0.9, 0.5}).freeze_step(2).compress_alone(true);
+  const auto options =
+      Options(1e-5).betas({0.9, 0.5}).freeze_step(2).compress_alone(true).block_scales(block_scales);
   Optimizer optimizer(flat.parameters, options, world);
   for (int i = 0; i < 4; ++i) optimizer.step();
   return slowest(*world, rounds, steps, [&] { optimizer.step(); });
@@ -129,20 +131,27 @@ int main(int argc, char** argv) {
         averaged(world, counts, false, fused_adamw, rounds, steps));
   print(*world, "bf16 all-reduce + LibTorch's fused AdamW",
         averaged(world, counts, true, fused_adamw, rounds, steps));
-  print(*world, "OneBitAdam",
-        compressed<pacer::OneBitAdam, pacer::OneBitAdamOptions>(world, counts, rounds, steps));
   print(*world, "fp32 all-reduce + FusedLamb", averaged(world, counts, false, fused_lamb, rounds, steps));
   print(*world, "bf16 all-reduce + FusedLamb", averaged(world, counts, true, fused_lamb, rounds, steps));
-  print(*world, "OneBitLamb",
-        compressed<pacer::OneBitLamb, pacer::OneBitLambOptions>(world, counts, rounds, steps));
-
-  const onebit_bench::Kernels kernels(counts, *world);
-  const double copy = slowest(*world, rounds, steps, [&] { kernels.copy(); });
-  const double bandwidth = kernels.copied_bytes() / copy;
-  print(*world, "copy", copy, format("%.2f TB/s", bandwidth * 1e-9));
-  for (const auto& [what, bytes, run] : kernels.all()) {
-    const double time = slowest(*world, rounds, steps, run);
-    print(*world, what, time,
-          bytes > 0 ? format("%.3f of copy bandwidth", bytes / time / bandwidth) : std::string());
+  double bandwidth = 0;
+  for (const bool blocks : {true, false}) {
+    const std::string scales = blocks ? ", a scale for each block" : ", one scale";
+    print(*world, "OneBitAdam" + scales,
+          compressed<pacer::OneBitAdam, pacer::OneBitAdamOptions>(world, counts, blocks, rounds, steps));
+    print(*world, "OneBitLamb" + scales,
+          compressed<pacer::OneBitLamb, pacer::OneBitLambOptions>(world, counts, blocks, rounds, steps));
+    const onebit_bench::Kernels kernels(counts, blocks, *world);
+    if (blocks) {
+      const double copy = slowest(*world, rounds, steps, [&] { kernels.copy(); });
+      bandwidth = kernels.copied_bytes() / copy;
+      print(*world, "copy", copy, format("%.2f TB/s", bandwidth * 1e-9));
+    }
+    std::vector<onebit_bench::Part> parts = kernels.adam();
+    for (const onebit_bench::Part& part : kernels.lamb()) parts.push_back(part);
+    for (const auto& [what, bytes, run] : parts) {
+      const double time = slowest(*world, rounds, steps, run);
+      print(*world, what + scales, time,
+            bytes > 0 ? format("%.3f of copy bandwidth", bytes / time / bandwidth) : std::string());
+    }
   }
 }

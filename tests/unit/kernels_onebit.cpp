@@ -177,7 +177,9 @@ TEST_CASE("a scale is the root of the mean square or the mean magnitude of real 
   CHECK(onebit_error(-5.0F, 2.0F) == -3);
   CHECK(onebit_error(0.0F, 2.0F) == -2);
   CHECK(onebit_message_bytes(1280, false) == 16 + 160);
-  CHECK(onebit_message_bytes(4096, true) == 16 + 8 + 512);
+  CHECK(onebit_message_bytes(4096, true) == 16 + 16 + 512);
+  CHECK(onebit_message_bytes(4 * 2048, true) == 16 + 16 + 1024);
+  CHECK(onebit_message_bytes(5 * 2048, true) == 16 + 32 + 1280);
 }
 
 TEST_CASE("P2: whatever lies between tensors, the real elements' results are the textbook's",
@@ -246,7 +248,7 @@ TEST_CASE("messages are decoded as plain loops read them", "[kernels][onebit]") 
       const unsigned char* message = memory.data() + k * stride;
       float scale;
       std::memcpy(&scale, message + (by_rows ? 16 + 4 * (i / 2048) : 0), 4);
-      const unsigned char byte = message[16 + (by_rows ? 4 * (chunk / 2048) : 0) + i / 8];
+      const unsigned char byte = message[stride - chunk / 8 + i / 8];
       return byte / (1 << (i % 8)) % 2 == 1 ? scale : -scale;
     };
     for (int64_t k = 0; k < world_size; ++k) {

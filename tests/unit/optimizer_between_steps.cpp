@@ -33,18 +33,20 @@ std::vector<Tensor> leaves(std::vector<Tensor> tensors) {
   return tensors;
 }
 
+#ifndef __SANITIZE_ADDRESS__
 // What LibTorch's users write. It is not defined by the language, and works because fields lie where they are
 // expected.
-[[gnu::no_sanitize("undefined")]] void set_through_cast(torch::optim::OptimizerOptions& options) {
+void set_through_cast(torch::optim::OptimizerOptions& options) {
   static_cast<torch::optim::AdamWOptions&>(options)
       .lr(0.5)
       .betas({0.25, 0.75})
       .eps(0.125)
       .weight_decay(0.0625);
 }
-[[gnu::no_sanitize("undefined")]] void set_amsgrad_through_cast(torch::optim::OptimizerOptions& options) {
+void set_amsgrad_through_cast(torch::optim::OptimizerOptions& options) {
   static_cast<torch::optim::AdamWOptions&>(options).amsgrad(true);
 }
+#endif
 
 }  // namespace
 
@@ -370,6 +372,7 @@ TEST_CASE("parameters of InferenceMode are refused in a sentence, and leave no s
   CHECK(contains(message, "InferenceMode"));
 }
 
+#ifndef __SANITIZE_ADDRESS__  // its companion for undefined behaviour stops at what this case is about
 TEST_CASE("LibTorch's cast of options sets the fields that it names", "[lifecycle]") {
   const auto check = [](auto options) {
     using Options = decltype(options);
@@ -395,6 +398,7 @@ TEST_CASE("LibTorch's cast of options sets the fields that it names", "[lifecycl
   set_amsgrad_through_cast(lamb.param_groups()[0].options());
   CHECK(contains(refusal([&] { lamb.step(); }), "amsgrad"));
 }
+#endif
 
 TEST_CASE("parameters whose step counts are equal again share the scalars of a step again", "[lifecycle]") {
   std::vector<Tensor> parameters;
