@@ -6,6 +6,7 @@
 
 #include <ATen/ops/empty.h>
 
+#include <pacer/collectives/detail/agreement_message.h>
 #include <pacer/core/checksum.h>
 #include <pacer/core/error.h>
 
@@ -24,30 +25,11 @@ std::string joined(const std::vector<Fact>& facts) {
   return text;
 }
 
-std::string activity(const RankStatus& status) {
-  const std::string after = detail::concatenate(" after step ", status.step);
-  switch (status.intent) {
-    case Intent::agree:
-      return "compares set-ups" + after;
-    case Intent::step:
-      return detail::concatenate("takes a step of ", status.micro_steps, " micro-steps", after);
-    case Intent::last_step:
-      return detail::concatenate("ends with a window of ", status.micro_steps, " micro-steps", after);
-    case Intent::finish:
-      return "has no more data" + after;
-    case Intent::save:
-      return "saves a checkpoint" + after;
-    case Intent::load:
-      return "loads a checkpoint";
-  }
-  return "does something unknown" + after;
-}
-
 // The first rank whose status differs from rank 0's in what must be equal; 0 if none does.
 int first_difference(const std::vector<RankStatus>& all) {
   for (size_t rank = 1; rank < all.size(); ++rank) {
     const RankStatus &a = all[0], &b = all[rank];
-    if (a.intent != b.intent || a.step != b.step || a.micro_steps != b.micro_steps) {
+    if (a.kind != b.kind || a.intent != b.intent || a.step != b.step || a.micro_steps != b.micro_steps) {
       return static_cast<int>(rank);
     }
   }
@@ -78,10 +60,12 @@ std::vector<RankStatus> StatusExchange::wait() {
   all_ = at::Tensor();
   if (const int rank = first_difference(all)) {
     const RankStatus& other = all[static_cast<size_t>(rank)];
+    const bool is_stray = detail::is_call(&all[0]) || detail::is_call(&other);
     throw CommunicationError(
-        detail::concatenate("the ranks are out of step: rank 0 ", activity(all[0]), ", rank ", rank, " ",
-                            activity(other),
-                            "; give every rank the same number of batches and the same hooks"),
+        detail::concatenate("the ranks are out of step: rank 0 ", detail::describe_agreement(&all[0]),
+                            ", rank ", rank, " ", detail::describe_agreement(&other),
+                            is_stray ? "; call a collective on every rank, or on none"
+                                     : "; give every rank the same number of batches and the same hooks"),
         "agreement", 0, all[static_cast<size_t>(rank_)].step, {rank});
   }
   return all;

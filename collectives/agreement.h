@@ -26,6 +26,7 @@ void require_agreement(Communicator& world, int64_t step, const std::vector<Fact
 enum class Intent : int64_t { agree = 1, step, last_step, finish, save, load };
 
 struct RankStatus {
+  int64_t kind = 0x737574617473;  // "status": tells it from other messages that ranks compare
   Intent intent = Intent::step;
   int64_t step = 0;           // attempts completed
   int64_t micro_steps = 1;    // of this window
@@ -41,7 +42,10 @@ class StatusExchange {
   // Starts it.
   StatusExchange(Communicator& world, const RankStatus& own);
   bool is_under_way() const { return all_.defined(); }
-  // Throws CommunicationError, on every rank, where intent, step or micro-steps differ.
+  // Whether wait() would not block.
+  bool is_done() const { return work_.is_done(); }
+  // Throws CommunicationError, on every rank, where intent, step or micro-steps differ, and where another
+  // rank is not here but in a collective of its own.
   std::vector<RankStatus> wait();
 
  private:

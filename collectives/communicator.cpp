@@ -1,6 +1,7 @@
 #include <pacer/collectives/communicator.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <numeric>
@@ -27,6 +28,8 @@ using detail::bytes_of;
 using detail::check_tensor;
 
 namespace {
+
+std::atomic<int> process_communicators{0};  // that are alive and join several processes
 
 int64_t sum(const std::vector<int64_t>& counts) {
   return std::accumulate(counts.begin(), counts.end(), int64_t{0});
@@ -110,8 +113,14 @@ std::vector<std::shared_ptr<Communicator>> Communicator::in_process(int world_si
 }
 
 Communicator::Communicator(detail::Connection connection, CommunicatorOptions options)
-    : state_(std::make_shared<detail::CommunicatorState>(std::move(connection), std::move(options))) {}
-Communicator::~Communicator() = default;
+    : state_(std::make_shared<detail::CommunicatorState>(std::move(connection), std::move(options))) {
+  if (state_->connection().joins_processes) ++process_communicators;
+}
+Communicator::~Communicator() {
+  if (state_->connection().joins_processes) --process_communicators;
+}
+
+bool Communicator::joins_processes() { return process_communicators > 0; }
 
 int Communicator::rank() const { return state_->connection().rank; }
 int Communicator::world_size() const { return state_->connection().world_size; }

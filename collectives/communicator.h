@@ -71,7 +71,7 @@ struct CollectiveOptions {
 
 // An operation under way; empty: done. Dropping it does not end the operation, but nothing may be read or
 // overwritten before wait(). Any thread, one at a time.
-class Work {
+class [[nodiscard]] Work {
  public:
   Work() = default;
   explicit Work(std::shared_ptr<detail::PendingOperation> operation) : operation_(std::move(operation)) {}
@@ -118,6 +118,9 @@ class Communicator {
   // rank order.
   static std::vector<std::shared_ptr<Communicator>> in_process(int world_size,
                                                                const CommunicatorOptions& options = {});
+
+  // Whether a Communicator of several processes is alive in this one.
+  static bool joins_processes();
 
   // For transports of one's own, as tests have them.
   Communicator(detail::Connection connection, CommunicatorOptions options);

@@ -21,7 +21,12 @@ std::vector<OptimizerParamGroup> adopt_groups(const detail::OptimizerTraits& tra
   for (size_t g = 0; g < groups.size(); ++g) {
     const auto& parameters = groups[g].params();
     for (size_t i = 0; i < parameters.size(); ++i) {
-      require(parameters[i].defined(), traits.name, ": parameter ", first_group + g, ".", i, " is undefined");
+      const auto& parameter = parameters[i];
+      require(parameter.defined(), traits.name, ": parameter ", first_group + g, ".", i, " is undefined");
+      require(parameter.is_leaf(), traits.name, ": parameter ", first_group + g, ".", i,
+              " is no leaf of the graph but the result of an operation; pass the model's own parameters, and "
+              "call "
+              "requires_grad_() after the last operation");
     }
     adopted.emplace_back(parameters);
     if (groups[g].has_options())
@@ -133,6 +138,11 @@ int64_t FusedOptimizer::enqueue_version() const { return engine_->enqueue_versio
 double FusedOptimizer::base_lr(size_t group) {
   adopt_foreign_options();
   return traits_->base_lr(param_groups_.at(group).options());
+}
+
+void FusedOptimizer::set_base_lr(size_t group, double rate) {
+  adopt_foreign_options();
+  traits_->set_base_lr(param_groups_.at(group).options(), rate);
 }
 
 void FusedOptimizer::name_parameters(const NamedParameters& names) {

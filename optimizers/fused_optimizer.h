@@ -52,6 +52,7 @@ class FusedOptimizer : public SessionOptimizer {
   // Throws InvalidArgument where two parameters would have one name.
   void name_parameters(const NamedParameters& names) override;
   double base_lr(size_t group) override;
+  void set_base_lr(size_t group, double rate) override;
 
   void prepare(const StepInputs& inputs) override;
   bool enqueue() override;

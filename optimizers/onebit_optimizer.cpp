@@ -141,12 +141,16 @@ std::vector<torch::Tensor> OneBitOptimizer::local_parameters() const {
   return local;
 }
 
-void OneBitOptimizer::check_run(const Communicator& world, const Unsettled& unsettled) const {
+void OneBitOptimizer::check_run(const Communicator& world, const RunPlan& plan) const {
   require(world.world_size() == world_->world_size() && world.rank() == world_->rank(), name(),
           " was given a Communicator of ", world_->world_size(), " ranks, and the Session one of ",
           world.world_size(), "; give both the same");
   if (!plan_->freeze_step || plan_->allow_early_freeze || frozen_at_) return;
-  const std::string moves = unsettled(*plan_->freeze_step);
+  require(!plan.end || *plan_->freeze_step < *plan.end, name(), ": freeze_step(", *plan_->freeze_step,
+          ") is not before step ", plan.end.value_or(0),
+          ", where the learning-rate schedule ends, so nothing would ever be compressed; freeze earlier");
+  // The step before the freeze is the last that the variance has seen.
+  const std::string moves = plan.unsettled(std::max<int64_t>(*plan_->freeze_step - 1, 0));
   require(moves.empty(), name(), ": freeze_step(", *plan_->freeze_step, ") comes while ", moves,
           " still moves, and the frozen variance would be that of other data; freeze later, use "
           "freeze_automatically, or say allow_early_freeze(true)");

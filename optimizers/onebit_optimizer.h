@@ -52,7 +52,7 @@ class OneBitOptimizer : public FusedOptimizer {
   bool look_early(const std::vector<torch::Tensor>&) override { return false; }  // norms of local gradients
   std::vector<torch::Tensor> local_parameters() const override;
   GradientScope gradient_scope() const override;
-  void check_run(const Communicator& world, const Unsettled& unsettled) const override;
+  void check_run(const Communicator& world, const RunPlan& plan) const override;
   void name_parameters(const NamedParameters& names) override;
 
   // Each new worker error is the mean of the former ones, server errors are joined and cut anew; where

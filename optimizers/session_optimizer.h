@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,14 @@ struct StepInputs {
   bool replayable = false;
 };
 
+// What is known of a run before its first step.
+struct RunPlan {
+  // Names what still moves in the step that comes after so many: a curriculum, a learning-rate warm-up; empty
+  // for nothing.
+  std::function<std::string(int64_t step)> unsettled;
+  std::optional<int64_t> end;  // steps after which the learning rate stays 0, where that is known
+};
+
 // What ranks compare of options that were exported by name ("group/0/eps" ...): all but the learning rates.
 std::vector<Fact> option_facts(const NamedTensors& state);
 
@@ -66,15 +75,14 @@ class SessionOptimizer : public torch::optim::Optimizer {
   virtual std::vector<torch::Tensor> local_parameters() const { return {}; }
   virtual GradientScope gradient_scope() const { return GradientScope::world; }
 
-  // Before the first step of a Session whose ranks `world` joins. What still moves after so many steps, by
-  // name: a curriculum, a learning-rate warm-up; empty for nothing. Throws InvalidArgument where that cannot
-  // work.
-  using Unsettled = std::function<std::string(int64_t step)>;
-  virtual void check_run(const Communicator& /*world*/, const Unsettled& /*unsettled*/) const {}
+  // Before the first step of a Session whose ranks `world` joins. Throws InvalidArgument where the plan
+  // cannot work.
+  virtual void check_run(const Communicator& /*world*/, const RunPlan& /*plan*/) const {}
 
   // The rate that a schedule multiplies: the group's initial_lr, which is first set to its lr where it is
   // unset.
   virtual double base_lr(size_t group) = 0;
+  virtual void set_base_lr(size_t group, double rate) = 0;
   // One schedule at a time: whoever sets the learning rate holds the claim as long as it does. Throws
   // InvalidArgument where another one, called by its name, is held.
   using LearningRateClaim = std::shared_ptr<const std::string>;

@@ -25,7 +25,7 @@ class ForwardScope {
 }  // namespace detail
 
 template <size_t N>
-class Batch {
+class [[nodiscard]] Batch {
  public:
   Batch(std::array<at::Tensor, N> tensors, std::shared_ptr<detail::ForwardScope> scope)
       : tensors_(std::move(tensors)), scope_(std::move(scope)) {}

@@ -1,6 +1,7 @@
 #include <pacer/schedulers/data_parallel.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -11,19 +12,37 @@
 #include <pacer/core/error.h>
 #include <pacer/core/version.h>
 #include <pacer/schedulers/detail/model_facts.h>
+#include <pacer/schedulers/detail/number_text.h>
 #include <pacer/schedulers/session_parts.h>
 #include <pacer/schedulers/step_report.h>
 
 namespace pacer {
 namespace {
 
-RankStatus status_of(Intent intent, const Progress& progress, const WindowTotals& window) {
+// The learning rates of all groups; of an optimizer whose options have none, nothing.
+std::vector<Fact> rate_facts(const torch::optim::Optimizer& optimizer) {
+  std::vector<Fact> facts;
+  const auto& groups = optimizer.param_groups();
+  for (size_t g = 0; g < groups.size(); ++g) {
+    facts.push_back({detail::concatenate("learning rate of parameter group ", g),
+                     detail::short_text(groups[g].options().get_lr(), 17)});
+  }
+  return facts;
+}
+
+RankStatus status_of(Intent intent, const Progress& progress, const SessionParts& parts) {
   RankStatus status;
   status.intent = intent;
   status.step = progress.step;
   status.micro_steps = progress.micro_steps;
-  status.weight = window.weight;
-  status.tokens = window.tokens;
+  status.weight = parts.window.weight;
+  status.tokens = parts.window.tokens;
+  Checksum rates;
+  for (const auto& group : parts.optimizer().param_groups()) {
+    const double rate = group.options().get_lr();
+    rates.add(&rate, sizeof rate);
+  }
+  rates.hex().copy(status.fingerprint, sizeof(status.fingerprint));
   return status;
 }
 
@@ -60,6 +79,9 @@ std::vector<Fact> DataParallel::facts() const {
       {"micro-steps",
        detail::concatenate(parts_->micro_steps, parts_->weight_by_tokens ? " weighted by tokens" : "")},
   };
+  std::string hooks;
+  for (const auto& hook : parts_->hooks()) hooks += (hooks.empty() ? "" : ", ") + hook->hook_name();
+  facts.push_back({"hooks", hooks});
   for (const auto& hook : parts_->hooks()) facts.push_back({"hook " + hook->hook_name(), hook->agreement()});
   for (Fact& fact : detail::optimizer_facts(*parts_)) facts.push_back(std::move(fact));
   for (Fact& fact : detail::parameter_facts(*parts_)) facts.push_back(std::move(fact));
@@ -128,7 +150,7 @@ void DataParallel::backward_begin(const Progress& progress) {
     bucketer_->set_scope(parts_->session_optimizer()->gradient_scope());
   }
   if (progress.micro_step + 1 < progress.micro_steps) return;
-  statuses_ = StatusExchange(world, status_of(Intent::step, progress, parts_->window));
+  statuses_ = StatusExchange(world, status_of(Intent::step, progress, *parts_));
   Progress window = progress;
   window.micro_step = 0;
   bucketer_->begin_backward(parts_->unused(window), parts_->unused(progress));
@@ -140,12 +162,14 @@ void DataParallel::backward_end(const Progress& progress) {
 
 void DataParallel::backward_failed() {
   if (bucketer_) bucketer_->drop();
+  // Where the ranks are at different places, that is why an operation failed; this says where they are.
+  if (statuses_.is_under_way() && statuses_.is_done()) std::exchange(statuses_, {}).wait();
 }
 
 void DataParallel::gradients_ready(const Progress& window) {
   if (!bucketer_) return;
   if (!statuses_.is_under_way()) {  // the window ends early, and so did not begin to travel
-    statuses_ = StatusExchange(parts_->world(), status_of(Intent::last_step, window, parts_->window));
+    statuses_ = StatusExchange(parts_->world(), status_of(Intent::last_step, window, *parts_));
     add_totals(statuses_.wait());
     bucketer_->reduce(parts_->unused(window));
   } else {
@@ -159,7 +183,12 @@ void DataParallel::gradients_ready(const Progress& window) {
   loss.wait();
 }
 
+// Replicas that take steps of different lengths are no replicas any more.
 void DataParallel::add_totals(const std::vector<RankStatus>& ranks) {
+  for (const RankStatus& rank : ranks) {
+    if (std::memcmp(rank.fingerprint, ranks[0].fingerprint, sizeof(rank.fingerprint)) == 0) continue;
+    require_agreement(parts_->world(), ranks[0].step, rate_facts(parts_->optimizer()));
+  }
   WindowTotals& window = parts_->window;
   window.weight = 0;
   window.tokens = 0;

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include <c10/util/Exception.h>
 #include <torch/serialize/archive.h>
 
 #include <pacer/collectives/communicator.h>
@@ -21,6 +22,7 @@ struct EpochSampler::State {
   bool resumes = false;  // the next reset goes on in this epoch
   size_t next = 0;       // into order: where the next example of each rank stands
   std::vector<size_t> order;
+  bool has_handed_out = false;  // since the last reset
 };
 
 namespace {
@@ -32,6 +34,17 @@ int64_t read_number(torch::serialize::InputArchive& archive, const char* key) {
   require(archive.try_read(key, value) && value.isInt(), "the archive has no number \"", key,
           "\" of an EpochSampler");
   return value.toInt();
+}
+
+// Where an epoch was handed out to its end, but most of its examples were never counted.
+template <class State>
+void warn_of_lost_examples(const State& state) {
+  const auto trained = static_cast<size_t>(state.trained);
+  if (trained == 0 || state.next + state.world_size <= state.size || 2 * trained > state.size) return;
+  TORCH_WARN("an EpochSampler has handed out an epoch of ", state.size, " examples, of which only ", trained,
+             " were counted as trained on, so that a resume would go on at the wrong place; where the first "
+             "dimension of the first tensor is not the examples (sequence-first or packed batches), call "
+             "session.count_examples(n) between begin and backward");
 }
 
 }  // namespace
@@ -68,12 +81,14 @@ std::vector<size_t> EpochSampler::order(size_t size, uint64_t seed, int64_t epoc
 void EpochSampler::reset(std::optional<size_t> new_size) {
   require(!new_size || *new_size == state_->size, "an EpochSampler of ", state_->size,
           " examples was reset to ", new_size.value_or(0), "; make a new one for another data set");
+  if (!state_->resumes && state_->has_handed_out) warn_of_lost_examples(*state_);
   if (!std::exchange(state_->resumes, false)) {
     ++state_->epoch;
     state_->trained = 0;
   }
   state_->order = order(state_->size, state_->seed, state_->epoch);
   state_->next = static_cast<size_t>(state_->trained);
+  state_->has_handed_out = false;
 }
 
 std::optional<std::vector<size_t>> EpochSampler::next(size_t batch_size) {
@@ -82,6 +97,7 @@ std::optional<std::vector<size_t>> EpochSampler::next(size_t batch_size) {
   const size_t left = state.next < state.size ? (state.size - state.next) / state.world_size : 0;
   const size_t count = std::min(batch_size, left);
   if (count == 0) return std::nullopt;
+  state.has_handed_out = true;
   std::vector<size_t> batch;
   for (size_t i = 0; i < count; ++i, state.next += state.world_size) {
     batch.push_back(state.order[state.next + state.rank]);
@@ -98,7 +114,15 @@ int64_t EpochSampler::examples_trained() const { return state_->trained; }
 
 void EpochSampler::count(int64_t examples) {
   const auto size = static_cast<int64_t>(state_->size);
-  state_->trained = std::min(size, state_->trained + examples * static_cast<int64_t>(state_->world_size));
+  const int64_t trained = state_->trained + examples * static_cast<int64_t>(state_->world_size);
+  const auto handed_out = static_cast<int64_t>(state_->next);
+  require(
+      trained <= handed_out || !state_->has_handed_out, "a micro-batch counts as ", examples,
+      " examples, but only ", (handed_out - state_->trained) / static_cast<int64_t>(state_->world_size),
+      " that the EpochSampler has handed out are not trained on yet; where the first dimension of the first "
+      "tensor is not the examples (sequence-first or packed batches), call "
+      "session.count_examples(n) between begin and backward");
+  state_->trained = std::min(size, trained);
 }
 
 void EpochSampler::resume_at(int64_t epoch, int64_t examples) {

@@ -46,8 +46,9 @@ class EpochSampler : public torch::data::samplers::Sampler<> {
   int64_t epoch() const;
   int64_t examples_trained() const;
 
-  // For the Session: counts examples trained on by this rank, and as many by each other; goes on at a
-  // position: the next reset() starts there.
+  // For the Session: counts examples trained on by this rank, and as many by each other; throws
+  // InvalidArgument where these are more than next() has handed out. resume_at goes on at a position: the
+  // next reset() starts there.
   void count(int64_t examples);
   void resume_at(int64_t epoch, int64_t examples);
 

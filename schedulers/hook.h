@@ -85,7 +85,7 @@ class Hook {
   virtual at::Tensor scale_loss(at::Tensor loss) { return loss; }
   virtual void backward_begin(const Progress& /*progress*/) {}
   virtual void backward_end(const Progress& /*progress*/) {}
-  // Instead of backward_end, where backward threw.
+  // Instead of backward_end, where backward threw. May throw an error that says more.
   virtual void backward_failed() {}
   virtual void gradients_ready(const Progress& /*progress*/) {}
   // `report` has the progress after the step, and values to add to or to read.

@@ -27,6 +27,7 @@ LayerDropImpl::Decision LayerDropImpl::decide(int64_t i) const {
   require(i >= 0 && i < layers(), "LayerDrop has ", layers(), " layers and no layer ", i,
           "; call add() once for each block, and count from 0");
   if (!is_training()) return {true, 1};
+  ++decisions_;
   const double probability = keep_probability(options_, i, layers(), progress_.step);
   return {keeps_layer(options_, i, layers(), progress_.step, progress_.micro_step), probability};
 }

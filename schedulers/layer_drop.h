@@ -70,6 +70,8 @@ class LayerDropImpl : public torch::nn::Module {
   // Layers kept in the window, as a mean over its micro-steps.
   double kept_layers(const Progress& window) const;
 
+  // For a Session: how often gates were asked in training.
+  int64_t decisions() const { return decisions_; }
   // For a Session: whether one has it.
   bool is_in_use() const { return in_use_; }
   void set_in_use(bool in_use) { in_use_ = in_use; }
@@ -85,6 +87,7 @@ class LayerDropImpl : public torch::nn::Module {
   LayerDropOptions options_;
   Progress progress_;
   bool in_use_ = false;
+  mutable int64_t decisions_ = 0;
   std::vector<std::vector<at::Tensor>> parameters_of_;  // by layer
   std::unordered_map<const void*, int64_t> users_;      // layers, by TensorImpl
 };

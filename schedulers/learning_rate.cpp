@@ -3,6 +3,8 @@
 #include <cmath>
 #include <utility>
 
+#include <c10/util/Exception.h>
+
 #include <pacer/core/error.h>
 #include <pacer/schedulers/detail/agreement_text.h>
 #include <pacer/schedulers/session_parts.h>
@@ -20,6 +22,7 @@ void LearningRate::attach(SessionParts& parts) {
     claim_ = parts.session_optimizer()->claim_learning_rate("the LearningRate hook");
   session_optimizer_ = parts.session_optimizer();
   optimizer_ = &parts.optimizer();
+  warns_ = parts.is_first_rank();
   read_base_rates();
 }
 
@@ -45,11 +48,32 @@ void LearningRate::gradients_ready(const Progress& progress) {
             " although the LearningRate hook sets it; change the schedule, or leave the hook out");
   }
   const double factor = schedule_.factor(progress);
+  const auto end = schedule_.steps_until_zero();
+  if (factor == 0 && end && progress.step >= *end && std::exchange(warns_, false)) {
+    TORCH_WARN(
+        "the learning-rate schedule ended after ", *end,
+        " steps, and steps beyond it train with a rate of 0; end the run there, or give the schedule more "
+        "total_steps or an end_factor");
+  }
   last_set_.resize(groups.size());
   for (size_t g = 0; g < groups.size(); ++g) {
     last_set_[g] = base_[g] * factor;
     groups[g].options().set_lr(last_set_[g]);
   }
+}
+
+void LearningRate::set_base_rates(const std::vector<double>& rates) {
+  require(rates.size() == base_.size(), "LearningRate has ", base_.size(), " groups, but was given ",
+          rates.size(), " base rates");
+  for (const double rate : rates) {
+    require(std::isfinite(rate) && rate >= 0, "LearningRate was given the base rate ", rate,
+            "; a rate is finite and not negative");
+  }
+  base_ = rates;
+  if (session_optimizer_) {
+    for (size_t g = 0; g < rates.size(); ++g) session_optimizer_->set_base_lr(g, rates[g]);
+  }
+  last_set_.clear();
 }
 
 void LearningRate::after_step(StepReport& report) {

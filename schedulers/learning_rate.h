@@ -34,6 +34,11 @@ class LearningRate : public Hook {
   // Throws InvalidArgument where somebody else changed a rate since the last step.
   void gradients_ready(const Progress& progress) override;
   void after_step(StepReport& report) override;
+  // Of each group of the optimizer; the schedule's factor multiplies them.
+  const std::vector<double>& base_rates() const { return base_; }
+  // Throws InvalidArgument for another number of groups, and rates that are negative or not finite.
+  void set_base_rates(const std::vector<double>& rates);
+  const LearningRateSchedule& schedule() const { return schedule_; }
   // The base rates.
   void save(NamedTensors& state) const override;
   void load(const NamedTensors& state) override;
@@ -47,6 +52,7 @@ class LearningRate : public Hook {
   std::shared_ptr<const std::string> claim_;  // on the rate of one of pacer's optimizers
   std::vector<double> base_;
   std::vector<double> last_set_;  // empty before the first step and after a load
+  bool warns_ = false;            // on one rank, once
 };
 
 }  // namespace pacer

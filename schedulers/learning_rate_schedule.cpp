@@ -75,6 +75,9 @@ LearningRateSchedule::LearningRateSchedule(Decay decay, const LearningRateSchedu
             " was given total_steps and total_tokens; give the one that the decay shall follow");
     require(o.total_steps_ || o.total_tokens_, name,
             " needs to know where the decay ends; give total_steps or total_tokens");
+    require(!o.total_steps_ || *o.total_steps_ >= o.warmup_steps_, name, ": the warm-up takes ",
+            o.warmup_steps_, " steps, but total_steps, which counts them, is ", o.total_steps_.value_or(0),
+            "; give more total_steps or a shorter warm-up");
   } else {
     require_unused(o.total_steps_, name, "total_steps");
     require_unused(o.total_tokens_, name, "total_tokens");
@@ -87,6 +90,11 @@ LearningRateSchedule::LearningRateSchedule(Decay decay, const LearningRateSchedu
   } else {
     require(o.gamma_.has_value(), name, " needs gamma, the factor of one decay");
   }
+}
+
+std::optional<int64_t> LearningRateSchedule::steps_until_zero() const {
+  const bool ends_at_zero = has_an_end(decay_) && options_.end_factor_.value_or(0) == 0;
+  return ends_at_zero ? options_.total_steps_ : std::nullopt;
 }
 
 double LearningRateSchedule::factor(const Progress& progress) const {

@@ -33,8 +33,8 @@ class LearningRateScheduleOptions {
   LearningRateScheduleOptions& start_factor(double factor) { return set(start_factor_, factor); }
   // WarmUp::linear unless set.
   LearningRateScheduleOptions& warm_up(WarmUp shape) { return set(warm_up_, shape); }
-  // The step at which the decay arrives at end_factor, warm-up included. It stays there afterwards; a total
-  // that is not beyond the warm-up goes there at once.
+  // The step at which the decay arrives at end_factor, warm-up included, and so at least its length. It stays
+  // there afterwards.
   LearningRateScheduleOptions& total_steps(int64_t steps) { return set(total_steps_, steps); }
   // Instead of total_steps: decay by tokens trained, from the first token on; warm-up stays by steps and
   // multiplies it.
@@ -75,6 +75,9 @@ class LearningRateSchedule {
 
   // Whether the step that comes next is beyond the warm-up.
   bool warmup_ended(const Progress& progress) const { return progress.step >= options_.warmup_steps_; }
+
+  // The number of steps after which the factor is and stays 0; none where it never is, or follows tokens.
+  std::optional<int64_t> steps_until_zero() const;
 
   // Whether the decay follows tokens instead of steps.
   bool by_tokens() const { return options_.total_tokens_.has_value(); }

@@ -1,11 +1,13 @@
 #include <pacer/schedulers/sequence_length.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <optional>
 #include <utility>
 
 #include <pacer/core/error.h>
 #include <pacer/schedulers/detail/agreement_text.h>
+#include <pacer/schedulers/session_parts.h>
 #include <pacer/schedulers/step_report.h>
 
 namespace pacer {
@@ -105,6 +107,17 @@ std::string SequenceLength::agreement() const {
   return mode + detail::sampled(length);
 }
 
+void SequenceLength::attach(SessionParts& parts) { describes_ = parts.is_first_rank(); }
+
+// The shape that is cut is the first that anybody can look at to see that it is the wrong dimension.
+void SequenceLength::describe_cut(const at::Tensor& tensor, int64_t dimension, int64_t length) const {
+  const std::string text = detail::concatenate(
+      "pacer: SequenceLength ", options_.mode() == LengthMode::truncate ? "cuts" : "reshapes", " dimension ",
+      dimension, " of batches of shape ", tensor.sizes(), " to ", length, ", and later to up to ",
+      options_.schedule().last(), "\n");
+  std::fputs(text.c_str(), stderr);
+}
+
 void SequenceLength::begin(const Progress& progress, MicroBatch& batch) {
   const size_t count = batch.tensors.size();
   require(options_.dimensions().empty() || options_.dimensions().size() == count,
@@ -140,6 +153,7 @@ void SequenceLength::begin(const Progress& progress, MicroBatch& batch) {
   for (size_t i = 0; i < count; ++i) {
     if (dimensions[i].empty() || length == *full) continue;
     at::Tensor& tensor = batch.tensors[i];
+    if (std::exchange(describes_, false)) describe_cut(tensor, dimensions[i].front(), length);
     tensor = options_.mode() == LengthMode::truncate ? truncate_sequence(tensor, dimensions[i], length)
                                                      : reshape_sequence(tensor, length);
   }

@@ -66,7 +66,9 @@ class SequenceLength : public Hook {
   Slot slot() const override { return Slot::data; }
   bool settled(const Progress& progress) const override { return options_.schedule().settled(progress); }
   std::string agreement() const override;
-  // Throws InvalidArgument where a tensor has no such dimension, or another length there than the rest.
+  void attach(SessionParts& parts) override;
+  // Says once, on stderr, what it cuts. Throws InvalidArgument where a tensor has no such dimension, or
+  // another length there than the rest.
   void begin(const Progress& progress, MicroBatch& batch) override;
   void after_step(StepReport& report) override;
 
@@ -74,7 +76,10 @@ class SequenceLength : public Hook {
   std::vector<int64_t> dimensions_of(size_t index, const at::Tensor& tensor) const;
 
   SequenceLengthOptions options_;
-  int64_t length_ = 0;  // of the last micro-batch
+  void describe_cut(const at::Tensor& tensor, int64_t dimension, int64_t length) const;
+
+  int64_t length_ = 0;      // of the last micro-batch
+  bool describes_ = false;  // on one rank, once
 };
 
 // The two rules themselves, for a loop without a Session; the results are contiguous. `dimensions`: sequence

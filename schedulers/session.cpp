@@ -16,9 +16,11 @@
 #include <pacer/schedulers/detail/evaluation_scope.h>
 #include <pacer/schedulers/detail/forward_scope.h>
 #include <pacer/schedulers/detail/layer_drop_hook.h>
-#include <pacer/schedulers/detail/prewarm_scope.h>
 #include <pacer/schedulers/detail/step_runner.h>
+#include <pacer/schedulers/detail/training_checks.h>
 #include <pacer/schedulers/layer_drop.h>
+#include <pacer/schedulers/learning_rate.h>
+#include <pacer/schedulers/metrics.h>
 #include <pacer/schedulers/step_report.h>
 
 namespace pacer {
@@ -48,7 +50,10 @@ const char* slot_name(Slot slot) {
 
 Session::Session(torch::nn::Module& model, torch::optim::Optimizer& optimizer,
                  std::shared_ptr<Communicator> world)
-    : parts_(model, optimizer, std::move(world)) {
+    : parts_(model, optimizer, std::move(world)),
+      gradients_(std::make_unique<detail::GradientWatch>()),
+      skipped_(std::make_unique<detail::SkippedStepsWatch>()) {
+  if (!parts_.world_was_given) detail::check_single_rank();
   if (parts_.session_optimizer()) parts_.session_optimizer()->name_parameters(model.named_parameters());
 }
 
@@ -61,6 +66,11 @@ Session::~Session() {
   if (!finished_ && parts_.progress.micro_step > 0 && std::uncaught_exceptions() == 0) {
     TORCH_WARN("a pacer::Session ends with the gradients of ", parts_.progress.micro_step, " of ",
                parts_.progress.micro_steps, " micro-steps unused; call finish() after the loop");
+  } else if (training_ && !finished_ && std::uncaught_exceptions() == 0 &&
+             (parts_.find<Checkpoints>() != nullptr || parts_.find<Metrics>() != nullptr)) {
+    TORCH_WARN(
+        "a pacer::Session ends without finish(), so its last checkpoint and metrics are not written; call "
+        "finish() after the loop");
   }
 }
 
@@ -101,6 +111,7 @@ void Session::start() {
         "the model has a LayerDrop that this Session does not know, so no layer would ever be dropped; add "
         "session.use(layer_drop)");
   }
+  detail::check_parameters(parts_);
   if (parts_.world().world_size() > 1 && parts_.find<DataParallel>() == nullptr) use(DataParallel());
   parts_.progress.micro_steps = parts_.micro_steps;
   runner_ = std::make_unique<detail::StepRunner>(parts_);
@@ -112,7 +123,10 @@ void Session::start_training() {
   start();
   if (training_) return;
   if (parts_.session_optimizer()) {
-    parts_.session_optimizer()->check_run(parts_.world(), [this](int64_t step) { return unsettled(step); });
+    RunPlan plan;
+    plan.unsettled = [this](int64_t step) { return unsettled(step); };
+    if (const auto* rate = parts_.find<LearningRate>()) plan.end = rate->schedule().steps_until_zero();
+    parts_.session_optimizer()->check_run(parts_.world(), plan);
   }
   for (const auto& hook : parts_.hooks_) hook->start(parts_.progress);
   training_ = true;
@@ -135,15 +149,6 @@ void Session::leave_peers(const std::string& reason) noexcept {
   if (parts_.world().world_size() > 1) parts_.world().leave(reason);
 }
 
-std::optional<int64_t> Session::resume() {
-  auto* checkpoints = parts_.find<Checkpoints>();
-  require(checkpoints != nullptr, "Session::resume needs a Checkpoints hook; add it with use() first");
-  require(parts_.progress.step == 0 && parts_.progress.micro_step == 0 && !in_forward_ && !in_backward_,
-          "Session::resume belongs before the first begin");
-  start();
-  return checkpoints->load_newest();
-}
-
 std::vector<at::Tensor> Session::begin_micro_step(std::vector<at::Tensor> tensors) {
   require(!finished_, "Session::begin after finish; make a new Session to train on");
   require(!in_backward_, "Session::begin after backward without step; call step() after every backward()");
@@ -164,6 +169,7 @@ std::vector<at::Tensor> Session::begin_micro_step(std::vector<at::Tensor> tensor
   for (at::Tensor& tensor : batch.tensors) tensor = detail::copy_to_device(tensor, parts_.device());
   forward_scope_ = std::make_shared<detail::HooksForwardScope>(parts_);
   micro_batch_tokens_ = batch.tokens;
+  parts_.micro_batch_examples = batch.examples;
   in_forward_ = true;
   return std::move(batch.tensors);
 }
@@ -174,6 +180,12 @@ void Session::count_tokens(int64_t tokens) {
   micro_batch_tokens_ = tokens;
 }
 
+void Session::count_examples(int64_t examples) {
+  require(in_forward_, "Session::count_examples belongs between begin and backward");
+  require(examples >= 0, "Session::count_examples needs a number of examples >= 0, not ", examples);
+  parts_.micro_batch_examples = examples;
+}
+
 void Session::backward(const at::Tensor& loss) {
   require(in_forward_, "Session::backward without begin; call begin, backward and step once per micro-batch");
   require(
@@ -182,10 +194,14 @@ void Session::backward(const at::Tensor& loss) {
   require(loss.requires_grad(),
           "the loss given to Session::backward depends on no parameter that needs a "
           "gradient");
+  gradients_->check(parts_);
   forward_scope_->end();
   const double weight =
       parts_.weight_by_tokens ? static_cast<double>(micro_batch_tokens_) * kWeightPerToken : 1.0;
-  at::Tensor scaled = weight == 1 ? loss : loss * weight;
+  // A loss of 16 bits has no room for weights and loss scales.
+  const bool is_narrow = loss.scalar_type() == at::kHalf || loss.scalar_type() == at::kBFloat16;
+  at::Tensor scaled = is_narrow ? loss.to(at::kFloat) : loss;
+  if (weight != 1) scaled = scaled * weight;
   WindowTotals& window = parts_.window;
   if (parts_.record_loss) {
     const at::Tensor part = scaled.detach().to(at::kFloat).reshape({});
@@ -200,12 +216,21 @@ void Session::backward(const at::Tensor& loss) {
     scaled.backward();
     for (const auto& hook : parts_.hooks_) hook->backward_end(parts_.progress);
   } catch (const std::exception& error) {
-    for (const auto& hook : parts_.hooks_) hook->backward_failed();
+    std::exception_ptr better;
+    for (const auto& hook : parts_.hooks_) {
+      try {
+        hook->backward_failed();
+      } catch (...) {
+        better = std::current_exception();
+      }
+    }
     drop_window();
     leave_peers(detail::concatenate("backward failed: ", first_line(error.what())));
+    if (better) std::rethrow_exception(better);
     throw;
   }
   in_backward_ = true;
+  if (parts_.progress.micro_step + 1 < parts_.progress.micro_steps) gradients_->remember(parts_);
 }
 
 bool Session::step() {
@@ -244,8 +269,9 @@ void Session::take_step() {
   progress.tokens += totals.tokens;
   in_backward_ = false;
   StepReport report(progress);
-  if (totals.loss.defined()) report.set_loss(totals.loss, 1.0 / totals.weight);
+  if (totals.loss.defined() && totals.weight > 0) report.set_loss(totals.loss, 1.0 / totals.weight);
   if (parts_.has_guard()) report.set_check(parts_.guard()->memory());
+  skipped_->after_step(parts_);
   for (const auto& hook : parts_.hooks_) hook->after_step(report);
 }
 
@@ -255,10 +281,22 @@ void Session::update(const Progress& window) {
   bool settled = true;
   for (const auto& hook : parts_.hooks_) settled = settled && hook->settled(window);
   for (const auto& hook : parts_.hooks_) hook->gradients_ready(window);
+  gradients_->forget();
+  detail::check_gradients(parts_);
   const double weight = parts_.window.weight * parts_.window.gradient_scale;
+  if (weight == 0) return skip_empty_window();
   runner_->run(weight == 1 ? 1.0 : 1.0 / weight, parts_.world().world_size() * parts_.window.gradient_scale,
                settled);
   parts_.optimizer().zero_grad();
+}
+
+// All ranks know that no rank trains on anything in this window: there is no mean to take.
+void Session::skip_empty_window() {
+  parts_.optimizer().zero_grad();
+  if (!std::exchange(has_warned_of_empty_window_, true) && parts_.is_first_rank()) {
+    TORCH_WARN("the window after step ", parts_.progress.step,
+               " trains on no token, as count_tokens says of all its micro-batches; it changes nothing");
+  }
 }
 
 void Session::fill_unused_gradients(const Progress& window) {
@@ -272,6 +310,7 @@ void Session::drop_window() {
   parts_.optimizer().zero_grad();
   parts_.progress.micro_step = 0;
   parts_.window = {};
+  gradients_->forget();
 }
 
 void Session::finish() {
@@ -282,40 +321,6 @@ void Session::finish() {
   if (parts_.progress.micro_step > 0) take_step();
   for (const auto& hook : parts_.hooks_) hook->finish(parts_.progress);
   finished_ = true;
-}
-
-void Session::prewarm(const std::function<at::Tensor()>& loss) {
-  require(parts_.progress.micro_step == 0 && !in_forward_ && !in_backward_,
-          "Session::prewarm belongs between steps; call it before begin");
-  start_training();
-  const detail::PrewarmScope restore(parts_);
-  prewarm_pass(loss);
-  // With gradients at hand one of pacer's optimizers can make its state; then a pass beside it.
-  StepInputs inputs;
-  if (parts_.has_guard()) inputs.guard = parts_.guard();
-  if (parts_.session_optimizer()) parts_.session_optimizer()->prepare(inputs);
-  if (parts_.micro_steps == 1) parts_.optimizer().zero_grad();
-  prewarm_pass(loss);
-}
-
-void Session::prewarm_pass(const std::function<at::Tensor()>& loss) {
-  at::Tensor result;
-  {
-    Progress first;  // at step 0 no layer is dropped
-    first.micro_steps = parts_.progress.micro_steps;
-    const detail::Restored<Progress> restore(parts_.progress, first);
-    const detail::HooksForwardScope scope(parts_);
-    result = loss();
-  }
-  require(result.defined() && result.numel() == 1 && result.requires_grad(),
-          "Session::prewarm needs a function that returns a loss: one number that depends on the parameters");
-  for (const auto& hook : parts_.hooks_) result = hook->scale_loss(std::move(result));
-  result.backward();
-}
-
-std::shared_ptr<detail::EvaluationScope> Session::begin_evaluation() {
-  require(!in_forward_, "Session::evaluate belongs between steps, not between begin and backward");
-  return std::make_shared<detail::EvaluationScope>(parts_);
 }
 
 double Session::gradient_norm() const {

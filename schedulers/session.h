@@ -26,6 +26,9 @@
 #include <utility>
 #include <vector>
 
+#include <torch/arg.h>
+#include <torch/nn/pimpl.h>
+
 #include <pacer/schedulers/batch.h>
 #include <pacer/schedulers/session_parts.h>
 
@@ -33,11 +36,25 @@ namespace pacer {
 
 class EpochSampler;
 class LayerDrop;
+class LearningRateSchedule;
 
 namespace detail {
 class EvaluationScope;
+class GradientWatch;
+class SkippedStepsWatch;
 class StepRunner;
 }  // namespace detail
+
+// Whose learning rates a resumed run has, where the checkpoint's differ from the program's.
+enum class ResumedRates {
+  checkpoint,  // those that were saved; the difference is said on stderr
+  program,     // those that the optimizer was made with
+};
+
+struct ResumeOptions {
+  ResumeOptions() = default;
+  TORCH_ARG(ResumedRates, learning_rates) = ResumedRates::checkpoint;
+};
 
 class Session {
  public:
@@ -46,9 +63,14 @@ class Session {
   // With a `world` of several ranks every rank trains the same model on its own data; see data_parallel.h.
   Session(torch::nn::Module& model, torch::optim::Optimizer& optimizer,
           std::shared_ptr<Communicator> world = nullptr);
+  // The same for a module in its holder, as TORCH_MODULE makes them.
+  template <class Holder, std::enable_if_t<torch::detail::is_module_holder<Holder>::value, int> = 0>
+  Session(const Holder& model, torch::optim::Optimizer& optimizer,
+          std::shared_ptr<Communicator> world = nullptr)
+      : Session(static_cast<torch::nn::Module&>(*model.ptr()), optimizer, std::move(world)) {}
   Session(const Session&) = delete;
-  // Warns where finish() was forgotten and gradients of an incomplete window are lost. Before finish() it
-  // also tells the other ranks that this one goes no further.
+  // Warns where finish() was forgotten: gradients of an incomplete window are lost, and so are the last
+  // checkpoint and metrics. Before finish() it also tells the other ranks that this one goes no further.
   ~Session();
 
   // Adds a hook: a temporary, std::move(hook), or a std::shared_ptr that you keep. The order does not matter.
@@ -63,11 +85,17 @@ class Session {
         "a Session owns its hooks: pass a temporary, std::move(hook), or a std::shared_ptr you keep");
     return use(std::shared_ptr<Hook>(std::make_shared<H>(std::forward<H>(hook))));
   }
+  template <class T, std::enable_if_t<std::is_same_v<std::decay_t<T>, LearningRateSchedule>, int> = 0>
+  Session& use(T&& /*schedule*/) {
+    static_assert(!std::is_same_v<std::decay_t<T>, LearningRateSchedule>,
+                  "a schedule is no hook: write use(pacer::LearningRate(schedule))");
+    return *this;
+  }
 
   // Continues from the newest complete checkpoint of the Checkpoints hook, if there is one, and says so on
   // stderr, with what it passed over. Returns the step it continues from. Throws, changing nothing, where
   // that checkpoint does not fit this model, optimizer or these hooks.
-  std::optional<int64_t> resume();
+  std::optional<int64_t> resume(const ResumeOptions& options = {});
 
   // A micro-step begins: hooks cut the batch, its tensors go to the parameters' device without waiting, gates
   // are drawn, autocast starts. Counts as tokens: batch x sequence where the first tensor holds integers in
@@ -83,8 +111,13 @@ class Session {
     return {std::move(array), forward_scope_};
   }
 
-  // Between begin and backward: how many tokens this micro-batch really trains on (padding left out).
+  // Between begin and backward: how many tokens this micro-batch really trains on (padding left out). A
+  // window in which no rank trains on any changes nothing.
   void count_tokens(int64_t tokens);
+  // Between begin and backward: how many examples of the data set this micro-batch holds. Without it that is
+  // the size of the first dimension of the first tensor. An EpochSampler needs it for batches that are
+  // sequence-first or packed.
+  void count_examples(int64_t examples);
 
   // Ends the forward pass and runs backward on loss x loss scale x weight of the micro-batch. `loss`: one
   // floating-point number, the mean over the micro-batch. Where backward throws, the window's gradients are
@@ -125,12 +158,15 @@ class Session {
  private:
   std::vector<at::Tensor> begin_micro_step(std::vector<at::Tensor> tensors);
   std::shared_ptr<detail::EvaluationScope> begin_evaluation();
+  std::vector<double> base_rates();
+  void set_base_rates(const std::vector<double>& rates);
   void start();
   void start_training();
   std::string unsettled(int64_t step) const;
   void take_step();
   void update(const Progress& window);
   void prewarm_pass(const std::function<at::Tensor()>& loss);
+  void skip_empty_window();
   void fill_unused_gradients(const Progress& window);
   void drop_window();
   void leave_peers(const std::string& reason) noexcept;
@@ -138,12 +174,15 @@ class Session {
   SessionParts parts_;
   std::shared_ptr<detail::ForwardScope> forward_scope_;
   std::unique_ptr<detail::StepRunner> runner_;
+  std::unique_ptr<detail::GradientWatch> gradients_;
+  std::unique_ptr<detail::SkippedStepsWatch> skipped_;
 
   bool started_ = false;   // no more hooks
   bool training_ = false;  // the hooks were started
   bool finished_ = false;
   bool in_forward_ = false;   // begin was called, backward was not
   bool in_backward_ = false;  // backward was called, step was not
+  bool has_warned_of_empty_window_ = false;
   int64_t micro_batch_tokens_ = 0;
 };
 

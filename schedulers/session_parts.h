@@ -50,6 +50,8 @@ class SessionParts {
   bool has_guard() const { return guard_ != nullptr; }
   // What the guard saw last; waits for a GPU. Only with a guard.
   kernels::GradientCheck read_guard() const { return guard_->read(); }
+  // Where the guard writes: one kernels::GradientCheck, as bytes on the device. Only with a guard.
+  at::Tensor guard_memory() const { return guard_->memory(); }
 
   // In the order in which they are called.
   const std::vector<std::shared_ptr<Hook>>& hooks() const { return hooks_; }
@@ -67,6 +69,7 @@ class SessionParts {
 
   Progress progress;
   WindowTotals window;
+  int64_t micro_batch_examples = 0;  // between begin and backward: of the data set, on this rank
 
   // ---- what hooks ask for, in attach ----
   int64_t micro_steps = 1;        // per optimizer step

@@ -70,21 +70,11 @@ void CommunicatorState::compare(CallRecord record, std::chrono::milliseconds tim
         {[=] { return connection_.control->all_gather(all, own, timeout); }})
       .wait();
   const auto* records = static_cast<const CallRecord*>(all.const_data_ptr());
-  const auto text = [](const CallRecord& call) {
-    if (call.list != 0 || call.tensors != 1) {
-      return concatenate(call.operation, " number ", call.number, " of ", call.elements, " elements in ",
-                         call.tensors, " tensors, dtypes and sizes number ", call.list);
-    }
-    return concatenate(call.operation, " number ", call.number, " of ", call.elements, " elements of ",
-                       c10::toString(static_cast<c10::ScalarType>(call.dtype)),
-                       std::strcmp(call.operation, "broadcast") == 0 ? concatenate(" from rank ", call.root)
-                                                                     : std::string());
-  };
   for (int rank = 1; rank < connection_.world_size; ++rank) {
     if (std::memcmp(&records[rank], &records[0], sizeof(CallRecord)) == 0) continue;
     throw CommunicationError(
-        concatenate("the ranks do not call the same operation: rank 0 calls ", text(records[0]), ", rank ",
-                    rank, " calls ", text(records[rank]),
+        concatenate("the ranks do not call the same operation: rank 0 ", describe_agreement(&records[0]),
+                    ", rank ", rank, " ", describe_agreement(&records[rank]),
                     "; nothing was sent, call the same operations in the same order on every rank"),
         record.operation, record.number, step_, {rank});
   }

@@ -9,20 +9,10 @@
 #include <vector>
 
 #include <pacer/collectives/communicator.h>
+#include <pacer/collectives/detail/agreement_message.h>
 #include <pacer/collectives/detail/transport.h>
 
 namespace pacer::detail {
-
-// What is compared over all ranks before a call that does not say `agreed`. Fixed size, sent as bytes.
-struct CallRecord {
-  char operation[24] = {};
-  int64_t number = 0;  // of the collective on this Communicator
-  int64_t dtype = 0;
-  int64_t elements = 0;
-  int64_t root = 0;
-  int64_t tensors = 1;
-  int64_t list = 0;  // the checksum of their dtypes and sizes, where they are several
-};
 
 // A part of an operation: started when the part before is done. Null where there is nothing to wait for.
 using NextPart = std::function<TransportWorkPtr()>;

@@ -110,6 +110,7 @@ Connection connect(const Meeting& meeting, const CommunicatorOptions& options) {
   connection.local_rank = meeting.local_rank;
   connection.local_size = meeting.local_size;
   connection.board = met.board;
+  connection.joins_processes = meeting.world_size > 1;
   if (meeting.local_size == meeting.world_size && !met.roll->is_one_host()) {
     // The caller, who named an address only, cannot know.
     connection.local_rank = met.roll->local_rank();

@@ -61,7 +61,7 @@ OneBitExchange::OneBitExchange(std::shared_ptr<Communicator> world, std::vector<
 void OneBitExchange::agree(int64_t step) {
   if (world().world_size() == 1) return;
   std::string sizes;
-  for (const int64_t count : layout_.counts()) sizes += concatenate(" ", count);
+  for (const int64_t count : layout_.counts()) sizes += concatenate(sizes.empty() ? "" : " ", count);
   require_agreement(world(), step,
                     {{"sizes of the compressed tensors", sizes},
                      {"compression", concatenate(options_.scale() == kernels::ScaleNorm::rms ? "rms" : "l1",

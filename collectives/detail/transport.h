@@ -125,6 +125,7 @@ struct Connection {
   std::shared_ptr<Transport> data;     // on the device that trains
   std::shared_ptr<Transport> control;  // host memory, for small messages; operations independent of data's
   std::shared_ptr<NoticeBoard> board;
+  bool joins_processes = false;  // and not threads, or nobody
 };
 
 }  // namespace pacer::detail

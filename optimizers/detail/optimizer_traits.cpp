@@ -164,6 +164,11 @@ double base_lr(OptimizerOptions& base) {
   return *options.initial_lr();
 }
 
+template <class Options>
+void set_base_lr(OptimizerOptions& base, double rate) {
+  static_cast<Options&>(base).initial_lr(rate);
+}
+
 template <class Options, class State, const char* kName>
 constexpr OptimizerTraits traits() {
   return {kName,
@@ -176,7 +181,8 @@ constexpr OptimizerTraits traits() {
           export_options<Options>,
           import_options<Options>,
           alike<Options>,
-          base_lr<Options>};
+          base_lr<Options>,
+          set_base_lr<Options>};
 }
 
 }  // namespace

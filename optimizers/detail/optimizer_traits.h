@@ -73,6 +73,7 @@ struct OptimizerTraits {
   bool (*alike)(const torch::optim::OptimizerOptions& a, const torch::optim::OptimizerOptions& b);
   // The rate a schedule multiplies, in options of this optimizer's own type.
   double (*base_lr)(torch::optim::OptimizerOptions& options);
+  void (*set_base_lr)(torch::optim::OptimizerOptions& options, double rate);
 };
 
 using ParamGroups = std::vector<torch::optim::OptimizerParamGroup>;

@@ -25,14 +25,14 @@ class EpochSamplerHook : public Hook {
             "the EpochSampler is that of rank ", sampler_.rank(), " of ", sampler_.world_size(),
             ", but this is rank ", world.rank(), " of ", world.world_size(),
             "; make it with EpochSampler(size, seed, *world)");
+    parts_ = &parts;
   }
   std::string agreement() const override {
     return concatenate(sampler_.size(), " examples, seed ", sampler_.seed());
   }
-  void begin(const Progress&, MicroBatch& batch) override { begun_ = batch.examples; }
   // In backward, so that a micro-step that is begun again counts once.
   at::Tensor scale_loss(at::Tensor loss) override {
-    sampler_.count(std::exchange(begun_, 0));
+    sampler_.count(std::exchange(parts_->micro_batch_examples, 0));
     return loss;
   }
   void after_step(StepReport& report) override { report.add("epoch", static_cast<double>(sampler_.epoch())); }
@@ -56,7 +56,7 @@ class EpochSamplerHook : public Hook {
 
  private:
   EpochSampler sampler_;
-  int64_t begun_ = 0;  // examples of the micro-batch in forward
+  SessionParts* parts_ = nullptr;
 };
 
 }  // namespace pacer::detail

@@ -39,6 +39,10 @@ std::vector<at::Tensor> LayerDropHook::unused(const Progress& window) const {
 }
 
 void LayerDropHook::gradients_ready(const Progress& window) {
+  require(
+      !gates_->is_training() || gates_->decisions() > 0,
+      "no layer asked this LayerDrop whether it runs, so none would ever be dropped; in the model's forward "
+      "write x = layer_drop->gate(i, x, block) for each block");
   kept_layers_ = gates_->is_training() ? gates_->kept_layers(window) : static_cast<double>(gates_->layers());
 }
 

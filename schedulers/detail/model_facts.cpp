@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <map>
+#include <typeinfo>
 #include <unordered_map>
 #include <unordered_set>
 
 #include <ATen/ops/cat.h>
+#include <c10/util/Type.h>
 
 #include <pacer/core/error.h>
 #include <pacer/schedulers/detail/foreign_state.h>
@@ -78,7 +80,9 @@ std::vector<Fact> optimizer_facts(const SessionParts& parts) {
   } else if (can_export(parts.optimizer())) {
     state = export_foreign(parts.optimizer(), parts.model());
   }
-  std::vector<Fact> facts = {{"parameter groups", std::to_string(parts.optimizer().param_groups().size())}};
+  const torch::optim::Optimizer& optimizer = parts.optimizer();
+  std::vector<Fact> facts = {{"optimizer", c10::demangle(typeid(optimizer).name())},
+                             {"parameter groups", std::to_string(optimizer.param_groups().size())}};
   for (Fact& fact : option_facts(state)) facts.push_back(std::move(fact));
   return facts;
 }

@@ -178,19 +178,20 @@ TEST_CASE("a communicator refuses tensors that do not fit, and says why", "[coll
   const auto world = Communicator::in_process(2);
   Communicator& own = *world[0];
   const Tensor matrix = torch::ones({4, 4});
-  CHECK(contains(refusal([&] { own.all_reduce(Tensor()); }), "undefined"));
-  CHECK(contains(refusal([&] { own.all_reduce(matrix.t()); }), "contiguous"));
-  CHECK(contains(refusal([&] { own.all_reduce_coalesced({matrix, matrix.t()}); }), "contiguous"));
-  CHECK(contains(refusal([&] { own.all_reduce_coalesced({Tensor()}, at::kBFloat16); }), "undefined"));
-  CHECK(contains(refusal([&] { own.all_gather(torch::ones({5}), torch::ones({2})); }), "2 times"));
-  CHECK(contains(refusal([&] { own.reduce_scatter(torch::ones({2}), torch::ones({5})); }), "2 times"));
-  CHECK(contains(refusal([&] { own.all_to_all(torch::ones({3}), torch::ones({3})); }), "equal chunks"));
+  CHECK(contains(refusal([&] { own.all_reduce(Tensor()).wait(); }), "undefined"));
+  CHECK(contains(refusal([&] { own.all_reduce(matrix.t()).wait(); }), "contiguous"));
+  CHECK(contains(refusal([&] { own.all_reduce_coalesced({matrix, matrix.t()}).wait(); }), "contiguous"));
+  CHECK(contains(refusal([&] { own.all_reduce_coalesced({Tensor()}, at::kBFloat16).wait(); }), "undefined"));
+  CHECK(contains(refusal([&] { own.all_gather(torch::ones({5}), torch::ones({2})).wait(); }), "2 times"));
+  CHECK(contains(refusal([&] { own.reduce_scatter(torch::ones({2}), torch::ones({5})).wait(); }), "2 times"));
+  CHECK(
+      contains(refusal([&] { own.all_to_all(torch::ones({3}), torch::ones({3})).wait(); }), "equal chunks"));
   CHECK(contains(refusal([&] {
-                   own.all_to_all(torch::ones({3}), {1, 1}, torch::ones({3}), {1, 2});
+                   own.all_to_all(torch::ones({3}), {1, 1}, torch::ones({3}), {1, 2}).wait();
                  }),
                  "counts"));
-  CHECK(contains(refusal([&] { own.broadcast(matrix, 2); }), "rank 2 does not exist"));
-  CHECK(contains(refusal([&] { own.send(matrix, 0); }), "no peer 0"));
+  CHECK(contains(refusal([&] { own.broadcast(matrix, 2).wait(); }), "rank 2 does not exist"));
+  CHECK(contains(refusal([&] { own.send(matrix, 0).wait(); }), "no peer 0"));
   CHECK(contains(refusal([&] { Communicator::in_process(0); }), "at least 1"));
   CHECK(
       contains(refusal([&] { Communicator::in_process(2, CommunicatorOptions().timeout(0ms)); }), "timeout"));

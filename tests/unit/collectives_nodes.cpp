@@ -133,10 +133,11 @@ TEST_CASE("nodes that cannot be are refused", "[collectives][nodes]") {
   connection.ranks_per_node = 0;
   Communicator world(connection, {});
   const Tensor tensor = at::zeros({4});
-  for (const std::string& message : {refusal([&] { world.all_reduce_in_node({tensor}, at::kFloat); }),
-                                     refusal([&] { world.all_gather_in_node(tensor, tensor); }),
-                                     refusal([&] { world.all_to_all_between_nodes(tensor, tensor); }),
-                                     refusal([&] { world.all_gather_between_nodes(tensor, tensor); })}) {
+  for (const std::string& message :
+       {refusal([&] { world.all_reduce_in_node({tensor}, at::kFloat).wait(); }),
+        refusal([&] { world.all_gather_in_node(tensor, tensor).wait(); }),
+        refusal([&] { world.all_to_all_between_nodes(tensor, tensor).wait(); }),
+        refusal([&] { world.all_gather_between_nodes(tensor, tensor).wait(); })}) {
     CHECK(contains(message, "as many ranks"));
   }
   CHECK(traffic_of(world, "all_gather_in_node").bytes_sent == 0);
@@ -151,12 +152,12 @@ TEST_CASE("tensors that do not fit are refused on every rank", "[collectives][no
       require(contains(refusal(f), name), name, " took what does not fit");
     };
     refuses("all_gather_in_node: the output must have 2 times",
-            [&] { world.all_gather_in_node(five, three); });
+            [&] { world.all_gather_in_node(five, three).wait(); });
     refuses("all_gather_between_nodes: the output must have 2 times",
-            [&] { world.all_gather_between_nodes(six.to(at::kDouble), three); });
-    refuses("equal chunks for 2 nodes", [&] { world.all_to_all_between_nodes(five, five); });
+            [&] { world.all_gather_between_nodes(six.to(at::kDouble), three).wait(); });
+    refuses("equal chunks for 2 nodes", [&] { world.all_to_all_between_nodes(five, five).wait(); });
     refuses("all_reduce_in_node: the tensor is undefined",
-            [&] { world.all_reduce_in_node({{}}, at::kFloat); });
+            [&] { world.all_reduce_in_node({{}}, at::kFloat).wait(); });
     world.all_gather_in_node(six, three).wait();  // still in step
   });
   CHECK(first_of(messages) == "");

@@ -130,13 +130,18 @@ TEST_CASE("the end of the warm-up is exactly the peak and nothing jumps there", 
   }
 }
 
-TEST_CASE("a total that is not beyond the warm-up ends with it", "[schedulers][rate]") {
-  for (const int64_t total : {0, 1, 9, 10}) {
-    const LearningRateSchedule schedule = warmup_cosine(RateOptions(10, total).end_factor(0.125));
-    CHECK(factor_at(schedule, 4) == close_to(0.5));
-    CHECK(factor_at(schedule, 9) == 1.0);
-    CHECK(factor_at(schedule, 10) == 0.125);
+TEST_CASE("a total includes the warm-up", "[schedulers][rate]") {
+  const LearningRateSchedule schedule = warmup_cosine(RateOptions(10, 10).end_factor(0.125));
+  CHECK(factor_at(schedule, 4) == close_to(0.5));
+  CHECK(factor_at(schedule, 9) == 1.0);
+  CHECK(factor_at(schedule, 10) == 0.125);
+  for (const int64_t total : {0, 1, 9}) {
+    CHECK_THROWS_WITH(warmup_cosine(RateOptions(10, total)), ContainsSubstring("the warm-up takes 10 steps"));
   }
+  CHECK(warmup_cosine({3, 20}).steps_until_zero() == 20);
+  CHECK(warmup_cosine(RateOptions(3, 20).end_factor(0.1)).steps_until_zero() == std::nullopt);
+  CHECK(warmup_linear(RateOptions(3).total_tokens(20)).steps_until_zero() == std::nullopt);
+  CHECK(constant_schedule().steps_until_zero() == std::nullopt);
 }
 
 TEST_CASE("by tokens the warm-up by steps multiplies the decay by tokens", "[schedulers][rate]") {

@@ -246,7 +246,7 @@ TEST_CASE("a Session refuses a LayerDrop that could not work", "[session][layer_
     CHECK_FALSE(stranger->is_in_use());
     // The model's own one was not given to the Session.
     CHECK(contains(refusal([&] {
-                     session.begin(torch::ones({1, 2}, at::kLong));
+                     (void)session.begin(torch::ones({1, 2}, at::kLong));
                    }),
                    "session.use(layer_drop)"));
     session.use(model->layer_drop);

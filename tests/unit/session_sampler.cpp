@@ -188,7 +188,7 @@ TEST_CASE("the position counts examples trained on, not those read ahead", "[ses
 TEST_CASE("a micro-step that is begun again counts once", "[session][sampler]") {
   LoaderRun run({0, false});
   auto batch = run.loader->begin();
-  run.session.begin(*batch);
+  (void)run.session.begin(*batch);
   CHECK(run.sampler.examples_trained() == 0);
   run.micro_batch(*batch);
   CHECK(run.sampler.examples_trained() == kBatch);

@@ -1,0 +1,61 @@
+#include <pacer/collectives/detail/agreement_message.h>
+
+#include <cstring>
+
+#include <c10/core/ScalarType.h>
+
+#include <pacer/core/error.h>
+
+namespace pacer::detail {
+namespace {
+
+std::string describe_call(const CallRecord& call) {
+  const std::string what =
+      concatenate("calls ", call.operation, " number ", call.number, " of ", call.elements);
+  if (call.list != 0 || call.tensors != 1) {
+    return concatenate(what, " elements in ", call.tensors, " tensors, dtypes and sizes number ", call.list);
+  }
+  return concatenate(
+      what, " elements of ", c10::toString(static_cast<c10::ScalarType>(call.dtype)),
+      std::strcmp(call.operation, "broadcast") == 0 ? concatenate(" from rank ", call.root) : std::string());
+}
+
+std::string describe_status(const RankStatus& status) {
+  const std::string after = concatenate(" after step ", status.step);
+  switch (status.intent) {
+    case Intent::agree:
+      return "compares set-ups" + after;
+    case Intent::step:
+      return concatenate("takes a step of ", status.micro_steps, " micro-steps", after);
+    case Intent::last_step:
+      return concatenate("ends with a window of ", status.micro_steps, " micro-steps", after);
+    case Intent::finish:
+      return "has no more data" + after;
+    case Intent::save:
+      return "saves a checkpoint" + after;
+    case Intent::load:
+      return "loads a checkpoint";
+  }
+  return "does something unknown" + after;
+}
+
+}  // namespace
+
+bool is_call(const void* message) {
+  int64_t kind;
+  std::memcpy(&kind, message, sizeof kind);
+  return kind == kCallMessage;
+}
+
+std::string describe_agreement(const void* message) {
+  if (is_call(message)) {
+    CallRecord call;
+    std::memcpy(&call, message, sizeof call);
+    return describe_call(call);
+  }
+  RankStatus status;
+  std::memcpy(&status, message, sizeof status);
+  return describe_status(status);
+}
+
+}  // namespace pacer::detail

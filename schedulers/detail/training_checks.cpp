@@ -1,0 +1,182 @@
+#include <pacer/schedulers/detail/training_checks.h>
+
+#include <cstring>
+#include <string>
+#include <unordered_set>
+
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+
+#include <pacer/collectives/launch_environment.h>
+#include <pacer/core/error.h>
+
+namespace pacer::detail {
+namespace {
+
+constexpr int64_t kAttemptsBetweenLooks = 10;
+constexpr int64_t kTooManySkipped = 30;
+
+std::vector<at::Tensor> optimizer_parameters(const SessionParts& parts) {
+  std::vector<at::Tensor> all;
+  for (const auto& group : parts.optimizer().param_groups()) {
+    all.insert(all.end(), group.params().begin(), group.params().end());
+  }
+  return all;
+}
+
+// Undefined where there is none.
+std::vector<at::Tensor> gradients_of(const SessionParts& parts) {
+  std::vector<at::Tensor> gradients;
+  for (const at::Tensor& parameter : optimizer_parameters(parts)) gradients.push_back(parameter.grad());
+  return gradients;
+}
+
+}  // namespace
+
+void check_parameters(const SessionParts& parts) {
+  std::unordered_set<const void*> trained, of_model;
+  int64_t strangers = 0;
+  for (const auto& item : parts.model().named_parameters())
+    of_model.insert(item.value().unsafeGetTensorImpl());
+  for (const at::Tensor& parameter : optimizer_parameters(parts)) {
+    trained.insert(parameter.unsafeGetTensorImpl());
+    strangers += of_model.count(parameter.unsafeGetTensorImpl()) == 0 ? 1 : 0;
+  }
+  require(
+      strangers < static_cast<int64_t>(trained.size()), "none of the optimizer's ", trained.size(),
+      " parameters belongs to the model that this Session was given, so the model would not be trained; make "
+      "the optimizer from this model's parameters()");
+  if (!parts.is_first_rank()) return;
+  if (strangers > 0) {
+    TORCH_WARN(
+        "the optimizer has ", strangers,
+        " parameters that are not the model's; they are trained, but checkpoints do not hold their values");
+  }
+  int64_t left_out = 0;
+  std::string first;
+  for (const auto& item : parts.model().named_parameters()) {
+    if (!item.value().requires_grad() || trained.count(item.value().unsafeGetTensorImpl()) > 0) continue;
+    if (left_out++ == 0) first = item.key();
+  }
+  if (left_out > 0) {
+    TORCH_WARN(left_out,
+               " parameters of the model need a gradient, but no group of the optimizer has them (the "
+               "first: ",
+               first, "), so they are not trained; add them, or call requires_grad_(false) on them");
+  }
+}
+
+void check_single_rank() {
+  require(!Communicator::joins_processes(),
+          "this process has a Communicator that joins several ranks, but the Session was given none, so each "
+          "rank would train a model of its own; pass it as Session(model, optimizer, world), or pass "
+          "Communicator::alone(device) where that is meant");
+  LaunchEnvironment launch;
+  try {
+    launch = read_launch_environment();
+  } catch (const InvalidArgument&) {
+    return;  // whoever wants to join ranks will hear of it
+  }
+  if (launch.world_size > 1 && launch.rank == 0) {
+    TORCH_WARN(
+        launch.launcher, " started ", launch.world_size,
+        " ranks, but this Session was given no Communicator, so each rank trains a model of its own; make "
+        "one with Communicator::from_environment() and pass it as Session(model, optimizer, world)");
+  }
+}
+
+void GradientWatch::remember(const SessionParts& parts) {
+  gradients_.clear();
+  for (const at::Tensor& gradient : gradients_of(parts)) {
+    gradients_.push_back(gradient.defined() ? Seen{gradient.unsafeGetTensorImpl(), gradient._version()}
+                                            : Seen{nullptr, 0});
+  }
+}
+
+bool GradientWatch::all_are_gone(const std::vector<at::Tensor>& now) const {
+  bool there_were = false;
+  for (size_t i = 0; i < gradients_.size() && i < now.size(); ++i) {
+    if (gradients_[i].gradient == nullptr) continue;
+    there_were = true;
+    if (now[i].defined()) return false;
+  }
+  return there_were;
+}
+
+// Looks at values only where every gradient was written to, and no more once they were not zeros.
+bool GradientWatch::all_became_zero(const std::vector<at::Tensor>& now) {
+  if (writing_is_meant_) return false;
+  bool there_were = false;
+  for (size_t i = 0; i < gradients_.size() && i < now.size(); ++i) {
+    if (gradients_[i].gradient == nullptr || !now[i].defined()) continue;
+    there_were = true;
+    if (now[i].unsafeGetTensorImpl() == gradients_[i].gradient &&
+        now[i]._version() == gradients_[i].version) {
+      return false;
+    }
+  }
+  if (!there_were) return false;
+  const at::NoGradGuard no_grad;
+  for (const at::Tensor& gradient : now) {
+    if (!gradient.defined() || gradient.numel() == 0) continue;
+    if (gradient.is_sparse() || gradient.ne(0).any().item<bool>()) {
+      writing_is_meant_ = true;
+      return false;
+    }
+  }
+  return true;
+}
+
+void GradientWatch::check(const SessionParts& parts) {
+  if (gradients_.empty()) return;
+  const std::vector<at::Tensor> now = gradients_of(parts);
+  require(
+      !all_are_gone(now) && !all_became_zero(now), "the gradients of the window's first ",
+      parts.progress.micro_step, " of ", parts.progress.micro_steps,
+      " micro-steps are gone; delete zero_grad() from the loop, because the Session clears gradients after "
+      "each step by itself");
+}
+
+void check_gradients(const SessionParts& parts) {
+  for (const auto& group : parts.optimizer().param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      if (parameter.grad().defined()) return;
+    }
+  }
+  throw InvalidArgument(
+      "no parameter of the optimizer has a gradient; delete zero_grad() from the loop if it stands between "
+      "backward() and step(), and take a loss that depends on the optimizer's parameters");
+}
+
+void SkippedStepsWatch::after_step(const SessionParts& parts) {
+  if (!parts.has_guard()) return;
+  ++attempts_;
+  if (check_ && check_->arrived()) {
+    kernels::GradientCheck check;
+    std::memcpy(&check, check_->value().const_data_ptr(), sizeof check);
+    check_.reset();
+    look(check.skipped_steps);
+  }
+  if (!check_ && attempts_ - asked_at_ >= kAttemptsBetweenLooks) {
+    check_ = read_late(parts.guard_memory());
+    asked_at_ = attempts_;
+  }
+}
+
+void SkippedStepsWatch::look(int64_t skipped) {
+  const bool all_were = skipped - last_skipped_ >= asked_at_ - last_attempts_;
+  in_a_row_ = all_were ? in_a_row_ + asked_at_ - last_attempts_ : 0;
+  last_skipped_ = skipped;
+  last_attempts_ = asked_at_;
+  if (in_a_row_ < kTooManySkipped) {
+    has_warned_ = has_warned_ && all_were;
+    return;
+  }
+  if (has_warned_) return;
+  has_warned_ = true;
+  TORCH_WARN("the last ", in_a_row_,
+             " steps changed nothing, because their gradients were not finite; look for numbers that are not "
+             "finite in data and parameters, and lower the learning rate");
+}
+
+}  // namespace pacer::detail

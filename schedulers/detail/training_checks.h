@@ -1,0 +1,63 @@
+// What a Session notices of mistakes that would otherwise train wrong without a word. Nothing here waits for
+// a GPU, but for one look at gradients that somebody wrote to inside an accumulation window.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <pacer/schedulers/detail/late_values.h>
+#include <pacer/schedulers/session_parts.h>
+
+namespace pacer::detail {
+
+// Throws InvalidArgument where the optimizer trains nothing of the model; warns where it leaves out
+// parameters of the model that need a gradient, or has parameters that are not the model's.
+void check_parameters(const SessionParts& parts);
+
+// For a Session that was given no Communicator. Throws InvalidArgument where this process has one of several
+// processes; warns where a launcher started several.
+void check_single_rank();
+
+// Notices that the gradients of an accumulation window have vanished between two of its micro-steps.
+class GradientWatch {
+ public:
+  // Call it after the backward pass of a micro-step that is not the window's last.
+  void remember(const SessionParts& parts);
+  // Call it before the next backward pass. Throws InvalidArgument where all gradients are gone, or were all
+  // set to zero.
+  void check(const SessionParts& parts);
+  void forget() { gradients_.clear(); }
+
+ private:
+  struct Seen {
+    const void* gradient;  // its TensorImpl
+    int64_t version;
+  };
+  bool all_are_gone(const std::vector<at::Tensor>& now) const;
+  bool all_became_zero(const std::vector<at::Tensor>& now);
+
+  std::vector<Seen> gradients_;
+  bool writing_is_meant_ = false;  // somebody writes to gradients, and not zeros
+};
+
+// Throws InvalidArgument where no parameter of the optimizer has a gradient.
+void check_gradients(const SessionParts& parts);
+
+// Warns once where 30 steps in a row changed nothing because gradients were not finite. It learns that late.
+class SkippedStepsWatch {
+ public:
+  void after_step(const SessionParts& parts);
+
+ private:
+  void look(int64_t skipped);
+
+  std::unique_ptr<LateTensor> check_;  // on its way to the host
+  int64_t attempts_ = 0;
+  int64_t asked_at_ = 0;                          // attempts, when check_ was read
+  int64_t last_attempts_ = 0, last_skipped_ = 0;  // of the look before
+  int64_t in_a_row_ = 0;
+  bool has_warned_ = false;
+};
+
+}  // namespace pacer::detail

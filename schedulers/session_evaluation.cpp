@@ -1,0 +1,46 @@
+// What a Session runs beside training: passes that reserve memory, and evaluation.
+#include <utility>
+
+#include <pacer/core/error.h>
+#include <pacer/schedulers/detail/evaluation_scope.h>
+#include <pacer/schedulers/detail/forward_scope.h>
+#include <pacer/schedulers/detail/prewarm_scope.h>
+#include <pacer/schedulers/session.h>
+
+namespace pacer {
+
+void Session::prewarm(const std::function<at::Tensor()>& loss) {
+  require(parts_.progress.micro_step == 0 && !in_forward_ && !in_backward_,
+          "Session::prewarm belongs between steps; call it before begin");
+  start_training();
+  const detail::PrewarmScope restore(parts_);
+  prewarm_pass(loss);
+  // With gradients at hand one of pacer's optimizers can make its state; then a pass beside it.
+  StepInputs inputs;
+  if (parts_.has_guard()) inputs.guard = parts_.guard();
+  if (parts_.session_optimizer()) parts_.session_optimizer()->prepare(inputs);
+  if (parts_.micro_steps == 1) parts_.optimizer().zero_grad();
+  prewarm_pass(loss);
+}
+
+void Session::prewarm_pass(const std::function<at::Tensor()>& loss) {
+  at::Tensor result;
+  {
+    Progress first;  // at step 0 no layer is dropped
+    first.micro_steps = parts_.progress.micro_steps;
+    const detail::Restored<Progress> restore(parts_.progress, first);
+    const detail::HooksForwardScope scope(parts_);
+    result = loss();
+  }
+  require(result.defined() && result.numel() == 1 && result.requires_grad(),
+          "Session::prewarm needs a function that returns a loss: one number that depends on the parameters");
+  for (const auto& hook : parts_.hooks_) result = hook->scale_loss(std::move(result));
+  result.backward();
+}
+
+std::shared_ptr<detail::EvaluationScope> Session::begin_evaluation() {
+  require(!in_forward_, "Session::evaluate belongs between steps, not between begin and backward");
+  return std::make_shared<detail::EvaluationScope>(parts_);
+}
+
+}  // namespace pacer
