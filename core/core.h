@@ -6,6 +6,7 @@
 #include <pacer/core/checksum.h>
 #include <pacer/core/crc32c.h>
 #include <pacer/core/error.h>
+#include <pacer/core/file_descriptor.h>
 #include <pacer/core/file_system.h>
 #include <pacer/core/host_device.h>
 #include <pacer/core/json_lines.h>

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include <pacer/core/error.h>
+#include <pacer/core/file_descriptor.h>
 #include <pacer/core/utf8.h>
 
 namespace pacer {
@@ -61,7 +62,8 @@ JsonLine& JsonLine::add_text(std::string_view key, std::string_view text) {
 }
 
 JsonLinesFile::JsonLinesFile(const std::string& path, Mode mode)
-    : path_(path), file_(std::fopen(path.c_str(), mode == Mode::append ? "ae" : "we")) {
+    : path_(path),
+      file_(open_stream(path, mode == Mode::append ? StreamMode::append : StreamMode::truncate)) {
   require<FileError>(file_ != nullptr, "cannot open ", path, " for writing: ", std::strerror(errno));
 }
 

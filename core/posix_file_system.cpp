@@ -8,10 +8,16 @@
 #include <cstdio>
 #include <string_view>
 
+#include <pacer/core/file_descriptor.h>
 #include <pacer/core/file_system.h>
 
 namespace pacer {
 namespace {
+
+// Opens for this process alone, never as standard input, output or error.
+int open_descriptor(const std::string& path, int flags) {
+  return above_standard_streams(::open(path.c_str(), flags | O_CLOEXEC, 0666));
+}
 
 template <class Result>
 Result result_or_errno(Result result) {
@@ -21,13 +27,13 @@ Result result_or_errno(Result result) {
 class PosixFileSystem final : public FileSystem {
  public:
   int create_file(const std::string& path) override {
-    return result_or_errno(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
+    return result_or_errno(open_descriptor(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW));
   }
   int open_file(const std::string& path) override {
-    return result_or_errno(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+    return result_or_errno(open_descriptor(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY));
   }
   int open_folder(const std::string& path) override {
-    return result_or_errno(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    return result_or_errno(open_descriptor(path, O_RDONLY | O_DIRECTORY));
   }
   int64_t size(int file) override {
     struct stat facts;
@@ -49,7 +55,7 @@ class PosixFileSystem final : public FileSystem {
   int remove_file(const std::string& path) override { return result_or_errno(::unlink(path.c_str())); }
   int remove_folder(const std::string& path) override { return result_or_errno(::rmdir(path.c_str())); }
   int list_folder(const std::string& path, std::vector<std::string>& names) override {
-    const int file = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    const int file = open_descriptor(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
     if (file < 0) return -errno;
     DIR* folder = ::fdopendir(file);
     if (folder == nullptr) {

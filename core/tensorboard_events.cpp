@@ -11,6 +11,7 @@
 
 #include <pacer/core/crc32c.h>
 #include <pacer/core/error.h>
+#include <pacer/core/file_descriptor.h>
 #include <pacer/core/json_lines.h>
 #include <pacer/core/utf8.h>
 
@@ -107,7 +108,8 @@ TensorBoardFile::TensorBoardFile(const std::string& folder) {
   held_back_ = event_record(event_wall_time() + length_delimited(kEventFileVersion, "brain.Event:2"));
   for (int number = 0; descriptor_ < 0; ++number) {
     path_ = stem + std::to_string(number);
-    descriptor_ = open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);
+    descriptor_ =
+        above_standard_streams(open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666));
     const int reason = errno;
     require<FileError>(descriptor_ >= 0 || reason == EEXIST, "cannot create ", path_, ": ",
                        std::strerror(reason));

@@ -13,6 +13,7 @@
 
 #include <pacer/collectives/communication_error.h>
 #include <pacer/core/error.h>
+#include <pacer/core/file_descriptor.h>
 
 namespace pacer::detail {
 namespace {
@@ -90,7 +91,7 @@ Address resolve(const std::string& host) {
 
 int listen_at(const Address& address, int port) {
   const AddressList found = look_up(address.text, port, AI_NUMERICHOST | AI_NUMERICSERV);
-  const int socket = ::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int socket = above_standard_streams(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int yes = 1;
   if (socket >= 0 && ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)) == 0 &&
       ::bind(socket, found->ai_addr, found->ai_addrlen) == 0 && ::listen(socket, SOMAXCONN) == 0) {

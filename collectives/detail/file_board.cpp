@@ -14,6 +14,7 @@
 
 #include <pacer/collectives/detail/rendezvous_folder.h>
 #include <pacer/core/error.h>
+#include <pacer/core/file_descriptor.h>
 
 namespace pacer::detail {
 namespace {
@@ -34,8 +35,9 @@ FileBoard::FileBoard(const std::string& path) : path_(path) {
   const std::string name = name_in_folder(path);
   require(!name.empty(), "the path ", path, ", through which ranks should meet, names no file");
   folder_ = open_private_folder(folder_of(path));
-  file_ = ::openat(folder_, name.c_str(), O_RDWR | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC,
-                   S_IRUSR | S_IWUSR);
+  file_ = above_standard_streams(::openat(folder_, name.c_str(),
+                                          O_RDWR | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC,
+                                          S_IRUSR | S_IWUSR));
   const int error = errno;
   struct stat found = {};
   const bool usable = file_ >= 0 && ::fstat(file_, &found) == 0 && S_ISREG(found.st_mode);

@@ -11,6 +11,7 @@
 
 #include <pacer/collectives/detail/connect.h>
 #include <pacer/core/error.h>
+#include <pacer/core/file_descriptor.h>
 
 namespace pacer::detail {
 namespace {
@@ -33,7 +34,8 @@ std::string folder_of(const std::string& path) {
 std::string name_in_folder(const std::string& path) { return path.substr(path.rfind('/') + 1); }
 
 int open_private_folder(const std::string& path) {
-  const int folder = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  const int folder =
+      above_standard_streams(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   // A link to a folder is no folder here.
   require(folder >= 0, "the folder ", path, " cannot hold the file through which ranks meet: ",
           errno == ENOTDIR || errno == ELOOP ? "it is a link or no folder" : std::strerror(errno),

@@ -91,7 +91,7 @@ std::string csv_rows_up_to(const CsvTable& table, int64_t step) {
 
 MetricsCsv::MetricsCsv(std::string path, int64_t step) : path_(std::move(path)) {
   if (step == 0) {
-    open("we");
+    open(StreamMode::truncate);
     return;
   }
   if (const auto old = content_if_there(path_)) {
@@ -104,11 +104,11 @@ MetricsCsv::MetricsCsv(std::string path, int64_t step) : path_(std::move(path)) 
     if (kept != *old) replace_file(path_, kept);
     columns_ = std::move(table.columns);
   }
-  open("ae");
+  open(StreamMode::append);
 }
 
-void MetricsCsv::open(const char* mode) {
-  file_.reset(std::fopen(path_.c_str(), mode));
+void MetricsCsv::open(StreamMode mode) {
+  file_.reset(open_stream(path_, mode));
   require<FileError>(file_ != nullptr, "cannot open ", path_, " for writing: ", std::strerror(errno));
 }
 
@@ -144,7 +144,7 @@ void MetricsCsv::add_columns(const MetricsRecord& record) {
       text += c;
     }
     replace_file(path_, text);
-    open("ae");
+    open(StreamMode::append);
   }
   columns_ = std::move(columns);
 }

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include <pacer/core/file_descriptor.h>
 #include <pacer/schedulers/detail/metrics_record.h>
 
 namespace pacer::detail {
@@ -27,7 +28,7 @@ class MetricsCsv {
   struct Close {
     void operator()(std::FILE* file) const { std::fclose(file); }
   };
-  void open(const char* mode);
+  void open(StreamMode mode);
   void append(const std::string& line);
   void add_columns(const MetricsRecord& record);
 
