@@ -21,9 +21,11 @@
 //                                          gradients of dropped layers become zero (unused)
 //                                        gradients_ready(progress)   gradients have arrived; learning rate
 //                                          optimizer: norm, clip, update; gradients cleared
-//                                        after_step(report)          metrics, then a checkpoint: save(state)
+//                                        after_step(report)          validation, what follows from it,
+//                                                                    metrics, then a checkpoint: save(state)
+//   if (session.should_stop()) break                                 a hook has asked for the end
 //   session.finish()                       an incomplete window takes its step
-//                                        finish(progress)            last metrics, last checkpoint
+//                                        finish(progress)            last validation, metrics, checkpoint
 //
 // A hook implements what it needs. All decisions are functions of Progress, so that every rank takes the same.
 // clang-format on
@@ -44,8 +46,21 @@ class SessionParts;
 class StepReport;
 
 // When a hook has its turn; ties go by name. The order in which hooks are given to a Session never matters.
-// Checkpoints come last, so that they hold what all others did in the step.
-enum class Slot { data, forward, loss, reduce, clip, optimize, schedule, record, checkpoint };
+// Validation comes before what is decided by it, and both before records. Checkpoints come last, so that they
+// hold what all others did in the step.
+enum class Slot {
+  data,
+  forward,
+  loss,
+  reduce,
+  clip,
+  optimize,
+  schedule,
+  validate,
+  decide,
+  record,
+  checkpoint
+};
 
 // One micro-batch on its way from the loader to the model.
 struct MicroBatch {

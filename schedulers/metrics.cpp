@@ -5,14 +5,18 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cstdio>
 #include <cstring>
 #include <optional>
 #include <utility>
 
+#include <c10/util/Exception.h>
+
 #include <pacer/core/error.h>
 #include <pacer/core/file_system.h>
-#include <pacer/schedulers/detail/metrics_files.h>
+#include <pacer/schedulers/detail/loss_mean.h>
 #include <pacer/schedulers/detail/metrics_queue.h>
+#include <pacer/schedulers/detail/metrics_writer.h>
 #include <pacer/schedulers/progress_bar.h>
 #include <pacer/schedulers/session_parts.h>
 #include <pacer/schedulers/step_report.h>
@@ -34,7 +38,7 @@ void make_metrics_folders(const std::string& folder) {
   require<FileError>(writable, "cannot write metrics to the folder ", folder, ": ", std::strerror(errno));
 }
 
-ProgressPoint progress_point(const detail::MetricsRecord& record) {
+ProgressPoint progress_point(const detail::MetricsRecord& record, const std::string& validation) {
   ProgressPoint point;
   point.step = record.step;
   point.tokens = record.tokens;
@@ -42,6 +46,7 @@ ProgressPoint progress_point(const detail::MetricsRecord& record) {
   point.learning_rate = record.find("learning_rate");
   point.tokens_per_second = record.find("tokens_per_second");
   point.gradient_norm = record.find("gradient_norm");
+  point.validation = record.find(validation);
   return point;
 }
 
@@ -90,13 +95,15 @@ MetricsOptions& MetricsOptions::total_tokens(int64_t tokens) {
 }
 
 struct Metrics::State {
+  SessionParts* parts = nullptr;
   detail::MetricsQueue queue;
-  std::optional<detail::MetricsFiles>
-      files;  // from the first step on, when it is known where this run starts
-  std::optional<ProgressBar> bar;
+  std::optional<detail::MetricsWriter> writer;  // from start() on, when it is known where this run begins
+  std::optional<ProgressBar> bar;               // from the first step on
+  detail::LossMean loss;
   // Of the last record, or of the start.
   std::optional<MetricsClock::time_point> time;
   Progress progress;
+  int64_t validated_at = -1;  // the step of the validation that was recorded last
 };
 
 Metrics::Metrics(MetricsOptions options) : options_(std::move(options)) {}
@@ -104,7 +111,7 @@ Metrics::Metrics(Metrics&& other) noexcept = default;
 
 Metrics::~Metrics() {
   try {
-    if (state_ && state_->files) write_arrived(/*wait=*/false);
+    if (state_ && state_->writer) write_arrived(/*wait=*/false);
   } catch (const std::exception&) {  // a destructor cannot report it; finish() does
   }
 }
@@ -114,50 +121,84 @@ void Metrics::attach(SessionParts& parts) {
   if (!parts.is_first_rank()) return;
   make_metrics_folders(options_.folder());
   state_ = std::make_unique<State>();
+  state_->parts = &parts;
 }
 
-void Metrics::begin(const Progress& progress, MicroBatch& /*batch*/) {
-  if (!state_ || state_->time) return;
-  state_->time = MetricsClock::now();
+void Metrics::start(const Progress& progress) {
+  if (!state_) return;
+  state_->writer.emplace(options_, progress.step);
   state_->progress = progress;
+  state_->validated_at = state_->parts->validation.step;
+}
+
+void Metrics::begin(const Progress& /*progress*/, MicroBatch& /*batch*/) {
+  if (state_ && !state_->time) state_->time = MetricsClock::now();
 }
 
 void Metrics::after_step(StepReport& report) {
   if (!state_) return;
   State& state = *state_;
   const Progress& progress = report.progress();
-  if (!state.files) {
-    state.files.emplace(options_, state.progress.step);
-    if (options_.progress()) {
-      state.bar.emplace(options_.total_steps(), options_.total_tokens());
-      state.bar->begin(state.progress.step, state.progress.tokens);
-    }
+  if (options_.progress() && !state.bar) {
+    state.bar.emplace(options_.total_steps(), options_.total_tokens());
+    state.bar->begin(state.progress.step, state.progress.tokens);
   }
-  if (progress.step % options_.every() == 0) {
+  state.loss.add(report);
+  state.validated_at = state.parts->validation.step;
+  if (progress.step % options_.every() == 0 || report.record_is_requested()) {
     const auto now = MetricsClock::now();
     const double seconds = std::max(std::chrono::duration<double>(now - *state.time).count(), 1e-9);
-    state.queue.push(report, seconds / static_cast<double>(progress.step - state.progress.step),
-                     static_cast<double>(progress.tokens - state.progress.tokens) / seconds);
+    StepReport record = report;
+    state.loss.move_to(record);
+    const auto steps = static_cast<double>(progress.step - state.progress.step);
+    const auto tokens = static_cast<double>(progress.tokens - state.progress.tokens);
+    state.queue.push(record, detail::MetricsQueue::Speed{seconds / steps, tokens / seconds});
     state.time = now;
     state.progress = progress;
   }
   write_arrived(/*wait=*/false);
 }
 
-void Metrics::finish(const Progress& /*progress*/) {
+void Metrics::finish(const Progress& progress) {
   if (!state_) return;
-  if (state_->files) write_arrived(/*wait=*/true);
+  if (!state_->writer) return;
+  // What was measured after the last step, which has its record already.
+  const ValidationResult& validation = state_->parts->validation;
+  if (validation.step == progress.step && validation.step != state_->validated_at) {
+    StepReport last(progress);
+    last.add(validation.name, validation.value);
+    state_->queue.push(last, std::nullopt);
+    state_->validated_at = validation.step;
+  }
+  write_arrived(/*wait=*/true);
   if (state_->bar) state_->bar->finish();
+  if (const auto sentence = state_->writer->farewell()) warn(*sentence);
+}
+
+void Metrics::warn(const std::string& sentence) {
+  if (state_->bar) state_->bar->interrupt();
+  TORCH_WARN(sentence);
+}
+
+void Metrics::print(const std::string& line) {
+  if (!state_) return;
+  if (state_->bar) {
+    state_->bar->print(line);
+  } else {
+    std::printf("%s\n", line.c_str());
+    std::fflush(stdout);
+  }
 }
 
 void Metrics::write_arrived(bool wait) {
   bool wrote = false;
   while (const auto record = state_->queue.pop(wait)) {
-    if (state_->bar) state_->bar->show(progress_point(*record));
-    state_->files->write(*record);
+    if (state_->bar) state_->bar->show(progress_point(*record, state_->parts->validation.name));
+    if (const auto sentence = state_->writer->write(*record)) warn(*sentence);
     wrote = true;
   }
-  if (wrote) state_->files->flush();
+  if (!wrote) return;
+  if (const auto sentence = state_->writer->flush()) warn(*sentence);
 }
 
 }  // namespace pacer

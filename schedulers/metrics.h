@@ -4,13 +4,16 @@
 //   session.use(pacer::Metrics("run"));
 //   session.use(pacer::Metrics(pacer::MetricsOptions("run").every(10).total_steps(100'000)));
 //
-// A record has, in this order: step (counting the one just taken), tokens, loss (the mean over the
-// accumulation window of this very step), all numbers that other hooks report (learning_rate,
+// A record has, in this order: step (counting the one just taken), tokens, loss (the mean over the steps
+// since the record before, or since this run began; every step counts alike, and within a step each
+// micro-batch as its gradient does), all numbers that other hooks report, of this very step (learning_rate,
 // sequence_length, kept_layers, epoch, ...); with a hook that looks at gradients also gradient_norm
 // (unscaled, averaged, before clipping), loss_scale (of the coming step, and only where it is not 1) and
 // skipped_steps (so far); then seconds_per_step and tokens_per_second, by the host's clock since the record
 // before. Time between steps counts, an evaluation too.
-// With several ranks, rank 0 writes; loss and tokens are those of all.
+// A step after which the Validation hook measured has a record, too; what it measures in finish() is a record
+// of its own, with the number of the last step. With several ranks, rank 0 writes; loss and tokens are those
+// of all.
 //
 // On a GPU loss and norm are read late: a step enqueues their copy to pinned memory and never waits for it; a
 // later step, or finish(), writes the record. Records are always written in order. Those still on the GPU
@@ -24,6 +27,10 @@
 // metrics.csv has a column for each key of the first record. A key that appears later gets a column at the
 // end: the file is written anew, with empty cells in the earlier rows. Numbers that are not finite are nan,
 // inf and -inf there, and strings with these words in metrics.jsonl.
+//
+// A record that cannot be written (a full disk) is dropped and ends nothing: training and checkpoints go on.
+// The first one is a warning that names file and reason; finish() warns once more, with how many were lost.
+// After each failure in a row the hook drops more records, up to 255, before it tries its files again.
 #pragma once
 
 #include <cstdint>
@@ -80,17 +87,22 @@ class Metrics : public Hook {
   Slot slot() const override { return Slot::record; }
   // Creates the folder. FileError where that cannot be done, or nothing could be written to it.
   void attach(SessionParts& parts) override;
+  // Opens the files. FileError where one cannot be read or written, before anything was trained.
+  void start(const Progress& progress) override;
   // The clock starts.
   void begin(const Progress& progress, MicroBatch& batch) override;
-  // Both throw FileError where a record cannot be written (a full disk), and after_step InvalidArgument where
-  // two hooks report numbers of the same name. The step itself is done by then, and only its record is lost:
-  // who catches the error may go on.
+  // Throws InvalidArgument where two hooks report numbers of the same name.
   void after_step(StepReport& report) override;
   void finish(const Progress& progress) override;
+
+  // Writes a line of the user's own to stdout, above the bar where one is drawn. Nothing on ranks other than
+  // 0; see Session::print.
+  void print(const std::string& line);
 
  private:
   struct State;
   void write_arrived(bool wait);
+  void warn(const std::string& sentence);
 
   MetricsOptions options_;
   std::unique_ptr<State> state_;  // from attach on, on rank 0

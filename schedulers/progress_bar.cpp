@@ -4,13 +4,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <cstring>
 
 #include <pacer/schedulers/detail/number_text.h>
 
 namespace pacer {
 namespace {
 
-constexpr size_t kBarWidth = 24;
+constexpr size_t kLongBar = 24, kShortBar = 10;
 constexpr size_t kFallbackColumns = 80;
 constexpr std::chrono::milliseconds kRedrawInterval{50};
 
@@ -20,14 +22,53 @@ size_t terminal_columns(std::FILE* out) {
   return known ? size.ws_col : kFallbackColumns;
 }
 
-// The first `columns` characters of UTF-8 text.
-std::string cut_to(const std::string& text, size_t columns) {
-  size_t end = 0;
-  for (size_t shown = 0; end < text.size(); ++end) {
-    const bool begins = (static_cast<unsigned char>(text[end]) & 0xC0) != 0x80;
-    if (begins && shown++ == columns) break;
+bool can_redraw(std::FILE* out) {
+  const char* terminal = std::getenv("TERM");
+  return isatty(fileno(out)) != 0 && !(terminal != nullptr && std::strcmp(terminal, "dumb") == 0);
+}
+
+// Characters of UTF-8 text.
+size_t shown_columns(const std::string& text) {
+  const auto begins = [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; };
+  return static_cast<size_t>(std::count_if(text.begin(), text.end(), begins));
+}
+
+std::string drawn_bar(double done, size_t width) {
+  const auto filled = static_cast<size_t>(done * static_cast<double>(width));
+  std::string bar;
+  for (size_t i = 0; i < width; ++i) bar += i < filled ? "━" : "╌";
+  return bar;
+}
+
+// The parts of a line, in the order in which they are read; those that are not known are empty.
+struct BarFields {
+  std::string bar, share, left, step, loss, validation, learning_rate, speed, norm;
+
+  std::string line() const {
+    std::string text;
+    const char* separator = "";
+    for (const auto* field :
+         {&bar, &share, &left, &step, &loss, &validation, &learning_rate, &speed, &norm}) {
+      if (field->empty()) continue;
+      text += separator + *field;
+      separator = field == &bar ? " " : "  ";  // the share is padded
+    }
+    return text;
   }
-  return text.substr(0, end);
+};
+
+BarFields point_fields(const ProgressPoint& point, int64_t total_steps) {
+  BarFields fields;
+  const std::string end = total_steps > 0 ? detail::with_thousands(total_steps) : "";
+  std::string step = detail::with_thousands(point.step);
+  if (step.size() < end.size()) step.insert(0, end.size() - step.size(), ' ');
+  fields.step = "step " + step + (end.empty() ? "" : " of " + end);
+  if (point.loss) fields.loss = "loss " + detail::fixed_text(*point.loss, 4);
+  if (point.validation) fields.validation = "validation " + detail::fixed_text(*point.validation, 4);
+  if (point.learning_rate) fields.learning_rate = "lr " + detail::short_text(*point.learning_rate, 3);
+  if (point.tokens_per_second) fields.speed = detail::short_count(*point.tokens_per_second) + " tokens/s";
+  if (point.gradient_norm) fields.norm = "gradient norm " + detail::short_text(*point.gradient_norm, 3);
+  return fields;
 }
 
 void put_text(const std::string& text, std::FILE* out) {
@@ -41,7 +82,7 @@ ProgressBar::ProgressBar(int64_t total_steps, int64_t total_tokens, std::FILE* o
     : total_steps_(total_steps),
       total_tokens_(total_tokens),
       out_(out),
-      terminal_(isatty(fileno(out)) != 0),
+      terminal_(can_redraw(out)),
       begun_(Clock::now()) {}
 
 ProgressBar::~ProgressBar() { finish(); }
@@ -56,7 +97,9 @@ void ProgressBar::show(const ProgressPoint& point) {
     put_text(plain_line(point) + "\n", out_);
     return;
   }
-  last_ = point;
+  const std::optional<double> validation = point.validation ? point.validation : last_.validation;
+  if (point.loss || !last_.loss) last_ = point;
+  last_.validation = validation;
   last_is_drawn_ = false;
   if (Clock::now() - drawn_ >= kRedrawInterval) draw();
 }
@@ -68,6 +111,18 @@ void ProgressBar::draw() {
   put_text("\r" + bar_line(last_, seconds, terminal_columns(out_) - 1) + "\x1b[K", out_);
   line_open_ = true;
   last_is_drawn_ = true;
+}
+
+void ProgressBar::print(const std::string& line) {
+  const bool redraw = line_open_;
+  interrupt();
+  put_text(line + "\n", out_);
+  if (redraw) draw();
+}
+
+void ProgressBar::interrupt() {
+  if (line_open_) put_text("\r\x1b[K", out_);
+  line_open_ = false;
 }
 
 void ProgressBar::finish() {
@@ -84,31 +139,28 @@ double ProgressBar::share(int64_t step, int64_t tokens) const {
 }
 
 std::string ProgressBar::plain_line(const ProgressPoint& point) const {
-  const std::string end = total_steps_ > 0 ? detail::with_thousands(total_steps_) : "";
-  std::string step = detail::with_thousands(point.step);
-  if (step.size() < end.size()) step.insert(0, end.size() - step.size(), ' ');
-  std::string line = "step " + step;
-  if (!end.empty()) line += " of " + end;
-  if (point.loss) line += "  loss " + detail::fixed_text(*point.loss, 4);
-  if (point.learning_rate) line += "  lr " + detail::short_text(*point.learning_rate, 3);
-  if (point.tokens_per_second) line += "  " + detail::short_count(*point.tokens_per_second) + " tokens/s";
-  if (point.gradient_norm) line += "  gradient norm " + detail::short_text(*point.gradient_norm, 3);
-  return line;
+  return point_fields(point, total_steps_).line();
 }
 
 std::string ProgressBar::bar_line(const ProgressPoint& point, double seconds, size_t columns) const {
-  std::string line;
-  if (total_steps_ > 0 || total_tokens_ > 0) {
-    const double done = share(point.step, point.tokens);
-    const auto filled = static_cast<size_t>(done * static_cast<double>(kBarWidth));
-    for (size_t i = 0; i < kBarWidth; ++i) line += i < filled ? "━" : "╌";
+  BarFields fields = point_fields(point, total_steps_);
+  const bool end_is_known = total_steps_ > 0 || total_tokens_ > 0;
+  const double done = share(point.step, point.tokens);
+  if (end_is_known) {
+    fields.bar = drawn_bar(done, kLongBar);
     const std::string percent = detail::fixed_text(100.0 * done, 0);
-    line += std::string(4 - std::min<size_t>(percent.size(), 3), ' ') + percent + " %  ";
+    fields.share = std::string(3 - std::min<size_t>(percent.size(), 3), ' ') + percent + " %";
     if (done > first_share_ && done < 1) {
-      line += detail::duration_text(seconds * (1.0 - done) / (done - first_share_)) + " left  ";
+      fields.left = detail::duration_text(seconds * (1.0 - done) / (done - first_share_)) + " left";
     }
+    if (shown_columns(fields.line()) > columns) fields.bar = drawn_bar(done, kShortBar);
   }
-  return cut_to(line + plain_line(point), columns);
+  for (std::string* field : {&fields.speed, &fields.norm, &fields.left, &fields.bar, &fields.learning_rate,
+                             &fields.validation, &fields.share, &fields.step, &fields.loss}) {
+    if (shown_columns(fields.line()) <= columns) break;
+    field->clear();
+  }
+  return fields.line();
 }
 
 }  // namespace pacer

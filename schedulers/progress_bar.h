@@ -1,5 +1,6 @@
 // What a person watches while training goes on: a bar that draws its line again and again on a terminal, one
-// line per point elsewhere. The Metrics hook uses it; it works alone, too.
+// line per point elsewhere, and on a terminal that cannot move its cursor (TERM=dumb). The Metrics hook uses
+// it; it works alone, too.
 #pragma once
 
 #include <chrono>
@@ -15,7 +16,7 @@ namespace pacer {
 struct ProgressPoint {
   int64_t step = 0;
   int64_t tokens = 0;
-  std::optional<double> loss, learning_rate, tokens_per_second, gradient_norm;
+  std::optional<double> loss, learning_rate, tokens_per_second, gradient_norm, validation;
 };
 
 class ProgressBar {
@@ -30,15 +31,22 @@ class ProgressBar {
 
   // Where this run starts: the time that is left is told from there.
   void begin(int64_t step, int64_t tokens);
-  // A terminal shows at most 20 points a second, and the last one in any case.
+  // A terminal shows at most 20 points a second, and the last one in any case. It goes on showing the last
+  // value of validation, and a point without a loss adds to the one before.
   void show(const ProgressPoint& point);
+  // Writes a line of the program's own and draws the bar again below it. A line end is added.
+  void print(const std::string& line);
+  // Clears the bar's line, so that something else may be written there; the next point draws it again.
+  void interrupt();
   // Ends the bar's line, so that other output may follow.
   void finish();
 
   // "step 120 of 1,000  loss 2.3456  lr 0.0003  12.3k tokens/s  gradient norm 0.81"
   std::string plain_line(const ProgressPoint& point) const;
-  // The same behind a bar and the share done, with the time left where `seconds` have passed since begin();
-  // cut to `columns` characters of UTF-8.
+  // The same behind a bar and the share done, with the time left where `seconds` have passed since begin(),
+  // in at most `columns` characters of UTF-8. What has no room is left out as a whole, and with it what
+  // matters less: the long bar goes first (a short one stays), then tokens/s, gradient norm, time left, the
+  // short bar, learning rate, validation, share and step; the loss stays longest.
   std::string bar_line(const ProgressPoint& point, double seconds, size_t columns) const;
 
  private:

@@ -1,6 +1,7 @@
 #include <pacer/schedulers/session.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <exception>
 #include <limits>
 #include <utility>
@@ -41,8 +42,8 @@ int64_t default_tokens(const at::Tensor& first) {
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 const char* slot_name(Slot slot) {
-  constexpr const char* kNames[] = {"data",     "forward",  "loss",   "reduce",    "clip",
-                                    "optimize", "schedule", "record", "checkpoint"};
+  constexpr const char* kNames[] = {"data",     "forward",  "loss",   "reduce", "clip",      "optimize",
+                                    "schedule", "validate", "decide", "record", "checkpoint"};
   return kNames[static_cast<size_t>(slot)];
 }
 
@@ -321,6 +322,15 @@ void Session::finish() {
   if (parts_.progress.micro_step > 0) take_step();
   for (const auto& hook : parts_.hooks_) hook->finish(parts_.progress);
   finished_ = true;
+}
+
+void Session::print(const std::string& line) {
+  if (auto* metrics = parts_.find<Metrics>()) {
+    metrics->print(line);
+  } else if (parts_.is_first_rank()) {
+    std::printf("%s\n", line.c_str());
+    std::fflush(stdout);
+  }
 }
 
 double Session::gradient_norm() const {

@@ -145,6 +145,15 @@ class Session {
     return std::forward<F>(f)();
   }
 
+  // True once a hook (EarlyStopping) has asked for the end of training, on all ranks after the same step:
+  // leave the loop and call finish(). Steps may still be taken. The reason is a short text, empty before.
+  bool should_stop() const { return parts_.should_stop; }
+  const std::string& stop_reason() const { return parts_.stop_reason; }
+
+  // Writes the line to stdout, on rank 0 alone; the other ranks print nothing. Where the Metrics hook draws a
+  // progress bar, the line comes above it. A line end is added.
+  void print(const std::string& line);
+
   // In the order in which they are called.
   const std::vector<std::shared_ptr<Hook>>& hooks() const { return parts_.hooks(); }
   // step: attempts completed; tokens: trained on so far.

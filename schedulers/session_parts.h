@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include <torch/nn/module.h>
@@ -23,6 +24,14 @@ struct WindowTotals {
   int64_t tokens = 0;         // trained on
   at::Tensor loss;            // fp32, no dimensions: the weighted sum of losses; only with record_loss
   double gradient_scale = 1;  // what the stored gradients were multiplied with besides
+};
+
+// What the Validation hook measured last; the same on all ranks.
+struct ValidationResult {
+  std::string name;   // in records
+  double value = 0;   // the mean over all ranks
+  int64_t step = -1;  // steps completed when it was measured; -1: nothing was yet
+  bool larger_is_better = false;
 };
 
 class SessionParts {
@@ -70,6 +79,12 @@ class SessionParts {
   Progress progress;
   WindowTotals window;
   int64_t micro_batch_examples = 0;  // between begin and backward: of the data set, on this rank
+  ValidationResult validation;
+
+  // True: the loop should end after this step, and why; see Session::should_stop. Whoever sets it does so on
+  // all ranks in the same step.
+  bool should_stop = false;
+  std::string stop_reason;
 
   // ---- what hooks ask for, in attach ----
   int64_t micro_steps = 1;        // per optimizer step

@@ -22,8 +22,12 @@ class StepReport {
   void add(std::string name, double value) { numbers_.emplace_back(std::move(name), value); }
   const std::vector<std::pair<std::string, double>>& numbers() const { return numbers_; }
 
-  // fp32, no dimensions, on the device: the weighted sum of the window's losses; times loss_average() their
-  // mean.
+  // Asks Metrics for a record of this step, whatever MetricsOptions::every says.
+  void request_record() { record_is_requested_ = true; }
+  bool record_is_requested() const { return record_is_requested_; }
+
+  // fp32 or fp64, no dimensions, on the device: the weighted sum of the window's losses; times loss_average()
+  // their mean.
   void set_loss(at::Tensor sum, double average) {
     loss_sum_ = std::move(sum);
     loss_average_ = average;
@@ -42,6 +46,7 @@ class StepReport {
   at::Tensor loss_sum_;
   double loss_average_ = 1;
   at::Tensor check_;
+  bool record_is_requested_ = false;
 };
 
 }  // namespace pacer

@@ -37,7 +37,7 @@ void require_unique_names(const std::vector<std::pair<std::string, double>>& num
 
 MetricsQueue::MetricsQueue(Reader reader) : reader_(std::move(reader)) {}
 
-void MetricsQueue::push(const StepReport& report, double seconds_per_step, double tokens_per_second) {
+void MetricsQueue::push(const StepReport& report, std::optional<Speed> speed) {
   require_unique_names(report.numbers());
   Pending pending;
   pending.record.step = report.progress().step;
@@ -46,8 +46,7 @@ void MetricsQueue::push(const StepReport& report, double seconds_per_step, doubl
   if (report.loss_sum().defined()) pending.loss_sum = reader_(report.loss_sum());
   if (report.check().defined()) pending.check = reader_(report.check());
   pending.loss_average = report.loss_average();
-  pending.seconds_per_step = seconds_per_step;
-  pending.tokens_per_second = tokens_per_second;
+  pending.speed = speed;
   pending_.push_back(std::move(pending));
 }
 
@@ -76,7 +75,9 @@ void MetricsQueue::Pending::wait() const {
 MetricsRecord MetricsQueue::Pending::completed() {
   auto& values = record.values;
   if (loss_sum) {
-    const double sum = *loss_sum->value().const_data_ptr<float>();
+    const at::Tensor& value = loss_sum->value();
+    const double sum =
+        value.scalar_type() == at::kDouble ? *value.const_data_ptr<double>() : *value.const_data_ptr<float>();
     values.emplace(values.begin(), "loss", sum * loss_average);
   }
   if (check) {
@@ -86,8 +87,10 @@ MetricsRecord MetricsQueue::Pending::completed() {
     if (read.loss_scale != 1) values.emplace_back("loss_scale", static_cast<double>(read.loss_scale));
     values.emplace_back("skipped_steps", static_cast<double>(read.skipped_steps));
   }
-  values.emplace_back("seconds_per_step", seconds_per_step);
-  values.emplace_back("tokens_per_second", tokens_per_second);
+  if (speed) {
+    values.emplace_back("seconds_per_step", speed->seconds_per_step);
+    values.emplace_back("tokens_per_second", speed->tokens_per_second);
+  }
   return std::move(record);
 }
 

@@ -28,7 +28,11 @@ class MetricsQueue {
 
   // Takes all that the report holds, without waiting. Throws InvalidArgument, taking nothing, where a name is
   // empty or there twice.
-  void push(const StepReport& report, double seconds_per_step, double tokens_per_second);
+  // `speed`: nothing where the record has none.
+  struct Speed {
+    double seconds_per_step = 0, tokens_per_second = 0;
+  };
+  void push(const StepReport& report, std::optional<Speed> speed);
 
   // The oldest record if its values are here, or if `wait`, or if too many are held back.
   std::optional<MetricsRecord> pop(bool wait);
@@ -39,7 +43,8 @@ class MetricsQueue {
   struct Pending {
     MetricsRecord record;                         // the numbers of the hooks alone
     std::unique_ptr<LateTensor> loss_sum, check;  // null where there is none
-    double loss_average = 1, seconds_per_step = 0, tokens_per_second = 0;
+    double loss_average = 1;
+    std::optional<Speed> speed;
 
     bool arrived() const;
     void wait() const;

@@ -4,7 +4,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include <fcntl.h>
 #include <sys/ioctl.h>
@@ -73,35 +75,144 @@ TEST_CASE("the bar says how much is done and how long the rest takes", "[schedul
         times(9, "━") + times(15, "╌") + "  40 %  3 min 00 s left  " + facts);
   CHECK(bar.bar_line(progress_point_at(200), 0, 200).find("left") == std::string::npos);
   CHECK(bar.bar_line(progress_point_at(2000), 60, 200).rfind(times(24, "━") + " 100 %  step", 0) == 0);
-  for (size_t columns = 0; columns < 100; ++columns) {
-    REQUIRE(shown_characters(bar.bar_line(progress_point_at(400), 60, columns)) == columns);
-  }
-  CHECK(ProgressBar(1000, 50'000).bar_line(progress_point_at(250), 60, 30) ==
-        times(12, "━") + times(12, "╌") + "  50 %");
+  CHECK(ProgressBar(1000, 50'000)
+            .bar_line(progress_point_at(250), 60, 200)
+            .rfind(times(12, "━") + times(12, "╌") + "  50 %", 0) == 0);
   CHECK(ProgressBar().bar_line(progress_point_at(7), 60, 200) == "step 7" + std::string(kFacts));
 }
 
+TEST_CASE("a narrow terminal loses whole fields, the loss last", "[schedulers][progress]") {
+  ProgressBar bar(1000);
+  bar.begin(200, 20'000);
+  ProgressPoint point = progress_point_at(400);
+  point.validation = 2.5;
+  const std::vector<std::string> expected = {
+      "━━━━━━━━━╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌  40 %  3 min 00 s left  step   400 of 1,000  loss 2.3457  validation 2.5000  "
+      "lr 0.0003  12.3k tokens/s  gradient norm 0.812",
+      "━━━━╌╌╌╌╌╌  40 %  3 min 00 s left  step   400 of 1,000  loss 2.3457  validation 2.5000  lr 0.0003  "
+      "12.3k tokens/s  gradient norm 0.812",
+      "━━━━╌╌╌╌╌╌  40 %  3 min 00 s left  step   400 of 1,000  loss 2.3457  validation 2.5000  lr 0.0003  "
+      "gradient norm 0.812",
+      "━━━━╌╌╌╌╌╌  40 %  3 min 00 s left  step   400 of 1,000  loss 2.3457  validation 2.5000  lr 0.0003",
+      "━━━━╌╌╌╌╌╌  40 %  step   400 of 1,000  loss 2.3457  validation 2.5000  lr 0.0003",
+      " 40 %  step   400 of 1,000  loss 2.3457  validation 2.5000  lr 0.0003",
+      " 40 %  step   400 of 1,000  loss 2.3457  validation 2.5000",
+      " 40 %  step   400 of 1,000  loss 2.3457",
+      "step   400 of 1,000  loss 2.3457",
+      "loss 2.3457",
+      ""};
+  size_t which = 0;
+  for (size_t columns = 200; columns + 1 > 0; --columns) {
+    const std::string line = bar.bar_line(point, 60, columns);
+    CAPTURE(columns, line);
+    while (which + 1 < expected.size() && shown_characters(expected[which]) > columns) ++which;
+    REQUIRE(line == expected[which]);
+  }
+  CHECK(which + 1 == expected.size());
+}
+
+namespace {
+
+// Both ends of a pseudo-terminal; null where there are none here.
+struct Terminal {
+  explicit Terminal(unsigned short columns = 110) {
+    const int master = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
+    if (master < 0 || grantpt(master) != 0 || unlockpt(master) != 0) return;
+    screen.reset(fdopen(master, "r"));
+    program.reset(std::fopen(ptsname(master), "we"));
+    winsize size{};
+    size.ws_row = 24;
+    size.ws_col = columns;
+    ioctl(master, TIOCSWINSZ, &size);
+  }
+  // All that was written, up to the mark that this writes behind it.
+  std::string text() const {
+    std::fputs("<end>", program.get());
+    std::fflush(program.get());
+    std::string text;
+    while (text.find("<end>") == std::string::npos) {
+      char piece[4096];
+      const ssize_t count = read(fileno(screen.get()), piece, sizeof piece);
+      REQUIRE(count > 0);
+      text.append(piece, static_cast<size_t>(count));
+    }
+    return text.substr(0, text.find("<end>"));
+  }
+  ProgressFile screen, program;
+};
+
+// While it lives, TERM has this value.
+class TerminalName {
+ public:
+  explicit TerminalName(const char* name) {
+    if (const char* before = std::getenv("TERM")) before_ = before;
+    setenv("TERM", name, 1);
+  }
+  ~TerminalName() { before_ ? setenv("TERM", before_->c_str(), 1) : unsetenv("TERM"); }
+  TerminalName(const TerminalName&) = delete;
+
+ private:
+  std::optional<std::string> before_;
+};
+
+}  // namespace
+
+TEST_CASE("a line of the program's own comes above the bar, which is drawn again", "[schedulers][progress]") {
+  const TerminalName name("xterm");
+  const Terminal terminal;
+  if (!terminal.program) PACER_SKIP("no pseudo-terminals here");
+  ProgressBar bar(1000, 0, terminal.program.get());
+  bar.print("before the bar");
+  bar.show(progress_point_at(7));
+  bar.print("a note");
+  const std::string text = terminal.text();
+  CHECK(text.rfind("before the bar\r\n\r", 0) == 0);
+  const size_t note = text.find("\r\x1b[Ka note\r\n");
+  REQUIRE(note != std::string::npos);
+  CHECK(text.find("step     7 of 1,000") < note);
+  CHECK(text.find("step     7 of 1,000", note) != std::string::npos);
+  bar.interrupt();
+  CHECK(terminal.text() == "\r\x1b[K");
+}
+
+TEST_CASE("a terminal without a cursor to move gets plain lines", "[schedulers][progress]") {
+  const TerminalName name("dumb");
+  const Terminal terminal;
+  if (!terminal.program) PACER_SKIP("no pseudo-terminals here");
+  ProgressBar bar(1000, 0, terminal.program.get());
+  bar.show(progress_point_at(7));
+  bar.print("a note");
+  bar.show(progress_point_at(8));
+  bar.finish();
+  CHECK(terminal.text() == "step     7 of 1,000" + std::string(kFacts) + "\r\na note\r\nstep     8 of 1,000" +
+                               std::string(kFacts) + "\r\n");
+}
+
+TEST_CASE("a terminal goes on showing what validation found", "[schedulers][progress]") {
+  const TerminalName name("xterm");
+  const Terminal terminal(200);
+  if (!terminal.program) PACER_SKIP("no pseudo-terminals here");
+  ProgressBar bar(1000, 0, terminal.program.get());
+  ProgressPoint found;  // as it comes after the last step: with a value, without a loss
+  found.step = 7;
+  found.validation = 2.25;
+  bar.show(progress_point_at(7));
+  bar.show(found);
+  bar.finish();
+  const std::string text = terminal.text();
+  const std::string last = text.substr(text.rfind("step"));
+  CHECK(last.find("loss 2.3457  validation 2.2500") != std::string::npos);
+}
+
 TEST_CASE("a terminal gets one line, drawn again, with the last point", "[schedulers][progress]") {
-  const int master = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
-  if (master < 0 || grantpt(master) != 0 || unlockpt(master) != 0) PACER_SKIP("no pseudo-terminals here");
-  const ProgressFile screen(fdopen(master, "r"));
-  const ProgressFile terminal(std::fopen(ptsname(master), "we"));
-  REQUIRE(terminal != nullptr);
-  winsize size{};
-  size.ws_row = 24;
-  size.ws_col = 110;
-  ioctl(master, TIOCSWINSZ, &size);
+  const TerminalName name("xterm");
+  const Terminal terminal;
+  if (!terminal.program) PACER_SKIP("no pseudo-terminals here");
   {
-    ProgressBar bar(1000, 0, terminal.get());
+    ProgressBar bar(1000, 0, terminal.program.get());
     for (int64_t step = 1; step <= 50; ++step) bar.show(progress_point_at(step));
   }
-  std::string text;
-  while (text.find('\n') == std::string::npos) {
-    char piece[4096];
-    const ssize_t count = read(master, piece, sizeof piece);
-    REQUIRE(count > 0);
-    text.append(piece, static_cast<size_t>(count));
-  }
+  const std::string text = terminal.text();
   CHECK(text.front() == '\r');
   CHECK(text.find("step     1 of 1,000") != std::string::npos);
   CHECK(text.find("step    50 of 1,000") != std::string::npos);

@@ -109,7 +109,7 @@ TEST_CASE("records hold the numbers that were computed beside the run", "[sessio
   }
 }
 
-TEST_CASE("every n-th step is recorded, with its own loss and the time of n steps", "[session][metrics]") {
+TEST_CASE("every n-th step is recorded, with the mean loss and the time of n steps", "[session][metrics]") {
   const TemporaryFolder every_step, every_third;
   metrics_run(quiet_metrics(every_step), 0, 7);
   metrics_run(quiet_metrics(every_third).every(3), 0, 7);
@@ -117,13 +117,34 @@ TEST_CASE("every n-th step is recorded, with its own loss and the time of n step
   CHECK(metrics_steps(every_third) == std::vector<int64_t>{3, 6});
   const auto all = metrics_lines(every_step);
   for (const MetricsJson& line : metrics_lines(every_third)) {
-    const auto& same = all[line["step"].get<size_t>() - 1];
-    CHECK(line["loss"] == same["loss"]);
-    CHECK(line["tokens"] == same["tokens"]);
+    const size_t step = line["step"].get<size_t>();
+    double sum = 0;
+    for (size_t i = step - 3; i < step; ++i) sum += all[i]["loss"].get<double>();
+    CHECK(line["loss"].get<double>() == Approx(sum / 3).epsilon(1e-12));
+    CHECK(line["loss"] != all[step - 1]["loss"]);
+    CHECK(line["tokens"] == all[step - 1]["tokens"]);
     CHECK(line["tokens_per_second"].get<double>() * line["seconds_per_step"].get<double>() == Approx(32));
     CHECK_FALSE(line.contains("gradient_norm"));  // nobody looks at the gradients
   }
   check_csv_equals_jsonl(every_third);
+}
+
+TEST_CASE("a step that asks for a record gets one, and the next mean begins behind it",
+          "[session][metrics]") {
+  const TemporaryFolder every_step, folder;
+  metrics_run(quiet_metrics(every_step), 0, 6);
+  MetricsRun run;
+  run.session.use(Metrics(quiet_metrics(folder).every(3)))
+      .use(std::make_shared<MetricsSeam>([](StepReport& report) {
+        if (report.progress().step == 5) report.request_record();
+      }));
+  run.steps(6);
+  run.session.finish();
+  CHECK(metrics_steps(folder) == std::vector<int64_t>{3, 5, 6});
+  const auto all = metrics_lines(every_step), few = metrics_lines(folder);
+  const auto loss = [](const MetricsJson& line) { return line["loss"].get<double>(); };
+  CHECK(loss(few[1]) == Approx((loss(all[3]) + loss(all[4])) / 2).epsilon(1e-12));
+  CHECK(few[2]["loss"] == all[5]["loss"]);
 }
 
 TEST_CASE("a diverged step is recorded as it is", "[session][metrics]") {
@@ -153,13 +174,14 @@ TEST_CASE("records wait for their values in order, and the host for them only wh
   std::deque<SlowTensor::Switch> switches;
   detail::MetricsQueue queue(
       [&](const Tensor& tensor) { return std::make_unique<SlowTensor>(tensor, switches.emplace_back()); });
-  for (size_t i = 0; i < kMany; ++i) queue.push(metrics_report(static_cast<int64_t>(i), 0.5), 1, 1);
+  for (size_t i = 0; i < kMany; ++i) queue.push(metrics_report(static_cast<int64_t>(i), 0.5), std::nullopt);
   switches[1].arrived = switches[2].arrived = true;
   CHECK_FALSE(queue.pop(false));
   switches[0].arrived = true;
   for (int64_t i = 0; i < 3; ++i) CHECK(queue.pop(false)->step == i);
   CHECK_FALSE(queue.pop(false));
-  for (size_t i = kMany; i < kMany + 4; ++i) queue.push(metrics_report(static_cast<int64_t>(i), 0.5), 1, 1);
+  for (size_t i = kMany; i < kMany + 4; ++i)
+    queue.push(metrics_report(static_cast<int64_t>(i), 0.5), std::nullopt);
   CHECK(queue.size() == kMany + 1);
   CHECK(queue.pop(false)->step == 3);  // one too many
   CHECK_FALSE(queue.pop(false));
@@ -179,7 +201,7 @@ TEST_CASE("a record keeps the values of its step, whatever the next one writes",
     StepReport report(metrics_progress(step));
     report.set_loss(loss, 0.25);
     report.set_check(memory);
-    queue.push(report, 1, 1);
+    queue.push(report, std::nullopt);
   };
   check.norm = 3;
   check.loss_scale = 1024;

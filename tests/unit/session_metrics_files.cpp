@@ -4,10 +4,17 @@
 #include <filesystem>
 
 #include <sys/resource.h>
+#include <unistd.h>
 
+#include <torch/nn/modules/linear.h>
+
+#include <pacer/core/checkpoint_folder.h>
 #include <pacer/core/error.h>
+#include <pacer/schedulers/checkpoints.h>
 
+#include "support/captured_stderr.h"
 #include "support/metrics_run.h"
+#include "support/ranks.h"
 
 namespace pacer::testing {
 namespace {
@@ -21,6 +28,40 @@ std::string metrics_file_error(Action action) {
   }
   return "<no FileError>";
 }
+
+int lines_with(const std::string& text, const std::string& part) {
+  int count = 0;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) count += contains(line, part) ? 1 : 0;
+  return count;
+}
+
+// Takes what is written to stderr while it lives into a string; through a pipe, which no limit of file sizes
+// cuts short.
+class Reported {
+ public:
+  explicit Reported(std::string& text) : text_(text), before_(dup(STDERR_FILENO)) {
+    REQUIRE(pipe(ends_) == 0);
+    std::fflush(stderr);
+    dup2(ends_[1], STDERR_FILENO);
+    close(ends_[1]);
+  }
+  ~Reported() {
+    std::fflush(stderr);
+    dup2(before_, STDERR_FILENO);
+    close(before_);
+    text_.resize(8192);
+    const ssize_t count = read(ends_[0], text_.data(), text_.size());
+    text_.resize(count < 0 ? 0 : static_cast<size_t>(count));
+    close(ends_[0]);
+  }
+  Reported(const Reported&) = delete;
+
+ private:
+  std::string& text_;
+  int before_;
+  int ends_[2] = {-1, -1};
+};
 
 }  // namespace
 
@@ -142,38 +183,79 @@ TEST_CASE("files that cannot be written are a FileError with their path", "[sess
     CHECK(contains(metrics_file_error([&] { run.session.use(Metrics(folder.path(name))); }), name));
     run.step(0);  // as if nobody had asked for metrics
   }
-  if (!std::filesystem::exists("/dev/full")) return;
+}
+
+TEST_CASE("a full disk ends neither training nor checkpoints, and is told of", "[session][metrics]") {
+  if (!std::filesystem::exists("/dev/full")) PACER_SKIP("no /dev/full");
   for (const char* name : {"metrics.jsonl", "metrics.csv"}) {
     CAPTURE(name);
-    const TemporaryFolder full;
+    const TemporaryFolder full, checkpoints;
     std::filesystem::create_symlink("/dev/full", full.path(name));
     MetricsRun run;
-    run.session.use(Metrics(quiet_metrics(full)));
-    CHECK(contains(metrics_file_error([&] { run.step(0); }), name));
-    CHECK(run.session.progress().step == 1);  // the step itself was taken
-    CHECK(contains(metrics_file_error([&] { run.step(1); }), name));
+    run.session.use(Metrics(quiet_metrics(full).every(2)))
+        .use(Checkpoints(CheckpointsOptions(checkpoints.path()).every(1)));
+    {
+      const CapturedStderr quiet;
+      CHECK_NOTHROW(run.steps(1));
+      CHECK(quiet.text().empty());
+      CHECK_NOTHROW(run.steps(4));
+      CHECK(lines_with(quiet.text(), "metrics: cannot write to " + full.path(name) + ": No space left") == 1);
+    }
+    CHECK(list_checkpoints(checkpoints.path()).front().step == 5);
+    const CapturedStderr quiet;
+    CHECK_NOTHROW(run.session.finish());
+    CHECK(lines_with(quiet.text(),
+                     "2 of this run's 2 records were lost (cannot write to " + full.path(name)) == 1);
   }
 }
 
-TEST_CASE("what a full disk cut short is removed when training goes on", "[session][metrics]") {
-  // A disk that is full for one step, a few bytes into its record.
-  class FullDisk {
-   public:
-    explicit FullDisk(const std::string& path) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
-      getrlimit(RLIMIT_FSIZE, &before_);
-      rlimit limit = before_;
-      limit.rlim_cur = std::filesystem::file_size(path) + 5;
-      setrlimit(RLIMIT_FSIZE, &limit);
+TEST_CASE("ranks stay in step where the first one has a full disk for metrics", "[session][metrics][ranks]") {
+  if (!std::filesystem::exists("/dev/full")) PACER_SKIP("no /dev/full");
+  const TemporaryFolder full, checkpoints;
+  std::filesystem::create_symlink("/dev/full", full.path("metrics.jsonl"));
+  const Ranks worlds = Communicator::in_process(2);
+  const CapturedStderr quiet;
+  const auto messages = run_ranks(2, [&](int rank) {
+    torch::nn::Linear model(4, 1);
+    torch::optim::SGD optimizer(model->parameters(), 0.1);
+    Session session(*model, optimizer, worlds[static_cast<size_t>(rank)]);
+    session.use(Metrics(quiet_metrics(full)))
+        .use(Checkpoints(CheckpointsOptions(checkpoints.path()).every(1)));
+    for (int step = 0; step < 3; ++step) {
+      auto [x] = session.begin(torch::ones({2, 4}));
+      session.backward(model->forward(x).square().mean());
+      session.step();
     }
-    ~FullDisk() {
-      setrlimit(RLIMIT_FSIZE, &before_);
-      std::signal(SIGXFSZ, handler_);
-    }
+    session.finish();
+  });
+  CHECK(first_of(messages) == "");
+  CHECK(list_checkpoints(checkpoints.path()).front().step == 3);
+}
 
-   private:
-    void (*handler_)(int);
-    rlimit before_{};
-  };
+namespace {
+
+// A disk that is full while this lives, a few bytes into the next record.
+class FullDisk {
+ public:
+  explicit FullDisk(const std::string& path) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
+    getrlimit(RLIMIT_FSIZE, &before_);
+    rlimit limit = before_;
+    limit.rlim_cur = std::filesystem::file_size(path) + 5;
+    setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  ~FullDisk() {
+    setrlimit(RLIMIT_FSIZE, &before_);
+    std::signal(SIGXFSZ, handler_);
+  }
+
+ private:
+  void (*handler_)(int);
+  rlimit before_{};
+};
+
+}  // namespace
+
+TEST_CASE("what a full disk cut short is removed when training goes on", "[session][metrics]") {
   for (const bool jsonl : {true, false}) {
     CAPTURE(jsonl);
     const TemporaryFolder folder;
@@ -181,15 +263,20 @@ TEST_CASE("what a full disk cut short is removed when training goes on", "[sessi
     MetricsRun run;
     run.session.use(Metrics(quiet_metrics(folder).jsonl(jsonl).csv(!jsonl).tensorboard(false)));
     run.steps(2);
-    std::string error;
+    std::string warning;
     {
+      const Reported reported(warning);
       const FullDisk full(path);
-      error = metrics_file_error([&] { run.step(2); });
+      run.step(2);
     }
-    CHECK(contains(error, path));
+    CHECK(contains(warning, path));
     CHECK(content_of(path).back() != '\n');
     run.steps(2);
-    run.session.finish();
+    {
+      const Reported reported(warning);
+      run.session.finish();
+    }
+    CHECK(contains(warning, "1 of this run's 5 records were lost"));
     const std::vector<int64_t> expected = {1, 2, 4, 5};
     if (jsonl) {
       CHECK(metrics_steps(folder) == expected);
@@ -202,6 +289,27 @@ TEST_CASE("what a full disk cut short is removed when training goes on", "[sessi
       }
     }
   }
+}
+
+TEST_CASE("a disk that stays full is tried less and less often", "[session][metrics]") {
+  const TemporaryFolder folder;
+  MetricsRun run;
+  run.session.use(Metrics(quiet_metrics(folder).csv(false).tensorboard(false)));
+  run.steps(2);
+  std::string warning;
+  {
+    const Reported reported(warning);
+    const FullDisk full(folder.path("metrics.jsonl"));
+    run.steps(5);  // tried after steps 3, 4 and 6; three more are dropped then
+  }
+  CHECK(lines_with(warning, "metrics: ") == 1);
+  run.steps(5);
+  {
+    const Reported reported(warning);
+    run.session.finish();
+  }
+  CHECK(metrics_steps(folder) == std::vector<int64_t>{1, 2, 10, 11, 12});
+  CHECK(contains(warning, "7 of this run's 12 records were lost"));
 }
 
 }  // namespace pacer::testing
