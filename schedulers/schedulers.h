@@ -2,9 +2,11 @@
 #pragma once
 
 #include <pacer/schedulers/batch.h>
+#include <pacer/schedulers/best_value.h>
 #include <pacer/schedulers/checkpoints.h>
 #include <pacer/schedulers/cuda_graph.h>
 #include <pacer/schedulers/data_parallel.h>
+#include <pacer/schedulers/early_stopping.h>
 #include <pacer/schedulers/epoch_sampler.h>
 #include <pacer/schedulers/factor_lr.h>
 #include <pacer/schedulers/gradient_accumulation.h>
@@ -20,7 +22,9 @@
 #include <pacer/schedulers/precision.h>
 #include <pacer/schedulers/progress.h>
 #include <pacer/schedulers/progress_bar.h>
+#include <pacer/schedulers/save_best.h>
 #include <pacer/schedulers/sequence_length.h>
 #include <pacer/schedulers/session.h>
 #include <pacer/schedulers/session_parts.h>
 #include <pacer/schedulers/step_report.h>
+#include <pacer/schedulers/validation.h>

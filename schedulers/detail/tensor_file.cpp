@@ -34,7 +34,8 @@ at::ScalarType tensor_dtype(Dtype dtype) {
 
 }  // namespace
 
-void write_tensors(ByteSink& sink, const NamedTensors& tensors) {
+void write_tensors(ByteSink& sink, const NamedTensors& tensors,
+                   const std::map<std::string, std::string>& metadata) {
   std::vector<at::Tensor> held;  // until everything is written
   std::vector<TensorBytes> records;
   for (const auto& [name, tensor] : tensors) {
@@ -43,7 +44,7 @@ void write_tensors(ByteSink& sink, const NamedTensors& tensors) {
     records.push_back({name, file_dtype(host, name), host.sizes().vec(),
                        host.numel() == 0 ? nullptr : host.const_data_ptr()});
   }
-  write_safetensors(sink, std::move(records));
+  write_safetensors(sink, std::move(records), metadata);
 }
 
 NamedTensors read_tensors(std::vector<char> bytes, const std::string& path) {

@@ -24,6 +24,7 @@
 
 #include "support/captured_stderr.h"
 #include "support/small_model.h"
+#include "support/temporary_folder.h"
 
 namespace pacer::testing {
 
@@ -151,6 +152,20 @@ inline std::vector<RegisteredHook> all_hooks() {
          s.use(LearningRate(warmup_cosine({3, 20})));
        }},
       {"sampler", "sampler", false, [](Session& s, SmallModel&, EpochSampler& e) { s.use(e); }},
+      // What decides by the value is used with it. The loss falls, so the best is that of the first step: a
+      // state that was lost shows.
+      {"validation, early stopping and save best", "validation", false,
+       [](Session& s, SmallModel& m, EpochSampler&) {
+         static const TemporaryFolder folder;
+         const auto measure = [m]() mutable {
+           const auto batch = small_batch(99);
+           const at::Device device = m->head->bias.device();
+           return m->loss(batch.first.to(device), batch.second.to(device)).item<double>();
+         };
+         s.use(SaveBest(folder.path()))
+             .use(EarlyStopping(/*patience=*/100))
+             .use(Validation(ValidationOptions(1).larger_is_better(true), measure));
+       }},
   };
 }
 

@@ -1,0 +1,101 @@
+#include <pacer/schedulers/save_best.h>
+
+#include <array>
+#include <charconv>
+#include <map>
+#include <utility>
+
+#include <c10/util/Exception.h>
+
+#include <pacer/core/error.h>
+#include <pacer/core/file_system.h>
+#include <pacer/schedulers/detail/best_value_state.h>
+#include <pacer/schedulers/detail/tensor_file.h>
+#include <pacer/schedulers/session_parts.h>
+#include <pacer/schedulers/step_report.h>
+#include <pacer/schedulers/validation.h>
+
+namespace pacer {
+namespace {
+
+void make_best_folders(const std::string& folder) {
+  FileSystem& files = posix_file_system();
+  for (size_t end = 0; end != std::string::npos;) {
+    end = folder.find('/', end + 1);
+    make_folder(files, folder.substr(0, end));
+  }
+}
+
+// As it reads back to the same bits, whatever the locale.
+std::string exact_text(double value) {
+  std::array<char, 32> digits;
+  const auto result = std::to_chars(digits.data(), digits.data() + digits.size(), value);
+  return std::string(digits.data(), result.ptr);
+}
+
+NamedTensors weights_and_buffers(const torch::nn::Module& model) {
+  NamedTensors tensors;
+  for (const auto& item : model.named_parameters()) tensors.emplace(item.key(), item.value());
+  for (const auto& item : model.named_buffers()) {
+    if (item.value().defined()) tensors.emplace(item.key(), item.value());
+  }
+  return tensors;
+}
+
+}  // namespace
+
+SaveBest::SaveBest(std::string folder) : folder_(std::move(folder)) {
+  require(!folder_.empty(), "SaveBest needs the name of a folder; it is empty");
+}
+
+std::string SaveBest::path() const {
+  return folder_ + (folder_.back() == '/' ? "" : "/") + "model.safetensors";
+}
+
+void SaveBest::attach(SessionParts& parts) {
+  if (parts.is_first_rank()) make_best_folders(folder_);
+  parts_ = &parts;
+}
+
+void SaveBest::start(const Progress& /*progress*/) {
+  require(parts_->find<Validation>() != nullptr,
+          "SaveBest has nothing to look at; add session.use(pacer::Validation(every, function))");
+}
+
+void SaveBest::after_step(StepReport& report) { consider(report.progress()); }
+
+void SaveBest::finish(const Progress& progress) { consider(progress); }
+
+void SaveBest::consider(const Progress& progress) {
+  const ValidationResult& found = parts_->validation;
+  if (found.step != progress.step || found.step == seen_step_) return;
+  seen_step_ = found.step;
+  BestValue best = best_;
+  try {
+    if (best.take(found.value, found.step, 0, found.larger_is_better) && parts_->is_first_rank()) write();
+    best_ = best;
+  } catch (const FileError& error) {
+    TORCH_WARN("the best model so far (step ", found.step, ") was not saved: ", error.what(),
+               "; training goes on, and the next better one is tried again");
+  }
+}
+
+void SaveBest::write() const {
+  FileSystem& files = posix_file_system();
+  const std::string next = path() + ".new";
+  files.remove_file(next);  // of a run that was killed here; where this fails, the next line says so
+  FileWriter writer(files, next);
+  const std::map<std::string, std::string> metadata = {
+      {"step", std::to_string(parts_->validation.step)},
+      {parts_->validation.name, exact_text(parts_->validation.value)}};
+  detail::write_tensors(writer, weights_and_buffers(parts_->model()), metadata);
+  writer.finish();
+  rename(files, next, path());
+  sync_folder(files, folder_);
+}
+
+void SaveBest::save(NamedTensors& state) const { detail::save_best_value(best_, state); }
+
+void SaveBest::load(const NamedTensors& state) { best_ = detail::load_best_value(state); }
+
+}  // namespace pacer
