@@ -189,6 +189,25 @@ TEST_CASE("a freeze that is due waits for freeze_allowed, with a warning", "[one
   }
 }
 
+TEST_CASE("a variance that is frozen too early is told, with settings that would do", "[onebit_adam]") {
+  const auto said_at = [](int64_t freeze_step, double beta2) {
+    OneBitAdamRanks ranks(1,
+                          {{{{40}}, OneBitAdamOptions(0.01).freeze_step(freeze_step).betas({0.9, beta2})}});
+    for (int64_t t = 1; t <= freeze_step; ++t) {
+      set_constant_gradients(ranks, 1.0);
+      REQUIRE(plain_step(ranks, /*freeze_allowed=*/true) == "");
+    }
+    REQUIRE(ranks.optimizers[0]->frozen_at() == freeze_step);
+    return ranks.said[0];
+  };
+  CHECK(contains(said_at(9, 0.9), "set freeze_step to 10 or more, or the second of betas to 0.8 or less"));
+  CHECK(said_at(9, 0.8).empty());
+  CHECK(said_at(10, 0.9).empty());
+  CHECK(
+      contains(said_at(5, 0.999), "set freeze_step to 1000 or more, or the second of betas to 0.8 or less"));
+  CHECK(said_at(5, 0.8).empty());
+}
+
 TEST_CASE("gradients that are all zero postpone the freeze until one is not (N3)", "[onebit_adam]") {
   const auto options = OneBitAdamOptions(0.01).freeze_step(2).weight_decay(0);
   const std::vector<OneBitAdamGroup> groups = {{{{40}, {5, 5}}, options},
