@@ -12,6 +12,8 @@
 
 #include <pacer/pacer.h>
 
+#include "support/program.h"
+
 namespace {
 
 constexpr int64_t kContext = 16;    // bytes that the model sees
@@ -52,9 +54,7 @@ torch::Tensor read_headers() {
   return torch::from_blob(text.data(), {size}, torch::kUInt8).to(torch::kInt64);
 }
 
-}  // namespace
-
-int main() {
+void run() {
   torch::manual_seed(1);
   torch::set_num_threads(1);  // so small a model gains nothing from a second one
   auto model = make_model();
@@ -96,4 +96,13 @@ int main() {
   std::printf(
       "held-out loss in nats per byte: %.3f before, %.3f after %lld steps; curves in run/02_session\n",
       before, held_out_loss(), static_cast<long long>(session.progress().step));
+}
+
+}  // namespace
+
+int main(int argument_count, char** arguments) {
+  constexpr const char* kAbout =
+      "Trains a byte model on LibTorch's own headers with accumulation, clipping, a learning-rate schedule\n"
+      "and metrics. Writes curves to run/02_session.\n";
+  return examples::run_program(argument_count, arguments, kAbout, run);
 }

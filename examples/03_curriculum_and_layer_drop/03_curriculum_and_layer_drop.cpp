@@ -11,6 +11,8 @@
 
 #include <pacer/pacer.h>
 
+#include "support/program.h"
+
 namespace {
 
 constexpr int64_t kVocabulary = 32, kWidth = 64, kHeads = 4, kDepth = 8, kBatch = 8, kLength = 128;
@@ -54,9 +56,7 @@ struct StackImpl : torch::nn::Module {
 };
 TORCH_MODULE(Stack);
 
-}  // namespace
-
-int main() {
+void run() {
   torch::manual_seed(1);
   torch::set_num_threads(1);  // so small a model gains nothing from a second one, and times are steadier
   const pacer::LayerDrop layer_drop(pacer::LayerDropOptions().theta_bar(0.5).gamma(4.0 / kSteps));
@@ -92,4 +92,13 @@ int main() {
     milliseconds = kept = length = loss_sum = 0;
   }
   session.finish();
+}
+
+}  // namespace
+
+int main(int argument_count, char** arguments) {
+  constexpr const char* kAbout =
+      "Trains a small stack of attention blocks on sequences that start short, with layers that are skipped\n"
+      "more and more often, and says what a step takes.\n";
+  return examples::run_program(argument_count, arguments, kAbout, run);
 }

@@ -14,6 +14,9 @@
 
 #include <pacer/pacer.h>
 
+#include "support/command_line.h"
+#include "support/program.h"
+
 namespace {
 
 constexpr int64_t kLength = 64, kWidth = 32, kBytes = 256, kBatch = 4, kSteps = 120;
@@ -68,10 +71,7 @@ std::string hash_of_weights(const Model& model) {
   return checksum.hex();
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  const std::string folder = argc > 1 ? argv[1] : "run/04_resume";
+void run(const std::string& folder) {
   torch::set_num_threads(1);
   torch::manual_seed(1);
   pacer::LayerDrop layer_drop(pacer::LayerDropOptions().theta_bar(0.5).gamma(0.05));
@@ -107,4 +107,22 @@ int main(int argc, char** argv) {
   session.finish();
   std::printf("done after step %lld, weights %s\n", static_cast<long long>(session.progress().step),
               hash_of_weights(model).c_str());
+}
+
+}  // namespace
+
+int main(int argument_count, char** arguments) {
+  return examples::run_guarded(examples::program_name(arguments), [&] {
+    auto known = examples::make_options();
+    known.add_options()("folder",
+                        boost::program_options::value<std::string>()->default_value("run/04_resume"),
+                        "the run's folder; may be given without its name");
+    const auto given = examples::read_command_line(
+        argument_count, arguments,
+        "Trains and saves checkpoints. Kill it at any moment and start it again: it goes on, and the hashes\n"
+        "of the weights are those of a run that was never interrupted.\n",
+        known, "folder");
+    if (given) run((*given)["folder"].as<std::string>());
+    return 0;
+  });
 }

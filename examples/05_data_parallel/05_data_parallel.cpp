@@ -17,7 +17,7 @@
 
 #include <pacer/pacer.h>
 
-#include "support/processes.h"
+#include "support/program.h"
 
 namespace {
 
@@ -92,5 +92,7 @@ void train(const std::shared_ptr<pacer::Communicator>& world) {
 }  // namespace
 
 int main(int argument_count, char** arguments) {
-  return examples::run_as_ranks(argument_count, arguments, train);
+  constexpr const char* kAbout =
+      "Trains a byte model on LibTorch's own headers, every rank on its part of each batch.\n";
+  return examples::run_as_ranks(argument_count, arguments, kAbout, train);
 }

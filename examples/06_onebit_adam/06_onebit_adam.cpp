@@ -16,7 +16,7 @@
 #include <pacer/pacer.h>
 
 #include "support/byte_model.h"
-#include "support/processes.h"
+#include "support/program.h"
 
 namespace {
 
@@ -24,6 +24,7 @@ constexpr int64_t kBatch = 64;  // of all ranks together
 constexpr int64_t kSteps = 600;
 constexpr int64_t kFreezeStep = kSteps / 5;  // warm-up: a fifth of the run is a good first guess
 constexpr double kRate = 3e-3;
+constexpr double kBeta1 = 0.9, kBeta2 = 0.99;  // a variance that looks back on 100 steps: within the warm-up
 
 using World = std::shared_ptr<pacer::Communicator>;
 
@@ -68,13 +69,14 @@ void compare(const World& world) {
   torch::set_num_threads(1);  // so small a model gains nothing from a second one
   {
     auto model = examples::make_byte_model();
-    pacer::FusedAdamW optimizer(model->named_parameters(), pacer::FusedAdamWOptions(kRate).weight_decay(0.1));
+    pacer::FusedAdamW optimizer(model->named_parameters(),
+                                pacer::FusedAdamWOptions(kRate).betas({kBeta1, kBeta2}).weight_decay(0.1));
     train("FusedAdamW", model, optimizer, world);
   }
   auto model = examples::make_byte_model();
+  const auto options = pacer::OneBitAdamOptions(kRate).betas({kBeta1, kBeta2}).weight_decay(0.1);
   pacer::OneBitAdam optimizer(model->named_parameters(),
-                              pacer::OneBitAdamOptions(kRate).weight_decay(0.1).freeze_step(kFreezeStep),
-                              world);
+                              pacer::OneBitAdamOptions(options).freeze_step(kFreezeStep), world);
   train("OneBitAdam", model, optimizer, world);
   if (world->rank() != 0) return;
   std::printf("OneBitAdam averaged gradients for %lld steps; in the %lld after them each rank sent %.2f MB\n",
@@ -86,6 +88,9 @@ void compare(const World& world) {
 }  // namespace
 
 int main(int argument_count, char** arguments) {
-  return examples::run_as_ranks(argument_count, arguments, compare,
+  constexpr const char* kAbout =
+      "Trains a byte model with AdamW and with 1-bit Adam, and says the loss and the bytes that each rank\n"
+      "sends.\n";
+  return examples::run_as_ranks(argument_count, arguments, kAbout, compare,
                                 pacer::CommunicatorOptions().backend(pacer::Backend::gloo));
 }

@@ -10,9 +10,7 @@
 //   --csv a.csv 07_slow_network --report a.csv
 #include <chrono>
 #include <cstdio>
-#include <exception>
 #include <fstream>
-#include <iostream>
 #include <memory>
 #include <optional>
 #include <set>
@@ -20,32 +18,30 @@
 #include <string>
 #include <vector>
 
-#include <boost/program_options.hpp>
-
 #include <pacer/core/error.h>
 
-#include "convergence/nearest_name.h"
 #include "measurements.h"
 #include "steps.h"
+#include "support/command_line.h"
 #include "support/processes.h"
+#include "support/program.h"
 
 namespace {
 
 namespace po = boost::program_options;
 
-constexpr int kFailed = 1, kBadInput = 2;
 constexpr std::chrono::minutes kDeadline(5);  // slow links carry the largest model for a minute
 
 struct Options {
-  std::string model, device, csv, report;
+  std::string model, csv, report;
+  bool cuda = false;
   std::vector<std::string> optimizers;
   double gbit = 0, seconds = 0;
   int processes = 0;
 };
 
 po::options_description description() {
-  constexpr unsigned kColumns = 104, kHelpColumns = 72;
-  po::options_description all("Options", kColumns, kHelpColumns);
+  po::options_description all = examples::make_options();
   const auto word = [](const char* name) { return po::value<std::string>()->value_name(name); };
   all.add_options()                                                                                   //
       ("model", word("gpt2|bert-large|small")->default_value("small"), "whose parameters there are")  //
@@ -62,30 +58,8 @@ po::options_description description() {
        "what a link carries each way, in Gbit/s; 0: as fast as it goes")      //
       ("csv", word("FILE")->default_value(""), "to add the measurements to")  //
       ("report", word("FILE")->default_value(""),
-       "measures nothing: shows the tables of such a file and draws charts beside it")  //
-      ("help,h", "this text");
+       "measures nothing: shows the tables of such a file and draws charts beside it");
   return all;
-}
-
-po::variables_map parse(int argument_count, char** arguments, const po::options_description& known) {
-  po::variables_map given;
-  try {
-    namespace style = po::command_line_style;
-    const auto parsed = po::command_line_parser(argument_count, arguments)
-                            .options(known)
-                            .positional(po::positional_options_description())
-                            .style(style::unix_style & ~style::allow_guessing)
-                            .run();
-    po::store(parsed, given);
-  } catch (const po::unknown_option& error) {
-    std::vector<std::string> names;
-    for (const auto& option : known.options()) names.push_back("--" + option->long_name());
-    throw pacer::InvalidArgument("unknown option '" + error.get_option_name() + "'; " +
-                                 convergence::suggestion(error.get_option_name(), names));
-  } catch (const po::error& error) {
-    throw pacer::InvalidArgument(std::string(error.what()) + "; --help lists the options");
-  }
-  return given;
 }
 
 std::vector<std::string> split(const std::string& list) {
@@ -96,32 +70,22 @@ std::vector<std::string> split(const std::string& list) {
 }
 
 std::optional<Options> read_options(int argument_count, char** arguments) {
-  const auto known = description();
-  const auto given = parse(argument_count, arguments, known);
-  if (given.count("help") != 0) {
-    std::cout << "Measures the step of optimizers over a network; slow_network.py makes a slow one.\n\n"
-              << known;
-    return std::nullopt;
-  }
+  const auto read = examples::read_command_line(
+      argument_count, arguments,
+      "Measures the step of optimizers over a network; slow_network.py makes a slow one.\n", description());
+  if (!read) return std::nullopt;
+  const examples::OptionValues& given = *read;
   Options options;
   const auto word = [&](const char* name) { return given[name].as<std::string>(); };
   options.model = word("model");
-  options.device = word("device");
+  options.cuda = examples::choice_of<bool>(given, "device", {{"cpu", false}, {"cuda", true}});
   options.csv = word("csv");
   options.report = word("report");
   options.optimizers = split(word("optimizers"));
-  options.gbit = given["gbit"].as<double>();
-  options.seconds = given["seconds"].as<double>();
-  options.processes = given["processes"].as<int>();
+  options.gbit = examples::value_in<double>(given, "gbit", 0, 1e6);
+  options.seconds = examples::value_in<double>(given, "seconds", 1e-3, 3600);
+  options.processes = examples::value_in<int>(given, "processes", 1, 1024);
   slow_network::model_named(options.model);
-  pacer::require(options.device == "cpu" || options.device == "cuda", "--device must be cpu or cuda, not '",
-                 options.device, "'");
-  pacer::require(options.gbit >= 0 && options.gbit <= 1e6, "--gbit must be from 0 to 1e6, not ",
-                 options.gbit);
-  pacer::require(options.seconds > 0 && options.seconds <= 3600,
-                 "--seconds must be above 0 and at most 3600, not ", options.seconds);
-  pacer::require(options.processes >= 1 && options.processes <= 1024,
-                 "--processes must be from 1 to 1024, not ", options.processes);
   pacer::require(!options.optimizers.empty(), "--optimizers names none; --help says which there are");
   for (const std::string& name : options.optimizers) slow_network::title_of(name);  // throws
   return options;
@@ -196,13 +160,7 @@ void report(const std::string& path) {
 
 int main(int argument_count, char** arguments) {
   std::shared_ptr<pacer::Communicator> world;
-  const auto complain = [&](const std::exception& error, int exit_code) {
-    if (world != nullptr) world->leave(error.what());
-    std::fflush(stdout);
-    std::fprintf(stderr, "07_slow_network: %s\n", error.what());
-    return exit_code;
-  };
-  try {
+  const auto run = [&] {
     const auto options = read_options(argument_count, arguments);
     if (!options) return 0;
     if (!options->report.empty()) {
@@ -210,15 +168,12 @@ int main(int argument_count, char** arguments) {
       return 0;
     }
     if (const auto exit_code = examples::run_processes(options->processes, arguments)) return *exit_code;
-    const auto backend = options->device == "cuda" ? pacer::Backend::nccl : pacer::Backend::gloo;
+    const auto backend = options->cuda ? pacer::Backend::nccl : pacer::Backend::gloo;
     world = examples::join_processes(pacer::CommunicatorOptions().backend(backend).timeout(kDeadline));
     measure(world, *options);
     return 0;
-  } catch (const pacer::CommunicationError& error) {
-    return complain(error, examples::kPeersFailed);
-  } catch (const pacer::InvalidArgument& error) {
-    return complain(error, kBadInput);
-  } catch (const std::exception& error) {
-    return complain(error, kFailed);
-  }
+  };
+  return examples::run_guarded("07_slow_network", run, [&](const std::string& sentence) {
+    if (world != nullptr) world->leave(sentence);
+  });
 }

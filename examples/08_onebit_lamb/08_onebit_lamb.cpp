@@ -23,7 +23,7 @@
 #include <pacer/pacer.h>
 
 #include "support/byte_model.h"
-#include "support/processes.h"
+#include "support/program.h"
 
 namespace {
 
@@ -122,6 +122,9 @@ void compare(const World& world) {
 }  // namespace
 
 int main(int argument_count, char** arguments) {
-  return examples::run_as_ranks(argument_count, arguments, compare,
+  constexpr const char* kAbout =
+      "Trains a byte model in large batches with LAMB and with 1-bit LAMB, and says the loss, the bytes\n"
+      "that each rank sends, and each tensor's coefficient, factor and scale.\n";
+  return examples::run_as_ranks(argument_count, arguments, kAbout, compare,
                                 pacer::CommunicatorOptions().backend(pacer::Backend::gloo));
 }

@@ -2,7 +2,6 @@
 // ranks are started or joined, and the experiments follow each other; exit codes 0 for success, 1 for a
 // failure, 2 for input that cannot work, 3 where another rank failed.
 #include <cstdio>
-#include <exception>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -18,10 +17,11 @@
 #include "options.h"
 #include "report.h"
 #include "support/processes.h"
+#include "support/program.h"
 
 namespace {
 
-constexpr int kFailed = 1, kBadInput = 2;
+constexpr const char* kProgram = "pacer-collectives";
 constexpr int kUsualRanks = 4;
 constexpr std::chrono::minutes kDeadline(5);  // slow links carry the largest size for a minute
 
@@ -85,36 +85,15 @@ void run_rank(const World& world, const collectives::Options& options) {
   world->barrier();
 }
 
-// Says what happened and tells the other ranks. Call it while an exception is handled.
-int complain(const World& world) {
-  int exit_code = kFailed;
-  std::string sentence;
-  try {
-    throw;
-  } catch (const pacer::InvalidArgument& error) {
-    sentence = error.what();
-    exit_code = kBadInput;
-  } catch (const pacer::CommunicationError& error) {
-    sentence = error.what();
-    exit_code = examples::kPeersFailed;
-  } catch (const c10::Error& error) {
-    sentence = error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    sentence = error.what();
-  }
-  if (world != nullptr) world->leave(sentence);
-  std::fflush(stdout);
-  std::fprintf(stderr, "pacer-collectives: %s\n", sentence.c_str());
-  return exit_code;
-}
-
-int run_and_complain(const World& world, const collectives::Options& options) {
-  try {
-    run_rank(world, options);
-    return 0;
-  } catch (...) {
-    return complain(world);
-  }
+// Tells the other ranks where this one fails.
+int run_and_tell(const World& world, const collectives::Options& options) {
+  return examples::run_guarded(
+      kProgram,
+      [&] {
+        run_rank(world, options);
+        return 0;
+      },
+      [&](const std::string& sentence) { world->leave(sentence); });
 }
 
 int run_threads(const collectives::Options& options, const pacer::CommunicatorOptions& connection) {
@@ -124,7 +103,7 @@ int run_threads(const collectives::Options& options, const pacer::CommunicatorOp
   std::vector<int> exit_codes(ranks.size());
   std::vector<std::thread> threads;
   for (size_t r = 0; r < ranks.size(); ++r) {
-    threads.emplace_back([&, r] { exit_codes[r] = run_and_complain(ranks[r], options); });
+    threads.emplace_back([&, r] { exit_codes[r] = run_and_tell(ranks[r], options); });
   }
   for (std::thread& thread : threads) thread.join();
   for (const int exit_code : exit_codes) {
@@ -136,7 +115,7 @@ int run_threads(const collectives::Options& options, const pacer::CommunicatorOp
 }  // namespace
 
 int main(int argument_count, char** arguments) {
-  try {
+  return examples::run_guarded(kProgram, [&] {
     const auto options = collectives::read_options(argument_count, arguments);
     if (!options) return 0;
     const auto connection = pacer::CommunicatorOptions()
@@ -146,8 +125,6 @@ int main(int argument_count, char** arguments) {
     const int started = examples::started_processes().value_or(kUsualRanks);
     const int count = options->processes > 0 ? options->processes : started;
     if (const auto exit_code = examples::run_processes(count, arguments)) return *exit_code;
-    return run_and_complain(examples::join_processes(connection), *options);
-  } catch (...) {
-    return complain(nullptr);
-  }
+    return run_and_tell(examples::join_processes(connection), *options);
+  });
 }

@@ -1,36 +1,17 @@
 // convergence: trains a small byte-level GPT once per arm and seed and compares the arms. Only the exit codes
 // and the start of several processes are here: 0 for success, 1 for a failure while running, 2 for input that
 // cannot work, 3 where other ranks went away.
-#include <cstdio>
-#include <exception>
-#include <string>
-
-#include <c10/util/Exception.h>
-
-#include <pacer/collectives/communication_error.h>
-#include <pacer/core/error.h>
+#include <vector>
 
 #include "arms.h"
 #include "machine.h"
 #include "options.h"
 #include "study.h"
 #include "support/processes.h"
-
-namespace {
-
-constexpr int kFailed = 1;
-constexpr int kBadInput = 2;
-
-int complain(const std::string& sentence, int exit_code) {
-  std::fflush(stdout);
-  std::fprintf(stderr, "convergence: %s\n", sentence.c_str());
-  return exit_code;
-}
-
-}  // namespace
+#include "support/program.h"
 
 int main(int argument_count, char** arguments) {
-  try {
+  return examples::run_guarded("convergence", [&] {
     std::vector<convergence::ArmHelp> arms;
     for (const auto& arm : convergence::arms()) arms.push_back({arm.name, arm.help, arm.only_by_name});
     auto settings = convergence::read_settings(argument_count, arguments, arms);
@@ -42,13 +23,5 @@ int main(int argument_count, char** arguments) {
     if (exit_code) return *exit_code;
     convergence::run_study(*settings);
     return 0;
-  } catch (const pacer::CommunicationError& error) {
-    return complain(error.what(), examples::kPeersFailed);
-  } catch (const pacer::InvalidArgument& error) {
-    return complain(error.what(), kBadInput);
-  } catch (const c10::Error& error) {
-    return complain(error.what_without_backtrace(), kFailed);
-  } catch (const std::exception& error) {
-    return complain(error.what(), kFailed);
-  }
+  });
 }

@@ -11,8 +11,8 @@
 
 #include <pacer/core/error.h>
 
-#include "nearest_name.h"
 #include "option_table.h"
+#include "support/nearest_name.h"
 #include "value_parsers.h"
 
 namespace convergence {
@@ -132,7 +132,7 @@ GivenValues from_command_line(int argument_count, char** arguments, const Vocabu
     if (option.unregistered) {
       std::string name = typed.substr(0, typed.find('='));
       const std::string nearest =
-          nearest_name(name.substr(std::min(name.size(), name.find_first_not_of('-'))), names);
+          examples::nearest_name(name.substr(std::min(name.size(), name.find_first_not_of('-'))), names);
       refuse_unknown("option '" + name + "' on the command line",
                      nearest.empty() ? "" : "'--" + nearest + "'");
     }
@@ -161,7 +161,7 @@ void add_environment(GivenValues* values, const Vocabulary& vocabulary) {
     if (options.count(variable) == 0) {
       std::vector<std::string> variables;
       for (const auto& [known, name] : options) variables.push_back(known);
-      const std::string nearest = nearest_name(variable, variables);
+      const std::string nearest = examples::nearest_name(variable, variables);
       refuse_unknown("variable '" + variable + "' in the environment",
                      nearest.empty() ? "" : "'" + nearest + "'");
     }
@@ -185,7 +185,8 @@ void add_file(GivenValues* values, const std::string& path, const Vocabulary& vo
       if (!vocabulary.knows(name)) {
         // A name inside a [section] arrives as section.name; the file has no sections, so the last part
         // counts.
-        const std::string nearest = nearest_name(name.substr(name.rfind('.') + 1), vocabulary.names);
+        const std::string nearest =
+            examples::nearest_name(name.substr(name.rfind('.') + 1), vocabulary.names);
         refuse_unknown("setting '" + name + "' in " + path, nearest.empty() ? "" : "'" + nearest + "'");
       }
       const std::string text = option.value.empty() ? "" : option.value.front();

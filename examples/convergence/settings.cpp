@@ -6,7 +6,7 @@
 
 #include <pacer/core/error.h>
 
-#include "nearest_name.h"
+#include "support/nearest_name.h"
 
 namespace convergence {
 namespace {
@@ -84,7 +84,7 @@ Settings preset_settings(const std::string& name, bool quick) {
   std::vector<std::string> names;
   for (const auto& preset : preset_help()) names.push_back(preset.name);
   pacer::require(name == "tiny" || name == "small", "there is no preset '", name, "'; ",
-                 suggestion(name, names));
+                 examples::suggestion(name, names));
   Settings settings = name == "tiny" ? tiny() : small();
   settings.quick = quick;
   if (quick) {

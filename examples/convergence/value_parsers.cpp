@@ -10,7 +10,7 @@
 #include <pacer/core/error.h>
 
 #include "format.h"
-#include "nearest_name.h"
+#include "support/nearest_name.h"
 
 namespace convergence {
 namespace {
@@ -102,7 +102,7 @@ std::vector<std::string> parse_names(const std::string& text, const std::vector<
   std::vector<std::string> names = split(text);
   for (const auto& name : names) {
     pacer::require(std::find(known.begin(), known.end(), name) != known.end(), "there is no '", name, "'; ",
-                   suggestion(name, known));
+                   examples::suggestion(name, known));
   }
   require_distinct(names);
   return names;

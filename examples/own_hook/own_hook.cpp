@@ -11,6 +11,8 @@
 
 #include <pacer/pacer.h>
 
+#include "support/program.h"
+
 namespace {
 
 class WeightAverage : public pacer::Hook {
@@ -71,9 +73,7 @@ class WeightAverage : public pacer::Hook {
   std::vector<torch::Tensor> weights_, averages_;
 };
 
-}  // namespace
-
-int main() {
+void run() {
   torch::manual_seed(1);
   torch::set_num_threads(1);
   torch::nn::Sequential model(torch::nn::Linear(16, 64), torch::nn::Tanh(), torch::nn::Linear(64, 1));
@@ -104,4 +104,12 @@ int main() {
   const double of_weights = error();
   average->swap();
   std::printf("held-out error: %.4f with the last weights, %.4f with their average\n", of_weights, error());
+}
+
+}  // namespace
+
+int main(int argument_count, char** arguments) {
+  constexpr const char* kAbout =
+      "Trains a small network with a hook that averages its weights, and compares both on held-out data.\n";
+  return examples::run_program(argument_count, arguments, kAbout, run);
 }

@@ -3,24 +3,19 @@
 // same. This trains a small model once and prints a line; scales.sh trains all combinations. Exit codes: 0
 // for success, 1 for a failure, 2 for input that cannot work.
 #include <cstdio>
-#include <exception>
 #include <string>
 #include <vector>
 
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
-#include <c10/util/Exception.h>
-
-#include <pacer/core/error.h>
 
 #include "models.h"
 #include "options.h"
+#include "support/program.h"
 #include "text.h"
 #include "training.h"
 
 namespace {
-
-constexpr int kFailed = 1, kBadInput = 2;
 
 void print_run(const scales::Options& options, const scales::Text& text) {
   const auto outcome = scales::train(options, text);
@@ -50,27 +45,15 @@ void print_comparison(const scales::Options& options, const scales::Text& text) 
   std::printf("held-out: textbook %.4f, pacer %.4f\n", theirs.held_out, ours.held_out);
 }
 
-int complain(const std::string& sentence, int exit_code) {
-  std::fflush(stdout);
-  std::fprintf(stderr, "scales: %s\n", sentence.c_str());
-  return exit_code;
-}
-
 }  // namespace
 
 int main(int argument_count, char** arguments) {
-  try {
+  return examples::run_guarded("scales", [&] {
     const auto options = scales::read_options(argument_count, arguments);
     if (!options) return 0;
     at::set_num_threads(options->threads);
     const auto text = scales::read_text(options->data, scales::text_unit(options->model), scales::kMostWords);
     options->compare ? print_comparison(*options, text) : print_run(*options, text);
     return 0;
-  } catch (const pacer::InvalidArgument& error) {
-    return complain(error.what(), kBadInput);
-  } catch (const c10::Error& error) {
-    return complain(error.what_without_backtrace(), kFailed);
-  } catch (const std::exception& error) {
-    return complain(error.what(), kFailed);
-  }
+  });
 }

@@ -1,7 +1,6 @@
-// Boost.Program_options does the splitting; names and ranges are checked here. No other file includes Boost.
+// Names and ranges are checked here.
 #include "options.h"
 
-#include <iostream>
 #include <sstream>
 #include <utility>
 #include <vector>
@@ -10,8 +9,8 @@
 
 #include <pacer/core/error.h>
 
-#include "convergence/nearest_name.h"
 #include "models.h"
+#include "support/command_line.h"
 
 namespace scales {
 namespace {
@@ -32,18 +31,6 @@ const Choices<ScaleUnit> kUnits = {{"buffer", ScaleUnit::buffer},
 const Choices<bool> kSchedules = {{"cosine", true}, {"constant", false}};
 
 template <class Value>
-Value choice_of(const po::variables_map& given, const std::string& option, const Choices<Value>& choices) {
-  const auto typed = given[option].as<std::string>();
-  std::vector<std::string> names;
-  for (const auto& [name, value] : choices) {
-    if (name == typed) return value;
-    names.push_back(name);
-  }
-  throw pacer::InvalidArgument("--" + option + " cannot be '" + typed + "'; " +
-                               convergence::suggestion(typed, names));
-}
-
-template <class Value>
 std::string name_of(Value wanted, const Choices<Value>& choices) {
   for (const auto& [name, value] : choices) {
     if (value == wanted) return name;
@@ -51,17 +38,8 @@ std::string name_of(Value wanted, const Choices<Value>& choices) {
   return {};
 }
 
-template <class Value>
-Value number_of(const po::variables_map& given, const std::string& option, Value least, Value most) {
-  const auto value = given[option].as<Value>();
-  pacer::require(value >= least && value <= most, "--", option, " must be from ", least, " to ", most,
-                 ", not ", value);
-  return value;
-}
-
 po::options_description description(const Options& defaults) {
-  constexpr unsigned kColumns = 104, kHelpColumns = 68;
-  po::options_description all("Options", kColumns, kHelpColumns);
+  po::options_description all = examples::make_options();
   const auto text = [](const char* name, const std::string& otherwise) {
     return po::value<std::string>()->value_name(name)->default_value(otherwise);
   };
@@ -87,34 +65,9 @@ po::options_description description(const Options& defaults) {
       ("schedule", text("cosine|constant", "cosine"),
        "of the rate, after a rise over a tenth of the steps: down to zero, or as it is")  //
       ("data", po::value<std::string>()->value_name("FILE"),
-       "a text, or a folder of them; left out: LibTorch's headers")               //
-      ("threads", number(int64_t{defaults.threads}), "for each rank's own work")  //
-      ("help,h", "this text");
+       "a text, or a folder of them; left out: LibTorch's headers")  //
+      ("threads", number(int64_t{defaults.threads}), "for each rank's own work");
   return all;
-}
-
-po::variables_map parse(int argument_count, char** arguments, const po::options_description& known) {
-  namespace style = po::command_line_style;
-  po::variables_map given;
-  try {
-    const auto parsed = po::command_line_parser(argument_count, arguments)
-                            .options(known)
-                            .positional(po::positional_options_description())
-                            .style(style::unix_style & ~style::allow_guessing)
-                            .run();
-    po::store(parsed, given);
-  } catch (const po::unknown_option& error) {
-    const std::string typed = error.get_option_name();
-    std::vector<std::string> names;
-    for (const auto& option : known.options()) names.push_back("--" + option->long_name());
-    throw pacer::InvalidArgument("unknown option '" + typed + "'; " + convergence::suggestion(typed, names));
-  } catch (const po::too_many_positional_options_error&) {
-    throw pacer::InvalidArgument(
-        "options start with two dashes and there is nothing else; --help lists them");
-  } catch (const po::error& error) {
-    throw pacer::InvalidArgument(std::string(error.what()) + " (on the command line)");
-  }
-  return given;
 }
 
 void check(const Options& options) {
@@ -136,32 +89,30 @@ void check(const Options& options) {
 
 std::optional<Options> read_options(int argument_count, char** arguments) {
   Options options;
-  const auto known = description(options);
-  const auto given = parse(argument_count, arguments, known);
-  if (given.count("help") != 0) {
-    std::cout
-        << "Trains a small model on text with one optimizer, its ranks threads of this process, and\n"
-           "prints the loss: what a scale for all signs, for each tensor's or for each 2,048 is worth.\n"
-           "scales.sh trains all combinations and prints tables.\n\n"
-           "  scales --model gru --scales block --learning-rate 4e-3 --data book.txt\n"
-           "  scales --model gru --scales block --compare --steps 80\n\n"
-        << known;
-    return std::nullopt;
-  }
+  const auto read = examples::read_command_line(
+      argument_count, arguments,
+      "Trains a small model on text with one optimizer, its ranks threads of this process, and\n"
+      "prints the loss: what a scale for all signs, for each tensor's or for each 2,048 is worth.\n"
+      "scales.sh trains all combinations and prints tables.\n\n"
+      "  scales --model gru --scales block --learning-rate 4e-3 --data book.txt\n"
+      "  scales --model gru --scales block --compare --steps 80\n",
+      description(options));
+  if (!read) return std::nullopt;
+  const examples::OptionValues& given = *read;
   Choices<std::string> models;
   for (const std::string& name : model_names()) models.emplace_back(name, name);
-  options.model = choice_of(given, "model", models);
-  options.optimizer = choice_of(given, "optimizer", kOptimizers);
-  options.unit = choice_of(given, "scales", kUnits);
-  options.cosine = choice_of(given, "schedule", kSchedules);
+  options.model = examples::choice_of(given, "model", models);
+  options.optimizer = examples::choice_of(given, "optimizer", kOptimizers);
+  options.unit = examples::choice_of(given, "scales", kUnits);
+  options.cosine = examples::choice_of(given, "schedule", kSchedules);
   options.textbook = given.count("textbook") != 0;
   options.compare = given.count("compare") != 0;
-  options.seed = static_cast<uint64_t>(number_of<int64_t>(given, "seed", 0, 1'000'000));
-  options.ranks = static_cast<int>(number_of<int64_t>(given, "ranks", 2, 64));
-  options.steps = number_of<int64_t>(given, "steps", 10, 1'000'000);
-  options.freeze = number_of<int64_t>(given, "freeze", 1, 1'000'000);
-  options.learning_rate = number_of<double>(given, "learning-rate", 1e-9, 10);
-  options.threads = static_cast<int>(number_of<int64_t>(given, "threads", 1, 1024));
+  options.seed = static_cast<uint64_t>(examples::value_in<int64_t>(given, "seed", 0, 1'000'000));
+  options.ranks = static_cast<int>(examples::value_in<int64_t>(given, "ranks", 2, 64));
+  options.steps = examples::value_in<int64_t>(given, "steps", 10, 1'000'000);
+  options.freeze = examples::value_in<int64_t>(given, "freeze", 1, 1'000'000);
+  options.learning_rate = examples::value_in<double>(given, "learning-rate", 1e-9, 10);
+  options.threads = static_cast<int>(examples::value_in<int64_t>(given, "threads", 1, 1024));
   if (given.count("data") != 0) options.data = given["data"].as<std::string>();
   check(options);
   return options;

@@ -5,9 +5,7 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstdio>
 #include <cstdlib>
-#include <exception>
 #include <string>
 #include <thread>
 
@@ -89,27 +87,6 @@ std::shared_ptr<pacer::Communicator> join_processes(const pacer::CommunicatorOpt
     return pacer::Communicator::from_file(place->file, place->rank, place->count, options);
   }
   return pacer::Communicator::from_environment(options);
-}
-
-int run_as_ranks(int argument_count, char** arguments,
-                 const std::function<void(const std::shared_ptr<pacer::Communicator>&)>& body,
-                 const pacer::CommunicatorOptions& options) {
-  const std::string path = arguments[0];
-  const std::string name = path.substr(path.rfind('/') + 1);
-  try {
-    const bool given = argument_count == 3 && std::string(arguments[1]) == "--processes";
-    pacer::require(given || argument_count == 1, "the only option is --processes N");
-    const auto exit_code = run_processes(given ? std::atoi(arguments[2]) : 1, arguments);
-    if (exit_code) return *exit_code;
-    body(join_processes(options));
-    return 0;
-  } catch (const pacer::CommunicationError& error) {
-    std::fprintf(stderr, "%s: %s\n", name.c_str(), error.what());
-    return kPeersFailed;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s: %s\n", name.c_str(), error.what());
-    return 1;
-  }
 }
 
 }  // namespace examples

@@ -9,7 +9,6 @@
 // rank in front.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <optional>
 
@@ -38,12 +37,5 @@ std::optional<int> started_processes();
 
 // The ranks that run_processes or a launcher has started; this process alone where there are none.
 std::shared_ptr<pacer::Communicator> join_processes(const pacer::CommunicatorOptions& options = {});
-
-// The whole main function of a program whose only option is --processes N: each rank does `body`. What fails
-// goes to stderr behind the program's name. Returns the exit code: 1 for a failure, kPeersFailed where it was
-// another rank's.
-int run_as_ranks(int argument_count, char** arguments,
-                 const std::function<void(const std::shared_ptr<pacer::Communicator>&)>& body,
-                 const pacer::CommunicatorOptions& options = {});
 
 }  // namespace examples

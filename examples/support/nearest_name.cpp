@@ -1,9 +1,9 @@
 // Edit distance over a handful of names.
-#include "nearest_name.h"
+#include "support/nearest_name.h"
 
 #include <algorithm>
 
-namespace convergence {
+namespace examples {
 namespace {
 
 // Optimal string alignment: insertions, deletions, replacements and swaps of neighbours cost one each.
@@ -52,4 +52,4 @@ std::string suggestion(const std::string& typed, const std::vector<std::string>&
   return text;
 }
 
-}  // namespace convergence
+}  // namespace examples

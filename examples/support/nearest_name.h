@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-namespace convergence {
+namespace examples {
 
 // The member of `names` with the smallest edit distance to `typed` (a swap of neighbours counts as one edit;
 // the first wins a tie); empty where even that one is too far to be meant.
@@ -14,4 +14,4 @@ std::string nearest_name(const std::string& typed, const std::vector<std::string
 // 'small'".
 std::string suggestion(const std::string& typed, const std::vector<std::string>& names);
 
-}  // namespace convergence
+}  // namespace examples

@@ -1,0 +1,56 @@
+// The command line of a program: Boost.Program_options does the splitting, this makes sentences of what goes
+// wrong. Ranges and meanings of values are the program's own.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <boost/program_options.hpp>
+
+#include <pacer/core/error.h>
+
+#include "support/nearest_name.h"
+
+namespace examples {
+
+using OptionValues = boost::program_options::variables_map;
+
+// Descriptions of options in columns that fit all examples; --help is among them.
+boost::program_options::options_description make_options();
+
+// What was typed; nothing where --help was, and then `about`, whole lines, and the options are printed.
+// Throws pacer::InvalidArgument for an unknown option (with the nearest one), for an argument that is no
+// option, and for a value of another type. `without_dashes`: the option whose value may be given without its
+// name, as the only argument without dashes.
+std::optional<OptionValues> read_command_line(int argument_count, char** arguments, const std::string& about,
+                                              const boost::program_options::options_description& known,
+                                              const char* without_dashes = nullptr);
+
+// The value of an option, which must lie from `least` to `most`; `otherwise` where the option has neither a
+// value nor a default.
+template <class Value>
+Value value_in(const OptionValues& given, const std::string& name, Value least, Value most,
+               Value otherwise = {}) {
+  if (given.count(name) == 0) return otherwise;
+  const auto value = given[name].as<Value>();
+  pacer::require(value >= least && value <= most, "--", name, " must be from ", least, " to ", most, ", not ",
+                 value);
+  return value;
+}
+
+// What the typed name stands for.
+template <class Value>
+Value choice_of(const OptionValues& given, const std::string& name,
+                const std::vector<std::pair<std::string, Value>>& choices) {
+  const auto typed = given[name].as<std::string>();
+  std::vector<std::string> names;
+  for (const auto& [choice, value] : choices) {
+    if (choice == typed) return value;
+    names.push_back(choice);
+  }
+  throw pacer::InvalidArgument("--" + name + " cannot be '" + typed + "'; " + suggestion(typed, names));
+}
+
+}  // namespace examples
