@@ -6,6 +6,9 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
 
 #include "format.h"
 
@@ -25,14 +28,9 @@ std::string pad_left(const std::string& text, size_t width) {
   return std::string(width - std::min(width, shown_width(text)), ' ') + text;
 }
 
-// The first `columns` characters of UTF-8 text.
-std::string cut_to(const std::string& text, size_t columns) {
-  size_t end = 0;
-  for (size_t shown = 0; end < text.size(); ++end) {
-    const bool begins = (static_cast<unsigned char>(text[end]) & 0xC0) != 0x80;
-    if (begins && shown++ == columns) break;
-  }
-  return text.substr(0, end);
+bool can_redraw() {
+  const char* terminal = std::getenv("TERM");
+  return isatty(STDOUT_FILENO) != 0 && !(terminal != nullptr && std::strcmp(terminal, "dumb") == 0);
 }
 
 template <class Point>
@@ -48,7 +46,7 @@ void put(const std::string& text) {
 }  // namespace
 
 Progress::Progress(std::string name, int64_t tokens)
-    : name_(std::move(name)), tokens_(tokens), terminal_(isatty(STDOUT_FILENO) != 0) {}
+    : name_(std::move(name)), tokens_(tokens), terminal_(can_redraw()) {}
 
 void Progress::on_training(const TrainingPoint& point) {
   training_ = point;
@@ -79,14 +77,22 @@ void Progress::draw_bar() {
   if (!terminal_) return;
   const double share = std::min(1.0, static_cast<double>(training_.tokens) / static_cast<double>(tokens_));
   const auto filled = static_cast<size_t>(share * static_cast<double>(kBarWidth));
-  std::string line = name_ + " ";
-  for (size_t i = 0; i < kBarWidth; ++i) line += i < filled ? "━" : "╌";
-  line += pad_left(fixed(100.0 * share, 0), 4) + " %";
+  std::string bar;
+  for (size_t i = 0; i < kBarWidth; ++i) bar += i < filled ? "━" : "╌";
+  std::string line = name_ + " " + bar + pad_left(fixed(100.0 * share, 0), 4) + " %";
+  std::vector<std::string> fields;
   if (training_.tokens > 0) {
-    line += "  training " + fixed(training_.loss, 3) + "  validation " + fixed(validation_.value, 3) + "  " +
-            duration(training_.seconds * (1.0 / share - 1.0)) + " left  " + speed(training_);
+    fields = {"training " + fixed(training_.loss, 3), "validation " + fixed(validation_.value, 3),
+              duration(training_.seconds * (1.0 / share - 1.0)) + " left", speed(training_)};
   }
-  put("\r" + cut_to(line, terminal_columns() - 1) + "\x1b[K");
+  // Whole fields, or none: half a number would be another number.
+  const size_t columns = terminal_columns() - 1;
+  if (shown_width(line) > columns) line = shown_width(name_) > columns ? "" : name_;
+  for (const std::string& field : fields) {
+    if (shown_width(line) + 2 + shown_width(field) > columns) break;
+    line += "  " + field;
+  }
+  put("\r" + line + "\x1b[K");
 }
 
 void Progress::clear_bar() {

@@ -88,7 +88,7 @@ Settings preset_settings(const std::string& name, bool quick) {
   Settings settings = name == "tiny" ? tiny() : small();
   settings.quick = quick;
   if (quick) {
-    settings.arms = {"adamw", "fused-adamw", "onebit-adam", "curriculum", "layer-drop"};
+    settings.arms = {"adamw", "fused-adamw", "onebit-adam", "curriculum-reshape"};
     settings.tokens = name == "tiny" ? 300 * kKilo : 4 * kMega;
     settings.validation_sequences = name == "tiny" ? 128 : 64;
   }

@@ -14,6 +14,7 @@
 
 #include "corpus.h"
 #include "format.h"
+#include "guidance.h"
 #include "options.h"
 #include "progress.h"
 #include "report.h"
@@ -176,7 +177,7 @@ void run_study(const Settings& settings) {
   const Table traffic = traffic_table(summaries);
   const std::string table = "\n" + as_text(summary_table(summaries)) + "\n" +
                             (traffic.rows.empty() ? "" : as_text(traffic) + "\n") + table_note(summaries) +
-                            "\n";
+                            "\n\n" + what_to_look_at(settings.arms, settings.processes);
   std::fputs(table.c_str(), stdout);
   std::printf("\nCurves: %s\n", (output / "report.html").c_str());
 }
