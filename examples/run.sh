@@ -58,7 +58,7 @@ for argument in "$@"; do
   --*)
     name=${argument#--}
     name=${name%%=*}
-    if ! known_options | grep -qxF -- "$name"; then
+    if ! known_options | grep -xF -- "$name" >/dev/null; then
       nearest=$(nearest_option "$name")
       advice="--help lists all options"
       [[ -z $nearest ]] || advice="did you mean '--$nearest'?"
