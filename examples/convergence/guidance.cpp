@@ -15,7 +15,7 @@ constexpr Hint kHints[] = {
     {"fused-adamw", "the loss is AdamW's up to rounding, the optimizer's time per step is not"},
     {"curriculum-layer-drop",
      "cheaper steps, and what they cost; the method is for long runs of deep models"},
-    {"onebit-adam", "the loss stays close to AdamW's, with momentum sent as signs"},
+    {"onebit-adam", "the loss stays close to AdamW's, though momentum travels as signs"},
     {"onebit-adam-curriculum-layer-drop", "when it froze: not before the curriculum had ended"},
     {"lamb", "made for large batches; at small ones expect no gain over AdamW"},
     {"onebit-lamb", "the loss beside lamb's, which it should stay close to"},
@@ -43,7 +43,7 @@ std::string what_to_look_at(const std::vector<std::string>& arms, int64_t proces
     if (hint == std::end(kHints)) continue;
     text += "  " + arm + std::string(width - arm.size() + 2, ' ') + hint->text;
     const bool sends_signs = arm.rfind("onebit", 0) == 0;
-    if (sends_signs && processes > 1) text += "; sent per rank";
+    if (sends_signs && processes > 1) text += "; the bytes stand under 'sent per rank'";
     if (sends_signs && processes == 1) text += "; --processes 2 shows the bytes saved";
     text += '\n';
   }
