@@ -17,13 +17,14 @@
 namespace pacer {
 namespace {
 
-RankStatus status_of(Intent intent, const Progress& progress, const WindowTotals& window) {
+RankStatus status_of(Intent intent, const Progress& progress, const SessionParts& parts) {
   RankStatus status;
   status.intent = intent;
   status.step = progress.step;
   status.micro_steps = progress.micro_steps;
-  status.weight = window.weight;
-  status.tokens = window.tokens;
+  status.weight = parts.window.weight;
+  status.tokens = parts.window.tokens;
+  status.stop = parts.asks_to_stop && parts.asks_to_stop() ? 1 : 0;
   return status;
 }
 
@@ -128,7 +129,7 @@ void DataParallel::backward_begin(const Progress& progress) {
     bucketer_->set_scope(parts_->session_optimizer()->gradient_scope());
   }
   if (progress.micro_step + 1 < progress.micro_steps) return;
-  statuses_ = StatusExchange(world, status_of(Intent::step, progress, parts_->window));
+  statuses_ = StatusExchange(world, status_of(Intent::step, progress, *parts_));
   Progress window = progress;
   window.micro_step = 0;
   bucketer_->begin_backward(parts_->unused(window), parts_->unused(progress));
@@ -145,7 +146,7 @@ void DataParallel::backward_failed() {
 void DataParallel::gradients_ready(const Progress& window) {
   if (!bucketer_) return;
   if (!statuses_.is_under_way()) {  // the window ends early, and so did not begin to travel
-    statuses_ = StatusExchange(parts_->world(), status_of(Intent::last_step, window, parts_->window));
+    statuses_ = StatusExchange(parts_->world(), status_of(Intent::last_step, window, *parts_));
     add_totals(statuses_.wait());
     bucketer_->reduce(parts_->unused(window));
   } else {
@@ -166,6 +167,7 @@ void DataParallel::add_totals(const std::vector<RankStatus>& ranks) {
   for (const RankStatus& rank : ranks) {
     window.weight += rank.weight;
     window.tokens += rank.tokens;
+    parts_->should_stop = parts_->should_stop || rank.stop != 0;
   }
   window.gradient_scale = bucketer_->scale();
 }

@@ -95,6 +95,10 @@ class Session {
   // it then skipped because of gradients that are not finite).
   bool step();
 
+  // True from the step on in which a signal asked any rank to stop (CheckpointsOptions::stop_on_signal): the
+  // same on all ranks after each step. Leave the loop then and call finish().
+  bool should_stop() const { return parts_.should_stop; }
+
   // Ends training: an incomplete window takes its step with the mean of what it has; last metrics and
   // checkpoint. A second call does nothing.
   void finish();
