@@ -32,6 +32,7 @@ struct RankStatus {
   int64_t micro_steps = 1;    // of this window
   double weight = 0;          // of the window's gradients, see Session
   int64_t tokens = 0;         // in the window
+  int64_t stop = 0;           // 1: this rank asks all to stop after the step
   char fingerprint[32] = {};  // of what else must be equal
 };
 

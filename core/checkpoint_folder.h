@@ -39,7 +39,7 @@ struct CheckpointFacts {
 // the system's words where a call fails; after one, nothing but destruction is left to do.
 class CheckpointWriter {
  public:
-  // Makes the root where it is missing (its parent must exist), and the folder of the save under way.
+  // Makes the root and what is missing above it, and the folder of the save under way.
   CheckpointWriter(FileSystem& files, std::string root, int64_t step);
   ~CheckpointWriter();
   CheckpointWriter(const CheckpointWriter&) = delete;
@@ -98,6 +98,16 @@ Checkpoint open_checkpoint(const std::string& folder, FileSystem& files = posix_
 Checkpoint open_checkpoint(const std::string& folder, const std::vector<std::string>& names,
                            FileSystem& files = posix_file_system());
 
+// The manifest of a checkpoint alone; FileError where it is not whole.
+CheckpointManifest read_manifest(const std::string& folder, FileSystem& files = posix_file_system());
+
+// Hands a file of the checkpoint to `consume`, which must read all of it by FileReader::read_next, and then
+// compares the checksum: believe what was read once this has returned. FileError where size or checksum
+// differ from the manifest's.
+void read_checkpoint_file(const std::string& folder, const CheckpointFile& file,
+                          const std::function<void(FileReader&)>& consume,
+                          FileSystem& files = posix_file_system());
+
 // The same verification in pieces of 1 MiB; keeps only the manifest.
 CheckpointManifest verify_checkpoint(const std::string& folder, FileSystem& files = posix_file_system());
 
@@ -109,8 +119,19 @@ struct NewestCheckpoint {
 // The newest that verifies.
 NewestCheckpoint find_newest_checkpoint(const std::string& root, FileSystem& files = posix_file_system());
 
+// A checkpoint that could not be removed.
+struct RemovalFailure {
+  int64_t step = 0;
+  std::string reason;  // a sentence with the path and the system's words
+};
+
 // Removes all but the newest `keep` (1 or more) of those whose manifest is whole and whose files have their
-// sizes. Damaged ones count for nothing and stay, for whoever wants to find out why.
-void remove_old_checkpoints(const std::string& root, int64_t keep, FileSystem& files = posix_file_system());
+// sizes. Damaged ones, and those of steps after `newest_step`, which this run did not write, count for
+// nothing and stay, for whoever wants to find out why. What cannot be removed (a folder inside, a file that a
+// network file system still holds) is named in the result and tried again by the next call; only `keep` below
+// 1 and a root that cannot be listed throw.
+std::vector<RemovalFailure> remove_old_checkpoints(const std::string& root, int64_t keep,
+                                                   FileSystem& files = posix_file_system(),
+                                                   int64_t newest_step = INT64_MAX);
 
 }  // namespace pacer

@@ -3,6 +3,8 @@
 
 #include <pacer/core/checkpoint_folder.h>
 #include <pacer/core/checkpoint_manifest.h>
+#include <pacer/core/checkpoint_names.h>
+#include <pacer/core/checkpoint_parts.h>
 #include <pacer/core/checksum.h>
 #include <pacer/core/crc32c.h>
 #include <pacer/core/error.h>

@@ -112,6 +112,19 @@ std::string FileReader::checksum() {
   return checksum.hex();
 }
 
+void FileReader::read_next(void* data, size_t bytes) {
+  const size_t got = fill(static_cast<char*>(data), bytes);
+  checksum_.add(data, got);
+  at_ += static_cast<int64_t>(got);
+  require<FileError>(got == bytes, "cannot read ", path_, ": it ends at byte ", at_, ", ", bytes - got,
+                     " bytes too early");
+}
+
+std::string FileReader::finish() {
+  expect_end(at_);
+  return checksum_.hex();
+}
+
 bool folder_exists(FileSystem& files, const std::string& path) {
   const int64_t opened = retried([&] { return files.open_folder(path); });
   if (opened == -ENOENT) return false;
@@ -124,6 +137,19 @@ bool make_folder(FileSystem& files, const std::string& path) {
   if (result == -EEXIST) return false;
   checked(result, "make the folder ", path);
   return true;
+}
+
+void make_folders(FileSystem& files, const std::string& path) {
+  if (folder_exists(files, path)) return;
+  const size_t slash = path.find_last_of('/');
+  if (slash != std::string::npos && slash > 0) {
+    try {
+      make_folders(files, path.substr(0, slash));
+    } catch (const FileError& error) {
+      throw FileError("cannot make the folder " + path + ": " + error.what());
+    }
+  }
+  if (make_folder(files, path)) sync_folder(files, path + "/..");
 }
 
 void sync_folder(FileSystem& files, const std::string& path) {
@@ -139,11 +165,12 @@ void rename(FileSystem& files, const std::string& from, const std::string& to) {
   checked(retried([&] { return files.rename(from, to); }), "rename ", from, " to ", to);
 }
 
+void remove_file(FileSystem& files, const std::string& path) {
+  checked(retried([&] { return files.remove_file(path); }), "remove ", path);
+}
+
 void remove_folder(FileSystem& files, const std::string& path) {
-  for (const std::string& name : list_folder(files, path)) {
-    const std::string file = path + '/' + name;
-    checked(retried([&] { return files.remove_file(file); }), "remove ", file);
-  }
+  for (const std::string& name : list_folder(files, path)) remove_file(files, path + '/' + name);
   checked(retried([&] { return files.remove_folder(path); }), "remove the folder ", path);
 }
 

@@ -88,9 +88,15 @@ class FileReader {
 
   // When it was opened.
   int64_t size() const { return size_; }
-  // Either may be called once. FileError where the file no longer ends where it ended when it was opened.
+  // Either may be called once, and not beside read_next. FileError where the file no longer ends where it
+  // ended when it was opened.
   std::vector<char> read();
   std::string checksum();
+
+  // Fills the buffer with the bytes that come next; FileError where the file has fewer left.
+  void read_next(void* data, size_t bytes);
+  // After the last of them: the checksum of all that was read. FileError where the file goes on.
+  std::string finish();
 
  private:
   // Fills as much of the buffer as the file has left.
@@ -101,6 +107,8 @@ class FileReader {
   std::string path_;
   int file_;
   int64_t size_ = 0;
+  int64_t at_ = 0;  // these two: of read_next
+  Checksum checksum_;
 };
 
 // Each throws FileError; folder_exists() is false only where there is nothing, make_folder() returns false
@@ -108,8 +116,12 @@ class FileReader {
 // folder inside: then it throws.
 bool folder_exists(FileSystem& files, const std::string& path);
 bool make_folder(FileSystem& files, const std::string& path);
+// Makes the folder and those above it, as far as they are missing; the disk has the name of each new one when
+// this returns.
+void make_folders(FileSystem& files, const std::string& path);
 void sync_folder(FileSystem& files, const std::string& path);
 void rename(FileSystem& files, const std::string& from, const std::string& to);
+void remove_file(FileSystem& files, const std::string& path);
 void remove_folder(FileSystem& files, const std::string& path);
 std::vector<std::string> list_folder(FileSystem& files, const std::string& path);
 

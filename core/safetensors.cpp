@@ -15,13 +15,13 @@ constexpr size_t kLengthBytes = 8;  // of the header's length, at the start of t
 // Of the shortest entry, "":{"dtype":"I8","shape":[],"data_offsets":[0,0]}, and its comma there are 50.
 constexpr size_t kShortestEntry = 48;
 
-// Of the header, which then lies within the bytes.
-size_t header_size(const std::vector<char>& bytes, const std::string& path) {
-  require<FileError>(bytes.size() >= kLengthBytes, path, " has ", bytes.size(),
+// Of the header, which then lies within the file; `start`: its first kLengthBytes, as far as there are any.
+size_t header_size(const char* start, uint64_t file_bytes, const std::string& path) {
+  require<FileError>(file_bytes >= kLengthBytes, path, " has ", file_bytes,
                      " bytes; a safetensors file starts with 8 that give the header's length");
   uint64_t length = 0;
-  for (size_t i = kLengthBytes; i-- > 0;) length = (length << 8) | static_cast<unsigned char>(bytes[i]);
-  const size_t rest = bytes.size() - kLengthBytes;
+  for (size_t i = kLengthBytes; i-- > 0;) length = (length << 8) | static_cast<unsigned char>(start[i]);
+  const uint64_t rest = file_bytes - kLengthBytes;
   require<FileError>(length <= rest, path, ", byte 0: a header of ", length, " bytes, but only ", rest,
                      " follow: the file is cut short or not safetensors");
   require<FileError>(length <= static_cast<uint64_t>(kMaxSafetensorsHeader), path, ", byte 0: a header of ",
@@ -38,7 +38,7 @@ std::optional<Dtype> dtype_of(std::string_view name) {
 
 }  // namespace
 
-// Fills a SafetensorsFile whose bytes are there.
+// Fills a SafetensorsFile whose bytes are there, those of the header at least.
 class SafetensorsFile::Parser {
  public:
   Parser(SafetensorsFile& file, size_t header, const std::string& path)
@@ -143,7 +143,7 @@ class SafetensorsFile::Parser {
     } while (scanner_.more('}'));
     if (!has_dtype || !has_shape || !has_offsets) fail("lacks its dtype, shape or data_offsets");
 
-    const auto data = static_cast<int64_t>(file_.bytes_.size() - data_at_);
+    const auto data = static_cast<int64_t>(file_.file_bytes_ - data_at_);
     if (begin > end || end > data) fail("has the bytes ", begin, " to ", end, " of ", data, " bytes of data");
     const int64_t item = dtype_bytes(record.dtype);
     if (elements > std::numeric_limits<int64_t>::max() / item || end - begin != elements * item) {
@@ -193,7 +193,7 @@ class SafetensorsFile::Parser {
       }
       end += record.data_bytes;
     }
-    require<FileError>(end == file_.bytes_.size(), path_, ", byte ", end, ": ", file_.bytes_.size() - end,
+    require<FileError>(end == file_.file_bytes_, path_, ", byte ", end, ": ", file_.file_bytes_ - end,
                        " bytes follow the last tensor");
   }
 
@@ -221,11 +221,35 @@ class SafetensorsFile::Parser {
 };
 
 SafetensorsFile SafetensorsFile::parse(std::vector<char> bytes, const std::string& path) {
-  const size_t header = header_size(bytes, path);
+  const size_t header = header_size(bytes.data(), bytes.size(), path);
   SafetensorsFile file;
+  file.file_bytes_ = bytes.size();
   file.bytes_ = std::move(bytes);
   Parser(file, header, path).run();
   return file;
+}
+
+SafetensorsFile SafetensorsFile::read_header(FileReader& reader, const std::string& path) {
+  SafetensorsFile file;
+  file.file_bytes_ = static_cast<uint64_t>(reader.size());
+  file.bytes_.resize(kLengthBytes);
+  if (file.file_bytes_ >= kLengthBytes) reader.read_next(file.bytes_.data(), kLengthBytes);
+  const size_t header = header_size(file.bytes_.data(), file.file_bytes_, path);
+  file.bytes_.resize(kLengthBytes + header);
+  reader.read_next(file.bytes_.data() + kLengthBytes, header);
+  Parser(file, header, path).run();
+  return file;
+}
+
+std::vector<std::string_view> SafetensorsFile::names_in_file_order() const {
+  std::vector<const Record*> records;
+  for (const Record& record : records_) records.push_back(&record);
+  std::sort(records.begin(), records.end(), [](const Record* a, const Record* b) {
+    return std::make_pair(a->data_at, a->data_bytes) < std::make_pair(b->data_at, b->data_bytes);
+  });
+  std::vector<std::string_view> names;
+  for (const Record* record : records) names.push_back(view(record->name));
+  return names;
 }
 
 std::vector<std::string_view> SafetensorsFile::names() const {
@@ -242,7 +266,7 @@ std::optional<TensorView> SafetensorsFile::find(std::string_view name) const {
   if (record == records_.end() || view(record->name) != name) return std::nullopt;
   TensorView tensor;
   tensor.dtype = record->dtype;
-  tensor.data = bytes_.data() + record->data_at;
+  if (bytes_.size() == file_bytes_) tensor.data = bytes_.data() + record->data_at;
   tensor.bytes = static_cast<size_t>(record->data_bytes);
   // The shape was read once already: digits, commas and white space up to the bracket.
   const char* const end = bytes_.data() + bytes_.size();

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -43,7 +44,23 @@ constexpr size_t kMaxSafetensorsMetadata = 10'000;      // entries
 void write_safetensors(ByteSink& sink, std::vector<TensorBytes> tensors,
                        const std::map<std::string, std::string>& metadata = {});
 
-// A tensor of a file that was parsed. `data` points into that SafetensorsFile and is aligned for the dtype.
+// A tensor that is written when its turn comes.
+struct TensorRecord {
+  std::string name;
+  Dtype dtype = Dtype::F32;
+  std::vector<int64_t> shape;
+};
+
+// The same file, of tensors that are made one at a time: produce(i, out) is called once for each of `tensors`
+// that has elements, in the order of the file, and writes the elements of number i to `out`, in as many
+// pieces as it likes. Error where that is another number of bytes than dtype and shape say.
+using TensorProducer = std::function<void(size_t index, ByteSink& out)>;
+void write_safetensors(ByteSink& sink, const std::vector<TensorRecord>& tensors,
+                       const TensorProducer& produce,
+                       const std::map<std::string, std::string>& metadata = {});
+
+// A tensor of a file that was parsed. `data` points into that SafetensorsFile and is aligned for the dtype;
+// null where only the header was read.
 struct TensorView {
   Dtype dtype = Dtype::F32;
   std::vector<int64_t> shape;
@@ -51,8 +68,8 @@ struct TensorView {
   size_t bytes = 0;
 };
 
-// A file in memory. Nothing in it is trusted: parse() is safe for any bytes, and allocates less than the
-// header's size and 1 MiB beyond the bytes it is given.
+// A file in memory, or its header alone. Nothing in it is trusted: parse() and read_header() are safe for any
+// bytes, and allocate less than the header's size and 1 MiB beyond the bytes they keep.
 class SafetensorsFile {
  public:
   // `path` is for messages. FileError with the path, the byte and the tensor where anything is not as the
@@ -60,9 +77,13 @@ class SafetensorsFile {
   // from dtype times shape or exceed 63 bits, unknown dtypes and fields, repeated names, a NUL in a name,
   // elements that are not aligned.
   static SafetensorsFile parse(std::vector<char> bytes, const std::string& path);
+  // The same checks of a file that stays where it is: reads its header and no more. The elements come next,
+  // tensor by tensor as names_in_file_order() has them, without gaps up to the file's end.
+  static SafetensorsFile read_header(FileReader& reader, const std::string& path);
 
   // Sorted by bytes. The views point into this object, as those of metadata() and find() do.
   std::vector<std::string_view> names() const;
+  std::vector<std::string_view> names_in_file_order() const;
   // Nothing where there is no tensor of that name.
   std::optional<TensorView> find(std::string_view name) const;
   std::map<std::string_view, std::string_view> metadata() const;
@@ -74,7 +95,7 @@ class SafetensorsFile {
   // 32 bytes, fewer than any entry of a header has: a header of a million tensors is no way to fill the
   // memory.
   struct Record {
-    uint64_t data_at, data_bytes;  // in bytes_
+    uint64_t data_at, data_bytes;  // in the file
     Text name;
     uint32_t shape_at;  // of the '[', in bytes_
     Dtype dtype;
@@ -84,7 +105,8 @@ class SafetensorsFile {
   SafetensorsFile() = default;
   std::string_view view(Text text) const { return {bytes_.data() + text.at, text.size}; }
 
-  std::vector<char> bytes_;
+  std::vector<char> bytes_;  // all, or those up to the end of the header
+  uint64_t file_bytes_ = 0;
   std::vector<Record> records_;                  // by name
   std::vector<std::pair<Text, Text>> metadata_;  // by name
 };

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <numeric>
 #include <tuple>
 
 #include <pacer/core/error.h>
@@ -41,7 +42,7 @@ void require_name(const std::string& name) {
 }
 
 // Bytes of a tensor, which was checked.
-int64_t size_to_write(const TensorBytes& tensor) {
+int64_t size_to_write(const TensorRecord& tensor) {
   require_name(tensor.name);
   const std::string name = quote_for_message(tensor.name);
   int64_t bytes = dtype_bytes(tensor.dtype);
@@ -53,9 +54,7 @@ int64_t size_to_write(const TensorBytes& tensor) {
     empty = empty || size == 0;
     bytes *= std::max<int64_t>(size, 1);
   }
-  if (empty) return 0;
-  require(tensor.data != nullptr, "the tensor ", name, " has elements but its data is null");
-  return bytes;
+  return empty ? 0 : bytes;
 }
 
 std::string metadata_text(const std::map<std::string, std::string>& metadata) {
@@ -70,7 +69,7 @@ std::string metadata_text(const std::map<std::string, std::string>& metadata) {
   return "\"__metadata__\":{" + text + '}';
 }
 
-void append_entry(std::string& header, const TensorBytes& tensor, int64_t begin, int64_t end) {
+void append_entry(std::string& header, const TensorRecord& tensor, int64_t begin, int64_t end) {
   std::string shape;
   for (const int64_t size : tensor.shape) shape += (shape.empty() ? "" : ",") + std::to_string(size);
   if (header.size() > 1) header += ',';
@@ -78,20 +77,41 @@ void append_entry(std::string& header, const TensorBytes& tensor, int64_t begin,
             "],\"data_offsets\":[" + std::to_string(begin) + ',' + std::to_string(end) + "]}";
 }
 
-}  // namespace
+class CountingSink final : public ByteSink {
+ public:
+  explicit CountingSink(ByteSink& under) : under_(under) {}
+  void write(const void* data, size_t bytes) override {
+    under_.write(data, bytes);
+    bytes_ += static_cast<int64_t>(bytes);
+  }
+  int64_t bytes() const { return bytes_; }
 
-const char* dtype_name(Dtype dtype) { return facts_of(dtype).name; }
-int64_t dtype_bytes(Dtype dtype) { return facts_of(dtype).bytes; }
+ private:
+  ByteSink& under_;
+  int64_t bytes_ = 0;
+};
 
-void write_safetensors(ByteSink& sink, std::vector<TensorBytes> tensors,
-                       const std::map<std::string, std::string>& metadata) {
-  for (const TensorBytes& tensor : tensors) dtype_bytes(tensor.dtype);  // refuses what is none
-  std::sort(tensors.begin(), tensors.end(), [](const TensorBytes& a, const TensorBytes& b) {
-    return std::make_tuple(-dtype_bytes(a.dtype), std::string_view(a.name)) <
-           std::make_tuple(-dtype_bytes(b.dtype), std::string_view(b.name));
+// How a file will look.
+struct FilePlan {
+  std::vector<size_t> order;   // of tensors in the file
+  std::vector<int64_t> sizes;  // in bytes, in that order
+  std::string header;          // padded
+};
+
+// Checks everything.
+FilePlan plan_file(const std::vector<TensorRecord>& tensors,
+                   const std::map<std::string, std::string>& metadata) {
+  for (const TensorRecord& tensor : tensors) dtype_bytes(tensor.dtype);  // refuses what is none
+  FilePlan plan;
+  std::vector<size_t>& order = plan.order;
+  order.resize(tensors.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    return std::make_tuple(-dtype_bytes(tensors[a].dtype), std::string_view(tensors[a].name)) <
+           std::make_tuple(-dtype_bytes(tensors[b].dtype), std::string_view(tensors[b].name));
   });
   std::vector<std::string_view> names;
-  for (const TensorBytes& tensor : tensors) names.emplace_back(tensor.name);
+  for (const TensorRecord& tensor : tensors) names.emplace_back(tensor.name);
   std::sort(names.begin(), names.end());
   const auto twice = std::adjacent_find(names.begin(), names.end());
   if (twice != names.end()) {
@@ -99,11 +119,12 @@ void write_safetensors(ByteSink& sink, std::vector<TensorBytes> tensors,
                           "; each needs a name of its own");
   }
 
-  std::string header = "{";
+  std::string& header = plan.header;
+  header = "{";
   if (!metadata.empty()) header += metadata_text(metadata);
   int64_t begin = 0;
-  std::vector<int64_t> sizes;
-  for (const TensorBytes& tensor : tensors) {
+  for (const size_t index : order) {
+    const TensorRecord& tensor = tensors[index];
     const int64_t bytes = size_to_write(tensor);
     // The rest of the line: room for the header and its length.
     constexpr int64_t kLargest = std::numeric_limits<int64_t>::max() - kMaxSafetensorsHeader - 8;
@@ -111,21 +132,57 @@ void write_safetensors(ByteSink& sink, std::vector<TensorBytes> tensors,
             " makes the file larger than 2^63 - 1 bytes");
     append_entry(header, tensor, begin, begin + bytes);
     begin += bytes;
-    sizes.push_back(bytes);
+    plan.sizes.push_back(bytes);
   }
   header += '}';
   header.resize((header.size() + 7) / 8 * 8, ' ');
   require(header.size() <= static_cast<size_t>(kMaxSafetensorsHeader), "the names and shapes of ",
           tensors.size(), " tensors take ", header.size(), " bytes as safetensors; the limit is ",
           kMaxSafetensorsHeader);
+  return plan;
+}
 
+void write_file(ByteSink& sink, const FilePlan& plan, const std::vector<TensorRecord>& tensors,
+                const TensorProducer& produce) {
   std::array<char, 8> length;
-  for (size_t i = 0; i < length.size(); ++i) length[i] = static_cast<char>((header.size() >> (8 * i)) & 0xFF);
-  sink.write(length.data(), length.size());
-  sink.write(header.data(), header.size());
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    if (sizes[i] > 0) sink.write(tensors[i].data, static_cast<size_t>(sizes[i]));
+  for (size_t i = 0; i < length.size(); ++i) {
+    length[i] = static_cast<char>((plan.header.size() >> (8 * i)) & 0xFF);
   }
+  sink.write(length.data(), length.size());
+  sink.write(plan.header.data(), plan.header.size());
+  for (size_t i = 0; i < plan.order.size(); ++i) {
+    if (plan.sizes[i] == 0) continue;
+    CountingSink counted(sink);
+    produce(plan.order[i], counted);
+    require<Error>(counted.bytes() == plan.sizes[i], "the tensor ",
+                   quote_for_message(tensors[plan.order[i]].name), " wrote ", counted.bytes(),
+                   " bytes of the ", plan.sizes[i], " that its dtype and shape have");
+  }
+}
+
+}  // namespace
+
+const char* dtype_name(Dtype dtype) { return facts_of(dtype).name; }
+int64_t dtype_bytes(Dtype dtype) { return facts_of(dtype).bytes; }
+
+void write_safetensors(ByteSink& sink, const std::vector<TensorRecord>& tensors,
+                       const TensorProducer& produce, const std::map<std::string, std::string>& metadata) {
+  write_file(sink, plan_file(tensors, metadata), tensors, produce);
+}
+
+void write_safetensors(ByteSink& sink, std::vector<TensorBytes> tensors,
+                       const std::map<std::string, std::string>& metadata) {
+  std::vector<TensorRecord> records;
+  for (const TensorBytes& tensor : tensors) records.push_back({tensor.name, tensor.dtype, tensor.shape});
+  const FilePlan plan = plan_file(records, metadata);
+  std::vector<size_t> bytes(tensors.size());
+  for (size_t i = 0; i < plan.order.size(); ++i) {
+    const TensorBytes& tensor = tensors[plan.order[i]];
+    bytes[plan.order[i]] = static_cast<size_t>(plan.sizes[i]);
+    require(plan.sizes[i] == 0 || tensor.data != nullptr, "the tensor ", quote_for_message(tensor.name),
+            " has elements but its data is null");
+  }
+  write_file(sink, plan, records, [&](size_t i, ByteSink& out) { out.write(tensors[i].data, bytes[i]); });
 }
 
 }  // namespace pacer

@@ -163,8 +163,15 @@ NamedTensors FusedOptimizer::export_state() const {
   return detail::export_state(*traits_, param_groups_, state_, *defaults_, names_);
 }
 
-void FusedOptimizer::import_state(const NamedTensors& state) {
-  restore(detail::import_state(*traits_, param_groups_, names_, state));
+void FusedOptimizer::import_state(const NamedTensors& state) { prepare_import(state, {})(); }
+
+SessionOptimizer::PreparedImport FusedOptimizer::prepare_import(const NamedTensors& state,
+                                                                const NamedTensors& rank_state) {
+  require_no_rank_state(rank_state);
+  auto pending =
+      std::make_shared<detail::PendingState>(detail::import_state(*traits_, param_groups_, names_, state));
+  detail::check_pending(*pending, *traits_, param_groups_, names_);
+  return [this, pending] { commit(std::move(*pending)); };
 }
 
 int64_t FusedOptimizer::skipped_steps() const { return engine_->skipped_steps(); }

@@ -62,6 +62,7 @@ class FusedOptimizer : public SessionOptimizer {
 
   NamedTensors export_state() const override;
   void import_state(const NamedTensors& state) override;
+  PreparedImport prepare_import(const NamedTensors& state, const NamedTensors& rank_state) override;
 
  protected:
   // What step() tells prepare where no Session does. An optimizer that knows of other ranks adds up here what

@@ -66,6 +66,7 @@ class OneBitOptimizer : public FusedOptimizer {
   NamedTensors export_rank_state() const override;
   void import_state(const NamedTensors& state) override;
   void import_states(const NamedTensors& state, const NamedTensors& rank_state) override;
+  PreparedImport prepare_import(const NamedTensors& state, const NamedTensors& rank_state) override;
 
   // Archives of one file cannot hold what each rank has of its own: both throw InvalidArgument. Use the
   // Session's Checkpoints, or export_state and export_rank_state.

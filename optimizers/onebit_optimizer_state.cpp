@@ -140,7 +140,12 @@ NamedTensors OneBitOptimizer::join_rank_states(const std::vector<NamedTensors>& 
 
 void OneBitOptimizer::import_state(const NamedTensors& state) { import_states(state, {}); }
 
-void OneBitOptimizer::import_states(const NamedTensors& saved, const NamedTensors& rank_state) {
+void OneBitOptimizer::import_states(const NamedTensors& state, const NamedTensors& rank_state) {
+  prepare_import(state, rank_state)();
+}
+
+SessionOptimizer::PreparedImport OneBitOptimizer::prepare_import(const NamedTensors& saved,
+                                                                 const NamedTensors& rank_state) {
   const at::NoGradGuard no_grad;
   NamedTensors state = saved;
   const auto attempts = require_number<int64_t>(state, kAttempts);
@@ -196,16 +201,24 @@ void OneBitOptimizer::import_states(const NamedTensors& saved, const NamedTensor
     require(of_rule.empty(), "the state to load has \"", of_rule.empty() ? "" : of_rule.begin()->first,
             "\", which only a frozen OneBitLamb has, but no frozen variance");
   }
-  commit(std::move(pending));
-  engine().compress_with(part.get());
-  part_ = std::move(part);
-  rule_ = std::move(rule);
-  *plan_ = plan;
-  attempts_ = attempts;
-  frozen_at_ = frozen_at > 0 ? std::optional<int64_t>(frozen_at) : std::nullopt;
-  freeze_is_due_ = freeze_is_due;
-  has_agreed_ = false;
-  announce_phase();
+  struct Ready {  // in a shared_ptr, because a std::function is copied
+    detail::PendingState pending;
+    std::unique_ptr<detail::OneBitPart> part;
+    std::unique_ptr<FreezeRule> rule;
+  };
+  const auto ready = std::make_shared<Ready>(Ready{std::move(pending), std::move(part), std::move(rule)});
+  return [this, ready, plan, attempts, frozen_at, freeze_is_due] {
+    commit(std::move(ready->pending));
+    engine().compress_with(ready->part.get());
+    part_ = std::move(ready->part);
+    rule_ = std::move(ready->rule);
+    *plan_ = plan;
+    attempts_ = attempts;
+    frozen_at_ = frozen_at > 0 ? std::optional<int64_t>(frozen_at) : std::nullopt;
+    freeze_is_due_ = freeze_is_due;
+    has_agreed_ = false;
+    announce_phase();
+  };
 }
 
 void OneBitOptimizer::save(torch::serialize::OutputArchive& /*archive*/) const {

@@ -39,19 +39,24 @@ SessionOptimizer::LearningRateClaim SessionOptimizer::claim_learning_rate(const 
   return claim;
 }
 
+void SessionOptimizer::require_no_rank_state(const NamedTensors& rank_state) {
+  require(rank_state.empty(), "the checkpoint has \"", rank_state.empty() ? "" : rank_state.begin()->first,
+          "\" of each rank, of which this optimizer knows nothing; resume with the optimizer that was saved");
+}
+
 NamedTensors SessionOptimizer::join_rank_states(const std::vector<NamedTensors>& rank_states) const {
-  for (const NamedTensors& state : rank_states) {
-    require(
-        state.empty(), "the checkpoint has \"", state.empty() ? "" : state.begin()->first,
-        "\" of each rank, of which this optimizer knows nothing; resume with the optimizer that was saved");
-  }
+  for (const NamedTensors& state : rank_states) require_no_rank_state(state);
   return {};
 }
 
 void SessionOptimizer::import_states(const NamedTensors& state, const NamedTensors& rank_state) {
-  require(rank_state.empty(), "the checkpoint has \"", rank_state.empty() ? "" : rank_state.begin()->first,
-          "\" of each rank, of which this optimizer knows nothing; resume with the optimizer that was saved");
+  require_no_rank_state(rank_state);
   import_state(state);
+}
+
+SessionOptimizer::PreparedImport SessionOptimizer::prepare_import(const NamedTensors& state,
+                                                                  const NamedTensors& rank_state) {
+  return [this, state, rank_state] { import_states(state, rank_state); };
 }
 
 }  // namespace pacer

@@ -110,6 +110,18 @@ class SessionOptimizer : public torch::optim::Optimizer {
   // import_state, with what export_rank_state left.
   virtual void import_states(const NamedTensors& state, const NamedTensors& rank_state);
 
+  // import_states in two halves, for ranks that load together or not at all. This one checks everything and
+  // makes what is to be put in force; it throws as import_states does and changes nothing. Calling what it
+  // returned puts that in force, once, before anything else is done to the optimizer; dropping it loads
+  // nothing. Where an optimizer does not say otherwise, the second half is import_states itself, and may
+  // throw.
+  using PreparedImport = std::function<void()>;
+  virtual PreparedImport prepare_import(const NamedTensors& state, const NamedTensors& rank_state);
+
+ protected:
+  // For optimizers that have no state of each rank: throws InvalidArgument where there is some to load.
+  static void require_no_rank_state(const NamedTensors& rank_state);
+
  private:
   std::weak_ptr<const std::string> learning_rate_claim_;
 };

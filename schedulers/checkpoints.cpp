@@ -1,8 +1,6 @@
 #include <pacer/schedulers/checkpoints.h>
 
 #include <cstdio>
-#include <memory>
-#include <sstream>
 #include <utility>
 
 #include <torch/version.h>
@@ -11,50 +9,16 @@
 #include <pacer/core/checkpoint_folder.h>
 #include <pacer/core/error.h>
 #include <pacer/core/version.h>
+#include <pacer/schedulers/detail/checkpoint_files.h>
+#include <pacer/schedulers/detail/checkpoint_save.h>
 #include <pacer/schedulers/detail/foreign_state.h>
-#include <pacer/schedulers/detail/tensor_file.h>
+#include <pacer/schedulers/detail/host_snapshot.h>
+#include <pacer/schedulers/detail/stop_signals.h>
 #include <pacer/schedulers/detail/training_state.h>
 #include <pacer/schedulers/session_parts.h>
 #include <pacer/schedulers/step_report.h>
 
 namespace pacer {
-namespace {
-
-constexpr const char* kModelFile = "model.safetensors";
-
-std::string file_of_rank(const char* kind, int rank, int world_size) {
-  char name[80];
-  std::snprintf(name, sizeof name, "%s-rank-%05d-of-%05d.safetensors", kind, rank, world_size);
-  return name;
-}
-
-// The root and all folders above it.
-void make_folders(const std::string& path) {
-  FileSystem& files = posix_file_system();
-  for (size_t end = path.find('/', 1); end != std::string::npos; end = path.find('/', end + 1)) {
-    if (!folder_exists(files, path.substr(0, end))) make_folder(files, path.substr(0, end));
-  }
-}
-
-NamedTensors take_file(Checkpoint& checkpoint, const std::string& folder, const std::string& name) {
-  const auto found = checkpoint.files.find(name);
-  require<FileError>(found != checkpoint.files.end(), "the checkpoint ", folder, " has no ", name,
-                     "; it was not written by this version");
-  return detail::read_tensors(std::move(found->second), folder + "/" + name);
-}
-
-// One line of text per file, for rank 0.
-std::string line_of(const CheckpointFile& file) {
-  return detail::concatenate(file.name, " ", file.size, " ", file.checksum, "\n");
-}
-std::vector<CheckpointFile> files_of(const std::string& lines) {
-  std::vector<CheckpointFile> files;
-  std::istringstream text(lines);
-  for (CheckpointFile file; text >> file.name >> file.size >> file.checksum;) files.push_back(file);
-  return files;
-}
-
-}  // namespace
 
 Checkpoints::Checkpoints(CheckpointsOptions options) : options_(std::move(options)) {
   std::string& folder = options_.folder();
@@ -64,19 +28,59 @@ Checkpoints::Checkpoints(CheckpointsOptions options) : options_(std::move(option
   require(options_.keep() >= 1, "Checkpoints: keep must be at least 1, not ", options_.keep());
 }
 
+Checkpoints::~Checkpoints() = default;
+Checkpoints::Checkpoints(Checkpoints&&) noexcept = default;
+
 void Checkpoints::attach(SessionParts& parts) {
   require(
       parts.session_optimizer() != nullptr || detail::can_export(parts.optimizer()),
       "Checkpoints cannot save the state of this optimizer by parameter name; use one of pacer's, or torch's "
       "Adam, AdamW, SGD, RMSprop or Adagrad");
   parts_ = &parts;
+  snapshot_ = std::make_unique<detail::HostSnapshot>();
+  if (options_.stop_on_signal()) parts.asks_to_stop = [] { return detail::StopSignals::requested(); };
+}
+
+std::string Checkpoints::agreement() const {
+  return detail::concatenate("every ", options_.every(), " steps, ",
+                             options_.synchronous() ? "synchronous" : "beside training",
+                             options_.stop_on_signal() ? ", stops on signals" : "");
+}
+
+void Checkpoints::start(const Progress& /*progress*/) {
+  check_folder();
+  if (options_.stop_on_signal() && !stop_signals_) stop_signals_ = std::make_unique<detail::StopSignals>();
+}
+
+// Once, before anything is trained or saved: checkpoints of another run are not to be mixed with this one's.
+void Checkpoints::check_folder() {
+  if (folder_is_checked_) return;
+  together("start training", [&]() -> std::string {
+    if (parts_->world().rank() != 0) return "";
+    const std::vector<CheckpointInfo> older = list_checkpoints(options_.folder());
+    require(older.empty(), "the folder ", options_.folder(), " has checkpoints of another run, the newest ",
+            older.empty() ? "" : older.front().folder,
+            "; call session.resume() to go on from them, or choose another folder");
+    return "";
+  });
+  folder_is_checked_ = true;
 }
 
 void Checkpoints::after_step(StepReport& report) {
-  if (report.progress().step % options_.every() == 0) save_now();
+  // With several ranks, DataParallel has told them all in this step.
+  if (parts_->world().world_size() == 1 && parts_->asks_to_stop && parts_->asks_to_stop()) {
+    parts_->should_stop = true;
+  }
+  if (parts_->should_stop && parts_->stop_reason.empty()) parts_->stop_reason = "a signal asked for it";
+  if (parts_->should_stop && !std::exchange(stop_was_seen_, true)) {
+    save_now();
+  } else if (report.progress().step % options_.every() == 0) {
+    begin_save();
+  }
 }
 
 void Checkpoints::finish(const Progress& progress) {
+  complete_save();
   if (progress.step > 0 && progress.step != saved_step_) save_now();
 }
 
@@ -88,114 +92,96 @@ std::vector<std::string> Checkpoints::together(const char* action,
   std::string own;
   try {
     own = "+" + f();
+  } catch (const InvalidArgument& error) {
+    own = detail::concatenate("?", error.what());
   } catch (const std::exception& error) {
     own = detail::concatenate("-", error.what());
   }
   std::vector<std::string> all = world.exchange(own, CollectiveOptions().timeout(options_.timeout()));
   for (size_t rank = 0; rank < all.size(); ++rank) {
-    require<FileError>(all[rank].front() == '+', "rank ", rank, " could not ", action, ": ",
-                       all[rank].substr(1));
+    const char result = all[rank].front();
     all[rank].erase(0, 1);
+    require(result != '?', "rank ", rank, " could not ", action, ": ", all[rank]);
+    require<FileError>(result != '-', "rank ", rank, " could not ", action, ": ", all[rank]);
   }
   return all;
 }
 
 std::string Checkpoints::save_now() {
+  begin_save();
+  return complete_save();
+}
+
+// Returns when this rank's state may change again.
+void Checkpoints::begin_save() {
   require(parts_ != nullptr, "Checkpoints::save_now needs the hook in a Session; call session.use first");
   require(parts_->progress.micro_step == 0,
           "Checkpoints::save_now belongs between steps, not into an accumulation window");
   Communicator& world = parts_->world();
-  const int64_t step = parts_->progress.step;
+  detail::SavePlan plan;
+  plan.step = parts_->progress.step;
+  plan.rank = world.rank();
+  plan.facts = {world.world_size(), version(), {{"libtorch", TORCH_VERSION}}};
+  plan.timeout = options_.timeout();
+  plan.root = options_.folder();
+  plan.keep = options_.keep();
   RankStatus status;
   status.intent = Intent::save;
-  status.step = step;
+  status.step = plan.step;
   if (world.world_size() > 1) StatusExchange(world, status).wait();
+  check_folder();
+  complete_save();
 
-  std::unique_ptr<CheckpointWriter> writer;
-  const std::string staging =
-      together("begin a checkpoint", [&]() -> std::string {
-        if (world.rank() != 0) return "";
-        make_folders(options_.folder() + "/");
-        writer = std::make_unique<CheckpointWriter>(posix_file_system(), options_.folder(), step);
-        return writer->staging();
-      }).front();
-  const std::vector<std::string> written = together("write its part of a checkpoint", [&] {
-    const detail::TrainingState state = detail::export_state(*parts_);
-    std::string lines;
-    const auto write = [&](const std::string& name, const NamedTensors& tensors) {
-      lines += line_of(write_checkpoint_file(staging, name,
-                                             [&](ByteSink& sink) { detail::write_tensors(sink, tensors); }));
-    };
-    if (world.rank() == 0) {
-      write(kModelFile, state.model);
-      write(file_of_rank("optimizer", 0, world.world_size()), state.optimizer);
-    }
-    if (!state.rank_optimizer.empty()) {
-      write(file_of_rank("errors", world.rank(), world.world_size()), state.rank_optimizer);
-    }
-    write(file_of_rank("session", world.rank(), world.world_size()), state.session);
-    world.check();  // what was written is what training computed, not the remains of a broken exchange
-    return lines;
+  plan.staging = together("begin a checkpoint", [&]() -> std::string {
+                   if (world.rank() != 0) return "";
+                   plan.writer =
+                       std::make_unique<CheckpointWriter>(posix_file_system(), plan.root, plan.step);
+                   return plan.writer->staging();
+                 }).front();
+  detail::RankFiles files;
+  together("write its part of a checkpoint", [&] {
+    files = detail::files_of_rank(detail::export_state(*parts_), world);
+    if (options_.synchronous()) return std::string();
+    for (auto& [name, tensors] : files) tensors = snapshot_->take(name, tensors);
+    world.check();  // what is written is what training computed, not the remains of a broken exchange
+    return std::string();
   });
-  const std::string folder =
-      together("complete a checkpoint", [&]() -> std::string {
-        if (world.rank() != 0) return "";
-        for (const std::string& lines : written) {
-          for (const CheckpointFile& file : files_of(lines)) writer->adopt(file);
-        }
-        return writer->commit({world.world_size(), version(), {{"libtorch", TORCH_VERSION}}});
-      }).front();
-  saved_step_ = step;
-  if (world.rank() == 0) remove_old_checkpoints(options_.folder(), options_.keep());
-  return folder;
+  saving_ = std::make_unique<detail::CheckpointSave>(std::move(plan));
+  if (options_.synchronous()) {
+    saving_->write_here(files, [&] { world.check(); });
+    complete_save();
+  } else {
+    saving_->write_in_thread(std::move(files));
+  }
 }
 
-// The folder of the newest checkpoint that verifies; empty where there is none.
-std::string Checkpoints::find_newest() const {
-  const NewestCheckpoint newest = find_newest_checkpoint(options_.folder());
-  for (const std::string& reason : newest.passed_over)
-    std::fprintf(stderr, "pacer: passed over %s\n", reason.c_str());
-  require<FileError>(
-      newest.checkpoint || newest.passed_over.empty(), "none of the ", newest.passed_over.size(),
-      " checkpoints in ", options_.folder(),
-      " can be read (the newest: ", newest.passed_over.empty() ? "" : newest.passed_over.front(),
-      "); repair one, or remove them all to start anew");
-  return newest.checkpoint ? newest.checkpoint->folder : "";
+// Waits for the save under way, if there is one; the folder of what is then the newest checkpoint.
+std::string Checkpoints::complete_save() {
+  if (saving_) {
+    const auto save = std::move(saving_);
+    try {
+      together("write its part of a checkpoint", [&] {
+        save->wait_until_written();
+        return std::string();
+      });
+    } catch (...) {
+      save->give_up();
+      throw;
+    }
+    saved_folder_ = together("complete a checkpoint", [&] { return save->wait(); }).front();
+    saved_step_ = save->step();
+    say_what_stays(*save);
+  }
+  return saved_folder_;
 }
 
-// What this rank goes on from; with another number of ranks than those that saved it, its part of what they
-// had.
-detail::TrainingState Checkpoints::read_state(const std::string& folder) const {
-  const Communicator& world = parts_->world();
-  const auto ranks = static_cast<int>(open_checkpoint(folder, {}).manifest.world_size);
-  const bool same = ranks == world.world_size(), had_this_rank = world.rank() < ranks;
-  const std::string optimizer_file = file_of_rank("optimizer", 0, ranks);
-  const std::string session_file = file_of_rank("session", had_this_rank ? world.rank() : 0, ranks);
-  std::vector<std::string> error_files;
-  for (int rank = 0; rank < ranks; ++rank) {
-    if (!same || rank == world.rank()) error_files.push_back(file_of_rank("errors", rank, ranks));
+// The checkpoint that was just saved is good, whatever becomes of the older ones.
+void Checkpoints::say_what_stays(const detail::CheckpointSave& save) {
+  for (const RemovalFailure& failure : save.not_removed()) {
+    if (!not_removed_.insert(failure.step).second) continue;
+    std::fprintf(stderr, "pacer: an old checkpoint stays until a later save can remove it: %s\n",
+                 failure.reason.c_str());
   }
-  std::vector<std::string> names = {kModelFile, optimizer_file, session_file};
-  names.insert(names.end(), error_files.begin(), error_files.end());
-  Checkpoint checkpoint = open_checkpoint(folder, names);
-  detail::TrainingState state;
-  state.model = take_file(checkpoint, folder, kModelFile);
-  state.optimizer = take_file(checkpoint, folder, optimizer_file);
-  state.session = take_file(checkpoint, folder, session_file);
-  std::vector<NamedTensors> errors;
-  for (const std::string& name : error_files) {
-    errors.emplace_back();
-    if (checkpoint.files.count(name) != 0) errors.back() = take_file(checkpoint, folder, name);
-  }
-  if (same) {
-    state.rank_optimizer = std::move(errors.front());
-    return state;
-  }
-  state.session = detail::session_of_other_ranks(*parts_, std::move(state.session), had_this_rank);
-  if (parts_->session_optimizer()) {
-    state.rank_optimizer = parts_->session_optimizer()->join_rank_states(errors);
-  }
-  return state;
 }
 
 std::optional<int64_t> Checkpoints::load_newest() {
@@ -204,26 +190,35 @@ std::optional<int64_t> Checkpoints::load_newest() {
   RankStatus status;
   status.intent = Intent::load;
   if (world.world_size() > 1) StatusExchange(world, status).wait();
-  const std::string folder = together("find a checkpoint", [&] {
-                               return world.rank() == 0 ? find_newest() : std::string();
-                             }).front();
+  complete_save();
+  const std::string folder =
+      together("find a checkpoint", [&] {
+        return world.rank() == 0 ? detail::find_newest(options_.folder()) : std::string();
+      }).front();
+  folder_is_checked_ = folder_is_checked_ || !folder.empty();
   if (folder.empty()) return std::nullopt;
 
+  // Every rank has read and checked all of it before any of them changes what cannot be put back.
   detail::TrainingState state;
+  std::optional<detail::StateImport> import;
   together("read the checkpoint", [&] {
-    state = read_state(folder);
+    state = detail::read_state(*parts_, folder);
     return std::string();
   });
   together("continue from the checkpoint", [&] {
     try {
-      detail::import_state(*parts_, state);
+      import.emplace(*parts_, state);
     } catch (const InvalidArgument& error) {
       throw InvalidArgument(detail::concatenate("cannot resume from ", folder, ": ", error.what()));
     }
     return std::string();
   });
+  import->commit();
   saved_step_ = parts_->progress.step;
   if (world.rank() == 0) {
+    if (!import->random_state_note().empty()) {
+      std::fprintf(stderr, "pacer: %s\n", import->random_state_note().c_str());
+    }
     std::fprintf(stderr, "pacer: resumed from %s, after step %lld\n", folder.c_str(),
                  static_cast<long long>(saved_step_));
   }

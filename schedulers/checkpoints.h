@@ -7,12 +7,13 @@
 // A checkpoint is a folder step-0000001000 with manifest.json (sizes and checksums of all files, written
 // last), model.safetensors, optimizer-rank-00000-of-00001.safetensors and
 // session-rank-00000-of-00001.safetensors; Python's `safetensors` reads them as they are. A save that fails
-// or is killed leaves the former checkpoint as it was. Everything goes by parameter name; loading checks all
-// of it before it changes anything.
+// or is killed leaves the former checkpoint as it was. Files are written beside training, by a thread.
+// Everything goes by parameter name; loading checks all of it before it changes anything.
 //
 // Several ranks save and load together, in one folder on a file system that all of them share: rank 0 writes
 // model and optimizer, which are the same everywhere, each rank its session file and, for a 1-bit optimizer,
-// its errors. What goes wrong on one rank is an error on every rank.
+// its errors. What goes wrong on one rank is an error on every rank, and a load that fails on one rank
+// changes nothing on any.
 //
 // With as many ranks as saved it, a run goes on to the bit. With another number it goes on from the same
 // model, optimizer, schedules and position in the data; a rank that did not exist before keeps the random
@@ -23,7 +24,9 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -34,8 +37,10 @@
 namespace pacer {
 
 namespace detail {
-struct TrainingState;
-}
+class CheckpointSave;
+class HostSnapshot;
+class StopSignals;
+}  // namespace detail
 
 struct CheckpointsOptions {
   // The folder for the checkpoints of one run.
@@ -45,14 +50,28 @@ struct CheckpointsOptions {
   TORCH_ARG(int64_t, every) = 1000;
   // How long ranks wait for the slowest to save or load.
   TORCH_ARG(std::chrono::milliseconds, timeout) = std::chrono::minutes(30);
-  // How many checkpoints stay, >= 1; older ones are removed once a newer one is complete.
+  // How many checkpoints stay, >= 1; older ones are removed once a newer one is complete. One that cannot be
+  // removed is named on stderr once and tried again after each save.
   TORCH_ARG(int64_t, keep) = 3;
+  // True: training stands still until a checkpoint is complete. False: each rank copies what it writes to
+  // host memory, which is kept for the next save, and trains on while a thread writes. What goes wrong there
+  // is thrown, on every rank alike, by the next save or by finish.
+  TORCH_ARG(bool, synchronous) = false;
+  // True: SIGTERM or SIGINT, to any rank, ends the run in good order. The step under way is finished, all
+  // ranks save a checkpoint after it, and Session::should_stop() says so on all of them. A second signal ends
+  // the process at once. The handlers are in place from the first begin on until the hook is destroyed; a
+  // signal that was ignored when they came stays ignored.
+  TORCH_ARG(bool, stop_on_signal) = false;
 };
 
 class Checkpoints : public Hook {
  public:
   // Throws InvalidArgument for an empty folder name and numbers below 1.
   explicit Checkpoints(CheckpointsOptions options);
+  // Waits for this rank's part of a checkpoint that is still being written. Where finish() was not called,
+  // the other ranks have 2 s more for theirs, else the checkpoint is lost.
+  ~Checkpoints() override;
+  Checkpoints(Checkpoints&&) noexcept;
 
   std::string hook_name() const override { return "checkpoints"; }
   Slot slot() const override { return Slot::checkpoint; }
@@ -60,10 +79,15 @@ class Checkpoints : public Hook {
   // Throws InvalidArgument for an optimizer whose state cannot be saved by name (torch's Adam, AdamW, SGD,
   // RMSprop and Adagrad can, and all of pacer's).
   void attach(SessionParts& parts) override;
+  std::string agreement() const override;
+  // Throws InvalidArgument where the folder has checkpoints that this run was not resumed from.
+  void start(const Progress& progress) override;
   void after_step(StepReport& report) override;
   void finish(const Progress& progress) override;
 
-  // Saves now; throws FileError with path and reason where that fails. Returns the folder.
+  // Saves now and waits until the checkpoint is complete; throws FileError with path and reason where that
+  // fails, InvalidArgument where the folder has checkpoints that this run was not resumed from. Returns the
+  // folder. All ranks call it, between the same steps.
   std::string save_now();
   // For Session::resume: loads the newest checkpoint that verifies, returns its step; none where there is no
   // checkpoint. Throws InvalidArgument that names what does not fit, FileError where there are checkpoints
@@ -71,13 +95,22 @@ class Checkpoints : public Hook {
   std::optional<int64_t> load_newest();
 
  private:
+  void check_folder();
+  void begin_save();
+  std::string complete_save();
+  void say_what_stays(const detail::CheckpointSave& save);
   std::vector<std::string> together(const char* action, const std::function<std::string()>& f) const;
-  std::string find_newest() const;
-  detail::TrainingState read_state(const std::string& folder) const;
 
   CheckpointsOptions options_;
   SessionParts* parts_ = nullptr;
-  int64_t saved_step_ = -1;  // of the newest checkpoint, this run's or the one it resumed from
+  int64_t saved_step_ = -1;   // of the newest checkpoint, this run's or the one it resumed from
+  std::string saved_folder_;  // of the newest that this run completed; on all ranks rank 0's
+  bool folder_is_checked_ = false;
+  bool stop_was_seen_ = false;
+  std::unique_ptr<detail::HostSnapshot> snapshot_;
+  std::unique_ptr<detail::CheckpointSave> saving_;  // under way; it reads the snapshot
+  std::unique_ptr<detail::StopSignals> stop_signals_;
+  std::set<int64_t> not_removed_;  // steps of old checkpoints that could not be removed, as was said already
 };
 
 }  // namespace pacer

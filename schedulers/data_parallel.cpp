@@ -43,6 +43,7 @@ RankStatus status_of(Intent intent, const Progress& progress, const SessionParts
     rates.add(&rate, sizeof rate);
   }
   rates.hex().copy(status.fingerprint, sizeof(status.fingerprint));
+  status.stop = parts.asks_to_stop && parts.asks_to_stop() ? 1 : 0;
   return status;
 }
 
@@ -195,6 +196,7 @@ void DataParallel::add_totals(const std::vector<RankStatus>& ranks) {
   for (const RankStatus& rank : ranks) {
     window.weight += rank.weight;
     window.tokens += rank.tokens;
+    parts_->should_stop = parts_->should_stop || rank.stop != 0;
   }
   window.gradient_scale = bucketer_->scale();
 }

@@ -11,6 +11,7 @@
 #include <pacer/core/file_system.h>
 #include <pacer/schedulers/detail/best_value_state.h>
 #include <pacer/schedulers/detail/tensor_file.h>
+#include <pacer/schedulers/detail/training_state.h>
 #include <pacer/schedulers/session_parts.h>
 #include <pacer/schedulers/step_report.h>
 #include <pacer/schedulers/validation.h>
@@ -18,28 +19,11 @@
 namespace pacer {
 namespace {
 
-void make_best_folders(const std::string& folder) {
-  FileSystem& files = posix_file_system();
-  for (size_t end = 0; end != std::string::npos;) {
-    end = folder.find('/', end + 1);
-    make_folder(files, folder.substr(0, end));
-  }
-}
-
 // As it reads back to the same bits, whatever the locale.
 std::string exact_text(double value) {
   std::array<char, 32> digits;
   const auto result = std::to_chars(digits.data(), digits.data() + digits.size(), value);
   return std::string(digits.data(), result.ptr);
-}
-
-NamedTensors weights_and_buffers(const torch::nn::Module& model) {
-  NamedTensors tensors;
-  for (const auto& item : model.named_parameters()) tensors.emplace(item.key(), item.value());
-  for (const auto& item : model.named_buffers()) {
-    if (item.value().defined()) tensors.emplace(item.key(), item.value());
-  }
-  return tensors;
 }
 
 }  // namespace
@@ -53,7 +37,7 @@ std::string SaveBest::path() const {
 }
 
 void SaveBest::attach(SessionParts& parts) {
-  if (parts.is_first_rank()) make_best_folders(folder_);
+  if (parts.is_first_rank()) make_folders(posix_file_system(), folder_);
   parts_ = &parts;
 }
 
@@ -88,7 +72,7 @@ void SaveBest::write() const {
   const std::map<std::string, std::string> metadata = {
       {"step", std::to_string(parts_->validation.step)},
       {parts_->validation.name, exact_text(parts_->validation.value)}};
-  detail::write_tensors(writer, weights_and_buffers(parts_->model()), metadata);
+  detail::write_tensors(writer, detail::model_tensors(parts_->model()), metadata);
   writer.finish();
   rename(files, next, path());
   sync_folder(files, folder_);

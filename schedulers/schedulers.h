@@ -18,6 +18,7 @@
 #include <pacer/schedulers/learning_rate.h>
 #include <pacer/schedulers/learning_rate_schedule.h>
 #include <pacer/schedulers/length_schedule.h>
+#include <pacer/schedulers/load_weights.h>
 #include <pacer/schedulers/metrics.h>
 #include <pacer/schedulers/precision.h>
 #include <pacer/schedulers/progress.h>

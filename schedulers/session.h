@@ -145,8 +145,9 @@ class Session {
     return std::forward<F>(f)();
   }
 
-  // True once a hook (EarlyStopping) has asked for the end of training, on all ranks after the same step:
-  // leave the loop and call finish(). Steps may still be taken. The reason is a short text, empty before.
+  // True once the end of training was asked for, by a hook (EarlyStopping) or a signal to any rank
+  // (CheckpointsOptions::stop_on_signal), on all ranks after the same step: leave the loop and call finish().
+  // Steps may still be taken. The reason is a short text, empty before.
   bool should_stop() const { return parts_.should_stop; }
   const std::string& stop_reason() const { return parts_.stop_reason; }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -91,6 +92,8 @@ class SessionParts {
   bool weight_by_tokens = false;  // micro-batches count by their tokens, not alike
   bool replay_optimizer = false;  // capture the optimizer's kernels in a CUDA graph
   bool record_loss = false;       // add up the losses of a window for the report
+  // Whether this rank asks all to stop after the step it is in; nothing where no hook ever asks.
+  std::function<bool()> asks_to_stop;
 
  private:
   friend class Session;

@@ -14,7 +14,7 @@ constexpr int64_t kCallMessage = 0x6c6c6163;  // "call"
 // What is compared over all ranks before a call that does not say `agreed`.
 struct CallRecord {
   int64_t kind = kCallMessage;
-  char operation[24] = {};
+  char operation[32] = {};
   int64_t number = 0;  // of the collective on this Communicator
   int64_t dtype = 0;
   int64_t elements = 0;

@@ -193,8 +193,14 @@ NamedTensors export_as(const Optimizer& optimizer, const torch::nn::Module& mode
   return exported;
 }
 
+// Options by group and states by parameter, checked and ready to be put in force.
+struct PendingForeign {
+  std::vector<std::unique_ptr<OptimizerOptions>> options;
+  std::vector<std::pair<void*, std::unique_ptr<OptimizerParamState>>> states;
+};
+
 template <class State, class Options>
-void import_as(Optimizer& optimizer, const torch::nn::Module& model, const NamedTensors& saved) {
+PendingForeign import_as(Optimizer& optimizer, const torch::nn::Module& model, const NamedTensors& saved) {
   std::set<std::string> used;
   std::vector<std::unique_ptr<OptimizerOptions>> all_options;
   for (size_t g = 0; g < optimizer.param_groups().size(); ++g) {
@@ -222,10 +228,14 @@ void import_as(Optimizer& optimizer, const torch::nn::Module& model, const Named
     require(used.count(item.first) != 0, "the state to load has \"", item.first,
             "\", which fits no parameter of this optimizer; build the same parameters and options");
   }
-  for (size_t g = 0; g < all_options.size(); ++g)
-    optimizer.param_groups()[g].set_options(std::move(all_options[g]));
+  return {std::move(all_options), std::move(states)};
+}
+
+void put_in_force(Optimizer& optimizer, PendingForeign& pending) {
+  for (size_t g = 0; g < pending.options.size(); ++g)
+    optimizer.param_groups()[g].set_options(std::move(pending.options[g]));
   optimizer.state().clear();
-  for (auto& [key, state] : states) optimizer.state()[key] = std::move(state);
+  for (auto& [key, state] : pending.states) optimizer.state()[key] = std::move(state);
 }
 
 // Calls f(State, Options) for the types of the optimizer; false where it is none of them.
@@ -254,10 +264,14 @@ NamedTensors export_foreign(const Optimizer& optimizer, const torch::nn::Module&
   return exported;
 }
 
-void import_foreign(Optimizer& optimizer, const torch::nn::Module& model, const NamedTensors& saved) {
+std::function<void()> prepare_foreign(Optimizer& optimizer, const torch::nn::Module& model,
+                                      const NamedTensors& saved) {
+  const auto pending = std::make_shared<PendingForeign>();
   with_types(optimizer, [&](const auto& state, const auto& options) {
-    import_as<std::decay_t<decltype(state)>, std::decay_t<decltype(options)>>(optimizer, model, saved);
+    *pending =
+        import_as<std::decay_t<decltype(state)>, std::decay_t<decltype(options)>>(optimizer, model, saved);
   });
+  return [&optimizer, pending] { put_in_force(optimizer, *pending); };
 }
 
 }  // namespace pacer::detail

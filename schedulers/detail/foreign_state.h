@@ -1,6 +1,8 @@
 // State of LibTorch's own optimizers by parameter name, in the form of SessionOptimizer::export_state.
 #pragma once
 
+#include <functional>
+
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
@@ -14,9 +16,9 @@ bool can_export(const torch::optim::Optimizer& optimizer);
 // Parameters are called as the model calls them, else "group.index".
 NamedTensors export_foreign(const torch::optim::Optimizer& optimizer, const torch::nn::Module& model);
 
-// Throws InvalidArgument that names the parameter where anything is missing, left over or does not fit; then
-// nothing was changed.
-void import_foreign(torch::optim::Optimizer& optimizer, const torch::nn::Module& model,
-                    const NamedTensors& state);
+// Throws InvalidArgument that names the parameter where anything is missing, left over or does not fit, and
+// changes nothing; calling what it returned puts the state in force, once.
+std::function<void()> prepare_foreign(torch::optim::Optimizer& optimizer, const torch::nn::Module& model,
+                                      const NamedTensors& state);
 
 }  // namespace pacer::detail

@@ -1,6 +1,8 @@
 // The state of LibTorch's default random generators: the CPU's and, for a model on a GPU, that device's.
 #pragma once
 
+#include <string>
+
 #include <ATen/core/Tensor.h>
 
 namespace pacer::detail {
@@ -11,7 +13,12 @@ struct RandomState {
 };
 
 RandomState get_random_state(at::Device device);
-// Throws InvalidArgument, changing nothing, where a state does not fit this generator.
+// Throws InvalidArgument, changing nothing, where a state does not fit this generator. A state of the GPU's
+// generator is passed over where the device is the CPU; where there is none, that generator keeps its own.
 void set_random_state(at::Device device, const RandomState& state);
+
+// What becomes of the GPU's generator where only one side has one, in a sentence; empty where both sides
+// agree.
+std::string note_on_random_state(bool run_has_gpu, bool saved_has_gpu);
 
 }  // namespace pacer::detail

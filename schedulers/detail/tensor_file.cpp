@@ -1,7 +1,8 @@
 #include <pacer/schedulers/detail/tensor_file.h>
 
-#include <cstring>
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 #include <ATen/ops/empty.h>
 
@@ -25,6 +26,24 @@ Dtype file_dtype(const at::Tensor& tensor, const std::string& name) {
                   ", which a checkpoint cannot hold; convert it, or keep it out of the model"));
 }
 
+void write_elements(ByteSink& sink, const at::Tensor& tensor) {
+  const int64_t bytes = tensor.numel() * static_cast<int64_t>(tensor.element_size());
+  const bool lies_ready = tensor.is_cpu() && tensor.is_contiguous();
+  if (lies_ready || bytes <= kHostPiece) {
+    const at::Tensor host = lies_ready ? tensor : tensor.contiguous().cpu();
+    sink.write(host.const_data_ptr(), static_cast<size_t>(bytes));
+    return;
+  }
+  // Rows that fit into a piece go together; larger ones are cut again. A tensor without dimensions fits.
+  const int64_t rows = tensor.size(0), step = std::max<int64_t>(kHostPiece / (bytes / rows), 1);
+  for (int64_t row = 0; row < rows; row += step) {
+    write_elements(sink, rows == 1 || step == 1 ? tensor.select(0, row)
+                                                : tensor.narrow(0, row, std::min(step, rows - row)));
+  }
+}
+
+}  // namespace
+
 at::ScalarType tensor_dtype(Dtype dtype) {
   for (const auto& [type, candidate] : kDtypes) {
     if (candidate == dtype) return type;
@@ -32,29 +51,36 @@ at::ScalarType tensor_dtype(Dtype dtype) {
   throw Error("a dtype of safetensors without a LibTorch dtype");
 }
 
-}  // namespace
-
 void write_tensors(ByteSink& sink, const NamedTensors& tensors,
                    const std::map<std::string, std::string>& metadata) {
-  std::vector<at::Tensor> held;  // until everything is written
-  std::vector<TensorBytes> records;
+  std::vector<TensorRecord> records;
+  std::vector<at::Tensor> values;
   for (const auto& [name, tensor] : tensors) {
-    held.push_back(tensor.detach().cpu().contiguous());
-    const at::Tensor& host = held.back();
-    records.push_back({name, file_dtype(host, name), host.sizes().vec(),
-                       host.numel() == 0 ? nullptr : host.const_data_ptr()});
+    records.push_back({name, file_dtype(tensor, name), tensor.sizes().vec()});
+    values.push_back(tensor.detach());
   }
-  write_safetensors(sink, std::move(records), metadata);
+  write_safetensors(
+      sink, records, [&](size_t i, ByteSink& out) { write_elements(out, values[i]); }, metadata);
 }
 
-NamedTensors read_tensors(std::vector<char> bytes, const std::string& path) {
-  const SafetensorsFile file = SafetensorsFile::parse(std::move(bytes), path);
+NamedTensors read_tensors(FileReader& reader, const std::string& path, const TensorFilter& wanted) {
+  const SafetensorsFile file = SafetensorsFile::read_header(reader, path);
   NamedTensors tensors;
-  for (const std::string_view name : file.names()) {
+  std::vector<char> passed_over;
+  for (const std::string_view view_of_name : file.names_in_file_order()) {
+    std::string name(view_of_name);
     const TensorView view = *file.find(name);
+    if (wanted && !wanted(name)) {
+      constexpr size_t kPiece = size_t{1} << 20;
+      passed_over.resize(kPiece);
+      for (size_t left = view.bytes; left > 0; left -= std::min(left, kPiece)) {
+        reader.read_next(passed_over.data(), std::min(left, kPiece));
+      }
+      continue;
+    }
     at::Tensor tensor = at::empty(view.shape, tensor_dtype(view.dtype));
-    if (view.bytes > 0) std::memcpy(tensor.mutable_data_ptr(), view.data, view.bytes);
-    tensors.emplace(std::string(name), std::move(tensor));
+    if (view.bytes > 0) reader.read_next(tensor.mutable_data_ptr(), view.bytes);
+    tensors.emplace(std::move(name), std::move(tensor));
   }
   return tensors;
 }

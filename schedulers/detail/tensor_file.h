@@ -1,21 +1,31 @@
-// Named tensors as a safetensors file, and back.
+// Named tensors as a safetensors file, and back, one tensor at a time: beside the tensors themselves neither
+// direction holds more than kHostPiece bytes in host memory.
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
-#include <vector>
 
 #include <pacer/core/safetensors.h>
 #include <pacer/optimizers/named_tensors.h>
 
 namespace pacer::detail {
 
-// Writes the values of all tensors, copied to the host first where they are on a GPU. Throws InvalidArgument
-// for a dtype that the format lacks.
+constexpr int64_t kHostPiece = int64_t{64} << 20;
+
+// Writes the values of all tensors. What is dense in host memory goes out as it lies; anything else, a tensor
+// on a GPU above all, is copied in pieces of at most kHostPiece. Throws InvalidArgument for a dtype that the
+// format lacks, before the first byte.
 void write_tensors(ByteSink& sink, const NamedTensors& tensors,
                    const std::map<std::string, std::string>& metadata = {});
 
-// All tensors of a file, on the CPU, in memory of their own. Throws FileError where the file is not sound.
-NamedTensors read_tensors(std::vector<char> bytes, const std::string& path);
+// The LibTorch dtype of a tensor in a file.
+at::ScalarType tensor_dtype(Dtype dtype);
+
+// The tensors of a file, in memory of their own on the CPU: all, or those that `wanted` says. Reads the whole
+// file by FileReader::read_next. Throws FileError where the file is not sound; `path` is for messages.
+using TensorFilter = std::function<bool(const std::string& name)>;
+NamedTensors read_tensors(FileReader& reader, const std::string& path, const TensorFilter& wanted = nullptr);
 
 }  // namespace pacer::detail

@@ -1,9 +1,12 @@
 #include <pacer/schedulers/detail/training_state.h>
 
 #include <iterator>
+#include <typeinfo>
 #include <unordered_map>
 
 #include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+#include <c10/util/Type.h>
 
 #include <pacer/core/error.h>
 #include <pacer/schedulers/detail/foreign_state.h>
@@ -12,16 +15,9 @@
 namespace pacer::detail {
 namespace {
 
-std::string hook_prefix(const Hook& hook) { return "hook/" + hook.hook_name() + "/"; }
+constexpr const char* kCudaRandom = "random/cuda";
 
-NamedTensors model_tensors(const torch::nn::Module& model) {
-  NamedTensors tensors;
-  for (const auto& item : model.named_parameters()) tensors.emplace(item.key(), item.value());
-  for (const auto& item : model.named_buffers()) {
-    if (item.value().defined()) tensors.emplace(item.key(), item.value());
-  }
-  return tensors;
-}
+std::string hook_prefix(const Hook& hook) { return "hook/" + hook.hook_name() + "/"; }
 
 NamedTensors session_tensors(const SessionParts& parts) {
   NamedTensors tensors;
@@ -29,7 +25,7 @@ NamedTensors session_tensors(const SessionParts& parts) {
   tensors["progress/tokens"] = number_tensor(parts.progress.tokens);
   const RandomState random = get_random_state(parts.device());
   tensors["random/cpu"] = random.cpu;
-  if (random.cuda.defined()) tensors["random/cuda"] = random.cuda;
+  if (random.cuda.defined()) tensors[kCudaRandom] = random.cuda;
   if (parts.has_guard()) tensors["guard/skipped_steps"] = number_tensor(parts.read_guard().skipped_steps);
   for (const auto& hook : parts.hooks()) {
     NamedTensors own;
@@ -69,8 +65,10 @@ void check_model(const NamedTensors& own, const NamedTensors& saved) {
   }
 }
 
-void check_session(const NamedTensors& own, const NamedTensors& saved) {
+// Both sides' names must be the same, but for the random states, which the devices decide.
+void check_session(NamedTensors own, NamedTensors saved) {
   constexpr const char* kAdvice = "; resume with the hooks that were in use when it was saved";
+  for (NamedTensors* side : {&own, &saved}) side->erase(kCudaRandom);
   const std::string* missing = first_only_in(own, saved);
   require(!missing, "the checkpoint has no \"", missing ? *missing : "", "\" of the Session", kAdvice);
   const std::string* left_over = first_only_in(saved, own);
@@ -92,7 +90,7 @@ void apply_session(SessionParts& parts, const NamedTensors& saved) {
   progress.tokens = count_from(saved, "progress/tokens");
   RandomState random;
   random.cpu = require_tensor(saved, "random/cpu");
-  if (!parts.device().is_cpu()) random.cuda = require_tensor(saved, "random/cuda");
+  if (const auto cuda = saved.find(kCudaRandom); cuda != saved.end()) random.cuda = cuda->second;
   set_random_state(parts.device(), random);
   if (parts.has_guard()) {
     kernels::GradientCheck check = parts.read_guard();
@@ -111,15 +109,39 @@ void apply_session(SessionParts& parts, const NamedTensors& saved) {
   parts.progress = progress;
 }
 
-void import_optimizer(SessionParts& parts, const TrainingState& saved) {
-  if (parts.session_optimizer()) {
-    parts.session_optimizer()->import_states(saved.optimizer, saved.rank_optimizer);
-  } else {
-    import_foreign(parts.optimizer(), parts.model(), saved.optimizer);
+std::function<void()> prepare_optimizer(SessionParts& parts, const TrainingState& saved) {
+  try {
+    return parts.session_optimizer()
+               ? parts.session_optimizer()->prepare_import(saved.optimizer, saved.rank_optimizer)
+               : prepare_foreign(parts.optimizer(), parts.model(), saved.optimizer);
+  } catch (const InvalidArgument& error) {
+    const std::string text = error.what();
+    if (text.find("\"group/") == std::string::npos) throw;
+    // Options by other names, or in other numbers, are another optimizer's.
+    const torch::optim::Optimizer& optimizer = parts.optimizer();
+    throw InvalidArgument(concatenate(text, "; was it saved with another optimizer than ",
+                                      c10::demangle(typeid(optimizer).name()),
+                                      ", or with other groups? Resume with what was saved"));
   }
 }
 
+// What hooks gave may share their memory, which a load writes to.
+NamedTensors copied(const NamedTensors& tensors) {
+  NamedTensors copies;
+  for (const auto& [name, tensor] : tensors) copies.emplace(name, tensor.detach().clone());
+  return copies;
+}
+
 }  // namespace
+
+NamedTensors model_tensors(const torch::nn::Module& model) {
+  NamedTensors tensors;
+  for (const auto& item : model.named_parameters()) tensors.emplace(item.key(), item.value());
+  for (const auto& item : model.named_buffers()) {
+    if (item.value().defined()) tensors.emplace(item.key(), item.value());
+  }
+  return tensors;
+}
 
 TrainingState export_state(const SessionParts& parts) {
   TrainingState state;
@@ -147,20 +169,38 @@ NamedTensors session_of_other_ranks(const SessionParts& parts, NamedTensors save
   return saved;
 }
 
-void import_state(SessionParts& parts, const TrainingState& state) {
+StateImport::StateImport(SessionParts& parts, const TrainingState& state)
+    : parts_(parts), state_(state), before_(copied(session_tensors(parts))) {
   const at::NoGradGuard no_grad;
-  const NamedTensors model = model_tensors(parts.model());
-  const NamedTensors before = session_tensors(parts);
-  check_model(model, state.model);
-  check_session(before, state.session);
+  check_model(model_tensors(parts.model()), state.model);
+  check_session(before_, state.session);
+  put_optimizer_in_force_ = prepare_optimizer(parts, state);
+  random_state_note_ = note_on_random_state(!parts.device().is_cpu(), state.session.count(kCudaRandom) != 0);
   try {
     apply_session(parts, state.session);
-    import_optimizer(parts, state);  // all or nothing
   } catch (...) {
-    apply_session(parts, before);
+    apply_session(parts, before_);
     throw;
   }
-  for (const auto& [name, tensor] : model) tensor.copy_(state.model.at(name));
 }
+
+StateImport::~StateImport() {
+  if (committed_) return;
+  try {
+    apply_session(parts_, before_);
+  } catch (const std::exception& error) {
+    // A hook that does not load what it saved itself.
+    TORCH_WARN("pacer could not put the Session back after a load that failed: ", error.what());
+  }
+}
+
+void StateImport::commit() {
+  const at::NoGradGuard no_grad;
+  put_optimizer_in_force_();
+  committed_ = true;
+  for (const auto& [name, tensor] : model_tensors(parts_.model())) tensor.copy_(state_.model.at(name));
+}
+
+void import_state(SessionParts& parts, const TrainingState& state) { StateImport(parts, state).commit(); }
 
 }  // namespace pacer::detail

@@ -2,6 +2,9 @@
 // put in force; on any error nothing has changed.
 #pragma once
 
+#include <functional>
+#include <string>
+
 #include <pacer/optimizers/named_tensors.h>
 #include <pacer/schedulers/session_parts.h>
 
@@ -16,13 +19,43 @@ struct TrainingState {
   NamedTensors session;  // "progress/...", "random/...", "guard/...", "hook/NAME/..."
 };
 
+// The model's part: parameters and buffers by name, in the model's memory.
+NamedTensors model_tensors(const torch::nn::Module& model);
+
 TrainingState export_state(const SessionParts& parts);
 
 // What a rank takes over of the session state of a run with another number of ranks: all but the order of
 // gradient buckets, and the random state only where `had_this_rank`; a new rank keeps the one it has.
 NamedTensors session_of_other_ranks(const SessionParts& parts, NamedTensors saved, bool had_this_rank);
 
-// Throws InvalidArgument that names the tensor where anything is missing, left over or does not fit.
+// An import in two halves, for ranks that load together or not at all. `state` must outlive it.
+class StateImport {
+ public:
+  // Checks everything, makes the optimizer's new state, and lets the hooks load theirs. Throws
+  // InvalidArgument that names the tensor where anything is missing, left over or does not fit; then nothing
+  // has changed.
+  StateImport(SessionParts& parts, const TrainingState& state);
+  // Without commit() hooks, random state and progress go back to what they were.
+  ~StateImport();
+  StateImport(const StateImport&) = delete;
+  StateImport& operator=(const StateImport&) = delete;
+
+  // Puts optimizer and model in force, too.
+  void commit();
+  // A sentence where the run has another kind of device than the one that was saved, and what becomes of the
+  // random generators then; empty otherwise.
+  const std::string& random_state_note() const { return random_state_note_; }
+
+ private:
+  SessionParts& parts_;
+  const TrainingState& state_;
+  NamedTensors before_;  // the Session's own part
+  std::function<void()> put_optimizer_in_force_;
+  std::string random_state_note_;
+  bool committed_ = false;
+};
+
+// Both halves.
 void import_state(SessionParts& parts, const TrainingState& state);
 
 }  // namespace pacer::detail

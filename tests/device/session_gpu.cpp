@@ -226,7 +226,7 @@ TEST_CASE("R1: on a GPU, a resumed run goes on to the bit", "[session][resume][g
       INFO(optimizer.name << ": " << names_of(hooks));
       const TemporaryFolder folder;
       SmallRun whole(optimizer, hooks, 0.1, kGpu);
-      whole.session->use(Checkpoints(CheckpointsOptions(folder.path()).every(4)));
+      whole.session->use(Checkpoints(CheckpointsOptions(folder.path()).every(4).synchronous(true)));
       for (int step = 0; step < 4; ++step) whole.step();
       SmallRun resumed(optimizer, hooks, 0.1, kGpu), cold(optimizer, hooks, 0.1, kGpu);
       resumed.session->use(Checkpoints(CheckpointsOptions(folder.path()).every(100)));

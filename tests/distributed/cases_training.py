@@ -1,7 +1,9 @@
 """Training on processes, beside one process that does the same."""
 import os
+import signal
+import tempfile
 
-from ranks import Ranks
+from ranks import Ranks, expect
 from run_ranks import case
 
 LONG = os.environ.get("PACER_TEST_LONG") == "1"
@@ -51,3 +53,39 @@ def compressed_by_hand(worker):
 def resume(worker):
     """Four ranks, two nodes of two where nodes matter, to the bit."""
     play(worker, "train_resume", 4, folder="{folder}", ranks_per_node=2)
+
+
+def stopped_runs(worker, folder, **arguments):
+    return Ranks(worker, "train_stop", 2, timeout=60000, folder=folder, **arguments)
+
+
+def ends(ranks):
+    """What all ranks say at their end, which must be an exit with 0 and the same for all."""
+    for rank in ranks:
+        rank.end()
+    found = {rank.said(r"^ended (\d+) (.*)$")[0].groups() for rank in ranks}
+    expect(len(found) == 1, f"ranks ended differently: {found}")
+    step, state = found.pop()
+    return int(step), state
+
+
+@case
+def stop_by_signal(worker):
+    """A signal to one rank stops both after the same step, with a checkpoint; the resumed run ends as an unbroken one."""
+    steps = 30
+    with tempfile.TemporaryDirectory() as folder, stopped_runs(worker, folder, steps=steps) as ranks:
+        wanted = ends(ranks)
+    for culprit, number in ((0, signal.SIGTERM), (1, signal.SIGTERM), (1, signal.SIGINT)):
+        with tempfile.TemporaryDirectory() as folder:
+            with stopped_runs(worker, folder, steps=steps, pause=50) as ranks:
+                ranks[culprit].wait_for("^step 4$")
+                ranks[culprit].ask_to_stop(number)
+                step, _ = ends(ranks)
+            expect(4 <= step < steps, f"the signal came after step 4 of {steps}, the run ended after step {step}")
+            stored = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+            expect(stored == [f"step-{step:010d}"], f"stopped after step {step}, but stored are {stored}")
+            with stopped_runs(worker, folder, steps=steps) as ranks:
+                found = ends(ranks)
+                for rank in ranks:
+                    expect(rank.said(f"^resumed {step}$"), f"{rank} did not resume after step {step}")
+            expect(found == wanted, f"a run stopped after step {step} ended at {found}, an unbroken one at {wanted}")

@@ -98,6 +98,9 @@ class Rank:
     def kill(self):
         self.process.send_signal(signal.SIGKILL)
 
+    def ask_to_stop(self, number=signal.SIGTERM):
+        self.process.send_signal(number)
+
     def stop(self):
         self.process.send_signal(signal.SIGSTOP)
 

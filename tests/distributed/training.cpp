@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <thread>
 
 #include <pacer/core/checkpoint_folder.h>
 #include <pacer/core/checksum.h>
@@ -245,11 +246,31 @@ void resume(const Player& player) {
   }
 }
 
+// Trains up to `steps`, or until a signal stops it: says each step, and at the end where it is.
+void stop_by_signal(const Player& player) {
+  const auto world = join(player, /*ordered=*/true);
+  auto run = make_run(optimizer_named("OneBitAdam"), hooks_named({"accumulation", "clipping", "sampler"}),
+                      world, /*dropout=*/0.1);
+  run->seed(100 + static_cast<uint64_t>(world->rank()));
+  run->session->use(Checkpoints(CheckpointsOptions(player.text("folder")).every(1000).stop_on_signal(true)));
+  say("resumed " + std::to_string(run->resume().value_or(0)));
+  const Session& session = *run->session;
+  while (session.progress().step < player.number("steps") && !session.should_stop()) {
+    run->step();
+    say("step " + std::to_string(session.progress().step));
+    if (player.has("pause")) std::this_thread::sleep_for(std::chrono::milliseconds(player.number("pause")));
+  }
+  run->finish();
+  const auto state = run->state();
+  say("ended " + std::to_string(session.progress().step) + " " + hash_of(state));
+}
+
 const AddScenario kPairs("train_pairs", train_pairs);
 const AddScenario kLong("train_long", train_long);
 const AddScenario kUnordered("train_unordered", train_unordered);
 const AddScenario kCompressed("train_compressed", train_compressed);
 const AddScenario kResume("train_resume", resume);
+const AddScenario kStop("train_stop", stop_by_signal);
 
 }  // namespace
 }  // namespace pacer::testing

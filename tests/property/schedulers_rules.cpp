@@ -73,7 +73,7 @@ struct RandomRate {
 
 RandomRate random_rate(Samples& samples) {
   const int64_t warmup = samples.chance(0.1) ? 0 : count_up_to_bits(samples, 62);
-  const int64_t total = count_up_to_bits(samples, 62);
+  int64_t total = count_up_to_bits(samples, 62);
   const double start = samples.chance(0.3) ? 0 : samples.uniform(),
                end = samples.chance(0.3) ? 0 : samples.uniform();
   LearningRateScheduleOptions options(warmup);
@@ -84,6 +84,7 @@ RandomRate random_rate(Samples& samples) {
   double least = 0;
   if (decay == Decay::linear || decay == Decay::cosine || decay == Decay::polynomial) {
     const bool tokens = samples.chance(0.3);
+    if (!tokens) total = std::max(total, warmup);  // a total of steps includes the warm-up
     tokens ? options.total_tokens(total) : options.total_steps(total);
     options.end_factor(end);
     least = tokens ? start * end : std::min(start, end);

@@ -147,6 +147,21 @@ TEST_CASE("a power cut at the n-th call loses nothing that was committed, for ev
   }
 }
 
+TEST_CASE("folders above the root that were made for a checkpoint survive a power cut",
+          "[core][checkpoint]") {
+  for (const bool half : {false, true}) {
+    CAPTURE(half);
+    MemoryFileSystem files;
+    if (half) {
+      REQUIRE(make_folder(files, "/a"));
+      sync_folder(files, "/");
+    }
+    save_checkpoint(files, "/a/b/root", 6, sample_contents(kSaved));
+    files.power_cut(/*names_survive=*/false);
+    CHECK(newest_contents(files, "/a/b/root") == sample_contents(kSaved));
+  }
+}
+
 TEST_CASE("a file that reads back otherwise than it was written is not committed", "[core][checkpoint]") {
   MemoryFileSystem files;
   save_checkpoint(files, "/root", 5, sample_contents(kFormer));

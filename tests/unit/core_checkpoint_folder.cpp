@@ -232,6 +232,58 @@ TEST_CASE("old checkpoints are removed, damaged ones count for nothing", "[core]
   CHECK(names_in(files, "/root") == FolderNames{"step-0000000003", "step-0000000004", "step-0000000005"});
 }
 
+TEST_CASE("an old checkpoint that cannot be removed is named, tried again, and keeps nothing else",
+          "[core][checkpoint]") {
+  MemoryFileSystem files;
+  for (const int64_t step : {1, 2, 3, 4}) save_checkpoint(files, "/root", step, sample_contents(1));
+  REQUIRE(files.make_folder("/root/step-0000000002/mine") == 0);
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    const auto failures = remove_old_checkpoints("/root", 1, files);
+    REQUIRE(failures.size() == 1);
+    CHECK(failures[0].step == 2);
+    CHECK_THAT(failures[0].reason, ContainsSubstring("step-0000000002") && ContainsSubstring("mine"));
+    CHECK(list_checkpoints("/root", files).size() == 1);
+  }
+  REQUIRE(files.remove_folder("/root/.step-0000000002.removed/mine") == 0);
+  CHECK(remove_old_checkpoints("/root", 1, files).empty());
+  CHECK(names_in(files, "/root") == FolderNames{"step-0000000004"});
+}
+
+TEST_CASE("checkpoints of later steps than the newest neither count nor go", "[core][checkpoint]") {
+  MemoryFileSystem files;
+  for (const int64_t step : {1, 2, 3, 8, 9}) save_checkpoint(files, "/root", step, sample_contents(1));
+  CHECK(remove_old_checkpoints("/root", 1, files, /*newest_step=*/3).empty());
+  CHECK(names_in(files, "/root") == FolderNames{"step-0000000003", "step-0000000008", "step-0000000009"});
+}
+
+TEST_CASE("a file of a checkpoint is read in pieces and believed once its checksum is right",
+          "[core][checkpoint]") {
+  MemoryFileSystem files;
+  const FileContents contents = {{"file", random_text(1, 100'000)}};
+  const std::string folder = save_checkpoint(files, "/root", 1, contents);
+  const CheckpointManifest manifest = read_manifest(folder, files);
+  REQUIRE(manifest.files.size() == 1);
+  const auto read = [&](size_t bytes) {
+    std::string text(bytes, ' ');
+    read_checkpoint_file(
+        folder, manifest.files[0],
+        [&](FileReader& reader) {
+          for (size_t at = 0; at < bytes; at += 777)
+            reader.read_next(&text[at], std::min<size_t>(777, bytes - at));
+        },
+        files);
+    return text;
+  };
+  CHECK(read(100'000) == contents.at("file"));
+  CHECK_THROWS_WITH(read(99'999), ContainsSubstring("changed while it was read"));
+  CHECK_THROWS_WITH(read(100'001), ContainsSubstring("1 bytes too early"));
+  files.content(folder + "/file")[50'000] ^= 1;
+  CHECK_THROWS_WITH(read(100'000), ContainsSubstring("checksum"));
+  files.content(folder + "/file").pop_back();
+  CHECK_THROWS_WITH(read(100'000), ContainsSubstring("99999 bytes"));
+  CHECK(files.open_descriptors() == 0);
+}
+
 TEST_CASE("files that change places or come from another checkpoint are refused", "[core][checkpoint]") {
   MemoryFileSystem files;
   FileContents contents = {{"rank-0", random_text(1, 100)}, {"rank-1", random_text(2, 100)}};

@@ -11,7 +11,9 @@
 #include <pacer/core/safetensors.h>
 
 #include "support/catch.h"
+#include "support/memory_file_system.h"
 #include "support/safetensors_text.h"
+#include "support/string_sink.h"
 
 namespace pacer::testing {
 namespace {
@@ -159,6 +161,56 @@ TEST_CASE("what cannot be written is refused before the first byte", "[core][saf
   CHECK(parsed_safetensors(written_safetensors({}, many)).metadata().size() == many.size());
   many["one more"];
   CHECK_THROWS_AS(written_safetensors({}, many), InvalidArgument);
+}
+
+TEST_CASE("a file of tensors that are made one at a time has the same bytes", "[core][safetensors]") {
+  const std::vector<TensorBytes> tensors = {{"b", Dtype::U8, {7}, some_tensor_data().data()},
+                                            {"z", Dtype::F64, {2, 3}, some_tensor_data().data() + 5},
+                                            {"none", Dtype::F32, {0}, nullptr},
+                                            {"a", Dtype::F64, {}, some_tensor_data().data() + 1}};
+  std::vector<TensorRecord> records;
+  for (const TensorBytes& tensor : tensors) records.push_back({tensor.name, tensor.dtype, tensor.shape});
+  std::vector<size_t> made;
+  const auto produce = [&](size_t i, ByteSink& out) {
+    made.push_back(i);
+    const size_t bytes = i == 0 ? 7 : i == 1 ? 48 : 8;
+    const char* data = static_cast<const char*>(tensors[i].data);
+    out.write(data, 3);
+    out.write(data + 3, bytes - 3);
+  };
+  StringSink sink;
+  write_safetensors(sink, records, produce, {{"format", "pt"}});
+  CHECK(sink.text() == written_safetensors(tensors, {{"format", "pt"}}));
+  CHECK(made == std::vector<size_t>{3, 1, 0});  // in the order of the file, and only what has elements
+
+  StringSink other;
+  CHECK_THROWS_WITH(write_safetensors(other, records, [](size_t, ByteSink& out) { out.write("x", 1); }),
+                    ContainsSubstring("\"a\"") && ContainsSubstring("1 bytes of the 8"));
+}
+
+TEST_CASE("a header alone tells what the file has and where", "[core][safetensors]") {
+  const std::string text = written_safetensors({{"b", Dtype::U8, {7}, some_tensor_data().data()},
+                                                {"a", Dtype::F32, {2, 1}, some_tensor_data().data()}});
+  MemoryFileSystem files;
+  files.content("file") = text;
+  FileReader reader(files, "file");
+  const SafetensorsFile file = SafetensorsFile::read_header(reader, "file");
+  CHECK(file.names_in_file_order() == std::vector<std::string_view>{"a", "b"});
+  CHECK(file.find("a")->shape == std::vector<int64_t>{2, 1});
+  CHECK(file.find("a")->data == nullptr);
+  std::string rest(15, ' ');
+  reader.read_next(rest.data(), rest.size());
+  CHECK(rest == text.substr(text.size() - 15));
+  CHECK(reader.finish() == checksum_of(text));
+
+  // Cut short or grown anywhere, it is refused as the whole file is.
+  for (size_t size = 0; size < text.size() + 2; ++size) {
+    if (size == text.size()) continue;
+    CAPTURE(size);
+    files.content("file") = (text + "xx").substr(0, size);
+    FileReader damaged(files, "file");
+    CHECK_THROWS_WITH(SafetensorsFile::read_header(damaged, "file"), ContainsSubstring("file"));
+  }
 }
 
 }  // namespace pacer::testing

@@ -446,14 +446,14 @@ std::vector<Mistake> resume_mistakes() {
                   Session session(model, optimizer);
                   session.use(checkpoints(folder)).resume();
                 }),
-      at_resume("another optimizer", {"group/0/min_coeff"},
+      at_resume("another optimizer", {"group/0/min_coeff", "another optimizer than pacer::FusedLamb"},
                 [=](const std::string& folder) {
                   torch::nn::Linear model(3, 2);
                   FusedLamb optimizer(model->parameters());
                   Session session(model, optimizer);
                   session.use(checkpoints(folder)).resume();
                 }),
-      at_resume("one of torch's optimizers", {"group/0/momentum"},
+      at_resume("one of torch's optimizers", {"group/0/momentum", "another optimizer than torch::optim::SGD"},
                 [=](const std::string& folder) {
                   torch::nn::Linear model(3, 2);
                   torch::optim::SGD optimizer(model->parameters(), 0.1);
@@ -473,6 +473,13 @@ std::vector<Mistake> resume_mistakes() {
                   t.session.resume();
                   t.micro_step();
                   t.session.resume();
+                }),
+      at_resume("a run that does not resume",
+                {"has checkpoints of another run", "session.resume()", "another folder"},
+                [=](const std::string& folder) {
+                  Trainer t;
+                  t.session.use(checkpoints(folder));
+                  t.micro_step();
                 }),
       at_resume("a checkpoint that is damaged", {"none of the 1 checkpoints", "can be read"},
                 [=](const std::string& folder) {
@@ -501,7 +508,7 @@ TEST_CASE("mistakes in what a Session is made of are told in a sentence", "[mist
 TEST_CASE("mistakes at resume are told in a sentence", "[mistakes]") {
   const auto mistakes = resume_mistakes();
   CHECK(faults_of(mistakes) == "");
-  CHECK(mistakes.size() == 8);
+  CHECK(mistakes.size() == 9);
 }
 
 TEST_CASE("what is meant passes without a word", "[mistakes]") {

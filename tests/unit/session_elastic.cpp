@@ -22,7 +22,7 @@ Runs runs_in(const std::string& folder, const RegisteredOptimizer& optimizer, in
   Runs runs;
   for (const auto& world : Communicator::in_process(world_size)) {
     runs.push_back(std::make_unique<SmallRun>(optimizer, hooks, /*dropout=*/0, world, /*own_random=*/false));
-    runs.back()->session->use(Checkpoints(CheckpointsOptions(folder).every(1).keep(100)));
+    runs.back()->session->use(Checkpoints(CheckpointsOptions(folder).every(1).keep(100).synchronous(true)));
   }
   return runs;
 }

@@ -193,7 +193,7 @@ TEST_CASE("a full disk ends neither training nor checkpoints, and is told of", "
     std::filesystem::create_symlink("/dev/full", full.path(name));
     MetricsRun run;
     run.session.use(Metrics(quiet_metrics(full).every(2)))
-        .use(Checkpoints(CheckpointsOptions(checkpoints.path()).every(1)));
+        .use(Checkpoints(CheckpointsOptions(checkpoints.path()).every(1).synchronous(true)));
     {
       const CapturedStderr quiet;
       CHECK_NOTHROW(run.steps(1));

@@ -32,7 +32,8 @@ std::function<double()> measured(std::vector<double> values) {
 }
 
 NamedTensors tensors_in(const std::string& path) {
-  return detail::read_tensors(FileReader(posix_file_system(), path).read(), path);
+  FileReader reader(posix_file_system(), path);
+  return detail::read_tensors(reader, path);
 }
 
 bool holds_the_weights(const std::string& path, const SmallModel& model) {
