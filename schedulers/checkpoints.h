@@ -45,6 +45,7 @@ class StopSignals;
 struct CheckpointsOptions {
   // The folder for the checkpoints of one run.
   CheckpointsOptions(std::string folder) : folder_(std::move(folder)) {}
+  CheckpointsOptions(const char* folder) : folder_(folder) {}  // so that Checkpoints("run") is one
   TORCH_ARG(std::string, folder);
   // Steps between checkpoints, >= 1. The last step of a run is saved, too.
   TORCH_ARG(int64_t, every) = 1000;

@@ -110,7 +110,7 @@ CommunicatorState::Suspects CommunicatorState::find_suspects() noexcept {
     }
   } catch (const std::exception&) {
     // The board is kept by rank 0, or by the launcher.
-    suspects.text += "the place where the ranks met cannot be reached; ";
+    suspects.text += "rank 0, or the launcher, has ended: the store where the ranks met cannot be reached; ";
     if (suspects.ranks.empty() && connection_.rank != 0) suspects.ranks = {0};
   }
   return suspects;

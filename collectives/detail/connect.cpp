@@ -24,7 +24,9 @@ std::optional<std::string> find_trouble(const Rendezvous& met, int rank, int wor
       }
     }
   } catch (const std::exception& error) {
-    return concatenate("the place where the ranks met cannot be reached: ", error.what());
+    return concatenate(
+        "rank 0, or the launcher, has ended: the store where the ranks met cannot be reached (", error.what(),
+        ")");
   }
   return std::nullopt;
 }

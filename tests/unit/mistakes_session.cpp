@@ -520,6 +520,12 @@ TEST_CASE("what is meant passes without a word", "[mistakes]") {
     });
   };
   CHECK(heard([](Trainer& t) { t.steps(5); }) == "");
+  CHECK(heard([](Trainer& t) {
+          const TemporaryFolder folder;
+          t.session.use(Checkpoints(folder.path("c").c_str())).use(LearningRate(constant_schedule()));
+          t.steps(5);
+          t.session.finish();
+        }) == "");
   CHECK(heard([](Trainer& t) {  // gradients that are edited inside a window
           t.session.use(GradientAccumulation(2));
           for (int i = 0; i < 4; ++i) {
