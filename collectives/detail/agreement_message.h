@@ -25,8 +25,6 @@ struct CallRecord {
 static_assert(sizeof(CallRecord) == sizeof(RankStatus),
               "messages of one size, so that none waits for the rest");
 
-constexpr size_t kAgreementBytes = sizeof(CallRecord);
-
 // What the rank that sent it is about to do, for messages: "calls ...", "takes a step ...".
 std::string describe_agreement(const void* message);
 

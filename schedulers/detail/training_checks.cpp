@@ -9,6 +9,7 @@
 
 #include <pacer/collectives/launch_environment.h>
 #include <pacer/core/error.h>
+#include <pacer/schedulers/detail/model_facts.h>
 
 namespace pacer::detail {
 namespace {
@@ -16,18 +17,10 @@ namespace {
 constexpr int64_t kAttemptsBetweenLooks = 10;
 constexpr int64_t kTooManySkipped = 30;
 
-std::vector<at::Tensor> optimizer_parameters(const SessionParts& parts) {
-  std::vector<at::Tensor> all;
-  for (const auto& group : parts.optimizer().param_groups()) {
-    all.insert(all.end(), group.params().begin(), group.params().end());
-  }
-  return all;
-}
-
 // Undefined where there is none.
 std::vector<at::Tensor> gradients_of(const SessionParts& parts) {
   std::vector<at::Tensor> gradients;
-  for (const at::Tensor& parameter : optimizer_parameters(parts)) gradients.push_back(parameter.grad());
+  for (const at::Tensor& parameter : all_optimizer_parameters(parts)) gradients.push_back(parameter.grad());
   return gradients;
 }
 
@@ -38,7 +31,7 @@ void check_parameters(const SessionParts& parts) {
   int64_t strangers = 0;
   for (const auto& item : parts.model().named_parameters())
     of_model.insert(item.value().unsafeGetTensorImpl());
-  for (const at::Tensor& parameter : optimizer_parameters(parts)) {
+  for (const at::Tensor& parameter : all_optimizer_parameters(parts)) {
     trained.insert(parameter.unsafeGetTensorImpl());
     strangers += of_model.count(parameter.unsafeGetTensorImpl()) == 0 ? 1 : 0;
   }

@@ -10,6 +10,7 @@
 #include "support/catch.h"
 #include "support/mistakes.h"
 #include "support/optimizers.h"
+#include "support/registry.h"
 #include "support/temporary_folder.h"
 
 namespace pacer::testing {
@@ -617,17 +618,8 @@ TEST_CASE("the weight of a micro-batch multiplies a 16-bit loss in fp32", "[mist
   Trainer t;
   t.session.use(GradientAccumulation(2).weight_by_tokens(true));
   SessionParts* parts = nullptr;
-  struct Probe : Hook {
-    explicit Probe(SessionParts*& parts) : parts_(&parts) {}
-    std::string hook_name() const override { return "probe"; }
-    Slot slot() const override { return Slot::record; }
-    void attach(SessionParts& parts) override {
-      *parts_ = &parts;
-      parts.record_loss = true;
-    }
-    SessionParts** parts_;
-  };
-  t.session.use(std::make_shared<Probe>(parts));
+  t.session.use(PartsProbe(parts));
+  parts->record_loss = true;
   const Tensor loss = t.forward().to(at::kBFloat16);
   t.session.count_tokens(4097);
   t.session.backward(loss);
