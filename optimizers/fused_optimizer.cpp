@@ -163,7 +163,7 @@ NamedTensors FusedOptimizer::export_state() const {
   return detail::export_state(*traits_, param_groups_, state_, *defaults_, names_);
 }
 
-void FusedOptimizer::import_state(const NamedTensors& state) { prepare_import(state, {})(); }
+void FusedOptimizer::import_state(const NamedTensors& state) { prepare_import(copies_of(state), {})(); }
 
 SessionOptimizer::PreparedImport FusedOptimizer::prepare_import(const NamedTensors& state,
                                                                 const NamedTensors& rank_state) {

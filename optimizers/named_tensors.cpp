@@ -20,6 +20,12 @@ at::Tensor number_tensor(double value) { return as_tensor(value); }
 at::Tensor number_tensor(int64_t value) { return as_tensor(value); }
 at::Tensor number_tensor(bool value) { return as_tensor(value); }
 
+NamedTensors copies_of(const NamedTensors& tensors) {
+  NamedTensors copies;
+  for (const auto& [name, tensor] : tensors) copies.emplace(name, tensor.detach().clone());
+  return copies;
+}
+
 const at::Tensor& require_tensor(const NamedTensors& state, const std::string& name) {
   const auto found = state.find(name);
   require(found != state.end() && found->second.defined(), "the state to load has no \"", name, "\"");

@@ -17,6 +17,9 @@ at::Tensor number_tensor(double value);
 at::Tensor number_tensor(int64_t value);
 at::Tensor number_tensor(bool value);
 
+// Each in memory of its own.
+NamedTensors copies_of(const NamedTensors& tensors);
+
 // The tensor of that name; throws InvalidArgument naming it where there is none.
 const at::Tensor& require_tensor(const NamedTensors& state, const std::string& name);
 

@@ -141,7 +141,7 @@ NamedTensors OneBitOptimizer::join_rank_states(const std::vector<NamedTensors>& 
 void OneBitOptimizer::import_state(const NamedTensors& state) { import_states(state, {}); }
 
 void OneBitOptimizer::import_states(const NamedTensors& state, const NamedTensors& rank_state) {
-  prepare_import(state, rank_state)();
+  prepare_import(copies_of(state), rank_state)();
 }
 
 SessionOptimizer::PreparedImport OneBitOptimizer::prepare_import(const NamedTensors& saved,

@@ -113,8 +113,8 @@ class SessionOptimizer : public torch::optim::Optimizer {
   // import_states in two halves, for ranks that load together or not at all. This one checks everything and
   // makes what is to be put in force; it throws as import_states does and changes nothing. Calling what it
   // returned puts that in force, once, before anything else is done to the optimizer; dropping it loads
-  // nothing. Where an optimizer does not say otherwise, the second half is import_states itself, and may
-  // throw.
+  // nothing. Tensors of `state` may become the optimizer's own: give copies of what is used elsewhere, too.
+  // Where an optimizer does not say otherwise, the second half is import_states itself, and may throw.
   using PreparedImport = std::function<void()>;
   virtual PreparedImport prepare_import(const NamedTensors& state, const NamedTensors& rank_state);
 

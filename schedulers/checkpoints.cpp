@@ -139,13 +139,19 @@ void Checkpoints::begin_save() {
                    return plan.writer->staging();
                  }).front();
   detail::RankFiles files;
-  together("write its part of a checkpoint", [&] {
-    files = detail::files_of_rank(detail::export_state(*parts_), world);
-    if (options_.synchronous()) return std::string();
-    for (auto& [name, tensors] : files) tensors = snapshot_->take(name, tensors);
+  const std::vector<std::string> outlines = together("write its part of a checkpoint", [&] {
+    detail::TrainingState state = detail::export_state(*parts_);
+    std::string outline = detail::outline_of(state.optimizer);
+    files = detail::files_of_rank(std::move(state), world);
+    if (!options_.synchronous()) files = snapshot_->take(files);
     world.check();  // what is written is what training computed, not the remains of a broken exchange
-    return std::string();
+    return outline;
   });
+  for (size_t rank = 1; rank < outlines.size(); ++rank) {
+    require(outlines[rank] == outlines[0], "the optimizer of rank ", rank,
+            " has state of other names, dtypes or shapes than that of rank 0, so that no checkpoint can hold "
+            "both; give all ranks the same model and the same steps");
+  }
   saving_ = std::make_unique<detail::CheckpointSave>(std::move(plan));
   if (options_.synchronous()) {
     saving_->write_here(files, [&] { world.check(); });
@@ -207,7 +213,7 @@ std::optional<int64_t> Checkpoints::load_newest() {
   });
   together("continue from the checkpoint", [&] {
     try {
-      import.emplace(*parts_, state);
+      import.emplace(*parts_, std::move(state));
     } catch (const InvalidArgument& error) {
       throw InvalidArgument(detail::concatenate("cannot resume from ", folder, ": ", error.what()));
     }

@@ -55,15 +55,15 @@ SafetensorsFile read_header(const WeightsFile& file) {
   return SafetensorsFile::read_header(reader, file.path);
 }
 
-NamedTensors read_values(const WeightsFile& file, const detail::TensorFilter& wanted) {
+NamedTensors read_values(const WeightsFile& file, const detail::TensorPlace& place_of) {
   NamedTensors values;
   if (!file.folder.empty()) {
     read_checkpoint_file(file.folder, file.entry, [&](FileReader& reader) {
-      values = detail::read_tensors(reader, file.path, wanted);
+      values = detail::read_tensors(reader, file.path, place_of);
     });
   } else {
     FileReader reader(posix_file_system(), file.path);
-    values = detail::read_tensors(reader, file.path, wanted);
+    values = detail::read_tensors(reader, file.path, place_of);
     reader.finish();
   }
   return values;
@@ -133,7 +133,10 @@ LoadedWeights load_weights(torch::nn::Module& model, const std::string& path,
   const NamedTensors tensors = detail::model_tensors(model);
   LoadedWeights weights = compare(tensors, read_header(file), file.path, options);
   const NamedTensors values =
-      read_values(file, [&](const std::string& name) { return tensors.count(name) != 0; });
+      read_values(file, [&](const std::string& name, at::IntArrayRef) -> std::optional<at::Device> {
+        const auto own = tensors.find(name);
+        return own == tensors.end() ? std::nullopt : std::optional(own->second.device());
+      });
   // The file may have changed since its header was compared.
   std::unordered_map<const void*, const NamedTensors::value_type*> first_of;
   for (const auto& item : values) {

@@ -29,7 +29,7 @@ void import_tensors(const std::string& name, const at::Tensor& parameter, const 
     require(tensor.scalar_type() == *dtype && tensor.sizes() == sizes, "\"", key,
             "\" of the state to load is ", tensor.scalar_type(), " of shape ", tensor.sizes(),
             ", but parameter ", name, " needs ", *dtype, " of shape ", sizes);
-    (state.*field.get)() = tensor.to(parameter.device(), /*non_blocking=*/false, /*copy=*/true);
+    (state.*field.get)() = tensor.to(parameter.device());
     used.insert(key);
   }
 }

@@ -12,7 +12,8 @@ NamedTensors export_state(const OptimizerTraits& traits, const ParamGroups& grou
                           const torch::optim::OptimizerOptions& defaults, const ParameterNames& names);
 
 // Reads what export_state wrote, for the parameters of `groups`. Throws InvalidArgument that names the
-// parameter where anything is missing, left over or does not fit. Copies every tensor.
+// parameter where anything is missing, left over or does not fit. Tensors on the parameter's device become
+// the state itself.
 PendingState import_state(const OptimizerTraits& traits, const ParamGroups& groups,
                           const ParameterNames& names, const NamedTensors& state);
 

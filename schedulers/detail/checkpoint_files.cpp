@@ -1,10 +1,13 @@
 #include <pacer/schedulers/detail/checkpoint_files.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include <pacer/core/checkpoint_folder.h>
+#include <pacer/core/checksum.h>
 #include <pacer/core/error.h>
 #include <pacer/schedulers/detail/tensor_file.h>
 
@@ -18,15 +21,55 @@ std::string file_of_rank(const char* kind, int rank, int world_size) {
 }
 
 // The tensors of a file that the checkpoint must have.
-NamedTensors read_file(const std::string& folder, const CheckpointManifest& manifest,
-                       const std::string& name) {
+NamedTensors read_file(const std::string& folder, const CheckpointManifest& manifest, const std::string& name,
+                       const TensorPlace& place_of = nullptr) {
   const CheckpointFile* file = find_file(manifest, name);
   require<FileError>(file != nullptr, "the checkpoint ", folder, " has no ", name,
                      "; it was not written by this version");
   NamedTensors tensors;
-  read_checkpoint_file(folder, *file,
-                       [&](FileReader& reader) { tensors = read_tensors(reader, folder + "/" + name); });
+  read_checkpoint_file(folder, *file, [&](FileReader& reader) {
+    tensors = read_tensors(reader, folder + "/" + name, place_of);
+  });
   return tensors;
+}
+
+// The optimizer's state from however many files it lies in: each rank wrote a share, and before that was so
+// rank 0 all of it.
+NamedTensors read_optimizer(const std::string& folder, const CheckpointManifest& manifest,
+                            const TensorPlace& place_of) {
+  const auto ranks = static_cast<int>(manifest.world_size);
+  NamedTensors tensors = read_file(folder, manifest, file_of_rank("optimizer", 0, ranks), place_of);
+  for (int rank = 1; rank < ranks; ++rank) {
+    const std::string name = file_of_rank("optimizer", rank, ranks);
+    if (find_file(manifest, name) == nullptr) continue;
+    tensors.merge(read_file(folder, manifest, name, place_of));
+  }
+  return tensors;
+}
+
+// A tensor that belongs to a parameter and has its shape goes where the parameter is, all others to the CPU.
+TensorPlace beside_parameters(NamedTensors model) {
+  return [model = std::move(model)](const std::string& name, at::IntArrayRef sizes) {
+    const auto parameter = model.find(name.substr(0, name.rfind('/')));
+    const bool is_beside = parameter != model.end() && !sizes.empty() && parameter->second.sizes() == sizes;
+    return std::optional(is_beside ? parameter->second.device() : at::Device(at::kCPU));
+  };
+}
+
+// The share of one rank, the same on whichever rank it is asked for: the largest tensor first, each goes to
+// the rank that has least to write. `bytes` is what they write beside it.
+NamedTensors share_of(const NamedTensors& tensors, size_t rank, std::vector<size_t> bytes) {
+  std::vector<const NamedTensors::value_type*> largest_first;
+  for (const auto& item : tensors) largest_first.push_back(&item);
+  std::stable_sort(largest_first.begin(), largest_first.end(),
+                   [](const auto* a, const auto* b) { return a->second.nbytes() > b->second.nbytes(); });
+  NamedTensors share;
+  for (const auto* item : largest_first) {
+    const auto least = std::min_element(bytes.begin(), bytes.end());
+    *least += item->second.nbytes();
+    if (least - bytes.begin() == static_cast<std::ptrdiff_t>(rank)) share.insert(*item);
+  }
+  return share;
 }
 
 }  // namespace
@@ -41,15 +84,25 @@ const CheckpointFile* find_file(const CheckpointManifest& manifest, const std::s
 RankFiles files_of_rank(TrainingState state, const Communicator& world) {
   const int rank = world.rank(), ranks = world.world_size();
   RankFiles files;
-  if (rank == 0) {
-    files.emplace_back(kModelFile, std::move(state.model));
-    files.emplace_back(file_of_rank("optimizer", 0, ranks), std::move(state.optimizer));
-  }
+  std::vector<size_t> bytes(static_cast<size_t>(ranks));
+  for (const auto& item : state.model) bytes.front() += item.second.nbytes();
+  if (rank == 0) files.emplace_back(kModelFile, std::move(state.model));
+  files.emplace_back(file_of_rank("optimizer", rank, ranks),
+                     share_of(state.optimizer, static_cast<size_t>(rank), std::move(bytes)));
   if (!state.rank_optimizer.empty()) {
     files.emplace_back(file_of_rank("errors", rank, ranks), std::move(state.rank_optimizer));
   }
   files.emplace_back(file_of_rank("session", rank, ranks), std::move(state.session));
   return files;
+}
+
+std::string outline_of(const NamedTensors& tensors) {
+  Checksum outline;
+  for (const auto& [name, tensor] : tensors) {
+    const std::string line = concatenate(name, ' ', tensor.scalar_type(), ' ', tensor.sizes(), '\n');
+    outline.add(line.data(), line.size());
+  }
+  return outline.hex();
 }
 
 std::string find_newest(const std::string& root) {
@@ -68,8 +121,13 @@ TrainingState read_state(const SessionParts& parts, const std::string& folder) {
   const auto ranks = static_cast<int>(manifest.world_size);
   const bool same = ranks == world.world_size(), had_this_rank = world.rank() < ranks;
   TrainingState state;
-  state.model = read_file(folder, manifest, kModelFile);
-  state.optimizer = read_file(folder, manifest, file_of_rank("optimizer", 0, ranks));
+  const NamedTensors model = model_tensors(parts.model());
+  state.model = read_file(folder, manifest, kModelFile, [&](const std::string& name, at::IntArrayRef) {
+    const auto own = model.find(name);
+    return std::optional(own == model.end() ? at::Device(at::kCPU) : own->second.device());
+  });
+  const TensorPlace place_of = beside_parameters(model);
+  state.optimizer = read_optimizer(folder, manifest, place_of);
   state.session =
       read_file(folder, manifest, file_of_rank("session", had_this_rank ? world.rank() : 0, ranks));
   std::vector<NamedTensors> errors;
@@ -77,7 +135,8 @@ TrainingState read_state(const SessionParts& parts, const std::string& folder) {
     if (same && rank != world.rank()) continue;
     const std::string name = file_of_rank("errors", rank, ranks);
     errors.emplace_back();
-    if (find_file(manifest, name) != nullptr) errors.back() = read_file(folder, manifest, name);
+    if (find_file(manifest, name) == nullptr) continue;
+    errors.back() = read_file(folder, manifest, name, same ? place_of : nullptr);
   }
   if (same) {
     state.rank_optimizer = std::move(errors.front());

@@ -151,7 +151,7 @@ struct Importer {
     require(saved.sizes() == parameter->sizes() && at::isFloatingType(saved.scalar_type()), "\"", key,
             "\" of the state to load is ", saved.scalar_type(), " of shape ", saved.sizes(),
             ", but the parameter has shape ", parameter->sizes());
-    tensor = saved.to(parameter->device(), /*non_blocking=*/false, /*copy=*/true);
+    tensor = saved.to(parameter->device());
     used.insert(key);
   }
 };

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 
 #include <pacer/core/error.h>
 
@@ -42,6 +43,20 @@ void write_elements(ByteSink& sink, const at::Tensor& tensor) {
   }
 }
 
+// The next bytes of the file to a tensor of bytes on a GPU, by way of `piece`; without one to nowhere.
+void read_in_pieces(FileReader& reader, size_t bytes, std::vector<char>& piece, const at::Tensor* to) {
+  for (size_t at = 0; at < bytes;) {
+    const size_t count = std::min(bytes - at, static_cast<size_t>(kHostPiece));
+    if (piece.size() < count) piece.resize(count);
+    reader.read_next(piece.data(), count);
+    if (to != nullptr) {
+      const auto length = static_cast<int64_t>(count);
+      to->narrow(0, static_cast<int64_t>(at), length).copy_(at::from_blob(piece.data(), {length}, at::kByte));
+    }
+    at += count;
+  }
+}
+
 }  // namespace
 
 at::ScalarType tensor_dtype(Dtype dtype) {
@@ -63,23 +78,25 @@ void write_tensors(ByteSink& sink, const NamedTensors& tensors,
       sink, records, [&](size_t i, ByteSink& out) { write_elements(out, values[i]); }, metadata);
 }
 
-NamedTensors read_tensors(FileReader& reader, const std::string& path, const TensorFilter& wanted) {
+NamedTensors read_tensors(FileReader& reader, const std::string& path, const TensorPlace& place_of) {
   const SafetensorsFile file = SafetensorsFile::read_header(reader, path);
   NamedTensors tensors;
-  std::vector<char> passed_over;
+  std::vector<char> piece;
   for (const std::string_view view_of_name : file.names_in_file_order()) {
     std::string name(view_of_name);
     const TensorView view = *file.find(name);
-    if (wanted && !wanted(name)) {
-      constexpr size_t kPiece = size_t{1} << 20;
-      passed_over.resize(kPiece);
-      for (size_t left = view.bytes; left > 0; left -= std::min(left, kPiece)) {
-        reader.read_next(passed_over.data(), std::min(left, kPiece));
-      }
+    const std::optional<at::Device> place = place_of ? place_of(name, view.shape) : at::kCPU;
+    if (!place) {
+      read_in_pieces(reader, view.bytes, piece, nullptr);
       continue;
     }
-    at::Tensor tensor = at::empty(view.shape, tensor_dtype(view.dtype));
-    if (view.bytes > 0) reader.read_next(tensor.mutable_data_ptr(), view.bytes);
+    at::Tensor tensor = at::empty(view.shape, at::TensorOptions(tensor_dtype(view.dtype)).device(*place));
+    if (place->is_cpu()) {
+      if (view.bytes > 0) reader.read_next(tensor.mutable_data_ptr(), view.bytes);
+    } else {
+      const at::Tensor bytes = tensor.view({-1}).view(at::kByte);
+      read_in_pieces(reader, view.bytes, piece, &bytes);
+    }
     tensors.emplace(std::move(name), std::move(tensor));
   }
   return tensors;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 
 #include <pacer/core/safetensors.h>
@@ -23,9 +24,12 @@ void write_tensors(ByteSink& sink, const NamedTensors& tensors,
 // The LibTorch dtype of a tensor in a file.
 at::ScalarType tensor_dtype(Dtype dtype);
 
-// The tensors of a file, in memory of their own on the CPU: all, or those that `wanted` says. Reads the whole
-// file by FileReader::read_next. Throws FileError where the file is not sound; `path` is for messages.
-using TensorFilter = std::function<bool(const std::string& name)>;
-NamedTensors read_tensors(FileReader& reader, const std::string& path, const TensorFilter& wanted = nullptr);
+// Where a tensor of a file is to go; nothing for one that nobody wants.
+using TensorPlace = std::function<std::optional<at::Device>(const std::string& name, at::IntArrayRef sizes)>;
+
+// The tensors of a file, each in memory of its own: all on the CPU, or those that `place_of` wants, where it
+// wants them. Reads the whole file by FileReader::read_next. Throws FileError where the file is not sound;
+// `path` is for messages.
+NamedTensors read_tensors(FileReader& reader, const std::string& path, const TensorPlace& place_of = nullptr);
 
 }  // namespace pacer::detail

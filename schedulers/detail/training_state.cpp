@@ -3,6 +3,7 @@
 #include <iterator>
 #include <typeinfo>
 #include <unordered_map>
+#include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
@@ -125,13 +126,6 @@ std::function<void()> prepare_optimizer(SessionParts& parts, const TrainingState
   }
 }
 
-// What hooks gave may share their memory, which a load writes to.
-NamedTensors copied(const NamedTensors& tensors) {
-  NamedTensors copies;
-  for (const auto& [name, tensor] : tensors) copies.emplace(name, tensor.detach().clone());
-  return copies;
-}
-
 }  // namespace
 
 NamedTensors model_tensors(const torch::nn::Module& model) {
@@ -169,10 +163,12 @@ NamedTensors session_of_other_ranks(const SessionParts& parts, NamedTensors save
   return saved;
 }
 
-StateImport::StateImport(SessionParts& parts, const TrainingState& state)
-    : parts_(parts), state_(state), before_(copied(session_tensors(parts))) {
+StateImport::StateImport(SessionParts& parts, TrainingState state)
+    : parts_(parts),
+      model_(std::move(state.model)),
+      before_(copies_of(session_tensors(parts))) {  // hooks may share their memory
   const at::NoGradGuard no_grad;
-  check_model(model_tensors(parts.model()), state.model);
+  check_model(model_tensors(parts.model()), model_);
   check_session(before_, state.session);
   put_optimizer_in_force_ = prepare_optimizer(parts, state);
   random_state_note_ = note_on_random_state(!parts.device().is_cpu(), state.session.count(kCudaRandom) != 0);
@@ -198,9 +194,13 @@ void StateImport::commit() {
   const at::NoGradGuard no_grad;
   put_optimizer_in_force_();
   committed_ = true;
-  for (const auto& [name, tensor] : model_tensors(parts_.model())) tensor.copy_(state_.model.at(name));
+  for (const auto& [name, tensor] : model_tensors(parts_.model())) tensor.copy_(model_.at(name));
 }
 
-void import_state(SessionParts& parts, const TrainingState& state) { StateImport(parts, state).commit(); }
+void import_state(SessionParts& parts, const TrainingState& state) {
+  TrainingState copies = state;
+  copies.optimizer = copies_of(state.optimizer);
+  StateImport(parts, std::move(copies)).commit();
+}
 
 }  // namespace pacer::detail

@@ -28,13 +28,13 @@ TrainingState export_state(const SessionParts& parts);
 // gradient buckets, and the random state only where `had_this_rank`; a new rank keeps the one it has.
 NamedTensors session_of_other_ranks(const SessionParts& parts, NamedTensors saved, bool had_this_rank);
 
-// An import in two halves, for ranks that load together or not at all. `state` must outlive it.
+// An import in two halves, for ranks that load together or not at all.
 class StateImport {
  public:
   // Checks everything, makes the optimizer's new state, and lets the hooks load theirs. Throws
   // InvalidArgument that names the tensor where anything is missing, left over or does not fit; then nothing
-  // has changed.
-  StateImport(SessionParts& parts, const TrainingState& state);
+  // has changed. Tensors of the optimizer's state may become the optimizer's own.
+  StateImport(SessionParts& parts, TrainingState state);
   // Without commit() hooks, random state and progress go back to what they were.
   ~StateImport();
   StateImport(const StateImport&) = delete;
@@ -48,14 +48,14 @@ class StateImport {
 
  private:
   SessionParts& parts_;
-  const TrainingState& state_;
+  NamedTensors model_;   // what to load into it
   NamedTensors before_;  // the Session's own part
   std::function<void()> put_optimizer_in_force_;
   std::string random_state_note_;
   bool committed_ = false;
 };
 
-// Both halves.
+// Both halves, of copies.
 void import_state(SessionParts& parts, const TrainingState& state);
 
 }  // namespace pacer::detail

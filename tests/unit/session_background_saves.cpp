@@ -131,7 +131,7 @@ TEST_CASE("save_now returns when the checkpoint is complete", "[session][resume]
             folders[static_cast<size_t>(rank)] = run.parts->find<Checkpoints>()->save_now();
           })) == "");
   CHECK(folders == std::vector<std::string>(2, folder.path("step-0000000001")));
-  CHECK(verify_checkpoint(folders[0]).files.size() == 4);
+  CHECK(verify_checkpoint(folders[0]).files.size() == 5);
 }
 
 TEST_CASE("rank 0 completes a checkpoint from records, and names the rank whose record says otherwise",
@@ -180,17 +180,23 @@ TEST_CASE("rank 0 completes a checkpoint from records, and names the rank whose 
 TEST_CASE("a snapshot keeps its values and its memory", "[session][checkpoint]") {
   detail::HostSnapshot snapshot;
   Tensor a = torch::ones({3, 2}), b = torch::arange(6).view({2, 3}).t();
-  const NamedTensors first = snapshot.take("model", {{"a", a}, {"b", b}});
+  const auto taken = [&](const NamedTensors& model) { return snapshot.take({{"model", model}})[0].second; };
+  const NamedTensors first = taken({{"a", a}, {"b", b}, {"empty", torch::empty({0, 2})}});
   const void* memory = first.at("a").const_data_ptr();
   CHECK(same_bits(first.at("b"), b.contiguous()));
   CHECK(first.at("b").is_contiguous());
   a.add_(1);
   CHECK(first.at("a").eq(1).all().item<bool>());
-  const NamedTensors second = snapshot.take("model", {{"a", a}, {"c", torch::ones({4})}});
+  CHECK(first.at("empty").sizes() == at::IntArrayRef({0, 2}));
+  const NamedTensors second = taken({{"a", a}, {"c", torch::ones({4}, torch::kBool)}});
   CHECK(second.at("a").const_data_ptr() == memory);
   CHECK(second.at("a").eq(2).all().item<bool>());
   CHECK(second.count("b") == 0);
-  CHECK(snapshot.take("session", {{"a", torch::ones({7})}}).at("a").numel() == 7);
+  CHECK(same_bits(second.at("c"), torch::ones({4}, torch::kBool)));
+  const detail::RankFiles files =
+      snapshot.take({{"model", {{"a", a}}}, {"session", {{"a", torch::ones({700})}}}});
+  CHECK(files[0].second.at("a").eq(2).all().item<bool>());
+  CHECK(files[1].second.at("a").eq(1).all().item<bool>());
 }
 
 TEST_CASE("SIGTERM and SIGINT stop a run after its step, with a checkpoint",

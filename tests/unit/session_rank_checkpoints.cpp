@@ -8,6 +8,7 @@
 #include "support/catch.h"
 #include "support/ranks.h"
 #include "support/registry.h"
+#include "support/stored_checkpoints.h"
 #include "support/temporary_folder.h"
 
 namespace pacer::testing {
@@ -162,6 +163,57 @@ TEST_CASE("ranks that save at different steps are told so", "[session][resume][r
   for (const std::string& message : messages) {
     CHECK(contains(message, "rank 0 saves a checkpoint after step 1, rank 1 takes a step"));
   }
+}
+
+TEST_CASE("ranks share the writing of the optimizer's state", "[session][resume][ranks]") {
+  constexpr int kRanks = 3;
+  const TemporaryFolder folder;
+  Runs runs = runs_saving_to(folder.path(), all_optimizers().front(), kRanks);
+  REQUIRE(first_of(on_all(runs, [](SmallRun& run, int) { run.step(); })) == "");
+  const NamedTensors whole = runs[0]->state().optimizer;
+  const std::string saved = list_checkpoints(folder.path()).front().folder;
+  const auto name_of = [](int rank) {
+    return "optimizer-rank-0000" + std::to_string(rank) + "-of-00003.safetensors";
+  };
+  NamedTensors together;
+  size_t sizes[kRanks] = {}, largest = 0;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    FileReader reader(posix_file_system(), saved + "/" + name_of(rank));
+    const NamedTensors share = detail::read_tensors(reader, name_of(rank));
+    CHECK(!share.empty());
+    for (const auto& item : share) {
+      CHECK(together.insert(item).second);
+      sizes[rank] += item.second.nbytes();
+      largest = std::max(largest, item.second.nbytes());
+    }
+  }
+  CHECK(first_difference(together, whole) == "");
+  for (const auto& item : runs[0]->state().model) sizes[0] += item.second.nbytes();
+  const auto [least, most] = std::minmax_element(std::begin(sizes), std::end(sizes));
+  CHECK(*most - *least <= largest);
+
+  // As older versions wrote it: all of it with rank 0. The other files are left empty here.
+  for (int rank = 0; rank < kRanks; ++rank) {
+    rewrite_file(saved, name_of(rank),
+                 [&](NamedTensors& tensors) { tensors = rank == 0 ? whole : NamedTensors(); });
+  }
+  Runs resumed = runs_saving_to(folder.path(), all_optimizers().front(), kRanks);
+  const CapturedStderr quiet;
+  REQUIRE(first_of(on_all(resumed, [](SmallRun& run, int) { run.session->resume(); })) == "");
+  CHECK(first_difference(resumed[2]->state().optimizer, whole) == "");
+}
+
+TEST_CASE("ranks whose optimizers have other state cannot save together", "[session][resume][ranks]") {
+  const TemporaryFolder folder;
+  Runs runs = runs_saving_to(folder.path(), all_optimizers().front(), 2);
+  REQUIRE(first_of(on_all(runs, [](SmallRun& run, int) { run.step(); })) == "");
+  auto& state = runs[1]->optimizer->state();
+  state.erase(state.begin());
+  for (const std::string& message :
+       on_all(runs, [](SmallRun&run, int) { run.parts->find<Checkpoints>()->save_now(); })) {
+    CHECK(contains(message, "the optimizer of rank 1 has state of other names, dtypes or shapes"));
+  }
+  CHECK(list_folder(posix_file_system(), folder.path() + "/.").size() == 1);
 }
 
 }  // namespace pacer::testing
