@@ -50,7 +50,7 @@ std::shared_ptr<Communicator> meet(const detail::Meeting& meeting, const Communi
   require(meeting.rank >= 0 && meeting.rank < meeting.world_size, "rank ", meeting.rank,
           " does not exist in a world of ", meeting.world_size);
   if (meeting.world_size == 1) {
-    return Communicator::alone(detail::choose_backend(options.backend(), 0, 1).device);
+    return std::make_shared<Communicator>(detail::connect_one(options), CommunicatorOptions());
   }
   auto world = std::make_shared<Communicator>(detail::connect(meeting, options), options);
   if (world->rank() == 0) {
@@ -155,7 +155,7 @@ Work Communicator::all_reduce(const at::Tensor& tensor, const CollectiveOptions&
                          detail::ordered_all_reduce(transport, tensor, rank(), world_size(), timeout));
   }
   return state_->start("all_reduce", 2 * (world - 1) * bytes_of(tensor) / world,
-                       {[=] { return transport->all_reduce(tensor, timeout); }});
+                       {{[=] { return transport->all_reduce(tensor, timeout); }}, nullptr});
 }
 
 Work Communicator::reduce_scatter(const at::Tensor& output, const at::Tensor& input,
@@ -176,31 +176,30 @@ Work Communicator::reduce_scatter(const at::Tensor& output, const at::Tensor& in
         detail::ordered_reduce_scatter(transport, output, input, rank(), world_size(), timeout));
   }
   return state_->start("reduce_scatter", bytes,
-                       {[=] { return transport->reduce_scatter(output, input, timeout); }});
+                       {{[=] { return transport->reduce_scatter(output, input, timeout); }}, nullptr});
 }
 
 Work Communicator::all_gather(const at::Tensor& output, const at::Tensor& input,
                               const CollectiveOptions& options) {
   check_tensor("all_gather", "output", output, device());
-  return gather("all_gather", output, input, state_->connection().data, options);
+  detail::check_gathered("all_gather", output, input, world_size());
+  compare("all_gather", input, input.numel(), 0, options);
+  if (input.numel() == 0) return {};
+  const auto timeout = state_->timeout_of(options);
+  const auto transport = state_->connection().data;
+  return state_->start("all_gather", bytes_of(input) * (world_size() - 1),
+                       {{[=] { return transport->all_gather(output, input, timeout); }}, nullptr});
 }
 
 Work Communicator::all_gather_host(const at::Tensor& output, const at::Tensor& input,
                                    const CollectiveOptions& options) {
   check_tensor("all_gather_host", "output", output, at::kCPU);
-  return gather("agreement", output, input, state_->connection().control,
-                CollectiveOptions(options).agreed(true));
-}
-
-Work Communicator::gather(const char* operation, const at::Tensor& output, const at::Tensor& input,
-                          const std::shared_ptr<detail::Transport>& transport,
-                          const CollectiveOptions& options) {
-  detail::check_gathered(operation, output, input, world_size());
-  compare(operation, input, input.numel(), 0, options);
+  detail::check_gathered("all_gather_host", output, input, world_size());
   if (input.numel() == 0) return {};
   const auto timeout = state_->timeout_of(options);
-  return state_->start(operation, bytes_of(input) * (world_size() - 1),
-                       {[=] { return transport->all_gather(output, input, timeout); }});
+  const auto transport = state_->connection().control;
+  return state_->start_message("agreement", bytes_of(input) * (world_size() - 1),
+                               [=] { return transport->all_gather(output, input, timeout); });
 }
 
 Work Communicator::all_to_all(const at::Tensor& output, const at::Tensor& input,
@@ -235,9 +234,10 @@ Work Communicator::all_to_all(const at::Tensor& output, const std::vector<int64_
   const auto transport = state_->connection().data;
   const int64_t own = input_counts[static_cast<size_t>(rank())];
   const int64_t bytes = (input.numel() - own) * static_cast<int64_t>(input.element_size());
-  return state_->start("all_to_all", bytes, {[=] {
-                         return transport->all_to_all(output, output_counts, input, input_counts, timeout);
-                       }});
+  const auto exchange = [=] {
+    return transport->all_to_all(output, output_counts, input, input_counts, timeout);
+  };
+  return state_->start("all_to_all", bytes, {{exchange}, nullptr});
 }
 
 Work Communicator::broadcast(const at::Tensor& tensor, int root, const CollectiveOptions& options) {
@@ -249,7 +249,8 @@ Work Communicator::broadcast(const at::Tensor& tensor, int root, const Collectiv
   const auto timeout = state_->timeout_of(options);
   const auto transport = state_->connection().data;
   const int64_t bytes = rank() == root && world_size() > 1 ? bytes_of(tensor) : 0;
-  return state_->start("broadcast", bytes, {[=] { return transport->broadcast(tensor, root, timeout); }});
+  return state_->start("broadcast", bytes,
+                       {{[=] { return transport->broadcast(tensor, root, timeout); }}, nullptr});
 }
 
 void Communicator::barrier(const CollectiveOptions& options) {
@@ -273,7 +274,8 @@ Work Communicator::send(const at::Tensor& tensor, int to, const CollectiveOption
   if (tensor.numel() == 0) return {};
   const auto timeout = state_->timeout_of(options);
   const auto transport = state_->connection().data;
-  return state_->start("send", bytes_of(tensor), {[=] { return transport->send(tensor, to, timeout); }});
+  return state_->start("send", bytes_of(tensor),
+                       {{[=] { return transport->send(tensor, to, timeout); }}, nullptr});
 }
 
 Work Communicator::receive(const at::Tensor& tensor, int from, const CollectiveOptions& options) {
@@ -282,7 +284,7 @@ Work Communicator::receive(const at::Tensor& tensor, int from, const CollectiveO
   if (tensor.numel() == 0) return {};
   const auto timeout = state_->timeout_of(options);
   const auto transport = state_->connection().data;
-  return state_->start("receive", 0, {[=] { return transport->receive(tensor, from, timeout); }});
+  return state_->start("receive", 0, {{[=] { return transport->receive(tensor, from, timeout); }}, nullptr});
 }
 
 Work Communicator::send_receive(const at::Tensor& sent, int to, const at::Tensor& received, int from,
@@ -296,9 +298,8 @@ Work Communicator::send_receive(const at::Tensor& sent, int to, const at::Tensor
           "send_receive: both tensors must have elements, or neither; use send or receive alone");
   const auto timeout = state_->timeout_of(options);
   const auto transport = state_->connection().data;
-  return state_->start("send", bytes_of(sent), {[=] {
-                         return detail::send_and_receive(*transport, sent, to, received, from, timeout);
-                       }});
+  const auto both = [=] { return detail::send_and_receive(*transport, sent, to, received, from, timeout); };
+  return state_->start("send", bytes_of(sent), {{both}, nullptr});
 }
 
 std::vector<std::string> Communicator::exchange(const std::string& text, const CollectiveOptions& options) {

@@ -43,14 +43,19 @@ enum class Backend {
 struct CommunicatorOptions {
   CommunicatorOptions() = default;
   TORCH_ARG(Backend, backend) = Backend::automatic;
-  // The deadline of each operation, and of setting up. After it every rank throws CommunicationError.
-  TORCH_ARG(std::chrono::milliseconds, timeout) = std::chrono::seconds(60);
+  // The deadline of each operation, and of setting up. After it every rank throws CommunicationError. A rank
+  // that has ended is noticed at once; this is for one that hangs, and longer than an evaluation or a save
+  // that only one rank makes.
+  TORCH_ARG(std::chrono::milliseconds, timeout) = std::chrono::minutes(10);
   // Sums add in rank order, ((x0 + x1) + x2) + ..., whatever the back-end prefers: the same bits on Gloo,
   // NCCL and in one process that adds the same parts. Costs overlap and a little memory.
   TORCH_ARG(bool, ordered_sum) = false;
   // Compare operation, dtype and size over all ranks before each call that does not say `agreed`: a mistake
   // then is an error on every rank instead of a wrong sum or a hang. Costs one small message a call.
   TORCH_ARG(bool, check_calls) = true;
+  // The number of this rank's GPU among those that its process sees. Nothing: the only one where it sees one,
+  // else that of its local rank. Two ranks never share one.
+  TORCH_ARG(std::optional<int64_t>, gpu);
   // How many ranks share a node, a machine whose links inside are faster than those to others: rank r is
   // number r % n of node r / n. 0: what the launcher says, or, where the ranks met by themselves, which of
   // them share a host. Set it, alike on all ranks, to try several nodes on one machine.
@@ -228,8 +233,6 @@ class Communicator {
   void compare(const char* operation, const at::Tensor& tensor, int64_t elements, int root,
                const CollectiveOptions& options);
   void compare_lists(const std::vector<at::Tensor>& tensors, const CollectiveOptions& options);
-  Work gather(const char* operation, const at::Tensor& output, const at::Tensor& input,
-              const std::shared_ptr<detail::Transport>& transport, const CollectiveOptions& options);
 
   std::shared_ptr<detail::CommunicatorState> state_;
 };

@@ -58,20 +58,23 @@ Work Communicator::all_reduce_coalesced(const std::vector<at::Tensor>& tensors,
   const int64_t world = world_size();
   if (state_->options().ordered_sum() && !transport->sums_in_rank_order()) {
     int64_t padded = 0;
-    std::vector<detail::NextPart> chain;
+    detail::OperationParts chain;
     for (const at::Tensor& tensor : parts) {
       padded += round_up(tensor.numel(), world) * static_cast<int64_t>(tensor.element_size());
-      for (detail::NextPart& part :
-           detail::ordered_all_reduce(transport, tensor, rank(), world_size(), timeout)) {
-        chain.push_back(std::move(part));
-      }
+      const detail::OperationParts sum =
+          detail::ordered_all_reduce(transport, tensor, rank(), world_size(), timeout);
+      chain.parts.insert(chain.parts.end(), sum.parts.begin(), sum.parts.end());
+      chain.parts.emplace_back([after = sum.after]() -> detail::TransportWorkPtr {
+        after();
+        return nullptr;
+      });
     }
     return state_->start("all_reduce", 2 * (world - 1) * padded / world, std::move(chain));
   }
   int64_t bytes = 0;
   for (const at::Tensor& tensor : parts) bytes += bytes_of(tensor);
   return state_->start("all_reduce", 2 * (world - 1) * bytes / world,
-                       {[=] { return transport->all_reduce_coalesced(parts, timeout); }});
+                       {{[=] { return transport->all_reduce_coalesced(parts, timeout); }}, nullptr});
 }
 
 Work Communicator::all_reduce_coalesced(const std::vector<at::Tensor>& tensors, at::ScalarType wire_dtype,
@@ -93,20 +96,20 @@ Work Communicator::all_reduce_coalesced(const std::vector<at::Tensor>& tensors, 
   }
   const auto timeout = state_->timeout_of(options);
   const auto transport = state_->connection().data;
-  std::vector<detail::NextPart> chain = {[=] { return transport->all_reduce(wire, timeout); }};
+  detail::OperationParts chain = {{[=] { return transport->all_reduce(wire, timeout); }}, nullptr};
   if (state_->options().ordered_sum() && !transport->sums_in_rank_order()) {
     chain = detail::ordered_all_reduce(transport, wire, rank(), world_size(), timeout);
   }
-  chain.front() = [=, send = chain.front()] {
+  chain.parts.front() = [=, send = chain.parts.front()] {
     const at::NoGradGuard no_grad;
     at::_foreach_copy_(rounded, tensors);
     return send();
   };
-  chain.push_back([=]() -> detail::TransportWorkPtr {
+  chain.after = [=, put_back = chain.after] {
     const at::NoGradGuard no_grad;
+    if (put_back) put_back();
     at::_foreach_copy_(tensors, rounded);
-    return nullptr;
-  });
+  };
   return state_->start("all_reduce", 2 * (world_size() - 1) * bytes_of(wire) / world_size(),
                        std::move(chain));
 }

@@ -74,7 +74,7 @@ Work gather_from_peers(detail::CommunicatorState& state, const char* operation, 
     copies.copy_(input.view({1, -1}).expand_as(copies));
     return exchange();
   };
-  return state.start(operation, (peers.count - 1) * bytes_of(input), {send});
+  return state.start(operation, (peers.count - 1) * bytes_of(input), {{send}, nullptr});
 }
 
 }  // namespace
@@ -125,13 +125,12 @@ Work Communicator::all_reduce_in_node(const std::vector<at::Tensor>& tensors, at
     parts.copy_(sum.view({1, own}).expand_as(parts));
     return transport->all_to_all_in_node(flat, chunks, parts, shares, timeout);
   };
-  const NextPart put_back = [=]() -> detail::TransportWorkPtr {
+  const auto put_back = [=] {
     const at::NoGradGuard no_grad;
     if (!is_flat) at::_foreach_copy_(tensors, pieces);
-    return nullptr;
   };
   const int64_t sent = elements - own + (peers.count - 1) * own;
-  return state_->start(kName, sent * static_cast<int64_t>(flat.element_size()), {send, share, put_back});
+  return state_->start(kName, sent * static_cast<int64_t>(flat.element_size()), {{send, share}, put_back});
 }
 
 Work Communicator::all_gather_in_node(const at::Tensor& output, const at::Tensor& input,
@@ -158,7 +157,8 @@ Work Communicator::all_to_all_between_nodes(const at::Tensor& output, const at::
   if (input.numel() == 0) return {};
   return state_->start(
       kName, (peers.count - 1) * bytes_of(input) / peers.count,
-      {exchange_part(state_->connection().data, peers, output, input, state_->timeout_of(options))});
+      {{exchange_part(state_->connection().data, peers, output, input, state_->timeout_of(options))},
+       nullptr});
 }
 
 Work Communicator::all_gather_between_nodes(const at::Tensor& output, const at::Tensor& input,

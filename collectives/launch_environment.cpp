@@ -122,8 +122,10 @@ void read_meeting_place(const Variables& variables, LaunchEnvironment& launch, c
 LaunchEnvironment read_torchrun(const Variables& variables) {
   LaunchEnvironment launch;
   launch.launcher = "torchrun";
-  if (variables.has("LOCAL_RANK") || variables.has("LOCAL_WORLD_SIZE")) {
-    read_ranks(variables, launch, "WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE", "LOCAL_RANK");
+  const bool is_deepspeed = variables.has("LOCAL_SIZE") && !variables.has("LOCAL_WORLD_SIZE");
+  if (variables.has("LOCAL_RANK") || variables.has("LOCAL_WORLD_SIZE") || is_deepspeed) {
+    read_ranks(variables, launch, "WORLD_SIZE", "RANK", is_deepspeed ? "LOCAL_SIZE" : "LOCAL_WORLD_SIZE",
+               "LOCAL_RANK");
   } else {  // set by hand; whether they share a host turns out when they meet
     read_ranks(variables, launch, "WORLD_SIZE", "RANK", "WORLD_SIZE", "RANK");
   }
@@ -252,12 +254,16 @@ LaunchEnvironment read_slurm(const Variables& variables) {
 
 LaunchEnvironment read_launch_environment(const EnvironmentReader& read) {
   const Variables variables(read);
-  if (variables.has("RANK") || variables.has("WORLD_SIZE")) return read_torchrun(variables);
+  const bool is_task = is_slurm_task(variables);
+  // A batch script may export WORLD_SIZE for all tasks of its srun, which then tells them apart.
+  const bool is_task_of_script = is_task && !variables.has("RANK");
+  if (!is_task_of_script && (variables.has("RANK") || variables.has("WORLD_SIZE"))) {
+    return read_torchrun(variables);
+  }
   if (variables.has("OMPI_COMM_WORLD_RANK") || variables.has("OMPI_COMM_WORLD_SIZE")) {
     return read_open_mpi(variables);
   }
   // srun --mpi=pmi2 sets the first two as well, but not what MPICH's own mpirun says of the host.
-  const bool is_task = is_slurm_task(variables);
   if ((variables.has("PMI_RANK") || variables.has("PMI_SIZE")) &&
       (!is_task || variables.has("MPI_LOCALRANKID"))) {
     return read_mpich(variables);

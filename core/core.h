@@ -16,6 +16,7 @@
 #include <pacer/core/philox.h>
 #include <pacer/core/reduction_order.h>
 #include <pacer/core/safetensors.h>
+#include <pacer/core/signals_blocked.h>
 #include <pacer/core/tensorboard_events.h>
 #include <pacer/core/tile.h>
 #include <pacer/core/utf8.h>

@@ -28,32 +28,40 @@ std::string list(const std::vector<int>& ranks) {
 
 }  // namespace
 
-Work CommunicatorState::start(const char* operation, int64_t bytes, std::vector<NextPart> parts) {
-  int64_t sequence = 0;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (failure_) throw *failure_;
-    sequence = ++sequence_;
-    count(operation, bytes);
-  }
-  TransportWorkPtr work;
+CommunicatorState::~CommunicatorState() {
+  if (!queue_.is_busy()) return;
+  connection_.data->abort();  // so that what is under way ends
+}
+
+Work CommunicatorState::start(const char* operation, int64_t bytes, OperationParts parts) {
+  return pending(operation, bytes, [&] {
+    const bool is_chain = parts.parts.size() > 1 || parts.after;
+    if (!connection_.data->has_stream() || !is_chain) return queue_.start(std::move(parts));
+    TransportWorkPtr work = connection_.data->run_on_stream([&] {
+      for (const NextPart& part : parts.parts) {
+        if (const TransportWorkPtr done = part()) done->wait();
+      }
+      if (parts.after) parts.after();
+    });
+    return std::make_shared<QueuedOperation>(std::move(work), std::move(parts));
+  });
+}
+
+Work CommunicatorState::start_message(const char* operation, int64_t bytes, const NextPart& message) {
+  return pending(operation, bytes,
+                 [&] { return std::make_shared<QueuedOperation>(message(), OperationParts()); });
+}
+
+Work CommunicatorState::pending(const char* operation, int64_t bytes,
+                                const std::function<std::shared_ptr<QueuedOperation>()>& start) {
+  const int64_t sequence = count(operation, bytes);
+  std::shared_ptr<QueuedOperation> queued;
   try {
-    if (parts.size() > 1 && connection_.data->has_stream()) {
-      work = connection_.data->run_on_stream([&] {
-        for (const NextPart& part : parts) {
-          if (const TransportWorkPtr done = part()) done->wait();
-        }
-      });
-      return Work(std::make_shared<PendingOperation>(shared_from_this(), operation, sequence, std::move(work),
-                                                     std::vector<NextPart>(), std::move(parts)));
-    }
-    work = parts.front()();
-    parts.erase(parts.begin());
+    queued = start();
   } catch (const std::exception& error) {
     fail(operation, sequence, error.what());
   }
-  return Work(std::make_shared<PendingOperation>(shared_from_this(), operation, sequence, std::move(work),
-                                                 std::move(parts)));
+  return Work(std::make_shared<PendingOperation>(shared_from_this(), operation, sequence, std::move(queued)));
 }
 
 void CommunicatorState::compare(CallRecord record, std::chrono::milliseconds timeout) {
@@ -66,9 +74,9 @@ void CommunicatorState::compare(CallRecord record, std::chrono::milliseconds tim
   const at::Tensor own = at::empty({kBytes}, at::kByte);
   const at::Tensor all = at::empty({connection_.world_size * kBytes}, at::kByte);
   std::memcpy(own.mutable_data_ptr(), &record, sizeof(record));
-  start("agreement", (connection_.world_size - 1) * kBytes,
-        {[=] { return connection_.control->all_gather(all, own, timeout); }})
-      .wait();
+  start_message("agreement", (connection_.world_size - 1) * kBytes, [=] {
+    return connection_.control->all_gather(all, own, timeout);
+  }).wait();
   const auto* records = static_cast<const CallRecord*>(all.const_data_ptr());
   for (int rank = 1; rank < connection_.world_size; ++rank) {
     if (std::memcmp(&records[rank], &records[0], sizeof(CallRecord)) == 0) continue;
@@ -108,6 +116,8 @@ CommunicatorState::Suspects CommunicatorState::find_suspects() noexcept {
       suspects.ranks = silent;
       suspects.text = concatenate("no sign of life from ", list(silent), "; ");
     }
+  } catch (const BoardSilent&) {
+    suspects.text += "the store where the ranks met does not answer; ";
   } catch (const std::exception&) {
     // The board is kept by rank 0, or by the launcher.
     suspects.text += "rank 0, or the launcher, has ended: the store where the ranks met cannot be reached; ";
@@ -205,37 +215,26 @@ std::vector<Traffic> CommunicatorState::traffic() const {
   return traffic_;
 }
 
-void CommunicatorState::count(const char* operation, int64_t bytes) {
+// The number of the operation.
+int64_t CommunicatorState::count(const char* operation, int64_t bytes) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (failure_) throw *failure_;
   const auto found = std::find_if(traffic_.begin(), traffic_.end(), [&](const Traffic& entry) {
     return entry.phase == phase_ && entry.operation == operation;
   });
   Traffic& entry = found != traffic_.end() ? *found : traffic_.emplace_back(Traffic{phase_, operation});
   ++entry.calls;
   entry.bytes_sent += bytes;
+  return ++sequence_;
 }
 
 void PendingOperation::wait() {
   try {
-    while (true) {
-      if (work_ != nullptr) work_->wait();
-      if (rest_.empty()) break;
-      work_ = rest_.front()();
-      rest_.erase(rest_.begin());
-    }
+    queued_->wait();
   } catch (const std::exception& error) {
     state_->fail(operation_, sequence_, error.what());
   }
 }
-
-PendingOperation::~PendingOperation() {
-  if (used_.empty() || work_ == nullptr) return;
-  try {  // the memory goes back to the caller's stream, which must not use it before
-    work_->wait();
-  } catch (const std::exception&) {  // it failed: nothing uses the memory any more
-  }
-}
-
-bool PendingOperation::is_done() { return rest_.empty() && (work_ == nullptr || work_->is_done()); }
 
 }  // namespace pacer::detail
 

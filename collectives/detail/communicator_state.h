@@ -10,17 +10,16 @@
 
 #include <pacer/collectives/communicator.h>
 #include <pacer/collectives/detail/agreement_message.h>
+#include <pacer/collectives/detail/operation_queue.h>
 #include <pacer/collectives/detail/transport.h>
 
 namespace pacer::detail {
-
-// A part of an operation: started when the part before is done. Null where there is nothing to wait for.
-using NextPart = std::function<TransportWorkPtr()>;
 
 class CommunicatorState : public std::enable_shared_from_this<CommunicatorState> {
  public:
   CommunicatorState(Connection connection, CommunicatorOptions options)
       : connection_(std::move(connection)), options_(std::move(options)) {}
+  ~CommunicatorState();
 
   const Connection& connection() const { return connection_; }
   const CommunicatorOptions& options() const { return options_; }
@@ -28,8 +27,10 @@ class CommunicatorState : public std::enable_shared_from_this<CommunicatorState>
     return options.timeout().value_or(options_.timeout());
   }
 
-  // Counts a call that sends `bytes` from here, and starts it. `parts` follow each other.
-  Work start(const char* operation, int64_t bytes, std::vector<NextPart> parts);
+  // Counts a call that sends `bytes` from here, and starts it.
+  Work start(const char* operation, int64_t bytes, OperationParts parts);
+  // The same of a message on the host, which is independent of the operations above.
+  Work start_message(const char* operation, int64_t bytes, const NextPart& message);
   // Refuses, on every rank, calls that differ between the ranks.
   void compare(CallRecord record, std::chrono::milliseconds timeout);
 
@@ -45,7 +46,9 @@ class CommunicatorState : public std::enable_shared_from_this<CommunicatorState>
   std::vector<Traffic> traffic() const;
 
  private:
-  void count(const char* operation, int64_t bytes);
+  int64_t count(const char* operation, int64_t bytes);
+  Work pending(const char* operation, int64_t bytes,
+               const std::function<std::shared_ptr<QueuedOperation>()>& start);
   struct Suspects {
     std::vector<int> ranks;
     std::string text;
@@ -62,32 +65,27 @@ class CommunicatorState : public std::enable_shared_from_this<CommunicatorState>
   std::string phase_;
   std::vector<Traffic> traffic_;
   std::shared_ptr<const CommunicationError> failure_;
+  OperationQueue queue_;  // unused where the transport has a stream
 };
 
 // One operation, from its start to wait().
 class PendingOperation {
  public:
   PendingOperation(std::shared_ptr<CommunicatorState> state, std::string operation, int64_t sequence,
-                   TransportWorkPtr work, std::vector<NextPart> rest, std::vector<NextPart> used = {})
+                   std::shared_ptr<QueuedOperation> queued)
       : state_(std::move(state)),
         operation_(std::move(operation)),
         sequence_(sequence),
-        work_(std::move(work)),
-        rest_(std::move(rest)),
-        used_(std::move(used)) {}
-  ~PendingOperation();
-  PendingOperation(const PendingOperation&) = delete;
+        queued_(std::move(queued)) {}
 
   void wait();
-  bool is_done();
+  bool is_done() { return queued_->is_done(); }
 
  private:
   std::shared_ptr<CommunicatorState> state_;
   std::string operation_;
   int64_t sequence_;
-  TransportWorkPtr work_;
-  std::vector<NextPart> rest_;  // host transports: started by wait(), one after the other
-  std::vector<NextPart> used_;  // with a stream: already enqueued, kept because they hold memory
+  std::shared_ptr<QueuedOperation> queued_;
 };
 
 }  // namespace pacer::detail

@@ -2,34 +2,21 @@
 
 #include <cstring>
 #include <utility>
+#include <vector>
 
 #include <ATen/ops/empty.h>
 
 #include <pacer/collectives/communication_error.h>
+#include <pacer/collectives/detail/alone_transport.h>
 #include <pacer/collectives/detail/cuda_devices.h>
 #include <pacer/collectives/detail/gloo_transport.h>
+#include <pacer/collectives/detail/rank_places.h>
 #include <pacer/collectives/detail/rendezvous.h>
+#include <pacer/collectives/detail/watched_board.h>
 #include <pacer/core/error.h>
 
 namespace pacer::detail {
 namespace {
-
-// Why an operation of NCCL cannot end any more. NCCL does not notice that a peer has gone; the board does.
-std::optional<std::string> find_trouble(const Rendezvous& met, int rank, int world_size) {
-  try {
-    for (int other = 0; other < world_size; ++other) {
-      if (other == rank) continue;
-      if (const auto reason = met.board->read(concatenate("left/", other))) {
-        return concatenate("rank ", other, " left: ", *reason);
-      }
-    }
-  } catch (const std::exception& error) {
-    return concatenate(
-        "rank 0, or the launcher, has ended: the store where the ranks met cannot be reached (", error.what(),
-        ")");
-  }
-  return std::nullopt;
-}
 
 // Everything that goes wrong while ranks connect, as one error.
 template <class F>
@@ -50,60 +37,36 @@ auto set_up(const char* what, const Rendezvous& met, const F& make) {
   }
 }
 
-// What a rank knows of its place.
-struct Place {
-  int64_t wanted;  // CommunicatorOptions::ranks_per_node
-  int64_t local_size, local_rank;
-};
-constexpr int64_t kPlaceNumbers = sizeof(Place) / sizeof(int64_t);
-
-// Of all ranks, in their order: kPlaceNumbers for each.
-at::Tensor places_of_ranks(const Connection& connection, const CommunicatorOptions& options) {
-  const Place own{options.ranks_per_node(), connection.local_size, connection.local_rank};
-  const at::Tensor mine = at::empty({kPlaceNumbers}, at::kLong);
-  const at::Tensor all = at::empty({connection.world_size * kPlaceNumbers}, at::kLong);
-  std::memcpy(mine.mutable_data_ptr<int64_t>(), &own, sizeof own);
-  connection.control->all_gather(all, mine, options.timeout())->wait();
-  return all;
+// Of all ranks, in their order.
+std::vector<RankPlaceFacts> exchange_places(const Connection& connection, const RankPlaceFacts& own,
+                                            std::chrono::milliseconds timeout) {
+  constexpr auto kBytes = static_cast<int64_t>(sizeof(RankPlaceFacts));
+  const at::Tensor mine = at::empty({kBytes}, at::kByte);
+  const at::Tensor all = at::empty({connection.world_size * kBytes}, at::kByte);
+  std::memcpy(mine.mutable_data_ptr(), &own, sizeof own);
+  connection.control->all_gather(all, mine, timeout)->wait();
+  std::vector<RankPlaceFacts> places(static_cast<size_t>(connection.world_size));
+  std::memcpy(places.data(), all.const_data_ptr(), static_cast<size_t>(all.numel()));
+  return places;
 }
 
-// How many ranks each node has; 0 where not all have as many, in a row.
-int ranks_of_nodes(const at::Tensor& all) {
-  const auto* places = reinterpret_cast<const Place*>(all.const_data_ptr<int64_t>());
-  const int64_t world = all.numel() / kPlaceNumbers, size = places[0].local_size;
-  bool alike = size > 0 && world % size == 0;
-  for (int64_t rank = 0; rank < world; ++rank) {
-    const Place& place = places[rank];
-    require(place.wanted == places[0].wanted, "ranks_per_node is ", places[0].wanted, " on rank 0, but ",
-            place.wanted, " on rank ", rank, "; set it to the same number everywhere, or nowhere");
-    alike = alike && place.local_size == size && place.local_rank == rank % size;
-  }
-  if (places[0].wanted > 0) return static_cast<int>(places[0].wanted);
-  return alike ? static_cast<int>(size) : 0;
-}
+at::Device gpu(int64_t number) { return {at::kCUDA, static_cast<c10::DeviceIndex>(number)}; }
 
 }  // namespace
 
-BackendChoice choose_backend(Backend wanted, int local_rank, int local_size) {
-  std::string reason;
-  const bool nccl = has_nccl(&reason);
-  if (wanted == Backend::automatic) {
-    wanted = nccl && cuda_device_count() > 0 ? Backend::nccl : Backend::gloo;
-  }
-  if (wanted == Backend::gloo) return {Backend::gloo, at::Device(at::kCPU)};
-  require<Unavailable>(nccl, "NCCL was asked for, but ", reason, "; ask for Backend::gloo to train on CPUs");
-  const int gpus = cuda_device_count();
-  require<Unavailable>(gpus > 0,
-                       "NCCL was asked for, but there is no GPU on this machine (or no driver for it); "
-                       "ask for Backend::gloo to train on CPUs");
-  require(local_size <= gpus, "NCCL needs a GPU for each rank, but this host has ", local_size, " ranks and ",
-          gpus, " visible GPUs; start fewer ranks, or show each process all GPUs");
-  return {Backend::nccl, at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(local_rank))};
+Connection connect_one(const CommunicatorOptions& options) {
+  const Equipment equipment = equipment_of_process();
+  if (choose_backend(options.backend(), equipment, 1) == Backend::gloo) return connect_alone(at::kCPU);
+  const int64_t number = gpu_of(options, equipment, 0);
+  require(number >= 0 && number < equipment.gpus, "CommunicatorOptions::gpu is ", number,
+          ", but this process sees ", equipment.gpus, " GPUs");
+  return connect_alone(gpu(number));
 }
 
 Connection connect(const Meeting& meeting, const CommunicatorOptions& options) {
   // What cannot work is refused before anybody waits for this rank.
-  BackendChoice choice = choose_backend(options.backend(), meeting.local_rank, meeting.local_size);
+  const Equipment equipment = equipment_of_process();
+  const Backend backend = choose_backend(options.backend(), equipment, meeting.world_size);
   const Rendezvous met = meet(meeting, options);
 
   Connection connection;
@@ -117,7 +80,6 @@ Connection connect(const Meeting& meeting, const CommunicatorOptions& options) {
     // The caller, who named an address only, cannot know.
     connection.local_rank = met.roll->local_rank();
     connection.local_size = met.roll->local_size();
-    choice = choose_backend(options.backend(), connection.local_rank, connection.local_size);
   }
 
   GlooSetup gloo;
@@ -129,20 +91,31 @@ Connection connect(const Meeting& meeting, const CommunicatorOptions& options) {
   gloo.timeout = options.timeout();
   gloo.prefix = "control/";
   connection.control = set_up("Gloo", met, [&] { return make_gloo_transport(gloo); });
-  connection.ranks_per_node =
-      ranks_of_nodes(set_up("Gloo", met, [&] { return places_of_ranks(connection, options); }));
-  if (choice.backend == Backend::gloo) {
+
+  RankPlaceFacts own;
+  own.wanted_ranks_per_node = options.ranks_per_node();
+  own.local_rank = connection.local_rank;
+  own.local_size = connection.local_size;
+  if (backend == Backend::nccl) {
+    own.on_gpu = 1;
+    own.gpus = equipment.gpus;
+    own.gpu = gpu_of(options, equipment, connection.local_rank);
+    if (own.gpu >= 0 && own.gpu < own.gpus) own.gpu_id = cuda_device_id(static_cast<int>(own.gpu));
+  }
+  const std::vector<RankPlaceFacts> places =
+      set_up("Gloo", met, [&] { return exchange_places(connection, own, options.timeout()); });
+  check_places(places);
+  connection.ranks_per_node = ranks_of_nodes(places);
+  if (backend == Backend::gloo) {
     gloo.prefix = "data/";
     connection.data = set_up("Gloo", met, [&] { return make_gloo_transport(gloo); });
   } else {
-    set_cuda_device(choice.device.index());
+    set_cuda_device(static_cast<int>(own.gpu));
     connection.data = set_up("NCCL", met, [&] {
       const RankPlace place{meeting.rank, meeting.world_size, connection.ranks_per_node};
-      return make_nccl_transport(connection.control, place, choice.device, options.timeout(),
-                                 met.roll->is_one_host(),
-                                 [met, rank = meeting.rank, world_size = meeting.world_size] {
-                                   return find_trouble(met, rank, world_size);
-                                 });
+      return make_nccl_transport(
+          connection.control, place, gpu(own.gpu), options.timeout(), met.roll->is_one_host(),
+          [board = met.board, place] { return find_trouble(*board, place.rank, place.world_size); });
     });
   }
   met.settle();

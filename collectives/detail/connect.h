@@ -29,13 +29,8 @@ Connection connect(const Meeting& meeting, const CommunicatorOptions& options);
 // that nobody else can read; `job` as in LaunchEnvironment. Makes the folder. Throws InvalidArgument.
 std::string rendezvous_file(const std::string& job);
 
-// The device of a rank: CPU for Gloo; for NCCL the GPU of number local_rank. Resolves Backend::automatic.
-// Throws Unavailable or InvalidArgument.
-struct BackendChoice {
-  Backend backend;
-  at::Device device;
-};
-BackendChoice choose_backend(Backend wanted, int local_rank, int local_size);
+// One rank by itself, on the device that the options ask for.
+Connection connect_one(const CommunicatorOptions& options);
 
 // NCCL over GPU `device`. `control` carries the id of the group. `trouble`, asked by another thread while an
 // operation takes long, says why it cannot end any more, or nothing. Throws std::exception.

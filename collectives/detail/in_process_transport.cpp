@@ -43,9 +43,24 @@ at::Tensor piece(const at::Tensor& tensor, int64_t offset, int64_t count) {
   return tensor.view({-1}).narrow(0, offset, count);
 }
 
-at::Tensor sum_in_order(const std::vector<at::Tensor>& terms) {
+// terms[first] + terms[first + 1] + ... + terms[first - 1]
+at::Tensor sum_from(size_t first, const std::vector<at::Tensor>& terms) {
+  at::Tensor sum = terms[first].clone();
+  for (size_t i = 1; i < terms.size(); ++i) sum.add_(terms[(first + i) % terms.size()]);
+  return sum;
+}
+
+at::Tensor sum_of(const std::vector<at::Tensor>& terms, SumOrder order) {
+  if (order == SumOrder::ranks) return sum_from(0, terms);
+  const auto ranks = static_cast<int64_t>(terms.size());
+  const int64_t elements = terms.front().numel();
   at::Tensor sum = terms.front().clone();
-  for (size_t i = 1; i < terms.size(); ++i) sum.add_(terms[i]);
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    const int64_t begin = elements * rank / ranks, count = elements * (rank + 1) / ranks - begin;
+    std::vector<at::Tensor> chunks;
+    for (const at::Tensor& term : terms) chunks.push_back(piece(term, begin, count));
+    piece(sum, begin, count).copy_(sum_from(static_cast<size_t>(rank), chunks));
+  }
   return sum;
 }
 
@@ -61,7 +76,7 @@ void check_alike(const Gathering& gathering) {
 }
 
 // What all ranks came for. Every part is there.
-void perform(Gathering& gathering) {
+void perform(Gathering& gathering, SumOrder order) {
   const at::NoGradGuard no_grad;
   std::vector<Part>& parts = gathering.parts;
   const auto ranks = static_cast<int64_t>(parts.size());
@@ -69,14 +84,15 @@ void perform(Gathering& gathering) {
   if (operation == "all_reduce") {
     std::vector<at::Tensor> terms;
     for (const Part& part : parts) terms.push_back(part.output);
-    const at::Tensor sum = sum_in_order(terms);
+    const at::Tensor sum = sum_of(terms, order);
     for (Part& part : parts) part.output.copy_(sum);
   } else if (operation == "reduce_scatter") {
     for (int64_t r = 0; r < ranks; ++r) {
       at::Tensor& output = parts[static_cast<size_t>(r)].output;
       std::vector<at::Tensor> terms;
       for (const Part& part : parts) terms.push_back(piece(part.input, r * output.numel(), output.numel()));
-      output.copy_(sum_in_order(terms).view_as(output));
+      const size_t first = order == SumOrder::ring ? static_cast<size_t>(r) : 0;
+      output.copy_(sum_from(first, terms).view_as(output));
     }
   } else if (operation == "all_gather") {
     for (int64_t r = 0; r < ranks; ++r) {
@@ -106,8 +122,9 @@ void perform(Gathering& gathering) {
 // Where the ranks of one channel meet.
 class Hub {
  public:
-  explicit Hub(size_t ranks) : ranks_(ranks) {}
+  Hub(size_t ranks, SumOrder order) : ranks_(ranks), order_(order) {}
   size_t ranks() const { return ranks_; }
+  SumOrder order() const { return order_; }
 
   std::shared_ptr<Gathering> join(int64_t number, size_t rank, Part part) {
     return join(collectives_, number, ranks_, rank, std::move(part));
@@ -151,7 +168,7 @@ class Hub {
     gatherings.erase(key);
     try {
       if (gathering->parts.front().operation != "message") check_alike(*gathering);
-      perform(*gathering);
+      perform(*gathering, order_);
     } catch (const std::exception& error) {
       gathering->error = error.what();
     }
@@ -162,6 +179,7 @@ class Hub {
   }
 
   const size_t ranks_;
+  const SumOrder order_;
   std::mutex mutex_;
   std::condition_variable changed_;
   bool aborted_ = false;
@@ -192,7 +210,7 @@ class InProcessTransport : public Transport {
 
   std::string name() const override { return "threads"; }
   at::Device device() const override { return at::kCPU; }
-  bool sums_in_rank_order() const override { return true; }
+  bool sums_in_rank_order() const override { return hub_->order() == SumOrder::ranks; }
 
   TransportWorkPtr all_reduce(const at::Tensor& tensor, Milliseconds timeout) override {
     return collective({"all_reduce", tensor, {}, {}, {}}, timeout);
@@ -260,10 +278,10 @@ class MemoryBoard : public NoticeBoard {
 
 }  // namespace
 
-std::vector<Connection> connect_in_process(int world_size, int ranks_per_node) {
+std::vector<Connection> connect_in_process(int world_size, int ranks_per_node, SumOrder order) {
   require(world_size >= 1, "a world of threads needs at least 1 rank, not ", world_size);
-  const auto data = std::make_shared<Hub>(static_cast<size_t>(world_size));
-  const auto control = std::make_shared<Hub>(static_cast<size_t>(world_size));
+  const auto data = std::make_shared<Hub>(static_cast<size_t>(world_size), order);
+  const auto control = std::make_shared<Hub>(static_cast<size_t>(world_size), SumOrder::ranks);
   const auto board = std::make_shared<MemoryBoard>();
   std::vector<Connection> connections;
   for (int rank = 0; rank < world_size; ++rank) {

@@ -37,6 +37,24 @@ int check_nccl_version() {
   return version;
 }
 
+// NCCL listens on the interface that this variable names, else on one that other hosts reach. "=" asks for
+// exactly that name. NCCL looks at it when its first communicator of the process is made, and child processes
+// would inherit it, so it is set for that long only.
+class LoopbackOnly {
+ public:
+  explicit LoopbackOnly(bool wanted) : is_set_(wanted && std::getenv(kName) == nullptr) {
+    if (is_set_) setenv(kName, "=lo", /*overwrite=*/0);
+  }
+  ~LoopbackOnly() {
+    if (is_set_) unsetenv(kName);
+  }
+  LoopbackOnly(const LoopbackOnly&) = delete;
+
+ private:
+  static constexpr const char* kName = "NCCL_SOCKET_IFNAME";
+  const bool is_set_;
+};
+
 // Rank 0 makes the id; an id of zeros says that it could not.
 NcclId share_nccl_id(Transport& control, int rank, std::chrono::milliseconds timeout) {
   NcclId id{};
@@ -69,9 +87,7 @@ std::shared_ptr<Transport> make_nccl_transport(const std::shared_ptr<Transport>&
                                                std::function<std::optional<std::string>()> trouble) {
   require(device.is_cuda() && device.has_index(), "NCCL needs a GPU with its number, not ", device);
   const auto deadline = std::chrono::steady_clock::now() + timeout;
-  // NCCL listens on the interface that this variable names, else on one that other hosts reach. "=" asks for
-  // exactly that name. It must be set before NCCL is used, and stays set.
-  if (one_host) setenv("NCCL_SOCKET_IFNAME", "=lo", /*overwrite=*/0);
+  const LoopbackOnly while_nccl_starts(one_host);
   const int version = check_nccl_version();
   const NcclId id = share_nccl_id(*control, place.rank, timeout);
   const auto left =

@@ -17,8 +17,8 @@ void add_in_order(const at::Tensor& sum, const at::Tensor& parts, int count) {
   for (int i = 1; i < count; ++i) flat.add_(parts.narrow(0, i * flat.numel(), flat.numel()));
 }
 
-std::vector<NextPart> ordered_all_reduce(std::shared_ptr<Transport> transport, const at::Tensor& tensor,
-                                         int rank, int world_size, std::chrono::milliseconds timeout) {
+OperationParts ordered_all_reduce(std::shared_ptr<Transport> transport, const at::Tensor& tensor, int rank,
+                                  int world_size, std::chrono::milliseconds timeout) {
   const int64_t chunk = ceil_divide(tensor.numel(), world_size);
   const std::vector<int64_t> counts(static_cast<size_t>(world_size), chunk);
   const at::Tensor flat = tensor.view({-1});
@@ -35,25 +35,21 @@ std::vector<NextPart> ordered_all_reduce(std::shared_ptr<Transport> transport, c
     add_in_order(sum, parts, world_size);
     return transport->all_gather(parts, sum, timeout);
   };
-  const auto put_back = [=]() -> TransportWorkPtr {
+  const auto put_back = [=] {
     const at::NoGradGuard no_grad;
     flat.copy_(parts.narrow(0, 0, flat.numel()));
-    return nullptr;
   };
-  return {exchange, add_and_share, put_back};
+  return {{exchange, add_and_share}, put_back};
 }
 
-std::vector<NextPart> ordered_reduce_scatter(std::shared_ptr<Transport> transport, const at::Tensor& output,
-                                             const at::Tensor& input, int /*rank*/, int world_size,
-                                             std::chrono::milliseconds timeout) {
+OperationParts ordered_reduce_scatter(std::shared_ptr<Transport> transport, const at::Tensor& output,
+                                      const at::Tensor& input, int /*rank*/, int world_size,
+                                      std::chrono::milliseconds timeout) {
   const std::vector<int64_t> counts(static_cast<size_t>(world_size), output.numel());
   const at::Tensor parts = at::empty({input.numel()}, input.options().requires_grad(false));
   const auto exchange = [=] { return transport->all_to_all(parts, counts, input, counts, timeout); };
-  const auto add = [=]() -> TransportWorkPtr {
-    add_in_order(output, parts, world_size);
-    return nullptr;
-  };
-  return {exchange, add};
+  const auto add = [=] { add_in_order(output, parts, world_size); };
+  return {{exchange}, add};
 }
 
 TransportWorkPtr send_and_receive(Transport& transport, const at::Tensor& sent, int to,

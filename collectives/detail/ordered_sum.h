@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include <pacer/collectives/detail/communicator_state.h>
+#include <pacer/collectives/detail/operation_queue.h>
 #include <pacer/collectives/detail/transport.h>
 
 namespace pacer::detail {
@@ -13,12 +13,12 @@ namespace pacer::detail {
 // sum = parts[0] + parts[1] + ..., `parts` being `count` pieces of the size of `sum`, one behind the other.
 void add_in_order(const at::Tensor& sum, const at::Tensor& parts, int count);
 // tensor = ((x0 + x1) + x2) + ... over ranks. Memory for two more copies of the tensor while it runs.
-std::vector<NextPart> ordered_all_reduce(std::shared_ptr<Transport> transport, const at::Tensor& tensor,
-                                         int rank, int world_size, std::chrono::milliseconds timeout);
+OperationParts ordered_all_reduce(std::shared_ptr<Transport> transport, const at::Tensor& tensor, int rank,
+                                  int world_size, std::chrono::milliseconds timeout);
 // output = the same of chunk `rank` of the inputs.
-std::vector<NextPart> ordered_reduce_scatter(std::shared_ptr<Transport> transport, const at::Tensor& output,
-                                             const at::Tensor& input, int rank, int world_size,
-                                             std::chrono::milliseconds timeout);
+OperationParts ordered_reduce_scatter(std::shared_ptr<Transport> transport, const at::Tensor& output,
+                                      const at::Tensor& input, int rank, int world_size,
+                                      std::chrono::milliseconds timeout);
 
 // Both at once, so that a ring of ranks that all send and receive cannot wait for each other.
 TransportWorkPtr send_and_receive(Transport& transport, const at::Tensor& sent, int to,

@@ -52,8 +52,9 @@ void call_within(std::chrono::milliseconds limit, const std::string& place, std:
     call->changed.notify_all();
   }).detach();
   std::unique_lock<std::mutex> lock(call->mutex);
-  require<Error>(call->changed.wait_for(lock, limit, [&] { return call->is_done; }), "the store at ", place,
-                 " has not answered for ", limit.count(), " ms");
+  if (!call->changed.wait_for(lock, limit, [&] { return call->is_done; })) {
+    throw BoardSilent(concatenate("the store at ", place, " has not answered for ", limit.count(), " ms"));
+  }
   if (call->failure) std::rethrow_exception(call->failure);
 }
 
@@ -71,10 +72,16 @@ void keep_store(const Address& address, int port, std::chrono::milliseconds time
 
 }  // namespace
 
-// One connection. After a call that did not return it is of no more use.
+// One connection, for one call at a time. A call that did not return in time keeps it until it does.
 struct StoreBoard::Client {
-  std::mutex mutex;
+  std::timed_mutex mutex;
   c10::intrusive_ptr<c10d::TCPStore> store;
+
+  std::unique_lock<std::timed_mutex> lock(std::chrono::milliseconds limit) {
+    std::unique_lock<std::timed_mutex> own(mutex, limit);
+    if (!own) throw BoardSilent("an earlier call to the store has not returned yet");
+    return own;
+  }
 };
 
 StoreBoard::StoreBoard(const Address& address, int port, bool hosts, std::string prefix,
@@ -92,8 +99,9 @@ StoreBoard::StoreBoard(const Address& address, int port, bool hosts, std::string
 StoreBoard::~StoreBoard() = default;
 
 void StoreBoard::post(const std::string& key, const std::string& text) {
-  call_within(std::chrono::milliseconds(limit_ms_), place_, [client = client_, name = prefix_ + key, text] {
-    const std::lock_guard<std::mutex> lock(client->mutex);
+  const std::chrono::milliseconds limit(limit_ms_);
+  call_within(limit, place_, [client = client_, name = prefix_ + key, text, limit] {
+    const auto lock = client->lock(limit);
     const std::vector<uint8_t> value(text.begin(), text.end());
     client->store->compareSet(name, {}, value);
   });
@@ -101,8 +109,9 @@ void StoreBoard::post(const std::string& key, const std::string& text) {
 
 std::optional<std::string> StoreBoard::read(const std::string& key) {
   const auto found = std::make_shared<std::optional<std::string>>();
-  call_within(std::chrono::milliseconds(limit_ms_), place_, [client = client_, name = prefix_ + key, found] {
-    const std::lock_guard<std::mutex> lock(client->mutex);
+  const std::chrono::milliseconds limit(limit_ms_);
+  call_within(limit, place_, [client = client_, name = prefix_ + key, found, limit] {
+    const auto lock = client->lock(limit);
     if (!client->store->check({name})) return;
     const std::vector<uint8_t> value = client->store->get(name);
     found->emplace(value.begin(), value.end());

@@ -98,8 +98,14 @@ class Transport {
   virtual void abort() noexcept = 0;
 };
 
-// A place where every rank can leave a line for the others, alive or dead. Any thread. Throws std::exception
-// where it cannot be reached.
+// A notice board that does not answer, for now: nothing follows for any rank.
+class BoardSilent : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// A place where every rank can leave a line for the others, alive or dead. Any thread. Throws BoardSilent
+// where it does not answer in time, another std::exception where it is gone.
 class NoticeBoard {
  public:
   virtual ~NoticeBoard() = default;

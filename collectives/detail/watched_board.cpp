@@ -53,4 +53,22 @@ std::optional<std::string> WatchedBoard::read(const std::string& key) {
   return "its process has ended";
 }
 
+std::optional<std::string> find_trouble(NoticeBoard& board, int rank, int world_size) {
+  try {
+    for (int other = 0; other < world_size; ++other) {
+      if (other == rank) continue;
+      if (const auto reason = board.read(kLeft + std::to_string(other))) {
+        return concatenate("rank ", other, " left: ", *reason);
+      }
+    }
+  } catch (const BoardSilent&) {  // a machine that was paused goes on later
+    return std::nullopt;
+  } catch (const std::exception& error) {
+    return concatenate(
+        "rank 0, or the launcher, has ended: the store where the ranks met cannot be reached (", error.what(),
+        ")");
+  }
+  return std::nullopt;
+}
+
 }  // namespace pacer::detail

@@ -40,4 +40,8 @@ class WatchedBoard : public NoticeBoard {
   std::atomic<Clock::rep> last_words_{0};
 };
 
+// Why an operation of all ranks cannot end any more, or nothing where that is not known: a rank has left, or
+// the one that kept the notices has ended.
+std::optional<std::string> find_trouble(NoticeBoard& board, int rank, int world_size);
+
 }  // namespace pacer::detail

@@ -1,32 +1,15 @@
 #include <pacer/schedulers/detail/checkpoint_save.h>
 
 #include <algorithm>
-#include <csignal>
-
-#include <pthread.h>
 
 #include <pacer/core/error.h>
+#include <pacer/core/signals_blocked.h>
 #include <pacer/schedulers/detail/tensor_file.h>
 
 namespace pacer::detail {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-// Signals are for the program's own threads: none is delivered to threads that start while this lives.
-class SignalsBlocked {
- public:
-  SignalsBlocked() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  SignalsBlocked(const SignalsBlocked&) = delete;
-
- private:
-  sigset_t before_;
-};
 
 }  // namespace
 

@@ -225,11 +225,14 @@ def notices(worker):
 
 @case
 def silent_board(worker):
-    """A store whose host has stopped is given up after a second."""
+    """A store whose host stands still is unknown after a second, no trouble, and answers when its host goes on."""
     with Ranks(worker, "silent_board", 2, host="127.0.0.1", port=free_port(), after=1000) as ranks:
         ranks.wait_for("ready")
         ranks[0].stop()
         for _ in range(2):
             found = ranks[1].wait_for(r"refused after (\d+) ms")
             expect(900 <= int(found[1]) <= 3000, found[0])
+            expect(ranks[1].wait_for("trouble: (.*)")[1] == "unknown", ranks[1].story())
+        ranks[0].go_on()
+        ranks[1].wait_for("goes on")
         ranks[1].end()

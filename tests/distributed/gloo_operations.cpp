@@ -11,6 +11,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "scenario.h"
+#include "support/random_program.h"
 
 namespace pacer::testing {
 namespace {
@@ -130,6 +131,15 @@ const AddScenario rank_order("rank_order", [](const Player& player) {
 });
 
 // Several operations under way at once, of both groups, waited for in another order.
+const AddScenario random_programs("random_programs", [](const Player& player) {
+  CommunicatorOptions options = player.options();
+  options.ordered_sum(true);
+  Communicator world(detail::connect(player.meeting(), options), options);
+  for (int seed = 0; seed < player.number("programs"); ++seed) {
+    RandomProgram(world, static_cast<uint64_t>(seed)).play(25);
+  }
+});
+
 const AddScenario at_once("at_once", [](const Player& player) {
   const detail::Connection world = player.connect();
   for (int round = 0; round < 20; ++round) {

@@ -7,6 +7,8 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 
+#include <pacer/collectives/detail/watched_board.h>
+
 #include "scenario.h"
 
 namespace pacer::testing {
@@ -82,7 +84,20 @@ const AddScenario silent_board("silent_board", [](const Player& player) {
     } catch (const std::exception& error) {
       say(detail::concatenate("refused after ", since.milliseconds(), " ms: ", error.what()));
     }
+    const auto trouble = detail::find_trouble(*world.board, player.rank, player.world_size);
+    say("trouble: " + trouble.value_or("unknown"));
   }
+  // Until the host goes on.
+  const Stopwatch since;
+  while (true) {
+    try {
+      world.board->read("left/0");
+      break;
+    } catch (const detail::BoardSilent&) {
+      expect(since.milliseconds() < 20000, "an answer of a store that goes on");
+    }
+  }
+  say("goes on");
 });
 
 }  // namespace

@@ -224,6 +224,29 @@ TEST_CASE("of several launchers the innermost one counts", "[launch]") {
   CHECK(read(with(kOpenMpi, {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}})).launcher == "Open MPI");
 }
 
+TEST_CASE("DeepSpeed's launcher sets LOCAL_SIZE", "[launch]") {
+  const Variables deepspeed = with(kTorchrun, {{"LOCAL_WORLD_SIZE", "-"},
+                                               {"LOCAL_SIZE", "4"},
+                                               {"CROSS_RANK", "1"},
+                                               {"TORCHELASTIC_USE_AGENT_STORE", "-"}});
+  check_ranks(read(deepspeed), 5, 8, 1, 4);
+  CHECK_THAT(refusal(with(deepspeed, {{"LOCAL_RANK", "-"}})),
+             Catch::Matchers::ContainsSubstring("LOCAL_RANK"));
+  // torchrun's own is the better one.
+  check_ranks(read(with(kTorchrun, {{"LOCAL_SIZE", "2"}})), 5, 8, 1, 4);
+}
+
+TEST_CASE("a batch script may export the size of the world for its srun", "[launch]") {
+  const LaunchEnvironment launch =
+      read(with(kSlurm, {{"WORLD_SIZE", "7"}, {"MASTER_ADDR", "node003"}, {"MASTER_PORT", "4711"}}));
+  CHECK(launch.launcher == "Slurm");
+  check_ranks(launch, 4, 7, 0, 2);
+  CHECK(launch.host == "node003");
+  CHECK(launch.port == 4711);
+  // Where each task has a rank, too, the variables are of a launcher inside it.
+  CHECK(read(with(kSlurm, kTorchrun)).launcher == "torchrun");
+}
+
 TEST_CASE("incomplete sets are refused by the name of what is missing", "[launch]") {
   const std::map<std::string, Variables> needed = {
       {"RANK", kTorchrun},

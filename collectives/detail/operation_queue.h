@@ -1,0 +1,91 @@
+// Operations on host memory that consist of several messages, one after the other. They are started in the
+// order in which they were called, on every rank, whoever waits for which of them and when: the second
+// message of one comes before the first of the next. A thread sees to that, from the first such operation on.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <pacer/collectives/detail/transport.h>
+
+namespace pacer::detail {
+
+// Starts a message once the one before is through. Null where there is nothing to wait for.
+using NextPart = std::function<TransportWorkPtr()>;
+
+// What an operation consists of: at least one part, and what is left to do here when all are through; may be
+// null.
+struct OperationParts {
+  std::vector<NextPart> parts;
+  std::function<void()> after;
+};
+
+// One operation on its way.
+class QueuedOperation {
+ public:
+  explicit QueuedOperation(OperationParts parts) : parts_(std::move(parts)) {}
+  // Of an operation all of whose parts were enqueued on a stream; `held` keeps the memory that they use.
+  QueuedOperation(TransportWorkPtr enqueued, OperationParts held)
+      : parts_(std::move(held)), work_(std::move(enqueued)), is_started_(true), is_on_stream_(true) {
+    parts_.after = nullptr;
+  }
+  ~QueuedOperation();
+  QueuedOperation(const QueuedOperation&) = delete;
+
+  // Returns when all is done, `after` included. Throws what went wrong.
+  void wait();
+  // Never blocks. True where wait() would return at once but for `after`, or throw.
+  bool is_done();
+
+ private:
+  friend class OperationQueue;
+
+  // Starts the first part.
+  void start() { work_ = parts_.parts[next_++](); }
+  // Starts the others.
+  void run() noexcept;
+  void fail(std::exception_ptr error) noexcept;
+  bool is_simple() const { return parts_.parts.size() == 1; }
+
+  OperationParts parts_;
+  size_t next_ = 0;            // part to start
+  TransportWorkPtr work_;      // of the part that was started last; the caller's once is_started_
+  bool is_started_ = false;    // all parts
+  bool is_on_stream_ = false;  // all parts from the start
+  std::exception_ptr error_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+};
+
+class OperationQueue {
+ public:
+  OperationQueue() = default;
+  // Every work must end by itself meanwhile: abort the transport first where is_busy().
+  ~OperationQueue();
+  OperationQueue(const OperationQueue&) = delete;
+
+  // Starts the operation, at once where all before it are started. Throws what its first part throws, and
+  // where one before it failed.
+  std::shared_ptr<QueuedOperation> start(OperationParts parts);
+  bool is_busy();
+
+ private:
+  void work_off();
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::shared_ptr<QueuedOperation>> waiting_;  // the first may be under way
+  std::exception_ptr error_;
+  bool is_ending_ = false;
+  std::thread thread_;
+};
+
+}  // namespace pacer::detail
