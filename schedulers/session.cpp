@@ -53,7 +53,8 @@ Session::Session(torch::nn::Module& model, torch::optim::Optimizer& optimizer,
                  std::shared_ptr<Communicator> world)
     : parts_(model, optimizer, std::move(world)),
       gradients_(std::make_unique<detail::GradientWatch>()),
-      skipped_(std::make_unique<detail::SkippedStepsWatch>()) {
+      skipped_(std::make_unique<detail::SkippedStepsWatch>(parts_)),
+      warns_of_empty_window_(parts_.is_first_rank()) {
   if (!parts_.world_was_given) detail::check_single_rank();
   if (parts_.session_optimizer()) parts_.session_optimizer()->name_parameters(model.named_parameters());
 }
@@ -294,7 +295,7 @@ void Session::update(const Progress& window) {
 // All ranks know that no rank trains on anything in this window: there is no mean to take.
 void Session::skip_empty_window() {
   parts_.optimizer().zero_grad();
-  if (!std::exchange(has_warned_of_empty_window_, true) && parts_.is_first_rank()) {
+  if (warns_of_empty_window_.take()) {
     TORCH_WARN("the window after step ", parts_.progress.step,
                " trains on no token, as count_tokens says of all its micro-batches; it changes nothing");
   }

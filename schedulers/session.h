@@ -30,6 +30,7 @@
 #include <torch/nn/pimpl.h>
 
 #include <pacer/schedulers/batch.h>
+#include <pacer/schedulers/once_on_first_rank.h>
 #include <pacer/schedulers/session_parts.h>
 
 namespace pacer {
@@ -192,7 +193,7 @@ class Session {
   bool finished_ = false;
   bool in_forward_ = false;   // begin was called, backward was not
   bool in_backward_ = false;  // backward was called, step was not
-  bool has_warned_of_empty_window_ = false;
+  OnceOnFirstRank warns_of_empty_window_;
   int64_t micro_batch_tokens_ = 0;
 };
 
