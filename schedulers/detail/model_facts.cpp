@@ -60,6 +60,13 @@ std::vector<at::Tensor> trained_parameters(const SessionParts& parts) {
   return trained;
 }
 
+std::vector<double> learning_rates(const torch::optim::Optimizer& optimizer) {
+  std::vector<double> rates;
+  rates.reserve(optimizer.param_groups().size());
+  for (const auto& group : optimizer.param_groups()) rates.push_back(group.options().get_lr());
+  return rates;
+}
+
 bool same_tensors(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(),
                     [](const at::Tensor& x, const at::Tensor& y) { return x.is_same(y); });
