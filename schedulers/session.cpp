@@ -19,6 +19,7 @@
 #include <pacer/schedulers/detail/layer_drop_hook.h>
 #include <pacer/schedulers/detail/step_runner.h>
 #include <pacer/schedulers/detail/training_checks.h>
+#include <pacer/schedulers/detail/zeroed_gradients.h>
 #include <pacer/schedulers/layer_drop.h>
 #include <pacer/schedulers/learning_rate.h>
 #include <pacer/schedulers/metrics.h>
@@ -54,6 +55,7 @@ Session::Session(torch::nn::Module& model, torch::optim::Optimizer& optimizer,
     : parts_(model, optimizer, std::move(world)),
       gradients_(std::make_unique<detail::GradientWatch>()),
       skipped_(std::make_unique<detail::SkippedStepsWatch>(parts_)),
+      zeroed_(std::make_unique<detail::ZeroedGradients>()),
       warns_of_empty_window_(parts_.is_first_rank()) {
   if (!parts_.world_was_given) detail::check_single_rank();
   if (parts_.session_optimizer()) parts_.session_optimizer()->name_parameters(model.named_parameters());
@@ -206,7 +208,8 @@ void Session::backward(const at::Tensor& loss) {
   if (weight != 1) scaled = scaled * weight;
   WindowTotals& window = parts_.window;
   if (parts_.record_loss) {
-    const at::Tensor part = scaled.detach().to(at::kFloat).reshape({});
+    at::Tensor part = scaled.detach().to(at::kFloat).reshape({});
+    if (weight == 0) part = at::zeros_like(part);
     window.loss = window.loss.defined() ? window.loss + part : part.clone();
   }
   for (const auto& hook : parts_.hooks_) scaled = hook->scale_loss(std::move(scaled));
@@ -215,6 +218,7 @@ void Session::backward(const at::Tensor& loss) {
   window.weight += weight;
   try {
     for (const auto& hook : parts_.hooks_) hook->backward_begin(parts_.progress);
+    const auto zeroed = zeroed_->scope(parts_, weight == 0);
     scaled.backward();
     for (const auto& hook : parts_.hooks_) hook->backward_end(parts_.progress);
   } catch (const std::exception& error) {

@@ -44,6 +44,7 @@ class EvaluationScope;
 class GradientWatch;
 class SkippedStepsWatch;
 class StepRunner;
+class ZeroedGradients;
 }  // namespace detail
 
 // Whose learning rates a resumed run has, where the checkpoint's differ from the program's.
@@ -113,7 +114,8 @@ class Session {
   }
 
   // Between begin and backward: how many tokens this micro-batch really trains on (padding left out). A
-  // window in which no rank trains on any changes nothing.
+  // window in which no rank trains on any changes nothing. Where micro-batches are weighted by tokens, one
+  // without any contributes exactly zero gradients, whatever its loss is: a mean over nothing is 0 / 0.
   void count_tokens(int64_t tokens);
   // Between begin and backward: how many examples of the data set this micro-batch holds. Without it that is
   // the size of the first dimension of the first tensor. An EpochSampler needs it for batches that are
@@ -187,6 +189,7 @@ class Session {
   std::unique_ptr<detail::StepRunner> runner_;
   std::unique_ptr<detail::GradientWatch> gradients_;
   std::unique_ptr<detail::SkippedStepsWatch> skipped_;
+  std::unique_ptr<detail::ZeroedGradients> zeroed_;
 
   bool started_ = false;   // no more hooks
   bool training_ = false;  // the hooks were started
