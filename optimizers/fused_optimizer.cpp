@@ -22,11 +22,14 @@ std::vector<OptimizerParamGroup> adopt_groups(const detail::OptimizerTraits& tra
     const auto& parameters = groups[g].params();
     for (size_t i = 0; i < parameters.size(); ++i) {
       const auto& parameter = parameters[i];
-      require(parameter.defined(), traits.name, ": parameter ", first_group + g, ".", i, " is undefined");
-      require(parameter.is_leaf(), traits.name, ": parameter ", first_group + g, ".", i,
-              " is no leaf of the graph but the result of an operation; pass the model's own parameters, and "
-              "call "
-              "requires_grad_() after the last operation");
+      require(parameter.defined(), traits.name, ": parameter ", i, " of group ", first_group + g,
+              " is undefined");
+      require(
+          parameter.is_leaf(), traits.name, ": parameter ", i, " of group ", first_group + g, " (shape ",
+          parameter.sizes(),
+          ") is no leaf of the graph but the result of an operation; pass the model's own parameters, and "
+          "call "
+          "requires_grad_() after the last operation");
     }
     adopted.emplace_back(parameters);
     if (groups[g].has_options())

@@ -11,6 +11,7 @@
 #include <pacer/optimizers/detail/adam_engine.h>
 #include <pacer/optimizers/detail/onebit_part.h>
 #include <pacer/optimizers/detail/onebit_plan.h>
+#include <pacer/optimizers/detail/parameter_check.h>
 #include <pacer/optimizers/detail/step_agreement.h>
 #include <pacer/optimizers/freeze_rule.h>
 
@@ -190,7 +191,10 @@ void OneBitOptimizer::update_bucketer() {
   const bool fits = std::equal(reduced.begin(), reduced.end(), reduced_.begin(), reduced_.end(), same);
   if (bucketer_ != nullptr && fits) return;
   std::vector<GradientBucketer::NamedParameter> named;
-  for (const torch::Tensor& parameter : reduced) named.emplace_back(parameter_name(parameter), parameter);
+  for (const torch::Tensor& parameter : reduced) {
+    const std::string name = parameter_name(parameter);
+    named.emplace_back(detail::concatenate(detail::InMessage{name, parameter.sizes()}), parameter);
+  }
   bucketer_.reset();  // takes its hooks from the parameters before the next one adds its own
   bucketer_ = std::make_unique<GradientBucketer>(named, world_, BucketOptions(), local_parameters());
   reduced_ = std::move(reduced);

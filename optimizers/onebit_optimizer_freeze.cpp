@@ -1,4 +1,7 @@
 // When a 1-bit optimizer freezes its variance, and what it says then.
+#include <algorithm>
+#include <cmath>
+#include <string>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -14,6 +17,12 @@
 
 namespace pacer {
 namespace {
+
+// As many squares of gradients as say by their mean how long steps are to be to a tenth: 1 / sqrt(2 * 50).
+constexpr int64_t kEnoughGradients = 50;
+
+// The number of steps that a mean with beta2 looks back on. Without that much rounding 0.9 would take 11.
+int64_t window_of(double beta2) { return static_cast<int64_t>(std::ceil((1.0 - 1e-9) / (1.0 - beta2))); }
 
 // The largest of 0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, ... that looks back on at most so many steps.
 double largest_settled_beta2(int64_t steps) {
@@ -67,17 +76,28 @@ void OneBitOptimizer::freeze() {
   report_freeze();
 }
 
+// With bias correction the variance is a mean of all squares so far, each with nearly the same weight until
+// they fill the window of beta2: what is missing is their number, and a shorter window does not add to it.
+// Without, it has not grown to that mean yet.
 void OneBitOptimizer::report_freeze() const {
   if (world_->rank() != 0) return;
-  const double beta2 = plan_->beta2;
-  constexpr double kRounding = 1e-9;  // 10 steps are enough for 0.9
-  if (static_cast<double>(*frozen_at_) * (1.0 - beta2) < 1.0 - kRounding) {
-    const auto steps = static_cast<int64_t>(1.0 / (1.0 - beta2) + 0.5);
-    const auto advice = plan_->freeze_step ? detail::concatenate("set freeze_step to ", steps, " or more, or")
-                                           : std::string("give freeze_automatically a longer run, or set");
-    TORCH_WARN(name(), " froze its variance after ", *frozen_at_, " steps, but a mean with beta2 = ", beta2,
-               " looks back on ", steps, ", so what it froze is still noisy; ", advice,
-               " the second of betas to ", largest_settled_beta2(*frozen_at_), " or less");
+  const int64_t steps = *frozen_at_, window = window_of(plan_->beta2);
+  const int64_t enough = plan_->bias_correction ? std::min(window, kEnoughGradients) : window;
+  if (steps < enough) {
+    const std::string advice = plan_->freeze_step
+                                   ? detail::concatenate("; set freeze_step to ", enough, " or more")
+                                   : std::string("; give freeze_automatically a longer run");
+    if (plan_->bias_correction) {
+      TORCH_WARN(name(), " froze its variance after ", steps, " steps, and a mean of ", steps,
+                 " squared gradients is still noisy", advice);
+    } else {
+      const double grown = 100 * (1 - std::pow(plan_->beta2, static_cast<double>(steps)));
+      TORCH_WARN(name(), " froze its variance after ", steps,
+                 " steps, when without bias correction it had grown to ", std::lround(grown),
+                 " % of the mean of squared gradients (beta2 = ", plan_->beta2, ")", advice,
+                 ", bias_correction(true), or the second of betas to ", largest_settled_beta2(steps),
+                 " or less");
+    }
   }
   const std::string floors = part_->describe_floors();
   if (!floors.empty()) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string_view>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -19,13 +20,12 @@
 namespace pacer {
 namespace {
 
-// The learning rates of all groups; of an optimizer whose options have none, nothing.
+// What DataParallel::facts leaves out, because schedules move it: ranks compare these in each step.
 std::vector<Fact> rate_facts(const torch::optim::Optimizer& optimizer) {
   std::vector<Fact> facts;
-  const auto& groups = optimizer.param_groups();
-  for (size_t g = 0; g < groups.size(); ++g) {
-    facts.push_back({detail::concatenate("learning rate of parameter group ", g),
-                     detail::short_text(groups[g].options().get_lr(), 17)});
+  for (const double rate : detail::learning_rates(optimizer)) {
+    facts.push_back({detail::concatenate("learning rate of parameter group ", facts.size()),
+                     detail::short_text(rate, 17)});
   }
   return facts;
 }
@@ -37,12 +37,9 @@ RankStatus status_of(Intent intent, const Progress& progress, const SessionParts
   status.micro_steps = progress.micro_steps;
   status.weight = parts.window.weight;
   status.tokens = parts.window.tokens;
-  Checksum rates;
-  for (const auto& group : parts.optimizer().param_groups()) {
-    const double rate = group.options().get_lr();
-    rates.add(&rate, sizeof rate);
-  }
-  rates.hex().copy(status.fingerprint, sizeof(status.fingerprint));
+  const std::vector<double> rates = detail::learning_rates(parts.optimizer());
+  const std::string_view bytes(reinterpret_cast<const char*>(rates.data()), rates.size() * sizeof(double));
+  checksum_of(bytes).copy(status.fingerprint, sizeof(status.fingerprint));
   status.stop = parts.asks_to_stop && parts.asks_to_stop() ? 1 : 0;
   return status;
 }

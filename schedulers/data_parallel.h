@@ -72,7 +72,6 @@ class DataParallel : public Hook {
 
  private:
   std::vector<Fact> facts() const;
-  std::vector<Fact> parameter_facts() const;
   void join_ranks(const Progress& progress);
   void look_early();
   void share_parameters();

@@ -22,7 +22,7 @@ void LearningRate::attach(SessionParts& parts) {
     claim_ = parts.session_optimizer()->claim_learning_rate("the LearningRate hook");
   session_optimizer_ = parts.session_optimizer();
   optimizer_ = &parts.optimizer();
-  warns_ = parts.is_first_rank();
+  warns_ = OnceOnFirstRank(parts.is_first_rank());
   read_base_rates();
 }
 
@@ -49,7 +49,7 @@ void LearningRate::gradients_ready(const Progress& progress) {
   }
   const double factor = schedule_.factor(progress);
   const auto end = schedule_.steps_until_zero();
-  if (factor == 0 && end && progress.step >= *end && std::exchange(warns_, false)) {
+  if (factor == 0 && end && progress.step >= *end && warns_.take()) {
     TORCH_WARN(
         "the learning-rate schedule ended after ", *end,
         " steps, and steps beyond it train with a rate of 0; end the run there, or give the schedule more "

@@ -10,6 +10,7 @@
 
 #include <pacer/schedulers/hook.h>
 #include <pacer/schedulers/learning_rate_schedule.h>
+#include <pacer/schedulers/once_on_first_rank.h>
 
 namespace torch::optim {
 class Optimizer;
@@ -52,7 +53,7 @@ class LearningRate : public Hook {
   std::shared_ptr<const std::string> claim_;  // on the rate of one of pacer's optimizers
   std::vector<double> base_;
   std::vector<double> last_set_;  // empty before the first step and after a load
-  bool warns_ = false;            // on one rank, once
+  OnceOnFirstRank warns_;
 };
 
 }  // namespace pacer

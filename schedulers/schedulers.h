@@ -20,6 +20,7 @@
 #include <pacer/schedulers/length_schedule.h>
 #include <pacer/schedulers/load_weights.h>
 #include <pacer/schedulers/metrics.h>
+#include <pacer/schedulers/once_on_first_rank.h>
 #include <pacer/schedulers/precision.h>
 #include <pacer/schedulers/progress.h>
 #include <pacer/schedulers/progress_bar.h>

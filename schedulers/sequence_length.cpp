@@ -107,7 +107,7 @@ std::string SequenceLength::agreement() const {
   return mode + detail::sampled(length);
 }
 
-void SequenceLength::attach(SessionParts& parts) { describes_ = parts.is_first_rank(); }
+void SequenceLength::attach(SessionParts& parts) { describes_ = OnceOnFirstRank(parts.is_first_rank()); }
 
 // The shape that is cut is the first that anybody can look at to see that it is the wrong dimension.
 void SequenceLength::describe_cut(const at::Tensor& tensor, int64_t dimension, int64_t length) const {
@@ -153,7 +153,7 @@ void SequenceLength::begin(const Progress& progress, MicroBatch& batch) {
   for (size_t i = 0; i < count; ++i) {
     if (dimensions[i].empty() || length == *full) continue;
     at::Tensor& tensor = batch.tensors[i];
-    if (std::exchange(describes_, false)) describe_cut(tensor, dimensions[i].front(), length);
+    if (describes_.take()) describe_cut(tensor, dimensions[i].front(), length);
     tensor = options_.mode() == LengthMode::truncate ? truncate_sequence(tensor, dimensions[i], length)
                                                      : reshape_sequence(tensor, length);
   }

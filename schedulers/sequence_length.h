@@ -15,6 +15,7 @@
 
 #include <pacer/schedulers/hook.h>
 #include <pacer/schedulers/length_schedule.h>
+#include <pacer/schedulers/once_on_first_rank.h>
 
 namespace pacer {
 
@@ -78,8 +79,8 @@ class SequenceLength : public Hook {
   SequenceLengthOptions options_;
   void describe_cut(const at::Tensor& tensor, int64_t dimension, int64_t length) const;
 
-  int64_t length_ = 0;      // of the last micro-batch
-  bool describes_ = false;  // on one rank, once
+  int64_t length_ = 0;  // of the last micro-batch
+  OnceOnFirstRank describes_;
 };
 
 // The two rules themselves, for a loop without a Session; the results are contiguous. `dimensions`: sequence

@@ -19,6 +19,7 @@
 #include <pacer/schedulers/detail/layer_drop_hook.h>
 #include <pacer/schedulers/detail/step_runner.h>
 #include <pacer/schedulers/detail/training_checks.h>
+#include <pacer/schedulers/detail/zeroed_gradients.h>
 #include <pacer/schedulers/layer_drop.h>
 #include <pacer/schedulers/learning_rate.h>
 #include <pacer/schedulers/metrics.h>
@@ -53,7 +54,9 @@ Session::Session(torch::nn::Module& model, torch::optim::Optimizer& optimizer,
                  std::shared_ptr<Communicator> world)
     : parts_(model, optimizer, std::move(world)),
       gradients_(std::make_unique<detail::GradientWatch>()),
-      skipped_(std::make_unique<detail::SkippedStepsWatch>()) {
+      skipped_(std::make_unique<detail::SkippedStepsWatch>(parts_)),
+      zeroed_(std::make_unique<detail::ZeroedGradients>()),
+      warns_of_empty_window_(parts_.is_first_rank()) {
   if (!parts_.world_was_given) detail::check_single_rank();
   if (parts_.session_optimizer()) parts_.session_optimizer()->name_parameters(model.named_parameters());
 }
@@ -205,7 +208,8 @@ void Session::backward(const at::Tensor& loss) {
   if (weight != 1) scaled = scaled * weight;
   WindowTotals& window = parts_.window;
   if (parts_.record_loss) {
-    const at::Tensor part = scaled.detach().to(at::kFloat).reshape({});
+    at::Tensor part = scaled.detach().to(at::kFloat).reshape({});
+    if (weight == 0) part = at::zeros_like(part);
     window.loss = window.loss.defined() ? window.loss + part : part.clone();
   }
   for (const auto& hook : parts_.hooks_) scaled = hook->scale_loss(std::move(scaled));
@@ -214,6 +218,7 @@ void Session::backward(const at::Tensor& loss) {
   window.weight += weight;
   try {
     for (const auto& hook : parts_.hooks_) hook->backward_begin(parts_.progress);
+    const auto zeroed = zeroed_->scope(parts_, weight == 0);
     scaled.backward();
     for (const auto& hook : parts_.hooks_) hook->backward_end(parts_.progress);
   } catch (const std::exception& error) {
@@ -294,7 +299,7 @@ void Session::update(const Progress& window) {
 // All ranks know that no rank trains on anything in this window: there is no mean to take.
 void Session::skip_empty_window() {
   parts_.optimizer().zero_grad();
-  if (!std::exchange(has_warned_of_empty_window_, true) && parts_.is_first_rank()) {
+  if (warns_of_empty_window_.take()) {
     TORCH_WARN("the window after step ", parts_.progress.step,
                " trains on no token, as count_tokens says of all its micro-batches; it changes nothing");
   }

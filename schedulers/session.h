@@ -30,6 +30,7 @@
 #include <torch/nn/pimpl.h>
 
 #include <pacer/schedulers/batch.h>
+#include <pacer/schedulers/once_on_first_rank.h>
 #include <pacer/schedulers/session_parts.h>
 
 namespace pacer {
@@ -43,6 +44,7 @@ class EvaluationScope;
 class GradientWatch;
 class SkippedStepsWatch;
 class StepRunner;
+class ZeroedGradients;
 }  // namespace detail
 
 // Whose learning rates a resumed run has, where the checkpoint's differ from the program's.
@@ -112,7 +114,8 @@ class Session {
   }
 
   // Between begin and backward: how many tokens this micro-batch really trains on (padding left out). A
-  // window in which no rank trains on any changes nothing.
+  // window in which no rank trains on any changes nothing. Where micro-batches are weighted by tokens, one
+  // without any contributes exactly zero gradients, whatever its loss is: a mean over nothing is 0 / 0.
   void count_tokens(int64_t tokens);
   // Between begin and backward: how many examples of the data set this micro-batch holds. Without it that is
   // the size of the first dimension of the first tensor. An EpochSampler needs it for batches that are
@@ -186,13 +189,14 @@ class Session {
   std::unique_ptr<detail::StepRunner> runner_;
   std::unique_ptr<detail::GradientWatch> gradients_;
   std::unique_ptr<detail::SkippedStepsWatch> skipped_;
+  std::unique_ptr<detail::ZeroedGradients> zeroed_;
 
   bool started_ = false;   // no more hooks
   bool training_ = false;  // the hooks were started
   bool finished_ = false;
   bool in_forward_ = false;   // begin was called, backward was not
   bool in_backward_ = false;  // backward was called, step was not
-  bool has_warned_of_empty_window_ = false;
+  OnceOnFirstRank warns_of_empty_window_;
   int64_t micro_batch_tokens_ = 0;
 };
 

@@ -5,6 +5,7 @@
 
 #include <pacer/core/error.h>
 #include <pacer/schedulers/checkpoints.h>
+#include <pacer/schedulers/detail/model_facts.h>
 #include <pacer/schedulers/learning_rate.h>
 #include <pacer/schedulers/session.h>
 
@@ -13,9 +14,7 @@ namespace pacer {
 // What a schedule multiplies, or where there is none, the rates themselves.
 std::vector<double> Session::base_rates() {
   if (const auto* hook = parts_.find<LearningRate>()) return hook->base_rates();
-  std::vector<double> rates;
-  for (const auto& group : parts_.optimizer().param_groups()) rates.push_back(group.options().get_lr());
-  return rates;
+  return detail::learning_rates(parts_.optimizer());
 }
 
 void Session::set_base_rates(const std::vector<double>& rates) {

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 
 #include <pacer/core/error.h>
+#include <pacer/optimizers/detail/parameter_check.h>
 
 namespace pacer::detail {
 namespace {
@@ -84,16 +85,17 @@ void check_state(const FusedAdamStateFields& state, at::IntArrayRef sizes, const
     if (!tensor.defined()) continue;
     if (field.kind == StateKind::trust_average) {
       require(tensor.scalar_type() == at::kDouble && tensor.sizes() == at::IntArrayRef{2},
-              "the state of parameter ", name, " has a trust_average that is not two fp64 numbers");
+              "the state of parameter ", InMessage{name, sizes},
+              " has a trust_average that is not two fp64 numbers");
       continue;
     }
-    require(tensor.sizes() == sizes, "the state of parameter ", name, " has ", field.name, " of shape ",
-            tensor.sizes(), " but the parameter has ", sizes);
+    require(tensor.sizes() == sizes, "the state of parameter ", InMessage{name}, " has ", field.name,
+            " of shape ", tensor.sizes(), " but the parameter has ", sizes);
     const bool integer = field.kind == StateKind::remainder;
     const bool right_kind = integer ? tensor.scalar_type() == at::kShort : tensor.is_floating_point();
-    require(right_kind && tensor.layout() == at::kStrided, "the state of parameter ", name, " has ",
-            field.name, " of dtype ", tensor.scalar_type(), " and layout ", tensor.layout(), "; it must be ",
-            integer ? "int16" : "floating point", " and dense");
+    require(right_kind && tensor.layout() == at::kStrided, "the state of parameter ", InMessage{name, sizes},
+            " has ", field.name, " of dtype ", tensor.scalar_type(), " and layout ", tensor.layout(),
+            "; it must be ", integer ? "int16" : "floating point", " and dense");
   }
 }
 

@@ -118,7 +118,7 @@ AdamEntry AdamEngine::make_entry(const at::Tensor& parameter, size_t group, std:
                               settings_[group].rounding, entry.name);
   if (state == nullptr) return entry;
   entry.state = dynamic_cast<FusedAdamStateFields*>(state);
-  require(entry.state != nullptr, "the state of parameter ", entry.name,
+  require(entry.state != nullptr, "the state of parameter ", InMessage{entry.name, parameter.sizes()},
           " is another optimizer's; start from an empty state or use take_over");
   if (entry.is_compressed) return entry;  // the part looks at it
   check_state(*entry.state, entry.is_part ? at::IntArrayRef(entry.range.count) : parameter.sizes(),
@@ -158,7 +158,8 @@ void AdamEngine::check_entries() const {
     ranges.push_back(memory_range(entry.parameter, entry_names.size(), /*written=*/true));
     if (reads_gradient) ranges.push_back(memory_range(gradient, entry_names.size(), /*written=*/false));
     entry_names.push_back(entry.name);
-    require(!entry.is_part || entry.parameter.is_contiguous(), "parameter ", entry.name,
+    require(!entry.is_part || entry.parameter.is_contiguous(), "parameter ",
+            InMessage{entry.name, entry.parameter.sizes()},
             " is updated in part, which needs its elements row by row without gaps; pass a contiguous one");
   }
   check_disjoint(ranges, entry_names);

@@ -4,6 +4,7 @@
 
 #include <pacer/core/error.h>
 #include <pacer/optimizers/detail/option_fields.h>
+#include <pacer/optimizers/detail/parameter_check.h>
 #include <pacer/optimizers/detail/state_fields.h>
 
 namespace pacer::detail {
@@ -28,7 +29,7 @@ void import_tensors(const std::string& name, const at::Tensor& parameter, const 
         field.kind == StateKind::trust_average ? at::IntArrayRef(two) : parameter.sizes();
     require(tensor.scalar_type() == *dtype && tensor.sizes() == sizes, "\"", key,
             "\" of the state to load is ", tensor.scalar_type(), " of shape ", tensor.sizes(),
-            ", but parameter ", name, " needs ", *dtype, " of shape ", sizes);
+            ", but parameter ", InMessage{name}, " needs ", *dtype, " of shape ", sizes);
     (state.*field.get)() = tensor.to(parameter.device());
     used.insert(key);
   }
@@ -72,8 +73,9 @@ PendingState import_state(const OptimizerTraits& traits, const ParamGroups& grou
     for (size_t i = 0; i < parameters.size(); ++i) {
       const std::string name = name_of(names, parameters[i], g, i);
       const auto group = require_number<int64_t>(saved, name + "/group");
-      require(group == static_cast<int64_t>(g), "parameter ", name, " is in group ", g, " but in group ",
-              group, " of the state to load; build the same parameter groups");
+      require(group == static_cast<int64_t>(g), "parameter ", InMessage{name, parameters[i].sizes()},
+              " is in group ", g, " but in group ", group,
+              " of the state to load; build the same parameter groups");
       const auto step = require_number<int64_t>(saved, name + "/step");
       require(step >= 0, "\"", name, "/step\" of the state to load is ", step, ", which is no step count");
       used.insert({name + "/group", name + "/step"});

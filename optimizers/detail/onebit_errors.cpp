@@ -8,6 +8,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <pacer/core/error.h>
+#include <pacer/optimizers/detail/parameter_check.h>
 
 namespace pacer::detail {
 namespace {
@@ -97,9 +98,9 @@ JoinedErrors join_errors(const std::vector<NamedTensors>& rank_states, const One
   if (!compressed || of.count == 0) return joined;
   // Chunks are in rank order, as the elements are in memory.
   const at::Tensor server = parts.empty() ? at::zeros({0}, options) : at::cat(parts).to(at::kDouble);
-  require(server.numel() == of.count, "the server errors of parameter ", name, " in the state to load have ",
-          server.numel(), " elements over all ranks, but the parameter has ", of.count,
-          "; a rank's file is missing or of another run");
+  require(server.numel() == of.count, "the server errors of parameter ", InMessage{name, sizes},
+          " in the state to load have ", server.numel(), " elements over all ranks, but the parameter has ",
+          of.count, "; a rank's file is missing or of another run");
   const auto reach = [&] {
     int64_t last = 0;
     for (size_t d = 0; d < strides.size(); ++d) last += strides[d] * (sizes[d] - 1);

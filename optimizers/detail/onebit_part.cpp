@@ -15,6 +15,7 @@
 #include <pacer/kernels/cpu/target.h>
 #include <pacer/kernels/norm.h>
 #include <pacer/optimizers/detail/onebit_errors.h>
+#include <pacer/optimizers/detail/parameter_check.h>
 
 namespace pacer::detail {
 
@@ -86,28 +87,30 @@ void OneBitPart::check_fits(const std::vector<const AdamEntry*>& entries) const 
     const AdamEntry& entry = *entries[i];
     const OneBitTensor& tensor = tensors_[i];
     const at::Tensor& parameter = entry.parameter;
-    require(entry.name == tensor.name, "parameter ", entry.name, " took the place of ", tensor.name, kAdvice,
-            "leave the list of parameters as it was");
-    require(entry.storage == tensor.storage, "parameter ", entry.name, " changed its dtype (it is ",
+    const InMessage called{entry.name, parameter.sizes()};
+    require(entry.name == tensor.name, "parameter ", called, " took the place of ", InMessage{tensor.name},
+            kAdvice, "leave the list of parameters as it was");
+    require(entry.storage == tensor.storage, "parameter ", called, " changed its dtype (it is ",
             parameter.scalar_type(), " now) or its master weights", kAdvice,
             "change it back, or load a checkpoint");
     const bool same_sizes = parameter.sizes() == at::IntArrayRef(tensor.sizes);
     require(same_sizes && same_strides(parameter.strides(), tensor.strides, tensor.sizes), "parameter ",
-            entry.name, " changed its shape or memory order (sizes ", parameter.sizes(), ", strides ",
+            called, " changed its shape or memory order (sizes ", parameter.sizes(), ", strides ",
             parameter.strides(), " now)", kAdvice, "change it back, or load a checkpoint");
     const at::Tensor variance = view(variance_, i);
     require(entry.state != nullptr && !entry.state->exp_avg().defined() &&
                 entry.state->exp_avg_sq().defined() &&
                 entry.state->exp_avg_sq().const_data_ptr() == variance.const_data_ptr() &&
                 same_layout(entry.state->exp_avg_sq(), variance),
-            "the state of parameter ", entry.name, " was replaced or removed", kAdvice,
+            "the state of parameter ", called, " was replaced or removed", kAdvice,
             "write into its tensors, or load a checkpoint");
   }
-  require(entries.size() <= tensors_.size(), "parameter ",
-          entries.size() > tensors_.size() ? entries[tensors_.size()]->name : "", " was added", kAdvice,
+  const size_t count = tensors_.size();
+  const std::string added = entries.size() > count ? entries[count]->name : "";
+  const std::string removed = entries.size() < count ? tensors_[entries.size()].name : "";
+  require(entries.size() <= count, "parameter ", InMessage{added}, " was added", kAdvice,
           "add it before, or to a group with compress(false)");
-  require(entries.size() >= tensors_.size(), "parameter ",
-          entries.size() < tensors_.size() ? tensors_[entries.size()].name : "", " was removed", kAdvice,
+  require(entries.size() >= count, "parameter ", InMessage{removed}, " was removed", kAdvice,
           "to stop training it, say requires_grad_(false)");
 }
 

@@ -10,6 +10,7 @@
 
 #include <pacer/core/error.h>
 #include <pacer/optimizers/detail/onebit_errors.h>
+#include <pacer/optimizers/detail/parameter_check.h>
 
 namespace pacer::detail {
 
@@ -76,7 +77,7 @@ void OneBitPart::check_errors(const NamedTensors& errors, int64_t version) const
     expected.insert(order);
     require(same_strides(saved_strides(errors, tensor.name, tensor.sizes, tensor.strides, version),
                          tensor.strides, tensor.sizes),
-            "the state to load has the errors of parameter ", tensor.name,
+            "the state to load has the errors of parameter ", InMessage{tensor.name, tensor.sizes},
             " in another memory order than the parameter has here; give it the order that it had");
   }
   for (const auto& item : errors) {
@@ -180,7 +181,7 @@ std::string OneBitPart::describe_floors() const {
   if (percent(worst) == 0) return "";
   return concatenate(percent(static_cast<double>(floored) / static_cast<double>(all)),
                      " % of the elements have less variance than their tensor's floor (most in ",
-                     tensors_[which].name, ": ", percent(worst), " %)");
+                     InMessage{tensors_[which].name, tensors_[which].sizes}, ": ", percent(worst), " %)");
 }
 
 }  // namespace pacer::detail

@@ -46,7 +46,10 @@ OneBitPlan onebit_plan(const OptimizerTraits& traits, const ParamGroups& groups,
   require(plan.variance_floor >= 0 && plan.variance_floor <= 1, traits.name,
           ": variance_floor must be between 0 and 1, not ", plan.variance_floor);
   for (size_t g = settings.size(); g-- > 0;) {
-    if (settings[g].compress) plan.beta2 = settings[g].kernel.beta2;
+    if (settings[g].compress) {
+      plan.beta2 = settings[g].kernel.beta2;
+      plan.bias_correction = settings[g].kernel.bias_correction != 0;
+    }
   }
   for (const AdamGroupSettings& group : settings) plan.compressed.push_back(group.compress);
   return plan;

@@ -9,7 +9,8 @@ namespace pacer::detail {
 
 struct OneBitPlan : OneBitChoices {
   std::vector<bool> compressed;  // by group
-  double beta2 = 0.999;          // of the first compressed group
+  double beta2 = 0.999;          // of the first compressed group, as the next
+  bool bias_correction = true;
 
   // What must stay as it was from the first step on. Before the freeze groups may come to the end.
   bool exchanges_like(const OneBitPlan& earlier) const;

@@ -58,13 +58,13 @@ void give_unstepped_counts(const std::vector<OneBitTensor>& tensors, const OneBi
 OneBitStates onebit_states(const ParamGroups& groups, const std::vector<AdamGroupSettings>& settings,
                            const ParameterNames& names, const ParamStates& states) {
   OneBitStates found;
-  for_each_compressed(groups, settings, names,
-                      [&](const at::Tensor& parameter, const std::string& name, size_t) {
-                        const auto state = states.find(parameter.unsafeGetTensorImpl());
-                        require(state != states.end(),
-                                "the state to load is frozen, but has no variance of parameter ", name);
-                        found.push_back(static_cast<FusedAdamStateFields*>(state->second.get()));
-                      });
+  for_each_compressed(
+      groups, settings, names, [&](const at::Tensor& parameter, const std::string& name, size_t) {
+        const auto state = states.find(parameter.unsafeGetTensorImpl());
+        require(state != states.end(), "the state to load is frozen, but has no variance of parameter ",
+                InMessage{name, parameter.sizes()});
+        found.push_back(static_cast<FusedAdamStateFields*>(state->second.get()));
+      });
   return found;
 }
 

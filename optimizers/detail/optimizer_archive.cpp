@@ -111,8 +111,8 @@ void check_pending(const PendingState& pending, const OptimizerTraits& traits, c
       if (found == pending.states.end()) continue;
       const std::string name = name_of(names, parameters[i], g, i);
       const auto& state = static_cast<const FusedAdamStateFields&>(*found->second);
-      require(state.exp_avg().defined() && state.exp_avg_sq().defined(), "the state of parameter ", name,
-              " lacks a moment (exp_avg or exp_avg_sq)", kNothing);
+      require(state.exp_avg().defined() && state.exp_avg_sq().defined(), "the state of parameter ",
+              InMessage{name, parameters[i].sizes()}, " lacks a moment (exp_avg or exp_avg_sq)", kNothing);
       check_state(state, parameters[i].sizes(), name);
     }
   }
@@ -181,8 +181,8 @@ PendingState read_optimizer(InputArchive& archive, const OptimizerTraits& traits
     for (size_t i = 0; i < labels.size(); ++i) {
       const auto found = labelled.find(tensor_of(labels[i]));
       if (found == labelled.end()) continue;
-      require(found->second != nullptr, traits.name, ": the archive names the state of parameter ", g, ".", i,
-              " twice", kNothing);
+      require(found->second != nullptr, traits.name, ": the archive names the state of parameter ", i,
+              " of group ", g, " twice", kNothing);
       pending.states[parameters[i].unsafeGetTensorImpl()] = std::move(found->second);
     }
   }
@@ -207,7 +207,8 @@ PendingState copy_of_torch_optimizer(const torch::optim::Optimizer& source, cons
     require(pending.options.back() != nullptr, traits.name,
             ": the options to take over belong to another optimizer");
     for (size_t i = 0; i < ours.size(); ++i) {
-      require(theirs[i].is_same(ours[i]), traits.name, ": parameter ", name_of(names, ours[i], g, i),
+      require(theirs[i].is_same(ours[i]), traits.name, ": parameter ",
+              InMessage{name_of(names, ours[i], g, i), ours[i].sizes()},
               " is another tensor in the optimizer to take over from; build both from the same parameters");
       const auto found = source.state().find(theirs[i].unsafeGetTensorImpl());
       if (found == source.state().end()) continue;

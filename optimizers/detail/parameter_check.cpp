@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <ostream>
 #include <unordered_set>
 
 #include <torch/optim/optimizer.h>
@@ -29,30 +30,44 @@ bool elements_are_apart(const at::Tensor& tensor) {
   return true;
 }
 
-std::string place_of(size_t group, size_t index) {
-  return std::to_string(group) + "." + std::to_string(index);
-}
+// As a message says it.
+std::string place_of(size_t group, size_t index) { return concatenate(index, " of group ", group); }
 
 }  // namespace
 
 std::string name_of(const ParameterNames& names, const at::Tensor& parameter, size_t group, size_t index) {
   const auto found = names.find(parameter.unsafeGetTensorImpl());
-  return found != names.end() ? found->second : place_of(group, index);
+  return found != names.end() ? found->second : concatenate(group, ".", index);
+}
+
+std::ostream& operator<<(std::ostream& out, const InMessage& parameter) {
+  const std::string& name = parameter.name;
+  const size_t dot = name.find('.');
+  const auto is_number = [](const std::string& text) {
+    return !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
+  };
+  if (dot == std::string::npos || !is_number(name.substr(0, dot)) || !is_number(name.substr(dot + 1))) {
+    return out << name;
+  }
+  out << name.substr(dot + 1) << " of group " << name.substr(0, dot) << " (";
+  if (parameter.sizes) out << "shape " << *parameter.sizes << "; ";
+  return out << "make the optimizer of named_parameters() to see names)";
 }
 
 void check_parameter(const at::Tensor& parameter, const std::string& name) {
-  require(parameter.defined(), "parameter ", name, " is undefined");
-  require(parameter.layout() == at::kStrided, "parameter ", name, " is ", parameter.layout(),
+  require(parameter.defined(), "parameter ", InMessage{name}, " is undefined");
+  const InMessage called{name, parameter.sizes()};
+  require(parameter.layout() == at::kStrided, "parameter ", called, " is ", parameter.layout(),
           ", but fused optimizers need dense (strided) parameters");
   const at::ScalarType dtype = parameter.scalar_type();
   require(dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16 || dtype == at::kHalf,
-          "parameter ", name, " has dtype ", dtype, "; supported are float, double, bfloat16 and half");
-  require(parameter.device().is_cpu() || parameter.device().is_cuda(), "parameter ", name, " is on ",
+          "parameter ", called, " has dtype ", dtype, "; supported are float, double, bfloat16 and half");
+  require(parameter.device().is_cpu() || parameter.device().is_cuda(), "parameter ", called, " is on ",
           parameter.device(), "; supported are the CPU and CUDA devices");
-  require(elements_are_apart(parameter), "parameter ", name,
+  require(elements_are_apart(parameter), "parameter ", called,
           " holds several elements in one memory location (an expanded tensor?); pass a clone");
-  require(!parameter.is_neg(), "parameter ", name, " is a negated view; pass a clone");
-  require(!parameter.is_inference(), "parameter ", name,
+  require(!parameter.is_neg(), "parameter ", called, " is a negated view; pass a clone");
+  require(!parameter.is_inference(), "parameter ", called,
           " was made under InferenceMode, whose tensors keep no count of their changes, so that it cannot be "
           "trained; "
           "make the model outside of it, or use NoGradGuard there");
@@ -67,12 +82,14 @@ void check_groups(const std::vector<torch::optim::OptimizerParamGroup>& groups, 
       const std::string name = name_of(names, parameters[i], g, i);
       check_parameter(parameters[i], name);
       const auto [earlier, is_new] = seen.emplace(parameters[i].unsafeGetTensorImpl(), place_of(g, i));
-      require(is_new, "parameter ", name, " is given twice, at ", earlier->second, " and at ", g, ".", i,
+      require(is_new, "parameter ", InMessage{name, parameters[i].sizes()}, " is given twice, as number ",
+              earlier->second, " and as number ", place_of(g, i),
               "; pass each tensor once (tied weights, too)");
       const at::Device device = parameters[i].device();
       if (!first) first.emplace(device, name);
-      require(device == first->first, "parameter ", name, " is on ", device, " but ", first->second,
-              " is on ", first->first, "; make one optimizer per device or move the model as a whole");
+      require(device == first->first, "parameter ", InMessage{name, parameters[i].sizes()}, " is on ", device,
+              " but ", InMessage{first->second}, " is on ", first->first,
+              "; make one optimizer per device or move the model as a whole");
     }
   }
 }
@@ -84,7 +101,8 @@ void check_names(const std::vector<torch::optim::OptimizerParamGroup>& groups, c
     for (size_t i = 0; i < parameters.size(); ++i) {
       const std::string name = name_of(names, parameters[i], g, i), place = place_of(g, i);
       const auto [earlier, is_new] = seen.emplace(name, place);
-      require(is_new, "two parameters, at ", earlier->second, " and at ", place, ", are called \"", name,
+      require(is_new, "two parameters, number ", earlier->second, " and number ", place, ", are called \"",
+              name,
               "\", and state is saved by name; give each group's names a prefix of its own, or pass "
               "model->named_parameters() in parts");
     }
@@ -99,11 +117,12 @@ void check_compressible(const char* optimizer, const std::vector<torch::optim::O
     for (size_t i = 0; i < parameters.size(); ++i) {
       const at::Tensor& parameter = parameters[i];
       const std::string name = name_of(names, parameter, g, i);
+      const InMessage called{name, parameter.sizes()};
       require(
-          parameter.scalar_type() != at::kDouble, optimizer, ": parameter ", name,
+          parameter.scalar_type() != at::kDouble, optimizer, ": parameter ", called,
           " is fp64, but momentum is compressed from fp32; make the model fp32, or put the parameter into a "
           "group with compress(false)");
-      require(parameter.is_non_overlapping_and_dense(), optimizer, ": parameter ", name,
+      require(parameter.is_non_overlapping_and_dense(), optimizer, ": parameter ", called,
               " has gaps between its elements; pass a contiguous one, or put it into a group with "
               "compress(false)");
     }
@@ -111,15 +130,16 @@ void check_compressible(const char* optimizer, const std::vector<torch::optim::O
 }
 
 void check_gradient(const at::Tensor& parameter, const at::Tensor& gradient, const std::string& name) {
-  require(gradient.layout() == at::kStrided, "the gradient of parameter ", name, " is ", gradient.layout(),
+  const InMessage called{name, parameter.sizes()};
+  require(gradient.layout() == at::kStrided, "the gradient of parameter ", called, " is ", gradient.layout(),
           "; fused optimizers do not support sparse gradients, use dense ones");
-  require(gradient.scalar_type() == parameter.scalar_type(), "the gradient of parameter ", name,
+  require(gradient.scalar_type() == parameter.scalar_type(), "the gradient of parameter ", called,
           " has dtype ", gradient.scalar_type(), " but the parameter has ", parameter.scalar_type(),
           "; clear gradients after changing a parameter's dtype");
-  require(gradient.device() == parameter.device(), "the gradient of parameter ", name, " is on ",
+  require(gradient.device() == parameter.device(), "the gradient of parameter ", called, " is on ",
           gradient.device(), " but the parameter is on ", parameter.device(),
           "; clear gradients after moving a parameter");
-  require(gradient.sizes() == parameter.sizes(), "the gradient of parameter ", name, " has shape ",
+  require(gradient.sizes() == parameter.sizes(), "the gradient of parameter ", called, " has shape ",
           gradient.sizes(), " but the parameter has ", parameter.sizes());
 }
 
@@ -130,7 +150,7 @@ kernels::AdamStorage storage_for(at::ScalarType dtype, MasterWeights master_weig
   if (dtype == at::kFloat) return AdamStorage::f32;
   if (dtype == at::kHalf) {
     require(master_weights == MasterWeights::automatic || master_weights == MasterWeights::fp32, "parameter ",
-            name,
+            InMessage{name},
             " is fp16, which needs MasterWeights::fp32 (or automatic): its range is too small to go without");
     return AdamStorage::f16_master;
   }
@@ -151,8 +171,8 @@ void check_disjoint(std::vector<MemoryRange>& ranges, const std::vector<std::str
                ranges.end());
   std::sort(ranges.begin(), ranges.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });
   const auto check = [&](const MemoryRange& a, const MemoryRange& b) {
-    require(a.parameter == b.parameter || !(a.written || b.written), "parameters ", names[a.parameter],
-            " and ", names[b.parameter],
+    require(a.parameter == b.parameter || !(a.written || b.written), "parameters ",
+            InMessage{names[a.parameter]}, " and ", InMessage{names[b.parameter]},
             " share memory (one's value or gradient lies inside the other); pass a clone of one");
   };
   std::vector<MemoryRange> open;

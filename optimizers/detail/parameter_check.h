@@ -2,6 +2,8 @@
 // is an InvalidArgument that names the parameter.
 #pragma once
 
+#include <iosfwd>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -17,8 +19,17 @@ namespace pacer::detail {
 // Names by TensorImpl, in the order of registration.
 using ParameterNames = std::unordered_map<const void*, std::string>;
 
-// The given name, else "group.index".
+// The given name, else "group.index", which is the key of its state.
 std::string name_of(const ParameterNames& names, const at::Tensor& parameter, size_t group, size_t index);
+
+// How a message speaks of a parameter, made only where the message is: by its name, or, where it has but a
+// place, by that, its shape and the way to names. (A torch::nn::ParameterList has names such as "0.1", too;
+// by name alone the two cannot be told apart.)
+struct InMessage {
+  const std::string& name;  // of name_of
+  std::optional<at::IntArrayRef> sizes = std::nullopt;
+};
+std::ostream& operator<<(std::ostream& out, const InMessage& parameter);
 
 // A strided CPU or CUDA tensor of fp64, fp32, bf16 or fp16 that does not overlap itself.
 void check_parameter(const at::Tensor& parameter, const std::string& name);

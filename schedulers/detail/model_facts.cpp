@@ -30,9 +30,12 @@ std::vector<std::pair<std::string, at::Tensor>> named_optimizer_parameters(const
     for (size_t i = 0; i < groups[g].params().size(); ++i) {
       const at::Tensor& parameter = groups[g].params()[i];
       const auto found = names.find(parameter.unsafeGetTensorImpl());
-      std::string name = concatenate(g, ".", i);
-      if (found != names.end()) name = found->second;
+      const std::string place = concatenate(g, ".", i);
+      std::string name = found != names.end() ? found->second : place;
       if (parts.session_optimizer()) name = parts.session_optimizer()->parameter_name(parameter);
+      if (found == names.end() && name == place) {
+        name = concatenate(i, " of group ", g, " (shape ", parameter.sizes(), ", not the model's)");
+      }
       named.emplace_back(std::move(name), parameter);
     }
   }
@@ -55,6 +58,13 @@ std::vector<at::Tensor> trained_parameters(const SessionParts& parts) {
     }
   }
   return trained;
+}
+
+std::vector<double> learning_rates(const torch::optim::Optimizer& optimizer) {
+  std::vector<double> rates;
+  rates.reserve(optimizer.param_groups().size());
+  for (const auto& group : optimizer.param_groups()) rates.push_back(group.options().get_lr());
+  return rates;
 }
 
 bool same_tensors(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {

@@ -161,12 +161,8 @@ void SkippedStepsWatch::look(int64_t skipped) {
   in_a_row_ = all_were ? in_a_row_ + asked_at_ - last_attempts_ : 0;
   last_skipped_ = skipped;
   last_attempts_ = asked_at_;
-  if (in_a_row_ < kTooManySkipped) {
-    has_warned_ = has_warned_ && all_were;
-    return;
-  }
-  if (has_warned_) return;
-  has_warned_ = true;
+  if (!all_were) warns_.renew();
+  if (in_a_row_ < kTooManySkipped || !warns_.take()) return;
   TORCH_WARN("the last ", in_a_row_,
              " steps changed nothing, because their gradients were not finite; look for numbers that are not "
              "finite in data and parameters, and lower the learning rate");

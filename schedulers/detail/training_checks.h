@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <pacer/schedulers/detail/late_values.h>
+#include <pacer/schedulers/once_on_first_rank.h>
 #include <pacer/schedulers/session_parts.h>
 
 namespace pacer::detail {
@@ -44,9 +45,11 @@ class GradientWatch {
 // Throws InvalidArgument where no parameter of the optimizer has a gradient.
 void check_gradients(const SessionParts& parts);
 
-// Warns once where 30 steps in a row changed nothing because gradients were not finite. It learns that late.
+// Warns once, on the first rank, where 30 steps in a row changed nothing because gradients were not finite;
+// once more where that comes again. It learns that late.
 class SkippedStepsWatch {
  public:
+  explicit SkippedStepsWatch(const SessionParts& parts) : warns_(parts.is_first_rank()) {}
   void after_step(const SessionParts& parts);
 
  private:
@@ -57,7 +60,7 @@ class SkippedStepsWatch {
   int64_t asked_at_ = 0;                          // attempts, when check_ was read
   int64_t last_attempts_ = 0, last_skipped_ = 0;  // of the look before
   int64_t in_a_row_ = 0;
-  bool has_warned_ = false;
+  OnceOnFirstRank warns_;
 };
 
 }  // namespace pacer::detail

@@ -173,19 +173,21 @@ TEST_CASE("a tensor of another device is refused by name, however it comes in", 
   PACER_NEEDS_GPU();
   const auto on_cpu = random_parameters({{3}}, at::kFloat),
              on_gpu = moved_to(random_parameters({{4}, {5}}, at::kFloat));
-  CHECK(contains(refusal([&] { FusedAdamW({on_gpu[0], on_cpu[0]}); }), "0.1"));
-  CHECK(contains(refusal([&] { FusedAdamW({on_cpu[0], on_gpu[0]}); }), "0.1"));
+  CHECK(contains(refusal([&] { FusedAdamW({on_gpu[0], on_cpu[0]}); }), "parameter 1 of group 0 (shape ["));
+  CHECK(contains(refusal([&] { FusedAdamW({on_cpu[0], on_gpu[0]}); }), "parameter 1 of group 0 (shape ["));
   FusedAdamW optimizer(on_gpu, FusedAdamWOptions(0.1));
   set_random_gradients(on_gpu);
   optimizer.step();
-  CHECK(unless_refused(optimizer, {"1.0", "cpu", "cuda"},
+  CHECK(unless_refused(optimizer, {"parameter 0 of group 1", "cpu", "cuda"},
                        [&] { optimizer.add_param_group(torch::optim::OptimizerParamGroup(on_cpu)); }) == "");
   set_random_gradients(on_cpu);
   optimizer.param_groups()[0].params().push_back(on_cpu[0]);
-  CHECK(unless_refused(optimizer, {"0.2", "cpu", "cuda"}, [&] { optimizer.step(); }) == "");
+  CHECK(unless_refused(optimizer, {"parameter 2 of group 0", "cpu", "cuda"}, [&] { optimizer.step(); }) ==
+        "");
   optimizer.param_groups()[0].params().pop_back();
   on_gpu[1].mutable_grad() = torch::ones({5});
-  CHECK(unless_refused(optimizer, {"0.1", "cpu", "cuda"}, [&] { optimizer.step(); }) == "");
+  CHECK(unless_refused(optimizer, {"parameter 1 of group 0", "cpu", "cuda"}, [&] { optimizer.step(); }) ==
+        "");
   set_random_gradients(on_gpu);
   optimizer.step();
   CHECK(state_of(optimizer, on_gpu[1]).step() == 2);
@@ -273,7 +275,7 @@ TEST_CASE("two GPUs: parameters may not be spread, an optimizer may be on either
   const auto cpu = odd_parameters(at::kFloat);
   const auto first = moved_to(cpu, at::Device(at::kCUDA, 0)),
              second = moved_to(cpu, at::Device(at::kCUDA, 1));
-  CHECK(contains(refusal([&] { FusedAdamW({first[0], second[1]}); }), "0.1"));
+  CHECK(contains(refusal([&] { FusedAdamW({first[0], second[1]}); }), "parameter 1 of group 0 (shape ["));
   const c10::cuda::CUDAGuard current(0);
   FusedAdamW on_cpu(cpu, FusedAdamWOptions(0.01).finite_check(true));
   FusedAdamW on_second(second, FusedAdamWOptions(0.01).finite_check(true));

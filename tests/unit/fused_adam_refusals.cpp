@@ -54,7 +54,7 @@ TEST_CASE("a bad gradient at the very first step leaves no state behind", "[fuse
   FusedAdam optimizer(parameters);
   set_random_gradients(parameters);
   parameters[1].mutable_grad() = torch::ones({4}, at::kDouble);
-  CHECK(unless_refused(optimizer, {"0.1"}, [&] { optimizer.step(); }) == "");
+  CHECK(unless_refused(optimizer, {"parameter 1 of group 0 (shape ["}, [&] { optimizer.step(); }) == "");
   CHECK(optimizer.state().empty());
 }
 
@@ -102,13 +102,13 @@ TEST_CASE("a parameter that cannot be stepped is refused, however it comes in", 
       optimizer.step();
     });
     CAPTURE(constructed);
-    for (const auto& part : parts("0.1")) CHECK(contains(constructed, part));
+    for (const auto& part : parts("parameter 1 of group 0")) CHECK(contains(constructed, part));
     if (tensor.defined()) tensor.mutable_grad() = Tensor();
 
     const auto alone = refusal([&] { FusedAdamW({tensor}); });
-    for (const auto& part : parts("0.0")) CHECK(contains(alone, part));
+    for (const auto& part : parts("parameter 0 of group 0")) CHECK(contains(alone, part));
 
-    CHECK(unless_refused(victim.optimizer, parts("1.1"), [&] {
+    CHECK(unless_refused(victim.optimizer, parts("parameter 1 of group 1"), [&] {
             victim.optimizer.add_param_group(
                 torch::optim::OptimizerParamGroup({random_parameters({{2}}, at::kFloat)[0], tensor}));
           }) == "");
@@ -124,7 +124,7 @@ TEST_CASE("a parameter that cannot be stepped is refused, however it comes in", 
     if (tensor.layout() != at::kStrided || tensor.is_meta()) continue;
     victim.optimizer.param_groups()[0].params().push_back(tensor);  // by hand
     tensor.mutable_grad() = torch::ones_like(tensor, at::MemoryFormat::Contiguous);
-    CHECK(victim.unless_step_refused(parts("0.3")) == "");
+    CHECK(victim.unless_step_refused(parts("parameter 3 of group 0")) == "");
     victim.optimizer.param_groups()[0].params().pop_back();
     CHECK(victim.recovers());
   }
@@ -134,12 +134,12 @@ TEST_CASE("a tensor given twice is refused, however it comes in", "[fused_adam]"
   Victim victim;
   const Tensor weight = victim.parameters[0];
   const auto other = random_parameters({{2}}, at::kFloat);
-  CHECK(contains(refusal([&] { FusedAdam({other[0], weight, weight}); }), "0.2"));
+  CHECK(contains(refusal([&] { FusedAdam({other[0], weight, weight}); }), "as number 2 of group 0"));
   CHECK(contains(refusal([&] {
                    FusedAdam({torch::optim::OptimizerParamGroup({weight}),
                               torch::optim::OptimizerParamGroup({other[0], weight})});
                  }),
-                 "1.1"));
+                 "as number 1 of group 1"));
   NamedParameters tied;
   tied.insert("wte.weight", weight);
   tied.insert("lm_head.weight", weight);
@@ -161,7 +161,8 @@ TEST_CASE("parameters that share memory are refused", "[fused_adam]") {
     const std::vector<Tensor> parameters = {a.detach().requires_grad_(), b.detach().requires_grad_()};
     FusedAdamW optimizer(parameters);
     set_random_gradients(parameters);
-    const std::string result = unless_refused(optimizer, {"0.0", "0.1"}, [&] { optimizer.step(); });
+    const std::string result =
+        unless_refused(optimizer, {"0 of group 0", "1 of group 0"}, [&] { optimizer.step(); });
     return result;
   };
   const Tensor memory = torch::randn({24});
@@ -178,11 +179,36 @@ TEST_CASE("a parameter that is no leaf is refused in a sentence", "[fused_adam]"
   Victim victim;
   const auto leaf = random_parameters({{3}}, at::kFloat);
   const auto before = snapshot(victim.optimizer);
-  CHECK(contains(refusal([&] { FusedAdamW({leaf[0] * 2}); }), "parameter 0.0 is no leaf"));
+  CHECK(
+      contains(refusal([&] { FusedAdamW({leaf[0] * 2}); }), "parameter 0 of group 0 (shape [3]) is no leaf"));
   CHECK(contains(
       refusal([&] { victim.optimizer.add_param_group(torch::optim::OptimizerParamGroup({leaf[0] * 2})); }),
-      "parameter 1.0 is no leaf"));
+      "parameter 0 of group 1 (shape [3]) is no leaf"));
   CHECK(difference(before, snapshot(victim.optimizer)) == "");
+}
+
+TEST_CASE("a message speaks of a parameter by its name, or by its place, shape and the way to names",
+          "[fused_adam]") {
+  const auto parameters = random_parameters({{4, 3}, {2}}, at::kFloat);
+  const auto said_of = [&](FusedAdamW& optimizer) {
+    set_random_gradients(parameters);
+    parameters[1].mutable_grad() = parameters[1].grad().to_sparse();
+    const std::string message = refusal([&] { optimizer.step(); });
+    parameters[1].mutable_grad() = Tensor();
+    return message;
+  };
+  FusedAdamW unnamed(parameters);
+  CHECK(
+      contains(said_of(unnamed),
+               "the gradient of parameter 1 of group 0 (shape [2]; make the optimizer of named_parameters() "
+               "to see names) is Sparse"));
+  NamedParameters named;
+  named.insert("encoder.0.weight", parameters[0]);
+  named.insert("encoder.1", parameters[1]);
+  FusedAdamW with_names(named);
+  CHECK(contains(said_of(with_names), "the gradient of parameter encoder.1 is Sparse"));
+  unnamed.name_parameters(named);  // as a Session does
+  CHECK(contains(said_of(unnamed), "the gradient of parameter encoder.1 is Sparse"));
 }
 
 }  // namespace

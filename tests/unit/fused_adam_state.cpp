@@ -191,11 +191,13 @@ TEST_CASE("an archive that does not fit is refused and changes nothing", "[fused
   CHECK(refused({{{4, 3}}, {{129}, {}, {6, 5}}}, {"2", "1"}) == "");    // other sizes
   CHECK(refused({{{4, 3}, {129}, {2}}, {{}, {6, 5}}}, {"2", "3"}) == "");
   CHECK(refused({{{4, 3}, {129}}, {{}}}, {"2", "1"}) == "");
-  CHECK(refused({{{3, 4}, {129}}, {{}, {6, 5}}}, {"0.0", "exp_avg"}) == "");   // transposed
-  CHECK(refused({{{12}, {129}}, {{}, {6, 5}}}, {"0.0", "exp_avg"}) == "");     // flattened
-  CHECK(refused({{{4, 3}, {128}}, {{}, {6, 5}}}, {"0.1", "exp_avg"}) == "");   // shorter
-  CHECK(refused({{{4, 3}, {129}}, {{1}, {6, 5}}}, {"1.0", "exp_avg"}) == "");  // one element, one dimension
-  CHECK(refused({{{129}, {4, 3}}, {{}, {6, 5}}}, {"0.0", "exp_avg"}) == "");   // another order
+  CHECK(refused({{{3, 4}, {129}}, {{}, {6, 5}}}, {"parameter 0 of group 0", "exp_avg"}) == "");  // transposed
+  CHECK(refused({{{12}, {129}}, {{}, {6, 5}}}, {"parameter 0 of group 0", "exp_avg"}) == "");    // flattened
+  CHECK(refused({{{4, 3}, {128}}, {{}, {6, 5}}}, {"parameter 1 of group 0", "exp_avg"}) == "");  // shorter
+  CHECK(refused({{{4, 3}, {129}}, {{1}, {6, 5}}}, {"parameter 0 of group 1", "exp_avg"}) ==
+        "");  // one element, one dimension
+  CHECK(refused({{{129}, {4, 3}}, {{}, {6, 5}}}, {"parameter 0 of group 0", "exp_avg"}) ==
+        "");  // another order
   CHECK(refused({{{4, 3}, {129}}, {{}, {6, 5}}}, {}) == "<no exception>");
 }
 
@@ -255,7 +257,8 @@ TEST_CASE("what is not an archive of Adam is refused and changes nothing", "[fus
       return path.size() > moment.size() && path.substr(path.size() - moment.size()) == moment ? c10::IValue()
                                                                                                : value;
     });
-    CHECK(unless_refused(run.optimizer, {"0.0", "exp_avg"}, [&] { load_from(run.optimizer, bad); }) == "");
+    CHECK(unless_refused(run.optimizer, {"parameter 0 of group 0", "exp_avg"},
+                         [&] { load_from(run.optimizer, bad); }) == "");
   }
   const std::pair<const char*, Tensor (*)(const Tensor&)> wrong_tensors[] = {
       {"integer", [](const Tensor& t) { return t.to(at::kLong); }},
@@ -268,7 +271,8 @@ TEST_CASE("what is not an archive of Adam is refused and changes nothing", "[fus
         rewritten(archive, [&, make = make](const std::string& path, const c10::IValue& value) {
           return contains(path, " > exp_avg") ? c10::IValue(make(value.toTensor())) : value;
         });
-    CHECK(unless_refused(run.optimizer, {"0.0", "exp_avg"}, [&] { load_from(run.optimizer, bad); }) == "");
+    CHECK(unless_refused(run.optimizer, {"parameter 0 of group 0", "exp_avg"},
+                         [&] { load_from(run.optimizer, bad); }) == "");
   }
 }
 

@@ -3,7 +3,7 @@
 
 #include <cstdio>
 
-#include "support/lifecycle.h"
+#include "support/lifecycle_table.h"
 
 namespace pacer::testing {
 

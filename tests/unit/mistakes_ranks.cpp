@@ -1,6 +1,7 @@
 // Mistakes with two ranks: they are not alike, or do not do the same. Both hear of it, in a sentence that
 // names what differs, and none hangs.
 #include <functional>
+#include <limits>
 
 #include <pacer/pacer.h>
 
@@ -245,6 +246,54 @@ TEST_CASE("a rank that does something else is told to both", "[mistakes]") {
   }
   CHECK(faults == "");
   CHECK(all.size() == 16);
+}
+
+TEST_CASE("what is true on all ranks is said by the first of them, once", "[mistakes]") {
+  RankSetup setup;
+  setup.hooks = [](Session& session) {
+    session.use(GradientClipping(1.0)).use(LearningRate(warmup_linear({0, 3})));
+    session.use(SequenceLength(SequenceLengthOptions(2, 4).ramp_steps(1'000)));
+    session.use(GradientAccumulation(1).weight_by_tokens());
+  };
+  setup.widths = {2, 6, 3};
+  std::vector<std::string> messages;
+  const std::string heard = heard_of([&] {
+    auto trainers = trainers_of(std::vector<RankSetup>(2, setup), impatient());
+    messages = run_all(trainers, [](RankTrainer& t, int) {
+      t.inputs = torch::full({2, 4}, std::numeric_limits<float>::infinity());
+      steps(t, 60);
+      for (int i = 0; i < 2; ++i) {
+        auto [x] = t.session->begin(t.inputs);
+        t.session->count_tokens(0);
+        t.session->backward(t.model->forward(x).mean());
+        t.session->step();
+      }
+      t.session->finish();
+    });
+  });
+  CHECK(first_of(messages) == "");
+  const auto times = [&](const std::string& part) {
+    size_t count = 0;
+    for (size_t at = 0; (at = heard.find(part, at)) != std::string::npos; ++at) ++count;
+    return count;
+  };
+  INFO(heard);
+  CHECK(times("steps changed nothing, because") == 1);
+  CHECK(times("schedule ended after 3 steps") == 1);
+  CHECK(times("SequenceLength cuts dimension 1") == 1);
+  CHECK(times("trains on no token") == 1);
+}
+
+TEST_CASE("what is said once may be renewed, on the first rank only", "[mistakes]") {
+  OnceOnFirstRank first(true), other(false), unattached;
+  CHECK(first.take());
+  CHECK_FALSE(first.take());
+  CHECK_FALSE(other.take());
+  CHECK_FALSE(unattached.take());
+  for (OnceOnFirstRank* each : {&first, &other, &unattached}) each->renew();
+  CHECK(first.take());
+  CHECK_FALSE(other.take());
+  CHECK_FALSE(unattached.take());
 }
 
 }  // namespace pacer::testing

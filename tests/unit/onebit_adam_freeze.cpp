@@ -6,6 +6,7 @@
 #include "support/catch.h"
 
 #include "support/onebit_adam_ranks.h"
+#include "support/onebit_lamb_ranks.h"
 
 namespace pacer::testing::onebit_freeze {
 namespace {
@@ -189,23 +190,32 @@ TEST_CASE("a freeze that is due waits for freeze_allowed, with a warning", "[one
   }
 }
 
-TEST_CASE("a variance that is frozen too early is told, with settings that would do", "[onebit_adam]") {
-  const auto said_at = [](int64_t freeze_step, double beta2) {
-    OneBitAdamRanks ranks(1,
-                          {{{{40}}, OneBitAdamOptions(0.01).freeze_step(freeze_step).betas({0.9, beta2})}});
+TEMPLATE_TEST_CASE("a variance that is frozen too early is told, with settings that would do",
+                   "[onebit_adam][onebit_lamb]", OneBitAdam, OneBitLamb) {
+  const auto said_at = [](int64_t freeze_step, double beta2, bool bias_correction) {
+    const auto options = OptionsOf<TestType>(0.01).betas({0.9, beta2}).bias_correction(bias_correction);
+    OneBitRanks<TestType> ranks(1, {{{{40}}, OptionsOf<TestType>(options).freeze_step(freeze_step)}});
     for (int64_t t = 1; t <= freeze_step; ++t) {
-      set_constant_gradients(ranks, 1.0);
-      REQUIRE(plain_step(ranks, /*freeze_allowed=*/true) == "");
+      REQUIRE(ranks.step(ranks.gradients(0)) == "");
     }
     REQUIRE(ranks.optimizers[0]->frozen_at() == freeze_step);
     return ranks.said[0];
   };
-  CHECK(contains(said_at(9, 0.9), "set freeze_step to 10 or more, or the second of betas to 0.8 or less"));
-  CHECK(said_at(9, 0.8).empty());
-  CHECK(said_at(10, 0.9).empty());
-  CHECK(
-      contains(said_at(5, 0.999), "set freeze_step to 1000 or more, or the second of betas to 0.8 or less"));
-  CHECK(said_at(5, 0.8).empty());
+  CHECK(contains(said_at(9, 0.9, true),
+                 "a mean of 9 squared gradients is still noisy; set freeze_step to 10 or more"));
+  CHECK_FALSE(contains(said_at(10, 0.9, true), "freeze_step to"));
+  CHECK_FALSE(contains(said_at(9, 0.8, true), "freeze_step to"));
+  CHECK(contains(said_at(49, 0.999, true),
+                 "a mean of 49 squared gradients is still noisy; set freeze_step to 50 or more"));
+  // 50 squares of nearly the same weight: as good as with beta2 = 0.98, whose window they would fill.
+  CHECK_FALSE(contains(said_at(50, 0.999, true), "freeze_step to"));
+  CHECK_FALSE(contains(said_at(50, 0.98, true), "freeze_step to"));
+  // Without bias correction it is a matter of the window: 1 - 0.999^60 = 0.058.
+  CHECK(contains(
+      said_at(60, 0.999, false),
+      "without bias correction it had grown to 6 % of the mean of squared gradients (beta2 = 0.999); "
+      "set freeze_step to 1000 or more, bias_correction(true), or the second of betas to 0.98 or less"));
+  CHECK_FALSE(contains(said_at(60, 0.98, false), "set freeze_step to"));
 }
 
 TEST_CASE("gradients that are all zero postpone the freeze until one is not (N3)", "[onebit_adam]") {

@@ -79,11 +79,13 @@ TEMPLATE_TEST_CASE("parameters and groups that cannot be compressed are refused"
   const std::string name = Family<TestType>::kName;
   const auto base = frozen_at_two<TestType>();
   CHECK(unless_sentence(refusal_of<TestType>(base, at::kDouble),
-                        {name, "parameter 0.0 is fp64", "compress(false)"}) == "");
+                        {name, "parameter 0 of group 0 (shape [", "named_parameters() to see names) is fp64",
+                         "compress(false)"}) == "");
   CHECK(refusal_of<TestType>(OptionsOf<TestType>(base).compress(false), at::kDouble) == "<no exception>");
   const Tensor gaps = at::ones({8, 8}).narrow(1, 0, 4).requires_grad_();
   CHECK(unless_sentence(refusal([&] { TestType({gaps}, base); }),
-                        {name, "0.0 has gaps", "compress(false)"}) == "");
+                        {name, "parameter 0 of group 0 (shape [8, 4]; ", ") has gaps", "compress(false)"}) ==
+        "");
 
   const auto with_options = [&](std::unique_ptr<torch::optim::OptimizerOptions> options) {
     return refusal([&] {
@@ -173,8 +175,9 @@ TEMPLATE_TEST_CASE("a parameter that changes its dtype or shape after the freeze
     p.mutable_grad() = Tensor();
     p.set_data(by_dtype ? before.to(at::kBFloat16) : before.narrow(0, 0, 5).clone());
     p.mutable_grad() = at::ones_like(p).detach();
-    CHECK(unless_refused_whole(ranks, 0, {"parameter 0.1", "after the variance froze", "load a checkpoint"},
-                               [&] { ranks.optimizers[0]->step(); }) == "");
+    CHECK(unless_refused_whole(
+              ranks, 0, {"parameter 1 of group 0 (shape [", "after the variance froze", "load a checkpoint"},
+              [&] { ranks.optimizers[0]->step(); }) == "");
     p.mutable_grad() = Tensor();
     p.set_data(before);
     take_steps(ranks, 4, 6);

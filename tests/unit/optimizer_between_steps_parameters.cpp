@@ -1,104 +1,15 @@
-// What users did to parameters, options and files between two steps, and what it must come to. Each case
-// corrupted weights or state without a word before its fix.
+// What users did to parameters and gradients between two steps, and what it must come to. Each case corrupted
+// weights or state without a word before its fix.
 #include "support/catch.h"
 
-#include <sstream>
+#include <algorithm>
 
 #include <pacer/optimizers/fused_lamb.h>
 
 #include "support/archives.h"
-#include "support/onebit_adam_ranks.h"
-#include "support/onebit_lamb_ranks.h"
+#include "support/between_steps.h"
 
 namespace pacer::testing::between_steps {
-namespace {
-
-// Gradients of one rank's parameters: their places decide.
-void set_gradients(const std::vector<Tensor>& parameters, uint64_t rank, uint64_t attempt) {
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    parameters[i].mutable_grad() =
-        onebit_gradient(at::empty(parameters[i].sizes()), rank, attempt, i).to(parameters[i].scalar_type());
-  }
-}
-
-template <class Optimizer>
-OptionsOf<Optimizer> alone() {
-  return OptionsOf<Optimizer>(0.01).freeze_step(2).compress_alone(true).weight_decay(0.1);
-}
-
-double largest_move(const Tensor& now, const Tensor& before) { return distance(now, before); }
-
-std::vector<Tensor> leaves(std::vector<Tensor> tensors) {
-  for (Tensor& tensor : tensors) tensor = tensor.detach().requires_grad_();
-  return tensors;
-}
-
-#ifndef __SANITIZE_ADDRESS__
-// What LibTorch's users write. It is not defined by the language, and works because fields lie where they are
-// expected.
-void set_through_cast(torch::optim::OptimizerOptions& options) {
-  static_cast<torch::optim::AdamWOptions&>(options)
-      .lr(0.5)
-      .betas({0.25, 0.75})
-      .eps(0.125)
-      .weight_decay(0.0625);
-}
-void set_amsgrad_through_cast(torch::optim::OptimizerOptions& options) {
-  static_cast<torch::optim::AdamWOptions&>(options).amsgrad(true);
-}
-#endif
-
-}  // namespace
-
-TEMPLATE_TEST_CASE("16-bit parameters of a frozen optimizer resume in whatever memory order they have",
-                   "[lifecycle]", OneBitAdam, OneBitLamb) {
-  torch::manual_seed(1);
-  for (const auto master : {MasterWeights::remainder, MasterWeights::fp32}) {
-    const auto make = [] {
-      torch::manual_seed(2);
-      return leaves({torch::randn({4, 3, 5, 2}, at::kDouble)
-                         .to(at::kBFloat16)
-                         .contiguous(at::MemoryFormat::ChannelsLast),
-                     torch::randn({9, 7}, at::kDouble).to(at::kBFloat16).t(),
-                     torch::randn({11}).to(at::kBFloat16)});
-    };
-    const auto options = alone<TestType>().master_weights(master);
-    auto unbroken = make(), resumed = make();
-    TestType straight(unbroken, options);
-    auto stopped = std::make_unique<TestType>(resumed, options);
-    for (uint64_t t = 0; t < 8; ++t) {
-      if (t == 5) {
-        NamedTensors state = cloned_state(stopped->export_state()),
-                     errors = cloned_state(stopped->export_rank_state());
-        for (auto* file : {&state, &errors}) {
-          for (auto& item : *file) item.second = item.second.contiguous();  // as files hold tensors
-        }
-        stopped = std::make_unique<TestType>(resumed, options);
-        stopped->import_states(state, errors);
-      }
-      set_gradients(unbroken, 0, t);
-      set_gradients(resumed, 0, t);
-      straight.step();
-      stopped->step();
-    }
-    CHECK(same_bits(unbroken, resumed));
-  }
-}
-
-TEMPLATE_TEST_CASE("errors of another memory order are refused", "[lifecycle]", OneBitAdam, OneBitLamb) {
-  const Tensor values = torch::arange(12, at::kFloat).view({4, 3});
-  const auto rows = leaves({values.clone()}), columns = leaves({values.t().contiguous().t()});
-  for (const bool is_old_file : {false, true}) {
-    TestType saved(columns, alone<TestType>()), other(rows, alone<TestType>());
-    for (uint64_t t = 0; t < 4; ++t) set_gradients(columns, 0, t), saved.step();
-    const NamedTensors state = cloned_state(saved.export_state());
-    NamedTensors errors = cloned_state(saved.export_rank_state());
-    CHECK(errors.count("0.0/strides") == 1);
-    if (is_old_file) errors.erase("onebit/state_version"), errors.erase("0.0/strides");
-    const std::string message = refusal([&] { other.import_states(state, errors); });
-    CHECK((is_old_file ? message == "<no exception>" : contains(message, "memory order")));
-  }
-}
 
 TEMPLATE_TEST_CASE("after the freeze a parameter that needs no gradient stays as it is, on all ranks",
                    "[lifecycle]", OneBitAdam, OneBitLamb) {
@@ -235,23 +146,6 @@ TEMPLATE_TEST_CASE("without a Session ranks stay alike when layers are unfrozen 
   }
 }
 
-TEMPLATE_TEST_CASE("without a Session options that differ between ranks are named, in every step",
-                   "[lifecycle]", OneBitAdam, OneBitLamb) {
-  OneBitRanks<TestType> ranks(2, {{{{40}}, OptionsOf<TestType>(0.01).freeze_step(2)}});
-  const auto messages = [&](int64_t t) {
-    ranks.set(ranks.gradients(t));
-    return run_ranks(2, [&](int rank) { ranks.optimizers[static_cast<size_t>(rank)]->step(); });
-  };
-  CHECK(messages(0) == std::vector<std::string>{"", ""});
-  static_cast<OptionsOf<TestType>&>(ranks.optimizers[1]->param_groups()[0].options()).freeze_step(3);
-  for (int64_t t = 1; t < 3; ++t) {
-    for (const std::string& message : messages(t)) CHECK(contains(message, "freeze_step"));
-  }
-  static_cast<OptionsOf<TestType>&>(ranks.optimizers[1]->param_groups()[0].options()).freeze_step(2).lr(0.02);
-  static_cast<OptionsOf<TestType>&>(ranks.optimizers[0]->param_groups()[0].options()).lr(0.02);
-  CHECK(messages(3) == std::vector<std::string>{"", ""});
-}
-
 TEMPLATE_TEST_CASE(
     "a parameter without a gradient on any rank sits the step out, whatever the number of ranks",
     "[lifecycle]", OneBitAdam, OneBitLamb) {
@@ -293,71 +187,6 @@ TEST_CASE("a trust ratio made of weight decay alone is not averaged", "[lifecycl
   CHECK(optimizer.coefficient(parameters[0]) != 1);
 }
 
-TEST_CASE("what torch's optimizers do not have keeps its value in take_over and in loads of their files",
-          "[lifecycle]") {
-  const auto parameters = leaves({torch::randn({6}), torch::randn({4})});
-  torch::optim::AdamW theirs(parameters, torch::optim::AdamWOptions(0.5).weight_decay(0.25));
-  set_gradients(parameters, 0, 1);
-  theirs.step();
-  const auto options =
-      FusedAdamWOptions(0.01).finite_check(true).seed(77).bias_correction(false).initial_lr(0.3);
-  const auto bf16 =
-      FusedAdamWOptions(options).master_weights(MasterWeights::none).rounding(Rounding::stochastic);
-  FusedAdamW taking(parameters, bf16), loading(parameters, bf16);
-  taking.take_over(theirs);
-  load_from(loading, saved(theirs));
-  for (FusedAdamW* optimizer : {&taking, &loading}) {
-    const FusedAdamWOptions& now = options_of(*optimizer);
-    CHECK((now.lr() == 0.5 && now.weight_decay() == 0.25));
-    CHECK((now.finite_check() && now.seed() == 77 && !now.bias_correction() && now.initial_lr() == 0.3));
-    CHECK((now.master_weights() == MasterWeights::none && now.rounding() == Rounding::stochastic));
-    CHECK(state_of(*optimizer, parameters[0]).step() == 1);
-  }
-  std::vector<torch::optim::OptimizerParamGroup> groups;
-  groups.emplace_back(parameters, std::make_unique<torch::optim::AdamWOptions>(0.5));
-  FusedAdamW with_their_group(groups, bf16);
-  CHECK((options_of(with_their_group).seed() == 77 && options_of(with_their_group).lr() == 0.5));
-}
-
-TEST_CASE("a file from before PyTorch 1.5 is refused with the way to load it", "[lifecycle]") {
-  torch::serialize::OutputArchive out;
-  out.write("step_buffers/size", torch::tensor(int64_t{0}));
-  out.write("exp_average_buffers/size", torch::tensor(int64_t{0}));
-  std::stringstream file;
-  out.save_to(file);
-  torch::serialize::InputArchive in;
-  in.load_from(file);
-  FusedAdam optimizer(leaves({torch::ones({3})}));
-  const std::string message = refusal([&] { optimizer.load(in); });
-  CHECK(contains(message, "before 1.5"));
-  CHECK(contains(message, "take_over"));
-}
-
-TEMPLATE_TEST_CASE("a load brings the freeze rule that its options speak of", "[lifecycle]", OneBitAdam,
-                   OneBitLamb) {
-  const auto options = [](int64_t planned) {
-    return OptionsOf<TestType>(0.01).betas({0.5, 0.5}).freeze_automatically(planned);
-  };
-  const auto parameters = leaves({torch::ones({30})});
-  TestType saved(parameters, options(20)), loaded(parameters, options(2000));
-  for (uint64_t t = 0; t < 2; ++t) set_gradients(parameters, 0, t), saved.step();
-  loaded.import_state(cloned_state(saved.export_state()));
-  for (uint64_t t = 2; t < 12 && !loaded.frozen_at(); ++t) set_gradients(parameters, 0, t), loaded.step();
-  CHECK(loaded.frozen_at().value_or(99) <= 6);  // 30 % of 20
-}
-
-TEST_CASE("a look ahead at gradients and a trust ratio know nothing of states from before a load",
-          "[lifecycle]") {
-  const auto parameters = leaves({torch::ones({30}), torch::ones({4})});
-  FusedLamb optimizer(parameters, FusedLambOptions(0.01).finite_check(true));
-  for (uint64_t t = 0; t < 2; ++t) set_gradients(parameters, 0, t), optimizer.step();
-  CHECK(optimizer.trust_ratio(parameters[0]) != 1);
-  CHECK(optimizer.look_early(parameters));
-  optimizer.import_state(cloned_state(optimizer.export_state()));
-  CHECK_FALSE(optimizer.look_early(parameters));
-  CHECK(optimizer.trust_ratio(parameters[0]) == 1);
-}
-
 TEST_CASE("parameters of InferenceMode are refused in a sentence, and leave no state behind", "[lifecycle]") {
   Tensor p;
   {
@@ -371,34 +200,6 @@ TEST_CASE("parameters of InferenceMode are refused in a sentence, and leave no s
   });
   CHECK(contains(message, "InferenceMode"));
 }
-
-#ifndef __SANITIZE_ADDRESS__  // its companion for undefined behaviour stops at what this case is about
-TEST_CASE("LibTorch's cast of options sets the fields that it names", "[lifecycle]") {
-  const auto check = [](auto options) {
-    using Options = decltype(options);
-    set_through_cast(options);
-    CHECK((options.lr() == 0.5 && options.betas() == typename Options::betas_t(0.25, 0.75)));
-    CHECK((options.eps() == 0.125 && options.weight_decay() == 0.0625));
-    Options expected = Options(0.5).betas({0.25, 0.75}).eps(0.125).weight_decay(0.0625);
-    CHECK(options == expected);
-    set_amsgrad_through_cast(options);
-    if constexpr (std::is_same_v<Options, FusedAdamOptions> || std::is_same_v<Options, FusedAdamWOptions>) {
-      CHECK(options == expected.amsgrad(true));
-    } else {
-      CHECK(options.wants_amsgrad());  // and refused in the next step
-    }
-  };
-  check(FusedAdamOptions());
-  check(FusedAdamWOptions());
-  check(FusedLambOptions());
-  check(OneBitAdamOptions());
-  check(OneBitLambOptions());
-  const auto parameters = leaves({torch::ones({3})});
-  FusedLamb lamb(parameters);
-  set_amsgrad_through_cast(lamb.param_groups()[0].options());
-  CHECK(contains(refusal([&] { lamb.step(); }), "amsgrad"));
-}
-#endif
 
 TEST_CASE("parameters whose step counts are equal again share the scalars of a step again", "[lifecycle]") {
   std::vector<Tensor> parameters;
