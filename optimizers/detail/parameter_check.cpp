@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <optional>
-#include <unordered_set>
 
 #include <torch/optim/optimizer.h>
 
@@ -29,17 +28,11 @@ bool elements_are_apart(const at::Tensor& tensor) {
   return true;
 }
 
-std::string place_of(size_t group, size_t index) {
-  return std::to_string(group) + "." + std::to_string(index);
+std::string place_of(const RegisteredParameter& parameter) {
+  return concatenate(parameter.group, ".", parameter.index);
 }
 
-}  // namespace
-
-std::string name_of(const ParameterNames& names, const at::Tensor& parameter, size_t group, size_t index) {
-  const auto found = names.find(parameter.unsafeGetTensorImpl());
-  return found != names.end() ? found->second : place_of(group, index);
-}
-
+// The parameter is defined and sound in itself.
 void check_parameter(const at::Tensor& parameter, const std::string& name) {
   require(parameter.defined(), "parameter ", name, " is undefined");
   require(parameter.layout() == at::kStrided, "parameter ", name, " is ", parameter.layout(),
@@ -58,55 +51,46 @@ void check_parameter(const at::Tensor& parameter, const std::string& name) {
           "make the model outside of it, or use NoGradGuard there");
 }
 
-void check_groups(const std::vector<torch::optim::OptimizerParamGroup>& groups, const ParameterNames& names) {
+}  // namespace
+
+void check_groups(const ParamGroups& groups, const ParameterNames& names) {
   std::unordered_map<const void*, std::string> seen;
-  std::optional<std::pair<at::Device, std::string>> first;
-  for (size_t g = 0; g < groups.size(); ++g) {
-    const auto& parameters = groups[g].params();
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      const std::string name = name_of(names, parameters[i], g, i);
-      check_parameter(parameters[i], name);
-      const auto [earlier, is_new] = seen.emplace(parameters[i].unsafeGetTensorImpl(), place_of(g, i));
-      require(is_new, "parameter ", name, " is given twice, at ", earlier->second, " and at ", g, ".", i,
-              "; pass each tensor once (tied weights, too)");
-      const at::Device device = parameters[i].device();
-      if (!first) first.emplace(device, name);
-      require(device == first->first, "parameter ", name, " is on ", device, " but ", first->second,
-              " is on ", first->first, "; make one optimizer per device or move the model as a whole");
-    }
+  std::optional<RegisteredParameter> first;
+  for (const RegisteredParameter& parameter : registered(groups, names)) {
+    const auto& [tensor, group, index, name] = parameter;
+    check_parameter(tensor, name);
+    const auto [earlier, is_new] = seen.emplace(parameter.key(), place_of(parameter));
+    require(is_new, "parameter ", name, " is given twice, at ", earlier->second, " and at ", group, ".",
+            index, "; pass each tensor once (tied weights, too)");
+    if (!first) first = parameter;
+    require(tensor.device() == first->tensor.device(), "parameter ", name, " is on ", tensor.device(),
+            " but ", first->name, " is on ", first->tensor.device(),
+            "; make one optimizer per device or move the model as a whole");
   }
 }
 
-void check_names(const std::vector<torch::optim::OptimizerParamGroup>& groups, const ParameterNames& names) {
+void check_names(const ParamGroups& groups, const ParameterNames& names) {
   std::unordered_map<std::string, std::string> seen;
-  for (size_t g = 0; g < groups.size(); ++g) {
-    const auto& parameters = groups[g].params();
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      const std::string name = name_of(names, parameters[i], g, i), place = place_of(g, i);
-      const auto [earlier, is_new] = seen.emplace(name, place);
-      require(is_new, "two parameters, at ", earlier->second, " and at ", place, ", are called \"", name,
-              "\", and state is saved by name; give each group's names a prefix of its own, or pass "
-              "model->named_parameters() in parts");
-    }
+  for (const RegisteredParameter& parameter : registered(groups, names)) {
+    const auto [earlier, is_new] = seen.emplace(parameter.name, place_of(parameter));
+    require(is_new, "two parameters, at ", earlier->second, " and at ", place_of(parameter),
+            ", are called \"", parameter.name,
+            "\", and state is saved by name; give each group's names a prefix of its own, or pass "
+            "model->named_parameters() in parts");
   }
 }
 
-void check_compressible(const char* optimizer, const std::vector<torch::optim::OptimizerParamGroup>& groups,
+void check_compressible(const char* optimizer, const ParamGroups& groups,
                         const std::vector<AdamGroupSettings>& settings, const ParameterNames& names) {
-  for (size_t g = 0; g < groups.size(); ++g) {
-    if (!settings[g].compress) continue;
-    const auto& parameters = groups[g].params();
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      const at::Tensor& parameter = parameters[i];
-      const std::string name = name_of(names, parameter, g, i);
-      require(
-          parameter.scalar_type() != at::kDouble, optimizer, ": parameter ", name,
-          " is fp64, but momentum is compressed from fp32; make the model fp32, or put the parameter into a "
-          "group with compress(false)");
-      require(parameter.is_non_overlapping_and_dense(), optimizer, ": parameter ", name,
-              " has gaps between its elements; pass a contiguous one, or put it into a group with "
-              "compress(false)");
-    }
+  for (const auto& [tensor, group, index, name] : registered(groups, names)) {
+    if (!settings[group].compress) continue;
+    require(
+        tensor.scalar_type() != at::kDouble, optimizer, ": parameter ", name,
+        " is fp64, but momentum is compressed from fp32; make the model fp32, or put the parameter into a "
+        "group with compress(false)");
+    require(tensor.is_non_overlapping_and_dense(), optimizer, ": parameter ", name,
+            " has gaps between its elements; pass a contiguous one, or put it into a group with "
+            "compress(false)");
   }
 }
 
