@@ -58,38 +58,23 @@ class FusedAdamStateFields : public torch::optim::OptimizerParamState {
 // Equal step counts and equal tensors, as LibTorch compares its optimizers' states.
 bool operator==(const FusedAdamStateFields& left, const FusedAdamStateFields& right);
 
-struct FusedAdamParamState : public FusedAdamStateFields {
+// The fields with a clone() of the state that derives from them.
+template <class State>
+class CloneableStateFields : public FusedAdamStateFields {
+ public:
   std::unique_ptr<torch::optim::OptimizerParamState> clone() const override {
-    return std::make_unique<FusedAdamParamState>(*this);
+    return std::make_unique<State>(static_cast<const State&>(*this));
   }
 };
 
-struct FusedAdamWParamState : public FusedAdamStateFields {
-  std::unique_ptr<torch::optim::OptimizerParamState> clone() const override {
-    return std::make_unique<FusedAdamWParamState>(*this);
-  }
-};
-
+struct FusedAdamParamState : public CloneableStateFields<FusedAdamParamState> {};
+struct FusedAdamWParamState : public CloneableStateFields<FusedAdamWParamState> {};
+// max_exp_avg_sq stays undefined: LAMB has no amsgrad.
+struct FusedLambParamState : public CloneableStateFields<FusedLambParamState> {};
 // max_exp_avg_sq stays undefined. After the freeze exp_avg_sq is the frozen variance, bias-corrected, and
 // exp_avg is undefined: the momentum lies with the optimizer, as signs or whole.
-struct OneBitAdamParamState : public FusedAdamStateFields {
-  std::unique_ptr<torch::optim::OptimizerParamState> clone() const override {
-    return std::make_unique<OneBitAdamParamState>(*this);
-  }
-};
-
+struct OneBitAdamParamState : public CloneableStateFields<OneBitAdamParamState> {};
 // The same with LAMB's trust average.
-struct OneBitLambParamState : public FusedAdamStateFields {
-  std::unique_ptr<torch::optim::OptimizerParamState> clone() const override {
-    return std::make_unique<OneBitLambParamState>(*this);
-  }
-};
-
-// max_exp_avg_sq stays undefined: LAMB has no amsgrad.
-struct FusedLambParamState : public FusedAdamStateFields {
-  std::unique_ptr<torch::optim::OptimizerParamState> clone() const override {
-    return std::make_unique<FusedLambParamState>(*this);
-  }
-};
+struct OneBitLambParamState : public CloneableStateFields<OneBitLambParamState> {};
 
 }  // namespace pacer

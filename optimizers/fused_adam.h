@@ -26,13 +26,9 @@ class AdamW;
 namespace pacer {
 
 // Adam with L2 weight decay (0 by default).
-class FusedAdam : public FusedOptimizer {
+class FusedAdam : public FusedOptimizerOf<FusedAdamOptions> {
  public:
-  explicit FusedAdam(const std::vector<torch::optim::OptimizerParamGroup>& groups,
-                     FusedAdamOptions defaults = {});
-  explicit FusedAdam(std::vector<torch::Tensor> parameters, FusedAdamOptions defaults = {});
-  explicit FusedAdam(const NamedParameters& parameters, FusedAdamOptions defaults = {});
-  explicit FusedAdam(const std::vector<NamedParamGroup>& groups, FusedAdamOptions defaults = {});
+  using FusedOptimizerOf::FusedOptimizerOf;
 
   // Copies options, moments and step counts of an optimizer over the same parameters, in the same groups and
   // order. Options that torch's optimizer does not have keep their values.
@@ -40,13 +36,9 @@ class FusedAdam : public FusedOptimizer {
 };
 
 // AdamW: Adam with decoupled weight decay (0.01 by default).
-class FusedAdamW : public FusedOptimizer {
+class FusedAdamW : public FusedOptimizerOf<FusedAdamWOptions> {
  public:
-  explicit FusedAdamW(const std::vector<torch::optim::OptimizerParamGroup>& groups,
-                      FusedAdamWOptions defaults = {});
-  explicit FusedAdamW(std::vector<torch::Tensor> parameters, FusedAdamWOptions defaults = {});
-  explicit FusedAdamW(const NamedParameters& parameters, FusedAdamWOptions defaults = {});
-  explicit FusedAdamW(const std::vector<NamedParamGroup>& groups, FusedAdamWOptions defaults = {});
+  using FusedOptimizerOf::FusedOptimizerOf;
 
   // As FusedAdam::take_over.
   void take_over(const torch::optim::AdamW& source);

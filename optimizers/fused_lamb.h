@@ -13,8 +13,6 @@
 // CUDA graph.
 #pragma once
 
-#include <vector>
-
 #include <pacer/optimizers/adam_param_state.h>
 #include <pacer/optimizers/fused_optimizer.h>
 #include <pacer/optimizers/lamb_options.h>
@@ -22,18 +20,14 @@
 
 namespace pacer {
 
-class FusedLamb : public FusedOptimizer {
+class FusedLamb : public FusedOptimizerOf<FusedLambOptions> {
  public:
-  explicit FusedLamb(const std::vector<torch::optim::OptimizerParamGroup>& groups,
-                     FusedLambOptions defaults = {});
-  explicit FusedLamb(std::vector<torch::Tensor> parameters, FusedLambOptions defaults = {});
-  explicit FusedLamb(const NamedParameters& parameters, FusedLambOptions defaults = {});
-  explicit FusedLamb(const std::vector<NamedParamGroup>& groups, FusedLambOptions defaults = {});
+  using FusedOptimizerOf::FusedOptimizerOf;
 
   // r of the parameter's last applied step. 1 before its first one, and again until its next one where
   // parameters, their memory or their state were replaced. Waits for the device on a GPU. Throws
   // InvalidArgument for a tensor that is not one of the parameters.
-  double trust_ratio(const torch::Tensor& parameter) const;
+  double trust_ratio(const torch::Tensor& parameter) const { return trust_ratio_of(parameter); }
 };
 
 }  // namespace pacer

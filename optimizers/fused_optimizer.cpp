@@ -2,8 +2,8 @@
 
 #include <pacer/core/error.h>
 #include <pacer/optimizers/detail/adam_engine.h>
-#include <pacer/optimizers/detail/named_state.h>
 #include <pacer/optimizers/detail/optimizer_archive.h>
+#include <pacer/optimizers/detail/parameter_check.h>
 
 namespace pacer {
 namespace {
@@ -50,28 +50,29 @@ void add_names(const NamedParameters& parameters, detail::ParameterNames& names)
   for (const auto& item : parameters) names.emplace(item.value().unsafeGetTensorImpl(), item.key());
 }
 
+detail::ParameterNames names_in(const std::vector<NamedParamGroup>& groups) {
+  detail::ParameterNames names;
+  for (const NamedParamGroup& group : groups) add_names(group.parameters, names);
+  return names;
+}
+
 }  // namespace
 
-FusedOptimizer::FusedOptimizer(const detail::OptimizerTraits& traits,
-                               const std::vector<OptimizerParamGroup>& groups,
+FusedOptimizer::FusedOptimizer(const std::vector<OptimizerParamGroup>& groups, detail::ParameterNames names,
                                std::unique_ptr<OptimizerOptions> defaults)
-    : SessionOptimizer(adopt_groups(traits, groups, *defaults), defaults->clone()),
-      traits_(&traits),
-      engine_(std::make_unique<detail::AdamEngine>(traits)) {
+    : SessionOptimizer(adopt_groups(detail::traits_of(*defaults), groups, *defaults), defaults->clone()),
+      traits_(&detail::traits_of(*defaults)),
+      names_(std::move(names)),
+      engine_(std::make_unique<detail::AdamEngine>(*traits_)) {
   detail::check_groups(param_groups_, names_);
   detail::check_names(param_groups_, names_);
 }
-
-FusedOptimizer::FusedOptimizer(const detail::OptimizerTraits& traits,
-                               const std::vector<NamedParamGroup>& groups,
+FusedOptimizer::FusedOptimizer(const std::vector<OptimizerParamGroup>& groups,
                                std::unique_ptr<OptimizerOptions> defaults)
-    : SessionOptimizer(adopt_groups(traits, without_names(groups), *defaults), defaults->clone()),
-      traits_(&traits),
-      engine_(std::make_unique<detail::AdamEngine>(traits)) {
-  for (const NamedParamGroup& group : groups) add_names(group.parameters, names_);
-  detail::check_groups(param_groups_, names_);
-  detail::check_names(param_groups_, names_);
-}
+    : FusedOptimizer(groups, {}, std::move(defaults)) {}
+FusedOptimizer::FusedOptimizer(const std::vector<NamedParamGroup>& groups,
+                               std::unique_ptr<OptimizerOptions> defaults)
+    : FusedOptimizer(without_names(groups), names_in(groups), std::move(defaults)) {}
 
 FusedOptimizer::FusedOptimizer(FusedOptimizer&&) noexcept = default;
 FusedOptimizer& FusedOptimizer::operator=(FusedOptimizer&&) noexcept = default;
@@ -87,16 +88,18 @@ void FusedOptimizer::add_param_group(const OptimizerParamGroup& group) {
 }
 
 void FusedOptimizer::add_param_group(const NamedParamGroup& group) {
-  detail::ParameterNames names = names_;
-  add_names(group.parameters, names);
-  std::swap(names, names_);
+  const detail::ParameterNames before = names_;
+  add_names(group.parameters, names_);
   try {
-    add_param_group(
-        OptimizerParamGroup(group.parameters.values(), group.options ? group.options->clone() : nullptr));
+    add_param_group(without_names({group}).front());
   } catch (...) {
-    std::swap(names, names_);
+    names_ = before;
     throw;
   }
+}
+
+detail::OptimizerView FusedOptimizer::view() const {
+  return {*traits_, param_groups_, state_, *defaults_, names_};
 }
 
 torch::Tensor FusedOptimizer::step(LossClosure closure) {
@@ -122,7 +125,7 @@ void FusedOptimizer::adopt_foreign_options() {
 void FusedOptimizer::prepare(const StepInputs& inputs) {
   const torch::NoGradGuard no_grad;
   adopt_foreign_options();
-  engine_->prepare(param_groups_, state_, names_, inputs);
+  engine_->prepare(param_groups_, detail::settings_of(*traits_, param_groups_), state_, names_, inputs);
 }
 
 bool FusedOptimizer::enqueue() {
@@ -156,24 +159,19 @@ void FusedOptimizer::name_parameters(const NamedParameters& names) {
 }
 
 void FusedOptimizer::save(torch::serialize::OutputArchive& archive) const {
-  detail::write_optimizer(archive, *traits_, param_groups_, state_, *defaults_);
+  detail::write_optimizer(archive, view());
 }
 void FusedOptimizer::load(torch::serialize::InputArchive& archive) {
-  restore(detail::read_optimizer(archive, *traits_, param_groups_, *defaults_));
+  restore(detail::read_optimizer(archive, view()));
 }
 
-NamedTensors FusedOptimizer::export_state() const {
-  return detail::export_state(*traits_, param_groups_, state_, *defaults_, names_);
-}
-
-void FusedOptimizer::import_state(const NamedTensors& state) { prepare_import(copies_of(state), {})(); }
+NamedTensors FusedOptimizer::export_state() const { return detail::export_state(view()); }
 
 SessionOptimizer::PreparedImport FusedOptimizer::prepare_import(const NamedTensors& state,
                                                                 const NamedTensors& rank_state) {
   require_no_rank_state(rank_state);
-  auto pending =
-      std::make_shared<detail::PendingState>(detail::import_state(*traits_, param_groups_, names_, state));
-  detail::check_pending(*pending, *traits_, param_groups_, names_);
+  const auto pending = std::make_shared<detail::PendingState>(detail::import_state(state, view()));
+  detail::check_pending(*pending, view());
   return [this, pending] { commit(std::move(*pending)); };
 }
 
@@ -202,7 +200,7 @@ double FusedOptimizer::trust_ratio_of(const torch::Tensor& parameter) const {
 }
 
 void FusedOptimizer::restore(detail::PendingState pending) {
-  detail::check_pending(pending, *traits_, param_groups_, names_);
+  detail::check_pending(pending, view());
   commit(std::move(pending));
 }
 

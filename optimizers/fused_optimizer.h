@@ -1,6 +1,6 @@
 // The base of the fused optimizers: torch::optim::Optimizer with one memory-bound kernel for all parameters
-// instead of a loop of small operations, and the contract of a Session. Which rule it is, is a table of the
-// few functions in which they differ (detail/optimizer_traits.h).
+// instead of a loop of small operations, and the contract of a Session. Which rule it is, the type of the
+// options says; in what the optimizers differ is in detail/optimizer_traits.h.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include <pacer/optimizers/named_parameters.h>
@@ -17,7 +18,8 @@ namespace pacer {
 
 namespace detail {
 class AdamEngine;
-struct OptimizerTraits;
+class OptimizerTraits;
+struct OptimizerView;
 struct PendingState;
 }  // namespace detail
 
@@ -61,7 +63,6 @@ class FusedOptimizer : public SessionOptimizer {
   int64_t enqueue_version() const override;
 
   NamedTensors export_state() const override;
-  void import_state(const NamedTensors& state) override;
   PreparedImport prepare_import(const NamedTensors& state, const NamedTensors& rank_state) override;
 
  protected:
@@ -69,10 +70,10 @@ class FusedOptimizer : public SessionOptimizer {
   // has to be added over them.
   virtual StepInputs plain_step_inputs() { return {}; }
 
-  FusedOptimizer(const detail::OptimizerTraits& traits,
-                 const std::vector<torch::optim::OptimizerParamGroup>& groups,
+  // `defaults` are options of the optimizer's own type.
+  FusedOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                  std::unique_ptr<torch::optim::OptimizerOptions> defaults);
-  FusedOptimizer(const detail::OptimizerTraits& traits, const std::vector<NamedParamGroup>& groups,
+  FusedOptimizer(const std::vector<NamedParamGroup>& groups,
                  std::unique_ptr<torch::optim::OptimizerOptions> defaults);
 
   // The ratio by which the last step scaled the parameter's update (LAMB), 1 before.
@@ -80,6 +81,7 @@ class FusedOptimizer : public SessionOptimizer {
 
   detail::AdamEngine& engine() const { return *engine_; }
   const detail::OptimizerTraits& traits() const { return *traits_; }
+  detail::OptimizerView view() const;
 
   // Checks state and options that were read, then puts them in force.
   void restore(detail::PendingState pending);
@@ -92,12 +94,32 @@ class FusedOptimizer : public SessionOptimizer {
   void adopt_foreign_options();
 
  private:
+  FusedOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+                 std::unordered_map<const void*, std::string> names,
+                 std::unique_ptr<torch::optim::OptimizerOptions> defaults);
+
   // None where the tensor is not one of the parameters.
   std::optional<std::string> find_name(const torch::Tensor& parameter) const;
 
   const detail::OptimizerTraits* traits_;
   std::unordered_map<const void*, std::string> names_;  // by TensorImpl
   std::unique_ptr<detail::AdamEngine> engine_;
+};
+
+// The constructors of the optimizer whose options these are. Parameters come as they are or in groups, with
+// or without names.
+template <class Options>
+class FusedOptimizerOf : public FusedOptimizer {
+ public:
+  explicit FusedOptimizerOf(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+                            Options defaults = {})
+      : FusedOptimizer(groups, std::make_unique<Options>(std::move(defaults))) {}
+  explicit FusedOptimizerOf(const std::vector<NamedParamGroup>& groups, Options defaults = {})
+      : FusedOptimizer(groups, std::make_unique<Options>(std::move(defaults))) {}
+  explicit FusedOptimizerOf(std::vector<torch::Tensor> parameters, Options defaults = {})
+      : FusedOptimizerOf({torch::optim::OptimizerParamGroup(std::move(parameters))}, std::move(defaults)) {}
+  explicit FusedOptimizerOf(const NamedParameters& parameters, Options defaults = {})
+      : FusedOptimizerOf(std::vector<NamedParamGroup>(1, NamedParamGroup(parameters)), std::move(defaults)) {}
 };
 
 }  // namespace pacer

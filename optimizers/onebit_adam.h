@@ -27,26 +27,14 @@
 // freeze, and with freeze_automatically in each step in which it might come, the host waits for the GPU.
 #pragma once
 
-#include <memory>
-#include <vector>
-
 #include <pacer/optimizers/onebit_adam_options.h>
 #include <pacer/optimizers/onebit_optimizer.h>
 
 namespace pacer {
 
-class OneBitAdam : public OneBitOptimizer {
+class OneBitAdam : public OneBitOptimizerOf<OneBitAdamOptions> {
  public:
-  // `world` joins the ranks that train together; null: a single rank. The same parameters and options on all.
-  // Throws InvalidArgument for what cannot be compressed and for options that contradict each other.
-  explicit OneBitAdam(const std::vector<torch::optim::OptimizerParamGroup>& groups,
-                      OneBitAdamOptions defaults, std::shared_ptr<Communicator> world = nullptr);
-  explicit OneBitAdam(std::vector<torch::Tensor> parameters, OneBitAdamOptions defaults,
-                      std::shared_ptr<Communicator> world = nullptr);
-  explicit OneBitAdam(const NamedParameters& parameters, OneBitAdamOptions defaults,
-                      std::shared_ptr<Communicator> world = nullptr);
-  explicit OneBitAdam(const std::vector<NamedParamGroup>& groups, OneBitAdamOptions defaults,
-                      std::shared_ptr<Communicator> world = nullptr);
+  using OneBitOptimizerOf::OneBitOptimizerOf;
 };
 
 }  // namespace pacer

@@ -1,36 +1,16 @@
 #include <pacer/optimizers/onebit_lamb.h>
 
-#include <utility>
-
 #include <pacer/core/error.h>
 #include <pacer/optimizers/detail/onebit_part.h>
-#include <pacer/optimizers/detail/optimizer_traits.h>
+#include <pacer/optimizers/detail/optimizer_view.h>
 
 namespace pacer {
 
 using torch::optim::OptimizerParamGroup;
 
-OneBitLamb::OneBitLamb(const std::vector<OptimizerParamGroup>& groups, OneBitLambOptions defaults,
-                       std::shared_ptr<Communicator> world)
-    : OneBitOptimizer(detail::kOneBitLambTraits, groups,
-                      std::make_unique<OneBitLambOptions>(std::move(defaults)), std::move(world)) {}
-OneBitLamb::OneBitLamb(std::vector<torch::Tensor> parameters, OneBitLambOptions defaults,
-                       std::shared_ptr<Communicator> world)
-    : OneBitLamb({OptimizerParamGroup(std::move(parameters))}, std::move(defaults), std::move(world)) {}
-OneBitLamb::OneBitLamb(const NamedParameters& parameters, OneBitLambOptions defaults,
-                       std::shared_ptr<Communicator> world)
-    : OneBitLamb(std::vector<NamedParamGroup>(1, NamedParamGroup(parameters)), std::move(defaults),
-                 std::move(world)) {}
-OneBitLamb::OneBitLamb(const std::vector<NamedParamGroup>& groups, OneBitLambOptions defaults,
-                       std::shared_ptr<Communicator> world)
-    : OneBitOptimizer(detail::kOneBitLambTraits, groups,
-                      std::make_unique<OneBitLambOptions>(std::move(defaults)), std::move(world)) {}
-
 const OptimizerParamGroup& OneBitLamb::group_of(const torch::Tensor& parameter) const {
-  for (const OptimizerParamGroup& group : param_groups_) {
-    for (const torch::Tensor& own : group.params()) {
-      if (own.is_same(parameter)) return group;
-    }
+  for (const detail::RegisteredParameter& own : view().parameters()) {
+    if (own.tensor.is_same(parameter)) return param_groups_[own.group];
   }
   throw InvalidArgument("OneBitLamb: this tensor is none of its parameters; pass one of them");
 }

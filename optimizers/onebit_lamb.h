@@ -17,26 +17,14 @@
 // here, too. The variance cannot be refreshed.
 #pragma once
 
-#include <memory>
-#include <vector>
-
 #include <pacer/optimizers/onebit_lamb_options.h>
 #include <pacer/optimizers/onebit_optimizer.h>
 
 namespace pacer {
 
-class OneBitLamb : public OneBitOptimizer {
+class OneBitLamb : public OneBitOptimizerOf<OneBitLambOptions> {
  public:
-  // `world` joins the ranks that train together; null: a single rank. The same parameters and options on all.
-  // Throws InvalidArgument for what cannot be compressed and for options that contradict each other.
-  explicit OneBitLamb(const std::vector<torch::optim::OptimizerParamGroup>& groups,
-                      OneBitLambOptions defaults, std::shared_ptr<Communicator> world = nullptr);
-  explicit OneBitLamb(std::vector<torch::Tensor> parameters, OneBitLambOptions defaults,
-                      std::shared_ptr<Communicator> world = nullptr);
-  explicit OneBitLamb(const NamedParameters& parameters, OneBitLambOptions defaults,
-                      std::shared_ptr<Communicator> world = nullptr);
-  explicit OneBitLamb(const std::vector<NamedParamGroup>& groups, OneBitLambOptions defaults,
-                      std::shared_ptr<Communicator> world = nullptr);
+  using OneBitOptimizerOf::OneBitOptimizerOf;
 
   // Of a parameter, waiting for a GPU; throws InvalidArgument for a tensor that is not one of the parameters.
   // The mean of its trust ratios, 1 where none were averaged; before the freeze of those so far.

@@ -18,38 +18,44 @@
 namespace pacer {
 
 using torch::optim::OptimizerParamGroup;
+using Kind = detail::OneBitKind;
 
-OneBitOptimizer::OneBitOptimizer(const detail::OptimizerTraits& traits,
-                                 const std::vector<OptimizerParamGroup>& groups,
+OneBitOptimizer::OneBitOptimizer(const std::vector<OptimizerParamGroup>& groups,
                                  std::unique_ptr<torch::optim::OptimizerOptions> defaults,
                                  std::shared_ptr<Communicator> world)
-    : FusedOptimizer(traits, groups, std::move(defaults)) {
+    : FusedOptimizer(groups, std::move(defaults)) {
   set_up(std::move(world));
 }
-OneBitOptimizer::OneBitOptimizer(const detail::OptimizerTraits& traits,
-                                 const std::vector<NamedParamGroup>& groups,
+OneBitOptimizer::OneBitOptimizer(const std::vector<NamedParamGroup>& groups,
                                  std::unique_ptr<torch::optim::OptimizerOptions> defaults,
                                  std::shared_ptr<Communicator> world)
-    : FusedOptimizer(traits, groups, std::move(defaults)) {
+    : FusedOptimizer(groups, std::move(defaults)) {
   set_up(std::move(world));
 }
 OneBitOptimizer::~OneBitOptimizer() = default;
 
 const char* OneBitOptimizer::name() const { return traits().name; }
 
-detail::OneBitPlan OneBitOptimizer::read_plan() const {
-  detail::OneBitPlan plan =
-      detail::onebit_plan(traits(), param_groups_, detail::settings_of(traits(), param_groups_));
+std::vector<detail::AdamGroupSettings> OneBitOptimizer::settings() const {
+  return detail::settings_of(traits(), param_groups_);
+}
+
+detail::OneBitPlan OneBitOptimizer::plan_for(const std::vector<detail::AdamGroupSettings>& settings) const {
+  detail::OneBitPlan plan = detail::onebit_plan(name(), settings);
   route(plan);  // throws where it cannot be hierarchical
   return plan;
 }
 
-void OneBitOptimizer::set_up(std::shared_ptr<Communicator> world) {
-  const auto settings = detail::settings_of(traits(), param_groups_);
+void OneBitOptimizer::read_plan() {
+  const auto settings = this->settings();
   detail::check_compressible(name(), param_groups_, settings, names());
+  plan_ = std::make_unique<detail::OneBitPlan>(plan_for(settings));
+}
+
+void OneBitOptimizer::set_up(std::shared_ptr<Communicator> world) {
   world_ = world ? std::move(world) : Communicator::alone(device());
   check_device();
-  plan_ = std::make_unique<detail::OneBitPlan>(read_plan());
+  read_plan();
   if (plan_->freeze_automatically) {
     rule_ = std::make_unique<FreezeRule>(*plan_->freeze_automatically, plan_->beta2);
   }
@@ -78,8 +84,7 @@ void OneBitOptimizer::add_group(const Group& group) {
   std::vector<OptimizerParamGroup> before = param_groups_;
   FusedOptimizer::add_param_group(group);
   try {
-    detail::check_compressible(name(), param_groups_, detail::settings_of(traits(), param_groups_), names());
-    *plan_ = read_plan();
+    read_plan();
   } catch (...) {
     param_groups_ = std::move(before);
     throw;
@@ -91,14 +96,14 @@ void OneBitOptimizer::add_param_group(const NamedParamGroup& group) { add_group(
 // ---- Which step comes next. ----
 
 detail::OneBitRoute OneBitOptimizer::route(const detail::OneBitPlan& plan) const {
-  return {world_, plan.hierarchical};
+  return {world_, plan.compression.hierarchical()};
 }
 
 bool OneBitOptimizer::exchanges(const detail::OneBitPlan& plan) const {
   return plan.one_bit && (route(plan).workers() > 1 || plan.compress_alone);
 }
 
-OneBitOptimizer::Kind OneBitOptimizer::kind_of_next_step() const {
+detail::OneBitKind OneBitOptimizer::kind_of_next_step() const {
   if (!frozen_at_) return Kind::warm_up;
   const int64_t every = plan_->refresh_variance_every;
   if (every > 0 && (attempts_ + 1 - *frozen_at_) % every == 0) return Kind::refresh;
@@ -106,20 +111,8 @@ OneBitOptimizer::Kind OneBitOptimizer::kind_of_next_step() const {
 }
 
 void OneBitOptimizer::announce_phase() const {
-  const auto name = [](Kind kind) {
-    switch (kind) {
-      case Kind::warm_up:
-        return "warm-up";
-      case Kind::compressed:
-        return "compressed";
-      case Kind::refresh:
-        return "refresh";
-      case Kind::dense:
-        break;
-    }
-    return "frozen";
-  };
-  world_->set_phase(name(kind_of_next_step()));
+  static constexpr const char* kNames[] = {"warm-up", "compressed", "frozen", "refresh"};  // by kind
+  world_->set_phase(kNames[static_cast<size_t>(kind_of_next_step())]);
 }
 
 OneBitPhase OneBitOptimizer::phase() const {
@@ -134,10 +127,9 @@ GradientScope OneBitOptimizer::gradient_scope() const {
 std::vector<torch::Tensor> OneBitOptimizer::local_parameters() const {
   std::vector<torch::Tensor> local;
   if (!exchanges(*plan_)) return local;
-  for (size_t g = 0; g < param_groups_.size(); ++g) {
-    const auto& group = param_groups_[g];
-    if (!traits().settings(group.options()).compress) continue;
-    local.insert(local.end(), group.params().begin(), group.params().end());
+  const auto settings = this->settings();
+  for (const detail::RegisteredParameter& parameter : view().parameters()) {
+    if (settings[parameter.group].compress) local.push_back(parameter.tensor);
   }
   return local;
 }
@@ -166,8 +158,7 @@ StepInputs OneBitOptimizer::plain_step_inputs() {
   if (world_->world_size() == 1) return {};
   adopt_foreign_options();
   world_->set_step(attempts_);
-  const std::vector<torch::Tensor> without =
-      agreement_->without_gradient(*world_, attempts_, traits(), param_groups_, names());
+  const std::vector<torch::Tensor> without = agreement_->without_gradient(*world_, attempts_, view());
   update_bucketer();
   bucketer_->set_scope(gradient_scope());
   bucketer_->reduce();
@@ -207,7 +198,8 @@ void OneBitOptimizer::prepare(const StepInputs& inputs) {
           "graph; leave the CudaGraph hook out");
   adopt_foreign_options();
   check_device();
-  const detail::OneBitPlan plan = read_plan();
+  auto settings = this->settings();
+  const detail::OneBitPlan plan = plan_for(settings);
   require(plan.freeze_automatically == plan_->freeze_automatically, name(),
           ": freeze_automatically was set or changed in the middle of a run; build a new optimizer");
   require(attempts_ == 0 || plan.exchanges_like(*plan_), name(),
@@ -217,23 +209,14 @@ void OneBitOptimizer::prepare(const StepInputs& inputs) {
           ": a parameter group was added after the variance froze (step ", frozen_at_.value_or(0),
           "), which has seen nothing of the new parameters; add it before");
   const Kind kind = kind_of_next_step();
-  if (frozen_at_) {
-    detail::OneBitPart::Step step;
-    step.kind = kind == Kind::compressed ? detail::OneBitPart::Kind::exchange
-                : kind == Kind::refresh  ? detail::OneBitPart::Kind::refresh
-                                         : detail::OneBitPart::Kind::dense;
-    step.local_weight = local_weight(inputs);
-    step.attempt = attempts_;
-    step.refresh_every = plan.refresh_variance_every;
-    part_->begin(step);
-  }
+  if (frozen_at_) part_->begin({kind, local_weight(inputs), attempts_, plan.refresh_variance_every});
   if (kind == Kind::compressed && !has_agreed_) {
     part_->exchange().agree(attempts_);
     has_agreed_ = true;
   }
   inputs_ = inputs;
   if (inputs_.guard == nullptr) inputs_.guard = own_guard_;
-  FusedOptimizer::prepare(inputs_);
+  engine().prepare(param_groups_, std::move(settings), state_, names(), inputs_);
   *plan_ = plan;
   kind_ = kind;
   guard_ = inputs_.guard;
@@ -256,10 +239,7 @@ void OneBitOptimizer::name_parameters(const NamedParameters& of_model) {
   FusedOptimizer::name_parameters(of_model);
   if (!part_) return;
   std::vector<std::string> of_tensors;
-  for (const auto& tensor :
-       detail::onebit_tensors(param_groups_, detail::settings_of(traits(), param_groups_), names())) {
-    of_tensors.push_back(tensor.name);
-  }
+  for (const auto& tensor : detail::onebit_tensors(view(), settings())) of_tensors.push_back(tensor.name);
   part_->rename(of_tensors);
 }
 

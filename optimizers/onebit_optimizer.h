@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string>
+#include <utility>
 #include <vector>
 
 #include <pacer/optimizers/fused_optimizer.h>
@@ -20,6 +20,8 @@ namespace detail {
 class OneBitPart;
 class OneBitRoute;
 class StepAgreement;
+enum class OneBitKind;
+struct AdamGroupSettings;
 struct OneBitPlan;
 struct OneBitTensor;
 }  // namespace detail
@@ -64,8 +66,6 @@ class OneBitOptimizer : public FusedOptimizer {
   NamedTensors export_state() const override;
   // This rank's two errors.
   NamedTensors export_rank_state() const override;
-  void import_state(const NamedTensors& state) override;
-  void import_states(const NamedTensors& state, const NamedTensors& rank_state) override;
   PreparedImport prepare_import(const NamedTensors& state, const NamedTensors& rank_state) override;
 
   // Archives of one file cannot hold what each rank has of its own: both throw InvalidArgument. Use the
@@ -74,13 +74,11 @@ class OneBitOptimizer : public FusedOptimizer {
   void load(torch::serialize::InputArchive& archive) override;
 
  protected:
-  // `world` joins the ranks that train together; null: a single rank. Throws InvalidArgument for what cannot
-  // be compressed and for options that contradict each other.
-  OneBitOptimizer(const detail::OptimizerTraits& traits,
-                  const std::vector<torch::optim::OptimizerParamGroup>& groups,
+  // `defaults` are options of the optimizer's own type; all else is as in OneBitOptimizerOf.
+  OneBitOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                   std::unique_ptr<torch::optim::OptimizerOptions> defaults,
                   std::shared_ptr<Communicator> world);
-  OneBitOptimizer(const detail::OptimizerTraits& traits, const std::vector<NamedParamGroup>& groups,
+  OneBitOptimizer(const std::vector<NamedParamGroup>& groups,
                   std::unique_ptr<torch::optim::OptimizerOptions> defaults,
                   std::shared_ptr<Communicator> world);
 
@@ -88,14 +86,14 @@ class OneBitOptimizer : public FusedOptimizer {
   const detail::OneBitPart* compressed() const { return part_.get(); }
 
  private:
-  enum class Kind { warm_up, compressed, dense, refresh };
-
   const char* name() const;
   void set_up(std::shared_ptr<Communicator> world);
-  detail::OneBitPlan read_plan() const;
+  std::vector<detail::AdamGroupSettings> settings() const;
+  detail::OneBitPlan plan_for(const std::vector<detail::AdamGroupSettings>& settings) const;
+  void read_plan();
   template <class Group>
   void add_group(const Group& group);
-  Kind kind_of_next_step() const;
+  detail::OneBitKind kind_of_next_step() const;
   // What is sent from here on counts for the coming step's phase.
   void announce_phase() const;
   bool exchanges(const detail::OneBitPlan& plan) const;
@@ -120,12 +118,35 @@ class OneBitOptimizer : public FusedOptimizer {
   std::vector<torch::Tensor> reduced_;  // what the bucketer was made for
   std::shared_ptr<GradientGuard> own_guard_, guard_;
   StepInputs inputs_;
-  Kind kind_ = Kind::warm_up;
+  detail::OneBitKind kind_{};  // of the last step; warm-up first
   int64_t attempts_ = 0;
   std::optional<int64_t> frozen_at_;
   bool freeze_is_due_ = false;
   bool has_agreed_ = false;
   bool freeze_was_postponed_ = false;
+};
+
+// The constructors of the optimizer whose options these are. Parameters come as they are or in groups, with
+// or without names, the same with the same options on all ranks. `world` joins the ranks that train together;
+// null: a single rank. Throws InvalidArgument for what cannot be compressed and for options that contradict
+// each other.
+template <class Options>
+class OneBitOptimizerOf : public OneBitOptimizer {
+ public:
+  explicit OneBitOptimizerOf(const std::vector<torch::optim::OptimizerParamGroup>& groups, Options defaults,
+                             std::shared_ptr<Communicator> world = nullptr)
+      : OneBitOptimizer(groups, std::make_unique<Options>(std::move(defaults)), std::move(world)) {}
+  explicit OneBitOptimizerOf(const std::vector<NamedParamGroup>& groups, Options defaults,
+                             std::shared_ptr<Communicator> world = nullptr)
+      : OneBitOptimizer(groups, std::make_unique<Options>(std::move(defaults)), std::move(world)) {}
+  explicit OneBitOptimizerOf(std::vector<torch::Tensor> parameters, Options defaults,
+                             std::shared_ptr<Communicator> world = nullptr)
+      : OneBitOptimizerOf({torch::optim::OptimizerParamGroup(std::move(parameters))}, std::move(defaults),
+                          std::move(world)) {}
+  explicit OneBitOptimizerOf(const NamedParameters& parameters, Options defaults,
+                             std::shared_ptr<Communicator> world = nullptr)
+      : OneBitOptimizerOf(std::vector<NamedParamGroup>(1, NamedParamGroup(parameters)), std::move(defaults),
+                          std::move(world)) {}
 };
 
 }  // namespace pacer

@@ -58,10 +58,10 @@ void OneBitOptimizer::consider_freeze() {
 
 // Parameters that no backward has reached take part, too, once the variance is frozen.
 void OneBitOptimizer::freeze() {
-  engine().complete_compressed(param_groups_, state_, names());
-  const auto settings = detail::settings_of(traits(), param_groups_);
-  auto part = make_part(detail::onebit_tensors(param_groups_, settings, names()), *plan_);
-  if (!part->freeze(detail::onebit_states(param_groups_, settings, names(), state_), settings)) {
+  const auto settings = this->settings();
+  engine().complete_compressed(param_groups_, settings, state_, names());
+  auto part = make_part(detail::onebit_tensors(view(), settings), *plan_);
+  if (!part->freeze(detail::onebit_states(view(), settings, state_), settings)) {
     if (!std::exchange(freeze_was_postponed_, true) && world_->rank() == 0) {
       TORCH_WARN(name(), ": the variance cannot freeze after step ", attempts_,
                  ", because no gradient was ever other than zero; it freezes once one was; see that the loss "

@@ -3,16 +3,17 @@
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
 
 #include <pacer/collectives/communicator.h>
 #include <pacer/collectives/gradient_bucketer.h>
 #include <pacer/core/error.h>
 #include <pacer/optimizers/detail/adam_engine.h>
-#include <pacer/optimizers/detail/named_state.h>
 #include <pacer/optimizers/detail/onebit_errors.h>
 #include <pacer/optimizers/detail/onebit_plan.h>
+#include <pacer/optimizers/detail/optimizer_archive.h>
 #include <pacer/optimizers/detail/option_fields.h>
+#include <pacer/optimizers/detail/parameter_check.h>
 #include <pacer/optimizers/freeze_rule.h>
 #include <pacer/optimizers/onebit_optimizer.h>
 
@@ -74,8 +75,7 @@ std::unique_ptr<detail::OneBitPart> OneBitOptimizer::make_part(std::vector<detai
                                                                const detail::OneBitPlan& plan) const {
   std::unique_ptr<detail::OneBitExchange> exchange;
   if (exchanges(plan)) {
-    exchange =
-        std::make_unique<detail::OneBitExchange>(world_, detail::counts_of(tensors), plan.compression());
+    exchange = std::make_unique<detail::OneBitExchange>(world_, detail::counts_of(tensors), plan.compression);
   }
   const kernels::UpdateRule rule = traits().settings(defaults()).kernel.rule;
   return std::make_unique<detail::OneBitPart>(std::move(tensors), std::move(exchange), plan.variance_floor,
@@ -87,12 +87,7 @@ NamedTensors OneBitOptimizer::export_state() const {
   state[kAttempts] = number_tensor(attempts_);
   state[kFrozenAt] = number_tensor(frozen_at_.value_or(-1));
   state[kFreezeIsDue] = number_tensor(freeze_is_due_);
-  if (rule_) {
-    const std::vector<double>& norms = rule_->norms();
-    const at::Tensor tensor = at::empty({static_cast<int64_t>(norms.size())}, at::kDouble);
-    std::copy(norms.begin(), norms.end(), tensor.mutable_data_ptr<double>());
-    state[kNorms] = tensor;
-  }
+  if (rule_) state[kNorms] = at::tensor(rule_->norms(), at::kDouble);
   if (!part_) return state;
   if (part_->compresses()) part_->exchange().check(/*wait=*/true);
   part_->export_shared(state);
@@ -110,15 +105,14 @@ NamedTensors OneBitOptimizer::export_rank_state() const {
 NamedTensors OneBitOptimizer::join_rank_states(const std::vector<NamedTensors>& rank_states) const {
   const bool any = std::any_of(rank_states.begin(), rank_states.end(),
                                [](const NamedTensors& state) { return !state.empty(); });
-  const auto tensors =
-      detail::onebit_tensors(param_groups_, detail::settings_of(traits(), param_groups_), names());
+  const auto tensors = detail::onebit_tensors(view(), settings());
   NamedTensors joined;
   const bool exchanges_now = exchanges(*plan_);
   if (!any && !exchanges_now) return joined;
   const detail::OneBitRoute route = this->route(*plan_);
   if (exchanges_now) add_rank(route, joined);
   const kernels::OneBitLayout layout(detail::counts_of(tensors), route.workers(),
-                                     detail::exchange_alignment(plan_->compression()));
+                                     detail::exchange_alignment(plan_->compression));
   const std::vector<NamedTensors> states = states_of_workers(rank_states);
   for (size_t i = 0; i < tensors.size(); ++i) {
     const std::string& name = tensors[i].name;
@@ -136,12 +130,6 @@ NamedTensors OneBitOptimizer::join_rank_states(const std::vector<NamedTensors>& 
                                          .to(at::kFloat);
   }
   return joined;
-}
-
-void OneBitOptimizer::import_state(const NamedTensors& state) { import_states(state, {}); }
-
-void OneBitOptimizer::import_states(const NamedTensors& state, const NamedTensors& rank_state) {
-  prepare_import(copies_of(state), rank_state)();
 }
 
 SessionOptimizer::PreparedImport OneBitOptimizer::prepare_import(const NamedTensors& saved,
@@ -166,22 +154,16 @@ SessionOptimizer::PreparedImport OneBitOptimizer::prepare_import(const NamedTens
   for (const char* key : {kAttempts, kFrozenAt, kFreezeIsDue}) state.erase(key);
 
   const NamedTensors of_rule = detail::take_lamb_state(state);
-  detail::PendingState pending = detail::import_state(traits(), param_groups_, names(), state);
-  detail::check_pending(pending, traits(), param_groups_, names());
-  std::vector<torch::optim::OptimizerParamGroup> groups;
-  for (size_t g = 0; g < param_groups_.size(); ++g) {
-    groups.emplace_back(param_groups_[g].params(), pending.options[g]->clone());
-    require(traits().settings(groups[g].options()).compress ==
-                traits().settings(param_groups_[g].options()).compress,
-            "parameter group ", g,
+  detail::PendingState pending = detail::import_state(state, view());
+  const auto settings = detail::check_pending(pending, view()), here = this->settings();
+  for (size_t g = 0; g < settings.size(); ++g) {
+    require(settings[g].compress == here[g].compress, "parameter group ", g,
             " is compressed here or in the state to load, but not in both; build the same groups");
   }
-  const auto settings = detail::settings_of(traits(), groups);
-  const detail::OneBitPlan plan = detail::onebit_plan(traits(), groups, settings);
+  const detail::OneBitPlan plan = plan_for(settings);
   require(plan.freeze_automatically.has_value() == (rule_ != nullptr),
           "the state to load freezes by another rule than this optimizer; give freeze_step or "
           "freeze_automatically as in the run that was saved");
-  const detail::OneBitRoute route = this->route(plan);  // throws where it cannot be hierarchical
   std::unique_ptr<FreezeRule> rule;
   if (plan.freeze_automatically) {
     rule = std::make_unique<FreezeRule>(*plan.freeze_automatically, plan.beta2);
@@ -189,13 +171,11 @@ SessionOptimizer::PreparedImport OneBitOptimizer::prepare_import(const NamedTens
   }
   std::unique_ptr<detail::OneBitPart> part;
   if (frozen_at > 0) {
-    detail::check_compressible(name(), groups, settings, names());
-    const detail::OneBitStates states = detail::onebit_states(groups, settings, names(), pending.states);
-    part = make_part(detail::onebit_tensors(groups, settings, names()), plan);
-    const NamedTensors errors = part->compresses() ? errors_of_rank(route, rank_state) : rank_state;
-    part->check_errors(errors, detail::errors_version(rank_state));
-    part->check_rule_state(of_rule);
-    part->go_on(states, errors, of_rule);
+    detail::check_compressible(name(), param_groups_, settings, names());
+    const detail::OneBitStates states = detail::onebit_states(view(), settings, pending.states);
+    part = make_part(detail::onebit_tensors(view(), settings), plan);
+    const NamedTensors errors = part->compresses() ? errors_of_rank(route(plan), rank_state) : rank_state;
+    part->go_on(states, errors, detail::errors_version(rank_state), of_rule);
   } else {
     require(rank_state.empty(), "the state to load has errors of a 1-bit exchange, but no frozen variance");
     require(of_rule.empty(), "the state to load has \"", of_rule.empty() ? "" : of_rule.begin()->first,

@@ -7,25 +7,20 @@
 namespace pacer {
 namespace {
 
-template <class Number>
-std::string text_of(Number number) {
-  std::ostringstream text;
-  text << std::boolalpha << number;
-  return text.str();
+template <class Value>
+std::string text_of(const Value& value) {
+  if constexpr (detail::kIsOptional<Value>) {
+    return value ? text_of(*value) : "unset";
+  } else if constexpr (std::is_same_v<Value, detail::Betas>) {
+    return text_of(std::get<0>(value)) + ", " + text_of(std::get<1>(value));
+  } else if constexpr (std::is_enum_v<Value>) {
+    return detail::choices(value).at(static_cast<size_t>(value));
+  } else {
+    std::ostringstream text;
+    text << std::boolalpha << value;
+    return text.str();
+  }
 }
-std::string text_of(const detail::Betas& betas) {
-  return text_of(std::get<0>(betas)) + ", " + text_of(std::get<1>(betas));
-}
-template <class Number>
-std::string text_of(const std::optional<Number>& number) {
-  return number ? text_of(*number) : "unset";
-}
-std::string text_of(MasterWeights value) {
-  static const char* const kNames[] = {"automatic", "fp32", "remainder", "none"};
-  return kNames[static_cast<size_t>(value)];
-}
-std::string text_of(Rounding value) { return value == Rounding::nearest ? "nearest" : "stochastic"; }
-std::string text_of(kernels::ScaleNorm value) { return value == kernels::ScaleNorm::rms ? "rms" : "l1"; }
 
 const char* type_of(bool) { return "bool"; }
 const char* type_of(double) { return "double"; }
@@ -44,15 +39,15 @@ template <class Options>
 std::vector<OptionDescription> describe_options() {
   std::vector<OptionDescription> all;
   const Options defaults;
-  detail::visit_options(defaults, [&](const detail::OptionField& field, const auto& value) {
+  const auto describe = [&](const detail::OptionField& field, const auto& value) {
     all.push_back({field.name, type_of(value), field.help, text_of(value)});
-  });
+  };
+  detail::visit_options(describe, defaults);
   return all;
 }
 
-template <class Options>
-std::string option_help(const std::string& name) {
-  for (const OptionDescription& option : describe_options<Options>()) {
+std::string option_help(const std::vector<OptionDescription>& options, const std::string& name) {
+  for (const OptionDescription& option : options) {
     if (option.name == name) return option.meaning;
   }
   throw InvalidArgument(detail::concatenate("these options have no \"", name, "\""));
@@ -72,10 +67,5 @@ template std::vector<OptionDescription> describe_options<FusedAdamWOptions>();
 template std::vector<OptionDescription> describe_options<FusedLambOptions>();
 template std::vector<OptionDescription> describe_options<OneBitAdamOptions>();
 template std::vector<OptionDescription> describe_options<OneBitLambOptions>();
-template std::string option_help<FusedAdamOptions>(const std::string&);
-template std::string option_help<FusedAdamWOptions>(const std::string&);
-template std::string option_help<FusedLambOptions>(const std::string&);
-template std::string option_help<OneBitAdamOptions>(const std::string&);
-template std::string option_help<OneBitLambOptions>(const std::string&);
 
 }  // namespace pacer

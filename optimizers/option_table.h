@@ -20,8 +20,11 @@ template <class Options>
 std::vector<OptionDescription> describe_options();
 
 // The meaning of one option. Throws InvalidArgument where there is none of that name.
+std::string option_help(const std::vector<OptionDescription>& options, const std::string& name);
 template <class Options>
-std::string option_help(const std::string& name);
+std::string option_help(const std::string& name) {
+  return option_help(describe_options<Options>(), name);
+}
 
 // A Markdown table of type, name, meaning and default.
 std::string markdown_table(const std::vector<OptionDescription>& options);

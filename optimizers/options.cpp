@@ -9,23 +9,20 @@ namespace pacer {
 using torch::serialize::InputArchive;
 using torch::serialize::OutputArchive;
 
+namespace {
+
+template <class Own, class Torch>
+void take_from(const Torch& torch, Own& own) {
+  own.lr(torch.lr()).betas(torch.betas()).eps(torch.eps());
+  own.weight_decay(torch.weight_decay()).amsgrad(torch.amsgrad());
+}
+
+}  // namespace
+
 FusedAdamOptions::FusedAdamOptions(const torch::optim::AdamOptions& options) { take(options); }
 FusedAdamWOptions::FusedAdamWOptions(const torch::optim::AdamWOptions& options) { take(options); }
-
-void FusedAdamOptions::take(const torch::optim::AdamOptions& torch) {
-  lr(torch.lr())
-      .betas(torch.betas())
-      .eps(torch.eps())
-      .weight_decay(torch.weight_decay())
-      .amsgrad(torch.amsgrad());
-}
-void FusedAdamWOptions::take(const torch::optim::AdamWOptions& torch) {
-  lr(torch.lr())
-      .betas(torch.betas())
-      .eps(torch.eps())
-      .weight_decay(torch.weight_decay())
-      .amsgrad(torch.amsgrad());
-}
+void FusedAdamOptions::take(const torch::optim::AdamOptions& torch) { take_from(torch, *this); }
+void FusedAdamWOptions::take(const torch::optim::AdamWOptions& torch) { take_from(torch, *this); }
 
 void FusedAdamOptions::serialize(InputArchive& archive) { detail::read_options(*this, archive); }
 void FusedAdamOptions::serialize(OutputArchive& archive) const { detail::write_options(*this, archive); }

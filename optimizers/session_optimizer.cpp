@@ -14,17 +14,14 @@ std::string text_of(const at::Tensor& number) {
   return text;
 }
 
-bool ends_with(const std::string& text, const std::string& end) {
-  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
-}
-
 }  // namespace
 
 std::vector<Fact> option_facts(const NamedTensors& state) {
   std::vector<Fact> facts;
   for (const auto& [key, tensor] : state) {
-    const bool is_option = key.compare(0, 6, "group/") == 0 && tensor.dim() == 0;
-    if (!is_option || ends_with(key, "/lr") || ends_with(key, "initial_lr")) continue;
+    const std::string name = key.substr(key.rfind('/') + 1);
+    const bool is_rate = name == "lr" || name == "initial_lr" || name == "has_initial_lr";
+    if (key.compare(0, 6, "group/") != 0 || tensor.dim() != 0 || is_rate) continue;
     facts.push_back({"optimizer option " + key, text_of(tensor)});
   }
   return facts;
@@ -47,16 +44,6 @@ void SessionOptimizer::require_no_rank_state(const NamedTensors& rank_state) {
 NamedTensors SessionOptimizer::join_rank_states(const std::vector<NamedTensors>& rank_states) const {
   for (const NamedTensors& state : rank_states) require_no_rank_state(state);
   return {};
-}
-
-void SessionOptimizer::import_states(const NamedTensors& state, const NamedTensors& rank_state) {
-  require_no_rank_state(rank_state);
-  import_state(state);
-}
-
-SessionOptimizer::PreparedImport SessionOptimizer::prepare_import(const NamedTensors& state,
-                                                                  const NamedTensors& rank_state) {
-  return [this, state, rank_state] { import_states(state, rank_state); };
 }
 
 }  // namespace pacer

@@ -98,25 +98,25 @@ class SessionOptimizer : public torch::optim::Optimizer {
 
   // All state and options by parameter name, not copied: tensors share the optimizer's memory.
   virtual NamedTensors export_state() const = 0;
-  // Continues from exported state. Names decide, not positions. Throws InvalidArgument that names the
-  // parameter where anything is missing, left over or does not fit; then nothing was changed.
-  virtual void import_state(const NamedTensors& state) = 0;
-
   // What differs from rank to rank beside it; most optimizers have none.
   virtual NamedTensors export_rank_state() const { return {}; }
   // What this rank is to go on from, from what each rank of a run with another number of ranks has left.
   // Throws InvalidArgument where that does not fit.
   virtual NamedTensors join_rank_states(const std::vector<NamedTensors>& rank_states) const;
-  // import_state, with what export_rank_state left.
-  virtual void import_states(const NamedTensors& state, const NamedTensors& rank_state);
 
+  // Continues from exported state. Names decide, not positions. Throws InvalidArgument that names the
+  // parameter where anything is missing, left over or does not fit; then nothing was changed.
+  void import_state(const NamedTensors& state) { import_states(state, {}); }
+  // The same, with what export_rank_state left.
+  void import_states(const NamedTensors& state, const NamedTensors& rank_state) {
+    prepare_import(copies_of(state), rank_state)();
+  }
   // import_states in two halves, for ranks that load together or not at all. This one checks everything and
   // makes what is to be put in force; it throws as import_states does and changes nothing. Calling what it
   // returned puts that in force, once, before anything else is done to the optimizer; dropping it loads
   // nothing. Tensors of `state` may become the optimizer's own: give copies of what is used elsewhere, too.
-  // Where an optimizer does not say otherwise, the second half is import_states itself, and may throw.
   using PreparedImport = std::function<void()>;
-  virtual PreparedImport prepare_import(const NamedTensors& state, const NamedTensors& rank_state);
+  virtual PreparedImport prepare_import(const NamedTensors& state, const NamedTensors& rank_state) = 0;
 
  protected:
   // For optimizers that have no state of each rank: throws InvalidArgument where there is some to load.

@@ -11,8 +11,6 @@
 
 namespace pacer::detail {
 
-void AdamEngine::read_settings(const ParamGroups& groups) { settings_ = settings_of(*traits_, groups); }
-
 // A parameter without a gradient sits the step out, as in torch::optim; of a 1-bit optimizer also one that is
 // frozen (requires_grad off). Compressed entries without a gradient take part all the same: ranks agree on
 // their momentum, to which this rank then adds nothing.
@@ -23,11 +21,11 @@ bool AdamEngine::takes_part(const AdamEntry& entry, const at::Tensor& gradient) 
 
 // ---- prepare: what the host does ----
 
-void AdamEngine::prepare(const ParamGroups& groups, ParamStates& states, const ParameterNames& names,
-                         const StepInputs& inputs) {
+void AdamEngine::prepare(const ParamGroups& groups, std::vector<AdamGroupSettings> settings,
+                         ParamStates& states, const ParameterNames& names, const StepInputs& inputs) {
   can_look_early_ = false;
-  read_settings(groups);
-  if (!plan_fits(groups, states)) plan(groups, states, names);
+  settings_ = std::move(settings);
+  if (!plan_fits(groups, states)) plan(groups, states, names, /*with_compressed=*/part_ != nullptr);
   if (entries_.empty()) return;
   const c10::DeviceGuard device_guard(device_);
   choose_guard(inputs);
@@ -149,21 +147,14 @@ const kernels::StepScalars* AdamSlots::write_scalars(at::Device device, const ke
 }
 
 void AdamTable::step(const kernels::StepScalars* scalars, bool follows_prologue) {
+  if (lamb_) {
+    return lamb_->step({tensors_.pointer(), gradients_.pointer(), scalars}, tiles_.view(), follows_prologue);
+  }
   if (device_.is_cuda()) {
-    const auto count = static_cast<int64_t>(tiles_.host().size());
-    const kernels::AdamTiles tiles{tiles_.pointer(), block_tiles_, count - block_tiles_};
-    if (lamb_) {
-      lamb_->step_on_cuda({tensors_.pointer(), gradients_.pointer(), scalars}, tiles, follows_prologue);
-      return;
-    }
     kernels::AdamLaunch launch = launch_;
     launch.follows_prologue = follows_prologue;
-    kernels::adam_cuda(launch, tiles, tensors_.pointer(), gradients_.pointer(), scalars,
+    kernels::adam_cuda(launch, tiles_.view(), tensors_.pointer(), gradients_.pointer(), scalars,
                        current_stream(device_));
-    return;
-  }
-  if (lamb_) {
-    lamb_->step_on_cpu({tensors_.host().data(), gradients_.host().data(), scalars});
     return;
   }
   for_each_tile(units_.host(), [&](int64_t i) {

@@ -36,9 +36,9 @@ class AdamEngine {
   void own_range(const at::Tensor& parameter, ElementRange range);
 
   // Checks, plans, creates missing state and sends what changed: every parameter that has a gradient will be
-  // updated.
-  void prepare(const ParamGroups& groups, ParamStates& states, const ParameterNames& names,
-               const StepInputs& inputs);
+  // updated. `settings` are those of the groups.
+  void prepare(const ParamGroups& groups, std::vector<AdamGroupSettings> settings, ParamStates& states,
+               const ParameterNames& names, const StepInputs& inputs);
   // Kernels only. False where the host saw gradients that are not finite.
   bool enqueue();
   void conclude(bool applied);
@@ -49,7 +49,8 @@ class AdamEngine {
   void forget_plan();
 
   // Makes a plan in which every parameter of a compressed group has state, whether it had a gradient or not.
-  void complete_compressed(const ParamGroups& groups, ParamStates& states, const ParameterNames& names);
+  void complete_compressed(const ParamGroups& groups, std::vector<AdamGroupSettings> settings,
+                           ParamStates& states, const ParameterNames& names);
   // From the next step on compressed entries are the part's; null: tables update all.
   void compress_with(OneBitPart* part);
   // The L1 norm of the bias-corrected variance of all compressed entries, added up in their order. Waits for
@@ -75,15 +76,16 @@ class AdamEngine {
     int64_t version;
   };
 
-  void read_settings(const ParamGroups& groups);
   bool takes_part(const AdamEntry& entry, const at::Tensor& gradient) const;
 
   // ---- adam_plan.cpp ----
   bool plan_fits(const ParamGroups& groups, const ParamStates& states);
-  void plan(const ParamGroups& groups, ParamStates& states, const ParameterNames& names);
-  void add_entries(const ParamGroups& groups, const ParamStates& states, const ParameterNames& names);
-  AdamEntry make_entry(const at::Tensor& parameter, size_t group, std::string name,
-                       torch::optim::OptimizerParamState* state) const;
+  // Compressed parameters are entries without a gradient, too, where `with_compressed`.
+  void plan(const ParamGroups& groups, ParamStates& states, const ParameterNames& names,
+            bool with_compressed);
+  void add_entries(const ParamGroups& groups, const ParamStates& states, const ParameterNames& names,
+                   bool with_compressed);
+  AdamEntry make_entry(const RegisteredParameter& parameter, torch::optim::OptimizerParamState* state) const;
   void check_entries() const;
   void create_states(ParamStates& states);
   void build_tables();
@@ -101,7 +103,6 @@ class AdamEngine {
   std::unordered_map<const void*, ElementRange> ranges_;  // by TensorImpl; whole where there is none
   std::vector<AdamGroupSettings> settings_;               // by group
   OneBitPart* part_ = nullptr;
-  bool includes_compressed_ = false;  // compressed parameters are entries without a gradient, too
 
   at::Device device_ = at::kCPU;
   std::vector<size_t> group_sizes_;  // empty: there is no plan

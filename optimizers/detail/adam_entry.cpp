@@ -61,9 +61,6 @@ GradientType gradient_type(AdamStorage storage) {
   if (storage == AdamStorage::f32) return GradientType::f32;
   return storage == AdamStorage::f16_master ? GradientType::f16 : GradientType::bf16;
 }
-int64_t gradient_bytes(GradientType type) {
-  return type == GradientType::f64 ? 8 : type == GradientType::f32 ? 4 : 2;
-}
 
 void* pointer_of(const at::Tensor& tensor) { return tensor.defined() ? tensor.mutable_data_ptr() : nullptr; }
 

@@ -72,8 +72,6 @@ struct AdamEntry {
 
 // Of gradients of parameters in that dtype set.
 kernels::GradientType gradient_type(kernels::AdamStorage storage);
-// Bytes of one element of a gradient.
-int64_t gradient_bytes(kernels::GradientType type);
 
 // Null for an undefined tensor.
 void* pointer_of(const at::Tensor& tensor);

@@ -1,6 +1,5 @@
 // What an AdamEngine knows beforehand of its steps: which parameters there are, where they and their states
 // lie, and which tables update them. Everything that can be wrong is found before the first state is created.
-#include <algorithm>
 #include <map>
 
 #include <ATen/ops/empty.h>
@@ -34,16 +33,13 @@ void AdamEngine::forget_plan() {
 
 void AdamEngine::compress_with(OneBitPart* part) {
   part_ = part;
-  includes_compressed_ = part != nullptr;
   forget_plan();
 }
 
-void AdamEngine::complete_compressed(const ParamGroups& groups, ParamStates& states,
-                                     const ParameterNames& names) {
-  read_settings(groups);
-  includes_compressed_ = true;
-  plan(groups, states, names);
-  includes_compressed_ = part_ != nullptr;
+void AdamEngine::complete_compressed(const ParamGroups& groups, std::vector<AdamGroupSettings> settings,
+                                     ParamStates& states, const ParameterNames& names) {
+  settings_ = std::move(settings);
+  plan(groups, states, names, /*with_compressed=*/true);
 }
 
 double AdamEngine::compressed_variance_norm() const {
@@ -82,7 +78,7 @@ bool AdamEngine::plan_fits(const ParamGroups& groups, const ParamStates& states)
       if (parameter.unsafeGetTensorImpl() != member.tensor) return false;
       const at::Tensor& gradient = parameter.grad();
       if (member.entry < 0) {
-        if (gradient.defined() || (includes_compressed_ && settings_[g].compress)) return false;
+        if (gradient.defined() || (part_ != nullptr && settings_[g].compress)) return false;
         continue;
       }
       const auto i = static_cast<size_t>(member.entry);
@@ -102,49 +98,46 @@ bool AdamEngine::plan_fits(const ParamGroups& groups, const ParamStates& states)
   return true;
 }
 
-AdamEntry AdamEngine::make_entry(const at::Tensor& parameter, size_t group, std::string name,
+AdamEntry AdamEngine::make_entry(const RegisteredParameter& parameter,
                                  torch::optim::OptimizerParamState* state) const {
+  const AdamGroupSettings& settings = settings_[parameter.group];
   AdamEntry entry;
-  entry.parameter = parameter;
-  entry.name = std::move(name);
-  entry.group = group;
-  const auto range = ranges_.find(parameter.unsafeGetTensorImpl());
+  entry.parameter = parameter.tensor;
+  entry.name = parameter.name;
+  entry.group = parameter.group;
+  const auto range = ranges_.find(parameter.key());
   entry.is_part = range != ranges_.end();
-  entry.range = entry.is_part ? range->second : ElementRange{0, parameter.numel()};
-  entry.amsgrad = settings_[group].amsgrad;
-  entry.averages_trust = settings_[group].averages_trust;
-  entry.is_compressed = part_ != nullptr && settings_[group].compress;
-  entry.storage = storage_for(parameter.scalar_type(), settings_[group].master_weights,
-                              settings_[group].rounding, entry.name);
+  entry.range = entry.is_part ? range->second : ElementRange{0, parameter.tensor.numel()};
+  entry.amsgrad = settings.amsgrad;
+  entry.averages_trust = settings.averages_trust;
+  entry.is_compressed = part_ != nullptr && settings.compress;
+  entry.storage =
+      storage_for(parameter.tensor.scalar_type(), settings.master_weights, settings.rounding, entry.name);
   if (state == nullptr) return entry;
   entry.state = dynamic_cast<FusedAdamStateFields*>(state);
-  require(entry.state != nullptr, "the state of parameter ", InMessage{entry.name, parameter.sizes()},
+  require(entry.state != nullptr, "the state of parameter ", parameter.in_message(),
           " is another optimizer's; start from an empty state or use take_over");
   if (entry.is_compressed) return entry;  // the part looks at it
-  check_state(*entry.state, entry.is_part ? at::IntArrayRef(entry.range.count) : parameter.sizes(),
+  check_state(*entry.state, entry.is_part ? at::IntArrayRef(entry.range.count) : parameter.tensor.sizes(),
               entry.name);
   return entry;
 }
 
 void AdamEngine::add_entries(const ParamGroups& groups, const ParamStates& states,
-                             const ParameterNames& names) {
+                             const ParameterNames& names, bool with_compressed) {
   int64_t first_element = 0;
-  for (size_t g = 0; g < groups.size(); ++g) {
-    const auto& parameters = groups[g].params();
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      const at::Tensor& parameter = parameters[i];
-      const auto state = states.find(parameter.unsafeGetTensorImpl());
-      const bool has_state = state != states.end();
-      members_.push_back({parameter.unsafeGetTensorImpl(), -1});
-      if (parameter.grad().defined() || has_state || (includes_compressed_ && settings_[g].compress)) {
-        members_.back().entry = static_cast<int64_t>(entries_.size());
-        entries_.push_back(make_entry(parameter, g, name_of(names, parameter, g, i),
-                                      has_state ? state->second.get() : nullptr));
-        entries_.back().first_element = first_element + entries_.back().range.first;
-        takes_part_.push_back(takes_part(entries_.back(), parameter.grad()));
-      }
-      first_element += parameter.numel();
+  for (const RegisteredParameter& parameter : registered(groups, names)) {
+    const at::Tensor& gradient = parameter.tensor.grad();
+    const auto state = states.find(parameter.key());
+    const bool has_state = state != states.end();
+    members_.push_back({parameter.key(), -1});
+    if (gradient.defined() || has_state || (with_compressed && settings_[parameter.group].compress)) {
+      members_.back().entry = static_cast<int64_t>(entries_.size());
+      entries_.push_back(make_entry(parameter, has_state ? state->second.get() : nullptr));
+      entries_.back().first_element = first_element + entries_.back().range.first;
+      takes_part_.push_back(takes_part(entries_.back(), gradient));
     }
+    first_element += parameter.tensor.numel();
   }
 }
 
@@ -171,11 +164,12 @@ void AdamEngine::check_entries() const {
   part_->check_fits(compressed);
 }
 
-void AdamEngine::plan(const ParamGroups& groups, ParamStates& states, const ParameterNames& names) {
+void AdamEngine::plan(const ParamGroups& groups, ParamStates& states, const ParameterNames& names,
+                      bool with_compressed) {
   forget_plan();  // no plan fits until this one is complete
   check_groups(groups, names);
   if (traits_->is_onebit) check_compressible(traits_->name, groups, settings_, names);
-  add_entries(groups, states, names);
+  add_entries(groups, states, names, with_compressed);
   check_entries();
   if (!entries_.empty()) device_ = entries_.front().parameter.device();
   refuse_capture(device_);  // also refuses CUDA in a build without it

@@ -1,12 +1,12 @@
 #include <pacer/optimizers/detail/adam_table.h>
 
-#include <algorithm>
-
 #include <pacer/core/reduction_order.h>
 #include <pacer/core/tile.h>
+#include <pacer/optimizers/detail/tensor_sums.h>
 #include <pacer/optimizers/detail/tile_loop.h>
 
 namespace pacer::detail {
+
 void AdamTable::add(AdamEntry& entry, size_t table) {
   entry.table = table;
   entry.position = counts_.size();
@@ -32,15 +32,9 @@ void AdamTable::build_tiles() {
   }
   if (rule_ == kernels::UpdateRule::lamb) lamb_.emplace(launch_.storage, counts_, averages_, device_);
   if (device_.is_cpu()) return;  // the units serve as tiles
-  tiles_.host() = make_tiles(counts_, kernels::adam_cuda_block_tile(launch_.storage));
-  sort_tiles_by_size();
-}
-
-void AdamTable::sort_tiles_by_size() {
+  tiles_.buffer.host() = make_tiles(counts_, kernels::adam_cuda_block_tile(launch_.storage));
   const int64_t warp_tile = kernels::adam_cuda_warp_tile(launch_.storage);
-  const auto first_small = std::stable_partition(tiles_.host().begin(), tiles_.host().end(),
-                                                 [&](const Tile& tile) { return tile.count > warp_tile; });
-  block_tiles_ = first_small - tiles_.host().begin();
+  tiles_.sort([&](const Tile& tile) { return tile.count > warp_tile; });
 }
 
 void AdamTable::set_gradient(const AdamEntry& entry, const void* gradient) {
@@ -53,7 +47,7 @@ void AdamTable::set_gradient(const AdamEntry& entry, const void* gradient) {
 void AdamTable::send(bool with_units) {
   tensors_.send(device_);
   gradients_.send(device_);
-  tiles_.send(device_);
+  tiles_.buffer.send(device_);
   if (with_units) units_.send(device_);
   if (lamb_) lamb_->send();
 }
@@ -69,10 +63,7 @@ void AdamTable::sum_of_squares(double* partials, size_t first, size_t tensors) {
   }
   for_each_tile(units_.host(), begin, end, [&](int64_t i) {
     const Tile& unit = units_.host()[static_cast<size_t>(i)];
-    const auto* gradient = static_cast<const char*>(gradients_.host()[unit.tensor].gradient);
-    partials[i] = gradient == nullptr ? 0.0
-                                      : kernels::sum_of_squares_cpu(
-                                            type, gradient + unit.offset * gradient_bytes(type), unit.count);
+    partials[i] = unit_sum_of_squares(type, gradients_.host()[unit.tensor].gradient, unit);
   });
 }
 

@@ -14,6 +14,7 @@
 #include <pacer/kernels/norm.h>
 #include <pacer/optimizers/detail/adam_entry.h>
 #include <pacer/optimizers/detail/lamb_stages.h>
+#include <pacer/optimizers/detail/tile_loop.h>
 
 namespace pacer::detail {
 
@@ -48,8 +49,6 @@ class AdamTable {
   double trust_ratio(size_t position) const;
 
  private:
-  void sort_tiles_by_size();
-
   kernels::AdamLaunch launch_;
   kernels::UpdateRule rule_;
   at::Device device_;
@@ -58,9 +57,8 @@ class AdamTable {
   std::vector<int64_t> first_units_;  // by tensor, and their number
   DeviceBuffer<kernels::AdamTensor> tensors_;
   DeviceBuffer<kernels::AdamGradient> gradients_;
-  DeviceBuffer<Tile> tiles_;
+  TilesBySize tiles_;
   DeviceBuffer<Tile> units_;
-  int64_t block_tiles_ = 0;
   std::optional<LambStages> lamb_;
 };
 

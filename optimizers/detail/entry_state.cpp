@@ -112,21 +112,19 @@ void prepare_trust_average(AdamEntry& entry) {
 
 }  // namespace
 
-at::ScalarType state_dtype(AdamStorage storage) {
-  if (storage == AdamStorage::f64) return at::kDouble;
-  return storage == AdamStorage::bf16 ? at::kBFloat16 : at::kFloat;
-}
-
 std::optional<at::ScalarType> field_dtype(StateKind kind, AdamStorage storage,
                                           const AdamGroupSettings& settings) {
   const auto where = [](bool exists, at::ScalarType dtype) {
     return exists ? std::optional(dtype) : std::nullopt;
   };
+  const auto of_moments = storage == AdamStorage::f64    ? at::kDouble
+                          : storage == AdamStorage::bf16 ? at::kBFloat16
+                                                         : at::kFloat;
   switch (kind) {
     case StateKind::moment:
-      return state_dtype(storage);
+      return of_moments;
     case StateKind::max_moment:
-      return where(settings.amsgrad, state_dtype(storage));
+      return where(settings.amsgrad, of_moments);
     case StateKind::master:
       return where(storage == AdamStorage::bf16_master || storage == AdamStorage::f16_master, at::kFloat);
     case StateKind::remainder:

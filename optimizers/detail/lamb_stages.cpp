@@ -1,7 +1,5 @@
 #include <pacer/optimizers/detail/lamb_stages.h>
 
-#include <algorithm>
-
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
@@ -17,13 +15,10 @@ LambStages::LambStages(kernels::AdamStorage storage, const std::vector<int64_t>&
                        std::vector<kernels::LambAverage*> averages, at::Device device)
     : storage_(storage), device_(device) {
   averages_.host() = std::move(averages);
-  std::vector<Tile>& units = units_.host();
+  std::vector<Tile>& units = units_.buffer.host();
   units = make_tiles(counts, kReductionUnit);
   if (device.is_cuda()) {
-    const auto first_small = std::stable_partition(units.begin(), units.end(), [&](const Tile& unit) {
-      return counts[unit.tensor] > kernels::kLambWarpUnit;
-    });
-    block_units_ = first_small - units.begin();
+    units_.sort([&](const Tile& unit) { return counts[unit.tensor] > kernels::kLambWarpUnit; });
   }
   units_of_.host() = tile_ranges(units, counts.size());
   const auto doubles = at::TensorOptions().dtype(at::kDouble).device(device);
@@ -33,7 +28,7 @@ LambStages::LambStages(kernels::AdamStorage storage, const std::vector<int64_t>&
 }
 
 void LambStages::send() {
-  units_.send(device_);
+  units_.buffer.send(device_);
   units_of_.send(device_);
   averages_.send(device_);
 }
@@ -46,7 +41,7 @@ kernels::LambPartials LambStages::partials() const {
 LambRatio* LambStages::ratios() const { return static_cast<LambRatio*>(ratios_.mutable_data_ptr()); }
 
 void LambStages::step_on_cpu(const Step& step) {
-  const std::vector<Tile>& units = units_.host();
+  const std::vector<Tile>& units = units_.buffer.host();
   const kernels::LambPartials sums = partials();
   LambRatio* const ratio = ratios();
   for_each_tile(units, [&](int64_t i) {
@@ -65,15 +60,10 @@ void LambStages::step_on_cpu(const Step& step) {
   });
 }
 
-void LambStages::step_on_cuda(const Step& step, const kernels::AdamTiles& tiles, bool follows_prologue) {
-  const auto units = static_cast<int64_t>(units_.host().size());
-  const kernels::LambWork work{{units_.pointer(), block_units_, units - block_units_},
-                               tiles,
-                               units_of_.pointer(),
-                               ratios_.size(0),
-                               partials(),
-                               ratios(),
-                               averages_.pointer()};
+void LambStages::step(const Step& step, const kernels::AdamTiles& tiles, bool follows_prologue) {
+  if (device_.is_cpu()) return step_on_cpu(step);
+  const kernels::LambWork work{units_.view(), tiles,    units_of_.pointer(), ratios_.size(0),
+                               partials(),    ratios(), averages_.pointer()};
   kernels::lamb_cuda(storage_, work, step.tensors, step.gradients, step.scalars, follows_prologue,
                      current_stream(device_));
 }

@@ -9,6 +9,7 @@
 
 #include <pacer/collectives/detail/device_buffer.h>
 #include <pacer/kernels/lamb.h>
+#include <pacer/optimizers/detail/tile_loop.h>
 
 namespace pacer::detail {
 
@@ -28,21 +29,20 @@ class LambStages {
     const kernels::AdamGradient* gradients;
     const kernels::StepScalars* scalars;
   };
-  void step_on_cpu(const Step& step);
-  // `tiles`: those of the update. `follows_prologue` as in AdamLaunch.
-  void step_on_cuda(const Step& step, const kernels::AdamTiles& tiles, bool follows_prologue);
+  // On CUDA `tiles` are those of the update, and `follows_prologue` is as in AdamLaunch.
+  void step(const Step& step, const kernels::AdamTiles& tiles, bool follows_prologue);
 
   // Of the tensor at this position; waits for a GPU.
   double ratio(size_t position) const;
 
  private:
+  void step_on_cpu(const Step& step);
   kernels::LambPartials partials() const;
   kernels::LambRatio* ratios() const;
 
   kernels::AdamStorage storage_;
   at::Device device_;
-  DeviceBuffer<Tile> units_;  // on CUDA those for blocks first
-  int64_t block_units_ = 0;
+  TilesBySize units_;
   DeviceBuffer<TileRange> units_of_;  // by tensor
   at::Tensor sums_;                   // (2, units), double: of parameters, of updates
   at::Tensor ratios_;                 // (tensors, 2), double: LambRatio

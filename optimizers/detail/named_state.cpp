@@ -1,4 +1,5 @@
-#include <pacer/optimizers/detail/named_state.h>
+// State by parameter name.
+#include <pacer/optimizers/detail/optimizer_archive.h>
 
 #include <set>
 
@@ -37,55 +38,51 @@ void import_tensors(const std::string& name, const at::Tensor& parameter, const 
 
 }  // namespace
 
-NamedTensors export_state(const OptimizerTraits& traits, const ParamGroups& groups, const ParamStates& states,
-                          const torch::optim::OptimizerOptions& defaults, const ParameterNames& names) {
+NamedTensors export_state(const OptimizerView& own) {
   NamedTensors exported;
   exported[kVersion] = number_tensor(kStateVersion);
-  for (size_t g = 0; g < groups.size(); ++g) {
-    traits.export_options(*adopt(traits, groups[g].options(), defaults, g), options_prefix(g), exported);
-    const auto& parameters = groups[g].params();
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      const std::string name = name_of(names, parameters[i], g, i);
-      const auto found = states.find(parameters[i].unsafeGetTensorImpl());
-      const auto* state =
-          found == states.end() ? nullptr : dynamic_cast<const FusedAdamStateFields*>(found->second.get());
-      exported[name + "/group"] = number_tensor(static_cast<int64_t>(g));
-      exported[name + "/step"] = number_tensor(state ? state->step() : int64_t{0});
-      if (state == nullptr) continue;
-      for (const StateField& field : kStateFields) {
-        const at::Tensor& tensor = (state->*field.read)();
-        if (tensor.defined()) exported[name + "/" + field.name] = tensor;
-      }
+  for (size_t g = 0; g < own.groups.size(); ++g) {
+    own.traits.export_options(*own.options(g), options_prefix(g), exported);
+  }
+  for (const RegisteredParameter& parameter : own.parameters()) {
+    const auto found = own.states.find(parameter.key());
+    const auto* state =
+        found == own.states.end() ? nullptr : dynamic_cast<const FusedAdamStateFields*>(found->second.get());
+    exported[parameter.name + "/group"] = number_tensor(static_cast<int64_t>(parameter.group));
+    exported[parameter.name + "/step"] = number_tensor(state ? state->step() : int64_t{0});
+    if (state == nullptr) continue;
+    for (const StateField& field : kStateFields) {
+      const at::Tensor& tensor = (state->*field.read)();
+      if (tensor.defined()) exported[parameter.name + "/" + field.name] = tensor;
     }
   }
   return exported;
 }
 
-PendingState import_state(const OptimizerTraits& traits, const ParamGroups& groups,
-                          const ParameterNames& names, const NamedTensors& saved) {
+PendingState import_state(const NamedTensors& saved, const OptimizerView& own) {
   PendingState pending;
   std::set<std::string> used = {kVersion};
   const int64_t version = saved.count(kVersion) == 0 ? 1 : require_number<int64_t>(saved, kVersion);
-  for (size_t g = 0; g < groups.size(); ++g) {
-    pending.options.push_back(traits.import_options(options_prefix(g), saved, version, used));
-    const AdamGroupSettings settings = traits.settings(*pending.options.back());
-    const auto& parameters = groups[g].params();
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      const std::string name = name_of(names, parameters[i], g, i);
-      const auto group = require_number<int64_t>(saved, name + "/group");
-      require(group == static_cast<int64_t>(g), "parameter ", InMessage{name, parameters[i].sizes()},
-              " is in group ", g, " but in group ", group,
-              " of the state to load; build the same parameter groups");
-      const auto step = require_number<int64_t>(saved, name + "/step");
-      require(step >= 0, "\"", name, "/step\" of the state to load is ", step, ", which is no step count");
-      used.insert({name + "/group", name + "/step"});
-      if (saved.count(name + "/exp_avg") == 0 && step == 0) continue;  // it never had a gradient
-      auto state = traits.make_state();
-      auto& fields = static_cast<FusedAdamStateFields&>(*state);
-      fields.step(step);
-      import_tensors(name, parameters[i], settings, saved, fields, used);
-      pending.states[parameters[i].unsafeGetTensorImpl()] = std::move(state);
-    }
+  std::vector<AdamGroupSettings> settings;
+  for (size_t g = 0; g < own.groups.size(); ++g) {
+    pending.options.push_back(own.traits.import_options(options_prefix(g), saved, version, used));
+    settings.push_back(own.traits.settings(*pending.options.back()));
+  }
+  for (const RegisteredParameter& parameter : own.parameters()) {
+    const std::string& name = parameter.name;
+    const auto group = require_number<int64_t>(saved, name + "/group");
+    require(group == static_cast<int64_t>(parameter.group), "parameter ", parameter.in_message(),
+            " is in group ", parameter.group, " but in group ", group,
+            " of the state to load; build the same parameter groups");
+    const auto step = require_number<int64_t>(saved, name + "/step");
+    require(step >= 0, "\"", name, "/step\" of the state to load is ", step, ", which is no step count");
+    used.insert({name + "/group", name + "/step"});
+    if (saved.count(name + "/exp_avg") == 0 && step == 0) continue;  // it never had a gradient
+    auto state = own.traits.make_state();
+    auto& fields = static_cast<FusedAdamStateFields&>(*state);
+    fields.step(step);
+    import_tensors(name, parameter.tensor, settings[parameter.group], saved, fields, used);
+    pending.states[parameter.key()] = std::move(state);
   }
   for (const auto& item : saved) {
     if (used.count(item.first) != 0) continue;
@@ -93,7 +90,7 @@ PendingState import_state(const OptimizerTraits& traits, const ParamGroups& grou
             "\", which this pacer does not know; it was written by a newer one (state of version ", version,
             ", this is ", kStateVersion, ")");
     throw InvalidArgument(concatenate("the state to load has \"", item.first,
-                                      "\", which fits no parameter of this ", traits.name,
+                                      "\", which fits no parameter of this ", own.traits.name,
                                       "; build the same parameters and options"));
   }
   return pending;

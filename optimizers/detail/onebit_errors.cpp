@@ -3,9 +3,10 @@
 #include <algorithm>
 
 #include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
+#include <c10/util/strides.h>
 
 #include <pacer/core/error.h>
 #include <pacer/optimizers/detail/parameter_check.h>
@@ -19,13 +20,6 @@ const at::Tensor& error_of(const NamedTensors& state, const std::string& key, at
           "\" of the state to load is ", tensor.scalar_type(), " of shape ", tensor.sizes(),
           ", but the parameter has ", sizes);
   return tensor;
-}
-
-std::vector<int64_t> row_major(at::IntArrayRef sizes) {
-  std::vector<int64_t> strides(sizes.size());
-  int64_t next = 1;
-  for (size_t d = sizes.size(); d-- > 0; next *= std::max<int64_t>(sizes[d], 1)) strides[d] = next;
-  return strides;
 }
 
 }  // namespace
@@ -44,16 +38,16 @@ int64_t errors_version(const NamedTensors& state) {
 
 void add_strides(const std::string& name, at::IntArrayRef sizes, at::IntArrayRef strides,
                  NamedTensors& state) {
-  if (same_strides(strides, row_major(sizes), sizes)) return;
-  const at::Tensor tensor = at::empty({static_cast<int64_t>(strides.size())}, at::kLong);
-  std::copy(strides.begin(), strides.end(), tensor.mutable_data_ptr<int64_t>());
-  state[name + kStrides] = tensor;
+  if (same_strides(strides, c10::contiguous_strides(sizes), sizes)) return;
+  state[name + kStrides] = at::tensor(strides, at::kLong);
 }
 
 std::vector<int64_t> saved_strides(const NamedTensors& state, const std::string& name, at::IntArrayRef sizes,
                                    at::IntArrayRef now, int64_t version) {
   const auto found = state.find(name + kStrides);
-  if (found == state.end()) return version < 2 ? now.vec() : row_major(sizes);
+  if (found == state.end()) {
+    return version < 2 ? now.vec() : at::IntArrayRef(c10::contiguous_strides(sizes)).vec();
+  }
   const at::Tensor& tensor = found->second;
   require(tensor.scalar_type() == at::kLong && tensor.dim() == 1 && tensor.device().is_cpu() &&
               tensor.numel() == static_cast<int64_t>(sizes.size()),

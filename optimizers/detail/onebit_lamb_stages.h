@@ -4,13 +4,13 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include <pacer/collectives/detail/device_buffer.h>
 #include <pacer/kernels/onebit_lamb.h>
+#include <pacer/optimizers/detail/named_views.h>
 #include <pacer/optimizers/detail/onebit_stages.h>
 #include <pacer/optimizers/named_tensors.h>
 
@@ -26,31 +26,27 @@ NamedTensors take_lamb_state(NamedTensors& state);
 
 class OneBitLambStages {
  public:
-  // `units`: those of the OneBitStages.
+  // `tensors` stay where they are, only their names may change. `units`: those of the OneBitStages.
   OneBitLambStages(const std::vector<OneBitTensor>& tensors, const kernels::OneBitLayout& layout,
                    const std::vector<Tile>& units, at::Device device);
 
   // At the freeze, from the flat buffers and floors of the tensors; states' trust averages become final.
   // Waits for a GPU.
-  void freeze(const std::vector<OneBitTensor>& tensors, const OneBitStates& states,
-              const std::vector<AdamGroupSettings>& settings, const at::Tensor& variance,
-              const at::Tensor& momentum, const at::Tensor& floors);
+  void freeze(const OneBitStates& states, const std::vector<AdamGroupSettings>& settings,
+              const at::Tensor& variance, const at::Tensor& momentum, const at::Tensor& floors);
   // "NAME/momentum_scale" (fp32), "NAME/lamb_factor" (fp64), one number each, and "NAME/fresh_variance".
-  void export_state(const std::vector<OneBitTensor>& tensors, NamedTensors& state) const;
+  void export_state(NamedTensors& state) const;
   // Throws InvalidArgument where such a state does not fit, changing nothing.
-  void check_state(const std::vector<OneBitTensor>& tensors, const NamedTensors& state) const;
-  void import_state(const std::vector<OneBitTensor>& tensors, const OneBitStates& states,
-                    const NamedTensors& state);
+  void import_state(const OneBitStates& states, const NamedTensors& state);
 
   // For the coming steps.
-  void configure(const std::vector<OneBitTensor>& tensors, const std::vector<AdamGroupSettings>& settings);
+  void configure(const std::vector<AdamGroupSettings>& settings);
 
-  // fp32, one for each tensor.
+  // fp32 and fp64, one for each tensor.
   const at::Tensor& momentum_scales() const { return momentum_scales_; }
-  // Divides a flat buffer by them.
-  void unscale(const std::vector<OneBitTensor>& tensors, const at::Tensor& flat) const;
-  double factor(size_t i) const;
-  double momentum_scale(size_t i) const;
+  const at::Tensor& factors() const { return factors_; }
+  // Divides a flat buffer by the scales.
+  void unscale(const at::Tensor& flat) const;
 
   // The momentum before a step: dense where not null and, on CUDA, `status` had no mean.
   struct Before {
@@ -63,18 +59,19 @@ class OneBitLambStages {
             const kernels::OneBitControl& control) const;
 
  private:
-  at::Tensor view(const at::Tensor& flat, const OneBitTensor& tensor, size_t i) const;
+  NamedViews saved_views() const;
 
+  const std::vector<OneBitTensor>& tensors_;
   at::Device device_;
   kernels::OneBitLayout layout_;
-  at::Tensor fresh_variance_;   // fp32, flat
-  at::Tensor momentum_scales_;  // fp32, by tensor
-  at::Tensor step_sizes_;       // fp32, by tensor
-  at::Tensor coefficients_;     // fp64, by tensor
-  at::Tensor factors_;          // fp64, by tensor
-  at::Tensor ratios_;           // fp32, by unit
-  at::Tensor sums_;             // fp64, (2, units)
-  DeviceBuffer<kernels::OneBitLambTensor> tensors_;
+  at::Tensor fresh_variance_;                      // fp32, flat
+  at::Tensor momentum_scales_;                     // fp32, by tensor
+  at::Tensor step_sizes_;                          // fp32, by tensor
+  at::Tensor coefficients_;                        // fp64, by tensor
+  at::Tensor factors_;                             // fp64, by tensor
+  at::Tensor ratios_;                              // fp32, by unit
+  at::Tensor sums_;                                // fp64, (2, units)
+  DeviceBuffer<kernels::OneBitLambTensor> table_;  // by tensor
 };
 
 }  // namespace pacer::detail

@@ -42,9 +42,8 @@ at::Tensor OneBitPart::flat_zeros() const {
   return at::zeros({layout_.length()}, at::TensorOptions().dtype(at::kFloat).device(device_));
 }
 
-// A view of the tensor's elements, in its parameter's shape and memory order.
 at::Tensor OneBitPart::view(const at::Tensor& flat, size_t i) const {
-  return flat.as_strided(tensors_[i].sizes, tensors_[i].strides, layout_.offset(i));
+  return tensors_[i].view(flat, layout_.offset(i));
 }
 
 bool OneBitPart::freeze(const OneBitStates& states, const std::vector<AdamGroupSettings>& settings) {
@@ -61,7 +60,7 @@ bool OneBitPart::freeze(const OneBitStates& states, const std::vector<AdamGroupS
   set_floors(control(nullptr));
   if (layout_.length() > 0 && !(total_.item<double>() > 0)) return false;
   give_unstepped_counts(tensors_, states);
-  if (lamb_) lamb_->freeze(tensors_, states, settings, variance_, momentum_, floors_);
+  if (lamb_) lamb_->freeze(states, settings, variance_, momentum_, floors_);
   for (size_t i = 0; i < tensors_.size(); ++i) {
     states[i]->exp_avg_sq(view(variance_, i));
     states[i]->exp_avg(at::Tensor());
@@ -131,7 +130,7 @@ void OneBitPart::set_tensor(const AdamEntry& entry, const void* gradient, const 
 
 void OneBitPart::prepare(const std::vector<AdamGroupSettings>& settings) {
   stages_.send();
-  if (lamb_) lamb_->configure(tensors_, settings);
+  if (lamb_) lamb_->configure(settings);
   if (device_.is_cuda() && exchange_ && exchange_->is_known_to_have_mean()) momentum_ = at::Tensor();
 }
 
@@ -151,7 +150,7 @@ void OneBitPart::look(GradientGuard& guard, const double* averaged, int64_t coun
   auto* own = sums_.mutable_data_ptr<double>();
   double *of_others = own + 1, *total = own + 2;
   stages_.sum_of_squares(own);
-  const bool is_local = step_.kind == Kind::exchange;
+  const bool is_local = step_.kind == OneBitKind::compressed;
   const int64_t workers = is_local ? exchange_->route().workers() : 1;
   const at::Tensor all = is_local ? sums_of_workers(sums_.narrow(0, 0, 1)) : sums_;
   const double weight = local_weight() / static_cast<double>(workers);
@@ -185,7 +184,7 @@ kernels::OneBitControl OneBitPart::control(const kernels::GradientCheck* check) 
 }
 
 void OneBitPart::step(const kernels::StepScalars* scalars, const kernels::GradientCheck* check) {
-  step_.kind == Kind::exchange ? exchange_step(scalars, check) : dense_step(scalars, check);
+  step_.kind == OneBitKind::compressed ? exchange_step(scalars, check) : dense_step(scalars, check);
 }
 
 void OneBitPart::exchange_step(const kernels::StepScalars* scalars, const kernels::GradientCheck* check) {
@@ -209,7 +208,7 @@ void OneBitPart::update(const kernels::StepScalars* scalars, const at::Tensor& d
 }
 
 void OneBitPart::dense_step(const kernels::StepScalars* scalars, const kernels::GradientCheck* check) {
-  const bool refresh = step_.kind == Kind::refresh;
+  const bool refresh = step_.kind == OneBitKind::refresh;
   const kernels::OneBitAdamWork before = work(scalars);
   const at::Tensor dense_before = lamb_ && momentum_.defined() ? momentum_.clone() : at::Tensor();
   if (!momentum_.defined()) momentum_ = flat_zeros();
@@ -231,7 +230,7 @@ void OneBitPart::add_momentum_error(const kernels::GradientCheck* check) {
     std::memcpy(&on_host, copy.const_data_ptr(), sizeof on_host);
     if (on_host.non_finite != 0) return;
   }
-  if (lamb_) lamb_->unscale(tensors_, momentum_error_);
+  if (lamb_) lamb_->unscale(momentum_error_);
   momentum_.add_(std::exchange(momentum_error_, at::Tensor()));
 }
 

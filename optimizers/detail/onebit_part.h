@@ -12,7 +12,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -21,8 +20,8 @@
 #include <pacer/kernels/onebit_adam.h>
 #include <pacer/optimizers/detail/adam_entry.h>
 #include <pacer/optimizers/detail/onebit_lamb_stages.h>
+#include <pacer/optimizers/detail/onebit_plan.h>
 #include <pacer/optimizers/detail/onebit_stages.h>
-#include <pacer/optimizers/detail/onebit_tensor.h>
 #include <pacer/optimizers/gradient_guard.h>
 #include <pacer/optimizers/named_tensors.h>
 
@@ -33,31 +32,26 @@ class OneBitPart {
   // `exchange` is null where nothing is compressed.
   OneBitPart(std::vector<OneBitTensor> tensors, std::unique_ptr<OneBitExchange> exchange,
              double variance_floor, kernels::UpdateRule rule, at::Device device);
+  OneBitPart(const OneBitPart&) = delete;  // the stages refer to its tensors
 
   // From the states of the tensors, which have both moments. The variance becomes bias-corrected, by what
   // each one's own steps and settings say; then those that never took a step get the step count of their
   // group. False, changing nothing, where all of the variance is zero. Waits for a GPU.
   bool freeze(const OneBitStates& states, const std::vector<AdamGroupSettings>& settings);
   // Goes on from states whose variance is frozen already, from this rank's errors (names as export_errors
-  // writes them, none for zeros), and from what only the rule has.
-  void go_on(const OneBitStates& states, const NamedTensors& errors, const NamedTensors& of_rule);
-  // Throws InvalidArgument for what go_on could not take, of a state of that version, changing nothing.
-  void check_errors(const NamedTensors& errors, int64_t version) const;
-  void check_rule_state(const NamedTensors& of_rule) const;
+  // writes them, none for zeros) in a state of that version, and from what only the rule has. Throws
+  // InvalidArgument for what does not fit; then the part is of no use.
+  void go_on(const OneBitStates& states, const NamedTensors& errors, int64_t errors_version,
+             const NamedTensors& of_rule);
 
   bool compresses() const { return exchange_ != nullptr; }
   OneBitExchange& exchange() const { return *exchange_; }
 
   // ---- One step: begin (the optimizer), then the rest (the engine), in this order. ----
 
-  enum class Kind {
-    exchange,  // the momentum travels as signs
-    dense,     // gradients are the mean over ranks already
-    refresh,   // the same, and the variance takes them in, too
-  };
   // `local_weight` as in StepInputs, `attempt` counts steps, a refresh comes every so many (0: never).
   struct Step {
-    Kind kind = Kind::dense;
+    OneBitKind kind = OneBitKind::dense;
     double local_weight = 1;
     int64_t attempt = 0;
     int64_t refresh_every = 0;
@@ -65,7 +59,7 @@ class OneBitPart {
   // Throws Error where an exchange failed before.
   void begin(const Step& step);
   // What stored gradients of this rank must be multiplied with besides the average.
-  double local_weight() const { return step_.kind == Kind::exchange ? step_.local_weight : 1; }
+  double local_weight() const { return step_.kind == OneBitKind::compressed ? step_.local_weight : 1; }
 
   // Throws InvalidArgument, in one sentence, where entries are no longer what the flat buffers were made of.
   void check_fits(const std::vector<const AdamEntry*>& entries) const;
@@ -107,12 +101,14 @@ class OneBitPart {
   void update(const kernels::StepScalars* scalars, const at::Tensor& dense_before, bool dense,
               const kernels::OneBitControl& control);
   at::Tensor sums_of_workers(const at::Tensor& own) const;
-  std::optional<size_t> find(const std::string& name) const;
+  // The number that belongs to the tensor of that name; 1 where there is none.
+  double number_of(const std::string& name, const at::Tensor& of_tensors) const;
   void add_momentum_error(const kernels::GradientCheck* check);
   at::Tensor momentum() const;
-  // Where the served elements of a tensor begin in the exchange's server errors, and which they are.
-  int64_t served_offset(size_t i, const kernels::OneBitLayout::Part& part) const;
-  kernels::OneBitLayout::Part served_part(size_t i) const;
+  // The errors under the names by which they are saved: views of a flat buffer, which without an exchange is
+  // the momentum error's, and of the part that this rank serves.
+  NamedViews error_views(const at::Tensor& worker, const at::Tensor& server) const;
+  void load_errors(const NamedTensors& errors, int64_t version);
 
   std::vector<OneBitTensor> tensors_;
   std::unique_ptr<OneBitExchange> exchange_;

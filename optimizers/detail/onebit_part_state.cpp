@@ -2,7 +2,6 @@
 #include <pacer/optimizers/detail/onebit_part.h>
 
 #include <cmath>
-#include <set>
 
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
@@ -14,7 +13,8 @@
 
 namespace pacer::detail {
 
-void OneBitPart::go_on(const OneBitStates& states, const NamedTensors& errors, const NamedTensors& of_rule) {
+void OneBitPart::go_on(const OneBitStates& states, const NamedTensors& errors, int64_t errors_version,
+                       const NamedTensors& of_rule) {
   const c10::DeviceGuard guard(device_);
   for (size_t i = 0; i < tensors_.size(); ++i) {
     FusedAdamStateFields& state = *states[i];
@@ -24,72 +24,62 @@ void OneBitPart::go_on(const OneBitStates& states, const NamedTensors& errors, c
     state.exp_avg(at::Tensor());
   }
   set_floors(control(nullptr));
-  if (lamb_) lamb_->import_state(tensors_, states, of_rule);
-  if (errors.empty()) return;
+  load_errors(errors, errors_version);
+  if (lamb_) return lamb_->import_state(states, of_rule);
+  require(of_rule.empty(), "the state to load has \"", of_rule.empty() ? "" : of_rule.begin()->first,
+          "\", which only OneBitLamb has; load it into one");
+}
+
+NamedViews OneBitPart::error_views(const at::Tensor& worker, const at::Tensor& server) const {
+  NamedViews views;
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    const std::string& name = tensors_[i].name;
+    views.emplace_back(name + (exchange_ ? "/worker_error" : "/momentum_error"), view(worker, i));
+    if (!exchange_) continue;
+    const int64_t own = exchange_->route().worker();
+    const auto part = layout_.served_part(i, own);
+    if (part.begin == part.end) continue;
+    const int64_t offset = layout_.offset(i) + part.begin - own * layout_.chunk();
+    views.emplace_back(name + "/server_error", server.narrow(0, offset, part.end - part.begin));
+  }
+  return views;
+}
+
+void OneBitPart::export_errors(NamedTensors& state) const {
   if (!exchange_) {
-    momentum_error_ = flat_zeros();
-    for (size_t i = 0; i < tensors_.size(); ++i) {
-      view(momentum_error_, i).copy_(errors.at(tensors_[i].name + "/momentum_error"));
-    }
+    if (momentum_error_.defined()) save_views(error_views(momentum_error_, {}), state);
     return;
   }
+  exchange_->check(/*wait=*/true);
+  save_views(error_views(exchange_->worker_errors(), exchange_->server_errors()), state);
+  for (const OneBitTensor& tensor : tensors_) add_strides(tensor.name, tensor.sizes, tensor.strides, state);
+}
+
+void OneBitPart::load_errors(const NamedTensors& errors, int64_t version) {
+  if (errors.empty() && (!exchange_ || tensors_.empty())) return;
   const at::Tensor worker = flat_zeros();
-  const at::Tensor server = at::zeros({exchange_->served_rows().extent}, worker.options());
-  for (size_t i = 0; i < tensors_.size(); ++i) {
-    view(worker, i).copy_(errors.at(tensors_[i].name + "/worker_error"));
-    const auto part = served_part(i);
-    if (part.begin == part.end) continue;
-    server.narrow(0, served_offset(i, part), part.end - part.begin)
-        .copy_(errors.at(tensors_[i].name + "/server_error"));
+  const at::Tensor server =
+      exchange_ ? at::zeros({exchange_->served_rows().extent}, worker.options()) : at::Tensor();
+  NamedTensors without_strides = errors;
+  for (const OneBitTensor& tensor : tensors_) {
+    if (exchange_) without_strides.erase(tensor.name + kStrides);
   }
-  exchange_->set_errors(worker, server);
-}
-
-kernels::OneBitLayout::Part OneBitPart::served_part(size_t i) const {
-  return layout_.served_part(i, exchange_->route().worker());
-}
-
-int64_t OneBitPart::served_offset(size_t i, const kernels::OneBitLayout::Part& part) const {
-  return layout_.offset(i) + part.begin - exchange_->route().worker() * layout_.chunk();
-}
-
-void OneBitPart::check_errors(const NamedTensors& errors, int64_t version) const {
-  std::set<std::string> expected;
-  const auto check = [&](const std::string& key, at::IntArrayRef sizes) {
-    require(errors.count(key) != 0, "the state to load has no \"", key,
-            "\"; resume with the state that this rank has saved");
-    const at::Tensor& error = errors.at(key);
-    require(error.scalar_type() == at::kFloat && error.sizes() == sizes, "\"", key,
-            "\" of the state to load is ", error.scalar_type(), " of shape ", error.sizes(),
-            ", but it must be Float of shape ", sizes, "; resume with as many ranks and the same parameters");
-    expected.insert(key);
-  };
-  for (size_t i = 0; i < tensors_.size(); ++i) {
-    const OneBitTensor& tensor = tensors_[i];
-    if (!exchange_) {
-      if (!errors.empty()) check(tensor.name + "/momentum_error", tensor.sizes);
-      continue;
-    }
-    check(tensor.name + "/worker_error", tensor.sizes);
-    const auto part = served_part(i);
-    if (part.begin != part.end) check(tensor.name + "/server_error", {part.end - part.begin});
-    const std::string order = tensor.name + kStrides;
-    expected.insert(order);
+  load_views(
+      error_views(worker, server), without_strides,
+      {"the state to load has no \"", "\"; resume with the state that this rank has saved",
+       "; resume with as many ranks and the same parameters",
+       "\", which this rank does not need; resume with as many ranks, the same parameters and options"});
+  if (!exchange_) {
+    momentum_error_ = worker;
+    return;
+  }
+  for (const OneBitTensor& tensor : tensors_) {
     require(same_strides(saved_strides(errors, tensor.name, tensor.sizes, tensor.strides, version),
                          tensor.strides, tensor.sizes),
             "the state to load has the errors of parameter ", InMessage{tensor.name, tensor.sizes},
             " in another memory order than the parameter has here; give it the order that it had");
   }
-  for (const auto& item : errors) {
-    require(expected.count(item.first) != 0, "the state to load has \"", item.first,
-            "\", which this rank does not need; resume with as many ranks, the same parameters and options");
-  }
-}
-
-void OneBitPart::check_rule_state(const NamedTensors& of_rule) const {
-  if (lamb_) return lamb_->check_state(tensors_, of_rule);
-  require(of_rule.empty(), "the state to load has \"", of_rule.empty() ? "" : of_rule.begin()->first,
-          "\", which only OneBitLamb has; load it into one");
+  exchange_->set_errors(worker, server);
 }
 
 double OneBitPart::compression_error() const {
@@ -105,54 +95,33 @@ at::Tensor OneBitPart::momentum() const {
   const bool dense = momentum_.defined() && !(device_.is_cuda() && exchange_ && exchange_->has_mean());
   if (dense) return momentum_;
   const at::Tensor decoded = stages_.decode(work(nullptr), control(nullptr));
-  if (lamb_ && device_.is_cuda()) lamb_->unscale(tensors_, decoded);
+  if (lamb_ && device_.is_cuda()) lamb_->unscale(decoded);
   return decoded;
 }
 
 void OneBitPart::export_shared(NamedTensors& state) const {
   const at::Tensor all = momentum();
   for (size_t i = 0; i < tensors_.size(); ++i) state[tensors_[i].name + "/exp_avg"] = view(all, i);
-  if (lamb_) lamb_->export_state(tensors_, state);
+  if (lamb_) lamb_->export_state(state);
 }
 
-std::optional<size_t> OneBitPart::find(const std::string& name) const {
+double OneBitPart::number_of(const std::string& name, const at::Tensor& of_tensors) const {
   for (size_t i = 0; i < tensors_.size(); ++i) {
-    if (tensors_[i].name == name) return i;
+    if (tensors_[i].name == name) return of_tensors[static_cast<int64_t>(i)].item<double>();
   }
-  return std::nullopt;
+  return 1;
 }
 
 double OneBitPart::lamb_factor(const std::string& name) const {
-  const auto i = find(name);
-  return i && lamb_ ? lamb_->factor(*i) : 1;
+  return lamb_ ? number_of(name, lamb_->factors()) : 1;
 }
 
 double OneBitPart::momentum_scale(const std::string& name) const {
-  const auto i = find(name);
-  return i && lamb_ ? lamb_->momentum_scale(*i) : 1;
+  return lamb_ ? number_of(name, lamb_->momentum_scales()) : 1;
 }
 
 void OneBitPart::rename(const std::vector<std::string>& names) {
   for (size_t i = 0; i < tensors_.size() && i < names.size(); ++i) tensors_[i].name = names[i];
-}
-
-void OneBitPart::export_errors(NamedTensors& state) const {
-  if (!exchange_) {
-    for (size_t i = 0; momentum_error_.defined() && i < tensors_.size(); ++i) {
-      state[tensors_[i].name + "/momentum_error"] = view(momentum_error_, i);
-    }
-    return;
-  }
-  exchange_->check(/*wait=*/true);
-  const at::Tensor worker = exchange_->worker_errors(), server = exchange_->server_errors();
-  for (size_t i = 0; i < tensors_.size(); ++i) {
-    state[tensors_[i].name + "/worker_error"] = view(worker, i);
-    add_strides(tensors_[i].name, tensors_[i].sizes, tensors_[i].strides, state);
-    const auto part = served_part(i);
-    if (part.begin == part.end) continue;
-    state[tensors_[i].name + "/server_error"] =
-        server.narrow(0, served_offset(i, part), part.end - part.begin);
-  }
 }
 
 std::string OneBitPart::describe_floors() const {

@@ -1,16 +1,18 @@
 #include <pacer/optimizers/detail/onebit_plan.h>
 
 #include <algorithm>
+#include <map>
 #include <tuple>
 
 #include <pacer/core/error.h>
+#include <pacer/optimizers/detail/parameter_check.h>
 
 namespace pacer::detail {
 namespace {
 
 auto compression_of(const OneBitChoices& c) {
-  return std::make_tuple(c.variance_floor, c.scale, c.block_scales, c.compress_alone, c.hierarchical,
-                         c.one_bit);
+  return std::make_tuple(c.variance_floor, c.compression.scale(), c.compression.block_scales(),
+                         c.compression.hierarchical(), c.compress_alone, c.one_bit);
 }
 auto all_of(const OneBitChoices& c) {
   return std::tuple_cat(compression_of(c), std::make_tuple(c.freeze_step, c.freeze_automatically,
@@ -24,26 +26,25 @@ bool OneBitPlan::exchanges_like(const OneBitPlan& earlier) const {
          std::equal(earlier.compressed.begin(), earlier.compressed.end(), compressed.begin());
 }
 
-OneBitPlan onebit_plan(const OptimizerTraits& traits, const ParamGroups& groups,
-                       const std::vector<AdamGroupSettings>& settings) {
+OneBitPlan onebit_plan(const char* optimizer, const std::vector<AdamGroupSettings>& settings) {
   OneBitPlan plan;
-  if (groups.empty()) return plan;
-  static_cast<OneBitChoices&>(plan) = traits.choices(groups.front().options());
-  for (size_t g = 1; g < groups.size(); ++g) {
-    require(all_of(traits.choices(groups[g].options())) == all_of(plan), traits.name, ": group ", g,
+  if (settings.empty()) return plan;
+  static_cast<OneBitChoices&>(plan) = settings.front().onebit;
+  for (size_t g = 1; g < settings.size(); ++g) {
+    require(all_of(settings[g].onebit) == all_of(plan), optimizer, ": group ", g,
             " and group 0 differ in when to freeze or how to compress; only the options of the step itself, "
             "master weights and compress belong to a group");
   }
-  require(plan.freeze_step.has_value() != plan.freeze_automatically.has_value(), traits.name,
+  require(plan.freeze_step.has_value() != plan.freeze_automatically.has_value(), optimizer,
           ": say when the variance freezes: either freeze_step(number of warm-up steps) or "
           "freeze_automatically(steps planned in all)");
   require(
-      plan.freeze_step.value_or(1) >= 1, traits.name,
+      plan.freeze_step.value_or(1) >= 1, optimizer,
       ": freeze_step must be at least 1 step, because a variance has to be seen before it can freeze; not ",
       plan.freeze_step.value_or(1));
-  require(plan.refresh_variance_every >= 0, traits.name, ": refresh_variance_every must be >= 0 steps, not ",
+  require(plan.refresh_variance_every >= 0, optimizer, ": refresh_variance_every must be >= 0 steps, not ",
           plan.refresh_variance_every);
-  require(plan.variance_floor >= 0 && plan.variance_floor <= 1, traits.name,
+  require(plan.variance_floor >= 0 && plan.variance_floor <= 1, optimizer,
           ": variance_floor must be between 0 and 1, not ", plan.variance_floor);
   for (size_t g = settings.size(); g-- > 0;) {
     if (settings[g].compress) {
@@ -53,6 +54,52 @@ OneBitPlan onebit_plan(const OptimizerTraits& traits, const ParamGroups& groups,
   }
   for (const AdamGroupSettings& group : settings) plan.compressed.push_back(group.compress);
   return plan;
+}
+
+std::vector<int64_t> counts_of(const std::vector<OneBitTensor>& tensors) {
+  std::vector<int64_t> counts;
+  for (const OneBitTensor& tensor : tensors) counts.push_back(tensor.count);
+  return counts;
+}
+
+std::vector<OneBitTensor> onebit_tensors(const OptimizerView& optimizer,
+                                         const std::vector<AdamGroupSettings>& settings) {
+  std::vector<OneBitTensor> tensors;
+  for (const auto& [tensor, group, index, name] : optimizer.parameters()) {
+    if (!settings[group].compress) continue;
+    tensors.push_back(
+        {name, group, tensor.sizes().vec(), tensor.strides().vec(), tensor.numel(),
+         storage_for(tensor.scalar_type(), settings[group].master_weights, Rounding::nearest, name)});
+  }
+  return tensors;
+}
+
+OneBitStates onebit_states(const OptimizerView& optimizer, const std::vector<AdamGroupSettings>& settings,
+                           const ParamStates& states) {
+  OneBitStates found;
+  for (const RegisteredParameter& parameter : optimizer.parameters()) {
+    if (!settings[parameter.group].compress) continue;
+    const auto state = states.find(parameter.key());
+    require(state != states.end(), "the state to load is frozen, but has no variance of parameter ",
+            parameter.in_message());
+    found.push_back(static_cast<FusedAdamStateFields*>(state->second.get()));
+  }
+  return found;
+}
+
+void give_unstepped_counts(const std::vector<OneBitTensor>& tensors, const OneBitStates& states) {
+  std::map<size_t, int64_t> most;  // by group
+  int64_t most_of_all = 0;
+  std::vector<int64_t> steps;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    steps.push_back(states[i]->step());
+    most[tensors[i].group] = std::max(most[tensors[i].group], steps[i]);
+    most_of_all = std::max(most_of_all, steps[i]);
+  }
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const int64_t of_group = most[tensors[i].group];
+    if (steps[i] == 0) states[i]->step(of_group > 0 ? of_group : most_of_all);
+  }
 }
 
 }  // namespace pacer::detail

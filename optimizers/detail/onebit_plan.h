@@ -1,11 +1,25 @@
-// What a 1-bit optimizer is to do beside its rule: when to freeze, and how to compress.
+// What a 1-bit optimizer is to do beside its rule: when to freeze, how to compress, and what: the tensors of
+// its flat buffers.
 #pragma once
 
+#include <cstdint>
+#include <string>
 #include <vector>
 
-#include <pacer/optimizers/detail/optimizer_traits.h>
+#include <ATen/core/Tensor.h>
+
+#include <pacer/kernels/math/adam_storage.h>
+#include <pacer/optimizers/detail/optimizer_view.h>
 
 namespace pacer::detail {
+
+// The kinds of steps.
+enum class OneBitKind {
+  warm_up,
+  compressed,  // the momentum travels as signs
+  dense,       // gradients are the mean over ranks already
+  refresh,     // the same, and the variance takes them in, too
+};
 
 struct OneBitPlan : OneBitChoices {
   std::vector<bool> compressed;  // by group
@@ -16,8 +30,37 @@ struct OneBitPlan : OneBitChoices {
   bool exchanges_like(const OneBitPlan& earlier) const;
 };
 
-// Checked; throws InvalidArgument where groups differ or options contradict each other.
-OneBitPlan onebit_plan(const OptimizerTraits& traits, const ParamGroups& groups,
-                       const std::vector<AdamGroupSettings>& settings);
+// Checked; throws InvalidArgument that names the optimizer where groups differ or options contradict each
+// other.
+OneBitPlan onebit_plan(const char* optimizer, const std::vector<AdamGroupSettings>& settings);
+
+// A compressed parameter as it was when the variance froze.
+struct OneBitTensor {
+  std::string name;
+  size_t group = 0;
+  std::vector<int64_t> sizes, strides;
+  int64_t count = 0;
+  kernels::AdamStorage storage = kernels::AdamStorage::f32;
+
+  // The elements from `offset` on in a flat buffer, in the parameter's shape and memory order.
+  at::Tensor view(const at::Tensor& flat, int64_t offset) const {
+    return flat.as_strided(sizes, strides, offset);
+  }
+};
+
+// One for each tensor.
+using OneBitStates = std::vector<FusedAdamStateFields*>;
+
+std::vector<int64_t> counts_of(const std::vector<OneBitTensor>& tensors);
+
+// The parameters of compressed groups, in the order of their registration.
+std::vector<OneBitTensor> onebit_tensors(const OptimizerView& optimizer,
+                                         const std::vector<AdamGroupSettings>& settings);
+// Their states among `states`; throws InvalidArgument where one has none.
+OneBitStates onebit_states(const OptimizerView& optimizer, const std::vector<AdamGroupSettings>& settings,
+                           const ParamStates& states);
+// States of step 0 get the largest count of their group, or where that is 0, of all: else their first step
+// would be divided by the bias correction of step 1, and be ten times as large as anybody else's.
+void give_unstepped_counts(const std::vector<OneBitTensor>& tensors, const OneBitStates& states);
 
 }  // namespace pacer::detail

@@ -37,12 +37,12 @@ void OneBitStages::make_tables(const std::vector<OneBitTensor>& tensors) {
     for (Table& table : tables_) {
       if (table.storage == storage) return table;
     }
-    tables_.push_back({storage, {}, 0, {}, {}});
+    tables_.push_back({storage, {}, {}, {}});
     return tables_.back();
   };
   for (Tile tile : make_tiles(layout_.counts(), kernels::kOneBitBlockTile)) {
     tile.offset += layout_.offset(tile.tensor);
-    table_of(tensors[tile.tensor].storage).tiles.host().push_back(tile);
+    table_of(tensors[tile.tensor].storage).tiles.buffer.host().push_back(tile);
   }
   units_of_.host() = tile_ranges(units_, tensors.size());
   for (size_t u = 0; u < units_.size(); ++u) {
@@ -51,11 +51,8 @@ void OneBitStages::make_tables(const std::vector<OneBitTensor>& tensors) {
     table.unit_places.host().push_back(static_cast<uint32_t>(u));
   }
   for (Table& table : tables_) {
-    auto& tiles = table.tiles.host();
-    const auto first_small = std::stable_partition(
-        tiles.begin(), tiles.end(), [](const Tile& tile) { return tile.count > kernels::kOneBitWarpTile; });
-    table.block_tiles = first_small - tiles.begin();
-    table.tiles.send(device_);
+    table.tiles.sort([](const Tile& tile) { return tile.count > kernels::kOneBitWarpTile; });
+    table.tiles.buffer.send(device_);
     table.units.send(device_);
     table.unit_places.send(device_);
   }
@@ -66,10 +63,6 @@ void OneBitStages::make_tables(const std::vector<OneBitTensor>& tensors) {
   all_units_.send(device_);
   counts_.send(device_);
   units_of_.send(device_);
-}
-
-kernels::AdamTiles OneBitStages::Table::view() const {
-  return {tiles.pointer(), block_tiles, static_cast<int64_t>(tiles.host().size()) - block_tiles};
 }
 
 void OneBitStages::set_tensor(size_t i, const kernels::OneBitAdamTensor& tensor) {
@@ -104,7 +97,11 @@ void OneBitStages::sum_of_squares(double* sum) {
   auto* partials = partials_.mutable_data_ptr<double>();
   const auto count = static_cast<int64_t>(units_.size());
   if (device_.is_cpu()) {
-    sum_of_squares_on_cpu(partials);
+    for_each_tile(units_, [&](int64_t u) {
+      const Tile& unit = units_[static_cast<size_t>(u)];
+      const kernels::OneBitAdamTensor& tensor = tensors_.host()[unit.tensor];
+      partials[u] = unit_sum_of_squares(gradient_type(tensor.storage), tensor.gradient, unit);
+    });
     *sum = sum_partials(partials, count);
     return;
   }
@@ -115,20 +112,6 @@ void OneBitStages::sum_of_squares(double* sum) {
         gradients_.pointer(), tables_.size() == 1 ? nullptr : table.unit_places.pointer(), partials, stream);
   }
   kernels::sum_partials_cuda(partials, count, sum, stream);
-}
-
-void OneBitStages::sum_of_squares_on_cpu(double* partials) const {
-  for_each_tile(units_, [&](int64_t u) {
-    const Tile& unit = units_[static_cast<size_t>(u)];
-    const kernels::OneBitAdamTensor& tensor = tensors_.host()[unit.tensor];
-    const kernels::GradientType type = gradient_type(tensor.storage);
-    partials[u] =
-        tensor.gradient == nullptr
-            ? 0.0
-            : kernels::sum_of_squares_cpu(
-                  type, static_cast<const char*>(tensor.gradient) + unit.offset * gradient_bytes(type),
-                  unit.count);
-  });
 }
 
 void OneBitStages::floors(const at::Tensor& variance, double share, const at::Tensor& floors,
@@ -204,7 +187,7 @@ void OneBitStages::dense_momentum(const OneBitAdamWork& work, float* momentum, b
     return;
   }
   for (const Table& table : tables_) {
-    onebit_dense_momentum_cuda(table.storage, table.view(), work, momentum, refresh, control,
+    onebit_dense_momentum_cuda(table.storage, table.tiles.view(), work, momentum, refresh, control,
                                current_stream(device_));
   }
 }
@@ -216,7 +199,7 @@ void OneBitStages::update(const OneBitAdamWork& work, bool dense, const OneBitCo
     return;
   }
   for (const Table& table : tables_) {
-    onebit_update_cuda(table.storage, table.view(), work, dense, control, current_stream(device_));
+    onebit_update_cuda(table.storage, table.tiles.view(), work, dense, control, current_stream(device_));
   }
 }
 

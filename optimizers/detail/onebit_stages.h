@@ -10,7 +10,8 @@
 #include <pacer/collectives/detail/device_buffer.h>
 #include <pacer/collectives/detail/onebit_exchange.h>
 #include <pacer/kernels/onebit_adam.h>
-#include <pacer/optimizers/detail/onebit_tensor.h>
+#include <pacer/optimizers/detail/onebit_plan.h>
+#include <pacer/optimizers/detail/tile_loop.h>
 
 namespace pacer::detail {
 
@@ -45,18 +46,14 @@ class OneBitStages {
   // CUDA: the tensors of one dtype set.
   struct Table {
     kernels::AdamStorage storage;
-    DeviceBuffer<Tile> tiles;  // their offsets are places in the buffer
-    int64_t block_tiles = 0;
+    TilesBySize tiles;  // their offsets are places in the buffer
     DeviceBuffer<Tile> units;
     DeviceBuffer<uint32_t> unit_places;  // each one's number among units()
-
-    kernels::AdamTiles view() const;
   };
   const std::vector<Table>& tables() const { return tables_; }
 
  private:
   void make_tables(const std::vector<OneBitTensor>& tensors);
-  void sum_of_squares_on_cpu(double* partials) const;
   void floors_on_cpu(const float* variance, double share, float* floors, double* total) const;
   kernels::OneBitAdamRows rows_of(const kernels::OneBitAdamWork& work) const;
   template <class F>

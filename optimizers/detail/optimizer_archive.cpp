@@ -38,8 +38,7 @@ int64_t read_count(InputArchive& archive, const std::string& key) {
   return count.item<int64_t>();
 }
 
-std::vector<SavedGroup> read_groups(InputArchive& archive, const OptimizerTraits& traits,
-                                    const ParamGroups& groups, const OptimizerOptions& defaults) {
+std::vector<SavedGroup> read_groups(InputArchive& archive, const OptimizerView& own) {
   std::vector<SavedGroup> saved;
   const int64_t count = read_count(archive, "param_groups/size");
   for (int64_t g = 0; g < count; ++g) {
@@ -55,8 +54,7 @@ std::vector<SavedGroup> read_groups(InputArchive& archive, const OptimizerTraits
     }
     group.read("options", options);
     const auto place = static_cast<size_t>(g);
-    of_group.options =
-        place < groups.size() ? adopt(traits, groups[place].options(), defaults, place) : defaults.clone();
+    of_group.options = place < own.groups.size() ? own.options(place) : own.defaults.clone();
     of_group.options->serialize(options);
   }
   return saved;
@@ -91,32 +89,20 @@ void refuse_oldest(InputArchive& archive, const OptimizerTraits& traits) {
 
 }  // namespace
 
-std::unique_ptr<OptimizerOptions> adopt(const OptimizerTraits& traits, const OptimizerOptions& options,
-                                        const OptimizerOptions& own, size_t group) {
-  auto adopted = traits.adopt(options, own);
-  require(adopted != nullptr, traits.name, ": the options of group ", group,
-          " belong to another optimizer; use ", traits.name, "Options");
-  traits.settings(*adopted);
-  return adopted;
-}
-
-void check_pending(const PendingState& pending, const OptimizerTraits& traits, const ParamGroups& groups,
-                   const ParameterNames& names) {
-  ParamGroups with_options;
-  for (size_t g = 0; g < groups.size(); ++g) {
-    with_options.emplace_back(groups[g].params(), pending.options[g]->clone());
-    const auto& parameters = groups[g].params();
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      const auto found = pending.states.find(parameters[i].unsafeGetTensorImpl());
-      if (found == pending.states.end()) continue;
-      const std::string name = name_of(names, parameters[i], g, i);
-      const auto& state = static_cast<const FusedAdamStateFields&>(*found->second);
-      require(state.exp_avg().defined() && state.exp_avg_sq().defined(), "the state of parameter ",
-              InMessage{name, parameters[i].sizes()}, " lacks a moment (exp_avg or exp_avg_sq)", kNothing);
-      check_state(state, parameters[i].sizes(), name);
-    }
+std::vector<AdamGroupSettings> check_pending(const PendingState& pending, const OptimizerView& own) {
+  for (const RegisteredParameter& parameter : own.parameters()) {
+    const auto found = pending.states.find(parameter.key());
+    if (found == pending.states.end()) continue;
+    const auto& state = static_cast<const FusedAdamStateFields&>(*found->second);
+    require(state.exp_avg().defined() && state.exp_avg_sq().defined(), "the state of parameter ",
+            parameter.in_message(), " lacks a moment (exp_avg or exp_avg_sq)", kNothing);
+    check_state(state, parameter.tensor.sizes(), parameter.name);
   }
-  settings_of(traits, with_options);
+  ParamGroups with_options;
+  for (size_t g = 0; g < own.groups.size(); ++g) {
+    with_options.emplace_back(own.groups[g].params(), pending.options[g]->clone());
+  }
+  return settings_of(own.traits, with_options);
 }
 
 void commit_pending(PendingState pending, ParamGroups& groups, ParamStates& states) noexcept {
@@ -124,34 +110,34 @@ void commit_pending(PendingState pending, ParamGroups& groups, ParamStates& stat
   states.swap(pending.states);
 }
 
-void write_optimizer(OutputArchive& archive, const OptimizerTraits& traits, const ParamGroups& groups,
-                     const ParamStates& states, const OptimizerOptions& defaults) {
+void write_optimizer(OutputArchive& archive, const OptimizerView& own) {
   archive.write("pytorch_version",
                 c10::IValue("1.5.0"));  // the layout's own number, which torch's loads ask for
   OutputArchive all_states(archive.compilation_unit()), all_groups(archive.compilation_unit());
-  for (const auto& [tensor, state] : states) {
+  for (const auto& [tensor, state] : own.states) {
     OutputArchive of_parameter(archive.compilation_unit());
     state->serialize(of_parameter);
     all_states.write(label_of(tensor), of_parameter);
   }
   archive.write("state", all_states);
-  all_groups.write("param_groups/size", count_tensor(groups.size()));
-  for (size_t g = 0; g < groups.size(); ++g) {
+  all_groups.write("param_groups/size", count_tensor(own.groups.size()));
+  for (size_t g = 0; g < own.groups.size(); ++g) {
     OutputArchive group(archive.compilation_unit()), options(archive.compilation_unit());
-    const auto& parameters = groups[g].params();
+    const auto& parameters = own.groups[g].params();
     group.write("params/size", count_tensor(parameters.size()));
     for (size_t i = 0; i < parameters.size(); ++i) {
       group.write(concatenate("params/", i), c10::IValue(label_of(parameters[i].unsafeGetTensorImpl())));
     }
-    adopt(traits, groups[g].options(), defaults, g)->serialize(options);
+    own.options(g)->serialize(options);
     group.write("options", options);
     all_groups.write(concatenate("param_groups/", g), group);
   }
   archive.write("param_groups", all_groups);
 }
 
-PendingState read_optimizer(InputArchive& archive, const OptimizerTraits& traits, const ParamGroups& groups,
-                            const OptimizerOptions& defaults) {
+PendingState read_optimizer(InputArchive& archive, const OptimizerView& own) {
+  const OptimizerTraits& traits = own.traits;
+  const ParamGroups& groups = own.groups;
   PendingState pending;
   ParamStates labelled;
   std::vector<SavedGroup> saved_groups;
@@ -161,7 +147,7 @@ PendingState read_optimizer(InputArchive& archive, const OptimizerTraits& traits
     archive.read("state", state_archive);
     labelled = read_states(state_archive, traits);
     archive.read("param_groups", groups_archive);
-    saved_groups = read_groups(groups_archive, traits, groups, defaults);
+    saved_groups = read_groups(groups_archive, own);
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
@@ -190,10 +176,9 @@ PendingState read_optimizer(InputArchive& archive, const OptimizerTraits& traits
 }
 
 template <class TorchState>
-PendingState copy_of_torch_optimizer(const torch::optim::Optimizer& source, const OptimizerTraits& traits,
-                                     const ParamGroups& groups, const OptimizerOptions& defaults,
-                                     const ParameterNames& names) {
-  const ParamGroups& source_groups = source.param_groups();
+PendingState copy_of_torch_optimizer(const torch::optim::Optimizer& source, const OptimizerView& own) {
+  const OptimizerTraits& traits = own.traits;
+  const ParamGroups &groups = own.groups, &source_groups = source.param_groups();
   require(source_groups.size() == groups.size(), traits.name, ": the optimizer to take over from has ",
           source_groups.size(), " parameter groups but this one has ", groups.size());
   PendingState pending;
@@ -202,13 +187,12 @@ PendingState copy_of_torch_optimizer(const torch::optim::Optimizer& source, cons
     const auto& ours = groups[g].params();
     require(theirs.size() == ours.size(), traits.name, ": group ", g, " has ", theirs.size(),
             " parameters in the optimizer to take over from but ", ours.size(), " here");
-    const auto own = adopt(traits, groups[g].options(), defaults, g);
-    pending.options.push_back(traits.adopt(source_groups[g].options(), *own));
+    pending.options.push_back(traits.adopt(source_groups[g].options(), *own.options(g)));
     require(pending.options.back() != nullptr, traits.name,
             ": the options to take over belong to another optimizer");
     for (size_t i = 0; i < ours.size(); ++i) {
       require(theirs[i].is_same(ours[i]), traits.name, ": parameter ",
-              InMessage{name_of(names, ours[i], g, i), ours[i].sizes()},
+              InMessage{name_of(own.names, ours[i], g, i), ours[i].sizes()},
               " is another tensor in the optimizer to take over from; build both from the same parameters");
       const auto found = source.state().find(theirs[i].unsafeGetTensorImpl());
       if (found == source.state().end()) continue;
@@ -226,14 +210,8 @@ PendingState copy_of_torch_optimizer(const torch::optim::Optimizer& source, cons
 }
 
 template PendingState copy_of_torch_optimizer<torch::optim::AdamParamState>(const torch::optim::Optimizer&,
-                                                                            const OptimizerTraits&,
-                                                                            const ParamGroups&,
-                                                                            const OptimizerOptions&,
-                                                                            const ParameterNames&);
+                                                                            const OptimizerView&);
 template PendingState copy_of_torch_optimizer<torch::optim::AdamWParamState>(const torch::optim::Optimizer&,
-                                                                             const OptimizerTraits&,
-                                                                             const ParamGroups&,
-                                                                             const OptimizerOptions&,
-                                                                             const ParameterNames&);
+                                                                             const OptimizerView&);
 
 }  // namespace pacer::detail

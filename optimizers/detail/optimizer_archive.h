@@ -1,17 +1,16 @@
-// Reading and writing optimizers in the archive layout of torch::optim (state by label, parameter groups by
-// position), and taking state over from a running optimizer. A load validates everything first, then swaps:
-// on any error the optimizer is untouched.
+// Reading and writing optimizers, in the archive layout of torch::optim (state by label, parameter groups by
+// position) and by name, and taking state over from a running optimizer. A load validates everything first,
+// then swaps: on any error the optimizer is untouched.
 #pragma once
 
 #include <memory>
-#include <string>
 #include <vector>
 
 #include <torch/optim/optimizer.h>
 #include <torch/serialize/archive.h>
 
-#include <pacer/optimizers/detail/optimizer_traits.h>
-#include <pacer/optimizers/detail/parameter_check.h>
+#include <pacer/optimizers/detail/optimizer_view.h>
+#include <pacer/optimizers/named_tensors.h>
 
 namespace pacer::detail {
 
@@ -21,36 +20,34 @@ struct PendingState {
   ParamStates states;  // by TensorImpl of the parameters here
 };
 
-// The options as the optimizer's own type, checked; what torch's lack is as in `own`. Throws InvalidArgument
-// where they belong to another optimizer.
-std::unique_ptr<torch::optim::OptimizerOptions> adopt(const OptimizerTraits& traits,
-                                                      const torch::optim::OptimizerOptions& options,
-                                                      const torch::optim::OptimizerOptions& own,
-                                                      size_t group);
-
-// Throws InvalidArgument unless options and state are sound and fit the parameters.
-void check_pending(const PendingState& pending, const OptimizerTraits& traits, const ParamGroups& groups,
-                   const ParameterNames& names);
+// Throws InvalidArgument unless options and state are sound and fit the parameters; else returns the settings
+// that they mean.
+std::vector<AdamGroupSettings> check_pending(const PendingState& pending, const OptimizerView& own);
 
 // Puts pending state in force. Does not throw.
 void commit_pending(PendingState pending, ParamGroups& groups, ParamStates& states) noexcept;
 
 // Writes options and states in the layout of LibTorch's optimizers.
-void write_optimizer(torch::serialize::OutputArchive& archive, const OptimizerTraits& traits,
-                     const ParamGroups& groups, const ParamStates& states,
-                     const torch::optim::OptimizerOptions& defaults);
+void write_optimizer(torch::serialize::OutputArchive& archive, const OptimizerView& own);
 
-// Reads an archive of this optimizer or of torch's; what torch's lacks stays as it is in `groups`. Labels in
+// Reads an archive of this optimizer or of torch's; what torch's lacks stays as it is in `own`. Labels in
 // the archive are addresses of another run and only join state to position.
-PendingState read_optimizer(torch::serialize::InputArchive& archive, const OptimizerTraits& traits,
-                            const ParamGroups& groups, const torch::optim::OptimizerOptions& defaults);
+PendingState read_optimizer(torch::serialize::InputArchive& archive, const OptimizerView& own);
 
 // Options, moments and step counts of a torch optimizer over the same parameters, copied; what its options
-// lack stays as it is in `groups`.
+// lack stays as it is in `own`.
 template <class TorchState>
-PendingState copy_of_torch_optimizer(const torch::optim::Optimizer& source, const OptimizerTraits& traits,
-                                     const ParamGroups& groups,
-                                     const torch::optim::OptimizerOptions& defaults,
-                                     const ParameterNames& names);
+PendingState copy_of_torch_optimizer(const torch::optim::Optimizer& source, const OptimizerView& own);
+
+// State by parameter name: "PARAMETER/group", "PARAMETER/step", "PARAMETER/exp_avg" ..., options as
+// "group/0/lr" ..., and the version of all that as "state_version". Every parameter has a group and a step,
+// so that a name that is missing on either side shows; the tensors exist from its first step on. (In
+// named_state.cpp, as the next.)
+NamedTensors export_state(const OptimizerView& own);
+
+// Reads what export_state wrote, for the parameters of `own`. Throws InvalidArgument that names the parameter
+// where anything is missing, left over or does not fit. Tensors on the parameter's device become the state
+// itself.
+PendingState import_state(const NamedTensors& saved, const OptimizerView& own);
 
 }  // namespace pacer::detail

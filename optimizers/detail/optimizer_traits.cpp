@@ -1,5 +1,7 @@
 #include <pacer/optimizers/detail/optimizer_traits.h>
 
+#include <array>
+
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 
@@ -10,38 +12,9 @@ namespace {
 
 using torch::optim::OptimizerOptions;
 
-constexpr char kFusedAdam[] = "FusedAdam", kFusedAdamW[] = "FusedAdamW", kFusedLamb[] = "FusedLamb";
-constexpr char kOneBitAdam[] = "OneBitAdam", kOneBitLamb[] = "OneBitLamb";
-
-template <class Options>
-bool owns(const OptimizerOptions& options) {
-  return dynamic_cast<const Options*>(&options) != nullptr;
-}
-
-template <class Options>
-std::unique_ptr<OptimizerOptions> adopt(const OptimizerOptions& options, const OptimizerOptions& own) {
-  if (owns<Options>(options)) return options.clone();
-  if constexpr (kIsAdam<Options>) {
-    using Torch = std::conditional_t<kIs<Options, FusedAdamOptions>, torch::optim::AdamOptions,
-                                     torch::optim::AdamWOptions>;
-    if (const auto* torch = dynamic_cast<const Torch*>(&options)) {
-      auto adopted = std::make_unique<Options>(static_cast<const Options&>(own));
-      adopted->take(*torch);
-      return adopted;
-    }
-  }
-  if constexpr (kIs<Options, OneBitAdamOptions>) {
-    require(
-        !owns<FusedAdamOptions>(options), kOneBitAdam,
-        ": FusedAdamOptions add weight decay to the gradient (L2), which a momentum of signs cannot carry; "
-        "use OneBitAdamOptions, whose decay is decoupled");
-  }
-  return nullptr;
-}
-
 template <class Options>
 void check_options(const char* optimizer, const Options& options) {
-  visit_options(options, CheckRanges{optimizer});
+  check_ranges(optimizer, options);
   if constexpr (!kIsAdam<Options>) {
     require(!options.wants_amsgrad(), optimizer,
             ": amsgrad was set, which this optimizer does not have; leave it");
@@ -62,7 +35,7 @@ void check_options(const char* optimizer, const Options& options) {
             ": max_coeff must be a finite number >= min_coeff (", options.min_coeff(), "), not ",
             options.max_coeff());
   }
-  if constexpr (kIs<Options, OneBitLambOptions>) {
+  if constexpr (kIs<OneBitLambOptions, Options>) {
     require(options.factor_max() >= options.factor_min(), optimizer,
             ": factor_max must be a finite number >= factor_min (", options.factor_min(), "), not ",
             options.factor_max());
@@ -72,13 +45,28 @@ void check_options(const char* optimizer, const Options& options) {
 template <class Options>
 kernels::WeightDecay decay_mode(const Options& options) {
   if (options.weight_decay() == 0 || kIsLamb<Options>) return kernels::WeightDecay::none;
-  return kIs<Options, FusedAdamOptions> ? kernels::WeightDecay::l2 : kernels::WeightDecay::decoupled;
+  return kIs<FusedAdamOptions, Options> ? kernels::WeightDecay::l2 : kernels::WeightDecay::decoupled;
 }
 
-template <class Options, const char* kName>
-AdamGroupSettings settings(const OptimizerOptions& base) {
-  const auto& options = static_cast<const Options&>(base);
-  check_options(kName, options);
+template <class Options>
+OneBitChoices choices_of(const Options& options) {
+  OneBitChoices choices;
+  choices.freeze_step = options.freeze_step();
+  choices.freeze_automatically = options.freeze_automatically();
+  choices.allow_early_freeze = options.allow_early_freeze();
+  if constexpr (kIs<OneBitAdamOptions, Options>) {
+    choices.refresh_variance_every = options.refresh_variance_every();
+  }
+  choices.variance_floor = options.variance_floor();
+  choices.compression.scale(options.scale()).block_scales(options.block_scales());
+  choices.compression.hierarchical(options.hierarchical());
+  choices.compress_alone = options.compress_alone();
+  choices.one_bit = options.one_bit();
+  return choices;
+}
+
+template <class Options>
+AdamGroupSettings settings_of(const Options& options) {
   AdamGroupSettings settings;
   kernels::AdamSettings& kernel = settings.kernel;
   kernel.learning_rate = options.lr();
@@ -98,12 +86,13 @@ AdamGroupSettings settings(const OptimizerOptions& base) {
   }
   if constexpr (kIsOneBit<Options>) {
     settings.compress = options.compress();
+    settings.onebit = choices_of(options);
   } else {
     kernel.seed = options.seed();
     settings.finite_check = options.finite_check();
     settings.rounding = options.rounding();
   }
-  if constexpr (kIs<Options, OneBitLambOptions>) {
+  if constexpr (kIs<OneBitLambOptions, Options>) {
     kernel.coeff_beta = options.coeff_beta();
     settings.averages_trust = options.compress();
     settings.factor_bounds = {options.factor_min(), options.factor_max(), options.factor_threshold()};
@@ -111,85 +100,81 @@ AdamGroupSettings settings(const OptimizerOptions& base) {
   return settings;
 }
 
-template <class Options>
-OneBitChoices choices(const OptimizerOptions& base) {
-  OneBitChoices choices;
-  if constexpr (kIsOneBit<Options>) {
-    const auto& options = static_cast<const Options&>(base);
-    choices.freeze_step = options.freeze_step();
-    choices.freeze_automatically = options.freeze_automatically();
-    choices.allow_early_freeze = options.allow_early_freeze();
-    if constexpr (kIs<Options, OneBitAdamOptions>)
-      choices.refresh_variance_every = options.refresh_variance_every();
-    choices.variance_floor = options.variance_floor();
-    choices.scale = options.scale();
-    choices.block_scales = options.block_scales();
-    choices.compress_alone = options.compress_alone();
-    choices.hierarchical = options.hierarchical();
-    choices.one_bit = options.one_bit();
+template <class Options, class State>
+class TraitsOf final : public OptimizerTraits {
+ public:
+  explicit TraitsOf(const char* own_name) : OptimizerTraits(own_name, kIsOneBit<Options>) {}
+
+  bool owns(const OptimizerOptions& options) const override {
+    return dynamic_cast<const Options*>(&options) != nullptr;
   }
-  return choices;
-}
 
-template <class State>
-std::unique_ptr<torch::optim::OptimizerParamState> make_state() {
-  return std::make_unique<State>();
-}
+  std::unique_ptr<OptimizerOptions> adopt(const OptimizerOptions& options,
+                                          const OptimizerOptions& own) const override {
+    if (owns(options)) return options.clone();
+    if constexpr (kIsAdam<Options>) {
+      using Torch = std::conditional_t<kIs<FusedAdamOptions, Options>, torch::optim::AdamOptions,
+                                       torch::optim::AdamWOptions>;
+      if (const auto* torch = dynamic_cast<const Torch*>(&options)) {
+        auto adopted = std::make_unique<Options>(own_type(own));
+        adopted->take(*torch);
+        return adopted;
+      }
+    }
+    if constexpr (kIs<OneBitAdamOptions, Options>) {
+      require(dynamic_cast<const FusedAdamOptions*>(&options) == nullptr, name,
+              ": FusedAdamOptions add weight decay to the gradient (L2), which a momentum of signs cannot "
+              "carry; use OneBitAdamOptions, whose decay is decoupled");
+    }
+    return nullptr;
+  }
 
-template <class Options>
-void export_options(const OptimizerOptions& options, const std::string& prefix, NamedTensors& state) {
-  visit_options(static_cast<const Options&>(options), WriteByName{prefix, state});
-}
+  AdamGroupSettings settings(const OptimizerOptions& options) const override {
+    check_options(name, own_type(options));
+    return settings_of(own_type(options));
+  }
 
-template <class Options>
-std::unique_ptr<OptimizerOptions> import_options(const std::string& prefix, const NamedTensors& state,
-                                                 int64_t version, std::set<std::string>& used) {
-  auto options = std::make_unique<Options>();
-  visit_options(*options, ReadByName{prefix, state, version, used});
-  return options;
-}
+  std::unique_ptr<torch::optim::OptimizerParamState> make_state() const override {
+    return std::make_unique<State>();
+  }
 
-template <class Options>
-bool alike(const OptimizerOptions& a, const OptimizerOptions& b) {
-  Options left = static_cast<const Options&>(a);
-  const auto& right = static_cast<const Options&>(b);
-  left.lr(right.lr()).initial_lr(right.initial_lr());
-  return equal_options(left, right);
-}
+  void export_options(const OptimizerOptions& options, const std::string& prefix,
+                      NamedTensors& state) const override {
+    write_options(own_type(options), prefix, state);
+  }
 
-template <class Options>
-double base_lr(OptimizerOptions& base) {
-  auto& options = static_cast<Options&>(base);
-  if (!options.initial_lr()) options.initial_lr(options.lr());
-  return *options.initial_lr();
-}
+  std::unique_ptr<OptimizerOptions> import_options(const std::string& prefix, const NamedTensors& state,
+                                                   int64_t version,
+                                                   std::set<std::string>& used) const override {
+    auto options = std::make_unique<Options>();
+    read_options(*options, prefix, state, version, used);
+    return options;
+  }
 
-template <class Options>
-void set_base_lr(OptimizerOptions& base, double rate) {
-  static_cast<Options&>(base).initial_lr(rate);
-}
+  bool alike(const OptimizerOptions& a, const OptimizerOptions& b) const override {
+    Options left = own_type(a);
+    const Options& right = own_type(b);
+    left.lr(right.lr()).initial_lr(right.initial_lr());
+    return equal_options(left, right);
+  }
 
-template <class Options, class State, const char* kName>
-constexpr OptimizerTraits traits() {
-  return {kName,
-          kIsOneBit<Options>,
-          owns<Options>,
-          adopt<Options>,
-          settings<Options, kName>,
-          choices<Options>,
-          make_state<State>,
-          export_options<Options>,
-          import_options<Options>,
-          alike<Options>,
-          base_lr<Options>,
-          set_base_lr<Options>};
-}
+  double base_lr(OptimizerOptions& base) const override {
+    auto& options = static_cast<Options&>(base);
+    if (!options.initial_lr()) options.initial_lr(options.lr());
+    return *options.initial_lr();
+  }
+
+  void set_base_lr(OptimizerOptions& options, double rate) const override {
+    static_cast<Options&>(options).initial_lr(rate);
+  }
+
+ private:
+  static const Options& own_type(const OptimizerOptions& options) {
+    return static_cast<const Options&>(options);
+  }
+};
 
 }  // namespace
-
-CompressionOptions OneBitChoices::compression() const {
-  return CompressionOptions().scale(scale).block_scales(block_scales).hierarchical(hierarchical);
-}
 
 std::vector<AdamGroupSettings> settings_of(const OptimizerTraits& traits, const ParamGroups& groups) {
   std::vector<AdamGroupSettings> settings;
@@ -203,10 +188,17 @@ std::vector<AdamGroupSettings> settings_of(const OptimizerTraits& traits, const 
   return settings;
 }
 
-const OptimizerTraits kAdamTraits = traits<FusedAdamOptions, FusedAdamParamState, kFusedAdam>();
-const OptimizerTraits kAdamWTraits = traits<FusedAdamWOptions, FusedAdamWParamState, kFusedAdamW>();
-const OptimizerTraits kLambTraits = traits<FusedLambOptions, FusedLambParamState, kFusedLamb>();
-const OptimizerTraits kOneBitAdamTraits = traits<OneBitAdamOptions, OneBitAdamParamState, kOneBitAdam>();
-const OptimizerTraits kOneBitLambTraits = traits<OneBitLambOptions, OneBitLambParamState, kOneBitLamb>();
+const OptimizerTraits& traits_of(const OptimizerOptions& options) {
+  static const TraitsOf<FusedAdamOptions, FusedAdamParamState> adam("FusedAdam");
+  static const TraitsOf<FusedAdamWOptions, FusedAdamWParamState> adamw("FusedAdamW");
+  static const TraitsOf<FusedLambOptions, FusedLambParamState> lamb("FusedLamb");
+  static const TraitsOf<OneBitAdamOptions, OneBitAdamParamState> onebit_adam("OneBitAdam");
+  static const TraitsOf<OneBitLambOptions, OneBitLambParamState> onebit_lamb("OneBitLamb");
+  const std::array<const OptimizerTraits*, 5> all = {&adam, &adamw, &lamb, &onebit_adam, &onebit_lamb};
+  for (const OptimizerTraits* traits : all) {
+    if (traits->owns(options)) return *traits;
+  }
+  throw InvalidArgument("these options belong to no optimizer of pacer");
+}
 
 }  // namespace pacer::detail

@@ -1,5 +1,6 @@
 // What tells the optimizers from each other: names, option and state types, and what their options mean to
-// the kernels. Everything else is shared, so the engine asks this small table instead of being a template.
+// the kernels. Everything else is shared, so the engine asks this small interface instead of being a
+// template.
 #pragma once
 
 #include <memory>
@@ -18,6 +19,18 @@
 
 namespace pacer::detail {
 
+// What a 1-bit optimizer asks for beside its rule, the same in all groups.
+struct OneBitChoices {
+  std::optional<int64_t> freeze_step;
+  std::optional<int64_t> freeze_automatically;
+  bool allow_early_freeze = false;
+  int64_t refresh_variance_every = 0;
+  double variance_floor = 0;
+  CompressionOptions compression;
+  bool compress_alone = false;
+  bool one_bit = true;
+};
+
 // Validated options of one parameter group.
 struct AdamGroupSettings {
   kernels::AdamSettings kernel;
@@ -28,64 +41,49 @@ struct AdamGroupSettings {
   MasterWeights master_weights = MasterWeights::automatic;
   Rounding rounding = Rounding::nearest;
   kernels::LambFactorBounds factor_bounds;  // OneBitLamb only
+  OneBitChoices onebit;                     // 1-bit optimizers only
 };
 
-// What a 1-bit optimizer asks for beside its rule, the same in all groups.
-struct OneBitChoices {
-  std::optional<int64_t> freeze_step;
-  std::optional<int64_t> freeze_automatically;
-  bool allow_early_freeze = false;
-  int64_t refresh_variance_every = 0;
-  double variance_floor = 0;
-  kernels::ScaleNorm scale = kernels::ScaleNorm::rms;
-  bool block_scales = false;
-  bool compress_alone = false;
-  bool hierarchical = false;
-  bool one_bit = true;
+class OptimizerTraits {
+ public:
+  const char* const name;
+  const bool is_onebit;
 
-  CompressionOptions compression() const;
-};
-
-struct OptimizerTraits {
-  const char* name;
-  bool is_onebit;
-  // True for options of this optimizer's own type.
-  bool (*owns)(const torch::optim::OptimizerOptions& options);
+  // True for options of this optimizer's own type, as all below are unless they say otherwise.
+  virtual bool owns(const torch::optim::OptimizerOptions& options) const = 0;
   // A copy of the options as this optimizer's own type. Where they are the torch optimizer's, what these lack
   // is as in `own`. Null if they are neither.
-  std::unique_ptr<torch::optim::OptimizerOptions> (*adopt)(const torch::optim::OptimizerOptions& options,
-                                                           const torch::optim::OptimizerOptions& own);
-  // Options of this optimizer's own type, checked: throws InvalidArgument naming option, value and range.
-  AdamGroupSettings (*settings)(const torch::optim::OptimizerOptions& options);
-  // Of a 1-bit optimizer's options.
-  OneBitChoices (*choices)(const torch::optim::OptimizerOptions& options);
-  std::unique_ptr<torch::optim::OptimizerParamState> (*make_state)();
-  // Options of this optimizer's own type as named numbers, each name behind `prefix`, and back, from a state
-  // of that version; reading throws InvalidArgument naming what is missing, and adds the names it read to
-  // `used`.
-  void (*export_options)(const torch::optim::OptimizerOptions& options, const std::string& prefix,
-                         NamedTensors& state);
-  std::unique_ptr<torch::optim::OptimizerOptions> (*import_options)(const std::string& prefix,
-                                                                    const NamedTensors& state,
-                                                                    int64_t version,
-                                                                    std::set<std::string>& used);
+  virtual std::unique_ptr<torch::optim::OptimizerOptions> adopt(
+      const torch::optim::OptimizerOptions& options, const torch::optim::OptimizerOptions& own) const = 0;
+  // Checked: throws InvalidArgument naming option, value and range.
+  virtual AdamGroupSettings settings(const torch::optim::OptimizerOptions& options) const = 0;
+  virtual std::unique_ptr<torch::optim::OptimizerParamState> make_state() const = 0;
+  // Options as named numbers, each name behind `prefix`, and back, from a state of that version; reading
+  // throws InvalidArgument naming what is missing, and adds the names it read to `used`.
+  virtual void export_options(const torch::optim::OptimizerOptions& options, const std::string& prefix,
+                              NamedTensors& state) const = 0;
+  virtual std::unique_ptr<torch::optim::OptimizerOptions> import_options(
+      const std::string& prefix, const NamedTensors& state, int64_t version,
+      std::set<std::string>& used) const = 0;
   // Equal in every field but the learning rates.
-  bool (*alike)(const torch::optim::OptimizerOptions& a, const torch::optim::OptimizerOptions& b);
-  // The rate a schedule multiplies, in options of this optimizer's own type.
-  double (*base_lr)(torch::optim::OptimizerOptions& options);
-  void (*set_base_lr)(torch::optim::OptimizerOptions& options, double rate);
+  virtual bool alike(const torch::optim::OptimizerOptions& a,
+                     const torch::optim::OptimizerOptions& b) const = 0;
+  // The rate a schedule multiplies.
+  virtual double base_lr(torch::optim::OptimizerOptions& options) const = 0;
+  virtual void set_base_lr(torch::optim::OptimizerOptions& options, double rate) const = 0;
+
+ protected:
+  OptimizerTraits(const char* own_name, bool onebit) : name(own_name), is_onebit(onebit) {}
+  ~OptimizerTraits() = default;
 };
+
+// The traits of the optimizer whose own options these are.
+const OptimizerTraits& traits_of(const torch::optim::OptimizerOptions& options);
 
 using ParamGroups = std::vector<torch::optim::OptimizerParamGroup>;
 using ParamStates = ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>;
 
 // Of all groups. Throws InvalidArgument where they differ in what must be the same in all.
 std::vector<AdamGroupSettings> settings_of(const OptimizerTraits& traits, const ParamGroups& groups);
-
-extern const OptimizerTraits kAdamTraits;
-extern const OptimizerTraits kAdamWTraits;
-extern const OptimizerTraits kLambTraits;
-extern const OptimizerTraits kOneBitAdamTraits;
-extern const OptimizerTraits kOneBitLambTraits;
 
 }  // namespace pacer::detail

@@ -1,5 +1,5 @@
-// What is done with every field of an options struct: saved and loaded, in archives and by name, checked,
-// compared. Each is a visitor for option_fields.h, with one overload for each kind of value.
+// What is done with every field of an options struct: checked, compared, saved and loaded, in archives and by
+// name. Each is a visitor for option_fields.h that says what becomes of each kind of value.
 #pragma once
 
 #include <cmath>
@@ -9,7 +9,6 @@
 #include <string>
 #include <tuple>
 #include <type_traits>
-#include <variant>
 #include <vector>
 
 #include <torch/serialize/archive.h>
@@ -21,235 +20,169 @@
 namespace pacer::detail {
 
 using Betas = std::tuple<double, double>;
+
+// The names of the enumerators, in their order.
+inline std::vector<std::string> choices(MasterWeights) { return {"automatic", "fp32", "remainder", "none"}; }
+inline std::vector<std::string> choices(Rounding) { return {"nearest", "stochastic"}; }
+inline std::vector<std::string> choices(kernels::ScaleNorm) { return {"rms", "l1"}; }
+
+// The type in which a value is saved: int64 for enumerators and seeds, its own for all others.
 template <class Value>
-constexpr bool kIsChoice = std::is_enum_v<Value>;
+using Saved = std::conditional_t<std::is_enum_v<Value> || std::is_same_v<Value, uint64_t>, int64_t, Value>;
 
-// The last enumerator.
-inline int64_t last_choice(MasterWeights) { return static_cast<int64_t>(MasterWeights::none); }
-inline int64_t last_choice(Rounding) { return static_cast<int64_t>(Rounding::stochastic); }
-inline int64_t last_choice(kernels::ScaleNorm) { return static_cast<int64_t>(kernels::ScaleNorm::l1); }
-
-template <class Choice>
-Choice to_choice(int64_t number, const std::string& key) {
-  require(number >= 0 && number <= last_choice(Choice{}), "\"", key,
-          "\" of the state to load has the unknown value ", number);
-  return static_cast<Choice>(number);
+// Throws InvalidArgument that names the key where there is no such enumerator.
+template <class Value>
+Value from_saved(const Saved<Value>& saved, const std::string& key) {
+  if constexpr (std::is_enum_v<Value>) {
+    require(saved >= 0 && saved < static_cast<int64_t>(choices(Value{}).size()), "\"", key,
+            "\" of the state to load has the unknown value ", saved);
+  }
+  return static_cast<Value>(saved);
 }
 
-// ---- Checks ----
+// ---- Checks and comparison ----
+
+inline void check_range(const char* optimizer, const char* name, Range range, double value) {
+  switch (range) {
+    case Range::at_least_zero:
+      return require(std::isfinite(value) && value >= 0, optimizer, ": ", name,
+                     " must be a finite number >= 0, not ", value);
+    case Range::above_zero:
+      return require(std::isfinite(value) && value > 0, optimizer, ": ", name,
+                     " must be a finite number > 0, not ", value);
+    case Range::below_one:
+      return require(value >= 0 && value < 1, optimizer, ": ", name, " must be in [0, 1), not ", value);
+    case Range::any:
+      return;
+  }
+}
 
 // Throws InvalidArgument that names optimizer, option, range and value.
-struct CheckRanges {
-  const char* optimizer;
-
-  template <class Value>
-  void operator()(const OptionField&, const Value&) const {}
-  void operator()(const OptionField& field, double value) const {
-    switch (field.range) {
-      case Range::at_least_zero:
-        return require(std::isfinite(value) && value >= 0, optimizer, ": ", field.name,
-                       " must be a finite number >= 0, not ", value);
-      case Range::above_zero:
-        return require(std::isfinite(value) && value > 0, optimizer, ": ", field.name,
-                       " must be a finite number > 0, not ", value);
-      case Range::below_one:
-        return require(value >= 0 && value < 1, optimizer, ": ", field.name, " must be in [0, 1), not ",
-                       value);
-      case Range::any:
-        return;
-    }
-  }
-  void operator()(const OptionField& field, const std::optional<double>& value) const {
-    (*this)(field, value.value_or(0));
-  }
-  void operator()(const OptionField& field, const Betas& betas) const {
-    OptionField each = field;
-    each.name = "the first beta";
-    (*this)(each, std::get<0>(betas));
-    each.name = "the second beta";
-    (*this)(each, std::get<1>(betas));
-  }
-};
-
-// ---- Values, for comparison and description ----
-
-using OptionValue = std::variant<bool, int64_t, double, Betas, std::optional<double>, std::optional<int64_t>>;
-
-// Appends every value; enumerators and seeds as numbers.
-struct CollectValues {
-  std::vector<OptionValue>& values;
-
-  template <class Value>
-  void operator()(const OptionField&, const Value& value) const {
-    if constexpr (kIsChoice<Value> || std::is_same_v<Value, uint64_t>) {
-      values.emplace_back(static_cast<int64_t>(value));
-    } else {
-      values.emplace_back(value);
-    }
-  }
-};
-
 template <class Options>
-std::vector<OptionValue> values_of(const Options& options) {
-  std::vector<OptionValue> values;
-  visit_options(options, CollectValues{values});
-  return values;
+void check_ranges(const char* optimizer, const Options& options) {
+  const auto check = [&](const OptionField& field, const auto& value) {
+    using Value = std::decay_t<decltype(value)>;
+    if constexpr (std::is_same_v<Value, double>) {
+      check_range(optimizer, field.name, field.range, value);
+    } else if constexpr (std::is_same_v<Value, std::optional<double>>) {
+      check_range(optimizer, field.name, field.range, value.value_or(0));
+    } else if constexpr (std::is_same_v<Value, Betas>) {
+      check_range(optimizer, "the first beta", field.range, std::get<0>(value));
+      check_range(optimizer, "the second beta", field.range, std::get<1>(value));
+    }
+  };
+  visit_options(check, options);
 }
+
 template <class Options>
-bool equal_options(const Options& a, const Options& b) {
-  return values_of(a) == values_of(b);
+bool equal_options(const Options& left, const Options& right) {
+  bool equal = true;
+  const auto compare = [&](const OptionField&, const auto& a, const auto& b) { equal = equal && a == b; };
+  visit_options(compare, left, right);
+  return equal;
 }
 
 // ---- LibTorch's archives, in the layout of torch's optimizers with more keys ----
 
-struct WriteToArchive {
-  torch::serialize::OutputArchive& archive;
-
-  template <class Value>
-  void operator()(const OptionField& field, const Value& value) const {
-    if constexpr (kIsChoice<Value> || std::is_same_v<Value, uint64_t>) {
-      archive.write(field.name, c10::IValue(static_cast<int64_t>(value)));
-    } else {
-      archive.write(field.name, c10::IValue(value));
-    }
-  }
-  template <class Number>
-  void operator()(const OptionField& field, const std::optional<Number>& value) const {
-    if (value) archive.write(field.name, c10::IValue(*value));
-  }
-};
-
-// Reads what the archive has. What it lacks keeps its value where a file of that version, or torch's, may
-// lack it.
-struct ReadFromArchive {
-  torch::serialize::InputArchive& archive;
-  int64_t version;  // 0: torch's
-  std::set<std::string>& known;
-
-  template <class Value>
-  void operator()(const OptionField& field, Value& value) const {
-    c10::IValue saved;
-    if (!find(field, saved, /*needed=*/true)) return;
-    if constexpr (kIsChoice<Value>) {
-      value = to_choice<Value>(saved.toInt(), field.name);
-    } else if constexpr (std::is_same_v<Value, uint64_t>) {
-      value = static_cast<uint64_t>(saved.toInt());
-    } else {
-      value = saved.to<Value>();
-    }
-  }
-  template <class Number>
-  void operator()(const OptionField& field, std::optional<Number>& value) const {
-    c10::IValue saved;
-    const bool found = find(field, saved, /*needed=*/false);
-    if (found || version > 0) value = found ? std::optional<Number>(saved.to<Number>()) : std::nullopt;
-  }
-
- private:
-  bool find(const OptionField& field, c10::IValue& saved, bool needed) const {
-    known.insert(field.name);
-    const bool found = archive.try_read(field.name, saved);
-    const bool must = needed && (version == 0 ? field.of_torch : field.since <= version);
-    require(found || !must, "the archive has no option \"", field.name, "\"");
-    return found;
-  }
-};
-
+// An option that is unset is left out.
 template <class Options>
 void write_options(const Options& options, torch::serialize::OutputArchive& archive) {
-  visit_options(options, WriteToArchive{archive});
+  const auto write = [&](const OptionField& field, const auto& value) {
+    using Value = std::decay_t<decltype(value)>;
+    if constexpr (kIsOptional<Value>) {
+      if (value) archive.write(field.name, c10::IValue(*value));
+    } else {
+      archive.write(field.name, c10::IValue(static_cast<Saved<Value>>(value)));
+    }
+  };
+  visit_options(write, options);
   archive.write("state_version", c10::IValue(kStateVersion));
 }
 
+// Reads what the archive has. What it lacks keeps its value where a file of that version, or torch's, may
+// lack it.
 template <class Options>
 void read_options(Options& options, torch::serialize::InputArchive& archive) {
   std::set<std::string> known = {"state_version"};
-  c10::IValue value;
-  int64_t version = kIsAdam<Options> && !archive.try_read("bias_correction", value) ? 0 : 1;
-  if (archive.try_read("state_version", value)) version = value.toInt();
-  Options read = options;
-  visit_options(read, ReadFromArchive{archive, version, known});
+  c10::IValue saved;
+  // 0: torch's.
+  int64_t version = kIsAdam<Options> && !archive.try_read("bias_correction", saved) ? 0 : 1;
+  if (archive.try_read("state_version", saved)) version = saved.toInt();
+  const auto read = [&](const OptionField& field, auto& value) {
+    using Value = std::decay_t<decltype(value)>;
+    known.insert(field.name);
+    const bool found = archive.try_read(field.name, saved);
+    if constexpr (kIsOptional<Value>) {
+      if (found || version > 0) value = found ? Value(saved.to<typename Value::value_type>()) : std::nullopt;
+    } else {
+      const bool must = version == 0 ? field.of_torch : field.since <= version;
+      require(found || !must, "the archive has no option \"", field.name, "\"");
+      if (found) value = from_saved<Value>(saved.to<Saved<Value>>(), field.name);
+    }
+  };
+  Options complete = options;
+  visit_options(read, complete);
   for (const std::string& key : archive.keys()) {
     require(version == 0 || known.count(key) != 0, "the archive has the option \"", key,
             "\", which this pacer does not know; it was written by a newer one (state of version ", version,
             ", this is ", kStateVersion, ")");
   }
-  options = read;
+  options = complete;
 }
 
 // ---- State by name: each value as numbers, their names behind `prefix` ----
 
-struct WriteByName {
-  const std::string& prefix;
-  NamedTensors& state;
-
-  template <class Value>
-  void operator()(const OptionField& field, const Value& value) const {
-    if constexpr (kIsChoice<Value> || std::is_same_v<Value, uint64_t>) {
-      put(field.name, static_cast<int64_t>(value));
+template <class Options>
+void write_options(const Options& options, const std::string& prefix, NamedTensors& state) {
+  const auto write = [&](const OptionField& field, const auto& value) {
+    using Value = std::decay_t<decltype(value)>;
+    const std::string key = prefix + field.name;
+    if constexpr (std::is_same_v<Value, Betas>) {
+      state[prefix + "beta1"] = number_tensor(std::get<0>(value));
+      state[prefix + "beta2"] = number_tensor(std::get<1>(value));
+    } else if constexpr (std::is_same_v<Value, std::optional<double>>) {
+      state[prefix + "has_" + field.name] = number_tensor(value.has_value());
+      if (value) state[key] = number_tensor(*value);
+    } else if constexpr (std::is_same_v<Value, std::optional<int64_t>>) {
+      state[key] = number_tensor(value.value_or(0));
     } else {
-      put(field.name, value);
+      state[key] = number_tensor(static_cast<Saved<Value>>(value));
     }
-  }
-  void operator()(const OptionField&, const Betas& betas) const {
-    put("beta1", std::get<0>(betas));
-    put("beta2", std::get<1>(betas));
-  }
-  void operator()(const OptionField& field, const std::optional<double>& value) const {
-    put(std::string("has_") + field.name, value.has_value());
-    if (value) put(field.name, *value);
-  }
-  void operator()(const OptionField& field, const std::optional<int64_t>& steps) const {
-    put(field.name, steps.value_or(0));
-  }
+  };
+  visit_options(write, options);
+}
 
- private:
-  template <class Number>
-  void put(const std::string& name, Number number) const {
-    state[prefix + name] = number_tensor(number);
-  }
-};
-
-struct ReadByName {
-  const std::string& prefix;
-  const NamedTensors& state;
-  int64_t version;
-  std::set<std::string>& used;
-
-  template <class Value>
-  void operator()(const OptionField& field, Value& value) const {
-    if (is_older_than(field)) return;
-    if constexpr (kIsChoice<Value>) {
-      value = to_choice<Value>(take<int64_t>(field.name), prefix + field.name);
-    } else if constexpr (std::is_same_v<Value, uint64_t>) {
-      value = static_cast<uint64_t>(take<int64_t>(field.name));
-    } else {
-      value = take<Value>(field.name);
-    }
-  }
-  void operator()(const OptionField&, Betas& betas) const {
-    betas = {take<double>("beta1"), take<double>("beta2")};
-  }
-  void operator()(const OptionField& field, std::optional<double>& value) const {
-    if (is_older_than(field)) return;
-    value.reset();
-    if (take<bool>(std::string("has_") + field.name)) value = take<double>(field.name);
-  }
-  void operator()(const OptionField& field, std::optional<int64_t>& steps) const {
-    if (is_older_than(field)) return;
-    const auto number = take<int64_t>(field.name);
-    steps = number == 0 ? std::nullopt : std::optional<int64_t>(number);
-  }
-
- private:
-  bool is_older_than(const OptionField& field) const {
-    return version < field.since && state.count(prefix + field.name) == 0;
-  }
-  template <class Number>
-  Number take(const std::string& name) const {
+// From a state of that version. Throws InvalidArgument naming what is missing; adds the names it read to
+// `used`.
+template <class Options>
+void read_options(Options& options, const std::string& prefix, const NamedTensors& state, int64_t version,
+                  std::set<std::string>& used) {
+  const auto take = [&](auto& number, const std::string& name) {
     used.insert(prefix + name);
-    return require_number<Number>(state, prefix + name);
-  }
-};
+    number = require_number<std::decay_t<decltype(number)>>(state, prefix + name);
+  };
+  const auto read = [&](const OptionField& field, auto& value) {
+    using Value = std::decay_t<decltype(value)>;
+    if constexpr (std::is_same_v<Value, Betas>) {
+      take(std::get<0>(value), "beta1");
+      take(std::get<1>(value), "beta2");
+    } else if (version < field.since && state.count(prefix + field.name) == 0) {
+      return;  // an older state
+    } else if constexpr (std::is_same_v<Value, std::optional<double>>) {
+      bool has_value = false;
+      take(has_value, std::string("has_") + field.name);
+      value.reset();
+      if (has_value) take(value.emplace(), field.name);
+    } else if constexpr (std::is_same_v<Value, std::optional<int64_t>>) {
+      take(value.emplace(), field.name);
+      if (*value == 0) value.reset();
+    } else {
+      Saved<Value> saved{};
+      take(saved, field.name);
+      value = from_saved<Value>(saved, prefix + field.name);
+    }
+  };
+  visit_options(read, options);
+}
 
 }  // namespace pacer::detail

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <optional>
-#include <ostream>
-#include <unordered_set>
 
 #include <torch/optim/optimizer.h>
 
@@ -31,29 +29,11 @@ bool elements_are_apart(const at::Tensor& tensor) {
 }
 
 // As a message says it.
-std::string place_of(size_t group, size_t index) { return concatenate(index, " of group ", group); }
-
-}  // namespace
-
-std::string name_of(const ParameterNames& names, const at::Tensor& parameter, size_t group, size_t index) {
-  const auto found = names.find(parameter.unsafeGetTensorImpl());
-  return found != names.end() ? found->second : concatenate(group, ".", index);
+std::string place_of(const RegisteredParameter& parameter) {
+  return concatenate("number ", parameter.index, " of group ", parameter.group);
 }
 
-std::ostream& operator<<(std::ostream& out, const InMessage& parameter) {
-  const std::string& name = parameter.name;
-  const size_t dot = name.find('.');
-  const auto is_number = [](const std::string& text) {
-    return !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
-  };
-  if (dot == std::string::npos || !is_number(name.substr(0, dot)) || !is_number(name.substr(dot + 1))) {
-    return out << name;
-  }
-  out << name.substr(dot + 1) << " of group " << name.substr(0, dot) << " (";
-  if (parameter.sizes) out << "shape " << *parameter.sizes << "; ";
-  return out << "make the optimizer of named_parameters() to see names)";
-}
-
+// The parameter is defined and sound in itself.
 void check_parameter(const at::Tensor& parameter, const std::string& name) {
   require(parameter.defined(), "parameter ", InMessage{name}, " is undefined");
   const InMessage called{name, parameter.sizes()};
@@ -73,59 +53,48 @@ void check_parameter(const at::Tensor& parameter, const std::string& name) {
           "make the model outside of it, or use NoGradGuard there");
 }
 
-void check_groups(const std::vector<torch::optim::OptimizerParamGroup>& groups, const ParameterNames& names) {
+}  // namespace
+
+void check_groups(const ParamGroups& groups, const ParameterNames& names) {
   std::unordered_map<const void*, std::string> seen;
-  std::optional<std::pair<at::Device, std::string>> first;
-  for (size_t g = 0; g < groups.size(); ++g) {
-    const auto& parameters = groups[g].params();
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      const std::string name = name_of(names, parameters[i], g, i);
-      check_parameter(parameters[i], name);
-      const auto [earlier, is_new] = seen.emplace(parameters[i].unsafeGetTensorImpl(), place_of(g, i));
-      require(is_new, "parameter ", InMessage{name, parameters[i].sizes()}, " is given twice, as number ",
-              earlier->second, " and as number ", place_of(g, i),
-              "; pass each tensor once (tied weights, too)");
-      const at::Device device = parameters[i].device();
-      if (!first) first.emplace(device, name);
-      require(device == first->first, "parameter ", InMessage{name, parameters[i].sizes()}, " is on ", device,
-              " but ", InMessage{first->second}, " is on ", first->first,
-              "; make one optimizer per device or move the model as a whole");
-    }
+  std::optional<RegisteredParameter> first;
+  for (const RegisteredParameter& parameter : registered(groups, names)) {
+    const at::Tensor& tensor = parameter.tensor;
+    check_parameter(tensor, parameter.name);
+    const auto [earlier, is_new] = seen.emplace(parameter.key(), place_of(parameter));
+    require(is_new, "parameter ", parameter.in_message(), " is given twice, as ", earlier->second, " and as ",
+            place_of(parameter), "; pass each tensor once (tied weights, too)");
+    if (!first) first = parameter;
+    require(tensor.device() == first->tensor.device(), "parameter ", parameter.in_message(), " is on ",
+            tensor.device(), " but ", InMessage{first->name}, " is on ", first->tensor.device(),
+            "; make one optimizer per device or move the model as a whole");
   }
 }
 
-void check_names(const std::vector<torch::optim::OptimizerParamGroup>& groups, const ParameterNames& names) {
+void check_names(const ParamGroups& groups, const ParameterNames& names) {
   std::unordered_map<std::string, std::string> seen;
-  for (size_t g = 0; g < groups.size(); ++g) {
-    const auto& parameters = groups[g].params();
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      const std::string name = name_of(names, parameters[i], g, i), place = place_of(g, i);
-      const auto [earlier, is_new] = seen.emplace(name, place);
-      require(is_new, "two parameters, number ", earlier->second, " and number ", place, ", are called \"",
-              name,
-              "\", and state is saved by name; give each group's names a prefix of its own, or pass "
-              "model->named_parameters() in parts");
-    }
+  for (const RegisteredParameter& parameter : registered(groups, names)) {
+    const auto [earlier, is_new] = seen.emplace(parameter.name, place_of(parameter));
+    require(is_new, "two parameters, ", earlier->second, " and ", place_of(parameter), ", are called \"",
+            parameter.name,
+            "\", and state is saved by name; give each group's names a prefix of its own, or pass "
+            "model->named_parameters() in parts");
   }
 }
 
-void check_compressible(const char* optimizer, const std::vector<torch::optim::OptimizerParamGroup>& groups,
+void check_compressible(const char* optimizer, const ParamGroups& groups,
                         const std::vector<AdamGroupSettings>& settings, const ParameterNames& names) {
-  for (size_t g = 0; g < groups.size(); ++g) {
-    if (!settings[g].compress) continue;
-    const auto& parameters = groups[g].params();
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      const at::Tensor& parameter = parameters[i];
-      const std::string name = name_of(names, parameter, g, i);
-      const InMessage called{name, parameter.sizes()};
-      require(
-          parameter.scalar_type() != at::kDouble, optimizer, ": parameter ", called,
-          " is fp64, but momentum is compressed from fp32; make the model fp32, or put the parameter into a "
-          "group with compress(false)");
-      require(parameter.is_non_overlapping_and_dense(), optimizer, ": parameter ", called,
-              " has gaps between its elements; pass a contiguous one, or put it into a group with "
-              "compress(false)");
-    }
+  for (const RegisteredParameter& parameter : registered(groups, names)) {
+    if (!settings[parameter.group].compress) continue;
+    const at::Tensor& tensor = parameter.tensor;
+    const InMessage called = parameter.in_message();
+    require(
+        tensor.scalar_type() != at::kDouble, optimizer, ": parameter ", called,
+        " is fp64, but momentum is compressed from fp32; make the model fp32, or put the parameter into a "
+        "group with compress(false)");
+    require(tensor.is_non_overlapping_and_dense(), optimizer, ": parameter ", called,
+            " has gaps between its elements; pass a contiguous one, or put it into a group with "
+            "compress(false)");
   }
 }
 

@@ -5,43 +5,25 @@
 #include <iosfwd>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include <pacer/kernels/math/adam_storage.h>
 #include <pacer/optimizers/adam_options.h>
-#include <pacer/optimizers/detail/optimizer_traits.h>
+#include <pacer/optimizers/detail/optimizer_view.h>
 
 namespace pacer::detail {
 
-// Names by TensorImpl, in the order of registration.
-using ParameterNames = std::unordered_map<const void*, std::string>;
-
-// The given name, else "group.index", which is the key of its state.
-std::string name_of(const ParameterNames& names, const at::Tensor& parameter, size_t group, size_t index);
-
-// How a message speaks of a parameter, made only where the message is: by its name, or, where it has but a
-// place, by that, its shape and the way to names. (A torch::nn::ParameterList has names such as "0.1", too;
-// by name alone the two cannot be told apart.)
-struct InMessage {
-  const std::string& name;  // of name_of
-  std::optional<at::IntArrayRef> sizes = std::nullopt;
-};
-std::ostream& operator<<(std::ostream& out, const InMessage& parameter);
-
-// A strided CPU or CUDA tensor of fp64, fp32, bf16 or fp16 that does not overlap itself.
-void check_parameter(const at::Tensor& parameter, const std::string& name);
-
-// Every parameter is defined and sound, none is given twice, all are on one device.
-void check_groups(const std::vector<torch::optim::OptimizerParamGroup>& groups, const ParameterNames& names);
+// Every parameter is a strided CPU or CUDA tensor of fp64, fp32, bf16 or fp16 that does not overlap itself,
+// none is given twice, all are on one device.
+void check_groups(const ParamGroups& groups, const ParameterNames& names);
 
 // No two parameters have one name.
-void check_names(const std::vector<torch::optim::OptimizerParamGroup>& groups, const ParameterNames& names);
+void check_names(const ParamGroups& groups, const ParameterNames& names);
 
 // Parameters of groups that a 1-bit optimizer compresses are neither fp64 nor have gaps.
-void check_compressible(const char* optimizer, const std::vector<torch::optim::OptimizerParamGroup>& groups,
+void check_compressible(const char* optimizer, const ParamGroups& groups,
                         const std::vector<AdamGroupSettings>& settings, const ParameterNames& names);
 
 // Dense, and of the parameter's shape, dtype and device.

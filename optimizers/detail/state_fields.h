@@ -37,9 +37,6 @@ inline constexpr StateField kStateFields[kStateFieldCount] = {
      &FusedAdamStateFields::trust_average},
 };
 
-// The moments' dtype in a dtype set.
-at::ScalarType state_dtype(kernels::AdamStorage storage);
-
 // The dtype of a field for a parameter of that dtype set; none where such a parameter has no such tensor.
 std::optional<at::ScalarType> field_dtype(StateKind kind, kernels::AdamStorage storage,
                                           const AdamGroupSettings& settings);

@@ -13,15 +13,15 @@ namespace {
 
 template <class F>
 void for_each_parameter(const ParamGroups& groups, const F& f) {
-  for (size_t g = 0; g < groups.size(); ++g) {
-    for (size_t i = 0; i < groups[g].params().size(); ++i) f(groups[g].params()[i], g, i);
+  for (const auto& group : groups) {
+    for (const at::Tensor& parameter : group.params()) f(parameter);
   }
 }
 
 // A byte for each parameter: whether it has a gradient that counts.
 at::Tensor gradients_of(const ParamGroups& groups) {
   std::vector<uint8_t> has;
-  for_each_parameter(groups, [&](const at::Tensor& parameter, size_t, size_t) {
+  for_each_parameter(groups, [&](const at::Tensor& parameter) {
     has.push_back(parameter.requires_grad() && parameter.grad().defined());
   });
   const at::Tensor bytes = at::zeros({static_cast<int64_t>(has.size())}, at::kByte);
@@ -36,11 +36,12 @@ int64_t number_of(const std::string& checksum) {
 
 }  // namespace
 
-bool StepAgreement::is_known(const OptimizerTraits& traits, const ParamGroups& groups) const {
+bool StepAgreement::is_known(const OptimizerView& optimizer) const {
+  const ParamGroups& groups = optimizer.groups;
   if (fingerprint_.empty() || groups.size() != options_.size()) return false;
   size_t place = 0;
   bool known = true;
-  for_each_parameter(groups, [&](const at::Tensor& parameter, size_t, size_t) {
+  for_each_parameter(groups, [&](const at::Tensor& parameter) {
     known = known && place < parameters_.size();
     if (!known) return;
     const Known& before = parameters_[place++];
@@ -48,27 +49,27 @@ bool StepAgreement::is_known(const OptimizerTraits& traits, const ParamGroups& g
             before.requires_grad == parameter.requires_grad() && before.dtype == parameter.scalar_type() &&
             parameter.sizes() == at::IntArrayRef(before.sizes);
   });
-  for (size_t g = 0; known && g < groups.size(); ++g) known = traits.alike(*options_[g], groups[g].options());
+  for (size_t g = 0; known && g < groups.size(); ++g)
+    known = optimizer.traits.alike(*options_[g], groups[g].options());
   return known && place == parameters_.size();
 }
 
-void StepAgreement::remember(const OptimizerTraits& traits, const ParamGroups& groups,
-                             const ParameterNames& names) {
+void StepAgreement::remember(const OptimizerView& optimizer) {
   parameters_.clear();
   options_.clear();
   facts_.clear();
-  for_each_parameter(groups, [&](const at::Tensor& parameter, size_t g, size_t i) {
-    parameters_.push_back({parameter.unsafeGetTensorImpl(), parameter.requires_grad(),
-                           parameter.scalar_type(), parameter.sizes().vec()});
+  for (const auto& [tensor, group, index, name] : optimizer.parameters()) {
+    parameters_.push_back(
+        {tensor.unsafeGetTensorImpl(), tensor.requires_grad(), tensor.scalar_type(), tensor.sizes().vec()});
     facts_.push_back({concatenate("parameter ", facts_.size()),
-                      concatenate(name_of(names, parameter, g, i), ", ", parameter.scalar_type(), " ",
-                                  parameter.sizes(), parameter.requires_grad() ? "" : ", frozen")});
-  });
+                      concatenate(name, ", ", tensor.scalar_type(), " ", tensor.sizes(),
+                                  tensor.requires_grad() ? "" : ", frozen")});
+  }
   facts_.push_back({"number of parameters", std::to_string(facts_.size())});
-  for (size_t g = 0; g < groups.size(); ++g) {
-    options_.push_back(groups[g].options().clone());
+  for (size_t g = 0; g < optimizer.groups.size(); ++g) {
+    options_.push_back(optimizer.groups[g].options().clone());
     NamedTensors options;
-    traits.export_options(groups[g].options(), concatenate("group/", g, "/"), options);
+    optimizer.traits.export_options(*options_.back(), concatenate("group/", g, "/"), options);
     for (Fact& fact : option_facts(options)) facts_.push_back(std::move(fact));
   }
   std::string text;
@@ -77,11 +78,9 @@ void StepAgreement::remember(const OptimizerTraits& traits, const ParamGroups& g
 }
 
 std::vector<at::Tensor> StepAgreement::without_gradient(Communicator& world, int64_t step,
-                                                        const OptimizerTraits& traits,
-                                                        const ParamGroups& groups,
-                                                        const ParameterNames& names) {
-  if (!is_known(traits, groups)) remember(traits, groups, names);
-  const at::Tensor own = gradients_of(groups);
+                                                        const OptimizerView& optimizer) {
+  if (!is_known(optimizer)) remember(optimizer);
+  const at::Tensor own = gradients_of(optimizer.groups);
   const std::string of_gradients(static_cast<const char*>(own.const_data_ptr()),
                                  static_cast<size_t>(own.numel()));
   const at::Tensor mine = at::zeros({3}, at::kLong), of_ranks = at::zeros({world.world_size(), 3}, at::kLong);
@@ -103,7 +102,7 @@ std::vector<at::Tensor> StepAgreement::without_gradient(Communicator& world, int
   }
   std::vector<at::Tensor> without;
   const auto* has = any.const_data_ptr<uint8_t>();
-  for_each_parameter(groups, [&](const at::Tensor& parameter, size_t, size_t) {
+  for_each_parameter(optimizer.groups, [&](const at::Tensor& parameter) {
     if (*has++ == 0) without.push_back(parameter);
   });
   return without;

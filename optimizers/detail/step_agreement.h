@@ -7,8 +7,7 @@
 #include <vector>
 
 #include <pacer/collectives/agreement.h>
-#include <pacer/optimizers/detail/optimizer_traits.h>
-#include <pacer/optimizers/detail/parameter_check.h>
+#include <pacer/optimizers/detail/optimizer_view.h>
 #include <pacer/optimizers/session_optimizer.h>
 
 namespace pacer::detail {
@@ -17,8 +16,7 @@ class StepAgreement {
  public:
   // The parameters, in their order, that have a gradient on no rank. Throws CommunicationError, on every rank
   // and with the first difference, where ranks differ; the next step compares again. `step` counts attempts.
-  std::vector<at::Tensor> without_gradient(Communicator& world, int64_t step, const OptimizerTraits& traits,
-                                           const ParamGroups& groups, const ParameterNames& names);
+  std::vector<at::Tensor> without_gradient(Communicator& world, int64_t step, const OptimizerView& optimizer);
 
  private:
   struct Known {
@@ -28,8 +26,8 @@ class StepAgreement {
     std::vector<int64_t> sizes;
   };
   // Whether they are what the fingerprint was made of.
-  bool is_known(const OptimizerTraits& traits, const ParamGroups& groups) const;
-  void remember(const OptimizerTraits& traits, const ParamGroups& groups, const ParameterNames& names);
+  bool is_known(const OptimizerView& optimizer) const;
+  void remember(const OptimizerView& optimizer);
 
   std::vector<Known> parameters_;
   std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options_;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 #include <ATen/core/Tensor.h>
 
@@ -13,16 +14,21 @@ class StepClock {
  public:
   explicit StepClock(int64_t steps) : steps_(steps) {}
 
-  int64_t read() const;
+  int64_t read() const { return device_leads_ ? device_steps_.select(0, slot_).item<int64_t>() : steps_; }
   bool device_leads() const { return device_leads_; }
   // Valid only while the host leads.
   int64_t host_steps() const { return steps_; }
 
   void advance_host() { ++steps_; }
   // Counts live in element `slot` of `device_steps` (int64, on the GPU).
-  void place_on_device(at::Tensor device_steps, int64_t slot);
+  void place_on_device(at::Tensor device_steps, int64_t slot) {
+    device_steps_ = std::move(device_steps);
+    slot_ = slot;
+  }
   // Copies this clock's count, which the device leads, into element `slot` of another count tensor.
-  void copy_device_count(const at::Tensor& device_steps, int64_t slot) const;
+  void copy_device_count(const at::Tensor& device_steps, int64_t slot) const {
+    device_steps.select(0, slot).copy_(device_steps_.select(0, slot_), /*non_blocking=*/true);
+  }
   void let_device_lead() { device_leads_ = true; }
 
  private:

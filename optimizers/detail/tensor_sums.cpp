@@ -16,10 +16,10 @@ std::vector<double> unit_sums_on_cpu(Term term, const std::vector<const float*>&
   std::vector<double> sums(units.size());
   for_each_tile(units, [&](int64_t u) {
     const Tile& unit = units[static_cast<size_t>(u)];
-    const float* elements = arrays[unit.tensor] + unit.offset;
-    sums[static_cast<size_t>(u)] =
-        term == Term::square ? kernels::sum_of_squares_cpu(kernels::GradientType::f32, elements, unit.count)
-                             : kernels::sum_of_magnitudes_cpu(elements, unit.count);
+    const float* array = arrays[unit.tensor];
+    sums[static_cast<size_t>(u)] = term == Term::square
+                                       ? unit_sum_of_squares(kernels::GradientType::f32, array, unit)
+                                       : kernels::sum_of_magnitudes_cpu(array + unit.offset, unit.count);
   });
   return sums;
 }
@@ -49,6 +49,14 @@ std::vector<double> unit_sums_on_cuda(Term term, const std::vector<const float*>
 }
 
 }  // namespace
+
+double unit_sum_of_squares(kernels::GradientType type, const void* gradient, const Tile& unit) {
+  if (gradient == nullptr) return 0;
+  using kernels::GradientType;
+  const int64_t bytes = type == GradientType::f64 ? 8 : type == GradientType::f32 ? 4 : 2;
+  return kernels::sum_of_squares_cpu(type, static_cast<const char*>(gradient) + unit.offset * bytes,
+                                     unit.count);
+}
 
 std::vector<double> tensor_sums(Term term, const std::vector<const float*>& arrays,
                                 const std::vector<int64_t>& counts, at::Device device) {

@@ -1,4 +1,4 @@
-// Sums over whole tensors, for decisions that the host takes now and then.
+// Sums over units and over whole tensors, these for decisions that the host takes now and then.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,13 @@
 
 #include <c10/core/Device.h>
 
+#include <pacer/core/tile.h>
+#include <pacer/kernels/norm.h>
+
 namespace pacer::detail {
+
+// The sum over a unit of this gradient, on the CPU; 0 where there is none.
+double unit_sum_of_squares(kernels::GradientType type, const void* gradient, const Tile& unit);
 
 enum class Term { magnitude, square };
 

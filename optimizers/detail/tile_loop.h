@@ -1,4 +1,5 @@
-// Tiles on LibTorch's threads: how the CPU kernels, which are single-threaded, are spread.
+// Tiles at work: on LibTorch's threads, over which the CPU kernels, which are single-threaded, are spread,
+// and in the two sizes that GPU kernels take.
 #pragma once
 
 #include <algorithm>
@@ -7,8 +8,10 @@
 
 #include <ATen/Parallel.h>
 
+#include <pacer/collectives/detail/device_buffer.h>
 #include <pacer/core/reduction_order.h>
 #include <pacer/core/tile.h>
+#include <pacer/kernels/adam.h>
 
 namespace pacer::detail {
 
@@ -29,5 +32,20 @@ template <class Work>
 void for_each_tile(const std::vector<Tile>& tiles, const Work& work) {
   for_each_tile(tiles, 0, static_cast<int64_t>(tiles.size()), work);
 }
+
+// Tiles for a GPU: large ones, which get a block of threads each, come before small ones, which get a warp.
+struct TilesBySize {
+  DeviceBuffer<Tile> buffer;
+  int64_t large = 0;
+
+  template <class IsLarge>
+  void sort(const IsLarge& is_large) {
+    auto& all = buffer.host();
+    large = std::stable_partition(all.begin(), all.end(), is_large) - all.begin();
+  }
+  kernels::AdamTiles view() const {
+    return {buffer.pointer(), large, static_cast<int64_t>(buffer.host().size()) - large};
+  }
+};
 
 }  // namespace pacer::detail

@@ -10,11 +10,6 @@
 namespace pacer::testing::onebit_load {
 namespace {
 
-template <class O>
-const detail::OptimizerTraits& traits_of() {
-  return std::is_same_v<O, OneBitAdam> ? detail::kOneBitAdamTraits : detail::kOneBitLambTraits;
-}
-
 // Every rank 0 is given the state of rank 0 of another number of ranks.
 template <class O>
 void check_other_worlds(int64_t elements) {
@@ -120,11 +115,12 @@ TEMPLATE_TEST_CASE("a rank that leaves in the middle of a step stops the others 
     }
     // Still there when ranks compare what they are about to do and ask whether all gradients are finite, and
     // gone when signs travel.
-    const auto names = detail::ParameterNames();
-    detail::StepAgreement().without_gradient(*ranks.world[r], 4, traits_of<TestType>(),
-                                             ranks.optimizers[r]->param_groups(), names);
-    const Tensor own = at::zeros({1}, at::kDouble), all = at::empty({3}, at::kDouble);
-    ranks.world[r]->all_gather_host(all, own).wait();
+    TestType& own = *ranks.optimizers[r];
+    const detail::OptimizerView view{
+        detail::traits_of(own.defaults()), own.param_groups(), own.state(), own.defaults(), {}};
+    detail::StepAgreement().without_gradient(*ranks.world[r], 4, view);
+    const Tensor sent = at::zeros({1}, at::kDouble), all = at::empty({3}, at::kDouble);
+    ranks.world[r]->all_gather_host(all, sent).wait();
     ranks.world[r]->leave("its host is going down");
   });
   for (size_t rank = 0; rank < 2; ++rank) {

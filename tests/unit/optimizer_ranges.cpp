@@ -12,14 +12,14 @@ using detail::AdamEngine;
 using detail::OptimizerTraits;
 
 struct Owner {
-  explicit Owner(const OptimizerTraits& traits) : engine(traits) {}
-  AdamEngine engine;
+  const OptimizerTraits& traits = detail::traits_of(FusedAdamWOptions());
+  AdamEngine engine{traits};
   detail::ParamStates states;
 };
 
 void step(Owner& owner, const detail::ParamGroups& groups) {
   const torch::NoGradGuard no_grad;
-  owner.engine.prepare(groups, owner.states, {}, {});
+  owner.engine.prepare(groups, detail::settings_of(owner.traits, groups), owner.states, {}, {});
   owner.engine.conclude(owner.engine.enqueue());
 }
 
@@ -35,7 +35,7 @@ TEST_CASE("engines that own the parts of a tensor do together what one does", "[
     detail::ParamGroups of_whole, of_parts;
     of_whole.emplace_back(std::vector<Tensor>{whole}, std::make_unique<FusedAdamWOptions>(options));
     of_parts.emplace_back(std::vector<Tensor>{parts}, std::make_unique<FusedAdamWOptions>(options));
-    Owner one(detail::kAdamWTraits), first(detail::kAdamWTraits), second(detail::kAdamWTraits);
+    Owner one, first, second;
     first.engine.own_range(parts, {0, 333});
     second.engine.own_range(parts, {333, 667});
     for (int t = 0; t < 4; ++t) {
