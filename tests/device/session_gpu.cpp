@@ -67,7 +67,7 @@ TEST_CASE("a step never waits for the GPU", "[session][gpu]") {
         for (int step = 0; step < 3; ++step) run.step();  // state, tables, libraries
         const NoWaiting no_waiting;
         for (int micro_step = 0; micro_step < 12; ++micro_step) {
-          const auto batch = small_batch(micro_step);
+          const auto batch = run.next_batch();
           auto [x, y] = run.session->begin(batch.first, batch.second);
           run.session->backward(run.model->loss(x, y));
           run.session->step();

@@ -244,6 +244,21 @@ class SmallRun {
     random_ = detail::get_random_state(device);
   }
 
+  // Of the next micro-step: a function of progress, or with the sampler's hook from the sampler.
+  std::pair<Tensor, Tensor> next_batch() {
+    const Progress& progress = session->progress();
+    if (!uses_sampler_) {
+      const int64_t micro_batch = progress.step * parts->micro_steps + progress.micro_step;
+      return small_batch(micro_batch * std::max(shards, world->world_size()) + world->rank());
+    }
+    auto examples = sampler.next(2);
+    if (!examples) {
+      sampler.reset();
+      examples = sampler.next(2);
+    }
+    return small_batch(static_cast<int64_t>(examples->front()), static_cast<int64_t>(examples->size()));
+  }
+
   // One optimizer step, with all its micro-steps. `spoil` sees the model between the last backward and step.
   void step(const std::function<void(SmallModel&)>& spoil = nullptr) {
     const OwnRandomState own(*this);
@@ -316,20 +331,6 @@ class SmallRun {
     SmallRun& run_;
     detail::RandomState others_;
   };
-
-  std::pair<Tensor, Tensor> next_batch() {
-    const Progress& progress = session->progress();
-    if (!uses_sampler_) {
-      const int64_t micro_batch = progress.step * parts->micro_steps + progress.micro_step;
-      return small_batch(micro_batch * std::max(shards, world->world_size()) + world->rank());
-    }
-    auto examples = sampler.next(2);
-    if (!examples) {
-      sampler.reset();
-      examples = sampler.next(2);
-    }
-    return small_batch(static_cast<int64_t>(examples->front()), static_cast<int64_t>(examples->size()));
-  }
 
   bool own_random_ = true;
   bool uses_sampler_ = false;
