@@ -32,7 +32,8 @@ struct RankStatus {
   int64_t micro_steps = 1;    // of this window
   double weight = 0;          // of the window's gradients, see Session
   int64_t tokens = 0;         // in the window
-  int64_t stop = 0;           // 1: this rank asks all to stop after the step
+  int32_t stop = 0;           // 1: this rank asks all to stop after the step
+  int32_t news = 0;           // 1: something changed here that ranks have not shared yet
   char fingerprint[32] = {};  // of what else must be equal
 };
 

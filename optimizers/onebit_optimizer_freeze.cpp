@@ -18,7 +18,8 @@
 namespace pacer {
 namespace {
 
-// As many squares of gradients as say by their mean how long steps are to be to a tenth: 1 / sqrt(2 * 50).
+// The mean of n squared gradients is off by a share of about sqrt(2 / n), and the length of a step, which
+// goes with its inverse root, by 1 / sqrt(2 n): a tenth.
 constexpr int64_t kEnoughGradients = 50;
 
 // The number of steps that a mean with beta2 looks back on. Without that much rounding 0.9 would take 11.

@@ -42,7 +42,7 @@ void Checkpoints::attach(SessionParts& parts) {
 }
 
 std::string Checkpoints::agreement() const {
-  return detail::concatenate("every ", options_.every(), " steps, ",
+  return detail::concatenate("every ", options_.every(), " steps, the newest ", options_.keep(), " kept, ",
                              options_.synchronous() ? "synchronous" : "beside training",
                              options_.stop_on_signal() ? ", stops on signals" : "");
 }

@@ -24,13 +24,14 @@ namespace {
 std::vector<Fact> rate_facts(const torch::optim::Optimizer& optimizer) {
   std::vector<Fact> facts;
   for (const double rate : detail::learning_rates(optimizer)) {
-    facts.push_back({detail::concatenate("learning rate of parameter group ", facts.size()),
-                     detail::short_text(rate, 17)});
+    facts.push_back(
+        {detail::concatenate("learning rate of parameter group ", facts.size()), detail::exact_text(rate)});
   }
   return facts;
 }
 
-RankStatus status_of(Intent intent, const Progress& progress, const SessionParts& parts) {
+RankStatus status_of(Intent intent, const Progress& progress, const SessionParts& parts,
+                     bool buffers_have_changed) {
   RankStatus status;
   status.intent = intent;
   status.step = progress.step;
@@ -41,6 +42,7 @@ RankStatus status_of(Intent intent, const Progress& progress, const SessionParts
   const std::string_view bytes(reinterpret_cast<const char*>(rates.data()), rates.size() * sizeof(double));
   checksum_of(bytes).copy(status.fingerprint, sizeof(status.fingerprint));
   status.stop = parts.asks_to_stop && parts.asks_to_stop() ? 1 : 0;
+  status.news = buffers_have_changed ? 1 : 0;
   return status;
 }
 
@@ -66,14 +68,16 @@ std::vector<Fact> DataParallel::facts() const {
       {"communicator", detail::concatenate(parts_->world().backend_name(), ", ordered sums ",
                                            parts_->world().options().ordered_sum() ? "on" : "off")},
       {"buckets",
-       detail::concatenate(options_.bucket_bytes() ? std::to_string(*options_.bucket_bytes()) : "default",
-                           " and ", options_.first_bucket_bytes(), " bytes, wire ",
-                           options_.wire_dtype() ? c10::toString(*options_.wire_dtype()) : "as it is",
-                           !options_.in_place()   ? ""
-                           : *options_.in_place() ? ", in place"
-                                                  : ", flat memory",
-                           ", unused parameters ", options_.unused_is_zero() ? "are zero" : "are an error",
-                           ", buffers ", options_.sync_buffers() ? "follow rank 0" : "are each rank's own")},
+       detail::concatenate(
+           options_.bucket_bytes() ? std::to_string(*options_.bucket_bytes()) : "default", " and ",
+           options_.first_bucket_bytes(), " bytes, wire ",
+           options_.wire_dtype() ? c10::toString(*options_.wire_dtype()) : "as it is",
+           !options_.in_place()   ? ""
+           : *options_.in_place() ? ", in place"
+                                  : ", flat memory",
+           ", unused parameters ", options_.unused_is_zero() ? "are zero" : "are an error", ", buffers ",
+           options_.sync_buffers() ? "follow rank 0" : "are each rank's own", ", initial parameters ",
+           options_.initial_parameters() == InitialParameters::check ? "are compared" : "are rank 0's")},
       {"micro-steps",
        detail::concatenate(parts_->micro_steps, parts_->weight_by_tokens ? " weighted by tokens" : "")},
   };
@@ -103,8 +107,21 @@ void DataParallel::join_ranks(const Progress& progress) {
   trained_ = detail::trained_parameters(*parts_);
   if (saved_order_.size() == trained_.size()) bucketer_->use_order(saved_order_);
   saved_order_.clear();
-  for (const at::Tensor& buffer : parts_->model().buffers()) {
-    buffer_versions_.push_back(buffer.defined() ? buffer._version() : 0);
+}
+
+// Before the first pass, and behind a load.
+void DataParallel::forward_begin(const Progress& /*progress*/) {
+  if (!buffers_.empty() || !options_.sync_buffers()) return;
+  for (const auto& module : parts_->model().modules(/*include_self=*/false)) remember_buffers(module);
+  // The model itself may not be held by a shared_ptr; it outlives this hook.
+  remember_buffers(std::shared_ptr<torch::nn::Module>(std::shared_ptr<void>(), &parts_->model()));
+}
+
+void DataParallel::remember_buffers(const std::shared_ptr<torch::nn::Module>& owner) {
+  for (const auto& item : owner->named_buffers(/*recurse=*/false)) {
+    if (!item.value().defined()) continue;
+    const bool is_statistic = item.key() == "running_mean" || item.key() == "running_var";
+    buffers_.push_back({item.value(), owner, is_statistic, item.value()._version()});
   }
 }
 
@@ -148,7 +165,7 @@ void DataParallel::backward_begin(const Progress& progress) {
     bucketer_->set_scope(parts_->session_optimizer()->gradient_scope());
   }
   if (progress.micro_step + 1 < progress.micro_steps) return;
-  statuses_ = StatusExchange(world, status_of(Intent::step, progress, *parts_));
+  statuses_ = StatusExchange(world, status_of(Intent::step, progress, *parts_, sees_new_buffers()));
   Progress window = progress;
   window.micro_step = 0;
   bucketer_->begin_backward(parts_->unused(window), parts_->unused(progress));
@@ -167,7 +184,8 @@ void DataParallel::backward_failed() {
 void DataParallel::gradients_ready(const Progress& window) {
   if (!bucketer_) return;
   if (!statuses_.is_under_way()) {  // the window ends early, and so did not begin to travel
-    statuses_ = StatusExchange(parts_->world(), status_of(Intent::last_step, window, *parts_));
+    statuses_ =
+        StatusExchange(parts_->world(), status_of(Intent::last_step, window, *parts_, sees_new_buffers()));
     add_totals(statuses_.wait());
     bucketer_->reduce(parts_->unused(window));
   } else {
@@ -194,6 +212,7 @@ void DataParallel::add_totals(const std::vector<RankStatus>& ranks) {
     window.weight += rank.weight;
     window.tokens += rank.tokens;
     parts_->should_stop = parts_->should_stop || rank.stop != 0;
+    learns_buffers_ = learns_buffers_ || rank.news != 0;
   }
   window.gradient_scale = bucketer_->scale();
 }
@@ -202,22 +221,40 @@ void DataParallel::after_step(StepReport& /*report*/) {
   if (bucketer_ && options_.sync_buffers()) sync_buffers();
 }
 
-// Which buffers change is seen in the first step, by rank 0 for all.
+// By position: '1' where training is known to change the buffer, or changes it here.
+std::string DataParallel::changed_buffers() const {
+  std::string changed = is_changing_;
+  changed.resize(buffers_.size(), '0');
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    const Buffer& buffer = buffers_[i];
+    const bool is_written = buffer.is_statistic && buffer.owner->is_training();
+    if (is_written || buffer.tensor._version() != buffer.version) changed[i] = '1';
+  }
+  return changed;
+}
+
+bool DataParallel::sees_new_buffers() const {
+  return options_.sync_buffers() && changed_buffers() != is_changing_;
+}
+
+// A buffer that has changed on any rank is rank 0's on all of them from then on. That there is a new one, all
+// have heard with the status of the step.
 void DataParallel::sync_buffers() {
   Communicator& world = parts_->world();
-  if (!std::exchange(buffers_are_known_, true)) {
-    const std::vector<at::Tensor> buffers = parts_->model().buffers();
-    std::string changed(buffers.size(), '0');
-    for (size_t i = 0; i < buffers.size() && i < buffer_versions_.size(); ++i) {
-      if (buffers[i].defined() && buffers[i]._version() != buffer_versions_[i]) changed[i] = '1';
-    }
-    changed = buffers.empty() ? changed : world.exchange(changed).front();
-    for (size_t i = 0; i < buffers.size(); ++i) {
-      if (changed[i] == '1') changing_buffers_.push_back(buffers[i]);
+  if (std::exchange(learns_buffers_, false)) {
+    is_changing_ = changed_buffers();
+    for (const std::string& of_rank : world.exchange(is_changing_)) {
+      require(of_rank.size() == is_changing_.size(), "the model has ", is_changing_.size(),
+              " buffers on this rank, but ", of_rank.size(), " on another; register the same on all of them");
+      for (size_t i = 0; i < of_rank.size(); ++i) is_changing_[i] = std::max(is_changing_[i], of_rank[i]);
     }
   }
+  std::vector<at::Tensor> changing;
+  for (size_t i = 0; i < is_changing_.size(); ++i) {
+    if (is_changing_[i] == '1') changing.push_back(buffers_[i].tensor);
+  }
   const at::NoGradGuard no_grad;
-  detail::broadcast_all(world, changing_buffers_);
+  detail::broadcast_all(world, changing);
 }
 
 void DataParallel::save(NamedTensors& state) const {

@@ -43,7 +43,9 @@ struct DataParallelOptions {
   TORCH_ARG(bool, unused_is_zero) = false;
   TORCH_ARG(std::optional<bool>, in_place);
   TORCH_ARG(InitialParameters, initial_parameters) = InitialParameters::broadcast;
-  // Buffers that training changes (running statistics) are rank 0's on all ranks after every step.
+  // Buffers that training changes are rank 0's on all ranks after every step, from the first in which one of
+  // them changes on: those that LibTorch's operators write to, and running_mean and running_var of modules
+  // that train.
   TORCH_ARG(bool, sync_buffers) = true;
 };
 
@@ -57,6 +59,7 @@ class DataParallel : public Hook {
   // Throws InvalidArgument for a Session without a Communicator, and a model on another device than its.
   void attach(SessionParts& parts) override;
   void start(const Progress& progress) override;
+  void forward_begin(const Progress& progress) override;
   void backward_begin(const Progress& progress) override;
   void backward_end(const Progress& progress) override;
   void backward_failed() override;
@@ -75,18 +78,27 @@ class DataParallel : public Hook {
   void join_ranks(const Progress& progress);
   void look_early();
   void share_parameters();
+  void remember_buffers(const std::shared_ptr<torch::nn::Module>& owner);
+  std::string changed_buffers() const;
+  bool sees_new_buffers() const;
   void sync_buffers();
   void add_totals(const std::vector<RankStatus>& ranks);
 
   DataParallelOptions options_;
   SessionParts* parts_ = nullptr;
   std::unique_ptr<GradientBucketer> bucketer_;
-  std::vector<int64_t> saved_order_;          // of the checkpoint that the run goes on from
-  std::vector<at::Tensor> trained_;           // what the bucketer reduces
-  StatusExchange statuses_;                   // of the window under way
-  std::vector<at::Tensor> changing_buffers_;  // from the second step on
-  std::vector<int64_t> buffer_versions_;      // before the first step
-  bool buffers_are_known_ = false;
+  std::vector<int64_t> saved_order_;  // of the checkpoint that the run goes on from
+  std::vector<at::Tensor> trained_;   // what the bucketer reduces
+  StatusExchange statuses_;           // of the window under way
+  struct Buffer {
+    at::Tensor tensor;
+    std::shared_ptr<torch::nn::Module> owner;
+    bool is_statistic;  // by its name: kernels that write running statistics count no version
+    int64_t version;    // before the first pass
+  };
+  std::vector<Buffer> buffers_;
+  std::string is_changing_;      // by buffer, '0' or '1'; the same on all ranks
+  bool learns_buffers_ = false;  // after this step
 };
 
 }  // namespace pacer

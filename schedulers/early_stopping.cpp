@@ -4,6 +4,7 @@
 
 #include <pacer/core/error.h>
 #include <pacer/schedulers/detail/best_value_state.h>
+#include <pacer/schedulers/detail/number_text.h>
 #include <pacer/schedulers/session_parts.h>
 #include <pacer/schedulers/step_report.h>
 #include <pacer/schedulers/validation.h>
@@ -20,7 +21,7 @@ EarlyStopping::EarlyStopping(int64_t patience, double min_delta)
 void EarlyStopping::attach(SessionParts& parts) { parts_ = &parts; }
 
 std::string EarlyStopping::agreement() const {
-  return detail::concatenate("patience ", patience_, ", min_delta ", min_delta_);
+  return detail::concatenate("patience ", patience_, ", min_delta ", detail::exact_text(min_delta_));
 }
 
 void EarlyStopping::start(const Progress& /*progress*/) {

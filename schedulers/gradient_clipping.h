@@ -21,7 +21,7 @@ class GradientClipping : public Hook {
   Slot slot() const override { return Slot::clip; }
   bool exclusive() const override { return true; }
   void attach(SessionParts& parts) override;
-  std::string agreement() const override { return "norm " + std::to_string(max_norm_); }
+  std::string agreement() const override;
 
  private:
   double max_norm_;

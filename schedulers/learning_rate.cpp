@@ -6,7 +6,6 @@
 #include <c10/util/Exception.h>
 
 #include <pacer/core/error.h>
-#include <pacer/schedulers/detail/agreement_text.h>
 #include <pacer/schedulers/session_parts.h>
 #include <pacer/schedulers/step_report.h>
 
@@ -34,9 +33,7 @@ void LearningRate::read_base_rates() {
   }
 }
 
-std::string LearningRate::agreement() const {
-  return "factor " + detail::sampled([&](const Progress& at) { return schedule_.factor(at); });
-}
+std::string LearningRate::agreement() const { return schedule_.describe(); }
 
 void LearningRate::gradients_ready(const Progress& progress) {
   read_base_rates();

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include <pacer/core/error.h>
+#include <pacer/schedulers/detail/number_text.h>
 
 namespace pacer {
 namespace {
@@ -90,6 +91,23 @@ LearningRateSchedule::LearningRateSchedule(Decay decay, const LearningRateSchedu
   } else {
     require(o.gamma_.has_value(), name, " needs gamma, the factor of one decay");
   }
+}
+
+std::string LearningRateSchedule::describe() const {
+  const auto& o = options_;
+  std::string text = detail::concatenate(
+      name_of(decay_), ", ", o.warm_up_ == WarmUp::linear ? "linear" : "logarithmic", " warm-up of ",
+      o.warmup_steps_, " steps from ", detail::exact_text(o.start_factor_.value_or(0)));
+  const auto add = [&](const char* name, const auto& value) {
+    if (value) text += detail::concatenate(", ", name, ' ', detail::exact_text(double(*value)));
+  };
+  add("total_steps", o.total_steps_);
+  add("total_tokens", o.total_tokens_);
+  add("end_factor", o.end_factor_);
+  add("power", o.power_);
+  add("gamma", o.gamma_);
+  add("every", o.every_);
+  return text;
 }
 
 std::optional<int64_t> LearningRateSchedule::steps_until_zero() const {

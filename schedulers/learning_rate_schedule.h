@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include <pacer/schedulers/progress.h>
 
@@ -78,6 +79,9 @@ class LearningRateSchedule {
 
   // The number of steps after which the factor is and stays 0; none where it never is, or follows tokens.
   std::optional<int64_t> steps_until_zero() const;
+
+  // All of it in words and numbers: equal for equal schedules, different for others.
+  std::string describe() const;
 
   // Whether the decay follows tokens instead of steps.
   bool by_tokens() const { return options_.total_tokens_.has_value(); }

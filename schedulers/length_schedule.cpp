@@ -5,6 +5,8 @@
 #include <limits>
 
 #include <pacer/core/error.h>
+#include <pacer/schedulers/detail/agreement_text.h>
+#include <pacer/schedulers/detail/number_text.h>
 
 namespace pacer {
 namespace {
@@ -120,6 +122,25 @@ bool LengthSchedule::settled(const Progress& progress) const {
   if (custom_) return length(progress) == last_;
   const int64_t end = table_.empty() ? ramp_steps_.value_or(ramp_tokens_.value_or(0)) : table_.back().first;
   return position(progress) >= end;
+}
+
+std::string LengthSchedule::describe() const {
+  std::string text = detail::concatenate(first_, " to ", last_);
+  const int64_t multiple = difficulty_step_.value_or(kDefaultDifficultyStep);
+  if (has_ramp()) {
+    text += detail::concatenate(" over ", ramp_steps_.value_or(ramp_tokens_.value_or(0)),
+                                ramp_steps_ ? " steps" : " tokens", ", root ",
+                                detail::exact_text(root_.value_or(1)), ", in multiples of ", multiple);
+  }
+  const char* unit = by_tokens_ ? " tokens" : " steps";
+  for (const auto& [boundary, length] : table_) {
+    text += detail::concatenate(", ", length, " from ", boundary, unit, " on");
+  }
+  if (custom_) {
+    text += detail::concatenate(" by a function of", unit, ", in multiples of ", multiple, ": ",
+                                detail::sampled([&](const Progress& at) { return length(at); }));
+  }
+  return text;
 }
 
 int64_t LengthSchedule::position(const Progress& progress) const {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -51,6 +52,10 @@ class LengthSchedule {
 
   // Whether the curriculum has ended: the ramp or table is over, or the custom function has reached `last`.
   bool settled(const Progress& progress) const;
+
+  // All of it in words and numbers: equal for equal schedules, different for others. A custom function by its
+  // values at some thousand points.
+  std::string describe() const;
 
   int64_t first() const { return first_; }
   int64_t last() const { return last_; }

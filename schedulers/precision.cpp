@@ -5,6 +5,7 @@
 #include <ATen/autocast_mode.h>
 
 #include <pacer/core/error.h>
+#include <pacer/schedulers/detail/number_text.h>
 #include <pacer/schedulers/session_parts.h>
 
 namespace pacer {
@@ -29,9 +30,10 @@ void Precision::attach(SessionParts& parts) {
 
 std::string Precision::agreement() const {
   if (!rule_) return c10::toString(type_);
-  return detail::concatenate(c10::toString(type_), ", loss scale ", rule_->initial, ", times ",
-                             rule_->growth_factor, " after ", rule_->growth_interval, " steps, times ",
-                             rule_->backoff_factor, " after a bad one");
+  return detail::concatenate(c10::toString(type_), ", loss scale ", detail::exact_text(rule_->initial),
+                             ", times ", detail::exact_text(rule_->growth_factor), " after ",
+                             rule_->growth_interval, " steps, times ",
+                             detail::exact_text(rule_->backoff_factor), " after a bad one");
 }
 
 void Precision::forward_begin(const Progress&) {

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include <pacer/core/error.h>
-#include <pacer/schedulers/detail/agreement_text.h>
 #include <pacer/schedulers/session_parts.h>
 #include <pacer/schedulers/step_report.h>
 
@@ -102,9 +101,13 @@ std::vector<int64_t> SequenceLength::dimensions_of(size_t index, const at::Tenso
 }
 
 std::string SequenceLength::agreement() const {
-  const auto length = [&](const Progress& at) { return options_.schedule().length(at); };
-  const char* mode = options_.mode() == LengthMode::truncate ? "truncated to " : "reshaped to ";
-  return mode + detail::sampled(length);
+  std::string text = options_.mode() == LengthMode::truncate ? "truncated, " : "reshaped, ";
+  text += options_.schedule().describe();
+  if (!options_.dimensions().empty()) text += ", dimensions";
+  for (const std::vector<int64_t>& of_tensor : options_.dimensions()) {
+    text += detail::concatenate(" {", at::IntArrayRef(of_tensor), "}");
+  }
+  return text + (options_.allow_shorter() ? ", shorter batches allowed" : "");
 }
 
 void SequenceLength::attach(SessionParts& parts) { describes_ = OnceOnFirstRank(parts.is_first_rank()); }

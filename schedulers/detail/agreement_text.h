@@ -1,32 +1,40 @@
-// What hooks say of themselves when ranks compare them: a function of progress as its values at sampled
-// points.
+// What hooks say of themselves when ranks compare them.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
-#include <sstream>
 #include <string>
 
+#include <pacer/core/checksum.h>
+#include <pacer/core/error.h>
 #include <pacer/schedulers/progress.h>
 
 namespace pacer::detail {
 
-// f(progress) at steps 0, 1, 2, 4, ... 2^40, with 1,000 tokens a step; equal neighbours are written once.
+// A function of progress that nobody can look into: its values at powers of two, in words, and a checksum of
+// its values at steps 0 to 4096 and, from there to 2^40, at steps that grow by a hundredth each, with 1,000
+// tokens a step.
 template <class F>
 std::string sampled(const F& f) {
-  std::ostringstream text;
-  text.precision(17);
-  std::string last;
-  for (int64_t step = 0; step <= (int64_t{1} << 40); step = step == 0 ? 1 : 2 * step) {
+  const auto value_at = [&](int64_t step) {
     Progress progress;
     progress.step = step;
     progress.tokens = 1000 * step;
-    std::ostringstream value;
-    value.precision(17);
-    value << f(progress);
-    if (value.str() != last) text << (last.empty() ? "" : ", ") << value.str() << " from step " << step;
-    last = value.str();
+    return concatenate(f(progress));
+  };
+  constexpr int64_t kLast = int64_t{1} << 40, kEach = 4096;
+  std::string text, last;
+  for (int64_t step = 0; step <= kLast; step = step == 0 ? 1 : 2 * step) {
+    const std::string value = value_at(step);
+    if (value != last) text += concatenate(last.empty() ? "" : ", ", value, " from step ", step);
+    last = value;
   }
-  return text.str();
+  Checksum all;
+  for (int64_t step = 0; step <= kLast; step += std::max<int64_t>(1, step < kEach ? 1 : step / 100)) {
+    const std::string value = value_at(step) + ' ';
+    all.add(value.data(), value.size());
+  }
+  return text + ", checksum " + all.hex();
 }
 
 }  // namespace pacer::detail

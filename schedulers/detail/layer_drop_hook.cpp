@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include <pacer/core/error.h>
+#include <pacer/schedulers/detail/number_text.h>
 #include <pacer/schedulers/session_parts.h>
 #include <pacer/schedulers/step_report.h>
 
@@ -30,8 +31,8 @@ void LayerDropHook::attach(SessionParts& parts) {
 
 std::string LayerDropHook::agreement() const {
   const LayerDropOptions& options = gates_->options();
-  return concatenate(gates_->layers(), " layers, theta_bar ", options.theta_bar(), ", gamma ",
-                     options.gamma(), ", seed ", options.seed());
+  return concatenate(gates_->layers(), " layers, theta_bar ", exact_text(options.theta_bar()), ", gamma ",
+                     exact_text(options.gamma()), ", seed ", options.seed());
 }
 
 std::vector<at::Tensor> LayerDropHook::unused(const Progress& window) const {

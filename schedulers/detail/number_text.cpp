@@ -28,6 +28,12 @@ std::string short_text(double value, int digits) {
   return formatted(value, std::chars_format::general, digits);
 }
 
+std::string exact_text(double value) {
+  if (!std::isfinite(value)) return short_text(value, 1);
+  std::array<char, 32> text;
+  return std::string(text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr);
+}
+
 std::string with_thousands(int64_t value) {
   std::string text = std::to_string(value);
   const size_t first = value < 0 ? 1 : 0;

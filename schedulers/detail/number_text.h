@@ -8,6 +8,7 @@ namespace pacer::detail {
 
 std::string fixed_text(double value, int decimals);  // "1.250"; "nan", "inf" and "-inf" by name
 std::string short_text(double value, int digits);    // so many significant ones: "0.0003", "2.5e-07"
+std::string exact_text(double value);                // as few as tell it from all others: "0.1", "1e-07"
 std::string with_thousands(int64_t value);           // "1,234,567"
 std::string short_count(double value);               // "850", "1.5k", "3M"
 std::string duration_text(double seconds);           // "8.4 s", "2 min 05 s", "1 h 04 min"
