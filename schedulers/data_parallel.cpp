@@ -7,6 +7,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <torch/nn/module.h>
 #include <torch/version.h>
 
 #include <pacer/core/checksum.h>

@@ -27,6 +27,10 @@
 #include <pacer/collectives/gradient_bucketer.h>
 #include <pacer/schedulers/hook.h>
 
+namespace torch::nn {
+class Module;
+}  // namespace torch::nn
+
 namespace pacer {
 
 enum class InitialParameters {
