@@ -22,7 +22,7 @@ void QueuedOperation::wait() {
     if (error_) std::rethrow_exception(error_);
   }
   if (work_ != nullptr) work_->wait();
-  if (parts_.after) parts_.after();
+  if (parts_.after && !is_on_stream_) parts_.after();
   parts_ = {};  // they hold memory
 }
 

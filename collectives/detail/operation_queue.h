@@ -32,11 +32,10 @@ struct OperationParts {
 class QueuedOperation {
  public:
   explicit QueuedOperation(OperationParts parts) : parts_(std::move(parts)) {}
-  // Of an operation all of whose parts were enqueued on a stream; `held` keeps the memory that they use.
+  // Of an operation all of which, `after` included, was enqueued on a stream; `held` keeps the memory that it
+  // uses.
   QueuedOperation(TransportWorkPtr enqueued, OperationParts held)
-      : parts_(std::move(held)), work_(std::move(enqueued)), is_started_(true), is_on_stream_(true) {
-    parts_.after = nullptr;
-  }
+      : parts_(std::move(held)), work_(std::move(enqueued)), is_started_(true), is_on_stream_(true) {}
   ~QueuedOperation();
   QueuedOperation(const QueuedOperation&) = delete;
 
