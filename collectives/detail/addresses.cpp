@@ -6,10 +6,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <memory>
 #include <thread>
+#include <utility>
 
 #include <pacer/collectives/communication_error.h>
 #include <pacer/core/error.h>
@@ -84,12 +86,19 @@ bool somebody_answers(const addrinfo& at) {
 
 }  // namespace
 
-Address resolve(const std::string& host) {
+std::vector<Address> resolve(const std::string& host) {
   const AddressList found = look_up(host, 0, 0);
-  return {text_of(found->ai_addr, found->ai_addrlen), is_loopback(found->ai_addr)};
+  std::vector<Address> addresses;
+  for (const addrinfo* each = found.get(); each != nullptr; each = each->ai_next) {
+    Address address{text_of(each->ai_addr, each->ai_addrlen), is_loopback(each->ai_addr)};
+    const bool is_new = std::none_of(addresses.begin(), addresses.end(),
+                                     [&](const Address& other) { return other.text == address.text; });
+    if (is_new) addresses.push_back(std::move(address));
+  }
+  return addresses;
 }
 
-int listen_at(const Address& address, int port) {
+std::optional<int> listen_at(const Address& address, int port) {
   const AddressList found = look_up(address.text, port, AI_NUMERICHOST | AI_NUMERICSERV);
   const int socket = above_standard_streams(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int yes = 1;
@@ -99,18 +108,20 @@ int listen_at(const Address& address, int port) {
   }
   const int error = errno;
   if (socket >= 0) ::close(socket);
+  if (error == EADDRNOTAVAIL || error == EAFNOSUPPORT) return std::nullopt;
   fail(concatenate("rank 0 cannot listen at ", address.text, " port ", port, ": ", std::strerror(error),
-                   error == EADDRINUSE      ? "; choose another port"
-                   : error == EADDRNOTAVAIL ? "; rank 0 must run on the host of that address"
-                                            : "; choose another address"));
+                   error == EADDRINUSE ? "; choose another port" : "; choose another address"));
 }
 
-bool wait_for_listener(const Address& address, int port, std::chrono::milliseconds timeout) {
+std::optional<Address> wait_for_listener(const std::vector<Address>& addresses, int port,
+                                         std::chrono::milliseconds timeout) {
   const auto deadline = std::chrono::steady_clock::now() + timeout;
-  const AddressList found = look_up(address.text, port, AI_NUMERICHOST | AI_NUMERICSERV);
   while (true) {
-    const bool answers = somebody_answers(*found);
-    if (answers || std::chrono::steady_clock::now() >= deadline) return answers;
+    for (const Address& address : addresses) {
+      const AddressList at = look_up(address.text, port, AI_NUMERICHOST | AI_NUMERICSERV);
+      if (somebody_answers(*at)) return address;
+    }
+    if (std::chrono::steady_clock::now() >= deadline) return std::nullopt;
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
 }

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <chrono>
+#include <optional>
 #include <string>
+#include <vector>
 
 namespace pacer::detail {
 
@@ -12,13 +14,16 @@ struct Address {
   bool is_loopback = false;
 };
 
-// Throws InvalidArgument where the name is not known.
-Address resolve(const std::string& host);
-// A listening socket, bound to that address alone. Throws CommunicationError where the address is not this
-// host's or the port is taken.
-int listen_at(const Address& address, int port);
-// True as soon as somebody listens there, false where nobody does in time.
-bool wait_for_listener(const Address& address, int port, std::chrono::milliseconds timeout);
+// Returns all addresses of a name, at least one, in the order in which the resolver wants them tried. Throws
+// InvalidArgument where the name is not known.
+std::vector<Address> resolve(const std::string& host);
+// Returns a listening socket, bound to that address alone, or nothing where the address is not one of this
+// host. Throws CommunicationError where the port is taken.
+std::optional<int> listen_at(const Address& address, int port);
+// Returns the first of these addresses where somebody listens, as soon as there is one, or nothing where
+// there is none in time.
+std::optional<Address> wait_for_listener(const std::vector<Address>& addresses, int port,
+                                         std::chrono::milliseconds timeout);
 // Of the interface through which this host reaches that address. Throws CommunicationError.
 std::string local_address_towards(const Address& address);
 

@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <pacer/collectives/detail/roster.h>
 #include <pacer/core/error.h>
 
 namespace pacer::detail {
@@ -52,19 +53,13 @@ class AloneTransport : public Transport {
   at::Device device_;
 };
 
-class NobodysBoard : public NoticeBoard {
- public:
-  void post(const std::string&, const std::string&) override {}
-  std::optional<std::string> read(const std::string&) override { return std::nullopt; }
-};
-
 }  // namespace
 
 Connection connect_alone(at::Device device) {
   Connection connection;
   connection.data = std::make_shared<AloneTransport>(device);
   connection.control = std::make_shared<AloneTransport>(at::kCPU);
-  connection.board = std::make_shared<NobodysBoard>();
+  connection.roster = Roster::of_threads(1).front();
   return connection;
 }
 

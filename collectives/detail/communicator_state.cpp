@@ -2,33 +2,20 @@
 
 #include <algorithm>
 #include <cstring>
-#include <thread>
+#include <exception>
 #include <utility>
 
 #include <ATen/ops/empty.h>
 #include <c10/core/ScalarType.h>
 
+#include <pacer/collectives/detail/roster.h>
 #include <pacer/core/error.h>
 
 namespace pacer::detail {
-namespace {
-
-// How long survivors wait for each other's sign of life.
-constexpr std::chrono::milliseconds kRollCall{1000};
-
-std::string key_of(const char* what, int rank) { return concatenate(what, "/", rank); }
-
-std::string list(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    text += (i == 0 ? "" : i + 1 == ranks.size() ? " and " : ", ") + std::to_string(ranks[i]);
-  }
-  return text;
-}
-
-}  // namespace
 
 CommunicatorState::~CommunicatorState() {
+  // Who unwinds an exception has not ended as it should.
+  if (!failure_ && std::uncaught_exceptions() == 0) connection_.roster->retire();
   if (!queue_.is_busy()) return;
   connection_.data->abort();  // so that what is under way ends
 }
@@ -88,44 +75,6 @@ void CommunicatorState::compare(CallRecord record, std::chrono::milliseconds tim
   }
 }
 
-CommunicatorState::Suspects CommunicatorState::find_suspects() noexcept {
-  Suspects suspects;
-  try {
-    NoticeBoard& board = *connection_.board;
-    std::vector<int> silent;
-    for (int rank = 0; rank < connection_.world_size; ++rank) {
-      if (rank != connection_.rank) silent.push_back(rank);
-    }
-    board.post(key_of("alive", connection_.rank), "");
-    const auto end = std::chrono::steady_clock::now() + kRollCall;
-    for (bool first = true; !silent.empty(); first = false) {
-      const auto answers = [&](int rank) {
-        if (const auto reason = board.read(key_of("left", rank))) {
-          suspects.ranks.push_back(rank);
-          suspects.text += concatenate("rank ", rank, " left: ", *reason, "; ");
-          return true;
-        }
-        return board.read(key_of("alive", rank)).has_value();
-      };
-      silent.erase(std::remove_if(silent.begin(), silent.end(), answers), silent.end());
-      // Who left is the cause; there is no need to hear the rest.
-      if (!suspects.ranks.empty() || std::chrono::steady_clock::now() >= end) break;
-      if (!first) std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    }
-    if (suspects.ranks.empty() && !silent.empty()) {
-      suspects.ranks = silent;
-      suspects.text = concatenate("no sign of life from ", list(silent), "; ");
-    }
-  } catch (const BoardSilent&) {
-    suspects.text += "the store where the ranks met does not answer; ";
-  } catch (const std::exception&) {
-    // The board is kept by rank 0, or by the launcher.
-    suspects.text += "rank 0, or the launcher, has ended: the store where the ranks met cannot be reached; ";
-    if (suspects.ranks.empty() && connection_.rank != 0) suspects.ranks = {0};
-  }
-  return suspects;
-}
-
 void CommunicatorState::fail(const std::string& operation, int64_t sequence, const std::string& cause) {
   const std::lock_guard<std::mutex> one_at_a_time(failing_);
   int64_t step = 0;
@@ -137,17 +86,18 @@ void CommunicatorState::fail(const std::string& operation, int64_t sequence, con
   // The others notice sooner, so that all take part in the roll call.
   connection_.data->abort();
   connection_.control->abort();
-  const Suspects suspects = find_suspects();
+  const Roster::Trouble found = connection_.roster->find_suspects(all_ranks(connection_.world_size));
   std::string at_step = step >= 0 ? concatenate(" (step ", step, ")") : std::string();
   const auto failure = std::make_shared<const CommunicationError>(
       concatenate(operation, " number ", sequence, at_step, " failed on rank ", connection_.rank, " of ",
-                  connection_.world_size, ": ", suspects.text, cause,
+                  connection_.world_size, ": ", found.text, found.text.empty() ? "" : "; ", cause,
                   "; end this run and resume from the last checkpoint"),
-      operation, sequence, step, suspects.ranks);
+      operation, sequence, step, found.ranks);
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     failure_ = failure;
   }
+  connection_.roster->tell_failure(operation, found);
   throw *failure;
 }
 
@@ -161,7 +111,7 @@ void CommunicatorState::leave(const std::string& reason) noexcept {
         "leave", sequence_, step_, std::vector<int>{connection_.rank});
   }
   try {
-    connection_.board->post(key_of("left", connection_.rank), reason);
+    connection_.roster->leave(reason);
   } catch (const std::exception&) {  // then they find out by the broken connection
   }
   connection_.data->abort();

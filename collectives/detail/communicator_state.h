@@ -49,11 +49,6 @@ class CommunicatorState : public std::enable_shared_from_this<CommunicatorState>
   int64_t count(const char* operation, int64_t bytes);
   Work pending(const char* operation, int64_t bytes,
                const std::function<std::shared_ptr<QueuedOperation>()>& start);
-  struct Suspects {
-    std::vector<int> ranks;
-    std::string text;
-  };
-  Suspects find_suspects() noexcept;
 
   const Connection connection_;
   const CommunicatorOptions options_;

@@ -12,7 +12,6 @@
 #include <pacer/collectives/detail/gloo_transport.h>
 #include <pacer/collectives/detail/rank_places.h>
 #include <pacer/collectives/detail/rendezvous.h>
-#include <pacer/collectives/detail/watched_board.h>
 #include <pacer/core/error.h>
 
 namespace pacer::detail {
@@ -28,7 +27,7 @@ auto set_up(const char* what, const Rendezvous& met, const F& make) {
   } catch (const Unavailable&) {
     throw;
   } catch (const std::exception& error) {
-    met.roll->require_all_alive();
+    met.roster->require_all_alive();
     const std::string words = error.what();
     throw CommunicationError(
         concatenate("the ranks that met at ", met.place, " could not be joined by ", what, ": ",
@@ -74,22 +73,20 @@ Connection connect(const Meeting& meeting, const CommunicatorOptions& options) {
   connection.world_size = meeting.world_size;
   connection.local_rank = meeting.local_rank;
   connection.local_size = meeting.local_size;
-  connection.board = met.board;
+  connection.roster = met.roster;
   connection.joins_processes = meeting.world_size > 1;
-  if (meeting.local_size == meeting.world_size && !met.roll->is_one_host()) {
+  if (meeting.local_size == meeting.world_size && !met.roster->is_one_host()) {
     // The caller, who named an address only, cannot know.
-    connection.local_rank = met.roll->local_rank();
-    connection.local_size = met.roll->local_size();
+    connection.local_rank = met.roster->local_rank();
+    connection.local_size = met.roster->local_size();
   }
 
   GlooSetup gloo;
-  gloo.board = met.board;
-  gloo.watch = [roll = met.roll] { roll->require_all_alive(); };
+  gloo.gather = met.gather;
   gloo.rank = meeting.rank;
   gloo.world_size = meeting.world_size;
   gloo.address = met.address;
   gloo.timeout = options.timeout();
-  gloo.prefix = "control/";
   connection.control = set_up("Gloo", met, [&] { return make_gloo_transport(gloo); });
 
   RankPlaceFacts own;
@@ -107,15 +104,18 @@ Connection connect(const Meeting& meeting, const CommunicatorOptions& options) {
   check_places(places);
   connection.ranks_per_node = ranks_of_nodes(places);
   if (backend == Backend::gloo) {
-    gloo.prefix = "data/";
+    gloo.gather = gather_over(connection.control, meeting.world_size, options.timeout());
     connection.data = set_up("Gloo", met, [&] { return make_gloo_transport(gloo); });
   } else {
     set_cuda_device(static_cast<int>(own.gpu));
     connection.data = set_up("NCCL", met, [&] {
       const RankPlace place{meeting.rank, meeting.world_size, connection.ranks_per_node};
       return make_nccl_transport(
-          connection.control, place, gpu(own.gpu), options.timeout(), met.roll->is_one_host(),
-          [board = met.board, place] { return find_trouble(*board, place.rank, place.world_size); });
+          connection.control, place, gpu(own.gpu), options.timeout(), met.roster->is_one_host(),
+          [roster = met.roster, all = all_ranks(meeting.world_size)]() -> std::optional<std::string> {
+            const auto trouble = roster->find_trouble(all);
+            return trouble ? std::make_optional(trouble->text) : std::nullopt;
+          });
     });
   }
   met.settle();

@@ -11,8 +11,8 @@
 #include <ATen/ops/empty.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
-#include <pacer/collectives/detail/board_store.h>
 #include <pacer/collectives/detail/broken_pipe.h>
+#include <pacer/collectives/detail/gloo_store.h>
 #include <pacer/collectives/detail/gloo_work.h>
 #include <pacer/core/error.h>
 
@@ -51,7 +51,7 @@ class GlooTransport final : public Transport {
   explicit GlooTransport(const GlooSetup& setup)
       : rank_(setup.rank), world_size_(setup.world_size), connections_(std::make_shared<Connections>()) {
     const NoBrokenPipe inherited;  // by the threads of Gloo
-    const auto store = c10::make_intrusive<BoardStore>(setup.board, setup.prefix, setup.timeout, setup.watch);
+    const auto store = c10::make_intrusive<GlooStore>(setup.gather);
     const auto options = c10d::ProcessGroupGloo::Options::create(setup.timeout);
     options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(setup.address));
     connections_->group =

@@ -2,18 +2,16 @@
 #pragma once
 
 #include <chrono>
-#include <functional>
 #include <memory>
 #include <string>
 
+#include <pacer/collectives/detail/gloo_store.h>
 #include <pacer/collectives/detail/transport.h>
 
 namespace pacer::detail {
 
 struct GlooSetup {
-  std::shared_ptr<NoticeBoard> board;  // where ranks tell each other their addresses
-  std::string prefix;                  // of the notices, one for each group
-  std::function<void()> watch;         // throws where a rank will not come any more
+  Gather gather;  // how the ranks tell each other their addresses
   int rank = 0;
   int world_size = 1;
   std::string address;  // of this host, to listen at

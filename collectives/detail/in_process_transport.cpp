@@ -8,6 +8,7 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <pacer/collectives/detail/roster.h>
 #include <pacer/core/error.h>
 
 namespace pacer::detail {
@@ -259,30 +260,13 @@ class InProcessTransport : public Transport {
   std::vector<int64_t> sent_, received_;
 };
 
-class MemoryBoard : public NoticeBoard {
- public:
-  void post(const std::string& key, const std::string& text) override {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    notices_[key] = text;
-  }
-  std::optional<std::string> read(const std::string& key) override {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = notices_.find(key);
-    return found == notices_.end() ? std::nullopt : std::make_optional(found->second);
-  }
-
- private:
-  std::mutex mutex_;
-  std::map<std::string, std::string> notices_;
-};
-
 }  // namespace
 
 std::vector<Connection> connect_in_process(int world_size, int ranks_per_node, SumOrder order) {
   require(world_size >= 1, "a world of threads needs at least 1 rank, not ", world_size);
   const auto data = std::make_shared<Hub>(static_cast<size_t>(world_size), order);
   const auto control = std::make_shared<Hub>(static_cast<size_t>(world_size), SumOrder::ranks);
-  const auto board = std::make_shared<MemoryBoard>();
+  const std::vector<std::shared_ptr<Roster>> rosters = Roster::of_threads(world_size);
   std::vector<Connection> connections;
   for (int rank = 0; rank < world_size; ++rank) {
     Connection connection;
@@ -291,7 +275,7 @@ std::vector<Connection> connect_in_process(int world_size, int ranks_per_node, S
     connection.ranks_per_node = ranks_per_node == 0 ? world_size : ranks_per_node;
     connection.data = std::make_shared<InProcessTransport>(data, rank);
     connection.control = std::make_shared<InProcessTransport>(control, rank);
-    connection.board = board;
+    connection.roster = rosters[static_cast<size_t>(rank)];
     connections.push_back(std::move(connection));
   }
   return connections;

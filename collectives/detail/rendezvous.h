@@ -1,22 +1,32 @@
-// How the ranks of a run find each other: through a file of this host, or at the address where rank 0 (or the
-// launcher) listens.
+// How the ranks of a run find each other. Ranks of one host meet through a file that only their user can
+// reach, those of several hosts at the address where rank 0 (or the launcher) keeps a store.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include <pacer/collectives/detail/connect.h>
-#include <pacer/collectives/detail/roll_call.h>
+#include <pacer/collectives/detail/gloo_store.h>
+#include <pacer/collectives/detail/roster.h>
 
 namespace pacer::detail {
 
+// Who the ranks of `meeting` are, found out through this store. Throws CommunicationError where not all come,
+// one ends meanwhile or counts another number of ranks, and InvalidArgument where this rank is there already.
+std::shared_ptr<Roster> call_roll(const std::shared_ptr<Store>& store, const Meeting& meeting,
+                                  const std::string& place, std::chrono::milliseconds timeout,
+                                  std::optional<int> keeper);
+
 struct Rendezvous {
-  std::shared_ptr<NoticeBoard> board;
-  std::shared_ptr<const RollCall> roll;  // all ranks are here
-  std::string place;                     // for messages
-  std::string address;                   // where this rank listens for the others
-  // To be called when the ranks are joined: from then on, the board gives up soon where nobody answers.
+  std::shared_ptr<Roster> roster;
+  std::string place;    // for messages
+  std::string address;  // where this rank listens for the others
+  Gather gather;        // through the store; once
+  // To be called when the ranks are joined: from then on, the store gives up soon where nobody answers.
   std::function<void()> settle;
 };
 

@@ -15,6 +15,8 @@
 
 namespace pacer::detail {
 
+class Roster;
+
 // An operation was not done by its deadline.
 class TransportTimeout : public std::runtime_error {
  public:
@@ -98,22 +100,6 @@ class Transport {
   virtual void abort() noexcept = 0;
 };
 
-// A notice board that does not answer, for now: nothing follows for any rank.
-class BoardSilent : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
-
-// A place where every rank can leave a line for the others, alive or dead. Any thread. Throws BoardSilent
-// where it does not answer in time, another std::exception where it is gone.
-class NoticeBoard {
- public:
-  virtual ~NoticeBoard() = default;
-  virtual void post(const std::string& key, const std::string& text) = 0;
-  // What stands there now; never waits for somebody to post.
-  virtual std::optional<std::string> read(const std::string& key) = 0;
-};
-
 // Who a rank is among all of them. ranks_per_node: as in Connection.
 struct RankPlace {
   int rank = 0;
@@ -130,7 +116,7 @@ struct Connection {
   int ranks_per_node = 1;              // 0: not the same everywhere, or not in a row
   std::shared_ptr<Transport> data;     // on the device that trains
   std::shared_ptr<Transport> control;  // host memory, for small messages; operations independent of data's
-  std::shared_ptr<NoticeBoard> board;
+  std::shared_ptr<Roster> roster;
   bool joins_processes = false;  // and not threads, or nobody
 };
 

@@ -7,7 +7,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 
-#include <pacer/collectives/detail/watched_board.h>
+#include <pacer/collectives/detail/roster.h>
 
 #include "scenario.h"
 
@@ -48,30 +48,34 @@ const AddScenario meet_again("meet_again", [](const Player& player) {
   }
 });
 
-// Notices reach everybody, from any thread, and the first one of a key stays.
-const AddScenario notices("notices", [](const Player& player) {
+// What one rank says of itself reaches the others, from any thread, and the first reason stays.
+const AddScenario news("news", [](const Player& player) {
   const detail::Connection world = player.connect();
-  detail::NoticeBoard& board = *world.board;
-  expect(!board.read("nothing"), "no notice that nobody posted");
-  const std::string own = std::to_string(player.rank), text("a\0b\nc", 5);
-  std::thread([&] { board.post("from/" + own, text + own); }).join();
-  board.post("from/" + own, "later");
-  board.post("empty/" + own, "");
-  for (int rank = 0; rank < player.world_size; ++rank) {
+  detail::Roster& roster = *world.roster;
+  const std::vector<int> all = detail::all_ranks(player.world_size);
+  expect(!roster.find_trouble(all), "no trouble that nobody told of");
+  add_up(world);  // everybody has looked
+  const std::string reason("a\0b\nc", 5);
+  if (player.rank > 0) {
+    std::thread([&] { roster.leave(reason + std::to_string(player.rank)); }).join();
+    roster.leave("later");
+  }
+  for (int rank = 1; rank < player.world_size; ++rank) {
+    if (rank == player.rank) continue;
     const Stopwatch since;
-    const std::string other = std::to_string(rank);
-    while (!board.read("from/" + other) || !board.read("empty/" + other)) {
-      expect(since.milliseconds() < 20000, "a notice from rank ", rank);
+    const std::string left = detail::concatenate("rank ", rank, " left: ", reason, rank);
+    while (true) {
+      const auto trouble = roster.find_trouble({player.rank, rank});
+      if (trouble && trouble->text == left && trouble->ranks == std::vector<int>{rank}) break;
+      expect(since.milliseconds() < 20000 && !trouble, "the reason of rank ", rank);
       std::this_thread::sleep_for(1ms);
     }
-    expect(board.read("from/" + other) == text + other, "the first text of rank ", rank);
-    expect(board.read("empty/" + other) == "", "the empty text of rank ", rank);
   }
   add_up(world);  // nobody goes before everybody has read
 });
 
-// Reads the board while the host of the store is stopped.
-const AddScenario silent_board("silent_board", [](const Player& player) {
+// Asks the store while the process that keeps it is stopped.
+const AddScenario silent_store("silent_store", [](const Player& player) {
   const detail::Connection world = player.connect();
   say("ready");
   if (player.rank == 0) sleep_for_ever();
@@ -79,21 +83,21 @@ const AddScenario silent_board("silent_board", [](const Player& player) {
   for (int i = 0; i < 2; ++i) {
     const Stopwatch since;
     try {
-      world.board->read("left/0");
-      say("read");
+      world.roster->leave("no reason");
+      say("told");
     } catch (const std::exception& error) {
       say(detail::concatenate("refused after ", since.milliseconds(), " ms: ", error.what()));
     }
-    const auto trouble = detail::find_trouble(*world.board, player.rank, player.world_size);
-    say("trouble: " + trouble.value_or("unknown"));
+    const auto trouble = world.roster->find_trouble({0});
+    say("trouble: " + (trouble ? trouble->text : "unknown"));
   }
-  // Until the host goes on.
+  // Until the keeper goes on.
   const Stopwatch since;
   while (true) {
     try {
-      world.board->read("left/0");
+      world.roster->leave("no reason");
       break;
-    } catch (const detail::BoardSilent&) {
+    } catch (const detail::StoreSilent&) {
       expect(since.milliseconds() < 20000, "an answer of a store that goes on");
     }
   }

@@ -23,7 +23,7 @@ struct Player {
   int number(const std::string& name) const { return std::stoi(text(name)); }
   int number(const std::string& name, int otherwise) const { return has(name) ? number(name) : otherwise; }
 
-  // From the arguments file=PATH, or host= and port=; timeout= is in milliseconds.
+  // From the arguments file=PATH, or host=, port= and listen=; timeout= is in milliseconds.
   detail::Meeting meeting() const;
   CommunicatorOptions options() const;
   detail::Connection connect() const { return detail::connect(meeting(), options()); }

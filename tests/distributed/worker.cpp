@@ -48,6 +48,7 @@ CommunicatorOptions Player::options() const {
   return CommunicatorOptions()
       .backend(has("nccl") ? Backend::nccl : Backend::gloo)
       .ranks_per_node(number("ranks_per_node", 0))
+      .listen_address(has("listen") ? text("listen") : "")
       .timeout(std::chrono::milliseconds(number("timeout", 20000)));
 }
 

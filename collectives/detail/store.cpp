@@ -1,0 +1,157 @@
+#include <pacer/collectives/detail/store.h>
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+
+#include <pacer/collectives/communication_error.h>
+#include <pacer/collectives/detail/member.h>
+#include <pacer/core/error.h>
+
+namespace pacer::detail {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Milliseconds = std::chrono::milliseconds;
+
+// How often who waits checks.
+constexpr Milliseconds kCheck{1000};
+// How often rank 0 looks for who is still missing: at first often, then more and more rarely.
+constexpr Milliseconds kShortestPoll{2}, kLongestPoll{100};
+
+// Records of an exchange: "rank" RANK TEXT under its key, "all" TEXT... under the key of its result, and
+// "verdict" MESSAGE SUSPECT... under both.
+std::string result_of(const std::string& key) { return key + "/all"; }
+
+[[noreturn]] void fail_exchange(const std::string& what, const std::vector<int>& suspects) {
+  throw CommunicationError(what, "rendezvous", 0, -1, suspects);
+}
+
+void throw_verdict(const std::vector<std::string>& record) {
+  if (record.at(0) != "verdict") return;
+  std::vector<int> suspects;
+  for (size_t i = 2; i < record.size(); ++i) suspects.push_back(std::stoi(record[i]));
+  fail_exchange(record.at(1), suspects);
+}
+
+// The first text of each rank.
+Exchange::Texts texts_of(const std::vector<std::string>& records, int world_size) {
+  Exchange::Texts texts(static_cast<size_t>(world_size));
+  for (const std::string& bytes : records) {
+    const std::vector<std::string> record = unpack(bytes);
+    throw_verdict(record);
+    const auto rank = static_cast<size_t>(std::stoi(record.at(1)));
+    if (rank < texts.size() && !texts[rank]) texts[rank] = record.at(2);
+  }
+  return texts;
+}
+
+std::vector<int> missing_from(const Exchange::Texts& texts) {
+  std::vector<int> ranks;
+  for (size_t rank = 0; rank < texts.size(); ++rank) {
+    if (!texts[rank]) ranks.push_back(static_cast<int>(rank));
+  }
+  return ranks;
+}
+
+}  // namespace
+
+void MemoryStore::append(const std::string& key, const std::string& record) {
+  count_requests(1);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  records_[key].push_back(record);
+  changed_.notify_all();
+}
+
+std::vector<std::string> MemoryStore::read(const std::string& key) {
+  count_requests(1);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = records_.find(key);
+  return found == records_.end() ? std::vector<std::string>() : found->second;
+}
+
+bool MemoryStore::wait_for(const std::string& key, std::chrono::milliseconds limit) {
+  count_requests(1);
+  std::unique_lock<std::mutex> lock(mutex_);
+  return changed_.wait_for(lock, limit, [&] { return records_.count(key) != 0; });
+}
+
+std::string pack(const std::vector<std::string>& texts) {
+  std::string bytes;
+  for (const std::string& text : texts) {
+    const uint64_t size = text.size();
+    bytes.append(reinterpret_cast<const char*>(&size), sizeof(size));
+    bytes += text;
+  }
+  return bytes;
+}
+
+std::vector<std::string> unpack(const std::string& bytes) {
+  std::vector<std::string> texts;
+  size_t offset = 0;
+  while (offset < bytes.size()) {
+    uint64_t size = 0;
+    const size_t left = bytes.size() - offset;
+    if (left >= sizeof(size)) std::memcpy(&size, bytes.data() + offset, sizeof(size));
+    require<Error>(left >= sizeof(size) && size <= left - sizeof(size),
+                   "the store where the ranks meet holds something else than their records");
+    texts.push_back(bytes.substr(offset + sizeof(size), size));
+    offset += sizeof(size) + size;
+  }
+  return texts;
+}
+
+std::vector<std::string> Exchange::collect() const {
+  const auto start = Clock::now();
+  while (true) {
+    const Texts texts = texts_of(store->read(key), world_size);
+    check(texts);
+    const std::vector<int> missing = missing_from(texts);
+    if (rank == 0 && missing.empty()) {
+      std::vector<std::string> all{"all"};
+      for (const auto& text : texts) all.push_back(*text);
+      store->append(result_of(key), pack(all));
+      return {all.begin() + 1, all.end()};
+    }
+    const auto waited = std::chrono::duration_cast<Milliseconds>(Clock::now() - start);
+    if (waited >= timeout && !missing.empty()) {
+      fail_exchange(concatenate("only ", texts.size() - missing.size(), " of ", texts.size(),
+                                " ranks came to ", place, " within ", timeout.count(), " ms, without ",
+                                names_of(missing), "; start them all, or set a longer timeout"),
+                    missing);
+    }
+    if (waited >= timeout + kCheck) {
+      fail_exchange(concatenate("all ranks came to ", place,
+                                ", but rank 0 did not say so in time; see what it printed"),
+                    {0});
+    }
+    if (rank == 0) {
+      std::this_thread::sleep_for(std::clamp(waited / 8, kShortestPoll, kLongestPoll));
+    } else if (store->wait_for(result_of(key), std::clamp(timeout - waited, kLongestPoll, kCheck))) {
+      const std::vector<std::string> records = store->read(result_of(key));
+      if (records.empty()) continue;
+      const std::vector<std::string> all = unpack(records.front());
+      throw_verdict(all);
+      return {all.begin() + 1, all.end()};
+    }
+  }
+}
+
+std::vector<std::string> Exchange::run(const std::string& own) const {
+  store->append(key, pack({"rank", std::to_string(rank), own}));
+  try {
+    return collect();
+  } catch (const CommunicationError& error) {
+    std::vector<std::string> verdict{"verdict", error.what()};
+    for (const int suspect : error.suspected_ranks()) verdict.push_back(std::to_string(suspect));
+    try {
+      store->append(key, pack(verdict));
+      store->append(result_of(key), pack(verdict));
+    } catch (const std::exception&) {  // then the others find out by themselves
+    }
+    throw;
+  }
+}
+
+}  // namespace pacer::detail
