@@ -69,7 +69,9 @@ std::optional<Member> Member::parse(const std::string& text) {
 }
 
 bool Member::has_ended(const Member& own) const {
-  return process != 0 && numbers == own.numbers && start_of(process) != start;
+  const bool is_of_host = process != 0 && numbers == own.numbers;
+  const bool is_this_process = process == own.process && start == own.start;
+  return is_of_host && !is_this_process && start_of(process) != start;
 }
 
 void require_alive(const std::vector<std::optional<Member>>& members, const Member& own,

@@ -24,7 +24,8 @@ using Milliseconds = std::chrono::milliseconds;
 constexpr const char* kLoopback = "127.0.0.1";
 // Of one question to the store, once all ranks are joined.
 constexpr Milliseconds kCallLimit{1000};
-// How long rank 0 stays after a failed meeting: its process may end next, and its store with it.
+// How long rank 0 stays after a failed meeting, so that the others read there what went wrong: its process
+// may end next, and its store with it.
 constexpr Milliseconds kFarewell{500};
 // How often who waits looks whether a process has ended.
 constexpr Milliseconds kLook{250};
@@ -139,7 +140,13 @@ Rendezvous meet_at_loopback(const Meeting& meeting, const std::string& place, Mi
                                   "; choose another port"),
                       {});
     }
-    return meet_through_file(store, meeting, place, timeout);
+    try {
+      return meet_through_file(store, meeting, place, timeout);
+    } catch (const CommunicationError&) {
+      std::this_thread::sleep_for(kFarewell);
+      store->remove_name();
+      throw;
+    }
   }
   const auto deadline = Clock::now() + timeout;
   while (true) {
@@ -213,7 +220,6 @@ Rendezvous meet_at_address(const Meeting& meeting, const CommunicatorOptions& op
   try {
     roster = ask_store(place, [&] { return call_roll(store, meeting, place, options.timeout(), keeper); });
   } catch (const CommunicationError&) {
-    // The store goes with this process: first, the others read there what went wrong.
     if (keeps) std::this_thread::sleep_for(kFarewell);
     throw;
   }

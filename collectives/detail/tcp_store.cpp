@@ -147,15 +147,21 @@ std::vector<std::string> TcpStore::read(const std::string& key) {
 }
 
 // A wait that reaches its deadline is two warnings of LibTorch's on standard error. So one wait without a
-// deadline, on a connection of its own, serves all calls for its key.
+// deadline serves all calls for its key, on a connection that is there for waits alone.
 bool TcpStore::wait_for(const std::string& key, std::chrono::milliseconds limit) {
   if (!waiting_ || awaited_ != key) {
-    count_requests(2);
+    if (!waiting_client_) {
+      count_requests(1);
+      waiting_client_ = std::make_shared<Client>();
+    }
+    count_requests(1);
     awaited_ = key;
-    waiting_ =
-        std::make_unique<Call>([address = address_, port = port_, timeout = timeout_, name = prefix_ + key] {
-          make_store(address, port, timeout)->wait({name}, kAwhile);
-        });
+    waiting_ = std::make_unique<Call>([client = waiting_client_, address = address_, port = port_,
+                                       timeout = timeout_, name = prefix_ + key] {
+      const std::lock_guard<std::timed_mutex> lock(client->mutex);
+      if (!client->store) client->store = make_store(address, port, timeout);
+      client->store->wait({name}, kAwhile);
+    });
   }
   if (!waiting_->wait(limit)) return false;
   waiting_.reset();

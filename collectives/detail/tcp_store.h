@@ -46,6 +46,7 @@ class TcpStore : public Store {
   const std::chrono::milliseconds timeout_;
   std::atomic<int64_t> limit_ms_;
   std::shared_ptr<Client> client_;
+  std::shared_ptr<Client> waiting_client_;  // once something was waited for
   std::unique_ptr<Call> waiting_;
   std::string awaited_;  // the key that it waits for
 };

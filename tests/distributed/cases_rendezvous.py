@@ -2,11 +2,12 @@
 import os
 import random
 import socket
+import struct
 import threading
 import time
 from pathlib import Path
 
-from ranks import Ranks, expect, free_port, is_loopback, own_address, run_in_own_network
+from ranks import Ranks, expect, free_port, is_loopback, own_address, run_in_own_network, run_with_hosts
 from run_ranks import case
 
 FILE = {"file": "{folder}/meeting"}
@@ -20,6 +21,10 @@ def store():
 def places():
     """All kinds of places to meet."""
     return FILE, {"host": "127.0.0.1", "port": free_port()}, store()
+
+
+def listeners_of(ranks):
+    return {entry[0] for rank in ranks for entry in rank.sockets() if entry[2] == "listening"}
 
 
 @case
@@ -44,11 +49,35 @@ def beyond_this_host(worker):
         return
     with Ranks(worker, "meet", 2, stay=1, host=address, port=free_port()) as ranks:
         ranks.wait_for("met after")
-        listening = {entry[0] for rank in ranks for entry in rank.sockets() if entry[2] == "listening"}
-        expect(listening == {address, "127.0.0.1"}, f"listening at {listening}")
+        expect(listeners_of(ranks) == {address, "127.0.0.1"}, f"listening at {listeners_of(ranks)}")
         time.sleep(0.2)
         expect(len(ranks[0].warnings) == 1 and address in ranks[0].warnings[0], ranks[0].story())
         expect(not ranks[1].warnings, ranks[1].story())
+
+
+@case
+def listen_address(worker):
+    """Rank 0 listens where it was told to, also where the host has a loopback address by the name that was given."""
+    with Ranks(worker, "meet", 2, stay=1, host="127.0.1.1", port=free_port(), listen="127.0.0.5") as ranks:
+        ranks.wait_for("met after")
+        expect(listeners_of(ranks) == {"127.0.0.5", "127.0.0.1"}, f"listening at {listeners_of(ranks)}")
+
+
+@case
+def several_addresses(worker):
+    """Of a host with several addresses each is tried."""
+    address = own_address()
+    if not address:
+        print("PACER_SKIPPED: this host has no other address than loopback")
+        return
+
+    def meet():
+        with Ranks(worker, "meet", 2, only=(0,), host=address, port=free_port()) as ranks:
+            ranks.start(1, host="two.test")
+            ranks.end()
+
+    if not run_with_hosts(meet, f"127.0.0.1 localhost\n127.0.0.1 two.test\n{address} two.test\n"):
+        print("PACER_SKIPPED: this user may not mount a file over /etc/hosts")
 
 
 @case
@@ -112,6 +141,21 @@ def left_over(worker):
         for rank in ranks[2:4]:
             expect(rank.said("error: rank . of 3 is at .* already"), rank.story())
         expect(ranks[4].said("error: rank . .process .* has ended while the ranks met"), ranks[4].story())
+
+
+@case
+def left_over_port(worker):
+    """At a loopback address a killed run is in nobody's way, whether it had met or not."""
+    with Ranks(worker, "meet", 3, only=(0, 1), host="127.0.0.1", port=free_port()) as ranks:
+        ranks.wait_for("starting")
+        time.sleep(1)
+        for rank in ranks:
+            rank.kill()
+            rank.end(-9)
+        for number in range(3):
+            ranks.start(number)
+        for rank in ranks[2:]:
+            rank.end()
 
 
 @case
@@ -197,6 +241,45 @@ def strangers(worker):
             thread.join()
         expect(counts[0] > 20, f"only {counts[0]} connections of strangers")
         print(f"  {counts[0]} strangers; {[rank.lines for rank in ranks]}, {[rank.warnings for rank in ranks]}")
+
+
+def forge(port):
+    """Says at a store what rank 2 of 3 would say there. False where nobody answers."""
+    def text(value):
+        return struct.pack("=Q", len(value)) + value
+
+    me = b"3 1 - a b"
+    record = text(text(b"rank") + text(b"2") + text(me))
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1) as stranger:
+            stranger.sendall(b"\0" + struct.pack("=I", 0x3C85F7CE) +  # the greeting of a TCPStore
+                             b"\1" + text(b"/pacer//1/here/2") + text(me) + b"\x09" + text(b"/pacer//1/here") + text(record))
+            time.sleep(0.1)
+        return True
+    except OSError:
+        return False
+
+
+@case
+def other_users(worker):
+    """Other users of the host, who know the port and what ranks say, cannot join ranks that meet at a loopback address."""
+    port = free_port()
+    with Ranks(worker, "meet", 3, only=(), host="127.0.0.1", port=port) as ranks:
+        environment = {"XDG_RUNTIME_DIR": ranks.folder}
+        for number in (0, 1):
+            ranks.start(number, environment)
+        ranks.wait_for("starting")
+        answers = 0
+        for _ in range(20):
+            answers += forge(port)
+            time.sleep(0.1)
+        expect(answers == 0, f"a store answered strangers {answers} times")
+        folder = Path(ranks.folder, "pacer")
+        modes = [path.stat().st_mode & 0o777 for path in (folder, *folder.iterdir())]
+        ranks.start(2, environment)
+        ranks.end()
+        expect(modes == [0o700, 0o600], f"others may enter: {[oct(mode) for mode in modes]}")
+        expect(not os.listdir(folder), f"left behind: {os.listdir(folder)}")
 
 
 @case
