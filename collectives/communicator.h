@@ -60,8 +60,8 @@ struct CommunicatorOptions {
   // number r % n of node r / n. 0: what the launcher says, or, where the ranks met by themselves, which of
   // them share a host. Set it, alike on all ranks, to try several nodes on one machine.
   TORCH_ARG(int, ranks_per_node) = 0;
-  // The address to listen on, for jobs over several hosts. Empty: loopback where all ranks are on this host,
-  // else the address of the interface that reaches the first rank.
+  // The address of this host to listen on, for jobs over several hosts; set it on every rank. Empty: loopback
+  // where all ranks are on this host, else the address of the interface that reaches the first rank.
   TORCH_ARG(std::string, listen_address);
 };
 
@@ -114,7 +114,8 @@ class Communicator {
   static std::shared_ptr<Communicator> from_file(const std::string& path, int rank, int world_size,
                                                  const CommunicatorOptions& options = {});
   // Ranks that meet at a TCP address, where rank 0 listens until its process ends; one communicator may
-  // follow another there. A loopback address stays on this host.
+  // follow another there. At a loopback address, unless listen_address is set, nobody listens: the ranks meet
+  // through a file that stands for the port, in a folder that only this user can enter.
   static std::shared_ptr<Communicator> from_address(const std::string& host, int port, int rank,
                                                     int world_size, const CommunicatorOptions& options = {});
   // One rank, that of this process.
