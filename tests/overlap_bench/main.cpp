@@ -106,7 +106,8 @@ struct Training {
       : model(shape) {
     model->to(world->device());
     optimizer = std::make_unique<pacer::FusedAdamW>(model->parameters(), pacer::FusedAdamWOptions(1e-5));
-    session = std::make_unique<pacer::Session>(*model, *optimizer, together ? world : nullptr);
+    session = std::make_unique<pacer::Session>(
+        *model, *optimizer, together ? world : pacer::Communicator::alone(world->device()));
     session->use(pacer::Precision::bf16());
     hooks(*session);
     const auto options = at::TensorOptions().dtype(at::kLong).device(world->device());

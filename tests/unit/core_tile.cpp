@@ -9,6 +9,8 @@
 #include "support/catch.h"
 #include "support/samples.h"
 
+using Catch::Matchers::ContainsSubstring;
+
 namespace pacer::testing {
 namespace {
 
