@@ -2,6 +2,7 @@
 #pragma once
 
 #include <pacer/collectives/collectives.h>
+#include <pacer/compression/compression.h>
 #include <pacer/core/core.h>
 #include <pacer/kernels/kernels.h>
 #include <pacer/optimizers/optimizers.h>

@@ -37,9 +37,9 @@ int first_difference(const std::vector<RankStatus>& all) {
 }
 
 [[noreturn]] void disagree(const Communicator& world, const std::string& what, int64_t step, int rank) {
-  throw CommunicationError(detail::concatenate("the ranks disagree: ", what, " (seen by rank ", world.rank(),
-                                               " of ", world.world_size(), ")"),
-                           "agreement", 0, step, {rank});
+  throw CommunicationError(detail::concatenate("the ranks disagree: ", what, " (seen by rank ",
+                                               world.rank_in_world(world.rank()), ")"),
+                           "agreement", 0, step, {world.rank_in_world(rank)});
 }
 
 }  // namespace
@@ -107,8 +107,8 @@ void require_agreement(Communicator& world, int64_t step, const std::vector<Fact
                                    : "nothing more";
   const std::vector<std::string> texts = world.exchange(clipped(own_fact));
   disagree(world,
-           detail::concatenate("rank 0 has \"", texts[0], "\", but rank ", rank, " has \"",
-                               texts[static_cast<size_t>(rank)],
+           detail::concatenate("rank ", world.rank_in_world(0), " has \"", texts[0], "\", but rank ",
+                               world.rank_in_world(rank), " has \"", texts[static_cast<size_t>(rank)],
                                "\"; build the same model, optimizer and hooks on every rank"),
            step, rank);
 }

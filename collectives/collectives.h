@@ -4,7 +4,7 @@
 #include <pacer/collectives/agreement.h>
 #include <pacer/collectives/communication_error.h>
 #include <pacer/collectives/communicator.h>
-#include <pacer/collectives/compressed_all_reduce.h>
 #include <pacer/collectives/gradient_bucketer.h>
 #include <pacer/collectives/gradient_scope.h>
 #include <pacer/collectives/launch_environment.h>
+#include <pacer/collectives/message.h>

@@ -7,6 +7,9 @@
 // GPUs are joined by NCCL, CPUs by Gloo, threads of one process (tests, demos) by shared memory. Asked for
 // one that is not to be had, a Communicator is refused; it never falls back to another.
 //
+// split() makes Communicators of some of the ranks, lane() one more of the same, whose operations do not wait
+// for the others'.
+//
 // All ranks call the same operations in the same order. A call starts the operation and returns a handle; the
 // tensors must stay untouched until wait(). On CUDA the operation runs beside the current stream, begins when
 // what was enqueued there is done, and wait() makes the current stream wait, not the host.
@@ -24,13 +27,13 @@
 #include <torch/arg.h>
 
 #include <pacer/collectives/communication_error.h>
+#include <pacer/collectives/message.h>
 
 namespace pacer {
 
 namespace detail {
 class CommunicatorState;
 class PendingOperation;
-class Transport;
 struct Connection;
 }  // namespace detail
 
@@ -72,6 +75,8 @@ struct CollectiveOptions {
   TORCH_ARG(std::optional<std::chrono::milliseconds>, timeout);
   // The caller knows that all ranks call alike; see CommunicatorOptions::check_calls.
   TORCH_ARG(bool, agreed) = false;
+  // Instead of the Communicator's. The same on every rank.
+  TORCH_ARG(std::optional<bool>, ordered_sum);
 };
 
 // An operation under way; empty: done. Dropping it does not end the operation, but nothing may be read or
@@ -98,6 +103,7 @@ class [[nodiscard]] Work {
 // counted as "agreement".
 struct Traffic {
   std::string phase;  // as set by set_phase; "" before
+  std::string group;  // the name of the group or lane; "" for the Communicator of all ranks
   std::string operation;
   int64_t calls = 0;
   int64_t bytes_sent = 0;
@@ -130,13 +136,21 @@ class Communicator {
 
   // For transports of one's own, as tests have them.
   Communicator(detail::Connection connection, CommunicatorOptions options);
+  // Of a group or lane; see split().
+  explicit Communicator(std::shared_ptr<detail::CommunicatorState> state) : state_(std::move(state)) {}
   Communicator(const Communicator&) = delete;
   // Ends what is under way.
   ~Communicator();
 
+  // The number of this rank here, from 0.
   int rank() const;
+  // How many ranks are joined here.
   int world_size() const;
-  // Among the ranks of this host.
+  // The number that rank `rank` of this Communicator has among all ranks, as errors name it.
+  int rank_in_world(int rank) const;
+  // "" for the Communicator of all ranks.
+  const std::string& name() const;
+  // Among the ranks of this host that are joined here.
   int local_rank() const;
   int local_size() const;
   // Of each node, whose ranks follow one another; see CommunicatorOptions. 0 where that is not so: nodes have
@@ -146,6 +160,24 @@ class Communicator {
   at::Device device() const;
   std::string backend_name() const;
   const CommunicatorOptions& options() const;
+
+  // ---- Groups and lanes. All ranks of this Communicator call these, in the same order. Each costs the
+  // memory and the set-up of a Communicator, so make them once. They share options, training step, phase and
+  // traffic() with this one, and fail together: a rank that fails in one has failed in all, and those who
+  // wait for it in another are told why. Operations of different ones may be under way at the same time. ----
+
+  // The Communicator of the ranks that gave the same `color`, numbered by `key`, ties by rank; null where
+  // `color` is negative. `name`: for messages and traffic(), the same on every rank; empty: "group COLOR of
+  // split NUMBER".
+  std::shared_ptr<Communicator> split(int color, int key, const std::string& name = "");
+  // The same ranks once more, with an order of operations (on CUDA, a stream) of its own: what waits there
+  // holds up nothing here. The same one for the same name. On NCCL two ranks are connected by their first
+  // messages, which hold up the host until both came; neighbours in rank order are when a lane is made.
+  std::shared_ptr<Communicator> lane(const std::string& name);
+  // The ranks of this rank's node, and those of all nodes that have this one's number there. The same ones
+  // each time. Throw InvalidArgument where ranks_per_node() is 0.
+  std::shared_ptr<Communicator> node();
+  std::shared_ptr<Communicator> between_nodes();
 
   // ---- Collectives: contiguous tensors on device(), of any dtype the back-end can add (sums) or any at all
   // (the others). Throw InvalidArgument for tensors that do not fit, CommunicationError where ranks differ.
@@ -177,31 +209,12 @@ class Communicator {
   Work broadcast(const at::Tensor& tensor, int root = 0, const CollectiveOptions& options = {});
   // Returns when every rank has called it.
   void barrier(const CollectiveOptions& options = {});
-  // Point to point. Messages between two ranks arrive in order; never checked.
+  // Point to point; never checked.
   Work send(const at::Tensor& tensor, int to, const CollectiveOptions& options = {});
   Work receive(const at::Tensor& tensor, int from, const CollectiveOptions& options = {});
-  // Sends one tensor and receives another at the same time, as the steps of a ring do.
-  Work send_receive(const at::Tensor& sent, int to, const at::Tensor& received, int from,
-                    const CollectiveOptions& options = {});
-
-  // ---- Inside nodes and between them: every rank calls, each node or each row of ranks with the same number
-  // in its node does the operation for itself. Throw InvalidArgument where ranks_per_node() is 0. ----
-
-  // Each tensor, of any floating-point dtypes, becomes the sum over the ranks of this node, added in rank
-  // order in `wire_dtype` after all are rounded to it: the same bits on each of them. Memory for one rounded
-  // copy while it runs, for two unless it is one tensor of that dtype.
-  Work all_reduce_in_node(const std::vector<at::Tensor>& tensors, at::ScalarType wire_dtype,
-                          const CollectiveOptions& options = {});
-  // output (ranks_per_node() * n elements) = the inputs (n elements) of this node's ranks, in rank order.
-  Work all_gather_in_node(const at::Tensor& output, const at::Tensor& input,
-                          const CollectiveOptions& options = {});
-  // With W / ranks_per_node() nodes: equal chunks, number k of the input goes to node k, to the rank that has
-  // this one's number there.
-  Work all_to_all_between_nodes(const at::Tensor& output, const at::Tensor& input,
-                                const CollectiveOptions& options = {});
-  // output (nodes * n elements) = the inputs (n elements) of the ranks that have this one's number, by node.
-  Work all_gather_between_nodes(const at::Tensor& output, const at::Tensor& input,
-                                const CollectiveOptions& options = {});
+  // Messages that start together, so that ranks whose messages cross, as in a ring or a pipeline, do not wait
+  // for each other: send_receive({Message::send(x, next), Message::receive(y, former)}).
+  Work send_receive(const std::vector<Message>& messages, const CollectiveOptions& options = {});
 
   // ---- Small messages on the host, whatever the device; independent of the operations above. ----
 
@@ -225,15 +238,14 @@ class Communicator {
   // For messages and counters: the training step, and a name for what is going on ("warm-up", "compressed").
   void set_step(int64_t step);
   void set_phase(const std::string& phase);
-  // Counts so far, by phase and operation, in order of appearance.
+  // Counts so far, by phase, group and operation, in order of appearance; of all groups and lanes.
   std::vector<Traffic> traffic() const;
-  // Of all phases and operations.
+  // Of all phases, groups and operations.
   int64_t bytes_sent() const;
 
  private:
   void compare(const char* operation, const at::Tensor& tensor, int64_t elements, int root,
                const CollectiveOptions& options);
-  void compare_lists(const std::vector<at::Tensor>& tensors, const CollectiveOptions& options);
 
   std::shared_ptr<detail::CommunicatorState> state_;
 };

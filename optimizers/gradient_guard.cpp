@@ -6,8 +6,8 @@
 
 #include <ATen/ops/empty.h>
 
-#include <pacer/collectives/detail/cuda_stream.h>
 #include <pacer/core/error.h>
+#include <pacer/device/detail/stream.h>
 #include <pacer/kernels/norm.h>
 
 namespace pacer {

@@ -10,14 +10,15 @@ namespace pacer::detail {
 namespace {
 
 std::string describe_call(const CallRecord& call) {
-  const std::string what =
-      concatenate("calls ", call.operation, " number ", call.number, " of ", call.elements);
-  if (call.list != 0 || call.tensors != 1) {
-    return concatenate(what, " elements in ", call.tensors, " tensors, dtypes and sizes number ", call.list);
+  std::string text = concatenate("calls ", call.operation, " number ", call.number);
+  if (call.elements >= 0) text += concatenate(" of ", call.elements, " elements");
+  if (call.tensors != 1 || (call.list != 0 && call.dtype >= 0)) {
+    return concatenate(text, " in ", call.tensors, " tensors, dtypes and sizes number ", call.list);
   }
-  return concatenate(
-      what, " elements of ", c10::toString(static_cast<c10::ScalarType>(call.dtype)),
-      std::strcmp(call.operation, "broadcast") == 0 ? concatenate(" from rank ", call.root) : std::string());
+  if (call.dtype < 0) return text;
+  text += concatenate(" of ", c10::toString(static_cast<c10::ScalarType>(call.dtype)));
+  if (std::strcmp(call.operation, "broadcast") == 0) text += concatenate(" from rank ", call.root);
+  return text;
 }
 
 std::string describe_status(const RankStatus& status) {

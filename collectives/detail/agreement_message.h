@@ -15,9 +15,9 @@ constexpr int64_t kCallMessage = 0x6c6c6163;  // "call"
 struct CallRecord {
   int64_t kind = kCallMessage;
   char operation[32] = {};
-  int64_t number = 0;  // of the collective on this Communicator
-  int64_t dtype = 0;
-  int64_t elements = 0;
+  int64_t number = 0;    // of the collective on this Communicator
+  int64_t dtype = 0;     // -1: there is none
+  int64_t elements = 0;  // -1: they may differ, or there are none
   int64_t root = 0;
   int64_t tensors = 1;
   int64_t list = 0;  // the checksum of their dtypes and sizes, where they are several

@@ -42,14 +42,13 @@ class AloneTransport : public Transport {
   TransportWorkPtr broadcast(const at::Tensor&, int, Milliseconds) override {
     return std::make_unique<DoneWork>();
   }
-  TransportWorkPtr send(const at::Tensor&, int, Milliseconds) override { refuse(); }
-  TransportWorkPtr receive(const at::Tensor&, int, Milliseconds) override { refuse(); }
+  TransportWorkPtr exchange(const std::vector<Message>&, Milliseconds) override {
+    throw InvalidArgument("a world of one rank has nobody to send to or receive from");
+  }
+  bool gathers_in_one_hop() const override { return true; }
   void abort() noexcept override {}
 
  private:
-  [[noreturn]] static void refuse() {
-    throw InvalidArgument("a world of one rank has nobody to send to or receive from");
-  }
   at::Device device_;
 };
 
@@ -60,6 +59,7 @@ Connection connect_alone(at::Device device) {
   connection.data = std::make_shared<AloneTransport>(device);
   connection.control = std::make_shared<AloneTransport>(at::kCPU);
   connection.roster = Roster::of_threads(1).front();
+  connection.join = [device](const GroupPlan&) { return connect_alone(device); };
   return connection;
 }
 

@@ -2,180 +2,201 @@
 
 #include <algorithm>
 #include <cstring>
-#include <exception>
+#include <tuple>
 #include <utility>
 
 #include <ATen/ops/empty.h>
-#include <c10/core/ScalarType.h>
+#include <ATen/ops/zeros.h>
 
-#include <pacer/collectives/detail/roster.h>
+#include <pacer/collectives/detail/gather.h>
+#include <pacer/core/crc32c.h>
 #include <pacer/core/error.h>
 
 namespace pacer::detail {
 
-CommunicatorState::~CommunicatorState() {
-  // Who unwinds an exception has not ended as it should.
-  if (!failure_ && std::uncaught_exceptions() == 0) connection_.roster->retire();
-  if (!queue_.is_busy()) return;
-  connection_.data->abort();  // so that what is under way ends
+CommunicatorState::CommunicatorState(Connection connection, CommunicatorOptions options,
+                                     std::shared_ptr<World> world, std::string name, std::vector<int> ranks)
+    : connection_(std::move(connection)),
+      options_(std::move(options)),
+      world_(std::move(world)),
+      name_(std::move(name)),
+      ranks_(std::move(ranks)),
+      operations_(connection_.data),
+      messages_(connection_.control) {
+  world_->add(connection_);
 }
 
-Work CommunicatorState::start(const char* operation, int64_t bytes, OperationParts parts) {
-  return pending(operation, bytes, [&] {
-    const bool is_chain = parts.parts.size() > 1 || parts.after;
-    if (!connection_.data->has_stream() || !is_chain) return queue_.start(std::move(parts));
-    TransportWorkPtr work = connection_.data->run_on_stream([&] {
-      for (const NextPart& part : parts.parts) {
-        if (const TransportWorkPtr done = part()) done->wait();
-      }
-      if (parts.after) parts.after();
-    });
-    return std::make_shared<QueuedOperation>(std::move(work), std::move(parts));
-  });
+Work CommunicatorState::start(const char* operation, int64_t bytes, const CollectiveOptions& options,
+                              OperationParts parts) {
+  return start_on(operations_, operation, bytes, options, std::move(parts));
 }
 
-Work CommunicatorState::start_message(const char* operation, int64_t bytes, const NextPart& message) {
-  return pending(operation, bytes,
-                 [&] { return std::make_shared<QueuedOperation>(message(), OperationParts()); });
+Work CommunicatorState::start_message(const char* operation, int64_t bytes, const CollectiveOptions& options,
+                                      OperationParts parts) {
+  return start_on(messages_, operation, bytes, options, std::move(parts));
 }
 
-Work CommunicatorState::pending(const char* operation, int64_t bytes,
-                                const std::function<std::shared_ptr<QueuedOperation>()>& start) {
-  const int64_t sequence = count(operation, bytes);
+Work CommunicatorState::start_on(OperationQueue& queue, const char* operation, int64_t bytes,
+                                 const CollectiveOptions& options, OperationParts parts) {
+  world_->count(name_, operation, bytes);
+  int64_t sequence = 0;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    sequence = ++sequence_;
+  }
   std::shared_ptr<QueuedOperation> queued;
   try {
-    queued = start();
+    queued = queue.start(std::move(parts), timeout_of(options));
   } catch (const std::exception& error) {
     fail(operation, sequence, error.what());
   }
   return Work(std::make_shared<PendingOperation>(shared_from_this(), operation, sequence, std::move(queued)));
 }
 
-void CommunicatorState::compare(CallRecord record, std::chrono::milliseconds timeout) {
+void CommunicatorState::gather_bytes(const void* own, void* all, size_t bytes,
+                                     const CollectiveOptions& options) {
+  const auto size = static_cast<int64_t>(bytes), ranks = static_cast<int64_t>(connection_.world_size);
+  const at::Tensor mine = at::empty({size}, at::kByte), gathered = at::empty({ranks * size}, at::kByte);
+  std::memcpy(mine.mutable_data_ptr(), own, bytes);
+  start_message("agreement", (ranks - 1) * size, options, gather_parts(connection_, gathered, mine)).wait();
+  std::memcpy(all, gathered.const_data_ptr(), bytes * static_cast<size_t>(ranks));
+}
+
+void CommunicatorState::compare(CallRecord record, const CollectiveOptions& options) {
+  if (connection_.world_size == 1 || options.agreed() || !options_.check_calls()) return;
+  world_->require_working();
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (failure_) throw *failure_;
     record.number = ++collectives_;
   }
-  constexpr auto kBytes = static_cast<int64_t>(sizeof(CallRecord));
-  const at::Tensor own = at::empty({kBytes}, at::kByte);
-  const at::Tensor all = at::empty({connection_.world_size * kBytes}, at::kByte);
-  std::memcpy(own.mutable_data_ptr(), &record, sizeof(record));
-  start_message("agreement", (connection_.world_size - 1) * kBytes, [=] {
-    return connection_.control->all_gather(all, own, timeout);
-  }).wait();
-  const auto* records = static_cast<const CallRecord*>(all.const_data_ptr());
+  const std::vector<CallRecord> records = gather(record, options);
   for (int rank = 1; rank < connection_.world_size; ++rank) {
-    if (std::memcmp(&records[rank], &records[0], sizeof(CallRecord)) == 0) continue;
+    const CallRecord &first = records[0], &other = records[static_cast<size_t>(rank)];
+    if (std::memcmp(&other, &first, sizeof(CallRecord)) == 0) continue;
     throw CommunicationError(
-        concatenate("the ranks do not call the same operation: rank 0 ", describe_agreement(&records[0]),
-                    ", rank ", rank, " ", describe_agreement(&records[rank]),
+        concatenate("the ranks do not call the same operation", name_.empty() ? "" : " in ", name_, ": rank ",
+                    rank_in_world(0), " ", describe_agreement(&first), ", rank ", rank_in_world(rank), " ",
+                    describe_agreement(&other),
                     "; nothing was sent, call the same operations in the same order on every rank"),
-        record.operation, record.number, step_, {rank});
+        record.operation, record.number, world_->step(), {rank_in_world(rank)});
   }
 }
 
-void CommunicatorState::fail(const std::string& operation, int64_t sequence, const std::string& cause) {
-  const std::lock_guard<std::mutex> one_at_a_time(failing_);
-  int64_t step = 0;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (failure_) throw *failure_;
-    step = step_;
-  }
-  // The others notice sooner, so that all take part in the roll call.
-  connection_.data->abort();
-  connection_.control->abort();
-  const Roster::Trouble found = connection_.roster->find_suspects(all_ranks(connection_.world_size));
-  std::string at_step = step >= 0 ? concatenate(" (step ", step, ")") : std::string();
-  const auto failure = std::make_shared<const CommunicationError>(
-      concatenate(operation, " number ", sequence, at_step, " failed on rank ", connection_.rank, " of ",
-                  connection_.world_size, ": ", found.text, found.text.empty() ? "" : "; ", cause,
-                  "; end this run and resume from the last checkpoint"),
-      operation, sequence, step, found.ranks);
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    failure_ = failure;
-  }
-  connection_.roster->tell_failure(operation, found);
-  throw *failure;
+namespace {
+
+// What a rank tells the others of the group it wants to be in. Numbers only, as it travels.
+struct Wish {
+  int64_t color, key, rank, host, node;
+};
+
+bool comes_before(const Wish& a, const Wish& b) {
+  return std::tie(a.color, a.key, a.rank) < std::tie(b.color, b.key, b.rank);
 }
 
-void CommunicatorState::leave(const std::string& reason) noexcept {
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (failure_) return;
-    failure_ = std::make_shared<const CommunicationError>(
-        concatenate("rank ", connection_.rank, " has left its ", connection_.world_size - 1,
-                    " peers: ", reason),
-        "leave", sequence_, step_, std::vector<int>{connection_.rank});
-  }
-  try {
-    connection_.roster->leave(reason);
-  } catch (const std::exception&) {  // then they find out by the broken connection
-  }
-  connection_.data->abort();
-  connection_.control->abort();
-}
-
-void CommunicatorState::abort() noexcept {
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (!failure_) {
-      failure_ = std::make_shared<const CommunicationError>(
-          concatenate("the communicator of rank ", connection_.rank, " was aborted"), "abort", sequence_,
-          step_, std::vector<int>());
+// Ranks of one host among the group's, and of one node, as Connection has them.
+void place_in_group(Connection& group, const std::vector<Wish>& members) {
+  const Wish& own = members[static_cast<size_t>(group.rank)];
+  group.local_size = group.local_rank = 0;
+  std::map<int64_t, int> of_node;
+  bool in_a_row = own.node >= 0;
+  for (size_t i = 0; i < members.size(); ++i) {
+    if (members[i].host == own.host) {
+      if (static_cast<int>(i) < group.rank) ++group.local_rank;
+      ++group.local_size;
     }
+    in_a_row = in_a_row && (i == 0 || members[i].node >= members[i - 1].node);
+    ++of_node[members[i].node];
   }
-  connection_.data->abort();
-  connection_.control->abort();
+  for (const auto& [node, count] : of_node) in_a_row = in_a_row && count == of_node.begin()->second;
+  group.ranks_per_node = in_a_row ? of_node.begin()->second : members.size() == 1 ? 1 : 0;
 }
 
-void CommunicatorState::check() {
+}  // namespace
+
+std::shared_ptr<CommunicatorState> CommunicatorState::split(int color, int key, const std::string& name) {
+  CallRecord record;
+  const std::string call = concatenate("split", name.empty() ? "" : " ", name);
+  std::strncpy(record.operation, call.c_str(), sizeof(record.operation) - 1);
+  record.list = crc32c(name);
+  record.dtype = record.elements = -1;
+  compare(record, {});
+  const Wish own{color, key, connection_.rank, connection_.host, connection_.node};
+  std::vector<Wish> members;
+  for (const Wish& wish : gather(own, {})) {
+    if (color >= 0 && wish.color == color) members.push_back(wish);
+  }
+  std::sort(members.begin(), members.end(), comes_before);
+  GroupPlan plan;
+  for (const Wish& wish : members) {
+    if (wish.rank == connection_.rank) plan.rank = static_cast<int>(plan.members.size());
+    plan.members.push_back(static_cast<int>(wish.rank));
+    plan.in_world.push_back(rank_in_world(plan.members.back()));
+  }
   int64_t sequence = 0;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (failure_) throw *failure_;
-    sequence = sequence_;
+    plan.number = ++splits_;
+    sequence = ++sequence_;
   }
+  Connection group;
   try {
-    connection_.data->check();
+    group = connection_.join(plan);
   } catch (const std::exception& error) {
-    fail("an operation up to", sequence, error.what());
+    fail("split", sequence, error.what());
   }
+  if (members.empty()) return nullptr;
+  group.rank = plan.rank;
+  group.world_size = static_cast<int>(members.size());
+  group.host = connection_.host;
+  group.node = connection_.node;
+  group.roster = connection_.roster;
+  place_in_group(group, members);
+  const std::string full_name = name.empty() ? concatenate("group ", color, " of split ", plan.number) : name;
+  return std::make_shared<CommunicatorState>(
+      std::move(group), options_, world_, name_.empty() ? full_name : concatenate(full_name, " of ", name_),
+      std::move(plan.in_world));
 }
 
-bool CommunicatorState::has_failed() const {
+std::shared_ptr<Communicator> CommunicatorState::kept(const std::string& name, int color) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = kept_.find(name);
+    if (found != kept_.end()) return found->second;
+  }
+  const auto made = split(color, connection_.rank, name);
+  made->connect_neighbours();
   const std::lock_guard<std::mutex> lock(mutex_);
-  return failure_ != nullptr;
+  return kept_.emplace(name, std::make_shared<Communicator>(made)).first->second;
 }
 
-void CommunicatorState::set_step(int64_t step) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  step_ = step;
+void CommunicatorState::connect_neighbours() {
+  const int ranks = connection_.world_size, next = (connection_.rank + 1) % ranks;
+  const int former = (connection_.rank + ranks - 1) % ranks;
+  if (ranks == 1) return;
+  const at::TensorOptions bytes = at::TensorOptions(at::kByte).device(connection_.data->device());
+  std::vector<Message> messages;
+  for (const int peer : next == former ? std::vector<int>{next} : std::vector<int>{next, former}) {
+    messages.push_back(Message::send(at::zeros({1}, bytes), peer));
+    messages.push_back(Message::receive(at::zeros({1}, bytes), peer));
+  }
+  start("agreement", 1, {}, OperationPart([=](Transport& transport, Transport::Milliseconds timeout) {
+          return transport.exchange(messages, timeout);
+        }))
+      .wait();
 }
 
-void CommunicatorState::set_phase(const std::string& phase) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  phase_ = phase;
-}
-
-std::vector<Traffic> CommunicatorState::traffic() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return traffic_;
-}
-
-// The number of the operation.
-int64_t CommunicatorState::count(const char* operation, int64_t bytes) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (failure_) throw *failure_;
-  const auto found = std::find_if(traffic_.begin(), traffic_.end(), [&](const Traffic& entry) {
-    return entry.phase == phase_ && entry.operation == operation;
+void CommunicatorState::fail(const std::string& operation, int64_t sequence, const std::string& cause) {
+  world_->fail([&](int64_t step) {
+    const Roster::Trouble found = connection_.roster->find_suspects(ranks_);
+    std::string where = concatenate(operation, " number ", sequence);
+    if (!name_.empty()) where += " in " + name_;
+    if (step >= 0) where += concatenate(" (step ", step, ")");
+    const std::string reason = found.text.empty() ? cause : concatenate(found.text, "; ", cause);
+    connection_.roster->tell_failure(where, {found.ranks, reason});
+    return CommunicationError(concatenate(where, " failed on rank ", world_->rank(), " of ", world_->size(),
+                                          ": ", reason, "; end this run and resume from the last checkpoint"),
+                              operation, sequence, step, found.ranks);
   });
-  Traffic& entry = found != traffic_.end() ? *found : traffic_.emplace_back(Traffic{phase_, operation});
-  ++entry.calls;
-  entry.bytes_sent += bytes;
-  return ++sequence_;
 }
 
 void PendingOperation::wait() {

@@ -1,85 +1,100 @@
-// What the public Communicator holds: transports, counters, and what happened to them. Every operation goes
-// through start(), every failure through fail(), so that one failed operation fails all later ones.
+// What the public Communicator holds: transports, what its rank shares with its other communicators, and the
+// groups that were split off. Every operation goes through start(), every failure through fail().
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include <pacer/collectives/communicator.h>
 #include <pacer/collectives/detail/agreement_message.h>
 #include <pacer/collectives/detail/operation_queue.h>
 #include <pacer/collectives/detail/transport.h>
+#include <pacer/collectives/detail/world.h>
 
 namespace pacer::detail {
 
 class CommunicatorState : public std::enable_shared_from_this<CommunicatorState> {
  public:
-  CommunicatorState(Connection connection, CommunicatorOptions options)
-      : connection_(std::move(connection)), options_(std::move(options)) {}
-  ~CommunicatorState();
+  // `name`: for messages and counters, "" for that of all ranks. `ranks`: their numbers in the world.
+  CommunicatorState(Connection connection, CommunicatorOptions options, std::shared_ptr<World> world,
+                    std::string name, std::vector<int> ranks);
 
   const Connection& connection() const { return connection_; }
   const CommunicatorOptions& options() const { return options_; }
-  std::chrono::milliseconds timeout_of(const CollectiveOptions& options) const {
+  const std::shared_ptr<World>& world() const { return world_; }
+  const std::string& name() const { return name_; }
+  int rank_in_world(int rank) const { return ranks_.at(static_cast<size_t>(rank)); }
+  Transport::Milliseconds timeout_of(const CollectiveOptions& options) const {
     return options.timeout().value_or(options_.timeout());
+  }
+  // Whether a sum is put together in rank order by parts of its own.
+  bool needs_ordered_sum(const CollectiveOptions& options) const {
+    return options.ordered_sum().value_or(options_.ordered_sum()) && !connection_.data->sums_in_rank_order();
   }
 
   // Counts a call that sends `bytes` from here, and starts it.
-  Work start(const char* operation, int64_t bytes, OperationParts parts);
+  Work start(const char* operation, int64_t bytes, const CollectiveOptions& options, OperationParts parts);
   // The same of a message on the host, which is independent of the operations above.
-  Work start_message(const char* operation, int64_t bytes, const NextPart& message);
-  // Refuses, on every rank, calls that differ between the ranks.
-  void compare(CallRecord record, std::chrono::milliseconds timeout);
+  Work start_message(const char* operation, int64_t bytes, const CollectiveOptions& options,
+                     OperationParts parts);
+  // `own` of all ranks, byte for byte, in their order. Blocks.
+  template <class T>
+  std::vector<T> gather(const T& own, const CollectiveOptions& options) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    std::vector<T> all(static_cast<size_t>(connection_.world_size), own);
+    gather_bytes(&own, all.data(), sizeof(T), options);
+    return all;
+  }
+  // Refuses, on every rank, calls that differ between the ranks, unless nobody wants that compared.
+  void compare(CallRecord record, const CollectiveOptions& options);
+  // The group with the ranks of the same `color`, in the order of `key`; nothing where `color` is negative.
+  std::shared_ptr<CommunicatorState> split(int color, int key, const std::string& name);
+  // The same, made once and kept under its name.
+  std::shared_ptr<Communicator> kept(const std::string& name, int color);
+  // Exchanges a byte with the ranks before and after this one. NCCL connects two ranks at their first
+  // messages, for which the host waits on both sides: messages that cross must not be the first.
+  void connect_neighbours();
 
   // Records the failure of an operation, ends all others, asks who is still there, and throws.
   [[noreturn]] void fail(const std::string& operation, int64_t sequence, const std::string& cause);
-  void leave(const std::string& reason) noexcept;
-  void abort() noexcept;
-  void check();
-  bool has_failed() const;
-
-  void set_step(int64_t step);
-  void set_phase(const std::string& phase);
-  std::vector<Traffic> traffic() const;
 
  private:
-  int64_t count(const char* operation, int64_t bytes);
-  Work pending(const char* operation, int64_t bytes,
-               const std::function<std::shared_ptr<QueuedOperation>()>& start);
+  Work start_on(OperationQueue& queue, const char* operation, int64_t bytes, const CollectiveOptions& options,
+                OperationParts parts);
+  void gather_bytes(const void* own, void* all, size_t bytes, const CollectiveOptions& options);
 
   const Connection connection_;
   const CommunicatorOptions options_;
-  mutable std::mutex mutex_;
-  std::mutex failing_;  // one thread at a time finds out what happened
+  const std::shared_ptr<World> world_;
+  const std::string name_;
+  const std::vector<int> ranks_;
+  std::mutex mutex_;  // for what follows, up to the queues
   int64_t sequence_ = 0;
   int64_t collectives_ = 0;  // compared calls
-  int64_t step_ = -1;
-  std::string phase_;
-  std::vector<Traffic> traffic_;
-  std::shared_ptr<const CommunicationError> failure_;
-  OperationQueue queue_;  // unused where the transport has a stream
+  int splits_ = 0;
+  std::map<std::string, std::shared_ptr<Communicator>> kept_;
+  OperationQueue operations_, messages_;
 };
 
 // One operation, from its start to wait().
 class PendingOperation {
  public:
-  PendingOperation(std::shared_ptr<CommunicatorState> state, std::string operation, int64_t sequence,
+  PendingOperation(std::shared_ptr<CommunicatorState> state, const char* operation, int64_t sequence,
                    std::shared_ptr<QueuedOperation> queued)
-      : state_(std::move(state)),
-        operation_(std::move(operation)),
-        sequence_(sequence),
-        queued_(std::move(queued)) {}
+      : state_(std::move(state)), operation_(operation), sequence_(sequence), queued_(std::move(queued)) {}
 
   void wait();
   bool is_done() { return queued_->is_done(); }
 
  private:
   std::shared_ptr<CommunicatorState> state_;
-  std::string operation_;
-  int64_t sequence_;
+  const char* const operation_;
+  const int64_t sequence_;
   std::shared_ptr<QueuedOperation> queued_;
 };
 

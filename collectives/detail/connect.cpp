@@ -8,11 +8,11 @@
 
 #include <pacer/collectives/communication_error.h>
 #include <pacer/collectives/detail/alone_transport.h>
-#include <pacer/collectives/detail/cuda_devices.h>
 #include <pacer/collectives/detail/gloo_transport.h>
 #include <pacer/collectives/detail/rank_places.h>
 #include <pacer/collectives/detail/rendezvous.h>
 #include <pacer/core/error.h>
+#include <pacer/device/detail/stream.h>
 
 namespace pacer::detail {
 namespace {
@@ -51,6 +51,57 @@ std::vector<RankPlaceFacts> exchange_places(const Connection& connection, const 
 
 at::Device gpu(int64_t number) { return {at::kCUDA, static_cast<c10::DeviceIndex>(number)}; }
 
+// What a process needs to join others of its world in one more communicator.
+struct Joiner {
+  GlooSetup gloo;  // gather, rank and world_size are each communicator's own
+  at::Device device = at::kCPU;
+  std::shared_ptr<Roster> roster;
+
+  // Over ranks that are connected already by `control`; `in_world`: their numbers in the world.
+  std::shared_ptr<Transport> join_data(const std::shared_ptr<Transport>& control, int rank,
+                                       const std::vector<int>& in_world) const {
+    const int world_size = static_cast<int>(in_world.size());
+    if (device.is_cpu()) return join_gloo(gather_over(control, world_size, gloo.timeout), rank, world_size);
+    return make_nccl_transport(control, rank, world_size, device, gloo.timeout, roster->is_one_host(),
+                               [roster = roster, in_world]() -> std::optional<std::string> {
+                                 const auto trouble = roster->find_trouble(in_world);
+                                 return trouble ? std::make_optional(trouble->text) : std::nullopt;
+                               });
+  }
+
+  std::shared_ptr<Transport> join_gloo(Gather gather, int rank, int world_size) const {
+    GlooSetup setup = gloo;
+    setup.gather = std::move(gather);
+    setup.rank = rank;
+    setup.world_size = world_size;
+    return make_gloo_transport(setup);
+  }
+
+  // Connection::join of ranks that are connected by `control`.
+  std::function<Connection(const GroupPlan&)> over(const std::shared_ptr<Transport>& control,
+                                                   int world_size) const {
+    return [joiner = *this, control, world_size](const GroupPlan& plan) {
+      const Gather of_all = gather_over(control, world_size, joiner.gloo.timeout);
+      if (plan.members.size() <= 1) {
+        of_all("");  // the others need to hear from everybody
+        return plan.members.empty() ? Connection() : connect_alone(joiner.device);
+      }
+      const Gather of_members = [&](const std::string& own) {
+        const std::vector<std::string> all = of_all(own);
+        std::vector<std::string> texts;
+        for (const int member : plan.members) texts.push_back(all[static_cast<size_t>(member)]);
+        return texts;
+      };
+      const int size = static_cast<int>(plan.members.size());
+      Connection group;
+      group.control = joiner.join_gloo(of_members, plan.rank, size);
+      group.data = joiner.join_data(group.control, plan.rank, plan.in_world);
+      group.join = joiner.over(group.control, size);
+      return group;
+    };
+  }
+};
+
 }  // namespace
 
 Connection connect_one(const CommunicatorOptions& options) {
@@ -81,13 +132,13 @@ Connection connect(const Meeting& meeting, const CommunicatorOptions& options) {
     connection.local_size = met.roster->local_size();
   }
 
-  GlooSetup gloo;
-  gloo.gather = met.gather;
-  gloo.rank = meeting.rank;
-  gloo.world_size = meeting.world_size;
-  gloo.address = met.address;
-  gloo.timeout = options.timeout();
-  connection.control = set_up("Gloo", met, [&] { return make_gloo_transport(gloo); });
+  connection.host = met.roster->first_local_rank();
+  Joiner joiner;
+  joiner.gloo.address = met.address;
+  joiner.gloo.timeout = options.timeout();
+  joiner.roster = met.roster;
+  connection.control =
+      set_up("Gloo", met, [&] { return joiner.join_gloo(met.gather, meeting.rank, meeting.world_size); });
 
   RankPlaceFacts own;
   own.wanted_ranks_per_node = options.ranks_per_node();
@@ -97,27 +148,20 @@ Connection connect(const Meeting& meeting, const CommunicatorOptions& options) {
     own.on_gpu = 1;
     own.gpus = equipment.gpus;
     own.gpu = gpu_of(options, equipment, connection.local_rank);
-    if (own.gpu >= 0 && own.gpu < own.gpus) own.gpu_id = cuda_device_id(static_cast<int>(own.gpu));
+    if (own.gpu >= 0 && own.gpu < own.gpus) own.gpu_id = kernels::gpu_id(static_cast<int>(own.gpu));
   }
   const std::vector<RankPlaceFacts> places =
       set_up("Gloo", met, [&] { return exchange_places(connection, own, options.timeout()); });
   check_places(places);
   connection.ranks_per_node = ranks_of_nodes(places);
-  if (backend == Backend::gloo) {
-    gloo.gather = gather_over(connection.control, meeting.world_size, options.timeout());
-    connection.data = set_up("Gloo", met, [&] { return make_gloo_transport(gloo); });
-  } else {
-    set_cuda_device(static_cast<int>(own.gpu));
-    connection.data = set_up("NCCL", met, [&] {
-      const RankPlace place{meeting.rank, meeting.world_size, connection.ranks_per_node};
-      return make_nccl_transport(
-          connection.control, place, gpu(own.gpu), options.timeout(), met.roster->is_one_host(),
-          [roster = met.roster, all = all_ranks(meeting.world_size)]() -> std::optional<std::string> {
-            const auto trouble = roster->find_trouble(all);
-            return trouble ? std::make_optional(trouble->text) : std::nullopt;
-          });
-    });
+  if (backend == Backend::nccl) {
+    joiner.device = gpu(own.gpu);
+    set_gpu(joiner.device);
   }
+  connection.data = set_up(backend == Backend::nccl ? "NCCL" : "Gloo", met, [&] {
+    return joiner.join_data(connection.control, meeting.rank, all_ranks(meeting.world_size));
+  });
+  connection.join = joiner.over(connection.control, meeting.world_size);
   met.settle();
   return connection;
 }

@@ -34,8 +34,8 @@ Connection connect_one(const CommunicatorOptions& options);
 
 // NCCL over GPU `device`. `control` carries the id of the group. `trouble`, asked by another thread while an
 // operation takes long, says why it cannot end any more, or nothing. Throws std::exception.
-std::shared_ptr<Transport> make_nccl_transport(const std::shared_ptr<Transport>& control,
-                                               const RankPlace& place, at::Device device,
+std::shared_ptr<Transport> make_nccl_transport(const std::shared_ptr<Transport>& control, int rank,
+                                               int world_size, at::Device device,
                                                std::chrono::milliseconds timeout, bool one_host,
                                                std::function<std::optional<std::string>()> trouble);
 // False in builds without NCCL; `reason` says what was missing.

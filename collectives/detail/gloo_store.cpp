@@ -1,11 +1,6 @@
 #include <pacer/collectives/detail/gloo_store.h>
 
-#include <algorithm>
-#include <cstring>
-
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
-
+#include <pacer/collectives/detail/gather.h>
 #include <pacer/collectives/detail/store.h>
 #include <pacer/core/error.h>
 
@@ -54,22 +49,9 @@ int64_t GlooStore::getNumKeys() { throw Error("Gloo's values are not counted"); 
 
 Gather gather_over(std::shared_ptr<Transport> transport, int world_size, std::chrono::milliseconds timeout) {
   return [transport = std::move(transport), world_size, timeout](const std::string& own) {
-    const at::Tensor length = at::empty({1}, at::kLong), lengths = at::empty({world_size}, at::kLong);
-    *length.mutable_data_ptr<int64_t>() = static_cast<int64_t>(own.size());
-    transport->all_gather(lengths, length, timeout)->wait();
-    const auto* sizes = lengths.const_data_ptr<int64_t>();
-    const int64_t longest = std::max<int64_t>(1, *std::max_element(sizes, sizes + world_size));
-
-    const at::Tensor text = at::zeros({longest}, at::kByte),
-                     all = at::empty({world_size, longest}, at::kByte);
-    std::memcpy(text.mutable_data_ptr(), own.data(), own.size());
-    transport->all_gather(all, text, timeout)->wait();
-    std::vector<std::string> texts;
-    for (int64_t rank = 0; rank < world_size; ++rank) {
-      const auto* const begin = static_cast<const char*>(all.const_data_ptr()) + rank * longest;
-      texts.emplace_back(begin, static_cast<size_t>(sizes[rank]));
-    }
-    return texts;
+    return gather_texts(own, world_size, [&](const at::Tensor& all, const at::Tensor& one) {
+      transport->all_gather(all, one, timeout)->wait();
+    });
   };
 }
 

@@ -24,13 +24,13 @@ using GroupWork = c10::intrusive_ptr<c10d::Work>;
 
 // A message that is longer than its receiver expects would end the process, by an exception on a thread of
 // Gloo. So messages of different sizes have different tags: those that do not fit do not meet, and reach
-// their deadline. Messages of send() and those of all_to_all() are apart, too.
+// their deadline. Messages of exchange() and those of all_to_all() are apart, too.
 constexpr int kNeverTag = 0;  // of the message that nobody sends
-constexpr int kSendTags = 0x20000000;
+constexpr int kMessageTags = 0x20000000;
 constexpr int kExchangeTags = 0x40000000;
 
 int tag_of(int kind, const at::Tensor& message) {
-  return kind | static_cast<int>(message.nbytes() % static_cast<size_t>(kSendTags));
+  return kind | static_cast<int>(message.nbytes() % static_cast<size_t>(kMessageTags));
 }
 
 // Gloo's own deadline comes after ours, so that a passed deadline is never taken for a broken connection.
@@ -74,7 +74,7 @@ class GlooTransport final : public Transport {
                                   Milliseconds timeout) override {
     const at::Tensor parts = at::empty(input.sizes(), input.options().requires_grad(false));
     const std::vector<int64_t> counts(static_cast<size_t>(world_size_), output.numel());
-    return exchange(parts, counts, input, counts, timeout, [parts, output, world_size = world_size_] {
+    return exchange_chunks(parts, counts, input, counts, timeout, [parts, output, world_size = world_size_] {
       const at::NoGradGuard no_grad;
       const at::Tensor flat = output.view({-1}), rows = parts.view({world_size, -1});
       flat.copy_(rows[0]);
@@ -93,7 +93,7 @@ class GlooTransport final : public Transport {
   TransportWorkPtr all_to_all(const at::Tensor& output, const std::vector<int64_t>& output_counts,
                               const at::Tensor& input, const std::vector<int64_t>& input_counts,
                               Milliseconds timeout) override {
-    return exchange(output, output_counts, input, input_counts, timeout);
+    return exchange_chunks(output, output_counts, input, input_counts, timeout);
   }
 
   TransportWorkPtr broadcast(const at::Tensor& tensor, int root, Milliseconds timeout) override {
@@ -104,15 +104,13 @@ class GlooTransport final : public Transport {
     return start(timeout, [&] { return connections_->group->broadcast(tensors, options); });
   }
 
-  TransportWorkPtr send(const at::Tensor& tensor, int to, Milliseconds timeout) override {
-    return messages(timeout, [&](std::vector<GroupWork>& works) {
-      works.push_back(send_bytes(kSendTags, bytes_of(tensor), to));
-    });
-  }
-
-  TransportWorkPtr receive(const at::Tensor& tensor, int from, Milliseconds timeout) override {
-    return messages(timeout, [&](std::vector<GroupWork>& works) {
-      works.push_back(receive_bytes(kSendTags, bytes_of(tensor), from));
+  TransportWorkPtr exchange(const std::vector<Message>& messages, Milliseconds timeout) override {
+    return start_messages(timeout, [&](std::vector<GroupWork>& works) {
+      for (const Message& message : messages) {
+        const at::Tensor bytes = bytes_of(message.tensor);
+        works.push_back(message.is_sent ? send_bytes(kMessageTags, bytes, message.peer)
+                                        : receive_bytes(kMessageTags, bytes, message.peer));
+      }
     });
   }
 
@@ -135,9 +133,9 @@ class GlooTransport final : public Transport {
  private:
   // Gloo has all_to_all operations, but a pair of counts that contradict each other would end the process
   // there.
-  TransportWorkPtr exchange(const at::Tensor& output, const std::vector<int64_t>& output_counts,
-                            const at::Tensor& input, const std::vector<int64_t>& input_counts,
-                            Milliseconds timeout, std::function<void()> after = nullptr) {
+  TransportWorkPtr exchange_chunks(const at::Tensor& output, const std::vector<int64_t>& output_counts,
+                                   const at::Tensor& input, const std::vector<int64_t>& input_counts,
+                                   Milliseconds timeout, std::function<void()> after = nullptr) {
     const std::vector<at::Tensor> received = chunks_of(output, output_counts),
                                   sent = chunks_of(input, input_counts);
     const at::Tensor &to_self = sent[static_cast<size_t>(rank_)],
@@ -146,7 +144,7 @@ class GlooTransport final : public Transport {
                    " bytes, but expects ", from_self.numel());
     const at::NoGradGuard no_grad;
     from_self.copy_(to_self);
-    return messages(
+    return start_messages(
         timeout,
         [&](std::vector<GroupWork>& works) {
           // Each rank begins with its neighbour, so that not all send to the same one.
@@ -192,7 +190,7 @@ class GlooTransport final : public Transport {
     return make_gloo_work(connections_, std::move(work), timeout);
   }
   template <class F>
-  TransportWorkPtr messages(Milliseconds timeout, const F& f, std::function<void()> after = nullptr) {
+  TransportWorkPtr start_messages(Milliseconds timeout, const F& f, std::function<void()> after = nullptr) {
     std::vector<GroupWork> works;
     call([&] { f(works); });
     return make_gloo_messages(connections_, std::move(works), timeout, std::move(after));

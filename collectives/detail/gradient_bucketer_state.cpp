@@ -202,10 +202,11 @@ Work GradientBucketer::State::send_flat(detail::Bucket& bucket) {
   if (prescale_ != 1) bucket.flat.mul_(at::scalar_tensor(prescale_, at::kFloat));
   if (bucket.wire.defined()) bucket.wire.copy_(bucket.flat);
   const at::Tensor& sent = bucket.wire.defined() ? bucket.wire : bucket.flat;
+  const auto options = CollectiveOptions().agreed(true);
   if (scope_of(bucket.parameters.front()) == GradientScope::node) {
-    return world_->all_reduce_in_node({sent}, sent.scalar_type(), CollectiveOptions().agreed(true));
+    return world_->node()->all_reduce(sent, CollectiveOptions(options).ordered_sum(true));
   }
-  return world_->all_reduce(sent, CollectiveOptions().agreed(true));
+  return world_->all_reduce(sent, options);
 }
 
 Work GradientBucketer::State::send_in_place(const detail::Bucket& bucket) {
@@ -216,7 +217,8 @@ Work GradientBucketer::State::send_in_place(const detail::Bucket& bucket) {
   const auto options = CollectiveOptions().agreed(true);
   const auto wire = wire_dtype_of(bucket);
   if (scope_of(bucket.parameters.front()) == GradientScope::node) {
-    return world_->all_reduce_in_node(gradients, wire.value_or(bucket.dtype), options);
+    return world_->node()->all_reduce_coalesced(gradients, wire.value_or(bucket.dtype),
+                                                CollectiveOptions(options).ordered_sum(true));
   }
   return wire ? world_->all_reduce_coalesced(gradients, *wire, options)
               : world_->all_reduce_coalesced(gradients, options);
@@ -316,6 +318,7 @@ void GradientBucketer::State::drop() {
 void GradientBucketer::State::set_scope(GradientScope scope) {
   const std::lock_guard<std::mutex> lock(mutex_);
   require(!active_, "GradientBucketer::set_scope belongs between windows");
+  if (scope == GradientScope::node) world_->node();  // made here, where all ranks are, and not in backward
   scope_ = scope;
 }
 

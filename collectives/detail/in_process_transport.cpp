@@ -116,7 +116,11 @@ void perform(Gathering& gathering, SumOrder order) {
       if (!part.output.is_same(source)) part.output.copy_(source);
     }
   } else {  // a message: part 0 sends, part 1 receives
-    parts[1].output.copy_(parts[0].input.view_as(parts[1].output));
+    const at::Tensor &sent = parts[0].input, &received = parts[1].output;
+    require<Error>(sent.numel() == received.numel() && sent.scalar_type() == received.scalar_type(),
+                   "a message of ", sent.numel(), " elements of ", sent.scalar_type(), " for a receiver of ",
+                   received.numel(), " of ", received.scalar_type());
+    received.copy_(sent.view_as(received));
   }
 }
 
@@ -212,6 +216,7 @@ class InProcessTransport : public Transport {
   std::string name() const override { return "threads"; }
   at::Device device() const override { return at::kCPU; }
   bool sums_in_rank_order() const override { return hub_->order() == SumOrder::ranks; }
+  bool gathers_in_one_hop() const override { return true; }
 
   TransportWorkPtr all_reduce(const at::Tensor& tensor, Milliseconds timeout) override {
     return collective({"all_reduce", tensor, {}, {}, {}}, timeout);
@@ -232,17 +237,19 @@ class InProcessTransport : public Transport {
   TransportWorkPtr broadcast(const at::Tensor& tensor, int root, Milliseconds timeout) override {
     return collective({"broadcast", tensor, {}, {}, {}, root}, timeout);
   }
-  TransportWorkPtr send(const at::Tensor& tensor, int to, Milliseconds timeout) override {
-    const auto peer = static_cast<size_t>(to);
-    // Copied, so that two ranks that both send first do not wait for each other.
-    return work(
-        hub_->join_message(rank_, peer, sent_[peer]++, 0, {"message", tensor, tensor.clone(), {}, {}}),
-        timeout);
-  }
-  TransportWorkPtr receive(const at::Tensor& tensor, int from, Milliseconds timeout) override {
-    const auto peer = static_cast<size_t>(from);
-    return work(hub_->join_message(peer, rank_, received_[peer]++, 1, {"message", tensor, {}, {}, {}}),
-                timeout);
+  TransportWorkPtr exchange(const std::vector<Message>& messages, Milliseconds timeout) override {
+    std::vector<TransportWorkPtr> works;
+    for (const Message& message : messages) {
+      const auto peer = static_cast<size_t>(message.peer);
+      const at::Tensor& tensor = message.tensor;
+      // What is sent is copied, so that ranks that send first do not wait for each other.
+      works.push_back(work(
+          message.is_sent
+              ? hub_->join_message(rank_, peer, sent_[peer]++, 0, {"message", {}, tensor.clone(), {}, {}})
+              : hub_->join_message(peer, rank_, received_[peer]++, 1, {"message", tensor, {}, {}, {}}),
+          timeout));
+    }
+    return joined(std::move(works));
   }
   void abort() noexcept override { hub_->abort(); }
 
@@ -260,21 +267,47 @@ class InProcessTransport : public Transport {
   std::vector<int64_t> sent_, received_;
 };
 
+// The two hubs of a communicator, and those of the groups that were split off it: ranks that are in one group
+// come to the same ones.
+struct Hubs {
+  Hubs(size_t ranks, SumOrder order)
+      : data(std::make_shared<Hub>(ranks, order)), control(std::make_shared<Hub>(ranks, SumOrder::ranks)) {}
+
+  std::shared_ptr<Hubs> group(const GroupPlan& plan) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    std::weak_ptr<Hubs>& place = groups[{plan.number, plan.members.front()}];
+    std::shared_ptr<Hubs> hubs = place.lock();
+    if (hubs == nullptr) place = hubs = std::make_shared<Hubs>(plan.members.size(), data->order());
+    return hubs;
+  }
+
+  const std::shared_ptr<Hub> data, control;
+  std::mutex mutex;
+  std::map<std::pair<int, int>, std::weak_ptr<Hubs>> groups;
+};
+
+Connection join(const std::shared_ptr<Hubs>& hubs, int rank) {
+  Connection connection;
+  connection.data = std::make_shared<InProcessTransport>(hubs->data, rank);
+  connection.control = std::make_shared<InProcessTransport>(hubs->control, rank);
+  connection.join = [hubs](const GroupPlan& plan) {
+    return plan.members.empty() ? Connection() : join(hubs->group(plan), plan.rank);
+  };
+  return connection;
+}
+
 }  // namespace
 
 std::vector<Connection> connect_in_process(int world_size, int ranks_per_node, SumOrder order) {
   require(world_size >= 1, "a world of threads needs at least 1 rank, not ", world_size);
-  const auto data = std::make_shared<Hub>(static_cast<size_t>(world_size), order);
-  const auto control = std::make_shared<Hub>(static_cast<size_t>(world_size), SumOrder::ranks);
+  const auto hubs = std::make_shared<Hubs>(static_cast<size_t>(world_size), order);
   const std::vector<std::shared_ptr<Roster>> rosters = Roster::of_threads(world_size);
   std::vector<Connection> connections;
   for (int rank = 0; rank < world_size; ++rank) {
-    Connection connection;
+    Connection connection = join(hubs, rank);
     connection.rank = connection.local_rank = rank;
     connection.world_size = connection.local_size = world_size;
     connection.ranks_per_node = ranks_per_node == 0 ? world_size : ranks_per_node;
-    connection.data = std::make_shared<InProcessTransport>(data, rank);
-    connection.control = std::make_shared<InProcessTransport>(control, rank);
     connection.roster = rosters[static_cast<size_t>(rank)];
     connections.push_back(std::move(connection));
   }

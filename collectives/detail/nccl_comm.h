@@ -1,4 +1,4 @@
-// An NCCL communicator, with one for its node, that can be ended at any time: set-up with a deadline, calls
+// An NCCL communicator that can be ended at any time: set-up with a deadline, calls
 // that never block for good, one failure that all threads see, and an abort that is left behind when it
 // hangs. It knows nothing of tensors, streams or deadlines of operations.
 //
@@ -30,11 +30,6 @@ using NcclId = std::array<char, 128>;
 // Calls NCCL and returns the ncclResult_t. Must not throw.
 using NcclCall = std::function<int(ncclComm*)>;
 
-// All ranks, or those of one's own node. Among all of them NCCL gives sends and receives inside a host as few
-// channels as those between hosts: 35 GB/s from one H200 to the next, where in a communicator of their own
-// they reach 299.
-enum class NcclScope { world, node };
-
 class NcclComm : public std::enable_shared_from_this<NcclComm> {
  public:
   using Clock = std::chrono::steady_clock;
@@ -44,20 +39,19 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   static constexpr Milliseconds kAbortLimit{5000};
 
   // Joins the group of that id. Throws TransportTimeout, or Error with NCCL's words.
-  static std::shared_ptr<NcclComm> create(const NcclId& id, const RankPlace& place, c10::Device device,
+  static std::shared_ptr<NcclComm> create(const NcclId& id, int rank, int world_size, c10::Device device,
                                           Milliseconds timeout);
-  NcclComm(const RankPlace& place, c10::Device device) : place_(place), device_(device) {}
+  NcclComm(int rank, int world_size, c10::Device device)
+      : rank_(rank), world_size_(world_size), device_(device) {}
   NcclComm(const NcclComm&) = delete;
 
-  const RankPlace& place() const { return place_; }
+  int rank() const { return rank_; }
+  int world_size() const { return world_size_; }
   c10::Device device() const { return device_; }
-
-  // Whether there is a NcclScope::node: a node is more than one rank, and not all of them.
-  bool has_node() const { return place_.ranks_per_node > 1 && place_.ranks_per_node < place_.world_size; }
 
   // Calls `call` and returns when NCCL has put all of it on its streams. One thread at a time. Throws the
   // failure, at the latest soon after fail() by another thread.
-  void enqueue(const char* name, const NcclCall& call, NcclScope scope = NcclScope::world);
+  void enqueue(const char* name, const NcclCall& call);
   // Fails where NCCL knows of an error; never blocks.
   void poll() noexcept;
 
@@ -77,22 +71,18 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
 
  private:
   void initialize(const NcclId& id);
-  void join_node();
-  int state_now();
   void settle(const char* name);
   bool claim(const std::string& reason, bool is_timeout);
   void start_ending(void (NcclComm::*end)());
   void abort_now();
-  void abort_node();
   void finalize_now();
   void set_ended();
 
-  const RankPlace place_;
+  const int rank_;
+  const int world_size_;
   const c10::Device device_;
   std::timed_mutex calls_;  // held during every call of NCCL; NCCL is not thread-safe per communicator
   ncclComm* comm_ = nullptr;
-  ncclComm* node_ = nullptr;     // split off comm_, whose fate it shares
-  ncclComm* joining_ = nullptr;  // node_ to be, which a thread of NCCL writes until comm_ has settled
 
   mutable std::mutex mutex_;  // for what follows
   std::condition_variable changed_;

@@ -67,9 +67,9 @@ std::string nccl_error_text(const char* name, int result) {
   return concatenate("NCCL failed in ", name, ": ", kind, detail.empty() ? "" : ", ", detail);
 }
 
-std::shared_ptr<NcclComm> NcclComm::create(const NcclId& id, const RankPlace& place, c10::Device device,
+std::shared_ptr<NcclComm> NcclComm::create(const NcclId& id, int rank, int world_size, c10::Device device,
                                            Milliseconds timeout) {
-  auto comm = std::make_shared<NcclComm>(place, device);
+  auto comm = std::make_shared<NcclComm>(rank, world_size, device);
   std::thread([comm, id] { comm->initialize(id); }).detach();
   std::unique_lock<std::mutex> lock(comm->mutex_);
   const bool in_time =
@@ -91,7 +91,7 @@ void NcclComm::initialize(const NcclId& id) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     ncclComm* comm = nullptr;
-    const int result = ncclCommInitRankConfig(&comm, place_.world_size, unique_id, place_.rank, &config);
+    const int result = ncclCommInitRankConfig(&comm, world_size_, unique_id, rank_, &config);
     bool too_late = false;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -112,7 +112,6 @@ void NcclComm::initialize(const NcclId& id) {
       return;
     }
     settle("setting up");
-    if (has_node()) join_node();
     const std::lock_guard<std::mutex> lock(mutex_);
     is_ready_ = true;
     changed_.notify_all();
@@ -121,12 +120,12 @@ void NcclComm::initialize(const NcclId& id) {
   }
 }
 
-void NcclComm::enqueue(const char* name, const NcclCall& call, NcclScope scope) {
+void NcclComm::enqueue(const char* name, const NcclCall& call) {
   int result = ncclSuccess;
   {
     const std::lock_guard<std::timed_mutex> lock(calls_);
     check();
-    result = call(scope == NcclScope::node ? node_ : comm_);
+    result = call(comm_);
   }
   if (result == ncclInProgress) {
     settle(name);
@@ -136,50 +135,15 @@ void NcclComm::enqueue(const char* name, const NcclCall& call, NcclScope scope) 
   check();
 }
 
-void NcclComm::join_node() {
-  constexpr const char* kName = "joining the ranks of a node";
-  int result = ncclSuccess;
-  {
-    const std::lock_guard<std::timed_mutex> lock(calls_);
-    check();
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;
-    result = ncclCommSplit(comm_, place_.rank / place_.ranks_per_node, place_.rank, &joining_, &config);
-  }
-  if (result != ncclSuccess && result != ncclInProgress) {
-    fail(nccl_error_text(kName, result), false);
-    check();
-  }
-  settle(kName);
-  {
-    const std::lock_guard<std::timed_mutex> lock(calls_);
-    check();
-    require<Error>(joining_ != nullptr, "NCCL made no communicator for the ranks of a node");
-    node_ = joining_;
-  }
-  settle(kName);
-}
-
-// Of both communicators: the first that is not ncclSuccess. With calls_ held.
-int NcclComm::state_now() {
-  for (ncclComm* comm : {comm_, node_}) {
-    if (comm == nullptr) continue;
-    ncclResult_t state = ncclSuccess;
-    const ncclResult_t result = ncclCommGetAsyncError(comm, &state);
-    if (result != ncclSuccess) return result;
-    if (state != ncclSuccess) return state;
-  }
-  return ncclSuccess;
-}
-
 void NcclComm::settle(const char* name) {
   const auto begin = Clock::now();
   for (;;) {
-    int state = ncclInProgress;
+    ncclResult_t state = ncclInProgress;
     {
       const std::lock_guard<std::timed_mutex> lock(calls_);
       check();
-      state = state_now();
+      const ncclResult_t result = ncclCommGetAsyncError(comm_, &state);
+      if (result != ncclSuccess) state = result;
     }
     if (state == ncclSuccess) return;
     if (state != ncclInProgress) {
@@ -192,11 +156,12 @@ void NcclComm::settle(const char* name) {
 
 void NcclComm::poll() noexcept {
   try {
-    int state = ncclSuccess;
+    ncclResult_t state = ncclSuccess;
     {
       const std::unique_lock<std::timed_mutex> lock(calls_, std::try_to_lock);
       if (!lock.owns_lock() || has_failed()) return;
-      state = state_now();
+      const ncclResult_t result = ncclCommGetAsyncError(comm_, &state);
+      if (result != ncclSuccess) state = result;
     }
     if (state != ncclSuccess && state != ncclInProgress) {
       fail(nccl_error_text("an operation under way", state), false);
@@ -243,28 +208,13 @@ void NcclComm::start_ending(void (NcclComm::*end)()) {
 void NcclComm::abort_now() {
   set_up_nccl_thread(device_);
   const std::unique_lock<std::timed_mutex> lock(calls_, kNcclCallLimit);
-  // Both at once: each may wait for the device, which is not idle before both have let go of it.
-  std::thread other;
-  try {
-    if (node_ != nullptr) other = std::thread([this] { abort_node(); });
-  } catch (const std::exception&) {  // no thread to be had
-    abort_node();
-  }
   ncclCommAbort(comm_);
-  if (other.joinable()) other.join();
-  if (node_ == nullptr && joining_ != nullptr) ncclCommAbort(joining_);
   set_ended();
-}
-
-void NcclComm::abort_node() {
-  set_up_nccl_thread(device_);
-  ncclCommAbort(node_);
 }
 
 void NcclComm::finalize_now() {
   set_up_nccl_thread(device_);
   const std::unique_lock<std::timed_mutex> lock(calls_, kNcclCallLimit);
-  if (node_ != nullptr) finalize_nccl(node_);
   finalize_nccl(comm_);
   set_ended();
 }

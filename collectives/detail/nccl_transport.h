@@ -6,18 +6,15 @@
 // current stream wait for. Any number of threads may call; they take turns.
 #pragma once
 
-#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <c10/core/Stream.h>
 
 #include <pacer/collectives/detail/nccl_comm.h>
 #include <pacer/collectives/detail/nccl_operation.h>
-#include <pacer/collectives/detail/nccl_watchdog.h>
 #include <pacer/collectives/detail/transport.h>
 
 namespace pacer::detail {
@@ -43,38 +40,21 @@ class NcclTransport final : public Transport {
   TransportWorkPtr all_to_all(const at::Tensor& output, const std::vector<int64_t>& output_counts,
                               const at::Tensor& input, const std::vector<int64_t>& input_counts,
                               Milliseconds timeout) override;
-  TransportWorkPtr all_to_all_in_node(const at::Tensor& output, const std::vector<int64_t>& output_counts,
-                                      const at::Tensor& input, const std::vector<int64_t>& input_counts,
-                                      Milliseconds timeout) override;
   TransportWorkPtr broadcast(const at::Tensor& tensor, int root, Milliseconds timeout) override;
-  TransportWorkPtr send(const at::Tensor& tensor, int to, Milliseconds timeout) override;
-  TransportWorkPtr receive(const at::Tensor& tensor, int from, Milliseconds timeout) override;
-
-  // Between the two, other threads wait. An operation that throws ends the group, and drops it.
-  void begin_group() override;
-  void end_group() override;
+  TransportWorkPtr exchange(const std::vector<Message>& messages, Milliseconds timeout) override;
 
   bool has_stream() const override { return true; }
   TransportWorkPtr run_on_stream(const std::function<void()>& f) override;
 
   void check() override { comm_->check(); }
+  void start_abort() noexcept override;
   void abort() noexcept override;
 
  private:
-  struct Grouped {
-    std::shared_ptr<NcclOperation> operation;
-    NcclCall call;
-  };
-
   TransportWorkPtr start(const char* name, std::vector<at::Tensor> tensors, Milliseconds timeout,
-                         NcclCall call, NcclScope scope = NcclScope::world);
-  TransportWorkPtr exchange(NcclScope scope, const at::Tensor& output,
-                            const std::vector<int64_t>& output_counts, const at::Tensor& input,
-                            const std::vector<int64_t>& input_counts, Milliseconds timeout);
+                         const NcclCall& call);
   std::shared_ptr<NcclOperation> prepare(const char* name, std::vector<at::Tensor> tensors,
                                          Milliseconds timeout, bool is_watched);
-  bool is_in_group() const { return group_owner_.load() == std::this_thread::get_id(); }
-  void close_group();
   // The same as cudaStream_t.
   CUstream_st* stream() const;
 
@@ -85,9 +65,7 @@ class NcclTransport final : public Transport {
   const std::shared_ptr<CudaEventPool> events_;
   const std::shared_ptr<NcclWatchdog> watchdog_;
 
-  std::recursive_mutex order_;  // held while an operation, a group or run_on_stream() is enqueued
-  std::atomic<std::thread::id> group_owner_{};
-  std::vector<Grouped> group_;
+  std::recursive_mutex order_;  // held while an operation or run_on_stream() is enqueued
 };
 
 }  // namespace pacer::detail

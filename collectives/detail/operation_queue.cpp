@@ -15,6 +15,21 @@ QueuedOperation::~QueuedOperation() {
   }
 }
 
+void QueuedOperation::enqueue() {
+  is_started_ = true;
+  if (is_simple() && !parts_.after) {
+    start();
+    return;
+  }
+  work_ = transport_->run_on_stream([this] {
+    for (const OperationPart& part : parts_.parts) {
+      if (const TransportWorkPtr done = part(*transport_, timeout_)) done->wait();
+    }
+    if (parts_.after) parts_.after();
+  });
+  is_on_stream_ = true;
+}
+
 void QueuedOperation::wait() {
   {
     std::unique_lock<std::mutex> lock(mutex_);
@@ -54,16 +69,24 @@ void QueuedOperation::fail(std::exception_ptr error) noexcept {
 }
 
 OperationQueue::~OperationQueue() {
+  bool is_busy = false;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     is_ending_ = true;
+    is_busy = !waiting_.empty();
     changed_.notify_all();
   }
+  if (is_busy) transport_->abort();  // so that what is under way ends
   if (thread_.joinable()) thread_.join();
 }
 
-std::shared_ptr<QueuedOperation> OperationQueue::start(OperationParts parts) {
-  auto operation = std::make_shared<QueuedOperation>(std::move(parts));
+std::shared_ptr<QueuedOperation> OperationQueue::start(OperationParts parts,
+                                                       Transport::Milliseconds timeout) {
+  auto operation = std::make_shared<QueuedOperation>(transport_, std::move(parts), timeout);
+  if (transport_->has_stream()) {
+    operation->enqueue();
+    return operation;
+  }
   const std::lock_guard<std::mutex> lock(mutex_);
   if (error_) std::rethrow_exception(error_);
   if (waiting_.empty()) {
@@ -80,11 +103,6 @@ std::shared_ptr<QueuedOperation> OperationQueue::start(OperationParts parts) {
   }
   changed_.notify_all();
   return operation;
-}
-
-bool OperationQueue::is_busy() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return !waiting_.empty();
 }
 
 void OperationQueue::work_off() {

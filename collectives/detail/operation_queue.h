@@ -19,26 +19,30 @@
 namespace pacer::detail {
 
 // Starts a message once the one before is through. Null where there is nothing to wait for.
-using NextPart = std::function<TransportWorkPtr()>;
+using OperationPart = std::function<TransportWorkPtr(Transport&, Transport::Milliseconds timeout)>;
 
 // What an operation consists of: at least one part, and what is left to do here when all are through; may be
 // null.
 struct OperationParts {
-  std::vector<NextPart> parts;
+  OperationParts() = default;
+  OperationParts(OperationPart only) { parts.push_back(std::move(only)); }  // NOLINT: a part is an operation
+  OperationParts(std::vector<OperationPart> all, std::function<void()> last)
+      : parts(std::move(all)), after(std::move(last)) {}
+
+  std::vector<OperationPart> parts;
   std::function<void()> after;
 };
 
 // One operation on its way.
 class QueuedOperation {
  public:
-  explicit QueuedOperation(OperationParts parts) : parts_(std::move(parts)) {}
-  // Of an operation all of which, `after` included, was enqueued on a stream; `held` keeps the memory that it
-  // uses.
-  QueuedOperation(TransportWorkPtr enqueued, OperationParts held)
-      : parts_(std::move(held)), work_(std::move(enqueued)), is_started_(true), is_on_stream_(true) {}
+  QueuedOperation(std::shared_ptr<Transport> transport, OperationParts parts, Transport::Milliseconds timeout)
+      : transport_(std::move(transport)), parts_(std::move(parts)), timeout_(timeout) {}
   ~QueuedOperation();
   QueuedOperation(const QueuedOperation&) = delete;
 
+  // On a transport with a stream: enqueues all parts, `after` included.
+  void enqueue();
   // Returns when all is done, `after` included. Throws what went wrong.
   void wait();
   // Never blocks. True where wait() would return at once but for `after`, or throw.
@@ -48,37 +52,40 @@ class QueuedOperation {
   friend class OperationQueue;
 
   // Starts the first part.
-  void start() { work_ = parts_.parts[next_++](); }
+  void start() { work_ = parts_.parts[next_++](*transport_, timeout_); }
   // Starts the others.
   void run() noexcept;
   void fail(std::exception_ptr error) noexcept;
   bool is_simple() const { return parts_.parts.size() == 1; }
 
+  const std::shared_ptr<Transport> transport_;
   OperationParts parts_;
+  const Transport::Milliseconds timeout_;
   size_t next_ = 0;            // part to start
   TransportWorkPtr work_;      // of the part that was started last; the caller's once is_started_
   bool is_started_ = false;    // all parts
-  bool is_on_stream_ = false;  // all parts from the start
+  bool is_on_stream_ = false;  // several parts, enqueued from the start
   std::exception_ptr error_;
   std::mutex mutex_;
   std::condition_variable changed_;
 };
 
+// The operations on one transport.
 class OperationQueue {
  public:
-  OperationQueue() = default;
-  // Every work must end by itself meanwhile: abort the transport first where is_busy().
+  explicit OperationQueue(std::shared_ptr<Transport> transport) : transport_(std::move(transport)) {}
+  // Aborts the transport where operations are on their way.
   ~OperationQueue();
   OperationQueue(const OperationQueue&) = delete;
 
   // Starts the operation, at once where all before it are started. Throws what its first part throws, and
   // where one before it failed.
-  std::shared_ptr<QueuedOperation> start(OperationParts parts);
-  bool is_busy();
+  std::shared_ptr<QueuedOperation> start(OperationParts parts, Transport::Milliseconds timeout);
 
  private:
   void work_off();
 
+  const std::shared_ptr<Transport> transport_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::shared_ptr<QueuedOperation>> waiting_;  // the first may be under way

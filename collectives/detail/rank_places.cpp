@@ -3,15 +3,15 @@
 #include <map>
 
 #include <pacer/collectives/detail/connect.h>
-#include <pacer/collectives/detail/cuda_devices.h>
 #include <pacer/core/error.h>
+#include <pacer/device/detail/stream.h>
 
 namespace pacer::detail {
 
 Equipment equipment_of_process() {
   Equipment equipment;
   equipment.has_nccl = has_nccl(&equipment.without_nccl);
-  equipment.gpus = cuda_device_count();
+  equipment.gpus = gpu_count();
   return equipment;
 }
 

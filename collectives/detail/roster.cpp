@@ -77,6 +77,11 @@ int Roster::local_size() const {
   }));
 }
 
+int Roster::first_local_rank() const {
+  const auto is_here = [&](const auto& member) { return member->network == own().network; };
+  return static_cast<int>(std::find_if(members_.begin(), members_.end(), is_here) - members_.begin());
+}
+
 bool Roster::has_ended(int rank) const { return members_.at(static_cast<size_t>(rank))->has_ended(own()); }
 
 void Roster::require_all_alive() const { require_alive(members_, own(), place_); }

@@ -37,6 +37,8 @@ class Roster {
   // Among the ranks of this host, in rank order.
   int local_rank() const;
   int local_size() const;
+  // The first rank of this host.
+  int first_local_rank() const;
   // The process of that rank ran on this host, and has ended.
   bool has_ended(int rank) const;
   // For the set-up. Throws CommunicationError where the process of a rank of this host has ended.

@@ -13,6 +13,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <pacer/collectives/message.h>
+
 namespace pacer::detail {
 
 class Roster;
@@ -68,21 +70,13 @@ class Transport {
   virtual TransportWorkPtr all_to_all(const at::Tensor& output, const std::vector<int64_t>& output_counts,
                                       const at::Tensor& input, const std::vector<int64_t>& input_counts,
                                       Milliseconds timeout) = 0;
-  // The same where all counts are 0 but those of the ranks of one's own node, which may be faster.
-  virtual TransportWorkPtr all_to_all_in_node(const at::Tensor& output,
-                                              const std::vector<int64_t>& output_counts,
-                                              const at::Tensor& input,
-                                              const std::vector<int64_t>& input_counts,
-                                              Milliseconds timeout) {
-    return all_to_all(output, output_counts, input, input_counts, timeout);
-  }
   virtual TransportWorkPtr broadcast(const at::Tensor& tensor, int root, Milliseconds timeout) = 0;
-  // Point to point; the pair takes its messages in order.
-  virtual TransportWorkPtr send(const at::Tensor& tensor, int to, Milliseconds timeout) = 0;
-  virtual TransportWorkPtr receive(const at::Tensor& tensor, int from, Milliseconds timeout) = 0;
-  // Point-to-point operations between these two begin together, so that a ring cannot deadlock. No nesting.
-  virtual void begin_group() {}
-  virtual void end_group() {}
+  // At least one message, none of them to this rank itself. They begin together, so that ranks whose messages
+  // cross do not wait for each other.
+  virtual TransportWorkPtr exchange(const std::vector<Message>& messages, Milliseconds timeout) = 0;
+
+  // True: an all_gather costs one hop, however many ranks there are.
+  virtual bool gathers_in_one_hop() const { return false; }
 
   // True: operations run in order on a stream of their own, so that a dependent one can be started before the
   // former is done.
@@ -94,17 +88,21 @@ class Transport {
   // Throws where an operation is known to have failed; never blocks.
   virtual void check() {}
 
+  // Begins what abort() waits for: of several transports, all must begin before one can be sure to end.
+  virtual void start_abort() noexcept {}
   // Ends the operations under way, here at once and at the peers when they notice. Only the destructor may be
   // called afterwards, and wait() of works, which throws. Any thread, any number of times; returns within
   // about 5 s whatever the network does.
   virtual void abort() noexcept = 0;
 };
 
-// Who a rank is among all of them. ranks_per_node: as in Connection.
-struct RankPlace {
-  int rank = 0;
-  int world_size = 1;
-  int ranks_per_node = 1;
+// The part of a rank in a group that is being split off: which ranks are in it, by their numbers in the
+// communicator that is split, in the order of their new numbers. None: this rank is in no group.
+struct GroupPlan {
+  std::vector<int> members;
+  std::vector<int> in_world;  // the same ranks by the world's numbers
+  int rank = 0;               // this one's new number
+  int number = 0;             // of the split, counted on each communicator
 };
 
 // What a Communicator is made of.
@@ -114,10 +112,15 @@ struct Connection {
   int local_rank = 0;
   int local_size = 1;
   int ranks_per_node = 1;              // 0: not the same everywhere, or not in a row
+  int node = -1;                       // of this rank; -1: the world's ranks are not in nodes
+  int host = 0;                        // the number of a rank of this host, the same for all of them
   std::shared_ptr<Transport> data;     // on the device that trains
   std::shared_ptr<Transport> control;  // host memory, for small messages; operations independent of data's
   std::shared_ptr<Roster> roster;
   bool joins_processes = false;  // and not threads, or nobody
+  // Joins the ranks of a group anew: a connection with data, control and `join` alone, empty for a rank that
+  // is in none. All ranks call it at the same time. Throws std::exception.
+  std::function<Connection(const GroupPlan&)> join;
 };
 
 }  // namespace pacer::detail

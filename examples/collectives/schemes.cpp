@@ -13,6 +13,7 @@ namespace {
 
 using at::Tensor;
 using pacer::Communicator;
+using pacer::Message;
 
 // All ranks call alike here, so the Communicator need not compare their calls first.
 pacer::CollectiveOptions agreed() { return pacer::CollectiveOptions().agreed(true); }
@@ -70,7 +71,7 @@ void all_to_all_sum(Communicator& world, std::vector<Tensor>& gradients) {
     const int to = (rank + distance) % ranks, from = (rank + ranks - distance) % ranks;
     Tensor& received = of_rank[static_cast<size_t>(from)];
     received = at::empty_like(flat);
-    world.send_receive(flat, to, received, from).wait();
+    world.send_receive({Message::send(flat, to), Message::receive(received, from)}).wait();
   }
   // In rank order on every rank, not in that of arrival: floating-point sums depend on it, and replicas that
   // differ in a bit grow apart.
@@ -104,12 +105,15 @@ void ring_all_reduce(Communicator& world, std::vector<Tensor>& gradients) {
   // Reduce-scatter: in step s, rank r passes on chunk r - s, to which s + 1 ranks have added by now.
   const Tensor received = at::empty({length}, flat.options());
   for (int step = 0; step < ranks - 1; ++step) {
-    world.send_receive(chunk(rank - step), right, received, left).wait();
+    world.send_receive({Message::send(chunk(rank - step), right), Message::receive(received, left)}).wait();
     chunk(rank - step - 1).add_(received);
   }
   // All-gather: rank r has finished chunk r + 1; it passes on what is finished and takes what comes.
   for (int step = 0; step < ranks - 1; ++step) {
-    world.send_receive(chunk(rank + 1 - step), right, chunk(rank - step), left).wait();
+    world
+        .send_receive(
+            {Message::send(chunk(rank + 1 - step), right), Message::receive(chunk(rank - step), left)})
+        .wait();
   }
   unflatten(padded, gradients);
 }

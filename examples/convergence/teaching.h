@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include <pacer/collectives/compressed_all_reduce.h>
+#include <pacer/compression/compressed_all_reduce.h>
 #include <pacer/schedulers/hook.h>
 #include <pacer/schedulers/session_parts.h>
 

@@ -20,6 +20,8 @@ namespace {
 
 }  // namespace
 
+bool is_capturing(Stream) { refuse(); }
+std::array<int64_t, 2> gpu_id(int) { refuse(); }
 int64_t adam_cuda_block_tile(AdamStorage) { refuse(); }
 int64_t adam_cuda_warp_tile(AdamStorage) { refuse(); }
 void adam_cuda(AdamLaunch, const AdamTiles&, const AdamTensor*, const AdamGradient*, const StepScalars*,

@@ -5,7 +5,7 @@
 
 #include <c10/core/DeviceGuard.h>
 
-#include <pacer/collectives/detail/cuda_stream.h>
+#include <pacer/device/detail/stream.h>
 #include <pacer/optimizers/detail/adam_engine.h>
 
 namespace pacer::detail {

@@ -9,7 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <pacer/collectives/detail/device_buffer.h>
+#include <pacer/device/detail/device_buffer.h>
 #include <pacer/kernels/adam.h>
 #include <pacer/kernels/norm.h>
 #include <pacer/optimizers/detail/adam_entry.h>

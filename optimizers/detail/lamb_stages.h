@@ -7,7 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <pacer/collectives/detail/device_buffer.h>
+#include <pacer/device/detail/device_buffer.h>
 #include <pacer/kernels/lamb.h>
 #include <pacer/optimizers/detail/tile_loop.h>
 

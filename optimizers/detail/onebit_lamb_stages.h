@@ -8,7 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <pacer/collectives/detail/device_buffer.h>
+#include <pacer/device/detail/device_buffer.h>
 #include <pacer/kernels/onebit_lamb.h>
 #include <pacer/optimizers/detail/named_views.h>
 #include <pacer/optimizers/detail/onebit_stages.h>

@@ -9,9 +9,9 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
 
-#include <pacer/collectives/detail/cuda_stream.h>
 #include <pacer/core/error.h>
 #include <pacer/core/reduction_order.h>
+#include <pacer/device/detail/stream.h>
 #include <pacer/kernels/cpu/target.h>
 #include <pacer/kernels/norm.h>
 #include <pacer/optimizers/detail/onebit_errors.h>

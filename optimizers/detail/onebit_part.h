@@ -16,7 +16,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <pacer/collectives/detail/onebit_exchange.h>
+#include <pacer/compression/detail/onebit_exchange.h>
 #include <pacer/kernels/onebit_adam.h>
 #include <pacer/optimizers/detail/adam_entry.h>
 #include <pacer/optimizers/detail/onebit_lamb_stages.h>

@@ -7,8 +7,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <pacer/collectives/detail/device_buffer.h>
-#include <pacer/collectives/detail/onebit_exchange.h>
+#include <pacer/compression/detail/onebit_exchange.h>
+#include <pacer/device/detail/device_buffer.h>
 #include <pacer/kernels/onebit_adam.h>
 #include <pacer/optimizers/detail/onebit_plan.h>
 #include <pacer/optimizers/detail/tile_loop.h>

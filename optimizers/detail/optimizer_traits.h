@@ -10,7 +10,7 @@
 
 #include <torch/optim/optimizer.h>
 
-#include <pacer/collectives/compressed_all_reduce.h>
+#include <pacer/compression/compressed_all_reduce.h>
 #include <pacer/kernels/math/adam.h>
 #include <pacer/kernels/math/onebit_lamb.h>
 #include <pacer/optimizers/adam_options.h>

@@ -3,8 +3,8 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/DeviceGuard.h>
 
-#include <pacer/collectives/detail/device_buffer.h>
 #include <pacer/core/reduction_order.h>
+#include <pacer/device/detail/device_buffer.h>
 #include <pacer/kernels/norm.h>
 #include <pacer/optimizers/detail/tile_loop.h>
 

@@ -8,9 +8,9 @@
 
 #include <ATen/Parallel.h>
 
-#include <pacer/collectives/detail/device_buffer.h>
 #include <pacer/core/reduction_order.h>
 #include <pacer/core/tile.h>
+#include <pacer/device/detail/device_buffer.h>
 #include <pacer/kernels/adam.h>
 
 namespace pacer::detail {

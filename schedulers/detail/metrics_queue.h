@@ -8,7 +8,7 @@
 #include <memory>
 #include <optional>
 
-#include <pacer/schedulers/detail/late_values.h>
+#include <pacer/device/detail/late_tensor.h>
 #include <pacer/schedulers/detail/metrics_record.h>
 
 namespace pacer {

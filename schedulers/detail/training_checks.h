@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include <pacer/schedulers/detail/late_values.h>
+#include <pacer/device/detail/late_tensor.h>
 #include <pacer/schedulers/once_on_first_rank.h>
 #include <pacer/schedulers/session_parts.h>
 

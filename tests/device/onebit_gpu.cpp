@@ -9,7 +9,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/randn.h>
 
-#include <pacer/collectives/compressed_all_reduce.h>
+#include <pacer/compression/compressed_all_reduce.h>
 
 #include "support/both_devices.h"
 #include "support/onebit_signs.h"

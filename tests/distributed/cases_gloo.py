@@ -20,14 +20,6 @@ def operations(worker):
 
 
 @case
-def random_programs(worker):
-    """Ordered sums among other operations, for which each rank waits in an order of its own."""
-    for world_size, programs in ((2, 40), (3, 20)):
-        with Ranks(worker, "random_programs", world_size, programs=programs) as ranks:
-            ranks.end()
-
-
-@case
 def early_end(worker):
     for world_size in (2, 4):
         with Ranks(worker, "early_end", world_size, rounds=12) as ranks:

@@ -3,7 +3,9 @@ import os
 import subprocess
 
 import cases_faults
+import cases_groups
 from cases_training import play
+from ranks import Ranks
 from run_ranks import case
 
 LONG = os.environ.get("PACER_TEST_LONG") == "1"
@@ -48,6 +50,18 @@ def resume(worker):
 
 
 @case
+def groups(worker):
+    """Random programs on groups and lanes, messages that cross, killed ranks."""
+    for world_size in worlds():
+        cases_groups.play_programs(worker, world_size, 1000 if LONG else 60, nccl=1, fresh=50 if LONG else 20)
+        cases_groups.kill_in_programs(worker, world_size, 20 if LONG else 2, grace=15, nccl=1)
+        for lanes in ({}, {"lanes": 1}):
+            with Ranks(worker, "crossing", world_size, nccl=1, rounds=1000 if LONG else 100, **lanes) as ranks:
+                ranks.end(patience=cases_groups.LONG_PATIENCE)
+                print(f"  {ranks[0].lines}")
+
+
+@case
 def killed_or_stopped(worker):
     """F2. Waiting for a GPU has a deadline, and a second run on the same GPUs works."""
     points = ("data:3", "data:9:inside", "control:6", "backward", "before_kernel", "in_save")
@@ -61,7 +75,7 @@ def killed_or_stopped(worker):
 
 @case
 def killed_or_stopped_by_nodes(worker):
-    """The same inside a node and between nodes, each of which has a communicator of NCCL's own."""
+    """The same in the groups of a node and between nodes."""
     if gpus() < 4:
         print("PACER_SKIPPED: needs 4 GPUs")
         return

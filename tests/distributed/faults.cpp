@@ -47,24 +47,33 @@ class FaultHook : public Hook {
 };
 
 void play(const Player& player) {
-  // The point: NAME, or data:N, data:N:inside, control:N, control:N:inside (operations of a transport), or
-  // all_to_all:N, all_gather:N (those of the transport of data).
+  // The point: NAME, or data:N, data:N:inside, control:N, control:N:inside (operations of the transports of
+  // all communicators of this rank), or all_to_all:N, all_gather:N (those of the transports of data).
   const bool culprit = player.has("culprit") && player.number("culprit") == player.rank;
   const std::string point = culprit ? player.text("point") : "";
   const auto fault = [&player] { suffer(player); };
   if (point == "rendezvous") fault();
   auto connection = player.connect();
-  const auto wrap = [&](std::shared_ptr<detail::Transport>& transport, const std::string& name,
+  const auto operations = std::make_shared<int>(0);
+  const auto wrap = [=](std::shared_ptr<detail::Transport>& transport, const std::string& name,
                         const std::string& only = "") {
     if (point.compare(0, name.size(), name) != 0) return;
     const bool inside = point.find("inside") != std::string::npos;
     transport = std::make_shared<FaultyTransport>(transport, only, std::atoi(point.c_str() + name.size()),
-                                                  inside, fault);
+                                                  inside, fault, operations);
   };
-  wrap(connection.data, "data:");
-  wrap(connection.control, "control:");
-  wrap(connection.data, "all_to_all:", "all_to_all");
-  wrap(connection.data, "all_gather:", "all_gather");
+  const auto wrap_all = [=](detail::Connection& of_group) {
+    wrap(of_group.data, "data:");
+    wrap(of_group.control, "control:");
+    wrap(of_group.data, "all_to_all:", "all_to_all");
+    wrap(of_group.data, "all_gather:", "all_gather");
+  };
+  wrap_all(connection);
+  connection.join = [wrap_all, join = connection.join](const detail::GroupPlan& plan) {
+    detail::Connection group = join(plan);
+    if (!plan.members.empty()) wrap_all(group);
+    return group;
+  };
   const auto world = std::make_shared<Communicator>(std::move(connection), player.options());
   if (point == "after_rendezvous") fault();
 

@@ -12,12 +12,18 @@
 namespace pacer::testing {
 
 // Calls `fault` before operation number `at` (from 1) of a transport, or, with `inside`, once it has been
-// started. Counts operations of the name `only`, or all where that is empty.
+// started. Counts operations of the name `only`, or all where that is empty, in `operations`, which several
+// transports may share.
 class FaultyTransport : public detail::Transport {
  public:
   FaultyTransport(std::shared_ptr<Transport> real, std::string only, int at, bool inside,
-                  std::function<void()> fault)
-      : real_(std::move(real)), only_(std::move(only)), at_(at), inside_(inside), fault_(std::move(fault)) {}
+                  std::function<void()> fault, std::shared_ptr<int> operations)
+      : real_(std::move(real)),
+        only_(std::move(only)),
+        at_(at),
+        inside_(inside),
+        fault_(std::move(fault)),
+        operations_(std::move(operations)) {}
 
   std::string name() const override { return real_->name(); }
   at::Device device() const override { return real_->device(); }
@@ -44,38 +50,26 @@ class FaultyTransport : public detail::Transport {
     return pass("all_to_all",
                 [&] { return real_->all_to_all(output, output_counts, input, input_counts, timeout); });
   }
-  detail::TransportWorkPtr all_to_all_in_node(const at::Tensor& output,
-                                              const std::vector<int64_t>& output_counts,
-                                              const at::Tensor& input,
-                                              const std::vector<int64_t>& input_counts,
-                                              Milliseconds timeout) override {
-    return pass("all_to_all", [&] {
-      return real_->all_to_all_in_node(output, output_counts, input, input_counts, timeout);
-    });
-  }
   detail::TransportWorkPtr broadcast(const at::Tensor& tensor, int root, Milliseconds timeout) override {
     return pass("broadcast", [&] { return real_->broadcast(tensor, root, timeout); });
   }
-  detail::TransportWorkPtr send(const at::Tensor& tensor, int to, Milliseconds timeout) override {
-    return pass("send", [&] { return real_->send(tensor, to, timeout); });
+  detail::TransportWorkPtr exchange(const std::vector<Message>& messages, Milliseconds timeout) override {
+    return pass("exchange", [&] { return real_->exchange(messages, timeout); });
   }
-  detail::TransportWorkPtr receive(const at::Tensor& tensor, int from, Milliseconds timeout) override {
-    return pass("receive", [&] { return real_->receive(tensor, from, timeout); });
-  }
-  void begin_group() override { real_->begin_group(); }
-  void end_group() override { real_->end_group(); }
+  bool gathers_in_one_hop() const override { return real_->gathers_in_one_hop(); }
   bool has_stream() const override { return real_->has_stream(); }
   detail::TransportWorkPtr run_on_stream(const std::function<void()>& f) override {
     return real_->run_on_stream(f);
   }
   void check() override { real_->check(); }
+  void start_abort() noexcept override { real_->start_abort(); }
   void abort() noexcept override { real_->abort(); }
 
  private:
   template <class Start>
   detail::TransportWorkPtr pass(const char* operation, const Start& start) {
     if (!only_.empty() && only_ != operation) return start();
-    const bool now = ++operations_ == at_;
+    const bool now = ++*operations_ == at_;
     if (now && !inside_) fault_();
     auto work = start();
     if (now && inside_) fault_();
@@ -87,7 +81,7 @@ class FaultyTransport : public detail::Transport {
   const int at_;
   const bool inside_;
   const std::function<void()> fault_;
-  int operations_ = 0;
+  const std::shared_ptr<int> operations_;
 };
 
 }  // namespace pacer::testing

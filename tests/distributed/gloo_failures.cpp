@@ -32,8 +32,8 @@ TransportWorkPtr start(Transport& world, const std::string& operation, const Pla
   if (operation == "all_gather") return world.all_gather(many, one, timeout);
   if (operation == "all_to_all") return world.all_to_all(many, counts, at::ones_like(many), counts, timeout);
   if (operation == "broadcast") return world.broadcast(one, other, timeout);
-  if (operation == "receive") return world.receive(one, other, timeout);
-  if (operation == "send") return world.send(one, other, timeout);
+  if (operation == "receive") return world.exchange({Message::receive(one, other)}, timeout);
+  if (operation == "send") return world.exchange({Message::send(one, other)}, timeout);
   throw Error("no operation " + operation);
 }
 
@@ -100,7 +100,7 @@ const AddScenario late("late", [](const Player& player) {
   const Stopwatch since;
   TransportWorkPtr work;
   if (is_last(player) && operation == "receive") {
-    work = world.data->send(at::ones({1000}), 0, 20s);
+    work = world.data->exchange({Message::send(at::ones({1000}), 0)}, 20s);
   } else if (player.rank > 0 && operation == "receive") {
     return sleep_for_ever();
   } else {
@@ -187,7 +187,9 @@ const AddScenario gone("gone", [](const Player& player) {
   if (is_last(player)) {
     for (const char* one : {"all_reduce", "all_to_all"})
       works.push_back(start(*world.data, one, player, 20s));
-    for (const int peer : {0, 1}) works.push_back(world.data->send(at::ones({1000}), peer, 20s));
+    for (const int peer : {0, 1}) {
+      works.push_back(world.data->exchange({Message::send(at::ones({1000}), peer)}, 20s));
+    }
     say("ready");
     sleep_for_ever();
   }
@@ -240,7 +242,7 @@ const AddScenario contradiction("contradiction", [](const Player& player) {
   if (player.has("all_to_all")) {
     work = world.data->all_to_all(received, received_counts, sent, sent_counts, 1s);
   } else {
-    work = first ? world.data->send(tensor, 1, 1s) : world.data->receive(tensor, 0, 1s);
+    work = world.data->exchange({first ? Message::send(tensor, 1) : Message::receive(tensor, 0)}, 1s);
   }
   say_failure("message", since, work);
 });
@@ -252,11 +254,11 @@ const AddScenario dropped_messages("dropped_messages", [](const Player& player) 
   for (int i = 0; i < 50; ++i) {
     const at::Tensor sent = at::full({10000}, i, at::kLong), received = at::zeros({10000}, at::kLong);
     if (player.rank == 0) {
-      const TransportWorkPtr work = world.data->send(sent, peer, 20s);
+      const TransportWorkPtr work = world.data->exchange({Message::send(sent, peer)}, 20s);
       if (i % 2 == 0) continue;
       work->wait();
     } else {
-      const TransportWorkPtr work = world.data->receive(received, peer, 20s);
+      const TransportWorkPtr work = world.data->exchange({Message::receive(received, peer)}, 20s);
       if (i % 3 == 0) work->is_done();
       if (i % 2 == 0) continue;
       work->wait();

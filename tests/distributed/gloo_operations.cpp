@@ -11,7 +11,6 @@
 #include <ATen/ops/zeros.h>
 
 #include "scenario.h"
-#include "support/random_program.h"
 
 namespace pacer::testing {
 namespace {
@@ -83,15 +82,12 @@ void check_moves(Transport& world, int rank, int world_size, int64_t n, at::Scal
   // Two messages to the right, at once; they arrive in order.
   const int right = (rank + 1) % world_size, left = (rank + world_size - 1) % world_size;
   const at::Tensor first = at::zeros({n}, type), second = at::zeros({n}, type);
-  world.begin_group();
-  std::vector<TransportWorkPtr> works;
-  works.push_back(world.receive(first, left, kTimeout));
-  works.push_back(world.receive(second, left, kTimeout));
-  works.push_back(world.send(values(rank, 0, n, type), right, kTimeout));
-  works.push_back(world.send(values(rank, 3, n, type), right, kTimeout));
-  world.end_group();
-  while (!works.back()->is_done() || !works.front()->is_done()) std::this_thread::sleep_for(1ms);
-  for (const TransportWorkPtr& work : works) work->wait();
+  const TransportWorkPtr work = world.exchange(
+      {Message::receive(first, left), Message::receive(second, left),
+       Message::send(values(rank, 0, n, type), right), Message::send(values(rank, 3, n, type), right)},
+      kTimeout);
+  while (!work->is_done()) std::this_thread::sleep_for(1ms);
+  work->wait();
   expect_equal(first, values(left, 0, n, type), "receive", n);
   expect_equal(second, values(left, 3, n, type), "receive", n);
 }
@@ -130,16 +126,7 @@ const AddScenario rank_order("rank_order", [](const Player& player) {
   expect(at::equal(output, at::full({3}, sum)), "the sum in rank order");
 });
 
-// Several operations under way at once, of both groups, waited for in another order.
-const AddScenario random_programs("random_programs", [](const Player& player) {
-  CommunicatorOptions options = player.options();
-  options.ordered_sum(true);
-  Communicator world(detail::connect(player.meeting(), options), options);
-  for (int seed = 0; seed < player.number("programs"); ++seed) {
-    RandomProgram(world, static_cast<uint64_t>(seed)).play(25);
-  }
-});
-
+// Several operations under way at once, of both transports, waited for in another order.
 const AddScenario at_once("at_once", [](const Player& player) {
   const detail::Connection world = player.connect();
   for (int round = 0; round < 20; ++round) {

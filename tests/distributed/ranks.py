@@ -111,7 +111,7 @@ class Rank:
         return self.process.poll() is None
 
     def end(self, status=0, patience=PATIENCE):
-        """Waits for the end; it must be of that exit status (negative: of that signal)."""
+        """Waits for the end; it must be of that exit status (negative: of that signal; None: of any)."""
         deadline = time.monotonic() + patience
         while self._next(deadline, "end") is not None:
             pass
@@ -121,7 +121,7 @@ class Rank:
             raise Failure(f"{self} closed its output but did not end") from None
         for reader in self._readers:
             reader.join(5)
-        expect(found == status, f"{self} ended with {found} instead of {status}; {self.story()}")
+        expect(status in (None, found), f"{self} ended with {found} instead of {status}; {self.story()}")
         return self
 
     def sockets(self):
@@ -158,9 +158,9 @@ class Ranks(list):
     def wait_for(self, pattern):
         return [rank.wait_for(pattern) for rank in self]
 
-    def end(self, status=0):
+    def end(self, status=0, patience=PATIENCE):
         for rank in self:
-            rank.end(status)
+            rank.end(status, patience)
 
     def __enter__(self):
         return self

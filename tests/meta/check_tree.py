@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 # Left to right: a folder may include those before it and itself.
-LIBRARY = ("core", "kernels", "collectives", "optimizers", "schedulers")
+LIBRARY = ("core", "kernels", "device", "collectives", "compression", "optimizers", "schedulers")
 FOLDERS = LIBRARY + ("examples",)
 NEVER_TORCH = ("core", "kernels")
 PRIVATE = {"detail", "gloo_stubs", "cpu", "cuda"}  # folders whose headers are not installed
@@ -87,7 +87,7 @@ def detail(root):
 
 def umbrellas(root):
     """FOLDER/FOLDER.h includes every public header of its folder, and pacer.h includes every umbrella."""
-    folders = [folder for folder in LIBRARY if any(True for _ in (root / folder).rglob("*.h"))]
+    folders = [folder for folder in LIBRARY if any(is_public(root, path) for _, path in sources(root, (folder,)))]
     wanted = {Path("pacer.h"): {f"pacer/{folder}/{folder}.h" for folder in folders}}
     for folder in folders:
         umbrella = Path(folder) / f"{folder}.h"

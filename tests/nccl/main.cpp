@@ -26,7 +26,6 @@ int main(int argc, char** argv) {
       {"abort", run_abort},
       {"trouble", run_trouble},
       {"unfinished", run_unfinished},
-      {"nodes", run_nodes, true},
   };
   const Scenario again = {"again", run_again};
   if (std::strcmp(filter, "--list") == 0) {
@@ -50,11 +49,8 @@ int main(int argc, char** argv) {
   std::vector<Launch> launches;
   for (const Scenario& scenario : scenarios) {
     if (scenario.name.find(filter) == std::string::npos) continue;
-    const bool needs_four = scenario.name == "nodes";
-    if (needs_four && most < 4) continue;
     // With 4 ranks some survivors are no neighbours of the one that is lost.
-    const bool is_big =
-        needs_four || scenario.name == "healthy" || scenario.name == "stopped" || scenario.name == "killed";
+    const bool is_big = scenario.name == "healthy" || scenario.name == "stopped" || scenario.name == "killed";
     if (is_big && most > 2) launches.push_back({&scenario, most});
     if (!is_big || most == 2 || scenario.name == "healthy") launches.push_back({&scenario, 2});
   }

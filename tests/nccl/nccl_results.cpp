@@ -156,12 +156,8 @@ void check_results(RankProcess& process, const std::shared_ptr<detail::Transport
     at::Tensor current = input_of(process, 4099, at::kFloat);
     for (int step = 1; step <= world; ++step) {
       const at::Tensor received = at::empty_like(current);
-      transport->begin_group();
-      const auto receive = transport->receive(received, previous, seconds(20));
-      const auto send = transport->send(current, next, seconds(20));
-      transport->end_group();
-      receive->wait();
-      send->wait();
+      transport->exchange({Message::receive(received, previous), Message::send(current, next)}, seconds(20))
+          ->wait();
       current = received;
       const int origin = (rank - step % world + world) % world;
       expect_equal(current, values_of(origin, 4099), "step " + std::to_string(step));
@@ -170,9 +166,9 @@ void check_results(RankProcess& process, const std::shared_ptr<detail::Transport
   process.check("a single send", [&] {
     const at::Tensor tensor = input_of(process, 77, at::kHalf);
     if (world == 1) return;
-    if (rank == 0) transport->send(tensor, 1, seconds(20))->wait();
+    if (rank == 0) transport->exchange({Message::send(tensor, 1)}, seconds(20))->wait();
     if (rank == 1) {
-      transport->receive(tensor, 0, seconds(20))->wait();
+      transport->exchange({Message::receive(tensor, 0)}, seconds(20))->wait();
       expect_equal(tensor, values_of(0, 77), "what came");
     }
     process.meet("single-send", world);

@@ -43,8 +43,7 @@ class FileControl final : public detail::Transport {
                                       const std::vector<int64_t>&, Milliseconds) override {
     return none();
   }
-  detail::TransportWorkPtr send(const at::Tensor&, int, Milliseconds) override { return none(); }
-  detail::TransportWorkPtr receive(const at::Tensor&, int, Milliseconds) override { return none(); }
+  detail::TransportWorkPtr exchange(const std::vector<Message>&, Milliseconds) override { return none(); }
   void abort() noexcept override {}
 
  private:
@@ -77,8 +76,8 @@ c10::Device RankProcess::device() const {
 std::shared_ptr<detail::Transport> RankProcess::connect(const std::string& group,
                                                         std::chrono::milliseconds timeout, Trouble trouble) {
   const auto control = std::make_shared<FileControl>(*this, group);
-  return detail::make_nccl_transport(control, {rank_, world_, world_ == 4 ? 2 : world_}, device(), timeout,
-                                     /*one_host=*/true, std::move(trouble));
+  return detail::make_nccl_transport(control, rank_, world_, device(), timeout, /*one_host=*/true,
+                                     std::move(trouble));
 }
 
 void RankProcess::check(const std::string& name, const std::function<void()>& body) {

@@ -26,7 +26,7 @@ class RankProcess {
   bool is_last() const { return rank_ + 1 == world_; }
   c10::Device device() const;
 
-  // A new NCCL transport of all ranks, four of them in nodes of two; `group` is a name for it, used once.
+  // A new NCCL transport of all ranks; `group` is a name for it, used once.
   std::shared_ptr<detail::Transport> connect(const std::string& group, std::chrono::milliseconds timeout,
                                              Trouble trouble = {});
 

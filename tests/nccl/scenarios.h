@@ -25,7 +25,4 @@ void run_abort(RankProcess& process);
 void run_trouble(RankProcess& process);
 void run_unfinished(RankProcess& process);
 
-// nccl_nodes.cpp: four ranks in two nodes, of which one rank stops.
-void run_nodes(RankProcess& process);
-
 }  // namespace pacer::testing

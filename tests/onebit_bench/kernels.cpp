@@ -12,8 +12,8 @@
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 
-#include <pacer/collectives/detail/cuda_stream.h>
-#include <pacer/collectives/detail/device_buffer.h>
+#include <pacer/device/detail/device_buffer.h>
+#include <pacer/device/detail/stream.h>
 #include <pacer/kernels/norm.h>
 #include <pacer/kernels/onebit_lamb.h>
 

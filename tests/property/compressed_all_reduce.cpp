@@ -11,7 +11,7 @@
 
 #include <ATen/Parallel.h>
 
-#include <pacer/collectives/compressed_all_reduce.h>
+#include <pacer/compression/compressed_all_reduce.h>
 
 #include "support/catch.h"
 #include "support/onebit_reference.h"

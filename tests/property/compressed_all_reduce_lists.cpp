@@ -7,7 +7,7 @@
 #include <limits>
 #include <vector>
 
-#include <pacer/collectives/detail/onebit_exchange.h>
+#include <pacer/compression/detail/onebit_exchange.h>
 #include <pacer/kernels/onebit.h>
 
 #include "support/catch.h"

@@ -13,7 +13,7 @@
 
 #include <ATen/ops/empty.h>
 
-#include <pacer/collectives/compressed_all_reduce.h>
+#include <pacer/compression/compressed_all_reduce.h>
 
 #include "support/ranks.h"
 #include "support/samples.h"

@@ -69,7 +69,8 @@ TEST_CASE("collectives over threads give what their definitions say", "[collecti
         if (world_size > 1) {
           Tensor received = torch::empty({n});
           const int next = (rank + 1) % world_size, former = (rank + world_size - 1) % world_size;
-          own.send_receive(values_of(rank, n), next, received, former).wait();
+          own.send_receive({Message::send(values_of(rank, n), next), Message::receive(received, former)})
+              .wait();
           REQUIRE(received.equal(values_of(former, n)));
         }
         own.barrier();

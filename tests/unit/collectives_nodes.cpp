@@ -1,4 +1,4 @@
-// Nodes: who shares one, and operations inside nodes and between them, beside loops over what ranks hold.
+// Nodes: who shares one, and the groups of their ranks, beside loops over what ranks hold.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/randn.h>
@@ -46,39 +46,23 @@ TEST_CASE("sums inside nodes are those of their ranks, in order", "[collectives]
     for (const at::ScalarType wire : {at::kFloat, at::kBFloat16}) {
       CAPTURE(shape.world_size, shape.ranks_per_node, wire);
       const Ranks ranks = world_of(shape);
-      REQUIRE(
-          first_of(run_ranks(shape.world_size, [&](int rank) {
-            Communicator& world = *ranks[static_cast<size_t>(rank)];
-            // An even cut, a last chunk that is short, fewer elements than ranks, none.
-            const std::vector<Tensor> tensors = {numbers_of(rank, 12), numbers_of(rank, 0),
-                                                 numbers_of(rank, 1001), numbers_of(rank, 1)};
-            world.all_reduce_in_node(tensors, wire).wait();
-            world.all_reduce_in_node({tensors[1]}, wire).wait();
-            const int node = rank / shape.ranks_per_node;
-            for (const Tensor& tensor : tensors) {
-              const Tensor wanted = shape.ranks_per_node == 1 ? numbers_of(rank, tensor.numel())
-                                                              : node_sum(node, shape, tensor.numel(), wire);
-              require(same_bits(tensor, wanted), "another sum of ", tensor.numel());
-            }
-            const Tensor lies = numbers_of(rank, 1001), one = numbers_of(rank, 1);
-            world.all_reduce_in_node({lies}, at::kFloat).wait();
-            world.all_reduce_in_node({one}, at::kFloat).wait();
-            if (shape.ranks_per_node > 1) {
-              require(same_bits(lies, node_sum(node, shape, 1001, at::kFloat)), "another sum in place");
-              require(same_bits(one, node_sum(node, shape, 1, at::kFloat)), "another sum of one in place");
-            }
-            // Without padding: each rank sends what it does not add up, and what it adds up to all others.
-            const auto sent = [&](int64_t elements) {
-              const int64_t mates = shape.ranks_per_node, number = rank % shape.ranks_per_node;
-              const int64_t chunk = (elements + mates - 1) / mates;
-              const int64_t own =
-                  std::min(elements, (number + 1) * chunk) - std::min(elements, number * chunk);
-              return mates == 1 ? 0 : elements - own + (mates - 1) * own;
-            };
-            require(traffic_of(world, "all_reduce_in_node").bytes_sent ==
-                        sent(1014) * static_cast<int64_t>(at::elementSize(wire)) + (sent(1001) + sent(1)) * 4,
-                    "other bytes");
-          })) == "");
+      REQUIRE(first_of(run_ranks(shape.world_size, [&](int rank) {
+                Communicator& node = *ranks[static_cast<size_t>(rank)]->node();
+                // An even cut, a last chunk that is short, fewer elements than ranks, none.
+                const std::vector<Tensor> tensors = {numbers_of(rank, 12), numbers_of(rank, 0),
+                                                     numbers_of(rank, 1001), numbers_of(rank, 1)};
+                const auto ordered = CollectiveOptions().ordered_sum(true);
+                node.all_reduce_coalesced(tensors, wire, ordered).wait();
+                node.all_reduce_coalesced({tensors[1]}, wire, ordered).wait();
+                for (const Tensor& tensor : tensors) {
+                  const Tensor wanted = node_sum(rank / shape.ranks_per_node, shape, tensor.numel(), wire);
+                  require(same_bits(tensor, wanted), "another sum of ", tensor.numel());
+                }
+                const Tensor lies = numbers_of(rank, 1001);
+                node.all_reduce(lies, ordered).wait();
+                require(same_bits(lies, node_sum(rank / shape.ranks_per_node, shape, 1001, at::kFloat)),
+                        "another sum in place");
+              })) == "");
     }
   }
 }
@@ -102,16 +86,20 @@ TEST_CASE("what is gathered inside nodes and exchanged between them is where it 
               }
               const Tensor gathered = at::zeros({mates * 5}), between = at::zeros({nodes * 5});
               const Tensor exchanged = at::zeros({nodes * 3});
-              world.all_gather_in_node(gathered, numbers_of(rank, 5)).wait();
-              world.all_gather_between_nodes(between, numbers_of(rank, 5)).wait();
-              world.all_to_all_between_nodes(exchanged, at::cat(sent)).wait();
+              world.node()->all_gather(gathered, numbers_of(rank, 5)).wait();
+              world.between_nodes()->all_gather(between, numbers_of(rank, 5)).wait();
+              world.between_nodes()->all_to_all(exchanged, at::cat(sent)).wait();
               require(same_bits(gathered, at::cat(of_mates)), "gathered something else");
               require(same_bits(between, at::cat(of_peers)), "gathered something else between nodes");
               require(same_bits(exchanged, at::cat(from_peers)), "exchanged something else");
-              require(traffic_of(world, "all_gather_in_node").bytes_sent == 20 * (mates - 1) &&
-                          traffic_of(world, "all_gather_between_nodes").bytes_sent == 20 * (nodes - 1) &&
-                          traffic_of(world, "all_to_all_between_nodes").bytes_sent == 12 * (nodes - 1),
+              require(traffic_of(world, "all_gather").bytes_sent == 20 * (mates - 1 + nodes - 1) &&
+                          traffic_of(world, "all_to_all").bytes_sent == 12 * (nodes - 1),
                       "counted other bytes");
+              require(world.node() == world.node(), "made the group of a node twice");
+              require(world.node()->ranks_per_node() == mates && world.node()->local_size() == mates &&
+                          world.between_nodes()->ranks_per_node() == 1 &&
+                          world.between_nodes()->rank() == node && world.node()->rank() == number,
+                      "other places in the groups");
             })) == "");
   }
 }
@@ -132,35 +120,9 @@ TEST_CASE("nodes that cannot be are refused", "[collectives][nodes]") {
   detail::Connection connection = detail::connect_in_process(1).front();
   connection.ranks_per_node = 0;
   Communicator world(connection, {});
-  const Tensor tensor = at::zeros({4});
-  for (const std::string& message :
-       {refusal([&] { world.all_reduce_in_node({tensor}, at::kFloat).wait(); }),
-        refusal([&] { world.all_gather_in_node(tensor, tensor).wait(); }),
-        refusal([&] { world.all_to_all_between_nodes(tensor, tensor).wait(); }),
-        refusal([&] { world.all_gather_between_nodes(tensor, tensor).wait(); })}) {
-    CHECK(contains(message, "as many ranks"));
-  }
-  CHECK(traffic_of(world, "all_gather_in_node").bytes_sent == 0);
-}
-
-TEST_CASE("tensors that do not fit are refused on every rank", "[collectives][nodes]") {
-  const Ranks ranks = world_of({4, 2});
-  const std::vector<std::string> messages = run_ranks(4, [&](int rank) {
-    Communicator& world = *ranks[static_cast<size_t>(rank)];
-    const Tensor three = at::zeros({3}), six = at::zeros({6}), five = at::zeros({5});
-    const auto refuses = [](const char* name, const auto& f) {
-      require(contains(refusal(f), name), name, " took what does not fit");
-    };
-    refuses("all_gather_in_node: the output must have 2 times",
-            [&] { world.all_gather_in_node(five, three).wait(); });
-    refuses("all_gather_between_nodes: the output must have 2 times",
-            [&] { world.all_gather_between_nodes(six.to(at::kDouble), three).wait(); });
-    refuses("equal chunks for 2 nodes", [&] { world.all_to_all_between_nodes(five, five).wait(); });
-    refuses("all_reduce_in_node: the tensor is undefined",
-            [&] { world.all_reduce_in_node({{}}, at::kFloat).wait(); });
-    world.all_gather_in_node(six, three).wait();  // still in step
-  });
-  CHECK(first_of(messages) == "");
+  CHECK(contains(refusal([&] { world.node(); }), "as many ranks"));
+  CHECK(contains(refusal([&] { world.between_nodes(); }), "as many ranks"));
+  CHECK(world.traffic().empty());
 }
 
 TEST_CASE("a bucketer adds gradients over the ranks of a node while it is told to", "[collectives][nodes]") {

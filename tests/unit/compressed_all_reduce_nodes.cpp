@@ -2,7 +2,7 @@
 // mean, for half the bytes between nodes, or less.
 #include <ATen/ops/empty.h>
 
-#include <pacer/collectives/compressed_all_reduce.h>
+#include <pacer/compression/compressed_all_reduce.h>
 
 #include "support/catch.h"
 #include "support/onebit_reference.h"
@@ -35,9 +35,8 @@ OneBitInputs means_of_nodes(const OneBitInputs& inputs, int64_t ranks_per_node) 
 int64_t bytes_between_nodes(const Communicator& world, const CompressionOptions& options) {
   int64_t bytes = 0;
   for (const Traffic& traffic : world.traffic()) {
-    const bool flat = traffic.operation == "all_to_all" || traffic.operation == "all_gather";
-    const bool between = contains(traffic.operation, "between_nodes");
-    if (options.hierarchical() ? between : flat) bytes += traffic.bytes_sent;
+    if (traffic.operation != "all_to_all" && traffic.operation != "all_gather") continue;
+    if (traffic.group == (options.hierarchical() ? "between nodes" : "")) bytes += traffic.bytes_sent;
   }
   return bytes;
 }

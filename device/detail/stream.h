@@ -1,5 +1,5 @@
-// The few questions the other folders ask of the CUDA runtime. In a build without CUDA each is an error that
-// names the way out.
+// The GPUs of this process and the streams that LibTorch enqueues on, without headers of CUDA. In a build
+// without CUDA each question about a GPU is an error that names the way out.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -8,6 +8,12 @@
 #include <pacer/kernels/stream.h>
 
 namespace pacer::detail {
+
+// How many GPUs this process sees; 0 without CUDA in this build or a driver on this machine.
+int gpu_count();
+
+// Makes the GPU the current one of this thread.
+void set_gpu(c10::Device gpu);
 
 // The stream LibTorch currently enqueues on, for this device.
 kernels::Stream current_stream(c10::Device device);

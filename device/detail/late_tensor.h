@@ -25,16 +25,8 @@ class LateTensor {
   at::Tensor value_;
 };
 
-// One that was on the CPU: what it holds now, whatever is written to it later.
-class HostTensor final : public LateTensor {
- public:
-  explicit HostTensor(const at::Tensor& tensor) : LateTensor(tensor.detach().clone()) {}
-  bool arrived() const override { return true; }
-  void wait() const override {}
-};
-
-// Enqueues the copy on the current stream of the tensor's GPU and does not wait for it. What is enqueued on
-// that stream afterwards may overwrite the tensor.
+// From a GPU: enqueues the copy on the current stream and does not wait for it; what is enqueued on that
+// stream afterwards may overwrite the tensor. From the CPU: what the tensor holds now.
 std::unique_ptr<LateTensor> read_late(const at::Tensor& tensor);
 
 }  // namespace pacer::detail

@@ -9,7 +9,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
-#include <pacer/collectives/detail/cuda_stream.h>
+#include <pacer/device/detail/stream.h>
 
 namespace pacer::detail {
 

@@ -1,4 +1,4 @@
-#include <pacer/collectives/detail/onebit_exchange.h>
+#include <pacer/compression/detail/onebit_exchange.h>
 
 #include <algorithm>
 #include <cmath>
@@ -151,7 +151,8 @@ void OneBitExchange::set_errors(const at::Tensor& worker, const at::Tensor& serv
   worker_.scales.zero_();
   server_.scales.zero_();
   if (status_.defined()) status_.zero_();
-  late_ = LateStatus();
+  late_.reset();
+  latest_status_.reset();
   failure_.clear();
 }
 

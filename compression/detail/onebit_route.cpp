@@ -1,4 +1,4 @@
-#include <pacer/collectives/detail/onebit_route.h>
+#include <pacer/compression/detail/onebit_route.h>
 
 #include <utility>
 
@@ -45,31 +45,25 @@ void OneBitRoute::all_to_all(const at::Tensor& received, const at::Tensor& messa
   }
   const at::Tensor own = slices(messages).select(1, world_->rank() % mates_).contiguous();
   const at::Tensor carried = at::empty(own.sizes(), own.options());
-  world_->all_to_all_between_nodes(carried, own, agreed()).wait();
+  world_->between_nodes()->all_to_all(carried, own, agreed()).wait();
   put_together(received, carried);
 }
 
 void OneBitRoute::all_gather(const at::Tensor& gathered, const at::Tensor& message) const {
   if (!is_by_nodes()) {
-    // An all_gather passes pieces on from rank to rank, so that a host with several ranks gets each of them
-    // once. Where every rank has a link of its own that only makes each wait for the one before it.
-    if (world_->ranks_per_node() == 1) {
-      world_->all_gather_between_nodes(gathered, message, agreed()).wait();
-    } else {
-      world_->all_gather(gathered, message, agreed()).wait();
-    }
+    world_->all_gather(gathered, message, agreed()).wait();
     return;
   }
   const at::Tensor own = message.view({mates_, -1}).select(0, world_->rank() % mates_);
   const at::Tensor carried = at::empty({workers(), own.numel()}, own.options());
-  world_->all_gather_between_nodes(carried, own, agreed()).wait();
+  world_->between_nodes()->all_gather(carried, own, agreed()).wait();
   put_together(gathered, carried);
 }
 
 // Each rank of the node has carried one slice of every message.
 void OneBitRoute::put_together(const at::Tensor& messages, const at::Tensor& carried) const {
   const at::Tensor all = at::empty({mates_, carried.size(0), carried.size(1)}, carried.options());
-  world_->all_gather_in_node(all, carried, agreed()).wait();
+  world_->node()->all_gather(all, carried, agreed()).wait();
   slices(messages).copy_(all.permute({1, 0, 2}));
 }
 

@@ -81,18 +81,18 @@ NcclId share_nccl_id(Transport& control, int rank, std::chrono::milliseconds tim
 
 bool has_nccl(std::string* /*reason*/) { return true; }
 
-std::shared_ptr<Transport> make_nccl_transport(const std::shared_ptr<Transport>& control,
-                                               const RankPlace& place, at::Device device,
+std::shared_ptr<Transport> make_nccl_transport(const std::shared_ptr<Transport>& control, int rank,
+                                               int world_size, at::Device device,
                                                std::chrono::milliseconds timeout, bool one_host,
                                                std::function<std::optional<std::string>()> trouble) {
   require(device.is_cuda() && device.has_index(), "NCCL needs a GPU with its number, not ", device);
   const auto deadline = std::chrono::steady_clock::now() + timeout;
   const LoopbackOnly while_nccl_starts(one_host);
   const int version = check_nccl_version();
-  const NcclId id = share_nccl_id(*control, place.rank, timeout);
+  const NcclId id = share_nccl_id(*control, rank, timeout);
   const auto left =
       std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
-  const std::shared_ptr<NcclComm> comm = NcclComm::create(id, place, device, left);
+  const std::shared_ptr<NcclComm> comm = NcclComm::create(id, rank, world_size, device, left);
   try {
     return std::make_shared<NcclTransport>(comm, "NCCL " + nccl_version_text(version), std::move(trouble));
   } catch (const std::exception& error) {
@@ -106,19 +106,25 @@ std::shared_ptr<Transport> make_nccl_transport(const std::shared_ptr<Transport>&
 #else
 
 namespace pacer::detail {
+namespace {
+
+constexpr const char* kMissing =
+    PACER_WITH_CUDA ? "nccl.h was not found when this pacer was built" : "this build has no CUDA";
+
+}  // namespace
 
 bool has_nccl(std::string* reason) {
-  if (reason != nullptr) *reason = "nccl.h was not found when this pacer was built";
+  if (reason != nullptr) *reason = kMissing;
   return false;
 }
 
-std::shared_ptr<Transport> make_nccl_transport(const std::shared_ptr<Transport>& /*control*/,
-                                               const RankPlace& /*place*/, at::Device /*device*/,
+std::shared_ptr<Transport> make_nccl_transport(const std::shared_ptr<Transport>& /*control*/, int /*rank*/,
+                                               int /*world_size*/, at::Device /*device*/,
                                                std::chrono::milliseconds /*timeout*/, bool /*one_host*/,
                                                std::function<std::optional<std::string>()> /*trouble*/) {
-  throw Unavailable(
-      "this pacer was built without NCCL, because nccl.h was not found: install nvidia-nccl-cu13 beside "
-      "LibTorch and configure again, or ask for Backend::gloo");
+  throw Unavailable(concatenate("ranks on GPUs need NCCL, but ", kMissing,
+                                ": configure it with -DPACER_CUDA=ON where nvidia-nccl-cu13 lies beside "
+                                "LibTorch, or ask for Backend::gloo"));
 }
 
 }  // namespace pacer::detail

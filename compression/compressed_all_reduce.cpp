@@ -1,4 +1,4 @@
-#include <pacer/collectives/compressed_all_reduce.h>
+#include <pacer/compression/compressed_all_reduce.h>
 
 #include <algorithm>
 #include <cstring>
@@ -8,9 +8,9 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
 
-#include <pacer/collectives/detail/cuda_stream.h>
-#include <pacer/collectives/detail/onebit_exchange.h>
+#include <pacer/compression/detail/onebit_exchange.h>
 #include <pacer/core/error.h>
+#include <pacer/device/detail/stream.h>
 
 namespace pacer {
 namespace {
@@ -79,7 +79,7 @@ void CompressedAllReduce::reduce(const at::Tensor& buffer) {
 void CompressedAllReduce::average_in_node(const at::Tensor& buffer) {
   const at::NoGradGuard no_grad;
   const detail::OneBitRoute& route = exchange_->route();
-  route.world().all_reduce_in_node({buffer}, at::kFloat, CollectiveOptions().agreed(true)).wait();
+  route.world().node()->all_reduce(buffer, CollectiveOptions().agreed(true).ordered_sum(true)).wait();
   buffer.mul_(1.0 / static_cast<double>(route.mates()));
 }
 

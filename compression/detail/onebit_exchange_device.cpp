@@ -4,16 +4,26 @@
 // Where the gradients were not finite, on every rank alike, the kernels do nothing, and the collectives send
 // the messages of the call before once more: what they overwrite has the same bytes.
 #include <algorithm>
+#include <cstring>
 
 #include <ATen/ops/repeat_interleave.h>
 #include <ATen/ops/where.h>
 #include <c10/core/DeviceGuard.h>
 
-#include <pacer/collectives/detail/cuda_stream.h>
-#include <pacer/collectives/detail/onebit_exchange.h>
+#include <pacer/compression/detail/onebit_exchange.h>
 #include <pacer/core/error.h>
+#include <pacer/device/detail/stream.h>
 
 namespace pacer::detail {
+namespace {
+
+kernels::OneBitStatus status_in(const at::Tensor& host) {
+  kernels::OneBitStatus status{};
+  std::memcpy(&status, host.const_data_ptr(), sizeof status);
+  return status;
+}
+
+}  // namespace
 
 kernels::OneBitCudaSide OneBitExchange::cuda_view(const Side& side) const {
   kernels::OneBitCudaSide view{};
@@ -66,7 +76,8 @@ void OneBitExchange::run_on_cuda(const OneBitInput& input, int64_t step) {
   onebit_check_messages_cuda(mean(), call, /*as_mean=*/true, control, stream);
   bytes_sent_ += route_.bytes_sent(stride_);
   mean_was_forgotten_ = false;
-  late_.ask(status_);
+  latest_status();
+  if (late_ == nullptr) late_ = read_late(status_);
 }
 
 void OneBitExchange::forget_mean(const kernels::GradientCheck* check) {
@@ -74,15 +85,24 @@ void OneBitExchange::forget_mean(const kernels::GradientCheck* check) {
   mean_was_forgotten_ = true;
 }
 
+// The last copy that arrived; none before. Never waits.
+std::optional<kernels::OneBitStatus> OneBitExchange::latest_status() {
+  if (late_ != nullptr && late_->arrived()) {
+    latest_status_ = status_in(late_->value());
+    late_.reset();
+  }
+  return latest_status_;
+}
+
 bool OneBitExchange::is_known_to_have_mean() {
-  const auto status = late_.latest();
+  const auto status = latest_status();
   return !mean_was_forgotten_ && status && status->has_mean != 0 && status->sequence == sequence_;
 }
 
-bool OneBitExchange::has_mean() const { return LateStatus::read(status_).has_mean != 0; }
+bool OneBitExchange::has_mean() const { return status_in(status_.cpu()).has_mean != 0; }
 
 void OneBitExchange::note_failure(bool wait) {
-  const auto status = wait ? LateStatus::read(status_) : late_.latest().value_or(kernels::OneBitStatus{});
+  const auto status = wait ? status_in(status_.cpu()) : latest_status().value_or(kernels::OneBitStatus{});
   switch (status.failure) {
     case kernels::OneBitFailure::none:
       return;

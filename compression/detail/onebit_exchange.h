@@ -6,16 +6,17 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include <pacer/collectives/communicator.h>
-#include <pacer/collectives/compressed_all_reduce.h>
-#include <pacer/collectives/detail/device_buffer.h>
-#include <pacer/collectives/detail/late_status.h>
-#include <pacer/collectives/detail/onebit_route.h>
+#include <pacer/compression/compressed_all_reduce.h>
+#include <pacer/compression/detail/onebit_route.h>
+#include <pacer/device/detail/device_buffer.h>
+#include <pacer/device/detail/late_tensor.h>
 #include <pacer/kernels/onebit.h>
 
 namespace pacer::detail {
@@ -104,6 +105,7 @@ class OneBitExchange {
   void check_headers(const at::Tensor& messages, int64_t step, const char* operation) const;
   void check_scales() const;
   kernels::OneBitMessages messages_in(const at::Tensor& tensor) const;
+  std::optional<kernels::OneBitStatus> latest_status();
   void note_failure(bool wait);
   void run_on_cpu(const OneBitInput& input, int64_t step);
   void run_on_cuda(const OneBitInput& input, int64_t step);
@@ -121,7 +123,8 @@ class OneBitExchange {
   DeviceBuffer<int64_t> ends_;
   at::Tensor status_;  // CUDA: a kernels::OneBitStatus
   at::Tensor former_status_;
-  LateStatus late_;
+  std::unique_ptr<LateTensor> late_;                    // a copy of it on its way to the host
+  std::optional<kernels::OneBitStatus> latest_status_;  // that has arrived
   bool mean_was_forgotten_ = false;
   uint32_t sequence_ = 0;
   int64_t step_ = 0;  // of the last run

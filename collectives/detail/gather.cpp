@@ -1,0 +1,65 @@
+#include <pacer/collectives/detail/gather.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
+namespace pacer::detail {
+
+OperationParts gather_parts(const Connection& connection, const at::Tensor& output, const at::Tensor& input) {
+  if (connection.control->gathers_in_one_hop() || connection.world_size == 1) {
+    return OperationPart([=](Transport& transport, Transport::Milliseconds timeout) {
+      return transport.all_gather(output, input, timeout);
+    });
+  }
+  const int64_t rank = connection.rank, ranks = connection.world_size;
+  const int64_t n = input.numel();
+  const at::Tensor known = at::empty({ranks, n}, input.options().requires_grad(false));
+  const auto begin = [=] {
+    const at::NoGradGuard no_grad;
+    known[0].copy_(input.view({-1}));
+  };
+  // Row i is the input of rank `rank + i`.
+  OperationParts parts;
+  for (int64_t distance = 1; distance < ranks; distance *= 2) {
+    const int64_t count = std::min(distance, ranks - distance);
+    const auto to = static_cast<int>((rank + ranks - distance) % ranks);
+    const auto from = static_cast<int>((rank + distance) % ranks);
+    parts.parts.emplace_back([=](Transport& transport, Transport::Milliseconds timeout) {
+      if (distance == 1) begin();
+      return transport.exchange({Message::receive(known.narrow(0, distance, count), from),
+                                 Message::send(known.narrow(0, 0, count), to)},
+                                timeout);
+    });
+  }
+  parts.after = [=] {
+    const at::NoGradGuard no_grad;
+    const at::Tensor rows = output.view({ranks, n});
+    rows.narrow(0, rank, ranks - rank).copy_(known.narrow(0, 0, ranks - rank));
+    if (rank > 0) rows.narrow(0, 0, rank).copy_(known.narrow(0, ranks - rank, rank));
+  };
+  return parts;
+}
+
+std::vector<std::string> gather_texts(
+    const std::string& own, int world_size,
+    const std::function<void(const at::Tensor& output, const at::Tensor& input)>& gather) {
+  const at::Tensor length = at::empty({1}, at::kLong), lengths = at::empty({world_size}, at::kLong);
+  length.fill_(static_cast<int64_t>(own.size()));
+  gather(lengths, length);
+  const auto* sizes = lengths.const_data_ptr<int64_t>();
+  const int64_t longest = *std::max_element(sizes, sizes + world_size);
+  const at::Tensor mine = at::empty({longest}, at::kByte), all = at::empty({world_size * longest}, at::kByte);
+  if (!own.empty()) std::memcpy(mine.mutable_data_ptr(), own.data(), own.size());
+  if (longest > 0) gather(all, mine);
+  std::vector<std::string> texts;
+  const auto* bytes = static_cast<const char*>(all.const_data_ptr());
+  for (int64_t r = 0; r < world_size; ++r) {
+    texts.emplace_back(bytes + r * longest, static_cast<size_t>(sizes[r]));
+  }
+  return texts;
+}
+
+}  // namespace pacer::detail

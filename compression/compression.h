@@ -1,0 +1,4 @@
+// Collectives that send less than they reduce: everything of this folder.
+#pragma once
+
+#include <pacer/compression/compressed_all_reduce.h>
