@@ -2,6 +2,7 @@
 //   left RANK REASON                           the rank cannot go on
 //   retired RANK                               its communicators have ended, and nothing had failed
 //   alive RANK                                 the rank has noticed a failure, and is not its cause
+//   searched RANK                              it has found alive all that it asked for
 //   failed RANK OPERATION TEXT [SUSPECT...]    what it found out about that
 #include <pacer/collectives/detail/roster.h>
 
@@ -15,7 +16,8 @@ namespace pacer::detail {
 namespace {
 
 const std::string kNews = "news";
-// How long survivors wait for each other's sign of life, and the keeper for the others' retirement.
+// How long survivors wait for each other's sign of life, then for what the others find out, and the keeper
+// for the others' retirement.
 constexpr std::chrono::milliseconds kPatience{1000};
 // From last words to the end of the store: the others notice the failure, and look for its cause for a
 // second.
@@ -112,6 +114,11 @@ void Roster::tell_failure(const std::string& operation, const Trouble& found) no
   }
 }
 
+struct Roster::Elsewhere {
+  bool is_searching = false;  // a rank has noticed a failure, and somebody that it asks for is silent
+  Trouble failure;            // the first for which a cause was found
+};
+
 // What is known of one rank.
 struct Roster::Standing {
   int rank = 0;
@@ -121,10 +128,11 @@ struct Roster::Standing {
   bool failed_with_others = false;    // than those that were asked for
 };
 
-// Of these ranks, without this one.
-std::vector<Roster::Standing> Roster::standings(const std::vector<int>& ranks) {
+// Of these ranks, without this one. `elsewhere`, if there is one: what is known of all ranks together.
+std::vector<Roster::Standing> Roster::standings(const std::vector<int>& ranks, Elsewhere* elsewhere) {
   require_keeper();
   std::vector<Standing> standings;
+  std::vector<char> searches(members_.size(), 0);
   std::vector<Standing*> by_rank(members_.size());
   standings.reserve(ranks.size());
   for (const int rank : ranks) {
@@ -142,6 +150,10 @@ std::vector<Roster::Standing> Roster::standings(const std::vector<int>& ranks) {
     const std::vector<std::string> news = unpack(record);
     const int rank = std::stoi(news.at(1));
     if (news[0] == "retired" && keeper_ == rank) keeper_has_retired_ = true;
+    searches.at(static_cast<size_t>(rank)) = news[0] == "alive" && rank != rank_ ? 1 : 0;
+    if (elsewhere != nullptr && news[0] == "failed" && news.size() > 4 && elsewhere->failure.ranks.empty()) {
+      elsewhere->failure = {{rank}, concatenate("rank ", rank, " failed in ", news[2], ": ", news[3])};
+    }
     Standing* const standing = by_rank.at(static_cast<size_t>(rank));
     if (standing == nullptr) continue;
     if (news[0] == "alive" || news[0] == "failed") standing->is_alive = true;
@@ -153,6 +165,9 @@ std::vector<Roster::Standing> Roster::standings(const std::vector<int>& ranks) {
           std::any_of(news.begin() + 4, news.end(),
                       [&](const std::string& suspect) { return !is_asked_for(std::stoi(suspect)); });
     }
+  }
+  if (elsewhere != nullptr) {
+    elsewhere->is_searching = std::find(searches.begin(), searches.end(), 1) != searches.end();
   }
   return standings;
 }
@@ -193,8 +208,10 @@ Roster::Trouble Roster::find_suspects(const std::vector<int>& ranks) noexcept {
     tell({"alive", std::to_string(rank_)});
     last_words_ = Clock::now().time_since_epoch().count();
     const auto end = Clock::now() + kPatience;
+    bool has_searched = false;
     for (Pauses pauses;; pauses.pause()) {
-      const std::vector<Standing> known = standings(ranks);
+      Elsewhere elsewhere;
+      const std::vector<Standing> known = standings(ranks, &elsewhere);
       if (auto cause = find_cause(known)) return *cause;
       std::vector<int> silent, retired;
       for (const Standing& standing : known) {
@@ -211,6 +228,10 @@ Roster::Trouble Roster::find_suspects(const std::vector<int>& ranks) noexcept {
       if (!found.ranks.empty()) return found;
       if (!silent.empty() && Clock::now() < end) continue;
       if (!silent.empty()) return {silent, "no sign of life from " + names_of(silent)};
+      // Nobody is silent here. Somebody may find the cause among ranks that this one does not ask for.
+      if (!std::exchange(has_searched, true)) tell({"searched", std::to_string(rank_)});
+      if (elsewhere.is_searching && Clock::now() < end + kPatience) continue;
+      if (!elsewhere.failure.ranks.empty()) return elsewhere.failure;
       if (!retired.empty()) {
         const bool is_one = retired.size() == 1;
         return {retired, names_of(retired) +

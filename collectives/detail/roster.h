@@ -56,17 +56,19 @@ class Roster {
   // process has ended on this host without retiring, or the process that kept the store is gone. Nothing
   // where that is not known, also where the store is silent. Asks the store once.
   std::optional<Trouble> find_trouble(const std::vector<int>& ranks);
-  // After a failure here: says that this rank is alive, and finds out within about a second which of these
-  // ranks is the cause: those that have left or whose process has ended, else those that failed in an
-  // operation with other ranks, else those that give no sign of life, else those that have retired.
+  // After a failure here: says that this rank is alive, and finds out which of these ranks is the cause:
+  // those that have left or whose process has ended, else those that failed in an operation with other ranks,
+  // else those that give no sign of life within a second, else those that have retired. Where nobody here is
+  // silent, waits for what ranks elsewhere find out that still search, a second more at most.
   Trouble find_suspects(const std::vector<int>& ranks) noexcept;
 
  private:
   using Clock = std::chrono::steady_clock;
   struct Standing;
+  struct Elsewhere;
 
   void tell(const std::vector<std::string>& news);
-  std::vector<Standing> standings(const std::vector<int>& ranks);
+  std::vector<Standing> standings(const std::vector<int>& ranks, Elsewhere* elsewhere = nullptr);
   static std::optional<Trouble> find_cause(const std::vector<Standing>& standings);
   void require_keeper() const;
   const Member& own() const { return *members_[static_cast<size_t>(rank_)]; }

@@ -88,10 +88,10 @@ def in_compressed_steps(worker):
             suffer(worker, wanted, point, culprit, "STOP" if number == 2 else "KILL", optimizer="OneBitAdam")
 
 
-# By nodes: in the sums of three buckets inside nodes, operations 1 to 6 of a compressed step; in its exchange between
-# nodes, 7 and 9; and where what came is put together inside them, 8 and 10.
-NODE_POINTS = {"all_to_all:1": 0, "all_to_all:4:inside": 3, "all_to_all:7": 1, "all_to_all:8:inside": 2,
-               "all_to_all:9:inside": 0, "all_to_all:20": 3, "in_save": 2}
+# By nodes. A compressed step adds three buckets inside nodes (all_to_all and all_gather 1 to 3), exchanges signs between nodes (all_to_all 4,
+# all_gather 5), and puts what came together inside them (all_gather 4 and 6).
+NODE_POINTS = {"all_to_all:1": 0, "all_gather:2:inside": 3, "all_to_all:4": 1, "all_gather:4:inside": 2,
+               "all_gather:5:inside": 0, "all_to_all:10": 3, "in_save": 2}
 
 
 @case
