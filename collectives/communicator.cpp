@@ -1,7 +1,6 @@
 #include <pacer/collectives/communicator.h>
 
 #include <cstdio>
-#include <numeric>
 #include <utility>
 
 #include <torch/version.h>
@@ -10,6 +9,7 @@
 #include <pacer/collectives/detail/communicator_state.h>
 #include <pacer/collectives/detail/connect.h>
 #include <pacer/collectives/detail/in_process_transport.h>
+#include <pacer/collectives/detail/member.h>
 #include <pacer/collectives/launch_environment.h>
 #include <pacer/core/error.h>
 #include <pacer/core/version.h>
@@ -102,8 +102,7 @@ std::shared_ptr<detail::CommunicatorState> make_state(detail::Connection connect
   const auto world = std::make_shared<detail::World>(connection.roster, connection.rank,
                                                      connection.world_size, connection.joins_processes);
   if (connection.ranks_per_node > 0) connection.node = connection.rank / connection.ranks_per_node;
-  std::vector<int> ranks(static_cast<size_t>(connection.world_size));
-  std::iota(ranks.begin(), ranks.end(), 0);
+  std::vector<int> ranks = detail::all_ranks(connection.world_size);
   return std::make_shared<detail::CommunicatorState>(std::move(connection), std::move(options), world, "",
                                                      std::move(ranks));
 }

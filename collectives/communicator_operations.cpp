@@ -208,8 +208,7 @@ Work Communicator::all_gather_host(const at::Tensor& output, const at::Tensor& i
   check_tensor("all_gather_host", "output", output, at::kCPU);
   check_gathered("all_gather_host", output, input, world_size());
   if (input.numel() == 0) return {};
-  return state_->start_message("agreement", bytes_of(input) * (world_size() - 1), options,
-                               detail::gather_parts(state_->connection(), output, input));
+  return state_->start_gather(output, input, options);
 }
 
 Work Communicator::all_to_all(const at::Tensor& output, const at::Tensor& input,

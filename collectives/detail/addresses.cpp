@@ -13,7 +13,7 @@
 #include <thread>
 #include <utility>
 
-#include <pacer/collectives/communication_error.h>
+#include <pacer/collectives/detail/member.h>
 #include <pacer/core/error.h>
 #include <pacer/core/file_descriptor.h>
 
@@ -82,8 +82,6 @@ bool somebody_answers(const addrinfo& at) {
   return answers;
 }
 
-[[noreturn]] void fail(const std::string& what) { throw CommunicationError(what, "rendezvous", 0, -1, {}); }
-
 }  // namespace
 
 std::vector<Address> resolve(const std::string& host) {
@@ -109,8 +107,9 @@ std::optional<int> listen_at(const Address& address, int port) {
   const int error = errno;
   if (socket >= 0) ::close(socket);
   if (error == EADDRNOTAVAIL || error == EAFNOSUPPORT) return std::nullopt;
-  fail(concatenate("rank 0 cannot listen at ", address.text, " port ", port, ": ", std::strerror(error),
-                   error == EADDRINUSE ? "; choose another port" : "; choose another address"));
+  fail_rendezvous(concatenate("rank 0 cannot listen at ", address.text, " port ", port, ": ",
+                              std::strerror(error),
+                              error == EADDRINUSE ? "; choose another port" : "; choose another address"));
 }
 
 std::optional<Address> wait_for_listener(const std::vector<Address>& addresses, int port,
@@ -138,8 +137,8 @@ std::string local_address_towards(const Address& address) {
   const int error = errno;
   if (socket >= 0) ::close(socket);
   if (!known) {
-    fail(concatenate("this host has no way to ", address.text, ": ", std::strerror(error),
-                     "; set listen_address to the address of this host that the others reach"));
+    fail_rendezvous(concatenate("this host has no way to ", address.text, ": ", std::strerror(error),
+                                "; set listen_address to the address of this host that the others reach"));
   }
   return text_of(own_address, size);
 }

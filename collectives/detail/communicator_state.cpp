@@ -5,10 +5,8 @@
 #include <tuple>
 #include <utility>
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
-#include <pacer/collectives/detail/gather.h>
 #include <pacer/core/crc32c.h>
 #include <pacer/core/error.h>
 
@@ -31,9 +29,10 @@ Work CommunicatorState::start(const char* operation, int64_t bytes, const Collec
   return start_on(operations_, operation, bytes, options, std::move(parts));
 }
 
-Work CommunicatorState::start_message(const char* operation, int64_t bytes, const CollectiveOptions& options,
-                                      OperationParts parts) {
-  return start_on(messages_, operation, bytes, options, std::move(parts));
+Work CommunicatorState::start_gather(const at::Tensor& output, const at::Tensor& input,
+                                     const CollectiveOptions& options) {
+  const int64_t sent = static_cast<int64_t>(input.nbytes()) * (connection_.world_size - 1);
+  return start_on(messages_, "agreement", sent, options, gather_parts(connection_, output, input));
 }
 
 Work CommunicatorState::start_on(OperationQueue& queue, const char* operation, int64_t bytes,
@@ -51,15 +50,6 @@ Work CommunicatorState::start_on(OperationQueue& queue, const char* operation, i
     fail(operation, sequence, error.what());
   }
   return Work(std::make_shared<PendingOperation>(shared_from_this(), operation, sequence, std::move(queued)));
-}
-
-void CommunicatorState::gather_bytes(const void* own, void* all, size_t bytes,
-                                     const CollectiveOptions& options) {
-  const auto size = static_cast<int64_t>(bytes), ranks = static_cast<int64_t>(connection_.world_size);
-  const at::Tensor mine = at::empty({size}, at::kByte), gathered = at::empty({ranks * size}, at::kByte);
-  std::memcpy(mine.mutable_data_ptr(), own, bytes);
-  start_message("agreement", (ranks - 1) * size, options, gather_parts(connection_, gathered, mine)).wait();
-  std::memcpy(all, gathered.const_data_ptr(), bytes * static_cast<size_t>(ranks));
 }
 
 void CommunicatorState::compare(CallRecord record, const CollectiveOptions& options) {

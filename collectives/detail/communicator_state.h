@@ -7,11 +7,11 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <type_traits>
 #include <vector>
 
 #include <pacer/collectives/communicator.h>
 #include <pacer/collectives/detail/agreement_message.h>
+#include <pacer/collectives/detail/gather.h>
 #include <pacer/collectives/detail/operation_queue.h>
 #include <pacer/collectives/detail/transport.h>
 #include <pacer/collectives/detail/world.h>
@@ -39,16 +39,14 @@ class CommunicatorState : public std::enable_shared_from_this<CommunicatorState>
 
   // Counts a call that sends `bytes` from here, and starts it.
   Work start(const char* operation, int64_t bytes, const CollectiveOptions& options, OperationParts parts);
-  // The same of a message on the host, which is independent of the operations above.
-  Work start_message(const char* operation, int64_t bytes, const CollectiveOptions& options,
-                     OperationParts parts);
+  // Starts output = the inputs of all ranks, in host memory, independent of the operations above.
+  Work start_gather(const at::Tensor& output, const at::Tensor& input, const CollectiveOptions& options);
   // `own` of all ranks, byte for byte, in their order. Blocks.
   template <class T>
   std::vector<T> gather(const T& own, const CollectiveOptions& options) {
-    static_assert(std::is_trivially_copyable_v<T>);
-    std::vector<T> all(static_cast<size_t>(connection_.world_size), own);
-    gather_bytes(&own, all.data(), sizeof(T), options);
-    return all;
+    return gather_values(own, connection_.world_size, [&](const at::Tensor& all, const at::Tensor& one) {
+      start_gather(all, one, options).wait();
+    });
   }
   // Refuses, on every rank, calls that differ between the ranks, unless nobody wants that compared.
   void compare(CallRecord record, const CollectiveOptions& options);
@@ -66,7 +64,6 @@ class CommunicatorState : public std::enable_shared_from_this<CommunicatorState>
  private:
   Work start_on(OperationQueue& queue, const char* operation, int64_t bytes, const CollectiveOptions& options,
                 OperationParts parts);
-  void gather_bytes(const void* own, void* all, size_t bytes, const CollectiveOptions& options);
 
   const Connection connection_;
   const CommunicatorOptions options_;

@@ -1,13 +1,11 @@
 #include <pacer/collectives/detail/connect.h>
 
-#include <cstring>
 #include <utility>
 #include <vector>
 
-#include <ATen/ops/empty.h>
-
 #include <pacer/collectives/communication_error.h>
 #include <pacer/collectives/detail/alone_transport.h>
+#include <pacer/collectives/detail/gather.h>
 #include <pacer/collectives/detail/gloo_transport.h>
 #include <pacer/collectives/detail/rank_places.h>
 #include <pacer/collectives/detail/rendezvous.h>
@@ -29,24 +27,9 @@ auto set_up(const char* what, const Rendezvous& met, const F& make) {
   } catch (const std::exception& error) {
     met.roster->require_all_alive();
     const std::string words = error.what();
-    throw CommunicationError(
-        concatenate("the ranks that met at ", met.place, " could not be joined by ", what, ": ",
-                    words.substr(0, words.find('\n')), "; see what the other ranks printed"),
-        "rendezvous", 0, -1, {});
+    fail_rendezvous(concatenate("the ranks that met at ", met.place, " could not be joined by ", what, ": ",
+                                words.substr(0, words.find('\n')), "; see what the other ranks printed"));
   }
-}
-
-// Of all ranks, in their order.
-std::vector<RankPlaceFacts> exchange_places(const Connection& connection, const RankPlaceFacts& own,
-                                            std::chrono::milliseconds timeout) {
-  constexpr auto kBytes = static_cast<int64_t>(sizeof(RankPlaceFacts));
-  const at::Tensor mine = at::empty({kBytes}, at::kByte);
-  const at::Tensor all = at::empty({connection.world_size * kBytes}, at::kByte);
-  std::memcpy(mine.mutable_data_ptr(), &own, sizeof own);
-  connection.control->all_gather(all, mine, timeout)->wait();
-  std::vector<RankPlaceFacts> places(static_cast<size_t>(connection.world_size));
-  std::memcpy(places.data(), all.const_data_ptr(), static_cast<size_t>(all.numel()));
-  return places;
 }
 
 at::Device gpu(int64_t number) { return {at::kCUDA, static_cast<c10::DeviceIndex>(number)}; }
@@ -150,8 +133,11 @@ Connection connect(const Meeting& meeting, const CommunicatorOptions& options) {
     own.gpu = gpu_of(options, equipment, connection.local_rank);
     if (own.gpu >= 0 && own.gpu < own.gpus) own.gpu_id = kernels::gpu_id(static_cast<int>(own.gpu));
   }
-  const std::vector<RankPlaceFacts> places =
-      set_up("Gloo", met, [&] { return exchange_places(connection, own, options.timeout()); });
+  const std::vector<RankPlaceFacts> places = set_up("Gloo", met, [&] {
+    return gather_values(own, meeting.world_size, [&](const at::Tensor& all, const at::Tensor& one) {
+      connection.control->all_gather(all, one, options.timeout())->wait();
+    });
+  });
   check_places(places);
   connection.ranks_per_node = ranks_of_nodes(places);
   if (backend == Backend::nccl) {

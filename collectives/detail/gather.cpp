@@ -43,9 +43,7 @@ OperationParts gather_parts(const Connection& connection, const at::Tensor& outp
   return parts;
 }
 
-std::vector<std::string> gather_texts(
-    const std::string& own, int world_size,
-    const std::function<void(const at::Tensor& output, const at::Tensor& input)>& gather) {
+std::vector<std::string> gather_texts(const std::string& own, int world_size, const GatherBytes& gather) {
   const at::Tensor length = at::empty({1}, at::kLong), lengths = at::empty({world_size}, at::kLong);
   length.fill_(static_cast<int64_t>(own.size()));
   gather(lengths, length);
@@ -60,6 +58,14 @@ std::vector<std::string> gather_texts(
     texts.emplace_back(bytes + r * longest, static_cast<size_t>(sizes[r]));
   }
   return texts;
+}
+
+void gather_memory(const void* own, void* all, size_t bytes, int world_size, const GatherBytes& gather) {
+  const auto size = static_cast<int64_t>(bytes);
+  const at::Tensor mine = at::empty({size}, at::kByte), gathered = at::empty({world_size * size}, at::kByte);
+  std::memcpy(mine.mutable_data_ptr(), own, bytes);
+  gather(gathered, mine);
+  std::memcpy(all, gathered.const_data_ptr(), bytes * static_cast<size_t>(world_size));
 }
 
 }  // namespace pacer::detail

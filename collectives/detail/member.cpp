@@ -78,12 +78,16 @@ void require_alive(const std::vector<std::optional<Member>>& members, const Memb
                    const std::string& place) {
   for (size_t rank = 0; rank < members.size(); ++rank) {
     if (!members[rank] || !members[rank]->has_ended(own)) continue;
-    throw CommunicationError(
+    fail_rendezvous(
         concatenate("rank ", rank, " (process ", members[rank]->process,
                     ") has ended while the ranks met at ", place,
                     "; see what it printed, or, if it is of an earlier run, choose another place to meet"),
-        "rendezvous", 0, -1, {static_cast<int>(rank)});
+        {static_cast<int>(rank)});
   }
+}
+
+void fail_rendezvous(const std::string& what, const std::vector<int>& suspects) {
+  throw CommunicationError(what, "rendezvous", 0, -1, suspects);
 }
 
 std::vector<int> all_ranks(int world_size) {

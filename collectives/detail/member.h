@@ -27,6 +27,9 @@ struct Member {
 void require_alive(const std::vector<std::optional<Member>>& members, const Member& own,
                    const std::string& place);
 
+// What goes wrong while ranks meet.
+[[noreturn]] void fail_rendezvous(const std::string& what, const std::vector<int>& suspects = {});
+
 // Returns 0, 1 ... world_size - 1.
 std::vector<int> all_ranks(int world_size);
 // "rank 1", "ranks 1 and 2", "ranks 1, 2 and 3".

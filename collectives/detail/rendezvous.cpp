@@ -31,10 +31,6 @@ constexpr Milliseconds kFarewell{500};
 constexpr Milliseconds kLook{250};
 const std::string kHere = "here";  // the key of who the ranks are
 
-[[noreturn]] void fail_rendezvous(const std::string& what, const std::vector<int>& suspects) {
-  throw CommunicationError(what, "rendezvous", 0, -1, suspects);
-}
-
 bool has_everybody_come(Store& store, int world_size) {
   std::set<std::string> ranks;
   for (const std::string& bytes : store.read(kHere)) {

@@ -24,15 +24,11 @@ constexpr Milliseconds kShortestPoll{2}, kLongestPoll{100};
 // "verdict" MESSAGE SUSPECT... under both.
 std::string result_of(const std::string& key) { return key + "/all"; }
 
-[[noreturn]] void fail_exchange(const std::string& what, const std::vector<int>& suspects) {
-  throw CommunicationError(what, "rendezvous", 0, -1, suspects);
-}
-
 void throw_verdict(const std::vector<std::string>& record) {
   if (record.at(0) != "verdict") return;
   std::vector<int> suspects;
   for (size_t i = 2; i < record.size(); ++i) suspects.push_back(std::stoi(record[i]));
-  fail_exchange(record.at(1), suspects);
+  fail_rendezvous(record.at(1), suspects);
 }
 
 // The first text of each rank.
@@ -116,15 +112,15 @@ std::vector<std::string> Exchange::collect() const {
     }
     const auto waited = std::chrono::duration_cast<Milliseconds>(Clock::now() - start);
     if (waited >= timeout && !missing.empty()) {
-      fail_exchange(concatenate("only ", texts.size() - missing.size(), " of ", texts.size(),
-                                " ranks came to ", place, " within ", timeout.count(), " ms, without ",
-                                names_of(missing), "; start them all, or set a longer timeout"),
-                    missing);
+      fail_rendezvous(concatenate("only ", texts.size() - missing.size(), " of ", texts.size(),
+                                  " ranks came to ", place, " within ", timeout.count(), " ms, without ",
+                                  names_of(missing), "; start them all, or set a longer timeout"),
+                      missing);
     }
     if (waited >= timeout + kCheck) {
-      fail_exchange(concatenate("all ranks came to ", place,
-                                ", but rank 0 did not say so in time; see what it printed"),
-                    {0});
+      fail_rendezvous(concatenate("all ranks came to ", place,
+                                  ", but rank 0 did not say so in time; see what it printed"),
+                      {0});
     }
     if (rank == 0) {
       std::this_thread::sleep_for(std::clamp(waited / 8, kShortestPoll, kLongestPoll));

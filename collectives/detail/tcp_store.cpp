@@ -8,7 +8,7 @@
 
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include <pacer/collectives/communication_error.h>
+#include <pacer/collectives/detail/member.h>
 #include <pacer/core/error.h>
 
 namespace pacer::detail {
@@ -50,9 +50,9 @@ Address keep_store(const std::vector<Address>& addresses, int port, std::chrono:
     stores.emplace(place, make_store(address, port, timeout, listener));
     return address;
   }
-  throw CommunicationError(concatenate("rank 0 cannot listen at ", addresses.front().text, " port ", port,
-                                       ": rank 0 must run on the host of that address"),
-                           "rendezvous", 0, -1, {0});
+  fail_rendezvous(concatenate("rank 0 cannot listen at ", addresses.front().text, " port ", port,
+                              ": rank 0 must run on the host of that address"),
+                  {0});
 }
 
 // A call in a thread of its own, which is left behind, with all it holds, where the call does not return.
