@@ -5,5 +5,6 @@
 #include <pacer/compression/compression.h>
 #include <pacer/core/core.h>
 #include <pacer/kernels/kernels.h>
+#include <pacer/modules/modules.h>
 #include <pacer/optimizers/optimizers.h>
 #include <pacer/schedulers/schedulers.h>

@@ -9,6 +9,13 @@
 
 namespace pacer {
 
+LayerDropImpl::LayerDropImpl(Blocks blocks, LayerDropOptions options)
+    : options_(options), blocks_(std::move(blocks)) {
+  require(!blocks_.is_empty() && blocks_->size() > 0,
+          "LayerDrop was given Blocks without a block; add the blocks before it is made");
+  for (const auto& block : *blocks_) add(*block);
+}
+
 int64_t LayerDropImpl::add(const torch::nn::Module& block) {
   parameters_of_.push_back(block.parameters());
   std::unordered_set<const void*> once;
@@ -26,15 +33,35 @@ int64_t LayerDropImpl::add() {
 LayerDropImpl::Decision LayerDropImpl::decide(int64_t i) const {
   require(i >= 0 && i < layers(), "LayerDrop has ", layers(), " layers and no layer ", i,
           "; call add() once for each block, and count from 0");
-  if (!is_training()) return {true, 1};
+  if (!is_active()) return {true, 1};
   ++decisions_;
-  const double probability = keep_probability(options_, i, layers(), progress_.step);
-  return {keeps_layer(options_, i, layers(), progress_.step, progress_.micro_step), probability};
+  const Progress progress = replayed(this, progress_);
+  const double probability = keep_probability(options_, i, layers(), progress.step);
+  return {keeps_layer(options_, i, layers(), progress.step, progress.micro_step), probability};
+}
+
+Tensors LayerDropImpl::gate_tensors(int64_t i, size_t results, const Tensors& x,
+                                    const TensorFunction& block) const {
+  const size_t count = results == 0 ? x.size() : results;
+  require(count <= x.size(), "layer ", i, " returns ", count, " tensors and takes ", x.size(),
+          "; a layer that can be dropped returns its first arguments, changed");
+  const Decision decision = decide(i);
+  Tensors y = decision.keep ? block(x) : x;
+  if (!decision.keep) y.resize(count);
+  require(y.size() == count, "layer ", i, " takes ", count, " tensors and returns ", y.size(),
+          "; a layer that can be dropped returns its arguments, changed");
+  if (!decision.keep) return y;
+  for (size_t k = 0; k < count; ++k) {
+    if (x[k].defined() && y[k].defined() && y[k].is_floating_point()) {
+      y[k] = mixed(x[k], y[k], decision.probability);
+    }
+  }
+  return y;
 }
 
 at::Tensor LayerDropImpl::mixed(const at::Tensor& x, const at::Tensor& y, double probability) {
-  require(x.sizes() == y.sizes(), "a block behind LayerDrop::gate turned shape ", x.sizes(), " into ",
-          y.sizes(), "; only blocks that keep the shape can be dropped");
+  require(x.sizes() == y.sizes(), "a block behind a LayerDrop turned shape ", x.sizes(), " into ", y.sizes(),
+          "; only blocks that keep the shape can be dropped");
   return probability == 1 ? y : at::add(x, at::sub(y, x), 1.0 / probability);
 }
 

@@ -18,6 +18,9 @@
 // LayerDrop is a shared handle: model and Session use the same one. It has no parameters and no buffers and
 // changes no parameter's name. In eval() every block runs, unscaled. Blocks must keep the shape of their
 // input.
+//
+// A model whose stack is a pacer::Blocks needs no gates of its own:
+// session.use(pacer::LayerDrop(model->blocks)).
 #pragma once
 
 #include <cstdint>
@@ -30,6 +33,8 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include <pacer/modules/blocks.h>
+#include <pacer/modules/replayed.h>
 #include <pacer/schedulers/layer_drop_rule.h>
 #include <pacer/schedulers/progress.h>
 
@@ -38,6 +43,8 @@ namespace pacer {
 class LayerDropImpl : public torch::nn::Module {
  public:
   explicit LayerDropImpl(LayerDropOptions options = {}) : options_(options) {}
+  // Every block is a layer, and a Session that uses this handle puts the gates before them.
+  explicit LayerDropImpl(Blocks blocks, LayerDropOptions options = {});
 
   // Adds the next layer of the stack and returns its index. Its parameters get a gradient of exactly zero
   // from a Session in a window in which it was always dropped, unless another layer has them too.
@@ -55,6 +62,10 @@ class LayerDropImpl : public torch::nn::Module {
     return mixed(x, std::forward<Block>(block)(x), decision.probability);
   }
 
+  // The same for a block with several tensors: result k is gated with argument k. `results`: how many there
+  // are; 0 for as many as there are arguments.
+  Tensors gate_tensors(int64_t i, size_t results, const Tensors& x, const TensorFunction& block) const;
+
   // Whether layer `i` runs in this micro-step; true in eval().
   bool keeps(int64_t i) const { return decide(i).keep; }
 
@@ -62,6 +73,7 @@ class LayerDropImpl : public torch::nn::Module {
   const LayerDropOptions& options() const { return options_; }
 
   // The micro-step that gates decide for. A Session does this; a loop without one calls it before forward.
+  // A region that is recomputed in backward (pacer/modules/recompute.h) sees the one of its forward.
   void set_progress(const Progress& progress) { progress_ = progress; }
 
   // Parameters of layers that are dropped in all micro-steps from window.micro_step to the window's end, and
@@ -70,6 +82,10 @@ class LayerDropImpl : public torch::nn::Module {
   // Layers kept in the window, as a mean over its micro-steps.
   double kept_layers(const Progress& window) const;
 
+  // The blocks that it was made for; empty where gates are the model's.
+  const Blocks& blocks() const { return blocks_; }
+  // Whether gates may close: not in eval(), that of the blocks where it was made for some.
+  bool is_active() const { return blocks_.is_empty() ? is_training() : blocks_->is_training(); }
   // For a Session: how often gates were asked in training.
   int64_t decisions() const { return decisions_; }
   // For a Session: whether one has it.
@@ -85,6 +101,7 @@ class LayerDropImpl : public torch::nn::Module {
   static at::Tensor mixed(const at::Tensor& x, const at::Tensor& y, double probability);
 
   LayerDropOptions options_;
+  Blocks blocks_ = nullptr;
   Progress progress_;
   bool in_use_ = false;
   mutable int64_t decisions_ = 0;

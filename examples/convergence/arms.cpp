@@ -13,7 +13,9 @@
 #include <pacer/optimizers/fused_lamb.h>
 #include <pacer/optimizers/onebit_adam.h>
 #include <pacer/optimizers/onebit_lamb.h>
+#include <pacer/schedulers/layer_drop.h>
 #include <pacer/schedulers/precision.h>
+#include <pacer/schedulers/recompute.h>
 #include <pacer/schedulers/sequence_length.h>
 
 #include "clipping_ratio.h"
@@ -195,6 +197,12 @@ const std::vector<Arm>& arms() {
        kFusedAdamW,
        {Method::layer_drop},
        /*only_by_name=*/true},
+      {"recompute",
+       "pacer::Recompute: blocks keep their input only and run again in backward; fused-adamw's losses, to "
+       "the bit",
+       kFusedAdamW,
+       {Method::recompute},
+       /*only_by_name=*/true},
       {"onebit-adam-refreshed",
        "onebit-adam, its variance brought up to date every --onebit-refresh steps",
        kOneBitAdamRefreshed,
@@ -278,12 +286,8 @@ bool Arm::has(Method method) const {
   return std::find(methods.begin(), methods.end(), method) != methods.end();
 }
 
-pacer::LayerDropOptions layer_drop_options(const Arm& arm, const Settings& settings, uint64_t seed) {
-  if (!arm.has(Method::layer_drop)) return pacer::LayerDropOptions().theta_bar(1.0);
-  return pacer::LayerDropOptions().theta_bar(settings.layer_drop_theta).gamma(settings.gamma()).seed(seed);
-}
-
-void add_methods(const Arm& arm, const Settings& settings, pacer::Session* session) {
+void add_methods(const Arm& arm, const Settings& settings, const pacer::Blocks& blocks, uint64_t seed,
+                 pacer::Session* session) {
   if (arm.has(Method::curriculum)) {
     const double ramp = std::round(settings.curriculum_share * static_cast<double>(settings.tokens));
     session->use(pacer::SequenceLength(
@@ -291,6 +295,12 @@ void add_methods(const Arm& arm, const Settings& settings, pacer::Session* sessi
             .ramp_tokens(static_cast<int64_t>(ramp))
             .mode(arm.has(Method::reshape) ? pacer::LengthMode::reshape : pacer::LengthMode::truncate)));
   }
+  if (arm.has(Method::layer_drop)) {
+    session->use(pacer::LayerDrop(
+        blocks,
+        pacer::LayerDropOptions().theta_bar(settings.layer_drop_theta).gamma(settings.gamma()).seed(seed)));
+  }
+  if (arm.has(Method::recompute)) session->use(pacer::Recompute(blocks));
   if (arm.has(Method::signed_gradients)) session->use(SignedGradients());
   if (arm.has(Method::forgotten_errors)) session->use(ForgottenErrors());
   if (arm.has(Method::clipping_ratio)) session->use(ClippingRatio(settings.clip));

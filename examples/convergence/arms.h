@@ -10,7 +10,7 @@
 
 #include <torch/optim/optimizer.h>
 
-#include <pacer/schedulers/layer_drop_rule.h>
+#include <pacer/modules/blocks.h>
 #include <pacer/schedulers/session.h>
 
 #include "settings.h"
@@ -37,6 +37,7 @@ enum class Method {
   curriculum,
   reshape,
   layer_drop,
+  recompute,
   bfloat16,
   signed_gradients,
   forgotten_errors,
@@ -59,10 +60,8 @@ const std::vector<Arm>& arms();
 // The arm of that name; throws pacer::InvalidArgument where there is none.
 const Arm& find_arm(const std::string& name);
 
-// The gates of the model: without Method::layer_drop they keep every layer.
-pacer::LayerDropOptions layer_drop_options(const Arm& arm, const Settings& settings, uint64_t seed);
-
-// Adds what the arm has beyond the hooks of all arms.
-void add_methods(const Arm& arm, const Settings& settings, pacer::Session* session);
+// Adds what the arm has beyond the hooks of all arms; `blocks` are the model's.
+void add_methods(const Arm& arm, const Settings& settings, const pacer::Blocks& blocks, uint64_t seed,
+                 pacer::Session* session);
 
 }  // namespace convergence

@@ -2,7 +2,6 @@
 #include "gpt.h"
 
 #include <cmath>
-#include <string>
 
 #include <torch/nn/functional/activation.h>
 #include <torch/nn/functional/loss.h>
@@ -59,23 +58,20 @@ torch::Tensor BlockImpl::forward(const torch::Tensor& x) {
   return attended + mlp_output_->forward(hidden);
 }
 
-GptImpl::GptImpl(const GptConfig& config, const pacer::LayerDrop& layer_drop) : layer_drop_(layer_drop) {
+GptImpl::GptImpl(const GptConfig& config) {
   // 2L residual branches add up; GPT-2 scales their last matrix so that the sum keeps the variance of one.
   const double residual_deviation = kWeightDeviation / std::sqrt(2.0 * static_cast<double>(config.layers));
   byte_embedding_ = register_module("byte_embedding", make_embedding(kVocabulary, config.width));
   position_embedding_ = register_module("position_embedding", make_embedding(config.positions, config.width));
-  register_module("layer_drop", layer_drop_);
-  for (int64_t i = 0; i < config.layers; ++i) {
-    blocks_.push_back(register_module("block_" + std::to_string(i), Block(config, residual_deviation)));
-    layer_drop_->add(*blocks_.back());
-  }
+  register_module("blocks", blocks_);
+  for (int64_t i = 0; i < config.layers; ++i) blocks_->push_back(Block(config, residual_deviation));
   output_norm_ = register_module("output_norm", make_norm(config.width));
 }
 
 torch::Tensor GptImpl::forward(const torch::Tensor& bytes) {
   const auto positions = at::arange(bytes.size(1), bytes.options());
   auto x = byte_embedding_->forward(bytes) + position_embedding_->forward(positions);
-  for (size_t i = 0; i < blocks_.size(); ++i) x = layer_drop_->gate(static_cast<int64_t>(i), x, blocks_[i]);
+  for (size_t i = 0; i < blocks_->size(); ++i) x = blocks_->run(i, &BlockImpl::forward, x);
   return at::linear(output_norm_->forward(x), byte_embedding_->weight);
 }
 

@@ -1,11 +1,11 @@
 // The model of the study: a byte-level GPT. Pre-layer-norm blocks, learned positions, causal attention, a
 // GELU MLP four times as wide as the model, initialised like GPT-2. The output head is tied to the byte
-// embedding, as in GPT-2. Blocks sit behind gates, which a LayerDrop may close. It holds no training code and
-// no dropout: every arm sees the same function of weights and batch, and of the gates.
+// embedding, as in GPT-2. Blocks are called through pacer::Blocks, so that an arm's hooks may drop or
+// recompute them. It holds no training code and no dropout: every arm sees the same function of weights and
+// batch, and of the gates.
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include <torch/nn/module.h>
 #include <torch/nn/modules/embedding.h>
@@ -13,7 +13,7 @@
 #include <torch/nn/modules/normalization.h>
 #include <torch/nn/pimpl.h>
 
-#include <pacer/schedulers/layer_drop.h>
+#include <pacer/modules/blocks.h>
 
 namespace convergence {
 
@@ -46,21 +46,20 @@ TORCH_MODULE(Block);
 
 class GptImpl : public torch::nn::Module {
  public:
-  // Draws the weights from LibTorch's default generator: call torch::manual_seed first. The Session that
-  // trains the model must know `layer_drop`, too.
-  GptImpl(const GptConfig& config, const pacer::LayerDrop& layer_drop);
+  // Draws the weights from LibTorch's default generator: call torch::manual_seed first.
+  explicit GptImpl(const GptConfig& config);
 
   // Bytes as int64 (batch, sequence), sequence <= positions; returns logits (batch, sequence, 256).
   torch::Tensor forward(const torch::Tensor& bytes);
 
   // The learned positions (positions, width).
   const torch::Tensor& position_weight() const { return position_embedding_->weight; }
+  const pacer::Blocks& blocks() const { return blocks_; }
 
  private:
   torch::nn::Embedding byte_embedding_ = nullptr;
   torch::nn::Embedding position_embedding_ = nullptr;
-  std::vector<Block> blocks_;
-  pacer::LayerDrop layer_drop_;
+  pacer::Blocks blocks_;
   torch::nn::LayerNorm output_norm_ = nullptr;
 };
 TORCH_MODULE(Gpt);

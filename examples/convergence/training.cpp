@@ -13,7 +13,6 @@
 #include <pacer/optimizers/onebit_lamb.h>
 #include <pacer/schedulers/checkpoints.h>
 #include <pacer/schedulers/gradient_clipping.h>
-#include <pacer/schedulers/layer_drop.h>
 #include <pacer/schedulers/learning_rate.h>
 #include <pacer/schedulers/session.h>
 
@@ -84,7 +83,7 @@ double validation_loss(const std::vector<ByteBatch>& batches, pacer::Communicato
 
 int64_t count_parameters(const Settings& settings) {
   int64_t count = 0;
-  for (const auto& parameter : Gpt(gpt_config(settings), pacer::LayerDrop())->parameters()) {
+  for (const auto& parameter : Gpt(gpt_config(settings))->parameters()) {
     count += parameter.numel();
   }
   return count;
@@ -97,8 +96,7 @@ Run train(const std::string& arm_name, uint64_t seed, const Settings& settings, 
   pacer::Communicator& world = *machine.world;
   const torch::Device device = world.device();
   torch::manual_seed(seed);
-  const pacer::LayerDrop layer_drop(layer_drop_options(arm, settings, seed));
-  Gpt model(gpt_config(settings), layer_drop);  // on the CPU first: the same weights for every device
+  Gpt model(gpt_config(settings));  // on the CPU first: the same weights for every device
   model->to(device);
   const auto optimizer = make_optimizer(arm, settings, machine.world, model);
   const auto validation = validation_batches(corpus, settings);
@@ -111,9 +109,9 @@ Run train(const std::string& arm_name, uint64_t seed, const Settings& settings, 
   const auto curve = std::make_shared<TrainingCurve>(settings, &run, observer);
 
   pacer::Session session(*model, *optimizer, machine.world);
-  session.use(layer_drop).use(pacer::LearningRate(schedule(settings))).use(curve);
+  session.use(pacer::LearningRate(schedule(settings))).use(curve);
   if (settings.clip > 0.0) session.use(pacer::GradientClipping(settings.clip));
-  add_methods(arm, settings, &session);
+  add_methods(arm, settings, model->blocks(), seed, &session);
   if (arm.has(Method::largest_update)) session.use(LargestUpdate(&run.largest_update));
   if (settings.checkpoint_every > 0) {
     session.use(pacer::Checkpoints(pacer::CheckpointsOptions((folder / "checkpoints").string())

@@ -29,7 +29,7 @@ class GptModel : public LanguageModel {
     config.layers = 2;
     config.width = 96;
     config.positions = 64;
-    gpt_ = register_module("gpt", convergence::Gpt(config, pacer::LayerDrop()));
+    gpt_ = register_module("gpt", convergence::Gpt(config));
   }
   torch::Tensor forward(const torch::Tensor& tokens) override { return gpt_->forward(tokens); }
 

@@ -3,28 +3,52 @@
 #include <algorithm>
 
 #include <pacer/core/error.h>
+#include <pacer/schedulers/detail/model_parts.h>
 #include <pacer/schedulers/detail/number_text.h>
 #include <pacer/schedulers/session_parts.h>
 #include <pacer/schedulers/step_report.h>
 
 namespace pacer::detail {
 
+namespace {
+
+class GateBlocks : public BlockWrapper {
+ public:
+  explicit GateBlocks(LayerDrop gates) : gates_(std::move(gates)) {}
+  Tensors run(const BlockCall& call, const TensorFunction& rest, const Tensors& x) override {
+    return gates_->gate_tensors(static_cast<int64_t>(call.index), call.results, x, rest);
+  }
+
+ private:
+  LayerDrop gates_;
+};
+
+}  // namespace
+
 LayerDropHook::~LayerDropHook() {
-  if (model_) gates_->set_in_use(false);
+  if (!model_) return;
+  gates_->set_in_use(false);
+  if (gates_->blocks()) gates_->blocks().ptr()->unwrap(BlockStage::drop);
 }
 
 void LayerDropHook::attach(SessionParts& parts) {
   require(!gates_.is_empty(), "Session::use was given an empty LayerDrop");
   require(!gates_->is_in_use(), "this LayerDrop is in use by another Session; use one LayerDrop per model");
-  const auto modules = parts.model().modules(/*include_self=*/false);
-  const bool is_registered =
-      std::any_of(modules.begin(), modules.end(), [&](const auto& m) { return m.get() == gates_.get(); });
-  require(
-      is_registered,
-      "this LayerDrop is no part of the model, so eval() would not reach it; in the model's constructor call "
-      "register_module(\"layer_drop\", layer_drop)");
   require(gates_->layers() > 0,
           "this LayerDrop has no layers; call layer_drop->add(*block) for each block of the model");
+  const Blocks& blocks = gates_->blocks();
+  if (blocks) {
+    require_part_of(parts.model(), *blocks, "LayerDrop");
+    require(gates_->layers() == static_cast<int64_t>(blocks->size()), "this LayerDrop was made for ",
+            gates_->layers(), " blocks, but there are ", blocks->size(),
+            " now; make it after the last push_back");
+    blocks.ptr()->wrap(BlockStage::drop, std::make_shared<GateBlocks>(gates_));
+  } else {
+    require(
+        is_part_of(parts.model(), *gates_),
+        "this LayerDrop is no part of the model, so eval() would not reach it; in the model's constructor "
+        "call register_module(\"layer_drop\", layer_drop)");
+  }
   model_ = &parts.model();
   gates_->set_in_use(true);
 }
@@ -36,15 +60,17 @@ std::string LayerDropHook::agreement() const {
 }
 
 std::vector<at::Tensor> LayerDropHook::unused(const Progress& window) const {
-  return gates_->is_training() ? gates_->dropped_parameters(window) : std::vector<at::Tensor>();
+  return gates_->is_active() ? gates_->dropped_parameters(window) : std::vector<at::Tensor>();
 }
 
 void LayerDropHook::gradients_ready(const Progress& window) {
   require(
-      !gates_->is_training() || gates_->decisions() > 0,
+      !gates_->is_active() || gates_->decisions() > 0,
       "no layer asked this LayerDrop whether it runs, so none would ever be dropped; in the model's forward "
-      "write x = layer_drop->gate(i, x, block) for each block");
-  kept_layers_ = gates_->is_training() ? gates_->kept_layers(window) : static_cast<double>(gates_->layers());
+      "write ",
+      gates_->blocks() ? "x = blocks->run(i, &BlockImpl::forward, x)" : "x = layer_drop->gate(i, x, block)",
+      " for each block");
+  kept_layers_ = gates_->is_active() ? gates_->kept_layers(window) : static_cast<double>(gates_->layers());
 }
 
 void LayerDropHook::after_step(StepReport& report) { report.add("kept_layers", kept_layers_); }

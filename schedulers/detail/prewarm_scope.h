@@ -6,7 +6,7 @@
 
 #include <ATen/core/grad_mode.h>
 
-#include <pacer/schedulers/detail/random_state.h>
+#include <pacer/device/detail/random_state.h>
 #include <pacer/schedulers/session_parts.h>
 
 namespace pacer::detail {

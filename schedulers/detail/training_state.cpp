@@ -10,8 +10,8 @@
 #include <c10/util/Type.h>
 
 #include <pacer/core/error.h>
+#include <pacer/device/detail/random_state.h>
 #include <pacer/schedulers/detail/foreign_state.h>
-#include <pacer/schedulers/detail/random_state.h>
 
 namespace pacer::detail {
 namespace {

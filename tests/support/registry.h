@@ -15,10 +15,10 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
+#include <pacer/device/detail/random_state.h>
 #include <pacer/optimizers/fused_lamb.h>
 #include <pacer/optimizers/onebit_adam.h>
 #include <pacer/optimizers/onebit_lamb.h>
-#include <pacer/schedulers/detail/random_state.h>
 #include <pacer/schedulers/detail/training_state.h>
 #include <pacer/schedulers/schedulers.h>
 
@@ -143,6 +143,8 @@ inline std::vector<RegisteredHook> all_hooks() {
        }},
       {"layer drop", "layer drop", false,
        [](Session& s, SmallModel& m, EpochSampler&) { s.use(m->layer_drop); }, true},
+      {"recompute", "recompute", false,
+       [](Session& s, SmallModel& m, EpochSampler&) { s.use(Recompute(m->stack)); }},
       {"curriculum", "curriculum", false,
        [lengths](Session& s, SmallModel&, EpochSampler&) { s.use(lengths(LengthMode::truncate)); }},
       {"curriculum by reshape", "curriculum", false,

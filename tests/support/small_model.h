@@ -21,8 +21,8 @@ namespace pacer::testing {
 
 constexpr int64_t kVocabulary = 11, kWidth = 8, kFullLength = 16;
 
-// Token ids [B, S] to logits [B, S, kVocabulary]; learned positions, dropout, `depth` residual blocks, behind
-// gates where there are any.
+// Token ids [B, S] to logits [B, S, kVocabulary]; learned positions, dropout, `depth` residual blocks that
+// hooks may act around, behind gates where there are any.
 struct SmallModelImpl : torch::nn::Module {
   explicit SmallModelImpl(int64_t depth = 3, double dropout = 0.0, LayerDrop gates = nullptr)
       : tokens(register_module("tokens", torch::nn::Embedding(kVocabulary, kWidth))),
@@ -31,15 +31,18 @@ struct SmallModelImpl : torch::nn::Module {
         head(register_module("head", torch::nn::Linear(kWidth, kVocabulary))),
         layer_drop(gates) {
     if (layer_drop) register_module("layer_drop", layer_drop);
+    register_module("stack", stack);
     for (int64_t i = 0; i < depth; ++i) {
-      blocks.push_back(register_module("block" + std::to_string(i), torch::nn::Linear(kWidth, kWidth)));
+      blocks.emplace_back(kWidth, kWidth);
+      stack->push_back(blocks.back());
       if (layer_drop) layer_drop->add(*blocks.back());
     }
   }
   Tensor forward(const Tensor& ids) {
     Tensor x = tokens(ids) + positions(torch::arange(ids.size(1), ids.options()));
     for (size_t i = 0; i < blocks.size(); ++i) {
-      const auto block = [&](const Tensor& h) { return h + torch::tanh(blocks[i](drop(h))); };
+      const auto residual = [this, i](const Tensor& h) { return h + torch::tanh(blocks[i](drop(h))); };
+      const auto block = [&](const Tensor& h) { return stack->run(i, residual, h); };
       x = layer_drop ? layer_drop->gate(static_cast<int64_t>(i), x, block) : block(x);
     }
     return head(x);
@@ -52,7 +55,8 @@ struct SmallModelImpl : torch::nn::Module {
   torch::nn::Dropout drop;
   torch::nn::Linear head;
   LayerDrop layer_drop;
-  std::vector<torch::nn::Linear> blocks;
+  Blocks stack;
+  std::vector<torch::nn::Linear> blocks;  // of the stack
 };
 TORCH_MODULE(SmallModel);
 

@@ -2,7 +2,7 @@
 // checkpoints that come from another kind of device.
 #include <pacer/core/checkpoint_folder.h>
 #include <pacer/core/version.h>
-#include <pacer/schedulers/detail/random_state.h>
+#include <pacer/device/detail/random_state.h>
 
 #include "support/catch.h"
 #include "support/ranks.h"

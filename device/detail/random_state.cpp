@@ -1,4 +1,4 @@
-#include <pacer/schedulers/detail/random_state.h>
+#include <pacer/device/detail/random_state.h>
 
 #include <mutex>
 

@@ -1,0 +1,66 @@
+// A region of a model that keeps its arguments only and runs again in backward: the node of the graph behind
+// recompute.h.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <torch/custom_class_detail.h>
+
+#include <pacer/modules/detail/ambient.h>
+#include <pacer/modules/detail/region_buffers.h>
+#include <pacer/modules/detail/replay_memory.h>
+#include <pacer/modules/tensor_call.h>
+
+namespace pacer::detail {
+
+// Which of a list of tensors are defined.
+class Definedness {
+ public:
+  Definedness() = default;
+  explicit Definedness(const Tensors& tensors);
+  Tensors only_defined(Tensors tensors) const;
+  // The whole list again, from its defined tensors.
+  Tensors spread(const Tensors& defined) const;
+  bool operator==(const Definedness& other) const { return is_defined_ == other.is_defined_; }
+  size_t size() const { return is_defined_.size(); }
+
+ private:
+  std::vector<bool> is_defined_;
+};
+
+class Region : public torch::CustomClassHolder {
+ public:
+  Region(torch::nn::Module& module, std::string name, TensorFunction f, const Tensors& x);
+
+  const std::string& name() const { return name_; }
+  // Each once, also where modules share them. They are inputs of the node, so each gradient arrives once.
+  const Tensors& parameters() const { return parameters_; }
+
+  // x and results are defined tensors; results() tells where others belong.
+  Tensors run_first(const Tensors& x);
+  const Definedness& results() const { return results_; }
+  // Gradients of x and of the parameters, undefined where `is_needed` is false or nothing depends on it.
+  Tensors run_again(const Tensors& x, const Tensors& gradients, const std::vector<bool>& is_needed);
+
+ private:
+  void check_unchanged() const;
+  Tensors checked_results(Tensors y, const Tensors& gradients) const;
+  void check_reach(const Tensors& y, const Tensors& x) const;
+
+  std::string name_;
+  TensorFunction f_;
+  std::shared_ptr<torch::nn::Module> module_;  // null where no shared_ptr holds it
+  bool was_training_;
+  Tensors parameters_;
+  std::vector<int64_t> versions_;  // of the parameters
+  RegionBuffers buffers_;
+  Definedness results_;
+  std::vector<at::Device> gpus_;
+  Ambient ambient_;
+  ReplayMemory memory_;
+};
+
+}  // namespace pacer::detail

@@ -1,0 +1,62 @@
+#include <pacer/modules/detail/region_buffers.h>
+
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/module.h>
+
+namespace pacer::detail {
+namespace {
+
+std::string last_part(const std::string& name) { return name.substr(name.rfind('.') + 1); }
+
+// LibTorch's kernels write running statistics without counting a version.
+bool is_statistic(const std::string& name) {
+  return last_part(name) == "running_mean" || last_part(name) == "running_var";
+}
+
+}  // namespace
+
+RegionBuffers::RegionBuffers(const torch::nn::Module& module) {
+  const at::NoGradGuard no_grad;
+  for (const auto& item : module.named_buffers()) {
+    if (!item.value().defined()) continue;
+    buffers_.push_back({item.key(), item.value(), item.value().clone(), item.value()._version()});
+  }
+}
+
+void RegionBuffers::keep_changed() {
+  for (Buffer& buffer : buffers_) {
+    const int64_t version = buffer.tensor._version();
+    if (version == buffer.version && !is_statistic(buffer.name)) buffer.before.reset();
+    buffer.version = version;
+  }
+}
+
+std::string RegionBuffers::changed_by_others() const {
+  for (const Buffer& buffer : buffers_) {
+    if (!buffer.before.defined() && buffer.tensor._version() != buffer.version) return buffer.name;
+  }
+  return "";
+}
+
+// Other memory rather than other values: graphs that saved a buffer keep what they saved, and its version.
+RegionBuffers::AsBefore::AsBefore(const RegionBuffers& buffers) : buffers_(buffers) {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> before;
+  for (const Buffer& buffer : buffers.buffers_) {
+    if (!buffer.before.defined()) continue;
+    before.push_back(buffer.before.clone());
+    now_.push_back(buffer.tensor.tensor_data());
+  }
+  exchange(before);
+}
+
+RegionBuffers::AsBefore::~AsBefore() { exchange(now_); }
+
+void RegionBuffers::AsBefore::exchange(const std::vector<at::Tensor>& values) const {
+  size_t next = 0;
+  for (const Buffer& buffer : buffers_.buffers_) {
+    if (buffer.before.defined()) at::Tensor(buffer.tensor).set_data(values[next++]);
+  }
+}
+
+}  // namespace pacer::detail

@@ -1,0 +1,26 @@
+// Whether a module that a hook acts on belongs to the Session's model.
+#pragma once
+
+#include <algorithm>
+#include <string>
+
+#include <torch/nn/module.h>
+
+#include <pacer/core/error.h>
+
+namespace pacer::detail {
+
+inline bool is_part_of(const torch::nn::Module& model, const torch::nn::Module& module) {
+  const auto modules = model.modules(/*include_self=*/false);
+  return &model == &module ||
+         std::any_of(modules.begin(), modules.end(), [&](const auto& part) { return part.get() == &module; });
+}
+
+inline void require_part_of(const torch::nn::Module& model, const torch::nn::Module& blocks,
+                            const std::string& hook) {
+  require(is_part_of(model, blocks), "the Blocks given to ", hook,
+          " are no part of the Session's model; in the model's constructor call register_module(\"blocks\", "
+          "blocks)");
+}
+
+}  // namespace pacer::detail
