@@ -8,3 +8,4 @@
 #include <pacer/modules/modules.h>
 #include <pacer/optimizers/optimizers.h>
 #include <pacer/schedulers/schedulers.h>
+#include <pacer/sharding/sharding.h>

@@ -23,7 +23,7 @@ struct Fact {
 void require_agreement(Communicator& world, int64_t step, const std::vector<Fact>& facts);
 
 // What a rank is about to do with the others.
-enum class Intent : int64_t { agree = 1, step, last_step, finish, save, load };
+enum class Intent : int64_t { agree = 1, step, last_step, finish, save, load, micro_step };
 
 struct RankStatus {
   int64_t kind = 0x737574617473;  // "status": tells it from other messages that ranks compare

@@ -99,10 +99,11 @@ void FusedOptimizer::add_param_group(const NamedParamGroup& group) {
 }
 
 detail::OptimizerView FusedOptimizer::view() const {
-  return {*traits_, param_groups_, state_, *defaults_, names_};
+  return {*traits_, param_groups_, state_, *defaults_, names_, engine_->owned_ranges()};
 }
 
 torch::Tensor FusedOptimizer::step(LossClosure closure) {
+  require_whole("step");
   const torch::NoGradGuard no_grad;
   torch::Tensor loss;
   if (closure) {
@@ -139,6 +140,47 @@ bool FusedOptimizer::look_early(const std::vector<torch::Tensor>& parameters) {
   return engine_->look_early(parameters);
 }
 
+std::string FusedOptimizer::unshared_reason() const {
+  if (traits_->is_onebit) return "its ranks exchange the momentum of whole parameters";
+  for (const detail::AdamGroupSettings& settings : detail::settings_of(*traits_, param_groups_)) {
+    if (settings.kernel.rule == kernels::UpdateRule::lamb)
+      return "its trust ratios need norms of whole parameters";
+  }
+  return "";
+}
+
+void FusedOptimizer::own_parts(const std::vector<OwnedPart>& parts, std::shared_ptr<Communicator> ranks) {
+  const std::string reason = unshared_reason();
+  require(reason.empty(), "ranks cannot share the work of ", traits_->name, ", because ", reason);
+  const detail::OwnedRanges& owned = engine_->owned_ranges();
+  for (const OwnedPart& part : parts) {
+    const auto before = owned.find(part.parameter.unsafeGetTensorImpl());
+    const bool is_same = before != owned.end() && before->second.range.first == part.first &&
+                         before->second.range.count == part.count;
+    require(
+        owned.empty() || (owned.size() == parts.size() && is_same), traits_->name,
+        " is shared out already, in other parts; save a checkpoint and resume from it with a new optimizer");
+  }
+  const torch::NoGradGuard no_grad;
+  for (const OwnedPart& part : parts) {
+    engine_->own_range(part.parameter, {{part.first, part.count}, part.gradient});
+    const auto state = state_.find(part.parameter.unsafeGetTensorImpl());
+    if (state == state_.end()) continue;
+    detail::cut_state(dynamic_cast<FusedAdamStateFields&>(*state->second), part.parameter,
+                      {part.first, part.count}, parameter_name(part.parameter));
+  }
+  engine_->share_norm_with(std::move(ranks));
+}
+
+bool FusedOptimizer::is_shared_out() const { return !engine_->owned_ranges().empty(); }
+
+void FusedOptimizer::require_whole(const char* what) const {
+  require(
+      !is_shared_out(), traits_->name, ": ", what,
+      " is about whole parameters, of which this rank updates a part only; leave steps to the Session, and "
+      "saving to its Checkpoints hook");
+}
+
 int64_t FusedOptimizer::enqueue_version() const { return engine_->enqueue_version(); }
 
 double FusedOptimizer::base_lr(size_t group) {
@@ -159,6 +201,7 @@ void FusedOptimizer::name_parameters(const NamedParameters& names) {
 }
 
 void FusedOptimizer::save(torch::serialize::OutputArchive& archive) const {
+  require_whole("save");
   detail::write_optimizer(archive, view());
 }
 void FusedOptimizer::load(torch::serialize::InputArchive& archive) {
@@ -200,6 +243,7 @@ double FusedOptimizer::trust_ratio_of(const torch::Tensor& parameter) const {
 }
 
 void FusedOptimizer::restore(detail::PendingState pending) {
+  require_whole("load or take_over");
   detail::check_pending(pending, view());
   commit(std::move(pending));
 }

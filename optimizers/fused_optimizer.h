@@ -60,6 +60,10 @@ class FusedOptimizer : public SessionOptimizer {
   bool enqueue() override;
   void conclude(bool applied) override;
   bool look_early(const std::vector<torch::Tensor>& parameters) override;
+  std::string unshared_reason() const override;
+  // Archives and step() are of whole parameters, so they and take_over are refused afterwards.
+  void own_parts(const std::vector<OwnedPart>& parts, std::shared_ptr<Communicator> ranks) override;
+  bool is_shared_out() const override;
   int64_t enqueue_version() const override;
 
   NamedTensors export_state() const override;
@@ -97,6 +101,8 @@ class FusedOptimizer : public SessionOptimizer {
   FusedOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                  std::unordered_map<const void*, std::string> names,
                  std::unique_ptr<torch::optim::OptimizerOptions> defaults);
+
+  void require_whole(const char* what) const;
 
   // None where the tensor is not one of the parameters.
   std::optional<std::string> find_name(const torch::Tensor& parameter) const;

@@ -36,6 +36,11 @@ SessionOptimizer::LearningRateClaim SessionOptimizer::claim_learning_rate(const 
   return claim;
 }
 
+void SessionOptimizer::own_parts(const std::vector<OwnedPart>& /*parts*/,
+                                 std::shared_ptr<Communicator> /*ranks*/) {
+  throw InvalidArgument("ranks cannot share the work of this optimizer, because " + unshared_reason());
+}
+
 void SessionOptimizer::require_no_rank_state(const NamedTensors& rank_state) {
   require(rank_state.empty(), "the checkpoint has \"", rank_state.empty() ? "" : rank_state.begin()->first,
           "\" of each rank, of which this optimizer knows nothing; resume with the optimizer that was saved");

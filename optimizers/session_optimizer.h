@@ -47,6 +47,15 @@ struct RunPlan {
   std::optional<int64_t> end;  // steps after which the learning rate stays 0, where that is known
 };
 
+// What of a parameter an optimizer updates where ranks share the work: `count` elements from `first` on, in
+// memory order, and the memory where their gradient is in every step, a vector of the parameter's dtype.
+struct OwnedPart {
+  torch::Tensor parameter;
+  int64_t first = 0;
+  int64_t count = 0;
+  torch::Tensor gradient;
+};
+
 // What ranks compare of options that were exported by name ("group/0/eps" ...): all but the learning rates.
 std::vector<Fact> option_facts(const NamedTensors& state);
 
@@ -79,6 +88,14 @@ class SessionOptimizer : public torch::optim::Optimizer {
   // cannot work.
   virtual void check_run(const Communicator& /*world*/, const RunPlan& /*plan*/) const {}
 
+  // Why ranks cannot share this optimizer's work, the end of a sentence; empty where they can.
+  virtual std::string unshared_reason() const { return "it updates whole parameters"; }
+  // From now on it updates these parts only, and has state for them only, cut from the state that it has;
+  // parameters that are not among them stay whole. `ranks` update the other parts. Later calls may change
+  // where gradients are, not the parts.
+  virtual void own_parts(const std::vector<OwnedPart>& parts, std::shared_ptr<Communicator> ranks);
+  virtual bool is_shared_out() const { return false; }
+
   // The rate that a schedule multiplies: the group's initial_lr, which is first set to its lr where it is
   // unset.
   virtual double base_lr(size_t group) = 0;
@@ -96,7 +113,8 @@ class SessionOptimizer : public torch::optim::Optimizer {
   // Names the parameters that have none yet.
   virtual void name_parameters(const NamedParameters& names) = 0;
 
-  // All state and options by parameter name, not copied: tensors share the optimizer's memory.
+  // All state and options by parameter name, not copied: tensors share the optimizer's memory. After
+  // own_parts they are vectors of the parts' elements; an import takes whole ones and cuts them.
   virtual NamedTensors export_state() const = 0;
   // What differs from rank to rank beside it; most optimizers have none.
   virtual NamedTensors export_rank_state() const { return {}; }

@@ -16,6 +16,7 @@
 #include <pacer/schedulers/detail/stop_signals.h>
 #include <pacer/schedulers/detail/training_state.h>
 #include <pacer/schedulers/session_parts.h>
+#include <pacer/schedulers/shards.h>
 #include <pacer/schedulers/step_report.h>
 
 namespace pacer {
@@ -138,20 +139,32 @@ void Checkpoints::begin_save() {
                        std::make_unique<CheckpointWriter>(posix_file_system(), plan.root, plan.step);
                    return plan.writer->staging();
                  }).front();
-  detail::RankFiles files;
+  const Shards* shards = parts_->find<Shards>();
+  detail::TrainingState state;
+  NamedTensors of_optimizer;
   const std::vector<std::string> outlines = together("write its part of a checkpoint", [&] {
-    detail::TrainingState state = detail::export_state(*parts_);
-    std::string outline = detail::outline_of(state.optimizer);
-    files = detail::files_of_rank(std::move(state), world);
-    if (!options_.synchronous()) files = snapshot_->take(files);
-    world.check();  // what is written is what training computed, not the remains of a broken exchange
-    return outline;
+    state = detail::export_state(*parts_);
+    of_optimizer = state.optimizer;
+    if (shards) state.optimizer = shards->whole_outline(std::move(state.optimizer));
+    return detail::outline_of(state.optimizer);
   });
   for (size_t rank = 1; rank < outlines.size(); ++rank) {
     require(outlines[rank] == outlines[0], "the optimizer of rank ", rank,
             " has state of other names, dtypes or shapes than that of rank 0, so that no checkpoint can hold "
             "both; give all ranks the same model and the same steps");
   }
+  const auto writers = detail::writers_of(state, world.world_size());
+  if (shards) {
+    state.optimizer = shards->gather_state(std::move(of_optimizer),
+                                           [&](const std::string& name) { return writers.at(name); });
+  }
+  detail::RankFiles files;
+  together("write its part of a checkpoint", [&] {
+    files = detail::files_of_rank(std::move(state), writers, world);
+    if (!options_.synchronous()) files = snapshot_->take(files);
+    world.check();  // what is written is what training computed, not the remains of a broken exchange
+    return std::string();
+  });
   saving_ = std::make_unique<detail::CheckpointSave>(std::move(plan));
   if (options_.synchronous()) {
     saving_->write_here(files, [&] { world.check(); });

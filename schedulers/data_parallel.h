@@ -23,20 +23,10 @@
 
 #include <torch/arg.h>
 
-#include <pacer/collectives/agreement.h>
 #include <pacer/collectives/gradient_bucketer.h>
-#include <pacer/schedulers/hook.h>
-
-namespace torch::nn {
-class Module;
-}  // namespace torch::nn
+#include <pacer/schedulers/joined_ranks.h>
 
 namespace pacer {
-
-enum class InitialParameters {
-  broadcast,  // all ranks take over rank 0's
-  check,      // they must be equal already, to the bit
-};
 
 struct DataParallelOptions {
   DataParallelOptions() = default;
@@ -53,23 +43,13 @@ struct DataParallelOptions {
   TORCH_ARG(bool, sync_buffers) = true;
 };
 
-class DataParallel : public Hook {
+class DataParallel : public JoinedRanks {
  public:
-  explicit DataParallel(DataParallelOptions options = {}) : options_(std::move(options)) {}
+  explicit DataParallel(DataParallelOptions options = {})
+      : JoinedRanks(options.initial_parameters(), options.sync_buffers()), options_(std::move(options)) {}
 
   std::string hook_name() const override { return "data_parallel"; }
-  Slot slot() const override { return Slot::reduce; }
-  bool exclusive() const override { return true; }
-  // Throws InvalidArgument for a Session without a Communicator, and a model on another device than its.
-  void attach(SessionParts& parts) override;
-  void start(const Progress& progress) override;
-  void forward_begin(const Progress& progress) override;
-  void backward_begin(const Progress& progress) override;
-  void backward_end(const Progress& progress) override;
-  void backward_failed() override;
-  void gradients_ready(const Progress& window) override;
-  void after_step(StepReport& report) override;
-  void finish(const Progress& progress) override;
+  std::string agreement() const override;
   // The order of the buckets, on which the order of sums may depend.
   void save(NamedTensors& state) const override;
   void load(const NamedTensors& state) override;
@@ -78,31 +58,19 @@ class DataParallel : public Hook {
   const GradientBucketer* bucketer() const { return bucketer_.get(); }
 
  private:
-  std::vector<Fact> facts() const;
-  void join_ranks(const Progress& progress);
+  bool is_joined() const override { return bucketer_ != nullptr; }
+  void join() override;
+  void begin_pass(const Progress& progress, bool is_last) override;
+  void end_pass(bool is_last) override;
+  void reduce(const Progress& window) override;
+  void wait() override { bucketer_->wait(); }
+  void drop() override { bucketer_->drop(); }
+  double scale() const override { return bucketer_->scale(); }
   void look_early();
-  void share_parameters();
-  void remember_buffers(const std::shared_ptr<torch::nn::Module>& owner);
-  std::string changed_buffers() const;
-  bool sees_new_buffers() const;
-  void sync_buffers();
-  void add_totals(const std::vector<RankStatus>& ranks);
 
   DataParallelOptions options_;
-  SessionParts* parts_ = nullptr;
   std::unique_ptr<GradientBucketer> bucketer_;
   std::vector<int64_t> saved_order_;  // of the checkpoint that the run goes on from
-  std::vector<at::Tensor> trained_;   // what the bucketer reduces
-  StatusExchange statuses_;           // of the window under way
-  struct Buffer {
-    at::Tensor tensor;
-    std::shared_ptr<torch::nn::Module> owner;
-    bool is_statistic;  // by its name: kernels that write running statistics count no version
-    int64_t version;    // before the first pass
-  };
-  std::vector<Buffer> buffers_;
-  std::string is_changing_;      // by buffer, '0' or '1'; the same on all ranks
-  bool learns_buffers_ = false;  // after this step
 };
 
 }  // namespace pacer

@@ -4,7 +4,8 @@
 //
 //   Session session(model, optimizer);
 //   session.use(hook)                    attach(parts)               every hook, once; conflicts are refused
-//   session.resume()                     load(state)                 from the newest complete checkpoint
+//   session.resume()                     arrange()                   all hooks are known; begin does it, too
+//                                        load(state)                 from the newest complete checkpoint
 //
 //   for (batch in loader)
 //     [x, y] = session.begin(batch)      start(progress)             once: ranks compare themselves
@@ -82,6 +83,9 @@ class Hook {
   // Called by Session::use. Throws InvalidArgument, changing nothing, where the hook cannot work with these
   // parts. The parts outlive the hook's use.
   virtual void attach(SessionParts& /*parts*/) {}
+
+  // Once, when all hooks are known, before a checkpoint is loaded. May throw as attach does.
+  virtual void arrange() {}
 
   // False while a curriculum or a learning-rate warm-up still moves.
   virtual bool settled(const Progress& /*progress*/) const { return true; }

@@ -12,6 +12,7 @@
 #include <pacer/schedulers/gradient_accumulation.h>
 #include <pacer/schedulers/gradient_clipping.h>
 #include <pacer/schedulers/hook.h>
+#include <pacer/schedulers/joined_ranks.h>
 #include <pacer/schedulers/layer_drop.h>
 #include <pacer/schedulers/layer_drop_rule.h>
 #include <pacer/schedulers/layer_drop_sequential.h>
@@ -29,5 +30,6 @@
 #include <pacer/schedulers/sequence_length.h>
 #include <pacer/schedulers/session.h>
 #include <pacer/schedulers/session_parts.h>
+#include <pacer/schedulers/shards.h>
 #include <pacer/schedulers/step_report.h>
 #include <pacer/schedulers/validation.h>

@@ -23,6 +23,7 @@
 #include <pacer/schedulers/layer_drop.h>
 #include <pacer/schedulers/learning_rate.h>
 #include <pacer/schedulers/metrics.h>
+#include <pacer/schedulers/shards.h>
 #include <pacer/schedulers/step_report.h>
 
 namespace pacer {
@@ -115,10 +116,16 @@ void Session::start() {
         "the model has a LayerDrop that this Session does not know, so no layer would ever be dropped; add "
         "session.use(layer_drop)");
   }
+  require(
+      parts_.find<Shards>() != nullptr || parts_.session_optimizer() == nullptr ||
+          !parts_.session_optimizer()->is_shared_out(),
+      "the optimizer has state for this rank's part of the parameters only, because a Session with Shards "
+      "used it; use Shards again, or save a checkpoint there and resume from it with a new optimizer");
   detail::check_parameters(parts_);
-  if (parts_.world().world_size() > 1 && parts_.find<DataParallel>() == nullptr) use(DataParallel());
+  if (parts_.world().world_size() > 1 && parts_.find<JoinedRanks>() == nullptr) use(DataParallel());
   parts_.progress.micro_steps = parts_.micro_steps;
   runner_ = std::make_unique<detail::StepRunner>(parts_);
+  for (const auto& hook : parts_.hooks_) hook->arrange();
   started_ = true;
 }
 
@@ -288,7 +295,7 @@ void Session::update(const Progress& window) {
   for (const auto& hook : parts_.hooks_) settled = settled && hook->settled(window);
   for (const auto& hook : parts_.hooks_) hook->gradients_ready(window);
   gradients_->forget();
-  detail::check_gradients(parts_);
+  if (!parts_.gradients_are_shared_out) detail::check_gradients(parts_);
   const double weight = parts_.window.weight * parts_.window.gradient_scale;
   if (weight == 0) return skip_empty_window();
   runner_->run(weight == 1 ? 1.0 : 1.0 / weight, parts_.world().world_size() * parts_.window.gradient_scale,
@@ -306,6 +313,7 @@ void Session::skip_empty_window() {
 }
 
 void Session::fill_unused_gradients(const Progress& window) {
+  if (parts_.gradients_are_shared_out) return;
   for (const at::Tensor& parameter : parts_.unused(window)) {
     at::Tensor& gradient = parameter.mutable_grad();
     if (parameter.requires_grad() && !gradient.defined()) gradient = at::zeros_like(parameter).detach();

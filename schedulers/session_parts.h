@@ -88,10 +88,11 @@ class SessionParts {
   std::string stop_reason;
 
   // ---- what hooks ask for, in attach ----
-  int64_t micro_steps = 1;        // per optimizer step
-  bool weight_by_tokens = false;  // micro-batches count by their tokens, not alike
-  bool replay_optimizer = false;  // capture the optimizer's kernels in a CUDA graph
-  bool record_loss = false;       // add up the losses of a window for the report
+  int64_t micro_steps = 1;                // per optimizer step
+  bool weight_by_tokens = false;          // micro-batches count by their tokens, not alike
+  bool replay_optimizer = false;          // capture the optimizer's kernels in a CUDA graph
+  bool gradients_are_shared_out = false;  // they leave the parameters for parts that ranks own (Shards)
+  bool record_loss = false;               // add up the losses of a window for the report
   // Whether this rank asks all to stop after the step it is in; nothing where no hook ever asks.
   std::function<bool()> asks_to_stop;
 

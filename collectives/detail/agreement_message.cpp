@@ -28,6 +28,8 @@ std::string describe_status(const RankStatus& status) {
       return "compares set-ups" + after;
     case Intent::step:
       return concatenate("takes a step of ", status.micro_steps, " micro-steps", after);
+    case Intent::micro_step:
+      return concatenate("takes a micro-step of ", status.micro_steps, after);
     case Intent::last_step:
       return concatenate("ends with a window of ", status.micro_steps, " micro-steps", after);
     case Intent::finish:

@@ -17,6 +17,7 @@
 #include <pacer/schedulers/precision.h>
 #include <pacer/schedulers/recompute.h>
 #include <pacer/schedulers/sequence_length.h>
+#include <pacer/schedulers/shards.h>
 
 #include "clipping_ratio.h"
 #include "teaching.h"
@@ -203,6 +204,12 @@ const std::vector<Arm>& arms() {
        kFusedAdamW,
        {Method::recompute},
        /*only_by_name=*/true},
+      {"shards",
+       "pacer::Shards: each rank has its part of state and gradients; fused-adamw's losses. A single process "
+       "has nobody to share with",
+       kFusedAdamW,
+       {Method::shards},
+       /*only_by_name=*/true},
       {"onebit-adam-refreshed",
        "onebit-adam, its variance brought up to date every --onebit-refresh steps",
        kOneBitAdamRefreshed,
@@ -301,6 +308,7 @@ void add_methods(const Arm& arm, const Settings& settings, const pacer::Blocks& 
         pacer::LayerDropOptions().theta_bar(settings.layer_drop_theta).gamma(settings.gamma()).seed(seed)));
   }
   if (arm.has(Method::recompute)) session->use(pacer::Recompute(blocks));
+  if (arm.has(Method::shards)) session->use(pacer::Shards());
   if (arm.has(Method::signed_gradients)) session->use(SignedGradients());
   if (arm.has(Method::forgotten_errors)) session->use(ForgottenErrors());
   if (arm.has(Method::clipping_ratio)) session->use(ClippingRatio(settings.clip));

@@ -38,6 +38,7 @@ enum class Method {
   reshape,
   layer_drop,
   recompute,
+  shards,
   bfloat16,
   signed_gradients,
   forgotten_errors,

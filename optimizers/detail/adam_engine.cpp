@@ -2,7 +2,9 @@
 // bottom.
 #include <pacer/optimizers/detail/adam_engine.h>
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
 
 #include <pacer/core/error.h>
@@ -41,7 +43,7 @@ void AdamEngine::prepare(const ParamGroups& groups, std::vector<AdamGroupSetting
   if (part_) part_->prepare(settings_);
   slots_.send(device_);
   if (device_.is_cuda() && (guard_ || inputs.replayable || is_capturing(device_))) slots_.let_device_lead();
-  can_look_early_ = guard_ != nullptr && !inputs.replayable && part_ == nullptr;
+  can_look_early_ = guard_ != nullptr && !inputs.replayable && part_ == nullptr && ranges_.empty();
 }
 
 // The guard of a Session, or where finite_check asks for one, the optimizer's own.
@@ -68,8 +70,9 @@ void AdamEngine::find_gradients() {
   for (size_t i = 0; i < entries_.size(); ++i) {
     AdamEntry& entry = entries_[i];
     static const at::Tensor kNone;
-    const at::Tensor& gradient = takes_part_[i] ? entry.parameter.grad() : kNone;
-    entry.gradient_is_dense = !gradient.defined() || !needs_dense_gradient(entry, gradient);
+    const at::Tensor& gradient = takes_part_[i] ? entry.gradient() : kNone;
+    const bool is_own = entry.own_gradient.defined();
+    entry.gradient_is_dense = is_own || !gradient.defined() || !needs_dense_gradient(entry, gradient);
     if (!entry.gradient_is_dense) {
       if (!entry.dense_gradient.defined()) {
         entry.dense_gradient = at::empty_strided(entry.dense().sizes(), entry.dense().strides(),
@@ -77,7 +80,8 @@ void AdamEngine::find_gradients() {
       }
       entry.dense_gradient.copy_(gradient);
     }
-    const void* elements = entry.in_range(entry.gradient_is_dense ? gradient : entry.dense_gradient);
+    const void* elements = is_own ? pointer_of(gradient)
+                                  : entry.in_range(entry.gradient_is_dense ? gradient : entry.dense_gradient);
     if (entry.is_compressed) {
       part_->set_tensor(entry, elements, settings_[entry.group]);
     } else {
@@ -122,10 +126,24 @@ bool AdamEngine::gradients_are_finite() {
   const auto* partials = partials_.const_data_ptr<double>();
   if (part_) {
     part_->look(*guard_, partials, count);
+  } else if (ranks_) {
+    look_with_ranks(partials, count);
   } else {
     guard_->look(partials, count);
   }
   return device_.is_cuda() || guard_->check()->non_finite == 0;  // on CUDA only the device knows
+}
+
+// The sums of the ranks' squares, added up in the ranks' order.
+void AdamEngine::look_with_ranks(const double* partials, int64_t count) {
+  const at::TensorOptions options = at::TensorOptions().dtype(at::kDouble).device(device_);
+  const at::Tensor own = at::zeros({1}, options), all = at::empty({ranks_->world_size()}, options);
+  auto* sum = own.mutable_data_ptr<double>();
+  if (count > 0 && device_.is_cuda())
+    kernels::sum_partials_cuda(partials, count, sum, current_stream(device_));
+  if (count > 0 && device_.is_cpu()) *sum = sum_partials(partials, count);
+  ranks_->all_gather(all, own, CollectiveOptions().agreed(true)).wait();
+  guard_->look(all.const_data_ptr<double>(), all.numel());
 }
 
 const kernels::StepScalars* AdamSlots::write_scalars(at::Device device, const kernels::GradientCheck* check) {

@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -31,9 +32,12 @@ class AdamEngine {
  public:
   explicit AdamEngine(const OptimizerTraits& traits) : traits_(&traits) {}
 
-  // Of this parameter only these elements, in memory order, are updated and have state. Before the first
-  // step.
-  void own_range(const at::Tensor& parameter, ElementRange range);
+  // Of this parameter only these elements, in memory order, are updated and have state. Its state, if there
+  // is any, is of the range already.
+  void own_range(const at::Tensor& parameter, OwnedRange owned);
+  const OwnedRanges& owned_ranges() const { return ranges_; }
+  // These ranks update the other ranges: the norm is that of all gradients. Null: there are none.
+  void share_norm_with(std::shared_ptr<Communicator> ranks) { ranks_ = std::move(ranks); }
 
   // Checks, plans, creates missing state and sends what changed: every parameter that has a gradient will be
   // updated. `settings` are those of the groups.
@@ -94,14 +98,16 @@ class AdamEngine {
   void choose_guard(const StepInputs& inputs);
   void find_gradients();
   int64_t add_squares();
+  void look_with_ranks(const double* partials, int64_t count);
   bool gradients_are_finite();
 
   // Whether look_early has seen every gradient as it is now; forgets what it saw.
   bool take_early_look();
 
   const OptimizerTraits* traits_;
-  std::unordered_map<const void*, ElementRange> ranges_;  // by TensorImpl; whole where there is none
-  std::vector<AdamGroupSettings> settings_;               // by group
+  OwnedRanges ranges_;
+  std::shared_ptr<Communicator> ranks_;
+  std::vector<AdamGroupSettings> settings_;  // by group
   OneBitPart* part_ = nullptr;
 
   at::Device device_ = at::kCPU;

@@ -11,15 +11,10 @@
 
 #include <pacer/kernels/adam.h>
 #include <pacer/kernels/norm.h>
+#include <pacer/optimizers/detail/element_range.h>
 #include <pacer/optimizers/detail/state_fields.h>
 
 namespace pacer::detail {
-
-// Elements of a parameter, in the order in which they lie in its memory.
-struct ElementRange {
-  int64_t first = 0;
-  int64_t count = 0;
-};
 
 struct AdamEntry {
   at::Tensor parameter;
@@ -27,6 +22,7 @@ struct AdamEntry {
   size_t group = 0;
   ElementRange range;         // what of the parameter this optimizer updates; mostly all of it
   bool is_part = false;       // less than all of it
+  at::Tensor own_gradient;    // OwnedRange::gradient
   int64_t first_element = 0;  // real elements registered before these
   kernels::AdamStorage storage = kernels::AdamStorage::f32;
   bool amsgrad = false;
@@ -53,6 +49,8 @@ struct AdamEntry {
   size_t position = 0;
   int64_t slot = -1;
 
+  // Undefined where there is none.
+  const at::Tensor& gradient() const { return own_gradient.defined() ? own_gradient : parameter.grad(); }
   const at::Tensor& dense() const { return dense_parameter.defined() ? dense_parameter : parameter; }
 
   // True while parameter and state tensors are where the plan has them, in the layout that it has.

@@ -10,11 +10,18 @@
 
 namespace pacer::detail {
 
-void AdamEngine::own_range(const at::Tensor& parameter, ElementRange range) {
+void AdamEngine::own_range(const at::Tensor& parameter, OwnedRange owned) {
+  const ElementRange& range = owned.range;
   require(range.first >= 0 && range.count >= 0 && range.first + range.count <= parameter.numel(),
           traits_->name, ": a parameter of ", parameter.numel(), " elements has no elements from ",
           range.first, " to ", range.first + range.count);
-  ranges_[parameter.unsafeGetTensorImpl()] = range;
+  const at::Tensor& gradient = owned.gradient;
+  require(!gradient.defined() ||
+              (gradient.sizes() == at::IntArrayRef(range.count) && gradient.is_contiguous() &&
+               gradient.scalar_type() == parameter.scalar_type() && gradient.device() == parameter.device()),
+          traits_->name, ": the gradient of ", range.count, " elements of a ", parameter.scalar_type(),
+          " parameter must be a dense vector of them, beside it");
+  ranges_[parameter.unsafeGetTensorImpl()] = std::move(owned);
   forget_plan();
 }
 
@@ -76,13 +83,13 @@ bool AdamEngine::plan_fits(const ParamGroups& groups, const ParamStates& states)
     for (const at::Tensor& parameter : parameters) {
       const Member& member = members_[m++];
       if (parameter.unsafeGetTensorImpl() != member.tensor) return false;
-      const at::Tensor& gradient = parameter.grad();
       if (member.entry < 0) {
-        if (gradient.defined() || (part_ != nullptr && settings_[g].compress)) return false;
+        if (parameter.grad().defined() || (part_ != nullptr && settings_[g].compress)) return false;
         continue;
       }
       const auto i = static_cast<size_t>(member.entry);
       const AdamEntry& entry = entries_[i];
+      const at::Tensor& gradient = entry.gradient();
       const auto state = states.find(parameter.unsafeGetTensorImpl());
       if (state == states.end() || state->second.get() != entry.state || !entry.is_current()) return false;
       if (entry.amsgrad != settings_[g].amsgrad || entry.averages_trust != settings_[g].averages_trust ||
@@ -92,7 +99,8 @@ bool AdamEngine::plan_fits(const ParamGroups& groups, const ParamStates& states)
         return false;
       }
       takes_part_[i] = takes_part(entry, gradient);
-      if (takes_part_[i] && gradient.defined()) check_gradient(parameter, gradient, entry.name);
+      if (takes_part_[i] && parameter.grad().defined())
+        check_gradient(parameter, parameter.grad(), entry.name);
     }
   }
   return true;
@@ -107,7 +115,8 @@ AdamEntry AdamEngine::make_entry(const RegisteredParameter& parameter,
   entry.group = parameter.group;
   const auto range = ranges_.find(parameter.key());
   entry.is_part = range != ranges_.end();
-  entry.range = entry.is_part ? range->second : ElementRange{0, parameter.tensor.numel()};
+  entry.range = entry.is_part ? range->second.range : ElementRange{0, parameter.tensor.numel()};
+  if (entry.is_part) entry.own_gradient = range->second.gradient;
   entry.amsgrad = settings.amsgrad;
   entry.averages_trust = settings.averages_trust;
   entry.is_compressed = part_ != nullptr && settings.compress;
@@ -127,15 +136,17 @@ void AdamEngine::add_entries(const ParamGroups& groups, const ParamStates& state
                              const ParameterNames& names, bool with_compressed) {
   int64_t first_element = 0;
   for (const RegisteredParameter& parameter : registered(groups, names)) {
-    const at::Tensor& gradient = parameter.tensor.grad();
+    const auto owned = ranges_.find(parameter.key());
+    const bool has_gradient =
+        parameter.tensor.grad().defined() || (owned != ranges_.end() && owned->second.gradient.defined());
     const auto state = states.find(parameter.key());
     const bool has_state = state != states.end();
     members_.push_back({parameter.key(), -1});
-    if (gradient.defined() || has_state || (with_compressed && settings_[parameter.group].compress)) {
+    if (has_gradient || has_state || (with_compressed && settings_[parameter.group].compress)) {
       members_.back().entry = static_cast<int64_t>(entries_.size());
       entries_.push_back(make_entry(parameter, has_state ? state->second.get() : nullptr));
       entries_.back().first_element = first_element + entries_.back().range.first;
-      takes_part_.push_back(takes_part(entries_.back(), gradient));
+      takes_part_.push_back(takes_part(entries_.back(), entries_.back().gradient()));
     }
     first_element += parameter.tensor.numel();
   }
@@ -145,9 +156,10 @@ void AdamEngine::check_entries() const {
   std::vector<MemoryRange> ranges;
   std::vector<std::string> entry_names;
   for (const AdamEntry& entry : entries_) {
-    const at::Tensor& gradient = entry.parameter.grad();
+    const at::Tensor& gradient = entry.gradient();
     const bool reads_gradient = takes_part(entry, gradient) && gradient.defined();
-    if (reads_gradient) check_gradient(entry.parameter, gradient, entry.name);
+    if (reads_gradient && !entry.own_gradient.defined())
+      check_gradient(entry.parameter, gradient, entry.name);
     ranges.push_back(memory_range(entry.parameter, entry_names.size(), /*written=*/true));
     if (reads_gradient) ranges.push_back(memory_range(gradient, entry_names.size(), /*written=*/false));
     entry_names.push_back(entry.name);

@@ -16,8 +16,11 @@ constexpr const char* kVersion = "state_version";
 std::string options_prefix(size_t group) { return "group/" + std::to_string(group) + "/"; }
 
 // Reads all fields of one parameter and marks their keys as used.
-void import_tensors(const std::string& name, const at::Tensor& parameter, const AdamGroupSettings& settings,
-                    const NamedTensors& saved, FusedAdamStateFields& state, std::set<std::string>& used) {
+void import_tensors(const RegisteredParameter& registered, const ElementRange* range,
+                    const AdamGroupSettings& settings, const NamedTensors& saved, FusedAdamStateFields& state,
+                    std::set<std::string>& used) {
+  const std::string& name = registered.name;
+  const at::Tensor& parameter = registered.tensor;
   const kernels::AdamStorage storage =
       storage_for(parameter.scalar_type(), settings.master_weights, settings.rounding, name);
   const std::vector<int64_t> two = {2};
@@ -31,7 +34,9 @@ void import_tensors(const std::string& name, const at::Tensor& parameter, const 
     require(tensor.scalar_type() == *dtype && tensor.sizes() == sizes, "\"", key,
             "\" of the state to load is ", tensor.scalar_type(), " of shape ", tensor.sizes(),
             ", but parameter ", InMessage{name}, " needs ", *dtype, " of shape ", sizes);
-    (state.*field.get)() = tensor.to(parameter.device());
+    const bool is_cut = range != nullptr && field.kind != StateKind::trust_average;
+    const at::Tensor own = is_cut ? cut_to_range(tensor, parameter, *range, name) : tensor;
+    (state.*field.get)() = own.to(parameter.device());
     used.insert(key);
   }
 }
@@ -81,7 +86,7 @@ PendingState import_state(const NamedTensors& saved, const OptimizerView& own) {
     auto state = own.traits.make_state();
     auto& fields = static_cast<FusedAdamStateFields&>(*state);
     fields.step(step);
-    import_tensors(name, parameter.tensor, settings[parameter.group], saved, fields, used);
+    import_tensors(parameter, own.range_of(parameter), settings[parameter.group], saved, fields, used);
     pending.states[parameter.key()] = std::move(state);
   }
   for (const auto& item : saved) {

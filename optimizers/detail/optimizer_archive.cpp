@@ -96,7 +96,8 @@ std::vector<AdamGroupSettings> check_pending(const PendingState& pending, const 
     const auto& state = static_cast<const FusedAdamStateFields&>(*found->second);
     require(state.exp_avg().defined() && state.exp_avg_sq().defined(), "the state of parameter ",
             parameter.in_message(), " lacks a moment (exp_avg or exp_avg_sq)", kNothing);
-    check_state(state, parameter.tensor.sizes(), parameter.name);
+    const ElementRange* range = own.range_of(parameter);
+    check_state(state, range ? at::IntArrayRef(range->count) : parameter.tensor.sizes(), parameter.name);
   }
   ParamGroups with_options;
   for (size_t g = 0; g < own.groups.size(); ++g) {

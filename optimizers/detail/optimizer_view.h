@@ -11,6 +11,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <pacer/optimizers/detail/element_range.h>
 #include <pacer/optimizers/detail/optimizer_traits.h>
 
 namespace pacer::detail {
@@ -56,8 +57,14 @@ struct OptimizerView {
   const ParamStates& states;
   const torch::optim::OptimizerOptions& defaults;
   const ParameterNames& names;
+  const OwnedRanges& ranges;
 
   std::vector<RegisteredParameter> parameters() const { return registered(groups, names); }
+  // What is updated of the parameter; null for all of it.
+  const ElementRange* range_of(const RegisteredParameter& parameter) const {
+    const auto found = ranges.find(parameter.key());
+    return found == ranges.end() ? nullptr : &found->second.range;
+  }
   // A copy of a group's options, adopted.
   std::unique_ptr<torch::optim::OptimizerOptions> options(size_t group) const {
     return adopt(traits, groups[group].options(), defaults, group);

@@ -56,22 +56,6 @@ TensorPlace beside_parameters(NamedTensors model) {
   };
 }
 
-// The share of one rank, the same on whichever rank it is asked for: the largest tensor first, each goes to
-// the rank that has least to write. `bytes` is what they write beside it.
-NamedTensors share_of(const NamedTensors& tensors, size_t rank, std::vector<size_t> bytes) {
-  std::vector<const NamedTensors::value_type*> largest_first;
-  for (const auto& item : tensors) largest_first.push_back(&item);
-  std::stable_sort(largest_first.begin(), largest_first.end(),
-                   [](const auto* a, const auto* b) { return a->second.nbytes() > b->second.nbytes(); });
-  NamedTensors share;
-  for (const auto* item : largest_first) {
-    const auto least = std::min_element(bytes.begin(), bytes.end());
-    *least += item->second.nbytes();
-    if (least - bytes.begin() == static_cast<std::ptrdiff_t>(rank)) share.insert(*item);
-  }
-  return share;
-}
-
 }  // namespace
 
 const CheckpointFile* find_file(const CheckpointManifest& manifest, const std::string& name) {
@@ -81,14 +65,32 @@ const CheckpointFile* find_file(const CheckpointManifest& manifest, const std::s
   return nullptr;
 }
 
-RankFiles files_of_rank(TrainingState state, const Communicator& world) {
-  const int rank = world.rank(), ranks = world.world_size();
-  RankFiles files;
+std::map<std::string, int> writers_of(const TrainingState& state, int ranks) {
+  std::vector<const NamedTensors::value_type*> largest_first;
+  for (const auto& item : state.optimizer) largest_first.push_back(&item);
+  std::stable_sort(largest_first.begin(), largest_first.end(),
+                   [](const auto* a, const auto* b) { return a->second.nbytes() > b->second.nbytes(); });
   std::vector<size_t> bytes(static_cast<size_t>(ranks));
   for (const auto& item : state.model) bytes.front() += item.second.nbytes();
+  std::map<std::string, int> writers;
+  for (const auto* item : largest_first) {
+    const auto least = std::min_element(bytes.begin(), bytes.end());
+    *least += item->second.nbytes();
+    writers[item->first] = static_cast<int>(least - bytes.begin());
+  }
+  return writers;
+}
+
+RankFiles files_of_rank(TrainingState state, const std::map<std::string, int>& writers,
+                        const Communicator& world) {
+  const int rank = world.rank(), ranks = world.world_size();
+  RankFiles files;
   if (rank == 0) files.emplace_back(kModelFile, std::move(state.model));
-  files.emplace_back(file_of_rank("optimizer", rank, ranks),
-                     share_of(state.optimizer, static_cast<size_t>(rank), std::move(bytes)));
+  NamedTensors own;
+  for (const auto& [name, tensor] : state.optimizer) {
+    if (writers.at(name) == rank) own.emplace(name, tensor);
+  }
+  files.emplace_back(file_of_rank("optimizer", rank, ranks), std::move(own));
   if (!state.rank_optimizer.empty()) {
     files.emplace_back(file_of_rank("errors", rank, ranks), std::move(state.rank_optimizer));
   }
@@ -126,7 +128,8 @@ TrainingState read_state(const SessionParts& parts, const std::string& folder) {
     const auto own = model.find(name);
     return std::optional(own == model.end() ? at::Device(at::kCPU) : own->second.device());
   });
-  const TensorPlace place_of = beside_parameters(model);
+  // What will be cut on its way into the optimizer stays in host memory until then.
+  const TensorPlace place_of = parts.gradients_are_shared_out ? nullptr : beside_parameters(model);
   state.optimizer = read_optimizer(folder, manifest, place_of);
   state.session =
       read_file(folder, manifest, file_of_rank("session", had_this_rank ? world.rank() : 0, ranks));
@@ -138,11 +141,11 @@ TrainingState read_state(const SessionParts& parts, const std::string& folder) {
     if (find_file(manifest, name) == nullptr) continue;
     errors.back() = read_file(folder, manifest, name, same ? place_of : nullptr);
   }
+  state.session = session_of_other_run(parts, std::move(state.session), same, had_this_rank);
   if (same) {
     state.rank_optimizer = std::move(errors.front());
     return state;
   }
-  state.session = session_of_other_ranks(parts, std::move(state.session), had_this_rank);
   if (parts.session_optimizer()) {
     state.rank_optimizer = parts.session_optimizer()->join_rank_states(errors);
   }

@@ -1,6 +1,7 @@
 // Which file of a checkpoint holds what, and who writes and reads it.
 #pragma once
 
+#include <map>
 #include <string>
 
 #include <pacer/core/checkpoint_manifest.h>
@@ -14,9 +15,13 @@ constexpr const char* kModelFile = "model.safetensors";
 // The file of that name; null where the checkpoint has none.
 const CheckpointFile* find_file(const CheckpointManifest& manifest, const std::string& name);
 
-// What this rank writes of the state: rank 0 the model, each its share of the optimizer's state, which is the
-// same on all of them, and what only it has.
-RankFiles files_of_rank(TrainingState state, const Communicator& world);
+// Who writes which tensor of the optimizer's state, the same on whichever rank it is asked for: the largest
+// tensor first, each goes to the rank that has least to write.
+std::map<std::string, int> writers_of(const TrainingState& state, int ranks);
+
+// What this rank writes of the state: rank 0 the model, each what it is the writer of, and what only it has.
+RankFiles files_of_rank(TrainingState state, const std::map<std::string, int>& writers,
+                        const Communicator& world);
 
 // One number for the names, dtypes and shapes of tensors: ranks that share a file between them must agree on
 // it.

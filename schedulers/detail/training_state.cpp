@@ -1,6 +1,5 @@
 #include <pacer/schedulers/detail/training_state.h>
 
-#include <iterator>
 #include <typeinfo>
 #include <unordered_map>
 #include <utility>
@@ -147,19 +146,23 @@ TrainingState export_state(const SessionParts& parts) {
   return state;
 }
 
-NamedTensors session_of_other_ranks(const SessionParts& parts, NamedTensors saved, bool had_this_rank) {
+NamedTensors session_of_other_run(const SessionParts& parts, NamedTensors saved, bool same_ranks,
+                                  bool had_this_rank) {
   const NamedTensors own = session_tensors(parts);
-  std::vector<std::string> prefixes = {"hook/data_parallel/"};
-  if (!had_this_rank) prefixes.emplace_back("random/");
-  for (const std::string& prefix : prefixes) {
-    const auto begins = [&](const auto& item) { return item.first.compare(0, prefix.size(), prefix) == 0; };
-    for (auto item = saved.begin(); item != saved.end();) {
-      item = begins(*item) ? saved.erase(item) : std::next(item);
+  const auto begins = [](const NamedTensors& tensors, const std::string& prefix) {
+    const auto item = tensors.lower_bound(prefix);
+    return item != tensors.end() && item->first.compare(0, prefix.size(), prefix) == 0;
+  };
+  const std::string buckets = "hook/data_parallel/", random = "random/";
+  const auto keep_own = [&](const std::string& prefix) {
+    while (begins(saved, prefix)) saved.erase(saved.lower_bound(prefix));
+    for (auto item = own.lower_bound(prefix);
+         item != own.end() && item->first.compare(0, prefix.size(), prefix) == 0; ++item) {
+      saved.insert(*item);
     }
-    for (const auto& item : own) {
-      if (begins(item)) saved.insert(item);
-    }
-  }
+  };
+  if (!same_ranks || begins(own, buckets) != begins(saved, buckets)) keep_own(buckets);
+  if (!had_this_rank) keep_own(random);
   return saved;
 }
 

@@ -24,9 +24,11 @@ NamedTensors model_tensors(const torch::nn::Module& model);
 
 TrainingState export_state(const SessionParts& parts);
 
-// What a rank takes over of the session state of a run with another number of ranks: all but the order of
-// gradient buckets, and the random state only where `had_this_rank`; a new rank keeps the one it has.
-NamedTensors session_of_other_ranks(const SessionParts& parts, NamedTensors saved, bool had_this_rank);
+// What a rank takes over of the session state of a run with other ranks, or whose gradients came together in
+// another way: not the order of gradient buckets then. The random state only where `had_this_rank`; a new
+// rank keeps the one it has.
+NamedTensors session_of_other_run(const SessionParts& parts, NamedTensors saved, bool same_ranks,
+                                  bool had_this_rank);
 
 // An import in two halves, for ranks that load together or not at all.
 class StateImport {

@@ -103,6 +103,20 @@ def in_steps_by_nodes(worker):
             suffer(worker, wanted, point, culprit, "STOP" if number == 2 else "KILL", **setting)
 
 
+# Sharded: among the sums of parts, in each of three micro-steps, the gathering of parameters, and that of state for a checkpoint.
+SHARD_POINTS = {"data:2": 0, "data:7:inside": 1, "data:20": 2, "backward": 3, "after_backward": 1, "after_kernel": 2, "in_save": 0,
+                "in_load": 3}
+
+
+@case
+def in_sharded_steps(worker):
+    wanted = unbroken(worker, shards=1)
+    for number, (point, rank) in enumerate(SHARD_POINTS.items()):
+        if LONG or number % 2 == 1:
+            for culprit in range(WORLD_SIZE) if LONG else [rank]:
+                suffer(worker, wanted, point, culprit, "STOP" if number == 3 else "KILL", shards=1)
+
+
 @case
 def killed_or_stopped(worker):
     wanted = unbroken(worker)

@@ -35,6 +35,14 @@ def training(worker):
 
 
 @case
+def shards(worker):
+    for world_size in worlds():
+        play(worker, "train_shards", world_size, nccl=1, steps=500 if LONG else 30)
+        wanted = cases_faults.unbroken(worker, world_size, nccl=1, shards=1)
+        cases_faults.suffer(worker, wanted, "data:7:inside", 1, "KILL", world_size, grace=10, nccl=1, shards=1)
+
+
+@case
 def compressed(worker):
     """Compressed means and 1-bit Adam on GPUs have the bits of threads on the CPU."""
     for world_size in worlds():

@@ -29,6 +29,12 @@ def all_hooks_for_long(worker):
 
 
 @case
+def shards(worker):
+    for world_size in (2, 3):
+        play(worker, "train_shards", world_size, steps=500 if LONG else 20)
+
+
+@case
 def unordered_sums(worker):
     for world_size in (2, 4):
         play(worker, "train_unordered", world_size, steps=500 if LONG else 50)

@@ -85,8 +85,12 @@ void play(const Player& player) {
   const RegisteredOptimizer optimizer =
       optimizer_named(player.has("optimizer") ? player.text("optimizer") : "FusedAdamW");
   SmallRun run(optimizer, hooks, /*dropout=*/0.1, world);
+  if (player.has("shards")) {
+    run.session->use(Shards(ShardsOptions().unit_bytes(600)));
+  } else {
+    run.session->use(DataParallel(DataParallelOptions().bucket_bytes(600).first_bucket_bytes(100)));
+  }
   run.session->use(FaultHook(point, fault))
-      .use(DataParallel(DataParallelOptions().bucket_bytes(600).first_bucket_bytes(100)))
       .use(Checkpoints(
           CheckpointsOptions(player.text("folder")).every(2).timeout(player.options().timeout())));
   const auto resumed = run.resume();

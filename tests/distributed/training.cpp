@@ -103,6 +103,33 @@ void train_long(const Player& player) {
                          player.number("steps"));
 }
 
+// Shards beside the reference: with the hooks that matter most and both ways to accumulate, which only add up
+// alike where gradients travel once a step.
+void train_shards(const Player& player) {
+  const auto world = join(player, /*ordered=*/true);
+  const auto hooks = hooks_named(kTogether);
+  for (const char* name : {"FusedAdamW", "FusedAdamW bf16 remainder", "FusedAdamW bf16 stochastic"}) {
+    for (const Sharded what : {Sharded::state, Sharded::gradients}) {
+      auto chosen = hooks;
+      if (what == Sharded::gradients) chosen.erase(chosen.begin());
+      SmallRun run(optimizer_named(name), chosen, /*dropout=*/0, world);
+      run.session->use(Shards(ShardsOptions().unit_bytes(600).what(what)));
+      SmallRun reference(optimizer_named(name), chosen, /*dropout=*/0, Communicator::alone(world->device()));
+      reference.shards = world->world_size();
+      reference.session->use(std::make_shared<ShardReference>(reference.model, world->world_size()));
+      for (int64_t step = 0; step < player.number("steps"); ++step) {
+        run.step();
+        reference.step();
+        const std::string difference = first_difference(run.state().model, reference.state().model);
+        expect(difference.empty(), "no difference from one process after step ", step, ", but ", difference,
+               " differs");
+      }
+      run.finish();
+      if (world->rank() == 0) say(std::string("shards ") + name);
+    }
+  }
+}
+
 // Each of W - 1 additions rounds a partial sum, at most the sum of all magnitudes, by 2^-24 of it.
 void expect_sum(Communicator& world, const Tensor& sum, const Tensor& own) {
   const int64_t count = own.numel();
@@ -267,6 +294,7 @@ void stop_by_signal(const Player& player) {
 
 const AddScenario kPairs("train_pairs", train_pairs);
 const AddScenario kLong("train_long", train_long);
+const AddScenario kShards("train_shards", train_shards);
 const AddScenario kUnordered("train_unordered", train_unordered);
 const AddScenario kCompressed("train_compressed", train_compressed);
 const AddScenario kResume("train_resume", resume);

@@ -11,7 +11,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-LIBRARY = ("core", "kernels", "device", "collectives", "compression", "modules", "optimizers", "schedulers")
+LIBRARY = ("core", "kernels", "device", "collectives", "compression", "sharding", "modules", "optimizers", "schedulers")
 
 
 def compile_alone(work, compiler, header, extra=()):

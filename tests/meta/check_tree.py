@@ -12,8 +12,8 @@ import tempfile
 from pathlib import Path
 
 # Left to right: a folder may include those before it and itself.
-LIBRARY = ("core", "kernels", "device", "collectives", "compression", "modules", "optimizers", "schedulers")
-APART = {"modules": {"collectives", "compression"}}  # to the left, but none of its business
+LIBRARY = ("core", "kernels", "device", "collectives", "compression", "sharding", "modules", "optimizers", "schedulers")
+APART = {"sharding": {"compression"}, "modules": {"collectives", "compression", "sharding"}}  # to the left, but none of its business
 FOLDERS = LIBRARY + ("examples",)
 NEVER_TORCH = ("core", "kernels")
 PRIVATE = {"detail", "gloo_stubs", "cpu", "cuda"}  # folders whose headers are not installed

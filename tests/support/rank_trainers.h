@@ -26,6 +26,8 @@ struct RankSetup {
   FusedAdamWOptions options = FusedAdamWOptions(0.01);
   std::function<void(Session&)> hooks = [](Session&) {};
   DataParallelOptions data_parallel;
+  std::function<void(Session&)> reduction;  // instead of DataParallel
+  std::function<void(torch::nn::Sequential&)> change_model = [](torch::nn::Sequential&) {};
   int64_t first_step = 0;
 };
 
@@ -37,6 +39,7 @@ struct RankTrainer {
           torch::nn::Linear(torch::nn::LinearOptions(setup.widths[i], setup.widths[i + 1]).bias(setup.bias)));
     }
     model->to(setup.dtype);
+    setup.change_model(model);
     inputs = torch::ones({2, setup.widths.front()}, setup.dtype);
     if (setup.frozen) model->parameters().front().requires_grad_(false);
     std::vector<Tensor> parameters = model->parameters();
@@ -49,7 +52,8 @@ struct RankTrainer {
     groups.emplace_back(parameters);
     optimizer = std::make_unique<FusedAdamW>(groups, setup.options);
     session = std::make_unique<Session>(*model, *optimizer, world);
-    session->use(PartsProbe(parts)).use(DataParallel(setup.data_parallel));
+    session->use(PartsProbe(parts));
+    setup.reduction ? setup.reduction(*session) : void(session->use(DataParallel(setup.data_parallel)));
     setup.hooks(*session);
     parts->progress.step = setup.first_step;
   }

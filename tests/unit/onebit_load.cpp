@@ -117,7 +117,7 @@ TEMPLATE_TEST_CASE("a rank that leaves in the middle of a step stops the others 
     // gone when signs travel.
     TestType& own = *ranks.optimizers[r];
     const detail::OptimizerView view{
-        detail::traits_of(own.defaults()), own.param_groups(), own.state(), own.defaults(), {}};
+        detail::traits_of(own.defaults()), own.param_groups(), own.state(), own.defaults(), {}, {}};
     detail::StepAgreement().without_gradient(*ranks.world[r], 4, view);
     const Tensor sent = at::zeros({1}, at::kDouble), all = at::empty({3}, at::kDouble);
     ranks.world[r]->all_gather_host(all, sent).wait();

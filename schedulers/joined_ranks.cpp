@@ -1,0 +1,241 @@
+#include <pacer/schedulers/joined_ranks.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string_view>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <torch/nn/module.h>
+#include <torch/version.h>
+
+#include <pacer/core/checksum.h>
+#include <pacer/core/error.h>
+#include <pacer/core/version.h>
+#include <pacer/schedulers/detail/model_facts.h>
+#include <pacer/schedulers/detail/number_text.h>
+#include <pacer/schedulers/session_parts.h>
+#include <pacer/schedulers/step_report.h>
+
+namespace pacer {
+namespace {
+
+// What JoinedRanks::facts leaves out, because schedules move it: ranks compare these in each step.
+std::vector<Fact> rate_facts(const torch::optim::Optimizer& optimizer) {
+  std::vector<Fact> facts;
+  for (const double rate : detail::learning_rates(optimizer)) {
+    facts.push_back(
+        {detail::concatenate("learning rate of parameter group ", facts.size()), detail::exact_text(rate)});
+  }
+  return facts;
+}
+
+RankStatus status_of(Intent intent, const Progress& progress, const SessionParts& parts,
+                     bool buffers_have_changed) {
+  RankStatus status;
+  status.intent = intent;
+  status.step = progress.step;
+  status.micro_steps = progress.micro_steps;
+  status.weight = parts.window.weight;
+  status.tokens = parts.window.tokens;
+  const std::vector<double> rates = detail::learning_rates(parts.optimizer());
+  const std::string_view bytes(reinterpret_cast<const char*>(rates.data()), rates.size() * sizeof(double));
+  checksum_of(bytes).copy(status.fingerprint, sizeof(status.fingerprint));
+  status.stop = parts.asks_to_stop && parts.asks_to_stop() ? 1 : 0;
+  status.news = buffers_have_changed ? 1 : 0;
+  return status;
+}
+
+}  // namespace
+
+void JoinedRanks::attach(SessionParts& parts) {
+  require(parts.world_was_given, "the hook ", hook_name(),
+          " needs to know its peers; give the Session a Communicator: Session(model, optimizer, "
+          "Communicator::from_environment())");
+  require(parts.world().device() == parts.device(), "the model is on ", parts.device().str(), ", but ",
+          parts.world().backend_name(), " joins the ranks on ", parts.world().device().str(),
+          "; call model->to(world->device()) before the optimizer is made");
+  parts_ = &parts;
+}
+
+void JoinedRanks::start(const Progress& progress) {
+  if (parts_->world().world_size() > 1) join_ranks(progress);
+}
+
+std::vector<Fact> JoinedRanks::facts() const {
+  std::vector<Fact> facts = {
+      {"library", detail::concatenate("pacer ", version(), ", LibTorch ", TORCH_VERSION)},
+      {"communicator", detail::concatenate(parts_->world().backend_name(), ", ordered sums ",
+                                           parts_->world().options().ordered_sum() ? "on" : "off")},
+      {"replicas",
+       detail::concatenate("buffers ", syncs_buffers_ ? "follow rank 0" : "are each rank's own",
+                           ", initial parameters ",
+                           initial_ == InitialParameters::check ? "are compared" : "are rank 0's")},
+      {"micro-steps",
+       detail::concatenate(parts_->micro_steps, parts_->weight_by_tokens ? " weighted by tokens" : "")},
+  };
+  std::string hooks;
+  for (const auto& hook : parts_->hooks()) hooks += (hooks.empty() ? "" : ", ") + hook->hook_name();
+  facts.push_back({"hooks", hooks});
+  for (const auto& hook : parts_->hooks()) facts.push_back({"hook " + hook->hook_name(), hook->agreement()});
+  for (Fact& fact : detail::optimizer_facts(*parts_)) facts.push_back(std::move(fact));
+  for (Fact& fact : detail::parameter_facts(*parts_)) facts.push_back(std::move(fact));
+  return facts;
+}
+
+void JoinedRanks::join_ranks(const Progress& progress) {
+  parts_->world().set_step(progress.step);
+  require_agreement(parts_->world(), progress.step, facts());
+  share_parameters();
+  join();
+  trained_ = detail::trained_parameters(*parts_);
+}
+
+// Before the first pass, and behind a load.
+void JoinedRanks::forward_begin(const Progress& /*progress*/) {
+  if (!buffers_.empty() || !syncs_buffers_) return;
+  for (const auto& module : parts_->model().modules(/*include_self=*/false)) remember_buffers(module);
+  // The model itself may not be held by a shared_ptr; it outlives this hook.
+  remember_buffers(std::shared_ptr<torch::nn::Module>(std::shared_ptr<void>(), &parts_->model()));
+}
+
+void JoinedRanks::remember_buffers(const std::shared_ptr<torch::nn::Module>& owner) {
+  for (const auto& item : owner->named_buffers(/*recurse=*/false)) {
+    if (!item.value().defined()) continue;
+    const bool is_statistic = item.key() == "running_mean" || item.key() == "running_var";
+    buffers_.push_back({item.value(), owner, is_statistic, item.value()._version()});
+  }
+}
+
+void JoinedRanks::share_parameters() {
+  const at::NoGradGuard no_grad;
+  Communicator& world = parts_->world();
+  if (initial_ == InitialParameters::check) {
+    std::vector<Fact> values;
+    for (const auto& item : parts_->model().named_parameters()) {
+      const at::Tensor host = item.value().detach().cpu().contiguous();
+      const auto bytes = static_cast<size_t>(host.numel()) * host.element_size();
+      values.push_back({"initial value of parameter " + item.key(),
+                        "checksum " + Checksum().add(host.const_data_ptr(), bytes).hex()});
+    }
+    require_agreement(world, parts_->progress.step, values);
+    return;
+  }
+  std::vector<at::Tensor> tensors = parts_->model().parameters();
+  for (const at::Tensor& tensor : detail::all_optimizer_parameters(*parts_)) tensors.push_back(tensor);
+  for (const at::Tensor& buffer : parts_->model().buffers()) tensors.push_back(buffer);
+  detail::broadcast_all(world, tensors);
+}
+
+void JoinedRanks::backward_begin(const Progress& progress) {
+  Communicator& world = parts_->world();
+  if (world.world_size() == 1) return;
+  world.set_step(progress.step);
+  if (progress.micro_step == 0 && !detail::same_tensors(trained_, detail::trained_parameters(*parts_))) {
+    join_ranks(progress);  // parameters were frozen, unfrozen or added: on every rank, or they disagree here
+  }
+  const bool is_last = progress.micro_step + 1 == progress.micro_steps;
+  if (is_last || sends_in_every_pass()) {
+    const Intent intent = is_last ? Intent::step : Intent::micro_step;
+    statuses_ = StatusExchange(world, status_of(intent, progress, *parts_, sees_new_buffers()));
+  }
+  begin_pass(progress, is_last);
+}
+
+void JoinedRanks::backward_end(const Progress& progress) {
+  if (!is_joined()) return;
+  const bool is_last = progress.micro_step + 1 == progress.micro_steps;
+  end_pass(is_last);
+  if (!is_last && statuses_.is_under_way()) std::exchange(statuses_, {}).wait();
+}
+
+void JoinedRanks::backward_failed() {
+  if (is_joined()) drop();
+  // Where the ranks are at different places, that is why an operation failed; this says where they are.
+  if (statuses_.is_under_way() && statuses_.is_done()) std::exchange(statuses_, {}).wait();
+}
+
+void JoinedRanks::gradients_ready(const Progress& window) {
+  if (!is_joined()) return;
+  if (!statuses_.is_under_way()) {  // the window ends early, and so did not begin to travel
+    statuses_ =
+        StatusExchange(parts_->world(), status_of(Intent::last_step, window, *parts_, sees_new_buffers()));
+    add_totals(statuses_.wait());
+    reduce(window);
+  } else {
+    add_totals(statuses_.wait());
+  }
+  Work loss;
+  if (parts_->window.loss.defined()) {
+    loss = parts_->world().all_reduce(parts_->window.loss, CollectiveOptions().agreed(true));
+  }
+  wait();
+  loss.wait();
+}
+
+// Replicas that take steps of different lengths are no replicas any more.
+void JoinedRanks::add_totals(const std::vector<RankStatus>& ranks) {
+  for (const RankStatus& rank : ranks) {
+    if (std::memcmp(rank.fingerprint, ranks[0].fingerprint, sizeof(rank.fingerprint)) == 0) continue;
+    require_agreement(parts_->world(), ranks[0].step, rate_facts(parts_->optimizer()));
+  }
+  WindowTotals& window = parts_->window;
+  window.weight = 0;
+  window.tokens = 0;
+  for (const RankStatus& rank : ranks) {
+    window.weight += rank.weight;
+    window.tokens += rank.tokens;
+    parts_->should_stop = parts_->should_stop || rank.stop != 0;
+    learns_buffers_ = learns_buffers_ || rank.news != 0;
+  }
+  window.gradient_scale = scale();
+}
+
+void JoinedRanks::after_step(StepReport& /*report*/) {
+  if (is_joined() && syncs_buffers_) sync_buffers();
+}
+
+// By position: '1' where training is known to change the buffer, or changes it here.
+std::string JoinedRanks::changed_buffers() const {
+  std::string changed = is_changing_;
+  changed.resize(buffers_.size(), '0');
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    const Buffer& buffer = buffers_[i];
+    const bool is_written = buffer.is_statistic && buffer.owner->is_training();
+    if (is_written || buffer.tensor._version() != buffer.version) changed[i] = '1';
+  }
+  return changed;
+}
+
+bool JoinedRanks::sees_new_buffers() const { return syncs_buffers_ && changed_buffers() != is_changing_; }
+
+// A buffer that has changed on any rank is rank 0's on all of them from then on. That there is a new one, all
+// have heard with the status of the step.
+void JoinedRanks::sync_buffers() {
+  Communicator& world = parts_->world();
+  if (std::exchange(learns_buffers_, false)) {
+    is_changing_ = changed_buffers();
+    for (const std::string& of_rank : world.exchange(is_changing_)) {
+      require(of_rank.size() == is_changing_.size(), "the model has ", is_changing_.size(),
+              " buffers on this rank, but ", of_rank.size(), " on another; register the same on all of them");
+      for (size_t i = 0; i < of_rank.size(); ++i) is_changing_[i] = std::max(is_changing_[i], of_rank[i]);
+    }
+  }
+  std::vector<at::Tensor> changing;
+  for (size_t i = 0; i < is_changing_.size(); ++i) {
+    if (is_changing_[i] == '1') changing.push_back(buffers_[i].tensor);
+  }
+  const at::NoGradGuard no_grad;
+  detail::broadcast_all(world, changing);
+}
+
+void JoinedRanks::finish(const Progress& progress) {
+  if (!is_joined()) return;
+  RankStatus status;
+  status.intent = Intent::finish;
+  status.step = progress.step;
+  StatusExchange(parts_->world(), status).wait();
+}
+
+}  // namespace pacer

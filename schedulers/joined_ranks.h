@@ -1,0 +1,89 @@
+// What all hooks share whose ranks train one model together: they compare what they are before anything is
+// sent, start from the same values, compare in each window where they are, and keep buffers the same. How
+// gradients come together is for DataParallel and Shards to say.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <pacer/collectives/agreement.h>
+#include <pacer/schedulers/hook.h>
+
+namespace torch::nn {
+class Module;
+}  // namespace torch::nn
+
+namespace pacer {
+
+enum class InitialParameters {
+  broadcast,  // all ranks take over rank 0's
+  check,      // they must be equal already, to the bit
+};
+
+class JoinedRanks : public Hook {
+ public:
+  Slot slot() const override { return Slot::reduce; }
+  bool exclusive() const override { return true; }
+  // Throws InvalidArgument for a Session without a Communicator, and a model on another device than its.
+  void attach(SessionParts& parts) override;
+  void start(const Progress& progress) override;
+  void forward_begin(const Progress& progress) override;
+  void backward_begin(const Progress& progress) override;
+  void backward_end(const Progress& progress) override;
+  void backward_failed() override;
+  void gradients_ready(const Progress& window) override;
+  void after_step(StepReport& report) override;
+  void finish(const Progress& progress) override;
+
+ protected:
+  JoinedRanks(InitialParameters initial, bool sync_buffers)
+      : initial_(initial), syncs_buffers_(sync_buffers) {}
+
+  SessionParts& parts() const { return *parts_; }
+
+  // ---- How gradients come together. Only is_joined is asked in a world of one rank. ----
+
+  // Whether join() was called.
+  virtual bool is_joined() const = 0;
+  // Ranks have agreed and their parameters are the same; again where those that are trained have changed.
+  virtual void join() = 0;
+  // Whether backward passes before a window's last one send anything, too.
+  virtual bool sends_in_every_pass() const { return false; }
+  virtual void begin_pass(const Progress& progress, bool is_last) = 0;
+  virtual void end_pass(bool is_last) = 0;
+  // Instead of a last pass, in a window that ends early.
+  virtual void reduce(const Progress& window) = 0;
+  virtual void wait() = 0;
+  virtual void drop() = 0;
+  // As WindowTotals::gradient_scale.
+  virtual double scale() const = 0;
+
+ private:
+  std::vector<Fact> facts() const;
+  void join_ranks(const Progress& progress);
+  void share_parameters();
+  void remember_buffers(const std::shared_ptr<torch::nn::Module>& owner);
+  std::string changed_buffers() const;
+  bool sees_new_buffers() const;
+  void sync_buffers();
+  void add_totals(const std::vector<RankStatus>& ranks);
+
+  const InitialParameters initial_;
+  const bool syncs_buffers_;
+  SessionParts* parts_ = nullptr;
+  std::vector<at::Tensor> trained_;  // since ranks were joined
+  StatusExchange statuses_;          // of the pass under way
+  struct Buffer {
+    at::Tensor tensor;
+    std::shared_ptr<torch::nn::Module> owner;
+    bool is_statistic;  // by its name: kernels that write running statistics count no version
+    int64_t version;    // before the first pass
+  };
+  std::vector<Buffer> buffers_;
+  std::string is_changing_;      // by buffer, '0' or '1'; the same on all ranks
+  bool learns_buffers_ = false;  // after this step
+};
+
+}  // namespace pacer

@@ -1,0 +1,252 @@
+// A backward pass: gradients come together, travel, and leave their memory to the next ones.
+#include <pacer/sharding/detail/parameter_shards_state.h>
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <pacer/core/error.h>
+
+namespace pacer {
+namespace {
+
+constexpr size_t kNamesShown = 5;
+
+CollectiveOptions agreed() { return CollectiveOptions().agreed(true); }
+
+}  // namespace
+
+// What left the flat memory would neither be updated nor reach other ranks.
+void ParameterShards::State::require_in_place() const {
+  for (const Unit& unit : units_) {
+    const auto size = static_cast<int64_t>(unit.parameters.element_size());
+    const auto* memory = static_cast<const char*>(unit.parameters.const_data_ptr());
+    for (size_t k = 0; k < unit.members.size(); ++k) {
+      const Part& part = parts_[unit.members[k]];
+      require(part.parameter.const_data_ptr() == memory + unit.layout.begin(k) * size ||
+                  part.parameter.numel() == 0,
+              "parameter ", part.name,
+              " was moved (to(), set_data) after ranks had shared it out; move the model before");
+    }
+  }
+}
+
+void ParameterShards::State::set_absent(const std::vector<at::Tensor>& parameters,
+                                        std::vector<char>& marks) const {
+  marks.assign(parts_.size(), 0);
+  for (const at::Tensor& parameter : parameters) {
+    const auto found = positions_.find(parameter.unsafeGetTensorImpl());
+    if (found != positions_.end()) marks[found->second] = 1;
+  }
+}
+
+void ParameterShards::State::begin(const Pass& pass) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  require(!active_, "ParameterShards::begin_backward before end_backward of the pass before");
+  require_in_place();
+  for (Unit& unit : units_) {
+    if (!unit.work.is_empty()) finish(unit);  // of the pass before
+  }
+  pass_ = pass;
+  std::vector<char> absent;
+  set_absent(pass.absent, absent);
+  set_absent(options_.reduce_every_backward() ? pass.absent : pass.absent_in_all, absent_in_all_);
+  stages_.assign(parts_.size(), Stage::awaited);
+  for (Unit& unit : units_) unit.awaited = unit.members.size();
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    if (!absent[i]) continue;
+    stages_[i] = Stage::absent;
+    --unit_of(i).awaited;
+  }
+  next_ = 0;
+  active_ = true;
+  send_full_units();
+}
+
+// Runs where autograd computes, right after the gradient was added to.
+void ParameterShards::State::land(size_t position) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!active_) return;  // a pass of somebody else's, whose gradients stay where they are
+  const Part& part = parts_[position];
+  require(stages_[position] == Stage::awaited || next_ <= unit_of_[position], "parameter ", part.name,
+          " received a gradient after its unit had been sent; a layer that LayerDrop drops must not be used "
+          "elsewhere, and a parameter must not get gradients twice in one backward");
+  require(part.parameter.grad().layout() == at::kStrided, "the gradient of parameter ", part.name,
+          " is sparse; only dense gradients can be reduced over ranks");
+  copy_gradient(position);
+  if (stages_[position] == Stage::awaited) --unit_of(position).awaited;
+  stages_[position] = Stage::landed;
+  send_full_units();
+}
+
+// To where the unit's gradients come together; at most one of them exists twice.
+void ParameterShards::State::copy_gradient(size_t position) {
+  const at::NoGradGuard no_grad;
+  at::Tensor& gradient = parts_[position].parameter.mutable_grad();
+  const at::Tensor place = place_of(position);
+  const bool adds = stages_[position] == Stage::landed || has_contributed_[position];
+  adds ? place.add_(gradient) : place.copy_(gradient);
+  gradient.reset();
+  has_contributed_[position] = !options_.reduce_every_backward();
+}
+
+at::Tensor ParameterShards::State::place_of(size_t position) {
+  Unit& unit = unit_of(position);
+  const at::Tensor& parameter = parts_[position].parameter;
+  make_landing(unit);
+  return unit.landing.narrow(0, unit.layout.begin(place_in_unit_[position]), parameter.numel())
+      .view(parameter.sizes());
+}
+
+// Padding travels, too; whatever stands there reaches nobody's piece.
+void ParameterShards::State::make_landing(Unit& unit) {
+  if (unit.landing.defined()) return;
+  unit.landing = options_.reduce_every_backward() ? take_slot(unit) : at::zeros_like(unit.parameters);
+}
+
+// Two slots are enough where units fill one after the other.
+at::Tensor ParameterShards::State::take_slot(Unit& unit) {
+  constexpr size_t kSlots = 2;
+  const auto dtype = unit.parameters.scalar_type();
+  Slot* free = nullptr;
+  size_t of_dtype = 0;
+  for (Slot& slot : slots_) {
+    if (slot.memory.scalar_type() != dtype) continue;
+    ++of_dtype;
+    if (slot.user != nullptr && slot.user->work.is_empty()) continue;  // it fills
+    if (free == nullptr || slot.user == nullptr) free = &slot;
+  }
+  if (of_dtype < kSlots && (free == nullptr || free->user != nullptr)) free = nullptr;
+  if (free == nullptr) {
+    int64_t elements = 0;
+    for (const Unit& other : units_) {
+      if (other.parameters.scalar_type() == dtype) elements = std::max(elements, other.parameters.numel());
+    }
+    slots_.push_back({at::zeros({elements}, unit.parameters.options()), nullptr});
+    free = &slots_.back();
+  }
+  if (free->user != nullptr) finish(*free->user);
+  free->user = &unit;
+  return free->memory.narrow(0, 0, unit.parameters.numel());
+}
+
+// In the units' order, which is the same on every rank, whatever the order in which they fill.
+void ParameterShards::State::send_full_units() {
+  if (!sends()) return;
+  while (next_ < units_.size() && units_[next_].awaited == 0) send(units_[next_++]);
+}
+
+void ParameterShards::State::send(Unit& unit) {
+  const bool is_absent = std::all_of(unit.members.begin(), unit.members.end(), [&](size_t position) {
+    return absent_in_all_[position] != 0 && stages_[position] != Stage::landed;
+  });
+  if (is_absent) return;
+  const at::NoGradGuard no_grad;
+  for (const size_t position : unit.members) {
+    if (stages_[position] != Stage::landed && !has_contributed_[position]) place_of(position).zero_();
+  }
+  // As a tensor: a plain number would be rounded to the gradients' dtype first.
+  if (prescale_ != 1) unit.landing.mul_(at::scalar_tensor(prescale_, at::kFloat));
+  if (unit.has_gradient) unit.sum = at::empty_like(unit.gradient);
+  unit.work = ranks_->reduce_scatter(unit.has_gradient ? unit.sum : unit.gradient, unit.landing, agreed());
+  unit.has_gradient = true;
+}
+
+// The sum has come; its memory is free again.
+void ParameterShards::State::finish(Unit& unit) {
+  if (!unit.work.is_empty()) {
+    unit.work.wait();
+    unit.work = {};  // it holds its tensors
+    if (unit.sum.defined()) unit.gradient.add_(unit.sum);
+    unit.sum.reset();
+  }
+  unit.landing.reset();
+  for (Slot& slot : slots_) {
+    if (slot.user == &unit) slot.user = nullptr;
+  }
+}
+
+void ParameterShards::State::require_all_reached() const {
+  std::string unused;
+  size_t count = 0;
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    if (stages_[i] == Stage::awaited && count++ < kNamesShown) {
+      unused += (unused.empty() ? "" : ", ") + parts_[i].name;
+    }
+  }
+  require(count == 0, "backward reached ", count, " of ", parts_.size(), " parameters not at all: ", unused,
+          count > kNamesShown ? ", ..." : "",
+          "; use them, freeze them with requires_grad_(false), or let their gradients be zero with "
+          "unused_is_zero(true)");
+}
+
+void ParameterShards::State::end() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  require(active_, "ParameterShards::end_backward without begin_backward");
+  if (pass_.is_last && !options_.unused_is_zero()) require_all_reached();
+  for (Unit& unit : units_) unit.awaited = 0;
+  send_full_units();
+  active_ = false;
+}
+
+void ParameterShards::State::reduce(const std::vector<at::Tensor>& absent_in_all) {
+  if (options_.reduce_every_backward()) return;  // all of it has been
+  begin({true, {}, absent_in_all});
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (Unit& unit : units_) unit.awaited = 0;
+  send_full_units();
+  active_ = false;
+}
+
+void ParameterShards::State::wait() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (const Part& part : parts_) {
+    require(
+        !part.parameter.grad().defined(), "parameter ", part.name,
+        " was given a gradient of its own after backward, which would be lost: its gradient is shared out "
+        "already; let it come from the loss");
+  }
+  const at::NoGradGuard no_grad;
+  for (Unit& unit : units_) {
+    finish(unit);
+    if (!unit.has_gradient) unit.gradient.zero_();
+  }
+  forget_pass();
+}
+
+void ParameterShards::State::drop() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (Unit& unit : units_) {
+    unit.work = {};
+    unit.sum.reset();
+    unit.landing.reset();
+  }
+  slots_.clear();  // what is under way may still write to them
+  forget_pass();
+}
+
+void ParameterShards::State::forget_pass() {
+  active_ = false;
+  for (Unit& unit : units_) unit.has_gradient = false;
+  has_contributed_.assign(parts_.size(), 0);
+}
+
+void ParameterShards::State::gather_parameters() {
+  const at::NoGradGuard no_grad;
+  Work before;  // two under way, because a transport may need memory for each
+  for (const Unit& unit : units_) {
+    Work work = ranks_->all_gather(unit.parameters, unit.own_parameters, agreed());
+    before.wait();
+    before = std::move(work);
+  }
+  before.wait();
+  for (const Part& part : parts_) part.parameter.unsafeGetTensorImpl()->bump_version();
+}
+
+}  // namespace pacer

@@ -1,0 +1,104 @@
+// Parameters that every rank has, but of which each updates a part only: gradients are added over ranks into
+// the parts while backward still runs, each rank updates its own, and the new values come together again
+// (ZeRO stages 1 and 2; Rajbhandari et al., arXiv:1910.02054). It sends what DataParallel sends.
+//
+//   pacer::ParameterShards shards(model->named_parameters(), world);
+//   shards.begin_backward();
+//   loss.backward();                  // units of parameters travel while this runs
+//   shards.end_backward();
+//   shards.wait();                    // shards.parts()[i].gradient is the sum over ranks
+//   ... update shards.parts() ...
+//   shards.gather_parameters();
+//
+// The hook pacer::Shards does all of this in a Session. Parameters move into flat memory, one piece for each
+// unit of about 25 MiB, so that they are gathered where they lie. A gradient leaves parameter.grad() as soon
+// as backward has put it there: two units of whole gradients exist at a time, and the parts.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/arg.h>
+
+#include <pacer/collectives/communicator.h>
+#include <pacer/sharding/shard_layout.h>
+
+namespace pacer {
+
+struct ParameterShardsOptions {
+  ParameterShardsOptions() = default;
+  // Bytes of a unit, >= 1: it takes no more parameters once it has so many.
+  TORCH_ARG(int64_t, unit_bytes) = int64_t{25} << 20;
+  // Several backward passes before an update: true: each adds its gradients over ranks, and only parts are
+  // kept between them, at the price of one reduction a pass. False: whole gradients are kept, as plain
+  // accumulation does, and reduced in the last pass.
+  TORCH_ARG(bool, reduce_every_backward) = true;
+  // What a parameter means that the last backward did not reach: false: an error that names it; true: its
+  // gradient is zero there.
+  TORCH_ARG(bool, unused_is_zero) = false;
+};
+
+class ParameterShards {
+ public:
+  using NamedParameter = std::pair<std::string, at::Tensor>;
+
+  // The same parameters with the same values, in the same order, on every rank; those that need no gradient
+  // are left out. They must be contiguous and on the Communicator's device. Throws InvalidArgument, changing
+  // nothing, for others and for bad options. Hooks stay on the parameters until this is destroyed; their
+  // values stay in flat memory.
+  ParameterShards(const std::vector<NamedParameter>& parameters, std::shared_ptr<Communicator> ranks,
+                  const ParameterShardsOptions& options = {});
+  ~ParameterShards();
+  ParameterShards(const ParameterShards&) = delete;
+
+  // A parameter and what of it is this rank's: `count` elements from `first` on, in memory order, and the
+  // memory of their gradient (count elements of the parameter's dtype), which is the same in every step.
+  struct Part {
+    std::string name;
+    at::Tensor parameter;
+    int64_t first;
+    int64_t count;
+    at::Tensor gradient;
+  };
+  const std::vector<Part>& parts() const;
+  // What any rank owns of parts()[i].parameter.
+  ShardPiece piece(size_t i, int rank) const;
+
+  // `absent`: parameters that this backward will not reach, the same on every rank, for example of dropped
+  // layers; a unit of nothing else is not sent. `absent_in_all`: those that none of the passes since the last
+  // update has reached.
+  struct Pass {
+    bool is_last = true;  // before the update
+    std::vector<at::Tensor> absent, absent_in_all;
+  };
+  void begin_backward(const Pass& pass);
+  void begin_backward() { begin_backward(Pass()); }
+  // Throws InvalidArgument that names them where parameters were not reached (see unused_is_zero); then this
+  // rank must leave its peers. After a backward that threw, drop() takes the place of this.
+  void end_backward();
+  // Instead of a last backward, for a window that ends early.
+  void reduce(const std::vector<at::Tensor>& absent_in_all = {});
+  // Returns when every part's gradient is the sum over ranks (CUDA: the current stream waits).
+  void wait();
+  // Forgets what has come together since the last update.
+  void drop();
+
+  // Every rank's new values for all of them.
+  void gather_parameters();
+
+  // What the sums were multiplied with before they were added: 1 / world_size where fp16 gradients are
+  // involved, whose sum could overflow, else 1.
+  double scale() const;
+  // The units: for each the names of its parameters, in order.
+  std::vector<std::vector<std::string>> units() const;
+
+ private:
+  class State;
+  std::shared_ptr<State> state_;  // shared with the parameters' hooks
+};
+
+}  // namespace pacer

@@ -1,0 +1,39 @@
+// Where the elements of several tensors lie in flat memory that W ranks share out in equal parts. Tensors lie
+// one behind the other, each at a multiple of 128 elements; rank k owns elements [k N/W, (k + 1) N/W) of the
+// N, which are padded to a multiple of 128 W. So a part may begin and end anywhere in a tensor, and no
+// dimension has to be divisible by anything.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace pacer {
+
+// What a rank owns of one tensor: `count` elements from `first` on, which lie at `offset` of its part. All 0
+// where it owns none.
+struct ShardPiece {
+  int64_t first = 0;
+  int64_t count = 0;
+  int64_t offset = 0;
+};
+
+class ShardLayout {
+ public:
+  // `counts`: elements of the tensors, >= 0, in order. `ranks` >= 1.
+  ShardLayout(const std::vector<int64_t>& counts, int ranks);
+
+  // Of the flat memory, and of each rank's part.
+  int64_t elements() const { return elements_; }
+  int64_t part_elements() const { return elements_ / ranks_; }
+  // Where the tensor begins in flat memory.
+  int64_t begin(size_t tensor) const { return begins_[tensor]; }
+  ShardPiece piece(size_t tensor, int rank) const;
+
+ private:
+  int ranks_;
+  std::vector<int64_t> counts_, begins_;
+  int64_t elements_ = 0;
+};
+
+}  // namespace pacer
