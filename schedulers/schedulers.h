@@ -32,4 +32,5 @@
 #include <pacer/schedulers/session_parts.h>
 #include <pacer/schedulers/shards.h>
 #include <pacer/schedulers/step_report.h>
+#include <pacer/schedulers/training_memory.h>
 #include <pacer/schedulers/validation.h>

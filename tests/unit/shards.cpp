@@ -10,6 +10,7 @@
 
 #include <pacer/schedulers/detail/checkpoint_files.h>
 #include <pacer/schedulers/shards.h>
+#include <pacer/schedulers/training_memory.h>
 #include <pacer/sharding/parameter_shards.h>
 
 #include "support/catch.h"
@@ -395,35 +396,63 @@ TEST_CASE("Shards sends what DataParallel sends", "[shards][session]") {
   REQUIRE(before("reduce_scatter").calls - reduced.calls == kSteps * units);
 }
 
-// Of n parameters in fp32 each of W ranks has all, a W-th of both moments and of the gradient's sum, and two
-// units of whole gradients; DataParallel has all of everything.
-TEST_CASE("each rank keeps its part of state and gradients", "[shards][session]") {
+// What all ranks together have allocated at the peak of a step. Beside the plan: a few gradients of one layer
+// on their way through autograd, flat memory and the transport, activations, and padding to 128 W elements.
+TEST_CASE("training takes the memory that training_memory says", "[shards][session]") {
   constexpr int kRanks = 4;
-  static constexpr int64_t kLayers = 12, kWide = 128;
-  const auto bytes_with = [&](bool sharded) {
-    RankSetup setup;
-    setup.widths = std::vector<int64_t>(kLayers + 1, kWide);
-    setup.reduction = [sharded](Session& session) {
-      if (sharded)
-        session.use(Shards(ShardsOptions().unit_bytes(4 * kWide * kWide)));
-      else
-        session.use(DataParallel());
-    };
-    const CountedCpuMemory memory;
-    const int64_t before = CountedCpuMemory::live();
-    auto trainers = trainers_of(std::vector<RankSetup>(kRanks, setup));
-    REQUIRE(first_of(run_all(trainers, [](RankTrainer& t, int) {
-              t.step();
-              t.step();
-            })) == "");
-    return CountedCpuMemory::live() - before;
+  constexpr int64_t kLayers = 40, kWide = 128, kParameters = kLayers * kWide * (kWide + 1);
+  struct Case {
+    std::string name;
+    at::ScalarType dtype;
+    MasterWeights master;
   };
-  constexpr double kWhole = 4.0 * kLayers * kWide * (kWide + 1), kUnit = 4.0 * kWide * (kWide + 2);
-  const double wanted = kRanks * (kWhole + 3 * kWhole / kRanks + 2 * kUnit);
-  const auto found = static_cast<double>(bytes_with(true)), whole = static_cast<double>(bytes_with(false));
-  CAPTURE(wanted, found, whole);
-  REQUIRE(found < 1.05 * wanted);  // padding to 128 W elements a unit, batches
-  REQUIRE(whole > 3.9 * kRanks * kWhole);
+  const std::vector<Case> cases = {{"fp32", at::kFloat, MasterWeights::automatic},
+                                   {"bf16", at::kBFloat16, MasterWeights::automatic},
+                                   {"bf16 with masters", at::kBFloat16, MasterWeights::fp32},
+                                   {"bf16 alone", at::kBFloat16, MasterWeights::none}};
+  for (const Case& c : cases) {
+    const auto layer = static_cast<int64_t>(c10::elementSize(c.dtype)) * kWide * (kWide + 1);
+    for (const auto sharded :
+         {std::optional<Sharded>(), std::optional(Sharded::state), std::optional(Sharded::gradients)}) {
+      RankSetup setup;
+      setup.widths = std::vector<int64_t>(kLayers + 1, kWide);
+      setup.dtype = c.dtype;
+      setup.options = FusedAdamWOptions(0.01).master_weights(c.master);
+      setup.reduction = [&, sharded](Session& session) {
+        if (sharded) {
+          session.use(Shards(ShardsOptions().what(*sharded).unit_bytes(layer)));
+        } else {
+          session.use(DataParallel(DataParallelOptions().bucket_bytes(layer).first_bucket_bytes(layer)));
+        }
+      };
+      auto options = TrainingMemoryOptions(kParameters).ranks(kRanks).dtype(c.dtype).master_weights(c.master);
+      const TrainingMemory plan = training_memory(options.sharded(sharded).unit_bytes(layer));
+      const CountedCpuMemory memory;
+      const int64_t before = CountedCpuMemory::live();
+      auto trainers = trainers_of(std::vector<RankSetup>(kRanks, setup));
+      const auto step = [](RankTrainer& t, int) { t.step(); };
+      REQUIRE(first_of(run_all(trainers, step)) == "");
+      CountedCpuMemory::reset_peak();
+      REQUIRE(first_of(run_all(trainers, step)) == "");
+      const int64_t found = (CountedCpuMemory::peak() - before) / kRanks;
+      CAPTURE(c.name, sharded.has_value(), plan.total(), found, layer);
+      INFO("Sharded::" << (sharded == Sharded::state ? "state" : "gradients"));
+      // Ranks that keep whole gradients do not all reach their peak at the same moment.
+      CHECK(found > (sharded == Sharded::state ? plan.total() / 10 * 9 : plan.total() - layer));
+      CHECK(found < plan.total() + plan.total() / 50 + 5 * layer);
+    }
+  }
+  SECTION("as the documentation's table") {
+    const auto gigabytes = [](std::optional<Sharded> sharded) {
+      const auto options = TrainingMemoryOptions(7'000'000'000).ranks(8).sharded(sharded);
+      return static_cast<double>(training_memory(options).total()) / 1e9;
+    };
+    CHECK(gigabytes(std::nullopt) == Catch::Approx(112));
+    CHECK(gigabytes(Sharded::state) == Catch::Approx(66.5));
+    CHECK(gigabytes(Sharded::gradients) == Catch::Approx(38.5 + 0.0524).epsilon(1e-3));
+    CHECK_THROWS_AS(training_memory(TrainingMemoryOptions(5).ranks(0)), InvalidArgument);
+    CHECK_THROWS_AS(training_memory(TrainingMemoryOptions(5).dtype(at::kLong)), InvalidArgument);
+  }
 }
 
 TEST_CASE("checkpoints of any number of ranks, sharded or not, are resumed by any other",

@@ -1,0 +1,43 @@
+#include <pacer/schedulers/training_memory.h>
+
+#include <algorithm>
+
+#include <c10/core/ScalarType.h>
+
+#include <pacer/core/error.h>
+#include <pacer/optimizers/detail/parameter_check.h>
+#include <pacer/optimizers/detail/state_fields.h>
+
+namespace pacer {
+
+TrainingMemory training_memory(const TrainingMemoryOptions& options) {
+  const int64_t parameters = options.parameters(), ranks = options.ranks();
+  require(parameters >= 0 && ranks >= 1,
+          "training_memory needs 0 parameters or more and 1 rank or more, not ", parameters, " and ", ranks);
+  const at::ScalarType type = options.dtype();
+  require(type == at::kDouble || type == at::kFloat || type == at::kBFloat16 || type == at::kHalf,
+          "training_memory counts parameters in fp64, fp32, bf16 or fp16, not in ", c10::toString(type));
+  const kernels::AdamStorage storage =
+      detail::storage_for(type, options.master_weights(), options.rounding(), "of this dtype");
+  detail::AdamGroupSettings settings;
+  settings.amsgrad = options.amsgrad();
+  const bool is_shared = options.sharded().has_value() && ranks > 1;
+  const int64_t part = is_shared ? (parameters + ranks - 1) / ranks : parameters;
+  const auto width = static_cast<int64_t>(c10::elementSize(type));
+
+  TrainingMemory memory;
+  memory.weights = parameters * width;
+  for (const detail::StateField& field : detail::kStateFields) {
+    const auto dtype = detail::field_dtype(field.kind, storage, settings);
+    if (!dtype) continue;
+    const bool is_exact =
+        field.kind == detail::StateKind::master || field.kind == detail::StateKind::remainder;
+    (is_exact ? memory.exact : memory.moments) += part * static_cast<int64_t>(c10::elementSize(*dtype));
+  }
+  const bool keeps_whole = !is_shared || options.sharded() == Sharded::state;
+  memory.gradients = (keeps_whole ? parameters * width : 0) + (is_shared ? part * width : 0);
+  if (!keeps_whole) memory.units = 2 * std::min(options.unit_bytes(), parameters * width);
+  return memory;
+}
+
+}  // namespace pacer
