@@ -6,9 +6,9 @@
 //   session.use(pacer::Shards());                                    // state and gradients
 //   session.use(pacer::Shards(pacer::ShardsOptions().what(pacer::Sharded::state)));
 //
-// Weights are those of DataParallel with ordered sums, to the bit, where gradients travel once a step and no
-// norm is asked for; a norm is added up over ranks, so it may differ in its last digit. Checkpoints hold
-// whole tensors: any number of ranks, sharded or not, resumes them.
+// Weights are those of DataParallel with ordered sums, to the bit, where gradients travel once a step and
+// nothing clips; a norm is added up part by part, so that its last digits in fp32 may differ, and with them
+// the factor of clipping. Checkpoints hold whole tensors: any number of ranks, sharded or not, resumes them.
 //
 // Between backward and step the gradients are nowhere whole, so parameter.grad() is empty: to clip them use
 // GradientClipping. The optimizer must be FusedAdam or FusedAdamW.

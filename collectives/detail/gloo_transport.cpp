@@ -74,26 +74,27 @@ class GlooTransport final : public Transport {
                                   Milliseconds timeout) override {
     const at::Tensor parts = at::empty(input.sizes(), input.options().requires_grad(false));
     const std::vector<int64_t> counts(static_cast<size_t>(world_size_), output.numel());
-    return exchange_chunks(parts, counts, input, counts, timeout, [parts, output, world_size = world_size_] {
+    const auto add = [parts, output, world_size = world_size_] {
       const at::NoGradGuard no_grad;
       const at::Tensor flat = output.view({-1}), rows = parts.view({world_size, -1});
       flat.copy_(rows[0]);
       for (int64_t rank = 1; rank < world_size; ++rank) flat.add_(rows[rank]);
-    });
+    };
+    return exchange_chunks(chunks_of(parts, counts), chunks_of(input, counts), timeout, add);
   }
 
   TransportWorkPtr all_gather(const at::Tensor& output, const at::Tensor& input,
                               Milliseconds timeout) override {
-    c10d::AllgatherOptions options;
-    options.timeout = timeout + kGrace;
-    at::Tensor to = bytes_of(output), from = bytes_of(input);
-    return start(timeout, [&] { return connections_->group->_allgather_base(to, from, options); });
+    // Gloo's own needs memory for all of the output once more.
+    const std::vector<int64_t> counts(static_cast<size_t>(world_size_), input.numel());
+    const std::vector<at::Tensor> same(static_cast<size_t>(world_size_), bytes_of(input));
+    return exchange_chunks(chunks_of(output, counts), same, timeout);
   }
 
   TransportWorkPtr all_to_all(const at::Tensor& output, const std::vector<int64_t>& output_counts,
                               const at::Tensor& input, const std::vector<int64_t>& input_counts,
                               Milliseconds timeout) override {
-    return exchange_chunks(output, output_counts, input, input_counts, timeout);
+    return exchange_chunks(chunks_of(output, output_counts), chunks_of(input, input_counts), timeout);
   }
 
   TransportWorkPtr broadcast(const at::Tensor& tensor, int root, Milliseconds timeout) override {
@@ -133,17 +134,15 @@ class GlooTransport final : public Transport {
  private:
   // Gloo has all_to_all operations, but a pair of counts that contradict each other would end the process
   // there.
-  TransportWorkPtr exchange_chunks(const at::Tensor& output, const std::vector<int64_t>& output_counts,
-                                   const at::Tensor& input, const std::vector<int64_t>& input_counts,
-                                   Milliseconds timeout, std::function<void()> after = nullptr) {
-    const std::vector<at::Tensor> received = chunks_of(output, output_counts),
-                                  sent = chunks_of(input, input_counts);
+  TransportWorkPtr exchange_chunks(const std::vector<at::Tensor>& received,
+                                   const std::vector<at::Tensor>& sent, Milliseconds timeout,
+                                   std::function<void()> after = nullptr) {
     const at::Tensor &to_self = sent[static_cast<size_t>(rank_)],
                      &from_self = received[static_cast<size_t>(rank_)];
     require<Error>(to_self.numel() == from_self.numel(), "this rank sends itself ", to_self.numel(),
                    " bytes, but expects ", from_self.numel());
     const at::NoGradGuard no_grad;
-    from_self.copy_(to_self);
+    if (from_self.const_data_ptr() != to_self.const_data_ptr()) from_self.copy_(to_self);
     return start_messages(
         timeout,
         [&](std::vector<GroupWork>& works) {

@@ -1,6 +1,7 @@
 // Which parameters travel together, and where they lie.
 #include <pacer/sharding/detail/parameter_shards_state.h>
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -12,6 +13,8 @@
 
 namespace pacer {
 namespace {
+
+constexpr int64_t kFirstUnitBytes = 1 << 20;
 
 at::TensorOptions like(const at::Tensor& parameter) { return parameter.options().requires_grad(false); }
 
@@ -51,7 +54,10 @@ void ParameterShards::State::make_units() {
   for (size_t i = parts_.size(); i-- > 0;) {
     const at::Tensor& parameter = parts_[i].parameter;
     const auto [found, is_new] = open.emplace(parameter.scalar_type(), members.size());
-    if (!is_new && bytes[found->second] >= options_.unit_bytes()) found->second = members.size();
+    // The first one to be full is small, so that communication begins early.
+    const int64_t limit =
+        found->second == 0 ? std::min(kFirstUnitBytes, options_.unit_bytes()) : options_.unit_bytes();
+    if (!is_new && bytes[found->second] >= limit) found->second = members.size();
     if (found->second == members.size()) {
       members.emplace_back();
       bytes.push_back(0);
