@@ -6,13 +6,13 @@
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <torch/nn/module.h>
 #include <torch/version.h>
 
 #include <pacer/core/checksum.h>
 #include <pacer/core/error.h>
 #include <pacer/core/version.h>
+#include <pacer/modules/detail/buffer_names.h>
 #include <pacer/schedulers/detail/model_facts.h>
 #include <pacer/schedulers/detail/number_text.h>
 #include <pacer/schedulers/session_parts.h>
@@ -103,7 +103,7 @@ void JoinedRanks::forward_begin(const Progress& /*progress*/) {
 void JoinedRanks::remember_buffers(const std::shared_ptr<torch::nn::Module>& owner) {
   for (const auto& item : owner->named_buffers(/*recurse=*/false)) {
     if (!item.value().defined()) continue;
-    const bool is_statistic = item.key() == "running_mean" || item.key() == "running_var";
+    const bool is_statistic = detail::is_running_statistic(item.key());
     buffers_.push_back({item.value(), owner, is_statistic, item.value()._version()});
   }
 }

@@ -10,24 +10,16 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/scalar_tensor.h>
 
+#include <pacer/collectives/detail/gradient_checks.h>
 #include <pacer/collectives/detail/gradient_hook.h>
 #include <pacer/core/error.h>
 
 namespace pacer {
-namespace {
-
-constexpr size_t kNamesShown = 5;
-
-}  // namespace
-
 void GradientBucketer::State::add(const std::vector<NamedParameter>& parameters,
                                   const std::vector<at::Tensor>& may_stay_local) {
   for (const auto& [name, parameter] : parameters) {
-    require(parameter.defined(), "parameter ", name, " is undefined");
+    detail::check_reducible(name, parameter, *world_);
     if (!parameter.requires_grad() || positions_.count(parameter.unsafeGetTensorImpl())) continue;
-    require(parameter.device() == world_->device(), "parameter ", name, " is on ", parameter.device().str(),
-            ", but ", world_->backend_name(), " joins the ranks on ", world_->device().str(),
-            "; move the model there first");
     positions_.emplace(parameter.unsafeGetTensorImpl(), parameters_.size());
     const bool local = std::any_of(may_stay_local.begin(), may_stay_local.end(),
                                    [&](const at::Tensor& other) { return other.is_same(parameter); });
@@ -132,9 +124,7 @@ void GradientBucketer::State::arrive(size_t position) {
 }
 
 void GradientBucketer::State::check_dense(size_t position) const {
-  const detail::BucketedParameter& entry = parameters_[position];
-  require(entry.parameter.grad().layout() == at::kStrided, "the gradient of parameter ", entry.name,
-          " is sparse; only dense gradients can be reduced over ranks");
+  detail::check_dense(parameters_[position].name, parameters_[position].parameter.grad());
 }
 
 // Gradients to where they are reduced; those of flat memory in one kernel. They must be defined.
@@ -228,21 +218,17 @@ void GradientBucketer::State::end() {
   const std::lock_guard<std::mutex> lock(mutex_);
   require(active_, "GradientBucketer::end_backward without begin_backward");
   sent_early_ = sent_;
-  std::string unused;
-  size_t count = 0;
+  std::vector<std::string> missed;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (stages_[i] == Stage::ready) continue;
     if (options_.unused_is_zero()) {
       if (!parameters_[i].parameter.grad().defined()) set_zero(i);
       set_ready(i);
-    } else if (count++ < kNamesShown) {
-      unused += (unused.empty() ? "" : ", ") + parameters_[i].name;
+    } else {
+      missed.push_back(parameters_[i].name);
     }
   }
-  require(count == 0, "backward reached ", count, " of ", parameters_.size(),
-          " parameters not at all: ", unused, count > kNamesShown ? ", ..." : "",
-          "; use them, freeze them with requires_grad_(false), or let their gradients be zero with "
-          "unused_is_zero(true)");
+  detail::require_all_reached(missed, parameters_.size());
   send_full_buckets();
 }
 

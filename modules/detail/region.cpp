@@ -99,8 +99,7 @@ Region::Region(torch::nn::Module& module, std::string name, TensorFunction f, co
       was_training_(module.is_training()),
       parameters_(distinct_parameters(module)),
       buffers_(module),
-      gpus_(gpus_of(parameters_, x)),
-      ambient_(Ambient::now(gpus_)) {
+      ambient_(Ambient::now(gpus_of(parameters_, x))) {
   for (const at::Tensor& parameter : parameters_) versions_.push_back(parameter._version());
 }
 
@@ -198,7 +197,7 @@ Tensors Region::run_again(const Tensors& x, const Tensors& gradients, const std:
     struct Back {
       Ambient surroundings;
       ~Back() { surroundings.enter(); }
-    } const back{Ambient::now(gpus_)};
+    } const back{Ambient::now(ambient_.gpus())};
     ambient_.enter();
     const at::AutoGradMode with_grad(true);
     const NoAutocastCache no_cache;

@@ -58,7 +58,6 @@ class Region : public torch::CustomClassHolder {
   std::vector<int64_t> versions_;  // of the parameters
   RegionBuffers buffers_;
   Definedness results_;
-  std::vector<at::Device> gpus_;
   Ambient ambient_;
   ReplayMemory memory_;
 };

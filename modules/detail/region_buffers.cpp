@@ -3,18 +3,9 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
 
+#include <pacer/modules/detail/buffer_names.h>
+
 namespace pacer::detail {
-namespace {
-
-std::string last_part(const std::string& name) { return name.substr(name.rfind('.') + 1); }
-
-// LibTorch's kernels write running statistics without counting a version.
-bool is_statistic(const std::string& name) {
-  return last_part(name) == "running_mean" || last_part(name) == "running_var";
-}
-
-}  // namespace
-
 RegionBuffers::RegionBuffers(const torch::nn::Module& module) {
   const at::NoGradGuard no_grad;
   for (const auto& item : module.named_buffers()) {
@@ -26,7 +17,7 @@ RegionBuffers::RegionBuffers(const torch::nn::Module& module) {
 void RegionBuffers::keep_changed() {
   for (Buffer& buffer : buffers_) {
     const int64_t version = buffer.tensor._version();
-    if (version == buffer.version && !is_statistic(buffer.name)) buffer.before.reset();
+    if (version == buffer.version && !is_running_statistic(buffer.name)) buffer.before.reset();
     buffer.version = version;
   }
 }

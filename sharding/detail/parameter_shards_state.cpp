@@ -11,12 +11,11 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
+#include <pacer/collectives/detail/gradient_checks.h>
 #include <pacer/core/error.h>
 
 namespace pacer {
 namespace {
-
-constexpr size_t kNamesShown = 5;
 
 CollectiveOptions agreed() { return CollectiveOptions().agreed(true); }
 
@@ -77,8 +76,7 @@ void ParameterShards::State::land(size_t position) {
   require(stages_[position] == Stage::awaited || next_ <= unit_of_[position], "parameter ", part.name,
           " received a gradient after its unit had been sent; a layer that LayerDrop drops must not be used "
           "elsewhere, and a parameter must not get gradients twice in one backward");
-  require(part.parameter.grad().layout() == at::kStrided, "the gradient of parameter ", part.name,
-          " is sparse; only dense gradients can be reduced over ranks");
+  detail::check_dense(part.name, part.parameter.grad());
   copy_gradient(position);
   if (stages_[position] == Stage::awaited) --unit_of(position).awaited;
   stages_[position] = Stage::landed;
@@ -173,17 +171,11 @@ void ParameterShards::State::finish(Unit& unit) {
 }
 
 void ParameterShards::State::require_all_reached() const {
-  std::string unused;
-  size_t count = 0;
+  std::vector<std::string> missed;
   for (size_t i = 0; i < parts_.size(); ++i) {
-    if (stages_[i] == Stage::awaited && count++ < kNamesShown) {
-      unused += (unused.empty() ? "" : ", ") + parts_[i].name;
-    }
+    if (stages_[i] == Stage::awaited) missed.push_back(parts_[i].name);
   }
-  require(count == 0, "backward reached ", count, " of ", parts_.size(), " parameters not at all: ", unused,
-          count > kNamesShown ? ", ..." : "",
-          "; use them, freeze them with requires_grad_(false), or let their gradients be zero with "
-          "unused_is_zero(true)");
+  detail::require_all_reached(missed, parts_.size());
 }
 
 void ParameterShards::State::end() {

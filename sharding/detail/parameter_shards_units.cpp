@@ -8,6 +8,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
 
+#include <pacer/collectives/detail/gradient_checks.h>
 #include <pacer/collectives/detail/gradient_hook.h>
 #include <pacer/core/error.h>
 
@@ -22,11 +23,8 @@ at::TensorOptions like(const at::Tensor& parameter) { return parameter.options()
 
 void ParameterShards::State::add(const std::vector<NamedParameter>& parameters) {
   for (const auto& [name, parameter] : parameters) {
-    require(parameter.defined(), "parameter ", name, " is undefined");
+    detail::check_reducible(name, parameter, *ranks_);
     if (!parameter.requires_grad() || positions_.count(parameter.unsafeGetTensorImpl())) continue;
-    require(parameter.device() == ranks_->device(), "parameter ", name, " is on ", parameter.device().str(),
-            ", but ", ranks_->backend_name(), " joins the ranks on ", ranks_->device().str(),
-            "; move the model there first");
     require(
         parameter.is_contiguous(), "parameter ", name, " of shape ", parameter.sizes(), " and strides ",
         parameter.strides(),
