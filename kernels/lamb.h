@@ -56,10 +56,13 @@ struct LambWork {
   LambAverage* const* averages;  // null, or by tensor, null for one that has none
 };
 
-// All stages, three launches whatever the number of tensors. Throws DeviceError where one is refused.
-// `follows_prologue` as in AdamLaunch.
+// Which stages: where ranks share tensors out, they exchange their sums before the ratios.
+enum class LambStage { all, moments, ratio_and_update };
+
+// Three launches, whatever the number of tensors. Throws DeviceError where one is refused. `follows_prologue`
+// as in AdamLaunch.
 void lamb_cuda(AdamStorage storage, const LambWork& work, const AdamTensor* tensors,
                const AdamGradient* gradients, const StepScalars* scalars, bool follows_prologue,
-               Stream stream);
+               Stream stream, LambStage stage = LambStage::all);
 
 }  // namespace pacer::kernels

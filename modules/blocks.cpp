@@ -5,7 +5,7 @@
 namespace pacer {
 namespace {
 
-constexpr const char* kStages[] = {"drops", "recomputes"};
+constexpr const char* kStages[] = {"drops", "recomputes", "gathers"};
 
 }  // namespace
 

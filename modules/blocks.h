@@ -1,7 +1,7 @@
 // A stack of blocks that hooks act around: a torch::nn::ModuleList, with the same parameter names, whose
-// blocks are called through run(). A Session's hooks may then leave a block out (LayerDrop) or run it again
-// in backward instead of keeping its activations (Recompute), whatever the order in which they were given to
-// it.
+// blocks are called through run(). A Session's hooks may then leave a block out (LayerDrop), run it again in
+// backward instead of keeping its activations (Recompute), or keep its parameters on other ranks while it
+// does not run (Shards), whatever the order in which they were given to it.
 //
 //   struct GptImpl : torch::nn::Module {
 //     GptImpl() {
@@ -49,8 +49,9 @@ class BlockWrapper {
   virtual Tensors run(const BlockCall& call, const TensorFunction& rest, const Tensors& x) = 0;
 };
 
-// From the outside in: a dropped block is not recomputed.
-enum class BlockStage { drop, recompute };
+// From the outside in: a dropped block is neither recomputed nor gathered, and parameters of a recomputed one
+// come again.
+enum class BlockStage { drop, recompute, gather };
 
 class BlocksImpl : public torch::nn::ModuleListImpl {
  public:
@@ -108,7 +109,7 @@ class BlocksImpl : public torch::nn::ModuleListImpl {
   Tensors run_wrapped(size_t i, size_t results, TensorFunction block, const Tensors& x);
   std::shared_ptr<BlockWrapper>& wrapper(BlockStage stage) { return wrappers_[static_cast<size_t>(stage)]; }
 
-  std::array<std::shared_ptr<BlockWrapper>, 2> wrappers_;  // by stage
+  std::array<std::shared_ptr<BlockWrapper>, 3> wrappers_;  // by stage
 };
 
 TORCH_MODULE(Blocks);

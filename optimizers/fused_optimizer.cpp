@@ -1,6 +1,7 @@
 #include <pacer/optimizers/fused_optimizer.h>
 
 #include <pacer/core/error.h>
+#include <pacer/core/reduction_order.h>
 #include <pacer/optimizers/detail/adam_engine.h>
 #include <pacer/optimizers/detail/optimizer_archive.h>
 #include <pacer/optimizers/detail/parameter_check.h>
@@ -141,12 +142,15 @@ bool FusedOptimizer::look_early(const std::vector<torch::Tensor>& parameters) {
 }
 
 std::string FusedOptimizer::unshared_reason() const {
-  if (traits_->is_onebit) return "its ranks exchange the momentum of whole parameters";
+  return traits_->is_onebit ? "its ranks exchange the momentum of whole parameters" : "";
+}
+
+// LAMB adds up parameters and updates in units, which only one rank can do that has all of a unit.
+int64_t FusedOptimizer::smallest_piece() const {
   for (const detail::AdamGroupSettings& settings : detail::settings_of(*traits_, param_groups_)) {
-    if (settings.kernel.rule == kernels::UpdateRule::lamb)
-      return "its trust ratios need norms of whole parameters";
+    if (settings.kernel.rule == kernels::UpdateRule::lamb) return kReductionUnit;
   }
-  return "";
+  return 1;
 }
 
 void FusedOptimizer::own_parts(const std::vector<OwnedPart>& parts, std::shared_ptr<Communicator> ranks) {
@@ -154,6 +158,14 @@ void FusedOptimizer::own_parts(const std::vector<OwnedPart>& parts, std::shared_
   require(reason.empty(), "ranks cannot share the work of ", traits_->name, ", because ", reason);
   const detail::OwnedRanges& owned = engine_->owned_ranges();
   for (const OwnedPart& part : parts) {
+    require(part.bounds.size() == static_cast<size_t>(ranks->world_size()) + 1, traits_->name,
+            ": a part has the bounds of ", part.bounds.size() - 1, " ranks, of which there are ",
+            ranks->world_size());
+    for (size_t r = 1; r + 1 < part.bounds.size(); ++r) {
+      require(part.bounds[r] % smallest_piece() == 0 || part.bounds[r] == part.bounds.back(), traits_->name,
+              ": a parameter is cut at element ", part.bounds[r], ", but must be at a multiple of ",
+              smallest_piece());
+    }
     const auto before = owned.find(part.parameter.unsafeGetTensorImpl());
     const bool is_same = before != owned.end() && before->second.range.first == part.first &&
                          before->second.range.count == part.count;
@@ -163,7 +175,7 @@ void FusedOptimizer::own_parts(const std::vector<OwnedPart>& parts, std::shared_
   }
   const torch::NoGradGuard no_grad;
   for (const OwnedPart& part : parts) {
-    engine_->own_range(part.parameter, {{part.first, part.count}, part.gradient});
+    engine_->own_range(part.parameter, {{part.first, part.count}, part.bounds, part.gradient, part.values});
     const auto state = state_.find(part.parameter.unsafeGetTensorImpl());
     if (state == state_.end()) continue;
     detail::cut_state(dynamic_cast<FusedAdamStateFields&>(*state->second), part.parameter,

@@ -62,6 +62,7 @@ class FusedOptimizer : public SessionOptimizer {
   bool look_early(const std::vector<torch::Tensor>& parameters) override;
   std::string unshared_reason() const override;
   // Archives and step() are of whole parameters, so they and take_over are refused afterwards.
+  int64_t smallest_piece() const override;
   void own_parts(const std::vector<OwnedPart>& parts, std::shared_ptr<Communicator> ranks) override;
   bool is_shared_out() const override;
   int64_t enqueue_version() const override;

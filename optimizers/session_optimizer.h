@@ -48,12 +48,16 @@ struct RunPlan {
 };
 
 // What of a parameter an optimizer updates where ranks share the work: `count` elements from `first` on, in
-// memory order, and the memory where their gradient is in every step, a vector of the parameter's dtype.
+// memory order. Where their gradient is in every step, and where they are themselves: vectors of `count`
+// elements of the parameter's dtype; undefined: in the parameter and in its gradient. Of all ranks: elements
+// bounds[r] ... bounds[r + 1] - 1 are rank r's.
 struct OwnedPart {
   torch::Tensor parameter;
   int64_t first = 0;
   int64_t count = 0;
+  std::vector<int64_t> bounds;
   torch::Tensor gradient;
+  torch::Tensor values = {};
 };
 
 // What ranks compare of options that were exported by name ("group/0/eps" ...): all but the learning rates.
@@ -90,9 +94,11 @@ class SessionOptimizer : public torch::optim::Optimizer {
 
   // Why ranks cannot share this optimizer's work, the end of a sentence; empty where they can.
   virtual std::string unshared_reason() const { return "it updates whole parameters"; }
+  // Bounds of parts must be at multiples of so many elements of each parameter.
+  virtual int64_t smallest_piece() const { return 1; }
   // From now on it updates these parts only, and has state for them only, cut from the state that it has;
   // parameters that are not among them stay whole. `ranks` update the other parts. Later calls may change
-  // where gradients are, not the parts.
+  // where values and gradients are, not the parts.
   virtual void own_parts(const std::vector<OwnedPart>& parts, std::shared_ptr<Communicator> ranks);
   virtual bool is_shared_out() const { return false; }
 

@@ -157,6 +157,7 @@ void Checkpoints::begin_save() {
   if (shards) {
     state.optimizer = shards->gather_state(std::move(of_optimizer),
                                            [&](const std::string& name) { return writers.at(name); });
+    state.model = shards->gather_model(std::move(state.model), [](const std::string&) { return 0; });
   }
   detail::RankFiles files;
   together("write its part of a checkpoint", [&] {
@@ -206,6 +207,10 @@ void Checkpoints::say_what_stays(const detail::CheckpointSave& save) {
 std::optional<int64_t> Checkpoints::load_newest() {
   require(parts_ != nullptr, "Checkpoints::load_newest needs the hook in a Session; call session.use first");
   Communicator& world = parts_->world();
+  const Shards* shards = parts_->find<Shards>();
+  require(!shards || !shards->keeps_parts(),
+          "a checkpoint is loaded before ranks keep parts of the parameters; call session.resume() before "
+          "prewarm and begin");
   RankStatus status;
   status.intent = Intent::load;
   if (world.world_size() > 1) StatusExchange(world, status).wait();

@@ -13,6 +13,7 @@
 #include <pacer/schedulers/detail/tensor_file.h>
 #include <pacer/schedulers/detail/training_state.h>
 #include <pacer/schedulers/session_parts.h>
+#include <pacer/schedulers/shards.h>
 #include <pacer/schedulers/step_report.h>
 #include <pacer/schedulers/validation.h>
 
@@ -56,7 +57,7 @@ void SaveBest::consider(const Progress& progress) {
   seen_step_ = found.step;
   BestValue best = best_;
   try {
-    if (best.take(found.value, found.step, 0, found.larger_is_better) && parts_->is_first_rank()) write();
+    if (best.take(found.value, found.step, 0, found.larger_is_better)) write();
     best_ = best;
   } catch (const FileError& error) {
     TORCH_WARN("the best model so far (step ", found.step, ") was not saved: ", error.what(),
@@ -64,7 +65,27 @@ void SaveBest::consider(const Progress& progress) {
   }
 }
 
+// Rank 0 writes. Where the others have parts of the parameters, it needs them next time, too, so that they
+// must know whether this time was one.
 void SaveBest::write() const {
+  NamedTensors model = detail::model_tensors(parts_->model());
+  const auto* shards = parts_->find<Shards>();
+  if (!shards || !shards->keeps_parts()) {
+    if (parts_->is_first_rank()) write_file(model);
+    return;
+  }
+  model = shards->gather_model(std::move(model), [](const std::string&) { return 0; });
+  std::string failure;
+  try {
+    if (parts_->is_first_rank()) write_file(model);
+  } catch (const FileError& error) {
+    failure = error.what();
+  }
+  failure = parts_->world().exchange(failure).front();
+  require<FileError>(failure.empty(), failure);
+}
+
+void SaveBest::write_file(const NamedTensors& model) const {
   FileSystem& files = posix_file_system();
   const std::string next = path() + ".new";
   files.remove_file(next);  // of a run that was killed here; where this fails, the next line says so
@@ -72,7 +93,7 @@ void SaveBest::write() const {
   const std::map<std::string, std::string> metadata = {
       {"step", std::to_string(parts_->validation.step)},
       {parts_->validation.name, exact_text(parts_->validation.value)}};
-  detail::write_tensors(writer, detail::model_tensors(parts_->model()), metadata);
+  detail::write_tensors(writer, model, metadata);
   writer.finish();
   rename(files, next, path());
   sync_folder(files, folder_);

@@ -39,6 +39,7 @@ class SaveBest : public Hook {
  private:
   void consider(const Progress& progress);
   void write() const;
+  void write_file(const NamedTensors& model) const;
 
   std::string folder_;
   BestValue best_;

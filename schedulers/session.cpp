@@ -116,6 +116,7 @@ void Session::start() {
         "the model has a LayerDrop that this Session does not know, so no layer would ever be dropped; add "
         "session.use(layer_drop)");
   }
+  detail::check_values(parts_);
   require(
       parts_.find<Shards>() != nullptr || parts_.session_optimizer() == nullptr ||
           !parts_.session_optimizer()->is_shared_out(),

@@ -38,6 +38,7 @@ namespace pacer {
 class EpochSampler;
 class LayerDrop;
 class LearningRateSchedule;
+class WholeParameters;
 
 namespace detail {
 class EvaluationScope;
@@ -147,6 +148,12 @@ class Session {
     const auto scope = begin_evaluation();
     return std::forward<F>(f)();
   }
+
+  // While what it returns exists, every parameter has its values, where Shards keeps parts of them: to look
+  // at the model, to save it, or to change it, on all ranks alike. Between steps, on all ranks together; each
+  // needs the memory of the whole model. Without such Shards it does nothing.
+  //   { const auto whole = session.whole_parameters();  torch::save(model, "model.pt"); }
+  [[nodiscard]] WholeParameters whole_parameters() const;
 
   // True once the end of training was asked for, by a hook (EarlyStopping) or a signal to any rank
   // (CheckpointsOptions::stop_on_signal), on all ranks after the same step: leave the loop and call finish().

@@ -6,6 +6,7 @@
 #include <pacer/schedulers/detail/forward_scope.h>
 #include <pacer/schedulers/detail/prewarm_scope.h>
 #include <pacer/schedulers/session.h>
+#include <pacer/schedulers/shards.h>
 
 namespace pacer {
 
@@ -24,10 +25,10 @@ void Session::prewarm(const std::function<at::Tensor()>& loss) {
 }
 
 void Session::prewarm_pass(const std::function<at::Tensor()>& loss) {
+  Progress first;  // at step 0 no layer is dropped
+  first.micro_steps = parts_.progress.micro_steps;
   at::Tensor result;
   {
-    Progress first;  // at step 0 no layer is dropped
-    first.micro_steps = parts_.progress.micro_steps;
     const detail::Restored<Progress> restore(parts_.progress, first);
     const detail::HooksForwardScope scope(parts_);
     result = loss();
@@ -35,12 +36,23 @@ void Session::prewarm_pass(const std::function<at::Tensor()>& loss) {
   require(result.defined() && result.numel() == 1 && result.requires_grad(),
           "Session::prewarm needs a function that returns a loss: one number that depends on the parameters");
   for (const auto& hook : parts_.hooks_) result = hook->scale_loss(std::move(result));
-  result.backward();
+  if (auto* shards = parts_.find<Shards>()) {
+    shards->run_idle_pass(first, [&] { result.backward(); });
+  } else {
+    result.backward();
+  }
 }
 
 std::shared_ptr<detail::EvaluationScope> Session::begin_evaluation() {
   require(!in_forward_, "Session::evaluate belongs between steps, not between begin and backward");
   return std::make_shared<detail::EvaluationScope>(parts_);
+}
+
+WholeParameters Session::whole_parameters() const {
+  require(!in_forward_ && !in_backward_ && parts_.progress.micro_step == 0,
+          "Session::whole_parameters belongs between steps, not between begin and step");
+  const auto* shards = parts_.find<Shards>();
+  return WholeParameters(shards ? shards->shards() : nullptr);
 }
 
 }  // namespace pacer

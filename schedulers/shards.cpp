@@ -1,32 +1,82 @@
 #include <pacer/schedulers/shards.h>
 
+#include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 
 #include <pacer/core/error.h>
+#include <pacer/schedulers/detail/block_gathers.h>
 #include <pacer/schedulers/detail/model_facts.h>
+#include <pacer/schedulers/detail/model_parts.h>
 #include <pacer/schedulers/session_parts.h>
 
 namespace pacer {
 namespace {
 
-constexpr int64_t kGatheredBytes = int64_t{64} << 20;  // at once, of a state on its way to who writes it
+// Group 0: what is in no block, or in several.
+constexpr size_t kRoot = 0;
+
+const char* name_of(Sharded what) {
+  constexpr const char* kNames[] = {"state", "state and gradients", "state, gradients and parameters"};
+  return kNames[static_cast<size_t>(what)];
+}
 
 }  // namespace
 
+Shards::Shards(std::vector<Blocks> stacks, ShardsOptions options)
+    : JoinedRanks(options.initial_parameters(), options.sync_buffers()),
+      stacks_(std::move(stacks)),
+      options_(options) {
+  const bool has_blocks = !stacks_.empty();
+  for (const Blocks& blocks : stacks_) {
+    require(!blocks.is_empty() && blocks->size() > 0,
+            "Shards was given Blocks without a block; add the blocks before it is made");
+  }
+  require(options_.prefetch() >= 0, "ShardsOptions::prefetch must be at least 0, not ", options_.prefetch());
+  require(has_blocks || options_.what() != Sharded::parameters,
+          "Shards shares out parameters block by block; give it the model's: Shards(model->blocks)");
+  require(!has_blocks || options_.what() != Sharded::state,
+          "Shards with Blocks has parts of state, gradients and parameters; leave out the Blocks, or "
+          "ShardsOptions::what (reduce_every_micro_step(false) keeps whole gradients between micro-steps)");
+  const ShardsOptions defaults;
+  require(has_blocks || (options_.prefetch() == defaults.prefetch() && !options_.keep_after_forward() &&
+                         options_.reduce_every_micro_step()),
+          "prefetch, keep_after_forward and reduce_every_micro_step are about parameters that come and go; "
+          "give Shards the model's Blocks, or leave them out (Sharded::state reduces once a step)");
+  require(!has_blocks || options_.unit_bytes() == defaults.unit_bytes(),
+          "with Blocks each block is a unit; leave ShardsOptions::unit_bytes out");
+  if (has_blocks) options_.what(Sharded::parameters);
+}
+
+Shards::~Shards() {
+  if (!gathers_) return;
+  for (Blocks& blocks : stacks_) blocks->unwrap(BlockStage::gather);
+}
+
 std::string Shards::agreement() const {
-  return detail::concatenate("parts of ", options_.what() == Sharded::state ? "state" : "state and gradients",
-                             ", units of ", options_.unit_bytes(), " bytes, unused parameters ",
-                             options_.unused_is_zero() ? "are zero" : "are an error");
+  std::string text = detail::concatenate("parts of ", name_of(options_.what()), ", units of ",
+                                         options_.unit_bytes(), " bytes, unused parameters ",
+                                         options_.unused_is_zero() ? "are zero" : "are an error");
+  if (stacks_.empty()) return text;
+  text += detail::concatenate(
+      ", ", options_.prefetch(), " blocks ahead", options_.keep_after_forward() ? ", kept after forward" : "",
+      options_.reduce_every_micro_step() ? "" : ", reduced once a step", ", stacks of");
+  for (const Blocks& blocks : stacks_) text += detail::concatenate(' ', blocks->size());
+  return text;
+}
+
+bool Shards::sends_in_every_pass() const {
+  return options_.what() != Sharded::state && options_.reduce_every_micro_step();
 }
 
 void Shards::attach(SessionParts& parts) {
   const SessionOptimizer* optimizer = parts.session_optimizer();
   const std::string reason = optimizer ? optimizer->unshared_reason() : "it updates whole parameters";
   require(reason.empty(), "Shards cannot share out the work of this optimizer, because ", reason,
-          "; use pacer::FusedAdam or FusedAdamW, or DataParallel in place of Shards");
+          "; use pacer::FusedAdam, FusedAdamW or FusedLamb, or DataParallel in place of Shards");
+  for (const Blocks& blocks : stacks_) detail::require_part_of(parts.model(), *blocks, "Shards");
   JoinedRanks::attach(parts);
 }
 
@@ -37,25 +87,139 @@ void Shards::arrange() {
           "CudaGraph out");
   ParameterShardsOptions options;
   options.unit_bytes(options_.unit_bytes()).unused_is_zero(options_.unused_is_zero());
-  options.reduce_every_backward(options_.what() == Sharded::gradients);
-  shards_ = std::make_unique<ParameterShards>(detail::named_optimizer_parameters(parts()),
-                                              parts().shared_world(), options);
-  std::vector<OwnedPart> owned;
-  for (const ParameterShards::Part& part : shards_->parts()) {
-    owned.push_back({part.parameter, part.first, part.count, part.gradient});
+  options.piece(parts().session_optimizer()->smallest_piece());
+  options.reduce_every_backward(sends_in_every_pass()).keep_after_forward(options_.keep_after_forward());
+  trained_ = detail::trained_parameters(parts());
+  if (stacks_.empty()) {
+    shards_ = std::make_shared<ParameterShards>(detail::named_optimizer_parameters(parts()),
+                                                parts().shared_world(), options);
+  } else {
+    const std::vector<ParameterShards::Group> all = groups();
+    shards_ = std::make_shared<ParameterShards>(all, parts().shared_world(), options);
+    const auto gathers = std::make_shared<detail::BlockGathers>(
+        shards_, all.size(), detail::BlockGathersOptions{options_.prefetch(), options_.keep_after_forward()});
+    size_t first = kRoot + 1;
+    for (Blocks& blocks : stacks_) {
+      blocks->wrap(BlockStage::gather,
+                   std::make_shared<detail::GatherWrapper>(gathers, first, blocks->size()));
+      first += blocks->size();
+    }
+    gathers_ = gathers;
   }
-  parts().session_optimizer()->own_parts(owned, parts().shared_world());
+  own_parts();
   parts().gradients_are_shared_out = true;
 }
 
-void Shards::join() {
-  std::vector<at::Tensor> shared_out;
-  for (const ParameterShards::Part& part : shards_->parts()) shared_out.push_back(part.parameter);
+// Of all parameters of model and optimizer: the root's, then those of each block. What a block shares with
+// another one, or with a module outside, is the root's.
+std::vector<ParameterShards::Group> Shards::groups() const {
+  std::unordered_map<const void*, size_t> group_of;
+  std::unordered_set<const torch::nn::Module*> inside;
+  size_t count = kRoot + 1;
+  const auto put = [&](const at::Tensor& parameter, size_t group) {
+    const auto [place, is_new] = group_of.emplace(parameter.unsafeGetTensorImpl(), group);
+    if (!is_new && place->second != group) place->second = kRoot;
+  };
+  for (const Blocks& blocks : stacks_) {
+    for (const auto& block : *blocks) {
+      for (const at::Tensor& parameter : block->parameters()) put(parameter, count);
+      for (const auto& module : block->modules()) inside.insert(module.get());
+      ++count;
+    }
+  }
+  std::vector<const torch::nn::Module*> all_modules = {&parts().model()};
+  for (const auto& module : parts().model().modules(/*include_self=*/false)) {
+    all_modules.push_back(module.get());
+  }
+  for (const torch::nn::Module* module : all_modules) {
+    if (inside.count(module) != 0) continue;
+    for (const at::Tensor& parameter : module->parameters(/*recurse=*/false)) put(parameter, kRoot);
+  }
+  std::vector<ParameterShards::NamedParameter> all = detail::named_optimizer_parameters(parts());
+  for (const auto& item : parts().model().named_parameters()) all.emplace_back(item.key(), item.value());
+  std::vector<ParameterShards::Group> groups(count);
+  std::unordered_set<const void*> seen;
+  for (ParameterShards::NamedParameter& item : all) {
+    const void* key = item.second.unsafeGetTensorImpl();
+    if (!seen.insert(key).second) continue;
+    const auto found = group_of.find(key);
+    groups[found == group_of.end() ? kRoot : found->second].push_back(std::move(item));
+  }
+  return groups;
+}
+
+void Shards::own_parts() {
+  std::unordered_set<const void*> updated;
+  for (const at::Tensor& parameter : detail::all_optimizer_parameters(parts())) {
+    updated.insert(parameter.unsafeGetTensorImpl());
+  }
+  std::vector<OwnedPart> owned;
+  for (size_t i = 0; i < shards_->parts().size(); ++i) {
+    const ParameterShards::Part& part = shards_->parts()[i];
+    if (updated.count(part.parameter.unsafeGetTensorImpl()) == 0) continue;
+    std::vector<int64_t> bounds = {0};
+    for (int rank = 0; rank < parts().world().world_size(); ++rank) {
+      bounds.push_back(bounds.back() + shards_->piece(i, rank).count);
+    }
+    owned.push_back({part.parameter, part.first, part.count, std::move(bounds), part.gradient, part.values});
+  }
+  parts().session_optimizer()->own_parts(owned, parts().shared_world());
+}
+
+void Shards::require_same_parameters() const {
   require(
-      detail::same_tensors(shared_out, detail::trained_parameters(parts())),
+      detail::same_tensors(trained_, detail::trained_parameters(parts())),
       "parameters were frozen, unfrozen or added after Shards had shared them out; do so before the first "
       "begin or resume, or save a checkpoint and resume from it in a new Session");
+}
+
+void Shards::join() {
+  require_same_parameters();
+  if (gathers_ && !keeps_parts()) {
+    shards_->keep_parts();
+    own_parts();
+  }
   is_joined_ = true;
+}
+
+void Shards::forward_begin(const Progress& progress) {
+  JoinedRanks::forward_begin(progress);
+  if (!keeps_parts()) return;
+  const bool trains = at::GradMode::is_enabled();
+  require(!trains || !shards_->all_are_gathered(),
+          "training goes on while what Session::whole_parameters() returned still exists; end its scope "
+          "before begin");
+  releases_root_ = !trains && !shards_->is_gathered(kRoot);
+  shards_->gather(kRoot);
+  gathers_->begin_forward(expected_groups(progress));
+}
+
+void Shards::backward_begin(const Progress& progress) {
+  if (is_joined_) require_same_parameters();
+  JoinedRanks::backward_begin(progress);
+}
+
+// In training the root stays for backward.
+void Shards::forward_end() {
+  if (std::exchange(releases_root_, false)) shards_->release(kRoot);
+}
+
+// Those of blocks that are not dropped.
+std::vector<size_t> Shards::expected_groups(const Progress& progress) const {
+  std::unordered_set<const void*> dropped;
+  if (parts().model().is_training()) {
+    Progress this_one = progress;
+    this_one.micro_steps = progress.micro_step + 1;
+    for (const at::Tensor& parameter : parts().unused(this_one)) {
+      dropped.insert(parameter.unsafeGetTensorImpl());
+    }
+  }
+  std::vector<size_t> expected;
+  for (const ParameterShards::Part& part : shards_->parts()) {
+    if (part.group == kRoot || dropped.count(part.parameter.unsafeGetTensorImpl()) != 0) continue;
+    if (expected.empty() || expected.back() != part.group) expected.push_back(part.group);
+  }
+  return expected;
 }
 
 void Shards::begin_pass(const Progress& progress, bool is_last) {
@@ -66,86 +230,51 @@ void Shards::begin_pass(const Progress& progress, bool is_last) {
   this_one.micro_steps = progress.micro_step + 1;
   pass.absent = parts().unused(this_one);
   if (is_last) pass.absent_in_all = parts().unused(window);
+  check_order();
   shards_->begin_backward(pass);
+  if (gathers_) gathers_->begin_backward();
+}
+
+// Backward gathers blocks in the reverse of the order in which forward ran them, which is the model's.
+void Shards::check_order() const {
+  if (!keeps_parts()) return;
+  std::vector<Fact> order;
+  for (const size_t group : gathers_->used()) {
+    order.push_back({detail::concatenate("block run number ", order.size()), shards_->group_name(group)});
+  }
+  require_agreement(parts().world(), parts().progress.step, order);
+}
+
+void Shards::run_idle_pass(const Progress& progress, const std::function<void()>& backward) {
+  if (!is_joined_) return backward();
+  begin_pass(progress, /*is_last=*/true);
+  backward();
+  shards_->end_backward();
+  wait();
+  shards_->drop();
 }
 
 void Shards::end_pass(bool /*is_last*/) { shards_->end_backward(); }
 
 void Shards::reduce(const Progress& window) { shards_->reduce(parts().unused(window)); }
 
+// Ranks that took different ways through the model have gathered the wrong blocks, and added up gradients of
+// different ones.
+void Shards::wait() {
+  if (keeps_parts()) {
+    std::vector<Fact> history;
+    for (std::string& line : shards_->take_history()) {
+      history.push_back({detail::concatenate("operation ", history.size()), std::move(line)});
+    }
+    require_agreement(parts().world(), parts().progress.step, history);
+  }
+  shards_->wait();
+}
+
 // Before anything of the step's new values is read: validation, checkpoints.
 void Shards::after_step(StepReport& report) {
   if (is_joined_) shards_->gather_parameters();
   JoinedRanks::after_step(report);
-}
-
-std::vector<Shards::SharedTensor> Shards::shared_tensors(const NamedTensors& state) const {
-  std::vector<SharedTensor> shared;
-  if (!shards_) return shared;
-  for (size_t i = 0; i < shards_->parts().size(); ++i) {
-    const std::string prefix =
-        parts().session_optimizer()->parameter_name(shards_->parts()[i].parameter) + "/";
-    for (auto item = state.lower_bound(prefix);
-         item != state.end() && item->first.compare(0, prefix.size(), prefix) == 0; ++item) {
-      if (item->second.dim() == 1) shared.push_back({item->first, i});
-    }
-  }
-  return shared;
-}
-
-NamedTensors Shards::whole_outline(NamedTensors state) const {
-  for (const SharedTensor& shared : shared_tensors(state)) {
-    at::Tensor& tensor = state.at(shared.name);
-    const at::Tensor& parameter = shards_->parts()[shared.part].parameter;
-    tensor = at::empty(parameter.sizes(), tensor.options().device(at::kMeta));
-  }
-  return state;
-}
-
-NamedTensors Shards::gather_state(NamedTensors state, const StateOwner& owner) const {
-  const at::NoGradGuard no_grad;
-  std::vector<Message> messages;
-  std::vector<std::string> mine;  // among those under way
-  int64_t bytes = 0;
-  const auto complete = [&] {
-    parts().world().send_receive(std::exchange(messages, {})).wait();
-    for (const std::string& name : mine) state.at(name) = state.at(name).cpu();
-    mine.clear();
-    bytes = 0;
-  };
-  for (const SharedTensor& shared : shared_tensors(state)) {
-    const int to = owner(shared.name);
-    at::Tensor& tensor = state.at(shared.name);
-    bytes += collect(shared, to, tensor, messages);
-    if (to == parts().world().rank()) mine.push_back(shared.name);
-    if (bytes >= kGatheredBytes) complete();
-  }
-  complete();
-  return state;
-}
-
-// `tensor`, this rank's piece, becomes the whole one where it goes to, once the messages have come. Returns
-// the bytes of the whole one.
-int64_t Shards::collect(const SharedTensor& shared, int to, at::Tensor& tensor,
-                        std::vector<Message>& messages) const {
-  const Communicator& world = parts().world();
-  const at::Tensor& parameter = shards_->parts()[shared.part].parameter;
-  const at::Tensor piece = tensor;
-  if (to != world.rank()) {
-    if (piece.numel() > 0) messages.push_back(Message::send(piece, to));
-  } else {
-    tensor = at::empty(parameter.sizes(), piece.options());
-    for (int rank = 0; rank < world.world_size(); ++rank) {
-      const ShardPiece part = shards_->piece(shared.part, rank);
-      const at::Tensor place = tensor.view({-1}).narrow(0, part.first, part.count);
-      if (rank == to) {
-        place.copy_(piece);
-      } else if (part.count > 0) {
-        messages.push_back(Message::receive(place, rank));
-      }
-    }
-  }
-  return parameter.numel() * static_cast<int64_t>(piece.element_size());
 }
 
 }  // namespace pacer

@@ -9,6 +9,21 @@
 #include <pacer/optimizers/detail/state_fields.h>
 
 namespace pacer {
+namespace {
+
+// Elements of blocks that are there at a time: values of the one that runs and of those that are on their
+// way, gradients of the one that fills and of the one before it, and both of what is in no block.
+int64_t block_memory(const TrainingMemoryOptions& options) {
+  const int64_t block = options.largest_block(), outside = options.outside_blocks();
+  require(
+      block >= 1 && outside >= 0 && options.prefetch() >= 0,
+      "training_memory of Sharded::parameters needs largest_block, the elements of the largest block, >= 1, "
+      "and outside_blocks and prefetch >= 0, not ",
+      block, ", ", outside, " and ", options.prefetch());
+  return (1 + options.prefetch() + 2) * block + 2 * outside;
+}
+
+}  // namespace
 
 TrainingMemory training_memory(const TrainingMemoryOptions& options) {
   const int64_t parameters = options.parameters(), ranks = options.ranks();
@@ -26,7 +41,8 @@ TrainingMemory training_memory(const TrainingMemoryOptions& options) {
   const auto width = static_cast<int64_t>(c10::elementSize(type));
 
   TrainingMemory memory;
-  memory.weights = parameters * width;
+  const bool shares_weights = is_shared && options.sharded() == Sharded::parameters;
+  memory.weights = (shares_weights ? part : parameters) * width;
   for (const detail::StateField& field : detail::kStateFields) {
     const auto dtype = detail::field_dtype(field.kind, storage, settings);
     if (!dtype) continue;
@@ -36,7 +52,11 @@ TrainingMemory training_memory(const TrainingMemoryOptions& options) {
   }
   const bool keeps_whole = !is_shared || options.sharded() == Sharded::state;
   memory.gradients = (keeps_whole ? parameters * width : 0) + (is_shared ? part * width : 0);
-  if (!keeps_whole) memory.units = 2 * std::min(options.unit_bytes(), parameters * width);
+  if (shares_weights) {
+    memory.units = block_memory(options) * width;
+  } else if (!keeps_whole) {
+    memory.units = 2 * std::min(options.unit_bytes(), parameters * width);
+  }
   return memory;
 }
 

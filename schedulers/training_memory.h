@@ -32,16 +32,21 @@ struct TrainingMemoryOptions {
   // What each rank has a part of; unset: all of everything, as with DataParallel.
   TORCH_ARG(std::optional<Sharded>, sharded);
   TORCH_ARG(int64_t, unit_bytes) = ShardsOptions().unit_bytes();
+  // Of Sharded::parameters: elements of the largest block, >= 1, and of what is in no block; and the option
+  // of that name of ShardsOptions.
+  TORCH_ARG(int64_t, largest_block) = 0;
+  TORCH_ARG(int64_t, outside_blocks) = 0;
+  TORCH_ARG(int64_t, prefetch) = ShardsOptions().prefetch();
 };
 
 // Bytes of one rank, at the peak of a step. Parts are rounded up to whole elements; what aligns them (128
 // elements a parameter, 128 a rank and unit) is not counted, nor what a back-end needs for operations.
 struct TrainingMemory {
-  int64_t weights = 0;
+  int64_t weights = 0;    // all of them, or the part that is this rank's
   int64_t gradients = 0;  // whole ones, and the parts that are this rank's
   int64_t moments = 0;
   int64_t exact = 0;  // master copies or remainders
-  int64_t units = 0;  // gradients on their way
+  int64_t units = 0;  // gradients on their way, and parameters that are there for a while
   int64_t total() const { return weights + gradients + moments + exact + units; }
 };
 

@@ -1,6 +1,6 @@
-// Parameters that every rank has, but of which each updates a part only: gradients are added over ranks into
-// the parts while backward still runs, each rank updates its own, and the new values come together again
-// (ZeRO stages 1 and 2; Rajbhandari et al., arXiv:1910.02054). It sends what DataParallel sends.
+// Parameters of which each rank updates a part only: gradients are added over ranks into the parts while
+// backward still runs, each rank updates its own, and the new values come together again (ZeRO stages 1 and
+// 2; Rajbhandari et al., arXiv:1910.02054). It sends what DataParallel sends.
 //
 //   pacer::ParameterShards shards(model->named_parameters(), world);
 //   shards.begin_backward();
@@ -13,6 +13,14 @@
 // The hook pacer::Shards does all of this in a Session. Parameters move into flat memory, one piece for each
 // unit of about 25 MiB, so that they are gathered where they lie. A gradient leaves parameter.grad() as soon
 // as backward has put it there: two units of whole gradients exist at a time, and the parts.
+//
+// Given groups of parameters, for example those of each block, the ranks can keep their parts of the values
+// only, too (stage 3); a group then comes together before it is used, and leaves afterwards:
+//
+//   shards.keep_parts();
+//   shards.gather(3);                 // the parameters of group 3 have their values
+//   ... use them ...
+//   shards.release(3);                // and are empty again: whoever touches one gets an error that names it
 #pragma once
 
 #include <cstdint>
@@ -37,6 +45,12 @@ struct ParameterShardsOptions {
   // kept between them, at the price of one reduction a pass. False: whole gradients are kept, as plain
   // accumulation does, and reduced in the last pass.
   TORCH_ARG(bool, reduce_every_backward) = true;
+  // Only with groups: a group that was gathered until its gradients land stays so in all passes but the last
+  // before an update, and whoever gathers for forward need not release it. More memory, fewer bytes sent.
+  TORCH_ARG(bool, keep_after_forward) = false;
+  // Bounds of parts cut a parameter at multiples of so many of its elements only; 1, or a multiple of 128.
+  // Each unit is padded to a multiple of so many elements for each rank.
+  TORCH_ARG(int64_t, piece) = 1;
   // What a parameter means that the last backward did not reach: false: an error that names it; true: its
   // gradient is zero there.
   TORCH_ARG(bool, unused_is_zero) = false;
@@ -52,17 +66,25 @@ class ParameterShards {
   // values stay in flat memory.
   ParameterShards(const std::vector<NamedParameter>& parameters, std::shared_ptr<Communicator> ranks,
                   const ParameterShardsOptions& options = {});
+  // The same with a unit for each group, dtype, and whether gradients are needed; gradients travel in the
+  // reverse of the groups' order. Parameters that need no gradient are shared out, too, but have none. Throws
+  // for a parameter that is in two groups.
+  using Group = std::vector<NamedParameter>;
+  ParameterShards(const std::vector<Group>& groups, std::shared_ptr<Communicator> ranks,
+                  const ParameterShardsOptions& options = {});
   ~ParameterShards();
   ParameterShards(const ParameterShards&) = delete;
 
   // A parameter and what of it is this rank's: `count` elements from `first` on, in memory order, and the
-  // memory of their gradient (count elements of the parameter's dtype), which is the same in every step.
+  // memory of their gradient, which is the same in every step and undefined where the parameter needed none.
+  // After keep_parts() also the memory of their values. Both are `count` elements of the parameter's dtype.
   struct Part {
     std::string name;
     at::Tensor parameter;
     int64_t first;
     int64_t count;
-    at::Tensor gradient;
+    at::Tensor gradient, values = {};
+    size_t group = 0;
   };
   const std::vector<Part>& parts() const;
   // What any rank owns of parts()[i].parameter.
@@ -87,8 +109,37 @@ class ParameterShards {
   // Forgets what has come together since the last update.
   void drop();
 
-  // Every rank's new values for all of them.
+  // Every rank's new values for all of them. Where ranks keep parts only, what is gathered is released, as it
+  // is out of date now.
   void gather_parameters();
+
+  // ---- Values that come and go. Only with groups. All ranks call these alike. ----
+
+  // From now on parameters have their values only between gather and release of their group; parts().values
+  // are those that are updated.
+  void keep_parts();
+  bool keeps_parts() const;
+  // Returns when the values are there (CUDA: the current stream waits); nothing where they are already.
+  void gather(size_t group);
+  // Starts it, so that gather() finds it done, unless so many groups are on their way already.
+  void gather_ahead(size_t group, size_t at_most = 1);
+  // Views of the parameters that were taken before must not be read afterwards.
+  void release(size_t group);
+  // gather() for a backward pass through the group: it is released once all its gradients have landed and
+  // passed() was called `passes` times. Where values are kept for the next pass, only in the last one.
+  void gather_until_landed(size_t group, size_t passes = 0);
+  void passed(size_t group);
+  bool is_gathered(size_t group) const;
+  // For messages: by the name of its first parameter.
+  std::string group_name(size_t group) const;
+  // All groups at once. Between these calls parameters may be changed, on all ranks alike; what stands there
+  // is the new value.
+  void gather_all();
+  void release_all();
+  bool all_are_gathered() const;
+  // What was sent since the last call, in order: a line for each gather and each sum. Ranks whose lines
+  // differ have gathered wrong values.
+  std::vector<std::string> take_history();
 
   // What the sums were multiplied with before they were added: 1 / world_size where fp16 gradients are
   // involved, whose sum could overflow, else 1.

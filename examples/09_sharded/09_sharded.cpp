@@ -1,6 +1,6 @@
 // Sharded training: a model whose training does not fit into the memory that one rank may use, on ranks that
-// share its gradients and its optimizer's state out between them. What to look at: alone the first step
-// fails, together it does not; nothing else in the loop has changed.
+// share its gradients and its optimizer's state out between them, and then its parameters, too. What to look
+// at: alone the first step fails, together it does not; nothing else in the loop has changed.
 //
 //   09_sharded --processes 2                        ranks on this machine, on its CPU
 //   torchrun --no-python --nproc-per-node 2 09_sharded
@@ -42,13 +42,23 @@ struct BlockImpl : torch::nn::Module {
 TORCH_MODULE(Block);
 
 // Predicts a byte from the examples::kContext bytes before it.
-torch::nn::Sequential make_model() {
-  constexpr int64_t kBytes = 256, kFeatures = kWidth / examples::kContext;
-  torch::nn::Sequential model(torch::nn::Embedding(kBytes, kFeatures), torch::nn::Flatten());
-  for (int64_t i = 0; i < kBlocks; ++i) model->push_back(Block());
-  model->push_back(torch::nn::Linear(kWidth, kBytes));
-  return model;
-}
+struct ModelImpl : torch::nn::Module {
+  static constexpr int64_t kBytes = 256, kFeatures = kWidth / examples::kContext;
+  torch::nn::Embedding entry{register_module("entry", torch::nn::Embedding(kBytes, kFeatures))};
+  pacer::Blocks blocks{register_module("blocks", pacer::Blocks())};
+  torch::nn::Linear head{register_module("head", torch::nn::Linear(kWidth, kBytes))};
+  ModelImpl() {
+    for (int64_t i = 0; i < kBlocks; ++i) blocks->push_back(Block());
+  }
+  torch::Tensor forward(const torch::Tensor& bytes) {
+    torch::Tensor x = entry(bytes).flatten(1);
+    for (size_t i = 0; i < blocks->size(); ++i) x = blocks->run(i, &BlockImpl::forward, x);
+    return head(x);
+  }
+};
+TORCH_MODULE(Model);
+
+enum class Way { alone, shards, shards_of_blocks };
 
 // Bytes of writable memory that this process has, as the kernel counts them against its limit.
 int64_t memory_in_use() {
@@ -66,16 +76,17 @@ struct Result {
   int64_t memory;
 };
 
-Result train(const World& world, bool sharded) {
+Result train(const World& world, Way way) {
   const int64_t before = memory_in_use();
   torch::manual_seed(1);
-  auto model = make_model();
+  Model model;
   pacer::FusedAdamW optimizer(model->named_parameters(), pacer::FusedAdamWOptions(3e-4));
   const auto windows = examples::read_windows(PACER_TORCH_INCLUDE_DIR "/ATen/core/TensorBody.h");
   pacer::EpochSampler sampler(static_cast<size_t>(windows.size(0)), /*seed=*/1, *world);
   pacer::Session session(*model, optimizer, world);
   session.use(pacer::GradientClipping(1.0)).use(sampler);
-  if (sharded) session.use(pacer::Shards(pacer::ShardsOptions().unit_bytes(kUnit)));
+  if (way == Way::shards) session.use(pacer::Shards(pacer::ShardsOptions().unit_bytes(kUnit)));
+  if (way == Way::shards_of_blocks) session.use(pacer::Shards(model->blocks));
   Result result{0, 0};
   while (session.progress().step < kSteps) {
     const auto rows = sampler.next(static_cast<size_t>(kBatch / world->world_size()));
@@ -109,30 +120,33 @@ void run(const World& world) {
   const bool speaks = world->rank() == 0;
   if (speaks) {
     int64_t parameters = 0;
-    for (const auto& parameter : make_model()->parameters()) parameters += parameter.numel();
+    for (const auto& parameter : Model()->parameters()) parameters += parameter.numel();
     std::printf("%.1f M parameters, %lld MB for each rank\n", static_cast<double>(parameters) / 1e6,
                 static_cast<long long>(kLimit / kMegabyte));
   }
   try {
-    train(pacer::Communicator::alone(torch::kCPU), /*sharded=*/false);
+    train(pacer::Communicator::alone(torch::kCPU), Way::alone);
     throw pacer::Error("one rank alone was expected to run out of memory, but it did not");
   } catch (const std::exception& error) {
     if (!is_out_of_memory(error)) throw;
     if (speaks) std::puts("alone: weights, gradients and optimizer state do not fit; share them out");
   }
-  const Result result = train(world, /*sharded=*/true);
-  if (!speaks) return;
-  std::printf("sharded: loss %.3f nats per byte after %lld steps on %d processes, in %lld MB each\n",
-              result.loss, static_cast<long long>(kSteps), world->world_size(),
-              static_cast<long long>(result.memory / kMegabyte));
+  for (const Way way : {Way::shards, Way::shards_of_blocks}) {
+    const Result result = train(world, way);
+    if (!speaks) continue;
+    std::printf("%s: loss %.3f nats per byte after %lld steps on %d processes, in %lld MB each\n",
+                way == Way::shards ? "sharded" : "sharded, parameters, too", result.loss,
+                static_cast<long long>(kSteps), world->world_size(),
+                static_cast<long long>(result.memory / kMegabyte));
+  }
 }
 
 }  // namespace
 
 int main(int argument_count, char** arguments) {
   constexpr const char* kAbout =
-      "Trains a model that is too large for the memory of one rank, on ranks that share out gradients and "
-      "optimizer state.\nNeeds two processes or more, on a CPU.\n";
+      "Trains a model that is too large for the memory of one rank, on ranks that share out gradients, "
+      "optimizer state and parameters.\nNeeds two processes or more, on a CPU.\n";
   return examples::run_as_ranks(argument_count, arguments, kAbout, run,
                                 pacer::CommunicatorOptions().backend(pacer::Backend::gloo));
 }

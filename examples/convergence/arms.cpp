@@ -210,6 +210,11 @@ const std::vector<Arm>& arms() {
        kFusedAdamW,
        {Method::shards},
        /*only_by_name=*/true},
+      {"shards-blocks",
+       "shards whose ranks keep their part of the blocks' parameters only, too; gathered where they run",
+       kFusedAdamW,
+       {Method::shards_blocks},
+       /*only_by_name=*/true},
       {"onebit-adam-refreshed",
        "onebit-adam, its variance brought up to date every --onebit-refresh steps",
        kOneBitAdamRefreshed,
@@ -309,6 +314,7 @@ void add_methods(const Arm& arm, const Settings& settings, const pacer::Blocks& 
   }
   if (arm.has(Method::recompute)) session->use(pacer::Recompute(blocks));
   if (arm.has(Method::shards)) session->use(pacer::Shards());
+  if (arm.has(Method::shards_blocks)) session->use(pacer::Shards(blocks));
   if (arm.has(Method::signed_gradients)) session->use(SignedGradients());
   if (arm.has(Method::forgotten_errors)) session->use(ForgottenErrors());
   if (arm.has(Method::clipping_ratio)) session->use(ClippingRatio(settings.clip));

@@ -39,6 +39,7 @@ enum class Method {
   layer_drop,
   recompute,
   shards,
+  shards_blocks,
   bfloat16,
   signed_gradients,
   forgotten_errors,

@@ -1,5 +1,6 @@
 // pacer-memory: what training takes on each rank beside activations, for every way to share it out. Exit
 // codes: 0 for success, 2 for input that cannot work.
+#include <algorithm>
 #include <cstdio>
 #include <optional>
 #include <string>
@@ -28,7 +29,7 @@ const std::vector<std::pair<std::string, Kind>> kKinds = {
     {"fp16", {at::kHalf, pacer::MasterWeights::fp32}}};
 
 void print_row(const char* name, const pacer::TrainingMemory& memory) {
-  std::printf("%-30s", name);
+  std::printf("%-34s", name);
   for (const int64_t bytes :
        {memory.weights, memory.gradients, memory.moments, memory.exact, memory.units, memory.total()}) {
     std::printf(" %10.3f", static_cast<double>(bytes) / 1e9);
@@ -45,7 +46,12 @@ int run(int argument_count, char** arguments) {
       ("dtype",
        po::value<std::string>()->value_name("fp32|bf16|bf16-master|bf16-only|fp16")->default_value("bf16"),
        "of weights and gradients; bf16 has 16-bit remainders, bf16-master and fp16 have fp32 copies")  //
-      ("unit-mib", po::value<int64_t>()->value_name("MIB")->default_value(25), "ShardsOptions::unit_bytes");
+      ("unit-mib", po::value<int64_t>()->value_name("MIB")->default_value(25),
+       "ShardsOptions::unit_bytes")  //
+      ("blocks", po::value<int64_t>()->value_name("N")->default_value(32),
+       "of equal size, for parts of parameters")  //
+      ("outside", po::value<double>()->value_name("N")->default_value(0, "0"),
+       "elements that are in no block: embeddings, head");
   const auto given = examples::read_command_line(
       argument_count, arguments,
       "Says how many bytes FusedAdamW and DataParallel or Shards take on each rank, beside activations.\n\n"
@@ -58,7 +64,12 @@ int run(int argument_count, char** arguments) {
   options.ranks(static_cast<int>(examples::value_in<int64_t>(*given, "ranks", 1, 1'000'000)));
   options.dtype(kind.dtype).master_weights(kind.master);
   options.unit_bytes(examples::value_in<int64_t>(*given, "unit-mib", 1, 1 << 20) << 20);
-  std::printf("GB a rank, at the peak of a step:\n%-30s", "");
+  const auto blocks = examples::value_in<int64_t>(*given, "blocks", 1, 1'000'000);
+  const auto outside = static_cast<int64_t>(
+      examples::value_in<double>(*given, "outside", 0, static_cast<double>(options.parameters())));
+  options.outside_blocks(outside).largest_block(
+      std::max<int64_t>(1, (options.parameters() - outside + blocks - 1) / blocks));
+  std::printf("GB a rank, at the peak of a step:\n%-34s", "");
   for (const char* column : {"weights", "gradients", "moments", "exactness", "units", "all"}) {
     std::printf(" %10s", column);
   }
@@ -67,6 +78,8 @@ int run(int argument_count, char** arguments) {
   print_row("Shards, state", pacer::training_memory(options.sharded(pacer::Sharded::state)));
   print_row("Shards, state and gradients",
             pacer::training_memory(options.sharded(pacer::Sharded::gradients)));
+  print_row("Shards of blocks, parameters, too",
+            pacer::training_memory(options.sharded(pacer::Sharded::parameters)));
   return 0;
 }
 

@@ -32,7 +32,7 @@ void adam_prologue_cuda(const AdamSlot*, int64_t, int64_t*, StepScalars*, const 
   refuse();
 }
 void lamb_cuda(AdamStorage, const LambWork&, const AdamTensor*, const AdamGradient*, const StepScalars*, bool,
-               Stream) {
+               Stream, LambStage) {
   refuse();
 }
 void sum_of_squares_cuda(GradientType, const Tile*, int64_t, const AdamGradient*, const uint32_t*, double*,

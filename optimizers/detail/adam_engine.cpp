@@ -4,11 +4,9 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
 
 #include <pacer/core/error.h>
-#include <pacer/core/reduction_order.h>
 #include <pacer/optimizers/detail/tile_loop.h>
 
 namespace pacer::detail {
@@ -29,6 +27,7 @@ void AdamEngine::prepare(const ParamGroups& groups, std::vector<AdamGroupSetting
   settings_ = std::move(settings);
   if (!plan_fits(groups, states)) plan(groups, states, names, /*with_compressed=*/part_ != nullptr);
   if (entries_.empty()) return;
+  require_shared_out();
   const c10::DeviceGuard device_guard(device_);
   choose_guard(inputs);
   if (!slots_.fit(entries_, takes_part_)) {
@@ -44,6 +43,15 @@ void AdamEngine::prepare(const ParamGroups& groups, std::vector<AdamGroupSetting
   slots_.send(device_);
   if (device_.is_cuda() && (guard_ || inputs.replayable || is_capturing(device_))) slots_.let_device_lead();
   can_look_early_ = guard_ != nullptr && !inputs.replayable && part_ == nullptr && ranges_.empty();
+}
+
+// Ranks that share parameters out know of no other gradients.
+void AdamEngine::require_shared_out() const {
+  for (size_t i = 0; ranks_ && i < entries_.size(); ++i) {
+    require(!takes_part_[i] || entries_[i].own_gradient.defined(), "parameter ",
+            InMessage{entries_[i].name, entries_[i].parameter.sizes()},
+            " was not shared out between ranks, but has a gradient; freeze it, and clear the gradient");
+  }
 }
 
 // The guard of a Session, or where finite_check asks for one, the optimizer's own.
@@ -80,8 +88,10 @@ void AdamEngine::find_gradients() {
       }
       entry.dense_gradient.copy_(gradient);
     }
-    const void* elements = is_own ? pointer_of(gradient)
+    // Of a part without elements, too: LAMB's ratio is that of the whole tensor.
+    const void* elements = is_own ? gradient.storage().data()
                                   : entry.in_range(entry.gradient_is_dense ? gradient : entry.dense_gradient);
+    if (is_own && entry.range.count > 0) elements = gradient.const_data_ptr();
     if (entry.is_compressed) {
       part_->set_tensor(entry, elements, settings_[entry.group]);
     } else {
@@ -122,28 +132,15 @@ int64_t AdamEngine::add_squares() {
 }
 
 bool AdamEngine::gradients_are_finite() {
-  const int64_t count = take_early_look() ? partials_.numel() : add_squares();
-  const auto* partials = partials_.const_data_ptr<double>();
-  if (part_) {
-    part_->look(*guard_, partials, count);
-  } else if (ranks_) {
-    look_with_ranks(partials, count);
+  if (shared_norm_) {
+    const at::Tensor sums = shared_norm_->sums();
+    guard_->look(sums.const_data_ptr<double>(), sums.numel());
   } else {
-    guard_->look(partials, count);
+    const int64_t count = take_early_look() ? partials_.numel() : add_squares();
+    const auto* partials = partials_.const_data_ptr<double>();
+    part_ ? part_->look(*guard_, partials, count) : guard_->look(partials, count);
   }
   return device_.is_cuda() || guard_->check()->non_finite == 0;  // on CUDA only the device knows
-}
-
-// The sums of the ranks' squares, added up in the ranks' order.
-void AdamEngine::look_with_ranks(const double* partials, int64_t count) {
-  const at::TensorOptions options = at::TensorOptions().dtype(at::kDouble).device(device_);
-  const at::Tensor own = at::zeros({1}, options), all = at::empty({ranks_->world_size()}, options);
-  auto* sum = own.mutable_data_ptr<double>();
-  if (count > 0 && device_.is_cuda())
-    kernels::sum_partials_cuda(partials, count, sum, current_stream(device_));
-  if (count > 0 && device_.is_cpu()) *sum = sum_partials(partials, count);
-  ranks_->all_gather(all, own, CollectiveOptions().agreed(true)).wait();
-  guard_->look(all.const_data_ptr<double>(), all.numel());
 }
 
 const kernels::StepScalars* AdamSlots::write_scalars(at::Device device, const kernels::GradientCheck* check) {

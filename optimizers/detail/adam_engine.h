@@ -24,6 +24,7 @@
 #include <pacer/optimizers/detail/onebit_part.h>
 #include <pacer/optimizers/detail/optimizer_traits.h>
 #include <pacer/optimizers/detail/parameter_check.h>
+#include <pacer/optimizers/detail/shared_norm.h>
 #include <pacer/optimizers/session_optimizer.h>
 
 namespace pacer::detail {
@@ -36,8 +37,11 @@ class AdamEngine {
   // is any, is of the range already.
   void own_range(const at::Tensor& parameter, OwnedRange owned);
   const OwnedRanges& owned_ranges() const { return ranges_; }
-  // These ranks update the other ranges: the norm is that of all gradients. Null: there are none.
-  void share_norm_with(std::shared_ptr<Communicator> ranks) { ranks_ = std::move(ranks); }
+  // These ranks update the other ranges: the norm is that of all gradients, to the bit. Null: there are none.
+  void share_norm_with(std::shared_ptr<Communicator> ranks) {
+    ranks_ = std::move(ranks);
+    forget_plan();
+  }
 
   // Checks, plans, creates missing state and sends what changed: every parameter that has a gradient will be
   // updated. `settings` are those of the groups.
@@ -93,12 +97,13 @@ class AdamEngine {
   void check_entries() const;
   void create_states(ParamStates& states);
   void build_tables();
+  void share_sums();
 
   // ---- adam_engine.cpp ----
   void choose_guard(const StepInputs& inputs);
   void find_gradients();
   int64_t add_squares();
-  void look_with_ranks(const double* partials, int64_t count);
+  void require_shared_out() const;
   bool gradients_are_finite();
 
   // Whether look_early has seen every gradient as it is now; forgets what it saw.
@@ -118,6 +123,7 @@ class AdamEngine {
   std::vector<AdamTable> tables_;
   AdamSlots slots_;
   at::Tensor partials_;                               // double, for the norm
+  std::unique_ptr<SharedNorm> shared_norm_;           // instead, with ranks
   std::vector<std::optional<SeenGradient>> seen_;     // by entry
   std::unordered_map<const void*, size_t> entry_of_;  // by TensorImpl
   bool can_look_early_ = false;               // the plan and its units are where the kernels need them

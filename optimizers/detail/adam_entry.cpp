@@ -26,14 +26,14 @@ bool AdamEntry::has_same_state(std::index_sequence<kField...>) const {
 
 bool AdamEntry::is_current() const {
   if (!has_same_state(std::make_index_sequence<kStateFieldCount>())) return false;
-  if (parameter.const_data_ptr() != parameter_data) return false;
+  if (values().const_data_ptr() != parameter_data) return false;
   if (dense_parameter.defined()) return parameter.sizes() == dense_parameter.sizes();
   if (is_part) return parameter.is_contiguous() && parameter.numel() == parameter_elements;
   return same_layout(parameter, state->exp_avg_sq());
 }
 
 void AdamEntry::remember() {
-  parameter_data = parameter.const_data_ptr();
+  parameter_data = values().const_data_ptr();
   parameter_elements = parameter.numel();
   for (size_t i = 0; i < kStateFieldCount; ++i) {
     state_tensors[i] = (state->*kStateFields[i].read)();
@@ -43,6 +43,8 @@ void AdamEntry::remember() {
 
 void AdamEntry::lay_out() {
   dense_parameter = at::Tensor();
+  memory = own_values;
+  if (memory.defined()) return;
   if (!parameter.is_non_overlapping_and_dense()) {
     dense_parameter = at::empty(parameter.sizes(), parameter.options().requires_grad(false));
   }

@@ -23,6 +23,7 @@ struct AdamEntry {
   ElementRange range;         // what of the parameter this optimizer updates; mostly all of it
   bool is_part = false;       // less than all of it
   at::Tensor own_gradient;    // OwnedRange::gradient
+  at::Tensor own_values;      // OwnedRange::values
   int64_t first_element = 0;  // real elements registered before these
   kernels::AdamStorage storage = kernels::AdamStorage::f32;
   bool amsgrad = false;
@@ -51,6 +52,8 @@ struct AdamEntry {
 
   // Undefined where there is none.
   const at::Tensor& gradient() const { return own_gradient.defined() ? own_gradient : parameter.grad(); }
+  // Where the values are that it updates, or a range of them.
+  const at::Tensor& values() const { return own_values.defined() ? own_values : parameter; }
   const at::Tensor& dense() const { return dense_parameter.defined() ? dense_parameter : parameter; }
 
   // True while parameter and state tensors are where the plan has them, in the layout that it has.

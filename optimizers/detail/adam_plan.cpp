@@ -1,5 +1,6 @@
 // What an AdamEngine knows beforehand of its steps: which parameters there are, where they and their states
 // lie, and which tables update them. Everything that can be wrong is found before the first state is created.
+#include <algorithm>
 #include <map>
 
 #include <ATen/ops/empty.h>
@@ -15,12 +16,18 @@ void AdamEngine::own_range(const at::Tensor& parameter, OwnedRange owned) {
   require(range.first >= 0 && range.count >= 0 && range.first + range.count <= parameter.numel(),
           traits_->name, ": a parameter of ", parameter.numel(), " elements has no elements from ",
           range.first, " to ", range.first + range.count);
-  const at::Tensor& gradient = owned.gradient;
-  require(!gradient.defined() ||
-              (gradient.sizes() == at::IntArrayRef(range.count) && gradient.is_contiguous() &&
-               gradient.scalar_type() == parameter.scalar_type() && gradient.device() == parameter.device()),
-          traits_->name, ": the gradient of ", range.count, " elements of a ", parameter.scalar_type(),
-          " parameter must be a dense vector of them, beside it");
+  const std::vector<int64_t>& bounds = owned.bounds;
+  require(bounds.empty() || (bounds.front() == 0 && bounds.back() == parameter.numel() &&
+                             std::is_sorted(bounds.begin(), bounds.end())),
+          traits_->name, ": the bounds of a parameter of ", parameter.numel(),
+          " elements must rise from 0 to that, one more than there are ranks");
+  for (const at::Tensor* own : {&owned.gradient, &owned.values}) {
+    require(!own->defined() ||
+                (own->sizes() == at::IntArrayRef(range.count) && own->is_contiguous() &&
+                 own->scalar_type() == parameter.scalar_type() && own->device() == parameter.device()),
+            traits_->name, ": the gradient and values of ", range.count, " elements of a ",
+            parameter.scalar_type(), " parameter must be dense vectors of them, on its device");
+  }
   ranges_[parameter.unsafeGetTensorImpl()] = std::move(owned);
   forget_plan();
 }
@@ -34,6 +41,7 @@ void AdamEngine::forget_plan() {
   seen_.clear();
   entry_of_.clear();
   slots_ = {};
+  shared_norm_.reset();
   can_look_early_ = false;
   ++enqueue_version_;
 }
@@ -116,7 +124,10 @@ AdamEntry AdamEngine::make_entry(const RegisteredParameter& parameter,
   const auto range = ranges_.find(parameter.key());
   entry.is_part = range != ranges_.end();
   entry.range = entry.is_part ? range->second.range : ElementRange{0, parameter.tensor.numel()};
-  if (entry.is_part) entry.own_gradient = range->second.gradient;
+  if (entry.is_part) {
+    entry.own_gradient = range->second.gradient;
+    entry.own_values = range->second.values;
+  }
   entry.amsgrad = settings.amsgrad;
   entry.averages_trust = settings.averages_trust;
   entry.is_compressed = part_ != nullptr && settings.compress;
@@ -160,7 +171,7 @@ void AdamEngine::check_entries() const {
     const bool reads_gradient = takes_part(entry, gradient) && gradient.defined();
     if (reads_gradient && !entry.own_gradient.defined())
       check_gradient(entry.parameter, gradient, entry.name);
-    ranges.push_back(memory_range(entry.parameter, entry_names.size(), /*written=*/true));
+    ranges.push_back(memory_range(entry.values(), entry_names.size(), /*written=*/true));
     if (reads_gradient) ranges.push_back(memory_range(gradient, entry_names.size(), /*written=*/false));
     entry_names.push_back(entry.name);
     require(!entry.is_part || entry.parameter.is_contiguous(), "parameter ",
@@ -225,8 +236,26 @@ void AdamEngine::build_tables() {
     table.build_tiles();
     units += table.norm_units();
   }
+  if (ranks_) share_sums();
   seen_.assign(entries_.size(), std::nullopt);
   partials_ = at::empty({units}, at::TensorOptions().dtype(at::kDouble).device(device_));
+}
+
+// In the order in which one rank adds up all of them: table by table. A parameter that was not shared out
+// takes part in no step.
+void AdamEngine::share_sums() {
+  shared_norm_ = std::make_unique<SharedNorm>(ranks_, device_);
+  const std::vector<int64_t> nothing(static_cast<size_t>(ranks_->world_size()) + 1);
+  for (size_t t = 0; t < tables_.size(); ++t) {
+    std::vector<std::vector<int64_t>> bounds;
+    for (const AdamEntry& entry : entries_) {
+      if (entry.table != t) continue;
+      const bool is_shared = entry.own_gradient.defined();
+      bounds.push_back(is_shared ? ranges_.at(entry.parameter.unsafeGetTensorImpl()).bounds : nothing);
+      if (is_shared) shared_norm_->add(gradient_type(entry.storage), entry.own_gradient, bounds.back());
+    }
+    tables_[t].share_with(ranks_, bounds);
+  }
 }
 
 }  // namespace pacer::detail

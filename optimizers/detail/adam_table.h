@@ -26,6 +26,11 @@ class AdamTable {
   // Adds a prepared entry and writes down where it sits. All entries are added before the first step.
   void add(AdamEntry& entry, size_t table);
   void build_tiles();
+  // After it, where the entries are parts of tensors: bounds as in LambStages::share_with.
+  void share_with(const std::shared_ptr<Communicator>& ranks,
+                  const std::vector<std::vector<int64_t>>& bounds) {
+    if (lamb_) lamb_->share_with(ranks, bounds);
+  }
 
   // Null leaves the parameter out of the step.
   void set_gradient(const AdamEntry& entry, const void* gradient);

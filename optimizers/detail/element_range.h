@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -20,9 +21,10 @@ struct ElementRange {
 // What of a parameter an optimizer updates where it is not all of it.
 struct OwnedRange {
   ElementRange range;
-  // Its gradient, a vector of `count` elements that stays where it is; undefined where it is in the range of
-  // the parameter's gradient.
-  at::Tensor gradient;
+  std::vector<int64_t> bounds = {};  // OwnedPart::bounds; empty where there are no other ranks
+  // Its gradient and its values, vectors of `count` elements that stay where they are; undefined where they
+  // are in the range of the parameter's gradient, and of the parameter.
+  at::Tensor gradient = {}, values = {};
 };
 // By TensorImpl; parameters that are not here are whole.
 using OwnedRanges = std::unordered_map<const void*, OwnedRange>;

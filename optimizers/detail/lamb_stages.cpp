@@ -3,8 +3,10 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/tensor.h>
 
 #include <pacer/core/reduction_order.h>
+#include <pacer/optimizers/detail/shared_norm.h>
 #include <pacer/optimizers/detail/tile_loop.h>
 
 namespace pacer::detail {
@@ -27,6 +29,23 @@ LambStages::LambStages(kernels::AdamStorage storage, const std::vector<int64_t>&
   ratios_ = at::ones({static_cast<int64_t>(counts.size()), 2}, doubles);
 }
 
+void LambStages::share_with(const std::shared_ptr<Communicator>& ranks,
+                            const std::vector<std::vector<int64_t>>& bounds) {
+  shared_sums_ = std::make_unique<SharedSums>(ranks, device_);
+  const std::vector<TileRange> own_units = std::exchange(units_of_.host(), {});
+  std::vector<int64_t> in_order;
+  for (size_t t = 0; t < bounds.size(); ++t) {
+    const int64_t first = shared_sums_->all();
+    for (int64_t begin = 0; begin < bounds[t].back(); begin += kReductionUnit) {
+      shared_sums_->add_unit(SharedNorm::owner_of(bounds[t], begin));
+    }
+    units_of_.host().push_back({first, shared_sums_->all() - first});
+    if (bounds[t].back() == 0) continue;
+    for (int64_t u = 0; u < own_units[t].count; ++u) in_order.push_back(own_units[t].first + u);
+  }
+  in_order_ = at::tensor(in_order, at::kLong).to(device_);
+}
+
 void LambStages::send() {
   units_.buffer.send(device_);
   units_of_.send(device_);
@@ -40,14 +59,22 @@ kernels::LambPartials LambStages::partials() const {
 
 LambRatio* LambStages::ratios() const { return static_cast<LambRatio*>(ratios_.mutable_data_ptr()); }
 
+kernels::LambPartials LambStages::gathered() {
+  if (!shared_sums_) return partials();
+  all_sums_ = shared_sums_->gather(sums_.index_select(1, in_order_));
+  auto* sums = static_cast<double*>(all_sums_.mutable_data_ptr());
+  return {sums, sums + all_sums_.size(1)};
+}
+
 void LambStages::step_on_cpu(const Step& step) {
   const std::vector<Tile>& units = units_.buffer.host();
-  const kernels::LambPartials sums = partials();
+  kernels::LambPartials sums = partials();
   LambRatio* const ratio = ratios();
   for_each_tile(units, [&](int64_t i) {
     kernels::lamb_moments_cpu(storage_, units[i], step.tensors, step.gradients, step.scalars,
                               sums.parameter + i, sums.update + i);
   });
+  sums = gathered();
   constexpr int64_t kTensorsAtOnce = 256;
   at::parallel_for(0, ratios_.size(0), kTensorsAtOnce, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
@@ -62,10 +89,20 @@ void LambStages::step_on_cpu(const Step& step) {
 
 void LambStages::step(const Step& step, const kernels::AdamTiles& tiles, bool follows_prologue) {
   if (device_.is_cpu()) return step_on_cpu(step);
-  const kernels::LambWork work{units_.view(), tiles,    units_of_.pointer(), ratios_.size(0),
-                               partials(),    ratios(), averages_.pointer()};
-  kernels::lamb_cuda(storage_, work, step.tensors, step.gradients, step.scalars, follows_prologue,
-                     current_stream(device_));
+  step_on_cuda(step, tiles, follows_prologue);
+}
+
+void LambStages::step_on_cuda(const Step& step, const kernels::AdamTiles& tiles, bool follows_prologue) {
+  kernels::LambWork work{units_.view(), tiles,    units_of_.pointer(), ratios_.size(0),
+                         partials(),    ratios(), averages_.pointer()};
+  const auto run = [&](kernels::LambStage stage) {
+    kernels::lamb_cuda(storage_, work, step.tensors, step.gradients, step.scalars, follows_prologue,
+                       current_stream(device_), stage);
+  };
+  if (!shared_sums_) return run(kernels::LambStage::all);
+  run(kernels::LambStage::moments);
+  work.partials = gathered();
+  run(kernels::LambStage::ratio_and_update);
 }
 
 double LambStages::ratio(size_t position) const {

@@ -3,12 +3,14 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include <pacer/device/detail/device_buffer.h>
 #include <pacer/kernels/lamb.h>
+#include <pacer/optimizers/detail/shared_sums.h>
 #include <pacer/optimizers/detail/tile_loop.h>
 
 namespace pacer::detail {
@@ -19,6 +21,10 @@ class LambStages {
   // averages[i] of the ratios of tensor i, in the memory of its state; null where it has none.
   LambStages(kernels::AdamStorage storage, const std::vector<int64_t>& counts,
              std::vector<kernels::LambAverage*> averages, at::Device device);
+  // The tensors are parts of whole ones, whose other parts these ranks have: elements bounds[i][r] ...
+  // bounds[i][r + 1] - 1 of tensor i are rank r's. Bounds are multiples of a unit.
+  void share_with(const std::shared_ptr<Communicator>& ranks,
+                  const std::vector<std::vector<int64_t>>& bounds);
 
   // Sends what the stages need to the GPU, where it changed.
   void send();
@@ -37,6 +43,9 @@ class LambStages {
 
  private:
   void step_on_cpu(const Step& step);
+  void step_on_cuda(const Step& step, const kernels::AdamTiles& tiles, bool follows_prologue);
+  // Of all units of the tensors, here and on other ranks.
+  kernels::LambPartials gathered();
   kernels::LambPartials partials() const;
   kernels::LambRatio* ratios() const;
 
@@ -46,6 +55,10 @@ class LambStages {
   DeviceBuffer<TileRange> units_of_;  // by tensor
   at::Tensor sums_;                   // (2, units), double: of parameters, of updates
   at::Tensor ratios_;                 // (tensors, 2), double: LambRatio
+  // With other ranks: units_of_ are the whole tensors' units, in all_sums_.
+  std::unique_ptr<SharedSums> shared_sums_;
+  at::Tensor in_order_;  // of this rank's units in the tensors' order, where they are in units_
+  at::Tensor all_sums_;
   DeviceBuffer<kernels::LambAverage*> averages_;
 };
 

@@ -26,6 +26,17 @@ std::vector<at::Tensor> gradients_of(const SessionParts& parts) {
 
 }  // namespace
 
+void check_values(const SessionParts& parts) {
+  try {
+    for (const at::Tensor& parameter : all_optimizer_parameters(parts)) (void)parameter.const_data_ptr();
+  } catch (const c10::Error&) {
+    throw InvalidArgument(
+        "the parameters of this model are shared out by another Session, whose Shards hook keeps parts of "
+        "them; keep that Session for the whole run, or save a checkpoint there and resume from it with a new "
+        "model and optimizer");
+  }
+}
+
 void check_parameters(const SessionParts& parts) {
   std::unordered_set<const void*> trained, of_model;
   int64_t strangers = 0;

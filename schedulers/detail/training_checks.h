@@ -16,6 +16,10 @@ namespace pacer::detail {
 // parameters of the model that need a gradient, or has parameters that are not the model's.
 void check_parameters(const SessionParts& parts);
 
+// Throws InvalidArgument where another Session's Shards keeps parts of the parameters, which then have no
+// values here.
+void check_values(const SessionParts& parts);
+
 // For a Session that was given no Communicator. Throws InvalidArgument where this process has one of several
 // processes; warns where a launcher started several.
 void check_single_rank();

@@ -23,17 +23,22 @@ CollectiveOptions agreed() { return CollectiveOptions().agreed(true); }
 
 // What left the flat memory would neither be updated nor reach other ranks.
 void ParameterShards::State::require_in_place() const {
-  for (const Unit& unit : units_) {
-    const auto size = static_cast<int64_t>(unit.parameters.element_size());
-    const auto* memory = static_cast<const char*>(unit.parameters.const_data_ptr());
-    for (size_t k = 0; k < unit.members.size(); ++k) {
-      const Part& part = parts_[unit.members[k]];
-      require(part.parameter.const_data_ptr() == memory + unit.layout.begin(k) * size ||
-                  part.parameter.numel() == 0,
-              "parameter ", part.name,
+  for (size_t u = 0; u < units_.size(); ++u) {
+    for (size_t k = 0; k < units_[u].members.size(); ++k) {
+      require(is_in_place(u, k), "parameter ", parts_[units_[u].members[k]].name,
               " was moved (to(), set_data) after ranks had shared it out; move the model before");
     }
   }
+}
+
+bool ParameterShards::State::is_in_place(size_t u, size_t member) const {
+  const Unit& unit = units_[u];
+  const at::Tensor& parameter = parts_[unit.members[member]].parameter;
+  if (values_) return values_->holds(u, member);
+  if (!unit.parameters.defined() || parameter.numel() == 0) return true;
+  const auto size = static_cast<int64_t>(unit.parameters.element_size());
+  return parameter.const_data_ptr() ==
+         static_cast<const char*>(unit.parameters.const_data_ptr()) + unit.layout.begin(member) * size;
 }
 
 void ParameterShards::State::set_absent(const std::vector<at::Tensor>& parameters,
@@ -59,7 +64,7 @@ void ParameterShards::State::begin(const Pass& pass) {
   stages_.assign(parts_.size(), Stage::awaited);
   for (Unit& unit : units_) unit.awaited = unit.members.size();
   for (size_t i = 0; i < parts_.size(); ++i) {
-    if (!absent[i]) continue;
+    if (!absent[i] && unit_of(i).is_trained) continue;
     stages_[i] = Stage::absent;
     --unit_of(i).awaited;
   }
@@ -71,6 +76,7 @@ void ParameterShards::State::begin(const Pass& pass) {
 // Runs where autograd computes, right after the gradient was added to.
 void ParameterShards::State::land(size_t position) {
   const std::lock_guard<std::mutex> lock(mutex_);
+  count_landed(position);
   if (!active_) return;  // a pass of somebody else's, whose gradients stay where they are
   const Part& part = parts_[position];
   require(stages_[position] == Stage::awaited || next_ <= unit_of_[position], "parameter ", part.name,
@@ -105,13 +111,17 @@ at::Tensor ParameterShards::State::place_of(size_t position) {
 // Padding travels, too; whatever stands there reaches nobody's piece.
 void ParameterShards::State::make_landing(Unit& unit) {
   if (unit.landing.defined()) return;
-  unit.landing = options_.reduce_every_backward() ? take_slot(unit) : at::zeros_like(unit.parameters);
+  if (!options_.reduce_every_backward()) {
+    unit.landing = at::zeros({unit.layout.elements()}, unit.gradient.options());
+  } else {
+    unit.landing = group_count_ > 0 ? take_memory(unit) : take_slot(unit);
+  }
 }
 
 // Two slots are enough where units fill one after the other.
 at::Tensor ParameterShards::State::take_slot(Unit& unit) {
   constexpr size_t kSlots = 2;
-  const auto dtype = unit.parameters.scalar_type();
+  const auto dtype = unit.gradient.scalar_type();
   Slot* free = nullptr;
   size_t of_dtype = 0;
   for (Slot& slot : slots_) {
@@ -124,14 +134,23 @@ at::Tensor ParameterShards::State::take_slot(Unit& unit) {
   if (free == nullptr) {
     int64_t elements = 0;
     for (const Unit& other : units_) {
-      if (other.parameters.scalar_type() == dtype) elements = std::max(elements, other.parameters.numel());
+      if (!other.is_trained || other.gradient.scalar_type() != dtype) continue;
+      elements = std::max(elements, other.layout.elements());
     }
-    slots_.push_back({at::zeros({elements}, unit.parameters.options()), nullptr});
+    slots_.push_back({at::zeros({elements}, unit.gradient.options()), nullptr});
     free = &slots_.back();
   }
   if (free->user != nullptr) finish(*free->user);
   free->user = &unit;
-  return free->memory.narrow(0, 0, unit.parameters.numel());
+  return free->memory.narrow(0, 0, unit.layout.elements());
+}
+
+// One sum under way beside those that fill.
+at::Tensor ParameterShards::State::take_memory(const Unit& unit) {
+  for (Unit& other : units_) {
+    if (!other.work.is_empty() && &other != newest_sent_) finish(other);
+  }
+  return memory_.take(unit.layout.elements(), unit.gradient);
 }
 
 // In the units' order, which is the same on every rank, whatever the order in which they fill.
@@ -141,17 +160,20 @@ void ParameterShards::State::send_full_units() {
 }
 
 void ParameterShards::State::send(Unit& unit) {
+  if (!unit.is_trained) return;
   const bool is_absent = std::all_of(unit.members.begin(), unit.members.end(), [&](size_t position) {
     return absent_in_all_[position] != 0 && stages_[position] != Stage::landed;
   });
   if (is_absent) return;
   const at::NoGradGuard no_grad;
+  note_sum(unit);
   for (const size_t position : unit.members) {
     if (stages_[position] != Stage::landed && !has_contributed_[position]) place_of(position).zero_();
   }
   // As a tensor: a plain number would be rounded to the gradients' dtype first.
   if (prescale_ != 1) unit.landing.mul_(at::scalar_tensor(prescale_, at::kFloat));
   if (unit.has_gradient) unit.sum = at::empty_like(unit.gradient);
+  newest_sent_ = &unit;
   unit.work = ranks_->reduce_scatter(unit.has_gradient ? unit.sum : unit.gradient, unit.landing, agreed());
   unit.has_gradient = true;
 }
@@ -164,6 +186,8 @@ void ParameterShards::State::finish(Unit& unit) {
     if (unit.sum.defined()) unit.gradient.add_(unit.sum);
     unit.sum.reset();
   }
+  const bool is_reused = group_count_ > 0 && options_.reduce_every_backward();
+  if (unit.landing.defined() && is_reused) memory_.give_back(unit.landing);
   unit.landing.reset();
   for (Slot& slot : slots_) {
     if (slot.user == &unit) slot.user = nullptr;
@@ -184,6 +208,7 @@ void ParameterShards::State::end() {
   if (pass_.is_last && !options_.unused_is_zero()) require_all_reached();
   for (Unit& unit : units_) unit.awaited = 0;
   send_full_units();
+  if (values_ && !keeps_gathered()) values_->release_all();
   active_ = false;
 }
 
@@ -207,7 +232,7 @@ void ParameterShards::State::wait() {
   const at::NoGradGuard no_grad;
   for (Unit& unit : units_) {
     finish(unit);
-    if (!unit.has_gradient) unit.gradient.zero_();
+    if (unit.is_trained && !unit.has_gradient) unit.gradient.zero_();
   }
   forget_pass();
 }
@@ -220,6 +245,7 @@ void ParameterShards::State::drop() {
     unit.landing.reset();
   }
   slots_.clear();  // what is under way may still write to them
+  if (values_) values_->drop();
   forget_pass();
 }
 
@@ -232,7 +258,9 @@ void ParameterShards::State::forget_pass() {
 void ParameterShards::State::gather_parameters() {
   const at::NoGradGuard no_grad;
   Work before;  // two under way, because a transport may need memory for each
+  if (values_) values_->release_all();
   for (const Unit& unit : units_) {
+    if (!unit.parameters.defined()) continue;
     Work work = ranks_->all_gather(unit.parameters, unit.own_parameters, agreed());
     before.wait();
     before = std::move(work);

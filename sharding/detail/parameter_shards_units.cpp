@@ -22,23 +22,53 @@ at::TensorOptions like(const at::Tensor& parameter) { return parameter.options()
 }  // namespace
 
 void ParameterShards::State::add(const std::vector<NamedParameter>& parameters) {
-  for (const auto& [name, parameter] : parameters) {
-    detail::check_reducible(name, parameter, *ranks_);
-    if (!parameter.requires_grad() || positions_.count(parameter.unsafeGetTensorImpl())) continue;
-    require(
-        parameter.is_contiguous(), "parameter ", name, " of shape ", parameter.sizes(), " and strides ",
-        parameter.strides(),
-        " is not contiguous, so ranks cannot share it out; give it contiguous memory before the optimizer "
-        "is made");
-    positions_.emplace(parameter.unsafeGetTensorImpl(), parts_.size());
-    parts_.push_back({name, parameter, 0, 0, {}});
-    if (parameter.scalar_type() == at::kHalf) prescale_ = 1.0 / ranks_->world_size();
+  for (const NamedParameter& item : parameters) {
+    detail::check_reducible(item.first, item.second, *ranks_);
+    if (item.second.requires_grad() && !positions_.count(item.second.unsafeGetTensorImpl())) add_part(item);
   }
   make_units();
   move_parameters();
   make_parts();
+  add_hooks();
+}
+
+void ParameterShards::State::add_groups(const std::vector<Group>& groups) {
+  group_count_ = groups.size();
+  using Kind = std::pair<at::ScalarType, bool>;  // dtype, and whether gradients are needed
+  std::vector<std::map<Kind, std::vector<size_t>>> members(groups.size());
+  for (size_t group = 0; group < groups.size(); ++group) {
+    for (const NamedParameter& item : groups[group]) {
+      detail::check_reducible(item.first, item.second, *ranks_);
+      require(!positions_.count(item.second.unsafeGetTensorImpl()), "parameter ", item.first,
+              " is given to ParameterShards twice; each belongs to one group");
+      members[group][{item.second.scalar_type(), item.second.requires_grad()}].push_back(parts_.size());
+      add_part(item);
+    }
+  }
+  unit_of_.resize(parts_.size());
+  place_in_unit_.resize(parts_.size());
+  for (size_t group = groups.size(); group-- > 0;) {
+    for (auto& [kind, of_unit] : members[group]) add_unit(std::move(of_unit), group);
+  }
+  make_parts();
+  add_hooks();
+}
+
+void ParameterShards::State::add_part(const NamedParameter& item) {
+  const auto& [name, parameter] = item;
+  require(parameter.is_contiguous(), "parameter ", name, " of shape ", parameter.sizes(), " and strides ",
+          parameter.strides(),
+          " is not contiguous, so ranks cannot share it out; give it contiguous memory before the optimizer "
+          "is made");
+  positions_.emplace(parameter.unsafeGetTensorImpl(), parts_.size());
+  parts_.push_back({name, parameter, 0, 0, {}});
+  if (parameter.scalar_type() == at::kHalf) prescale_ = 1.0 / ranks_->world_size();
+}
+
+void ParameterShards::State::add_hooks() {
   has_contributed_.assign(parts_.size(), 0);
   for (size_t i = 0; i < parts_.size(); ++i) {
+    if (!unit_of(i).is_trained) continue;
     detail::add_gradient_hook(parts_[i].parameter, shared_from_this(),
                               [this, i](const at::Tensor&) { land(i); });
   }
@@ -65,35 +95,53 @@ void ParameterShards::State::make_units() {
   }
   unit_of_.resize(parts_.size());
   place_in_unit_.resize(parts_.size());
-  for (const std::vector<size_t>& of_unit : members) {
-    std::vector<int64_t> counts;
-    for (const size_t position : of_unit) {
-      unit_of_[position] = units_.size();
-      place_in_unit_[position] = counts.size();
-      counts.push_back(parts_[position].parameter.numel());
-    }
-    Unit unit{of_unit, ShardLayout(counts, ranks_->world_size()), {}, {}, {}, false, {}, 0, {}, {}};
-    units_.push_back(std::move(unit));
+  for (std::vector<size_t>& of_unit : members) add_unit(std::move(of_unit), 0);
+}
+
+void ParameterShards::State::add_unit(std::vector<size_t> members, size_t group) {
+  std::vector<int64_t> counts;
+  for (const size_t position : members) {
+    unit_of_[position] = units_.size();
+    place_in_unit_[position] = counts.size();
+    counts.push_back(parts_[position].parameter.numel());
+  }
+  const at::Tensor& first = parts_[members.front()].parameter;
+  Unit unit{std::move(members),
+            group,
+            first.requires_grad(),
+            ShardLayout(counts, ranks_->world_size(), options_.piece()),
+            {},
+            {},
+            {},
+            false,
+            {},
+            0,
+            {},
+            {}};
+  if (unit.is_trained) unit.gradient = at::zeros({unit.layout.part_elements()}, like(first));
+  units_.push_back(std::move(unit));
+}
+
+void ParameterShards::State::move_parameters() {
+  for (Unit& unit : units_) {
+    unit.parameters = moved_parameters(unit);
+    const int64_t part = unit.layout.part_elements();
+    unit.own_parameters = unit.parameters.narrow(0, ranks_->rank() * part, part);
   }
 }
 
-// Parameters stay the tensors that they are, for the optimizer's state, the graph and their hooks.
-void ParameterShards::State::move_parameters() {
+// Into flat memory. Parameters stay the tensors that they are, for the optimizer's state, the graph and their
+// hooks.
+at::Tensor ParameterShards::State::moved_parameters(const Unit& unit) {
   const at::NoGradGuard no_grad;
-  for (Unit& unit : units_) {
-    const at::Tensor& first = parts_[unit.members.front()].parameter;
-    unit.parameters = at::zeros({unit.layout.elements()}, like(first));
-    const int64_t part = unit.layout.part_elements();
-    unit.own_parameters = unit.parameters.narrow(0, ranks_->rank() * part, part);
-    unit.gradient = at::zeros({part}, like(first));
-    for (size_t k = 0; k < unit.members.size(); ++k) {
-      at::Tensor& parameter = parts_[unit.members[k]].parameter;
-      const at::Tensor place =
-          unit.parameters.narrow(0, unit.layout.begin(k), parameter.numel()).view(parameter.sizes());
-      place.copy_(parameter);
-      parameter.set_data(place);
-    }
+  const at::Tensor flat = at::zeros({unit.layout.elements()}, like(parts_[unit.members.front()].parameter));
+  for (size_t k = 0; k < unit.members.size(); ++k) {
+    at::Tensor& parameter = parts_[unit.members[k]].parameter;
+    const at::Tensor place = flat.narrow(0, unit.layout.begin(k), parameter.numel()).view(parameter.sizes());
+    place.copy_(parameter);
+    parameter.set_data(place);
   }
+  return flat;
 }
 
 void ParameterShards::State::make_parts() {
@@ -101,7 +149,11 @@ void ParameterShards::State::make_parts() {
     const ShardPiece own = piece(i, ranks_->rank());
     parts_[i].first = own.first;
     parts_[i].count = own.count;
-    parts_[i].gradient = unit_of(i).gradient.narrow(0, own.offset, own.count);
+    Part& part = parts_[i];
+    const Unit& unit = unit_of(i);
+    if (unit.is_trained) part.gradient = unit.gradient.narrow(0, own.offset, own.count);
+    part.group = unit.group;
+    if (values_) part.values = unit.own_parameters.narrow(0, own.offset, own.count);
   }
 }
 

@@ -110,11 +110,12 @@ SHARD_POINTS = {"data:2": 0, "data:7:inside": 1, "data:20": 2, "backward": 3, "a
 
 @case
 def in_sharded_steps(worker):
-    wanted = unbroken(worker, shards=1)
-    for number, (point, rank) in enumerate(SHARD_POINTS.items()):
-        if LONG or number % 2 == 1:
-            for culprit in range(WORLD_SIZE) if LONG else [rank]:
-                suffer(worker, wanted, point, culprit, "STOP" if number == 3 else "KILL", shards=1)
+    for what in ("gradients", "parameters"):
+        wanted = unbroken(worker, shards=what)
+        for number, (point, rank) in enumerate(SHARD_POINTS.items()):
+            if LONG or number % 2 == (what == "gradients"):
+                for culprit in range(WORLD_SIZE) if LONG else [rank]:
+                    suffer(worker, wanted, point, culprit, "STOP" if number == 3 else "KILL", shards=what)
 
 
 @case

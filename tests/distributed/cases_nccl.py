@@ -38,8 +38,9 @@ def training(worker):
 def shards(worker):
     for world_size in worlds():
         play(worker, "train_shards", world_size, nccl=1, steps=500 if LONG else 30)
-        wanted = cases_faults.unbroken(worker, world_size, nccl=1, shards=1)
-        cases_faults.suffer(worker, wanted, "data:7:inside", 1, "KILL", world_size, grace=10, nccl=1, shards=1)
+        for what in ("gradients", "parameters"):
+            wanted = cases_faults.unbroken(worker, world_size, nccl=1, shards=what)
+            cases_faults.suffer(worker, wanted, "data:7:inside", 1, "KILL", world_size, grace=10, nccl=1, shards=what)
 
 
 @case

@@ -86,7 +86,8 @@ void play(const Player& player) {
       optimizer_named(player.has("optimizer") ? player.text("optimizer") : "FusedAdamW");
   SmallRun run(optimizer, hooks, /*dropout=*/0.1, world);
   if (player.has("shards")) {
-    run.session->use(Shards(ShardsOptions().unit_bytes(600)));
+    run.session->use(player.text("shards") == "parameters" ? Shards(run.model->stack)
+                                                           : Shards(ShardsOptions().unit_bytes(600)));
   } else {
     run.session->use(DataParallel(DataParallelOptions().bucket_bytes(600).first_bucket_bytes(100)));
   }
@@ -98,6 +99,7 @@ void play(const Player& player) {
   while (run.session->progress().step < 6) run.step();
   run.finish();
   Checksum sum;
+  const auto whole = run.session->whole_parameters();
   const auto state = run.state();
   for (const auto& item : state.model) {
     const Tensor tensor = item.second.cpu();

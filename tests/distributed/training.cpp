@@ -109,17 +109,23 @@ void train_shards(const Player& player) {
   const auto world = join(player, /*ordered=*/true);
   const auto hooks = hooks_named(kTogether);
   for (const char* name : {"FusedAdamW", "FusedAdamW bf16 remainder", "FusedAdamW bf16 stochastic"}) {
-    for (const Sharded what : {Sharded::state, Sharded::gradients}) {
+    for (const Sharded what : {Sharded::state, Sharded::gradients, Sharded::parameters}) {
       auto chosen = hooks;
-      if (what == Sharded::gradients) chosen.erase(chosen.begin());
+      if (what != Sharded::state) chosen.erase(chosen.begin());
       SmallRun run(optimizer_named(name), chosen, /*dropout=*/0, world);
-      run.session->use(Shards(ShardsOptions().unit_bytes(600).what(what)));
+      if (what == Sharded::parameters) {
+        run.session->use(Shards(run.model->stack)).use(Recompute(run.model->stack));
+      } else {
+        run.session->use(Shards(ShardsOptions().unit_bytes(600).what(what)));
+      }
       SmallRun reference(optimizer_named(name), chosen, /*dropout=*/0, Communicator::alone(world->device()));
       reference.shards = world->world_size();
       reference.session->use(std::make_shared<ShardReference>(reference.model, world->world_size()));
+      if (what == Sharded::parameters) reference.session->use(Recompute(reference.model->stack));
       for (int64_t step = 0; step < player.number("steps"); ++step) {
         run.step();
         reference.step();
+        const auto whole = run.session->whole_parameters();
         const std::string difference = first_difference(run.state().model, reference.state().model);
         expect(difference.empty(), "no difference from one process after step ", step, ", but ", difference,
                " differs");

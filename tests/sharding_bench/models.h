@@ -1,0 +1,148 @@
+// What pacer-sharding-bench trains: a GPT of plain layers and a row of small blocks, both in bf16, with their
+// blocks in a pacer::Blocks. peer.py builds the same. Weights are made where they train, because the modules
+// of LibTorch draw their first values on the CPU, which takes long for a billion of them.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <utility>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <torch/nn/functional/activation.h>
+#include <torch/nn/functional/loss.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/normalization.h>
+#include <torch/types.h>
+
+#include <pacer/modules/blocks.h>
+
+namespace sharding_bench {
+
+using torch::Tensor;
+
+struct Shape {
+  int64_t layers = 24, width = 2048, batch = 8, sequence = 1024;
+};
+
+// Inputs and targets of a rank, which are the same in every step.
+using Batch = std::pair<Tensor, Tensor>;
+
+// Modules are registered in the order of their use, which is the order in which Shards expects them.
+struct ModelImpl : torch::nn::Module {
+  virtual Tensor loss(const Tensor& inputs, const Tensor& targets) = 0;
+  virtual Batch draw_batch() const = 0;
+  pacer::Blocks blocks;
+};
+
+// A linear layer [..., from] -> [..., to], whose bias is added in the kernel of the product, as in Python.
+struct ProjectionImpl : torch::nn::Module {
+  ProjectionImpl(int64_t from, int64_t to, const at::TensorOptions& options, bool has_bias = true) {
+    weight = register_parameter("weight", at::empty({to, from}, options).normal_(0, 0.02));
+    const double bound = 1 / std::sqrt(static_cast<double>(from));
+    if (has_bias) bias = register_parameter("bias", at::empty({to}, options).uniform_(-bound, bound));
+  }
+  Tensor forward(const Tensor& x) { return at::linear(x, weight, bias); }
+  Tensor weight, bias;
+};
+TORCH_MODULE(Projection);
+
+inline torch::nn::LayerNorm layer_norm(int64_t width) {
+  return torch::nn::LayerNorm(torch::nn::LayerNormOptions({width}));
+}
+inline torch::nn::Embedding embedding(int64_t rows, int64_t width, const at::TensorOptions& options) {
+  const Tensor weight = at::empty({rows, width}, options).normal_(0, 0.02);
+  return torch::nn::Embedding(torch::nn::EmbeddingOptions(rows, width)._weight(weight));
+}
+
+// A pre-norm block of attention and an MLP, [B, T, width] -> the same.
+struct GptBlockImpl : torch::nn::Module {
+  GptBlockImpl(int64_t width, const at::TensorOptions& options)
+      : norm1(register_module("norm1", layer_norm(width))),
+        qkv(register_module("qkv", Projection(width, 3 * width, options))),
+        out(register_module("out", Projection(width, width, options))),
+        norm2(register_module("norm2", layer_norm(width))),
+        up(register_module("up", Projection(width, 4 * width, options))),
+        down(register_module("down", Projection(4 * width, width, options))) {}
+  Tensor forward(const Tensor& x) {
+    constexpr int64_t kHeadSize = 128;
+    const int64_t b = x.size(0), t = x.size(1), width = x.size(2);
+    const auto heads = [&](const Tensor& part) {
+      return part.view({b, t, width / kHeadSize, kHeadSize}).transpose(1, 2);
+    };
+    const auto parts = qkv(norm1(x)).chunk(3, -1);
+    const Tensor mixed = at::scaled_dot_product_attention(heads(parts[0]), heads(parts[1]), heads(parts[2]),
+                                                          {}, 0.0, /*is_causal=*/true);
+    const Tensor y = x + out(mixed.transpose(1, 2).reshape({b, t, width}));
+    return y + down(torch::gelu(up(norm2(y))));
+  }
+  torch::nn::LayerNorm norm1;
+  Projection qkv, out;
+  torch::nn::LayerNorm norm2;
+  Projection up, down;
+};
+TORCH_MODULE(GptBlock);
+
+// Token ids [B, T] and the next ones, [B, T], to their cross entropy in fp32.
+struct GptImpl : ModelImpl {
+  static constexpr int64_t kVocabulary = 32768;
+
+  GptImpl(const Shape& shape, const at::TensorOptions& options) : shape(shape), options(options) {
+    tokens = register_module("tokens", embedding(kVocabulary, shape.width, options));
+    positions = register_module("positions", embedding(shape.sequence, shape.width, options));
+    register_module("blocks", blocks);
+    for (int64_t i = 0; i < shape.layers; ++i) blocks->push_back(GptBlock(shape.width, options));
+    norm = register_module("norm", layer_norm(shape.width));
+    head = register_module("head", Projection(shape.width, kVocabulary, options, /*has_bias=*/false));
+  }
+  Tensor loss(const Tensor& inputs, const Tensor& targets) override {
+    Tensor x = tokens(inputs);
+    x = x + positions->weight.narrow(0, 0, inputs.size(1));
+    for (size_t i = 0; i < blocks->size(); ++i) x = blocks->run(i, &GptBlockImpl::forward, x);
+    const Tensor logits = head(norm(x)).flatten(0, 1).to(at::kFloat);
+    return torch::nn::functional::cross_entropy(logits, targets.flatten());
+  }
+  Batch draw_batch() const override {
+    const Tensor ids =
+        torch::randint(kVocabulary, {shape.batch, shape.sequence + 1}, options.dtype(at::kLong));
+    return {ids.narrow(1, 0, shape.sequence), ids.narrow(1, 1, shape.sequence)};
+  }
+  Shape shape;
+  at::TensorOptions options;
+  torch::nn::Embedding tokens = nullptr, positions = nullptr;
+  torch::nn::LayerNorm norm = nullptr;
+  Projection head = nullptr;
+};
+
+// A million parameters and hardly any arithmetic: [32, 724] -> the same.
+struct SmallBlockImpl : torch::nn::Module {
+  static constexpr int64_t kWidth = 724;
+  explicit SmallBlockImpl(const at::TensorOptions& options)
+      : up(register_module("up", Projection(kWidth, kWidth, options))),
+        down(register_module("down", Projection(kWidth, kWidth, options))) {}
+  Tensor forward(const Tensor& x) { return x + down(torch::relu(up(x))); }
+  Projection up, down;
+};
+TORCH_MODULE(SmallBlock);
+
+struct SmallBlocksImpl : ModelImpl {
+  static constexpr int64_t kBlocks = 64, kBatch = 32;
+
+  explicit SmallBlocksImpl(const at::TensorOptions& options) : options(options) {
+    register_module("blocks", blocks);
+    for (int64_t i = 0; i < kBlocks; ++i) blocks->push_back(SmallBlock(options));
+  }
+  Tensor loss(const Tensor& inputs, const Tensor& targets) override {
+    Tensor x = inputs;
+    for (size_t i = 0; i < blocks->size(); ++i) x = blocks->run(i, &SmallBlockImpl::forward, x);
+    return torch::mse_loss(x.to(at::kFloat), targets);
+  }
+  Batch draw_batch() const override {
+    const Tensor inputs = torch::randn({kBatch, SmallBlockImpl::kWidth}, options);
+    return {inputs, torch::randn({kBatch, SmallBlockImpl::kWidth}, options.dtype(at::kFloat))};
+  }
+  at::TensorOptions options;
+};
+
+}  // namespace sharding_bench
