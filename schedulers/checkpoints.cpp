@@ -153,11 +153,14 @@ void Checkpoints::begin_save() {
             " has state of other names, dtypes or shapes than that of rank 0, so that no checkpoint can hold "
             "both; give all ranks the same model and the same steps");
   }
-  const auto writers = detail::writers_of(state, world.world_size());
+  const detail::Writers writers =
+      detail::writers_of(state, world.world_size(), /*deals_model_out=*/shards && shards->keeps_parts());
+  plan.texts = detail::texts_of_rank(state.model, writers, world);
   if (shards) {
-    state.optimizer = shards->gather_state(std::move(of_optimizer),
-                                           [&](const std::string& name) { return writers.at(name); });
-    state.model = shards->gather_model(std::move(state.model), [](const std::string&) { return 0; });
+    state.optimizer = shards->gather_state(
+        std::move(of_optimizer), [&](const std::string& name) { return writers.optimizer.at(name); });
+    state.model = shards->gather_model(std::move(state.model),
+                                       [&](const std::string& name) { return writers.model.at(name); });
   }
   detail::RankFiles files;
   together("write its part of a checkpoint", [&] {

@@ -11,9 +11,9 @@
 // Everything goes by parameter name; loading checks all of it before it changes anything.
 //
 // Several ranks save and load together, in one folder on a file system that all of them share: rank 0 writes
-// the model, each rank a share of the optimizer's state, which is the same everywhere, its session file and,
-// for a 1-bit optimizer, its errors. What goes wrong on one rank is an error on every rank, and a load that
-// fails on one rank changes nothing on any.
+// the model, or where ranks keep parts of it each a share, each rank a share of the optimizer's state, its
+// session file and, for a 1-bit optimizer, its errors. What goes wrong on one rank is an error on every rank,
+// and a load that fails on one rank changes nothing on any.
 //
 // With as many ranks as saved it, a run goes on to the bit. With another number it goes on from the same
 // model, optimizer, schedules and position in the data; a rank that did not exist before keeps the random

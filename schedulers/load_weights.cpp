@@ -18,11 +18,11 @@
 namespace pacer {
 namespace {
 
-// Where the weights are: a file, and where it is part of a checkpoint what the manifest says of it.
-struct WeightsFile {
+// Where the weights are: a file, or those of a checkpoint with what its manifest says of them.
+struct WeightsFiles {
   std::string folder;  // empty: no checkpoint
-  CheckpointFile entry;
-  std::string path;
+  std::vector<CheckpointFile> entries;
+  std::vector<std::string> paths;
 };
 
 bool is_folder(const std::string& path) {
@@ -37,34 +37,40 @@ bool has_manifest(const std::string& folder) {
   return std::find(names.begin(), names.end(), kManifestName) != names.end();
 }
 
-WeightsFile find_weights(const std::string& path) {
-  if (!is_folder(path)) return {"", {}, path};
+WeightsFiles find_weights(const std::string& path) {
+  if (!is_folder(path)) return {"", {}, {path}};
   const std::string folder = has_manifest(path) ? path : detail::find_newest(path);
   require<FileError>(!folder.empty(), "cannot load weights from ", path,
                      ": it is no checkpoint and has none in it; give a safetensors file, the folder of a "
                      "checkpoint or a folder of checkpoints");
-  const CheckpointManifest manifest = read_manifest(folder);
-  const CheckpointFile* entry = detail::find_file(manifest, detail::kModelFile);
-  require<FileError>(entry != nullptr, "the checkpoint ", folder, " has no ", detail::kModelFile);
-  return {folder, *entry, folder + "/" + entry->name};
+  WeightsFiles files{folder, detail::model_files(folder, read_manifest(folder)), {}};
+  for (const CheckpointFile& entry : files.entries) files.paths.push_back(folder + "/" + entry.name);
+  return files;
 }
 
-// Names and facts of the tensors in the file; no values.
-SafetensorsFile read_header(const WeightsFile& file) {
-  FileReader reader(posix_file_system(), file.path);
-  return SafetensorsFile::read_header(reader, file.path);
+// Names and facts of the tensors in the files; no values.
+std::vector<SafetensorsFile> read_headers(const WeightsFiles& files) {
+  std::vector<SafetensorsFile> headers;
+  for (const std::string& path : files.paths) {
+    FileReader reader(posix_file_system(), path);
+    headers.push_back(SafetensorsFile::read_header(reader, path));
+  }
+  return headers;
 }
 
-NamedTensors read_values(const WeightsFile& file, const detail::TensorPlace& place_of) {
+NamedTensors read_values(const WeightsFiles& files, const detail::TensorPlace& place_of) {
   NamedTensors values;
-  if (!file.folder.empty()) {
-    read_checkpoint_file(file.folder, file.entry, [&](FileReader& reader) {
-      values = detail::read_tensors(reader, file.path, place_of);
-    });
-  } else {
-    FileReader reader(posix_file_system(), file.path);
-    values = detail::read_tensors(reader, file.path, place_of);
-    reader.finish();
+  for (size_t i = 0; i < files.paths.size(); ++i) {
+    const auto read = [&](FileReader& reader) {
+      values.merge(detail::read_tensors(reader, files.paths[i], place_of));
+    };
+    if (!files.folder.empty()) {
+      read_checkpoint_file(files.folder, files.entries[i], read);
+    } else {
+      FileReader reader(posix_file_system(), files.paths[i]);
+      read(reader);
+      reader.finish();
+    }
   }
   return values;
 }
@@ -88,14 +94,15 @@ std::string misfit(const std::string& name, const at::Tensor& own, at::ScalarTyp
 }
 
 // Names by what becomes of them; throws where the options do not allow it.
-LoadedWeights compare(const NamedTensors& model, const SafetensorsFile& file, const std::string& path,
-                      const LoadWeightsOptions& options) {
+LoadedWeights compare(const NamedTensors& model, const std::vector<SafetensorsFile>& files,
+                      const std::string& path, const LoadWeightsOptions& options) {
   LoadedWeights weights;
   weights.file = path;
   std::vector<std::string> misfits;
   std::unordered_map<const void*, bool> has_values;  // by TensorImpl
   for (const auto& [name, tensor] : model) {
-    const auto found = file.find(name);
+    auto found = files.front().find(name);
+    for (size_t i = 1; i < files.size() && !found; ++i) found = files[i].find(name);
     has_values[tensor.unsafeGetTensorImpl()] |= found.has_value();
     if (!found) continue;
     const std::string reason = misfit(name, tensor, detail::tensor_dtype(found->dtype), found->shape);
@@ -104,8 +111,10 @@ LoadedWeights compare(const NamedTensors& model, const SafetensorsFile& file, co
   for (const auto& [name, tensor] : model) {
     (has_values.at(tensor.unsafeGetTensorImpl()) ? weights.loaded : weights.missing).push_back(name);
   }
-  for (const std::string_view name : file.names()) {
-    if (model.count(std::string(name)) == 0) weights.unexpected.emplace_back(name);
+  for (const SafetensorsFile& file : files) {
+    for (const std::string_view name : file.names()) {
+      if (model.count(std::string(name)) == 0) weights.unexpected.emplace_back(name);
+    }
   }
 
   std::string wrong;
@@ -129,11 +138,12 @@ LoadedWeights compare(const NamedTensors& model, const SafetensorsFile& file, co
 LoadedWeights load_weights(torch::nn::Module& model, const std::string& path,
                            const LoadWeightsOptions& options) {
   const at::NoGradGuard no_grad;
-  const WeightsFile file = find_weights(path);
+  const WeightsFiles files = find_weights(path);
+  const std::string& where = files.paths.size() == 1 ? files.paths.front() : files.folder;
   const NamedTensors tensors = detail::model_tensors(model);
-  LoadedWeights weights = compare(tensors, read_header(file), file.path, options);
+  LoadedWeights weights = compare(tensors, read_headers(files), where, options);
   const NamedTensors values =
-      read_values(file, [&](const std::string& name, at::IntArrayRef) -> std::optional<at::Device> {
+      read_values(files, [&](const std::string& name, at::IntArrayRef) -> std::optional<at::Device> {
         const auto own = tensors.find(name);
         return own == tensors.end() ? std::nullopt : std::optional(own->second.device());
       });
@@ -142,11 +152,10 @@ LoadedWeights load_weights(torch::nn::Module& model, const std::string& path,
   for (const auto& item : values) {
     const at::Tensor& own = tensors.at(item.first);
     const std::string reason = misfit(item.first, own, item.second.scalar_type(), item.second.sizes());
-    require(reason.empty(), "cannot load weights from ", file.path, ": ", reason);
+    require(reason.empty(), "cannot load weights from ", where, ": ", reason);
     const auto [twin, is_first] = first_of.emplace(own.unsafeGetTensorImpl(), &item);
-    require(is_first || twin->second->second.equal(item.second), "cannot load weights from ", file.path,
-            ": \"", twin->second->first, "\" and \"", item.first,
-            "\" are one tensor in the model, but differ there");
+    require(is_first || twin->second->second.equal(item.second), "cannot load weights from ", where, ": \"",
+            twin->second->first, "\" and \"", item.first, "\" are one tensor in the model, but differ there");
   }
   for (const auto& [name, value] : values) tensors.at(name).copy_(value);
   return weights;

@@ -114,27 +114,25 @@ void Shards::arrange() {
 // another one, or with a module outside, is the root's.
 std::vector<ParameterShards::Group> Shards::groups() const {
   std::unordered_map<const void*, size_t> group_of;
-  std::unordered_set<const torch::nn::Module*> inside;
+  std::unordered_set<const torch::nn::Module*> stacks;
   size_t count = kRoot + 1;
   const auto put = [&](const at::Tensor& parameter, size_t group) {
     const auto [place, is_new] = group_of.emplace(parameter.unsafeGetTensorImpl(), group);
     if (!is_new && place->second != group) place->second = kRoot;
   };
   for (const Blocks& blocks : stacks_) {
+    stacks.insert(blocks.ptr().get());
     for (const auto& block : *blocks) {
       for (const at::Tensor& parameter : block->parameters()) put(parameter, count);
-      for (const auto& module : block->modules()) inside.insert(module.get());
       ++count;
     }
   }
-  std::vector<const torch::nn::Module*> all_modules = {&parts().model()};
-  for (const auto& module : parts().model().modules(/*include_self=*/false)) {
-    all_modules.push_back(module.get());
-  }
-  for (const torch::nn::Module* module : all_modules) {
-    if (inside.count(module) != 0) continue;
-    for (const at::Tensor& parameter : module->parameters(/*recurse=*/false)) put(parameter, kRoot);
-  }
+  const std::function<void(const torch::nn::Module&)> put_outside = [&](const torch::nn::Module& module) {
+    if (stacks.count(&module) != 0) return;
+    for (const at::Tensor& parameter : module.parameters(/*recurse=*/false)) put(parameter, kRoot);
+    for (const auto& child : module.children()) put_outside(*child);
+  };
+  put_outside(parts().model());
   std::vector<ParameterShards::NamedParameter> all = detail::named_optimizer_parameters(parts());
   for (const auto& item : parts().model().named_parameters()) all.emplace_back(item.key(), item.value());
   std::vector<ParameterShards::Group> groups(count);
@@ -189,8 +187,9 @@ void Shards::forward_begin(const Progress& progress) {
   require(!trains || !shards_->all_are_gathered(),
           "training goes on while what Session::whole_parameters() returned still exists; end its scope "
           "before begin");
-  releases_root_ = !trains && !shards_->is_gathered(kRoot);
+  const bool was_there = shards_->is_gathered(kRoot);
   shards_->gather(kRoot);
+  releases_root_ = !trains && !was_there;
   gathers_->begin_forward(expected_groups(progress));
 }
 
@@ -247,10 +246,16 @@ void Shards::check_order() const {
 
 void Shards::run_idle_pass(const Progress& progress, const std::function<void()>& backward) {
   if (!is_joined_) return backward();
-  begin_pass(progress, /*is_last=*/true);
-  backward();
-  shards_->end_backward();
-  wait();
+  try {
+    begin_pass(progress, /*is_last=*/true);
+    backward();
+    shards_->end_backward();
+    wait();
+  } catch (const std::exception& error) {
+    shards_->drop();
+    parts().world().leave(detail::concatenate("prewarm failed: ", error.what()));
+    throw;
+  }
   shards_->drop();
 }
 
@@ -261,13 +266,7 @@ void Shards::reduce(const Progress& window) { shards_->reduce(parts().unused(win
 // Ranks that took different ways through the model have gathered the wrong blocks, and added up gradients of
 // different ones.
 void Shards::wait() {
-  if (keeps_parts()) {
-    std::vector<Fact> history;
-    for (std::string& line : shards_->take_history()) {
-      history.push_back({detail::concatenate("operation ", history.size()), std::move(line)});
-    }
-    require_agreement(parts().world(), parts().progress.step, history);
-  }
+  if (keeps_parts()) detail::require_same_history(parts().world(), parts().progress.step, *shards_);
   shards_->wait();
 }
 

@@ -7,6 +7,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
+#include <pacer/core/error.h>
 #include <pacer/schedulers/session_parts.h>
 #include <pacer/schedulers/shards.h>
 
@@ -47,6 +48,9 @@ NamedTensors Shards::gather_state(NamedTensors state, const StateOwner& owner) c
 
 NamedTensors Shards::gather_model(NamedTensors model, const StateOwner& owner) const {
   if (!keeps_parts()) return model;
+  require(!shards_->all_are_gathered(),
+          "weights are saved while what Session::whole_parameters() returned still exists, and may have been "
+          "changed there; end its scope first");
   std::unordered_map<const void*, size_t> part_of;
   for (size_t i = 0; i < shards_->parts().size(); ++i) {
     part_of.emplace(shards_->parts()[i].parameter.unsafeGetTensorImpl(), i);

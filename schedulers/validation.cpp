@@ -6,8 +6,10 @@
 #include <vector>
 
 #include <pacer/core/error.h>
+#include <pacer/schedulers/detail/block_gathers.h>
 #include <pacer/schedulers/detail/evaluation_scope.h>
 #include <pacer/schedulers/session_parts.h>
+#include <pacer/schedulers/shards.h>
 #include <pacer/schedulers/step_report.h>
 
 namespace pacer {
@@ -34,6 +36,8 @@ std::string Validation::agreement() const {
 double Validation::mean_over_ranks(const std::function<double()>& own) const {
   Communicator& world = parts_->world();
   if (world.world_size() == 1) return own();
+  const auto* shards = parts_->find<Shards>();
+  const bool gathers = shards != nullptr && shards->keeps_parts();
   std::string message;
   try {
     const double value = own();
@@ -41,7 +45,12 @@ double Validation::mean_over_ranks(const std::function<double()>& own) const {
     std::memcpy(message.data() + 1, &value, sizeof value);
   } catch (const std::exception& error) {
     message = detail::concatenate("-", error.what());
+    if (gathers) {  // the others may wait in a gather, and not for this message
+      world.leave(detail::concatenate("the function given to Validation failed: ", error.what()));
+      throw;
+    }
   }
+  if (gathers) detail::require_same_history(world, parts_->progress.step, *shards->shards());
   const std::vector<std::string> all =
       world.exchange(message, CollectiveOptions().timeout(options_.timeout()));
   double sum = 0;

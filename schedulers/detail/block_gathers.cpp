@@ -7,6 +7,7 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 
+#include <pacer/collectives/agreement.h>
 #include <pacer/core/error.h>
 #include <pacer/modules/replayed.h>
 
@@ -60,54 +61,67 @@ Tensors BlockGathers::run(size_t group, const TensorFunction& block, const Tenso
   const Visit visit = replayed(&has_frozen_[group], Visit{order_, order_->size()});
   if (with_graph && region_is_running()) return run_again(visit, group, block, x);
   order_->push_back(group);
+  const bool needs_backward = with_graph || region_is_running();
   const bool was_there = shards_->is_gathered(group);
   shards_->gather(group);
-  const ReleaseAtEnd release(*shards_, group, !was_there && !(with_graph && options_.keep_after_forward));
+  const ReleaseAtEnd release(*shards_, group, !was_there && !(options_.keep_after_forward && needs_backward));
   auto next = std::upper_bound(expected_.begin(), expected_.end(), group);
   for (int64_t i = 0; i < options_.prefetch && next != expected_.end(); ++i) gather_ahead(*next++);
   if (!with_graph) return block(x);
   warn_of_autocast(group);
   Tensors in = x;
-  const size_t passes = watch(in, group);
+  const auto use = std::make_shared<Use>(Use{visit, group, 0, 0});
+  watch(in, use);
   const Tensors y = block(in);
   for (const at::Tensor& result : y) {
-    if (!result.defined() || !result.requires_grad()) continue;
-    result.register_hook([self = shared_from_this(), visit, group, passes](const at::Tensor&) {
-      self->enter_backward(visit, group, passes);
-    });
+    const bool is_argument = std::any_of(
+        in.begin(), in.end(), [&](const at::Tensor& argument) { return argument.is_same(result); });
+    if (!result.defined() || !result.requires_grad() || is_argument) continue;
+    result.register_hook([self = shared_from_this(), use](const at::Tensor&) { self->enter_backward(*use); });
   }
   return y;
 }
 
 // In backward, in the second run of a region: its own backward follows at once.
 Tensors BlockGathers::run_again(const Visit& visit, size_t group, const TensorFunction& block, Tensors x) {
-  const size_t passes = watch(x, group);
-  enter_backward(visit, group, passes);
+  const auto use = std::make_shared<Use>(Use{visit, group, 0, 0});
+  watch(x, use);
+  enter_backward(*use);
   return block(x);
 }
 
-// Before any node of the block runs.
-void BlockGathers::enter_backward(const Visit& visit, size_t group, size_t passes) {
-  shards_->gather_until_landed(group, passes);
-  const Order& order = *visit.order;
-  for (int64_t i = 1; i <= options_.prefetch && static_cast<size_t>(i) <= visit.position; ++i) {
-    gather_ahead(order[visit.position - static_cast<size_t>(i)]);
+// Before any node of the block runs; also once more for each further result.
+void BlockGathers::enter_backward(Use& use) {
+  const bool is_first = use.awaited == 0;
+  if (is_first) use.awaited = use.passes;
+  shards_->gather_until_landed(use.group, is_first ? use.passes : 0);
+  const Order& order = *use.visit.order;
+  for (int64_t i = 1; i <= options_.prefetch && static_cast<size_t>(i) <= use.visit.position; ++i) {
+    gather_ahead(order[use.visit.position - static_cast<size_t>(i)]);
   }
 }
 
-// Frozen parameters are read until the gradients of the block's arguments are there. Returns how many will
-// say so; arguments become views that are the block's alone.
-size_t BlockGathers::watch(Tensors& x, size_t group) {
-  if (!has_frozen_[group]) return 0;
-  size_t passes = 0;
+// Frozen parameters are read until the gradients of the block's arguments are there, which become views that
+// are the block's alone.
+void BlockGathers::watch(Tensors& x, const std::shared_ptr<Use>& use) {
+  if (!has_frozen_[use->group]) return;
   for (at::Tensor& argument : x) {
     if (!argument.defined() || !argument.requires_grad()) continue;
     argument = argument.view_as(argument);
-    argument.register_hook(
-        [self = shared_from_this(), group](const at::Tensor&) { self->shards_->passed(group); });
-    ++passes;
+    argument.register_hook([self = shared_from_this(), use](const at::Tensor&) {
+      if (use->awaited > 0) --use->awaited;
+      self->shards_->passed(use->group);
+    });
+    ++use->passes;
   }
-  return passes;
+}
+
+void require_same_history(Communicator& world, int64_t step, ParameterShards& shards) {
+  std::vector<Fact> history;
+  for (std::string& line : shards.take_history()) {
+    history.push_back({concatenate("operation ", history.size()), std::move(line)});
+  }
+  require_agreement(world, step, history);
 }
 
 void BlockGathers::warn_of_autocast(size_t group) {

@@ -38,10 +38,18 @@ class BlockGathers : public std::enable_shared_from_this<BlockGathers> {
     size_t position;
   };
 
+  // The same as backward sees it.
+  struct Use {
+    Visit visit;
+    size_t group;
+    size_t passes;   // arguments whose gradients are waited for
+    size_t awaited;  // of them, in the backward under way
+  };
+
   Tensors run_again(const Visit& visit, size_t group, const TensorFunction& block, Tensors x);
-  void enter_backward(const Visit& visit, size_t group, size_t passes);
+  void enter_backward(Use& use);
   void gather_ahead(size_t group);
-  size_t watch(Tensors& x, size_t group);
+  void watch(Tensors& x, const std::shared_ptr<Use>& use);
   void warn_of_autocast(size_t group);
 
   const std::shared_ptr<ParameterShards> shards_;
@@ -51,6 +59,9 @@ class BlockGathers : public std::enable_shared_from_this<BlockGathers> {
   std::vector<size_t> expected_;
   std::shared_ptr<Order> order_ = std::make_shared<Order>();  // of the forward pass under way
 };
+
+// Throws CommunicationError, on all ranks, where they have not all sent the same since the last time.
+void require_same_history(Communicator& world, int64_t step, ParameterShards& shards);
 
 // For the blocks of one stack.
 class GatherWrapper : public BlockWrapper {

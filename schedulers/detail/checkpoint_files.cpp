@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <iterator>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -9,6 +10,7 @@
 #include <pacer/core/checkpoint_folder.h>
 #include <pacer/core/checksum.h>
 #include <pacer/core/error.h>
+#include <pacer/core/json_lines.h>
 #include <pacer/schedulers/detail/tensor_file.h>
 
 namespace pacer::detail {
@@ -17,6 +19,13 @@ namespace {
 std::string file_of_rank(const char* kind, int rank, int world_size) {
   char name[80];
   std::snprintf(name, sizeof name, "%s-rank-%05d-of-%05d.safetensors", kind, rank, world_size);
+  return name;
+}
+
+// Counted from 1, as Python's readers know it.
+std::string model_file_of_rank(int rank, int world_size) {
+  char name[80];
+  std::snprintf(name, sizeof name, "model-%05d-of-%05d.safetensors", rank + 1, world_size);
   return name;
 }
 
@@ -65,36 +74,80 @@ const CheckpointFile* find_file(const CheckpointManifest& manifest, const std::s
   return nullptr;
 }
 
-std::map<std::string, int> writers_of(const TrainingState& state, int ranks) {
-  std::vector<const NamedTensors::value_type*> largest_first;
-  for (const auto& item : state.optimizer) largest_first.push_back(&item);
-  std::stable_sort(largest_first.begin(), largest_first.end(),
-                   [](const auto* a, const auto* b) { return a->second.nbytes() > b->second.nbytes(); });
+Writers writers_of(const TrainingState& state, int ranks, bool deals_model_out) {
+  Writers writers;
+  writers.model_is_dealt_out = deals_model_out && ranks > 1;
   std::vector<size_t> bytes(static_cast<size_t>(ranks));
-  for (const auto& item : state.model) bytes.front() += item.second.nbytes();
-  std::map<std::string, int> writers;
-  for (const auto* item : largest_first) {
-    const auto least = std::min_element(bytes.begin(), bytes.end());
-    *least += item->second.nbytes();
-    writers[item->first] = static_cast<int>(least - bytes.begin());
+  const auto deal_out = [&](const NamedTensors& tensors, std::map<std::string, int>& writer_of) {
+    std::vector<const NamedTensors::value_type*> largest_first;
+    for (const auto& item : tensors) largest_first.push_back(&item);
+    std::stable_sort(largest_first.begin(), largest_first.end(),
+                     [](const auto* a, const auto* b) { return a->second.nbytes() > b->second.nbytes(); });
+    for (const auto* item : largest_first) {
+      const auto least = std::min_element(bytes.begin(), bytes.end());
+      *least += item->second.nbytes();
+      writer_of[item->first] = static_cast<int>(least - bytes.begin());
+    }
+  };
+  if (writers.model_is_dealt_out) {
+    deal_out(state.model, writers.model);
+  } else {
+    for (const auto& item : state.model) {
+      bytes.front() += item.second.nbytes();
+      writers.model[item.first] = 0;
+    }
   }
+  deal_out(state.optimizer, writers.optimizer);
   return writers;
 }
 
-RankFiles files_of_rank(TrainingState state, const std::map<std::string, int>& writers,
-                        const Communicator& world) {
+RankFiles files_of_rank(TrainingState state, const Writers& writers, const Communicator& world) {
   const int rank = world.rank(), ranks = world.world_size();
+  const auto own = [rank](NamedTensors tensors, const std::map<std::string, int>& writer_of) {
+    for (auto item = tensors.begin(); item != tensors.end();) {
+      item = writer_of.at(item->first) == rank ? std::next(item) : tensors.erase(item);
+    }
+    return tensors;
+  };
   RankFiles files;
-  if (rank == 0) files.emplace_back(kModelFile, std::move(state.model));
-  NamedTensors own;
-  for (const auto& [name, tensor] : state.optimizer) {
-    if (writers.at(name) == rank) own.emplace(name, tensor);
+  if (writers.model_is_dealt_out || rank == 0) {
+    files.emplace_back(writers.model_is_dealt_out ? model_file_of_rank(rank, ranks) : kModelFile,
+                       own(std::move(state.model), writers.model));
   }
-  files.emplace_back(file_of_rank("optimizer", rank, ranks), std::move(own));
+  files.emplace_back(file_of_rank("optimizer", rank, ranks),
+                     own(std::move(state.optimizer), writers.optimizer));
   if (!state.rank_optimizer.empty()) {
     files.emplace_back(file_of_rank("errors", rank, ranks), std::move(state.rank_optimizer));
   }
   files.emplace_back(file_of_rank("session", rank, ranks), std::move(state.session));
+  return files;
+}
+
+std::vector<std::pair<std::string, std::string>> texts_of_rank(const NamedTensors& model,
+                                                               const Writers& writers,
+                                                               const Communicator& world) {
+  if (!writers.model_is_dealt_out || world.rank() != 0) return {};
+  size_t bytes = 0;
+  std::string files;
+  for (const auto& [name, tensor] : model) {
+    bytes += tensor.nbytes();
+    files += concatenate(files.empty() ? "" : ",", "\n    ", json_quote(name), ": ",
+                         json_quote(model_file_of_rank(writers.model.at(name), world.world_size())));
+  }
+  return {{kModelIndex, concatenate("{\n  \"metadata\": {\"total_size\": ", bytes, "},\n  \"weight_map\": {",
+                                    files, "\n  }\n}\n")}};
+}
+
+std::vector<CheckpointFile> model_files(const std::string& folder, const CheckpointManifest& manifest) {
+  if (const CheckpointFile* file = find_file(manifest, kModelFile)) return {*file};
+  std::vector<CheckpointFile> files;
+  const auto ranks = static_cast<int>(manifest.world_size);
+  for (int rank = 0; rank < ranks; ++rank) {
+    const CheckpointFile* file = find_file(manifest, model_file_of_rank(rank, ranks));
+    require<FileError>(file != nullptr, "the checkpoint ", folder, " has no ",
+                       rank == 0 ? kModelFile : model_file_of_rank(rank, ranks));
+    files.push_back(*file);
+  }
   return files;
 }
 
@@ -124,10 +177,13 @@ TrainingState read_state(const SessionParts& parts, const std::string& folder) {
   const bool same = ranks == world.world_size(), had_this_rank = world.rank() < ranks;
   TrainingState state;
   const NamedTensors model = model_tensors(parts.model());
-  state.model = read_file(folder, manifest, kModelFile, [&](const std::string& name, at::IntArrayRef) {
+  const auto beside_own = [&](const std::string& name, at::IntArrayRef) {
     const auto own = model.find(name);
     return std::optional(own == model.end() ? at::Device(at::kCPU) : own->second.device());
-  });
+  };
+  for (const CheckpointFile& file : model_files(folder, manifest)) {
+    state.model.merge(read_file(folder, manifest, file.name, beside_own));
+  }
   // What will be cut on its way into the optimizer stays in host memory until then.
   const TensorPlace place_of = parts.gradients_are_shared_out ? nullptr : beside_parameters(model);
   state.optimizer = read_optimizer(folder, manifest, place_of);

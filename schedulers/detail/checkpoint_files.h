@@ -3,6 +3,8 @@
 
 #include <map>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <pacer/core/checkpoint_manifest.h>
 #include <pacer/schedulers/detail/checkpoint_save.h>
@@ -11,17 +13,32 @@
 namespace pacer::detail {
 
 constexpr const char* kModelFile = "model.safetensors";
+constexpr const char* kModelIndex = "model.safetensors.index.json";
 
 // The file of that name; null where the checkpoint has none.
 const CheckpointFile* find_file(const CheckpointManifest& manifest, const std::string& name);
 
-// Who writes which tensor of the optimizer's state, the same on whichever rank it is asked for: the largest
-// tensor first, each goes to the rank that has least to write.
-std::map<std::string, int> writers_of(const TrainingState& state, int ranks);
+// Which rank writes which tensor.
+struct Writers {
+  std::map<std::string, int> model, optimizer;
+  bool model_is_dealt_out = false;
+};
 
-// What this rank writes of the state: rank 0 the model, each what it is the writer of, and what only it has.
-RankFiles files_of_rank(TrainingState state, const std::map<std::string, int>& writers,
-                        const Communicator& world);
+// The same on whichever rank it is asked for: the largest tensor first, each goes to the rank that has least
+// to write. The model is rank 0's, unless it is to be dealt out, too.
+Writers writers_of(const TrainingState& state, int ranks, bool deals_model_out);
+
+// What this rank writes of the state: what it is the writer of, and what only it has.
+RankFiles files_of_rank(TrainingState state, const Writers& writers, const Communicator& world);
+
+// Files of text beside them: where the model is dealt out, rank 0's index of its files, as Python's readers
+// of safetensors know it.
+std::vector<std::pair<std::string, std::string>> texts_of_rank(const NamedTensors& model,
+                                                               const Writers& writers,
+                                                               const Communicator& world);
+
+// The files of the model in a checkpoint: one, or one for each rank. Throws FileError where there are none.
+std::vector<CheckpointFile> model_files(const std::string& folder, const CheckpointManifest& manifest);
 
 // One number for the names, dtypes and shapes of tensors: ranks that share a file between them must agree on
 // it.

@@ -51,6 +51,11 @@ void CheckpointSave::write(const RankFiles& files, const std::function<void()>& 
       part.files.push_back(
           write_checkpoint_file(plan_.staging, name, [&](ByteSink& sink) { write_tensors(sink, of_file); }));
     }
+    for (const auto& [name, text] : plan_.texts) {
+      const std::string& of_file = text;
+      part.files.push_back(write_checkpoint_file(
+          plan_.staging, name, [&](ByteSink& sink) { sink.write(of_file.data(), of_file.size()); }));
+    }
     check();
     written_ = part.files;
     if (plan_.rank != 0) leave_part(plan_.staging, plan_.rank, part);

@@ -32,7 +32,8 @@ struct SavePlan {
   CheckpointFacts facts;                 // with the number of ranks
   std::chrono::milliseconds timeout{0};  // how long rank 0 waits for the others
   std::string root;
-  int64_t keep = 1;  // checkpoints that stay
+  int64_t keep = 1;                                        // checkpoints that stay
+  std::vector<std::pair<std::string, std::string>> texts;  // names of files and what this rank writes to them
 };
 
 class CheckpointSave {

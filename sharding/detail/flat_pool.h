@@ -26,6 +26,8 @@ class FlatPool {
     free_.erase(found);
     return memory;
   }
+  // Gives what is free back to LibTorch.
+  void clear() { free_.clear(); }
   // On CUDA whoever takes it next uses the same stream, or waits for it.
   void give_back(at::Tensor memory) { free_.push_back(std::move(memory)); }
 

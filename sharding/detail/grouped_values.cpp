@@ -20,11 +20,11 @@ void GroupedValues::start(size_t group) {
   Group& of = groups_[group];
   if (of.is_started || of.is_gathered) return;
   const at::NoGradGuard no_grad;
-  of.is_started = true;
+  for (const size_t u : of.units) units_[u].whole = memory_.take(units_[u].elements, units_[u].own);
+  of.is_started = true;  // memory was not short
   started_.push_back(group);
   for (const size_t u : of.units) {
     Unit& unit = units_[u];
-    unit.whole = memory_.take(unit.elements, unit.own);
     unit.work = ranks_->all_gather(unit.whole, unit.own, CollectiveOptions().agreed(true));
   }
 }
@@ -66,6 +66,7 @@ void GroupedValues::drop() {
     unit.whole.reset();  // what is under way may still write to it
   }
   for (Group& group : groups_) group = {std::move(group.units)};
+  memory_.clear();
 }
 
 size_t GroupedValues::ahead() const {

@@ -33,6 +33,8 @@ class GroupedValues {
   void gather(size_t group);
   void release(size_t group);
   void release_all();
+  // Keeps no memory for the next ones.
+  void forget_memory() { memory_.clear(); }
   // The same where operations have failed: what is under way is not waited for.
   void drop();
   bool is_gathered(size_t group) const { return groups_[group].is_gathered; }

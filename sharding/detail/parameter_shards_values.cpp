@@ -57,7 +57,10 @@ void ParameterShards::State::gather_until_landed(size_t group, size_t passes) {
   if (!values_) return;
   size_t landings = 0;
   for (const Unit& unit : units_) {
-    if (unit.group == group && unit.is_trained) landings += unit.members.size();
+    if (unit.group != group || !unit.is_trained) continue;
+    for (const size_t position : unit.members) {
+      landings += !active_ || stages_[position] == Stage::awaited;
+    }
   }
   gather_values(group);
   values_->keep_until(group, landings, passes);
@@ -82,17 +85,22 @@ bool ParameterShards::State::is_gathered(size_t group) {
 void ParameterShards::State::gather_all() {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!values_) return;
-  for (size_t group = 0; group < group_count_; ++group) gather_values(group);
+  try {
+    for (size_t group = 0; group < group_count_; ++group) gather_values(group);
+  } catch (...) {  // memory was short, or a rank has left
+    values_->drop();
+    throw;
+  }
   may_be_changed_ = true;
 }
 
 void ParameterShards::State::release_all() {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!values_) return;
-  if (std::exchange(may_be_changed_, false)) {
-    for (size_t group = 0; group < group_count_; ++group) values_->write_back(group);
-  }
+  if (!std::exchange(may_be_changed_, false)) return values_->release_all();
+  for (size_t group = 0; group < group_count_; ++group) values_->write_back(group);
   values_->release_all();
+  values_->forget_memory();  // of the whole model, which a step does not need
 }
 
 void ParameterShards::State::note_gathers() {

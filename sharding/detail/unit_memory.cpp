@@ -50,7 +50,8 @@ void UnitMemory::release() {
   storage().set_data_ptr_noswap(at::DataPtr(nullptr, flat_.device()));
   storage().set_nbytes(0);
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    parameters_[i].unsafeGetTensorImpl()->set_storage_keep_dtype(refusing_[i]);
+    // One that was moved stays where it is, for attach() to notice.
+    if (holds(i)) parameters_[i].unsafeGetTensorImpl()->set_storage_keep_dtype(refusing_[i]);
   }
 }
 

@@ -92,9 +92,9 @@ struct OddModelImpl : torch::nn::Module {
 TORCH_MODULE(OddModel);
 
 // Each once.
-inline std::vector<Tensor> parameters_of(OddModel& model) {
+inline std::vector<Tensor> parameters_of(const torch::nn::Module& model) {
   std::vector<Tensor> distinct;
-  for (const Tensor& parameter : model->parameters()) {
+  for (const Tensor& parameter : model.parameters()) {
     const auto is_same = [&](const Tensor& other) { return other.is_same(parameter); };
     if (std::none_of(distinct.begin(), distinct.end(), is_same)) distinct.push_back(parameter);
   }

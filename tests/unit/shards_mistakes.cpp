@@ -189,6 +189,26 @@ TEST_CASE("mistakes with Shards of parameters are told in a sentence", "[shards]
          run.model->blocks[0]->weight.set_data(torch::ones({kWidth, kWidth}));
          run.step();
        })},
+      {"moved to and fro while all are there", {"was moved"}, train([](SmallRun& run) {
+         {
+           const auto whole = run.session->whole_parameters();
+           run.model->to(at::kDouble);
+           run.model->to(at::kFloat);
+         }
+         run.step();
+       })},
+      {"saved while all are there",
+       {"end its scope"},
+       train(
+           [](SmallRun& run) {
+             const auto whole = run.session->whole_parameters();
+             run.parts->find<Checkpoints>()->save_now();
+           },
+           [](SmallRun& run) {
+             static const TemporaryFolder of_save;
+             sharded(Sharded::parameters)(run);
+             run.session->use(Checkpoints(CheckpointsOptions(of_save.path()).every(100)));
+           })},
       {"moved to another dtype", {"is shared out"}, train([](SmallRun& run) { run.model->to(at::kDouble); })},
       {"a weight read between steps", {"is shared out", "whole_parameters"}, train([](SmallRun& run) {
          (void)run.model->head->weight.sum();

@@ -26,7 +26,7 @@ std::vector<std::vector<Tensor>> trained(const OddOptions& odd, int world_size, 
   std::vector<std::vector<Tensor>> values(static_cast<size_t>(world_size));
   const auto messages = run_ranks(world_size, [&](int rank) {
     OddModel& model = models[static_cast<size_t>(rank)];
-    FusedAdamW optimizer(parameters_of(model), FusedAdamWOptions(0.01));
+    FusedAdamW optimizer(parameters_of(*model), FusedAdamWOptions(0.01));
     Session session(*model, optimizer, worlds[static_cast<size_t>(rank)]);
     use(session, model);
     for (int64_t step = 0; step < steps;) {
@@ -148,6 +148,63 @@ TEST_CASE("a block's parameters are on their way while its neighbour runs, forwa
         " g0 g1 g2 g3 g4 r4 r3 r2 r1 r0 r4 r3 r2 r1 r0");
   CHECK(history(ShardsOptions().reduce_every_micro_step(false), false, 2) ==
         " g0 g1 g2 g3 g4 g4 g3 g2 g1" + once);
+}
+
+// Results that backward reaches at different times, an argument that comes back as it is, a frozen layer, and
+// a module that is used outside, too.
+TEST_CASE("a block leaves as soon as backward is through it, whatever it returns", "[shards][blocks]") {
+  struct ModelImpl : torch::nn::Module {
+    ModelImpl() {
+      register_module("blocks", blocks);
+      register_module("entry", entry);
+      for (int i = 0; i < 4; ++i) blocks->push_back(OddBlock(5));
+      for (Tensor& parameter : blocks->at<OddBlockImpl>(2).up->parameters()) parameter.requires_grad_(false);
+      outside = register_module("outside", blocks->at<OddBlockImpl>(3).down);
+    }
+    Blocks blocks;
+    torch::nn::Linear entry{5, 5}, outside{nullptr};
+  };
+  for (const bool keeps : {false, true}) {
+    const auto worlds = Communicator::in_process(2);
+    const auto messages = run_ranks(2, [&](int rank) {
+      torch::manual_seed(5);
+      ModelImpl model;
+      FusedAdamW optimizer(parameters_of(model), FusedAdamWOptions(0.01));
+      Session session(model, optimizer, worlds[static_cast<size_t>(rank)]);
+      const auto hook =
+          std::make_shared<Shards>(model.blocks, ShardsOptions().prefetch(0).keep_after_forward(keeps));
+      session.use(hook);
+      if (keeps) session.use(Recompute(model.blocks));
+      auto [x] = session.begin(torch::ones({2, 5}));
+      const Tensor memory = model.entry(x);
+      Tensor h = memory, same = memory, losses = torch::zeros({});
+      for (size_t i = 0; i < 4; ++i) {
+        const auto block = [&blocks = model.blocks, i](const Tensor& in, const Tensor& side) {
+          const auto& own = blocks->at<OddBlockImpl>(i);
+          const Tensor early = (in * own.scale).square().mean();
+          return std::make_tuple(blocks->at<OddBlockImpl>(i).forward(in), side, early);
+        };
+        Tensor early;
+        std::tie(h, same, early) = model.blocks->run(i, block, h, same);
+        losses = losses + early;
+      }
+      std::string left;
+      memory.register_hook([&](const Tensor&) {
+        for (size_t group = 1; group <= 4; ++group) {
+          if (hook->shards()->is_gathered(group)) left += " " + std::to_string(group);
+        }
+      });
+      session.backward((h + same + model.outside(torch::cat({h, h}, 1).narrow(1, 0, 7))).square().mean() +
+                       losses);
+      require(left.empty(), "still there:", left);
+      size_t gathers = 0;
+      for (const std::string& line : hook->shards()->take_history()) gathers += line[0] == 'g';
+      require(gathers == (keeps ? 5 : 9), gathers, " gathers");
+      session.step();
+      session.finish();
+    });
+    REQUIRE(first_of(messages) == "");
+  }
 }
 
 // Gathers of blocks forward and backward, of the root once, and sums of all.

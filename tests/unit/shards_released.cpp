@@ -1,5 +1,6 @@
 // Parameters that are not there: what an operation says that comes then, ranks that do not bring the same
 // ones in, and all of them together for a while.
+#include <mutex>
 #include <sstream>
 
 #include <torch/serialize.h>
@@ -12,6 +13,23 @@
 
 namespace pacer::testing {
 namespace {
+
+// LibTorch's archives share state between threads, as which the ranks run here.
+std::mutex archives;
+
+template <class Value>
+std::string saved(const Value& value) {
+  const std::lock_guard<std::mutex> lock(archives);
+  std::ostringstream out;
+  torch::save(value, out);
+  return out.str();
+}
+template <class Value>
+void load_from(const std::string& text, Value& value) {
+  const std::lock_guard<std::mutex> lock(archives);
+  std::istringstream in(text);
+  torch::load(value, in);
+}
 
 // Two ranks with a model of shared out parameters, between two steps.
 void between_steps(const std::function<void(OddModel&, Session&, int rank)>& f,
@@ -72,11 +90,7 @@ TEST_CASE("whoever touches a parameter that is not there is told its name", "[sh
          std::ostringstream out;
          out << w;
        }},
-      {"save",
-       [](Tensor& w) {
-         std::ostringstream out;
-         torch::save(w, out);
-       }},
+      {"save", [](Tensor& w) { saved(w); }},
   };
   std::vector<std::string> messages;
   between_steps(
@@ -161,14 +175,11 @@ TEST_CASE("all parameters together are read, changed and saved", "[shards][block
           const auto whole = session.whole_parameters();
           const at::NoGradGuard no_grad;
           for (Tensor& parameter : model->parameters()) parameter.fill_(0.5);
-          std::ostringstream out;
-          torch::save(model, out);
-          files[static_cast<size_t>(rank)] = out.str();
+          files[static_cast<size_t>(rank)] = saved(model);
         }
         const Tensor sum = session.evaluate([&] { return model->forward(torch::zeros({1, 5})).sum(); });
         OddModel plain((OddOptions()));
-        std::istringstream in(files[static_cast<size_t>(rank)]);
-        torch::load(plain, in);
+        load_from(files[static_cast<size_t>(rank)], plain);
         for (const Tensor& parameter : plain->parameters()) {
           require(parameter.eq(0.5).all().item<bool>(), "another value was saved");
         }

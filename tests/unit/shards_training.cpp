@@ -1,9 +1,14 @@
 // Shards in a Session: against DataParallel, to the bit, with every optimizer that ranks can share and every
 // pair of hooks; what it sends; checkpoints of any number of ranks.
 #include <filesystem>
+#include <set>
+
+#include <nlohmann/json.hpp>
 
 #include <pacer/optimizers/fused_lamb.h>
 #include <pacer/schedulers/detail/checkpoint_files.h>
+#include <pacer/schedulers/detail/tensor_file.h>
+#include <pacer/schedulers/load_weights.h>
 #include <pacer/schedulers/shards.h>
 
 #include "support/catch.h"
@@ -308,6 +313,42 @@ TEST_CASE("checkpoints of any number of ranks, sharded or not, are resumed by an
       }
     }
   }
+}
+
+TEST_CASE("ranks that keep parts of the parameters each write some of them, with an index",
+          "[shards][blocks][session][resume]") {
+  using namespace shards;
+  const TemporaryFolder folder;
+  Runs runs = runs_of(shared_optimizers()[0], {}, 3, [&](SmallRun& run) {
+    sharded(Sharded::parameters)(run);
+    run.session->use(Checkpoints(CheckpointsOptions(folder.path()).every(1)));
+  });
+  REQUIRE(step_all(runs) == "");
+  REQUIRE(on_all(runs, [](SmallRun& run) { run.session->finish(); }) == "");
+  const NamedTensors wanted = models_of(runs).front();
+  const std::string newest = detail::find_newest(folder.path());
+  const auto index = nlohmann::json::parse(content_of(newest + "/model.safetensors.index.json"));
+  int64_t bytes = 0;
+  std::set<std::string> files;
+  for (const auto& [name, tensor] : wanted) {
+    const std::string file = index.at("weight_map").at(name);
+    FileReader reader(posix_file_system(), newest + "/" + file);
+    const NamedTensors stored = detail::read_tensors(reader, file);
+    REQUIRE(stored.at(name).equal(tensor));
+    bytes += static_cast<int64_t>(tensor.nbytes());
+    files.insert(file);
+  }
+  CHECK(files == std::set<std::string>{"model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors",
+                                       "model-00003-of-00003.safetensors"});
+  CHECK(index.at("weight_map").size() == wanted.size());
+  CHECK(index.at("metadata").at("total_size") == bytes);
+  SmallModel other = small_model();
+  const LoadedWeights loaded = load_weights(*other, folder.path());
+  CHECK(loaded.loaded.size() == wanted.size());
+  CHECK(loaded.file == newest);
+  REQUIRE(first_difference(detail::model_tensors(*other), wanted) == "");
+  std::filesystem::remove(newest + "/model-00002-of-00003.safetensors");
+  CHECK_THROWS_AS(load_weights(*other, newest), FileError);
 }
 
 TEST_CASE("ranks that do not train alike hear of it, in every micro-step", "[shards][session][ranks]") {
