@@ -157,14 +157,14 @@ void FusedOptimizer::own_parts(const std::vector<OwnedPart>& parts, std::shared_
   const std::string reason = unshared_reason();
   require(reason.empty(), "ranks cannot share the work of ", traits_->name, ", because ", reason);
   const detail::OwnedRanges& owned = engine_->owned_ranges();
+  const int64_t piece = smallest_piece();
   for (const OwnedPart& part : parts) {
     require(part.bounds.size() == static_cast<size_t>(ranks->world_size()) + 1, traits_->name,
             ": a part has the bounds of ", part.bounds.size() - 1, " ranks, of which there are ",
             ranks->world_size());
     for (size_t r = 1; r + 1 < part.bounds.size(); ++r) {
-      require(part.bounds[r] % smallest_piece() == 0 || part.bounds[r] == part.bounds.back(), traits_->name,
-              ": a parameter is cut at element ", part.bounds[r], ", but must be at a multiple of ",
-              smallest_piece());
+      require(part.bounds[r] % piece == 0 || part.bounds[r] == part.bounds.back(), traits_->name,
+              ": a parameter is cut at element ", part.bounds[r], ", but must be at a multiple of ", piece);
     }
     const auto before = owned.find(part.parameter.unsafeGetTensorImpl());
     const bool is_same = before != owned.end() && before->second.range.first == part.first &&

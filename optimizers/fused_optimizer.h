@@ -61,7 +61,7 @@ class FusedOptimizer : public SessionOptimizer {
   void conclude(bool applied) override;
   bool look_early(const std::vector<torch::Tensor>& parameters) override;
   std::string unshared_reason() const override;
-  // Archives and step() are of whole parameters, so they and take_over are refused afterwards.
+  // After own_parts archives, step() and take_over are refused, because they are of whole parameters.
   int64_t smallest_piece() const override;
   void own_parts(const std::vector<OwnedPart>& parts, std::shared_ptr<Communicator> ranks) override;
   bool is_shared_out() const override;

@@ -6,6 +6,7 @@
 #include <pacer/modules/detail/buffer_names.h>
 
 namespace pacer::detail {
+
 RegionBuffers::RegionBuffers(const torch::nn::Module& module) {
   const at::NoGradGuard no_grad;
   for (const auto& item : module.named_buffers()) {

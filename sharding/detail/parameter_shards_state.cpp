@@ -25,8 +25,7 @@ CollectiveOptions agreed() { return CollectiveOptions().agreed(true); }
 void ParameterShards::State::require_in_place() const {
   for (size_t u = 0; u < units_.size(); ++u) {
     for (size_t k = 0; k < units_[u].members.size(); ++k) {
-      require(is_in_place(u, k), "parameter ", parts_[units_[u].members[k]].name,
-              " was moved (to(), set_data) after ranks had shared it out; move the model before");
+      detail::require_in_place(is_in_place(u, k), parts_[units_[u].members[k]].name);
     }
   }
 }

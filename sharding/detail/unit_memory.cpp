@@ -18,6 +18,11 @@ c10::Storage refusing_storage(size_t bytes, at::Device device, const std::string
 
 }  // namespace
 
+void require_in_place(bool is_in_place, const std::string& name) {
+  require(is_in_place, "parameter ", name,
+          " was moved (to(), set_data) after ranks had shared it out; move the model before");
+}
+
 UnitMemory::UnitMemory(std::vector<at::Tensor> parameters, std::vector<std::string> names, at::Tensor flat)
     : parameters_(std::move(parameters)), names_(std::move(names)), flat_(std::move(flat)) {
   for (const std::string& name : names_) {
@@ -31,10 +36,7 @@ UnitMemory::UnitMemory(std::vector<at::Tensor> parameters, std::vector<std::stri
 }
 
 void UnitMemory::attach(const at::Tensor& memory) {
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    require(holds(i), "parameter ", names_[i],
-            " was moved (to(), set_data) after ranks had shared it out; move the model before");
-  }
+  for (size_t i = 0; i < parameters_.size(); ++i) require_in_place(holds(i), names_[i]);
   at::Tensor kept = memory;
   void* data = kept.mutable_data_ptr();
   auto* owner = new at::Tensor(std::move(kept));

@@ -12,6 +12,9 @@
 
 namespace pacer::detail {
 
+// Throws InvalidArgument where a parameter is not where sharing it out has put it.
+void require_in_place(bool is_in_place, const std::string& name);
+
 class UnitMemory {
  public:
   // Parameters whose values are views of `flat`, a vector that is theirs alone. They are released.

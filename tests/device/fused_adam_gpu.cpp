@@ -13,6 +13,7 @@
 
 #include "support/archives.h"
 #include "support/both_devices.h"
+#include "support/no_waiting.h"
 #include "support/twins.h"
 
 namespace pacer::testing {
@@ -83,16 +84,6 @@ TEST_CASE("a GPU follows torch's AdamW and takes over its state", "[fused_adam][
   CHECK(twins.apart() <= 1e-13);
 }
 
-// While it lives, whatever waits for the device through LibTorch throws.
-class NoSynchronisation {
- public:
-  NoSynchronisation() { set(c10::cuda::SyncDebugMode::L_ERROR); }
-  ~NoSynchronisation() { set(c10::cuda::SyncDebugMode::L_DISABLED); }
-
- private:
-  static void set(c10::cuda::SyncDebugMode mode) { c10::cuda::warning_state().set_sync_debug_mode(mode); }
-};
-
 TEST_CASE("a step returns before the device begins it, and queued steps keep their own settings",
           "[fused_adam][gpu]") {
   PACER_NEEDS_GPU();
@@ -130,7 +121,7 @@ TEST_CASE("a step returns before the device begins it, and queued steps keep the
     at::cuda::sleep(kLongSleep);
     slept.record();
     {
-      const NoSynchronisation no_synchronisation;
+      const NoWaiting no_waiting;
       for (size_t step = 0; step < 50; ++step) use(both.gpu, gpu_gradients[step], both.on_gpu, step);
     }
     // A checking tool runs launches one by one, so there the host waits whatever the optimizer does.

@@ -10,25 +10,12 @@
 #include <ATen/autocast_mode.h>
 #include <torch/nn/modules/container/sequential.h>
 
+#include "support/bf16_autocast.h"
 #include "support/both_devices.h"
 #include "support/gpu_blocks.h"
 
 namespace pacer::testing::gpu_blocks {
 namespace {
-
-class CudaAutocast {
- public:
-  CudaAutocast() {
-    at::autocast::set_autocast_enabled(at::kCUDA, true);
-    at::autocast::set_autocast_dtype(at::kCUDA, at::kBFloat16);
-    at::autocast::increment_nesting();
-  }
-  CudaAutocast(const CudaAutocast&) = delete;
-  ~CudaAutocast() {
-    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
-    at::autocast::set_autocast_enabled(at::kCUDA, false);
-  }
-};
 
 // Parameters and inputs of `dtype`, and whether forward runs under autocast to bf16.
 struct Numbers {
@@ -49,7 +36,7 @@ std::vector<Tensor> pass(torch::nn::Module& module, const Forward& f, const Numb
   const Tensor weight = torch::randn({3, 40, kSize}, options.dtype(at::kFloat));
   Tensor y;
   {
-    const auto cast = numbers.autocast ? std::make_unique<CudaAutocast>() : nullptr;
+    const auto cast = numbers.autocast ? std::make_unique<Bf16Autocast>(at::kCUDA) : nullptr;
     y = f(x);
   }
   (y.to(at::kFloat) * weight).sum().backward();
@@ -95,7 +82,7 @@ TEST_CASE("on a GPU, an exception in the second run puts random state and autoca
   };
   Tensor y;
   {
-    const CudaAutocast autocast;
+    const Bf16Autocast autocast(at::kCUDA);
     y = recompute(*module, fails, torch::randn({4, kSize}, kGpu).requires_grad_());
   }
   torch::rand({7}, kGpu);  // what is put back is the state of now, not that of the first run

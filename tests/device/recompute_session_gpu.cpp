@@ -8,7 +8,6 @@
 #include <vector>
 
 #include <c10/cuda/CUDACachingAllocator.h>
-#include <c10/cuda/CUDAFunctions.h>
 #include <torch/nn/functional/loss.h>
 
 #include <pacer/schedulers/gradient_accumulation.h>
@@ -20,6 +19,7 @@
 
 #include "support/both_devices.h"
 #include "support/gpu_blocks.h"
+#include "support/no_waiting.h"
 
 namespace pacer::testing::gpu_blocks {
 namespace {
@@ -191,10 +191,6 @@ TEST_CASE("a step with Recompute never waits for the GPU", "[gpu][recompute]") {
     session.step();
   };
   for (int i = 0; i < 3; ++i) step();  // state, tables, libraries
-  struct NoWaiting {
-    NoWaiting() { c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_ERROR); }
-    ~NoWaiting() { c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED); }
-  };
   {
     const NoWaiting no_waiting;
     for (int i = 0; i < 5; ++i) CHECK_NOTHROW(step());

@@ -2,12 +2,11 @@
 // skipped steps change nothing, and resume goes on to the bit.
 #include <cmath>
 
-#include <c10/cuda/CUDAFunctions.h>
-
 #include <pacer/schedulers/detail/step_graph.h>
 
 #include "support/both_devices.h"
 #include "support/catch.h"
+#include "support/no_waiting.h"
 #include "support/registry.h"
 #include "support/temporary_folder.h"
 
@@ -44,13 +43,6 @@ std::string names_of(const std::vector<RegisteredHook>& hooks) {
   for (const RegisteredHook& hook : hooks) names += hook.name + ", ";
   return names;
 }
-
-// Any wait for the device is an error while it lives.
-class NoWaiting {
- public:
-  NoWaiting() { c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_ERROR); }
-  ~NoWaiting() { c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED); }
-};
 
 }  // namespace
 

@@ -7,13 +7,13 @@
 #include <vector>
 
 #include <c10/cuda/CUDACachingAllocator.h>
-#include <c10/cuda/CUDAFunctions.h>
 
 #include <pacer/schedulers/detail/block_gathers.h>
 #include <pacer/sharding/parameter_shards.h>
 
 #include "support/both_devices.h"
 #include "support/gpu_blocks.h"
+#include "support/no_waiting.h"
 
 namespace pacer::testing::shards_blocks_gpu {
 namespace {
@@ -82,11 +82,6 @@ Tensor plain_step(Stack& stack, const Tensor& x) {
   stack->zero_grad();
   return loss.detach();
 }
-
-struct NoWaiting {
-  NoWaiting() { c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_ERROR); }
-  ~NoWaiting() { c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED); }
-};
 
 }  // namespace
 

@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <torch/nn/functional/activation.h>
@@ -17,6 +16,7 @@
 #include <pacer/sharding/parameter_shards.h>
 
 #include "support/both_devices.h"
+#include "support/no_waiting.h"
 
 namespace pacer::testing::shards_gpu {
 namespace {
@@ -117,11 +117,6 @@ std::vector<ParameterShardsOptions> all_options() {
   }
   return all;
 }
-
-struct NoWaiting {
-  NoWaiting() { c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_ERROR); }
-  ~NoWaiting() { c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED); }
-};
 
 }  // namespace
 

@@ -5,13 +5,12 @@
 #include <string>
 #include <vector>
 
-#include <c10/cuda/CUDAFunctions.h>
-
 #include <pacer/optimizers/fused_adam.h>
 #include <pacer/optimizers/fused_lamb.h>
 #include <pacer/optimizers/gradient_guard.h>
 
 #include "support/both_devices.h"
+#include "support/no_waiting.h"
 
 namespace pacer::testing::shared_optimizers_gpu {
 namespace {
@@ -40,11 +39,6 @@ void step(SessionOptimizer& optimizer, const StepInputs& inputs) {
   optimizer.prepare(inputs);
   optimizer.conclude(optimizer.enqueue());
 }
-
-struct NoWaiting {
-  NoWaiting() { c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_ERROR); }
-  ~NoWaiting() { c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED); }
-};
 
 template <class Optimizer, class Options>
 void compare(at::ScalarType dtype, const Options& options) {
