@@ -45,8 +45,9 @@ std::shared_ptr<Communicator> checked(std::shared_ptr<Communicator> world, int64
 
 CompressedAllReduce::CompressedAllReduce(std::shared_ptr<Communicator> world, int64_t size,
                                          const CompressionOptions& options)
-    : exchange_(std::make_unique<detail::OneBitExchange>(checked(std::move(world), size),
-                                                         std::vector<int64_t>{size}, options)) {
+    : exchange_(std::make_unique<detail::OneBitExchange>(
+          detail::OneBitRoute(checked(std::move(world), size), options.hierarchical()),
+          std::vector<int64_t>{size}, options)) {
   compresses_ = exchange_->route().workers() > 1 || options.compress_alone();
   exchange_->agree(/*step=*/0);
 }
@@ -54,9 +55,9 @@ CompressedAllReduce::~CompressedAllReduce() = default;
 
 void CompressedAllReduce::reduce(const at::Tensor& buffer) {
   require(buffer.defined() && buffer.scalar_type() == at::kFloat && buffer.is_contiguous() &&
-              buffer.numel() == size() && buffer.device() == exchange_->world().device(),
+              buffer.numel() == size() && buffer.device() == exchange_->route().world().device(),
           "CompressedAllReduce::reduce needs a contiguous fp32 tensor of ", size(), " elements on ",
-          exchange_->world().device().str());
+          exchange_->route().world().device().str());
   exchange_->check();
   if (size() == 0) return;
   if (exchange_->route().is_by_nodes()) average_in_node(buffer);
@@ -101,7 +102,7 @@ at::Tensor CompressedAllReduce::server_error() const {
 
 void CompressedAllReduce::set_errors(const at::Tensor& worker, const at::Tensor& server) {
   const Range range = served();
-  const at::Device device = exchange_->world().device();
+  const at::Device device = exchange_->route().world().device();
   const auto padded = [&](const at::Tensor& errors, const char* which, int64_t count, int64_t length) {
     require(errors.defined() && errors.scalar_type() == at::kFloat && errors.numel() == count,
             "CompressedAllReduce::set_errors needs a ", which, " error of ", count, " fp32 elements");

@@ -141,12 +141,17 @@ bool FusedOptimizer::look_early(const std::vector<torch::Tensor>& parameters) {
   return engine_->look_early(parameters);
 }
 
-std::string FusedOptimizer::unshared_reason() const {
-  return traits_->is_onebit ? "its ranks exchange the momentum of whole parameters" : "";
+std::string FusedOptimizer::unshared_reason(GradientScope /*among*/) const { return ""; }
+
+bool FusedOptimizer::is_part(const std::string& name, const torch::Tensor& tensor) const {
+  const std::string field = name.substr(name.rfind('/') + 1);
+  return tensor.dim() == 1 && field != detail::kTrustAverage;
 }
 
-// LAMB adds up parameters and updates in units, which only one rank can do that has all of a unit.
+// LAMB adds up parameters and updates in units, which only one rank can do that has all of a unit; 1-bit
+// optimizers add up gradients and variances so.
 int64_t FusedOptimizer::smallest_piece() const {
+  if (traits_->is_onebit) return kReductionUnit;
   for (const detail::AdamGroupSettings& settings : detail::settings_of(*traits_, param_groups_)) {
     if (settings.kernel.rule == kernels::UpdateRule::lamb) return kReductionUnit;
   }
@@ -154,7 +159,7 @@ int64_t FusedOptimizer::smallest_piece() const {
 }
 
 void FusedOptimizer::own_parts(const std::vector<OwnedPart>& parts, std::shared_ptr<Communicator> ranks) {
-  const std::string reason = unshared_reason();
+  const std::string reason = unshared_reason(GradientScope::node);
   require(reason.empty(), "ranks cannot share the work of ", traits_->name, ", because ", reason);
   const detail::OwnedRanges& owned = engine_->owned_ranges();
   const int64_t piece = smallest_piece();
@@ -174,10 +179,11 @@ void FusedOptimizer::own_parts(const std::vector<OwnedPart>& parts, std::shared_
         " is shared out already, in other parts; save a checkpoint and resume from it with a new optimizer");
   }
   const torch::NoGradGuard no_grad;
+  const bool is_cut = is_shared_out();
   for (const OwnedPart& part : parts) {
     engine_->own_range(part.parameter, {{part.first, part.count}, part.bounds, part.gradient, part.values});
     const auto state = state_.find(part.parameter.unsafeGetTensorImpl());
-    if (state == state_.end()) continue;
+    if (state == state_.end() || is_cut) continue;
     detail::cut_state(dynamic_cast<FusedAdamStateFields&>(*state->second), part.parameter,
                       {part.first, part.count}, parameter_name(part.parameter));
   }

@@ -60,11 +60,12 @@ class FusedOptimizer : public SessionOptimizer {
   bool enqueue() override;
   void conclude(bool applied) override;
   bool look_early(const std::vector<torch::Tensor>& parameters) override;
-  std::string unshared_reason() const override;
+  std::string unshared_reason(GradientScope among) const override;
   // After own_parts archives, step() and take_over are refused, because they are of whole parameters.
   int64_t smallest_piece() const override;
   void own_parts(const std::vector<OwnedPart>& parts, std::shared_ptr<Communicator> ranks) override;
   bool is_shared_out() const override;
+  bool is_part(const std::string& name, const torch::Tensor& tensor) const override;
   int64_t enqueue_version() const override;
 
   NamedTensors export_state() const override;

@@ -43,6 +43,10 @@ std::vector<detail::AdamGroupSettings> OneBitOptimizer::settings() const {
 detail::OneBitPlan OneBitOptimizer::plan_for(const std::vector<detail::AdamGroupSettings>& settings) const {
   detail::OneBitPlan plan = detail::onebit_plan(name(), settings);
   route(plan);  // throws where it cannot be hierarchical
+  require(
+      sharers_ == nullptr || plan.compression.hierarchical(), name(),
+      ": the ranks of a node share the optimizer, and hierarchical is false in its options or in the state "
+      "to load; use hierarchical(true), or DataParallel in place of Shards");
   return plan;
 }
 
@@ -96,7 +100,40 @@ void OneBitOptimizer::add_param_group(const NamedParamGroup& group) { add_group(
 // ---- Which step comes next. ----
 
 detail::OneBitRoute OneBitOptimizer::route(const detail::OneBitPlan& plan) const {
-  return {world_, plan.compression.hierarchical()};
+  return {world_, plan.compression.hierarchical(), sharers_ != nullptr};
+}
+
+std::string OneBitOptimizer::unshared_reason(GradientScope among) const {
+  if (among == GradientScope::world || !plan_->compression.hierarchical()) {
+    return "each rank has errors of its own for all parameters, unless nodes are the workers "
+           "(hierarchical(true)), whose ranks share them with over(ShardGroup::node)";
+  }
+  return "";
+}
+
+void OneBitOptimizer::own_parts(const std::vector<OwnedPart>& parts, std::shared_ptr<Communicator> ranks) {
+  require(sharers_ != nullptr || part_ == nullptr, name(), ": the variance froze (step ",
+          frozen_at_.value_or(0),
+          ") before ranks share the work; save a checkpoint and resume from it with a new optimizer");
+  require(ranks->world_size() == world_->ranks_per_node(), name(), ": parts of ", ranks->world_size(),
+          " ranks, but the ranks of a node share them, which are ", world_->ranks_per_node(),
+          "; use Shards with over(ShardGroup::node)");
+  const auto settings = this->settings();
+  for (const detail::RegisteredParameter& parameter : view().parameters()) {
+    if (!settings[parameter.group].compress) continue;
+    const bool is_shared = std::any_of(parts.begin(), parts.end(), [&](const OwnedPart& part) {
+      return part.parameter.is_same(parameter.tensor);
+    });
+    require(is_shared, "parameter ", parameter.in_message(),
+            " is frozen, and so not shared out, but belongs to what is compressed; leave it out of the "
+            "optimizer, or give its group compress(false)");
+  }
+  FusedOptimizer::own_parts(parts, ranks);
+  sharers_ = std::move(ranks);
+}
+
+bool OneBitOptimizer::is_part(const std::string& name, const torch::Tensor& tensor) const {
+  return FusedOptimizer::is_part(name, tensor) && !detail::is_lamb_number(name);
 }
 
 bool OneBitOptimizer::exchanges(const detail::OneBitPlan& plan) const {
@@ -225,7 +262,7 @@ void OneBitOptimizer::prepare(const StepInputs& inputs) {
 // Times average times this, stored gradients that were not added over the world are their worker's mean.
 double OneBitOptimizer::local_weight(const StepInputs& inputs) const {
   const detail::OneBitRoute route = this->route(*plan_);
-  return route.is_by_nodes() ? static_cast<double>(route.workers()) : inputs.local_weight;
+  return route.is_by_nodes() || sharers_ ? static_cast<double>(route.workers()) : inputs.local_weight;
 }
 
 void OneBitOptimizer::conclude(bool applied) {

@@ -55,11 +55,19 @@ class OneBitOptimizer : public FusedOptimizer {
   std::vector<torch::Tensor> local_parameters() const override;
   GradientScope gradient_scope() const override;
   void check_run(const Communicator& world, const RunPlan& plan) const override;
+
+  // The ranks of a node can share it where nodes are the workers (hierarchical): each then has a part of its
+  // node's momentum, variance and errors.
+  std::string unshared_reason(GradientScope among) const override;
+  void own_parts(const std::vector<OwnedPart>& parts, std::shared_ptr<Communicator> ranks) override;
+  bool is_part(const std::string& name, const torch::Tensor& tensor) const override;
   void name_parameters(const NamedParameters& names) override;
 
   // Each new worker error is the mean of the former ones, server errors are joined and cut anew; where
   // nothing is compressed any more, all of them are added to the momentum in the next step.
-  NamedTensors join_rank_states(const std::vector<NamedTensors>& rank_states) const override;
+  bool fits_rank_state(const NamedTensors& state, const NamedTensors& rank_state) const override;
+  NamedTensors join_rank_states(const NamedTensors& state,
+                                const std::vector<NamedTensors>& rank_states) const override;
 
   // Beside the warm-up's, how far the freeze is. Momentum is written whole, whatever its form. Both throw
   // Error after a step that failed half-way: load a checkpoint then.
@@ -91,6 +99,8 @@ class OneBitOptimizer : public FusedOptimizer {
   std::vector<detail::AdamGroupSettings> settings() const;
   detail::OneBitPlan plan_for(const std::vector<detail::AdamGroupSettings>& settings) const;
   void read_plan();
+  // Of a state that was exported.
+  detail::OneBitPlan saved_plan(const NamedTensors& state) const;
   template <class Group>
   void add_group(const Group& group);
   detail::OneBitKind kind_of_next_step() const;
@@ -107,9 +117,10 @@ class OneBitOptimizer : public FusedOptimizer {
   void update_bucketer();
   void consider_freeze();
   void freeze();
-  void report_freeze() const;
+  void report_freeze();
 
   std::shared_ptr<Communicator> world_;
+  std::shared_ptr<Communicator> sharers_;  // of this rank's node, where they have parts; else null
   std::unique_ptr<detail::OneBitPlan> plan_;
   std::unique_ptr<FreezeRule> rule_;                  // only with freeze_automatically
   std::unique_ptr<detail::OneBitPart> part_;          // null in warm-up

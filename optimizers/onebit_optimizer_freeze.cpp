@@ -80,7 +80,8 @@ void OneBitOptimizer::freeze() {
 // With bias correction the variance is a mean of all squares so far, each with nearly the same weight until
 // they fill the window of beta2: what is missing is their number, and a shorter window does not add to it.
 // Without, it has not grown to that mean yet.
-void OneBitOptimizer::report_freeze() const {
+void OneBitOptimizer::report_freeze() {
+  const std::string floors = part_->describe_floors();
   if (world_->rank() != 0) return;
   const int64_t steps = *frozen_at_, window = window_of(plan_->beta2);
   const int64_t enough = plan_->bias_correction ? std::min(window, kEnoughGradients) : window;
@@ -100,7 +101,6 @@ void OneBitOptimizer::report_freeze() const {
                  " or less");
     }
   }
-  const std::string floors = part_->describe_floors();
   if (!floors.empty()) {
     TORCH_WARN(
         name(), " froze its variance after step ", *frozen_at_, ": ", floors,

@@ -28,6 +28,9 @@ constexpr const char* kNorms = "onebit/variance_norms";
 constexpr const char* kRank = "onebit/rank";
 constexpr const char* kWorldSize = "onebit/world_size";
 constexpr const char* kMates = "onebit/ranks_of_a_worker";
+// Of each compressed parameter, the first element of this rank's part of its node's errors; absent where
+// ranks have all of them.
+constexpr const char* kParts = "onebit/first_of_parts";
 
 // Errors are those of one rank of so many, even where chunks of other worlds have the same size.
 void add_rank(const detail::OneBitRoute& route, NamedTensors& state) {
@@ -35,6 +38,45 @@ void add_rank(const detail::OneBitRoute& route, NamedTensors& state) {
   state[kWorldSize] = number_tensor(static_cast<int64_t>(route.world().world_size()));
   state[kMates] = number_tensor(route.mates());
   state[detail::kErrorsVersion] = number_tensor(detail::kStateVersion);
+}
+
+// Of what export_rank_state wrote, what is not an error.
+void remove_marks(NamedTensors& state) {
+  for (const char* key : {kRank, kWorldSize, kMates, kParts, detail::kErrorsVersion}) state.erase(key);
+}
+
+// False also for a state of another optimizer, which prepare_import refuses.
+bool is_frozen(const NamedTensors& state) {
+  return state.count(kFrozenAt) != 0 && require_number<int64_t>(state, kFrozenAt) > 0;
+}
+
+at::Tensor first_of_parts(const std::vector<detail::OneBitTensor>& tensors, const Communicator& sharers) {
+  std::vector<int64_t> first;
+  for (const auto& tensor : tensors) first.push_back(tensor.bounds[static_cast<size_t>(sharers.rank())]);
+  return at::tensor(first, at::kLong);
+}
+
+// Each of these has a part of its node's.
+void add_parts(const std::vector<detail::OneBitTensor>& tensors, const Communicator& sharers,
+               NamedTensors& state) {
+  state[kMates] = number_tensor(static_cast<int64_t>(sharers.world_size()));
+  state[kParts] = first_of_parts(tensors, sharers);
+}
+
+// Whether the errors of such a state are those of these parts, or of whole tensors where there are no
+// sharers.
+bool has_same_parts(const NamedTensors& state, const std::vector<detail::OneBitTensor>& tensors,
+                    const Communicator* sharers) {
+  const auto parts = state.find(kParts);
+  if (parts == state.end() || sharers == nullptr) return parts == state.end() && sharers == nullptr;
+  if (!parts->second.equal(first_of_parts(tensors, *sharers))) return false;
+  return std::all_of(tensors.begin(), tensors.end(), [&](const detail::OneBitTensor& tensor) {
+    for (const char* field : {"/worker_error", "/momentum_error"}) {
+      const auto error = state.find(tensor.name + field);
+      if (error != state.end() && error->second.numel() != tensor.count) return false;
+    }
+    return true;
+  });
 }
 
 // The errors alone, which must be those of this rank.
@@ -53,13 +95,19 @@ NamedTensors errors_of_rank(const detail::OneBitRoute& route, NamedTensors state
   require(mates == route.mates(), "the state to load has errors that ", mates,
           " ranks of a node share, but here ", route.mates(),
           " do; resume with as many ranks on each node, or through join_rank_states");
-  for (const char* key : {kRank, kWorldSize, kMates, detail::kErrorsVersion}) state.erase(key);
   return state;
 }
 
-// Of ranks that share their errors, the first.
-std::vector<NamedTensors> states_of_workers(const std::vector<NamedTensors>& rank_states) {
+// Of ranks that share their errors, the first; of those that have parts of them, all together.
+std::vector<NamedTensors> states_of_workers(const std::vector<NamedTensors>& rank_states,
+                                            const std::vector<detail::OneBitTensor>& whole) {
   std::vector<NamedTensors> states;
+  if (!rank_states.empty() && rank_states.front().count(kParts) != 0) {
+    const auto mates = require_number<int64_t>(rank_states.front(), kMates);
+    require(mates >= 1 && static_cast<int64_t>(rank_states.size()) % mates == 0, "\"", kMates,
+            "\" of the state to load is ", mates, ", which cannot be with ", rank_states.size(), " ranks");
+    return detail::whole_errors(rank_states, mates, whole);
+  }
   for (const NamedTensors& state : rank_states) {
     const bool is_of_rank = state.count(kMates) != 0;
     const int64_t mates = is_of_rank ? require_number<int64_t>(state, kMates) : 1;
@@ -75,11 +123,12 @@ std::unique_ptr<detail::OneBitPart> OneBitOptimizer::make_part(std::vector<detai
                                                                const detail::OneBitPlan& plan) const {
   std::unique_ptr<detail::OneBitExchange> exchange;
   if (exchanges(plan)) {
-    exchange = std::make_unique<detail::OneBitExchange>(world_, detail::counts_of(tensors), plan.compression);
+    exchange =
+        std::make_unique<detail::OneBitExchange>(route(plan), detail::counts_of(tensors), plan.compression);
   }
   const kernels::UpdateRule rule = traits().settings(defaults()).kernel.rule;
   return std::make_unique<detail::OneBitPart>(std::move(tensors), std::move(exchange), plan.variance_floor,
-                                              rule, world_->device());
+                                              rule, world_->device(), sharers_);
 }
 
 NamedTensors OneBitOptimizer::export_state() const {
@@ -99,24 +148,50 @@ NamedTensors OneBitOptimizer::export_rank_state() const {
   if (!part_) return state;
   part_->export_errors(state);
   if (part_->compresses()) add_rank(route(*plan_), state);
+  if (sharers_ && !state.empty()) add_parts(detail::onebit_tensors(view(), settings()), *sharers_, state);
   return state;
 }
 
-NamedTensors OneBitOptimizer::join_rank_states(const std::vector<NamedTensors>& rank_states) const {
+detail::OneBitPlan OneBitOptimizer::saved_plan(const NamedTensors& state) const {
+  return plan_for(detail::saved_settings(state, view()));
+}
+
+bool OneBitOptimizer::fits_rank_state(const NamedTensors& state, const NamedTensors& rank_state) const {
+  if (!is_frozen(state)) return true;
+  const detail::OneBitPlan plan = saved_plan(state);
+  const bool exchanges_now = exchanges(plan);
+  if (rank_state.empty()) return !exchanges_now;
+  const bool exchanged = rank_state.count(kRank) != 0;
+  if (exchanged != exchanges_now) return false;
+  if (exchanged && require_number<int64_t>(rank_state, kMates) != route(plan).mates()) return false;
+  return has_same_parts(rank_state, detail::onebit_tensors(view(), settings()), sharers_.get());
+}
+
+NamedTensors OneBitOptimizer::join_rank_states(const NamedTensors& state,
+                                               const std::vector<NamedTensors>& rank_states) const {
+  if (!is_frozen(state)) return {};
+  const detail::OneBitPlan plan = saved_plan(state);
   const bool any = std::any_of(rank_states.begin(), rank_states.end(),
                                [](const NamedTensors& state) { return !state.empty(); });
   const auto tensors = detail::onebit_tensors(view(), settings());
+  const auto whole = detail::onebit_tensors(view(), settings(), /*whole=*/true);
   NamedTensors joined;
-  const bool exchanges_now = exchanges(*plan_);
+  const bool exchanges_now = exchanges(plan);
   if (!any && !exchanges_now) return joined;
-  const detail::OneBitRoute route = this->route(*plan_);
+  const detail::OneBitRoute route = this->route(plan);
   if (exchanges_now) add_rank(route, joined);
+  if (sharers_) add_parts(tensors, *sharers_, joined);
   const kernels::OneBitLayout layout(detail::counts_of(tensors), route.workers(),
-                                     detail::exchange_alignment(plan_->compression));
-  const std::vector<NamedTensors> states = states_of_workers(rank_states);
+                                     detail::exchange_alignment(plan.compression));
+  const std::vector<NamedTensors> states = states_of_workers(rank_states, whole);
   for (size_t i = 0; i < tensors.size(); ++i) {
     const std::string& name = tensors[i].name;
-    const detail::JoinedErrors errors = detail::join_errors(states, tensors[i]);
+    detail::JoinedErrors errors = detail::join_errors(states, whole[i]);
+    if (!tensors[i].bounds.empty()) {
+      const int64_t first = tensors[i].bounds[static_cast<size_t>(sharers_->rank())];
+      errors.worker = errors.worker.reshape({-1}).narrow(0, first, tensors[i].count);
+      errors.server = errors.server.reshape({-1}).narrow(0, first, tensors[i].count);
+    }
     if (!exchanges_now) {
       joined[name + "/momentum_error"] = errors.worker.add(errors.server).to(at::kFloat);
       continue;
@@ -153,7 +228,7 @@ SessionOptimizer::PreparedImport OneBitOptimizer::prepare_import(const NamedTens
   }
   for (const char* key : {kAttempts, kFrozenAt, kFreezeIsDue}) state.erase(key);
 
-  const NamedTensors of_rule = detail::take_lamb_state(state);
+  NamedTensors of_rule = detail::take_lamb_state(state);
   detail::PendingState pending = detail::import_state(state, view());
   const auto settings = detail::check_pending(pending, view()), here = this->settings();
   for (size_t g = 0; g < settings.size(); ++g) {
@@ -173,8 +248,19 @@ SessionOptimizer::PreparedImport OneBitOptimizer::prepare_import(const NamedTens
   if (frozen_at > 0) {
     detail::check_compressible(name(), param_groups_, settings, names());
     const detail::OneBitStates states = detail::onebit_states(view(), settings, pending.states);
-    part = make_part(detail::onebit_tensors(view(), settings), plan);
-    const NamedTensors errors = part->compresses() ? errors_of_rank(route(plan), rank_state) : rank_state;
+    const auto tensors = detail::onebit_tensors(view(), settings);
+    if (sharers_) {
+      const auto whole = detail::onebit_tensors(view(), settings, /*whole=*/true);
+      detail::cut_lamb_state(tensors, whole, sharers_->rank(), of_rule);
+    }
+    part = make_part(tensors, plan);
+    NamedTensors errors = rank_state;
+    if (part->compresses()) errors = errors_of_rank(route(plan), std::move(errors));
+    require(
+        rank_state.empty() || has_same_parts(rank_state, tensors, sharers_.get()),
+        "the state to load has errors of other parts of the parameters than this rank has; resume through "
+        "join_rank_states");
+    remove_marks(errors);
     part->go_on(states, errors, detail::errors_version(rank_state), of_rule);
   } else {
     require(rank_state.empty(), "the state to load has errors of a 1-bit exchange, but no frozen variance");
@@ -193,6 +279,7 @@ SessionOptimizer::PreparedImport OneBitOptimizer::prepare_import(const NamedTens
     part_ = std::move(ready->part);
     rule_ = std::move(ready->rule);
     *plan_ = plan;
+    if (part_) part_->set_floors();  // sharers are all here
     attempts_ = attempts;
     frozen_at_ = frozen_at > 0 ? std::optional<int64_t>(frozen_at) : std::nullopt;
     freeze_is_due_ = freeze_is_due;

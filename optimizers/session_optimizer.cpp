@@ -38,7 +38,8 @@ SessionOptimizer::LearningRateClaim SessionOptimizer::claim_learning_rate(const 
 
 void SessionOptimizer::own_parts(const std::vector<OwnedPart>& /*parts*/,
                                  std::shared_ptr<Communicator> /*ranks*/) {
-  throw InvalidArgument("ranks cannot share the work of this optimizer, because " + unshared_reason());
+  throw InvalidArgument("ranks cannot share the work of this optimizer, because " +
+                        unshared_reason(GradientScope::node));
 }
 
 void SessionOptimizer::require_no_rank_state(const NamedTensors& rank_state) {
@@ -46,7 +47,8 @@ void SessionOptimizer::require_no_rank_state(const NamedTensors& rank_state) {
           "\" of each rank, of which this optimizer knows nothing; resume with the optimizer that was saved");
 }
 
-NamedTensors SessionOptimizer::join_rank_states(const std::vector<NamedTensors>& rank_states) const {
+NamedTensors SessionOptimizer::join_rank_states(const NamedTensors& /*state*/,
+                                                const std::vector<NamedTensors>& rank_states) const {
   for (const NamedTensors& state : rank_states) require_no_rank_state(state);
   return {};
 }

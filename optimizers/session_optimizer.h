@@ -92,8 +92,9 @@ class SessionOptimizer : public torch::optim::Optimizer {
   // cannot work.
   virtual void check_run(const Communicator& /*world*/, const RunPlan& /*plan*/) const {}
 
-  // Why ranks cannot share this optimizer's work, the end of a sentence; empty where they can.
-  virtual std::string unshared_reason() const { return "it updates whole parameters"; }
+  // Why ranks cannot share this optimizer's work, all of them (world) or those of each node, the end of a
+  // sentence; empty where they can.
+  virtual std::string unshared_reason(GradientScope /*among*/) const { return "it updates whole parameters"; }
   // Bounds of parts must be at multiples of so many elements of each parameter.
   virtual int64_t smallest_piece() const { return 1; }
   // From now on it updates these parts only, and has state for them only, cut from the state that it has;
@@ -101,6 +102,9 @@ class SessionOptimizer : public torch::optim::Optimizer {
   // where values and gradients are, not the parts.
   virtual void own_parts(const std::vector<OwnedPart>& parts, std::shared_ptr<Communicator> ranks);
   virtual bool is_shared_out() const { return false; }
+  // Whether what export_state calls by this name, of a parameter that was shared out, are this rank's
+  // elements of it.
+  virtual bool is_part(const std::string& /*name*/, const torch::Tensor& /*tensor*/) const { return false; }
 
   // The rate that a schedule multiplies: the group's initial_lr, which is first set to its lr where it is
   // unset.
@@ -124,9 +128,15 @@ class SessionOptimizer : public torch::optim::Optimizer {
   virtual NamedTensors export_state() const = 0;
   // What differs from rank to rank beside it; most optimizers have none.
   virtual NamedTensors export_rank_state() const { return {}; }
-  // What this rank is to go on from, from what each rank of a run with another number of ranks has left.
-  // Throws InvalidArgument where that does not fit.
-  virtual NamedTensors join_rank_states(const std::vector<NamedTensors>& rank_states) const;
+  // Whether this rank can go on from its own, left beside `state`: each rank and each node has now what it
+  // had then.
+  virtual bool fits_rank_state(const NamedTensors& /*state*/, const NamedTensors& /*rank_state*/) const {
+    return true;
+  }
+  // What this rank is to go on from where it cannot, or where there were more or fewer ranks, from what each
+  // rank has left. Throws InvalidArgument where that does not fit.
+  virtual NamedTensors join_rank_states(const NamedTensors& state,
+                                        const std::vector<NamedTensors>& rank_states) const;
 
   // Continues from exported state. Names decide, not positions. Throws InvalidArgument that names the
   // parameter where anything is missing, left over or does not fit; then nothing was changed.

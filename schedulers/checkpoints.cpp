@@ -228,18 +228,19 @@ std::optional<int64_t> Checkpoints::load_newest() {
   // Every rank has read and checked all of it before any of them changes what cannot be put back.
   detail::TrainingState state;
   std::optional<detail::StateImport> import;
-  together("read the checkpoint", [&] {
-    state = detail::read_state(*parts_, folder);
-    return std::string();
-  });
-  together("continue from the checkpoint", [&] {
-    try {
-      import.emplace(*parts_, std::move(state));
-    } catch (const InvalidArgument& error) {
-      throw InvalidArgument(detail::concatenate("cannot resume from ", folder, ": ", error.what()));
-    }
-    return std::string();
-  });
+  const auto in_this_folder = [&](const auto& work) {
+    return [&] {
+      try {
+        work();
+      } catch (const InvalidArgument& error) {
+        throw InvalidArgument(detail::concatenate("cannot resume from ", folder, ": ", error.what()));
+      }
+      return std::string();
+    };
+  };
+  together("read the checkpoint", in_this_folder([&] { state = detail::read_state(*parts_, folder); }));
+  together("continue from the checkpoint",
+           in_this_folder([&] { import.emplace(*parts_, std::move(state)); }));
   import->commit();
   saved_step_ = parts_->progress.step;
   if (world.rank() == 0) {

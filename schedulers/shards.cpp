@@ -56,8 +56,9 @@ Shards::~Shards() {
 }
 
 std::string Shards::agreement() const {
-  std::string text = detail::concatenate("parts of ", name_of(options_.what()), ", units of ",
-                                         options_.unit_bytes(), " bytes, unused parameters ",
+  std::string text = detail::concatenate("parts of ", name_of(options_.what()),
+                                         options_.over() == ShardGroup::node ? " on each node" : "",
+                                         ", units of ", options_.unit_bytes(), " bytes, unused parameters ",
                                          options_.unused_is_zero() ? "are zero" : "are an error");
   if (stacks_.empty()) return text;
   text += detail::concatenate(
@@ -73,11 +74,18 @@ bool Shards::sends_in_every_pass() const {
 
 void Shards::attach(SessionParts& parts) {
   const SessionOptimizer* optimizer = parts.session_optimizer();
-  const std::string reason = optimizer ? optimizer->unshared_reason() : "it updates whole parameters";
+  const bool over_nodes = options_.over() == ShardGroup::node;
+  const std::string reason =
+      optimizer ? optimizer->unshared_reason(over_nodes ? GradientScope::node : GradientScope::world)
+                : "it updates whole parameters";
   require(reason.empty(), "Shards cannot share out the work of this optimizer, because ", reason,
           "; use pacer::FusedAdam, FusedAdamW or FusedLamb, or DataParallel in place of Shards");
   for (const Blocks& blocks : stacks_) detail::require_part_of(parts.model(), *blocks, "Shards");
   JoinedRanks::attach(parts);
+  require(!over_nodes || parts.world().ranks_per_node() > 0,
+          "Shards over nodes gives each rank of a node its part, so that all nodes need as many ranks, which "
+          "follow one another; this run's do not: start as many ranks on every machine, machine by machine, "
+          "or leave over(ShardGroup::node) out");
 }
 
 void Shards::arrange() {
@@ -85,17 +93,21 @@ void Shards::arrange() {
   require(!parts().replay_optimizer,
           "Shards and CudaGraph do not go together: ranks exchange norms inside the captured step; leave "
           "CudaGraph out");
+  choose_ranks();
+  const bool has_replicas = ranks_->world_size() < parts().world().world_size();
+  const auto replicas = has_replicas ? parts().world().between_nodes() : nullptr;
   ParameterShardsOptions options;
   options.unit_bytes(options_.unit_bytes()).unused_is_zero(options_.unused_is_zero());
   options.piece(parts().session_optimizer()->smallest_piece());
+  options.may_stay_local(parts().session_optimizer()->local_parameters());
   options.reduce_every_backward(sends_in_every_pass()).keep_after_forward(options_.keep_after_forward());
   trained_ = detail::trained_parameters(parts());
   if (stacks_.empty()) {
-    shards_ = std::make_shared<ParameterShards>(detail::named_optimizer_parameters(parts()),
-                                                parts().shared_world(), options);
+    shards_ = std::make_shared<ParameterShards>(detail::named_optimizer_parameters(parts()), ranks_, options,
+                                                replicas);
   } else {
     const std::vector<ParameterShards::Group> all = groups();
-    shards_ = std::make_shared<ParameterShards>(all, parts().shared_world(), options);
+    shards_ = std::make_shared<ParameterShards>(all, ranks_, options, replicas);
     const auto gathers = std::make_shared<detail::BlockGathers>(
         shards_, all.size(), detail::BlockGathersOptions{options_.prefetch(), options_.keep_after_forward()});
     size_t first = kRoot + 1;
@@ -108,6 +120,14 @@ void Shards::arrange() {
   }
   own_parts();
   parts().gradients_are_shared_out = true;
+}
+
+void Shards::choose_ranks() {
+  ranks_ = parts().shared_world();
+  if (options_.over() == ShardGroup::world) return;
+  // Making a group takes all ranks, so they must all be about to.
+  require_agreement(parts().world(), parts().progress.step, {{"hook shards", agreement()}});
+  ranks_ = parts().world().node();
 }
 
 // Of all parameters of model and optimizer: the root's, then those of each block. What a block shares with
@@ -156,12 +176,12 @@ void Shards::own_parts() {
     const ParameterShards::Part& part = shards_->parts()[i];
     if (updated.count(part.parameter.unsafeGetTensorImpl()) == 0) continue;
     std::vector<int64_t> bounds = {0};
-    for (int rank = 0; rank < parts().world().world_size(); ++rank) {
+    for (int rank = 0; rank < ranks_->world_size(); ++rank) {
       bounds.push_back(bounds.back() + shards_->piece(i, rank).count);
     }
     owned.push_back({part.parameter, part.first, part.count, std::move(bounds), part.gradient, part.values});
   }
-  parts().session_optimizer()->own_parts(owned, parts().shared_world());
+  parts().session_optimizer()->own_parts(owned, ranks_);
 }
 
 void Shards::require_same_parameters() const {
@@ -229,6 +249,7 @@ void Shards::begin_pass(const Progress& progress, bool is_last) {
   this_one.micro_steps = progress.micro_step + 1;
   pass.absent = parts().unused(this_one);
   if (is_last) pass.absent_in_all = parts().unused(window);
+  pass.stays_local = stays_local();
   check_order();
   shards_->begin_backward(pass);
   if (gathers_) gathers_->begin_backward();
@@ -261,7 +282,12 @@ void Shards::run_idle_pass(const Progress& progress, const std::function<void()>
 
 void Shards::end_pass(bool /*is_last*/) { shards_->end_backward(); }
 
-void Shards::reduce(const Progress& window) { shards_->reduce(parts().unused(window)); }
+void Shards::reduce(const Progress& window) { shards_->reduce(parts().unused(window), stays_local()); }
+
+// A 1-bit optimizer's nodes then exchange something else.
+bool Shards::stays_local() const {
+  return parts().session_optimizer()->gradient_scope() != GradientScope::world;
+}
 
 // Ranks that took different ways through the model have gathered the wrong blocks, and added up gradients of
 // different ones.

@@ -8,13 +8,16 @@
 //   session.use(pacer::Shards());                                    // state and gradients
 //   session.use(pacer::Shards(pacer::ShardsOptions().what(pacer::Sharded::state)));
 //   session.use(pacer::Shards(model->blocks));                       // parameters, too
+//   session.use(pacer::Shards(model->blocks, pacer::ShardsOptions().over(pacer::ShardGroup::node)));
 //
 // Weights are those of DataParallel with ordered sums, to the bit, norms and clipping included, where
-// gradients travel once a step. Checkpoints hold whole tensors: any number of ranks, sharded or not, resumes
+// gradients travel once a step; over nodes they are those of ordered sums inside nodes first and between them
+// then. Checkpoints hold whole tensors: any number of ranks, sharded or not, resumes
 // them.
 //
 // Between backward and step the gradients are nowhere whole, so parameter.grad() is empty: to clip them use
-// GradientClipping. The optimizer must be FusedAdam, FusedAdamW or FusedLamb.
+// GradientClipping. The optimizer must be FusedAdam, FusedAdamW or FusedLamb; over nodes also a 1-bit
+// optimizer that is hierarchical.
 //
 // With Blocks, from the first begin() on, a parameter has its values while its block runs, and all others
 // (embeddings, head: what is in no block, or in several) between begin and the end of backward, and in
@@ -48,10 +51,19 @@ enum class Sharded {
   parameters,  // ZeRO-3: parts of parameters, too; needs Blocks
 };
 
+// Which ranks have parts of one whole.
+enum class ShardGroup {
+  world,  // all
+  node,   // those of a node, so that each node has all parts: values travel inside nodes only, and between
+         // them the sums of gradients, part by part, once an update. W is then the number of ranks of a node.
+};
+
 struct ShardsOptions {
   ShardsOptions() = default;
   // What each rank has a part of; with Blocks: of parameters, too.
   TORCH_ARG(Sharded, what) = Sharded::gradients;
+  // node needs as many ranks on each; see CommunicatorOptions::ranks_per_node.
+  TORCH_ARG(ShardGroup, over) = ShardGroup::world;
   // As in ParameterShardsOptions; without Blocks.
   TORCH_ARG(int64_t, unit_bytes) = ParameterShardsOptions().unit_bytes();
   // With Blocks: how many blocks are on their way while one runs, >= 0. Each costs its memory.
@@ -79,9 +91,10 @@ class Shards : public JoinedRanks {
 
   std::string hook_name() const override { return "shards"; }
   std::string agreement() const override;
-  // Throws InvalidArgument for an optimizer whose work ranks cannot share, and with CudaGraph.
+  // Throws InvalidArgument for an optimizer whose work ranks cannot share, and over nodes that differ in
+  // their ranks.
   void attach(SessionParts& parts) override;
-  // Parameters move into flat memory; state that the optimizer has is cut.
+  // Parameters move into flat memory; state that the optimizer has is cut. Throws with CudaGraph.
   void arrange() override;
   void forward_begin(const Progress& progress) override;
   void forward_end() override;
@@ -116,8 +129,10 @@ class Shards : public JoinedRanks {
   void drop() override { shards_->drop(); }
   double scale() const override { return shards_->scale(); }
 
+  void choose_ranks();
   std::vector<ParameterShards::Group> groups() const;
   std::vector<size_t> expected_groups(const Progress& progress) const;
+  bool stays_local() const;
   void require_same_parameters() const;
   void own_parts();
   void check_order() const;
@@ -135,6 +150,7 @@ class Shards : public JoinedRanks {
 
   std::vector<Blocks> stacks_;
   ShardsOptions options_;
+  std::shared_ptr<Communicator> ranks_;  // that have the parts of one whole
   std::shared_ptr<ParameterShards> shards_;
   std::shared_ptr<detail::BlockGathers> gathers_;  // with blocks
   std::vector<at::Tensor> trained_;                // when they were shared out

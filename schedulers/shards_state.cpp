@@ -26,7 +26,7 @@ std::vector<Shards::SharedTensor> Shards::shared_tensors(const NamedTensors& sta
         parts().session_optimizer()->parameter_name(shards_->parts()[i].parameter) + "/";
     for (auto item = state.lower_bound(prefix);
          item != state.end() && item->first.compare(0, prefix.size(), prefix) == 0; ++item) {
-      if (item->second.dim() == 1) shared.push_back({item->first, i});
+      if (parts().session_optimizer()->is_part(item->first, item->second)) shared.push_back({item->first, i});
     }
   }
   return shared;
@@ -67,21 +67,25 @@ NamedTensors Shards::gather_model(NamedTensors model, const StateOwner& owner) c
 
 NamedTensors Shards::gather_tensors(NamedTensors tensors, const std::vector<SharedTensor>& shared,
                                     const StateOwner& owner) const {
+  if (shared.empty()) return tensors;
   const at::NoGradGuard no_grad;
   std::vector<Message> messages;
   std::vector<std::string> mine;  // among those under way
   int64_t bytes = 0;
+  // The ranks that have all parts of what is gathered here follow one another.
+  const int first_rank = parts().world().rank() - ranks_->rank();
   const auto complete = [&] {
-    parts().world().send_receive(std::exchange(messages, {})).wait();
+    ranks_->send_receive(std::exchange(messages, {})).wait();
     for (const std::string& name : mine) tensors.at(name) = tensors.at(name).cpu();
     mine.clear();
     bytes = 0;
   };
   for (const SharedTensor& item : shared) {
-    const int to = owner(item.name);
+    const int to = owner(item.name) - first_rank;
+    if (to < 0 || to >= ranks_->world_size()) continue;  // another group's
     at::Tensor& tensor = tensors.at(item.name);
     bytes += collect(item, to, tensor, messages);
-    if (to == parts().world().rank()) mine.push_back(item.name);
+    if (to == ranks_->rank()) mine.push_back(item.name);
     if (bytes >= kGatheredBytes) complete();
   }
   complete();
@@ -92,14 +96,13 @@ NamedTensors Shards::gather_tensors(NamedTensors tensors, const std::vector<Shar
 // the bytes of the whole one.
 int64_t Shards::collect(const SharedTensor& shared, int to, at::Tensor& tensor,
                         std::vector<Message>& messages) const {
-  const Communicator& world = parts().world();
   const at::Tensor& parameter = shards_->parts()[shared.part].parameter;
   const at::Tensor piece = tensor;
-  if (to != world.rank()) {
+  if (to != ranks_->rank()) {
     if (piece.numel() > 0) messages.push_back(Message::send(piece, to));
   } else {
     tensor = at::empty(parameter.sizes(), piece.options());
-    for (int rank = 0; rank < world.world_size(); ++rank) {
+    for (int rank = 0; rank < ranks_->world_size(); ++rank) {
       const ShardPiece part = shards_->piece(shared.part, rank);
       const at::Tensor place = tensor.view({-1}).narrow(0, part.first, part.count);
       if (rank == to) {

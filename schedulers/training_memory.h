@@ -21,7 +21,7 @@ struct TrainingMemoryOptions {
   explicit TrainingMemoryOptions(int64_t parameters) : parameters_(parameters) {}
   // Elements of all trained parameters together, >= 0.
   TORCH_ARG(int64_t, parameters);
-  // That train together, >= 1.
+  // That train together, >= 1; where Shards is over nodes, the ranks of one.
   TORCH_ARG(int, ranks) = 1;
   // Of parameters and gradients: fp64, fp32, bf16 or fp16.
   TORCH_ARG(at::ScalarType, dtype) = at::kFloat;

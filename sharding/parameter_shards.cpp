@@ -7,18 +7,20 @@
 namespace pacer {
 
 ParameterShards::ParameterShards(const std::vector<NamedParameter>& parameters,
-                                 std::shared_ptr<Communicator> ranks, const ParameterShardsOptions& options) {
+                                 std::shared_ptr<Communicator> ranks, const ParameterShardsOptions& options,
+                                 std::shared_ptr<Communicator> replicas) {
   require(ranks != nullptr, "ParameterShards needs a Communicator");
   require(options.unit_bytes() >= 1, "ParameterShardsOptions::unit_bytes must be at least 1, not ",
           options.unit_bytes());
-  state_ = std::make_shared<State>(std::move(ranks), options);
+  state_ = std::make_shared<State>(std::move(ranks), std::move(replicas), options);
   state_->add(parameters);
 }
 
 ParameterShards::ParameterShards(const std::vector<Group>& groups, std::shared_ptr<Communicator> ranks,
-                                 const ParameterShardsOptions& options) {
+                                 const ParameterShardsOptions& options,
+                                 std::shared_ptr<Communicator> replicas) {
   require(ranks != nullptr, "ParameterShards needs a Communicator");
-  state_ = std::make_shared<State>(std::move(ranks), options);
+  state_ = std::make_shared<State>(std::move(ranks), std::move(replicas), options);
   state_->add_groups(groups);
 }
 
@@ -30,7 +32,9 @@ const std::vector<ParameterShards::Part>& ParameterShards::parts() const { retur
 ShardPiece ParameterShards::piece(size_t i, int rank) const { return state_->piece(i, rank); }
 void ParameterShards::begin_backward(const Pass& pass) { state_->begin(pass); }
 void ParameterShards::end_backward() { state_->end(); }
-void ParameterShards::reduce(const std::vector<at::Tensor>& absent_in_all) { state_->reduce(absent_in_all); }
+void ParameterShards::reduce(const std::vector<at::Tensor>& absent_in_all, bool stays_local) {
+  state_->reduce(absent_in_all, stays_local);
+}
 void ParameterShards::wait() { state_->wait(); }
 void ParameterShards::drop() { state_->drop(); }
 void ParameterShards::gather_parameters() { state_->gather_parameters(); }

@@ -54,6 +54,9 @@ struct ParameterShardsOptions {
   // What a parameter means that the last backward did not reach: false: an error that names it; true: its
   // gradient is zero there.
   TORCH_ARG(bool, unused_is_zero) = false;
+  // Parameters whose sums may stay those of `ranks`, see Pass::stays_local; they share units with their like
+  // only.
+  TORCH_ARG(std::vector<at::Tensor>, may_stay_local);
 };
 
 class ParameterShards {
@@ -64,14 +67,20 @@ class ParameterShards {
   // are left out. They must be contiguous and on the Communicator's device. Throws InvalidArgument, changing
   // nothing, for others and for bad options. Hooks stay on the parameters until this is destroyed; their
   // values stay in flat memory.
+  //
+  // `replicas`: the ranks that have the same parts in other groups of ranks, for example
+  // world->between_nodes() where `ranks` are world->node(); null: there are none. Sums over `ranks` are added
+  // up over them, too, once an update; nothing else travels between groups.
   ParameterShards(const std::vector<NamedParameter>& parameters, std::shared_ptr<Communicator> ranks,
-                  const ParameterShardsOptions& options = {});
+                  const ParameterShardsOptions& options = {},
+                  std::shared_ptr<Communicator> replicas = nullptr);
   // The same with a unit for each group, dtype, and whether gradients are needed; gradients travel in the
   // reverse of the groups' order. Parameters that need no gradient are shared out, too, but have none. Throws
   // for a parameter that is in two groups.
   using Group = std::vector<NamedParameter>;
   ParameterShards(const std::vector<Group>& groups, std::shared_ptr<Communicator> ranks,
-                  const ParameterShardsOptions& options = {});
+                  const ParameterShardsOptions& options = {},
+                  std::shared_ptr<Communicator> replicas = nullptr);
   ~ParameterShards();
   ParameterShards(const ParameterShards&) = delete;
 
@@ -96,6 +105,9 @@ class ParameterShards {
   struct Pass {
     bool is_last = true;  // before the update
     std::vector<at::Tensor> absent, absent_in_all;
+    // The gradients of parameters that may stay local are added over ranks in their order, and not over
+    // replicas; the same in all passes of an update.
+    bool stays_local = false;
   };
   void begin_backward(const Pass& pass);
   void begin_backward() { begin_backward(Pass()); }
@@ -103,8 +115,9 @@ class ParameterShards {
   // rank must leave its peers. After a backward that threw, drop() takes the place of this.
   void end_backward();
   // Instead of a last backward, for a window that ends early.
-  void reduce(const std::vector<at::Tensor>& absent_in_all = {});
-  // Returns when every part's gradient is the sum over ranks (CUDA: the current stream waits).
+  void reduce(const std::vector<at::Tensor>& absent_in_all = {}, bool stays_local = false);
+  // Returns when every part's gradient is the sum over ranks, and replicas unless it stays local (CUDA: the
+  // current stream waits).
   void wait();
   // Forgets what has come together since the last update.
   void drop();
@@ -141,8 +154,8 @@ class ParameterShards {
   // differ have gathered wrong values.
   std::vector<std::string> take_history();
 
-  // What the sums were multiplied with before they were added: 1 / world_size where fp16 gradients are
-  // involved, whose sum could overflow, else 1.
+  // What the sums were multiplied with before they were added: 1 / (number of all ranks) where fp16 gradients
+  // are involved, whose sum could overflow, else 1.
   double scale() const;
   // The units: for each the names of its parameters, in order.
   std::vector<std::vector<std::string>> units() const;

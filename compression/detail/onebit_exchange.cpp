@@ -34,9 +34,9 @@ int64_t exchange_alignment(const CompressionOptions& options) {
   return options.alignment();
 }
 
-OneBitExchange::OneBitExchange(std::shared_ptr<Communicator> world, std::vector<int64_t> counts,
+OneBitExchange::OneBitExchange(OneBitRoute route, std::vector<int64_t> counts,
                                const CompressionOptions& options)
-    : route_(std::move(world), options.hierarchical()),
+    : route_(std::move(route)),
       options_(options),
       device_(route_.world().device()),
       layout_(std::move(counts), route_.workers(), exchange_alignment(options)),
@@ -59,10 +59,11 @@ OneBitExchange::OneBitExchange(std::shared_ptr<Communicator> world, std::vector<
 }
 
 void OneBitExchange::agree(int64_t step) {
-  if (world().world_size() == 1) return;
+  Communicator& peers = route_.peers();
+  if (peers.world_size() == 1) return;
   std::string sizes;
   for (const int64_t count : layout_.counts()) sizes += concatenate(sizes.empty() ? "" : " ", count);
-  require_agreement(world(), step,
+  require_agreement(peers, step,
                     {{"sizes of the compressed tensors", sizes},
                      {"compression", concatenate(options_.scale() == kernels::ScaleNorm::rms ? "rms" : "l1",
                                                  " scales", options_.block_scales() ? " by blocks" : "",

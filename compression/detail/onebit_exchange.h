@@ -36,16 +36,14 @@ struct OneBitInput {
 
 class OneBitExchange {
  public:
-  // Tensors of so many elements, the same on every rank.
-  OneBitExchange(std::shared_ptr<Communicator> world, std::vector<int64_t> counts,
-                 const CompressionOptions& options);
+  // Tensors of so many elements, the same on all that exchange them.
+  OneBitExchange(OneBitRoute route, std::vector<int64_t> counts, const CompressionOptions& options);
   // Throws CommunicationError on every rank where sizes or options differ.
   void agree(int64_t step);
 
   const kernels::OneBitLayout& layout() const { return layout_; }
   const kernels::OneBitRows& rows() const { return worker_.rows; }
   const kernels::OneBitRows& served_rows() const { return server_.rows; }
-  Communicator& world() const { return route_.world(); }
   const OneBitRoute& route() const { return route_; }
 
   // The mean over ranks of the input. `step` is compared over ranks. Throws Error where something fails on

@@ -16,8 +16,10 @@ CollectiveOptions agreed() { return CollectiveOptions().agreed(true); }
 
 }  // namespace
 
-OneBitRoute::OneBitRoute(std::shared_ptr<Communicator> world, bool hierarchical)
-    : world_(std::move(world)), mates_(hierarchical ? world_->ranks_per_node() : 1) {
+OneBitRoute::OneBitRoute(std::shared_ptr<Communicator> world, bool hierarchical, bool mates_have_parts)
+    : world_(std::move(world)),
+      mates_(hierarchical ? world_->ranks_per_node() : 1),
+      has_parts_(mates_have_parts) {
   require(
       mates_ > 0,
       "hierarchical(true) makes each node one worker, so that all nodes need as many ranks, which follow "
@@ -30,7 +32,7 @@ std::string OneBitRoute::name_of(int64_t worker) const {
 }
 
 int64_t OneBitRoute::message_bytes(int64_t bytes) const {
-  return is_by_nodes() ? round_up(bytes, kSliceAlignment * mates_) : bytes;
+  return is_sliced() ? round_up(bytes, kSliceAlignment * mates_) : bytes;
 }
 
 // [workers, mates, bytes of a slice]
@@ -39,8 +41,8 @@ at::Tensor OneBitRoute::slices(const at::Tensor& messages) const {
 }
 
 void OneBitRoute::all_to_all(const at::Tensor& received, const at::Tensor& messages) const {
-  if (!is_by_nodes()) {
-    world_->all_to_all(received, messages, agreed()).wait();
+  if (!is_sliced()) {
+    peers().all_to_all(received, messages, agreed()).wait();
     return;
   }
   const at::Tensor own = slices(messages).select(1, world_->rank() % mates_).contiguous();
@@ -50,8 +52,8 @@ void OneBitRoute::all_to_all(const at::Tensor& received, const at::Tensor& messa
 }
 
 void OneBitRoute::all_gather(const at::Tensor& gathered, const at::Tensor& message) const {
-  if (!is_by_nodes()) {
-    world_->all_gather(gathered, message, agreed()).wait();
+  if (!is_sliced()) {
+    peers().all_gather(gathered, message, agreed()).wait();
     return;
   }
   const at::Tensor own = message.view({mates_, -1}).select(0, world_->rank() % mates_);
@@ -68,8 +70,8 @@ void OneBitRoute::put_together(const at::Tensor& messages, const at::Tensor& car
 }
 
 int64_t OneBitRoute::bytes_sent(int64_t message_bytes) const {
-  const int64_t slice = message_bytes / mates_;
-  const int64_t between = (workers() - 1) * slice, inside = (mates_ - 1) * workers() * slice;
+  const int64_t slices = is_sliced() ? mates_ : 1, slice = message_bytes / slices;
+  const int64_t between = (workers() - 1) * slice, inside = (slices - 1) * workers() * slice;
   return 2 * (between + inside);
 }
 

@@ -1,6 +1,8 @@
 // Who exchanges 1-bit messages with whom, and how these travel. Workers are the ranks; or, hierarchical, the
 // nodes, whose ranks all have the node's numbers, errors and messages, and share the way: each carries one
-// slice of every message to its counterparts on the other nodes, where slices are put together again.
+// slice of every message to its counterparts on the other nodes, where slices are put together again. Or the
+// ranks of a node have parts of its numbers: then each has errors and messages for its part, and exchanges
+// them with those of the other nodes that have the same part.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +17,9 @@ namespace pacer::detail {
 
 class OneBitRoute {
  public:
-  // Throws InvalidArgument where it is to be hierarchical, but nodes differ in their ranks.
-  OneBitRoute(std::shared_ptr<Communicator> world, bool hierarchical);
+  // `mates_have_parts`: each of a worker's ranks has a part of its numbers. Throws InvalidArgument where it
+  // is to be hierarchical, but nodes differ in their ranks.
+  OneBitRoute(std::shared_ptr<Communicator> world, bool hierarchical, bool mates_have_parts = false);
 
   Communicator& world() const { return *world_; }
   int64_t workers() const { return world_->world_size() / mates_; }
@@ -25,6 +28,9 @@ class OneBitRoute {
   // Ranks of one worker.
   int64_t mates() const { return mates_; }
   bool is_by_nodes() const { return mates_ > 1; }
+  // Who compare what they exchange: all ranks, or those that have the same part. Made in the first call,
+  // which all ranks make together.
+  Communicator& peers() const { return has_parts_ && is_by_nodes() ? *world_->between_nodes() : *world_; }
   // "rank 3" or "node 1".
   std::string name_of(int64_t worker) const;
 
@@ -39,11 +45,13 @@ class OneBitRoute {
   int64_t bytes_sent(int64_t message_bytes) const;
 
  private:
+  bool is_sliced() const { return is_by_nodes() && !has_parts_; }
   at::Tensor slices(const at::Tensor& messages) const;
   void put_together(const at::Tensor& messages, const at::Tensor& carried) const;
 
   std::shared_ptr<Communicator> world_;
   int64_t mates_;
+  bool has_parts_;
 };
 
 }  // namespace pacer::detail

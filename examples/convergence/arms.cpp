@@ -215,6 +215,11 @@ const std::vector<Arm>& arms() {
        kFusedAdamW,
        {Method::shards_blocks},
        /*only_by_name=*/true},
+      {"shards-nodes",
+       "shards-blocks inside nodes of --ranks-per-node ranks; sums of gradients travel between nodes",
+       kFusedAdamW,
+       {Method::shards_nodes},
+       /*only_by_name=*/true},
       {"onebit-adam-refreshed",
        "onebit-adam, its variance brought up to date every --onebit-refresh steps",
        kOneBitAdamRefreshed,
@@ -234,6 +239,11 @@ const std::vector<Arm>& arms() {
        "for comparison: onebit-adam between nodes of --ranks-per-node ranks, in full precision inside them",
        kOneBitAdamByNodes,
        {},
+       /*only_by_name=*/true},
+      {"onebit-adam-nodes-shards",
+       "onebit-adam-nodes whose ranks share weights, momentum, variance and errors inside a node",
+       kOneBitAdamByNodes,
+       {Method::shards_nodes},
        /*only_by_name=*/true},
       {"onebit-lamb-nodes",
        "for comparison: onebit-lamb between such nodes",
@@ -315,6 +325,9 @@ void add_methods(const Arm& arm, const Settings& settings, const pacer::Blocks& 
   if (arm.has(Method::recompute)) session->use(pacer::Recompute(blocks));
   if (arm.has(Method::shards)) session->use(pacer::Shards());
   if (arm.has(Method::shards_blocks)) session->use(pacer::Shards(blocks));
+  if (arm.has(Method::shards_nodes)) {
+    session->use(pacer::Shards(blocks, pacer::ShardsOptions().over(pacer::ShardGroup::node)));
+  }
   if (arm.has(Method::signed_gradients)) session->use(SignedGradients());
   if (arm.has(Method::forgotten_errors)) session->use(ForgottenErrors());
   if (arm.has(Method::clipping_ratio)) session->use(ClippingRatio(settings.clip));

@@ -40,6 +40,7 @@ enum class Method {
   recompute,
   shards,
   shards_blocks,
+  shards_nodes,
   bfloat16,
   signed_gradients,
   forgotten_errors,

@@ -132,14 +132,16 @@ int64_t AdamEngine::add_squares() {
 }
 
 bool AdamEngine::gradients_are_finite() {
+  at::Tensor sums = partials_;
+  int64_t count = 0;
   if (shared_norm_) {
-    const at::Tensor sums = shared_norm_->sums();
-    guard_->look(sums.const_data_ptr<double>(), sums.numel());
+    sums = shared_norm_->sums();
+    count = sums.numel();
   } else {
-    const int64_t count = take_early_look() ? partials_.numel() : add_squares();
-    const auto* partials = partials_.const_data_ptr<double>();
-    part_ ? part_->look(*guard_, partials, count) : guard_->look(partials, count);
+    count = take_early_look() ? partials_.numel() : add_squares();
   }
+  const auto* partials = sums.const_data_ptr<double>();
+  part_ ? part_->look(*guard_, partials, count) : guard_->look(partials, count);
   return device_.is_cuda() || guard_->check()->non_finite == 0;  // on CUDA only the device knows
 }
 

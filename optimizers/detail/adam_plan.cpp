@@ -68,7 +68,16 @@ double AdamEngine::compressed_variance_norm() const {
     counts.push_back(entry.range.count);
   }
   if (compressed.empty()) return 0;
-  const std::vector<double> sums = tensor_sums(Term::magnitude, variances, counts, device_);
+  std::optional<SharedUnits> shared;
+  if (ranks_) {
+    std::vector<std::vector<int64_t>> bounds;
+    for (const AdamEntry* entry : compressed) {
+      bounds.push_back(ranges_.at(entry->parameter.unsafeGetTensorImpl()).bounds);
+    }
+    shared.emplace(ranks_, bounds, device_);
+  }
+  const std::vector<double> sums =
+      tensor_sums(Term::magnitude, variances, counts, device_, shared ? &*shared : nullptr);
   std::map<const StepClock*, int64_t> steps_of;  // each is read once: that waits for a GPU
   double norm = 0;
   for (size_t i = 0; i < compressed.size(); ++i) {
@@ -241,15 +250,15 @@ void AdamEngine::build_tables() {
   partials_ = at::empty({units}, at::TensorOptions().dtype(at::kDouble).device(device_));
 }
 
-// In the order in which one rank adds up all of them: table by table. A parameter that was not shared out
-// takes part in no step.
+// In the order in which one rank adds up all of them: table by table; the OneBitPart adds up its own. A
+// parameter that was not shared out takes part in no step.
 void AdamEngine::share_sums() {
   shared_norm_ = std::make_unique<SharedNorm>(ranks_, device_);
   const std::vector<int64_t> nothing(static_cast<size_t>(ranks_->world_size()) + 1);
   for (size_t t = 0; t < tables_.size(); ++t) {
     std::vector<std::vector<int64_t>> bounds;
     for (const AdamEntry& entry : entries_) {
-      if (entry.table != t) continue;
+      if (entry.table != t || entry.is_compressed) continue;
       const bool is_shared = entry.own_gradient.defined();
       bounds.push_back(is_shared ? ranges_.at(entry.parameter.unsafeGetTensorImpl()).bounds : nothing);
       if (is_shared) shared_norm_->add(gradient_type(entry.storage), entry.own_gradient, bounds.back());

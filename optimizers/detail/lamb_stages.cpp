@@ -6,7 +6,6 @@
 #include <ATen/ops/tensor.h>
 
 #include <pacer/core/reduction_order.h>
-#include <pacer/optimizers/detail/shared_norm.h>
 #include <pacer/optimizers/detail/tile_loop.h>
 
 namespace pacer::detail {
@@ -31,15 +30,10 @@ LambStages::LambStages(kernels::AdamStorage storage, const std::vector<int64_t>&
 
 void LambStages::share_with(const std::shared_ptr<Communicator>& ranks,
                             const std::vector<std::vector<int64_t>>& bounds) {
-  shared_sums_ = std::make_unique<SharedSums>(ranks, device_);
-  const std::vector<TileRange> own_units = std::exchange(units_of_.host(), {});
+  shared_units_ = std::make_unique<SharedUnits>(ranks, bounds, device_);
+  const std::vector<TileRange> own_units = std::exchange(units_of_.host(), shared_units_->units_of());
   std::vector<int64_t> in_order;
   for (size_t t = 0; t < bounds.size(); ++t) {
-    const int64_t first = shared_sums_->all();
-    for (int64_t begin = 0; begin < bounds[t].back(); begin += kReductionUnit) {
-      shared_sums_->add_unit(SharedNorm::owner_of(bounds[t], begin));
-    }
-    units_of_.host().push_back({first, shared_sums_->all() - first});
     if (bounds[t].back() == 0) continue;
     for (int64_t u = 0; u < own_units[t].count; ++u) in_order.push_back(own_units[t].first + u);
   }
@@ -60,8 +54,8 @@ kernels::LambPartials LambStages::partials() const {
 LambRatio* LambStages::ratios() const { return static_cast<LambRatio*>(ratios_.mutable_data_ptr()); }
 
 kernels::LambPartials LambStages::gathered() {
-  if (!shared_sums_) return partials();
-  all_sums_ = shared_sums_->gather(sums_.index_select(1, in_order_));
+  if (!shared_units_) return partials();
+  all_sums_ = shared_units_->gather(sums_.index_select(1, in_order_));
   auto* sums = static_cast<double*>(all_sums_.mutable_data_ptr());
   return {sums, sums + all_sums_.size(1)};
 }
@@ -99,7 +93,7 @@ void LambStages::step_on_cuda(const Step& step, const kernels::AdamTiles& tiles,
     kernels::lamb_cuda(storage_, work, step.tensors, step.gradients, step.scalars, follows_prologue,
                        current_stream(device_), stage);
   };
-  if (!shared_sums_) return run(kernels::LambStage::all);
+  if (!shared_units_) return run(kernels::LambStage::all);
   run(kernels::LambStage::moments);
   work.partials = gathered();
   run(kernels::LambStage::ratio_and_update);

@@ -56,7 +56,7 @@ class LambStages {
   at::Tensor sums_;                   // (2, units), double: of parameters, of updates
   at::Tensor ratios_;                 // (tensors, 2), double: LambRatio
   // With other ranks: units_of_ are the whole tensors' units, in all_sums_.
-  std::unique_ptr<SharedSums> shared_sums_;
+  std::unique_ptr<SharedUnits> shared_units_;
   at::Tensor in_order_;  // of this rank's units in the tensors' order, where they are in units_
   at::Tensor all_sums_;
   DeviceBuffer<kernels::LambAverage*> averages_;

@@ -64,6 +64,17 @@ NamedTensors export_state(const OptimizerView& own) {
   return exported;
 }
 
+std::vector<AdamGroupSettings> saved_settings(const NamedTensors& saved, const OptimizerView& own) {
+  std::set<std::string> used;
+  const int64_t version = saved.count(kVersion) == 0 ? 1 : require_number<int64_t>(saved, kVersion);
+  ParamGroups with_options;
+  for (size_t g = 0; g < own.groups.size(); ++g) {
+    with_options.emplace_back(own.groups[g].params(),
+                              own.traits.import_options(options_prefix(g), saved, version, used));
+  }
+  return settings_of(own.traits, with_options);
+}
+
 PendingState import_state(const NamedTensors& saved, const OptimizerView& own) {
   PendingState pending;
   std::set<std::string> used = {kVersion};

@@ -1,6 +1,7 @@
 #include <pacer/optimizers/detail/onebit_errors.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty_strided.h>
@@ -60,6 +61,49 @@ at::Tensor in_memory_order(const at::Tensor& values, const OneBitTensor& of) {
   const at::Tensor dense = at::empty_strided(of.sizes, of.strides, values.options());
   dense.copy_(values);
   return dense.as_strided({of.count}, {1});
+}
+
+// The parts of a parameter lie one behind the other in the order of the ranks of a node. Those of server
+// errors are cut again, each by the nodes in their order.
+std::vector<NamedTensors> whole_errors(const std::vector<NamedTensors>& rank_states, int64_t mates,
+                                       const std::vector<OneBitTensor>& whole) {
+  const auto ranks_of_node = static_cast<size_t>(mates);
+  const size_t nodes = rank_states.size() / ranks_of_node;
+  std::vector<NamedTensors> states(nodes);
+  const auto list = [&](const std::string& key, const std::vector<size_t>& ranks) {
+    std::vector<at::Tensor> parts;
+    for (const size_t rank : ranks) {
+      const auto found = rank_states[rank].find(key);
+      if (found == rank_states[rank].end()) continue;
+      require(found->second.scalar_type() == at::kFloat && found->second.dim() == 1, "\"", key,
+              "\" of the state to load is no list of fp32 numbers");
+      parts.push_back(found->second);
+    }
+    return parts.empty() ? at::Tensor() : at::cat(parts);
+  };
+  for (const OneBitTensor& of : whole) {
+    std::vector<size_t> by_part;
+    for (size_t part = 0; part < ranks_of_node; ++part) {
+      for (size_t node = 0; node < nodes; ++node) by_part.push_back(node * ranks_of_node + part);
+    }
+    for (size_t node = 0; node < nodes; ++node) {
+      std::vector<size_t> of_node(ranks_of_node);
+      std::iota(of_node.begin(), of_node.end(), node * ranks_of_node);
+      for (const char* field : {"/worker_error", "/momentum_error"}) {
+        const at::Tensor error = list(of.name + field, of_node);
+        if (!error.defined()) continue;
+        require(error.numel() == of.count, "the errors of parameter ", InMessage{of.name, of.sizes},
+                " in the state to load have ", error.numel(),
+                " elements over the ranks of a node, but the parameter has ", of.count,
+                "; a rank's file is missing or of another run");
+        states[node][of.name + field] = error.view(of.sizes);
+      }
+    }
+    const at::Tensor server = list(of.name + "/server_error", by_part);
+    if (server.defined()) states.front()[of.name + "/server_error"] = server;
+  }
+  for (NamedTensors& state : states) state[kErrorsVersion] = number_tensor(kStateVersion);
+  return states;
 }
 
 JoinedErrors join_errors(const std::vector<NamedTensors>& rank_states, const OneBitTensor& of) {

@@ -21,6 +21,11 @@ struct JoinedErrors {
 // nothing. Throws InvalidArgument that names what is missing or does not fit.
 JoinedErrors join_errors(const std::vector<NamedTensors>& rank_states, const OneBitTensor& of);
 
+// Of ranks that each had a part of their node's errors, `mates` to a node: what nodes leave that have all of
+// them. `whole`: the parameters.
+std::vector<NamedTensors> whole_errors(const std::vector<NamedTensors>& rank_states, int64_t mates,
+                                       const std::vector<OneBitTensor>& whole);
+
 // Server errors are lists in the order of the parameter's memory. Where that is not row-major, its strides
 // are saved beside them, from version 2 of the state on; version 1 did not say, and is read as if nothing had
 // changed.

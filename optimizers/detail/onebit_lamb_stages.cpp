@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/ones.h>
@@ -18,6 +19,8 @@ constexpr const char* kScale = "momentum_scale";
 constexpr const char* kFactor = "lamb_factor";
 constexpr const char* kFresh = "fresh_variance";
 
+std::string field_of(const std::string& name) { return name.substr(name.rfind('/') + 1); }
+
 }  // namespace
 
 double mean_trust(const at::Tensor& trust_average) { return trust_average.select(0, 0).item<double>(); }
@@ -29,10 +32,26 @@ double corrected_trust(const at::Tensor& trust_average, const kernels::AdamSetti
   return count == 0 ? 1 : numbers[0] / kernels::one_minus_power(settings.coeff_beta, count);
 }
 
+bool is_lamb_number(const std::string& name) {
+  const std::string field = field_of(name);
+  return field == kScale || field == kFactor;
+}
+
+void cut_lamb_state(const std::vector<OneBitTensor>& tensors, const std::vector<OneBitTensor>& whole,
+                    int rank, NamedTensors& state) {
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const auto found = state.find(tensors[i].name + "/" + kFresh);
+    if (tensors[i].bounds.empty() || found == state.end()) continue;
+    at::Tensor& fresh = found->second;
+    if (fresh.sizes() != at::IntArrayRef(whole[i].sizes)) continue;
+    fresh = fresh.reshape({-1}).narrow(0, tensors[i].bounds[static_cast<size_t>(rank)], tensors[i].count);
+  }
+}
+
 NamedTensors take_lamb_state(NamedTensors& state) {
   NamedTensors taken;
   for (auto item = state.begin(); item != state.end();) {
-    const std::string field = item->first.substr(item->first.rfind('/') + 1);
+    const std::string field = field_of(item->first);
     if (field == kScale || field == kFactor || field == kFresh) {
       taken.insert(*item);
       item = state.erase(item);
@@ -45,7 +64,7 @@ NamedTensors take_lamb_state(NamedTensors& state) {
 
 OneBitLambStages::OneBitLambStages(const std::vector<OneBitTensor>& tensors,
                                    const kernels::OneBitLayout& layout, const std::vector<Tile>& units,
-                                   at::Device device)
+                                   at::Device device, const std::shared_ptr<Communicator>& sharers)
     : tensors_(tensors), device_(device), layout_(layout) {
   const auto count = static_cast<int64_t>(tensors.size());
   const auto floats = at::TensorOptions().dtype(at::kFloat).device(device);
@@ -58,7 +77,9 @@ OneBitLambStages::OneBitLambStages(const std::vector<OneBitTensor>& tensors,
   factors_ = at::ones({count}, doubles);
   ratios_ = at::empty({unit_count}, floats);
   sums_ = at::empty({2, unit_count}, doubles);
-  for (const TileRange& own : tile_ranges(units, tensors.size())) table_.host().push_back({own, {}});
+  if (sharers) shared_units_ = std::make_unique<SharedUnits>(sharers, bounds_of(tensors), device);
+  const auto units_of = shared_units_ ? shared_units_->units_of() : tile_ranges(units, tensors.size());
+  for (const TileRange& of_tensor : units_of) table_.host().push_back({of_tensor, {}});
 }
 
 void OneBitLambStages::freeze(const OneBitStates& states, const std::vector<AdamGroupSettings>& settings,
@@ -68,11 +89,13 @@ void OneBitLambStages::freeze(const OneBitStates& states, const std::vector<Adam
   for (size_t i = 0; i < tensors_.size(); ++i) {
     arrays.push_back(momentum.const_data_ptr<float>() + layout_.offset(i));
   }
-  const std::vector<double> squares = tensor_sums(Term::square, arrays, layout_.counts(), device_);
+  const std::vector<double> squares =
+      tensor_sums(Term::square, arrays, layout_.counts(), device_, shared_units_.get());
+  const std::vector<int64_t>& counts = shared_units_ ? shared_units_->counts() : layout_.counts();
   std::vector<double> magnitudes;
   double sum = 0, counted = 0;
   for (size_t i = 0; i < tensors_.size(); ++i) {
-    const auto count = static_cast<double>(layout_.counts()[i]);
+    const auto count = static_cast<double>(counts[i]);
     magnitudes.push_back(count > 0 ? std::sqrt(squares[i] / count) : 0);
     sum += magnitudes.back();
     counted += count > 0;
@@ -131,6 +154,21 @@ void OneBitLambStages::unscale(const at::Tensor& flat) const {
   }
 }
 
+kernels::OneBitLambPartials OneBitLambStages::partials() const {
+  auto* sums = sums_.mutable_data_ptr<double>();
+  return {ratios_.mutable_data_ptr<float>(), sums, sums + sums_.size(1)};
+}
+
+kernels::OneBitLambPartials OneBitLambStages::all_partials(at::Tensor (&held)[2]) const {
+  if (!shared_units_) return partials();
+  const at::Tensor own = at::cat({ratios_.to(at::kDouble).unsqueeze(0), sums_});
+  held[0] = shared_units_->gather(own);
+  held[1] = held[0].select(0, 0).to(at::kFloat);
+  auto* sums = held[0].mutable_data_ptr<double>();
+  const int64_t units = held[0].size(1);
+  return {held[1].mutable_data_ptr<float>(), sums + units, sums + 2 * units};
+}
+
 void OneBitLambStages::step(const OneBitStages& stages, const kernels::OneBitAdamWork& now,
                             const Before& before, bool dense, const kernels::OneBitControl& control) const {
   kernels::OneBitLambWork work{};
@@ -143,8 +181,8 @@ void OneBitLambStages::step(const OneBitStages& stages, const kernels::OneBitAda
   work.coefficients = coefficients_.const_data_ptr<double>();
   work.factors = factors_.mutable_data_ptr<double>();
   work.step_sizes = step_sizes_.mutable_data_ptr<float>();
-  auto* sums = sums_.mutable_data_ptr<double>();
-  work.partials = {ratios_.mutable_data_ptr<float>(), sums, sums + sums_.size(1)};
+  work.partials = partials();
+  at::Tensor held[2];
   const auto tensors = static_cast<int64_t>(table_.host().size());
   if (device_.is_cuda()) {
     const kernels::Stream stream = current_stream(device_);
@@ -152,6 +190,7 @@ void OneBitLambStages::step(const OneBitStages& stages, const kernels::OneBitAda
       onebit_lamb_moments_cuda(table.storage, table.units.pointer(), table.unit_places.pointer(),
                                static_cast<int64_t>(table.units.host().size()), work, dense, control, stream);
     }
+    work.partials = all_partials(held);
     onebit_lamb_factors_cuda(tensors, work, control, stream);
     for (const OneBitStages::Table& table : stages.tables()) {
       onebit_lamb_update_cuda(table.storage, table.tiles.view(), work, dense, control, stream);
@@ -160,6 +199,7 @@ void OneBitLambStages::step(const OneBitStages& stages, const kernels::OneBitAda
   }
   const std::vector<Tile>& units = stages.units();
   for_each_tile(units, [&](int64_t u) { onebit_lamb_moments_cpu(work, units[static_cast<size_t>(u)], u); });
+  work.partials = all_partials(held);
   for (int64_t tensor = 0; tensor < tensors; ++tensor) onebit_lamb_factor_cpu(work, tensor);
   for_each_tile(units, [&](int64_t u) { onebit_lamb_update_cpu(work, units[static_cast<size_t>(u)]); });
 }

@@ -23,12 +23,19 @@ double corrected_trust(const at::Tensor& trust_average, const kernels::AdamSetti
 
 // Takes what OneBitLambStages::export_state wrote out of the state.
 NamedTensors take_lamb_state(NamedTensors& state);
+// Of what it wrote, the one number of a whole tensor.
+bool is_lamb_number(const std::string& name);
+// The rest of it for what these tensors have of the parameters of that name, `whole`.
+void cut_lamb_state(const std::vector<OneBitTensor>& tensors, const std::vector<OneBitTensor>& whole,
+                    int rank, NamedTensors& state);
 
 class OneBitLambStages {
  public:
-  // `tensors` stay where they are, only their names may change. `units`: those of the OneBitStages.
+  // `tensors` stay where they are, only their names may change. `units`: those of the OneBitStages, `sharers`
+  // as there.
   OneBitLambStages(const std::vector<OneBitTensor>& tensors, const kernels::OneBitLayout& layout,
-                   const std::vector<Tile>& units, at::Device device);
+                   const std::vector<Tile>& units, at::Device device,
+                   const std::shared_ptr<Communicator>& sharers);
 
   // At the freeze, from the flat buffers and floors of the tensors; states' trust averages become final.
   // Waits for a GPU.
@@ -60,6 +67,9 @@ class OneBitLambStages {
 
  private:
   NamedViews saved_views() const;
+  kernels::OneBitLambPartials partials() const;
+  // Of all units of whole tensors, in memory that `held` holds.
+  kernels::OneBitLambPartials all_partials(at::Tensor (&held)[2]) const;
 
   const std::vector<OneBitTensor>& tensors_;
   at::Device device_;
@@ -72,6 +82,7 @@ class OneBitLambStages {
   at::Tensor ratios_;                              // fp32, by unit
   at::Tensor sums_;                                // fp64, (2, units)
   DeviceBuffer<kernels::OneBitLambTensor> table_;  // by tensor
+  std::unique_ptr<SharedUnits> shared_units_;      // null where tensors are whole
 };
 
 }  // namespace pacer::detail

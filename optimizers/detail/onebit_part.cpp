@@ -20,13 +20,15 @@
 namespace pacer::detail {
 
 OneBitPart::OneBitPart(std::vector<OneBitTensor> tensors, std::unique_ptr<OneBitExchange> exchange,
-                       double variance_floor, kernels::UpdateRule rule, at::Device device)
+                       double variance_floor, kernels::UpdateRule rule, at::Device device,
+                       const std::shared_ptr<Communicator>& sharers)
     : tensors_(std::move(tensors)),
       exchange_(std::move(exchange)),
+      sharers_(sharers),
       variance_floor_(variance_floor),
       device_(device),
       layout_(exchange_ ? exchange_->layout() : kernels::OneBitLayout(counts_of(tensors_), 1)),
-      stages_(tensors_, layout_, device),
+      stages_(tensors_, layout_, device, sharers),
       variance_(flat_zeros()),
       momentum_(flat_zeros()) {
   const auto options = at::TensorOptions().device(device_);
@@ -34,7 +36,7 @@ OneBitPart::OneBitPart(std::vector<OneBitTensor> tensors, std::unique_ptr<OneBit
   total_ = at::zeros({1}, options.dtype(at::kDouble));
   sums_ = at::zeros({3}, options.dtype(at::kDouble));
   if (rule != kernels::UpdateRule::lamb) return;
-  lamb_.emplace(tensors_, layout_, stages_.units(), device_);
+  lamb_.emplace(tensors_, layout_, stages_.units(), device_, sharers);
   if (exchange_) exchange_->keep_former_mean();
 }
 
@@ -58,7 +60,7 @@ bool OneBitPart::freeze(const OneBitStates& states, const std::vector<AdamGroupS
     view(momentum_, i).copy_(state.exp_avg());
   }
   set_floors(control(nullptr));
-  if (layout_.length() > 0 && !(total_.item<double>() > 0)) return false;
+  if (stages_.elements() > 0 && !(total_.item<double>() > 0)) return false;
   give_unstepped_counts(tensors_, states);
   if (lamb_) lamb_->freeze(states, settings, variance_, momentum_, floors_);
   for (size_t i = 0; i < tensors_.size(); ++i) {
@@ -92,10 +94,11 @@ void OneBitPart::check_fits(const std::vector<const AdamEntry*>& entries) const 
     require(entry.storage == tensor.storage, "parameter ", called, " changed its dtype (it is ",
             parameter.scalar_type(), " now) or its master weights", kAdvice,
             "change it back, or load a checkpoint");
-    const bool same_sizes = parameter.sizes() == at::IntArrayRef(tensor.sizes);
-    require(same_sizes && same_strides(parameter.strides(), tensor.strides, tensor.sizes), "parameter ",
-            called, " changed its shape or memory order (sizes ", parameter.sizes(), ", strides ",
-            parameter.strides(), " now)", kAdvice, "change it back, or load a checkpoint");
+    const bool fits = entry.is_part ? entry.range.count == tensor.count
+                                    : parameter.sizes() == at::IntArrayRef(tensor.sizes) &&
+                                          same_strides(parameter.strides(), tensor.strides, tensor.sizes);
+    require(fits, "parameter ", called, " changed its shape or memory order (sizes ", parameter.sizes(),
+            ", strides ", parameter.strides(), " now)", kAdvice, "change it back, or load a checkpoint");
     const at::Tensor variance = view(variance_, i);
     require(entry.state != nullptr && !entry.state->exp_avg().defined() &&
                 entry.state->exp_avg_sq().defined() &&
@@ -136,12 +139,12 @@ void OneBitPart::prepare(const std::vector<AdamGroupSettings>& settings) {
 
 // One number of each worker, on this rank's device.
 at::Tensor OneBitPart::sums_of_workers(const at::Tensor& own) const {
-  Communicator& world = exchange_->world();
   const int64_t workers = exchange_->route().workers();
   if (workers == 1) return own;
-  const at::Tensor all = at::empty({world.world_size()}, own.options());
+  Communicator& peers = exchange_->route().peers();
+  const at::Tensor all = at::empty({peers.world_size()}, own.options());
   const auto agreed = CollectiveOptions().agreed(true);
-  (own.is_cuda() ? world.all_gather(all, own, agreed) : world.all_gather_host(all, own)).wait();
+  (own.is_cuda() ? peers.all_gather(all, own, agreed) : peers.all_gather_host(all, own)).wait();
   return all.view({workers, -1}).select(1, 0).contiguous();  // the ranks of a worker have the same
 }
 

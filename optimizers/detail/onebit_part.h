@@ -29,9 +29,11 @@ namespace pacer::detail {
 
 class OneBitPart {
  public:
-  // `exchange` is null where nothing is compressed.
+  // `exchange` is null where nothing is compressed. `sharers` as for OneBitStages: norms, floors, scales of
+  // momentum and factors are those of whole tensors.
   OneBitPart(std::vector<OneBitTensor> tensors, std::unique_ptr<OneBitExchange> exchange,
-             double variance_floor, kernels::UpdateRule rule, at::Device device);
+             double variance_floor, kernels::UpdateRule rule, at::Device device,
+             const std::shared_ptr<Communicator>& sharers = nullptr);
   OneBitPart(const OneBitPart&) = delete;  // the stages refer to its tensors
 
   // From the states of the tensors, which have both moments. The variance becomes bias-corrected, by what
@@ -40,9 +42,12 @@ class OneBitPart {
   bool freeze(const OneBitStates& states, const std::vector<AdamGroupSettings>& settings);
   // Goes on from states whose variance is frozen already, from this rank's errors (names as export_errors
   // writes them, none for zeros) in a state of that version, and from what only the rule has. Throws
-  // InvalidArgument for what does not fit; then the part is of no use.
+  // InvalidArgument for what does not fit; then the part is of no use. Else set_floors() comes before a step.
   void go_on(const OneBitStates& states, const NamedTensors& errors, int64_t errors_version,
              const NamedTensors& of_rule);
+
+  // From the frozen variance. Sharers call together.
+  void set_floors();
 
   bool compresses() const { return exchange_ != nullptr; }
   OneBitExchange& exchange() const { return *exchange_; }
@@ -74,7 +79,7 @@ class OneBitPart {
 
   // ---- What others want to know. ----
 
-  // Of this rank's part of the last exchange: what was lost, relative to what was to be sent; 0 before.
+  // Of what this rank rounded in the last exchange: what was lost, relative to that; 0 before.
   double compression_error() const;
   // The momentum in fp32, as "NAME/exp_avg", and what only the rule has.
   void export_shared(NamedTensors& state) const;
@@ -85,7 +90,8 @@ class OneBitPart {
   // By the name of a tensor; 1 where there is none.
   double lamb_factor(const std::string& name) const;
   double momentum_scale(const std::string& name) const;
-  // Said once, at the freeze: how much of the variance lies below its floor, and where most.
+  // Said once, at the freeze: how much of the variance lies below its floor, and where most. Sharers call
+  // together.
   std::string describe_floors() const;
   // The tensors' names from now on, in their order.
   void rename(const std::vector<std::string>& names);
@@ -112,6 +118,7 @@ class OneBitPart {
 
   std::vector<OneBitTensor> tensors_;
   std::unique_ptr<OneBitExchange> exchange_;
+  std::shared_ptr<Communicator> sharers_;
   double variance_floor_;
   at::Device device_;
   kernels::OneBitLayout layout_;

@@ -23,11 +23,15 @@ void OneBitPart::go_on(const OneBitStates& states, const NamedTensors& errors, i
     state.exp_avg_sq(view(variance_, i));
     state.exp_avg(at::Tensor());
   }
-  set_floors(control(nullptr));
   load_errors(errors, errors_version);
   if (lamb_) return lamb_->import_state(states, of_rule);
   require(of_rule.empty(), "the state to load has \"", of_rule.empty() ? "" : of_rule.begin()->first,
           "\", which only OneBitLamb has; load it into one");
+}
+
+void OneBitPart::set_floors() {
+  const c10::DeviceGuard guard(device_);
+  set_floors(control(nullptr));
 }
 
 NamedViews OneBitPart::error_views(const at::Tensor& worker, const at::Tensor& server) const {
@@ -130,12 +134,14 @@ std::string OneBitPart::describe_floors() const {
     below.push_back(view(variance_, i).lt(floors_.select(0, static_cast<int64_t>(i))).sum());
   }
   if (below.empty()) return "";
-  const at::Tensor counts = at::stack(below).cpu();
+  at::Tensor counts = at::stack(below);
+  if (sharers_) sharers_->all_reduce(counts, CollectiveOptions().agreed(true)).wait();
+  counts = counts.cpu();
   int64_t all = 0, floored = 0;
   double worst = 0;
   size_t which = 0;
   for (size_t i = 0; i < tensors_.size(); ++i) {
-    const int64_t count = tensors_[i].count;
+    const int64_t count = tensors_[i].bounds.empty() ? tensors_[i].count : tensors_[i].bounds.back();
     if (count == 0) continue;
     const int64_t of_entry = counts.const_data_ptr<int64_t>()[i];
     all += count;

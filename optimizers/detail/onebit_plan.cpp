@@ -62,14 +62,27 @@ std::vector<int64_t> counts_of(const std::vector<OneBitTensor>& tensors) {
   return counts;
 }
 
+std::vector<std::vector<int64_t>> bounds_of(const std::vector<OneBitTensor>& tensors) {
+  std::vector<std::vector<int64_t>> bounds;
+  for (const OneBitTensor& tensor : tensors) bounds.push_back(tensor.bounds);
+  return bounds;
+}
+
 std::vector<OneBitTensor> onebit_tensors(const OptimizerView& optimizer,
-                                         const std::vector<AdamGroupSettings>& settings) {
+                                         const std::vector<AdamGroupSettings>& settings, bool whole) {
   std::vector<OneBitTensor> tensors;
   for (const auto& [tensor, group, index, name] : optimizer.parameters()) {
     if (!settings[group].compress) continue;
     tensors.push_back(
         {name, group, tensor.sizes().vec(), tensor.strides().vec(), tensor.numel(),
          storage_for(tensor.scalar_type(), settings[group].master_weights, Rounding::nearest, name)});
+    const auto owned = optimizer.ranges.find(tensor.unsafeGetTensorImpl());
+    if (whole || owned == optimizer.ranges.end()) continue;
+    OneBitTensor& part = tensors.back();
+    part.count = owned->second.range.count;
+    part.sizes = {part.count};
+    part.strides = {1};
+    part.bounds = owned->second.bounds;
   }
   return tensors;
 }

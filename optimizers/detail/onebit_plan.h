@@ -34,13 +34,14 @@ struct OneBitPlan : OneBitChoices {
 // other.
 OneBitPlan onebit_plan(const char* optimizer, const std::vector<AdamGroupSettings>& settings);
 
-// A compressed parameter as it was when the variance froze.
+// A compressed parameter, or this rank's part of it as a vector, as it was when the variance froze.
 struct OneBitTensor {
   std::string name;
   size_t group = 0;
   std::vector<int64_t> sizes, strides;
   int64_t count = 0;
   kernels::AdamStorage storage = kernels::AdamStorage::f32;
+  std::vector<int64_t> bounds = {};  // OwnedPart::bounds; empty where it is not a part
 
   // The elements from `offset` on in a flat buffer, in the parameter's shape and memory order.
   at::Tensor view(const at::Tensor& flat, int64_t offset) const {
@@ -52,10 +53,13 @@ struct OneBitTensor {
 using OneBitStates = std::vector<FusedAdamStateFields*>;
 
 std::vector<int64_t> counts_of(const std::vector<OneBitTensor>& tensors);
+// Of parts.
+std::vector<std::vector<int64_t>> bounds_of(const std::vector<OneBitTensor>& tensors);
 
-// The parameters of compressed groups, in the order of their registration.
+// The parameters of compressed groups, in the order of their registration: what this rank updates of them,
+// or whole.
 std::vector<OneBitTensor> onebit_tensors(const OptimizerView& optimizer,
-                                         const std::vector<AdamGroupSettings>& settings);
+                                         const std::vector<AdamGroupSettings>& settings, bool whole = false);
 // Their states among `states`; throws InvalidArgument where one has none.
 OneBitStates onebit_states(const OptimizerView& optimizer, const std::vector<AdamGroupSettings>& settings,
                            const ParamStates& states);

@@ -20,7 +20,7 @@ using kernels::OneBitAdamWork;
 using kernels::OneBitControl;
 
 OneBitStages::OneBitStages(const std::vector<OneBitTensor>& tensors, const kernels::OneBitLayout& layout,
-                           at::Device device)
+                           at::Device device, const std::shared_ptr<Communicator>& sharers)
     : device_(device),
       layout_(layout),
       rows_(layout_.rows()),
@@ -29,7 +29,17 @@ OneBitStages::OneBitStages(const std::vector<OneBitTensor>& tensors, const kerne
   const auto doubles = at::TensorOptions().dtype(at::kDouble).device(device);
   partials_ = at::empty({static_cast<int64_t>(units_.size())}, doubles);
   sums_ = at::empty({static_cast<int64_t>(tensors.size())}, doubles);
+  if (sharers) shared_units_ = std::make_unique<SharedUnits>(sharers, bounds_of(tensors), device_);
   if (device_.is_cuda()) make_tables(tensors);
+}
+
+int64_t OneBitStages::elements() const {
+  return shared_units_ ? shared_units_->elements() : rows_.real_elements();
+}
+
+// Of whole tensors, here and on other ranks.
+at::Tensor OneBitStages::all_partials() const {
+  return shared_units_ ? shared_units_->gather(partials_.view({1, -1})).view({-1}) : partials_;
 }
 
 void OneBitStages::make_tables(const std::vector<OneBitTensor>& tensors) {
@@ -44,7 +54,7 @@ void OneBitStages::make_tables(const std::vector<OneBitTensor>& tensors) {
     tile.offset += layout_.offset(tile.tensor);
     table_of(tensors[tile.tensor].storage).tiles.buffer.host().push_back(tile);
   }
-  units_of_.host() = tile_ranges(units_, tensors.size());
+  units_of_.host() = shared_units_ ? shared_units_->units_of() : tile_ranges(units_, tensors.size());
   for (size_t u = 0; u < units_.size(); ++u) {
     Table& table = table_of(tensors[units_[u].tensor].storage);
     table.units.host().push_back(units_[u]);
@@ -57,7 +67,7 @@ void OneBitStages::make_tables(const std::vector<OneBitTensor>& tensors) {
     table.unit_places.send(device_);
   }
   all_units_.host() = units_;
-  counts_.host() = layout_.counts();
+  counts_.host() = shared_units_ ? shared_units_->counts() : layout_.counts();
   gradients_.host().resize(tensors.size());
   variances_.host().resize(tensors.size());
   all_units_.send(device_);
@@ -95,14 +105,14 @@ kernels::OneBitAdamRows OneBitStages::rows_of(const OneBitAdamWork& work) const 
 
 void OneBitStages::sum_of_squares(double* sum) {
   auto* partials = partials_.mutable_data_ptr<double>();
-  const auto count = static_cast<int64_t>(units_.size());
   if (device_.is_cpu()) {
     for_each_tile(units_, [&](int64_t u) {
       const Tile& unit = units_[static_cast<size_t>(u)];
       const kernels::OneBitAdamTensor& tensor = tensors_.host()[unit.tensor];
       partials[u] = unit_sum_of_squares(gradient_type(tensor.storage), tensor.gradient, unit);
     });
-    *sum = sum_partials(partials, count);
+    const at::Tensor all = all_partials();
+    *sum = sum_partials(all.const_data_ptr<double>(), all.numel());
     return;
   }
   const kernels::Stream stream = current_stream(device_);
@@ -111,32 +121,34 @@ void OneBitStages::sum_of_squares(double* sum) {
         gradient_type(table.storage), table.units.pointer(), static_cast<int64_t>(table.units.host().size()),
         gradients_.pointer(), tables_.size() == 1 ? nullptr : table.unit_places.pointer(), partials, stream);
   }
-  kernels::sum_partials_cuda(partials, count, sum, stream);
+  const at::Tensor all = all_partials();
+  kernels::sum_partials_cuda(all.const_data_ptr<double>(), all.numel(), sum, stream);
 }
 
 void OneBitStages::floors(const at::Tensor& variance, double share, const at::Tensor& floors,
                           const at::Tensor& total, const OneBitControl& control) {
-  auto* elements = variance.mutable_data_ptr<float>();
+  auto* variances = variance.mutable_data_ptr<float>();
   if (device_.is_cpu()) {
-    return floors_on_cpu(elements, share, floors.mutable_data_ptr<float>(), total.mutable_data_ptr<double>());
+    return floors_on_cpu(variances, share, floors.mutable_data_ptr<float>(),
+                         total.mutable_data_ptr<double>());
   }
   for (size_t i = 0; i < variances_.host().size(); ++i) {
-    const void* of_tensor = elements + layout_.offset(i);
+    const void* of_tensor = variances + layout_.offset(i);
     if (variances_.host()[i].gradient == of_tensor) continue;
     variances_.host()[i].gradient = of_tensor;
     variances_.mark_changed();
   }
   variances_.send(device_);
   const kernels::Stream stream = current_stream(device_);
-  auto* partials = partials_.mutable_data_ptr<double>();
   kernels::sum_of_magnitudes_cuda(all_units_.pointer(), static_cast<int64_t>(units_.size()),
-                                  variances_.pointer(), partials, stream);
+                                  variances_.pointer(), partials_.mutable_data_ptr<double>(), stream);
+  const at::Tensor partials = all_partials();
   kernels::OneBitFloors work{};
-  work.partials = partials;
+  work.partials = partials.const_data_ptr<double>();
   work.units = units_of_.pointer();
   work.counts = counts_.pointer();
   work.tensors = static_cast<int64_t>(layout_.counts().size());
-  work.elements = rows_.real_elements();
+  work.elements = elements();
   work.share = share;
   work.sums = sums_.mutable_data_ptr<double>();
   work.total = total.mutable_data_ptr<double>();
@@ -149,12 +161,13 @@ void OneBitStages::floors_on_cpu(const float* variance, double share, float* flo
   const size_t tensors = layout_.counts().size();
   std::vector<const float*> arrays;
   for (size_t i = 0; i < tensors; ++i) arrays.push_back(variance + layout_.offset(i));
-  const std::vector<double> sums = tensor_sums(Term::magnitude, arrays, layout_.counts(), device_);
+  const std::vector<double> sums =
+      tensor_sums(Term::magnitude, arrays, layout_.counts(), device_, shared_units_.get());
+  const std::vector<int64_t>& counts = shared_units_ ? shared_units_->counts() : layout_.counts();
   *total = 0;
   for (const double sum : sums) *total += sum;
-  const int64_t elements = rows_.real_elements();
   for (size_t i = 0; i < tensors; ++i) {
-    floors[i] = kernels::variance_floor(share, sums[i], layout_.counts()[i], *total, elements);
+    floors[i] = kernels::variance_floor(share, sums[i], counts[i], *total, elements());
   }
 }
 

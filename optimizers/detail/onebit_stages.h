@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -11,19 +12,25 @@
 #include <pacer/device/detail/device_buffer.h>
 #include <pacer/kernels/onebit_adam.h>
 #include <pacer/optimizers/detail/onebit_plan.h>
+#include <pacer/optimizers/detail/shared_sums.h>
 #include <pacer/optimizers/detail/tile_loop.h>
 
 namespace pacer::detail {
 
 class OneBitStages {
  public:
+  // `sharers`: the ranks that have the other parts of the tensors; null where these are whole. Sums are then
+  // those of whole tensors, for which all of them call alike.
   OneBitStages(const std::vector<OneBitTensor>& tensors, const kernels::OneBitLayout& layout,
-               at::Device device);
+               at::Device device, const std::shared_ptr<Communicator>& sharers = nullptr);
 
   // What changes from step to step, and its way to the device.
   void set_tensor(size_t i, const kernels::OneBitAdamTensor& tensor);
   void send();
   const kernels::OneBitAdamTensor* tensors() const { return tensors_.pointer(); }
+
+  // Of all tensors.
+  int64_t elements() const;
 
   // *sum (on the device) = that of all stored gradients.
   void sum_of_squares(double* sum);
@@ -55,6 +62,7 @@ class OneBitStages {
  private:
   void make_tables(const std::vector<OneBitTensor>& tensors);
   void floors_on_cpu(const float* variance, double share, float* floors, double* total) const;
+  at::Tensor all_partials() const;
   kernels::OneBitAdamRows rows_of(const kernels::OneBitAdamWork& work) const;
   template <class F>
   void for_units(const F& f) const;
@@ -71,6 +79,7 @@ class OneBitStages {
   DeviceBuffer<TileRange> units_of_;
   DeviceBuffer<int64_t> counts_;
   at::Tensor partials_, sums_;
+  std::unique_ptr<SharedUnits> shared_units_;
 };
 
 }  // namespace pacer::detail

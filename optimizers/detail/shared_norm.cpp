@@ -12,10 +12,6 @@
 
 namespace pacer::detail {
 
-int SharedNorm::owner_of(const std::vector<int64_t>& bounds, int64_t element) {
-  return static_cast<int>(std::upper_bound(bounds.begin(), bounds.end(), element) - bounds.begin()) - 1;
-}
-
 size_t SharedNorm::table_of(kernels::GradientType type) {
   size_t t = 0;
   while (t < tables_.size() && tables_[t].type != type) ++t;

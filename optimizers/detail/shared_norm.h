@@ -31,9 +31,6 @@ class SharedNorm {
   // ranks together.
   at::Tensor sums();
 
-  // The rank that has the element.
-  static int owner_of(const std::vector<int64_t>& bounds, int64_t element);
-
  private:
   // Elements of an own gradient that belong to a unit that begins on another rank.
   struct Piece {

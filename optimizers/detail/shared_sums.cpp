@@ -1,12 +1,19 @@
 #include <pacer/optimizers/detail/shared_sums.h>
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include <pacer/core/reduction_order.h>
+
 namespace pacer::detail {
+
+int owner_of(const std::vector<int64_t>& bounds, int64_t element) {
+  return static_cast<int>(std::upper_bound(bounds.begin(), bounds.end(), element) - bounds.begin()) - 1;
+}
 
 SharedSums::SharedSums(std::shared_ptr<Communicator> ranks, at::Device device)
     : ranks_(std::move(ranks)), device_(device), units_of_(static_cast<size_t>(ranks_->world_size())) {}
@@ -22,7 +29,7 @@ int64_t SharedSums::own() const {
 }
 
 void SharedSums::prepare(int64_t rows) {
-  if (order_.defined()) return;
+  if (order_.defined() && order_.size(0) == rows) return;
   for (const auto& of_rank : units_of_) width_ = std::max(width_, static_cast<int64_t>(of_rank.size()));
   sent_ = at::zeros({rows, width_}, at::TensorOptions().dtype(at::kDouble).device(device_));
   all_ = at::empty({ranks_->world_size(), rows, width_}, sent_.options());
@@ -43,5 +50,20 @@ at::Tensor SharedSums::gather(const at::Tensor& sums) {
   ranks_->all_gather(all_.view({-1}), sent_.view({-1}), CollectiveOptions().agreed(true)).wait();
   return all_.view({-1}).index_select(0, order_.view({-1})).view(order_.sizes());
 }
+
+SharedUnits::SharedUnits(std::shared_ptr<Communicator> ranks, const std::vector<std::vector<int64_t>>& bounds,
+                         at::Device device)
+    : sums_(std::move(ranks), device) {
+  for (const std::vector<int64_t>& of_tensor : bounds) {
+    const int64_t first = sums_.all();
+    for (int64_t begin = 0; begin < of_tensor.back(); begin += kReductionUnit) {
+      sums_.add_unit(owner_of(of_tensor, begin));
+    }
+    units_of_.push_back({first, sums_.all() - first});
+    counts_.push_back(of_tensor.back());
+  }
+}
+
+int64_t SharedUnits::elements() const { return std::accumulate(counts_.begin(), counts_.end(), int64_t{0}); }
 
 }  // namespace pacer::detail

@@ -9,8 +9,12 @@
 #include <ATen/core/Tensor.h>
 
 #include <pacer/collectives/communicator.h>
+#include <pacer/core/tile.h>
 
 namespace pacer::detail {
+
+// Bounds of parts as OwnedPart has them: which rank has that element.
+int owner_of(const std::vector<int64_t>& bounds, int64_t element);
 
 class SharedSums {
  public:
@@ -37,6 +41,27 @@ class SharedSums {
   int64_t width_ = 0;      // the longest list of a rank
   at::Tensor sent_, all_;  // (rows, width_), and (ranks, rows, width_)
   at::Tensor order_;       // of each sum of the result, where it is in all_
+};
+
+// Tensors of which each rank has a part, whose bounds are multiples of a unit: all units of a tensor, as if
+// one rank had all of it.
+class SharedUnits {
+ public:
+  // Bounds of each tensor, as OwnedPart has them.
+  SharedUnits(std::shared_ptr<Communicator> ranks, const std::vector<std::vector<int64_t>>& bounds,
+              at::Device device);
+
+  // Of each whole tensor: which of all units are its, and its elements.
+  const std::vector<TileRange>& units_of() const { return units_of_; }
+  const std::vector<int64_t>& counts() const { return counts_; }
+  int64_t elements() const;
+  // As SharedSums, of the units of this rank's parts, tensor by tensor.
+  at::Tensor gather(const at::Tensor& sums) { return sums_.gather(sums); }
+
+ private:
+  SharedSums sums_;
+  std::vector<TileRange> units_of_;
+  std::vector<int64_t> counts_;
 };
 
 }  // namespace pacer::detail

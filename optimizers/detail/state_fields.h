@@ -25,6 +25,7 @@ struct StateField {
   const at::Tensor& (FusedAdamStateFields::*read)() const noexcept;
 };
 
+inline constexpr char kTrustAverage[] = "trust_average";
 inline constexpr size_t kStateFieldCount = 6;
 inline constexpr StateField kStateFields[kStateFieldCount] = {
     {"exp_avg", StateKind::moment, &FusedAdamStateFields::exp_avg, &FusedAdamStateFields::exp_avg},
@@ -33,7 +34,7 @@ inline constexpr StateField kStateFields[kStateFieldCount] = {
      &FusedAdamStateFields::max_exp_avg_sq},
     {"master", StateKind::master, &FusedAdamStateFields::master, &FusedAdamStateFields::master},
     {"remainder", StateKind::remainder, &FusedAdamStateFields::remainder, &FusedAdamStateFields::remainder},
-    {"trust_average", StateKind::trust_average, &FusedAdamStateFields::trust_average,
+    {kTrustAverage, StateKind::trust_average, &FusedAdamStateFields::trust_average,
      &FusedAdamStateFields::trust_average},
 };
 

@@ -11,21 +11,22 @@
 namespace pacer::detail {
 namespace {
 
-std::vector<double> unit_sums_on_cpu(Term term, const std::vector<const float*>& arrays,
-                                     const std::vector<Tile>& units) {
-  std::vector<double> sums(units.size());
+// One for each unit, on the device.
+at::Tensor unit_sums_on_cpu(Term term, const std::vector<const float*>& arrays,
+                            const std::vector<Tile>& units) {
+  const at::Tensor partials = at::empty({static_cast<int64_t>(units.size())}, at::kDouble);
+  auto* sums = partials.mutable_data_ptr<double>();
   for_each_tile(units, [&](int64_t u) {
     const Tile& unit = units[static_cast<size_t>(u)];
     const float* array = arrays[unit.tensor];
-    sums[static_cast<size_t>(u)] = term == Term::square
-                                       ? unit_sum_of_squares(kernels::GradientType::f32, array, unit)
-                                       : kernels::sum_of_magnitudes_cpu(array + unit.offset, unit.count);
+    sums[u] = term == Term::square ? unit_sum_of_squares(kernels::GradientType::f32, array, unit)
+                                   : kernels::sum_of_magnitudes_cpu(array + unit.offset, unit.count);
   });
-  return sums;
+  return partials;
 }
 
-std::vector<double> unit_sums_on_cuda(Term term, const std::vector<const float*>& arrays,
-                                      const std::vector<Tile>& units, at::Device device) {
+at::Tensor unit_sums_on_cuda(Term term, const std::vector<const float*>& arrays,
+                             const std::vector<Tile>& units, at::Device device) {
   const c10::DeviceGuard guard(device);
   const auto count = static_cast<int64_t>(units.size());
   DeviceBuffer<Tile> tiles;
@@ -43,9 +44,7 @@ std::vector<double> unit_sums_on_cuda(Term term, const std::vector<const float*>
   } else {
     kernels::sum_of_magnitudes_cuda(tiles.pointer(), count, pointers.pointer(), sums, stream);
   }
-  const at::Tensor on_host = partials.cpu();
-  const auto* numbers = on_host.const_data_ptr<double>();
-  return {numbers, numbers + count};
+  return partials;
 }
 
 }  // namespace
@@ -59,15 +58,16 @@ double unit_sum_of_squares(kernels::GradientType type, const void* gradient, con
 }
 
 std::vector<double> tensor_sums(Term term, const std::vector<const float*>& arrays,
-                                const std::vector<int64_t>& counts, at::Device device) {
+                                const std::vector<int64_t>& counts, at::Device device, SharedUnits* shared) {
   const std::vector<Tile> units = make_tiles(counts, kReductionUnit);
-  const std::vector<double> of_units = device.is_cpu() ? unit_sums_on_cpu(term, arrays, units)
-                                                       : unit_sums_on_cuda(term, arrays, units, device);
-  std::vector<double> sums(counts.size());
-  for (size_t u = 0; u < units.size();) {
-    const size_t tensor = units[u].tensor, begin = u;
-    while (u < units.size() && units[u].tensor == tensor) ++u;
-    sums[tensor] = sum_partials(of_units.data() + begin, static_cast<int64_t>(u - begin));
+  at::Tensor of_units = device.is_cpu() ? unit_sums_on_cpu(term, arrays, units)
+                                        : unit_sums_on_cuda(term, arrays, units, device);
+  if (shared != nullptr) of_units = shared->gather(of_units.view({1, -1}));
+  of_units = of_units.cpu();
+  const auto* numbers = of_units.const_data_ptr<double>();
+  std::vector<double> sums;
+  for (const TileRange& own : shared != nullptr ? shared->units_of() : tile_ranges(units, counts.size())) {
+    sums.push_back(sum_partials(numbers + own.first, own.count));
   }
   return sums;
 }

@@ -8,6 +8,7 @@
 
 #include <pacer/core/tile.h>
 #include <pacer/kernels/norm.h>
+#include <pacer/optimizers/detail/shared_sums.h>
 
 namespace pacer::detail {
 
@@ -16,8 +17,10 @@ double unit_sum_of_squares(kernels::GradientType type, const void* gradient, con
 
 enum class Term { magnitude, square };
 
-// One for each array of fp32, in the order of core/reduction_order.h. Waits for a GPU.
+// One for each array of fp32, in the order of core/reduction_order.h; where the arrays are parts of shared
+// tensors, of each whole one. Waits for a GPU.
 std::vector<double> tensor_sums(Term term, const std::vector<const float*>& arrays,
-                                const std::vector<int64_t>& counts, at::Device device);
+                                const std::vector<int64_t>& counts, at::Device device,
+                                SharedUnits* shared = nullptr);
 
 }  // namespace pacer::detail

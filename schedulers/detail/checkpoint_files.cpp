@@ -189,22 +189,18 @@ TrainingState read_state(const SessionParts& parts, const std::string& folder) {
   state.optimizer = read_optimizer(folder, manifest, place_of);
   state.session =
       read_file(folder, manifest, file_of_rank("session", had_this_rank ? world.rank() : 0, ranks));
-  std::vector<NamedTensors> errors;
-  for (int rank = 0; rank < ranks; ++rank) {
-    if (same && rank != world.rank()) continue;
-    const std::string name = file_of_rank("errors", rank, ranks);
-    errors.emplace_back();
-    if (find_file(manifest, name) == nullptr) continue;
-    errors.back() = read_file(folder, manifest, name, same ? place_of : nullptr);
-  }
   state.session = session_of_other_run(parts, std::move(state.session), same, had_this_rank);
-  if (same) {
-    state.rank_optimizer = std::move(errors.front());
-    return state;
-  }
-  if (parts.session_optimizer()) {
-    state.rank_optimizer = parts.session_optimizer()->join_rank_states(errors);
-  }
+  const auto errors_of = [&](int rank, const TensorPlace& place) {
+    const std::string name = file_of_rank("errors", rank, ranks);
+    return find_file(manifest, name) == nullptr ? NamedTensors() : read_file(folder, manifest, name, place);
+  };
+  const SessionOptimizer* optimizer = parts.session_optimizer();
+  if (same) state.rank_optimizer = errors_of(world.rank(), place_of);
+  if (optimizer == nullptr) return state;
+  if (same && optimizer->fits_rank_state(state.optimizer, state.rank_optimizer)) return state;
+  std::vector<NamedTensors> errors;
+  for (int rank = 0; rank < ranks; ++rank) errors.push_back(errors_of(rank, nullptr));
+  state.rank_optimizer = optimizer->join_rank_states(state.optimizer, errors);
   return state;
 }
 

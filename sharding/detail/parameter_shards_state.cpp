@@ -68,6 +68,7 @@ void ParameterShards::State::begin(const Pass& pass) {
     --unit_of(i).awaited;
   }
   next_ = 0;
+  newest_sent_ = nullptr;
   active_ = true;
   send_full_units();
 }
@@ -172,9 +173,20 @@ void ParameterShards::State::send(Unit& unit) {
   // As a tensor: a plain number would be rounded to the gradients' dtype first.
   if (prescale_ != 1) unit.landing.mul_(at::scalar_tensor(prescale_, at::kFloat));
   if (unit.has_gradient) unit.sum = at::empty_like(unit.gradient);
-  newest_sent_ = &unit;
-  unit.work = ranks_->reduce_scatter(unit.has_gradient ? unit.sum : unit.gradient, unit.landing, agreed());
+  Unit* const before = std::exchange(newest_sent_, &unit);
+  CollectiveOptions options = agreed();
+  if (stays_local(unit)) options.ordered_sum(true);
+  unit.work = ranks_->reduce_scatter(unit.has_gradient ? unit.sum : unit.gradient, unit.landing, options);
   unit.has_gradient = true;
+  if (before != nullptr && pass_.is_last) add_over_replicas(*before);
+}
+
+// Of units one behind the other, in the order in which they were sent: all ranks send in the same one.
+void ParameterShards::State::add_over_replicas(Unit& unit) {
+  if (replicas_ == nullptr || stays_local(unit)) return;
+  if (std::exchange(unit.is_replicated, true)) return;
+  finish(unit);
+  unit.replication = replicas_->all_reduce(unit.gradient, agreed());
 }
 
 // The sum has come; its memory is free again.
@@ -211,9 +223,10 @@ void ParameterShards::State::end() {
   active_ = false;
 }
 
-void ParameterShards::State::reduce(const std::vector<at::Tensor>& absent_in_all) {
+void ParameterShards::State::reduce(const std::vector<at::Tensor>& absent_in_all, bool stays_local) {
+  pass_.stays_local = stays_local;
   if (options_.reduce_every_backward()) return;  // all of it has been
-  begin({true, {}, absent_in_all});
+  begin({true, {}, absent_in_all, stays_local});
   const std::lock_guard<std::mutex> lock(mutex_);
   for (Unit& unit : units_) unit.awaited = 0;
   send_full_units();
@@ -231,8 +244,10 @@ void ParameterShards::State::wait() {
   const at::NoGradGuard no_grad;
   for (Unit& unit : units_) {
     finish(unit);
+    if (unit.has_gradient) add_over_replicas(unit);
     if (unit.is_trained && !unit.has_gradient) unit.gradient.zero_();
   }
+  for (Unit& unit : units_) std::exchange(unit.replication, {}).wait();
   forget_pass();
 }
 
@@ -240,6 +255,7 @@ void ParameterShards::State::drop() {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (Unit& unit : units_) {
     unit.work = {};
+    unit.replication = {};
     unit.sum.reset();
     unit.landing.reset();
   }
@@ -250,7 +266,7 @@ void ParameterShards::State::drop() {
 
 void ParameterShards::State::forget_pass() {
   active_ = false;
-  for (Unit& unit : units_) unit.has_gradient = false;
+  for (Unit& unit : units_) unit.has_gradient = unit.is_replicated = false;
   has_contributed_.assign(parts_.size(), 0);
 }
 

@@ -19,14 +19,15 @@ namespace pacer {
 
 class ParameterShards::State : public std::enable_shared_from_this<State> {
  public:
-  State(std::shared_ptr<Communicator> ranks, const ParameterShardsOptions& options)
-      : ranks_(std::move(ranks)), options_(options) {}
+  State(std::shared_ptr<Communicator> ranks, std::shared_ptr<Communicator> replicas,
+        const ParameterShardsOptions& options)
+      : ranks_(std::move(ranks)), replicas_(std::move(replicas)), options_(options) {}
 
   void add(const std::vector<NamedParameter>& parameters);
   void add_groups(const std::vector<Group>& groups);
   void begin(const Pass& pass);
   void end();
-  void reduce(const std::vector<at::Tensor>& absent_in_all);
+  void reduce(const std::vector<at::Tensor>& absent_in_all, bool stays_local);
   void wait();
   void drop();
   void gather_parameters();
@@ -57,6 +58,7 @@ class ParameterShards::State : public std::enable_shared_from_this<State> {
     std::vector<size_t> members;  // positions in parts_
     size_t group;
     bool is_trained;  // its parameters need gradients
+    bool may_stay_local;
     ShardLayout layout;
     at::Tensor parameters;      // flat; undefined once ranks keep parts
     at::Tensor own_parameters;  // this rank's part of it
@@ -66,6 +68,8 @@ class ParameterShards::State : public std::enable_shared_from_this<State> {
     size_t awaited = 0;         // members that this backward may still reach
     at::Tensor sum;             // of this pass, where it is not `gradient` itself
     Work work;                  // the sum under way
+    bool is_replicated = false;  // `gradient` is, or becomes, the sum over replicas
+    Work replication;
   };
   // Flat memory that units use in turn.
   struct Slot {
@@ -77,6 +81,7 @@ class ParameterShards::State : public std::enable_shared_from_this<State> {
 
   void add_part(const NamedParameter& parameter);
   void make_units();
+  bool may_stay_local(const at::Tensor& parameter) const;
   void add_unit(std::vector<size_t> members, size_t group);
   void move_parameters();
   at::Tensor moved_parameters(const Unit& unit);
@@ -85,6 +90,7 @@ class ParameterShards::State : public std::enable_shared_from_this<State> {
   Unit& unit_of(size_t position) { return units_[unit_of_[position]]; }
   // Groups stay gathered after the pass under way.
   bool keeps_gathered() const { return options_.keep_after_forward() && active_ && !pass_.is_last; }
+  bool stays_local(const Unit& unit) const { return unit.may_stay_local && pass_.stays_local; }
   bool sends() const { return options_.reduce_every_backward() || pass_.is_last; }
   void require_in_place() const;
   bool is_in_place(size_t unit, size_t member) const;
@@ -102,10 +108,11 @@ class ParameterShards::State : public std::enable_shared_from_this<State> {
   void send_full_units();
   void send(Unit& unit);
   void finish(Unit& unit);
+  void add_over_replicas(Unit& unit);
   void require_all_reached() const;
   void forget_pass();
 
-  const std::shared_ptr<Communicator> ranks_;
+  const std::shared_ptr<Communicator> ranks_, replicas_;
   const ParameterShardsOptions options_;
   std::vector<Part> parts_;
   std::unordered_map<const void*, size_t> positions_;  // by TensorImpl

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -34,14 +35,17 @@ void ParameterShards::State::add(const std::vector<NamedParameter>& parameters) 
 
 void ParameterShards::State::add_groups(const std::vector<Group>& groups) {
   group_count_ = groups.size();
-  using Kind = std::pair<at::ScalarType, bool>;  // dtype, and whether gradients are needed
+  // dtype, whether gradients are needed, and whether they may stay local
+  using Kind = std::tuple<at::ScalarType, bool, bool>;
   std::vector<std::map<Kind, std::vector<size_t>>> members(groups.size());
   for (size_t group = 0; group < groups.size(); ++group) {
     for (const NamedParameter& item : groups[group]) {
       detail::check_reducible(item.first, item.second, *ranks_);
       require(!positions_.count(item.second.unsafeGetTensorImpl()), "parameter ", item.first,
               " is given to ParameterShards twice; each belongs to one group");
-      members[group][{item.second.scalar_type(), item.second.requires_grad()}].push_back(parts_.size());
+      const auto& parameter = item.second;
+      members[group][{parameter.scalar_type(), parameter.requires_grad(), may_stay_local(parameter)}]
+          .push_back(parts_.size());
       add_part(item);
     }
   }
@@ -62,7 +66,8 @@ void ParameterShards::State::add_part(const NamedParameter& item) {
           "is made");
   positions_.emplace(parameter.unsafeGetTensorImpl(), parts_.size());
   parts_.push_back({name, parameter, 0, 0, {}});
-  if (parameter.scalar_type() == at::kHalf) prescale_ = 1.0 / ranks_->world_size();
+  const int replicas = replicas_ ? replicas_->world_size() : 1;
+  if (parameter.scalar_type() == at::kHalf) prescale_ = 1.0 / (ranks_->world_size() * replicas);
 }
 
 void ParameterShards::State::add_hooks() {
@@ -77,11 +82,12 @@ void ParameterShards::State::add_hooks() {
 // Backward finishes the last layers first. The order is never learned: it decides who owns what.
 void ParameterShards::State::make_units() {
   std::vector<std::vector<size_t>> members;
-  std::map<at::ScalarType, size_t> open;  // the unit that fills
+  std::map<std::pair<at::ScalarType, bool>, size_t> open;  // the unit that fills
   std::vector<int64_t> bytes;
   for (size_t i = parts_.size(); i-- > 0;) {
     const at::Tensor& parameter = parts_[i].parameter;
-    const auto [found, is_new] = open.emplace(parameter.scalar_type(), members.size());
+    const auto [found, is_new] =
+        open.emplace(std::make_pair(parameter.scalar_type(), may_stay_local(parameter)), members.size());
     // The first one to be full is small, so that communication begins early.
     const int64_t limit =
         found->second == 0 ? std::min(kFirstUnitBytes, options_.unit_bytes()) : options_.unit_bytes();
@@ -98,6 +104,12 @@ void ParameterShards::State::make_units() {
   for (std::vector<size_t>& of_unit : members) add_unit(std::move(of_unit), 0);
 }
 
+bool ParameterShards::State::may_stay_local(const at::Tensor& parameter) const {
+  const std::vector<at::Tensor>& local = options_.may_stay_local();
+  return std::any_of(local.begin(), local.end(),
+                     [&](const at::Tensor& one) { return one.is_same(parameter); });
+}
+
 void ParameterShards::State::add_unit(std::vector<size_t> members, size_t group) {
   std::vector<int64_t> counts;
   for (const size_t position : members) {
@@ -109,6 +121,7 @@ void ParameterShards::State::add_unit(std::vector<size_t> members, size_t group)
   Unit unit{std::move(members),
             group,
             first.requires_grad(),
+            may_stay_local(first),
             ShardLayout(counts, ranks_->world_size(), options_.piece()),
             {},
             {},
@@ -117,6 +130,8 @@ void ParameterShards::State::add_unit(std::vector<size_t> members, size_t group)
             {},
             0,
             {},
+            {},
+            false,
             {}};
   if (unit.is_trained) unit.gradient = at::zeros({unit.layout.part_elements()}, like(first));
   units_.push_back(std::move(unit));

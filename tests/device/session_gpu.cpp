@@ -38,12 +38,6 @@ std::vector<std::vector<RegisteredHook>> hook_sets() {
               {"fp16", "accumulation by tokens", "layer drop", "curriculum by reshape", "learning rate"})};
 }
 
-std::string names_of(const std::vector<RegisteredHook>& hooks) {
-  std::string names;
-  for (const RegisteredHook& hook : hooks) names += hook.name + ", ";
-  return names;
-}
-
 }  // namespace
 
 TEST_CASE("a step never waits for the GPU", "[session][gpu]") {

@@ -8,8 +8,11 @@
 #include <pacer/optimizers/fused_adam.h>
 #include <pacer/optimizers/fused_lamb.h>
 #include <pacer/optimizers/gradient_guard.h>
+#include <pacer/optimizers/onebit_adam.h>
+#include <pacer/optimizers/onebit_lamb.h>
 
 #include "support/both_devices.h"
+#include "support/captured_stderr.h"
 #include "support/no_waiting.h"
 
 namespace pacer::testing::shared_optimizers_gpu {
@@ -40,8 +43,9 @@ void step(SessionOptimizer& optimizer, const StepInputs& inputs) {
   optimizer.conclude(optimizer.enqueue());
 }
 
+// `settled`: the first step that must not wait for the device.
 template <class Optimizer, class Options>
-void compare(at::ScalarType dtype, const Options& options) {
+void compare(at::ScalarType dtype, const Options& options, int settled = 2) {
   const std::vector<Tensor> plain = make_parameters(dtype), shared = make_parameters(dtype);
   Optimizer of_plain(plain, options), of_shared(shared, options);
   const auto guard = std::make_shared<GradientGuard>(kGpu), same = std::make_shared<GradientGuard>(kGpu);
@@ -54,14 +58,14 @@ void compare(at::ScalarType dtype, const Options& options) {
         {parameter, 0, parameter.numel(), {0, parameter.numel()}, torch::zeros_like(values), values});
   }
   of_shared.own_parts(parts, Communicator::alone(kGpu));
-  for (int number = 0; number < 4; ++number) {
+  for (int number = 0; number < settled + 2; ++number) {
     for (size_t i = 0; i < plain.size(); ++i) {
       const Tensor gradient = torch::randn(plain[i].sizes(), kGpu).to(dtype);
       plain[i].mutable_grad() = gradient;
       parts[i].gradient.copy_(gradient.view({-1}));
     }
     step(of_plain, inputs_with(guard));
-    if (number < 2) {
+    if (number < settled) {
       step(of_shared, inputs_with(same));
     } else {
       const NoWaiting no_waiting;
@@ -83,6 +87,21 @@ TEST_CASE("on a GPU, parts are updated as whole parameters, to the bit", "[gpu][
     CAPTURE(dtype);
     compare<FusedAdamW>(dtype, FusedAdamWOptions(0.01).weight_decay(0.1));
     compare<FusedLamb>(dtype, FusedLambOptions(0.01).weight_decay(0.1));
+  }
+}
+
+// A node of one rank, which freezes behind its second step.
+TEST_CASE("on a GPU, parts of 1-bit optimizers are updated as whole parameters, to the bit",
+          "[gpu][shards][onebit_adam][onebit_lamb]") {
+  PACER_NEEDS_GPU();
+  const CapturedStderr quiet;  // so early a freeze is warned of
+  const auto with = [](auto options) {
+    return options.weight_decay(0.1).freeze_step(2).hierarchical(true).compress_alone(true);
+  };
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    CAPTURE(dtype);
+    compare<OneBitAdam>(dtype, with(OneBitAdamOptions(0.01)).refresh_variance_every(3), 4);
+    compare<OneBitLamb>(dtype, with(OneBitLambOptions(0.01)), 4);
   }
 }
 

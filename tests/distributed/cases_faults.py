@@ -116,6 +116,12 @@ def in_sharded_steps(worker):
             if LONG or number % 2 == (what == "gradients"):
                 for culprit in range(WORLD_SIZE) if LONG else [rank]:
                     suffer(worker, wanted, point, culprit, "STOP" if number == 3 else "KILL", shards=what)
+    by_nodes = {"shards": "parameters", "ranks_per_node": 2}
+    suffer(worker, unbroken(worker, **by_nodes), "data:7:inside", 3, "KILL", **by_nodes)
+    onebit = {"shards": "gradients", "ranks_per_node": 2, "optimizer": "OneBitAdam by nodes"}
+    wanted = unbroken(worker, **onebit)
+    suffer(worker, wanted, "all_to_all:2:inside", 0, "KILL", **onebit)
+    suffer(worker, wanted, "in_save", 2, "KILL", **onebit)
 
 
 @case

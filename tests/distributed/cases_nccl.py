@@ -38,6 +38,7 @@ def training(worker):
 def shards(worker):
     for world_size in worlds():
         play(worker, "train_shards", world_size, nccl=1, steps=500 if LONG else 30)
+        play(worker, "train_shards", world_size, nccl=1, steps=10, ranks_per_node=max(1, world_size // 2))
         for what in ("gradients", "parameters"):
             wanted = cases_faults.unbroken(worker, world_size, nccl=1, shards=what)
             cases_faults.suffer(worker, wanted, "data:7:inside", 1, "KILL", world_size, grace=10, nccl=1, shards=what)

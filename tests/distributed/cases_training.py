@@ -32,6 +32,7 @@ def all_hooks_for_long(worker):
 def shards(worker):
     for world_size in (2, 3):
         play(worker, "train_shards", world_size, steps=500 if LONG else 20)
+    play(worker, "train_shards", 4, steps=500 if LONG else 10, ranks_per_node=2)
 
 
 @case

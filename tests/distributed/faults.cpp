@@ -86,8 +86,10 @@ void play(const Player& player) {
       optimizer_named(player.has("optimizer") ? player.text("optimizer") : "FusedAdamW");
   SmallRun run(optimizer, hooks, /*dropout=*/0.1, world);
   if (player.has("shards")) {
-    run.session->use(player.text("shards") == "parameters" ? Shards(run.model->stack)
-                                                           : Shards(ShardsOptions().unit_bytes(600)));
+    const bool by_nodes = player.options().ranks_per_node() > 0;
+    const auto options = ShardsOptions().over(by_nodes ? ShardGroup::node : ShardGroup::world);
+    run.session->use(player.text("shards") == "parameters" ? Shards(run.model->stack, options)
+                                                           : Shards(ShardsOptions(options).unit_bytes(600)));
   } else {
     run.session->use(DataParallel(DataParallelOptions().bucket_bytes(600).first_bucket_bytes(100)));
   }

@@ -104,23 +104,26 @@ void train_long(const Player& player) {
 }
 
 // Shards beside the reference: with the hooks that matter most and both ways to accumulate, which only add up
-// alike where gradients travel once a step.
+// alike where gradients travel once a step. Given ranks of a node, over nodes.
 void train_shards(const Player& player) {
   const auto world = join(player, /*ordered=*/true);
+  const auto mates = static_cast<int>(player.number("ranks_per_node", 0));
+  const ShardGroup over = mates > 0 ? ShardGroup::node : ShardGroup::world;
   const auto hooks = hooks_named(kTogether);
   for (const char* name : {"FusedAdamW", "FusedAdamW bf16 remainder", "FusedAdamW bf16 stochastic"}) {
     for (const Sharded what : {Sharded::state, Sharded::gradients, Sharded::parameters}) {
       auto chosen = hooks;
       if (what != Sharded::state) chosen.erase(chosen.begin());
       SmallRun run(optimizer_named(name), chosen, /*dropout=*/0, world);
+      const auto options = ShardsOptions().over(over);
       if (what == Sharded::parameters) {
-        run.session->use(Shards(run.model->stack)).use(Recompute(run.model->stack));
+        run.session->use(Shards(run.model->stack, options)).use(Recompute(run.model->stack));
       } else {
-        run.session->use(Shards(ShardsOptions().unit_bytes(600).what(what)));
+        run.session->use(Shards(ShardsOptions(options).unit_bytes(600).what(what)));
       }
       SmallRun reference(optimizer_named(name), chosen, /*dropout=*/0, Communicator::alone(world->device()));
       reference.shards = world->world_size();
-      reference.session->use(std::make_shared<ShardReference>(reference.model, world->world_size()));
+      reference.session->use(std::make_shared<ShardReference>(reference.model, world->world_size(), mates));
       if (what == Sharded::parameters) reference.session->use(Recompute(reference.model->stack));
       for (int64_t step = 0; step < player.number("steps"); ++step) {
         run.step();

@@ -91,7 +91,8 @@ TEST_CASE("P2: lists of tensors give the textbook's mean whatever lies in their 
     std::vector<at::Tensor> worker_errors(ranks), server_errors(ranks);
     const auto messages = run_ranks(static_cast<int>(ranks), [&](int rank) {
       const auto own = static_cast<size_t>(rank);
-      detail::OneBitExchange exchange(world[own], one.rules.counts, one.options);
+      detail::OneBitExchange exchange({world[own], one.options.hierarchical()}, one.rules.counts,
+                                      one.options);
       for (size_t call = 0; call < kCalls; ++call) {
         detail::OneBitInput input;
         input.source = copy_row_of;

@@ -6,12 +6,15 @@
 //   pacer-sharding-bench --modes plain,recompute --layers 12 --width 1536 --batch 16 --sequence 2048
 //   pacer-sharding-bench --small-blocks                             64 blocks of 1 M parameters instead
 //   torchrun --no-python --nproc-per-node 4 pacer-sharding-bench    four GPUs; the same with any option
+//   ... pacer-sharding-bench --ranks-per-node 2 --modes onebit-nodes,onebit-nodes+parameters
 //   python3 peer.py, torchrun --nproc-per-node 4 peer.py            the peer, with the same options
 //
 // Rank 0 prints a JSON line for each mode: the time of a step (the median of eight, after three that do not
 // count, on the slowest rank), the peaks of its own memory, allocated and reserved, from before the model is
-// made, its loss in the last step, and tokens a second for each GPU. Small blocks are there for the host's
-// cost: the GPU has little to do in them, and a row of the batch counts as a token.
+// made, its loss in the last step, tokens a second for each GPU, what it sends in a step, and the share of
+// blocks that layer dropping keeps. Modes with layer-drop start where theta has come down to 0.5; those with
+// onebit-nodes have OneBitAdam with nodes as workers, frozen, in the place of FusedAdamW. Small blocks are
+// there for the host's cost: the GPU has little to do in them, and a row of the batch counts as a token.
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -45,9 +48,11 @@ constexpr int kUncountedSteps = 3, kTimedSteps = 8;
 struct Mode {
   std::string name;
   std::function<void(pacer::Session&, const pacer::Blocks&)> use;
+  bool is_onebit = false, drops_layers = false;
 };
 
 pacer::ShardsOptions state_only() { return pacer::ShardsOptions().what(pacer::Sharded::state); }
+pacer::ShardsOptions in_nodes() { return pacer::ShardsOptions().over(pacer::ShardGroup::node); }
 
 // Where there are several ranks and no Shards, a Session brings DataParallel itself.
 const std::vector<Mode>& all_modes() {
@@ -62,6 +67,15 @@ const std::vector<Mode>& all_modes() {
       {"parameters", [](Session& session, const Blocks& blocks) { session.use(Shards(blocks)); }},
       {"parameters+recompute",
        [](Session& session, const Blocks& blocks) { session.use(Shards(blocks)).use(Recompute(blocks)); }},
+      {"layer-drop", [](Session&, const Blocks&) {}, false, true},
+      {"parameters+layer-drop", [](Session& session, const Blocks& blocks) { session.use(Shards(blocks)); },
+       false, true},
+      {"parameters-nodes",
+       [](Session& session, const Blocks& blocks) { session.use(Shards(blocks, in_nodes())); }},
+      {"onebit-nodes", [](Session&, const Blocks&) {}, true},
+      {"onebit-nodes+shards", [](Session& session, const Blocks&) { session.use(Shards(in_nodes())); }, true},
+      {"onebit-nodes+parameters",
+       [](Session& session, const Blocks& blocks) { session.use(Shards(blocks, in_nodes())); }, true},
   };
   return modes;
 }
@@ -69,6 +83,7 @@ const std::vector<Mode>& all_modes() {
 struct Arguments {
   sharding_bench::Shape shape;
   bool small_blocks = false;
+  int64_t ranks_per_node = 0;  // 0: those of a host
   std::vector<Mode> modes = all_modes();
 };
 
@@ -105,15 +120,17 @@ Arguments parse_arguments(const std::vector<std::string>& words) {
       continue;
     }
     const bool is_known = option == "--layers" || option == "--width" || option == "--batch" ||
-                          option == "--sequence" || option == "--modes";
+                          option == "--sequence" || option == "--modes" || option == "--ranks-per-node";
     pacer::require(is_known, "unknown option '", option,
-                   "'; there are --layers, --width, --batch, --sequence, --modes and --small-blocks");
+                   "'; there are --layers, --width, --batch, --sequence, --modes, --ranks-per-node and "
+                   "--small-blocks");
     pacer::require(i + 1 < words.size(), option, " wants a value");
     const std::string& value = words[++i];
     if (option == "--layers") arguments.shape.layers = positive_number(option, value);
     if (option == "--width") arguments.shape.width = positive_number(option, value);
     if (option == "--batch") arguments.shape.batch = positive_number(option, value);
     if (option == "--sequence") arguments.shape.sequence = positive_number(option, value);
+    if (option == "--ranks-per-node") arguments.ranks_per_node = positive_number(option, value);
     if (option == "--modes") arguments.modes = modes_named(value);
   }
   pacer::require(arguments.shape.width % 128 == 0, "--width must be a multiple of 128, the size of a head");
@@ -149,31 +166,53 @@ std::string title_of(const Arguments& arguments, const Mode& mode) {
   return arguments.small_blocks ? mode.name + " small-blocks" : mode.name;
 }
 
+// The variance of the 1-bit optimizer has no memory, so that it may freeze after the first step.
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Mode& mode, ModelImpl& model,
+                                                        const World& world) {
+  const auto parameters = model.named_parameters();
+  if (!mode.is_onebit) {
+    return std::make_unique<pacer::FusedAdamW>(parameters, pacer::FusedAdamWOptions(1e-4));
+  }
+  const auto options = pacer::OneBitAdamOptions(1e-4).betas({0.9, 0.0}).freeze_step(1).hierarchical(true);
+  return std::make_unique<pacer::OneBitAdam>(parameters, options, world);
+}
+
 // Everything of the mode is gone when this returns.
 pacer::JsonLine train(const Arguments& arguments, const Mode& mode, const World& world) {
   const at::Device device = world->device();
   sharding_bench::start_memory_peaks(device);
   torch::manual_seed(0);
   const auto model = make_model(arguments, device);
-  pacer::FusedAdamW optimizer(model->named_parameters(), pacer::FusedAdamWOptions(1e-4));
-  pacer::Session session(*model, optimizer, world);
+  const auto optimizer = make_optimizer(mode, *model, world);
+  pacer::Session session(*model, *optimizer, world);
   mode.use(session, model->blocks);
+  // So steep a fall that the first steps, which do not count, end it.
+  const pacer::LayerDrop layer_drop(model->blocks, pacer::LayerDropOptions().theta_bar(0.5).gamma(100));
+  if (mode.drops_layers) session.use(layer_drop);
   torch::manual_seed(static_cast<uint64_t>(world->rank()));
   const auto batch = model->draw_batch();
   Tensor last_loss;
   std::vector<double> times;
+  int64_t sent_before = 0;
+  double kept = 0;
   for (int step = 0; step < kUncountedSteps + kTimedSteps; ++step) {
     world->barrier();
     torch::cuda::synchronize(device.index());
+    if (step == kUncountedSteps) sent_before = world->bytes_sent();
+    const pacer::Progress progress = session.progress();
     const bench::Stopwatch watch;
     auto [inputs, targets] = session.begin(batch.first, batch.second);
     const Tensor loss = model->loss(inputs, targets);
     session.backward(loss);
     session.step();
     torch::cuda::synchronize(device.index());
-    if (step >= kUncountedSteps) times.push_back(watch.milliseconds());
+    if (step >= kUncountedSteps) {
+      times.push_back(watch.milliseconds());
+      kept += layer_drop->kept_layers(progress) / (kTimedSteps * static_cast<double>(layer_drop->layers()));
+    }
     last_loss = loss.detach();
   }
+  const int64_t sent = (world->bytes_sent() - sent_before) / kTimedSteps;
   const double step_ms = largest_over_ranks(*world, bench::spread_of(times).median);
   const auto peaks = sharding_bench::memory_peaks(device);
   session.finish();
@@ -181,15 +220,18 @@ pacer::JsonLine train(const Arguments& arguments, const Mode& mode, const World&
   for (const Tensor& parameter : model->parameters()) parameters += parameter.numel();
   const Tensor& inputs = batch.first;
   const int64_t tokens = inputs.is_floating_point() ? inputs.size(0) : inputs.numel();
-  return pacer::JsonLine()
-      .add("mode", title_of(arguments, mode))
+  pacer::JsonLine line;
+  line.add("mode", title_of(arguments, mode))
       .add("params_M", std::llround(static_cast<double>(parameters) * 1e-6))
       .add("world", world->world_size())
       .add("ms", rounded(step_ms, 2))
       .add("peak_GB", rounded(peaks.allocated, 2))
       .add("reserved_GB", rounded(peaks.reserved, 2))
       .add("loss", rounded(last_loss.item<double>(), 4))
-      .add("tokens_s_gpu", std::llround(static_cast<double>(tokens) / step_ms * 1e3));
+      .add("tokens_s_gpu", std::llround(static_cast<double>(tokens) / step_ms * 1e3))
+      .add("sent_MB", rounded(static_cast<double>(sent) * 1e-6, 2));
+  if (mode.drops_layers) line.add("kept_blocks", rounded(kept, 4));
+  return line;
 }
 
 std::string sentence_of(const std::exception& error) {
@@ -200,7 +242,9 @@ std::string sentence_of(const std::exception& error) {
 // One process whose mode fails, because memory is short for example, goes on with the next. Of several, the
 // others have to be told, which is what an exception does that leaves the Session.
 void run(const Arguments& arguments) {
-  const World world = pacer::Communicator::from_environment();
+  const auto options =
+      pacer::CommunicatorOptions().ranks_per_node(static_cast<int>(arguments.ranks_per_node));
+  const World world = pacer::Communicator::from_environment(options);
   pacer::require<pacer::Unavailable>(
       world->device().is_cuda(),
       "the figures are of an NVIDIA GPU for each rank, and this machine or build has none");

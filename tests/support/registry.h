@@ -113,6 +113,14 @@ inline std::vector<RegisteredOptimizer> all_optimizers() {
   };
 }
 
+// In one process they are what they are without nodes, so that they are not among the others.
+inline std::vector<RegisteredOptimizer> optimizers_by_nodes() {
+  const auto adam = OneBitAdamOptions(0.01).weight_decay(0.1).compress_alone(true).hierarchical(true);
+  const auto lamb = OneBitLambOptions(0.01).weight_decay(0.1).compress_alone(true).hierarchical(true);
+  return {{"OneBitAdam by nodes", true, making_onebit<OneBitAdam>(adam), at::kFloat, true},
+          {"OneBitLamb by nodes, bf16", true, making_onebit<OneBitLamb>(lamb), at::kBFloat16, true}};
+}
+
 struct RegisteredHook {
   std::string name;
   // May be used together with hooks of another kind only.
@@ -169,6 +177,24 @@ inline std::vector<RegisteredHook> all_hooks() {
              .use(Validation(ValidationOptions(1).larger_is_better(true), measure));
        }},
   };
+}
+
+// Each hook by itself, and every two that may be used together.
+inline std::vector<std::vector<RegisteredHook>> hooks_and_pairs() {
+  const auto hooks = all_hooks();
+  std::vector<std::vector<RegisteredHook>> chosen;
+  for (size_t a = 0; a < hooks.size(); ++a) {
+    chosen.push_back({hooks[a]});
+    for (size_t b = a + 1; b < hooks.size(); ++b) {
+      if (hooks[a].kind != hooks[b].kind) chosen.push_back({hooks[a], hooks[b]});
+    }
+  }
+  return chosen;
+}
+inline std::string names_of(const std::vector<RegisteredHook>& hooks) {
+  std::string names;
+  for (const RegisteredHook& hook : hooks) names += (names.empty() ? "" : " with ") + hook.name;
+  return names;
 }
 
 // A snapshot of everything a checkpoint holds.

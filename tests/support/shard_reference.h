@@ -1,5 +1,6 @@
 // What data parallelism must equal, in one process: a hook that takes the micro-steps of the other ranks, one
-// rank after the other, and adds their gradients in rank order. It knows nothing of communicators or buckets.
+// rank after the other, and adds their gradients in rank order; over nodes, those of each node first. It
+// knows nothing of communicators or buckets.
 #pragma once
 
 #include <utility>
@@ -13,7 +14,9 @@ namespace pacer::testing {
 
 class ShardReference : public Hook {
  public:
-  ShardReference(SmallModel model, int world_size) : model_(std::move(model)), world_size_(world_size) {}
+  // `mates`: how many ranks a node has; 0: all.
+  ShardReference(SmallModel model, int world_size, int mates = 0)
+      : model_(std::move(model)), world_size_(world_size), mates_(mates > 0 ? mates : world_size) {}
 
   std::string hook_name() const override { return "shard_reference"; }
   Slot slot() const override { return Slot::reduce; }
@@ -21,15 +24,13 @@ class ShardReference : public Hook {
 
   void gradients_ready(const Progress& window) override {
     const std::vector<Tensor> parameters = model_->parameters();
-    std::vector<Tensor> sums = take_gradients(parameters);
+    std::vector<Tensor> sums(parameters.size()), of_node = take_gradients(parameters);
     for (int rank = 1; rank < world_size_; ++rank) {
       for (int64_t m = 0; m < window.micro_steps; ++m) micro_step(window, m, rank);
-      const std::vector<Tensor> gradients = take_gradients(parameters);
-      const torch::NoGradGuard no_grad;
-      for (size_t i = 0; i < sums.size(); ++i) {
-        if (gradients[i].defined()) sums[i] = sums[i].defined() ? sums[i] + gradients[i] : gradients[i];
-      }
+      if (rank % mates_ == 0) add(sums, std::exchange(of_node, std::vector<Tensor>(sums.size())));
+      add(of_node, take_gradients(parameters));
     }
+    add(sums, of_node);
     for (size_t i = 0; i < sums.size(); ++i) {
       parameters[i].mutable_grad() = sums[i].defined() ? sums[i] : torch::zeros_like(parameters[i]);
     }
@@ -38,6 +39,13 @@ class ShardReference : public Hook {
   }
 
  private:
+  static void add(std::vector<Tensor>& sums, const std::vector<Tensor>& gradients) {
+    const torch::NoGradGuard no_grad;
+    for (size_t i = 0; i < sums.size(); ++i) {
+      if (gradients[i].defined()) sums[i] = sums[i].defined() ? sums[i] + gradients[i] : gradients[i];
+    }
+  }
+
   static std::vector<Tensor> take_gradients(const std::vector<Tensor>& parameters) {
     std::vector<Tensor> gradients;
     for (const Tensor& parameter : parameters) {
@@ -63,7 +71,7 @@ class ShardReference : public Hook {
   }
 
   SmallModel model_;
-  int world_size_;
+  int world_size_, mates_;
   SessionParts* parts_ = nullptr;
 };
 

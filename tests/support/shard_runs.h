@@ -24,12 +24,12 @@ inline const ShardsOptions kSmallUnits = ShardsOptions().unit_bytes(600);
 inline void data_parallel(SmallRun& run) {
   run.session->use(DataParallel(DataParallelOptions().bucket_bytes(600).first_bucket_bytes(100)));
 }
-inline Adds sharded(Sharded what) {
-  return [what](SmallRun& run) {
+inline Adds sharded(Sharded what, ShardGroup over = ShardGroup::world) {
+  return [what, over](SmallRun& run) {
     if (what == Sharded::parameters) {
-      run.session->use(Shards(run.model->stack));
+      run.session->use(Shards(run.model->stack, ShardsOptions().over(over)));
     } else {
-      run.session->use(Shards(ShardsOptions(kSmallUnits).what(what)));
+      run.session->use(Shards(ShardsOptions(kSmallUnits).what(what).over(over)));
     }
   };
 }
@@ -39,9 +39,10 @@ inline const char* name_of(Sharded what) {
 }
 
 inline Runs runs_of(const RegisteredOptimizer& optimizer, const std::vector<RegisteredHook>& hooks,
-                    int world_size, const Adds& add) {
+                    int world_size, const Adds& add, int ranks_per_node = 0) {
   Runs runs;
-  for (const auto& world : Communicator::in_process(world_size)) {
+  for (const auto& world :
+       Communicator::in_process(world_size, CommunicatorOptions().ranks_per_node(ranks_per_node))) {
     runs.push_back(std::make_unique<SmallRun>(optimizer, hooks, /*dropout=*/0, world, /*own_random=*/false));
     add(*runs.back());
   }
@@ -78,11 +79,10 @@ inline std::string model_difference(Runs& wanted, Runs& found) {
   return "";
 }
 
-// Bytes that a rank sends for one norm of tensors of less than a unit each: as many sums as the rank has in
-// which most tensors begin.
-inline int64_t norm_bytes(SmallRun& run) {
+// Bytes that each of `ranks` that have parts sends for one norm of tensors of less than a unit each: as many
+// sums as the rank has in which most tensors begin.
+inline int64_t norm_bytes(SmallRun& run, int ranks) {
   const auto shards = run.parts->find<Shards>()->shards();
-  const int ranks = run.world->world_size();
   std::vector<int64_t> begin_on(static_cast<size_t>(ranks));
   for (size_t i = 0; i < shards->parts().size(); ++i) {
     for (int rank = 0; rank < ranks; ++rank) {
@@ -100,7 +100,7 @@ inline std::vector<RegisteredOptimizer> shared_optimizers() {
     model->to(entry.dtype);
     const auto optimizer = entry.make(model->named_parameters(), Communicator::alone(at::kCPU));
     const auto* own = dynamic_cast<SessionOptimizer*>(optimizer.get());
-    return own == nullptr || !own->unshared_reason().empty();
+    return own == nullptr || !own->unshared_reason(GradientScope::world).empty();
   };
   all.erase(std::remove_if(all.begin(), all.end(), is_whole), all.end());
   return all;

@@ -31,7 +31,7 @@ void go_on(const OneBitLambRanks& from, OneBitLambRanks& to) {
       to.parameters[rank][i].copy_(from.parameters[0][i]);
     }
     OneBitLamb& optimizer = *to.optimizers[rank];
-    optimizer.import_states(state, optimizer.join_rank_states(errors));
+    optimizer.import_states(state, optimizer.join_rank_states(state, errors));
   }
 }
 

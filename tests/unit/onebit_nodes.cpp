@@ -179,22 +179,28 @@ TEMPLATE_TEST_CASE("errors of nodes are joined as those of their workers",
     for (const auto& optimizer : run.optimizers) states.push_back(optimizer->export_rank_state());
     return states;
   };
+  // Saved with the options of who goes on.
+  const auto join = [](const O& optimizer, const std::vector<NamedTensors>& states) {
+    NamedTensors state = optimizer.export_state();
+    state["onebit/frozen_at"] = number_tensor(int64_t{kFreeze});
+    return optimizer.join_rank_states(state, states);
+  };
   // Into three flat ranks, two nodes of three, and a single rank that compresses nothing.
   OneBitRanks<O> three(3, groups_of<O>(options)), six(6, groups_of<O>(by_nodes<O>(options)), at::kFloat, 3),
       one(1, groups_of<O>(OptionsOf<O>(options).compress_alone(false)));
   for (const OneBitRanks<O>* run : {&three, &six, &one}) {
     for (const auto& optimizer : run->optimizers) {
-      const NamedTensors own = optimizer->join_rank_states(states_of(ranks));
-      CHECK(differing_name(own, optimizer->join_rank_states(states_of(workers))) == "");
+      const NamedTensors own = join(*optimizer, states_of(ranks));
+      CHECK(differing_name(own, join(*optimizer, states_of(workers))) == "");
       CHECK_FALSE(own.empty());
     }
   }
   auto spoilt = states_of(ranks);
   spoilt[1]["onebit/ranks_of_a_worker"] = number_tensor(int64_t{0});
-  CHECK(unless_sentence(refusal([&] { three.optimizers[0]->join_rank_states(spoilt); }),
-                        {"ranks_of_a_worker", "0"}) == "");
-  const auto joined = six.optimizers[4]->join_rank_states(states_of(ranks));
-  CHECK(differing_name(joined, six.optimizers[5]->join_rank_states(states_of(ranks))) == "onebit/rank");
+  CHECK(unless_sentence(refusal([&] { join(*three.optimizers[0], spoilt); }), {"ranks_of_a_worker", "0"}) ==
+        "");
+  const auto joined = join(*six.optimizers[4], states_of(ranks));
+  CHECK(differing_name(joined, join(*six.optimizers[5], states_of(ranks))) == "onebit/rank");
 }
 
 TEMPLATE_TEST_CASE("nodes that differ, and state of other nodes, are refused",

@@ -40,7 +40,9 @@ TEST_CASE("mistakes with Shards are told in a sentence", "[shards][mistakes]") {
   };
   const std::vector<Mistake> mistakes = {
       {"torch's AdamW", {"whole parameters", "FusedAdamW"}, with_optimizer("AdamW")},
-      {"1-bit Adam", {"momentum of whole parameters"}, with_optimizer("OneBitAdam")},
+      {"1-bit Adam",
+       {"errors of its own for all parameters", "hierarchical(true)"},
+       with_optimizer("OneBitAdam")},
       {"no Communicator",
        {"hook shards", "Communicator"},
        [] {

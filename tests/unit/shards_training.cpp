@@ -21,37 +21,30 @@ namespace pacer::testing {
 TEST_CASE("with every optimizer and every pair of hooks, Shards trains as DataParallel, to the bit",
           "[shards][session][data_parallel]") {
   using namespace shards;
-  const auto hooks = all_hooks();
   const auto optimizers = shared_optimizers();
   REQUIRE(optimizers.size() == 9);
   int world_size = 1;
   size_t next = 0;
-  for (size_t a = 0; a < hooks.size(); ++a) {
-    for (size_t b = a; b < hooks.size(); ++b) {
-      if (b > a && hooks[a].kind == hooks[b].kind) continue;
-      std::vector<RegisteredHook> pair = {hooks[a]};
-      if (b > a) pair.push_back(hooks[b]);
-      world_size = world_size % 4 + 1;
-      const bool accumulates =
-          std::any_of(pair.begin(), pair.end(), [](const auto& hook) { return hook.kind == "accumulation"; });
-      for (const Sharded what : {Sharded::state, Sharded::gradients, Sharded::parameters}) {
-        // Added over ranks in every micro-step, gradients add up in another order; see below.
-        if (what == Sharded::gradients && accumulates) continue;
-        const bool once = accumulates && what == Sharded::parameters;
-        const Adds add = !once ? sharded(what) : [](SmallRun& run) {
-          run.session->use(Shards(run.model->stack, ShardsOptions().reduce_every_micro_step(false)));
-        };
-        const RegisteredOptimizer& optimizer = optimizers[next++ % optimizers.size()];
-        INFO(optimizer.name << ", " << hooks[a].name << " with " << hooks[b].name << ", " << world_size
-                            << " ranks, " << name_of(what));
-        Runs wanted = runs_of(optimizer, pair, world_size, data_parallel);
-        Runs found = runs_of(optimizer, pair, world_size, add);
-        for (int step = 0; step < 5; ++step) {
-          REQUIRE(step_all(wanted) == "");
-          REQUIRE(step_all(found) == "");
-          REQUIRE(model_difference(wanted, found) == "");
-          REQUIRE(found[0]->session->progress().tokens == wanted[0]->session->progress().tokens);
-        }
+  for (const auto& pair : hooks_and_pairs()) {
+    world_size = world_size % 4 + 1;
+    const bool accumulates =
+        std::any_of(pair.begin(), pair.end(), [](const auto& hook) { return hook.kind == "accumulation"; });
+    for (const Sharded what : {Sharded::state, Sharded::gradients, Sharded::parameters}) {
+      // Added over ranks in every micro-step, gradients add up in another order; see below.
+      if (what == Sharded::gradients && accumulates) continue;
+      const bool once = accumulates && what == Sharded::parameters;
+      const Adds add = !once ? sharded(what) : [](SmallRun& run) {
+        run.session->use(Shards(run.model->stack, ShardsOptions().reduce_every_micro_step(false)));
+      };
+      const RegisteredOptimizer& optimizer = optimizers[next++ % optimizers.size()];
+      INFO(optimizer.name << ", " << names_of(pair) << ", " << world_size << " ranks, " << name_of(what));
+      Runs wanted = runs_of(optimizer, pair, world_size, data_parallel);
+      Runs found = runs_of(optimizer, pair, world_size, add);
+      for (int step = 0; step < 5; ++step) {
+        REQUIRE(step_all(wanted) == "");
+        REQUIRE(step_all(found) == "");
+        REQUIRE(model_difference(wanted, found) == "");
+        REQUIRE(found[0]->session->progress().tokens == wanted[0]->session->progress().tokens);
       }
     }
   }
@@ -252,7 +245,7 @@ TEST_CASE("Shards sends what DataParallel sends", "[shards][session]") {
   REQUIRE(units > 1);
   const int64_t sent = kSteps * elements * 4 * (kRanks - 1) / kRanks;
   REQUIRE(before("reduce_scatter").bytes_sent - reduced.bytes_sent == sent);
-  const int64_t norms = kSteps * norm_bytes(*runs[0]);  // finite_check
+  const int64_t norms = kSteps * norm_bytes(*runs[0], runs[0]->world->world_size());  // finite_check
   REQUIRE(before("all_gather").bytes_sent - gathered.bytes_sent == sent + norms);
   REQUIRE(before("reduce_scatter").calls - reduced.calls == kSteps * units);
 }
