@@ -2,10 +2,12 @@
 #pragma once
 
 #include <pacer/kernels/adam.h>
+#include <pacer/kernels/fp8.h>
 #include <pacer/kernels/lamb.h>
 #include <pacer/kernels/math/adam.h>
 #include <pacer/kernels/math/adam_storage.h>
 #include <pacer/kernels/math/arithmetic.h>
+#include <pacer/kernels/math/fp8.h>
 #include <pacer/kernels/math/gradient_guard.h>
 #include <pacer/kernels/math/half_types.h>
 #include <pacer/kernels/math/lamb.h>

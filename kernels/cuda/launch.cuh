@@ -19,6 +19,9 @@ __device__ __forceinline__ bool is_packet_aligned(const T* pointer) {
   return (reinterpret_cast<uintptr_t>(pointer) & (kPacketAlignment<T, N> - 1)) == 0;
 }
 
+// On the host: as the widest accesses need it.
+inline bool is_aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
+
 namespace detail {
 
 template <int kBytes>

@@ -191,8 +191,6 @@ __global__ void __launch_bounds__(kDecodeThreads)
   }
 }
 
-bool is_aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
-
 }  // namespace
 
 void onebit_compress_values_cuda(const OneBitCudaSide& side, const float* values,

@@ -2,6 +2,7 @@
 // out.
 #include <pacer/core/error.h>
 #include <pacer/kernels/adam.h>
+#include <pacer/kernels/fp8.h>
 #include <pacer/kernels/lamb.h>
 #include <pacer/kernels/norm.h>
 #include <pacer/kernels/onebit.h>
@@ -33,6 +34,10 @@ void adam_prologue_cuda(const AdamSlot*, int64_t, int64_t*, StepScalars*, const 
 }
 void lamb_cuda(AdamStorage, const LambWork&, const AdamTensor*, const AdamGradient*, const StepScalars*, bool,
                Stream, LambStage) {
+  refuse();
+}
+void fp8_cast_cuda(const Fp8Cast&, Stream) { refuse(); }
+void fp8_update_cuda(Fp8Scale*, uint32_t*, int64_t, const Fp8Rule&, const GradientCheck*, Stream) {
   refuse();
 }
 void sum_of_squares_cuda(GradientType, const Tile*, int64_t, const AdamGradient*, const uint32_t*, double*,
