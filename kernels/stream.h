@@ -19,4 +19,7 @@ bool is_capturing(Stream stream);
 // Numbers that tell a GPU from all others, also those that other processes and hosts see.
 std::array<int64_t, 2> gpu_id(int gpu);
 
+// Ten times the major number and the minor one: 90 for Hopper.
+int compute_capability(int gpu);
+
 }  // namespace pacer::kernels

@@ -1,7 +1,11 @@
-// Everything of modules: stacks of blocks, and recomputation instead of keeping activations.
+// Everything of modules: stacks of blocks, recomputation instead of keeping activations, and layers that
+// compute in 8-bit floats.
 #pragma once
 
 #include <pacer/modules/blocks.h>
+#include <pacer/modules/fp8_options.h>
+#include <pacer/modules/fp8_scaling.h>
+#include <pacer/modules/linear.h>
 #include <pacer/modules/recompute.h>
 #include <pacer/modules/replayed.h>
 #include <pacer/modules/tensor_call.h>

@@ -293,6 +293,18 @@ const std::vector<Arm>& arms() {
        kFusedAdamW,
        {Method::bfloat16},
        /*only_by_name=*/true},
+      {"fp8",
+       "pacer::Precision::fp8(): the matrices of blocks multiply 8-bit floats, scaled by the magnitudes of "
+       "the "
+       "last steps, and all else is bfloat16",
+       kFusedAdamW,
+       {Method::fp8},
+       /*only_by_name=*/true},
+      {"fp8-current",
+       "the same, each tensor scaled by its own magnitude",
+       kFusedAdamW,
+       {Method::fp8_current},
+       /*only_by_name=*/true},
   };
   return registered;
 }
@@ -331,7 +343,13 @@ void add_methods(const Arm& arm, const Settings& settings, const pacer::Blocks& 
   if (arm.has(Method::signed_gradients)) session->use(SignedGradients());
   if (arm.has(Method::forgotten_errors)) session->use(ForgottenErrors());
   if (arm.has(Method::clipping_ratio)) session->use(ClippingRatio(settings.clip));
-  if (arm.has(Method::bfloat16) || settings.precision == "bfloat16") session->use(pacer::Precision::bf16());
+  if (arm.has(Method::fp8)) {
+    session->use(pacer::Precision::fp8());
+  } else if (arm.has(Method::fp8_current)) {
+    session->use(pacer::Precision::fp8(pacer::Fp8Options().recipe(pacer::Fp8Recipe::current)));
+  } else if (arm.has(Method::bfloat16) || settings.precision == "bfloat16") {
+    session->use(pacer::Precision::bf16());
+  }
 }
 
 }  // namespace convergence

@@ -42,6 +42,8 @@ enum class Method {
   shards_blocks,
   shards_nodes,
   bfloat16,
+  fp8,
+  fp8_current,
   signed_gradients,
   forgotten_errors,
   clipping_ratio,

@@ -12,8 +12,8 @@ namespace {
 
 constexpr double kWeightDeviation = 0.02;  // GPT-2's standard deviation for every matrix
 
-torch::nn::Linear make_linear(int64_t inputs, int64_t outputs, double deviation) {
-  torch::nn::Linear linear(inputs, outputs);
+pacer::nn::Linear make_linear(int64_t inputs, int64_t outputs, double deviation) {
+  pacer::nn::Linear linear(inputs, outputs);
   torch::nn::init::normal_(linear->weight, 0.0, deviation);
   torch::nn::init::zeros_(linear->bias);
   return linear;

@@ -1,157 +1,163 @@
-// The CUDA side of casts to 8-bit floats. With the transpose a block takes 128 x 128 elements: a thread has
-// 16 columns of four rows, so that both matrices are read and written in accesses of 16 bytes; four bytes
-// below each other become one word of the transpose, which crosses over in shared memory without bank
-// conflicts.
+// The CUDA side of casts to 8-bit floats: tile by tile (kernels/cuda/fp8_tile.cuh) where there is a transpose
+// or a sum of columns, in memory order where there is none. And transposes of codes, and scales.
 #include <pacer/kernels/fp8.h>
+
+#include <type_traits>
 
 #include <pacer/core/tile.h>
 #include <pacer/kernels/math/adam_storage.h>
+#include <pacer/kernels/cuda/eight.cuh>
+#include <pacer/kernels/cuda/fp8_tile.cuh>
 #include <pacer/kernels/cuda/launch.cuh>
-#include <pacer/kernels/cuda/packet.cuh>
+#include <pacer/kernels/cuda/note_amax.cuh>
 
 namespace pacer::kernels {
 namespace {
 
-constexpr int kFp8Threads = 256;
-constexpr int kFp8Piece = 16;  // elements that a thread loads at once
-constexpr int kFp8Side = 128;  // of a tile
-constexpr int kFp8Rows = 4;
-constexpr unsigned kMostFp8Blocks = 1 << 12;
+constexpr int kFp8Eights = 4;  // that a thread reads at once, in memory order
+constexpr int64_t kFp8Chunk = int64_t{kFp8Threads} * kFp8Eights * 8;
+constexpr int64_t kMostFp8Blocks = 1 << 12;
 
-// The largest of the block's, into *amax.
-__device__ __forceinline__ void merge_amax(uint32_t mine, uint32_t* amax) {
-  __shared__ uint32_t of_warps[kFp8Threads / kWarp];
-  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
-    mine = max(mine, __shfl_xor_sync(0xFFFFFFFFu, mine, distance));
-  }
-  if (threadIdx.x % kWarp == 0) of_warps[threadIdx.x / kWarp] = mine;
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  for (int warp = 1; warp < kFp8Threads / kWarp; ++warp) mine = max(mine, of_warps[warp]);
-  // It only grows, so that most blocks need not write.
-  if (mine > *static_cast<volatile uint32_t*>(amax)) atomicMax(amax, mine);
-}
-
-// N values as codes, four to a word, the first one lowest.
-template <Fp8Format kFormat, class Element, int N>
-__device__ __forceinline__ void encode_fp8(const Element (&x)[N], float scale, uint32_t (&words)[N / 4],
-                                           uint32_t& largest) {
-  constexpr auto kKind = kFormat == Fp8Format::e4m3 ? __NV_E4M3 : __NV_E5M2;
-  const auto pair = [&](int i) -> uint32_t {
-    const float a = load(x[i]), b = load(x[i + 1]);
-    largest = max(largest, max(magnitude_bits(a), magnitude_bits(b)));
-    return __nv_cvt_float2_to_fp8x2(make_float2(mul_(a, scale), mul_(b, scale)), __NV_SATFINITE, kKind);
-  };
-#pragma unroll
-  for (int w = 0; w < N / 4; ++w) words[w] = pair(4 * w) | pair(4 * w + 2) << 16;
-}
-
-// Four rows of four codes become four columns.
-__device__ __forceinline__ void transpose_codes(const uint32_t (&rows)[4], uint32_t (&columns)[4]) {
-  const uint32_t low_01 = __byte_perm(rows[0], rows[1], 0x5140),
-                 low_23 = __byte_perm(rows[2], rows[3], 0x5140);
-  const uint32_t high_01 = __byte_perm(rows[0], rows[1], 0x7362),
-                 high_23 = __byte_perm(rows[2], rows[3], 0x7362);
-  columns[0] = __byte_perm(low_01, low_23, 0x5410);
-  columns[1] = __byte_perm(low_01, low_23, 0x7632);
-  columns[2] = __byte_perm(high_01, high_23, 0x5410);
-  columns[3] = __byte_perm(high_01, high_23, 0x7632);
-}
-
-// To memory of bytes that is aligned for it.
-__device__ __forceinline__ void store_codes(uint8_t* codes, const uint32_t (&words)[kFp8Piece / 4]) {
-  store_packet(reinterpret_cast<uint32_t*>(codes), words);
-}
-
-template <Fp8Format kFormat, class Element>
-__global__ void __launch_bounds__(kFp8Threads)
-    fp8_cast_kernel(const Element* __restrict__ x, int64_t count, const float* __restrict__ scale,
-                    uint8_t* __restrict__ codes, uint32_t* __restrict__ amax) {
-  const float factor = codes != nullptr ? *scale : 1.0f;
-  uint32_t largest = 0;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * kFp8Threads;
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * kFp8Threads + threadIdx.x;
-  for (int64_t piece = first; piece < count / kFp8Piece; piece += step) {
-    Element values[kFp8Piece];
-    uint32_t words[kFp8Piece / 4];
-    load_packet(x + piece * kFp8Piece, values);
-    encode_fp8<kFormat>(values, factor, words, largest);
-    if (codes != nullptr) store_codes(codes + piece * kFp8Piece, words);
-  }
-  for (int64_t i = count / kFp8Piece * kFp8Piece + first; i < count; i += step) {
-    const float value = load(x[i]);
-    largest = max(largest, magnitude_bits(value));
-    if (codes != nullptr) codes[i] = to_fp8<kFormat>(mul_(value, factor));
-  }
-  if (amax != nullptr) merge_amax(largest, amax);
-}
-
-template <Fp8Format kFormat, class Element>
-__global__ void __launch_bounds__(kFp8Threads)
-    fp8_cast_transpose_kernel(const Element* __restrict__ x, int64_t rows, int64_t columns,
-                              const float* __restrict__ scale, uint8_t* __restrict__ codes,
-                              uint8_t* __restrict__ transposed, uint32_t* __restrict__ amax) {
-  constexpr int kWords = kFp8Side / kFp8Rows;  // of a column of the tile
-  __shared__ alignas(16) uint32_t crossing[kFp8Side][kWords];
-  const float factor = *scale;
-  const int piece = threadIdx.x % (kFp8Side / kFp8Piece), four = threadIdx.x / (kFp8Side / kFp8Piece);
-  const int64_t column = static_cast<int64_t>(blockIdx.x) * kFp8Side + piece * kFp8Piece;
-  const int64_t row = static_cast<int64_t>(blockIdx.y) * kFp8Side + four * kFp8Rows;
-  uint32_t largest = 0;
-  if (column < columns && row < rows) {
-    uint32_t words[kFp8Rows][kFp8Piece / 4];
-#pragma unroll
-    for (int r = 0; r < kFp8Rows; ++r) {
-      Element values[kFp8Piece];
-      load_packet(x + (row + r) * columns + column, values);
-      encode_fp8<kFormat>(values, factor, words[r], largest);
-      store_codes(codes + (row + r) * columns + column, words[r]);
-    }
-#pragma unroll
-    for (int w = 0; w < kFp8Piece / 4; ++w) {
-      uint32_t crossed[4];
-      transpose_codes({words[0][w], words[1][w], words[2][w], words[3][w]}, crossed);
-#pragma unroll
-      for (int c = 0; c < 4; ++c) crossing[piece * kFp8Piece + 4 * w + c][four ^ (piece * 4)] = crossed[c];
-    }
-  }
-  __syncthreads();
-  // Sixteen rows of a column become sixteen columns of a row.
-  for (int i = threadIdx.x; i < kFp8Side * kFp8Side / kFp8Piece; i += kFp8Threads) {
-    const int from_column = i / (kFp8Side / kFp8Piece), from_row = i % (kFp8Side / kFp8Piece);
-    const int64_t to_row = static_cast<int64_t>(blockIdx.x) * kFp8Side + from_column;
-    const int64_t to_column = static_cast<int64_t>(blockIdx.y) * kFp8Side + from_row * kFp8Piece;
-    if (to_row >= columns || to_column >= rows) continue;
-    const int word = (from_row * 4) ^ (from_column / kFp8Piece * 4);
-    *reinterpret_cast<uint4*>(transposed + to_row * rows + to_column) =
-        *reinterpret_cast<const uint4*>(&crossing[from_column][word]);
-  }
-  if (amax != nullptr) merge_amax(largest, amax);
-}
-
-template <Fp8Format kFormat, class Element>
-void launch_fp8(const Fp8Cast& cast, Stream stream) {
-  const auto* x = static_cast<const Element*>(cast.x);
-  const auto on = static_cast<cudaStream_t>(stream);
-  if (cast.transposed == nullptr) {
-    const int64_t count = cast.rows * cast.columns;
-    const int64_t blocks = ceil_divide(ceil_divide(count, kFp8Piece), kFp8Threads);
-    fp8_cast_kernel<kFormat>
-        <<<static_cast<unsigned>(blocks < kMostFp8Blocks ? blocks : kMostFp8Blocks), kFp8Threads, 0, on>>>(
-            x, count, cast.scale, cast.codes, cast.amax);
-  } else {
-    const dim3 grid(static_cast<unsigned>(ceil_divide(cast.columns, kFp8Side)),
-                    static_cast<unsigned>(ceil_divide(cast.rows, kFp8Side)));
-    fp8_cast_transpose_kernel<kFormat><<<grid, kFp8Threads, 0, on>>>(x, cast.rows, cast.columns, cast.scale,
-                                                                     cast.codes, cast.transposed, cast.amax);
-  }
-  check_launch("a cast to 8-bit floats");
-}
-
+// The matrix as it is.
 template <class Element>
-void launch_fp8_source(const Fp8Cast& cast, Stream stream) {
-  cast.format == Fp8Format::e4m3 ? launch_fp8<Fp8Format::e4m3, Element>(cast, stream)
-                                 : launch_fp8<Fp8Format::e5m2, Element>(cast, stream);
+struct Fp8Plain {
+  using Value = Element;
+  static constexpr int kOutputs = 1, kBatch = sizeof(Element) == 2 ? 8 : 2;
+  static constexpr int kBlocks = std::is_same_v<Element, BFloat16> ? 3 : 2;  // without spills
+  static constexpr bool kKeepsZeros = true;
+  struct Raw {
+    Eight<Element> x;
+  };
+  struct Fixed {};
+
+  const Element* x;
+  int64_t columns;
+
+  __device__ __forceinline__ Raw read(int64_t row, int64_t column) const {
+    return {load_eight(x + row * columns + column)};
+  }
+  __device__ __forceinline__ Fixed fixed(int64_t) const { return {}; }
+  __device__ __forceinline__ void make(const Raw& raw, const Fixed&, int64_t, int64_t,
+                                       Eight<Value> (&made)[1]) const {
+    made[0] = raw.x;
+  }
+  __device__ __forceinline__ float one(int64_t index) const { return load(x[index]); }
+};
+
+// The matrix after dropout, in fp32.
+template <class Element>
+struct Fp8Dropped {
+  using Value = float;
+  static constexpr int kOutputs = 1, kBatch = sizeof(Element) == 2 ? 4 : 2, kBlocks = 2;
+  static constexpr bool kKeepsZeros = true;
+  using Raw = typename Fp8Plain<Element>::Raw;
+  struct Fixed {};
+
+  Fp8Plain<Element> plain;
+  Dropout dropout;
+
+  __device__ __forceinline__ Raw read(int64_t row, int64_t column) const { return plain.read(row, column); }
+  __device__ __forceinline__ Fixed fixed(int64_t) const { return {}; }
+  __device__ __forceinline__ void make(const Raw& raw, const Fixed&, int64_t row, int64_t column,
+                                       Eight<Value> (&made)[1]) const {
+    float values[8];
+    widen(raw.x, values);
+    const int64_t four = (row * plain.columns + column) / 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const PhiloxCounter draws = dropout_draws(dropout, four + half);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) values[4 * half + k] = drop(dropout, draws.word[k], values[4 * half + k]);
+    }
+    narrow(values, made[0]);
+  }
+  __device__ __forceinline__ float one(int64_t index) const {
+    const PhiloxCounter draws = dropout_draws(dropout, index / 4);
+    const uint32_t low = index % 2 == 0 ? draws.word[0] : draws.word[1];
+    const uint32_t high = index % 2 == 0 ? draws.word[2] : draws.word[3];
+    return drop(dropout, index % 4 < 2 ? low : high, plain.one(index));
+  }
+};
+
+// A matrix of one row, as far as `source` is concerned.
+template <Fp8Format kFormat, class Source>
+__global__ void __launch_bounds__(kFp8Threads) fp8_cast_kernel(Source source, int64_t count, Fp8Target to) {
+  if (is_superfluous(to)) return;
+  const bool writes = to.codes != nullptr;
+  const float scale = writes ? fp8_scale(to) : 1.0f;
+  Largest<typename Source::Value> largest;
+  for (int64_t chunk = blockIdx.x * kFp8Chunk; chunk < count; chunk += gridDim.x * kFp8Chunk) {
+    const int64_t first = chunk + threadIdx.x * 8;
+    constexpr int64_t kStep = kFp8Threads * 8;
+    typename Source::Raw raw[kFp8Eights];
+#pragma unroll
+    for (int k = 0; k < kFp8Eights; ++k) {
+      raw[k] = {};
+      if (first + k * kStep + 8 <= count) raw[k] = source.read(0, first + k * kStep);
+    }
+#pragma unroll
+    for (int k = 0; k < kFp8Eights; ++k) {
+      Eight<typename Source::Value> made[1];
+      source.make(raw[k], {}, 0, first + k * kStep, made);
+      largest.note(made[0]);
+      float values[8];
+      uint32_t codes[2];
+      widen(made[0], values);
+      encode_eight<kFormat>(values, scale, codes);
+      if (writes && first + k * kStep + 8 <= count) store_codes(to.codes + first + k * kStep, codes);
+    }
+  }
+  uint32_t amax = largest.bits();
+  const int64_t last = count / 8 * 8 + threadIdx.x;
+  if (blockIdx.x == 0 && last < count) {
+    const float value = source.one(last);
+    amax = max(amax, magnitude_bits(value));
+    if (writes) to.codes[last] = to_fp8<kFormat>(mul_(value, scale));
+  }
+  note_amax<kFp8Threads>(to, amax, scale);
+}
+
+__global__ void __launch_bounds__(kFp8Threads)
+    fp8_transpose_kernel(const uint8_t* __restrict__ codes, int64_t rows, int64_t columns,
+                         uint8_t* __restrict__ transposed) {
+  __shared__ alignas(16) Fp8Crossing crossing;
+  const Fp8Tile tile = fp8_tile(rows, columns);
+  const Fp8Place place = fp8_place();
+  const int64_t column = tile.column + place.column_eight * 8;
+  const int64_t row = tile.part * kFp8Side + place.row_eight * 8;
+  if (column < columns && row < rows) {
+    uint32_t words[8][2];
+#pragma unroll
+    for (int r = 0; r < 8; ++r) {
+      const uint2 both = __ldg(reinterpret_cast<const uint2*>(codes + (row + r) * columns + column));
+      words[r][0] = both.x;
+      words[r][1] = both.y;
+    }
+    cross(words, place, crossing);
+  }
+  __syncthreads();
+  store_crossed(crossing, tile, rows, columns, transposed);
+}
+
+template <Fp8Format kFormat, class Source>
+void launch_fp8(const Fp8Cast& cast, const Source& source, Stream stream) {
+  const char* const what = "a cast to 8-bit floats";
+  const bool measures = cast.to.codes == nullptr && cast.to.measured != nullptr;
+  if (!measures && (cast.to.transposed != nullptr || cast.column_sums != nullptr)) {
+    return launch_fp8_tiles<kFormat>(what, source, cast.rows, cast.columns, cast.to, nullptr, cast.partials,
+                                     cast.column_sums, stream);
+  }
+  const int64_t count = cast.rows * cast.columns, chunks = ceil_divide(count, kFp8Chunk);
+  if (count == 0) return;
+  fp8_cast_kernel<kFormat><<<static_cast<unsigned>(chunks < kMostFp8Blocks ? chunks : kMostFp8Blocks),
+                             kFp8Threads, 0, static_cast<cudaStream_t>(stream)>>>(source, count, cast.to);
+  check_launch(what);
+}
+
+template <class Source>
+void launch_fp8(const Fp8Cast& cast, const Source& source, Stream stream) {
+  cast.to.format == Fp8Format::e4m3 ? launch_fp8<Fp8Format::e4m3>(cast, source, stream)
+                                    : launch_fp8<Fp8Format::e5m2>(cast, source, stream);
 }
 
 __global__ void __launch_bounds__(kFp8Threads)
@@ -166,21 +172,40 @@ __global__ void __launch_bounds__(kFp8Threads)
 }  // namespace
 
 void fp8_cast_cuda(const Fp8Cast& cast, Stream stream) {
-  require(is_aligned(cast.x) && is_aligned(cast.codes) && is_aligned(cast.transposed),
+  require(is_aligned(cast.x) && is_aligned(cast.to.codes) && is_aligned(cast.to.transposed),
           "a cast to 8-bit floats on a GPU needs memory that begins at a multiple of 16 bytes; copy the "
           "tensor");
-  require(cast.transposed == nullptr || (cast.rows % 16 == 0 && cast.columns % 16 == 0),
+  require(cast.to.transposed == nullptr || (cast.rows % 16 == 0 && cast.columns % 16 == 0),
           "a cast to 8-bit floats with its transpose needs sides that are multiples of 16, not ", cast.rows,
           " x ", cast.columns, "; use 16 bits there");
-  if (cast.rows == 0 || cast.columns == 0) return;
-  switch (cast.source) {
-    case Fp8Source::f32:
-      return launch_fp8_source<float>(cast, stream);
-    case Fp8Source::bf16:
-      return launch_fp8_source<BFloat16>(cast, stream);
-    case Fp8Source::f16:
-      return launch_fp8_source<Float16>(cast, stream);
-  }
+  require(cast.column_sums == nullptr || cast.columns % 8 == 0,
+          "a cast on a GPU with sums of columns needs columns that are a multiple of 8, not ", cast.columns);
+  require(cast.dropout.threshold == 0 || cast.columns % 4 == 0,
+          "a cast with dropout needs columns that are a multiple of 4, not ", cast.columns);
+  with_element(cast.type, [&](auto element) {
+    using Element = decltype(element);
+    const Fp8Plain<Element> plain{static_cast<const Element*>(cast.x), cast.columns};
+    if (cast.dropout.threshold == 0) {
+      launch_fp8(cast, plain, stream);
+    } else {
+      launch_fp8(cast, Fp8Dropped<Element>{plain, cast.dropout}, stream);
+    }
+  });
+}
+
+void fp8_transpose_cuda(const uint8_t* codes, int64_t rows, int64_t columns, uint8_t* transposed,
+                        Stream stream) {
+  require(is_aligned(codes) && is_aligned(transposed),
+          "a transpose of 8-bit floats on a GPU needs memory that begins at a multiple of 16 bytes; copy the "
+          "tensor");
+  require(rows % 16 == 0 && columns % 16 == 0,
+          "a transpose of 8-bit floats on a GPU needs sides that are multiples of 16, not ", rows, " x ",
+          columns, "; use 16 bits there");
+  const unsigned blocks = fp8_tiles(rows, columns);
+  if (blocks == 0) return;
+  fp8_transpose_kernel<<<blocks, kFp8Threads, 0, static_cast<cudaStream_t>(stream)>>>(codes, rows, columns,
+                                                                                      transposed);
+  check_launch("a transpose of 8-bit floats");
 }
 
 void fp8_update_cuda(Fp8Scale* tensors, uint32_t* histories, int64_t count, const Fp8Rule& rule,

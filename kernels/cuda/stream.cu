@@ -30,4 +30,13 @@ std::array<int64_t, 2> gpu_id(int gpu) {
   return id;
 }
 
+int compute_capability(int gpu) {
+  int major = 0, minor = 0;
+  require_success(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, gpu),
+                  "a GPU for its architecture");
+  require_success(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, gpu),
+                  "a GPU for its architecture");
+  return 10 * major + minor;
+}
+
 }  // namespace pacer::kernels

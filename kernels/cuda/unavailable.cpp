@@ -1,9 +1,11 @@
 // Stands in for the CUDA loops in a build without CUDA: the same functions, each an error that names the way
 // out.
 #include <pacer/core/error.h>
+#include <pacer/kernels/activation.h>
 #include <pacer/kernels/adam.h>
 #include <pacer/kernels/fp8.h>
 #include <pacer/kernels/lamb.h>
+#include <pacer/kernels/layer_norm.h>
 #include <pacer/kernels/norm.h>
 #include <pacer/kernels/onebit.h>
 #include <pacer/kernels/onebit_adam.h>
@@ -22,6 +24,7 @@ namespace {
 }  // namespace
 
 bool is_capturing(Stream) { refuse(); }
+int compute_capability(int) { refuse(); }
 std::array<int64_t, 2> gpu_id(int) { refuse(); }
 int64_t adam_cuda_block_tile(AdamStorage) { refuse(); }
 int64_t adam_cuda_warp_tile(AdamStorage) { refuse(); }
@@ -36,10 +39,15 @@ void lamb_cuda(AdamStorage, const LambWork&, const AdamTensor*, const AdamGradie
                Stream, LambStage) {
   refuse();
 }
+void activation_cuda(const ActivationForward&, Stream) { refuse(); }
+void activation_backward_cuda(const ActivationBackward&, Stream) { refuse(); }
 void fp8_cast_cuda(const Fp8Cast&, Stream) { refuse(); }
+void fp8_transpose_cuda(const uint8_t*, int64_t, int64_t, uint8_t*, Stream) { refuse(); }
 void fp8_update_cuda(Fp8Scale*, uint32_t*, int64_t, const Fp8Rule&, const GradientCheck*, Stream) {
   refuse();
 }
+void layer_norm_cuda(const LayerNormForward&, Stream) { refuse(); }
+void layer_norm_backward_cuda(const LayerNormBackward&, Stream) { refuse(); }
 void sum_of_squares_cuda(GradientType, const Tile*, int64_t, const AdamGradient*, const uint32_t*, double*,
                          Stream) {
   refuse();

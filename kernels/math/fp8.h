@@ -79,8 +79,10 @@ struct Fp8Rule {
   bool power_of_two = true;  // scales are, so that 1 / scale is exact
 };
 
-// The scale by which a tensor of that finite, positive amax (bits) just fits, at most 2^120.
+// The scale by which a tensor of that amax (bits) just fits, at most 2^120, as for zeros. 1 where the amax is
+// not finite.
 PACER_HOST_DEVICE float fp8_scale(uint32_t amax, Fp8Format format, const Fp8Rule& rule) {
+  if (!is_finite_amax(amax)) return 1.0f;
   const uint32_t margin = static_cast<uint32_t>(127 - rule.margin) << 23;  // 2^-margin
   const float scale = mul_(div_(fp8_largest(format), float_of(amax)), float_of(margin));
   const uint32_t bits = bits_of(scale < 0x1p120f ? scale : 0x1p120f);
@@ -109,6 +111,38 @@ PACER_HOST_DEVICE void fp8_update(Fp8Scale& tensor, uint32_t* history, const Fp8
   }
   tensor.scale = fp8_scale(largest, tensor.format, rule);
   tensor.inverse = div_(1.0f, tensor.scale);
+}
+
+// Where the codes of a tensor go, how they are scaled, and what is noted on the way. A kernel that makes the
+// tensor itself takes it, too.
+struct Fp8Target {
+  Fp8Format format = Fp8Format::e4m3;
+  Fp8Rule rule;
+  // Delayed scaling: its scale is used once it has a history, and its amax grows to this tensor's where
+  // `records` says so. Null: current scaling.
+  Fp8Scale* state = nullptr;
+  bool records = true;
+  // Bits of the tensor's own amax, which decide the scale where no history does. Without codes the tensor is
+  // only measured: this grows to its amax, unless `state` has a history, which makes it superfluous.
+  uint32_t* measured = nullptr;
+  // Zero before; becomes 1 / the scale that was used, what products are multiplied with. NaN for a tensor
+  // that has a number that is not finite, so that saturation does not hide it: all products become NaN.
+  float* inverse = nullptr;
+  uint8_t* codes = nullptr;       // null: only measured
+  uint8_t* transposed = nullptr;  // null: not wanted
+};
+
+PACER_HOST_DEVICE bool has_history(const Fp8Target& to) { return to.state != nullptr && to.state->count > 0; }
+// A measurement that nobody needs.
+PACER_HOST_DEVICE bool is_superfluous(const Fp8Target& to) { return to.codes == nullptr && has_history(to); }
+
+PACER_HOST_DEVICE float fp8_scale(const Fp8Target& to) {
+  return has_history(to) ? to.state->scale : fp8_scale(*to.measured, to.format, to.rule);
+}
+
+// Bits of what `inverse` becomes at least, for a part of the tensor with that amax: the largest counts.
+PACER_HOST_DEVICE uint32_t inverse_bits(uint32_t amax, float scale) {
+  return is_finite_amax(amax) ? bits_of(div_(1.0f, scale)) : 0x7FC00000u;
 }
 
 }  // namespace pacer::kernels

@@ -6,6 +6,7 @@ namespace pacer::detail {
 
 Ambient Ambient::now(std::vector<at::Device> gpus) {
   Ambient ambient;
+  ambient.fp8_ = Fp8Scope::current();
   ambient.remember_autocast(at::kCPU);
   if (gpus.empty()) ambient.random_.push_back(get_random_state(at::kCPU));
   for (const at::Device gpu : gpus) ambient.random_.push_back(get_random_state(gpu));
@@ -20,6 +21,7 @@ void Ambient::remember_autocast(at::DeviceType device) {
 }
 
 void Ambient::enter() const {
+  Fp8Scope::set_current(fp8_);
   for (const Autocast& autocast : autocast_) {
     at::autocast::set_autocast_enabled(autocast.device, autocast.enabled);
     at::autocast::set_autocast_dtype(autocast.device, autocast.dtype);

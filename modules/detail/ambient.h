@@ -1,7 +1,8 @@
-// What a function of a model depends on beside its arguments, its parameters and its buffers: random state
-// and autocast.
+// What a function of a model depends on beside its arguments, its parameters and its buffers: random state,
+// autocast and 8-bit scaling.
 #pragma once
 
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -9,6 +10,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <pacer/device/detail/random_state.h>
+#include <pacer/modules/fp8_scaling.h>
 
 namespace pacer::detail {
 
@@ -31,6 +33,7 @@ class Ambient {
   std::vector<at::Device> gpus_;
   std::vector<RandomState> random_;  // of each GPU with the CPU; of the CPU alone where there is none
   std::vector<Autocast> autocast_;
+  std::shared_ptr<Fp8Scaling> fp8_;
 };
 
 // Autocast remembers casts of leaves. One made without a graph must not serve a pass that needs its gradient,

@@ -1,4 +1,4 @@
-// 8-bit floats on a GPU have the bytes of the CPU: codes, transposes, amax and scales.
+// 8-bit floats on a GPU have the bytes of the CPU: codes, transposes, amax, sums of columns and scales.
 #include "support/catch.h"
 
 #include <ATen/ops/from_blob.h>
@@ -20,35 +20,67 @@ const at::Device kGpu("cuda:0");
 constexpr Fp8Format kFormats[] = {Fp8Format::e4m3, Fp8Format::e5m2};
 
 struct Codes {
-  Tensor plain, transposed, amax;
+  Tensor plain, transposed;
+  Tensor inverse;   // fp32
+  Tensor measured;  // where it was wanted
+  Tensor state;     // the bytes of a Fp8Scale
+  Tensor sums;      // of columns, where they were wanted
 };
 
-// On the device of `x`.
-Codes cast(const Tensor& x, float scale, Fp8Format format, bool transposes) {
-  const auto options = x.options().dtype(at::kByte);
-  Codes codes{at::empty(x.sizes(), options), at::empty({x.size(1), x.size(0)}, options),
-              at::zeros({1}, options.dtype(at::kInt))};
-  const Tensor factor = at::full({1}, scale, options.dtype(at::kFloat));
-  Fp8Cast work{fp8_source(x.scalar_type()), x.const_data_ptr(), x.size(0), x.size(1), format};
-  work.scale = factor.const_data_ptr<float>();
-  work.codes = codes.plain.mutable_data_ptr<uint8_t>();
-  if (transposes) work.transposed = codes.transposed.mutable_data_ptr<uint8_t>();
-  if (!transposes) codes.transposed = Tensor();
-  work.amax = static_cast<uint32_t*>(codes.amax.mutable_data_ptr());
+void run(const Fp8Cast& work, const Tensor& x) {
   if (x.is_cuda()) {
     kernels::fp8_cast_cuda(work, detail::current_stream(x.device()));
   } else {
     kernels::fp8_cast_cpu(work, 0, x.size(0));
   }
+}
+
+// How a matrix is cast, besides its scale.
+struct How {
+  Fp8Format format = Fp8Format::e4m3;
+  bool transposes = false, sums = false, drops = false;
+};
+
+// On the device of `x`. A scale of 0: that of the tensor itself.
+Codes cast(const Tensor& x, float scale, const How& how) {
+  const auto options = x.options().dtype(at::kByte);
+  const Fp8Scale state = scale == 0 ? Fp8Scale{} : fp8_scale_of(scale);
+  Codes codes;
+  codes.state =
+      at::from_blob(const_cast<Fp8Scale*>(&state), {sizeof state}, at::kByte).clone().to(x.device());
+  codes.plain = at::empty(x.sizes(), options);
+  codes.inverse = at::zeros({1}, options.dtype(at::kFloat));
+  codes.measured = at::zeros({1}, options.dtype(at::kInt));
+  Fp8Cast work{element_type_of(x.scalar_type()), x.const_data_ptr(), x.size(0), x.size(1), {}};
+  if (how.drops) work.dropout = kernels::dropout_of(0.25, 5);
+  const Tensor partials = at::full({kernels::fp8_parts(x.size(0)), x.size(1)}, 7, options.dtype(at::kFloat));
+  if (how.sums) {
+    codes.sums = at::full({x.size(1)}, 7, options.dtype(at::kFloat));
+    work.partials = partials.mutable_data_ptr<float>();
+    work.column_sums = codes.sums.mutable_data_ptr<float>();
+  }
+  work.to.format = how.format;
+  work.to.state = static_cast<Fp8Scale*>(codes.state.mutable_data_ptr());
+  work.to.measured = static_cast<uint32_t*>(codes.measured.mutable_data_ptr());
+  work.to.inverse = codes.inverse.mutable_data_ptr<float>();
+  run(work, x);
+  work.to.codes = codes.plain.mutable_data_ptr<uint8_t>();
+  if (how.transposes) {
+    codes.transposed = at::empty({x.size(1), x.size(0)}, options);
+    work.to.transposed = codes.transposed.mutable_data_ptr<uint8_t>();
+  }
+  run(work, x);
   return codes;
 }
 
-void compare(const Tensor& x, float scale, Fp8Format format, bool transposes) {
-  const Codes wanted = cast(x, scale, format, transposes),
-              found = cast(x.to(kGpu), scale, format, transposes);
+void compare(const Tensor& x, float scale, const How& how) {
+  const Codes wanted = cast(x, scale, how), found = cast(x.to(kGpu), scale, how);
   REQUIRE(found.plain.cpu().equal(wanted.plain));
-  REQUIRE(found.amax.cpu().equal(wanted.amax));
-  if (transposes) REQUIRE(found.transposed.cpu().equal(wanted.transposed));
+  REQUIRE(found.measured.cpu().equal(wanted.measured));
+  REQUIRE(found.state.cpu().equal(wanted.state));
+  REQUIRE(found.inverse.cpu().view(at::kInt).equal(wanted.inverse.view(at::kInt)));
+  if (how.transposes) REQUIRE(found.transposed.cpu().equal(wanted.transposed));
+  if (how.sums) REQUIRE(found.sums.cpu().view(at::kInt).equal(wanted.sums.view(at::kInt)));
 }
 
 }  // namespace
@@ -60,7 +92,7 @@ TEST_CASE("on a GPU every number becomes the 8-bit float of the CPU", "[gpu][fp8
     for (const Fp8Format format : kFormats) {
       for (const float scale : fp8_scales()) {
         CAPTURE(dtype, format == Fp8Format::e4m3, scale);
-        compare(x.view({2, -1}), scale, format, false);
+        compare(x.view({2, -1}), scale, {format});
       }
     }
   }
@@ -75,17 +107,74 @@ TEST_CASE("on a GPU transposed codes and amax are those of the CPU, at all sizes
     for (const auto& [rows, columns] : sizes) {
       CAPTURE(dtype, rows, columns);
       const Tensor x = torch::randn({rows, columns}).to(dtype);
-      for (const Fp8Format format : kFormats) compare(x, 3.0f, format, true);
+      for (const Fp8Format format : kFormats) {
+        for (const float scale : {3.0f, 0.0f}) {
+          for (const int kinds : {0, 1, 2, 3}) {
+            CAPTURE(kinds);
+            compare(x, scale, {format, true, kinds % 2 != 0, kinds / 2 != 0});
+          }
+        }
+      }
     }
     for (const auto& [rows, columns] : {std::pair{1, 1}, {3, 5}, {7, 1000}}) {
-      compare(torch::randn({rows, columns}).to(dtype), 3.0f, Fp8Format::e4m3, false);
+      for (const float scale : {3.0f, 0.0f}) {
+        compare(torch::randn({rows, columns}).to(dtype), scale, {});
+      }
+    }
+    for (const auto& [rows, columns] : {std::pair{1, 4}, {3, 12}, {7, 1000}, {5, 8196}}) {
+      compare(torch::randn({rows, columns}).to(dtype), 3.0f, {Fp8Format::e4m3, false, false, true});
+    }
+    for (const auto& [rows, columns] : {std::pair{1, 8}, {129, 24}, {1501, 136}}) {
+      for (const bool drops : {false, true}) {
+        compare(torch::randn({rows, columns}).to(dtype), 3.0f, {Fp8Format::e5m2, false, true, drops});
+      }
     }
   }
   const Tensor odd = torch::randn({16, 24}, kGpu);
-  CHECK_THROWS_WITH(cast(odd, 1, Fp8Format::e4m3, true), Catch::Matchers::ContainsSubstring("16 x 24"));
+  CHECK_THROWS_WITH(cast(odd, 1, {Fp8Format::e4m3, true}), Catch::Matchers::ContainsSubstring("16 x 24"));
   const Tensor shifted = torch::randn({33}, kGpu).narrow(0, 1, 32).view({2, 16});
-  CHECK_THROWS_WITH(cast(shifted, 1, Fp8Format::e4m3, false),
-                    Catch::Matchers::ContainsSubstring("multiple of 16 bytes"));
+  CHECK_THROWS_WITH(cast(shifted, 1, {}), Catch::Matchers::ContainsSubstring("multiple of 16 bytes"));
+  const Tensor narrow = torch::randn({16, 12}, kGpu);
+  CHECK_THROWS_WITH(cast(narrow, 1, {Fp8Format::e4m3, false, true}),
+                    Catch::Matchers::ContainsSubstring("multiple of 8, not 12"));
+}
+
+TEST_CASE("on a GPU columns are summed as on the CPU where nothing is cast, and from run to run",
+          "[gpu][fp8]") {
+  PACER_NEEDS_GPU();
+  torch::manual_seed(6);
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (const auto& [rows, columns] : {std::pair{1, 8}, {300, 40}, {4096, 272}, {0, 16}}) {
+      CAPTURE(dtype, rows, columns);
+      const Tensor x = torch::randn({rows, columns}).to(dtype), on_gpu = x.to(kGpu);
+      const Tensor wanted = fp8_column_sums(x);
+      for (int repetition = 0; repetition < 2; ++repetition) {
+        const auto options = on_gpu.options().dtype(at::kFloat);
+        const Tensor sums = at::full({columns}, 7, options);
+        const Tensor partials = at::full({kernels::fp8_parts(rows), columns}, 7, options);
+        Fp8Cast work{element_type_of(dtype), on_gpu.const_data_ptr(), rows, columns, {}};
+        work.partials = partials.mutable_data_ptr<float>();
+        work.column_sums = sums.mutable_data_ptr<float>();
+        run(work, on_gpu);
+        REQUIRE(sums.cpu().equal(wanted));
+      }
+    }
+  }
+}
+
+TEST_CASE("on a GPU codes are transposed as they are", "[gpu][fp8]") {
+  PACER_NEEDS_GPU();
+  const auto stream = detail::current_stream(kGpu);
+  for (const auto& [rows, columns] : {std::pair{16, 16}, {128, 128}, {144, 2064}, {2064, 144}, {0, 16}}) {
+    CAPTURE(rows, columns);
+    const Tensor codes = torch::randint(256, {rows, columns}, at::kByte).to(kGpu);
+    const Tensor transposed = at::full({columns, rows}, 7, codes.options());
+    kernels::fp8_transpose_cuda(codes.const_data_ptr<uint8_t>(), rows, columns,
+                                transposed.mutable_data_ptr<uint8_t>(), stream);
+    REQUIRE(transposed.equal(codes.t().contiguous()));
+  }
+  CHECK_THROWS_WITH(kernels::fp8_transpose_cuda(nullptr, 16, 24, nullptr, stream),
+                    Catch::Matchers::ContainsSubstring("16 x 24"));
 }
 
 TEST_CASE("on a GPU scales are updated as on the CPU, and not where a step is skipped", "[gpu][fp8]") {

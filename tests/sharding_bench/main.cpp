@@ -12,9 +12,10 @@
 // Rank 0 prints a JSON line for each mode: the time of a step (the median of eight, after three that do not
 // count, on the slowest rank), the peaks of its own memory, allocated and reserved, from before the model is
 // made, its loss in the last step, tokens a second for each GPU, what it sends in a step, and the share of
-// blocks that layer dropping keeps. Modes with layer-drop start where theta has come down to 0.5; those with
-// onebit-nodes have OneBitAdam with nodes as workers, frozen, in the place of FusedAdamW. Small blocks are
-// there for the host's cost: the GPU has little to do in them, and a row of the batch counts as a token.
+// blocks that layer dropping keeps. bf16 and fp8 are under autocast, which the other modes are not. Modes
+// with layer-drop start where theta has come down to 0.5; those with onebit-nodes have OneBitAdam with nodes
+// as workers, frozen, in the place of FusedAdamW. Small blocks are there for the host's cost: the GPU has
+// little to do in them, and a row of the batch counts as a token.
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -52,14 +53,25 @@ struct Mode {
 };
 
 pacer::ShardsOptions state_only() { return pacer::ShardsOptions().what(pacer::Sharded::state); }
+pacer::Fp8Options but_for_head() { return pacer::Fp8Options().keep_last(1); }
 pacer::ShardsOptions in_nodes() { return pacer::ShardsOptions().over(pacer::ShardGroup::node); }
 
 // Where there are several ranks and no Shards, a Session brings DataParallel itself.
 const std::vector<Mode>& all_modes() {
-  using pacer::Blocks, pacer::Session, pacer::Recompute, pacer::Shards;
+  using pacer::Blocks, pacer::Session, pacer::Precision, pacer::Recompute, pacer::Shards;
   static const std::vector<Mode> modes = {
       {"plain", [](Session&, const Blocks&) {}},
       {"recompute", [](Session& session, const Blocks& blocks) { session.use(Recompute(blocks)); }},
+      {"bf16", [](Session& session, const Blocks&) { session.use(Precision::bf16()); }},
+      {"fp8", [](Session& session, const Blocks&) { session.use(Precision::fp8(but_for_head())); }},
+      {"fp8-current",
+       [](Session& session, const Blocks&) {
+         session.use(Precision::fp8(but_for_head().recipe(pacer::Fp8Recipe::current)));
+       }},
+      {"fp8+recompute",
+       [](Session& session, const Blocks& blocks) {
+         session.use(Precision::fp8(but_for_head())).use(Recompute(blocks));
+       }},
       {"shards-state", [](Session& session, const Blocks&) { session.use(Shards(state_only())); }},
       {"shards", [](Session& session, const Blocks&) { session.use(Shards()); }},
       {"shards+recompute",

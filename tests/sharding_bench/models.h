@@ -8,7 +8,6 @@
 #include <utility>
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/linear.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <torch/nn/functional/activation.h>
 #include <torch/nn/functional/loss.h>
@@ -17,6 +16,7 @@
 #include <torch/types.h>
 
 #include <pacer/modules/blocks.h>
+#include <pacer/modules/linear.h>
 
 namespace sharding_bench {
 
@@ -37,14 +37,13 @@ struct ModelImpl : torch::nn::Module {
 };
 
 // A linear layer [..., from] -> [..., to], whose bias is added in the kernel of the product, as in Python.
-struct ProjectionImpl : torch::nn::Module {
-  ProjectionImpl(int64_t from, int64_t to, const at::TensorOptions& options, bool has_bias = true) {
-    weight = register_parameter("weight", at::empty({to, from}, options).normal_(0, 0.02));
+struct ProjectionImpl : pacer::nn::LinearImpl {
+  ProjectionImpl(int64_t from, int64_t to, const at::TensorOptions& where, bool has_bias = true)
+      : LinearImpl(torch::nn::LinearOptions(0, 0).bias(has_bias)) {
+    weight.set_data(at::empty({to, from}, where).normal_(0, 0.02));
     const double bound = 1 / std::sqrt(static_cast<double>(from));
-    if (has_bias) bias = register_parameter("bias", at::empty({to}, options).uniform_(-bound, bound));
+    if (has_bias) bias.set_data(at::empty({to}, where).uniform_(-bound, bound));
   }
-  Tensor forward(const Tensor& x) { return at::linear(x, weight, bias); }
-  Tensor weight, bias;
 };
 TORCH_MODULE(Projection);
 

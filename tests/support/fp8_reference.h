@@ -1,8 +1,11 @@
 // 8-bit floats by LibTorch's conversions, which do not saturate: what is too large is clamped before.
 #pragma once
 
+#include <algorithm>
 #include <limits>
+#include <vector>
 
+#include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 
 #include <pacer/kernels/fp8.h>
@@ -11,9 +14,9 @@
 
 namespace pacer::testing {
 
-inline kernels::Fp8Source fp8_source(at::ScalarType dtype) {
-  if (dtype == at::kFloat) return kernels::Fp8Source::f32;
-  return dtype == at::kBFloat16 ? kernels::Fp8Source::bf16 : kernels::Fp8Source::f16;
+inline kernels::ElementType element_type_of(at::ScalarType dtype) {
+  if (dtype == at::kFloat) return kernels::ElementType::f32;
+  return dtype == at::kBFloat16 ? kernels::ElementType::bf16 : kernels::ElementType::f16;
 }
 
 // Codes (uint8) of x * scale.
@@ -25,6 +28,14 @@ inline Tensor fp8_codes(const Tensor& x, float scale, kernels::Fp8Format format)
   return at::where(scaled.isnan(), at::full_like(scaled, 0x7F, at::kByte), codes.view(at::kByte));
 }
 
+// A state of delayed scaling whose history has led to that scale.
+inline kernels::Fp8Scale fp8_scale_of(float scale) {
+  kernels::Fp8Scale state;
+  state.scale = scale;
+  state.count = 1;
+  return state;
+}
+
 inline uint32_t amax_bits(const Tensor& x) {
   uint32_t largest = 0;
   const Tensor wide = x.to(at::kFloat).abs().contiguous();
@@ -32,6 +43,38 @@ inline uint32_t amax_bits(const Tensor& x) {
     largest = std::max(largest, kernels::magnitude_bits(wide.const_data_ptr<float>()[i]));
   }
   return largest;
+}
+
+// What dropout leaves of a matrix, in fp32.
+inline Tensor fp8_dropped(const Tensor& x, const kernels::Dropout& dropout) {
+  const Tensor dropped = x.to(at::kFloat).clone();
+  float* values = dropped.mutable_data_ptr<float>();
+  for (int64_t i = 0; i < dropped.numel(); ++i) {
+    const uint32_t draw = kernels::dropout_draws(dropout, i / 4).word[i % 4];
+    values[i] = draw < dropout.threshold ? 0.0f : values[i] * dropout.scale;
+  }
+  return dropped;
+}
+
+// Sums of columns in the order of kernels/fp8.h, by operators on whole rows.
+inline Tensor fp8_tree(Tensor lists) {
+  while (lists.size(0) > 1) {
+    lists = lists.slice(0, 0, c10::nullopt, 2) + lists.slice(0, 1, c10::nullopt, 2);
+  }
+  return lists[0];
+}
+inline Tensor fp8_column_sums(const Tensor& x) {
+  std::vector<Tensor> strands(8, at::zeros({x.size(1)}));
+  for (int64_t part = 0; part < kernels::fp8_parts(x.size(0)); ++part) {
+    const int64_t rows = std::min<int64_t>(128, x.size(0) - 128 * part);
+    const Tensor all = at::zeros({128, x.size(1)});
+    all.narrow(0, 0, rows).copy_(x.narrow(0, 128 * part, rows));
+    const Tensor fours = all.view({32, 4, -1});
+    const Tensor sums = ((fours.select(1, 0) + fours.select(1, 1)) + fours.select(1, 2)) + fours.select(1, 3);
+    Tensor& strand = strands[static_cast<size_t>(part % 8)];
+    strand = strand + fp8_tree(sums);
+  }
+  return fp8_tree(at::stack(strands));
 }
 
 // All 65,536 numbers of a 16-bit dtype.

@@ -108,7 +108,7 @@ inline std::vector<RegisteredOptimizer> all_optimizers() {
       {"AdamW", false, making<AdamW>(AdamWOptions(0.01).weight_decay(0.1))},
       {"Adam", false, making<Adam>(AdamOptions(0.01).amsgrad(true))},
       {"SGD", false, making<SGD>(SGDOptions(0.1).momentum(0.9))},
-      {"RMSprop", false, making<RMSprop>(RMSpropOptions(0.01).momentum(0.5).centered(true))},
+      {"RMSprop", false, making<RMSprop>(RMSpropOptions(0.002).momentum(0.5).centered(true))},
       {"Adagrad", false, making<Adagrad>(AdagradOptions(0.05))},
   };
 }
@@ -142,6 +142,7 @@ inline std::vector<RegisteredHook> all_hooks() {
       {"clipping", "clipping", true,
        [](Session& s, SmallModel&, EpochSampler&) { s.use(GradientClipping(0.3)); }},
       {"bf16", "precision", false, [](Session& s, SmallModel&, EpochSampler&) { s.use(Precision::bf16()); }},
+      {"fp8", "precision", true, [](Session& s, SmallModel&, EpochSampler&) { s.use(Precision::fp8()); }},
       {"fp16", "precision", true,
        [](Session& s, SmallModel&, EpochSampler&) {
          LossScaleRule rule;

@@ -13,13 +13,15 @@
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 
+#include <pacer/modules/linear.h>
 #include <pacer/schedulers/layer_drop.h>
 
 #include "support/optimizers.h"
 
 namespace pacer::testing {
 
-constexpr int64_t kVocabulary = 11, kWidth = 8, kFullLength = 16;
+// The width is one that 8-bit products can have.
+constexpr int64_t kVocabulary = 11, kWidth = 16, kFullLength = 16;
 
 // Token ids [B, S] to logits [B, S, kVocabulary]; learned positions, dropout, `depth` residual blocks that
 // hooks may act around, behind gates where there are any.
@@ -56,7 +58,7 @@ struct SmallModelImpl : torch::nn::Module {
   torch::nn::Linear head;
   LayerDrop layer_drop;
   Blocks stack;
-  std::vector<torch::nn::Linear> blocks;  // of the stack
+  std::vector<nn::Linear> blocks;  // of the stack
 };
 TORCH_MODULE(SmallModel);
 

@@ -23,21 +23,41 @@ constexpr at::ScalarType kDtypes[] = {at::kFloat, at::kBFloat16, at::kHalf};
 struct Codes {
   Tensor plain, transposed;
   uint32_t amax = 0;
+  float inverse = 0;
 };
 
-// In two parts, as threads would.
-Codes cast(const Tensor& x, float scale, Fp8Format format, bool transposes) {
+// In two parts.
+Codes cast(const Tensor& x, const kernels::Fp8Target& how, bool transposes) {
   Codes codes{at::empty(x.sizes(), at::kByte), {}};
-  Fp8Cast work{fp8_source(x.scalar_type()), x.const_data_ptr(), x.size(0), x.size(1), format, &scale};
-  work.codes = codes.plain.mutable_data_ptr<uint8_t>();
+  Fp8Cast work{element_type_of(x.scalar_type()), x.const_data_ptr(), x.size(0), x.size(1), how};
+  work.to.codes = codes.plain.mutable_data_ptr<uint8_t>();
   if (transposes) {
     codes.transposed = at::empty({x.size(1), x.size(0)}, at::kByte);
-    work.transposed = codes.transposed.mutable_data_ptr<uint8_t>();
+    work.to.transposed = codes.transposed.mutable_data_ptr<uint8_t>();
   }
-  work.amax = &codes.amax;
+  work.to.inverse = &codes.inverse;
   kernels::fp8_cast_cpu(work, 0, x.size(0) / 2);
   kernels::fp8_cast_cpu(work, x.size(0) / 2, x.size(0));
   return codes;
+}
+Codes cast(const Tensor& x, float scale, Fp8Format format, bool transposes) {
+  Fp8Scale state = fp8_scale_of(scale);
+  kernels::Fp8Target how;
+  how.format = format;
+  how.state = &state;
+  Codes codes = cast(x, how, transposes);
+  codes.amax = state.amax;
+  return codes;
+}
+
+// The amax that a cast without codes measures.
+uint32_t measured(const Tensor& x, Fp8Scale* state = nullptr) {
+  uint32_t amax = 0;
+  Fp8Cast work{element_type_of(x.scalar_type()), x.const_data_ptr(), x.size(0), x.size(1), {}};
+  work.to.state = state;
+  work.to.measured = &amax;
+  kernels::fp8_cast_cpu(work, 0, x.size(0));
+  return amax;
 }
 
 }  // namespace
@@ -53,6 +73,56 @@ TEST_CASE("every number becomes the 8-bit float that LibTorch makes of it, satur
       }
     }
   }
+}
+
+TEST_CASE("a tensor without a history is scaled by its own amax, and 1 / scale is noted", "[kernels][fp8]") {
+  torch::manual_seed(3);
+  for (const Fp8Format format : kFormats) {
+    const Tensor x = torch::randn({8, 24}) * 1e-3;
+    uint32_t amax = measured(x);
+    REQUIRE(amax == amax_bits(x));
+    const float own = kernels::fp8_scale(amax, format, {});
+    kernels::Fp8Target how;
+    how.format = format;
+    how.measured = &amax;
+    Fp8Scale fresh;
+    for (Fp8Scale* state : {static_cast<Fp8Scale*>(nullptr), &fresh}) {
+      how.state = state;
+      const Codes codes = cast(x, how, false);
+      CHECK(codes.plain.equal(fp8_codes(x, own, format)));
+      CHECK(codes.inverse == 1 / own);
+    }
+    CHECK(fresh.amax == amax);
+    Fp8Scale known = fp8_scale_of(4);
+    how.state = &known;
+    how.records = false;
+    const Codes codes = cast(x, how, false);
+    CHECK(codes.plain.equal(fp8_codes(x, 4, format)));
+    CHECK(codes.inverse == 0.25f);
+    CHECK(known.amax == 0);
+    CHECK(measured(x, &known) == 0);  // nobody needs it
+    CHECK(measured(x, &fresh) == amax);
+  }
+}
+
+TEST_CASE("1 / scale is NaN for a tensor that is not finite, and saturation hides nothing",
+          "[kernels][fp8]") {
+  for (const float value : {std::numeric_limits<float>::infinity(), std::nanf("")}) {
+    for (const int64_t place : {0, 5}) {
+      Tensor x = torch::ones({6, 1});
+      x[place] = value;
+      CHECK(std::isnan(cast(x, 1, Fp8Format::e4m3, false).inverse));
+      uint32_t amax = measured(x);
+      kernels::Fp8Target how;
+      how.measured = &amax;
+      CHECK(std::isnan(cast(x, how, false).inverse));
+    }
+  }
+  const Tensor zeros = torch::zeros({2, 2});
+  uint32_t amax = measured(zeros);
+  kernels::Fp8Target how;
+  how.measured = &amax;
+  CHECK(cast(zeros, how, false).inverse == 0x1p-120f);
 }
 
 TEST_CASE("transposed codes are the codes of the transpose, and amax that of the whole matrix",
@@ -75,6 +145,89 @@ TEST_CASE("transposed codes are the codes of the transpose, and amax that of the
   CHECK(amax({1, -infinity}) == 0x7F800000u);
   CHECK(amax({-nan, infinity, 1}) == 0x7FC00000u);
   CHECK(amax({0, -0.0f}) == 0);
+}
+
+TEST_CASE("codes are transposed as they are", "[kernels][fp8]") {
+  for (const auto& [rows, columns] : {std::pair{64, 400}, {1, 1}, {3, 5}, {200, 130}, {0, 16}}) {
+    const Tensor codes = torch::randint(256, {rows, columns}, at::kByte);
+    const Tensor transposed = at::empty({columns, rows}, at::kByte);
+    for (const auto& [begin, end] : {std::pair{0, rows / 3}, {rows / 3, rows}}) {
+      kernels::fp8_transpose_cpu(codes.const_data_ptr<uint8_t>(), rows, columns,
+                                 transposed.mutable_data_ptr<uint8_t>(), begin, end);
+    }
+    REQUIRE(transposed.equal(codes.t().contiguous()));
+  }
+}
+
+TEST_CASE("a cast with dropout casts what dropout leaves, in fp32", "[kernels][fp8]") {
+  torch::manual_seed(4);
+  for (const at::ScalarType dtype : kDtypes) {
+    const Tensor x = torch::randn({130, 276}).to(dtype);
+    const kernels::Dropout dropout = kernels::dropout_of(0.3, 11);
+    const Tensor left = fp8_dropped(x, dropout);
+    REQUIRE(left.eq(0).sum().item<int64_t>() > 10000);
+    for (const bool measures : {false, true}) {
+      Fp8Cast work{element_type_of(dtype), x.const_data_ptr(), x.size(0), x.size(1), {}};
+      work.dropout = dropout;
+      uint32_t amax = 0;
+      float inverse = 0;
+      Fp8Scale state = fp8_scale_of(3);
+      const Tensor codes = at::empty(x.sizes(), at::kByte), transposed = at::empty({276, 130}, at::kByte);
+      if (measures) {
+        work.to.measured = &amax;
+        kernels::fp8_cast_cpu(work, 0, 130);
+        REQUIRE(amax == amax_bits(left));
+        continue;
+      }
+      work.to.state = &state;
+      work.to.inverse = &inverse;
+      work.to.codes = codes.mutable_data_ptr<uint8_t>();
+      work.to.transposed = transposed.mutable_data_ptr<uint8_t>();
+      kernels::fp8_cast_cpu(work, 0, 128);
+      kernels::fp8_cast_cpu(work, 128, 130);
+      REQUIRE(codes.equal(fp8_codes(left, 3, Fp8Format::e4m3)));
+      REQUIRE(transposed.equal(codes.t().contiguous()));
+      REQUIRE(state.amax == amax_bits(left));
+    }
+  }
+  const Tensor odd = torch::randn({4, 6});
+  Fp8Cast work{kernels::ElementType::f32, odd.const_data_ptr(), 4, 6, {}};
+  work.dropout = kernels::dropout_of(0.3, 11);
+  CHECK_THROWS_WITH(kernels::fp8_cast_cpu(work, 0, 4), Catch::Matchers::ContainsSubstring("multiple of 4"));
+}
+
+TEST_CASE("columns are summed in one order, whichever way they are cast", "[kernels][fp8]") {
+  torch::manual_seed(5);
+  for (const at::ScalarType dtype : kDtypes) {
+    for (const auto& [rows, columns] :
+         {std::pair{1, 3}, {128, 16}, {130, 300}, {1500, 20}, {2311, 8}, {0, 5}}) {
+      CAPTURE(dtype, rows, columns);
+      const Tensor x = torch::randn({rows, columns}).to(dtype);
+      const Tensor wanted = fp8_column_sums(x);
+      for (const int way : {0, 1, 2}) {       // alone, with codes, and while the tensor is only measured
+        if (way == 1 && rows == 0) continue;  // no memory, no codes
+        Fp8Cast work{element_type_of(dtype), x.const_data_ptr(), rows, columns, {}};
+        const Tensor partials = at::full({kernels::fp8_parts(rows), columns}, 7.0f);
+        const Tensor sums = at::full({columns}, 7.0f);
+        const Tensor codes = at::empty({rows, columns}, at::kByte);
+        uint32_t amax = kernels::bits_of(4.0f);
+        float inverse = 0;
+        work.partials = partials.mutable_data_ptr<float>();
+        work.column_sums = sums.mutable_data_ptr<float>();
+        if (way > 0) work.to.measured = &amax;
+        if (way == 1) work.to.codes = codes.mutable_data_ptr<uint8_t>();
+        work.to.inverse = &inverse;
+        const int64_t middle = rows / 256 * 128;
+        kernels::fp8_cast_cpu(work, 0, middle);
+        kernels::fp8_cast_cpu(work, middle, rows);
+        REQUIRE(sums.equal(way == 2 ? at::full({columns}, 7.0f) : wanted));
+      }
+      const Tensor exact = x.to(at::kDouble).sum(0), scale = x.to(at::kDouble).abs().sum(0) + 1e-30;
+      REQUIRE((((wanted - exact).abs() / scale).max().item<double>() < 40 * 0x1p-24));
+    }
+  }
+  const Tensor nan = at::full({4, 1}, std::nanf(""));
+  CHECK(fp8_column_sums(nan).isnan().all().item<bool>());
 }
 
 // Others keep the magnitudes of the last steps, that of the coming update first, and leave a scale alone that

@@ -1,0 +1,62 @@
+// One pacer::nn::Linear that computes in 8-bit floats: its tensors among those of the model, its weight in 8
+// bits, and its three products.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <ATen/core/Tensor.h>
+#include <torch/custom_class_detail.h>
+
+#include <pacer/modules/detail/fp8_tensors.h>
+
+namespace pacer::detail {
+
+class Fp8Layer : public torch::CustomClassHolder {
+ public:
+  // `input`, `gradient`: their numbers among the tensors with a history; nothing with current scaling.
+  Fp8Layer(std::shared_ptr<Fp8Tensors> tensors, kernels::Fp8Format gradients, std::optional<size_t> input,
+           std::optional<size_t> gradient)
+      : tensors_(std::move(tensors)), gradients_(gradients), input_(input), gradient_(gradient) {}
+
+  // [rows, in_features] and [rows, out_features] in 8 bits; `records` as Fp8Tensors::cast.
+  Fp8Matrix cast_input(const at::Tensor& x, bool records, const Fp8Extras& extras) {
+    return tensors_->cast(x, kernels::Fp8Format::e4m3, input_, records, extras);
+  }
+  Fp8Matrix cast_gradient(const at::Tensor& dy, bool records, const Fp8Extras& extras) {
+    return tensors_->cast(dy, gradients_, gradient_, records, extras);
+  }
+  // With its transpose. The same as before where it may be kept and nothing was written to it.
+  Fp8Matrix cast_weight(const at::Tensor& weight);
+  kernels::Fp8Format gradients() const { return gradients_; }
+
+  void forget_weight() { weight_.reset(); }
+  void keep_weight(bool keep) {
+    keeps_weight_ = keep;
+    forget_weight();
+  }
+
+  at::Device device() const { return tensors_->device(); }
+  void count_other_call() { ++other_calls_; }
+  int64_t other_calls() const { return other_calls_; }
+
+ private:
+  struct KeptWeight {
+    Fp8Matrix matrix;
+    uint32_t version;
+    const void* memory;
+  };
+
+  std::shared_ptr<Fp8Tensors> tensors_;
+  kernels::Fp8Format gradients_;
+  std::optional<size_t> input_, gradient_;
+  std::optional<KeptWeight> weight_;
+  bool keeps_weight_ = true;
+  int64_t other_calls_ = 0;
+};
+
+using Fp8LayerPtr = c10::intrusive_ptr<Fp8Layer>;
+
+}  // namespace pacer::detail

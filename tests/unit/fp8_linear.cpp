@@ -1,0 +1,391 @@
+// pacer::nn::Linear in 8-bit floats beside products of the same codes in fp64, and what its scales do between
+// steps.
+#include "support/catch.h"
+
+#include <cmath>
+#include <limits>
+
+#include <ATen/autocast_mode.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/nn/init.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+
+#include <pacer/modules/fp8_scaling.h>
+#include <pacer/modules/linear.h>
+#include <pacer/modules/recompute.h>
+
+#include "support/fp8_reference.h"
+
+namespace pacer::testing::fp8_linear {
+namespace {
+
+using kernels::Fp8Format;
+
+constexpr double kBf16 = 1.0 / 256;  // the largest relative error of one rounding to bf16
+
+Fp8Options current() { return Fp8Options().recipe(Fp8Recipe::current); }
+
+// The values that codes of `x` with its own scale stand for, fp64.
+Tensor dequantised(const Tensor& x, Fp8Format format = Fp8Format::e4m3) {
+  const float scale = kernels::fp8_scale(amax_bits(x), format, {});
+  const at::ScalarType type = format == Fp8Format::e4m3 ? at::kFloat8_e4m3fn : at::kFloat8_e5m2;
+  return fp8_codes(x, scale, format).view(type).to(at::kFloat).to(at::kDouble) / scale;
+}
+
+double relative_error(const Tensor& found, const Tensor& wanted) {
+  return ((found.to(at::kDouble) - wanted.to(at::kDouble)).norm() / wanted.to(at::kDouble).norm())
+      .item<double>();
+}
+
+// Each element within `roundings` of bf16 and what fp32 additions of its terms leave.
+void check_close(const Tensor& found, const Tensor& wanted, const Tensor& of_magnitudes,
+                 double roundings = 1) {
+  REQUIRE(found.sizes() == wanted.sizes());
+  const Tensor bound = roundings * kBf16 * wanted.abs() + 1e-5 * of_magnitudes + 1e-30;
+  CHECK((found.to(at::kDouble) - wanted).abs().le(bound).all().item<bool>());
+}
+
+struct Setting {
+  at::ScalarType x, weight;
+  bool has_bias;
+  std::vector<int64_t> sizes;  // of x but for the last
+};
+
+}  // namespace
+
+TEST_CASE("pacer::nn::Linear is torch::nn::Linear where no scope says otherwise", "[fp8][modules]") {
+  for (const bool has_bias : {true, false}) {
+    const auto options = torch::nn::LinearOptions(7, 5).bias(has_bias);
+    torch::manual_seed(4);
+    torch::nn::Linear theirs(options);
+    torch::manual_seed(4);
+    nn::Linear ours(options);
+    REQUIRE(ours->named_parameters().keys() == theirs->named_parameters().keys());
+    for (const auto& item : theirs->named_parameters()) {
+      REQUIRE(ours->named_parameters()[item.key()].equal(item.value()));
+    }
+    const Tensor x = torch::randn({3, 2, 7});
+    CHECK(ours(x).equal(theirs(x)));
+    const auto clone = std::dynamic_pointer_cast<nn::LinearImpl>(ours->clone());
+    CHECK(clone->forward(x).equal(theirs(x)));
+    CHECK_FALSE(clone->weight.is_same(ours->weight));
+  }
+  CHECK(nn::Linear(0, 3)(torch::zeros({2, 0})).equal(torch::zeros({2, 3})));
+  CHECK(torch::nn::Sequential(nn::Linear(4, 4), nn::Linear(4, 2))->forward(torch::zeros({1, 4})).size(1) ==
+        2);
+}
+
+TEST_CASE("results and gradients are products of codes, added in fp32", "[fp8][modules]") {
+  const std::vector<Setting> settings = {{at::kBFloat16, at::kFloat, true, {32}},
+                                         {at::kFloat, at::kFloat, true, {2, 16}},
+                                         {at::kBFloat16, at::kBFloat16, false, {16}},
+                                         {at::kHalf, at::kHalf, true, {4, 2, 4}}};
+  for (const Setting& setting : settings) {
+    for (const at::ScalarType gradients : {at::kFloat8_e5m2, at::kFloat8_e4m3fn}) {
+      CAPTURE(setting.x, setting.weight, setting.has_bias, gradients);
+      torch::manual_seed(5);
+      nn::Linear layer(torch::nn::LinearOptions(48, 64).bias(setting.has_bias));
+      layer->to(setting.weight);
+      std::vector<int64_t> sizes = setting.sizes;
+      sizes.push_back(48);
+      const Tensor x = torch::randn(sizes).to(setting.x).requires_grad_();
+      const auto scaling = std::make_shared<Fp8Scaling>(*layer, current().gradients(gradients));
+      Tensor y;
+      {
+        const Fp8Scope scope(scaling);
+        y = layer(x);
+      }
+      REQUIRE(y.scalar_type() == (setting.x == at::kFloat ? at::kBFloat16 : setting.x));
+      REQUIRE(y.sizes().slice(0, setting.sizes.size()) == at::IntArrayRef(setting.sizes));
+      const Tensor dy = torch::randn_like(y);
+      y.backward(dy);
+
+      const Tensor x8 = dequantised(x.detach()).view({-1, 48}), w8 = dequantised(layer->weight.detach());
+      const Fp8Format format = gradients == at::kFloat8_e5m2 ? Fp8Format::e5m2 : Fp8Format::e4m3;
+      const Tensor dy8 = dequantised(dy, format).view({-1, 64});
+      Tensor wanted = x8.mm(w8.t());
+      if (setting.has_bias) wanted = wanted + layer->bias.detach().to(at::kDouble);
+      // The bias is rounded, too.
+      check_close(y.detach().view({-1, 64}), wanted, x8.abs().mm(w8.abs().t()) + 400.0, 1);
+      check_close(x.grad().view({-1, 48}), dy8.mm(w8), dy8.abs().mm(w8.abs()));
+      check_close(layer->weight.grad(), dy8.t().mm(x8), dy8.abs().t().mm(x8.abs()));
+      CHECK(x.grad().scalar_type() == setting.x);
+      CHECK(layer->weight.grad().scalar_type() == setting.weight);
+      if (setting.has_bias) {
+        const Tensor sums = dy.to(at::kDouble).view({-1, 64}).sum(0);
+        check_close(layer->bias.grad(), sums, dy.to(at::kDouble).abs().view({-1, 64}).sum(0));
+      }
+      CHECK(scaling->other_calls() == 0);
+    }
+  }
+}
+
+TEST_CASE("errors of a layer are those of its formats", "[fp8][modules]") {
+  torch::manual_seed(6);
+  nn::Linear layer(torch::nn::LinearOptions(512, 256).bias(false));
+  torch::nn::init::normal_(layer->weight);
+  const Tensor x = torch::randn({512, 512}).requires_grad_();
+  const auto scaling = std::make_shared<Fp8Scaling>(*layer);
+  Tensor y;
+  {
+    const Fp8Scope scope(scaling);
+    y = layer(x);
+  }
+  const Tensor dy = torch::randn_like(y);
+  y.backward(dy);
+  const Tensor wx = x.detach().to(at::kDouble), ww = layer->weight.detach().to(at::kDouble),
+               wdy = dy.to(at::kDouble);
+  // Predicted for Gaussian numbers: .037, .059, .059.
+  CHECK(relative_error(y, wx.mm(ww.t())) <= 0.040);
+  CHECK(relative_error(x.grad(), wdy.mm(ww)) <= 0.063);
+  CHECK(relative_error(layer->weight.grad(), wdy.t().mm(wx)) <= 0.063);
+  CHECK(relative_error(y, wx.mm(ww.t())) >= 0.030);  // it did compute in 8 bits
+}
+
+TEST_CASE("scales stand still between updates and then follow the largest magnitudes", "[fp8][modules]") {
+  torch::manual_seed(7);
+  torch::nn::Sequential model(nn::Linear(16, 32), nn::Linear(32, 16));
+  const auto scaling = std::make_shared<Fp8Scaling>(*model, Fp8Options().amax_history(2));
+  const auto pass = [&](const Tensor& x) {
+    const Fp8Scope scope(scaling);
+    return model->forward(x);
+  };
+  const auto scale = [&](const std::string& name) {
+    return scaling->state().at(name + ".scale").item<float>();
+  };
+  const auto history = [&](const std::string& name) { return scaling->state().at(name + ".history"); };
+  const auto fitting = [](float amax) {
+    return kernels::fp8_scale(kernels::bits_of(amax), Fp8Format::e4m3, {});
+  };
+  REQUIRE(scaling->layers() == 2);
+  REQUIRE(scaling->state().size() == 8);
+
+  const Tensor x = torch::randn({16, 16}).clamp(-2, 2);
+  x[3][4] = 3;
+  // Without a history it is measured: as current scaling.
+  const auto own = std::make_shared<Fp8Scaling>(*model, current());
+  Tensor by_own;
+  {
+    const Fp8Scope scope(own);
+    by_own = model->forward(x);
+  }
+  CHECK(pass(x).equal(by_own));
+  CHECK(pass(x * 5).isfinite().all().item<bool>());  // measured, too
+  CHECK(scale("0.input") == 1);
+  scaling->update();
+  CHECK(scale("0.input") == fitting(15));
+  CHECK(history("0.input").equal(torch::tensor({15.f, 0.f})));
+  CHECK(scale("1.gradient") == 1);  // there was no backward pass
+  CHECK(history("1.gradient").equal(torch::zeros({2})));
+
+  pass(x).sum().backward();
+  CHECK(scale("0.input") == fitting(15));
+  scaling->update();
+  CHECK(scale("0.input") == fitting(15));
+  CHECK(history("0.input").equal(torch::tensor({15.f, 3.f})));
+  CHECK(history("1.gradient").equal(torch::tensor({1.f, 0.f})));
+  pass(x);
+  scaling->update();
+  CHECK(scale("0.input") == fitting(3));
+
+  const auto before = scaling->state();
+  model->eval();
+  pass(x * 100);
+  scaling->update();
+  model->train();
+  pass(x * 100);
+  scaling->forget();
+  scaling->update();
+  kernels::GradientCheck skipped;
+  skipped.non_finite = 1;
+  pass(x * 100);
+  scaling->update(&skipped);
+  pass(x * std::numeric_limits<float>::infinity());
+  scaling->update();
+  for (const auto& [name, tensor] : before) CHECK(scaling->state().at(name).equal(tensor));
+}
+
+TEST_CASE("what is not finite shows in all products", "[fp8][modules]") {
+  for (const Fp8Options& options : {Fp8Options(), current()}) {
+    nn::Linear layer(16, 16);
+    const auto scaling = std::make_shared<Fp8Scaling>(*layer, options);
+    for (const float value : {std::numeric_limits<float>::infinity(), std::nanf("")}) {
+      const Fp8Scope scope(scaling);
+      Tensor x = torch::ones({16, 16});
+      x[2][2] = value;
+      CHECK(layer(x).isnan().all().item<bool>());
+      const Tensor fine = torch::ones({16, 16}).requires_grad_();
+      const Tensor y = layer(fine);
+      Tensor dy = torch::ones_like(y);
+      dy[1][1] = value;
+      y.backward(dy);
+      CHECK(fine.grad().isnan().all().item<bool>());
+      CHECK(layer->weight.grad().isnan().all().item<bool>());
+      layer->zero_grad();
+    }
+    const Fp8Scope scope(scaling);
+    CHECK(layer(torch::zeros({16, 16})).equal(layer->bias.to(at::kBFloat16).expand({16, 16})));
+  }
+}
+
+TEST_CASE("a weight that was written to is cast anew", "[fp8][modules]") {
+  nn::Linear layer(torch::nn::LinearOptions(16, 16).bias(false));
+  const auto scaling = std::make_shared<Fp8Scaling>(*layer);
+  const Fp8Scope scope(scaling);
+  const Tensor x = torch::eye(16);
+  const auto doubled_follows = [&](const std::function<void()>& write) {
+    const Tensor before = layer(x);
+    write();
+    CHECK(layer(x).equal(before * 2));
+  };
+  const at::NoGradGuard no_grad;
+  doubled_follows([&] { layer->weight.mul_(2); });
+  doubled_follows([&] { layer->weight.set_data(layer->weight.detach() * 2); });
+  doubled_follows([&] {
+    layer->weight.data().mul_(2);  // counts no version: seen from the next step on
+    scaling->update();
+  });
+  scaling->keep_weights(false);
+  doubled_follows([&] { layer->weight.data().mul_(2); });
+}
+
+TEST_CASE("calls whose sizes are no multiples of 16 run in 16 bits, and are counted", "[fp8][modules]") {
+  torch::nn::Sequential model(nn::Linear(16, 16), nn::Linear(16, 24));
+  const auto scaling = std::make_shared<Fp8Scaling>(*model);
+  const Tensor x = torch::randn({5, 16});
+  const auto copy = std::dynamic_pointer_cast<torch::nn::SequentialImpl>(model->clone());
+  copy->to(at::kBFloat16);
+  const Tensor wanted = copy->forward(x.to(at::kBFloat16));
+  const Fp8Scope scope(scaling);
+  CHECK(model->forward(x).equal(wanted));
+  CHECK(scaling->other_calls() == 2);
+  model->forward(torch::randn({16, 16}));
+  CHECK(scaling->other_calls() == 3);
+  CHECK(model->forward(torch::randn({0, 16})).numel() == 0);
+  CHECK_THROWS(model->forward(torch::randn({16, 15})));
+}
+
+TEST_CASE("frozen and partly frozen layers, views and passes without gradients", "[fp8][modules]") {
+  torch::manual_seed(8);
+  nn::Linear layer(32, 16);
+  const auto scaling = std::make_shared<Fp8Scaling>(*layer, current());
+  const Fp8Scope scope(scaling);
+  const Tensor wide = torch::randn({32, 48}), x = wide.t().narrow(0, 0, 48).requires_grad_();
+  const Tensor y = layer(x);
+  CHECK(y.equal(layer(x.detach().contiguous())));
+  y.to(at::kFloat).square().sum().backward();
+  const Tensor dx = x.grad().clone(), db = layer->bias.grad().clone();
+  x.mutable_grad() = Tensor();
+  layer->zero_grad();
+  layer->weight.set_requires_grad(false);
+  layer(x).to(at::kFloat).square().sum().backward();
+  CHECK(x.grad().equal(dx));
+  CHECK(layer->bias.grad().equal(db));
+  CHECK_FALSE(layer->weight.grad().defined());
+  layer->weight.set_requires_grad(true);
+  layer->zero_grad();
+  layer(x.detach()).to(at::kFloat).square().sum().backward();
+  CHECK(layer->weight.grad().defined());
+  const at::NoGradGuard no_grad;
+  CHECK(layer(x).equal(y));
+}
+
+TEST_CASE("a recomputed layer sees the scales and the scope of its forward pass", "[fp8][modules]") {
+  for (const Fp8Options& options : {Fp8Options(), current()}) {
+    torch::manual_seed(9);
+    torch::nn::Sequential model(nn::Linear(16, 32), nn::Linear(32, 16));
+    const Tensor x = torch::randn({16, 16}).requires_grad_();
+    std::vector<std::map<std::string, Tensor>> states;
+    std::vector<Tensor> gradients;
+    for (const bool recomputes : {false, true}) {
+      const auto scaling = std::make_shared<Fp8Scaling>(*model, options);
+      model->zero_grad();
+      x.mutable_grad() = Tensor();
+      for (int step = 0; step < 3; ++step) {
+        Tensor y;
+        {
+          const Fp8Scope scope(scaling);
+          const auto f = [&](const Tensor& h) { return model->forward(h); };
+          y = recomputes ? recompute(*model, f, x) : f(x);
+        }
+        y.to(at::kFloat).square().sum().backward();
+        scaling->update();
+      }
+      CHECK(Fp8Scope::current() == nullptr);
+      states.push_back(scaling->state());
+      gradients.push_back(at::cat({x.grad().flatten(), model->parameters()[0].grad().flatten()}));
+    }
+    CHECK(gradients[0].equal(gradients[1]));
+    for (const auto& [name, tensor] : states[0]) CHECK(states[1].at(name).equal(tensor));
+  }
+}
+
+TEST_CASE("a state continues where it was saved, also with another length of history", "[fp8][modules]") {
+  torch::manual_seed(10);
+  nn::Linear layer(16, 16);
+  const auto run = [&](const std::shared_ptr<Fp8Scaling>& scaling, int from, int to) {
+    for (int step = from; step < to; ++step) {
+      const Fp8Scope scope(scaling);
+      layer(torch::full({16, 16}, step % 5 + 1.0)).sum().backward();
+      scaling->update();
+    }
+  };
+  const auto unbroken = std::make_shared<Fp8Scaling>(*layer, Fp8Options().amax_history(4));
+  run(unbroken, 0, 6);
+  const auto saved = unbroken->state();
+  CHECK(saved.at("input.history").equal(torch::tensor({3.f, 4.f, 5.f, 1.f})));
+  run(unbroken, 6, 9);
+  const auto resumed = std::make_shared<Fp8Scaling>(*layer, Fp8Options().amax_history(4));
+  resumed->set_state(saved);
+  run(resumed, 6, 9);
+  for (const auto& [name, tensor] : unbroken->state()) CHECK(resumed->state().at(name).equal(tensor));
+  const auto shorter = std::make_shared<Fp8Scaling>(*layer, Fp8Options().amax_history(2));
+  shorter->set_state(saved);
+  CHECK(shorter->state().at("input.history").equal(torch::tensor({5.f, 1.f})));
+  const auto longer = std::make_shared<Fp8Scaling>(*layer, Fp8Options().amax_history(5));
+  longer->set_state(saved);
+  CHECK(longer->state().at("input.history").equal(torch::tensor({3.f, 4.f, 5.f, 1.f, 0.f})));
+
+  const auto refused = [&](const std::string& key, const Tensor& value, const std::string& message) {
+    auto wrong = saved;
+    if (value.defined()) {
+      wrong[key] = value;
+    } else {
+      wrong.erase(key);
+    }
+    const auto before = resumed->state();
+    CHECK_THROWS_WITH(resumed->set_state(wrong), Catch::Matchers::ContainsSubstring(message));
+    for (const auto& [name, tensor] : before) CHECK(resumed->state().at(name).equal(tensor));
+  };
+  refused("gradient.scale", Tensor(), "has no \"gradient.scale\"");
+  refused("gradient.scale", torch::tensor(-1.f), "no scale can be");
+  refused("input.history", torch::tensor({-1.f}), "no magnitude can be");
+  refused("input.history", torch::tensor({1, 2}), "another form");
+}
+
+TEST_CASE("what cannot work in 8 bits is refused with a sentence", "[fp8][modules]") {
+  using Catch::Matchers::ContainsSubstring;
+  torch::nn::Sequential model(nn::Linear(16, 16), nn::Linear(16, 16), nn::Linear(16, 16));
+  const auto refused = [&](const Fp8Options& options, const std::string& message) {
+    CHECK_THROWS_WITH(Fp8Scaling(*model, options), ContainsSubstring(message));
+  };
+  refused(Fp8Options().amax_history(0), "amax_history must be from 1 to 1024, not 0");
+  refused(Fp8Options().margin(-1), "margin must be from 0 to 16, not -1");
+  refused(Fp8Options().keep_first(-1), "keep_first");
+  refused(Fp8Options().keep_first(2).keep_last(1), "leave none of the 3");
+  refused(Fp8Options().gradients(at::kHalf), "must be Float8_e5m2 or Float8_e4m3fn, not Half");
+  CHECK(Fp8Scaling(*model, Fp8Options().keep_first(1).keep_last(1)).layers() == 1);
+  torch::nn::Linear plain(16, 16);
+  CHECK_THROWS_WITH(Fp8Scaling(*plain), ContainsSubstring("no pacer::nn::Linear"));
+  CHECK_THROWS_WITH(nn::Linear(-1, 4), ContainsSubstring("not negative"));
+
+  const auto scaling = std::make_shared<Fp8Scaling>(*model);
+  const Fp8Scope scope(scaling);
+  const Tensor x = torch::randn({16, 16}).requires_grad_();
+  const Tensor y = model->forward(x).sum();
+  CHECK_THROWS_WITH(torch::autograd::grad({y}, {x}, {}, true, /*create_graph=*/true),
+                    ContainsSubstring("no second derivative"));
+}
+
+}  // namespace pacer::testing::fp8_linear
