@@ -3,7 +3,7 @@
 
 RESULTS.xml is what ctest --output-junit wrote. A Catch2 program counts with the cases it reports, anything else as one.
 Cases tagged [gpu] that did not run are named from the sources in the folder TESTS, as their program may not exist.
-Exit code 1 when something failed or nothing ran at all.
+What failed is told again at the end, because what ctest printed is long. Exit code 1 when something failed or nothing ran at all.
 """
 import os
 import re
@@ -37,6 +37,17 @@ def count(output, status):
     return passed, failed, skipped
 
 
+def failures(output):
+    """The failed assertions of a Catch2 program, below the names of their cases; of anything else, its last lines."""
+    # Catch2 puts the name of a case between two lines of dashes, and what it says of the case behind them.
+    parts = re.split(r"^-{9,}\n", output, flags=re.M)
+    told = []
+    for name, said in zip(parts[1::2], parts[2::2]):
+        if ": FAILED:" in said:
+            told += [name.strip(), *said.split("\n=====")[0].splitlines()[2:40]]
+    return [line[:300] for line in told or output.splitlines()[-30:]]
+
+
 def gpu_cases(folder):
     names = []
     for source in sorted(Path(folder).rglob("*.cpp")):
@@ -49,7 +60,7 @@ def gpu_cases(folder):
 def main(results, tests):
     total = [0, 0, 0]
     gpu_reason = None
-    reasons = []
+    reasons, failed = [], []
     entries = list(xml.parse(results).getroot()) if os.path.exists(results) else []
     for entry in entries:
         output = entry.findtext("system-out") or ""
@@ -62,6 +73,8 @@ def main(results, tests):
             counted = (0, 0, 1) if SKIPPED.search(output) else (0, 1, 0)
         reasons += [f"  {name}: {reason}" for reason in SKIPPED.findall(output)]
         total = [a + b for a, b in zip(total, counted)]
+        if counted[1]:
+            failed += [f"Failed: {name}", *(f"  {line}" for line in failures(output)[:200])]
     if reasons:
         print("Skipped:", *reasons, sep="\n")
     if gpu_reason:
@@ -69,6 +82,7 @@ def main(results, tests):
         names = [name for name in gpu_cases(tests) if wanted in name.lower()]
         print(f"Skipped, as they need a GPU ({gpu_reason}):", *names, sep="\n  ")
         total[2] += len(names)
+    print(*failed, sep="\n", end="\n" if failed else "")
     print("{} passed, {} failed, {} skipped".format(*total))
     return 1 if total[1] or not entries else 0
 

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 PASS_2 = "All tests passed (5 assertions in 3 test cases)\nPACER_SKIPPED: no reason\n"
-FAIL_2 = "test cases: 4 | 3 passed | 1 failed\nassertions: 9 | 8 passed | 1 failed\n"
+FAIL_2 = "----------\na case\n----------\nfile.cpp:3\n..........\n\nfile.cpp:4: FAILED:\n  CHECK( x )\n\n==========\ntest cases: 4 | 3 passed | 1 failed\nassertions: 9 | 8 passed | 1 failed\n"
 SKIP_3 = "test cases:  5 |  3 passed | 2 skipped\nassertions: 4 | 4 passed\n"
 GPU = "PACER_SKIPPED: no NVIDIA GPU\n"
 SOURCE = 'TEST_CASE("one [x]", "[a][gpu]") {}\nTEST_CASE(\n    "two "\n    "more", "[gpu]") {}\nTEST_CASE("three", "[b]") {}\n'
@@ -36,5 +36,9 @@ for entries, line, code in RUNS:
         run = subprocess.run(command, capture_output=True, text=True)
     if (run.stdout.rstrip().split("\n")[-1], run.returncode) != (line, code):
         print(f"{entries}: expected {line!r} and {code}, got {run.returncode} and:\n{run.stdout}{run.stderr}")
+        failed = 1
+    told = all(text in run.stdout for text in ("Failed: unit", "a case", "file.cpp:4: FAILED:", "CHECK( x )"))
+    if told != any(o == FAIL_2 for _, _, o in entries):
+        print(f"{entries}: what failed is told wrongly:\n{run.stdout}")
         failed = 1
 sys.exit(failed)

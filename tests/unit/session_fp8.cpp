@@ -136,11 +136,15 @@ TEST_CASE("an activation that is not finite skips the step and stays out of the 
 TEST_CASE("ranks share the largest magnitudes, and skip together what one of them spoils", "[session][fp8]") {
   for (const int world_size : {2, 3}) {
     std::vector<std::vector<NamedState>> scales(static_cast<size_t>(world_size));
-    const Ranks ranks = Communicator::in_process(world_size);
+    // Made one after the other: initial values come from the generator that all threads share.
+    std::vector<std::unique_ptr<SmallRun>> runs;
+    for (const auto& world : Communicator::in_process(world_size)) {
+      runs.push_back(std::make_unique<SmallRun>(adamw(), std::vector<RegisteredHook>{fp8_hook()}, 0, world,
+                                                /*own_random=*/false));
+    }
     const auto messages = run_ranks(world_size, [&](int rank) {
-      const auto& world = ranks[static_cast<size_t>(rank)];
-      SmallRun run(adamw(), {fp8_hook()}, 0, world, /*own_random=*/false);
-      auto& own = scales[static_cast<size_t>(world->rank())];
+      SmallRun& run = *runs[static_cast<size_t>(rank)];
+      auto& own = scales[static_cast<size_t>(rank)];
       bool spoils = false;
       run.model->head->weight.register_hook([&spoils](const Tensor& gradient) {
         return spoils ? gradient * std::numeric_limits<float>::infinity() : gradient;
