@@ -25,7 +25,7 @@ struct LayerNormForward {
   ElementType branch_type = ElementType::f32;     // of branch, branch_bias and y
   ElementType parameter_type = ElementType::f32;  // of weight and bias
   int64_t rows = 0, columns = 0;
-  const void* x = nullptr;            // (rows, columns)
+  const void* x = nullptr;            // (rows, columns); null: zeros, where there is a branch
   const void* branch = nullptr;       // (rows, columns); null: s = x
   const void* branch_bias = nullptr;  // (columns); null: none
   Dropout dropout;                    // of branch + branch_bias; element row * columns + column

@@ -9,6 +9,7 @@
 
 #include <pacer/core/error.h>
 #include <pacer/modules/detail/fp8_linear.h>
+#include <pacer/modules/detail/product.h>
 
 namespace pacer::nn {
 

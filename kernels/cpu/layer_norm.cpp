@@ -74,13 +74,13 @@ PACER_TARGET_CLONES void add_row(const Element* memory, int64_t columns, float* 
   for (int64_t j = 0; j < columns; ++j) values[j] += load(memory[j]);
 }
 
-// Rounds to what the stream's memory holds.
+// Rounds to what the stream's memory holds. `x` may be null.
 template <class Stream>
 PACER_TARGET_CLONES void add_rounded(const Stream* x, const float* branch, int64_t columns, float* s) {
 #pragma omp simd
   for (int64_t j = 0; j < columns; ++j) {
     Stream rounded;
-    store(load(x[j]) + branch[j], rounded);
+    store((x == nullptr ? 0.0f : load(x[j])) + branch[j], rounded);
     s[j] = load(rounded);
   }
 }
@@ -126,7 +126,7 @@ void forward_rows(const LayerNormForward& work, int64_t begin, int64_t end) {
   RowSum row_sum(columns);
   for (int64_t row = begin; row < end; ++row) {
     const int64_t first = row * columns;
-    const auto* x = row_of<StreamElement>(work.x, first);
+    const auto* x = work.x == nullptr ? nullptr : row_of<StreamElement>(work.x, first);
     if (work.branch == nullptr) {
       load_row(x, columns, s.data());
     } else {
@@ -248,6 +248,8 @@ void check_layer_norm(const LayerNormForward& work) {
   require(
       work.to.transposed == nullptr,
       "layer normalisation makes no transposed 8-bit floats; cast its y by fp8_cast where these are needed");
+  require(work.rows == 0 || work.x != nullptr || work.branch != nullptr,
+          "layer normalisation needs what it normalises; pass x, a branch, or both");
   require(work.branch != nullptr || work.sum == nullptr,
           "layer normalisation without a branch makes no sum; use x, which is the same");
   require(work.branch == nullptr || work.dropout.threshold == 0 || work.columns % 4 == 0,

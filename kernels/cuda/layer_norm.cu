@@ -13,7 +13,7 @@ namespace {
 template <class StreamElement, class BranchElement, int kLanes>
 __device__ __forceinline__ void make_layer_norm_row(const LayerNormForward& work, int64_t first,
                                                     float (&s)[kLayerNormPieces][kLayerNormPiece]) {
-  const auto* x = static_cast<const StreamElement*>(work.x) + first;
+  const auto* x = static_cast<const StreamElement*>(work.x);
   const auto* branch = static_cast<const BranchElement*>(work.branch) + first;
   const auto* branch_bias = static_cast<const BranchElement*>(work.branch_bias);
   auto* sum = static_cast<StreamElement*>(work.sum) + first;
@@ -24,7 +24,7 @@ __device__ __forceinline__ void make_layer_norm_row(const LayerNormForward& work
   for (int e = 0; e < kLayerNormPieces; ++e) {
     const int column = piece_column<kLanes>(e);
     if (column >= work.columns) continue;
-    of_x[e] = read_piece_once(x + column);
+    of_x[e] = x == nullptr ? LayerNormPiece<StreamElement>{} : read_piece_once(x + first + column);
     if (has_branch) of_branch[e] = read_piece_once(branch + column);
   }
   if (!has_branch) {

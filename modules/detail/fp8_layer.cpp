@@ -9,8 +9,7 @@ Fp8Matrix Fp8Layer::cast_weight(const at::Tensor& weight) {
   }
   Fp8Extras extras;
   extras.transposed = true;
-  const Fp8Matrix matrix =
-      tensors_->cast(weight, kernels::Fp8Format::e4m3, std::nullopt, /*records=*/false, extras);
+  const Fp8Matrix matrix = tensors_->cast(weight, {kernels::Fp8Format::e4m3, std::nullopt}, extras);
   if (keeps_weight_) weight_ = KeptWeight{matrix, version, weight.const_data_ptr()};
   return matrix;
 }

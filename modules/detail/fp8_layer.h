@@ -21,13 +21,10 @@ class Fp8Layer : public torch::CustomClassHolder {
            std::optional<size_t> gradient)
       : tensors_(std::move(tensors)), gradients_(gradients), input_(input), gradient_(gradient) {}
 
-  // [rows, in_features] and [rows, out_features] in 8 bits; `records` as Fp8Tensors::cast.
-  Fp8Matrix cast_input(const at::Tensor& x, bool records, const Fp8Extras& extras) {
-    return tensors_->cast(x, kernels::Fp8Format::e4m3, input_, records, extras);
-  }
-  Fp8Matrix cast_gradient(const at::Tensor& dy, bool records, const Fp8Extras& extras) {
-    return tensors_->cast(dy, gradients_, gradient_, records, extras);
-  }
+  // What is cast for its products; `records`: it counts for the scales to come.
+  Fp8Tensors::Role input(bool records) const { return {kernels::Fp8Format::e4m3, input_, records}; }
+  Fp8Tensors::Role gradient(bool records) const { return {gradients_, gradient_, records}; }
+  Fp8Tensors& tensors() const { return *tensors_; }
   // With its transpose. The same as before where it may be kept and nothing was written to it.
   Fp8Matrix cast_weight(const at::Tensor& weight);
   kernels::Fp8Format gradients() const { return gradients_; }

@@ -2,18 +2,17 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
 
 #include <pacer/modules/detail/fp8_layer.h>
 
 namespace pacer::detail {
 
-// How the module computes at this moment, on this thread; null: as torch::nn::Linear.
-Fp8LayerPtr fp8_layer(const torch::nn::Module& module);
-
 // x [..., in], weight [out, in], bias [out] or undefined -> [..., out]. Where the sizes are no multiples of
 // 16 it is at::linear, and counted. `records`: largest magnitudes count for the scales to come.
 at::Tensor fp8_linear(const Fp8LayerPtr& layer, const at::Tensor& x, const at::Tensor& weight,
                       const at::Tensor& bias, bool records);
+
+// In the backward pass of a node that has none.
+void refuse_second_derivative();
 
 }  // namespace pacer::detail

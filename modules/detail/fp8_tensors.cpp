@@ -11,11 +11,11 @@
 
 #include <pacer/core/error.h>
 #include <pacer/device/detail/stream.h>
+#include <pacer/modules/detail/column_sums.h>
 
 namespace pacer::detail {
 namespace {
 
-using kernels::ElementType;
 using kernels::Fp8Scale;
 
 constexpr int64_t kScaleWords = sizeof(Fp8Scale) / sizeof(int32_t);
@@ -24,23 +24,6 @@ constexpr int64_t kCountWord = offsetof(Fp8Scale, count) / sizeof(int32_t);
 constexpr int64_t kSlots = 512;
 // Matrix libraries want scales at multiples of 16 bytes.
 constexpr int64_t kSlotWords = 8, kInverseWord = 4;
-
-ElementType element_type(const at::Tensor& x) {
-  switch (x.scalar_type()) {
-    case at::kBFloat16:
-      return ElementType::bf16;
-    case at::kHalf:
-      return ElementType::f16;
-    default:
-      return ElementType::f32;
-  }
-}
-
-// Where a kernel can read it: without gaps, and beginning at a multiple of 16 bytes.
-at::Tensor readable(const at::Tensor& x) {
-  const at::Tensor dense = x.contiguous();
-  return reinterpret_cast<uintptr_t>(dense.const_data_ptr()) % 16 == 0 ? dense : dense.clone();
-}
 
 // On the CPU: row i of scales and of histories.
 Fp8Scale* scale_in(const at::Tensor& scales, size_t i) {
@@ -124,40 +107,64 @@ void Fp8Tensors::run(const kernels::Fp8Cast& cast) const {
   }
 }
 
-Fp8Matrix Fp8Tensors::cast(const at::Tensor& x, kernels::Fp8Format format, std::optional<size_t> tensor,
-                           bool records, const Fp8Extras& extras) {
-  const at::Tensor dense = readable(x);
+Fp8Matrix Fp8Tensors::encode(int64_t rows, int64_t columns, const Role& role, bool transposed,
+                             const Make& make) {
   const Slot slot = new_slot();
-  kernels::Fp8Cast cast;
-  cast.type = element_type(dense);
-  cast.x = dense.const_data_ptr();
-  cast.rows = dense.size(0);
-  cast.columns = dense.size(1);
-  cast.to.format = format;
-  cast.to.rule = rule_;
-  cast.to.state = tensor ? scales() + *tensor : nullptr;
-  cast.to.records = records;
-  cast.to.measured = slot.measured;
-  cast.to.inverse = slot.inverse.mutable_data_ptr<float>();
-  if (!tensor || !has_history_[*tensor]) run(cast);  // without codes: measures
-  const auto bytes = dense.options().dtype(at::kByte);
+  kernels::Fp8Target to;
+  to.format = role.format;
+  to.rule = rule_;
+  to.state = role.tensor ? scales() + *role.tensor : nullptr;
+  to.records = role.records;
+  to.measured = slot.measured;
+  to.inverse = slot.inverse.mutable_data_ptr<float>();
+  if (!role.tensor || !has_history_[*role.tensor]) make(to);
+  const auto bytes = at::TensorOptions().dtype(at::kByte).device(device_);
   Fp8Matrix matrix;
-  matrix.codes = at::empty(dense.sizes(), bytes);
   matrix.inverse = slot.inverse;
-  cast.to.codes = matrix.codes.mutable_data_ptr<uint8_t>();
-  at::Tensor partials;
-  if (extras.sums) {
-    partials = at::empty({kernels::fp8_parts(dense.size(0)), dense.size(1)}, bytes.dtype(at::kFloat));
-    matrix.sums = at::empty({dense.size(1)}, partials.options());
-    cast.partials = partials.mutable_data_ptr<float>();
-    cast.column_sums = matrix.sums.mutable_data_ptr<float>();
+  matrix.codes = at::empty({rows, columns}, bytes);
+  to.codes = matrix.codes.mutable_data_ptr<uint8_t>();
+  if (transposed) {
+    matrix.transposed = at::empty({columns, rows}, bytes);
+    to.transposed = matrix.transposed.mutable_data_ptr<uint8_t>();
   }
-  if (extras.transposed) {
-    matrix.transposed = at::empty({dense.size(1), dense.size(0)}, bytes);
-    cast.to.transposed = matrix.transposed.mutable_data_ptr<uint8_t>();
-  }
-  run(cast);
+  make(to);
   return matrix;
+}
+
+Fp8Matrix Fp8Tensors::cast(const at::Tensor& x, const Role& role, const Fp8Extras& extras,
+                           const kernels::Dropout& dropout) {
+  const at::Tensor dense = readable(x);
+  const ColumnSums sums(extras.sums, dense.size(0), dense.size(1), device_);
+  Fp8Matrix matrix =
+      encode(dense.size(0), dense.size(1), role, extras.transposed, [&](const kernels::Fp8Target& to) {
+        kernels::Fp8Cast cast;
+        cast.type = element_type(dense.scalar_type());
+        cast.x = dense.const_data_ptr();
+        cast.rows = dense.size(0);
+        cast.columns = dense.size(1);
+        cast.to = to;
+        cast.dropout = dropout;
+        if (to.codes != nullptr) {
+          cast.partials = sums.partials_memory();
+          cast.column_sums = sums.sums_memory();
+        }
+        run(cast);
+      });
+  matrix.sums = sums.sums;
+  return matrix;
+}
+
+at::Tensor Fp8Tensors::transposed(const at::Tensor& codes) const {
+  const int64_t rows = codes.size(0), columns = codes.size(1);
+  const at::Tensor result = at::empty({columns, rows}, codes.options());
+  if (device_.is_cuda()) {
+    kernels::fp8_transpose_cuda(codes.const_data_ptr<uint8_t>(), rows, columns,
+                                result.mutable_data_ptr<uint8_t>(), current_stream(device_));
+  } else {
+    kernels::fp8_transpose_cpu(codes.const_data_ptr<uint8_t>(), rows, columns,
+                               result.mutable_data_ptr<uint8_t>(), 0, rows);
+  }
+  return result;
 }
 
 at::Tensor Fp8Tensors::amax() const { return scales_.select(1, kAmaxWord).contiguous(); }

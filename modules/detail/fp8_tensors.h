@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -13,14 +14,9 @@
 
 #include <pacer/device/detail/late_tensor.h>
 #include <pacer/kernels/fp8.h>
+#include <pacer/modules/detail/matrix.h>
 
 namespace pacer::detail {
-
-// A matrix in 8-bit floats: uint8 [rows, columns], its transpose, what products are multiplied with, fp32
-// [1], and the sums of its columns before the cast, fp32 [columns]. Undefined is what was not wanted.
-struct Fp8Matrix {
-  at::Tensor codes, transposed, inverse, sums;
-};
 
 // What a cast makes besides codes.
 struct Fp8Extras {
@@ -38,10 +34,22 @@ class Fp8Tensors {
 
   at::Device device() const { return device_; }
 
+  // How a tensor is scaled: by its number among those named, whose magnitude grows if `records`; without a
+  // number by its own magnitude.
+  struct Role {
+    kernels::Fp8Format format;
+    std::optional<size_t> tensor;
+    bool records = false;
+  };
   // `x`: fp32, bf16 or fp16, [rows, columns], on the device; with the transpose both are multiples of 16.
-  // `tensor`: its number among those named, whose magnitude grows if `records`; nothing: its own scale.
-  Fp8Matrix cast(const at::Tensor& x, kernels::Fp8Format format, std::optional<size_t> tensor, bool records,
-                 const Fp8Extras& extras);
+  Fp8Matrix cast(const at::Tensor& x, const Role& role, const Fp8Extras& extras,
+                 const kernels::Dropout& dropout = {});
+  // The same for a tensor [rows, columns] that a kernel makes: `make` runs it with that target, where it must
+  // be measured a first time without codes. With the transpose the kernel makes it, too.
+  using Make = std::function<void(const kernels::Fp8Target&)>;
+  Fp8Matrix encode(int64_t rows, int64_t columns, const Role& role, bool transposed, const Make& make);
+  // [columns, rows] of codes [rows, columns].
+  at::Tensor transposed(const at::Tensor& codes) const;
 
   // As Fp8Scaling has them.
   at::Tensor amax() const;

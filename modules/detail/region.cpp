@@ -72,26 +72,6 @@ class HooksAside {
 
 }  // namespace
 
-Definedness::Definedness(const Tensors& tensors) {
-  for (const at::Tensor& tensor : tensors) is_defined_.push_back(tensor.defined());
-}
-
-Tensors Definedness::only_defined(Tensors tensors) const {
-  tensors.erase(
-      std::remove_if(tensors.begin(), tensors.end(), [](const auto& tensor) { return !tensor.defined(); }),
-      tensors.end());
-  return tensors;
-}
-
-Tensors Definedness::spread(const Tensors& defined) const {
-  Tensors all(is_defined_.size());
-  size_t next = 0;
-  for (size_t i = 0; i < all.size(); ++i) {
-    if (is_defined_[i]) all[i] = defined[next++];
-  }
-  return all;
-}
-
 Region::Region(torch::nn::Module& module, std::string name, TensorFunction f, const Tensors& x)
     : name_(std::move(name)),
       f_(std::move(f)),

@@ -10,26 +10,12 @@
 #include <torch/custom_class_detail.h>
 
 #include <pacer/modules/detail/ambient.h>
+#include <pacer/modules/detail/definedness.h>
 #include <pacer/modules/detail/region_buffers.h>
 #include <pacer/modules/detail/replay_memory.h>
 #include <pacer/modules/tensor_call.h>
 
 namespace pacer::detail {
-
-// Which of a list of tensors are defined.
-class Definedness {
- public:
-  Definedness() = default;
-  explicit Definedness(const Tensors& tensors);
-  Tensors only_defined(Tensors tensors) const;
-  // The whole list again, from its defined tensors.
-  Tensors spread(const Tensors& defined) const;
-  bool operator==(const Definedness& other) const { return is_defined_ == other.is_defined_; }
-  size_t size() const { return is_defined_.size(); }
-
- private:
-  std::vector<bool> is_defined_;
-};
 
 class Region : public torch::CustomClassHolder {
  public:

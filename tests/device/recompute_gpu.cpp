@@ -10,7 +10,7 @@
 #include <ATen/autocast_mode.h>
 #include <torch/nn/modules/container/sequential.h>
 
-#include "support/bf16_autocast.h"
+#include "support/autocast.h"
 #include "support/both_devices.h"
 #include "support/gpu_blocks.h"
 
@@ -36,7 +36,7 @@ std::vector<Tensor> pass(torch::nn::Module& module, const Forward& f, const Numb
   const Tensor weight = torch::randn({3, 40, kSize}, options.dtype(at::kFloat));
   Tensor y;
   {
-    const auto cast = numbers.autocast ? std::make_unique<Bf16Autocast>(at::kCUDA) : nullptr;
+    const auto cast = numbers.autocast ? std::make_unique<Autocast>(at::kCUDA) : nullptr;
     y = f(x);
   }
   (y.to(at::kFloat) * weight).sum().backward();
@@ -82,7 +82,7 @@ TEST_CASE("on a GPU, an exception in the second run puts random state and autoca
   };
   Tensor y;
   {
-    const Bf16Autocast autocast(at::kCUDA);
+    const Autocast autocast(at::kCUDA);
     y = recompute(*module, fails, torch::randn({4, kSize}, kGpu).requires_grad_());
   }
   torch::rand({7}, kGpu);  // what is put back is the state of now, not that of the first run

@@ -128,6 +128,7 @@ struct RegisteredHook {
   bool has_guard;  // it skips steps whose gradients are not finite
   std::function<void(Session&, SmallModel&, EpochSampler&)> use;
   bool needs_gates = false;
+  bool needs_fused_layers = false;
 };
 
 inline std::vector<RegisteredHook> all_hooks() {
@@ -154,6 +155,8 @@ inline std::vector<RegisteredHook> all_hooks() {
        [](Session& s, SmallModel& m, EpochSampler&) { s.use(m->layer_drop); }, true},
       {"recompute", "recompute", false,
        [](Session& s, SmallModel& m, EpochSampler&) { s.use(Recompute(m->stack)); }},
+      // No hook, but another model.
+      {"fused layers", "layers", false, [](Session&, SmallModel&, EpochSampler&) {}, false, true},
       {"curriculum", "curriculum", false,
        [lengths](Session& s, SmallModel&, EpochSampler&) { s.use(lengths(LengthMode::truncate)); }},
       {"curriculum by reshape", "curriculum", false,
@@ -257,12 +260,14 @@ class SmallRun {
            double dropout, std::shared_ptr<Communicator> ranks, bool own_random = true)
       : sampler(9, /*seed=*/3, *ranks), world(std::move(ranks)), own_random_(own_random) {
     const at::Device device = world->device();
-    bool gates = false;
+    bool gates = false, fused = false;
     for (const RegisteredHook& hook : hooks) {
       gates = gates || hook.needs_gates;
+      fused = fused || hook.needs_fused_layers;
       uses_sampler_ = uses_sampler_ || hook.kind == "sampler";
     }
-    model = gates ? small_model_with_gates(early_drops(), dropout) : small_model(dropout);
+    const LayerDrop layer_drop = gates ? LayerDrop(early_drops()) : LayerDrop(nullptr);
+    model = small_model(dropout, layer_drop, /*depth=*/3, fused);
     model->to(device, optimizer_entry.dtype);
     optimizer = optimizer_entry.make(model->named_parameters(), world);
     session = std::make_unique<Session>(*model, *optimizer, world);

@@ -14,6 +14,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include <pacer/modules/linear.h>
+#include <pacer/modules/transformer_layer.h>
 #include <pacer/schedulers/layer_drop.h>
 
 #include "support/optimizers.h"
@@ -24,9 +25,10 @@ namespace pacer::testing {
 constexpr int64_t kVocabulary = 11, kWidth = 16, kFullLength = 16;
 
 // Token ids [B, S] to logits [B, S, kVocabulary]; learned positions, dropout, `depth` residual blocks that
-// hooks may act around, behind gates where there are any.
+// hooks may act around, behind gates where there are any. Blocks are linear, or `fused` transformer layers.
 struct SmallModelImpl : torch::nn::Module {
-  explicit SmallModelImpl(int64_t depth = 3, double dropout = 0.0, LayerDrop gates = nullptr)
+  explicit SmallModelImpl(int64_t depth = 3, double dropout = 0.0, LayerDrop gates = nullptr,
+                          bool fused = false)
       : tokens(register_module("tokens", torch::nn::Embedding(kVocabulary, kWidth))),
         positions(register_module("positions", torch::nn::Embedding(kFullLength, kWidth))),
         drop(register_module("drop", torch::nn::Dropout(dropout))),
@@ -35,15 +37,22 @@ struct SmallModelImpl : torch::nn::Module {
     if (layer_drop) register_module("layer_drop", layer_drop);
     register_module("stack", stack);
     for (int64_t i = 0; i < depth; ++i) {
-      blocks.emplace_back(kWidth, kWidth);
-      stack->push_back(blocks.back());
-      if (layer_drop) layer_drop->add(*blocks.back());
+      if (fused) {
+        layers.emplace_back(nn::TransformerLayerOptions(kWidth, 2).ffn(32).dropout(dropout).causal(true));
+        stack->push_back(layers.back());
+      } else {
+        blocks.emplace_back(kWidth, kWidth);
+        stack->push_back(blocks.back());
+      }
+      if (layer_drop) layer_drop->add(*stack->ptr(static_cast<size_t>(i)));
     }
   }
   Tensor forward(const Tensor& ids) {
     Tensor x = tokens(ids) + positions(torch::arange(ids.size(1), ids.options()));
-    for (size_t i = 0; i < blocks.size(); ++i) {
-      const auto residual = [this, i](const Tensor& h) { return h + torch::tanh(blocks[i](drop(h))); };
+    for (size_t i = 0; i < stack->size(); ++i) {
+      const auto residual = [this, i](const Tensor& h) {
+        return layers.empty() ? h + torch::tanh(blocks[i](drop(h))) : layers[i](h);
+      };
       const auto block = [&](const Tensor& h) { return stack->run(i, residual, h); };
       x = layer_drop ? layer_drop->gate(static_cast<int64_t>(i), x, block) : block(x);
     }
@@ -58,13 +67,15 @@ struct SmallModelImpl : torch::nn::Module {
   torch::nn::Linear head;
   LayerDrop layer_drop;
   Blocks stack;
-  std::vector<nn::Linear> blocks;  // of the stack
+  std::vector<nn::Linear> blocks;            // of the stack, or
+  std::vector<nn::TransformerLayer> layers;  // fused ones
 };
 TORCH_MODULE(SmallModel);
 
-inline SmallModel small_model(double dropout = 0.0, LayerDrop gates = nullptr, int64_t depth = 3) {
+inline SmallModel small_model(double dropout = 0.0, LayerDrop gates = nullptr, int64_t depth = 3,
+                              bool fused = false) {
   torch::manual_seed(1);
-  return SmallModel(depth, dropout, gates);
+  return SmallModel(depth, dropout, gates, fused);
 }
 inline SmallModel small_model_with_gates(LayerDropOptions options, double dropout = 0.0, int64_t depth = 3) {
   return small_model(dropout, LayerDrop(options), depth);

@@ -17,7 +17,7 @@
 #include <pacer/device/detail/random_state.h>
 #include <pacer/modules/recompute.h>
 
-#include "support/bf16_autocast.h"
+#include "support/autocast.h"
 #include "support/catch.h"
 #include "support/cpu_memory.h"
 #include "support/optimizers.h"
@@ -56,7 +56,7 @@ Outcome run(torch::nn::Module& module, const std::function<Tensor(const Tensor&)
   const Tensor x = torch::randn({3, kSize}).requires_grad_(), weight = torch::randn({3, kSize});
   Outcome outcome;
   {
-    const auto cast = autocast ? std::make_unique<Bf16Autocast>(at::kCPU) : nullptr;
+    const auto cast = autocast ? std::make_unique<Autocast>(at::kCPU) : nullptr;
     outcome.y = f(x);
   }
   (outcome.y.to(at::kFloat) * weight).sum().backward();
@@ -234,7 +234,7 @@ TEST_CASE("autocast's memory of casts takes no gradient from a weight that is al
     const Tensor x = torch::randn({2, kSize}).requires_grad_();
     Tensor y;
     {
-      const Bf16Autocast autocast(at::kCPU);
+      const Autocast autocast(at::kCPU);
       y = tied(again ? recompute(*tied, &torch::nn::LinearImpl::forward, x) : tied(x)).to(at::kFloat);
     }
     y.sum().backward();
@@ -377,7 +377,7 @@ TEST_CASE("an exception in the second run leaves everything as it was", "[recomp
   };
   Tensor y;
   {
-    const Bf16Autocast autocast(at::kCPU);
+    const Autocast autocast(at::kCPU);
     y = recompute(*both, f, torch::randn({4, kSize}).requires_grad_());
   }
   const Tensor random = detail::get_random_state(at::kCPU).cpu, mean = norm->running_mean.clone();

@@ -19,6 +19,12 @@ RegisteredHook fp8_hook(const Fp8Options& options = {}) {
   return {"fp8", "precision", true,
           [options](Session& s, SmallModel&, EpochSampler&) { s.use(Precision::fp8(options)); }};
 }
+RegisteredHook hook_named(const std::string& name) {
+  for (const RegisteredHook& hook : all_hooks()) {
+    if (hook.name == name) return hook;
+  }
+  throw Error("no hook is called " + name);
+}
 RegisteredOptimizer adamw() { return all_optimizers().front(); }
 
 // What the hook would save.
@@ -66,7 +72,7 @@ TEST_CASE("layers compute in 8 bits between begin and backward, and nowhere else
   CHECK_FALSE(inside.to(at::kFloat).allclose(outside, 1e-3, 1e-3));
   CHECK(inside.to(at::kFloat).allclose(outside, 0.3, 0.3));
   // As Precision::bf16 without the layers.
-  SmallRun bf16(adamw(), {all_hooks()[3]}, 0);
+  SmallRun bf16(adamw(), {hook_named("bf16")}, 0);
   Tensor in_bf16;
   {
     auto [x, y] = bf16.session->begin(ids, targets);
@@ -78,7 +84,7 @@ TEST_CASE("layers compute in 8 bits between begin and backward, and nowhere else
 }
 
 TEST_CASE("a window's micro-steps see one scale, and their largest magnitude counts once", "[session][fp8]") {
-  SmallRun run(adamw(), {fp8_hook(), all_hooks().front()}, 0);  // accumulation over 3
+  SmallRun run(adamw(), {fp8_hook(), hook_named("accumulation")}, 0);  // over 3
   run.step();
   const NamedState first = scales_of(run);
   const Tensor history = first.at("fp8.stack.1.input.history");
@@ -175,6 +181,26 @@ TEST_CASE("ranks share the largest magnitudes, and skip together what one of the
     alone.step();
     CHECK(
         scales_of(alone).at("fp8.stack.0.input.history").equal(scales[0][0].at("fp8.stack.0.input.history")));
+  }
+}
+
+TEST_CASE("recomputed layers see the scales and drop the elements of their first pass",
+          "[session][fp8][fused]") {
+  for (const bool are_fused : {false, true}) {
+    for (const auto recipe : {Fp8Recipe::delayed, Fp8Recipe::current}) {
+      CAPTURE(are_fused, recipe == Fp8Recipe::delayed);
+      std::vector<RegisteredHook> hooks = {fp8_hook(Fp8Options().recipe(recipe)), hook_named("accumulation")};
+      if (are_fused) hooks.push_back(hook_named("fused layers"));
+      SmallRun plain(adamw(), hooks, /*dropout=*/0.1);
+      hooks.push_back(hook_named("recompute"));
+      SmallRun recomputed(adamw(), hooks, 0.1);
+      for (int step = 0; step < 4; ++step) {
+        plain.step();
+        recomputed.step();
+        REQUIRE(first_difference(plain.state().model, recomputed.state().model) == "");
+        check_same(scales_of(plain), scales_of(recomputed));
+      }
+    }
   }
 }
 

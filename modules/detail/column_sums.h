@@ -1,0 +1,27 @@
+// Memory for the sums of the columns of a matrix, as kernels/fp8.h makes them.
+#pragma once
+
+#include <cstdint>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include <pacer/kernels/fp8.h>
+
+namespace pacer::detail {
+
+struct ColumnSums {
+  ColumnSums(bool are_wanted, int64_t rows, int64_t columns, at::Device device) {
+    if (!are_wanted) return;
+    const auto options = at::TensorOptions().dtype(at::kFloat).device(device);
+    partials = at::empty({kernels::fp8_parts(rows), columns}, options);
+    sums = at::empty({columns}, options);
+  }
+
+  float* partials_memory() const { return partials.defined() ? partials.mutable_data_ptr<float>() : nullptr; }
+  float* sums_memory() const { return sums.defined() ? sums.mutable_data_ptr<float>() : nullptr; }
+
+  at::Tensor partials, sums;  // undefined: not wanted
+};
+
+}  // namespace pacer::detail

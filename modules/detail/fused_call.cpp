@@ -1,0 +1,62 @@
+#include <pacer/modules/detail/fused_call.h>
+
+#include <algorithm>
+#include <mutex>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/empty.h>
+
+#include <pacer/core/error.h>
+#include <pacer/device/detail/stream.h>
+
+namespace pacer::detail {
+namespace {
+
+// As autocast does it, whose casts of a parameter are shared by all that use it in a pass.
+at::Tensor as_computed(const at::Tensor& parameter, at::ScalarType dtype) {
+  if (!parameter.defined() || parameter.scalar_type() == dtype) return parameter;
+  const at::DeviceType device = parameter.device().type();
+  return at::autocast::is_autocast_enabled(device) ? at::autocast::cached_cast(dtype, parameter, device)
+                                                   : parameter.to(dtype);
+}
+
+}  // namespace
+
+FusedCall::FusedCall(const char* layer, const at::Tensor& x, int64_t features,
+                     const std::vector<const nn::LinearImpl*>& linears, bool is_training)
+    : is_training_(is_training) {
+  require(x.dim() >= 1 && x.size(-1) == features, layer, " takes [..., ", features, "], not ", x.sizes());
+  require(is_castable(x), layer, " computes in Float, BFloat16 and Half, not in ", x.scalar_type(),
+          "; cast its input and parameters");
+  for (const nn::LinearImpl* linear : linears) {
+    require(linear->weight.device() == x.device(), layer, " has its parameters on ", linear->weight.device(),
+            ", but its input is on ", x.device(), "; move one of them");
+  }
+  const bool in_8_bits = std::any_of(linears.begin(), linears.end(),
+                                     [](const auto* linear) { return fp8_layer(*linear) != nullptr; });
+  dtype_ = computing_type(x, in_8_bits);
+  require(is_castable(at::empty({0}, dtype_)), layer, " computes in Float, BFloat16 and Half, not in ",
+          dtype_, "; give autocast another dtype");
+  // A residual stream of 32 bits stays; one of 16 bits is of the dtype of computing.
+  x_ = as_rows(x.scalar_type() == at::kFloat ? x : x.to(dtype_));
+}
+
+LinearInputs FusedCall::inputs_of(const nn::LinearImpl& linear) const {
+  Fp8LayerPtr fp8 = fp8_layer(linear);
+  if (fp8 && !multiplies(*fp8, x_, x_.size(0), linear.weight)) fp8 = nullptr;
+  at::Tensor weight = fp8 ? linear.weight : as_computed(linear.weight, dtype_);
+  return {std::move(fp8), std::move(weight), as_computed(linear.bias, dtype_)};
+}
+
+kernels::Dropout FusedCall::dropout(double p) const {
+  if (!is_training_ || p == 0) return {};
+  require<Error>(x_.device().is_cpu() || !is_capturing(x_.device()),
+                 "dropout in a captured CUDA graph would drop the same elements in every replay; capture "
+                 "without it, or leave the forward pass outside");
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  return kernels::dropout_of(p, at::check_generator<at::CPUGeneratorImpl>(generator)->random64());
+}
+
+}  // namespace pacer::detail

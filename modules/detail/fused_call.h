@@ -1,0 +1,48 @@
+// What one call of a fused layer computes with: its input as rows, the dtype, and its parameters as the nodes
+// of the graph behind norm_linear.h and norm_mlp.h take them.
+#pragma once
+
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <pacer/kernels/math/dropout.h>
+#include <pacer/modules/detail/passes.h>
+#include <pacer/modules/linear.h>
+
+namespace pacer::detail {
+
+struct LinearInputs {
+  Fp8LayerPtr fp8;          // null: not in 8 bits
+  at::Tensor weight, bias;  // in 8 bits the parameter itself, else of the dtype of computing; bias always
+};
+
+class FusedCall {
+ public:
+  // `x` [..., features], `linears`: all of the layer. Throws InvalidArgument for another shape or dtype, with
+  // the name of the layer.
+  FusedCall(const char* layer, const at::Tensor& x, int64_t features,
+            const std::vector<const nn::LinearImpl*>& linears, bool is_training);
+
+  const at::Tensor& x() const { return x_; }       // [rows, features], of the dtype of the residual stream
+  at::ScalarType dtype() const { return dtype_; }  // of computing
+  bool records() const { return is_training_; }
+
+  // The same call further on, where the residual stream is `x`.
+  FusedCall behind(at::Tensor x) const {
+    FusedCall further = *this;
+    further.x_ = std::move(x);
+    return further;
+  }
+
+  LinearInputs inputs_of(const nn::LinearImpl& linear) const;
+  // Of this probability, with a seed from LibTorch's generator of the CPU; none in eval().
+  kernels::Dropout dropout(double p) const;
+
+ private:
+  at::Tensor x_;
+  at::ScalarType dtype_;
+  bool is_training_;
+};
+
+}  // namespace pacer::detail

@@ -1,0 +1,96 @@
+#include <pacer/modules/detail/norm_linear.h>
+
+#include <ATen/autocast_mode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <pacer/modules/detail/fp8_linear.h>
+#include <pacer/modules/detail/node_state.h>
+
+namespace pacer::detail {
+namespace {
+
+// Inputs of the node, in their order.
+struct NormLinearNames {
+  enum Input : size_t { kX, kNormWeight, kNormBias, kWeight, kBias, kInputs };
+};
+
+struct NormLinearState : torch::CustomClassHolder {
+  Definedness given;
+  size_t defined;
+  double epsilon;
+  Fp8LayerPtr fp8;
+  at::ScalarType dtype;
+  bool records, keeps_input;
+
+  Product product(const at::Tensor& weight) const { return {fp8, weight, dtype, records}; }
+};
+
+struct NormLinearNode : torch::autograd::Function<NormLinearNode>,
+                        FusedNode<NormLinearState>,
+                        NormLinearNames {
+  static Tensors forward(Context* context, StatePtr state, at::TensorList tensors) {
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    const Tensors in = state->given.spread(tensors.vec());
+    const Product product = state->product(in[kWeight]);
+    const Normalized normalized =
+        normalize({in[kX], {}, {}, {}}, {in[kNormWeight], in[kNormBias], state->epsilon},
+                  {&product, /*is_gradient=*/false, state->keeps_input});
+    const at::Tensor y = product.forward(normalized.y, in[kBias]);
+    Tensors kept = {in[kX], normalized.mean, normalized.rstd, in[kNormWeight], in[kWeight]};
+    keep_factor(normalized.y, kept);
+    keep(context, std::move(state), std::move(kept));
+    return {y, in[kX]};
+  }
+
+  static Tensors backward(Context* context, const Tensors& gradients) {
+    refuse_second_derivative();
+    const StatePtr state = state_of(context);
+    const std::vector<bool> needs = needed_gradients(context, state->given, state->defined);
+    Tensors result(kInputs);
+    const at::Tensor &dy = gradients[0], &dx = gradients[1];
+    if (!dy.defined()) {
+      result[kX] = dx;
+      return FusedNode::result(state->given, std::move(result));
+    }
+    Kept kept(context->get_saved_variables());
+    Normalized normalized;
+    normalized.s = readable(kept.next());
+    normalized.mean = kept.next();
+    normalized.rstd = kept.next();
+    const at::Tensor norm_weight = kept.next(), weight = kept.next();
+    normalized.y = kept.next_factor();
+    const Product product = state->product(weight);
+    const Factor gradient = take(dy, {}, {&product, /*is_gradient=*/true, needs[kWeight]}, needs[kBias]);
+    if (needs[kWeight]) result[kWeight] = product.weight_gradient(gradient, normalized.y);
+    result[kBias] = gradient.sums;
+    if (needs[kX] || needs[kNormWeight] || needs[kNormBias]) {
+      NormGradients of_norm = normalize_backward(product.input_gradient(gradient, state->dtype), normalized,
+                                                 norm_weight, dx, needs[kNormWeight], needs[kNormBias]);
+      result[kX] = std::move(of_norm.ds);
+      result[kNormWeight] = std::move(of_norm.dweight);
+      result[kNormBias] = std::move(of_norm.dbias);
+    }
+    return FusedNode::result(state->given, std::move(result));
+  }
+};
+
+}  // namespace
+
+NormLinearResults norm_linear(const FusedCall& call, const torch::nn::LayerNormImpl& norm,
+                              const nn::LinearImpl& linear) {
+  const LinearInputs product = call.inputs_of(linear);
+  const Tensors all = {call.x(), norm.weight, norm.bias, product.weight, product.bias};
+  auto state = c10::make_intrusive<NormLinearState>();
+  state->given = Definedness(all);
+  const Tensors defined = state->given.only_defined(all);
+  state->defined = defined.size();
+  state->epsilon = norm.options.eps();
+  state->fp8 = product.fp8;
+  state->dtype = call.dtype();
+  state->records = call.records();
+  state->keeps_input = at::GradMode::is_enabled() && product.weight.requires_grad();
+  Tensors results = NormLinearNode::apply(std::move(state), at::TensorList(defined));
+  return {std::move(results[0]), std::move(results[1])};
+}
+
+}  // namespace pacer::detail

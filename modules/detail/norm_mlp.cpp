@@ -1,0 +1,163 @@
+#include <pacer/modules/detail/norm_mlp.h>
+
+#include <ATen/autocast_mode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <pacer/modules/detail/fp8_linear.h>
+#include <pacer/modules/detail/node_state.h>
+
+namespace pacer::detail {
+namespace {
+
+// Inputs of the node, in their order.
+struct NormMlpNames {
+  enum Input : size_t {
+    kX,
+    kBranch,
+    kProjectionWeight,
+    kProjectionBias,
+    kNormWeight,
+    kNormBias,
+    kWeight1,
+    kBias1,
+    kWeight2,
+    kBias2,
+    kInputs
+  };
+};
+
+struct NormMlpState : torch::CustomClassHolder {
+  Definedness given;
+  size_t defined;
+  std::vector<bool> requires_grad;  // of inputs; none where no graph is made
+  Fp8LayerPtr of_projection, of_fc1, of_fc2;
+  double epsilon;
+  kernels::Activation activation;
+  kernels::Dropout projection_dropout, dropout;
+  bool has_residual, records;
+  at::ScalarType dtype;
+
+  bool ends_with_sum() const { return has_residual || dropout.threshold != 0; }
+};
+
+// The three products, of inputs as forward gets them.
+struct Products : NormMlpNames {
+  Products(const NormMlpState& state, const Tensors& in)
+      : projection(state.of_projection, in[kProjectionWeight], state.dtype, state.records),
+        fc1(state.of_fc1, in[kWeight1], state.dtype, state.records),
+        fc2(state.of_fc2, in[kWeight2], state.dtype, state.records) {}
+
+  Product projection, fc1, fc2;
+};
+
+struct NormMlpNode : torch::autograd::Function<NormMlpNode>, FusedNode<NormMlpState>, NormMlpNames {
+  static at::Tensor forward(Context* context, StatePtr state, at::TensorList tensors) {
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    const Tensors in = state->given.spread(tensors.vec());
+    const Products products(*state, in);
+    const auto purpose = [&](const Product& product, Input weight) {
+      return Purpose{&product, /*is_gradient=*/false, state->requires_grad[weight]};
+    };
+
+    Residual residual{in[kX], {}, in[kProjectionBias], state->projection_dropout};
+    Factor of_branch;
+    if (in[kBranch].defined()) {
+      of_branch = take(in[kBranch], {}, purpose(products.projection, kProjectionWeight), /*sums=*/false);
+      residual.branch = products.projection.forward(of_branch, {});
+    }
+    const Normalized normalized = normalize(residual, {in[kNormWeight], in[kNormBias], state->epsilon},
+                                            purpose(products.fc1, kWeight1));
+    const at::Tensor u = products.fc1.forward(normalized.y, {});
+    const Factor activated = activate(u, in[kBias1], state->activation, purpose(products.fc2, kWeight2));
+    const bool ends_with_sum = state->ends_with_sum();
+    at::Tensor y = products.fc2.forward(activated, ends_with_sum ? at::Tensor() : in[kBias2]);
+    if (ends_with_sum) {
+      y = add_residual({state->has_residual ? normalized.s : at::Tensor(), y, in[kBias2], state->dropout});
+    }
+
+    Tensors kept = in;
+    for (const Input input : {kX, kBranch}) kept[input] = at::Tensor();  // what follows from them is enough
+    kept.insert(kept.end(), {normalized.s, normalized.mean, normalized.rstd, u});
+    keep_factor(of_branch, kept);
+    keep_factor(normalized.y, kept);
+    keep_factor(activated, kept);
+    keep(context, std::move(state), std::move(kept));
+    return y;
+  }
+
+  static Tensors backward(Context* context, const Tensors& gradients) {
+    refuse_second_derivative();
+    const StatePtr state = state_of(context);
+    Tensors result(kInputs);
+    const at::Tensor& dy = gradients[0];
+    if (!dy.defined()) return FusedNode::result(state->given, std::move(result));
+    const std::vector<bool> needs = needed_gradients(context, state->given, state->defined);
+    Kept kept(context->get_saved_variables());
+    Tensors in(kInputs);
+    for (at::Tensor& tensor : in) tensor = kept.next();
+    Normalized normalized;
+    for (at::Tensor* tensor : {&normalized.s, &normalized.mean, &normalized.rstd}) *tensor = kept.next();
+    normalized.s = readable(normalized.s);
+    const at::Tensor u = kept.next();
+    const Factor of_branch = kept.next_factor();
+    normalized.y = kept.next_factor();
+    const Factor activated = kept.next_factor();
+    const Products products(*state, in);
+    const auto purpose = [&](const Product& product, Input weight) {
+      return Purpose{&product, /*is_gradient=*/true, needs[weight]};
+    };
+
+    const Factor of_y = take(dy, state->dropout, purpose(products.fc2, kWeight2), needs[kBias2]);
+    result[kBias2] = of_y.sums;
+    if (needs[kWeight2]) result[kWeight2] = products.fc2.weight_gradient(of_y, activated);
+    const Factor of_u = activate_backward(u, in[kBias1], products.fc2.input_gradient(of_y, state->dtype),
+                                          state->activation, purpose(products.fc1, kWeight1), needs[kBias1]);
+    result[kBias1] = of_u.sums;
+    if (needs[kWeight1]) result[kWeight1] = products.fc1.weight_gradient(of_u, normalized.y);
+    NormGradients of_norm =
+        normalize_backward(products.fc1.input_gradient(of_u, state->dtype), normalized, in[kNormWeight],
+                           state->has_residual ? dy : at::Tensor(), needs[kNormWeight], needs[kNormBias]);
+    result[kNormWeight] = std::move(of_norm.dweight);
+    result[kNormBias] = std::move(of_norm.dbias);
+    result[kX] = of_norm.ds;
+    if (needs[kBranch] || needs[kProjectionWeight] || needs[kProjectionBias]) {
+      const Factor of_sum = take(of_norm.ds, state->projection_dropout,
+                                 purpose(products.projection, kProjectionWeight), needs[kProjectionBias]);
+      result[kProjectionBias] = of_sum.sums;
+      if (needs[kProjectionWeight]) {
+        result[kProjectionWeight] = products.projection.weight_gradient(of_sum, of_branch);
+      }
+      if (needs[kBranch]) result[kBranch] = products.projection.input_gradient(of_sum, state->dtype);
+    }
+    return FusedNode::result(state->given, std::move(result));
+  }
+};
+
+}  // namespace
+
+at::Tensor norm_mlp(const FusedCall& call, const nn::LayerNormMlpImpl& mlp, const ProjectedBranch& branch) {
+  const LinearInputs projection = branch.x.defined() ? call.inputs_of(*branch.linear) : LinearInputs(),
+                     fc1 = call.inputs_of(*mlp.fc1), fc2 = call.inputs_of(*mlp.fc2);
+  const Tensors all = {call.x(),       branch.x,   projection.weight, projection.bias, mlp.norm->weight,
+                       mlp.norm->bias, fc1.weight, fc1.bias,          fc2.weight,      fc2.bias};
+  auto state = c10::make_intrusive<NormMlpState>();
+  state->given = Definedness(all);
+  const Tensors defined = state->given.only_defined(all);
+  state->defined = defined.size();
+  for (const at::Tensor& tensor : all) {
+    state->requires_grad.push_back(at::GradMode::is_enabled() && tensor.defined() && tensor.requires_grad());
+  }
+  state->of_projection = projection.fp8;
+  state->of_fc1 = fc1.fp8;
+  state->of_fc2 = fc2.fp8;
+  state->epsilon = mlp.norm->options.eps();
+  state->activation = mlp.options.activation();
+  state->projection_dropout = branch.dropout;
+  state->dropout = call.dropout(mlp.options.dropout());
+  state->has_residual = mlp.options.residual();
+  state->records = call.records();
+  state->dtype = call.dtype();
+  return NormMlpNode::apply(std::move(state), at::TensorList(defined));
+}
+
+}  // namespace pacer::detail

@@ -1,0 +1,25 @@
+// A feed-forward network behind its layer normalisation, with the residual connections before and behind it,
+// as one node of the graph:
+//
+//   s = x + drop(branch W^T + bias)              where there is a projection, else s = x
+//   y = s + drop(fc2(activation(fc1(norm(s)))))  or without s +
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <pacer/modules/detail/fused_call.h>
+#include <pacer/modules/layer_norm_mlp.h>
+
+namespace pacer::detail {
+
+// What comes before: undefined x, there is none.
+struct ProjectedBranch {
+  at::Tensor x;  // [rows, any]
+  const nn::LinearImpl* linear = nullptr;
+  kernels::Dropout dropout;
+};
+
+// [rows, features], of the dtype of call.x() with the residual connection, else of the dtype of computing.
+at::Tensor norm_mlp(const FusedCall& call, const nn::LayerNormMlpImpl& mlp, const ProjectedBranch& branch);
+
+}  // namespace pacer::detail

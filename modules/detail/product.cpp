@@ -1,0 +1,72 @@
+#include <pacer/modules/detail/product.h>
+
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/_scaled_mm.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/mm.h>
+
+#include <pacer/core/error.h>
+#include <pacer/modules/fp8_scaling.h>
+
+namespace pacer::detail {
+namespace {
+
+constexpr int64_t kMultiple = 16;  // of sizes
+
+// a [m, k] times b [n, k] transposed, both row by row.
+at::Tensor scaled_product(const at::Tensor& a, const at::Tensor& a_inverse, kernels::Fp8Format a_format,
+                          const at::Tensor& b, const at::Tensor& b_inverse, at::ScalarType dtype,
+                          const at::Tensor& bias, bool fast) {
+  const at::ScalarType of_a = a_format == kernels::Fp8Format::e4m3 ? at::kFloat8_e4m3fn : at::kFloat8_e5m2;
+  std::optional<at::Tensor> added;
+  if (bias.defined()) added = bias;
+  return at::_scaled_mm(a.view(of_a), b.view(at::kFloat8_e4m3fn).t(), a_inverse, b_inverse, added,
+                        /*scale_result=*/std::nullopt, dtype, fast);
+}
+
+}  // namespace
+
+at::ScalarType computing_type(const at::Tensor& x, bool in_8_bits) {
+  const at::DeviceType device = x.device().type();
+  if (at::autocast::is_autocast_enabled(device)) return at::autocast::get_autocast_dtype(device);
+  return in_8_bits && x.scalar_type() == at::kFloat ? at::kBFloat16 : x.scalar_type();
+}
+
+Fp8LayerPtr fp8_layer(const torch::nn::Module& module) {
+  const auto& scaling = Fp8Scope::current();
+  return scaling ? scaling->layer_of(module) : nullptr;
+}
+
+bool multiplies(Fp8Layer& layer, const at::Tensor& x, int64_t rows, const at::Tensor& weight) {
+  require(x.device() == layer.device() && weight.device() == layer.device(),
+          "a pacer::nn::Linear in 8-bit floats has its scales on ", layer.device(), ", but its input is on ",
+          x.device(), " and its weight on ", weight.device(),
+          "; move the model before the Session or Fp8Scaling is made");
+  const bool fits =
+      rows > 0 && rows % kMultiple == 0 && weight.size(0) % kMultiple == 0 && weight.size(1) % kMultiple == 0;
+  if (fits && is_castable(x) && is_castable(weight)) return true;
+  layer.count_other_call();
+  return false;
+}
+
+at::Tensor Product::forward(const Factor& x, const at::Tensor& bias) const {
+  if (!fp8_) return at::linear(x.values, weight_, bias);
+  const Fp8Matrix weight = fp8_->cast_weight(weight_);
+  return scaled_product(x.codes, x.inverse, kernels::Fp8Format::e4m3, weight.codes, weight.inverse, dtype_,
+                        bias, /*fast=*/true);
+}
+
+at::Tensor Product::input_gradient(const Factor& dy, at::ScalarType dtype) const {
+  if (!fp8_) return at::mm(dy.values, weight_);
+  const Fp8Matrix weight = fp8_->cast_weight(weight_);
+  return scaled_product(dy.codes, dy.inverse, fp8_->gradients(), weight.transposed, weight.inverse, dtype, {},
+                        /*fast=*/false);
+}
+
+at::Tensor Product::weight_gradient(const Factor& dy, const Factor& x) const {
+  if (!fp8_) return at::mm(dy.values.t(), x.values);
+  return scaled_product(dy.transposed, dy.inverse, fp8_->gradients(), x.transposed, x.inverse,
+                        weight_.scalar_type(), {}, /*fast=*/false);
+}
+
+}  // namespace pacer::detail

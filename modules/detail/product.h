@@ -1,0 +1,49 @@
+// The product of a linear layer and the two of its backward pass, in 8-bit floats or in 16 or 32 bits, inside
+// nodes of the graph that fuse what stands around them.
+#pragma once
+
+#include <optional>
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <pacer/modules/detail/fp8_layer.h>
+#include <pacer/modules/detail/matrix.h>
+
+namespace pacer::detail {
+
+// The dtype in which a layer multiplies `x`: autocast's where it is on, else that of x; bf16 instead of fp32
+// where products are of 8 bits.
+at::ScalarType computing_type(const at::Tensor& x, bool in_8_bits);
+
+// How the module computes at this moment, on this thread; null: as torch::nn::Linear.
+Fp8LayerPtr fp8_layer(const torch::nn::Module& module);
+// Whether it multiplies rows of what is made of `x` by weight [out, in] in 8 bits. Where sizes are no
+// multiples of 16 it does not, which is counted.
+bool multiplies(Fp8Layer& layer, const at::Tensor& x, int64_t rows, const at::Tensor& weight);
+
+class Product {
+ public:
+  // weight [out, in]: of any dtype in 8 bits, of `dtype` otherwise (`fp8` null). `records` as in Fp8Tensors.
+  Product(Fp8LayerPtr fp8, at::Tensor weight, at::ScalarType dtype, bool records)
+      : fp8_(std::move(fp8)), weight_(std::move(weight)), dtype_(dtype), records_(records) {}
+
+  const Fp8LayerPtr& fp8() const { return fp8_; }
+  at::ScalarType dtype() const { return dtype_; }
+  bool records() const { return records_; }
+
+  // [rows, out]: x W^T + bias; a bias has dtype(), undefined: none.
+  at::Tensor forward(const Factor& x, const at::Tensor& bias) const;
+  // [rows, in] of the gradient [rows, out].
+  at::Tensor input_gradient(const Factor& dy, at::ScalarType dtype) const;
+  // [out, in], of the weight's dtype. Of `x` the transpose, in 8 bits.
+  at::Tensor weight_gradient(const Factor& dy, const Factor& x) const;
+
+ private:
+  Fp8LayerPtr fp8_;
+  at::Tensor weight_;
+  at::ScalarType dtype_;
+  bool records_;
+};
+
+}  // namespace pacer::detail

@@ -1,0 +1,313 @@
+// LayerNormLinear, LayerNormMlp and TransformerLayer beside the same formulas in fp64, and beside the same
+// layers of torch::nn in 16 bits.
+#include "support/catch.h"
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/nn/modules/container/any.h>
+
+#include <pacer/modules/fp8_scaling.h>
+#include <pacer/modules/recompute.h>
+
+#include "support/autocast.h"
+#include "support/fused_reference.h"
+
+namespace pacer::testing::fused_layers {
+namespace {
+
+using Catch::Matchers::ContainsSubstring;
+
+double relative_error(const Tensor& found, const Tensor& wanted) {
+  const Tensor expected = wanted.to(at::kDouble);
+  const double norm = expected.norm().item<double>();
+  return (found.to(at::kDouble) - expected).norm().item<double>() / (norm == 0 ? 1 : norm);
+}
+
+// A result and the gradients of the input and of all parameters, by name.
+struct Pass {
+  Tensor y, dx;
+  std::map<std::string, Tensor> gradients;
+};
+
+template <class Module, class F>
+Pass pass(Module& module, const F& forward, const Tensor& input, const Tensor& dy) {
+  module.zero_grad();
+  const Tensor x = input.detach().clone().requires_grad_();
+  Pass result;
+  result.y = forward(x);
+  result.y.backward(dy.to(result.y.scalar_type()));
+  result.dx = x.grad();
+  for (const auto& item : module.named_parameters()) {
+    if (item.value().grad().defined()) result.gradients[item.key()] = item.value().grad().clone();
+  }
+  return result;
+}
+
+// The largest relative error over all results.
+double largest_error(const Pass& found, const Pass& wanted) {
+  double largest = std::max(relative_error(found.y, wanted.y), relative_error(found.dx, wanted.dx));
+  REQUIRE(found.gradients.size() == wanted.gradients.size());
+  for (const auto& [name, gradient] : wanted.gradients) {
+    CAPTURE(name);
+    largest = std::max(largest, relative_error(found.gradients.at(name), gradient));
+  }
+  return largest;
+}
+
+template <class Module>
+Pass fused_pass(Module& module, const Tensor& x, const Tensor& dy) {
+  return pass(
+      module, [&](const Tensor& in) { return module.forward(in); }, x, dy);
+}
+template <class Module>
+Pass reference_pass(Module& module, const Tensor& x, const Tensor& dy, const DroppedElements& dropped = {}) {
+  return pass(
+      module, [&](const Tensor& in) { return reference(module, in.to(at::kDouble), dropped); }, x, dy);
+}
+
+void randomize(torch::nn::Module& module) {
+  torch::manual_seed(11);
+  for (Tensor& parameter : module.parameters()) {
+    torch::NoGradGuard no_grad;
+    parameter.copy_(torch::randn(parameter.sizes()) * (parameter.dim() == 2 ? 0.2 : 0.5) +
+                    (parameter.dim() == 2 ? 0.0 : 0.3));
+  }
+}
+
+template <class Visit>
+void for_all_layers(const Visit& visit) {
+  for (const bool bias : {true, false}) {
+    visit(nn::LayerNormLinear(nn::LayerNormLinearOptions(32, 48).bias(bias).eps(1e-3)));
+    for (const nn::Activation activation : {nn::Activation::gelu, nn::Activation::swiglu}) {
+      for (const bool residual : {true, false}) {
+        visit(nn::LayerNormMlp(
+            nn::LayerNormMlpOptions(32, 64).bias(bias).activation(activation).residual(residual)));
+      }
+      visit(nn::TransformerLayer(
+          nn::TransformerLayerOptions(32, 4).ffn(64).bias(bias).activation(activation).causal(!bias)));
+    }
+  }
+}
+
+Tensor batch(at::IntArrayRef sizes = {2, 16, 32}) {
+  torch::manual_seed(5);
+  return torch::randn(sizes);
+}
+
+}  // namespace
+
+TEST_CASE("fused layers are their formulas, forward and backward", "[modules][fused]") {
+  for_all_layers([](auto layer) {
+    CAPTURE(layer->name());
+    randomize(*layer);
+    const Tensor x = batch() * 2 + 0.5;
+    const Tensor dy = torch::randn_like(layer->forward(x));
+    const Pass found = fused_pass(*layer, x, dy);
+    CHECK(found.y.scalar_type() == at::kFloat);
+    // fp32 sums of up to 64 terms and 32 rows, a few in a row.
+    CHECK(largest_error(found, reference_pass(*layer, x, dy)) < 3e-6);
+    CHECK(largest_error(fused_pass(*layer, x.transpose(0, 1).contiguous().transpose(0, 1), dy), found) == 0);
+  });
+}
+
+TEST_CASE("in 16 bits fused layers are as exact as those of torch::nn", "[modules][fused]") {
+  for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
+    for (const bool autocast : {true, false}) {
+      for (const bool narrow_stream : {true, false}) {
+        if (!autocast && !narrow_stream) continue;
+        for_all_layers([&](auto layer) {
+          CAPTURE(layer->name(), dtype, autocast, narrow_stream);
+          randomize(*layer);
+          const Tensor x = batch().to(dtype), in = narrow_stream ? x : x.to(at::kFloat);
+          const Tensor dy = torch::randn(layer->forward(x.to(at::kFloat)).sizes()).to(dtype);
+          if (!autocast) layer->to(dtype);
+          const Pass exact = reference_pass(*layer, x.to(at::kFloat), dy.to(at::kDouble));
+          Pass found, theirs;
+          {
+            std::optional<Autocast> on;
+            if (autocast) on.emplace(at::kCPU, dtype);
+            found = fused_pass(*layer, in, dy);
+            theirs = pass(
+                *layer, [&](const Tensor& t) { return reference(*layer, t); }, in, dy);
+          }
+          CHECK(relative_error(found.y, exact.y) <= 1.1 * relative_error(theirs.y, exact.y));
+          CHECK(largest_error(found, exact) <= 1.3 * largest_error(theirs, exact));
+          CHECK(found.dx.scalar_type() == in.scalar_type());
+          for (const auto& [name, gradient] : found.gradients) {
+            CHECK(gradient.scalar_type() == (autocast ? at::kFloat : dtype));
+          }
+        });
+      }
+    }
+  }
+}
+
+TEST_CASE("what fused layers drop follows from the seed alone", "[modules][fused][dropout]") {
+  constexpr double kP = 0.3;
+  nn::TransformerLayer layer(
+      nn::TransformerLayerOptions(32, 4).ffn(64).projection_dropout(kP).mlp_dropout(kP));
+  randomize(*layer);
+  const Tensor x = batch(), dy = torch::randn_like(x);
+  torch::manual_seed(3);
+  const Pass found = fused_pass(*layer, x, dy);
+  torch::manual_seed(3);
+  const DroppedElements dropped{dropout_factors(kP, {32, 32}), dropout_factors(kP, {32, 32})};
+  CHECK(largest_error(found, reference_pass(*layer, x, dy, dropped)) < 3e-6);
+  CHECK_FALSE(fused_pass(*layer, x, dy).y.equal(found.y));  // another seed
+
+  torch::manual_seed(3);
+  const Pass again = pass(
+      *layer,
+      [&](const Tensor& in) {
+        return recompute(
+            *layer, [&](const Tensor& t) { return layer->forward(t); }, in);
+      },
+      x, dy);
+  CHECK(largest_error(again, found) == 0);
+
+  layer->eval();
+  CHECK(largest_error(fused_pass(*layer, x, dy), reference_pass(*layer, x, dy)) < 3e-6);
+}
+
+TEST_CASE("an attention mask and causal attention", "[modules][fused]") {
+  nn::TransformerLayer layer(nn::TransformerLayerOptions(32, 4).ffn(64));
+  randomize(*layer);
+  const Tensor x = batch();
+  const Tensor mask = torch::ones({16, 16}, at::kBool).tril();
+  const Tensor masked = layer->forward(x, mask);
+  CHECK(relative_error(masked, reference(*layer, x.to(at::kDouble), {}, mask)) < 3e-6);
+  layer->options.causal(true);
+  CHECK(relative_error(layer->forward(x), masked) < 3e-6);
+  CHECK_THROWS_WITH(layer->forward(x, mask), ContainsSubstring("no mask with causal(true)"));
+  torch::nn::AnyModule any(layer);
+  CHECK(any.forward(x).equal(layer->forward(x)));
+}
+
+TEST_CASE("a frozen parameter of a fused layer gets no gradient, and others what they got",
+          "[modules][fused]") {
+  for_all_layers([](auto layer) {
+    CAPTURE(layer->name());
+    const Tensor x = batch();
+    const Tensor dy = torch::randn_like(layer->forward(x));
+    const Pass all = fused_pass(*layer, x, dy);
+    for (auto& item : layer->named_parameters()) {
+      CAPTURE(item.key());
+      item.value().set_requires_grad(false);
+      item.value().mutable_grad() = Tensor();
+      Pass rest = fused_pass(*layer, x, dy);
+      CHECK(rest.gradients.count(item.key()) == 0);
+      rest.gradients[item.key()] = all.gradients.at(item.key());
+      CHECK(largest_error(rest, all) == 0);
+      item.value().set_requires_grad(true);
+    }
+    for (Tensor& parameter : layer->parameters()) parameter.set_requires_grad(false);
+    CHECK(relative_error(fused_pass(*layer, x, dy).dx, all.dx) == 0);
+    torch::NoGradGuard no_grad;
+    CHECK(layer->forward(x).equal(all.y));
+  });
+}
+
+TEST_CASE("fused layers take no rows, clone, and refuse what they cannot do", "[modules][fused][errors]") {
+  for_all_layers([](auto layer) {
+    CAPTURE(layer->name());
+    const Tensor nothing = torch::zeros({0, 16, 32}).requires_grad_();
+    const Tensor y = layer->forward(nothing);
+    CHECK(y.size(0) == 0);
+    y.sum().backward();
+    for (const Tensor& parameter : layer->parameters()) {
+      CHECK(parameter.grad().equal(torch::zeros_like(parameter)));
+    }
+    using Impl = typename decltype(layer)::ContainedType;
+    const auto clone = std::dynamic_pointer_cast<Impl>(layer->clone());
+    CHECK(clone->forward(batch()).equal(layer->forward(batch())));
+    CHECK_FALSE(clone->parameters()[0].is_same(layer->parameters()[0]));
+
+    CHECK_THROWS_WITH(layer->forward(torch::zeros({2, 16, 31})), ContainsSubstring("[2, 16, 31]"));
+    CHECK_THROWS_WITH(layer->forward(torch::zeros({2, 16, 32}, at::kDouble)),
+                      ContainsSubstring("not in Double"));
+    const Tensor x = batch().requires_grad_();
+    const Tensor z = layer->forward(x);
+    CHECK_THROWS_WITH(torch::autograd::grad({z.sum()}, {x}, {}, std::nullopt, /*create_graph=*/true),
+                      ContainsSubstring("no second derivative"));
+  });
+  CHECK_THROWS_WITH(nn::LayerNormLinear(0, 4), ContainsSubstring("above 0, not 0 and 4"));
+  CHECK_THROWS_WITH(nn::LayerNormMlp(4, -1), ContainsSubstring("above 0, not 4 and -1"));
+  CHECK_THROWS_WITH(nn::LayerNormMlp(nn::LayerNormMlpOptions(4, 4).dropout(1)), ContainsSubstring("[0, 1)"));
+  CHECK_THROWS_WITH(nn::TransformerLayer(nn::TransformerLayerOptions(32, 5)),
+                    ContainsSubstring("multiple of heads"));
+  CHECK_THROWS_WITH(nn::TransformerLayer(nn::TransformerLayerOptions(32, 4).attention_dropout(-.1)),
+                    ContainsSubstring("attention_dropout must be in [0, 1)"));
+  CHECK_THROWS_WITH(nn::TransformerLayer(nn::TransformerLayerOptions(32, 4))->forward(torch::zeros({2, 32})),
+                    ContainsSubstring("takes [batch, sequence, 32]"));
+}
+
+TEST_CASE("in 8 bits fused layers are as exact as their parts one by one", "[modules][fused][fp8]") {
+  for (const Fp8Recipe recipe : {Fp8Recipe::delayed, Fp8Recipe::current}) {
+    for (const bool narrow_stream : {true, false}) {
+      for_all_layers([&](auto layer) {
+        CAPTURE(layer->name(), recipe == Fp8Recipe::delayed, narrow_stream);
+        randomize(*layer);
+        const auto options = Fp8Options().recipe(recipe);
+        const auto ours = std::make_shared<Fp8Scaling>(*layer, options);
+        const auto theirs = std::make_shared<Fp8Scaling>(*layer, options);
+        const Tensor x = batch(), dy = torch::randn_like(layer->forward(x));
+        const Pass exact = reference_pass(*layer, x, dy);
+        const Autocast on(at::kCPU);
+        const Tensor in = narrow_stream ? x.to(at::kBFloat16) : x;
+        for (int step = 0; step < 2; ++step) {
+          CAPTURE(step);
+          Pass found, parts;
+          {
+            const Fp8Scope scope(ours);
+            found = fused_pass(*layer, in, dy);
+          }
+          {
+            const Fp8Scope scope(theirs);
+            parts = pass(
+                *layer, [&](const Tensor& t) { return reference(*layer, t); }, in, dy);
+          }
+          CHECK(relative_error(found.y, exact.y) <= 1.1 * relative_error(parts.y, exact.y));
+          CHECK(relative_error(found.y, exact.y) > 0.005);  // it did compute in 8 bits
+          CHECK(largest_error(found, exact) <= 1.15 * largest_error(parts, exact));
+          ours->update();
+          theirs->update();
+          // Magnitudes of the same tensors, which differ by roundings.
+          const auto of_ours = ours->state(), of_theirs = theirs->state();
+          for (const auto& [name, state] : of_theirs) {
+            CAPTURE(name);
+            CHECK((of_ours.at(name) - state).abs().le(state.abs() * 0.25).all().template item<bool>());
+          }
+        }
+        CHECK(ours->other_calls() == 0);
+      });
+    }
+  }
+}
+
+TEST_CASE("a linear layer of a fused layer may stay in 16 bits", "[modules][fused][fp8]") {
+  nn::TransformerLayer layer(nn::TransformerLayerOptions(32, 4).ffn(64));
+  randomize(*layer);
+  const Tensor x = batch(), dy = torch::randn_like(x);
+  const Pass exact = reference_pass(*layer, x, dy);
+  double errors[2];
+  for (const int64_t kept : {0, 3}) {
+    const auto scaling =
+        std::make_shared<Fp8Scaling>(*layer, Fp8Options().recipe(Fp8Recipe::current).keep_first(kept));
+    CHECK(scaling->layers() == static_cast<size_t>(4 - kept));
+    const Fp8Scope scope(scaling);
+    errors[kept == 0 ? 0 : 1] = relative_error(fused_pass(*layer, x, dy).y, exact.y);
+  }
+  CHECK(errors[1] < 0.8 * errors[0]);
+
+  const auto scaling = std::make_shared<Fp8Scaling>(*layer);
+  const Fp8Scope scope(scaling);
+  const Pass odd = fused_pass(*layer, batch({1, 15, 32}), torch::ones({1, 15, 32}));
+  CHECK(scaling->other_calls() == 4);
+  CHECK(relative_error(odd.y, reference(*layer, batch({1, 15, 32}).to(at::kDouble))) < 0.01);
+}
+
+}  // namespace pacer::testing::fused_layers
