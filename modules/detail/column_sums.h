@@ -5,6 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include <pacer/kernels/fp8.h>
 
@@ -15,7 +16,7 @@ struct ColumnSums {
     if (!are_wanted) return;
     const auto options = at::TensorOptions().dtype(at::kFloat).device(device);
     partials = at::empty({kernels::fp8_parts(rows), columns}, options);
-    sums = at::empty({columns}, options);
+    sums = rows == 0 ? at::zeros({columns}, options) : at::empty({columns}, options);
   }
 
   float* partials_memory() const { return partials.defined() ? partials.mutable_data_ptr<float>() : nullptr; }

@@ -54,7 +54,7 @@ Factor make_factor(const Purpose& purpose, const at::Tensor& like, int64_t colum
   const int64_t rows = like.size(0);
   if (!product.fp8()) {
     factor.values = at::empty({rows, columns}, like.options().dtype(product.dtype()));
-    make(Fp8Target{}, factor.values);
+    if (rows > 0) make(Fp8Target{}, factor.values);
     return factor;
   }
   Fp8Layer& layer = *product.fp8();
@@ -104,6 +104,7 @@ struct ResidualMemory {
 at::Tensor add_residual(const Residual& residual) {
   ResidualMemory memory(residual, residual.branch.scalar_type());
   at::Tensor s = at::empty_like(memory.x.defined() ? memory.x : memory.branch);
+  if (s.numel() == 0) return s;
   memory.work.sum = writable(s);
   run(memory.work, s.device());
   return s;

@@ -100,6 +100,15 @@ TEST_CASE("on a GPU a layer normalisation makes what is wanted and no more", "[g
         run(forward_of(some, out), some.x.device());
         return out;
       });
+      // The branch alone.
+      both([](const LayerNormInput& some) {
+        LayerNormOutput out;
+        out.sum = at::full_like(some.x, 77);
+        kernels::LayerNormForward work = forward_of(some, out);
+        work.weight = work.x = nullptr;
+        run(work, some.x.device());
+        return out;
+      });
       // The amax alone, then codes by it, without y.
       both([](const LayerNormInput& some) {
         LayerNormOutput out;

@@ -2,10 +2,8 @@
 // layers of torch::nn in 16 bits.
 #include "support/catch.h"
 
-#include <map>
 #include <memory>
 #include <optional>
-#include <string>
 
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/modules/container/any.h>
@@ -20,83 +18,6 @@ namespace pacer::testing::fused_layers {
 namespace {
 
 using Catch::Matchers::ContainsSubstring;
-
-double relative_error(const Tensor& found, const Tensor& wanted) {
-  const Tensor expected = wanted.to(at::kDouble);
-  const double norm = expected.norm().item<double>();
-  return (found.to(at::kDouble) - expected).norm().item<double>() / (norm == 0 ? 1 : norm);
-}
-
-// A result and the gradients of the input and of all parameters, by name.
-struct Pass {
-  Tensor y, dx;
-  std::map<std::string, Tensor> gradients;
-};
-
-template <class Module, class F>
-Pass pass(Module& module, const F& forward, const Tensor& input, const Tensor& dy) {
-  module.zero_grad();
-  const Tensor x = input.detach().clone().requires_grad_();
-  Pass result;
-  result.y = forward(x);
-  result.y.backward(dy.to(result.y.scalar_type()));
-  result.dx = x.grad();
-  for (const auto& item : module.named_parameters()) {
-    if (item.value().grad().defined()) result.gradients[item.key()] = item.value().grad().clone();
-  }
-  return result;
-}
-
-// The largest relative error over all results.
-double largest_error(const Pass& found, const Pass& wanted) {
-  double largest = std::max(relative_error(found.y, wanted.y), relative_error(found.dx, wanted.dx));
-  REQUIRE(found.gradients.size() == wanted.gradients.size());
-  for (const auto& [name, gradient] : wanted.gradients) {
-    CAPTURE(name);
-    largest = std::max(largest, relative_error(found.gradients.at(name), gradient));
-  }
-  return largest;
-}
-
-template <class Module>
-Pass fused_pass(Module& module, const Tensor& x, const Tensor& dy) {
-  return pass(
-      module, [&](const Tensor& in) { return module.forward(in); }, x, dy);
-}
-template <class Module>
-Pass reference_pass(Module& module, const Tensor& x, const Tensor& dy, const DroppedElements& dropped = {}) {
-  return pass(
-      module, [&](const Tensor& in) { return reference(module, in.to(at::kDouble), dropped); }, x, dy);
-}
-
-void randomize(torch::nn::Module& module) {
-  torch::manual_seed(11);
-  for (Tensor& parameter : module.parameters()) {
-    torch::NoGradGuard no_grad;
-    parameter.copy_(torch::randn(parameter.sizes()) * (parameter.dim() == 2 ? 0.2 : 0.5) +
-                    (parameter.dim() == 2 ? 0.0 : 0.3));
-  }
-}
-
-template <class Visit>
-void for_all_layers(const Visit& visit) {
-  for (const bool bias : {true, false}) {
-    visit(nn::LayerNormLinear(nn::LayerNormLinearOptions(32, 48).bias(bias).eps(1e-3)));
-    for (const nn::Activation activation : {nn::Activation::gelu, nn::Activation::swiglu}) {
-      for (const bool residual : {true, false}) {
-        visit(nn::LayerNormMlp(
-            nn::LayerNormMlpOptions(32, 64).bias(bias).activation(activation).residual(residual)));
-      }
-      visit(nn::TransformerLayer(
-          nn::TransformerLayerOptions(32, 4).ffn(64).bias(bias).activation(activation).causal(!bias)));
-    }
-  }
-}
-
-Tensor batch(at::IntArrayRef sizes = {2, 16, 32}) {
-  torch::manual_seed(5);
-  return torch::randn(sizes);
-}
 
 }  // namespace
 

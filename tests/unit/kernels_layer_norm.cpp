@@ -237,6 +237,9 @@ TEST_CASE("before a layer normalisation a dropped element is the residual alone"
     only_sum.weight = nullptr;
     run_layer_norm(only_sum);
     REQUIRE(into.equal(out.sum));
+    only_sum.x = nullptr;
+    run_layer_norm(only_sum);
+    REQUIRE(into.equal(at::where(mask, (branch * in.dropout.scale).to(types.stream), at::zeros_like(into))));
   }
 }
 
