@@ -293,17 +293,21 @@ const std::vector<Arm>& arms() {
        kFusedAdamW,
        {Method::bfloat16},
        /*only_by_name=*/true},
-      {"fp8",
-       "pacer::Precision::fp8(): the matrices of blocks multiply 8-bit floats, scaled by the magnitudes of "
-       "the "
-       "last steps, and all else is bfloat16",
+      {"fused-layers",
+       "blocks are pacer::nn::TransformerLayer, whose elementwise passes are fused",
        kFusedAdamW,
-       {Method::fp8},
+       {Method::fused_layers},
+       /*only_by_name=*/true},
+      {"fp8",
+       "fused-layers with pacer::Precision::fp8(): the matrices of blocks multiply 8-bit floats, scaled by "
+       "the magnitudes of the last steps, and all else is bfloat16",
+       kFusedAdamW,
+       {Method::fused_layers, Method::fp8},
        /*only_by_name=*/true},
       {"fp8-current",
        "the same, each tensor scaled by its own magnitude",
        kFusedAdamW,
-       {Method::fp8_current},
+       {Method::fused_layers, Method::fp8_current},
        /*only_by_name=*/true},
   };
   return registered;

@@ -42,6 +42,7 @@ enum class Method {
   shards_blocks,
   shards_nodes,
   bfloat16,
+  fused_layers,  // the model's
   fp8,
   fp8_current,
   signed_gradients,

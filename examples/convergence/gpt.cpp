@@ -2,18 +2,21 @@
 #include "gpt.h"
 
 #include <cmath>
+#include <vector>
 
 #include <torch/nn/functional/activation.h>
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/init.h>
+
+#include <pacer/modules/transformer_layer.h>
 
 namespace convergence {
 namespace {
 
 constexpr double kWeightDeviation = 0.02;  // GPT-2's standard deviation for every matrix
 
-pacer::nn::Linear make_linear(int64_t inputs, int64_t outputs, double deviation) {
-  pacer::nn::Linear linear(inputs, outputs);
+torch::nn::Linear make_linear(int64_t inputs, int64_t outputs, double deviation) {
+  torch::nn::Linear linear(inputs, outputs);
   torch::nn::init::normal_(linear->weight, 0.0, deviation);
   torch::nn::init::zeros_(linear->bias);
   return linear;
@@ -27,6 +30,16 @@ torch::nn::Embedding make_embedding(int64_t entries, int64_t width) {
 
 torch::nn::LayerNorm make_norm(int64_t width) {
   return torch::nn::LayerNorm(torch::nn::LayerNormOptions({width}));
+}
+
+// With the weights of the block, which has them in the same order.
+pacer::nn::TransformerLayer fused(const Block& block, const GptConfig& config) {
+  pacer::nn::TransformerLayer layer(
+      pacer::nn::TransformerLayerOptions(config.width, config.heads).causal(true));
+  const auto from = block->parameters(), to = layer->parameters();
+  const torch::NoGradGuard no_grad;
+  for (size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i]);
+  return layer;
 }
 
 }  // namespace
@@ -58,20 +71,27 @@ torch::Tensor BlockImpl::forward(const torch::Tensor& x) {
   return attended + mlp_output_->forward(hidden);
 }
 
-GptImpl::GptImpl(const GptConfig& config) {
+GptImpl::GptImpl(const GptConfig& config) : is_fused_(config.fused) {
   // 2L residual branches add up; GPT-2 scales their last matrix so that the sum keeps the variance of one.
   const double residual_deviation = kWeightDeviation / std::sqrt(2.0 * static_cast<double>(config.layers));
   byte_embedding_ = register_module("byte_embedding", make_embedding(kVocabulary, config.width));
   position_embedding_ = register_module("position_embedding", make_embedding(config.positions, config.width));
   register_module("blocks", blocks_);
-  for (int64_t i = 0; i < config.layers; ++i) blocks_->push_back(Block(config, residual_deviation));
+  std::vector<Block> blocks;  // all of them first, because fused layers draw weights of their own
+  for (int64_t i = 0; i < config.layers; ++i) blocks.emplace_back(config, residual_deviation);
+  for (const Block& block : blocks) {
+    config.fused ? blocks_->push_back(fused(block, config)) : blocks_->push_back(block);
+  }
   output_norm_ = register_module("output_norm", make_norm(config.width));
 }
 
 torch::Tensor GptImpl::forward(const torch::Tensor& bytes) {
   const auto positions = at::arange(bytes.size(1), bytes.options());
   auto x = byte_embedding_->forward(bytes) + position_embedding_->forward(positions);
-  for (size_t i = 0; i < blocks_->size(); ++i) x = blocks_->run(i, &BlockImpl::forward, x);
+  for (size_t i = 0; i < blocks_->size(); ++i) {
+    x = is_fused_ ? blocks_->run(i, &pacer::nn::TransformerLayerImpl::forward, x, torch::Tensor())
+                  : blocks_->run(i, &BlockImpl::forward, x);
+  }
   return at::linear(output_norm_->forward(x), byte_embedding_->weight);
 }
 

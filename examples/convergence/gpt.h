@@ -1,19 +1,19 @@
 // The model of the study: a byte-level GPT. Pre-layer-norm blocks, learned positions, causal attention, a
 // GELU MLP four times as wide as the model, initialised like GPT-2. The output head is tied to the byte
 // embedding, as in GPT-2. Blocks are called through pacer::Blocks, so that an arm's hooks may drop or
-// recompute them. It holds no training code and no dropout: every arm sees the same function of weights and
-// batch, and of the gates.
+// recompute them, and are LibTorch's modules, or pacer::nn::TransformerLayer with the same weights. It holds
+// no training code and no dropout: every arm sees the same function of weights and batch, and of the gates.
 #pragma once
 
 #include <cstdint>
 
 #include <torch/nn/module.h>
 #include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 #include <torch/nn/pimpl.h>
 
 #include <pacer/modules/blocks.h>
-#include <pacer/modules/linear.h>
 
 namespace convergence {
 
@@ -24,6 +24,7 @@ struct GptConfig {
   int64_t width = 128;
   int64_t heads = 4;        // must divide width
   int64_t positions = 128;  // the longest sequence
+  bool fused = false;       // blocks are pacer::nn::TransformerLayer
 };
 
 class BlockImpl : public torch::nn::Module {
@@ -36,11 +37,11 @@ class BlockImpl : public torch::nn::Module {
 
   int64_t heads_;
   torch::nn::LayerNorm attention_norm_ = nullptr;
-  pacer::nn::Linear query_key_value_ = nullptr;
-  pacer::nn::Linear attention_output_ = nullptr;
+  torch::nn::Linear query_key_value_ = nullptr;
+  torch::nn::Linear attention_output_ = nullptr;
   torch::nn::LayerNorm mlp_norm_ = nullptr;
-  pacer::nn::Linear mlp_input_ = nullptr;
-  pacer::nn::Linear mlp_output_ = nullptr;
+  torch::nn::Linear mlp_input_ = nullptr;
+  torch::nn::Linear mlp_output_ = nullptr;
 };
 TORCH_MODULE(Block);
 
@@ -60,6 +61,7 @@ class GptImpl : public torch::nn::Module {
   torch::nn::Embedding byte_embedding_ = nullptr;
   torch::nn::Embedding position_embedding_ = nullptr;
   pacer::Blocks blocks_;
+  bool is_fused_;
   torch::nn::LayerNorm output_norm_ = nullptr;
 };
 TORCH_MODULE(Gpt);

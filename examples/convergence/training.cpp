@@ -26,8 +26,8 @@ namespace {
 constexpr double kFinalRate = 0.1;  // of the peak learning rate
 constexpr int64_t kCheckpointsKept = 2;
 
-GptConfig gpt_config(const Settings& settings) {
-  return {settings.layers, settings.width, settings.heads, settings.sequence};
+GptConfig gpt_config(const Settings& settings, bool fused = false) {
+  return {settings.layers, settings.width, settings.heads, settings.sequence, fused};
 }
 
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Arm& arm, const Settings& settings,
@@ -96,7 +96,8 @@ Run train(const std::string& arm_name, uint64_t seed, const Settings& settings, 
   pacer::Communicator& world = *machine.world;
   const torch::Device device = world.device();
   torch::manual_seed(seed);
-  Gpt model(gpt_config(settings));  // on the CPU first: the same weights for every device
+  // On the CPU first: the same weights for every device.
+  Gpt model(gpt_config(settings, arm.has(Method::fused_layers)));
   model->to(device);
   const auto optimizer = make_optimizer(arm, settings, machine.world, model);
   const auto validation = validation_batches(corpus, settings);
