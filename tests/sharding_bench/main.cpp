@@ -12,10 +12,11 @@
 // Rank 0 prints a JSON line for each mode: the time of a step (the median of eight, after three that do not
 // count, on the slowest rank), the peaks of its own memory, allocated and reserved, from before the model is
 // made, its loss in the last step, tokens a second for each GPU, what it sends in a step, and the share of
-// blocks that layer dropping keeps. bf16 and fp8 are under autocast, which the other modes are not. Modes
-// with layer-drop start where theta has come down to 0.5; those with onebit-nodes have OneBitAdam with nodes
-// as workers, frozen, in the place of FusedAdamW. Small blocks are there for the host's cost: the GPU has
-// little to do in them, and a row of the batch counts as a token.
+// blocks that layer dropping keeps. bf16 and fp8 are under autocast, which the other modes are not; fused
+// ones have pacer::nn::TransformerLayer as blocks. Modes with layer-drop start where theta has come down to
+// 0.5; those with onebit-nodes have OneBitAdam with nodes as workers, frozen, in the place of FusedAdamW.
+// Small blocks are there for the host's cost: the GPU has little to do in them, and a row of the batch counts
+// as a token.
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -49,7 +50,7 @@ constexpr int kUncountedSteps = 3, kTimedSteps = 8;
 struct Mode {
   std::string name;
   std::function<void(pacer::Session&, const pacer::Blocks&)> use;
-  bool is_onebit = false, drops_layers = false;
+  bool is_onebit = false, drops_layers = false, has_fused_layers = false;
 };
 
 pacer::ShardsOptions state_only() { return pacer::ShardsOptions().what(pacer::Sharded::state); }
@@ -72,6 +73,16 @@ const std::vector<Mode>& all_modes() {
        [](Session& session, const Blocks& blocks) {
          session.use(Precision::fp8(but_for_head())).use(Recompute(blocks));
        }},
+      {"fused", [](Session&, const Blocks&) {}, false, false, true},
+      {"fused+bf16", [](Session& session, const Blocks&) { session.use(Precision::bf16()); }, false, false,
+       true},
+      {"fused+fp8", [](Session& session, const Blocks&) { session.use(Precision::fp8(but_for_head())); },
+       false, false, true},
+      {"fused+fp8-current",
+       [](Session& session, const Blocks&) {
+         session.use(Precision::fp8(but_for_head().recipe(pacer::Fp8Recipe::current)));
+       },
+       false, false, true},
       {"shards-state", [](Session& session, const Blocks&) { session.use(Shards(state_only())); }},
       {"shards", [](Session& session, const Blocks&) { session.use(Shards()); }},
       {"shards+recompute",
@@ -149,13 +160,15 @@ Arguments parse_arguments(const std::vector<std::string>& words) {
   return arguments;
 }
 
-std::shared_ptr<ModelImpl> make_model(const Arguments& arguments, at::Device device) {
+std::shared_ptr<ModelImpl> make_model(const Arguments& arguments, const Mode& mode, at::Device device) {
   const auto options = at::TensorOptions().device(device).dtype(at::kBFloat16);
   std::shared_ptr<ModelImpl> model;
   if (arguments.small_blocks) {
+    pacer::require(!mode.has_fused_layers, "small blocks are no transformer layers, which ", mode.name,
+                   " is about; leave out one of them");
     model = std::make_shared<sharding_bench::SmallBlocksImpl>(options);
   } else {
-    model = std::make_shared<sharding_bench::GptImpl>(arguments.shape, options);
+    model = std::make_shared<sharding_bench::GptImpl>(arguments.shape, options, mode.has_fused_layers);
   }
   model->to(device, at::kBFloat16);  // the norms; all others are there
   return model;
@@ -194,7 +207,7 @@ pacer::JsonLine train(const Arguments& arguments, const Mode& mode, const World&
   const at::Device device = world->device();
   sharding_bench::start_memory_peaks(device);
   torch::manual_seed(0);
-  const auto model = make_model(arguments, device);
+  const auto model = make_model(arguments, mode, device);
   const auto optimizer = make_optimizer(mode, *model, world);
   pacer::Session session(*model, *optimizer, world);
   mode.use(session, model->blocks);

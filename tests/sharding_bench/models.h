@@ -17,6 +17,7 @@
 
 #include <pacer/modules/blocks.h>
 #include <pacer/modules/linear.h>
+#include <pacer/modules/transformer_layer.h>
 
 namespace sharding_bench {
 
@@ -55,6 +56,8 @@ inline torch::nn::Embedding embedding(int64_t rows, int64_t width, const at::Ten
   return torch::nn::Embedding(torch::nn::EmbeddingOptions(rows, width)._weight(weight));
 }
 
+constexpr int64_t kHeadSize = 128;
+
 // A pre-norm block of attention and an MLP, [B, T, width] -> the same.
 struct GptBlockImpl : torch::nn::Module {
   GptBlockImpl(int64_t width, const at::TensorOptions& options)
@@ -65,7 +68,6 @@ struct GptBlockImpl : torch::nn::Module {
         up(register_module("up", Projection(width, 4 * width, options))),
         down(register_module("down", Projection(4 * width, width, options))) {}
   Tensor forward(const Tensor& x) {
-    constexpr int64_t kHeadSize = 128;
     const int64_t b = x.size(0), t = x.size(1), width = x.size(2);
     const auto heads = [&](const Tensor& part) {
       return part.view({b, t, width / kHeadSize, kHeadSize}).transpose(1, 2);
@@ -83,22 +85,36 @@ struct GptBlockImpl : torch::nn::Module {
 };
 TORCH_MODULE(GptBlock);
 
+inline pacer::nn::TransformerLayer fused_block(int64_t width, const at::TensorOptions& options) {
+  pacer::nn::TransformerLayer layer(
+      pacer::nn::TransformerLayerOptions(width, width / kHeadSize).causal(true));
+  layer->to(options.device(), c10::typeMetaToScalarType(options.dtype()));
+  return layer;
+}
+
 // Token ids [B, T] and the next ones, [B, T], to their cross entropy in fp32.
 struct GptImpl : ModelImpl {
   static constexpr int64_t kVocabulary = 32768;
 
-  GptImpl(const Shape& shape, const at::TensorOptions& options) : shape(shape), options(options) {
+  GptImpl(const Shape& shape, const at::TensorOptions& options, bool fused)
+      : shape(shape), options(options), is_fused(fused) {
     tokens = register_module("tokens", embedding(kVocabulary, shape.width, options));
     positions = register_module("positions", embedding(shape.sequence, shape.width, options));
     register_module("blocks", blocks);
-    for (int64_t i = 0; i < shape.layers; ++i) blocks->push_back(GptBlock(shape.width, options));
+    for (int64_t i = 0; i < shape.layers; ++i) {
+      fused ? blocks->push_back(fused_block(shape.width, options))
+            : blocks->push_back(GptBlock(shape.width, options));
+    }
     norm = register_module("norm", layer_norm(shape.width));
     head = register_module("head", Projection(shape.width, kVocabulary, options, /*has_bias=*/false));
   }
   Tensor loss(const Tensor& inputs, const Tensor& targets) override {
     Tensor x = tokens(inputs);
     x = x + positions->weight.narrow(0, 0, inputs.size(1));
-    for (size_t i = 0; i < blocks->size(); ++i) x = blocks->run(i, &GptBlockImpl::forward, x);
+    for (size_t i = 0; i < blocks->size(); ++i) {
+      x = is_fused ? blocks->run(i, &pacer::nn::TransformerLayerImpl::forward, x, Tensor())
+                   : blocks->run(i, &GptBlockImpl::forward, x);
+    }
     const Tensor logits = head(norm(x)).flatten(0, 1).to(at::kFloat);
     return torch::nn::functional::cross_entropy(logits, targets.flatten());
   }
@@ -109,6 +125,7 @@ struct GptImpl : ModelImpl {
   }
   Shape shape;
   at::TensorOptions options;
+  bool is_fused;
   torch::nn::Embedding tokens = nullptr, positions = nullptr;
   torch::nn::LayerNorm norm = nullptr;
   Projection head = nullptr;
