@@ -226,6 +226,12 @@ TEST_CASE("a linear layer of a fused layer may stay in 16 bits", "[modules][fuse
 
   const auto scaling = std::make_shared<Fp8Scaling>(*layer);
   const Fp8Scope scope(scaling);
+  layer->eval();
+  fused_pass(*layer, x, dy);
+  CHECK(scaling->amax().eq(0).all().item<bool>());
+  layer->train();
+  fused_pass(*layer, x, dy);
+  CHECK(scaling->amax().gt(0).all().item<bool>());
   const Pass odd = fused_pass(*layer, batch({1, 15, 32}), torch::ones({1, 15, 32}));
   CHECK(scaling->other_calls() == 4);
   CHECK(relative_error(odd.y, reference(*layer, batch({1, 15, 32}).to(at::kDouble))) < 0.01);
