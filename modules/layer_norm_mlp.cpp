@@ -26,7 +26,7 @@ void LayerNormMlpImpl::reset() {
 
 at::Tensor LayerNormMlpImpl::forward(const at::Tensor& x) {
   const detail::FusedCall call("LayerNormMlp", x, options.features(), {fc1.get(), fc2.get()}, is_training());
-  return detail::norm_mlp(call, *this, {}).view(x.sizes());
+  return detail::norm_mlp(call, *this, call.dropout(options.dropout()), {}).view(x.sizes());
 }
 
 }  // namespace pacer::nn

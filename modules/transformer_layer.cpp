@@ -1,6 +1,5 @@
 #include <pacer/modules/transformer_layer.h>
 
-#include <cmath>
 #include <optional>
 
 #include <ATen/ops/scaled_dot_product_attention.h>
@@ -67,7 +66,8 @@ at::Tensor TransformerLayerImpl::forward(const at::Tensor& x, const at::Tensor& 
   branch.x = attended.transpose(1, 2).reshape(call.x().sizes());
   branch.linear = projection.get();
   branch.dropout = call.dropout(options.projection_dropout());
-  return detail::norm_mlp(call.behind(stream), *mlp, branch).view(x.sizes());
+  return detail::norm_mlp(call.behind(stream), *mlp, call.dropout(options.mlp_dropout()), branch)
+      .view(x.sizes());
 }
 
 }  // namespace pacer::nn

@@ -1,4 +1,4 @@
-// A transformer layer, pre-LN, at the speed of its products: every elementwise pass is fused with its
+// A transformer layer, pre-LN, at the speed of its products: elementwise passes are fused with their
 // neighbours, in 16 bits and in 8-bit floats (Fp8Scope, Precision::fp8).
 //
 //   s = x + dropout(projection(attention(qkv(x))))     qkv: layer normalisation and one product

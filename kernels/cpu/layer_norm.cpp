@@ -248,6 +248,8 @@ void check_layer_norm(const LayerNormForward& work) {
   require(
       work.to.transposed == nullptr,
       "layer normalisation makes no transposed 8-bit floats; cast its y by fp8_cast where these are needed");
+  require(work.rows == 0 || work.x != nullptr || work.branch != nullptr,
+          "layer normalisation needs what it normalises; pass x, a branch, or both");
   require(work.branch != nullptr || work.sum == nullptr,
           "layer normalisation without a branch makes no sum; use x, which is the same");
   require(work.branch == nullptr || work.dropout.threshold == 0 || work.columns % 4 == 0,

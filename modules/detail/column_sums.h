@@ -11,12 +11,17 @@
 
 namespace pacer::detail {
 
+// For a sum of each column; without rows nothing adds up, and it is zero.
+inline at::Tensor column_memory(int64_t rows, int64_t columns, at::Device device) {
+  const auto options = at::TensorOptions().dtype(at::kFloat).device(device);
+  return rows == 0 ? at::zeros({columns}, options) : at::empty({columns}, options);
+}
+
 struct ColumnSums {
   ColumnSums(bool are_wanted, int64_t rows, int64_t columns, at::Device device) {
     if (!are_wanted) return;
-    const auto options = at::TensorOptions().dtype(at::kFloat).device(device);
-    partials = at::empty({kernels::fp8_parts(rows), columns}, options);
-    sums = rows == 0 ? at::zeros({columns}, options) : at::empty({columns}, options);
+    sums = column_memory(rows, columns, device);
+    partials = at::empty({kernels::fp8_parts(rows), columns}, sums.options());
   }
 
   float* partials_memory() const { return partials.defined() ? partials.mutable_data_ptr<float>() : nullptr; }

@@ -1,5 +1,5 @@
-// One pacer::nn::Linear that computes in 8-bit floats: its tensors among those of the model, its weight in 8
-// bits, and its three products.
+// One pacer::nn::Linear that computes in 8-bit floats: its tensors among those of the model, and its weight
+// in 8 bits.
 #pragma once
 
 #include <cstdint>

@@ -79,13 +79,6 @@ struct Fp8LinearNode : torch::autograd::Function<Fp8LinearNode> {
 
 }  // namespace
 
-void refuse_second_derivative() {
-  require(!at::GradMode::is_enabled(),
-          "layers of pacer::nn that fuse or compute in 8-bit floats have no second derivative; use "
-          "torch::nn::Linear and torch::nn::LayerNorm, or leave the forward pass outside of Fp8Scope and "
-          "Precision::fp8");
-}
-
 at::Tensor fp8_linear(const Fp8LayerPtr& layer, const at::Tensor& x, const at::Tensor& weight,
                       const at::Tensor& bias, bool records) {
   const int64_t in = weight.size(1);

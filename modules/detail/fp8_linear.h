@@ -12,7 +12,4 @@ namespace pacer::detail {
 at::Tensor fp8_linear(const Fp8LayerPtr& layer, const at::Tensor& x, const at::Tensor& weight,
                       const at::Tensor& bias, bool records);
 
-// In the backward pass of a node that has none.
-void refuse_second_derivative();
-
 }  // namespace pacer::detail

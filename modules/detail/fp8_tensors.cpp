@@ -8,6 +8,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/InferenceMode.h>
 
 #include <pacer/core/error.h>
 #include <pacer/device/detail/stream.h>
@@ -109,6 +111,12 @@ void Fp8Tensors::run(const kernels::Fp8Cast& cast) const {
 
 Fp8Matrix Fp8Tensors::encode(int64_t rows, int64_t columns, const Role& role, bool transposed,
                              const Make& make) {
+  require<Error>(
+      device_.is_cpu() || !is_capturing(device_),
+      "a pass in 8-bit floats cannot be captured into a CUDA graph, because its scales and weights "
+      "are made anew from step to step; leave forward and backward outside of the capture");
+  const c10::DeviceGuard guard(device_);
+  const c10::InferenceMode no_inference(false);  // an evaluation's weights and slots serve training, too
   const Slot slot = new_slot();
   kernels::Fp8Target to;
   to.format = role.format;
@@ -155,6 +163,7 @@ Fp8Matrix Fp8Tensors::cast(const at::Tensor& x, const Role& role, const Fp8Extra
 }
 
 at::Tensor Fp8Tensors::transposed(const at::Tensor& codes) const {
+  const c10::DeviceGuard guard(device_);
   const int64_t rows = codes.size(0), columns = codes.size(1);
   const at::Tensor result = at::empty({columns, rows}, codes.options());
   if (device_.is_cuda()) {
@@ -173,6 +182,7 @@ void Fp8Tensors::forget() { scales_.select(1, kAmaxWord).zero_(); }
 
 void Fp8Tensors::update(const kernels::GradientCheck* check) {
   if (tensors_.empty()) return;
+  const c10::DeviceGuard guard(device_);
   if (device_.is_cuda()) {
     kernels::fp8_update_cuda(scales(), histories(), static_cast<int64_t>(tensors_.size()), rule_, check,
                              current_stream(device_));

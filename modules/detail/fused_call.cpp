@@ -5,7 +5,6 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/autocast_mode.h>
-#include <ATen/ops/empty.h>
 
 #include <pacer/core/error.h>
 #include <pacer/device/detail/stream.h>
@@ -25,7 +24,7 @@ at::Tensor as_computed(const at::Tensor& parameter, at::ScalarType dtype) {
 
 FusedCall::FusedCall(const char* layer, const at::Tensor& x, int64_t features,
                      const std::vector<const nn::LinearImpl*>& linears, bool is_training)
-    : is_training_(is_training) {
+    : layer_(layer), is_training_(is_training) {
   require(x.dim() >= 1 && x.size(-1) == features, layer, " takes [..., ", features, "], not ", x.sizes());
   require(is_castable(x), layer, " computes in Float, BFloat16 and Half, not in ", x.scalar_type(),
           "; cast its input and parameters");
@@ -36,8 +35,8 @@ FusedCall::FusedCall(const char* layer, const at::Tensor& x, int64_t features,
   const bool in_8_bits = std::any_of(linears.begin(), linears.end(),
                                      [](const auto* linear) { return fp8_layer(*linear) != nullptr; });
   dtype_ = computing_type(x, in_8_bits);
-  require(is_castable(at::empty({0}, dtype_)), layer, " computes in Float, BFloat16 and Half, not in ",
-          dtype_, "; give autocast another dtype");
+  require(is_castable(dtype_), layer, " computes in Float, BFloat16 and Half, not in ", dtype_,
+          "; give autocast another dtype");
   // A residual stream of 32 bits stays; one of 16 bits is of the dtype of computing.
   x_ = as_rows(x.scalar_type() == at::kFloat ? x : x.to(dtype_));
 }
@@ -49,7 +48,18 @@ LinearInputs FusedCall::inputs_of(const nn::LinearImpl& linear) const {
   return {std::move(fp8), std::move(weight), as_computed(linear.bias, dtype_)};
 }
 
+Norm FusedCall::inputs_of(const torch::nn::LayerNormImpl& norm) const {
+  const auto fits = [&](const at::Tensor& parameter) {
+    return parameter.defined() && parameter.numel() == x_.size(1) && parameter.device() == x_.device();
+  };
+  require(fits(norm.weight) && (!norm.bias.defined() || fits(norm.bias)), layer_,
+          " needs a norm with a weight of ", x_.size(1), " elements, and a bias of as many or none, on ",
+          x_.device(), "; leave the norm that it was made with");
+  return {norm.weight, norm.bias, norm.options.eps()};
+}
+
 kernels::Dropout FusedCall::dropout(double p) const {
+  require(p >= 0 && p < 1, "a probability of dropout of ", layer_, " is ", p, ", but must be in [0, 1)");
   if (!is_training_ || p == 0) return {};
   require<Error>(x_.device().is_cpu() || !is_capturing(x_.device()),
                  "dropout in a captured CUDA graph would drop the same elements in every replay; capture "

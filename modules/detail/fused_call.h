@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <torch/nn/modules/normalization.h>
 
 #include <pacer/kernels/math/dropout.h>
 #include <pacer/modules/detail/passes.h>
@@ -36,10 +37,14 @@ class FusedCall {
   }
 
   LinearInputs inputs_of(const nn::LinearImpl& linear) const;
-  // Of this probability, with a seed from LibTorch's generator of the CPU; none in eval().
+  // Throws InvalidArgument for one that is not of the features of x, or somewhere else.
+  Norm inputs_of(const torch::nn::LayerNormImpl& norm) const;
+  // Drops with probability p, by a seed from LibTorch's generator of the CPU; nothing in eval(). Throws
+  // InvalidArgument for a probability that is none, and Error while a CUDA graph is captured.
   kernels::Dropout dropout(double p) const;
 
  private:
+  const char* layer_;
   at::Tensor x_;
   at::ScalarType dtype_;
   bool is_training_;

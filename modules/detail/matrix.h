@@ -9,9 +9,10 @@
 
 namespace pacer::detail {
 
-inline bool is_castable(const at::Tensor& x) {
-  return x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf;
+inline bool is_castable(at::ScalarType type) {
+  return type == at::kFloat || type == at::kBFloat16 || type == at::kHalf;
 }
+inline bool is_castable(const at::Tensor& x) { return is_castable(x.scalar_type()); }
 
 inline kernels::ElementType element_type(at::ScalarType type) {
   switch (type) {

@@ -64,9 +64,10 @@ class Kept {
   size_t next_ = 0;
 };
 
-// What the product of the weight's gradient takes of it.
-inline void keep_factor(const Factor& factor, Tensors& tensors) {
-  tensors.insert(tensors.end(), {factor.values, factor.transposed, factor.inverse});
+// What the product of the weight's gradient takes of it, where there will be one.
+inline void keep_factor(const Factor& factor, bool for_weight, Tensors& tensors) {
+  tensors.insert(tensors.end(),
+                 {for_weight ? factor.values : at::Tensor(), factor.transposed, factor.inverse});
 }
 
 }  // namespace pacer::detail

@@ -3,7 +3,6 @@
 #include <ATen/autocast_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include <pacer/modules/detail/fp8_linear.h>
 #include <pacer/modules/detail/node_state.h>
 
 namespace pacer::detail {
@@ -37,13 +36,14 @@ struct NormLinearNode : torch::autograd::Function<NormLinearNode>,
                   {&product, /*is_gradient=*/false, state->keeps_input});
     const at::Tensor y = product.forward(normalized.y, in[kBias]);
     Tensors kept = {in[kX], normalized.mean, normalized.rstd, in[kNormWeight], in[kWeight]};
-    keep_factor(normalized.y, kept);
+    keep_factor(normalized.y, state->keeps_input, kept);
     keep(context, std::move(state), std::move(kept));
     return {y, in[kX]};
   }
 
   static Tensors backward(Context* context, const Tensors& gradients) {
     refuse_second_derivative();
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     const StatePtr state = state_of(context);
     const std::vector<bool> needs = needed_gradients(context, state->given, state->defined);
     Tensors result(kInputs);
@@ -78,13 +78,14 @@ struct NormLinearNode : torch::autograd::Function<NormLinearNode>,
 
 NormLinearResults norm_linear(const FusedCall& call, const torch::nn::LayerNormImpl& norm,
                               const nn::LinearImpl& linear) {
+  const Norm of_norm = call.inputs_of(norm);
   const LinearInputs product = call.inputs_of(linear);
-  const Tensors all = {call.x(), norm.weight, norm.bias, product.weight, product.bias};
+  const Tensors all = {call.x(), of_norm.weight, of_norm.bias, product.weight, product.bias};
   auto state = c10::make_intrusive<NormLinearState>();
   state->given = Definedness(all);
   const Tensors defined = state->given.only_defined(all);
   state->defined = defined.size();
-  state->epsilon = norm.options.eps();
+  state->epsilon = of_norm.epsilon;
   state->fp8 = product.fp8;
   state->dtype = call.dtype();
   state->records = call.records();

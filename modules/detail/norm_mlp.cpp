@@ -1,9 +1,11 @@
 #include <pacer/modules/detail/norm_mlp.h>
 
+#include <algorithm>
+#include <initializer_list>
+
 #include <ATen/autocast_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include <pacer/modules/detail/fp8_linear.h>
 #include <pacer/modules/detail/node_state.h>
 
 namespace pacer::detail {
@@ -50,6 +52,10 @@ struct Products : NormMlpNames {
   Product projection, fc1, fc2;
 };
 
+bool any_of(const std::vector<bool>& needs, std::initializer_list<NormMlpNames::Input> inputs) {
+  return std::any_of(inputs.begin(), inputs.end(), [&](NormMlpNames::Input input) { return needs[input]; });
+}
+
 struct NormMlpNode : torch::autograd::Function<NormMlpNode>, FusedNode<NormMlpState>, NormMlpNames {
   static at::Tensor forward(Context* context, StatePtr state, at::TensorList tensors) {
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
@@ -76,17 +82,19 @@ struct NormMlpNode : torch::autograd::Function<NormMlpNode>, FusedNode<NormMlpSt
     }
 
     Tensors kept = in;
-    for (const Input input : {kX, kBranch}) kept[input] = at::Tensor();  // what follows from them is enough
+    // Not read in backward, or only what follows from them.
+    for (const Input input : {kX, kBranch, kProjectionBias, kNormBias, kBias2}) kept[input] = at::Tensor();
     kept.insert(kept.end(), {normalized.s, normalized.mean, normalized.rstd, u});
-    keep_factor(of_branch, kept);
-    keep_factor(normalized.y, kept);
-    keep_factor(activated, kept);
+    keep_factor(of_branch, state->requires_grad[kProjectionWeight], kept);
+    keep_factor(normalized.y, state->requires_grad[kWeight1], kept);
+    keep_factor(activated, state->requires_grad[kWeight2], kept);
     keep(context, std::move(state), std::move(kept));
     return y;
   }
 
   static Tensors backward(Context* context, const Tensors& gradients) {
     refuse_second_derivative();
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     const StatePtr state = state_of(context);
     Tensors result(kInputs);
     const at::Tensor& dy = gradients[0];
@@ -110,17 +118,24 @@ struct NormMlpNode : torch::autograd::Function<NormMlpNode>, FusedNode<NormMlpSt
     const Factor of_y = take(dy, state->dropout, purpose(products.fc2, kWeight2), needs[kBias2]);
     result[kBias2] = of_y.sums;
     if (needs[kWeight2]) result[kWeight2] = products.fc2.weight_gradient(of_y, activated);
+    if (!any_of(needs, {kX, kBranch, kProjectionWeight, kProjectionBias, kNormWeight, kNormBias, kWeight1,
+                        kBias1})) {
+      return FusedNode::result(state->given, std::move(result));
+    }
     const Factor of_u = activate_backward(u, in[kBias1], products.fc2.input_gradient(of_y, state->dtype),
                                           state->activation, purpose(products.fc1, kWeight1), needs[kBias1]);
     result[kBias1] = of_u.sums;
     if (needs[kWeight1]) result[kWeight1] = products.fc1.weight_gradient(of_u, normalized.y);
+    if (!any_of(needs, {kX, kBranch, kProjectionWeight, kProjectionBias, kNormWeight, kNormBias})) {
+      return FusedNode::result(state->given, std::move(result));
+    }
     NormGradients of_norm =
         normalize_backward(products.fc1.input_gradient(of_u, state->dtype), normalized, in[kNormWeight],
                            state->has_residual ? dy : at::Tensor(), needs[kNormWeight], needs[kNormBias]);
     result[kNormWeight] = std::move(of_norm.dweight);
     result[kNormBias] = std::move(of_norm.dbias);
     result[kX] = of_norm.ds;
-    if (needs[kBranch] || needs[kProjectionWeight] || needs[kProjectionBias]) {
+    if (any_of(needs, {kBranch, kProjectionWeight, kProjectionBias})) {
       const Factor of_sum = take(of_norm.ds, state->projection_dropout,
                                  purpose(products.projection, kProjectionWeight), needs[kProjectionBias]);
       result[kProjectionBias] = of_sum.sums;
@@ -135,11 +150,13 @@ struct NormMlpNode : torch::autograd::Function<NormMlpNode>, FusedNode<NormMlpSt
 
 }  // namespace
 
-at::Tensor norm_mlp(const FusedCall& call, const nn::LayerNormMlpImpl& mlp, const ProjectedBranch& branch) {
+at::Tensor norm_mlp(const FusedCall& call, const nn::LayerNormMlpImpl& mlp, const kernels::Dropout& dropout,
+                    const ProjectedBranch& branch) {
+  const Norm norm = call.inputs_of(*mlp.norm);
   const LinearInputs projection = branch.x.defined() ? call.inputs_of(*branch.linear) : LinearInputs(),
                      fc1 = call.inputs_of(*mlp.fc1), fc2 = call.inputs_of(*mlp.fc2);
-  const Tensors all = {call.x(),       branch.x,   projection.weight, projection.bias, mlp.norm->weight,
-                       mlp.norm->bias, fc1.weight, fc1.bias,          fc2.weight,      fc2.bias};
+  const Tensors all = {call.x(),  branch.x,   projection.weight, projection.bias, norm.weight,
+                       norm.bias, fc1.weight, fc1.bias,          fc2.weight,      fc2.bias};
   auto state = c10::make_intrusive<NormMlpState>();
   state->given = Definedness(all);
   const Tensors defined = state->given.only_defined(all);
@@ -150,10 +167,10 @@ at::Tensor norm_mlp(const FusedCall& call, const nn::LayerNormMlpImpl& mlp, cons
   state->of_projection = projection.fp8;
   state->of_fc1 = fc1.fp8;
   state->of_fc2 = fc2.fp8;
-  state->epsilon = mlp.norm->options.eps();
+  state->epsilon = norm.epsilon;
   state->activation = mlp.options.activation();
   state->projection_dropout = branch.dropout;
-  state->dropout = call.dropout(mlp.options.dropout());
+  state->dropout = dropout;
   state->has_residual = mlp.options.residual();
   state->records = call.records();
   state->dtype = call.dtype();

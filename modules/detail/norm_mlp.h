@@ -20,6 +20,8 @@ struct ProjectedBranch {
 };
 
 // [rows, features], of the dtype of call.x() with the residual connection, else of the dtype of computing.
-at::Tensor norm_mlp(const FusedCall& call, const nn::LayerNormMlpImpl& mlp, const ProjectedBranch& branch);
+// `dropout`: of the network's result.
+at::Tensor norm_mlp(const FusedCall& call, const nn::LayerNormMlpImpl& mlp, const kernels::Dropout& dropout,
+                    const ProjectedBranch& branch);
 
 }  // namespace pacer::detail

@@ -6,7 +6,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/zeros.h>
+#include <c10/core/DeviceGuard.h>
 
 #include <pacer/device/detail/stream.h>
 #include <pacer/kernels/layer_norm.h>
@@ -15,6 +15,7 @@
 namespace pacer::detail {
 namespace {
 
+using c10::DeviceGuard;
 using kernels::Fp8Target;
 
 // Rows, or parts of sums, that one thread of the CPU takes at least.
@@ -41,6 +42,11 @@ float* floats(const at::Tensor& tensor) {
 
 at::Tensor floats_like(const at::Tensor& x, at::IntArrayRef sizes) {
   return at::empty(sizes, x.options().dtype(at::kFloat));
+}
+
+// Parameters of a norm have 32 bits, or the 16 bits of the residual stream.
+at::ScalarType parameter_type(const at::Tensor& weight, const at::Tensor& stream) {
+  return weight.scalar_type() == stream.scalar_type() ? weight.scalar_type() : at::kFloat;
 }
 
 at::Tensor as(const at::Tensor& x, at::ScalarType dtype) { return x.defined() ? readable(x.to(dtype)) : x; }
@@ -76,8 +82,7 @@ void run(const kernels::LayerNormForward& work, at::Device device) {
   }
 }
 
-// Of `residual`, whose tensors `kept` holds as kernels read them. Parameters have 32 bits where the stream
-// has, and else may have them.
+// A residual connection as kernels read it, whose tensors it keeps alive.
 struct ResidualMemory {
   ResidualMemory(const Residual& residual, at::ScalarType branch_type)
       : x(residual.x.defined() ? readable(residual.x) : residual.x),
@@ -86,7 +91,6 @@ struct ResidualMemory {
     const at::Tensor& any = x.defined() ? x : branch;
     work.stream = element_type(any.scalar_type());
     work.branch_type = element_type(branch_type);
-    work.parameter_type = kernels::ElementType::f32;
     work.rows = any.size(0);
     work.columns = any.size(1);
     work.x = memory_of(x);
@@ -102,6 +106,7 @@ struct ResidualMemory {
 }  // namespace
 
 at::Tensor add_residual(const Residual& residual) {
+  const DeviceGuard guard(residual.branch.device());
   ResidualMemory memory(residual, residual.branch.scalar_type());
   at::Tensor s = at::empty_like(memory.x.defined() ? memory.x : memory.branch);
   if (s.numel() == 0) return s;
@@ -111,13 +116,17 @@ at::Tensor add_residual(const Residual& residual) {
 }
 
 Normalized normalize(const Residual& residual, const Norm& norm, const Purpose& purpose) {
+  const DeviceGuard guard(residual.x.device());
   ResidualMemory memory(residual, purpose.product->dtype());
-  const at::Tensor &x = memory.x, weight = as(norm.weight, at::kFloat), bias = as(norm.bias, at::kFloat);
+  const at::Tensor& x = memory.x;
+  const at::ScalarType type = parameter_type(norm.weight, x);
+  const at::Tensor weight = as(norm.weight, type), bias = as(norm.bias, type);
   const bool has_branch = memory.branch.defined();
   Normalized normalized;
   normalized.s = has_branch ? at::empty_like(x) : x;
   normalized.mean = floats_like(x, {x.size(0)});
   normalized.rstd = floats_like(x, {x.size(0)});
+  memory.work.parameter_type = element_type(type);
   memory.work.weight = memory_of(weight);
   memory.work.bias = memory_of(bias);
   memory.work.epsilon = static_cast<float>(norm.epsilon);
@@ -138,21 +147,23 @@ Normalized normalize(const Residual& residual, const Norm& norm, const Purpose& 
 
 NormGradients normalize_backward(const at::Tensor& dy, const Normalized& normalized, const at::Tensor& weight,
                                  const at::Tensor& dsum, bool for_weight, bool for_bias) {
-  const at::Tensor dense = readable(dy), wide = as(weight, at::kFloat);
-  const at::Tensor &s = normalized.s, added = as(dsum, s.scalar_type());
+  const at::Tensor& s = normalized.s;
+  const DeviceGuard guard(s.device());
+  const at::ScalarType type = parameter_type(weight, s);
+  const at::Tensor dense = readable(dy), parameter = as(weight, type), added = as(dsum, s.scalar_type());
   NormGradients gradients;
   gradients.ds = at::empty_like(s);
   kernels::LayerNormBackward work;
   work.stream = element_type(s.scalar_type());
   work.gradient_type = element_type(dense.scalar_type());
-  work.parameter_type = kernels::ElementType::f32;
+  work.parameter_type = element_type(type);
   work.rows = s.size(0);
   work.columns = s.size(1);
   work.dy = memory_of(dense);
   work.s = memory_of(s);
   work.mean = floats(normalized.mean);
   work.rstd = floats(normalized.rstd);
-  work.weight = memory_of(wide);
+  work.weight = memory_of(parameter);
   work.dsum = memory_of(added);
   work.dx = writable(gradients.ds);
   at::Tensor partials;
@@ -161,9 +172,8 @@ NormGradients normalize_backward(const at::Tensor& dy, const Normalized& normali
     partials = floats_like(s, {2, parts, work.columns});
     work.partials = floats(partials);
   }
-  // Without rows nothing adds up.
-  if (for_weight) gradients.dweight = at::zeros({work.columns}, wide.options());
-  if (for_bias) gradients.dbias = at::zeros({work.columns}, wide.options());
+  if (for_weight) gradients.dweight = column_memory(work.rows, work.columns, s.device());
+  if (for_bias) gradients.dbias = column_memory(work.rows, work.columns, s.device());
   work.dweight = floats(gradients.dweight);
   work.dbias = floats(gradients.dbias);
   if (work.rows == 0) return gradients;
@@ -179,6 +189,7 @@ NormGradients normalize_backward(const at::Tensor& dy, const Normalized& normali
 
 Factor activate(const at::Tensor& u, const at::Tensor& bias, kernels::Activation activation,
                 const Purpose& purpose) {
+  const DeviceGuard guard(u.device());
   const at::Tensor dense = readable(u), added = as(bias, u.scalar_type());
   kernels::ActivationForward work;
   work.activation = activation;
@@ -203,6 +214,7 @@ Factor activate(const at::Tensor& u, const at::Tensor& bias, kernels::Activation
 
 Factor activate_backward(const at::Tensor& u, const at::Tensor& bias, const at::Tensor& dy,
                          kernels::Activation activation, const Purpose& purpose, bool sums) {
+  const DeviceGuard guard(u.device());
   const at::Tensor dense = readable(u), added = as(bias, u.scalar_type()), gradient = as(dy, u.scalar_type());
   kernels::ActivationBackward work;
   work.activation = activation;

@@ -1,6 +1,7 @@
 #include <pacer/modules/detail/product.h>
 
 #include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/_scaled_mm.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
@@ -67,6 +68,13 @@ at::Tensor Product::weight_gradient(const Factor& dy, const Factor& x) const {
   if (!fp8_) return at::mm(dy.values.t(), x.values);
   return scaled_product(dy.transposed, dy.inverse, fp8_->gradients(), x.transposed, x.inverse,
                         weight_.scalar_type(), {}, /*fast=*/false);
+}
+
+void refuse_second_derivative() {
+  require(!at::GradMode::is_enabled(),
+          "layers of pacer::nn that fuse or compute in 8-bit floats have no second derivative; use "
+          "torch::nn::Linear and torch::nn::LayerNorm, or leave the forward pass outside of Fp8Scope and "
+          "Precision::fp8");
 }
 
 }  // namespace pacer::detail

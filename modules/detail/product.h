@@ -22,6 +22,9 @@ Fp8LayerPtr fp8_layer(const torch::nn::Module& module);
 // multiples of 16 it does not, which is counted.
 bool multiplies(Fp8Layer& layer, const at::Tensor& x, int64_t rows, const at::Tensor& weight);
 
+// By the backward pass of a node that multiplies, where a graph of it is asked for.
+void refuse_second_derivative();
+
 class Product {
  public:
   // weight [out, in]: of any dtype in 8 bits, of `dtype` otherwise (`fp8` null). `records` as in Fp8Tensors.

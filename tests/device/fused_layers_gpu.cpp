@@ -6,6 +6,7 @@
 
 #include <pacer/modules/fp8_scaling.h>
 
+#include "support/autocast.h"
 #include "support/both_devices.h"
 #include "support/fused_reference.h"
 #include "support/no_waiting.h"
@@ -33,6 +34,14 @@ Pass pass_on(at::Device device, Module& module, at::ScalarType dtype, const Tens
   return to_cpu(fused_pass(module, x.to(device, dtype), dy.to(device)));
 }
 
+// With parameters and a residual stream of 32 bits.
+template <class Module>
+Pass autocast_pass_on(at::Device device, Module& module, const Tensor& x, const Tensor& dy) {
+  module.to(device, at::kFloat);
+  const Autocast on(device.type());
+  return to_cpu(fused_pass(module, x.to(device), dy.to(device)));
+}
+
 }  // namespace
 
 TEST_CASE("on a GPU fused layers are as exact as on the CPU", "[gpu][fused]") {
@@ -42,6 +51,9 @@ TEST_CASE("on a GPU fused layers are as exact as on the CPU", "[gpu][fused]") {
     const Tensor x = batch(), dy = torch::randn_like(layer->forward(x));
     const Pass exact = reference_pass(*layer, x, dy);
     CHECK(largest_error(pass_on(kGpu, *layer, at::kFloat, x, dy, false), exact) < 1e-5);
+    const Pass on_cpu = autocast_pass_on(at::kCPU, *layer, x, dy),
+               on_gpu = autocast_pass_on(kGpu, *layer, x, dy);
+    CHECK(largest_error(on_gpu, exact) <= 1.2 * largest_error(on_cpu, exact));
     for (const bool in_8_bits : {false, true}) {
       CAPTURE(layer->name(), in_8_bits);
       const Pass cpu = pass_on(at::kCPU, *layer, at::kBFloat16, x, dy, in_8_bits);

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 
+#include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/modules/container/any.h>
 
@@ -90,8 +91,55 @@ TEST_CASE("what fused layers drop follows from the seed alone", "[modules][fused
       x, dy);
   CHECK(largest_error(again, found) == 0);
 
+  {
+    const Autocast on(at::kCPU);
+    torch::manual_seed(3);
+    const Pass narrow = fused_pass(*layer, x, dy), exact = reference_pass(*layer, x, dy, dropped);
+    CHECK(largest_error(narrow, exact) < 0.03);  // another mask would make it about 0.6
+  }
   layer->eval();
   CHECK(largest_error(fused_pass(*layer, x, dy), reference_pass(*layer, x, dy)) < 3e-6);
+  layer->train();
+  layer->options.dropout(0);
+  CHECK(largest_error(fused_pass(*layer, x, dy), reference_pass(*layer, x, dy)) < 3e-6);
+  layer->options.projection_dropout(1);
+  CHECK_THROWS_WITH(layer->forward(x), ContainsSubstring("TransformerLayer is 1, but must be in [0, 1)"));
+}
+
+TEST_CASE("what happens around a pass of a fused layer leaves its results alone", "[modules][fused]") {
+  for_all_layers([](auto layer) {
+    CAPTURE(layer->name());
+    randomize(*layer);
+    const Tensor x = batch(), dy = torch::randn_like(layer->forward(x));
+    const Pass wanted = fused_pass(*layer, x, dy);
+    const auto on = [&](const Tensor& input) {
+      layer->zero_grad();
+      const Tensor leaf = input.detach().requires_grad_();
+      return std::make_pair(leaf, layer->forward(leaf));
+    };
+
+    const Tensor shifted = torch::empty({x.numel() + 1}).narrow(0, 1, x.numel()).view(x.sizes()).copy_(x);
+    const auto [unaligned, of_unaligned] = on(shifted);
+    of_unaligned.backward(dy);
+    CHECK(of_unaligned.equal(wanted.y));
+    CHECK(unaligned.grad().equal(wanted.dx));
+
+    const auto [twice, of_twice] = on(x);
+    of_twice.backward(dy, /*retain_graph=*/true);
+    of_twice.backward(dy);
+    CHECK(twice.grad().equal(wanted.dx * 2));
+
+    const auto [later, of_later] = on(x);
+    {
+      const torch::NoGradGuard no_grad;  // what backward does not read may change
+      const auto parameters = layer->named_parameters();
+      if (const Tensor* bias = parameters.find("mlp.fc2.bias")) bias->add_(1);
+      const Autocast other(at::kCPU);
+      torch::AutoGradMode with_grad(true);
+      of_later.backward(dy);
+    }
+    CHECK(later.grad().equal(wanted.dx));
+  });
 }
 
 TEST_CASE("an attention mask and causal attention", "[modules][fused]") {
@@ -155,6 +203,9 @@ TEST_CASE("fused layers take no rows, clone, and refuse what they cannot do", "[
     CHECK_THROWS_WITH(torch::autograd::grad({z.sum()}, {x}, {}, std::nullopt, /*create_graph=*/true),
                       ContainsSubstring("no second derivative"));
   });
+  nn::LayerNormLinear replaced(32, 16);
+  replaced->norm = torch::nn::LayerNorm(torch::nn::LayerNormOptions({8}));
+  CHECK_THROWS_WITH(replaced(batch()), ContainsSubstring("needs a norm with a weight of 32 elements"));
   CHECK_THROWS_WITH(nn::LayerNormLinear(0, 4), ContainsSubstring("above 0, not 0 and 4"));
   CHECK_THROWS_WITH(nn::LayerNormMlp(4, -1), ContainsSubstring("above 0, not 4 and -1"));
   CHECK_THROWS_WITH(nn::LayerNormMlp(nn::LayerNormMlpOptions(4, 4).dropout(1)), ContainsSubstring("[0, 1)"));
@@ -209,6 +260,20 @@ TEST_CASE("in 8 bits fused layers are as exact as their parts one by one", "[mod
   }
 }
 
+TEST_CASE("an evaluation in inference mode leaves 8-bit training alone", "[modules][fused][fp8]") {
+  nn::TransformerLayer layer(nn::TransformerLayerOptions(32, 4));
+  const auto scaling = std::make_shared<Fp8Scaling>(*layer);
+  const Fp8Scope scope(scaling);
+  layer->eval();
+  {
+    const c10::InferenceMode inference;
+    layer->forward(batch());
+  }
+  layer->train();
+  const Pass after = fused_pass(*layer, batch(), torch::ones({2, 16, 32}));
+  CHECK(after.gradients.size() == layer->parameters().size());
+}
+
 TEST_CASE("a linear layer of a fused layer may stay in 16 bits", "[modules][fused][fp8]") {
   nn::TransformerLayer layer(nn::TransformerLayerOptions(32, 4).ffn(64));
   randomize(*layer);
@@ -232,6 +297,15 @@ TEST_CASE("a linear layer of a fused layer may stay in 16 bits", "[modules][fuse
   layer->train();
   fused_pass(*layer, x, dy);
   CHECK(scaling->amax().gt(0).all().item<bool>());
+  nn::TransformerLayer narrow(nn::TransformerLayerOptions(32, 4).ffn(40));
+  randomize(*narrow);
+  const auto of_some = std::make_shared<Fp8Scaling>(*narrow);
+  {
+    const Fp8Scope some(of_some);
+    CHECK(largest_error(fused_pass(*narrow, x, dy), reference_pass(*narrow, x, dy)) < 0.2);
+  }
+  CHECK(of_some->other_calls() == 2);
+
   const Pass odd = fused_pass(*layer, batch({1, 15, 32}), torch::ones({1, 15, 32}));
   CHECK(scaling->other_calls() == 4);
   CHECK(relative_error(odd.y, reference(*layer, batch({1, 15, 32}).to(at::kDouble))) < 0.01);

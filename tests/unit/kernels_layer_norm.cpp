@@ -256,7 +256,7 @@ TEST_CASE("a measurement that nobody needs is left out, and NaN is passed on", "
   CHECK(amax > 0);
   out.measured.zero_();
   state.count = 1;
-  work.x = nullptr;  // not even read
+  work.x = reinterpret_cast<const void*>(16);  // not even read
   run_layer_norm(work);
   CHECK(out.measured.item<int32_t>() == 0);
 
@@ -289,6 +289,7 @@ TEST_CASE("a layer normalisation refuses what it cannot do", "[kernels][layer_no
   refuses([](auto& work) { work.dropout = kernels::dropout_of(0.5, 1); }, "multiple of 4, not 6");
   refuses([](auto& work) { work.to.transposed = work.to.codes; }, "transposed");
   refuses([](auto& work) { work.branch = nullptr; }, "without a branch");
+  refuses([](auto& work) { work.x = work.branch = nullptr; }, "needs what it normalises");
   refuses([](auto& work) { work.weight = nullptr; }, "without a weight");
   const LayerNormInput no_rows = random_layer_norm(kLayerNormTypes[3], 0, 16, false);
   const LayerNormOutput of_none = layer_norm_output(no_rows, 1.0f);
