@@ -44,7 +44,7 @@ def failures(output):
     told = []
     for name, said in zip(parts[1::2], parts[2::2]):
         if ": FAILED:" in said:
-            told += [name.strip(), *said.split("\n=====")[0].splitlines()[2:40]]
+            told += [name.strip(), *said.split("\n=====")[0].splitlines()[2:20]]
     return [line[:300] for line in told or output.splitlines()[-30:]]
 
 

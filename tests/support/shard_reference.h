@@ -60,7 +60,9 @@ class ShardReference : public Hook {
     const auto [ids, targets] = small_batch((window.step * window.micro_steps + m) * world_size_ + rank);
     MicroBatch batch;
     batch.tensors = {ids.to(parts_->device()), targets.to(parts_->device())};
-    for (const auto& hook : parts_->hooks()) hook->begin(progress, batch);
+    Progress begun = progress;  // micro-step 0 would say that the window was given up
+    begun.micro_step += rank * window.micro_steps;
+    for (const auto& hook : parts_->hooks()) hook->begin(begun, batch);
     for (const auto& hook : parts_->hooks()) hook->forward_begin(progress);
     Tensor loss = model_->loss(batch.tensors[0], batch.tensors[1]);
     for (const auto& hook : parts_->hooks()) hook->forward_end();

@@ -27,11 +27,15 @@ std::string step_all(std::vector<std::unique_ptr<SmallRun>>& runs) {
       run_ranks(static_cast<int>(runs.size()), [&](int rank) { runs[static_cast<size_t>(rank)]->step(); }));
 }
 
-// The first name that differs between two runs' models and optimizers.
+// The first name that differs between the states of two runs, but for what is a rank's own and what data
+// parallelism itself keeps.
 std::string difference(SmallRun& a, SmallRun& b) {
-  const auto x = a.state(), y = b.state();
-  const std::string model = first_difference(x.model, y.model);
-  return model.empty() ? first_difference(x.optimizer, y.optimizer) : model;
+  auto x = a.state(), y = b.state();
+  for (auto* state : {&x, &y}) {
+    state->rank_optimizer.clear();
+    state->session.erase("hook/data_parallel/bucket_order");
+  }
+  return first_difference(x, y);
 }
 
 RegisteredOptimizer optimizer_named(const std::vector<RegisteredOptimizer>& all, const std::string& name) {
