@@ -2,8 +2,8 @@
 // backward with the gradient of that bias. Both make 16-bit or fp32 results, 8-bit floats, or both, in one
 // pass. The same bytes on CPU and GPU, apart from the bits of a NaN.
 //
-// bf16: forward reads 2 bytes an element of u and writes 2 for y, 1 for codes; backward reads u and dy and
-// writes 2 for du, 1 for codes, 1 for their transpose.
+// bf16: forward reads 2 bytes an element of u and writes 2 for y, 1 for codes, 1 for their transpose;
+// backward reads u and dy and writes 2 for du, 1 for codes, 1 for their transpose.
 #pragma once
 
 #include <cstdint>
@@ -32,13 +32,12 @@ struct ActivationForward {
   const void* u = nullptr;              // [rows, columns], for swiglu [rows, 2 * columns]
   const void* bias = nullptr;           // [columns], for swiglu [2 * columns]; null: none
   void* y = nullptr;                    // [rows, columns]; null: not wanted
-  // Where it has codes or `measured`: codes of y as rounded to `type`, or y measured, also while y itself is
-  // written. Not transposed.
+  // Where it has codes or `measured`: codes of y as rounded to `type`, transposed if wanted, or y measured,
+  // also while y itself is written.
   Fp8Target to{};
 };
 
-// Rows [begin, end), single-threaded; no two threads at once where `to` is used. Throws InvalidArgument where
-// a transpose is wanted.
+// Rows [begin, end), single-threaded; no two threads at once where `to` is used.
 void activation_cpu(const ActivationForward& work, int64_t begin, int64_t end);
 
 // du = dy * activation'(u + bias), in fp32 and rounded once to `type`.

@@ -1,5 +1,6 @@
 // The CUDA side of activations. Forward, a thread has eight columns, whose bias it keeps, of some rows;
-// backward goes tile by tile (kernels/cuda/fp8_tile.cuh). Both read and write everything once.
+// with a transpose and backward it goes tile by tile (kernels/cuda/fp8_tile.cuh). All read and write
+// everything once.
 #include <pacer/kernels/activation.h>
 
 #include <pacer/core/tile.h>
@@ -51,6 +52,7 @@ struct ActivationInputs {
     }
     return fixed;
   }
+  // With their bias.
   __device__ __forceinline__ void add(const Raw& raw, const Fixed& fixed, float (&inputs)[kKinds][8]) const {
 #pragma unroll
     for (int kind = 0; kind < kKinds; ++kind) {
@@ -58,6 +60,19 @@ struct ActivationInputs {
 #pragma unroll
       for (int i = 0; i < 8; ++i) inputs[kind][i] += fixed.bias[kind][i];
     }
+  }
+  __device__ __forceinline__ void activate(const Raw& raw, const Fixed& fixed, Eight<Element>& y) const {
+    float values[kKinds][8];
+    add(raw, fixed, values);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if constexpr (kActivation == Activation::gelu) {
+        values[0][i] = gelu(values[0][i]);
+      } else {
+        values[0][i] = mul_(silu(values[0][i]), values[1][i]);
+      }
+    }
+    narrow(values[0], y);
   }
 };
 
@@ -89,24 +104,15 @@ __global__ void __launch_bounds__(kActivationThreads)
       for (int b = 0; b < kActivationBatch; ++b) {
         const int64_t row = top + first + b * kStep;
         if (row >= rows) break;
-        float values[Inputs::kKinds][8];
-        inputs.add(raw[b], fixed, values);
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          if constexpr (kActivation == Activation::gelu) {
-            values[0][i] = gelu(values[0][i]);
-          } else {
-            values[0][i] = mul_(silu(values[0][i]), values[1][i]);
-          }
-        }
         Eight<Element> rounded;
-        narrow(values[0], rounded);
+        inputs.activate(raw[b], fixed, rounded);
         largest.note(rounded);
         if (y != nullptr) store_eight(y + row * columns + column, rounded);
         if (writes) {
+          float values[8];
           uint32_t codes[2];
-          widen(rounded, values[0]);
-          encode_eight<kFormat>(values[0], scale, codes);
+          widen(rounded, values);
+          encode_eight<kFormat>(values, scale, codes);
           store_codes(to.codes + row * columns + column, codes);
         }
       }
@@ -114,6 +120,27 @@ __global__ void __launch_bounds__(kActivationThreads)
   }
   if (writes || measures) note_amax<kActivationThreads>(to, largest.bits(), scale);
 }
+
+// A source of tiles: y.
+template <class Element, Activation kActivation>
+struct ActivationValue {
+  using Inputs = ActivationInputs<Element, kActivation>;
+  using Value = Element;
+  using Raw = typename Inputs::Raw;
+  using Fixed = typename Inputs::Fixed;
+  static constexpr int kOutputs = 1, kBlocks = 2;
+  static constexpr int kBatch = sizeof(Element) == 2 && Inputs::kKinds == 1 ? 4 : 2;
+  static constexpr bool kKeepsZeros = false;
+
+  Inputs inputs;
+
+  __device__ __forceinline__ Raw read(int64_t row, int64_t column) const { return inputs.read(row, column); }
+  __device__ __forceinline__ Fixed fixed(int64_t column) const { return inputs.fixed(column); }
+  __device__ __forceinline__ void make(const Raw& raw, const Fixed& fixed, int64_t, int64_t,
+                                       Eight<Element> (&made)[1]) const {
+    inputs.activate(raw, fixed, made[0]);
+  }
+};
 
 // A source of tiles: du, of swiglu the gates' and the others'.
 template <class Element, Activation kActivation>
@@ -161,6 +188,11 @@ template <Fp8Format kFormat, class Element, Activation kActivation>
 void launch_activation(const ActivationForward& work, Stream stream) {
   const ActivationInputs<Element, kActivation> inputs{static_cast<const Element*>(work.u),
                                                       static_cast<const Element*>(work.bias), work.columns};
+  if (work.to.transposed != nullptr) {
+    return launch_fp8_tiles<kFormat>("an activation", ActivationValue<Element, kActivation>{inputs},
+                                     work.rows, work.columns, work.to, static_cast<Element*>(work.y), nullptr,
+                                     nullptr, stream);
+  }
   const int64_t blocks =
       ceil_divide(work.columns, kActivationColumns) * ceil_divide(work.rows, kActivationRows);
   require(blocks < (int64_t{1} << 31), "an activation of ", work.rows, " x ", work.columns,
@@ -200,32 +232,28 @@ void launch_activation(const Work& work, Stream stream) {
 }
 
 template <class Work>
-void check_activation(const Work& work) {
-  require(is_aligned(work.u) && is_aligned(work.bias) && is_aligned(work.to.codes),
+void check_activation(const Work& work, const void* result) {
+  require(is_aligned(work.u) && is_aligned(work.bias) && is_aligned(work.to.codes) &&
+              is_aligned(work.to.transposed) && is_aligned(result),
           "an activation on a GPU needs memory that begins at a multiple of 16 bytes; copy the tensor");
   require(work.columns % 8 == 0, "an activation on a GPU needs columns that are a multiple of 8, not ",
           work.columns);
+  require(work.to.transposed == nullptr || (work.rows % 16 == 0 && work.columns % 16 == 0),
+          "an activation with its transpose needs sides that are multiples of 16, not ", work.rows, " x ",
+          work.columns, "; use 16 bits there");
 }
 
 }  // namespace
 
 void activation_cuda(const ActivationForward& work, Stream stream) {
-  check_activation(work);
-  require(is_aligned(work.y),
-          "an activation on a GPU needs memory that begins at a multiple of 16 bytes; copy the tensor");
-  require(work.to.transposed == nullptr,
-          "an activation's forward pass makes no transpose; make it of the codes by fp8_transpose_cuda");
+  check_activation(work, work.y);
   launch_activation(work, stream);
 }
 
 void activation_backward_cuda(const ActivationBackward& work, Stream stream) {
-  check_activation(work);
-  require(is_aligned(work.dy) && is_aligned(work.du) && is_aligned(work.to.transposed),
-          "an activation's gradient on a GPU needs memory that begins at a multiple of 16 bytes; copy the "
-          "tensor");
-  require(work.to.transposed == nullptr || (work.rows % 16 == 0 && work.columns % 16 == 0),
-          "an activation's gradient with its transpose needs sides that are multiples of 16, not ", work.rows,
-          " x ", work.columns, "; use 16 bits there");
+  check_activation(work, work.du);
+  require(is_aligned(work.dy),
+          "an activation on a GPU needs memory that begins at a multiple of 16 bytes; copy the tensor");
   launch_activation(work, stream);
 }
 

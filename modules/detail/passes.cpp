@@ -198,7 +198,7 @@ Factor activate(const at::Tensor& u, const at::Tensor& bias, kernels::Activation
   work.columns = dense.size(1) / kernels::activation_inputs(activation);
   work.u = memory_of(dense);
   work.bias = memory_of(added);
-  return make_factor(purpose, dense, work.columns, /*makes_transpose=*/false,
+  return make_factor(purpose, dense, work.columns, /*makes_transpose=*/true,
                      [&](const Fp8Target& to, const at::Tensor& values) {
                        work.to = to;
                        work.y = writable(values);
