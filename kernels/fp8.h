@@ -34,6 +34,9 @@ struct Fp8Cast {
   const void* x = nullptr;              // [rows, columns]
   int64_t rows = 0, columns = 0;
   Fp8Target to{};
+  // Two matrices to the right of x, as gradients of queries, keys and values are: all three are [rows,
+  // columns / 3], and nothing is dropped. Null: x alone.
+  const void* beside[2] = {};
   // Of x, in fp32 and before everything else. Element i = row * columns + column takes draw i % 4 of four
   // i / 4, as in the forward pass; `columns` is a multiple of 4 where anything is dropped.
   Dropout dropout{};
@@ -42,6 +45,9 @@ struct Fp8Cast {
   float* partials = nullptr;
   float* column_sums = nullptr;  // null: not wanted
 };
+
+// Throws InvalidArgument for what does not go together. Casts begin with it.
+void check_fp8_cast(const Fp8Cast& cast);
 
 // Rows [begin, end), single-threaded; no two threads at once, because of what is noted. For sums, parts are
 // whole (`begin` is a multiple of kFp8PartRows, `end` too or the last row), and the call that ends at the
@@ -55,8 +61,8 @@ void fp8_transpose_cpu(const uint8_t* codes, int64_t rows, int64_t columns, uint
 // ---- CUDA: every pointer is device memory, work is enqueued on `stream`, nothing synchronises. ----
 
 // Throws InvalidArgument for matrices to be transposed whose sides are no multiples of 16, for sums of
-// columns whose number is no multiple of 8 (or of 4 with dropout), and for memory that does not begin at a
-// multiple of 16 bytes.
+// columns whose number is no multiple of 8 (or of 4 with dropout; of three matrices the number of each one's
+// columns), and for memory that does not begin at a multiple of 16 bytes.
 void fp8_cast_cuda(const Fp8Cast& cast, Stream stream);
 void fp8_transpose_cuda(const uint8_t* codes, int64_t rows, int64_t columns, uint8_t* transposed,
                         Stream stream);

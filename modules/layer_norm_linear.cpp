@@ -26,7 +26,7 @@ at::Tensor LayerNormLinearImpl::forward(const at::Tensor& x) {
   const detail::FusedCall call("LayerNormLinear", x, options.in_features(), {linear.get()}, is_training());
   std::vector<int64_t> sizes = x.sizes().vec();
   sizes.back() = options.out_features();
-  return detail::norm_linear(call, *norm, *linear).y.view(sizes);
+  return detail::norm_linear(call, *norm, *linear).y.front().view(sizes);
 }
 
 }  // namespace pacer::nn

@@ -54,13 +54,15 @@ at::Tensor TransformerLayerImpl::forward(const at::Tensor& x, const at::Tensor& 
   const detail::FusedCall call("TransformerLayer", x, options.hidden(),
                                {qkv->linear.get(), projection.get(), mlp->fc1.get(), mlp->fc2.get()},
                                is_training());
-  const auto [projected, stream] = detail::norm_linear(call, *qkv->norm, *qkv->linear);
-  const int64_t heads = options.heads();
-  const auto parts = projected.view({x.size(0), x.size(1), 3, heads, options.hidden() / heads}).unbind(2);
+  const auto [qkv_rows, stream] = detail::norm_linear(call, *qkv->norm, *qkv->linear, /*in_three=*/true);
+  const auto by_heads = [&](const at::Tensor& rows) {
+    const int64_t heads = options.heads();
+    return rows.view({x.size(0), x.size(1), heads, options.hidden() / heads}).transpose(1, 2);
+  };
   std::optional<at::Tensor> given_mask;
   if (mask.defined()) given_mask = mask;
   const at::Tensor attended = at::scaled_dot_product_attention(
-      parts[0].transpose(1, 2), parts[1].transpose(1, 2), parts[2].transpose(1, 2), given_mask,
+      by_heads(qkv_rows[0]), by_heads(qkv_rows[1]), by_heads(qkv_rows[2]), given_mask,
       is_training() ? options.attention_dropout() : 0.0, options.causal());
   detail::ProjectedBranch branch;
   branch.x = attended.transpose(1, 2).reshape(call.x().sizes());

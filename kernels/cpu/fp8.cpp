@@ -51,18 +51,32 @@ void add_as_tree(float (*lists)[kFp8Strip], int64_t count) {
   }
 }
 
+// `count` elements of a row, from a column on, of the matrices that stand side by side.
+template <class Element>
+void widen_row(const Fp8Cast& cast, int64_t row, int64_t column, int64_t count, float* values) {
+  if (cast.beside[0] == nullptr) {
+    return widen(static_cast<const Element*>(cast.x) + row * cast.columns + column, count, values);
+  }
+  const void* const matrices[] = {cast.x, cast.beside[0], cast.beside[1]};
+  const int64_t width = cast.columns / 3;
+  for (int64_t done = 0; done < count;) {
+    const int64_t in_matrix = (column + done) % width, some = std::min(count - done, width - in_matrix);
+    const auto* x = static_cast<const Element*>(matrices[(column + done) / width]);
+    widen(x + row * width + in_matrix, some, values + done);
+    done += some;
+  }
+}
+
 template <class Element>
 void cast_rows(const Fp8Cast& cast, int64_t begin, int64_t end) {
   const FullDenormals full_denormals;
   const bool measures = cast.to.codes == nullptr && cast.to.measured != nullptr;
   if (measures && is_superfluous(cast.to)) return;
-  const auto* x = static_cast<const Element*>(cast.x);
   const Fp8Rows matrix{cast.rows, cast.columns, cast.to, cast.partials,
                        measures ? nullptr : cast.column_sums};
   for_fp8_rows(matrix, begin, end, [&](int64_t row, int64_t column, int64_t count, float* values) {
-    const int64_t first = row * cast.columns + column;
-    widen(x + first, count, values);
-    if (cast.dropout.threshold != 0) drop_some(cast.dropout, first, count, values);
+    widen_row<Element>(cast, row, column, count, values);
+    if (cast.dropout.threshold != 0) drop_some(cast.dropout, row * cast.columns + column, count, values);
   });
 }
 
@@ -111,9 +125,18 @@ void fp8_add_parts(const float* partials, int64_t parts, int64_t columns, float*
   }
 }
 
-void fp8_cast_cpu(const Fp8Cast& cast, int64_t begin, int64_t end) {
+void check_fp8_cast(const Fp8Cast& cast) {
+  const bool has_others = cast.beside[0] != nullptr;
+  require(has_others == (cast.beside[1] != nullptr) && (!has_others || cast.columns % 3 == 0),
+          "a cast of matrices side by side takes three of as many columns, not of ", cast.columns,
+          " together");
+  require(!has_others || cast.dropout.threshold == 0, "a cast of matrices side by side drops nothing");
   require(cast.dropout.threshold == 0 || cast.columns % 4 == 0,
           "a cast with dropout needs columns that are a multiple of 4, not ", cast.columns);
+}
+
+void fp8_cast_cpu(const Fp8Cast& cast, int64_t begin, int64_t end) {
+  check_fp8_cast(cast);
   with_element(cast.type, [&](auto element) { cast_rows<decltype(element)>(cast, begin, end); });
 }
 

@@ -44,6 +44,30 @@ struct Fp8Plain {
   __device__ __forceinline__ float one(int64_t index) const { return load(x[index]); }
 };
 
+// Three matrices side by side.
+template <class Element>
+struct Fp8Beside {
+  using Value = Element;
+  using Raw = typename Fp8Plain<Element>::Raw;
+  using Fixed = typename Fp8Plain<Element>::Fixed;
+  static constexpr int kOutputs = 1, kBatch = Fp8Plain<Element>::kBatch, kBlocks = 2;
+  static constexpr bool kKeepsZeros = true;
+
+  const Element* matrices[3];
+  int64_t width;  // of each
+
+  __device__ __forceinline__ Raw read(int64_t row, int64_t column) const {
+    const int which = (column >= width) + (column >= 2 * width);
+    const Element* const x = which == 0 ? matrices[0] : which == 1 ? matrices[1] : matrices[2];
+    return {load_eight(x + row * width + (column - which * width))};
+  }
+  __device__ __forceinline__ Fixed fixed(int64_t) const { return {}; }
+  __device__ __forceinline__ void make(const Raw& raw, const Fixed&, int64_t, int64_t,
+                                       Eight<Value> (&made)[1]) const {
+    made[0] = raw.x;
+  }
+};
+
 // The matrix after dropout, in fp32.
 template <class Element>
 struct Fp8Dropped {
@@ -139,25 +163,37 @@ __global__ void __launch_bounds__(kFp8Threads)
   store_crossed(crossing, tile, rows, columns, transposed);
 }
 
-template <Fp8Format kFormat, class Source>
-void launch_fp8(const Fp8Cast& cast, const Source& source, Stream stream) {
-  const char* const what = "a cast to 8-bit floats";
+constexpr const char* kFp8Cast = "a cast to 8-bit floats";
+
+template <class Source>
+void launch_tiles(const Fp8Cast& cast, const Source& source, Stream stream) {
   const bool measures = cast.to.codes == nullptr && cast.to.measured != nullptr;
-  if (!measures && (cast.to.transposed != nullptr || cast.column_sums != nullptr)) {
-    return launch_fp8_tiles<kFormat>(what, source, cast.rows, cast.columns, cast.to, nullptr, cast.partials,
-                                     cast.column_sums, stream);
-  }
+  float* const sums = measures ? nullptr : cast.column_sums;
+  const auto launch = [&](auto format) {
+    launch_fp8_tiles<decltype(format)::value>(kFp8Cast, source, cast.rows, cast.columns, cast.to, nullptr,
+                                              cast.partials, sums, stream);
+  };
+  cast.to.format == Fp8Format::e4m3 ? launch(std::integral_constant<Fp8Format, Fp8Format::e4m3>{})
+                                    : launch(std::integral_constant<Fp8Format, Fp8Format::e5m2>{});
+}
+
+template <Fp8Format kFormat, class Source>
+void launch_in_order(const Fp8Cast& cast, const Source& source, Stream stream) {
   const int64_t count = cast.rows * cast.columns, chunks = ceil_divide(count, kFp8Chunk);
   if (count == 0) return;
   fp8_cast_kernel<kFormat><<<static_cast<unsigned>(chunks < kMostFp8Blocks ? chunks : kMostFp8Blocks),
                              kFp8Threads, 0, static_cast<cudaStream_t>(stream)>>>(source, count, cast.to);
-  check_launch(what);
+  check_launch(kFp8Cast);
 }
 
 template <class Source>
 void launch_fp8(const Fp8Cast& cast, const Source& source, Stream stream) {
-  cast.to.format == Fp8Format::e4m3 ? launch_fp8<Fp8Format::e4m3>(cast, source, stream)
-                                    : launch_fp8<Fp8Format::e5m2>(cast, source, stream);
+  const bool measures = cast.to.codes == nullptr && cast.to.measured != nullptr;
+  if (!measures && (cast.to.transposed != nullptr || cast.column_sums != nullptr)) {
+    return launch_tiles(cast, source, stream);
+  }
+  cast.to.format == Fp8Format::e4m3 ? launch_in_order<Fp8Format::e4m3>(cast, source, stream)
+                                    : launch_in_order<Fp8Format::e5m2>(cast, source, stream);
 }
 
 __global__ void __launch_bounds__(kFp8Threads)
@@ -172,7 +208,8 @@ __global__ void __launch_bounds__(kFp8Threads)
 }  // namespace
 
 void fp8_cast_cuda(const Fp8Cast& cast, Stream stream) {
-  require(is_aligned(cast.x) && is_aligned(cast.to.codes) && is_aligned(cast.to.transposed),
+  require(is_aligned(cast.x) && is_aligned(cast.beside[0]) && is_aligned(cast.beside[1]) &&
+              is_aligned(cast.to.codes) && is_aligned(cast.to.transposed),
           "a cast to 8-bit floats on a GPU needs memory that begins at a multiple of 16 bytes; copy the "
           "tensor");
   require(cast.to.transposed == nullptr || (cast.rows % 16 == 0 && cast.columns % 16 == 0),
@@ -180,10 +217,19 @@ void fp8_cast_cuda(const Fp8Cast& cast, Stream stream) {
           " x ", cast.columns, "; use 16 bits there");
   require(cast.column_sums == nullptr || cast.columns % 8 == 0,
           "a cast on a GPU with sums of columns needs columns that are a multiple of 8, not ", cast.columns);
-  require(cast.dropout.threshold == 0 || cast.columns % 4 == 0,
-          "a cast with dropout needs columns that are a multiple of 4, not ", cast.columns);
+  check_fp8_cast(cast);
+  require(
+      cast.beside[0] == nullptr || cast.columns % 24 == 0,
+      "a cast on a GPU of three matrices side by side needs columns of each that are a multiple of 8, not ",
+      cast.columns / 3);
   with_element(cast.type, [&](auto element) {
     using Element = decltype(element);
+    if (cast.beside[0] != nullptr) {
+      const auto part = [](const void* x) { return static_cast<const Element*>(x); };
+      const Fp8Beside<Element> source{{part(cast.x), part(cast.beside[0]), part(cast.beside[1])},
+                                      cast.columns / 3};
+      return launch_tiles(cast, source, stream);
+    }
     const Fp8Plain<Element> plain{static_cast<const Element*>(cast.x), cast.columns};
     if (cast.dropout.threshold == 0) {
       launch_fp8(cast, plain, stream);

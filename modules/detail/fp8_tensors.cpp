@@ -139,25 +139,27 @@ Fp8Matrix Fp8Tensors::encode(int64_t rows, int64_t columns, const Role& role, bo
   return matrix;
 }
 
-Fp8Matrix Fp8Tensors::cast(const at::Tensor& x, const Role& role, const Fp8Extras& extras,
+Fp8Matrix Fp8Tensors::cast(at::TensorList x, const Role& role, const Fp8Extras& extras,
                            const kernels::Dropout& dropout) {
-  const at::Tensor dense = readable(x);
-  const ColumnSums sums(extras.sums, dense.size(0), dense.size(1), device_);
-  Fp8Matrix matrix =
-      encode(dense.size(0), dense.size(1), role, extras.transposed, [&](const kernels::Fp8Target& to) {
-        kernels::Fp8Cast cast;
-        cast.type = element_type(dense.scalar_type());
-        cast.x = dense.const_data_ptr();
-        cast.rows = dense.size(0);
-        cast.columns = dense.size(1);
-        cast.to = to;
-        cast.dropout = dropout;
-        if (to.codes != nullptr) {
-          cast.partials = sums.partials_memory();
-          cast.column_sums = sums.sums_memory();
-        }
-        run(cast);
-      });
+  std::vector<at::Tensor> dense;
+  for (const at::Tensor& matrix : x) dense.push_back(readable(matrix));
+  const int64_t rows = dense[0].size(0), columns = dense[0].size(1) * static_cast<int64_t>(dense.size());
+  const ColumnSums sums(extras.sums, rows, columns, device_);
+  Fp8Matrix matrix = encode(rows, columns, role, extras.transposed, [&](const kernels::Fp8Target& to) {
+    kernels::Fp8Cast cast;
+    cast.type = element_type(dense[0].scalar_type());
+    cast.x = dense[0].const_data_ptr();
+    for (size_t i = 1; i < dense.size(); ++i) cast.beside[i - 1] = dense[i].const_data_ptr();
+    cast.rows = rows;
+    cast.columns = columns;
+    cast.to = to;
+    cast.dropout = dropout;
+    if (to.codes != nullptr) {
+      cast.partials = sums.partials_memory();
+      cast.column_sums = sums.sums_memory();
+    }
+    run(cast);
+  });
   matrix.sums = sums.sums;
   return matrix;
 }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/ArrayRef.h>
 
 #include <pacer/device/detail/late_tensor.h>
 #include <pacer/kernels/fp8.h>
@@ -41,8 +42,9 @@ class Fp8Tensors {
     std::optional<size_t> tensor;
     bool records = false;
   };
-  // `x`: fp32, bf16 or fp16, [rows, columns], on the device; with the transpose both are multiples of 16.
-  Fp8Matrix cast(const at::Tensor& x, const Role& role, const Fp8Extras& extras,
+  // `x`: fp32, bf16 or fp16, [rows, columns], on the device; with the transpose both are multiples of 16. One
+  // matrix, or three of one shape and dtype that stand side by side, of which nothing is dropped.
+  Fp8Matrix cast(at::TensorList x, const Role& role, const Fp8Extras& extras,
                  const kernels::Dropout& dropout = {});
   // The same for a tensor [rows, columns] that a kernel makes: `make` runs it with that target, where it must
   // be measured a first time without codes. With the transpose the kernel makes it, too.

@@ -1,6 +1,10 @@
 #include <pacer/modules/detail/norm_linear.h>
 
+#include <algorithm>
+
 #include <ATen/autocast_mode.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <pacer/modules/detail/node_state.h>
@@ -19,10 +23,17 @@ struct NormLinearState : torch::CustomClassHolder {
   double epsilon;
   Fp8LayerPtr fp8;
   at::ScalarType dtype;
-  bool records, keeps_input;
+  bool records, keeps_input, in_three;
 
   Product product(const at::Tensor& weight) const { return {fp8, weight, dtype, records}; }
 };
+
+// Of its columns. No views as far as the graph is concerned, whose nodes may not give several of one tensor.
+Tensors thirds(const at::Tensor& y) {
+  const at::AutoDispatchBelowADInplaceOrView no_views;
+  const int64_t width = y.size(1) / 3;
+  return {y.narrow(1, 0, width), y.narrow(1, width, width), y.narrow(1, 2 * width, width)};
+}
 
 struct NormLinearNode : torch::autograd::Function<NormLinearNode>,
                         FusedNode<NormLinearState>,
@@ -37,8 +48,11 @@ struct NormLinearNode : torch::autograd::Function<NormLinearNode>,
     const at::Tensor y = product.forward(normalized.y, in[kBias]);
     Tensors kept = {in[kX], normalized.mean, normalized.rstd, in[kNormWeight], in[kWeight]};
     keep_factor(normalized.y, state->keeps_input, kept);
+    const bool in_three = state->in_three;
     keep(context, std::move(state), std::move(kept));
-    return {y, in[kX]};
+    Tensors results = in_three ? thirds(y) : Tensors{y};
+    results.push_back(in[kX]);
+    return results;
   }
 
   static Tensors backward(Context* context, const Tensors& gradients) {
@@ -47,11 +61,15 @@ struct NormLinearNode : torch::autograd::Function<NormLinearNode>,
     const StatePtr state = state_of(context);
     const std::vector<bool> needs = needed_gradients(context, state->given, state->defined);
     Tensors result(kInputs);
-    const at::Tensor &dy = gradients[0], &dx = gradients[1];
-    if (!dy.defined()) {
+    const at::Tensor& dx = gradients.back();
+    Tensors dy(gradients.begin(), gradients.end() - 1);
+    const auto given =
+        std::find_if(dy.begin(), dy.end(), [](const at::Tensor& part) { return part.defined(); });
+    if (given == dy.end()) {
       result[kX] = dx;
       return FusedNode::result(state->given, std::move(result));
     }
+    for (at::Tensor& part : dy) part = part.defined() ? part : at::zeros_like(*given);
     Kept kept(context->get_saved_variables());
     Normalized normalized;
     normalized.s = readable(kept.next());
@@ -77,7 +95,7 @@ struct NormLinearNode : torch::autograd::Function<NormLinearNode>,
 }  // namespace
 
 NormLinearResults norm_linear(const FusedCall& call, const torch::nn::LayerNormImpl& norm,
-                              const nn::LinearImpl& linear) {
+                              const nn::LinearImpl& linear, bool in_three) {
   const Norm of_norm = call.inputs_of(norm);
   const LinearInputs product = call.inputs_of(linear);
   const Tensors all = {call.x(), of_norm.weight, of_norm.bias, product.weight, product.bias};
@@ -90,8 +108,11 @@ NormLinearResults norm_linear(const FusedCall& call, const torch::nn::LayerNormI
   state->dtype = call.dtype();
   state->records = call.records();
   state->keeps_input = at::GradMode::is_enabled() && product.weight.requires_grad();
-  Tensors results = NormLinearNode::apply(std::move(state), at::TensorList(defined));
-  return {std::move(results[0]), std::move(results[1])};
+  state->in_three = in_three;
+  Tensors y = NormLinearNode::apply(std::move(state), at::TensorList(defined));
+  at::Tensor x = std::move(y.back());
+  y.pop_back();
+  return {std::move(y), std::move(x)};
 }
 
 }  // namespace pacer::detail

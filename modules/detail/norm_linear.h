@@ -1,6 +1,8 @@
 // A layer normalisation and the product behind it as one node of the graph.
 #pragma once
 
+#include <vector>
+
 #include <ATen/core/Tensor.h>
 #include <torch/nn/modules/normalization.h>
 
@@ -9,11 +11,13 @@
 namespace pacer::detail {
 
 struct NormLinearResults {
-  at::Tensor y;  // [rows, out], of the dtype of computing
+  // [rows, out], of the dtype of computing, or three of a third of the columns each, whose gradients are then
+  // read where they lie.
+  std::vector<at::Tensor> y;
   // x itself. What else needs x takes this: its gradient is then added where that of x is made.
   at::Tensor x;
 };
 NormLinearResults norm_linear(const FusedCall& call, const torch::nn::LayerNormImpl& norm,
-                              const nn::LinearImpl& linear);
+                              const nn::LinearImpl& linear, bool in_three = false);
 
 }  // namespace pacer::detail

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <c10/core/DeviceGuard.h>
@@ -244,7 +245,7 @@ Factor activate_backward(const at::Tensor& u, const at::Tensor& bias, const at::
   return factor;
 }
 
-Factor take(const at::Tensor& x, const kernels::Dropout& dropout, const Purpose& purpose, bool sums) {
+Factor take(at::TensorList x, const kernels::Dropout& dropout, const Purpose& purpose, bool sums) {
   const Product& product = *purpose.product;
   Factor factor;
   if (product.fp8()) {
@@ -254,7 +255,7 @@ Factor take(const at::Tensor& x, const kernels::Dropout& dropout, const Purpose&
     static_cast<Fp8Matrix&>(factor) = layer.tensors().cast(x, role, {purpose.for_weight, sums}, dropout);
     return factor;
   }
-  factor.values = as(x, product.dtype());
+  factor.values = as(x.size() == 1 ? x[0] : at::cat(x, 1), product.dtype());
   if (dropout.threshold != 0) factor.values = add_residual({{}, factor.values, {}, dropout});
   if (sums) factor.sums = factor.values.sum(0, /*keepdim=*/false, at::kFloat);
   return factor;

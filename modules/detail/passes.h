@@ -53,7 +53,8 @@ Factor activate(const at::Tensor& u, const at::Tensor& bias, kernels::Activation
 Factor activate_backward(const at::Tensor& u, const at::Tensor& bias, const at::Tensor& dy,
                          kernels::Activation activation, const Purpose& purpose, bool sums);
 
-// x itself, dropped, for a product; with the sums of columns where wanted.
-Factor take(const at::Tensor& x, const kernels::Dropout& dropout, const Purpose& purpose, bool sums);
+// x itself, dropped, for a product; with the sums of columns where wanted. One matrix, or three as
+// Fp8Tensors::cast takes them.
+Factor take(at::TensorList x, const kernels::Dropout& dropout, const Purpose& purpose, bool sums);
 
 }  // namespace pacer::detail

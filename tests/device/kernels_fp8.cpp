@@ -41,21 +41,23 @@ struct How {
   bool transposes = false, sums = false, drops = false;
 };
 
-// On the device of `x`. A scale of 0: that of the tensor itself.
-Codes cast(const Tensor& x, float scale, const How& how) {
+// On the device of `x`, with `others` beside it. A scale of 0: that of the tensor itself.
+Codes cast(const Tensor& x, float scale, const How& how, const std::vector<Tensor>& others = {}) {
+  const int64_t rows = x.size(0), columns = x.size(1) * static_cast<int64_t>(1 + others.size());
   const auto options = x.options().dtype(at::kByte);
   const Fp8Scale state = scale == 0 ? Fp8Scale{} : fp8_scale_of(scale);
   Codes codes;
   codes.state =
       at::from_blob(const_cast<Fp8Scale*>(&state), {sizeof state}, at::kByte).clone().to(x.device());
-  codes.plain = at::empty(x.sizes(), options);
+  codes.plain = at::empty({rows, columns}, options);
   codes.inverse = at::zeros({1}, options.dtype(at::kFloat));
   codes.measured = at::zeros({1}, options.dtype(at::kInt));
-  Fp8Cast work{element_type_of(x.scalar_type()), x.const_data_ptr(), x.size(0), x.size(1), {}};
+  Fp8Cast work{element_type_of(x.scalar_type()), x.const_data_ptr(), rows, columns, {}};
+  for (size_t i = 0; i < others.size(); ++i) work.beside[i] = others[i].const_data_ptr();
   if (how.drops) work.dropout = kernels::dropout_of(0.25, 5);
-  const Tensor partials = at::full({kernels::fp8_parts(x.size(0)), x.size(1)}, 7, options.dtype(at::kFloat));
+  const Tensor partials = at::full({kernels::fp8_parts(rows), columns}, 7, options.dtype(at::kFloat));
   if (how.sums) {
-    codes.sums = at::full({x.size(1)}, 7, options.dtype(at::kFloat));
+    codes.sums = at::full({columns}, 7, options.dtype(at::kFloat));
     work.partials = partials.mutable_data_ptr<float>();
     work.column_sums = codes.sums.mutable_data_ptr<float>();
   }
@@ -66,7 +68,7 @@ Codes cast(const Tensor& x, float scale, const How& how) {
   run(work, x);
   work.to.codes = codes.plain.mutable_data_ptr<uint8_t>();
   if (how.transposes) {
-    codes.transposed = at::empty({x.size(1), x.size(0)}, options);
+    codes.transposed = at::empty({columns, rows}, options);
     work.to.transposed = codes.transposed.mutable_data_ptr<uint8_t>();
   }
   run(work, x);
@@ -137,6 +139,28 @@ TEST_CASE("on a GPU transposed codes and amax are those of the CPU, at all sizes
   const Tensor narrow = torch::randn({16, 12}, kGpu);
   CHECK_THROWS_WITH(cast(narrow, 1, {Fp8Format::e4m3, false, true}),
                     Catch::Matchers::ContainsSubstring("multiple of 8, not 12"));
+}
+
+TEST_CASE("on a GPU matrices side by side are cast as one", "[gpu][fp8]") {
+  PACER_NEEDS_GPU();
+  torch::manual_seed(7);
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (const auto& [rows, width] : {std::pair{16, 16}, {160, 48}, {528, 4096}}) {
+      CAPTURE(dtype, rows, width);
+      std::vector<Tensor> x;
+      for (int i = 0; i < 3; ++i) x.push_back((torch::randn({rows, width}) * (i + 1)).to(kGpu, dtype));
+      const Tensor whole = at::cat(x, 1);
+      for (const auto& [transposes, sums] : {std::pair{true, true}, {true, false}, {false, false}}) {
+        const How how{Fp8Format::e5m2, transposes, sums, false};
+        const Codes wanted = cast(whole, 0, how), found = cast(x[0], 0, how, {x[1], x[2]});
+        REQUIRE(found.plain.equal(wanted.plain));
+        REQUIRE(found.inverse.equal(wanted.inverse));
+        REQUIRE(found.measured.equal(wanted.measured));
+        if (transposes) REQUIRE(found.transposed.equal(wanted.transposed));
+        if (sums) REQUIRE(found.sums.equal(wanted.sums));
+      }
+    }
+  }
 }
 
 TEST_CASE("on a GPU columns are summed as on the CPU where nothing is cast, and from run to run",

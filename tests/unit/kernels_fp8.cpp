@@ -196,6 +196,50 @@ TEST_CASE("a cast with dropout casts what dropout leaves, in fp32", "[kernels][f
   CHECK_THROWS_WITH(kernels::fp8_cast_cpu(work, 0, 4), Catch::Matchers::ContainsSubstring("multiple of 4"));
 }
 
+TEST_CASE("matrices side by side are cast as one", "[kernels][fp8]") {
+  torch::manual_seed(8);
+  for (const at::ScalarType dtype : kDtypes) {
+    for (const auto& [rows, width] : {std::pair{1, 1}, {130, 7}, {32, 400}}) {
+      CAPTURE(dtype, rows, width);
+      const Tensor x[] = {torch::randn({rows, width}).to(dtype), torch::randn({rows, width}).to(dtype) * 3,
+                          torch::randn({rows, width}).to(dtype)};
+      const Tensor whole = at::cat(at::TensorList(x), 1);
+      const auto cast_of = [&](const Tensor& first, bool has_others, Tensor& sums) {
+        uint32_t amax = 0;
+        float inverse = 0;
+        const Tensor codes = at::empty({rows, 3 * width}, at::kByte),
+                     across = at::empty({3 * width, rows}, at::kByte);
+        const Tensor partials = at::empty({kernels::fp8_parts(rows), 3 * width});
+        sums = at::empty({3 * width});
+        Fp8Cast work{element_type_of(dtype), first.const_data_ptr(), rows, 3 * width, {}};
+        for (int i = 0; i < 2 && has_others; ++i) work.beside[i] = x[i + 1].const_data_ptr();
+        work.to.measured = &amax;
+        work.to.inverse = &inverse;
+        kernels::fp8_cast_cpu(work, 0, rows);
+        REQUIRE(amax == amax_bits(whole));
+        work.to.codes = codes.mutable_data_ptr<uint8_t>();
+        work.to.transposed = across.mutable_data_ptr<uint8_t>();
+        work.partials = partials.mutable_data_ptr<float>();
+        work.column_sums = sums.mutable_data_ptr<float>();
+        kernels::fp8_cast_cpu(work, 0, rows);
+        REQUIRE(across.t().equal(codes));
+        return codes;
+      };
+      Tensor wanted_sums, sums;
+      REQUIRE(cast_of(x[0], true, sums).equal(cast_of(whole, false, wanted_sums)));
+      REQUIRE(sums.equal(wanted_sums));
+    }
+  }
+  const float x[8] = {};
+  Fp8Cast work{kernels::ElementType::f32, x, 1, 8, {}};
+  work.beside[0] = work.beside[1] = x;
+  CHECK_THROWS_WITH(kernels::fp8_cast_cpu(work, 0, 1),
+                    Catch::Matchers::ContainsSubstring("not of 8 together"));
+  work.columns = 12;
+  work.dropout = kernels::dropout_of(0.5, 1);
+  CHECK_THROWS_WITH(kernels::fp8_cast_cpu(work, 0, 1), Catch::Matchers::ContainsSubstring("drops nothing"));
+}
+
 TEST_CASE("columns are summed in one order, whichever way they are cast", "[kernels][fp8]") {
   torch::manual_seed(5);
   for (const at::ScalarType dtype : kDtypes) {
