@@ -85,10 +85,14 @@ struct GptBlockImpl : torch::nn::Module {
 };
 TORCH_MODULE(GptBlock);
 
+// The same block as one fused layer, with weights drawn alike.
 inline pacer::nn::TransformerLayer fused_block(int64_t width, const at::TensorOptions& options) {
   pacer::nn::TransformerLayer layer(
       pacer::nn::TransformerLayerOptions(width, width / kHeadSize).causal(true));
   layer->to(options.device(), c10::typeMetaToScalarType(options.dtype()));
+  for (Tensor& parameter : layer->parameters()) {
+    if (parameter.dim() == 2) parameter.data().normal_(0, 0.02);
+  }
   return layer;
 }
 
