@@ -39,6 +39,12 @@ at::Tensor as_matrix(const at::Tensor& x) {
   return x.reshape({c10::multiply_integers(sizes.begin(), sizes.end() - 1), sizes.back()});
 }
 
+// a b in `dtype`, to which sums in fp32 are rounded only once where the device can do that.
+at::Tensor product_as(at::ScalarType dtype, const at::Tensor& a, const at::Tensor& b) {
+  const bool widens = a.is_cuda() && dtype == at::kFloat && a.scalar_type() != at::kFloat;
+  return widens ? at::mm(a, b, dtype) : at::mm(a, b).to(dtype);
+}
+
 at::ScalarType type_of_sums(at::ScalarType dtype) { return dtype == at::kDouble ? dtype : at::kFloat; }
 
 struct AdaptedState : torch::CustomClassHolder {
@@ -51,7 +57,8 @@ struct AdaptedState : torch::CustomClassHolder {
   std::vector<at::ScalarType> input_dtypes;
   Definedness given;
   size_t defined = 0;
-  bool keeps_x = false, keeps_low = false;
+  bool keeps_x = false, keeps_low = false, trains_a = false;
+  at::ScalarType type_of_a = at::kFloat;
 
   size_t layers() const { return nf4.size(); }
   // [out, in], for a product; undefined where the layer has none.
@@ -137,7 +144,9 @@ struct AdaptedLinearNode : torch::autograd::Function<AdaptedLinearNode>, FusedNo
     Tensors result(1 + kOfLayer * state->layers());
     const at::Tensor dlow = a.defined() ? low_gradient(*state, dys, all_b) : a;
     at::Tensor da;
-    if (state->keeps_x && dlow.defined()) da = at::mm(dlow.t(), dropped(x, state->dropout));
+    if (state->trains_a && dlow.defined()) {
+      da = product_as(state->type_of_a, dlow.t(), dropped(x, state->dropout));
+    }
     int64_t first = 0;
     for (size_t i = 0; i < state->layers(); ++i) {
       const int64_t rank = state->rank[i];
@@ -145,7 +154,7 @@ struct AdaptedLinearNode : torch::autograd::Function<AdaptedLinearNode>, FusedNo
         if (!dys[i].defined() || !needed[place(i, part)]) return;
         result[place(i, part)] = gradient().to(state->input_dtypes[place(i, part)]);
       };
-      give(kWeight, [&] { return at::mm(dys[i].t(), x); });
+      give(kWeight, [&] { return product_as(weights[i].scalar_type(), dys[i].t(), x); });
       give(kBias, [&] { return dys[i].sum(0, /*keepdim=*/false, type_of_sums(state->dtype)); });
       give(kA, [&] { return da.narrow(0, first, rank); });
       give(kB, [&] {
@@ -211,6 +220,8 @@ std::vector<at::Tensor> adapted_linears(const at::Tensor& x, at::ScalarType dtyp
     state->nf4.push_back(layer.nf4);
     state->scale.push_back(layer.scale);
     state->rank.push_back(layer.A.defined() ? layer.A.size(0) : 0);
+    if (trains(layer.A)) state->type_of_a = layer.A.scalar_type();
+    state->trains_a = state->trains_a || trains(layer.A);
     state->keeps_x = state->keeps_x || trains(layer.A) || trains(layer.weight);
     state->keeps_low = state->keeps_low || trains(layer.B);
     inputs.insert(inputs.end(), {layer.weight, layer.bias, layer.A, layer.B});

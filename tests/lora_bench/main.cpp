@@ -92,8 +92,8 @@ int64_t bytes_of(const std::vector<torch::Tensor>& tensors) {
   return bytes;
 }
 
-// Weights, gradients and optimizer state after two steps of a stack, beside their formula: what stays between
-// steps, since activations come and go.
+// What a stack needs after two steps, beside the formula: weights, gradients and optimizer state, all of
+// which stay between steps; and at most during a step.
 void weigh_stack(const Shape& shape, int64_t layers, at::Device device) {
   for (const Kind kind : {Kind::full, Kind::lora, Kind::qlora}) {
     sharding_bench::start_memory_peaks(device);
@@ -109,13 +109,14 @@ void weigh_stack(const Shape& shape, int64_t layers, at::Device device) {
       if (parameter.requires_grad()) trained.push_back(parameter);
     }
     pacer::FusedAdamW optimizer(trained, pacer::FusedAdamWOptions(1e-4));
-    const auto x = torch::randn({1, shape.sequence, shape.hidden}, torch::dtype(kType).device(device));
+    auto x = torch::randn({1, shape.sequence, shape.hidden}, torch::dtype(kType).device(device));
     for (int step = 0; step < 2; ++step) {
       auto y = x;
       for (size_t i = 0; i < blocks->size(); ++i) y = blocks->run(i, &LlamaLayerImpl::forward, y);
       y.square().mean().backward();
       optimizer.step();
     }
+    x = torch::Tensor();
     // Moments in 32 bits, and 16 bits of remainder for each bf16 parameter.
     int64_t state = 0;
     for (const auto& parameter : trained) {
@@ -124,9 +125,14 @@ void weigh_stack(const Shape& shape, int64_t layers, at::Device device) {
     const int64_t formula =
         bytes_of(blocks->parameters()) + bytes_of(blocks->buffers()) + bytes_of(trained) + state;
     const double peak = sharding_bench::memory_peaks(device).allocated - before;
+    sharding_bench::start_memory_peaks(device);
+    const double stays = sharding_bench::memory_peaks(device).allocated - before;
     std::printf(
-        "{\"memory\": \"%s\", \"layers\": %ld, \"peak_GB\": %.3f, \"weights_gradients_state_GB\": %.3f}\n",
-        name_of(kind), layers, peak, static_cast<double>(formula) / 1e9);
+        "{\"memory\": \"%s\", \"layers\": %ld, \"stays_GB\": %.3f, \"formula_GB\": %.3f, \"of_formula\": "
+        "%.3f, "
+        "\"peak_GB\": %.3f}\n",
+        name_of(kind), layers, stays, static_cast<double>(formula) / 1e9,
+        stays * 1e9 / static_cast<double>(formula), peak);
     std::fflush(stdout);
   }
 }
