@@ -1,7 +1,10 @@
 #include <pacer/core/json_scanner.h>
 
+#include <bitset>
+#include <charconv>
 #include <cstring>
 #include <limits>
+#include <system_error>
 
 #include <pacer/core/json_lines.h>
 #include <pacer/core/utf8.h>
@@ -88,6 +91,106 @@ int64_t JsonScanner::integer() {
   const size_t digits = position() - start;
   if (digits == 0 || (leading_zero && digits > 1)) fail_at(start, "expected a whole number from 0 on");
   return value;
+}
+
+// How many digits come next, which are consumed.
+size_t JsonScanner::digits() {
+  const size_t start = position();
+  while (at_ != end_ && '0' <= *at_ && *at_ <= '9') ++at_;
+  return position() - start;
+}
+
+double JsonScanner::number() {
+  skip_space();
+  const size_t start = position();
+  const auto next_is = [&](const char* characters) {
+    return at_ != end_ && *at_ != '\0' && std::strchr(characters, *at_) != nullptr;
+  };
+  if (next_is("-")) ++at_;
+  const bool leading_zero = next_is("0");
+  const size_t whole = digits();
+  bool is_number = whole > 0 && (whole == 1 || !leading_zero);
+  if (is_number && next_is(".")) {
+    ++at_;
+    is_number = digits() > 0;
+  }
+  if (is_number && next_is("eE")) {
+    ++at_;
+    if (next_is("+-")) ++at_;
+    is_number = digits() > 0;
+  }
+  if (!is_number) fail_at(start, "expected a number");
+  double value = 0;
+  const auto result = std::from_chars(begin_ + start, at_, value);
+  if (result.ec != std::errc()) fail_at(start, "the number is outside the range of 64-bit floats");
+  return value;
+}
+
+bool JsonScanner::take_word(std::string_view word) {
+  skip_space();
+  if (std::string_view(at_, static_cast<size_t>(end_ - at_)).substr(0, word.size()) != word) return false;
+  at_ += word.size();
+  return true;
+}
+
+bool JsonScanner::boolean() {
+  if (take_word("true")) return true;
+  if (!take_word("false")) fail_at(position(), "expected true or false");
+  return false;
+}
+
+bool JsonScanner::take_null() { return take_word("null"); }
+
+char JsonScanner::peek() {
+  skip_space();
+  return at_ == end_ ? '\0' : *at_;
+}
+
+// A value that is no list and no object.
+void JsonScanner::skip_scalar() {
+  const char first = peek();
+  if (first == '"') {
+    string();
+  } else if (first == 't' || first == 'f') {
+    boolean();
+  } else if (first == '-' || ('0' <= first && first <= '9')) {
+    number();
+  } else if (!take_null()) {
+    fail_at(position(), "expected a value");
+  }
+}
+
+void JsonScanner::skip_value() {
+  std::bitset<kDeepest> is_object;  // of the lists and objects that are open, the outermost first
+  size_t depth = 0;
+  const auto expect_name = [&] {
+    string();
+    expect(':');
+  };
+  do {
+    const char first = peek();
+    if (first == '{' || first == '[') {
+      if (depth == kDeepest)
+        fail_at(position(), "lists and objects are nested more than ", kDeepest, " deep");
+      const bool object = take('{');
+      if (!object) expect('[');
+      if (!take(object ? '}' : ']')) {
+        is_object[depth++] = object;
+        if (object) expect_name();
+        continue;
+      }
+    } else {
+      skip_scalar();
+    }
+    while (depth > 0) {
+      const bool object = is_object[depth - 1];
+      if (more(object ? '}' : ']')) {
+        if (object) expect_name();
+        break;
+      }
+      --depth;
+    }
+  } while (depth > 0);
 }
 
 std::string_view JsonScanner::string() {

@@ -1,6 +1,6 @@
 // Reads JSON of a known shape from text that nobody vouches for. The caller says what must come next, so
 // there is no tree and no recursion: nesting beyond the shape asked for is an error like any other. Nothing
-// is allocated; strings are decoded where they stand. Not for JSON of unknown shape.
+// is allocated; strings are decoded where they stand. Values of unknown shape can be skipped, no more.
 #pragma once
 
 #include <cstddef>
@@ -43,6 +43,18 @@ class JsonScanner {
   std::string_view string();
   // From 0 to 2^63 - 1, without fraction, exponent or leading zeros.
   int64_t integer();
+  // Any number of JSON, to the nearest fp64. Numbers beyond fp64's range are refused, as are those that it
+  // would round to 0; NaN and infinities are not JSON.
+  double number();
+  bool boolean();
+  // Consumes a null if it comes next.
+  bool take_null();
+  // The first character of the value that comes next, which stays; NUL at the end of the text.
+  char peek();
+  // Passes over one value of whatever shape, which is checked as the other functions do. Lists and objects
+  // may be nested kDeepest deep.
+  void skip_value();
+  static constexpr size_t kDeepest = 64;
 
   // Of the next byte, counted from the start of the text.
   size_t position() const { return static_cast<size_t>(at_ - begin_); }
@@ -55,6 +67,9 @@ class JsonScanner {
 
  private:
   void skip_space();
+  bool take_word(std::string_view word);
+  void skip_scalar();
+  size_t digits();
   char* decode_escape(char* out);
   uint32_t hex_digits();
 

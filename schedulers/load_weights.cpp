@@ -1,79 +1,21 @@
 #include <pacer/schedulers/load_weights.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <unordered_map>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
 
-#include <pacer/core/checkpoint_folder.h>
 #include <pacer/core/error.h>
 #include <pacer/core/safetensors.h>
 #include <pacer/optimizers/named_tensors.h>
-#include <pacer/schedulers/detail/checkpoint_files.h>
+#include <pacer/schedulers/detail/quantized_weights.h>
 #include <pacer/schedulers/detail/tensor_file.h>
 #include <pacer/schedulers/detail/training_state.h>
+#include <pacer/schedulers/detail/weights_files.h>
 
 namespace pacer {
 namespace {
-
-// Where the weights are: a file, or those of a checkpoint with what its manifest says of them.
-struct WeightsFiles {
-  std::string folder;  // empty: no checkpoint
-  std::vector<CheckpointFile> entries;
-  std::vector<std::string> paths;
-};
-
-bool is_folder(const std::string& path) {
-  FileSystem& files = posix_file_system();
-  const int folder = files.open_folder(path);
-  if (folder >= 0) files.close(folder);
-  return folder >= 0;
-}
-
-bool has_manifest(const std::string& folder) {
-  const std::vector<std::string> names = list_folder(posix_file_system(), folder + "/.");
-  return std::find(names.begin(), names.end(), kManifestName) != names.end();
-}
-
-WeightsFiles find_weights(const std::string& path) {
-  if (!is_folder(path)) return {"", {}, {path}};
-  const std::string folder = has_manifest(path) ? path : detail::find_newest(path);
-  require<FileError>(!folder.empty(), "cannot load weights from ", path,
-                     ": it is no checkpoint and has none in it; give a safetensors file, the folder of a "
-                     "checkpoint or a folder of checkpoints");
-  WeightsFiles files{folder, detail::model_files(folder, read_manifest(folder)), {}};
-  for (const CheckpointFile& entry : files.entries) files.paths.push_back(folder + "/" + entry.name);
-  return files;
-}
-
-// Names and facts of the tensors in the files; no values.
-std::vector<SafetensorsFile> read_headers(const WeightsFiles& files) {
-  std::vector<SafetensorsFile> headers;
-  for (const std::string& path : files.paths) {
-    FileReader reader(posix_file_system(), path);
-    headers.push_back(SafetensorsFile::read_header(reader, path));
-  }
-  return headers;
-}
-
-NamedTensors read_values(const WeightsFiles& files, const detail::TensorPlace& place_of) {
-  NamedTensors values;
-  for (size_t i = 0; i < files.paths.size(); ++i) {
-    const auto read = [&](FileReader& reader) {
-      values.merge(detail::read_tensors(reader, files.paths[i], place_of));
-    };
-    if (!files.folder.empty()) {
-      read_checkpoint_file(files.folder, files.entries[i], read);
-    } else {
-      FileReader reader(posix_file_system(), files.paths[i]);
-      read(reader);
-      reader.finish();
-    }
-  }
-  return values;
-}
 
 // "a", "b", "c" and 4 more
 std::string first_few(const std::vector<std::string>& names) {
@@ -93,27 +35,39 @@ std::string misfit(const std::string& name, const at::Tensor& own, at::ScalarTyp
                              own.scalar_type(), " of shape ", own.sizes(), " in the model");
 }
 
+// All tensors of the files by name; the first where several files have one.
+std::map<std::string, TensorView> tensors_of(const std::vector<SafetensorsFile>& files) {
+  std::map<std::string, TensorView> tensors;
+  for (const SafetensorsFile& file : files) {
+    for (const std::string_view name : file.names()) tensors.emplace(name, *file.find(name));
+  }
+  return tensors;
+}
+
 // Names by what becomes of them; throws where the options do not allow it.
-LoadedWeights compare(const NamedTensors& model, const std::vector<SafetensorsFile>& files,
-                      const std::string& path, const LoadWeightsOptions& options) {
+LoadedWeights compare(const NamedTensors& model, const std::map<std::string, TensorView>& in_files,
+                      const detail::QuantizedWeights& quantized, const std::string& where,
+                      const LoadWeightsOptions& options) {
   LoadedWeights weights;
-  weights.file = path;
-  std::vector<std::string> misfits;
+  weights.file = where;
+  std::vector<std::string> misfits = quantized.misfits();
   std::unordered_map<const void*, bool> has_values;  // by TensorImpl
   for (const auto& [name, tensor] : model) {
-    auto found = files.front().find(name);
-    for (size_t i = 1; i < files.size() && !found; ++i) found = files[i].find(name);
-    has_values[tensor.unsafeGetTensorImpl()] |= found.has_value();
-    if (!found) continue;
-    const std::string reason = misfit(name, tensor, detail::tensor_dtype(found->dtype), found->shape);
+    const auto found = in_files.find(name);
+    has_values[tensor.unsafeGetTensorImpl()] |= found != in_files.end();
+    if (found == in_files.end()) continue;
+    const std::string reason =
+        misfit(name, tensor, detail::tensor_dtype(found->second.dtype), found->second.shape);
     if (!reason.empty()) misfits.push_back(reason);
   }
+  weights.loaded.assign(quantized.weights().begin(), quantized.weights().end());
   for (const auto& [name, tensor] : model) {
     (has_values.at(tensor.unsafeGetTensorImpl()) ? weights.loaded : weights.missing).push_back(name);
   }
-  for (const SafetensorsFile& file : files) {
-    for (const std::string_view name : file.names()) {
-      if (model.count(std::string(name)) == 0) weights.unexpected.emplace_back(name);
+  std::sort(weights.loaded.begin(), weights.loaded.end());
+  for (const auto& item : in_files) {
+    if (model.count(item.first) == 0 && !quantized.takes_from_file(item.first)) {
+      weights.unexpected.push_back(item.first);
     }
   }
 
@@ -129,7 +83,7 @@ LoadedWeights compare(const NamedTensors& model, const std::vector<SafetensorsFi
   if (!options.allow_unexpected() && !weights.unexpected.empty()) {
     add("the model has no " + first_few(weights.unexpected) + ", which allow_unexpected(true) passes over");
   }
-  require(wrong.empty(), "cannot load weights from ", path, ": ", wrong);
+  require(wrong.empty(), "cannot load weights from ", where, ": ", wrong);
   return weights;
 }
 
@@ -138,26 +92,48 @@ LoadedWeights compare(const NamedTensors& model, const std::vector<SafetensorsFi
 LoadedWeights load_weights(torch::nn::Module& model, const std::string& path,
                            const LoadWeightsOptions& options) {
   const at::NoGradGuard no_grad;
-  const WeightsFiles files = find_weights(path);
-  const std::string& where = files.paths.size() == 1 ? files.paths.front() : files.folder;
-  const NamedTensors tensors = detail::model_tensors(model);
-  LoadedWeights weights = compare(tensors, read_headers(files), where, options);
-  const NamedTensors values =
-      read_values(files, [&](const std::string& name, at::IntArrayRef) -> std::optional<at::Device> {
+  const detail::WeightsFiles files = detail::find_weights(path);
+  const std::string cannot = "cannot load weights from " + files.where + ": ";
+  const std::vector<SafetensorsFile> headers = detail::read_headers(files);
+  const std::map<std::string, TensorView> in_files = tensors_of(headers);
+  detail::QuantizedWeights quantized(model, in_files);
+  NamedTensors tensors = detail::model_tensors(model);
+  for (auto item = tensors.begin(); item != tensors.end();) {
+    item = quantized.takes_from_model(item->first) ? tensors.erase(item) : std::next(item);
+  }
+  LoadedWeights weights = compare(tensors, in_files, quantized, files.where, options);
+  NamedTensors values =
+      detail::read_values(files, [&](const std::string& name, at::IntArrayRef) -> std::optional<at::Device> {
+        if (quantized.takes_from_file(name)) return quantized.place_of(name);
         const auto own = tensors.find(name);
         return own == tensors.end() ? std::nullopt : std::optional(own->second.device());
       });
+  NamedTensors parts;  // of weights in 4 bits
   // The file may have changed since its header was compared.
   std::unordered_map<const void*, const NamedTensors::value_type*> first_of;
-  for (const auto& item : values) {
-    const at::Tensor& own = tensors.at(item.first);
-    const std::string reason = misfit(item.first, own, item.second.scalar_type(), item.second.sizes());
-    require(reason.empty(), "cannot load weights from ", where, ": ", reason);
-    const auto [twin, is_first] = first_of.emplace(own.unsafeGetTensorImpl(), &item);
-    require(is_first || twin->second->second.equal(item.second), "cannot load weights from ", where, ": \"",
-            twin->second->first, "\" and \"", item.first, "\" are one tensor in the model, but differ there");
+  for (auto item = values.begin(); item != values.end();) {
+    const auto& [name, value] = *item;
+    if (quantized.takes_from_file(name)) {
+      parts.insert(values.extract(item++));
+      continue;
+    }
+    const at::Tensor& own = tensors.at(name);
+    const std::string reason = misfit(name, own, value.scalar_type(), value.sizes());
+    require(reason.empty(), cannot, reason);
+    const auto [twin, is_first] = first_of.emplace(own.unsafeGetTensorImpl(), &*item);
+    require(is_first || twin->second->second.equal(value), cannot, "\"", twin->second->first, "\" and \"",
+            name, "\" are one tensor in the model, but differ there");
+    ++item;
+  }
+  try {
+    quantized.build(parts);
+  } catch (const InvalidArgument& error) {
+    throw InvalidArgument(cannot + error.what());
+  } catch (const FileError& error) {
+    throw FileError(cannot + error.what());
   }
   for (const auto& [name, value] : values) tensors.at(name).copy_(value);
+  quantized.put_in_force();
   return weights;
 }
 

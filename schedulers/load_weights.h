@@ -1,10 +1,11 @@
-// Weights without a run: the parameters and buffers of a model from a checkpoint, or from any safetensors
-// file, also one that Python wrote. For evaluation, for fine-tuning, for a model that was published. To go on
+// Weights without a run: the parameters and buffers of a model from a checkpoint, or from safetensors files,
+// also those that Python wrote. For evaluation, for fine-tuning, for a model that was published. To go on
 // with a run, use Session::resume.
 //
 //   pacer::load_weights(*model, "run/checkpoints");                     // the newest that verifies
 //   pacer::load_weights(*model, "run/checkpoints/step-0000001000");
 //   pacer::load_weights(*model, "published.safetensors", pacer::LoadWeightsOptions().allow_unexpected(true));
+//   pacer::load_weights(*model, "hub/llama-7b-bnb-4bit");               // a folder of Hugging Face
 #pragma once
 
 #include <string>
@@ -24,7 +25,8 @@ struct LoadWeightsOptions {
 
 // Names, sorted: of parameters and buffers of the model that have their values from the file, of those that
 // the file does not have, and of tensors of the file that the model does not have. A tensor that the model
-// has under several names counts as loaded where the file has it under one of them.
+// has under several names counts as loaded where the file has it under one of them. A weight that the file
+// has in 4 bits as bitsandbytes writes it is one name, "LAYER.weight".
 struct LoadedWeights {
   std::string file;
   std::vector<std::string> loaded;
@@ -32,16 +34,23 @@ struct LoadedWeights {
   std::vector<std::string> unexpected;
 };
 
-// `path`: a safetensors file, the folder of a checkpoint, whose file is compared with its checksum, or a
-// folder of checkpoints; of these it takes the newest that verifies and says on stderr what it passed over.
+// `path`: a safetensors file, the folder of a checkpoint, whose file is compared with its checksum, a folder
+// of checkpoints; of these it takes the newest that verifies and says on stderr what it passed over; or a
+// folder with model.safetensors, or with model.safetensors.index.json and the files that it names.
 // Values are written to the model's own tensors, on whatever device these are; optimizers and views of them
 // stay valid. Shapes must agree. Floating-point values are converted to the model's dtype, as Tensor::to
 // does; any other dtype must agree. Needs host memory for the tensors that are loaded. On several ranks each
 // one calls it; nothing is sent.
 //
+// A weight in 4 bits as bitsandbytes writes it (NF4, blocks of 64, with or without double quantisation) takes
+// the place of the weight of a pacer::nn::Linear of that size, whatever its storage was, as
+// pacer::nn::quantize would have put it there: load before the optimizer is made. A layer that is in 4 bits
+// in the model takes no other weight: load, then quantize.
+//
 // InvalidArgument for names that are missing or unexpected unless they are allowed, for other shapes and
-// dtypes, for a tensor that is one in the model and two different ones in the file; FileError for a file that
-// is not there, cannot be read or is damaged. Nothing was changed then.
+// dtypes, for a tensor that is one in the model and two different ones in the file, for other kinds of 4 bits
+// and for layers that cannot have them; FileError for a file that is not there, cannot be read, is damaged or
+// not in the index. Nothing was changed then.
 LoadedWeights load_weights(torch::nn::Module& model, const std::string& path,
                            const LoadWeightsOptions& options = {});
 

@@ -10,6 +10,7 @@
 #include <pacer/core/error.h>
 #include <pacer/core/file_system.h>
 #include <pacer/schedulers/detail/best_value_state.h>
+#include <pacer/schedulers/detail/replaced_file.h>
 #include <pacer/schedulers/detail/tensor_file.h>
 #include <pacer/schedulers/detail/training_state.h>
 #include <pacer/schedulers/session_parts.h>
@@ -86,17 +87,12 @@ void SaveBest::write() const {
 }
 
 void SaveBest::write_file(const NamedTensors& model) const {
-  FileSystem& files = posix_file_system();
-  const std::string next = path() + ".new";
-  files.remove_file(next);  // of a run that was killed here; where this fails, the next line says so
-  FileWriter writer(files, next);
   const std::map<std::string, std::string> metadata = {
       {"step", std::to_string(parts_->validation.step)},
       {parts_->validation.name, exact_text(parts_->validation.value)}};
-  detail::write_tensors(writer, model, metadata);
-  writer.finish();
-  rename(files, next, path());
-  sync_folder(files, folder_);
+  detail::write_next(path(), [&](ByteSink& out) { detail::write_tensors(out, model, metadata); });
+  detail::put_next_in_place(path());
+  sync_folder(posix_file_system(), folder_);
 }
 
 void SaveBest::save(NamedTensors& state) const { detail::save_best_value(best_, state); }

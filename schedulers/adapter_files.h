@@ -1,0 +1,47 @@
+// Low-rank adapters as PEFT keeps them, a folder with adapter_model.safetensors and adapter_config.json: what
+// was trained here is used there, and the other way round (github.com/huggingface/peft).
+//
+//   pacer::save_adapter(*model, "run/adapter");
+//   pacer::load_adapter(*model, "run/adapter");       // into a model that has it, or has none yet
+//
+//   model = peft.PeftModel.from_pretrained(base, "run/adapter")           # Python
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <torch/arg.h>
+#include <torch/nn/module.h>
+
+namespace pacer {
+
+// Writes the model's adapter of that name: its matrices in fp32, whether or not it is active, and its r,
+// alpha, dropout and names of layers. The folder is made where it is missing; each file appears whole or not
+// at all, in place of one that is there, and the disk has both when this returns. A program that dies in
+// between leaves no file of one adapter beside one of another. On several ranks one of them calls it.
+//
+// InvalidArgument where the model has no adapter of that name, FileError where a file cannot be written.
+void save_adapter(torch::nn::Module& model, const std::string& folder, const std::string& name = "default");
+
+struct LoadAdapterOptions {
+  // Of the adapter in the model.
+  TORCH_ARG(std::string, name) = "default";
+  // False: neither of its matrices requires a gradient. True: they do where the adapter is added; those of
+  // one that is there stay as they are.
+  TORCH_ARG(bool, trainable) = true;
+};
+
+// Where the model has no adapter of that name: adds it to exactly the layers that the file has, as
+// pacer::nn::add_lora_to does (everything else is frozen, the adapter becomes the active one); before the
+// optimizer and the Session are made. Where it has one: writes the values into it, which must be of the same
+// layers, r and scale; then the optimizer stays valid, and which adapter is active stays as it is.
+// Values are converted to fp32. Links to the two files are followed. Returns the names of the layers, sorted.
+//
+// InvalidArgument for a layer of the file that is no pacer::nn::Linear of the model or of another size, for
+// what PEFT can do and pacer cannot (DoRA, biases, modules_to_save, ranks that differ between layers, ...;
+// the message names it), for values that are not finite, and for an adapter that is merged; FileError for
+// files that are not there, damaged or do not belong together. Nothing was changed then.
+std::vector<std::string> load_adapter(torch::nn::Module& model, const std::string& folder,
+                                      const LoadAdapterOptions& options = {});
+
+}  // namespace pacer
