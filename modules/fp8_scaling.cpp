@@ -36,15 +36,16 @@ struct NamedLinear {
   const nn::LinearImpl* module;
 };
 
-// Each once, those that stay in 16 bits left out.
+// Each once, those that stay in 16 bits left out, and those in 4 bits, whose products are of 16.
 std::vector<NamedLinear> linears(torch::nn::Module& model, const Fp8Options& options) {
   std::vector<NamedLinear> all;
   for (const auto& item : model.named_modules()) {
-    if (const auto* linear = item.value()->as<nn::LinearImpl>()) all.push_back({item.key(), linear});
+    const auto* linear = item.value()->as<nn::LinearImpl>();
+    if (linear != nullptr && linear->nf4().is_empty()) all.push_back({item.key(), linear});
   }
   require(!all.empty(),
-          "the model has no pacer::nn::Linear, and only those compute in 8-bit floats; build it of them, or "
-          "use Precision::bf16");
+          "the model has no pacer::nn::Linear, and only those compute in 8-bit floats, with weights that are "
+          "not in 4 bits; build it of them, or use Precision::bf16");
   const auto kept = static_cast<size_t>(options.keep_first() + options.keep_last());
   require(kept < all.size(), "Fp8Options::keep_first and keep_last leave none of the ", all.size(),
           " pacer::nn::Linear of the model to compute in 8-bit floats");

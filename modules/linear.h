@@ -1,11 +1,21 @@
-// A linear layer with the parameters, names and initial values of torch::nn::Linear that can compute in 8-bit
-// floats: while an Fp8Scope of a scaling that knows it is alive, as Precision::fp8 has it, else as
-// torch::nn::Linear does.
+// A linear layer with the parameters, names and initial values of torch::nn::Linear, whose storage,
+// arithmetic and additions may change during its life:
+//
+//   storage     16 or 32 bits; or 4 bits, frozen, after quantize() (nf4.h)
+//   arithmetic  the dtype of x or of autocast; or 8-bit floats while an Fp8Scope of a scaling that knows the
+//               layer is alive, as Precision::fp8 has it
+//   adapters    none; or low-rank ones, one of them active, after add_lora() (lora.h)
 #pragma once
+
+#include <string>
+#include <vector>
 
 #include <torch/nn/cloneable.h>
 #include <torch/nn/options/linear.h>
 #include <torch/nn/pimpl.h>
+
+#include <pacer/modules/lora_adapter.h>
+#include <pacer/modules/nf4_weight.h>
 
 namespace pacer::nn {
 
@@ -19,14 +29,60 @@ class LinearImpl : public torch::nn::Cloneable<LinearImpl> {
   void reset_parameters();
   void pretty_print(std::ostream& stream) const override;
 
-  // x [..., in_features] -> [..., out_features]. In 8-bit floats the result has the dtype of autocast;
-  // without autocast that of x, or bf16 where x is fp32.
+  // x [..., in_features] -> [..., out_features]. In 8-bit floats, and with an adapter or 4-bit storage, the
+  // result has the dtype of autocast; without autocast that of x, or bf16 where x is fp32 and products are of
+  // 8 bits. With an adapter or 4-bit storage there is no second derivative.
   at::Tensor forward(const at::Tensor& x);
 
   torch::nn::LinearOptions options;
-  at::Tensor weight;  // [out_features, in_features]
+  at::Tensor weight;  // [out_features, in_features]; undefined while it is in 4 bits
   at::Tensor bias;    // [out_features]; undefined with options.bias(false)
+
+  // The weight in 4 bits; a null holder where it is not.
+  const Nf4Weight& nf4() const { return nf4_; }
+  // Puts a weight in 4 bits in place of the one that is there, whatever its storage; the parameter "weight"
+  // is then gone. InvalidArgument for other sizes, and while an adapter is merged.
+  void set_nf4(Nf4Weight nf4);
+  // Back to a parameter, of the dtype that it had, frozen.
+  void dequantize();
+
+  // In the order in which they were added.
+  const std::vector<LoraAdapter>& adapters() const { return adapters_; }
+  // A null holder where there is none of that name.
+  LoraAdapter adapter(const std::string& name) const;
+  // The one that takes part in forward and is trained; a null holder where none does.
+  LoraAdapter active_adapter() const;
+
+  // Whether it is what torch::nn::Linear is: neither 4-bit storage nor adapters.
+  bool is_plain() const { return !nf4_ && adapters_.empty(); }
+
+  // What the functions of lora.h do to one layer; they check first. add_adapter makes it the active one.
+  void add_adapter(const LoraOptions& lora);
+  void remove_adapter(const std::string& name);
+  // An empty name, or one that the layer does not have: none is active.
+  void set_active_adapter(const std::string& name);
+  bool is_merged() const { return before_merge_.defined(); }
+  // InvalidArgument for a weight in 4 bits.
+  void merge();
+  // The weight has the bytes that it had. InvalidArgument where it was written to since merge().
+  void unmerge();
+  bool is_unmergeable() const { return !is_merged() || weight._version() == merged_version_; }
+
+ private:
+  void register_adapter(LoraAdapter adapter);
+
+  Nf4Weight nf4_ = nullptr;
+  std::vector<LoraAdapter> adapters_;
+  std::string active_;
+  at::Tensor before_merge_;
+  uint32_t merged_version_ = 0;
 };
 TORCH_MODULE(Linear);
+
+// The results of layers that share their input, as queries, keys and values do, or gate and up: of what their
+// adapters take of x there is one product instead of one each. x [..., in_features of all] -> one result per
+// layer. Adapters that drop parts of x drop the same ones in all of these layers, and must agree on the
+// probability. Layers without adapters, and in 8-bit floats, compute as forward() does.
+std::vector<at::Tensor> forward_together(const at::Tensor& x, const std::vector<Linear>& layers);
 
 }  // namespace pacer::nn

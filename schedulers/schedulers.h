@@ -1,6 +1,7 @@
 // Everything of schedulers: the Session, its hooks, and the pure functions under them.
 #pragma once
 
+#include <pacer/schedulers/adapter_files.h>
 #include <pacer/schedulers/batch.h>
 #include <pacer/schedulers/best_value.h>
 #include <pacer/schedulers/checkpoints.h>
@@ -26,6 +27,7 @@
 #include <pacer/schedulers/progress.h>
 #include <pacer/schedulers/progress_bar.h>
 #include <pacer/schedulers/recompute.h>
+#include <pacer/schedulers/quantized_file.h>
 #include <pacer/schedulers/save_best.h>
 #include <pacer/schedulers/sequence_length.h>
 #include <pacer/schedulers/session.h>

@@ -6,6 +6,7 @@
 #include <pacer/kernels/fp8.h>
 #include <pacer/kernels/lamb.h>
 #include <pacer/kernels/layer_norm.h>
+#include <pacer/kernels/nf4.h>
 #include <pacer/kernels/norm.h>
 #include <pacer/kernels/onebit.h>
 #include <pacer/kernels/onebit_adam.h>
@@ -48,6 +49,8 @@ void fp8_update_cuda(Fp8Scale*, uint32_t*, int64_t, const Fp8Rule&, const Gradie
 }
 void layer_norm_cuda(const LayerNormForward&, Stream) { refuse(); }
 void layer_norm_backward_cuda(const LayerNormBackward&, Stream) { refuse(); }
+void nf4_quantize_cuda(const void*, ElementType, const Nf4Codes&, float*, Stream) { refuse(); }
+void nf4_decode_cuda(const Nf4Codes&, ElementType, void*, int64_t, int64_t, Stream) { refuse(); }
 void sum_of_squares_cuda(GradientType, const Tile*, int64_t, const AdamGradient*, const uint32_t*, double*,
                          Stream) {
   refuse();

@@ -1,13 +1,11 @@
 #include <pacer/modules/detail/fused_call.h>
 
 #include <algorithm>
-#include <mutex>
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/autocast_mode.h>
 
 #include <pacer/core/error.h>
-#include <pacer/device/detail/stream.h>
+#include <pacer/modules/detail/draw_dropout.h>
 
 namespace pacer::detail {
 namespace {
@@ -29,6 +27,8 @@ FusedCall::FusedCall(const char* layer, const at::Tensor& x, int64_t features,
   require(is_castable(x), layer, " computes in Float, BFloat16 and Half, not in ", x.scalar_type(),
           "; cast its input and parameters");
   for (const nn::LinearImpl* linear : linears) {
+    require(linear->is_plain(), layer,
+            " takes neither weights in 4 bits nor adapters; build it of pacer::nn::Linear instead");
     require(linear->weight.device() == x.device(), layer, " has its parameters on ", linear->weight.device(),
             ", but its input is on ", x.device(), "; move one of them");
   }
@@ -60,13 +60,7 @@ Norm FusedCall::inputs_of(const torch::nn::LayerNormImpl& norm) const {
 
 kernels::Dropout FusedCall::dropout(double p) const {
   require(p >= 0 && p < 1, "a probability of dropout of ", layer_, " is ", p, ", but must be in [0, 1)");
-  if (!is_training_ || p == 0) return {};
-  require<Error>(x_.device().is_cpu() || !is_capturing(x_.device()),
-                 "dropout in a captured CUDA graph would drop the same elements in every replay; capture "
-                 "without it, or leave the forward pass outside");
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
-  const std::lock_guard<std::mutex> lock(generator.mutex());
-  return kernels::dropout_of(p, at::check_generator<at::CPUGeneratorImpl>(generator)->random64());
+  return draw_dropout(is_training_ ? p : 0, x_.device());
 }
 
 }  // namespace pacer::detail

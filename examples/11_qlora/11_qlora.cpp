@@ -1,0 +1,231 @@
+// Fine-tuning in little memory. A small decoder with Llama's module names learns one text in 16 bits and is
+// saved. Then its weights are put in 4 bits and low-rank adapters learn another text. What to look at: the
+// loss of both texts before and after, how few parameters were trained, and that the adapters, a file of a
+// few kilobytes, do their work on the 16-bit model, too, merged or not. On a GPU there is a limit on memory
+// that training all parameters exceeds; 4 bits, adapters and paged optimizer state stay below it.
+//
+//   11_qlora                                   LibTorch's header of tensors, then a script of CMake
+//   11_qlora --first a.txt --second b.txt      any two texts
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include <torch/cuda.h>
+#include <torch/nn/functional/loss.h>
+#include <torch/utils.h>
+
+#include <pacer/pacer.h>
+
+#include "gpu_memory.h"
+#include "support/command_line.h"
+#include "support/llama.h"
+#include "support/program.h"
+
+namespace {
+
+using examples::Llama;
+using torch::Tensor;
+
+struct Sizes {
+  examples::LlamaConfig model;
+  int64_t batch, sequence, steps;
+};
+
+Sizes sizes_for(bool on_gpu) {
+  Sizes sizes{{}, 8, 96, 120};
+  sizes.model.key_value_heads = 2;
+  if (on_gpu) {
+    sizes = {{}, 8, 512, 200};
+    sizes.model.hidden = 2048;
+    sizes.model.intermediate = 5504;
+    sizes.model.layers = 12;
+    sizes.model.heads = 16;
+    sizes.model.key_value_heads = 8;
+  }
+  return sizes;
+}
+
+constexpr int64_t kGpuLimit = int64_t{4} << 30;
+constexpr const char* kFolder = "run/qlora";
+
+// The bytes of a file, of which the last tenth is held out.
+struct Text {
+  Tensor training, held_out;
+};
+
+Text read_text(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  const std::vector<uint8_t> bytes((std::istreambuf_iterator<char>(file)), {});
+  pacer::require(bytes.size() > 20'000, path, " cannot be read, or is no text of 20,000 bytes or more");
+  const Tensor all = torch::tensor(std::vector<int64_t>(bytes.begin(), bytes.end()));
+  const int64_t split = all.size(0) * 9 / 10;
+  return {all.narrow(0, 0, split), all.narrow(0, split, all.size(0) - split)};
+}
+
+// Rows of sequence + 1 bytes, from these places.
+Tensor rows_at(const Tensor& text, const Tensor& places, int64_t sequence) {
+  return text.index_select(0, (places.unsqueeze(1) + torch::arange(sequence + 1)).flatten())
+      .view({places.size(0), sequence + 1});
+}
+
+Tensor loss_of(Llama& model, const Tensor& tokens, const Tensor& targets) {
+  const Tensor logits = model(tokens);
+  return at::cross_entropy_loss(logits.flatten(0, 1).to(torch::kFloat), targets.flatten());
+}
+
+// In nats a byte, over the text that was held out.
+double held_out_loss(Llama& model, const Text& text, const Sizes& sizes, at::Device device) {
+  const torch::NoGradGuard no_grad;
+  model->eval();
+  const int64_t rows = std::min<int64_t>(sizes.batch, text.held_out.size(0) / (sizes.sequence + 1));
+  const Tensor places = torch::arange(rows) * (text.held_out.size(0) / rows - sizes.sequence - 1);
+  const Tensor batch = rows_at(text.held_out, places, sizes.sequence).to(device);
+  const double loss =
+      loss_of(model, batch.narrow(1, 0, sizes.sequence), batch.narrow(1, 1, sizes.sequence)).item<double>();
+  model->train();
+  return loss;
+}
+
+void train(Llama& model, pacer::FusedAdamW& optimizer, const Text& text, const Sizes& sizes) {
+  pacer::Session session(*model, optimizer);
+  session.use(pacer::GradientClipping(1.0))
+      .use(pacer::LearningRate(pacer::warmup_cosine({sizes.steps / 10, sizes.steps})));
+  torch::manual_seed(2);
+  while (session.progress().step < sizes.steps) {
+    const Tensor places = torch::randint(text.training.size(0) - sizes.sequence, {sizes.batch});
+    const Tensor batch = rows_at(text.training, places, sizes.sequence);
+    auto [x, y] = session.begin(batch.narrow(1, 0, sizes.sequence), batch.narrow(1, 1, sizes.sequence));
+    auto loss = loss_of(model, x, y);
+    session.backward(loss);
+    session.step();
+  }
+  session.finish();
+}
+
+int64_t elements(const std::vector<Tensor>& tensors) {
+  int64_t sum = 0;
+  for (const Tensor& tensor : tensors) sum += tensor.numel();
+  return sum;
+}
+
+Llama make_model(const Sizes& sizes, at::Device device) {
+  torch::manual_seed(1);
+  Llama model(sizes.model);
+  model->to(device, torch::kBFloat16);
+  return model;
+}
+
+class Program {
+ public:
+  Program(const std::string& first, const std::string& second)
+      : first_(read_text(first)), second_(read_text(second)) {}
+
+  void run() {
+    const std::string base = std::string(kFolder) + "/base.safetensors";
+    {
+      Llama model = make_model(sizes_, device_);
+      pacer::FusedAdamW optimizer(model->named_parameters(), pacer::FusedAdamWOptions(on_gpu_ ? 3e-4 : 3e-3));
+      train(model, optimizer, first_, sizes_);
+      pacer::save_quantized(*model, base);
+      std::printf("%.1f M parameters, bf16; loss on held-out text, nats a byte   first  second\n",
+                  static_cast<double>(elements(model->parameters())) / 1e6);
+      report("trained on the first text", model);
+    }
+    if (on_gpu_) qlora::limit_gpu_memory(device_, kGpuLimit);
+    if (on_gpu_) try_all_parameters(base);
+    fine_tune(base);
+    use_adapters(base);
+  }
+
+ private:
+  void report(const char* what, Llama& model) {
+    std::printf("%-62s %6.3f  %6.3f\n", what, held_out_loss(model, first_, sizes_, device_),
+                held_out_loss(model, second_, sizes_, device_));
+    std::fflush(stdout);
+  }
+
+  void try_all_parameters(const std::string& base) {
+    try {
+      Llama model = make_model(sizes_, device_);
+      pacer::load_weights(*model, base);
+      pacer::FusedAdamW optimizer(model->named_parameters(), pacer::FusedAdamWOptions(1e-4));
+      train(model, optimizer, second_, sizes_);
+    } catch (const c10::OutOfMemoryError&) {
+      std::printf("training all parameters does not fit into the %lld GB that this program may use\n",
+                  static_cast<long long>(kGpuLimit >> 30));
+      return;
+    }
+    throw pacer::Error("training all parameters was expected to run out of memory, but it did not");
+  }
+
+  void fine_tune(const std::string& base) {
+    Llama model = make_model(sizes_, torch::kCPU);  // in 16 bits it need not be on the GPU
+    pacer::load_weights(*model, base);
+    const auto layers = pacer::nn::quantize(*model, pacer::nn::Nf4Options().targets({"*_proj"}));
+    model->to(device_);
+    report("its weights in 4 bits", model);
+    pacer::nn::add_lora(*model,
+                        pacer::nn::LoraOptions(on_gpu_ ? 16 : 8).alpha(16).dropout(0.05).targets({"*_proj"}));
+    const auto trainable = pacer::nn::trainable(*model);
+    pacer::FusedAdamWOptions options(on_gpu_ ? 5e-4 : 5e-3);
+    //PAGED
+    pacer::FusedAdamW optimizer(trainable, options);
+    train(model, optimizer, second_, sizes_);
+    std::printf("%zu layers in 4 bits, %.2f M parameters trained", layers.size(),
+                static_cast<double>(elements(trainable.values())) / 1e6);
+    if (on_gpu_)
+      std::printf(", %.2f GB of the GPU", static_cast<double>(qlora::gpu_memory_in_use(device_)) / 1e9);
+    std::puts("");
+    report("adapters over 4 bits, trained on the second text", model);
+    pacer::save_adapter(*model, std::string(kFolder) + "/adapter");
+    pacer::save_quantized(*model, std::string(kFolder) + "/base-nf4.safetensors");
+  }
+
+  // Adapters are files of their own: over the weights in 16 bits as over those in 4.
+  void use_adapters(const std::string& base) {
+    Llama model = make_model(sizes_, device_);
+    pacer::load_weights(*model, base);
+    pacer::load_adapter(*model, std::string(kFolder) + "/adapter");
+    report("the same adapters over 16 bits", model);
+    pacer::nn::merge(*model);
+    report("merged into the 16-bit weights", model);
+    pacer::nn::unmerge(*model);
+    pacer::nn::set_adapter(*model, "");
+    report("without adapters, as it was", model);
+  }
+
+  bool on_gpu_ = torch::cuda::is_available();
+  at::Device device_ = on_gpu_ ? at::Device(torch::kCUDA, 0) : at::Device(torch::kCPU);
+  Sizes sizes_ = sizes_for(on_gpu_);
+  Text first_, second_;
+};
+
+int run(int argument_count, char** arguments) {
+  namespace po = boost::program_options;
+  constexpr const char* kAbout =
+      "Trains a small decoder on one text, puts its weights in 4 bits, and fine-tunes it on another by\n"
+      "low-rank adapters.\n";
+  constexpr const char* kSecond =
+      PACER_TORCH_INCLUDE_DIR "/../share/cmake/Caffe2/Modules_CUDA_fix/upstream/FindCUDA.cmake";
+  auto known = examples::make_options();
+  known.add_options()("first",
+                      po::value<std::string>()->default_value(
+                          PACER_TORCH_INCLUDE_DIR "/ATen/core/TensorBody.h", "LibTorch's header of tensors"),
+                      "the text that all parameters learn")(
+      "second", po::value<std::string>()->default_value(kSecond, "a script of CMake"),
+      "the text that adapters learn");
+  const auto given = examples::read_command_line(argument_count, arguments, kAbout, known);
+  if (!given) return 0;
+  Program((*given)["first"].as<std::string>(), (*given)["second"].as<std::string>()).run();
+  return 0;
+}
+
+}  // namespace
+
+int main(int argument_count, char** arguments) {
+  return examples::run_guarded(examples::program_name(arguments),
+                               [&] { return run(argument_count, arguments); });
+}

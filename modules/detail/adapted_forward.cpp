@@ -1,0 +1,81 @@
+#include <pacer/modules/detail/adapted_forward.h>
+
+#include <pacer/core/error.h>
+#include <pacer/modules/detail/adapted_linear.h>
+#include <pacer/modules/detail/draw_dropout.h>
+#include <pacer/modules/detail/fp8_linear.h>
+#include <pacer/modules/detail/product.h>
+
+namespace pacer::detail {
+namespace {
+
+// Of the adapters that take part; all of them must agree, because they share what they drop.
+double common_dropout(const std::vector<nn::LoraAdapter>& active) {
+  double p = 0;
+  bool is_first = true;
+  for (const nn::LoraAdapter& adapter : active) {
+    if (adapter.is_empty()) continue;
+    require(is_first || adapter->options.dropout() == p,
+            "layers that compute together have adapters with dropout ", p, " and ",
+            adapter->options.dropout(), "; give them one, or call forward() of each");
+    p = adapter->options.dropout();
+    is_first = false;
+  }
+  return p;
+}
+
+}  // namespace
+
+std::vector<at::Tensor> adapted_forward(const at::Tensor& x, const std::vector<nn::LinearImpl*>& layers) {
+  std::vector<nn::LoraAdapter> active;
+  bool is_training = false;
+  for (const nn::LinearImpl* layer : layers) {
+    require(x.dim() >= 1 && x.size(-1) == layer->options.in_features(), "pacer::nn::Linear takes [..., ",
+            layer->options.in_features(), "], not ", x.sizes());
+    // A merged adapter is part of the weight.
+    active.push_back(layer->is_merged() ? nn::LoraAdapter(nullptr) : layer->active_adapter());
+    is_training = is_training || layer->is_training();
+  }
+  const double p = is_training ? common_dropout(active) : 0;
+  require(
+      p == 0 || (x.size(-1) % 4 == 0 && x.scalar_type() != at::kDouble),
+      "dropout of an adapter needs a number of features that is a multiple of 4, and no Double, but x is ",
+      x.scalar_type(), " of shape ", x.sizes());
+
+  std::vector<AdaptedLayer> work;
+  std::vector<at::Tensor> bases(layers.size());  // what is computed in 8-bit floats
+  for (size_t i = 0; i < layers.size(); ++i) {
+    nn::LinearImpl& layer = *layers[i];
+    AdaptedLayer adapted;
+    adapted.nf4 = layer.nf4();
+    adapted.weight = layer.weight;
+    adapted.bias = layer.bias;
+    if (!active[i].is_empty()) {
+      adapted.A = active[i]->A;
+      adapted.B = active[i]->B;
+      adapted.scale = active[i]->scale();
+    }
+    const Fp8LayerPtr fp8 = layer.nf4().is_empty() ? fp8_layer(layer) : nullptr;
+    if (fp8) {
+      bases[i] = fp8_linear(fp8, x, layer.weight, layer.bias, layer.is_training());
+      adapted.weight = adapted.bias = at::Tensor();
+      if (active[i].is_empty()) continue;
+    }
+    work.push_back(std::move(adapted));
+  }
+  if (work.empty()) return bases;
+  bool in_8_bits = false;
+  for (const at::Tensor& base : bases) in_8_bits = in_8_bits || base.defined();
+  std::vector<at::Tensor> results =
+      adapted_linears(x, computing_type(x, in_8_bits), work, draw_dropout(p, x.device()));
+  size_t next = 0;
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const bool took_part = !bases[i].defined() || !active[i].is_empty();
+    if (!took_part) continue;
+    bases[i] = bases[i].defined() ? bases[i].add(results[next]) : results[next];
+    ++next;
+  }
+  return bases;
+}
+
+}  // namespace pacer::detail

@@ -1,0 +1,16 @@
+// The forward pass of layers over one input of which any has an adapter or a weight in 4 bits.
+#pragma once
+
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <pacer/modules/linear.h>
+
+namespace pacer::detail {
+
+// One result per layer. InvalidArgument for another number of features, and for adapters that do not agree on
+// dropout.
+std::vector<at::Tensor> adapted_forward(const at::Tensor& x, const std::vector<nn::LinearImpl*>& layers);
+
+}  // namespace pacer::detail

@@ -1,0 +1,100 @@
+#include <pacer/modules/detail/layer_targets.h>
+
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+
+#include <torch/nn/modules/linear.h>
+
+#include <pacer/core/error.h>
+#include <pacer/modules/layer_norm_linear.h>
+#include <pacer/modules/layer_norm_mlp.h>
+#include <pacer/modules/lora.h>
+#include <pacer/modules/transformer_layer.h>
+
+namespace pacer::detail {
+namespace {
+
+// The linear layers inside a fused layer, which uses their weights itself.
+std::vector<const nn::LinearImpl*> fused_parts(torch::nn::Module& module) {
+  if (const auto* layer = module.as<nn::LayerNormLinearImpl>()) return {layer->linear.get()};
+  if (const auto* layer = module.as<nn::LayerNormMlpImpl>()) return {layer->fc1.get(), layer->fc2.get()};
+  if (const auto* layer = module.as<nn::TransformerLayerImpl>()) return {layer->projection.get()};
+  return {};
+}
+
+// What may help who named no layer.
+std::string advice(const torch::nn::Module& model, const std::string& target) {
+  for (const auto& item : model.named_modules()) {
+    if (nn::matches_target(item.key(), target) && item.value()->as<torch::nn::LinearImpl>() != nullptr) {
+      return concatenate("; ", item.key(), " is a torch::nn::Linear, build the model of pacer::nn::Linear");
+    }
+  }
+  const std::vector<NamedLayer> all = linear_layers(model);
+  if (all.empty()) return "; it has no pacer::nn::Linear at all";
+  return concatenate("; it has ", all.size(), ", ", all.front().name, " among them");
+}
+
+}  // namespace
+
+std::vector<NamedLayer> linear_layers(const torch::nn::Module& model) {
+  std::vector<NamedLayer> layers;
+  std::unordered_set<const void*> seen;
+  for (const auto& item : model.named_modules()) {
+    auto* layer = item.value()->as<nn::LinearImpl>();
+    if (layer != nullptr && seen.insert(layer).second) layers.push_back({item.key(), layer});
+  }
+  return layers;
+}
+
+std::vector<NamedLayer> matching_layers(const char* caller, const torch::nn::Module& model,
+                                        const std::vector<std::string>& targets) {
+  require(!targets.empty(), caller, " needs targets, the names of layers such as \"*_proj\"",
+          advice(model, ""));
+  std::vector<NamedLayer> layers = linear_layers(model);
+  std::vector<char> matches(layers.size());
+  for (const std::string& target : targets) {
+    bool found = false;
+    for (size_t i = 0; i < layers.size(); ++i) {
+      if (!nn::matches_target(layers[i].name, target)) continue;
+      matches[i] = 1;
+      found = true;
+    }
+    require(found, caller, ": the target \"", target, "\" matches no pacer::nn::Linear of the model",
+            advice(model, target));
+  }
+  size_t next = 0;
+  layers.erase(
+      std::remove_if(layers.begin(), layers.end(), [&](const NamedLayer&) { return !matches[next++]; }),
+      layers.end());
+  return layers;
+}
+
+void check_changeable(const char* caller, const torch::nn::Module& model,
+                      const std::vector<NamedLayer>& layers) {
+  std::unordered_map<const void*, std::string> fused;
+  for (const auto& item : model.named_modules()) {
+    for (const nn::LinearImpl* part : fused_parts(*item.value())) fused.emplace(part, item.key());
+  }
+  std::unordered_map<const void*, std::vector<std::string>> names;
+  for (const auto& item : model.named_parameters()) {
+    names[item.value().unsafeGetTensorImpl()].push_back(item.key());
+  }
+  for (const NamedLayer& layer : layers) {
+    const auto found = fused.find(layer.layer);
+    require(found == fused.end(), caller, ": ", layer.name, " is part of the fused layer ",
+            found == fused.end() ? "" : found->second,
+            ", which takes neither weights in 4 bits nor adapters; leave it out of the targets");
+    require(!layer.layer->is_merged(), caller, ": the adapter of ", layer.name,
+            " is merged; unmerge() first");
+    if (!layer.layer->weight.defined()) continue;
+    const auto& tied = names[layer.layer->weight.unsafeGetTensorImpl()];
+    require(tied.size() <= 1, caller, ": the weight of ", layer.name, " is also ",
+            tied.empty()                             ? ""
+            : tied.front() == layer.name + ".weight" ? tied.back()
+                                                     : tied.front(),
+            "; leave tied layers out of the targets");
+  }
+}
+
+}  // namespace pacer::detail

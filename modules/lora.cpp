@@ -1,0 +1,161 @@
+#include <pacer/modules/lora.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string_view>
+#include <unordered_set>
+
+#include <pacer/core/error.h>
+#include <pacer/modules/detail/layer_targets.h>
+
+namespace pacer::nn {
+namespace {
+
+using detail::NamedLayer;
+
+// "*" any text without a dot, "**" any text, "?" one character.
+bool matches_pattern(std::string_view text, std::string_view pattern) {
+  if (pattern.empty()) return text.empty();
+  if (pattern.front() != '*') {
+    const bool fits =
+        !text.empty() && (pattern.front() == '?' ? text.front() != '.' : pattern.front() == text.front());
+    return fits && matches_pattern(text.substr(1), pattern.substr(1));
+  }
+  const bool takes_dots = pattern.substr(0, 2) == "**";
+  const std::string_view rest = pattern.substr(takes_dots ? 2 : 1);
+  for (size_t taken = 0;; ++taken) {
+    if (matches_pattern(text.substr(taken), rest)) return true;
+    if (taken == text.size() || (!takes_dots && text[taken] == '.')) return false;
+  }
+}
+
+void check_lora_options(const LoraOptions& options) {
+  require(options.r() >= 1, "LoraOptions::r must be at least 1, not ", options.r());
+  require(!options.alpha() || (std::isfinite(*options.alpha()) && *options.alpha() > 0),
+          "LoraOptions::alpha must be a number above 0, not ", options.alpha().value_or(0));
+  require(options.dropout() >= 0 && options.dropout() < 1, "LoraOptions::dropout must be in [0, 1), not ",
+          options.dropout());
+  const std::string& name = options.name();
+  require(!name.empty() && name.find('.') == std::string::npos,
+          "LoraOptions::name must be a name without dots, not \"", name, "\"");
+}
+
+std::vector<std::string> add_to(torch::nn::Module& model, const LoraOptions& options,
+                                const std::vector<NamedLayer>& layers) {
+  check_lora_options(options);
+  detail::check_changeable("add_lora", model, layers);
+  const std::vector<std::string> taken = adapters(model);
+  require(std::find(taken.begin(), taken.end(), options.name()) == taken.end(),
+          "add_lora: the model has an adapter called ", options.name(),
+          " already; remove_adapter() it, or give this one another name");
+  for (const auto& [name, layer] : layers) {
+    const int64_t out = layer->options.out_features(), in = layer->options.in_features();
+    require(options.r() <= std::min(in, out), "add_lora: r is ", options.r(), ", but ", name,
+            " is a matrix of ", out, " x ", in, ", so that it can be at most ", std::min(in, out));
+  }
+  for (const auto& item : model.named_parameters()) item.value().requires_grad_(false);
+  set_adapter(model, "");
+  std::vector<std::string> names;
+  for (const auto& [name, layer] : layers) {
+    layer->add_adapter(options);
+    names.push_back(name);
+  }
+  return names;
+}
+
+void require_adapter(const char* caller, const torch::nn::Module& model, const std::string& name) {
+  const std::vector<std::string> names = adapters(model);
+  require(std::find(names.begin(), names.end(), name) != names.end(), caller,
+          ": the model has no adapter called ", name,
+          names.empty() ? "; it has none at all" : "; it has " + names.front());
+}
+
+}  // namespace
+
+bool matches_target(const std::string& name, const std::string& target) {
+  if (target.empty()) return false;
+  if (matches_pattern(name, target)) return true;
+  for (size_t dot = name.find('.'); dot != std::string::npos; dot = name.find('.', dot + 1)) {
+    if (matches_pattern(std::string_view(name).substr(dot + 1), target)) return true;
+  }
+  return false;
+}
+
+std::vector<std::string> add_lora(torch::nn::Module& model, const LoraOptions& options) {
+  return add_to(model, options, detail::matching_layers("add_lora", model, options.targets()));
+}
+
+std::vector<std::string> add_lora_to(torch::nn::Module& model, const LoraOptions& options,
+                                     const std::vector<std::string>& names) {
+  const std::vector<NamedLayer> all = detail::linear_layers(model);
+  std::vector<NamedLayer> layers;
+  for (const std::string& name : names) {
+    const auto found =
+        std::find_if(all.begin(), all.end(), [&](const NamedLayer& layer) { return layer.name == name; });
+    require(found != all.end(), "add_lora: the model has no pacer::nn::Linear called ", name);
+    layers.push_back(*found);
+  }
+  return add_to(model, options, layers);
+}
+
+std::vector<std::string> adapters(const torch::nn::Module& model) {
+  std::vector<std::string> names;
+  for (const auto& [name, layer] : detail::linear_layers(model)) {
+    for (const LoraAdapter& adapter : layer->adapters()) {
+      const std::string& own = adapter->options.name();
+      if (std::find(names.begin(), names.end(), own) == names.end()) names.push_back(own);
+    }
+  }
+  return names;
+}
+
+void set_adapter(torch::nn::Module& model, const std::string& name) {
+  if (!name.empty()) require_adapter("set_adapter", model, name);
+  const std::vector<NamedLayer> layers = detail::linear_layers(model);
+  for (const auto& [layer_name, layer] : layers) {
+    require(!layer->is_merged(), "set_adapter: the adapter of ", layer_name, " is merged; unmerge() first");
+  }
+  for (const auto& [layer_name, layer] : layers) layer->set_active_adapter(name);
+}
+
+void remove_adapter(torch::nn::Module& model, const std::string& name) {
+  require_adapter("remove_adapter", model, name);
+  for (const auto& [layer_name, layer] : detail::linear_layers(model)) layer->remove_adapter(name);
+}
+
+void merge(torch::nn::Module& model) {
+  const std::vector<NamedLayer> layers = detail::linear_layers(model);
+  bool any = false;
+  for (const auto& [name, layer] : layers) {
+    if (layer->active_adapter().is_empty()) continue;
+    any = true;
+    require(layer->nf4().is_empty(), "merge: the weight of ", name,
+            " is in 4 bits, and rounding the sum to 4 bits once more would ruin it; dequantize() the model "
+            "first");
+  }
+  require(any, "merge: the model has no active adapter; add_lora() or set_adapter() first");
+  for (const auto& [name, layer] : layers) layer->merge();
+}
+
+void unmerge(torch::nn::Module& model) {
+  const std::vector<NamedLayer> layers = detail::linear_layers(model);
+  for (const auto& [name, layer] : layers) {
+    require(
+        layer->is_unmergeable(), "unmerge: the weight of ", name,
+        " was written to since its adapter was merged, so that it cannot be told what it was before; load "
+        "the model anew");
+  }
+  for (const auto& [name, layer] : layers) layer->unmerge();
+}
+
+torch::OrderedDict<std::string, at::Tensor> trainable(const torch::nn::Module& model) {
+  torch::OrderedDict<std::string, at::Tensor> parameters("parameter");
+  for (const auto& item : model.named_parameters()) {
+    if (item.value().requires_grad()) parameters.insert(item.key(), item.value());
+  }
+  require(!parameters.is_empty(),
+          "trainable: no parameter of the model requires a gradient; add_lora() first");
+  return parameters;
+}
+
+}  // namespace pacer::nn

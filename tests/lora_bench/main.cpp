@@ -1,0 +1,150 @@
+// What adapters cost: one decoder layer of LLaMA-7B's shapes over 8,192 tokens, frozen in bf16, with adapters
+// of rank 16 on all seven linear layers over bf16 and over 4 bits, forward and forward + backward, beside
+// each other in one run; and the memory of whole training steps of a stack of such layers beside their
+// formula. JSON lines; on a CPU at a small size, to see that it runs. ../peer.py in Python is the peer.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <torch/cuda.h>
+#include <torch/utils.h>
+
+#include <pacer/modules/blocks.h>
+#include <pacer/modules/lora.h>
+#include <pacer/modules/nf4.h>
+#include <pacer/optimizers/fused_adam.h>
+
+#include "lora_bench/llama_layer.h"
+#include "sharding_bench/device_memory.h"
+
+namespace lora_bench {
+namespace {
+
+constexpr Shape kLarge = {4096, 11008, 32, 4, 2048}, kSmall = {64, 160, 4, 2, 16};
+constexpr int kUncounted = 5, kCounted = 25;
+constexpr int64_t kRank = 16;
+constexpr auto kType = torch::kBFloat16;
+
+enum class Kind { frozen, lora, qlora, full };
+const char* name_of(Kind kind) {
+  constexpr const char* kNames[] = {"frozen bf16", "LoRA over bf16", "LoRA over NF4", "full bf16"};
+  return kNames[static_cast<int>(kind)];
+}
+
+double median_milliseconds(bool on_gpu, const std::function<void()>& f) {
+  std::vector<double> times;
+  for (int i = 0; i < kUncounted + kCounted; ++i) {
+    if (on_gpu) torch::cuda::synchronize();
+    const auto start = std::chrono::steady_clock::now();
+    f();
+    if (on_gpu) torch::cuda::synchronize();
+    const std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - start;
+    if (i >= kUncounted) times.push_back(elapsed.count());
+  }
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
+}
+
+void make(torch::nn::Module& model, Kind kind, at::Device device, at::ScalarType adapters) {
+  model.to(device, kType);
+  if (kind == Kind::full) return;
+  for (auto& parameter : model.parameters()) parameter.requires_grad_(false);
+  const std::vector<std::string> targets = {"*_proj"};
+  if (kind == Kind::qlora) pacer::nn::quantize(model, pacer::nn::Nf4Options().targets(targets));
+  if (kind == Kind::frozen) return;
+  pacer::nn::add_lora(model, pacer::nn::LoraOptions(kRank).alpha(2 * kRank).targets(targets));
+  for (const auto& item : pacer::nn::trainable(model)) item.value().set_data(item.value().to(adapters));
+}
+
+void time_layer(const Shape& shape, at::Device device, at::ScalarType adapters) {
+  double frozen = 0;
+  for (const Kind kind : {Kind::frozen, Kind::lora, Kind::qlora}) {
+    torch::manual_seed(1);
+    LlamaLayer layer(shape);
+    make(*layer, kind, device, adapters);
+    const auto options = torch::TensorOptions(device).dtype(kType);
+    const auto x = torch::randn({shape.batch, shape.sequence, shape.hidden}, options).requires_grad_();
+    const auto dy = torch::randn_like(x);
+    const double forward = median_milliseconds(device.is_cuda(), [&] {
+      const torch::NoGradGuard no_grad;
+      layer(x);
+    });
+    const double step = median_milliseconds(device.is_cuda(), [&] {
+      x.mutable_grad() = torch::Tensor();
+      layer->zero_grad();
+      layer(x).backward(dy);
+    });
+    if (kind == Kind::frozen) frozen = step;
+    std::printf(
+        "{\"layer\": \"%s\", \"adapters\": \"%s\", \"forward_ms\": %.3f, \"step_ms\": %.3f, "
+        "\"of_frozen\": %.3f}\n",
+        name_of(kind), c10::toString(adapters), forward, step, step / frozen);
+    std::fflush(stdout);
+  }
+}
+
+int64_t bytes_of(const std::vector<torch::Tensor>& tensors) {
+  int64_t bytes = 0;
+  for (const auto& tensor : tensors) bytes += static_cast<int64_t>(tensor.nbytes());
+  return bytes;
+}
+
+// What a stack needs after two steps, beside the formula: weights, gradients and optimizer state, all of
+// which stay between steps; and at most during a step.
+void weigh_stack(const Shape& shape, int64_t layers, at::Device device) {
+  for (const Kind kind : {Kind::full, Kind::lora, Kind::qlora}) {
+    sharding_bench::start_memory_peaks(device);
+    const double before = sharding_bench::memory_peaks(device).allocated;
+    pacer::Blocks blocks;
+    for (int64_t i = 0; i < layers; ++i) {
+      LlamaLayer layer(shape);
+      make(*layer, kind, device, torch::kFloat);
+      blocks->push_back(layer);
+    }
+    std::vector<torch::Tensor> trained;
+    for (const auto& parameter : blocks->parameters()) {
+      if (parameter.requires_grad()) trained.push_back(parameter);
+    }
+    pacer::FusedAdamW optimizer(trained, pacer::FusedAdamWOptions(1e-4));
+    auto x = torch::randn({1, shape.sequence, shape.hidden}, torch::dtype(kType).device(device));
+    for (int step = 0; step < 2; ++step) {
+      auto y = x;
+      for (size_t i = 0; i < blocks->size(); ++i) y = blocks->run(i, &LlamaLayerImpl::forward, y);
+      y.square().mean().backward();
+      optimizer.step();
+    }
+    x = torch::Tensor();
+    // Moments in 32 bits, and 16 bits of remainder for each bf16 parameter.
+    int64_t state = 0;
+    for (const auto& parameter : trained) {
+      state += parameter.numel() * (parameter.scalar_type() == kType ? 10 : 8);
+    }
+    const int64_t formula =
+        bytes_of(blocks->parameters()) + bytes_of(blocks->buffers()) + bytes_of(trained) + state;
+    const double peak = sharding_bench::memory_peaks(device).allocated - before;
+    sharding_bench::start_memory_peaks(device);
+    const double stays = sharding_bench::memory_peaks(device).allocated - before;
+    std::printf(
+        "{\"memory\": \"%s\", \"layers\": %ld, \"stays_GB\": %.3f, \"formula_GB\": %.3f, \"of_formula\": "
+        "%.3f, "
+        "\"peak_GB\": %.3f}\n",
+        name_of(kind), layers, stays, static_cast<double>(formula) / 1e9,
+        stays * 1e9 / static_cast<double>(formula), peak);
+    std::fflush(stdout);
+  }
+}
+
+}  // namespace
+}  // namespace lora_bench
+
+int main() {
+  const bool on_gpu = torch::cuda::is_available();
+  const at::Device device = on_gpu ? at::Device(torch::kCUDA, 0) : at::Device(torch::kCPU);
+  const auto& shape = on_gpu ? lora_bench::kLarge : lora_bench::kSmall;
+  for (const auto adapters : {torch::kBFloat16, torch::kFloat})
+    lora_bench::time_layer(shape, device, adapters);
+  if (on_gpu) lora_bench::weigh_stack(shape, 4, device);
+}
