@@ -398,6 +398,7 @@ TEST_CASE("a save that fails leaves the former adapter, and one that replaces le
   std::filesystem::create_directory(path + "/adapter_config.json.new");
   CHECK(error_of([&] { save_adapter(*first, path); }) != "");
   CHECK(content_of(path + "/adapter_model.safetensors") == before);
+  CHECK_FALSE(std::filesystem::exists(path + "/adapter_model.safetensors.new"));
   FileNet again;
   load_adapter(*again, path);
   CHECK(again->block->up->adapter("default")->r() == 2);

@@ -273,9 +273,10 @@ TEST_CASE("4 bits go into layers of pacer that can have them, and into no other"
   CHECK(loaded.loaded == Names{"plain.bias", "plain.weight"});
   CHECK(loaded.unexpected.size() == 12);
 
-  // On the stack, and the layer itself.
+  // On the stack, where a module has no shared_ptr, and the layer itself.
   Part on_stack;
   load_weights(on_stack, kBitsandbytes, anything);
+  CHECK(same_bits(on_stack.plain->nf4()->codes, part->plain->nf4()->codes));
   NamedTensors tensors;
   for (const auto& [name, value] : tensors_in(kBitsandbytes)) {
     if (name.compare(0, 6, "plain.") == 0) tensors[name.substr(6)] = value;
