@@ -96,11 +96,6 @@ PACER_HOST_DEVICE float nf4_nested_border(const float* map, int i) { return mul_
 // two that are as near, which is the number of borders strictly below.
 PACER_HOST_DEVICE uint32_t nf4_nested_encode(const float* borders, float scaled) {
   uint32_t code = 0;
-#if defined(__CUDACC__)
-#pragma unroll
-#else
-#pragma GCC unroll 8
-#endif
   for (int bit = 7; bit >= 0; --bit) {
     const uint32_t step = 1u << bit;
     code += scaled > borders[code + step - 1] ? step : 0u;
