@@ -355,6 +355,9 @@ TEST_CASE("numbers in 4 bits without the memory that they need are refused", "[k
   wrong.offset = nullptr;
   CHECK_THROWS_WITH(quantize(wrong, nested.scales.data()), says("nested_absmax, nested_map and offset"));
   CHECK_THROWS_WITH(quantize(nested.view(), nullptr), says("a scale of each block of 64"));
+  CHECK_THROWS_WITH(kernels::nf4_offset_cpu(nested.scales.data(), plain.view()), says("instead of absmax"));
+  CHECK_THROWS_WITH(kernels::nf4_quantize_scales_cpu(nested.scales.data(), plain.view(), 0, 1),
+                    says("instead of absmax"));
   CHECK(plain == Nf4Arrays(100, false));
   CHECK(nested == Nf4Arrays(100, true));
   quantize(plain.view(), nullptr);
