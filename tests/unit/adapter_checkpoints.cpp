@@ -6,7 +6,6 @@
 #include <torch/nn/modules/linear.h>
 
 #include <pacer/core/error.h>
-#include <pacer/core/file_system.h>
 #include <pacer/modules/lora.h>
 #include <pacer/modules/nf4.h>
 #include <pacer/optimizers/fused_adam.h>
@@ -80,7 +79,7 @@ TEST_CASE("a checkpoint of adapters leaves frozen weights out and goes on over t
     CHECK(item.value().equal(nn::trainable(*resumed.model)[item.key()]));
   }
   const auto size = [&](const std::string& file) {
-    return read_file(posix_file_system(), folder.path() + "/step-0000000012/" + file).size();
+    return content_of(folder.path("step-0000000012/" + file)).size();
   };
   CHECK(size("model.safetensors") < 4 * 4 * (16 + 32 + 32 + 8) + 1000);
 
