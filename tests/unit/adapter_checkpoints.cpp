@@ -1,21 +1,19 @@
-// Adapters in a Session: checkpoints without the frozen weights go on to the bit, and only over the same
-// ones; ranks and shards see adapters only.
+// Checkpoints of adapters without the frozen weights: a run goes on from them to the bit, and only over the
+// same weights.
 #include "support/catch.h"
 
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
 #include <pacer/core/error.h>
+#include <pacer/modules/linear.h>
 #include <pacer/modules/lora.h>
 #include <pacer/modules/nf4.h>
 #include <pacer/optimizers/fused_adam.h>
 #include <pacer/schedulers/checkpoints.h>
-#include <pacer/schedulers/data_parallel.h>
 #include <pacer/schedulers/gradient_clipping.h>
 #include <pacer/schedulers/session.h>
-#include <pacer/schedulers/shards.h>
 
-#include "support/ranks.h"
 #include "support/temporary_folder.h"
 
 namespace pacer::testing::adapter_checkpoints {
@@ -39,7 +37,7 @@ struct Trainer {
     optimizer = std::make_unique<FusedAdamW>(nn::trainable(*model), FusedAdamWOptions(1e-2));
   }
 
-  void train(Session& session, int64_t until) const {
+  void train(Session& session, int64_t until) {
     while (session.progress().step < until) {
       torch::manual_seed(100 + session.progress().step);
       auto [x] = session.begin(torch::randn({8, 16}));
@@ -56,20 +54,20 @@ TEST_CASE("a checkpoint of adapters leaves frozen weights out and goes on over t
   const auto checkpoints = [&] {
     return Checkpoints(CheckpointsOptions(folder.path()).every(5).save_frozen(false));
   };
-  const Trainer unbroken;
+  Trainer unbroken;
   {
     Session session(*unbroken.model, *unbroken.optimizer);
     session.use(GradientClipping(1.0));
     unbroken.train(session, 12);
   }
   {
-    const Trainer first;
+    Trainer first;
     Session session(*first.model, *first.optimizer);
     session.use(GradientClipping(1.0)).use(checkpoints());
     first.train(session, 5);
     session.finish();
   }
-  const Trainer resumed;
+  Trainer resumed;
   Session session(*resumed.model, *resumed.optimizer);
   session.use(GradientClipping(1.0)).use(checkpoints());
   REQUIRE(session.resume() == 5);
@@ -84,7 +82,7 @@ TEST_CASE("a checkpoint of adapters leaves frozen weights out and goes on over t
   CHECK(size("model.safetensors") < 4 * 4 * (16 + 32 + 32 + 8) + 1000);
 
   SECTION("other frozen weights are refused") {
-    const Trainer other(2);
+    Trainer other(2);
     Session wrong(*other.model, *other.optimizer);
     wrong.use(GradientClipping(1.0)).use(checkpoints());
     const Tensor before = nn::trainable(*other.model).front().value().clone();
@@ -92,7 +90,7 @@ TEST_CASE("a checkpoint of adapters leaves frozen weights out and goes on over t
     CHECK(before.equal(nn::trainable(*other.model).front().value()));
   }
   SECTION("without the option such a checkpoint does not fit") {
-    const Trainer other;
+    Trainer other;
     Session wrong(*other.model, *other.optimizer);
     wrong.use(GradientClipping(1.0)).use(Checkpoints(CheckpointsOptions(folder.path())));
     CHECK_THROWS_AS(wrong.resume(), InvalidArgument);
