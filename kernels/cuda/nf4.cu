@@ -46,7 +46,8 @@ __device__ __forceinline__ Eight<Element> load_eight_below(const Element* x, int
   return eight;
 }
 
-// Eight codes, as they lie in memory: the upper half of a byte comes first.
+// Eight codes, as they lie in memory: the upper half of a byte comes first. A shuffle looks at the index's
+// lower five bits only.
 template <class Element>
 __device__ __forceinline__ uint32_t encode_eight_nf4(const Eight<Element>& eight, float inverse,
                                                      float threshold, uint32_t below) {
@@ -55,11 +56,10 @@ __device__ __forceinline__ uint32_t encode_eight_nf4(const Eight<Element>& eight
   uint32_t word = 0;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    const float scaled = mul_(values[i], inverse);
+    const float scaled = mul_(values[6 - i / 2 * 2 + i % 2], inverse);
     const int bucket = static_cast<int>(nf4_bucket(scaled));
-    const bool is_above = scaled > __shfl_sync(kAllLanes, threshold, bucket);
-    const uint32_t code = __shfl_sync(kAllLanes, below, bucket) + (is_above ? 1u : 0u);
-    word |= code << (8 * (i / 2) + (i % 2 == 0 ? 4 : 0));
+    word = (word << 4) + __shfl_sync(kAllLanes, below, bucket);
+    if (scaled > __shfl_sync(kAllLanes, threshold, bucket)) ++word;
   }
   return word;
 }
@@ -76,45 +76,64 @@ __device__ __forceinline__ void store_word_below(uint8_t* codes, int64_t index, 
   }
 }
 
-// kMeans: parts of the mean of the scales are wanted, a thread block's in means[blockIdx.x].
-template <class Element, bool kMeans>
-__global__ void __launch_bounds__(kNf4Threads)
-    nf4_quantize_kernel(const Element* __restrict__ x, int64_t count, uint8_t* __restrict__ codes,
-                        float* __restrict__ scales, float* __restrict__ means) {
+// Codes of elements from `begin` on, and all 256 scales: behind the last element those of zeros. kWhole:
+// there are as many elements as a nested block has.
+template <bool kWhole, class Element>
+__device__ __forceinline__ void encode_nested_block(const Element* __restrict__ x, int64_t begin,
+                                                    int64_t count, uint8_t* __restrict__ codes,
+                                                    float (&scales)[kNf4NestedBlock]) {
   constexpr int kWarps = kNf4Threads / kNf4Lanes;
-  constexpr int kPasses = static_cast<int>(kNf4NestedBlock * kNf4Block / kNf4Pass) / kWarps;
-  constexpr int kBatch = sizeof(Element) == 2 ? 4 : 2;  // passes whose elements are read at once
-  __shared__ float shared_scales[kNf4NestedBlock];
-  const int lane = threadIdx.x % kNf4Lanes, warp = threadIdx.x / kNf4Lanes;
+  constexpr int kStep = kWarps * static_cast<int>(kNf4Pass);
+  constexpr int kPasses = static_cast<int>(kNf4NestedBlock * kNf4Block) / kStep;
+  constexpr int kBatch = !kWhole ? 1 : sizeof(Element) == 2 ? 4 : 2;  // passes that are read at once
+  const int lane = threadIdx.x % kNf4Lanes;
   const float threshold = nf4_device_buckets.threshold[lane];
   const uint32_t below = nf4_device_buckets.below[lane];
-  const int64_t begin = blockIdx.x * kNf4NestedBlock * kNf4Block;
+#pragma unroll 1
   for (int pass = 0; pass < kPasses; pass += kBatch) {
+    const int first = pass * kStep + static_cast<int>(threadIdx.x) * 8;
     Eight<Element> eights[kBatch];
 #pragma unroll
     for (int k = 0; k < kBatch; ++k) {
-      const int64_t first = begin + ((pass + k) * kWarps + warp) * kNf4Pass + lane * 8;
-      eights[k] = load_eight_below(x, first, count);
+      if constexpr (kWhole) {
+        eights[k] = load_eight(x + begin + first + k * kStep);
+      } else {
+        eights[k] = load_eight_below(x, begin + first, count);
+      }
     }
 #pragma unroll
     for (int k = 0; k < kBatch; ++k) {
-      const int in_block = ((pass + k) * kWarps + warp) * static_cast<int>(kNf4Pass) + lane * 8;
       Largest<Element> largest;
       largest.note(eights[k]);
       uint32_t absmax = largest.bits();
 #pragma unroll
       for (int h = 4; h >= 1; h /= 2) absmax = max(absmax, __shfl_xor_sync(kAllLanes, absmax, h));
       const float scale = float_of(absmax);
-      const uint32_t word = encode_eight_nf4(eights[k], nf4_inverse(scale), threshold, below);
-      if (lane % 8 == 0) shared_scales[in_block / kNf4Block] = scale;
-      if (begin + in_block < count) {
-        store_word_below(codes, (begin + in_block) / 8, nf4_bytes(count),
-                         is_finite_amax(absmax) ? word : kNf4Zeros);
+      uint32_t word = encode_eight_nf4(eights[k], nf4_inverse(scale), threshold, below);
+      if (!is_finite_amax(absmax)) word = kNf4Zeros;
+      if (lane % 8 == 0) scales[(first + k * kStep) / kNf4Block] = scale;
+      if constexpr (kWhole) {
+        *reinterpret_cast<uint32_t*>(codes + begin / 2 + first / 2 + k * kStep / 2) = word;
+      } else {
+        store_word_below(codes, (begin + first) / 8, nf4_bytes(count), word);
       }
     }
   }
+}
+
+// kMeans: parts of the mean of the scales are wanted, a thread block's in means[blockIdx.x].
+template <class Element, bool kMeans>
+__global__ void __launch_bounds__(kNf4Threads)
+    nf4_quantize_kernel(const Element* __restrict__ x, int64_t count, uint8_t* __restrict__ codes,
+                        float* __restrict__ scales, float* __restrict__ means) {
+  __shared__ float shared_scales[kNf4NestedBlock];
+  const int64_t begin = blockIdx.x * (kNf4NestedBlock * kNf4Block);
+  if (begin + kNf4NestedBlock * kNf4Block <= count) {
+    encode_nested_block<true>(x, begin, count, codes, shared_scales);
+  } else {
+    encode_nested_block<false>(x, begin, count, codes, shared_scales);
+  }
   __syncthreads();
-  // Scales of what lies behind the last element are those of zeros.
   const int64_t block = blockIdx.x * kNf4NestedBlock + threadIdx.x;
   const float scale = shared_scales[threadIdx.x];
   if (block < nf4_blocks(count)) scales[block] = scale;
@@ -194,7 +213,10 @@ struct Nf4Rows {
   double rows_an_element;  // 1 / columns
   bool has_whole_eights;   // rows begin at multiples of eight elements and are as long
 
-  __device__ __forceinline__ int64_t place(int64_t element) const {
+  struct Place {
+    int64_t index, column;
+  };
+  __device__ __forceinline__ Place place(int64_t element) const {
     auto row = static_cast<int64_t>(static_cast<double>(element) * rows_an_element);
     int64_t column = element - row * columns;
     if (column < 0) {
@@ -204,46 +226,73 @@ struct Nf4Rows {
       ++row;
       column -= columns;
     }
-    return row * stride + column;
+    return {row * stride + column, column};
+  }
+  __device__ __forceinline__ void advance(Place& place) const {
+    ++place.index;
+    if (++place.column < columns) return;
+    place.index += stride - columns;
+    place.column = 0;
   }
 };
 
-template <class Element, bool kDense>
-__global__ void __launch_bounds__(kNf4Threads)
-    nf4_decode_kernel(Nf4Codes from, Element* __restrict__ out, Nf4Rows rows) {
+// A warp's elements, from `begin` on. kWhole: there are as many as it takes.
+template <bool kDense, bool kWhole, class Element>
+__device__ __forceinline__ void decode_tile(const Nf4Codes& from, Element* __restrict__ out,
+                                            const Nf4Rows& rows, int64_t begin) {
   const int lane = threadIdx.x % kNf4Lanes;
-  const int64_t warp = (static_cast<int64_t>(blockIdx.x) * kNf4Threads + threadIdx.x) / kNf4Lanes;
-  const int64_t begin = warp * kNf4Tile, bytes = nf4_bytes(from.count);
-  if (begin >= from.count) return;
+  const float book = nf4_device_book.values[lane % 16];
   uint32_t words[kNf4Words];
 #pragma unroll
   for (int k = 0; k < kNf4Words; ++k) {
-    words[k] = load_word_below(from.codes, begin / 8 + k * kNf4Lanes + lane, bytes);
+    if constexpr (kWhole) {
+      words[k] = __ldg(reinterpret_cast<const uint32_t*>(from.codes + begin / 2) + k * kNf4Lanes + lane);
+    } else {
+      words[k] = load_word_below(from.codes, begin / 8 + k * kNf4Lanes + lane, nf4_bytes(from.count));
+    }
   }
   const int64_t block = begin / kNf4Block + lane;
-  const float scale = lane < kNf4Scales && block < nf4_blocks(from.count) ? nf4_scale(from, block) : 0.0f;
-  const float book = nf4_device_book.values[lane % 16];
+  const bool has_scale = lane < kNf4Scales && (kWhole || block < nf4_blocks(from.count));
+  const float scale = has_scale ? nf4_scale(from, block) : 0.0f;
 #pragma unroll
   for (int k = 0; k < kNf4Words; ++k) {
     const float scale_of_mine = __shfl_sync(kAllLanes, scale, k * (kNf4Lanes / 8) + lane / 8);
     float values[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      // A shuffle in halves of a warp looks at the index's lower four bits only.
+      // A shuffle within halves of a warp looks at the index's lower four bits only.
       const uint32_t code = words[k] >> (8 * (i / 2) + (i % 2 == 0 ? 4 : 0));
       values[i] = mul_(__shfl_sync(kAllLanes, book, static_cast<int>(code), 16), scale_of_mine);
     }
     const int64_t first = begin + k * kNf4Pass + lane * 8;
-    if (first + 8 <= from.count && (kDense || rows.has_whole_eights)) {
+    if ((kWhole || first + 8 <= from.count) && (kDense || rows.has_whole_eights)) {
       Eight<Element> eight;
       narrow(values, eight);
-      store_eight(out + (kDense ? first : rows.place(first)), eight);
-    } else {
+      store_eight(out + (kDense ? first : rows.place(first).index), eight);
+    } else if (!kWhole || !kDense) {
+      auto place = kDense ? Nf4Rows::Place{first, 0} : rows.place(first);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        if (first + i < from.count) store(values[i], out[kDense ? first + i : rows.place(first + i)]);
+        if (kWhole || first + i < from.count) store(values[i], out[place.index]);
+        if (kDense) {
+          ++place.index;
+        } else {
+          rows.advance(place);
+        }
       }
     }
+  }
+}
+
+template <class Element, bool kDense>
+__global__ void __launch_bounds__(kNf4Threads, kDense ? 2048 / kNf4Threads : 1)
+    nf4_decode_kernel(Nf4Codes from, Element* __restrict__ out, Nf4Rows rows) {
+  const int64_t warp = (static_cast<int64_t>(blockIdx.x) * kNf4Threads + threadIdx.x) / kNf4Lanes;
+  const int64_t begin = warp * kNf4Tile;
+  if (begin + kNf4Tile <= from.count) {
+    decode_tile<kDense, true>(from, out, rows, begin);
+  } else if (begin < from.count) {
+    decode_tile<kDense, false>(from, out, rows, begin);
   }
 }
 

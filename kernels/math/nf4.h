@@ -59,13 +59,13 @@ inline __attribute__((always_inline)) uint32_t nf4_encode(float scaled) {
 // The same code in another way, for a GPU, whose lanes keep a table of 32 entries: [-1, 1] is cut into
 // buckets in which there is one threshold at most. The bucket never decreases as `scaled` grows, so that
 // thresholds of lower buckets are below and those of higher ones are not, however the bucket is rounded.
-//   code = buckets.below[nf4_bucket(scaled)] + (scaled > buckets.threshold[nf4_bucket(scaled)])
+//   code = buckets.below[bucket] + (scaled > buckets.threshold[bucket]),  bucket = nf4_bucket(scaled) % 32
 // For |scaled| <= 1 and a few units in the last place.
 constexpr int kNf4Buckets = 32;
 constexpr float kNf4BucketsOfOne = 15.4f;  // from 0 to 1
 PACER_HOST_DEVICE uint32_t nf4_bucket(float scaled) {
   // Adding 2^23 rounds to an integer, which then is the mantissa's last bits.
-  return bits_of(fma_(scaled, kNf4BucketsOfOne, 0x1p23f + 16.0f)) & (kNf4Buckets - 1);
+  return bits_of(fma_(scaled, kNf4BucketsOfOne, 0x1p23f + 16.0f));
 }
 struct Nf4Buckets {
   float threshold[kNf4Buckets];  // 2 where there is none
