@@ -210,7 +210,12 @@ void save_adapter(torch::nn::Module& model, const std::string& folder, const std
   detail::write_next(model_path, [&](ByteSink& out) {
     detail::write_tensors(out, tensors, {{"format", "pt"}});
   });
-  detail::write_next(config_path, [&](ByteSink& out) { out.write(text.data(), text.size()); });
+  try {
+    detail::write_next(config_path, [&](ByteSink& out) { out.write(text.data(), text.size()); });
+  } catch (...) {
+    files.remove_file(model_path + ".new");
+    throw;
+  }
   // Matrices never lie beside options of other ones: while they change there are none.
   const std::optional<std::string> before = detail::content_if_there(config_path);
   if (before && *before != text) {
