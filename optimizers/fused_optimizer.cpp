@@ -242,6 +242,8 @@ void FusedOptimizer::load(torch::serialize::InputArchive& archive) {
 
 void FusedOptimizer::sync_state() const { engine_->sync_state(); }
 
+int64_t FusedOptimizer::resident_state_bytes() const { return engine_->resident_state_bytes(); }
+
 NamedTensors FusedOptimizer::export_state() const {
   sync_state();
   return detail::export_state(view());

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <unordered_map>
@@ -45,13 +46,14 @@ class AdamEngine {
   }
 
   // From now on state is paged, on devices that `make` makes.
-  using MakePageDevice = std::unique_ptr<PageDevice> (*)(at::Device);
+  using MakePageDevice = std::function<std::unique_ptr<PageDevice>(at::Device)>;
   void page(const Paging& paging, MakePageDevice make = make_page_device);
   bool is_paged() const { return paging_.has_value(); }
   // As FusedOptimizer's.
   void sync_state() {
     if (pager_) pager_->bring_home();
   }
+  int64_t resident_state_bytes() const { return pager_ ? pager_->resident_bytes() : 0; }
   // As SessionOptimizer's.
   void expect_step();
 
@@ -132,7 +134,7 @@ class AdamEngine {
   OneBitPart* part_ = nullptr;
 
   std::optional<Paging> paging_;
-  MakePageDevice make_page_device_ = nullptr;
+  MakePageDevice make_page_device_;
   std::unique_ptr<StatePager> pager_;  // null until the first plan
 
   at::Device device_ = at::kCPU;

@@ -2,6 +2,7 @@
 // lie, and which tables update them. Everything that can be wrong is found before the first state is created.
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include <ATen/ops/empty.h>
 #include <c10/core/DeviceGuard.h>
@@ -36,7 +37,7 @@ void AdamEngine::own_range(const at::Tensor& parameter, OwnedRange owned) {
 
 void AdamEngine::page(const Paging& paging, MakePageDevice make) {
   paging_ = paging;
-  make_page_device_ = make;
+  make_page_device_ = std::move(make);
   forget_plan();
 }
 

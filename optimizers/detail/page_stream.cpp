@@ -60,7 +60,7 @@ void PageStream::run(const std::vector<char>& takes_part, const std::function<vo
     Place& place = places_[i];
     device_.wait(PageQueue::update, loaded(i));
     place.holds = kNone;  // from here on the device's is the newer one
-    device_.update([&] { update(page); });
+    device_.update([update, page] { update(page); });
     device_.record(PageQueue::update, updated(i));
     device_.wait(PageQueue::store, updated(i));
     copy_page(device_, PageQueue::store, pages_[page], place.memory.get());

@@ -157,7 +157,7 @@ bool StatePager::take_blocks(const std::vector<Page>& pages,
       require<DeviceError>(paging_.on_pressure(), "the GPU has no room for resident_bytes(",
                            paging_.resident_bytes(),
                            ") of optimizer state; set less, or on_pressure(true), which takes what there is");
-      budget_ = std::min(budget_ - 1, resident_bytes());
+      budget_ = std::min(budget_ - 1, bytes_of_blocks());
       return false;
     }
     blocks_.push_back({copies[i], bytes, std::move(memory)});
@@ -215,7 +215,12 @@ void StatePager::forget_plan() {
   blocks_.clear();
 }
 
-int64_t StatePager::resident_bytes() const {
+int64_t StatePager::resident_bytes() {
+  const Holding holding(*this);
+  return bytes_of_blocks();
+}
+
+int64_t StatePager::bytes_of_blocks() const {
   int64_t bytes = 0;
   for (const Block& block : blocks_) bytes += block.bytes;
   return bytes;
@@ -297,7 +302,7 @@ void StatePager::make_room() {
       }
       moved_out_ = true;  // the plan is made anew before the next step
       blocks_.pop_back();
-      budget_ = resident_bytes();
+      budget_ = bytes_of_blocks();
     }
   } catch (...) {
     is_held_ = false;

@@ -59,8 +59,7 @@ class StatePager {
   // Of the tensor at that position of a table; waits for a GPU.
   double trust_ratio(size_t table, size_t position) const { return tables_[table].trust_ratio(position); }
   // Bytes that stay on the device now.
-  int64_t resident_bytes() const;
-  size_t pages() const { return stream_ ? stream_->size() : 0; }
+  int64_t resident_bytes();
 
  private:
   static constexpr size_t kResidentUpdated = PageStream::kEvents;  // an event
@@ -83,6 +82,7 @@ class StatePager {
   std::vector<PageCopy> copies_of_page(const Page& page) const;
   std::vector<PagedPiece> pieces_of(const Page& page, const std::vector<AdamEntry>& entries,
                                     const AdamTable& table, void* memory) const;
+  int64_t bytes_of_blocks() const;
   void store_resident();
   void make_room();
 
