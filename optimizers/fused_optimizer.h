@@ -55,8 +55,8 @@ class FusedOptimizer : public SessionOptimizer {
   // changed until the next backward of a Session or the next step. Saving and export_state() see to it
   // themselves. Others: nothing is left to wait for.
   void sync_state() const;
-  // Bytes of it that stay on the GPU between steps now: Paging::resident_bytes, less what memory pressure moved
-  // out. 0 before the first step, and for optimizers that are not paged.
+  // Bytes of it that stay on the GPU between steps now: Paging::resident_bytes, less what memory pressure
+  // moved out. 0 before the first step, and for optimizers that are not paged.
   int64_t resident_state_bytes() const;
 
   std::string parameter_name(const torch::Tensor& parameter) const override;
