@@ -48,8 +48,9 @@ void AdamEngine::check_paging(const StepInputs& inputs) const {
             g, paging_ ? " have another paged() than" : " have paged(), which lacks in",
             " those that the optimizer was made with; it is about the whole optimizer, so set it there");
   }
+  const bool is_captured = pager_ && device_.is_cuda() && is_capturing(device_);
   require(
-      !paging_ || !inputs.replayable, traits_->name,
+      !paging_ || !(inputs.replayable || is_captured), traits_->name,
       ": paged state moves between host and GPU in every step, which a CUDA graph cannot replay; leave out "
       "the CudaGraph hook, or paged()");
 }

@@ -2,7 +2,10 @@
 // memory and the callback of LibTorch's allocator, which a simulated device cannot show.
 #include "support/catch.h"
 
+#include <cstdlib>
+
 #include <ATen/cuda/CUDAEvent.h>
+#include <ATen/cuda/CUDAGraph.h>
 #include <ATen/cuda/Sleep.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -11,18 +14,19 @@
 
 #include <pacer/schedulers/cuda_graph.h>
 #include <pacer/schedulers/gradient_clipping.h>
-#include <pacer/schedulers/precision.h>
 #include <pacer/schedulers/session.h>
 
 #include "support/archives.h"
 #include "support/both_devices.h"
 #include "support/lamb.h"
+#include "support/no_waiting.h"
 #include "support/small_model.h"
 
 namespace pacer::testing {
 namespace {
 
-constexpr int64_t kNanosecondsOfSleep = 20'000'000;  // clock cycles, more than 10 ms
+constexpr int64_t kShortSleep = 20'000'000;  // clock cycles, about 10 ms
+constexpr int64_t kLongSleep = 500'000'000;  // more than 0.2 s
 constexpr int64_t kAll = int64_t{1} << 30;
 
 Paging small_pages(int64_t resident = 0) { return Paging().page_bytes(65536).resident_bytes(resident); }
@@ -164,7 +168,7 @@ TEST_CASE("pages of the usual size, many of them, keep the bits", "[gpu][paging]
   }
 }
 
-TEST_CASE("a paged step is enqueued on the current stream and does not wait", "[gpu][paging]") {
+TEST_CASE("a paged step is enqueued on the current stream", "[gpu][paging]") {
   PACER_NEEDS_GPU();
   for (const int64_t resident : {int64_t{0}, int64_t{300'000}}) {
     torch::manual_seed(94);
@@ -183,7 +187,7 @@ TEST_CASE("a paged step is enqueued on the current stream and does not wait", "[
         const c10::cuda::CUDAStreamGuard guard(stream);
         at::cuda::CUDAEvent slept;
         // The gradients arrive late on this stream: any other would read zeros.
-        at::cuda::sleep(kNanosecondsOfSleep);
+        at::cuda::sleep(kShortSleep);
         for (size_t i = 0; i < late.size(); ++i) pair.paged[i].grad().copy_(late[i]);
         if (step % 2 == 0) pair.other.expect_step();
         pair.other.step();
@@ -193,6 +197,40 @@ TEST_CASE("a paged step is enqueued on the current stream and does not wait", "[
       CHECK(pair.differs() == "");
     }
   }
+}
+
+TEST_CASE("a paged step returns before the device begins it", "[gpu][paging]") {
+  PACER_NEEDS_GPU();
+  torch::manual_seed(98);
+  Pair<FusedLamb> pair(random_parameters({{1000}, {640, 64}, {0}, {7}}, at::kBFloat16),
+                       FusedLambOptions(0.01).finite_check(true), small_pages(20'000));
+  pair.train(2);
+  std::vector<std::vector<Tensor>> gradients(5);
+  for (auto& of_step : gradients) {
+    pair.set_gradients();
+    for (const Tensor& parameter : pair.paged) of_step.push_back(parameter.grad().clone());
+  }
+  const auto use = [&](const std::vector<Tensor>& parameters, const std::vector<Tensor>& of_step) {
+    for (size_t i = 0; i < parameters.size(); ++i) parameters[i].mutable_grad() = of_step[i];
+  };
+  torch::cuda::synchronize();
+  at::cuda::CUDAEvent slept;
+  at::cuda::sleep(kLongSleep);
+  slept.record();
+  {
+    const NoWaiting no_waiting;
+    for (const auto& of_step : gradients) {
+      use(pair.paged, of_step);
+      pair.other.expect_step();
+      pair.other.step();
+    }
+  }
+  if (std::getenv("PACER_TEST_SMALL") == nullptr) CHECK_FALSE(slept.query());
+  for (const auto& of_step : gradients) {
+    use(pair.plain, of_step);
+    pair.one.step();
+  }
+  CHECK(pair.differs() == "");
 }
 
 TEST_CASE("a group added and a parameter that begins late are paged, too, on a GPU", "[gpu][paging]") {
@@ -225,16 +263,17 @@ TEST_CASE("memory pressure moves resident state to the host, and gives the GPU i
     return static_cast<int64_t>(free);
   };
   constexpr int64_t kState = 3'000'000 * 8;
-  const int64_t before = free_bytes(), block = int64_t{256} << 20;
+  const int64_t before = free_bytes(), block = int64_t{1} << 30;
   const auto paging = small_pages(kAll).on_pressure(true).headroom(before - block);
   Pair<FusedAdamW> pair(random_parameters({{1'000'000}, {2000, 1000}}, at::kFloat), FusedAdamWOptions(0.01),
                         paging);
   pair.train(3);
-  REQUIRE(pair.other.resident_state_bytes() == kState + 0);
+  pair.set_gradients();
+  const int64_t resident = pair.other.resident_state_bytes();
+  REQUIRE(resident >= kState);
   const auto bytes = at::TensorOptions(at::kByte).device(at::kCUDA);
   const Tensor first = torch::empty({2 * block}, bytes);  // more than the headroom leaves
-  CHECK(pair.other.resident_state_bytes() == kState);     // at the time there was room
-  pair.set_gradients();
+  CHECK(pair.other.resident_state_bytes() == resident);   // at the time there was room
   const int64_t between = free_bytes();
   const Tensor second = torch::empty({block}, bytes);
   CHECK(pair.other.resident_state_bytes() == 0);
@@ -283,6 +322,18 @@ TEST_CASE("a CUDA graph of paged steps is refused, by the hook and under a captu
   auto [x, y] = session.begin(batch.first.to(at::kCUDA), batch.second.to(at::kCUDA));
   session.backward(model->loss(x, y));
   CHECK(contains(refusal([&] { session.step(); }), "leave out the CudaGraph hook, or paged()"));
+
+  Pair<FusedAdamW> pair(random_parameters({{300}}, at::kFloat), FusedAdamWOptions(0.01), Paging());
+  pair.train(2);
+  at::cuda::CUDAGraph graph;
+  {
+    const c10::cuda::CUDAStreamGuard stream_guard(c10::cuda::getStreamFromPool());
+    graph.capture_begin();
+    CHECK(contains(refusal([&] { pair.other.step(); }), "cannot replay"));
+    graph.capture_end();
+  }
+  pair.train(1);
+  CHECK(pair.differs() == "");
 }
 
 }  // namespace pacer::testing
