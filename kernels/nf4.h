@@ -17,7 +17,9 @@
 namespace pacer::kernels {
 
 PACER_HOST_DEVICE int64_t nf4_blocks(int64_t count) { return ceil_divide(count, kNf4Block); }
-PACER_HOST_DEVICE int64_t nf4_nested_blocks(int64_t count) { return ceil_divide(nf4_blocks(count), kNf4NestedBlock); }
+PACER_HOST_DEVICE int64_t nf4_nested_blocks(int64_t count) {
+  return ceil_divide(nf4_blocks(count), kNf4NestedBlock);
+}
 PACER_HOST_DEVICE int64_t nf4_bytes(int64_t count) { return ceil_divide(count, 2); }
 
 // The signed dynamic map of 8 bits, 256 values that grow from -0.993 to 1 (Dettmers et al., "8-bit Optimizers

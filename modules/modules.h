@@ -9,7 +9,9 @@
 #include <pacer/modules/layer_norm_mlp.h>
 #include <pacer/modules/linear.h>
 #include <pacer/modules/lora.h>
+#include <pacer/modules/lora_adapter.h>
 #include <pacer/modules/nf4.h>
+#include <pacer/modules/nf4_weight.h>
 #include <pacer/modules/recompute.h>
 #include <pacer/modules/replayed.h>
 #include <pacer/modules/tensor_call.h>

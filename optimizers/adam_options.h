@@ -15,6 +15,8 @@
 #include <torch/arg.h>
 #include <torch/optim/optimizer.h>
 
+#include <pacer/optimizers/paging.h>
+
 namespace torch::optim {
 struct AdamOptions;
 struct AdamWOptions;
@@ -68,6 +70,9 @@ struct FusedAdamOptions : public torch::optim::OptimizerCloneableOptions<FusedAd
   TORCH_ARG(Rounding, rounding) = Rounding::nearest;
   // Of stochastic rounding.
   TORCH_ARG(uint64_t, seed) = 0;
+  // State lives in host memory and passes through the GPU in pages; unset: on the parameters' device. Of the
+  // optimizer as a whole: set it in the options that the optimizer is made with. It is not saved.
+  TORCH_ARG(std::optional<Paging>, paged);
 
  public:
   void serialize(torch::serialize::InputArchive& archive) override;
@@ -98,6 +103,7 @@ struct FusedAdamWOptions : public torch::optim::OptimizerCloneableOptions<FusedA
   TORCH_ARG(MasterWeights, master_weights) = MasterWeights::automatic;
   TORCH_ARG(Rounding, rounding) = Rounding::nearest;
   TORCH_ARG(uint64_t, seed) = 0;
+  TORCH_ARG(std::optional<Paging>, paged);
 
  public:
   void serialize(torch::serialize::InputArchive& archive) override;

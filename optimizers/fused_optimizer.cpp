@@ -67,6 +67,7 @@ FusedOptimizer::FusedOptimizer(const std::vector<OptimizerParamGroup>& groups, d
       engine_(std::make_unique<detail::AdamEngine>(*traits_)) {
   detail::check_groups(param_groups_, names_);
   detail::check_names(param_groups_, names_);
+  if (const auto& paging = traits_->settings(*defaults_).paging) engine_->page(*paging);
 }
 FusedOptimizer::FusedOptimizer(const std::vector<OptimizerParamGroup>& groups,
                                std::unique_ptr<OptimizerOptions> defaults)
@@ -100,7 +101,7 @@ void FusedOptimizer::add_param_group(const NamedParamGroup& group) {
 }
 
 detail::OptimizerView FusedOptimizer::view() const {
-  return {*traits_, param_groups_, state_, *defaults_, names_, engine_->owned_ranges()};
+  return {*traits_, param_groups_, state_, *defaults_, names_, engine_->owned_ranges(), engine_->is_paged()};
 }
 
 torch::Tensor FusedOptimizer::step(LossClosure closure) {
@@ -141,7 +142,19 @@ bool FusedOptimizer::look_early(const std::vector<torch::Tensor>& parameters) {
   return engine_->look_early(parameters);
 }
 
-std::string FusedOptimizer::unshared_reason(GradientScope /*among*/) const { return ""; }
+void FusedOptimizer::expect_step() { engine_->expect_step(); }
+
+std::string FusedOptimizer::unshared_reason(GradientScope /*among*/) const {
+  if (!engine_->is_paged()) return "";
+  for (const detail::AdamGroupSettings& settings : detail::settings_of(*traits_, param_groups_)) {
+    if (settings.kernel.rule == kernels::UpdateRule::lamb) {
+      return "its state is paged, and the norms of a tensor would be added up over ranks page by page; leave "
+             "out "
+             "paged(), or use FusedAdamW";
+    }
+  }
+  return "";
+}
 
 bool FusedOptimizer::is_part(const std::string& name, const torch::Tensor& tensor) const {
   const std::string field = name.substr(name.rfind('/') + 1);
@@ -220,13 +233,23 @@ void FusedOptimizer::name_parameters(const NamedParameters& names) {
 
 void FusedOptimizer::save(torch::serialize::OutputArchive& archive) const {
   require_whole("save");
+  sync_state();
   detail::write_optimizer(archive, view());
 }
 void FusedOptimizer::load(torch::serialize::InputArchive& archive) {
   restore(detail::read_optimizer(archive, view()));
 }
 
-NamedTensors FusedOptimizer::export_state() const { return detail::export_state(view()); }
+void FusedOptimizer::sync_state() const { engine_->sync_state(); }
+
+int64_t FusedOptimizer::resident_state_bytes() const { return engine_->resident_state_bytes(); }
+
+NamedTensors FusedOptimizer::export_state() const {
+  sync_state();
+  return detail::export_state(view());
+}
+
+bool FusedOptimizer::keeps_state_on_host() const { return engine_->is_paged(); }
 
 SessionOptimizer::PreparedImport FusedOptimizer::prepare_import(const NamedTensors& state,
                                                                 const NamedTensors& rank_state) {

@@ -50,6 +50,15 @@ class FusedOptimizer : public SessionOptimizer {
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
+  // Of an optimizer whose options have paged(): copies of the state between host and GPU run on after a step
+  // has returned. When this has, the tensors of state() are what the optimizer has, and may be read and
+  // changed until the next backward of a Session or the next step. Saving and export_state() see to it
+  // themselves. Others: nothing is left to wait for.
+  void sync_state() const;
+  // Bytes of it that stay on the GPU between steps now: Paging::resident_bytes, less what memory pressure
+  // moved out. 0 before the first step, and for optimizers that are not paged.
+  int64_t resident_state_bytes() const;
+
   std::string parameter_name(const torch::Tensor& parameter) const override;
   // Throws InvalidArgument where two parameters would have one name.
   void name_parameters(const NamedParameters& names) override;
@@ -59,6 +68,7 @@ class FusedOptimizer : public SessionOptimizer {
   void prepare(const StepInputs& inputs) override;
   bool enqueue() override;
   void conclude(bool applied) override;
+  void expect_step() override;
   bool look_early(const std::vector<torch::Tensor>& parameters) override;
   std::string unshared_reason(GradientScope among) const override;
   // After own_parts archives, step() and take_over are refused, because they are of whole parameters.
@@ -69,6 +79,7 @@ class FusedOptimizer : public SessionOptimizer {
   int64_t enqueue_version() const override;
 
   NamedTensors export_state() const override;
+  bool keeps_state_on_host() const override;
   PreparedImport prepare_import(const NamedTensors& state, const NamedTensors& rank_state) override;
 
  protected:

@@ -48,6 +48,7 @@ struct FusedLambOptions : public torch::optim::OptimizerCloneableOptions<FusedLa
   TORCH_ARG(MasterWeights, master_weights) = MasterWeights::automatic;
   TORCH_ARG(Rounding, rounding) = Rounding::nearest;
   TORCH_ARG(uint64_t, seed) = 0;
+  TORCH_ARG(std::optional<Paging>, paged);
 
  public:
   void serialize(torch::serialize::InputArchive& archive) override;

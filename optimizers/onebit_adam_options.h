@@ -72,6 +72,16 @@ struct OneBitAdamOptions : public torch::optim::OptimizerCloneableOptions<OneBit
   TORCH_ARG(bool, one_bit) = true;
 
  public:
+  // Not offered; a compiler that meets it says why.
+  template <class Any>
+  OneBitAdamOptions& paged(const Any&) {
+    static_assert(
+        sizeof(Any) == 0,
+        "1-bit optimizers need their state, and what they could not send, on the GPU in every step; "
+        "leave out paged(), or use FusedAdamW or FusedLamb");
+    return *this;
+  }
+
   double get_lr() const override { return lr(); }
   void set_lr(double learning_rate) override { lr(learning_rate); }
 };

@@ -17,4 +17,5 @@
 #include <pacer/optimizers/onebit_lamb_options.h>
 #include <pacer/optimizers/onebit_optimizer.h>
 #include <pacer/optimizers/option_table.h>
+#include <pacer/optimizers/paging.h>
 #include <pacer/optimizers/session_optimizer.h>

@@ -80,6 +80,9 @@ class SessionOptimizer : public torch::optim::Optimizer {
   // changes one nevertheless, by an operation that counts versions, makes the step look again. The current
   // stream of prepare and enqueue comes after this one. False where nothing was done.
   virtual bool look_early(const std::vector<torch::Tensor>& /*parameters*/) { return false; }
+  // The backward has begun after which the next step comes, or none, should it fail: an optimizer may start
+  // what it can do ahead. Gradients are not there yet.
+  virtual void expect_step() {}
   // Another number when a captured enqueue() no longer does what a new one would.
   virtual int64_t enqueue_version() const = 0;
 
@@ -126,6 +129,8 @@ class SessionOptimizer : public torch::optim::Optimizer {
   // All state and options by parameter name, not copied: tensors share the optimizer's memory. After
   // own_parts they are vectors of the parts' elements; an import takes whole ones and cuts them.
   virtual NamedTensors export_state() const = 0;
+  // Whether tensors of the state are on the CPU, wherever parameters are, and may be loaded from there.
+  virtual bool keeps_state_on_host() const { return false; }
   // What differs from rank to rank beside it; most optimizers have none.
   virtual NamedTensors export_rank_state() const { return {}; }
   // Whether this rank can go on from its own, left beside `state`: each rank and each node has now what it

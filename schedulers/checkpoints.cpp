@@ -12,6 +12,7 @@
 #include <pacer/schedulers/detail/checkpoint_files.h>
 #include <pacer/schedulers/detail/checkpoint_save.h>
 #include <pacer/schedulers/detail/foreign_state.h>
+#include <pacer/schedulers/detail/frozen_weights.h>
 #include <pacer/schedulers/detail/host_snapshot.h>
 #include <pacer/schedulers/detail/stop_signals.h>
 #include <pacer/schedulers/detail/training_state.h>
@@ -38,6 +39,7 @@ void Checkpoints::attach(SessionParts& parts) {
       "Checkpoints cannot save the state of this optimizer by parameter name; use one of pacer's, or torch's "
       "Adam, AdamW, SGD, RMSprop or Adagrad");
   parts_ = &parts;
+  parts.saves_frozen = options_.save_frozen();
   snapshot_ = std::make_unique<detail::HostSnapshot>();
   if (options_.stop_on_signal()) parts.asks_to_stop = [] { return detail::StopSignals::requested(); };
 }
@@ -45,12 +47,28 @@ void Checkpoints::attach(SessionParts& parts) {
 std::string Checkpoints::agreement() const {
   return detail::concatenate("every ", options_.every(), " steps, the newest ", options_.keep(), " kept, ",
                              options_.synchronous() ? "synchronous" : "beside training",
+                             options_.save_frozen() ? "" : ", without frozen weights",
                              options_.stop_on_signal() ? ", stops on signals" : "");
 }
 
 void Checkpoints::start(const Progress& /*progress*/) {
   check_folder();
   if (options_.stop_on_signal() && !stop_signals_) stop_signals_ = std::make_unique<detail::StopSignals>();
+}
+
+void Checkpoints::save(NamedTensors& state) const {
+  if (options_.save_frozen()) return;
+  if (!frozen_checksum_.defined()) frozen_checksum_ = detail::frozen_checksum(*parts_);
+  state["frozen"] = frozen_checksum_;
+}
+
+void Checkpoints::load(const NamedTensors& state) {
+  if (options_.save_frozen()) return;
+  NamedTensors own;
+  save(own);
+  require(own.at("frozen").equal(state.at("frozen")),
+          "the frozen weights of this model are not those that the run was trained with; load those, freeze "
+          "the same ones, and then resume");
 }
 
 // Once, before anything is trained or saved: checkpoints of another run are not to be mixed with this one's.
@@ -140,6 +158,9 @@ void Checkpoints::begin_save() {
                    return plan.writer->staging();
                  }).front();
   const Shards* shards = parts_->find<Shards>();
+  require(options_.save_frozen() || !shards || !shards->keeps_parts(),
+          "Checkpoints cannot leave frozen weights out while ranks keep parts of the parameters; leave "
+          "save_frozen(false) out");
   detail::TrainingState state;
   NamedTensors of_optimizer;
   const std::vector<std::string> outlines = together("write its part of a checkpoint", [&] {

@@ -58,6 +58,10 @@ struct CheckpointsOptions {
   // host memory, which is kept for the next save, and trains on while a thread writes. What goes wrong there
   // is thrown, on every rank alike, by the next save or by finish.
   TORCH_ARG(bool, synchronous) = false;
+  // False: weights that are not trained, those in 4 bits among them, are left out, so that a checkpoint of
+  // adapters is as small as they are. Who resumes makes the model with the same frozen weights first; their
+  // checksum, which is computed once, is compared. Not with Shards that keep parts of parameters.
+  TORCH_ARG(bool, save_frozen) = true;
   // True: SIGTERM or SIGINT, to any rank, ends the run in good order. The step under way is finished, all
   // ranks save a checkpoint after it, and Session::should_stop() says so on all of them. A second signal ends
   // the process at once. The handlers are in place from the first begin on until the hook is destroyed; a
@@ -85,6 +89,10 @@ class Checkpoints : public Hook {
   void start(const Progress& progress) override;
   void after_step(StepReport& report) override;
   void finish(const Progress& progress) override;
+  // With save_frozen(false) the checksum of the frozen weights. load throws InvalidArgument where this model
+  // has others.
+  void save(NamedTensors& state) const override;
+  void load(const NamedTensors& state) override;
 
   // Saves now and waits until the checkpoint is complete; throws FileError with path and reason where that
   // fails, InvalidArgument where the folder has checkpoints that this run was not resumed from. Returns the
@@ -111,6 +119,7 @@ class Checkpoints : public Hook {
   std::unique_ptr<detail::HostSnapshot> snapshot_;
   std::unique_ptr<detail::CheckpointSave> saving_;  // under way; it reads the snapshot
   std::unique_ptr<detail::StopSignals> stop_signals_;
+  mutable torch::Tensor frozen_checksum_;  // once it was asked for
   std::set<int64_t> not_removed_;  // steps of old checkpoints that could not be removed, as was said already
 };
 

@@ -227,6 +227,8 @@ void Session::backward(const at::Tensor& loss) {
   try {
     for (const auto& hook : parts_.hooks_) hook->backward_begin(parts_.progress);
     const auto zeroed = zeroed_->scope(parts_, weight == 0);
+    const bool is_last = parts_.progress.micro_step + 1 == parts_.progress.micro_steps;
+    if (is_last && parts_.session_optimizer()) parts_.session_optimizer()->expect_step();
     scaled.backward();
     for (const auto& hook : parts_.hooks_) hook->backward_end(parts_.progress);
   } catch (const std::exception& error) {

@@ -19,7 +19,10 @@ void Session::prewarm(const std::function<at::Tensor()>& loss) {
   // With gradients at hand one of pacer's optimizers can make its state; then a pass beside it.
   StepInputs inputs;
   if (parts_.has_guard()) inputs.guard = parts_.guard();
-  if (parts_.session_optimizer()) parts_.session_optimizer()->prepare(inputs);
+  if (SessionOptimizer* optimizer = parts_.session_optimizer()) {
+    optimizer->prepare(inputs);
+    optimizer->conclude(/*applied=*/false);
+  }
   if (parts_.micro_steps == 1) parts_.optimizer().zero_grad();
   prewarm_pass(loss);
 }

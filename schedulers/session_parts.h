@@ -92,6 +92,7 @@ class SessionParts {
   bool weight_by_tokens = false;          // micro-batches count by their tokens, not alike
   bool replay_optimizer = false;          // capture the optimizer's kernels in a CUDA graph
   bool gradients_are_shared_out = false;  // they leave the parameters for parts that ranks own (Shards)
+  bool saves_frozen = true;               // checkpoints hold weights that are not trained, too
   bool record_loss = false;               // add up the losses of a window for the report
   // Whether this rank asks all to stop after the step it is in; nothing where no hook ever asks.
   std::function<bool()> asks_to_stop;

@@ -97,7 +97,7 @@ NamedTensors Shards::gather_tensors(NamedTensors tensors, const std::vector<Shar
 int64_t Shards::collect(const SharedTensor& shared, int to, at::Tensor& tensor,
                         std::vector<Message>& messages) const {
   const at::Tensor& parameter = shards_->parts()[shared.part].parameter;
-  const at::Tensor piece = tensor;
+  const at::Tensor piece = tensor.to(parameter.device());  // paged state is in host memory
   if (to != ranks_->rank()) {
     if (piece.numel() > 0) messages.push_back(Message::send(piece, to));
   } else {

@@ -171,7 +171,7 @@ class Program {
                         pacer::nn::LoraOptions(on_gpu_ ? 16 : 8).alpha(16).dropout(0.05).targets({"*_proj"}));
     const auto trainable = pacer::nn::trainable(*model);
     pacer::FusedAdamWOptions options(on_gpu_ ? 5e-4 : 5e-3);
-    //PAGED
+    if (on_gpu_) options.paged(pacer::Paging());
     pacer::FusedAdamW optimizer(trainable, options);
     train(model, optimizer, second_, sizes_);
     std::printf("%zu layers in 4 bits, %.2f M parameters trained", layers.size(),

@@ -139,6 +139,12 @@ void decode_nf4(const Nf4Codes& from, Element* out, int64_t columns, int64_t str
   }
 }
 
+void check_nf4_nested(const Nf4Codes& to, const float* scratch) {
+  check_nf4_scratch(to, scratch);
+  require(to.absmax == nullptr && to.offset != nullptr,
+          "scales are quantised themselves only with double quantisation: give offset instead of absmax");
+}
+
 }  // namespace
 
 const std::array<float, 256>& nf4_nested_map() {
@@ -203,6 +209,7 @@ void nf4_quantize_cpu(const void* x, ElementType type, const Nf4Codes& to, float
 }
 
 void nf4_offset_cpu(const float* scratch, const Nf4Codes& to) {
+  check_nf4_nested(to, scratch);
   const FullDenormals full_denormals;
   const int64_t scales = nf4_blocks(to.count), blocks = nf4_nested_blocks(to.count);
   double columns[kPartialColumns] = {};
@@ -216,6 +223,7 @@ void nf4_offset_cpu(const float* scratch, const Nf4Codes& to) {
 }
 
 void nf4_quantize_scales_cpu(const float* scratch, const Nf4Codes& to, int64_t begin, int64_t end) {
+  check_nf4_nested(to, scratch);
   const FullDenormals full_denormals;
   float borders[kNf4NestedBorders];
   for (int i = 0; i < kNf4NestedBorders; ++i) borders[i] = nf4_nested_border(to.nested_map, i);

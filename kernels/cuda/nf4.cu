@@ -284,8 +284,15 @@ __device__ __forceinline__ void decode_tile(const Nf4Codes& from, Element* __res
   }
 }
 
+// Thread blocks that a multiprocessor shall have room for: all that it can hold where that is 2,048 threads.
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000)
+constexpr int kNf4DecodeBlocks = 8;
+#else
+constexpr int kNf4DecodeBlocks = 4;
+#endif
+
 template <class Element, bool kDense>
-__global__ void __launch_bounds__(kNf4Threads, kDense ? 2048 / kNf4Threads : 1)
+__global__ void __launch_bounds__(kNf4Threads, kDense ? kNf4DecodeBlocks : 1)
     nf4_decode_kernel(Nf4Codes from, Element* __restrict__ out, Nf4Rows rows) {
   const int64_t warp = (static_cast<int64_t>(blockIdx.x) * kNf4Threads + threadIdx.x) / kNf4Lanes;
   const int64_t begin = warp * kNf4Tile;

@@ -23,16 +23,14 @@ constexpr float kNf4Book[16] = {-1.0f,         -0.696192801f, -0.525073051f,  -0
                                 0.440709829f,  0.562617004f,  0.722956836f,   1.0f};
 constexpr uint32_t kNf4Zero = 7;  // the code of 0
 
-// Half-way between neighbours of the book, in fp32. A code is the number of thresholds strictly below.
-constexpr float kNf4Thresholds[15] = {
-    (kNf4Book[0] + kNf4Book[1]) * 0.5f,   (kNf4Book[1] + kNf4Book[2]) * 0.5f,
-    (kNf4Book[2] + kNf4Book[3]) * 0.5f,   (kNf4Book[3] + kNf4Book[4]) * 0.5f,
-    (kNf4Book[4] + kNf4Book[5]) * 0.5f,   (kNf4Book[5] + kNf4Book[6]) * 0.5f,
-    (kNf4Book[6] + kNf4Book[7]) * 0.5f,   (kNf4Book[7] + kNf4Book[8]) * 0.5f,
-    (kNf4Book[8] + kNf4Book[9]) * 0.5f,   (kNf4Book[9] + kNf4Book[10]) * 0.5f,
-    (kNf4Book[10] + kNf4Book[11]) * 0.5f, (kNf4Book[11] + kNf4Book[12]) * 0.5f,
-    (kNf4Book[12] + kNf4Book[13]) * 0.5f, (kNf4Book[13] + kNf4Book[14]) * 0.5f,
-    (kNf4Book[14] + kNf4Book[15]) * 0.5f};
+// Half-way between neighbours of the book, in the decimals and so to the bit that bitsandbytes' GPU code has:
+// four of them (0, 8, 12, 14) are not the float that the mean of two floats would be rounded to, but the one
+// beside it, as far away. A code is the number of thresholds strictly below.
+constexpr float kNf4Thresholds[15] = {-0.8480964004993439f,   -0.6106329262256622f,  -0.4599952697753906f,
+                                      -0.33967943489551544f,  -0.23460740596055984f, -0.13791173323988914f,
+                                      -0.045525018125772476f, 0.03979014977812767f,  0.1202552504837513f,
+                                      0.2035212516784668f,    0.2920137718319893f,   0.3893125355243683f,
+                                      0.5016634166240692f,    0.6427869200706482f,   0.8614784181118011f};
 
 // What elements are multiplied with before they are compared: 1 / absmax, but finite, so that a zero stays
 // one in a block of zeros (whose codes are all 7) and where absmax is so small that 1 / absmax is infinite.
@@ -98,11 +96,6 @@ PACER_HOST_DEVICE float nf4_nested_border(const float* map, int i) { return mul_
 // two that are as near, which is the number of borders strictly below.
 PACER_HOST_DEVICE uint32_t nf4_nested_encode(const float* borders, float scaled) {
   uint32_t code = 0;
-#if defined(__CUDACC__)
-#pragma unroll
-#else
-#pragma GCC unroll 8
-#endif
   for (int bit = 7; bit >= 0; --bit) {
     const uint32_t step = 1u << bit;
     code += scaled > borders[code + step - 1] ? step : 0u;

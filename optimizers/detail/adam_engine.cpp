@@ -23,8 +23,20 @@ bool AdamEngine::takes_part(const AdamEntry& entry, const at::Tensor& gradient) 
 
 void AdamEngine::prepare(const ParamGroups& groups, std::vector<AdamGroupSettings> settings,
                          ParamStates& states, const ParameterNames& names, const StepInputs& inputs) {
-  can_look_early_ = false;
   settings_ = std::move(settings);
+  check_paging(inputs);
+  if (pager_) pager_->acquire();
+  try {
+    prepare_step(groups, states, names, inputs);
+  } catch (...) {
+    if (pager_) pager_->release();
+    throw;
+  }
+}
+
+void AdamEngine::prepare_step(const ParamGroups& groups, ParamStates& states, const ParameterNames& names,
+                              const StepInputs& inputs) {
+  can_look_early_ = false;
   if (!plan_fits(groups, states)) plan(groups, states, names, /*with_compressed=*/part_ != nullptr);
   if (entries_.empty()) return;
   require_shared_out();
@@ -40,6 +52,7 @@ void AdamEngine::prepare(const ParamGroups& groups, std::vector<AdamGroupSetting
   find_gradients();
   for (AdamTable& table : tables_) table.send(/*with_units=*/guard_ != nullptr);
   if (part_) part_->prepare(settings_);
+  if (pager_) pager_->prepare(tables_);
   slots_.send(device_);
   if (device_.is_cuda() && (guard_ || inputs.replayable || is_capturing(device_))) slots_.let_device_lead();
   can_look_early_ = guard_ != nullptr && !inputs.replayable && part_ == nullptr && ranges_.empty();
@@ -115,7 +128,10 @@ bool AdamEngine::enqueue() {
   const kernels::GradientCheck* check = guard_ ? guard_->check() : nullptr;
   const kernels::StepScalars* scalars = slots_.write_scalars(device_, check);
   if (part_) part_->step(scalars, check);
-  for (AdamTable& table : tables_) table.step(scalars, &table == &tables_.front() && part_ == nullptr);
+  if (pager_) pager_->step(scalars);
+  for (AdamTable& table : tables_) {
+    if (!pager_) table.step(scalars, &table == &tables_.front() && part_ == nullptr);
+  }
   with_copies([](AdamEntry& entry) { entry.parameter.copy_(entry.dense_parameter); });
   return true;
 }
@@ -184,6 +200,7 @@ void AdamTable::step(const kernels::StepScalars* scalars, bool follows_prologue)
 
 void AdamEngine::conclude(bool applied) {
   seen_.assign(entries_.size(), std::nullopt);
+  if (pager_) pager_->release();
   if (!applied) return;
   slots_.count_step();
   for (size_t i = 0; i < entries_.size(); ++i) {
@@ -201,7 +218,8 @@ double AdamEngine::trust_ratio(const at::Tensor& parameter) const {
   const auto found = entry_of_.find(parameter.unsafeGetTensorImpl());
   if (found == entry_of_.end() || entries_[found->second].is_compressed) return 1;
   const AdamEntry& entry = entries_[found->second];
-  return tables_[entry.table].trust_ratio(entry.position);
+  return pager_ ? pager_->trust_ratio(entry.table, entry.position)
+                : tables_[entry.table].trust_ratio(entry.position);
 }
 
 }  // namespace pacer::detail

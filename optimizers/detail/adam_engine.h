@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <unordered_map>
@@ -25,6 +26,7 @@
 #include <pacer/optimizers/detail/optimizer_traits.h>
 #include <pacer/optimizers/detail/parameter_check.h>
 #include <pacer/optimizers/detail/shared_norm.h>
+#include <pacer/optimizers/detail/state_pager.h>
 #include <pacer/optimizers/session_optimizer.h>
 
 namespace pacer::detail {
@@ -42,6 +44,18 @@ class AdamEngine {
     ranks_ = std::move(ranks);
     forget_plan();
   }
+
+  // From now on state is paged, on devices that `make` makes.
+  using MakePageDevice = std::function<std::unique_ptr<PageDevice>(at::Device)>;
+  void page(const Paging& paging, MakePageDevice make = make_page_device);
+  bool is_paged() const { return paging_.has_value(); }
+  // As FusedOptimizer's.
+  void sync_state() {
+    if (pager_) pager_->bring_home();
+  }
+  int64_t resident_state_bytes() const { return pager_ ? pager_->resident_bytes() : 0; }
+  // As SessionOptimizer's.
+  void expect_step();
 
   // Checks, plans, creates missing state and sends what changed: every parameter that has a gradient will be
   // updated. `settings` are those of the groups.
@@ -97,9 +111,13 @@ class AdamEngine {
   void check_entries() const;
   void create_states(ParamStates& states);
   void build_tables();
+  void check_paging(const StepInputs& inputs) const;
+  void make_pager();
   void share_sums();
 
   // ---- adam_engine.cpp ----
+  void prepare_step(const ParamGroups& groups, ParamStates& states, const ParameterNames& names,
+                    const StepInputs& inputs);
   void choose_guard(const StepInputs& inputs);
   void find_gradients();
   int64_t add_squares();
@@ -114,6 +132,10 @@ class AdamEngine {
   std::shared_ptr<Communicator> ranks_;
   std::vector<AdamGroupSettings> settings_;  // by group
   OneBitPart* part_ = nullptr;
+
+  std::optional<Paging> paging_;
+  MakePageDevice make_page_device_;
+  std::unique_ptr<StatePager> pager_;  // null until the first plan
 
   at::Device device_ = at::kCPU;
   std::vector<size_t> group_sizes_;  // empty: there is no plan

@@ -39,6 +39,11 @@ struct AdamEntry {
   // What the state tensors look like: the dense memory of a whole parameter, else a vector of its range.
   at::Tensor memory;
 
+  // Paged: where in host memory the state lies (HostSegments), in elements of each field.
+  static constexpr size_t kNoSegment = ~size_t{0};
+  size_t host_segment = kNoSegment;
+  int64_t host_offset = 0;
+
   // What the plan was built from. Tensors are held, so that no others can take their addresses.
   const void* parameter_data = nullptr;
   int64_t parameter_elements = 0;
@@ -87,10 +92,5 @@ bool needs_dense_gradient(const AdamEntry& entry, const at::Tensor& gradient);
 // Throws InvalidArgument where an existing state tensor has another shape than `sizes` or is not made of
 // numbers that a moment can be.
 void check_state(const FusedAdamStateFields& state, at::IntArrayRef sizes, const std::string& name);
-
-// Gives every entry the state tensors its dtype set needs, in the layout of its memory, dtype and device: new
-// ones as zeros in common arenas, master copies from the parameter's value, existing ones converted where
-// they do not fit. A compressed entry's momentum lies elsewhere; it gets none.
-void prepare_state(std::vector<AdamEntry>& entries);
 
 }  // namespace pacer::detail

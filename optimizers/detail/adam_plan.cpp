@@ -2,11 +2,14 @@
 // lie, and which tables update them. Everything that can be wrong is found before the first state is created.
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include <ATen/ops/empty.h>
+#include <c10/core/DeviceGuard.h>
 
 #include <pacer/core/error.h>
 #include <pacer/optimizers/detail/adam_engine.h>
+#include <pacer/optimizers/detail/state_memory.h>
 #include <pacer/optimizers/detail/tensor_sums.h>
 
 namespace pacer::detail {
@@ -32,7 +35,41 @@ void AdamEngine::own_range(const at::Tensor& parameter, OwnedRange owned) {
   forget_plan();
 }
 
+void AdamEngine::page(const Paging& paging, MakePageDevice make) {
+  paging_ = paging;
+  make_page_device_ = std::move(make);
+  forget_plan();
+}
+
+// Before a step, and before anything is changed.
+void AdamEngine::check_paging(const StepInputs& inputs) const {
+  for (size_t g = 0; g < settings_.size(); ++g) {
+    require(!settings_[g].paging || settings_[g].paging == paging_, traits_->name, ": the options of group ",
+            g, paging_ ? " have another paged() than" : " have paged(), which lacks in",
+            " those that the optimizer was made with; it is about the whole optimizer, so set it there");
+  }
+  const bool is_captured = pager_ && device_.is_cuda() && is_capturing(device_);
+  require(
+      !paging_ || !(inputs.replayable || is_captured), traits_->name,
+      ": paged state moves between host and GPU in every step, which a CUDA graph cannot replay; leave out "
+      "the CudaGraph hook, or paged()");
+}
+
+void AdamEngine::make_pager() {
+  if (!paging_ || (pager_ && pager_->where() == device_)) return;
+  pager_.reset();  // its copies come to an end first
+  pager_ = std::make_unique<StatePager>(*paging_, make_page_device_(device_), device_);
+  pager_->acquire();
+}
+
+void AdamEngine::expect_step() {
+  if (!pager_ || group_sizes_.empty() || (device_.is_cuda() && is_capturing(device_))) return;
+  const c10::DeviceGuard device_guard(device_);
+  pager_->prefetch();
+}
+
 void AdamEngine::forget_plan() {
+  if (pager_) pager_->forget_plan();
   group_sizes_.clear();
   members_.clear();
   entries_.clear();
@@ -92,7 +129,7 @@ double AdamEngine::compressed_variance_norm() const {
 }
 
 bool AdamEngine::plan_fits(const ParamGroups& groups, const ParamStates& states) {
-  if (groups.size() != group_sizes_.size()) return false;
+  if (groups.size() != group_sizes_.size() || (pager_ && !pager_->fits())) return false;
   size_t m = 0;
   for (size_t g = 0; g < groups.size(); ++g) {
     const auto& parameters = groups[g].params();
@@ -205,6 +242,7 @@ void AdamEngine::plan(const ParamGroups& groups, ParamStates& states, const Para
   check_entries();
   if (!entries_.empty()) device_ = entries_.front().parameter.device();
   refuse_capture(device_);  // also refuses CUDA in a build without it
+  make_pager();
   create_states(states);
   build_tables();
   for (const auto& group : groups) group_sizes_.push_back(group.params().size());
@@ -218,7 +256,9 @@ void AdamEngine::create_states(ParamStates& states) {
     state = traits_->make_state();
     entry.state = static_cast<FusedAdamStateFields*>(state.get());
   }
-  prepare_state(entries_);
+  if (!pager_) return prepare_state(entries_);
+  pager_->segments().place(entries_);
+  prepare_state(entries_, pager_->segments());
 }
 
 void AdamEngine::build_tables() {
@@ -242,9 +282,10 @@ void AdamEngine::build_tables() {
   }
   int64_t units = 0;
   for (AdamTable& table : tables_) {
-    table.build_tiles();
+    table.build_tiles(/*is_paged=*/pager_ != nullptr);
     units += table.norm_units();
   }
+  if (pager_) pager_->plan(entries_, tables_);
   if (ranks_) share_sums();
   seen_.assign(entries_.size(), std::nullopt);
   partials_ = at::empty({units}, at::TensorOptions().dtype(at::kDouble).device(device_));

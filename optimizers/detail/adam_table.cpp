@@ -24,12 +24,14 @@ void AdamTable::add(AdamEntry& entry, size_t table) {
   averages_.push_back(static_cast<kernels::LambAverage*>(pointer_of(state.trust_average())));
 }
 
-void AdamTable::build_tiles() {
+void AdamTable::build_tiles(bool is_paged) {
+  is_paged_ = is_paged;
   units_.host() = make_tiles(counts_, kReductionUnit);
   first_units_.assign(1, 0);
   for (const int64_t count : counts_) {
     first_units_.push_back(first_units_.back() + ceil_divide(count, kReductionUnit));
   }
+  if (is_paged) return;
   if (rule_ == kernels::UpdateRule::lamb) lamb_.emplace(launch_.storage, counts_, averages_, device_);
   if (device_.is_cpu()) return;  // the units serve as tiles
   tiles_.buffer.host() = make_tiles(counts_, kernels::adam_cuda_block_tile(launch_.storage));
@@ -45,9 +47,11 @@ void AdamTable::set_gradient(const AdamEntry& entry, const void* gradient) {
 }
 
 void AdamTable::send(bool with_units) {
-  tensors_.send(device_);
   gradients_.send(device_);
-  tiles_.buffer.send(device_);
+  if (!is_paged_) {
+    tensors_.send(device_);
+    tiles_.buffer.send(device_);
+  }
   if (with_units) units_.send(device_);
   if (lamb_) lamb_->send();
 }

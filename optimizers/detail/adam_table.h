@@ -25,12 +25,18 @@ class AdamTable {
 
   // Adds a prepared entry and writes down where it sits. All entries are added before the first step.
   void add(AdamEntry& entry, size_t table);
-  void build_tiles();
+  // Where the state is paged, the tiles and kernels of the update are a PagedTable's.
+  void build_tiles(bool is_paged = false);
   // After it, where the entries are parts of tensors: bounds as in LambStages::share_with.
   void share_with(const std::shared_ptr<Communicator>& ranks,
                   const std::vector<std::vector<int64_t>>& bounds) {
     if (lamb_) lamb_->share_with(ranks, bounds);
   }
+
+  const kernels::AdamLaunch& launch() const { return launch_; }
+  kernels::UpdateRule rule() const { return rule_; }
+  const kernels::AdamTensor& tensor(size_t position) const { return tensors_.host()[position]; }
+  const std::vector<kernels::AdamGradient>& gradients() const { return gradients_.host(); }
 
   // Null leaves the parameter out of the step.
   void set_gradient(const AdamEntry& entry, const void* gradient);
@@ -57,6 +63,7 @@ class AdamTable {
   kernels::AdamLaunch launch_;
   kernels::UpdateRule rule_;
   at::Device device_;
+  bool is_paged_ = false;
   std::vector<int64_t> counts_;
   std::vector<kernels::LambAverage*> averages_;
   std::vector<int64_t> first_units_;  // by tensor, and their number

@@ -1,13 +1,12 @@
-// The state tensors of entries: created in arenas, converted where dtype, layout or master weights have
-// changed.
+// The state tensors of entries: created in arenas, converted where dtype, layout, place or master weights
+// have changed.
 #include <map>
 
-#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
 #include <pacer/core/tile.h>
-#include <pacer/optimizers/detail/adam_entry.h>
+#include <pacer/optimizers/detail/state_memory.h>
 
 namespace pacer::detail {
 namespace {
@@ -24,53 +23,52 @@ at::Tensor join(const at::Tensor& rounded, const at::Tensor& remainder) {
   return high.add(remainder.to(at::kInt).masked_fill(was_written, 0)).view(at::kFloat);
 }
 
-// One arena per dtype for all entries that lack the field; each gets a view in its own layout.
-void create_missing(const std::vector<AdamEntry*>& entries, const StateField& field, at::ScalarType dtype) {
-  int64_t elements = 0;
-  for (const AdamEntry* entry : entries) elements += round_up(entry->range.count, kArenaAlignment);
-  const at::Tensor arena =
-      at::zeros({elements}, entries.front()->parameter.options().dtype(dtype).requires_grad(false));
-  int64_t offset = 0;
-  for (AdamEntry* entry : entries) {
-    const at::Tensor& memory = entry->memory;
-    (entry->state->*field.get)() = arena.as_strided(memory.sizes(), memory.strides(), offset);
-    offset += round_up(memory.numel(), kArenaAlignment);
+// One arena for all entries of a call; each gets a view in its own layout.
+class DeviceArenas final : public StateMemory {
+ public:
+  bool may_stay(const AdamEntry& entry, const at::Tensor& tensor) const override {
+    return tensor.device() == entry.memory.device();
   }
-}
-
-void convert(at::Tensor& tensor, const at::Tensor& memory, at::ScalarType dtype) {
-  if (tensor.scalar_type() == dtype && tensor.device() == memory.device() && same_layout(tensor, memory))
-    return;
-  const at::Tensor converted =
-      at::empty_strided(memory.sizes(), memory.strides(), memory.options().dtype(dtype).requires_grad(false));
-  converted.copy_(tensor);
-  tensor = converted;
-}
-
-std::optional<at::ScalarType> dtype_of(const AdamEntry& entry, const StateField& field) {
-  AdamGroupSettings settings;
-  settings.amsgrad = entry.amsgrad;
-  if (entry.is_compressed && field.get == kStateFields[0].get)
-    return std::nullopt;  // the momentum lies elsewhere
-  return field_dtype(field.kind, entry.storage, settings);
-}
+  std::vector<at::Tensor> make(const std::vector<AdamEntry*>& entries, const StateField& /*field*/,
+                               at::ScalarType dtype) override {
+    int64_t elements = 0;
+    for (const AdamEntry* entry : entries) elements += round_up(entry->range.count, kArenaAlignment);
+    const at::Tensor arena =
+        at::zeros({elements}, entries.front()->parameter.options().dtype(dtype).requires_grad(false));
+    std::vector<at::Tensor> made;
+    int64_t offset = 0;
+    for (const AdamEntry* entry : entries) {
+      const at::Tensor& memory = entry->memory;
+      made.push_back(arena.as_strided(memory.sizes(), memory.strides(), offset));
+      offset += round_up(memory.numel(), kArenaAlignment);
+    }
+    return made;
+  }
+};
 
 // Creates the field where missing (zeros), converts it where it does not fit. Returns the entries it created.
-std::vector<AdamEntry*> prepare_field(std::vector<AdamEntry>& entries, const StateField& field) {
+std::vector<AdamEntry*> prepare_field(std::vector<AdamEntry>& entries, const StateField& field,
+                                      StateMemory& memory) {
   std::map<at::ScalarType, std::vector<AdamEntry*>> missing;
   std::vector<AdamEntry*> created;
   for (AdamEntry& entry : entries) {
     const auto dtype = dtype_of(entry, field);
     if (!dtype) continue;
     at::Tensor& tensor = (entry.state->*field.get)();
-    if (tensor.defined()) {
-      convert(tensor, entry.memory, *dtype);
-    } else {
+    if (!tensor.defined()) {
       missing[*dtype].push_back(&entry);
       created.push_back(&entry);
+    } else if (tensor.scalar_type() != *dtype || !memory.may_stay(entry, tensor) ||
+               !same_layout(tensor, entry.memory)) {
+      const at::Tensor converted = memory.make({&entry}, field, *dtype).front();
+      converted.copy_(tensor);
+      tensor = converted;
     }
   }
-  for (const auto& [dtype, group] : missing) create_missing(group, field, dtype);
+  for (const auto& [dtype, group] : missing) {
+    const std::vector<at::Tensor> made = memory.make(group, field, dtype);
+    for (size_t i = 0; i < group.size(); ++i) (group[i]->state->*field.get)() = made[i];
+  }
   return created;
 }
 
@@ -112,6 +110,14 @@ void prepare_trust_average(AdamEntry& entry) {
 
 }  // namespace
 
+std::optional<at::ScalarType> dtype_of(const AdamEntry& entry, const StateField& field) {
+  AdamGroupSettings settings;
+  settings.amsgrad = entry.amsgrad;
+  if (entry.is_compressed && field.get == kStateFields[0].get)
+    return std::nullopt;  // the momentum lies elsewhere
+  return field_dtype(field.kind, entry.storage, settings);
+}
+
 std::optional<at::ScalarType> field_dtype(StateKind kind, AdamStorage storage,
                                           const AdamGroupSettings& settings) {
   const auto where = [](bool exists, at::ScalarType dtype) {
@@ -135,13 +141,13 @@ std::optional<at::ScalarType> field_dtype(StateKind kind, AdamStorage storage,
   return where(settings.averages_trust, at::kDouble);
 }
 
-void prepare_state(std::vector<AdamEntry>& entries) {
+void prepare_state(std::vector<AdamEntry>& entries, StateMemory& memory) {
   for (AdamEntry& entry : entries) {
     if (entry.dense_parameter.defined()) entry.dense_parameter.copy_(entry.parameter);
   }
   for (const StateField& field : kStateFields) {
     if (field.kind == StateKind::trust_average) continue;
-    const std::vector<AdamEntry*> created = prepare_field(entries, field);
+    const std::vector<AdamEntry*> created = prepare_field(entries, field, memory);
     for (AdamEntry* entry : created) {
       if (field.kind == StateKind::master) fill_master(*entry);
       if (field.kind == StateKind::remainder) fill_remainder(*entry);
@@ -152,6 +158,11 @@ void prepare_state(std::vector<AdamEntry>& entries) {
     if (!dtype_of(entry, kStateFields[4])) entry.state->remainder(at::Tensor());
     prepare_trust_average(entry);
   }
+}
+
+void prepare_state(std::vector<AdamEntry>& entries) {
+  DeviceArenas arenas;
+  prepare_state(entries, arenas);
 }
 
 }  // namespace pacer::detail

@@ -16,7 +16,7 @@ constexpr const char* kVersion = "state_version";
 std::string options_prefix(size_t group) { return "group/" + std::to_string(group) + "/"; }
 
 // Reads all fields of one parameter and marks their keys as used.
-void import_tensors(const RegisteredParameter& registered, const ElementRange* range,
+void import_tensors(const RegisteredParameter& registered, const ElementRange* range, bool state_on_host,
                     const AdamGroupSettings& settings, const NamedTensors& saved, FusedAdamStateFields& state,
                     std::set<std::string>& used) {
   const std::string& name = registered.name;
@@ -36,7 +36,7 @@ void import_tensors(const RegisteredParameter& registered, const ElementRange* r
             ", but parameter ", InMessage{name}, " needs ", *dtype, " of shape ", sizes);
     const bool is_cut = range != nullptr && field.kind != StateKind::trust_average;
     const at::Tensor own = is_cut ? cut_to_range(tensor, parameter, *range, name) : tensor;
-    (state.*field.get)() = own.to(parameter.device());
+    (state.*field.get)() = own.to(state_on_host ? at::Device(at::kCPU) : parameter.device());
     used.insert(key);
   }
 }
@@ -97,7 +97,8 @@ PendingState import_state(const NamedTensors& saved, const OptimizerView& own) {
     auto state = own.traits.make_state();
     auto& fields = static_cast<FusedAdamStateFields&>(*state);
     fields.step(step);
-    import_tensors(parameter, own.range_of(parameter), settings[parameter.group], saved, fields, used);
+    import_tensors(parameter, own.range_of(parameter), own.state_on_host, settings[parameter.group], saved,
+                   fields, used);
     pending.states[parameter.key()] = std::move(state);
   }
   for (const auto& item : saved) {

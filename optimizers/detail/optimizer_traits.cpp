@@ -12,6 +12,15 @@ namespace {
 
 using torch::optim::OptimizerOptions;
 
+void check_paging(const char* optimizer, const Paging& paging) {
+  constexpr int64_t kSmallestPage = 4096;
+  require(paging.resident_bytes() >= 0, optimizer, ": resident_bytes must be >= 0, not ",
+          paging.resident_bytes());
+  require(paging.headroom() >= 0, optimizer, ": headroom must be >= 0 bytes, not ", paging.headroom());
+  require(paging.page_bytes() >= kSmallestPage, optimizer, ": page_bytes must be >= ", kSmallestPage,
+          ", not ", paging.page_bytes());
+}
+
 template <class Options>
 void check_options(const char* optimizer, const Options& options) {
   check_ranges(optimizer, options);
@@ -29,6 +38,7 @@ void check_options(const char* optimizer, const Options& options) {
             optimizer,
             ": stochastic rounding is for bf16 parameters without master weights; set "
             "master_weights(MasterWeights::none) as well, or leave rounding at nearest");
+    if (options.paged()) check_paging(optimizer, *options.paged());
   }
   if constexpr (kIsLamb<Options>) {
     require(options.max_coeff() >= options.min_coeff(), optimizer,
@@ -91,6 +101,7 @@ AdamGroupSettings settings_of(const Options& options) {
     kernel.seed = options.seed();
     settings.finite_check = options.finite_check();
     settings.rounding = options.rounding();
+    settings.paging = options.paged();
   }
   if constexpr (kIs<OneBitLambOptions, Options>) {
     kernel.coeff_beta = options.coeff_beta();

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -16,6 +17,7 @@
 #include <pacer/optimizers/adam_options.h>
 #include <pacer/optimizers/adam_param_state.h>
 #include <pacer/optimizers/named_tensors.h>
+#include <pacer/optimizers/paging.h>
 
 namespace pacer::detail {
 
@@ -40,6 +42,7 @@ struct AdamGroupSettings {
   bool averages_trust = false;  // states have a trust_average
   MasterWeights master_weights = MasterWeights::automatic;
   Rounding rounding = Rounding::nearest;
+  std::optional<Paging> paging;             // as the optimizer's own options have it, or unset
   kernels::LambFactorBounds factor_bounds;  // OneBitLamb only
   OneBitChoices onebit;                     // 1-bit optimizers only
 };

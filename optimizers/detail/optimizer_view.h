@@ -58,6 +58,7 @@ struct OptimizerView {
   const torch::optim::OptimizerOptions& defaults;
   const ParameterNames& names;
   const OwnedRanges& ranges;
+  bool state_on_host = false;  // paged: an import stays on the CPU
 
   std::vector<RegisteredParameter> parameters() const { return registered(groups, names); }
   // What is updated of the parameter; null for all of it.

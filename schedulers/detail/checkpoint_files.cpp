@@ -184,8 +184,10 @@ TrainingState read_state(const SessionParts& parts, const std::string& folder) {
   for (const CheckpointFile& file : model_files(folder, manifest)) {
     state.model.merge(read_file(folder, manifest, file.name, beside_own));
   }
-  // What will be cut on its way into the optimizer stays in host memory until then.
-  const TensorPlace place_of = parts.gradients_are_shared_out ? nullptr : beside_parameters(model);
+  // What will be cut on its way into the optimizer stays in host memory until then; paged state stays there.
+  const SessionOptimizer* optimizer = parts.session_optimizer();
+  const bool on_host = parts.gradients_are_shared_out || (optimizer && optimizer->keeps_state_on_host());
+  const TensorPlace place_of = on_host ? nullptr : beside_parameters(model);
   state.optimizer = read_optimizer(folder, manifest, place_of);
   state.session =
       read_file(folder, manifest, file_of_rank("session", had_this_rank ? world.rank() : 0, ranks));
@@ -194,7 +196,6 @@ TrainingState read_state(const SessionParts& parts, const std::string& folder) {
     const std::string name = file_of_rank("errors", rank, ranks);
     return find_file(manifest, name) == nullptr ? NamedTensors() : read_file(folder, manifest, name, place);
   };
-  const SessionOptimizer* optimizer = parts.session_optimizer();
   if (same) state.rank_optimizer = errors_of(world.rank(), place_of);
   if (optimizer == nullptr) return state;
   if (same && optimizer->fits_rank_state(state.optimizer, state.rank_optimizer)) return state;

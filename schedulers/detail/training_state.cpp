@@ -11,6 +11,7 @@
 #include <pacer/core/error.h>
 #include <pacer/device/detail/random_state.h>
 #include <pacer/schedulers/detail/foreign_state.h>
+#include <pacer/schedulers/detail/frozen_weights.h>
 
 namespace pacer::detail {
 namespace {
@@ -138,7 +139,7 @@ NamedTensors model_tensors(const torch::nn::Module& model) {
 
 TrainingState export_state(const SessionParts& parts) {
   TrainingState state;
-  state.model = model_tensors(parts.model());
+  state.model = saved_model(parts);
   state.optimizer = parts.session_optimizer() ? parts.session_optimizer()->export_state()
                                               : export_foreign(parts.optimizer(), parts.model());
   if (parts.session_optimizer()) state.rank_optimizer = parts.session_optimizer()->export_rank_state();
@@ -171,7 +172,7 @@ StateImport::StateImport(SessionParts& parts, TrainingState state)
       model_(std::move(state.model)),
       before_(copies_of(session_tensors(parts))) {  // hooks may share their memory
   const at::NoGradGuard no_grad;
-  check_model(model_tensors(parts.model()), model_);
+  check_model(saved_model(parts), model_);
   check_session(before_, state.session);
   put_optimizer_in_force_ = prepare_optimizer(parts, state);
   random_state_note_ = note_on_random_state(!parts.device().is_cpu(), state.session.count(kCudaRandom) != 0);
@@ -197,7 +198,7 @@ void StateImport::commit() {
   const at::NoGradGuard no_grad;
   put_optimizer_in_force_();
   committed_ = true;
-  for (const auto& [name, tensor] : model_tensors(parts_.model())) tensor.copy_(model_.at(name));
+  for (const auto& [name, tensor] : saved_model(parts_)) tensor.copy_(model_.at(name));
 }
 
 void import_state(SessionParts& parts, const TrainingState& state) {

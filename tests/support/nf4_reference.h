@@ -2,8 +2,10 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <random>
 #include <vector>
 
@@ -11,12 +13,15 @@
 
 namespace pacer::testing {
 
-// As bitsandbytes' CUDA code has them.
-constexpr float kNf4ReferenceThresholds[15] = {
-    -0.8480964004993439f,  -0.6106329262256622f,  -0.4599952697753906f,   -0.33967943489551544f,
-    -0.23460740596055984f, -0.13791173323988914f, -0.045525018125772476f, 0.03979014977812767f,
-    0.1202552504837513f,   0.2035212516784668f,   0.2920137718319893f,    0.3893125355243683f,
-    0.5016634166240692f,   0.6427869200706482f,   0.8614784181118011f};
+// The bits of those that bitsandbytes' GPU code has.
+inline const std::array<float, 15> kNf4ReferenceThresholds = [] {
+  constexpr int32_t kBits[15] = {-1084678951, -1088662928, -1091861376, -1095898506, -1099940628,
+                                 -1106429764, -1120241551, 1025702655,  1039550563,  1045456864,
+                                 1049985748,  1053250553,  1056992515,  1059360175,  1063029209};
+  std::array<float, 15> thresholds{};
+  std::memcpy(thresholds.data(), kBits, sizeof kBits);
+  return thresholds;
+}();
 
 // Numbers in 4 bits and the memory that they lie in.
 struct Nf4Arrays {
@@ -75,7 +80,7 @@ inline Nf4Arrays nf4_reference(const std::vector<float>& x, bool is_nested) {
     for (size_t i = begin; i < end; ++i) largest = std::max(largest, std::fabs(x[i]));
     to.scales[block] = largest;
     for (size_t i = begin; i < end && largest > 0; ++i) {
-      const uint8_t code = nf4_nearest(kNf4ReferenceThresholds, 15, x[i] * (1.0f / largest));
+      const uint8_t code = nf4_nearest(kNf4ReferenceThresholds.data(), 15, x[i] * (1.0f / largest));
       uint8_t& both = to.codes[i / 2];
       both = static_cast<uint8_t>(i % 2 == 0 ? code << 4 | (both & 15) : (both & 0xF0) | code);
     }

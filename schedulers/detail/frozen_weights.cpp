@@ -1,0 +1,60 @@
+#include <pacer/schedulers/detail/frozen_weights.h>
+
+#include <algorithm>
+#include <string>
+#include <unordered_set>
+
+#include <ATen/ops/empty.h>
+
+#include <pacer/core/checksum.h>
+#include <pacer/core/error.h>
+#include <pacer/modules/nf4_weight.h>
+#include <pacer/schedulers/detail/training_state.h>
+
+namespace pacer::detail {
+namespace {
+
+// By TensorImpl.
+std::unordered_set<const void*> frozen_tensors(const torch::nn::Module& model) {
+  std::unordered_set<const void*> frozen;
+  for (const auto& parameter : model.parameters()) {
+    if (!parameter.requires_grad()) frozen.insert(parameter.unsafeGetTensorImpl());
+  }
+  for (const auto& item : model.named_modules()) {
+    const auto* weight = item.value()->as<nn::Nf4WeightImpl>();
+    if (weight == nullptr) continue;
+    for (const auto& buffer : weight->buffers()) frozen.insert(buffer.unsafeGetTensorImpl());
+  }
+  return frozen;
+}
+
+NamedTensors part_of_model(const torch::nn::Module& model, bool is_frozen) {
+  const auto frozen = frozen_tensors(model);
+  NamedTensors part;
+  for (const auto& [name, tensor] : model_tensors(model)) {
+    if ((frozen.count(tensor.unsafeGetTensorImpl()) != 0) == is_frozen) part.emplace(name, tensor);
+  }
+  return part;
+}
+
+}  // namespace
+
+NamedTensors saved_model(const SessionParts& parts) {
+  return parts.saves_frozen ? model_tensors(parts.model()) : part_of_model(parts.model(), false);
+}
+
+at::Tensor frozen_checksum(const SessionParts& parts) {
+  Checksum sum;
+  for (const auto& [name, tensor] : part_of_model(parts.model(), true)) {
+    const std::string line = concatenate(name, ' ', tensor.scalar_type(), ' ', tensor.sizes(), '\n');
+    sum.add(line.data(), line.size());
+    const at::Tensor values = tensor.detach().cpu().contiguous();
+    sum.add(values.const_data_ptr(), values.nbytes());
+  }
+  const std::string hex = sum.hex();
+  at::Tensor bytes = at::empty({static_cast<int64_t>(hex.size())}, at::kByte);
+  std::copy(hex.begin(), hex.end(), bytes.mutable_data_ptr<uint8_t>());
+  return bytes;
+}
+
+}  // namespace pacer::detail

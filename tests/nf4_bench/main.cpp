@@ -1,0 +1,182 @@
+// pacer-nf4-bench: what quantising to NF4 and decoding cost, as a fraction of the bandwidth of a copy that is
+// measured in the same run. On the GPU, or on one thread of the CPU where there is none (or with --cpu).
+//
+//   pacer-nf4-bench [--cpu] [ROWS COLUMNS]      4096 11008 where nothing is said: a layer of LLaMA-7B
+//
+// A JSON line for each kernel, the median of 25. Bytes are those of the rule, each read or written once; on
+// the GPU several weights take turns, so that none is in the cache when it is read.
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
+#include <torch/types.h>
+
+#include <pacer/core/error.h>
+#include <pacer/core/json_lines.h>
+#include <pacer/device/detail/stream.h>
+#include <pacer/kernels/nf4.h>
+
+#include "gpu_time.h"
+
+namespace {
+
+using namespace pacer::kernels;
+using at::Tensor;
+
+constexpr bench::Patience kPatience{25, 25, 60};
+constexpr int kWarmUps = 5;
+
+// A weight in bf16, its numbers in 4 bits, and room for what is decoded: rows are dense, or followed by 64
+// more columns each.
+class Weight {
+ public:
+  Weight(int64_t rows, int64_t columns, bool nested, at::Device device) : columns_(columns), nested_(nested) {
+    const auto bytes = at::TensorOptions().device(device).dtype(at::kByte);
+    const auto floats = bytes.dtype(at::kFloat);
+    const int64_t count = rows * columns;
+    x_ = (at::randn({count}, floats) * 0.02).to(at::kBFloat16);
+    out_ = at::empty({rows * (columns + kMore)}, x_.options());
+    codes_ = at::empty({nf4_bytes(count)}, bytes);
+    scales_ = at::empty({nf4_blocks(count)}, floats);
+    scale_codes_ = at::empty({nf4_blocks(count)}, bytes);
+    nested_scales_ = at::empty({nf4_nested_blocks(count)}, floats);
+    offset_ = at::empty({1}, floats);
+    auto map = nf4_nested_map();
+    map_ = at::from_blob(map.data(), {256}, at::kFloat).clone().to(device);
+  }
+
+  Nf4Codes view() const {
+    Nf4Codes view;
+    view.codes = codes_.mutable_data_ptr<uint8_t>();
+    view.count = x_.numel();
+    if (nested_) {
+      view.absmax_codes = scale_codes_.mutable_data_ptr<uint8_t>();
+      view.nested_absmax = nested_scales_.mutable_data_ptr<float>();
+      view.nested_map = map_.const_data_ptr<float>();
+      view.offset = offset_.mutable_data_ptr<float>();
+    } else {
+      view.absmax = scales_.mutable_data_ptr<float>();
+    }
+    return view;
+  }
+  void quantize() const {
+    auto* const scratch = scales_.mutable_data_ptr<float>();
+    if (x_.is_cuda()) {
+      nf4_quantize_cuda(x_.const_data_ptr(), ElementType::bf16, view(), scratch, stream());
+    } else {
+      nf4_quantize_cpu(x_.const_data_ptr(), ElementType::bf16, view(), scratch);
+    }
+  }
+  void decode(bool dense) const {
+    const int64_t stride = columns_ + (dense ? 0 : kMore);
+    if (x_.is_cuda()) {
+      nf4_decode_cuda(view(), ElementType::bf16, out_.mutable_data_ptr(), columns_, stride, stream());
+    } else {
+      nf4_decode_cpu(view(), ElementType::bf16, out_.mutable_data_ptr(), columns_, stride, 0,
+                     nf4_blocks(x_.numel()));
+    }
+  }
+  // Of the matrix in bf16, of its codes, and of scales as they are stored.
+  double bytes() const {
+    const auto blocks = static_cast<double>(nf4_blocks(x_.numel()));
+    const auto nested_blocks = static_cast<double>(nf4_nested_blocks(x_.numel()));
+    return 2.0 * static_cast<double>(x_.numel()) + static_cast<double>(nf4_bytes(x_.numel())) +
+           (nested_ ? blocks + 4 * nested_blocks : 4 * blocks);
+  }
+
+ private:
+  static constexpr int64_t kMore = 64;
+  Stream stream() const { return pacer::detail::current_stream(x_.device()); }
+
+  int64_t columns_;
+  bool nested_;
+  Tensor x_, out_, codes_, scales_, scale_codes_, nested_scales_, offset_, map_;
+};
+
+bench::Spread timed(at::Device device, const std::function<void()>& work) {
+  for (int i = 0; i < kWarmUps; ++i) work();
+  if (device.is_cuda()) return nf4_bench::time_on_gpu(work, kPatience);
+  return bench::repeat(kPatience, [&] {
+    const bench::Stopwatch watch;
+    work();
+    return watch.milliseconds();
+  });
+}
+
+// Bytes read plus written per second, between buffers far larger than any cache.
+double copy_bandwidth(at::Device device) {
+  const int64_t count = device.is_cuda() ? int64_t{1} << 29 : int64_t{1} << 27;
+  const Tensor from = at::randint(1, 1 << 30, {count}, at::TensorOptions().device(device).dtype(at::kInt));
+  const Tensor to = at::empty_like(from);
+  const auto copy = [&] {
+    if (device.is_cuda()) {
+      to.copy_(from);
+    } else {
+      std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), static_cast<size_t>(count) * 4);
+    }
+  };
+  return 8.0 * static_cast<double>(count) / (timed(device, copy).median * 1e-3);
+}
+
+void print(const pacer::JsonLine& line) {
+  std::printf("%s\n", line.str().c_str());
+  std::fflush(stdout);
+}
+
+void measure(int64_t rows, int64_t columns, at::Device device) {
+  const double copy = copy_bandwidth(device);
+  print(pacer::JsonLine()
+            .add("kind", "environment")
+            .add("device", device.is_cuda() ? nf4_bench::gpu_name() : std::string("one CPU thread"))
+            .add("rows", rows)
+            .add("columns", columns)
+            .add("copy_gigabytes_per_second", copy / 1e9));
+  for (const bool nested : {false, true}) {
+    std::vector<Weight> weights;
+    for (int i = 0; i < (device.is_cuda() ? 4 : 1); ++i) weights.emplace_back(rows, columns, nested, device);
+    for (const Weight& weight : weights) weight.quantize();
+    const auto report = [&](const char* what, const std::function<void(const Weight&)>& work) {
+      size_t turn = 0;
+      const bench::Spread time = timed(device, [&] { work(weights[turn++ % weights.size()]); });
+      const double speed = weights[0].bytes() / (time.median * 1e-3);
+      print(pacer::JsonLine()
+                .add("kind", "result")
+                .add("kernel", what)
+                .add("scales", nested ? "double" : "plain")
+                .add("ms", time.median)
+                .add("ms_min", time.min)
+                .add("ms_max", time.max)
+                .add("gigabytes_per_second", speed / 1e9)
+                .add("fraction_of_copy", speed / copy));
+    };
+    report("quantize", [](const Weight& weight) { weight.quantize(); });
+    report("decode", [](const Weight& weight) { weight.decode(true); });
+    report("decode to wider rows", [](const Weight& weight) { weight.decode(false); });
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::vector<std::string> words(argv + 1, argv + argc);
+  const auto cpu = std::find(words.begin(), words.end(), "--cpu");
+  const bool on_gpu = cpu == words.end() && !nf4_bench::gpu_name().empty();
+  if (cpu != words.end()) words.erase(cpu);
+  const int64_t rows = words.size() == 2 ? std::atoll(words[0].c_str()) : 4096;
+  const int64_t columns = words.size() == 2 ? std::atoll(words[1].c_str()) : 11008;
+  if ((!words.empty() && words.size() != 2) || rows < 1 || columns < 1) {
+    std::fprintf(stderr, "usage: pacer-nf4-bench [--cpu] [ROWS COLUMNS]\n");
+    return 2;
+  }
+  measure(rows, columns, on_gpu ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU));
+}
