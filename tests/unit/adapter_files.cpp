@@ -1,5 +1,6 @@
 // save_adapter and load_adapter: round trips, what PEFT wrote, what is refused, and that a failed load or
 // save changes nothing.
+#include <cmath>
 #include <filesystem>
 #include <limits>
 
