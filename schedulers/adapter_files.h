@@ -35,7 +35,8 @@ struct LoadAdapterOptions {
 // pacer::nn::add_lora_to does (everything else is frozen, the adapter becomes the active one); before the
 // optimizer and the Session are made. Where it has one: writes the values into it, which must be of the same
 // layers, r and scale; then the optimizer stays valid, and which adapter is active stays as it is.
-// Values are converted to fp32. Links to the two files are followed. Returns the names of the layers, sorted.
+// Values are converted to the adapter's dtype, fp32 at first. Links to the two files are followed. Returns
+// the names of the layers, sorted.
 //
 // InvalidArgument for a layer of the file that is no pacer::nn::Linear of the model or of another size, for
 // what PEFT can do and pacer cannot (DoRA, biases, modules_to_save, ranks that differ between layers, ...;
