@@ -2,6 +2,7 @@
 // have adapters, files put together from tensors, and everything that a failed load must leave as it was.
 #pragma once
 
+#include <cstring>
 #include <functional>
 #include <map>
 #include <string>

@@ -1,5 +1,6 @@
 // save_adapter and load_adapter: round trips, what PEFT wrote, what is refused, and that a failed load or
 // save changes nothing.
+#include <cmath>
 #include <filesystem>
 #include <limits>
 
@@ -402,6 +403,17 @@ TEST_CASE("a save that fails leaves the former adapter, and one that replaces le
   FileNet again;
   load_adapter(*again, path);
   CHECK(again->block->up->adapter("default")->r() == 2);
+  std::filesystem::remove(path + "/adapter_config.json.new");
+  // It ends between the two files: matrices without options, which nobody takes for an adapter.
+  std::filesystem::remove(path + "/adapter_model.safetensors");
+  std::filesystem::create_directories(path + "/adapter_model.safetensors/in the way");
+  CHECK(error_of([&] { save_adapter(*first, path); }) != "");
+  CHECK_FALSE(std::filesystem::exists(path + "/adapter_config.json"));
+  std::filesystem::remove_all(path + "/adapter_model.safetensors");
+  save_adapter(*first, path);
+  FileNet last;
+  load_adapter(*last, path);
+  CHECK(last->block->up->adapter("default")->r() == 3);
 }
 
 }  // namespace pacer::testing::adapter_files

@@ -1,5 +1,6 @@
 // load_weights from what Hugging Face and bitsandbytes write: folders with an index, and weights in 4 bits.
 // What does not fit is refused in one sentence and changes nothing.
+#include <cmath>
 #include <filesystem>
 
 #include <pacer/core/crc32c.h>
