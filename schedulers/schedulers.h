@@ -26,9 +26,9 @@
 #include <pacer/schedulers/precision.h>
 #include <pacer/schedulers/progress.h>
 #include <pacer/schedulers/progress_bar.h>
-#include <pacer/schedulers/quantized_file.h>
 #include <pacer/schedulers/recompute.h>
 #include <pacer/schedulers/save_best.h>
+#include <pacer/schedulers/save_weights.h>
 #include <pacer/schedulers/sequence_length.h>
 #include <pacer/schedulers/session.h>
 #include <pacer/schedulers/session_parts.h>

@@ -1,8 +1,9 @@
 // Fine-tuning in little memory. A small decoder with Llama's module names learns one text in 16 bits and is
 // saved. Then its weights are put in 4 bits and low-rank adapters learn another text. What to look at: the
-// loss of both texts before and after, how few parameters were trained, and that the adapters, a file of a
-// few kilobytes, do their work on the 16-bit model, too, merged or not. On a GPU there is a limit on memory
-// that training all parameters exceeds; 4 bits, adapters and paged optimizer state stay below it.
+// loss of both texts before and after, how few parameters were trained, how close that comes to adapters over
+// 16 bits, and that the adapters, a small file, do their work on the 16-bit model, too, merged or not. On a
+// GPU there is a limit on memory that training all parameters exceeds; 4 bits, adapters and paged optimizer
+// state stay below it.
 //
 //   11_qlora                                   LibTorch's header of tensors, then a script of CMake
 //   11_qlora --first a.txt --second b.txt      any two texts
@@ -38,7 +39,7 @@ Sizes sizes_for(bool on_gpu) {
   Sizes sizes{{}, 8, 96, 120};
   sizes.model.key_value_heads = 2;
   if (on_gpu) {
-    sizes = {{}, 8, 512, 200};
+    sizes = {{}, 4, 512, 200};
     sizes.model.hidden = 2048;
     sizes.model.intermediate = 5504;
     sizes.model.layers = 12;
@@ -129,14 +130,15 @@ class Program {
       Llama model = make_model(sizes_, device_);
       pacer::FusedAdamW optimizer(model->named_parameters(), pacer::FusedAdamWOptions(on_gpu_ ? 3e-4 : 3e-3));
       train(model, optimizer, first_, sizes_);
-      pacer::save_quantized(*model, base);
+      pacer::save_weights(*model, base);
       std::printf("%.1f M parameters, bf16; loss on held-out text, nats a byte   first  second\n",
                   static_cast<double>(elements(model->parameters())) / 1e6);
       report("trained on the first text", model);
     }
     if (on_gpu_) qlora::limit_gpu_memory(device_, kGpuLimit);
     if (on_gpu_) try_all_parameters(base);
-    fine_tune(base);
+    fine_tune(base, /*in_4_bits=*/false);
+    fine_tune(base, /*in_4_bits=*/true);
     use_adapters(base);
   }
 
@@ -161,12 +163,12 @@ class Program {
     throw pacer::Error("training all parameters was expected to run out of memory, but it did not");
   }
 
-  void fine_tune(const std::string& base) {
-    Llama model = make_model(sizes_, torch::kCPU);  // in 16 bits it need not be on the GPU
+  void fine_tune(const std::string& base, bool in_4_bits) {
+    Llama model = make_model(sizes_, torch::kCPU);  // in 16 bits it need not fit on the GPU
     pacer::load_weights(*model, base);
-    const auto layers = pacer::nn::quantize(*model, pacer::nn::Nf4Options().targets({"*_proj"}));
+    if (in_4_bits) pacer::nn::quantize(*model, pacer::nn::Nf4Options().targets({"*_proj"}));
     model->to(device_);
-    report("its weights in 4 bits", model);
+    if (in_4_bits) report("its weights in 4 bits", model);
     pacer::nn::add_lora(*model,
                         pacer::nn::LoraOptions(on_gpu_ ? 16 : 8).alpha(16).dropout(0.05).targets({"*_proj"}));
     const auto trainable = pacer::nn::trainable(*model);
@@ -174,14 +176,18 @@ class Program {
     if (on_gpu_) options.paged(pacer::Paging());
     pacer::FusedAdamW optimizer(trainable, options);
     train(model, optimizer, second_, sizes_);
-    std::printf("%zu layers in 4 bits, %.2f M parameters trained", layers.size(),
-                static_cast<double>(elements(trainable.values())) / 1e6);
-    if (on_gpu_)
-      std::printf(", %.2f GB of the GPU", static_cast<double>(qlora::gpu_memory_in_use(device_)) / 1e9);
+    report(in_4_bits ? "adapters over 4 bits, trained on the second text"
+                     : "adapters over 16 bits, trained on the second text",
+           model);
+    std::printf("    %.2f M parameters trained", static_cast<double>(elements(trainable.values())) / 1e6);
+    if (on_gpu_) {
+      std::printf("; %.2f GB of the GPU at rest",
+                  static_cast<double>(qlora::gpu_memory_in_use(device_)) / 1e9);
+    }
     std::puts("");
-    report("adapters over 4 bits, trained on the second text", model);
+    if (!in_4_bits) return;
     pacer::save_adapter(*model, std::string(kFolder) + "/adapter");
-    pacer::save_quantized(*model, std::string(kFolder) + "/base-nf4.safetensors");
+    pacer::save_weights(*model, std::string(kFolder) + "/base-nf4.safetensors");
   }
 
   // Adapters are files of their own: over the weights in 16 bits as over those in 4.
@@ -189,7 +195,7 @@ class Program {
     Llama model = make_model(sizes_, device_);
     pacer::load_weights(*model, base);
     pacer::load_adapter(*model, std::string(kFolder) + "/adapter");
-    report("the same adapters over 16 bits", model);
+    report("these adapters over 16 bits", model);
     pacer::nn::merge(*model);
     report("merged into the 16-bit weights", model);
     pacer::nn::unmerge(*model);

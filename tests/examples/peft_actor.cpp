@@ -18,7 +18,7 @@
 #include <pacer/schedulers/adapter_files.h>
 #include <pacer/schedulers/detail/tensor_file.h>
 #include <pacer/schedulers/load_weights.h>
-#include <pacer/schedulers/quantized_file.h>
+#include <pacer/schedulers/save_weights.h>
 
 namespace {
 
@@ -74,7 +74,7 @@ void write_files(const std::string& folder) {
   torch::manual_seed(11);
   Net model;
   model->eval();
-  pacer::save_quantized(*model, folder + "/base.safetensors");  // nothing is in 4 bits yet
+  pacer::save_weights(*model, folder + "/base.safetensors");  // nothing is in 4 bits yet
   const torch::Tensor x = torch::randn({5, 64});
   put(folder + "/input.safetensors", {{"x", x}});
   for (const bool doubly : {false, true}) {
@@ -85,7 +85,7 @@ void write_files(const std::string& folder) {
     pacer::nn::quantize(*quantized,
                         pacer::nn::Nf4Options().targets({"block.*", "extra"}).double_quantization(doubly));
     const std::string kind = doubly ? "nested" : "plain";
-    pacer::save_quantized(*quantized, folder + "/" + kind + ".safetensors");
+    pacer::save_weights(*quantized, folder + "/" + kind + ".safetensors");
     put_decoded(folder + "/" + kind + "-decoded.safetensors", quantized);
   }
   pacer::nn::add_lora_to(*model, pacer::nn::LoraOptions(4).alpha(6).dropout(0.1).rslora(true),

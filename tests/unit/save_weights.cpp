@@ -1,4 +1,4 @@
-// save_quantized: what it writes is what bitsandbytes would, and comes back to the bit.
+// save_weights: what it writes is what bitsandbytes would, and comes back to the bit.
 #include <filesystem>
 #include <limits>
 
@@ -6,12 +6,12 @@
 
 #include <pacer/core/safetensors.h>
 #include <pacer/schedulers/load_weights.h>
-#include <pacer/schedulers/quantized_file.h>
+#include <pacer/schedulers/save_weights.h>
 
 #include "support/catch.h"
 #include "support/weight_files.h"
 
-namespace pacer::testing::quantized_file {
+namespace pacer::testing::save_weights {
 namespace {
 
 using Catch::Matchers::ContainsSubstring;
@@ -20,13 +20,13 @@ const std::string kState = ".weight.quant_state.bitsandbytes__nf4";
 
 }  // namespace
 
-TEST_CASE("what bitsandbytes wrote is written again as it was", "[nf4][quantized_file]") {
+TEST_CASE("what bitsandbytes wrote is written again as it was", "[nf4][save_weights]") {
   const TemporaryFolder folder;
   const std::string fixture = std::string(PACER_TEST_DATA) + "/bitsandbytes.safetensors",
                     again = folder.path("a/b/again");
   PeerNet model;
   load_weights(*model, fixture);
-  save_quantized(*model, again);
+  save_weights(*model, again);
   const NamedTensors wanted = tensors_in(fixture), found = tensors_in(again);
   CHECK(found.size() == wanted.size());
   for (const auto& [name, value] : wanted) {
@@ -45,7 +45,7 @@ TEST_CASE("what bitsandbytes wrote is written again as it was", "[nf4][quantized
 }
 
 TEST_CASE("a quantised model comes back to the bit into one that is not, without its adapters",
-          "[nf4][quantized_file]") {
+          "[nf4][save_weights]") {
   const TemporaryFolder folder;
   for (const bool doubly : {true, false}) {
     CAPTURE(doubly);
@@ -54,7 +54,7 @@ TEST_CASE("a quantised model comes back to the bit into one that is not, without
     nn::quantize(*model, nn::Nf4Options().targets({"block.*"}).double_quantization(doubly));
     const ModelState wanted = state_of_model(*model);
     nn::add_lora(*model, nn::LoraOptions(2).targets({"block.up", "down"}).name("mine"));
-    save_quantized(*model, folder.path("file"));
+    save_weights(*model, folder.path("file"));
     for (const auto& item : tensors_in(folder.path("file")))
       CHECK(item.first.find("lora") == std::string::npos);
     FileNet other;
@@ -70,12 +70,12 @@ TEST_CASE("a quantised model comes back to the bit into one that is not, without
     CHECK(other->block->up->nf4()->dtype == at::kBFloat16);
     CHECK(other->block->down->nf4()->dtype == at::kFloat);
     // Over the file of before.
-    save_quantized(*other, folder.path("file"));
+    save_weights(*other, folder.path("file"));
     load_weights(*other, folder.path("file"));
   }
 }
 
-TEST_CASE("offsets of any size are written so that they read back to their bits", "[nf4][quantized_file]") {
+TEST_CASE("offsets of any size are written so that they read back to their bits", "[nf4][save_weights]") {
   const TemporaryFolder folder;
   nn::Linear layer(torch::nn::LinearOptions(64, 2).bias(false));
   nn::Nf4Weight weight(2, 64, at::kFloat, true);
@@ -84,31 +84,31 @@ TEST_CASE("offsets of any size are written so that they read back to their bits"
                              std::numeric_limits<float>::max(), 16777216.f}) {
     CAPTURE(offset);
     weight->nested_offset.fill_(offset);
-    save_quantized(*layer, folder.path("file"));
+    save_weights(*layer, folder.path("file"));
     nn::Linear other(torch::nn::LinearOptions(64, 2).bias(false));
     load_weights(*other, folder.path("file"));
     CHECK(same_bits(other->nf4()->nested_offset, weight->nested_offset));
   }
 }
 
-TEST_CASE("models without 4 bits, on the stack, and empty layers are written, too", "[nf4][quantized_file]") {
+TEST_CASE("models without 4 bits, on the stack, and empty layers are written, too", "[nf4][save_weights]") {
   const TemporaryFolder folder;
   struct Net : torch::nn::Module {
     Net() { layer = register_module("layer", nn::Linear(0, 4)); }
     nn::Linear layer = nullptr;
   };
   Net model;
-  save_quantized(model, folder.path("file"));
+  save_weights(model, folder.path("file"));
   CHECK(tensors_in(folder.path("file")).size() == 2);
   CHECK(load_weights(model, folder.path("file")).loaded.size() == 2);
 }
 
-TEST_CASE("what bitsandbytes cannot read is not written", "[nf4][quantized_file]") {
+TEST_CASE("what bitsandbytes cannot read is not written", "[nf4][save_weights]") {
   const TemporaryFolder folder;
   const std::string path = folder.path("file");
   put_content(path, "what was there");
   const auto check = [&](torch::nn::Module& model, const std::string& file, const std::string& part) {
-    CHECK_THAT(error_of([&] { save_quantized(model, file); }), ContainsSubstring(part));
+    CHECK_THAT(error_of([&] { save_weights(model, file); }), ContainsSubstring(part));
     CHECK(content_of(path) == "what was there");
     CHECK_FALSE(std::filesystem::exists(path + ".new"));
   };
@@ -124,7 +124,7 @@ TEST_CASE("what bitsandbytes cannot read is not written", "[nf4][quantized_file]
   strange->register_buffer("phase", torch::zeros({2}, torch::kComplexFloat));
   check(*strange, path, "ComplexFloat");
   nn::Linear sound(4, 4);
-  CHECK_THAT(error_of([&] { save_quantized(*sound, path + "/below"); }), ContainsSubstring(path));
+  CHECK_THAT(error_of([&] { save_weights(*sound, path + "/below"); }), ContainsSubstring(path));
 }
 
-}  // namespace pacer::testing::quantized_file
+}  // namespace pacer::testing::save_weights

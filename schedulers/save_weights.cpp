@@ -1,4 +1,4 @@
-#include <pacer/schedulers/quantized_file.h>
+#include <pacer/schedulers/save_weights.h>
 
 #include <cstring>
 #include <map>
@@ -50,8 +50,8 @@ void put_parts(NamedTensors& tensors, const std::string& weight, const nn::Nf4We
 
 }  // namespace
 
-void save_quantized(torch::nn::Module& model, const std::string& file) {
-  require(!file.empty() && file.back() != '/', "save_quantized needs the name of a file, not \"", file, "\"");
+void save_weights(torch::nn::Module& model, const std::string& file) {
+  require(!file.empty() && file.back() != '/', "save_weights needs the name of a file, not \"", file, "\"");
   NamedTensors tensors = detail::model_tensors(model);
   for (const auto& [name, layer] : detail::linear_names(model)) {
     const std::string prefix = name.empty() ? "" : name + ".";

@@ -1,8 +1,8 @@
-// A model with weights in 4 bits as a file that Python reads: transformers with bitsandbytes, as "a
-// checkpoint in 4 bits". load_weights reads it back.
+// The weights of a model as one safetensors file, outside of a run: load_weights reads it back, and so does
+// Python; weights in 4 bits are as transformers with bitsandbytes have them in "a checkpoint in 4 bits".
 //
 //   pacer::nn::quantize(*model, pacer::nn::Nf4Options().targets({"*_proj"}));
-//   pacer::save_quantized(*model, "llama-nf4/model.safetensors");
+//   pacer::save_weights(*model, "llama-nf4/model.safetensors");
 #pragma once
 
 #include <string>
@@ -19,6 +19,6 @@ namespace pacer {
 // InvalidArgument for a weight in 4 bits with an odd number of elements, which bitsandbytes does not read on
 // every device, or that stands for one of 64 bits, and for dtypes that the format lacks; FileError where it
 // cannot be written. The file is what it was then.
-void save_quantized(torch::nn::Module& model, const std::string& file);
+void save_weights(torch::nn::Module& model, const std::string& file);
 
 }  // namespace pacer
