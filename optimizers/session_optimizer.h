@@ -80,8 +80,9 @@ class SessionOptimizer : public torch::optim::Optimizer {
   // changes one nevertheless, by an operation that counts versions, makes the step look again. The current
   // stream of prepare and enqueue comes after this one. False where nothing was done.
   virtual bool look_early(const std::vector<torch::Tensor>& /*parameters*/) { return false; }
-  // The backward has begun after which the next step comes, or none, should it fail: an optimizer may start
-  // what it can do ahead. Gradients are not there yet.
+  // A backward begins after which the next step comes, or none, should it fail: an optimizer may start what
+  // it can do ahead. Gradients are not there yet. A step that was prepared before and not enqueued never will
+  // be.
   virtual void expect_step() {}
   // Another number when a captured enqueue() no longer does what a new one would.
   virtual int64_t enqueue_version() const = 0;

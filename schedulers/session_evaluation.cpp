@@ -21,7 +21,7 @@ void Session::prewarm(const std::function<at::Tensor()>& loss) {
   if (parts_.has_guard()) inputs.guard = parts_.guard();
   if (SessionOptimizer* optimizer = parts_.session_optimizer()) {
     optimizer->prepare(inputs);
-    optimizer->conclude(/*applied=*/false);
+    optimizer->expect_step();  // what was prepared is not enqueued; the pass below comes as before a step
   }
   if (parts_.micro_steps == 1) parts_.optimizer().zero_grad();
   prewarm_pass(loss);

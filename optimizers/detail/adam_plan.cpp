@@ -65,6 +65,7 @@ void AdamEngine::make_pager() {
 void AdamEngine::expect_step() {
   if (!pager_ || group_sizes_.empty() || (device_.is_cuda() && is_capturing(device_))) return;
   const c10::DeviceGuard device_guard(device_);
+  pager_->release();  // of a step that was prepared and never enqueued
   pager_->prefetch();
 }
 

@@ -38,8 +38,6 @@ class PageDevice {
   virtual void update(const std::function<void()>& enqueue) = 0;
   // The host waits until the queue, load or store, is empty.
   virtual void synchronize(PageQueue queue) = 0;
-  // The host waits for an event.
-  virtual void synchronize_event(size_t event) = 0;
 
   // From now on `make_room` is called where LibTorch's allocator is about to ask the driver for memory of
   // this device, by whichever thread that is and while it holds the allocator's lock: it must not allocate

@@ -131,9 +131,6 @@ class CudaPageDevice final : public PageDevice {
   void synchronize(PageQueue queue) override {
     require_cuda(cudaStreamSynchronize(stream_of(queue)), "a copy or the kernel before it");
   }
-  void synchronize_event(size_t event) override {
-    require_cuda(cudaEventSynchronize(event_of(event)), "waiting for an event");
-  }
 
   void watch_pressure(std::function<void()> make_room) override {
     PressureWatch& watch = pressure_watch();

@@ -144,24 +144,21 @@ StatePager::Draft StatePager::draft(const std::vector<AdamEntry>& entries,
   return draft;
 }
 
-// False where the device has no memory for one of them; then budget_ is what there was.
-bool StatePager::take_blocks(const std::vector<Page>& pages,
-                             const std::vector<std::vector<PageCopy>>& copies) {
-  for (size_t i = 0; i < pages.size(); ++i) {
-    int64_t bytes = 0;
-    for (const PageCopy& copy : copies[i]) bytes = std::max(bytes, copy.place + copy.bytes);
-    // Under pressure it would only be given up again.
-    const bool has_room = !paging_.on_pressure() || device_->free_bytes() - bytes >= paging_.headroom();
-    std::shared_ptr<void> memory = has_room ? device_->device_memory(bytes) : nullptr;
-    if (memory == nullptr) {
-      require<DeviceError>(paging_.on_pressure(), "the GPU has no room for resident_bytes(",
-                           paging_.resident_bytes(),
-                           ") of optimizer state; set less, or on_pressure(true), which takes what there is");
-      budget_ = std::min(budget_ - 1, bytes_of_blocks());
-      return false;
-    }
-    blocks_.push_back({copies[i], bytes, std::move(memory)});
+// False where the device has no memory for it; then budget_ is what there was.
+bool StatePager::take_block(std::vector<PageCopy> copies) {
+  int64_t bytes = 0;
+  for (const PageCopy& copy : copies) bytes = std::max(bytes, copy.place + copy.bytes);
+  // Under pressure it would only be given up again.
+  const bool has_room = !paging_.on_pressure() || device_->free_bytes() - bytes >= paging_.headroom();
+  std::shared_ptr<void> memory = has_room ? device_->device_memory(bytes) : nullptr;
+  if (memory == nullptr) {
+    require<DeviceError>(paging_.on_pressure(), "the GPU has no room for resident_bytes(",
+                         paging_.resident_bytes(),
+                         ") of optimizer state; set less, or on_pressure(true), which takes what there is");
+    budget_ = std::min(budget_ - 1, bytes_of_blocks());
+    return false;
   }
+  blocks_.push_back({std::move(copies), bytes, std::move(memory)});
   return true;
 }
 
@@ -179,10 +176,8 @@ void StatePager::plan(const std::vector<AdamEntry>& entries, const std::vector<A
     }
     stream_.emplace(*device_, std::move(streamed));
     is_complete = true;
-    for (size_t t = 0; is_complete && t < tables.size(); ++t) {
-      std::vector<std::vector<PageCopy>> copies;
-      for (const Page& page : pages.resident[t]) copies.push_back(copies_of_page(page));
-      is_complete = take_blocks(pages.resident[t], copies);
+    for (const auto& of_table : pages.resident) {
+      for (const Page& page : of_table) is_complete = is_complete && take_block(copies_of_page(page));
     }
   }
   size_t block = 0, page_number = 0;

@@ -78,7 +78,7 @@ class StatePager {
   class Holding;
 
   Draft draft(const std::vector<AdamEntry>& entries, const std::vector<AdamTable>& tables) const;
-  bool take_blocks(const std::vector<Page>& pages, const std::vector<std::vector<PageCopy>>& copies);
+  bool take_block(std::vector<PageCopy> copies);
   std::vector<PageCopy> copies_of_page(const Page& page) const;
   std::vector<PagedPiece> pieces_of(const Page& page, const std::vector<AdamEntry>& entries,
                                     const AdamTable& table, void* memory) const;

@@ -25,19 +25,19 @@
 namespace pacer::testing {
 namespace {
 
-constexpr int64_t kShortSleep = 20'000'000;  // clock cycles, about 10 ms
-constexpr int64_t kLongSleep = 500'000'000;  // more than 0.2 s
-constexpr int64_t kAll = int64_t{1} << 30;
+constexpr int64_t kSomeCycles = 20'000'000;   // clock cycles, about 10 ms
+constexpr int64_t kManyCycles = 500'000'000;  // more than 0.2 s
+constexpr int64_t kEverything = int64_t{1} << 30;
 
-Paging small_pages(int64_t resident = 0) { return Paging().page_bytes(65536).resident_bytes(resident); }
+Paging paging_of(int64_t resident = 0) { return Paging().page_bytes(65536).resident_bytes(resident); }
 
 // A plain optimizer and a paged one on the GPU, over the same parameters.
 template <class Optimizer>
-struct Pair {
+struct PagedPair {
   std::vector<Tensor> plain, paged;
   Optimizer one, other;
 
-  Pair(const std::vector<Tensor>& parameters, const OptionsOf<Optimizer>& options, const Paging& paging)
+  PagedPair(const std::vector<Tensor>& parameters, const OptionsOf<Optimizer>& options, const Paging& paging)
       : plain(moved_to(parameters)),
         paged(moved_to(parameters)),
         one(plain, options),
@@ -62,7 +62,7 @@ struct Pair {
 };
 
 template <class Optimizer>
-OptionsOf<Optimizer> strong_options(bool check) {
+OptionsOf<Optimizer> decaying_options(bool check) {
   return OptionsOf<Optimizer>(0.01).weight_decay(0.1).finite_check(check).seed(3);
 }
 
@@ -72,13 +72,13 @@ TEMPLATE_TEST_CASE("a paged step on a GPU has the bits of a plain one, in every 
                    FusedAdam, FusedAdamW, FusedLamb) {
   PACER_NEEDS_GPU();
   for (const Mode& mode : all_modes()) {
-    for (const int64_t resident : {int64_t{0}, int64_t{400'000}, kAll}) {
+    for (const int64_t resident : {int64_t{0}, int64_t{400'000}, kEverything}) {
       for (const bool check : {false, true}) {
         CAPTURE(mode.name, resident, check);
         torch::manual_seed(91);
-        auto options = with_mode(strong_options<TestType>(check), mode);
+        auto options = with_mode(decaying_options<TestType>(check), mode);
         if constexpr (!std::is_same_v<TestType, FusedLamb>) options.amsgrad(check);
-        Pair<TestType> pair(odd_parameters(mode.dtype), options, small_pages(resident));
+        PagedPair<TestType> pair(odd_parameters(mode.dtype), options, paging_of(resident));
         for (int step = 0; step < 10; ++step) {
           pair.set_gradients();
           if (step % 4 == 1) pair.clear_gradient(static_cast<size_t>(step) % pair.plain.size());
@@ -118,12 +118,12 @@ TEST_CASE("200 paged steps, with a save and load in the middle both ways, keep t
   torch::manual_seed(92);
   const auto options = FusedAdamWOptions(0.01).weight_decay(0.1);
   const std::vector<std::vector<int64_t>> shapes = {{300, 400}, {70'001}, {5}, {0}, {1000, 33}};
-  Pair<FusedAdamW> pair(random_parameters(shapes, at::kFloat), options, small_pages(300'000));
+  PagedPair<FusedAdamW> pair(random_parameters(shapes, at::kFloat), options, paging_of(300'000));
   pair.train(100);
   // Crosswise, by archive and by name.
   std::vector<Tensor> a = moved_to(pair.plain), b = moved_to(pair.plain), c = moved_to(pair.plain);
-  FusedAdamW from_paged(a, options), by_archive(b, FusedAdamWOptions(options).paged(small_pages()));
-  FusedAdamW by_name(c, FusedAdamWOptions(options).paged(small_pages(400'000)));
+  FusedAdamW from_paged(a, options), by_archive(b, FusedAdamWOptions(options).paged(paging_of()));
+  FusedAdamW by_name(c, FusedAdamWOptions(options).paged(paging_of(400'000)));
   load_from(from_paged, saved(pair.other));
   load_from(by_archive, saved(pair.one));
   by_name.import_state(pair.one.export_state());
@@ -174,7 +174,7 @@ TEST_CASE("a paged step is enqueued on the current stream", "[gpu][paging]") {
   PACER_NEEDS_GPU();
   for (const int64_t resident : {int64_t{0}, int64_t{300'000}}) {
     torch::manual_seed(94);
-    Pair<FusedAdamW> pair(odd_parameters(at::kFloat), FusedAdamWOptions(0.01), small_pages(resident));
+    PagedPair<FusedAdamW> pair(odd_parameters(at::kFloat), FusedAdamWOptions(0.01), paging_of(resident));
     pair.train(2);
     for (int step = 0; step < 4; ++step) {
       pair.set_gradients();
@@ -189,7 +189,7 @@ TEST_CASE("a paged step is enqueued on the current stream", "[gpu][paging]") {
         const c10::cuda::CUDAStreamGuard guard(stream);
         at::cuda::CUDAEvent slept;
         // The gradients arrive late on this stream: any other would read zeros.
-        at::cuda::sleep(kShortSleep);
+        at::cuda::sleep(kSomeCycles);
         for (size_t i = 0; i < late.size(); ++i) pair.paged[i].grad().copy_(late[i]);
         if (step % 2 == 0) pair.other.expect_step();
         pair.other.step();
@@ -204,8 +204,8 @@ TEST_CASE("a paged step is enqueued on the current stream", "[gpu][paging]") {
 TEST_CASE("a paged step returns before the device begins it", "[gpu][paging]") {
   PACER_NEEDS_GPU();
   torch::manual_seed(98);
-  Pair<FusedLamb> pair(random_parameters({{1000}, {640, 64}, {0}, {7}}, at::kBFloat16),
-                       FusedLambOptions(0.01).finite_check(true), small_pages(20'000));
+  PagedPair<FusedLamb> pair(random_parameters({{1000}, {640, 64}, {0}, {7}}, at::kBFloat16),
+                            FusedLambOptions(0.01).finite_check(true), paging_of(20'000));
   pair.train(2);
   std::vector<std::vector<Tensor>> gradients(5);
   for (auto& of_step : gradients) {
@@ -217,7 +217,7 @@ TEST_CASE("a paged step returns before the device begins it", "[gpu][paging]") {
   };
   torch::cuda::synchronize();
   at::cuda::CUDAEvent slept;
-  at::cuda::sleep(kLongSleep);
+  at::cuda::sleep(kManyCycles);
   slept.record();
   {
     const NoWaiting no_waiting;
@@ -238,8 +238,8 @@ TEST_CASE("a paged step returns before the device begins it", "[gpu][paging]") {
 TEST_CASE("a group added and a parameter that begins late are paged, too, on a GPU", "[gpu][paging]") {
   PACER_NEEDS_GPU();
   torch::manual_seed(95);
-  Pair<FusedAdamW> pair(random_parameters({{400, 50}, {700}, {30'000}}, at::kBFloat16),
-                        FusedAdamWOptions(0.01), small_pages(50'000));
+  PagedPair<FusedAdamW> pair(random_parameters({{400, 50}, {700}, {30'000}}, at::kBFloat16),
+                             FusedAdamWOptions(0.01), paging_of(50'000));
   pair.set_gradients();
   pair.clear_gradient(2);
   pair.step();
@@ -266,9 +266,9 @@ TEST_CASE("memory pressure moves resident state to the host, and gives the GPU i
   };
   constexpr int64_t kState = 3'000'000 * 8;
   const int64_t before = free_bytes(), block = int64_t{1} << 30;
-  const auto paging = small_pages(kAll).on_pressure(true).headroom(before - block);
-  Pair<FusedAdamW> pair(random_parameters({{1'000'000}, {2000, 1000}}, at::kFloat), FusedAdamWOptions(0.01),
-                        paging);
+  const auto paging = paging_of(kEverything).on_pressure(true).headroom(before - block);
+  PagedPair<FusedAdamW> pair(random_parameters({{1'000'000}, {2000, 1000}}, at::kFloat),
+                             FusedAdamWOptions(0.01), paging);
   pair.train(3);
   pair.set_gradients();
   const int64_t resident = pair.other.resident_state_bytes();
@@ -325,7 +325,7 @@ TEST_CASE("a CUDA graph of paged steps is refused, by the hook and under a captu
   session.backward(model->loss(x, y));
   CHECK(contains(refusal([&] { session.step(); }), "leave out the CudaGraph hook, or paged()"));
 
-  Pair<FusedAdamW> pair(random_parameters({{300}}, at::kFloat), FusedAdamWOptions(0.01), Paging());
+  PagedPair<FusedAdamW> pair(random_parameters({{300}}, at::kFloat), FusedAdamWOptions(0.01), Paging());
   pair.train(2);
   at::cuda::CUDAGraph graph;
   {

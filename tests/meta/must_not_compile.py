@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 PROGRAM = """
+#include <pacer/optimizers/onebit_adam_options.h>
 #include <pacer/schedulers/gradient_clipping.h>
 #include <pacer/schedulers/session.h>
 void use(pacer::Session& session, torch::Tensor x) {
@@ -23,6 +24,7 @@ BAD = [
     ("auto batch = session.begin(x); auto copy = batch;", "deleted"),
     ("session.begin(3);", "a batch is made of tensors"),
     ("session.begin();", "a batch has at least one tensor"),
+    ("pacer::OneBitAdamOptions(1e-3).paged(3);", "leave out paged(), or use FusedAdamW"),
 ]
 
 

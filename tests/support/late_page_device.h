@@ -62,9 +62,6 @@ class LatePageDevice final : public detail::PageDevice {
   void synchronize(Queue queue) override {
     while (!queues_[static_cast<size_t>(queue)].empty()) run_one();
   }
-  void synchronize_event(size_t event) override {
-    while (happened_[event] < recorded_[event]) run_one();
-  }
   void watch_pressure(std::function<void()> make_room) override { make_room_ = std::move(make_room); }
 
   bool is_watched() const { return make_room_ != nullptr; }

@@ -14,13 +14,13 @@ namespace {
 
 // A plain optimizer and a paged one over the same parameters.
 template <class Optimizer>
-struct Pair {
+struct PagedPair {
   std::vector<Tensor> plain, paged;
   Optimizer one;
   PagedOnHost<Optimizer> other;
 
-  Pair(const std::vector<Tensor>& parameters, const OptionsOf<Optimizer>& options, const Paging& paging,
-       unsigned seed = 1, int64_t room = int64_t{1} << 40)
+  PagedPair(const std::vector<Tensor>& parameters, const OptionsOf<Optimizer>& options, const Paging& paging,
+            unsigned seed = 1, int64_t room = int64_t{1} << 40)
       : plain(parameters),
         paged(moved_to(parameters, at::kCPU)),
         one(plain, options),
@@ -44,14 +44,14 @@ struct Pair {
   }
 };
 
-Paging small_pages(int64_t resident = 0) { return Paging().page_bytes(4096).resident_bytes(resident); }
+Paging paging_of(int64_t resident = 0) { return Paging().page_bytes(4096).resident_bytes(resident); }
 
 template <class Optimizer>
-OptionsOf<Optimizer> strong_options(bool check) {
+OptionsOf<Optimizer> decaying_options(bool check) {
   return OptionsOf<Optimizer>(0.01).weight_decay(0.1).finite_check(check).seed(3);
 }
 
-constexpr int64_t kAll = int64_t{1} << 30;
+constexpr int64_t kEverything = int64_t{1} << 30;
 
 }  // namespace
 
@@ -59,13 +59,13 @@ TEMPLATE_TEST_CASE("a paged step has the bits of a plain one, in every mode", "[
                    FusedAdamW, FusedLamb) {
   unsigned seed = 0;
   for (const Mode& mode : all_modes()) {
-    for (const int64_t resident : {int64_t{0}, int64_t{100'000}, kAll}) {
+    for (const int64_t resident : {int64_t{0}, int64_t{100'000}, kEverything}) {
       for (const bool check : {false, true}) {
         CAPTURE(mode.name, resident, check);
         torch::manual_seed(4);
-        auto options = with_mode(strong_options<TestType>(check), mode);
+        auto options = with_mode(decaying_options<TestType>(check), mode);
         if constexpr (!std::is_same_v<TestType, FusedLamb>) options.amsgrad(check);
-        Pair<TestType> pair(odd_parameters(mode.dtype), options, small_pages(resident), ++seed);
+        PagedPair<TestType> pair(odd_parameters(mode.dtype), options, paging_of(resident), ++seed);
         for (int step = 0; step < 12; ++step) {
           pair.set_gradients();
           if (step % 4 == 1) pair.clear_gradient(static_cast<size_t>(step) % pair.plain.size());
@@ -97,16 +97,16 @@ TEMPLATE_TEST_CASE("a paged step has the bits of a plain one, in every mode", "[
 
 TEST_CASE("resident state is not copied, and all of it can stay", "[paging]") {
   torch::manual_seed(5);
-  Pair<FusedAdamW> none(random_parameters({{30, 40}, {2000}, {3}}, at::kFloat), FusedAdamWOptions(0.01),
-                        small_pages());
+  PagedPair<FusedAdamW> none(random_parameters({{30, 40}, {2000}, {3}}, at::kFloat), FusedAdamWOptions(0.01),
+                             paging_of());
   none.train(3);
   CHECK(none.other.device->copied_bytes == 3 * 2 * 8 * (1200 + 2000 + 3));
-  Pair<FusedAdamW> some(random_parameters({{30, 40}, {2000}, {3}}, at::kFloat), FusedAdamWOptions(0.01),
-                        small_pages(12'000));
+  PagedPair<FusedAdamW> some(random_parameters({{30, 40}, {2000}, {3}}, at::kFloat), FusedAdamWOptions(0.01),
+                             paging_of(12'000));
   some.train(3);
   CHECK(some.other.device->copied_bytes == 3 * 2 * 8 * 2000 + 8 * 1203);
-  Pair<FusedAdamW> all(random_parameters({{30, 40}, {2000}, {3}}, at::kFloat), FusedAdamWOptions(0.01),
-                       small_pages(kAll));
+  PagedPair<FusedAdamW> all(random_parameters({{30, 40}, {2000}, {3}}, at::kFloat), FusedAdamWOptions(0.01),
+                            paging_of(kEverything));
   all.train(3);
   CHECK(all.other.device->copied_bytes == 8 * 3203);
   for (auto* pair : {&none, &some, &all}) CHECK(pair->differs() == "");
@@ -118,13 +118,13 @@ TEMPLATE_TEST_CASE("archives and named state pass between paged and plain optimi
     for (const int64_t resident : {int64_t{0}, int64_t{60'000}}) {
       CAPTURE(mode.name, resident);
       torch::manual_seed(6);
-      const auto options = with_mode(strong_options<TestType>(false), mode);
-      Pair<TestType> first(odd_parameters(mode.dtype), options, small_pages(resident), 3);
+      const auto options = with_mode(decaying_options<TestType>(false), mode);
+      PagedPair<TestType> first(odd_parameters(mode.dtype), options, paging_of(resident), 3);
       first.train(3);
-      Pair<TestType> by_archive(clones(first.plain), options, small_pages(resident), 4);
+      PagedPair<TestType> by_archive(clones(first.plain), options, paging_of(resident), 4);
       by_archive.train(1);  // so that there is a state to replace
       by_archive.plain = first.plain, by_archive.paged = first.paged;
-      Pair<TestType> by_name(clones(first.plain), options, small_pages(resident), 5);
+      PagedPair<TestType> by_name(clones(first.plain), options, paging_of(resident), 5);
       by_name.train(2);
       for (size_t i = 0; i < first.plain.size(); ++i) {
         by_name.plain[i].data().copy_(first.plain[i]);
@@ -151,7 +151,7 @@ TEMPLATE_TEST_CASE("archives and named state pass between paged and plain optimi
 
       std::vector<Tensor> a = clones(first.plain), b = clones(first.plain);
       TestType plain(a, options);
-      PagedOnHost<TestType> paged(b, options, small_pages(resident), 6);
+      PagedOnHost<TestType> paged(b, options, paging_of(resident), 6);
       const std::string from_paged = saved(first.other.base()), from_plain = saved(first.one);
       load_from(plain, from_paged);
       load_from(paged.base(), from_plain);
@@ -171,8 +171,8 @@ TEST_CASE("groups are added, parameters begin late, options move state: the bits
     for (const int64_t resident : {int64_t{0}, int64_t{30'000}}) {
       CAPTURE(seed, resident);
       torch::manual_seed(7 + seed);
-      Pair<FusedAdamW> pair(random_parameters({{40, 50}, {0}, {700}, {3000}}, at::kBFloat16),
-                            FusedAdamWOptions(0.01), small_pages(resident), seed);
+      PagedPair<FusedAdamW> pair(random_parameters({{40, 50}, {0}, {700}, {3000}}, at::kBFloat16),
+                                 FusedAdamWOptions(0.01), paging_of(resident), seed);
       pair.set_gradients();
       pair.clear_gradient(3);
       pair.step();
@@ -211,9 +211,9 @@ TEST_CASE("under memory pressure resident state moves out, for good, and the bit
     CAPTURE(seed);
     torch::manual_seed(8);
     constexpr int64_t kHeadroom = 100'000;
-    const auto paging = small_pages(kAll).on_pressure(true).headroom(kHeadroom);
-    Pair<FusedAdamW> pair(random_parameters({{40, 50}, {700}, {3000}, {20}}, at::kFloat),
-                          FusedAdamWOptions(0.01), paging, seed);
+    const auto paging = paging_of(kEverything).on_pressure(true).headroom(kHeadroom);
+    PagedPair<FusedAdamW> pair(random_parameters({{40, 50}, {700}, {3000}, {20}}, at::kFloat),
+                               FusedAdamWOptions(0.01), paging, seed);
     pair.train(2);
     LatePageDevice& device = *pair.other.device;
     REQUIRE(device.is_watched());
@@ -241,7 +241,7 @@ TEST_CASE("under memory pressure resident state moves out, for good, and the bit
     pair.train(1);
     CHECK(device.copied_bytes > a_step);  // some is streamed now
     CHECK(pair.differs() == "");
-    device.set_free_bytes(kAll);
+    device.set_free_bytes(kEverything);
     pair.train(1);
     CHECK(pair.differs() == "");
   }
@@ -250,22 +250,23 @@ TEST_CASE("under memory pressure resident state moves out, for good, and the bit
 TEST_CASE("a device with less room than resident_bytes keeps less, or says so", "[paging]") {
   torch::manual_seed(9);
   const auto parameters = random_parameters({{40, 50}, {700}, {3000}}, at::kFloat);
-  Pair<FusedAdamW> less(parameters, FusedAdamWOptions(0.01), small_pages(kAll).on_pressure(true).headroom(0),
-                        1,
-                        /*room=*/80'000);
+  PagedPair<FusedAdamW> less(parameters, FusedAdamWOptions(0.01),
+                             paging_of(kEverything).on_pressure(true).headroom(0), 1,
+                             /*room=*/80'000);
   less.train(3);
   CHECK(less.differs() == "");
   CHECK(less.other.device->free_bytes() >= 0);
-  Pair<FusedAdamW> refused(parameters, FusedAdamWOptions(0.01), small_pages(kAll), 1, /*room=*/30'000);
+  PagedPair<FusedAdamW> refused(parameters, FusedAdamWOptions(0.01), paging_of(kEverything), 1,
+                                /*room=*/30'000);
   refused.set_gradients();
   CHECK_THROWS_WITH(refused.other.step(), Catch::Matchers::Contains("resident_bytes(1073741824)"));
 }
 
 TEST_CASE("state may be changed by hand after sync_state, and at no other time", "[paging]") {
-  for (const int64_t resident : {int64_t{0}, kAll}) {
+  for (const int64_t resident : {int64_t{0}, kEverything}) {
     torch::manual_seed(10);
-    Pair<FusedAdamW> pair(random_parameters({{40, 50}, {700}}, at::kFloat), FusedAdamWOptions(0.01),
-                          small_pages(resident));
+    PagedPair<FusedAdamW> pair(random_parameters({{40, 50}, {700}}, at::kFloat), FusedAdamWOptions(0.01),
+                               paging_of(resident));
     pair.train(2);
     pair.other.expect_step();
     pair.other.sync_state();
@@ -286,11 +287,11 @@ TEST_CASE("an optimizer of parts of tensors pages them", "[paging]") {
   torch::manual_seed(11);
   for (const Mode& mode : all_modes()) {
     CAPTURE(mode.name);
-    Pair<FusedAdamW> pair({torch::randn({90, 25}, at::kDouble).to(mode.dtype).requires_grad_()},
-                          with_mode(FusedAdamWOptions(0.01).seed(3), mode), small_pages());
+    PagedPair<FusedAdamW> pair({torch::randn({90, 25}, at::kDouble).to(mode.dtype).requires_grad_()},
+                               with_mode(FusedAdamWOptions(0.01).seed(3), mode), paging_of());
     pair.other.own_engine().own_range(pair.paged[0], {{0, 1333}, {}});
     PagedOnHost<FusedAdamW> rest(pair.paged, with_mode(FusedAdamWOptions(0.01).seed(3), mode),
-                                 small_pages(5000), 2);
+                                 paging_of(5000), 2);
     rest.own_engine().own_range(pair.paged[0], {{1333, 917}, {}});
     for (int step = 0; step < 4; ++step) {
       pair.set_gradients();
