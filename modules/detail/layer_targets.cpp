@@ -7,6 +7,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include <pacer/core/error.h>
+#include <pacer/modules/detail/model_modules.h>
 #include <pacer/modules/layer_norm_linear.h>
 #include <pacer/modules/layer_norm_mlp.h>
 #include <pacer/modules/lora.h>
@@ -25,7 +26,7 @@ std::vector<const nn::LinearImpl*> fused_parts(torch::nn::Module& module) {
 
 // What may help who named no layer.
 std::string advice(const torch::nn::Module& model, const std::string& target) {
-  for (const auto& item : model.named_modules()) {
+  for (const auto& item : named_modules_of(model)) {
     if (nn::matches_target(item.key(), target) && item.value()->as<torch::nn::LinearImpl>() != nullptr) {
       return concatenate("; ", item.key(), " is a torch::nn::Linear, build the model of pacer::nn::Linear");
     }
@@ -40,7 +41,7 @@ std::string advice(const torch::nn::Module& model, const std::string& target) {
 std::vector<NamedLayer> linear_layers(const torch::nn::Module& model) {
   std::vector<NamedLayer> layers;
   std::unordered_set<const void*> seen;
-  for (const auto& item : model.named_modules()) {
+  for (const auto& item : named_modules_of(model)) {
     auto* layer = item.value()->as<nn::LinearImpl>();
     if (layer != nullptr && seen.insert(layer).second) layers.push_back({item.key(), layer});
   }
@@ -73,7 +74,7 @@ std::vector<NamedLayer> matching_layers(const char* caller, const torch::nn::Mod
 void check_changeable(const char* caller, const torch::nn::Module& model,
                       const std::vector<NamedLayer>& layers) {
   std::unordered_map<const void*, std::string> fused;
-  for (const auto& item : model.named_modules()) {
+  for (const auto& item : named_modules_of(model)) {
     for (const nn::LinearImpl* part : fused_parts(*item.value())) fused.emplace(part, item.key());
   }
   std::unordered_map<const void*, std::vector<std::string>> names;
