@@ -6,6 +6,7 @@
 #include <pacer/core/error.h>
 #include <pacer/device/detail/stream.h>
 #include <pacer/modules/detail/fp8_layer.h>
+#include <pacer/modules/detail/model_modules.h>
 #include <pacer/modules/linear.h>
 
 namespace pacer {
@@ -39,7 +40,7 @@ struct NamedLinear {
 // Each once, those that stay in 16 bits left out, and those in 4 bits, whose products are of 16.
 std::vector<NamedLinear> linears(torch::nn::Module& model, const Fp8Options& options) {
   std::vector<NamedLinear> all;
-  for (const auto& item : model.named_modules()) {
+  for (const auto& item : detail::named_modules_of(model)) {
     const auto* linear = item.value()->as<nn::LinearImpl>();
     if (linear != nullptr && linear->nf4().is_empty()) all.push_back({item.key(), linear});
   }

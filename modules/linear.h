@@ -7,6 +7,8 @@
 //   adapters    none; or low-rank ones, one of them active, after add_lora() (lora.h)
 #pragma once
 
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,6 +30,8 @@ class LinearImpl : public torch::nn::Cloneable<LinearImpl> {
   void reset() override;
   void reset_parameters();
   void pretty_print(std::ostream& stream) const override;
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<torch::Device>& device = std::nullopt) const override;
 
   // x [..., in_features] -> [..., out_features]. In 8-bit floats, and with an adapter or 4-bit storage, the
   // result has the dtype of autocast; without autocast that of x, or bf16 where x is fp32 and products are of

@@ -21,6 +21,7 @@ void LinearImpl::set_nf4(Nf4Weight nf4) {
     replace_module("weight", nf4.ptr());
   } else {
     parameters_.erase("weight");
+    weight.requires_grad_(false);  // whoever has it still
     weight = at::Tensor();
     register_module("weight", nf4.ptr());
   }
@@ -35,6 +36,16 @@ void LinearImpl::dequantize() {
   unregister_module("weight");
   nf4_ = nullptr;
   weight = register_parameter("weight", values, /*requires_grad=*/false);
+}
+
+// Where the adapter is merged, the copy can be unmerged as this layer can.
+std::shared_ptr<torch::nn::Module> LinearImpl::clone(const std::optional<torch::Device>& device) const {
+  auto copy = Cloneable::clone(device);
+  if (is_merged()) {
+    auto& layer = static_cast<LinearImpl&>(*copy);
+    layer.merged_version_ = layer.weight._version() + (is_unmergeable() ? 0 : 1);
+  }
+  return copy;
 }
 
 LoraAdapter LinearImpl::adapter(const std::string& name) const {

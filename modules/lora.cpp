@@ -52,6 +52,9 @@ std::vector<std::string> add_to(torch::nn::Module& model, const LoraOptions& opt
     const int64_t out = layer->options.out_features(), in = layer->options.in_features();
     require(options.r() <= std::min(in, out), "add_lora: r is ", options.r(), ", but ", name,
             " is a matrix of ", out, " x ", in, ", so that it can be at most ", std::min(in, out));
+    require(options.dropout() == 0 || in % 4 == 0,
+            "add_lora: dropout of an adapter needs a number of features that is a multiple of 4, but ", name,
+            " takes ", in, "; leave LoraOptions::dropout out, or this layer out of the targets");
   }
   for (const auto& item : model.named_parameters()) item.value().requires_grad_(false);
   set_adapter(model, "");

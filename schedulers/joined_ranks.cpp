@@ -13,6 +13,7 @@
 #include <pacer/core/error.h>
 #include <pacer/core/version.h>
 #include <pacer/modules/detail/buffer_names.h>
+#include <pacer/modules/detail/model_modules.h>
 #include <pacer/schedulers/detail/model_facts.h>
 #include <pacer/schedulers/detail/number_text.h>
 #include <pacer/schedulers/session_parts.h>
@@ -81,6 +82,7 @@ std::vector<Fact> JoinedRanks::facts() const {
   for (const auto& hook : parts_->hooks()) facts.push_back({"hook " + hook->hook_name(), hook->agreement()});
   for (Fact& fact : detail::optimizer_facts(*parts_)) facts.push_back(std::move(fact));
   for (Fact& fact : detail::parameter_facts(*parts_)) facts.push_back(std::move(fact));
+  for (Fact& fact : detail::frozen_facts(*parts_)) facts.push_back(std::move(fact));
   return facts;
 }
 
@@ -113,11 +115,16 @@ void JoinedRanks::share_parameters() {
   Communicator& world = parts_->world();
   if (initial_ == InitialParameters::check) {
     std::vector<Fact> values;
-    for (const auto& item : parts_->model().named_parameters()) {
-      const at::Tensor host = item.value().detach().cpu().contiguous();
-      const auto bytes = static_cast<size_t>(host.numel()) * host.element_size();
-      values.push_back({"initial value of parameter " + item.key(),
-                        "checksum " + Checksum().add(host.const_data_ptr(), bytes).hex()});
+    const auto add = [&](const std::string& what, const at::Tensor& tensor) {
+      const at::Tensor host = tensor.detach().cpu().contiguous();
+      values.push_back({"initial value of " + what,
+                        "checksum " + Checksum().add(host.const_data_ptr(), host.nbytes()).hex()});
+    };
+    for (const auto& item : parts_->model().named_parameters()) add("parameter " + item.key(), item.value());
+    const auto codes = detail::codes_of(parts_->model());
+    for (const auto& item : parts_->model().named_buffers()) {
+      if (codes.count(item.value().unsafeGetTensorImpl()) != 0)
+        add("4-bit weight " + item.key(), item.value());
     }
     require_agreement(world, parts_->progress.step, values);
     return;

@@ -17,17 +17,33 @@ LayerDropImpl::LayerDropImpl(Blocks blocks, LayerDropOptions options)
 }
 
 int64_t LayerDropImpl::add(const torch::nn::Module& block) {
+  layers_.push_back(block.weak_from_this());
   parameters_of_.push_back(block.parameters());
-  std::unordered_set<const void*> once;
-  for (const at::Tensor& parameter : parameters_of_.back()) {
-    if (once.insert(parameter.unsafeGetTensorImpl()).second) ++users_[parameter.unsafeGetTensorImpl()];
-  }
+  count_users();
   return layers() - 1;
 }
 
 int64_t LayerDropImpl::add() {
+  layers_.emplace_back();
   parameters_of_.emplace_back();
   return layers() - 1;
+}
+
+void LayerDropImpl::refresh_parameters() {
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    if (const auto layer = layers_[i].lock()) parameters_of_[i] = layer->parameters();
+  }
+  count_users();
+}
+
+void LayerDropImpl::count_users() {
+  users_.clear();
+  for (const auto& of_layer : parameters_of_) {
+    std::unordered_set<const void*> once;
+    for (const at::Tensor& parameter : of_layer) {
+      if (once.insert(parameter.unsafeGetTensorImpl()).second) ++users_[parameter.unsafeGetTensorImpl()];
+    }
+  }
 }
 
 LayerDropImpl::Decision LayerDropImpl::decide(int64_t i) const {

@@ -51,6 +51,9 @@ class LayerDropImpl : public torch::nn::Module {
   int64_t add(const torch::nn::Module& block);
   // A layer whose parameters are nobody's business here.
   int64_t add();
+  // Takes the parameters that layers have now, where they got or lost some since add(), as add_lora() and
+  // quantize() do. A Session does it before its first step. A layer must be held by a shared_ptr.
+  void refresh_parameters();
 
   // x + (block(x) - x) / p if layer `i` (0 <= i < number of layers) is kept in this micro-step, x if it is
   // dropped, block(x) where p is 1 or in eval(). The draw is the same each time the micro-step asks, so a
@@ -98,6 +101,7 @@ class LayerDropImpl : public torch::nn::Module {
     double probability;
   };
   Decision decide(int64_t i) const;
+  void count_users();
   static at::Tensor mixed(const at::Tensor& x, const at::Tensor& y, double probability);
 
   LayerDropOptions options_;
@@ -105,8 +109,9 @@ class LayerDropImpl : public torch::nn::Module {
   Progress progress_;
   bool in_use_ = false;
   mutable int64_t decisions_ = 0;
-  std::vector<std::vector<at::Tensor>> parameters_of_;  // by layer
-  std::unordered_map<const void*, int64_t> users_;      // layers, by TensorImpl
+  std::vector<std::weak_ptr<const torch::nn::Module>> layers_;  // none where nobody shares it
+  std::vector<std::vector<at::Tensor>> parameters_of_;          // by layer
+  std::unordered_map<const void*, int64_t> users_;              // layers, by TensorImpl
 };
 
 TORCH_MODULE(LayerDrop);

@@ -55,6 +55,7 @@ Session::Session(torch::nn::Module& model, torch::optim::Optimizer& optimizer,
                  std::shared_ptr<Communicator> world)
     : parts_(model, optimizer, std::move(world)),
       gradients_(std::make_unique<detail::GradientWatch>()),
+      trained_(std::make_unique<detail::ParameterWatch>()),
       skipped_(std::make_unique<detail::SkippedStepsWatch>(parts_)),
       zeroed_(std::make_unique<detail::ZeroedGradients>()),
       warns_of_empty_window_(parts_.is_first_rank()) {
@@ -141,6 +142,7 @@ void Session::start_training() {
     parts_.session_optimizer()->check_run(parts_.world(), plan);
   }
   for (const auto& hook : parts_.hooks_) hook->start(parts_.progress);
+  trained_->remember(parts_);
   training_ = true;
 }
 
@@ -166,6 +168,7 @@ std::vector<at::Tensor> Session::begin_micro_step(std::vector<at::Tensor> tensor
   require(!in_backward_, "Session::begin after backward without step; call step() after every backward()");
   parts_.world().check();
   start_training();
+  trained_->check(parts_);
   for (size_t i = 0; i < tensors.size(); ++i) {
     require(tensors[i].defined(), "tensor ", i, " of the batch given to Session::begin is undefined");
   }

@@ -43,6 +43,7 @@ class WholeParameters;
 namespace detail {
 class EvaluationScope;
 class GradientWatch;
+class ParameterWatch;
 class SkippedStepsWatch;
 class StepRunner;
 class ZeroedGradients;
@@ -195,6 +196,7 @@ class Session {
   std::shared_ptr<detail::ForwardScope> forward_scope_;
   std::unique_ptr<detail::StepRunner> runner_;
   std::unique_ptr<detail::GradientWatch> gradients_;
+  std::unique_ptr<detail::ParameterWatch> trained_;
   std::unique_ptr<detail::SkippedStepsWatch> skipped_;
   std::unique_ptr<detail::ZeroedGradients> zeroed_;
 

@@ -7,6 +7,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include <pacer/core/error.h>
+#include <pacer/modules/detail/model_modules.h>
 #include <pacer/modules/layer_norm_linear.h>
 #include <pacer/modules/layer_norm_mlp.h>
 #include <pacer/modules/lora.h>
@@ -16,7 +17,7 @@ namespace pacer::detail {
 namespace {
 
 // The linear layers inside a fused layer, which uses their weights itself.
-std::vector<const nn::LinearImpl*> fused_parts(const torch::nn::Module& module) {
+std::vector<const nn::LinearImpl*> fused_parts(torch::nn::Module& module) {
   if (const auto* layer = module.as<nn::LayerNormLinearImpl>()) return {layer->linear.get()};
   if (const auto* layer = module.as<nn::LayerNormMlpImpl>()) return {layer->fc1.get(), layer->fc2.get()};
   if (const auto* layer = module.as<nn::TransformerLayerImpl>()) return {layer->projection.get()};
@@ -25,7 +26,7 @@ std::vector<const nn::LinearImpl*> fused_parts(const torch::nn::Module& module) 
 
 // What may help who named no layer.
 std::string advice(const torch::nn::Module& model, const std::string& target) {
-  for (const auto& item : model.named_modules("", /*include_self=*/false)) {
+  for (const auto& item : named_modules_of(model)) {
     if (nn::matches_target(item.key(), target) && item.value()->as<torch::nn::LinearImpl>() != nullptr) {
       return concatenate("; ", item.key(), " is a torch::nn::Linear, build the model of pacer::nn::Linear");
     }
@@ -40,14 +41,10 @@ std::string advice(const torch::nn::Module& model, const std::string& target) {
 std::vector<NamedLayer> linear_layers(const torch::nn::Module& model) {
   std::vector<NamedLayer> layers;
   std::unordered_set<const void*> seen;
-  const auto add = [&](const std::string& name, torch::nn::Module& module) {
-    auto* layer = module.as<nn::LinearImpl>();
-    if (layer != nullptr && seen.insert(layer).second) layers.push_back({name, layer});
-  };
-  // The model itself need not be held by a shared_ptr, as named_modules() would ask; all that is const here
-  // is which modules there are.
-  add("", const_cast<torch::nn::Module&>(model));
-  for (const auto& item : model.named_modules("", /*include_self=*/false)) add(item.key(), *item.value());
+  for (const auto& item : named_modules_of(model)) {
+    auto* layer = item.value()->as<nn::LinearImpl>();
+    if (layer != nullptr && seen.insert(layer).second) layers.push_back({item.key(), layer});
+  }
   return layers;
 }
 
@@ -77,8 +74,7 @@ std::vector<NamedLayer> matching_layers(const char* caller, const torch::nn::Mod
 void check_changeable(const char* caller, const torch::nn::Module& model,
                       const std::vector<NamedLayer>& layers) {
   std::unordered_map<const void*, std::string> fused;
-  for (const nn::LinearImpl* part : fused_parts(model)) fused.emplace(part, "that is the model");
-  for (const auto& item : model.named_modules("", /*include_self=*/false)) {
+  for (const auto& item : named_modules_of(model)) {
     for (const nn::LinearImpl* part : fused_parts(*item.value())) fused.emplace(part, item.key());
   }
   std::unordered_map<const void*, std::vector<std::string>> names;

@@ -4,14 +4,20 @@
 #include <torch/nn/module.h>
 
 #include <pacer/modules/detail/buffer_names.h>
+#include <pacer/modules/detail/model_modules.h>
 
 namespace pacer::detail {
 
 RegionBuffers::RegionBuffers(const torch::nn::Module& module) {
   const at::NoGradGuard no_grad;
-  for (const auto& item : module.named_buffers()) {
-    if (!item.value().defined()) continue;
-    buffers_.push_back({item.key(), item.value(), item.value().clone(), item.value()._version()});
+  const auto buffers = module.named_buffers();
+  if (buffers.is_empty()) return;
+  const auto codes = codes_of(module);  // most of what a block has, and no forward writes to them
+  for (const auto& item : buffers) {
+    const at::Tensor& buffer = item.value();
+    if (!buffer.defined()) continue;
+    const bool is_constant = codes.count(buffer.unsafeGetTensorImpl()) != 0;
+    buffers_.push_back({item.key(), buffer, is_constant ? at::Tensor() : buffer.clone(), buffer._version()});
   }
 }
 

@@ -16,7 +16,8 @@ namespace pacer::detail {
 
 class RegionBuffers {
  public:
-  // Before the first run: copies all buffers. After it: keeps the copies of those that it changed.
+  // Before the first run: copies all buffers but those of weights in 4 bits. After it: keeps the copies of
+  // those that it changed.
   explicit RegionBuffers(const torch::nn::Module& module);
   void keep_changed();
 

@@ -8,7 +8,7 @@
 
 #include <pacer/core/checksum.h>
 #include <pacer/core/error.h>
-#include <pacer/modules/nf4_weight.h>
+#include <pacer/modules/detail/model_modules.h>
 #include <pacer/schedulers/detail/training_state.h>
 
 namespace pacer::detail {
@@ -16,14 +16,9 @@ namespace {
 
 // By TensorImpl.
 std::unordered_set<const void*> frozen_tensors(const torch::nn::Module& model) {
-  std::unordered_set<const void*> frozen;
+  std::unordered_set<const void*> frozen = codes_of(model);
   for (const auto& parameter : model.parameters()) {
     if (!parameter.requires_grad()) frozen.insert(parameter.unsafeGetTensorImpl());
-  }
-  for (const auto& item : model.named_modules()) {
-    const auto* weight = item.value()->as<nn::Nf4WeightImpl>();
-    if (weight == nullptr) continue;
-    for (const auto& buffer : weight->buffers()) frozen.insert(buffer.unsafeGetTensorImpl());
   }
   return frozen;
 }

@@ -17,6 +17,7 @@ class LayerDropHook : public Hook {
   std::string hook_name() const override { return "layer_drop"; }
   Slot slot() const override { return Slot::forward; }
   void attach(SessionParts& parts) override;
+  void arrange() override { gates_->refresh_parameters(); }
   std::string agreement() const override;
   std::vector<at::Tensor> unused(const Progress& window) const override;
   void forward_begin(const Progress& progress) override { gates_->set_progress(progress); }

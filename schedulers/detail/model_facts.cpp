@@ -10,6 +10,7 @@
 #include <c10/util/Type.h>
 
 #include <pacer/core/error.h>
+#include <pacer/modules/detail/model_modules.h>
 #include <pacer/schedulers/detail/foreign_state.h>
 
 namespace pacer::detail {
@@ -80,6 +81,26 @@ std::vector<Fact> parameter_facts(const SessionParts& parts) {
                                  parameter.requires_grad() ? "" : ", frozen")});
   }
   facts.push_back({"number of parameters", std::to_string(facts.size())});
+  return facts;
+}
+
+std::vector<Fact> frozen_facts(const SessionParts& parts) {
+  std::vector<Fact> facts;
+  const auto add = [&](const char* kind, const std::string& name, const at::Tensor& tensor) {
+    facts.push_back({concatenate(kind, name), concatenate(tensor.scalar_type(), " ", tensor.sizes())});
+  };
+  std::unordered_set<const void*> known;
+  for (const at::Tensor& parameter : all_optimizer_parameters(parts)) {
+    known.insert(parameter.unsafeGetTensorImpl());
+  }
+  for (const auto& item : parts.model().named_parameters()) {
+    if (known.count(item.value().unsafeGetTensorImpl()) != 0) continue;
+    add("parameter beside the optimizer's ", item.key(), item.value());
+  }
+  const auto codes = codes_of(parts.model());
+  for (const auto& item : parts.model().named_buffers()) {
+    if (codes.count(item.value().unsafeGetTensorImpl()) != 0) add("4-bit weight ", item.key(), item.value());
+  }
   return facts;
 }
 

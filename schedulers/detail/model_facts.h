@@ -24,6 +24,9 @@ bool same_tensors(const std::vector<at::Tensor>& a, const std::vector<at::Tensor
 
 // Names, dtypes, shapes, groups, and whether they are trained; in order.
 std::vector<Fact> parameter_facts(const SessionParts& parts);
+// Names, dtypes and shapes of what the model has beside them and the ranks must share: frozen parameters, and
+// codes and scales of weights in 4 bits.
+std::vector<Fact> frozen_facts(const SessionParts& parts);
 // Options of all groups but for the learning rate; other optimizers than pacer's, torch's and those of
 // detail/foreign_state.h show their number of groups only.
 std::vector<Fact> optimizer_facts(const SessionParts& parts);

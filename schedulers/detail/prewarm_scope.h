@@ -7,6 +7,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <pacer/device/detail/random_state.h>
+#include <pacer/modules/detail/model_modules.h>
 #include <pacer/schedulers/session_parts.h>
 
 namespace pacer::detail {
@@ -27,8 +28,10 @@ class Restored {
 class PrewarmScope {
  public:
   explicit PrewarmScope(SessionParts& parts) : device_(parts.device()), random_(get_random_state(device_)) {
+    const auto codes = codes_of(parts.model());  // no pass writes to them
     for (const at::Tensor& buffer : parts.model().buffers()) {
-      if (buffer.defined()) buffers_.emplace_back(buffer, buffer.detach().clone());
+      if (buffer.defined() && codes.count(buffer.unsafeGetTensorImpl()) == 0)
+        buffers_.emplace_back(buffer, buffer.detach().clone());
     }
     for (const at::Tensor& parameter : parts.model().parameters()) {
       gradients_.emplace_back(parameter, std::exchange(parameter.mutable_grad(), at::Tensor()));

@@ -1,14 +1,19 @@
 #include <pacer/schedulers/detail/training_checks.h>
 
+#include <algorithm>
 #include <cstring>
+#include <map>
 #include <string>
 #include <unordered_set>
+#include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 
 #include <pacer/collectives/launch_environment.h>
 #include <pacer/core/error.h>
+#include <pacer/modules/detail/model_modules.h>
+#include <pacer/modules/nf4_weight.h>
 #include <pacer/schedulers/detail/model_facts.h>
 
 namespace pacer::detail {
@@ -22,6 +27,61 @@ std::vector<at::Tensor> gradients_of(const SessionParts& parts) {
   std::vector<at::Tensor> gradients;
   for (const at::Tensor& parameter : all_optimizer_parameters(parts)) gradients.push_back(parameter.grad());
   return gradients;
+}
+
+// By TensorImpl.
+std::unordered_set<const void*> parameters_of_model(const SessionParts& parts) {
+  std::unordered_set<const void*> of_model;
+  for (const at::Tensor& parameter : parts.model().parameters()) {
+    of_model.insert(parameter.unsafeGetTensorImpl());
+  }
+  return of_model;
+}
+
+std::vector<char> needs_gradient(const SessionParts& parts) {
+  std::vector<char> needs;
+  for (const auto& group : parts.optimizer().param_groups()) {
+    for (const at::Tensor& parameter : group.params()) needs.push_back(parameter.requires_grad());
+  }
+  return needs;
+}
+
+// The optimizer would keep a weight that quantize() has replaced, and its state, for nothing.
+void check_replaced(const SessionParts& parts) {
+  std::map<std::vector<int64_t>, std::string> in_4_bits;  // the first layer of each shape
+  for (const auto& item : named_modules_of(parts.model())) {
+    const auto* weight = item.value()->as<nn::Nf4WeightImpl>();
+    if (weight != nullptr)
+      in_4_bits.emplace(std::vector{weight->out_features, weight->in_features}, item.key());
+  }
+  if (in_4_bits.empty()) return;
+  const std::unordered_set<const void*> of_model = parameters_of_model(parts);
+  for (const at::Tensor& parameter : all_optimizer_parameters(parts)) {
+    if (parameter.requires_grad() || of_model.count(parameter.unsafeGetTensorImpl()) != 0) continue;
+    const auto found = in_4_bits.find(parameter.sizes().vec());
+    require(found == in_4_bits.end(), "a parameter of the optimizer, of shape ", parameter.sizes(),
+            ", is no longer the model's, because ", found == in_4_bits.end() ? "" : found->second,
+            " is in 4 bits now; call quantize() before the optimizer is made");
+  }
+}
+
+void warn_of_left_out(const SessionParts& parts) {
+  std::unordered_set<const void*> trained;
+  for (const at::Tensor& parameter : all_optimizer_parameters(parts)) {
+    trained.insert(parameter.unsafeGetTensorImpl());
+  }
+  int64_t left_out = 0;
+  std::string first;
+  for (const auto& item : parts.model().named_parameters()) {
+    if (!item.value().requires_grad() || trained.count(item.value().unsafeGetTensorImpl()) > 0) continue;
+    if (left_out++ == 0) first = item.key();
+  }
+  if (left_out > 0) {
+    TORCH_WARN(left_out,
+               " parameters of the model need a gradient, but no group of the optimizer has them (the "
+               "first: ",
+               first, "), so they are not trained; add them, or call requires_grad_(false) on them");
+  }
 }
 
 }  // namespace
@@ -38,10 +98,10 @@ void check_values(const SessionParts& parts) {
 }
 
 void check_parameters(const SessionParts& parts) {
-  std::unordered_set<const void*> trained, of_model;
+  check_replaced(parts);
+  std::unordered_set<const void*> trained;
+  const std::unordered_set<const void*> of_model = parameters_of_model(parts);
   int64_t strangers = 0;
-  for (const auto& item : parts.model().named_parameters())
-    of_model.insert(item.value().unsafeGetTensorImpl());
   for (const at::Tensor& parameter : all_optimizer_parameters(parts)) {
     trained.insert(parameter.unsafeGetTensorImpl());
     strangers += of_model.count(parameter.unsafeGetTensorImpl()) == 0 ? 1 : 0;
@@ -56,18 +116,17 @@ void check_parameters(const SessionParts& parts) {
         "the optimizer has ", strangers,
         " parameters that are not the model's; they are trained, but checkpoints do not hold their values");
   }
-  int64_t left_out = 0;
-  std::string first;
-  for (const auto& item : parts.model().named_parameters()) {
-    if (!item.value().requires_grad() || trained.count(item.value().unsafeGetTensorImpl()) > 0) continue;
-    if (left_out++ == 0) first = item.key();
-  }
-  if (left_out > 0) {
-    TORCH_WARN(left_out,
-               " parameters of the model need a gradient, but no group of the optimizer has them (the "
-               "first: ",
-               first, "), so they are not trained; add them, or call requires_grad_(false) on them");
-  }
+  warn_of_left_out(parts);
+}
+
+void ParameterWatch::remember(const SessionParts& parts) { needs_gradient_ = needs_gradient(parts); }
+
+void ParameterWatch::check(const SessionParts& parts) {
+  std::vector<char> now = needs_gradient(parts);
+  if (now == needs_gradient_) return;
+  check_replaced(parts);
+  needs_gradient_ = std::move(now);
+  if (parts.is_first_rank()) warn_of_left_out(parts);
 }
 
 void check_single_rank() {
@@ -147,6 +206,10 @@ void check_gradients(const SessionParts& parts) {
       if (parameter.grad().defined()) return;
     }
   }
+  const std::vector<char> needs = needs_gradient(parts);
+  require(std::count(needs.begin(), needs.end(), 1) > 0, "none of the optimizer's ", needs.size(),
+          " parameters needs a gradient, so the step would change nothing; unfreeze them, call set_adapter() "
+          "with the adapter that the optimizer was made for, or make another optimizer and Session");
   throw InvalidArgument(
       "no parameter of the optimizer has a gradient; delete zero_grad() from the loop if it stands between "
       "backward() and step(), and take a loss that depends on the optimizer's parameters");

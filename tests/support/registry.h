@@ -16,6 +16,8 @@
 #include <torch/optim/sgd.h>
 
 #include <pacer/device/detail/random_state.h>
+#include <pacer/modules/lora.h>
+#include <pacer/modules/nf4.h>
 #include <pacer/optimizers/fused_lamb.h>
 #include <pacer/optimizers/onebit_adam.h>
 #include <pacer/optimizers/onebit_lamb.h>
@@ -129,6 +131,8 @@ struct RegisteredHook {
   std::function<void(Session&, SmallModel&, EpochSampler&)> use;
   bool needs_gates = false;
   bool needs_fused_layers = false;
+  // Before the optimizer is made, of what then requires a gradient; the second argument is the dropout.
+  std::function<void(SmallModel&, double)> change_model = nullptr;
 };
 
 inline std::vector<RegisteredHook> all_hooks() {
@@ -181,6 +185,29 @@ inline std::vector<RegisteredHook> all_hooks() {
              .use(Validation(ValidationOptions(1).larger_is_better(true), measure));
        }},
   };
+}
+
+// Adapters of the stack's layers, over weights in 4 bits, too, of which one stays in 16 for 8-bit products;
+// the head's bias is trained beside them, so that there is a vector. No hooks, but other models: not among
+// the others, because they are tested with each of those (lora_session.cpp).
+inline std::vector<RegisteredHook> adapted_models() {
+  const auto adapted = [](bool in_4_bits, bool mixed) {
+    return [=](SmallModel& model, double dropout) {
+      const at::ScalarType dtype = model->head->bias.scalar_type();
+      if (mixed) model->to(at::kBFloat16);
+      if (in_4_bits) nn::quantize(*model, nn::Nf4Options().targets({"stack.0", "stack.1"}));
+      nn::add_lora(*model, nn::LoraOptions(3).alpha(6).dropout(dropout).targets({"stack.*"}));
+      model->head->bias.requires_grad_(true);
+      const torch::NoGradGuard no_grad;
+      for (const auto& layer : model->blocks) layer->adapter("default")->B.uniform_(-0.2, 0.2);
+      if (!mixed) model->to(dtype);
+    };
+  };
+  const auto no_hook = [](Session&, SmallModel&, EpochSampler&) {};
+  return {{"adapters", "layers", false, no_hook, false, false, adapted(false, false)},
+          {"adapters over 4 bits", "layers", false, no_hook, false, false, adapted(true, false)},
+          // fp32 adapters over 16 and 4 bits, as fine-tuning has them
+          {"adapters over bf16 and 4 bits", "layers", false, no_hook, false, false, adapted(true, true)}};
 }
 
 // Each hook by itself, and every two that may be used together.
@@ -260,8 +287,9 @@ class SmallRun {
            double dropout, std::shared_ptr<Communicator> ranks, bool own_random = true)
       : sampler(9, /*seed=*/3, *ranks), world(std::move(ranks)), own_random_(own_random) {
     const at::Device device = world->device();
-    bool gates = false, fused = false;
+    bool gates = false, fused = false, changed = false;
     for (const RegisteredHook& hook : hooks) {
+      changed = changed || hook.change_model;
       gates = gates || hook.needs_gates;
       fused = fused || hook.needs_fused_layers;
       uses_sampler_ = uses_sampler_ || hook.kind == "sampler";
@@ -269,7 +297,10 @@ class SmallRun {
     const LayerDrop layer_drop = gates ? LayerDrop(early_drops()) : LayerDrop(nullptr);
     model = small_model(dropout, layer_drop, /*depth=*/3, fused);
     model->to(device, optimizer_entry.dtype);
-    optimizer = optimizer_entry.make(model->named_parameters(), world);
+    for (const RegisteredHook& hook : hooks) {
+      if (hook.change_model) hook.change_model(model, dropout);
+    }
+    optimizer = optimizer_entry.make(changed ? nn::trainable(*model) : model->named_parameters(), world);
     session = std::make_unique<Session>(*model, *optimizer, world);
     session->use(PartsProbe(parts));
     for (const RegisteredHook& hook : hooks) hook.use(*session, model, sampler);
