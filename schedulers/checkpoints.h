@@ -30,6 +30,7 @@
 #include <string>
 #include <vector>
 
+#include <ATen/core/Tensor.h>
 #include <torch/arg.h>
 
 #include <pacer/schedulers/hook.h>
@@ -119,7 +120,7 @@ class Checkpoints : public Hook {
   std::unique_ptr<detail::HostSnapshot> snapshot_;
   std::unique_ptr<detail::CheckpointSave> saving_;  // under way; it reads the snapshot
   std::unique_ptr<detail::StopSignals> stop_signals_;
-  mutable torch::Tensor frozen_checksum_;  // once it was asked for
+  mutable at::Tensor frozen_checksum_;  // once it was asked for
   std::set<int64_t> not_removed_;  // steps of old checkpoints that could not be removed, as was said already
 };
 

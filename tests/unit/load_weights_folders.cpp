@@ -4,7 +4,6 @@
 #include <filesystem>
 
 #include <pacer/core/crc32c.h>
-#include <pacer/schedulers/checkpoints.h>
 #include <pacer/schedulers/load_weights.h>
 
 #include "support/catch.h"

@@ -11,7 +11,7 @@
 #include "support/catch.h"
 #include "support/weight_files.h"
 
-namespace pacer::testing::save_weights {
+namespace pacer::testing::save_weights_file {
 namespace {
 
 using Catch::Matchers::ContainsSubstring;
@@ -127,4 +127,4 @@ TEST_CASE("what bitsandbytes cannot read is not written", "[nf4][save_weights]")
   CHECK_THAT(error_of([&] { save_weights(*sound, path + "/below"); }), ContainsSubstring(path));
 }
 
-}  // namespace pacer::testing::save_weights
+}  // namespace pacer::testing::save_weights_file
