@@ -1,5 +1,6 @@
 #include <pacer/modules/detail/adapted_linear.h>
 
+#include <array>
 #include <utility>
 
 #include <ATen/autocast_mode.h>
@@ -173,10 +174,17 @@ struct AdaptedLinearNode : torch::autograd::Function<AdaptedLinearNode>, FusedNo
   static at::Tensor low_gradient(const AdaptedState& state, const Tensors& dys, const Tensors& all_b) {
     at::Tensor dlow;
     int64_t first = 0, ranks = 0;
-    for (const int64_t rank : state.rank) ranks += rank;
+    bool is_whole = true;
+    for (size_t i = 0; i < dys.size(); ++i) {
+      ranks += state.rank[i];
+      is_whole = is_whole && (state.rank[i] == 0 || dys[i].defined());
+    }
     for (size_t i = 0; i < dys.size(); ++i) {
       if (state.rank[i] > 0 && dys[i].defined()) {
-        if (!dlow.defined()) dlow = at::zeros({dys[i].size(0), ranks}, dys[i].options());
+        if (!dlow.defined()) {
+          const std::array<int64_t, 2> sizes = {dys[i].size(0), ranks};
+          dlow = is_whole ? at::empty(sizes, dys[i].options()) : at::zeros(sizes, dys[i].options());
+        }
         product_into(dlow.narrow(1, first, state.rank[i]), dys[i], all_b[i], state.scale[i], 0);
       }
       first += state.rank[i];
