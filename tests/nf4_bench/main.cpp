@@ -86,6 +86,11 @@ class Weight {
                      nf4_blocks(x_.numel()));
     }
   }
+  // Moves as many bytes as decoding does: what the machine's copy reaches at this size.
+  void copy_as_many() const {
+    const auto half = static_cast<int64_t>(bytes() / 2);
+    out_.view(at::kByte).narrow(0, 0, half).copy_(x_.view(at::kByte).narrow(0, 0, half));
+  }
   // Of the matrix in bf16, of its codes, and of scales as they are stored.
   double bytes() const {
     const auto blocks = static_cast<double>(nf4_blocks(x_.numel()));
@@ -159,6 +164,7 @@ void measure(int64_t rows, int64_t columns, at::Device device) {
                 .add("gigabytes_per_second", speed / 1e9)
                 .add("fraction_of_copy", speed / copy));
     };
+    report("copy of as many bytes", [](const Weight& weight) { weight.copy_as_many(); });
     report("quantize", [](const Weight& weight) { weight.quantize(); });
     report("decode", [](const Weight& weight) { weight.decode(true); });
     report("decode to wider rows", [](const Weight& weight) { weight.decode(false); });
