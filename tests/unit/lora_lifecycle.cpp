@@ -207,6 +207,21 @@ TEST_CASE("a clone of a layer with a merged adapter can be unmerged", "[lora]") 
   CHECK(part->up->weight.equal(before));
 }
 
+TEST_CASE("adapters are merged where others of the model's layers are in 4 bits without one", "[lora][nf4]") {
+  torch::manual_seed(2);
+  Part part;
+  nn::quantize(*part, nn::Nf4Options().targets({"up"}));
+  nn::add_lora(*part, nn::LoraOptions(3).targets({"down"}));
+  fill(*part);
+  const Tensor x = torch::randn({3, 24});
+  const Tensor before = part(x).detach();
+  nn::merge(*part);
+  CHECK(part->down->is_merged());
+  CHECK(torch::allclose(part(x), before, 1e-4, 1e-5));
+  nn::unmerge(*part);
+  CHECK(part(x).equal(before));
+}
+
 TEST_CASE("archives bring back adapters and codes into a model that was changed alike", "[lora]") {
   for (const bool in_4_bits : {false, true}) {
     Part part = adapted(in_4_bits);

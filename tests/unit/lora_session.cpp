@@ -210,15 +210,21 @@ TEST_CASE("ranks send gradients of adapters only, and the norm is theirs", "[lor
   const RegisteredOptimizer optimizer = optimizer_called("FusedAdamW");
   auto hooks = shards::hooks_named({"clipping"});
   hooks.push_back(four_bits());
-  Runs runs = runs_of(optimizer, hooks, 2, shards::data_parallel);
+  Runs runs = runs_of(optimizer, hooks, 2, [](SmallRun& run) {
+    run.session->use(DataParallel());  // one bucket
+  });
   REQUIRE(step_all(runs) == "");
   const Traffic before = traffic_of(*runs[0]->world, "all_reduce");
   REQUIRE(step_all(runs) == "");
   int64_t trained = 0;
   for (const auto& item : nn::trainable(*runs[0]->model)) trained += item.value().numel();
   REQUIRE(trained == 3 * 2 * 3 * kWidth + kVocabulary);
-  // Of two ranks each sends all elements of the sum once.
-  REQUIRE(traffic_of(*runs[0]->world, "all_reduce").bytes_sent - before.bytes_sent == 4 * trained);
+  // Of two ranks each sends all elements of the sum once, of each of the 7 tensors whole tiles of 128.
+  const int64_t sent = traffic_of(*runs[0]->world, "all_reduce").bytes_sent - before.bytes_sent;
+  CHECK(sent == 4 * 7 * 128);
+  for (const auto& item : runs[0]->model->named_parameters()) {
+    CHECK((item.value().requires_grad() || !item.value().grad().defined()));
+  }
 
   SmallRun run(optimizer, hooks);
   double squares = 0;
@@ -298,10 +304,12 @@ TEST_CASE("checkpoints of adapters over 4 bits, of any number of ranks, are resu
       });
     };
     for (const int before : {1, 2, 3}) {
-      const auto saves = before == 2 ? shards::sharded(Sharded::parameters) : shards::data_parallel;
+      const auto saves = before == 2 ? shards::sharded(saves_frozen ? Sharded::parameters : Sharded::state)
+                                     : shards::Adds(shards::data_parallel);
       const TemporaryFolder folder;
       Runs saved = runs_in(folder.path(), before, saves);
       for (int step = 0; step < 2; ++step) REQUIRE(step_all(saved) == "");
+      REQUIRE(on_all(saved, [](SmallRun& run) { run.finish(); }) == "");
       saved.clear();
       for (const int after : {3, 1, 2}) {
         INFO("from " << before << " to " << after << (saves_frozen ? "" : " without frozen weights"));
@@ -310,7 +318,8 @@ TEST_CASE("checkpoints of adapters over 4 bits, of any number of ranks, are resu
           std::filesystem::copy(folder.path(), copy->path(), std::filesystem::copy_options::recursive);
         }
         Runs wanted = runs_in(a.path(), after, shards::data_parallel);
-        Runs found = runs_in(b.path(), after, shards::sharded(Sharded::parameters));
+        Runs found = runs_in(b.path(), after,
+                             shards::sharded(saves_frozen ? Sharded::parameters : Sharded::gradients));
         for (Runs* runs : {&wanted, &found}) {
           // What the file has must come from there.
           for (auto& run : *runs) {
@@ -329,6 +338,8 @@ TEST_CASE("checkpoints of adapters over 4 bits, of any number of ranks, are resu
           REQUIRE(step_all(found) == "");
         }
         REQUIRE(shards::model_difference(wanted, found) == "");
+        for (Runs* runs : {&wanted, &found})
+          REQUIRE(on_all(*runs, [](SmallRun& run) { run.finish(); }) == "");
         REQUIRE(wanted[0]->model->blocks[0]->nf4()->codes.count_nonzero().item<int64_t>() > 0);
       }
     }
@@ -343,39 +354,52 @@ TEST_CASE("what does not go together with adapters and weights in 4 bits is one 
       Runs runs = runs_of(adamw, {four_bits()}, 2, shards::sharded(Sharded::parameters));
       const std::string stepped = step_all(runs);
       require(stepped.empty(), stepped);
-      make(*runs[0]);
+      const std::string message = on_all(runs, make);
+      require(message.empty(), message);
     };
   };
-  CHECK(
-      faults_of({
-          {"CUDA graphs on a CPU",
-           {"CudaGraph needs parameters on a GPU"},
-           [&] {
-             SmallRun run(adamw, {four_bits()});
-             run.session->use(CudaGraph());
-           }},
-          {"8 bits where all weights have 4",
-           {"not in 4 bits", "Precision::bf16"},
-           [&] {
-             SmallRun run(adamw, {four_bits()});
-             nn::quantize(*run.model, nn::Nf4Options().targets({"stack.*"}));
-             run.session->use(Precision::fp8());
-           }},
-          {"quantize where a weight is on other ranks",
-           {"stack.2", "whole_parameters"},
-           with([](SmallRun& run) { nn::quantize(*run.model, nn::Nf4Options().targets({"stack.2"})); })},
-          {"merge where a weight is on other ranks", {"stack.2", "whole_parameters"}, with([](SmallRun& run) {
-             nn::remove_adapter(*run.model, "default");
-             nn::add_lora(*run.model, nn::LoraOptions(2).targets({"stack.2"}));
-             nn::merge(*run.model);
-           })},
-          {"other parameters under Shards", {"after Shards had shared them out"}, with([](SmallRun& run) {
-             nn::set_adapter(*run.model, "");
-             const auto batch = run.next_batch();
-             auto [x, y] = run.session->begin(batch.first, batch.second);
-             run.session->backward(run.model->loss(x, y));
-           })},
-      }) == "");
+  CHECK(faults_of({
+            {"CUDA graphs on a CPU",
+             {"CudaGraph needs parameters on a GPU"},
+             [&] {
+               SmallRun run(adamw, {four_bits()});
+               run.session->use(CudaGraph());
+             }},
+            {"8 bits where all weights have 4",
+             {"not in 4 bits", "Precision::bf16"},
+             [&] {
+               SmallRun run(adamw, {four_bits()});
+               nn::quantize(*run.model, nn::Nf4Options().targets({"stack.*"}));
+               run.session->use(Precision::fp8());
+             }},
+            {"other parameters under Shards", {"after Shards had shared them out"}, with([](SmallRun& run) {
+               nn::set_adapter(*run.model, "");
+               const auto batch = run.next_batch();
+               auto [x, y] = run.session->begin(batch.first, batch.second);
+               run.session->backward(run.model->loss(x, y));
+             })},
+        }) == "");
+
+  // Weights that are on other ranks; LibTorch's error has more lines.
+  const auto message_of = [&](const std::function<void(SmallModel&)>& change) {
+    Runs runs = runs_of(adamw, {four_bits()}, 2, shards::sharded(Sharded::parameters));
+    REQUIRE(step_all(runs) == "");
+    const std::string message = on_all(runs, [&](SmallRun& run) { change(run.model); });
+    for (auto& run : runs) CHECK(run->model->blocks[2]->nf4().is_empty());
+    for (auto& run : runs) CHECK_FALSE(run->model->blocks[2]->is_merged());
+    return message;
+  };
+  const auto quantized = [](SmallModel& model) {
+    nn::quantize(*model, nn::Nf4Options().targets({"stack.2"}));
+  };
+  const auto merged = [](SmallModel& model) {
+    nn::remove_adapter(*model, "default");
+    nn::add_lora(*model, nn::LoraOptions(2).targets({"stack.2"}));
+    nn::merge(*model);
+  };
+  using Catch::Matchers::ContainsSubstring;
+  CHECK_THAT(message_of(quantized), ContainsSubstring("parameter stack.2.weight is shared out"));
+  CHECK_THAT(message_of(merged), ContainsSubstring("parameter stack.2.weight is shared out"));
 }
 
 }  // namespace pacer::testing::lora_session
