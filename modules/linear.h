@@ -66,7 +66,7 @@ class LinearImpl : public torch::nn::Cloneable<LinearImpl> {
   // An empty name, or one that the layer does not have: none is active.
   void set_active_adapter(const std::string& name);
   bool is_merged() const { return before_merge_.defined(); }
-  // InvalidArgument for a weight in 4 bits.
+  // InvalidArgument for an active adapter over a weight in 4 bits.
   void merge();
   // The weight has the bytes that it had. InvalidArgument where it was written to since merge().
   void unmerge();

@@ -95,11 +95,11 @@ void LinearImpl::set_active_adapter(const std::string& name) {
 }
 
 void LinearImpl::merge() {
+  const LoraAdapter active = active_adapter();
+  if (active.is_empty() || is_merged()) return;
   require(!nf4_,
           "an adapter cannot be merged into a weight in 4 bits, because rounding the sum to 4 bits once more "
           "would ruin it; dequantize() first");
-  const LoraAdapter active = active_adapter();
-  if (active.is_empty() || is_merged()) return;
   const at::NoGradGuard no_grad;
   const at::ScalarType dtype = weight.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const at::Tensor before = weight.detach().clone();

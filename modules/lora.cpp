@@ -135,6 +135,7 @@ void merge(torch::nn::Module& model) {
     require(layer->nf4().is_empty(), "merge: the weight of ", name,
             " is in 4 bits, and rounding the sum to 4 bits once more would ruin it; dequantize() the model "
             "first");
+    (void)layer->weight.const_data_ptr();  // throws where Shards keeps it on other ranks
   }
   require(any, "merge: the model has no active adapter; add_lora() or set_adapter() first");
   for (const auto& [name, layer] : layers) layer->merge();

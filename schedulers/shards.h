@@ -12,8 +12,9 @@
 //
 // Weights are those of DataParallel with ordered sums, to the bit, norms and clipping included, where
 // gradients travel once a step; over nodes they are those of ordered sums inside nodes first and between them
-// then. Checkpoints hold whole tensors: any number of ranks, sharded or not, resumes
-// them.
+// then. Where a block has frozen parameters, gradients of an argument that is used outside of it, too, as by
+// the gate of a LayerDrop, add up in another order. Checkpoints hold whole tensors: any number of ranks,
+// sharded or not, resumes them.
 //
 // Between backward and step the gradients are nowhere whole, so parameter.grad() is empty: to clip them use
 // GradientClipping. The optimizer must be FusedAdam, FusedAdamW or FusedLamb; over nodes also a 1-bit
