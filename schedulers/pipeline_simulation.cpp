@@ -74,7 +74,7 @@ class PipelineClockwork {
       : plans_(plans),
         ranks_(static_cast<int64_t>(plans.size())),
         stages_(ranks_ * chunks),
-        share_(1 / static_cast<double>(chunks)),
+        chunks_(static_cast<double>(chunks)),
         costs_(costs),
         now_(plans.size()),
         next_(plans.size()),
@@ -118,13 +118,13 @@ class PipelineClockwork {
   double cost_of(const PipelineAction& action) const {
     switch (action.pass) {
       case PipelinePass::forward:
-        return costs_.forward * share_;
+        return costs_.forward / chunks_;
       case PipelinePass::backward:
-        return (costs_.backward_input + costs_.backward_weight) * share_;
+        return (costs_.backward_input + costs_.backward_weight) / chunks_;
       case PipelinePass::backward_input:
-        return costs_.backward_input * share_;
+        return costs_.backward_input / chunks_;
       case PipelinePass::backward_weight:
-        return costs_.backward_weight * share_;
+        return costs_.backward_weight / chunks_;
     }
     return 0;
   }
@@ -178,7 +178,7 @@ class PipelineClockwork {
 
   const std::vector<PipelinePlan>& plans_;
   const int64_t ranks_, stages_;
-  const double share_;
+  const double chunks_;
   const PipelineCosts costs_;
   std::vector<double> now_;
   std::vector<size_t> next_;

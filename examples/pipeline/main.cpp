@@ -1,0 +1,123 @@
+// pacer-pipeline: the plan of a pipeline as text and as a drawing, how long each rank stands idle and how
+// many micro-batches it holds. Exit codes: 0 for success, 1 where the drawing cannot be written, 2 for input
+// that cannot work.
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <boost/program_options.hpp>
+
+#include <pacer/schedulers/pipeline_simulation.h>
+
+#include "drawing.h"
+#include "support/command_line.h"
+#include "support/program.h"
+
+namespace {
+
+namespace po = boost::program_options;
+using pacer::PipelineSchedule;
+
+const std::vector<std::pair<std::string, PipelineSchedule>> kSchedules = {
+    {"gpipe", PipelineSchedule::gpipe},
+    {"1f1b", PipelineSchedule::one_f_one_b},
+    {"interleaved", PipelineSchedule::interleaved},
+    {"zero-bubble", PipelineSchedule::zero_bubble}};
+
+po::options_description known_options() {
+  po::options_description known = examples::make_options();
+  known.add_options()  //
+      ("stages", po::value<int64_t>()->value_name("P")->default_value(4),
+       "ranks in a row; each has one stage of the model, interleaved several")                   //
+      ("micro-batches", po::value<int64_t>()->value_name("M")->default_value(8), "of one step")  //
+      ("schedule",
+       po::value<std::string>()->value_name("gpipe|1f1b|interleaved|zero-bubble")->default_value("1f1b"),
+       "the order of the passes")  //
+      ("chunks", po::value<int64_t>()->value_name("V"),
+       "stages of each rank; 2 where interleaved, else 1")  //
+      ("forward", po::value<int64_t>()->value_name("SLOTS")->default_value(1),
+       "that a forward pass through one stage takes")  //
+      ("backward-input", po::value<int64_t>()->value_name("SLOTS")->default_value(1),
+       "that the half of backward takes which makes the gradient of the stage's input")  //
+      ("backward-weight", po::value<int64_t>()->value_name("SLOTS")->default_value(1),
+       "that the half of backward takes which makes the gradients of the parameters")  //
+      ("transfer", po::value<int64_t>()->value_name("SLOTS")->default_value(0),
+       "that a message between two ranks takes")  //
+      ("svg", po::value<std::string>()->value_name("FILE"), "draw the plan into this file");
+  return known;
+}
+
+std::string title_of(const pacer::PipelineShape& shape) {
+  std::string title = std::string(pacer::schedule_name(shape.schedule)) + ": " + std::to_string(shape.ranks) +
+                      " ranks, " + std::to_string(shape.micro_batches) + " micro-batches";
+  if (shape.chunks > 1) title += ", " + std::to_string(shape.chunks) + " chunks a rank";
+  return title;
+}
+
+// Whether pipeline_idle has a closed form for these times.
+bool has_formula(const pacer::PipelineShape& shape, const pacer::PipelineCosts& costs) {
+  return costs.transfer == 0 && (shape.schedule != PipelineSchedule::zero_bubble ||
+                                 costs.backward_weight <= std::min(costs.forward, costs.backward_input));
+}
+
+void write_drawing(const std::string& path, const std::string& svg) {
+  std::ofstream file(path, std::ios::binary);
+  file << svg;
+  file.close();
+  pacer::require<pacer::FileError>(file.good(), "cannot write '", path,
+                                   "'; its folder must be there and writable");
+}
+
+int run(int argument_count, char** arguments) {
+  const auto given = examples::read_command_line(
+      argument_count, arguments,
+      "Prints who does what when in a pipeline, one line a rank and one column a slot of time, simulated:\n"
+      "F forward, B backward, I and W its input and weight halves, each with the micro-batch's number and,\n"
+      "among several chunks, a letter for the chunk; a point where a rank stands idle.\n\n"
+      "  pacer-pipeline --stages 4 --micro-batches 8 --schedule zero-bubble --svg plan.svg\n",
+      known_options());
+  if (!given) return 0;
+  constexpr int64_t kMostStages = 256, kMostMicroBatches = 1024, kMostChunks = 64, kMostSlots = 16;
+  pacer::PipelineShape shape;
+  shape.schedule = examples::choice_of(*given, "schedule", kSchedules);
+  shape.ranks = examples::value_in<int64_t>(*given, "stages", 1, kMostStages);
+  shape.micro_batches = examples::value_in<int64_t>(*given, "micro-batches", 1, kMostMicroBatches);
+  shape.chunks = examples::value_in<int64_t>(*given, "chunks", 1, kMostChunks,
+                                             shape.schedule == PipelineSchedule::interleaved ? 2 : 1);
+  // A slot is a time of one stage, the library's times are those of all stages of a rank.
+  const auto slots = [&](const char* name, int64_t least) {
+    return static_cast<double>(examples::value_in<int64_t>(*given, name, least, kMostSlots));
+  };
+  const auto chunks = static_cast<double>(shape.chunks);
+  const pacer::PipelineCosts costs{slots("forward", 1) * chunks, slots("backward-input", 1) * chunks,
+                                   slots("backward-weight", 1) * chunks, slots("transfer", 0)};
+  const auto plans = pacer::pipeline_plans(shape);
+  const auto simulated = pacer::simulate_pipeline(plans, shape.chunks, costs);
+
+  std::printf("%s\n\n%s\n", title_of(shape).c_str(),
+              pipeline::text_drawing(plans, shape.chunks, simulated).c_str());
+  std::printf("%-8s %10s %20s\n", "", "idle", "micro-batches alive");
+  for (size_t rank = 0; rank < plans.size(); ++rank) {
+    const std::string name = "rank " + std::to_string(rank);
+    std::printf("%-8s %8.1f %% %20.4g\n", name.c_str(), 100 * simulated.idle[rank], simulated.alive[rank]);
+  }
+  std::printf("\n%.0f slots", simulated.total);
+  if (has_formula(shape, costs)) {
+    std::printf("; by the formula %.1f %% of them idle", 100 * pacer::pipeline_idle(shape, costs));
+  }
+  std::printf("\n");
+  if (given->count("svg") != 0) {
+    write_drawing((*given)["svg"].as<std::string>(),
+                  pipeline::svg_drawing(title_of(shape), plans, shape.chunks, simulated));
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argument_count, char** arguments) {
+  return examples::run_guarded("pacer-pipeline", [&] { return run(argument_count, arguments); });
+}
