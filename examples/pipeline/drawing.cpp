@@ -8,7 +8,7 @@ namespace pipeline {
 namespace {
 
 constexpr double kLeft = 60, kTop = 66, kRowHeight = 30, kPlotWidth = 1000, kLeastSlot = 3, kMostSlot = 34;
-constexpr double kLeastLettered = 13;  // width of a box that a letter or number fits into
+constexpr double kLeastLettered = 12;  // width of a box that a letter or number fits into
 
 // Colours keep apart for colour-blind readers (after Okabe and Ito) and follow light and dark.
 constexpr char kStyle[] =
@@ -74,7 +74,7 @@ std::string legend(const std::vector<pacer::PipelinePlan>& plans) {
   entries.emplace_back("idle", "idle");
   std::string svg;
   double x = kLeft;
-  constexpr double kEntryWidth = 170, kSquare = 12;
+  constexpr double kEntryWidth = 190, kSquare = 12;
   for (const auto& [kind, name] : entries) {
     svg += box(kind, x, 38, kSquare, kSquare) + words("name", x + kSquare + 6, 48, "start", name);
     x += kEntryWidth;
@@ -136,7 +136,7 @@ std::string svg_drawing(const std::string& title, const std::vector<pacer::Pipel
       const double opacity = 1 - 0.4 * static_cast<double>(action.chunk) / static_cast<double>(chunks);
       svg += box(std::string(1, letter_of(action.pass)), x, y, box_width, kBoxHeight, opacity);
       const std::string label = number_and_chunk(action, chunks);
-      if (box_width >= kLeastLettered + 6 * static_cast<double>(label.size() - 1)) {
+      if (box_width >= kLeastLettered + 5 * static_cast<double>(label.size() - 1)) {
         svg += words("in", x + box_width / 2, y + 17, "middle", label);
       }
     }

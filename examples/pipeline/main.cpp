@@ -80,7 +80,7 @@ int run(int argument_count, char** arguments) {
       "  pacer-pipeline --stages 4 --micro-batches 8 --schedule zero-bubble --svg plan.svg\n",
       known_options());
   if (!given) return 0;
-  constexpr int64_t kMostStages = 256, kMostMicroBatches = 1024, kMostChunks = 64, kMostSlots = 16;
+  constexpr int64_t kMostStages = 128, kMostMicroBatches = 512, kMostChunks = 16, kMostSlots = 16;
   pacer::PipelineShape shape;
   shape.schedule = examples::choice_of(*given, "schedule", kSchedules);
   shape.ranks = examples::value_in<int64_t>(*given, "stages", 1, kMostStages);

@@ -59,7 +59,7 @@ def check_refusals(program, folder):
     for code, part, arguments in (
             (2, "several chunks need interleaved", ["--chunks", "2"]),
             (2, "take 8", ["--schedule", "interleaved", "--micro-batches", "6"]),
-            (2, "--stages must be from 1 to 256, not 0", ["--stages", "0"]),
+            (2, "--stages must be from 1 to 128, not 0", ["--stages", "0"]),
             (2, "--transfer must be from 0 to 16, not -1", ["--transfer=-1"]),
             (1, "cannot write", ["--svg", str(Path(folder) / "missing" / "plan.svg")])):
         done = ask(program, *arguments)
