@@ -2,8 +2,6 @@
 // of rank 16 on all seven linear layers over bf16 and over 4 bits, forward and forward + backward, beside
 // each other in one run; and the memory of whole training steps of a stack of such layers beside their
 // formula. JSON lines; on a CPU at a small size, to see that it runs. ../peer.py in Python is the peer.
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <functional>
 #include <string>
@@ -17,6 +15,7 @@
 #include <pacer/modules/nf4.h>
 #include <pacer/optimizers/fused_adam.h>
 
+#include "bench/timing.h"
 #include "lora_bench/llama_layer.h"
 #include "sharding_bench/device_memory.h"
 
@@ -34,18 +33,17 @@ const char* name_of(Kind kind) {
   return kNames[static_cast<int>(kind)];
 }
 
+// The median of several times, after some that do not count.
 double median_milliseconds(bool on_gpu, const std::function<void()>& f) {
-  std::vector<double> times;
-  for (int i = 0; i < kUncounted + kCounted; ++i) {
+  const auto timed = [&] {
     if (on_gpu) torch::cuda::synchronize();
-    const auto start = std::chrono::steady_clock::now();
+    const bench::Stopwatch watch;
     f();
     if (on_gpu) torch::cuda::synchronize();
-    const std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - start;
-    if (i >= kUncounted) times.push_back(elapsed.count());
-  }
-  std::sort(times.begin(), times.end());
-  return times[times.size() / 2];
+    return watch.milliseconds();
+  };
+  for (int i = 0; i < kUncounted; ++i) timed();
+  return bench::repeat({kCounted, kCounted, /*seconds=*/0}, timed).median;
 }
 
 void make(torch::nn::Module& model, Kind kind, at::Device device, at::ScalarType adapters) {

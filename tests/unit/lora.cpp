@@ -3,7 +3,6 @@
 #include "support/catch.h"
 
 #include <cmath>
-#include <functional>
 
 #include <ATen/autocast_mode.h>
 #include <torch/autograd.h>
@@ -18,6 +17,7 @@
 #include <pacer/modules/transformer_layer.h>
 
 #include "support/autocast.h"
+#include "support/string_sink.h"
 
 namespace pacer::testing::lora {
 namespace {
@@ -68,15 +68,6 @@ Tensor reference(const Block& block, const Tensor& x) {
 }
 
 std::vector<std::string> trained(const torch::nn::Module& model) { return nn::trainable(model).keys(); }
-
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
 
 }  // namespace
 
@@ -212,9 +203,11 @@ TEST_CASE("merged weights compute what adapters added, and unmerge brings back e
                           1e-6));
     CHECK(block->q_proj(x).equal(at::linear(x, block->q_proj->weight, block->q_proj->bias)));
     nn::merge(*block);  // once is enough
-    CHECK_THAT(message_of([&] { nn::set_adapter(*block, ""); }), ContainsSubstring("unmerge() first"));
-    CHECK_THAT(message_of([&] { nn::quantize(*block, nn::Nf4Options().targets({"q_proj"})); }),
+    CHECK_THAT(message_of<InvalidArgument>([&] { nn::set_adapter(*block, ""); }),
                ContainsSubstring("unmerge() first"));
+    CHECK_THAT(
+        message_of<InvalidArgument>([&] { nn::quantize(*block, nn::Nf4Options().targets({"q_proj"})); }),
+        ContainsSubstring("unmerge() first"));
     nn::unmerge(*block);
     CHECK(block->q_proj->weight.equal(before));
     nn::merge(*block);
@@ -222,7 +215,7 @@ TEST_CASE("merged weights compute what adapters added, and unmerge brings back e
       const torch::NoGradGuard no_grad;
       block->k_proj->weight.add_(1);
     }
-    CHECK_THAT(message_of([&] { nn::unmerge(*block); }), ContainsSubstring("k_proj"));
+    CHECK_THAT(message_of<InvalidArgument>([&] { nn::unmerge(*block); }), ContainsSubstring("k_proj"));
     CHECK_FALSE(block->q_proj->weight.equal(before));  // nothing was half-changed
     nn::remove_adapter(*block, "default");
     CHECK(block->q_proj->is_plain());
@@ -242,7 +235,8 @@ TEST_CASE("of several adapters one takes part and is trained", "[lora]") {
   nn::set_adapter(*block, "");
   const Tensor without = block->forward(x);
   CHECK_FALSE(without.equal(with_a));
-  CHECK_THAT(message_of([&] { nn::trainable(*block); }), ContainsSubstring("add_lora() first"));
+  CHECK_THAT(message_of<InvalidArgument>([&] { nn::trainable(*block); }),
+             ContainsSubstring("add_lora() first"));
   nn::set_adapter(*block, "a");
   CHECK(block->forward(x).equal(with_a));
   CHECK(trained(*block).size() == 6);
@@ -289,7 +283,7 @@ TEST_CASE("what cannot get an adapter is refused with the reason, and nothing ha
   Block block;
   block->register_module("fused", nn::TransformerLayer(nn::TransformerLayerOptions(8, 2)));
   const auto refused = [&](const LoraOptions& wrong, const char* reason) {
-    CHECK_THAT(message_of([&] { nn::add_lora(*block, wrong); }), ContainsSubstring(reason));
+    CHECK_THAT(message_of<InvalidArgument>([&] { nn::add_lora(*block, wrong); }), ContainsSubstring(reason));
     CHECK(nn::adapters(*block).empty());
     CHECK(block->q_proj->weight.requires_grad());
   };
@@ -307,16 +301,20 @@ TEST_CASE("what cannot get an adapter is refused with the reason, and nothing ha
   twin->weight = twin->register_parameter("tied", block->q_proj->weight);
   block->register_module("twin", twin);
   refused(options(), "tied");
-  CHECK_THAT(message_of([&] { nn::merge(*block); }), ContainsSubstring("no active adapter"));
-  CHECK_THAT(message_of([&] { nn::set_adapter(*block, "x"); }), ContainsSubstring("no adapter called x"));
+  CHECK_THAT(message_of<InvalidArgument>([&] { nn::merge(*block); }), ContainsSubstring("no active adapter"));
+  CHECK_THAT(message_of<InvalidArgument>([&] { nn::set_adapter(*block, "x"); }),
+             ContainsSubstring("no adapter called x"));
 
   nn::add_lora(*block, LoraOptions(2).targets({"k_proj", "o_proj"}));
-  CHECK_THAT(message_of([&] { nn::add_lora(*block, LoraOptions(2).targets({"k_proj"})); }),
+  CHECK_THAT(message_of<InvalidArgument>([&] { nn::add_lora(*block, LoraOptions(2).targets({"k_proj"})); }),
              ContainsSubstring("called default already"));
-  CHECK_THAT(message_of([&] { block->k_proj(torch::zeros({2, 11})); }), ContainsSubstring("takes [..., 12]"));
+  CHECK_THAT(message_of<InvalidArgument>([&] {
+               block->k_proj(torch::zeros({2, 11}));
+             }),
+             ContainsSubstring("takes [..., 12]"));
   block->q_proj->add_adapter(LoraOptions(2));
   block->k_proj->adapter("default")->options.dropout(0.5);
-  CHECK_THAT(message_of([&] {
+  CHECK_THAT(message_of<InvalidArgument>([&] {
                nn::forward_together(torch::zeros({2, 12}), {block->q_proj, block->k_proj});
              }),
              ContainsSubstring("adapters with dropout 0 and 0.5"));

@@ -2,7 +2,6 @@
 // them when a model is moved, cloned, saved and put back, and what is refused.
 #include "support/catch.h"
 
-#include <functional>
 #include <limits>
 
 #include <torch/autograd.h>
@@ -18,6 +17,7 @@
 #include <pacer/modules/nf4.h>
 
 #include "support/autocast.h"
+#include "support/string_sink.h"
 
 namespace pacer::testing::nf4_layers {
 namespace {
@@ -45,15 +45,6 @@ Nf4Options both(bool doubly = true) {
 double relative(const Tensor& found, const Tensor& wanted) {
   return ((found.to(at::kDouble) - wanted.to(at::kDouble)).norm() / wanted.to(at::kDouble).norm())
       .item<double>();
-}
-
-std::string message_of_nf4(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
 }
 
 }  // namespace
@@ -113,7 +104,8 @@ TEST_CASE("adapters over 4 bits are trained, and merged only into 16 bits or mor
   }
   CHECK(loss().item<double>() < 0.8 * before);
   CHECK(net->up->nf4()->codes.equal(codes));
-  CHECK_THAT(message_of_nf4([&] { nn::merge(*net); }), ContainsSubstring("dequantize() the model first"));
+  CHECK_THAT(message_of<InvalidArgument>([&] { nn::merge(*net); }),
+             ContainsSubstring("dequantize() the model first"));
   CHECK_FALSE(net->down->is_merged());
   const Tensor adapted = net->forward(x);
   nn::dequantize(*net);
@@ -180,7 +172,7 @@ TEST_CASE("what cannot be in 4 bits is refused with the reason, and nothing has 
   Net net;
   net->register_module("fused", nn::LayerNormLinear(8, 8));
   const auto refused = [&](const Nf4Options& wrong, const char* reason) {
-    CHECK_THAT(message_of_nf4([&] { nn::quantize(*net, wrong); }), ContainsSubstring(reason));
+    CHECK_THAT(message_of<InvalidArgument>([&] { nn::quantize(*net, wrong); }), ContainsSubstring(reason));
     CHECK(net->named_buffers().is_empty());
   };
   refused(Nf4Options(), "needs targets");
@@ -194,9 +186,10 @@ TEST_CASE("what cannot be in 4 bits is refused with the reason, and nothing has 
   refused(both(), "the weight of down has elements that are not finite");
   net->down->to(at::kDouble);
   refused(both(), "the weight of down is Double");
-  CHECK_THAT(message_of_nf4([&] { net->up->set_nf4(nn::Nf4Weight(3, 4, at::kFloat, true)); }),
+  CHECK_THAT(message_of<InvalidArgument>([&] { net->up->set_nf4(nn::Nf4Weight(3, 4, at::kFloat, true)); }),
              ContainsSubstring("70 x 96"));
-  CHECK_THAT(message_of_nf4([] { nn::Nf4Weight(3, 4, at::kLong, true); }), ContainsSubstring("Long"));
+  CHECK_THAT(message_of<InvalidArgument>([] { nn::Nf4Weight(3, 4, at::kLong, true); }),
+             ContainsSubstring("Long"));
 }
 
 TEST_CASE("layers in 4 bits compute in 16 where others compute in 8", "[nf4][fp8]") {
