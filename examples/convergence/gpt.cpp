@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <torch/nn/functional/activation.h>
+#include <torch/nn/functional/linear.h>
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/init.h>
 
@@ -15,11 +16,18 @@ namespace {
 
 constexpr double kWeightDeviation = 0.02;  // GPT-2's standard deviation for every matrix
 
-torch::nn::Linear make_linear(int64_t inputs, int64_t outputs, double deviation) {
-  torch::nn::Linear linear(inputs, outputs);
+pacer::nn::Linear make_linear(int64_t inputs, int64_t outputs, double deviation) {
+  pacer::nn::Linear linear(inputs, outputs);
   torch::nn::init::normal_(linear->weight, 0.0, deviation);
   torch::nn::init::zeros_(linear->bias);
   return linear;
+}
+
+// Plain layers add their bias after the product, as torch::nn::Linear does: a study repeats older ones to the
+// bit.
+torch::Tensor project(pacer::nn::Linear& layer, const torch::Tensor& x) {
+  if (layer->is_plain()) return torch::nn::functional::linear(x, layer->weight, layer->bias);
+  return layer->forward(x);
 }
 
 torch::nn::Embedding make_embedding(int64_t entries, int64_t width) {
@@ -56,19 +64,19 @@ BlockImpl::BlockImpl(const GptConfig& config, double residual_deviation) : heads
 
 torch::Tensor BlockImpl::attend(const torch::Tensor& x) {
   const int64_t batch = x.size(0), sequence = x.size(1), width = x.size(2);
-  const auto projected = query_key_value_->forward(x)
+  const auto projected = project(query_key_value_, x)
                              .view({batch, sequence, 3, heads_, width / heads_})
                              .permute({2, 0, 3, 1, 4});  // (3, batch, heads, sequence, width / heads)
   const auto mixed =
       at::scaled_dot_product_attention(projected[0], projected[1], projected[2],
                                        /*attn_mask=*/{}, /*dropout_p=*/0.0, /*is_causal=*/true);
-  return attention_output_->forward(mixed.transpose(1, 2).reshape({batch, sequence, width}));
+  return project(attention_output_, mixed.transpose(1, 2).reshape({batch, sequence, width}));
 }
 
 torch::Tensor BlockImpl::forward(const torch::Tensor& x) {
   const auto attended = x + attend(attention_norm_->forward(x));
-  const auto hidden = at::gelu(mlp_input_->forward(mlp_norm_->forward(attended)), "tanh");
-  return attended + mlp_output_->forward(hidden);
+  const auto hidden = at::gelu(project(mlp_input_, mlp_norm_->forward(attended)), "tanh");
+  return attended + project(mlp_output_, hidden);
 }
 
 GptImpl::GptImpl(const GptConfig& config) : is_fused_(config.fused) {

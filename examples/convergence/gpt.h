@@ -9,11 +9,11 @@
 
 #include <torch/nn/module.h>
 #include <torch/nn/modules/embedding.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 #include <torch/nn/pimpl.h>
 
 #include <pacer/modules/blocks.h>
+#include <pacer/modules/linear.h>
 
 namespace convergence {
 
@@ -37,11 +37,11 @@ class BlockImpl : public torch::nn::Module {
 
   int64_t heads_;
   torch::nn::LayerNorm attention_norm_ = nullptr;
-  torch::nn::Linear query_key_value_ = nullptr;
-  torch::nn::Linear attention_output_ = nullptr;
+  pacer::nn::Linear query_key_value_ = nullptr;
+  pacer::nn::Linear attention_output_ = nullptr;
   torch::nn::LayerNorm mlp_norm_ = nullptr;
-  torch::nn::Linear mlp_input_ = nullptr;
-  torch::nn::Linear mlp_output_ = nullptr;
+  pacer::nn::Linear mlp_input_ = nullptr;
+  pacer::nn::Linear mlp_output_ = nullptr;
 };
 TORCH_MODULE(Block);
 
