@@ -32,6 +32,8 @@ constexpr double kEpsilon = 1e-8;
 // size.
 constexpr double kLambRate = 4.0;  // in units of the learning rate of the others
 
+constexpr double kLoraRate = 4.0;  // in the same units
+
 // For every optimizer with the options of AdamW: one group with decay, one without.
 template <class Optimizer, class Options>
 std::unique_ptr<torch::optim::Optimizer> make_adamw(const OptimizerRecipe& recipe) {
@@ -59,6 +61,15 @@ std::unique_ptr<torch::optim::Optimizer> make_lamb(const OptimizerRecipe& recipe
   auto options = pacer::FusedLambOptions(kLambRate * recipe.learning_rate).betas({kBeta1, kBeta2});
   options.max_coeff(recipe.lamb_max_coeff);
   return std::make_unique<pacer::FusedLamb>(lamb_groups(recipe, options), options);
+}
+
+// Adapters do not decay: that would pull towards the base.
+std::unique_ptr<torch::optim::Optimizer> make_lora(const OptimizerRecipe& recipe) {
+  const auto options = pacer::FusedAdamWOptions(kLoraRate * recipe.learning_rate)
+                           .betas({kBeta1, kBeta2})
+                           .eps(kEpsilon)
+                           .weight_decay(0.0);
+  return std::make_unique<pacer::FusedAdamW>(recipe.decayed, options);
 }
 
 enum class Freeze { at_step, automatically };
@@ -292,6 +303,17 @@ const std::vector<Arm>& arms() {
        "pacer::Precision::bf16(): forward under autocast, whatever --precision says",
        kFusedAdamW,
        {Method::bfloat16},
+       /*only_by_name=*/true},
+      {"lora",
+       "with --fine-tune: pacer::nn::add_lora, adapters of rank --lora-rank in all linear layers train, at "
+       "four times the rate, and all else is frozen",
+       make_lora,
+       {Method::adapters},
+       /*only_by_name=*/true},
+      {"qlora",
+       "with --fine-tune: the same over weights that pacer::nn::quantize has put in 4 bits",
+       make_lora,
+       {Method::adapters, Method::four_bits},
        /*only_by_name=*/true},
       {"fused-layers",
        "blocks are pacer::nn::TransformerLayer, whose elementwise passes are fused",

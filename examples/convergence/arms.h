@@ -48,7 +48,9 @@ enum class Method {
   signed_gradients,
   forgotten_errors,
   clipping_ratio,
-  largest_update
+  largest_update,
+  adapters,  // low-rank, instead of the model's own weights; on a base only
+  four_bits  // of the base's weights
 };
 
 struct Arm {

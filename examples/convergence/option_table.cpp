@@ -44,13 +44,20 @@ Option choice(std::string name, std::string help, std::string Settings::*member,
 OptionGroup study_options(const std::vector<std::string>& arm_names) {
   std::vector<std::string> presets;
   for (const auto& preset : preset_help()) presets.push_back(preset.name);
-  // The preset and quick are applied before every other option (see options.cpp); here they are only checked.
+  // The preset, quick and fine-tune are applied before every other option (see options.cpp); here they are
+  // only checked.
   Option quick{"quick", "", "a short run on real text: the preset with a smaller budget",
                [](Settings& settings, Text text) { settings.quick = parse_switch(text); },
                [](const Settings& settings) { return std::string(settings.quick ? "true" : "false"); }};
+  Option tuning{"fine-tune", "",
+                "first train a base as fused-adamw is trained, then let the arms go on from it on a second "
+                "text",
+                [](Settings& settings, Text text) { settings.fine_tune = parse_switch(text); },
+                [](const Settings& settings) { return std::string(settings.fine_tune ? "true" : "false"); }};
   Option arms{"arms", "NAME,NAME",
               "the arms to train, the first is the one others are compared with (default AdamW, 1-bit Adam, "
-              "LAMB and 1-bit LAMB, each with and without curriculum and layer drop; others with --quick)",
+              "LAMB and 1-bit LAMB, each with and without curriculum and layer drop; others with --quick; "
+              "fused-adamw, lora and qlora with --fine-tune)",
               [arm_names](Settings& settings, Text text) { settings.arms = parse_names(text, arm_names); },
               [](const Settings& settings) { return join(settings.arms); }};
   Option seeds{"seeds", "N,N", "train every arm once per seed; two or more give standard errors (default 1)",
@@ -58,7 +65,7 @@ OptionGroup study_options(const std::vector<std::string>& arm_names) {
                [](const Settings& settings) { return join(settings.seeds); }};
   return {"Study",
           {choice("preset", "where all values below start from (default tiny)", &Settings::preset, presets),
-           std::move(quick), std::move(arms), std::move(seeds),
+           std::move(quick), std::move(tuning), std::move(arms), std::move(seeds),
            count("tokens", "N",
                  "training budget of each run in tokens (bytes of text); 2M and 500k are understood",
                  &Settings::tokens, {1, 1000000000000000}),
@@ -124,6 +131,18 @@ std::vector<OptionGroup> option_groups(const std::vector<std::string>& arm_names
                "by how much onebit-lamb may raise its steps where its variance would have shrunk, at least 1 "
                "(default 1)",
                &Settings::lamb_max_factor, {1.0, 1e6})}});
+  groups.push_back(
+      {"Fine-tuning",
+       {text("fine-tune-data", "FILE|FOLDER",
+             "the second text (default: LibTorch's scripts of CMake); its last tenth validates",
+             &Settings::fine_tune_data),
+        count("fine-tune-tokens", "N", "budget of each arm; 0 makes it a quarter of the base's (default 0)",
+              &Settings::fine_tune_tokens, {0, 1000000000000000}),
+        number("fine-tune-rate", "RATE",
+               "learning rate of the arms at its peak; 0 takes that of the base (default 0)",
+               &Settings::fine_tune_rate, {0.0, 10.0}),
+        count("lora-rank", "N", "of the adapters of lora and qlora; their alpha is twice that (default 8)",
+              &Settings::lora_rank, {1, 65536})}});
   // A study's settings.ini shows it as unset: who repeats a study does not want its stored results.
   Option resume{"resume", "",
                 "take finished runs from the output folder and continue unfinished ones from their newest "

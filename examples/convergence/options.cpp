@@ -89,6 +89,7 @@ void print_help(const Vocabulary& vocabulary, const std::vector<ArmHelp>& arms) 
          "  convergence --quick                          two minutes on a CPU\n"
          "  convergence --data book.txt --seeds 1,2,3    your text, with standard errors\n"
          "  convergence --preset small --device cuda     GPT-2 small on a GPU\n"
+         "  convergence --fine-tune                      LoRA and QLoRA on a second text\n"
          "  convergence --processes 2                    two ranks share every batch; also under torchrun,\n"
          "                                               mpirun or srun, without --processes\n"
       << boost_options(vocabulary, Purpose::help) << "\nArms:\n";
@@ -231,7 +232,8 @@ std::optional<Settings> read_settings(int argument_count, char** arguments,
   const auto apply = [&](bool preset_options) {
     for (const auto& group : vocabulary.groups) {
       for (const auto& option : group.options) {
-        const bool chooses_preset = option.name == "preset" || option.name == "quick";
+        const bool chooses_preset =
+            option.name == "preset" || option.name == "quick" || option.name == "fine-tune";
         const auto given = values.find(option.name);
         if (given != values.end() && chooses_preset == preset_options)
           assign(&settings, option, given->second);
@@ -239,7 +241,7 @@ std::optional<Settings> read_settings(int argument_count, char** arguments,
     }
   };
   apply(/*preset_options=*/true);
-  settings = preset_settings(settings.preset, settings.quick);
+  settings = preset_settings(settings.preset, settings.quick, settings.fine_tune);
   apply(/*preset_options=*/false);
   if (settings.arms.empty()) {
     for (const auto& arm : arms) {

@@ -183,7 +183,9 @@ std::string report_as_html(const StudyReport& report) {
   html += "<div class=\"panel\">\n" + html_table(summary_table(summaries)) + "</div>\n";
   const Table traffic = traffic_table(summaries);
   if (!traffic.rows.empty()) html += "<div class=\"panel\">\n" + html_table(traffic) + "</div>\n";
-  html += "<p class=\"note\">" + escape_html(table_note(summaries)) +
+  const Table fine_tuning = fine_tuning_table(summaries, report.bases);
+  if (!fine_tuning.rows.empty()) html += "<div class=\"panel\">\n" + html_table(fine_tuning) + "</div>\n";
+  html += "<p class=\"note\">" + escape_html(table_note(summaries) + fine_tuning_note(report.bases)) +
           " Training curves, kept layers and gradient norms are smoothed.</p>\n";
   html += "<div class=\"charts\">\n";
   html += loss_charts(report.runs, summaries);

@@ -15,6 +15,7 @@ struct StudyReport {
   std::vector<std::pair<std::string, std::string>> facts;  // text, model, machine, versions
   std::string settings;                                    // as an INI file
   std::vector<Run> runs;
+  std::vector<Run> bases;  // which the runs went on from; empty where they did not
 };
 
 std::string report_as_html(const StudyReport& report);

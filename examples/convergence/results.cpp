@@ -62,9 +62,11 @@ std::vector<ArmSummary> summarize(const std::vector<Run>& runs) {
   }
   for (ArmSummary& summary : summaries) {
     const auto own = runs_of(runs, summary.arm);
-    std::vector<double> losses, differences, times;
+    std::vector<double> losses, first_losses, changes, differences, times;
     for (const Run* run : own) {
       losses.push_back(run->validation.back().value);
+      first_losses.push_back(run->validation.front().value);
+      changes.push_back(losses.back() - first_losses.back());
       for (const Run* first : runs_of(runs, summaries.front().arm)) {
         if (first->seed != run->seed) continue;
         const double goal = first->validation.back().value;
@@ -73,6 +75,8 @@ std::vector<ArmSummary> summarize(const std::vector<Run>& runs) {
       }
     }
     summary.validation_loss = estimate(losses);
+    summary.first_loss = estimate(first_losses);
+    summary.change = estimate(changes);
     summary.difference = estimate(differences);
     if (std::all_of(times.begin(), times.end(), [](double time) { return std::isfinite(time); })) {
       summary.time_to_loss = estimate(times);
@@ -81,6 +85,7 @@ std::vector<ArmSummary> summarize(const std::vector<Run>& runs) {
     summary.seconds = mean_over(own, [](const Run& run) { return run.seconds(); });
     summary.step_seconds = mean_over(own, [](const Run& run) { return run.step_seconds(); });
     summary.bytes_sent = mean_over(own, [](const Run& run) { return run.bytes_sent(); });
+    summary.parameters = mean_over(own, [](const Run& run) { return double(run.parameters); });
     summary.ring_bytes = mean_over(own, [](const Run& run) { return run.ring_bytes(4.0); });
     const bool frozen =
         std::all_of(own.begin(), own.end(), [](const Run* run) { return run->frozen_at > 0; });

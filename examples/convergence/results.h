@@ -43,7 +43,7 @@ struct Run {
   std::string arm;
   uint64_t seed = 0;
   int64_t processes = 1;
-  int64_t parameters = 0;       // of the model; 0: not known
+  int64_t parameters = 0;       // that are trained; 0: not known
   int64_t frozen_at = 0;        // after how many steps 1-bit Adam froze its variance; 0: it did not
   double largest_update = 0.0;  // see LargestUpdate; 0: nobody looked
   bool finished = false;
@@ -70,6 +70,8 @@ struct Estimate {
 struct ArmSummary {
   std::string arm;
   Estimate validation_loss;  // at the end
+  Estimate first_loss;       // of validation, before training
+  Estimate change;           // from the first to the last one, run by run
   Estimate difference;  // to the first arm, over pairs of runs with the same seed; count 0 for the first arm
   Estimate time_to_loss;  // see seconds_to; count 0 where any run never got there
   double tokens = 0.0;    // of one run; from here on means over runs
@@ -77,6 +79,7 @@ struct ArmSummary {
   double step_seconds = 0.0;
   double optimizer_seconds = 0.0;
   double bytes_sent = 0.0;      // by one rank in one run
+  double parameters = 0.0;      // that are trained
   double ring_bytes = 0.0;      // that a ring in fp32 would have sent; 0: not known
   double frozen_at = 0.0;       // as in Run; 0 where not every run froze
   double largest_update = 0.0;  // of all runs

@@ -70,8 +70,10 @@ std::map<std::string, std::string> read_ini(const fs::path& path) {
   std::ifstream file(path);
   pacer::require<pacer::FileError>(file.is_open(), "cannot read ", path.string(),
                                    ", the settings of a run to resume; train again without --resume");
-  std::map<std::string, std::string> values = {{"processes", "1"},
-                                               {"ranks-per-node", "0"}};  // older files do not say
+  // Older files do not say.
+  std::map<std::string, std::string> values = {{"processes", "1"},      {"ranks-per-node", "0"},
+                                               {"fine-tune", "false"},  {"fine-tune-tokens", "0"},
+                                               {"fine-tune-rate", "0"}, {"lora-rank", "8"}};
   for (std::string line; std::getline(file, line);) {
     const size_t equals = line.find(" = ");
     if (line.front() != '#' && equals != std::string::npos) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 
 #include <pacer/core/error.h>
 
@@ -17,6 +18,7 @@ constexpr int64_t kDefaultEvaluations = 16;
 constexpr double kWarmUpFraction = 0.05;
 constexpr int64_t kCurriculumFraction = 8;  // of the full length, to start with
 constexpr int64_t kShortest = 8;            // bytes
+constexpr int64_t kFineTuneFraction = 4;    // of the base's budget
 
 Settings tiny() {
   Settings settings;
@@ -74,13 +76,22 @@ int64_t Settings::freeze_step() const {
   return std::max<int64_t>(1, std::llround(onebit_freeze * static_cast<double>(steps())));
 }
 
+Settings Settings::for_fine_tuning() const {
+  Settings settings = *this;
+  const auto scripts = std::filesystem::path(PACER_TORCH_INCLUDE_DIR).parent_path() / "share" / "cmake";
+  settings.data = fine_tune_data.empty() ? scripts.string() : fine_tune_data;
+  settings.tokens = fine_tune_tokens > 0 ? fine_tune_tokens : tokens / kFineTuneFraction;
+  if (fine_tune_rate > 0.0) settings.learning_rate = fine_tune_rate;
+  return settings;
+}
+
 std::vector<PresetHelp> preset_help() {
   return {{"tiny", "for a CPU: 2 layers of width 128, sequences of 64 bytes, 1M tokens per run"},
           {"small",
            "for a GPU: GPT-2 small, 12 layers of width 768, sequences of 1024 bytes, 50M tokens per run"}};
 }
 
-Settings preset_settings(const std::string& name, bool quick) {
+Settings preset_settings(const std::string& name, bool quick, bool fine_tune) {
   std::vector<std::string> names;
   for (const auto& preset : preset_help()) names.push_back(preset.name);
   pacer::require(name == "tiny" || name == "small", "there is no preset '", name, "'; ",
@@ -92,6 +103,8 @@ Settings preset_settings(const std::string& name, bool quick) {
     settings.tokens = name == "tiny" ? 300 * kKilo : 4 * kMega;
     settings.validation_sequences = name == "tiny" ? 128 : 64;
   }
+  settings.fine_tune = fine_tune;
+  if (fine_tune) settings.arms = {"fused-adamw", "lora", "qlora"};
   return settings;
 }
 
@@ -101,6 +114,12 @@ void check_settings(const Settings& settings) {
   pacer::require(settings.tokens >= settings.tokens_per_step(), "the budget of ", settings.tokens,
                  " tokens does not hold one step of ", settings.batch, " sequences of ", settings.sequence,
                  " bytes; raise tokens or lower batch or sequence");
+  pacer::require(!settings.fine_tune || settings.lora_rank <= settings.width, "adapters of rank ",
+                 settings.lora_rank, " are larger than the width (", settings.width, "); lower lora-rank");
+  pacer::require(!settings.fine_tune || settings.for_fine_tuning().tokens >= settings.tokens_per_step(),
+                 "the budget of ", settings.for_fine_tuning().tokens,
+                 " tokens for fine-tuning does not hold one step of ", settings.batch, " sequences of ",
+                 settings.sequence, " bytes; raise fine-tune-tokens");
   pacer::require(settings.processes == 0 || settings.batch % settings.processes == 0, "the batch of ",
                  settings.batch, " sequences cannot be shared evenly by ", settings.processes,
                  " processes; choose batch or processes so that it can");

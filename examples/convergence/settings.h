@@ -13,6 +13,7 @@ struct Settings {
   // What is trained, on what.
   std::string preset = "tiny";
   bool quick = false;
+  bool fine_tune = false;             // arms go on from a base, see for_fine_tuning
   std::vector<std::string> arms;      // empty: those of the default comparison
   std::vector<uint64_t> seeds = {1};  // each arm is trained once per seed
   std::string data;                   // file or folder; empty: the LibTorch headers
@@ -42,6 +43,12 @@ struct Settings {
   double lamb_max_coeff = 0.3;    // the largest trust ratio of LAMB
   double lamb_max_factor = 1;     // and the largest factor of 1-bit LAMB
 
+  // Fine-tuning.
+  std::string fine_tune_data;    // file or folder; empty: LibTorch's scripts of CMake
+  int64_t fine_tune_tokens = 0;  // budget of each arm; 0: a quarter of `tokens`
+  double fine_tune_rate = 0.0;   // learning rate at its peak; 0: that of the base
+  int64_t lora_rank = 8;
+
   // Validation.
   int64_t evaluate_every = 0;        // tokens; 0: a sixteenth of the budget
   int64_t validation_sequences = 0;  // at most this many, spread evenly over the validation text
@@ -63,6 +70,10 @@ struct Settings {
   int64_t first_length() const;  // of the curriculum
   double gamma() const;          // of layer dropping
   int64_t freeze_step() const;   // of 1-bit Adam
+
+  // With fine_tune, `data`, `tokens` and `learning_rate` are those of a base, which is trained first. These
+  // are the settings of the arms, which go on from it: the same with a text, budget and rate of their own.
+  Settings for_fine_tuning() const;
 };
 
 // Names of the presets with one line of help each.
@@ -73,8 +84,8 @@ struct PresetHelp {
 std::vector<PresetHelp> preset_help();
 
 // The settings of a preset; `quick` cuts its budget to what two processor cores train in under a minute per
-// arm. Throws pacer::InvalidArgument for an unknown name.
-Settings preset_settings(const std::string& name, bool quick);
+// arm, `fine_tune` chooses arms for that. Throws pacer::InvalidArgument for an unknown name.
+Settings preset_settings(const std::string& name, bool quick, bool fine_tune);
 
 // The checks between values (heads divide width, processes the batch, ...); throws
 // pacer::InvalidArgument.

@@ -13,6 +13,7 @@
 #include <pacer/core/error.h>
 
 #include "corpus.h"
+#include "fine_tuning.h"
 #include "format.h"
 #include "guidance.h"
 #include "options.h"
@@ -73,16 +74,43 @@ std::string count_of(size_t count, const std::string& what) {
   return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
 }
 
-// All ranks in the same order.
-template <class F>
-void for_each_run(const Settings& settings, const F& f) {
-  for (const uint64_t seed : settings.seeds) {
-    for (const std::string& arm : settings.arms) f(arm, seed);
+// The texts and what is trained on them. With fine-tuning the arms have settings and a text of their own.
+struct Texts {
+  explicit Texts(const Settings& settings)
+      : first(read_corpus(settings.data, settings.data_limit, settings.sequence)) {
+    if (!settings.fine_tune) return;
+    arm_settings.emplace(settings.for_fine_tuning());
+    second.emplace(read_corpus(arm_settings->data, settings.data_limit, settings.sequence));
   }
-}
+
+  Corpus first;
+  std::optional<Corpus> second;
+  std::optional<Settings> arm_settings;
+};
 
 fs::path run_folder(const Settings& settings, const std::string& arm, uint64_t seed) {
   return fs::path(settings.output) / (arm + "-seed-" + std::to_string(seed));
+}
+
+// All runs, in the order in which all ranks train them; a seed's base goes before its arms.
+std::vector<RunPlan> plan_runs(const Settings& settings, const Texts& texts) {
+  std::vector<RunPlan> plans;
+  for (const uint64_t seed : settings.seeds) {
+    const fs::path base = run_folder(settings, "base", seed);
+    if (settings.fine_tune) {
+      plans.push_back({"fused-adamw", seed, settings, texts.first, base, /*is_base=*/true});
+    }
+    for (const std::string& arm : settings.arms) {
+      const fs::path folder = run_folder(settings, arm, seed);
+      if (settings.fine_tune) {
+        plans.push_back(
+            {arm, seed, *texts.arm_settings, *texts.second, folder, /*is_base=*/false, weights_file(base)});
+      } else {
+        plans.push_back({arm, seed, settings, texts.first, folder});
+      }
+    }
+  }
+  return plans;
 }
 
 // Ranks look at one folder, each at its own time: what they read there must not have been changed by then.
@@ -96,22 +124,22 @@ void require_same_view(const fs::path& folder, bool stored, const Run& run, pace
 }
 
 // Before anything is written: no run that was made with other settings is resumed.
-void check_stored_runs(const Settings& settings) {
-  for_each_run(settings, [&](const std::string& arm, uint64_t seed) {
-    const fs::path folder = run_folder(settings, arm, seed);
-    if (settings.resume && fs::exists(folder / "settings.ini")) require_same_settings(folder, settings);
-  });
+void check_stored_runs(const std::vector<RunPlan>& plans) {
+  for (const RunPlan& plan : plans) {
+    const bool is_stored = plan.settings.resume && fs::exists(plan.folder / "settings.ini");
+    if (is_stored) require_same_settings(plan.folder, plan.settings);
+  }
 }
 
-// The run of one arm and seed: from its folder, continued, or trained anew.
-Run make_run(const std::string& arm, uint64_t seed, const Settings& settings, const Machine& machine,
-             const Corpus& corpus) {
-  const std::string name = arm + ", seed " + std::to_string(seed);
-  const fs::path folder = run_folder(settings, arm, seed);
+// The run of a plan: from its folder, continued, or trained anew.
+Run make_run(const RunPlan& plan, const Machine& machine) {
+  const std::string name = plan.name() + ", seed " + std::to_string(plan.seed);
+  const Settings& settings = plan.settings;
+  const fs::path& folder = plan.folder;
   pacer::Communicator& world = *machine.world;
   Run stored;
   const bool is_stored = settings.resume && fs::exists(folder / "settings.ini");
-  if (is_stored) stored = read_run(folder, arm, seed);
+  if (is_stored) stored = read_run(folder, plan.name(), plan.seed);
   stored.processes = settings.processes;
   require_same_view(folder, is_stored, stored, world);
   if (stored.finished) {
@@ -131,7 +159,7 @@ Run make_run(const std::string& arm, uint64_t seed, const Settings& settings, co
   world.barrier();
   RunObserver nobody;
   RunObserver* const observer = recorder ? &*recorder : &nobody;
-  const Run run = train(arm, seed, settings, machine, corpus, folder, stored, observer);
+  const Run run = train(plan, machine, stored, observer);
   if (recorder) recorder->finish(run);
   return run;
 }
@@ -139,45 +167,50 @@ Run make_run(const std::string& arm, uint64_t seed, const Settings& settings, co
 }  // namespace
 
 void check_study(const Settings& settings) {
-  check_stored_runs(settings);
-  read_corpus(settings.data, settings.data_limit, settings.sequence);
+  check_fine_tuning(settings);
+  const Texts texts(settings);
+  check_stored_runs(plan_runs(settings, texts));
 }
 
 void run_study(const Settings& settings) {
-  check_stored_runs(settings);
-  const Corpus corpus = read_corpus(settings.data, settings.data_limit, settings.sequence);
+  check_fine_tuning(settings);
+  const Texts texts(settings);
+  const std::vector<RunPlan> plans = plan_runs(settings, texts);
+  check_stored_runs(plans);
   const Machine machine = prepare_machine(settings);
   if (machine.world->rank() != 0) {
-    for_each_run(settings, [&](const std::string& arm, uint64_t seed) {
-      make_run(arm, seed, settings, machine, corpus);
-    });
+    for (const RunPlan& plan : plans) make_run(plan, machine);
     return;
   }
   const fs::path output = make_folder(settings.output);
   StudyReport report;
   report.headline = count_of(settings.arms.size(), "arm") + ", " + count_of(settings.seeds.size(), "seed") +
-                    ", " + short_count(static_cast<double>(settings.tokens)) + " tokens per run";
-  report.facts = {{"Text", corpus.description},
+                    ", " + short_count(static_cast<double>(plans.back().settings.tokens)) + " tokens per run";
+  report.facts = {{"Text", plans.back().corpus.description},
                   {"Model", "byte-level GPT, " + std::to_string(settings.layers) + " layers of width " +
                                 std::to_string(settings.width) + ", " +
                                 short_count(static_cast<double>(count_parameters(settings))) + " parameters"},
                   {"Machine", machine.description + ", " + settings.precision},
                   {"Versions", version_line()}};
+  if (settings.fine_tune) report.facts.insert(report.facts.begin(), {"Base text", texts.first.description});
   for (const auto& [name, value] : report.facts) std::printf("%-9s %s\n", name.c_str(), value.c_str());
   std::printf("\n");
   write_file(output / "settings.ini", settings_as_ini(settings));
 
-  for_each_run(settings, [&](const std::string& arm, uint64_t seed) {
-    report.runs.push_back(make_run(arm, seed, settings, machine, corpus));
+  for (const RunPlan& plan : plans) {
+    (plan.is_base ? report.bases : report.runs).push_back(make_run(plan, machine));
+    if (report.runs.empty()) continue;
     // After every run, so that a study that is cut short leaves what it has.
     report.settings = settings_as_ini(settings);
     write_file(output / "report.html", report_as_html(report));
-  });
+  }
   const auto summaries = summarize(report.runs);
-  const Table traffic = traffic_table(summaries);
+  const Table traffic = traffic_table(summaries), fine_tuning = fine_tuning_table(summaries, report.bases);
   const std::string table = "\n" + as_text(summary_table(summaries)) + "\n" +
-                            (traffic.rows.empty() ? "" : as_text(traffic) + "\n") + table_note(summaries) +
-                            "\n\n" + what_to_look_at(settings.arms, settings.processes);
+                            (traffic.rows.empty() ? "" : as_text(traffic) + "\n") +
+                            (fine_tuning.rows.empty() ? "" : as_text(fine_tuning) + "\n") +
+                            table_note(summaries) + fine_tuning_note(report.bases) + "\n\n" +
+                            what_to_look_at(settings.arms, settings.processes);
   std::fputs(table.c_str(), stdout);
   std::printf("\nCurves: %s\n", (output / "report.html").c_str());
 }

@@ -71,6 +71,28 @@ Table traffic_table(const std::vector<ArmSummary>& summaries) {
   return table;
 }
 
+Table fine_tuning_table(const std::vector<ArmSummary>& summaries, const std::vector<Run>& bases) {
+  Table table;
+  if (bases.empty()) return table;
+  table.header = {"arm", "trained parameters", "loss of the base", "after fine-tuning", "change"};
+  for (const ArmSummary& summary : summaries) {
+    table.rows.push_back({summary.arm, with_thousands(static_cast<int64_t>(summary.parameters)),
+                          with_error(fixed(summary.first_loss.mean, 4), summary.first_loss),
+                          with_error(fixed(summary.validation_loss.mean, 4), summary.validation_loss),
+                          with_error(signed_fixed(summary.change.mean, 4), summary.change)});
+  }
+  return table;
+}
+
+std::string fine_tuning_note(const std::vector<Run>& bases) {
+  if (bases.empty()) return {};
+  const ArmSummary base = summarize(bases).front();
+  return "\nAll losses are those of the second text. The base has one of " +
+         with_error(fixed(base.validation_loss.mean, 4), base.validation_loss) + " on its own, after " +
+         short_count(base.tokens) + " tokens of it in " + duration(base.seconds) +
+         "; where its weights are in 4 bits,\nthe loss of the base is that of these.";
+}
+
 Table tensor_table(const Run& run) {
   Table table;
   if (run.tensors.empty()) return table;

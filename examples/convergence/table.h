@@ -18,6 +18,12 @@ Table summary_table(const std::vector<ArmSummary>& summaries);
 // What was sent, beside loss and time; empty where there was a single process.
 Table traffic_table(const std::vector<ArmSummary>& summaries);
 
+// Where fine-tuning began and how much of the model it trained; empty where the study has no bases.
+Table fine_tuning_table(const std::vector<ArmSummary>& summaries, const std::vector<Run>& bases);
+
+// What the bases had learned before; empty where there are none.
+std::string fine_tuning_note(const std::vector<Run>& bases);
+
 // What 1-bit LAMB did with each tensor; empty for other runs.
 Table tensor_table(const Run& run);
 

@@ -3,6 +3,7 @@
 
 #include "teaching.h"
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
 
@@ -14,9 +15,11 @@
 #include <pacer/schedulers/checkpoints.h>
 #include <pacer/schedulers/gradient_clipping.h>
 #include <pacer/schedulers/learning_rate.h>
+#include <pacer/schedulers/save_weights.h>
 #include <pacer/schedulers/session.h>
 
 #include "arms.h"
+#include "fine_tuning.h"
 #include "gpt.h"
 #include "text_batches.h"
 
@@ -46,6 +49,7 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Arm& arm, const Se
                          model->position_weight(),
                          world};
   for (const auto& parameter : model->parameters()) {
+    if (!parameter.requires_grad()) continue;
     (parameter.dim() >= 2 ? recipe.decayed : recipe.undecayed).push_back(parameter);
   }
   return arm.make_optimizer(recipe);
@@ -59,15 +63,16 @@ pacer::LearningRateSchedule schedule(const Settings& settings) {
 }
 
 // Each rank looks at every world_size-th batch. All then add up the losses of all batches in the batches'
-// order: every rank gets the same number, and it is the one that a single process would get.
+// order: every rank gets the same number, and it is the one that a single process would get. All have as many
+// forward passes, because shards gather parameters in them; a rank without a batch looks at the last one.
 double validation_loss(const std::vector<ByteBatch>& batches, pacer::Communicator& world, Gpt& model) {
   const auto count = static_cast<int64_t>(batches.size()), ranks = int64_t{world.world_size()};
   const int64_t share = (count + ranks - 1) / ranks;
   const auto own = at::zeros({share}, at::kDouble), all = at::empty({ranks * share}, at::kDouble);
-  for (int64_t i = world.rank(); i < count; i += ranks) {
+  for (int64_t round = 0; round < share; ++round) {
+    const int64_t i = std::min(round * ranks + world.rank(), count - 1);
     const auto& [x, y] = batches[static_cast<size_t>(i)];
-    own[i / ranks] =
-        next_byte_loss(model->forward(x.to(world.device())), y.to(world.device())).item<double>();
+    own[round] = next_byte_loss(model->forward(x.to(world.device())), y.to(world.device())).item<double>();
   }
   world.all_gather_host(all, own).wait();
   double sum = 0.0, sequences = 0.0;
@@ -89,24 +94,32 @@ int64_t count_parameters(const Settings& settings) {
   return count;
 }
 
-Run train(const std::string& arm_name, uint64_t seed, const Settings& settings, const Machine& machine,
-          const Corpus& corpus, const std::filesystem::path& folder, const Run& stored,
-          RunObserver* observer) {
-  const Arm& arm = find_arm(arm_name);
+std::filesystem::path weights_file(const std::filesystem::path& folder) {
+  return folder / "weights.safetensors";
+}
+
+Run train(const RunPlan& plan, const Machine& machine, const Run& stored, RunObserver* observer) {
+  const Arm& arm = find_arm(plan.arm);
+  const Settings& settings = plan.settings;
+  const Corpus& corpus = plan.corpus;
+  const uint64_t seed = plan.seed;
   pacer::Communicator& world = *machine.world;
   const torch::Device device = world.device();
   torch::manual_seed(seed);
   // On the CPU first: the same weights for every device.
   Gpt model(gpt_config(settings, arm.has(Method::fused_layers)));
+  if (!plan.base_weights.empty()) begin_from(plan.base_weights, arm, settings, &model);
   model->to(device);
   const auto optimizer = make_optimizer(arm, settings, machine.world, model);
   const auto validation = validation_batches(corpus, settings);
 
   Run run;
-  run.arm = arm_name;
+  run.arm = plan.name();
   run.seed = seed;
   run.processes = settings.processes;
-  for (const auto& parameter : model->parameters()) run.parameters += parameter.numel();
+  for (const auto& parameter : model->parameters()) {
+    if (parameter.requires_grad()) run.parameters += parameter.numel();
+  }
   const auto curve = std::make_shared<TrainingCurve>(settings, &run, observer);
 
   pacer::Session session(*model, *optimizer, machine.world);
@@ -115,7 +128,7 @@ Run train(const std::string& arm_name, uint64_t seed, const Settings& settings, 
   add_methods(arm, settings, model->blocks(), seed, &session);
   if (arm.has(Method::largest_update)) session.use(LargestUpdate(&run.largest_update));
   if (settings.checkpoint_every > 0) {
-    session.use(pacer::Checkpoints(pacer::CheckpointsOptions((folder / "checkpoints").string())
+    session.use(pacer::Checkpoints(pacer::CheckpointsOptions((plan.folder / "checkpoints").string())
                                        .every(settings.checkpoint_every)
                                        .keep(kCheckpointsKept)));
     if (settings.resume && session.resume()) curve->continue_run(stored, session.progress().tokens);
@@ -152,6 +165,10 @@ Run train(const std::string& arm_name, uint64_t seed, const Settings& settings, 
       run.tensors.push_back({item.key(), parameter.numel(), lamb->coefficient(parameter),
                              lamb->factor(parameter), lamb->momentum_scale(parameter)});
     }
+  }
+  if (plan.is_base) {
+    if (world.rank() == 0) pacer::save_weights(*model, weights_file(plan.folder).string());
+    world.barrier();
   }
   run.finished = true;
   return run;

@@ -3,8 +3,9 @@
 
 study_processes.py compare CONVERGENCE   two processes have the losses of one, up to the order of sums
 study_processes.py resume CONVERGENCE    a study that was killed again and again has the losses of one that was not
+study_processes.py fine_tune CONVERGENCE arms with adapters go on from one base, also after kills and with two processes
 
-Both train a model of the smallest size for some dozens of steps.
+All train a model of the smallest size for some dozens of steps.
 """
 import json
 import random
@@ -18,7 +19,8 @@ from pathlib import Path
 
 SMALL = ["--layers", "2", "--width", "32", "--heads", "2", "--sequence", "32", "--batch", "4", "--data-limit", "200k",
          "--validation-sequences", "10", "--device", "cpu"]
-ARMS = ["adamw", "fused-adamw", "lamb", "curriculum", "layer-drop"]
+# Three batches validate: one of two ranks has none in the second round, and shards gather parameters all the same.
+ARMS = ["adamw", "fused-adamw", "lamb", "curriculum", "layer-drop", "shards-blocks"]
 # Sums over ranks round otherwise than sums in one batch. What that comes to in 30 steps; measured: 1e-6.
 TOLERANCE = 2e-5
 KILLS = 5
@@ -157,6 +159,85 @@ def resume(program):
             print(f"{processes} processes: every loss is the same to the bit after {kills} kills, {resumed} runs resumed")
 
 
+def resumed_losses(program, root, whole, arguments):
+    """Kills and resumes a fine-tuning study until it ends; its runs must have the losses of the whole one."""
+    killed, kills, seen, errors = root / "killed", 0, set(), ""
+    while True:
+        more = ["--output", str(killed), *(["--resume"] if kills else [])]
+        with open(root / "errors", "w+", encoding="utf-8") as file:
+            with subprocess.Popen([program, *arguments, *more], stdout=subprocess.PIPE, stderr=file,
+                                  text=True) as process:
+                ended = kills == KILLS or not kill_after(process, random.randint(4, 9), seen)
+                process.stdout.read()
+            file.seek(0)
+            errors += file.read()
+        if ended:
+            break
+        kills += 1
+    if process.returncode != 0 or kills < 3 or "resumed from" not in errors:
+        sys.exit(f"a fine-tuning study ended with {process.returncode} after {kills} kills:\n{errors}")
+    for name in ("base", *TUNED):
+        if points(whole, name)[0] != points(killed, name)[0]:
+            sys.exit(f"{name}: other losses after {kills} kills than without")
+    return kills
+
+
+TUNED = ["fused-adamw", "fused-layers", "lora", "qlora"]
+
+
+def fine_tune(program):
+    random.seed(11)
+    arguments = [*SMALL, "--fine-tune", "--arms", ",".join(TUNED), "--tokens", "8k", "--fine-tune-tokens", "4k",
+                 "--fine-tune-rate", "1e-3", "--lora-rank", "4", "--checkpoint-every", "7", "--evaluate-every", "1k"]
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        tables = []
+        for processes in (1, 2):
+            folder = root / str(processes)
+            done = subprocess.run([program, *arguments, "--processes", str(processes), "--output", str(folder)],
+                                  capture_output=True, text=True, timeout=300, check=False)
+            check(done, f"the fine-tuning study with {processes} processes")
+            tables.append(done.stdout[done.stdout.index("trained parameters"):])
+        worst = check_fine_tuning(root / "1", root / "2", tables[0])
+        kills = resumed_losses(program, root, root / "1", arguments)
+    for wrong, words in ((["--arms", "qlora"], "add --fine-tune"),
+                         (["--fine-tune", "--lora-rank", "99"], "lower lora-rank"),
+                         (["--fine-tune", "--fine-tune-tokens", "50"], "raise fine-tune-tokens"),
+                         (["--fine-tune", "--fine-tune-data", "/nowhere"], "no file or folder /nowhere")):
+        done = subprocess.run([program, *SMALL, *wrong], capture_output=True, text=True, timeout=60, check=False)
+        if done.returncode != 2 or words not in done.stderr:
+            sys.exit(f"{wrong} ended with {done.returncode}: {done.stderr}")
+    print(f"{len(TUNED)} arms go on from one base; two processes differ by {worst:.1e}, {kills} kills by nothing")
+
+
+def check_fine_tuning(one, two, table):
+    worst, first, last = 0.0, {}, {}
+    for name in ("base", *TUNED):
+        alone, shared = points(one, name)[0], points(two, name)[0]
+        worst = max([worst, *(abs(a[2] - b[2]) for a, b in zip(alone, shared))])
+        losses = [loss for event, _, loss in alone if event == "validation"]
+        first[name], last[name] = losses[0], losses[-1]
+        if losses[-1] >= losses[0]:
+            sys.exit(f"{name} learned nothing: {losses}")
+    if not worst <= TOLERANCE:
+        sys.exit(f"losses of a fine-tuning study differ by up to {worst} between one process and two")
+    # Fresh adapters change nothing but the order of sums, 4 bits change a little; the base was another run, on another text.
+    if not abs(first["lora"] - first["fused-adamw"]) < TOLERANCE < abs(first["qlora"] - first["lora"]) < 0.05:
+        sys.exit(f"arms do not begin with what the base has: {first}")
+    if first["lora"] == last["base"] or first["base"] < first["lora"]:
+        sys.exit(f"the base was not trained, or on the second text: {first}, {last}")
+    # Two blocks of four matrices each, whose adapters have rank (in + out) elements.
+    width, rank = 32, 4
+    adapters = 2 * rank * ((width + 3 * width) + 2 * width + 2 * (width + 4 * width))
+    rows = [line.split() for line in table.split("\n\n")[0].splitlines()]
+    cells = {row[0]: row for row in rows if row[0] in TUNED}
+    if cells["lora"][1] != f"{adapters:,}" or cells["qlora"][1] != f"{adapters:,}":
+        sys.exit(f"{adapters} parameters of adapters were expected:\n{table}")
+    if cells["qlora"][2:4] != [f"{first['qlora']:.4f}", f"{last['qlora']:.4f}"]:
+        sys.exit(f"the table does not say what the run of qlora has, {first['qlora']} and {last['qlora']}:\n{table}")
+    return worst
+
+
 def refuse_other_processes(program, folder, arms, often, processes):
     other = 3 - processes
     done = subprocess.run(command(program, folder, other, arms, *often, "--resume"), capture_output=True, text=True,
@@ -165,4 +246,4 @@ def refuse_other_processes(program, folder, arms, often, processes):
         sys.exit(f"--resume with {other} processes ended with {done.returncode}: {done.stderr}")
 
 
-{"compare": compare, "resume": resume}[sys.argv[1]](sys.argv[2])
+{"compare": compare, "resume": resume, "fine_tune": fine_tune}[sys.argv[1]](sys.argv[2])
