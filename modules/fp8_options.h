@@ -34,6 +34,10 @@ struct Fp8Options {
   // How many of the model's first and last pacer::nn::Linear stay in 16 bits, in the order of registration.
   TORCH_ARG(int64_t, keep_first) = 0;
   TORCH_ARG(int64_t, keep_last) = 0;
+  // Layers whose weights are in 4 bits (nf4.h) take part, and count among the first and last. Their weights
+  // are decoded and cast anew for each product, and nothing of that is kept. False: such layers compute in 16
+  // bits.
+  TORCH_ARG(bool, quantized_weights) = false;
 };
 
 }  // namespace pacer

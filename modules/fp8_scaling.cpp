@@ -37,27 +37,38 @@ struct NamedLinear {
   const nn::LinearImpl* module;
 };
 
-// Each once, those that stay in 16 bits left out, and those in 4 bits, whose products are of 16.
+// Each once, those that stay in 16 bits left out; so do weights in 4 bits, unless they are to take part.
 std::vector<NamedLinear> linears(torch::nn::Module& model, const Fp8Options& options) {
   std::vector<NamedLinear> all;
+  bool has_quantized = false;
   for (const auto& item : detail::named_modules_of(model)) {
     const auto* linear = item.value()->as<nn::LinearImpl>();
-    if (linear != nullptr && linear->nf4().is_empty()) all.push_back({item.key(), linear});
+    if (linear == nullptr) continue;
+    has_quantized = has_quantized || !linear->nf4().is_empty();
+    if (linear->nf4().is_empty() || options.quantized_weights()) all.push_back({item.key(), linear});
   }
+  require(!all.empty() || !has_quantized,
+          "every pacer::nn::Linear of the model has its weight in 4 bits, and those compute in 8-bit floats "
+          "only with Fp8Options::quantized_weights; set it, or use Precision::bf16");
   require(!all.empty(),
-          "the model has no pacer::nn::Linear, and only those compute in 8-bit floats, with weights that are "
-          "not in 4 bits; build it of them, or use Precision::bf16");
+          "the model has no pacer::nn::Linear, and only those compute in 8-bit floats; build it of them, or "
+          "use Precision::bf16");
   const auto kept = static_cast<size_t>(options.keep_first() + options.keep_last());
   require(kept < all.size(), "Fp8Options::keep_first and keep_last leave none of the ", all.size(),
           " pacer::nn::Linear of the model to compute in 8-bit floats");
   return {all.begin() + options.keep_first(), all.end() - options.keep_last()};
 }
 
+at::Device device_of(const NamedLinear& linear) {
+  const nn::Nf4Weight& nf4 = linear.module->nf4();
+  return nf4.is_empty() ? linear.module->weight.device() : nf4->codes.device();
+}
+
 at::Device device_of(const std::vector<NamedLinear>& all) {
-  const at::Device device = all.front().module->weight.device();
+  const at::Device device = device_of(all.front());
   for (const NamedLinear& linear : all) {
-    require(linear.module->weight.device() == device, "the weight of ", linear.name, " is on ",
-            linear.module->weight.device(), " and that of ", all.front().name, " on ", device,
+    require(device_of(linear) == device, "the weight of ", linear.name, " is on ", device_of(linear),
+            " and that of ", all.front().name, " on ", device,
             "; layers that compute in 8-bit floats must share a device");
   }
   require<Unavailable>(!device.is_cuda() || kernels::compute_capability(device.index()) >= 89,

@@ -41,9 +41,10 @@ class Fp8Tensors;
 
 class Fp8Scaling {
  public:
-  // Of the pacer::nn::Linear in `model`, which must be where it trains. Throws InvalidArgument for options
-  // out of range, for a model that has none, and for layers on several devices, Unavailable for a GPU without
-  // 8-bit products (compute capability below 8.9).
+  // Of the pacer::nn::Linear in `model`, which must be where it trains; of those with weights in 4 bits only
+  // with Fp8Options::quantized_weights. Throws InvalidArgument for options out of range, for a model that has
+  // none, and for layers on several devices, Unavailable for a GPU without 8-bit products (compute capability
+  // below 8.9).
   explicit Fp8Scaling(torch::nn::Module& model, const Fp8Options& options = {});
   Fp8Scaling(const Fp8Scaling&) = delete;
   ~Fp8Scaling();
@@ -64,7 +65,7 @@ class Fp8Scaling {
   // Forgets the largest magnitudes since the last update, and the weights.
   void forget();
   // Whether 8-bit weights (2 bytes an element) stay from forward to backward and over the passes of a step;
-  // they do at first. False is for parameters that come and go.
+  // they do at first, but for weights in 4 bits. False is for parameters that come and go.
   void keep_weights(bool keep);
 
   // For checkpoints, on the CPU: of each tensor with a history "LAYER.input.scale" and "LAYER.input.history",

@@ -1,6 +1,6 @@
 // Weights of a model in 4 bits (NF4), for fine-tuning by adapters (lora.h) what would not fit
 // otherwise: 4.127 bits an element with double quantisation, 4.5 without. They are frozen; products are of 16
-// bits, of weights that are decoded for each.
+// bits, or of 8 with Fp8Options::quantized_weights, of weights that are decoded for each.
 //
 //   pacer::nn::quantize(*model, pacer::nn::Nf4Options().targets({"*_proj"}));
 #pragma once

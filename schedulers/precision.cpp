@@ -49,7 +49,8 @@ std::string Precision::agreement() const {
         "fp8, ", fp8_->recipe() == Fp8Recipe::delayed ? "delayed" : "current", " scaling, history ",
         fp8_->amax_history(), fp8_->newest_only() ? ", newest" : ", largest", ", margin ", fp8_->margin(),
         fp8_->power_of_two() ? ", powers of two, " : ", ", c10::toString(fp8_->gradients()), ", but for ",
-        fp8_->keep_first(), " first and ", fp8_->keep_last(), " last of its layers");
+        fp8_->keep_first(), " first and ", fp8_->keep_last(), " last of its layers",
+        fp8_->quantized_weights() ? ", weights in 4 bits among them" : "");
   }
   if (!rule_) return c10::toString(type_);
   return detail::concatenate(c10::toString(type_), ", loss scale ", detail::exact_text(rule_->initial),

@@ -7,11 +7,14 @@
 //
 //   11_qlora                                   LibTorch's header of tensors, then a script of CMake
 //   11_qlora --first a.txt --second b.txt      any two texts
+//   11_qlora --fp8 --seed 2                    adapters over 4 bits also in 8-bit floats, beside 16
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <iterator>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <torch/cuda.h>
@@ -33,6 +36,12 @@ using torch::Tensor;
 struct Sizes {
   examples::LlamaConfig model;
   int64_t batch, sequence, steps;
+};
+
+struct Choices {
+  std::string first, second;  // files
+  bool fp8;                   // adapters over 4 bits are trained in 8-bit floats, too
+  uint64_t seed;
 };
 
 Sizes sizes_for(bool on_gpu) {
@@ -90,11 +99,17 @@ double held_out_loss(Llama& model, const Text& text, const Sizes& sizes, at::Dev
   return loss;
 }
 
-void train(Llama& model, pacer::FusedAdamW& optimizer, const Text& text, const Sizes& sizes) {
+// What adapters are trained over.
+enum class Base { bf16, nf4, nf4_in_fp8 };
+
+// `precision`: null for a model that computes in its own dtype.
+void train(Llama& model, pacer::FusedAdamW& optimizer, const Text& text, const Sizes& sizes, uint64_t seed,
+           std::shared_ptr<pacer::Precision> precision = nullptr) {
   pacer::Session session(*model, optimizer);
   session.use(pacer::GradientClipping(1.0))
       .use(pacer::LearningRate(pacer::warmup_cosine({sizes.steps / 10, sizes.steps})));
-  torch::manual_seed(2);
+  if (precision) session.use(std::move(precision));
+  torch::manual_seed(seed + 1);
   while (session.progress().step < sizes.steps) {
     const Tensor places = torch::randint(text.training.size(0) - sizes.sequence, {sizes.batch});
     const Tensor batch = rows_at(text.training, places, sizes.sequence);
@@ -112,8 +127,8 @@ int64_t elements(const std::vector<Tensor>& tensors) {
   return sum;
 }
 
-Llama make_model(const Sizes& sizes, at::Device device) {
-  torch::manual_seed(1);
+Llama make_model(const Sizes& sizes, at::Device device, uint64_t seed) {
+  torch::manual_seed(seed);
   Llama model(sizes.model);
   model->to(device, torch::kBFloat16);
   return model;
@@ -121,15 +136,15 @@ Llama make_model(const Sizes& sizes, at::Device device) {
 
 class Program {
  public:
-  Program(const std::string& first, const std::string& second)
-      : first_(read_text(first)), second_(read_text(second)) {}
+  explicit Program(const Choices& choices)
+      : choices_(choices), first_(read_text(choices.first)), second_(read_text(choices.second)) {}
 
   void run() {
     const std::string base = std::string(kFolder) + "/base.safetensors";
     {
-      Llama model = make_model(sizes_, device_);
+      Llama model = make_model(sizes_, device_, choices_.seed);
       pacer::FusedAdamW optimizer(model->named_parameters(), pacer::FusedAdamWOptions(on_gpu_ ? 3e-4 : 3e-3));
-      train(model, optimizer, first_, sizes_);
+      train(model, optimizer, first_, sizes_, choices_.seed);
       pacer::save_weights(*model, base);
       std::printf("%.1f M parameters, bf16; loss on held-out text, nats a byte   first  second\n",
                   static_cast<double>(elements(model->parameters())) / 1e6);
@@ -137,8 +152,9 @@ class Program {
     }
     if (on_gpu_) qlora::limit_gpu_memory(device_, kGpuLimit);
     if (on_gpu_) try_all_parameters(base);
-    fine_tune(base, /*in_4_bits=*/false);
-    fine_tune(base, /*in_4_bits=*/true);
+    fine_tune(base, Base::bf16);
+    fine_tune(base, Base::nf4);
+    if (choices_.fp8) fine_tune(base, Base::nf4_in_fp8);
     use_adapters(base);
   }
 
@@ -151,10 +167,10 @@ class Program {
 
   void try_all_parameters(const std::string& base) {
     try {
-      Llama model = make_model(sizes_, device_);
+      Llama model = make_model(sizes_, device_, choices_.seed);
       pacer::load_weights(*model, base);
       pacer::FusedAdamW optimizer(model->named_parameters(), pacer::FusedAdamWOptions(1e-4));
-      train(model, optimizer, second_, sizes_);
+      train(model, optimizer, second_, sizes_, choices_.seed);
     } catch (const c10::OutOfMemoryError&) {
       std::printf("training all parameters does not fit into the %lld GB that this program may use\n",
                   static_cast<long long>(kGpuLimit >> 30));
@@ -163,36 +179,48 @@ class Program {
     throw pacer::Error("training all parameters was expected to run out of memory, but it did not");
   }
 
-  void fine_tune(const std::string& base, bool in_4_bits) {
-    Llama model = make_model(sizes_, torch::kCPU);  // in 16 bits it need not fit on the GPU
+  // Where products of 16 bits and of 8 are compared, both run under autocast, so that nothing else differs.
+  std::shared_ptr<pacer::Precision> precision_over(Base over) const {
+    using pacer::Precision;
+    if (over == Base::bf16 || !choices_.fp8) return nullptr;
+    if (over == Base::nf4) return std::make_shared<Precision>(Precision::bf16());
+    // The head, which comes last, has its weight in 16 bits and computes in them.
+    return std::make_shared<Precision>(
+        Precision::fp8(pacer::Fp8Options().quantized_weights(true).keep_last(1)));
+  }
+
+  void fine_tune(const std::string& base, Base over) {
+    const bool in_4_bits = over != Base::bf16;
+    Llama model = make_model(sizes_, torch::kCPU, choices_.seed);  // in 16 bits it need not fit on the GPU
     pacer::load_weights(*model, base);
     if (in_4_bits) pacer::nn::quantize(*model, pacer::nn::Nf4Options().targets({"*_proj"}));
     model->to(device_);
-    if (in_4_bits) report("its weights in 4 bits", model);
+    if (over == Base::nf4) report("its weights in 4 bits", model);
     pacer::nn::add_lora(*model,
                         pacer::nn::LoraOptions(on_gpu_ ? 16 : 8).alpha(16).dropout(0.05).targets({"*_proj"}));
     const auto trainable = pacer::nn::trainable(*model);
     pacer::FusedAdamWOptions options(on_gpu_ ? 5e-4 : 5e-3);
     if (on_gpu_) options.paged(pacer::Paging());
     pacer::FusedAdamW optimizer(trainable, options);
-    train(model, optimizer, second_, sizes_);
-    report(in_4_bits ? "adapters over 4 bits, trained on the second text"
-                     : "adapters over 16 bits, trained on the second text",
-           model);
+    train(model, optimizer, second_, sizes_, choices_.seed, precision_over(over));
+    constexpr const char* kNames[] = {"adapters over 16 bits, trained on the second text",
+                                      "adapters over 4 bits, trained on the second text",
+                                      "adapters over 4 bits, trained in 8-bit floats"};
+    report(kNames[static_cast<int>(over)], model);
     std::printf("    %.2f M parameters trained", static_cast<double>(elements(trainable.values())) / 1e6);
     if (on_gpu_) {
       std::printf("; %.2f GB of the GPU at rest",
                   static_cast<double>(qlora::gpu_memory_in_use(device_)) / 1e9);
     }
     std::puts("");
-    if (!in_4_bits) return;
+    if (over != Base::nf4) return;
     pacer::save_adapter(*model, std::string(kFolder) + "/adapter");
     pacer::save_weights(*model, std::string(kFolder) + "/base-nf4.safetensors");
   }
 
   // Adapters are files of their own: over the weights in 16 bits as over those in 4.
   void use_adapters(const std::string& base) {
-    Llama model = make_model(sizes_, device_);
+    Llama model = make_model(sizes_, device_, choices_.seed);
     pacer::load_weights(*model, base);
     pacer::load_adapter(*model, std::string(kFolder) + "/adapter");
     report("these adapters over 16 bits", model);
@@ -206,6 +234,7 @@ class Program {
   bool on_gpu_ = torch::cuda::is_available();
   at::Device device_ = on_gpu_ ? at::Device(torch::kCUDA, 0) : at::Device(torch::kCPU);
   Sizes sizes_ = sizes_for(on_gpu_);
+  Choices choices_;
   Text first_, second_;
 };
 
@@ -222,10 +251,15 @@ int run(int argument_count, char** arguments) {
                           PACER_TORCH_INCLUDE_DIR "/ATen/core/TensorBody.h", "LibTorch's header of tensors"),
                       "the text that all parameters learn")(
       "second", po::value<std::string>()->default_value(kSecond, "a script of CMake"),
-      "the text that adapters learn");
+      "the text that adapters learn")("fp8", po::bool_switch(),
+                                      "train adapters over 4 bits in 8-bit floats, too, for comparison")(
+      "seed", po::value<int64_t>()->default_value(1), "of initial values, batches and dropout");
   const auto given = examples::read_command_line(argument_count, arguments, kAbout, known);
   if (!given) return 0;
-  Program((*given)["first"].as<std::string>(), (*given)["second"].as<std::string>()).run();
+  Program({(*given)["first"].as<std::string>(), (*given)["second"].as<std::string>(),
+           (*given)["fp8"].as<bool>(),
+           static_cast<uint64_t>(examples::value_in<int64_t>(*given, "seed", 0, 1'000'000))})
+      .run();
   return 0;
 }
 

@@ -5,6 +5,7 @@
 #include <pacer/modules/detail/draw_dropout.h>
 #include <pacer/modules/detail/fp8_linear.h>
 #include <pacer/modules/detail/product.h>
+#include <pacer/modules/fp8_scaling.h>
 
 namespace pacer::detail {
 namespace {
@@ -22,6 +23,14 @@ double common_dropout(const std::vector<nn::LoraAdapter>& active) {
     is_first = false;
   }
   return p;
+}
+
+// How a layer computes in 8-bit floats; null where it does not.
+Fp8LayerPtr fp8_layer_of(const nn::LinearImpl& layer) {
+  Fp8LayerPtr fp8 = fp8_layer(layer);
+  const bool takes_part =
+      layer.nf4().is_empty() || (fp8 && Fp8Scope::current()->options().quantized_weights());
+  return takes_part ? fp8 : nullptr;
 }
 
 }  // namespace
@@ -44,6 +53,7 @@ std::vector<at::Tensor> adapted_forward(const at::Tensor& x, const std::vector<n
 
   std::vector<AdaptedLayer> work;
   std::vector<at::Tensor> bases(layers.size());  // what is computed in 8-bit floats
+  bool in_8_bits = false;
   for (size_t i = 0; i < layers.size(); ++i) {
     nn::LinearImpl& layer = *layers[i];
     AdaptedLayer adapted;
@@ -55,17 +65,19 @@ std::vector<at::Tensor> adapted_forward(const at::Tensor& x, const std::vector<n
       adapted.B = active[i]->B;
       adapted.scale = active[i]->scale();
     }
-    const Fp8LayerPtr fp8 = layer.nf4().is_empty() ? fp8_layer(layer) : nullptr;
-    if (fp8) {
-      bases[i] = fp8_linear(fp8, x, layer.weight, layer.bias, layer.is_training());
+    if (const Fp8LayerPtr fp8 = fp8_layer_of(layer)) {
+      in_8_bits = true;
+      bases[i] = layer.nf4().is_empty() ? fp8_linear(fp8, x, layer.weight, layer.bias, layer.is_training())
+                                        : fp8_linear(fp8, x, layer.nf4(), layer.bias, layer.is_training());
+    }
+    if (bases[i].defined()) {
+      adapted.nf4 = nullptr;
       adapted.weight = adapted.bias = at::Tensor();
       if (active[i].is_empty()) continue;
     }
     work.push_back(std::move(adapted));
   }
   if (work.empty()) return bases;
-  bool in_8_bits = false;
-  for (const at::Tensor& base : bases) in_8_bits = in_8_bits || base.defined();
   std::vector<at::Tensor> results =
       adapted_linears(x, computing_type(x, in_8_bits), work, draw_dropout(p, x.device()));
   size_t next = 0;

@@ -11,6 +11,7 @@
 #include <torch/custom_class_detail.h>
 
 #include <pacer/modules/detail/fp8_tensors.h>
+#include <pacer/modules/nf4_weight.h>
 
 namespace pacer::detail {
 
@@ -27,6 +28,9 @@ class Fp8Layer : public torch::CustomClassHolder {
   Fp8Tensors& tensors() const { return *tensors_; }
   // With its transpose. The same as before where it may be kept and nothing was written to it.
   Fp8Matrix cast_weight(const at::Tensor& weight);
+  // Casts a weight in 4 bits, whose decoded values, in its dtype, live as long as that takes. Nothing of its
+  // size is kept, but its largest magnitude is, since it is frozen.
+  Fp8Matrix cast_weight(const nn::Nf4Weight& weight, bool transposed);
   kernels::Fp8Format gradients() const { return gradients_; }
 
   void forget_weight() { weight_.reset(); }
@@ -45,11 +49,20 @@ class Fp8Layer : public torch::CustomClassHolder {
     uint32_t version;
     const void* memory;
   };
+  // The largest magnitude of a weight in 4 bits, and what tells that it still is.
+  struct Measured {
+    at::Tensor amax;
+    std::weak_ptr<nn::Nf4WeightImpl> weight;
+    at::ScalarType dtype;
+    uint32_t version;
+    const void* memory;
+  };
 
   std::shared_ptr<Fp8Tensors> tensors_;
   kernels::Fp8Format gradients_;
   std::optional<size_t> input_, gradient_;
   std::optional<KeptWeight> weight_;
+  std::optional<Measured> measured_;
   bool keeps_weight_ = true;
   int64_t other_calls_ = 0;
 };

@@ -123,9 +123,10 @@ Fp8Matrix Fp8Tensors::encode(int64_t rows, int64_t columns, const Role& role, bo
   to.rule = rule_;
   to.state = role.tensor ? scales() + *role.tensor : nullptr;
   to.records = role.records;
-  to.measured = slot.measured;
+  to.measured = role.amax.defined() ? static_cast<uint32_t*>(role.amax.mutable_data_ptr()) : slot.measured;
   to.inverse = slot.inverse.mutable_data_ptr<float>();
-  if (!role.tensor || !has_history_[*role.tensor]) make(to);
+  const bool has_history = role.tensor && has_history_[*role.tensor];
+  if (!has_history && !role.amax.defined()) make(to);
   const auto bytes = at::TensorOptions().dtype(at::kByte).device(device_);
   Fp8Matrix matrix;
   matrix.inverse = slot.inverse;

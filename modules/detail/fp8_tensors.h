@@ -36,11 +36,13 @@ class Fp8Tensors {
   at::Device device() const { return device_; }
 
   // How a tensor is scaled: by its number among those named, whose magnitude grows if `records`; without a
-  // number by its own magnitude.
+  // number by its own magnitude, which need not be measured where it is known: `amax`, fp32 [], on the
+  // device.
   struct Role {
     kernels::Fp8Format format;
     std::optional<size_t> tensor;
     bool records = false;
+    at::Tensor amax = {};
   };
   // `x`: fp32, bf16 or fp16, [rows, columns], on the device; with the transpose both are multiples of 16. One
   // matrix, or three of one shape and dtype that stand side by side, of which nothing is dropped.

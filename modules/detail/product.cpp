@@ -25,6 +25,25 @@ at::Tensor scaled_product(const at::Tensor& a, const at::Tensor& a_inverse, kern
                         /*scale_result=*/std::nullopt, dtype, fast);
 }
 
+// Of a weight [out, in], whatever its storage.
+struct WeightForm {
+  at::Device device;
+  at::ScalarType dtype;
+  int64_t out, in;
+};
+
+bool multiplies(Fp8Layer& layer, const at::Tensor& x, int64_t rows, const WeightForm& weight) {
+  require(x.device() == layer.device() && weight.device == layer.device(),
+          "a pacer::nn::Linear in 8-bit floats has its scales on ", layer.device(), ", but its input is on ",
+          x.device(), " and its weight on ", weight.device,
+          "; move the model before the Session or Fp8Scaling is made");
+  const bool fits =
+      rows > 0 && rows % kMultiple == 0 && weight.out % kMultiple == 0 && weight.in % kMultiple == 0;
+  if (fits && is_castable(x) && is_castable(weight.dtype)) return true;
+  layer.count_other_call();
+  return false;
+}
+
 }  // namespace
 
 at::ScalarType computing_type(const at::Tensor& x, bool in_8_bits) {
@@ -39,27 +58,29 @@ Fp8LayerPtr fp8_layer(const torch::nn::Module& module) {
 }
 
 bool multiplies(Fp8Layer& layer, const at::Tensor& x, int64_t rows, const at::Tensor& weight) {
-  require(x.device() == layer.device() && weight.device() == layer.device(),
-          "a pacer::nn::Linear in 8-bit floats has its scales on ", layer.device(), ", but its input is on ",
-          x.device(), " and its weight on ", weight.device(),
-          "; move the model before the Session or Fp8Scaling is made");
-  const bool fits =
-      rows > 0 && rows % kMultiple == 0 && weight.size(0) % kMultiple == 0 && weight.size(1) % kMultiple == 0;
-  if (fits && is_castable(x) && is_castable(weight)) return true;
-  layer.count_other_call();
-  return false;
+  return multiplies(layer, x, rows,
+                    WeightForm{weight.device(), weight.scalar_type(), weight.size(0), weight.size(1)});
+}
+bool multiplies(Fp8Layer& layer, const at::Tensor& x, int64_t rows, const nn::Nf4Weight& weight) {
+  return multiplies(
+      layer, x, rows,
+      WeightForm{weight->codes.device(), weight->dtype, weight->out_features, weight->in_features});
+}
+
+Fp8Matrix Product::cast_weight(bool transposed) const {
+  return nf4_.is_empty() ? fp8_->cast_weight(weight_) : fp8_->cast_weight(nf4_, transposed);
 }
 
 at::Tensor Product::forward(const Factor& x, const at::Tensor& bias) const {
   if (!fp8_) return at::linear(x.values, weight_, bias);
-  const Fp8Matrix weight = fp8_->cast_weight(weight_);
+  const Fp8Matrix weight = cast_weight(/*transposed=*/false);
   return scaled_product(x.codes, x.inverse, kernels::Fp8Format::e4m3, weight.codes, weight.inverse, dtype_,
                         bias, /*fast=*/true);
 }
 
 at::Tensor Product::input_gradient(const Factor& dy, at::ScalarType dtype) const {
   if (!fp8_) return at::mm(dy.values, weight_);
-  const Fp8Matrix weight = fp8_->cast_weight(weight_);
+  const Fp8Matrix weight = cast_weight(/*transposed=*/true);
   return scaled_product(dy.codes, dy.inverse, fp8_->gradients(), weight.transposed, weight.inverse, dtype, {},
                         /*fast=*/false);
 }

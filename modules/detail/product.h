@@ -21,6 +21,7 @@ Fp8LayerPtr fp8_layer(const torch::nn::Module& module);
 // Whether it multiplies rows of what is made of `x` by weight [out, in] in 8 bits. Where sizes are no
 // multiples of 16 it does not, which is counted.
 bool multiplies(Fp8Layer& layer, const at::Tensor& x, int64_t rows, const at::Tensor& weight);
+bool multiplies(Fp8Layer& layer, const at::Tensor& x, int64_t rows, const nn::Nf4Weight& weight);
 
 // By the backward pass of a node that multiplies, where a graph of it is asked for.
 void refuse_second_derivative();
@@ -28,8 +29,13 @@ void refuse_second_derivative();
 class Product {
  public:
   // weight [out, in]: of any dtype in 8 bits, of `dtype` otherwise (`fp8` null). `records` as in Fp8Tensors.
-  Product(Fp8LayerPtr fp8, at::Tensor weight, at::ScalarType dtype, bool records)
-      : fp8_(std::move(fp8)), weight_(std::move(weight)), dtype_(dtype), records_(records) {}
+  // `nf4`: in 8 bits, instead of `weight`.
+  Product(Fp8LayerPtr fp8, at::Tensor weight, at::ScalarType dtype, bool records, nn::Nf4Weight nf4 = nullptr)
+      : fp8_(std::move(fp8)),
+        weight_(std::move(weight)),
+        nf4_(std::move(nf4)),
+        dtype_(dtype),
+        records_(records) {}
 
   const Fp8LayerPtr& fp8() const { return fp8_; }
   at::ScalarType dtype() const { return dtype_; }
@@ -39,12 +45,15 @@ class Product {
   at::Tensor forward(const Factor& x, const at::Tensor& bias) const;
   // [rows, in] of the gradient [rows, out].
   at::Tensor input_gradient(const Factor& dy, at::ScalarType dtype) const;
-  // [out, in], of the weight's dtype. Of `x` the transpose, in 8 bits.
+  // [out, in], of the weight's dtype, which is not in 4 bits. Of `x` the transpose, in 8 bits.
   at::Tensor weight_gradient(const Factor& dy, const Factor& x) const;
 
  private:
+  Fp8Matrix cast_weight(bool transposed) const;
+
   Fp8LayerPtr fp8_;
   at::Tensor weight_;
+  nn::Nf4Weight nf4_;
   at::ScalarType dtype_;
   bool records_;
 };

@@ -4,11 +4,13 @@
 
 #include <limits>
 
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <torch/nn/init.h>
 #include <torch/nn/modules/container/sequential.h>
 
 #include <pacer/modules/fp8_scaling.h>
 #include <pacer/modules/linear.h>
+#include <pacer/modules/nf4.h>
 
 #include "support/both_devices.h"
 #include "support/no_waiting.h"
@@ -30,11 +32,18 @@ struct Trained {
   std::shared_ptr<Fp8Scaling> scaling;
   Tensor x, y;
 
-  Trained(at::Device device, at::ScalarType dtype, const Fp8Options& options, double spread) {
+  Trained(at::Device device, at::ScalarType dtype, const Fp8Options& options, double spread,
+          bool has_adapter = false) {
     torch::manual_seed(11);
     layer = nn::Linear(kIn, kOut);
     torch::nn::init::normal_(layer->weight);
-    layer->to(device, dtype);
+    layer->to(dtype);
+    if (options.quantized_weights()) layer->set_nf4(nn::Nf4Weight(layer->weight, true));
+    if (has_adapter) {
+      layer->add_adapter(nn::LoraOptions(4));
+      torch::nn::init::normal_(layer->adapter("default")->B);
+    }
+    layer->to(device);
     scaling = std::make_shared<Fp8Scaling>(*layer, options);
     x = (torch::randn({kRows, kIn}) * spread).to(device, at::kBFloat16).requires_grad_();
   }
@@ -104,18 +113,85 @@ TEST_CASE("on a GPU what is not finite shows in all products, and in no scale", 
   }
 }
 
+TEST_CASE("on a GPU a layer in 8 bits over 4 computes what it computes on the CPU and over 16",
+          "[gpu][fp8][nf4]") {
+  PACER_NEEDS_GPU();
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    for (const Fp8Recipe recipe : {Fp8Recipe::delayed, Fp8Recipe::current}) {
+      for (const bool has_adapter : {false, true}) {
+        CAPTURE(dtype, recipe == Fp8Recipe::delayed, has_adapter);
+        const auto options = Fp8Options().recipe(recipe).quantized_weights(true).amax_history(3);
+        Trained cpu(at::kCPU, dtype, options, 2, has_adapter), gpu(kGpu, dtype, options, 2, has_adapter),
+            dequantized(kGpu, dtype, options, 2, has_adapter);
+        REQUIRE_FALSE(gpu.layer->nf4().is_empty());
+        dequantized.layer->dequantize();
+        for (const double factor : {1.0, 3.0, 0.1}) {
+          for (Trained* side : {&cpu, &gpu, &dequantized}) {
+            side->layer->zero_grad();
+            side->x.mutable_grad() = Tensor();
+            side->pass(factor);
+          }
+          CHECK(gpu.y.equal(dequantized.y));
+          CHECK(gpu.x.grad().equal(dequantized.x.grad()));
+          CHECK(gpu.layer->bias.grad().equal(dequantized.layer->bias.grad()));
+          CHECK(relative_error(gpu.y, cpu.y) <= 0.006);
+          CHECK(relative_error(gpu.x.grad(), cpu.x.grad()) <= 0.006);
+          if (has_adapter) {
+            const Tensor db = gpu.layer->adapter("default")->B.grad();
+            CHECK(db.equal(dequantized.layer->adapter("default")->B.grad()));
+            CHECK(relative_error(db, cpu.layer->adapter("default")->B.grad()) <= 0.01);
+          }
+          for (Trained* side : {&cpu, &gpu, &dequantized}) side->scaling->update();
+          for (const auto& [name, tensor] : cpu.scaling->state()) {
+            CAPTURE(name);
+            CHECK(gpu.scaling->state().at(name).equal(tensor));
+          }
+        }
+        CHECK(gpu.scaling->other_calls() == 0);
+      }
+    }
+  }
+}
+
+TEST_CASE("on a GPU nothing of a decoded weight's size outlives its product", "[gpu][fp8][nf4]") {
+  PACER_NEEDS_GPU();
+  constexpr int64_t kSize = 2048;
+  nn::Linear layer(kSize, kSize);
+  layer->set_nf4(nn::Nf4Weight(layer->weight, true));
+  layer->bias.requires_grad_(false);
+  layer->to(kGpu);
+  const auto scaling = std::make_shared<Fp8Scaling>(*layer, Fp8Options().quantized_weights(true));
+  const Tensor x = torch::randn({16, kSize}, kGpu).requires_grad_();
+  const auto in_use = [] {
+    const auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    return c10::cuda::CUDACachingAllocator::getDeviceStats(0).allocated_bytes[all].current;
+  };
+  for (int pass = 0; pass < 3; ++pass) {
+    const auto before = in_use();
+    const Fp8Scope scope(scaling);
+    const Tensor y = layer(x);
+    // Of the library of products there is a workspace from the first pass on.
+    if (pass > 0) CHECK(in_use() - before < kSize * kSize / 4);
+    y.sum().backward();
+    if (pass > 0) CHECK(in_use() - before < kSize * kSize / 4);
+    scaling->update();
+  }
+}
+
 TEST_CASE("a pass in 8-bit floats and its update never wait for the GPU", "[gpu][fp8]") {
   PACER_NEEDS_GPU();
   for (const Fp8Recipe recipe : {Fp8Recipe::delayed, Fp8Recipe::current}) {
-    Trained run(kGpu, at::kFloat, Fp8Options().recipe(recipe), 1);
-    const auto step = [&] {
-      const Fp8Scope scope(run.scaling);
-      run.layer(run.x).sum().backward();
-      run.scaling->update();
-    };
-    step();
-    const NoWaiting no_waiting;
-    for (int i = 0; i < 600; ++i) step();
+    for (const bool over_4_bits : {false, true}) {
+      Trained run(kGpu, at::kFloat, Fp8Options().recipe(recipe).quantized_weights(over_4_bits), 1);
+      const auto step = [&] {
+        const Fp8Scope scope(run.scaling);
+        run.layer(run.x).sum().backward();
+        run.scaling->update();
+      };
+      step();
+      const NoWaiting no_waiting;
+      for (int i = 0; i < 600; ++i) step();
+    }
   }
 }
 

@@ -1,9 +1,11 @@
 // What adapters cost: one decoder layer of LLaMA-7B's shapes over 8,192 tokens, frozen in bf16, with adapters
-// of rank 16 on all seven linear layers over bf16 and over 4 bits, forward and forward + backward, beside
-// each other in one run; and the memory of whole training steps of a stack of such layers beside their
-// formula. JSON lines; on a CPU at a small size, to see that it runs. ../peer.py in Python is the peer.
+// of rank 16 on all seven linear layers over bf16 and over 4 bits, in 16 bits and in 8-bit floats, forward
+// and forward + backward, beside each other in one run; and the memory of whole training steps of a stack of
+// such layers beside their formula. JSON lines; on a CPU at a small size, to see that it runs. ../peer.py in
+// Python is the peer.
 #include <cstdio>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -11,6 +13,7 @@
 #include <torch/utils.h>
 
 #include <pacer/modules/blocks.h>
+#include <pacer/modules/fp8_scaling.h>
 #include <pacer/modules/lora.h>
 #include <pacer/modules/nf4.h>
 #include <pacer/optimizers/fused_adam.h>
@@ -27,10 +30,18 @@ constexpr int kUncounted = 5, kCounted = 25;
 constexpr int64_t kRank = 16;
 constexpr auto kType = torch::kBFloat16;
 
-enum class Kind { frozen, lora, qlora, full };
+enum class Kind { frozen, lora, qlora, lora_in_fp8, qlora_in_fp8, full };
 const char* name_of(Kind kind) {
-  constexpr const char* kNames[] = {"frozen bf16", "LoRA over bf16", "LoRA over NF4", "full bf16"};
+  constexpr const char* kNames[] = {"frozen bf16",         "LoRA over bf16",     "LoRA over NF4",
+                                    "LoRA over bf16, FP8", "LoRA over NF4, FP8", "full bf16"};
   return kNames[static_cast<int>(kind)];
+}
+bool is_over_nf4(Kind kind) { return kind == Kind::qlora || kind == Kind::qlora_in_fp8; }
+
+// Null where the model computes in 16 bits.
+std::shared_ptr<pacer::Fp8Scaling> scaling_of(torch::nn::Module& model, Kind kind) {
+  if (kind != Kind::lora_in_fp8 && kind != Kind::qlora_in_fp8) return nullptr;
+  return std::make_shared<pacer::Fp8Scaling>(model, pacer::Fp8Options().quantized_weights(true));
 }
 
 // The median of several times, after some that do not count.
@@ -51,7 +62,7 @@ void make(torch::nn::Module& model, Kind kind, at::Device device, at::ScalarType
   if (kind == Kind::full) return;
   for (auto& parameter : model.parameters()) parameter.requires_grad_(false);
   const std::vector<std::string> targets = {"*_proj"};
-  if (kind == Kind::qlora) pacer::nn::quantize(model, pacer::nn::Nf4Options().targets(targets));
+  if (is_over_nf4(kind)) pacer::nn::quantize(model, pacer::nn::Nf4Options().targets(targets));
   if (kind == Kind::frozen) return;
   pacer::nn::add_lora(model, pacer::nn::LoraOptions(kRank).alpha(2 * kRank).targets(targets));
   for (const auto& item : pacer::nn::trainable(model)) item.value().set_data(item.value().to(adapters));
@@ -59,21 +70,25 @@ void make(torch::nn::Module& model, Kind kind, at::Device device, at::ScalarType
 
 void time_layer(const Shape& shape, at::Device device, at::ScalarType adapters) {
   double frozen = 0;
-  for (const Kind kind : {Kind::frozen, Kind::lora, Kind::qlora}) {
+  for (const Kind kind : {Kind::frozen, Kind::lora, Kind::qlora, Kind::lora_in_fp8, Kind::qlora_in_fp8}) {
     torch::manual_seed(1);
     LlamaLayer layer(shape);
     make(*layer, kind, device, adapters);
     const auto options = torch::TensorOptions(device).dtype(kType);
     const auto x = torch::randn({shape.batch, shape.sequence, shape.hidden}, options).requires_grad_();
     const auto dy = torch::randn_like(x);
+    const auto scaling = scaling_of(*layer, kind);
+    const pacer::Fp8Scope scope(scaling);
     const double forward = median_milliseconds(device.is_cuda(), [&] {
       const torch::NoGradGuard no_grad;
       layer(x);
+      if (scaling) scaling->update();
     });
     const double step = median_milliseconds(device.is_cuda(), [&] {
       x.mutable_grad() = torch::Tensor();
       layer->zero_grad();
       layer(x).backward(dy);
+      if (scaling) scaling->update();
     });
     if (kind == Kind::frozen) frozen = step;
     std::printf(
@@ -93,7 +108,7 @@ int64_t bytes_of(const std::vector<torch::Tensor>& tensors) {
 // What a stack needs after two steps, beside the formula: weights, gradients and optimizer state, all of
 // which stay between steps; and at most during a step.
 void weigh_stack(const Shape& shape, int64_t layers, at::Device device) {
-  for (const Kind kind : {Kind::full, Kind::lora, Kind::qlora}) {
+  for (const Kind kind : {Kind::full, Kind::lora, Kind::qlora, Kind::qlora_in_fp8}) {
     sharding_bench::start_memory_peaks(device);
     const double before = sharding_bench::memory_peaks(device).allocated;
     pacer::Blocks blocks;
@@ -107,12 +122,15 @@ void weigh_stack(const Shape& shape, int64_t layers, at::Device device) {
       if (parameter.requires_grad()) trained.push_back(parameter);
     }
     pacer::FusedAdamW optimizer(trained, pacer::FusedAdamWOptions(1e-4));
+    const auto scaling = scaling_of(*blocks, kind);
+    const pacer::Fp8Scope scope(scaling);
     auto x = torch::randn({1, shape.sequence, shape.hidden}, torch::dtype(kType).device(device));
     for (int step = 0; step < 2; ++step) {
       auto y = x;
       for (size_t i = 0; i < blocks->size(); ++i) y = blocks->run(i, &LlamaLayerImpl::forward, y);
       y.square().mean().backward();
       optimizer.step();
+      if (scaling) scaling->update();
     }
     x = torch::Tensor();
     // Moments in 32 bits, and 16 bits of remainder for each bf16 parameter.

@@ -366,7 +366,7 @@ TEST_CASE("what does not go together with adapters and weights in 4 bits is one 
                run.session->use(CudaGraph());
              }},
             {"8 bits where all weights have 4",
-             {"not in 4 bits", "Precision::bf16"},
+             {"Fp8Options::quantized_weights", "Precision::bf16"},
              [&] {
                SmallRun run(adamw, {four_bits()});
                nn::quantize(*run.model, nn::Nf4Options().targets({"stack.*"}));
