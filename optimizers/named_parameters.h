@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include <c10/util/Exception.h>
 #include <torch/csrc/api/include/torch/ordered_dict.h>
 #include <torch/optim/optimizer.h>
 
