@@ -84,13 +84,13 @@ TEST_CASE("hooks inside the graph run in the first half, hooks on parameters in 
     order.clear();
     block->zero_grad();
     torch::manual_seed(5);
-    const Tensor x = torch::randn({kBatch, kLength, kSize}).requires_grad_();
+    const Tensor x = torch::randn({kLength, kSize}).requires_grad_();
     x.register_hook(note('x'));
     const Tensor scaled = x * 1.5, h = block->up(scaled);  // h: of a product
     scaled.register_hook(note('s'));
     h.register_hook(note('h'));
     h.retain_grad();
-    const Tensor y = block(block->down(h));
+    const Tensor y = block(block->down(h).unsqueeze(0));
     y.register_hook(note('y'));
     const Tensor dy = torch::randn_like(y.detach());
     std::vector<Tensor> gradients;
@@ -149,7 +149,7 @@ TEST_CASE("halves that nobody asks for give their memory back", "[split]") {
     half.input_half({Tensor(), dy});
     REQUIRE(memory.live() > at_rest);
   }
-  REQUIRE(memory.live() == at_rest);
+  REQUIRE(memory.live() <= at_rest);
 }
 
 namespace {
@@ -191,7 +191,10 @@ TEST_CASE("an exception in a half leaves neither hooks nor memory, and ends both
     REQUIRE(nodes.size() > 30);
     SplitBackward backward({y}, {x});
     y.reset();
+    const int64_t with_graph = memory.live() - at_rest;
     REQUIRE_THROWS_WITH(backward.input_half({dy}), ContainsSubstring("broken"));
+    // Of nodes that somebody holds, those of products keep their operands.
+    REQUIRE(memory.live() - at_rest < with_graph * 2 / 3);
     for (const auto& node : nodes) {
       CAPTURE(node->name());
       REQUIRE(node->pre_hooks().empty());
@@ -200,7 +203,7 @@ TEST_CASE("an exception in a half leaves neither hooks nor memory, and ends both
     REQUIRE_THROWS_WITH(backward.input_half({dy}), ContainsSubstring("run the stage's forward pass again"));
     REQUIRE_THROWS_WITH(backward.weight_half(), ContainsSubstring("after a half that threw"));
   }
-  REQUIRE(memory.live() == at_rest);
+  REQUIRE(memory.live() <= at_rest);
   for (const Tensor& parameter : block->parameters()) REQUIRE_FALSE(parameter.grad().defined());
   {
     Tensor y = off_path();
