@@ -6,5 +6,6 @@
 #include <pacer/collectives/communicator.h>
 #include <pacer/collectives/gradient_bucketer.h>
 #include <pacer/collectives/gradient_scope.h>
+#include <pacer/collectives/grid.h>
 #include <pacer/collectives/launch_environment.h>
 #include <pacer/collectives/message.h>

@@ -14,5 +14,6 @@
 #include <pacer/modules/nf4_weight.h>
 #include <pacer/modules/recompute.h>
 #include <pacer/modules/replayed.h>
+#include <pacer/modules/split_backward.h>
 #include <pacer/modules/tensor_call.h>
 #include <pacer/modules/transformer_layer.h>

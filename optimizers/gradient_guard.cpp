@@ -5,7 +5,10 @@
 #include <cstring>
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/sum.h>
 
+#include <pacer/collectives/communicator.h>
 #include <pacer/core/error.h>
 #include <pacer/device/detail/stream.h>
 #include <pacer/kernels/norm.h>
@@ -79,7 +82,22 @@ void GradientGuard::set_average(double average) {
   rule_changed_ = false;
 }
 
+// Returns this rank's sum of squares and those of the others, in rank order.
+at::Tensor GradientGuard::sums_of_ranks(const double* partials, int64_t count) const {
+  const auto options = at::TensorOptions().dtype(at::kDouble).device(device());
+  const at::Tensor own = at::from_blob(const_cast<double*>(partials), {count}, options).sum().view({1});
+  at::Tensor all = at::empty({ranks_->world_size()}, options);
+  ranks_->all_gather(all, own, CollectiveOptions().agreed(true)).wait();
+  return all;
+}
+
 void GradientGuard::look(const double* partials, int64_t count) {
+  at::Tensor sums;
+  if (ranks_ && ranks_->world_size() > 1) {
+    sums = sums_of_ranks(partials, count);
+    partials = sums.const_data_ptr<double>();
+    count = sums.numel();
+  }
   if (device().is_cuda()) {
     const auto* rule = static_cast<const kernels::GuardRule*>(device_rule_.const_data_ptr());
     kernels::finish_check_cuda(partials, count, rule, check(), detail::current_stream(device()));

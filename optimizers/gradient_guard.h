@@ -6,12 +6,16 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <utility>
 
 #include <ATen/core/Tensor.h>
 
 #include <pacer/kernels/math/gradient_guard.h>
 
 namespace pacer {
+
+class Communicator;
 
 // How a dynamic loss scale moves (Micikevicius et al., arXiv:1710.03740, section 3.2).
 struct LossScaleRule {
@@ -40,6 +44,9 @@ class GradientGuard {
   // The mean of the coming gradients is `average` times what is stored. Enqueued, where it changed; not to be
   // captured.
   void set_average(double average);
+  // From now on the norm is that of the gradients of all these ranks, each of which looks at its own, in
+  // every step.
+  void look_with(std::shared_ptr<Communicator> ranks) { ranks_ = std::move(ranks); }
   // One look: `partials` are `count` sums of squares (double, on the device) of the stored gradients.
   void look(const double* partials, int64_t count);
   // On the CPU or the device, as the guard is.
@@ -52,7 +59,10 @@ class GradientGuard {
   void write(const kernels::GradientCheck& check);
 
  private:
+  at::Tensor sums_of_ranks(const double* partials, int64_t count) const;
+
   at::Tensor memory_;
+  std::shared_ptr<Communicator> ranks_;  // null: this one only
   kernels::GuardRule rule_;
   at::Tensor device_rule_;  // its bytes on a GPU, else undefined
   bool rule_changed_ = true;

@@ -14,6 +14,7 @@
 #include <pacer/schedulers/detail/foreign_state.h>
 #include <pacer/schedulers/detail/frozen_weights.h>
 #include <pacer/schedulers/detail/host_snapshot.h>
+#include <pacer/schedulers/detail/pipeline_hook.h>
 #include <pacer/schedulers/detail/stop_signals.h>
 #include <pacer/schedulers/detail/training_state.h>
 #include <pacer/schedulers/session_parts.h>
@@ -163,19 +164,22 @@ void Checkpoints::begin_save() {
           "save_frozen(false) out");
   detail::TrainingState state;
   NamedTensors of_optimizer;
+  const auto* pipeline = parts_->find<detail::PipelineHook>();
   const std::vector<std::string> outlines = together("write its part of a checkpoint", [&] {
     state = detail::export_state(*parts_);
     of_optimizer = state.optimizer;
     if (shards) state.optimizer = shards->whole_outline(std::move(state.optimizer));
-    return detail::outline_of(state.optimizer);
+    return pipeline ? pipeline->listing(state) : detail::outline_of(state.optimizer);
   });
-  for (size_t rank = 1; rank < outlines.size(); ++rank) {
+  for (size_t rank = 1; rank < outlines.size() && !pipeline; ++rank) {
     require(outlines[rank] == outlines[0], "the optimizer of rank ", rank,
             " has state of other names, dtypes or shapes than that of rank 0, so that no checkpoint can hold "
             "both; give all ranks the same model and the same steps");
   }
   const detail::Writers writers =
-      detail::writers_of(state, world.world_size(), /*deals_model_out=*/shards && shards->keeps_parts());
+      pipeline ? pipeline->complete(state, outlines)
+               : detail::writers_of(state, world.world_size(),
+                                    /*deals_model_out=*/shards && shards->keeps_parts());
   plan.texts = detail::texts_of_rank(state.model, writers, world);
   if (shards) {
     state.optimizer = shards->gather_state(

@@ -32,22 +32,6 @@ std::vector<Fact> rate_facts(const torch::optim::Optimizer& optimizer) {
   return facts;
 }
 
-RankStatus status_of(Intent intent, const Progress& progress, const SessionParts& parts,
-                     bool buffers_have_changed) {
-  RankStatus status;
-  status.intent = intent;
-  status.step = progress.step;
-  status.micro_steps = progress.micro_steps;
-  status.weight = parts.window.weight;
-  status.tokens = parts.window.tokens;
-  const std::vector<double> rates = detail::learning_rates(parts.optimizer());
-  const std::string_view bytes(reinterpret_cast<const char*>(rates.data()), rates.size() * sizeof(double));
-  checksum_of(bytes).copy(status.fingerprint, sizeof(status.fingerprint));
-  status.stop = parts.asks_to_stop && parts.asks_to_stop() ? 1 : 0;
-  status.news = buffers_have_changed ? 1 : 0;
-  return status;
-}
-
 }  // namespace
 
 void JoinedRanks::attach(SessionParts& parts) {
@@ -58,6 +42,23 @@ void JoinedRanks::attach(SessionParts& parts) {
           parts.world().backend_name(), " joins the ranks on ", parts.world().device().str(),
           "; call model->to(world->device()) before the optimizer is made");
   parts_ = &parts;
+}
+
+RankStatus JoinedRanks::status_of(Intent intent, const Progress& progress) const {
+  RankStatus status;
+  status.intent = intent;
+  status.step = progress.step;
+  status.micro_steps = progress.micro_steps;
+  if (counts_batches()) {
+    status.weight = parts_->window.weight;
+    status.tokens = parts_->window.tokens;
+  }
+  const std::vector<double> rates = detail::learning_rates(parts_->optimizer());
+  const std::string_view bytes(reinterpret_cast<const char*>(rates.data()), rates.size() * sizeof(double));
+  checksum_of(bytes).copy(status.fingerprint, sizeof(status.fingerprint));
+  status.stop = parts_->asks_to_stop && parts_->asks_to_stop() ? 1 : 0;
+  status.news = sees_new_buffers() ? 1 : 0;
+  return status;
 }
 
 void JoinedRanks::start(const Progress& progress) {
@@ -81,14 +82,24 @@ std::vector<Fact> JoinedRanks::facts() const {
   facts.push_back({"hooks", hooks});
   for (const auto& hook : parts_->hooks()) facts.push_back({"hook " + hook->hook_name(), hook->agreement()});
   for (Fact& fact : detail::optimizer_facts(*parts_)) facts.push_back(std::move(fact));
-  for (Fact& fact : detail::parameter_facts(*parts_)) facts.push_back(std::move(fact));
+  return facts;
+}
+
+// Of ranks that have the same parameters.
+std::vector<Fact> JoinedRanks::replica_facts() const {
+  std::vector<Fact> facts = detail::parameter_facts(*parts_);
   for (Fact& fact : detail::frozen_facts(*parts_)) facts.push_back(std::move(fact));
   return facts;
 }
 
 void JoinedRanks::join_ranks(const Progress& progress) {
   parts_->world().set_step(progress.step);
-  require_agreement(parts_->world(), progress.step, facts());
+  std::vector<Fact> all = facts();
+  if (!parts_->replicas) {
+    for (Fact& fact : replica_facts()) all.push_back(std::move(fact));
+  }
+  require_agreement(parts_->world(), progress.step, all);
+  if (parts_->replicas) require_agreement(*parts_->replicas, progress.step, replica_facts());
   share_parameters();
   join();
   trained_ = detail::trained_parameters(*parts_);
@@ -112,7 +123,10 @@ void JoinedRanks::remember_buffers(const std::shared_ptr<torch::nn::Module>& own
 
 void JoinedRanks::share_parameters() {
   const at::NoGradGuard no_grad;
-  Communicator& world = parts_->world();
+  Communicator& world = parts_->data_ranks();
+  const auto is_here = [this](const at::Tensor& tensor) {
+    return parts_->elsewhere.count(tensor.unsafeGetTensorImpl()) == 0;
+  };
   if (initial_ == InitialParameters::check) {
     std::vector<Fact> values;
     const auto add = [&](const std::string& what, const at::Tensor& tensor) {
@@ -120,11 +134,14 @@ void JoinedRanks::share_parameters() {
       values.push_back({"initial value of " + what,
                         "checksum " + Checksum().add(host.const_data_ptr(), host.nbytes()).hex()});
     };
-    for (const auto& item : parts_->model().named_parameters()) add("parameter " + item.key(), item.value());
+    for (const auto& item : parts_->model().named_parameters()) {
+      if (is_here(item.value())) add("parameter " + item.key(), item.value());
+    }
     const auto codes = detail::codes_of(parts_->model());
     for (const auto& item : parts_->model().named_buffers()) {
-      if (codes.count(item.value().unsafeGetTensorImpl()) != 0)
+      if (codes.count(item.value().unsafeGetTensorImpl()) != 0 && is_here(item.value())) {
         add("4-bit weight " + item.key(), item.value());
+      }
     }
     require_agreement(world, parts_->progress.step, values);
     return;
@@ -132,21 +149,32 @@ void JoinedRanks::share_parameters() {
   std::vector<at::Tensor> tensors = parts_->model().parameters();
   for (const at::Tensor& tensor : detail::all_optimizer_parameters(*parts_)) tensors.push_back(tensor);
   for (const at::Tensor& buffer : parts_->model().buffers()) tensors.push_back(buffer);
+  tensors.erase(std::remove_if(tensors.begin(), tensors.end(),
+                               [&](const at::Tensor& tensor) { return !is_here(tensor); }),
+                tensors.end());
   detail::broadcast_all(world, tensors);
 }
 
-void JoinedRanks::backward_begin(const Progress& progress) {
-  Communicator& world = parts_->world();
-  if (world.world_size() == 1) return;
-  world.set_step(progress.step);
+void JoinedRanks::announce(const Progress& progress, Intent intent) {
+  parts_->world().set_step(progress.step);
   if (progress.micro_step == 0 && !detail::same_tensors(trained_, detail::trained_parameters(*parts_))) {
     join_ranks(progress);  // parameters were frozen, unfrozen or added: on every rank, or they disagree here
   }
+  if (intent == Intent::micro_step && !sends_in_every_pass()) return;
+  statuses_ = StatusExchange(parts_->world(), status_of(intent, progress));
+}
+
+void JoinedRanks::await_totals() { add_totals(statuses_.wait()); }
+
+Work JoinedRanks::add_losses() {
+  const at::Tensor& loss = parts_->window.loss;
+  return loss.defined() ? parts_->world().all_reduce(loss, CollectiveOptions().agreed(true)) : Work();
+}
+
+void JoinedRanks::backward_begin(const Progress& progress) {
+  if (parts_->world().world_size() == 1) return;
   const bool is_last = progress.micro_step + 1 == progress.micro_steps;
-  if (is_last || sends_in_every_pass()) {
-    const Intent intent = is_last ? Intent::step : Intent::micro_step;
-    statuses_ = StatusExchange(world, status_of(intent, progress, *parts_, sees_new_buffers()));
-  }
+  announce(progress, is_last ? Intent::step : Intent::micro_step);
   begin_pass(progress, is_last);
 }
 
@@ -166,17 +194,13 @@ void JoinedRanks::backward_failed() {
 void JoinedRanks::gradients_ready(const Progress& window) {
   if (!is_joined()) return;
   if (!statuses_.is_under_way()) {  // the window ends early, and so did not begin to travel
-    statuses_ =
-        StatusExchange(parts_->world(), status_of(Intent::last_step, window, *parts_, sees_new_buffers()));
-    add_totals(statuses_.wait());
+    statuses_ = StatusExchange(parts_->world(), status_of(Intent::last_step, window));
+    await_totals();
     reduce(window);
   } else {
-    add_totals(statuses_.wait());
+    await_totals();
   }
-  Work loss;
-  if (parts_->window.loss.defined()) {
-    loss = parts_->world().all_reduce(parts_->window.loss, CollectiveOptions().agreed(true));
-  }
+  Work loss = add_losses();
   wait();
   loss.wait();
 }
@@ -220,7 +244,7 @@ bool JoinedRanks::sees_new_buffers() const { return syncs_buffers_ && changed_bu
 // A buffer that has changed on any rank is rank 0's on all of them from then on. That there is a new one, all
 // have heard with the status of the step.
 void JoinedRanks::sync_buffers() {
-  Communicator& world = parts_->world();
+  Communicator& world = parts_->data_ranks();
   if (std::exchange(learns_buffers_, false)) {
     is_changing_ = changed_buffers();
     for (const std::string& of_rank : world.exchange(is_changing_)) {

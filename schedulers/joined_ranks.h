@@ -43,6 +43,13 @@ class JoinedRanks : public Hook {
 
   SessionParts& parts() const { return *parts_; }
 
+  // The two halves of what ranks tell each other in a window: what this one is about to do, and what is known
+  // of all of them then: the window's totals are of all ranks. A rank at another place is an error.
+  void announce(const Progress& progress, Intent intent);
+  void await_totals();
+  // The sum over ranks of the window's loss, where it is recorded.
+  Work add_losses();
+
   // ---- How gradients come together. Only is_joined is asked in a world of one rank. ----
 
   // Whether join() was called.
@@ -59,9 +66,13 @@ class JoinedRanks : public Hook {
   virtual void drop() = 0;
   // As WindowTotals::gradient_scale.
   virtual double scale() const = 0;
+  // Whether this rank's batches count: not where another rank has the same ones.
+  virtual bool counts_batches() const { return true; }
 
  private:
   std::vector<Fact> facts() const;
+  std::vector<Fact> replica_facts() const;
+  RankStatus status_of(Intent intent, const Progress& progress) const;
   void join_ranks(const Progress& progress);
   void share_parameters();
   void remember_buffers(const std::shared_ptr<torch::nn::Module>& owner);

@@ -1,7 +1,6 @@
 // Pipeline parallelism as a pure function: how many ranks, micro-batches and chunks there are, and which rank
 // asks, in; the order of that rank's passes out. It holds no state and knows neither tensors nor devices, so
-// that a plan can be printed, simulated (pipeline_simulation.h) and tested anywhere. Running a plan is not
-// done here.
+// that a plan can be printed, simulated (pipeline_simulation.h) and tested anywhere. pipeline.h runs it.
 //
 //   auto plan = pacer::pipeline_plan({pacer::PipelineSchedule::one_f_one_b, 4, 8}, /*rank=*/1);
 #pragma once
@@ -61,6 +60,18 @@ struct PipelineShape {
   // 2^20, micro-batches times chunks at most 2^24.
   void validate() const;
 };
+
+// Schedules for a Pipeline, which sets the number of ranks.
+inline PipelineShape gpipe(int64_t micro_batches) { return {PipelineSchedule::gpipe, 1, micro_batches, 1}; }
+inline PipelineShape one_f_one_b(int64_t micro_batches) {
+  return {PipelineSchedule::one_f_one_b, 1, micro_batches, 1};
+}
+inline PipelineShape interleaved(int64_t micro_batches, int64_t chunks) {
+  return {PipelineSchedule::interleaved, 1, micro_batches, chunks};
+}
+inline PipelineShape zero_bubble(int64_t micro_batches) {
+  return {PipelineSchedule::zero_bubble, 1, micro_batches, 1};
+}
 
 // Returns what this rank does in one step. Every stage does every micro-batch once forward and once backward,
 // or once each half of backward. Throws InvalidArgument like validate(), and for a rank out of range.

@@ -17,12 +17,14 @@
 #include <pacer/schedulers/detail/evaluation_scope.h>
 #include <pacer/schedulers/detail/forward_scope.h>
 #include <pacer/schedulers/detail/layer_drop_hook.h>
+#include <pacer/schedulers/detail/pipeline_hook.h>
 #include <pacer/schedulers/detail/step_runner.h>
 #include <pacer/schedulers/detail/training_checks.h>
 #include <pacer/schedulers/detail/zeroed_gradients.h>
 #include <pacer/schedulers/layer_drop.h>
 #include <pacer/schedulers/learning_rate.h>
 #include <pacer/schedulers/metrics.h>
+#include <pacer/schedulers/pipeline.h>
 #include <pacer/schedulers/shards.h>
 #include <pacer/schedulers/step_report.h>
 
@@ -107,6 +109,8 @@ Session& Session::use(const EpochSampler& sampler) {
   return use(std::make_shared<detail::EpochSamplerHook>(sampler));
 }
 
+Session& Session::use(const Pipeline& pipeline) { return use(pipeline.hook()); }
+
 // Once, when all hooks are known.
 void Session::start() {
   if (started_) return;
@@ -163,16 +167,19 @@ void Session::leave_peers(const std::string& reason) noexcept {
   if (parts_.world().world_size() > 1) parts_.world().leave(reason);
 }
 
-std::vector<at::Tensor> Session::begin_micro_step(std::vector<at::Tensor> tensors) {
+void Session::require_between_micro_steps() {
   require(!finished_, "Session::begin after finish; make a new Session to train on");
   require(!in_backward_, "Session::begin after backward without step; call step() after every backward()");
   parts_.world().check();
   start_training();
   trained_->check(parts_);
+}
+
+// What hooks make of a micro-batch, on the parameters' device.
+MicroBatch Session::prepare(std::vector<at::Tensor> tensors) {
   for (size_t i = 0; i < tensors.size(); ++i) {
     require(tensors[i].defined(), "tensor ", i, " of the batch given to Session::begin is undefined");
   }
-  if (forward_scope_) forward_scope_->end();
   MicroBatch batch;
   batch.examples = tensors[0].dim() == 0 ? 1 : tensors[0].size(0);
   batch.tokens = default_tokens(tensors[0]);
@@ -182,6 +189,16 @@ std::vector<at::Tensor> Session::begin_micro_step(std::vector<at::Tensor> tensor
   require<Error>(batch.tensors.size() == count, "a hook changed the number of tensors in the batch from ",
                  count, " to ", batch.tensors.size(), "; a hook may replace tensors only");
   for (at::Tensor& tensor : batch.tensors) tensor = detail::copy_to_device(tensor, parts_.device());
+  return batch;
+}
+
+std::vector<at::Tensor> Session::begin_micro_step(std::vector<at::Tensor> tensors) {
+  require(parts_.replicas == nullptr,
+          "Session::begin with a Pipeline; call pipeline.step(session, ...) in place of begin, forward and "
+          "backward");
+  require_between_micro_steps();
+  if (forward_scope_) forward_scope_->end();
+  MicroBatch batch = prepare(std::move(tensors));
   forward_scope_ = std::make_shared<detail::HooksForwardScope>(parts_);
   micro_batch_tokens_ = batch.tokens;
   parts_.micro_batch_examples = batch.examples;
@@ -201,6 +218,42 @@ void Session::count_examples(int64_t examples) {
   parts_.micro_batch_examples = examples;
 }
 
+double Session::weight_of(int64_t tokens) const {
+  return parts_.weight_by_tokens ? static_cast<double>(tokens) * kWeightPerToken : 1.0;
+}
+
+// What backward begins with; the loss is recorded.
+at::Tensor Session::scaled_loss(const at::Tensor& loss, double weight) {
+  // A loss of 16 bits has no room for weights and loss scales.
+  const bool is_narrow = loss.scalar_type() == at::kHalf || loss.scalar_type() == at::kBFloat16;
+  at::Tensor scaled = is_narrow ? loss.to(at::kFloat) : loss;
+  if (weight != 1) scaled = scaled * weight;
+  if (parts_.record_loss) {
+    at::Tensor part = scaled.detach().to(at::kFloat).reshape({});
+    if (weight == 0) part = at::zeros_like(part);
+    at::Tensor& sum = parts_.window.loss;
+    sum = sum.defined() ? sum + part : part.clone();
+  }
+  for (const auto& hook : parts_.hooks_) scaled = hook->scale_loss(std::move(scaled));
+  return scaled;
+}
+
+// Called where an exception is handled, and throws it again, or one that says more.
+void Session::fail_backward(const std::exception& error) {
+  std::exception_ptr better;
+  for (const auto& hook : parts_.hooks_) {
+    try {
+      hook->backward_failed();
+    } catch (...) {
+      better = std::current_exception();
+    }
+  }
+  drop_window();
+  leave_peers(detail::concatenate("backward failed: ", first_line(error.what())));
+  if (better) std::rethrow_exception(better);
+  throw;
+}
+
 void Session::backward(const at::Tensor& loss) {
   require(in_forward_, "Session::backward without begin; call begin, backward and step once per micro-batch");
   require(
@@ -211,19 +264,9 @@ void Session::backward(const at::Tensor& loss) {
           "gradient");
   gradients_->check(parts_);
   forward_scope_->end();
-  const double weight =
-      parts_.weight_by_tokens ? static_cast<double>(micro_batch_tokens_) * kWeightPerToken : 1.0;
-  // A loss of 16 bits has no room for weights and loss scales.
-  const bool is_narrow = loss.scalar_type() == at::kHalf || loss.scalar_type() == at::kBFloat16;
-  at::Tensor scaled = is_narrow ? loss.to(at::kFloat) : loss;
-  if (weight != 1) scaled = scaled * weight;
+  const double weight = weight_of(micro_batch_tokens_);
+  const at::Tensor scaled = scaled_loss(loss, weight);
   WindowTotals& window = parts_.window;
-  if (parts_.record_loss) {
-    at::Tensor part = scaled.detach().to(at::kFloat).reshape({});
-    if (weight == 0) part = at::zeros_like(part);
-    window.loss = window.loss.defined() ? window.loss + part : part.clone();
-  }
-  for (const auto& hook : parts_.hooks_) scaled = hook->scale_loss(std::move(scaled));
   in_forward_ = false;
   window.tokens += micro_batch_tokens_;
   window.weight += weight;
@@ -235,18 +278,7 @@ void Session::backward(const at::Tensor& loss) {
     scaled.backward();
     for (const auto& hook : parts_.hooks_) hook->backward_end(parts_.progress);
   } catch (const std::exception& error) {
-    std::exception_ptr better;
-    for (const auto& hook : parts_.hooks_) {
-      try {
-        hook->backward_failed();
-      } catch (...) {
-        better = std::current_exception();
-      }
-    }
-    drop_window();
-    leave_peers(detail::concatenate("backward failed: ", first_line(error.what())));
-    if (better) std::rethrow_exception(better);
-    throw;
+    fail_backward(error);
   }
   in_backward_ = true;
   if (parts_.progress.micro_step + 1 < parts_.progress.micro_steps) gradients_->remember(parts_);
@@ -304,8 +336,8 @@ void Session::update(const Progress& window) {
   if (!parts_.gradients_are_shared_out) detail::check_gradients(parts_);
   const double weight = parts_.window.weight * parts_.window.gradient_scale;
   if (weight == 0) return skip_empty_window();
-  runner_->run(weight == 1 ? 1.0 : 1.0 / weight, parts_.world().world_size() * parts_.window.gradient_scale,
-               settled);
+  runner_->run(weight == 1 ? 1.0 : 1.0 / weight,
+               parts_.data_ranks().world_size() * parts_.window.gradient_scale, settled);
   parts_.optimizer().zero_grad();
 }
 

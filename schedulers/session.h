@@ -38,12 +38,14 @@ namespace pacer {
 class EpochSampler;
 class LayerDrop;
 class LearningRateSchedule;
+class Pipeline;
 class WholeParameters;
 
 namespace detail {
 class EvaluationScope;
 class GradientWatch;
 class ParameterWatch;
+class SessionWindow;
 class SkippedStepsWatch;
 class StepRunner;
 class ZeroedGradients;
@@ -82,6 +84,7 @@ class Session {
   Session& use(std::shared_ptr<Hook> hook);
   Session& use(const LayerDrop& layer_drop);
   Session& use(const EpochSampler& sampler);
+  Session& use(const Pipeline& pipeline);
   template <class H, std::enable_if_t<std::is_base_of_v<Hook, std::decay_t<H>>, int> = 0>
   Session& use(H&& hook) {
     static_assert(
@@ -177,7 +180,14 @@ class Session {
   int64_t skipped_steps() const;
 
  private:
+  friend class detail::SessionWindow;
+
   std::vector<at::Tensor> begin_micro_step(std::vector<at::Tensor> tensors);
+  void require_between_micro_steps();
+  MicroBatch prepare(std::vector<at::Tensor> tensors);
+  double weight_of(int64_t tokens) const;
+  at::Tensor scaled_loss(const at::Tensor& loss, double weight);
+  [[noreturn]] void fail_backward(const std::exception& error);
   std::shared_ptr<detail::EvaluationScope> begin_evaluation();
   std::vector<double> base_rates();
   void set_base_rates(const std::vector<double>& rates);

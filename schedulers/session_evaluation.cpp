@@ -13,6 +13,10 @@ namespace pacer {
 void Session::prewarm(const std::function<at::Tensor()>& loss) {
   require(parts_.progress.micro_step == 0 && !in_forward_ && !in_backward_,
           "Session::prewarm belongs between steps; call it before begin");
+  require(
+      parts_.replicas == nullptr,
+      "Session::prewarm with a Pipeline: no rank has the whole model, so there is no pass to run here; leave "
+      "prewarm out");
   start_training();
   const detail::PrewarmScope restore(parts_);
   prewarm_pass(loss);
@@ -54,6 +58,10 @@ std::shared_ptr<detail::EvaluationScope> Session::begin_evaluation() {
 WholeParameters Session::whole_parameters() const {
   require(!in_forward_ && !in_backward_ && parts_.progress.micro_step == 0,
           "Session::whole_parameters belongs between steps, not between begin and step");
+  require(
+      parts_.replicas == nullptr,
+      "Session::whole_parameters with a Pipeline: each rank has its stage only; read the whole model from a "
+      "checkpoint");
   const auto* shards = parts_.find<Shards>();
   return WholeParameters(shards ? shards->shards() : nullptr);
 }

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include <torch/nn/module.h>
@@ -53,6 +54,9 @@ class SessionParts {
   Communicator& world() const { return *world_; }
   const std::shared_ptr<Communicator>& shared_world() const { return world_; }
   bool is_first_rank() const { return world_->rank() == 0; }
+  // The ranks that train the same parameters on data of their own: the whole world, unless stages of the
+  // model lie on different ranks.
+  Communicator& data_ranks() const { return replicas ? *replicas : *world_; }
   const bool world_was_given;
 
   // The guard of this Session; the first call creates it, and with it the look at all gradients in each step.
@@ -94,6 +98,9 @@ class SessionParts {
   bool gradients_are_shared_out = false;  // they leave the parameters for parts that ranks own (Shards)
   bool saves_frozen = true;               // checkpoints hold weights that are not trained, too
   bool record_loss = false;               // add up the losses of a window for the report
+  // Of a Pipeline: the ranks that have the same stage, and by TensorImpl what of the model other ranks have.
+  std::shared_ptr<Communicator> replicas;
+  std::unordered_set<const void*> elsewhere;
   // Whether this rank asks all to stop after the step it is in; nothing where no hook ever asks.
   std::function<bool()> asks_to_stop;
 

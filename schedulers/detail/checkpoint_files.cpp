@@ -56,6 +56,19 @@ NamedTensors read_optimizer(const std::string& folder, const CheckpointManifest&
   return tensors;
 }
 
+// Leaves out what belongs to tensors of the model that other ranks have. Optimizers call their state by the
+// parameter's name, '/', and what it is.
+TensorPlace only_of_this_rank(const SessionParts& parts, const NamedTensors& model, TensorPlace place_of) {
+  if (parts.elsewhere.empty()) return place_of;
+  return [&parts, &model, place_of = std::move(place_of)](const std::string& name, at::IntArrayRef sizes) {
+    const auto tensor = model.find(name.substr(0, name.rfind('/')));
+    const bool is_elsewhere =
+        tensor != model.end() && parts.elsewhere.count(tensor->second.unsafeGetTensorImpl()) != 0;
+    if (is_elsewhere) return std::optional<at::Device>();
+    return place_of ? place_of(name, sizes) : std::optional(at::Device(at::kCPU));
+  };
+}
+
 // A tensor that belongs to a parameter and has its shape goes where the parameter is, all others to the CPU.
 TensorPlace beside_parameters(NamedTensors model) {
   return [model = std::move(model)](const std::string& name, at::IntArrayRef sizes) {
@@ -182,12 +195,12 @@ TrainingState read_state(const SessionParts& parts, const std::string& folder) {
     return std::optional(own == model.end() ? at::Device(at::kCPU) : own->second.device());
   };
   for (const CheckpointFile& file : model_files(folder, manifest)) {
-    state.model.merge(read_file(folder, manifest, file.name, beside_own));
+    state.model.merge(read_file(folder, manifest, file.name, only_of_this_rank(parts, model, beside_own)));
   }
   // What will be cut on its way into the optimizer stays in host memory until then; paged state stays there.
   const SessionOptimizer* optimizer = parts.session_optimizer();
   const bool on_host = parts.gradients_are_shared_out || (optimizer && optimizer->keeps_state_on_host());
-  const TensorPlace place_of = on_host ? nullptr : beside_parameters(model);
+  const TensorPlace place_of = only_of_this_rank(parts, model, on_host ? nullptr : beside_parameters(model));
   state.optimizer = read_optimizer(folder, manifest, place_of);
   state.session =
       read_file(folder, manifest, file_of_rank("session", had_this_rank ? world.rank() : 0, ranks));

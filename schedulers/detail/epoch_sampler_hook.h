@@ -19,13 +19,14 @@ class EpochSamplerHook : public Hook {
 
   std::string hook_name() const override { return "epoch_sampler"; }
   Slot slot() const override { return Slot::data; }
-  void attach(SessionParts& parts) override {
-    const Communicator& world = parts.world();
+  void attach(SessionParts& parts) override { parts_ = &parts; }
+  // When it is known whether there is a Pipeline.
+  void arrange() override {
+    const Communicator& world = parts_->data_ranks();
     require(sampler_.rank() == world.rank() && sampler_.world_size() == world.world_size(),
             "the EpochSampler is that of rank ", sampler_.rank(), " of ", sampler_.world_size(),
             ", but this is rank ", world.rank(), " of ", world.world_size(),
-            "; make it with EpochSampler(size, seed, *world)");
-    parts_ = &parts;
+            "; make it with EpochSampler(size, seed, *world), with a Pipeline from *grid.replicas()");
   }
   std::string agreement() const override {
     return concatenate(sampler_.size(), " examples, seed ", sampler_.seed());

@@ -1,6 +1,7 @@
 #include <pacer/schedulers/detail/frozen_weights.h>
 
 #include <algorithm>
+#include <iterator>
 #include <string>
 #include <unordered_set>
 
@@ -35,7 +36,13 @@ NamedTensors part_of_model(const torch::nn::Module& model, bool is_frozen) {
 }  // namespace
 
 NamedTensors saved_model(const SessionParts& parts) {
-  return parts.saves_frozen ? model_tensors(parts.model()) : part_of_model(parts.model(), false);
+  if (!parts.saves_frozen) return part_of_model(parts.model(), false);
+  NamedTensors tensors = model_tensors(parts.model());
+  for (auto item = tensors.begin(); item != tensors.end();) {
+    const bool is_here = parts.elsewhere.count(item->second.unsafeGetTensorImpl()) == 0;
+    item = is_here ? std::next(item) : tensors.erase(item);
+  }
+  return tensors;
 }
 
 at::Tensor frozen_checksum(const SessionParts& parts) {

@@ -7,7 +7,8 @@
 
 namespace pacer::detail {
 
-// The model's part of a checkpoint: parameters and buffers by name, in the model's memory; with
+// The model's part of a checkpoint: parameters and buffers that are on this rank, by name, in the model's
+// memory; with
 // SessionParts::saves_frozen off neither parameters that require no gradient nor weights in 4 bits.
 NamedTensors saved_model(const SessionParts& parts);
 

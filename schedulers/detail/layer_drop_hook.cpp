@@ -26,7 +26,7 @@ class GateBlocks : public BlockWrapper {
 }  // namespace
 
 LayerDropHook::~LayerDropHook() {
-  if (!model_) return;
+  if (!parts_) return;
   gates_->set_in_use(false);
   if (gates_->blocks()) gates_->blocks().ptr()->unwrap(BlockStage::drop);
 }
@@ -49,7 +49,7 @@ void LayerDropHook::attach(SessionParts& parts) {
         "this LayerDrop is no part of the model, so eval() would not reach it; in the model's constructor "
         "call register_module(\"layer_drop\", layer_drop)");
   }
-  model_ = &parts.model();
+  parts_ = &parts;
   gates_->set_in_use(true);
 }
 
@@ -65,7 +65,7 @@ std::vector<at::Tensor> LayerDropHook::unused(const Progress& window) const {
 
 void LayerDropHook::gradients_ready(const Progress& window) {
   require(
-      !gates_->is_active() || gates_->decisions() > 0,
+      !gates_->is_active() || gates_->decisions() > 0 || parts_->replicas,  // a stage may have no layer
       "no layer asked this LayerDrop whether it runs, so none would ever be dropped; in the model's forward "
       "write ",
       gates_->blocks() ? "x = blocks->run(i, &BlockImpl::forward, x)" : "x = layer_drop->gate(i, x, block)",

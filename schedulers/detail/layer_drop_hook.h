@@ -26,7 +26,7 @@ class LayerDropHook : public Hook {
 
  private:
   LayerDrop gates_;
-  const torch::nn::Module* model_ = nullptr;  // once attached
+  const SessionParts* parts_ = nullptr;  // once attached
   double kept_layers_ = 0;
 };
 

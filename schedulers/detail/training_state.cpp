@@ -163,6 +163,8 @@ NamedTensors session_of_other_run(const SessionParts& parts, NamedTensors saved,
     }
   };
   if (!same_ranks || begins(own, buckets) != begins(saved, buckets)) keep_own(buckets);
+  const std::string guard = "guard/";  // a Pipeline has one in any case
+  if (begins(own, guard) != begins(saved, guard)) keep_own(guard);
   if (!had_this_rank) keep_own(random);
   return saved;
 }

@@ -5,9 +5,7 @@
 #include <pacer/core/error.h>
 
 namespace pacer::detail {
-namespace {
 
-// A storage of that many bytes without any, which throws where somebody asks for its memory.
 c10::Storage refusing_storage(size_t bytes, at::Device device, const std::string& sentence) {
   c10::Storage storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
                                                              at::DataPtr(nullptr, device),
@@ -15,8 +13,6 @@ c10::Storage refusing_storage(size_t bytes, at::Device device, const std::string
   storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(sentence);
   return storage;
 }
-
-}  // namespace
 
 void require_in_place(bool is_in_place, const std::string& name) {
   require(is_in_place, "parameter ", name,
