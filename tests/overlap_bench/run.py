@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 # Starts pacer-overlap-bench and its peer, DistributedDataParallel, one after the other on all GPUs (or on CPUs):
 #   run.py build/release/tests/pacer-overlap-bench --ranks 4 --models gpt2 bert-large
+# or any other program as ranks:
+#   run.py build/release/tests/pacer-pipeline-bench --ranks 2 "--arguments=--schedule 1f1b --rows 2"
 import argparse
 import os
 import socket
@@ -35,7 +37,10 @@ def main():
     parser.add_argument("--rounds", default="7")
     parser.add_argument("--python", default=sys.executable, help="a python3 that can import torch")
     parser.add_argument("--no-peer", action="store_true", help="the program alone, once")
+    parser.add_argument("--arguments", help="what the program is given, once, without a peer")
     arguments = parser.parse_args()
+    if arguments.arguments is not None:
+        sys.exit(run([arguments.program] + arguments.arguments.split(), arguments.ranks))
     peer = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ddp_peer.py")
     worst = 0
     for model in arguments.models:
