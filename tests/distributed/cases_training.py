@@ -62,6 +62,52 @@ def resume(worker):
     play(worker, "train_resume", 4, folder="{folder}", ranks_per_node=2)
 
 
+@case
+def pipeline(worker):
+    """Every schedule, beside one process and beside two data-parallel ones, to the bit."""
+    for world_size in (2, 4):
+        play(worker, "train_pipelines", world_size, steps=200 if LONG else 4)
+
+
+def part(worker, folder, world_size, **arguments):
+    """The state that a part of a run had after each step, as {(step, name): checksum}, and where it resumed."""
+    with Ranks(worker, "train_pipeline_part", world_size, timeout=60000, folder=folder, **arguments) as ranks:
+        ranks.end()
+    states = {}
+    for rank in ranks:
+        for found in rank.said(r"^state (\d+) (\S+) (\S+)$"):
+            step, name, checksum = found.groups()
+            stored = states.setdefault((int(step), name), checksum)
+            expect(stored == checksum, f"{rank} has another {name} after step {step}")
+    return states, int(ranks[0].said(r"^resumed (\d+)$")[0][1])
+
+
+def go_on(worker, wanted, parts, **arguments):
+    """Parts of a run, one after the other from each other's checkpoints: (ranks, stages, schedule, last step)."""
+    with tempfile.TemporaryDirectory() as folder:
+        last = 0
+        for world_size, stages, schedule, steps in parts:
+            what = f"{schedule} of {stages} stages on {world_size} ranks from step {last} of {parts}"
+            states, resumed = part(worker, folder, world_size, stages=stages, schedule=schedule, steps=steps, **arguments)
+            expect(resumed == last, f"{what}: it resumed after step {resumed}")
+            expected = {key: value for key, value in wanted.items() if max(last, 1) <= key[0] <= steps}
+            other = sorted(key for key in expected.keys() | states.keys() if expected.get(key) != states.get(key))
+            expect(not other, f"{what}: {len(other)} tensors of {len(expected)} differ, the first {other[:1]}")
+            last = steps
+
+
+@case
+def pipeline_resume(worker):
+    """Any number of stages, and none, go on from a checkpoint of any other, with all of AdamW's state, to the bit."""
+    with tempfile.TemporaryDirectory() as folder:
+        wanted, _ = part(worker, folder, 1, stages=0, steps=8)
+    go_on(worker, wanted, [(2, 2, "1f1b", 2), (1, 0, "", 3), (4, 4, "zero-bubble", 5), (1, 0, "", 6), (2, 2, "interleaved", 8)])
+    go_on(worker, wanted, [(1, 0, "", 3), (2, 2, "gpipe", 5)])
+    with tempfile.TemporaryDirectory() as folder:  # with two replicas
+        wanted, _ = part(worker, folder, 2, stages=0, steps=6)
+    go_on(worker, wanted, [(4, 2, "zero-bubble", 2), (2, 0, "", 4), (4, 2, "1f1b", 6)])
+
+
 def stopped_runs(worker, folder, **arguments):
     return Ranks(worker, "train_stop", 2, timeout=60000, folder=folder, **arguments)
 
