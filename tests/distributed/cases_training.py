@@ -106,6 +106,9 @@ def pipeline_resume(worker):
     with tempfile.TemporaryDirectory() as folder:  # with two replicas
         wanted, _ = part(worker, folder, 2, stages=0, steps=6)
     go_on(worker, wanted, [(4, 2, "zero-bubble", 2), (2, 0, "", 4), (4, 2, "1f1b", 6)])
+    with tempfile.TemporaryDirectory() as folder:  # tied weights, whose gradients add up alike where stages do
+        wanted, _ = part(worker, folder, 2, stages=2, schedule="1f1b", tied=1, steps=5)
+    go_on(worker, wanted, [(2, 2, "1f1b", 3), (1, 0, "", 3), (2, 2, "gpipe", 5)], tied=1)
 
 
 def stopped_runs(worker, folder, **arguments):
