@@ -18,6 +18,12 @@
 namespace pacer::detail {
 namespace {
 
+std::string described(const PipelineShape& shape) {
+  return concatenate(schedule_name(shape.schedule), " over ", shape.ranks, " ranks, ", shape.chunks,
+                     " stages a rank");
+}
+
+// All ranks must have the same shape before they make queues, whose number follows from it.
 StageCut cut_of(const Blocks& blocks, PipelineShape shape, const Grid& grid, const PipelineOptions& options) {
   require(!blocks.is_empty() && blocks->size() > 0,
           "Pipeline was given Blocks without a block; add the blocks before it is made");
@@ -27,6 +33,7 @@ StageCut cut_of(const Blocks& blocks, PipelineShape shape, const Grid& grid, con
   StageCut cut{shape, options.cut(), options.first(), options.last()};
   if (cut.bounds.empty()) cut.bounds = StageCut::even(count, shape.stages());
   cut.validate(count);
+  require_agreement(*grid.world(), 0, {{"pipeline", described(shape)}});
   return cut;
 }
 

@@ -1,5 +1,6 @@
 """Training on processes, beside one process that does the same."""
 import os
+import re
 import signal
 import tempfile
 
@@ -109,6 +110,33 @@ def pipeline_resume(worker):
     with tempfile.TemporaryDirectory() as folder:  # tied weights, whose gradients add up alike where stages do
         wanted, _ = part(worker, folder, 2, stages=2, schedule="1f1b", tied=1, steps=5)
     go_on(worker, wanted, [(2, 2, "1f1b", 3), (1, 0, "", 3), (2, 2, "gpipe", 5)], tied=1)
+
+
+# What all ranks are told where the last one differs; {first} is the first rank of its pipeline.
+DISAGREE = 'CommunicationError: the ranks disagree: rank 0 has "{}", but rank {{last}} has "{}"; build the same model'
+DIFFERENCES = {
+    "micro-batches": DISAGREE.format("micro-steps: 4", "micro-steps: 8"),
+    "schedule": DISAGREE.format("pipeline: 1f1b over 2 ranks, 1 stages a rank", "pipeline: gpipe over 2 ranks, 1 stages a rank"),
+    "chunks": DISAGREE.format("pipeline: 1f1b over 2 ranks, 1 stages a rank", "pipeline: interleaved over 2 ranks, 2 stages a rank"),
+    "cut": DISAGREE.format(r"hook pipeline: .*cut at \[0, 4, 8\].*", r"hook pipeline: .*cut at \[0, 3, 8\].*"),
+    "shape": DISAGREE.format("hook pipeline: .*model and stages .*", "hook pipeline: .*model and stages .*"),
+    "rows": "CommunicationError: .*rank {last} left: an exception ended its training",
+}
+WRONG_ROWS = r"InvalidArgument: a tensor of the batch given to the Pipeline has shape \[5, 12\], but 4 micro-batches need"
+
+
+@case
+def pipeline_differences(worker):
+    """A rank that differs is an error on every rank, before any activation or gradient is sent."""
+    for world_size in (2, 4):
+        places = {"first": world_size // 2 - 1, "last": world_size - 1}
+        for rank in play(worker, "pipeline_differences", world_size):
+            for name, wanted in DIFFERENCES.items():
+                text = rank.said(f"^{name}: (.*)")[0][1]
+                if name == "rows" and rank.number == places["last"]:
+                    wanted = WRONG_ROWS
+                expect(re.match(wanted.format(**places), text), f"{rank} of {world_size}: {name}: {text}")
+                expect(rank.said(f"^{name} payloads: 0$"), f"{rank} of {world_size}: {name}: it sent activations or gradients")
 
 
 def stopped_runs(worker, folder, **arguments):
