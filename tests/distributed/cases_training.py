@@ -120,6 +120,7 @@ DIFFERENCES = {
     "chunks": DISAGREE.format("pipeline: 1f1b over 2 ranks, 1 stages a rank", "pipeline: interleaved over 2 ranks, 2 stages a rank"),
     "cut": DISAGREE.format(r"hook pipeline: .*cut at \[0, 4, 8\].*", r"hook pipeline: .*cut at \[0, 3, 8\].*"),
     "shape": DISAGREE.format("hook pipeline: .*model and stages .*", "hook pipeline: .*model and stages .*"),
+    "batch": "CommunicationError: rank {first} and rank {last} of one pipeline were given different batches; load the same one",
     "rows": "CommunicationError: .*rank {last} left: an exception ended its training",
 }
 WRONG_ROWS = r"InvalidArgument: a tensor of the batch given to the Pipeline has shape \[5, 12\], but 4 micro-batches need"
