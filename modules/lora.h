@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include <c10/util/Exception.h>  // ordered_dict.h needs it and does not say so
 #include <torch/csrc/api/include/torch/ordered_dict.h>
 #include <torch/nn/module.h>
 

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include <c10/util/Exception.h>
+#include <c10/util/Exception.h>  // ordered_dict.h needs it and does not say so
 #include <torch/csrc/api/include/torch/ordered_dict.h>
 #include <torch/optim/optimizer.h>
 

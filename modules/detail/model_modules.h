@@ -5,6 +5,7 @@
 #include <string>
 #include <unordered_set>
 
+#include <c10/util/Exception.h>  // ordered_dict.h needs it and does not say so
 #include <torch/csrc/api/include/torch/ordered_dict.h>
 #include <torch/nn/module.h>
 

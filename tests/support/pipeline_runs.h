@@ -51,12 +51,13 @@ struct LanguageModelImpl : torch::nn::Module {
     register_module("blocks", blocks);
     for (int64_t i = 0; i < depth; ++i) blocks->push_back(Block());
     norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth})));
+    if (is_tied) return;
     head = register_module("head", torch::nn::Linear(torch::nn::LinearOptions(kWidth, kWords).bias(false)));
-    if (is_tied) head->weight = head->register_parameter("weight", embedding->weight);
   }
   Tensor embed(Tensor tokens) { return embedding(tokens); }
   Tensor loss(Tensor x, Tensor targets) {
-    return torch::nn::functional::cross_entropy(head(norm(x)).flatten(0, 1), targets.flatten());
+    const Tensor logits = torch::linear(norm(x), head ? head->weight : embedding->weight);
+    return torch::nn::functional::cross_entropy(logits.flatten(0, 1), targets.flatten());
   }
   Tensor forward(Tensor tokens, Tensor targets) {
     Tensor x = embed(tokens);
@@ -123,12 +124,59 @@ inline LanguageModel make_model(const Setup& setup) {
   return LanguageModel(setup.depth, setup.is_tied);
 }
 
-// Of this rank's part of the model.
-inline void keep_weights(const LanguageModel& model, const SessionParts* /*parts*/,
-                         const NamedParameters& own, Result& result) {
-  (void)model;
-  for (const auto& item : own) result.weights[item.key()] = item.value().detach().clone();
-}
+// What one rank is and does; tests of mistakes change one of several.
+struct PipelineRank {
+  PipelineRank(const Setup& own, const PipelineShape& plan, int stages, std::shared_ptr<Communicator> world,
+               LanguageModel own_model)
+      : setup(own),
+        model(std::move(own_model)),
+        grid(world, stages),
+        pipeline(*model, model->blocks, &BlockImpl::forward, grid, plan, setup.options),
+        optimizer(setup.optimizer(pipeline.named_parameters())),
+        session(std::make_unique<Session>(*model, *optimizer, world)) {
+    session->use(pipeline).use(GradientCopies(model, gradients));
+    setup.use(*session, model);
+  }
+
+  // Forward and backward of a step; Session::step() is for the caller.
+  Tensor pass(const Tensor& x, const Tensor& y) {
+    return pipeline.step(
+        *session, x, y, [this](Tensor tokens) { return model->embed(tokens); },
+        [this](Tensor h, Tensor targets) { return model->loss(h, targets); });
+  }
+  std::pair<Tensor, Tensor> batch(int64_t step) const {
+    return batch_of(setup.rows * setup.micro_batches, step, grid.replicas()->rank());
+  }
+  void step(int64_t number) {
+    const auto [x, y] = batch(number);
+    losses.push_back(pass(x, y).item<double>());
+    session->step();
+  }
+  double evaluate() {
+    const auto [x, y] = batch_of(setup.rows * setup.micro_batches, 99);
+    return pipeline
+        .evaluate(
+            x, y, [this](Tensor tokens) { return model->embed(tokens); },
+            [this](Tensor h, Tensor targets) { return model->loss(h, targets); })
+        .item<double>();
+  }
+  // Of the parameters that this rank updates.
+  std::map<std::string, Tensor> weights() const {
+    std::map<std::string, Tensor> all;
+    for (const auto& item : pipeline.named_parameters()) all[item.key()] = item.value().detach().clone();
+    return all;
+  }
+
+  Setup setup;
+  LanguageModel model;
+  Grid grid;
+  Pipeline pipeline;
+  std::shared_ptr<std::vector<GradientCopies::Copies>> gradients =
+      std::make_shared<std::vector<GradientCopies::Copies>>();
+  std::unique_ptr<torch::optim::Optimizer> optimizer;
+  std::unique_ptr<Session> session;
+  std::vector<double> losses;
+};
 
 // By `replicas` ranks that each have the whole model, with accumulation.
 inline Result run_whole(const Setup& setup, int replicas = 1) {
@@ -142,7 +190,8 @@ inline Result run_whole(const Setup& setup, int replicas = 1) {
     const auto gradients = std::make_shared<std::vector<GradientCopies::Copies>>();
     const auto optimizer = setup.optimizer(model->named_parameters());
     Session session(*model, *optimizer, worlds[static_cast<size_t>(rank)]);
-    session.use(GradientAccumulation(setup.micro_batches)).use(GradientCopies(model, gradients));
+    session.use(GradientAccumulation(setup.micro_batches).weight_by_tokens(setup.options.weight_by_tokens()));
+    session.use(GradientCopies(model, gradients));
     setup.use(session, model);
     const int64_t rows = setup.rows;
     for (int64_t step = 0; step < setup.steps; ++step) {
@@ -162,63 +211,56 @@ inline Result run_whole(const Setup& setup, int replicas = 1) {
         session.evaluate([&, data = x, target = y] { return model->forward(data, target); }).item<double>();
     session.finish();
     result.gradients = *gradients;
-    keep_weights(model, nullptr, model->named_parameters(), result);
+    for (const auto& item : model->named_parameters()) {
+      result.weights[item.key()] = item.value().detach().clone();
+    }
   });
   REQUIRE(first_of(messages) == "");
   return results.front();
 }
 
-// By `replicas` pipelines. Calls `f` with each rank's Session and Pipeline before the first step.
-inline Result run_piped(const Setup& setup, const PipelineShape& plan, int stages, int replicas = 1,
-                        std::vector<std::string>* errors = nullptr) {
-  const int ranks = stages * replicas;
-  const auto worlds = Communicator::in_process(ranks, CommunicatorOptions().timeout(setup.timeout));
-  std::vector<LanguageModel> models;
-  for (int rank = 0; rank < ranks; ++rank) models.push_back(make_model(setup));
-  std::vector<Result> results(static_cast<size_t>(ranks));
-  const auto messages = run_ranks(ranks, [&](int rank) {
-    LanguageModel& model = models[static_cast<size_t>(rank)];
-    Result& result = results[static_cast<size_t>(rank)];
-    const auto gradients = std::make_shared<std::vector<GradientCopies::Copies>>();
-    const Grid grid(worlds[static_cast<size_t>(rank)], stages);
-    const Pipeline pipeline(*model, model->blocks, &BlockImpl::forward, grid, plan, setup.options);
-    const auto optimizer = setup.optimizer(pipeline.named_parameters());
-    Session session(*model, *optimizer, worlds[static_cast<size_t>(rank)]);
-    session.use(pipeline).use(GradientCopies(model, gradients));
-    setup.use(session, model);
-    const auto first = [&](Tensor tokens) { return model->embed(tokens); };
-    const auto last = [&](Tensor x, Tensor targets) { return model->loss(x, targets); };
-    const int64_t rows = setup.rows * setup.micro_batches;
-    for (int64_t step = 0; step < setup.steps; ++step) {
-      const auto [x, y] = batch_of(rows, step, grid.replicas()->rank());
-      result.losses.push_back(pipeline.step(session, x, y, first, last).item<double>());
-      session.step();
-    }
-    const auto [x, y] = batch_of(rows, 99);
-    result.evaluated = pipeline.evaluate(x, y, first, last).item<double>();
-    session.finish();
-    result.gradients = *gradients;
-    keep_weights(model, nullptr, pipeline.named_parameters(), result);
-  });
-  if (errors) {
-    *errors = messages;
-    return {};
-  }
-  REQUIRE(first_of(messages) == "");
-  Result all = std::move(results.front());
-  for (size_t rank = 1; rank < results.size(); ++rank) {
-    REQUIRE((rank % static_cast<size_t>(replicas) != 0 || results[rank].losses == all.losses));
+// What all ranks have, put together; replicas have the same.
+inline Result together(const std::vector<std::unique_ptr<PipelineRank>>& ranks) {
+  Result all;
+  for (const auto& rank : ranks) {
+    all.gradients.resize(rank->gradients->size());
     for (size_t step = 0; step < all.gradients.size(); ++step) {
-      for (const auto& [name, gradient] : results[rank].gradients[step]) {
+      for (const auto& [name, gradient] : (*rank->gradients)[step]) {
         const auto [found, is_new] = all.gradients[step].emplace(name, gradient);
-        REQUIRE((is_new || found->second.equal(gradient)));  // of replicas, the same
+        REQUIRE((is_new || found->second.equal(gradient)));
       }
     }
-    for (const auto& [name, weight] : results[rank].weights) {
+    for (const auto& [name, weight] : rank->weights()) {
       const auto [found, is_new] = all.weights.emplace(name, weight);
       REQUIRE((is_new || found->second.equal(weight)));
     }
   }
+  all.losses = ranks.front()->losses;
+  return all;
+}
+
+// By `replicas` pipelines of `stages`.
+inline Result run_piped(const Setup& setup, const PipelineShape& plan, int stages, int replicas = 1) {
+  const int count = stages * replicas;
+  const auto worlds = Communicator::in_process(count, CommunicatorOptions().timeout(setup.timeout));
+  std::vector<LanguageModel> models;  // one after the other, because they share a random generator
+  for (int rank = 0; rank < count; ++rank) models.push_back(make_model(setup));
+  std::vector<std::unique_ptr<PipelineRank>> ranks(static_cast<size_t>(count));
+  std::vector<double> evaluated(static_cast<size_t>(count));
+  const auto messages = run_ranks(count, [&](int r) {
+    const auto at = static_cast<size_t>(r);
+    ranks[at] = std::make_unique<PipelineRank>(setup, plan, stages, worlds[at], models[at]);
+    for (int64_t step = 0; step < setup.steps; ++step) ranks[at]->step(step);
+    evaluated[at] = ranks[at]->evaluate();
+    ranks[at]->session->finish();
+  });
+  REQUIRE(first_of(messages) == "");
+  Result all = together(ranks);
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    if (r % static_cast<size_t>(replicas) == 0) REQUIRE(ranks[r]->losses == all.losses);
+    REQUIRE(evaluated[r] == evaluated[0]);
+  }
+  all.evaluated = evaluated[0];
   return all;
 }
 

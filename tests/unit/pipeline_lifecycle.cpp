@@ -1,0 +1,326 @@
+// What users do around a pipeline: checkpoints for any number of stages, mistakes, reading the model, batches of
+// several tensors; and what is sent and kept.
+#include <array>
+#include <atomic>
+#include <mutex>
+
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "support/pipeline_runs.h"
+#include "support/temporary_folder.h"
+
+namespace pacer::testing::pipelines {
+namespace {
+
+using Catch::Matchers::ContainsSubstring;
+
+// f on each rank of pipelines that were set up alike, or by `change` otherwise. What each rank threw.
+std::vector<std::string> on_ranks(int stages, int replicas, const Setup& setup, const PipelineShape& plan,
+                                  const std::function<void(PipelineRank&)>& f,
+                                  const std::function<void(int rank, Setup&, PipelineShape&)>& change = {}) {
+  const int count = stages * replicas;
+  const auto worlds =
+      Communicator::in_process(count, CommunicatorOptions().timeout(std::chrono::seconds(20)));
+  std::vector<Setup> setups(static_cast<size_t>(count), setup);
+  std::vector<PipelineShape> plans(static_cast<size_t>(count), plan);
+  std::vector<LanguageModel> models;
+  for (int rank = 0; rank < count; ++rank) {
+    const auto at = static_cast<size_t>(rank);
+    if (change) change(rank, setups[at], plans[at]);
+    models.push_back(make_model(setups[at]));
+  }
+  return run_ranks(count, [&](int rank) {
+    const auto at = static_cast<size_t>(rank);
+    PipelineRank own(setups[at], plans[at], stages, worlds[at], models[at]);
+    f(own);
+  });
+}
+
+Setup with_checkpoints(const std::string& folder) {
+  Setup setup;
+  setup.use = [folder](Session& session, LanguageModel&) {
+    session.use(Checkpoints(CheckpointsOptions(folder).every(2)));
+  };
+  return setup;
+}
+
+// Steps `from` ... `to` - 1 by a pipeline, or (0 stages) by the whole model, after a resume. The weights then.
+std::map<std::string, Tensor> go_on(const std::string& folder, int stages, const PipelineShape& plan, int64_t from,
+                                    int64_t to) {
+  const Setup setup = with_checkpoints(folder);
+  std::map<std::string, Tensor> weights;
+  if (stages > 0) {
+    std::mutex mutex;
+    const auto messages = on_ranks(stages, 1, setup, plan, [&](PipelineRank& rank) {
+      require(rank.session->resume().value_or(0) == from, "resumed elsewhere");
+      for (int64_t step = from; step < to; ++step) rank.step(step);
+      rank.session->finish();
+      const std::lock_guard<std::mutex> lock(mutex);
+      for (const auto& [name, tensor] : rank.weights()) weights[name] = tensor;
+    });
+    REQUIRE(first_of(messages) == "");
+    return weights;
+  }
+  LanguageModel model = make_model(setup);
+  const auto optimizer = setup.optimizer(model->named_parameters());
+  Session session(*model, *optimizer);
+  session.use(GradientAccumulation(setup.micro_batches));
+  setup.use(session, model);
+  REQUIRE(session.resume().value_or(0) == from);
+  for (int64_t step = from; step < to; ++step) {
+    const auto [x, y] = batch_of(setup.rows * setup.micro_batches, step);
+    for (int64_t k = 0; k < setup.micro_batches; ++k) {
+      auto [tokens, targets] =
+          session.begin(x.narrow(0, k * setup.rows, setup.rows), y.narrow(0, k * setup.rows, setup.rows));
+      session.backward(model->forward(tokens, targets));
+      session.step();
+    }
+  }
+  session.finish();
+  for (const auto& item : model->named_parameters()) weights[item.key()] = item.value().detach().clone();
+  return weights;
+}
+
+}  // namespace
+
+TEST_CASE("a checkpoint of a pipeline goes on with any number of stages, to the bit", "[pipeline]") {
+  struct Run {
+    int stages;
+    PipelineShape plan;
+  };
+  const std::vector<Run> runs = {{0, {}}, {1, one_f_one_b(4)}, {2, interleaved(4, 2)}, {3, zero_bubble(4)}};
+  const auto wanted = [] {
+    const TemporaryFolder folder;
+    return go_on(folder.path("run"), 0, {}, 0, 5);
+  }();
+  for (const Run& first : runs) {
+    for (const Run& second : runs) {
+      INFO(first.stages << " stages, then " << second.stages);
+      const TemporaryFolder folder;
+      go_on(folder.path("run"), first.stages, first.plan, 0, 2);
+      REQUIRE(difference(wanted, go_on(folder.path("run"), second.stages, second.plan, 2, 5)) == "");
+    }
+  }
+}
+
+TEST_CASE("a pipeline says what is wrong with how it is set up, and changes nothing", "[pipeline][mistakes]") {
+  struct Row {
+    const char* name;
+    const char* says;
+    std::function<void(Setup&, PipelineShape&)> change;
+  };
+  const auto use = [](auto make) {
+    return [make](Setup& setup, PipelineShape&) {
+      setup.use = [make](Session& session, LanguageModel&) { session.use(make()); };
+    };
+  };
+  const std::vector<Row> table = {
+      {"nothing is named", "\"embedding.weight\" is in no block", [](Setup& s, auto&) { s.options = PipelineOptions(); }},
+      {"head is not named", "\"head.weight\" is in no block", [](Setup& s, auto&) { s.options.last({"norm"}); }},
+      {"no such module", "names \"headd\", but the model has no module", [](Setup& s, auto&) { s.options.last({"norm", "headd"}); }},
+      {"a cut of too few numbers", "PipelineOptions::cut must have 3 numbers", [](Setup& s, auto&) { s.options.cut({0, 6}); }},
+      {"a cut that goes back", "ascending from 0 to the 6 blocks", [](Setup& s, auto&) { s.options.cut({0, 7, 6}); }},
+      {"more stages than blocks", "fewer than the 2 stages", [](Setup& s, auto&) { s.depth = 1; }},
+      {"no micro-batches", "micro", [](Setup&, PipelineShape& plan) { plan = one_f_one_b(0); }},
+      {"interleaved with a rest", "multiple", [](Setup&, PipelineShape& plan) { plan = interleaved(3, 2); }},
+      {"accumulation", "leave that hook out", use([] { return GradientAccumulation(4); })},
+      {"DataParallel", "both do the work of the slot \"reduce\"", use([] { return DataParallel(); })},
+      {"Shards", "both do the work of the slot \"reduce\"", use([] { return Shards(); })},
+      {"CudaGraph", "CudaGraph", use([] { return CudaGraph(); })},
+      {"frozen weights left out", "save_frozen(false)",
+       use([] { return Checkpoints(CheckpointsOptions("nowhere").save_frozen(false)); })},
+      {"an odd batch", "need a first dimension that is a multiple of 4",
+       [](Setup& s, auto&) { s.micro_batches = 3; }},
+      {"prewarm", "leave prewarm out", [](Setup& s, auto&) {
+         s.use = [](Session& session, LanguageModel&) { session.prewarm([] { return Tensor(); }); };
+       }},
+      {"whole_parameters", "each rank has its stage only", [](Setup& s, auto&) {
+         s.use = [](Session& session, LanguageModel&) { (void)session.whole_parameters(); };
+       }},
+      {"begin", "call pipeline.step", [](Setup& s, auto&) {
+         s.use = [](Session& session, LanguageModel&) { (void)session.begin(torch::ones({2, 2})); };
+       }},
+      {"evaluation by the whole model", "has no values here", [](Setup& s, auto&) {
+         s.use = [](Session& session, LanguageModel& model) {
+           const auto [x, y] = batch_of(2, 0);
+           (void)session.evaluate([&, data = x, target = y] { return model->forward(data, target); });
+         };
+       }},
+      {"an optimizer of the whole model", "make the optimizer from pipeline.named_parameters()",
+       [](Setup& s, auto&) {
+         s.optimizer = [](const NamedParameters&) {
+           static thread_local LanguageModel other(2);
+           return std::make_unique<FusedAdamW>(other->named_parameters(), FusedAdamWOptions(0.01));
+         };
+       }},
+      {"a loss of several numbers", "needs a loss that is one floating-point number", [](Setup& s, auto&) { s.steps = -1; }},
+  };
+  for (const Row& row : table) {
+    INFO(row.name);
+    Setup setup;
+    PipelineShape plan = one_f_one_b(4);
+    row.change(setup, plan);
+    const auto messages = on_ranks(2, 1, setup, plan, [&](PipelineRank& rank) {
+      if (setup.steps < 0) {
+        const auto [x, y] = rank.batch(0);
+        (void)rank.pipeline.step(
+            *rank.session, x, y, [&](Tensor tokens) { return rank.model->embed(tokens); },
+            [](Tensor h, Tensor) { return h; });
+      }
+      rank.step(0);
+    });
+    bool said = false;
+    for (const std::string& message : messages) {
+      REQUIRE(message != "");
+      said = said || message.find(row.says) != std::string::npos;
+    }
+    INFO(messages[0] << "\n" << messages[1]);
+    REQUIRE(said);
+  }
+}
+
+TEST_CASE("ranks of a pipeline that are not alike hear of it before anything is sent", "[pipeline][mistakes]") {
+  struct Row {
+    const char* name;
+    const char* says;
+    std::function<void(Setup&, PipelineShape&)> change;  // of rank 1
+  };
+  const std::vector<Row> table = {
+      {"more micro-batches", "micro-steps: 8", [](Setup& s, PipelineShape& plan) {
+         plan = one_f_one_b(8);
+         s.rows = 1;
+         s.micro_batches = 8;
+       }},
+      {"another schedule", "gpipe", [](Setup&, PipelineShape& plan) { plan = gpipe(4); }},
+      {"another cut", "cut at [0, 2, 6]", [](Setup& s, auto&) { s.options.cut({0, 2, 6}); }},
+      {"a tied model", "model and stages", [](Setup& s, auto&) {
+         s.is_tied = true;
+         s.options.last({"norm", "embedding"});
+       }},
+      {"other options", "beta", [](Setup& s, auto&) {
+         s.optimizer = [](NamedParameters parameters) {
+           return std::make_unique<FusedAdamW>(std::move(parameters), FusedAdamWOptions(0.01).betas({0.5, 0.9}));
+         };
+       }},
+      {"another batch", "were given different batches", [](Setup& s, auto&) { s.steps = 77; }},
+  };
+  for (const Row& row : table) {
+    INFO(row.name);
+    std::array<int64_t, 2> payload = {};
+    const auto messages = on_ranks(
+        2, 1, Setup(), one_f_one_b(4),
+        [&](PipelineRank& rank) {
+          try {
+            rank.step(rank.setup.steps);
+          } catch (...) {
+            payload[static_cast<size_t>(rank.grid.stage())] =
+                traffic_of(*rank.grid.world(), "send").bytes_sent;
+            throw;
+          }
+        },
+        [&](int rank, Setup& setup, PipelineShape& plan) {
+          if (rank == 1) row.change(setup, plan);
+        });
+    for (const std::string& message : messages) REQUIRE_THAT(message, ContainsSubstring(row.says));
+    REQUIRE(payload == std::array<int64_t, 2>{0, 0});
+  }
+}
+
+TEST_CASE("what lies on other ranks keeps names and shapes and answers with a sentence", "[pipeline]") {
+  const auto messages = on_ranks(2, 1, Setup(), one_f_one_b(4), [](PipelineRank& rank) {
+    const auto all = rank.model->named_parameters();
+    require(all.size() == make_model(Setup())->named_parameters().size(), "parameters are missing");
+    const auto elsewhere = rank.grid.stage() == 0 ? all["head.weight"] : all["embedding.weight"];
+    require(elsewhere.sizes() == at::IntArrayRef({kWords, kWidth}), "another shape");
+    for (const std::function<void()>& touch : std::vector<std::function<void()>>{
+             [&] { (void)(elsewhere + 1); }, [&] { (void)elsewhere.sum(); }, [&] { (void)elsewhere.clone(); }}) {
+      std::string message;
+      try {
+        touch();
+      } catch (const std::exception& error) {
+        message = error.what();
+      }
+      require(message.find("of the pipeline and has no values here") != std::string::npos, message);
+    }
+  });
+  REQUIRE(first_of(messages) == "");
+}
+
+TEST_CASE("a pipeline sends each activation and gradient once", "[pipeline]") {
+  std::array<int64_t, 3> sent = {};
+  Setup setup;
+  const auto messages = on_ranks(3, 1, setup, one_f_one_b(4), [&](PipelineRank& rank) {
+    const auto bytes = [&] { return traffic_of(*rank.grid.world(), "send").bytes_sent; };
+    rank.step(0);  // shapes travel, too
+    const int64_t before = bytes();
+    rank.step(1);
+    sent[static_cast<size_t>(rank.grid.stage())] = bytes() - before;
+  });
+  REQUIRE(first_of(messages) == "");
+  const int64_t tensor = setup.rows * 12 * kWidth * 4;
+  REQUIRE(sent == std::array<int64_t, 3>{4 * tensor, 8 * tensor, 4 * tensor});
+}
+
+namespace {
+
+// The identity, whose node counts itself while it holds what backward needs.
+std::array<std::atomic<int64_t>, 8> alive, most_alive;  // by stage
+struct Counted : torch::autograd::Function<Counted> {
+  static Tensor forward(torch::autograd::AutogradContext* ctx, const Tensor& x, int64_t stage) {
+    const auto at = static_cast<size_t>(stage);
+    most_alive[at] = std::max<int64_t>(most_alive[at], ++alive[at]);
+    ctx->saved_data["stage"] = stage;
+    return x.clone();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 torch::autograd::variable_list dy) {
+    --alive[static_cast<size_t>(ctx->saved_data["stage"].toInt())];
+    return {dy[0], Tensor()};
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a rank holds as many micro-batches as its plan says", "[pipeline]") {
+  for (const PipelineShape& schedule : {gpipe(6), one_f_one_b(6), zero_bubble(6)}) {
+    for (auto* counts : {&alive, &most_alive}) {
+      for (auto& count : *counts) count = 0;
+    }
+    const auto worlds = Communicator::in_process(3);
+    Setup setup;
+    setup.micro_batches = 6;
+    std::vector<LanguageModel> models;
+    for (int rank = 0; rank < 3; ++rank) models.push_back(make_model(setup));
+    const auto messages = run_ranks(3, [&](int rank) {
+      LanguageModel& model = models[static_cast<size_t>(rank)];
+      const Grid grid(worlds[static_cast<size_t>(rank)], 3);
+      const auto block = [&](size_t i, Tensor x) {
+        const Tensor y = model->blocks->run(i, &BlockImpl::forward, x);
+        return i % 2 == 0 ? Counted::apply(y, rank) : y;
+      };
+      const Pipeline pipeline(*model, model->blocks, block, grid, schedule, setup.options);
+      const auto optimizer = setup.optimizer(pipeline.named_parameters());
+      Session session(*model, *optimizer, worlds[static_cast<size_t>(rank)]);
+      session.use(pipeline);
+      const auto [x, y] = batch_of(12, 0);
+      (void)pipeline.step(
+          session, x, y, [&](Tensor tokens) { return model->embed(tokens); },
+          [&](Tensor h, Tensor targets) { return model->loss(h, targets); });
+      session.step();
+      session.finish();
+    });
+    REQUIRE(first_of(messages) == "");
+    for (int64_t rank = 0; rank < 3; ++rank) {
+      INFO(schedule_name(schedule.schedule) << ", rank " << rank);
+      PipelineShape shape = schedule;
+      shape.ranks = 3;
+      // Its first half is all that this node waits for.
+      const double wanted = schedule.schedule == PipelineSchedule::zero_bubble
+                                ? std::min<double>(6, 3 - static_cast<double>(rank))
+                                : pipeline_alive(shape, rank);
+      REQUIRE(static_cast<double>(most_alive[static_cast<size_t>(rank)]) == wanted);
+    }
+  }
+}
+
+}  // namespace pacer::testing::pipelines
