@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <iterator>
 #include <optional>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include <pacer/core/checksum.h>
 #include <pacer/core/error.h>
 #include <pacer/core/json_lines.h>
+#include <pacer/schedulers/detail/pipeline_hook.h>
 #include <pacer/schedulers/detail/tensor_file.h>
 
 namespace pacer::detail {
@@ -56,15 +58,28 @@ NamedTensors read_optimizer(const std::string& folder, const CheckpointManifest&
   return tensors;
 }
 
-// Leaves out what belongs to tensors of the model that other ranks have. Optimizers call their state by the
-// parameter's name, '/', and what it is.
-TensorPlace only_of_this_rank(const SessionParts& parts, const NamedTensors& model, TensorPlace place_of) {
-  if (parts.elsewhere.empty()) return place_of;
-  return [&parts, &model, place_of = std::move(place_of)](const std::string& name, at::IntArrayRef sizes) {
+using TensorSet = std::unordered_set<const void*>;  // by TensorImpl
+
+// The tensors of the model that other ranks of a pipeline update: all that only they have, and tied ones.
+TensorSet updated_elsewhere(const SessionParts& parts) {
+  TensorSet tensors = parts.elsewhere;
+  const auto* pipeline = parts.find<PipelineHook>();
+  if (pipeline == nullptr) return tensors;
+  for (const TiedParameter& tied : pipeline->stage_model().tied()) {
+    if (tied.ranks.front() != pipeline->grid().stage()) tensors.insert(tied.parameter.unsafeGetTensorImpl());
+  }
+  return tensors;
+}
+
+// Leaves out what belongs to these tensors of the model. Optimizers call their state by the parameter's name,
+// '/', and what it is.
+TensorPlace leaving_out(TensorSet others, const NamedTensors& model, TensorPlace place_of) {
+  if (others.empty()) return place_of;
+  return [others = std::move(others), &model, place_of = std::move(place_of)](const std::string& name,
+                                                                              at::IntArrayRef sizes) {
     const auto tensor = model.find(name.substr(0, name.rfind('/')));
-    const bool is_elsewhere =
-        tensor != model.end() && parts.elsewhere.count(tensor->second.unsafeGetTensorImpl()) != 0;
-    if (is_elsewhere) return std::optional<at::Device>();
+    const bool is_left_out = tensor != model.end() && others.count(tensor->second.unsafeGetTensorImpl()) != 0;
+    if (is_left_out) return std::optional<at::Device>();
     return place_of ? place_of(name, sizes) : std::optional(at::Device(at::kCPU));
   };
 }
@@ -195,12 +210,14 @@ TrainingState read_state(const SessionParts& parts, const std::string& folder) {
     return std::optional(own == model.end() ? at::Device(at::kCPU) : own->second.device());
   };
   for (const CheckpointFile& file : model_files(folder, manifest)) {
-    state.model.merge(read_file(folder, manifest, file.name, only_of_this_rank(parts, model, beside_own)));
+    state.model.merge(
+        read_file(folder, manifest, file.name, leaving_out(parts.elsewhere, model, beside_own)));
   }
   // What will be cut on its way into the optimizer stays in host memory until then; paged state stays there.
   const SessionOptimizer* optimizer = parts.session_optimizer();
   const bool on_host = parts.gradients_are_shared_out || (optimizer && optimizer->keeps_state_on_host());
-  const TensorPlace place_of = only_of_this_rank(parts, model, on_host ? nullptr : beside_parameters(model));
+  const TensorPlace place_of =
+      leaving_out(updated_elsewhere(parts), model, on_host ? nullptr : beside_parameters(model));
   state.optimizer = read_optimizer(folder, manifest, place_of);
   state.session =
       read_file(folder, manifest, file_of_rank("session", had_this_rank ? world.rank() : 0, ranks));

@@ -18,6 +18,12 @@
 namespace pacer::detail {
 namespace {
 
+std::string described(const PipelineShape& shape) {
+  return concatenate(schedule_name(shape.schedule), " over ", shape.ranks, " ranks, ", shape.chunks,
+                     " stages a rank");
+}
+
+// All ranks must have the same shape before they make queues, whose number follows from it.
 StageCut cut_of(const Blocks& blocks, PipelineShape shape, const Grid& grid, const PipelineOptions& options) {
   require(!blocks.is_empty() && blocks->size() > 0,
           "Pipeline was given Blocks without a block; add the blocks before it is made");
@@ -27,6 +33,7 @@ StageCut cut_of(const Blocks& blocks, PipelineShape shape, const Grid& grid, con
   StageCut cut{shape, options.cut(), options.first(), options.last()};
   if (cut.bounds.empty()) cut.bounds = StageCut::even(count, shape.stages());
   cut.validate(count);
+  require_agreement(*grid.world(), 0, {{"pipeline", described(shape)}});
   return cut;
 }
 
@@ -122,23 +129,26 @@ void PipelineHook::backward_failed() {
 void PipelineHook::agree(const Progress& progress, const std::string& data) {
   if (!is_joined_) return;
   announce(progress, Intent::step);
-  const int ranks = grid_.stages();
+  // Of all pipelines, so that none of them begins where another one cannot.
+  Communicator& world = *grid_.world();
+  const int ranks = world.world_size(), pipelines = grid_.pipelines();
   const at::Tensor own = at::empty({static_cast<int64_t>(data.size())}, at::kByte);
   std::memcpy(own.mutable_data_ptr(), data.data(), data.size());
   const at::Tensor all = at::empty({ranks * own.numel()}, at::kByte);
-  Work compared = grid_.pipeline()->all_gather_host(all, own, CollectiveOptions().agreed(true));
+  Work compared = world.all_gather_host(all, own, CollectiveOptions().agreed(true));
   await_totals();
   compared.wait();
-  for (int rank = 1; rank < ranks; ++rank) {
-    if (std::memcmp(all.const_data_ptr<uint8_t>() + rank * own.numel(), all.const_data_ptr(), data.size()) ==
-        0)
+  const auto* of_ranks = all.const_data_ptr<uint8_t>();
+  for (int rank = pipelines; rank < ranks; ++rank) {
+    const int first = rank % pipelines;
+    if (std::memcmp(of_ranks + rank * own.numel(), of_ranks + first * own.numel(), data.size()) == 0)
       continue;
     throw CommunicationError(
         concatenate(
-            "rank ", grid_.rank_of(0), " and rank ", grid_.rank_of(rank),
+            "rank ", first, " and rank ", rank,
             " of one pipeline were given different batches; load the same one on all ranks of a pipeline, "
             "for example with EpochSampler(size, seed, *grid.replicas())"),
-        "agreement", 0, progress.step, {grid_.rank_of(rank)});
+        "agreement", 0, progress.step, {rank});
   }
 }
 

@@ -1,5 +1,6 @@
 """F1: one rank of four is killed or stopped somewhere in a run with checkpoints. The others end by an error, in time;
 nothing is left behind; and a new run that goes on from the last checkpoint ends where a run without faults does."""
+import concurrent.futures
 import os
 import re
 import shutil
@@ -23,8 +24,8 @@ POINTS = {
 }
 
 
-def run(worker, folder, world_size, **arguments):
-    return Ranks(worker, "faults", world_size, timeout=int(DEADLINE * 1000), folder=folder, **arguments)
+def run(worker, folder, world_size, scenario="faults", **arguments):
+    return Ranks(worker, scenario, world_size, timeout=int(DEADLINE * 1000), folder=folder, **arguments)
 
 
 def result(ranks):
@@ -40,7 +41,7 @@ def unbroken(worker, world_size=WORLD_SIZE, **arguments):
         return result(ranks)
 
 
-def suffer(worker, wanted, point, culprit, signal, world_size=WORLD_SIZE, grace=2, **arguments):
+def suffer(worker, wanted, point, culprit, signal, world_size=WORLD_SIZE, grace=2, names_it=False, **arguments):
     what = f"{signal} of rank {culprit} of {world_size} at {point}"
     with tempfile.TemporaryDirectory() as folder:
         point = point.strip()
@@ -60,7 +61,8 @@ def suffer(worker, wanted, point, culprit, signal, world_size=WORLD_SIZE, grace=
                     continue
                 rank.end(status=3, patience=limit + 20)
                 text = rank.said("^error: (.*)")[0][1]
-                expect(re.search(f"rank(s [0-9, and]*| ){culprit}\\b|cannot be reached|rank {culprit}|Connection", text),
+                vague = "" if names_it else "|cannot be reached|Connection"
+                expect(re.search(f"rank(s [0-9, and]*| ){culprit}\\b{vague}", text),
                        f"{what}: {rank} does not suspect it: {text}")
             took = time.monotonic() - start
             expect(took < limit, f"{what}: survivors needed {took:.1f} s")
@@ -122,6 +124,31 @@ def in_sharded_steps(worker):
     wanted = unbroken(worker, **onebit)
     suffer(worker, wanted, "all_to_all:2:inside", 0, "KILL", **onebit)
     suffer(worker, wanted, "in_save", 2, "KILL", **onebit)
+
+
+# In the middle of three stages: before ranks agree, in the messages of both directions, in both passes, where norms come together,
+# and while a checkpoint is saved.
+PIPELINE_POINTS = ("begin", "receive from 0:15:inside", "in_forward", "send to 2:15:inside", "receive from 2:14:inside", "in_backward",
+                   "all_gather:4:inside", "in_save")
+
+
+@case
+def in_pipeline(worker):
+    """Several runs at once: most of a run with a stopped rank is waiting for the deadline."""
+    chain = {"scenario": "faults_in_pipeline", "schedule": "1f1b", "world_size": 3, "names_it": True}
+    pairs = {"scenario": "faults_in_pipeline", "schedule": "zero-bubble", "stages": 2, "world_size": 4, "names_it": True}
+    runs = [(chain, point, culprit, signal) for point in PIPELINE_POINTS for signal in ("STOP", "KILL")
+            for culprit in (range(3) if LONG and ":" not in point else [1])]
+    runs.append((pairs, "receive from 0:15:inside", 3, "KILL"))
+    with concurrent.futures.ThreadPoolExecutor(3) as executor:
+        wanted = {}
+        for setting in (chain, pairs):
+            arguments = {name: value for name, value in setting.items() if name != "names_it"}
+            wanted[setting["world_size"]] = executor.submit(unbroken, worker, **arguments)
+        results = [executor.submit(suffer, worker, wanted[setting["world_size"]].result(), point, culprit, signal, **setting)
+                   for setting, point, culprit, signal in runs]
+        for result_of_run in results:
+            result_of_run.result()
 
 
 @case

@@ -45,6 +45,13 @@ def shards(worker):
 
 
 @case
+def pipeline(worker):
+    """Two stages, and where there are four GPUs two pipelines, to the bit."""
+    for world_size in worlds():
+        play(worker, "train_pipelines", world_size, nccl=1, steps=200 if LONG else 10)
+
+
+@case
 def compressed(worker):
     """Compressed means and 1-bit Adam on GPUs have the bits of threads on the CPU."""
     for world_size in worlds():

@@ -1,5 +1,6 @@
 """Training on processes, beside one process that does the same."""
 import os
+import re
 import signal
 import tempfile
 
@@ -60,6 +61,83 @@ def compressed_by_hand(worker):
 def resume(worker):
     """Four ranks, two nodes of two where nodes matter, to the bit."""
     play(worker, "train_resume", 4, folder="{folder}", ranks_per_node=2)
+
+
+@case
+def pipeline(worker):
+    """Every schedule, beside one process and beside two data-parallel ones, to the bit."""
+    for world_size in (2, 4):
+        play(worker, "train_pipelines", world_size, steps=200 if LONG else 4)
+
+
+def part(worker, folder, world_size, **arguments):
+    """The state that a part of a run had after each step, as {(step, name): checksum}, and where it resumed."""
+    with Ranks(worker, "train_pipeline_part", world_size, timeout=60000, folder=folder, **arguments) as ranks:
+        ranks.end()
+    states = {}
+    for rank in ranks:
+        for found in rank.said(r"^state (\d+) (\S+) (\S+)$"):
+            step, name, checksum = found.groups()
+            stored = states.setdefault((int(step), name), checksum)
+            expect(stored == checksum, f"{rank} has another {name} after step {step}")
+    return states, int(ranks[0].said(r"^resumed (\d+)$")[0][1])
+
+
+def go_on(worker, wanted, parts, **arguments):
+    """Parts of a run, one after the other from each other's checkpoints: (ranks, stages, schedule, last step)."""
+    with tempfile.TemporaryDirectory() as folder:
+        last = 0
+        for world_size, stages, schedule, steps in parts:
+            what = f"{schedule} of {stages} stages on {world_size} ranks from step {last} of {parts}"
+            states, resumed = part(worker, folder, world_size, stages=stages, schedule=schedule, steps=steps, **arguments)
+            expect(resumed == last, f"{what}: it resumed after step {resumed}")
+            expected = {key: value for key, value in wanted.items() if max(last, 1) <= key[0] <= steps}
+            other = sorted(key for key in expected.keys() | states.keys() if expected.get(key) != states.get(key))
+            expect(not other, f"{what}: {len(other)} tensors of {len(expected)} differ, the first {other[:1]}")
+            last = steps
+
+
+@case
+def pipeline_resume(worker):
+    """Any number of stages, and none, go on from a checkpoint of any other, with all of AdamW's state, to the bit."""
+    with tempfile.TemporaryDirectory() as folder:
+        wanted, _ = part(worker, folder, 1, stages=0, steps=8)
+    go_on(worker, wanted, [(2, 2, "1f1b", 2), (1, 0, "", 3), (4, 4, "zero-bubble", 5), (1, 0, "", 6), (2, 2, "interleaved", 8)])
+    go_on(worker, wanted, [(1, 0, "", 3), (2, 2, "gpipe", 5)])
+    with tempfile.TemporaryDirectory() as folder:  # with two replicas
+        wanted, _ = part(worker, folder, 2, stages=0, steps=6)
+    go_on(worker, wanted, [(4, 2, "zero-bubble", 2), (2, 0, "", 4), (4, 2, "1f1b", 6)])
+    with tempfile.TemporaryDirectory() as folder:  # tied weights, whose gradients add up alike where stages do
+        wanted, _ = part(worker, folder, 2, stages=2, schedule="1f1b", tied=1, steps=5)
+    go_on(worker, wanted, [(2, 2, "1f1b", 3), (1, 0, "", 3), (2, 2, "gpipe", 5)], tied=1)
+
+
+# What all ranks are told where the last one differs; {first} is the first rank of its pipeline.
+DISAGREE = 'CommunicationError: the ranks disagree: rank 0 has "{}", but rank {{last}} has "{}"; build the same model'
+DIFFERENCES = {
+    "micro-batches": DISAGREE.format("micro-steps: 4", "micro-steps: 8"),
+    "schedule": DISAGREE.format("pipeline: 1f1b over 2 ranks, 1 stages a rank", "pipeline: gpipe over 2 ranks, 1 stages a rank"),
+    "chunks": DISAGREE.format("pipeline: 1f1b over 2 ranks, 1 stages a rank", "pipeline: interleaved over 2 ranks, 2 stages a rank"),
+    "cut": DISAGREE.format(r"hook pipeline: .*cut at \[0, 4, 8\].*", r"hook pipeline: .*cut at \[0, 3, 8\].*"),
+    "shape": DISAGREE.format("hook pipeline: .*model and stages .*", "hook pipeline: .*model and stages .*"),
+    "batch": "CommunicationError: rank {first} and rank {last} of one pipeline were given different batches; load the same one",
+    "rows": "CommunicationError: .*rank {last} left: an exception ended its training",
+}
+WRONG_ROWS = r"InvalidArgument: a tensor of the batch given to the Pipeline has shape \[5, 12\], but 4 micro-batches need"
+
+
+@case
+def pipeline_differences(worker):
+    """A rank that differs is an error on every rank, before any activation or gradient is sent."""
+    for world_size in (2, 4):
+        places = {"first": world_size // 2 - 1, "last": world_size - 1}
+        for rank in play(worker, "pipeline_differences", world_size):
+            for name, wanted in DIFFERENCES.items():
+                text = rank.said(f"^{name}: (.*)")[0][1]
+                if name == "rows" and rank.number == places["last"]:
+                    wanted = WRONG_ROWS
+                expect(re.match(wanted.format(**places), text), f"{rank} of {world_size}: {name}: {text}")
+                expect(rank.said(f"^{name} payloads: 0$"), f"{rank} of {world_size}: {name}: it sent activations or gradients")
 
 
 def stopped_runs(worker, folder, **arguments):

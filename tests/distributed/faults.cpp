@@ -1,80 +1,19 @@
 // F1: a run in which one rank is killed or stopped at a chosen point, and its resumption. The run prints the
 // hash of its last state, which must be that of a run without faults.
-#include <csignal>
-#include <cstdlib>
-
-#include <unistd.h>
-
 #include <pacer/core/checksum.h>
 
-#include "faulty_transport.h"
+#include "fault_points.h"
 #include "optimizers.h"
 #include "scenario.h"
 
 namespace pacer::testing {
 namespace {
 
-// Ends or stops this process, as the arguments say: signal=KILL or STOP.
-void suffer(const Player& player) {
-  say("fault");
-  raise(player.text("signal") == "KILL" ? SIGKILL : SIGSTOP);
-}
-
-// Points in the Session's step and in checkpoints: a hook that suffers there.
-class FaultHook : public Hook {
- public:
-  FaultHook(std::string point, std::function<void()> fault)
-      : point_(std::move(point)), fault_(std::move(fault)) {}
-  std::string hook_name() const override { return "fault"; }
-  Slot slot() const override { return Slot::schedule; }
-  void attach(SessionParts& parts) override { parts_ = &parts; }
-  void backward_begin(const Progress& p) override { at("backward", p.step); }
-  void backward_end(const Progress& p) override { at("after_backward", p.step); }
-  void gradients_ready(const Progress& p) override { at("before_kernel", p.step); }
-  void after_step(StepReport& r) override { at("after_kernel", r.progress().step - 1); }
-  void save(NamedTensors&) const override { at("in_save", parts_->progress.step - 1); }
-  void load(const NamedTensors&) override {
-    if (point_ == "in_load") fault_();
-  }
-
- private:
-  void at(const char* point, int64_t step) const {
-    if (point_ == point && step == 3) fault_();
-  }
-  std::string point_;
-  std::function<void()> fault_;
-  SessionParts* parts_ = nullptr;
-};
-
 void play(const Player& player) {
-  // The point: NAME, or data:N, data:N:inside, control:N, control:N:inside (operations of the transports of
-  // all communicators of this rank), or all_to_all:N, all_gather:N (those of the transports of data).
-  const bool culprit = player.has("culprit") && player.number("culprit") == player.rank;
-  const std::string point = culprit ? player.text("point") : "";
+  const std::string point = fault_point(player);
   const auto fault = [&player] { suffer(player); };
   if (point == "rendezvous") fault();
-  auto connection = player.connect();
-  const auto operations = std::make_shared<int>(0);
-  const auto wrap = [=](std::shared_ptr<detail::Transport>& transport, const std::string& name,
-                        const std::string& only = "") {
-    if (point.compare(0, name.size(), name) != 0) return;
-    const bool inside = point.find("inside") != std::string::npos;
-    transport = std::make_shared<FaultyTransport>(transport, only, std::atoi(point.c_str() + name.size()),
-                                                  inside, fault, operations);
-  };
-  const auto wrap_all = [=](detail::Connection& of_group) {
-    wrap(of_group.data, "data:");
-    wrap(of_group.control, "control:");
-    wrap(of_group.data, "all_to_all:", "all_to_all");
-    wrap(of_group.data, "all_gather:", "all_gather");
-  };
-  wrap_all(connection);
-  connection.join = [wrap_all, join = connection.join](const detail::GroupPlan& plan) {
-    detail::Connection group = join(plan);
-    if (!plan.members.empty()) wrap_all(group);
-    return group;
-  };
-  const auto world = std::make_shared<Communicator>(std::move(connection), player.options());
+  const auto world = join_with_fault(player, point, fault);
   if (point == "after_rendezvous") fault();
 
   std::vector<RegisteredHook> hooks;

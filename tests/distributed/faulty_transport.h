@@ -13,7 +13,8 @@ namespace pacer::testing {
 
 // Calls `fault` before operation number `at` (from 1) of a transport, or, with `inside`, once it has been
 // started. Counts operations of the name `only`, or all where that is empty, in `operations`, which several
-// transports may share.
+// transports may share. An exchange of messages that all go one way between two ranks has a name of its own,
+// too: "send to 1" or "receive from 0".
 class FaultyTransport : public detail::Transport {
  public:
   FaultyTransport(std::shared_ptr<Transport> real, std::string only, int at, bool inside,
@@ -54,7 +55,8 @@ class FaultyTransport : public detail::Transport {
     return pass("broadcast", [&] { return real_->broadcast(tensor, root, timeout); });
   }
   detail::TransportWorkPtr exchange(const std::vector<Message>& messages, Milliseconds timeout) override {
-    return pass("exchange", [&] { return real_->exchange(messages, timeout); });
+    return pass(only_ == "exchange" ? only_ : name_of(messages),
+                [&] { return real_->exchange(messages, timeout); });
   }
   bool gathers_in_one_hop() const override { return real_->gathers_in_one_hop(); }
   bool has_stream() const override { return real_->has_stream(); }
@@ -66,8 +68,16 @@ class FaultyTransport : public detail::Transport {
   void abort() noexcept override { real_->abort(); }
 
  private:
+  static std::string name_of(const std::vector<Message>& messages) {
+    for (const Message& message : messages) {
+      if (message.is_sent != messages[0].is_sent || message.peer != messages[0].peer) return "exchange";
+    }
+    if (messages.empty()) return "exchange";
+    return (messages[0].is_sent ? "send to " : "receive from ") + std::to_string(messages[0].peer);
+  }
+
   template <class Start>
-  detail::TransportWorkPtr pass(const char* operation, const Start& start) {
+  detail::TransportWorkPtr pass(const std::string& operation, const Start& start) {
     if (!only_.empty() && only_ != operation) return start();
     const bool now = ++*operations_ == at_;
     if (now && !inside_) fault_();
