@@ -72,21 +72,18 @@ at::Tensor PipelineRun::train(Session& session, const Tensors& batch) {
 void PipelineRun::run_plan(SessionWindow& window) {
   const PipelinePlan plan = pipeline_plan(hook_.shape(), hook_.grid().stage());
   bool has_gone_backward = false;
-  for (size_t i = 0; i < plan.size(); ++i) {
-    const PipelineAction& action = plan[i];
+  for (const PipelineAction& action : plan) {
     if (action.pass != PipelinePass::forward && !std::exchange(has_gone_backward, true))
       window.begin_backward();
-    const PipelineAction* next = i + 1 < plan.size() ? &plan[i + 1] : nullptr;
     switch (action.pass) {
       case PipelinePass::forward:
-        forward(&window, action, next);
+        forward(&window, action);
         break;
       case PipelinePass::backward:
       case PipelinePass::backward_input:
-        backward(action, next);
+        backward(action);
         break;
       case PipelinePass::backward_weight:
-        if (next) expect(*next);
         backward_weight(action);
         break;
     }
@@ -95,23 +92,11 @@ void PipelineRun::run_plan(SessionWindow& window) {
   hook_.messages().collect(/*wait=*/true);
 }
 
-// The messages of the action after the one that is about to be computed start to travel meanwhile.
-void PipelineRun::expect(const PipelineAction& next) {
-  const int64_t stage = stage_of(next);
-  if (next.pass == PipelinePass::forward) {
-    if (stage > 0) hook_.messages().expect_activations(stage, kinds_[static_cast<size_t>(next.micro_batch)]);
-  } else if (next.pass != PipelinePass::backward_weight && !is_last(stage)) {
-    const auto held = held_.find({next.micro_batch, next.chunk});
-    if (held != held_.end()) hook_.messages().expect_gradients(stage, held->second.outlines);
-  }
-}
-
-void PipelineRun::forward(SessionWindow* window, const PipelineAction& action, const PipelineAction* next) {
+void PipelineRun::forward(SessionWindow* window, const PipelineAction& action) {
   const int64_t stage = stage_of(action);
   const auto k = static_cast<size_t>(action.micro_batch);
   Held held;
   if (stage > 0) held.inputs = hook_.messages().take_activations(stage, kinds_[k]);
-  if (next) expect(*next);
   at::Tensor loss;
   {
     const auto scope = window ? window->forward(action.micro_batch) : nullptr;
@@ -144,12 +129,11 @@ void PipelineRun::forward(SessionWindow* window, const PipelineAction& action, c
   held_[{action.micro_batch, action.chunk}] = std::move(held);
 }
 
-void PipelineRun::backward(const PipelineAction& action, const PipelineAction* next) {
+void PipelineRun::backward(const PipelineAction& action) {
   const int64_t stage = stage_of(action);
   Held& held = held_.at({action.micro_batch, action.chunk});
   Tensors arrived;
   if (!is_last(stage)) arrived = hook_.messages().take_gradients(stage, held.outlines);
-  if (next) expect(*next);
   Tensors outputs, gradients;
   for (const at::Tensor& output : held.outputs) {
     if (!output.requires_grad()) continue;
@@ -212,7 +196,7 @@ at::Tensor PipelineRun::evaluate(const Tensors& batch) {
     }
     const PipelinePlan plan = pipeline_plan(hook_.shape(), hook_.grid().stage());
     for (const PipelineAction& action : plan) {
-      if (action.pass == PipelinePass::forward) forward(nullptr, action, nullptr);
+      if (action.pass == PipelinePass::forward) forward(nullptr, action);
     }
     hook_.messages().collect(/*wait=*/true);
     return mean_loss();

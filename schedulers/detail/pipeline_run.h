@@ -47,10 +47,9 @@ class PipelineRun {
   std::string kind_of(const Tensors& micro_batch) const;
   std::string checksum_of_batch(const Tensors& batch) const;
   void run_plan(SessionWindow& window);
-  void expect(const PipelineAction& next);
-  // `next` may be null, and `window`: then without backward.
-  void forward(SessionWindow* window, const PipelineAction& action, const PipelineAction* next);
-  void backward(const PipelineAction& action, const PipelineAction* next);
+  // `window` may be null: then without backward.
+  void forward(SessionWindow* window, const PipelineAction& action);
+  void backward(const PipelineAction& action);
   void backward_weight(const PipelineAction& action);
   void add_loss(const at::Tensor& loss, double weight);
   at::Tensor mean_loss();

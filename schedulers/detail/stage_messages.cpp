@@ -114,11 +114,7 @@ StageMessages::Incoming StageMessages::take(Way way, int64_t from, int64_t to, c
     waiting.pop_front();
     return incoming;
   }
-  auto& expected = expected_[{way, to}];
-  if (expected.empty()) return receive(way, from, outlines);
-  Incoming incoming = std::move(expected.front());
-  expected.pop_front();
-  return incoming;
+  return receive(way, from, outlines);
 }
 
 void StageMessages::send_activations(int64_t from, const std::string& kind, const Tensors& tensors) {
@@ -145,12 +141,6 @@ Outlines StageMessages::receive_outlines(int64_t from) {
   Incoming words = receive(Way::activations, from, {{at::kLong, {kWords}, false}});
   words.work.wait();
   return decoded(words.tensors.front().cpu());
-}
-
-void StageMessages::expect_activations(int64_t to, const std::string& kind) {
-  const auto known = known_.find({to, kind});
-  if (known == known_.end() || rank_of(to - 1) == rank_of(to)) return;
-  expected_[{Way::activations, to}].push_back(receive(Way::activations, to - 1, known->second));
 }
 
 Tensors StageMessages::take_activations(int64_t to, const std::string& kind) {
@@ -184,12 +174,6 @@ Outlines only_differentiable(const Outlines& of) {
 
 }  // namespace
 
-void StageMessages::expect_gradients(int64_t to, const Outlines& of) {
-  const Outlines outlines = only_differentiable(of);
-  if (outlines.empty() || rank_of(to + 1) == rank_of(to)) return;
-  expected_[{Way::gradients, to}].push_back(receive(Way::gradients, to + 1, outlines));
-}
-
 Tensors StageMessages::take_gradients(int64_t to, const Outlines& of) {
   const Outlines outlines = only_differentiable(of);
   if (outlines.empty()) return {};
@@ -206,7 +190,6 @@ void StageMessages::collect(bool wait) {
 }
 
 void StageMessages::drop() {
-  expected_.clear();
   to_this_rank_.clear();
   sent_.clear();
 }

@@ -2,6 +2,9 @@
 // direction of each pair of ranks has a queue of its own, so that no rank waits for a message behind another
 // one that nobody takes yet.
 //
+// A rank asks for a message when it needs it, no earlier: on a GPU the kernel that waits for one takes
+// multiprocessors from those that compute.
+//
 // Receivers must know shapes. They are told when a micro-batch of a new kind passes for the first time, and
 // remembered; what is of one kind is for the caller to say, alike on all ranks.
 #pragma once
@@ -44,15 +47,12 @@ class StageMessages {
   // ---- Activations, from a stage to the next. Both give the micro-batch's kind. ----
 
   void send_activations(int64_t from_stage, const std::string& kind, const Tensors& tensors);
-  // Starts to receive what take_activations returns later, where the shapes are known; else does nothing.
-  void expect_activations(int64_t to_stage, const std::string& kind);
   // Leaves that require a gradient where the sender's tensors did.
   Tensors take_activations(int64_t to_stage, const std::string& kind);
 
   // ---- Gradients, from a stage to the one before, of the activations that require them. ----
 
   void send_gradients(int64_t from_stage, const Tensors& gradients);
-  void expect_gradients(int64_t to_stage, const Outlines& of);
   Tensors take_gradients(int64_t to_stage, const Outlines& of);
 
   // Lets go of what has been sent; waits where asked to.
@@ -83,7 +83,6 @@ class StageMessages {
   std::vector<std::shared_ptr<Communicator>> queues_[2];                 // by way
   std::map<std::pair<int64_t, std::string>, Outlines> known_;            // by stage that receives, and kind
   std::map<std::pair<int64_t, std::string>, Outlines> told_;             // by stage that sends, and kind
-  std::map<std::pair<Way, int64_t>, std::deque<Incoming>> expected_;     // by stage that receives
   std::map<std::pair<Way, int64_t>, std::deque<Tensors>> to_this_rank_;  // where both stages are here
   std::deque<Outgoing> sent_;
 };
