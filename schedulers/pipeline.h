@@ -95,7 +95,8 @@ class Pipeline {
   // optimizer is made. `forward`: a member function of the blocks' class that takes tensors and returns as
   // many, or a function (size_t i, torch::Tensor x) that runs block i. `plan`: its number of ranks is that of
   // the grid's stages. The model must outlive the Pipeline. Throws InvalidArgument for a plan or cut that
-  // does not fit, and for tensors of the model that no stage has; then nothing was changed.
+  // does not fit, and for tensors of the model that no stage has, and CommunicationError where ranks have
+  // different schedules; then nothing was changed.
   template <class F>
   Pipeline(torch::nn::Module& model, const Blocks& blocks, F forward, Grid grid, PipelineShape plan,
            PipelineOptions options = {})

@@ -23,7 +23,8 @@ void train(const Player& player) {
       double farthest = 0;
       for (int64_t step = 0; step < player.number("steps"); ++step) {
         const double loss = piped.step(), wanted = whole.step();
-        expect(std::abs(loss - wanted) < 1e-6, "the loss ", wanted, " in step ", step, ", not ", loss);
+        expect(std::abs(loss - wanted) < 1e-6 * wanted, "the loss ", wanted, " in step ", step, ", not ",
+               loss);
         expect(whole.session().gradient_norm() > kMaxNorm, "a gradient to clip in step ", step);
         const auto of_whole = whole.weights();
         for (const auto& [tensor, value] : piped.weights()) {

@@ -1,5 +1,5 @@
-// A small language model trained as a whole by one rank, and by pipelines of threads as ranks: what the tests
-// of Pipeline compare.
+// The small language model trained as a whole by one rank, and by pipelines of threads as ranks: what the
+// tests of Pipeline compare.
 #pragma once
 
 #include <chrono>
@@ -11,65 +11,13 @@
 #include <utility>
 #include <vector>
 
-#include <torch/nn/functional/loss.h>
-#include <torch/nn/modules/embedding.h>
-#include <torch/nn/modules/linear.h>
-#include <torch/nn/modules/normalization.h>
-#include <torch/types.h>
-#include <torch/utils.h>
-
 #include <pacer/pacer.h>
 
 #include "support/catch.h"
+#include "support/pipeline_model.h"
 #include "support/ranks.h"
 
 namespace pacer::testing::pipelines {
-
-using torch::Tensor;
-
-constexpr int64_t kWidth = 16, kWords = 11;
-
-// Pre-norm, with a mean over all earlier positions in the place of attention.
-struct BlockImpl : torch::nn::Module {
-  BlockImpl()
-      : norm(register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth})))),
-        mix(register_module("mix", torch::nn::Linear(kWidth, kWidth))),
-        up(register_module("up", torch::nn::Linear(kWidth, 2 * kWidth))),
-        down(register_module("down", torch::nn::Linear(2 * kWidth, kWidth))) {}
-  Tensor forward(Tensor x) {
-    const Tensor y = x + mix(norm(x)).cumsum(1) / 8;
-    return y + down(torch::gelu(up(norm(y))));
-  }
-  torch::nn::LayerNorm norm;
-  torch::nn::Linear mix, up, down;
-};
-TORCH_MODULE(Block);
-
-struct LanguageModelImpl : torch::nn::Module {
-  explicit LanguageModelImpl(int64_t depth, bool is_tied = false)
-      : embedding(register_module("embedding", torch::nn::Embedding(kWords, kWidth))) {
-    register_module("blocks", blocks);
-    for (int64_t i = 0; i < depth; ++i) blocks->push_back(Block());
-    norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth})));
-    if (is_tied) return;
-    head = register_module("head", torch::nn::Linear(torch::nn::LinearOptions(kWidth, kWords).bias(false)));
-  }
-  Tensor embed(Tensor tokens) { return embedding(tokens); }
-  Tensor loss(Tensor x, Tensor targets) {
-    const Tensor logits = torch::linear(norm(x), head ? head->weight : embedding->weight);
-    return torch::nn::functional::cross_entropy(logits.flatten(0, 1), targets.flatten());
-  }
-  Tensor forward(Tensor tokens, Tensor targets) {
-    Tensor x = embed(tokens);
-    for (size_t i = 0; i < blocks->size(); ++i) x = blocks->run(i, &BlockImpl::forward, x);
-    return loss(x, targets);
-  }
-  torch::nn::Embedding embedding;
-  Blocks blocks;
-  torch::nn::LayerNorm norm = nullptr;
-  torch::nn::Linear head = nullptr;
-};
-TORCH_MODULE(LanguageModel);
 
 // Copies the gradients that the optimizer is about to see, by name.
 class GradientCopies : public Hook {
@@ -111,13 +59,6 @@ struct Result {
   std::vector<double> losses, norms;
   double evaluated = 0;
 };
-
-inline std::pair<Tensor, Tensor> batch_of(int64_t rows, int64_t step, int64_t replica = 0,
-                                          int64_t length = 12) {
-  auto generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(1000 * step + replica));
-  const Tensor text = torch::randint(kWords, {rows, length + 1}, generator);
-  return {text.narrow(1, 0, length).contiguous(), text.narrow(1, 1, length).contiguous()};
-}
 
 inline LanguageModel make_model(const Setup& setup) {
   torch::manual_seed(4);
