@@ -24,6 +24,7 @@ constexpr Hint kHints[] = {
      "hundreds"},
     {"curriculum-reshape",
      "the same tokens a step in shorter sequences at first: loss and time at equal tokens"},
+    {"pipeline", "the loss is fused-adamw's; ranks that share out layers send activations, not gradients"},
     {"layer-drop", "time per step falls, loss rises: it pays in long runs of deep models alone"},
 };
 
