@@ -97,6 +97,9 @@ double train_pipeline(const World& world, const Options& options, const Text& te
   if (!options.checkpoints.empty()) {
     session.use(pacer::Checkpoints(pacer::CheckpointsOptions(options.checkpoints).every(kSaveEvery)));
     session.resume();
+    const int64_t step = session.progress().step;
+    pacer::require(step <= options.steps, "the checkpoint in ", options.checkpoints, " is of step ", step,
+                   ", past the last one, ", options.steps, "; raise --steps or choose another folder");
   }
   measure();
   while (session.progress().step < options.steps) {
