@@ -3,7 +3,7 @@
 // loss that is that of one rank with the whole model (--compare), whatever the schedule. The loop differs in
 // one call: pipeline.step takes the place of begin, forward and backward.
 //
-//   12_pipeline                                      two stages on two processes of this machine
+//   12_pipeline                                      two processes here, one GPU each where there are GPUs
 //   12_pipeline --schedule interleaved --compare     two stages a rank; then the same by one rank
 //   12_pipeline --stages 2 --pipelines 2             four ranks: two replicas of each stage
 //   12_pipeline --checkpoints run/pipeline           start it again, even with other stages: it goes on
