@@ -1,6 +1,7 @@
-// pacer-collectives: six ways to add gradients over ranks, checked against each other and measured. Here: the
-// ranks are started or joined, and the experiments follow each other; exit codes 0 for success, 1 for a
-// failure, 2 for input that cannot work, 3 where another rank failed.
+// pacer-collectives: six ways to add gradients over ranks, checked against each other and measured, and the
+// bubble of a pipeline, simulated. Here: the ranks are started or joined, and the experiments follow each
+// other; exit codes 0 for success, 1 for a failure, 2 for input that cannot work, 3 where another rank
+// failed.
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -70,16 +71,28 @@ void run_rank(const World& world, const collectives::Options& options) {
         world, {options.layers, options.width, options.layer_seconds, options.rows}, options.step_patience);
     say(collectives::step_table(step));
   }
+  std::vector<collectives::Bubble> bubbles;
+  if (options.bubble) {
+    bubbles = collectives::simulate_bubbles(options.pipeline);
+    say(collectives::bubble_table(options.pipeline, bubbles));
+  }
 
   if (talks) {
-    write_file(folder / "measurements.csv", collectives::as_csv(setting, exchanges, step));
-    std::string written = "measurements.csv";
-    const auto write_chart = [&](const std::string& name, const std::string& chart) {
-      write_file(folder / name, chart);
-      written += ", " + name;
+    std::string written;
+    const auto write = [&](const std::string& name, const std::string& content) {
+      write_file(folder / name, content);
+      written += (written.empty() ? "" : ", ") + name;
     };
-    if (options.exchange) write_chart("exchange.svg", collectives::exchange_chart(setting, exchanges));
-    if (options.step) write_chart("step.svg", collectives::step_chart(setting, step));
+    if (options.exchange || options.step) {
+      write("measurements.csv", collectives::as_csv(setting, exchanges, step));
+    }
+    if (options.exchange) write("exchange.svg", collectives::exchange_chart(setting, exchanges));
+    if (options.step) write("step.svg", collectives::step_chart(setting, step));
+    if (options.bubble) {
+      write("bubble.csv", collectives::bubble_csv(options.pipeline, bubbles));
+      write("bubble.svg", collectives::idle_chart(options.pipeline, bubbles));
+      write("bubble-alive.svg", collectives::alive_chart(options.pipeline, bubbles));
+    }
     say("\nwritten to " + options.output + ": " + written + "\n");
   }
   world->barrier();

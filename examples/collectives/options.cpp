@@ -21,8 +21,8 @@ po::options_description description() {
       ("threads", "the ranks are threads of this process: needs no network, shows no network's times")  //
       ("device", po::value<std::string>()->value_name("cpu|cuda")->default_value("cpu"),
        "cpu: ranks joined by Gloo; cuda: by NCCL, one GPU a rank")  //
-      ("measure", po::value<std::string>()->value_name("all|exchange|step")->default_value("all"),
-       "the exchange alone, training steps, or both")  //
+      ("measure", po::value<std::string>()->value_name("all|exchange|step|bubble")->default_value("all"),
+       "the exchange alone, training steps, the bubble of a pipeline, or all of them")  //
       ("rate", po::value<double>()->value_name("GBIT"),
        "what a rank's link carries each way, in Gbit/s: adds the ratio to the least time possible")  //
       ("layers", number("N"), "of the trained network (12)")                                         //
@@ -32,12 +32,15 @@ po::options_description description() {
       ("layer-ms", po::value<double>()->value_name("MS"),
        "each layer also sleeps, so long in forward and twice as long in backward, as the host of an "
        "accelerator does: shows overlap where processors are scarce")  //
+      ("stages", number("P"), "of the simulated pipeline (4)")         //
+      ("message", po::value<double>()->value_name("SHARE"),
+       "of a forward pass, that a slow message of this pipeline takes (0.1)")  //
       ("seconds", po::value<double>()->value_name("S"),
        "to measure each size for (8), and the training step for three times as long; every scheme runs at "
        "least three times")                                                        //
       ("quick", "small sizes and a small network: under 20 seconds on two cores")  //
       ("output", po::value<std::string>()->value_name("FOLDER")->default_value("run/collectives"),
-       "for measurements.csv, exchange.svg and step.svg");
+       "for measurements.csv, bubble.csv and charts");
   return all;
 }
 
@@ -59,7 +62,8 @@ std::optional<Options> read_options(int argument_count, char** arguments) {
       argument_count, arguments,
       "Adds gradients over ranks in six ways, from a parameter server to buckets that travel while\n"
       "backward runs, checks that the sums agree, and measures each: the exchange alone, and in\n"
-      "training steps. docs/collectives.md explains the schemes and shows results.\n\n"
+      "training steps. Then it simulates the bubble of a pipeline. docs/collectives.md explains the\n"
+      "schemes and shows results.\n\n"
       "  pacer-collectives --quick                       a first look\n"
       "  pacer-collectives --processes 4                 four processes on this machine, over loopback\n"
       "  torchrun --no-python --nproc-per-node 4 pacer-collectives --device cuda\n",
@@ -80,11 +84,18 @@ std::optional<Options> read_options(int argument_count, char** arguments) {
   options.cuda = examples::choice_of<bool>(given, "device", {{"cpu", false}, {"cuda", true}});
   pacer::require(!options.cuda || !options.threads,
                  "--threads joins ranks on the CPU only; leave out --device cuda");
-  enum class Measure { all, exchange, step };
-  const auto measure = examples::choice_of<Measure>(
-      given, "measure", {{"all", Measure::all}, {"exchange", Measure::exchange}, {"step", Measure::step}});
-  options.exchange = measure != Measure::step;
-  options.step = measure != Measure::exchange;
+  enum class Measure { all, exchange, step, bubble };
+  const auto measure = examples::choice_of<Measure>(given, "measure",
+                                                    {{"all", Measure::all},
+                                                     {"exchange", Measure::exchange},
+                                                     {"step", Measure::step},
+                                                     {"bubble", Measure::bubble}});
+  options.exchange = measure == Measure::all || measure == Measure::exchange;
+  options.step = measure == Measure::all || measure == Measure::step;
+  options.bubble = measure == Measure::all || measure == Measure::bubble;
+  options.pipeline.stages = examples::value_in<int64_t>(given, "stages", 2, 128, options.pipeline.stages);
+  options.pipeline.message =
+      examples::value_in<double>(given, "message", 1e-6, 1e3, options.pipeline.message);
   choose_sizes(options, quick, examples::value_in<double>(given, "seconds", 0.01, 3600, quick ? 0.5 : 8));
   return options;
 }

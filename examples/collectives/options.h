@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "bubble.h"
 #include "clock.h"
 #include "workload.h"
 
@@ -15,11 +16,12 @@ struct Options {
   int processes = 0;     // 0: those a launcher started, else 4
   bool threads = false;  // ranks are threads of this process
   bool cuda = false;
-  bool exchange = true, step = true;  // what to measure
-  double rate = 0;                    // bits per second of a rank's link, each way; 0: not known
+  bool exchange = true, step = true, bubble = true;  // what to measure
+  double rate = 0;  // bits per second of a rank's link, each way; 0: not known
   std::string output = "run/collectives";
   int64_t layers = 12, width = 512, rows = 0;  // of the training step; see StepSettings
   double layer_seconds = 0;
+  BubbleSettings pipeline;
   std::vector<ExchangeSize> sizes;
   Patience exchange_patience{}, step_patience{};
 };

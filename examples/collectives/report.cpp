@@ -1,5 +1,5 @@
 // Plain arithmetic on measurements that are already there. Times are shown in milliseconds, bytes in MB of
-// 10^6.
+// 10^6, shares in percent.
 #include "report.h"
 
 #include <algorithm>
@@ -29,6 +29,8 @@ text(const char* format, ...) {
 
 double milliseconds(double seconds) { return seconds * 1e3; }
 
+double percent(double share) { return share * 100; }
+
 // The shortest exchange that the links allow, in seconds; 0 where they are not known.
 double bound(const Setting& setting, double elements) {
   if (setting.rate <= 0) return 0;
@@ -39,6 +41,14 @@ double compute_of(const StepResults& step) { return step.measurements.front().ti
 
 double exposed(const StepResults& step, const Measured& measured) {
   return std::max(0.0, measured.timing.slowest - compute_of(step));
+}
+
+Line line_of(const std::string& name, const Bubble& bubble, double BubblePoint::*value) {
+  Line line{name, false, {}};
+  for (const BubblePoint& point : bubble.points) {
+    line.points.emplace_back(static_cast<double>(point.micro_batches), point.*value);
+  }
+  return line;
 }
 
 }  // namespace
@@ -142,6 +152,62 @@ std::string step_chart(const Setting& setting, const StepResults& step) {
   }
   return bar_chart("A training step: " + describe(setting), "forward and backward alone",
                    "what the exchange adds", bars);
+}
+
+std::string bubble_table(const BubbleSettings& settings, const std::vector<Bubble>& bubbles) {
+  std::string table = text(
+      "\npipeline of %lld stages, simulated: share of a step that a rank stands idle, and micro-batches that "
+      "rank 0 holds;\nslow messages take %g of a forward pass\n",
+      static_cast<long long>(settings.stages), settings.message);
+  table += text("  %-10s %14s %10s %10s %14s %10s %10s\n", "schedule", "micro-batches", "idle", "formula",
+                "slow messages", "holds", "formula");
+  for (const Bubble& bubble : bubbles) {
+    for (const BubblePoint& point : bubble.points) {
+      table += text("  %-10s %14lld %8.1f %% %8.1f %% %12.1f %% %10g %10g\n", bubble.schedule.c_str(),
+                    static_cast<long long>(point.micro_batches), percent(point.idle), percent(point.formula),
+                    percent(point.idle_messages), point.alive, point.alive_formula);
+    }
+  }
+  return table;
+}
+
+std::string bubble_csv(const BubbleSettings& settings, const std::vector<Bubble>& bubbles) {
+  std::string csv =
+      "schedule,stages,micro_batches,idle,idle_formula,message,idle_with_messages,alive,alive_formula\n";
+  for (const Bubble& bubble : bubbles) {
+    for (const BubblePoint& point : bubble.points) {
+      csv += text("\"%s\",%lld,%lld,%.9g,%.9g,%g,%.9g,%g,%g\n", bubble.schedule.c_str(),
+                  static_cast<long long>(settings.stages), static_cast<long long>(point.micro_batches),
+                  point.idle, point.formula, settings.message, point.idle_messages, point.alive,
+                  point.alive_formula);
+    }
+  }
+  return csv;
+}
+
+std::string idle_chart(const BubbleSettings& settings, const std::vector<Bubble>& bubbles) {
+  std::vector<Line> lines;
+  for (const Bubble& bubble : bubbles) {
+    lines.push_back(line_of(bubble.schedule, bubble, &BubblePoint::idle));
+    lines.push_back(line_of(bubble.schedule + ", slow messages", bubble, &BubblePoint::idle_messages));
+  }
+  lines.push_back(line_of("formula of both", bubbles.front(), &BubblePoint::formula));
+  lines.back().dashed = true;
+  for (Line& line : lines) {
+    for (auto& [micro_batches, share] : line.points) share = percent(share);
+  }
+  return line_chart(text("The bubble of a pipeline of %lld stages; slow messages take %g of a forward pass",
+                         static_cast<long long>(settings.stages), settings.message),
+                    "micro-batches", "percent of a step idle", lines);
+}
+
+std::string alive_chart(const BubbleSettings& settings, const std::vector<Bubble>& bubbles) {
+  std::vector<Line> lines;
+  for (const Bubble& bubble : bubbles) {
+    lines.push_back(line_of(bubble.schedule, bubble, &BubblePoint::alive));
+  }
+  return line_chart(text("Memory of a pipeline of %lld stages", static_cast<long long>(settings.stages)),
+                    "micro-batches", "micro-batches whose activations rank 0 holds", lines);
 }
 
 }  // namespace collectives

@@ -1,9 +1,10 @@
-// What rank 0 shows and writes: tables on the terminal, measurements.csv, exchange.svg and step.svg.
+// What rank 0 shows and writes: tables on the terminal, measurements.csv and bubble.csv, and charts.
 #pragma once
 
 #include <string>
 #include <vector>
 
+#include "bubble.h"
 #include "experiments.h"
 
 namespace collectives {
@@ -32,5 +33,11 @@ std::string as_csv(const Setting& setting, const std::vector<ExchangeResults>& e
                    const StepResults& step);
 std::string exchange_chart(const Setting& setting, const std::vector<ExchangeResults>& exchanges);
 std::string step_chart(const Setting& setting, const StepResults& step);
+
+// The bubble is simulated: it knows no setting. `bubbles` are those of simulate_bubbles(settings).
+std::string bubble_table(const BubbleSettings& settings, const std::vector<Bubble>& bubbles);
+std::string bubble_csv(const BubbleSettings& settings, const std::vector<Bubble>& bubbles);
+std::string idle_chart(const BubbleSettings& settings, const std::vector<Bubble>& bubbles);
+std::string alive_chart(const BubbleSettings& settings, const std::vector<Bubble>& bubbles);
 
 }  // namespace collectives

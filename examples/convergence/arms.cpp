@@ -231,6 +231,12 @@ const std::vector<Arm>& arms() {
        kFusedAdamW,
        {Method::shards_nodes},
        /*only_by_name=*/true},
+      {"pipeline",
+       "pacer::Pipeline over all ranks: each has a part of the blocks, and the batch goes through them in "
+       "micro-batches, 1F1B; fused-adamw's losses",
+       kFusedAdamW,
+       {Method::pipeline},
+       /*only_by_name=*/true},
       {"onebit-adam-refreshed",
        "onebit-adam, its variance brought up to date every --onebit-refresh steps",
        kOneBitAdamRefreshed,

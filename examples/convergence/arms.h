@@ -41,6 +41,7 @@ enum class Method {
   shards,
   shards_blocks,
   shards_nodes,
+  pipeline,  // of all ranks
   bfloat16,
   fused_layers,  // the model's
   fp8,

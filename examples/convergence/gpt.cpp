@@ -93,14 +93,22 @@ GptImpl::GptImpl(const GptConfig& config) : is_fused_(config.fused) {
   output_norm_ = register_module("output_norm", make_norm(config.width));
 }
 
-torch::Tensor GptImpl::forward(const torch::Tensor& bytes) {
+torch::Tensor GptImpl::embed(const torch::Tensor& bytes) {
   const auto positions = at::arange(bytes.size(1), bytes.options());
-  auto x = byte_embedding_->forward(bytes) + position_embedding_->forward(positions);
+  return byte_embedding_->forward(bytes) + position_embedding_->forward(positions);
+}
+
+torch::Tensor GptImpl::logits(const torch::Tensor& x) {
+  return at::linear(output_norm_->forward(x), byte_embedding_->weight);
+}
+
+torch::Tensor GptImpl::forward(const torch::Tensor& bytes) {
+  auto x = embed(bytes);
   for (size_t i = 0; i < blocks_->size(); ++i) {
     x = is_fused_ ? blocks_->run(i, &pacer::nn::TransformerLayerImpl::forward, x, torch::Tensor())
                   : blocks_->run(i, &BlockImpl::forward, x);
   }
-  return at::linear(output_norm_->forward(x), byte_embedding_->weight);
+  return logits(x);
 }
 
 torch::Tensor next_byte_loss(const torch::Tensor& logits, const torch::Tensor& targets) {

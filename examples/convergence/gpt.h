@@ -52,6 +52,9 @@ class GptImpl : public torch::nn::Module {
 
   // Bytes as int64 (batch, sequence), sequence <= positions; returns logits (batch, sequence, 256).
   torch::Tensor forward(const torch::Tensor& bytes);
+  // What comes before the blocks, of bytes, and what comes behind them; x (batch, sequence, width).
+  torch::Tensor embed(const torch::Tensor& bytes);
+  torch::Tensor logits(const torch::Tensor& x);
 
   // The learned positions (positions, width).
   const torch::Tensor& position_weight() const { return position_embedding_->weight; }

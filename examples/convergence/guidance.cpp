@@ -26,6 +26,7 @@ constexpr Hint kHints[] = {
      "the same tokens a step in shorter sequences at first: loss and time at equal tokens"},
     {"lora", "the loss beside that of training all parameters, and how few of them it trains"},
     {"qlora", "the loss beside lora's, before and after: adapters make up for what 4 bits cost"},
+    {"pipeline", "the loss is fused-adamw's; ranks that share out layers send activations, not gradients"},
     {"layer-drop", "time per step falls, loss rises: it pays in long runs of deep models alone"},
 };
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <optional>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -21,6 +22,7 @@
 #include "arms.h"
 #include "fine_tuning.h"
 #include "gpt.h"
+#include "piped_gpt.h"
 #include "text_batches.h"
 
 namespace convergence {
@@ -35,7 +37,8 @@ GptConfig gpt_config(const Settings& settings, bool fused = false) {
 
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Arm& arm, const Settings& settings,
                                                         const std::shared_ptr<pacer::Communicator>& world,
-                                                        Gpt& model) {
+                                                        Gpt& model,
+                                                        const pacer::NamedParameters& parameters) {
   OptimizerRecipe recipe{{},
                          {},
                          settings.learning_rate,
@@ -48,7 +51,7 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Arm& arm, const Se
                          settings.lamb_max_factor,
                          model->position_weight(),
                          world};
-  for (const auto& parameter : model->parameters()) {
+  for (const auto& parameter : parameters.values()) {
     if (!parameter.requires_grad()) continue;
     (parameter.dim() >= 2 ? recipe.decayed : recipe.undecayed).push_back(parameter);
   }
@@ -109,22 +112,32 @@ Run train(const RunPlan& plan, const Machine& machine, const Run& stored, RunObs
   // On the CPU first: the same weights for every device.
   Gpt model(gpt_config(settings, arm.has(Method::fused_layers)));
   if (!plan.base_weights.empty()) begin_from(plan.base_weights, arm, settings, &model);
-  model->to(device);
-  const auto optimizer = make_optimizer(arm, settings, machine.world, model);
+  int64_t parameters = 0;
+  for (const auto& parameter : model->parameters()) {
+    if (parameter.requires_grad()) parameters += parameter.numel();
+  }
   const auto validation = validation_batches(corpus, settings);
+  std::optional<PipedGpt> piped;
+  if (arm.has(Method::pipeline)) {
+    piped.emplace(model, settings, validation, machine.world);
+  } else {
+    model->to(device);
+  }
+  const auto optimizer =
+      make_optimizer(arm, settings, machine.world, model,
+                     piped ? piped->pipeline().named_parameters() : model->named_parameters());
 
   Run run;
   run.arm = plan.name();
   run.seed = seed;
   run.processes = settings.processes;
-  for (const auto& parameter : model->parameters()) {
-    if (parameter.requires_grad()) run.parameters += parameter.numel();
-  }
+  run.parameters = parameters;
   const auto curve = std::make_shared<TrainingCurve>(settings, &run, observer);
 
   pacer::Session session(*model, *optimizer, machine.world);
   session.use(pacer::LearningRate(schedule(settings))).use(curve);
   if (settings.clip > 0.0) session.use(pacer::GradientClipping(settings.clip));
+  if (piped) session.use(piped->pipeline());
   add_methods(arm, settings, model->blocks(), seed, &session);
   if (arm.has(Method::largest_update)) session.use(LargestUpdate(&run.largest_update));
   if (settings.checkpoint_every > 0) {
@@ -134,24 +147,35 @@ Run train(const RunPlan& plan, const Machine& machine, const Run& stored, RunObs
     if (settings.resume && session.resume()) curve->continue_run(stored, session.progress().tokens);
   }
   // The first forward and backward pay for libraries being loaded and memory pools being filled. That is no
-  // arm's cost, so it happens before the clock starts; nothing is learned from it.
-  session.prewarm([&] {
-    const auto [x, y] = training_batch(corpus, settings, seed, 0, world.rank());
-    return next_byte_loss(model->forward(x.to(device)), y.to(device));
-  });
+  // arm's cost, so it happens before the clock starts; nothing is learned from it. A pipeline has no such
+  // pass.
+  if (!piped) {
+    session.prewarm([&] {
+      const auto [x, y] = training_batch(corpus, settings, seed, 0, world.rank());
+      return next_byte_loss(model->forward(x.to(device)), y.to(device));
+    });
+  }
   curve->start_clock();
 
   const pacer::Progress& progress = session.progress();
   const auto validate_when_due = [&] {
     if (!curve->validation_is_due(progress.tokens)) return;
-    const double loss = session.evaluate([&] { return validation_loss(validation, world, model); });
+    const double loss = session.evaluate([&] {
+      return piped ? piped->validation_loss(validation) : validation_loss(validation, world, model);
+    });
     curve->add_validation(progress.tokens, loss);
   };
+  Settings whole_batches = settings;
+  whole_batches.processes = 1;
   validate_when_due();
   while (progress.tokens < settings.tokens) {
-    const auto batch = training_batch(corpus, settings, seed, progress.step, world.rank());
-    auto [x, y] = session.begin(batch.first, batch.second);
-    session.backward(next_byte_loss(model->forward(x), y));
+    if (piped) {
+      piped->step(session, training_batch(corpus, whole_batches, seed, progress.step, /*rank=*/0));
+    } else {
+      const auto batch = training_batch(corpus, settings, seed, progress.step, world.rank());
+      auto [x, y] = session.begin(batch.first, batch.second);
+      session.backward(next_byte_loss(model->forward(x), y));
+    }
     session.step();
     validate_when_due();
   }

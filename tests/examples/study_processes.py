@@ -71,7 +71,27 @@ def compare(program):
             sys.exit(f"losses differ by up to {worst}")
         compare_with_rings(program, Path(root) / "onebit")
         report_tensors(program, Path(root) / "nodes")
+        compare_with_pipeline(program, Path(root) / "pipeline")
         print(f"{len(ARMS)} arms: losses of one and two processes differ by at most {worst:.1e}")
+
+
+def compare_with_pipeline(program, folder):
+    """Two ranks that share out the layers have the losses of two that share out the batch, step by step."""
+    arms = ["fused-adamw", "pipeline"]
+    done = subprocess.run(command(program, folder, 2, arms, "--tokens", "3840"), capture_output=True, text=True,
+                          timeout=300, check=False)
+    check(done, "the study of a pipeline with 2 processes")
+    (shared, _), (piped, sent) = (points(folder, arm) for arm in arms)
+    if [point[:2] for point in shared] != [point[:2] for point in piped]:
+        sys.exit("pipeline: other points than fused-adamw")
+    worst = max(abs(a[2] - b[2]) for a, b in zip(shared, piped))
+    # Activations and their gradients: 128 rows of 32 numbers in each of 30 steps, from each rank.
+    if not worst <= TOLERANCE or sent < 30 * 128 * 32 * 4:
+        sys.exit(f"pipeline: losses differ by up to {worst}, {sent} bytes sent")
+    done = subprocess.run(command(program, folder, 4, ["pipeline"]), capture_output=True, text=True,
+                          timeout=300, check=False)
+    if done.returncode != 2 or "needs a layer for each rank, but there are 2 layers and 4 ranks" not in done.stderr:
+        sys.exit(f"a pipeline of 4 ranks and 2 layers ended with {done.returncode}: {done.stderr}")
 
 
 def report_tensors(program, folder):
@@ -127,7 +147,7 @@ def kill_after(process, wanted, seen):
 def resume(program):
     random.seed(7)
     # The last one measures in its warm-up what it clips by later.
-    arms = ["fused-adamw", "layer-drop", "onebit-adam-clip-ratio"]
+    arms = ["fused-adamw", "layer-drop", "pipeline", "onebit-adam-clip-ratio"]
     often = ["--tokens", "15k", "--checkpoint-every", "7", "--evaluate-every", "1k"]
     for processes in (1, 2):
         with tempfile.TemporaryDirectory() as root:

@@ -1,5 +1,5 @@
 // The schemes of examples/collectives over threads: sums by hand and to the bound of any order of additions,
-// equal bits on all ranks, and bytes that are what their comments say.
+// equal bits on all ranks, and bytes that are what their comments say. The bubble of a pipeline, by hand.
 #include <chrono>
 #include <thread>
 
@@ -11,7 +11,8 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/types.h>
 
-#include "../../examples/collectives/schemes.cpp"  // NOLINT(bugprone-suspicious-include): they are no library
+#include "../../examples/collectives/bubble.cpp"   // NOLINT(bugprone-suspicious-include): they are no library
+#include "../../examples/collectives/schemes.cpp"  // NOLINT(bugprone-suspicious-include)
 #include "support/catch.h"
 #include "support/ranks.h"
 
@@ -173,6 +174,41 @@ TEST_CASE("gradients of two dtypes are refused in a sentence", "[collectives_tea
   TensorList mixed = {torch::ones({2}), torch::ones({2}, at::kDouble)};
   REQUIRE_THROWS_WITH(collectives::one_bucket(*world[0], mixed),
                       "the schemes take gradients of one dtype, not Float and Double");
+}
+
+TEST_CASE("the bubble of a pipeline is what one finds by hand", "[collectives_teaching]") {
+  for (const int64_t stages : {2, 4, 7}) {
+    for (const double message : {0.05, 0.25}) {
+      const auto bubbles = collectives::simulate_bubbles({stages, message});
+      REQUIRE(bubbles.size() == 2);
+      REQUIRE(bubbles[0].schedule == "gpipe");
+      REQUIRE(bubbles[1].schedule == "1f1b");
+      const auto p = static_cast<double>(stages);
+      for (const auto& bubble : bubbles) {
+        REQUIRE(bubble.points.front().micro_batches == 1);
+        REQUIRE(bubble.points.back().micro_batches == 64);
+        for (const auto& point : bubble.points) {
+          INFO(bubble.schedule << ", " << stages << " stages, " << point.micro_batches << " micro-batches");
+          const auto m = static_cast<double>(point.micro_batches);
+          const bool is_gpipe = bubble.schedule == "gpipe";
+          REQUIRE(point.idle == Catch::Approx((p - 1) / (m + p - 1)));
+          REQUIRE(point.formula == Catch::Approx(point.idle));
+          REQUIRE(point.alive == (is_gpipe ? m : std::min(m, p)));
+          REQUIRE(point.alive_formula == point.alive);
+          // A micro-batch takes 3 and meets two messages at each of p - 1 borders. GPipe waits for them in
+          // its ramps only. 1F1B has p micro-batches on their way, which come around in 3 p and the messages.
+          const double around = 2 * (p - 1) * message;
+          if (is_gpipe) {
+            REQUIRE(point.idle_messages == Catch::Approx(1 - 3 * m / (3 * (m + p - 1) + around)));
+          } else {
+            REQUIRE(point.idle_messages > around / (3 * p + around));
+          }
+        }
+      }
+      const double last = bubbles[1].points.back().idle_messages, limit = 2 * (p - 1) * message;
+      REQUIRE(last < limit / (3 * p + limit) + (p - 1) / (64 + p - 1));
+    }
+  }
 }
 
 }  // namespace pacer::testing
