@@ -28,6 +28,10 @@
 //   session.finish()                       an incomplete window takes its step
 //                                        finish(progress)            last validation, metrics, checkpoint
 //
+// A Pipeline's step takes the place of begin to backward: begin of all micro-batches first, then forward_begin,
+// forward_end and scale_loss for each as the plan has them, backward_begin before the first backward pass,
+// backward_end behind the last.
+//
 // A hook implements what it needs. All decisions are functions of Progress, so that every rank takes the same.
 // clang-format on
 #pragma once

@@ -24,6 +24,7 @@
 #include <pacer/schedulers/metrics.h>
 #include <pacer/schedulers/once_on_first_rank.h>
 #include <pacer/schedulers/pipeline.h>
+#include <pacer/schedulers/pipeline_balance.h>
 #include <pacer/schedulers/pipeline_cut.h>
 #include <pacer/schedulers/pipeline_options.h>
 #include <pacer/schedulers/pipeline_plan.h>

@@ -12,6 +12,7 @@
 #include <torch/utils.h>
 
 #include <pacer/modules/blocks.h>
+#include <pacer/modules/linear.h>
 
 namespace pacer::testing::pipelines {
 
@@ -23,7 +24,7 @@ constexpr int64_t kWidth = 16, kWords = 11;
 struct BlockImpl : torch::nn::Module {
   BlockImpl()
       : norm(register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth})))),
-        mix(register_module("mix", torch::nn::Linear(kWidth, kWidth))),
+        mix(register_module("mix", nn::Linear(kWidth, kWidth))),
         up(register_module("up", torch::nn::Linear(kWidth, 2 * kWidth))),
         down(register_module("down", torch::nn::Linear(2 * kWidth, kWidth))) {}
   Tensor forward(Tensor x) {
@@ -31,7 +32,8 @@ struct BlockImpl : torch::nn::Module {
     return y + down(torch::gelu(up(norm(y))));
   }
   torch::nn::LayerNorm norm;
-  torch::nn::Linear mix, up, down;
+  nn::Linear mix;  // the one that can multiply 8-bit floats
+  torch::nn::Linear up, down;
 };
 TORCH_MODULE(Block);
 

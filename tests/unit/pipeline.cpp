@@ -60,12 +60,17 @@ TEST_CASE("hooks act on a pipeline as on the whole model, to the bit", "[pipelin
        [](Session& s, LanguageModel&) {
          s.use(SequenceLength(SequenceLengthOptions(4, 12).ramp_steps(3).difficulty_step(2)));
        }},
-      {"learning rate", [](Session& s, LanguageModel&) { s.use(LearningRate(warmup_cosine({2, 10}))); }},
-      {"validation", [](Session& s, LanguageModel&) { s.use(Validation(ValidationOptions(1), [] { return 1.0; })); }},
+      {"learning rate",
+       [](Session& s, LanguageModel&) {
+         s.use(LearningRate(warmup_cosine({2, 10})));
+       }},
+      {"validation",
+       [](Session& s, LanguageModel&) { s.use(Validation(ValidationOptions(1), [] { return 1.0; })); }},
   };
   for (const Row& row : table) {
     Setup setup;
     setup.steps = 4;
+    setup.rows = 4;
     setup.use = row.use;
     const Result whole = run_whole(setup);
     for (const Schedule& schedule : kSchedules) {
@@ -121,7 +126,8 @@ TEST_CASE("pipelines beside each other add their gradients as replicas do", "[pi
   }
 }
 
-// Gradients of a tied parameter are added up rank by rank, those of the whole model micro-batch by micro-batch.
+// Gradients of a tied parameter are added up rank by rank, those of the whole model micro-batch by
+// micro-batch.
 TEST_CASE("a parameter of the first and the last stage stays one", "[pipeline]") {
   Setup setup;
   setup.is_tied = true;
@@ -163,7 +169,8 @@ TEST_CASE("a step whose gradients are not finite on one stage changes nothing on
     Slot slot() const override { return Slot::clip; }
     void gradients_ready(const Progress& progress) override {
       const Tensor gradient = model_->blocks->at<BlockImpl>(0).up->weight.grad();
-      if (progress.step == 1 && gradient.defined()) gradient.view({-1})[3] = std::numeric_limits<float>::infinity();
+      if (progress.step == 1 && gradient.defined())
+        gradient.view({-1})[3] = std::numeric_limits<float>::infinity();
     }
 
    private:

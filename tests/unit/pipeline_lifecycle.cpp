@@ -1,8 +1,9 @@
-// What users do around a pipeline: checkpoints for any number of stages, mistakes, reading the model, batches of
-// several tensors; and what is sent and kept.
+// What users do around a pipeline: checkpoints for any number of stages, mistakes, reading the model, batches
+// of several tensors; and what is sent and kept.
 #include <array>
 #include <atomic>
 #include <mutex>
+#include <thread>
 
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -44,9 +45,10 @@ Setup with_checkpoints(const std::string& folder) {
   return setup;
 }
 
-// Steps `from` ... `to` - 1 by a pipeline, or (0 stages) by the whole model, after a resume. The weights then.
-std::map<std::string, Tensor> go_on(const std::string& folder, int stages, const PipelineShape& plan, int64_t from,
-                                    int64_t to) {
+// Steps `from` ... `to` - 1 by a pipeline, or (0 stages) by the whole model, after a resume. The weights
+// then.
+std::map<std::string, Tensor> go_on(const std::string& folder, int stages, const PipelineShape& plan,
+                                    int64_t from, int64_t to) {
   const Setup setup = with_checkpoints(folder);
   std::map<std::string, Tensor> weights;
   if (stages > 0) {
@@ -103,7 +105,8 @@ TEST_CASE("a checkpoint of a pipeline goes on with any number of stages, to the 
   }
 }
 
-TEST_CASE("a pipeline says what is wrong with how it is set up, and changes nothing", "[pipeline][mistakes]") {
+TEST_CASE("a pipeline says what is wrong with how it is set up, and changes nothing",
+          "[pipeline][mistakes]") {
   struct Row {
     const char* name;
     const char* says;
@@ -115,11 +118,22 @@ TEST_CASE("a pipeline says what is wrong with how it is set up, and changes noth
     };
   };
   const std::vector<Row> table = {
-      {"nothing is named", "\"embedding.weight\" is in no block", [](Setup& s, auto&) { s.options = PipelineOptions(); }},
-      {"head is not named", "\"head.weight\" is in no block", [](Setup& s, auto&) { s.options.last({"norm"}); }},
-      {"no such module", "names \"headd\", but the model has no module", [](Setup& s, auto&) { s.options.last({"norm", "headd"}); }},
-      {"a cut of too few numbers", "PipelineOptions::cut must have 3 numbers", [](Setup& s, auto&) { s.options.cut({0, 6}); }},
-      {"a cut that goes back", "ascending from 0 to the 6 blocks", [](Setup& s, auto&) { s.options.cut({0, 7, 6}); }},
+      {"nothing is named", "\"embedding.weight\" is in no block",
+       [](Setup& s, auto&) { s.options = PipelineOptions(); }},
+      {"head is not named", "\"head.weight\" is in no block",
+       [](Setup& s, auto&) { s.options.last({"norm"}); }},
+      {"no such module", "names \"headd\", but the model has no module",
+       [](Setup& s, auto&) {
+         s.options.last({"norm", "headd"});
+       }},
+      {"a cut of too few numbers", "PipelineOptions::cut must have 3 numbers",
+       [](Setup& s, auto&) {
+         s.options.cut({0, 6});
+       }},
+      {"a cut that goes back", "ascending from 0 to the 6 blocks",
+       [](Setup& s, auto&) {
+         s.options.cut({0, 7, 6});
+       }},
       {"more stages than blocks", "fewer than the 2 stages", [](Setup& s, auto&) { s.depth = 1; }},
       {"no micro-batches", "micro", [](Setup&, PipelineShape& plan) { plan = one_f_one_b(0); }},
       {"interleaved with a rest", "multiple", [](Setup&, PipelineShape& plan) { plan = interleaved(3, 2); }},
@@ -131,16 +145,20 @@ TEST_CASE("a pipeline says what is wrong with how it is set up, and changes noth
        use([] { return Checkpoints(CheckpointsOptions("nowhere").save_frozen(false)); })},
       {"an odd batch", "need a first dimension that is a multiple of 4",
        [](Setup& s, auto&) { s.micro_batches = 3; }},
-      {"prewarm", "leave prewarm out", [](Setup& s, auto&) {
+      {"prewarm", "leave prewarm out",
+       [](Setup& s, auto&) {
          s.use = [](Session& session, LanguageModel&) { session.prewarm([] { return Tensor(); }); };
        }},
-      {"whole_parameters", "each rank has its stage only", [](Setup& s, auto&) {
+      {"whole_parameters", "each rank has its stage only",
+       [](Setup& s, auto&) {
          s.use = [](Session& session, LanguageModel&) { (void)session.whole_parameters(); };
        }},
-      {"begin", "call pipeline.step", [](Setup& s, auto&) {
+      {"begin", "call pipeline.step",
+       [](Setup& s, auto&) {
          s.use = [](Session& session, LanguageModel&) { (void)session.begin(torch::ones({2, 2})); };
        }},
-      {"evaluation by the whole model", "has no values here", [](Setup& s, auto&) {
+      {"evaluation by the whole model", "has no values here",
+       [](Setup& s, auto&) {
          s.use = [](Session& session, LanguageModel& model) {
            const auto [x, y] = batch_of(2, 0);
            (void)session.evaluate([&, data = x, target = y] { return model->forward(data, target); });
@@ -153,7 +171,8 @@ TEST_CASE("a pipeline says what is wrong with how it is set up, and changes noth
            return std::make_unique<FusedAdamW>(other->named_parameters(), FusedAdamWOptions(0.01));
          };
        }},
-      {"a loss of several numbers", "needs a loss that is one floating-point number", [](Setup& s, auto&) { s.steps = -1; }},
+      {"a loss of several numbers", "needs a loss that is one floating-point number",
+       [](Setup& s, auto&) { s.steps = -1; }},
   };
   for (const Row& row : table) {
     INFO(row.name);
@@ -179,27 +198,35 @@ TEST_CASE("a pipeline says what is wrong with how it is set up, and changes noth
   }
 }
 
-TEST_CASE("ranks of a pipeline that are not alike hear of it before anything is sent", "[pipeline][mistakes]") {
+TEST_CASE("ranks of a pipeline that are not alike hear of it before anything is sent",
+          "[pipeline][mistakes]") {
   struct Row {
     const char* name;
     const char* says;
     std::function<void(Setup&, PipelineShape&)> change;  // of rank 1
   };
   const std::vector<Row> table = {
-      {"more micro-batches", "micro-steps: 8", [](Setup& s, PipelineShape& plan) {
+      {"more micro-batches", "micro-steps: 8",
+       [](Setup& s, PipelineShape& plan) {
          plan = one_f_one_b(8);
          s.rows = 1;
          s.micro_batches = 8;
        }},
       {"another schedule", "gpipe", [](Setup&, PipelineShape& plan) { plan = gpipe(4); }},
-      {"another cut", "cut at [0, 2, 6]", [](Setup& s, auto&) { s.options.cut({0, 2, 6}); }},
-      {"a tied model", "model and stages", [](Setup& s, auto&) {
+      {"another cut", "cut at [0, 2, 6]",
+       [](Setup& s, auto&) {
+         s.options.cut({0, 2, 6});
+       }},
+      {"a tied model", "model and stages",
+       [](Setup& s, auto&) {
          s.is_tied = true;
          s.options.last({"norm", "embedding"});
        }},
-      {"other options", "beta", [](Setup& s, auto&) {
+      {"other options", "beta",
+       [](Setup& s, auto&) {
          s.optimizer = [](NamedParameters parameters) {
-           return std::make_unique<FusedAdamW>(std::move(parameters), FusedAdamWOptions(0.01).betas({0.5, 0.9}));
+           return std::make_unique<FusedAdamW>(std::move(parameters),
+                                               FusedAdamWOptions(0.01).betas({0.5, 0.9}));
          };
        }},
       {"another batch", "were given different batches", [](Setup& s, auto&) { s.steps = 77; }},
@@ -232,8 +259,9 @@ TEST_CASE("what lies on other ranks keeps names and shapes and answers with a se
     require(all.size() == make_model(Setup())->named_parameters().size(), "parameters are missing");
     const auto elsewhere = rank.grid.stage() == 0 ? all["head.weight"] : all["embedding.weight"];
     require(elsewhere.sizes() == at::IntArrayRef({kWords, kWidth}), "another shape");
-    for (const std::function<void()>& touch : std::vector<std::function<void()>>{
-             [&] { (void)(elsewhere + 1); }, [&] { (void)elsewhere.sum(); }, [&] { (void)elsewhere.clone(); }}) {
+    for (const std::function<void()>& touch :
+         std::vector<std::function<void()>>{[&] { (void)(elsewhere + 1); }, [&] { (void)elsewhere.sum(); },
+                                            [&] { (void)elsewhere.clone(); }}) {
       std::string message;
       try {
         touch();
@@ -321,6 +349,50 @@ TEST_CASE("a rank holds as many micro-batches as its plan says", "[pipeline]") {
       REQUIRE(static_cast<double>(most_alive[static_cast<size_t>(rank)]) == wanted);
     }
   }
+}
+
+TEST_CASE("blocks are timed as they were, the same on all ranks", "[pipeline]") {
+  const auto worlds = Communicator::in_process(2);
+  std::vector<LanguageModel> models = {make_model(Setup()), make_model(Setup())};
+  const auto before = models[0]->blocks->at<BlockImpl>(2).up->weight.clone();
+  std::array<std::vector<double>, 2> seconds;
+  const auto messages = run_ranks(2, [&](int rank) {
+    const auto at = static_cast<size_t>(rank);
+    LanguageModel& model = models[at];
+    // A block that takes much longer than the others.
+    const auto block = [&](size_t i, Tensor x) {
+      const Tensor y = model->blocks->run(i, &BlockImpl::forward, x);
+      if (i == 1) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      return y;
+    };
+    seconds[at] = time_blocks(model->blocks, block, {torch::ones({2, 12, kWidth})}, *worlds[at]);
+  });
+  REQUIRE(first_of(messages) == "");
+  REQUIRE(seconds[0] == seconds[1]);
+  REQUIRE(seconds[0].size() == 6);
+  REQUIRE(seconds[0][1] >= 0.1);
+  REQUIRE(*std::min_element(seconds[0].begin(), seconds[0].end()) > 0);
+  REQUIRE(models[0]->blocks->at<BlockImpl>(2).up->weight.equal(before));
+  for (const Tensor& parameter : models[0]->parameters()) REQUIRE(!parameter.grad().defined());
+  REQUIRE_THROWS_WITH(time_blocks(models[0]->blocks, &BlockImpl::forward, {}, *worlds[0]),
+                      ContainsSubstring("needs a sample"));
+}
+
+TEST_CASE("a grid has pipelines of stages, and replicas that follow one another", "[pipeline]") {
+  const auto worlds = Communicator::in_process(6);
+  std::array<std::array<int, 5>, 6> found = {};
+  const auto messages = run_ranks(6, [&](int rank) {
+    const auto at = static_cast<size_t>(rank);
+    const Grid grid(worlds[at], 3);
+    found[at] = {grid.stage(), grid.replicas()->rank(), grid.pipelines(), grid.rank_of(0), grid.rank_of(2)};
+  });
+  REQUIRE(first_of(messages) == "");
+  for (int rank = 0; rank < 6; ++rank) {
+    REQUIRE(found[static_cast<size_t>(rank)] ==
+            std::array<int, 5>{rank / 2, rank % 2, 2, rank % 2, 4 + rank % 2});
+  }
+  REQUIRE_THROWS_WITH(Grid(worlds[0], 4), ContainsSubstring("6 ranks cannot be pipelines of 4 stages"));
+  REQUIRE_THROWS_WITH(Grid(worlds[0], 0), ContainsSubstring("cannot be pipelines of 0 stages"));
 }
 
 }  // namespace pacer::testing::pipelines
