@@ -1,5 +1,7 @@
 #include <pacer/schedulers/detail/stage_messages.h>
 
+#include <algorithm>
+
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
@@ -65,24 +67,25 @@ Outlines outlines_of(const Tensors& tensors) {
 
 // A rank sends on the queue of its parity and receives on the other one's; where the last of an odd number of
 // ranks sends to the first, or the first to the last, a third one keeps them apart.
+int StageMessages::queues(const PipelineShape& shape) {
+  const bool is_ring = shape.chunks > 1;
+  return shape.ranks == 1 ? 0 : is_ring && shape.ranks % 2 != 0 ? 3 : is_ring || shape.ranks > 2 ? 2 : 1;
+}
+
+int StageMessages::queue_of(Way way, int sender, const PipelineShape& shape) {
+  const int count = queues(shape), last = static_cast<int>(shape.ranks) - 1;
+  if (count == 3 && sender == (way == Way::activations ? last : 0)) return 2;
+  return sender % std::min(count, 2);
+}
+
 StageMessages::StageMessages(std::shared_ptr<Communicator> pipeline, const PipelineShape& shape)
     : pipeline_(std::move(pipeline)), shape_(shape) {
-  if (shape_.ranks == 1) return;
-  const bool is_ring = shape_.chunks > 1;
-  const int64_t count = is_ring && shape_.ranks % 2 != 0 ? 3 : is_ring || shape_.ranks > 2 ? 2 : 1;
   for (const Way way : {Way::activations, Way::gradients}) {
-    for (int64_t i = 0; i < count; ++i) {
+    for (int i = 0; i < queues(shape_); ++i) {
       const char* name = way == Way::activations ? "activations " : "gradients ";
       queues_[static_cast<size_t>(way)].push_back(pipeline_->lane(concatenate(name, i)));
     }
   }
-}
-
-Communicator& StageMessages::queue(Way way, int sender) const {
-  const auto& queues = queues_[static_cast<size_t>(way)];
-  const auto last = static_cast<int>(shape_.ranks) - 1;
-  const bool closes_ring = sender == (way == Way::activations ? last : 0) && queues.size() == 3;
-  return *queues[closes_ring ? 2 : static_cast<size_t>(sender) % std::min<size_t>(queues.size(), 2)];
 }
 
 void StageMessages::send(Way way, int64_t from, int64_t to, Tensors tensors) {

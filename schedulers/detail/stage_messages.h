@@ -41,6 +41,11 @@ Outlines outlines_of(const Tensors& tensors);
 
 class StageMessages {
  public:
+  enum class Way { activations, gradients };
+  // How many queues a way needs, and which of them that rank sends on: none that it receives on.
+  static int queues(const PipelineShape& shape);
+  static int queue_of(Way way, int sender, const PipelineShape& shape);
+
   // Makes the queues: all ranks of the pipeline together.
   StageMessages(std::shared_ptr<Communicator> pipeline, const PipelineShape& shape);
 
@@ -61,7 +66,6 @@ class StageMessages {
   void drop();
 
  private:
-  enum class Way { activations, gradients };
   struct Incoming {
     Tensors tensors;
     Work work;
@@ -72,7 +76,9 @@ class StageMessages {
   };
 
   int rank_of(int64_t stage) const { return static_cast<int>(stage % shape_.ranks); }
-  Communicator& queue(Way way, int sender) const;
+  Communicator& queue(Way way, int sender) const {
+    return *queues_[static_cast<size_t>(way)][static_cast<size_t>(queue_of(way, sender, shape_))];
+  }
   void send(Way way, int64_t from, int64_t to, Tensors tensors);
   Incoming receive(Way way, int64_t from, const Outlines& outlines);
   Incoming take(Way way, int64_t from, int64_t to, const Outlines& outlines);
