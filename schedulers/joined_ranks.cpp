@@ -16,6 +16,7 @@
 #include <pacer/modules/detail/model_modules.h>
 #include <pacer/schedulers/detail/model_facts.h>
 #include <pacer/schedulers/detail/number_text.h>
+#include <pacer/schedulers/detail/training_state.h>
 #include <pacer/schedulers/session_parts.h>
 #include <pacer/schedulers/step_report.h>
 
@@ -77,6 +78,12 @@ std::vector<Fact> JoinedRanks::facts() const {
       {"micro-steps",
        detail::concatenate(parts_->micro_steps, parts_->weight_by_tokens ? " weighted by tokens" : "")},
   };
+  if (parts_->replicas) {  // whose parameters are not those of all ranks
+    for (const auto& [name, tensor] : detail::model_tensors(parts_->model())) {
+      facts.push_back({"tensor of the model",
+                       detail::concatenate(name, ", ", tensor.scalar_type(), " ", tensor.sizes())});
+    }
+  }
   std::string hooks;
   for (const auto& hook : parts_->hooks()) hooks += (hooks.empty() ? "" : ", ") + hook->hook_name();
   facts.push_back({"hooks", hooks});
@@ -115,7 +122,7 @@ void JoinedRanks::forward_begin(const Progress& /*progress*/) {
 
 void JoinedRanks::remember_buffers(const std::shared_ptr<torch::nn::Module>& owner) {
   for (const auto& item : owner->named_buffers(/*recurse=*/false)) {
-    if (!item.value().defined()) continue;
+    if (!item.value().defined() || parts_->elsewhere.count(item.value().unsafeGetTensorImpl()) != 0) continue;
     const bool is_statistic = detail::is_running_statistic(item.key());
     buffers_.push_back({item.value(), owner, is_statistic, item.value()._version()});
   }

@@ -45,7 +45,8 @@ double Validation::mean_over_ranks(const std::function<double()>& own) const {
     std::memcpy(message.data() + 1, &value, sizeof value);
   } catch (const std::exception& error) {
     message = detail::concatenate("-", error.what());
-    if (gathers) {  // the others may wait in a gather, and not for this message
+    if (gathers ||
+        parts_->replicas) {  // the others may wait for a block or a stage, and not for this message
       world.leave(detail::concatenate("the function given to Validation failed: ", error.what()));
       throw;
     }

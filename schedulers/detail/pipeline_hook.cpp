@@ -13,6 +13,7 @@
 #include <pacer/core/error.h>
 #include <pacer/schedulers/detail/model_facts.h>
 #include <pacer/schedulers/gradient_accumulation.h>
+#include <pacer/schedulers/save_best.h>
 #include <pacer/schedulers/session_parts.h>
 
 namespace pacer::detail {
@@ -37,11 +38,50 @@ StageCut cut_of(const Blocks& blocks, PipelineShape shape, const Grid& grid, con
   return cut;
 }
 
+std::string listed(const std::vector<std::string>& names) {
+  std::string text = "{";
+  for (const std::string& name : names) text += (text.size() > 1 ? ", " : "") + name;
+  return text + "}";
+}
+
 std::string line_of(const char* part, const std::string& name, const at::Tensor& tensor) {
   std::string line = concatenate(part, '\t', name, '\t', static_cast<int>(tensor.scalar_type()));
   for (const int64_t size : tensor.sizes()) line += concatenate('\t', size);
   return line + '\n';
 }
+
+// Checksums of the batches that ranks were given, while they travel.
+class BatchComparison {
+ public:
+  BatchComparison(Communicator& ranks, const std::string& own)
+      : ranks_(ranks), bytes_(static_cast<int64_t>(own.size())), own_(at::empty({bytes_}, at::kByte)) {
+    std::memcpy(own_.mutable_data_ptr(), own.data(), own.size());
+    all_ = at::empty({ranks.world_size() * bytes_}, at::kByte);
+    work_ = ranks.all_gather_host(all_, own_, CollectiveOptions().agreed(true));
+  }
+  // Rank r is one of pipeline r % pipelines. Throws CommunicationError where ranks of one differ.
+  void require_same(int pipelines, int64_t step) {
+    work_.wait();
+    const auto* of_ranks = all_.const_data_ptr<uint8_t>();
+    for (int rank = pipelines; rank < ranks_.world_size(); ++rank) {
+      const int first = rank % pipelines;
+      const auto size = static_cast<size_t>(bytes_);
+      if (std::memcmp(of_ranks + rank * bytes_, of_ranks + first * bytes_, size) == 0) continue;
+      const int a = ranks_.rank_in_world(first), b = ranks_.rank_in_world(rank);
+      throw CommunicationError(
+          concatenate("rank ", a, " and rank ", b,
+                      " of one pipeline were given different batches; load the same one on all ranks of a "
+                      "pipeline, for example with EpochSampler(size, seed, *grid.replicas())"),
+          "agreement", 0, step, {b});
+    }
+  }
+
+ private:
+  Communicator& ranks_;
+  int64_t bytes_;
+  at::Tensor own_, all_;
+  Work work_;
+};
 
 }  // namespace
 
@@ -60,8 +100,8 @@ std::string PipelineHook::agreement() const {
   return concatenate(
       schedule_name(cut.shape.schedule), " over ", cut.shape.ranks, " ranks, ", cut.shape.micro_batches,
       " micro-batches", options_.weight_by_tokens() ? " by tokens" : "", ", ", cut.shape.chunks,
-      " stages a rank, cut at ", at::IntArrayRef(cut.bounds), ", model and stages ", stage_model_.outline(),
-      ", unused parameters ", options_.unused_is_zero() ? "are zero" : "are an error");
+      " stages a rank, cut at ", at::IntArrayRef(cut.bounds), ", first ", listed(cut.first), ", last ",
+      listed(cut.last), ", unused parameters ", options_.unused_is_zero() ? "are zero" : "are an error");
 }
 
 void PipelineHook::attach(SessionParts& parts) {
@@ -92,8 +132,11 @@ void PipelineHook::attach(SessionParts& parts) {
 void PipelineHook::arrange() {
   require(parts().find<GradientAccumulation>() == nullptr,
           "a Pipeline's micro-batches are those of GradientAccumulation; leave that hook out, and weigh by "
-          "tokens "
-          "with PipelineOptions::weight_by_tokens");
+          "tokens with PipelineOptions::weight_by_tokens");
+  require(parts().find<SaveBest>() == nullptr,
+          "SaveBest writes the whole model, of which a Pipeline's ranks have a stage each; leave it out, and "
+          "take "
+          "the weights of the best step from a checkpoint");
   require(!parts().replay_optimizer,
           "Pipeline and CudaGraph do not go together: ranks exchange norms inside the captured step; leave "
           "CudaGraph out");
@@ -130,26 +173,13 @@ void PipelineHook::agree(const Progress& progress, const std::string& data) {
   if (!is_joined_) return;
   announce(progress, Intent::step);
   // Of all pipelines, so that none of them begins where another one cannot.
-  Communicator& world = *grid_.world();
-  const int ranks = world.world_size(), pipelines = grid_.pipelines();
-  const at::Tensor own = at::empty({static_cast<int64_t>(data.size())}, at::kByte);
-  std::memcpy(own.mutable_data_ptr(), data.data(), data.size());
-  const at::Tensor all = at::empty({ranks * own.numel()}, at::kByte);
-  Work compared = world.all_gather_host(all, own, CollectiveOptions().agreed(true));
+  BatchComparison compared(*grid_.world(), data);
   await_totals();
-  compared.wait();
-  const auto* of_ranks = all.const_data_ptr<uint8_t>();
-  for (int rank = pipelines; rank < ranks; ++rank) {
-    const int first = rank % pipelines;
-    if (std::memcmp(of_ranks + rank * own.numel(), of_ranks + first * own.numel(), data.size()) == 0)
-      continue;
-    throw CommunicationError(
-        concatenate(
-            "rank ", first, " and rank ", rank,
-            " of one pipeline were given different batches; load the same one on all ranks of a pipeline, "
-            "for example with EpochSampler(size, seed, *grid.replicas())"),
-        "agreement", 0, progress.step, {rank});
-  }
+  compared.require_same(grid_.pipelines(), progress.step);
+}
+
+void PipelineHook::require_same_batch(const std::string& data) const {
+  BatchComparison(*grid_.pipeline(), data).require_same(/*pipelines=*/1, parts().progress.step);
 }
 
 void PipelineHook::gradients_ready(const Progress& window) {

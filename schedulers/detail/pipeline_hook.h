@@ -46,6 +46,8 @@ class PipelineHook : public JoinedRanks {
   // Before the first message of a window. `data`: a checksum of its batch. Throws CommunicationError, on
   // every rank, where ranks are at different places, or those of a pipeline have different batches.
   void agree(const Progress& progress, const std::string& data);
+  // The same of an evaluation, among the ranks of this pipeline.
+  void require_same_batch(const std::string& data) const;
 
   // ---- For checkpoints: every tensor is written by the first rank that has it. ----
 

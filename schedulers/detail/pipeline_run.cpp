@@ -54,11 +54,11 @@ at::Tensor PipelineRun::train(Session& session, const Tensors& batch) {
   const std::vector<Tensors> pieces = micro_batches(batch);
   const Progress before = window.parts().progress;
   const c10::DeviceGuard on_device(window.parts().device());
+  for (size_t k = 0; k < pieces.size(); ++k) {
+    batches_.push_back(window.begin(static_cast<int64_t>(k), pieces[k]));
+    kinds_.push_back(kind_of(batches_.back()));
+  }
   try {
-    for (size_t k = 0; k < pieces.size(); ++k) {
-      batches_.push_back(window.begin(static_cast<int64_t>(k), pieces[k]));
-      kinds_.push_back(kind_of(batches_.back()));
-    }
     hook_.agree(before, checksum_of_batch(batch));
     run_plan(window);
     at::Tensor loss = mean_loss();
@@ -188,6 +188,7 @@ at::Tensor PipelineRun::evaluate(const Tensors& batch) {
   const auto scope = at::GradMode::is_enabled() ? std::make_unique<EvaluationScope>(parts) : nullptr;
   const std::vector<Tensors> pieces = micro_batches(batch);
   try {
+    hook_.require_same_batch(checksum_of_batch(batch));
     for (const Tensors& piece : pieces) {
       batches_.emplace_back();
       for (const at::Tensor& tensor : piece)

@@ -14,7 +14,13 @@ SessionWindow::SessionWindow(Session& session) : session_(session) { session_.re
 
 Tensors SessionWindow::begin(int64_t k, Tensors tensors) {
   parts().progress.micro_step = k;
-  MicroBatch batch = session_.prepare(std::move(tensors));
+  MicroBatch batch;
+  try {
+    batch = session_.prepare(std::move(tensors));
+  } catch (...) {
+    session_.drop_window();
+    throw;
+  }
   weights_.push_back(session_.weight_of(batch.tokens));
   examples_.push_back(batch.examples);
   parts().window.tokens += batch.tokens;

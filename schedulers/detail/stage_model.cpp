@@ -8,7 +8,6 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
 
-#include <pacer/core/checksum.h>
 #include <pacer/core/error.h>
 #include <pacer/schedulers/detail/training_state.h>
 #include <pacer/sharding/detail/unit_memory.h>
@@ -109,16 +108,11 @@ StageModel::StageModel(torch::nn::Module& model, const Blocks& blocks, StageCut 
   const Users users(model, blocks, cut_);
   const auto model_parameters = model.named_parameters();
   std::map<const void*, std::string> first_name;
-  Checksum outline;
   for (const auto& [name, tensor] : users.tensors()) {
     const std::set<int>& ranks = users.of(tensor);
     first_name.emplace(tensor.unsafeGetTensorImpl(), name);
-    const std::string line = concatenate(name, ' ', tensor.scalar_type(), ' ', tensor.sizes(), ' ',
-                                         tensor.requires_grad(), ' ', *ranks.begin(), '\n');
-    outline.add(line.data(), line.size());
     if (ranks.count(rank) == 0) elsewhere_.insert(tensor.unsafeGetTensorImpl());
   }
-  outline_ = outline.hex();
   std::unordered_set<const void*> seen;
   for (const auto& item : model_parameters) {
     const at::Tensor& parameter = item.value();

@@ -54,15 +54,12 @@ class StageModel {
   const std::vector<TiedParameter>& tied() const { return tied_; }
   // The tensors of the model that this rank has not, by TensorImpl.
   const std::unordered_set<const void*>& elsewhere() const { return elsewhere_; }
-  // Names, dtypes and shapes of the whole model, and who has what, for ranks to compare.
-  const std::string& outline() const { return outline_; }
 
  private:
   StageCut cut_;
   NamedParameters parameters_;
   std::vector<TiedParameter> tied_;
   std::unordered_set<const void*> elsewhere_;
-  std::string outline_;
 };
 
 }  // namespace pacer::detail

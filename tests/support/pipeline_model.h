@@ -29,9 +29,14 @@ struct BlockImpl : torch::nn::Module {
         down(register_module("down", torch::nn::Linear(2 * kWidth, kWidth))) {}
   Tensor forward(Tensor x) {
     const Tensor y = x + mix(norm(x)).cumsum(1) / 8;
+    if (is_training()) {
+      const torch::NoGradGuard no_grad;
+      running_mean.mul_(0.9).add_(y.detach().to(torch::kFloat).flatten(0, 1).mean(0), 0.1);
+    }
     return y + down(torch::gelu(up(norm(y))));
   }
   torch::nn::LayerNorm norm;
+  Tensor running_mean = register_buffer("running_mean", torch::zeros({kWidth}));  // of training
   nn::Linear mix;  // the one that can multiply 8-bit floats
   torch::nn::Linear up, down;
 };

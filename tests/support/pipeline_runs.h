@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <pacer/pacer.h>
+#include <pacer/schedulers/detail/pipeline_hook.h>
 
 #include "support/catch.h"
 #include "support/pipeline_model.h"
@@ -101,10 +102,13 @@ struct PipelineRank {
             [this](Tensor h, Tensor targets) { return model->loss(h, targets); })
         .item<double>();
   }
-  // Of the parameters that this rank updates.
+  // Of the parameters and buffers that are here.
   std::map<std::string, Tensor> weights() const {
     std::map<std::string, Tensor> all;
-    for (const auto& item : pipeline.named_parameters()) all[item.key()] = item.value().detach().clone();
+    const auto& elsewhere = pipeline.hook()->stage_model().elsewhere();
+    for (const auto& [name, tensor] : detail::model_tensors(*model)) {
+      if (elsewhere.count(tensor.unsafeGetTensorImpl()) == 0) all[name] = tensor.detach().clone();
+    }
     return all;
   }
 
@@ -152,8 +156,8 @@ inline Result run_whole(const Setup& setup, int replicas = 1) {
         session.evaluate([&, data = x, target = y] { return model->forward(data, target); }).item<double>();
     session.finish();
     result.gradients = *gradients;
-    for (const auto& item : model->named_parameters()) {
-      result.weights[item.key()] = item.value().detach().clone();
+    for (const auto& [name, tensor] : detail::model_tensors(*model)) {
+      result.weights[name] = tensor.detach().clone();
     }
   });
   REQUIRE(first_of(messages) == "");

@@ -79,7 +79,7 @@ std::map<std::string, Tensor> go_on(const std::string& folder, int stages, const
     }
   }
   session.finish();
-  for (const auto& item : model->named_parameters()) weights[item.key()] = item.value().detach().clone();
+  for (const auto& [name, tensor] : detail::model_tensors(*model)) weights[name] = tensor.detach().clone();
   return weights;
 }
 
@@ -138,6 +138,12 @@ TEST_CASE("a pipeline says what is wrong with how it is set up, and changes noth
       {"no micro-batches", "micro", [](Setup&, PipelineShape& plan) { plan = one_f_one_b(0); }},
       {"interleaved with a rest", "multiple", [](Setup&, PipelineShape& plan) { plan = interleaved(3, 2); }},
       {"accumulation", "leave that hook out", use([] { return GradientAccumulation(4); })},
+      {"SaveBest", "leave it out, and take the weights of the best step from a checkpoint",
+       [](Setup& s, auto&) {
+         s.use = [](Session& session, LanguageModel&) {
+           session.use(Validation(ValidationOptions(1), [] { return 1.0; })).use(SaveBest("/tmp"));
+         };
+       }},
       {"DataParallel", "both do the work of the slot \"reduce\"", use([] { return DataParallel(); })},
       {"Shards", "both do the work of the slot \"reduce\"", use([] { return Shards(); })},
       {"CudaGraph", "CudaGraph", use([] { return CudaGraph(); })},
@@ -217,7 +223,7 @@ TEST_CASE("ranks of a pipeline that are not alike hear of it before anything is 
        [](Setup& s, auto&) {
          s.options.cut({0, 2, 6});
        }},
-      {"a tied model", "model and stages",
+      {"a tied model", "tensor of the model: head.weight",
        [](Setup& s, auto&) {
          s.is_tied = true;
          s.options.last({"norm", "embedding"});
