@@ -19,8 +19,8 @@ class SessionWindow {
   explicit SessionWindow(Session& session);
 
   SessionParts& parts() { return session_.parts_; }
-  // Micro-batch `k` as hooks leave it, on the parameters' device; it counts from now on. Where a hook throws, the
-  // window is as if it had not begun.
+  // Micro-batch `k` as hooks leave it, on the parameters' device; it counts from now on. Where a hook throws,
+  // the window is as if it had not begun.
   Tensors begin(int64_t k, Tensors tensors);
   double weight(int64_t k) const { return weights_[static_cast<size_t>(k)]; }
   // The forward pass of micro-batch `k` as hooks see it, until the scope ends.
