@@ -7,6 +7,7 @@
 
 #include <pacer/core/error.h>
 #include <pacer/modules/detail/region.h>
+#include <pacer/modules/detail/replay_ahead.h>
 
 namespace pacer {
 namespace {
@@ -59,6 +60,15 @@ bool any_needs_gradient(const Tensors& tensors) {
 }
 
 }  // namespace
+
+void detail::replay_ahead(const at::Tensor& result) {
+  using Node = torch::autograd::CppNode<RecomputeNode>;
+  auto* const node = dynamic_cast<Node*>(result.grad_fn().get());
+  if (node == nullptr) return;
+  const auto& saved = node->ctx_.saved_data;
+  const auto region = c10::static_intrusive_pointer_cast<Region>(saved.at(kRegion).toCapsule());
+  region->replay(saved_arguments(node->ctx_, *region));
+}
 
 Tensors recompute_tensors(torch::nn::Module& module, const std::string& name, TensorFunction f, Tensors x) {
   if (!at::GradMode::is_enabled()) return f(x);

@@ -164,26 +164,31 @@ void Region::check_reach(const Tensors& y, const Tensors& x) const {
   }
 }
 
+void Region::replay(const Tensors& x) {
+  if (replay_) return;
+  check_unchanged();
+  auto replay = std::make_unique<Replay>(buffers_);
+  for (const at::Tensor& tensor : x) {
+    replay->leaves.push_back(tensor.detach().set_requires_grad(tensor.requires_grad()));
+  }
+  struct Back {
+    Ambient surroundings;
+    ~Back() { surroundings.enter(); }
+  } const back{Ambient::now(ambient_.gpus())};
+  ambient_.enter();
+  const at::AutoGradMode with_grad(true);
+  const NoAutocastCache no_cache;
+  const ReplayMemory::Scope scope(memory_);
+  replay->y = f_(replay->leaves);
+  replay_ = std::move(replay);
+}
+
 Tensors Region::run_again(const Tensors& x, const Tensors& gradients, const std::vector<bool>& is_needed) {
   require(!at::GradMode::is_enabled(), name_,
           " is recomputed, so its gradient has no second derivative (create_graph); leave this block alone");
-  check_unchanged();
-  Tensors leaves;
-  for (const at::Tensor& tensor : x)
-    leaves.push_back(tensor.detach().set_requires_grad(tensor.requires_grad()));
-  const RegionBuffers::AsBefore buffers(buffers_);
-  Tensors y;
-  {
-    struct Back {
-      Ambient surroundings;
-      ~Back() { surroundings.enter(); }
-    } const back{Ambient::now(ambient_.gpus())};
-    ambient_.enter();
-    const at::AutoGradMode with_grad(true);
-    const NoAutocastCache no_cache;
-    const ReplayMemory::Scope scope(memory_);
-    y = f_(leaves);
-  }
+  replay(x);
+  const std::unique_ptr<Replay> replay = std::move(replay_);
+  Tensors leaves = std::move(replay->leaves), y = std::move(replay->y);
   y = checked_results(std::move(y), gradients);
   check_reach(y, leaves);
   Tensors roots, seeds, wanted;

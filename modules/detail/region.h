@@ -28,10 +28,19 @@ class Region : public torch::CustomClassHolder {
   // x and results are defined tensors; results() tells where others belong.
   Tensors run_first(const Tensors& x);
   const Definedness& results() const { return results_; }
+  // Does the first part of run_again now, unless it is done; the rest must follow before anything else runs.
+  void replay(const Tensors& x);
   // Gradients of x and of the parameters, undefined where `is_needed` is false or nothing depends on it.
   Tensors run_again(const Tensors& x, const Tensors& gradients, const std::vector<bool>& is_needed);
 
  private:
+  // A second run whose gradients are still to come. Buffers are put back when it ends.
+  struct Replay {
+    explicit Replay(const RegionBuffers& kept) : buffers(kept) {}
+    const RegionBuffers::AsBefore buffers;
+    Tensors leaves, y;
+  };
+
   void check_unchanged() const;
   Tensors checked_results(Tensors y, const Tensors& gradients) const;
   void check_reach(const Tensors& y, const Tensors& x) const;
@@ -46,6 +55,7 @@ class Region : public torch::CustomClassHolder {
   Definedness results_;
   Ambient ambient_;
   ReplayMemory memory_;
+  std::unique_ptr<Replay> replay_;  // under way
 };
 
 }  // namespace pacer::detail

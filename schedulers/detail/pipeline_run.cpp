@@ -9,6 +9,7 @@
 
 #include <pacer/core/checksum.h>
 #include <pacer/core/error.h>
+#include <pacer/modules/detail/replay_ahead.h>
 #include <pacer/schedulers/detail/device_copy.h>
 #include <pacer/schedulers/detail/evaluation_scope.h>
 
@@ -133,6 +134,7 @@ void PipelineRun::backward(const PipelineAction& action) {
   const int64_t stage = stage_of(action);
   Held& held = held_.at({action.micro_batch, action.chunk});
   Tensors arrived;
+  for (const at::Tensor& output : held.outputs) replay_ahead(output);  // while the gradients are on their way
   if (!is_last(stage)) arrived = hook_.messages().take_gradients(stage, held.outlines);
   Tensors outputs, gradients;
   for (const at::Tensor& output : held.outputs) {

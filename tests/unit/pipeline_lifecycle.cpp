@@ -2,6 +2,7 @@
 // of several tensors; and what is sent and kept.
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <mutex>
 #include <thread>
 
@@ -399,6 +400,61 @@ TEST_CASE("a grid has pipelines of stages, and replicas that follow one another"
   }
   REQUIRE_THROWS_WITH(Grid(worlds[0], 4), ContainsSubstring("6 ranks cannot be pipelines of 4 stages"));
   REQUIRE_THROWS_WITH(Grid(worlds[0], 0), ContainsSubstring("cannot be pipelines of 0 stages"));
+}
+
+namespace {
+
+// How often rank 0 ran its blocks, and a gradient that does not leave the last stage before it ran one again.
+std::atomic<int64_t> runs_of_first, runs_before;
+std::atomic<bool> came_too_late;
+struct HeldBack : torch::autograd::Function<HeldBack> {
+  static Tensor forward(torch::autograd::AutogradContext* /*ctx*/, const Tensor& x) { return x.clone(); }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* /*ctx*/,
+                                                 torch::autograd::variable_list dy) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    while (runs_of_first == runs_before && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+    if (runs_of_first == runs_before) came_too_late = true;
+    return dy;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a recomputed block runs again while its gradient is on its way", "[pipeline]") {
+  runs_of_first = 0;
+  came_too_late = false;
+  Setup setup;
+  setup.micro_batches = 1;
+  runs_before = 3;  // three blocks, forward
+  const auto worlds = Communicator::in_process(2);
+  std::vector<LanguageModel> models = {make_model(setup), make_model(setup)};
+  const auto messages = run_ranks(2, [&](int rank) {
+    const auto at = static_cast<size_t>(rank);
+    LanguageModel& model = models[at];
+    const Grid grid(worlds[at], 2);
+    const auto block = [&, rank](size_t i, Tensor x) {
+      return model->blocks->run(
+          i,
+          [rank, own = model->blocks->ptr<BlockImpl>(i)](Tensor h) {
+            if (rank == 0) ++runs_of_first;
+            return own->forward(h);
+          },
+          x);
+    };
+    const Pipeline pipeline(*model, model->blocks, block, grid, gpipe(1), setup.options);
+    const auto optimizer = setup.optimizer(pipeline.named_parameters());
+    Session session(*model, *optimizer, worlds[at]);
+    session.use(pipeline).use(Recompute(model->blocks));
+    const auto [x, y] = batch_of(2, 0);
+    (void)pipeline.step(
+        session, x, y, [&](Tensor tokens) { return model->embed(tokens); },
+        [&](Tensor h, Tensor targets) { return model->loss(HeldBack::apply(h), targets); });
+    session.step();
+    session.finish();
+  });
+  REQUIRE(first_of(messages) == "");
+  REQUIRE(runs_of_first == 6);
+  REQUIRE(!came_too_late);
 }
 
 }  // namespace pacer::testing::pipelines
