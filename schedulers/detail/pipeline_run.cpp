@@ -51,6 +51,9 @@ std::string PipelineRun::checksum_of_batch(const Tensors& batch) const {
 }
 
 at::Tensor PipelineRun::train(Session& session, const Tensors& batch) {
+  require(
+      at::GradMode::is_enabled(),
+      "Pipeline::step with gradients switched off (NoGradGuard); use Pipeline::evaluate for a loss alone");
   SessionWindow window(session);
   const std::vector<Tensors> pieces = micro_batches(batch);
   const Progress before = window.parts().progress;

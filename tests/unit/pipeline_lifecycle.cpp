@@ -178,6 +178,8 @@ TEST_CASE("a pipeline says what is wrong with how it is set up, and changes noth
            return std::make_unique<FusedAdamW>(other->named_parameters(), FusedAdamWOptions(0.01));
          };
        }},
+      {"gradients switched off", "use Pipeline::evaluate for a loss alone",
+       [](Setup& s, auto&) { s.steps = -2; }},
       {"a loss of several numbers", "needs a loss that is one floating-point number",
        [](Setup& s, auto&) { s.steps = -1; }},
   };
@@ -187,7 +189,8 @@ TEST_CASE("a pipeline says what is wrong with how it is set up, and changes noth
     PipelineShape plan = one_f_one_b(4);
     row.change(setup, plan);
     const auto messages = on_ranks(2, 1, setup, plan, [&](PipelineRank& rank) {
-      if (setup.steps < 0) {
+      const auto no_grad = setup.steps == -2 ? std::make_unique<torch::NoGradGuard>() : nullptr;
+      if (setup.steps == -1) {
         const auto [x, y] = rank.batch(0);
         (void)rank.pipeline.step(
             *rank.session, x, y, [&](Tensor tokens) { return rank.model->embed(tokens); },
