@@ -1,0 +1,211 @@
+#!/usr/bin/env python3
+"""Writes docs/options.md, every option of every part, from the public headers, which are the only source of its words.
+
+options_page.py check [ROOT]      prints what differs and exits with 1 where the page is not what the headers say
+options_page.py write [ROOT]      writes it
+options_page.py missing [ROOT]    names the options whose header says nothing of their meaning
+options_page.py self-test [ROOT]  reads a small header and compares
+"""
+import difflib
+import re
+import sys
+from pathlib import Path
+
+from check_tree import LIBRARY, is_public
+from header_options import ALONE, Tree, bare, listed, sentence, snake
+
+PAGE = "docs/options.md"
+# Pages about everything, of which none is the card of one part.
+NO_CARDS = {"changelog", "choosing", "contributing", "errors", "getting-started", "options", "performance", "reliability",
+            "study"}
+
+INTRODUCTION = """# Options
+
+Every option of every part, with its type, its default and what the header says of it. Setters have the option's name and
+chain: `FusedAdamWOptions(3e-4).weight_decay(0.1)`. "Needed" is what has no default, "unset" an option that may stay without a
+value. The cards say when to use what; this page is written from the headers by `tests/meta/options_page.py`, and a test
+compares it.
+"""
+
+
+def cell(words):
+    """Words for Markdown, in or out of a table; code between backticks stays."""
+    parts = words.replace("|", r"\|").split("`")
+    return "`".join(part if i % 2 else re.sub(r"<(?=[A-Za-z/])", r"\\<", part) for i, part in enumerate(parts))
+
+
+def card_of(tree, part, cards):
+    """The page that has its name, else the one that names it most often; empty where two do alike or none does."""
+    names = list(dict.fromkeys([part.name, part.name.replace("Options", "")] + tree.users.get(part.name, [])))
+    pages = [f"{snake(name).replace('_', '-')}.md" for name in names]
+    pattern = rf"\b({'|'.join(names)})\b"
+    counts = sorted((len(re.findall(pattern, text)), page) for page, text in cards.items())
+    (second, _), (first, most) = ([(0, ""), (0, "")] + counts)[-2:]
+    return next((page for page in pages if page in cards), most if first > second else "")
+
+
+def section_of(tree, part, cards, missing):
+    card = card_of(tree, part, cards)
+    lines = [f"### {part.name}", "", cell(tree.purpose(part)), ""]
+    where = f"`{part.namespace}::{part.name}` in [`{part.header}`](../{part.header})"
+    if users := listed(tree.users.get(part.name, [])):
+        where += f", for {users}"
+    lines += [where + (f". Explained in [{card}]({card})." if card else "."), ""]
+    if part.constructors:
+        made = [f"`{text}`" + (f" ({words.rstrip('.')})" if words else "") for text, words, _ in part.constructors]
+        lines += [f"Made as {cell(' or '.join(made))}.", ""]
+    for words, options in part.sections:
+        if not options:
+            continue
+        if words:
+            lines += [words, ""]
+        lines += ["| option | type | default | meaning |", "| --- | --- | --- | --- |"]
+        for option in options:
+            meaning = tree.meaning(part, option)
+            if not meaning or re.fullmatch(r"[<>]=? \d+\.", meaning):
+                missing.append(f"{part.header}: {part.name}.{option['name']}")
+            if not meaning:
+                enum = bare(option["type"])
+                where = f"[`{enum}`](#{enum.lower()})" if enum in tree.enums else f"[{card}]({card})" if card else ""
+                meaning = f"See {where}." if where else ""
+            kind = tree.type(part, option["type"])
+            lines.append(f"| `{option['name']}` | {cell(kind)} | {cell(tree.default(part, option))} | {cell(meaning)} |")
+        lines.append("")
+    return lines
+
+
+def page(tree, cards):
+    """The page, and the options that no header explains."""
+    missing = []
+    lines = [INTRODUCTION]
+    by_folder = {folder: [part for part in tree.parts.values() if part.header.startswith(folder + "/")] for folder in LIBRARY}
+    for folder, parts in by_folder.items():
+        if parts:
+            lines.append(f"- {folder}: " + ", ".join(f"[{part.name}](#{part.name.lower()})" for part in parts))
+    lines += ["- [hooks](#hooks): what their constructors take", "- [choices](#choices): the values of each enumeration", ""]
+    for folder, parts in by_folder.items():
+        if parts:
+            lines += [f"## {folder.capitalize()}", ""]
+        for part in parts:
+            lines += section_of(tree, part, cards, missing)
+    text = "\n".join(lines)
+    lines = ["## Hooks", "", "What a Session uses, and how each is made. Options structs are above.", ""]
+    lines += ["| hook | made as | what it is |", "| --- | --- | --- |"]
+    for hook in sorted(tree.hooks.values(), key=lambda part: part.name):
+        made = [(declaration.replace("Impl", ""), words) for declaration, words, _ in hook.constructors]
+        name = hook.name.replace("Impl", "")
+        declarations = "<br>".join(f"`{declaration}`" for declaration, _ in made) or f"`{name}()`"
+        words = " ".join([sentence(tree.openings[hook.header])] + [words for _, words in made if words])
+        lines.append(f"| [`{name}`](../{hook.header}) | {declarations} | {cell(words)} |")
+    lines += ["", "## Choices", ""]
+    for name, (words, values) in sorted(tree.enums.items()):
+        if f"(#{name.lower()})" not in text:
+            continue
+        lines += [f"### {name}", ""] + ([cell(words), ""] if words else [])
+        if any(meaning for _, meaning in values):
+            lines += ["| value | meaning |", "| --- | --- |"]
+            lines += [f"| `{value}` | {cell(sentence(meaning))} |" for value, meaning in values] + [""]
+        else:
+            lines += [f"Values: {listed(value for value, _ in values)}.", ""]
+    return text + "\n" + "\n".join(lines).rstrip() + "\n", missing
+
+
+def read_tree(root):
+    headers = []
+    for folder in LIBRARY:
+        paths = sorted(path for path in (root / folder).rglob("*.h") if is_public(root, path))
+        headers += [(str(path.relative_to(root)), path.read_text(encoding="utf-8")) for path in paths]
+    pages = sorted(path for path in (root / "docs").glob("*.md") if path.stem not in NO_CARDS)
+    return Tree(headers), {path.name: path.read_text(encoding="utf-8") for path in pages}
+
+
+def check(root):
+    tree, cards = read_tree(root)
+    text, _ = page(tree, cards)
+    there = (root / PAGE).read_text(encoding="utf-8") if (root / PAGE).exists() else ""
+    differences = list(difflib.unified_diff(there.split("\n"), text.split("\n"), PAGE, "the headers", lineterm="", n=0))
+    if differences:
+        yield "\n".join(differences[:20])
+        yield f"{PAGE}: is not what the headers say; run python3 tests/meta/options_page.py write"
+    for header, count in tree.unread.items():
+        yield f"{header}: {count} TORCH_ARG could not be read; write them like the others, or teach tests/meta/header_options.py"
+    for name in sorted(ALONE - {name for part in tree.parts.values() for name in part.alone}):
+        yield f"tests/meta/header_options.py: {name} in ALONE has a comment of its own now, or is gone"
+
+
+def write(root):
+    (root / PAGE).write_text(page(*read_tree(root))[0], encoding="utf-8")
+    return ()
+
+
+def missing(root):
+    return page(*read_tree(root))[1]
+
+
+HEADER = """// What it\n// is for. And more.
+namespace pacer {
+// How.\nenum class Way {\n  fast,  // a loop,\n         // unrolled\n  slow,  // another\n};
+struct TestOptions {
+  TestOptions(int64_t size) : size_(size) {}
+  // Elements,\n  // >= 1.
+  TORCH_ARG(int64_t, size);
+  TORCH_ARG(std::optional<int64_t>, bytes) = int64_t{2} << 20;  // of all | none
+
+  TORCH_ARG(Way, way) = Way::fast;
+  TORCH_ARG(std::vector<std::string>, names);
+};
+class OtherOptions {
+ public:
+  // As in TestOptions; here, too.\n  OtherOptions& size(int64_t n);
+  // Both.\n  OtherOptions& a(double a);\n  OtherOptions& b(double b);
+  // Least, 8 unless set.\n  OtherOptions& least(int64_t n) { return *this; }
+
+ private:\n  OtherOptions& become(int n);\n  double a_ = 1, b_ = 2;\n  std::optional<int64_t> least_;
+};
+class Test {\n public:\n  explicit Test(const TestOptions& options);\n};
+}
+"""
+EXPECTED = """What it is for.
+`pacer::TestOptions` in [`modules/test.h`](../modules/test.h), for `Test`. Explained in [card.md](card.md).
+Made as `TestOptions(int64_t size)`.
+| `size` | `int64_t` | needed | Elements, >= 1. |
+| `bytes` | `int64_t`, or unset | 2 MiB | Of all \\| none. |
+| `way` | [`Way`](#way) | `Way::fast` | How. |
+| `names` | list of string | empty | See [card.md](card.md). |
+| `size` | `int64_t` | needed | Elements, >= 1. Here, too. |
+| `a` | `double` | `1` | Both. |
+| `b` | `double` | `2` | Both. |
+| `least` | `int64_t` | `8` | Least, 8 unless set. |
+| `fast` | A loop, unrolled. |
+| `slow` | Another. |
+"""
+
+
+def self_test(_):
+    text, unsaid = page(Tree([("modules/test.h", HEADER)]), {"card.md": "TestOptions", "other.md": ""})
+    for line in EXPECTED.splitlines():
+        if f"\n{line}\n" not in text:
+            yield f"the page of the header lacks: {line}"
+    if unsaid != ["modules/test.h: TestOptions.names"] or "become" in text:
+        yield f"names as without a meaning: {unsaid}"
+    changed, _ = page(Tree([("modules/test.h", HEADER.replace("2} << 20", "3} << 20"))]), {})
+    if "3 MiB" not in changed:
+        yield "does not notice a default that changed"
+    if Tree([("modules/test.h", HEADER.replace("TORCH_ARG(Way, way)", "TORCH_ARG(Way,\n way)"))]).unread:
+        yield "does not read an option in two lines"
+    if not Tree([("modules/test.h", HEADER.replace("struct TestOptions {", "struct TestOptions\n{"))]).unread:
+        yield "does not notice a struct that it does not read"
+
+
+RULES = {"check": check, "write": write, "missing": missing, "self-test": self_test}
+
+
+def main(rule, root="."):
+    problems = list(RULES[rule](Path(root).resolve()))
+    for problem in problems:
+        print(problem)
+    return 1 if problems and rule != "missing" else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
