@@ -16,8 +16,8 @@ from header_options import ALONE, Tree, bare, listed, sentence, snake
 
 PAGE = "docs/options.md"
 # Pages about everything, of which none is the card of one part.
-NO_CARDS = {"changelog", "choosing", "citing", "contributing", "errors", "faq", "getting-started", "migrating", "options", "performance", "platforms", "reliability", "security",
-            "study"}
+NO_CARDS = {"changelog", "choosing", "citing", "contributing", "errors", "faq", "getting-started", "migrating", "options",
+            "performance", "platforms", "reliability", "security", "study"}
 
 INTRODUCTION = """# Options
 
