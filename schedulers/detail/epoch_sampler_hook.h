@@ -19,15 +19,12 @@ class EpochSamplerHook : public Hook {
 
   std::string hook_name() const override { return "epoch_sampler"; }
   Slot slot() const override { return Slot::data; }
-  void attach(SessionParts& parts) override { parts_ = &parts; }
-  // When it is known whether there is a Pipeline.
-  void arrange() override {
-    const Communicator& world = parts_->data_ranks();
-    require(sampler_.rank() == world.rank() && sampler_.world_size() == world.world_size(),
-            "the EpochSampler is that of rank ", sampler_.rank(), " of ", sampler_.world_size(),
-            ", but this is rank ", world.rank(), " of ", world.world_size(),
-            "; make it with EpochSampler(size, seed, *world), with a Pipeline from *grid.replicas()");
+  // One of fewer ranks may be that of a Pipeline's replicas.
+  void attach(SessionParts& parts) override {
+    if (sampler_.world_size() >= parts.world().world_size()) require_ranks(parts.world());
+    parts_ = &parts;
   }
+  void arrange() override { require_ranks(parts_->data_ranks()); }
   std::string agreement() const override {
     return concatenate(sampler_.size(), " examples, seed ", sampler_.seed());
   }
@@ -56,6 +53,13 @@ class EpochSamplerHook : public Hook {
   }
 
  private:
+  void require_ranks(const Communicator& ranks) const {
+    require(sampler_.rank() == ranks.rank() && sampler_.world_size() == ranks.world_size(),
+            "the EpochSampler is that of rank ", sampler_.rank(), " of ", sampler_.world_size(),
+            ", but this is rank ", ranks.rank(), " of ", ranks.world_size(),
+            "; make it with EpochSampler(size, seed, *world), with a Pipeline from *grid.replicas()");
+  }
+
   EpochSampler sampler_;
   SessionParts* parts_ = nullptr;
 };
