@@ -171,6 +171,7 @@ void PipelineHook::backward_failed() {
 
 void PipelineHook::agree(const Progress& progress, const std::string& data) {
   if (!is_joined_) return;
+  JoinedRanks::forward_begin(progress);  // the first announcement says which buffers training will change
   announce(progress, Intent::step);
   // Of all pipelines, so that none of them begins where another one cannot.
   BatchComparison compared(*grid_.world(), data);
