@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets up, builds the examples and runs the convergence study: the same small model, trained by LibTorch's optimizer and with
+# Sets up, builds the convergence study and runs it: the same small model, trained by LibTorch's optimizer and with
 # pacer's parts, on all GPUs, or on a CPU with two cores in two processes. All arguments go to it (try --quick for a first
 # look, --processes 1 for a single process, or --help). Results are written to run/ in the project. --help and a mistyped
 # option are answered before anything is set up: exit codes 0 and 2.
@@ -16,7 +16,7 @@ known_options() {
 
 print_help() {
   cat <<'TEXT'
-examples/run.sh [OPTIONS]: sets up what is missing, builds the examples and runs the convergence study
+examples/run.sh [OPTIONS]: sets up what is missing, builds the convergence study and runs it
 
   examples/run.sh --quick                  a first look: set-up and build once, then two minutes on a CPU
   examples/run.sh --quick --data book.txt  on your text
@@ -69,7 +69,7 @@ for argument in "$@"; do
   esac
 done
 
-"$root/cmake/build.sh" release examples
+"$root/cmake/build.sh" release convergence
 printf '\n== convergence\n'
 # Files in the arguments are relative to where the caller stands.
 [[ $PWD -ef $root ]] || export PACER_OUTPUT=${PACER_OUTPUT:-$root/run/convergence}
