@@ -1,4 +1,11 @@
-# pacer_add_program: one program from all source files of a folder; for tests, benchmarks and examples.
+# pacer_add_program: one program from all source files of a folder; for tests, benchmarks and examples. And the commit that
+# programs report, PACER_COMMIT_NAME.
+set(PACER_COMMIT "" CACHE STRING "The commit that pacer-bench and pacer-info report; empty: ask git when configuring")
+set(PACER_COMMIT_NAME "${PACER_COMMIT}")
+if(NOT PACER_COMMIT_NAME)
+  execute_process(COMMAND git describe --always --dirty WORKING_DIRECTORY ${PROJECT_SOURCE_DIR}
+    OUTPUT_VARIABLE PACER_COMMIT_NAME OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+endif()
 
 # pacer_add_program(TARGET FOLDER [library...]): does nothing when the folder has no sources yet.
 function(pacer_add_program target folder)

@@ -4,6 +4,7 @@
 study_processes.py compare CONVERGENCE   two processes have the losses of one, up to the order of sums
 study_processes.py resume CONVERGENCE    a study that was killed again and again has the losses of one that was not
 study_processes.py fine_tune CONVERGENCE arms with adapters go on from one base, also after kills and with two processes
+study_processes.py config CONVERGENCE    what --print-config writes has the losses of the options it was made from
 
 All train a model of the smallest size for some dozens of steps.
 """
@@ -43,6 +44,23 @@ def points(folder, arm):
 def check(done, what):
     if done.returncode != 0:
         sys.exit(f"{what} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+
+
+def config(program):
+    with tempfile.TemporaryDirectory() as root:
+        folders, arms = [Path(root) / name for name in ("options", "file")], ["fused-adamw", "curriculum"]
+        options = command(program, folders[0], 1, arms, "--tokens", "1280", "--learning-rate", "0.0017", "--seeds", "1")
+        check(subprocess.run(options, capture_output=True, text=True, timeout=300, check=False), "the study by options")
+        printed = subprocess.run([*options, "--print-config"], capture_output=True, text=True, timeout=60, check=False)
+        check(printed, "--print-config")
+        file = Path(root) / "study.ini"
+        file.write_text(printed.stdout, encoding="utf-8")
+        again = [program, "--config", str(file), "--output", str(folders[1])]
+        check(subprocess.run(again, capture_output=True, text=True, timeout=300, check=False), "the study by --config")
+        for arm in arms:
+            if points(folders[0], arm) != points(folders[1], arm):
+                sys.exit(f"{arm} has other losses by --config than by the options it was made from")
+    print("a study by --config has the losses of its options")
 
 
 def compare(program):
@@ -266,4 +284,4 @@ def refuse_other_processes(program, folder, arms, often, processes):
         sys.exit(f"--resume with {other} processes ended with {done.returncode}: {done.stderr}")
 
 
-{"compare": compare, "resume": resume, "fine_tune": fine_tune}[sys.argv[1]](sys.argv[2])
+{"compare": compare, "config": config, "resume": resume, "fine_tune": fine_tune}[sys.argv[1]](sys.argv[2])
