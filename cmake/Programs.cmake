@@ -1,8 +1,8 @@
-# pacer_add_program: one program from all source files of a folder; for tests, benchmarks and examples.
+# pacer_add_program: one program from all source files of a folder and of those in it; for tests, benchmarks and examples.
 
 # pacer_add_program(TARGET FOLDER [library...]): does nothing when the folder has no sources yet.
 function(pacer_add_program target folder)
-  pacer_sources(sources ${folder}/*.cpp)
+  pacer_sources(sources ${folder}/*.cpp ${folder}/*/*.cpp)
   if(NOT sources)
     return()
   endif()

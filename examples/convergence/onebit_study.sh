@@ -52,6 +52,7 @@ start 4 teaching --arms fused-adamw,naive,no-feedback
 # Shorter sequences make more steps: these are after 6, 11 and 17 % of them, when the curriculum has most of its way
 # before it.
 guarded=curriculum,early-freeze,early-freeze-positions
+export PACER_CURRICULUM_START=8 PACER_CURRICULUM_SHARE=0.4
 for share in 0.2 0.4; do
   start 4 "guard-$share" --arms "$guarded,early-freeze-unguarded" --onebit-freeze "$share"
 done

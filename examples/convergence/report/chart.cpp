@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "format.h"
+#include "convergence/format.h"
 #include "scale.h"
 
 namespace convergence {
@@ -175,7 +175,8 @@ std::string bar_chart(const std::string& title, const std::vector<Bar>& bars) {
     svg += text_at(0.0, top + 12.0, "start", bar.name);
     svg += "<rect" + attribute("class", "bar " + series_class(bar.colour)) + attribute("x", "0") +
            attribute("y", pixels(top + 20.0)) + attribute("width", pixels(std::max(1.0, length))) +
-           attribute("height", pixels(kThickness)) + attribute("rx", "3") + "/>\n";
+           attribute("height", pixels(kThickness)) + attribute("rx", "3") + "><title>" +
+           escape_html(bar.name + ": " + bar.label) + "</title></rect>\n";
     svg += text_at(length + 8.0, top + 35.0, "start", bar.label);
     top += kRow;
   }

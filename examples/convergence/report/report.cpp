@@ -5,7 +5,7 @@
 #include <functional>
 
 #include "chart.h"
-#include "format.h"
+#include "convergence/format.h"
 #include "report_style.h"
 #include "table.h"
 
