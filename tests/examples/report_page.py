@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """The study's report in a browser: sorted by a click, values under the pointer, on a phone and on a desk.
 
-report_page.py CONVERGENCE [FOLDER]   pictures of the page go to FOLDER
+report_page.py CONVERGENCE COLLECTIVES PIPELINE [FOLDER]   pictures of the pages go to FOLDER
 
-Trains a tiny study, opens its report.html in Chromium without a window (skipped where there is none) and fails on an
-error in the console or the page, on any request but the page's own, and where the page is wider than the window. The
+Trains a tiny study, opens its report.html and the drawings of the two other programs in Chromium without a window
+(skipped where there is none) and fails on an error in the console or the page, on any request but the page's own, and
+where the page is wider than the window. The
 browser is driven through a pipe by its DevTools protocol.
 """
 import base64
@@ -81,7 +82,9 @@ class Browser:
                 return message["result"]
 
     def open(self, path, width, dark):
-        self.ask("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=width < 600)
+        # A phone lays pages without a viewport of their own, as drawings are, out for a desk and shrinks them.
+        phone = width < 600 and path.suffix == ".html"
+        self.ask("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=phone)
         self.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
         self.loaded = False
         self.ask("Page.navigate", url=path.as_uri())
@@ -144,40 +147,68 @@ def check_hover(browser, width):
         sys.exit(f"only {shown} of {count} charts show values under the pointer")
 
 
-def main(program, pictures=None):
+def main(program, collectives, pipeline, pictures=None):
     browser_program = next(filter(None, map(shutil.which, BROWSERS)), None)
     if not browser_program:
         print(f"skipped: none of {', '.join(BROWSERS)} is installed")
         sys.exit(77)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        done = subprocess.run([program, *STUDY, "--output", str(folder)], capture_output=True, text=True, timeout=300, check=False)
-        if done.returncode != 0:
-            sys.exit(f"the study ended with {done.returncode}:\n{done.stdout}{done.stderr}")
-        page = folder / "report.html"
+        for command in ([program, *STUDY, "--output", name],
+                        [collectives, "--quick", "--processes", "2", "--output", name],
+                        [pipeline, "--stages", "4", "--svg", f"{name}/pipeline.svg"]):
+            done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+            if done.returncode != 0:
+                sys.exit(f"{command} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+        drawings = sorted(folder.glob("*.svg"))
+        if len(drawings) < 4:
+            sys.exit(f"only {drawings} were drawn")
         browser = Browser(browser_program, folder)
         try:
-            check_page(browser, page, Path(pictures) if pictures else folder)
+            pictures = Path(pictures or folder)
+            pictures.mkdir(parents=True, exist_ok=True)
+            check_report(browser, folder / "report.html", pictures)
+            for drawing in drawings:
+                check_drawing(browser, drawing, pictures)
         finally:
             browser.close()
     print("the report is sorted and shows its values at both widths, without errors and requests")
 
 
-def check_page(browser, page, pictures):
+def check_report(browser, page, pictures):
     if page.stat().st_size > LARGEST_PAGE:
         sys.exit(f"{page.name} has {page.stat().st_size} bytes")
-    pictures.mkdir(parents=True, exist_ok=True)
     for (kind, width), dark in itertools.product(WIDTHS.items(), (False, True)):
-        browser.open(page, width, dark)
-        wide = browser.value("document.documentElement.scrollWidth")
-        if wide > width:
-            sys.exit(f"at a width of {width} the page is {wide} wide")
+        open_page(browser, page, width, dark)
         browser.picture(pictures / f"report-{kind}-{'dark' if dark else 'light'}.png")
         check_hover(browser, width)
         check_sorting(browser)
+        complain(browser, page)
+
+
+def check_drawing(browser, page, pictures):
+    """A whole drawing at both widths; each of its points and bars says its value."""
+    for (kind, width), dark in itertools.product(WIDTHS.items(), (False, True)):
+        open_page(browser, page, width, dark)
+        hints = browser.value("document.querySelectorAll('rect > title, circle > title').length")
+        if browser.value("document.querySelector('parsererror') !== null") or hints < 4:
+            sys.exit(f"{page.name} cannot be read, or has only {hints} hints")
+        browser.picture(pictures / f"{page.stem}-{kind}-{'dark' if dark else 'light'}.png")
+
+
+def open_page(browser, page, width, dark):
+    browser.requests, browser.errors = [], []
+    browser.open(page, width, dark)
+    wide = browser.value("document.documentElement.scrollWidth")
+    if wide > width:
+        sys.exit(f"at a width of {width} {page.name} is {wide} wide")
+    complain(browser, page)
+
+
+def complain(browser, page):
     foreign = [url for url in browser.requests if not url.startswith(("data:", page.as_uri()))]
     if browser.errors or foreign:
-        sys.exit(f"the page has errors {browser.errors} or asks for {foreign}")
+        sys.exit(f"{page.name} has errors {browser.errors} or asks for {foreign}")
 
 
 main(*sys.argv[1:])

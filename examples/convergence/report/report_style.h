@@ -26,7 +26,7 @@ h1 { margin: 0; font-size: 28px; letter-spacing: -0.01em; line-height: 1.2; }
 h2 { margin: 36px 0 12px; font-size: 18px; }
 .lede { margin: 6px 0 24px; color: var(--muted); font-size: 16px; }
 .panel, figure { background: var(--panel); border: 1px solid var(--border); border-radius: 10px; }
-.panel { overflow-x: auto; padding: 6px 18px; }
+.panel { overflow-x: auto; padding: 6px 18px; } .panel + .panel, .charts + .panel { margin-top: 18px; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { padding: 9px 0 9px 22px; text-align: right; white-space: nowrap; }
 th:first-child, td:first-child { padding-left: 0; text-align: left; }
@@ -50,11 +50,13 @@ figcaption { display: flex; flex-wrap: wrap; justify-content: space-between; gap
 .swatch { display: inline-block; width: 10px; height: 10px; margin-right: 9px; border-radius: 3px; }
 .chart { display: block; width: 100%; height: auto; overflow: visible; touch-action: pan-y; }
 .chart text { fill: var(--muted); font-size: 12.5px; font-variant-numeric: tabular-nums; }
-@media (max-width: 560px) { .chart text { font-size: 18px; } }
+.charts.small .chart text { font-size: 17px; }
+@media (max-width: 560px) { .chart text, .charts.small .chart text { font-size: 21px; }
+  body { padding: 24px 14px 48px; } dl { grid-template-columns: 1fr; gap: 2px; } dd { margin-bottom: 8px; } }
 .grid { stroke: var(--grid); } .axis, .zero { stroke: var(--muted); stroke-opacity: 0.6; }
 polyline { fill: none; stroke: currentColor; stroke-width: 2.2; stroke-linejoin: round; stroke-linecap: round; }
 .faint polyline { stroke-width: 1; stroke-opacity: 0.35; }
-circle { fill: currentColor; } .band { fill: currentColor; fill-opacity: 0.14; } .bar { fill: currentColor; }
+circle { fill: currentColor; } .band { fill: currentColor; fill-opacity: 0.14; } .bar { fill: currentColor; rx: 3px; }
 .line.series-0 polyline { stroke-width: 5; stroke-opacity: 0.5; }
 .line.series-1 polyline { stroke-dasharray: 6 5; } .line.series-2 polyline { stroke-dasharray: 1 5; }
 .line.series-3 polyline { stroke-dasharray: 12 4 2 4; } .line.series-4 polyline { stroke-dasharray: 14 5; }
