@@ -67,7 +67,8 @@ std::string dot(const std::string& kind, double x, double y, const std::string& 
 std::string picture(const std::string& title, double width, double height, const std::string& content) {
   return "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " + pixels(width) + " " + pixels(height) +
          "\"" + attribute("width", pixels(width)) + attribute("height", pixels(height)) +
-         " style=\"color-scheme:light dark;max-width:100%;height:auto\" role=\"img\">\n<title>" + escape(title) + "</title>\n" + content + "</svg>\n";
+         " style=\"color-scheme:light dark;max-width:100%;height:auto\" role=\"img\">\n<title>" +
+         escape(title) + "</title>\n" + content + "</svg>\n";
 }
 
 }  // namespace examples::svg
