@@ -1,4 +1,4 @@
-# pacer_add_program: one program from all source files of a folder; for tests, benchmarks and examples. And the commit that
+# pacer_add_program: one program from all source files of a folder and of those in it; for tests, benchmarks and examples. And the commit that
 # programs report, PACER_COMMIT_NAME.
 set(PACER_COMMIT "" CACHE STRING "The commit that pacer-bench and pacer-info report; empty: ask git when configuring")
 set(PACER_COMMIT_NAME "${PACER_COMMIT}")
@@ -9,7 +9,7 @@ endif()
 
 # pacer_add_program(TARGET FOLDER [library...]): does nothing when the folder has no sources yet.
 function(pacer_add_program target folder)
-  pacer_sources(sources ${folder}/*.cpp)
+  pacer_sources(sources ${folder}/*.cpp ${folder}/*/*.cpp)
   if(NOT sources)
     return()
   endif()

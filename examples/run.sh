@@ -20,7 +20,7 @@ examples/run.sh [OPTIONS]: sets up what is missing, builds the convergence study
 
   examples/run.sh --quick                  a first look: set-up and build once, then two minutes on a CPU
   examples/run.sh --quick --data book.txt  on your text
-  examples/run.sh                          all arms of the study: about a minute each on two cores
+  examples/run.sh                          the study: on two cores five arms of about a minute each
 TEXT
   if [[ -x $program ]]; then
     printf '\nThe options are those of the study:\n\n'

@@ -21,7 +21,7 @@ from pathlib import Path
 SMALL = ["--layers", "2", "--width", "32", "--heads", "2", "--sequence", "32", "--batch", "4", "--data-limit", "200k",
          "--validation-sequences", "10", "--device", "cpu"]
 # Three batches validate: one of two ranks has none in the second round, and shards gather parameters all the same.
-ARMS = ["adamw", "fused-adamw", "lamb", "curriculum", "layer-drop", "shards-blocks"]
+ARMS = ["adamw", "fused-adamw", "lamb", "curriculum", "layer-drop", "shards-blocks", "recompute"]
 # Sums over ranks round otherwise than sums in one batch. What that comes to in 30 steps; measured: 1e-6.
 TOLERANCE = 2e-5
 KILLS = 5
@@ -39,6 +39,12 @@ def points(folder, arm):
     if events[-1]["event"] != "end":
         sys.exit(f"{folder}: the run of {arm} has no end")
     return [(event["event"], event["tokens"], event["loss"]) for event in events], events[-1]["bytes_sent"]
+
+
+def memory(folder, arm):
+    """Bytes of tensors at the peak of each step, as the run's points have them."""
+    lines = (folder / f"{arm}-seed-1" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [event["memory_bytes"] for event in map(json.loads, lines) if event["event"] == "training"]
 
 
 def check(done, what):
@@ -87,6 +93,10 @@ def compare(program):
                 sys.exit(f"{arm}: the loss before training differs, {one[0][2]} and {two[0][2]}")
         if not worst <= TOLERANCE:
             sys.exit(f"losses differ by up to {worst}")
+        # Weights, gradients and two moments in fp32 are 16 bytes a parameter; activations, which recomputing saves, come on top.
+        kept, recomputed = max(memory(folders[0], "fused-adamw")), max(memory(folders[0], "recompute"))
+        if not 27_000 * 16 < recomputed < 0.95 * kept < 5e6:
+            sys.exit(f"recompute takes {recomputed} bytes, fused-adamw {kept}")
         compare_with_rings(program, Path(root) / "onebit")
         report_tensors(program, Path(root) / "nodes")
         compare_with_pipeline(program, Path(root) / "pipeline")

@@ -5,10 +5,10 @@
 #include <filesystem>
 #include <string>
 
-#include "corpus.h"
-#include "machine.h"
-#include "results.h"
-#include "settings.h"
+#include "convergence/machine.h"
+#include "convergence/report/results.h"
+#include "convergence/settings.h"
+#include "convergence/text/corpus.h"
 #include "training_curve.h"
 
 namespace convergence {

@@ -1,18 +1,17 @@
-// Lines out and in. Only RunFile's own lines are read, so a key and the number behind it are all there is to
-// parse.
+// Lines out and in.
 #include "run_file.h"
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <fstream>
 #include <limits>
 #include <map>
 
 #include <pacer/core/error.h>
+#include <pacer/core/json_scanner.h>
 
-#include "option_table.h"
+#include "convergence/option_table.h"
 
 namespace convergence {
 namespace {
@@ -26,44 +25,47 @@ struct Field {
   const char* name;
   double TrainingPoint::*member;
 };
-constexpr std::array<Field, 8> kFields = {{{"seconds", &TrainingPoint::seconds},
+constexpr std::array<Field, 9> kFields = {{{"seconds", &TrainingPoint::seconds},
                                            {"loss", &TrainingPoint::loss},
                                            {"learning_rate", &TrainingPoint::learning_rate},
                                            {"gradient_norm", &TrainingPoint::gradient_norm},
                                            {"sequence_length", &TrainingPoint::sequence_length},
                                            {"kept_layers", &TrainingPoint::kept_layers},
                                            {"bytes_sent", &TrainingPoint::bytes_sent},
+                                           {"memory_bytes", &TrainingPoint::memory_bytes},
                                            {"optimizer_seconds", &TrainingPoint::optimizer_seconds}}};
 
-// The number behind "key": in a line of flat JSON, NaN where the key is missing.
-template <class Number>
-Number number_of(const std::string& line, const std::string& key, const fs::path& path) {
-  const std::string quoted = "\"" + key + "\":";
-  const size_t at = line.find(quoted);
-  if (at == std::string::npos && std::is_floating_point_v<Number>)
-    return std::numeric_limits<Number>::quiet_NaN();
-  Number number = 0;
-  const bool found =
-      at != std::string::npos &&
-      std::from_chars(line.data() + at + quoted.size(), line.data() + line.size(), number).ec == std::errc();
-  pacer::require<pacer::FileError>(found, path.string(), " has a line without the number '", key,
-                                   "'; train again without --resume");
-  return number;
-}
+// What one line holds.
+struct Event {
+  std::map<std::string, double> numbers;
+  std::map<std::string, std::string> texts;
 
-// The text behind "key":", which has no quotes in it.
-std::string text_of(const std::string& line, const std::string& key, const fs::path& path) {
-  const std::string quoted = "\"" + key + "\":\"";
-  const size_t at = line.find(quoted), begin = at + quoted.size();
-  pacer::require<pacer::FileError>(at != std::string::npos, path.string(), " has a line without the text '",
-                                   key, "'; train again without --resume");
-  return line.substr(begin, line.find('"', begin) - begin);
-}
+  // NaN where the line does not have it: it was not measured, or the file is older.
+  double number(const std::string& key) const {
+    const auto found = numbers.find(key);
+    return found == numbers.end() ? std::numeric_limits<double>::quiet_NaN() : found->second;
+  }
+  int64_t count(const std::string& key) const {
+    const double value = number(key);
+    return std::isnan(value) ? 0 : static_cast<int64_t>(value);
+  }
+};
 
-// A count that older files do not have.
-int64_t count_or_zero(const std::string& line, const std::string& key, const fs::path& path) {
-  const auto count = number_of<double>(line, key, path);
-  return std::isnan(count) ? 0 : static_cast<int64_t>(count);
+Event read_event(std::string line, const fs::path& path) {
+  pacer::JsonScanner scanner(line.data(), line.size(), /*first_byte=*/0, path.string() + ", a line");
+  Event event;
+  scanner.expect('{');
+  do {
+    const std::string key(scanner.string());
+    scanner.expect(':');
+    if (scanner.peek() == '"') {
+      event.texts[key] = scanner.string();
+    } else {
+      event.numbers[key] = scanner.number();
+    }
+  } while (scanner.more('}'));
+  scanner.expect_end();
+  return event;
 }
 
 std::map<std::string, std::string> read_ini(const fs::path& path) {
@@ -139,29 +141,24 @@ Run read_run(const fs::path& folder, const std::string& arm, uint64_t seed) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
     if (line.empty() || line.back() != '}') break;  // cut off while it was written
-    const auto is = [&](const std::string& event) {
-      return line.rfind("{\"event\":\"" + event + "\"", 0) == 0;
-    };
-    if (is("training")) {
+    Event event = read_event(line, path);
+    const std::string kind = event.texts["event"];
+    if (kind == "training") {
       TrainingPoint point;
-      point.step = number_of<int64_t>(line, "step", path);
-      point.tokens = number_of<int64_t>(line, "tokens", path);
-      for (const auto& [name, member] : kFields) point.*member = number_of<double>(line, name, path);
+      point.step = event.count("step");
+      point.tokens = event.count("tokens");
+      for (const auto& [name, member] : kFields) point.*member = event.number(name);
       run.training.push_back(point);
-    } else if (is("validation")) {
-      run.validation.push_back({number_of<int64_t>(line, "tokens", path),
-                                number_of<double>(line, "seconds", path),
-                                number_of<double>(line, "loss", path)});
-    } else if (is("tensor")) {
-      run.tensors.push_back({text_of(line, "name", path), number_of<int64_t>(line, "elements", path),
-                             number_of<double>(line, "coefficient", path),
-                             number_of<double>(line, "factor", path),
-                             number_of<double>(line, "momentum_scale", path)});
-    } else if (is("end")) {
-      run.parameters = count_or_zero(line, "parameters", path);
-      run.frozen_at = count_or_zero(line, "frozen_at", path);
-      const auto largest = number_of<double>(line, "largest_update", path);
-      run.largest_update = std::isnan(largest) ? 0.0 : largest;
+    } else if (kind == "validation") {
+      run.validation.push_back({event.count("tokens"), event.number("seconds"), event.number("loss")});
+    } else if (kind == "tensor") {
+      run.tensors.push_back({event.texts["name"], event.count("elements"), event.number("coefficient"),
+                             event.number("factor"), event.number("momentum_scale")});
+    } else if (kind == "end") {
+      run.parameters = event.count("parameters");
+      run.frozen_at = event.count("frozen_at");
+      // 0 also where it is not known.
+      run.largest_update = std::max(0.0, event.number("largest_update"));
       run.finished = !run.training.empty() && !run.validation.empty();
     }
   }

@@ -8,9 +8,9 @@
 
 #include <pacer/schedulers/pipeline.h>
 
+#include "convergence/settings.h"
+#include "convergence/text/text_batches.h"
 #include "gpt.h"
-#include "settings.h"
-#include "text_batches.h"
 
 namespace convergence {
 

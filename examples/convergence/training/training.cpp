@@ -1,7 +1,7 @@
 // The training loop: a model, an optimizer, and a Session with hooks around a loop of ten lines.
 #include "training.h"
 
-#include "teaching.h"
+#include "convergence/arms/teaching.h"
 
 #include <algorithm>
 #include <cmath>
@@ -19,11 +19,12 @@
 #include <pacer/schedulers/save_weights.h>
 #include <pacer/schedulers/session.h>
 
-#include "arms.h"
-#include "fine_tuning.h"
-#include "gpt.h"
-#include "piped_gpt.h"
-#include "text_batches.h"
+#include "convergence/arms/arms.h"
+#include "convergence/arms/fine_tuning.h"
+#include "convergence/model/gpt.h"
+#include "convergence/model/piped_gpt.h"
+#include "convergence/text/text_batches.h"
+#include "memory_meter.h"
 
 namespace convergence {
 namespace {
@@ -108,6 +109,8 @@ Run train(const RunPlan& plan, const Machine& machine, const Run& stored, RunObs
   const uint64_t seed = plan.seed;
   pacer::Communicator& world = *machine.world;
   const torch::Device device = world.device();
+  const auto memory = std::make_shared<MemoryMeter>(device);
+  const c10::DebugInfoGuard counting(c10::DebugInfoKind::PROFILER_STATE, memory);
   torch::manual_seed(seed);
   // On the CPU first: the same weights for every device.
   Gpt model(gpt_config(settings, arm.has(Method::fused_layers)));
@@ -132,7 +135,7 @@ Run train(const RunPlan& plan, const Machine& machine, const Run& stored, RunObs
   run.seed = seed;
   run.processes = settings.processes;
   run.parameters = parameters;
-  const auto curve = std::make_shared<TrainingCurve>(settings, &run, observer);
+  const auto curve = std::make_shared<TrainingCurve>(settings, memory, &run, observer);
 
   pacer::Session session(*model, *optimizer, machine.world);
   session.use(pacer::LearningRate(schedule(settings))).use(curve);

@@ -6,8 +6,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "convergence/settings.h"
 #include "corpus.h"
-#include "settings.h"
 
 namespace convergence {
 

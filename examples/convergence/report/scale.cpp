@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "format.h"
+#include "convergence/format.h"
 
 namespace convergence {
 namespace {

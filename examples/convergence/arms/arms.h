@@ -13,7 +13,7 @@
 #include <pacer/modules/blocks.h>
 #include <pacer/schedulers/session.h>
 
-#include "settings.h"
+#include "convergence/settings.h"
 
 namespace convergence {
 

@@ -19,6 +19,12 @@ double mean_over(const std::vector<const Run*>& runs, Value value) {
   return sum / static_cast<double>(runs.size());
 }
 
+double median_over(const std::vector<TrainingPoint>& points, double TrainingPoint::*member) {
+  std::vector<double> values;
+  for (const TrainingPoint& point : points) values.push_back(point.*member);
+  return median(values);
+}
+
 }  // namespace
 
 Estimate estimate(const std::vector<double>& values) {
@@ -93,6 +99,7 @@ std::vector<ArmSummary> summarize(const std::vector<Run>& runs) {
     for (const Run* run : own) summary.largest_update = std::max(summary.largest_update, run->largest_update);
     summary.processes = own.front()->processes;
     summary.optimizer_seconds = mean_over(own, [](const Run& run) { return run.optimizer_seconds(); });
+    summary.memory_bytes = mean_over(own, [](const Run& run) { return run.memory_bytes(); });
   }
   return summaries;
 }
@@ -124,11 +131,9 @@ double Run::step_seconds() const {
   return median(seconds);
 }
 
-double Run::optimizer_seconds() const {
-  std::vector<double> seconds;
-  for (const TrainingPoint& point : training) seconds.push_back(point.optimizer_seconds);
-  return median(seconds);
-}
+double Run::optimizer_seconds() const { return median_over(training, &TrainingPoint::optimizer_seconds); }
+
+double Run::memory_bytes() const { return median_over(training, &TrainingPoint::memory_bytes); }
 
 Curve curve_of(const Run& run, double TrainingPoint::*member) {
   Curve curve;

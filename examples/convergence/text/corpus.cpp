@@ -11,7 +11,7 @@
 #include <pacer/core/error.h>
 #include <pacer/core/philox.h>
 
-#include "format.h"
+#include "convergence/format.h"
 
 namespace convergence {
 namespace {

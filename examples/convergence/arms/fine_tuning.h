@@ -7,8 +7,8 @@
 #include <filesystem>
 
 #include "arms.h"
-#include "gpt.h"
-#include "settings.h"
+#include "convergence/model/gpt.h"
+#include "convergence/settings.h"
 
 namespace convergence {
 

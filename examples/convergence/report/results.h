@@ -26,6 +26,7 @@ struct TrainingPoint {
   double sequence_length = 0.0;  // of the last step
   double kept_layers = 0.0;      // in a step; the mean since the previous point
   double bytes_sent = 0.0;       // by this rank to others in training so far
+  double memory_bytes = 0.0;     // that tensors of this rank take at the peak of a step; the median
   double optimizer_seconds =
       0.0;  // of a step: norm, clipping, optimizer; the median since the previous point
 };
@@ -58,6 +59,7 @@ struct Run {
   double ring_bytes(double element_bytes) const;
   double step_seconds() const;       // forward, backward, clipping, optimizer; the median
   double optimizer_seconds() const;  // the median
+  double memory_bytes() const;       // of rank 0 at the peak of a step; the median, 0: not known
 };
 
 // A mean over runs with its standard error, which is 0 and meaningless where `count` is 1.
@@ -78,6 +80,7 @@ struct ArmSummary {
   double seconds = 0.0;
   double step_seconds = 0.0;
   double optimizer_seconds = 0.0;
+  double memory_bytes = 0.0;    // see Run
   double bytes_sent = 0.0;      // by one rank in one run
   double parameters = 0.0;      // that are trained
   double ring_bytes = 0.0;      // that a ring in fp32 would have sent; 0: not known

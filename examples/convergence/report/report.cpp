@@ -3,14 +3,18 @@
 
 #include <algorithm>
 #include <functional>
+#include <optional>
 
 #include "chart.h"
-#include "format.h"
+#include "convergence/format.h"
 #include "report_style.h"
+#include "support/svg.h"
 #include "table.h"
 
 namespace convergence {
 namespace {
+
+using examples::svg::escape;
 
 constexpr double kSmoothing = 0.9;            // of the training curve, per point
 constexpr double kStandardErrorsShown = 2.0;  // half the height of the band around a difference
@@ -64,7 +68,19 @@ std::string loss_charts(const std::vector<Run>& runs, const std::vector<ArmSumma
   return html;
 }
 
-// What the methods did, one small chart per quantity that was measured.
+// Whether any of its lines has another value than the first point.
+bool moves(const Chart& chart) {
+  std::optional<double> first;
+  for (const ChartLine& line : chart.lines) {
+    for (const ChartPoint& point : line.points) {
+      if (point.y != first.value_or(point.y)) return true;
+      first = point.y;
+    }
+  }
+  return false;
+}
+
+// What the methods did, one small chart per quantity that was measured and changed.
 std::string method_charts(const std::vector<Run>& runs, const std::vector<ArmSummary>& summaries) {
   struct Quantity {
     const char* title;
@@ -82,9 +98,7 @@ std::string method_charts(const std::vector<Run>& runs, const std::vector<ArmSum
     chart.y = Axis::plain;
     const auto curve = [&](const Run& run) { return curve_of(run, quantity.member); };
     chart = with_lines(chart, runs, summaries, curve, quantity.smoothing, /*markers=*/false);
-    const bool measured = std::any_of(chart.lines.begin(), chart.lines.end(),
-                                      [](const ChartLine& line) { return !line.points.empty(); });
-    if (measured) html += line_chart(chart);
+    if (moves(chart)) html += line_chart(chart);
   }
   return html;
 }
@@ -129,7 +143,7 @@ std::string time_bars(const std::string& title, const std::vector<ArmSummary>& s
   for (size_t i = 0; i < summaries.size(); ++i) {
     const double value = summaries[i].*seconds, first = summaries.front().*seconds;
     std::string label = significant(value * 1e3, 3) + " ms";
-    if (i > 0 && value > 0.0) label += ", " + significant(first / value, 2) + " × as fast";
+    if (i > 0 && first > 0.0) label += ", " + significant(value / first, 2) + " × the time";
     bars.push_back({summaries[i].arm, i, value, label});
   }
   return bar_chart(title, bars);
@@ -139,7 +153,7 @@ enum class FirstColumn { arms, names };
 
 std::string html_table(const Table& table, FirstColumn first = FirstColumn::arms) {
   std::string html = "<table>\n<thead><tr>";
-  for (const auto& title : table.header) html += "<th scope=\"col\">" + escape_html(title) + "</th>";
+  for (const auto& title : table.header) html += "<th scope=\"col\">" + escape(title) + "</th>";
   html += "</tr></thead>\n<tbody>\n";
   for (size_t i = 0; i < table.rows.size(); ++i) {
     html += "<tr>";
@@ -147,7 +161,7 @@ std::string html_table(const Table& table, FirstColumn first = FirstColumn::arms
       const std::string swatch =
           "<span class=\"swatch\" style=\"background: var(--series-" + std::to_string(i % 6) + ")\"></span>";
       const bool is_arm = k == 0 && first == FirstColumn::arms;
-      html += "<td>" + (is_arm ? swatch : "") + escape_html(table.rows[i][k]) + "</td>";
+      html += "<td>" + (is_arm ? swatch : "") + escape(table.rows[i][k]) + "</td>";
     }
     html += "</tr>\n";
   }
@@ -160,8 +174,7 @@ std::string tensor_tables(const std::vector<Run>& runs) {
   for (const Run& run : runs) {
     const Table table = tensor_table(run);
     if (table.rows.empty()) continue;
-    html += "<details class=\"panel\"><summary>" + escape_html(run.arm) + ", seed " +
-            std::to_string(run.seed) +
+    html += "<details class=\"panel\"><summary>" + escape(run.arm) + ", seed " + std::to_string(run.seed) +
             ": coefficient and factor of each tensor, and what its momentum is multiplied with</summary>\n" +
             html_table(table, FirstColumn::names) + "</details>\n";
   }
@@ -178,14 +191,14 @@ std::string report_as_html(const StudyReport& report) {
       "study</title>\n"
       "<style>" +
       std::string(kReportStyle) +
-      "</style>\n</head>\n<body>\n<h1>Convergence study</h1>\n<p class=\"lede\">" +
-      escape_html(report.headline) + "</p>\n";
+      "</style>\n</head>\n<body>\n<h1>Convergence study</h1>\n<p class=\"lede\">" + escape(report.headline) +
+      "</p>\n";
   html += "<div class=\"panel\">\n" + html_table(summary_table(summaries)) + "</div>\n";
   const Table traffic = traffic_table(summaries);
   if (!traffic.rows.empty()) html += "<div class=\"panel\">\n" + html_table(traffic) + "</div>\n";
   const Table fine_tuning = fine_tuning_table(summaries, report.bases);
   if (!fine_tuning.rows.empty()) html += "<div class=\"panel\">\n" + html_table(fine_tuning) + "</div>\n";
-  html += "<p class=\"note\">" + escape_html(table_note(summaries) + fine_tuning_note(report.bases)) +
+  html += "<p class=\"note\">" + escape(table_note(summaries) + fine_tuning_note(report.bases)) +
           " Training curves, kept layers and gradient norms are smoothed.</p>\n";
   html += "<div class=\"charts\">\n";
   html += loss_charts(report.runs, summaries);
@@ -198,9 +211,9 @@ std::string report_as_html(const StudyReport& report) {
   html += "</div>\n" + tensor_tables(report.runs);
   html += "<h2>Set-up</h2>\n<div class=\"panel\">\n<dl>\n";
   for (const auto& [name, value] : report.facts) {
-    html += "<dt>" + escape_html(name) + "</dt><dd>" + escape_html(value) + "</dd>\n";
+    html += "<dt>" + escape(name) + "</dt><dd>" + escape(value) + "</dd>\n";
   }
-  html += "</dl>\n<details><summary>All settings</summary>\n<pre>" + escape_html(report.settings) +
+  html += "</dl>\n<details><summary>All settings</summary>\n<pre>" + escape(report.settings) +
           "</pre></details>\n</div>\n<script>" + std::string(kReportScript) + "</script>\n</body>\n</html>\n";
   return html;
 }

@@ -24,8 +24,10 @@ double between(std::chrono::steady_clock::time_point start, std::chrono::steady_
 
 }  // namespace
 
-TrainingCurve::TrainingCurve(const Settings& settings, Run* run, RunObserver* observer)
+TrainingCurve::TrainingCurve(const Settings& settings, std::shared_ptr<MemoryMeter> memory, Run* run,
+                             RunObserver* observer)
     : settings_(settings),
+      memory_(std::move(memory)),
       run_(run),
       observer_(observer),
       sequence_length_(static_cast<double>(settings.sequence)),
@@ -76,6 +78,10 @@ void TrainingCurve::attach(pacer::SessionParts& parts) {
   loss_sum_ = at::zeros({}, at::TensorOptions(parts.device()).dtype(at::kDouble));
 }
 
+void TrainingCurve::begin(const pacer::Progress& /*progress*/, pacer::MicroBatch& /*batch*/) {
+  memory_->forget_peak();
+}
+
 // Two synchronisations would slow down a GPU: only every tenth step pays for them.
 void TrainingCurve::gradients_ready(const pacer::Progress& progress) {
   timed_ = parts_->device().is_cpu() || progress.step % kStepsBetweenGpuSamples == 0;
@@ -85,6 +91,7 @@ void TrainingCurve::gradients_ready(const pacer::Progress& progress) {
 }
 
 void TrainingCurve::after_step(pacer::StepReport& report) {
+  memory_bytes_.push_back(static_cast<double>(memory_->peak()));
   if (timed_) {
     synchronize();
     optimizer_seconds_.push_back(between(optimizer_start_, Clock::now()));
@@ -123,12 +130,14 @@ void TrainingCurve::add_point(const pacer::Progress& progress) {
   point.sequence_length = sequence_length_;
   point.kept_layers = kept_layers_sum_ / steps;
   point.optimizer_seconds = optimizer_seconds_.empty() ? kUnknown : median(optimizer_seconds_);
+  point.memory_bytes = memory_bytes_.empty() ? kUnknown : median(memory_bytes_);
   run_->training.push_back(point);
   observer_->on_training(point);
   loss_sum_.zero_();
   kept_layers_sum_ = 0.0;
   steps_in_sum_ = 0;
   optimizer_seconds_.clear();
+  memory_bytes_.clear();
 }
 
 void TrainingCurve::save(pacer::NamedTensors& state) const {

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "format.h"
+#include "convergence/format.h"
 
 namespace convergence {
 namespace {
@@ -30,26 +30,24 @@ bool several_processes(const std::vector<ArmSummary>& summaries) {
 Table summary_table(const std::vector<ArmSummary>& summaries) {
   Table table;
   if (summaries.empty()) return table;
-  const bool compared = summaries.size() > 1, shared = several_processes(summaries);
-  table.header = {"arm", "seeds", "tokens", "validation loss"};
+  const bool compared = summaries.size() > 1;
+  table.header = {"arm", "validation loss"};
   if (compared) table.header.push_back("difference to " + summaries.front().arm);
-  if (shared) table.header.push_back("processes");
   table.header.insert(table.header.end(),
-                      {"time", "time to loss", "optimizer ms/step", "ms/step", "tokens/s"});
+                      {"time", "time to loss", "optimizer ms/step", "ms/step", "tokens/s", "memory"});
   for (const ArmSummary& summary : summaries) {
     const Estimate& difference = summary.difference;
     std::vector<std::string> row = {
-        summary.arm, std::to_string(summary.validation_loss.count), short_count(summary.tokens),
-        with_error(fixed(summary.validation_loss.mean, 4), summary.validation_loss)};
+        summary.arm, with_error(fixed(summary.validation_loss.mean, 4), summary.validation_loss)};
     if (compared) {
       row.push_back(difference.count > 0 ? with_error(signed_fixed(difference.mean, 4), difference) : "");
     }
-    if (shared) row.push_back(std::to_string(summary.processes));
     row.insert(row.end(),
                {duration(summary.seconds), time_to_loss(summary.time_to_loss),
                 significant(summary.optimizer_seconds * kMilliseconds, 3),
                 significant(summary.step_seconds * kMilliseconds, 3),
-                with_thousands(static_cast<int64_t>(summary.tokens / std::max(summary.seconds, 1e-9)))});
+                with_thousands(static_cast<int64_t>(summary.tokens / std::max(summary.seconds, 1e-9))),
+                summary.memory_bytes > 0.0 ? short_count(summary.memory_bytes) + "B" : "-"});
     table.rows.push_back(std::move(row));
   }
   return table;
@@ -107,9 +105,9 @@ Table tensor_table(const Run& run) {
 std::string table_note(const std::vector<ArmSummary>& summaries) {
   std::string note =
       "Loss in nats per byte. Time is one run's training without validation; the step times are medians,\n"
-      "the optimizer's with clipping.";
+      "the optimizer's with clipping. Memory is what tensors of one rank take at the peak of a step.";
   if (summaries.size() > 1) {
-    note += " Time to loss: until the validation loss first was within 0.001 of the final one of " +
+    note += "\nTime to loss: until the validation loss first was within 0.001 of the final one of " +
             summaries.front().arm + "; - for never.";
   }
   if (several_processes(summaries)) {

@@ -5,34 +5,21 @@
 #include <cmath>
 #include <limits>
 
-#include "format.h"
+#include "convergence/format.h"
 #include "scale.h"
+#include "support/svg.h"
 
 namespace convergence {
 namespace {
+
+using namespace examples::svg;
 
 // The picture in its own units; the page scales it.
 constexpr double kWidth = 600.0, kHeight = 340.0;
 constexpr double kLeft = 76.0, kRight = 584.0, kTop = 32.0, kBottom = 290.0;
 constexpr size_t kColours = 6;  // in the style sheet
 
-std::string pixels(double value) { return fixed(value, 1); }
-
 std::string series_class(size_t colour) { return "series-" + std::to_string(colour % kColours); }
-
-std::string attribute(const std::string& name, const std::string& value) {
-  return " " + name + "=\"" + escape_html(value) + "\"";
-}
-
-std::string text_at(double x, double y, const std::string& anchor, const std::string& text) {
-  return "<text" + attribute("x", pixels(x)) + attribute("y", pixels(y)) + attribute("text-anchor", anchor) +
-         ">" + escape_html(text) + "</text>\n";
-}
-
-std::string segment(const std::string& kind, double x1, double y1, double x2, double y2) {
-  return "<line" + attribute("class", kind) + attribute("x1", pixels(x1)) + attribute("y1", pixels(y1)) +
-         attribute("x2", pixels(x2)) + attribute("y2", pixels(y2)) + "/>\n";
-}
 
 struct Scales {
   Scale x, y;
@@ -56,16 +43,16 @@ std::string draw_axes(const Scales& scales, bool zero_line) {
   for (const Tick& tick : scales.y.ticks()) {
     const double y = scales.y.pixel(tick.value);
     svg += segment(zero_line && tick.value == 0.0 ? "zero" : "grid", kLeft, y, kRight, y);
-    svg += text_at(kLeft - 8.0, y + 4.0, "end", tick.label);
+    svg += text_at("", kLeft - 8.0, y + 4.0, "end", tick.label);
   }
   svg += segment("axis", kLeft, kBottom, kRight, kBottom);
   for (const Tick& tick : scales.x.ticks()) {
     const double x = scales.x.pixel(tick.value);
     svg += segment("axis", x, kBottom, x, kBottom + 5.0);
-    svg += text_at(x, kBottom + 20.0, "middle", tick.label);
+    svg += text_at("", x, kBottom + 20.0, "middle", tick.label);
   }
-  svg += text_at((kLeft + kRight) / 2.0, kBottom + 42.0, "middle", scales.x.title());
-  svg += text_at(0.0, 12.0, "start", scales.y.title());
+  svg += text_at("", (kLeft + kRight) / 2.0, kBottom + 42.0, "middle", scales.x.title());
+  svg += text_at("", 0.0, 12.0, "start", scales.y.title());
   return svg;
 }
 
@@ -92,8 +79,8 @@ std::string draw_line(const ChartLine& line, const Scales& scales) {
     points += x + "," + y + " ";
     values += (values.empty() ? "" : ";") + x + "|" + y + "|" + x_label + "|" + y_label;
     if (line.markers) {
-      markers += "<circle" + attribute("cx", x) + attribute("cy", y) + attribute("r", "3") + "><title>" +
-                 escape_html(line.name + " at " + x_label + ": " + y_label) + "</title></circle>\n";
+      markers += dot("", scales.x.pixel(point.x), scales.y.pixel(point.y),
+                     line.name + " at " + x_label + ": " + y_label);
     }
   }
   const std::string kind = (line.faint ? "faint " : "line ") + series_class(line.colour);
@@ -105,52 +92,25 @@ std::string draw_line(const ChartLine& line, const Scales& scales) {
 std::string draw_legend(const Chart& chart) {
   std::string legend;
   if (!chart.band_meaning.empty()) {
-    legend +=
-        "<span class=\"key\"><span class=\"shade\"></span>" + escape_html(chart.band_meaning) + "</span>";
+    legend += "<span class=\"key\"><span class=\"shade\"></span>" + escape(chart.band_meaning) + "</span>";
   }
   for (const ChartLine& line : chart.lines) {
     if (line.faint) continue;
     legend += "<span class=\"key\"><svg class=\"sample\" viewBox=\"0 0 34 10\" aria-hidden=\"true\"><g" +
               attribute("class", "line " + series_class(line.colour)) +
-              "><polyline points=\"2,5 32,5\"/></g></svg>" + escape_html(line.name) + "</span>";
+              "><polyline points=\"2,5 32,5\"/></g></svg>" + escape(line.name) + "</span>";
   }
   return legend;
 }
 
 std::string figure(const std::string& title, const std::string& legend, double height,
                    const std::string& content) {
-  return "<figure>\n<figcaption><b>" + escape_html(title) + "</b><span class=\"legend\">" + legend +
+  return "<figure>\n<figcaption><b>" + escape(title) + "</b><span class=\"legend\">" + legend +
          "</span></figcaption>\n<svg class=\"chart\" viewBox=\"0 0 " + pixels(kWidth) + " " + pixels(height) +
          "\" role=\"img\"" + attribute("aria-label", title) + ">\n" + content + "</svg>\n</figure>\n";
 }
 
 }  // namespace
-
-std::string escape_html(const std::string& text) {
-  std::string safe;
-  for (const char c : text) {
-    switch (c) {
-      case '&':
-        safe += "&amp;";
-        break;
-      case '<':
-        safe += "&lt;";
-        break;
-      case '>':
-        safe += "&gt;";
-        break;
-      case '"':
-        safe += "&quot;";
-        break;
-      case '\'':
-        safe += "&#39;";
-        break;
-      default:
-        safe += c;
-    }
-  }
-  return safe;
-}
 
 std::string line_chart(const Chart& chart) {
   const Scales scales = scales_of(chart);
@@ -165,18 +125,17 @@ std::string line_chart(const Chart& chart) {
 }
 
 std::string bar_chart(const std::string& title, const std::vector<Bar>& bars) {
-  constexpr double kRow = 56.0, kThickness = 20.0, kLabelSpace = 215.0;
+  constexpr double kRow = 56.0, kThickness = 20.0, kLabelSpace = 270.0;
   double longest = 0.0;
   for (const Bar& bar : bars) longest = std::max(longest, bar.value);
   std::string svg;
   double top = 8.0;
   for (const Bar& bar : bars) {
     const double length = longest > 0.0 ? (kRight - kLabelSpace) * bar.value / longest : 0.0;
-    svg += text_at(0.0, top + 12.0, "start", bar.name);
-    svg += "<rect" + attribute("class", "bar " + series_class(bar.colour)) + attribute("x", "0") +
-           attribute("y", pixels(top + 20.0)) + attribute("width", pixels(std::max(1.0, length))) +
-           attribute("height", pixels(kThickness)) + attribute("rx", "3") + "/>\n";
-    svg += text_at(length + 8.0, top + 35.0, "start", bar.label);
+    svg += text_at("", 0.0, top + 12.0, "start", bar.name);
+    svg += rectangle("bar " + series_class(bar.colour), 0.0, top + 20.0, std::max(1.0, length), kThickness,
+                     bar.name + ": " + bar.label);
+    svg += text_at("", length + 8.0, top + 35.0, "start", bar.label);
     top += kRow;
   }
   return figure(title, "", top, svg);

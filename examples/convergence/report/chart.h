@@ -48,7 +48,4 @@ std::string line_chart(const Chart& chart);
 // A <figure> with one horizontal bar per entry.
 std::string bar_chart(const std::string& title, const std::vector<Bar>& bars);
 
-// Text made safe inside HTML elements and quoted attributes.
-std::string escape_html(const std::string& text);
-
 }  // namespace convergence

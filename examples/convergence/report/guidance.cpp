@@ -11,23 +11,26 @@ struct Hint {
 };
 
 constexpr Hint kHints[] = {
-    {"adamw", "LibTorch's own loop over parameters, as a measure for the others"},
-    {"fused-adamw", "the loss is AdamW's up to rounding, the optimizer's time per step is not"},
-    {"curriculum-layer-drop",
-     "cheaper steps, and what they cost; the method is for long runs of deep models"},
-    {"onebit-adam", "the loss stays close to AdamW's, though momentum travels as signs"},
-    {"onebit-adam-curriculum-layer-drop", "when it froze: not before the curriculum had ended"},
-    {"lamb", "made for large batches; at small ones expect no gain over AdamW"},
-    {"onebit-lamb", "the loss beside lamb's, which it should stay close to"},
+    {"fused-adamw", "what the others are measured by: AdamW in one pass over memory"},
+    {"adamw", "LibTorch's own loop over parameters: the same loss, more of the optimizer's time"},
+    {"onebit-adam",
+     "close to AdamW's loss, in short runs below it; costs memory for errors, and the optimizer's time"},
     {"curriculum",
-     "cut batches mean more and smaller steps: good at tens of thousands of tokens a step, bad at "
-     "hundreds"},
+     "a lower loss at tens of thousands of tokens a step, for more steps and time; a higher one at hundreds"},
     {"curriculum-reshape",
-     "the same tokens a step in shorter sequences at first: loss and time at equal tokens"},
+     "a lower loss at equal tokens and time where the ramp is short; a long ramp costs loss"},
+    {"onebit-adam-curriculum", "both at once: it froze when the curriculum had ended, and not before"},
+    {"lamb", "made for large batches: a higher loss than AdamW's at small ones"},
+    {"onebit-lamb", "its loss beside lamb's; costs memory for errors"},
+    {"recompute", "fused-adamw's loss to the bit with less memory, for a second forward pass: time"},
+    {"shards",
+     "fused-adamw's loss with a part of state and gradients on each rank: memory falls, bytes stay"},
+    {"layer-drop",
+     "less time a step for a higher loss: it pays in long runs of deep models alone, if anywhere"},
+    {"curriculum-layer-drop", "the least time a step, and the highest loss in short runs"},
     {"lora", "the loss beside that of training all parameters, and how few of them it trains"},
     {"qlora", "the loss beside lora's, before and after: adapters make up for what 4 bits cost"},
     {"pipeline", "the loss is fused-adamw's; ranks that share out layers send activations, not gradients"},
-    {"layer-drop", "time per step falls, loss rises: it pays in long runs of deep models alone"},
 };
 
 }  // namespace

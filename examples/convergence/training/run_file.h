@@ -8,8 +8,8 @@
 
 #include <pacer/core/json_lines.h>
 
-#include "results.h"
-#include "settings.h"
+#include "convergence/report/results.h"
+#include "convergence/settings.h"
 
 namespace convergence {
 

@@ -26,11 +26,14 @@ h1 { margin: 0; font-size: 28px; letter-spacing: -0.01em; line-height: 1.2; }
 h2 { margin: 36px 0 12px; font-size: 18px; }
 .lede { margin: 6px 0 24px; color: var(--muted); font-size: 16px; }
 .panel, figure { background: var(--panel); border: 1px solid var(--border); border-radius: 10px; }
-.panel { overflow-x: auto; padding: 6px 18px; }
+.panel { overflow-x: auto; padding: 6px 18px; } .panel + .panel, .charts + .panel { margin-top: 18px; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { padding: 9px 0 9px 22px; text-align: right; white-space: nowrap; }
 th:first-child, td:first-child { padding-left: 0; text-align: left; }
 th { color: var(--muted); font-size: 13px; font-weight: 600; }
+th button { padding: 0; border: 0; background: none; color: inherit; font: inherit; cursor: pointer; }
+th[aria-sort] button { color: var(--text); }
+th[aria-sort=ascending] button::after { content: " ↑"; } th[aria-sort=descending] button::after { content: " ↓"; }
 td { border-top: 1px solid var(--border); }
 td:first-child { font-weight: 600; }
 .note { margin: 10px 2px 0; color: var(--muted); font-size: 13px; }
@@ -45,13 +48,15 @@ figcaption { display: flex; flex-wrap: wrap; justify-content: space-between; gap
 .shade { width: 20px; height: 12px; border-radius: 3px; background: var(--muted); opacity: 0.3; }
 .stack { display: flex; flex-direction: column; gap: 18px; } .stack figure { flex: 1 0 auto; }
 .swatch { display: inline-block; width: 10px; height: 10px; margin-right: 9px; border-radius: 3px; }
-.chart { display: block; width: 100%; height: auto; overflow: visible; }
+.chart { display: block; width: 100%; height: auto; overflow: visible; touch-action: pan-y; }
 .chart text { fill: var(--muted); font-size: 12.5px; font-variant-numeric: tabular-nums; }
-@media (max-width: 560px) { .chart text { font-size: 18px; } }
+.charts.small .chart text { font-size: 17px; }
+@media (max-width: 560px) { .chart text, .charts.small .chart text { font-size: 21px; }
+  body { padding: 24px 14px 48px; } dl { grid-template-columns: 1fr; gap: 2px; } dd { margin-bottom: 8px; } }
 .grid { stroke: var(--grid); } .axis, .zero { stroke: var(--muted); stroke-opacity: 0.6; }
 polyline { fill: none; stroke: currentColor; stroke-width: 2.2; stroke-linejoin: round; stroke-linecap: round; }
 .faint polyline { stroke-width: 1; stroke-opacity: 0.35; }
-circle { fill: currentColor; } .band { fill: currentColor; fill-opacity: 0.14; } .bar { fill: currentColor; }
+circle { fill: currentColor; } .band { fill: currentColor; fill-opacity: 0.14; } .bar { fill: currentColor; rx: 3px; }
 .line.series-0 polyline { stroke-width: 5; stroke-opacity: 0.5; }
 .line.series-1 polyline { stroke-dasharray: 6 5; } .line.series-2 polyline { stroke-dasharray: 1 5; }
 .line.series-3 polyline { stroke-dasharray: 12 4 2 4; } .line.series-4 polyline { stroke-dasharray: 14 5; }
@@ -69,8 +74,26 @@ pre { margin: 0 0 10px; font: 13px/1.5 ui-monospace, SFMono-Regular, Menlo, Cons
 .tip b { color: var(--muted); font-weight: 500; }
 )css";
 
-// Adds a guide line and the values under the pointer; without it, points still have their own titles.
+// Sorts a table by the column whose title is clicked, by amounts ("1 min 05 s", "12.3MB") where cells have
+// some. Adds a guide line and the values under the pointer to charts; without it, points and bars still have
+// their own titles.
 inline constexpr char kReportScript[] = R"js(
+const units = { h: 3600, min: 60, k: 1e3, M: 1e6, G: 1e9, T: 1e12 };
+const amount = text => [...text.split('±')[0].matchAll(/([-+]?[\d.,]*\d) ?(h|min|[kMGT])?/g)].reduce(
+  (sum, [, number, unit]) => (sum || 0) + number.replace(/,/g, '') * (units[unit] || 1), NaN);
+for (const title of document.querySelectorAll('thead th')) {
+  const button = document.createElement('button');
+  button.append(...title.childNodes); title.append(button);
+  button.addEventListener('click', () => {
+    const rising = title.ariaSort !== 'ascending', column = title.cellIndex, body = title.closest('table').tBodies[0];
+    for (const other of title.parentNode.cells) other.removeAttribute('aria-sort');
+    title.setAttribute('aria-sort', rising ? 'ascending' : 'descending');
+    const text = row => row.cells[column].textContent;
+    const compare = (a, b) => column === 0 ? text(a).localeCompare(text(b)) : amount(text(a)) - amount(text(b));
+    const known = [...body.rows].filter(row => column === 0 || !isNaN(amount(text(row))));
+    body.prepend(...known.sort((a, b) => rising ? compare(a, b) : compare(b, a)));
+  });
+}
 for (const chart of document.querySelectorAll('svg.chart')) {
   const lines = [...chart.querySelectorAll('g[data-points]')].map(g => ({
     name: g.dataset.name, colour: g.classList[1],
@@ -81,7 +104,7 @@ for (const chart of document.querySelectorAll('svg.chart')) {
   const tip = document.createElement('div'); tip.className = 'tip';
   const leave = () => { guide.remove(); tip.remove(); };
   chart.addEventListener('pointerleave', leave);
-  chart.addEventListener('pointermove', event => {
+  const show = event => {
     const box = chart.getBoundingClientRect(), scale = chart.viewBox.baseVal.width / box.width;
     const x = (event.clientX - box.left) * scale;
     const near = lines.map(line => line.points.reduce((a, b) => Math.abs(b[0] - x) < Math.abs(a[0] - x) ? b : a));
@@ -94,7 +117,8 @@ for (const chart of document.querySelectorAll('svg.chart')) {
     const frame = chart.parentNode.getBoundingClientRect(), place = box.left - frame.left + at[0] / scale;
     tip.style.left = (at[0] / scale > box.width / 2 ? place - tip.offsetWidth - 12 : place + 12) + 'px';
     tip.style.top = (event.clientY - frame.top - 20) + 'px';
-  });
+  };
+  for (const kind of ['pointermove', 'pointerdown']) chart.addEventListener(kind, show);
 }
 )js";
 

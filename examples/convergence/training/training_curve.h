@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -10,8 +11,9 @@
 
 #include <pacer/schedulers/hook.h>
 
-#include "results.h"
-#include "settings.h"
+#include "convergence/report/results.h"
+#include "convergence/settings.h"
+#include "memory_meter.h"
 
 namespace convergence {
 
@@ -25,8 +27,9 @@ class RunObserver {
 
 class TrainingCurve : public pacer::Hook {
  public:
-  // Adds its points to `run`, which must outlive it as `settings` and `observer` must.
-  TrainingCurve(const Settings& settings, Run* run, RunObserver* observer);
+  // Adds its points to `run`, which must outlive it as `settings` and `observer` must. `memory` is counting.
+  TrainingCurve(const Settings& settings, std::shared_ptr<MemoryMeter> memory, Run* run,
+                RunObserver* observer);
 
   // ---- the loop's part ----
   // Takes over the points of an interrupted run up to `tokens`, where it continues.
@@ -43,6 +46,7 @@ class TrainingCurve : public pacer::Hook {
   // Behind the learning rate, which tells its value, and before checkpoints, which save this hook's.
   pacer::Slot slot() const override { return pacer::Slot::schedule; }
   void attach(pacer::SessionParts& parts) override;
+  void begin(const pacer::Progress& progress, pacer::MicroBatch& batch) override;
   void gradients_ready(const pacer::Progress& progress) override;
   // Throws pacer::Error where the loss is no longer finite.
   void after_step(pacer::StepReport& report) override;
@@ -60,6 +64,7 @@ class TrainingCurve : public pacer::Hook {
   double bytes_sent() const;
 
   const Settings& settings_;
+  std::shared_ptr<MemoryMeter> memory_;
   Run* run_;
   RunObserver* observer_;
   pacer::SessionParts* parts_ = nullptr;
@@ -74,7 +79,7 @@ class TrainingCurve : public pacer::Hook {
   at::Tensor loss_sum_;  // fp64, on the device
   int64_t steps_in_sum_ = 0;
   double kept_layers_sum_ = 0.0;
-  std::vector<double> optimizer_seconds_;
+  std::vector<double> optimizer_seconds_, memory_bytes_;
   // Of the last step:
   double learning_rate_ = 0.0;
   double sequence_length_;
