@@ -1,5 +1,8 @@
 # pacer_add_program: one program from all source files of a folder; for tests, benchmarks and examples.
 
+# What programs are linked with. Tests and benchmarks change it: they look behind the public interface.
+set(PACER_PROGRAMS_USE pacer::pacer)
+
 # pacer_add_program(TARGET FOLDER [library...]): does nothing when the folder has no sources yet.
 function(pacer_add_program target folder)
   pacer_sources(sources ${folder}/*.cpp)
@@ -12,5 +15,5 @@ function(pacer_add_program target folder)
   target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:$<$<COMPILE_LANGUAGE:CXX>:-Wno-maybe-uninitialized>>)
   set_target_properties(${target} PROPERTIES CUDA_RUNTIME_LIBRARY None)  # comes with pacer::kernels
   target_include_directories(${target} SYSTEM PRIVATE ${PACER_HEADER_ONLY})
-  target_link_libraries(${target} PRIVATE pacer::pacer torch_cpu_library ${ARGN})
+  target_link_libraries(${target} PRIVATE ${PACER_PROGRAMS_USE} torch_cpu_library ${ARGN})
 endfunction()
