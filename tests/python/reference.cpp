@@ -1,9 +1,7 @@
 // Steps of C++ for tests/python/test_optimizers.py: parameters and gradients by a formula that is exact in
 // fp32, so that Python computes the same ones.
 //
-//   pacer-python-reference OPTIMIZER DTYPE FILE   writes the parameters after five steps, joined, for
-//   torch.load
-
+//   pacer-python-reference OPTIMIZER DTYPE FILE   writes the parameters after five steps
 #include <cstdio>
 #include <fstream>
 #include <memory>

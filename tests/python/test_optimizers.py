@@ -301,6 +301,14 @@ class Refusals(Case):
             optimizer.step()
 
 
+class Options(Case):
+    def test_options_are_those_of_cpp(self):
+        for kind in ALL:
+            described = set(torch.ops.pacer.describe(kind.__name__)) - {"initial_lr"}  # a key of torch's schedulers
+            params = parameters()
+            self.assertEqual(described, set(kind(params).param_groups[0]) - {"params"})
+
+
 def numbers(count, salt, dtype):
     index = torch.arange(count, dtype=torch.int64)
     return (((index * 7919 + salt * 104729) % 2001 - 1000).float() / 1024).to(dtype)
