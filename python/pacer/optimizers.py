@@ -27,7 +27,7 @@ _DROPPED_OF_TORCH = {*_ASKS_OF_TORCH, "foreach", "capturable", "fused", "decoupl
 
 
 def _nearest(name: str, known: Iterable[str]) -> Optional[str]:
-    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)), None)
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.7)), None)
 
 
 class _FusedOptimizer(Optimizer):

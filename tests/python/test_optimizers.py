@@ -264,6 +264,9 @@ class Refusals(Case):
             pacer.FusedAdamW(parameters(), weight_deacy=0.1)
         with self.assertRaisesRegex(ValueError, 'no option "wieght_decay"; did you mean "weight_decay"'):
             pacer.FusedAdamW([{"params": parameters(), "wieght_decay": 0.1}])
+        with self.assertRaisesRegex(TypeError, 'no option "fused"; there are: betas, eps'):
+            pacer.FusedAdamW(parameters(), fused=True)
+        pacer.FusedAdamW([{"params": parameters(), "layer": 3}])  # a key of the user's own
         with self.assertRaisesRegex(TypeError, "amsgrad"):
             pacer.FusedLamb(parameters(), amsgrad=True)
 
