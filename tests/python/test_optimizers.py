@@ -28,7 +28,7 @@ def parameters(dtype=torch.float32, sizes=SIZES):
 def set_gradients(params, seed):
     generator = torch.Generator().manual_seed(seed)
     for parameter in params:
-        parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
+        parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter)
 
 
 def train(optimizer, params, steps=range(4), each=lambda: None):
@@ -333,6 +333,49 @@ class AgainstCpp(Case):
                         optimizer.param_groups[0]["lr"] = 0.01 / (step + 1)
                         optimizer.step()
                     self.equal([torch.cat(params)], [torch.load(file, weights_only=True)])
+
+
+@unittest.skipUnless(torch.cuda.is_available(), "no GPU")
+class OnGpu(Case):
+    def test_bits_are_those_of_the_cpu_for_every_option(self):
+        for kind in ALL:
+            for options in [{}, {"finite_check": True}, {"bias_correction": False, "eps": 1e-4}]:
+                for dtype in (torch.float32, torch.bfloat16):
+                    with self.subTest(kind.__name__, dtype=dtype, **options):
+                        a = parameters(dtype)
+                        b = [torch.nn.Parameter(p.detach().cuda()) for p in a]
+                        optimizer, on_gpu = kind(a, lr=0.01, **options), kind(b, lr=0.01, **options)
+                        for step in range(4):
+                            set_gradients(a, 10 + step)
+                            for p, q in zip(a, b):
+                                q.grad = p.grad.cuda()
+                            optimizer.step()
+                            on_gpu.step()
+                        self.equal(a, [q.cpu() for q in b])
+
+    def test_state_goes_to_torch_and_comes_from_it(self):
+        for mine, theirs in PAIRS:
+            for first, second in [(mine, theirs), (theirs, mine)]:
+                a = [torch.nn.Parameter(p.detach().cuda()) for p in parameters()]
+                b = [torch.nn.Parameter(p.detach().cuda()) for p in parameters()]
+                whole, half = theirs(a, lr=0.01), first(b, lr=0.01)
+                for params, optimizer, steps in [(a, whole, range(6)), (b, half, range(3))]:
+                    train(optimizer, params, steps)
+                other = second(b, lr=1.0)
+                other.load_state_dict(half.state_dict())
+                train(other, b, range(3, 6))
+                self.near(a, b)
+
+    def test_a_grad_scaler_skips_steps_that_are_not_finite(self):
+        for kind in ALL:
+            params = [torch.nn.Parameter(p.detach().cuda()) for p in parameters()]
+            before = [p.detach().clone() for p in params]
+            optimizer, scaler = kind(params), torch.amp.GradScaler("cuda", init_scale=8.0)
+            scaler.scale(sum((p**2).sum() for p in params)).backward()
+            params[0].grad.view(-1)[0] = float("inf")
+            scaler.step(optimizer)
+            scaler.update()
+            self.equal(params, before)
 
 
 if __name__ == "__main__":
