@@ -88,6 +88,7 @@ else()
   set(_obstacle "PACER_CUDA is ${PACER_CUDA}")
 endif()
 
+set(PACER_CUDA_OBSTACLE "${_obstacle}")  # for pacer-info
 if(_obstacle)
   set(PACER_WITH_CUDA 0)
   message(STATUS "pacer: LibTorch ${LIBTORCH_VERSION} in ${LIBTORCH_PREFIX}; without CUDA: ${_obstacle}")

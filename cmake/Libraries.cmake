@@ -1,4 +1,5 @@
-# pacer_add_library: one library per folder, all built alike. pacer_add_umbrella: the library that is their sum.
+# pacer_add_library: one archive per folder, all built alike. pacer_add_umbrella: the library that is their sum, either
+# all archives together or, with BUILD_SHARED_LIBS, one shared library made from them (Shared.cmake).
 
 # <pacer/FOLDER/HEADER.h> in the build tree: a folder of links to the source folders.
 set(PACER_INCLUDE_DIR "${PROJECT_BINARY_DIR}/include")
@@ -60,28 +61,27 @@ function(pacer_sources out)
   set(${out} "${found}" PARENT_SCOPE)
 endfunction()
 
-# pacer_add_library(NAME pattern...): the library pacer_NAME (pacer::NAME) from the files of the current folder.
+# pacer_add_library(NAME pattern...): the archive pacer_NAME (pacer::NAME) from the files of the current folder. It is an
+# archive in either form, of code that may go into a shared library, so both forms are made of the same objects.
 function(pacer_add_library name)
   set(target pacer_${name})
   pacer_sources(sources ${ARGN})
   if(sources)
-    add_library(${target} ${sources})
+    add_library(${target} STATIC ${sources})
     set(visible PUBLIC)
     pacer_target_flags(${target})
     set_target_properties(${target} PROPERTIES
       POSITION_INDEPENDENT_CODE ON
       CUDA_RUNTIME_LIBRARY None  # linked by name, so that who links pacer needs no nvcc
-      CUDA_SEPARABLE_COMPILATION OFF
-      # As shared libraries: the others of pacer lie beside, LibTorch and CUDA where they were.
-      INSTALL_RPATH "$ORIGIN;${LIBTORCH_PREFIX}/lib;${PACER_CUDART_DIR}"
-      VERSION ${PROJECT_VERSION}
-      SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
+      CUDA_SEPARABLE_COMPILATION OFF)
   else()
     add_library(${target} INTERFACE)
     set(visible INTERFACE)
   endif()
-  add_library(pacer::${name} ALIAS ${target})
-  set_target_properties(${target} PROPERTIES EXPORT_NAME ${name})
+  if(NOT BUILD_SHARED_LIBS)
+    add_library(pacer::${name} ALIAS ${target})
+    set_target_properties(${target} PROPERTIES EXPORT_NAME ${name})
+  endif()
   target_compile_features(${target} ${visible} cxx_std_17)
   file(CREATE_LINK "${CMAKE_CURRENT_SOURCE_DIR}" "${PACER_INCLUDE_DIR}/pacer/${name}" SYMBOLIC)
   target_include_directories(${target} ${visible}
@@ -98,12 +98,21 @@ function(pacer_link target)
   endif()
 endfunction()
 
-# pacer_add_umbrella(NAME...): pacer::pacer, which is all the named folders.
+# pacer_add_umbrella(NAME...): pacer::pacer, which is all the named folders, and pacer_archives, which is their archives in
+# either form, for programs that look behind the public interface.
 function(pacer_add_umbrella)
-  add_library(pacer INTERFACE)
+  list(TRANSFORM ARGN PREPEND pacer_ OUTPUT_VARIABLE archives)
+  add_library(pacer_archives INTERFACE)
+  target_link_libraries(pacer_archives INTERFACE ${archives})
+  if(BUILD_SHARED_LIBS)
+    pacer_add_shared(${ARGN})
+    list(TRANSFORM archives APPEND _part OUTPUT_VARIABLE targets)
+  else()
+    add_library(pacer INTERFACE)
+    target_link_libraries(pacer INTERFACE ${archives})
+    set(targets ${archives})
+  endif()
   add_library(pacer::pacer ALIAS pacer)
-  list(TRANSFORM ARGN PREPEND pacer_ OUTPUT_VARIABLE targets)
-  target_link_libraries(pacer INTERFACE ${targets})
   set(PACER_FOLDERS "${ARGN}" PARENT_SCOPE)
   set(PACER_TARGETS "${targets};pacer" PARENT_SCOPE)
 endfunction()

@@ -1,8 +1,18 @@
-# pacer_add_program: one program from all source files of a folder; for tests, benchmarks and examples.
+# pacer_add_program: one program from all source files of a folder and of those in it; for tests, benchmarks and
+# examples. And the commit that programs report, PACER_COMMIT_NAME.
+set(PACER_COMMIT "" CACHE STRING "The commit that pacer-bench and pacer-info report; empty: ask git when configuring")
+set(PACER_COMMIT_NAME "${PACER_COMMIT}")
+if(NOT PACER_COMMIT_NAME)
+  execute_process(COMMAND git describe --always --dirty WORKING_DIRECTORY ${PROJECT_SOURCE_DIR}
+    OUTPUT_VARIABLE PACER_COMMIT_NAME OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+endif()
+
+# What programs are linked with. Tests and benchmarks change it: they look behind the public interface.
+set(PACER_PROGRAMS_USE pacer::pacer)
 
 # pacer_add_program(TARGET FOLDER [library...]): does nothing when the folder has no sources yet.
 function(pacer_add_program target folder)
-  pacer_sources(sources ${folder}/*.cpp)
+  pacer_sources(sources ${folder}/*.cpp ${folder}/*/*.cpp)
   if(NOT sources)
     return()
   endif()
@@ -12,5 +22,5 @@ function(pacer_add_program target folder)
   target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:$<$<COMPILE_LANGUAGE:CXX>:-Wno-maybe-uninitialized>>)
   set_target_properties(${target} PROPERTIES CUDA_RUNTIME_LIBRARY None)  # comes with pacer::kernels
   target_include_directories(${target} SYSTEM PRIVATE ${PACER_HEADER_ONLY})
-  target_link_libraries(${target} PRIVATE pacer::pacer torch_cpu_library ${ARGN})
+  target_link_libraries(${target} PRIVATE ${PACER_PROGRAMS_USE} torch_cpu_library ${ARGN})
 endfunction()

@@ -11,7 +11,7 @@ program=$root/build/release/examples/convergence
 known_options() {
   tr '\n' ' ' <"$root/examples/convergence/option_table.cpp" |
     grep -oE '(count|number|text|choice|Option [a-z]+)[({] *"[a-z-]+"' | grep -oE '"[a-z-]+"' | tr -d '"'
-  printf 'config\nhelp\n'
+  printf '%s\n' config help help-all list print-config completion
 }
 
 print_help() {
@@ -20,11 +20,11 @@ examples/run.sh [OPTIONS]: sets up what is missing, builds the convergence study
 
   examples/run.sh --quick                  a first look: set-up and build once, then two minutes on a CPU
   examples/run.sh --quick --data book.txt  on your text
-  examples/run.sh                          all arms of the study: about a minute each on two cores
+  examples/run.sh                          the study: on two cores five arms of about a minute each
 TEXT
   if [[ -x $program ]]; then
     printf '\nThe options are those of the study:\n\n'
-    "$program" --help
+    "$program" "$1"
   else
     printf '\nThe options are those of the study, which explains them once it is built:\n\n'
     known_options | sed 's/^/  --/'
@@ -51,8 +51,8 @@ nearest_option() {
 
 for argument in "$@"; do
   case $argument in
-  --help | -h)
-    print_help
+  --help | --help-all | -h)
+    print_help "$argument"
     exit 0
     ;;
   --*)

@@ -16,6 +16,8 @@
 #include <pacer/optimizers/onebit_adam.h>
 #include <pacer/optimizers/onebit_lamb.h>
 
+#include "support/nearest_name.h"
+
 namespace slow_network {
 namespace {
 
@@ -144,12 +146,13 @@ const std::vector<Kind>& kinds() {
 }
 
 const Kind& kind_named(const std::string& name) {
-  std::string known;
+  std::vector<std::string> known;
   for (const Kind& kind : kinds()) {
     if (kind.name == name) return kind;
-    known += (known.empty() ? "" : ", ") + kind.name;
+    known.push_back(kind.name);
   }
-  throw pacer::InvalidArgument("--optimizers takes " + known + ", not '" + name + "'");
+  throw pacer::InvalidArgument("--optimizers cannot have '" + name + "'; " +
+                               examples::suggestion(name, known));
 }
 
 }  // namespace
@@ -166,7 +169,8 @@ Model model_named(const std::string& name) {
   if (name == "gpt2") return {name, gpt_shapes(50257, 1024, 768, 12)};
   if (name == "bert-large") return {name, bert_shapes(30522, 512, 1024, 24)};
   if (name == "small") return {name, gpt_shapes(8192, 1024, 128, 2)};
-  throw pacer::InvalidArgument("--model must be gpt2, bert-large or small, not '" + name + "'");
+  throw pacer::InvalidArgument("--model cannot be '" + name + "'; " +
+                               examples::suggestion(name, {"gpt2", "bert-large", "small"}));
 }
 
 std::string title_of(const std::string& optimizer) { return kind_named(optimizer).title; }

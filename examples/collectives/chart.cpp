@@ -6,8 +6,12 @@
 #include <cstdio>
 #include <limits>
 
+#include "support/svg.h"
+
 namespace collectives {
 namespace {
+
+using namespace examples::svg;
 
 constexpr double kWidth = 760, kLeft = 66, kTop = 62, kPlotHeight = 320;
 constexpr double kRight = 560;  // names of lines stand beyond
@@ -15,7 +19,8 @@ constexpr size_t kColours = 6;
 
 constexpr char kStyle[] =
     "<style>text{font:13px system-ui,sans-serif;fill:#3d4450}.title{font-size:16px;font-weight:600}"
-    ".grid{stroke:#8b93a0;stroke-opacity:.25}.axis{stroke:#8b93a0}.line{fill:none;stroke-width:2.2;"
+    ".grid{stroke:#8b93a0;stroke-opacity:.25}.axis{stroke:#8b93a0}.dot{fill-opacity:0}.line{fill:none;stroke-"
+    "width:2.2;"
     "stroke-linejoin:round}.dashed{stroke-dasharray:5 5;stroke:#8b93a0}.first{fill:#aab1bc}"
     ".c0{stroke:#8a6d00}.c1{stroke:#a8397f}.c2{stroke:#0072b2}.c3{stroke:#d55e00}.c4{stroke:#505a66}"
     ".c5{stroke:#007f5f}.second{fill:#d55e00}"
@@ -23,41 +28,8 @@ constexpr char kStyle[] =
     ".c2{stroke:#56b4e9}.c3{stroke:#ff9249}.c4{stroke:#b4bcc8}.c5{stroke:#35c79c}.second{fill:#ff9249}"
     ".first{fill:#5c6570}}</style>\n";
 
-std::string pixels(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f", value);
-  return text;
-}
-
-std::string escaped(const std::string& text) {
-  std::string safe;
-  for (const char c : text) {
-    safe += c == '&' ? "&amp;" : c == '<' ? "&lt;" : c == '>' ? "&gt;" : std::string(1, c);
-  }
-  return safe;
-}
-
-std::string text_at(double x, double y, const std::string& anchor, const std::string& text,
-                    const std::string& kind = "") {
-  return "<text x=\"" + pixels(x) + "\" y=\"" + pixels(y) + "\" text-anchor=\"" + anchor + "\"" +
-         (kind.empty() ? "" : " class=\"" + kind + "\"") + ">" + escaped(text) + "</text>\n";
-}
-
-std::string segment(const std::string& kind, double x1, double y1, double x2, double y2) {
-  return "<line class=\"" + kind + "\" x1=\"" + pixels(x1) + "\" y1=\"" + pixels(y1) + "\" x2=\"" +
-         pixels(x2) + "\" y2=\"" + pixels(y2) + "\"/>\n";
-}
-
-std::string rectangle(const std::string& kind, double x, double y, double width, double height) {
-  return "<rect class=\"" + kind + "\" x=\"" + pixels(x) + "\" y=\"" + pixels(y) + "\" width=\"" +
-         pixels(width) + "\" height=\"" + pixels(height) + "\"/>\n";
-}
-
-std::string picture(const std::string& title, double height, const std::string& content) {
-  return "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " + pixels(kWidth) + " " + pixels(height) +
-         "\" width=\"" + pixels(kWidth) + "\" height=\"" + pixels(height) + "\" role=\"img\">\n<title>" +
-         escaped(title) + "</title>\n" + kStyle + text_at(0, 20, "start", title, "title") + content +
-         "</svg>\n";
+std::string titled(const std::string& title, double height, const std::string& content) {
+  return picture(title, kWidth, height, kStyle + text_at("title", 0, 20, "start", title) + content);
 }
 
 // Powers of ten from `low` to `high`, widened by a twentieth, onto pixels.
@@ -115,11 +87,11 @@ std::string line_chart(const std::string& title, const std::string& x_title, con
       high = std::max(high, y);
     }
   }
-  if (right == 0) return picture(title, kTop, "");
+  if (right == 0) return titled(title, kTop, "");
   const double bottom = kTop + kPlotHeight;
   const LogScale x_scale = scale_of(left, right, kLeft, kRight), y_scale = scale_of(low, high, bottom, kTop);
 
-  std::string svg = text_at(0, 46, "start", y_title);
+  std::string svg = text_at("", 0, 46, "start", y_title);
   // Powers of ten; where these are few, also 2 and 5 times them.
   const auto ticks = [](const LogScale& scale, auto&& draw) {
     const bool few = scale.high / scale.low < 100;
@@ -133,14 +105,14 @@ std::string line_chart(const std::string& title, const std::string& x_title, con
   };
   ticks(y_scale, [&](double value, const std::string& label) {
     const double y = y_scale.pixel(value);
-    svg += segment("grid", kLeft, y, kRight, y) + text_at(kLeft - 8, y + 4, "end", label);
+    svg += segment("grid", kLeft, y, kRight, y) + text_at("", kLeft - 8, y + 4, "end", label);
   });
   svg += segment("axis", kLeft, bottom, kRight, bottom);
   ticks(x_scale, [&](double value, const std::string& label) {
     const double x = x_scale.pixel(value);
-    svg += segment("axis", x, bottom, x, bottom + 5) + text_at(x, bottom + 20, "middle", label);
+    svg += segment("axis", x, bottom, x, bottom + 5) + text_at("", x, bottom + 20, "middle", label);
   });
-  svg += text_at((kLeft + kRight) / 2, bottom + 42, "middle", x_title);
+  svg += text_at("", (kLeft + kRight) / 2, bottom + 42, "middle", x_title);
 
   std::vector<double> ends;
   for (const Line& line : lines)
@@ -148,18 +120,21 @@ std::string line_chart(const std::string& title, const std::string& x_title, con
   const std::vector<double> labels = spread_out(ends, 17);
   for (size_t i = 0; i < lines.size(); ++i) {
     if (lines[i].points.empty()) continue;
-    std::string points;
-    for (const auto& [x, y] : lines[i].points)
+    std::string points, dots;
+    for (const auto& [x, y] : lines[i].points) {
       points += pixels(x_scale.pixel(x)) + "," + pixels(y_scale.pixel(y)) + " ";
+      dots += dot("dot", x_scale.pixel(x), y_scale.pixel(y),
+                  lines[i].name + " at " + plain_number(x) + ": " + plain_number(y));
+    }
     points.pop_back();
     const std::string kind = lines[i].dashed ? "line dashed" : "line c" + std::to_string(i % kColours);
-    svg += "<polyline class=\"" + kind + "\" points=\"" + points + "\"/>\n";
+    svg += "<polyline class=\"" + kind + "\" points=\"" + points + "\"/>\n" + dots;
     const double x = x_scale.pixel(lines[i].points.back().first);
     svg += segment(kind, x + 4, ends[i], x + 16, labels[i]) +
            segment(kind, x + 16, labels[i], x + 26, labels[i]);
-    svg += text_at(x + 32, labels[i] + 4, "start", lines[i].name);
+    svg += text_at("", x + 32, labels[i] + 4, "start", lines[i].name);
   }
-  return picture(title, bottom + 54, svg);
+  return titled(title, bottom + 54, svg);
 }
 
 std::string bar_chart(const std::string& title, const std::string& first_name, const std::string& second_name,
@@ -168,18 +143,20 @@ std::string bar_chart(const std::string& title, const std::string& first_name, c
   double longest = 0;
   for (const Bar& bar : bars) longest = std::max(longest, bar.first + bar.second);
   const auto length = [&](double value) { return longest > 0 ? (kBarsEnd - kNames) * value / longest : 0; };
-  std::string svg = rectangle("first", 0, 36, 12, 12) + text_at(18, 47, "start", first_name) +
+  std::string svg = rectangle("first", 0, 36, 12, 12) + text_at("", 18, 47, "start", first_name) +
                     rectangle("second", kBarsEnd / 2, 36, 12, 12) +
-                    text_at(kBarsEnd / 2 + 18, 47, "start", second_name);
+                    text_at("", kBarsEnd / 2 + 18, 47, "start", second_name);
   double top = kTop;
   for (const Bar& bar : bars) {
-    svg += text_at(kNames - 10, top + 15, "end", bar.name);
-    svg += rectangle("first", kNames, top, length(bar.first), kThickness);
-    svg += rectangle("second", kNames + length(bar.first), top, length(bar.second), kThickness);
-    svg += text_at(kNames + length(bar.first + bar.second) + 8, top + 15, "start", bar.label);
+    svg += text_at("", kNames - 10, top + 15, "end", bar.name);
+    svg += rectangle("first", kNames, top, length(bar.first), kThickness,
+                     first_name + ": " + plain_number(bar.first));
+    svg += rectangle("second", kNames + length(bar.first), top, length(bar.second), kThickness,
+                     second_name + ": " + plain_number(bar.second));
+    svg += text_at("", kNames + length(bar.first + bar.second) + 8, top + 15, "start", bar.label);
     top += kRow;
   }
-  return picture(title, top, svg);
+  return titled(title, top, svg);
 }
 
 }  // namespace collectives

@@ -13,34 +13,42 @@ namespace {
 namespace po = boost::program_options;
 
 po::options_description description() {
-  po::options_description all = examples::make_options();
   const auto number = [](const char* name) { return po::value<int64_t>()->value_name(name); };
-  all.add_options()  //
+  auto ranks = examples::make_options("Ranks");
+  ranks.add_options()  //
       ("processes", number("N"),
        "ranks to start on this machine (4); leave it out under torchrun or mpirun")                     //
       ("threads", "the ranks are threads of this process: needs no network, shows no network's times")  //
       ("device", po::value<std::string>()->value_name("cpu|cuda")->default_value("cpu"),
-       "cpu: ranks joined by Gloo; cuda: by NCCL, one GPU a rank")  //
+       "cpu: ranks joined by Gloo; cuda: by NCCL, one GPU a rank");
+  auto measurements = examples::make_options("Measurements");
+  measurements.add_options()  //
       ("measure", po::value<std::string>()->value_name("all|exchange|step|bubble")->default_value("all"),
        "the exchange alone, training steps, the bubble of a pipeline, or all of them")  //
+      ("quick", "small sizes and a small network: under 20 seconds on two cores")       //
+      ("seconds", po::value<double>()->value_name("S"),
+       "to measure each size for (8), and the training step for three times as long; every scheme runs at "
+       "least three times")  //
       ("rate", po::value<double>()->value_name("GBIT"),
        "what a rank's link carries each way, in Gbit/s: adds the ratio to the least time possible")  //
-      ("layers", number("N"), "of the trained network (12)")                                         //
-      ("width", number("N"), "of the trained network (512)")                                         //
+      ("output", po::value<std::string>()->value_name("FOLDER")->default_value("run/collectives"),
+       "for measurements.csv, bubble.csv and charts");
+  auto network = examples::make_options("The trained network");
+  network.add_options()                            //
+      ("layers", number("N"), "its layers (12)")   //
+      ("width", number("N"), "their width (512)")  //
       ("rows", number("N"),
        "of a rank's batch; left out: so many that backward takes as long as an exchange")  //
       ("layer-ms", po::value<double>()->value_name("MS"),
        "each layer also sleeps, so long in forward and twice as long in backward, as the host of an "
-       "accelerator does: shows overlap where processors are scarce")  //
-      ("stages", number("P"), "of the simulated pipeline (4)")         //
+       "accelerator does: shows overlap where processors are scarce");
+  auto pipeline = examples::make_options("The simulated pipeline");
+  pipeline.add_options()                         //
+      ("stages", number("P"), "its stages (4)")  //
       ("message", po::value<double>()->value_name("SHARE"),
-       "of a forward pass, that a slow message of this pipeline takes (0.1)")  //
-      ("seconds", po::value<double>()->value_name("S"),
-       "to measure each size for (8), and the training step for three times as long; every scheme runs at "
-       "least three times")                                                        //
-      ("quick", "small sizes and a small network: under 20 seconds on two cores")  //
-      ("output", po::value<std::string>()->value_name("FOLDER")->default_value("run/collectives"),
-       "for measurements.csv, bubble.csv and charts");
+       "of a forward pass, that a slow message of this pipeline takes (0.1)");
+  auto all = examples::make_options({});
+  all.add(ranks).add(measurements).add(network).add(pipeline);
   return all;
 }
 

@@ -2,6 +2,9 @@
 #include "machine.h"
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <system_error>
 #include <thread>
 
 #include <ATen/Context.h>
@@ -11,7 +14,6 @@
 
 #include <pacer/core/error.h>
 
-#include "machine_name.h"
 #include "support/processes.h"
 
 namespace convergence {
@@ -19,6 +21,32 @@ namespace {
 
 std::string count_of(int64_t count, const std::string& what, const std::string& ending) {
   return std::to_string(count) + " " + what + (count == 1 ? "" : ending);
+}
+
+// The rest of the first line of `path` that begins with `key`, behind its colon; empty where there is none.
+std::string value_in(const std::filesystem::path& path, const std::string& key) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    if (line.compare(0, key.size(), key) != 0) continue;
+    const size_t begin = line.find_first_not_of(": \t", key.size());
+    return begin == std::string::npos ? std::string() : line.substr(begin);
+  }
+  return {};
+}
+
+// Names are read from /proc, so that neither LibTorch nor the CUDA runtime is asked for them.
+std::string processor_name() {
+  const std::string name = value_in("/proc/cpuinfo", "model name");
+  return name.empty() ? "CPU" : name;
+}
+
+std::string graphics_name() {
+  std::error_code error;
+  for (const auto& device : std::filesystem::directory_iterator("/proc/driver/nvidia/gpus", error)) {
+    std::string name = value_in(device.path() / "information", "Model");
+    if (!name.empty()) return name;
+  }
+  return "CUDA device";
 }
 
 }  // namespace

@@ -3,7 +3,7 @@
 // cannot work, 3 where other ranks went away.
 #include <vector>
 
-#include "arms.h"
+#include "arms/arms.h"
 #include "machine.h"
 #include "options.h"
 #include "study.h"

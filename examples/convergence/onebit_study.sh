@@ -4,7 +4,7 @@
 #
 #   examples/convergence/onebit_study.sh TEXT [TOKENS] [FOLDER]
 #
-# TEXT: a file or folder of text. TOKENS: budget of each run (400k, for which two idle cores need some 40 minutes). Run
+# TEXT: a file or folder of text. TOKENS: budget of each run (400k, for which two idle cores need at most 40 minutes). Run
 # again after an interruption: finished runs are kept. Prints one table after another; they are also in FOLDER
 # (run/onebit-study). JOBS=N trains N tables' runs at a time (1). LONG=1500k adds what changes with the length of the
 # runs, at that budget (an hour more).
@@ -37,21 +37,22 @@ start() {
 }
 
 start 4 arms --arms fused-adamw,onebit-adam,onebit-adam-refreshed,frozen-uncompressed --seeds 1,2,3
-# The learning rate rises for 5 % of the steps, and nothing may freeze before.
-for share in 0.06 0.10 0.20 0.35; do
-  start 4 "freeze-$share" --arms fused-adamw,onebit-adam --onebit-freeze "$share"
+# What shares a recipe is one table, so that its baselines are trained once: the three rules of clipping (one factor for all
+# ranks; a ratio measured in warm-up; none, below), one scale for all, and what does not work.
+start 4 choices --arms fused-adamw,onebit-adam,onebit-adam-clip-ratio,onebit-adam-one-scale,naive,no-feedback
+# The fused-adamw and the freeze after 20 % of these are those of `choices`. The learning rate rises for 5 % of the steps, and
+# nothing may freeze before.
+for share in 0.06 0.10 0.35; do
+  start 4 "freeze-$share" --arms onebit-adam --onebit-freeze "$share"
 done
-# The three rules of clipping: one factor for all ranks, a ratio measured in warm-up, none.
-start 4 clip --arms fused-adamw,onebit-adam,onebit-adam-clip-ratio
+start 4 nodes --arms onebit-adam-nodes --ranks-per-node 2
 start 4 no-clip --arms fused-adamw,onebit-adam --clip 0
 start 16 ranks-16 --arms fused-adamw,onebit-adam,onebit-adam-clip-ratio --batch 16
 start 16 ranks-16-no-clip --arms fused-adamw,onebit-adam --batch 16 --clip 0
-start 4 scales --arms fused-adamw,onebit-adam,onebit-adam-one-scale
-start 4 nodes --arms fused-adamw,onebit-adam,onebit-adam-nodes --ranks-per-node 2
-start 4 teaching --arms fused-adamw,naive,no-feedback
 # Shorter sequences make more steps: these are after 6, 11 and 17 % of them, when the curriculum has most of its way
 # before it.
 guarded=curriculum,early-freeze,early-freeze-positions
+export PACER_CURRICULUM_START=8 PACER_CURRICULUM_SHARE=0.4
 for share in 0.2 0.4; do
   start 4 "guard-$share" --arms "$guarded,early-freeze-unguarded" --onebit-freeze "$share"
 done

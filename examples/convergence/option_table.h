@@ -17,6 +17,7 @@ struct Option {
   // Reads the text into the settings; throws pacer::InvalidArgument that says what was expected.
   std::function<void(Settings&, const std::string& text)> assign;
   std::function<std::string(const Settings&)> show;  // the text that assign would read
+  bool in_short_help = false;
 };
 
 struct OptionGroup {

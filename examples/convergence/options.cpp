@@ -1,4 +1,5 @@
-// Boost.Program_options does the splitting, the option table does the meaning. No other file includes Boost.
+// Boost.Program_options does the splitting, the option table does the meaning. No other file of the
+// study includes Boost.
 #include "options.h"
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include <pacer/core/error.h>
 
 #include "option_table.h"
+#include "support/command_line.h"
 #include "support/nearest_name.h"
 #include "value_parsers.h"
 
@@ -52,17 +54,17 @@ struct Vocabulary {
   }
 };
 
-enum class Purpose { command_line, file, help };
+enum class Purpose { command_line, file, short_help, full_help };
 
 po::options_description boost_options(const Vocabulary& vocabulary, Purpose purpose) {
-  constexpr unsigned kColumns = 104, kHelpColumns = 72;
-  po::options_description all(kColumns, kHelpColumns);
+  auto all = examples::make_options({});
   for (const auto& group : vocabulary.groups) {
-    po::options_description description(group.title, kColumns, kHelpColumns);
+    auto description = examples::make_options(group.title);
     for (const auto& option : group.options) {
+      if (purpose == Purpose::short_help && !option.in_short_help) continue;
       const bool is_switch =
           option.value.empty();  // takes a value, but need not have one; help does not show it
-      if (is_switch && purpose == Purpose::help) {
+      if (is_switch && (purpose == Purpose::short_help || purpose == Purpose::full_help)) {
         description.add_options()(option.name.c_str(), option.help.c_str());
         continue;
       }
@@ -70,19 +72,24 @@ po::options_description boost_options(const Vocabulary& vocabulary, Purpose purp
       if (is_switch) value->implicit_value("true");
       description.add_options()(option.name.c_str(), value, option.help.c_str());
     }
-    all.add(description);
+    if (!description.options().empty()) all.add(description);
   }
-  if (purpose != Purpose::file) {
-    po::options_description other("Other", kColumns, kHelpColumns);
-    other.add_options()("config", po::value<std::string>()->value_name("FILE"),
-                        "an INI file with any of the options above, one 'name = value' per line");
-    other.add_options()("help,h", "this text");
-    all.add(other);
+  if (purpose == Purpose::command_line || purpose == Purpose::full_help) {
+    auto common = examples::common_options();
+    common.add_options()("list", "the arms and presets with a line each");
+    all.add(common);
   }
   return all;
 }
 
-void print_help(const Vocabulary& vocabulary, const std::vector<ArmHelp>& arms) {
+void print_list(const std::vector<ArmHelp>& arms) {
+  std::cout << "Arms:\n";
+  for (const auto& arm : arms) std::cout << "  " << arm.name << ": " << arm.help << '\n';
+  std::cout << "\nPresets:\n";
+  for (const auto& preset : preset_help()) std::cout << "  " << preset.name << ": " << preset.help << '\n';
+}
+
+void print_help(const Vocabulary& vocabulary, const std::vector<ArmHelp>& arms, bool everything) {
   std::cout
       << "Trains a small byte-level GPT on real text, once per arm and seed, with the same initial weights\n"
          "and the same batches for every arm. Prints one table and writes a report with curves.\n\n"
@@ -92,10 +99,13 @@ void print_help(const Vocabulary& vocabulary, const std::vector<ArmHelp>& arms) 
          "  convergence --fine-tune                      LoRA and QLoRA on a second text\n"
          "  convergence --processes 2                    two ranks share every batch; also under torchrun,\n"
          "                                               mpirun or srun, without --processes\n"
-      << boost_options(vocabulary, Purpose::help) << "\nArms:\n";
-  for (const auto& arm : arms) std::cout << "  " << arm.name << ": " << arm.help << '\n';
-  std::cout << "\nPresets:\n";
-  for (const auto& preset : preset_help()) std::cout << "  " << preset.name << ": " << preset.help << '\n';
+      << boost_options(vocabulary, everything ? Purpose::full_help : Purpose::short_help) << '\n';
+  if (!everything) {
+    std::cout
+        << "--help-all: all options; --list: the arms and presets; --print-config: the values of this run\n";
+    return;
+  }
+  print_list(arms);
   std::cout
       << "\nEvery option is also a variable, PACER_LEARNING_RATE for --learning-rate, and a line of an INI\n"
          "file, 'learning-rate = 3e-4'. The command line goes before the environment, that before the file,\n"
@@ -117,9 +127,9 @@ void keep(GivenValues* values, const GivenValues& earlier, const std::string& na
 
 GivenValues from_command_line(int argument_count, char** arguments, const Vocabulary& vocabulary) {
   namespace style = po::command_line_style;
-  std::vector<std::string> names = vocabulary.names;
-  names.insert(names.end(), {"config", "help"});
   const auto description = boost_options(vocabulary, Purpose::command_line);
+  std::vector<std::string> names;
+  for (const auto& option : description.options()) names.push_back(option->long_name());
   const auto parsed = po::command_line_parser(argument_count, arguments)
                           .options(description)
                           .style(style::unix_style & ~style::allow_guessing)
@@ -218,8 +228,18 @@ std::optional<Settings> read_settings(int argument_count, char** arguments,
   } catch (const po::error& error) {
     throw pacer::InvalidArgument(std::string(error.what()) + " (on the command line)");
   }
-  if (values.count("help") != 0) {
-    print_help(vocabulary, arms);
+  const auto asked = [&](const char* name) { return values.count(name) != 0; };
+  if (asked("help") || asked("help-all")) {
+    print_help(vocabulary, arms, asked("help-all"));
+    return std::nullopt;
+  }
+  if (asked("list")) {
+    print_list(arms);
+    return std::nullopt;
+  }
+  if (asked("completion")) {
+    std::cout << examples::completion_script(values["completion"].text, "convergence",
+                                             boost_options(vocabulary, Purpose::command_line));
     return std::nullopt;
   }
   add_environment(&values, vocabulary);
@@ -249,16 +269,19 @@ std::optional<Settings> read_settings(int argument_count, char** arguments,
     }
   }
   check_settings(settings);
+  if (asked("print-config")) {
+    std::cout << settings_as_ini(settings);
+    return std::nullopt;
+  }
   return settings;
 }
 
 std::string settings_as_ini(const Settings& settings) {
   std::string text = "# The settings of this run; convergence --config FILE repeats it.\n";
   for (const auto& group : option_groups({})) {
-    text += "\n# " + group.title + "\n";
+    text += "\n# == " + group.title + "\n\n";
     for (const auto& option : group.options) {
-      const std::string value = option.show(settings);
-      text += (value.empty() ? "# " : "") + option.name + " = " + value + "\n";
+      text += examples::ini_lines(option.name, option.show(settings), option.help);
     }
   }
   return text;

@@ -17,9 +17,9 @@ struct ArmHelp {
   bool only_by_name = false;  // not among those that are trained where none is named
 };
 
-// The settings for this run, or nothing where help was asked for and printed. Everything that cannot be
-// understood throws pacer::InvalidArgument with one sentence that names the option, its value and where it
-// came from.
+// The settings for this run, or nothing where help, a list or the settings were asked for and printed.
+// Everything that cannot be understood throws pacer::InvalidArgument with one sentence that names the option,
+// its value and where it came from.
 std::optional<Settings> read_settings(int argument_count, char** arguments, const std::vector<ArmHelp>& arms);
 
 // The settings as an INI file that --config reads back.

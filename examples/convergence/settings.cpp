@@ -31,6 +31,10 @@ Settings tiny() {
   settings.batch = 8;
   settings.tokens = 1000 * kKilo;
   settings.learning_rate = 3e-3;
+  settings.arms = {"fused-adamw", "curriculum-reshape", "onebit-adam", "lamb", "onebit-lamb"};
+  // The best of the ramps that were measured (docs/study.md); longer ones cost loss here.
+  settings.curriculum_start = 16;
+  settings.curriculum_share = 0.3;
   settings.validation_sequences = 256;
   // Its matrices are so small that a second thread gains half a core at best, and on a machine with other
   // work loses far more than that by waiting for its turn.
@@ -99,7 +103,7 @@ Settings preset_settings(const std::string& name, bool quick, bool fine_tune) {
   Settings settings = name == "tiny" ? tiny() : small();
   settings.quick = quick;
   if (quick) {
-    settings.arms = {"adamw", "fused-adamw", "onebit-adam", "curriculum-reshape"};
+    settings.arms = {"fused-adamw", "adamw", "onebit-adam", "curriculum-reshape", "recompute", "shards"};
     settings.tokens = name == "tiny" ? 300 * kKilo : 4 * kMega;
     settings.validation_sequences = name == "tiny" ? 128 : 64;
   }

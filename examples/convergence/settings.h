@@ -14,7 +14,7 @@ struct Settings {
   std::string preset = "tiny";
   bool quick = false;
   bool fine_tune = false;             // arms go on from a base, see for_fine_tuning
-  std::vector<std::string> arms;      // empty: those of the default comparison
+  std::vector<std::string> arms;      // empty: those of the comparison, see arms.h
   std::vector<uint64_t> seeds = {1};  // each arm is trained once per seed
   std::string data;                   // file or folder; empty: the LibTorch headers
   int64_t data_limit = 0;             // bytes read of it at most

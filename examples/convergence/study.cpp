@@ -2,6 +2,9 @@
 // alike.
 #include "study.h"
 
+#include <unistd.h>
+
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -11,46 +14,68 @@
 #include <torch/headeronly/version.h>
 
 #include <pacer/core/error.h>
+#include <pacer/schedulers/progress_bar.h>
 
-#include "corpus.h"
-#include "fine_tuning.h"
+#include "arms/fine_tuning.h"
 #include "format.h"
-#include "guidance.h"
 #include "options.h"
-#include "progress.h"
-#include "report.h"
-#include "run_file.h"
-#include "table.h"
-#include "training.h"
+#include "report/guidance.h"
+#include "report/report.h"
+#include "report/table.h"
+#include "text/corpus.h"
+#include "training/run_file.h"
+#include "training/training.h"
 
 namespace convergence {
 namespace {
 
 namespace fs = std::filesystem;
 
-// Writes metrics.jsonl and moves the progress display.
+std::string name_of(const RunPlan& plan) { return plan.name() + ", seed " + std::to_string(plan.seed); }
+
+void print_result(const std::string& name, const Run& run) {
+  std::printf("%s  validation %s after %s tokens in %s\n", name.c_str(),
+              fixed(run.validation.back().value, 4).c_str(),
+              with_thousands(run.validation.back().tokens).c_str(), duration(run.seconds()).c_str());
+  std::fflush(stdout);
+}
+
+// Writes metrics.jsonl and shows how the run goes.
 class RunRecorder : public RunObserver {
  public:
-  RunRecorder(const std::string& name, int64_t tokens, const fs::path& folder)
-      : progress_(name, tokens), file_(folder) {}
+  RunRecorder(const RunPlan& plan, const Run& stored)
+      : bar_(/*total_steps=*/0, plan.settings.tokens), file_(plan.folder) {
+    std::printf("%s\n", name_of(plan).c_str());
+    if (!stored.training.empty()) bar_.begin(stored.training.back().step, stored.training.back().tokens);
+  }
 
   void on_training(const TrainingPoint& point) override {
     file_.write_training(point);
-    progress_.on_training(point);
+    shown_ = {point.step,
+              point.tokens,
+              point.loss,
+              point.learning_rate,
+              static_cast<double>(point.tokens) / std::max(point.seconds, 1e-9),
+              {},
+              {}};
+    // Elsewhere every point would be a line.
+    if (isatty(STDOUT_FILENO) != 0) bar_.show(shown_);
   }
 
   void on_validation(const CurvePoint& point) override {
     file_.write_validation(point);
-    progress_.on_validation(point);
+    shown_.validation = point.value;
+    bar_.show(shown_);
   }
 
   void finish(const Run& run) {
     file_.write_end(run);
-    progress_.finish(run);
+    bar_.interrupt();
   }
 
  private:
-  Progress progress_;
+  pacer::ProgressBar bar_;
+  pacer::ProgressPoint shown_;
   RunFile file_;
 };
 
@@ -133,7 +158,6 @@ void check_stored_runs(const std::vector<RunPlan>& plans) {
 
 // The run of a plan: from its folder, continued, or trained anew.
 Run make_run(const RunPlan& plan, const Machine& machine) {
-  const std::string name = plan.name() + ", seed " + std::to_string(plan.seed);
   const Settings& settings = plan.settings;
   const fs::path& folder = plan.folder;
   pacer::Communicator& world = *machine.world;
@@ -143,7 +167,7 @@ Run make_run(const RunPlan& plan, const Machine& machine) {
   stored.processes = settings.processes;
   require_same_view(folder, is_stored, stored, world);
   if (stored.finished) {
-    if (world.rank() == 0) Progress(name + ", finished before", settings.tokens).finish(stored);
+    if (world.rank() == 0) print_result(name_of(plan) + ", finished before", stored);
     return stored;
   }
   std::optional<RunRecorder> recorder;  // on rank 0
@@ -154,13 +178,16 @@ Run make_run(const RunPlan& plan, const Machine& machine) {
       fs::remove(folder / "metrics.jsonl");
     }
     write_file(folder / "settings.ini", settings_as_ini(settings));
-    recorder.emplace(name, settings.tokens, folder);
+    recorder.emplace(plan, stored);
   }
   world.barrier();
   RunObserver nobody;
   RunObserver* const observer = recorder ? &*recorder : &nobody;
   const Run run = train(plan, machine, stored, observer);
-  if (recorder) recorder->finish(run);
+  if (recorder) {
+    recorder->finish(run);
+    print_result(name_of(plan), run);
+  }
   return run;
 }
 
@@ -193,6 +220,7 @@ void run_study(const Settings& settings) {
                   {"Machine", machine.description + ", " + settings.precision},
                   {"Versions", version_line()}};
   if (settings.fine_tune) report.facts.insert(report.facts.begin(), {"Base text", texts.first.description});
+  std::printf("%s\n\n", report.headline.c_str());
   for (const auto& [name, value] : report.facts) std::printf("%-9s %s\n", name.c_str(), value.c_str());
   std::printf("\n");
   write_file(output / "settings.ini", settings_as_ini(settings));

@@ -91,11 +91,7 @@ std::string parse_text(const std::string& text) {
 
 std::string parse_choice(const std::string& text, const std::vector<std::string>& choices) {
   if (std::find(choices.begin(), choices.end(), text) != choices.end()) return text;
-  std::string expected;
-  for (size_t i = 0; i < choices.size(); ++i) {
-    expected += (i == 0 ? "" : i + 1 == choices.size() ? " or " : ", ") + choices[i];
-  }
-  throw pacer::InvalidArgument("expected " + expected);
+  throw pacer::InvalidArgument("there is no '" + text + "'; " + examples::suggestion(text, choices));
 }
 
 std::vector<std::string> parse_names(const std::string& text, const std::vector<std::string>& known) {

@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
+
+#include "support/svg.h"
 
 namespace pipeline {
 namespace {
+
+using namespace examples::svg;
 
 constexpr double kLeft = 60, kTop = 66, kRowHeight = 30, kPlotWidth = 1000, kLeastSlot = 3, kMostSlot = 34;
 constexpr double kLeastLettered = 12;  // width of a box that a letter or number fits into
@@ -42,24 +45,6 @@ std::string number_and_chunk(const pacer::PipelineAction& action, int64_t chunks
   return std::to_string(action.micro_batch) + (chunks > 1 ? chunk_letters(action.chunk) : "");
 }
 
-std::string pixels(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.2f", value);
-  return text;
-}
-
-std::string box(const std::string& kind, double x, double y, double width, double height,
-                double opacity = 1) {
-  return "<rect class=\"" + kind + "\" x=\"" + pixels(x) + "\" y=\"" + pixels(y) + "\" width=\"" +
-         pixels(width) + "\" height=\"" + pixels(height) + "\"" +
-         (opacity < 1 ? " fill-opacity=\"" + pixels(opacity) + "\"" : "") + "/>\n";
-}
-
-std::string words(const std::string& kind, double x, double y, const char* anchor, const std::string& text) {
-  return "<text class=\"" + kind + "\" x=\"" + pixels(x) + "\" y=\"" + pixels(y) + "\" text-anchor=\"" +
-         anchor + "\">" + text + "</text>\n";
-}
-
 std::string legend(const std::vector<pacer::PipelinePlan>& plans) {
   bool has_halves = false;
   for (const pacer::PipelineAction& action : plans.front()) {
@@ -76,7 +61,7 @@ std::string legend(const std::vector<pacer::PipelinePlan>& plans) {
   double x = kLeft;
   constexpr double kEntryWidth = 190, kSquare = 12;
   for (const auto& [kind, name] : entries) {
-    svg += box(kind, x, 38, kSquare, kSquare) + words("name", x + kSquare + 6, 48, "start", name);
+    svg += rectangle(kind, x, 38, kSquare, kSquare) + text_at("name", x + kSquare + 6, 48, "start", name);
     x += kEntryWidth;
   }
   return svg;
@@ -119,29 +104,27 @@ std::string svg_drawing(const std::string& title, const std::vector<pacer::Pipel
   const double slot = std::clamp(kPlotWidth / std::max(1.0, simulated.total), kLeastSlot, kMostSlot);
   const double width = kLeft + std::max(720.0, slot * simulated.total) + 10;
   const double height = kTop + kRowHeight * static_cast<double>(plans.size()) + 10;
-  std::string svg = "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " + pixels(width) + " " +
-                    pixels(height) + "\" width=\"" + pixels(width) + "\" height=\"" + pixels(height) +
-                    "\" role=\"img\">\n<title>" + title + "</title>\n" + kStyle +
-                    words("title", 0, 20, "start", title) + legend(plans);
+  std::string svg = kStyle + text_at("title", 0, 20, "start", title) + legend(plans);
   for (size_t rank = 0; rank < plans.size(); ++rank) {
     const double y = kTop + kRowHeight * static_cast<double>(rank);
     constexpr double kBoxHeight = kRowHeight - 4;
-    svg += words("name", kLeft - 8, y + 18, "end", "rank " + std::to_string(rank)) +
-           box("idle", kLeft, y, slot * simulated.total, kBoxHeight);
+    svg += text_at("name", kLeft - 8, y + 18, "end", "rank " + std::to_string(rank)) +
+           rectangle("idle", kLeft, y, slot * simulated.total, kBoxHeight);
     for (size_t i = 0; i < plans[rank].size(); ++i) {
       const pacer::PipelineAction& action = plans[rank][i];
       const auto& [begin, end] = simulated.intervals[rank][i];
       const double x = kLeft + slot * begin, box_width = slot * (end - begin);
       // Later chunks are paler.
       const double opacity = 1 - 0.4 * static_cast<double>(action.chunk) / static_cast<double>(chunks);
-      svg += box(std::string(1, letter_of(action.pass)), x, y, box_width, kBoxHeight, opacity);
-      const std::string label = number_and_chunk(action, chunks);
+      const std::string kind(1, letter_of(action.pass)), label = number_and_chunk(action, chunks);
+      svg += rectangle(kind, x, y, box_width, kBoxHeight, kind + label,
+                       opacity < 1 ? attribute("fill-opacity", pixels(opacity)) : "");
       if (box_width >= kLeastLettered + 5 * static_cast<double>(label.size() - 1)) {
-        svg += words("in", x + box_width / 2, y + 17, "middle", label);
+        svg += text_at("in", x + box_width / 2, y + 17, "middle", label);
       }
     }
   }
-  return svg + "</svg>\n";
+  return picture(title, width, height, svg);
 }
 
 }  // namespace pipeline

@@ -13,7 +13,7 @@
 
 #include <pacer/core/error.h>
 
-#include "convergence/gpt.h"
+#include "convergence/model/gpt.h"
 
 namespace scales {
 namespace {

@@ -39,14 +39,14 @@ std::string name_of(Value wanted, const Choices<Value>& choices) {
 }
 
 po::options_description description(const Options& defaults) {
-  po::options_description all = examples::make_options();
   const auto text = [](const char* name, const std::string& otherwise) {
     return po::value<std::string>()->value_name(name)->default_value(otherwise);
   };
   const auto number = [](auto otherwise) {
     return po::value<decltype(otherwise)>()->value_name("N")->default_value(otherwise);
   };
-  all.add_options()                                                                               //
+  auto method = examples::make_options("Method");
+  method.add_options()                                                                            //
       ("model", text("gpt|gru|conv|embedding", defaults.model), "what is trained; see models.h")  //
       ("optimizer", text("adamw|onebit-adam|lamb|onebit-lamb", "onebit-adam"), "what trains it")  //
       ("scales", text("buffer|tensor|block|none", "buffer"),
@@ -54,12 +54,14 @@ po::options_description description(const Options& defaults) {
        "the variance is frozen, but nothing travels as signs")  //
       ("textbook",
        "the optimizer restated in textbook.h also where the scales are of the buffer or of blocks; it sends "
-       "floats")                                                                                         //
-      ("compare", "trains with textbook.h and with pacer, and says how far their parameters lie apart")  //
-      ("seed", number(int64_t{1}), "of initial values and batches")                                      //
-      ("ranks", number(int64_t{defaults.ranks}), "threads of this process, each with its own batches")   //
-      ("steps", number(defaults.steps), "to train for")                                                  //
-      ("freeze", number(defaults.freeze), "steps of warm-up before momentum travels as signs")           //
+       "floats")  //
+      ("compare", "trains with textbook.h and with pacer, and says how far their parameters lie apart");
+  auto run = examples::make_options("Run");
+  run.add_options()                                                                                     //
+      ("seed", number(int64_t{1}), "of initial values and batches")                                     //
+      ("ranks", number(int64_t{defaults.ranks}), "threads of this process, each with its own batches")  //
+      ("steps", number(defaults.steps), "to train for")                                                 //
+      ("freeze", number(defaults.freeze), "steps of warm-up before momentum travels as signs")          //
       ("learning-rate", po::value<double>()->value_name("R")->default_value(defaults.learning_rate, "2e-3"),
        "at its peak")  //
       ("schedule", text("cosine|constant", "cosine"),
@@ -67,6 +69,8 @@ po::options_description description(const Options& defaults) {
       ("data", po::value<std::string>()->value_name("FILE"),
        "a text, or a folder of them; left out: LibTorch's headers")  //
       ("threads", number(int64_t{defaults.threads}), "for each rank's own work");
+  auto all = examples::make_options({});
+  all.add(method).add(run);
   return all;
 }
 

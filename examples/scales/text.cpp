@@ -13,7 +13,7 @@
 
 #include <pacer/core/error.h>
 
-#include "convergence/corpus.h"
+#include "convergence/text/corpus.h"
 
 namespace scales {
 namespace {

@@ -4,9 +4,13 @@
 program_options.py RUN_SCRIPT PROGRAM...
 
 --help: exit code 0, a text on stdout that names the option, nothing on stderr. An unknown option, a mistyped one and a
-word too many: exit code 2, one line on stderr behind the program's name, nothing on stdout. RUN_SCRIPT, the script that
-sets everything up, answers the same way before it does, and knows the options of the study.
+word too many: exit code 2, one line on stderr behind the program's name, nothing on stdout. --help-all also has the options
+of all programs. What --print-config writes is read back by --config and printed again as it was. RUN_SCRIPT, the script
+that sets everything up, answers the same way before it does, and knows the options of the study.
+
+Wherever a name is typed the nearest one is proposed: NAMES.
 """
+import os
 import re
 import subprocess
 import sys
@@ -16,9 +20,38 @@ from pathlib import Path
 
 WORD = "--nonsense"
 
+# Program, variables, arguments, a file for --config, and the name that is meant.
+NAMES = [("convergence", {}, ["--quikc"], None, "--quick"),
+         ("convergence", {}, ["--preset", "tinny"], None, "tiny"),
+         ("convergence", {}, ["--arms", "adamw,onebit-adm"], None, "onebit-adam"),
+         ("convergence", {}, ["--device", "cdua"], None, "cuda"),
+         ("convergence", {}, ["--precision", "bflaot16"], None, "bfloat16"),
+         ("convergence", {}, [], "tokns = 3M", "tokens"),
+         ("convergence", {}, [], "preset = smal", "small"),
+         ("convergence", {"PACER_TOKNES": "3M"}, [], None, "PACER_TOKENS"),
+         ("convergence", {"PACER_PRESET": "smal"}, [], None, "small"),
+         ("convergence", {}, ["--completion", "bsh"], None, "bash"),
+         ("pacer-pipeline", {}, ["--schedule", "gpip"], None, "gpipe"),
+         ("pacer-pipeline", {}, [], "schedle = gpipe", "schedule"),
+         ("pacer-pipeline", {}, [], "schedule = zero-buble", "zero-bubble"),
+         ("pacer-memory", {}, ["--dtype", "bf16-mastr"], None, "bf16-master"),
+         ("pacer-memory", {}, ["--completion", "zhs"], None, "zsh"),
+         ("pacer-info", {}, ["--jsn"], None, "--json"),
+         ("pacer-collectives", {}, ["--device", "cdua"], None, "cuda"),
+         ("pacer-collectives", {}, ["--measure", "exchnge"], None, "exchange"),
+         ("scales", {}, ["--optimizer", "onebit-adm"], None, "onebit-adam"),
+         ("scales", {}, ["--model", "gtp"], None, "gpt"),
+         ("scales", {}, ["--scales", "tenser"], None, "tensor"),
+         ("scales", {}, ["--schedule", "cosin"], None, "cosine"),
+         ("12_pipeline", {}, ["--schedule", "1f1"], None, "1f1b"),
+         ("07_slow_network", {}, ["--model", "bert-lrge"], None, "bert-large"),
+         ("07_slow_network", {}, ["--optimizers", "fp32,onebit-lam"], None, "onebit-lamb"),
+         ("07_slow_network", {}, ["--device", "cdua"], None, "cuda")]
 
-def ask(folder, *command):
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+
+def ask(folder, *command, **variables):
+    return subprocess.run(command, cwd=folder, env={**os.environ, **variables}, capture_output=True, text=True,
+                          timeout=120, check=False)
 
 
 def helps(folder, program):
@@ -27,17 +60,47 @@ def helps(folder, program):
     return [] if good else [f"{program} --help: exit code {done.returncode}\n{done.stdout}{done.stderr}"]
 
 
-def refuses(folder, name, program, arguments, words):
-    done = ask(folder, program, *arguments)
+def refuses(folder, name, program, arguments, words, **variables):
+    done = ask(folder, program, *arguments, **variables)
     lines = done.stderr.splitlines()
     good = (done.returncode == 2 and len(lines) == 1 and lines[0].startswith(name + ": ") and not done.stdout
             and all(word in lines[0] for word in words))
     return [] if good else [f"{program} {' '.join(arguments)}: exit code {done.returncode}\n{done.stdout}{done.stderr}"]
 
 
+def repeats(folder, program):
+    every = ask(folder, program, "--help-all")
+    printed = ask(folder, program, "--print-config")
+    with tempfile.NamedTemporaryFile("w", suffix=".ini") as file:
+        file.write(printed.stdout)
+        file.flush()
+        again = ask(folder, program, "--config", file.name, "--print-config")
+    good = (every.returncode == 0 and "--print-config" in every.stdout and not every.stderr and printed.returncode == 0
+            and printed.stdout.startswith("# ") and again.returncode == 0 and again.stdout == printed.stdout)
+    # Every option is there, as a value or as a comment.
+    options = set(re.findall(r"^  --([a-z0-9-]+)", every.stdout.split("All programs:")[0], re.M))
+    there = set(re.findall(r"^(?:# )?([a-z0-9-]+) = ", printed.stdout, re.M))
+    return [] if good and options == there else [
+        f"{program} --print-config: {options ^ there}\n{printed.stdout}{again.stdout}{again.stderr}{every.stderr}"]
+
+
+def check_names(folder, programs):
+    wrong = []
+    for name, variables, arguments, line, meant in NAMES:
+        program = next((program for program in programs if Path(program).name == name), None)
+        if program is None:
+            continue
+        with tempfile.NamedTemporaryFile("w", suffix=".ini") as file:
+            file.write(f"{line}\n")
+            file.flush()
+            config = [] if line is None else ["--config", file.name]
+            wrong += refuses(folder, name, program, [*arguments, *config], [f"did you mean '{meant}'?"], **variables)
+    return wrong
+
+
 def check_program(folder, program):
     name = Path(program).name
-    return [*helps(folder, program),
+    return [*helps(folder, program), *repeats(folder, program),
             *refuses(folder, name, program, [WORD], ["nonsense"]),
             *refuses(folder, name, program, ["--hlep"], ["did you mean '--help'?"]),
             *refuses(folder, name, program, ["one", "two"], [])]
@@ -49,7 +112,7 @@ def check_script(folder, script, study):
              *refuses(folder, name, script, [WORD], ["nonsense"]),
              *refuses(folder, name, script, ["--quikc"], ["did you mean '--quick'?"]),
              *refuses(folder, name, script, ["--quick", "--tokns=3"], ["did you mean '--tokens'?"])]
-    for option in set(re.findall(r"^  (?:-h \[ )?--([a-z-]+)", ask(folder, study, "--help").stdout, re.M)):
+    for option in set(re.findall(r"^  (?:-h \[ )?--([a-z-]+)", ask(folder, study, "--help-all").stdout, re.M)):
         # With --help behind it nothing is set up where the script knows the option.
         if ask(folder, script, f"--{option}", "--help").returncode != 0:
             wrong.append(f"{script} does not know --{option}")
@@ -60,7 +123,7 @@ def main(script, *programs):
     study = next(program for program in programs if Path(program).name == "convergence")
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
         found = [*pool.map(lambda program: check_program(folder, program), programs),
-                 check_script(folder, script, study)]
+                 check_script(folder, script, study), check_names(folder, programs)]
         left = sorted(path.name for path in Path(folder).iterdir())
     wrong = [sentence for sentences in found for sentence in sentences]
     if left:

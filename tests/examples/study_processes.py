@@ -4,6 +4,7 @@
 study_processes.py compare CONVERGENCE   two processes have the losses of one, up to the order of sums
 study_processes.py resume CONVERGENCE    a study that was killed again and again has the losses of one that was not
 study_processes.py fine_tune CONVERGENCE arms with adapters go on from one base, also after kills and with two processes
+study_processes.py config CONVERGENCE    what --print-config writes has the losses of the options it was made from
 
 All train a model of the smallest size for some dozens of steps.
 """
@@ -20,7 +21,7 @@ from pathlib import Path
 SMALL = ["--layers", "2", "--width", "32", "--heads", "2", "--sequence", "32", "--batch", "4", "--data-limit", "200k",
          "--validation-sequences", "10", "--device", "cpu"]
 # Three batches validate: one of two ranks has none in the second round, and shards gather parameters all the same.
-ARMS = ["adamw", "fused-adamw", "lamb", "curriculum", "layer-drop", "shards-blocks"]
+ARMS = ["adamw", "fused-adamw", "lamb", "curriculum", "layer-drop", "shards-blocks", "recompute"]
 # Sums over ranks round otherwise than sums in one batch. What that comes to in 30 steps; measured: 1e-6.
 TOLERANCE = 2e-5
 KILLS = 5
@@ -40,9 +41,32 @@ def points(folder, arm):
     return [(event["event"], event["tokens"], event["loss"]) for event in events], events[-1]["bytes_sent"]
 
 
+def memory(folder, arm):
+    """Bytes of tensors at the peak of each step, as the run's points have them."""
+    lines = (folder / f"{arm}-seed-1" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [event["memory_bytes"] for event in map(json.loads, lines) if event["event"] == "training"]
+
+
 def check(done, what):
     if done.returncode != 0:
         sys.exit(f"{what} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+
+
+def config(program):
+    with tempfile.TemporaryDirectory() as root:
+        folders, arms = [Path(root) / name for name in ("options", "file")], ["fused-adamw", "curriculum"]
+        options = command(program, folders[0], 1, arms, "--tokens", "1280", "--learning-rate", "0.0017", "--seeds", "1")
+        check(subprocess.run(options, capture_output=True, text=True, timeout=300, check=False), "the study by options")
+        printed = subprocess.run([*options, "--print-config"], capture_output=True, text=True, timeout=60, check=False)
+        check(printed, "--print-config")
+        file = Path(root) / "study.ini"
+        file.write_text(printed.stdout, encoding="utf-8")
+        again = [program, "--config", str(file), "--output", str(folders[1])]
+        check(subprocess.run(again, capture_output=True, text=True, timeout=300, check=False), "the study by --config")
+        for arm in arms:
+            if points(folders[0], arm) != points(folders[1], arm):
+                sys.exit(f"{arm} has other losses by --config than by the options it was made from")
+    print("a study by --config has the losses of its options")
 
 
 def compare(program):
@@ -69,6 +93,10 @@ def compare(program):
                 sys.exit(f"{arm}: the loss before training differs, {one[0][2]} and {two[0][2]}")
         if not worst <= TOLERANCE:
             sys.exit(f"losses differ by up to {worst}")
+        # Weights, gradients and two moments in fp32 are 16 bytes a parameter; activations, which recomputing saves, come on top.
+        kept, recomputed = max(memory(folders[0], "fused-adamw")), max(memory(folders[0], "recompute"))
+        if not 27_000 * 16 < recomputed < 0.95 * kept < 5e6:
+            sys.exit(f"recompute takes {recomputed} bytes, fused-adamw {kept}")
         compare_with_rings(program, Path(root) / "onebit")
         report_tensors(program, Path(root) / "nodes")
         compare_with_pipeline(program, Path(root) / "pipeline")
@@ -266,4 +294,4 @@ def refuse_other_processes(program, folder, arms, often, processes):
         sys.exit(f"--resume with {other} processes ended with {done.returncode}: {done.stderr}")
 
 
-{"compare": compare, "resume": resume, "fine_tune": fine_tune}[sys.argv[1]](sys.argv[2])
+{"compare": compare, "config": config, "resume": resume, "fine_tune": fine_tune}[sys.argv[1]](sys.argv[2])

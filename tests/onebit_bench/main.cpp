@@ -25,6 +25,7 @@
 #include "bench/shapes.h"
 #include "bench/slowest.h"
 #include "kernels.h"
+#include "support/nearest_name.h"
 
 namespace {
 
@@ -114,6 +115,8 @@ double compressed(const World& world, const std::vector<int64_t>& counts, bool b
 
 int main(int argc, char** argv) {
   const std::string name = argc > 1 ? argv[1] : "gpt2";
+  pacer::require(name == "gpt2" || name == "bert-large", "there is no model '", name, "'; ",
+                 examples::suggestion(name, {"gpt2", "bert-large"}));
   const int steps = argc > 2 ? std::atoi(argv[2]) : 20, rounds = argc > 3 ? std::atoi(argv[3]) : 7;
   const World world = pacer::Communicator::from_environment();
   pacer::require<pacer::Unavailable>(world->device().is_cuda(),

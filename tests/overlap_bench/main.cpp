@@ -25,6 +25,7 @@
 #include <pacer/pacer.h>
 
 #include "bench/slowest.h"
+#include "support/nearest_name.h"
 
 namespace {
 
@@ -40,6 +41,8 @@ struct Shape {
 Shape shape_named(const std::string& name) {
   if (name == "gpt2") return {name, 12, 768, 12, 50257, 1024, 16};
   if (name == "bert-large") return {name, 24, 1024, 16, 30522, 512, 16};
+  pacer::require(name == "tiny", "there is no model '", name, "'; ",
+                 examples::suggestion(name, {"gpt2", "bert-large", "tiny"}));
   return {"tiny", 2, 64, 2, 1000, 64, 2};
 }
 

@@ -1,0 +1,10 @@
+"""pacer's optimizers for PyTorch: the C++ ones, behind torch.optim's interface.
+
+    import pacer
+    optimizer = pacer.FusedAdamW(model.parameters(), lr=3e-4, weight_decay=0.1)
+"""
+
+from .optimizers import FusedAdam, FusedAdamW, FusedLamb
+
+__version__ = "0.1.0"
+__all__ = ["FusedAdam", "FusedAdamW", "FusedLamb"]
