@@ -12,12 +12,22 @@ import sys
 from pathlib import Path
 
 from check_tree import LIBRARY, is_public
-from header_options import ALONE, Tree, bare, listed, sentence, snake
+from header_options import ALONE, Tree, bare, listed, sentence
 
 PAGE = "docs/options.md"
-# Pages about everything, of which none is the card of one part.
-NO_CARDS = {"changelog", "choosing", "citing", "contributing", "errors", "faq", "getting-started", "migrating", "options",
-            "performance", "platforms", "reliability", "security", "study"}
+# The pages of parts whose name is not the name of a page.
+CARDS = {
+    "collectives.md": {"BucketOptions", "CollectiveOptions", "CommunicatorOptions"},
+    "onebit-adam.md": {"CompressionOptions"},
+    "sharding.md": {"ParameterShardsOptions", "ShardsOptions", "TrainingMemoryOptions"},
+    "transformer-layer.md": {"LayerNormLinearOptions", "LayerNormMlpOptions"},
+    "lora.md": {"LoadAdapterOptions", "Nf4Options"},
+    "fused-adam.md": {"FusedAdamWOptions"},
+    "session.md": {"GradientAccumulation", "LearningRateScheduleOptions", "LossScaleRule", "ResumeOptions"},
+    "checkpoints.md": {"LoadWeightsOptions"},
+    "pipeline.md": {"PipelineCosts", "PipelineShape"},
+    "curriculum.md": {"LengthSchedule", "SequenceLengthOptions"},
+}
 
 INTRODUCTION = """# Options
 
@@ -34,18 +44,15 @@ def cell(words):
     return "`".join(part if i % 2 else re.sub(r"<(?=[A-Za-z/])", r"\\<", part) for i, part in enumerate(parts))
 
 
-def card_of(tree, part, cards):
-    """The page that has its name, else the one that names it most often; empty where two do alike or none does."""
-    names = list(dict.fromkeys([part.name, part.name.replace("Options", "")] + tree.users.get(part.name, [])))
-    pages = [f"{snake(name).replace('_', '-')}.md" for name in names]
-    pattern = rf"\b({'|'.join(names)})\b"
-    counts = sorted((len(re.findall(pattern, text)), page) for page, text in cards.items())
-    (second, _), (first, most) = ([(0, ""), (0, "")] + counts)[-2:]
-    return next((page for page in pages if page in cards), most if first > second else "")
+def card_of(part, pages):
+    """The page that CARDS names, else the one with the part's name: onebit-adam.md for OneBitAdamOptions; else nothing."""
+    name = part.name.removesuffix("Options").lower()
+    same = (page for page in pages if page.removesuffix(".md").replace("-", "") == name)
+    return next((page for page, parts in CARDS.items() if part.name in parts), next(same, ""))
 
 
-def section_of(tree, part, cards, missing):
-    card = card_of(tree, part, cards)
+def section_of(tree, part, pages, missing):
+    card = card_of(part, pages)
     lines = [f"### {part.name}", "", cell(tree.purpose(part)), ""]
     where = f"`{part.namespace}::{part.name}` in [`{part.header}`](../{part.header})"
     if users := listed(tree.users.get(part.name, [])):
@@ -74,7 +81,7 @@ def section_of(tree, part, cards, missing):
     return lines
 
 
-def page(tree, cards):
+def page(tree, pages):
     """The page, and the options that no header explains."""
     missing = []
     lines = [INTRODUCTION]
@@ -87,7 +94,7 @@ def page(tree, cards):
         if parts:
             lines += [f"## {folder.capitalize()}", ""]
         for part in parts:
-            lines += section_of(tree, part, cards, missing)
+            lines += section_of(tree, part, pages, missing)
     text = "\n".join(lines)
     lines = ["## Hooks", "", "What a Session uses, and how each is made. Options structs are above.", ""]
     lines += ["| hook | made as | what it is |", "| --- | --- | --- |"]
@@ -115,18 +122,20 @@ def read_tree(root):
     for folder in LIBRARY:
         paths = sorted(path for path in (root / folder).rglob("*.h") if is_public(root, path))
         headers += [(str(path.relative_to(root)), path.read_text(encoding="utf-8")) for path in paths]
-    pages = sorted(path for path in (root / "docs").glob("*.md") if path.stem not in NO_CARDS)
-    return Tree(headers), {path.name: path.read_text(encoding="utf-8") for path in pages}
+    return Tree(headers), sorted(path.name for path in (root / "docs").glob("*.md"))
 
 
 def check(root):
-    tree, cards = read_tree(root)
-    text, _ = page(tree, cards)
+    tree, pages = read_tree(root)
+    text, _ = page(tree, pages)
     there = (root / PAGE).read_text(encoding="utf-8") if (root / PAGE).exists() else ""
     differences = list(difflib.unified_diff(there.split("\n"), text.split("\n"), PAGE, "the headers", lineterm="", n=0))
     if differences:
         yield "\n".join(differences[:20])
         yield f"{PAGE}: is not what the headers say; run python3 tests/meta/options_page.py write"
+    for part in tree.parts.values():
+        if card_of(part, pages) not in pages:
+            yield f"{part.header}: no page explains {part.name}; name one in CARDS of tests/meta/options_page.py"
     for header, count in tree.unread.items():
         yield f"{header}: {count} TORCH_ARG could not be read; write them like the others, or teach tests/meta/header_options.py"
     for name in sorted(ALONE - {name for part in tree.parts.values() for name in part.alone}):
@@ -166,12 +175,12 @@ class Test {\n public:\n  explicit Test(const TestOptions& options);\n};
 }
 """
 EXPECTED = """What it is for.
-`pacer::TestOptions` in [`modules/test.h`](../modules/test.h), for `Test`. Explained in [card.md](card.md).
+`pacer::TestOptions` in [`modules/test.h`](../modules/test.h), for `Test`. Explained in [te-st.md](te-st.md).
 Made as `TestOptions(int64_t size)`.
 | `size` | `int64_t` | needed | Elements, >= 1. |
 | `bytes` | `int64_t`, or unset | 2 MiB | Of all \\| none. |
 | `way` | [`Way`](#way) | `Way::fast` | How. |
-| `names` | list of string | empty | See [card.md](card.md). |
+| `names` | list of string | empty | See [te-st.md](te-st.md). |
 | `size` | `int64_t` | needed | Elements, >= 1. Here, too. |
 | `a` | `double` | `1` | Both. |
 | `b` | `double` | `2` | Both. |
@@ -182,13 +191,13 @@ Made as `TestOptions(int64_t size)`.
 
 
 def self_test(_):
-    text, unsaid = page(Tree([("modules/test.h", HEADER)]), {"card.md": "TestOptions", "other.md": ""})
+    text, unsaid = page(Tree([("modules/test.h", HEADER)]), ["other.md", "te-st.md"])
     for line in EXPECTED.splitlines():
         if f"\n{line}\n" not in text:
             yield f"the page of the header lacks: {line}"
     if unsaid != ["modules/test.h: TestOptions.names"] or "become" in text:
         yield f"names as without a meaning: {unsaid}"
-    changed, _ = page(Tree([("modules/test.h", HEADER.replace("2} << 20", "3} << 20"))]), {})
+    changed, _ = page(Tree([("modules/test.h", HEADER.replace("2} << 20", "3} << 20"))]), [])
     if "3 MiB" not in changed:
         yield "does not notice a default that changed"
     if Tree([("modules/test.h", HEADER.replace("TORCH_ARG(Way, way)", "TORCH_ARG(Way,\n way)"))]).unread:
