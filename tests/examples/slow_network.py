@@ -159,7 +159,7 @@ def says_what_is_wrong(script, program):
                f"said {done.stderr!r}")
         done = subprocess.run(command(script, program, folder, "--model", "gpt5"), capture_output=True, text=True,
                               timeout=120, check=False)
-    expect(done.returncode == 1 and "--model must be gpt2, bert-large or small, not 'gpt5'" in done.stderr, f"said {done.stderr!r}")
+    expect(done.returncode == 1 and "--model cannot be 'gpt5'; did you mean 'gpt2'?" in done.stderr, f"said {done.stderr!r}")
 
 
 def main(script, program):
