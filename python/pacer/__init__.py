@@ -4,7 +4,11 @@
     optimizer = pacer.FusedAdamW(model.parameters(), lr=3e-4, weight_decay=0.1)
 """
 
+from .communicator import Communicator, CompressedAllReduce
+from .onebit import OneBitAdam, OneBitLamb
 from .optimizers import FusedAdam, FusedAdamW, FusedLamb
 
 __version__ = "0.1.0"
-__all__ = ["FusedAdam", "FusedAdamW", "FusedLamb"]
+__all__ = [
+    "Communicator", "CompressedAllReduce", "FusedAdam", "FusedAdamW", "FusedLamb", "OneBitAdam", "OneBitLamb",
+]  # fmt: skip

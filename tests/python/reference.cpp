@@ -1,17 +1,23 @@
-// Steps of C++ for tests/python/test_optimizers.py: parameters and gradients by a formula that is exact in
-// fp32, so that Python computes the same ones.
+// Steps of C++ for tests/python: parameters and gradients by a formula that is exact in fp32, so that Python
+// computes the same ones.
 //
-//   pacer-python-reference OPTIMIZER DTYPE FILE   writes the parameters after five steps
+//   pacer-python-reference OPTIMIZER DTYPE FILE   writes the parameters after five steps; of a 1-bit
+//                                                 optimizer after five of warm-up and ten compressed ones of
+//                                                 two ranks, which are threads
 #include <cstdio>
 #include <fstream>
 #include <memory>
 #include <string>
+#include <thread>
 
 #include <torch/torch.h>
 
+#include <pacer/collectives/communicator.h>
 #include <pacer/optimizers/optimizers.h>
 
 namespace {
+
+using World = std::shared_ptr<pacer::Communicator>;
 
 torch::Tensor numbers(int64_t count, int64_t salt, torch::ScalarType dtype) {
   const auto index = torch::arange(count, torch::kInt64);
@@ -23,29 +29,58 @@ std::unique_ptr<torch::optim::Optimizer> make(const std::vector<torch::Tensor>& 
   return std::make_unique<Optimizer>(parameters, Options(0.01).weight_decay(0.1));
 }
 
+template <class Optimizer, class Options>
+std::unique_ptr<torch::optim::Optimizer> make(const std::vector<torch::Tensor>& parameters,
+                                              const World& world) {
+  return std::make_unique<Optimizer>(parameters, Options(0.01).weight_decay(0.1).freeze_step(5), world);
+}
+
+std::unique_ptr<torch::optim::Optimizer> make(const std::string& name,
+                                              const std::vector<torch::Tensor>& parameters,
+                                              const World& world) {
+  using namespace pacer;
+  if (name == "FusedAdam") return make<FusedAdam, FusedAdamOptions>(parameters);
+  if (name == "FusedAdamW") return make<FusedAdamW, FusedAdamWOptions>(parameters);
+  if (name == "FusedLamb") return make<FusedLamb, FusedLambOptions>(parameters);
+  if (name == "OneBitAdam") return make<OneBitAdam, OneBitAdamOptions>(parameters, world);
+  return make<OneBitLamb, OneBitLambOptions>(parameters, world);
+}
+
+torch::Tensor train(const std::string& name, torch::ScalarType dtype, int64_t steps, const World& world) {
+  const std::vector<int64_t> sizes = {1, 7, 1000, 5000};
+  std::vector<torch::Tensor> parameters;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    parameters.push_back(numbers(sizes[i], static_cast<int64_t>(i), dtype).requires_grad_());
+  }
+  const auto optimizer = make(name, parameters, world);
+  const int64_t rank = world ? world->rank() : 0;
+  for (int64_t step = 0; step < steps; ++step) {
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      const int64_t salt = 100 * (step + 1) + 10 * rank + static_cast<int64_t>(i);
+      parameters[i].mutable_grad() = numbers(sizes[i], salt, dtype);
+    }
+    optimizer->param_groups()[0].options().set_lr(0.01 / static_cast<double>(step + 1));
+    optimizer->step();
+  }
+  return torch::cat(parameters).detach();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   if (argc != 4) return 2;
   const std::string name = argv[1];
   const auto dtype = std::string(argv[2]) == "bf16" ? torch::kBFloat16 : torch::kFloat;
-  const std::vector<int64_t> sizes = {1, 7, 1000, 5000};
-  std::vector<torch::Tensor> parameters;
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    parameters.push_back(numbers(sizes[i], static_cast<int64_t>(i), dtype).requires_grad_());
+  torch::Tensor trained;
+  if (name.rfind("OneBit", 0) == 0) {
+    const auto ranks = pacer::Communicator::in_process(2);
+    std::thread second([&] { train(name, dtype, 15, ranks[1]); });
+    trained = train(name, dtype, 15, ranks[0]);
+    second.join();
+  } else {
+    trained = train(name, dtype, 5, nullptr);
   }
-  std::unique_ptr<torch::optim::Optimizer> optimizer;
-  if (name == "FusedAdam") optimizer = make<pacer::FusedAdam, pacer::FusedAdamOptions>(parameters);
-  if (name == "FusedAdamW") optimizer = make<pacer::FusedAdamW, pacer::FusedAdamWOptions>(parameters);
-  if (name == "FusedLamb") optimizer = make<pacer::FusedLamb, pacer::FusedLambOptions>(parameters);
-  for (int64_t step = 0; step < 5; ++step) {
-    for (size_t i = 0; i < sizes.size(); ++i) {
-      parameters[i].mutable_grad() = numbers(sizes[i], 100 * (step + 1) + static_cast<int64_t>(i), dtype);
-    }
-    optimizer->param_groups()[0].options().set_lr(0.01 / static_cast<double>(step + 1));
-    optimizer->step();
-  }
-  const std::vector<char> bytes = torch::pickle_save(torch::cat(parameters).detach());
+  const std::vector<char> bytes = torch::pickle_save(trained);
   std::ofstream(argv[3], std::ios::binary).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
   return 0;
 }
