@@ -3,8 +3,10 @@
 
 #include "communicator_binding.h"
 #include "optimizer_binding.h"
+#include "schedule_binding.h"
 
 TORCH_LIBRARY(pacer, library) {
   pacer::python::register_communicator(library);
   pacer::python::register_optimizer(library);
+  pacer::python::register_schedules(library);
 }

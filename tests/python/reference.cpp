@@ -4,6 +4,7 @@
 //   pacer-python-reference OPTIMIZER DTYPE FILE   writes the parameters after five steps; of a 1-bit
 //                                                 optimizer after five of warm-up and ten compressed ones of
 //                                                 two ranks, which are threads
+//   pacer-python-reference LayerDrop fp32 FILE    what four gated blocks make of a vector, step by step
 #include <cstdio>
 #include <fstream>
 #include <memory>
@@ -14,6 +15,7 @@
 
 #include <pacer/collectives/communicator.h>
 #include <pacer/optimizers/optimizers.h>
+#include <pacer/schedulers/layer_drop.h>
 
 namespace {
 
@@ -65,6 +67,27 @@ torch::Tensor train(const std::string& name, torch::ScalarType dtype, int64_t st
   return torch::cat(parameters).detach();
 }
 
+torch::Tensor gated() {
+  pacer::LayerDrop layer_drop(pacer::LayerDropOptions().theta_bar(0.5).gamma(0.1).seed(7));
+  for (int i = 0; i < 4; ++i) layer_drop->add();
+  std::vector<torch::Tensor> results;
+  for (int64_t step = 0; step < 20; ++step) {
+    for (int64_t micro_step = 0; micro_step < 2; ++micro_step) {
+      pacer::Progress progress;
+      progress.step = step;
+      progress.micro_step = micro_step;
+      progress.micro_steps = 2;
+      layer_drop->set_progress(progress);
+      torch::Tensor x = numbers(16, step, torch::kFloat);
+      for (int64_t i = 0; i < 4; ++i) {
+        x = layer_drop->gate(i, x, [i](const torch::Tensor& h) { return torch::tanh(h) + i; });
+      }
+      results.push_back(x);
+    }
+  }
+  return torch::stack(results);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -77,6 +100,8 @@ int main(int argc, char** argv) {
     std::thread second([&] { train(name, dtype, 15, ranks[1]); });
     trained = train(name, dtype, 15, ranks[0]);
     second.join();
+  } else if (name == "LayerDrop") {
+    trained = gated();
   } else {
     trained = train(name, dtype, 5, nullptr);
   }
