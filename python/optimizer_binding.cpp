@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -20,6 +21,7 @@
 #include <pacer/optimizers/onebit_lamb.h>
 
 #include "communicator_binding.h"
+#include "named_dict.h"
 
 namespace pacer::python {
 namespace {
@@ -29,7 +31,6 @@ using torch::optim::OptimizerParamGroup;
 using torch::optim::OptimizerParamState;
 using Numbers = c10::Dict<std::string, double>;
 using Choices = c10::Dict<std::string, std::string>;
-using Tensors = c10::Dict<std::string, at::Tensor>;
 
 template <class Value>
 Value chosen(const char* name, const std::string& choice) {
@@ -64,10 +65,30 @@ Options make_options(const Numbers& numbers, const Choices& choices) {
   return options;
 }
 
+// The way back. An optional that is unset is left out.
+template <class Options>
+void read_options(const Options& options, Numbers& numbers, Choices& choices) {
+  const auto read = [&](const detail::OptionField& field, const auto& value) {
+    using Value = std::decay_t<decltype(value)>;
+    if constexpr (std::is_same_v<Value, detail::Betas>) {
+      numbers.insert("beta1", std::get<0>(value));
+      numbers.insert("beta2", std::get<1>(value));
+    } else if constexpr (std::is_enum_v<Value>) {
+      choices.insert(field.name, detail::choices(value).at(static_cast<size_t>(value)));
+    } else if constexpr (detail::kIsOptional<Value>) {
+      if (value) numbers.insert(field.name, static_cast<double>(*value));
+    } else {
+      numbers.insert(field.name, static_cast<double>(value));
+    }
+  };
+  detail::visit_options(read, options);
+}
+
 // Which optimizer it is: what depends on its types.
 struct Rule {
   virtual ~Rule() = default;
   virtual std::unique_ptr<OptimizerOptions> options(const Numbers& numbers, const Choices& choices) const = 0;
+  virtual void read(const OptimizerOptions& options, Numbers& numbers, Choices& choices) const = 0;
   virtual std::unique_ptr<OptimizerParamState> state() const = 0;
   // Makes the optimizer where there is none yet: when a 1-bit optimizer freezes, its first group says.
   virtual void add(std::unique_ptr<FusedOptimizer>& optimizer, const OptimizerParamGroup& group) const = 0;
@@ -82,6 +103,9 @@ class RuleOf : public Rule {
 
   std::unique_ptr<OptimizerOptions> options(const Numbers& numbers, const Choices& choices) const override {
     return std::make_unique<Options>(make_options<Options>(numbers, choices));
+  }
+  void read(const OptimizerOptions& options, Numbers& numbers, Choices& choices) const override {
+    read_options(static_cast<const Options&>(options), numbers, choices);
   }
   std::unique_ptr<OptimizerParamState> state() const override { return std::make_unique<State>(); }
   void add(std::unique_ptr<FusedOptimizer>& optimizer, const OptimizerParamGroup& group) const override {
@@ -128,18 +152,6 @@ std::unique_ptr<Rule> rule_named(const std::string& name, const Numbers& numbers
   throw InvalidArgument(detail::concatenate("there is no optimizer \"", name, "\""));
 }
 
-Tensors to_dict(const NamedTensors& tensors) {
-  Tensors dict;
-  for (const auto& [name, tensor] : tensors) dict.insert(name, tensor);
-  return dict;
-}
-
-NamedTensors from_dict(const Tensors& dict) {
-  NamedTensors tensors;
-  for (const auto& item : dict) tensors[item.key()] = item.value();
-  return tensors;
-}
-
 class PythonOptimizer : public torch::CustomClassHolder {
  public:
   // Without a communicator a single rank trains.
@@ -159,6 +171,14 @@ class PythonOptimizer : public torch::CustomClassHolder {
 
   void set_options(int64_t index, const Numbers& numbers, const Choices& choices) {
     group(index).set_options(rule_->options(numbers, choices));
+  }
+
+  // What the package gives to set_options.
+  std::tuple<Numbers, Choices> options(int64_t index) const {
+    Numbers numbers;
+    Choices choices;
+    rule_->read(group(index).options(), numbers, choices);
+    return {numbers, choices};
   }
 
   void set_lr(int64_t index, double rate) { group(index).options().set_lr(rate); }
@@ -200,6 +220,25 @@ class PythonOptimizer : public torch::CustomClassHolder {
   Tensors export_rank_state() const { return to_dict(optimizer_->export_rank_state()); }
   void import_states(const Tensors& state, const Tensors& rank_state) {
     optimizer_->import_states(from_dict(state), from_dict(rank_state));
+  }
+  // `errors` are those of the ranks that saved the state, in their order; this is rank `rank` of
+  // `world_size`.
+  void import_checkpoint(const Tensors& saved, const std::vector<Tensors>& errors, int64_t rank,
+                         int64_t world_size) {
+    const NamedTensors state = from_dict(saved);
+    std::vector<NamedTensors> of_ranks;
+    for (const Tensors& of_rank : errors) of_ranks.push_back(from_dict(of_rank));
+    if (static_cast<int64_t>(of_ranks.size()) == world_size) {
+      const NamedTensors& own = of_ranks.at(static_cast<size_t>(rank));
+      if (optimizer_->fits_rank_state(state, own)) return optimizer_->import_states(state, own);
+    }
+    optimizer_->import_states(state, optimizer_->join_rank_states(state, of_ranks));
+  }
+  // Names the parameters that have none.
+  void name_parameters(const std::vector<std::string>& names, const std::vector<at::Tensor>& parameters) {
+    NamedParameters named;
+    for (size_t i = 0; i < names.size(); ++i) named.insert(names[i], parameters.at(i));
+    optimizer_->name_parameters(named);
   }
   std::vector<std::string> names(int64_t index) const {
     std::vector<std::string> all;
@@ -258,6 +297,9 @@ void register_optimizer(torch::Library& library) {
       .def("export_state", &PythonOptimizer::export_state)
       .def("export_rank_state", &PythonOptimizer::export_rank_state)
       .def("import_states", &PythonOptimizer::import_states)
+      .def("import_checkpoint", &PythonOptimizer::import_checkpoint)
+      .def("name_parameters", &PythonOptimizer::name_parameters)
+      .def("options", &PythonOptimizer::options)
       .def("names", &PythonOptimizer::names)
       .def("skipped_steps", &PythonOptimizer::skipped_steps)
       .def("attempts", &PythonOptimizer::attempts)

@@ -4,6 +4,7 @@
     optimizer = pacer.FusedAdamW(model.parameters(), lr=3e-4, weight_decay=0.1)
 """
 
+from .checkpoints import load_checkpoint, save_checkpoint
 from .communicator import Communicator, CompressedAllReduce
 from .onebit import OneBitAdam, OneBitLamb
 from .optimizers import FusedAdam, FusedAdamW, FusedLamb
@@ -12,5 +13,5 @@ from .schedules import LayerDrop, SequenceLength
 __version__ = "0.1.0"
 __all__ = [
     "Communicator", "CompressedAllReduce", "FusedAdam", "FusedAdamW", "FusedLamb", "LayerDrop", "OneBitAdam", "OneBitLamb",
-    "SequenceLength",
+    "SequenceLength", "load_checkpoint", "save_checkpoint",
 ]  # fmt: skip

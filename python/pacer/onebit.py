@@ -56,6 +56,15 @@ class _OneBitOptimizer(_FusedOptimizer):
     def _world(self) -> Any:
         return self._communicator and self._communicator._handle
 
+    def _place(self) -> tuple[int, int]:
+        return (self._communicator.rank, self._communicator.world_size) if self._communicator else (0, 1)
+
+    def _require_one_rank(self) -> None:
+        if self._place()[1] > 1:
+            raise ValueError(
+                f"save_checkpoint: each rank of {type(self).__name__} has errors of its own; save each rank's state_dict."
+            )
+
     # ---- what is going on ----
 
     @property

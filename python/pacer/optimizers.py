@@ -207,6 +207,48 @@ class _FusedOptimizer(Optimizer):
                     tensors = {k: v.detach() for k, v in fields.items() if isinstance(v, torch.Tensor)}
                     self._handle.set_state(g, i, {**tensors, "step": step})
 
+    # ---- state by name, as checkpoints of C++ hold it ----
+
+    def _require_one_rank(self) -> None:
+        """Raises ValueError where one rank cannot save for all."""
+
+    def _place(self) -> tuple[int, int]:
+        """Returns this rank, and of how many that train together."""
+        return 0, 1
+
+    def _name_parameters(self, model: torch.nn.Module) -> None:
+        named = dict(model.named_parameters())
+        self._call(self._handle.name_parameters, list(named), list(named.values()))
+
+    def _export_by_name(self, model: torch.nn.Module) -> tuple[Any, Any]:
+        """Returns state and options, and what this rank carries."""
+        self._name_parameters(model)
+        self._send_changes()
+        return self._handle.export_state(), self._handle.export_rank_state()
+
+    def _import_by_name(self, model: torch.nn.Module, state: Any, errors: Any) -> None:
+        """Goes on from what was exported, with the errors of each rank that saved; one that fails changes nothing."""
+        self._name_parameters(model)
+        self._call(self._handle.import_checkpoint, state, errors, *self._place())
+        self.__dict__["state"] = defaultdict(dict)
+        self._is_stale = True
+        for g, group in enumerate(self.param_groups):
+            numbers, choices = self._handle.options(g)
+            for name, default in self._options.items():
+                if name == "betas":
+                    group[name] = (numbers["beta1"], numbers["beta2"])
+                elif name in choices:
+                    group[name] = choices[name]
+                elif name not in numbers:
+                    group[name] = None
+                else:
+                    group[name] = (int if default is None else type(default))(numbers[name])
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(numbers["lr"])
+            else:
+                group["lr"] = numbers["lr"]
+            self._sent[g], self._sent_lr[g] = self._seen(group), group["lr"]
+
     def _uncast(self) -> dict[torch.Tensor, dict[str, Any]]:
         """Returns the state as it was saved: torch's load_state_dict rounds moments to the parameters' dtype."""
         loaded = self.__dict__["state"]

@@ -5,6 +5,8 @@
 //                                                 optimizer after five of warm-up and ten compressed ones of
 //                                                 two ranks, which are threads
 //   pacer-python-reference LayerDrop fp32 FILE    what four gated blocks make of a vector, step by step
+//   pacer-python-reference Session OPTIMIZER FOLDER   resumes from the folder's newest checkpoint, trains for
+//                                                 three steps and saves
 #include <cstdio>
 #include <fstream>
 #include <memory>
@@ -15,7 +17,9 @@
 
 #include <pacer/collectives/communicator.h>
 #include <pacer/optimizers/optimizers.h>
+#include <pacer/schedulers/checkpoints.h>
 #include <pacer/schedulers/layer_drop.h>
+#include <pacer/schedulers/session.h>
 
 namespace {
 
@@ -88,11 +92,44 @@ torch::Tensor gated() {
   return torch::stack(results);
 }
 
+struct NetImpl : torch::nn::Module {
+  torch::nn::Linear up{register_module("up", torch::nn::Linear(16, 32))};
+  torch::nn::Linear down{register_module("down", torch::nn::Linear(32, 8))};
+  torch::Tensor scale = register_buffer("scale", torch::ones(8));
+
+  torch::Tensor forward(const torch::Tensor& x) { return down(torch::tanh(up(x))) * scale; }
+};
+TORCH_MODULE(Net);
+
+template <class Optimizer, class Options>
+void go_on(Options options, const std::string& folder) {
+  Net net;
+  Optimizer optimizer(net->named_parameters(), std::move(options));
+  pacer::Session session(*net, optimizer);
+  session.use(pacer::Checkpoints(folder));
+  session.resume();
+  const int64_t first = session.progress().step;
+  for (int64_t step = first; step < first + 3; ++step) {
+    auto [x, y] = session.begin(numbers(64, step, torch::kFloat).view({4, 16}) + torch::rand(1),
+                                numbers(32, step + 50, torch::kFloat).view({4, 8}));
+    session.backward(torch::mse_loss(net->forward(x), y));
+    session.step();
+  }
+  session.finish();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   if (argc != 4) return 2;
   const std::string name = argv[1];
+  if (name == "Session") {
+    using namespace pacer;
+    const std::string optimizer = argv[2];
+    if (optimizer == "FusedAdamW") go_on<FusedAdamW>(FusedAdamWOptions(0.5), argv[3]);
+    if (optimizer == "FusedLamb") go_on<FusedLamb>(FusedLambOptions(0.5), argv[3]);
+    return 0;
+  }
   const auto dtype = std::string(argv[2]) == "bf16" ? torch::kBFloat16 : torch::kFloat;
   torch::Tensor trained;
   if (name.rfind("OneBit", 0) == 0) {
