@@ -38,11 +38,12 @@ def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: value.detach() for name, value in state.items() if isinstance(value, torch.Tensor)}
 
 
-def _require_pacers(optimizer: Any) -> None:
+def _pacers(optimizer: torch.optim.Optimizer) -> _FusedOptimizer:
     if not isinstance(optimizer, _FusedOptimizer):
         raise TypeError(
             f"checkpoints of pacer hold its own optimizers, and this is {type(optimizer).__name__}; use torch.save."
         )
+    return optimizer
 
 
 def save_checkpoint(
@@ -57,11 +58,11 @@ def save_checkpoint(
     """Saves folder/step-0000001000 after `step` steps and returns its path; a save that fails leaves the former checkpoint
     as it was. Random states of torch go along. With replicas on several ranks, one of them calls it. The newest `keep`
     checkpoints stay."""
-    _require_pacers(optimizer)
+    own = _pacers(optimizer)
     model = _bare(model)
     tensors = _tensors(model)
-    optimizer._require_one_rank()
-    state, errors = optimizer._export_by_name(model)
+    own._require_one_rank()
+    state, errors = own._export_by_name(model)
     session = {
         "progress/step": torch.tensor(step),
         "progress/tokens": torch.tensor(tokens),
@@ -88,18 +89,17 @@ def load_checkpoint(
         path = _run(torch.ops.pacer.find_checkpoint, path)
         if not path:
             return None
-    if optimizer is not None:
-        _require_pacers(optimizer)
+    into = None if optimizer is None else _pacers(optimizer)
     model = _bare(model)
     step, saved, state, errors, session = _run(torch.ops.pacer.read_checkpoint, path)
     own, saved = _tensors(model), dict(saved)
     _compare(path, own, saved)
-    if optimizer is not None:
-        optimizer._import_by_name(model, state, errors)
+    if into is not None:
+        into._import_by_name(model, state, errors)
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(saved[name])
-    if optimizer is not None and random_state:
+    if into is not None and random_state:
         gpu = next((tensor.device for tensor in own.values() if tensor.is_cuda), None)
         if "random/cpu" in session:
             torch.set_rng_state(session["random/cpu"])

@@ -84,6 +84,8 @@ class Communicator:
             raise ValueError(f'pacer.Communicator: device is "{device}", but must be a CPU or a CUDA device.')
         gpu = -1
         if device.type == "cuda":
+            if not torch.cuda.is_available():
+                raise ValueError(f'pacer.Communicator: device is "{device}", but torch finds no GPU; use "cpu".')
             gpu = torch.cuda.current_device() if device.index is None else device.index
         place, port = self._choose_place(group, address)
         self._handle: Any = torch.classes.pacer.Communicator(

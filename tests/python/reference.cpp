@@ -6,7 +6,8 @@
 //                                                 two ranks, which are threads
 //   pacer-python-reference LayerDrop fp32 FILE    what four gated blocks make of a vector, step by step
 //   pacer-python-reference Session OPTIMIZER FOLDER   resumes from the folder's newest checkpoint, trains for
-//                                                 three steps and saves
+//                                                 three steps and saves; OneBitAdam: two ranks
+//                                                 train from the start and save after steps 6 and 9
 #include <cstdio>
 #include <fstream>
 #include <memory>
@@ -118,6 +119,33 @@ void go_on(Options options, const std::string& folder) {
   session.finish();
 }
 
+// One of two ranks that train OneBitAdam with a Session and save after steps 6 and 9.
+void train_rank(const World& world, const std::string& folder) {
+  Net net;
+  int64_t salt = 0;
+  for (torch::Tensor& p : net->parameters()) {
+    p.set_data((numbers(p.numel(), salt++, torch::kFloat) / 4).view(p.sizes()));
+  }
+  pacer::OneBitAdam optimizer(net->named_parameters(), pacer::OneBitAdamOptions(0.01).freeze_step(5), world);
+  pacer::Session session(*net, optimizer, world);
+  session.use(pacer::Checkpoints(pacer::CheckpointsOptions(folder).every(6)));
+  for (int64_t step = 0; step < 9; ++step) {
+    auto [x, y] = session.begin(numbers(64, step + 10 * world->rank(), torch::kFloat).view({4, 16}),
+                                numbers(32, step + 50, torch::kFloat).view({4, 8}));
+    session.backward(torch::mse_loss(net->forward(x), y));
+    session.step();
+  }
+  session.finish();
+}
+
+template <class Function>
+void on_two_ranks(const Function& function) {
+  const auto ranks = pacer::Communicator::in_process(2);
+  std::thread second([&] { function(ranks[1]); });
+  function(ranks[0]);
+  second.join();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -127,16 +155,17 @@ int main(int argc, char** argv) {
     using namespace pacer;
     const std::string optimizer = argv[2];
     if (optimizer == "FusedAdamW") go_on<FusedAdamW>(FusedAdamWOptions(0.5), argv[3]);
+    if (optimizer == "OneBitAdam") on_two_ranks([&](const World& world) { train_rank(world, argv[3]); });
     if (optimizer == "FusedLamb") go_on<FusedLamb>(FusedLambOptions(0.5), argv[3]);
     return 0;
   }
   const auto dtype = std::string(argv[2]) == "bf16" ? torch::kBFloat16 : torch::kFloat;
   torch::Tensor trained;
   if (name.rfind("OneBit", 0) == 0) {
-    const auto ranks = pacer::Communicator::in_process(2);
-    std::thread second([&] { train(name, dtype, 15, ranks[1]); });
-    trained = train(name, dtype, 15, ranks[0]);
-    second.join();
+    on_two_ranks([&](const World& world) {
+      const torch::Tensor result = train(name, dtype, 15, world);
+      if (world->rank() == 0) trained = result;
+    });
   } else if (name == "LayerDrop") {
     trained = gated();
   } else {

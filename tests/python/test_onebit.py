@@ -7,6 +7,7 @@ PACER_REFERENCE names pacer-python-reference, without which comparisons with C++
 import copy
 import os
 import pickle
+import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ import pacer
 ALL = [pacer.OneBitAdam, pacer.OneBitLamb]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 SIZES = [1, 7, 1000, 5000]
+DEVICE = os.environ.get("PACER_TEST_DEVICE", "cpu")  # of a job's ranks
 
 
 def numbers(count, salt, dtype):
@@ -29,13 +31,13 @@ def numbers(count, salt, dtype):
 
 
 def parameters(dtype=torch.float32):
-    return [torch.nn.Parameter(numbers(n, i, dtype)) for i, n in enumerate(SIZES)]
+    return [torch.nn.Parameter(numbers(n, i, dtype).to(DEVICE)) for i, n in enumerate(SIZES)]
 
 
 def train(optimizer, params, steps, rank):
     for step in steps:
         for i, p in enumerate(params):
-            p.grad = numbers(p.numel(), 100 * (step + 1) + 10 * rank + i, p.dtype)
+            p.grad = numbers(p.numel(), 100 * (step + 1) + 10 * rank + i, p.dtype).to(DEVICE)
         optimizer.param_groups[0]["lr"] = 0.01 / (step + 1)
         optimizer.step()
 
@@ -43,29 +45,35 @@ def train(optimizer, params, steps, rank):
 # ---- What a rank does; called by its name. ----
 
 
-def job_train(rank, folder, kind, dtype):
+def job_train(rank, folder):
+    world = pacer.Communicator()
+    for kind in ALL:
+        for dtype in DTYPES:
+            train_and_resume(rank, f"{folder}/{kind.__name__}-{dtype}-{rank}", kind, DTYPES[dtype], world)
+
+
+def train_and_resume(rank, path, kind, dtype, world):
     """Trains straight on, and once more from state_dicts saved in warm-up and after the freeze."""
-    kind, params = getattr(pacer, kind), parameters(DTYPES[dtype])
+    params = parameters(dtype)
     options = {"lr": 0.01, "weight_decay": 0.1, "freeze_step": 5}
-    optimizer = kind(params, communicator=pacer.Communicator(), **options)
+    optimizer = kind(params, communicator=world, **options)
     for first, last in [(0, 3), (3, 9), (9, 15)]:
         train(optimizer, params, range(first, last), rank)
         assert optimizer.frozen_at == (5 if last > 5 else None), optimizer.frozen_at
-        file = f"{folder}/rank-{rank}-step-{last}"
-        torch.save({"parameters": [p.detach() for p in params], "optimizer": optimizer.state_dict()}, file)
+        torch.save({"parameters": [p.detach() for p in params], "optimizer": optimizer.state_dict()}, f"{path}-{last}")
     assert optimizer.bytes_sent() > 0 and optimizer.attempts == 15
     assert 0 < optimizer.compression_error() < 1
     phases = {line["phase"] for line in optimizer.communicator.traffic()}
     assert {"warm-up", "compressed"} <= phases, phases
     for resumed_from in (3, 9):
-        saved = torch.load(f"{folder}/rank-{rank}-step-{resumed_from}", weights_only=True)
+        saved = torch.load(f"{path}-{resumed_from}", weights_only=True)
         others = [torch.nn.Parameter(p) for p in saved["parameters"]]
-        other = kind(others, communicator=optimizer.communicator, **{**options, "lr": 1.0})
+        other = kind(others, communicator=world, **{**options, "lr": 1.0})
         other.load_state_dict(saved["optimizer"])
         train(other, others, range(resumed_from, 15), rank)
         for a, b in zip(params, others):
             assert torch.equal(a, b), f"{kind.__name__} resumed from step {resumed_from} went elsewhere"
-    torch.save(torch.cat(params).detach(), f"{folder}/trained-{rank}")
+    torch.save(torch.cat(params).detach().cpu(), path)
 
 
 def job_wrong_rank(rank, folder):
@@ -103,8 +111,52 @@ def job_mean(rank, folder):
     assert mean.bytes_sent() > 0
 
 
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = torch.nn.Linear(16, 32)
+        self.down = torch.nn.Linear(32, 8)
+        self.register_buffer("scale", torch.ones(8))
+
+    def forward(self, x):
+        return self.down(torch.tanh(self.up(x))) * self.scale
+
+
+def go_on_from_cpp(root, rank):
+    net = Net()
+    optimizer = pacer.OneBitAdam(net.parameters(), freeze_step=2, compress_alone=True)
+    assert pacer.load_checkpoint(f"{root}/step-0000000006", net, optimizer) == 6
+    assert (optimizer.frozen_at, optimizer.attempts, optimizer.param_groups[0]["freeze_step"]) == (5, 6, 5)
+    for step in range(6, 9):
+        optimizer.zero_grad()
+        x = numbers(64, step + 10 * rank, torch.float32).view(4, 16)
+        y = numbers(32, step + 50, torch.float32).view(4, 8)
+        torch.nn.functional.mse_loss(net(x), y).backward()
+        optimizer.step()
+    return net, optimizer
+
+
+def job_from_cpp(rank, folder, root):
+    """Goes on where ranks of C++ were after step 6, and comes where they came after step 9."""
+    net, optimizer = go_on_from_cpp(root, rank)
+    expected = Net()
+    assert pacer.load_checkpoint(root, expected) == 9
+    for name, value in net.state_dict().items():
+        assert torch.equal(value, expected.state_dict()[name]), name
+    try:
+        pacer.save_checkpoint(f"{folder}/mine", 9, net, optimizer)
+        raise AssertionError("a rank saved for all")
+    except ValueError as error:
+        assert "save each rank's state_dict" in str(error), error
+
+
 def job_group_and_address(rank, folder):
-    """A group whose first rank is not the first of all, at an address."""
+    """Ranks that seem to be on several hosts, and a group whose first rank is not the first of all."""
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
+    own_name, socket.gethostname = socket.gethostname, lambda: f"host-{rank}"
+    world = pacer.Communicator()
+    assert (world.rank, world.world_size) == (rank, 3)
+    socket.gethostname = own_name
     group = dist.new_group([1, 2])
     if rank == 0:
         try:
@@ -115,8 +167,6 @@ def job_group_and_address(rank, folder):
     else:
         port = [0]
         if rank == 1:
-            import socket
-
             with socket.socket() as listener:
                 listener.bind(("127.0.0.1", 0))
                 port[0] = listener.getsockname()[1]
@@ -130,13 +180,13 @@ def job_group_and_address(rank, folder):
 # ---- The tests. ----
 
 
-def run_job(job, *arguments, world_size=2):
+def run_job(job, *arguments, world_size=2, device="cpu"):
     """Returns the folder of a job that ended well on all ranks."""
     folder = tempfile.TemporaryDirectory()
     ranks = [
         subprocess.Popen(
             [sys.executable, __file__, job, str(rank), str(world_size), folder.name, *arguments],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "PACER_TEST_DEVICE": device},
         )
         for rank in range(world_size)
     ]  # fmt: skip
@@ -149,16 +199,34 @@ def run_job(job, *arguments, world_size=2):
 class Ranks(unittest.TestCase):
     @unittest.skipUnless(os.environ.get("PACER_REFERENCE"), "PACER_REFERENCE names no program")
     def test_bits_are_those_of_cpp_through_the_freeze_and_after_a_resume(self):
-        for kind in ALL:
-            for dtype in DTYPES:
-                with self.subTest(kind.__name__, dtype=dtype), run_job("train", kind.__name__, dtype) as folder:
-                    file = os.path.join(folder, "reference")
-                    subprocess.run(
-                        [os.environ["PACER_REFERENCE"], kind.__name__, dtype, file], check=True, stderr=subprocess.DEVNULL
-                    )
+        self.compare_with_cpp("cpu")
+
+    @unittest.skipUnless(os.environ.get("PACER_REFERENCE"), "PACER_REFERENCE names no program")
+    @unittest.skipUnless(torch.cuda.device_count() > 1, "fewer than two GPUs")
+    def test_bits_on_gpus_are_those_of_cpp(self):
+        self.compare_with_cpp("cuda")
+
+    def compare_with_cpp(self, device):
+        with run_job("train", device=device) as folder:
+            for kind in ALL:
+                for dtype in DTYPES:
+                    file = f"{folder}/reference"
+                    program = [os.environ["PACER_REFERENCE"], kind.__name__, dtype, file]
+                    subprocess.run(program, check=True, stderr=subprocess.DEVNULL)
                     expected = torch.load(file, weights_only=True)
                     for rank in range(2):
-                        self.assertTrue(torch.equal(torch.load(f"{folder}/trained-{rank}", weights_only=True), expected))
+                        with self.subTest(kind.__name__, dtype=dtype, rank=rank):
+                            trained = torch.load(f"{folder}/{kind.__name__}-{dtype}-{rank}", weights_only=True)
+                            self.assertTrue(torch.equal(trained, expected))
+
+    @unittest.skipUnless(os.environ.get("PACER_REFERENCE"), "PACER_REFERENCE names no program")
+    def test_checkpoints_of_ranks_of_cpp_go_on_to_the_bit_and_with_fewer_ranks(self):
+        with tempfile.TemporaryDirectory() as root:
+            program = [os.environ["PACER_REFERENCE"], "Session", "OneBitAdam", root]
+            subprocess.run(program, check=True, stderr=subprocess.DEVNULL)
+            run_job("from_cpp", root).cleanup()
+            net, _ = go_on_from_cpp(root, 0)  # errors are joined
+            self.assertTrue(all(torch.isfinite(value).all() for value in net.state_dict().values()))
 
     def test_the_state_of_another_rank_is_refused(self):
         run_job("wrong_rank").cleanup()
@@ -231,6 +299,15 @@ class Alone(unittest.TestCase):
             pacer.OneBitAdam(parameters())
         with self.assertRaisesRegex(TypeError, "must be a pacer.Communicator, not a int"):
             pacer.OneBitAdam(parameters(), 1e-3, 3, freeze_step=2)
+        for options in ({"device": "cuda"}, {"device": "meta"}, {"address": "here"}):
+            with tempfile.TemporaryDirectory() as folder:
+                dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=0, world_size=1)
+                try:
+                    if options != {"device": "cuda"} or not torch.cuda.is_available():
+                        with self.assertRaisesRegex(ValueError, "pacer.Communicator: .*, but "):
+                            pacer.Communicator(**options)
+                finally:
+                    dist.destroy_process_group()
         with self.assertRaisesRegex(ValueError, "call torch.distributed.init_process_group first"):
             pacer.Communicator()
         optimizer = pacer.OneBitAdam(parameters(), freeze_step=2)
@@ -247,7 +324,9 @@ class Alone(unittest.TestCase):
 
 def main():
     job, rank, world_size, folder, *arguments = sys.argv[1:]
-    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=int(rank), world_size=int(world_size))
+    if DEVICE == "cuda":
+        torch.cuda.set_device(int(rank))
+    dist.init_process_group({"cpu": "gloo", "cuda": "nccl"}[DEVICE], init_method=f"file://{folder}/group", rank=int(rank), world_size=int(world_size))
     globals()["job_" + job](int(rank), folder, *arguments)
     dist.barrier()
     dist.destroy_process_group()
