@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections import defaultdict
-from typing import Any, ClassVar, Optional, Union
+from typing import Any, Callable, ClassVar, Optional, Union
 
 import torch
 
@@ -64,6 +64,18 @@ class _OneBitOptimizer(_FusedOptimizer):
             raise ValueError(
                 f"save_checkpoint: each rank of {type(self).__name__} has errors of its own; save each rank's state_dict."
             )
+
+    # torch.amp.GradScaler then calls step() on every rank, whatever its own gradients are: a rank that left a step out
+    # alone would leave the others waiting. What is not finite on one rank, C++ leaves out on all.
+    _step_supports_amp_scaling = True
+
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
+        """Updates all parameters, with the other ranks. The closure, if given, is called first."""
+        scale = getattr(self, "grad_scale", None)  # where a GradScaler calls and has not unscaled
+        if scale is not None:
+            parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+            torch._foreach_div_([p.grad for p in parameters if p.grad is not None], scale)
+        return super().step(closure)
 
     # ---- what is going on ----
 

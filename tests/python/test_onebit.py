@@ -92,6 +92,24 @@ def job_wrong_rank(rank, folder):
     assert not torch.equal(before[3], params[3])
 
 
+def job_scaler(rank, folder):
+    """One rank's gradient is not finite: no rank waits, and nothing changes on any."""
+    params = parameters()
+    optimizer = pacer.OneBitAdam(params, freeze_step=1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for step in range(3):
+        before = [p.detach().clone() for p in params]
+        scaler.scale(sum(((p - rank) ** 2).sum() for p in params)).backward()
+        if step == 1 and rank == 1:
+            params[2].grad[5] = float("inf")
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        assert torch.equal(before[3], params[3]) == (step == 1), step
+    assert optimizer.skipped_steps() == 1
+    assert scaler.get_scale() == (4.0 if rank == 1 else 8.0)
+
+
 def job_mean(rank, folder):
     """The sum of results and of what is carried is the sum of what went in."""
     mean = pacer.CompressedAllReduce(4096, pacer.Communicator())
@@ -231,6 +249,9 @@ class Ranks(unittest.TestCase):
     def test_the_state_of_another_rank_is_refused(self):
         run_job("wrong_rank").cleanup()
 
+    def test_a_grad_scaler_leaves_no_rank_waiting(self):
+        run_job("scaler").cleanup()
+
     def test_a_compressed_mean_loses_nothing_for_good(self):
         run_job("mean").cleanup()
 
@@ -252,6 +273,22 @@ class Alone(unittest.TestCase):
             train(other, b, range(3, 4), 0)
             for x, y in zip(a, b):
                 self.assertTrue(torch.equal(x, y))
+
+    def test_a_grad_scaler_gives_unscaled_gradients(self):
+        results = []
+        for scale, unscales in [(1.0, False), (8.0, False), (8.0, True)]:
+            params = parameters()
+            optimizer = pacer.OneBitAdam(params, freeze_step=1, compress_alone=True)
+            scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+            for _ in range(3):
+                optimizer.zero_grad()
+                scaler.scale(sum((p**2).sum() for p in params)).backward()
+                if unscales:
+                    scaler.unscale_(optimizer)
+                scaler.step(optimizer)
+                scaler.update()
+            results.append(torch.cat(params))
+        self.assertTrue(torch.equal(results[0], results[1]) and torch.equal(results[0], results[2]))
 
     def test_a_state_dict_from_before_the_first_step_loads(self):
         a, b = parameters(), parameters()
