@@ -2,7 +2,8 @@
 # run.sh CASE SOURCE BUILD WORK LIBTORCH WITH_CUDA: uses pacer as another project would.
 #   find_package      installs BUILD, then builds and runs a project that finds it, without nvcc
 #   other_torch       that project is told, in one sentence, that another LibTorch does not fit
-#   add_subdirectory  builds and runs a project that contains pacer, here as shared libraries
+#   add_subdirectory  builds and runs a project that contains pacer and links its lowest folders, which are quick to compile
+#   fetch_content     configures a project that fetches pacer, here from SOURCE and as a shared library
 set -euo pipefail
 kind=$1 source=$2 build=$3 work=$4 libtorch=$5 with_cuda=$6
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -52,8 +53,13 @@ case $kind in
     ;;
   add_subdirectory)
     configure add_subdirectory -DPACER_SOURCE_DIR="$source" -DTorch_DIR="$libtorch/share/cmake/Torch" \
-      -DBUILD_SHARED_LIBS=ON -DPACER_CUDA=OFF -DPACER_UNITY=ON
+      -DPACER_CUDA=OFF -DPACER_UNITY=ON
     build_and_run
+    ;;
+  fetch_content)
+    configure fetch_content -DPACER_SOURCE_DIR="$source" -DTorch_DIR="$libtorch/share/cmake/Torch" \
+      -DBUILD_SHARED_LIBS=ON -DPACER_CUDA=OFF | tee "$work/log"
+    grep -q "pacer is a SHARED_LIBRARY" "$work/log" || fail "BUILD_SHARED_LIBS of the project does not count."
     ;;
 esac
 rm -rf "$work"
