@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # run.sh CASE SOURCE BUILD WORK LIBTORCH WITH_CUDA: uses pacer as another project would.
 #   find_package      installs BUILD, then builds and runs a project that finds it, without nvcc
+#                     and ships its program as docs/faq.md says
+#   pkg_config        installs BUILD, then builds and runs a program with the flags of pkg-config
 #   other_torch       that project is told, in one sentence, that another LibTorch does not fit
 #   add_subdirectory  builds and runs a project that contains pacer and links its lowest folders, which are quick to compile
 #   fetch_content     configures a project that fetches pacer, here from SOURCE and as a shared library
@@ -15,6 +17,11 @@ fail() {
   exit 1
 }
 
+skip() {
+  echo "PACER_SKIPPED: $1"
+  exit
+}
+
 # configure PROJECT [ARGUMENT...]
 configure() {
   local project=$1
@@ -27,6 +34,21 @@ build_and_run() {
   "$work/build/consumer"
 }
 
+# ship: the program, and LibTorch in the layout of docs/faq.md, here with links in place of copies.
+ship() {
+  local bundle=$work/bundle
+  cmake --install "$work/build" --prefix "$bundle" >>"$work/install.log"
+  mkdir -p "$bundle/lib/torch"
+  cp -as "$libtorch/lib" "$bundle/lib/torch/lib"
+  rm -f "$bundle/lib/torch/lib/libtorch_python.so"
+  [[ ! -d $libtorch/../nvidia ]] || cp -as "$(cd "$libtorch/../nvidia" && pwd)" "$bundle/lib/nvidia"
+  "$bundle/bin/consumer"
+  ! ldd "$bundle/bin/consumer" | grep -E "not found|=> $libtorch" || fail "The shipped program looks for LibTorch outside."
+}
+
+# As docs/faq.md has it.
+run_path='$ORIGIN/../lib/torch/lib;$ORIGIN/../lib/nvidia/cu13/lib;$ORIGIN/../lib/nvidia/nccl/lib'
+
 install() { cmake --install "$build" --prefix "$work/installed" >"$work/install.log"; }
 
 case $kind in
@@ -34,11 +56,23 @@ case $kind in
     install
     mv "$work/installed" "$work/moved"  # an installation may be moved
     # A compiler that cannot run: nothing may ask for nvcc.
-    CUDACXX=/bin/false configure find_package -Dpacer_ROOT="$work/moved" | tee "$work/log"
+    CUDACXX=/bin/false configure find_package -Dpacer_ROOT="$work/moved" -DCMAKE_INSTALL_RPATH="$run_path" | tee "$work/log"
     grep -q "PACER_WITH_CUDA=$with_cuda" "$work/log" || fail "The package does not say that it has CUDA: $with_cuda."
     ! grep -q "CMAKE_CUDA_COMPILER:" "$work/build/CMakeCache.txt" || fail "The consumer had to enable CUDA."
     ! find "$work/moved/include" -path '*detail*' | grep . || fail "Private headers were installed."
     build_and_run
+    ship
+    ;;
+  pkg_config)
+    command -v pkg-config >/dev/null || skip "there is no pkg-config"
+    install
+    mv "$work/installed" "$work/moved"
+    export PKG_CONFIG_PATH=$work/moved/lib/pkgconfig
+    read -ra flags < <(pkg-config --cflags --libs pacer)
+    "${CXX:-g++}" -std=c++17 -O0 -Wall -Wextra -Werror "$here/main.cpp" -o "$work/consumer" "${flags[@]}"
+    "$work/consumer"
+    pkg-config --define-variable=torch_prefix=/another/torch --libs pacer | grep -q -- "-L/another/torch/lib" ||
+      fail "pkg-config cannot be told where LibTorch lies."
     ;;
   other_torch)
     install
