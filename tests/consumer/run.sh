@@ -3,6 +3,7 @@
 #   find_package      installs BUILD, then builds and runs a project that finds it, without nvcc
 #                     and ships its program as docs/faq.md says
 #   pkg_config        installs BUILD, then builds and runs a program with the flags of pkg-config
+#   package           packs BUILD, then builds and runs a project that finds pacer in the unpacked Debian package
 #   other_torch       that project is told, in one sentence, that another LibTorch does not fit
 #   add_subdirectory  builds and runs a project that contains pacer and links its lowest folders, which are quick to compile
 #   fetch_content     configures a project that fetches pacer, here from SOURCE and as a shared library
@@ -73,6 +74,23 @@ case $kind in
     "$work/consumer"
     pkg-config --define-variable=torch_prefix=/another/torch --libs pacer | grep -q -- "-L/another/torch/lib" ||
       fail "pkg-config cannot be told where LibTorch lies."
+    ;;
+  package)
+    command -v cpack >/dev/null && command -v dpkg-deb >/dev/null || skip "there is no cpack or no dpkg-deb"
+    mkdir "$work/packages" "$work/archive"
+    # In a folder of its own: cpack leaves a log of what it does where it is started.
+    (cd "$work/packages" && cpack --config "$build/CPackConfig.cmake" -G "TGZ;DEB" -B "$work/packages")
+    dpkg-deb --info "$work"/packages/libpacer-dev_*.deb | grep "comes from pip" || fail "The package does not say where LibTorch comes from."
+    dpkg-deb -x "$work"/packages/libpacer-dev_*.deb "$work/root"
+    tar -xf "$work"/packages/pacer-*.tar.gz -C "$work/archive" --strip-components=1
+    diff -r "$work/archive" "$work/root/usr" || fail "The archive and the Debian package differ."
+    ! grep -rnIF -e "$source" -e "$build" -e "$libtorch" -e "$(dirname "$libtorch")/nvidia" "$work/root" ||
+      fail "The package has a path of the machine that packed it."
+    for library in "$work"/root/usr/lib/libpacer.so; do
+      [[ ! -e $library ]] || readelf -d "$library" | grep -F 'runpath: [$ORIGIN]' || fail "The run path is not only \$ORIGIN."
+    done
+    configure find_package -Dpacer_ROOT="$work/root/usr" -DTorch_DIR="$libtorch/share/cmake/Torch"
+    build_and_run
     ;;
   other_torch)
     install
