@@ -1,5 +1,6 @@
 # cpack: an archive and a Debian package of what cmake --install installs. LibTorch is not in them: it comes from pip and
-# is looked for when a program is configured.
+# is looked for when a program is configured. Only the static form is packed: libpacer.so finds LibTorch, CUDA and NCCL
+# through its run path, so it belongs to the machine that built it.
 if(PACER_WITH_CUDA)
   set(_kind "cuda${CUDAToolkit_VERSION_MAJOR}")
   set(_built_with "with CUDA ${CUDAToolkit_VERSION_MAJOR}")
@@ -31,9 +32,5 @@ if(PACER_WITH_CUDA)
 endif()
 if(PACER_WITH_NCCL)
   set(CPACK_PACER_NCCL "${PACER_NCCL_LIBRARY}")
-endif()
-if(BUILD_SHARED_LIBS)
-  get_target_property(CPACK_PACER_RUN_PATH pacer INSTALL_RPATH)
-  list(JOIN CPACK_PACER_RUN_PATH ":" CPACK_PACER_RUN_PATH)
 endif()
 include(CPack)
