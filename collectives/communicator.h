@@ -37,6 +37,7 @@ class PendingOperation;
 struct Connection;
 }  // namespace detail
 
+// What carries the tensors.
 enum class Backend {
   automatic,  // NCCL where this build has CUDA and the machine a GPU, else Gloo
   gloo,       // CPU tensors

@@ -17,6 +17,7 @@ class Checksum {
   Checksum(Checksum&&) noexcept;
   Checksum& operator=(Checksum&&) noexcept;
 
+  // Takes the next bytes.
   Checksum& add(const void* data, size_t bytes);
 
   // Of all bytes so far: 32 lower-case hexadecimal digits, the most significant first, as `xxhsum -H2` prints

@@ -50,6 +50,7 @@ FileSystem& posix_file_system();
 class ByteSink {
  public:
   virtual ~ByteSink() = default;
+  // Takes the next bytes, all of them.
   virtual void write(const void* data, size_t bytes) = 0;
 };
 

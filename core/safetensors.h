@@ -17,6 +17,7 @@
 
 namespace pacer {
 
+// The dtypes of the safetensors format that pacer knows.
 enum class Dtype : uint8_t { F64, F32, F16, BF16, I64, I32, I16, I8, U8, BOOL };
 
 // As the format spells it: "BF16".

@@ -77,6 +77,7 @@ void onebit_errors_cpu(const OneBitSide& side, int64_t row, float* errors);
 // ---- CUDA: every pointer is device memory, work is enqueued on `stream`, nothing synchronises. The same
 // bits as on the CPU. ----
 
+// Why a compressed step cannot be used.
 enum class OneBitFailure : uint32_t {
   none,
   other_call,  // signs of another step or call arrived

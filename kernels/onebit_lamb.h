@@ -24,11 +24,13 @@ struct OneBitLambPartials {
   double* update;     // and of u
 };
 
+// The units of one tensor, and the bounds of its factor.
 struct OneBitLambTensor {
   TileRange units;
   LambFactorBounds bounds;
 };
 
+// One compressed step of 1-bit LAMB over all tensors of one set of dtypes.
 struct OneBitLambWork {
   OneBitAdamWork now;  // its momentum is the new one
   // The momentum before this step. Dense where not null; on CUDA only if `before` had no mean.

@@ -26,6 +26,7 @@ struct OneBitPlan;
 struct OneBitTensor;
 }  // namespace detail
 
+// Whether the variance has frozen: steps in full precision before, compressed ones after.
 enum class OneBitPhase { warm_up, compressed };
 
 class OneBitOptimizer : public FusedOptimizer {

@@ -33,10 +33,12 @@ class [[nodiscard]] Batch {
   Batch& operator=(const Batch&) = delete;
   ~Batch() { scope_->end(); }
 
+  // Returns tensor number I; this is what `auto [x, y] = ...` calls.
   template <size_t I>
   at::Tensor& get() & {
     return tensors_[I];
   }
+  // The same for a Batch that is const.
   template <size_t I>
   const at::Tensor& get() const& {
     return tensors_[I];

@@ -101,7 +101,9 @@ class Hook {
   // Once, before the first micro-step of this run, when all hooks are known and a checkpoint was loaded.
   virtual void start(const Progress& /*progress*/) {}
 
+  // Session::begin: a hook may change the batch, before it goes to the device.
   virtual void begin(const Progress& /*progress*/, MicroBatch& /*batch*/) {}
+  // Right before the user's forward pass.
   virtual void forward_begin(const Progress& /*progress*/) {}
   // Also called where forward throws. Must not throw.
   virtual void forward_end() {}

@@ -17,6 +17,7 @@ class Module;
 
 namespace pacer {
 
+// How ranks come to start with the same parameters.
 enum class InitialParameters {
   broadcast,  // all ranks take over rank 0's
   check,      // they must be equal already, to the bit
