@@ -67,7 +67,7 @@ class FileWriter final : public ByteSink {
   // Returns when the disk has all of it and the file is closed; nothing may be written after.
   void finish();
 
-  // Of the bytes written so far.
+  // The size and the checksum of the bytes written so far.
   int64_t size() const { return size_; }
   std::string checksum() const { return checksum_.hex(); }
 

@@ -14,7 +14,8 @@ namespace pacer::kernels {
 
 // What travels in front of the signs of a chunk.
 struct OneBitHeader {
-  // Of all the chunk's signs. Where each row has its own: 0, or NaN if one of the sender's is not finite.
+  // The scale of all signs of the chunk. Where each row has a scale of its own, it is 0, or NaN if one of the
+  // sender's is not finite.
   float scale;
   uint32_t step;  // modulo 2^32, as is the sequence number of the call: both must be the receiver's own
   uint32_t sequence;

@@ -32,11 +32,12 @@ inline bool operator==(const OneBitAdamTensor& a, const OneBitAdamTensor& b) {
          a.refresh.take == b.refresh.take;
 }
 
-// Of all tensors, in host or device memory.
+// The tensors of a step and what it reads and writes, in host or device memory.
 struct OneBitAdamWork {
   const OneBitAdamTensor* tensors;
   const StepScalars* scalars;
-  // By tensor: momentum travels multiplied with these, and bits are divided by them. Null: as it is.
+  // A factor for each tensor: its momentum travels multiplied with it, and what arrives is divided by it.
+  // Null: momentum travels as it is.
   const float* momentum_scales;
   const float* floors;  // of the variance, one for each tensor
   float* variance;      // bias-corrected, padding 0
