@@ -31,12 +31,24 @@ USUAL = (
 )
 
 
+def quoted(code):
+    """Code between backticks, which Doxygen lets end at a ' unless they are doubled."""
+    return f"`{code}`" if "'" in code and code[:1] == "`" else code
+
+
 def escaped(words):
     """Words in which Doxygen sees neither commands, nor HTML, nor Markdown; code between backticks stays."""
-    parts = words.split("`")
-    if len(parts) % 2 == 0:
-        return re.sub(r"([\\@#%<>&*`])", r"\\\1", words)
-    return "`".join(part if i % 2 else re.sub(r"([\\@#%<>&*])", r"\\\1", part) for i, part in enumerate(parts))
+    def part(found):
+        if found[0][0] == "`":
+            return quoted(found[0]) if found[0] != "`" else r"\`"
+        # Markdown means nothing between quotes, so that * stays there.
+        return re.sub(r"[\\@#%<>&]" if found[0][0] == '"' else r"[\\@#%<>&*]", r"\\\g<0>", found[0])
+
+    return re.sub(r"""`[^`]*`|"[^"]*"|[^`"]+|.""", part, words)
+
+
+def is_example(lines, i):
+    return i < len(lines) and lines[i].startswith("  ")
 
 
 def doc(comment):
@@ -45,7 +57,7 @@ def doc(comment):
     out, i = [], 0
     while i < len(lines):
         first = i
-        while i < len(lines) and lines[i].startswith("  "):
+        while is_example(lines, i) or (i > first and is_example(lines, i + 1) and not lines[i]):
             i += 1
         if i > first:
             is_cpp = any(re.search(r"[;{}](?: *//.*)?$", line) for line in lines[first:i])
@@ -243,6 +255,8 @@ class Header:
 
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
 
+BOLD = re.compile(r"\*\*((?:`[^`]*`|[^`*])+)\*\*|`[^`]*`")  # Doxygen's own ** does not know code
+
 
 def slug(title):
     """The anchor that GitHub gives a heading."""
@@ -269,12 +283,13 @@ def page_text(name, text, known):
             return f"![{words}]({Path(path).name})"
         if path not in known:
             return words
-        return f"[{words}](@ref {path if path.endswith('.h') else label(path, anchor)})"
+        breaks, words = "\n" * words.count("\n"), words.replace("`", "").replace("\n", " ")  # Doxygen takes plain words
+        return f"{breaks}[{words}](@ref {path if path.endswith('.h') else label(path, anchor)})"
 
     def prose(text):
-        text = LINK.sub(link, text)
+        text = BOLD.sub(lambda found: f"<b>{found[1]}</b>" if found[1] else found[0], LINK.sub(link, text))
         parts = re.split(r"(`[^`]*`|\(@ref [^)]*\))", text)
-        return "".join(part if i % 2 else part.replace("@", "\\@") for i, part in enumerate(parts))
+        return "".join(quoted(part) if i % 2 else part.replace("@", "\\@") for i, part in enumerate(parts))
 
     out, block, used = [], [], {}
     is_code = False
@@ -295,7 +310,8 @@ def page_text(name, text, known):
             anchor = slug(found[2])
             used[anchor] = used.get(anchor, -1) + 1
             anchor += f"-{used[anchor]}" if used[anchor] else ""
-            out.append(f"{found[1]} {prose(found[2])} {{#{label(name, anchor if len(found[1]) > 1 else '')}}}")
+            name_of = label(name, anchor if len(found[1]) > 1 else "")
+            out.append(f"{found[1]} {prose(found[2]).replace('`', '')} {{#{name_of}}}")
         else:
             block.append(line)
     flush()

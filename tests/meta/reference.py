@@ -84,6 +84,17 @@ WARN_LOGFILE = "{log}"
         # Specialisations in std are left out, which Doxygen mentions.
         if not (line.endswith(" is not documented.") and OBVIOUS.search(line)) and "scope for class std::" not in line:
             yield line
+    yield from unread(out)
+
+
+def unread(out):
+    """Pages that show what Doxygen should have read, of which it does not warn."""
+    for path in sorted((out / "html").glob("*.html")):
+        text = path.read_text(encoding="utf-8")
+        text = re.sub(r"<(script|pre|code)\b.*?</\1>|<div class=\"fragment\">.*?</div><!-- fragment -->", "", text, flags=re.S)
+        text = re.sub(r"<[^>]*>", "", text)
+        if found := re.search(r"[^\n]{0,40}(@ref|&lt;tt&gt;|`|\*\*(?!&quot;|\")|\\[^\w\s]|\{#)[^\n]{0,40}", text):
+            yield f"{path.name}: shows {found[0]!r}"
 
 
 def check(out, root):
@@ -157,8 +168,15 @@ class Part : public torch::nn::ModuleHolder<PartImpl> {};
 SHOWN = {"classpacer_1_1Part.html": ("A part.", "/*size=*/3", "3 % of a@b, #1 and 2 * 3 * 4.", "pacer/modules/part.h"),
          "structpacer_1_1PartOptions.html": ("Elements, &gt;= 1.", "Default: ")}
 PAGE = "# Title\n\nSee [part](../modules/part.h), [below](#the-end), [the code](../modules/part.cpp).\n\n## The `end`?\n"
+# What Doxygen shows as it is, unless page_text() changes it.
+PAGE_WORDS = """- See [the
+  `part`](../modules/part.h).
+- **`A`.** Or `b='c'`, and `**`, a@b.
+
+## The `end`
+"""
 EXPECTED_PAGE = ("# Title {#page-page}\n\nSee [part](@ref modules/part.h), [below](@ref page-page-the-end), the code.\n\n"
-                 "## The `end`? {#page-page-the-end}\n")
+                 "## The end? {#page-page-the-end}\n")
 
 
 def small_tree(root, header):
@@ -166,7 +184,7 @@ def small_tree(root, header):
     for folder in (*LIBRARY, "docs/images"):
         (root / folder).mkdir(parents=True)
     files = {"pacer.h": "// All.\n#pragma once\n", "README.md": "# pacer\n\nA [page](docs/page.md#the-end).\n",
-             "docs/page.md": "# Page\n\n## The end\n", "modules/part.h": header}
+             "docs/page.md": "# Page\n\n" + PAGE_WORDS, "modules/part.h": header}
     for name, text in files.items():
         (root / name).write_text(text, encoding="utf-8")
 
