@@ -1,10 +1,17 @@
-"""pacer's optimizers for PyTorch: the C++ ones, behind torch.optim's interface.
+"""pacer for PyTorch: the optimizers and schedules of C++, the former behind torch.optim's interface.
 
     import pacer
     optimizer = pacer.FusedAdamW(model.parameters(), lr=3e-4, weight_decay=0.1)
 """
 
+from .checkpoints import load_checkpoint, save_checkpoint
+from .communicator import Communicator, CompressedAllReduce
+from .onebit import OneBitAdam, OneBitLamb
 from .optimizers import FusedAdam, FusedAdamW, FusedLamb
+from .schedules import LayerDrop, SequenceLength
 
 __version__ = "0.1.0"
-__all__ = ["FusedAdam", "FusedAdamW", "FusedLamb"]
+__all__ = [
+    "Communicator", "CompressedAllReduce", "FusedAdam", "FusedAdamW", "FusedLamb", "LayerDrop", "OneBitAdam", "OneBitLamb",
+    "SequenceLength", "load_checkpoint", "save_checkpoint",
+]  # fmt: skip

@@ -31,18 +31,22 @@ def _nearest(name: str, known: Iterable[str]) -> Optional[str]:
 
 
 class _FusedOptimizer(Optimizer):
-    """What the three optimizers share. Not used directly."""
+    """What the optimizers share. Not used directly."""
 
     _options: ClassVar[dict[str, Any]]  # names and defaults
 
     def __init__(self, params: Params, lr: Union[float, torch.Tensor], options: dict[str, Any]) -> None:
-        for name in options:
-            if name not in self._options:
-                raise TypeError(self._unknown(name, _nearest(name, self._options)))
+        self._refuse_unknown(options)
         self._handle: Any = None
         defaults = {"lr": lr, **self._options, **options}
         self._make_handle(defaults)
         super().__init__(params, defaults)
+
+    @classmethod
+    def _refuse_unknown(cls, options: dict[str, Any]) -> None:
+        for name in options:
+            if name not in cls._options:
+                raise TypeError(cls._unknown(name, _nearest(name, cls._options)))
 
     @classmethod
     def _unknown(cls, name: str, nearest: Optional[str]) -> str:
@@ -61,31 +65,37 @@ class _FusedOptimizer(Optimizer):
                 numbers["beta1"], numbers["beta2"] = float(value[0]), float(value[1])
             elif isinstance(value, str):
                 choices[name] = value
-            else:
+            elif value is not None:
                 numbers[name] = float(value)
-        if not 0 <= numbers["seed"] < 2**53:
+        if not 0 <= numbers.get("seed", 0) < 2**53:
             raise ValueError(f"{type(self).__name__}: seed must be in [0, 2**53), not {group['seed']}")
         return numbers, choices
 
     def _seen(self, group: dict[str, Any]) -> tuple[Any, ...]:
         return tuple([group[name] for name in self._options])
 
-    def _make_handle(self, defaults: dict[str, Any]) -> None:
+    def _world(self) -> Any:
+        """Returns the ranks that train together, as C++ has them."""
+        return None
+
+    @staticmethod
+    def _call(function: Callable[..., Any], *arguments: Any) -> Any:
+        """Calls C++ with what a user passed, where an error means that it does not fit."""
         try:
-            self._handle = torch.classes.pacer.Optimizer(type(self).__name__, *self._in_words(defaults))
+            return function(*arguments)
         except RuntimeError as error:
             raise ValueError(str(error)) from None
+
+    def _make_handle(self, defaults: dict[str, Any]) -> None:
+        words = self._in_words(defaults)
+        self._handle = self._call(torch.classes.pacer.Optimizer, type(self).__name__, *words, self._world())
         self._sent: list[tuple[Any, ...]] = []  # by group: the options that C++ has, less lr
         self._sent_lr: list[Any] = []
         self._is_stale = False  # whether C++ knows more than self.__dict__["state"]
 
     def _hand_over(self, group: dict[str, Any]) -> None:
-        try:
-            self._handle.add_group(
-                list(group["params"]), list(group.get("param_names", [])), *self._in_words(group)
-            )
-        except RuntimeError as error:
-            raise ValueError(str(error)) from None
+        words = self._in_words(group)
+        self._call(self._handle.add_group, list(group["params"]), list(group.get("param_names", [])), *words)
         self._sent.append(self._seen(group))
         self._sent_lr.append(group["lr"])
 
@@ -137,11 +147,7 @@ class _FusedOptimizer(Optimizer):
         """By parameter: step, exp_avg, exp_avg_sq and what else there is. The tensors are the optimizer's own and
         may be changed in place; for other tensors use load_state_dict. On a GPU with `finite_check` reading it waits."""
         if self._is_stale:
-            state = self.__dict__["state"]
-            for g, group in enumerate(self.param_groups):
-                for parameter, fields in zip(group["params"], self._handle.state(g)):
-                    if fields:
-                        state[parameter] = dict(fields)
+            self.__dict__["state"] = self._read_state()
             self._is_stale = False
         return self.__dict__["state"]
 
@@ -149,11 +155,19 @@ class _FusedOptimizer(Optimizer):
     def state(self, value: defaultdict[torch.Tensor, Any]) -> None:
         self.__dict__["state"] = value
 
+    def _read_state(self) -> defaultdict[Any, Any]:
+        state = self.__dict__["state"]
+        for g, group in enumerate(self.param_groups):
+            for parameter, fields in zip(group["params"], self._handle.state(g)):
+                if fields:
+                    state[parameter] = dict(fields)
+        return state
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continues from a state_dict of this class or of torch's optimizer of the same rule. Moments keep their dtype,
         whatever the parameters' is."""
-        former = {name: self.__dict__[name] for name in ("state", "param_groups", "_handle", "_sent", "_sent_lr")}
-        former["state"] = self.state
+        own = ("state", "param_groups", "_handle", "_sent", "_sent_lr", "_is_stale")
+        former = {name: self.__dict__[name] for name in own}
         self._loading = state_dict
         try:
             super().load_state_dict(state_dict)
@@ -175,10 +189,15 @@ class _FusedOptimizer(Optimizer):
                 group.pop(name, None)
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
-        loaded = self._uncast()
         self._make_handle(self.defaults)
-        for g, group in enumerate(self.param_groups):
+        for group in self.param_groups:
             self._hand_over(group)
+        self._put_state()
+
+    def _put_state(self) -> None:
+        """Gives the new optimizer of C++ the state that is being loaded."""
+        loaded = self._uncast()
+        for g, group in enumerate(self.param_groups):
             for i, parameter in enumerate(group["params"]):
                 fields = loaded.get(parameter)
                 if fields:
@@ -187,6 +206,48 @@ class _FusedOptimizer(Optimizer):
                         step = torch.tensor(float(step))
                     tensors = {k: v.detach() for k, v in fields.items() if isinstance(v, torch.Tensor)}
                     self._handle.set_state(g, i, {**tensors, "step": step})
+
+    # ---- state by name, as checkpoints of C++ hold it ----
+
+    def _require_one_rank(self) -> None:
+        """Raises ValueError where one rank cannot save for all."""
+
+    def _place(self) -> tuple[int, int]:
+        """Returns this rank, and of how many that train together."""
+        return 0, 1
+
+    def _name_parameters(self, model: torch.nn.Module) -> None:
+        named = dict(model.named_parameters())
+        self._call(self._handle.name_parameters, list(named), list(named.values()))
+
+    def _export_by_name(self, model: torch.nn.Module) -> tuple[Any, Any]:
+        """Returns state and options, and what this rank carries."""
+        self._name_parameters(model)
+        self._send_changes()
+        return self._handle.export_state(), self._handle.export_rank_state()
+
+    def _import_by_name(self, model: torch.nn.Module, state: Any, errors: Any) -> None:
+        """Goes on from what was exported, with the errors of each rank that saved; one that fails changes nothing."""
+        self._name_parameters(model)
+        self._call(self._handle.import_checkpoint, state, errors, *self._place())
+        self.__dict__["state"] = defaultdict(dict)
+        self._is_stale = True
+        for g, group in enumerate(self.param_groups):
+            numbers, choices = self._handle.options(g)
+            for name, default in self._options.items():
+                if name == "betas":
+                    group[name] = (numbers["beta1"], numbers["beta2"])
+                elif name in choices:
+                    group[name] = choices[name]
+                elif name not in numbers:
+                    group[name] = None
+                else:
+                    group[name] = (int if default is None else type(default))(numbers[name])
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(numbers["lr"])
+            else:
+                group["lr"] = numbers["lr"]
+            self._sent[g], self._sent_lr[g] = self._seen(group), group["lr"]
 
     def _uncast(self) -> dict[torch.Tensor, dict[str, Any]]:
         """Returns the state as it was saved: torch's load_state_dict rounds moments to the parameters' dtype."""

@@ -1,17 +1,29 @@
-// Steps of C++ for tests/python/test_optimizers.py: parameters and gradients by a formula that is exact in
-// fp32, so that Python computes the same ones.
+// Steps of C++ for tests/python: parameters and gradients by a formula that is exact in fp32, so that Python
+// computes the same ones.
 //
-//   pacer-python-reference OPTIMIZER DTYPE FILE   writes the parameters after five steps
+//   pacer-python-reference OPTIMIZER DTYPE FILE   writes the parameters after five steps; of a 1-bit
+//                                                 optimizer after five of warm-up and ten compressed ones of
+//                                                 two ranks, which are threads
+//   pacer-python-reference LayerDrop fp32 FILE    what four gated blocks make of a vector, step by step
+//   pacer-python-reference Session OPTIMIZER FOLDER   resumes from the folder's newest checkpoint, trains for
+//                                                 three steps and saves
 #include <cstdio>
 #include <fstream>
 #include <memory>
 #include <string>
+#include <thread>
 
 #include <torch/torch.h>
 
+#include <pacer/collectives/communicator.h>
 #include <pacer/optimizers/optimizers.h>
+#include <pacer/schedulers/checkpoints.h>
+#include <pacer/schedulers/layer_drop.h>
+#include <pacer/schedulers/session.h>
 
 namespace {
+
+using World = std::shared_ptr<pacer::Communicator>;
 
 torch::Tensor numbers(int64_t count, int64_t salt, torch::ScalarType dtype) {
   const auto index = torch::arange(count, torch::kInt64);
@@ -23,29 +35,114 @@ std::unique_ptr<torch::optim::Optimizer> make(const std::vector<torch::Tensor>& 
   return std::make_unique<Optimizer>(parameters, Options(0.01).weight_decay(0.1));
 }
 
-}  // namespace
+template <class Optimizer, class Options>
+std::unique_ptr<torch::optim::Optimizer> make(const std::vector<torch::Tensor>& parameters,
+                                              const World& world) {
+  return std::make_unique<Optimizer>(parameters, Options(0.01).weight_decay(0.1).freeze_step(5), world);
+}
 
-int main(int argc, char** argv) {
-  if (argc != 4) return 2;
-  const std::string name = argv[1];
-  const auto dtype = std::string(argv[2]) == "bf16" ? torch::kBFloat16 : torch::kFloat;
+std::unique_ptr<torch::optim::Optimizer> make(const std::string& name,
+                                              const std::vector<torch::Tensor>& parameters,
+                                              const World& world) {
+  using namespace pacer;
+  if (name == "FusedAdam") return make<FusedAdam, FusedAdamOptions>(parameters);
+  if (name == "FusedAdamW") return make<FusedAdamW, FusedAdamWOptions>(parameters);
+  if (name == "FusedLamb") return make<FusedLamb, FusedLambOptions>(parameters);
+  if (name == "OneBitAdam") return make<OneBitAdam, OneBitAdamOptions>(parameters, world);
+  return make<OneBitLamb, OneBitLambOptions>(parameters, world);
+}
+
+torch::Tensor train(const std::string& name, torch::ScalarType dtype, int64_t steps, const World& world) {
   const std::vector<int64_t> sizes = {1, 7, 1000, 5000};
   std::vector<torch::Tensor> parameters;
   for (size_t i = 0; i < sizes.size(); ++i) {
     parameters.push_back(numbers(sizes[i], static_cast<int64_t>(i), dtype).requires_grad_());
   }
-  std::unique_ptr<torch::optim::Optimizer> optimizer;
-  if (name == "FusedAdam") optimizer = make<pacer::FusedAdam, pacer::FusedAdamOptions>(parameters);
-  if (name == "FusedAdamW") optimizer = make<pacer::FusedAdamW, pacer::FusedAdamWOptions>(parameters);
-  if (name == "FusedLamb") optimizer = make<pacer::FusedLamb, pacer::FusedLambOptions>(parameters);
-  for (int64_t step = 0; step < 5; ++step) {
+  const auto optimizer = make(name, parameters, world);
+  const int64_t rank = world ? world->rank() : 0;
+  for (int64_t step = 0; step < steps; ++step) {
     for (size_t i = 0; i < sizes.size(); ++i) {
-      parameters[i].mutable_grad() = numbers(sizes[i], 100 * (step + 1) + static_cast<int64_t>(i), dtype);
+      const int64_t salt = 100 * (step + 1) + 10 * rank + static_cast<int64_t>(i);
+      parameters[i].mutable_grad() = numbers(sizes[i], salt, dtype);
     }
     optimizer->param_groups()[0].options().set_lr(0.01 / static_cast<double>(step + 1));
     optimizer->step();
   }
-  const std::vector<char> bytes = torch::pickle_save(torch::cat(parameters).detach());
+  return torch::cat(parameters).detach();
+}
+
+torch::Tensor gated() {
+  pacer::LayerDrop layer_drop(pacer::LayerDropOptions().theta_bar(0.5).gamma(0.1).seed(7));
+  for (int i = 0; i < 4; ++i) layer_drop->add();
+  std::vector<torch::Tensor> results;
+  for (int64_t step = 0; step < 20; ++step) {
+    for (int64_t micro_step = 0; micro_step < 2; ++micro_step) {
+      pacer::Progress progress;
+      progress.step = step;
+      progress.micro_step = micro_step;
+      progress.micro_steps = 2;
+      layer_drop->set_progress(progress);
+      torch::Tensor x = numbers(16, step, torch::kFloat);
+      for (int64_t i = 0; i < 4; ++i) {
+        x = layer_drop->gate(i, x, [i](const torch::Tensor& h) { return torch::tanh(h) + i; });
+      }
+      results.push_back(x);
+    }
+  }
+  return torch::stack(results);
+}
+
+struct NetImpl : torch::nn::Module {
+  torch::nn::Linear up{register_module("up", torch::nn::Linear(16, 32))};
+  torch::nn::Linear down{register_module("down", torch::nn::Linear(32, 8))};
+  torch::Tensor scale = register_buffer("scale", torch::ones(8));
+
+  torch::Tensor forward(const torch::Tensor& x) { return down(torch::tanh(up(x))) * scale; }
+};
+TORCH_MODULE(Net);
+
+template <class Optimizer, class Options>
+void go_on(Options options, const std::string& folder) {
+  Net net;
+  Optimizer optimizer(net->named_parameters(), std::move(options));
+  pacer::Session session(*net, optimizer);
+  session.use(pacer::Checkpoints(folder));
+  session.resume();
+  const int64_t first = session.progress().step;
+  for (int64_t step = first; step < first + 3; ++step) {
+    auto [x, y] = session.begin(numbers(64, step, torch::kFloat).view({4, 16}) + torch::rand(1),
+                                numbers(32, step + 50, torch::kFloat).view({4, 8}));
+    session.backward(torch::mse_loss(net->forward(x), y));
+    session.step();
+  }
+  session.finish();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 4) return 2;
+  const std::string name = argv[1];
+  if (name == "Session") {
+    using namespace pacer;
+    const std::string optimizer = argv[2];
+    if (optimizer == "FusedAdamW") go_on<FusedAdamW>(FusedAdamWOptions(0.5), argv[3]);
+    if (optimizer == "FusedLamb") go_on<FusedLamb>(FusedLambOptions(0.5), argv[3]);
+    return 0;
+  }
+  const auto dtype = std::string(argv[2]) == "bf16" ? torch::kBFloat16 : torch::kFloat;
+  torch::Tensor trained;
+  if (name.rfind("OneBit", 0) == 0) {
+    const auto ranks = pacer::Communicator::in_process(2);
+    std::thread second([&] { train(name, dtype, 15, ranks[1]); });
+    trained = train(name, dtype, 15, ranks[0]);
+    second.join();
+  } else if (name == "LayerDrop") {
+    trained = gated();
+  } else {
+    trained = train(name, dtype, 5, nullptr);
+  }
+  const std::vector<char> bytes = torch::pickle_save(trained);
   std::ofstream(argv[3], std::ios::binary).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
   return 0;
 }

@@ -1,0 +1,123 @@
+"""Checkpoints in the layout of C++ (docs/checkpoints.md): a folder with a manifest, the model and the optimizer as
+safetensors, by name. A Session of C++ resumes what is saved here, and the other way round."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Callable, Optional, Union
+
+import torch
+
+from . import _library  # noqa: F401  (registers torch.ops.pacer)
+from .optimizers import _FusedOptimizer
+
+Folder = Union[str, "os.PathLike[str]"]
+
+
+def _run(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls C++, whose errors are about files."""
+    try:
+        return function(*arguments)
+    except RuntimeError as error:
+        raise RuntimeError(str(error).partition("\n")[0]) from None
+
+
+def _bare(model: torch.nn.Module) -> torch.nn.Module:
+    """Returns the model itself, under whose names C++ knows it, without DistributedDataParallel and torch.compile."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and isinstance(model, torch.nn.parallel.DistributedDataParallel):
+            inner = model.module
+        if inner is None:
+            return model
+        model = inner
+
+
+def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    state = model.state_dict(keep_vars=True)
+    return {name: value.detach() for name, value in state.items() if isinstance(value, torch.Tensor)}
+
+
+def _require_pacers(optimizer: Any) -> None:
+    if not isinstance(optimizer, _FusedOptimizer):
+        raise TypeError(
+            f"checkpoints of pacer hold its own optimizers, and this is {type(optimizer).__name__}; use torch.save."
+        )
+
+
+def save_checkpoint(
+    folder: Folder,
+    step: int,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    tokens: int = 0,
+    keep: int = 3,
+) -> str:
+    """Saves folder/step-0000001000 after `step` steps and returns its path; a save that fails leaves the former checkpoint
+    as it was. Random states of torch go along. With replicas on several ranks, one of them calls it. The newest `keep`
+    checkpoints stay."""
+    _require_pacers(optimizer)
+    model = _bare(model)
+    tensors = _tensors(model)
+    optimizer._require_one_rank()
+    state, errors = optimizer._export_by_name(model)
+    session = {
+        "progress/step": torch.tensor(step),
+        "progress/tokens": torch.tensor(tokens),
+        "random/cpu": torch.get_rng_state(),
+    }
+    gpu = next((tensor.device for tensor in tensors.values() if tensor.is_cuda), None)
+    if gpu is not None:
+        session["random/cuda"] = torch.cuda.get_rng_state(gpu)
+    return _run(torch.ops.pacer.save_checkpoint, os.fspath(folder), step, tensors, state, errors, session, keep)
+
+
+def load_checkpoint(
+    folder: Folder,
+    model: torch.nn.Module,
+    optimizer: Optional[torch.optim.Optimizer] = None,
+    *,
+    random_state: bool = True,
+) -> Optional[int]:
+    """Loads a checkpoint, or the newest of a folder of them that verifies, and returns its step; None where there is none.
+    What does not fit is refused before anything is changed. With an optimizer, its options are those that were saved, and
+    with random_state torch's random states are, too."""
+    path = os.fspath(folder)
+    if not os.path.exists(os.path.join(path, "manifest.json")):
+        path = _run(torch.ops.pacer.find_checkpoint, path)
+        if not path:
+            return None
+    if optimizer is not None:
+        _require_pacers(optimizer)
+    model = _bare(model)
+    step, saved, state, errors, session = _run(torch.ops.pacer.read_checkpoint, path)
+    own, saved = _tensors(model), dict(saved)
+    _compare(path, own, saved)
+    if optimizer is not None:
+        optimizer._import_by_name(model, state, errors)
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(saved[name])
+    if optimizer is not None and random_state:
+        gpu = next((tensor.device for tensor in own.values() if tensor.is_cuda), None)
+        if "random/cpu" in session:
+            torch.set_rng_state(session["random/cpu"])
+        if "random/cuda" in session and gpu is not None:
+            torch.cuda.set_rng_state(session["random/cuda"], gpu)
+    return int(step)
+
+
+def _compare(path: str, own: dict[str, torch.Tensor], saved: dict[str, torch.Tensor]) -> None:
+    """Raises ValueError where the model is not the one that was saved."""
+    for name in sorted(own.keys() - saved.keys()):
+        raise ValueError(f'the checkpoint {path} has no "{name}", which this model has; build the model that was saved.')
+    for name in sorted(saved.keys() - own.keys()):
+        raise ValueError(f'the checkpoint {path} has "{name}", which this model has not; build the model that was saved.')
+    for name, tensor in own.items():
+        there = saved[name]
+        if there.shape != tensor.shape or there.dtype != tensor.dtype:
+            raise ValueError(
+                f'"{name}" is {there.dtype} of shape {tuple(there.shape)} in the checkpoint {path}, but {tensor.dtype} '
+                f"of shape {tuple(tensor.shape)} in this model; build the model that was saved."
+            )

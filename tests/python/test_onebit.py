@@ -1,0 +1,257 @@
+#!/usr/bin/env python3
+"""The 1-bit optimizers of the Python package, over process groups of torch.distributed, against C++.
+
+The tests start the ranks: this file calls itself with a job, a rank and a folder. PYTHONPATH names the package;
+PACER_REFERENCE names pacer-python-reference, without which comparisons with C++ are skipped.
+"""
+import copy
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import unittest
+import warnings
+
+import torch
+import torch.distributed as dist
+
+import pacer
+
+ALL = [pacer.OneBitAdam, pacer.OneBitLamb]
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+SIZES = [1, 7, 1000, 5000]
+
+
+def numbers(count, salt, dtype):
+    index = torch.arange(count, dtype=torch.int64)
+    return (((index * 7919 + salt * 104729) % 2001 - 1000).float() / 1024).to(dtype)
+
+
+def parameters(dtype=torch.float32):
+    return [torch.nn.Parameter(numbers(n, i, dtype)) for i, n in enumerate(SIZES)]
+
+
+def train(optimizer, params, steps, rank):
+    for step in steps:
+        for i, p in enumerate(params):
+            p.grad = numbers(p.numel(), 100 * (step + 1) + 10 * rank + i, p.dtype)
+        optimizer.param_groups[0]["lr"] = 0.01 / (step + 1)
+        optimizer.step()
+
+
+# ---- What a rank does; called by its name. ----
+
+
+def job_train(rank, folder, kind, dtype):
+    """Trains straight on, and once more from state_dicts saved in warm-up and after the freeze."""
+    kind, params = getattr(pacer, kind), parameters(DTYPES[dtype])
+    options = {"lr": 0.01, "weight_decay": 0.1, "freeze_step": 5}
+    optimizer = kind(params, communicator=pacer.Communicator(), **options)
+    for first, last in [(0, 3), (3, 9), (9, 15)]:
+        train(optimizer, params, range(first, last), rank)
+        assert optimizer.frozen_at == (5 if last > 5 else None), optimizer.frozen_at
+        file = f"{folder}/rank-{rank}-step-{last}"
+        torch.save({"parameters": [p.detach() for p in params], "optimizer": optimizer.state_dict()}, file)
+    assert optimizer.bytes_sent() > 0 and optimizer.attempts == 15
+    assert 0 < optimizer.compression_error() < 1
+    phases = {line["phase"] for line in optimizer.communicator.traffic()}
+    assert {"warm-up", "compressed"} <= phases, phases
+    for resumed_from in (3, 9):
+        saved = torch.load(f"{folder}/rank-{rank}-step-{resumed_from}", weights_only=True)
+        others = [torch.nn.Parameter(p) for p in saved["parameters"]]
+        other = kind(others, communicator=optimizer.communicator, **{**options, "lr": 1.0})
+        other.load_state_dict(saved["optimizer"])
+        train(other, others, range(resumed_from, 15), rank)
+        for a, b in zip(params, others):
+            assert torch.equal(a, b), f"{kind.__name__} resumed from step {resumed_from} went elsewhere"
+    torch.save(torch.cat(params).detach(), f"{folder}/trained-{rank}")
+
+
+def job_wrong_rank(rank, folder):
+    params = parameters()
+    optimizer = pacer.OneBitAdam(params, freeze_step=1)  # finds the default group by itself
+    train(optimizer, params, range(2), rank)
+    torch.save(optimizer.state_dict(), f"{folder}/rank-{rank}")
+    dist.barrier()
+    before = [p.detach().clone() for p in params]
+    try:
+        optimizer.load_state_dict(torch.load(f"{folder}/rank-{1 - rank}"))
+        raise AssertionError("the other rank's state was loaded")
+    except ValueError as error:
+        assert f"has the errors of rank {1 - rank} of 2, but this is rank {rank} of 2" in str(error), error
+    train(optimizer, params, range(2, 3), rank)  # the load changed nothing
+    assert not torch.equal(before[3], params[3])
+
+
+def job_mean(rank, folder):
+    """The sum of results and of what is carried is the sum of what went in."""
+    mean = pacer.CompressedAllReduce(4096, pacer.Communicator())
+    inputs = torch.zeros(4096, dtype=torch.float64)
+    outputs = torch.zeros(4096, dtype=torch.float64)
+    for call in range(20):
+        buffer = numbers(4096, 50 * call + rank, torch.float32)
+        inputs += buffer
+        mean.reduce(buffer)
+        outputs += buffer
+    worker, server = mean.errors()
+    carried = worker.double() / 2
+    carried[2048 * rank : 2048 * (rank + 1)] += server.double()
+    total = inputs / 2 - carried
+    dist.all_reduce(total)
+    torch.testing.assert_close(total, outputs, rtol=0, atol=1e-3)
+    assert mean.bytes_sent() > 0
+
+
+def job_group_and_address(rank, folder):
+    """A group whose first rank is not the first of all, at an address."""
+    group = dist.new_group([1, 2])
+    if rank == 0:
+        try:
+            pacer.Communicator(group)
+            raise AssertionError("a process outside the group made a Communicator")
+        except ValueError as error:
+            assert "does not belong to the process group" in str(error), error
+    else:
+        port = [0]
+        if rank == 1:
+            import socket
+
+            with socket.socket() as listener:
+                listener.bind(("127.0.0.1", 0))
+                port[0] = listener.getsockname()[1]
+        dist.broadcast_object_list(port, group_src=0, group=group)
+        world = pacer.Communicator(group, address=f"127.0.0.1:{port[0]}")
+        assert (world.rank, world.world_size, world.backend) == (rank - 1, 2, "Gloo"), world.backend
+        assert world.device == torch.device("cpu") and world.ranks_per_node == 2
+    dist.barrier()
+
+
+# ---- The tests. ----
+
+
+def run_job(job, *arguments, world_size=2):
+    """Returns the folder of a job that ended well on all ranks."""
+    folder = tempfile.TemporaryDirectory()
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, __file__, job, str(rank), str(world_size), folder.name, *arguments],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for rank in range(world_size)
+    ]  # fmt: skip
+    outputs = [rank.communicate(timeout=200)[0] for rank in ranks]
+    if any(rank.returncode for rank in ranks):
+        raise AssertionError("\n".join(f"rank {i}:\n{text}" for i, text in enumerate(outputs)))
+    return folder
+
+
+class Ranks(unittest.TestCase):
+    @unittest.skipUnless(os.environ.get("PACER_REFERENCE"), "PACER_REFERENCE names no program")
+    def test_bits_are_those_of_cpp_through_the_freeze_and_after_a_resume(self):
+        for kind in ALL:
+            for dtype in DTYPES:
+                with self.subTest(kind.__name__, dtype=dtype), run_job("train", kind.__name__, dtype) as folder:
+                    file = os.path.join(folder, "reference")
+                    subprocess.run(
+                        [os.environ["PACER_REFERENCE"], kind.__name__, dtype, file], check=True, stderr=subprocess.DEVNULL
+                    )
+                    expected = torch.load(file, weights_only=True)
+                    for rank in range(2):
+                        self.assertTrue(torch.equal(torch.load(f"{folder}/trained-{rank}", weights_only=True), expected))
+
+    def test_the_state_of_another_rank_is_refused(self):
+        run_job("wrong_rank").cleanup()
+
+    def test_a_compressed_mean_loses_nothing_for_good(self):
+        run_job("mean").cleanup()
+
+    def test_ranks_of_a_smaller_group_meet_at_an_address(self):
+        run_job("group_and_address", world_size=3).cleanup()
+
+
+class Alone(unittest.TestCase):
+    def test_a_single_process_needs_no_group(self):
+        for kind in ALL:
+            a, b = parameters(), parameters()
+            optimizer = kind(a, freeze_step=2, compress_alone=True)
+            self.assertIsNone(optimizer.communicator)
+            train(optimizer, a, range(4), 0)
+            half = kind(b, freeze_step=2, compress_alone=True)
+            train(half, b, range(3), 0)
+            other = kind(b, freeze_step=2, compress_alone=True)
+            other.load_state_dict(half.state_dict())
+            train(other, b, range(3, 4), 0)
+            for x, y in zip(a, b):
+                self.assertTrue(torch.equal(x, y))
+
+    def test_a_state_dict_from_before_the_first_step_loads(self):
+        a, b = parameters(), parameters()
+        first, second = pacer.OneBitAdam(a, freeze_step=2), pacer.OneBitAdam(b, freeze_step=2, lr=1.0)
+        second.load_state_dict(first.state_dict())
+        train(first, a, range(3), 0)
+        train(second, b, range(3), 0)
+        self.assertTrue(torch.equal(a[3], b[3]))
+
+    def test_defaults_and_options_are_those_of_cpp(self):
+        in_session_only = {"allow_early_freeze", "initial_lr"}
+        for kind in ALL:
+            described = set(torch.ops.pacer.describe(kind.__name__)) - in_session_only
+            optimizer = kind(parameters(), freeze_step=2)
+            self.assertEqual(described, set(optimizer.param_groups[0]) - {"params"})
+            bare = torch.classes.pacer.Optimizer(kind.__name__, {"freeze_step": 2.0}, {}, None)
+            bare.add_group(parameters(), [], {"freeze_step": 2.0}, {})
+            of_cpp, mine = bare.export_state(), optimizer.state["onebit"]["all_ranks"]
+            for name, value in mine.items():
+                self.assertTrue(torch.equal(value, of_cpp[name]), name)
+
+    def test_names_of_deepspeed_are_taken_and_those_without_effect_named_once(self):
+        plain = {"amsgrad": False, "eps_inside_sqrt": False, "cuda_aware": False, "max_grad_norm": 0.0}
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            pacer.OneBitAdam(parameters(), lr=1e-3, freeze_step=10, bias_correction=True, **plain)
+            pacer.OneBitLamb(
+                parameters(), freeze_step=10, max_coeff=10.0, min_coeff=0.01, coeff_beta=0.9, factor_max=4.0,
+                factor_min=0.5, factor_threshold=0.1, **plain,
+            )  # fmt: skip
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            pacer.OneBitAdam(parameters(), freeze_step=10, comm_backend_name="nccl", cuda_aware=True, max_grad_norm=1.0)
+        self.assertEqual(len(seen), 1)
+        for name in ("comm_backend_name", "cuda_aware", "max_grad_norm"):
+            self.assertIn(name, str(seen[0].message))
+        self.assertEqual(seen[0].filename, __file__)
+
+    def test_what_cannot_work_is_refused_in_one_sentence(self):
+        with self.assertRaisesRegex(ValueError, "has no amsgrad"):
+            pacer.OneBitAdam(parameters(), freeze_step=2, amsgrad=True)
+        with self.assertRaisesRegex(TypeError, 'no option "freeze_stpe"; did you mean "freeze_step"'):
+            pacer.OneBitAdam(parameters(), freeze_stpe=2)
+        with self.assertRaisesRegex(ValueError, "say when the variance freezes"):
+            pacer.OneBitAdam(parameters())
+        with self.assertRaisesRegex(TypeError, "must be a pacer.Communicator, not a int"):
+            pacer.OneBitAdam(parameters(), 1e-3, 3, freeze_step=2)
+        with self.assertRaisesRegex(ValueError, "call torch.distributed.init_process_group first"):
+            pacer.Communicator()
+        optimizer = pacer.OneBitAdam(parameters(), freeze_step=2)
+        for copies in (copy.deepcopy, pickle.dumps):
+            with self.assertRaisesRegex(TypeError, "cannot be copied or pickled"):
+                copies(optimizer)
+        with self.assertRaisesRegex(ValueError, "none of a 1-bit optimizer"):
+            optimizer.load_state_dict(torch.optim.AdamW(parameters()).state_dict())
+        params = parameters()
+        train(frozen := pacer.OneBitAdam(params, freeze_step=1), params, range(2), 0)
+        with self.assertRaisesRegex(ValueError, "cannot be added after the variance froze"):
+            frozen.add_param_group({"params": parameters()})
+
+
+def main():
+    job, rank, world_size, folder, *arguments = sys.argv[1:]
+    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=int(rank), world_size=int(world_size))
+    globals()["job_" + job](int(rank), folder, *arguments)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main() if len(sys.argv) > 3 else unittest.main()
