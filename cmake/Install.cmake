@@ -1,4 +1,5 @@
-# cmake --install: the headers, the libraries, and a package for find_package(pacer) that finds LibTorch again.
+# cmake --install: the headers, the libraries, a package for find_package(pacer) that finds LibTorch again, and pacer.pc for
+# pkg-config.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -22,3 +23,51 @@ configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/pacer-config.cmake.in 
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/pacer-config-version.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/pacer-config.cmake ${PROJECT_BINARY_DIR}/pacer-config-version.cmake
   ${PROJECT_SOURCE_DIR}/cmake/LibTorch.cmake DESTINATION ${package_dir})
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+
+# Folders of libraries, which become variables of pacer.pc, and flags in the order in which a linker has to see them.
+set(folders "")
+if(BUILD_SHARED_LIBS)
+  set(libraries "-L\${libdir} -Wl,-rpath,\${libdir} -lpacer")
+else()
+  set(libraries "-L\${libdir}")
+  set(floor_last ${PACER_FOLDERS})
+  list(REVERSE floor_last)
+  foreach(folder IN LISTS floor_last)
+    get_target_property(type pacer_${folder} TYPE)
+    if(type STREQUAL "STATIC_LIBRARY")
+      string(APPEND libraries " -lpacer_${folder}")
+    endif()
+  endforeach()
+endif()
+string(APPEND libraries " -L\${torch_prefix}/lib -Wl,-rpath,\${torch_prefix}/lib")
+# One flag, so that no tool takes apart or reorders what belongs together.
+if(PACER_WITH_CUDA)
+  string(APPEND libraries " -Wl,--push-state,--no-as-needed,-ltorch_cpu,-ltorch_cuda,--pop-state -lc10_cuda -lc10")
+else()
+  string(APPEND libraries " -Wl,--push-state,--no-as-needed,-ltorch_cpu,--pop-state -lc10")
+endif()
+if(NOT BUILD_SHARED_LIBS)
+  file(GLOB openmp RELATIVE "${LIBTORCH_PREFIX}/lib" "${LIBTORCH_PREFIX}/lib/libgomp*.so*")
+  if(openmp)
+    list(GET openmp 0 openmp)
+    string(APPEND libraries " -l:${openmp}")
+  else()
+    string(APPEND libraries " -lgomp")
+  endif()
+  if(PACER_WITH_CUDA)
+    string(APPEND folders "cuda_libdir=${PACER_CUDART_DIR}\n")
+    string(APPEND libraries
+      " -L\${cuda_libdir} -Wl,-rpath,\${cuda_libdir} -l:libcudart.so.${CUDAToolkit_VERSION_MAJOR}")
+  endif()
+  if(PACER_WITH_NCCL)
+    cmake_path(GET PACER_NCCL_LIBRARY PARENT_PATH nccl_dir)
+    cmake_path(GET PACER_NCCL_LIBRARY FILENAME nccl_name)
+    string(APPEND folders "nccl_libdir=${nccl_dir}\n")
+    string(APPEND libraries " -L\${nccl_libdir} -Wl,-rpath,\${nccl_libdir} -l:${nccl_name}")
+  endif()
+endif()
+file(RELATIVE_PATH up "${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig" "${CMAKE_INSTALL_PREFIX}")
+string(REGEX REPLACE "/$" "" up "${up}")
+configure_file(${PROJECT_SOURCE_DIR}/cmake/pacer.pc.in ${PROJECT_BINARY_DIR}/pacer.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/pacer.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

@@ -27,27 +27,33 @@ function(_pacer_write_exports file)
   file(CONFIGURE OUTPUT "${file}" CONTENT "{\n  global:\n${lines}  local: *;\n};\n" @ONLY)
 endfunction()
 
-# pacer_add_shared(FOLDER...): the target pacer is the shared library; pacer::FOLDER is another name for it.
-function(pacer_add_shared)
+# pacer_shared_library(TARGET FOLDER...): the library itself, made of the folders' objects.
+function(pacer_shared_library target)
   list(TRANSFORM ARGN PREPEND pacer_ OUTPUT_VARIABLE archives)
   set(exports "${PROJECT_BINARY_DIR}/pacer-exports.map")
   _pacer_write_exports("${exports}")
   list(TRANSFORM archives REPLACE "(.+)" "$<TARGET_OBJECTS:\\1>" OUTPUT_VARIABLE objects)
-  add_library(pacer SHARED ${objects})
+  add_library(${target} SHARED ${objects})
   # The archives bring what they are linked with; as all their objects are there already, nothing is taken from them.
-  target_link_libraries(pacer PUBLIC torch_cpu_library PRIVATE ${archives})
+  target_link_libraries(${target} PUBLIC torch_cpu_library PRIVATE ${archives})
   if(PACER_WITH_CUDA)
-    target_link_libraries(pacer PUBLIC torch_cuda_library)
+    target_link_libraries(${target} PUBLIC torch_cuda_library)
   endif()
-  target_compile_features(pacer PUBLIC cxx_std_17)
-  target_include_directories(pacer PUBLIC "$<BUILD_INTERFACE:${PACER_INCLUDE_DIR}>" "$<INSTALL_INTERFACE:include>")
-  target_link_options(pacer PRIVATE "LINKER:--version-script=${exports},--no-undefined" ${PACER_SANITIZE_FLAGS})
-  set_target_properties(pacer PROPERTIES
+  target_compile_features(${target} PUBLIC cxx_std_17)
+  target_include_directories(${target} PUBLIC "$<BUILD_INTERFACE:${PACER_INCLUDE_DIR}>" "$<INSTALL_INTERFACE:include>")
+  target_link_options(${target} PRIVATE "LINKER:--version-script=${exports},--no-undefined" ${PACER_SANITIZE_FLAGS})
+  set_target_properties(${target} PROPERTIES
+    OUTPUT_NAME pacer
     LINK_DEPENDS "${exports}"
     LINKER_LANGUAGE CXX
     CUDA_RUNTIME_LIBRARY None
     VERSION ${PROJECT_VERSION}
     SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
+endfunction()
+
+# pacer_add_shared(FOLDER...): the target pacer is the shared library; pacer::FOLDER is another name for it.
+function(pacer_add_shared)
+  pacer_shared_library(pacer ${ARGN})
   if(NOT DEFINED CMAKE_INSTALL_RPATH)
     # On this machine: LibTorch, CUDA and NCCL lie where they were.
     set(folders "$ORIGIN;${LIBTORCH_PREFIX}/lib")

@@ -70,6 +70,7 @@ missing_comforts() {
   have ccache || echo ccache
   have git || echo git
   [[ ${CI:-} != true ]] || have clang-format-14 || echo clang-format-14
+  [[ ${CI:-} != true ]] || have pkg-config || echo pkg-config
 }
 
 install_packages() {

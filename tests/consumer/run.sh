@@ -1,8 +1,12 @@
 #!/usr/bin/env bash
 # run.sh CASE SOURCE BUILD WORK LIBTORCH WITH_CUDA: uses pacer as another project would.
 #   find_package      installs BUILD, then builds and runs a project that finds it, without nvcc
+#                     and ships its program as docs/faq.md says
+#   pkg_config        installs BUILD, then builds and runs a program with the flags of pkg-config
+#   package           packs BUILD, then builds and runs a project that finds pacer in the unpacked Debian package
 #   other_torch       that project is told, in one sentence, that another LibTorch does not fit
-#   add_subdirectory  builds and runs a project that contains pacer, here as shared libraries
+#   add_subdirectory  builds and runs a project that contains pacer and links its lowest folders, which are quick to compile
+#   fetch_content     configures a project that fetches pacer, here from SOURCE and as a shared library
 set -euo pipefail
 kind=$1 source=$2 build=$3 work=$4 libtorch=$5 with_cuda=$6
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -12,6 +16,11 @@ mkdir -p "$work"
 fail() {
   echo "$1"
   exit 1
+}
+
+skip() {
+  echo "PACER_SKIPPED: $1"
+  exit
 }
 
 # configure PROJECT [ARGUMENT...]
@@ -26,6 +35,21 @@ build_and_run() {
   "$work/build/consumer"
 }
 
+# ship: the program, and LibTorch in the layout of docs/faq.md, here with links in place of copies.
+ship() {
+  local bundle=$work/bundle
+  cmake --install "$work/build" --prefix "$bundle" >>"$work/install.log"
+  mkdir -p "$bundle/lib/torch"
+  cp -as "$libtorch/lib" "$bundle/lib/torch/lib"
+  rm -f "$bundle/lib/torch/lib/libtorch_python.so"
+  [[ ! -d $libtorch/../nvidia ]] || cp -as "$(cd "$libtorch/../nvidia" && pwd)" "$bundle/lib/nvidia"
+  "$bundle/bin/consumer"
+  ! ldd "$bundle/bin/consumer" | grep -E "not found|=> $libtorch" || fail "The shipped program looks for LibTorch outside."
+}
+
+# As docs/faq.md has it.
+run_path='$ORIGIN/../lib/torch/lib;$ORIGIN/../lib/nvidia/cu13/lib;$ORIGIN/../lib/nvidia/nccl/lib'
+
 install() { cmake --install "$build" --prefix "$work/installed" >"$work/install.log"; }
 
 case $kind in
@@ -33,10 +57,39 @@ case $kind in
     install
     mv "$work/installed" "$work/moved"  # an installation may be moved
     # A compiler that cannot run: nothing may ask for nvcc.
-    CUDACXX=/bin/false configure find_package -Dpacer_ROOT="$work/moved" | tee "$work/log"
+    CUDACXX=/bin/false configure find_package -Dpacer_ROOT="$work/moved" -DCMAKE_INSTALL_RPATH="$run_path" | tee "$work/log"
     grep -q "PACER_WITH_CUDA=$with_cuda" "$work/log" || fail "The package does not say that it has CUDA: $with_cuda."
     ! grep -q "CMAKE_CUDA_COMPILER:" "$work/build/CMakeCache.txt" || fail "The consumer had to enable CUDA."
     ! find "$work/moved/include" -path '*detail*' | grep . || fail "Private headers were installed."
+    build_and_run
+    ship
+    ;;
+  pkg_config)
+    command -v pkg-config >/dev/null || skip "there is no pkg-config"
+    install
+    mv "$work/installed" "$work/moved"
+    export PKG_CONFIG_PATH=$work/moved/lib/pkgconfig
+    read -ra flags < <(pkg-config --cflags --libs pacer)
+    "${CXX:-g++}" -std=c++17 -O0 -Wall -Wextra -Werror "$here/main.cpp" -o "$work/consumer" "${flags[@]}"
+    "$work/consumer"
+    pkg-config --define-variable=torch_prefix=/another/torch --libs pacer | grep -q -- "-L/another/torch/lib" ||
+      fail "pkg-config cannot be told where LibTorch lies."
+    ;;
+  package)
+    command -v cpack >/dev/null && command -v dpkg-deb >/dev/null || skip "there is no cpack or no dpkg-deb"
+    mkdir "$work/packages" "$work/archive"
+    # In a folder of its own: cpack leaves a log of what it does where it is started.
+    (cd "$work/packages" && cpack --config "$build/CPackConfig.cmake" -G "TGZ;DEB" -B "$work/packages")
+    dpkg-deb --info "$work"/packages/libpacer-dev_*.deb | grep "comes from pip" || fail "The package does not say where LibTorch comes from."
+    dpkg-deb -x "$work"/packages/libpacer-dev_*.deb "$work/root"
+    tar -xf "$work"/packages/pacer-*.tar.gz -C "$work/archive" --strip-components=1
+    diff -r "$work/archive" "$work/root/usr" || fail "The archive and the Debian package differ."
+    ! grep -rnIF -e "$source" -e "$build" -e "$libtorch" -e "$(dirname "$libtorch")/nvidia" "$work/root" ||
+      fail "The package has a path of the machine that packed it."
+    for library in "$work"/root/usr/lib/libpacer.so; do
+      [[ ! -e $library ]] || readelf -d "$library" | grep -F 'runpath: [$ORIGIN]' || fail "The run path is not only \$ORIGIN."
+    done
+    configure find_package -Dpacer_ROOT="$work/root/usr" -DTorch_DIR="$libtorch/share/cmake/Torch"
     build_and_run
     ;;
   other_torch)
@@ -52,8 +105,13 @@ case $kind in
     ;;
   add_subdirectory)
     configure add_subdirectory -DPACER_SOURCE_DIR="$source" -DTorch_DIR="$libtorch/share/cmake/Torch" \
-      -DBUILD_SHARED_LIBS=ON -DPACER_CUDA=OFF -DPACER_UNITY=ON
+      -DPACER_CUDA=OFF -DPACER_UNITY=ON
     build_and_run
+    ;;
+  fetch_content)
+    configure fetch_content -DPACER_SOURCE_DIR="$source" -DTorch_DIR="$libtorch/share/cmake/Torch" \
+      -DBUILD_SHARED_LIBS=ON -DPACER_CUDA=OFF | tee "$work/log"
+    grep -q "pacer is a SHARED_LIBRARY" "$work/log" || fail "BUILD_SHARED_LIBS of the project does not count."
     ;;
 esac
 rm -rf "$work"

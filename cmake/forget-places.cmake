@@ -1,0 +1,22 @@
+# Run by cpack over the files of a package: takes out where LibTorch, CUDA and NCCL lie on the machine that packs.
+# pacer-config.cmake then looks for them; pacer.pc is told torch_prefix and has the rest in pip's layout beside it.
+file(GLOB_RECURSE _files "${CPACK_TEMPORARY_DIRECTORY}/*/pacer-config.cmake" "${CPACK_TEMPORARY_DIRECTORY}/*/pacer.pc")
+foreach(_file IN LISTS _files)
+  file(READ "${_file}" _text)
+  foreach(_library IN ITEMS CUDART NCCL)
+    if(CPACK_PACER_${_library})
+      string(REPLACE "\"${CPACK_PACER_${_library}}\"" "\"\"" _text "${_text}")
+    endif()
+  endforeach()
+  string(REGEX REPLACE "cuda_libdir=[^\n]*" "cuda_libdir=\${torch_prefix}/../nvidia/${CPACK_PACER_CUDA_FOLDER}/lib" _text "${_text}")
+  string(REGEX REPLACE "nccl_libdir=[^\n]*" "nccl_libdir=\${torch_prefix}/../nvidia/nccl/lib" _text "${_text}")
+  string(REPLACE "${CPACK_PACER_LIBTORCH}" "" _text "${_text}")
+  file(WRITE "${_file}" "${_text}")
+endforeach()
+
+if(CPACK_PACER_RUN_PATH)
+  file(GLOB_RECURSE _libraries "${CPACK_TEMPORARY_DIRECTORY}/*/libpacer.so.*.*.*")
+  foreach(_library IN LISTS _libraries)
+    file(RPATH_CHANGE FILE "${_library}" OLD_RPATH "${CPACK_PACER_RUN_PATH}" NEW_RPATH "$ORIGIN")
+  endforeach()
+endif()
