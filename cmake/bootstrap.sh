@@ -7,7 +7,8 @@
 #   PACER_CUDA=OFF         the small LibTorch, even with a GPU or nvcc
 #   PACER_DEPS=FOLDER      unpacked Debian packages (FOLDER/usr/include ...) with headers that the system lacks
 #
-#   --with-readers         also what tests read checkpoints and event files with, into the project's .venv
+#   --with-readers         also what tests read checkpoints and event files with, into the project's .venv, and
+#                          Doxygen, which makes the reference
 #
 # Exit code 2: something is missing that this script cannot install; it says what.
 set -euo pipefail
@@ -242,6 +243,12 @@ install_readers() {
     say "they could not be installed; tests that need them will be skipped"
 }
 
+# Only as root, as it is no reason to stop.
+install_doxygen() {
+  ! have doxygen && [[ $EUID == 0 ]] && have apt-get || return 0
+  (install_packages doxygen) || say "without Doxygen, the test of the reference will be skipped"
+}
+
 # --- all of it -------------------------------------------------------------------------------------------------------
 
 # Two scripts started at once must not both install.
@@ -263,4 +270,4 @@ if ((${#missing[@]})); then
   ((${#missing[@]} == 0)) || stop "still missing, or too old in this system's packages: ${missing[*]}"
 fi
 ((!need_torch)) || install_torch
-((!with_readers)) || install_readers
+((!with_readers)) || { install_readers && install_doxygen; }

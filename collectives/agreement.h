@@ -25,6 +25,7 @@ void require_agreement(Communicator& world, int64_t step, const std::vector<Fact
 // What a rank is about to do with the others.
 enum class Intent : int64_t { agree = 1, step, last_step, finish, save, load, micro_step };
 
+// What each rank says of itself before ranks do something together.
 struct RankStatus {
   int64_t kind = 0x737574617473;  // "status": tells it from other messages that ranks compare
   Intent intent = Intent::step;

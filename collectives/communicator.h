@@ -37,6 +37,7 @@ class PendingOperation;
 struct Connection;
 }  // namespace detail
 
+// What carries the tensors.
 enum class Backend {
   automatic,  // NCCL where this build has CUDA and the machine a GPU, else Gloo
   gloo,       // CPU tensors
@@ -68,14 +69,14 @@ struct CommunicatorOptions {
   TORCH_ARG(std::string, listen_address);
 };
 
-// Of one call.
+// The options of one call.
 struct CollectiveOptions {
   CollectiveOptions() = default;
-  // Instead of the Communicator's.
+  // It takes the place of the Communicator's timeout.
   TORCH_ARG(std::optional<std::chrono::milliseconds>, timeout);
   // The caller knows that all ranks call alike; see CommunicatorOptions::check_calls.
   TORCH_ARG(bool, agreed) = false;
-  // Instead of the Communicator's. The same on every rank.
+  // It takes the place of the Communicator's ordered_sum. It must be the same on every rank.
   TORCH_ARG(std::optional<bool>, ordered_sum);
 };
 
@@ -111,9 +112,10 @@ struct Traffic {
 
 class Communicator {
  public:
-  // From the variables of torchrun (also --no-python), Open MPI, MPICH, Slurm; without any of them a single
-  // process. Throws InvalidArgument for variables that contradict each other, Unavailable for a back-end that
-  // this build or machine does not have, CommunicationError where the others do not come in time.
+  // Joins the ranks by the variables of torchrun (also --no-python), Open MPI, MPICH or Slurm. Where none of
+  // them is set, this process is the only rank. Throws InvalidArgument for variables that contradict each
+  // other, Unavailable for a back-end that this build or machine does not have, CommunicationError where the
+  // others do not come in time.
   static std::shared_ptr<Communicator> from_environment(const CommunicatorOptions& options = {});
   // Ranks of one host that meet through a file, which must not exist yet, in a folder of mode 0700 that
   // belongs to this user.
@@ -136,7 +138,7 @@ class Communicator {
 
   // For transports of one's own, as tests have them.
   Communicator(detail::Connection connection, CommunicatorOptions options);
-  // Of a group or lane; see split().
+  // Makes the Communicator of a group or lane; split() and lane() call it.
   explicit Communicator(std::shared_ptr<detail::CommunicatorState> state) : state_(std::move(state)) {}
   Communicator(const Communicator&) = delete;
   // Ends what is under way.
@@ -150,13 +152,13 @@ class Communicator {
   int rank_in_world(int rank) const;
   // "" for the Communicator of all ranks.
   const std::string& name() const;
-  // Among the ranks of this host that are joined here.
+  // The number of this rank among the ranks of its host that are joined here, and how many these are.
   int local_rank() const;
   int local_size() const;
-  // Of each node, whose ranks follow one another; see CommunicatorOptions. 0 where that is not so: nodes have
-  // different numbers of ranks, or ranks were dealt to nodes in turn.
+  // How many ranks each node has (see CommunicatorOptions). It is 0 where nodes have different numbers of
+  // ranks, or where the ranks of a node do not follow one another.
   int ranks_per_node() const;
-  // Where tensors of collectives must be.
+  // The device on which tensors of collectives must be.
   at::Device device() const;
   std::string backend_name() const;
   const CommunicatorOptions& options() const;
@@ -235,12 +237,14 @@ class Communicator {
   void check();
   bool has_failed() const;
 
-  // For messages and counters: the training step, and a name for what is going on ("warm-up", "compressed").
+  // Messages and counters name the training step and the phase, which is a name for what is going on
+  // ("warm-up", "compressed"). A phase lasts until another one is set.
   void set_step(int64_t step);
   void set_phase(const std::string& phase);
-  // Counts so far, by phase, group and operation, in order of appearance; of all groups and lanes.
+  // Returns the counts so far, those of all groups and lanes included. Each phase, group and operation has
+  // its own, in the order in which they first appeared.
   std::vector<Traffic> traffic() const;
-  // Of all phases, groups and operations.
+  // Returns the sum over all phases, groups and operations.
   int64_t bytes_sent() const;
 
  private:

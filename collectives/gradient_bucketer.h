@@ -38,7 +38,7 @@ struct BucketOptions {
   // Bytes of a bucket, >= 1: it takes no more parameters once it has so many. Unset: 25 MiB; in place, where
   // larger ones need no flat memory, a twelfth of all gradients, but at least 25 and at most 100 MiB.
   TORCH_ARG(std::optional<int64_t>, bucket_bytes);
-  // Of the first one to be full, so that communication begins early.
+  // The size of the bucket that is full first. A small one lets communication begin early.
   TORCH_ARG(int64_t, first_bucket_bytes) = 1 << 20;
   // What fp32 gradients are rounded to on the wire: at::kBFloat16 halves the bytes, at the price of bf16
   // sums. Unset: their own dtype.
@@ -103,7 +103,7 @@ class GradientBucketer {
   // The buckets as they are now: for each the names of its parameters, in order, and the bytes it sends.
   std::vector<std::vector<std::string>> buckets() const;
   std::vector<int64_t> bucket_bytes() const;
-  // Of the last window: how many buckets were sent while backward still ran, and in all.
+  // How many buckets were sent in the last window, while backward still ran and in all.
   int64_t buckets_sent_early() const;
   int64_t buckets_sent() const;
 

@@ -3,6 +3,7 @@
 
 namespace pacer {
 
+// The ranks over which a gradient is added.
 enum class GradientScope {
   world,  // all
   node,   // those of this rank's node

@@ -22,7 +22,7 @@ class Grid {
   explicit Grid(std::shared_ptr<Communicator> world, int stages = 1);
 
   int stages() const { return pipeline_->world_size(); }
-  // Of this rank, from 0.
+  // The stage of this rank, from 0.
   int stage() const { return pipeline_->rank(); }
   int pipelines() const { return replicas_->world_size(); }
 

@@ -28,7 +28,7 @@ using EnvironmentReader = std::function<std::optional<std::string>(const char* n
 // Throws InvalidArgument that names the variable for values that are no numbers, ranks outside the world,
 // sets that are incomplete, and jobs over several hosts without an address.
 LaunchEnvironment read_launch_environment(const EnvironmentReader& read);
-// From the process's environment.
+// Reads the environment of this process.
 LaunchEnvironment read_launch_environment();
 
 }  // namespace pacer

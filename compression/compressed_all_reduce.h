@@ -84,8 +84,8 @@ class CompressedAllReduce {
   // Goes on from these: the errors of a former run, or zeros.
   void set_errors(const at::Tensor& worker, const at::Tensor& server);
 
-  // From this rank to others as signs, in all calls. What averages inside nodes is in the Communicator's
-  // traffic().
+  // The bytes that this rank sent to others as signs, in all calls so far. What averages inside nodes is in
+  // the Communicator's traffic().
   int64_t bytes_sent() const;
 
  private:

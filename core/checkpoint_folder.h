@@ -74,6 +74,7 @@ CheckpointFile write_checkpoint_file(const std::string& folder, const std::strin
                                      const std::function<void(ByteSink&)>& produce,
                                      FileSystem& files = posix_file_system());
 
+// A checkpoint on disk, known by its name alone; nothing of it was read.
 struct CheckpointInfo {
   int64_t step = 0;
   std::string folder;
@@ -111,6 +112,7 @@ void read_checkpoint_file(const std::string& folder, const CheckpointFile& file,
 // The same verification in pieces of 1 MiB; keeps only the manifest.
 CheckpointManifest verify_checkpoint(const std::string& folder, FileSystem& files = posix_file_system());
 
+// What a search for the newest complete checkpoint found.
 struct NewestCheckpoint {
   std::optional<CheckpointInfo> checkpoint;  // nothing where none verifies
   std::vector<std::string> passed_over;      // a sentence for each newer one: its folder and what is wrong

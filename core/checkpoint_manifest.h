@@ -25,6 +25,7 @@
 
 namespace pacer {
 
+// One file of a checkpoint, as its manifest lists it.
 struct CheckpointFile {
   std::string name;
   int64_t size = 0;      // bytes

@@ -14,6 +14,7 @@ namespace pacer {
 // A checkpoint, a save under way, the former checkpoint of a step saved again, one that is half removed.
 enum class StepFolderKind { checkpoint, partial, replaced, removed };
 
+// What the name of a folder says.
 struct StepFolder {
   int64_t step;
   StepFolderKind kind;

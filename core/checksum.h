@@ -17,10 +17,11 @@ class Checksum {
   Checksum(Checksum&&) noexcept;
   Checksum& operator=(Checksum&&) noexcept;
 
+  // Takes the next bytes.
   Checksum& add(const void* data, size_t bytes);
 
-  // Of all bytes so far: 32 lower-case hexadecimal digits, the most significant first, as `xxhsum -H2` prints
-  // them.
+  // The checksum of all bytes so far, as 32 lower-case hexadecimal digits, the most significant first, as
+  // `xxhsum -H2` prints them.
   std::string hex() const;
 
  private:

@@ -12,6 +12,7 @@ namespace pacer {
 // else it is closed. -1 with errno set where there is no other, or where `descriptor` is negative.
 int above_standard_streams(int descriptor);
 
+// Whether a file that exists is emptied or continued.
 enum class StreamMode { truncate, append };
 
 // A stream for writing, created where it is missing, closed by exec; null with errno set.

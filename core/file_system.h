@@ -50,6 +50,7 @@ FileSystem& posix_file_system();
 class ByteSink {
  public:
   virtual ~ByteSink() = default;
+  // Takes the next bytes, all of them.
   virtual void write(const void* data, size_t bytes) = 0;
 };
 
@@ -66,7 +67,7 @@ class FileWriter final : public ByteSink {
   // Returns when the disk has all of it and the file is closed; nothing may be written after.
   void finish();
 
-  // Of the bytes written so far.
+  // The size and the checksum of the bytes written so far.
   int64_t size() const { return size_; }
   std::string checksum() const { return checksum_.hex(); }
 

@@ -17,6 +17,7 @@ namespace pacer {
 // InvalidArgument.
 class JsonLine {
  public:
+  // Appends a key and its value.
   JsonLine& add(std::string_view key, double value);
   JsonLine& add(std::string_view key, std::string_view value);
   JsonLine& add(std::string_view key, const char* value) { return add(key, std::string_view(value)); }
@@ -45,6 +46,7 @@ std::string json_quote(std::string_view text);
 // Appends lines to a file; each line reaches the operating system before write() returns.
 class JsonLinesFile {
  public:
+  // Whether a file that exists is emptied or continued.
   enum class Mode { truncate, append };
 
   // Throws FileError where the file cannot be opened.

@@ -41,10 +41,10 @@ class JsonScanner {
 
   // A string without its quotes, in valid UTF-8; the view points into the text.
   std::string_view string();
-  // From 0 to 2^63 - 1, without fraction, exponent or leading zeros.
+  // Reads an integer from 0 to 2^63 - 1, without fraction, exponent or leading zeros.
   int64_t integer();
-  // Any number of JSON, to the nearest fp64. Numbers beyond fp64's range are refused, as are those that it
-  // would round to 0; NaN and infinities are not JSON.
+  // Reads any number of JSON, rounded to the nearest fp64. Numbers beyond fp64's range are refused, as are
+  // those that it would round to 0; NaN and infinities are not JSON.
   double number();
   bool boolean();
   // Consumes a null if it comes next.
@@ -56,7 +56,7 @@ class JsonScanner {
   void skip_value();
   static constexpr size_t kDeepest = 64;
 
-  // Of the next byte, counted from the start of the text.
+  // The position of the next byte, counted from the start of the text.
   size_t position() const { return static_cast<size_t>(at_ - begin_); }
 
   // FileError at a position of the text.

@@ -9,11 +9,15 @@
 
 namespace pacer {
 
+// The 128 bits that number a draw.
 struct PhiloxCounter {
+  // The low word comes first.
   uint32_t word[4];
 };
 
+// The 64 bits of a seed.
 struct PhiloxKey {
+  // The low word comes first.
   uint32_t word[2];
 };
 
@@ -36,6 +40,7 @@ PACER_HOST_DEVICE PhiloxCounter philox4x32_10(PhiloxKey key, PhiloxCounter count
   return counter;
 }
 
+// The key of a seed.
 PACER_HOST_DEVICE PhiloxKey philox_key(uint64_t seed) {
   return {{static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)}};
 }

@@ -17,11 +17,12 @@
 
 namespace pacer {
 
+// The dtypes of the safetensors format that pacer knows.
 enum class Dtype : uint8_t { F64, F32, F16, BF16, I64, I32, I16, I8, U8, BOOL };
 
 // As the format spells it: "BF16".
 const char* dtype_name(Dtype dtype);
-// Of one element.
+// The bytes of one element.
 int64_t dtype_bytes(Dtype dtype);
 
 // One tensor to be written: contiguous, in row-major order. The data stay the caller's; null where there are

@@ -23,6 +23,7 @@ inline size_t utf8_sequence_length(std::string_view text) {
   return overlong || surrogate || beyond ? 0 : length;
 }
 
+// Whether the whole text is valid UTF-8.
 inline bool is_utf8(std::string_view text) {
   while (!text.empty()) {
     const size_t length = utf8_sequence_length(text);

@@ -16,6 +16,7 @@
 
 namespace pacer::kernels {
 
+// The activation between the two linear layers of a transformer's MLP.
 enum class Activation : uint32_t {
   gelu,    // its tanh approximation
   swiglu,  // silu(gate) * up, where u has the gate's columns first (Shazeer, arXiv:2002.05202)

@@ -30,6 +30,7 @@ struct AdamGradient {
   int64_t scalars;  // index into the scalars
 };
 
+// What one launch of the kernel does: the dtypes, the rule, and what it may assume of the launch before it.
 struct AdamLaunch {
   AdamStorage storage;
   bool amsgrad;
@@ -41,6 +42,7 @@ struct AdamLaunch {
 // What the steps of one slot's tensors read: AdamScalars or LambScalars, as the slot's rule says, of double
 // for AdamStorage::f64 and of float for all others. Arrays of it are indexed by AdamGradient::scalars.
 struct alignas(16) StepScalars {
+  // The memory of the struct that as() returns.
   unsigned char bytes[128];
 
   template <class Scalars>

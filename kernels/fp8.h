@@ -37,8 +37,8 @@ struct Fp8Cast {
   // Two matrices to the right of x, as gradients of queries, keys and values are: all three are [rows,
   // columns / 3], and nothing is dropped. Null: x alone.
   const void* beside[2] = {};
-  // Of x, in fp32 and before everything else. Element i = row * columns + column takes draw i % 4 of four
-  // i / 4, as in the forward pass; `columns` is a multiple of 4 where anything is dropped.
+  // The dropout of x, in fp32 and before everything else. Element i = row * columns + column takes draw i % 4
+  // of four i / 4, as in the forward pass; `columns` is a multiple of 4 where anything is dropped.
   Dropout dropout{};
   // Sums of what is cast, before it is scaled: [fp8_parts(rows), columns] as scratch, and [columns]. Made
   // together with codes, or alone where nothing is measured either; not while a tensor is only measured.

@@ -44,6 +44,7 @@ void lamb_update_cpu(AdamStorage storage, const Tile& tile, const AdamTensor* te
 // Tensors of at most this many elements can be a warp's: a block would idle.
 constexpr int64_t kLambWarpUnit = 128;
 
+// One step of LAMB over all tensors of one set of dtypes.
 struct LambWork {
   // The units: those for blocks first, then those for warps, each a whole tensor of at most kLambWarpUnit
   // elements.

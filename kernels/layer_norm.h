@@ -81,7 +81,7 @@ void layer_norm_parameters_cpu(const LayerNormBackward& work, int64_t begin, int
 // memory that does not begin at a multiple of 16 bytes.
 constexpr int64_t kLayerNormCudaColumns = 16384;
 void layer_norm_cuda(const LayerNormForward& work, Stream stream);
-// With dweight and dbias.
+// Computes dweight and dbias, too.
 void layer_norm_backward_cuda(const LayerNormBackward& work, Stream stream);
 
 }  // namespace pacer::kernels

@@ -16,6 +16,8 @@
 
 namespace pacer::kernels {
 
+// The number of scales of `count` elements, one for each block of 64; the number of scales of those scales;
+// and the bytes of the codes.
 PACER_HOST_DEVICE int64_t nf4_blocks(int64_t count) { return ceil_divide(count, kNf4Block); }
 PACER_HOST_DEVICE int64_t nf4_nested_blocks(int64_t count) {
   return ceil_divide(nf4_blocks(count), kNf4NestedBlock);
@@ -77,6 +79,7 @@ void nf4_decode_cpu(const Nf4Codes& from, ElementType type, void* out, int64_t c
 // ---- CUDA: every pointer is device memory, work is enqueued on `stream`, nothing synchronises. Throws
 // InvalidArgument for codes, x or out that do not begin at a multiple of 16 bytes. ----
 
+// Quantises all elements of `x`, scales included.
 void nf4_quantize_cuda(const void* x, ElementType type, const Nf4Codes& to, float* scratch, Stream stream);
 // As the CPU does, all blocks.
 void nf4_decode_cuda(const Nf4Codes& from, ElementType type, void* out, int64_t columns, int64_t stride,

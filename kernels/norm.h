@@ -12,6 +12,7 @@
 
 namespace pacer::kernels {
 
+// The dtype of a gradient.
 enum class GradientType : uint32_t { f64, f32, bf16, f16 };
 
 // Sum of squares of `count` (1 ... kReductionUnit) elements; fp32 inside the unit (fp64 for f64).

@@ -14,7 +14,8 @@ namespace pacer::kernels {
 
 // What travels in front of the signs of a chunk.
 struct OneBitHeader {
-  // Of all the chunk's signs. Where each row has its own: 0, or NaN if one of the sender's is not finite.
+  // The scale of all signs of the chunk. Where each row has a scale of its own, it is 0, or NaN if one of the
+  // sender's is not finite.
   float scale;
   uint32_t step;  // modulo 2^32, as is the sequence number of the call: both must be the receiver's own
   uint32_t sequence;
@@ -77,6 +78,7 @@ void onebit_errors_cpu(const OneBitSide& side, int64_t row, float* errors);
 // ---- CUDA: every pointer is device memory, work is enqueued on `stream`, nothing synchronises. The same
 // bits as on the CPU. ----
 
+// Why a compressed step cannot be used.
 enum class OneBitFailure : uint32_t {
   none,
   other_call,  // signs of another step or call arrived

@@ -32,11 +32,12 @@ inline bool operator==(const OneBitAdamTensor& a, const OneBitAdamTensor& b) {
          a.refresh.take == b.refresh.take;
 }
 
-// Of all tensors, in host or device memory.
+// The tensors of a step and what it reads and writes, in host or device memory.
 struct OneBitAdamWork {
   const OneBitAdamTensor* tensors;
   const StepScalars* scalars;
-  // By tensor: momentum travels multiplied with these, and bits are divided by them. Null: as it is.
+  // A factor for each tensor: its momentum travels multiplied with it, and what arrives is divided by it.
+  // Null: momentum travels as it is.
   const float* momentum_scales;
   const float* floors;  // of the variance, one for each tensor
   float* variance;      // bias-corrected, padding 0
@@ -44,10 +45,12 @@ struct OneBitAdamWork {
   const float* dense_momentum;
   OneBitMessages bits;
 
+  // The scalars of the tensor's slot.
   template <class Scalars = AdamScalars<float>>
   PACER_HOST_DEVICE const Scalars& scalars_of(const OneBitAdamTensor& tensor) const {
     return scalars[tensor.scalars].as<Scalars>();
   }
+  // The scalars of the tensor's slot that the moments need.
   PACER_HOST_DEVICE const MomentScalars<float>& moments_of(const OneBitAdamTensor& tensor) const {
     return scalars_of<MomentScalars<float>>(tensor);
   }
@@ -109,6 +112,7 @@ struct OneBitStorage {
   bool same;
   AdamStorage storage;
 };
+// Does what onebit_compress_cpu does with the source of the momentum, for all units of `side`.
 void onebit_compress_momentum_cuda(const OneBitCudaSide& side, const OneBitAdamWork& work,
                                    OneBitStorage storage, const OneBitControl& control, Stream stream);
 // For the tensors of one dtype set. momentum = beta1 * m + (1 - beta1) * g, which may be `dense_momentum`
@@ -132,8 +136,10 @@ struct OneBitFloors {
   double* total;
   float* floors;
 };
+// Writes the floor of each tensor's variance.
 void onebit_floors_cuda(const OneBitFloors& floors, const OneBitControl& control, Stream stream);
 
+// Writes joint_sum_of_squares of the same arguments to `total`.
 void joint_sum_of_squares_cuda(const double* own, int64_t ranks, double weight, const double* averaged,
                                double* total, Stream stream);
 

@@ -24,11 +24,13 @@ struct OneBitLambPartials {
   double* update;     // and of u
 };
 
+// The units of one tensor, and the bounds of its factor.
 struct OneBitLambTensor {
   TileRange units;
   LambFactorBounds bounds;
 };
 
+// One compressed step of 1-bit LAMB over all tensors of one set of dtypes.
 struct OneBitLambWork {
   OneBitAdamWork now;  // its momentum is the new one
   // The momentum before this step. Dense where not null; on CUDA only if `before` had no mean.
@@ -37,7 +39,7 @@ struct OneBitLambWork {
   const OneBitStatus* before;  // CUDA: the exchange's status before this step; null: there is no exchange
 
   float* fresh_variance;  // a flat buffer
-  // By tensor.
+  // Each has one element for each tensor.
   const OneBitLambTensor* tensors;
   const double* coefficients;
   double* factors;  // in: of the step before, out: of this one
@@ -54,11 +56,12 @@ void onebit_lamb_update_cpu(const OneBitLambWork& work, const Tile& unit);
 
 // ---- CUDA: every pointer is device memory, work is enqueued on `stream`, nothing synchronises. ----
 
-// Of one dtype set. places[i] is the number of its unit i; `dense`: the new momentum is dense_momentum.
+// Computes the moments of the tensors of one dtype set. places[i] is the number of its unit i; `dense`: the
+// new momentum is dense_momentum.
 void onebit_lamb_moments_cuda(AdamStorage storage, const Tile* units, const uint32_t* places, int64_t count,
                               const OneBitLambWork& work, bool dense, const OneBitControl& control,
                               Stream stream);
-// Of all tensors.
+// Computes the factors of all tensors.
 void onebit_lamb_factors_cuda(int64_t tensors, const OneBitLambWork& work, const OneBitControl& control,
                               Stream stream);
 // Tiles as for onebit_update_cuda.

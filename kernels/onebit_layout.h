@@ -32,6 +32,7 @@ struct OneBitRows {
 
   int64_t count() const { return static_cast<int64_t>(first.size()) - 1; }
   int64_t units() const { return (count() + kOneBitUnitRows - 1) / kOneBitUnitRows; }
+  // The elements without padding, of all rows or of one.
   int64_t real_elements() const;
   int64_t real_elements(int64_t row) const;
 };
@@ -63,6 +64,7 @@ class OneBitLayout {
     int64_t begin;
     int64_t end;
   };
+  // The elements of the tensor that the rank serves.
   Part served_part(std::size_t tensor, int64_t rank) const;
 
  private:

@@ -10,6 +10,7 @@ struct CUstream_st;
 
 namespace pacer::kernels {
 
+// A CUDA stream, the same type as cudaStream_t.
 using Stream = CUstream_st*;
 
 // True while what is enqueued on the stream becomes part of a CUDA graph. Throws DeviceError where CUDA

@@ -41,10 +41,10 @@ class Fp8Tensors;
 
 class Fp8Scaling {
  public:
-  // Of the pacer::nn::Linear in `model`, which must be where it trains; of those with weights in 4 bits only
-  // with Fp8Options::quantized_weights. Throws InvalidArgument for options out of range, for a model that has
-  // none, and for layers on several devices, Unavailable for a GPU without 8-bit products (compute capability
-  // below 8.9).
+  // Scales the pacer::nn::Linear in `model`, which must be on the device where it trains. Those with weights
+  // in 4 bits take part only with Fp8Options::quantized_weights. Throws InvalidArgument for options out of
+  // range, for a model that has none, and for layers on several devices, Unavailable for a GPU without 8-bit
+  // products (compute capability below 8.9).
   explicit Fp8Scaling(torch::nn::Module& model, const Fp8Options& options = {});
   Fp8Scaling(const Fp8Scaling&) = delete;
   ~Fp8Scaling();
@@ -91,9 +91,9 @@ class Fp8Scope {
   Fp8Scope(const Fp8Scope&) = delete;
   ~Fp8Scope();
 
-  // Of this thread; null outside of all scopes.
+  // The scaling of this thread's innermost scope; null outside of all scopes.
   static const std::shared_ptr<Fp8Scaling>& current();
-  // Instead of a scope, for those who restore it themselves.
+  // Sets it without a scope, for callers that restore it themselves.
   static void set_current(std::shared_ptr<Fp8Scaling> scaling);
 
  private:

@@ -28,6 +28,7 @@ class LinearImpl : public torch::nn::Cloneable<LinearImpl> {
   explicit LinearImpl(const torch::nn::LinearOptions& options);
 
   void reset() override;
+  // Draws weight and bias anew, as torch::nn::Linear does.
   void reset_parameters();
   void pretty_print(std::ostream& stream) const override;
   std::shared_ptr<torch::nn::Module> clone(

@@ -23,7 +23,7 @@ struct LoraOptions {
   TORCH_ARG(std::optional<double>, alpha);
   // The scale is alpha / sqrt(r) (Kalajdzievski, arXiv:2312.03732).
   TORCH_ARG(bool, rslora) = false;
-  // Of elements of x, in train(); 0 to below 1.
+  // The probability with which an element of x is dropped in train(), in [0, 1).
   TORCH_ARG(double, dropout) = 0;
   // Which layers; see matches_target in lora.h.
   TORCH_ARG(std::vector<std::string>, targets);

@@ -31,7 +31,7 @@ class Nf4WeightImpl : public torch::nn::Cloneable<Nf4WeightImpl> {
 
   // [out, in] in Float, BFloat16, Half or Double, each element rounded once.
   at::Tensor decode(at::ScalarType to_dtype) const;
-  // Of codes and scales.
+  // The bytes of codes and scales.
   int64_t bytes() const;
 
   int64_t out_features, in_features;

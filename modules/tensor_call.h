@@ -17,7 +17,9 @@
 
 namespace pacer {
 
+// The tensors that a call takes or gives.
 using Tensors = std::vector<at::Tensor>;
+// A function of tensors alone.
 using TensorFunction = std::function<Tensors(const Tensors&)>;
 
 namespace detail {

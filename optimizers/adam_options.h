@@ -58,20 +58,23 @@ struct FusedAdamOptions : public torch::optim::OptimizerCloneableOptions<FusedAd
   TORCH_ARG(double, weight_decay) = 0;
   // Divide by the running maximum of the second moment (Reddi et al., arXiv:1904.09237).
   TORCH_ARG(bool, amsgrad) = false;
-  // What a learning-rate schedule multiplies, >= 0; it sets this to lr where it is unset.
+  // The learning rate that a schedule multiplies with its factor, >= 0. Where it is unset, the schedule first
+  // sets it to lr.
   TORCH_ARG(std::optional<double>, initial_lr);
   // Correct both moments for their start at zero.
   TORCH_ARG(bool, bias_correction) = true;
-  // Check all gradients first; where any is NaN or infinite, or so large that the sum of all squares
-  // overflows (fp32 within 32,768 elements, beyond 1e19), the step changes nothing and counts as skipped. The
-  // same in every group of an optimizer. Costs one more read of the gradients.
+  // True: all gradients are checked before a step. Where one is NaN or infinite, the step changes nothing and
+  // counts as skipped. So it does where one is so large that the sum of squares overflows (fp32 within 32,768
+  // elements, beyond 1e19). The value must be the same in every group of an optimizer. A check reads the
+  // gradients once more.
   TORCH_ARG(bool, finite_check) = false;
   TORCH_ARG(MasterWeights, master_weights) = MasterWeights::automatic;
   TORCH_ARG(Rounding, rounding) = Rounding::nearest;
-  // Of stochastic rounding.
+  // The seed of stochastic rounding.
   TORCH_ARG(uint64_t, seed) = 0;
-  // State lives in host memory and passes through the GPU in pages; unset: on the parameters' device. Of the
-  // optimizer as a whole: set it in the options that the optimizer is made with. It is not saved.
+  // State lives in host memory and passes through the GPU in pages. Where this is unset, state is on the
+  // parameters' device. It holds for the whole optimizer: set it in the options that the optimizer is made
+  // with. It is not saved.
   TORCH_ARG(std::optional<Paging>, paged);
 
  public:

@@ -50,10 +50,10 @@ class FusedOptimizer : public SessionOptimizer {
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
-  // Of an optimizer whose options have paged(): copies of the state between host and GPU run on after a step
-  // has returned. When this has, the tensors of state() are what the optimizer has, and may be read and
-  // changed until the next backward of a Session or the next step. Saving and export_state() see to it
-  // themselves. Others: nothing is left to wait for.
+  // Waits for paged state. Where the options have paged(), copies of the state between host and GPU run on
+  // after a step has returned. After this call the tensors of state() are what the optimizer has; they may be
+  // read and changed until the next backward of a Session or the next step. Saving and export_state() call it
+  // themselves. Without paging it does nothing.
   void sync_state() const;
   // Bytes of it that stay on the GPU between steps now: Paging::resident_bytes, less what memory pressure
   // moved out. 0 before the first step, and for optimizers that are not paged.
@@ -117,7 +117,7 @@ class FusedOptimizer : public SessionOptimizer {
 
   void require_whole(const char* what) const;
 
-  // None where the tensor is not one of the parameters.
+  // Returns nothing where the tensor is not one of the parameters.
   std::optional<std::string> find_name(const torch::Tensor& parameter) const;
 
   const detail::OptimizerTraits* traits_;

@@ -49,7 +49,7 @@ class GradientGuard {
   void look_with(std::shared_ptr<Communicator> ranks) { ranks_ = std::move(ranks); }
   // One look: `partials` are `count` sums of squares (double, on the device) of the stored gradients.
   void look(const double* partials, int64_t count);
-  // On the CPU or the device, as the guard is.
+  // It is on the CPU or on the device, as the guard is.
   kernels::GradientCheck* check() { return static_cast<kernels::GradientCheck*>(memory_.mutable_data_ptr()); }
   // A copy on the host; waits for a GPU.
   kernels::GradientCheck read() const;

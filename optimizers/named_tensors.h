@@ -10,6 +10,7 @@
 
 namespace pacer {
 
+// Tensors by name.
 using NamedTensors = std::map<std::string, at::Tensor>;
 
 // fp64, int64 and bool tensors without dimensions.

@@ -37,31 +37,33 @@ struct OneBitAdamOptions : public torch::optim::OptimizerCloneableOptions<OneBit
   TORCH_ARG(bool, bias_correction) = true;
   // 16-bit parameters need a master copy or a remainder: MasterWeights::none is refused.
   TORCH_ARG(MasterWeights, master_weights) = MasterWeights::automatic;
-  // False: the group stays with AdamW for ever, its gradients averaged in full precision. For parameters that
-  // are few but touchy. fp64 parameters must be in such a group.
+  // False: the group stays with AdamW for the whole run, and its gradients are averaged in full precision.
+  // That suits parameters that are few but sensitive. fp64 parameters must be in such a group.
   TORCH_ARG(bool, compress) = true;
 
   // ---- Of the optimizer: the same in all groups. ----
 
-  // One of these two. After so many steps of AdamW (>= 1) the variance freezes and compression starts.
+  // Set this or freeze_automatically. After so many steps of AdamW (>= 1) the variance freezes and
+  // compression starts.
   TORCH_ARG(std::optional<int64_t>, freeze_step);
-  // Of a run of so many steps (>= 4): between 15 and 30 % of it, as soon as the variance stands still, and
-  // not before learning-rate warm-up and curriculum have ended.
+  // The number of steps that the run takes (>= 4). The variance then freezes by itself between 15 and 30 % of
+  // the run, as soon as it stands still, and not before learning-rate warm-up and curriculum have ended.
   TORCH_ARG(std::optional<int64_t>, freeze_automatically);
-  // Freeze although a curriculum or learning-rate warm-up still moves.
+  // The variance may freeze although a curriculum or a learning-rate warm-up has not ended.
   TORCH_ARG(bool, allow_early_freeze) = false;
   // Every K-th step after the freeze travels in full precision and brings the variance up to date; 0: never.
   TORCH_ARG(int64_t, refresh_variance_every) = 0;
-  // No element divides by less than the root of this share of its tensor's mean variance; in [0, 1], 0 for no
-  // guard. Without one, elements whose variance was (almost) never fed turn sign noise into huge steps.
+  // The least variance that an element divides by, as a share of its tensor's mean variance, in [0, 1]; 0
+  // sets no floor. Without a floor, elements that had (almost) no gradients before the freeze turn the noise
+  // of signs into huge steps.
   TORCH_ARG(double, variance_floor) = 0.01;
   // What a sign stands for; see CompressionOptions.
   TORCH_ARG(kernels::ScaleNorm, scale) = kernels::ScaleNorm::rms;
   // Every 2,048 elements have a scale of their own; false: one for the whole buffer, as in the paper, whose
   // small tensors are then driven by the noise of large ones.
   TORCH_ARG(bool, block_scales) = true;
-  // With a single rank there is nothing to save: by default its momentum stays as it is. True: through signs
-  // all the same, for tests and studies.
+  // A single rank has nothing to send, and by default its momentum is not compressed. True: it is rounded to
+  // signs all the same, for tests and studies.
   TORCH_ARG(bool, compress_alone) = false;
   // Each node is one worker: gradients are averaged in full precision inside nodes, and signs travel between
   // nodes only, W / Communicator::ranks_per_node() instead of W workers' of them. Needs as many ranks on

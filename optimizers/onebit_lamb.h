@@ -26,12 +26,13 @@ class OneBitLamb : public OneBitOptimizerOf<OneBitLambOptions> {
  public:
   using OneBitOptimizerOf::OneBitOptimizerOf;
 
-  // Of a parameter, waiting for a GPU; throws InvalidArgument for a tensor that is not one of the parameters.
-  // The mean of its trust ratios, 1 where none were averaged; before the freeze of those so far.
+  // Each returns the value of one parameter and waits for a GPU. They throw InvalidArgument for a tensor that
+  // is not one of the parameters. coefficient() is the mean of the parameter's trust ratios, before the
+  // freeze of those so far; it is 1 where none were averaged.
   double coefficient(const torch::Tensor& parameter) const;
   // What the last compressed step multiplied that mean with; 1 before.
   double factor(const torch::Tensor& parameter) const;
-  // By what its momentum is multiplied before it travels; 1 before the freeze.
+  // The factor by which the parameter's momentum is multiplied before it travels. It is 1 before the freeze.
   double momentum_scale(const torch::Tensor& parameter) const;
 
  private:

@@ -40,11 +40,11 @@ struct OneBitLambOptions : public torch::optim::OptimizerCloneableOptions<OneBit
   // In warm-up the trust ratios are averaged with this decay rate, in [0, 1); after the freeze their mean is
   // the tensor's coefficient.
   TORCH_ARG(double, coeff_beta) = 0.9;
-  // By how much the variance would have changed multiplies the coefficient: between these, 0 < factor_min <=
-  // factor_max, ...
+  // A factor multiplies the coefficient: how much the variance would have changed since the freeze. It stays
+  // between factor_min and factor_max, 0 < factor_min <= factor_max.
   TORCH_ARG(double, factor_min) = 0.5;
   TORCH_ARG(double, factor_max) = 4.0;
-  // ... and from one step to the next by at most this share, in [0, 1).
+  // From one step to the next the factor changes by at most this share, in [0, 1).
   TORCH_ARG(double, factor_threshold) = 0.1;
   // False: coefficient and factor are 1. Customary for biases and the parameters of normalisations.
   TORCH_ARG(bool, adapt) = true;

@@ -26,6 +26,7 @@ struct OneBitPlan;
 struct OneBitTensor;
 }  // namespace detail
 
+// Whether the variance has frozen: steps in full precision before, compressed ones after.
 enum class OneBitPhase { warm_up, compressed };
 
 class OneBitOptimizer : public FusedOptimizer {
@@ -41,9 +42,9 @@ class OneBitOptimizer : public FusedOptimizer {
   std::optional<int64_t> frozen_at() const { return frozen_at_; }
   // Steps taken or skipped so far.
   int64_t attempts() const { return attempts_; }
-  // From this rank to others, for compressed momentum. What each phase sends in all is in the Communicator's
-  // traffic(): "warm-up", "compressed", "refresh" for steps that refresh the variance, "frozen" where the
-  // frozen variance is used without compression.
+  // The bytes that this rank sent to others as compressed momentum. The Communicator's traffic() has all that
+  // each phase sends: "warm-up", "compressed", "refresh" for steps that refresh the variance, "frozen" where
+  // the frozen variance is used without compression.
   int64_t bytes_sent() const;
   // |what rounding to signs lost| / |what was rounded| of this rank in the last compressed step; 0 before.
   double compression_error() const;
@@ -99,7 +100,7 @@ class OneBitOptimizer : public FusedOptimizer {
   std::vector<detail::AdamGroupSettings> settings() const;
   detail::OneBitPlan plan_for(const std::vector<detail::AdamGroupSettings>& settings) const;
   void read_plan();
-  // Of a state that was exported.
+  // The plan in a state that was exported.
   detail::OneBitPlan saved_plan(const NamedTensors& state) const;
   template <class Group>
   void add_group(const Group& group);

@@ -7,6 +7,7 @@
 
 namespace pacer {
 
+// One option of an optimizer, in words.
 struct OptionDescription {
   std::string name;           // as the setter's
   std::string type;           // in C++

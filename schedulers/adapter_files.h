@@ -24,7 +24,7 @@ namespace pacer {
 void save_adapter(torch::nn::Module& model, const std::string& folder, const std::string& name = "default");
 
 struct LoadAdapterOptions {
-  // Of the adapter in the model.
+  // The name of the adapter in the model.
   TORCH_ARG(std::string, name) = "default";
   // False: neither of its matrices requires a gradient. True: they do where the adapter is added; those of
   // one that is there stay as they are.

@@ -1,6 +1,6 @@
-// What Session::begin returns: the tensors of a micro-batch, made for `auto [x, y] = session.begin(...)`. Its
-// lifetime bounds what begin switched on (autocast): Session::backward ends it, at the latest the end of the
-// scope does, so an exception in forward leaves nothing switched on.
+// What Session::begin returns: the tensors of a micro-batch, made for `auto [x, y] = session.begin(...)`.
+// begin switches autocast on. Session::backward switches it off again. Where forward throws, the destructor
+// of the Batch does so, because the Batch leaves its scope then.
 #pragma once
 
 #include <array>
@@ -33,10 +33,12 @@ class [[nodiscard]] Batch {
   Batch& operator=(const Batch&) = delete;
   ~Batch() { scope_->end(); }
 
+  // Returns tensor number I; this is what `auto [x, y] = ...` calls.
   template <size_t I>
   at::Tensor& get() & {
     return tensors_[I];
   }
+  // The same for a Batch that is const.
   template <size_t I>
   const at::Tensor& get() const& {
     return tensors_[I];

@@ -90,8 +90,8 @@ class Checkpoints : public Hook {
   void start(const Progress& progress) override;
   void after_step(StepReport& report) override;
   void finish(const Progress& progress) override;
-  // With save_frozen(false) the checksum of the frozen weights. load throws InvalidArgument where this model
-  // has others.
+  // With save_frozen(false) it saves the checksum of the frozen weights, and load throws InvalidArgument
+  // where this model has others.
   void save(NamedTensors& state) const override;
   void load(const NamedTensors& state) override;
 

@@ -101,14 +101,16 @@ class Hook {
   // Once, before the first micro-step of this run, when all hooks are known and a checkpoint was loaded.
   virtual void start(const Progress& /*progress*/) {}
 
+  // Session::begin: a hook may change the batch, before it goes to the device.
   virtual void begin(const Progress& /*progress*/, MicroBatch& /*batch*/) {}
+  // Right before the user's forward pass.
   virtual void forward_begin(const Progress& /*progress*/) {}
-  // Also called where forward throws. Must not throw.
+  // Behind the user's forward pass, also where that throws. It must not throw itself.
   virtual void forward_end() {}
   virtual at::Tensor scale_loss(at::Tensor loss) { return loss; }
   virtual void backward_begin(const Progress& /*progress*/) {}
   virtual void backward_end(const Progress& /*progress*/) {}
-  // Instead of backward_end, where backward threw. May throw an error that says more.
+  // It takes the place of backward_end where backward threw. It may throw an error that says more.
   virtual void backward_failed() {}
   virtual void gradients_ready(const Progress& /*progress*/) {}
   // `report` has the progress after the step, and values to add to or to read.

@@ -17,6 +17,7 @@ class Module;
 
 namespace pacer {
 
+// How ranks come to start with the same parameters.
 enum class InitialParameters {
   broadcast,  // all ranks take over rank 0's
   check,      // they must be equal already, to the bit
@@ -60,7 +61,7 @@ class JoinedRanks : public Hook {
   virtual bool sends_in_every_pass() const { return false; }
   virtual void begin_pass(const Progress& progress, bool is_last) = 0;
   virtual void end_pass(bool is_last) = 0;
-  // Instead of a last pass, in a window that ends early.
+  // It takes the place of a last pass in a window that ends early.
   virtual void reduce(const Progress& window) = 0;
   virtual void wait() = 0;
   virtual void drop() = 0;

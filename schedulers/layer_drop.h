@@ -89,9 +89,9 @@ class LayerDropImpl : public torch::nn::Module {
   const Blocks& blocks() const { return blocks_; }
   // Whether gates may close: not in eval(), that of the blocks where it was made for some.
   bool is_active() const { return blocks_.is_empty() ? is_training() : blocks_->is_training(); }
-  // For a Session: how often gates were asked in training.
+  // How often gates were asked in training. A Session reads it.
   int64_t decisions() const { return decisions_; }
-  // For a Session: whether one has it.
+  // Whether a Session has this handle.
   bool is_in_use() const { return in_use_; }
   void set_in_use(bool in_use) { in_use_ = in_use; }
 

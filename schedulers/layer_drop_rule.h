@@ -15,7 +15,7 @@ class LayerDropOptions {
   // How fast theta falls from 1 to theta_bar, per step, >= 0; 0.001 unless set. A rule of thumb: 100 / steps
   // of the whole run.
   LayerDropOptions& gamma(double gamma);
-  // Of the random decisions; 0 unless set.
+  // The seed of the random decisions; 0 unless set.
   LayerDropOptions& seed(uint64_t seed);
 
   double theta_bar() const { return theta_bar_; }

@@ -32,6 +32,7 @@ class LayerDropSequentialImpl : public torch::nn::Module {
     blocks_.emplace_back([block](const at::Tensor& x) mutable { return block->forward(x); });
   }
 
+  // Runs the blocks in order, each behind its gate.
   at::Tensor forward(at::Tensor x) {
     for (size_t i = 0; i < blocks_.size(); ++i) x = gates_->gate(layers_[i], x, blocks_[i]);
     return x;

@@ -35,7 +35,7 @@ class LearningRate : public Hook {
   // Throws InvalidArgument where somebody else changed a rate since the last step.
   void gradients_ready(const Progress& progress) override;
   void after_step(StepReport& report) override;
-  // Of each group of the optimizer; the schedule's factor multiplies them.
+  // The base rate of each group of the optimizer. The schedule's factor multiplies them.
   const std::vector<double>& base_rates() const { return base_; }
   // Throws InvalidArgument for another number of groups, and rates that are negative or not finite.
   void set_base_rates(const std::vector<double>& rates);

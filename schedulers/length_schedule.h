@@ -14,7 +14,7 @@
 
 namespace pacer {
 
-// From length `first` to length `last`, both in tokens per sequence. How it gets there is one of: a ramp
+// The length grows from `first` to `last`, both in tokens per sequence. It grows by one of these: a ramp
 // (ramp_steps or ramp_tokens, with or without root), a table, a custom function. Setters chain:
 // LengthSchedule(64, 1024).ramp_steps(10'000).root(2). Every setter throws InvalidArgument, changing nothing,
 // where its value is out of range or contradicts an earlier one.

@@ -121,7 +121,7 @@ class Pipeline {
   at::Tensor step(Session& session, const at::Tensor& data, const at::Tensor& target, F first, L last) const {
     return step(session, Tensors{data, target}, first_of(std::move(first)), last_of(std::move(last)));
   }
-  // For batches of any number of tensors.
+  // The same for batches of any number of tensors.
   at::Tensor step(Session& session, const Tensors& batch, const First& first, const Last& last) const;
 
   // The mean loss of a batch, in eval() and without gradients, on every rank of this pipeline. Between steps;

@@ -11,6 +11,7 @@
 
 namespace pacer {
 
+// The order of passes on the ranks of a pipeline.
 enum class PipelineSchedule {
   gpipe,        // all forward passes, then all backward passes (Huang et al., arXiv:1811.06965)
   one_f_one_b,  // forward and backward in turn after a warm-up (PipeDream-Flush; arXiv:2104.04473, 2.2.1)
@@ -21,6 +22,7 @@ enum class PipelineSchedule {
 // "gpipe", "1f1b", "interleaved" or "zero-bubble". Throws InvalidArgument for any other value.
 const char* schedule_name(PipelineSchedule schedule);
 
+// What a rank does with one micro-batch in one of its stages.
 enum class PipelinePass {
   forward,
   backward,         // both halves at once
@@ -54,6 +56,7 @@ struct PipelineShape {
   int64_t chunks = 1;         // stages of each rank: >= 2 where interleaved, else 1
 
   int64_t stages() const { return ranks * chunks; }
+  // The stage that is chunk number `chunk` of the rank.
   int64_t stage(int64_t rank, int64_t chunk) const { return chunk * ranks + rank; }
 
   // Throws InvalidArgument where the numbers are out of range, or there is no such plan. Ranks are at most

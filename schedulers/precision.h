@@ -30,7 +30,7 @@ class Precision : public Hook {
   // bfloat16 has the range of fp32 and needs no loss scale.
   static Precision bf16();
   static Precision fp16(const LossScaleRule& rule = {});
-  // Of a model that is where it trains.
+  // The model must be on the device where it trains.
   static Precision fp8(const Fp8Options& options = {});
 
   std::string hook_name() const override { return "precision"; }

@@ -39,6 +39,7 @@ class SequenceLengthOptions {
   SequenceLengthOptions& difficulty_step(int64_t step);
   SequenceLengthOptions& table(LengthSchedule::Table table);
 
+  // What becomes of the tokens beyond the length.
   SequenceLengthOptions& mode(LengthMode mode);
   // The sequence dimensions of each tensor of the batch, in order; {} for a tensor without.
   SequenceLengthOptions& dimensions(std::vector<std::vector<int64_t>> dimensions);

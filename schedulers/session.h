@@ -64,9 +64,9 @@ struct ResumeOptions {
 
 class Session {
  public:
-  // References: model and optimizer must outlive the Session. Throws InvalidArgument for an optimizer without
-  // parameters. Parameters that the optimizer has no name for get those of the model.
-  // With a `world` of several ranks every rank trains the same model on its own data; see data_parallel.h.
+  // Model and optimizer are held by reference and must outlive the Session. Throws InvalidArgument for an
+  // optimizer without parameters. Parameters that the optimizer has no name for get those of the model. With
+  // a `world` of several ranks every rank trains the same model on its own data; see data_parallel.h.
   Session(torch::nn::Module& model, torch::optim::Optimizer& optimizer,
           std::shared_ptr<Communicator> world = nullptr);
   // The same for a module in its holder, as TORCH_MODULE makes them.
@@ -169,14 +169,14 @@ class Session {
   // progress bar, the line comes above it. A line end is added.
   void print(const std::string& line);
 
-  // In the order in which they are called.
+  // The hooks, in the order in which they are called.
   const std::vector<std::shared_ptr<Hook>>& hooks() const { return parts_.hooks(); }
-  // step: attempts completed; tokens: trained on so far.
+  // How far training is: `step` counts the attempts completed, `tokens` those trained on so far.
   const Progress& progress() const { return parts_.progress; }
-  // Of the gradient of the last step: unscaled, averaged, before clipping. Needs a hook that looks at it
-  // (GradientClipping, Precision). Waits for a GPU.
+  // The norm of the last step's gradient, unscaled, averaged and before clipping. It needs a hook that looks
+  // at the gradient (GradientClipping, Precision), and waits for a GPU.
   double gradient_norm() const;
-  // Steps skipped because of gradients that were not finite. Waits for a GPU.
+  // How many steps were skipped because gradients were not finite. It waits for a GPU.
   int64_t skipped_steps() const;
 
  private:

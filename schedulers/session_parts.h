@@ -47,7 +47,7 @@ class SessionParts {
   torch::optim::Optimizer& optimizer() const { return optimizer_; }
   // The optimizer as one of pacer's; null for any other.
   SessionOptimizer* session_optimizer() const { return session_optimizer_; }
-  // Where the optimizer's parameters are.
+  // The device on which the optimizer's parameters are.
   at::Device device() const { return device_; }
 
   // The ranks that train together, this one included.
@@ -98,7 +98,8 @@ class SessionParts {
   bool gradients_are_shared_out = false;  // they leave the parameters for parts that ranks own (Shards)
   bool saves_frozen = true;               // checkpoints hold weights that are not trained, too
   bool record_loss = false;               // add up the losses of a window for the report
-  // Of a Pipeline: the ranks that have the same stage, and by TensorImpl what of the model other ranks have.
+  // A Pipeline sets these two: the ranks that have the same stage, and the tensors of the model that other
+  // ranks have, by TensorImpl.
   std::shared_ptr<Communicator> replicas;
   std::unordered_set<const void*> elsewhere;
   // Whether this rank asks all to stop after the step it is in; nothing where no hook ever asks.

@@ -46,6 +46,7 @@ namespace detail {
 class BlockGathers;
 }  // namespace detail
 
+// What ranks keep parts of. Each value includes those before it.
 enum class Sharded {
   state,       // ZeRO-1: whole gradients are kept until a step's last backward; they travel once a step
   gradients,   // ZeRO-2: parts of gradients, too; with accumulation they travel in every micro-step

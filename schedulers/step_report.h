@@ -19,6 +19,7 @@ class StepReport {
   // After the step: progress().step counts it.
   const Progress& progress() const { return progress_; }
 
+  // Adds a number to what is reported of this step.
   void add(std::string name, double value) { numbers_.emplace_back(std::move(name), value); }
   const std::vector<std::pair<std::string, double>>& numbers() const { return numbers_; }
 

@@ -23,17 +23,17 @@ struct TrainingMemoryOptions {
   TORCH_ARG(int64_t, parameters);
   // That train together, >= 1; where Shards is over nodes, the ranks of one.
   TORCH_ARG(int, ranks) = 1;
-  // Of parameters and gradients: fp64, fp32, bf16 or fp16.
+  // The dtype of parameters and gradients: fp64, fp32, bf16 or fp16.
   TORCH_ARG(at::ScalarType, dtype) = at::kFloat;
-  // Of a FusedAdam or FusedAdamW, the optimizer that is counted.
+  // An option of the optimizer that is counted, a FusedAdam or FusedAdamW.
   TORCH_ARG(MasterWeights, master_weights) = MasterWeights::automatic;
   TORCH_ARG(Rounding, rounding) = Rounding::nearest;
   TORCH_ARG(bool, amsgrad) = false;
   // What each rank has a part of; unset: all of everything, as with DataParallel.
   TORCH_ARG(std::optional<Sharded>, sharded);
   TORCH_ARG(int64_t, unit_bytes) = ShardsOptions().unit_bytes();
-  // Of Sharded::parameters: elements of the largest block, >= 1, and of what is in no block; and the option
-  // of that name of ShardsOptions.
+  // These three are for Sharded::parameters: the elements of the largest block, >= 1; the elements of what is
+  // in no block; and what ShardsOptions has as prefetch.
   TORCH_ARG(int64_t, largest_block) = 0;
   TORCH_ARG(int64_t, outside_blocks) = 0;
   TORCH_ARG(int64_t, prefetch) = ShardsOptions().prefetch();

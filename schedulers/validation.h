@@ -29,7 +29,7 @@ struct ValidationOptions {
   // Steps between two measurements, >= 1.
   ValidationOptions(int64_t every) : every_(every) {}
   TORCH_ARG(int64_t, every);
-  // Of the value in records.
+  // The name of the value in records.
   TORCH_ARG(std::string, name) = "validation_loss";
   // An accuracy rather than a loss: EarlyStopping and SaveBest look for the largest value.
   TORCH_ARG(bool, larger_is_better) = false;

@@ -109,6 +109,7 @@ class ParameterShards {
     // replicas; the same in all passes of an update.
     bool stays_local = false;
   };
+  // A backward pass starts: from here to end_backward, gradients are taken as they arrive.
   void begin_backward(const Pass& pass);
   void begin_backward() { begin_backward(Pass()); }
   // Throws InvalidArgument that names them where parameters were not reached (see unused_is_zero); then this

@@ -25,7 +25,7 @@ class ShardLayout {
   // multiples of so many of its elements only; 1, or a multiple of 128.
   ShardLayout(const std::vector<int64_t>& counts, int ranks, int64_t piece = 1);
 
-  // Of the flat memory, and of each rank's part.
+  // The elements of the flat memory, and those of each rank's part.
   int64_t elements() const { return elements_; }
   int64_t part_elements() const { return elements_ / ranks_; }
   // Where the tensor begins in flat memory.

@@ -26,7 +26,8 @@ PACER_HOST_DEVICE float fp8_largest(Fp8Format format) {
 
 namespace detail {
 
-// Of a format: bits of mantissa, bias of the exponent, the code of the largest number.
+// What a format is made of: the bits of its mantissa, the bias of its exponent, and the code of its largest
+// number.
 template <Fp8Format kFormat>
 struct Fp8Traits;
 template <>

@@ -54,7 +54,7 @@ struct LambTerms {
   Real update;
 };
 
-// Of the moments and the parameter as they are stored.
+// The update, made of the moments and the parameter as they are stored.
 template <AdamStorage kStorage>
 PACER_HOST_DEVICE LambTerms<typename StorageOf<kStorage>::Real> lamb_terms(
     const StoredElement<kStorage>& stored, const LambScalars<typename StorageOf<kStorage>::Real>& s) {
@@ -104,8 +104,9 @@ PACER_HOST_DEVICE bool is_decay_alone(double ratio, const LambScalars<Real>& s) 
   return off < 1e-5 && off > -1e-5;
 }
 
-// From the sums of squares of all parameters and of all updates of a tensor. A NaN among them stays NaN.
-// `average`, where there is one, takes the ratio in if neither norm is 0 and the update is not decay alone.
+// The trust ratio, from the sums of squares of a tensor's parameters and of its updates. A NaN among them
+// stays NaN. `average`, where there is one, takes the ratio in if neither norm is 0 and the update is not
+// decay alone.
 template <class Real>
 PACER_HOST_DEVICE LambRatio lamb_ratio(double parameter_squares, double update_squares,
                                        const LambScalars<Real>& s, LambAverage* average = nullptr) {

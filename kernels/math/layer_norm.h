@@ -51,7 +51,7 @@ PACER_HOST_DEVICE float rstd_of(float squared_deviations, float columns, float e
 }
 PACER_HOST_DEVICE float normalized(float s, float mean, float rstd) { return mul_(s - mean, rstd); }
 
-// From the row's means of dy * weight and of dy * weight * normalized.
+// The gradient of one element, from the row's means of dy * weight and of dy * weight * normalized.
 PACER_HOST_DEVICE float layer_norm_gradient(float dy_weight, float normalized, float rstd,
                                             float mean_gradient, float mean_product, float dsum) {
   return fma_(rstd, fma_(-mean_product, normalized, dy_weight - mean_gradient), dsum);

@@ -104,8 +104,8 @@ PACER_HOST_DEVICE uint32_t nf4_nested_encode(const float* borders, float scaled)
 }
 constexpr uint32_t kNf4NestedZero = 127;  // the code of 0
 
-// Of the mean of all scales (kernels/nf4.h has its order): a nested block's part, from the sum of its scales,
-// and the whole, from the sum of all parts.
+// The mean of all scales is made in two steps (kernels/nf4.h has their order): a nested block's part from the
+// sum of its scales, and the whole from the sum of all parts.
 PACER_HOST_DEVICE float nf4_mean_of_block(double sum) {
   return static_cast<float>(mul_(sum, 1.0 / kNf4NestedBlock));
 }

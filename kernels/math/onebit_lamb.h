@@ -49,7 +49,7 @@ PACER_HOST_DEVICE float lamb_update(float direction, float parameter, const Lamb
   return fma_(s.weight_decay, parameter, direction);
 }
 
-// By how much the frozen denominator is larger than the one that moves; NaN where both are 0.
+// The frozen denominator divided by the one that moves; NaN where both are 0.
 PACER_HOST_DEVICE float denominator_ratio(float denominator, float fresh, const LambScalars<float>& s) {
   return div_(denominator, fma_(sqrt_(fresh), s.inverse_sqrt_correction, s.epsilon));
 }
