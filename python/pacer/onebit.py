@@ -31,14 +31,14 @@ class _OneBitOptimizer(_FusedOptimizer):
     def __init__(
         self,
         params: Params,
-        lr: Union[float, torch.Tensor],
-        communicator: Optional[Communicator],
-        options: dict[str, Any],
+        lr: Union[float, torch.Tensor] = 1e-3,
+        communicator: Optional[Communicator] = None,
+        **options: Any,
     ) -> None:
         known = self._without_former(options)
         self._refuse_unknown(known)
         self._communicator = communicator_or_none(communicator)
-        super().__init__(params, lr, known)
+        super().__init__(params, lr, **known)
 
     def _without_former(self, options: dict[str, Any]) -> dict[str, Any]:
         """Takes out DeepSpeed's options that have no counterpart here, and warns of those that asked for something."""
@@ -50,7 +50,7 @@ class _OneBitOptimizer(_FusedOptimizer):
             if options.get(name, nothing) != nothing
         ]
         if unheard:
-            warnings.warn(f"{type(self).__name__}: without effect here: {', '.join(unheard)}.", stacklevel=4)
+            warnings.warn(f"{type(self).__name__}: without effect here: {', '.join(unheard)}.", stacklevel=3)
         return {name: value for name, value in options.items() if name not in self._former_options}
 
     def _world(self) -> Any:
@@ -161,15 +161,6 @@ class OneBitAdam(_OneBitOptimizer):
         "refresh_variance_every": 0, "block_scales": True, **_SHARED,
     }  # fmt: skip
 
-    def __init__(
-        self,
-        params: Params,
-        lr: Union[float, torch.Tensor] = 1e-3,
-        communicator: Optional[Communicator] = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(params, lr, communicator, options)
-
 
 class OneBitLamb(_OneBitOptimizer):
     """1-bit LAMB (Li et al., arXiv:2104.06069): LAMB until the variance freezes, then as OneBitAdam, each tensor's step
@@ -180,12 +171,3 @@ class OneBitLamb(_OneBitOptimizer):
         "min_coeff": 0.01, "max_coeff": 10.0, "coeff_beta": 0.9, "factor_min": 0.5, "factor_max": 4.0,
         "factor_threshold": 0.1, "adapt": True, "block_scales": False, **_SHARED,
     }  # fmt: skip
-
-    def __init__(
-        self,
-        params: Params,
-        lr: Union[float, torch.Tensor] = 1e-3,
-        communicator: Optional[Communicator] = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(params, lr, communicator, options)

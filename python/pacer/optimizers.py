@@ -35,7 +35,7 @@ class _FusedOptimizer(Optimizer):
 
     _options: ClassVar[dict[str, Any]]  # names and defaults
 
-    def __init__(self, params: Params, lr: Union[float, torch.Tensor], options: dict[str, Any]) -> None:
+    def __init__(self, params: Params, lr: Union[float, torch.Tensor] = 1e-3, **options: Any) -> None:
         self._refuse_unknown(options)
         self._handle: Any = None
         defaults = {"lr": lr, **self._options, **options}
@@ -273,17 +273,11 @@ class FusedAdam(_FusedOptimizer):
 
     _options = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "amsgrad": False, **_SHARED}
 
-    def __init__(self, params: Params, lr: Union[float, torch.Tensor] = 1e-3, **options: Any) -> None:
-        super().__init__(params, lr, options)
-
 
 class FusedAdamW(_FusedOptimizer):
     """AdamW (Loshchilov & Hutter, arXiv:1711.05101): as FusedAdam, with decoupled weight decay."""
 
     _options = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2, "amsgrad": False, **_SHARED}
-
-    def __init__(self, params: Params, lr: Union[float, torch.Tensor] = 1e-3, **options: Any) -> None:
-        super().__init__(params, lr, options)
 
 
 class FusedLamb(_FusedOptimizer):
@@ -294,6 +288,3 @@ class FusedLamb(_FusedOptimizer):
         "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 1e-2,
         "min_coeff": 0.01, "max_coeff": 10.0, "adapt": True, **_SHARED,
     }  # fmt: skip
-
-    def __init__(self, params: Params, lr: Union[float, torch.Tensor] = 1e-3, **options: Any) -> None:
-        super().__init__(params, lr, options)
