@@ -18,13 +18,6 @@
 namespace pacer::python {
 namespace {
 
-std::string file_name(const char* kind, int64_t rank, int64_t ranks) {
-  char name[80];
-  std::snprintf(name, sizeof name, "%s-rank-%05d-of-%05d.safetensors", kind, static_cast<int>(rank),
-                static_cast<int>(ranks));
-  return name;
-}
-
 // Keeps the newest `keep` and returns the folder.
 std::string save_checkpoint(const std::string& root, int64_t step, const Tensors& model,
                             const Tensors& optimizer, const Tensors& errors, const Tensors& session,
@@ -36,9 +29,9 @@ std::string save_checkpoint(const std::string& root, int64_t step, const Tensors
     writer.write(name, [&](ByteSink& out) { detail::write_tensors(out, from_dict(tensors)); });
   };
   write(detail::kModelFile, model);
-  write(file_name("optimizer", 0, 1), optimizer);
-  if (!errors.empty()) write(file_name("errors", 0, 1), errors);
-  write(file_name("session", 0, 1), session);
+  write(detail::file_of_rank("optimizer", 0, 1), optimizer);
+  if (!errors.empty()) write(detail::file_of_rank("errors", 0, 1), errors);
+  write(detail::file_of_rank("session", 0, 1), session);
   const std::string folder = writer.commit({1, version(), {{"libtorch", TORCH_VERSION}}});
   for (const RemovalFailure& failure : remove_old_checkpoints(root, keep, posix_file_system(), step)) {
     std::fprintf(stderr, "pacer: %s\n", failure.reason.c_str());
@@ -59,15 +52,17 @@ std::tuple<int64_t, Tensors, Tensors, std::vector<Tensors>, Tensors> read_checkp
   NamedTensors model, optimizer, session;
   for (const CheckpointFile& file : detail::model_files(folder, manifest)) read(file, model);
   std::vector<Tensors> errors;
-  for (int64_t rank = 0; rank < manifest.world_size; ++rank) {
-    const auto* of_optimizer = detail::find_file(manifest, file_name("optimizer", rank, manifest.world_size));
+  for (int rank = 0; rank < manifest.world_size; ++rank) {
+    const auto* of_optimizer =
+        detail::find_file(manifest, detail::file_of_rank("optimizer", rank, manifest.world_size));
     if (of_optimizer != nullptr) read(*of_optimizer, optimizer);
     NamedTensors of_rank;
-    const auto* own = detail::find_file(manifest, file_name("errors", rank, manifest.world_size));
+    const auto* own = detail::find_file(manifest, detail::file_of_rank("errors", rank, manifest.world_size));
     if (own != nullptr) read(*own, of_rank);
     errors.push_back(to_dict(of_rank));
   }
-  const auto* of_session = detail::find_file(manifest, file_name("session", 0, manifest.world_size));
+  const auto* of_session =
+      detail::find_file(manifest, detail::file_of_rank("session", 0, manifest.world_size));
   if (of_session != nullptr) read(*of_session, session);
   return {manifest.step, to_dict(model), to_dict(optimizer), errors, to_dict(session)};
 }

@@ -16,13 +16,14 @@
 #include <pacer/schedulers/detail/tensor_file.h>
 
 namespace pacer::detail {
-namespace {
 
 std::string file_of_rank(const char* kind, int rank, int world_size) {
   char name[80];
   std::snprintf(name, sizeof name, "%s-rank-%05d-of-%05d.safetensors", kind, rank, world_size);
   return name;
 }
+
+namespace {
 
 // Counted from 1, as Python's readers know it.
 std::string model_file_of_rank(int rank, int world_size) {

@@ -15,6 +15,9 @@ namespace pacer::detail {
 constexpr const char* kModelFile = "model.safetensors";
 constexpr const char* kModelIndex = "model.safetensors.index.json";
 
+// The name of what one rank of so many has of its own: "optimizer", "errors" or "session".
+std::string file_of_rank(const char* kind, int rank, int world_size);
+
 // The file of that name; null where the checkpoint has none.
 const CheckpointFile* find_file(const CheckpointManifest& manifest, const std::string& name);
 
