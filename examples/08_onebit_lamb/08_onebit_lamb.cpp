@@ -17,12 +17,12 @@
 #include <memory>
 #include <vector>
 
-#include <torch/nn.h>
 #include <torch/utils.h>
 
 #include <pacer/pacer.h>
 
 #include "support/byte_model.h"
+#include "support/byte_training.h"
 #include "support/program.h"
 
 namespace {
@@ -52,41 +52,6 @@ std::vector<pacer::NamedParamGroup> make_groups(const torch::nn::Sequential& mod
   return groups;
 }
 
-// Trains and says what it took; `optimizer` is over the parameters of `model`.
-void train(const char* name, torch::nn::Sequential model, torch::optim::Optimizer& optimizer,
-           const World& world) {
-  const int64_t sent_before = world->bytes_sent();
-  const auto windows = examples::read_windows(PACER_TORCH_INCLUDE_DIR "/ATen/core/TensorBody.h");
-  const int64_t share = kBatch / world->world_size();
-  pacer::EpochSampler sampler(static_cast<size_t>(windows.size(0)), /*seed=*/1, *world);
-  pacer::Session session(*model, optimizer, world);
-  session.use(pacer::GradientClipping(1.0))
-      .use(pacer::LearningRate(pacer::warmup_cosine({kSteps / 10, kSteps})))
-      .use(sampler);
-  double loss_sum = 0;  // over the last tenth
-  while (session.progress().step < kSteps) {
-    auto rows = sampler.next(static_cast<size_t>(share));
-    if (!rows) {
-      sampler.reset();
-      continue;
-    }
-    const std::vector<int64_t> chosen(rows->begin(), rows->end());
-    const auto batch = windows.index_select(0, torch::tensor(chosen));
-    auto [x, y] = session.begin(batch.narrow(1, 0, examples::kContext), batch.select(1, examples::kContext));
-    const auto loss = torch::cross_entropy_loss(model->forward(x), y);
-    session.backward(loss);
-    session.step();
-    if (session.progress().step > kSteps - kSteps / 10) loss_sum += loss.item<double>();
-  }
-  session.finish();
-  const auto loss = torch::full({1}, loss_sum / (kSteps / 10.0) / world->world_size(), torch::kDouble);
-  world->all_reduce(loss).wait();
-  if (world->rank() != 0) return;
-  std::printf("%-12s loss %.3f nats per byte over the last %lld of %lld steps, %.2f MB sent per rank\n", name,
-              loss.item<double>(), static_cast<long long>(kSteps / 10), static_cast<long long>(kSteps),
-              static_cast<double>(world->bytes_sent() - sent_before) / 1e6);
-}
-
 void print_tensors(const torch::nn::Sequential& model, const pacer::OneBitLamb& optimizer) {
   std::printf("\n%-10s %10s %12s %8s %18s\n", "tensor", "elements", "coefficient", "factor",
               "scale of momentum");
@@ -98,25 +63,21 @@ void print_tensors(const torch::nn::Sequential& model, const pacer::OneBitLamb& 
 }
 
 void compare(const World& world) {
-  pacer::require(kBatch % world->world_size() == 0, "a batch of ", kBatch, " cannot be shared evenly by ",
-                 world->world_size(), " processes; start 1, 2, 4, 8 ...");
   torch::set_num_threads(1);  // so small a model gains nothing from a second one
+  const examples::ByteTraining training{
+      examples::read_windows(PACER_TORCH_INCLUDE_DIR "/ATen/core/TensorBody.h"), kBatch, kSteps, world};
   {
     auto model = examples::make_byte_model();
     const auto options = recipe<pacer::FusedLambOptions>();
     pacer::FusedLamb optimizer(make_groups(model, options), options);
-    train("FusedLamb", model, optimizer, world);
+    training.run("FusedLamb", model, optimizer);
   }
   auto model = examples::make_byte_model();
   const auto options = recipe<pacer::OneBitLambOptions>().freeze_step(kFreezeStep);
   pacer::OneBitLamb optimizer(make_groups(model, options), options, world);
-  train("OneBitLamb", model, optimizer, world);
-  if (world->rank() != 0) return;
-  std::printf("OneBitLamb averaged gradients for %lld steps; in the %lld after them each rank sent %.2f MB\n",
-              static_cast<long long>(*optimizer.frozen_at()),
-              static_cast<long long>(optimizer.attempts() - *optimizer.frozen_at()),
-              static_cast<double>(optimizer.bytes_sent()) / 1e6);
-  print_tensors(model, optimizer);
+  training.run("OneBitLamb", model, optimizer);
+  training.print_phases("OneBitLamb", optimizer);
+  if (world->rank() == 0) print_tensors(model, optimizer);
 }
 
 }  // namespace

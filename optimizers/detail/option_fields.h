@@ -64,7 +64,9 @@ void visit_options(const Visit& visit, Options&... o) {
                       /*of_torch=*/true},
           o.amsgrad()...);
   }
-  visit(OptionField{"initial_lr", "what a schedule multiplies", Range::at_least_zero}, o.initial_lr()...);
+  visit(OptionField{"initial_lr", "the rate that a schedule scales; the first schedule sets it to `lr`",
+                    Range::at_least_zero},
+        o.initial_lr()...);
   visit(OptionField{"bias_correction", "correct the moments for their start at zero"},
         o.bias_correction()...);
   visit(OptionField{"master_weights",
