@@ -13,7 +13,16 @@ const std::vector<Machine>& machines() {
   static const std::vector<Machine> all = {
       {"h200", 4280 * kGiga, 0.98, 0.95, 0.83, 0.60, {305 * kGiga, 2 * kMicro}, 80 * kMicro, 0, true},
       {"h100", 3030 * kGiga, 0.98, 0.95, 0.83, 0.60, {305 * kGiga, 2 * kMicro}, 80 * kMicro, 0, true},
-      {"cpu", 48.5 * kGiga, 1.00, 0.087, 1.00, 0.50, {4 * kGiga, 20 * kMicro}, 100 * kMicro, 2.1 * kGiga, false},
+      {"cpu",
+       48.5 * kGiga,
+       1.00,
+       0.0853,
+       1.00,
+       0.50,
+       {4 * kGiga, 20 * kMicro},
+       100 * kMicro,
+       2.1 * kGiga,
+       false},
   };
   return all;
 }
@@ -32,10 +41,10 @@ Link network_link(double gbit, double share, double latency_us) {
 }
 
 void Cluster::check() const {
-  pacer::require(ranks >= 1 && ranks_per_node >= 1, "ranks and ranks of a node must be at least 1, not ", ranks,
-                 " and ", ranks_per_node);
-  pacer::require(ranks <= ranks_per_node || ranks % ranks_per_node == 0, ranks, " ranks do not fill nodes of ",
-                 ranks_per_node, "; choose a multiple of ", ranks_per_node);
+  pacer::require(ranks >= 1 && ranks_per_node >= 1, "ranks and ranks of a node must be at least 1, not ",
+                 ranks, " and ", ranks_per_node);
+  pacer::require(ranks <= ranks_per_node || ranks % ranks_per_node == 0, ranks,
+                 " ranks do not fill nodes of ", ranks_per_node, "; choose a multiple of ", ranks_per_node);
 }
 
 int64_t Cluster::mates() const { return std::min(ranks, ranks_per_node); }

@@ -23,9 +23,10 @@ struct Machine {
   double torch_share;   // that LibTorch's fused AdamW reaches
   double cast_share;    // that LibTorch's copies between dtypes, and its sums, reach
   Link inside;
-  double call;          // seconds to start a collective
-  double socket_rate;   // bytes per second that a core takes through sockets and adds; 0: cores have no part in it
-  bool nccl;            // all_gather is a ring and buckets grow with the model, as over NCCL; false: as over Gloo
+  double call;         // seconds to start a collective
+  double socket_rate;  // bytes per second that a core takes through sockets and adds; 0: cores have no part
+                       // in it
+  bool nccl;  // all_gather is a ring and buckets grow with the model, as over NCCL; false: as over Gloo
 };
 
 // The machines that were measured: h200, h100, cpu. docs/scaling.md says where each number comes from.

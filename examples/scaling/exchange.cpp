@@ -36,7 +36,8 @@ double sum(const Exchange& exchange, double Phase::*bytes) {
 double sent_bytes(const Exchange& exchange) { return sum(exchange, &Phase::sent); }
 double host_bytes(const Exchange& exchange) { return sum(exchange, &Phase::host); }
 
-double seconds_of(const Exchange& exchange, const Machine& machine, const Cluster& cluster, double ranks_per_core) {
+double seconds_of(const Exchange& exchange, const Machine& machine, const Cluster& cluster,
+                  double ranks_per_core) {
   double seconds = 0;
   for (const Phase& phase : exchange) {
     const double inside = phase.inside / machine.inside.rate;
@@ -74,7 +75,9 @@ Exchange tree_all_reduce(double bytes, const Cluster& cluster) {
   const Numbers n(cluster);
   if (n.ranks == 1) return {};
   // With two there is no rank that has two below it.
-  const auto busiest = [bytes](double members) { return members == 1 ? 0 : members == 2 ? bytes : 2 * bytes; };
+  const auto busiest = [bytes](double members) {
+    return members == 1 ? 0 : members == 2 ? bytes : 2 * bytes;
+  };
   Phase phase;
   phase.inside = busiest(n.mates);
   phase.host = busiest(n.nodes);

@@ -10,7 +10,8 @@ double Kernels::seconds(double bytes_per_parameter, double share) const {
 }
 
 double Kernels::update() const {
-  const double saved = work_.dtype == Dtype::bf16 ? 2 : 0;  // bf16 gradients; the remainder makes up for the rest
+  const double saved =
+      work_.dtype == Dtype::bf16 ? 2 : 0;  // bf16 gradients; the remainder makes up for the rest
   switch (work_.rule) {
     case Rule::adamw:
       return seconds(28 - saved, machine_.update_share);

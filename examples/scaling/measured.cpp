@@ -21,8 +21,8 @@ constexpr double kGoal = 0.1;
 
 std::ifstream opened(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
-  pacer::require<pacer::FileError>(file.good() && file.peek() != std::ifstream::traits_type::eof(), "cannot read '",
-                                   path, "'; it is missing, empty or not a file");
+  pacer::require<pacer::FileError>(file.good() && file.peek() != std::ifstream::traits_type::eof(),
+                                   "cannot read '", path, "'; it is missing, empty or not a file");
   return file;
 }
 
@@ -34,7 +34,7 @@ Rule rule_named(const std::string& name) {
   return Rule::torch_adamw;
 }
 
-bool is_use(const std::string& use) { return use == "calibration" || use == "validation" || use == "beyond"; }
+bool is_use(const std::string& use) { return use == "calibration" || use == "validation" || use == "missed"; }
 
 template <class Number>
 bool read_number(const std::string& word, Number* number) {
@@ -75,8 +75,8 @@ std::vector<Measured> read_measured(const std::string& path) {
       continue;
     }
     Measured measured;
-    pacer::require(read_line(line, &measured), path, ": line ", number, " is no measurement; its columns are ",
-                   kColumns);
+    pacer::require(read_line(line, &measured), path, ": line ", number,
+                   " is no measurement; its columns are ", kColumns);
     all.push_back(measured);
   }
   pacer::require(!all.empty(), path, " holds no measurements");
@@ -92,35 +92,38 @@ double predicted(const Measured& measured) {
   work.ranks_per_core = measured.ranks_per_core;
   work.block_scales = false;  // all of these were measured with one scale
   constexpr double kLatency = 25;
-  const Cluster cluster{measured.ranks, measured.ranks_per_node, network_link(measured.gbit, kTcpShare, kLatency)};
+  const Cluster cluster{measured.ranks, measured.ranks_per_node,
+                        network_link(measured.gbit, kTcpShare, kLatency)};
   cluster.check();
   pacer::require(cluster.nodes() == 1 || measured.gbit > 0, "several nodes need a link");
   const auto time = step_time(work, machine_named(measured.machine), cluster, scheme_named(measured.scheme));
-  pacer::require(time.has_value(), "there is no ", measured.scheme, " for ", measured.ranks, " ranks on nodes of ",
-                 measured.ranks_per_node, " with ", measured.rule);
+  pacer::require(time.has_value(), "there is no ", measured.scheme, " for ", measured.ranks,
+                 " ranks on nodes of ", measured.ranks_per_node, " with ", measured.rule);
   return time->step * 1e3;
 }
 
 std::string comparison(const std::vector<Measured>& all) {
   std::string text;
   char line[256];
-  std::snprintf(line, sizeof line, "%-7s %-10s %-11s %-11s %5s %5s %5s %10s %10s %8s  %s\n", "machine", "model",
-                "rule", "scheme", "ranks", "hosts", "Gbit", "measured", "model ms", "off", "use");
+  std::snprintf(line, sizeof line, "%-7s %-10s %-11s %-11s %5s %5s %5s %10s %10s %8s  %s\n", "machine",
+                "model", "rule", "scheme", "ranks", "hosts", "Gbit", "measured", "model ms", "off", "use");
   text += line;
   std::map<std::string, std::pair<int, int>> counts;  // within a tenth, all
   for (const Measured& m : all) {
     const double model = predicted(m), off = model / m.milliseconds - 1;
     std::snprintf(line, sizeof line, "%-7s %-10s %-11s %-11s %5lld %5lld %5g %10.2f %10.2f %+7.1f%%  %s\n",
                   m.machine.c_str(), m.model.c_str(), m.rule.c_str(), m.scheme.c_str(),
-                  static_cast<long long>(m.ranks), static_cast<long long>(m.ranks / std::min(m.ranks, m.ranks_per_node)),
-                  m.gbit, m.milliseconds, model, 100 * off, m.use.c_str());
+                  static_cast<long long>(m.ranks),
+                  static_cast<long long>(m.ranks / std::min(m.ranks, m.ranks_per_node)), m.gbit,
+                  m.milliseconds, model, 100 * off, m.use.c_str());
     text += line;
     auto& [within, count] = counts[m.use];
     within += std::fabs(off) <= kGoal ? 1 : 0;
     ++count;
   }
   for (const auto& [use, count] : counts) {
-    text += use + ": " + std::to_string(count.first) + " of " + std::to_string(count.second) + " within 10 %\n";
+    text +=
+        use + ": " + std::to_string(count.first) + " of " + std::to_string(count.second) + " within 10 %\n";
   }
   return text;
 }
@@ -158,7 +161,8 @@ Machine with_kernels(Machine machine, const std::string& path) {
     machine.copy = copy;
     machine.update_share = fraction;
   }
-  pacer::require<pacer::FileError>(most > 0, path, " has no fp32 step of pacer; write one with pacer-bench --json FILE");
+  pacer::require<pacer::FileError>(most > 0, path,
+                                   " has no fp32 step of pacer; write one with pacer-bench --json FILE");
   return machine;
 }
 

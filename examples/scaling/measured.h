@@ -13,7 +13,7 @@ namespace scaling {
 //   machine,model,rule,scheme,ranks,ranks_per_node,gbit,compute_ms,ranks_per_core,ms,use,source
 // gbit: of a node's link over TCP, each way, 0 with a single node. compute_ms: forward and backward, which
 // the exchange may hide behind. use: calibration (constants of the machine were fitted to it), validation, or
-// beyond (outside of what the model describes; the source says why).
+// missed (the model is off by more than a tenth; the source says why).
 struct Measured {
   std::string machine, model, rule, scheme, use, source;
   int64_t ranks = 0, ranks_per_node = 0;

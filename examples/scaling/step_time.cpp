@@ -33,9 +33,11 @@ struct Pipe {
     if (exchange.empty()) return 0;
     double latencies = 0;
     for (const Phase& phase : exchange) {
-      latencies += phase.steps_inside * machine.inside.latency + phase.steps_between * cluster.between.latency;
+      latencies +=
+          phase.steps_inside * machine.inside.latency + phase.steps_between * cluster.between.latency;
     }
-    return machine.call + seconds_of(exchange, machine, cluster, work.ranks_per_core) + (pieces - 1) * latencies;
+    return machine.call + seconds_of(exchange, machine, cluster, work.ranks_per_core) +
+           (pieces - 1) * latencies;
   }
 };
 
@@ -89,7 +91,8 @@ struct Maker {
   // Behind what has been averaged first: a number of each rank, then the signs.
   StepTime with_signs(StepTime time, const Exchange& signs, double calls, double workers) const {
     const Exchange norms = all_gather(8.0 * static_cast<double>(cluster.ranks), machine, cluster);
-    const double seconds = calls * machine.call + seconds_of(norms + signs, machine, cluster, work.ranks_per_core);
+    const double seconds =
+        calls * machine.call + seconds_of(norms + signs, machine, cluster, work.ranks_per_core);
     const double kernel_seconds = kernels.compressed(workers);
     time.exchange += seconds;
     time.kernels += kernel_seconds;
@@ -133,8 +136,8 @@ struct Maker {
     StepTime time;
     time.exchange = 3 * once;
     time.kernels = kernels.update() * part;
-    time.step = overlapped(work.forward, once, pipe.pieces) + overlapped(work.backward, 2 * once, pipe.pieces) +
-                time.kernels;
+    time.step = overlapped(work.forward, once, pipe.pieces) +
+                overlapped(work.backward, 2 * once, pipe.pieces) + time.kernels;
     time.sent = 3 * sent_bytes(pass);
     time.host = 3 * host_bytes(pass);
     return time;
@@ -228,10 +231,11 @@ std::optional<StepTime> step_time(const Workload& work, const Machine& machine, 
 }
 
 Row row_of(const Workload& work, const Machine& machine, const Cluster& cluster, double warm_up_share) {
-  pacer::require(warm_up_share >= 0 && warm_up_share <= 1, "the share of the warm-up must be from 0 to 1, not ",
-                 warm_up_share);
+  pacer::require(warm_up_share >= 0 && warm_up_share <= 1,
+                 "the share of the warm-up must be from 0 to 1, not ", warm_up_share);
   Row row{cluster, {}, 0};
-  for (size_t i = 0; i < kSchemeCount; ++i) row.choices[i].time = step_time(work, machine, cluster, schemes()[i].scheme);
+  for (size_t i = 0; i < kSchemeCount; ++i)
+    row.choices[i].time = step_time(work, machine, cluster, schemes()[i].scheme);
   const double warm_up = std::min(row.choices[static_cast<size_t>(Scheme::ring)].time->step,
                                   row.choices[static_cast<size_t>(Scheme::tree)].time->step);
   for (size_t i = 0; i < kSchemeCount; ++i) {

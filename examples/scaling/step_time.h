@@ -63,8 +63,10 @@ struct StepTime {
 
 // Nothing where the scheme makes no sense: bf16 on the wire for bf16 gradients, nodes where there is one only
 // or each has a single rank, parts and signs of a single rank, signs of a rule that has none. 1-bit schemes:
-// a compressed step, after the warm-up. Throws pacer::InvalidArgument for a cluster or numbers that cannot be.
-std::optional<StepTime> step_time(const Workload& work, const Machine& machine, const Cluster& cluster, Scheme scheme);
+// a compressed step, after the warm-up. Throws pacer::InvalidArgument for a cluster or numbers that cannot
+// be.
+std::optional<StepTime> step_time(const Workload& work, const Machine& machine, const Cluster& cluster,
+                                  Scheme scheme);
 
 // Whether the scheme begins with a warm-up in full precision.
 bool has_warm_up(Scheme scheme);
