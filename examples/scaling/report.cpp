@@ -38,7 +38,9 @@ std::string cells(const Row& row, const Value& value) {
 }  // namespace
 
 std::string table(const Setting& setting, const std::vector<Row>& rows) {
-  std::string all = setting.title + "\n\nms a step; 1-bit: after the warm-up; best: over a run with " +
+  std::string all = setting.title +
+                    "\n\nms a step; 1-bit: after the warm-up; best: the first within a tenth of the least, "
+                    "over a run with " +
                     text("%g", 100 * setting.warm_up_share) + " % of its steps in the warm-up\n" + heading() +
                     "  best, ms of its mean step\n";
   for (const Row& row : rows) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <limits>
 
 #include <pacer/core/error.h>
 
@@ -14,6 +15,7 @@ namespace scaling {
 namespace {
 
 constexpr double kMiB = 1024 * 1024;
+constexpr double kNoBetter = 1.1;  // differences below a tenth are below what the model can tell
 
 // The library's own sizes (DataParallelOptions::bucket_bytes).
 double bucket_count(double gradient_bytes, bool nccl) {
@@ -238,13 +240,15 @@ Row row_of(const Workload& work, const Machine& machine, const Cluster& cluster,
     row.choices[i].time = step_time(work, machine, cluster, schemes()[i].scheme);
   const double warm_up = std::min(row.choices[static_cast<size_t>(Scheme::ring)].time->step,
                                   row.choices[static_cast<size_t>(Scheme::tree)].time->step);
+  double least = std::numeric_limits<double>::infinity();
   for (size_t i = 0; i < kSchemeCount; ++i) {
     Choice& choice = row.choices[i];
     if (!choice.time) continue;
     const double share = has_warm_up(schemes()[i].scheme) ? warm_up_share : 0;
     choice.run = share * warm_up + (1 - share) * choice.time->step;
-    if (choice.run < row.choices[row.best].run) row.best = i;
+    least = std::min(least, choice.run);
   }
+  while (!row.choices[row.best].time || row.choices[row.best].run > kNoBetter * least) ++row.best;
   return row;
 }
 

@@ -80,7 +80,7 @@ struct Choice {
 struct Row {
   Cluster cluster;
   std::array<Choice, kSchemeCount> choices;  // in the order of schemes()
-  size_t best = 0;                           // the least `run`, the first of equals
+  size_t best = 0;                           // the first whose `run` is within a tenth of the least
 };
 Row row_of(const Workload& work, const Machine& machine, const Cluster& cluster, double warm_up_share);
 
