@@ -25,7 +25,8 @@ constexpr char kStyle[] =
     ".c0{stroke:#8a6d00}.c1{stroke:#a8397f}.c2{stroke:#0072b2}.c3{stroke:#d55e00}.c4{stroke:#505a66}"
     ".c5{stroke:#007f5f}.c6{stroke:#6a4bc4}.c7{stroke:#7a3e1d}.second{fill:#d55e00}"
     "@media(prefers-color-scheme:dark){text{fill:#c9d0da}.c0{stroke:#e8c547}.c1{stroke:#e892c6}"
-    ".c2{stroke:#56b4e9}.c3{stroke:#ff9249}.c4{stroke:#b4bcc8}.c5{stroke:#35c79c}.c6{stroke:#b3a0ff}.c7{stroke:#d9a27e}.second{fill:#ff9249}"
+    ".c2{stroke:#56b4e9}.c3{stroke:#ff9249}.c4{stroke:#b4bcc8}.c5{stroke:#35c79c}.c6{stroke:#b3a0ff}.c7{"
+    "stroke:#d9a27e}.second{fill:#ff9249}"
     ".first{fill:#5c6570}}</style>\n";
 
 std::string titled(const std::string& title, double height, const std::string& content) {
