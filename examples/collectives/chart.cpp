@@ -15,7 +15,7 @@ using namespace examples::svg;
 
 constexpr double kWidth = 760, kLeft = 66, kTop = 62, kPlotHeight = 320;
 constexpr double kRight = 560;  // names of lines stand beyond
-constexpr size_t kColours = 6;
+constexpr size_t kColours = 8;
 
 constexpr char kStyle[] =
     "<style>text{font:13px system-ui,sans-serif;fill:#3d4450}.title{font-size:16px;font-weight:600}"
@@ -23,9 +23,10 @@ constexpr char kStyle[] =
     "width:2.2;"
     "stroke-linejoin:round}.dashed{stroke-dasharray:5 5;stroke:#8b93a0}.first{fill:#aab1bc}"
     ".c0{stroke:#8a6d00}.c1{stroke:#a8397f}.c2{stroke:#0072b2}.c3{stroke:#d55e00}.c4{stroke:#505a66}"
-    ".c5{stroke:#007f5f}.second{fill:#d55e00}"
+    ".c5{stroke:#007f5f}.c6{stroke:#6a4bc4}.c7{stroke:#7a3e1d}.second{fill:#d55e00}"
     "@media(prefers-color-scheme:dark){text{fill:#c9d0da}.c0{stroke:#e8c547}.c1{stroke:#e892c6}"
-    ".c2{stroke:#56b4e9}.c3{stroke:#ff9249}.c4{stroke:#b4bcc8}.c5{stroke:#35c79c}.second{fill:#ff9249}"
+    ".c2{stroke:#56b4e9}.c3{stroke:#ff9249}.c4{stroke:#b4bcc8}.c5{stroke:#35c79c}.c6{stroke:#b3a0ff}.c7{"
+    "stroke:#d9a27e}.second{fill:#ff9249}"
     ".first{fill:#5c6570}}</style>\n";
 
 std::string titled(const std::string& title, double height, const std::string& content) {
