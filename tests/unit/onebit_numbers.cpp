@@ -1,14 +1,15 @@
-// OneBitLamb and difficult numbers: gradients that are not finite (N2), a variance that was hardly or never
-// fed (N3), and 16-bit parameters.
+// All 1-bit optimizers and difficult numbers: gradients that are not finite (N2) or all zero (N3), and 16-bit
+// parameters.
 #include <limits>
 
 #include "support/catch.h"
 
 #include "support/half_reference.h"
+#include "support/onebit_adam_ranks.h"
 #include "support/onebit_lamb_ranks.h"
 #include "support/onebit_refusals.h"
 
-namespace pacer::testing::onebit_lamb_numbers {
+namespace pacer::testing::onebit_numbers {
 namespace {
 
 struct Place {
@@ -18,13 +19,14 @@ struct Place {
 
 // "" if attempt number `attempt`, with one number that is not finite, changes nothing, and what follows is
 // what it would be had it only been counted.
+template <class O>
 std::string unless_skipped(at::ScalarType dtype, int64_t attempt, size_t spoilt_rank, const Place& place,
                            float value) {
-  const auto options = OneBitLambOptions(0.01).freeze_step(3);
-  const std::vector<OneBitLambGroup> groups = {{{{130}, {1}, {0, 2}, {300}}, options},
-                                               {{{17}}, OneBitLambOptions(options).compress(false)}};
-  OneBitLambRanks ranks(3, groups, dtype);
-  OneBitLambTextbook textbook = textbook_of(ranks, groups);
+  const OptionsOf<O> options = Family<O>::refreshed(OptionsOf<O>(0.01).freeze_step(3), 3);
+  const GroupsOf<O> groups = {{{{130}, {1}, {0, 2}, {300}}, options},
+                              {{{17}}, OptionsOf<O>(options).compress(false)}};
+  OneBitRanks<O> ranks(3, groups, dtype);
+  auto textbook = textbook_of(ranks, groups);
   for (int64_t t = 0; t < attempt + 4; ++t) {
     auto gradients = ranks.gradients(t);
     if (t == attempt) gradients[spoilt_rank][place.parameter].view({-1})[place.element] = value;
@@ -34,7 +36,7 @@ std::string unless_skipped(at::ScalarType dtype, int64_t attempt, size_t spoilt_
     textbook.step(textbook_gradients(gradients));
     const std::string changed = t == attempt ? first_change(before, everything(ranks)) : "";
     if (!changed.empty()) return "changed: " + changed;
-    const std::string different = difference_from(textbook, ranks);
+    const std::string different = difference_from(textbook, ranks, /*whole=*/t > attempt);
     if (!different.empty()) return different + " after attempt " + std::to_string(t);
     for (const auto& optimizer : ranks.optimizers) {
       if (optimizer->skipped_steps() != (t >= attempt ? 1 : 0)) return "skipped_steps";
@@ -45,52 +47,58 @@ std::string unless_skipped(at::ScalarType dtype, int64_t attempt, size_t spoilt_
 
 }  // namespace
 
-TEST_CASE("N2: a gradient that is not finite on one rank changes nothing of 1-bit LAMB on any",
-          "[onebit_lamb]") {
+TEMPLATE_TEST_CASE("N2: a gradient that is not finite on one rank changes nothing on any",
+                   "[onebit_adam][onebit_lamb]", OneBitAdam, OneBitLamb) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   // The last one is finite, but its square is not.
   const float values[] = {NAN, kInfinity, -kInfinity, 3e38f};
-  // First, at the edges of a byte and of a unit of padding, alone, last, and where nothing is compressed.
-  const Place places[] = {{0, 0}, {0, 7}, {0, 128}, {1, 0}, {3, 299}, {4, 16}};
+  // First, at the edges of a byte and of a unit of padding, last before the padding, alone, in the middle,
+  // last, and where nothing is compressed.
+  const Place places[] = {{0, 0}, {0, 7}, {0, 127}, {0, 128}, {0, 129}, {1, 0}, {3, 150}, {3, 299}, {4, 16}};
   size_t number = 0;
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-    for (const int64_t attempt : {1, 3, 5}) {  // warm-up, the first that is compressed, a later one
+    for (const int64_t attempt : {1, 3, 5}) {  // warm-up, the first that is compressed, a refresh
       for (size_t rank = 0; rank < 3; ++rank) {
         for (const Place& place : places) {
           const float value = values[number++ % 4];
           CAPTURE(dtype, attempt, rank, place.parameter, place.element, value);
-          REQUIRE(unless_skipped(dtype, attempt, rank, place, value) == "");
+          REQUIRE(unless_skipped<TestType>(dtype, attempt, rank, place, value) == "");
         }
       }
     }
   }
 }
 
-TEST_CASE("1-bit LAMB's gradients that are all zero postpone the freeze until one is not (N3)",
-          "[onebit_lamb]") {
-  const auto options = OneBitLambOptions(0.01).freeze_step(2).weight_decay(0.1);
-  const std::vector<OneBitLambGroup> groups = {{{{40}, {5, 5}}, options},
-                                               {{{6}}, OneBitLambOptions(options).compress(false)}};
-  OneBitLambRanks ranks(3, groups);
-  OneBitLambTextbook textbook = textbook_of(ranks, groups);
-  for (int64_t t = 1; t <= 12; ++t) {
-    CAPTURE(t);
-    REQUIRE(differ_after(ranks, textbook, 1, [&](int64_t, OneBitLambRanks::Gradients& gradients) {
-              for (auto& of_rank : gradients) {
-                if (t <= 4) of_rank[0].zero_();
-                if (t != 8) of_rank[1].zero_();
-              }
-            }) == "");
-    REQUIRE(textbook.frozen_at == (t >= 5 ? std::optional<int64_t>(5) : std::nullopt));
-    REQUIRE(contains(ranks.said[0], "no gradient was ever other than zero") == (t >= 2));
-    // Weight decay alone made the first updates, and their ratios are not averaged.
-    REQUIRE(textbook.parameters[0].averaged == (t >= 5 ? 1 : 0));
-    if (t == 3) ranks.resume();
+TEMPLATE_TEST_CASE("gradients that are all zero postpone the freeze until one is not (N3)",
+                   "[onebit_adam][onebit_lamb]", OneBitAdam, OneBitLamb) {
+  using O = OptionsOf<TestType>;
+  for (const double weight_decay : {0.0, 0.1}) {
+    const O options = O(0.01).freeze_step(2).weight_decay(weight_decay);
+    const GroupsOf<TestType> groups = {{{{40}, {5, 5}}, options}, {{{6}}, O(options).compress(false)}};
+    OneBitRanks<TestType> ranks(3, groups);
+    auto textbook = textbook_of(ranks, groups);
+    for (int64_t t = 1; t <= 12; ++t) {
+      CAPTURE(weight_decay, t);
+      REQUIRE(differ_after(ranks, textbook, 1, [&](int64_t, auto& gradients) {
+                for (auto& of_rank : gradients) {
+                  if (t <= 4) of_rank[0].zero_();
+                  if (t != 8) of_rank[1].zero_();
+                }
+              }) == "");
+      REQUIRE(textbook.frozen_at == (t >= 5 ? std::optional<int64_t>(5) : std::nullopt));
+      REQUIRE(contains(ranks.said[0], "no gradient was ever other than zero") == (t >= 2));
+      if constexpr (std::is_same_v<TestType, OneBitLamb>) {
+        // Weight decay alone made the first updates, and their ratios are not averaged.
+        REQUIRE(textbook.parameters[0].averaged == (t >= 5 ? 1 : 0));
+      }
+      if (t == 3) ranks.resume();
+    }
   }
 }
 
-TEST_CASE("1-bit LAMB's 16-bit parameters are the textbook's fp32 values, to the bit, and those rounded",
-          "[onebit_lamb]") {
+TEMPLATE_TEST_CASE("16-bit parameters are the textbook's fp32 values, to the bit, and those rounded",
+                   "[onebit_adam][onebit_lamb]", OneBitAdam, OneBitLamb) {
+  using O = OptionsOf<TestType>;
   const std::pair<at::ScalarType, MasterWeights> kinds[] = {{at::kBFloat16, MasterWeights::remainder},
                                                             {at::kBFloat16, MasterWeights::automatic},
                                                             {at::kBFloat16, MasterWeights::fp32},
@@ -98,12 +106,12 @@ TEST_CASE("1-bit LAMB's 16-bit parameters are the textbook's fp32 values, to the
   for (const auto& [dtype, master_weights] : kinds) {
     for (const int world_size : {1, 2, 3, 4}) {
       CAPTURE(dtype, static_cast<int>(master_weights), world_size);
-      auto options = OneBitLambOptions(0.01).freeze_step(3).compress_alone(true);
+      O options = Family<TestType>::refreshed(O(0.01).freeze_step(3).compress_alone(true), 6);
       options.master_weights(master_weights).weight_decay(0.1);
-      const std::vector<OneBitLambGroup> groups = {{{{35, 3}, {1}, {0}, {2049}}, options},
-                                                   {{{50}}, OneBitLambOptions(options).compress(false)}};
-      OneBitLambRanks ranks(world_size, groups, dtype);
-      OneBitLambTextbook textbook = textbook_of(ranks, groups);
+      const GroupsOf<TestType> groups = {{{{35, 3}, {1}, {0}, {2049}}, options},
+                                         {{{50}}, O(options).compress(false)}};
+      OneBitRanks<TestType> ranks(world_size, groups, dtype);
+      auto textbook = textbook_of(ranks, groups);
       REQUIRE(differ_after(ranks, textbook, 12) == "");
       ranks.resume();
       REQUIRE(differ_after(ranks, textbook, 18) == "");
@@ -120,4 +128,4 @@ TEST_CASE("1-bit LAMB's 16-bit parameters are the textbook's fp32 values, to the
   }
 }
 
-}  // namespace pacer::testing::onebit_lamb_numbers
+}  // namespace pacer::testing::onebit_numbers
