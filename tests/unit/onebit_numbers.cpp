@@ -1,6 +1,8 @@
 // All 1-bit optimizers and difficult numbers: gradients that are not finite (N2) or all zero (N3), and 16-bit
 // parameters.
+#include <iterator>
 #include <limits>
+#include <type_traits>
 
 #include "support/catch.h"
 
@@ -36,7 +38,7 @@ std::string unless_skipped(at::ScalarType dtype, int64_t attempt, size_t spoilt_
     textbook.step(textbook_gradients(gradients));
     const std::string changed = t == attempt ? first_change(before, everything(ranks)) : "";
     if (!changed.empty()) return "changed: " + changed;
-    const std::string different = difference_from(textbook, ranks, /*whole=*/t > attempt);
+    const std::string different = difference_from(textbook, ranks);
     if (!different.empty()) return different + " after attempt " + std::to_string(t);
     for (const auto& optimizer : ranks.optimizers) {
       if (optimizer->skipped_steps() != (t >= attempt ? 1 : 0)) return "skipped_steps";
@@ -55,11 +57,15 @@ TEMPLATE_TEST_CASE("N2: a gradient that is not finite on one rank changes nothin
   // First, at the edges of a byte and of a unit of padding, last before the padding, alone, in the middle,
   // last, and where nothing is compressed.
   const Place places[] = {{0, 0}, {0, 7}, {0, 127}, {0, 128}, {0, 129}, {1, 0}, {3, 150}, {3, 299}, {4, 16}};
+  // Of 1-bit LAMB each place is spoilt on one of the ranks, unless tests may take long.
+  const bool on_all_ranks = std::is_same_v<TestType, OneBitAdam> || wants_long_tests();
   size_t number = 0;
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-    for (const int64_t attempt : {1, 3, 5}) {  // warm-up, the first that is compressed, a refresh
+    for (const int64_t attempt : {1, 3, 5}) {  // warm-up, the first that is compressed, a later one
       for (size_t rank = 0; rank < 3; ++rank) {
-        for (const Place& place : places) {
+        for (size_t i = 0; i < std::size(places); ++i) {
+          if (!on_all_ranks && (i + static_cast<size_t>(attempt) / 2) % 3 != rank) continue;
+          const Place& place = places[i];
           const float value = values[number++ % 4];
           CAPTURE(dtype, attempt, rank, place.parameter, place.element, value);
           REQUIRE(unless_skipped<TestType>(dtype, attempt, rank, place, value) == "");

@@ -174,8 +174,14 @@ TEMPLATE_TEST_CASE("a Session refuses a freeze_step while a curriculum or a warm
   const auto lengths = [](Session& s) { s.use(SequenceLength(SequenceLengthOptions(8, 50).ramp_steps(10))); };
   const auto rates = [](Session& s) { s.use(LearningRate(warmup_cosine({7, 100}))); };
   const std::vector<Case> cases = {
-      {"sequence_length", false, 10, lengths}, {"", false, 11, lengths}, {"", true, 9, lengths},
-      {"learning_rate", false, 7, rates},      {"", false, 8, rates},    {"", true, 1, rates},
+      {"sequence_length", false, 10, lengths},
+      {"", false, 11, lengths},
+      {"", true, 9, lengths},
+      {"learning_rate", false, 7, rates},
+      {"", false, 8, rates},
+      {"", true, 1, rates},
+      {"", true, 7, rates},
+      {"", true, 8, rates},
   };
   for (const Case& c : cases) {
     CAPTURE(c.word, c.early, c.freeze_step);
