@@ -2,13 +2,12 @@
 #pragma once
 
 #include <string>
-#include <utility>
-#include <vector>
 
 #include <pacer/optimizers/onebit_adam.h>
 
 #include "support/onebit_adam_reference.h"
 #include "support/onebit_ranks.h"
+#include "support/onebit_textbooks.h"
 
 namespace pacer::testing {
 
@@ -17,29 +16,29 @@ struct Family<OneBitAdam> {
   static constexpr const char* kName = "OneBitAdam";
   using Options = OneBitAdamOptions;
   using Peer = FusedAdamW;
+  using Textbook = OneBitAdamTextbook;
+
+  // With these the peer takes the steps of warm-up.
+  static FusedAdamWOptions peer_options(const Options& o) {
+    return FusedAdamWOptions(o.lr())
+        .betas(o.betas())
+        .eps(o.eps())
+        .weight_decay(o.weight_decay())
+        .bias_correction(o.bias_correction());
+  }
+  // The same options with every K-th step in full precision.
+  static Options refreshed(Options options, int64_t every) { return options.refresh_variance_every(every); }
+
+  static void set_rules(const Options& options, OneBitAdamRules& rules) {
+    rules.refresh_every = options.refresh_variance_every();
+  }
+  static void set_parameter(const Options&, OneBitMethodParameter&) {}
+  static std::string difference(const OneBitMethodParameter&, const OneBitAdam&, const Tensor&,
+                                const NamedTensors*) {
+    return "";
+  }
 };
 using OneBitAdamGroup = OneBitGroup<OneBitAdamOptions>;
 using OneBitAdamRanks = OneBitRanks<OneBitAdam>;
-
-// The textbook of these ranks, from where they start.
-inline OneBitAdamTextbook textbook_of(const OneBitAdamRanks& ranks,
-                                      const std::vector<OneBitAdamGroup>& groups) {
-  OneBitAdamRules rules;
-  set_rules(ranks, groups.front().options, rules);
-  rules.refresh_every = groups.front().options.refresh_variance_every();
-  std::vector<OneBitAdamParameter> parameters;
-  for (const OneBitAdamGroup& group : groups) {
-    for (size_t i = 0; i < group.shapes.size(); ++i) {
-      parameters.push_back(
-          textbook_parameter<OneBitAdamParameter>(group.options, ranks.parameters[0][parameters.size()]));
-    }
-  }
-  return {std::move(rules), std::move(parameters)};
-}
-
-inline std::string own_difference(const OneBitAdamParameter&, const OneBitAdam&, const Tensor&,
-                                  const NamedTensors*) {
-  return "";
-}
 
 }  // namespace pacer::testing

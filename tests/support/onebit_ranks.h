@@ -1,4 +1,4 @@
-// A 1-bit optimizer on threads as ranks, its gradients set by hand, and how it is compared with a textbook.
+// A 1-bit optimizer on threads as ranks, its gradients set by hand.
 #pragma once
 
 #include <algorithm>
@@ -6,18 +6,13 @@
 #include <cstring>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
-#include <pacer/kernels/math/onebit.h>
-
-#include "support/onebit_gradients.h"
 #include "support/optimizers.h"
 #include "support/ranks.h"
 #include "support/samples.h"
@@ -190,105 +185,5 @@ class OneBitRanks {
 
   std::vector<Group> groups_;
 };
-
-// What textbooks of all 1-bit optimizers need to know.
-template <class Optimizer, class Rules>
-void set_rules(const OneBitRanks<Optimizer>& ranks, const OptionsOf<Optimizer>& options, Rules& rules) {
-  rules.world_size = static_cast<int64_t>(ranks.size());
-  rules.exchanges = options.one_bit() && (ranks.size() > 1 || options.compress_alone());
-  rules.freeze_step = options.freeze_step().value_or(0);
-  rules.variance_floor = options.variance_floor();
-  rules.l1 = options.scale() == kernels::ScaleNorm::l1;
-  rules.block_scales = options.block_scales();
-  const at::ScalarType dtype = ranks.parameters[0][0].scalar_type();
-  if (dtype == at::kBFloat16) rules.stored = [](float sum) { return static_cast<float>(c10::BFloat16(sum)); };
-  if (dtype == at::kHalf) rules.stored = [](float sum) { return static_cast<float>(c10::Half(sum)); };
-  rules.divides_first = dtype == at::kHalf;
-}
-template <class Parameter, class Options>
-Parameter textbook_parameter(const Options& options, const Tensor& initial) {
-  Parameter p;
-  p.lr = options.lr();
-  std::tie(p.beta1, p.beta2) = options.betas();
-  p.eps = options.eps();
-  p.weight_decay = options.weight_decay();
-  p.bias_correction = options.bias_correction();
-  p.compress = options.compress();
-  p.value = fp32_values(initial);
-  return p;
-}
-
-inline TextbookGradients textbook_gradients(const std::vector<std::vector<Tensor>>& gradients) {
-  TextbookGradients all;
-  for (const auto& of_rank : gradients) {
-    auto& row = all.emplace_back();
-    for (const Tensor& g : of_rank) {
-      row.push_back(g.defined() ? std::optional(fp32_values(g)) : std::nullopt);
-    }
-  }
-  return all;
-}
-
-// What differs between the textbook and any rank, "" where nothing does. `whole`: state and errors, too.
-// What only one optimizer has is compared by own_difference, an overload for its textbook's parameter.
-template <class Textbook, class Optimizer>
-std::string difference_from(const Textbook& textbook, const OneBitRanks<Optimizer>& ranks,
-                            bool whole = true) {
-  for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    const Optimizer& optimizer = *ranks.optimizers[rank];
-    const std::string at_rank = " at rank " + std::to_string(rank);
-    if (optimizer.frozen_at() != textbook.frozen_at) return "frozen_at" + at_rank;
-    if (optimizer.attempts() != textbook.attempts) return "attempts" + at_rank;
-    const NamedTensors state = whole ? optimizer.export_state() : NamedTensors{};
-    const NamedTensors errors = whole ? optimizer.export_rank_state() : NamedTensors{};
-    for (size_t i = 0; i < textbook.parameters.size(); ++i) {
-      const auto& p = textbook.parameters[i];
-      const Tensor& parameter = ranks.parameters[rank][i];
-      const std::string name = optimizer.parameter_name(parameter);
-      if (!equals_bits(ranks.value(rank, i), p.value)) return "value of " + name + at_rank;
-      if (!whole) continue;
-      if (p.steps > 0) {
-        if (!equals_bits(state.at(name + "/exp_avg"), p.momentum)) return "exp_avg of " + name + at_rank;
-        if (!equals_bits(state.at(name + "/exp_avg_sq"), p.variance))
-          return "exp_avg_sq of " + name + at_rank;
-      }
-      const Tensor steps = state.at(name + "/step");
-      if (steps.template item<int64_t>() != p.steps) return "step of " + name + at_rank;
-      const bool is_frozen = p.compress && textbook.frozen_at;
-      const std::string own = own_difference(p, optimizer, parameter, is_frozen ? &state : nullptr);
-      if (!own.empty()) return own + " of " + name + at_rank;
-      if (errors.count(name + "/worker_error") == 0) continue;
-      if (!equals_bits(errors.at(name + "/worker_error"), textbook.exchange.worker_errors[rank], p.offset)) {
-        return "worker_error of " + name + at_rank;
-      }
-      const size_t begin = std::max(p.offset, rank * textbook.exchange.chunk);
-      const size_t end = std::min(p.offset + p.value.size(), (rank + 1) * textbook.exchange.chunk);
-      const auto served = errors.find(name + "/server_error");
-      if ((served != errors.end()) != (begin < end)) return "existence of server_error of " + name + at_rank;
-      if (begin < end && (served->second.numel() != static_cast<int64_t>(end - begin) ||
-                          !equals_bits(served->second, textbook.exchange.server_error, begin))) {
-        return "server_error of " + name + at_rank;
-      }
-    }
-  }
-  return "";
-}
-
-// Both take `attempts` steps; `edit` may change the gradients of an attempt. What differs, and when.
-using GradientEdit = std::function<void(int64_t, std::vector<std::vector<Tensor>>&)>;
-template <class Textbook, class OneBit>
-std::string differ_after(OneBit& ranks, Textbook& textbook, int64_t attempts,
-                         const GradientEdit& edit = nullptr, int64_t whole_every = 1) {
-  for (int64_t last = textbook.attempts + attempts; textbook.attempts < last;) {
-    auto gradients = ranks.gradients(textbook.attempts);
-    if (edit) edit(textbook.attempts, gradients);
-    const std::string message = ranks.step(gradients);
-    textbook.step(textbook_gradients(gradients));
-    const bool whole = textbook.attempts % whole_every == 0 || textbook.attempts == last;
-    const std::string what = message.empty() ? difference_from(textbook, ranks, whole) : message;
-    if (!what.empty()) return what + " after attempt " + std::to_string(textbook.attempts);
-  }
-  return "";
-}
 
 }  // namespace pacer::testing

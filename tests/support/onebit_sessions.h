@@ -10,7 +10,8 @@
 
 #include <pacer/schedulers/session.h>
 
-#include "support/onebit_adam_exchange.h"
+#include "support/onebit_exchange.h"
+#include "support/onebit_gradients.h"
 #include "support/onebit_ranks.h"
 
 namespace pacer::testing {

@@ -1,5 +1,5 @@
-// OneBitAdam in a Session: one clip factor for all ranks, what it costs on the wire, and what a Session
-// refuses.
+// All 1-bit optimizers in a Session: one clip factor for all ranks, what it costs on the wire, and what a
+// Session refuses.
 #include <pacer/schedulers/gradient_accumulation.h>
 #include <pacer/schedulers/gradient_clipping.h>
 #include <pacer/schedulers/learning_rate.h>
@@ -9,49 +9,65 @@
 #include "support/catch.h"
 
 #include "support/onebit_adam_ranks.h"
+#include "support/onebit_lamb_ranks.h"
 #include "support/onebit_sessions.h"
 
 namespace pacer::testing::onebit_session {
+namespace {
 
-TEST_CASE("a Session clips with one factor for all ranks, whatever each one's own norm",
-          "[onebit_adam][clipping]") {
+using Gradients = std::vector<std::vector<Tensor>>;  // [rank][parameter]
+
+// Gradients of one step in so many micro-steps, with norms that differ from rank to rank.
+template <class O>
+std::vector<Gradients> uneven_parts(const OneBitRanks<O>& ranks, int64_t step, int micro_steps) {
+  std::vector<Gradients> parts;
+  for (int m = 0; m < micro_steps; ++m) {
+    parts.push_back(ranks.gradients(100 * step + m));
+    for (size_t rank = 0; rank < ranks.size(); ++rank) {
+      for (Tensor& g : parts.back()[rank]) g.mul_(static_cast<double>(1 + 2 * rank));
+    }
+  }
+  return parts;
+}
+
+Gradients sum_of(const std::vector<Gradients>& parts) {
+  Gradients sums = parts[0];
+  for (size_t m = 1; m < parts.size(); ++m) {
+    for (size_t rank = 0; rank < sums.size(); ++rank) {
+      for (size_t i = 0; i < sums[rank].size(); ++i) sums[rank][i] = sums[rank][i] + parts[m][rank][i];
+    }
+  }
+  return sums;
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("a Session clips with one factor for all ranks, whatever each one's own norm",
+                   "[onebit_adam][onebit_lamb][clipping]", OneBitAdam, OneBitLamb) {
+  using O = OptionsOf<TestType>;
   for (const int world_size : {1, 2, 4}) {
     for (const int micro_steps : {1, 2}) {
       for (const double max_norm : {0.05, 2.0, 1e6}) {
         CAPTURE(world_size, micro_steps, max_norm);
-        const auto options =
-            OneBitAdamOptions(0.01).freeze_step(3).compress_alone(true).refresh_variance_every(4);
-        const std::vector<OneBitAdamGroup> groups = {
-            {{{40, 5}, {1}}, options}, {{{64}, {3}}, OneBitAdamOptions(options).compress(false).lr(0.002)}};
-        OneBitAdamRanks ranks(world_size, groups);
-        OneBitAdamTextbook textbook = textbook_of(ranks, groups);
+        const O options = Family<TestType>::refreshed(O(0.01).freeze_step(3).compress_alone(true), 4);
+        const GroupsOf<TestType> groups = {{{{40, 5}, {1}}, options},
+                                           {{{64}, {3}}, O(options).compress(false).lr(0.002)}};
+        OneBitRanks<TestType> ranks(world_size, groups);
+        auto textbook = textbook_of(ranks, groups);
         Sessions sessions(ranks, [&](Session& session) {
           session.use(GradientClipping(max_norm)).use(GradientAccumulation(micro_steps));
         });
         int64_t clipped = 0;
         for (int64_t t = 0; t < 12; ++t) {
-          std::vector<OneBitAdamRanks::Gradients> parts;
-          OneBitAdamRanks::Gradients sums;
-          for (int m = 0; m < micro_steps; ++m) {
-            parts.push_back(ranks.gradients(100 * t + m));
-            for (size_t rank = 0; rank < ranks.size(); ++rank) {
-              // Norms that differ from rank to rank.
-              for (Tensor& g : parts.back()[rank]) g.mul_(static_cast<double>(1 + 2 * rank));
-            }
-            if (m == 0) sums = parts[0];
-          }
-          for (size_t rank = 0; rank < ranks.size() && micro_steps == 2; ++rank) {
-            for (size_t i = 0; i < sums[rank].size(); ++i)
-              sums[rank][i] = parts[0][rank][i] + parts[1][rank][i];
-          }
-          const auto gradients = textbook_gradients(sums);
+          const auto parts = uneven_parts(ranks, t, micro_steps);
+          const auto gradients = textbook_gradients(sum_of(parts));
           const double norm = clipping_norm(textbook, gradients) / micro_steps;
           REQUIRE(sessions.step(ranks, parts) == "");
           const double clip = norm > max_norm ? max_norm / norm : 1.0;
           clipped += clip < 1;
           textbook.step(gradients, clip / micro_steps);
+          CAPTURE(t);
           for (const auto& session : sessions.of_rank) {
-            CAPTURE(t);
             REQUIRE(session->gradient_norm() == Catch::Approx(norm).epsilon(1e-14));
           }
           REQUIRE(difference_from(textbook, ranks) == "");
@@ -63,10 +79,11 @@ TEST_CASE("a Session clips with one factor for all ranks, whatever each one's ow
   }
 }
 
-TEST_CASE("a gradient of zero is not clipped and moves nothing but momentum", "[onebit_adam][clipping]") {
-  const std::vector<OneBitAdamGroup> groups = {{{{50}}, OneBitAdamOptions(0.01).freeze_step(1)}};
-  OneBitAdamRanks ranks(2, groups);
-  OneBitAdamTextbook textbook = textbook_of(ranks, groups);
+TEMPLATE_TEST_CASE("a gradient of zero is not clipped and only momentum moves",
+                   "[onebit_adam][onebit_lamb][clipping]", OneBitAdam, OneBitLamb) {
+  const GroupsOf<TestType> groups = {{{{50}}, OptionsOf<TestType>(0.01).freeze_step(1)}};
+  OneBitRanks<TestType> ranks(2, groups);
+  auto textbook = textbook_of(ranks, groups);
   Sessions sessions(ranks, [](Session& session) { session.use(GradientClipping(0.1)); });
   for (int64_t t = 0; t < 6; ++t) {
     auto gradients = ranks.gradients(t);
@@ -79,13 +96,13 @@ TEST_CASE("a gradient of zero is not clipped and moves nothing but momentum", "[
   CHECK(sessions.finish(ranks) == "");
 }
 
-TEST_CASE("A3: a compressed step sends a thirtieth of an fp32 ring, and gradients not at all",
-          "[onebit_adam]") {
+TEMPLATE_TEST_CASE("A3: a compressed step sends a thirtieth of an fp32 ring, and gradients not at all",
+                   "[onebit_adam][onebit_lamb]", OneBitAdam, OneBitLamb) {
   const int64_t elements = 100'000 + 3'001, ranks_count = 4;
   for (const bool block_scales : {false, true}) {
     CAPTURE(block_scales);
-    const auto options = OneBitAdamOptions(0.01).freeze_step(2).block_scales(block_scales);
-    OneBitAdamRanks ranks(ranks_count, {{{{100, 1000}, {3001}}, options}});
+    const auto options = OptionsOf<TestType>(0.01).freeze_step(2).block_scales(block_scales);
+    OneBitRanks<TestType> ranks(ranks_count, {{{{100, 1000}, {3001}}, options}});
     const double ring = 2.0 * (ranks_count - 1) / ranks_count * 4 * static_cast<double>(elements);
     int64_t all = 0, own = 0, summed = 0;
     for (int64_t t = 1; t <= 6; ++t) {
@@ -116,7 +133,7 @@ TEST_CASE("A3: a compressed step sends a thirtieth of an fp32 ring, and gradient
   }
 }
 
-TEST_CASE("what travels is counted for the phase of its step", "[onebit_adam]") {
+TEST_CASE("what travels is counted for the phase of its step, refreshes among them", "[onebit_adam]") {
   // Warm-up 1 to 3, then 4 5 6 7, of which 5 and 7 refresh. In a Session gradients leave before the optimizer
   // hears of the step.
   const int64_t elements = 40'000;
@@ -146,8 +163,8 @@ TEST_CASE("what travels is counted for the phase of its step", "[onebit_adam]") 
   }
 }
 
-TEST_CASE("a Session refuses a freeze_step while a curriculum or a warm-up still moves",
-          "[onebit_adam][refusals]") {
+TEMPLATE_TEST_CASE("a Session refuses a freeze_step while a curriculum or a warm-up still moves",
+                   "[onebit_adam][onebit_lamb][refusals]", OneBitAdam, OneBitLamb) {
   struct Case {
     std::string word;  // "" : not refused
     bool early;
@@ -157,13 +174,19 @@ TEST_CASE("a Session refuses a freeze_step while a curriculum or a warm-up still
   const auto lengths = [](Session& s) { s.use(SequenceLength(SequenceLengthOptions(8, 50).ramp_steps(10))); };
   const auto rates = [](Session& s) { s.use(LearningRate(warmup_cosine({7, 100}))); };
   const std::vector<Case> cases = {
-      {"sequence_length", false, 10, lengths}, {"", false, 11, lengths}, {"", true, 9, lengths},
-      {"learning_rate", false, 7, rates},      {"", false, 8, rates},    {"", true, 1, rates},
+      {"sequence_length", false, 10, lengths},
+      {"", false, 11, lengths},
+      {"", true, 9, lengths},
+      {"learning_rate", false, 7, rates},
+      {"", false, 8, rates},
+      {"", true, 1, rates},
+      {"", true, 7, rates},
+      {"", true, 8, rates},
   };
   for (const Case& c : cases) {
     CAPTURE(c.word, c.early, c.freeze_step);
-    const auto options = OneBitAdamOptions(0.01).freeze_step(c.freeze_step).allow_early_freeze(c.early);
-    OneBitAdamRanks ranks(1, {{{{50}}, options}});
+    const auto options = OptionsOf<TestType>(0.01).freeze_step(c.freeze_step).allow_early_freeze(c.early);
+    OneBitRanks<TestType> ranks(1, {{{{50}}, options}});
     Sessions sessions(ranks, c.use);
     const auto before = cloned_state(ranks.optimizers[0]->export_state());
     const auto values = clones(ranks.parameters[0]);
@@ -174,6 +197,7 @@ TEST_CASE("a Session refuses a freeze_step while a curriculum or a warm-up still
       CHECK(message == "<no exception>");
       continue;
     }
+    CHECK(contains(message, Family<TestType>::kName));
     CHECK(contains(message, c.word));
     CHECK(contains(message, "freeze_step(" + std::to_string(c.freeze_step) + ")"));
     CHECK(contains(message, "allow_early_freeze(true)"));
@@ -183,13 +207,14 @@ TEST_CASE("a Session refuses a freeze_step while a curriculum or a warm-up still
   }
 }
 
-TEST_CASE("a Session with another Communicator than its OneBitAdam is refused", "[onebit_adam][refusals]") {
-  OneBitAdamRanks ranks(1, {{{{50}}, OneBitAdamOptions(0.01).freeze_step(3)}});
+TEMPLATE_TEST_CASE("a Session with another Communicator than its optimizer is refused",
+                   "[onebit_adam][onebit_lamb][refusals]", OneBitAdam, OneBitLamb) {
+  OneBitRanks<TestType> ranks(1, {{{{50}}, OptionsOf<TestType>(0.01).freeze_step(3)}});
   Dictated model(ranks.parameters[0]);
   const Ranks others = Communicator::in_process(2);
   Session session(*model, *ranks.optimizers[0], others[0]);
   const std::string message = refusal([&] { (void)session.begin(at::ones({50})); });
-  CHECK(contains(message, "Communicator of 1 ranks"));
+  CHECK(contains(message, std::string(Family<TestType>::kName) + " was given a Communicator of 1 ranks"));
   CHECK(contains(message, "of 2; give both the same"));
   others[0]->leave("the test is over");
   others[1]->leave("the test is over");

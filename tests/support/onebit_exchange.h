@@ -1,6 +1,6 @@
-// The compressed mean inside the textbook of 1-bit Adam (onebit_adam_reference.h): all ranks are a loop, both
-// errors are stored, signs are numbers and nothing is packed. Only what OneBitAdam asks for, and written from
-// the definition of its section 4 alone.
+// The compressed mean inside the textbooks of 1-bit optimizers (onebit_method_reference.h): all ranks are a
+// loop, both errors are stored, signs are numbers and nothing is packed. Only what these optimizers ask for,
+// and written from the definition in section 4 of Tang et al. (arXiv:2102.02888) alone.
 #pragma once
 
 #include <algorithm>
