@@ -119,7 +119,8 @@ void go_on(Options options, const std::string& folder) {
   session.finish();
 }
 
-// One of two ranks that train OneBitAdam with a Session to step 9, from the newest checkpoint if there is one.
+// One of two ranks that train OneBitAdam with a Session to step 9, from the newest checkpoint if there is
+// one.
 void train_rank(const World& world, const std::string& folder) {
   Net net;
   int64_t salt = 0;
