@@ -9,10 +9,10 @@ import resource
 import signal
 import subprocess
 import tempfile
+import time
 import unittest
 
 import torch
-import torch.distributed as dist
 
 import pacer
 import ranks
@@ -61,6 +61,9 @@ def job_save_and_die(rank, folder, root, kind, steps):
     train(net, optimizer, rank, range(int(steps)))
     torch.manual_seed(1000 + rank)
     pacer.save_checkpoint(root, int(steps), net, optimizer)
+    open(f"{folder}/saved-{rank}", "w").close()
+    while not all(os.path.exists(f"{folder}/saved-{i}") for i in range(2)):  # not by a message, which a killed rank may cut off
+        time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
