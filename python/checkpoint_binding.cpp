@@ -1,84 +1,171 @@
 #include "checkpoint_binding.h"
 
 #include <cstdio>
+#include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include <torch/version.h>
 
+#include <pacer/collectives/agreement.h>
 #include <pacer/core/checkpoint_folder.h>
 #include <pacer/core/error.h>
 #include <pacer/core/version.h>
+#include <pacer/schedulers/checkpoints.h>
 #include <pacer/schedulers/detail/checkpoint_files.h>
+#include <pacer/schedulers/detail/checkpoint_save.h>
 #include <pacer/schedulers/detail/tensor_file.h>
+#include <pacer/schedulers/detail/together.h>
 
+#include "communicator_binding.h"
 #include "named_dict.h"
 
 namespace pacer::python {
 namespace {
 
-// Keeps the newest `keep` and returns the folder.
+// None: a single rank.
+using Ranks = std::optional<c10::intrusive_ptr<PythonCommunicator>>;
+
+std::shared_ptr<Communicator> world_of(const Ranks& ranks) {
+  return ranks ? (*ranks)->world() : Communicator::alone(at::kCPU);
+}
+
+// What this rank did, an answer or a failure, and the answers of all ranks; throws on all where one failed.
+std::vector<std::string> agree(const Ranks& ranks, const std::string& action, const std::string& answer,
+                               const std::string& failure) {
+  return detail::together(*world_of(ranks), CheckpointsOptions("").timeout(), action.c_str(), [&] {
+    require(failure.empty(), failure);
+    return answer;
+  });
+}
+
+// All ranks call it; each writes its part, as with a Session. Keeps the newest `keep` and returns the folder.
 std::string save_checkpoint(const std::string& root, int64_t step, const Tensors& model,
                             const Tensors& optimizer, const Tensors& errors, const Tensors& session,
-                            int64_t keep) {
+                            int64_t keep, const Ranks& ranks) {
+  const std::shared_ptr<Communicator> world = world_of(ranks);
+  const int count = world->world_size();
+  RankStatus status;
+  status.intent = Intent::save;
+  status.step = step;
+  if (count > 1) StatusExchange(*world, status).wait();
   require(step >= 0, "save_checkpoint needs a step >= 0, not ", step);
   require(keep >= 1, "save_checkpoint needs keep >= 1, not ", keep);
-  CheckpointWriter writer(posix_file_system(), root, step);
-  const auto write = [&](const std::string& name, const Tensors& tensors) {
-    writer.write(name, [&](ByteSink& out) { detail::write_tensors(out, from_dict(tensors)); });
+  detail::SavePlan plan;
+  plan.step = step;
+  plan.rank = world->rank();
+  plan.facts = {count, version(), {{"libtorch", TORCH_VERSION}}};
+  plan.timeout = CheckpointsOptions(root).timeout();
+  plan.root = root;
+  plan.keep = keep;
+  const auto together = [&, timeout = plan.timeout](const char* action, const auto& f) {
+    return detail::together(*world, timeout, action, f);
   };
-  write(detail::kModelFile, model);
-  write(detail::file_of_rank("optimizer", 0, 1), optimizer);
-  if (!errors.empty()) write(detail::file_of_rank("errors", 0, 1), errors);
-  write(detail::file_of_rank("session", 0, 1), session);
-  const std::string folder = writer.commit({1, version(), {{"libtorch", TORCH_VERSION}}});
-  for (const RemovalFailure& failure : remove_old_checkpoints(root, keep, posix_file_system(), step)) {
+  plan.staging = together("begin a checkpoint", [&]() -> std::string {
+                   if (world->rank() != 0) return "";
+                   plan.writer = std::make_unique<CheckpointWriter>(posix_file_system(), root, step);
+                   return plan.writer->staging();
+                 }).front();
+  detail::TrainingState state{from_dict(model), from_dict(optimizer), from_dict(errors), from_dict(session)};
+  const std::vector<std::string> outlines =
+      together("write its part of a checkpoint", [&] { return detail::outline_of(state.optimizer); });
+  for (size_t rank = 1; rank < outlines.size(); ++rank) {
+    require(outlines[rank] == outlines[0], "the optimizer of rank ", rank,
+            " has state of other names, dtypes or shapes than that of rank 0, so that no checkpoint can hold "
+            "both; give all ranks the same model and the same steps");
+  }
+  const detail::Writers writers = detail::writers_of(state, count, /*deals_model_out=*/false);
+  detail::CheckpointSave save(std::move(plan));
+  save.write_here(detail::files_of_rank(std::move(state), writers, *world), [&] { world->check(); });
+  try {
+    together("write its part of a checkpoint", [&] {
+      save.wait_until_written();
+      return std::string();
+    });
+  } catch (...) {
+    save.give_up();
+    throw;
+  }
+  const std::string folder = together("complete a checkpoint", [&] { return save.wait(); }).front();
+  for (const RemovalFailure& failure : save.not_removed()) {
     std::fprintf(stderr, "pacer: %s\n", failure.reason.c_str());
   }
   return folder;
 }
 
-// The step, the model, the optimizer, its errors by rank, and the session of
-// rank 0. Everything is on the CPU and was compared with its checksum.
-std::tuple<int64_t, Tensors, Tensors, std::vector<Tensors>, Tensors> read_checkpoint(
-    const std::string& folder) {
+// The path itself where that is a checkpoint, else the newest one under it that verifies; empty for none.
+std::string find_checkpoint(const std::string& path) {
+  const std::string manifest = path + '/' + kManifestName;
+  if (std::FILE* file = std::fopen(manifest.c_str(), "r")) {
+    std::fclose(file);
+    return path;
+  }
+  return detail::find_newest(path);
+}
+
+NamedTensors errors_of(const std::string& folder, const CheckpointManifest& manifest, int rank) {
+  NamedTensors errors;
+  const auto* file = detail::find_file(
+      manifest, detail::file_of_rank("errors", rank, static_cast<int>(manifest.world_size)));
+  if (file == nullptr) return errors;
+  read_checkpoint_file(folder, *file, [&](FileReader& reader) {
+    errors = detail::read_tensors(reader, folder + "/" + file->name);
+  });
+  return errors;
+}
+
+// Of each rank that saved.
+std::vector<Tensors> read_errors(const std::string& folder) {
   const CheckpointManifest manifest = read_manifest(folder);
+  std::vector<Tensors> errors;
+  for (int rank = 0; rank < manifest.world_size; ++rank) {
+    errors.push_back(to_dict(errors_of(folder, manifest, rank)));
+  }
+  return errors;
+}
+
+// For one of `world_size` ranks: the step, the model, the optimizer, this rank's errors (None where another
+// number of ranks saved), and its session: rank 0's without random states where there was no such rank.
+// Everything is on the CPU and was compared with its checksum.
+std::tuple<int64_t, Tensors, Tensors, std::optional<Tensors>, Tensors> read_checkpoint(
+    const std::string& folder, int64_t rank, int64_t world_size) {
+  const CheckpointManifest manifest = read_manifest(folder);
+  const auto ranks = static_cast<int>(manifest.world_size);
   const auto read = [&](const CheckpointFile& file, NamedTensors& tensors) {
     read_checkpoint_file(folder, file, [&](FileReader& reader) {
       tensors.merge(detail::read_tensors(reader, folder + "/" + file.name));
     });
   };
+  const auto read_if_there = [&](const char* kind, int of_rank, NamedTensors& tensors) {
+    const auto* file = detail::find_file(manifest, detail::file_of_rank(kind, of_rank, ranks));
+    if (file != nullptr) read(*file, tensors);
+  };
   NamedTensors model, optimizer, session;
   for (const CheckpointFile& file : detail::model_files(folder, manifest)) read(file, model);
-  std::vector<Tensors> errors;
-  for (int rank = 0; rank < manifest.world_size; ++rank) {
-    const auto* of_optimizer =
-        detail::find_file(manifest, detail::file_of_rank("optimizer", rank, manifest.world_size));
-    if (of_optimizer != nullptr) read(*of_optimizer, optimizer);
-    NamedTensors of_rank;
-    const auto* own = detail::find_file(manifest, detail::file_of_rank("errors", rank, manifest.world_size));
-    if (own != nullptr) read(*own, of_rank);
-    errors.push_back(to_dict(of_rank));
+  for (int of_rank = 0; of_rank < ranks; ++of_rank) read_if_there("optimizer", of_rank, optimizer);
+  const bool had_this_rank = rank < ranks;
+  read_if_there("session", had_this_rank ? static_cast<int>(rank) : 0, session);
+  if (!had_this_rank) {
+    for (const char* random : {"random/cpu", "random/cuda"}) session.erase(random);
   }
-  const auto* of_session =
-      detail::find_file(manifest, detail::file_of_rank("session", 0, manifest.world_size));
-  if (of_session != nullptr) read(*of_session, session);
+  std::optional<Tensors> errors;
+  if (ranks == world_size) errors = to_dict(errors_of(folder, manifest, static_cast<int>(rank)));
   return {manifest.step, to_dict(model), to_dict(optimizer), errors, to_dict(session)};
 }
 
 }  // namespace
 
 void register_checkpoints(torch::Library& library) {
+  library.def("agree", agree);
+  library.def("save_checkpoint", save_checkpoint);
+  library.def("find_checkpoint(str path) -> str", find_checkpoint);
+  library.def("read_errors(str folder) -> Dict(str, Tensor)[]", read_errors);
   library.def(
-      "save_checkpoint(str root, int step, Dict(str, Tensor) model, Dict(str, Tensor) optimizer, "
-      "Dict(str, Tensor) errors, Dict(str, Tensor) session, int keep) -> str",
-      save_checkpoint);
-  library.def("find_checkpoint(str root) -> str",
-              [](const std::string& root) { return detail::find_newest(root); });
-  library.def(
-      "read_checkpoint(str folder) -> (int, Dict(str, Tensor), Dict(str, Tensor), Dict(str, Tensor)[], "
-      "Dict(str, Tensor))",
+      "read_checkpoint(str folder, int rank, int world_size) -> (int, Dict(str, Tensor), Dict(str, Tensor), "
+      "Dict(str, Tensor)?, Dict(str, Tensor))",
       read_checkpoint);
 }
 

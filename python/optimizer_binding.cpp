@@ -221,19 +221,20 @@ class PythonOptimizer : public torch::CustomClassHolder {
   void import_states(const Tensors& state, const Tensors& rank_state) {
     optimizer_->import_states(from_dict(state), from_dict(rank_state));
   }
-  // `errors` are those of the ranks that saved the state, in their order; this is rank `rank` of
-  // `world_size`.
-  void import_checkpoint(const Tensors& saved, const std::vector<Tensors>& errors, int64_t rank,
-                         int64_t world_size) {
-    const NamedTensors state = from_dict(saved);
-    std::vector<NamedTensors> of_ranks;
-    for (const Tensors& of_rank : errors) of_ranks.push_back(from_dict(of_rank));
-    if (static_cast<int64_t>(of_ranks.size()) == world_size) {
-      const NamedTensors& own = of_ranks.at(static_cast<size_t>(rank));
-      if (optimizer_->fits_rank_state(state, own)) return optimizer_->import_states(state, own);
-    }
-    optimizer_->import_states(state, optimizer_->join_rank_states(state, of_ranks));
+  // What SessionOptimizer has by these names; prepare_import may take tensors of the state for its own, and
+  // commit_import puts in force what it made ready.
+  bool fits_rank_state(const Tensors& state, const Tensors& own) const {
+    return optimizer_->fits_rank_state(from_dict(state), from_dict(own));
   }
+  Tensors join_rank_states(const Tensors& state, const std::vector<Tensors>& of_ranks) const {
+    std::vector<NamedTensors> states;
+    for (const Tensors& of_rank : of_ranks) states.push_back(from_dict(of_rank));
+    return to_dict(optimizer_->join_rank_states(from_dict(state), states));
+  }
+  void prepare_import(const Tensors& state, const Tensors& own) {
+    put_in_force_ = optimizer_->prepare_import(from_dict(state), from_dict(own));
+  }
+  void commit_import() { std::exchange(put_in_force_, nullptr)(); }
   // Names the parameters that have none.
   void name_parameters(const std::vector<std::string>& names, const std::vector<at::Tensor>& parameters) {
     NamedParameters named;
@@ -262,6 +263,7 @@ class PythonOptimizer : public torch::CustomClassHolder {
 
   std::unique_ptr<Rule> rule_;
   std::unique_ptr<FusedOptimizer> optimizer_;  // from the first group on
+  SessionOptimizer::PreparedImport put_in_force_;
 };
 
 // By name, the options of an optimizer and their meanings, as docs/options.md has them.
@@ -297,7 +299,10 @@ void register_optimizer(torch::Library& library) {
       .def("export_state", &PythonOptimizer::export_state)
       .def("export_rank_state", &PythonOptimizer::export_rank_state)
       .def("import_states", &PythonOptimizer::import_states)
-      .def("import_checkpoint", &PythonOptimizer::import_checkpoint)
+      .def("fits_rank_state", &PythonOptimizer::fits_rank_state)
+      .def("join_rank_states", &PythonOptimizer::join_rank_states)
+      .def("prepare_import", &PythonOptimizer::prepare_import)
+      .def("commit_import", &PythonOptimizer::commit_import)
       .def("name_parameters", &PythonOptimizer::name_parameters)
       .def("options", &PythonOptimizer::options)
       .def("names", &PythonOptimizer::names)

@@ -16,6 +16,7 @@
 #include <pacer/schedulers/detail/host_snapshot.h>
 #include <pacer/schedulers/detail/pipeline_hook.h>
 #include <pacer/schedulers/detail/stop_signals.h>
+#include <pacer/schedulers/detail/together.h>
 #include <pacer/schedulers/detail/training_state.h>
 #include <pacer/schedulers/session_parts.h>
 #include <pacer/schedulers/shards.h>
@@ -104,27 +105,9 @@ void Checkpoints::finish(const Progress& progress) {
   if (progress.step > 0 && progress.step != saved_step_) save_now();
 }
 
-// Does f on every rank and returns what it returned on each. Where it throws on one, all ranks throw.
 std::vector<std::string> Checkpoints::together(const char* action,
                                                const std::function<std::string()>& f) const {
-  Communicator& world = parts_->world();
-  if (world.world_size() == 1) return {f()};
-  std::string own;
-  try {
-    own = "+" + f();
-  } catch (const InvalidArgument& error) {
-    own = detail::concatenate("?", error.what());
-  } catch (const std::exception& error) {
-    own = detail::concatenate("-", error.what());
-  }
-  std::vector<std::string> all = world.exchange(own, CollectiveOptions().timeout(options_.timeout()));
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    const char result = all[rank].front();
-    all[rank].erase(0, 1);
-    require(result != '?', "rank ", rank, " could not ", action, ": ", all[rank]);
-    require<FileError>(result != '-', "rank ", rank, " could not ", action, ": ", all[rank]);
-  }
-  return all;
+  return detail::together(parts_->world(), options_.timeout(), action, f);
 }
 
 std::string Checkpoints::save_now() {

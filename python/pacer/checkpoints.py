@@ -22,6 +22,23 @@ def _run(function: Callable[..., Any], *arguments: Any) -> Any:
         raise RuntimeError(str(error).partition("\n")[0]) from None
 
 
+def _together(ranks: Any, action: str, work: Callable[[], Optional[str]]) -> str:
+    """Returns what `work` returned on rank 0. Where it fails on one of the ranks, all of them raise."""
+    answer, failure = "", None
+    try:
+        answer = work() or ""
+    except Exception as error:
+        failure = error
+    if ranks is not None:
+        try:
+            answer = torch.ops.pacer.agree(ranks, action, answer, "" if failure is None else str(failure) or repr(failure))[0]
+        except RuntimeError as error:
+            failure = failure or RuntimeError(str(error).partition("\n")[0])
+    if failure is not None:
+        raise failure
+    return answer
+
+
 def _bare(model: torch.nn.Module) -> torch.nn.Module:
     """Returns the model itself, under whose names C++ knows it, without DistributedDataParallel and torch.compile."""
     while True:
@@ -56,13 +73,15 @@ def save_checkpoint(
     keep: int = 3,
 ) -> str:
     """Saves folder/step-0000001000 after `step` steps and returns its path; a save that fails leaves the former checkpoint
-    as it was. Random states of torch go along. With replicas on several ranks, one of them calls it. The newest `keep`
-    checkpoints stay."""
+    as it was. Random states of torch go along. The newest `keep` checkpoints stay.
+
+    All ranks of a 1-bit optimizer call it after the same step, and each writes its part into the folder, which they share.
+    With replicas of another optimizer, one rank calls it."""
     own = _pacers(optimizer)
     model = _bare(model)
     tensors = _tensors(model)
-    own._require_one_rank()
-    state, errors = own._export_by_name(model)
+    exported: list[Any] = []
+    _together(own._world(), "write its part of a checkpoint", lambda: exported.extend(own._export_by_name(model)))
     session = {
         "progress/step": torch.tensor(step),
         "progress/tokens": torch.tensor(tokens),
@@ -71,7 +90,8 @@ def save_checkpoint(
     gpu = next((tensor.device for tensor in tensors.values() if tensor.is_cuda), None)
     if gpu is not None:
         session["random/cuda"] = torch.cuda.get_rng_state(gpu)
-    return _run(torch.ops.pacer.save_checkpoint, os.fspath(folder), step, tensors, state, errors, session, keep)
+    path = os.fspath(folder)
+    return _run(torch.ops.pacer.save_checkpoint, path, step, tensors, *exported, session, keep, own._world())
 
 
 def load_checkpoint(
@@ -82,20 +102,31 @@ def load_checkpoint(
     random_state: bool = True,
 ) -> Optional[int]:
     """Loads a checkpoint, or the newest of a folder of them that verifies, and returns its step; None where there is none.
-    What does not fit is refused before anything is changed. With an optimizer, its options are those that were saved, and
-    with random_state torch's random states are, too."""
-    path = os.fspath(folder)
-    if not os.path.exists(os.path.join(path, "manifest.json")):
-        path = _run(torch.ops.pacer.find_checkpoint, path)
-        if not path:
-            return None
+    What does not fit is refused before anything is changed, on any rank. With an optimizer, its options are those that were
+    saved, and with random_state torch's random states are, too. All ranks call it, whatever the optimizer."""
     into = None if optimizer is None else _pacers(optimizer)
     model = _bare(model)
-    step, saved, state, errors, session = _run(torch.ops.pacer.read_checkpoint, path)
-    own, saved = _tensors(model), dict(saved)
-    _compare(path, own, saved)
+    ranks = None if into is None else into._world()
+    rank, world_size = (0, 1) if into is None else into._place()
+    path = _together(
+        ranks, "find a checkpoint", lambda: _run(torch.ops.pacer.find_checkpoint, os.fspath(folder)) if rank == 0 else ""
+    )
+    if not path:
+        return None
+    own, saved, session, steps = _tensors(model), {}, {}, []
+
+    def prepare() -> None:
+        step, tensors, state, errors, of_session = _run(torch.ops.pacer.read_checkpoint, path, rank, world_size)
+        saved.update(tensors)
+        session.update(of_session)
+        steps.append(int(step))
+        _compare(path, own, saved)
+        if into is not None:
+            into._prepare_import(model, state, errors, lambda: _run(torch.ops.pacer.read_errors, path))
+
+    _together(ranks, "continue from the checkpoint", prepare)
     if into is not None:
-        into._import_by_name(model, state, errors)
+        into._commit_import()
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(saved[name])
@@ -105,7 +136,7 @@ def load_checkpoint(
             torch.set_rng_state(session["random/cpu"])
         if "random/cuda" in session and gpu is not None:
             torch.cuda.set_rng_state(session["random/cuda"], gpu)
-    return int(step)
+    return steps[0]
 
 
 def _compare(path: str, own: dict[str, torch.Tensor], saved: dict[str, torch.Tensor]) -> None:

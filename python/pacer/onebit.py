@@ -43,14 +43,14 @@ class _OneBitOptimizer(_FusedOptimizer):
     def _without_former(self, options: dict[str, Any]) -> dict[str, Any]:
         """Takes out DeepSpeed's options that have no counterpart here, and warns of those that asked for something."""
         if options.get("amsgrad"):
-            raise ValueError(f"{type(self).__name__} has no amsgrad, because its variance freezes; leave it out.")
+            raise ValueError(f"{self._kind} has no amsgrad, because its variance freezes; leave it out.")
         unheard = [
             f"{name} ({words})"
             for name, (nothing, words) in _OF_DEEPSPEED.items()
             if options.get(name, nothing) != nothing
         ]
         if unheard:
-            warnings.warn(f"{type(self).__name__}: without effect here: {', '.join(unheard)}.", stacklevel=3)
+            warnings.warn(f"{self._kind}: without effect here: {', '.join(unheard)}.", stacklevel=3)
         return {name: value for name, value in options.items() if name not in self._former_options}
 
     def _world(self) -> Any:
@@ -58,12 +58,6 @@ class _OneBitOptimizer(_FusedOptimizer):
 
     def _place(self) -> tuple[int, int]:
         return (self._communicator.rank, self._communicator.world_size) if self._communicator else (0, 1)
-
-    def _require_one_rank(self) -> None:
-        if self._place()[1] > 1:
-            raise ValueError(
-                f"save_checkpoint: each rank of {type(self).__name__} has errors of its own; save each rank's state_dict."
-            )
 
     # torch.amp.GradScaler then calls step() on every rank, whatever its own gradients are: a rank that left a step out
     # alone would leave the others waiting. What is not finite on one rank, C++ leaves out on all.
@@ -115,8 +109,8 @@ class _OneBitOptimizer(_FusedOptimizer):
         shared, own = dict(self._handle.export_state()), dict(self._handle.export_rank_state())
         state: defaultdict[Any, Any] = defaultdict(dict)
         state["onebit"] = {"all_ranks": shared, "this_rank": own}
-        for g, group in enumerate(self.param_groups):
-            for parameter, name in zip(group["params"], self._handle.names(g)):
+        for g, params in enumerate(self._params):
+            for parameter, name in zip(params, self._handle.names(g)):
                 prefix = f"{name}/"
                 take = lambda of: {key[len(prefix) :]: of.pop(key) for key in list(of) if key.startswith(prefix)}
                 state[parameter] = {**take(shared), "this_rank": take(own)}
@@ -126,7 +120,7 @@ class _OneBitOptimizer(_FusedOptimizer):
         saved = self._loading["state"]
         if "onebit" not in saved:
             raise ValueError(
-                f"{type(self).__name__}: the state to load is none of a 1-bit optimizer; begin with a new optimizer."
+                f"{self._kind}: the state to load is none of a 1-bit optimizer; begin with a new optimizer."
             )
         shared, own = dict(saved["onebit"]["all_ranks"]), dict(saved["onebit"]["this_rank"])
         for g, (group, saved_group) in enumerate(zip(self.param_groups, self._loading["param_groups"])):
@@ -140,7 +134,7 @@ class _OneBitOptimizer(_FusedOptimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(
-            f"{type(self).__name__} cannot be copied or pickled, because it talks to other ranks; "
+            f"{self._kind} cannot be copied or pickled, because it talks to other ranks; "
             "make a new one and load the state_dict."
         )
 
@@ -156,6 +150,7 @@ class OneBitAdam(_OneBitOptimizer):
     momentum. Needs freeze_step (warm-up steps) or freeze_automatically (steps planned in all); docs/options.md says what
     the options mean. communicator: None for torch's default group, or a process that trains alone."""
 
+    _kind = "OneBitAdam"
     _options = {
         "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2, "bias_correction": True,
         "refresh_variance_every": 0, "block_scales": True, **_SHARED,
@@ -166,6 +161,7 @@ class OneBitLamb(_OneBitOptimizer):
     """1-bit LAMB (Li et al., arXiv:2104.06069): LAMB until the variance freezes, then as OneBitAdam, each tensor's step
     scaled by its mean trust ratio."""
 
+    _kind = "OneBitLamb"
     _options = {
         "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 1e-2, "bias_correction": False,
         "min_coeff": 0.01, "max_coeff": 10.0, "coeff_beta": 0.9, "factor_min": 0.5, "factor_max": 4.0,

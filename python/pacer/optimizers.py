@@ -6,7 +6,7 @@ each step compares with what C++ was told last; `state` is read from C++ when so
 
 from __future__ import annotations
 
-import difflib
+import operator
 from collections import defaultdict
 from typing import Any, Callable, ClassVar, Iterable, Optional, Union
 
@@ -14,26 +14,20 @@ import torch
 from torch.optim import Optimizer
 
 from . import _library  # noqa: F401  (registers torch.classes.pacer)
+from . import _options as options_of
 
 Params = Union[Iterable[torch.Tensor], Iterable[dict[str, Any]], Iterable[tuple[str, torch.Tensor]]]
 
-# Keys of a group that are no options of an optimizer: torch's own and those of its schedulers.
-_KEYS_OF_TORCH = {
-    "params", "param_names", "initial_lr", "min_lr", "max_lr", "base_momentum", "max_momentum",
-}  # fmt: skip
-# Options that torch's Adam and AdamW save and that mean nothing here unless they are true.
-_ASKS_OF_TORCH = ("maximize", "differentiable")
-_DROPPED_OF_TORCH = {*_ASKS_OF_TORCH, "foreach", "capturable", "fused", "decoupled_weight_decay"}
-
-
-def _nearest(name: str, known: Iterable[str]) -> Optional[str]:
-    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.7)), None)
+# What state_dict has for each parameter.
+_STATE = frozenset({"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "master", "remainder"})
 
 
 class _FusedOptimizer(Optimizer):
     """What the optimizers share. Not used directly."""
 
+    _kind: ClassVar[str]  # the class of C++, also of what a user derives
     _options: ClassVar[dict[str, Any]]  # names and defaults
+    _loading: dict[str, Any]  # while load_state_dict runs: what it loads, after all hooks
 
     def __init__(self, params: Params, lr: Union[float, torch.Tensor] = 1e-3, **options: Any) -> None:
         self._refuse_unknown(options)
@@ -46,33 +40,16 @@ class _FusedOptimizer(Optimizer):
     def _refuse_unknown(cls, options: dict[str, Any]) -> None:
         for name in options:
             if name not in cls._options:
-                raise TypeError(cls._unknown(name, _nearest(name, cls._options)))
-
-    @classmethod
-    def _unknown(cls, name: str, nearest: Optional[str]) -> str:
-        offer = f'did you mean "{nearest}"?' if nearest else f"there are: {', '.join(cls._options)}."
-        return f'{cls.__name__} has no option "{name}"; {offer}'
+                raise TypeError(options_of.unknown(cls._kind, name, cls._options))
 
     # ---- options ----
 
     def _in_words(self, group: dict[str, Any]) -> tuple[dict[str, float], dict[str, str]]:
-        """Returns a group's options as C++ takes them: numbers, and names of choices."""
-        numbers: dict[str, float] = {"lr": float(group["lr"])}
-        choices: dict[str, str] = {}
-        for name in self._options:
-            value = group[name]
-            if name == "betas":
-                numbers["beta1"], numbers["beta2"] = float(value[0]), float(value[1])
-            elif isinstance(value, str):
-                choices[name] = value
-            elif value is not None:
-                numbers[name] = float(value)
-        if not 0 <= numbers.get("seed", 0) < 2**53:
-            raise ValueError(f"{type(self).__name__}: seed must be in [0, 2**53), not {group['seed']}")
-        return numbers, choices
+        return options_of.in_words(self._kind, self._options, group)
 
     def _seen(self, group: dict[str, Any]) -> tuple[Any, ...]:
-        return tuple([group[name] for name in self._options])
+        """Returns what a step compares. Betas may change in place, so it holds their numbers."""
+        return (*options_of.betas_of(self._kind, group), *[group[n] for n in self._options if n != "betas"])
 
     def _world(self) -> Any:
         """Returns the ranks that train together, as C++ has them."""
@@ -88,24 +65,27 @@ class _FusedOptimizer(Optimizer):
 
     def _make_handle(self, defaults: dict[str, Any]) -> None:
         words = self._in_words(defaults)
-        self._handle = self._call(torch.classes.pacer.Optimizer, type(self).__name__, *words, self._world())
-        self._sent: list[tuple[Any, ...]] = []  # by group: the options that C++ has, less lr
+        self._handle = self._call(torch.classes.pacer.Optimizer, self._kind, *words, self._world())
+        self._params: list[list[torch.Tensor]] = []  # by group: the parameters that C++ has
+        self._sent: list[tuple[Any, ...]] = []  # and its options, less lr
         self._sent_lr: list[Any] = []
         self._is_stale = False  # whether C++ knows more than self.__dict__["state"]
 
     def _hand_over(self, group: dict[str, Any]) -> None:
-        words = self._in_words(group)
-        self._call(self._handle.add_group, list(group["params"]), list(group.get("param_names", [])), *words)
+        params = list(group["params"])
+        self._call(self._handle.add_group, params, list(group.get("param_names", [])), *self._in_words(group))
+        self._params.append(params)
         self._sent.append(self._seen(group))
         self._sent_lr.append(group["lr"])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group; what it does not say is as in the defaults."""
-        for name in param_group:
-            if name not in self._options and name not in _KEYS_OF_TORCH and name != "lr":
-                nearest = _nearest(name, self._options)
-                if nearest is not None:  # other keys are the user's own
-                    raise ValueError(self._unknown(name, nearest))
+        """Adds a group; what it does not say is as in the defaults. Of a group that comes from torch's Adam or AdamW, what
+        says how torch computes a step is left out."""
+        if isinstance(param_group, dict):
+            options_of.refuse_torchs(self._kind, param_group)
+            if not options_of.OF_TORCH.isdisjoint(param_group):  # which may still be another optimizer's
+                param_group = {k: v for k, v in param_group.items() if k not in options_of.OF_TORCH}
+            options_of.refuse_misspelled(self._kind, self._options, param_group)
         super().add_param_group(param_group)
         try:
             self._hand_over(self.param_groups[-1])
@@ -114,11 +94,20 @@ class _FusedOptimizer(Optimizer):
             raise
 
     def _send_changes(self) -> None:
+        if len(self.param_groups) != len(self._sent):
+            raise ValueError(f"{self._kind}: a group was put into or taken from param_groups; use add_param_group.")
         for g, group in enumerate(self.param_groups):
-            if self._seen(group) != self._sent[g]:
+            params = self._params[g]
+            if len(group["params"]) != len(params) or not all(map(operator.is_, group["params"], params)):
+                raise ValueError(
+                    f"{self._kind}: other parameters were put into group {g}; use add_param_group, or make a new optimizer."
+                )
+            if not options_of.OF_TORCH.isdisjoint(group):
+                options_of.refuse_torchs(self._kind, group)
+            seen, lr = self._seen(group), group["lr"]
+            if seen != self._sent[g]:
                 self._handle.set_options(g, *self._in_words(group))
-                self._sent[g], self._sent_lr[g] = self._seen(group), group["lr"]
-            lr = group["lr"]
+                self._sent[g], self._sent_lr[g] = seen, lr
             if isinstance(lr, torch.Tensor) or lr != self._sent_lr[g]:
                 self._handle.set_lr(g, float(lr))
                 self._sent_lr[g] = lr
@@ -153,12 +142,14 @@ class _FusedOptimizer(Optimizer):
 
     @state.setter
     def state(self, value: defaultdict[torch.Tensor, Any]) -> None:
+        if self._params:
+            raise ValueError(f"{self._kind}: state is C++'s and cannot be replaced; use load_state_dict.")
         self.__dict__["state"] = value
 
     def _read_state(self) -> defaultdict[Any, Any]:
         state = self.__dict__["state"]
-        for g, group in enumerate(self.param_groups):
-            for parameter, fields in zip(group["params"], self._handle.state(g)):
+        for g, params in enumerate(self._params):
+            for parameter, fields in zip(params, self._handle.state(g)):
                 if fields:
                     state[parameter] = dict(fields)
         return state
@@ -166,26 +157,29 @@ class _FusedOptimizer(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continues from a state_dict of this class or of torch's optimizer of the same rule. Moments keep their dtype,
         whatever the parameters' is."""
-        own = ("state", "param_groups", "_handle", "_sent", "_sent_lr", "_is_stale")
+        own = ("state", "param_groups", "_handle", "_params", "_sent", "_sent_lr", "_is_stale")
         former = {name: self.__dict__[name] for name in own}
-        self._loading = state_dict
+        last = self.register_load_state_dict_pre_hook(self._remember)
         try:
             super().load_state_dict(state_dict)
         except Exception:
             self.__dict__.update(former)
             raise
         finally:
-            del self._loading
+            last.remove()
+            self.__dict__.pop("_loading", None)
+
+    @staticmethod
+    def _remember(self: Any, state_dict: dict[str, Any]) -> None:
+        self._loading = state_dict
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Puts in force what load_state_dict, copy.deepcopy or pickle brings, in a new optimizer of C++."""
         super().__setstate__(state)
         self.defaults.pop("differentiable", None)
         for group in self.param_groups:
-            for name in _ASKS_OF_TORCH:
-                if group.get(name):
-                    raise ValueError(f'{type(self).__name__} has no option "{name}", which the state to load has on.')
-            for name in _DROPPED_OF_TORCH:
+            options_of.refuse_torchs(self._kind, group)
+            for name in options_of.OF_TORCH:
                 group.pop(name, None)
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
@@ -197,20 +191,30 @@ class _FusedOptimizer(Optimizer):
     def _put_state(self) -> None:
         """Gives the new optimizer of C++ the state that is being loaded."""
         loaded = self._uncast()
-        for g, group in enumerate(self.param_groups):
-            for i, parameter in enumerate(group["params"]):
-                fields = loaded.get(parameter)
-                if fields:
-                    step = fields["step"]
-                    if not isinstance(step, torch.Tensor):
-                        step = torch.tensor(float(step))
-                    tensors = {k: v.detach() for k, v in fields.items() if isinstance(v, torch.Tensor)}
+        for g, params in enumerate(self._params):
+            for i, parameter in enumerate(params):
+                if fields := loaded.get(parameter):
+                    self._check_state(parameter, fields)
+                    step = torch.as_tensor(fields["step"], dtype=torch.float64).reshape(())
+                    tensors = {name: value.detach() for name, value in fields.items() if name != "step"}
                     self._handle.set_state(g, i, {**tensors, "step": step})
 
-    # ---- state by name, as checkpoints of C++ hold it ----
+    def _check_state(self, parameter: torch.Tensor, fields: dict[str, Any]) -> None:
+        """Raises ValueError for state of another optimizer, or of other parameters."""
+        advice = "load the state of an optimizer of this class with the same parameters."
+        for name in sorted({"step", "exp_avg", "exp_avg_sq"} - fields.keys()):
+            raise ValueError(f'{self._kind}: the state to load has no "{name}"; {advice}')
+        for name in sorted(fields.keys() - _STATE):
+            raise ValueError(f'{self._kind}: the state to load has "{name}", which is not known here; {advice}')
+        for name in sorted(fields.keys() - {"step"}):
+            shape = tuple(fields[name].shape) if isinstance(fields[name], torch.Tensor) else None
+            if shape != tuple(parameter.shape):
+                raise ValueError(
+                    f'{self._kind}: "{name}" of the state to load is of shape {shape}, but its parameter of shape '
+                    f"{tuple(parameter.shape)}; {advice}"
+                )
 
-    def _require_one_rank(self) -> None:
-        """Raises ValueError where one rank cannot save for all."""
+    # ---- state by name, as checkpoints of C++ hold it ----
 
     def _place(self) -> tuple[int, int]:
         """Returns this rank, and of how many that train together."""
@@ -226,27 +230,24 @@ class _FusedOptimizer(Optimizer):
         self._send_changes()
         return self._handle.export_state(), self._handle.export_rank_state()
 
-    def _import_by_name(self, model: torch.nn.Module, state: Any, errors: Any) -> None:
-        """Goes on from what was exported, with the errors of each rank that saved; one that fails changes nothing."""
+    def _prepare_import(
+        self, model: torch.nn.Module, state: Any, errors: Optional[Any], all_errors: Callable[[], Any]
+    ) -> None:
+        """Checks what was exported, and makes it ready. `errors`: this rank's own, None where other ranks saved. Where
+        they do not fit, those of each rank that saved are read and joined. One that fails changes nothing."""
         self._name_parameters(model)
-        self._call(self._handle.import_checkpoint, state, errors, *self._place())
+        if errors is None or not self._handle.fits_rank_state(state, errors):
+            errors = self._call(self._handle.join_rank_states, state, all_errors())
+        self._call(self._handle.prepare_import, state, errors)
+
+    def _commit_import(self) -> None:
+        """Goes on from what _prepare_import made ready."""
+        self._handle.commit_import()
         self.__dict__["state"] = defaultdict(dict)
         self._is_stale = True
         for g, group in enumerate(self.param_groups):
             numbers, choices = self._handle.options(g)
-            for name, default in self._options.items():
-                if name == "betas":
-                    group[name] = (numbers["beta1"], numbers["beta2"])
-                elif name in choices:
-                    group[name] = choices[name]
-                elif name not in numbers:
-                    group[name] = None
-                else:
-                    group[name] = (int if default is None else type(default))(numbers[name])
-            if isinstance(group["lr"], torch.Tensor):
-                group["lr"].fill_(numbers["lr"])
-            else:
-                group["lr"] = numbers["lr"]
+            options_of.from_words(self._options, numbers, choices, group)
             self._sent[g], self._sent_lr[g] = self._seen(group), group["lr"]
 
     def _uncast(self) -> dict[torch.Tensor, dict[str, Any]]:
@@ -271,12 +272,14 @@ class FusedAdam(_FusedOptimizer):
     torch.optim.Adam's: bias_correction, finite_check, master_weights ("automatic", "fp32", "remainder", "none"),
     rounding ("nearest", "stochastic") and seed; docs/options.md says what they mean."""
 
+    _kind = "FusedAdam"
     _options = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "amsgrad": False, **_SHARED}
 
 
 class FusedAdamW(_FusedOptimizer):
     """AdamW (Loshchilov & Hutter, arXiv:1711.05101): as FusedAdam, with decoupled weight decay."""
 
+    _kind = "FusedAdamW"
     _options = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2, "amsgrad": False, **_SHARED}
 
 
@@ -284,6 +287,7 @@ class FusedLamb(_FusedOptimizer):
     """LAMB (You et al., arXiv:1904.00962). Options beside FusedAdamW's, without amsgrad: min_coeff and max_coeff, between
     which the trust ratio is kept, and adapt, False for groups whose ratio is 1."""
 
+    _kind = "FusedLamb"
     _options = {
         "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 1e-2,
         "min_coeff": 0.01, "max_coeff": 10.0, "adapt": True, **_SHARED,

@@ -7,7 +7,7 @@
 //   pacer-python-reference LayerDrop fp32 FILE    what four gated blocks make of a vector, step by step
 //   pacer-python-reference Session OPTIMIZER FOLDER   resumes from the folder's newest checkpoint, trains for
 //                                                 three steps and saves; OneBitAdam: two ranks
-//                                                 train from the start and save after steps 6 and 9
+//                                                 resume or start, train to step 9 and save after 6 and 9
 #include <cstdio>
 #include <fstream>
 #include <memory>
@@ -119,7 +119,8 @@ void go_on(Options options, const std::string& folder) {
   session.finish();
 }
 
-// One of two ranks that train OneBitAdam with a Session and save after steps 6 and 9.
+// One of two ranks that train OneBitAdam with a Session to step 9, from the newest checkpoint if there is
+// one.
 void train_rank(const World& world, const std::string& folder) {
   Net net;
   int64_t salt = 0;
@@ -129,7 +130,8 @@ void train_rank(const World& world, const std::string& folder) {
   pacer::OneBitAdam optimizer(net->named_parameters(), pacer::OneBitAdamOptions(0.01).freeze_step(5), world);
   pacer::Session session(*net, optimizer, world);
   session.use(pacer::Checkpoints(pacer::CheckpointsOptions(folder).every(6)));
-  for (int64_t step = 0; step < 9; ++step) {
+  session.resume();
+  for (int64_t step = session.progress().step; step < 9; ++step) {
     auto [x, y] = session.begin(numbers(64, step + 10 * world->rank(), torch::kFloat).view({4, 16}),
                                 numbers(32, step + 50, torch::kFloat).view({4, 8}));
     session.backward(torch::mse_loss(net->forward(x), y));

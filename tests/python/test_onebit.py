@@ -18,17 +18,12 @@ import torch
 import torch.distributed as dist
 
 import pacer
+import ranks
+from ranks import DEVICE, numbers, run_job
 
 ALL = [pacer.OneBitAdam, pacer.OneBitLamb]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 SIZES = [1, 7, 1000, 5000]
-DEVICE = os.environ.get("PACER_TEST_DEVICE", "cpu")  # of a job's ranks
-
-
-def numbers(count, salt, dtype):
-    index = torch.arange(count, dtype=torch.int64)
-    return (((index * 7919 + salt * 104729) % 2001 - 1000).float() / 1024).to(dtype)
-
 
 def parameters(dtype=torch.float32):
     return [torch.nn.Parameter(numbers(n, i, dtype).to(DEVICE)) for i, n in enumerate(SIZES)]
@@ -129,45 +124,6 @@ def job_mean(rank, folder):
     assert mean.bytes_sent() > 0
 
 
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up = torch.nn.Linear(16, 32)
-        self.down = torch.nn.Linear(32, 8)
-        self.register_buffer("scale", torch.ones(8))
-
-    def forward(self, x):
-        return self.down(torch.tanh(self.up(x))) * self.scale
-
-
-def go_on_from_cpp(root, rank):
-    net = Net()
-    optimizer = pacer.OneBitAdam(net.parameters(), freeze_step=2, compress_alone=True)
-    assert pacer.load_checkpoint(f"{root}/step-0000000006", net, optimizer) == 6
-    assert (optimizer.frozen_at, optimizer.attempts, optimizer.param_groups[0]["freeze_step"]) == (5, 6, 5)
-    for step in range(6, 9):
-        optimizer.zero_grad()
-        x = numbers(64, step + 10 * rank, torch.float32).view(4, 16)
-        y = numbers(32, step + 50, torch.float32).view(4, 8)
-        torch.nn.functional.mse_loss(net(x), y).backward()
-        optimizer.step()
-    return net, optimizer
-
-
-def job_from_cpp(rank, folder, root):
-    """Goes on where ranks of C++ were after step 6, and comes where they came after step 9."""
-    net, optimizer = go_on_from_cpp(root, rank)
-    expected = Net()
-    assert pacer.load_checkpoint(root, expected) == 9
-    for name, value in net.state_dict().items():
-        assert torch.equal(value, expected.state_dict()[name]), name
-    try:
-        pacer.save_checkpoint(f"{folder}/mine", 9, net, optimizer)
-        raise AssertionError("a rank saved for all")
-    except ValueError as error:
-        assert "save each rank's state_dict" in str(error), error
-
-
 def job_group_and_address(rank, folder):
     """Ranks that seem to be on several hosts, and a group whose first rank is not the first of all."""
     os.environ["MASTER_ADDR"] = "127.0.0.1"
@@ -198,22 +154,6 @@ def job_group_and_address(rank, folder):
 # ---- The tests. ----
 
 
-def run_job(job, *arguments, world_size=2, device="cpu"):
-    """Returns the folder of a job that ended well on all ranks."""
-    folder = tempfile.TemporaryDirectory()
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, __file__, job, str(rank), str(world_size), folder.name, *arguments],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "PACER_TEST_DEVICE": device},
-        )
-        for rank in range(world_size)
-    ]  # fmt: skip
-    outputs = [rank.communicate(timeout=200)[0] for rank in ranks]
-    if any(rank.returncode for rank in ranks):
-        raise AssertionError("\n".join(f"rank {i}:\n{text}" for i, text in enumerate(outputs)))
-    return folder
-
-
 class Ranks(unittest.TestCase):
     @unittest.skipUnless(os.environ.get("PACER_REFERENCE"), "PACER_REFERENCE names no program")
     def test_bits_are_those_of_cpp_through_the_freeze_and_after_a_resume(self):
@@ -225,7 +165,7 @@ class Ranks(unittest.TestCase):
         self.compare_with_cpp("cuda")
 
     def compare_with_cpp(self, device):
-        with run_job("train", device=device) as folder:
+        with run_job(__file__, "train", device=device) as folder:
             for kind in ALL:
                 for dtype in DTYPES:
                     file = f"{folder}/reference"
@@ -237,26 +177,17 @@ class Ranks(unittest.TestCase):
                             trained = torch.load(f"{folder}/{kind.__name__}-{dtype}-{rank}", weights_only=True)
                             self.assertTrue(torch.equal(trained, expected))
 
-    @unittest.skipUnless(os.environ.get("PACER_REFERENCE"), "PACER_REFERENCE names no program")
-    def test_checkpoints_of_ranks_of_cpp_go_on_to_the_bit_and_with_fewer_ranks(self):
-        with tempfile.TemporaryDirectory() as root:
-            program = [os.environ["PACER_REFERENCE"], "Session", "OneBitAdam", root]
-            subprocess.run(program, check=True, stderr=subprocess.DEVNULL)
-            run_job("from_cpp", root).cleanup()
-            net, _ = go_on_from_cpp(root, 0)  # errors are joined
-            self.assertTrue(all(torch.isfinite(value).all() for value in net.state_dict().values()))
-
     def test_the_state_of_another_rank_is_refused(self):
-        run_job("wrong_rank").cleanup()
+        run_job(__file__, "wrong_rank").cleanup()
 
     def test_a_grad_scaler_leaves_no_rank_waiting(self):
-        run_job("scaler").cleanup()
+        run_job(__file__, "scaler").cleanup()
 
     def test_a_compressed_mean_loses_nothing_for_good(self):
-        run_job("mean").cleanup()
+        run_job(__file__, "mean").cleanup()
 
     def test_ranks_of_a_smaller_group_meet_at_an_address(self):
-        run_job("group_and_address", world_size=3).cleanup()
+        run_job(__file__, "group_and_address", world_size=3).cleanup()
 
 
 class Alone(unittest.TestCase):
@@ -359,15 +290,5 @@ class Alone(unittest.TestCase):
             frozen.add_param_group({"params": parameters()})
 
 
-def main():
-    job, rank, world_size, folder, *arguments = sys.argv[1:]
-    if DEVICE == "cuda":
-        torch.cuda.set_device(int(rank))
-    dist.init_process_group({"cpu": "gloo", "cuda": "nccl"}[DEVICE], init_method=f"file://{folder}/group", rank=int(rank), world_size=int(world_size))
-    globals()["job_" + job](int(rank), folder, *arguments)
-    dist.barrier()
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main() if len(sys.argv) > 3 else unittest.main()
+    ranks.main(globals())

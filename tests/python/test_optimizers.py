@@ -91,21 +91,6 @@ class AgainstTorch(Case):
                 train(optimizer, params, range(2, 4))
             self.near(a, b)
 
-    def test_schedulers_of_torch_work(self):
-        schedules = torch.optim.lr_scheduler
-        for name, make in {
-            "step": lambda o: schedules.StepLR(o, 1, 0.5),
-            "cosine": lambda o: schedules.CosineAnnealingLR(o, 4),
-            "one cycle": lambda o: schedules.OneCycleLR(o, 0.1, total_steps=10),
-            "warm-up": lambda o: schedules.LinearLR(o, 0.1, total_iters=3),
-        }.items():
-            for mine, theirs in PAIRS:
-                with self.subTest(name, optimizer=mine.__name__):
-                    a, b = parameters(), parameters()
-                    for optimizer, params in [(mine(a, lr=0.05), a), (theirs(b, lr=0.05), b)]:
-                        train(optimizer, params, each=make(optimizer).step)
-                    self.near(a, b)
-
     def test_a_learning_rate_may_be_a_tensor_that_changes_in_place(self):
         a, b = parameters(), parameters()
         for optimizer, params in [(pacer.FusedAdamW(a, lr=torch.tensor(0.1)), a), (torch.optim.AdamW(b, lr=torch.tensor(0.1)), b)]:

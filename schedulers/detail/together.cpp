@@ -1,0 +1,28 @@
+#include <pacer/schedulers/detail/together.h>
+
+#include <pacer/core/error.h>
+
+namespace pacer::detail {
+
+std::vector<std::string> together(Communicator& world, std::chrono::milliseconds timeout, const char* action,
+                                  const std::function<std::string()>& f) {
+  if (world.world_size() == 1) return {f()};
+  std::string own;
+  try {
+    own = "+" + f();
+  } catch (const InvalidArgument& error) {
+    own = concatenate("?", error.what());
+  } catch (const std::exception& error) {
+    own = concatenate("-", error.what());
+  }
+  std::vector<std::string> all = world.exchange(own, CollectiveOptions().timeout(timeout));
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    const char result = all[rank].front();
+    all[rank].erase(0, 1);
+    require(result != '?', "rank ", rank, " could not ", action, ": ", all[rank]);
+    require<FileError>(result != '-', "rank ", rank, " could not ", action, ": ", all[rank]);
+  }
+  return all;
+}
+
+}  // namespace pacer::detail
