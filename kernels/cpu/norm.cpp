@@ -3,6 +3,7 @@
 #include <pacer/kernels/norm.h>
 
 #include <pacer/core/reduction_order.h>
+#include <pacer/kernels/cpu/fold_columns.h>
 #include <pacer/kernels/cpu/target.h>
 #include <pacer/kernels/math/adam_storage.h>
 #include <pacer/kernels/math/onebit.h>
@@ -48,7 +49,7 @@ template <class Element, class Real>
 double sum_of_squares(const void* elements, int64_t count) {
   alignas(64) Real columns[kReductionColumns] = {};
   add_squares(static_cast<const Element*>(elements), count, columns);
-  return static_cast<double>(fold_columns(columns));
+  return static_cast<double>(fold_columns_cpu(columns));
 }
 
 }  // namespace
@@ -75,7 +76,7 @@ double sum_of_magnitudes_cpu(const float* elements, int64_t count) {
     add_magnitudes(elements + row, count - row < kReductionColumns ? count - row : kReductionColumns,
                    columns);
   }
-  return static_cast<double>(fold_columns(columns));
+  return static_cast<double>(fold_columns_cpu(columns));
 }
 
 void finish_check_cpu(const double* partials, int64_t count, const GuardRule& rule, GradientCheck* check) {
