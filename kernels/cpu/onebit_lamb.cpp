@@ -22,6 +22,11 @@ struct Span {
   int64_t count;
 };
 
+PACER_TARGET_CLONES void divide(float* values, int64_t count, float divisor) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) values[i] = values[i] / divisor;
+}
+
 // Only padding lies between the last element and the next multiple of kBits.
 void read_momentum(const float* dense, const OneBitMessages& bits, float scale, const Span& span,
                    float* values) {
@@ -30,8 +35,7 @@ void read_momentum(const float* dense, const OneBitMessages& bits, float scale, 
     return;
   }
   decode_buffer_cpu(bits, span.position, round_up(span.count, kBits), values);
-#pragma omp simd
-  for (int64_t i = 0; i < span.count; ++i) values[i] = values[i] / scale;
+  divide(values, span.count, scale);
 }
 
 struct Rows {
