@@ -12,7 +12,7 @@ namespace pacer::kernels {
 namespace {
 
 template <class Element, class Real>
-PACER_HOST_DEVICE void add_row(const Element* elements, int64_t width, Real* columns) {
+PACER_HOST_DEVICE void add_row_of_squares(const Element* elements, int64_t width, Real* columns) {
 #pragma omp simd
   for (int64_t column = 0; column < width; ++column) {
     const Real x = load(elements[column]);
@@ -26,9 +26,9 @@ template <class Element, class Real>
 PACER_TARGET_CLONES void add_squares(const Element* elements, int64_t count, Real* columns) {
   int64_t row = 0;
   for (; row + kReductionColumns <= count; row += kReductionColumns) {
-    add_row(elements + row, kReductionColumns, columns);
+    add_row_of_squares(elements + row, kReductionColumns, columns);
   }
-  add_row(elements + row, count - row, columns);
+  add_row_of_squares(elements + row, count - row, columns);
 }
 
 PACER_TARGET_CLONES void add_magnitudes(const float* elements, int64_t count, float* columns) {

@@ -22,9 +22,9 @@ struct Span {
   int64_t count;
 };
 
-PACER_TARGET_CLONES void divide(float* values, int64_t count, float divisor) {
+PACER_TARGET_CLONES void undo_scale(float* values, int64_t count, float scale) {
 #pragma omp simd
-  for (int64_t i = 0; i < count; ++i) values[i] = values[i] / divisor;
+  for (int64_t i = 0; i < count; ++i) values[i] = values[i] / scale;
 }
 
 // Only padding lies between the last element and the next multiple of kBits.
@@ -35,7 +35,7 @@ void read_momentum(const float* dense, const OneBitMessages& bits, float scale, 
     return;
   }
   decode_buffer_cpu(bits, span.position, round_up(span.count, kBits), values);
-  divide(values, span.count, scale);
+  undo_scale(values, span.count, scale);
 }
 
 struct Rows {

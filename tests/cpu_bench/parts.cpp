@@ -98,8 +98,6 @@ struct Exchange {
         server(layout.served_rows(0), rows_scaled) {}
 };
 
-}  // namespace
-
 struct Memory {
   std::vector<int64_t> counts = bench::gpt2().counts();
   Exchange whole{counts, false}, blocks{counts, true};
@@ -179,6 +177,8 @@ struct Memory {
     finish_check_cpu(sums.data(), static_cast<int64_t>(sums.size()), {}, &check);
   }
 };
+
+}  // namespace
 
 std::vector<Part> make_parts() {
   const auto m = std::make_shared<Memory>();

@@ -19,8 +19,6 @@ struct Part {
   std::function<void(int threads)> run;
 };
 
-struct Memory;
-
 // Their memory lives as long as the parts do.
 std::vector<Part> make_parts();
 
