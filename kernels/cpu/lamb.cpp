@@ -6,6 +6,7 @@
 
 #include <pacer/core/reduction_order.h>
 #include <pacer/kernels/cpu/adam_range.h>
+#include <pacer/kernels/cpu/fold_columns.h>
 #include <pacer/kernels/cpu/target.h>
 
 namespace pacer::kernels {
@@ -56,7 +57,7 @@ PACER_TARGET_CLONES void moments_of_row(const AdamRange<kStorage>& r, const Scal
 // fold_columns where only the first `width` columns, a power of two from 4 on, are not zero.
 template <class Real>
 double fold_first_columns(Real* columns, int64_t width) {
-  if (width == kReductionColumns) return static_cast<double>(fold_columns(columns));
+  if (width == kReductionColumns) return static_cast<double>(fold_columns_cpu(columns));
   for (int64_t i = 0; i < width / 4; ++i) {
     columns[i] = (columns[4 * i] + columns[4 * i + 1]) + (columns[4 * i + 2] + columns[4 * i + 3]);
   }

@@ -3,6 +3,7 @@
 #include <pacer/kernels/norm.h>
 
 #include <pacer/core/reduction_order.h>
+#include <pacer/kernels/cpu/fold_columns.h>
 #include <pacer/kernels/cpu/target.h>
 #include <pacer/kernels/math/adam_storage.h>
 #include <pacer/kernels/math/onebit.h>
@@ -10,33 +11,24 @@
 namespace pacer::kernels {
 namespace {
 
-// Whole rows in fours: each column's accumulator stays in a register for four rows instead of one.
-constexpr int64_t kRowsAtOnce = 4;
+template <class Element, class Real>
+PACER_HOST_DEVICE void add_row_of_squares(const Element* elements, int64_t width, Real* columns) {
+#pragma omp simd
+  for (int64_t column = 0; column < width; ++column) {
+    const Real x = load(elements[column]);
+    columns[column] = fma_(x, x, columns[column]);
+  }
+}
 
+// Row by row: several rows at a time would save accesses to the columns, which cost nothing beside memory,
+// and lose to what the processor fetches ahead of one row. A whole row's width is known when it is compiled.
 template <class Element, class Real>
 PACER_TARGET_CLONES void add_squares(const Element* elements, int64_t count, Real* columns) {
-  constexpr int64_t kWidth = kReductionColumns;
   int64_t row = 0;
-  for (; row + kRowsAtOnce * kWidth <= count; row += kRowsAtOnce * kWidth) {
-    const Element* first = elements + row;
-#pragma omp simd
-    for (int64_t column = 0; column < kWidth; ++column) {
-      Real sum = columns[column];
-      for (int64_t r = 0; r < kRowsAtOnce; ++r) {
-        const Real x = load(first[r * kWidth + column]);
-        sum = fma_(x, x, sum);
-      }
-      columns[column] = sum;
-    }
+  for (; row + kReductionColumns <= count; row += kReductionColumns) {
+    add_row_of_squares(elements + row, kReductionColumns, columns);
   }
-  for (; row < count; row += kWidth) {
-    const int64_t width = count - row < kWidth ? count - row : kWidth;
-#pragma omp simd
-    for (int64_t column = 0; column < width; ++column) {
-      const Real x = load(elements[row + column]);
-      columns[column] = fma_(x, x, columns[column]);
-    }
-  }
+  add_row_of_squares(elements + row, count - row, columns);
 }
 
 PACER_TARGET_CLONES void add_magnitudes(const float* elements, int64_t count, float* columns) {
@@ -48,7 +40,7 @@ template <class Element, class Real>
 double sum_of_squares(const void* elements, int64_t count) {
   alignas(64) Real columns[kReductionColumns] = {};
   add_squares(static_cast<const Element*>(elements), count, columns);
-  return static_cast<double>(fold_columns(columns));
+  return static_cast<double>(fold_columns_cpu(columns));
 }
 
 }  // namespace
@@ -75,7 +67,7 @@ double sum_of_magnitudes_cpu(const float* elements, int64_t count) {
     add_magnitudes(elements + row, count - row < kReductionColumns ? count - row : kReductionColumns,
                    columns);
   }
-  return static_cast<double>(fold_columns(columns));
+  return static_cast<double>(fold_columns_cpu(columns));
 }
 
 void finish_check_cpu(const double* partials, int64_t count, const GuardRule& rule, GradientCheck* check) {

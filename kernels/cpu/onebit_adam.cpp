@@ -5,17 +5,30 @@
 #include <algorithm>
 #include <cstring>
 
+#include <pacer/kernels/cpu/onebit_parameters.h>
 #include <pacer/kernels/cpu/target.h>
 
 namespace pacer::kernels {
 namespace {
 
+constexpr int64_t kPrefetched = 16;  // elements of 4 bytes in a cache line
+
 template <class Element>
 PACER_TARGET_CLONES void add_gradient(const Element* gradient, const MomentScalars<float>& s, int64_t count,
                                       float* momentum) {
   const MomentScalars<float> scalars = s;
+  int64_t begin = 0;
+  for (; begin + kPrefetched <= count; begin += kPrefetched) {
+    __builtin_prefetch(gradient + begin + kOneBitRow);
 #pragma omp simd
-  for (int64_t i = 0; i < count; ++i) momentum[i] = onebit_momentum(load(gradient[i]), momentum[i], scalars);
+    for (int64_t i = begin; i < begin + kPrefetched; ++i) {
+      momentum[i] = onebit_momentum(load(gradient[i]), momentum[i], scalars);
+    }
+  }
+#pragma omp simd
+  for (int64_t i = begin; i < count; ++i) {
+    momentum[i] = onebit_momentum(load(gradient[i]), momentum[i], scalars);
+  }
 }
 
 PACER_TARGET_CLONES void decay_momentum(const MomentScalars<float>& s, int64_t count, float* momentum) {
@@ -46,20 +59,11 @@ PACER_TARGET_CLONES void refresh_without_gradient(const OneBitAdamTensor& t, con
 template <AdamStorage kStorage>
 PACER_TARGET_CLONES void update(const OneBitAdamTensor& t, const AdamScalars<float>& s, float floor,
                                 int64_t offset, int64_t count, const float* momentum, const float* variance) {
-  using Types = StorageOf<kStorage>;
-  auto* parameter = static_cast<typename Types::Param*>(t.parameter) + offset;
-  auto* extra = static_cast<typename Types::Extra*>(t.extra);
-  if constexpr (Types::kHasExtra) extra += offset;
+  const OneBitParameters<kStorage> parameters(t, offset);
   const AdamScalars<float> scalars = s;
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) {
-    StoredElement<kStorage> e{};
-    e.parameter = parameter[i];
-    if constexpr (Types::kHasExtra) e.extra = extra[i];
-    const float value = frozen_step(load_parameter(e), momentum[i], variance[i], floor, scalars);
-    store_parameter(value, 0, e);
-    parameter[i] = e.parameter;
-    if constexpr (Types::kHasExtra) extra[i] = e.extra;
+    parameters.store_value(i, frozen_step(parameters.value(i), momentum[i], variance[i], floor, scalars));
   }
 }
 

@@ -5,6 +5,8 @@
 #include <cstring>
 
 #include <pacer/core/reduction_order.h>
+#include <pacer/kernels/cpu/fold_columns.h>
+#include <pacer/kernels/cpu/onebit_parameters.h>
 #include <pacer/kernels/cpu/target.h>
 
 namespace pacer::kernels {
@@ -20,6 +22,11 @@ struct Span {
   int64_t count;
 };
 
+PACER_TARGET_CLONES void undo_scale(float* values, int64_t count, float scale) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) values[i] = values[i] / scale;
+}
+
 // Only padding lies between the last element and the next multiple of kBits.
 void read_momentum(const float* dense, const OneBitMessages& bits, float scale, const Span& span,
                    float* values) {
@@ -28,8 +35,7 @@ void read_momentum(const float* dense, const OneBitMessages& bits, float scale, 
     return;
   }
   decode_buffer_cpu(bits, span.position, round_up(span.count, kBits), values);
-#pragma omp simd
-  for (int64_t i = 0; i < span.count; ++i) values[i] = values[i] / scale;
+  undo_scale(values, span.count, scale);
 }
 
 struct Rows {
@@ -42,45 +48,18 @@ struct Columns {
   alignas(64) float ratio[kReductionColumns] = {};
 };
 
-// Parameters as fp32, without their rounding.
-template <AdamStorage kStorage>
-struct Elements {
-  using Types = StorageOf<kStorage>;
-  typename Types::Param* parameter;
-  typename Types::Extra* extra;
-
-  explicit Elements(const Span& span)
-      : parameter(static_cast<typename Types::Param*>(span.tensor->parameter) + span.offset),
-        extra(static_cast<typename Types::Extra*>(span.tensor->extra)) {
-    if constexpr (Types::kHasExtra) extra += span.offset;
-  }
-  PACER_HOST_DEVICE StoredElement<kStorage> load_stored(int64_t i) const {
-    StoredElement<kStorage> e{};
-    e.parameter = parameter[i];
-    if constexpr (Types::kHasExtra) e.extra = extra[i];
-    return e;
-  }
-  PACER_HOST_DEVICE float value(int64_t i) const { return load_parameter(load_stored(i)); }
-  PACER_HOST_DEVICE void store_value(int64_t i, float value) const {
-    StoredElement<kStorage> e = load_stored(i);
-    store_parameter(value, 0, e);
-    parameter[i] = e.parameter;
-    if constexpr (Types::kHasExtra) extra[i] = e.extra;
-  }
-};
-
 template <AdamStorage kStorage>
 PACER_TARGET_CLONES void moments_of_row(const Span& span, const LambScalars<float>& s, float floor,
                                         const Rows& rows, const float* variance, float* fresh,
                                         Columns& columns) {
   const LambScalars<float> scalars = s;
-  const Elements<kStorage> elements(span);
+  const OneBitParameters<kStorage> parameters(*span.tensor, span.offset);
 #pragma omp simd
   for (int64_t i = 0; i < span.count; ++i) {
     fresh[i] = fresh_variance(fresh[i], fresh_share(rows.momentum[i], rows.before[i], scalars), scalars);
     const float denominator = frozen_denominator(variance[i], floor, scalars);
     const float direction = lamb_direction(rows.momentum[i], denominator, scalars);
-    const float update = lamb_update(direction, elements.value(i), scalars);
+    const float update = lamb_update(direction, parameters.value(i), scalars);
     const float ratio = denominator_ratio(denominator, fresh[i], scalars);
     columns.direction[i] = fma_(direction, direction, columns.direction[i]);
     columns.update[i] = fma_(update, update, columns.update[i]);
@@ -92,13 +71,13 @@ template <AdamStorage kStorage>
 PACER_TARGET_CLONES void update_row(const Span& span, const LambScalars<float>& s, float floor,
                                     float step_size, const float* momentum, const float* variance) {
   const LambScalars<float> scalars = s;
-  const Elements<kStorage> elements(span);
+  const OneBitParameters<kStorage> parameters(*span.tensor, span.offset);
 #pragma omp simd
   for (int64_t i = 0; i < span.count; ++i) {
-    const float parameter = elements.value(i);
+    const float parameter = parameters.value(i);
     const float denominator = frozen_denominator(variance[i], floor, scalars);
     const float update = lamb_update(lamb_direction(momentum[i], denominator, scalars), parameter, scalars);
-    elements.store_value(i, fma_(-step_size, update, parameter));
+    parameters.store_value(i, fma_(-step_size, update, parameter));
   }
 }
 
@@ -135,8 +114,8 @@ void onebit_lamb_moments_cpu(const OneBitLambWork& work, const Tile& unit, int64
     });
   });
   work.partials.ratio[index] = *std::max_element(columns.ratio, columns.ratio + kReductionColumns);
-  work.partials.direction[index] = static_cast<double>(fold_columns(columns.direction));
-  work.partials.update[index] = static_cast<double>(fold_columns(columns.update));
+  work.partials.direction[index] = static_cast<double>(fold_columns_cpu(columns.direction));
+  work.partials.update[index] = static_cast<double>(fold_columns_cpu(columns.update));
 }
 
 void onebit_lamb_factor_cpu(const OneBitLambWork& work, int64_t tensor) {
