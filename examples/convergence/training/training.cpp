@@ -32,6 +32,14 @@ namespace {
 constexpr double kFinalRate = 0.1;  // of the peak learning rate
 constexpr int64_t kCheckpointsKept = 2;
 
+// Lets cuBLAS take its workspaces, one for each of the threads of forward and backward. They stay for the
+// life of the process, so the memory of the first run would count them, and that of no other.
+void take_workspaces(torch::Device device) {
+  if (!device.is_cuda()) return;
+  const auto weight = torch::ones({16, 16}, torch::TensorOptions(device).requires_grad(true));
+  torch::mm(weight, weight).sum().backward();
+}
+
 GptConfig gpt_config(const Settings& settings, bool fused = false) {
   return {settings.layers, settings.width, settings.heads, settings.sequence, fused};
 }
@@ -109,6 +117,7 @@ Run train(const RunPlan& plan, const Machine& machine, const Run& stored, RunObs
   const uint64_t seed = plan.seed;
   pacer::Communicator& world = *machine.world;
   const torch::Device device = world.device();
+  take_workspaces(device);
   const auto memory = std::make_shared<MemoryMeter>(device);
   const c10::DebugInfoGuard counting(c10::DebugInfoKind::PROFILER_STATE, memory);
   torch::manual_seed(seed);
