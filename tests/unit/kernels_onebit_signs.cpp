@@ -11,7 +11,7 @@
 #include "support/catch.h"
 #include "support/samples.h"
 
-namespace pacer::kernels::testing::onebit {
+namespace pacer::kernels::testing::onebit_signs {
 namespace {
 
 using pacer::testing::Samples;
@@ -163,4 +163,4 @@ TEST_CASE(
   }
 }
 
-}  // namespace pacer::kernels::testing::onebit
+}  // namespace pacer::kernels::testing::onebit_signs
