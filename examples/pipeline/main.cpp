@@ -3,7 +3,6 @@
 // that cannot work.
 #include <algorithm>
 #include <cstdio>
-#include <fstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +14,7 @@
 #include "drawing.h"
 #include "support/command_line.h"
 #include "support/program.h"
+#include "support/svg.h"
 
 namespace {
 
@@ -63,14 +63,6 @@ bool has_formula(const pacer::PipelineShape& shape, const pacer::PipelineCosts& 
                                  costs.backward_weight <= std::min(costs.forward, costs.backward_input));
 }
 
-void write_drawing(const std::string& path, const std::string& svg) {
-  std::ofstream file(path, std::ios::binary);
-  file << svg;
-  file.close();
-  pacer::require<pacer::FileError>(file.good(), "cannot write '", path,
-                                   "'; its folder must be there and writable");
-}
-
 int run(int argument_count, char** arguments) {
   const auto given = examples::read_command_line(
       argument_count, arguments,
@@ -110,8 +102,8 @@ int run(int argument_count, char** arguments) {
   }
   std::printf("\n");
   if (given->count("svg") != 0) {
-    write_drawing((*given)["svg"].as<std::string>(),
-                  pipeline::svg_drawing(title_of(shape), plans, shape.chunks, simulated));
+    examples::svg::save((*given)["svg"].as<std::string>(),
+                        pipeline::svg_drawing(title_of(shape), plans, shape.chunks, simulated));
   }
   return 0;
 }

@@ -2,7 +2,6 @@
 // measured kernels and links. Exit codes: 0 for success, 1 where a file cannot be read or written, 2 for
 // input that cannot work.
 #include <cstdio>
-#include <fstream>
 #include <string>
 #include <vector>
 
@@ -12,6 +11,7 @@
 #include "report.h"
 #include "support/command_line.h"
 #include "support/program.h"
+#include "support/svg.h"
 
 namespace {
 
@@ -89,14 +89,6 @@ Setting setting_of(const examples::OptionValues& given) {
   return setting;
 }
 
-void write_drawing(const std::string& path, const std::string& svg) {
-  std::ofstream file(path, std::ios::binary);
-  file << svg;
-  file.close();
-  pacer::require<pacer::FileError>(file.good(), "cannot write '", path,
-                                   "'; its folder must be there and writable");
-}
-
 int run(int argument_count, char** arguments) {
   const auto given = examples::read_command_line(
       argument_count, arguments,
@@ -120,7 +112,8 @@ int run(int argument_count, char** arguments) {
   }
   const bool json = given->count("json") != 0;
   std::fputs((json ? json_lines(rows) : table(setting, rows)).c_str(), stdout);
-  if (given->count("svg") != 0) write_drawing((*given)["svg"].as<std::string>(), drawing(setting, rows));
+  if (given->count("svg") != 0)
+    examples::svg::save((*given)["svg"].as<std::string>(), drawing(setting, rows));
   return 0;
 }
 

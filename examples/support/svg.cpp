@@ -2,6 +2,9 @@
 
 #include <array>
 #include <charconv>
+#include <fstream>
+
+#include <pacer/core/error.h>
 
 namespace examples::svg {
 namespace {
@@ -69,6 +72,14 @@ std::string picture(const std::string& title, double width, double height, const
          "\"" + attribute("width", pixels(width)) + attribute("height", pixels(height)) +
          " style=\"color-scheme:light dark;max-width:100%;height:auto\" role=\"img\">\n<title>" +
          escape(title) + "</title>\n" + content + "</svg>\n";
+}
+
+void save(const std::string& path, const std::string& picture) {
+  std::ofstream file(path, std::ios::binary);
+  file << picture;
+  file.close();
+  pacer::require<pacer::FileError>(file.good(), "cannot write '", path,
+                                   "'; its folder must be there and writable");
 }
 
 }  // namespace examples::svg

@@ -1,6 +1,6 @@
-// Pieces of SVG pictures as text, for the charts of the study, of the collectives and of the pipeline.
-// Numbers are written alike in every locale, texts are escaped; colours and fonts come from a style sheet, by
-// class.
+// Pieces of SVG pictures as text, for the charts of the study, of the collectives, of the pipeline and of
+// scaling. Numbers are written alike in every locale, texts are escaped; colours and fonts come from a style
+// sheet, by class.
 //
 //   picture("Two", 100, 40, kStyle + rectangle("bar", 0, 0, 80, 20, "eighty") + text_at("label", 4, 36,
 //   "start", "80"))
@@ -32,5 +32,8 @@ std::string dot(const std::string& kind, double x, double y, const std::string& 
 
 // A file that stands alone, no wider than its window.
 std::string picture(const std::string& title, double width, double height, const std::string& content);
+
+// Writes a picture to a file. Throws pacer::FileError where that cannot be written.
+void save(const std::string& path, const std::string& picture);
 
 }  // namespace examples::svg
