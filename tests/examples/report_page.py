@@ -150,7 +150,7 @@ def check_hover(browser, width):
 def main(program, collectives, pipeline, pictures=None):
     browser_program = next(filter(None, map(shutil.which, BROWSERS)), None)
     if not browser_program:
-        print(f"skipped: none of {', '.join(BROWSERS)} is installed")
+        print(f"PACER_SKIPPED: none of {', '.join(BROWSERS)} is installed")
         sys.exit(77)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
