@@ -97,6 +97,9 @@ void SaveBest::write_file(const NamedTensors& model) const {
 
 void SaveBest::save(NamedTensors& state) const { detail::save_best_value(best_, state); }
 
-void SaveBest::load(const NamedTensors& state) { best_ = detail::load_best_value(state); }
+void SaveBest::load(const NamedTensors& state) {
+  best_ = detail::load_best_value(state);
+  seen_step_ = -1;
+}
 
 }  // namespace pacer

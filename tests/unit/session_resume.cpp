@@ -138,9 +138,19 @@ TEST_CASE("R3: a field that was altered is refused or shows in the run", "[sessi
       SmallRun source(optimizer, hooks);
       for (int step = 0; step < 3; ++step) source.step();
       const detail::TrainingState saved = source.state();
-      for (int step = 0; step < kStepsAfter; ++step) source.step();
-      const detail::TrainingState expected = source.state();
+      std::vector<detail::TrainingState> expected;
+      for (int step = 0; step < kStepsAfter; ++step) {
+        source.step();
+        expected.push_back(source.state());
+      }
+      // Whether a run that goes on from where `target` is differs after one of its steps from the one above.
       SmallRun target(optimizer, hooks);
+      const auto differs = [&] {
+        return std::any_of(expected.begin(), expected.end(), [&](const detail::TrainingState& state) {
+          target.step();
+          return first_difference(target.state(), state) != "";
+        });
+      };
       for (const Part& part : parts_to_try(optimizer)) {
         for (const auto& item : saved.*part.tensors) {
           INFO(optimizer.name << ", " << part.name << ", " << item.first);
@@ -159,13 +169,11 @@ TEST_CASE("R3: a field that was altered is refused or shows in the run", "[sessi
             REQUIRE(first_difference(target.state(), before) == "");
             continue;
           }
-          for (int step = 0; step < kStepsAfter; ++step) target.step();
-          REQUIRE(first_difference(target.state(), expected) != "");
+          REQUIRE(differs());
         }
       }
       target.load(saved);
-      for (int step = 0; step < kStepsAfter; ++step) target.step();
-      REQUIRE(first_difference(target.state(), expected) == "");
+      REQUIRE_FALSE(differs());
     }
   }
 }
