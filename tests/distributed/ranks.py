@@ -130,10 +130,12 @@ class Rank:
 
 
 class Ranks(list):
-    """All ranks of a run. Arguments are those of the scenario; {folder} in them is a private folder of the run."""
+    """All ranks of a run. Arguments are those of the scenario; {folder} in them is a private folder of the run. `inside`
+    gives the words before the command of a rank, by its number."""
 
-    def __init__(self, worker, scenario, world_size, environment=None, only=None, **arguments):
+    def __init__(self, worker, scenario, world_size, environment=None, only=None, inside=lambda number: [], **arguments):
         super().__init__()
+        self._inside = inside
         self._folder = tempfile.TemporaryDirectory(prefix="pacer-ranks-")
         self.folder = self._folder.name
         self._worker, self._scenario, self._world_size = worker, scenario, world_size
@@ -151,7 +153,7 @@ class Ranks(list):
         arguments = {**self._arguments, **other}
         world_size = arguments.pop("world_size", self._world_size)
         words = [f"{name}={value}".replace("{folder}", self.folder) for name, value in arguments.items()]
-        command = [self._worker, self._scenario, str(number), str(world_size), *words]
+        command = [*self._inside(number), self._worker, self._scenario, str(number), str(world_size), *words]
         self.append(Rank(number, command, {**self._environment, **(environment or {})}))
         return self[-1]
 
