@@ -8,16 +8,17 @@
 
 namespace pacer {
 
+// A name in a list that is kept elsewhere.
 struct HashedName {
   uint32_t hash = 0;
-  uint32_t number = 0;  // of the name, wherever the names are
+  uint32_t number = 0;  // of the name in the list
 };
 
-// The same on every machine of this byte order. No secret: who may choose names can make many of one hash,
-// so those of one hash need another order as well.
+// Returns the hash of a name, the same in every run. It is no secret: who may choose the names can make many
+// of one hash, so that a list of these needs an order besides.
 uint32_t name_hash(std::string_view name);
 
-// By hash; those of one hash keep their order. Time is linear, and memory twice that of the list.
+// Sorts by hash; names of one hash keep their order. Time is linear, and needs the memory of the list again.
 void sort_by_hash(std::vector<HashedName>& names);
 
 }  // namespace pacer
