@@ -41,6 +41,7 @@ std::map<std::string, std::string> metadata_of(const SafetensorsFile& file) {
 void check_round_trip(const SafetensorsFile& file) {
   const std::map<std::string, Content> contents = contents_of(file);
   std::vector<TensorBytes> tensors;
+  demand(contents.size() == file.names_in_file_order().size(), "two tensors have one name");
   for (const auto& [name, content] : contents) {
     tensors.push_back({name, content.dtype, content.shape, content.elements.data()});
   }
@@ -48,6 +49,19 @@ void check_round_trip(const SafetensorsFile& file) {
   const SafetensorsFile again = testing::parsed_safetensors(testing::written_safetensors(tensors, metadata));
   demand(contents_of(again) == contents, "tensors differ after they were written and read again");
   demand(metadata_of(again) == metadata, "metadata differ after they were written and read again");
+}
+
+// The tensors lie one after the other, from the header to the end of the file.
+void check_places(const SafetensorsFile& file, size_t header, size_t size) {
+  const char* end = nullptr;
+  size_t bytes = 0;
+  for (const std::string_view name : file.names_in_file_order()) {
+    const TensorView view = *file.find(name);
+    demand(end == nullptr || view.data == end, "tensors overlap, or there is a gap between them");
+    end = view.data + view.bytes;
+    bytes += view.bytes;
+  }
+  demand(8 + header + bytes == size, "the tensors are not all of the file behind its header");
 }
 
 // Reading the header alone refuses the same files in the same words.
@@ -91,7 +105,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     file = SafetensorsFile::parse(std::move(copy), fuzz::kPath);
     for (const std::string_view name : file->names()) file->find(name);
   });
-  if (accepted) fuzz::check_round_trip(*file);
+  if (accepted) {
+    uint64_t header = 0;
+    for (size_t i = 8; i-- > 0;) header = header << 8 | data[i];
+    fuzz::check_places(*file, header, size);
+    fuzz::check_round_trip(*file);
+  }
   file.reset();
   fuzz::check_header_alone(bytes, accepted);
   return 0;
