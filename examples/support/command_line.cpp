@@ -1,9 +1,11 @@
 #include "support/command_line.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <fstream>
 #include <iostream>
+#include <map>
 #include <sstream>
 
 #include <pacer/core/json_lines.h>
@@ -67,10 +69,27 @@ std::string content_of(const std::string& path) {
   return text;
 }
 
-// Boost's words, with no more of the text at fault than a message may show.
-std::string sentence_of(const po::error& error) {
+// Puts one character for another in the words that an error of Boost is about.
+void replace_in_words(po::error& error, char from, char to) {
+  struct Words : po::error_with_option_name {
+    static std::map<std::string, std::string>& of(po::error_with_option_name& error) {
+      return error.*&Words::m_substitutions;
+    }
+  };
+  auto* const named = dynamic_cast<po::error_with_option_name*>(&error);
+  if (named == nullptr) return;
+  for (auto& word : Words::of(*named)) std::replace(word.second.begin(), word.second.end(), from, to);
+}
+
+// Boost's sentence, with no more of the words at fault than a message may show. Boost fills them in until no
+// placeholder is left, which never ends where the words themselves hold one, such as "%value%": so it does
+// not get to see their percent signs.
+std::string sentence_of(po::error& error) {
   constexpr size_t kLongest = 300;
-  const std::string words = error.what();
+  constexpr char kPercent = '\x01';
+  replace_in_words(error, '%', kPercent);
+  std::string words = error.what();
+  std::replace(words.begin(), words.end(), kPercent, '%');
   const std::string text = pacer::json_quote(words.substr(0, kLongest));
   return text.substr(1, text.size() - 2) + (words.size() > kLongest ? "..." : "");
 }
@@ -95,7 +114,7 @@ void store_file(const std::string& path, const po::options_description& known, O
       taken.options.push_back(option);
     }
     po::store(taken, *given);
-  } catch (const po::error& error) {
+  } catch (po::error& error) {
     throw pacer::InvalidArgument(path + ": " + sentence_of(error));
   }
 }
@@ -146,7 +165,7 @@ std::optional<OptionValues> read_command_line(int argument_count, char** argumen
   } catch (const po::too_many_positional_options_error&) {
     throw pacer::InvalidArgument(
         "there is an argument too many; options start with two dashes, --help lists them");
-  } catch (const po::error& error) {
+  } catch (po::error& error) {
     throw pacer::InvalidArgument(sentence_of(error) + "; --help lists the options");
   }
   const std::string program = program_name(arguments);
