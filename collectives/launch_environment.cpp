@@ -11,6 +11,7 @@
 #include <limits>
 
 #include <pacer/core/error.h>
+#include <pacer/core/json_scanner.h>
 
 namespace pacer {
 namespace {
@@ -58,8 +59,8 @@ class Variables {
     int64_t result = 0;
     const char* const end = value.data() + value.size();
     const auto [rest, error] = std::from_chars(value.data(), end, result);
-    require(error == std::errc() && rest == end, "the environment variable ", name, " is \"", value,
-            "\", which is no number; set it to one, or unset it");
+    require(error == std::errc() && rest == end, "the environment variable ", name, " is ",
+            quote_for_message(value), ", which is no number; set it to one, or unset it");
     require(result >= from && result <= to, "the environment variable ", name, " is ", value,
             ", but must be ",
             to == kNoLimit ? detail::concatenate("at least ", from) : detail::concatenate(from, " to ", to),
@@ -176,16 +177,17 @@ int64_t tasks_on_node(const char* name, const std::string& list, int64_t node) {
     const int64_t tasks = Variables::parse(name, part.substr(0, times), 0, kNoLimit);
     int64_t nodes = 1;
     if (times != std::string::npos) {
-      require(part.back() == ')', "the environment variable ", name, " is \"", list,
-              "\", which is no list like 2(x3),1; unset it");
+      require(part.back() == ')', "the environment variable ", name, " is ", quote_for_message(list),
+              ", which is no list like 2(x3),1; unset it");
       nodes = Variables::parse(name, part.substr(times + 2, part.size() - times - 3), 1, kNoLimit);
     }
     if (node < nodes) return tasks;
     node -= nodes;
     begin = end + 1;
   }
-  throw InvalidArgument(detail::concatenate("the environment variable ", name, " is \"", list,
-                                            "\", which does not tell of the node of this process; unset it"));
+  throw InvalidArgument(detail::concatenate("the environment variable ", name, " is ",
+                                            quote_for_message(list),
+                                            ", which does not tell of the node of this process; unset it"));
 }
 
 int64_t slurm_local_size(const Variables& variables, int64_t world_size) {

@@ -82,6 +82,8 @@ std::string manifest_text(const CheckpointManifest& manifest) {
   require(manifest.world_size >= 1, "the world size of a checkpoint is ", manifest.world_size,
           "; it is 1 or more");
   require_manifest_text("pacer version", manifest.pacer_version);
+  require(manifest.libraries.size() <= kMaxManifestLibraries, "the manifest of a checkpoint takes ",
+          kMaxManifestLibraries, " libraries, not ", manifest.libraries.size());
   std::string libraries, files;
   for (const auto& [name, version] : manifest.libraries) {
     require_manifest_text("library name", name);
@@ -137,6 +139,9 @@ CheckpointManifest parse_manifest(std::vector<char> text, const std::string& pat
   if (!scanner.take('}')) {
     do {
       const size_t at = scanner.position();
+      if (manifest.libraries.size() == kMaxManifestLibraries) {
+        scanner.fail_at(at, "more than ", kMaxManifestLibraries, " libraries");
+      }
       const std::string_view name = scanner.string();
       scanner.expect(':');
       if (!manifest.libraries.emplace(name, scanner.string()).second) {

@@ -43,13 +43,14 @@ struct CheckpointManifest {
 constexpr const char* kManifestName = "manifest.json";
 // Room for some 8,000 files; more are refused in both directions, so that no manifest fills the memory.
 constexpr int64_t kMaxManifestBytes = 1 << 20;
+constexpr size_t kMaxManifestLibraries = 1000;
 
 // Whether a file of a checkpoint may have this name: 1 to 200 of A-Z a-z 0-9 . _ - with no dot in front, and
 // not the manifest's. There is no way to write a path with these.
 bool is_checkpoint_file_name(std::string_view name);
 
 // InvalidArgument for fields that cannot be: a negative step, a world size below 1, text that is not UTF-8,
-// names that no file may have or that are repeated, and beyond kMaxManifestBytes.
+// names that no file may have or that are repeated, and beyond the limits.
 std::string manifest_text(const CheckpointManifest& manifest);
 
 // Safe for any bytes; `path` is for messages. FileError with the path, the byte and what is wrong.

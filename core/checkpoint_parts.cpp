@@ -30,12 +30,20 @@ CheckpointPart parse_record(const std::string& text, const std::string& path) {
   CheckpointPart part;
   const std::string body = text.substr(0, end);
   constexpr std::string_view kFailed = "failed\n";
-  if (body.compare(0, kFailed.size(), kFailed) == 0) {
+  if (body.size() > kFailed.size() + 1 && body.compare(0, kFailed.size(), kFailed) == 0) {
     part.failure = body.substr(kFailed.size(), body.size() - kFailed.size() - 1);
     return part;
   }
   std::istringstream lines(body);
-  for (CheckpointFile file; lines >> file.name >> file.size >> file.checksum;) part.files.push_back(file);
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream fields(line);
+    CheckpointFile file;
+    fields >> file.name >> file.size >> file.checksum;
+    const bool is_file =
+        fields && is_checkpoint_file_name(file.name) && file.size >= 0 && is_checksum(file.checksum);
+    require<FileError>(is_file, path, " is damaged: a line of it is no file of a checkpoint");
+    part.files.push_back(std::move(file));
+  }
   return part;
 }
 

@@ -13,6 +13,7 @@
 #include <pacer/core/host_device.h>
 #include <pacer/core/json_lines.h>
 #include <pacer/core/json_scanner.h>
+#include <pacer/core/name_hash.h>
 #include <pacer/core/philox.h>
 #include <pacer/core/reduction_order.h>
 #include <pacer/core/safetensors.h>

@@ -1,5 +1,6 @@
 #include <pacer/core/json_scanner.h>
 
+#include <algorithm>
 #include <bitset>
 #include <charconv>
 #include <cstring>
@@ -55,11 +56,11 @@ bool JsonScanner::take(char c) {
   return true;
 }
 
-void JsonScanner::expect(char c) {
+void JsonScanner::expect_behind_space(char c) {
   if (!take(c)) fail_at(position(), "expected '", c, "'", at_ == end_ ? " but the text ends" : "");
 }
 
-bool JsonScanner::more(char close) {
+bool JsonScanner::more_behind_space(char close) {
   if (take(',')) return true;
   if (!take(close)) fail_at(position(), "expected ',' or '", close, "'");
   return false;
@@ -82,6 +83,10 @@ int64_t JsonScanner::integer() {
   const size_t start = position();
   const bool leading_zero = at_ != end_ && *at_ == '0';
   int64_t value = 0;
+  // So many digits are below 2^63, whatever they are.
+  constexpr ptrdiff_t kSafeDigits = 18;
+  const char* const safe_end = at_ + std::min(kSafeDigits, end_ - at_);
+  for (; at_ != safe_end && '0' <= *at_ && *at_ <= '9'; ++at_) value = value * 10 + (*at_ - '0');
   for (; at_ != end_ && '0' <= *at_ && *at_ <= '9'; ++at_) {
     const int digit = *at_ - '0';
     if (value > (std::numeric_limits<int64_t>::max() - digit) / 10)
@@ -193,9 +198,26 @@ void JsonScanner::skip_value() {
   } while (depth > 0);
 }
 
+// The first of eight bytes at a time that is a quote, a backslash, a control character or no ASCII, as far as
+// eight at a time go: the characters before it mean themselves.
+char* JsonScanner::skip_plain(char* at) const {
+  constexpr uint64_t kOnes = 0x0101010101010101, kHighs = 0x8080808080808080;
+  const auto has_zero = [](uint64_t word) { return (word - kOnes) & ~word & kHighs; };
+  while (end_ - at >= 8) {
+    uint64_t word;
+    std::memcpy(&word, at, sizeof word);
+    const uint64_t special = has_zero(word ^ (kOnes * '"')) | has_zero(word ^ (kOnes * '\\')) |
+                             ((word - kOnes * 0x20) & ~word & kHighs) | (word & kHighs);
+    if (special != 0) return at + __builtin_ctzll(special) / 8;
+    at += 8;
+  }
+  return at;
+}
+
 std::string_view JsonScanner::string() {
   expect('"');
   const char* const start = at_;
+  at_ = skip_plain(at_);
   char* out = at_;
   while (at_ != end_) {
     const char c = *at_;

@@ -32,9 +32,16 @@ class JsonScanner {
 
   // Consumes the character if it comes next.
   bool take(char c);
-  void expect(char c);
+  void expect(char c) {
+    if (at_ == end_ || *at_ != c) return expect_behind_space(c);
+    ++at_;  // nearly always, and headers of a million tensors have millions of these
+  }
   // Between the items of a list or object: true after a comma, false after `close`.
-  bool more(char close);
+  bool more(char close) {
+    if (at_ == end_ || *at_ != ',') return more_behind_space(close);
+    ++at_;
+    return true;
+  }
   void expect_key(std::string_view key);
   // Nothing but white space follows.
   void expect_end();
@@ -67,9 +74,12 @@ class JsonScanner {
 
  private:
   void skip_space();
+  void expect_behind_space(char c);
+  bool more_behind_space(char close);
   bool take_word(std::string_view word);
   void skip_scalar();
   size_t digits();
+  char* skip_plain(char* at) const;
   char* decode_escape(char* out);
   uint32_t hex_digits();
 

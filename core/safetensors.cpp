@@ -29,13 +29,6 @@ size_t header_size(const char* start, uint64_t file_bytes, const std::string& pa
   return static_cast<size_t>(length);
 }
 
-std::optional<Dtype> dtype_of(std::string_view name) {
-  for (int i = 0; i <= static_cast<int>(Dtype::BOOL); ++i) {
-    if (name == dtype_name(static_cast<Dtype>(i))) return static_cast<Dtype>(i);
-  }
-  return std::nullopt;
-}
-
 }  // namespace
 
 // Fills a SafetensorsFile whose bytes are there, those of the header at least.
@@ -124,7 +117,7 @@ class SafetensorsFile::Parser {
       if (field == "dtype") {
         first(has_dtype, "dtype");
         const std::string_view dtype = scanner_.string();
-        const std::optional<Dtype> known = dtype_of(dtype);
+        const std::optional<Dtype> known = dtype_named(dtype);
         if (!known) fail("has the dtype ", quote_for_message(dtype), ", which pacer does not know");
         record.dtype = *known;
       } else if (field == "shape") {
@@ -165,8 +158,12 @@ class SafetensorsFile::Parser {
     record.shape_at = static_cast<uint32_t>(kLengthBytes + scanner_.position() - 1);
     int64_t product = 1;
     bool empty = false;
+    size_t dimensions = 0;
     if (!scanner_.take(']')) {
       do {
+        if (++dimensions > kMaxSafetensorsDimensions) {
+          fail("has more than ", kMaxSafetensorsDimensions, " dimensions");
+        }
         const int64_t size = scanner_.integer();
         empty = empty || size == 0;
         if (size > 0 && product > std::numeric_limits<int64_t>::max() / size) {
@@ -181,9 +178,12 @@ class SafetensorsFile::Parser {
   // The tensors lie one after the other, the first at the start of the data and the last up to the end.
   void check_places() {
     auto& records = file_.records_;
-    std::sort(records.begin(), records.end(), [](const Record& a, const Record& b) {
+    const auto by_place = [](const Record& a, const Record& b) {
       return a.data_at != b.data_at ? a.data_at < b.data_at : a.data_bytes < b.data_bytes;
-    });
+    };
+    if (!std::is_sorted(records.begin(), records.end(), by_place)) {
+      std::sort(records.begin(), records.end(), by_place);
+    }
     uint64_t end = data_at_;
     for (const Record& record : records) {
       if (record.data_at != end) {
@@ -197,14 +197,30 @@ class SafetensorsFile::Parser {
                        " bytes follow the last tensor");
   }
 
+  // Equal names have equal hashes.
   void check_names() {
-    auto& records = file_.records_;
-    const auto by_name = [&](const Record& a, const Record& b) {
-      return file_.view(a.name) < file_.view(b.name);
-    };
-    std::sort(records.begin(), records.end(), by_name);
-    for (size_t i = 1; i < records.size(); ++i) {
-      if (!by_name(records[i - 1], records[i])) fail_in(records[i], "occurs twice");
+    auto& hashed = file_.hashed_;
+    hashed.reserve(file_.records_.size());
+    for (const Record& record : file_.records_) {
+      hashed.push_back({name_hash(file_.view(record.name)), static_cast<uint32_t>(hashed.size())});
+    }
+    sort_by_hash(hashed);
+    for (size_t begin = 0, end = 0; begin < hashed.size(); begin = end) {
+      while (end < hashed.size() && hashed[end].hash == hashed[begin].hash) ++end;
+      if (end - begin > 1) check_names_of_one_hash(hashed.data() + begin, hashed.data() + end);
+    }
+  }
+
+  void check_names_of_one_hash(HashedName* begin, HashedName* end) {
+    const auto text_of = [&](const HashedName& each) { return file_.records_[each.number].name; };
+    std::sort(begin, end, [&](const HashedName& a, const HashedName& b) {
+      const int order = file_.view(text_of(a)).compare(file_.view(text_of(b)));
+      return order != 0 ? order < 0 : text_of(a).at < text_of(b).at;
+    });
+    for (const HashedName* each = begin + 1; each < end; ++each) {
+      if (file_.view(text_of(each[-1])) == file_.view(text_of(*each))) {
+        fail_in(file_.records_[each->number], "occurs twice");
+      }
     }
   }
 
@@ -242,28 +258,26 @@ SafetensorsFile SafetensorsFile::read_header(FileReader& reader, const std::stri
 }
 
 std::vector<std::string_view> SafetensorsFile::names_in_file_order() const {
-  std::vector<const Record*> records;
-  for (const Record& record : records_) records.push_back(&record);
-  std::sort(records.begin(), records.end(), [](const Record* a, const Record* b) {
-    return std::make_pair(a->data_at, a->data_bytes) < std::make_pair(b->data_at, b->data_bytes);
-  });
-  std::vector<std::string_view> names;
-  for (const Record* record : records) names.push_back(view(record->name));
-  return names;
-}
-
-std::vector<std::string_view> SafetensorsFile::names() const {
   std::vector<std::string_view> names;
   names.reserve(records_.size());
   for (const Record& record : records_) names.push_back(view(record.name));
   return names;
 }
 
+std::vector<std::string_view> SafetensorsFile::names() const {
+  std::vector<std::string_view> names = names_in_file_order();
+  if (!std::is_sorted(names.begin(), names.end())) std::sort(names.begin(), names.end());
+  return names;
+}
+
 std::optional<TensorView> SafetensorsFile::find(std::string_view name) const {
-  const auto record =
-      std::lower_bound(records_.begin(), records_.end(), name,
-                       [&](const Record& each, std::string_view wanted) { return view(each.name) < wanted; });
-  if (record == records_.end() || view(record->name) != name) return std::nullopt;
+  const uint32_t hash = name_hash(name);
+  const auto is_before = [&](const HashedName& each, std::string_view wanted) {
+    return each.hash != hash ? each.hash < hash : view(records_[each.number].name) < wanted;
+  };
+  const auto found = std::lower_bound(hashed_.begin(), hashed_.end(), name, is_before);
+  if (found == hashed_.end() || view(records_[found->number].name) != name) return std::nullopt;
+  const Record* const record = &records_[found->number];
   TensorView tensor;
   tensor.dtype = record->dtype;
   if (bytes_.size() == file_bytes_) tensor.data = bytes_.data() + record->data_at;

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include <pacer/core/file_system.h>
+#include <pacer/core/name_hash.h>
 
 namespace pacer {
 
@@ -22,6 +23,8 @@ enum class Dtype : uint8_t { F64, F32, F16, BF16, I64, I32, I16, I8, U8, BOOL };
 
 // As the format spells it: "BF16".
 const char* dtype_name(Dtype dtype);
+// Nothing for a name that is none of them.
+std::optional<Dtype> dtype_named(std::string_view name);
 // The bytes of one element.
 int64_t dtype_bytes(Dtype dtype);
 
@@ -37,6 +40,7 @@ struct TensorBytes {
 // Limits of both directions; the first is the one of the format's reference implementation.
 constexpr int64_t kMaxSafetensorsHeader = 100'000'000;  // bytes
 constexpr size_t kMaxSafetensorsMetadata = 10'000;      // entries
+constexpr size_t kMaxSafetensorsDimensions = 1'000;     // of a tensor
 
 // Writes a whole file. Larger elements come first and equally large ones by name, without gaps, and the
 // header is padded with spaces, so that every tensor starts at a multiple of its element's size.
@@ -108,7 +112,8 @@ class SafetensorsFile {
 
   std::vector<char> bytes_;  // all, or those up to the end of the header
   uint64_t file_bytes_ = 0;
-  std::vector<Record> records_;                  // by name
+  std::vector<Record> records_;                  // in the file's order
+  std::vector<HashedName> hashed_;               // by hash, then by name; numbers of records_
   std::vector<std::pair<Text, Text>> metadata_;  // by name
 };
 

@@ -15,7 +15,7 @@ namespace pacer {
 namespace {
 
 struct DtypeFacts {
-  const char* name;
+  std::string_view name;
   int64_t bytes;
 };
 constexpr std::array<DtypeFacts, 10> kDtypeFacts = {{{"F64", 8},
@@ -45,6 +45,8 @@ void require_name(const std::string& name) {
 int64_t size_to_write(const TensorRecord& tensor) {
   require_name(tensor.name);
   const std::string name = quote_for_message(tensor.name);
+  require(tensor.shape.size() <= kMaxSafetensorsDimensions, "the tensor ", name, " has ", tensor.shape.size(),
+          " dimensions; the limit is ", kMaxSafetensorsDimensions);
   int64_t bytes = dtype_bytes(tensor.dtype);
   bool empty = false;
   for (const int64_t size : tensor.shape) {
@@ -162,7 +164,13 @@ void write_file(ByteSink& sink, const FilePlan& plan, const std::vector<TensorRe
 
 }  // namespace
 
-const char* dtype_name(Dtype dtype) { return facts_of(dtype).name; }
+const char* dtype_name(Dtype dtype) { return facts_of(dtype).name.data(); }
+std::optional<Dtype> dtype_named(std::string_view name) {
+  for (size_t i = 0; i < kDtypeFacts.size(); ++i) {
+    if (kDtypeFacts[i].name == name) return static_cast<Dtype>(i);
+  }
+  return std::nullopt;
+}
 int64_t dtype_bytes(Dtype dtype) { return facts_of(dtype).bytes; }
 
 void write_safetensors(ByteSink& sink, const std::vector<TensorRecord>& tensors,

@@ -28,7 +28,7 @@ constexpr const char* kAdapterModel = "adapter_model.safetensors";
 constexpr const char* kAdapterConfig = "adapter_config.json";
 constexpr std::string_view kPrefix = "base_model.model.";
 constexpr std::string_view kSuffixA = ".lora_A.weight", kSuffixB = ".lora_B.weight";
-constexpr int64_t kLargestConfig = 16 << 20;  // bytes
+constexpr int64_t kLargestConfig = 1 << 20;  // bytes
 
 std::string path_in(const std::string& folder, const char* file) {
   return folder + (folder.back() == '/' ? "" : "/") + file;

@@ -35,7 +35,7 @@ bool has_everybody_come(Store& store, int world_size) {
   std::set<std::string> ranks;
   for (const std::string& bytes : store.read(kHere)) {
     const std::vector<std::string> record = unpack(bytes);
-    if (record.at(0) == "rank") ranks.insert(record.at(1));
+    if (record.size() >= 2 && record[0] == "rank") ranks.insert(record[1]);
   }
   return static_cast<int>(ranks.size()) >= world_size;
 }

@@ -128,6 +128,23 @@ struct Roster::Standing {
   bool failed_with_others = false;    // than those that were asked for
 };
 
+// A record that was unpacked.
+struct Roster::News {
+  // Throws Error for what is no record of these ranks.
+  News(const std::string& record, size_t world_size) : texts(unpack(record)) {
+    require_record(texts.size() >= 2);
+    rank = parse_rank(texts[1]);
+    require_record(static_cast<size_t>(rank) < world_size && (!is("left") || texts.size() >= 3) &&
+                   (!is("failed") || texts.size() >= 4));
+    for (size_t i = 4; is("failed") && i < texts.size(); ++i) suspects.push_back(parse_rank(texts[i]));
+  }
+  bool is(const char* kind) const { return texts[0] == kind; }
+
+  std::vector<std::string> texts;
+  int rank = 0;
+  std::vector<int> suspects;  // of "failed"
+};
+
 // Of these ranks, without this one. `elsewhere`, if there is one: what is known of all ranks together.
 std::vector<Roster::Standing> Roster::standings(const std::vector<int>& ranks, Elsewhere* elsewhere) {
   require_keeper();
@@ -147,23 +164,23 @@ std::vector<Roster::Standing> Roster::standings(const std::vector<int>& ranks, E
     return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
   };
   for (const std::string& record : store_->read(kNews)) {
-    const std::vector<std::string> news = unpack(record);
-    const int rank = std::stoi(news.at(1));
-    if (news[0] == "retired" && keeper_ == rank) keeper_has_retired_ = true;
-    searches.at(static_cast<size_t>(rank)) = news[0] == "alive" && rank != rank_ ? 1 : 0;
-    if (elsewhere != nullptr && news[0] == "failed" && news.size() > 4 && elsewhere->failure.ranks.empty()) {
-      elsewhere->failure = {{rank}, concatenate("rank ", rank, " failed in ", news[2], ": ", news[3])};
+    const News news(record, members_.size());
+    const std::vector<std::string>& texts = news.texts;
+    const auto rank = static_cast<size_t>(news.rank);
+    if (news.is("retired") && keeper_ == news.rank) keeper_has_retired_ = true;
+    searches[rank] = news.is("alive") && news.rank != rank_ ? 1 : 0;
+    if (elsewhere != nullptr && !news.suspects.empty() && elsewhere->failure.ranks.empty()) {
+      elsewhere->failure = {{news.rank}, concatenate("rank ", rank, " failed in ", texts[2], ": ", texts[3])};
     }
-    Standing* const standing = by_rank.at(static_cast<size_t>(rank));
+    Standing* const standing = by_rank[rank];
     if (standing == nullptr) continue;
-    if (news[0] == "alive" || news[0] == "failed") standing->is_alive = true;
-    if (news[0] == "retired") standing->has_retired = true;
-    if (news[0] == "left" && !standing->left) standing->left = news.at(2);
-    if (news[0] == "failed" && !standing->failed) {
-      standing->failed = concatenate(news.at(2), ": ", news.at(3));
-      standing->failed_with_others =
-          std::any_of(news.begin() + 4, news.end(),
-                      [&](const std::string& suspect) { return !is_asked_for(std::stoi(suspect)); });
+    if (news.is("alive") || news.is("failed")) standing->is_alive = true;
+    if (news.is("retired")) standing->has_retired = true;
+    if (news.is("left") && !standing->left) standing->left = texts[2];
+    if (news.is("failed") && !standing->failed) {
+      standing->failed = concatenate(texts[2], ": ", texts[3]);
+      standing->failed_with_others = std::any_of(news.suspects.begin(), news.suspects.end(),
+                                                 [&](int suspect) { return !is_asked_for(suspect); });
     }
   }
   if (elsewhere != nullptr) {

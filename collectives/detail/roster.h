@@ -66,6 +66,7 @@ class Roster {
   using Clock = std::chrono::steady_clock;
   struct Standing;
   struct Elsewhere;
+  struct News;
 
   void tell(const std::vector<std::string>& news);
   std::vector<Standing> standings(const std::vector<int>& ranks, Elsewhere* elsewhere = nullptr);

@@ -1,12 +1,14 @@
 #include <pacer/collectives/detail/store.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstring>
 #include <thread>
 
 #include <pacer/collectives/communication_error.h>
 #include <pacer/collectives/detail/member.h>
 #include <pacer/core/error.h>
+#include <pacer/core/utf8.h>
 
 namespace pacer::detail {
 
@@ -24,11 +26,23 @@ constexpr Milliseconds kShortestPoll{2}, kLongestPoll{100};
 // "verdict" MESSAGE SUSPECT... under both.
 std::string result_of(const std::string& key) { return key + "/all"; }
 
+// The words of another rank, as one line that can be printed.
+std::string one_line(std::string text) {
+  const bool has_only_utf8 = is_utf8(text);
+  for (char& c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte == 0x7F) c = ' ';
+    if (byte >= 0x80 && !has_only_utf8) c = '?';
+  }
+  return text.empty() ? "another rank gives no reason" : text;
+}
+
 void throw_verdict(const std::vector<std::string>& record) {
-  if (record.at(0) != "verdict") return;
+  require_record(record.size() >= 2);
+  if (record[0] != "verdict") return;
   std::vector<int> suspects;
-  for (size_t i = 2; i < record.size(); ++i) suspects.push_back(std::stoi(record[i]));
-  fail_rendezvous(record.at(1), suspects);
+  for (size_t i = 2; i < record.size(); ++i) suspects.push_back(parse_rank(record[i]));
+  fail_rendezvous(one_line(record[1]), suspects);
 }
 
 // The first text of each rank.
@@ -37,8 +51,9 @@ Exchange::Texts texts_of(const std::vector<std::string>& records, int world_size
   for (const std::string& bytes : records) {
     const std::vector<std::string> record = unpack(bytes);
     throw_verdict(record);
-    const auto rank = static_cast<size_t>(std::stoi(record.at(1)));
-    if (rank < texts.size() && !texts[rank]) texts[rank] = record.at(2);
+    require_record(record.size() == 3 && record[0] == "rank");
+    const auto rank = static_cast<size_t>(parse_rank(record[1]));
+    if (rank < texts.size() && !texts[rank]) texts[rank] = record[2];
   }
   return texts;
 }
@@ -90,12 +105,23 @@ std::vector<std::string> unpack(const std::string& bytes) {
     uint64_t size = 0;
     const size_t left = bytes.size() - offset;
     if (left >= sizeof(size)) std::memcpy(&size, bytes.data() + offset, sizeof(size));
-    require<Error>(left >= sizeof(size) && size <= left - sizeof(size),
-                   "the store where the ranks meet holds something else than their records");
+    require_record(left >= sizeof(size) && size <= left - sizeof(size));
     texts.push_back(bytes.substr(offset + sizeof(size), size));
     offset += sizeof(size) + size;
   }
   return texts;
+}
+
+void require_record(bool holds) {
+  require<Error>(holds, "the store where the ranks meet holds something else than their records");
+}
+
+int parse_rank(const std::string& text) {
+  int rank = -1;
+  const char* const end = text.data() + text.size();
+  const auto number = std::from_chars(text.data(), end, rank);
+  require_record(number.ec == std::errc() && number.ptr == end && rank >= 0);
+  return rank;
 }
 
 std::vector<std::string> Exchange::collect() const {
@@ -129,6 +155,12 @@ std::vector<std::string> Exchange::collect() const {
       if (records.empty()) continue;
       const std::vector<std::string> all = unpack(records.front());
       throw_verdict(all);
+      require_record(all[0] == "all");
+      if (all.size() != texts.size() + 1) {
+        fail_rendezvous(concatenate("rank ", rank, " counts ", world_size, " ranks, but rank 0 counts ",
+                                    all.size() - 1, "; start all ranks of a run with the same world size"),
+                        {0});
+      }
       return {all.begin() + 1, all.end()};
     }
   }

@@ -65,6 +65,12 @@ std::string pack(const std::vector<std::string>& texts);
 // Throws Error for bytes that are no packed texts.
 std::vector<std::string> unpack(const std::string& bytes);
 
+// Of records, which whoever reached the store may have written: throws Error, that this is no record of the
+// ranks, unless `holds`.
+void require_record(bool holds);
+// The number of a rank in a record. Throws Error where it is none.
+int parse_rank(const std::string& text);
+
 // One exchange of texts through a store, between all ranks. Requests are O(world_size) in all: each rank
 // appends its text, rank 0 collects them and publishes all as one record, for which the others wait.
 struct Exchange {

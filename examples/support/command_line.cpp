@@ -1,11 +1,16 @@
 #include "support/command_line.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <fstream>
 #include <iostream>
+#include <map>
+#include <sstream>
 
-#include "support/program.h"
+#include <pacer/core/json_lines.h>
+
+#include "support/program_name.h"
 
 namespace examples {
 
@@ -48,30 +53,69 @@ std::string config_of(const std::string& program, const OptionValues& given,
   return text;
 }
 
+// Of a file of options, which is small: it is read as a whole, also from a pipe.
+std::string content_of(const std::string& path) {
+  constexpr size_t kLargest = 1 << 20;  // bytes
+  std::ifstream file(path, std::ios::binary);
+  std::string text;
+  for (std::array<char, 4096> piece; file && text.size() <= kLargest;) {
+    file.read(piece.data(), piece.size());
+    text.append(piece.data(), static_cast<size_t>(file.gcount()));
+  }
+  pacer::require(!text.empty(), "cannot read the file ", path,
+                 " of --config; it is missing, empty or not a file");
+  pacer::require(text.size() <= kLargest, path, " of --config is no file of options: it has more than ",
+                 kLargest, " bytes");
+  return text;
+}
+
+// Puts one character for another in the words that an error of Boost is about.
+void replace_in_words(po::error& error, char from, char to) {
+  struct Words : po::error_with_option_name {
+    static std::map<std::string, std::string>& of(po::error_with_option_name& error) {
+      return error.*&Words::m_substitutions;
+    }
+  };
+  auto* const named = dynamic_cast<po::error_with_option_name*>(&error);
+  if (named == nullptr) return;
+  for (auto& word : Words::of(*named)) std::replace(word.second.begin(), word.second.end(), from, to);
+}
+
+// Boost's sentence, with no more of the words at fault than a message may show. Boost fills them in until no
+// placeholder is left, which never ends where the words themselves hold one, such as "%value%": so it does
+// not get to see their percent signs.
+std::string sentence_of(po::error& error) {
+  constexpr size_t kLongest = 300;
+  constexpr char kPercent = '\x01';
+  replace_in_words(error, '%', kPercent);
+  std::string words = error.what();
+  std::replace(words.begin(), words.end(), kPercent, '%');
+  const std::string text = pacer::json_quote(words.substr(0, kLongest));
+  return text.substr(1, text.size() - 2) + (words.size() > kLongest ? "..." : "");
+}
+
 // Lies below what was typed.
 void store_file(const std::string& path, const po::options_description& known, OptionValues* given) {
-  std::ifstream file(path);
-  pacer::require(file.is_open() && file.peek() != std::ifstream::traits_type::eof(), "cannot read the file ",
-                 path, " of --config; it is missing, empty or not a file");
+  std::istringstream file(content_of(path));
   try {
     auto parsed = po::parse_config_file(file, known, /*allow_unregistered=*/true);
     po::parsed_options taken(&known);
     for (const auto& option : parsed.options) {
       const std::string& name = option.string_key;
       const auto* found = known.find_nothrow(name, /*approx=*/false);
-      pacer::require(found != nullptr, "unknown option '", name, "' in ", path, "; ",
+      pacer::require(found != nullptr, "unknown option '", shown(name), "' in ", path, "; ",
                      suggestion(name.substr(name.rfind('.') + 1), names_of(known, "")));
       if (is_switch(*found)) {
         const std::string value = option.value.empty() ? "" : option.value.front();
-        pacer::require(value == "true" || value == "false", name, " = ", value, " in ", path,
+        pacer::require(value == "true" || value == "false", name, " = ", shown(value), " in ", path,
                        ": expected true or false");
         if (value == "false") continue;
       }
       taken.options.push_back(option);
     }
     po::store(taken, *given);
-  } catch (const po::error& error) {
-    throw pacer::InvalidArgument(path + ": " + error.what());
+  } catch (po::error& error) {
+    throw pacer::InvalidArgument(path + ": " + sentence_of(error));
   }
 }
 
@@ -116,12 +160,13 @@ std::optional<OptionValues> read_command_line(int argument_count, char** argumen
     po::store(parsed, given);
   } catch (const po::unknown_option& error) {
     const std::string typed = error.get_option_name();
-    throw pacer::InvalidArgument("unknown option '" + typed + "'; " + suggestion(typed, names_of(all, "--")));
+    throw pacer::InvalidArgument("unknown option '" + shown(typed) + "'; " +
+                                 suggestion(typed, names_of(all, "--")));
   } catch (const po::too_many_positional_options_error&) {
     throw pacer::InvalidArgument(
         "there is an argument too many; options start with two dashes, --help lists them");
-  } catch (const po::error& error) {
-    throw pacer::InvalidArgument(std::string(error.what()) + "; --help lists the options");
+  } catch (po::error& error) {
+    throw pacer::InvalidArgument(sentence_of(error) + "; --help lists the options");
   }
   const std::string program = program_name(arguments);
   if (given.count("help-all") != 0) {
@@ -141,14 +186,14 @@ std::optional<OptionValues> read_command_line(int argument_count, char** argumen
 }
 
 std::string ini_lines(const std::string& name, const std::string& value, const std::string& meaning) {
-  pacer::require(value.find_first_of("#\n") == std::string::npos, "--", name, " ", value,
+  pacer::require(value.find_first_of("#\n") == std::string::npos, "--", name, " ", shown(value),
                  " cannot stand in an INI file, where # begins a comment; choose another name for it");
   return "# " + meaning + "\n" + (value.empty() ? "# " : "") + name + " = " + value + "\n";
 }
 
 std::string completion_script(const std::string& shell, const std::string& program,
                               const po::options_description& options) {
-  pacer::require(shell == "bash" || shell == "zsh", "--completion cannot be '", shell, "'; ",
+  pacer::require(shell == "bash" || shell == "zsh", "--completion cannot be '", shown(shell), "'; ",
                  suggestion(shell, {"bash", "zsh"}));
   std::string files = "--", values, names, function = "_pacer_options_of_" + program;
   for (char& c : function) {

@@ -69,7 +69,8 @@ Value choice_of(const OptionValues& given, const std::string& name,
     if (choice == typed) return value;
     names.push_back(choice);
   }
-  throw pacer::InvalidArgument("--" + name + " cannot be '" + typed + "'; " + suggestion(typed, names));
+  throw pacer::InvalidArgument("--" + name + " cannot be '" + shown(typed) + "'; " +
+                               suggestion(typed, names));
 }
 
 }  // namespace examples

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include <pacer/core/json_scanner.h>
+
 namespace examples {
 namespace {
 
@@ -27,7 +29,17 @@ size_t edit_distance(const std::string& from, const std::string& to) {
 
 }  // namespace
 
+std::string shown(const std::string& text) {
+  std::string quoted = pacer::quote_for_message(text);
+  quoted.erase(quoted.rfind('"'), 1);
+  return quoted.substr(1);
+}
+
 std::string nearest_name(const std::string& typed, const std::vector<std::string>& names) {
+  size_t longest = 0;
+  for (const auto& name : names) longest = std::max(longest, name.size());
+  // So long a text is none of them, and the table of its distances would be large.
+  if (typed.size() > 3 * longest) return "";
   std::string nearest;
   size_t smallest = 0;
   for (const auto& name : names) {

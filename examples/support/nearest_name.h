@@ -6,6 +6,10 @@
 
 namespace examples {
 
+// What a sentence shows of a text that was typed or is in a file: at most 80 bytes of it, and escapes for
+// what does not print.
+std::string shown(const std::string& text);
+
 // The member of `names` with the smallest edit distance to `typed` (a swap of neighbours counts as one edit;
 // the first wins a tie); empty where even that one is too far to be meant.
 std::string nearest_name(const std::string& typed, const std::vector<std::string>& names);

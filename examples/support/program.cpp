@@ -36,11 +36,6 @@ int run_guarded(const std::string& program, const std::function<int()>& body,
   return exit_code;
 }
 
-std::string program_name(char** arguments) {
-  const std::string path = arguments[0];
-  return path.substr(path.rfind('/') + 1);
-}
-
 int run_as_ranks(int argument_count, char** arguments, const char* about,
                  const std::function<void(const std::shared_ptr<pacer::Communicator>&)>& body,
                  const pacer::CommunicatorOptions& options) {

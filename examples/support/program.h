@@ -9,6 +9,8 @@
 
 #include <pacer/collectives/communicator.h>
 
+#include "support/program_name.h"
+
 namespace examples {
 
 // Exit codes of every program: 0 for success, kPeersFailed (support/processes.h) where it ended only because
@@ -30,8 +32,5 @@ int run_program(int argument_count, char** arguments, const char* about, const s
 int run_as_ranks(int argument_count, char** arguments, const char* about,
                  const std::function<void(const std::shared_ptr<pacer::Communicator>&)>& body,
                  const pacer::CommunicatorOptions& options = {});
-
-// The program's name in messages: the last part of arguments[0].
-std::string program_name(char** arguments);
 
 }  // namespace examples

@@ -39,6 +39,9 @@ constexpr Feature kFeatures[] = {
     {"use_qalora", "QALoRA"},
 };
 
+// Of PEFT's there are some 40; more than these are no way to fill the memory.
+constexpr size_t kMostFields = 1000;
+
 // Ways to start that change the base model's weights as well.
 bool changes_base(std::string_view init) {
   return init != "gaussian" && init != "eva" && init != "orthogonal";
@@ -62,7 +65,7 @@ bool skip_if_off(JsonScanner& scanner) {
 }
 
 // One field of the object, whose name was read.
-void read_config_field(JsonScanner& scanner, const std::string& name, size_t at, AdapterConfig& config,
+void read_config_field(JsonScanner& scanner, std::string_view name, size_t at, AdapterConfig& config,
                        const std::string& path) {
   const auto has = [&](std::string_view text) { return name == text; };
   if (has("peft_type")) {
@@ -165,12 +168,13 @@ std::string adapter_config_text(const AdapterConfig& config, const std::vector<s
 AdapterConfig parse_adapter_config(std::string text, const std::string& path) {
   JsonScanner scanner(text.data(), text.size(), 0, path);
   AdapterConfig config;
-  std::set<std::string> seen;
+  std::set<std::string_view> seen;  // in the text
   scanner.expect('{');
   if (!scanner.take('}')) {
     do {
       const size_t at = scanner.position();
-      const std::string name(scanner.string());
+      if (seen.size() == kMostFields) scanner.fail_at(at, "more than ", kMostFields, " fields");
+      const std::string_view name = scanner.string();
       if (!seen.insert(name).second) {
         scanner.fail_at(at, "the field ", quote_for_message(name), " occurs twice");
       }

@@ -159,6 +159,10 @@ void QuantizedWeights::check_parts(const std::string& name, const nn::LinearImpl
   if (state->dtype != Dtype::U8 || state->shape.size() != 1) {
     return fails("its ", kNf4QuantState, " is not a row of U8");
   }
+  constexpr size_t kLongestState = 1 << 16;  // bytes; bitsandbytes writes some 200
+  if (state->bytes > kLongestState) {
+    return fails("its ", kNf4QuantState, " has ", state->bytes, " bytes; the limit is ", kLongestState);
+  }
   for (const auto& [other, found] : layers_) {
     if (found.layer != &layer) continue;
     return fails("the layer is also ", quoted(other), " in the model, which the file has in 4 bits, too");

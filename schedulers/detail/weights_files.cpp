@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string_view>
 
 #include <pacer/core/checkpoint_folder.h>
@@ -15,62 +17,11 @@
 namespace pacer::detail {
 namespace {
 
-constexpr int64_t kLargestIndex = kMaxSafetensorsHeader;  // bytes
-
 bool is_folder(const std::string& path) {
   FileSystem& files = posix_file_system();
   const int folder = files.open_folder(path);
   if (folder >= 0) files.close(folder);
   return folder >= 0;
-}
-
-// The name of one file, and no way to another folder.
-bool is_plain_name(std::string_view name) {
-  return !name.empty() && name != "." && name != ".." && name.find('/') == std::string_view::npos &&
-         name.find('\0') == std::string_view::npos;
-}
-
-// Which tensor is in which file: {"metadata": {...}, "weight_map": {"NAME": "model-00001-of-00002...", ...}}.
-std::map<std::string, std::string> read_index(const std::string& path) {
-  FileReader reader(posix_file_system(), path);
-  require<FileError>(reader.size() <= kLargestIndex, path, " has ", reader.size(), " bytes; the limit is ",
-                     kLargestIndex);
-  std::vector<char> text = reader.read();
-  JsonScanner scanner(text.data(), text.size(), 0, path);
-  std::map<std::string, std::string> file_of;
-  bool has_map = false;
-  scanner.expect('{');
-  if (!scanner.take('}')) {
-    do {
-      const size_t at = scanner.position();
-      const bool is_map = scanner.string() == "weight_map";
-      scanner.expect(':');
-      if (!is_map) {
-        scanner.skip_value();
-        continue;
-      }
-      if (has_map) scanner.fail_at(at, "a second \"weight_map\"");
-      has_map = true;
-      scanner.expect('{');
-      if (scanner.take('}')) continue;
-      do {
-        const size_t start = scanner.position();
-        std::string name(scanner.string());
-        scanner.expect(':');
-        std::string file(scanner.string());
-        if (!is_plain_name(file)) {
-          scanner.fail_at(start, "the tensor ", quote_for_message(name), " is said to be in ",
-                          quote_for_message(file), ", which is not the name of a file in the folder");
-        }
-        if (!file_of.emplace(name, std::move(file)).second) {
-          scanner.fail_at(start, "the tensor ", quote_for_message(name), " occurs twice");
-        }
-      } while (scanner.more('}'));
-    } while (scanner.more('}'));
-  }
-  scanner.expect_end();
-  require<FileError>(!file_of.empty(), path, " names no file: it has no \"weight_map\", or an empty one");
-  return file_of;
 }
 
 WeightsFiles checkpoint_weights(const std::string& folder) {
@@ -99,43 +50,36 @@ WeightsFiles hugging_face_weights(const std::string& folder, const std::vector<s
       "file, the folder of a checkpoint, a folder of checkpoints or one with the safetensors "
       "files of Hugging Face");
   files.where = folder;
-  files.file_of = read_index(without_links(folder + "/" + kModelIndex));
-  std::vector<std::string> shards;
-  for (const auto& item : files.file_of) shards.push_back(item.second);
-  std::sort(shards.begin(), shards.end());
-  shards.erase(std::unique(shards.begin(), shards.end()), shards.end());
-  for (const std::string& shard : shards) {
-    require<FileError>(has(shard), "cannot load weights from ", folder, ": ", kModelIndex, " names ",
-                       quote_for_message(shard), ", which is not there; the folder needs all of the ",
-                       shards.size(), " files that it names");
-    files.paths.push_back(without_links(folder + "/" + shard));
+  files.index = WeightsIndex::read(without_links(folder + "/" + kModelIndex));
+  // Before anything is kept of them: the index may name millions.
+  files.index.for_each([&](std::string_view, std::string_view file) {
+    require<FileError>(std::binary_search(names.begin(), names.end(), file), "cannot load weights from ",
+                       folder, ": ", kModelIndex, " names ", quote_for_message(file),
+                       ", which is not there; the folder needs all files that it names");
+  });
+  for (const std::string_view file : files.index.files()) {
+    files.paths.push_back(without_links(concatenate(folder, '/', file)));
   }
   return files;
 }
 
 // Each tensor of the index is in its file, and each of the files in the index.
 void check_index(const WeightsFiles& files, const std::vector<SafetensorsFile>& headers) {
-  std::map<std::string, const SafetensorsFile*> header_of;
-  {
-    std::vector<std::string> shards;
-    for (const auto& item : files.file_of) shards.push_back(item.second);
-    std::sort(shards.begin(), shards.end());
-    shards.erase(std::unique(shards.begin(), shards.end()), shards.end());
-    for (size_t i = 0; i < shards.size(); ++i) header_of[shards[i]] = &headers[i];
-  }
+  std::map<std::string_view, const SafetensorsFile*> header_of;
+  size_t number = 0;
+  for (const std::string_view file : files.index.files()) header_of[file] = &headers[number++];
   const std::string disagree = concatenate("cannot load weights from ", files.where, ": ", kModelIndex);
-  for (const auto& [name, shard] : files.file_of) {
-    require<FileError>(header_of.at(shard)->find(name).has_value(), disagree, " says that ",
-                       quote_for_message(name), " is in ", quote_for_message(shard),
+  files.index.for_each([&](std::string_view name, std::string_view file) {
+    require<FileError>(header_of.at(file)->find(name).has_value(), disagree, " says that ",
+                       quote_for_message(name), " is in ", quote_for_message(file),
                        ", but it is not; the files are of different versions or damaged");
-  }
-  for (const auto& [shard, header] : header_of) {
+  });
+  for (const auto& [file, header] : header_of) {
     for (const std::string_view name : header->names()) {
-      const auto said = files.file_of.find(std::string(name));
-      require<FileError>(said != files.file_of.end() && said->second == shard, disagree,
-                         said == files.file_of.end() ? " does not name " : " does not say that ",
-                         quote_for_message(name), said == files.file_of.end() ? ", which is in " : " is in ",
-                         quote_for_message(shard), "; the files are of different versions or damaged");
+      const std::optional<std::string_view> said = files.index.file_of(name);
+      require<FileError>(said == file, disagree, said ? " does not say that " : " does not name ",
+                         quote_for_message(name), said ? " is in " : ", which is in ",
+                         quote_for_message(file), "; the files are of different versions or damaged");
     }
   }
 }
@@ -166,7 +110,7 @@ std::vector<SafetensorsFile> read_headers(const WeightsFiles& files) {
     FileReader reader(posix_file_system(), path);
     headers.push_back(SafetensorsFile::read_header(reader, path));
   }
-  if (!files.file_of.empty()) check_index(files, headers);
+  if (!files.index.empty()) check_index(files, headers);
   return headers;
 }
 

@@ -2,7 +2,6 @@
 // folder as Hugging Face has it.
 #pragma once
 
-#include <map>
 #include <string>
 #include <vector>
 
@@ -10,6 +9,7 @@
 #include <pacer/core/safetensors.h>
 #include <pacer/optimizers/named_tensors.h>
 #include <pacer/schedulers/detail/tensor_file.h>
+#include <pacer/schedulers/detail/weights_index.h>
 
 namespace pacer::detail {
 
@@ -18,8 +18,7 @@ struct WeightsFiles {
   std::vector<std::string> paths;
   std::string checkpoint;               // the folder of one; empty where it is none
   std::vector<CheckpointFile> entries;  // of a checkpoint, in the order of `paths`
-  // Which file has which tensor, as model.safetensors.index.json says; empty where there is none.
-  std::map<std::string, std::string> file_of;
+  WeightsIndex index;                   // of the folder; empty where there is none
 };
 
 // `path`: a file, the folder of a checkpoint, a folder of checkpoints, of which it takes the newest that

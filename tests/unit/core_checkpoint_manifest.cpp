@@ -82,4 +82,19 @@ TEST_CASE("a manifest whose checksum fits is still not believed", "[core][checkp
   CHECK_FALSE(manifest_refusal(std::string(kMaxManifestBytes + 1, ' ')).empty());
 }
 
+TEST_CASE("a manifest of too many libraries is refused in both directions", "[core][checkpoint]") {
+  CheckpointManifest manifest = sample_manifest();
+  std::string more;
+  for (size_t i = manifest.libraries.size(); i < kMaxManifestLibraries; ++i) {
+    manifest.libraries.emplace(std::to_string(i), "");
+    more += '"' + std::to_string(i) + "\":\"\",";
+  }
+  CHECK(manifest_refusal(manifest_text(manifest)).empty());
+  manifest.libraries.emplace("one more", "");
+  CHECK_THROWS_WITH(manifest_text(manifest), ContainsSubstring("1000 libraries, not 1001"));
+  const std::string before = "\"libraries\": {";
+  CHECK_THAT(manifest_refusal(forged_manifest(before, before + more + "\"x\":\"\",")),
+             ContainsSubstring("more than 1000 libraries"));
+}
+
 }  // namespace pacer::testing

@@ -64,6 +64,20 @@ TEST_CASE("a record that is damaged anywhere is refused", "[core][checkpoint]") 
   }
 }
 
+TEST_CASE("a record that is whole but of something else is refused", "[core][checkpoint]") {
+  const std::string good = "model.safetensors 4096 " + checksum_of("a");
+  for (const std::string& text : {std::string("failed\n"), std::string("model.safetensors\n"),
+                                  good + "\na b c\n", "model.safetensors -1 " + checksum_of("a") + '\n',
+                                  "../model.safetensors 1 " + checksum_of("a") + '\n'}) {
+    CAPTURE(text);
+    MemoryFileSystem files;
+    REQUIRE(make_folder(files, "/staging"));
+    files.content("/staging/.part-of-rank-0") = text + checksum_of(text) + '\n';
+    CHECK_THROWS_WITH(take_part("/staging", 0, files),
+                      ContainsSubstring("/staging/.part-of-rank-0 is damaged"));
+  }
+}
+
 TEST_CASE("a record whose n-th call fails is whole or not there, for every n", "[core][checkpoint]") {
   for (int64_t call = 1;; ++call) {
     CAPTURE(call);

@@ -1,9 +1,12 @@
 // Safetensors files that are damaged or meant to do harm: each is refused with a sentence that names the
 // file, and none makes the reader allocate by what the file says of itself.
+#include <map>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <pacer/core/error.h>
+#include <pacer/core/name_hash.h>
 #include <pacer/core/safetensors.h>
 
 #include "support/catch.h"
@@ -174,6 +177,41 @@ TEST_CASE("a million tensors are read, and refused when two of them are one", "[
   header += entry("500000", kTensors, kTensors + 1) + "}";
   CHECK_THAT(safetensors_refusal(safetensors_text(header, kTensors + 1)),
              ContainsSubstring("\"500000\" occurs twice"));
+}
+
+TEST_CASE("names of one hash are told apart", "[core][safetensors]") {
+  std::map<uint32_t, std::string> name_of_hash;
+  std::string first, second;
+  for (int i = 0; second.empty(); ++i) {
+    const std::string name = "layer." + std::to_string(i);
+    const auto [other, is_new] = name_of_hash.emplace(name_hash(name), name);
+    if (!is_new) first = other->second, second = name;
+  }
+  CAPTURE(first, second);
+  const std::string two = entry(second, 0, 3) + ',' + entry(first, 3, 8);
+  const SafetensorsFile file = parsed_safetensors(safetensors_text('{' + two + '}', 8));
+  CHECK(file.names() == std::vector<std::string_view>{first, second});
+  CHECK(file.names_in_file_order() == std::vector<std::string_view>{second, first});
+  CHECK(file.find(first)->bytes == 5);
+  CHECK(file.find(second)->bytes == 3);
+  CHECK_FALSE(file.find("layer."));
+  CHECK_THAT(safetensors_refusal(safetensors_text('{' + two + ',' + entry(first, 8, 9) + '}', 9)),
+             ContainsSubstring('"' + first + "\" occurs twice"));
+}
+
+TEST_CASE("a shape of too many dimensions is refused", "[core][safetensors]") {
+  const auto with_dimensions = [](size_t count) {
+    std::string shape = "1";
+    for (size_t i = 1; i < count; ++i) shape += ",1";
+    return safetensors_text(R"({"a":{"dtype":"U8","shape":[)" + shape + R"(],"data_offsets":[0,1]}})", 1);
+  };
+  CHECK(parsed_safetensors(with_dimensions(kMaxSafetensorsDimensions)).find("a")->shape.size() ==
+        kMaxSafetensorsDimensions);
+  CHECK_THAT(safetensors_refusal(with_dimensions(kMaxSafetensorsDimensions + 1)),
+             ContainsSubstring("\"a\" has more than 1000 dimensions"));
+  const char element = 0;
+  TensorBytes tensor{"a", Dtype::U8, std::vector<int64_t>(kMaxSafetensorsDimensions + 1, 1), &element};
+  CHECK_THROWS_WITH(written_safetensors({tensor}), ContainsSubstring("the limit is 1000"));
 }
 
 TEST_CASE("too many entries of metadata are refused", "[core][safetensors]") {
