@@ -27,8 +27,12 @@ elseif(PACER_SANITIZE STREQUAL "thread")
   set(PACER_SANITIZE_FLAGS -fsanitize=thread -fno-omit-frame-pointer)
   # LibTorch is not instrumented, so what it does to its own memory looks like races.
   set(PACER_TEST_ENVIRONMENT "TSAN_OPTIONS=ignore_noninstrumented_modules=1")
+elseif(PACER_SANITIZE STREQUAL "coverage")
+  # Neither tests nor the headers of others are counted.
+  set(PACER_SANITIZE_FLAGS --coverage "-fprofile-exclude-files=^/usr/|/torch/include/|(^|/)tests/[a-z_]+/[^/]+$")
 elseif(PACER_SANITIZE)
-  message(FATAL_ERROR "pacer: PACER_SANITIZE is ${PACER_SANITIZE}, but it can only be address, thread or empty.")
+  message(FATAL_ERROR
+    "pacer: PACER_SANITIZE is ${PACER_SANITIZE}, but it can only be address, thread, coverage or empty.")
 endif()
 
 # The flags that all targets of pacer share: libraries, tests and programs.
