@@ -204,7 +204,7 @@ const AddScenario kSoak("soak", [](const Player& player) {
   const Rounds steps{player.number("steps"), player.number("looks")};
   const Rounds rounds{std::max(steps.looks, steps.count / 50), steps.looks};
   for (const Plan& plan : kPlans) {
-    if (player.has("only") && player.text("only") != plan.name) continue;
+    if (player.has("plan") && player.text("plan") != plan.name) continue;
     const std::string own = folder + "/" + plan.name;
     train(world, plan, own, steps);
     resume_often(world, plan, own, rounds);

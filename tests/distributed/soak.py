@@ -59,10 +59,10 @@ def main():
     parser.add_argument("--steps", type=int)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--nccl", action="store_true")
-    parser.add_argument("--only", help="one plan alone: compressed, refreshed or sharded")
+    parser.add_argument("--plan", help="one plan alone: compressed, refreshed or sharded")
     chosen = parser.parse_args()
     steps = chosen.steps or -(-(10_000 if chosen.nccl else 100_000) // PLANS)
-    arguments = {name: value for name, value in (("nccl", chosen.nccl), ("only", chosen.only)) if value}
+    arguments = {name: value for name, value in (("nccl", chosen.nccl), ("plan", chosen.plan)) if value}
     start = time.monotonic()
     try:
         soak(chosen.worker, steps, chosen.ranks, **arguments)
