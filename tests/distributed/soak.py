@@ -6,6 +6,7 @@ soak.py WORKER [--steps N] [--ranks N] [--nccl]     N steps of each way to train
                                                     and 10,000 in all on GPUs
 """
 import argparse
+import importlib
 import re
 import sys
 import time
@@ -62,6 +63,9 @@ def main():
     parser.add_argument("--nccl", action="store_true")
     parser.add_argument("--plan", help="one plan alone: compressed, refreshed or sharded")
     chosen = parser.parse_args()
+    if chosen.nccl and importlib.import_module("cases_nccl").gpus() < chosen.ranks:
+        print(f"PACER_SKIPPED: needs {chosen.ranks} GPUs")
+        return 0
     steps = chosen.steps or -(-(10_000 if chosen.nccl else 100_000) // PLANS)
     arguments = {name: value for name, value in (("nccl", chosen.nccl), ("plan", chosen.plan)) if value}
     start = time.monotonic()
