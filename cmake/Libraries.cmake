@@ -30,8 +30,12 @@ elseif(PACER_SANITIZE STREQUAL "thread")
 elseif(PACER_SANITIZE STREQUAL "fuzzer")
   set(PACER_SANITIZE_FLAGS -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined
     -fno-omit-frame-pointer)
+elseif(PACER_SANITIZE STREQUAL "coverage")
+  # Neither tests nor the headers of others are counted.
+  set(PACER_SANITIZE_FLAGS --coverage "-fprofile-exclude-files=^/usr/|/torch/include/|(^|/)tests/[a-z_]+/[^/]+$")
 elseif(PACER_SANITIZE)
-  message(FATAL_ERROR "pacer: PACER_SANITIZE is ${PACER_SANITIZE}, but it can only be address, thread, fuzzer or empty.")
+  message(FATAL_ERROR
+    "pacer: PACER_SANITIZE is ${PACER_SANITIZE}, but it can only be address, thread, fuzzer, coverage or empty.")
 endif()
 
 # The flags that all targets of pacer share: libraries, tests and programs.

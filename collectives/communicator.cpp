@@ -103,7 +103,7 @@ std::shared_ptr<detail::CommunicatorState> make_state(detail::Connection connect
                                                      connection.world_size, connection.joins_processes);
   if (connection.ranks_per_node > 0) connection.node = connection.rank / connection.ranks_per_node;
   std::vector<int> ranks = detail::all_ranks(connection.world_size);
-  return std::make_shared<detail::CommunicatorState>(std::move(connection), std::move(options), world, "",
+  return std::make_shared<detail::CommunicatorState>(std::move(connection), std::move(options), world,
                                                      std::move(ranks));
 }
 

@@ -71,12 +71,14 @@ std::string Recompute::agreement() const {
   return text;
 }
 
-// Where layers are dropped, all of them may be; a stage of a Pipeline may have none.
+// Where layers are dropped, all of them may be in this micro-step; a stage of a Pipeline may have none.
 void Recompute::backward_begin(const Progress& progress) {
+  Progress this_one = progress;
+  this_one.micro_steps = progress.micro_step + 1;
   const bool any =
       std::any_of(wrappers_.begin(), wrappers_.end(), [](const auto& w) { return w->was_asked(); });
   require<Error>(
-      any || parts_->replicas || !parts_->unused(progress).empty(),
+      any || parts_->replicas || !parts_->unused(this_one).empty(),
       "forward ran no block through Blocks::run, so nothing is recomputed; in the model's forward write "
       "x = blocks->run(i, &BlockImpl::forward, x) for each block");
 }

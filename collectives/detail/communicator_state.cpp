@@ -13,11 +13,13 @@
 namespace pacer::detail {
 
 CommunicatorState::CommunicatorState(Connection connection, CommunicatorOptions options,
-                                     std::shared_ptr<World> world, std::string name, std::vector<int> ranks)
+                                     std::shared_ptr<World> world, std::string name, std::string counted_as,
+                                     std::vector<int> ranks)
     : connection_(std::move(connection)),
       options_(std::move(options)),
       world_(std::move(world)),
       name_(std::move(name)),
+      counted_as_(std::move(counted_as)),
       ranks_(std::move(ranks)),
       operations_(connection_.data),
       messages_(connection_.control) {
@@ -37,7 +39,7 @@ Work CommunicatorState::start_gather(const at::Tensor& output, const at::Tensor&
 
 Work CommunicatorState::start_on(OperationQueue& queue, const char* operation, int64_t bytes,
                                  const CollectiveOptions& options, OperationParts parts) {
-  world_->count(name_, operation, bytes);
+  world_->count(counted_as_, operation, bytes);
   int64_t sequence = 0;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -141,10 +143,14 @@ std::shared_ptr<CommunicatorState> CommunicatorState::split(int color, int key, 
   group.node = connection_.node;
   group.roster = connection_.roster;
   place_in_group(group, members);
-  const std::string full_name = name.empty() ? concatenate("group ", color, " of split ", plan.number) : name;
-  return std::make_shared<CommunicatorState>(
-      std::move(group), options_, world_, name_.empty() ? full_name : concatenate(full_name, " of ", name_),
-      std::move(plan.in_world));
+  const auto inside = [](const std::string& own, const std::string& outer) {
+    return outer.empty() ? own : concatenate(own, " of ", outer);
+  };
+  const std::string color_name = concatenate("group ", color);
+  const std::string own_name = name.empty() ? concatenate(color_name, " of split ", plan.number) : name;
+  return std::make_shared<CommunicatorState>(std::move(group), options_, world_, inside(own_name, name_),
+                                             inside(name.empty() ? color_name : name, counted_as_),
+                                             std::move(plan.in_world));
 }
 
 std::shared_ptr<Communicator> CommunicatorState::kept(const std::string& name, int color) {

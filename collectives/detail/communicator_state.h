@@ -20,9 +20,15 @@ namespace pacer::detail {
 
 class CommunicatorState : public std::enable_shared_from_this<CommunicatorState> {
  public:
-  // `name`: for messages and counters, "" for that of all ranks. `ranks`: their numbers in the world.
+  // Of a group or lane. `name` is for messages. `counted_as` is for counters, which outlive the group: groups
+  // that are made again and again must not each have their own. `ranks` are their numbers in the world.
   CommunicatorState(Connection connection, CommunicatorOptions options, std::shared_ptr<World> world,
-                    std::string name, std::vector<int> ranks);
+                    std::string name, std::string counted_as, std::vector<int> ranks);
+  // Of all ranks; both names are empty.
+  CommunicatorState(Connection connection, CommunicatorOptions options, std::shared_ptr<World> world,
+                    std::vector<int> ranks)
+      : CommunicatorState(std::move(connection), std::move(options), std::move(world), "", "",
+                          std::move(ranks)) {}
 
   const Connection& connection() const { return connection_; }
   const CommunicatorOptions& options() const { return options_; }
@@ -68,7 +74,7 @@ class CommunicatorState : public std::enable_shared_from_this<CommunicatorState>
   const Connection connection_;
   const CommunicatorOptions options_;
   const std::shared_ptr<World> world_;
-  const std::string name_;
+  const std::string name_, counted_as_;
   const std::vector<int> ranks_;
   std::mutex mutex_;  // for what follows, up to the queues
   int64_t sequence_ = 0;

@@ -7,6 +7,7 @@ import cases_groups
 from cases_training import play
 from ranks import Ranks
 from run_ranks import case
+from soak import soak
 
 LONG = os.environ.get("PACER_TEST_LONG") == "1"
 
@@ -42,6 +43,13 @@ def shards(worker):
         for what in ("gradients", "parameters"):
             wanted = cases_faults.unbroken(worker, world_size, nccl=1, shards=what)
             cases_faults.suffer(worker, wanted, "data:7:inside", 1, "KILL", world_size, grace=10, nccl=1, shards=what)
+
+
+@case
+def flat(worker):
+    """Memory of host and device; soak.py --nccl is the long form."""
+    for world_size in worlds()[:1]:
+        soak(worker, steps=200, ranks=world_size, looks=8, patience=240, nccl=1)
 
 
 @case

@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
 # run_catch.sh cpu|gpu [PROGRAM]: runs the cases of a Catch2 program that are not, or are, tagged [gpu].
-# PACER_TEST_FILTER limits them to those whose name contains it. No PROGRAM: this build has none, as it is without CUDA.
+# PACER_TEST_FILTER limits them to those whose name contains it, PACER_TEST_EXCEPT (one name a line) leaves some out, and
+# PACER_TEST_SEED shuffles them. No PROGRAM: this build has none, as it is without CUDA.
 set -euo pipefail
 kind=$1 program=${2:-}
-name=$(sed 's/[][,"\\]/\\&/g' <<<"${PACER_TEST_FILTER:-}")
+quoted() { sed 's/[][,"\\]/\\&/g' <<<"$1"; }
+name=$(quoted "${PACER_TEST_FILTER:-}")
 name=${name:+"\"*$name*\""}
 
 if [[ $kind == cpu ]]; then
@@ -25,4 +27,9 @@ if [[ -n $name ]] && "$program" --list-tests "$spec" | grep -qE '^0 (matching )?
   echo "No test case matches."
   exit 0
 fi
-exec "$program" "$spec" --min-duration 5
+while IFS= read -r case; do
+  [[ -z $case ]] || spec+="~\"$(quoted "$case")\""
+done <<<"${PACER_TEST_EXCEPT:-}"
+order=()
+[[ -z ${PACER_TEST_SEED:-} ]] || order=(--order rand --rng-seed "$PACER_TEST_SEED")
+exec "$program" "$spec" --min-duration 5 "${order[@]}"

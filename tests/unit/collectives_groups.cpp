@@ -97,6 +97,23 @@ TEST_CASE("a group has the ranks of one color, in the order of their keys", "[co
       })) == "");
 }
 
+TEST_CASE("counters do not grow with groups that are made again and again", "[collectives][groups]") {
+  const auto world = Communicator::in_process(2);
+  REQUIRE(first_of(run_ranks(2, [&](int rank) {
+            Communicator& own = *world[static_cast<size_t>(rank)];
+            size_t entries = 0;
+            for (int round = 1; round <= 3; ++round) {
+              const auto group = own.split(0, 0);
+              REQUIRE(sum_over(*group->lane("lane"), 1) == 2);
+              if (round == 1) entries = own.traffic().size();
+            }
+            const auto traffic = own.traffic();
+            REQUIRE(traffic.size() == entries);
+            REQUIRE(traffic.back().group == "lane of group 0");
+            REQUIRE(traffic.back().calls == 3);
+          })) == "");
+}
+
 TEST_CASE("a single rank can be split off, and a world of one can be split", "[collectives][groups]") {
   const auto world = Communicator::in_process(2);
   REQUIRE(first_of(run_ranks(2, [&](int rank) {

@@ -7,6 +7,7 @@
 
 #include <pacer/schedulers/checkpoints.h>
 #include <pacer/schedulers/gradient_accumulation.h>
+#include <pacer/schedulers/recompute.h>
 #include <pacer/schedulers/session.h>
 
 #include "support/captured_stderr.h"
@@ -34,6 +35,18 @@ class GradientProbe : public Hook {
  private:
   std::vector<Tensor> parameters_;
   std::vector<Tensor>* seen_;
+};
+
+// Stands for resume(): the run has these steps behind it.
+class StartAt : public Hook {
+ public:
+  explicit StartAt(int64_t step) : step_(step) {}
+  std::string hook_name() const override { return "start_at"; }
+  Slot slot() const override { return Slot::record; }
+  void attach(SessionParts& parts) override { parts.progress.step = step_; }
+
+ private:
+  int64_t step_;
 };
 
 std::vector<bool> kept_now(SmallModel& model) {
@@ -293,6 +306,44 @@ TEST_CASE("a resumed run draws the same layers", "[session][layer_drop]") {
   CHECK(draws_until(14, true).size() == 14);
   const auto resumed = draws_until(24, true);
   CHECK(resumed == std::vector<std::vector<bool>>(whole.begin() + 10, whole.end()));
+}
+
+// A run that is resumed there begins with a micro-step in which no block runs, and has others that run all.
+TEST_CASE("with Recompute, the first micro-step after a start may drop every block",
+          "[session][layer_drop]") {
+  const auto kept_in = [](int64_t step, int64_t micro_step) {
+    int64_t kept = 0;
+    for (int64_t i = 0; i < kGatedLayers; ++i) {
+      kept += keeps_layer(early_drops(), i, kGatedLayers, step, micro_step);
+    }
+    return kept;
+  };
+  int64_t step = 0;
+  while (kept_in(step, 0) != 0 || kept_in(step, 1) != kGatedLayers) ++step;
+
+  SmallModel model = small_model_with_gates(early_drops());
+  torch::optim::AdamW optimizer(model->parameters());
+  Session session(*model, optimizer);
+  session.use(StartAt(step)).use(model->layer_drop).use(Recompute(model->stack)).use(GradientAccumulation(2));
+  for (int64_t i = 0; i < 2; ++i) {
+    const auto batch = small_batch(i);
+    auto [x, y] = session.begin(batch.first, batch.second);
+    session.backward(model->loss(x, y));
+    session.step();
+  }
+  CHECK(session.progress().step == step + 1);
+}
+
+TEST_CASE("with Recompute, a forward that goes around Blocks::run is an error",
+          "[session][layer_drop][mistakes]") {
+  SmallModel model = small_model_with_gates(early_drops());
+  torch::optim::AdamW optimizer(model->parameters());
+  Session session(*model, optimizer);
+  session.use(model->layer_drop).use(Recompute(model->stack));  // nothing is dropped in step 0
+  const auto batch = small_batch(0);
+  auto [x, y] = session.begin(batch.first, batch.second);
+  REQUIRE_THROWS_WITH(session.backward(model->head->weight.sum()),
+                      Catch::Matchers::ContainsSubstring("forward ran no block through Blocks::run"));
 }
 
 }  // namespace pacer::testing
