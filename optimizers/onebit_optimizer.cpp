@@ -193,6 +193,7 @@ void OneBitOptimizer::check_run(const Communicator& world, const RunPlan& plan) 
 // rank; one that only some ranks have a gradient of counts as zero on the others.
 StepInputs OneBitOptimizer::plain_step_inputs() {
   if (world_->world_size() == 1) return {};
+  require_intact();
   adopt_foreign_options();
   world_->set_step(attempts_);
   const std::vector<torch::Tensor> without = agreement_->without_gradient(*world_, attempts_, view());
@@ -230,6 +231,7 @@ void OneBitOptimizer::update_bucketer() {
 
 void OneBitOptimizer::prepare(const StepInputs& inputs) {
   const at::NoGradGuard no_grad;
+  require_intact();
   require(!inputs.replayable, name(),
           " talks to other ranks in the middle of a step, so that it cannot be replayed from a CUDA "
           "graph; leave the CudaGraph hook out");
@@ -263,13 +265,6 @@ void OneBitOptimizer::prepare(const StepInputs& inputs) {
 double OneBitOptimizer::local_weight(const StepInputs& inputs) const {
   const detail::OneBitRoute route = this->route(*plan_);
   return route.is_by_nodes() || sharers_ ? static_cast<double>(route.workers()) : inputs.local_weight;
-}
-
-void OneBitOptimizer::conclude(bool applied) {
-  ++attempts_;
-  FusedOptimizer::conclude(applied);
-  if (kind_ == Kind::warm_up) consider_freeze();
-  announce_phase();  // already here: a Session's gradients travel before the next prepare()
 }
 
 void OneBitOptimizer::name_parameters(const NamedParameters& of_model) {

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -51,6 +53,7 @@ class OneBitOptimizer : public FusedOptimizer {
 
   int64_t skipped_steps() const override;
   void prepare(const StepInputs& inputs) override;
+  bool enqueue() override;
   void conclude(bool applied) override;
   bool look_early(const std::vector<torch::Tensor>&) override { return false; }  // norms of local gradients
   std::vector<torch::Tensor> local_parameters() const override;
@@ -116,6 +119,9 @@ class OneBitOptimizer : public FusedOptimizer {
   void check_device() const;
   StepInputs plain_step_inputs() override;
   void update_bucketer();
+  // Runs what cannot be undone. Where it throws, every later step and export does, until a state is loaded.
+  void to_the_end(const std::function<void()>& f);
+  void require_intact() const;
   void consider_freeze();
   void freeze();
   void report_freeze();
@@ -136,6 +142,7 @@ class OneBitOptimizer : public FusedOptimizer {
   bool freeze_is_due_ = false;
   bool has_agreed_ = false;
   bool freeze_was_postponed_ = false;
+  std::string failure_;  // of a step that failed half-way; empty where none did
 };
 
 // The constructors of the optimizer whose options these are. Parameters come as they are or in groups, with

@@ -1,4 +1,5 @@
-// When a 1-bit optimizer freezes its variance, and what it says then.
+// The end of a 1-bit optimizer's step, which cannot be undone: when it freezes its variance, what it says
+// then, and what becomes of a step that fails half-way.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -10,6 +11,7 @@
 #include <pacer/collectives/communicator.h>
 #include <pacer/collectives/gradient_bucketer.h>
 #include <pacer/core/error.h>
+#include <pacer/device/detail/failure_text.h>
 #include <pacer/optimizers/detail/adam_engine.h>
 #include <pacer/optimizers/detail/onebit_plan.h>
 #include <pacer/optimizers/freeze_rule.h>
@@ -37,6 +39,35 @@ double largest_settled_beta2(int64_t steps) {
 }
 
 }  // namespace
+
+void OneBitOptimizer::require_intact() const {
+  require<Error>(failure_.empty(), name(), ": a step failed half-way (", failure_,
+                 "), and what its state is worth is unknown; load a checkpoint");
+}
+
+void OneBitOptimizer::to_the_end(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const std::exception& error) {
+    detail::keep_failure(error, failure_);
+    throw;
+  }
+}
+
+bool OneBitOptimizer::enqueue() {
+  bool applied = false;
+  to_the_end([&] { applied = FusedOptimizer::enqueue(); });
+  return applied;
+}
+
+void OneBitOptimizer::conclude(bool applied) {
+  to_the_end([&] {
+    ++attempts_;
+    FusedOptimizer::conclude(applied);
+    if (kind_ == detail::OneBitKind::warm_up) consider_freeze();
+    announce_phase();  // already here: a Session's gradients travel before the next prepare()
+  });
+}
 
 void OneBitOptimizer::consider_freeze() {
   const at::NoGradGuard no_grad;

@@ -132,6 +132,7 @@ std::unique_ptr<detail::OneBitPart> OneBitOptimizer::make_part(std::vector<detai
 }
 
 NamedTensors OneBitOptimizer::export_state() const {
+  require_intact();
   NamedTensors state = FusedOptimizer::export_state();
   state[kAttempts] = number_tensor(attempts_);
   state[kFrozenAt] = number_tensor(frozen_at_.value_or(-1));
@@ -144,6 +145,7 @@ NamedTensors OneBitOptimizer::export_state() const {
 }
 
 NamedTensors OneBitOptimizer::export_rank_state() const {
+  require_intact();
   NamedTensors state;
   if (!part_) return state;
   part_->export_errors(state);
@@ -262,6 +264,7 @@ SessionOptimizer::PreparedImport OneBitOptimizer::prepare_import(const NamedTens
         "join_rank_states");
     remove_marks(errors);
     part->go_on(states, errors, detail::errors_version(rank_state), of_rule);
+    if (!sharers_) part->set_floors();
   } else {
     require(rank_state.empty(), "the state to load has errors of a 1-bit exchange, but no frozen variance");
     require(of_rule.empty(), "the state to load has \"", of_rule.empty() ? "" : of_rule.begin()->first,
@@ -271,20 +274,23 @@ SessionOptimizer::PreparedImport OneBitOptimizer::prepare_import(const NamedTens
     detail::PendingState pending;
     std::unique_ptr<detail::OneBitPart> part;
     std::unique_ptr<FreezeRule> rule;
+    detail::OneBitPlan plan;
   };
-  const auto ready = std::make_shared<Ready>(Ready{std::move(pending), std::move(part), std::move(rule)});
-  return [this, ready, plan, attempts, frozen_at, freeze_is_due] {
+  const auto ready =
+      std::make_shared<Ready>(Ready{std::move(pending), std::move(part), std::move(rule), plan});
+  return [this, ready, attempts, frozen_at, freeze_is_due] {
     commit(std::move(ready->pending));
     engine().compress_with(ready->part.get());
     part_ = std::move(ready->part);
     rule_ = std::move(ready->rule);
-    *plan_ = plan;
-    if (part_) part_->set_floors();  // sharers are all here
+    *plan_ = std::move(ready->plan);
     attempts_ = attempts;
     frozen_at_ = frozen_at > 0 ? std::optional<int64_t>(frozen_at) : std::nullopt;
     freeze_is_due_ = freeze_is_due;
     has_agreed_ = false;
+    failure_.clear();
     announce_phase();
+    if (part_ && sharers_) to_the_end([this] { part_->set_floors(); });  // they are all here
   };
 }
 

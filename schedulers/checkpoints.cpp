@@ -177,13 +177,14 @@ void Checkpoints::begin_save() {
     world.check();  // what is written is what training computed, not the remains of a broken exchange
     return std::string();
   });
-  saving_ = std::make_unique<detail::CheckpointSave>(std::move(plan));
+  auto save = std::make_unique<detail::CheckpointSave>(std::move(plan));
   if (options_.synchronous()) {
-    saving_->write_here(files, [&] { world.check(); });
-    complete_save();
+    save->write_here(files, [&] { world.check(); });
   } else {
-    saving_->write_in_thread(std::move(files));
+    save->write_in_thread(std::move(files));
   }
+  saving_ = std::move(save);  // only now: nobody waits for a thread that did not start
+  if (options_.synchronous()) complete_save();
 }
 
 // Waits for the save under way, if there is one; the folder of what is then the newest checkpoint.

@@ -13,6 +13,7 @@
 #include <pacer/core/error.h>
 #include <pacer/core/reduction_order.h>
 #include <pacer/core/tile.h>
+#include <pacer/device/detail/failure_text.h>
 
 namespace pacer::detail {
 namespace {
@@ -228,7 +229,7 @@ void OneBitExchange::run(const OneBitInput& input, int64_t step) {
   try {
     device_.is_cuda() ? run_on_cuda(input, step) : run_on_cpu(input, step);
   } catch (const std::exception& error) {
-    failure_ = error.what();
+    keep_failure(error, failure_);
     throw;
   }
 }

@@ -10,7 +10,6 @@
 //   --csv a.csv 07_slow_network --report a.csv
 #include <chrono>
 #include <cstdio>
-#include <fstream>
 #include <memory>
 #include <optional>
 #include <set>
@@ -25,6 +24,7 @@
 #include "support/command_line.h"
 #include "support/processes.h"
 #include "support/program.h"
+#include "support/whole_file.h"
 
 namespace {
 
@@ -148,10 +148,7 @@ void report(const std::string& path) {
     if (chart.empty()) continue;
     const std::string target =
         path.substr(0, path.rfind(".csv")) + "-" + std::to_string(count) + "-ranks.svg";
-    std::ofstream file(target, std::ios::binary);
-    file << chart;
-    file.close();
-    pacer::require<pacer::FileError>(!file.fail(), "cannot write ", target);
+    examples::write_whole_file(target, chart);
     std::printf("Chart: %s\n", target.c_str());
   }
 }

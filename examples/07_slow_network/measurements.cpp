@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <set>
 #include <sstream>
@@ -10,6 +12,7 @@
 #include <pacer/core/error.h>
 
 #include "collectives/chart.h"
+#include "support/whole_file.h"
 
 namespace slow_network {
 namespace {
@@ -61,15 +64,18 @@ std::string row_of(const Measurement& measurement, const std::vector<Measurement
 }  // namespace
 
 void append(const std::string& path, const std::vector<Measurement>& measurements) {
-  std::ofstream file(path, std::ios::app | std::ios::binary);
-  if (file.good() && file.tellp() == std::ofstream::pos_type(0)) file << kColumns << '\n';
+  std::ifstream before(path, std::ios::binary);
+  pacer::require<pacer::FileError>(before.good() || !std::filesystem::exists(path), "cannot read ", path,
+                                   ", to which rows are to be added");
+  std::string text{std::istreambuf_iterator<char>(before), std::istreambuf_iterator<char>()};
+  if (text.empty()) text = std::string(kColumns) + '\n';
+  std::ostringstream rows;
   for (const Measurement& entry : measurements) {
-    file << entry.model << ',' << entry.optimizer << ',' << entry.backend << ',' << entry.ranks << ','
+    rows << entry.model << ',' << entry.optimizer << ',' << entry.backend << ',' << entry.ranks << ','
          << text_of("%g", entry.gbit) << ',' << text_of("%.4f", entry.milliseconds) << ',' << entry.bytes_sent
          << ',' << entry.steps << '\n';
   }
-  file.close();
-  pacer::require<pacer::FileError>(!file.fail(), "cannot write ", path);
+  examples::write_whole_file(path, text + rows.str());
 }
 
 std::vector<Measurement> read_measurements(const std::string& path) {

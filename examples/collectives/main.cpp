@@ -4,7 +4,6 @@
 // failed.
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -19,6 +18,7 @@
 #include "report.h"
 #include "support/processes.h"
 #include "support/program.h"
+#include "support/whole_file.h"
 
 namespace {
 
@@ -27,13 +27,6 @@ constexpr int kUsualRanks = 4;
 constexpr std::chrono::minutes kDeadline(5);  // slow links carry the largest size for a minute
 
 using World = std::shared_ptr<pacer::Communicator>;
-
-void write_file(const std::filesystem::path& path, const std::string& text) {
-  std::ofstream file(path, std::ios::binary);
-  file << text;
-  file.close();
-  pacer::require<pacer::Error>(!file.fail(), "cannot write ", path.string());
-}
 
 // All that one rank does; rank 0 also talks and writes.
 void run_rank(const World& world, const collectives::Options& options) {
@@ -80,7 +73,7 @@ void run_rank(const World& world, const collectives::Options& options) {
   if (talks) {
     std::string written;
     const auto write = [&](const std::string& name, const std::string& content) {
-      write_file(folder / name, content);
+      examples::write_whole_file(folder / name, content);
       written += (written.empty() ? "" : ", ") + name;
     };
     if (options.exchange || options.step) {

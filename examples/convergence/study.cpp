@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <optional>
 #include <system_error>
 
@@ -22,6 +21,7 @@
 #include "report/guidance.h"
 #include "report/report.h"
 #include "report/table.h"
+#include "support/whole_file.h"
 #include "text/corpus.h"
 #include "training/run_file.h"
 #include "training/training.h"
@@ -85,12 +85,6 @@ fs::path make_folder(const fs::path& folder) {
   pacer::require(fs::is_directory(folder), "cannot create the output folder ", folder.string(), ": ",
                  error ? error.message() : "it is not a folder");
   return folder;
-}
-
-void write_file(const fs::path& path, const std::string& text) {
-  std::ofstream file(path, std::ios::binary);
-  file << text << std::flush;
-  pacer::require<pacer::FileError>(file.good(), "cannot write ", path.string());
 }
 
 std::string version_line() { return "LibTorch " TORCH_VERSION ", compiler " __VERSION__; }
@@ -177,7 +171,7 @@ Run make_run(const RunPlan& plan, const Machine& machine) {
       fs::remove_all(folder / "checkpoints");  // of another study
       fs::remove(folder / "metrics.jsonl");
     }
-    write_file(folder / "settings.ini", settings_as_ini(settings));
+    examples::write_whole_file(folder / "settings.ini", settings_as_ini(settings));
     recorder.emplace(plan, stored);
   }
   world.barrier();
@@ -223,14 +217,14 @@ void run_study(const Settings& settings) {
   std::printf("%s\n\n", report.headline.c_str());
   for (const auto& [name, value] : report.facts) std::printf("%-9s %s\n", name.c_str(), value.c_str());
   std::printf("\n");
-  write_file(output / "settings.ini", settings_as_ini(settings));
+  examples::write_whole_file(output / "settings.ini", settings_as_ini(settings));
 
   for (const RunPlan& plan : plans) {
     (plan.is_base ? report.bases : report.runs).push_back(make_run(plan, machine));
     if (report.runs.empty()) continue;
     // After every run, so that a study that is cut short leaves what it has.
     report.settings = settings_as_ini(settings);
-    write_file(output / "report.html", report_as_html(report));
+    examples::write_whole_file(output / "report.html", report_as_html(report));
   }
   const auto summaries = summarize(report.runs);
   const Table traffic = traffic_table(summaries), fine_tuning = fine_tuning_table(summaries, report.bases);

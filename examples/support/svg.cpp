@@ -2,9 +2,8 @@
 
 #include <array>
 #include <charconv>
-#include <fstream>
 
-#include <pacer/core/error.h>
+#include "whole_file.h"
 
 namespace examples::svg {
 namespace {
@@ -74,12 +73,6 @@ std::string picture(const std::string& title, double width, double height, const
          escape(title) + "</title>\n" + content + "</svg>\n";
 }
 
-void save(const std::string& path, const std::string& picture) {
-  std::ofstream file(path, std::ios::binary);
-  file << picture;
-  file.close();
-  pacer::require<pacer::FileError>(file.good(), "cannot write '", path,
-                                   "'; its folder must be there and writable");
-}
+void save(const std::string& path, const std::string& picture) { write_whole_file(path, picture); }
 
 }  // namespace examples::svg

@@ -253,8 +253,8 @@ void AdamEngine::create_states(ParamStates& states) {
   for (AdamEntry& entry : entries_) {
     entry.lay_out();
     if (entry.state != nullptr) continue;
-    auto& state = states[entry.parameter.unsafeGetTensorImpl()];
-    state = traits_->make_state();
+    auto made = traits_->make_state();  // first, so that no place among the states is ever empty
+    auto& state = states[entry.parameter.unsafeGetTensorImpl()] = std::move(made);
     entry.state = static_cast<FusedAdamStateFields*>(state.get());
   }
   if (!pager_) return prepare_state(entries_);

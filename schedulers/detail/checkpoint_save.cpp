@@ -61,9 +61,8 @@ void CheckpointSave::write(const RankFiles& files, const std::function<void()>& 
     if (plan_.rank != 0) leave_part(plan_.staging, plan_.rank, part);
   } catch (const std::exception& error) {
     write_error_ = std::current_exception();
-    part = {{}, error.what()};
     try {
-      if (plan_.rank != 0) leave_part(plan_.staging, plan_.rank, part);
+      if (plan_.rank != 0) leave_part(plan_.staging, plan_.rank, {{}, error.what()});
     } catch (const std::exception&) {
       // Rank 0 hears of it when the ranks compare what became of the save.
     }
@@ -86,9 +85,13 @@ void CheckpointSave::complete() noexcept {
     return;
   }
   try {
-    not_removed_ = remove_old_checkpoints(plan_.root, plan_.keep, posix_file_system(), plan_.step);
-  } catch (const std::exception& error) {
-    not_removed_.push_back({-1, error.what()});  // the root cannot be listed; the checkpoint is good
+    try {
+      not_removed_ = remove_old_checkpoints(plan_.root, plan_.keep, posix_file_system(), plan_.step);
+    } catch (const FileError& error) {
+      not_removed_.push_back({-1, error.what()});  // the root cannot be listed; the checkpoint is good
+    }
+  } catch (const std::exception&) {
+    // No memory is left. The checkpoint is good all the same, and the next save removes the older ones.
   }
 }
 

@@ -170,11 +170,11 @@ NamedTensors session_of_other_run(const SessionParts& parts, NamedTensors saved,
 }
 
 StateImport::StateImport(SessionParts& parts, TrainingState state)
-    : parts_(parts),
-      model_(std::move(state.model)),
-      before_(copies_of(session_tensors(parts))) {  // hooks may share their memory
+    : parts_(parts), before_(copies_of(session_tensors(parts))) {  // hooks may share their memory
   const at::NoGradGuard no_grad;
-  check_model(saved_model(parts), model_);
+  const NamedTensors own = saved_model(parts);
+  check_model(own, state.model);
+  for (const auto& [name, tensor] : own) values_.emplace_back(tensor, state.model.at(name));
   check_session(before_, state.session);
   put_optimizer_in_force_ = prepare_optimizer(parts, state);
   random_state_note_ = note_on_random_state(!parts.device().is_cpu(), state.session.count(kCudaRandom) != 0);
@@ -200,7 +200,7 @@ void StateImport::commit() {
   const at::NoGradGuard no_grad;
   put_optimizer_in_force_();
   committed_ = true;
-  for (const auto& [name, tensor] : saved_model(parts_)) tensor.copy_(model_.at(name));
+  for (const auto& [own, saved] : values_) own.copy_(saved);
 }
 
 void import_state(SessionParts& parts, const TrainingState& state) {

@@ -4,6 +4,8 @@
 
 #include <functional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <pacer/optimizers/named_tensors.h>
 #include <pacer/schedulers/session_parts.h>
@@ -50,8 +52,8 @@ class StateImport {
 
  private:
   SessionParts& parts_;
-  NamedTensors model_;   // what to load into it
-  NamedTensors before_;  // the Session's own part
+  std::vector<std::pair<at::Tensor, at::Tensor>> values_;  // the model's tensors, and what to load into each
+  NamedTensors before_;                                    // the Session's own part
   std::function<void()> put_optimizer_in_force_;
   std::string random_state_note_;
   bool committed_ = false;
