@@ -1,15 +1,17 @@
-"""Ranks for tests: run_job starts processes that call the test's file again with a job, a rank and a folder; main runs the
-job there, in a process group."""
+"""Ranks for tests: run_job starts processes that run a job of the test's file, a function job_NAME(rank, folder, *arguments),
+in a process group. They come from a server process that has imported torch once, which takes each of them seconds."""
+import multiprocessing
 import os
-import subprocess
+import runpy
 import sys
 import tempfile
-import unittest
+import time
 
 import torch
 import torch.distributed as dist
 
-DEVICE = os.environ.get("PACER_TEST_DEVICE", "cpu")  # of a job's ranks
+DEVICE = "cpu"  # of a job's ranks
+SECONDS = 200  # that a job may take
 
 
 def numbers(count, salt, dtype=torch.float32):
@@ -17,31 +19,40 @@ def numbers(count, salt, dtype=torch.float32):
     return (((index * 7919 + salt * 104729) % 2001 - 1000).float() / 1024).to(dtype)
 
 
-def run_job(script, job, *arguments, world_size=2, device="cpu", ends_with=0):
-    """Returns the folder of a job that ended as it should on all ranks; ends_with: their exit code, -9 for SIGKILL."""
-    folder = tempfile.TemporaryDirectory()
-    processes = [
-        subprocess.Popen(
-            [sys.executable, script, job, str(rank), str(world_size), folder.name, *arguments],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "PACER_TEST_DEVICE": device},
-        )
-        for rank in range(world_size)
-    ]  # fmt: skip
-    outputs = [process.communicate(timeout=200)[0] for process in processes]
-    if any(process.returncode != ends_with for process in processes):
-        raise AssertionError("\n".join(f"rank {i}:\n{text}" for i, text in enumerate(outputs)))
-    return folder
-
-
-def main(names):
-    """Runs the job that the command line asks for, a function job_NAME(rank, folder, *arguments) among `names`, or the tests."""
-    if len(sys.argv) <= 3:
-        return unittest.main()
-    job, rank, world_size, folder, *arguments = sys.argv[1:]
-    if DEVICE == "cuda":
-        torch.cuda.set_device(int(rank))
-    backend = {"cpu": "gloo", "cuda": "nccl"}[DEVICE]
-    dist.init_process_group(backend, init_method=f"file://{folder}/group", rank=int(rank), world_size=int(world_size))
-    names["job_" + job](int(rank), folder, *arguments)
+def play(script, job, rank, world_size, folder, arguments, device):
+    global DEVICE
+    DEVICE = device  # before the file is run, which reads it
+    output = os.open(f"{folder}/output-{rank}", os.O_CREAT | os.O_WRONLY, 0o600)
+    for descriptor in (sys.stdout.fileno(), sys.stderr.fileno()):
+        os.dup2(output, descriptor)
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    backend = {"cpu": "gloo", "cuda": "nccl"}[device]
+    dist.init_process_group(backend, init_method=f"file://{folder}/group", rank=rank, world_size=world_size)
+    runpy.run_path(script)["job_" + job](rank, folder, *arguments)
     dist.barrier()
     dist.destroy_process_group()
+
+
+def run_job(script, job, *arguments, world_size=2, device="cpu", ends_with=0):
+    """Returns the folder of a job that ended as it should on all ranks; ends_with: their exit code, -9 for SIGKILL."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "pacer"])
+    folder = tempfile.TemporaryDirectory()
+    processes = [
+        context.Process(target=play, args=(script, job, rank, world_size, folder.name, arguments, device))
+        for rank in range(world_size)
+    ]
+    for process in processes:
+        process.start()
+    deadline = time.monotonic() + SECONDS
+    for process in processes:
+        process.join(max(0, deadline - time.monotonic()))
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+        process.join()
+    if any(code != ends_with for code in codes):
+        outputs = [open(f"{folder.name}/output-{rank}").read() for rank in range(world_size)]
+        raise AssertionError("\n".join(f"rank {rank}, exit code {codes[rank]}:\n{text}" for rank, text in enumerate(outputs)))
+    return folder

@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """The 1-bit optimizers of the Python package, over process groups of torch.distributed, against C++.
 
-The tests start the ranks: this file calls itself with a job, a rank and a folder. PYTHONPATH names the package;
-PACER_REFERENCE names pacer-python-reference, without which comparisons with C++ are skipped.
+The tests start the ranks (ranks.py). PYTHONPATH names the package; PACER_REFERENCE names pacer-python-reference, without which comparisons with C++ are skipped.
 """
 import copy
 import os
@@ -18,7 +17,6 @@ import torch
 import torch.distributed as dist
 
 import pacer
-import ranks
 from ranks import DEVICE, numbers, run_job
 
 ALL = [pacer.OneBitAdam, pacer.OneBitLamb]
@@ -291,4 +289,4 @@ class Alone(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    ranks.main(globals())
+    unittest.main()

@@ -15,7 +15,6 @@ import unittest
 import torch
 
 import pacer
-import ranks
 from ranks import DEVICE, numbers, run_job
 
 HAS_REFERENCE = unittest.skipUnless(os.environ.get("PACER_REFERENCE"), "PACER_REFERENCE names no program")
@@ -196,4 +195,4 @@ class Ranks(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    ranks.main(globals())
+    unittest.main()
