@@ -17,7 +17,7 @@ bool AdamEngine::look_early(const std::vector<at::Tensor>& parameters) {
   std::vector<std::pair<size_t, size_t>> places;  // table, position
   for (const at::Tensor& parameter : parameters) {
     const auto found = entry_of_.find(parameter.unsafeGetTensorImpl());
-    const at::Tensor& gradient = parameter.grad();
+    const at::Tensor& gradient = gradient_of(parameter);
     if (found == entry_of_.end() || !gradient.defined() || gradient.is_inference()) return false;
     const AdamEntry& entry = entries_[found->second];
     if (!takes_part(entry, gradient) || !entry.is_current()) return false;
@@ -27,11 +27,12 @@ bool AdamEngine::look_early(const std::vector<at::Tensor>& parameters) {
   }
   for (const at::Tensor& parameter : parameters) {
     const size_t i = entry_of_.at(parameter.unsafeGetTensorImpl());
-    const at::Tensor& gradient = parameter.grad();
+    const at::Tensor& gradient = gradient_of(parameter);
     tables_[entries_[i].table].set_gradient(entries_[i], entries_[i].in_range(gradient));
     seen_[i].emplace(SeenGradient{c10::weak_intrusive_ptr<c10::TensorImpl>(gradient.getIntrusivePtr()),
                                   gradient._version()});
   }
+  has_seen_ = true;
   std::sort(places.begin(), places.end());
   auto* partials = static_cast<double*>(partials_.mutable_data_ptr());
   size_t next = 0;
@@ -50,15 +51,20 @@ bool AdamEngine::look_early(const std::vector<at::Tensor>& parameters) {
 }
 
 bool AdamEngine::take_early_look() {
-  bool has_all = can_look_early_ && !(device_.is_cuda() && is_capturing(device_));
+  bool has_all = can_look_early_ && has_seen_ && !(device_.is_cuda() && is_capturing(device_));
   for (size_t i = 0; has_all && i < entries_.size(); ++i) {
-    const at::Tensor& gradient = entries_[i].parameter.grad();
+    const at::Tensor& gradient = gradient_of(entries_[i].parameter);
     has_all = takes_part_[i] && entries_[i].gradient_is_dense && seen_[i].has_value() &&
               seen_[i]->gradient.lock().get() == gradient.unsafeGetTensorImpl() &&
               seen_[i]->version == gradient._version();
   }
-  seen_.assign(entries_.size(), std::nullopt);
+  forget_seen();
   return has_all;
+}
+
+void AdamEngine::forget_seen() {
+  if (has_seen_) seen_.assign(entries_.size(), std::nullopt);
+  has_seen_ = false;
 }
 
 }  // namespace pacer::detail

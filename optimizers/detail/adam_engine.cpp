@@ -92,7 +92,7 @@ void AdamEngine::find_gradients() {
     AdamEntry& entry = entries_[i];
     static const at::Tensor kNone;
     const at::Tensor& gradient = takes_part_[i] ? entry.gradient() : kNone;
-    const bool is_own = entry.own_gradient.defined();
+    const bool is_own = gradient.defined() && entry.own_gradient.defined();
     entry.gradient_is_dense = is_own || !gradient.defined() || !needs_dense_gradient(entry, gradient);
     if (!entry.gradient_is_dense) {
       if (!entry.dense_gradient.defined()) {
@@ -199,7 +199,7 @@ void AdamTable::step(const kernels::StepScalars* scalars, bool follows_prologue)
 // ---- conclude: the host's books ----
 
 void AdamEngine::conclude(bool applied) {
-  seen_.assign(entries_.size(), std::nullopt);
+  forget_seen();
   if (pager_) pager_->release();
   if (!applied) return;
   slots_.count_step();

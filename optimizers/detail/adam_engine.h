@@ -126,6 +126,7 @@ class AdamEngine {
 
   // Whether look_early has seen every gradient as it is now; forgets what it saw.
   bool take_early_look();
+  void forget_seen();
 
   const OptimizerTraits* traits_;
   OwnedRanges ranges_;
@@ -147,6 +148,7 @@ class AdamEngine {
   at::Tensor partials_;                               // double, for the norm
   std::unique_ptr<SharedNorm> shared_norm_;           // instead, with ranks
   std::vector<std::optional<SeenGradient>> seen_;     // by entry
+  bool has_seen_ = false;                             // any of them
   std::unordered_map<const void*, size_t> entry_of_;  // by TensorImpl
   bool can_look_early_ = false;               // the plan and its units are where the kernels need them
   std::shared_ptr<GradientGuard> own_guard_;  // for finite_check without a Session

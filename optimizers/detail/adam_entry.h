@@ -16,6 +16,10 @@
 
 namespace pacer::detail {
 
+// The gradient of a leaf, undefined where there is none. What parameter.grad() also does takes longer than
+// that: it asks whether the tensor is a leaf, for a warning.
+inline const at::Tensor& gradient_of(const at::Tensor& leaf) { return leaf.unsafeGetTensorImpl()->grad(); }
+
 struct AdamEntry {
   at::Tensor parameter;
   std::string name;
@@ -56,7 +60,9 @@ struct AdamEntry {
   int64_t slot = -1;
 
   // Undefined where there is none.
-  const at::Tensor& gradient() const { return own_gradient.defined() ? own_gradient : parameter.grad(); }
+  const at::Tensor& gradient() const {
+    return own_gradient.defined() ? own_gradient : gradient_of(parameter);
+  }
   // Where the values are that it updates, or a range of them.
   const at::Tensor& values() const { return own_values.defined() ? own_values : parameter; }
   const at::Tensor& dense() const { return dense_parameter.defined() ? dense_parameter : parameter; }

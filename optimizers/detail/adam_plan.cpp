@@ -77,6 +77,7 @@ void AdamEngine::forget_plan() {
   tables_.clear();
   takes_part_.clear();
   seen_.clear();
+  has_seen_ = false;
   entry_of_.clear();
   slots_ = {};
   shared_norm_.reset();
@@ -139,7 +140,7 @@ bool AdamEngine::plan_fits(const ParamGroups& groups, const ParamStates& states)
       const Member& member = members_[m++];
       if (parameter.unsafeGetTensorImpl() != member.tensor) return false;
       if (member.entry < 0) {
-        if (parameter.grad().defined() || (part_ != nullptr && settings_[g].compress)) return false;
+        if (gradient_of(parameter).defined() || (part_ != nullptr && settings_[g].compress)) return false;
         continue;
       }
       const auto i = static_cast<size_t>(member.entry);
@@ -154,8 +155,8 @@ bool AdamEngine::plan_fits(const ParamGroups& groups, const ParamStates& states)
         return false;
       }
       takes_part_[i] = takes_part(entry, gradient);
-      if (takes_part_[i] && parameter.grad().defined())
-        check_gradient(parameter, parameter.grad(), entry.name);
+      const at::Tensor& own = gradient_of(parameter);
+      if (takes_part_[i] && own.defined()) check_gradient(parameter, own, entry.name);
     }
   }
   return true;

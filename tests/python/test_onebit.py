@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """The 1-bit optimizers of the Python package, over process groups of torch.distributed, against C++.
 
-The tests start the ranks (ranks.py). PYTHONPATH names the package; PACER_REFERENCE names pacer-python-reference, without which comparisons with C++ are skipped.
+The tests start the ranks (ranks.py). PYTHONPATH names the package; PACER_REFERENCE names pacer-python-reference,
+without which comparisons with C++ are skipped.
 """
 import copy
 import os

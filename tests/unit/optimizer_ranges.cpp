@@ -12,7 +12,10 @@ using detail::AdamEngine;
 using detail::OptimizerTraits;
 
 struct Owner {
-  const OptimizerTraits& traits = detail::traits_of(FusedAdamWOptions());
+  explicit Owner(const torch::optim::OptimizerOptions& options = FusedAdamWOptions())
+      : traits(detail::traits_of(options)) {}
+
+  const OptimizerTraits& traits;
   AdamEngine engine{traits};
   detail::ParamStates states;
 };
@@ -50,6 +53,26 @@ TEST_CASE("engines that own the parts of a tensor do together what one does", "[
     CHECK(state.exp_avg().sizes() == at::IntArrayRef{667});
     CHECK(contains(refusal([&] { first.engine.own_range(parts, {{900, 200}, {}}); }), "elements"));
   }
+}
+
+TEST_CASE("an owned part of a parameter that a 1-bit optimizer finds frozen sits the step out",
+          "[onebit_adam][lifecycle]") {
+  const auto options = OneBitAdamOptions(0.01).freeze_step(9);
+  const Tensor parameter = torch::ones({40}).requires_grad_();
+  const Tensor gradient = torch::full({40}, 0.5);
+  detail::ParamGroups groups;
+  groups.emplace_back(std::vector<Tensor>{parameter}, std::make_unique<OneBitAdamOptions>(options));
+  Owner owner(options);
+  owner.engine.own_range(parameter, {{0, 40}, {}, gradient, {}});
+  step(owner, groups);
+  CHECK(parameter[0].item<float>() < 0.995f);
+  const Tensor before = parameter.detach().clone();
+  parameter.requires_grad_(false);
+  step(owner, groups);
+  CHECK(same_bits(parameter, before));
+  parameter.requires_grad_(true);
+  step(owner, groups);
+  CHECK(parameter[0].item<float>() < before[0].item<float>());
 }
 
 }  // namespace pacer::testing
