@@ -53,9 +53,10 @@ WeightsFiles hugging_face_weights(const std::string& folder, const std::vector<s
   files.index = WeightsIndex::read(without_links(folder + "/" + kModelIndex));
   // Before anything is kept of them: the index may name millions.
   files.index.for_each([&](std::string_view, std::string_view file) {
-    require<FileError>(std::binary_search(names.begin(), names.end(), file), "cannot load weights from ",
-                       folder, ": ", kModelIndex, " names ", quote_for_message(file),
-                       ", which is not there; the folder needs all files that it names");
+    if (std::binary_search(names.begin(), names.end(), file)) return;
+    throw FileError(concatenate("cannot load weights from ", folder, ": ", kModelIndex, " names ",
+                                quote_for_message(file), ", which is not there; the folder needs all of the ",
+                                files.index.files().size(), " files that it names"));
   });
   for (const std::string_view file : files.index.files()) {
     files.paths.push_back(without_links(concatenate(folder, '/', file)));

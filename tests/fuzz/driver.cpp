@@ -1,7 +1,7 @@
 // The main function of a fuzz target where there is no libFuzzer: replays the seeds and the corpus, and then
 // mutations of them that are the same in every run.
 //
-//   fuzz-NAME CORPUS DICTIONARY MUTATIONS     "-" for no dictionary
+//   fuzz-NAME CORPUS DICTIONARY MUTATIONS     "-" for no dictionary; PACER_TEST_LONG=1: 20 times as many
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -108,7 +108,7 @@ int drive(const std::vector<std::string>& arguments) {
   inputs.emplace_back();
   for (const int signal : {SIGABRT, SIGSEGV, SIGFPE, SIGBUS, SIGALRM}) std::signal(signal, save_input);
   for (const std::string& input : inputs) run(input);
-  const int mutations = std::stoi(arguments[2]);
+  const int mutations = std::stoi(arguments[2]) * (std::getenv("PACER_TEST_LONG") != nullptr ? 20 : 1);
   // Large ones are tried as they are: mutations of them take too long.
   std::vector<std::string> small;
   for (const std::string& input : inputs) {
