@@ -77,7 +77,9 @@ class Tree:
             files = set()
             for file, line in places:
                 number = mutate.numbers_at(self.written.get(file, ""), int(line))
-                found = [m for m in self.mutants.get(file, []) if m.number == number]
+                usable = [m for m in self.mutants.get(file, []) if m.key not in self.unusable]
+                # Where none is at fault by its line, one of them has broken the text further up.
+                found = [m for m in usable if m.number == number] or usable
                 self._give_up(found)
                 files |= {file} if found else set()
             for file in files:
@@ -139,7 +141,11 @@ class Build:
         return seen
 
     def _mutated_files(self, command):
-        return self._reached(self._sources(command)) & self.tree.mutants.keys()
+        """Those that the object is made of, and the headers that these name."""
+        files = set()
+        for path in self._sources(command):
+            files |= {str(path.relative_to(self.tree.root)), *re.findall(r"#include <pacer/([\w/.]+)>", path.read_text())}
+        return files & self.tree.mutants.keys()
 
     def _shadow(self, path):
         copy = self.tree.copy / path.relative_to(self.tree.root)

@@ -9,8 +9,8 @@
 #if __has_include(<catch2/catch_session.hpp>)
 #include <catch2/catch_session.hpp>
 #include <catch2/catch_test_case_info.hpp>
-#include <catch2/interfaces/catch_interfaces_registry_hub.hpp>
 #include <catch2/interfaces/catch_interfaces_testcase.hpp>
+#include <catch2/internal/catch_test_case_registry_impl.hpp>
 #else
 #include <catch2/catch.hpp>
 #endif
@@ -47,6 +47,12 @@ struct Shared {
   int at;  // the case that runs
   unsigned char seen[kMutants];
 };
+
+#if __has_include(<catch2/catch_session.hpp>)
+const Catch::TestCaseInfo& info_of(const Catch::TestCaseHandle& test) { return test.getTestCaseInfo(); }
+#else
+const Catch::TestCaseInfo& info_of(const Catch::TestCase& test) { return test; }
+#endif
 
 std::string escaped(const std::string& name) {
   std::string result = "\"";
@@ -111,8 +117,10 @@ int main() {
   Catch::Session session;
   std::vector<std::string> names;
   for (const auto& test : Catch::getAllTestCasesSorted(session.config())) {
-    names.push_back(test.name);
-    std::cout << names.size() - 1 << '\t' << test.tagsAsString() << '\t' << test.name << '\n';
+    const Catch::TestCaseInfo& info = info_of(test);
+    std::cout << names.size() << '\t' << info.tagsAsString() << '\t' << info.lineInfo.file << '\t'
+              << info.name << '\n';
+    names.push_back(info.name);
   }
   std::cout << std::endl;
   void* const memory =

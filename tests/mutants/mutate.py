@@ -96,7 +96,10 @@ class Generator:
             if re.search(r"\bvirtual\b.* = $", self.source.code[: match.start()].rsplit(";", 1)[-1], re.S):
                 continue  # a pure virtual function
             whole, fraction, suffix = match.groups()
-            new = f"{int(whole) + 1}{fraction or ''}{suffix}"
+            if re.fullmatch(r"0\d+", whole):
+                new = f"0{int(whole, 8) + 1:o}"
+            else:
+                new = f"{int(whole) + 1}{fraction or ''}{suffix}"
             if not self.source.is_ignored(match.start()):
                 self._add("literal + 1", match.start(), match.span(), new)
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Mutation testing: changes the library in small ways, one at a time, and sees whether a test notices.
 
-usage: run.py [--folder NAME] [--sample N] [--seed S] [--minutes M] [--seconds S] [--jobs N] [--again] [--list] BUILD
+usage: run.py [--sample N] [--seed S] [--minutes M] [--seconds S] [--tests EXPRESSION] [--jobs N] [--again] [--list] BUILD [--folders NAME...]
 
 BUILD is a build folder in which pacer-unit-tests and pacer-property-tests are built. All mutants are compiled into
 one program, in BUILD/mutants, and chosen while it runs; the source tree is only read. Every test case runs once
@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -34,8 +35,9 @@ def group_of(file):
 
 
 def is_mutated(file):
-    """Code for GPUs, for NCCL, and stand-ins for headers are not reached by a test without a GPU."""
-    return file.endswith((".h", ".cpp")) and not any(word in file for word in ("cuda", "nccl", "gloo_stubs", "_device"))
+    """Code for GPUs, for NCCL, and stand-ins for headers are not reached by a test without a GPU; error.h is text."""
+    left_out = ("cuda", "nccl", "gloo_stubs", "_device", "device/", "core/error.h")
+    return file.endswith((".h", ".cpp")) and not any(word in file for word in left_out)
 
 
 def hand_made(root):
@@ -60,6 +62,8 @@ def chosen(root, options, numbers):
     for number, mutant in enumerate(mutants, 1):
         mutant.number = number
     for group, all_of_group in sorted(groups.items()):
+        if options.folders and group not in options.folders:
+            continue
         # Drawn by name, so that a change of one file leaves the sample of the others as it was.
         all_of_group.sort(key=lambda mutant: hashlib.sha256(f"{options.seed} {mutant.key}".encode()).digest())
         print(f"{group}: {len(all_of_group)} generated")
@@ -72,7 +76,7 @@ def chosen(root, options, numbers):
 class Cases:
     """The test program, started once, and what is known of its cases."""
 
-    def __init__(self, program, work):
+    def __init__(self, program, work, files):
         self.work = work
         temporary = work / "tmp"
         temporary.mkdir(exist_ok=True)
@@ -82,9 +86,9 @@ class Cases:
         )
         self.names, self.usable = [], []
         while line := self.process.stdout.readline().rstrip("\n"):
-            number, tags, name = line.split("\t")
+            number, tags, file, name = line.split("\t")
             self.names.append(name)
-            if "[gpu]" not in tags and "[." not in tags:
+            if "[gpu]" not in tags and "[." not in tags and re.search(files, pathlib.Path(file).stem):
                 self.usable.append(int(number))
 
     def ask(self, seconds, mutant, cases):
@@ -115,8 +119,8 @@ class Cases:
         for name, case in known["cases"].items():
             if case["result"] != "passed":
                 print(f"left out, as it {case['result']} without a mutant: {name}")
-        numbers = {name: number for number, name in enumerate(self.names)}
-        return {numbers[n]: (c["seconds"], set(c["seen"])) for n, c in known["cases"].items() if c["result"] == "passed"}
+        found = {case: known["cases"][self.names[case]] for case in self.usable}
+        return {case: (f["seconds"], set(f["seen"])) for case, f in found.items() if f["result"] == "passed"}
 
 
 def judge(mutant, cases, reach, seconds):
@@ -172,11 +176,12 @@ COLUMNS = ("mutants", "not compiled", "killed", "survived", "not reached", "equi
 def main():
     parser = argparse.ArgumentParser(usage=__doc__.split("usage: ")[1])
     parser.add_argument("build", type=pathlib.Path)
-    parser.add_argument("--folder", help="judge only the mutants below this folder")
+    parser.add_argument("--folders", nargs="+", help="of which generated mutants are taken; kernels/math is one")
     parser.add_argument("--sample", type=int, default=60, help="so many generated mutants of each folder")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=1e9, help="start no further mutant after this time")
     parser.add_argument("--seconds", type=float, default=20, help="of test cases for each mutant")
+    parser.add_argument("--tests", default="", help="only cases of test files whose name this expression finds")
     parser.add_argument("--jobs", type=int, default=2, help="compilers at a time")
     parser.add_argument("--again", action="store_true", help="judge the mutants again that were not killed")
     parser.add_argument("--list", action="store_true", help="only report what is known")
@@ -197,14 +202,13 @@ def main():
     equivalent = {entry["key"] for entry in json.loads((HERE / "equivalent.json").read_text())}
     if not options.list:
         tree.put(mutants)
-        cases = Cases(Build(build, work, tree, options.jobs).run(), work)
+        cases = Cases(Build(build, work, tree, options.jobs).run(), work, options.tests)
         reach = cases.reach(longest=60)
         with results_file.open("a") as out:
             for mutant in mutants:
                 known = results.get(mutant.key, {}).get("result")
                 done = known == "killed" or (known and not options.again)
-                asked = not options.folder or mutant.file.startswith(options.folder)
-                if done or not asked or mutant.key in tree.unusable | equivalent or time.monotonic() > end:
+                if done or mutant.key in tree.unusable | equivalent or time.monotonic() > end:
                     continue
                 record = results[mutant.key] = judge(mutant, cases, reach, options.seconds)
                 print(f"{record['result']:12} {mutant.file}:{mutant.line} {mutant.operator} {record.get('by', '')}", flush=True)

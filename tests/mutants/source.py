@@ -119,6 +119,8 @@ class Source:
         for opening, closing in self.match.items():
             if self.code[opening] == "<" and opening < closing:
                 ranges.append((opening, closing))
+        for match in re.finditer(r"^ *(?!return|else)(?:alignas\(\w+\) )?[\w:]+ \w+\[[^\]\n]*\]", self.code, re.M):  # its size
+            ranges.append(match.span())
         # A table of constants: a value in braces behind constexpr.
         for match in re.finditer(r"\bconstexpr [^;(]*= ?\{", self.code):
             ranges.append((match.start(), self.match.get(match.end() - 1, match.end())))
@@ -149,7 +151,9 @@ class Source:
                     break
                 left = opening
                 continue
-            if re.search(r"\b(return|throw|else|do|case|co_return)$", self.code[max(0, left - 9) : left]):
+            if re.search(r"\b(return|throw|else|do|case|co_return)\b$", self.code[max(0, left - 9) : left]) and (
+                not self.code[left].isalnum() and self.code[left] != "_"
+            ):
                 break
             if stops_at_assignment and ASSIGNMENT.fullmatch(self.code[self.code.rfind(" ", 0, left) : left + 1]):
                 break

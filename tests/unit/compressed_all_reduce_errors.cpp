@@ -1,5 +1,6 @@
 // What a CompressedAllReduce refuses, what it does where ranks differ, bring numbers that are not finite, or
 // leave, and how it goes on afterwards; and the floating-point mode of its caller.
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <limits>
@@ -14,6 +15,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <pacer/compression/compressed_all_reduce.h>
+#include <pacer/compression/detail/onebit_exchange.h>
 #include <pacer/core/error.h>
 
 #include "support/catch.h"
@@ -186,6 +188,18 @@ TEST_CASE("ranks that are not at the same call are told so", "[collectives][oneb
     CHECK(begins_with(message, "Error: "));
     CHECK(contains(message, "all ranks must take the same steps"));
   }
+}
+
+TEST_CASE("ranks at the same step that have not exchanged as often are told so", "[collectives][onebit]") {
+  detail::OneBitInput zeros;
+  zeros.source = [](const void*, int64_t, int64_t width, float* row) { std::fill_n(row, width, 0.0f); };
+  const auto messages = run_ranks(2, [&, world = Communicator::in_process(2)](int rank) {
+    const detail::OneBitRoute route(world[static_cast<size_t>(rank)], /*hierarchical=*/false);
+    detail::OneBitExchange used(route, {300}, {}), fresh(route, {300}, {});
+    used.run(zeros, /*step=*/7);
+    (rank == 0 ? used : fresh).run(zeros, /*step=*/7);
+  });
+  for (const auto& message : messages) CHECK(contains(message, "all ranks must take the same steps"));
 }
 
 TEST_CASE("N2: a number that is not finite is an error on every rank, until errors are set anew",

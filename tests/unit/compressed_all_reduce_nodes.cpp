@@ -1,6 +1,7 @@
 // The compressed mean with nodes as workers: the bits of the flat one between ranks that bring their node's
 // mean, for half the bytes between nodes, or less.
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include <pacer/compression/compressed_all_reduce.h>
 
@@ -105,6 +106,26 @@ TEST_CASE("nodes as workers send half the bytes between two nodes of two", "[col
   const double flat = sent(false) * 2 / 3, by_nodes = sent(true);
   CHECK(by_nodes / flat > 0.499);
   CHECK(by_nodes / flat < 0.501);
+}
+
+TEST_CASE("nodes as workers count what the exchange has sent", "[collectives][onebit][nodes]") {
+  const Ranks ranks = nodes_of(2, 2);
+  std::vector<int64_t> counted(ranks.size());
+  const auto messages = run_ranks(4, [&](int rank) {
+    const auto own = static_cast<size_t>(rank);
+    CompressedAllReduce mean(ranks[own], 100'000, CompressionOptions().hierarchical(true));
+    ranks[own]->set_phase("compressed");
+    mean.reduce(at::zeros({100'000}));
+    counted[own] = mean.bytes_sent();
+  });
+  REQUIRE(first_of(messages) == "");
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    int64_t sent = 0;
+    for (const Traffic& entry : ranks[rank]->traffic()) {
+      if (entry.phase == "compressed" && entry.operation != "all_reduce") sent += entry.bytes_sent;
+    }
+    CHECK(counted[rank] == sent);
+  }
 }
 
 TEST_CASE("nodes as workers go on from stored errors", "[collectives][onebit][nodes]") {

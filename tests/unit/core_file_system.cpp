@@ -137,6 +137,24 @@ TEST_CASE("folders are made, listed and removed, and links to them are left alon
   CHECK(content_of(folder.path("outside")) == "kept");
 }
 
+TEST_CASE("a folder that exists needs no room on the disk", "[core][files]") {
+  const TemporaryFolder folder;
+  FailingFileSystem files(posix_file_system());
+  files.arm(1, Fault::full_disk);
+  make_folders(files, folder.path());
+  CHECK_THROWS_AS(make_folders(files, folder.path("new")), FileError);
+}
+
+TEST_CASE("a new file has the permissions that the process gives to new files", "[core][files]") {
+  const TemporaryFolder folder;
+  write_whole_file(posix_file_system(), folder.path("a"), "text");
+  const mode_t mask = ::umask(0);
+  ::umask(mask);
+  struct stat status {};
+  REQUIRE(::stat(folder.path("a").c_str(), &status) == 0);
+  CHECK((status.st_mode & 07777) == (0666 & ~mask));
+}
+
 TEST_CASE("a failure names the path and the reason", "[core][files]") {
   const TemporaryFolder folder;
   FileSystem& files = posix_file_system();

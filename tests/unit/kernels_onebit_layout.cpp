@@ -129,6 +129,10 @@ TEST_CASE("an exchange of nothing has no rows", "[kernels][onebit]") {
   }
 }
 
+TEST_CASE("each 128 positions of the buffer have the tensor that they belong to", "[kernels][onebit]") {
+  CHECK(OneBitLayout({300, 0, 128, 1}, 2).tensors() == std::vector<uint32_t>{0, 0, 0, 2, 3});
+}
+
 TEST_CASE("layouts that cannot be are refused", "[kernels][onebit]") {
   CHECK(is_refused({5}, 0));
   CHECK(is_refused({5}, -1));
