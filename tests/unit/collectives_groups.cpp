@@ -104,12 +104,12 @@ TEST_CASE("counters do not grow with groups that are made again and again", "[co
             size_t entries = 0;
             for (int round = 1; round <= 3; ++round) {
               const auto group = own.split(0, 0);
-              REQUIRE(sum_over(*group->lane("lane"), 1) == 2);
+              REQUIRE(sum_over(*group->lane("side"), 1) == 2);
               if (round == 1) entries = own.traffic().size();
             }
             const auto traffic = own.traffic();
             REQUIRE(traffic.size() == entries);
-            REQUIRE(traffic.back().group == "lane of group 0");
+            REQUIRE(traffic.back().group == "lane side of group 0");
             REQUIRE(traffic.back().calls == 3);
           })) == "");
 }
