@@ -54,6 +54,7 @@ std::string describe_agreement(const void* message) {
   if (is_call(message)) {
     CallRecord call;
     std::memcpy(&call, message, sizeof call);
+    call.operation[sizeof(call.operation) - 1] = '\0';  // whatever arrived
     return describe_call(call);
   }
   RankStatus status;

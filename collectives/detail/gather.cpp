@@ -6,7 +6,14 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
+#include <pacer/core/error.h>
+
 namespace pacer::detail {
+namespace {
+
+constexpr int64_t kLongestText = int64_t{1} << 30;
+
+}  // namespace
 
 OperationParts gather_parts(const Connection& connection, const at::Tensor& output, const at::Tensor& input) {
   if (connection.control->gathers_in_one_hop() || connection.world_size == 1) {
@@ -48,6 +55,10 @@ std::vector<std::string> gather_texts(const std::string& own, int world_size, co
   length.fill_(static_cast<int64_t>(own.size()));
   gather(lengths, length);
   const auto* sizes = lengths.const_data_ptr<int64_t>();
+  for (int64_t r = 0; r < world_size; ++r) {
+    require<Error>(0 <= sizes[r] && sizes[r] <= kLongestText, "rank ", r, " announces a text of ", sizes[r],
+                   " bytes, which cannot be; look at the network and the memory of its host");
+  }
   const int64_t longest = *std::max_element(sizes, sizes + world_size);
   const at::Tensor mine = at::empty({longest}, at::kByte), all = at::empty({world_size * longest}, at::kByte);
   if (!own.empty()) std::memcpy(mine.mutable_data_ptr(), own.data(), own.size());

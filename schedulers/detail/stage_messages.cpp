@@ -10,7 +10,7 @@
 namespace pacer::detail {
 namespace {
 
-constexpr int64_t kMaxTensors = 8, kMaxDimensions = 8;
+constexpr int64_t kMaxTensors = 8, kMaxDimensions = 8, kMaxSize = int64_t{1} << 40;
 constexpr int64_t kTensorWords = 3 + kMaxDimensions;  // dtype, requires a gradient, dimensions, sizes
 constexpr int64_t kWords = 1 + kMaxTensors * kTensorWords;
 
@@ -32,8 +32,17 @@ at::Tensor encoded(const Outlines& outlines) {
 
 Outlines decoded(const at::Tensor& words) {
   const auto* word = words.const_data_ptr<int64_t>();
+  const auto require_between = [](int64_t least, int64_t value, int64_t most) {
+    require<Error>(least <= value && value <= most,
+                   "what the former stage of the pipeline says of its tensors arrived damaged; look at the "
+                   "network and the memory of its host");
+  };
+  require_between(1, *word, kMaxTensors);
   Outlines outlines(static_cast<size_t>(*word++));
   for (TensorOutline& outline : outlines) {
+    require_between(0, word[0], static_cast<int64_t>(at::ScalarType::NumOptions) - 1);
+    require_between(0, word[2], kMaxDimensions);
+    for (int64_t i = 0; i < word[2]; ++i) require_between(0, word[3 + i], kMaxSize);
     outline.dtype = static_cast<at::ScalarType>(word[0]);
     outline.requires_grad = word[1] != 0;
     outline.sizes.assign(word + 3, word + 3 + word[2]);

@@ -29,7 +29,9 @@ const AddScenario meet("meet", [](const Player& player) {
   const detail::Connection world = player.connect();
   say(detail::concatenate("met after ", since.milliseconds(), " ms"));
   add_up(world);
-  if (player.has("stay")) sleep_for_ever();
+  if (!player.has("stay")) return;
+  say("staying");
+  sleep_for_ever();
 });
 
 // One after the other and two at a time, at one place.
