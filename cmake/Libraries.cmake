@@ -28,8 +28,8 @@ elseif(PACER_SANITIZE STREQUAL "thread")
   # LibTorch is not instrumented, so what it does to its own memory looks like races.
   set(PACER_TEST_ENVIRONMENT "TSAN_OPTIONS=ignore_noninstrumented_modules=1")
 elseif(PACER_SANITIZE STREQUAL "coverage")
-  # Neither tests nor the headers of others are counted.
-  set(PACER_SANITIZE_FLAGS --coverage "-fprofile-exclude-files=^/usr/|/torch/include/|(^|/)tests/[a-z_]+/[^/]+$")
+  # Neither tests nor the headers of others are counted. An inlined copy would have branches of its own.
+  set(PACER_SANITIZE_FLAGS --coverage -fno-inline "-fprofile-exclude-files=^/usr/|/torch/include/|(^|/)tests/[a-z_]+/[^/]+$")
 elseif(PACER_SANITIZE)
   message(FATAL_ERROR
     "pacer: PACER_SANITIZE is ${PACER_SANITIZE}, but it can only be address, thread, coverage or empty.")
