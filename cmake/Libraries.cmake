@@ -31,8 +31,8 @@ elseif(PACER_SANITIZE STREQUAL "fuzzer")
   set(PACER_SANITIZE_FLAGS -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined
     -fno-omit-frame-pointer)
 elseif(PACER_SANITIZE STREQUAL "coverage")
-  # Neither tests nor the headers of others are counted.
-  set(PACER_SANITIZE_FLAGS --coverage "-fprofile-exclude-files=^/usr/|/torch/include/|(^|/)tests/[a-z_]+/[^/]+$")
+  # Neither tests nor the headers of others are counted. An inlined copy would have branches of its own.
+  set(PACER_SANITIZE_FLAGS --coverage -fno-inline "-fprofile-exclude-files=^/usr/|/torch/include/|(^|/)tests/[a-z_]+/[^/]+$")
 elseif(PACER_SANITIZE)
   message(FATAL_ERROR
     "pacer: PACER_SANITIZE is ${PACER_SANITIZE}, but it can only be address, thread, fuzzer, coverage or empty.")

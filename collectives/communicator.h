@@ -104,7 +104,7 @@ class [[nodiscard]] Work {
 // counted as "agreement".
 struct Traffic {
   std::string phase;  // as set by set_phase; "" before
-  std::string group;  // the name of the group or lane; "" for the Communicator of all ranks
+  std::string group;  // the name of the group or lane, "group COLOR" without one; "" for that of all ranks
   std::string operation;
   int64_t calls = 0;
   int64_t bytes_sent = 0;

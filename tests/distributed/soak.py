@@ -35,8 +35,8 @@ def judge(holdings):
 
 def soak(worker, steps, ranks=2, looks=20, patience=100_000, **arguments):
     """`steps` steps of each plan. Fails where anything grew."""
-    # c10d's flight recorder remembers the last 2,000 operations, and for ever each process group that there was
-    # (200 bytes). That is neither pacer's nor a leak that grows with steps.
+    # c10d's flight recorder remembers the last 2,000 operations, about 1 KB each, and for ever each process group
+    # that there was. That is not pacer's.
     environment = {"TORCH_FR_BUFFER_SIZE": "0"}
     phases = {}
     with Ranks(worker, "soak", ranks, environment, folder="{folder}", steps=steps, looks=looks, timeout=120_000,
