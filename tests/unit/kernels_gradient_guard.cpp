@@ -34,6 +34,17 @@ TEST_CASE("a guard without rules has the factor one", "[kernels][guard]") {
   CHECK(check.skipped_steps == 0);
 }
 
+TEST_CASE("before the first look nothing was found and nothing is scaled", "[kernels][guard]") {
+  const GradientCheck check;
+  CHECK(check.sum_of_squares == 0);
+  CHECK(check.norm == 0);
+  CHECK(check.factor == 1);
+  CHECK(check.non_finite == 0);
+  CHECK(check.loss_scale == 1);
+  CHECK(check.skipped_steps == 0);
+  CHECK(check.finite_steps == 0);
+}
+
 TEST_CASE("gradients beyond the norm are clipped to it, others are left alone", "[kernels][guard]") {
   CHECK(after(25, clip_at(2)).factor == 0.4);
   CHECK(after(25, clip_at(2)).norm == 5);  // before clipping

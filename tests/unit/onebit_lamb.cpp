@@ -1,4 +1,6 @@
 // What only OneBitLamb has in its warm-up: coefficients.
+#include <pacer/kernels/math/onebit_lamb.h>
+
 #include "support/catch.h"
 
 #include "support/lamb.h"
@@ -47,6 +49,14 @@ TEST_CASE("coefficients are the means of FusedLamb's trust ratios in warm-up, an
       }
     }
   }
+}
+
+TEST_CASE("bounds of the factor differ where one of the three does", "[onebit_lamb]") {
+  const kernels::LambFactorBounds bounds{0.5, 4, 0.1};
+  CHECK((bounds == kernels::LambFactorBounds{0.5, 4, 0.1}));
+  CHECK_FALSE((bounds == kernels::LambFactorBounds{0.4, 4, 0.1}));
+  CHECK_FALSE((bounds == kernels::LambFactorBounds{0.5, 3, 0.1}));
+  CHECK_FALSE((bounds == kernels::LambFactorBounds{0.5, 4, 0.2}));
 }
 
 }  // namespace pacer::testing::onebit_lamb

@@ -4,6 +4,7 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
+#include <pacer/optimizers/gradient_guard.h>
 #include <pacer/schedulers/gradient_clipping.h>
 #include <pacer/schedulers/precision.h>
 #include <pacer/schedulers/session.h>
@@ -176,6 +177,26 @@ TEST_CASE("Precision refuses parameters that are fp16 or fp64 themselves", "[ses
       if (!is_fine) CHECK(contains(message, c10::toString(type)));
     }
   }
+}
+
+TEST_CASE("rules of the loss scale that cannot be are refused", "[session][precision]") {
+  GradientGuard guard(at::kCPU);
+  const auto message_for = [&](auto field, auto value) {
+    LossScaleRule rule;
+    rule.*field = value;
+    return refusal([&] { guard.scale_loss(rule); });
+  };
+  using Rule = LossScaleRule;
+  for (const double bad : {0.0, 1e-5, 1e39}) CHECK(contains(message_for(&Rule::initial, bad), "initial"));
+  for (const double bad : {0.9, 2e6})
+    CHECK(contains(message_for(&Rule::growth_factor, bad), "growth_factor"));
+  for (const double bad : {-0.5, 0.0, 1.0, 2.0}) {
+    CHECK(contains(message_for(&Rule::backoff_factor, bad), "backoff_factor"));
+  }
+  for (const int64_t bad : {0, -1}) {
+    CHECK(contains(message_for(&Rule::growth_interval, bad), "growth_interval"));
+  }
+  CHECK(message_for(&Rule::backoff_factor, 0.25) == "<no exception>");
 }
 
 }  // namespace pacer::testing
