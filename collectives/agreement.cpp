@@ -105,8 +105,7 @@ void require_agreement(Communicator& world, int64_t step, const std::vector<Fact
   if (place == std::string::npos) {
     disagree(world,
              "what they compared is alike, but arrived otherwise than it was sent; look at the network and "
-             "the memory "
-             "of their hosts",
+             "the memory of their hosts",
              step, static_cast<int>(std::find_if_not(all.begin(), all.end(), same) - all.begin()));
   }
   const std::string own_fact = place < facts.size()

@@ -25,6 +25,7 @@ bool AdamEngine::look_early(const std::vector<at::Tensor>& parameters) {
     if (needs_dense_gradient(entry, gradient)) return false;
     places.emplace_back(entry.table, entry.position);
   }
+  has_seen_ = true;  // first: what is noted must be forgotten, also where this ends early
   for (const at::Tensor& parameter : parameters) {
     const size_t i = entry_of_.at(parameter.unsafeGetTensorImpl());
     const at::Tensor& gradient = gradient_of(parameter);
@@ -32,7 +33,6 @@ bool AdamEngine::look_early(const std::vector<at::Tensor>& parameters) {
     seen_[i].emplace(SeenGradient{c10::weak_intrusive_ptr<c10::TensorImpl>(gradient.getIntrusivePtr()),
                                   gradient._version()});
   }
-  has_seen_ = true;
   std::sort(places.begin(), places.end());
   auto* partials = static_cast<double*>(partials_.mutable_data_ptr());
   size_t next = 0;

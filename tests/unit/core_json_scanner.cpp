@@ -11,6 +11,7 @@
 
 #include "support/catch.h"
 #include "support/samples.h"
+#include "support/scanned_json.h"
 #include "support/string_sink.h"
 
 namespace pacer::testing {
@@ -18,24 +19,8 @@ namespace {
 
 using Catch::Matchers::ContainsSubstring;
 
-// What `read` makes of the text; throws what the scanner throws.
-template <class Read>
-auto scanned(const std::string& text, const Read& read) {
-  std::vector<char> bytes = as_bytes(text);
-  JsonScanner scanner(bytes.data(), bytes.size(), 0, "file");
-  auto value = read(scanner);
-  scanner.expect_end();
-  return value;
-}
-std::string scanned_string(const std::string& text) {
-  return scanned(text, [](JsonScanner& scanner) { return std::string(scanner.string()); });
-}
 int64_t scanned_integer(const std::string& text) {
   return scanned(text, [](JsonScanner& scanner) { return scanner.integer(); });
-}
-
-double scanned_number(const std::string& text) {
-  return scanned(text, [](JsonScanner& scanner) { return scanner.number(); });
 }
 void skip(const std::string& text) {
   scanned(text, [](JsonScanner& scanner) {

@@ -7,26 +7,14 @@
 #include <pacer/core/utf8.h>
 
 #include "fuzz/harness.h"
+#include "support/scanned_json.h"
 
 namespace pacer::fuzz {
 namespace {
 
-// Reads a copy of the whole text by `read`.
-template <class Read>
-auto scanned(std::string text, const Read& read) {
-  std::vector<char> bytes(text.begin(), text.end());
-  JsonScanner scanner(bytes.data(), bytes.size(), 0, "a file");
-  auto value = read(scanner);
-  scanner.expect_end();
-  return value;
-}
-
-std::string scanned_string(const std::string& text) {
-  return scanned(text, [](JsonScanner& scanner) { return std::string(scanner.string()); });
-}
-double scanned_number(const std::string& text) {
-  return scanned(text, [](JsonScanner& scanner) { return scanner.number(); });
-}
+using testing::scanned;
+using testing::scanned_number;
+using testing::scanned_string;
 
 void check_string(const std::string& text) {
   std::string value;
