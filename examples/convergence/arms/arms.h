@@ -43,7 +43,8 @@ enum class Method {
   shards_nodes,
   pipeline,  // of all ranks
   bfloat16,
-  fused_layers,  // the model's
+  bfloat16_wire,  // of gradients between ranks
+  fused_layers,   // the model's
   fp8,
   fp8_current,
   signed_gradients,

@@ -1,0 +1,129 @@
+#include "optimizers.h"
+
+#include <algorithm>
+#include <optional>
+
+#include <torch/optim/adamw.h>
+
+#include <pacer/optimizers/fused_adam.h>
+#include <pacer/optimizers/fused_lamb.h>
+#include <pacer/optimizers/onebit_lamb.h>
+
+#include "clipping_ratio.h"
+
+namespace convergence {
+namespace {
+
+constexpr double kBeta1 = 0.9;
+constexpr double kBeta2 = 0.95;
+constexpr double kEpsilon = 1e-8;
+// Of 1, 2, 4 and 8 the best for the tiny preset at 300k tokens. LAMB moves a matrix by this share of its own
+// size.
+constexpr double kLambRate = 4.0;  // in units of the learning rate of the others
+
+constexpr double kLoraRate = 4.0;  // in the same units
+
+// For every optimizer with the options of AdamW: one group with decay, one without.
+template <class Optimizer, class Options>
+std::unique_ptr<torch::optim::Optimizer> make_adamw(const OptimizerRecipe& recipe) {
+  const auto options = Options(recipe.learning_rate).betas({kBeta1, kBeta2}).eps(kEpsilon);
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  groups.emplace_back(recipe.decayed,
+                      std::make_unique<Options>(Options(options).weight_decay(recipe.weight_decay)));
+  groups.emplace_back(recipe.undecayed, std::make_unique<Options>(Options(options).weight_decay(0.0)));
+  return std::make_unique<Optimizer>(groups, options);
+}
+
+// The same recipe; biases and gains also have no trust ratio.
+template <class Options>
+std::vector<torch::optim::OptimizerParamGroup> lamb_groups(const OptimizerRecipe& recipe,
+                                                           const Options& options) {
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  groups.emplace_back(recipe.decayed,
+                      std::make_unique<Options>(Options(options).weight_decay(recipe.weight_decay)));
+  groups.emplace_back(recipe.undecayed,
+                      std::make_unique<Options>(Options(options).weight_decay(0.0).adapt(false)));
+  return groups;
+}
+
+std::unique_ptr<torch::optim::Optimizer> make_lamb(const OptimizerRecipe& recipe) {
+  auto options = pacer::FusedLambOptions(kLambRate * recipe.learning_rate).betas({kBeta1, kBeta2});
+  options.max_coeff(recipe.lamb_max_coeff);
+  return std::make_unique<pacer::FusedLamb>(lamb_groups(recipe, options), options);
+}
+
+// Adapters do not decay: that would pull towards the base.
+std::unique_ptr<torch::optim::Optimizer> make_lora(const OptimizerRecipe& recipe) {
+  const auto options = pacer::FusedAdamWOptions(kLoraRate * recipe.learning_rate)
+                           .betas({kBeta1, kBeta2})
+                           .eps(kEpsilon)
+                           .weight_decay(0.0);
+  return std::make_unique<pacer::FusedAdamW>(recipe.decayed, options);
+}
+
+template <class Options>
+void freeze_within(const OptimizerRecipe& recipe, Options& options) {
+  constexpr int64_t kFewestSteps = 4;
+  options.freeze_step(std::nullopt).freeze_automatically(std::max(kFewestSteps, recipe.planned_steps));
+}
+
+template <class Optimizer>
+OptimizerMaker make_onebit_adam(const OneBitChange& change, Positions positions) {
+  return [change, positions](const OptimizerRecipe& recipe) {
+    using Options = pacer::OneBitAdamOptions;
+    auto options = Options(recipe.learning_rate).betas({kBeta1, kBeta2}).eps(kEpsilon);
+    options.freeze_step(recipe.freeze_step).variance_floor(recipe.variance_floor);
+    options.compress_alone(true).weight_decay(recipe.weight_decay);
+    if (change) change(recipe, options);
+    std::vector<torch::optim::OptimizerParamGroup> groups;
+    groups.emplace_back(recipe.decayed, std::make_unique<Options>(options));
+    if (positions == Positions::full_precision) {
+      auto& others = groups.front().params();
+      const auto is_position = [&](const torch::Tensor& tensor) { return tensor.is_same(recipe.positions); };
+      others.erase(std::remove_if(others.begin(), others.end(), is_position), others.end());
+      groups.emplace_back(std::vector<torch::Tensor>{recipe.positions},
+                          std::make_unique<Options>(Options(options).compress(false)));
+    }
+    groups.emplace_back(recipe.undecayed, std::make_unique<Options>(Options(options).weight_decay(0.0)));
+    return std::make_unique<Optimizer>(groups, options, recipe.world);
+  };
+}
+
+}  // namespace
+
+OptimizerMaker torch_adamw() { return make_adamw<torch::optim::AdamW, torch::optim::AdamWOptions>; }
+
+OptimizerMaker fused_adamw() { return make_adamw<pacer::FusedAdamW, pacer::FusedAdamWOptions>; }
+
+OptimizerMaker lamb() { return make_lamb; }
+
+OptimizerMaker lora() { return make_lora; }
+
+OptimizerMaker onebit_adam(const OneBitChange& change, Positions positions) {
+  return make_onebit_adam<pacer::OneBitAdam>(change, positions);
+}
+
+OptimizerMaker probing_onebit_adam() {
+  return make_onebit_adam<ProbingOneBitAdam>({}, Positions::compressed);
+}
+
+// Its bias correction is off by default; here its warm-up is that of lamb().
+OptimizerMaker onebit_lamb(Freeze freeze, Workers workers) {
+  return [freeze, workers](const OptimizerRecipe& recipe) {
+    pacer::OneBitLambOptions options(kLambRate * recipe.learning_rate);
+    options.betas({kBeta1, kBeta2})
+        .bias_correction(true)
+        .max_coeff(recipe.lamb_max_coeff)
+        .variance_floor(recipe.variance_floor);
+    options.freeze_step(recipe.freeze_step).compress_alone(true).factor_max(recipe.lamb_max_factor);
+    options.hierarchical(workers == Workers::nodes);
+    if (freeze == Freeze::automatically) freeze_within(recipe, options);
+    return std::make_unique<pacer::OneBitLamb>(lamb_groups(recipe, options), options, recipe.world);
+  };
+}
+
+void freeze_automatically(const OptimizerRecipe& recipe, pacer::OneBitAdamOptions& options) {
+  freeze_within(recipe, options);
+}
+
+}  // namespace convergence
