@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include <pacer/core/reduction_order.h>
 #include <pacer/core/tile.h>
 #include <pacer/kernels/adam.h>
 #include <pacer/kernels/math/gradient_guard.h>
@@ -28,9 +29,11 @@ void finish_check_cpu(const double* partials, int64_t count, const GuardRule& ru
 // ---- CUDA: every pointer is device memory, work is enqueued on `stream`, nothing synchronises. ----
 
 // partials[i], or where there are places partials[places[i]] = sum of squares of units[i], tiles of at most
-// kReductionUnit elements that start on multiples of it; 0 where the tensor's gradient is null.
+// kReductionUnit elements that start on multiples of it; 0 where the tensor's gradient is null. `longest`: no
+// unit has more elements; many short ones are faster where it is at most kReductionColumns.
 void sum_of_squares_cuda(GradientType type, const Tile* units, int64_t count, const AdamGradient* gradients,
-                         const uint32_t* places, double* partials, Stream stream);
+                         const uint32_t* places, double* partials, Stream stream,
+                         int64_t longest = kReductionUnit);
 // partials[i] = sum of magnitudes of units[i] of fp32 arrays, which stand where gradients do.
 void sum_of_magnitudes_cuda(const Tile* units, int64_t count, const AdamGradient* arrays, double* partials,
                             Stream stream);

@@ -69,6 +69,7 @@ __device__ __forceinline__ double sum_list_by_warp(const double* partials, int64
 __device__ __forceinline__ double sum_partials_by_block(const double* partials, int64_t count) {
   __shared__ double columns[kPartialColumns];
   double column = 0;
+#pragma unroll 8  // as many loads on their way
   for (int64_t i = threadIdx.x; i < count; i += kPartialColumns) column += partials[i];
   columns[threadIdx.x] = column;
   return fold_block<kPartialColumns>(columns);

@@ -77,6 +77,40 @@ __device__ __forceinline__ void draw_random16(const Scalars& scalars, int64_t fi
   }
 }
 
+// A warp's elements as rows, four neighbouring elements a thread in each.
+constexpr int kWarpRows = 2;
+__device__ __forceinline__ int in_row(int row) { return (row * kWarp + threadIdx.x % kWarp) * 4; }
+
+// The same for the rows of a whole warp from real index `first` on. Each thread draws for eight elements, and
+// gets the bits of its own from the two threads that drew for them.
+template <AdamStorage kStorage, class Scalars>
+__device__ __forceinline__ void draw_random16_of_rows(const Scalars& scalars, int64_t first,
+                                                      uint32_t (&random16)[kWarpRows][4]) {
+  const int lane = threadIdx.x % kWarp;
+  if (first % kElementsPerDraw != 0) {
+#pragma unroll
+    for (int row = 0; row < kWarpRows; ++row) {
+      draw_random16<kStorage, 4>(scalars, first + in_row(row), random16[row]);
+    }
+    return;
+  }
+  const PhiloxCounter mine = rounding_draw(scalars.seed, scalars.step, first / kElementsPerDraw + lane);
+#pragma unroll
+  for (int row = 0; row < kWarpRows; ++row) {
+    uint32_t words[4];
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      words[w] = __shfl_sync(0xFFFFFFFFu, mine.word[w], (row * kWarp + lane) / 2);
+    }
+    const uint32_t low = lane % 2 == 0 ? words[0] : words[2];
+    const uint32_t high = lane % 2 == 0 ? words[1] : words[3];
+    random16[row][0] = low & 0xFFFFu;
+    random16[row][1] = low >> 16;
+    random16[row][2] = high & 0xFFFFu;
+    random16[row][3] = high >> 16;
+  }
+}
+
 // The first block_tiles blocks have a tile each; in the following ones every warp has. The tile is empty
 // where there is none left.
 struct MyTile {

@@ -52,7 +52,7 @@ void layer_norm_backward_cuda(const LayerNormBackward&, Stream) { refuse(); }
 void nf4_quantize_cuda(const void*, ElementType, const Nf4Codes&, float*, Stream) { refuse(); }
 void nf4_decode_cuda(const Nf4Codes&, ElementType, void*, int64_t, int64_t, Stream) { refuse(); }
 void sum_of_squares_cuda(GradientType, const Tile*, int64_t, const AdamGradient*, const uint32_t*, double*,
-                         Stream) {
+                         Stream, int64_t) {
   refuse();
 }
 void sum_of_magnitudes_cuda(const Tile*, int64_t, const AdamGradient*, double*, Stream) { refuse(); }

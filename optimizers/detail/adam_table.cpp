@@ -1,5 +1,7 @@
 #include <pacer/optimizers/detail/adam_table.h>
 
+#include <algorithm>
+
 #include <pacer/core/reduction_order.h>
 #include <pacer/core/tile.h>
 #include <pacer/optimizers/detail/tensor_sums.h>
@@ -28,7 +30,9 @@ void AdamTable::build_tiles(bool is_paged) {
   is_paged_ = is_paged;
   units_.host() = make_tiles(counts_, kReductionUnit);
   first_units_.assign(1, 0);
+  longest_unit_ = 0;
   for (const int64_t count : counts_) {
+    longest_unit_ = std::max(longest_unit_, std::min(count, kReductionUnit));
     first_units_.push_back(first_units_.back() + ceil_divide(count, kReductionUnit));
   }
   if (is_paged) return;
@@ -62,7 +66,8 @@ void AdamTable::sum_of_squares(double* partials, size_t first, size_t tensors) {
   if (begin == end) return;
   if (device_.is_cuda()) {
     kernels::sum_of_squares_cuda(type, units_.pointer() + begin, end - begin, gradients_.pointer(),
-                                 /*places=*/nullptr, partials + begin, current_stream(device_));
+                                 /*places=*/nullptr, partials + begin, current_stream(device_),
+                                 longest_unit_);
     return;
   }
   for_each_tile(units_.host(), begin, end, [&](int64_t i) {

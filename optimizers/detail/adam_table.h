@@ -67,6 +67,7 @@ class AdamTable {
   std::vector<int64_t> counts_;
   std::vector<kernels::LambAverage*> averages_;
   std::vector<int64_t> first_units_;  // by tensor, and their number
+  int64_t longest_unit_ = 0;          // in elements
   DeviceBuffer<kernels::AdamTensor> tensors_;
   DeviceBuffer<kernels::AdamGradient> gradients_;
   TilesBySize tiles_;

@@ -1,5 +1,6 @@
 // The norm kernels on a GPU over all gradients, as the optimizers call them before a step with the finite
 // check.
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -34,6 +35,8 @@ Contender make_norm_on_cuda(const ModelData& data) {
   }
   const std::vector<pacer::Tile> tiles = pacer::make_tiles(counts, pacer::kReductionUnit);
   const auto unit_count = static_cast<int64_t>(tiles.size());
+  int64_t longest = 0;
+  for (const pacer::Tile& tile : tiles) longest = std::max<int64_t>(longest, tile.count);
   const at::Tensor units = on_gpu(tiles);
   const at::Tensor gradients = on_gpu(pointers);
   const at::Tensor partials = at::zeros({unit_count}, at::TensorOptions(at::kCUDA).dtype(at::kDouble));
@@ -46,7 +49,8 @@ Contender make_norm_on_cuda(const ModelData& data) {
             pacer::kernels::sum_of_squares_cuda(
                 pacer::kernels::GradientType::f32, static_cast<const pacer::Tile*>(units.const_data_ptr()),
                 unit_count, static_cast<const pacer::kernels::AdamGradient*>(gradients.const_data_ptr()),
-                /*places=*/nullptr, static_cast<double*>(partials.mutable_data_ptr()), stream.stream());
+                /*places=*/nullptr, static_cast<double*>(partials.mutable_data_ptr()), stream.stream(),
+                longest);
             pacer::kernels::finish_check_cuda(
                 static_cast<const double*>(partials.const_data_ptr()), unit_count,
                 static_cast<const pacer::kernels::GuardRule*>(rule.const_data_ptr()),

@@ -25,24 +25,37 @@ using pacer::testing::Samples;
 using pacer::testing::synchronize;
 using pacer::testing::wants_small_tests;
 
+bool same_sum(double a, double b) { return std::memcmp(&a, &b, 8) == 0 || (std::isnan(a) && std::isnan(b)); }
+
 // Gradients on the GPU, each with the alignment that its shift asks for; one without elements counts as none.
 class DeviceGradients {
  public:
   DeviceGradients(GradientType type, const std::vector<NormInput>& host)
       : type_(type), gradients_(add(host)) {}
 
+  // By a block for each unit, and where all are short also by a warp for each, with the same bits.
   std::vector<double> partials() const {
-    DeviceArray<double> sums(std::vector<double>(units_.size(), -1.0));
-    const DeviceArray<Tile> units(units_);
-    sum_of_squares_cuda(type_, units.data(), static_cast<int64_t>(units_.size()), gradients_.data(), nullptr,
-                        sums.data(), nullptr);
-    synchronize();
-    return sums.get();
+    const std::vector<double> by_blocks = partials(kReductionUnit);
+    int64_t longest = 0;
+    for (const Tile& unit : units_) longest = std::max<int64_t>(longest, unit.count);
+    if (longest > kReductionColumns) return by_blocks;
+    const std::vector<double> by_warps = partials(longest);
+    for (size_t i = 0; i < units_.size(); ++i) REQUIRE(same_sum(by_warps[i], by_blocks[i]));
+    return by_warps;
   }
   const std::vector<Tile>& units() const { return units_; }
   void forget(size_t tensor) { gradients_.set(tensor, {nullptr, 0}); }
 
  private:
+  std::vector<double> partials(int64_t longest) const {
+    DeviceArray<double> sums(std::vector<double>(units_.size(), -1.0));
+    const DeviceArray<Tile> units(units_);
+    sum_of_squares_cuda(type_, units.data(), static_cast<int64_t>(units_.size()), gradients_.data(), nullptr,
+                        sums.data(), nullptr, longest);
+    synchronize();
+    return sums.get();
+  }
+
   std::vector<AdamGradient> add(const std::vector<NormInput>& host) {
     std::vector<AdamGradient> gradients;
     std::vector<int64_t> counts;
@@ -64,11 +77,10 @@ class DeviceGradients {
   DeviceArray<AdamGradient> gradients_;
 };
 
-bool same_sum(double a, double b) { return std::memcmp(&a, &b, 8) == 0 || (std::isnan(a) && std::isnan(b)); }
-
-std::vector<NormInput> random_gradients(GradientType type, bool unaligned) {
+std::vector<NormInput> random_gradients(GradientType type, bool unaligned, bool are_short = false) {
   std::vector<int64_t> counts{1, 0, 5, 2047, 2048, 2049, 5000, 32767, 32768, 32769};
   if (!wants_small_tests()) counts.insert(counts.end(), {65536, 100003, 3 * 32768});
+  if (are_short) counts = {1, 0, 2, 3, 4, 5, 64, 127, 128, 129, 255, 513, 1000, 1024, 1025, 2047, 2048, 8};
   std::vector<NormInput> inputs;
   for (size_t t = 0; t < counts.size(); ++t) {
     inputs.emplace_back(type, counts[t], unaligned ? static_cast<int>(t % 8) : 0);
@@ -115,9 +127,11 @@ void compare_checks(const std::vector<double>& partials, const GuardRule& rule =
 TEST_CASE("the sums of squares have the same bits on GPU and CPU", "[kernels][norm][gpu]") {
   if (!has_gpu()) PACER_SKIP("no NVIDIA GPU");
   for (const GradientType type : kAllGradientTypes) {
-    for (const bool unaligned : {false, true}) {
-      INFO("type " << static_cast<int>(type) << (unaligned ? ", unaligned" : ""));
-      const std::vector<NormInput> inputs = random_gradients(type, unaligned);
+    for (const int choice : {0, 1, 2, 3}) {
+      const bool unaligned = choice % 2 == 1, are_short = choice >= 2;
+      INFO("type " << static_cast<int>(type) << (unaligned ? ", unaligned" : "")
+                   << (are_short ? ", short" : ""));
+      const std::vector<NormInput> inputs = random_gradients(type, unaligned, are_short);
       const DeviceGradients gradients(type, inputs);
       const std::vector<double> partials = gradients.partials();
       int64_t wrong = 0;
@@ -133,13 +147,15 @@ TEST_CASE("the sums of squares have the same bits on GPU and CPU", "[kernels][no
 TEST_CASE("on the GPU a tensor without a gradient adds zero to the norm", "[kernels][norm][gpu]") {
   if (!has_gpu()) PACER_SKIP("no NVIDIA GPU");
   for (const GradientType type : kAllGradientTypes) {
-    const std::vector<NormInput> inputs = random_gradients(type, false);
-    DeviceGradients gradients(type, inputs);
-    const size_t forgotten = inputs.size() - 1;
-    gradients.forget(forgotten);
-    const std::vector<double> partials = gradients.partials();
-    for (size_t i = 0; i < partials.size(); ++i) {
-      CHECK((partials[i] == 0) == (gradients.units()[i].tensor == forgotten));
+    for (const bool are_short : {false, true}) {
+      const std::vector<NormInput> inputs = random_gradients(type, false, are_short);
+      DeviceGradients gradients(type, inputs);
+      const size_t forgotten = inputs.size() - 1;
+      gradients.forget(forgotten);
+      const std::vector<double> partials = gradients.partials();
+      for (size_t i = 0; i < partials.size(); ++i) {
+        CHECK((partials[i] == 0) == (gradients.units()[i].tensor == forgotten));
+      }
     }
   }
 }
