@@ -31,7 +31,10 @@ po::options_description known_options() {
       ("compute-ms", number("MS")->default_value(0, "0"),
        "forward and backward of a rank's own batch; 0: an optimizer's step alone")  //
       ("warm-up", number("SHARE")->default_value(0.2, "0.2"),
-       "of a run's steps that 1-bit optimizers take in full precision")                           //
+       "of a run's steps that 1-bit optimizers take in full precision")                                //
+      ("warm-up-wire", word("fp32|bf16")->default_value("fp32"), "as what gradients travel in those")  //
+      ("refresh-every", count("N")->default_value(0),
+       "steps between those in which they refresh the variance; 0: never")                        //
       ("machine", word("h200|h100|cpu")->default_value("h200"), "whose kernels and inner links")  //
       ("ranks-per-node", count("L")->default_value(8), "that share the link of a host")           //
       ("most", count("W")->default_value(1024), "ranks of the last row")                          //
@@ -63,7 +66,10 @@ Setting setting_of(const examples::OptionValues& given) {
   const double compute = value_in<double>(given, "compute-ms", 0, kMostMs) * 1e-3;
   work.forward = compute * kForwardShare;
   work.backward = compute - work.forward;
-  setting.warm_up_share = value_in<double>(given, "warm-up", 0, 1);
+  setting.warm_up.share = value_in<double>(given, "warm-up", 0, 1);
+  setting.warm_up.refresh_every = value_in<int64_t>(given, "refresh-every", 0, 1'000'000);
+  setting.warm_up.is_bf16 =
+      examples::choice_of<bool>(given, "warm-up-wire", {{"fp32", false}, {"bf16", true}});
   setting.machine = machine_named(given["machine"].as<std::string>());
   if (given.count("measured") != 0) {
     setting.machine = with_kernels(setting.machine, given["measured"].as<std::string>());
@@ -108,7 +114,7 @@ int run(int argument_count, char** arguments) {
   for (const int64_t ranks :
        usual_ranks(setting.ranks_per_node, examples::value_in<int64_t>(*given, "most", 1, 1'000'000))) {
     rows.push_back(row_of(setting.work, setting.machine, {ranks, setting.ranks_per_node, setting.between},
-                          setting.warm_up_share));
+                          setting.warm_up));
   }
   const bool json = given->count("json") != 0;
   std::fputs((json ? json_lines(rows) : table(setting, rows)).c_str(), stdout);

@@ -41,7 +41,8 @@ std::string table(const Setting& setting, const std::vector<Row>& rows) {
   std::string all = setting.title +
                     "\n\nms a step; 1-bit: after the warm-up; best: the first within a tenth of the least, "
                     "over a run with " +
-                    text("%g", 100 * setting.warm_up_share) + " % of its steps in the warm-up\n" + heading() +
+                    text("%.3g", 100 * setting.warm_up.share_of_run()) + " % of its steps in full precision" +
+                    (setting.warm_up.is_bf16 ? ", as bf16\n" : "\n") + heading() +
                     "  best, ms of its mean step\n";
   for (const Row& row : rows) {
     all += cells(row, [](const StepTime& time) { return time.step * 1e3; }) + "  " +

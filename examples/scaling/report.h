@@ -13,7 +13,7 @@ struct Setting {
   Machine machine;
   Link between;
   int64_t ranks_per_node = 1;
-  double warm_up_share = 0;
+  WarmUp warm_up;
   std::string title;
 };
 

@@ -232,20 +232,22 @@ std::optional<StepTime> step_time(const Workload& work, const Machine& machine, 
   return std::nullopt;
 }
 
-Row row_of(const Workload& work, const Machine& machine, const Cluster& cluster, double warm_up_share) {
-  pacer::require(warm_up_share >= 0 && warm_up_share <= 1,
-                 "the share of the warm-up must be from 0 to 1, not ", warm_up_share);
+Row row_of(const Workload& work, const Machine& machine, const Cluster& cluster, const WarmUp& warm_up) {
+  pacer::require(warm_up.share >= 0 && warm_up.share <= 1,
+                 "the share of the warm-up must be from 0 to 1, not ", warm_up.share);
   Row row{cluster, {}, 0};
   for (size_t i = 0; i < kSchemeCount; ++i)
     row.choices[i].time = step_time(work, machine, cluster, schemes()[i].scheme);
-  const double warm_up = std::min(row.choices[static_cast<size_t>(Scheme::ring)].time->step,
-                                  row.choices[static_cast<size_t>(Scheme::tree)].time->step);
+  const auto time_of = [&](Scheme scheme) { return row.choices[static_cast<size_t>(scheme)].time; };
+  const bool halves = warm_up.is_bf16 && time_of(Scheme::bf16);
+  const double in_full = halves ? time_of(Scheme::bf16)->step
+                                : std::min(time_of(Scheme::ring)->step, time_of(Scheme::tree)->step);
   double least = std::numeric_limits<double>::infinity();
   for (size_t i = 0; i < kSchemeCount; ++i) {
     Choice& choice = row.choices[i];
     if (!choice.time) continue;
-    const double share = has_warm_up(schemes()[i].scheme) ? warm_up_share : 0;
-    choice.run = share * warm_up + (1 - share) * choice.time->step;
+    const double share = has_warm_up(schemes()[i].scheme) ? warm_up.share_of_run() : 0;
+    choice.run = share * in_full + (1 - share) * choice.time->step;
     least = std::min(least, choice.run);
   }
   while (!row.choices[row.best].time || row.choices[row.best].run > kNoBetter * least) ++row.best;

@@ -71,8 +71,18 @@ std::optional<StepTime> step_time(const Workload& work, const Machine& machine, 
 // Whether the scheme begins with a warm-up in full precision.
 bool has_warm_up(Scheme scheme);
 
-// The times of all schemes for one number of ranks. `run` is the mean step of a whole run, in which
-// `warm_up_share` of the steps of 1-bit schemes travel in full precision, as ring or tree.
+// Which steps of a run with a 1-bit scheme do not travel as signs, and how they travel.
+struct WarmUp {
+  double share = 0.2;         // of the steps, before the freeze
+  int64_t refresh_every = 0;  // steps; after the freeze, every so many-th refreshes the variance; 0: none
+  bool is_bf16 = false;       // on the wire, else as ring or tree, whichever is faster
+
+  double share_of_run() const {
+    return share + (refresh_every > 0 ? (1 - share) / static_cast<double>(refresh_every) : 0);
+  }
+};
+
+// The times of all schemes for one number of ranks. `run` is the mean step of a whole run.
 struct Choice {
   std::optional<StepTime> time;
   double run = 0;
@@ -82,7 +92,7 @@ struct Row {
   std::array<Choice, kSchemeCount> choices;  // in the order of schemes()
   size_t best = 0;                           // the first whose `run` is within a tenth of the least
 };
-Row row_of(const Workload& work, const Machine& machine, const Cluster& cluster, double warm_up_share);
+Row row_of(const Workload& work, const Machine& machine, const Cluster& cluster, const WarmUp& warm_up);
 
 // Powers of two up to a full node, then doubled numbers of nodes, up to `most` ranks.
 std::vector<int64_t> usual_ranks(int64_t ranks_per_node, int64_t most);

@@ -71,7 +71,7 @@ TEST_CASE("signs between two hosts of two ranks send the bytes that docs/perform
 }
 
 TEST_CASE("one rank exchanges nothing, and what needs several is not there") {
-  const Row row = row_of(bert(), h200(), hosts(1, 1), 0.2);
+  const Row row = row_of(bert(), h200(), hosts(1, 1), {0.2});
   for (size_t i = 0; i < kSchemeCount; ++i) {
     const auto& time = row.choices[i].time;
     REQUIRE(time.has_value() == (i < 2));
@@ -122,11 +122,26 @@ TEST_CASE("more hosts never make an all-reduce shorter, nor do slower links") {
 }
 
 TEST_CASE("a run counts the warm-up of signs as the faster of ring and tree") {
-  const Row row = row_of(bert(), h200(), hosts(16, 8), 0.25);
+  const Row row = row_of(bert(), h200(), hosts(16, 8), {0.25});
   const auto at = [&](Scheme scheme) { return row.choices[static_cast<size_t>(scheme)]; };
   const double warm_up = std::min(at(Scheme::ring).time->step, at(Scheme::tree).time->step);
   CHECK(at(Scheme::onebit).run == Approx(0.25 * warm_up + 0.75 * at(Scheme::onebit).time->step));
   CHECK(at(Scheme::zero3).run == at(Scheme::zero3).time->step);
+}
+
+TEST_CASE("refreshes count as steps of the warm-up, and bf16 halves what both send") {
+  const WarmUp few{0.06, 64, /*is_bf16=*/true};
+  const Row row = row_of(bert(), h200(), hosts(16, 8), few);
+  const auto at = [&](Scheme scheme) { return row.choices[static_cast<size_t>(scheme)]; };
+  const double full = 0.06 + 0.94 / 64;
+  CHECK(at(Scheme::onebit).run ==
+        Approx(full * at(Scheme::bf16).time->step + (1 - full) * at(Scheme::onebit).time->step));
+  // Gradients in bf16 have no shorter form on the wire.
+  Workload halves = bert();
+  halves.dtype = Dtype::bf16;
+  CHECK(
+      row_of(halves, h200(), hosts(16, 8), {0.2, 0, true}).choices[static_cast<size_t>(Scheme::onebit)].run ==
+      row_of(halves, h200(), hosts(16, 8), {0.2}).choices[static_cast<size_t>(Scheme::onebit)].run);
 }
 
 TEST_CASE("the best scheme is the first that is no more than a tenth behind") {
@@ -134,9 +149,9 @@ TEST_CASE("the best scheme is the first that is no more than a tenth behind") {
   work.forward = 0.019;
   work.backward = 0.038;
   // NVLink hides the ring behind backward; signs and parts gain too little to count.
-  CHECK(schemes()[row_of(work, h200(), hosts(4, 4), 0.2).best].scheme == Scheme::ring);
-  CHECK(schemes()[row_of(work, h200(), hosts(8, 1, 1), 0.2).best].scheme == Scheme::onebit);
-  CHECK(schemes()[row_of(work, h200(), hosts(8, 4), 0.2).best].scheme == Scheme::onebit_nodes);
+  CHECK(schemes()[row_of(work, h200(), hosts(4, 4), {0.2}).best].scheme == Scheme::ring);
+  CHECK(schemes()[row_of(work, h200(), hosts(8, 1, 1), {0.2}).best].scheme == Scheme::onebit);
+  CHECK(schemes()[row_of(work, h200(), hosts(8, 4), {0.2}).best].scheme == Scheme::onebit_nodes);
 }
 
 TEST_CASE("what cannot be is refused in a sentence") {
