@@ -18,6 +18,7 @@ const std::map<std::string, std::string>& GlooStore::values() {
       const std::vector<std::string> texts = unpack(pairs);
       for (size_t i = 0; i + 1 < texts.size(); i += 2) values_[texts[i]] = texts[i + 1];
     }
+    gather_ = nullptr;  // what it is over need not live on
     is_gathered_ = true;
   }
   return values_;

@@ -44,7 +44,7 @@ class GlooStore : public c10d::Store {
  private:
   const std::map<std::string, std::string>& values();
 
-  const Gather gather_;
+  Gather gather_;                 // until it was called
   std::vector<std::string> own_;  // key, value, key, value ...
   bool is_gathered_ = false;
   std::map<std::string, std::string> values_;

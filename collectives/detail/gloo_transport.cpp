@@ -3,6 +3,7 @@
 #include <pacer/collectives/detail/gloo_transport.h>
 
 #include <exception>
+#include <functional>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -11,9 +12,8 @@
 #include <ATen/ops/empty.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
-#include <pacer/collectives/detail/broken_pipe.h>
 #include <pacer/collectives/detail/gloo_store.h>
-#include <pacer/collectives/detail/gloo_work.h>
+#include <pacer/collectives/detail/gloo_thread.h>
 #include <pacer/core/error.h>
 
 namespace pacer::detail {
@@ -33,8 +33,13 @@ int tag_of(int kind, const at::Tensor& message) {
   return kind | static_cast<int>(message.nbytes() % static_cast<size_t>(kMessageTags));
 }
 
-// Gloo's own deadline comes after ours, so that a passed deadline is never taken for a broken connection.
+// Gloo's own deadlines come after ours, which are kept by a clock that cannot be set.
 constexpr Milliseconds kGrace{500};
+// A deadline that is over on every clock, also on one that was set back.
+constexpr Milliseconds kOverAtOnce = -std::chrono::hours(24 * 365);
+
+// abort() waits so long: closing a connection takes Gloo up to 10 ms.
+Milliseconds abort_limit(int world_size) { return Milliseconds(1000) + world_size * Milliseconds(20); }
 
 // The tensor's memory as one row of bytes that keeps it alive.
 at::Tensor bytes_of(const at::Tensor& tensor) {
@@ -42,23 +47,84 @@ at::Tensor bytes_of(const at::Tensor& tensor) {
   return tensor.detach().view({-1}).view(at::kByte);
 }
 
-struct Connections : GlooState {
-  c10::intrusive_ptr<c10d::ProcessGroupGloo> group;
+class Connections final : public GlooGroup {
+ public:
+  Connections(const GlooSetup& setup, const std::function<void()>& met)
+      : rank_(setup.rank), world_size_(setup.world_size) {
+    const auto store = c10::make_intrusive<GlooStore>([gather = setup.gather, met](const std::string& own) {
+      std::vector<std::string> all = gather(own);
+      met();
+      return all;
+    });
+    const auto options = c10d::ProcessGroupGloo::Options::create(setup.timeout + kGrace);
+    options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(setup.address));
+    group_ = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank_, world_size_, options);
+  }
+
+  // The group is not made for several threads. On the caller's only what does not touch connections.
+  std::timed_mutex starting;
+  c10d::ProcessGroupGloo& group() { return *group_; }
+
+  GroupWork send(int kind, const at::Tensor& bytes, int to) {
+    std::vector<at::Tensor> tensors{bytes};
+    return group_->send(tensors, to, tag_of(kind, bytes));
+  }
+  GroupWork receive(int kind, const at::Tensor& bytes, int from) {
+    std::vector<at::Tensor> tensors{bytes};
+    return group_->recv(tensors, from, tag_of(kind, bytes));
+  }
+
+  // Gloo has no abort, but when an operation passes its deadline it closes all connections of its group: here
+  // everything that waits throws at once, and the peers see closed connections. So we let one pass its
+  // deadline.
+  void close() override {
+    const std::lock_guard<std::timed_mutex> lock(starting);
+    for (int peer = 0; peer < world_size_; ++peer) {
+      if (peer == rank_) continue;
+      try {
+        std::vector<at::Tensor> nothing{at::empty({1}, at::kByte)};
+        group_->recv(nothing, peer, kNeverTag)->wait(kOverAtOnce);
+      } catch (const std::exception&) {  // the connection is closed, now or since before
+      }
+    }
+  }
+
+ private:
+  const int rank_, world_size_;
+  c10::intrusive_ptr<c10d::ProcessGroupGloo> group_;
+};
+
+class GlooWork final : public TransportWork {
+ public:
+  GlooWork(std::shared_ptr<GlooThread> thread, std::shared_ptr<GlooOperation> operation,
+           std::function<void()> after)
+      : thread_(std::move(thread)), operation_(std::move(operation)), after_(std::move(after)) {}
+
+  void wait() override {
+    thread_->wait(*operation_);
+    if (after_) std::exchange(after_, nullptr)();
+  }
+  bool is_done() override { return thread_->is_done(*operation_); }
+
+ private:
+  const std::shared_ptr<GlooThread> thread_;
+  const std::shared_ptr<GlooOperation> operation_;
+  std::function<void()> after_;
 };
 
 class GlooTransport final : public Transport {
  public:
   explicit GlooTransport(const GlooSetup& setup)
-      : rank_(setup.rank), world_size_(setup.world_size), connections_(std::make_shared<Connections>()) {
-    const NoBrokenPipe inherited;  // by the threads of Gloo
-    const auto store = c10::make_intrusive<GlooStore>(setup.gather);
-    const auto options = c10d::ProcessGroupGloo::Options::create(setup.timeout);
-    options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(setup.address));
-    connections_->group =
-        c10::make_intrusive<c10d::ProcessGroupGloo>(store, setup.rank, setup.world_size, options);
+      : rank_(setup.rank),
+        world_size_(setup.world_size),
+        thread_(std::make_shared<GlooThread>(abort_limit(setup.world_size))),
+        connections_(static_cast<Connections&>(thread_->connect(
+            [setup](const std::function<void()>& met) { return std::make_unique<Connections>(setup, met); },
+            setup.timeout))) {}
+  ~GlooTransport() override {
+    thread_->abort();
+    thread_->release();
   }
-  // The group waits for its operations when it goes.
-  ~GlooTransport() override { abort(); }
 
   std::string name() const override { return "Gloo"; }
   at::Device device() const override { return at::kCPU; }
@@ -67,7 +133,7 @@ class GlooTransport final : public Transport {
     c10d::AllreduceOptions options;
     options.timeout = timeout + kGrace;
     std::vector<at::Tensor> tensors{tensor.detach()};
-    return start(timeout, [&] { return connections_->group->allreduce(tensors, options); });
+    return start(timeout, [&] { return connections_.group().allreduce(tensors, options); });
   }
 
   TransportWorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input,
@@ -102,34 +168,31 @@ class GlooTransport final : public Transport {
     options.rootRank = root;
     options.timeout = timeout + kGrace;
     std::vector<at::Tensor> tensors{bytes_of(tensor)};
-    return start(timeout, [&] { return connections_->group->broadcast(tensors, options); });
+    return start(timeout, [&] { return connections_.group().broadcast(tensors, options); });
   }
 
   TransportWorkPtr exchange(const std::vector<Message>& messages, Milliseconds timeout) override {
-    return start_messages(timeout, [&](std::vector<GroupWork>& works) {
-      for (const Message& message : messages) {
-        const at::Tensor bytes = bytes_of(message.tensor);
-        works.push_back(message.is_sent ? send_bytes(kMessageTags, bytes, message.peer)
-                                        : receive_bytes(kMessageTags, bytes, message.peer));
+    struct Part {
+      at::Tensor bytes;
+      int peer;
+      bool is_sent;
+    };
+    std::vector<Part> parts;
+    for (const Message& message : messages) {
+      parts.push_back({bytes_of(message.tensor), message.peer, message.is_sent});
+    }
+    return start_messages(timeout, [parts = std::move(parts)](Connections& to) {
+      GlooMessages works;
+      for (const Part& part : parts) {
+        works.push_back(part.is_sent ? to.send(kMessageTags, part.bytes, part.peer)
+                                     : to.receive(kMessageTags, part.bytes, part.peer));
       }
+      return works;
     });
   }
 
-  // Gloo has no abort, but when an operation passes its deadline it closes all connections of its group: here
-  // everything that waits throws at once, and the peers see closed connections. So we let one pass its
-  // deadline.
-  void abort() noexcept override {
-    if (connections_->ended.exchange(true)) return;
-    const NoBrokenPipe guard;
-    for (int peer = 0; peer < world_size_; ++peer) {
-      if (peer == rank_) continue;
-      try {
-        std::vector<at::Tensor> nothing{at::empty({1}, at::kByte)};
-        connections_->group->recv(nothing, peer, kNeverTag)->wait(Milliseconds(1));
-      } catch (const std::exception&) {  // the connection is closed, now or since before
-      }
-    }
-  }
+  void start_abort() noexcept override { thread_->start_abort(); }
+  void abort() noexcept override { thread_->abort(); }
 
  private:
   // Gloo has all_to_all operations, but a pair of counts that contradict each other would end the process
@@ -145,18 +208,20 @@ class GlooTransport final : public Transport {
     if (from_self.const_data_ptr() != to_self.const_data_ptr()) from_self.copy_(to_self);
     return start_messages(
         timeout,
-        [&](std::vector<GroupWork>& works) {
+        [received, sent, rank = rank_, world_size = world_size_](Connections& to) {
+          GlooMessages works;
           // Each rank begins with its neighbour, so that not all send to the same one.
-          for (int distance = 1; distance < world_size_; ++distance) {
-            const int from = (rank_ + world_size_ - distance) % world_size_;
+          for (int distance = 1; distance < world_size; ++distance) {
+            const int from = (rank + world_size - distance) % world_size;
             const at::Tensor& chunk = received[static_cast<size_t>(from)];
-            if (chunk.numel() > 0) works.push_back(receive_bytes(kExchangeTags, chunk, from));
+            if (chunk.numel() > 0) works.push_back(to.receive(kExchangeTags, chunk, from));
           }
-          for (int distance = 1; distance < world_size_; ++distance) {
-            const int to = (rank_ + distance) % world_size_;
-            const at::Tensor& chunk = sent[static_cast<size_t>(to)];
-            if (chunk.numel() > 0) works.push_back(send_bytes(kExchangeTags, chunk, to));
+          for (int distance = 1; distance < world_size; ++distance) {
+            const int peer = (rank + distance) % world_size;
+            const at::Tensor& chunk = sent[static_cast<size_t>(peer)];
+            if (chunk.numel() > 0) works.push_back(to.send(kExchangeTags, chunk, peer));
           }
+          return works;
         },
         std::move(after));
   }
@@ -173,43 +238,42 @@ class GlooTransport final : public Transport {
     return chunks;
   }
 
-  GroupWork send_bytes(int kind, const at::Tensor& bytes, int to) {
-    std::vector<at::Tensor> tensors{bytes};
-    return connections_->group->send(tensors, to, tag_of(kind, bytes));
-  }
-  GroupWork receive_bytes(int kind, const at::Tensor& bytes, int from) {
-    std::vector<at::Tensor> tensors{bytes};
-    return connections_->group->recv(tensors, from, tag_of(kind, bytes));
-  }
-
+  // An operation of Gloo's own threads, which tell us when it is through. Starting it does not touch the
+  // connections.
   template <class F>
   TransportWorkPtr start(Milliseconds timeout, const F& f) {
-    GroupWork work;
-    call([&] { work = f(); });
-    return make_gloo_work(connections_, std::move(work), timeout);
-  }
-  template <class F>
-  TransportWorkPtr start_messages(Milliseconds timeout, const F& f, std::function<void()> after = nullptr) {
-    std::vector<GroupWork> works;
-    call([&] { f(works); });
-    return make_gloo_messages(connections_, std::move(works), timeout, std::move(after));
-  }
-  template <class F>
-  void call(const F& f) {
-    connections_->require_open();
-    const NoBrokenPipe guard;
-    const std::lock_guard<std::mutex> lock(connections_->starting);
+    thread_->require_open();
+    const auto operation = std::make_shared<GlooOperation>(timeout);
+    const std::unique_lock<std::timed_mutex> lock(connections_.starting, operation->deadline);
+    if (!lock.owns_lock())
+      return std::make_unique<GlooWork>(thread_, operation, nullptr);  // its deadline is over
     try {
-      f();
-    } catch (const std::exception& error) {
-      connections_->require_open();
-      throw Error("Gloo: " + words_of_gloo(error));
+      f()->getFuture()->addCallback(
+          [thread = thread_, operation](c10::ivalue::Future& ended) {
+            thread->finish(*operation, ended.hasError() ? ended.exception_ptr() : nullptr);
+          },
+          /*uses_future=*/false);
+    } catch (const std::exception&) {  // rethrown by wait()
+      thread_->finish(*operation, std::current_exception());
     }
+    return std::make_unique<GlooWork>(thread_, operation, nullptr);
+  }
+  // Messages that our thread starts.
+  TransportWorkPtr start_messages(Milliseconds timeout, std::function<GlooMessages(Connections&)> f,
+                                  std::function<void()> after = nullptr) {
+    const auto operation = std::make_shared<GlooOperation>(timeout);
+    operation->start = [f = std::move(f), &connections = connections_] {
+      const std::lock_guard<std::timed_mutex> lock(connections.starting);
+      return f(connections);
+    };
+    thread_->start(operation);
+    return std::make_unique<GlooWork>(thread_, operation, std::move(after));
   }
 
   const int rank_;
   const int world_size_;
-  const std::shared_ptr<Connections> connections_;
+  const std::shared_ptr<GlooThread> thread_;
+  Connections& connections_;  // the thread's
 };
 
 }  // namespace

@@ -1,7 +1,8 @@
-"""A wall clock that jumps by hours, as when it is set, changes no deadline of a meeting."""
+"""A wall clock that jumps by hours, as when it is set, changes no deadline."""
 import os
 import time
 
+from cases_gloo import expect_deadlines
 from cases_rendezvous import FILE, store
 from ranks import Ranks, expect
 from run_ranks import case
@@ -22,3 +23,20 @@ def meeting(worker):
             expect(1.5 < took < 10, f"took {took:.1f} s")
         with Ranks(worker, "meet", 2, JUMPING, **place) as ranks:
             ranks.end()
+
+
+@case
+def operations(worker):
+    """Who waits for a rank in vain knows at the deadline of the call, and the connections end as quickly as ever."""
+    with Ranks(worker, "alone_in_operations", 2, JUMPING) as ranks:
+        expect_deadlines(ranks[0], end=900)
+
+
+@case
+def connecting(worker):
+    """A rank stops after it has met the others and before it is connected."""
+    with Ranks(worker, "half_connected", 3, JUMPING, call=1000) as ranks:
+        for rank in ranks[:2]:
+            found = rank.wait_for(r"failed after (\d+) ms: ")
+            expect(int(found[1]) < 3500, rank.story())
+            rank.end()

@@ -1,10 +1,12 @@
 """Operations of the Gloo transport, and what they do when a rank is killed, stopped or late."""
 import contextlib
+import os
 import time
 
 from ranks import Ranks, expect, free_port
 from run_ranks import case
 
+LONG = os.environ.get("PACER_TEST_LONG") == "1"
 OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "receive", "send")
 
 
@@ -59,6 +61,38 @@ def stopped(worker):
                 expect(900 <= int(found[2]) <= 2000, f"{operation}: {rank.story()}")
             expect(any(rank.said("timeout after") for rank in ranks[:2]), f"{operation}: nobody saw a timeout")
             print(f"  {operation}: {[r.lines[1] for r in ranks[:2]]}")
+
+
+def expect_deadlines(rank, end):
+    """Of the scenario alone_in_operations. `end`: milliseconds in which the connections must have ended."""
+    rank.end()
+    for operation in OPERATIONS:
+        found = rank.said(rf"^{operation}: timeout after (\d+) ms")
+        expect(len(found) == 1 and 1000 <= int(found[0][1]) <= 2000, f"{operation}: {rank.story()}")
+    ended = [int(found[1]) for found in rank.said(r"^ended after (\d+) ms")]
+    expect(len(ended) == len(OPERATIONS) and max(ended) < end, rank.story())
+    expect(len(rank.said("^earlier: failed after .* closed")) == len(OPERATIONS), rank.story())
+
+
+@case
+def stuck(worker):
+    """A write inside Gloo never returns: the deadline is kept, and so is the end of the transport and of the process."""
+    with Ranks(worker, "alone_in_operations", 2, stuck=1) as ranks:
+        expect_deadlines(ranks[0], end=3000)
+
+
+@case
+def stuck_program(worker):
+    """A program hears of it by the usual error; where it was a small message that was stuck, on both ranks."""
+    for operation in ("all_reduce", "barrier", "exchange", "split", "lane") if LONG else ("all_reduce", "split"):
+        with Ranks(worker, "stuck_program", 2, operation=operation, timeout=2000) as ranks:
+            for rank in ranks:
+                first = rank.wait_for(r"first call failed after (\d+) ms: .* \(step 7\) failed on rank \d of 2: .*not done after 2000 ms")
+                expect(2000 <= int(first[1]) < 6000, f"{operation}: {rank.story()}")
+                second = rank.wait_for(r"second call failed after (\d+) ms: ")
+                expect(int(second[1]) < 500, f"{operation}: {rank.story()}")
+                rank.end(patience=10)
+            print(f"  {operation}: {[rank.lines[0] for rank in ranks]}")
 
 
 @case

@@ -2,6 +2,7 @@
 ends as one without faults does, to the bit, or by an error in time that lets a new run go on from the last checkpoint."""
 import contextlib
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -82,11 +83,11 @@ def set_link(network, host, state):
     subprocess.run(["ip", "-n", network.switch, "link", "set", f"port{host}", state], check=True)
 
 
-def reset_connections(network, host):
-    """All of this host at once: it prints those that it ends."""
+def reset_connections(network, host, or_none=False):
+    """All of this host at once: it prints those that it ends. `or_none`: the run may have ended before."""
     done = subprocess.run([*network.inside(host), "ss", "--kill", "--no-header", "state", "established", "dst", "10.77.0.0/16"],
                           capture_output=True, text=True, check=False)
-    expect(done.stdout.count("10.77.") >= 2, f"ss ended no connection: {done.stderr}")
+    expect(or_none or done.stdout.count("10.77.") >= 2, f"ss ended no connection: {done.stderr}")
 
 
 def disturb(network, worker, wanted, what, host, point):
@@ -129,11 +130,37 @@ def links_down_and_reset(worker):
     def scene(network):
         with tempfile.TemporaryDirectory() as folder, train(network, worker, folder) as ranks:
             wanted = hash_of(ranks)
-        scenes = [(1.0, 1, "backward"), (10.0, 2, "after_backward")]
+        scenes = [(1.0, 1, "backward"), (10.0, 2, "after_backward"), ("reset", 0, "backward")]
         if LONG:
             scenes = [(what, host, point) for what in (1.0, 10.0, "reset") for host in range(HOSTS)
                       for point in ("backward", "after_backward", "before_kernel", "in_save")]
         for what, host, point in scenes:
             disturb(network, worker, wanted, what, host, point)
+
+    in_a_network(scene)
+
+
+@case
+def resets(worker):
+    """All connections of a host are reset at a random moment of two steps, in which its ranks may be sending: every rank ends
+    by itself, in time, and none is left in a call that does not return."""
+    def scene(network):
+        moments = random.Random(int(os.environ.get("PACER_TEST_SEED", "1")))
+        errors, slowest = 0, 0.0
+        for number in range(150 if LONG else 2):
+            moment = moments.uniform(0, 0.35)
+            told = f"reset {number}, {moment:.3f} s after the fault"
+            with tempfile.TemporaryDirectory() as folder, \
+                    train(network, worker, folder, culprit=0, point="backward", signal="NONE") as ranks:
+                ranks[0].wait_for("^fault$")
+                time.sleep(moment)
+                start = time.monotonic()
+                reset_connections(network, 0, or_none=True)
+                for rank in ranks:
+                    rank.end(status=None, patience=DEADLINE + 2 + LOAD)
+                    expect(rank.said("^hash ") or rank.said("^error: .*rank"), f"{told}: {rank.story()}")
+                    errors += len(rank.said("^error: "))
+                slowest = max(slowest, time.monotonic() - start)
+        print(f"  {number + 1} resets: {errors} ranks ended by an error, all after {slowest:.1f} s at most")
 
     in_a_network(scene)
