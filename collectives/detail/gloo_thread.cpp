@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include <pacer/collectives/detail/gloo_uncaught.h>
 #include <pacer/collectives/detail/transport.h>
 #include <pacer/core/error.h>
 #include <pacer/core/signals_blocked.h>
@@ -133,6 +134,7 @@ void GlooThread::release() noexcept {
 }
 
 void GlooThread::run(Connect connect) noexcept {
+  outlive_uncaught_exceptions();
   std::unique_ptr<GlooGroup> group = make_group(std::move(connect));
   if (group == nullptr) return;
   std::unique_lock<std::mutex> lock(mutex_);

@@ -96,6 +96,17 @@ def stuck_program(worker):
 
 
 @case
+def thrown(worker):
+    """Gloo's reading thread throws, where nobody catches: the program goes on, with an error at the deadline."""
+    with Ranks(worker, "thrown", 2) as ranks:
+        for rank in ranks:
+            rank.end()
+            expect(rank.said("^ended"), rank.story())
+        expect(ranks[0].said(r"message: timeout after 2\d\d\d ms"), ranks[0].story())
+        expect(any("a thread of Gloo has failed and stops" in line for line in ranks[0].warnings), ranks[0].story())
+
+
+@case
 def late(worker):
     """Below the deadline of the call: success. Above: a timeout, within a second. Never the group's deadline."""
     for operation in ("all_reduce", "all_to_all", "receive"):

@@ -6,7 +6,9 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <csignal>
+#include <thread>
 
 #include <pacer/collectives/communication_error.h>
 #include <pacer/collectives/communicator.h>
@@ -19,6 +21,8 @@ namespace {
 
 // The next write to a connection of Gloo never returns, and keeps the locks that Gloo has taken for it.
 std::atomic<bool> next_write_is_stuck{false};
+// It fails with an error for which Gloo's reading thread has no answer but an exception.
+std::atomic<bool> next_write_fails{false};
 
 }  // namespace
 }  // namespace pacer::testing
@@ -26,6 +30,10 @@ std::atomic<bool> next_write_is_stuck{false};
 // Stands before the C library's.
 extern "C" ssize_t writev(int file, const iovec* parts, int count) {
   if (pacer::testing::next_write_is_stuck.exchange(false)) pacer::testing::sleep_for_ever();
+  if (pacer::testing::next_write_fails.exchange(false)) {
+    errno = ECONNABORTED;
+    return -1;
+  }
   return syscall(SYS_writev, file, parts, count);
 }
 
@@ -83,6 +91,23 @@ const AddScenario stuck_program("stuck_program", [](const Player& player) {
       say(detail::concatenate(which, " call failed after ", since.milliseconds(), " ms: ", error.what()));
     }
   }
+});
+
+// Rank 1 receives late, so that it is the reading thread of rank 0 that writes the message.
+const AddScenario thrown("thrown", [](const Player& player) {
+  detail::Connection world = player.connect();
+  world.data->all_reduce(at::ones({1}), 20s)->wait();
+  if (player.rank == 1) std::this_thread::sleep_for(600ms);
+  const Stopwatch since;
+  const auto work = world.data->exchange(
+      {player.rank == 0 ? Message::send(at::ones({1000}), 1) : Message::receive(at::ones({1000}), 0)}, 2s);
+  if (player.rank == 0) {
+    std::this_thread::sleep_for(300ms);
+    next_write_fails = true;
+  }
+  say_failure("message", since, work);
+  world = {};
+  say("ended");
 });
 
 // All ranks tell each other where they listen, but the last one stops before they are connected.

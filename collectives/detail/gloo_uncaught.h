@@ -1,0 +1,12 @@
+// Where a write to a broken connection fails with an error that Gloo does not know, Gloo's reading thread
+// throws, and nobody catches that. It would end the program.
+#pragma once
+
+namespace pacer::detail {
+
+// From now on an exception that nobody catches stops this thread, or one that it starts, for good, instead of
+// ending the program. It says so on standard error. All others go to the terminate handler that was there
+// before.
+void outlive_uncaught_exceptions();
+
+}  // namespace pacer::detail
