@@ -1,5 +1,6 @@
 #include <pacer/collectives/detail/operation_queue.h>
 
+#include <algorithm>
 #include <utility>
 
 #include <pacer/core/error.h>
@@ -18,7 +19,7 @@ QueuedOperation::~QueuedOperation() {
 void QueuedOperation::enqueue() {
   is_started_ = true;
   if (is_simple() && !parts_.after) {
-    start();
+    start(timeout_);
     return;
   }
   work_ = transport_->run_on_stream([this] {
@@ -33,25 +34,34 @@ void QueuedOperation::enqueue() {
 void QueuedOperation::wait() {
   {
     std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait(lock, [&] { return is_started_; });
+    if (!changed_.wait_until(lock, deadline_, [&] { return is_started_; })) throw timed_out();
     if (error_) std::rethrow_exception(error_);
   }
-  if (work_ != nullptr) work_->wait();
+  try {
+    if (work_ != nullptr) work_->wait();
+  } catch (const TransportTimeout&) {
+    if (is_simple() || is_on_stream_) throw;
+    throw timed_out();  // the last part had only what was left
+  }
   if (parts_.after && !is_on_stream_) parts_.after();
   parts_ = {};  // they hold memory
 }
 
 bool QueuedOperation::is_done() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return is_started_ && (error_ || work_ == nullptr || work_->is_done());
+  if (!is_started_) return std::chrono::steady_clock::now() >= deadline_;
+  return error_ || work_ == nullptr || work_->is_done();
 }
 
 void QueuedOperation::run() noexcept {
   try {
     while (next_ < parts_.parts.size()) {
       if (work_ != nullptr) work_->wait();
-      start();
+      start(time_left());
     }
+  } catch (const TransportTimeout&) {
+    fail(std::make_exception_ptr(timed_out()));
+    return;
   } catch (const std::exception&) {
     fail(std::current_exception());
     return;
@@ -66,6 +76,16 @@ void QueuedOperation::fail(std::exception_ptr error) noexcept {
   error_ = std::move(error);
   is_started_ = true;
   changed_.notify_all();
+}
+
+// At least 1 ms, and rounded up, so that what was waited for in vain is past its deadline.
+Transport::Milliseconds QueuedOperation::time_left() const {
+  const auto left = std::chrono::ceil<Transport::Milliseconds>(deadline_ - std::chrono::steady_clock::now());
+  return std::max(left, Transport::Milliseconds(1));
+}
+
+TransportTimeout QueuedOperation::timed_out() const {
+  return TransportTimeout(concatenate("not done after ", timeout_.count(), " ms"));
 }
 
 OperationQueue::~OperationQueue() {
@@ -90,7 +110,7 @@ std::shared_ptr<QueuedOperation> OperationQueue::start(OperationParts parts,
   const std::lock_guard<std::mutex> lock(mutex_);
   if (error_) std::rethrow_exception(error_);
   if (waiting_.empty()) {
-    operation->start();
+    operation->start(timeout);
     if (operation->is_simple()) {
       operation->is_started_ = true;
       return operation;

@@ -1,8 +1,11 @@
 // Operations on host memory that consist of several messages, one after the other. They are started in the
 // order in which they were called, on every rank, whoever waits for which of them and when: the second
 // message of one comes before the first of the next. A thread sees to that, from the first such operation on.
+// All messages of an operation, and the wait for those before it, share one deadline, which counts from its
+// call.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <deque>
@@ -51,16 +54,19 @@ class QueuedOperation {
  private:
   friend class OperationQueue;
 
-  // Starts the first part.
-  void start() { work_ = parts_.parts[next_++](*transport_, timeout_); }
+  // Starts the next part.
+  void start(Transport::Milliseconds limit) { work_ = parts_.parts[next_++](*transport_, limit); }
   // Starts the others.
   void run() noexcept;
   void fail(std::exception_ptr error) noexcept;
   bool is_simple() const { return parts_.parts.size() == 1; }
+  Transport::Milliseconds time_left() const;
+  TransportTimeout timed_out() const;
 
   const std::shared_ptr<Transport> transport_;
   OperationParts parts_;
   const Transport::Milliseconds timeout_;
+  const std::chrono::steady_clock::time_point deadline_ = std::chrono::steady_clock::now() + timeout_;
   size_t next_ = 0;            // part to start
   TransportWorkPtr work_;      // of the part that was started last; the caller's once is_started_
   bool is_started_ = false;    // all parts

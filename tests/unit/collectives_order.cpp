@@ -1,10 +1,14 @@
 // Operations under way: the order in which they advance is that of their calls, on every rank, whoever waits
 // for which of them and when.
+#include <algorithm>
 #include <chrono>
+#include <memory>
 #include <thread>
 
 #include <pacer/collectives/communicator.h>
+#include <pacer/collectives/detail/alone_transport.h>
 #include <pacer/collectives/detail/in_process_transport.h>
+#include <pacer/collectives/detail/operation_queue.h>
 
 #include "support/catch.h"
 #include "support/optimizers.h"
@@ -26,7 +30,53 @@ Ranks ring_of(int world_size, const CommunicatorOptions& options) {
   return ranks;
 }
 
+// A message that takes so long, and keeps its deadline.
+class SlowMessage : public detail::TransportWork {
+ public:
+  SlowMessage(std::chrono::milliseconds takes, std::chrono::milliseconds limit)
+      : takes_(takes), limit_(limit) {}
+  void wait() override {
+    std::this_thread::sleep_for(std::min(takes_, limit_));
+    is_over_ = true;
+    if (takes_ > limit_) throw detail::TransportTimeout("too slow");
+  }
+  bool is_done() override { return is_over_; }
+
+ private:
+  const std::chrono::milliseconds takes_, limit_;
+  bool is_over_ = false;
+};
+
+detail::OperationParts slow_messages(int count, std::chrono::milliseconds takes) {
+  detail::OperationParts parts;
+  for (int i = 0; i < count; ++i) {
+    parts.parts.emplace_back([takes](detail::Transport&, std::chrono::milliseconds limit) {
+      return std::make_unique<SlowMessage>(takes, limit);
+    });
+  }
+  return parts;
+}
+
 }  // namespace
+
+TEST_CASE("F3: the messages of an operation, and those before it, share the deadline of the call",
+          "[collectives]") {
+  detail::OperationQueue queue(detail::connect_alone(at::kCPU).data);
+  SECTION("its own") {
+    const int count = GENERATE(2, 3);  // the last message is waited for by the caller
+    const auto operation = queue.start(slow_messages(count, 300ms), 500ms);
+    CHECK_THROWS_WITH(operation->wait(), "not done after 500 ms");
+    CHECK(operation->is_done());
+  }
+  SECTION("those before it") {
+    const auto earlier = queue.start(slow_messages(3, 300ms), 10s);
+    const auto operation = queue.start(slow_messages(1, 1ms), 100ms);
+    CHECK_FALSE(operation->is_done());
+    CHECK_THROWS_WITH(operation->wait(), "not done after 100 ms");
+    CHECK(operation->is_done());
+    earlier->wait();
+  }
+}
 
 TEST_CASE("threads can add in another order than that of the ranks", "[collectives]") {
   const float values[] = {1, 1e8F, -1e8F};
