@@ -72,6 +72,11 @@ struct OneBitAdamOptions : public torch::optim::OptimizerCloneableOptions<OneBit
   // False: gradients are averaged in full precision after the freeze, too. A control, which shows what the
   // frozen variance alone costs.
   TORCH_ARG(bool, one_bit) = true;
+  // Momentum travels in buckets, cut in the order of the parameters: a bucket takes no more of them once it
+  // has so many bytes (>= 1), counted as 4 an element. While the signs of one are on their way, the next is
+  // compressed and the one before updates its parameters. Each has messages, and without block_scales scales,
+  // of its own. Not part of the state: a checkpoint goes on with any. Unset: one bucket.
+  TORCH_ARG(std::optional<int64_t>, bucket_bytes);
 
  public:
   // Not offered; a compiler that meets it says why.

@@ -67,6 +67,7 @@ struct OneBitLambOptions : public torch::optim::OptimizerCloneableOptions<OneBit
   // every node. With a single node nothing is compressed.
   TORCH_ARG(bool, hierarchical) = false;
   TORCH_ARG(bool, one_bit) = true;
+  TORCH_ARG(std::optional<int64_t>, bucket_bytes);
 
  public:
   // Not offered; a compiler that meets it says why.

@@ -243,14 +243,15 @@ void OneBitOptimizer::prepare(const StepInputs& inputs) {
           ": freeze_automatically was set or changed in the middle of a run; build a new optimizer");
   require(attempts_ == 0 || plan.exchanges_like(*plan_), name(),
           ": which groups are compressed, and how, was changed after step ", attempts_,
-          "; set compress, one_bit, compress_alone, variance_floor and scales before the first one");
+          "; set compress, one_bit, compress_alone, bucket_bytes, variance_floor and scales before the first "
+          "one");
   require(!frozen_at_ || plan.compressed.size() == plan_->compressed.size(), name(),
           ": a parameter group was added after the variance froze (step ", frozen_at_.value_or(0),
           "), which has seen nothing of the new parameters; add it before");
   const Kind kind = kind_of_next_step();
   if (frozen_at_) part_->begin({kind, local_weight(inputs), attempts_, plan.refresh_variance_every});
   if (kind == Kind::compressed && !has_agreed_) {
-    part_->exchange().agree(attempts_);
+    part_->agree(attempts_);
     has_agreed_ = true;
   }
   inputs_ = inputs;
@@ -277,9 +278,7 @@ void OneBitOptimizer::name_parameters(const NamedParameters& of_model) {
 
 int64_t OneBitOptimizer::skipped_steps() const { return guard_ ? guard_->read().skipped_steps : 0; }
 
-int64_t OneBitOptimizer::bytes_sent() const {
-  return part_ && part_->compresses() ? part_->exchange().bytes_sent() : 0;
-}
+int64_t OneBitOptimizer::bytes_sent() const { return part_ && part_->compresses() ? part_->bytes_sent() : 0; }
 
 double OneBitOptimizer::compression_error() const { return part_ ? part_->compression_error() : 0; }
 

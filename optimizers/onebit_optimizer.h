@@ -113,8 +113,11 @@ class OneBitOptimizer : public FusedOptimizer {
   bool exchanges(const detail::OneBitPlan& plan) const;
   detail::OneBitRoute route(const detail::OneBitPlan& plan) const;
   double local_weight(const StepInputs& inputs) const;
-  std::unique_ptr<detail::OneBitPart> make_part(std::vector<detail::OneBitTensor> tensors,
+  std::unique_ptr<detail::OneBitPart> make_part(const std::vector<detail::OneBitTensor>& tensors,
                                                 const detail::OneBitPlan& plan) const;
+  // In one, where nothing is exchanged.
+  std::vector<int64_t> first_of_buckets(const std::vector<detail::OneBitTensor>& tensors,
+                                        const detail::OneBitPlan& plan) const;
   c10::Device device() const;
   void check_device() const;
   StepInputs plain_step_inputs() override;

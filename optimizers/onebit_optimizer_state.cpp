@@ -11,6 +11,7 @@
 #include <pacer/optimizers/detail/adam_engine.h>
 #include <pacer/optimizers/detail/onebit_errors.h>
 #include <pacer/optimizers/detail/onebit_plan.h>
+#include <pacer/optimizers/detail/onebit_rank_state.h>
 #include <pacer/optimizers/detail/optimizer_archive.h>
 #include <pacer/optimizers/detail/option_fields.h>
 #include <pacer/optimizers/detail/parameter_check.h>
@@ -25,110 +26,32 @@ constexpr const char* kFrozenAt = "onebit/frozen_at";  // -1: not yet
 constexpr const char* kFreezeIsDue = "onebit/freeze_is_due";
 constexpr const char* kNorms = "onebit/variance_norms";
 
-constexpr const char* kRank = "onebit/rank";
-constexpr const char* kWorldSize = "onebit/world_size";
-constexpr const char* kMates = "onebit/ranks_of_a_worker";
-// Of each compressed parameter, the first element of this rank's part of its node's errors; absent where
-// ranks have all of them.
-constexpr const char* kParts = "onebit/first_of_parts";
-
-// Errors are those of one rank of so many, even where chunks of other worlds have the same size.
-void add_rank(const detail::OneBitRoute& route, NamedTensors& state) {
-  state[kRank] = number_tensor(static_cast<int64_t>(route.world().rank()));
-  state[kWorldSize] = number_tensor(static_cast<int64_t>(route.world().world_size()));
-  state[kMates] = number_tensor(route.mates());
-  state[detail::kErrorsVersion] = number_tensor(detail::kStateVersion);
-}
-
-// Of what export_rank_state wrote, what is not an error.
-void remove_marks(NamedTensors& state) {
-  for (const char* key : {kRank, kWorldSize, kMates, kParts, detail::kErrorsVersion}) state.erase(key);
-}
-
 // False also for a state of another optimizer, which prepare_import refuses.
 bool is_frozen(const NamedTensors& state) {
   return state.count(kFrozenAt) != 0 && require_number<int64_t>(state, kFrozenAt) > 0;
 }
 
-at::Tensor first_of_parts(const std::vector<detail::OneBitTensor>& tensors, const Communicator& sharers) {
-  std::vector<int64_t> first;
-  for (const auto& tensor : tensors) first.push_back(tensor.bounds[static_cast<size_t>(sharers.rank())]);
-  return at::tensor(first, at::kLong);
-}
-
-// Each of these has a part of its node's.
-void add_parts(const std::vector<detail::OneBitTensor>& tensors, const Communicator& sharers,
-               NamedTensors& state) {
-  state[kMates] = number_tensor(static_cast<int64_t>(sharers.world_size()));
-  state[kParts] = first_of_parts(tensors, sharers);
-}
-
-// Whether the errors of such a state are those of these parts, or of whole tensors where there are no
-// sharers.
-bool has_same_parts(const NamedTensors& state, const std::vector<detail::OneBitTensor>& tensors,
-                    const Communicator* sharers) {
-  const auto parts = state.find(kParts);
-  if (parts == state.end() || sharers == nullptr) return parts == state.end() && sharers == nullptr;
-  if (!parts->second.equal(first_of_parts(tensors, *sharers))) return false;
-  return std::all_of(tensors.begin(), tensors.end(), [&](const detail::OneBitTensor& tensor) {
-    for (const char* field : {"/worker_error", "/momentum_error"}) {
-      const auto error = state.find(tensor.name + field);
-      if (error != state.end() && error->second.numel() != tensor.count) return false;
-    }
-    return true;
-  });
-}
-
-// The errors alone, which must be those of this rank.
-NamedTensors errors_of_rank(const detail::OneBitRoute& route, NamedTensors state) {
-  const Communicator& world = route.world();
-  require(!state.empty(),
-          "the state to load is frozen, but the errors of this rank are not with it; load them with "
-          "import_states");
-  const auto rank = require_number<int64_t>(state, kRank);
-  const auto world_size = require_number<int64_t>(state, kWorldSize);
-  require(rank == world.rank() && world_size == world.world_size(),
-          "the state to load has the errors of rank ", rank, " of ", world_size, ", but this is rank ",
-          world.rank(), " of ", world.world_size(),
-          "; resume with as many ranks, or through join_rank_states");
-  const auto mates = require_number<int64_t>(state, kMates);
-  require(mates == route.mates(), "the state to load has errors that ", mates,
-          " ranks of a node share, but here ", route.mates(),
-          " do; resume with as many ranks on each node, or through join_rank_states");
-  return state;
-}
-
-// Of ranks that share their errors, the first; of those that have parts of them, all together.
-std::vector<NamedTensors> states_of_workers(const std::vector<NamedTensors>& rank_states,
-                                            const std::vector<detail::OneBitTensor>& whole) {
-  std::vector<NamedTensors> states;
-  if (!rank_states.empty() && rank_states.front().count(kParts) != 0) {
-    const auto mates = require_number<int64_t>(rank_states.front(), kMates);
-    require(mates >= 1 && static_cast<int64_t>(rank_states.size()) % mates == 0, "\"", kMates,
-            "\" of the state to load is ", mates, ", which cannot be with ", rank_states.size(), " ranks");
-    return detail::whole_errors(rank_states, mates, whole);
-  }
-  for (const NamedTensors& state : rank_states) {
-    const bool is_of_rank = state.count(kMates) != 0;
-    const int64_t mates = is_of_rank ? require_number<int64_t>(state, kMates) : 1;
-    require(mates >= 1, "\"", kMates, "\" of the state to load is ", mates, ", which cannot be");
-    if (!is_of_rank || require_number<int64_t>(state, kRank) % mates == 0) states.push_back(state);
-  }
-  return states;
-}
-
 }  // namespace
 
-std::unique_ptr<detail::OneBitPart> OneBitOptimizer::make_part(std::vector<detail::OneBitTensor> tensors,
-                                                               const detail::OneBitPlan& plan) const {
-  std::unique_ptr<detail::OneBitExchange> exchange;
-  if (exchanges(plan)) {
-    exchange =
-        std::make_unique<detail::OneBitExchange>(route(plan), detail::counts_of(tensors), plan.compression);
-  }
+std::vector<int64_t> OneBitOptimizer::first_of_buckets(const std::vector<detail::OneBitTensor>& tensors,
+                                                       const detail::OneBitPlan& plan) const {
+  return detail::first_of_buckets(tensors, exchanges(plan) ? plan.bucket_bytes : std::nullopt);
+}
+
+std::unique_ptr<detail::OneBitPart> OneBitOptimizer::make_part(
+    const std::vector<detail::OneBitTensor>& tensors, const detail::OneBitPlan& plan) const {
   const kernels::UpdateRule rule = traits().settings(defaults()).kernel.rule;
-  return std::make_unique<detail::OneBitPart>(std::move(tensors), std::move(exchange), plan.variance_floor,
-                                              rule, world_->device(), sharers_);
+  std::vector<std::unique_ptr<detail::OneBitBucket>> buckets;
+  for (auto& of_bucket : detail::cut(tensors, first_of_buckets(tensors, plan))) {
+    std::unique_ptr<detail::OneBitExchange> exchange;
+    if (exchanges(plan)) {
+      exchange = std::make_unique<detail::OneBitExchange>(route(plan), detail::counts_of(of_bucket),
+                                                          plan.compression);
+    }
+    buckets.push_back(std::make_unique<detail::OneBitBucket>(
+        std::move(of_bucket), std::move(exchange), plan.variance_floor, rule, world_->device(), sharers_));
+  }
+  return std::make_unique<detail::OneBitPart>(std::move(buckets), world_->device(), sharers_);
 }
 
 NamedTensors OneBitOptimizer::export_state() const {
@@ -139,7 +62,7 @@ NamedTensors OneBitOptimizer::export_state() const {
   state[kFreezeIsDue] = number_tensor(freeze_is_due_);
   if (rule_) state[kNorms] = at::tensor(rule_->norms(), at::kDouble);
   if (!part_) return state;
-  if (part_->compresses()) part_->exchange().check(/*wait=*/true);
+  if (part_->compresses()) part_->check(/*wait=*/true);
   part_->export_shared(state);
   return state;
 }
@@ -149,8 +72,9 @@ NamedTensors OneBitOptimizer::export_rank_state() const {
   NamedTensors state;
   if (!part_) return state;
   part_->export_errors(state);
-  if (part_->compresses()) add_rank(route(*plan_), state);
-  if (sharers_ && !state.empty()) add_parts(detail::onebit_tensors(view(), settings()), *sharers_, state);
+  const auto tensors = detail::onebit_tensors(view(), settings());
+  if (part_->compresses()) detail::add_rank(route(*plan_), first_of_buckets(tensors, *plan_), state);
+  if (sharers_ && !state.empty()) detail::add_parts(tensors, *sharers_, state);
   return state;
 }
 
@@ -163,10 +87,12 @@ bool OneBitOptimizer::fits_rank_state(const NamedTensors& state, const NamedTens
   const detail::OneBitPlan plan = saved_plan(state);
   const bool exchanges_now = exchanges(plan);
   if (rank_state.empty()) return !exchanges_now;
-  const bool exchanged = rank_state.count(kRank) != 0;
+  const bool exchanged = detail::has_exchanged(rank_state);
   if (exchanged != exchanges_now) return false;
-  if (exchanged && require_number<int64_t>(rank_state, kMates) != route(plan).mates()) return false;
-  return has_same_parts(rank_state, detail::onebit_tensors(view(), settings()), sharers_.get());
+  if (exchanged && detail::mates_of(rank_state) != route(plan).mates()) return false;
+  const auto tensors = detail::onebit_tensors(view(), settings());
+  return detail::has_same_parts(rank_state, tensors, sharers_.get()) &&
+         detail::has_buckets(rank_state, first_of_buckets(tensors, plan));
 }
 
 NamedTensors OneBitOptimizer::join_rank_states(const NamedTensors& state,
@@ -181,11 +107,16 @@ NamedTensors OneBitOptimizer::join_rank_states(const NamedTensors& state,
   const bool exchanges_now = exchanges(plan);
   if (!any && !exchanges_now) return joined;
   const detail::OneBitRoute route = this->route(plan);
-  if (exchanges_now) add_rank(route, joined);
-  if (sharers_) add_parts(tensors, *sharers_, joined);
-  const kernels::OneBitLayout layout(detail::counts_of(tensors), route.workers(),
-                                     detail::exchange_alignment(plan.compression));
-  const std::vector<NamedTensors> states = states_of_workers(rank_states, whole);
+  const std::vector<int64_t> buckets = first_of_buckets(tensors, plan);
+  if (exchanges_now) detail::add_rank(route, buckets, joined);
+  if (sharers_) detail::add_parts(tensors, *sharers_, joined);
+  std::vector<kernels::OneBitLayout::Part> served;  // of each tensor
+  for (const auto& of_bucket : detail::cut(tensors, buckets)) {
+    const kernels::OneBitLayout layout(detail::counts_of(of_bucket), route.workers(),
+                                       detail::exchange_alignment(plan.compression));
+    for (size_t i = 0; i < of_bucket.size(); ++i) served.push_back(layout.served_part(i, route.worker()));
+  }
+  const std::vector<NamedTensors> states = detail::states_of_workers(rank_states, whole);
   for (size_t i = 0; i < tensors.size(); ++i) {
     const std::string& name = tensors[i].name;
     detail::JoinedErrors errors = detail::join_errors(states, whole[i]);
@@ -200,7 +131,7 @@ NamedTensors OneBitOptimizer::join_rank_states(const NamedTensors& state,
     }
     joined[name + "/worker_error"] = errors.worker.to(at::kFloat);
     detail::add_strides(name, tensors[i].sizes, tensors[i].strides, joined);
-    const auto part = layout.served_part(i, route.worker());
+    const auto part = served[i];
     if (part.begin == part.end) continue;
     joined[name + "/server_error"] = detail::in_memory_order(errors.server, tensors[i])
                                          .narrow(0, part.begin, part.end - part.begin)
@@ -257,12 +188,16 @@ SessionOptimizer::PreparedImport OneBitOptimizer::prepare_import(const NamedTens
     }
     part = make_part(tensors, plan);
     NamedTensors errors = rank_state;
-    if (part->compresses()) errors = errors_of_rank(route(plan), std::move(errors));
+    if (part->compresses()) errors = detail::errors_of_rank(route(plan), std::move(errors));
     require(
-        rank_state.empty() || has_same_parts(rank_state, tensors, sharers_.get()),
+        rank_state.empty() || detail::has_same_parts(rank_state, tensors, sharers_.get()),
         "the state to load has errors of other parts of the parameters than this rank has; resume through "
         "join_rank_states");
-    remove_marks(errors);
+    require(
+        rank_state.empty() || detail::has_buckets(rank_state, first_of_buckets(tensors, plan)),
+        "the state to load has errors that were cut by other buckets (\"onebit/first_of_buckets\") than this "
+        "rank's; give bucket_bytes as in the run that was saved, or resume through join_rank_states");
+    detail::remove_marks(errors);
     part->go_on(states, errors, detail::errors_version(rank_state), of_rule);
     if (!sharers_) part->set_floors();
   } else {

@@ -9,7 +9,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
-#include <pacer/collectives/agreement.h>
 #include <pacer/core/error.h>
 #include <pacer/core/reduction_order.h>
 #include <pacer/core/tile.h>
@@ -60,16 +59,17 @@ OneBitExchange::OneBitExchange(OneBitRoute route, std::vector<int64_t> counts,
 }
 
 void OneBitExchange::agree(int64_t step) {
-  Communicator& peers = route_.peers();
-  if (peers.world_size() == 1) return;
+  if (route_.peers().world_size() > 1) require_agreement(route_.peers(), step, facts());
+}
+
+std::vector<Fact> OneBitExchange::facts() const {
   std::string sizes;
   for (const int64_t count : layout_.counts()) sizes += concatenate(sizes.empty() ? "" : " ", count);
-  require_agreement(peers, step,
-                    {{"sizes of the compressed tensors", sizes},
-                     {"compression", concatenate(options_.scale() == kernels::ScaleNorm::rms ? "rms" : "l1",
-                                                 " scales", options_.block_scales() ? " by blocks" : "",
-                                                 ", alignment ", exchange_alignment(options_),
-                                                 ", by nodes of ", route_.mates(), " ranks")}});
+  return {
+      {"sizes of the compressed tensors", sizes},
+      {"compression", concatenate(options_.scale() == kernels::ScaleNorm::rms ? "rms" : "l1", " scales",
+                                  options_.block_scales() ? " by blocks" : "", ", alignment ",
+                                  exchange_alignment(options_), ", by nodes of ", route_.mates(), " ranks")}};
 }
 
 at::Tensor OneBitExchange::make_messages(int64_t count) const {
@@ -222,19 +222,41 @@ void OneBitExchange::check(bool wait) {
 }
 
 void OneBitExchange::run(const OneBitInput& input, int64_t step) {
-  check();
+  start(input, step);
+  serve();
+  finish();
+}
+
+template <class F>
+void OneBitExchange::guarded(const F& f) {
   if (layout_.length() == 0) return;
-  ++sequence_;
-  step_ = step;
   try {
-    device_.is_cuda() ? run_on_cuda(input, step) : run_on_cpu(input, step);
+    f();
   } catch (const std::exception& error) {
     keep_failure(error, failure_);
     throw;
   }
 }
 
-void OneBitExchange::run_on_cpu(const OneBitInput& input, int64_t step) {
+void OneBitExchange::start(const OneBitInput& input, int64_t step) {
+  check();
+  guarded([&] {
+    ++sequence_;
+    step_ = step;
+    check_ = input.check;
+    device_.is_cuda() ? start_on_cuda(input) : start_on_cpu(input);
+  });
+}
+
+void OneBitExchange::serve() {
+  guarded([&] { device_.is_cuda() ? serve_on_cuda() : serve_on_cpu(); });
+}
+
+void OneBitExchange::finish() {
+  guarded([&] { device_.is_cuda() ? finish_on_cuda() : finish_on_cpu(); });
+}
+
+void OneBitExchange::start_on_cpu(const OneBitInput& input) {
   const int64_t sign_bytes = layout_.chunk() / 8;
   auto* signs = signs_.mutable_data_ptr<uint8_t>();
   const float worker_scale = compress(worker_, signs, input.source, input.context);
@@ -242,19 +264,27 @@ void OneBitExchange::run_on_cpu(const OneBitInput& input, int64_t step) {
     unsigned char* to = message(worker_.messages, rank);
     const int64_t first_row = options_.block_scales() ? rank * layout_.chunk() / kernels::kOneBitRow : 0;
     const int64_t rows = std::min(layout_.chunk() / kernels::kOneBitRow, worker_.rows.count() - first_row);
-    write_header(to, worker_scale, worker_.scales.const_data_ptr<float>() + first_row, rows, step);
+    write_header(to, worker_scale, worker_.scales.const_data_ptr<float>() + first_row, rows, step_);
     std::memcpy(to + stride_ - sign_bytes, signs + rank * sign_bytes, static_cast<size_t>(sign_bytes));
   }
-  route_.all_to_all(received_, worker_.messages);
-  check_headers(received_, step, "compressed all_to_all");
+  transfer_ = route_.all_to_all(received_, worker_.messages);
+}
 
+void OneBitExchange::serve_on_cpu() {
+  transfer_.wait();
+  check_headers(received_, step_, "compressed all_to_all");
+  const int64_t sign_bytes = layout_.chunk() / 8;
   const OneBitMessages parts = messages_in(received_);
   unsigned char* own = message(server_.messages, 0);
   const float server_scale = compress(server_, own + stride_ - sign_bytes, mean_row, &parts);
-  write_header(own, server_scale, server_.scales.const_data_ptr<float>(), server_.rows.count(), step);
+  write_header(own, server_scale, server_.scales.const_data_ptr<float>(), server_.rows.count(), step_);
   if (former_.defined()) std::swap(gathered_, former_);
-  route_.all_gather(gathered_, server_.messages);
-  check_headers(gathered_, step, "compressed all_gather");
+  transfer_ = route_.all_gather(gathered_, server_.messages);
+}
+
+void OneBitExchange::finish_on_cpu() {
+  transfer_.wait();
+  check_headers(gathered_, step_, "compressed all_gather");
   bytes_sent_ += route_.bytes_sent(stride_);
   check_scales();
 }

@@ -12,6 +12,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <pacer/collectives/agreement.h>
 #include <pacer/collectives/communicator.h>
 #include <pacer/compression/compressed_all_reduce.h>
 #include <pacer/compression/detail/onebit_route.h>
@@ -40,6 +41,8 @@ class OneBitExchange {
   OneBitExchange(OneBitRoute route, std::vector<int64_t> counts, const CompressionOptions& options);
   // Throws CommunicationError on every rank where sizes or options differ.
   void agree(int64_t step);
+  // What it compares.
+  std::vector<Fact> facts() const;
 
   const kernels::OneBitLayout& layout() const { return layout_; }
   const kernels::OneBitRows& rows() const { return worker_.rows; }
@@ -49,6 +52,12 @@ class OneBitExchange {
   // The mean over ranks of the input. `step` is compared over ranks. Throws Error where something fails on
   // the way or a number is not finite, on CUDA in a later call, and from then on, until set_errors.
   void run(const OneBitInput& input, int64_t step);
+  // run() in three parts, for other work while messages travel, other exchanges among it; all ranks start the
+  // parts of all exchanges in the same order. start: the input, which is not needed any more then, is
+  // compressed and leaves. serve: once all have come, their mean does. finish: mean() is there.
+  void start(const OneBitInput& input, int64_t step);
+  void serve();
+  void finish();
   // Throws where run() failed before; with `wait` also where the host does not know yet.
   void check(bool wait = false);
   // The mean that the last run() left, by chunks.
@@ -105,8 +114,15 @@ class OneBitExchange {
   kernels::OneBitMessages messages_in(const at::Tensor& tensor) const;
   std::optional<kernels::OneBitStatus> latest_status();
   void note_failure(bool wait);
-  void run_on_cpu(const OneBitInput& input, int64_t step);
-  void run_on_cuda(const OneBitInput& input, int64_t step);
+  template <class F>
+  void guarded(const F& f);
+  kernels::OneBitCall call() const { return {step_, sequence_}; }
+  void start_on_cpu(const OneBitInput& input);
+  void serve_on_cpu();
+  void finish_on_cpu();
+  void start_on_cuda(const OneBitInput& input);
+  void serve_on_cuda();
+  void finish_on_cuda();
 
   OneBitRoute route_;
   CompressionOptions options_;
@@ -124,6 +140,8 @@ class OneBitExchange {
   std::unique_ptr<LateTensor> late_;                    // a copy of it on its way to the host
   std::optional<kernels::OneBitStatus> latest_status_;  // that has arrived
   bool mean_was_forgotten_ = false;
+  OneBitTransfer transfer_;                        // between the parts of a run
+  const kernels::GradientCheck* check_ = nullptr;  // of the last run
   uint32_t sequence_ = 0;
   int64_t step_ = 0;  // of the last run
   int64_t bytes_sent_ = 0;

@@ -53,27 +53,36 @@ const kernels::OneBitStatus* OneBitExchange::former_status() const {
   return static_cast<const kernels::OneBitStatus*>(former_status_.const_data_ptr());
 }
 
-void OneBitExchange::run_on_cuda(const OneBitInput& input, int64_t step) {
+void OneBitExchange::start_on_cuda(const OneBitInput& input) {
   const c10::DeviceGuard guard(device_);
   const kernels::Stream stream = current_stream(device_);
-  const kernels::OneBitControl control = this->control(input.check);
-  const kernels::OneBitCall call{step, sequence_};
-
+  const kernels::OneBitControl control = this->control(check_);
   if (former_.defined()) former_status_.copy_(status_);
-  const kernels::OneBitCudaSide worker = cuda_view(worker_), server = cuda_view(server_);
+  const kernels::OneBitCudaSide worker = cuda_view(worker_);
   input.enqueue(worker, control, stream);
-  onebit_finish_side_cuda(worker, call, control, stream);
-  route_.all_to_all(received_, worker_.messages);
+  onebit_finish_side_cuda(worker, call(), control, stream);
+  transfer_ = route_.all_to_all(received_, worker_.messages);
+}
 
+void OneBitExchange::serve_on_cuda() {
+  const c10::DeviceGuard guard(device_);
+  transfer_.wait();
+  const kernels::Stream stream = current_stream(device_);
+  const kernels::OneBitControl control = this->control(check_);
+  const kernels::OneBitCudaSide server = cuda_view(server_);
   const kernels::OneBitMessages parts = messages_in(received_);
-  onebit_check_messages_cuda(parts, call, /*as_mean=*/false, control, stream);
+  onebit_check_messages_cuda(parts, call(), /*as_mean=*/false, control, stream);
   onebit_compress_mean_cuda(server, parts, control, stream);
-  onebit_finish_side_cuda(server, call, control, stream);
+  onebit_finish_side_cuda(server, call(), control, stream);
   // A step that is skipped sends its last messages once more, so that either memory has the mean then.
   if (former_.defined()) std::swap(gathered_, former_);
-  route_.all_gather(gathered_, server_.messages);
+  transfer_ = route_.all_gather(gathered_, server_.messages);
+}
 
-  onebit_check_messages_cuda(mean(), call, /*as_mean=*/true, control, stream);
+void OneBitExchange::finish_on_cuda() {
+  const c10::DeviceGuard guard(device_);
+  transfer_.wait();
+  onebit_check_messages_cuda(mean(), call(), /*as_mean=*/true, control(check_), current_stream(device_));
   bytes_sent_ += route_.bytes_sent(stride_);
   mean_was_forgotten_ = false;
   latest_status();

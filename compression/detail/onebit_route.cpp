@@ -27,6 +27,11 @@ OneBitRoute::OneBitRoute(std::shared_ptr<Communicator> world, bool hierarchical,
       "hierarchical out");
 }
 
+void OneBitTransfer::wait() {
+  work_.wait();
+  if (after_) after_();
+}
+
 std::string OneBitRoute::name_of(int64_t worker) const {
   return concatenate(is_by_nodes() ? "node " : "rank ", worker);
 }
@@ -40,26 +45,20 @@ at::Tensor OneBitRoute::slices(const at::Tensor& messages) const {
   return messages.view({workers(), mates_, -1});
 }
 
-void OneBitRoute::all_to_all(const at::Tensor& received, const at::Tensor& messages) const {
-  if (!is_sliced()) {
-    peers().all_to_all(received, messages, agreed()).wait();
-    return;
-  }
+OneBitTransfer OneBitRoute::all_to_all(const at::Tensor& received, const at::Tensor& messages) const {
+  if (!is_sliced()) return {peers().all_to_all(received, messages, agreed()), nullptr};
   const at::Tensor own = slices(messages).select(1, world_->rank() % mates_).contiguous();
   const at::Tensor carried = at::empty(own.sizes(), own.options());
-  world_->between_nodes()->all_to_all(carried, own, agreed()).wait();
-  put_together(received, carried);
+  Work work = world_->between_nodes()->all_to_all(carried, own, agreed());
+  return {std::move(work), [=, route = *this] { route.put_together(received, carried); }};
 }
 
-void OneBitRoute::all_gather(const at::Tensor& gathered, const at::Tensor& message) const {
-  if (!is_sliced()) {
-    peers().all_gather(gathered, message, agreed()).wait();
-    return;
-  }
+OneBitTransfer OneBitRoute::all_gather(const at::Tensor& gathered, const at::Tensor& message) const {
+  if (!is_sliced()) return {peers().all_gather(gathered, message, agreed()), nullptr};
   const at::Tensor own = message.view({mates_, -1}).select(0, world_->rank() % mates_);
   const at::Tensor carried = at::empty({workers(), own.numel()}, own.options());
-  world_->between_nodes()->all_gather(carried, own, agreed()).wait();
-  put_together(gathered, carried);
+  Work work = world_->between_nodes()->all_gather(carried, own, agreed());
+  return {std::move(work), [=, route = *this] { route.put_together(gathered, carried); }};
 }
 
 // Each rank of the node has carried one slice of every message.

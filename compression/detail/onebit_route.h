@@ -6,14 +6,29 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include <ATen/core/Tensor.h>
 
 #include <pacer/collectives/communicator.h>
 
 namespace pacer::detail {
+
+// Messages on their way. Nothing that takes part may be touched before wait(), which makes the host wait, or
+// on CUDA the current stream.
+class [[nodiscard]] OneBitTransfer {
+ public:
+  OneBitTransfer() = default;
+  OneBitTransfer(Work work, std::function<void()> after) : work_(std::move(work)), after_(std::move(after)) {}
+  void wait();
+
+ private:
+  Work work_;
+  std::function<void()> after_;  // what is left to do once they came; may be null
+};
 
 class OneBitRoute {
  public:
@@ -38,9 +53,9 @@ class OneBitRoute {
   int64_t message_bytes(int64_t bytes) const;
   // Message k of `messages` (workers() of them, bytes) goes to worker k, number k of `received` is from
   // there.
-  void all_to_all(const at::Tensor& received, const at::Tensor& messages) const;
+  OneBitTransfer all_to_all(const at::Tensor& received, const at::Tensor& messages) const;
   // gathered = the messages of all workers.
-  void all_gather(const at::Tensor& gathered, const at::Tensor& message) const;
+  OneBitTransfer all_gather(const at::Tensor& gathered, const at::Tensor& message) const;
   // By both together, from this rank to others, with messages of so many bytes.
   int64_t bytes_sent(int64_t message_bytes) const;
 

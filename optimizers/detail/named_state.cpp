@@ -69,8 +69,9 @@ std::vector<AdamGroupSettings> saved_settings(const NamedTensors& saved, const O
   const int64_t version = saved.count(kVersion) == 0 ? 1 : require_number<int64_t>(saved, kVersion);
   ParamGroups with_options;
   for (size_t g = 0; g < own.groups.size(); ++g) {
-    with_options.emplace_back(own.groups[g].params(),
-                              own.traits.import_options(options_prefix(g), saved, version, used));
+    with_options.emplace_back(
+        own.groups[g].params(),
+        own.traits.import_options(options_prefix(g), saved, version, *own.options(g), used));
   }
   return settings_of(own.traits, with_options);
 }
@@ -81,7 +82,8 @@ PendingState import_state(const NamedTensors& saved, const OptimizerView& own) {
   const int64_t version = saved.count(kVersion) == 0 ? 1 : require_number<int64_t>(saved, kVersion);
   std::vector<AdamGroupSettings> settings;
   for (size_t g = 0; g < own.groups.size(); ++g) {
-    pending.options.push_back(own.traits.import_options(options_prefix(g), saved, version, used));
+    pending.options.push_back(
+        own.traits.import_options(options_prefix(g), saved, version, *own.options(g), used));
     settings.push_back(own.traits.settings(*pending.options.back()));
   }
   for (const RegisteredParameter& parameter : own.parameters()) {

@@ -1,40 +1,30 @@
-// The compressed entries of a 1-bit optimizer once the variance is frozen: their momentum, frozen variance
-// and floors in flat buffers, the exchange of their momentum, and what it does to the parameters. The
-// AdamEngine calls it in each step, as it calls its tables; the OneBitOptimizer says before which kind of
-// step comes. On a GPU a step is only enqueued, and does nothing where the check says that gradients are not
-// finite.
+// The compressed entries of a 1-bit optimizer once the variance is frozen, in buckets that are exchanged each
+// by itself. The AdamEngine calls it in each step, as it calls its tables; the OneBitOptimizer says before
+// which kind of step comes.
 //
-// Flat buffers hold elements in the order of the parameters' memory, and ranks agree on places in them. So
-// dtype, shape and memory order of a compressed parameter are fixed from the freeze on; its address is not.
+// Ranks agree on the places of elements in the buckets. So dtype, shape and memory order of a compressed
+// parameter are fixed from the freeze on; its address is not.
 #pragma once
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
-#include <pacer/compression/detail/onebit_exchange.h>
-#include <pacer/kernels/onebit_adam.h>
-#include <pacer/optimizers/detail/adam_entry.h>
-#include <pacer/optimizers/detail/onebit_lamb_stages.h>
-#include <pacer/optimizers/detail/onebit_plan.h>
-#include <pacer/optimizers/detail/onebit_stages.h>
+#include <pacer/optimizers/detail/onebit_bucket.h>
 #include <pacer/optimizers/gradient_guard.h>
-#include <pacer/optimizers/named_tensors.h>
 
 namespace pacer::detail {
 
 class OneBitPart {
  public:
-  // `exchange` is null where nothing is compressed. `sharers` as for OneBitStages: norms, floors, scales of
-  // momentum and factors are those of whole tensors.
-  OneBitPart(std::vector<OneBitTensor> tensors, std::unique_ptr<OneBitExchange> exchange,
-             double variance_floor, kernels::UpdateRule rule, at::Device device,
-             const std::shared_ptr<Communicator>& sharers = nullptr);
-  OneBitPart(const OneBitPart&) = delete;  // the stages refer to its tensors
+  // At least one bucket; their tensors follow one another in the order of the parameters. All have an
+  // exchange or none. `sharers` as theirs.
+  OneBitPart(std::vector<std::unique_ptr<OneBitBucket>> buckets, at::Device device,
+             std::shared_ptr<Communicator> sharers);
 
   // From the states of the tensors, which have both moments. The variance becomes bias-corrected, by what
   // each one's own steps and settings say; then those that never took a step get the step count of their
@@ -47,10 +37,14 @@ class OneBitPart {
              const NamedTensors& of_rule);
 
   // From the frozen variance. Sharers call together.
-  void set_floors();
+  void set_floors(const kernels::GradientCheck* check = nullptr);
 
-  bool compresses() const { return exchange_ != nullptr; }
-  OneBitExchange& exchange() const { return *exchange_; }
+  bool compresses() const { return buckets_.front()->exchange() != nullptr; }
+  // Throws CommunicationError on every rank where what they exchange differs.
+  void agree(int64_t step);
+  // As OneBitExchange::check.
+  void check(bool wait);
+  int64_t bytes_sent() const;
 
   // ---- One step: begin (the optimizer), then the rest (the engine), in this order. ----
 
@@ -97,42 +91,31 @@ class OneBitPart {
   void rename(const std::vector<std::string>& names);
 
  private:
-  at::Tensor view(const at::Tensor& flat, size_t tensor) const;
-  at::Tensor flat_zeros() const;
-  void set_floors(const kernels::OneBitControl& control);
-  kernels::OneBitAdamWork work(const kernels::StepScalars* scalars) const;
-  kernels::OneBitControl control(const kernels::GradientCheck* check) const;
-  void exchange_step(const kernels::StepScalars* scalars, const kernels::GradientCheck* check);
-  void dense_step(const kernels::StepScalars* scalars, const kernels::GradientCheck* check);
-  void update(const kernels::StepScalars* scalars, const at::Tensor& dense_before, bool dense,
-              const kernels::OneBitControl& control);
-  at::Tensor sums_of_workers(const at::Tensor& own) const;
-  // The number that belongs to the tensor of that name; 1 where there is none.
-  double number_of(const std::string& name, const at::Tensor& of_tensors) const;
-  void add_momentum_error(const kernels::GradientCheck* check);
-  at::Tensor momentum() const;
-  // The errors under the names by which they are saved: views of a flat buffer, which without an exchange is
-  // the momentum error's, and of the part that this rank serves.
-  NamedViews error_views(const at::Tensor& worker, const at::Tensor& server) const;
-  void load_errors(const NamedTensors& errors, int64_t version);
+  // A tensor: number `index` of the bucket.
+  struct Place {
+    size_t bucket;
+    size_t index;
+  };
 
-  std::vector<OneBitTensor> tensors_;
-  std::unique_ptr<OneBitExchange> exchange_;
-  std::shared_ptr<Communicator> sharers_;
-  double variance_floor_;
+  const OneBitTensor& tensor(size_t i) const {
+    return buckets_[places_[i].bucket]->tensors()[places_[i].index];
+  }
+  const OneBitBucket* bucket_of(const std::string& name) const;
+  // Calls f(bucket, states of its tensors).
+  template <class F>
+  void for_buckets(const OneBitStates& states, const F& f) const;
+  std::pair<at::Tensor, int64_t> sum_and_count_of_variance() const;
+  at::Tensor sums_of_workers(const at::Tensor& own) const;
+  void compressed_step(const kernels::StepScalars* scalars, const kernels::GradientCheck* check);
+
+  std::vector<std::unique_ptr<OneBitBucket>> buckets_;
+  std::vector<Place> places_;  // of all tensors, in their order
   at::Device device_;
-  kernels::OneBitLayout layout_;
-  OneBitStages stages_;
-  std::optional<OneBitLambStages> lamb_;
+  std::shared_ptr<Communicator> sharers_;
   Step step_;
-  at::Tensor variance_;        // fp32, flat
-  at::Tensor floors_, total_;  // fp32, one for each tensor; fp64, the sum of all variance
-  at::Tensor sums_;            // fp64: sums of squares of own gradients, of averaged ones, and the joint one
-  // fp32, flat. Undefined: the momentum is what the exchange received. On CUDA its status says which of the
-  // two it is while this is defined.
-  at::Tensor momentum_;
-  // fp32, flat: of a former exchange, for the next step; undefined where there is none.
-  at::Tensor momentum_error_;
+  // fp64: sums of squares of averaged gradients, the joint one, of own gradients, and by bucket where there
+  // are several.
+  at::Tensor sums_;
 };
 
 }  // namespace pacer::detail

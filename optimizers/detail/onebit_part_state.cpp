@@ -1,138 +1,155 @@
-// What a OneBitPart is rebuilt from, what it saves, and what it says of itself.
-#include <pacer/optimizers/detail/onebit_part.h>
-
+// How a OneBitPart begins, what it is rebuilt from, what it saves, and what it says of itself.
 #include <cmath>
+#include <iterator>
 
 #include <ATen/ops/stack.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
 
 #include <pacer/core/error.h>
-#include <pacer/optimizers/detail/onebit_errors.h>
+#include <pacer/optimizers/detail/onebit_part.h>
 #include <pacer/optimizers/detail/parameter_check.h>
 
 namespace pacer::detail {
+namespace {
 
+// Takes out of `state` what is called "NAME/..." after one of these.
+NamedTensors take_named(const std::vector<OneBitTensor>& tensors, NamedTensors& state) {
+  NamedTensors taken;
+  for (const OneBitTensor& tensor : tensors) {
+    const std::string prefix = tensor.name + "/";
+    auto item = state.lower_bound(prefix);
+    while (item != state.end() && item->first.compare(0, prefix.size(), prefix) == 0) {
+      const bool is_field = item->first.find('/', prefix.size()) == std::string::npos;
+      const auto next = std::next(item);
+      if (is_field) taken.insert(state.extract(item));
+      item = next;
+    }
+  }
+  return taken;
+}
+
+}  // namespace
+
+template <class F>
+void OneBitPart::for_buckets(const OneBitStates& states, const F& f) const {
+  auto first = states.begin();
+  for (const auto& bucket : buckets_) {
+    const auto end = first + static_cast<int64_t>(bucket->tensors().size());
+    f(*bucket, OneBitStates(first, end));
+    first = end;
+  }
+}
+
+bool OneBitPart::freeze(const OneBitStates& states, const std::vector<AdamGroupSettings>& settings) {
+  const c10::DeviceGuard guard(device_);
+  for_buckets(states, [&](OneBitBucket& bucket, const OneBitStates& of_bucket) {
+    bucket.take_moments(of_bucket, settings);
+  });
+  set_floors();
+  const auto [sum, elements] = sum_and_count_of_variance();
+  if (elements > 0 && !(sum.item<double>() > 0)) return false;
+  std::vector<OneBitTensor> tensors;
+  for (const auto& bucket : buckets_) {
+    tensors.insert(tensors.end(), bucket->tensors().begin(), bucket->tensors().end());
+  }
+  give_unstepped_counts(tensors, states);
+  for_buckets(states, [&](OneBitBucket& bucket, const OneBitStates& of_bucket) {
+    bucket.take_over(of_bucket, settings);
+  });
+  return true;
+}
+
+// What belongs to no bucket is left for the last one, which refuses it.
 void OneBitPart::go_on(const OneBitStates& states, const NamedTensors& errors, int64_t errors_version,
                        const NamedTensors& of_rule) {
   const c10::DeviceGuard guard(device_);
-  for (size_t i = 0; i < tensors_.size(); ++i) {
-    FusedAdamStateFields& state = *states[i];
-    view(variance_, i).copy_(state.exp_avg_sq());
-    view(momentum_, i).copy_(state.exp_avg());
-    state.exp_avg_sq(view(variance_, i));
-    state.exp_avg(at::Tensor());
-  }
-  load_errors(errors, errors_version);
-  if (lamb_) return lamb_->import_state(states, of_rule);
-  require(of_rule.empty(), "the state to load has \"", of_rule.empty() ? "" : of_rule.begin()->first,
-          "\", which only OneBitLamb has; load it into one");
+  NamedTensors errors_left = errors, of_rule_left = of_rule;
+  for_buckets(states, [&](OneBitBucket& bucket, const OneBitStates& of_bucket) {
+    NamedTensors own_errors = take_named(bucket.tensors(), errors_left);
+    NamedTensors own_of_rule = take_named(bucket.tensors(), of_rule_left);
+    if (&bucket == buckets_.back().get()) {
+      own_errors.merge(errors_left);
+      own_of_rule.merge(of_rule_left);
+    }
+    bucket.go_on(of_bucket, own_errors, errors_version, own_of_rule);
+  });
 }
 
-void OneBitPart::set_floors() {
+std::pair<at::Tensor, int64_t> OneBitPart::sum_and_count_of_variance() const {
+  at::Tensor sum = buckets_.front()->sum_of_variance();
+  int64_t count = buckets_.front()->elements();
+  for (size_t b = 1; b < buckets_.size(); ++b) {
+    sum = sum.add(buckets_[b]->sum_of_variance());
+    count += buckets_[b]->elements();
+  }
+  return {sum, count};
+}
+
+// Tensors without any variance get the floor of all buckets.
+void OneBitPart::set_floors(const kernels::GradientCheck* check) {
   const c10::DeviceGuard guard(device_);
-  set_floors(control(nullptr));
+  for (const auto& bucket : buckets_) bucket->set_floors(check);
+  const auto [sum, count] = sum_and_count_of_variance();
+  if (buckets_.size() == 1 || count == 0) return;
+  const at::Tensor mean = sum.div(count);
+  for (const auto& bucket : buckets_) bucket->raise_floors(mean);
 }
 
-NamedViews OneBitPart::error_views(const at::Tensor& worker, const at::Tensor& server) const {
-  NamedViews views;
-  for (size_t i = 0; i < tensors_.size(); ++i) {
-    const std::string& name = tensors_[i].name;
-    views.emplace_back(name + (exchange_ ? "/worker_error" : "/momentum_error"), view(worker, i));
-    if (!exchange_) continue;
-    const int64_t own = exchange_->route().worker();
-    const auto part = layout_.served_part(i, own);
-    if (part.begin == part.end) continue;
-    const int64_t offset = layout_.offset(i) + part.begin - own * layout_.chunk();
-    views.emplace_back(name + "/server_error", server.narrow(0, offset, part.end - part.begin));
-  }
-  return views;
+void OneBitPart::check(bool wait) {
+  for (const auto& bucket : buckets_) bucket->exchange()->check(wait);
 }
 
-void OneBitPart::export_errors(NamedTensors& state) const {
-  if (!exchange_) {
-    if (momentum_error_.defined()) save_views(error_views(momentum_error_, {}), state);
-    return;
-  }
-  exchange_->check(/*wait=*/true);
-  save_views(error_views(exchange_->worker_errors(), exchange_->server_errors()), state);
-  for (const OneBitTensor& tensor : tensors_) add_strides(tensor.name, tensor.sizes, tensor.strides, state);
-}
-
-void OneBitPart::load_errors(const NamedTensors& errors, int64_t version) {
-  if (errors.empty() && (!exchange_ || tensors_.empty())) return;
-  const at::Tensor worker = flat_zeros();
-  const at::Tensor server =
-      exchange_ ? at::zeros({exchange_->served_rows().extent}, worker.options()) : at::Tensor();
-  NamedTensors without_strides = errors;
-  for (const OneBitTensor& tensor : tensors_) {
-    if (exchange_) without_strides.erase(tensor.name + kStrides);
-  }
-  load_views(
-      error_views(worker, server), without_strides,
-      {"the state to load has no \"", "\"; resume with the state that this rank has saved",
-       "; resume with as many ranks and the same parameters",
-       "\", which this rank does not need; resume with as many ranks, the same parameters and options"});
-  if (!exchange_) {
-    momentum_error_ = worker;
-    return;
-  }
-  for (const OneBitTensor& tensor : tensors_) {
-    require(same_strides(saved_strides(errors, tensor.name, tensor.sizes, tensor.strides, version),
-                         tensor.strides, tensor.sizes),
-            "the state to load has the errors of parameter ", InMessage{tensor.name, tensor.sizes},
-            " in another memory order than the parameter has here; give it the order that it had");
-  }
-  exchange_->set_errors(worker, server);
+int64_t OneBitPart::bytes_sent() const {
+  int64_t bytes = 0;
+  for (const auto& bucket : buckets_) bytes += bucket->exchange()->bytes_sent();
+  return bytes;
 }
 
 double OneBitPart::compression_error() const {
-  if (!exchange_) return 0;
-  const at::Tensor lost = exchange_->worker_errors().to(at::kDouble);
-  const at::Tensor sent = exchange_->worker_carried().to(at::kDouble);
-  const double norm = sent.square().sum().item<double>();
-  return norm == 0 ? 0 : std::sqrt(lost.square().sum().item<double>() / norm);
-}
-
-at::Tensor OneBitPart::momentum() const {
-  const c10::DeviceGuard guard(device_);
-  const bool dense = momentum_.defined() && !(device_.is_cuda() && exchange_ && exchange_->has_mean());
-  if (dense) return momentum_;
-  const at::Tensor decoded = stages_.decode(work(nullptr), control(nullptr));
-  if (lamb_ && device_.is_cuda()) lamb_->unscale(decoded);
-  return decoded;
+  if (!compresses()) return 0;
+  double lost = 0, sent = 0;
+  for (const auto& bucket : buckets_) {
+    const auto [lost_here, sent_here] = bucket->lost_and_sent();
+    lost += lost_here;
+    sent += sent_here;
+  }
+  return sent == 0 ? 0 : std::sqrt(lost / sent);
 }
 
 void OneBitPart::export_shared(NamedTensors& state) const {
-  const at::Tensor all = momentum();
-  for (size_t i = 0; i < tensors_.size(); ++i) state[tensors_[i].name + "/exp_avg"] = view(all, i);
-  if (lamb_) lamb_->export_state(state);
+  for (const auto& bucket : buckets_) bucket->export_shared(state);
 }
 
-double OneBitPart::number_of(const std::string& name, const at::Tensor& of_tensors) const {
-  for (size_t i = 0; i < tensors_.size(); ++i) {
-    if (tensors_[i].name == name) return of_tensors[static_cast<int64_t>(i)].item<double>();
+void OneBitPart::export_errors(NamedTensors& state) const {
+  for (const auto& bucket : buckets_) bucket->export_errors(state);
+}
+
+const OneBitBucket* OneBitPart::bucket_of(const std::string& name) const {
+  for (const auto& bucket : buckets_) {
+    if (bucket->has(name)) return bucket.get();
   }
-  return 1;
+  return nullptr;
 }
 
 double OneBitPart::lamb_factor(const std::string& name) const {
-  return lamb_ ? number_of(name, lamb_->factors()) : 1;
+  const OneBitBucket* bucket = bucket_of(name);
+  return bucket == nullptr ? 1 : bucket->lamb_factor(name);
 }
 
 double OneBitPart::momentum_scale(const std::string& name) const {
-  return lamb_ ? number_of(name, lamb_->momentum_scales()) : 1;
+  const OneBitBucket* bucket = bucket_of(name);
+  return bucket == nullptr ? 1 : bucket->momentum_scale(name);
 }
 
 void OneBitPart::rename(const std::vector<std::string>& names) {
-  for (size_t i = 0; i < tensors_.size() && i < names.size(); ++i) tensors_[i].name = names[i];
+  for (size_t i = 0; i < places_.size() && i < names.size(); ++i) {
+    buckets_[places_[i].bucket]->rename(places_[i].index, names[i]);
+  }
 }
 
 std::string OneBitPart::describe_floors() const {
   std::vector<at::Tensor> below;
-  for (size_t i = 0; i < tensors_.size(); ++i) {
-    below.push_back(view(variance_, i).lt(floors_.select(0, static_cast<int64_t>(i))).sum());
-  }
+  for (const Place& place : places_) below.push_back(buckets_[place.bucket]->floored(place.index));
   if (below.empty()) return "";
   at::Tensor counts = at::stack(below);
   if (sharers_) sharers_->all_reduce(counts, CollectiveOptions().agreed(true)).wait();
@@ -140,8 +157,8 @@ std::string OneBitPart::describe_floors() const {
   int64_t all = 0, floored = 0;
   double worst = 0;
   size_t which = 0;
-  for (size_t i = 0; i < tensors_.size(); ++i) {
-    const int64_t count = tensors_[i].bounds.empty() ? tensors_[i].count : tensors_[i].bounds.back();
+  for (size_t i = 0; i < places_.size(); ++i) {
+    const int64_t count = whole_count(tensor(i));
     if (count == 0) continue;
     const int64_t of_entry = counts.const_data_ptr<int64_t>()[i];
     all += count;
@@ -156,7 +173,7 @@ std::string OneBitPart::describe_floors() const {
   if (percent(worst) == 0) return "";
   return concatenate(percent(static_cast<double>(floored) / static_cast<double>(all)),
                      " % of the elements have less variance than their tensor's floor (most in ",
-                     InMessage{tensors_[which].name, tensors_[which].sizes}, ": ", percent(worst), " %)");
+                     InMessage{tensor(which).name, tensor(which).sizes}, ": ", percent(worst), " %)");
 }
 
 }  // namespace pacer::detail

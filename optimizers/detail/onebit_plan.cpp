@@ -12,7 +12,7 @@ namespace {
 
 auto compression_of(const OneBitChoices& c) {
   return std::make_tuple(c.variance_floor, c.compression.scale(), c.compression.block_scales(),
-                         c.compression.hierarchical(), c.compress_alone, c.one_bit);
+                         c.compression.hierarchical(), c.compress_alone, c.one_bit, c.bucket_bytes);
 }
 auto all_of(const OneBitChoices& c) {
   return std::tuple_cat(compression_of(c), std::make_tuple(c.freeze_step, c.freeze_automatically,
@@ -46,6 +46,8 @@ OneBitPlan onebit_plan(const char* optimizer, const std::vector<AdamGroupSetting
           plan.refresh_variance_every);
   require(plan.variance_floor >= 0 && plan.variance_floor <= 1, optimizer,
           ": variance_floor must be between 0 and 1, not ", plan.variance_floor);
+  require(plan.bucket_bytes.value_or(1) >= 1, optimizer, ": bucket_bytes must be at least 1 byte, not ",
+          plan.bucket_bytes.value_or(1));
   for (size_t g = settings.size(); g-- > 0;) {
     if (settings[g].compress) {
       plan.beta2 = settings[g].kernel.beta2;
@@ -54,6 +56,32 @@ OneBitPlan onebit_plan(const char* optimizer, const std::vector<AdamGroupSetting
   }
   for (const AdamGroupSettings& group : settings) plan.compressed.push_back(group.compress);
   return plan;
+}
+
+std::vector<int64_t> first_of_buckets(const std::vector<OneBitTensor>& tensors,
+                                      const std::optional<int64_t>& bytes) {
+  std::vector<int64_t> first = {0};
+  int64_t elements = 0;  // of the last bucket so far
+  for (size_t i = 0; bytes && i < tensors.size(); ++i) {
+    if (elements >= (*bytes + 3) / 4) {
+      first.push_back(static_cast<int64_t>(i));
+      elements = 0;
+    }
+    elements += whole_count(tensors[i]);
+  }
+  return first;
+}
+
+std::vector<std::vector<OneBitTensor>> cut(const std::vector<OneBitTensor>& tensors,
+                                           const std::vector<int64_t>& first_of_buckets) {
+  std::vector<std::vector<OneBitTensor>> buckets;
+  auto end = tensors.end();
+  for (size_t b = first_of_buckets.size(); b-- > 0;) {
+    const auto begin = tensors.begin() + first_of_buckets[b];
+    buckets.insert(buckets.begin(), std::vector<OneBitTensor>(begin, end));
+    end = begin;
+  }
+  return buckets;
 }
 
 std::vector<int64_t> counts_of(const std::vector<OneBitTensor>& tensors) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -51,6 +52,19 @@ struct OneBitTensor {
 
 // One for each tensor.
 using OneBitStates = std::vector<FusedAdamStateFields*>;
+
+// Of its parameter, on all ranks that have parts of it.
+inline int64_t whole_count(const OneBitTensor& tensor) {
+  return tensor.bounds.empty() ? tensor.count : tensor.bounds.back();
+}
+// The numbers of the tensors with which buckets begin: 0, and the next one where a bucket has so many bytes,
+// 4 an element, of whole parameters, so that all ranks cut alike. Unset: one bucket.
+std::vector<int64_t> first_of_buckets(const std::vector<OneBitTensor>& tensors,
+                                      const std::optional<int64_t>& bytes);
+
+// The tensors of each bucket.
+std::vector<std::vector<OneBitTensor>> cut(const std::vector<OneBitTensor>& tensors,
+                                           const std::vector<int64_t>& first_of_buckets);
 
 std::vector<int64_t> counts_of(const std::vector<OneBitTensor>& tensors);
 // Of parts.

@@ -166,6 +166,7 @@ void OneBitStages::floors_on_cpu(const float* variance, double share, float* flo
   const std::vector<int64_t>& counts = shared_units_ ? shared_units_->counts() : layout_.counts();
   *total = 0;
   for (const double sum : sums) *total += sum;
+  std::copy(sums.begin(), sums.end(), sums_.mutable_data_ptr<double>());
   for (size_t i = 0; i < tensors; ++i) {
     floors[i] = kernels::variance_floor(share, sums[i], counts[i], *total, elements());
   }
@@ -173,8 +174,8 @@ void OneBitStages::floors_on_cpu(const float* variance, double share, float* flo
 
 // ---- The step ----
 
-void OneBitStages::exchange(OneBitExchange& exchange, const OneBitAdamWork& work,
-                            const kernels::GradientCheck* check, int64_t step) const {
+void OneBitStages::start(OneBitExchange& exchange, const OneBitAdamWork& work,
+                         const kernels::GradientCheck* check, int64_t step) const {
   const kernels::OneBitAdamRows rows = rows_of(work);
   const kernels::OneBitStorage storage{tables_.size() == 1,
                                        tables_.empty() ? AdamStorage::f32 : tables_.front().storage};
@@ -186,7 +187,7 @@ void OneBitStages::exchange(OneBitExchange& exchange, const OneBitAdamWork& work
     onebit_compress_momentum_cuda(side, work, storage, control, stream);
   };
   input.check = check;
-  exchange.run(input, step);
+  exchange.start(input, step);
 }
 
 void OneBitStages::dense_momentum(const OneBitAdamWork& work, float* momentum, bool refresh,

@@ -34,9 +34,9 @@ class OneBitStages {
 
   // *sum (on the device) = that of all stored gradients.
   void sum_of_squares(double* sum);
-  // The momentum beta1 * m + (1 - beta1) * g goes through the exchange.
-  void exchange(OneBitExchange& exchange, const kernels::OneBitAdamWork& work,
-                const kernels::GradientCheck* check, int64_t step) const;
+  // Starts the exchange with the momentum beta1 * m + (1 - beta1) * g.
+  void start(OneBitExchange& exchange, const kernels::OneBitAdamWork& work,
+             const kernels::GradientCheck* check, int64_t step) const;
   // momentum = beta1 * m + (1 - beta1) * g; with `refresh` the variance takes in the gradients, too.
   void dense_momentum(const kernels::OneBitAdamWork& work, float* momentum, bool refresh,
                       const kernels::OneBitControl& control) const;
@@ -45,6 +45,8 @@ class OneBitStages {
   // floors[i] from tensor i's part of the variance, and *total, the sum of all of it.
   void floors(const at::Tensor& variance, double share, const at::Tensor& floors, const at::Tensor& total,
               const kernels::OneBitControl& control);
+  // Of each tensor, as floors() has left it.
+  const at::Tensor& sums_of_variance() const { return sums_; }
   // The momentum in fp32, with zeros between tensors.
   at::Tensor decode(const kernels::OneBitAdamWork& work, const kernels::OneBitControl& control) const;
 

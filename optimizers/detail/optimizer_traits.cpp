@@ -72,6 +72,7 @@ OneBitChoices choices_of(const Options& options) {
   choices.compression.hierarchical(options.hierarchical());
   choices.compress_alone = options.compress_alone();
   choices.one_bit = options.one_bit();
+  choices.bucket_bytes = options.bucket_bytes();
   return choices;
 }
 
@@ -155,9 +156,10 @@ class TraitsOf final : public OptimizerTraits {
   }
 
   std::unique_ptr<OptimizerOptions> import_options(const std::string& prefix, const NamedTensors& state,
-                                                   int64_t version,
+                                                   int64_t version, const OptimizerOptions& own,
                                                    std::set<std::string>& used) const override {
     auto options = std::make_unique<Options>();
+    take_unsaved(own_type(own), *options);
     read_options(*options, prefix, state, version, used);
     return options;
   }

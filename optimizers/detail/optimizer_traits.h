@@ -31,6 +31,7 @@ struct OneBitChoices {
   CompressionOptions compression;
   bool compress_alone = false;
   bool one_bit = true;
+  std::optional<int64_t> bucket_bytes;
 };
 
 // Validated options of one parameter group.
@@ -62,12 +63,13 @@ class OptimizerTraits {
   virtual AdamGroupSettings settings(const torch::optim::OptimizerOptions& options) const = 0;
   virtual std::unique_ptr<torch::optim::OptimizerParamState> make_state() const = 0;
   // Options as named numbers, each name behind `prefix`, and back, from a state of that version; reading
-  // throws InvalidArgument naming what is missing, and adds the names it read to `used`.
+  // throws InvalidArgument naming what is missing, and adds the names it read to `used`. What is no part of a
+  // state is as in `own`.
   virtual void export_options(const torch::optim::OptimizerOptions& options, const std::string& prefix,
                               NamedTensors& state) const = 0;
   virtual std::unique_ptr<torch::optim::OptimizerOptions> import_options(
       const std::string& prefix, const NamedTensors& state, int64_t version,
-      std::set<std::string>& used) const = 0;
+      const torch::optim::OptimizerOptions& own, std::set<std::string>& used) const = 0;
   // Equal in every field but the learning rates.
   virtual bool alike(const torch::optim::OptimizerOptions& a,
                      const torch::optim::OptimizerOptions& b) const = 0;

@@ -26,6 +26,7 @@ struct OptionField {
   Range range = Range::any;
   bool of_torch = false;  // torch's optimizers have and save it, too
   int64_t since = 1;      // the first version of the state that holds it
+  bool is_saved = true;   // false: it belongs to the run, and a state neither holds nor changes it
 };
 
 template <class Value>
@@ -138,6 +139,11 @@ void visit_options(const Visit& visit, Options&... o) {
     visit(OptionField{"one_bit",
                       "false: gradients are averaged in full precision after the freeze, too; a control"},
           o.one_bit()...);
+    visit(OptionField{"bucket_bytes",
+                      "momentum travels in buckets of so many bytes, 4 an element, one behind the other; "
+                      "unset: in one; not part of the state",
+                      Range::any, /*of_torch=*/false, /*since=*/1, /*is_saved=*/false},
+          o.bucket_bytes()...);
   }
 }
 

@@ -82,6 +82,15 @@ bool equal_options(const Options& left, const Options& right) {
   return equal;
 }
 
+// What states do not hold.
+template <class Options>
+void take_unsaved(const Options& from, Options& options) {
+  const auto take = [](const OptionField& field, auto& value, const auto& other) {
+    if (!field.is_saved) value = other;
+  };
+  visit_options(take, options, from);
+}
+
 // ---- LibTorch's archives, in the layout of torch's optimizers with more keys ----
 
 // An option that is unset is left out.
@@ -89,6 +98,7 @@ template <class Options>
 void write_options(const Options& options, torch::serialize::OutputArchive& archive) {
   const auto write = [&](const OptionField& field, const auto& value) {
     using Value = std::decay_t<decltype(value)>;
+    if (!field.is_saved) return;
     if constexpr (kIsOptional<Value>) {
       if (value) archive.write(field.name, c10::IValue(*value));
     } else {
@@ -110,6 +120,7 @@ void read_options(Options& options, torch::serialize::InputArchive& archive) {
   if (archive.try_read("state_version", saved)) version = saved.toInt();
   const auto read = [&](const OptionField& field, auto& value) {
     using Value = std::decay_t<decltype(value)>;
+    if (!field.is_saved) return;
     known.insert(field.name);
     const bool found = archive.try_read(field.name, saved);
     if constexpr (kIsOptional<Value>) {
@@ -136,6 +147,7 @@ template <class Options>
 void write_options(const Options& options, const std::string& prefix, NamedTensors& state) {
   const auto write = [&](const OptionField& field, const auto& value) {
     using Value = std::decay_t<decltype(value)>;
+    if (!field.is_saved) return;
     const std::string key = prefix + field.name;
     if constexpr (std::is_same_v<Value, Betas>) {
       state[prefix + "beta1"] = number_tensor(std::get<0>(value));
@@ -163,6 +175,7 @@ void read_options(Options& options, const std::string& prefix, const NamedTensor
   };
   const auto read = [&](const OptionField& field, auto& value) {
     using Value = std::decay_t<decltype(value)>;
+    if (!field.is_saved) return;
     if constexpr (std::is_same_v<Value, Betas>) {
       take(std::get<0>(value), "beta1");
       take(std::get<1>(value), "beta2");

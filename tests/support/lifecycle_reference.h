@@ -48,6 +48,7 @@ struct LifecycleOptions {
   double floor_share;
   int64_t freeze_step, refresh_every;
   bool bias_correction, amsgrad, l2, is_lamb, adapt, compress, by_blocks, exchanges;
+  bool travels_alone = false;  // in a bucket of its own
 };
 
 struct LifecycleParameter {
@@ -180,7 +181,8 @@ class LifecycleReference {
     for (auto* x : compressed()) {
       if (!x->options.is_lamb) continue;
       const double own = std::sqrt(squares(x->m) / static_cast<double>(x->m.size()));
-      x->scale = own > 0 ? clamped(magnitude / count / own, 1.0 / 1024, 1024) : 1;
+      const double mean = x->options.travels_alone ? own : magnitude / count;
+      x->scale = own > 0 ? clamped(mean / own, 1.0 / 1024, 1024) : 1;
       x->coefficient = x->averaged > 0 ? x->average / (1 - std::pow(x->options.coeff_beta, x->averaged)) : 1;
       for (const double v : x->v) {
         x->fresh.push_back(std::max(v, x->floor) * x->options.correction(x->options.beta2, x->t));
@@ -219,7 +221,7 @@ class LifecycleReference {
       next.push_back(std::move(u));
     }
     if (run.exchanges && !refreshes) {
-      exchange(all, next);
+      run.travels_alone ? exchange_each(all, next) : exchange(all, next);
     }
     for (size_t j = 0; j < all.size(); ++j) all[j]->m = next[j];
     if (refreshes) set_floors();
@@ -228,6 +230,13 @@ class LifecycleReference {
     }
   }
 
+  static void exchange_each(const std::vector<LifecycleParameter*>& all, std::vector<Doubles>& values) {
+    for (size_t j = 0; j < all.size(); ++j) {
+      std::vector<Doubles> own = {std::move(values[j])};
+      exchange({all[j]}, own);
+      values[j] = std::move(own.front());
+    }
+  }
   // Signs of all elements, worker and server, both with an error that they keep.
   static void exchange(const std::vector<LifecycleParameter*>& all, std::vector<Doubles>& values) {
     for (size_t j = 0; j < all.size(); ++j) {

@@ -61,6 +61,7 @@ class Lifecycle {
       for (const Tensor& parameter : optimizer->param_groups()[g].params()) {
         parameters.push_back(parameter);
         reference.parameters.emplace_back(LifecycleOptions(state, g, is_l2), g, doubles_of(parameter));
+        reference.parameters.back().options.travels_alone = entry_.in_buckets;
       }
     }
   }

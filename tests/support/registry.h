@@ -38,7 +38,8 @@ struct RegisteredOptimizer {
   bool is_own;  // one of pacer's
   OptimizerMaker make;
   at::ScalarType dtype = at::kFloat;  // of the parameters
-  bool has_ranks = false;  // it exchanges more than gradients, so that ranks differ from one process
+  bool has_ranks = false;   // it exchanges more than gradients, so that ranks differ from one process
+  bool in_buckets = false;  // each parameter's momentum travels by itself
 };
 
 template <class Optimizer, class Options>
@@ -95,16 +96,22 @@ inline std::vector<RegisteredOptimizer> all_optimizers() {
       {"OneBitAdam", true, making_onebit<OneBitAdam>(OneBitAdamOptions(onebit_adam).compress_alone(true)),
        at::kFloat, true},
       {"OneBitAdam refreshed", true,
-       making_onebit<OneBitAdam>(
-           OneBitAdamOptions(0.01).compress_alone(true).refresh_variance_every(3).block_scales(false)),
-       at::kBFloat16, true},
+       making_onebit<OneBitAdam>(OneBitAdamOptions(0.01)
+                                     .compress_alone(true)
+                                     .refresh_variance_every(3)
+                                     .block_scales(false)
+                                     .bucket_bytes(1)),
+       at::kBFloat16, true, true},
       {"OneBitAdam uncompressed", true, making_onebit<OneBitAdam>(onebit_adam), at::kFloat, true},
       {"OneBitLamb", true, making_onebit<OneBitLamb>(OneBitLambOptions(onebit_lamb).compress_alone(true)),
        at::kFloat, true},
       {"OneBitLamb by blocks", true,
-       making_onebit<OneBitLamb>(
-           OneBitLambOptions(onebit_lamb).compress_alone(true).block_scales(true).bias_correction(true)),
-       at::kBFloat16, true},
+       making_onebit<OneBitLamb>(OneBitLambOptions(onebit_lamb)
+                                     .compress_alone(true)
+                                     .block_scales(true)
+                                     .bias_correction(true)
+                                     .bucket_bytes(1)),
+       at::kBFloat16, true, true},
       {"OneBitLamb uncompressed", true, making_onebit<OneBitLamb>(onebit_lamb), at::kFloat, true},
       {"FusedLamb bf16 remainder", true, making<FusedLamb>(lamb), at::kBFloat16},
       {"AdamW", false, making<AdamW>(AdamWOptions(0.01).weight_decay(0.1))},

@@ -98,7 +98,11 @@ TEMPLATE_TEST_CASE("state that was frozen by another rule, or makes no sense, is
 
 TEMPLATE_TEST_CASE("a rank that leaves in the middle of a step stops the others until they load",
                    "[onebit_adam][onebit_lamb]", OneBitAdam, OneBitLamb) {
-  OneBitRanks<TestType> ranks(3, {{{{300}, {7}}, frozen_at_two<TestType>()}});
+  const bool in_buckets = GENERATE(false, true);
+  auto options = frozen_at_two<TestType>();
+  if (in_buckets) options.bucket_bytes(1);
+  CAPTURE(in_buckets);
+  OneBitRanks<TestType> ranks(3, {{{{300}, {7}}, options}});
   take_steps(ranks, 0, 4);
   std::vector<NamedTensors> states, errors;
   for (const auto& optimizer : ranks.optimizers) {

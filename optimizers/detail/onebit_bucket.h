@@ -1,0 +1,125 @@
+// A bucket of a 1-bit optimizer's compressed entries (onebit_part.h): their momentum, frozen variance and
+// floors in flat buffers, the exchange of their momentum, and what it does to the parameters. On a GPU a step
+// is only enqueued, and does nothing where the check says that gradients are not finite.
+//
+// Flat buffers hold elements in the order of the parameters' memory, and ranks agree on places in them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <pacer/compression/detail/onebit_exchange.h>
+#include <pacer/kernels/onebit_adam.h>
+#include <pacer/optimizers/detail/adam_entry.h>
+#include <pacer/optimizers/detail/onebit_lamb_stages.h>
+#include <pacer/optimizers/detail/onebit_plan.h>
+#include <pacer/optimizers/detail/onebit_stages.h>
+#include <pacer/optimizers/named_tensors.h>
+
+namespace pacer::detail {
+
+class OneBitBucket {
+ public:
+  // `exchange` is null where nothing is compressed. `sharers` as for OneBitStages: norms, floors, scales of
+  // momentum and factors are those of whole tensors.
+  OneBitBucket(std::vector<OneBitTensor> tensors, std::unique_ptr<OneBitExchange> exchange,
+               double variance_floor, kernels::UpdateRule rule, at::Device device,
+               const std::shared_ptr<Communicator>& sharers = nullptr);
+  OneBitBucket(const OneBitBucket&) = delete;  // the stages refer to its tensors
+
+  const std::vector<OneBitTensor>& tensors() const { return tensors_; }
+  at::Tensor variance_of(size_t tensor) const { return view(variance_, tensor); }
+  OneBitExchange* exchange() const { return exchange_.get(); }
+
+  // ---- The freeze, in this order, and set_floors() between. ----
+
+  // The variance becomes bias-corrected, by what the own steps and settings of each state say.
+  void take_moments(const OneBitStates& states, const std::vector<AdamGroupSettings>& settings);
+  // The states give their moments away.
+  void take_over(const OneBitStates& states, const std::vector<AdamGroupSettings>& settings);
+
+  // As OneBitPart::go_on, for these tensors.
+  void go_on(const OneBitStates& states, const NamedTensors& errors, int64_t errors_version,
+             const NamedTensors& of_rule);
+
+  // From the variance. Sharers call together.
+  void set_floors(const kernels::GradientCheck* check);
+  // On the device, as set_floors() has left it; and of how many elements.
+  const at::Tensor& sum_of_variance() const { return total_; }
+  int64_t elements() const { return stages_.elements(); }
+  // Tensors without any variance get the floor of this mean (fp64, one number) in place of the bucket's.
+  void raise_floors(const at::Tensor& mean_variance);
+
+  // ---- A step. ----
+
+  // `attempt` and `refresh_every` as in OneBitPart::Step.
+  void begin(int64_t attempt, int64_t refresh_every);
+  void set_tensor(size_t i, const AdamEntry& entry, const void* gradient, const AdamGroupSettings& settings);
+  // Sends what changed.
+  void prepare(const std::vector<AdamGroupSettings>& settings);
+  // *sum (on the device) = that of all stored gradients.
+  void sum_of_squares(double* sum) { stages_.sum_of_squares(sum); }
+
+  // A compressed step, in the parts of the exchange.
+  void start(const kernels::StepScalars* scalars, const kernels::GradientCheck* check);
+  void serve() { exchange_->serve(); }
+  void finish(const kernels::StepScalars* scalars, const kernels::GradientCheck* check);
+  // A step whose gradients are the mean over ranks already. With `refresh` set_floors() comes between.
+  void take_gradients(const kernels::StepScalars* scalars, const kernels::GradientCheck* check, bool refresh);
+  void update_dense(const kernels::StepScalars* scalars, const kernels::GradientCheck* check);
+
+  // ---- What others want to know, as OneBitPart says. ----
+
+  // Sums of squares: of what rounding lost, and of what was rounded.
+  std::pair<double, double> lost_and_sent() const;
+  void export_shared(NamedTensors& state) const;
+  void export_errors(NamedTensors& state) const;
+  bool has(const std::string& name) const;
+  double lamb_factor(const std::string& name) const;
+  double momentum_scale(const std::string& name) const;
+  // Of tensor i, on the device: how many elements have less variance than its floor.
+  at::Tensor floored(size_t i) const;
+  void rename(size_t i, const std::string& name) { tensors_[i].name = name; }
+
+ private:
+  at::Tensor view(const at::Tensor& flat, size_t tensor) const;
+  at::Tensor flat_zeros() const;
+  kernels::OneBitAdamWork work(const kernels::StepScalars* scalars) const;
+  kernels::OneBitControl control(const kernels::GradientCheck* check) const;
+  void update(const kernels::StepScalars* scalars, const at::Tensor& dense_before, bool dense,
+              const kernels::OneBitControl& control);
+  // The number that belongs to the tensor of that name; 1 where there is none.
+  double number_of(const std::string& name, const at::Tensor& of_tensors) const;
+  void add_momentum_error(const kernels::GradientCheck* check);
+  at::Tensor momentum() const;
+  // The errors under the names by which they are saved: views of a flat buffer, which without an exchange is
+  // the momentum error's, and of the part that this rank serves.
+  NamedViews error_views(const at::Tensor& worker, const at::Tensor& server) const;
+  void load_errors(const NamedTensors& errors, int64_t version);
+
+  std::vector<OneBitTensor> tensors_;
+  std::unique_ptr<OneBitExchange> exchange_;
+  double variance_floor_;
+  at::Device device_;
+  kernels::OneBitLayout layout_;
+  OneBitStages stages_;
+  std::optional<OneBitLambStages> lamb_;
+  int64_t attempt_ = 0;
+  int64_t refresh_every_ = 0;
+  at::Tensor variance_;        // fp32, flat
+  at::Tensor floors_, total_;  // fp32, one for each tensor; fp64, the sum of all variance
+  // fp32, flat. Undefined: the momentum is what the exchange received. On CUDA its status says which of the
+  // two it is while this is defined.
+  at::Tensor momentum_;
+  at::Tensor dense_before_;  // between the parts of a dense step of LAMB: the momentum before
+  // fp32, flat: of a former exchange, for the next step; undefined where there is none.
+  at::Tensor momentum_error_;
+};
+
+}  // namespace pacer::detail

@@ -1,0 +1,127 @@
+// What a OneBitBucket is rebuilt from, what it saves, and what it says of itself.
+#include <pacer/optimizers/detail/onebit_bucket.h>
+
+#include <algorithm>
+
+#include <ATen/ops/zeros.h>
+#include <c10/core/DeviceGuard.h>
+
+#include <pacer/core/error.h>
+#include <pacer/optimizers/detail/onebit_errors.h>
+#include <pacer/optimizers/detail/parameter_check.h>
+
+namespace pacer::detail {
+
+void OneBitBucket::go_on(const OneBitStates& states, const NamedTensors& errors, int64_t errors_version,
+                         const NamedTensors& of_rule) {
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    FusedAdamStateFields& state = *states[i];
+    view(variance_, i).copy_(state.exp_avg_sq());
+    view(momentum_, i).copy_(state.exp_avg());
+    state.exp_avg_sq(view(variance_, i));
+    state.exp_avg(at::Tensor());
+  }
+  load_errors(errors, errors_version);
+  if (lamb_) return lamb_->import_state(states, of_rule);
+  require(of_rule.empty(), "the state to load has \"", of_rule.empty() ? "" : of_rule.begin()->first,
+          "\", which only OneBitLamb has; load it into one");
+}
+
+NamedViews OneBitBucket::error_views(const at::Tensor& worker, const at::Tensor& server) const {
+  NamedViews views;
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    const std::string& name = tensors_[i].name;
+    views.emplace_back(name + (exchange_ ? "/worker_error" : "/momentum_error"), view(worker, i));
+    if (!exchange_) continue;
+    const int64_t own = exchange_->route().worker();
+    const auto part = layout_.served_part(i, own);
+    if (part.begin == part.end) continue;
+    const int64_t offset = layout_.offset(i) + part.begin - own * layout_.chunk();
+    views.emplace_back(name + "/server_error", server.narrow(0, offset, part.end - part.begin));
+  }
+  return views;
+}
+
+void OneBitBucket::export_errors(NamedTensors& state) const {
+  if (!exchange_) {
+    if (momentum_error_.defined()) save_views(error_views(momentum_error_, {}), state);
+    return;
+  }
+  exchange_->check(/*wait=*/true);
+  save_views(error_views(exchange_->worker_errors(), exchange_->server_errors()), state);
+  for (const OneBitTensor& tensor : tensors_) add_strides(tensor.name, tensor.sizes, tensor.strides, state);
+}
+
+void OneBitBucket::load_errors(const NamedTensors& errors, int64_t version) {
+  if (errors.empty() && (!exchange_ || tensors_.empty())) return;
+  const at::Tensor worker = flat_zeros();
+  const at::Tensor server =
+      exchange_ ? at::zeros({exchange_->served_rows().extent}, worker.options()) : at::Tensor();
+  NamedTensors without_strides = errors;
+  for (const OneBitTensor& tensor : tensors_) {
+    if (exchange_) without_strides.erase(tensor.name + kStrides);
+  }
+  load_views(
+      error_views(worker, server), without_strides,
+      {"the state to load has no \"", "\"; resume with the state that this rank has saved",
+       "; resume with as many ranks and the same parameters",
+       "\", which this rank does not need; resume with as many ranks, the same parameters and options"});
+  if (!exchange_) {
+    momentum_error_ = worker;
+    return;
+  }
+  for (const OneBitTensor& tensor : tensors_) {
+    require(same_strides(saved_strides(errors, tensor.name, tensor.sizes, tensor.strides, version),
+                         tensor.strides, tensor.sizes),
+            "the state to load has the errors of parameter ", InMessage{tensor.name, tensor.sizes},
+            " in another memory order than the parameter has here; give it the order that it had");
+  }
+  exchange_->set_errors(worker, server);
+}
+
+std::pair<double, double> OneBitBucket::lost_and_sent() const {
+  const at::Tensor lost = exchange_->worker_errors().to(at::kDouble);
+  const at::Tensor sent = exchange_->worker_carried().to(at::kDouble);
+  return {lost.square().sum().item<double>(), sent.square().sum().item<double>()};
+}
+
+at::Tensor OneBitBucket::momentum() const {
+  const c10::DeviceGuard guard(device_);
+  const bool dense = momentum_.defined() && !(device_.is_cuda() && exchange_ && exchange_->has_mean());
+  if (dense) return momentum_;
+  const at::Tensor decoded = stages_.decode(work(nullptr), control(nullptr));
+  if (lamb_ && device_.is_cuda()) lamb_->unscale(decoded);
+  return decoded;
+}
+
+void OneBitBucket::export_shared(NamedTensors& state) const {
+  const at::Tensor all = momentum();
+  for (size_t i = 0; i < tensors_.size(); ++i) state[tensors_[i].name + "/exp_avg"] = view(all, i);
+  if (lamb_) lamb_->export_state(state);
+}
+
+bool OneBitBucket::has(const std::string& name) const {
+  return std::any_of(tensors_.begin(), tensors_.end(),
+                     [&](const OneBitTensor& tensor) { return tensor.name == name; });
+}
+
+double OneBitBucket::number_of(const std::string& name, const at::Tensor& of_tensors) const {
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    if (tensors_[i].name == name) return of_tensors[static_cast<int64_t>(i)].item<double>();
+  }
+  return 1;
+}
+
+double OneBitBucket::lamb_factor(const std::string& name) const {
+  return lamb_ ? number_of(name, lamb_->factors()) : 1;
+}
+
+double OneBitBucket::momentum_scale(const std::string& name) const {
+  return lamb_ ? number_of(name, lamb_->momentum_scales()) : 1;
+}
+
+at::Tensor OneBitBucket::floored(size_t i) const {
+  return view(variance_, i).lt(floors_.select(0, static_cast<int64_t>(i))).sum();
+}
+
+}  // namespace pacer::detail
