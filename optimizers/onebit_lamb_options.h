@@ -68,6 +68,7 @@ struct OneBitLambOptions : public torch::optim::OptimizerCloneableOptions<OneBit
   TORCH_ARG(bool, hierarchical) = false;
   TORCH_ARG(bool, one_bit) = true;
   TORCH_ARG(std::optional<int64_t>, bucket_bytes);
+  TORCH_ARG(bool, overlap_backward) = false;
 
  public:
   // Not offered; a compiler that meets it says why.

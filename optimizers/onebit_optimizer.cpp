@@ -8,7 +8,9 @@
 #include <pacer/collectives/communicator.h>
 #include <pacer/collectives/gradient_bucketer.h>
 #include <pacer/core/error.h>
+#include <pacer/device/detail/late_tensor.h>
 #include <pacer/optimizers/detail/adam_engine.h>
+#include <pacer/optimizers/detail/onebit_overlap.h>
 #include <pacer/optimizers/detail/onebit_part.h>
 #include <pacer/optimizers/detail/onebit_plan.h>
 #include <pacer/optimizers/detail/parameter_check.h>
@@ -175,6 +177,10 @@ void OneBitOptimizer::check_run(const Communicator& world, const RunPlan& plan) 
   require(world.world_size() == world_->world_size() && world.rank() == world_->rank(), name(),
           " was given a Communicator of ", world_->world_size(), " ranks, and the Session one of ",
           world.world_size(), "; give both the same");
+  require(
+      !plan_->overlap_backward || !plan.has_guard, name(),
+      ": overlap_backward(true) sends momentum before all gradients are there, but a hook looks at all of "
+      "them first (GradientClipping, or Precision in fp16 or fp8); leave out either");
   if (!plan_->freeze_step || plan_->allow_early_freeze || frozen_at_) return;
   require(!plan.end || *plan_->freeze_step < *plan.end, name(), ": freeze_step(", *plan_->freeze_step,
           ") is not before step ", plan.end.value_or(0),
@@ -192,6 +198,8 @@ void OneBitOptimizer::check_run(const Communicator& world, const RunPlan& plan) 
 // parameter without a gradient on any rank has none afterwards, and so sits the step out as with a single
 // rank; one that only some ranks have a gradient of counts as zero on the others.
 StepInputs OneBitOptimizer::plain_step_inputs() {
+  require(!plan_->overlap_backward, name(),
+          ": overlap_backward(true) needs a Session, which knows the last backward of a step; leave it out");
   if (world_->world_size() == 1) return {};
   require_intact();
   adopt_foreign_options();
@@ -250,10 +258,8 @@ void OneBitOptimizer::prepare(const StepInputs& inputs) {
           "), which has seen nothing of the new parameters; add it before");
   const Kind kind = kind_of_next_step();
   if (frozen_at_) part_->begin({kind, local_weight(inputs), attempts_, plan.refresh_variance_every});
-  if (kind == Kind::compressed && !has_agreed_) {
-    part_->agree(attempts_);
-    has_agreed_ = true;
-  }
+  if (kind == Kind::compressed) agree();
+  require_as_started(inputs);
   inputs_ = inputs;
   if (inputs_.guard == nullptr) inputs_.guard = own_guard_;
   engine().prepare(param_groups_, std::move(settings), state_, names(), inputs_);

@@ -19,6 +19,8 @@ class FreezeRule;
 class GradientBucketer;
 
 namespace detail {
+class LateTensor;
+class OneBitOverlap;
 class OneBitPart;
 class OneBitRoute;
 class StepAgreement;
@@ -52,6 +54,7 @@ class OneBitOptimizer : public FusedOptimizer {
   double compression_error() const;
 
   int64_t skipped_steps() const override;
+  void begin_backward(const ComingInputs& inputs) override;
   void prepare(const StepInputs& inputs) override;
   bool enqueue() override;
   void conclude(bool applied) override;
@@ -125,6 +128,14 @@ class OneBitOptimizer : public FusedOptimizer {
   // Runs what cannot be undone. Where it throws, every later step and export does, until a state is loaded.
   void to_the_end(const std::function<void()>& f);
   void require_intact() const;
+  // And none of its momentum is on its way.
+  void require_at_rest() const;
+  void agree();
+  bool start_ahead(size_t turn);
+  bool has_started() const;
+  void require_finite() const;
+  void require_applied(bool applied) const;
+  void require_as_started(const StepInputs& inputs);
   void consider_freeze();
   void freeze();
   void report_freeze();
@@ -135,6 +146,10 @@ class OneBitOptimizer : public FusedOptimizer {
   std::unique_ptr<FreezeRule> rule_;                  // only with freeze_automatically
   std::unique_ptr<detail::OneBitPart> part_;          // null in warm-up
   std::unique_ptr<detail::StepAgreement> agreement_;  // this and the next: of step() without a Session
+  std::shared_ptr<detail::OneBitOverlap> overlap_;    // null until the first backward that it takes part in
+  ComingInputs coming_;                               // in that backward
+  std::optional<StepInputs> ahead_;                   // with which buckets have started
+  std::unique_ptr<detail::LateTensor> late_check_;    // of the last step, if it had begun in backward
   std::unique_ptr<GradientBucketer> bucketer_;
   std::vector<torch::Tensor> reduced_;  // what the bucketer was made for
   std::shared_ptr<GradientGuard> own_guard_, guard_;

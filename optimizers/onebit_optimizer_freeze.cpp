@@ -12,7 +12,10 @@
 #include <pacer/collectives/gradient_bucketer.h>
 #include <pacer/core/error.h>
 #include <pacer/device/detail/failure_text.h>
+#include <pacer/device/detail/late_tensor.h>
 #include <pacer/optimizers/detail/adam_engine.h>
+#include <pacer/optimizers/detail/onebit_overlap.h>
+#include <pacer/optimizers/detail/onebit_part.h>
 #include <pacer/optimizers/detail/onebit_plan.h>
 #include <pacer/optimizers/freeze_rule.h>
 #include <pacer/optimizers/onebit_optimizer.h>
@@ -56,7 +59,14 @@ void OneBitOptimizer::to_the_end(const std::function<void()>& f) {
 
 bool OneBitOptimizer::enqueue() {
   bool applied = false;
-  to_the_end([&] { applied = FusedOptimizer::enqueue(); });
+  to_the_end([&] {
+    require_finite();
+    applied = FusedOptimizer::enqueue();
+    require_applied(applied || !has_started());
+    // Only the device knows yet.
+    late_check_ = has_started() && guard_->device().is_cuda() ? detail::read_late(guard_->memory()) : nullptr;
+    if (overlap_) overlap_->end();
+  });
   return applied;
 }
 
@@ -102,6 +112,7 @@ void OneBitOptimizer::freeze() {
     return;
   }
   part_ = std::move(part);
+  overlap_.reset();
   engine().compress_with(part_.get());
   frozen_at_ = attempts_;
   has_agreed_ = false;

@@ -8,8 +8,10 @@
 #include <pacer/collectives/communicator.h>
 #include <pacer/collectives/gradient_bucketer.h>
 #include <pacer/core/error.h>
+#include <pacer/device/detail/late_tensor.h>
 #include <pacer/optimizers/detail/adam_engine.h>
 #include <pacer/optimizers/detail/onebit_errors.h>
+#include <pacer/optimizers/detail/onebit_overlap.h>
 #include <pacer/optimizers/detail/onebit_plan.h>
 #include <pacer/optimizers/detail/onebit_rank_state.h>
 #include <pacer/optimizers/detail/optimizer_archive.h>
@@ -55,7 +57,7 @@ std::unique_ptr<detail::OneBitPart> OneBitOptimizer::make_part(
 }
 
 NamedTensors OneBitOptimizer::export_state() const {
-  require_intact();
+  require_at_rest();
   NamedTensors state = FusedOptimizer::export_state();
   state[kAttempts] = number_tensor(attempts_);
   state[kFrozenAt] = number_tensor(frozen_at_.value_or(-1));
@@ -68,7 +70,7 @@ NamedTensors OneBitOptimizer::export_state() const {
 }
 
 NamedTensors OneBitOptimizer::export_rank_state() const {
-  require_intact();
+  require_at_rest();
   NamedTensors state;
   if (!part_) return state;
   part_->export_errors(state);
@@ -217,6 +219,8 @@ SessionOptimizer::PreparedImport OneBitOptimizer::prepare_import(const NamedTens
     commit(std::move(ready->pending));
     engine().compress_with(ready->part.get());
     part_ = std::move(ready->part);
+    overlap_.reset();
+    late_check_.reset();
     rule_ = std::move(ready->rule);
     *plan_ = std::move(ready->plan);
     attempts_ = attempts;

@@ -45,6 +45,8 @@ struct RunPlan {
   // for nothing.
   std::function<std::string(int64_t step)> unsettled;
   std::optional<int64_t> end;  // steps after which the learning rate stays 0, where that is known
+  // Steps have a guard: gradients are clipped, or the loss is scaled.
+  bool has_guard = false;
 };
 
 // What of a parameter an optimizer updates where ranks share the work: `count` elements from `first` on, in
@@ -84,6 +86,11 @@ class SessionOptimizer : public torch::optim::Optimizer {
   // it can do ahead. Gradients are not there yet. A step that was prepared before and not enqueued never will
   // be.
   virtual void expect_step() {}
+  // The last backward before a step begins, and gradients are not there yet: an optimizer may take up the
+  // step while they come. `inputs`: as prepare() will get them, but for the guard; nothing where no step will
+  // come. It waits for the other ranks, and may be called until prepare(), on any thread.
+  using ComingInputs = std::function<std::optional<StepInputs>()>;
+  virtual void begin_backward(const ComingInputs& /*inputs*/) {}
   // Another number when a captured enqueue() no longer does what a new one would.
   virtual int64_t enqueue_version() const = 0;
 

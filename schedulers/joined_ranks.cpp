@@ -169,9 +169,16 @@ void JoinedRanks::announce(const Progress& progress, Intent intent) {
   }
   if (intent == Intent::micro_step && !sends_in_every_pass()) return;
   statuses_ = StatusExchange(parts_->world(), status_of(intent, progress));
+  knows_totals_ = false;
 }
 
 void JoinedRanks::await_totals() { add_totals(statuses_.wait()); }
+
+void JoinedRanks::learn_totals() {
+  if (!statuses_.is_under_way()) return;
+  await_totals();
+  knows_totals_ = true;
+}
 
 Work JoinedRanks::add_losses() {
   const at::Tensor& loss = parts_->window.loss;
@@ -200,7 +207,9 @@ void JoinedRanks::backward_failed() {
 
 void JoinedRanks::gradients_ready(const Progress& window) {
   if (!is_joined()) return;
-  if (!statuses_.is_under_way()) {  // the window ends early, and so did not begin to travel
+  if (std::exchange(knows_totals_, false)) {
+    // since its last backward
+  } else if (!statuses_.is_under_way()) {  // the window ends early, and so did not begin to travel
     statuses_ = StatusExchange(parts_->world(), status_of(Intent::last_step, window));
     await_totals();
     reduce(window);

@@ -38,6 +38,9 @@ class JoinedRanks : public Hook {
   void after_step(StepReport& report) override;
   void finish(const Progress& progress) override;
 
+  // Makes the window's totals those of all ranks already while its last backward runs. Waits for them.
+  void learn_totals();
+
  protected:
   JoinedRanks(InitialParameters initial, bool sync_buffers)
       : initial_(initial), syncs_buffers_(sync_buffers) {}
@@ -87,6 +90,7 @@ class JoinedRanks : public Hook {
   SessionParts* parts_ = nullptr;
   std::vector<at::Tensor> trained_;  // since ranks were joined
   StatusExchange statuses_;          // of the pass under way
+  bool knows_totals_ = false;        // of this window, from statuses that were awaited in backward
   struct Buffer {
     at::Tensor tensor;
     std::shared_ptr<torch::nn::Module> owner;

@@ -143,6 +143,7 @@ void Session::start_training() {
     RunPlan plan;
     plan.unsettled = [this](int64_t step) { return unsettled(step); };
     if (const auto* rate = parts_.find<LearningRate>()) plan.end = rate->schedule().steps_until_zero();
+    plan.has_guard = parts_.has_guard();
     parts_.session_optimizer()->check_run(parts_.world(), plan);
   }
   for (const auto& hook : parts_.hooks_) hook->start(parts_.progress);
@@ -274,7 +275,10 @@ void Session::backward(const at::Tensor& loss) {
     for (const auto& hook : parts_.hooks_) hook->backward_begin(parts_.progress);
     const auto zeroed = zeroed_->scope(parts_, weight == 0);
     const bool is_last = parts_.progress.micro_step + 1 == parts_.progress.micro_steps;
-    if (is_last && parts_.session_optimizer()) parts_.session_optimizer()->expect_step();
+    if (is_last && parts_.session_optimizer()) {
+      parts_.session_optimizer()->expect_step();
+      parts_.session_optimizer()->begin_backward([this] { return parts_.coming_inputs(); });
+    }
     scaled.backward();
     for (const auto& hook : parts_.hooks_) hook->backward_end(parts_.progress);
   } catch (const std::exception& error) {
@@ -334,10 +338,9 @@ void Session::update(const Progress& window) {
   for (const auto& hook : parts_.hooks_) hook->gradients_ready(window);
   gradients_->forget();
   if (!parts_.gradients_are_shared_out) detail::check_gradients(parts_);
-  const double weight = parts_.window.weight * parts_.window.gradient_scale;
-  if (weight == 0) return skip_empty_window();
-  runner_->run(weight == 1 ? 1.0 : 1.0 / weight,
-               parts_.data_ranks().world_size() * parts_.window.gradient_scale, settled);
+  const std::optional<StepInputs> inputs = parts_.step_inputs();
+  if (!inputs) return skip_empty_window();
+  runner_->run(inputs->average, inputs->local_weight, settled);
   parts_.optimizer().zero_grad();
 }
 

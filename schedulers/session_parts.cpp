@@ -3,6 +3,7 @@
 #include <utility>
 
 #include <pacer/core/error.h>
+#include <pacer/schedulers/joined_ranks.h>
 
 namespace pacer {
 namespace {
@@ -38,6 +39,20 @@ std::vector<at::Tensor> SessionParts::unused(const Progress& at) const {
 const std::shared_ptr<GradientGuard>& SessionParts::guard() {
   if (guard_ == nullptr) guard_ = std::make_shared<GradientGuard>(device_);
   return guard_;
+}
+
+std::optional<StepInputs> SessionParts::step_inputs() const {
+  const double weight = window.weight * window.gradient_scale;
+  if (weight == 0) return std::nullopt;
+  StepInputs inputs;
+  inputs.average = weight == 1 ? 1.0 : 1.0 / weight;
+  inputs.local_weight = data_ranks().world_size() * window.gradient_scale;
+  return inputs;
+}
+
+std::optional<StepInputs> SessionParts::coming_inputs() const {
+  if (auto* ranks = find<JoinedRanks>()) ranks->learn_totals();
+  return step_inputs();
 }
 
 }  // namespace pacer

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_set>
 #include <vector>
@@ -77,6 +78,11 @@ class SessionParts {
     }
     return nullptr;
   }
+
+  // What a step makes of the window's totals, which are those of all ranks; nothing where these train on
+  // nothing. coming_inputs: the same while the window's last backward runs; waits for the other ranks.
+  std::optional<StepInputs> step_inputs() const;
+  std::optional<StepInputs> coming_inputs() const;
 
   // As Hook::unused, of all hooks.
   std::vector<at::Tensor> unused(const Progress& progress) const;

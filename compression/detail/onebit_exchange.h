@@ -48,6 +48,8 @@ class OneBitExchange {
   const kernels::OneBitRows& rows() const { return worker_.rows; }
   const kernels::OneBitRows& served_rows() const { return server_.rows; }
   const OneBitRoute& route() const { return route_; }
+  // As OneBitRoute's.
+  void use_lanes() { route_.use_lanes(); }
 
   // The mean over ranks of the input. `step` is compared over ranks. Throws Error where something fails on
   // the way or a number is not finite, on CUDA in a later call, and from then on, until set_errors.
@@ -58,6 +60,8 @@ class OneBitExchange {
   void start(const OneBitInput& input, int64_t step);
   void serve();
   void finish();
+  // After start: whether all have come.
+  bool can_serve() const { return transfer_.is_done(); }
   // Throws where run() failed before; with `wait` also where the host does not know yet.
   void check(bool wait = false);
   // The mean that the last run() left, by chunks.

@@ -3,6 +3,8 @@
 #include <utility>
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
 
 #include <pacer/core/error.h>
 #include <pacer/core/tile.h>
@@ -32,6 +34,17 @@ void OneBitTransfer::wait() {
   if (after_) after_();
 }
 
+// Their first messages may hold up the host, which backward must not.
+void OneBitRoute::use_lanes() {
+  if (world_->world_size() == 1) return;
+  there_ = world_->lane("momentum there");
+  back_ = world_->lane("momentum back");
+  const auto options = at::TensorOptions().dtype(at::kByte).device(world_->device());
+  const at::Tensor all = at::zeros({workers()}, options), other = at::empty_like(all);
+  there_->all_to_all(other, all, agreed()).wait();
+  back_->all_gather(all, other.narrow(0, 0, 1), agreed()).wait();
+}
+
 std::string OneBitRoute::name_of(int64_t worker) const {
   return concatenate(is_by_nodes() ? "node " : "rank ", worker);
 }
@@ -46,7 +59,7 @@ at::Tensor OneBitRoute::slices(const at::Tensor& messages) const {
 }
 
 OneBitTransfer OneBitRoute::all_to_all(const at::Tensor& received, const at::Tensor& messages) const {
-  if (!is_sliced()) return {peers().all_to_all(received, messages, agreed()), nullptr};
+  if (!is_sliced()) return {(there_ ? *there_ : peers()).all_to_all(received, messages, agreed()), nullptr};
   const at::Tensor own = slices(messages).select(1, world_->rank() % mates_).contiguous();
   const at::Tensor carried = at::empty(own.sizes(), own.options());
   Work work = world_->between_nodes()->all_to_all(carried, own, agreed());
@@ -54,7 +67,7 @@ OneBitTransfer OneBitRoute::all_to_all(const at::Tensor& received, const at::Ten
 }
 
 OneBitTransfer OneBitRoute::all_gather(const at::Tensor& gathered, const at::Tensor& message) const {
-  if (!is_sliced()) return {peers().all_gather(gathered, message, agreed()), nullptr};
+  if (!is_sliced()) return {(back_ ? *back_ : peers()).all_gather(gathered, message, agreed()), nullptr};
   const at::Tensor own = message.view({mates_, -1}).select(0, world_->rank() % mates_);
   const at::Tensor carried = at::empty({workers(), own.numel()}, own.options());
   Work work = world_->between_nodes()->all_gather(carried, own, agreed());

@@ -24,6 +24,8 @@ class [[nodiscard]] OneBitTransfer {
   OneBitTransfer() = default;
   OneBitTransfer(Work work, std::function<void()> after) : work_(std::move(work)), after_(std::move(after)) {}
   void wait();
+  // Whether wait() would not make the host or the stream wait.
+  bool is_done() const { return work_.is_done(); }
 
  private:
   Work work_;
@@ -49,6 +51,10 @@ class OneBitRoute {
   // "rank 3" or "node 1".
   std::string name_of(int64_t worker) const;
 
+  // From now on messages travel in lanes, one for each way, beside what else is on its way: ranks start those
+  // of one way in the same order. All ranks call it together. Not by nodes.
+  void use_lanes();
+
   // The size of messages that can be cut, at least `bytes`.
   int64_t message_bytes(int64_t bytes) const;
   // Message k of `messages` (workers() of them, bytes) goes to worker k, number k of `received` is from
@@ -64,7 +70,7 @@ class OneBitRoute {
   at::Tensor slices(const at::Tensor& messages) const;
   void put_together(const at::Tensor& messages, const at::Tensor& carried) const;
 
-  std::shared_ptr<Communicator> world_;
+  std::shared_ptr<Communicator> world_, there_, back_;  // lanes, or null
   int64_t mates_;
   bool has_parts_;
 };

@@ -26,6 +26,7 @@ using World = std::shared_ptr<pacer::Communicator>;
 using Parameters = std::vector<std::pair<std::string, torch::Tensor>>;
 
 constexpr double kRate = 1e-4;
+constexpr int64_t kBucketBytes = 25 << 20;
 
 void add_layer(Shapes& shapes, std::vector<int64_t> weight, int64_t bias) {
   shapes.push_back(std::move(weight));
@@ -109,9 +110,9 @@ std::function<void()> averaged_step(const Parameters& parameters, const World& w
 
 // After the freeze, so that momentum travels as signs.
 template <class Optimizer, class Options>
-std::function<void()> compressed_step(const Parameters& parameters, const World& world, bool by_nodes) {
+std::function<void()> compressed_step(const Parameters& parameters, const World& world, Options options) {
   // A variance without a memory may freeze after one step, which is one of fp32 over a slow link.
-  const auto options = Options(kRate).betas({0.9, 0.0}).freeze_step(1).hierarchical(by_nodes);
+  options.lr(kRate).betas({0.9, 0.0}).freeze_step(1);
   const auto optimizer = std::make_shared<Optimizer>(tensors_of(parameters), options, world);
   fill_gradients(parameters, world->rank());
   optimizer->step();
@@ -134,13 +135,25 @@ const std::vector<Kind>& kinds() {
   static const std::vector<Kind> all = {
       {"fp32", "FusedAdamW fp32", [=](const auto& p, const auto& w) { return kAdamW(p, w, {}); }},
       {"bf16", "FusedAdamW bf16", [=](const auto& p, const auto& w) { return kAdamW(p, w, at::kBFloat16); }},
-      {"onebit", "OneBitAdam", [=](const auto& p, const auto& w) { return kOneBitAdam(p, w, false); }},
+      {"onebit", "OneBitAdam", [=](const auto& p, const auto& w) { return kOneBitAdam(p, w, {}); }},
+      {"onebit-buckets", "OneBitAdam in buckets",
+       [=](const auto& p, const auto& w) {
+         return kOneBitAdam(p, w, OneBitAdamOptions().bucket_bytes(kBucketBytes));
+       }},
       {"onebit-nodes", "OneBitAdam by nodes",
-       [=](const auto& p, const auto& w) { return kOneBitAdam(p, w, true); }},
+       [=](const auto& p, const auto& w) {
+         return kOneBitAdam(p, w, OneBitAdamOptions().hierarchical(true));
+       }},
       {"lamb", "FusedLamb fp32", [=](const auto& p, const auto& w) { return kLamb(p, w, {}); }},
-      {"onebit-lamb", "OneBitLamb", [=](const auto& p, const auto& w) { return kOneBitLamb(p, w, false); }},
+      {"onebit-lamb", "OneBitLamb", [=](const auto& p, const auto& w) { return kOneBitLamb(p, w, {}); }},
+      {"onebit-lamb-buckets", "OneBitLamb in buckets",
+       [=](const auto& p, const auto& w) {
+         return kOneBitLamb(p, w, OneBitLambOptions().bucket_bytes(kBucketBytes));
+       }},
       {"onebit-lamb-nodes", "OneBitLamb by nodes",
-       [=](const auto& p, const auto& w) { return kOneBitLamb(p, w, true); }},
+       [=](const auto& p, const auto& w) {
+         return kOneBitLamb(p, w, OneBitLambOptions().hierarchical(true));
+       }},
   };
   return all;
 }

@@ -85,32 +85,68 @@ void AdamEngine::choose_guard(const StepInputs& inputs) {
   ++enqueue_version_;
 }
 
-// Addresses of gradients for the kernels. Those in another memory order are copied, here and not among the
-// kernels, so that a captured step does not depend on where they lay.
 void AdamEngine::find_gradients() {
   for (size_t i = 0; i < entries_.size(); ++i) {
     AdamEntry& entry = entries_[i];
-    static const at::Tensor kNone;
-    const at::Tensor& gradient = takes_part_[i] ? entry.gradient() : kNone;
-    const bool is_own = gradient.defined() && entry.own_gradient.defined();
-    entry.gradient_is_dense = is_own || !gradient.defined() || !needs_dense_gradient(entry, gradient);
-    if (!entry.gradient_is_dense) {
-      if (!entry.dense_gradient.defined()) {
-        entry.dense_gradient = at::empty_strided(entry.dense().sizes(), entry.dense().strides(),
-                                                 gradient.options().requires_grad(false));
-      }
-      entry.dense_gradient.copy_(gradient);
-    }
-    // Of a part without elements, too: LAMB's ratio is that of the whole tensor.
-    const void* elements = is_own ? gradient.storage().data()
-                                  : entry.in_range(entry.gradient_is_dense ? gradient : entry.dense_gradient);
-    if (is_own && entry.range.count > 0) elements = gradient.const_data_ptr();
+    const void* elements = find_gradient(entry, takes_part_[i] != 0);
     if (entry.is_compressed) {
       part_->set_tensor(entry, elements, settings_[entry.group]);
     } else {
       tables_[entry.table].set_gradient(entry, elements);
     }
   }
+}
+
+// The address of a gradient for the kernels. One in another memory order is copied, here and not among the
+// kernels, so that a captured step does not depend on where it lay.
+const void* AdamEngine::find_gradient(AdamEntry& entry, bool takes_part) {
+  static const at::Tensor kNone;
+  const at::Tensor& gradient = takes_part ? entry.gradient() : kNone;
+  const bool is_own = gradient.defined() && entry.own_gradient.defined();
+  entry.gradient_is_dense = is_own || !gradient.defined() || !needs_dense_gradient(entry, gradient);
+  if (!entry.gradient_is_dense) {
+    if (!entry.dense_gradient.defined()) {
+      entry.dense_gradient = at::empty_strided(entry.dense().sizes(), entry.dense().strides(),
+                                               gradient.options().requires_grad(false));
+    }
+    entry.dense_gradient.copy_(gradient);
+  }
+  // Of a part without elements, too: LAMB's ratio is that of the whole tensor.
+  const void* elements = is_own ? gradient.storage().data()
+                                : entry.in_range(entry.gradient_is_dense ? gradient : entry.dense_gradient);
+  if (is_own && entry.range.count > 0) elements = gradient.const_data_ptr();
+  return elements;
+}
+
+bool AdamEngine::fits_ahead(const ParamGroups& groups, std::vector<AdamGroupSettings> settings,
+                            const ParamStates& states) {
+  settings_ = std::move(settings);
+  return plan_fits(groups, states);
+}
+
+const kernels::StepScalars* AdamEngine::look_ahead(double average, double local_weight, size_t first,
+                                                   size_t end) {
+  const c10::DeviceGuard device_guard(device_);
+  std::vector<kernels::StepScalars>& scalars = scalars_ahead_.host();
+  for (AdamEntry& entry : entries_) {
+    if (!entry.is_compressed || entry.position < first || entry.position >= end) continue;
+    const bool takes_part = this->takes_part(entry, entry.gradient());
+    if (!slots_.expects(entry, takes_part)) return nullptr;
+    if (takes_part && entry.gradient().defined())
+      check_gradient(entry.parameter, entry.gradient(), entry.name);
+    // The bits of a step, where the guard multiplies with the average.
+    kernels::AdamSlot slot{settings_[entry.group].kernel, /*is_double=*/false, takes_part};
+    slot.settings.factor = 1.0;
+    slot.settings.factor *= local_weight;
+    slot.settings.factor *= average;
+    scalars.resize(std::max(scalars.size(), static_cast<size_t>(entry.slot) + 1));
+    // Momentum does not depend on the step count.
+    kernels::adam_scalars_cpu(slot, /*step=*/1, scalars[static_cast<size_t>(entry.slot)]);
+    part_->set_tensor(entry, find_gradient(entry, takes_part), settings_[entry.group]);
+  }
+  scalars_ahead_.mark_changed();
+  scalars_ahead_.send(device_);
+  return scalars_ahead_.pointer();
 }
 
 // ---- enqueue: kernels ----

@@ -73,6 +73,13 @@ class AdamEngine {
   // Makes a plan in which every parameter of a compressed group has state, whether it had a gradient or not.
   void complete_compressed(const ParamGroups& groups, std::vector<AdamGroupSettings> settings,
                            ParamStates& states, const ParameterNames& names);
+  // Whether the plan fits the step to come, as far as that is known before its gradients are. The part may
+  // then take up compressed tensors as their gradients come: of those numbered [first, end) look_ahead gives
+  // it the gradients, and returns the scalars of the coming step, by slot. Null where these have to be
+  // planned anew. `local_weight` as the part's in that step.
+  bool fits_ahead(const ParamGroups& groups, std::vector<AdamGroupSettings> settings,
+                  const ParamStates& states);
+  const kernels::StepScalars* look_ahead(double average, double local_weight, size_t first, size_t end);
   // From the next step on compressed entries are the part's; null: tables update all.
   void compress_with(OneBitPart* part);
   // The L1 norm of the bias-corrected variance of all compressed entries, added up in their order. Waits for
@@ -120,6 +127,7 @@ class AdamEngine {
                     const StepInputs& inputs);
   void choose_guard(const StepInputs& inputs);
   void find_gradients();
+  const void* find_gradient(AdamEntry& entry, bool takes_part);
   int64_t add_squares();
   void require_shared_out() const;
   bool gradients_are_finite();
@@ -150,7 +158,8 @@ class AdamEngine {
   std::vector<std::optional<SeenGradient>> seen_;     // by entry
   bool has_seen_ = false;                             // any of them
   std::unordered_map<const void*, size_t> entry_of_;  // by TensorImpl
-  bool can_look_early_ = false;               // the plan and its units are where the kernels need them
+  bool can_look_early_ = false;  // the plan and its units are where the kernels need them
+  DeviceBuffer<kernels::StepScalars> scalars_ahead_;
   std::shared_ptr<GradientGuard> own_guard_;  // for finite_check without a Session
   std::shared_ptr<GradientGuard> guard_;      // of this step
   double average_ = 1;

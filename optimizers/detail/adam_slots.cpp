@@ -109,6 +109,11 @@ void AdamSlots::configure(const std::vector<AdamGroupSettings>& settings, double
   table_.mark_changed();
 }
 
+bool AdamSlots::expects(const AdamEntry& entry, bool takes_part) const {
+  const auto slot = static_cast<size_t>(entry.slot);
+  return entry.slot >= 0 && slot < table_.host().size() && (table_.host()[slot].active != 0) == takes_part;
+}
+
 void AdamSlots::count_step() {
   for (size_t i = 0; i < slots_.size(); ++i) {
     if (table_.host()[i].active) slots_[i].clock->advance_host();

@@ -31,6 +31,9 @@ class AdamSlots {
   void configure(const std::vector<AdamGroupSettings>& settings, double local_weight,
                  const std::vector<AdamEntry>& entries, const std::vector<char>& takes_part);
 
+  // Whether the entry took part, or did not, when the slots were configured last.
+  bool expects(const AdamEntry& entry, bool takes_part) const;
+
   // Sends what write_scalars needs to the GPU, where it changed.
   void send(at::Device device) { table_.send(device); }
 

@@ -72,6 +72,7 @@ void OneBitBucket::raise_floors(const at::Tensor& mean_variance) {
 
 void OneBitBucket::begin(int64_t attempt, int64_t refresh_every) {
   if (exchange_) exchange_->check();
+  if (device_.is_cuda() && exchange_ && exchange_->is_known_to_have_mean()) momentum_ = at::Tensor();
   attempt_ = attempt;
   refresh_every_ = refresh_every;
 }
@@ -93,9 +94,8 @@ void OneBitBucket::set_tensor(size_t i, const AdamEntry& entry, const void* grad
 }
 
 void OneBitBucket::prepare(const std::vector<AdamGroupSettings>& settings) {
-  stages_.send();
+  send();
   if (lamb_) lamb_->configure(settings);
-  if (device_.is_cuda() && exchange_ && exchange_->is_known_to_have_mean()) momentum_ = at::Tensor();
 }
 
 kernels::OneBitAdamWork OneBitBucket::work(const kernels::StepScalars* scalars) const {

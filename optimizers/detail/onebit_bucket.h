@@ -61,13 +61,16 @@ class OneBitBucket {
   // `attempt` and `refresh_every` as in OneBitPart::Step.
   void begin(int64_t attempt, int64_t refresh_every);
   void set_tensor(size_t i, const AdamEntry& entry, const void* gradient, const AdamGroupSettings& settings);
-  // Sends what changed.
+  // Sends what set_tensor changed.
+  void send() { stages_.send(); }
+  // The same, and what the rule needs.
   void prepare(const std::vector<AdamGroupSettings>& settings);
   // *sum (on the device) = that of all stored gradients.
   void sum_of_squares(double* sum) { stages_.sum_of_squares(sum); }
 
   // A compressed step, in the parts of the exchange.
   void start(const kernels::StepScalars* scalars, const kernels::GradientCheck* check);
+  bool can_serve() const { return exchange_->can_serve(); }
   void serve() { exchange_->serve(); }
   void finish(const kernels::StepScalars* scalars, const kernels::GradientCheck* check);
   // A step whose gradients are the mean over ranks already. With `refresh` set_floors() comes between.

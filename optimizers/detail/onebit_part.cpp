@@ -29,12 +29,31 @@ OneBitPart::OneBitPart(std::vector<std::unique_ptr<OneBitBucket>> buckets, at::D
 // compressed, and those before are served and update their parameters.
 void OneBitPart::compressed_step(const kernels::StepScalars* scalars, const kernels::GradientCheck* check) {
   const size_t count = buckets_.size();
-  const auto at_turn = [&](size_t turn) -> OneBitBucket& { return *buckets_[count - 1 - turn]; };
   for (size_t turn = 0; turn < count + 2; ++turn) {
-    if (turn < count) at_turn(turn).start(scalars, check);
-    if (turn >= 1 && turn < count + 1) at_turn(turn - 1).serve();
+    if (turn >= started_ && turn < count) at_turn(turn).start(scalars, check);
+    if (turn >= served_ + 1 && turn < count + 1) at_turn(turn - 1).serve();
     if (turn >= 2) at_turn(turn - 2).finish(scalars, check);
   }
+  started_ = served_ = 0;
+}
+
+std::pair<size_t, size_t> OneBitPart::tensors_at(size_t turn) const {
+  size_t first = 0;
+  for (size_t b = 0; b + turn + 1 < buckets_.size(); ++b) first += buckets_[b]->tensors().size();
+  return {first, first + at_turn(turn).tensors().size()};
+}
+
+void OneBitPart::start_ahead(size_t turn, const Step& step, const kernels::StepScalars* scalars) {
+  OneBitBucket& bucket = at_turn(turn);
+  bucket.begin(step.attempt, step.refresh_every);
+  bucket.send();
+  bucket.start(scalars, /*check=*/nullptr);
+  started_ = turn + 1;
+}
+
+// Who waited here would keep back gradients that a rank needs that has not started yet.
+void OneBitPart::serve_ahead() {
+  while (served_ < started_ && at_turn(served_).can_serve()) at_turn(served_++).serve();
 }
 
 void OneBitPart::step(const kernels::StepScalars* scalars, const kernels::GradientCheck* check) {
@@ -47,7 +66,10 @@ void OneBitPart::step(const kernels::StepScalars* scalars, const kernels::Gradie
 
 // ---- What comes before. ----
 
-void OneBitPart::agree(int64_t step) {
+void OneBitPart::agree(int64_t step, bool in_lanes) {
+  if (in_lanes) {
+    for (const auto& bucket : buckets_) bucket->exchange()->use_lanes();
+  }
   Communicator& peers = buckets_.front()->exchange()->route().peers();
   if (peers.world_size() == 1) return;
   std::vector<Fact> all = buckets_.front()->exchange()->facts();

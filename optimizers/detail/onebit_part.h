@@ -40,8 +40,9 @@ class OneBitPart {
   void set_floors(const kernels::GradientCheck* check = nullptr);
 
   bool compresses() const { return buckets_.front()->exchange() != nullptr; }
-  // Throws CommunicationError on every rank where what they exchange differs.
-  void agree(int64_t step);
+  // Throws CommunicationError on every rank where what they exchange differs. `in_lanes`: momentum then
+  // travels beside what else is on its way.
+  void agree(int64_t step, bool in_lanes);
   // As OneBitExchange::check.
   void check(bool wait);
   int64_t bytes_sent() const;
@@ -70,6 +71,19 @@ class OneBitPart {
   // added. `averaged`: partial sums of squares of all others, on the device.
   void look(GradientGuard& guard, const double* averaged, int64_t count);
   void step(const kernels::StepScalars* scalars, const kernels::GradientCheck* check);
+
+  // ---- A compressed step that is taken up before begin(), bucket by bucket, in the order of their turns.
+  // ----
+
+  size_t tensors() const { return places_.size(); }
+  size_t turn_of(size_t tensor) const { return buckets_.size() - 1 - places_[tensor].bucket; }
+  // The numbers of the bucket's tensors, [first, second).
+  std::pair<size_t, size_t> tensors_at(size_t turn) const;
+  // After set_tensor for all of these: its momentum leaves, whatever the gradients are. The step then goes on
+  // with the same inputs.
+  void start_ahead(size_t turn, const Step& step, const kernels::StepScalars* scalars);
+  // Serves those for which all messages have come; never waits.
+  void serve_ahead();
 
   // ---- What others want to know. ----
 
@@ -106,6 +120,7 @@ class OneBitPart {
   void for_buckets(const OneBitStates& states, const F& f) const;
   std::pair<at::Tensor, int64_t> sum_and_count_of_variance() const;
   at::Tensor sums_of_workers(const at::Tensor& own) const;
+  OneBitBucket& at_turn(size_t turn) const { return *buckets_[buckets_.size() - 1 - turn]; }
   void compressed_step(const kernels::StepScalars* scalars, const kernels::GradientCheck* check);
 
   std::vector<std::unique_ptr<OneBitBucket>> buckets_;
@@ -113,6 +128,7 @@ class OneBitPart {
   at::Device device_;
   std::shared_ptr<Communicator> sharers_;
   Step step_;
+  size_t started_ = 0, served_ = 0;  // turns of the coming step
   // fp64: sums of squares of averaged gradients, the joint one, of own gradients, and by bucket where there
   // are several.
   at::Tensor sums_;

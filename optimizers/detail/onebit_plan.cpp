@@ -12,7 +12,8 @@ namespace {
 
 auto compression_of(const OneBitChoices& c) {
   return std::make_tuple(c.variance_floor, c.compression.scale(), c.compression.block_scales(),
-                         c.compression.hierarchical(), c.compress_alone, c.one_bit, c.bucket_bytes);
+                         c.compression.hierarchical(), c.compress_alone, c.one_bit, c.bucket_bytes,
+                         c.overlap_backward);
 }
 auto all_of(const OneBitChoices& c) {
   return std::tuple_cat(compression_of(c), std::make_tuple(c.freeze_step, c.freeze_automatically,
@@ -48,6 +49,10 @@ OneBitPlan onebit_plan(const char* optimizer, const std::vector<AdamGroupSetting
           ": variance_floor must be between 0 and 1, not ", plan.variance_floor);
   require(plan.bucket_bytes.value_or(1) >= 1, optimizer, ": bucket_bytes must be at least 1 byte, not ",
           plan.bucket_bytes.value_or(1));
+  require(
+      !plan.overlap_backward || !plan.compression.hierarchical(), optimizer,
+      ": overlap_backward(true) sends momentum while backward runs, but with hierarchical(true) the ranks of "
+      "a node first average all gradients; use one of them");
   for (size_t g = settings.size(); g-- > 0;) {
     if (settings[g].compress) {
       plan.beta2 = settings[g].kernel.beta2;

@@ -73,6 +73,7 @@ OneBitChoices choices_of(const Options& options) {
   choices.compress_alone = options.compress_alone();
   choices.one_bit = options.one_bit();
   choices.bucket_bytes = options.bucket_bytes();
+  choices.overlap_backward = options.overlap_backward();
   return choices;
 }
 

@@ -32,6 +32,7 @@ struct OneBitChoices {
   bool compress_alone = false;
   bool one_bit = true;
   std::optional<int64_t> bucket_bytes;
+  bool overlap_backward = false;
 };
 
 // Validated options of one parameter group.

@@ -144,6 +144,13 @@ void visit_options(const Visit& visit, Options&... o) {
                       "unset: in one; not part of the state",
                       Range::any, /*of_torch=*/false, /*since=*/1, /*is_saved=*/false},
           o.bucket_bytes()...);
+    visit(
+        OptionField{
+            "overlap_backward",
+            "in a Session buckets travel while backward runs, and gradients that are not finite are an "
+            "error; not part of the state",
+            Range::any, /*of_torch=*/false, /*since=*/1, /*is_saved=*/false},
+        o.overlap_backward()...);
   }
 }
 

@@ -69,6 +69,13 @@ def compressed(worker):
 
 
 @case
+def compressed_ahead(worker):
+    """1-bit optimizers whose buckets travel while backward runs."""
+    for world_size in worlds():
+        play(worker, "train_ahead", world_size, nccl=1, steps=200 if LONG else 30)
+
+
+@case
 def resume(worker):
     for world_size in worlds():
         play(worker, "train_resume", world_size, nccl=1, folder="{folder}")

@@ -51,6 +51,12 @@ def compressed_momentum(worker):
 
 
 @case
+def compressed_ahead(worker):
+    """1-bit optimizers over Gloo whose buckets travel while backward runs."""
+    play(worker, "train_ahead", 3, steps=200 if LONG else 12)
+
+
+@case
 def compressed_by_hand(worker):
     """Compressed means and 1-bit optimizers over Gloo, beside threads: ranks and nodes as workers."""
     play(worker, "compress", 3, steps=20)

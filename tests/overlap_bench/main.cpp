@@ -2,13 +2,18 @@
 // data-parallel job (run.py starts them, and PyTorch's DistributedDataParallel on the same model beside it).
 // Each figure is the slowest rank's; rounds are medians.
 //
-//   pacer-overlap-bench MODEL [STEPS] [ROUNDS]      MODEL: gpt2, bert-large or tiny
+//   pacer-overlap-bench MODEL [STEPS] [ROUNDS] [onebit]      MODEL: gpt2, bert-large or tiny
+//
+// With `onebit` it times steps of OneBitAdam after its freeze instead: momentum in one buffer and in buckets,
+// behind backward and not.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/ops/linear.h>
@@ -102,13 +107,22 @@ struct ModelImpl : torch::nn::Module {
 };
 TORCH_MODULE(Model);
 
+using World = std::shared_ptr<pacer::Communicator>;
+using MakeOptimizer =
+    std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<Tensor>, const World&)>;
+
+std::unique_ptr<torch::optim::Optimizer> adamw(std::vector<Tensor> parameters, const World&) {
+  return std::make_unique<pacer::FusedAdamW>(std::move(parameters), pacer::FusedAdamWOptions(1e-5));
+}
+
 struct Training {
   Training(
-      const Shape& shape, const std::shared_ptr<pacer::Communicator>& world, bool together,
-      const std::function<void(pacer::Session&)>& hooks = [](pacer::Session&) {})
+      const Shape& shape, const World& world, bool together,
+      const std::function<void(pacer::Session&)>& hooks = [](pacer::Session&) {},
+      const MakeOptimizer& make = adamw)
       : model(shape) {
     model->to(world->device());
-    optimizer = std::make_unique<pacer::FusedAdamW>(model->parameters(), pacer::FusedAdamWOptions(1e-5));
+    optimizer = make(model->parameters(), world);
     session = std::make_unique<pacer::Session>(
         *model, *optimizer, together ? world : pacer::Communicator::alone(world->device()));
     session->use(pacer::Precision::bf16());
@@ -122,13 +136,35 @@ struct Training {
     session->step();
   }
   Model model;
-  std::unique_ptr<pacer::FusedAdamW> optimizer;
+  std::unique_ptr<torch::optim::Optimizer> optimizer;
   std::unique_ptr<pacer::Session> session;
   Tensor ids;
 };
 
-void print(pacer::Communicator& world, const char* what, double milliseconds) {
-  if (world.rank() == 0) std::printf("| %s | %.3f |\n", what, milliseconds);
+void print(pacer::Communicator& world, const std::string& what, double milliseconds) {
+  if (world.rank() == 0) std::printf("| %s | %.3f |\n", what.c_str(), milliseconds);
+}
+
+void time_onebit(const Shape& shape, const World& world, int rounds, int steps) {
+  const auto timed = [&](const std::string& what, std::optional<int64_t> mebibytes, bool overlap) {
+    auto options = pacer::OneBitAdamOptions(1e-5).betas({0.9, 0.5}).freeze_step(2).overlap_backward(overlap);
+    if (mebibytes) options.bucket_bytes(*mebibytes << 20);
+    Training training(
+        shape, world, true, [](pacer::Session&) {},
+        [&](auto parameters, const World& ranks) {
+          return std::make_unique<pacer::OneBitAdam>(std::move(parameters), options, ranks);
+        });
+    for (int i = 0; i < 4; ++i) training.step();
+    print(*world, what, slowest(*world, rounds, steps, [&] { training.step(); }));
+    training.session->finish();
+  };
+  timed("OneBitAdam step, one buffer", std::nullopt, false);
+  timed("OneBitAdam step, one buffer, behind backward", std::nullopt, true);
+  for (const int64_t mebibytes : {8, 25, 100}) {
+    const std::string buckets = "OneBitAdam step, buckets of " + std::to_string(mebibytes) + " MiB";
+    timed(buckets, mebibytes, false);
+    timed(buckets + ", behind backward", mebibytes, true);
+  }
 }
 
 }  // namespace
@@ -153,6 +189,11 @@ int main(int argc, char** argv) {
     }
     compute = slowest(*world, rounds, steps, [&] { alone.step(); });
     print(*world, "compute: a step without communication", compute);
+  }
+  if (argc > 4 && std::string(argv[4]) == "onebit") {
+    time_onebit(shape, world, rounds, steps);
+    world->barrier();
+    return 0;
   }
   double communication = 0, last = 0;
   {
@@ -205,7 +246,7 @@ int main(int argc, char** argv) {
           slowest(*world, rounds, steps, [&] { training.step(); }));
     training.session->finish();
   }
-  const auto timed = [&](const char* what, const std::function<void(pacer::Session&)>& hooks) {
+  const auto timed = [&](const std::string& what, const std::function<void(pacer::Session&)>& hooks) {
     Training training(shape, world, true, hooks);
     print(*world, what, slowest(*world, rounds, steps, [&] { training.step(); }));
     training.session->finish();
@@ -221,7 +262,7 @@ int main(int argc, char** argv) {
   });
   for (const int64_t mebibytes : {8, 25, 100, 400}) {
     const std::string what = "DataParallel step, buckets of " + std::to_string(mebibytes) + " MiB";
-    timed(what.c_str(), [&](pacer::Session& session) {
+    timed(what, [&](pacer::Session& session) {
       session.use(pacer::DataParallel(pacer::DataParallelOptions().bucket_bytes(mebibytes << 20)));
     });
   }
