@@ -142,6 +142,7 @@ class _OneBitOptimizer(_FusedOptimizer):
 _SHARED = {
     "master_weights": "automatic", "compress": True, "freeze_step": None, "freeze_automatically": None,
     "variance_floor": 0.01, "scale": "rms", "compress_alone": False, "hierarchical": False, "one_bit": True,
+    "bucket_bytes": None,
 }  # fmt: skip
 
 

@@ -228,8 +228,17 @@ class Alone(unittest.TestCase):
         train(second, b, range(3), 0)
         self.assertTrue(torch.equal(a[3], b[3]))
 
+    def test_buckets_have_scales_of_their_own(self):
+        a, b = parameters(), parameters()
+        options = dict(freeze_step=1, compress_alone=True, block_scales=False)
+        train(pacer.OneBitAdam(a, **options), a, range(4), 0)
+        train(pacer.OneBitAdam(b, bucket_bytes=1000, **options), b, range(4), 0)
+        self.assertFalse(all(torch.equal(x, y) for x, y in zip(a, b)))
+        with self.assertRaisesRegex(ValueError, "bucket_bytes must be at least 1 byte"):
+            pacer.OneBitAdam(parameters(), bucket_bytes=0, freeze_step=1)
+
     def test_defaults_and_options_are_those_of_cpp(self):
-        in_session_only = {"allow_early_freeze", "initial_lr"}
+        in_session_only = {"allow_early_freeze", "initial_lr", "overlap_backward"}
         for kind in ALL:
             described = set(torch.ops.pacer.describe(kind.__name__)) - in_session_only
             optimizer = kind(parameters(), freeze_step=2)
