@@ -63,6 +63,7 @@ RankStatus JoinedRanks::status_of(Intent intent, const Progress& progress) const
 }
 
 void JoinedRanks::start(const Progress& progress) {
+  shared_.clear();
   if (parts_->world().world_size() > 1) join_ranks(progress);
 }
 
@@ -156,10 +157,16 @@ void JoinedRanks::share_parameters() {
   std::vector<at::Tensor> tensors = parts_->model().parameters();
   for (const at::Tensor& tensor : detail::all_optimizer_parameters(*parts_)) tensors.push_back(tensor);
   for (const at::Tensor& buffer : parts_->model().buffers()) tensors.push_back(buffer);
+  // What was shared before is the same on all ranks, and this step's backward may need it as it is.
   tensors.erase(std::remove_if(tensors.begin(), tensors.end(),
-                               [&](const at::Tensor& tensor) { return !is_here(tensor); }),
+                               [&](const at::Tensor& tensor) {
+                                 return !is_here(tensor) || shared_.count(tensor.unsafeGetTensorImpl()) != 0;
+                               }),
                 tensors.end());
   detail::broadcast_all(world, tensors);
+  for (const at::Tensor& tensor : tensors) {
+    shared_.emplace(tensor.unsafeGetTensorImpl(), tensor.getIntrusivePtr());
+  }
 }
 
 void JoinedRanks::announce(const Progress& progress, Intent intent) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include <pacer/collectives/agreement.h>
@@ -89,8 +90,10 @@ class JoinedRanks : public Hook {
   const bool syncs_buffers_;
   SessionParts* parts_ = nullptr;
   std::vector<at::Tensor> trained_;  // since ranks were joined
-  StatusExchange statuses_;          // of the pass under way
-  bool knows_totals_ = false;        // of this window, from statuses that were awaited in backward
+  // Those whose values have been rank 0's since the start, by address, which no other can take meanwhile.
+  std::unordered_map<const void*, c10::weak_intrusive_ptr<c10::TensorImpl>> shared_;
+  StatusExchange statuses_;    // of the pass under way
+  bool knows_totals_ = false;  // of this window, from statuses that were awaited in backward
   struct Buffer {
     at::Tensor tensor;
     std::shared_ptr<torch::nn::Module> owner;

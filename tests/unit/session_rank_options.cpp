@@ -103,6 +103,30 @@ TEST_CASE("ranks compare where their parameters come from", "[session][ranks]") 
   }
 }
 
+TEST_CASE("what all ranks freeze and unfreeze between steps stays the same on all", "[session][ranks]") {
+  auto trainers = trainers_of(std::vector<RankSetup>(2));
+  std::vector<std::vector<Tensor>> before(2), frozen(2), after(2);
+  const auto messages = run_all(trainers, [&](RankTrainer& t, int rank) {
+    const auto r = static_cast<size_t>(rank);
+    t.inputs.mul_(1 + rank);
+    t.step();
+    before[r] = t.snapshot();
+    t.model->parameters().front().requires_grad_(false);
+    t.step();
+    t.step();
+    frozen[r] = t.snapshot();
+    t.model->parameters().front().requires_grad_(true);
+    t.step();
+    after[r] = t.snapshot();
+  });
+  REQUIRE(first_of(messages) == "");
+  for (size_t i = 0; i < after[0].size(); ++i) {
+    CHECK(after[0][i].equal(after[1][i]));
+    CHECK(before[0][i].equal(frozen[0][i]) == (i == 0));
+    CHECK_FALSE(frozen[0][i].equal(after[0][i]));
+  }
+}
+
 TEST_CASE("running statistics that training changes late are rank 0's on all ranks from then on",
           "[session][ranks]") {
   for (const int late_rank : {-1, 1}) {  // both, or rank 1 alone
