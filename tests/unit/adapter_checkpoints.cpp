@@ -89,6 +89,15 @@ TEST_CASE("a checkpoint of adapters leaves frozen weights out and goes on over t
     CHECK_THROWS_WITH(wrong.resume(), ContainsSubstring("the frozen weights of this model are not those"));
     CHECK(before.equal(nn::trainable(*other.model).front().value()));
   }
+  SECTION("so are those of another shape, though their bytes are the same") {
+    Trainer other;
+    const Tensor bias = other.model->named_parameters()["2.bias"];
+    REQUIRE_FALSE(bias.requires_grad());
+    bias.set_data(bias.detach().view({1, 2}));
+    Session wrong(*other.model, *other.optimizer);
+    wrong.use(GradientClipping(1.0)).use(checkpoints());
+    CHECK_THROWS_WITH(wrong.resume(), ContainsSubstring("the frozen weights of this model are not those"));
+  }
   SECTION("without the option such a checkpoint does not fit") {
     Trainer other;
     Session wrong(*other.model, *other.optimizer);

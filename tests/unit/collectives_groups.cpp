@@ -42,7 +42,27 @@ class ManyHops : public FaultyTransport {
   bool gathers_in_one_hop() const override { return false; }
 };
 
+// A transport that has found out that something is wrong, as NCCL does by itself.
+class Unplugged : public FaultyTransport {
+ public:
+  explicit Unplugged(std::shared_ptr<detail::Transport> real)
+      : FaultyTransport(
+            std::move(real), "", /*at=*/-1, false, [] {}, std::make_shared<int>(0)) {}
+  void check() override { throw Error("a cable is unplugged"); }
+};
+
 }  // namespace
+
+TEST_CASE("what a transport finds out by itself, check() says", "[collectives]") {
+  detail::Connection connection = detail::connect_in_process(1)[0];
+  Communicator sound(connection, CommunicatorOptions());
+  CHECK_NOTHROW(sound.check());
+  connection = detail::connect_in_process(1)[0];
+  connection.data = std::make_shared<Unplugged>(connection.data);
+  Communicator broken(std::move(connection), CommunicatorOptions());
+  CHECK_THROWS_AS(broken.check(), CommunicationError);
+  CHECK(broken.has_failed());
+}
 
 TEST_CASE("what every rank tells all others takes log2 of their number in hops", "[collectives][groups]") {
   for (const auto& [world_size, hops] :

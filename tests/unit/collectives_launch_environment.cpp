@@ -168,6 +168,7 @@ TEST_CASE("Slurm's ranks on several hosts meet at the first one", "[launch]") {
   CHECK(launch.port != read(with(kSlurm, {{"SLURM_STEP_ID", "4"}})).port);
   CHECK(launch.port != read(with(kSlurm, {{"SLURM_JOB_ID", "70124"}})).port);
   check_ranks(read(with(kSlurm, {{"SLURM_PROCID", "6"}, {"SLURM_NODEID", "3"}})), 6, 7, 0, 1);
+  check_ranks(read(with(kSlurm, {{"SLURM_STEP_TASKS_PER_NODE", "4,0,2,1"}})), 4, 7, 0, 2);
 
   const LaunchEnvironment named = read(with(kSlurm, {{"MASTER_ADDR", "x"}, {"MASTER_PORT", "2"}}));
   CHECK(named.host == "x");

@@ -18,6 +18,7 @@
 #include <pacer/collectives/detail/rendezvous.h>
 #include <pacer/collectives/detail/tcp_store.h>
 
+#include "support/captured_stderr.h"
 #include "support/catch.h"
 #include "support/ranks.h"
 
@@ -147,6 +148,27 @@ TEST_CASE("each address of a host is tried, to listen and to connect", "[collect
                     Catch::Matchers::ContainsSubstring("rank 0 must run on the host of that address"));
 }
 
+TEST_CASE("a store that nobody keeps is an error", "[collectives][rendezvous]") {
+  const detail::Address here{"127.0.0.1", true};
+  const int port = free_port();
+  const CapturedStderr quiet;  // LibTorch says much about it
+  CHECK_THROWS(detail::TcpStore(here, port, "test/", 300ms));
+}
+
+TEST_CASE("this host's address on the way to another is found, also where standard input is closed",
+          "[collectives][rendezvous]") {
+  const detail::Address here{"127.0.0.1", true};
+  CHECK(detail::local_address_towards(here) == here.text);
+  const int input = ::dup(STDIN_FILENO);
+  ::close(STDIN_FILENO);  // its number is the next descriptor's
+  const std::string own = detail::local_address_towards(here);
+  if (input >= 0) {
+    ::dup2(input, STDIN_FILENO);
+    ::close(input);
+  }
+  CHECK(own == here.text);
+}
+
 TEST_CASE("what one rank finds wrong while they meet, all throw", "[collectives][rendezvous]") {
   const int finder = GENERATE(0, 2);
   const auto store = std::make_shared<detail::MemoryStore>();
@@ -154,7 +176,7 @@ TEST_CASE("what one rank finds wrong while they meet, all throw", "[collectives]
   const std::vector<std::string> errors = run_ranks(3, [&](int rank) {
     const auto check = [&](const detail::Exchange::Texts&) {
       if (rank != finder || seconds_since(start) < 0.2) return;
-      throw CommunicationError("nobody else can see this", "rendezvous", 0, -1, {3});
+      throw CommunicationError("nobody else can see Zoë", "rendezvous", 0, -1, {3});
     };
     try {
       detail::Exchange{store, "key", rank, 4, "here", 20s, check}.run("text");  // rank 3 never comes
@@ -163,7 +185,7 @@ TEST_CASE("what one rank finds wrong while they meet, all throw", "[collectives]
       throw std::runtime_error("another rank is suspected");
     }
   });
-  for (const std::string& error : errors) CHECK(error == "nobody else can see this");
+  for (const std::string& error : errors) CHECK(error == "nobody else can see Zoë");
   CHECK(seconds_since(start) < 5);
 }
 

@@ -101,6 +101,7 @@ TEST_CASE("a process that ends without a word has left, unless it had retired or
   if (child == 0) ::_exit(0);
   REQUIRE(::waitpid(child, nullptr, 0) == child);
   detail::Member own = detail::Member::myself(2), ended = own;
+  CHECK(own.start != "-");  // a process that runs has not ended
   ended.process = static_cast<int>(child);
   const std::vector<std::optional<detail::Member>> members{own, ended};
   Roster roster(store, 0, members, std::nullopt, "here"), other(store, 1, members, std::nullopt, "here");
@@ -123,6 +124,20 @@ TEST_CASE("a process that ends without a word has left, unless it had retired or
     CHECK_THAT(text_of(trouble), Catch::Matchers::ContainsSubstring(
                                      "rank 0, or the launcher, has ended: the store where the ranks met"));
   }
+}
+
+TEST_CASE("ranks of one network are of one host, and are numbered there", "[collectives][roster]") {
+  const auto store = std::make_shared<detail::MemoryStore>();
+  const detail::Member here = detail::Member::myself(4);
+  detail::Member there = here;
+  there.network += " of another host";
+  const std::vector<std::optional<detail::Member>> members{there, here, there, here};
+  const Roster second(store, 1, members, std::nullopt, "here"), last(store, 3, members, std::nullopt, "here");
+  CHECK(second.local_rank() == 0);
+  CHECK(last.local_rank() == 1);
+  CHECK(last.local_size() == 2);
+  CHECK(last.first_local_rank() == 1);
+  CHECK_FALSE(last.is_one_host());
 }
 
 TEST_CASE("a kept file is found while its keeper lives, and made anew after", "[collectives][roster]") {

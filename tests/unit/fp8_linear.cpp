@@ -6,6 +6,7 @@
 #include <limits>
 
 #include <ATen/autocast_mode.h>
+#include <c10/util/Exception.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/init.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -46,6 +47,12 @@ void check_close(const Tensor& found, const Tensor& wanted, const Tensor& of_mag
   CHECK((found.to(at::kDouble) - wanted).abs().le(bound).all().item<bool>());
 }
 
+// Counts the warnings of the thread that installs it.
+struct CountedWarnings : c10::WarningHandler {
+  void process(const c10::Warning& /*warning*/) override { ++count; }
+  int count = 0;
+};
+
 struct Setting {
   at::ScalarType x, weight;
   bool has_bias;
@@ -71,6 +78,13 @@ TEST_CASE("pacer::nn::Linear is torch::nn::Linear where no scope says otherwise"
     CHECK(clone->forward(x).equal(theirs(x)));
     CHECK_FALSE(clone->weight.is_same(ours->weight));
   }
+  CountedWarnings heard;
+  {
+    const c10::WarningUtils::WarningHandlerGuard guard(&heard);
+    const nn::Linear without_bias(torch::nn::LinearOptions(3, 4).bias(false));
+    CHECK_FALSE(without_bias->bias.defined());
+  }
+  CHECK(heard.count == 0);
   CHECK(nn::Linear(0, 3)(torch::zeros({2, 0})).equal(torch::zeros({2, 3})));
   CHECK(torch::nn::Sequential(nn::Linear(4, 4), nn::Linear(4, 2))->forward(torch::zeros({1, 4})).size(1) ==
         2);

@@ -225,6 +225,11 @@ TEST_CASE("a weight in 4 bits that is replaced or converted is measured anew", "
       layer->nf4()->named_buffers()[item.key()].copy_(item.value());
   }
   CHECK(is_current());
+  // Other memory with the version that the former one had, as where a module is moved.
+  const nn::Nf4Weight moved(large * 8, true);
+  for (const auto& item : moved->named_buffers())
+    layer->nf4()->named_buffers()[item.key()].set_data(item.value());
+  CHECK(is_current());
   layer->to(at::kBFloat16);
   CHECK(is_current());
   // Storage may change while the scaling exists.

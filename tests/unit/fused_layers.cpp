@@ -197,12 +197,16 @@ TEST_CASE("fused layers take no rows, clone, and refuse what they cannot do", "[
 
     CHECK_THROWS_WITH(layer->forward(torch::zeros({2, 16, 31})), ContainsSubstring("[2, 16, 31]"));
     CHECK_THROWS_WITH(layer->forward(torch::zeros({2, 16, 32}, at::kDouble)),
-                      ContainsSubstring("not in Double"));
+                      ContainsSubstring("not in Double; cast its input"));
     const Tensor x = batch().requires_grad_();
     const Tensor z = layer->forward(x);
     CHECK_THROWS_WITH(torch::autograd::grad({z.sum()}, {x}, {}, std::nullopt, /*create_graph=*/true),
                       ContainsSubstring("no second derivative"));
   });
+  // One number is not nothing.
+  nn::LayerNormMlp single(nn::LayerNormMlpOptions(1, 4).residual(true));
+  const Tensor alone = single(torch::ones({1, 1}));
+  CHECK(alone.allclose(single(torch::ones({2, 1})).narrow(0, 1, 1)));
   nn::LayerNormLinear replaced(32, 16);
   replaced->norm = torch::nn::LayerNorm(torch::nn::LayerNormOptions({8}));
   CHECK_THROWS_WITH(replaced(batch()), ContainsSubstring("needs a norm with a weight of 32 elements"));
@@ -211,8 +215,10 @@ TEST_CASE("fused layers take no rows, clone, and refuse what they cannot do", "[
   CHECK_THROWS_WITH(nn::LayerNormMlp(nn::LayerNormMlpOptions(4, 4).dropout(1)), ContainsSubstring("[0, 1)"));
   CHECK_THROWS_WITH(nn::TransformerLayer(nn::TransformerLayerOptions(32, 5)),
                     ContainsSubstring("multiple of heads"));
-  CHECK_THROWS_WITH(nn::TransformerLayer(nn::TransformerLayerOptions(32, 4).attention_dropout(-.1)),
-                    ContainsSubstring("attention_dropout must be in [0, 1)"));
+  for (const double p : {-.1, 1.0}) {
+    CHECK_THROWS_WITH(nn::TransformerLayer(nn::TransformerLayerOptions(32, 4).attention_dropout(p)),
+                      ContainsSubstring("attention_dropout must be in [0, 1)"));
+  }
   CHECK_THROWS_WITH(nn::TransformerLayer(nn::TransformerLayerOptions(32, 4))->forward(torch::zeros({2, 32})),
                     ContainsSubstring("takes [batch, sequence, 32]"));
 }

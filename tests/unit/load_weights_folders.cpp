@@ -318,6 +318,11 @@ TEST_CASE("a layer in 4 bits takes no 16-bit weight, and the other way round", "
   partial.erase("block.up.weight.codes");
   put_tensors_in(four, partial);
   check_refused(other, four, {"\"block.up.weight\"", "4 of 5 parts"}, anything);
+  for (const char* part : {"absmax", "nested_absmax", "nested_quant_map"}) {
+    partial.erase(std::string("block.up.weight.") + part);
+  }
+  put_tensors_in(four, partial);
+  check_refused(other, four, {"\"block.up.weight\"", "1 of 5 parts"}, anything);
 }
 
 TEST_CASE("a file with 4 bits that is cut or changed anywhere is refused or loaded, and never half loaded",

@@ -353,6 +353,17 @@ TEST_CASE("weights that were put in 4 bits under an optimizer are named in one s
     CHECK_THROWS_WITH(step(session, part), ContainsSubstring("up.weight") && ContainsSubstring(kSentence));
   }
   {
+    INFO("others of the same shape are the model's");
+    torch::nn::Sequential model(nn::Linear(torch::nn::LinearOptions(8, 8).bias(false)), nn::Linear(8, 8));
+    nn::quantize(*model, nn::Nf4Options().targets({"0"}));
+    FusedAdamW optimizer(model[1]->parameters(), FusedAdamWOptions(0.01));
+    Session session(*model, optimizer);
+    auto [x] = session.begin(torch::randn({4, 8}));
+    session.backward(model->forward(x).square().mean());
+    CHECK_NOTHROW(session.step());
+    session.finish();
+  }
+  {
     INFO("back again");
     Part part = adapted(true);
     FusedAdamW optimizer(nn::trainable(*part), FusedAdamWOptions(0.01));

@@ -1,6 +1,8 @@
 // Mistakes in what a Session is made of: model, optimizer, hooks and their options.
 #include <torch/optim/sgd.h>
 
+#include <pacer/collectives/detail/in_process_transport.h>
+
 #include "support/catch.h"
 #include "support/mistakes_trainer.h"
 
@@ -187,6 +189,16 @@ std::vector<Mistake> set_up_mistakes() {
          session.use(LearningRate(warmup_linear({4, 20})));
          (void)session.begin(torch::ones({4, 3}));
        }},
+      {"no Communicator where this process has one",
+       {"joins several ranks", "was given none", "Session(model, optimizer, world)"},
+       [] {
+         detail::Connection connection = detail::connect_in_process(1)[0];
+         connection.joins_processes = true;  // as one from a launcher's environment does
+         const Communicator joined(std::move(connection), CommunicatorOptions());
+         torch::nn::Linear model(3, 2);
+         FusedAdamW optimizer(model->parameters());
+         Session session(model, optimizer);
+       }},
       {"checkpoints of an optimizer whose state has no names",
        {"by parameter name", "torch's"},
        [] {
@@ -207,7 +219,7 @@ std::vector<Mistake> set_up_mistakes() {
 TEST_CASE("mistakes in what a Session is made of are told in a sentence", "[mistakes]") {
   const auto mistakes = set_up_mistakes();
   CHECK(faults_of(mistakes) == "");
-  CHECK(mistakes.size() == 29);
+  CHECK(mistakes.size() == 30);
 }
 
 }  // namespace pacer::testing

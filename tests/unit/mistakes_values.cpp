@@ -199,6 +199,9 @@ std::vector<Mistake> schedule_mistakes() {
       {"checkpoints without a folder", {"folder"}, [] { Checkpoints(CheckpointsOptions("")); }},
       {"checkpoints every 0 steps", {"every", "0"}, [] { Checkpoints(CheckpointsOptions("x").every(0)); }},
       {"no checkpoint is kept", {"keep", "0"}, [] { Checkpoints(CheckpointsOptions("x").keep(0)); }},
+      {"checkpoints loaded without a Session",
+       {"load_newest", "session.use"},
+       [] { Checkpoints(CheckpointsOptions("x")).load_newest(); }},
       {"metrics without a folder", {"folder"}, [] { MetricsOptions(""); }},
       {"metrics every 0 steps", {"every"}, [] { MetricsOptions("x").every(0); }},
       {"metrics of a run of -5 steps", {"total_steps"}, [] { MetricsOptions("x").total_steps(-5); }},
@@ -226,6 +229,7 @@ std::vector<Mistake> collective_mistakes() {
       {"a meeting file without a name", {"path"}, [] { Communicator::from_file("", 0, 1); }},
       {"no host", {"host"}, [] { Communicator::from_address("", 1, 0, 1); }},
       {"port 0", {"port"}, [] { Communicator::from_address("localhost", 0, 0, 1); }},
+      {"port 65536", {"port", "65536"}, [] { Communicator::from_address("localhost", 65536, 0, 1); }},
       {"rank 2 of 2", {"rank 2"}, [] { Communicator::from_address("localhost", 1234, 2, 2); }},
       {"a world of 0", {"at least 1 rank"}, [] { Communicator::from_address("localhost", 1234, 0, 0); }},
       {"a tensor that is not contiguous",
@@ -272,13 +276,13 @@ TEST_CASE("values that cannot be are refused in a sentence: optimizers", "[mista
 TEST_CASE("values that cannot be are refused in a sentence: schedules and hooks", "[mistakes]") {
   const auto mistakes = schedule_mistakes();
   CHECK(faults_of(mistakes) == "");
-  CHECK(mistakes.size() == 45);
+  CHECK(mistakes.size() == 46);
 }
 
 TEST_CASE("values that cannot be are refused in a sentence: collectives", "[mistakes]") {
   const auto mistakes = collective_mistakes();
   CHECK(faults_of(mistakes) == "");
-  CHECK(mistakes.size() == 19);
+  CHECK(mistakes.size() == 20);
 }
 
 }  // namespace pacer::testing

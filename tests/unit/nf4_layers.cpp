@@ -186,8 +186,10 @@ TEST_CASE("what cannot be in 4 bits is refused with the reason, and nothing has 
   refused(both(), "the weight of down has elements that are not finite");
   net->down->to(at::kDouble);
   refused(both(), "the weight of down is Double");
-  CHECK_THAT(message_of<InvalidArgument>([&] { net->up->set_nf4(nn::Nf4Weight(3, 4, at::kFloat, true)); }),
-             ContainsSubstring("70 x 96"));
+  for (const auto& [out, in] : {std::pair(3, 4), std::pair(70, 4), std::pair(3, 96)}) {
+    const nn::Nf4Weight wrong(out, in, at::kFloat, true);
+    CHECK_THAT(message_of<InvalidArgument>([&] { net->up->set_nf4(wrong); }), ContainsSubstring("70 x 96"));
+  }
   CHECK_THAT(message_of<InvalidArgument>([] { nn::Nf4Weight(3, 4, at::kLong, true); }),
              ContainsSubstring("Long"));
 }

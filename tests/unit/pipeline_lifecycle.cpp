@@ -136,6 +136,7 @@ TEST_CASE("a pipeline says what is wrong with how it is set up, and changes noth
          s.options.cut({0, 7, 6});
        }},
       {"more stages than blocks", "fewer than the 2 stages", [](Setup& s, auto&) { s.depth = 1; }},
+      {"no blocks", "Blocks without a block", [](Setup& s, auto&) { s.depth = 0; }},
       {"no micro-batches", "micro", [](Setup&, PipelineShape& plan) { plan = one_f_one_b(0); }},
       {"interleaved with a rest", "multiple", [](Setup&, PipelineShape& plan) { plan = interleaved(3, 2); }},
       {"accumulation", "leave that hook out", use([] { return GradientAccumulation(4); })},
@@ -403,6 +404,26 @@ TEST_CASE("a grid has pipelines of stages, and replicas that follow one another"
   }
   REQUIRE_THROWS_WITH(Grid(worlds[0], 4), ContainsSubstring("6 ranks cannot be pipelines of 4 stages"));
   REQUIRE_THROWS_WITH(Grid(worlds[0], 0), ContainsSubstring("cannot be pipelines of 0 stages"));
+}
+
+TEST_CASE("a rank is told which blocks its stages have, and that it has no others", "[pipeline]") {
+  std::array<std::pair<int64_t, int64_t>, 2> blocks;
+  std::array<std::string, 2> refusals;
+  const auto messages = on_ranks(2, 1, Setup(), one_f_one_b(4), [&](PipelineRank& rank) {
+    const auto stage = static_cast<size_t>(rank.grid.stage());
+    blocks[stage] = rank.pipeline.blocks_of(0);
+    try {
+      (void)rank.pipeline.blocks_of(1);
+    } catch (const InvalidArgument& error) {
+      refusals[stage] = error.what();
+    }
+  });
+  REQUIRE(first_of(messages) == "");
+  CHECK(blocks[0] == std::pair<int64_t, int64_t>(0, 3));
+  CHECK(blocks[1] == std::pair<int64_t, int64_t>(3, 6));
+  for (const std::string& refusal : refusals) {
+    CHECK_THAT(refusal, ContainsSubstring("this rank has 1 stages of the Pipeline, and no stage 1"));
+  }
 }
 
 namespace {

@@ -339,6 +339,12 @@ TEST_CASE("what would give wrong gradients through a region is an error that say
         },
         x);
     REQUIRE_THAT(error_of([&] { z.sum().backward(); }), ContainsSubstring("pass it as an argument"));
+    // A leaf that is itself the result of the second run.
+    const Tensor whole = torch::ones({2, kSize}).requires_grad_();
+    int64_t runs = 0;
+    const Tensor last = recompute(
+        *module, [&](const Tensor& t) { return ++runs == 1 ? module(t) : whole; }, x);
+    REQUIRE_THAT(error_of([&] { last.sum().backward(); }), ContainsSubstring("pass it as an argument"));
   }
   SECTION("eval() between forward and backward") {
     const Tensor y = recompute(*module, f, x);
@@ -362,6 +368,16 @@ TEST_CASE("what would give wrong gradients through a region is an error that say
                  ContainsSubstring("returned 1 tensors in forward"));
   }
   REQUIRE(detail::get_random_state(at::kCPU).cpu.defined());
+}
+
+TEST_CASE("a parameter that is frozen between forward and backward gets no gradient", "[recompute]") {
+  torch::manual_seed(1);
+  Mlp module;
+  const Tensor y = recompute(*module, &MlpImpl::forward, torch::randn({2, kSize}).requires_grad_());
+  module->up->bias.requires_grad_(false);
+  y.sum().backward();
+  CHECK_FALSE(module->up->bias.grad().defined());
+  CHECK(module->up->weight.grad().defined());
 }
 
 TEST_CASE("an exception in the second run leaves everything as it was", "[recompute]") {

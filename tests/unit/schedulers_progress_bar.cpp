@@ -231,6 +231,7 @@ TEST_CASE("numbers are written for people", "[schedulers][progress]") {
   CHECK(detail::fixed_text(-NAN, 2) == "nan");
   CHECK(detail::short_text(-INFINITY, 3) == "-inf");
   CHECK(detail::short_text(2.5e-7, 3) == "2.5e-07");
+  CHECK(detail::duration_text(0.5) == "0.5 s");
   CHECK(detail::duration_text(8.44) == "8.4 s");
   CHECK(detail::duration_text(59.96) == "1 min 00 s");
   CHECK(detail::duration_text(3840) == "1 h 04 min");

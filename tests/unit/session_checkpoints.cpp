@@ -42,6 +42,10 @@ TEST_CASE("an old checkpoint that cannot be removed is a warning, once, and is t
   CHECK(list_folder(posix_file_system(), folder.path() + ".") == std::vector<std::string>{"step-0000000004"});
 }
 
+TEST_CASE("the name of a folder may end in slashes, and be that of the root", "[checkpoint]") {
+  for (const char* folder : {"/", "//", "x//"}) CHECK_NOTHROW(Checkpoints(CheckpointsOptions(folder)));
+}
+
 TEST_CASE("a run that was not resumed refuses the folder of another run before it trains",
           "[session][resume][checkpoint]") {
   const TemporaryFolder folder;

@@ -1,4 +1,5 @@
 // What Shards is made of: layouts, sums of parts, and the memory that it takes.
+#include <memory>
 #include <random>
 
 #include <pacer/schedulers/training_memory.h>
@@ -40,6 +41,58 @@ TEST_CASE("a layout gives every element of every tensor to exactly one rank", "[
     }
     REQUIRE(end <= layout.elements());
     REQUIRE(layout.elements() < end + 128 * (ranks + 1));
+  }
+}
+
+TEST_CASE("a tensor begins at a multiple of a piece where it would cross one, and only there", "[shards]") {
+  const ShardLayout layout({10, 10, 1, 300, 0, 10}, /*ranks=*/1, /*piece=*/256);
+  const std::vector<int64_t> begins = {0, 128, 256, 512, 896, 896};
+  for (size_t t = 0; t < begins.size(); ++t) {
+    CAPTURE(t);
+    CHECK(layout.begin(t) == begins[t]);
+  }
+  CHECK(layout.elements() == 1024);
+}
+
+TEST_CASE("a gradient that comes twice before its unit is sent adds up", "[shards]") {
+  const auto options = torch::TensorOptions().requires_grad(true);
+  const Tensor twice = torch::zeros({3}, options), once = torch::zeros({5}, options);
+  const ParameterShards::Group named = {{"twice", twice}, {"once", once}};
+  ParameterShards shards(named, Communicator::in_process(1)[0]);
+  shards.begin_backward();
+  for (const Tensor& parameter : {twice, twice, once}) parameter.sum().backward();
+  shards.end_backward();
+  shards.wait();
+  for (const auto& part : shards.parts()) {
+    CAPTURE(part.name);
+    CHECK(part.gradient.eq(part.name == "twice" ? 2 : 1).all().item<bool>());
+  }
+}
+
+TEST_CASE("updates take no more memory the longer they go on", "[shards]") {
+  constexpr int64_t kElements = 10'000;
+  for (const bool every : {false, true}) {
+    for (const bool in_groups : {false, true}) {
+      CAPTURE(every, in_groups);
+      const CountedCpuMemory memory;
+      const auto world = Communicator::in_process(1)[0];
+      const Tensor parameter = torch::zeros({kElements}, torch::TensorOptions().requires_grad(true));
+      const ParameterShards::Group all = {{"parameter", parameter}};
+      const auto options = ParameterShardsOptions().reduce_every_backward(every);
+      const auto shards = in_groups ? std::make_unique<ParameterShards>(
+                                          std::vector<ParameterShards::Group>{all}, world, options)
+                                    : std::make_unique<ParameterShards>(all, world, options);
+      int64_t after_first = 0;
+      for (int update = 0; update < 10; ++update) {
+        shards->begin_backward();
+        parameter.sum().backward();
+        shards->end_backward();
+        shards->wait();
+        if (update == 0) after_first = CountedCpuMemory::live();
+      }
+      // An operation may let go of its tensors a moment after it was waited for.
+      CHECK(CountedCpuMemory::live() - after_first < 4 * kElements * int64_t{sizeof(float)});
+    }
   }
 }
 

@@ -83,6 +83,11 @@ TEST_CASE("mistakes with Shards are told in a sentence", "[shards][mistakes]") {
          t.model->parameters().front().set_data(torch::ones({6, 4}));
          t.step();
        })},
+      {"the last parameter moved", {"was moved"}, train([](RankTrainer& t) {
+         const Tensor last = t.model->parameters().back();
+         last.set_data(last.detach().clone());
+         t.step();
+       })},
       {"a gradient by hand", {"gradient of its own", "0.weight"}, train([](RankTrainer& t) {
          t.begin_and_backward();
          t.model->parameters().front().mutable_grad() = torch::ones({6, 4});
