@@ -122,30 +122,39 @@ void check_equal(int64_t micro_steps) {
   CHECK(first_change(everything(behind.ranks), everything(ahead.ranks)) == "");
 }
 
-// After a step that failed half-way nothing is saved, and a state that is loaded heals.
+// Five steps into a run, with what was saved then.
 template <class O>
-void check_broken(Run<O>& run, const std::vector<NamedTensors>& states,
-                  const std::vector<NamedTensors>& errors) {
-  for (size_t rank = 0; rank < kRanks; ++rank) {
-    CAPTURE(rank);
-    O& optimizer = *run.ranks.optimizers[rank];
-    CHECK_THROWS_AS(optimizer.export_state(), Error);
-    CHECK_THROWS_AS(optimizer.export_rank_state(), Error);
-    CHECK_THROWS_AS(optimizer.begin_backward([] { return StepInputs(); }), Error);
-    CHECK_THROWS_AS(optimizer.prepare({}), Error);
-    optimizer.import_states(states[rank], errors[rank]);
-    CHECK(differing_name(states[rank], optimizer.export_state()) == "");
-    CHECK(differing_name(errors[rank], optimizer.export_rank_state()) == "");
+struct Trained {
+  Trained() : run(true) {
+    for (int64_t t = 0; t < kSteps; ++t) REQUIRE(first_of(run.step({run.ranks.gradients(t)})) == "");
+    for (const auto& optimizer : run.ranks.optimizers) {
+      states.push_back(cloned_state(optimizer->export_state()));
+      errors.push_back(cloned_state(optimizer->export_rank_state()));
+    }
   }
-}
 
-template <class O>
-void export_all(const Run<O>& run, std::vector<NamedTensors>& states, std::vector<NamedTensors>& errors) {
-  for (const auto& optimizer : run.ranks.optimizers) {
-    states.push_back(cloned_state(optimizer->export_state()));
-    errors.push_back(cloned_state(optimizer->export_rank_state()));
+  // The messages of the step that follows.
+  std::vector<std::string> step() { return run.step({run.ranks.gradients(kSteps)}); }
+
+  // After a step that failed half-way nothing is saved, and a state that is loaded heals.
+  void check_broken() {
+    for (size_t rank = 0; rank < kRanks; ++rank) {
+      CAPTURE(rank);
+      O& optimizer = *run.ranks.optimizers[rank];
+      CHECK_THROWS_AS(optimizer.export_state(), Error);
+      CHECK_THROWS_AS(optimizer.export_rank_state(), Error);
+      CHECK_THROWS_AS(optimizer.begin_backward([] { return StepInputs(); }), Error);
+      CHECK_THROWS_AS(optimizer.prepare({}), Error);
+      optimizer.import_states(states[rank], errors[rank]);
+      CHECK(differing_name(states[rank], optimizer.export_state()) == "");
+      CHECK(differing_name(errors[rank], optimizer.export_rank_state()) == "");
+    }
   }
-}
+
+  static constexpr int64_t kSteps = 5;
+  Run<O> run;
+  std::vector<NamedTensors> states, errors;  // by rank
+};
 
 }  // namespace
 
@@ -157,58 +166,50 @@ TEMPLATE_TEST_CASE("buckets that travel while backward runs have the bits of tho
 
 TEMPLATE_TEST_CASE("a gradient that is not finite is an error where momentum has left",
                    "[onebit_adam][onebit_lamb][overlap]", OneBitAdam, OneBitLamb) {
-  Run<TestType> run(true);
-  std::vector<NamedTensors> states, errors;
-  for (int64_t t = 0; t < 5; ++t) REQUIRE(first_of(run.step({run.ranks.gradients(t)})) == "");
-  export_all(run, states, errors);
+  Trained<TestType> trained;
+  Run<TestType>& run = trained.run;
   auto gradients = run.ranks.gradients(5);
   gradients[1][0][17] = std::nan("");
   for (const std::string& message : run.step({gradients})) CHECK(contains(message, "not finite"));
-  check_broken(run, states, errors);
+  trained.check_broken();
 }
 
 TEMPLATE_TEST_CASE("what changes a gradient whose momentum has left is refused, and the state with it",
                    "[onebit_adam][onebit_lamb][overlap]", OneBitAdam, OneBitLamb) {
-  Run<TestType> run(true);
-  std::vector<NamedTensors> states, errors;
-  for (int64_t t = 0; t < 5; ++t) REQUIRE(first_of(run.step({run.ranks.gradients(t)})) == "");
-  export_all(run, states, errors);
+  Trained<TestType> trained;
+  Run<TestType>& run = trained.run;
   std::vector<std::string> saved(kRanks);
   run.between = [&](size_t rank) {
     saved[rank] = error_of([&] { run.ranks.optimizers[rank]->export_state(); });
     (run.ranks.parameters[rank][3] * 2).sum().backward();
   };
-  for (const std::string& message : run.step({run.ranks.gradients(5)})) {
+  for (const std::string& message : trained.step()) {
     CHECK(contains(message, "after its momentum had left"));
   }
   for (const std::string& message : saved) CHECK(contains(message, "on the way to the other ranks"));
-  check_broken(run, states, errors);
+  trained.check_broken();
 }
 
 TEMPLATE_TEST_CASE("so is a gradient that is changed by hand between backward and step",
                    "[onebit_adam][onebit_lamb][overlap]", OneBitAdam, OneBitLamb) {
   for (const bool replaced : {false, true}) {
-    Run<TestType> run(true);
-    std::vector<NamedTensors> states, errors;
-    for (int64_t t = 0; t < 5; ++t) REQUIRE(first_of(run.step({run.ranks.gradients(t)})) == "");
-    export_all(run, states, errors);
+    Trained<TestType> trained;
+    Run<TestType>& run = trained.run;
     run.between = [&](size_t rank) {
       Tensor& gradient = run.ranks.parameters[rank][2].mutable_grad();
       replaced ? gradient = gradient.clone() : gradient.mul_(2);
     };
-    for (const std::string& message : run.step({run.ranks.gradients(5)})) {
+    for (const std::string& message : trained.step()) {
       CHECK(contains(message, "was changed after its momentum had left"));
     }
-    check_broken(run, states, errors);
+    trained.check_broken();
   }
 }
 
 TEMPLATE_TEST_CASE("a backward that fails after momentum has left stops the optimizer until it loads",
                    "[onebit_adam][onebit_lamb][overlap]", OneBitAdam, OneBitLamb) {
-  Run<TestType> run(true);
-  std::vector<NamedTensors> states, errors;
-  for (int64_t t = 0; t < 5; ++t) REQUIRE(first_of(run.step({run.ranks.gradients(t)})) == "");
-  export_all(run, states, errors);
+  Trained<TestType> trained;
+  Run<TestType>& run = trained.run;
   std::atomic<int> here{0};  // a rank that fails first would keep the others from starting
   for (const auto& of_rank : run.ranks.parameters) {
     of_rank[0].register_hook([&here](const Tensor&) -> Tensor {
@@ -216,11 +217,11 @@ TEMPLATE_TEST_CASE("a backward that fails after momentum has left stops the opti
       throw std::runtime_error("no memory is left");
     });
   }
-  for (const std::string& message : run.step({run.ranks.gradients(5)})) {
+  for (const std::string& message : trained.step()) {
     CHECK(!message.empty());
   }
   CHECK(run.ranks.parameters[0][0].grad().defined() == false);
-  check_broken(run, states, errors);
+  trained.check_broken();
 }
 
 TEMPLATE_TEST_CASE("overlap_backward is refused where something must be known first",
