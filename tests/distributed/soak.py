@@ -37,7 +37,9 @@ def soak(worker, steps, ranks=2, looks=20, patience=100_000, **arguments):
     """`steps` steps of each plan. Fails where anything grew."""
     # c10d's flight recorder remembers the last 2,000 operations, about 1 KB each, and for ever each process group
     # that there was. That is not pacer's.
-    environment = {"TORCH_FR_BUFFER_SIZE": "0"}
+    # NCCL makes each communicator on a thread of its own, and glibc gives new threads arenas, up to eight a core,
+    # which keep about 2 MB each: with one arena resident memory is what the communicators hold.
+    environment = {"TORCH_FR_BUFFER_SIZE": "0", "MALLOC_ARENA_MAX": "1"}
     phases = {}
     with Ranks(worker, "soak", ranks, environment, folder="{folder}", steps=steps, looks=looks, timeout=120_000,
                **arguments) as processes:

@@ -57,6 +57,7 @@ def main():
     dist.init_process_group("nccl" if on_gpu else "gloo")
     torch.manual_seed(1)
     ids = torch.randint(vocabulary, (batch, length), device=device)
+    targets = torch.randint(vocabulary, (batch, length), device=device)  # others: see training.h
     for as_view in (True, False):
         model = Model(layers, width, heads, vocabulary, length).to(device)
         ddp = nn.parallel.DistributedDataParallel(model, device_ids=[rank] if on_gpu else None,
@@ -65,7 +66,7 @@ def main():
 
         def step():
             with torch.autocast(device.type, torch.bfloat16):
-                loss = ddp(ids, ids)
+                loss = ddp(ids, targets)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()

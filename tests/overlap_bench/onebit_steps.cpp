@@ -25,8 +25,7 @@ void print_parts(const World& world, const std::string& what, Training& training
     synchronize();
     world->barrier();
     bench::Stopwatch until_backward;
-    auto [x] = training.session->begin(training.ids);
-    training.session->backward(training.model->loss(x, x));
+    training.backward();
     synchronize();
     backward.push_back(until_backward.milliseconds());
     bench::Stopwatch of_step;
@@ -63,6 +62,8 @@ void time_onebit(const Shape& shape, const World& world, int rounds, int steps) 
           return std::make_unique<pacer::OneBitAdam>(std::move(parameters), options, ranks);
         });
     for (int i = 0; i < 4; ++i) training.step();
+    const auto& optimizer = dynamic_cast<const pacer::OneBitAdam&>(*training.optimizer);
+    pacer::require(optimizer.phase() == pacer::OneBitPhase::compressed, "OneBitAdam is still in its warm-up");
     print(*world, what, slowest(*world, rounds, steps, [&] { training.step(); }));
     if (!mebibytes && !overlap) print_parts(world, "OneBitAdam", training);
     training.session->finish();

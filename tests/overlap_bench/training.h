@@ -115,16 +115,22 @@ struct Training {
     hooks(*session);
     const auto options = at::TensorOptions().dtype(at::kLong).device(world->device());
     ids = torch::randint(shape.vocabulary, {shape.batch, shape.length}, options);
+    targets = torch::randint(shape.vocabulary, {shape.batch, shape.length}, options);
+  }
+  void backward() {
+    auto [x, y] = session->begin(ids, targets);
+    session->backward(model->loss(x, y));
   }
   void step() {
-    auto [x] = session->begin(ids);
-    session->backward(model->loss(x, x));
+    backward();
     session->step();
   }
   Model model;
   std::unique_ptr<torch::optim::Optimizer> optimizer;
   std::unique_ptr<pacer::Session> session;
-  Tensor ids;
+  // Different ones: a tied embedding of unit variance predicts its own input without an error, and all gradients
+  // would be zero.
+  Tensor ids, targets;
 };
 
 inline void print(pacer::Communicator& world, const std::string& what, double milliseconds) {
