@@ -125,6 +125,5 @@ int main(int argc, char** argv) {
   }
   timed("DataParallel step, clipping",
         [](pacer::Session& session) { session.use(pacer::GradientClipping(1.0)); });
-  if (world->rank() == 0) std::fflush(stdout);
   world->barrier();
 }

@@ -134,7 +134,9 @@ struct Training {
 };
 
 inline void print(pacer::Communicator& world, const std::string& what, double milliseconds) {
-  if (world.rank() == 0) std::printf("| %s | %.3f |\n", what.c_str(), milliseconds);
+  if (world.rank() != 0) return;
+  std::printf("| %s | %.3f |\n", what.c_str(), milliseconds);
+  std::fflush(stdout);  // a table of slow links takes minutes
 }
 
 }  // namespace overlap_bench
