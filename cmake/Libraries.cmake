@@ -21,8 +21,9 @@ set(PACER_SANITIZE_FLAGS "")
 set(PACER_TEST_ENVIRONMENT "")
 if(PACER_SANITIZE STREQUAL "address")
   set(PACER_SANITIZE_FLAGS -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer)
+  # Tests ask for memory that is not to be had, and expect LibTorch's error.
   set(PACER_TEST_ENVIRONMENT "LSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/cmake/leaks.txt:print_suppressions=0"
-    "UBSAN_OPTIONS=print_stacktrace=1")
+    "UBSAN_OPTIONS=print_stacktrace=1" "ASAN_OPTIONS=allocator_may_return_null=1")
 elseif(PACER_SANITIZE STREQUAL "thread")
   set(PACER_SANITIZE_FLAGS -fsanitize=thread -fno-omit-frame-pointer)
   # LibTorch is not instrumented, so what it does to its own memory looks like races.

@@ -79,13 +79,19 @@ bool is_asked_by_program(void* caller) {
   return walk.by_program;
 }
 
-void* taken(size_t bytes, size_t alignment, void* caller) {
-  if (is_armed && is_asked_by_program(caller) && fails_now()) throw std::bad_alloc();
+// Null where there is none.
+void* taken_quietly(size_t bytes, size_t alignment) {
   void* memory = alignment == 0
                      ? std::malloc(std::max<size_t>(bytes, 1))
                      : std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+  if (memory != nullptr) ++live_allocations;
+  return memory;
+}
+
+void* taken(size_t bytes, size_t alignment, void* caller) {
+  if (is_armed && is_asked_by_program(caller) && fails_now()) throw std::bad_alloc();
+  void* memory = taken_quietly(bytes, alignment);
   if (memory == nullptr) throw std::bad_alloc();
-  ++live_allocations;
   return memory;
 }
 
@@ -143,6 +149,13 @@ int64_t next_allocation(int64_t nth) {
 
 void* operator new(size_t bytes) { return pacer::testing::taken(bytes, 0, __builtin_return_address(0)); }
 void* operator new[](size_t bytes) { return pacer::testing::taken(bytes, 0, __builtin_return_address(0)); }
+// Who asks so goes on without; it is here so that memory goes back to where it came from.
+void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
+  return pacer::testing::taken_quietly(bytes, 0);
+}
+void* operator new[](size_t bytes, const std::nothrow_t&) noexcept {
+  return pacer::testing::taken_quietly(bytes, 0);
+}
 void* operator new(size_t bytes, std::align_val_t alignment) {
   return pacer::testing::taken(bytes, static_cast<size_t>(alignment), __builtin_return_address(0));
 }

