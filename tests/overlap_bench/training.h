@@ -128,8 +128,8 @@ struct Training {
   Model model;
   std::unique_ptr<torch::optim::Optimizer> optimizer;
   std::unique_ptr<pacer::Session> session;
-  // Different ones: a tied embedding of unit variance predicts its own input without an error, and all gradients
-  // would be zero.
+  // Different ones: a tied embedding of unit variance predicts its own input without an error, and all
+  // gradients would be zero.
   Tensor ids, targets;
 };
 
