@@ -16,6 +16,7 @@
 #include <pacer/optimizers/onebit_adam.h>
 #include <pacer/optimizers/onebit_lamb.h>
 
+#include "sharded_step.h"
 #include "support/nearest_name.h"
 
 namespace slow_network {
@@ -123,6 +124,7 @@ std::function<void()> compressed_step(const Parameters& parameters, const World&
 struct Kind {
   std::string name, title;
   std::function<std::function<void()>(const Parameters&, const World&)> make;
+  bool has_backward = false;  // which makes the gradients
 };
 
 const std::vector<Kind>& kinds() {
@@ -131,6 +133,7 @@ const std::vector<Kind>& kinds() {
   constexpr auto kAdamW = averaged_step<FusedAdamW, FusedAdamWOptions>;
   constexpr auto kLamb = averaged_step<FusedLamb, FusedLambOptions>;
   constexpr auto kOneBitAdam = compressed_step<OneBitAdam, OneBitAdamOptions>;
+  constexpr auto kWorld = pacer::ShardGroup::world;
   constexpr auto kOneBitLamb = compressed_step<OneBitLamb, OneBitLambOptions>;
   static const std::vector<Kind> all = {
       {"fp32", "FusedAdamW fp32", [=](const auto& p, const auto& w) { return kAdamW(p, w, {}); }},
@@ -154,6 +157,12 @@ const std::vector<Kind>& kinds() {
        [=](const auto& p, const auto& w) {
          return kOneBitLamb(p, w, OneBitLambOptions().hierarchical(true));
        }},
+      {"shards", "Shards", [](const auto& p, const auto& w) { return sharded_step(p, w, false, kWorld); },
+       true},
+      {"shards-nodes", "Shards in nodes",
+       [](const auto& p, const auto& w) { return sharded_step(p, w, false, pacer::ShardGroup::node); }, true},
+      {"shards-blocks", "Shards of blocks",
+       [](const auto& p, const auto& w) { return sharded_step(p, w, true, kWorld); }, true},
   };
   return all;
 }
@@ -201,8 +210,11 @@ collectives::Way make_step(const std::string& optimizer, const Model& model, con
   const Parameters parameters = make_parameters(model, world->device());
   collectives::Way way;
   way.name = title_of(optimizer);
-  way.prepare = [parameters, world] { fill_gradients(parameters, world->rank()); };
-  way.run = kind_named(optimizer).make(parameters, world);
+  const Kind& kind = kind_named(optimizer);
+  way.prepare = [parameters, world, fill = !kind.has_backward] {
+    if (fill) fill_gradients(parameters, world->rank());
+  };
+  way.run = kind.make(parameters, world);
   return way;
 }
 

@@ -1,0 +1,25 @@
+// A training step of FusedAdamW whose ranks share the work out, for a model of which there are only the
+// shapes.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <pacer/collectives/communicator.h>
+#include <pacer/schedulers/shards.h>
+
+namespace slow_network {
+
+// What ranks have parts of: gradients and state, or with `blocks` the parameters, too; of the world or of a
+// node. The model adds up its parameters, so that forward and backward take as long as reading and writing
+// them.
+std::function<void()> sharded_step(const std::vector<std::pair<std::string, at::Tensor>>& parameters,
+                                   const std::shared_ptr<pacer::Communicator>& world, bool blocks,
+                                   pacer::ShardGroup over);
+
+}  // namespace slow_network
