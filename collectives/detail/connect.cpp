@@ -119,6 +119,7 @@ Connection connect(const Meeting& meeting, const CommunicatorOptions& options) {
   Joiner joiner;
   joiner.gloo.address = met.address;
   joiner.gloo.timeout = options.timeout();
+  joiner.gloo.one_host = met.roster->is_one_host();
   joiner.roster = met.roster;
   connection.control =
       set_up("Gloo", met, [&] { return joiner.join_gloo(met.gather, meeting.rank, meeting.world_size); });

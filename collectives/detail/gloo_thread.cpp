@@ -182,16 +182,20 @@ std::unique_ptr<GlooGroup> GlooThread::make_group(Connect connect) noexcept {
   return group;
 }
 
+// Returns what was thrown, which wait() rethrows.
+std::exception_ptr GlooThread::start_messages(GlooOperation& operation) noexcept {
+  try {
+    operation.messages = operation.start();
+    return nullptr;
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
 void GlooThread::start_next(std::unique_lock<std::mutex>& lock) {
   const OperationPtr operation = to_start_.front();
   lock.unlock();
-  std::exception_ptr failure;
-  try {
-    operation->messages = operation->start();
-  } catch (...) {  // rethrown by wait()
-    failure = std::current_exception();
-  }
-  operation->start = nullptr;
+  const std::exception_ptr failure = start_messages(*operation);
   lock.lock();
   started_.splice(started_.end(), to_start_, to_start_.begin());
   if (failure == nullptr && !operation->messages.empty()) return;
@@ -201,8 +205,9 @@ void GlooThread::start_next(std::unique_lock<std::mutex>& lock) {
 }
 
 void GlooThread::wait_for_next(std::unique_lock<std::mutex>& lock) {
-  GlooMessages& messages = started_.front()->messages;
-  const std::chrono::milliseconds limit = limit_of_gloo(*started_.front());
+  const OperationPtr operation = started_.front();
+  GlooMessages& messages = operation->messages;
+  const std::chrono::milliseconds limit = limit_of_gloo(*operation);
   awaited_ = messages.back();
   lock.unlock();
   bool is_through = false;  // false without a failure: wake() has ended the wait
@@ -213,6 +218,7 @@ void GlooThread::wait_for_next(std::unique_lock<std::mutex>& lock) {
     failure = std::current_exception();
   }
   if (is_through) messages.pop_back();
+  if (failure == nullptr && messages.empty()) failure = start_messages(*operation);
   lock.lock();
   awaited_.reset();
   if (failure == nullptr && !messages.empty()) return;
@@ -227,7 +233,10 @@ void GlooThread::conclude(std::unique_lock<std::mutex>& lock, std::list<Operatio
   for (const OperationPtr& operation : operations) set_done(*operation, failure);
   lock.unlock();
   progress_.notify_all();
-  for (const OperationPtr& operation : operations) operation->messages.clear();
+  for (const OperationPtr& operation : operations) {
+    operation->messages.clear();
+    operation->start = nullptr;
+  }
   operations.clear();
   lock.lock();
 }

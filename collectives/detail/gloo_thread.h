@@ -38,7 +38,8 @@ struct GlooOperation {
 
   const std::chrono::milliseconds timeout;
   const GlooClock::time_point deadline = GlooClock::now() + timeout;
-  // Of the thread: what begins the messages, and those of them that are not known to be through.
+  // Of the thread: what begins the next messages, called again when they are through until it begins none,
+  // and those of them that are not known to be through.
   std::function<GlooMessages()> start;
   GlooMessages messages;
   // Guarded by GlooThread's mutex.
@@ -86,6 +87,7 @@ class GlooThread : public std::enable_shared_from_this<GlooThread> {
  private:
   void run(Connect connect) noexcept;
   std::unique_ptr<GlooGroup> make_group(Connect connect) noexcept;
+  std::exception_ptr start_messages(GlooOperation& operation) noexcept;
   void start_next(std::unique_lock<std::mutex>& lock);
   void wait_for_next(std::unique_lock<std::mutex>& lock);
   void conclude(std::unique_lock<std::mutex>& lock, std::list<OperationPtr> operations,

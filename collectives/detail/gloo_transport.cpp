@@ -38,6 +38,9 @@ constexpr Milliseconds kGrace{500};
 // A deadline that is over on every clock, also on one that was set back.
 constexpr Milliseconds kOverAtOnce = -std::chrono::hours(24 * 365);
 
+// Bytes from which on the time of a message counts, and not the wait for it.
+constexpr int64_t kLongMessage = 128 << 10;
+
 // abort() waits so long: closing a connection takes Gloo up to 10 ms.
 Milliseconds abort_limit(int world_size) { return Milliseconds(1000) + world_size * Milliseconds(20); }
 
@@ -117,6 +120,7 @@ class GlooTransport final : public Transport {
   explicit GlooTransport(const GlooSetup& setup)
       : rank_(setup.rank),
         world_size_(setup.world_size),
+        one_host_(setup.one_host),
         thread_(std::make_shared<GlooThread>(abort_limit(setup.world_size))),
         connections_(static_cast<Connections&>(thread_->connect(
             [setup](const std::function<void()>& met) { return std::make_unique<Connections>(setup, met); },
@@ -181,9 +185,9 @@ class GlooTransport final : public Transport {
     for (const Message& message : messages) {
       parts.push_back({bytes_of(message.tensor), message.peer, message.is_sent});
     }
-    return start_messages(timeout, [parts = std::move(parts)](Connections& to) {
+    return start_messages(timeout, [parts = std::move(parts)](Connections& to) mutable {
       GlooMessages works;
-      for (const Part& part : parts) {
+      for (const Part& part : std::exchange(parts, {})) {
         works.push_back(part.is_sent ? to.send(kMessageTags, part.bytes, part.peer)
                                      : to.receive(kMessageTags, part.bytes, part.peer));
       }
@@ -206,24 +210,38 @@ class GlooTransport final : public Transport {
                    " bytes, but expects ", from_self.numel());
     const at::NoGradGuard no_grad;
     if (from_self.const_data_ptr() != to_self.const_data_ptr()) from_self.copy_(to_self);
-    return start_messages(
-        timeout,
-        [received, sent, rank = rank_, world_size = world_size_](Connections& to) {
-          GlooMessages works;
-          // Each rank begins with its neighbour, so that not all send to the same one.
-          for (int distance = 1; distance < world_size; ++distance) {
-            const int from = (rank + world_size - distance) % world_size;
-            const at::Tensor& chunk = received[static_cast<size_t>(from)];
-            if (chunk.numel() > 0) works.push_back(to.receive(kExchangeTags, chunk, from));
-          }
-          for (int distance = 1; distance < world_size; ++distance) {
-            const int peer = (rank + distance) % world_size;
-            const at::Tensor& chunk = sent[static_cast<size_t>(peer)];
-            if (chunk.numel() > 0) works.push_back(to.send(kExchangeTags, chunk, peer));
-          }
-          return works;
-        },
-        std::move(after));
+    const auto start = [received, sent, rank = rank_, world_size = world_size_, distance = 0,
+                        at_once = peers_at_once(received, sent)](Connections& to) mutable {
+      GlooMessages works;
+      // Each rank begins with its neighbour, so that not all send to the same one.
+      while (works.empty() && distance < world_size - 1) {
+        const int begin = distance + 1;
+        distance = std::min(distance + at_once, world_size - 1);
+        for (int d = begin; d <= distance; ++d) {
+          const int from = (rank + world_size - d) % world_size;
+          const at::Tensor& chunk = received[static_cast<size_t>(from)];
+          if (chunk.numel() > 0) works.push_back(to.receive(kExchangeTags, chunk, from));
+        }
+        for (int d = begin; d <= distance; ++d) {
+          const int peer = (rank + d) % world_size;
+          const at::Tensor& chunk = sent[static_cast<size_t>(peer)];
+          if (chunk.numel() > 0) works.push_back(to.send(kExchangeTags, chunk, peer));
+        }
+      }
+      return works;
+    };
+    return start_messages(timeout, start, std::move(after));
+  }
+
+  // Peers at a time. Where seven send to one link, TCP shares it so unevenly that it is idle for a sixth of
+  // the time, so long messages go to one peer after the other.
+  int peers_at_once(const std::vector<at::Tensor>& received, const std::vector<at::Tensor>& sent) const {
+    if (one_host_) return world_size_;
+    int64_t longest = 0;
+    for (const auto* chunks : {&received, &sent}) {
+      for (const at::Tensor& chunk : *chunks) longest = std::max(longest, chunk.numel());
+    }
+    return longest >= kLongMessage ? 1 : world_size_;
   }
 
   static std::vector<at::Tensor> chunks_of(const at::Tensor& tensor, const std::vector<int64_t>& counts) {
@@ -272,6 +290,7 @@ class GlooTransport final : public Transport {
 
   const int rank_;
   const int world_size_;
+  const bool one_host_;
   const std::shared_ptr<GlooThread> thread_;
   Connections& connections_;  // the thread's
 };

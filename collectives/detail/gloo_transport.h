@@ -14,7 +14,8 @@ struct GlooSetup {
   Gather gather;  // how the ranks tell each other their addresses
   int rank = 0;
   int world_size = 1;
-  std::string address;  // of this host, to listen at
+  std::string address;   // of this host, to listen at
+  bool one_host = true;  // whether all ranks are on it, so that no link is shared
   std::chrono::milliseconds timeout{};
 };
 

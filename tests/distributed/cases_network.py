@@ -141,6 +141,17 @@ def links_down_and_reset(worker):
 
 
 @case
+def long_messages(worker):
+    """Between hosts they go to one rank after the other, where some have nothing for each other, too."""
+    def scene(network):
+        with Ranks(worker, "operations", HOSTS, inside=network.inside, host=network.address(0), port=PORT,
+                   count=70_000) as ranks:
+            ranks.end(patience=120)
+
+    in_a_network(scene)
+
+
+@case
 def resets(worker):
     """All connections of a host are reset at a random moment of two steps, in which its ranks may be sending: every rank ends
     by itself, in time, and none is left in a call that does not return."""

@@ -46,19 +46,14 @@ void check_sums(Transport& world, int rank, int world_size, int64_t n, at::Scala
   expect_equal(output, chunk, "reduce_scatter", n);
 }
 
-void check_moves(Transport& world, int rank, int world_size, int64_t n, at::ScalarType type) {
-  at::Tensor all = at::zeros({world_size * n}, type);
-  world.all_gather(all, values(rank, 0, n, type), kTimeout)->wait();
-  for (int other = 0; other < world_size; ++other) {
-    expect_equal(all.narrow(0, other * n, n), values(other, 0, n, type), "all_gather", n);
-  }
-
-  // Rank r sends (r + k) % 3 * n elements to rank k: nothing for some.
+// Rank r sends count(r, k) elements to rank k.
+template <class Count>
+void check_all_to_all(Transport& world, int rank, int world_size, at::ScalarType type, const Count& count) {
   std::vector<int64_t> sent, received;
   int64_t total = 0, total_received = 0;
   for (int other = 0; other < world_size; ++other) {
-    sent.push_back((rank + other) % 3 * n);
-    received.push_back((other + rank) % 3 * n);
+    sent.push_back(count(rank, other));
+    received.push_back(count(other, rank));
     total += sent.back();
     total_received += received.back();
   }
@@ -67,11 +62,24 @@ void check_moves(Transport& world, int rank, int world_size, int64_t n, at::Scal
   int64_t offset = 0;
   for (int other = 0; other < world_size; ++other) {
     int64_t first = 0;
-    for (int before = 0; before < rank; ++before) first += (other + before) % 3 * n;
-    const int64_t count = received[static_cast<size_t>(other)];
-    expect_equal(output.narrow(0, offset, count), values(other, first, count, type), "all_to_all", n);
-    offset += count;
+    for (int before = 0; before < rank; ++before) first += count(other, before);
+    const int64_t own = received[static_cast<size_t>(other)];
+    expect_equal(output.narrow(0, offset, own), values(other, first, own, type), "all_to_all", own);
+    offset += own;
   }
+}
+
+void check_moves(Transport& world, int rank, int world_size, int64_t n, at::ScalarType type) {
+  at::Tensor all = at::zeros({world_size * n}, type);
+  world.all_gather(all, values(rank, 0, n, type), kTimeout)->wait();
+  for (int other = 0; other < world_size; ++other) {
+    expect_equal(all.narrow(0, other * n, n), values(other, 0, n, type), "all_gather", n);
+  }
+
+  // Nothing for some.
+  check_all_to_all(world, rank, world_size, type, [=](int from, int to) { return (from + to) % 3 * n; });
+  check_all_to_all(world, rank, world_size, type,
+                   [=](int from, int to) { return to == (from + world_size - 1) % world_size ? n : 0; });
 
   for (int root = 0; root < world_size; ++root) {
     const at::Tensor tensor = values(rank, 0, n, type);
@@ -92,11 +100,33 @@ void check_moves(Transport& world, int rank, int world_size, int64_t n, at::Scal
   expect_equal(second, values(left, 3, n, type), "receive", n);
 }
 
+// Long gathers, which between hosts go to one rank after the other, and short ones behind them, under way at
+// once.
+void check_gathers_at_once(Transport& world, int rank, int world_size, int64_t n) {
+  std::vector<at::Tensor> gathered;
+  std::vector<TransportWorkPtr> works;
+  for (int i = 0; i < 6; ++i) {
+    const int64_t count = i % 2 == 0 ? n : 1;
+    gathered.push_back(at::zeros({world_size * count}));
+    works.push_back(world.all_gather(gathered.back(), values(rank, i, count, at::kFloat), kTimeout));
+  }
+  for (size_t i = works.size(); i-- > 0;) works[i]->wait();
+  for (int i = 0; i < 6; ++i) {
+    const int64_t count = i % 2 == 0 ? n : 1;
+    for (int other = 0; other < world_size; ++other) {
+      expect_equal(gathered[static_cast<size_t>(i)].narrow(0, other * count, count),
+                   values(other, i, count, at::kFloat), "all_gather among others", count);
+    }
+  }
+}
+
 const AddScenario operations("operations", [](const Player& player) {
   const detail::Connection world = player.connect();
   expect(world.data->name() == "Gloo" && world.data->device().is_cpu(), "the data to go over Gloo");
+  const std::vector<int64_t> counts =
+      player.has("count") ? std::vector<int64_t>{player.number("count")} : std::vector<int64_t>{1, 1000};
   for (Transport* transport : {world.data.get(), world.control.get()}) {
-    for (const int64_t n : {1, 1000}) {
+    for (const int64_t n : counts) {
       for (const auto type :
            {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf, at::kLong, at::kInt, at::kByte}) {
         check_sums(*transport, player.rank, player.world_size, n, type);
@@ -105,6 +135,7 @@ const AddScenario operations("operations", [](const Player& player) {
       for (const auto type : {at::kBool, at::kShort, at::kComplexFloat}) {
         check_moves(*transport, player.rank, player.world_size, n, type);
       }
+      check_gathers_at_once(*transport, player.rank, player.world_size, n);
     }
   }
   // Shapes other than rows, and parameters.

@@ -1,5 +1,6 @@
 // The thread of a Gloo transport with connections and messages that do what a test wants: above all, not
 // return.
+#include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <mutex>
@@ -7,6 +8,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include <pacer/collectives/detail/gloo_thread.h>
 #include <pacer/collectives/detail/transport.h>
@@ -105,7 +107,9 @@ std::shared_ptr<GlooThread> connected(const Calls& calls, std::chrono::milliseco
 std::shared_ptr<GlooOperation> started(GlooThread& thread, std::function<GlooMessages()> start,
                                        std::chrono::milliseconds limit = 10s) {
   auto operation = std::make_shared<GlooOperation>(limit);
-  operation->start = std::move(start);
+  operation->start = [start = std::move(start), has_begun = false]() mutable {
+    return std::exchange(has_begun, true) ? GlooMessages() : start();
+  };
   thread.start(operation);
   return operation;
 }
@@ -227,6 +231,41 @@ TEST_CASE("what Gloo throws fails the operation alone, without the place in its 
   thread->wait(*second);
   end(thread);
   CHECK_THROWS_WITH(thread->require_open(), "the connections of this rank were closed by abort()");
+}
+
+TEST_CASE("an operation begins messages until it has none, each after those before", "[collectives]") {
+  const auto thread = connected({});
+  const std::vector<c10::intrusive_ptr<Message>> messages = {message(), message()};
+  std::atomic<size_t> begun{0};
+  const bool fails = GENERATE(false, true);
+  const auto rounds = std::make_shared<GlooOperation>(10s);
+  rounds->start = [&, round = size_t{0}]() mutable -> GlooMessages {
+    if (round == messages.size()) {
+      if (fails) throw std::runtime_error("no third round");
+      return {};
+    }
+    begun = round + 1;
+    return {messages[round++]};
+  };
+  thread->start(rounds);
+  const auto next = message();
+  const auto behind = started(*thread, [&] { return GlooMessages{next}; });
+  next->arrive();
+  for (size_t round = 0; round < messages.size(); ++round) {
+    while (begun <= round) std::this_thread::yield();
+    std::this_thread::sleep_for(20ms);
+    CHECK(begun == round + 1);
+    CHECK_FALSE(thread->is_done(*rounds));
+    CHECK_FALSE(thread->is_done(*behind));
+    messages[round]->arrive();
+  }
+  if (fails) {
+    CHECK_THROWS_WITH(thread->wait(*rounds), Catch::Matchers::ContainsSubstring("no third round"));
+  } else {
+    thread->wait(*rounds);
+  }
+  thread->wait(*behind);
+  end(thread);
 }
 
 }  // namespace pacer::testing::gloo_thread
