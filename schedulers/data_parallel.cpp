@@ -27,7 +27,7 @@ void DataParallel::join() {
   options.bucket_bytes(options_.bucket_bytes()).first_bucket_bytes(options_.first_bucket_bytes());
   options.wire_dtype(options_.wire_dtype()).unused_is_zero(options_.unused_is_zero());
   options.in_place(options_.in_place());
-  bucketer_.reset();  // takes its hooks from the parameters before the next one adds its own
+  bucketer_.reset();  // gives its memory back before the next one takes as much
   const auto named = detail::named_optimizer_parameters(parts());
   std::vector<at::Tensor> may_stay_local;
   if (parts().session_optimizer()) may_stay_local = parts().session_optimizer()->local_parameters();

@@ -42,6 +42,21 @@ def hash_of(ranks):
     return {rank.said("^hash (.*)")[0][1] for rank in ranks}
 
 
+@case
+def places(worker):
+    """Ranks that know an address only find out that each of them is alone on its host."""
+    def scene(network):
+        with Ranks(worker, "environment", HOSTS, inside=network.inside, only=()) as ranks:
+            for number in range(HOSTS):
+                ranks.start(number, environment={"RANK": str(number), "WORLD_SIZE": str(HOSTS), "MASTER_PORT": str(PORT),
+                                                 "MASTER_ADDR": network.address(0)})
+            for number, rank in enumerate(ranks):
+                rank.end()
+                expect(rank.said(f"rank {number} of {HOSTS}, here 0 of 1, by nodes of 1$"), rank.story())
+
+    in_a_network(scene)
+
+
 @contextlib.contextmanager
 def losses(network, percent):
     """Every host drops this share of the packets that it sends."""

@@ -2,7 +2,9 @@
 // for which of them and when.
 #include <algorithm>
 #include <chrono>
+#include <future>
 #include <memory>
+#include <stdexcept>
 #include <thread>
 
 #include <pacer/collectives/communicator.h>
@@ -57,6 +59,30 @@ detail::OperationParts slow_messages(int count, std::chrono::milliseconds takes)
   return parts;
 }
 
+// Moves nothing, and tells when it is aborted.
+class IdleTransport : public detail::Transport {
+ public:
+  std::string name() const override { return "idle"; }
+  at::Device device() const override { return at::kCPU; }
+  detail::TransportWorkPtr all_reduce(const Tensor&, Milliseconds) override { return nullptr; }
+  detail::TransportWorkPtr reduce_scatter(const Tensor&, const Tensor&, Milliseconds) override {
+    return nullptr;
+  }
+  detail::TransportWorkPtr all_gather(const Tensor&, const Tensor&, Milliseconds) override { return nullptr; }
+  detail::TransportWorkPtr all_to_all(const Tensor&, const std::vector<int64_t>&, const Tensor&,
+                                      const std::vector<int64_t>&, Milliseconds) override {
+    return nullptr;
+  }
+  detail::TransportWorkPtr broadcast(const Tensor&, int, Milliseconds) override { return nullptr; }
+  detail::TransportWorkPtr exchange(const std::vector<Message>&, Milliseconds) override { return nullptr; }
+  void abort() noexcept override { aborted_.set_value(); }
+  std::shared_future<void> aborted() const { return future_; }
+
+ private:
+  std::promise<void> aborted_;
+  std::shared_future<void> future_{aborted_.get_future()};
+};
+
 }  // namespace
 
 TEST_CASE("F3: the messages of an operation, and those before it, share the deadline of the call",
@@ -76,6 +102,37 @@ TEST_CASE("F3: the messages of an operation, and those before it, share the dead
     CHECK(operation->is_done());
     earlier->wait();
   }
+}
+
+TEST_CASE("what waits when its communicator ends is never started, and says why", "[collectives]") {
+  // Either the operation under way is through before it hears of the end, or the end makes it fail.
+  const bool fails = GENERATE(false, true);
+  const auto transport = std::make_shared<IdleTransport>();
+  auto queue = std::make_unique<detail::OperationQueue>(transport);
+  std::promise<void> begun;
+  detail::OperationParts two_messages = slow_messages(1, 0ms);
+  two_messages.parts.emplace_back([&, aborted = transport->aborted()](detail::Transport&, auto) {
+    begun.set_value();
+    aborted.wait();
+    if (fails) throw std::runtime_error("cut off");
+    return nullptr;
+  });
+  bool is_started = false;
+  const auto under_way = queue->start(std::move(two_messages), 10s);
+  const auto waiting = queue->start(detail::OperationPart([&](detail::Transport&, auto) {
+                                      is_started = true;
+                                      return nullptr;
+                                    }),
+                                    10s);
+  begun.get_future().wait();
+  queue.reset();
+  if (fails) {
+    CHECK_THROWS_WITH(under_way->wait(), "cut off");
+  } else {
+    under_way->wait();
+  }
+  CHECK_THROWS_WITH(waiting->wait(), fails ? "cut off" : "the communicator has ended");
+  CHECK_FALSE(is_started);
 }
 
 TEST_CASE("threads can add in another order than that of the ranks", "[collectives]") {

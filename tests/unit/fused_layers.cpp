@@ -4,9 +4,13 @@
 
 #include <memory>
 #include <optional>
+#include <set>
+#include <utility>
+#include <vector>
 
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/nn/modules/container/any.h>
 
 #include <pacer/modules/fp8_scaling.h>
@@ -139,6 +143,28 @@ TEST_CASE("what happens around a pass of a fused layer leaves its results alone"
       of_later.backward(dy);
     }
     CHECK(later.grad().equal(wanted.dx));
+  });
+}
+
+TEST_CASE("gradients are added up inside the nodes of a fused layer, not between them", "[modules][fused]") {
+  for_all_layers([](auto layer) {
+    CAPTURE(layer->name());
+    const Tensor y = layer->forward(batch().requires_grad_());
+    std::set<std::pair<torch::autograd::Node*, uint32_t>> ways;
+    std::set<torch::autograd::Node*> seen;
+    std::vector<torch::autograd::Node*> waiting = {y.grad_fn().get()};
+    while (!waiting.empty()) {
+      torch::autograd::Node* const node = waiting.back();
+      waiting.pop_back();
+      if (!seen.insert(node).second) continue;
+      for (const auto& edge : node->next_edges()) {
+        if (!edge.is_valid()) continue;
+        CAPTURE(node->name(), edge.function->name());
+        CHECK(ways.emplace(edge.function.get(), edge.input_nr).second);
+        waiting.push_back(edge.function.get());
+      }
+    }
+    CHECK(seen.size() > layer->parameters().size());
   });
 }
 
