@@ -64,9 +64,6 @@ struct OneBitLambOptions : public torch::optim::OptimizerCloneableOptions<OneBit
   TORCH_ARG(bool, compress_alone) = false;
   TORCH_ARG(std::optional<int64_t>, bucket_bytes);
   TORCH_ARG(bool, overlap_backward) = false;
-  // Each node is one worker: gradients are averaged in full precision inside nodes, and signs travel between
-  // nodes only, W / Communicator::ranks_per_node() instead of W workers' of them. Needs as many ranks on
-  // every node. With a single node nothing is compressed.
   TORCH_ARG(bool, hierarchical) = false;
   TORCH_ARG(bool, one_bit) = true;
 

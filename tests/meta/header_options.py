@@ -13,7 +13,7 @@ STATE = {"FusedAdamStateFields"}  # has TORCH_ARG for LibTorch's sake and is not
 PARTS = {"EpochSampler", "LayerDropImpl", "Pipeline"}  # no hooks by their class, and listed among them
 # Members whose comment above is about the member before them alone.
 ALONE = {"FusedAdamOptions.master_weights", "FusedAdamOptions.rounding", "LayerNormMlpOptions.eps",
-         "LayerNormMlpOptions.residual", "OneBitLambOptions.one_bit", "TrainingMemoryOptions.unit_bytes"}
+         "LayerNormMlpOptions.residual", "TrainingMemoryOptions.unit_bytes"}
 
 
 def said(lines):
