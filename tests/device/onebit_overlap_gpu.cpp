@@ -6,7 +6,7 @@
 #include <string>
 
 #include "support/no_waiting.h"
-#include "support/registry.h"
+#include "support/small_run.h"
 
 namespace pacer::testing::onebit_overlap_gpu {
 namespace {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "scenario.h"
-#include "support/registry.h"
+#include "support/small_run.h"
 
 namespace pacer::testing {
 namespace {

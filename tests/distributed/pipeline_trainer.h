@@ -15,7 +15,7 @@
 
 #include "scenario.h"
 #include "support/pipeline_model.h"
-#include "support/registry.h"
+#include "support/small_run.h"
 
 namespace pacer::testing::pipelines {
 

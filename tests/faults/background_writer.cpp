@@ -10,7 +10,7 @@
 #include "failing_calls.h"
 #include "support/catch.h"
 #include "support/checkpoint_samples.h"
-#include "support/registry.h"
+#include "support/small_run.h"
 #include "support/stored_checkpoints.h"
 
 namespace pacer::testing {

@@ -11,7 +11,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include "support/ranks.h"
-#include "support/registry.h"
+#include "support/small_run.h"
 
 namespace pacer::testing {
 

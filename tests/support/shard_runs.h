@@ -12,7 +12,7 @@
 
 #include "support/catch.h"
 #include "support/ranks.h"
-#include "support/registry.h"
+#include "support/small_run.h"
 
 namespace pacer::testing::shards {
 

@@ -13,7 +13,7 @@
 #include "support/catch.h"
 #include "support/onebit_adam_ranks.h"
 #include "support/onebit_lamb_ranks.h"
-#include "support/registry.h"
+#include "support/small_run.h"
 #include "support/temporary_folder.h"
 
 namespace pacer::testing::shards_onebit {

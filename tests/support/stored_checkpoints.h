@@ -13,7 +13,7 @@
 #include <pacer/schedulers/detail/tensor_file.h>
 
 #include "support/ranks.h"
-#include "support/registry.h"
+#include "support/small_run.h"
 
 namespace pacer::testing {
 

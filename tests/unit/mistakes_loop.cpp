@@ -4,7 +4,7 @@
 
 #include "support/catch.h"
 #include "support/mistakes_trainer.h"
-#include "support/registry.h"
+#include "support/small_run.h"
 #include "support/temporary_folder.h"
 
 namespace pacer::testing {

@@ -4,8 +4,8 @@
 
 #include "support/catch.h"
 #include "support/ranks.h"
-#include "support/registry.h"
 #include "support/shard_reference.h"
+#include "support/small_run.h"
 
 namespace pacer::testing {
 namespace {

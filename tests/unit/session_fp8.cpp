@@ -8,7 +8,7 @@
 
 #include "support/metrics_run.h"
 #include "support/ranks.h"
-#include "support/registry.h"
+#include "support/small_run.h"
 
 namespace pacer::testing::session_fp8 {
 namespace {

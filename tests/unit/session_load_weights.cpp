@@ -9,7 +9,7 @@
 #include <pacer/schedulers/load_weights.h>
 
 #include "support/catch.h"
-#include "support/registry.h"
+#include "support/small_run.h"
 #include "support/temporary_folder.h"
 
 namespace pacer::testing {

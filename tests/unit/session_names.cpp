@@ -3,7 +3,7 @@
 #include <torch/nn/modules/batchnorm.h>
 
 #include "support/catch.h"
-#include "support/registry.h"
+#include "support/small_run.h"
 #include "support/temporary_folder.h"
 
 namespace pacer::testing {

@@ -5,8 +5,8 @@
 #include <cmath>
 
 #include "support/catch.h"
-#include "support/registry.h"
 #include "support/samples.h"
+#include "support/small_run.h"
 
 namespace pacer::testing {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "support/catch.h"
 #include "support/ranks.h"
-#include "support/registry.h"
+#include "support/small_run.h"
 #include "support/stored_checkpoints.h"
 #include "support/temporary_folder.h"
 

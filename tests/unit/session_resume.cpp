@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "support/catch.h"
-#include "support/registry.h"
 #include "support/samples.h"
+#include "support/small_run.h"
 #include "support/temporary_folder.h"
 
 namespace pacer::testing {
