@@ -14,6 +14,7 @@
 #include "support/both_devices.h"
 #include "support/onebit_signs.h"
 #include "support/samples.h"
+#include "support/small_run.h"
 
 namespace pacer::testing::onebit_gpu {
 namespace {

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <string>
 
+#include "support/both_devices.h"
 #include "support/no_waiting.h"
 #include "support/small_run.h"
 

@@ -10,6 +10,7 @@
 #include "scenario.h"
 #include "support/onebit_signs.h"
 #include "support/ranks.h"
+#include "support/small_run.h"
 
 namespace pacer::testing {
 namespace {

@@ -16,6 +16,7 @@
 
 #include "optimizers.h"
 #include "scenario.h"
+#include "support/small_run.h"
 
 namespace pacer::testing {
 namespace soak {

@@ -12,6 +12,7 @@
 #include "scenario.h"
 #include "support/ranks.h"
 #include "support/shard_reference.h"
+#include "support/small_run.h"
 
 namespace pacer::testing {
 namespace {
