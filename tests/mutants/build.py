@@ -181,7 +181,8 @@ class Build:
             if result.returncode == 0:
                 key_file.write_text(key)
                 return output
-            if not self.tree.drop_from(result.stderr):
+            # Another compiler may have found the same mutants, and taken them out of a header, in the meantime.
+            if not self.tree.drop_from(result.stderr) and self._key(arguments, sources) == key:
                 break
         raise SystemExit(f"{unit} does not compile:\n{result.stderr[-3000:]}")
 

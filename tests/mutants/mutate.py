@@ -92,10 +92,10 @@ class Generator:
             self._exchange("true and false", *match.span(), "false" if match[0] == "true" else "true")
 
     def _literals(self):
-        for match in re.finditer(r"(?<![\w.'])(?<!p[-+])(\d+)(\.\d+)?([uUfFlL]*)(?![\w.'])", self.source.code):
+        for match in re.finditer(r"(?<![\w.'])(?<!p[-+])(\d+)(\.\d+)?((?:e[-+]?\d+)?[uUfFlL]*)(?![\w.'])", self.source.code):
             if re.search(r"\bvirtual\b.* = $", self.source.code[: match.start()].rsplit(";", 1)[-1], re.S):
                 continue  # a pure virtual function
-            whole, fraction, suffix = match.groups()
+            whole, fraction, suffix = match.groups()  # with its exponent
             if re.fullmatch(r"0\d+", whole):
                 new = f"0{int(whole, 8) + 1:o}"
             else:

@@ -54,6 +54,7 @@ class Generated(unittest.TestCase):
         self.assertIn(("dropped !", " a"), of(body("if (!a) return;")))
         self.assertIn(("dropped sign", " a"), of(body("return f(-a, b);")))
         self.assertIn(("literal + 1", "8u"), of(body("x = 7u;")))
+        self.assertEqual([new for o, new in of(body("x = 1.5e-3f;")) if o == "literal + 1"], ["2.5e-3f"])
         self.assertIn(("true and false", "false"), [(o, n.strip()) for o, n in of(body("x = true;"))])
         self.assertIn(("min to max", "std:: max (a, b)"), of(body("return std::min(a, b);")))
         self.assertIn(("mul_ to div_", "div_ (a, b)"), [(o, n.strip()) for o, n in of(body("return mul_(a, b);"))])
