@@ -93,8 +93,9 @@ class Group : public detail::GlooGroup {
   const Calls calls_;
 };
 
-std::shared_ptr<GlooThread> connected(const Calls& calls, std::chrono::milliseconds limit = 10s) {
-  auto thread = std::make_shared<GlooThread>(200ms);
+std::shared_ptr<GlooThread> connected(const Calls& calls, std::chrono::milliseconds limit = 10s,
+                                      std::chrono::milliseconds abort_limit = 200ms) {
+  auto thread = std::make_shared<GlooThread>(abort_limit);
   thread->connect(
       [calls](const std::function<void()>& met) {
         met();
@@ -174,6 +175,13 @@ TEST_CASE("a call into Gloo that does not return holds nobody beyond the deadlin
   gate.open();
   while (!left.expired()) std::this_thread::sleep_for(1ms);  // the thread ends when it can
   CHECK(memory.expired());
+}
+
+TEST_CASE("abort returns once the connections are closed", "[collectives]") {
+  const auto thread = connected({}, 10s, /*abort_limit=*/30s);
+  const auto begin = Clock::now();
+  end(thread);
+  CHECK(Clock::now() - begin < 15s);
 }
 
 TEST_CASE("connecting has a deadline from when the ranks have met", "[collectives]") {

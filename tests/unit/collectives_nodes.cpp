@@ -123,6 +123,7 @@ TEST_CASE("nodes that cannot be are refused", "[collectives][nodes]") {
   CHECK(contains(refusal([&] { world.node(); }), "as many ranks"));
   CHECK(contains(refusal([&] { world.between_nodes(); }), "as many ranks"));
   CHECK(world.traffic().empty());
+  CHECK(world.split(0, 0)->ranks_per_node() == 1);  // a rank by itself is a node
 }
 
 TEST_CASE("a bucketer adds gradients over the ranks of a node while it is told to", "[collectives][nodes]") {

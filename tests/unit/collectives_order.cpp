@@ -150,6 +150,19 @@ TEST_CASE("threads can add in another order than that of the ranks", "[collectiv
   }
 }
 
+TEST_CASE("threads that expect other numbers of elements than are sent are told which", "[collectives]") {
+  const auto threads = detail::connect_in_process(2);
+  const auto messages = run_ranks(2, [&](int rank) {
+    const std::vector<int64_t> sent = rank == 0 ? std::vector<int64_t>{1, 2} : std::vector<int64_t>{1, 1};
+    const std::vector<int64_t> expected = rank == 0 ? std::vector<int64_t>{1, 1} : std::vector<int64_t>{3, 1};
+    const Tensor input = torch::ones({sent[0] + sent[1]}), output = torch::zeros({expected[0] + expected[1]});
+    threads[static_cast<size_t>(rank)].data->all_to_all(output, expected, input, sent, 5s)->wait();
+  });
+  for (const std::string& message : messages) {
+    CHECK(message == "rank 0 sends 2 elements to rank 1, which expects 3");
+  }
+}
+
 TEST_CASE("operations are the same whoever waits for which of them first", "[collectives]") {
   const uint64_t programs = wants_long_tests() ? 1000 : 40;
   for (const int world_size : {1, 2, 3, 5, 8}) {

@@ -13,7 +13,6 @@
 #include <unistd.h>
 
 #include <pacer/collectives/communication_error.h>
-#include <pacer/collectives/detail/connect.h>
 #include <pacer/collectives/detail/gloo_store.h>
 #include <pacer/collectives/detail/in_process_transport.h>
 #include <pacer/collectives/detail/rendezvous.h>
@@ -22,7 +21,6 @@
 #include "support/captured_stderr.h"
 #include "support/catch.h"
 #include "support/ranks.h"
-#include "support/temporary_folder.h"
 
 namespace pacer::testing {
 namespace {
@@ -124,22 +122,6 @@ TEST_CASE("the requests of a rank do not grow with the number of ranks", "[colle
     CHECK(looked == world_size);
     // Two for the sign of life, then one after 5, 10, 20, 40 ms and each 80 ms, for a second at most.
     CHECK(failed <= world_size * 20);
-  }
-}
-
-TEST_CASE("a connection joins processes where there are several ranks", "[collectives][rendezvous]") {
-  const TemporaryFolder folder;
-  for (const int world_size : {1, 2}) {
-    std::atomic<int> joined{0};
-    REQUIRE(first_of(run_ranks(world_size, [&](int rank) {
-              detail::Meeting meeting = meeting_of(rank, world_size);
-              meeting.local_rank = rank;
-              meeting.local_size = world_size;
-              meeting.file = folder.path("meeting of " + std::to_string(world_size));
-              const auto options = CommunicatorOptions().backend(Backend::gloo).timeout(20s);
-              joined += detail::connect(meeting, options).joins_processes ? 1 : 0;
-            })) == "");
-    CHECK(joined == (world_size == 1 ? 0 : 2));
   }
 }
 
@@ -262,6 +244,8 @@ TEST_CASE("Gloo's values are gathered once", "[collectives][rendezvous]") {
   CHECK(store->get("0/1") == value("one"));
   CHECK_FALSE(store->check({"0/2"}));
   CHECK_THROWS_AS(store->get("0/2"), Error);
+  CHECK_THROWS_WITH(store->set("0/3", value("late")),
+                    Catch::Matchers::ContainsSubstring("Gloo sets 0/3 after"));
   CHECK(gatherings == 1);
 }
 

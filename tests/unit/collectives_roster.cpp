@@ -1,6 +1,9 @@
 // What ranks learn of each other after they have met.
 #include <chrono>
 #include <filesystem>
+#include <fstream>
+#include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -124,6 +127,44 @@ TEST_CASE("a process that ends without a word has left, unless it had retired or
     CHECK_THAT(text_of(trouble), Catch::Matchers::ContainsSubstring(
                                      "rank 0, or the launcher, has ended: the store where the ranks met"));
   }
+}
+
+TEST_CASE("that another rank has retired does not excuse the end of the store", "[collectives][roster]") {
+  const auto store = std::make_shared<detail::MemoryStore>();
+  int to_child[2];
+  REQUIRE(::pipe(to_child) == 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::close(to_child[1]);
+    char end = 0;
+    ::_exit(::read(to_child[0], &end, 1) == 0 ? 0 : 1);
+  }
+  ::close(to_child[0]);
+  const detail::Member own = detail::Member::myself(3);
+  detail::Member keeper = own;
+  keeper.process = static_cast<int>(child);
+  std::ifstream file("/proc/" + std::to_string(child) + "/stat");
+  for (int field = 1; field <= 22; ++field) file >> keeper.start;
+  const std::vector<std::optional<detail::Member>> members{own, keeper, own};
+  Roster roster(store, 0, members, 1, "here"), other(store, 2, members, std::nullopt, "here");
+  other.retire();
+  CHECK_FALSE(roster.has_ended(1));
+  CHECK_FALSE(roster.find_trouble({0, 1, 2}));
+  ::close(to_child[1]);
+  REQUIRE(::waitpid(child, nullptr, 0) == child);
+  CHECK_THAT(text_of(roster.find_trouble({0, 2})),
+             Catch::Matchers::ContainsSubstring("rank 0, or the launcher, has ended"));
+}
+
+TEST_CASE("who keeps the store stays until the others can have read its last words",
+          "[collectives][roster]") {
+  const std::vector<std::optional<detail::Member>> members(2, detail::Member::myself(2));
+  const auto store = std::make_shared<detail::MemoryStore>();
+  auto roster = std::make_unique<Roster>(store, 0, members, 0, "here");
+  const auto start = std::chrono::steady_clock::now();
+  roster->leave("reason");
+  roster.reset();
+  CHECK(std::chrono::steady_clock::now() - start >= 1400ms);
 }
 
 TEST_CASE("ranks of one network are of one host, and are numbered there", "[collectives][roster]") {

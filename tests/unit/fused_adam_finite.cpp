@@ -74,10 +74,15 @@ TEST_CASE("N2: a first step may be skipped too", "[fused_adam]") {
     optimizer.step();
     CHECK(same_bits(start, parameters));
     CHECK(optimizer.skipped_steps() == 1);
+    // A state without a step is one, too.
+    const auto others = clones(parameters);
+    FusedAdamW loaded(others, checked_options(mode));
+    loaded.import_state(optimizer.export_state());
     set_random_gradients(parameters, copies);
-    optimizer.step();
-    unbothered.step();
+    for (size_t i = 0; i < others.size(); ++i) others[i].mutable_grad() = parameters[i].grad().clone();
+    for (FusedAdamW* each : {&optimizer, &unbothered, &loaded}) each->step();
     CHECK(difference(snapshot(unbothered), snapshot(optimizer)) == "");
+    CHECK(difference(snapshot(unbothered), snapshot(loaded)) == "");
   }
 }
 

@@ -175,6 +175,20 @@ TEST_CASE("parameters that share memory are refused", "[fused_adam]") {
   CHECK(refused(memory.slice(0, 0, 12), memory.slice(0, 12)) == "<no exception>");
 }
 
+TEST_CASE("a gradient may share memory with another gradient, but not with a parameter", "[fused_adam]") {
+  const Tensor gradients = torch::randn({10});
+  for (const bool inside_parameter : {false, true}) {
+    CAPTURE(inside_parameter);
+    const auto parameters = random_parameters({{8}, {6}}, at::kFloat);
+    FusedAdamW optimizer(parameters);
+    parameters[0].mutable_grad() = gradients.slice(0, 0, 8);
+    parameters[1].mutable_grad() =
+        inside_parameter ? parameters[0].detach().slice(0, 2) : gradients.slice(0, 4);
+    CHECK(unless_refused(optimizer, {"0 of group 0", "1 of group 0"}, [&] { optimizer.step(); }) ==
+          (inside_parameter ? "" : "<no exception>"));
+  }
+}
+
 TEST_CASE("a parameter that is no leaf is refused in a sentence", "[fused_adam]") {
   Victim victim;
   const auto leaf = random_parameters({{3}}, at::kFloat);

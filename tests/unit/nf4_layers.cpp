@@ -62,7 +62,11 @@ TEST_CASE("a layer in 4 bits multiplies by what its codes stand for, forward and
       }
       net->to(dtype);
       const Tensor weight = net->up->weight.detach().clone();
+      net->up->eval();
       CHECK(nn::quantize(*net, both(doubly)) == std::vector<std::string>{"up", "down"});
+      CHECK_FALSE(net->up->nf4()->is_training());
+      CHECK(net->down->nf4()->is_training());
+      net->up->train();
       CHECK_FALSE(net->up->weight.defined());
       CHECK(net->named_parameters().keys() ==
             std::vector<std::string>{"up.bias", "head.weight", "head.bias"});

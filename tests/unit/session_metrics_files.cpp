@@ -11,6 +11,7 @@
 #include <pacer/core/checkpoint_folder.h>
 #include <pacer/core/error.h>
 #include <pacer/schedulers/checkpoints.h>
+#include <pacer/schedulers/detail/metrics_writer.h>
 
 #include "support/captured_stderr.h"
 #include "support/metrics_run.h"
@@ -289,6 +290,28 @@ TEST_CASE("what a full disk cut short is removed when training goes on", "[sessi
       }
     }
   }
+}
+
+TEST_CASE("curves that wait for a full disk are written later, and not missed then", "[session][metrics]") {
+  const TemporaryFolder folder;
+  detail::MetricsWriter writer(quiet_metrics(folder).jsonl(false).csv(false), /*step=*/0);
+  CHECK_FALSE(writer.flush());
+  CHECK_FALSE(writer.write({1, 32, {{"loss", 0.5}}}));
+  std::string events;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder.path())) {
+    if (contains(entry.path().string(), "tfevents")) events = entry.path().string();
+  }
+  REQUIRE_FALSE(events.empty());
+  std::optional<std::string> warning, complaint;
+  {
+    const FullDisk full(events);
+    warning = writer.flush();
+    complaint = writer.farewell();
+  }
+  CHECK(contains(warning.value_or(""), "curves wait in memory"));
+  CHECK(contains(complaint.value_or(""), "curves lack their end"));
+  CHECK_FALSE(writer.flush());
+  CHECK_FALSE(writer.farewell());
 }
 
 TEST_CASE("a disk that stays full is tried less and less often", "[session][metrics]") {

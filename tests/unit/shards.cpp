@@ -1,4 +1,6 @@
 // What Shards is made of: layouts, sums of parts, and the memory that it takes.
+#include <chrono>
+#include <future>
 #include <memory>
 #include <random>
 
@@ -67,6 +69,33 @@ TEST_CASE("a gradient that comes twice before its unit is sent adds up", "[shard
     CAPTURE(part.name);
     CHECK(part.gradient.eq(part.name == "twice" ? 2 : 1).all().item<bool>());
   }
+}
+
+TEST_CASE("backward fills a unit while the sum of the one before it waits for other ranks", "[shards]") {
+  const auto worlds = Communicator::in_process(2, CommunicatorOptions().timeout(std::chrono::seconds(30)));
+  std::promise<void> first_is_through;
+  auto through = first_is_through.get_future();
+  const auto messages = run_ranks(2, [&](int rank) {
+    const auto options = torch::TensorOptions().requires_grad(true);
+    const ParameterShards::Group named = {{"a", torch::zeros({600}, options)},
+                                          {"b", torch::zeros({600}, options)}};
+    ParameterShards shards(named, worlds[static_cast<size_t>(rank)], ParameterShardsOptions().unit_bytes(1));
+    require(shards.units().size() == 2, "other units");
+    if (rank == 1) {
+      require(through.wait_for(std::chrono::seconds(10)) == std::future_status::ready, "rank 0 waits");
+    }
+    shards.begin_backward();
+    for (const auto& unit : shards.units()) {
+      named[unit.front() == "a" ? 0 : 1].second.sum().backward();
+    }
+    if (rank == 0) first_is_through.set_value();
+    shards.end_backward();
+    shards.wait();
+    for (const auto& part : shards.parts()) {
+      require(part.gradient.eq(2).all().item<bool>(), "another sum");
+    }
+  });
+  CHECK(first_of(messages) == "");
 }
 
 TEST_CASE("updates take no more memory the longer they go on", "[shards]") {

@@ -1,0 +1,74 @@
+// Ranks that meet as processes do, and are joined by Gloo, as threads of one process. Failures need
+// processes, and are tried in tests/distributed.
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include <pacer/collectives/detail/connect.h>
+
+#include "support/catch.h"
+#include "support/optimizers.h"
+#include "support/random_program.h"
+#include "support/ranks.h"
+#include "support/temporary_folder.h"
+
+namespace pacer::testing::gloo_ranks {
+namespace {
+
+using namespace std::chrono_literals;
+
+CommunicatorOptions over_gloo() { return CommunicatorOptions().backend(Backend::gloo).timeout(20s); }
+
+detail::Connection connected(int rank, int world_size, const std::string& file) {
+  detail::Meeting meeting;
+  meeting.rank = meeting.local_rank = rank;
+  meeting.world_size = meeting.local_size = world_size;
+  meeting.file = file;
+  return detail::connect(meeting, over_gloo());
+}
+
+}  // namespace
+
+TEST_CASE("a connection joins processes where there are several ranks", "[collectives][rendezvous]") {
+  const TemporaryFolder folder;
+  for (const int world_size : {1, 2}) {
+    REQUIRE(first_of(run_ranks(world_size, [&](int rank) {
+              const auto connection = connected(rank, world_size, folder.path(std::to_string(world_size)));
+              require(connection.joins_processes == (world_size > 1), "it joins something else");
+            })) == "");
+  }
+}
+
+TEST_CASE("random programs over Gloo have the bits of one process", "[collectives][groups]") {
+  const TemporaryFolder folder;
+  for (const int world_size : {2, 3}) {
+    CAPTURE(world_size);
+    REQUIRE(first_of(run_ranks(world_size, [&](int rank) {
+              const auto world = std::make_shared<Communicator>(
+                  connected(rank, world_size, folder.path(std::to_string(world_size))),
+                  over_gloo().ordered_sum(true));
+              RandomPrograms programs(world);
+              for (uint64_t seed = 0; seed < 6; ++seed) programs.play(seed, 25);
+            })) == "");
+  }
+}
+
+TEST_CASE("sums over Gloo are whole where nobody asks for their order", "[collectives]") {
+  const TemporaryFolder folder;
+  constexpr int kRanks = 3;
+  REQUIRE(first_of(run_ranks(kRanks, [&](int rank) {
+            Communicator world(connected(rank, kRanks, folder.path("ranks")), over_gloo());
+            for (const int64_t count : {1, 1000}) {
+              // Whole numbers, whose sums are exact: element i of rank r is i + 1000 r.
+              const Tensor own = torch::arange(kRanks * count, torch::kFloat) + 1000 * rank;
+              const Tensor sum = 3 * torch::arange(kRanks * count, torch::kFloat) + 3000;
+              const Tensor part = torch::zeros({count});
+              world.reduce_scatter(part, own).wait();
+              require(part.equal(sum.narrow(0, rank * count, count)), "another part of ", count);
+              world.all_reduce(own).wait();
+              require(own.equal(sum), "another sum of ", count);
+            }
+          })) == "");
+}
+
+}  // namespace pacer::testing::gloo_ranks
