@@ -2,6 +2,7 @@
 #include "support/catch.h"
 
 #include <pacer/optimizers/detail/adam_engine.h>
+#include <pacer/optimizers/onebit_adam_options.h>
 
 #include "support/optimizers.h"
 
