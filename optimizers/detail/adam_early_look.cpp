@@ -20,7 +20,7 @@ bool AdamEngine::look_early(const std::vector<at::Tensor>& parameters) {
     const at::Tensor& gradient = gradient_of(parameter);
     if (found == entry_of_.end() || !gradient.defined() || gradient.is_inference()) return false;
     const AdamEntry& entry = entries_[found->second];
-    if (!takes_part(entry, gradient) || !entry.is_current()) return false;
+    if (!takes_part(entry, gradient) || !watches_[found->second].is_current(entry)) return false;
     check_gradient(parameter, gradient, entry.name);
     if (needs_dense_gradient(entry, gradient)) return false;
     places.emplace_back(entry.table, entry.position);
@@ -29,7 +29,8 @@ bool AdamEngine::look_early(const std::vector<at::Tensor>& parameters) {
   for (const at::Tensor& parameter : parameters) {
     const size_t i = entry_of_.at(parameter.unsafeGetTensorImpl());
     const at::Tensor& gradient = gradient_of(parameter);
-    tables_[entries_[i].table].set_gradient(entries_[i], entries_[i].in_range(gradient));
+    const AdamEntry& entry = entries_[i];
+    tables_[entry.table].set_gradient(entry.position, entry.slot, entry.in_range(gradient));
     seen_[i].emplace(SeenGradient{c10::weak_intrusive_ptr<c10::TensorImpl>(gradient.getIntrusivePtr()),
                                   gradient._version()});
   }
@@ -54,7 +55,7 @@ bool AdamEngine::take_early_look() {
   bool has_all = can_look_early_ && has_seen_ && !(device_.is_cuda() && is_capturing(device_));
   for (size_t i = 0; has_all && i < entries_.size(); ++i) {
     const at::Tensor& gradient = gradient_of(entries_[i].parameter);
-    has_all = takes_part_[i] && entries_[i].gradient_is_dense && seen_[i].has_value() &&
+    has_all = takes_part_[i] && watches_[i].gradient_is_dense && seen_[i].has_value() &&
               seen_[i]->gradient.lock().get() == gradient.unsafeGetTensorImpl() &&
               seen_[i]->version == gradient._version();
   }

@@ -2,22 +2,15 @@
 // bottom.
 #include <pacer/optimizers/detail/adam_engine.h>
 
+#include <numeric>
+
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_strided.h>
 #include <c10/core/DeviceGuard.h>
 
 #include <pacer/core/error.h>
 #include <pacer/optimizers/detail/tile_loop.h>
 
 namespace pacer::detail {
-
-// A parameter without a gradient sits the step out, as in torch::optim; of a 1-bit optimizer also one that is
-// frozen (requires_grad off). Compressed entries without a gradient take part all the same: ranks agree on
-// their momentum, to which this rank then adds nothing.
-bool AdamEngine::takes_part(const AdamEntry& entry, const at::Tensor& gradient) const {
-  if (traits_->is_onebit && !entry.parameter.requires_grad()) return false;
-  return entry.is_compressed || gradient.defined();
-}
 
 // ---- prepare: what the host does ----
 
@@ -37,18 +30,15 @@ void AdamEngine::prepare(const ParamGroups& groups, std::vector<AdamGroupSetting
 void AdamEngine::prepare_step(const ParamGroups& groups, ParamStates& states, const ParameterNames& names,
                               const StepInputs& inputs) {
   can_look_early_ = false;
-  if (!plan_fits(groups, states)) plan(groups, states, names, /*with_compressed=*/part_ != nullptr);
+  const Fit fit = plan_fits(groups, states, /*finds_gradients=*/true);
+  if (fit == Fit::none) plan(groups, states, names, /*with_compressed=*/part_ != nullptr);
   if (entries_.empty()) return;
   require_shared_out();
   const c10::DeviceGuard device_guard(device_);
   choose_guard(inputs);
-  if (!slots_.fit(entries_, takes_part_)) {
-    refuse_capture(device_);
-    slots_.assign(entries_, takes_part_, device_);
-    ++enqueue_version_;
-  }
+  if (!(fit == Fit::plan_and_slots ? slots_.fit() : slots_.fit(entries_, takes_part_))) assign_slots();
   for (AdamGroupSettings& settings : settings_) settings.kernel.factor = guard_ ? 1.0 : average_;
-  slots_.configure(settings_, part_ ? part_->local_weight() : 1.0, entries_, takes_part_);
+  slots_.configure(settings_, part_ ? part_->local_weight() : 1.0);
   find_gradients();
   for (AdamTable& table : tables_) table.send(/*with_units=*/guard_ != nullptr);
   if (part_) part_->prepare(settings_);
@@ -56,6 +46,15 @@ void AdamEngine::prepare_step(const ParamGroups& groups, ParamStates& states, co
   slots_.send(device_);
   if (device_.is_cuda() && (guard_ || inputs.replayable || is_capturing(device_))) slots_.let_device_lead();
   can_look_early_ = guard_ != nullptr && !inputs.replayable && part_ == nullptr && ranges_.empty();
+}
+
+void AdamEngine::assign_slots() {
+  refuse_capture(device_);
+  slots_.assign(entries_, takes_part_, device_);
+  for (size_t i = 0; i < entries_.size(); ++i) watches_[i].slot = entries_[i].slot;
+  unsettled_.resize(entries_.size());
+  std::iota(unsettled_.begin(), unsettled_.end(), size_t{0});
+  ++enqueue_version_;
 }
 
 // Ranks that share parameters out know of no other gradients.
@@ -85,64 +84,36 @@ void AdamEngine::choose_guard(const StepInputs& inputs) {
   ++enqueue_version_;
 }
 
-void AdamEngine::find_gradients() {
-  for (size_t i = 0; i < entries_.size(); ++i) {
-    AdamEntry& entry = entries_[i];
-    const void* elements = find_gradient(entry, takes_part_[i] != 0);
-    if (entry.is_compressed) {
-      part_->set_tensor(entry, elements, settings_[entry.group]);
-    } else {
-      tables_[entry.table].set_gradient(entry, elements);
-    }
-  }
-}
-
-// The address of a gradient for the kernels. One in another memory order is copied, here and not among the
-// kernels, so that a captured step does not depend on where it lay.
-const void* AdamEngine::find_gradient(AdamEntry& entry, bool takes_part) {
-  static const at::Tensor kNone;
-  const at::Tensor& gradient = takes_part ? entry.gradient() : kNone;
-  const bool is_own = gradient.defined() && entry.own_gradient.defined();
-  entry.gradient_is_dense = is_own || !gradient.defined() || !needs_dense_gradient(entry, gradient);
-  if (!entry.gradient_is_dense) {
-    if (!entry.dense_gradient.defined()) {
-      entry.dense_gradient = at::empty_strided(entry.dense().sizes(), entry.dense().strides(),
-                                               gradient.options().requires_grad(false));
-    }
-    entry.dense_gradient.copy_(gradient);
-  }
-  // Of a part without elements, too: LAMB's ratio is that of the whole tensor.
-  const void* elements = is_own ? gradient.storage().data()
-                                : entry.in_range(entry.gradient_is_dense ? gradient : entry.dense_gradient);
-  if (is_own && entry.range.count > 0) elements = gradient.const_data_ptr();
-  return elements;
-}
-
 bool AdamEngine::fits_ahead(const ParamGroups& groups, std::vector<AdamGroupSettings> settings,
                             const ParamStates& states) {
   settings_ = std::move(settings);
-  return plan_fits(groups, states);
+  return plan_fits(groups, states, /*finds_gradients=*/false) != Fit::none;
 }
 
 const kernels::StepScalars* AdamEngine::look_ahead(double average, double local_weight, size_t first,
                                                    size_t end) {
   const c10::DeviceGuard device_guard(device_);
   std::vector<kernels::StepScalars>& scalars = scalars_ahead_.host();
-  for (AdamEntry& entry : entries_) {
-    if (!entry.is_compressed || entry.position < first || entry.position >= end) continue;
+  int64_t last = -1;  // slot whose scalars are there
+  for (size_t at = first; at < end; ++at) {
+    const size_t i = compressed_[at];
+    const AdamEntry& entry = entries_[i];
     const bool takes_part = this->takes_part(entry, entry.gradient());
-    if (!slots_.expects(entry, takes_part)) return nullptr;
+    if (!slots_.expects(entry.slot, *entry.state, takes_part)) return nullptr;
     if (takes_part && entry.gradient().defined())
       check_gradient(entry.parameter, entry.gradient(), entry.name);
-    // The bits of a step, where the guard multiplies with the average.
-    kernels::AdamSlot slot{settings_[entry.group].kernel, /*is_double=*/false, takes_part};
-    slot.settings.factor = 1.0;
-    slot.settings.factor *= local_weight;
-    slot.settings.factor *= average;
-    scalars.resize(std::max(scalars.size(), static_cast<size_t>(entry.slot) + 1));
-    // Momentum does not depend on the step count.
-    kernels::adam_scalars_cpu(slot, /*step=*/1, scalars[static_cast<size_t>(entry.slot)]);
-    part_->set_tensor(entry, find_gradient(entry, takes_part), settings_[entry.group]);
+    if (entry.slot != last) {
+      last = entry.slot;
+      // The bits of a step, where the guard multiplies with the average.
+      kernels::AdamSlot slot{settings_[entry.group].kernel, /*is_double=*/false, takes_part};
+      slot.settings.factor = 1.0;
+      slot.settings.factor *= local_weight;
+      slot.settings.factor *= average;
+      scalars.resize(std::max(scalars.size(), static_cast<size_t>(entry.slot) + 1));
+      // Momentum does not depend on the step count.
+      kernels::adam_scalars_cpu(slot, /*step=*/1, scalars[static_cast<size_t>(entry.slot)]);
+    }
+    part_->set_tensor(entry, find_gradient(i, takes_part), settings_[entry.group]);
   }
   scalars_ahead_.mark_changed();
   scalars_ahead_.send(device_);
@@ -156,8 +127,8 @@ bool AdamEngine::enqueue() {
   const c10::DeviceGuard device_guard(device_);
   if (guard_ && !gradients_are_finite()) return false;
   const auto with_copies = [&](const auto& copy) {
-    for (size_t i = 0; i < entries_.size(); ++i) {
-      if (takes_part_[i] && entries_[i].dense_parameter.defined()) copy(entries_[i]);
+    for (const size_t i : gapped_) {
+      if (takes_part_[i]) copy(entries_[i]);
     }
   };
   with_copies([](AdamEntry& entry) { entry.dense_parameter.copy_(entry.parameter); });
@@ -239,8 +210,8 @@ void AdamEngine::conclude(bool applied) {
   if (pager_) pager_->release();
   if (!applied) return;
   slots_.count_step();
-  for (size_t i = 0; i < entries_.size(); ++i) {
-    if (takes_part_[i]) entries_[i].parameter.unsafeGetTensorImpl()->bump_version();
+  for (size_t i = 0; i < watches_.size(); ++i) {
+    if (takes_part_[i]) watches_[i].tensor->bump_version();
   }
 }
 

@@ -5,7 +5,8 @@
 // three parts of a step are those of SessionOptimizer.
 //
 // To follow one AdamW step, read fused_optimizer.cpp (step), this file's source, kernels/cpu/adam.cpp or
-// kernels/cuda/adam.cu, kernels/math/adam_storage.h and kernels/math/adam.h. Plans are made in adam_plan.cpp.
+// kernels/cuda/adam.cu, kernels/math/adam_storage.h and kernels/math/adam.h. Plans are made in adam_plan.cpp,
+// and compared with what is there in adam_walk.cpp.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +23,7 @@
 #include <pacer/optimizers/detail/adam_entry.h>
 #include <pacer/optimizers/detail/adam_slots.h>
 #include <pacer/optimizers/detail/adam_table.h>
+#include <pacer/optimizers/detail/entry_watch.h>
 #include <pacer/optimizers/detail/onebit_part.h>
 #include <pacer/optimizers/detail/optimizer_traits.h>
 #include <pacer/optimizers/detail/parameter_check.h>
@@ -105,10 +107,35 @@ class AdamEngine {
     int64_t version;
   };
 
+  // What of a group the plan depends on.
+  struct PlannedGroup {
+    size_t parameters;
+    bool amsgrad, averages_trust, is_compressed;
+    MasterWeights master_weights;
+    Rounding rounding;
+
+    bool operator==(const PlannedGroup& other) const {
+      return parameters == other.parameters && amsgrad == other.amsgrad &&
+             averages_trust == other.averages_trust && is_compressed == other.is_compressed &&
+             master_weights == other.master_weights && rounding == other.rounding;
+    }
+  };
+
   bool takes_part(const AdamEntry& entry, const at::Tensor& gradient) const;
 
+  // ---- adam_walk.cpp ----
+  enum class Fit {
+    none,
+    plan,            // but which entries take part, or their step counts, may be others
+    plan_and_slots,  // nothing changed but addresses of gradients
+  };
+  Fit plan_fits(const ParamGroups& groups, const ParamStates& states, bool finds_gradients);
+  bool finds_states(const ParamStates& states);
+  PlannedGroup planned(const ParamGroups& groups, size_t group) const;
+  void find_gradients();
+  const void* find_gradient(size_t i, bool takes_part);
+
   // ---- adam_plan.cpp ----
-  bool plan_fits(const ParamGroups& groups, const ParamStates& states);
   // Compressed parameters are entries without a gradient, too, where `with_compressed`.
   void plan(const ParamGroups& groups, ParamStates& states, const ParameterNames& names,
             bool with_compressed);
@@ -125,9 +152,8 @@ class AdamEngine {
   // ---- adam_engine.cpp ----
   void prepare_step(const ParamGroups& groups, ParamStates& states, const ParameterNames& names,
                     const StepInputs& inputs);
+  void assign_slots();
   void choose_guard(const StepInputs& inputs);
-  void find_gradients();
-  const void* find_gradient(AdamEntry& entry, bool takes_part);
   int64_t add_squares();
   void require_shared_out() const;
   bool gradients_are_finite();
@@ -147,10 +173,16 @@ class AdamEngine {
   std::unique_ptr<StatePager> pager_;  // null until the first plan
 
   at::Device device_ = at::kCPU;
-  std::vector<size_t> group_sizes_;  // empty: there is no plan
+  std::vector<PlannedGroup> planned_groups_;  // empty: there is no plan
   std::vector<Member> members_;
   std::vector<AdamEntry> entries_;
-  std::vector<char> takes_part_;  // by entry
+  std::vector<EntryWatch> watches_;   // by entry
+  std::vector<size_t> compressed_;    // entries of the OneBitPart, by position
+  std::vector<size_t> gapped_;        // entries with a dense_parameter
+  const void* states_end_ = nullptr;  // with state_buckets_, what tells tables of states apart
+  uint64_t state_buckets_ = 0;
+  std::vector<char> takes_part_;   // by entry
+  std::vector<size_t> unsettled_;  // entries whose gradient is still to be found
   std::vector<AdamTable> tables_;
   AdamSlots slots_;
   at::Tensor partials_;                               // double, for the norm

@@ -11,35 +11,7 @@ namespace {
 using kernels::AdamStorage;
 using kernels::GradientType;
 
-const void* data_of(const at::Tensor& tensor) { return tensor.defined() ? tensor.const_data_ptr() : nullptr; }
-
 }  // namespace
-
-// In every step for every entry: a template, so that the compiler sees which fields these are.
-template <size_t... kField>
-bool AdamEntry::has_same_state(std::index_sequence<kField...>) const {
-  const auto same = [&](const at::Tensor& now, size_t i) {
-    return now.is_same(state_tensors[i]) && data_of(now) == state_data[i];
-  };
-  return (same((state->*kStateFields[kField].read)(), kField) && ...);
-}
-
-bool AdamEntry::is_current() const {
-  if (!has_same_state(std::make_index_sequence<kStateFieldCount>())) return false;
-  if (values().const_data_ptr() != parameter_data) return false;
-  if (dense_parameter.defined()) return parameter.sizes() == dense_parameter.sizes();
-  if (is_part) return parameter.is_contiguous() && parameter.numel() == parameter_elements;
-  return same_layout(parameter, state->exp_avg_sq());
-}
-
-void AdamEntry::remember() {
-  parameter_data = values().const_data_ptr();
-  parameter_elements = parameter.numel();
-  for (size_t i = 0; i < kStateFieldCount; ++i) {
-    state_tensors[i] = (state->*kStateFields[i].read)();
-    state_data[i] = data_of(state_tensors[i]);
-  }
-}
 
 void AdamEntry::lay_out() {
   dense_parameter = at::Tensor();

@@ -1,10 +1,9 @@
 // One parameter, or a range of its elements, as the engine sees it: where its value, gradient and state lie,
-// in which dtype set, and what must not have changed since that was written down.
+// and in which dtype set.
 #pragma once
 
 #include <cstdint>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -37,9 +36,8 @@ struct AdamEntry {
 
   // Kernels need one dense piece of memory in the same order for value, gradient and state. A parameter with
   // gaps between its elements, and a gradient in another order, go through dense copies of them.
-  at::Tensor dense_parameter;     // undefined where the parameter itself is dense
-  at::Tensor dense_gradient;      // undefined until it is needed
-  bool gradient_is_dense = true;  // in this step, as it is
+  at::Tensor dense_parameter;  // undefined where the parameter itself is dense
+  at::Tensor dense_gradient;   // undefined until it is needed
   // What the state tensors look like: the dense memory of a whole parameter, else a vector of its range.
   at::Tensor memory;
 
@@ -47,12 +45,6 @@ struct AdamEntry {
   static constexpr size_t kNoSegment = ~size_t{0};
   size_t host_segment = kNoSegment;
   int64_t host_offset = 0;
-
-  // What the plan was built from. Tensors are held, so that no others can take their addresses.
-  const void* parameter_data = nullptr;
-  int64_t parameter_elements = 0;
-  at::Tensor state_tensors[kStateFieldCount];
-  const void* state_data[kStateFieldCount] = {};
 
   // Where the entry sits in the tables of its dtype set, or in the OneBitPart, and which scalars it uses.
   size_t table = 0;
@@ -67,16 +59,8 @@ struct AdamEntry {
   const at::Tensor& values() const { return own_values.defined() ? own_values : parameter; }
   const at::Tensor& dense() const { return dense_parameter.defined() ? dense_parameter : parameter; }
 
-  // True while parameter and state tensors are where the plan has them, in the layout that it has.
-  bool is_current() const;
-  // Writes down what is_current compares with.
-  void remember();
-
   // Makes dense_parameter, where it is needed, and memory.
   void lay_out();
-
-  template <size_t... kField>
-  bool has_same_state(std::index_sequence<kField...>) const;
 
   // The range's first element in a tensor of the parameter's layout; null for an undefined one.
   const void* in_range(const at::Tensor& tensor) const;

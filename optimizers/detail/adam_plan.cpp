@@ -63,7 +63,7 @@ void AdamEngine::make_pager() {
 }
 
 void AdamEngine::expect_step() {
-  if (!pager_ || group_sizes_.empty() || (device_.is_cuda() && is_capturing(device_))) return;
+  if (!pager_ || planned_groups_.empty() || (device_.is_cuda() && is_capturing(device_))) return;
   const c10::DeviceGuard device_guard(device_);
   pager_->release();  // of a step that was prepared and never enqueued
   pager_->prefetch();
@@ -71,9 +71,13 @@ void AdamEngine::expect_step() {
 
 void AdamEngine::forget_plan() {
   if (pager_) pager_->forget_plan();
-  group_sizes_.clear();
+  planned_groups_.clear();
   members_.clear();
   entries_.clear();
+  watches_.clear();
+  states_end_ = nullptr;
+  compressed_.clear();
+  gapped_.clear();
   tables_.clear();
   takes_part_.clear();
   seen_.clear();
@@ -128,38 +132,6 @@ double AdamEngine::compressed_variance_norm() const {
     }
   }
   return norm;
-}
-
-bool AdamEngine::plan_fits(const ParamGroups& groups, const ParamStates& states) {
-  if (groups.size() != group_sizes_.size() || (pager_ && !pager_->fits())) return false;
-  size_t m = 0;
-  for (size_t g = 0; g < groups.size(); ++g) {
-    const auto& parameters = groups[g].params();
-    if (parameters.size() != group_sizes_[g]) return false;
-    for (const at::Tensor& parameter : parameters) {
-      const Member& member = members_[m++];
-      if (parameter.unsafeGetTensorImpl() != member.tensor) return false;
-      if (member.entry < 0) {
-        if (gradient_of(parameter).defined() || (part_ != nullptr && settings_[g].compress)) return false;
-        continue;
-      }
-      const auto i = static_cast<size_t>(member.entry);
-      const AdamEntry& entry = entries_[i];
-      const at::Tensor& gradient = entry.gradient();
-      const auto state = states.find(parameter.unsafeGetTensorImpl());
-      if (state == states.end() || state->second.get() != entry.state || !entry.is_current()) return false;
-      if (entry.amsgrad != settings_[g].amsgrad || entry.averages_trust != settings_[g].averages_trust ||
-          entry.is_compressed != (part_ != nullptr && settings_[g].compress) ||
-          entry.storage != storage_for(parameter.scalar_type(), settings_[g].master_weights,
-                                       settings_[g].rounding, entry.name)) {
-        return false;
-      }
-      takes_part_[i] = takes_part(entry, gradient);
-      const at::Tensor& own = gradient_of(parameter);
-      if (takes_part_[i] && own.defined()) check_gradient(parameter, own, entry.name);
-    }
-  }
-  return true;
 }
 
 AdamEntry AdamEngine::make_entry(const RegisteredParameter& parameter,
@@ -247,7 +219,7 @@ void AdamEngine::plan(const ParamGroups& groups, ParamStates& states, const Para
   make_pager();
   create_states(states);
   build_tables();
-  for (const auto& group : groups) group_sizes_.push_back(group.params().size());
+  for (size_t g = 0; g < groups.size(); ++g) planned_groups_.push_back(planned(groups, g));
 }
 
 void AdamEngine::create_states(ParamStates& states) {
@@ -265,12 +237,12 @@ void AdamEngine::create_states(ParamStates& states) {
 
 void AdamEngine::build_tables() {
   std::map<std::pair<kernels::AdamStorage, bool>, size_t> table_of;
-  size_t compressed = 0;
   for (size_t i = 0; i < entries_.size(); ++i) {
     AdamEntry& entry = entries_[i];
     entry_of_.emplace(entry.parameter.unsafeGetTensorImpl(), i);
     if (entry.is_compressed) {
-      entry.position = compressed++;
+      entry.position = compressed_.size();
+      compressed_.push_back(i);
     } else {
       const auto [found, is_new] =
           table_of.emplace(std::make_pair(entry.storage, entry.amsgrad), tables_.size());
@@ -280,7 +252,8 @@ void AdamEngine::build_tables() {
       }
       tables_[found->second].add(entry, found->second);
     }
-    entry.remember();
+    if (entry.dense_parameter.defined()) gapped_.push_back(i);
+    watches_.emplace_back(entry);
   }
   int64_t units = 0;
   for (AdamTable& table : tables_) {

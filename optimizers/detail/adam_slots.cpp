@@ -10,7 +10,7 @@
 
 namespace pacer::detail {
 
-bool AdamSlots::fit(const std::vector<AdamEntry>& entries, const std::vector<char>& takes_part) const {
+bool AdamSlots::fit(const std::vector<AdamEntry>& entries, const std::vector<char>& takes_part) {
   std::vector<char> active(slots_.size(), -1);
   for (size_t i = 0; i < entries.size(); ++i) {
     const AdamEntry& entry = entries[i];
@@ -19,18 +19,19 @@ bool AdamSlots::fit(const std::vector<AdamEntry>& entries, const std::vector<cha
     if (slot == -1) slot = takes_part[i];
     if (slot != takes_part[i]) return false;
   }
-  return !could_merge(active);
+  for (size_t s = 0; s < slots_.size(); ++s) slots_[s].takes_part = active[s] == 1;
+  return !could_merge();
 }
 
-bool AdamSlots::could_merge(const std::vector<char>& active) const {
+bool AdamSlots::could_merge() const {
   if (slots_.size() < 2) return false;
-  std::set<std::tuple<size_t, bool, bool, char, int64_t>> seen;
+  std::set<std::tuple<size_t, bool, bool, bool, int64_t>> seen;
   size_t unread = 0;
   for (size_t s = 0; s < slots_.size(); ++s) {
     const Slot& slot = slots_[s];
     if (slot.clock->device_leads()) {
       ++unread;
-    } else if (!seen.emplace(slot.group, slot.is_double, slot.is_compressed, active[s],
+    } else if (!seen.emplace(slot.group, slot.is_double, slot.is_compressed, slot.takes_part,
                              slot.clock->host_steps())
                     .second) {
       return true;
@@ -58,7 +59,8 @@ void AdamSlots::assign(std::vector<AdamEntry>& entries, const std::vector<char>&
                   steps,       takes_part[i]};
     const auto [found, is_new] = slot_of.emplace(key, static_cast<int64_t>(slots.size()));
     if (is_new) {
-      slots.push_back({entry.group, is_double, entry.is_compressed, std::make_shared<StepClock>(steps)});
+      slots.push_back({entry.group, is_double, entry.is_compressed, takes_part[i] != 0,
+                       std::make_shared<StepClock>(steps)});
       origins.push_back(is_unread ? clock : nullptr);
     }
     chosen[i] = found->second;
@@ -95,23 +97,16 @@ void AdamSlots::place_counts(const std::vector<std::shared_ptr<const StepClock>>
                               at::TensorOptions().dtype(at::kByte).device(device));
 }
 
-void AdamSlots::configure(const std::vector<AdamGroupSettings>& settings, double local_weight,
-                          const std::vector<AdamEntry>& entries, const std::vector<char>& takes_part) {
+void AdamSlots::configure(const std::vector<AdamGroupSettings>& settings, double local_weight) {
   std::vector<kernels::AdamSlot> wanted(slots_.size());
   for (size_t i = 0; i < slots_.size(); ++i) {
-    wanted[i] = {settings[slots_[i].group].kernel, slots_[i].is_double, 0};
-    if (slots_[i].is_compressed) wanted[i].settings.factor *= local_weight;
+    const Slot& slot = slots_[i];
+    wanted[i] = {settings[slot.group].kernel, slot.is_double, slot.takes_part};
+    if (slot.is_compressed) wanted[i].settings.factor *= local_weight;
   }
-  for (size_t i = 0; i < entries.size(); ++i)
-    wanted[static_cast<size_t>(entries[i].slot)].active |= takes_part[i];
   if (wanted == table_.host()) return;
   table_.host() = std::move(wanted);
   table_.mark_changed();
-}
-
-bool AdamSlots::expects(const AdamEntry& entry, bool takes_part) const {
-  const auto slot = static_cast<size_t>(entry.slot);
-  return entry.slot >= 0 && slot < table_.host().size() && (table_.host()[slot].active != 0) == takes_part;
 }
 
 void AdamSlots::count_step() {

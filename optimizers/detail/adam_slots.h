@@ -20,19 +20,24 @@ class AdamSlots {
  public:
   // True while every entry follows its slot's clock, each slot's entries agree on taking part, and no two
   // slots could be one. takes_part[i] belongs to entries[i].
-  bool fit(const std::vector<AdamEntry>& entries, const std::vector<char>& takes_part) const;
+  bool fit(const std::vector<AdamEntry>& entries, const std::vector<char>& takes_part);
+  // The same where every entry is as expected.
+  bool fit() const { return !could_merge(); }
 
   // Sorts the entries into new slots; step counts are kept. Where the device leads the counts of very many
   // slots, this reads them, and so waits for it, to bring together those that are equal.
   void assign(std::vector<AdamEntry>& entries, const std::vector<char>& takes_part, at::Device device);
 
-  // Settings and participation for the coming step. `settings[g]` belongs to parameter group g. Gradients of
-  // compressed entries are those of this rank alone: times their settings' factor times `local_weight`.
-  void configure(const std::vector<AdamGroupSettings>& settings, double local_weight,
-                 const std::vector<AdamEntry>& entries, const std::vector<char>& takes_part);
+  // Settings for the coming step. `settings[g]` belongs to parameter group g. Gradients of compressed entries
+  // are those of this rank alone: times their settings' factor times `local_weight`.
+  void configure(const std::vector<AdamGroupSettings>& settings, double local_weight);
 
-  // Whether the entry took part, or did not, when the slots were configured last.
-  bool expects(const AdamEntry& entry, bool takes_part) const;
+  // Whether an entry with that state is in that slot (-1: in none), and took part, or did not, when the slots
+  // fitted last, or were assigned.
+  bool expects(int64_t slot, const FusedAdamStateFields& state, bool takes_part) const {
+    return slot >= 0 && state.clock() == slots_[static_cast<size_t>(slot)].clock &&
+           (slots_[static_cast<size_t>(slot)].takes_part) == takes_part;
+  }
 
   // Sends what write_scalars needs to the GPU, where it changed.
   void send(at::Device device) { table_.send(device); }
@@ -52,9 +57,10 @@ class AdamSlots {
     size_t group;
     bool is_double;
     bool is_compressed;
+    bool takes_part;
     std::shared_ptr<StepClock> clock;
   };
-  bool could_merge(const std::vector<char>& active) const;
+  bool could_merge() const;
   void place_counts(const std::vector<std::shared_ptr<const StepClock>>& origins, at::Device device);
 
   std::vector<Slot> slots_;

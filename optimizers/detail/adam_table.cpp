@@ -43,13 +43,6 @@ void AdamTable::build_tiles(bool is_paged) {
   tiles_.sort([&](const Tile& tile) { return tile.count > warp_tile; });
 }
 
-void AdamTable::set_gradient(const AdamEntry& entry, const void* gradient) {
-  kernels::AdamGradient& current = gradients_.host()[entry.position];
-  if (current.gradient == gradient && current.scalars == entry.slot) return;
-  current = {gradient, entry.slot};
-  gradients_.mark_changed();
-}
-
 void AdamTable::send(bool with_units) {
   gradients_.send(device_);
   if (!is_paged_) {

@@ -39,7 +39,12 @@ class AdamTable {
   const std::vector<kernels::AdamGradient>& gradients() const { return gradients_.host(); }
 
   // Null leaves the parameter out of the step.
-  void set_gradient(const AdamEntry& entry, const void* gradient);
+  void set_gradient(size_t position, int64_t slot, const void* gradient) {
+    kernels::AdamGradient& current = gradients_.host()[position];
+    if (current.gradient == gradient && current.scalars == slot) return;
+    current = {gradient, slot};
+    gradients_.mark_changed();
+  }
 
   // Number of partial sums of the norm, and their computation into partials[0 ... norm_units()).
   int64_t norm_units() const { return static_cast<int64_t>(units_.host().size()); }

@@ -10,6 +10,7 @@
 #include <c10/util/strides.h>
 
 #include <pacer/core/error.h>
+#include <pacer/optimizers/detail/option_fields.h>
 #include <pacer/optimizers/detail/parameter_check.h>
 
 namespace pacer::detail {

@@ -18,6 +18,11 @@ TEST_CASE("a parameter changed between two steps keeps its state", "[fused_adam]
       {"new memory", [](const Tensor& p) { p.set_data(p.detach().clone() * 2); }},
       {"other strides in new memory", [](const Tensor& p) { p.set_data(p.detach().t().contiguous().t()); }},
       {"other strides in the same memory", [](const Tensor& p) { p.set_data(p.detach().t()); }},
+      {"transposed in place",
+       [](const Tensor& p) {
+         torch::NoGradGuard no_grad;
+         p.t_();
+       }},
       {"gaps",
        [](const Tensor& p) {
          p.set_data(torch::randn({4, 8}, p.options()).slice(1, 0, 8, 2).detach());

@@ -44,6 +44,18 @@ std::vector<std::pair<const char*, EditState<Optimizer>>> state_edits() {
        [](Optimizer& o, const Tensor& p) {
          state_of(o, p).exp_avg().set_data(torch::full_like(p, 0.5).detach());
        }},
+      {"a state tensor's memory exchanged for another part of it",
+       [](Optimizer& o, const Tensor& p) {
+         Tensor& moment = state_of(o, p).exp_avg();
+         const Tensor halves = moment.numel() * 16 == static_cast<int64_t>(moment.storage().nbytes())
+                                   ? at::empty({0}, moment.options()).set_(moment.storage(), 0, {2, 4, 4})
+                                   : torch::stack({moment, moment.flip(0)}).detach();
+         moment.set_data(halves[moment.storage_offset() == 0 ? 1 : 0]);
+       }},
+      {"the first moment transposed in place",
+       [](Optimizer& o, const Tensor& p) { state_of(o, p).exp_avg().t_(); }},
+      {"the second moment transposed in place",
+       [](Optimizer& o, const Tensor& p) { state_of(o, p).exp_avg_sq().t_(); }},
       {"erased", [](Optimizer& o, const Tensor& p) { o.state().erase(p.unsafeGetTensorImpl()); }},
       {"all erased", [](Optimizer& o, const Tensor&) { o.state().clear(); }},
       {"replaced",
@@ -101,6 +113,54 @@ TEMPLATE_TEST_CASE("state edited by hand is honoured at the next step", "[fused_
       }
     }
   }
+}
+
+// What a program may do to the table of states, written once for both families.
+template <class Optimizer>
+struct TableEdits {
+  using State = ParamStateOf<Optimizer>;
+  using Table = std::remove_reference_t<decltype(std::declval<Optimizer&>().state())>;
+
+  static void exchange(Optimizer& o, const std::vector<Tensor>& p) {
+    std::swap(o.state().at(p[0].unsafeGetTensorImpl()), o.state().at(p[2].unsafeGetTensorImpl()));
+  }
+  static void move(Optimizer& o, const std::vector<Tensor>&) {
+    Table table;
+    for (auto& [key, state] : o.state()) table[key] = std::move(state);
+    o.state() = std::move(table);
+  }
+  static void copy(Optimizer& o, const std::vector<Tensor>&) {
+    Table table;
+    for (const auto& [key, state] : o.state()) table[key] = state->clone();
+    o.state() = std::move(table);
+  }
+  // States of tensors that the optimizer does not know: the table grows, and moves what it has.
+  static void add_strangers(Optimizer& o, const std::vector<Tensor>&) {
+    for (char& stranger : strangers) o.state()[&stranger] = std::make_unique<State>();
+  }
+  static void erase_strangers(Optimizer& o, const std::vector<Tensor>&) {
+    for (char& stranger : strangers) o.state().erase(&stranger);
+  }
+  static inline char strangers[200];
+
+  using Edit = void (*)(Optimizer&, const std::vector<Tensor>&);
+  static constexpr Edit all[] = {exchange, move, copy, add_strangers, exchange, erase_strangers, exchange};
+};
+
+TEMPLATE_TEST_CASE("a parameter has the state that the table of states has for it", "[fused_adam]", FusedAdam,
+                   FusedAdamW) {
+  torch::manual_seed(68);
+  std::vector<std::vector<int64_t>> shapes(40, {3});
+  Twins<TestType> twins(random_parameters(shapes, at::kDouble), 0.01);
+  for (size_t i = 0; i < std::size(TableEdits<TestType>::all); ++i) {
+    CAPTURE(i);
+    for (int step = 0; step < 2; ++step) twins.step_with_random_gradients();
+    TableEdits<TestType>::all[i](twins.optimizer, twins.ours);
+    TableEdits<PeerOf<TestType>>::all[i](twins.peer, twins.theirs);
+    for (int step = 0; step < 2; ++step) twins.step_with_random_gradients();
+    CHECK(twins.apart() <= 1e-13);
+  }
+  CHECK(state_of(twins.optimizer, twins.ours[2]).step() == 28);
 }
 
 TEST_CASE("state that cannot be is refused by the parameter's name", "[fused_adam]") {

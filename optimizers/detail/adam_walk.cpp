@@ -1,0 +1,129 @@
+// What the host does in every step for every parameter: it compares all of it with the plan, and finds the
+// gradient. Everything that is compared may have been changed between two steps.
+#include <pacer/optimizers/detail/adam_engine.h>
+
+#include <ATen/ops/empty_strided.h>
+
+namespace pacer::detail {
+namespace {
+
+// More entries than these do not stay in a core's own cache, so that their memory is asked for ahead.
+constexpr int64_t kCachedEntries = 1000;
+
+}  // namespace
+
+// A parameter without a gradient sits the step out, as in torch::optim; of a 1-bit optimizer also one that is
+// frozen (requires_grad off). Compressed entries without a gradient take part all the same: ranks agree on
+// their momentum, to which this rank then adds nothing.
+bool AdamEngine::takes_part(const AdamEntry& entry, const at::Tensor& gradient) const {
+  if (traits_->is_onebit && !entry.parameter.requires_grad()) return false;
+  return entry.is_compressed || gradient.defined();
+}
+
+AdamEngine::PlannedGroup AdamEngine::planned(const ParamGroups& groups, size_t group) const {
+  const AdamGroupSettings& settings = settings_[group];
+  return {groups[group].params().size(), settings.amsgrad,        settings.averages_trust,
+          part_ && settings.compress,    settings.master_weights, settings.rounding};
+}
+
+AdamEngine::Fit AdamEngine::plan_fits(const ParamGroups& groups, const ParamStates& states,
+                                      bool finds_gradients) {
+  if (groups.size() != planned_groups_.size() || (pager_ && !pager_->fits())) return Fit::none;
+  if (!finds_states(states)) return Fit::none;
+  if (finds_gradients) unsettled_.clear();
+  const bool is_onebit = traits_->is_onebit;
+  EntryWatch* const watches = watches_.data();
+  char* const parts = takes_part_.data();
+  const int64_t count = static_cast<int64_t>(watches_.size());
+  const bool is_long = count > kCachedEntries;
+  bool slots_fit = true;
+  const Member* member = members_.data();
+  for (size_t g = 0; g < groups.size(); ++g) {
+    if (!(planned(groups, g) == planned_groups_[g])) return Fit::none;
+    const bool is_compressed = planned_groups_[g].is_compressed;
+    for (const at::Tensor& parameter : groups[g].params()) {
+      const int64_t i = member->entry;
+      if (parameter.unsafeGetTensorImpl() != member++->tensor) return Fit::none;
+      const at::Tensor& own = gradient_of(parameter);
+      if (i < 0) {
+        if (own.defined() || is_compressed) return Fit::none;
+        continue;
+      }
+      EntryWatch& watch = watches[i];
+      if (is_long && i + 16 < count) {  // each needs what came with the one before
+        watches[i + 16].fetch();
+        watches[i + 8].fetch_gradient();
+        watches[i + 4].fetch_elements();
+      }
+      if (!watch.is_registered(states)) return Fit::none;
+      const void* elements = watch.gradient_of_unchanged(own);
+      bool takes_part = elements != nullptr && (!is_onebit || parameter.requires_grad());
+      if (elements == nullptr) {
+        const AdamEntry& entry = entries_[static_cast<size_t>(i)];
+        if (!watch.is_current(entry)) return Fit::none;
+        takes_part = this->takes_part(entry, entry.gradient());
+        if (takes_part && own.defined()) check_gradient(parameter, own, entry.name);
+      }
+      slots_fit = slots_fit && slots_.expects(watch.slot, *watch.state, takes_part);
+      parts[i] = takes_part;
+      if (!finds_gradients) continue;
+      if (elements != nullptr && takes_part && !is_compressed) {
+        if (!watch.gradient_is_dense) watch.gradient_is_dense = true;
+        tables_[watch.table].set_gradient(watch.position, watch.slot, elements);
+      } else {
+        unsettled_.push_back(static_cast<size_t>(i));
+      }
+    }
+  }
+  return slots_fit ? Fit::plan_and_slots : Fit::plan;
+}
+
+// Writes down where the table has the states of all entries, where it is another than last time; elements of
+// an unchanged one may still have moved. False where a state is missing.
+bool AdamEngine::finds_states(const ParamStates& states) {
+  const void* end = states.end().current;
+  if (end == states_end_ && states.bucket_count() == state_buckets_) return true;
+  for (EntryWatch& watch : watches_) {
+    if (!watch.finds(states)) return false;
+  }
+  states_end_ = end;
+  state_buckets_ = states.bucket_count();
+  return true;
+}
+
+void AdamEngine::find_gradients() {
+  for (const size_t i : unsettled_) {
+    const AdamEntry& entry = entries_[i];
+    const void* elements = find_gradient(i, takes_part_[i] != 0);
+    if (entry.is_compressed) {
+      part_->set_tensor(entry, elements, settings_[entry.group]);
+    } else {
+      tables_[entry.table].set_gradient(entry.position, entry.slot, elements);
+    }
+  }
+}
+
+// The address of a gradient for the kernels. One in another memory order is copied, here and not among the
+// kernels, so that a captured step does not depend on where it lay.
+const void* AdamEngine::find_gradient(size_t i, bool takes_part) {
+  static const at::Tensor kNone;
+  AdamEntry& entry = entries_[i];
+  const at::Tensor& gradient = takes_part ? entry.gradient() : kNone;
+  const bool is_own = gradient.defined() && entry.own_gradient.defined();
+  const bool is_dense = is_own || !gradient.defined() || !needs_dense_gradient(entry, gradient);
+  watches_[i].gradient_is_dense = is_dense;
+  if (!is_dense) {
+    if (!entry.dense_gradient.defined()) {
+      entry.dense_gradient = at::empty_strided(entry.dense().sizes(), entry.dense().strides(),
+                                               gradient.options().requires_grad(false));
+    }
+    entry.dense_gradient.copy_(gradient);
+  }
+  // Of a part without elements, too: LAMB's ratio is that of the whole tensor.
+  const void* elements =
+      is_own ? gradient.storage().data() : entry.in_range(is_dense ? gradient : entry.dense_gradient);
+  if (is_own && entry.range.count > 0) elements = gradient.const_data_ptr();
+  return elements;
+}
+
+}  // namespace pacer::detail

@@ -1,0 +1,137 @@
+// What a step compares of an entry with what the plan was built from. is_current() compares all of it. Mostly
+// nothing has changed but the address of the gradient, and gradient_of_unchanged() sees that in a few loads:
+// for a step over thousands of small tensors that is all the host's time.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include <ATen/core/Tensor.h>
+
+#include <pacer/optimizers/detail/adam_entry.h>
+#include <pacer/optimizers/detail/optimizer_traits.h>
+
+namespace pacer::detail {
+
+class EntryWatch {
+ public:
+  // Of an entry that has its place in an AdamTable, or in the OneBitPart.
+  explicit EntryWatch(const AdamEntry& entry);
+
+  // True while parameter and state tensors are where the plan has them, in the layout that it has.
+  bool is_current(const AdamEntry& entry) const;
+  // Where that is so, and kernels can read the gradient as it is: its first element. Null says nothing: then
+  // is_current(), check_gradient() and needs_dense_gradient() decide.
+  const void* gradient_of_unchanged(const at::Tensor& gradient) const;
+
+  // True while the state is the parameter's. If `states` has other memory than at the last finds(), that one
+  // comes first.
+  bool is_registered(const ParamStates& states) {
+    const bool is_in_place = in_states_->has_value() && in_states_->value.first == tensor &&
+                             in_states_->value.second.get() == state;
+    return is_in_place || finds(states);
+  }
+  bool finds(const ParamStates& states);
+
+  // Ask for memory that will be read soon: for all but the gradient; then for that; then for where its
+  // elements are.
+  void fetch() const;
+  void fetch_gradient() const;
+  void fetch_elements() const;
+
+  c10::TensorImpl* tensor;  // the parameter
+  FusedAdamStateFields* state;
+  // As the entry's.
+  size_t table, position;
+  int64_t slot = -1;
+  bool gradient_is_dense = true;  // in this step, as it is
+
+ private:
+  // The address of a tensor's first element. TensorImpl::data() asks much more.
+  struct Place {
+    const c10::TensorImpl* tensor = nullptr;
+    const char* data = nullptr;
+    caffe2::TypeMeta dtype;
+    uint16_t element_size = 0;
+
+    bool is_left() const { return tensor->dtype() == dtype && data_of(*tensor, element_size) == data; }
+  };
+  static Place place_of(const at::Tensor& tensor);
+  static const char* data_of(const c10::TensorImpl& tensor, int64_t element_size) {
+    const c10::StorageImpl* storage = tensor.unsafe_storage().unsafeGetStorageImpl();
+    if (storage == nullptr) return nullptr;
+    return static_cast<const char*>(storage->data()) + tensor.storage_offset() * element_size;
+  }
+  bool has_same_tensors() const;
+  // True only if all three have their elements at the same offsets.
+  static bool are_alike(const c10::TensorImpl& a, const c10::TensorImpl& b, const c10::TensorImpl& c);
+
+  // All of a parameter without gaps, and not empty: its tensors have one layout.
+  bool is_plain_;
+  at::Device device_;
+  // An entry of LibTorch's hash table.
+  const std::remove_pointer_t<decltype(ParamStates::iterator().current)>* in_states_ = nullptr;
+  // They are held, so that no others can take their addresses.
+  at::Tensor state_tensors_[kStateFieldCount];
+  int32_t places_ = 1;  // the parameter's, then those of the state tensors that there are
+  Place place_[1 + kStateFieldCount];
+  int64_t elements_;
+};
+
+// The fields are written out, so that the compiler sees which they are.
+inline bool EntryWatch::has_same_tensors() const {
+  static_assert(kStateFieldCount == 6);
+  const FusedAdamStateFields& now = *state;
+  return now.exp_avg().is_same(state_tensors_[0]) && now.exp_avg_sq().is_same(state_tensors_[1]) &&
+         now.max_exp_avg_sq().is_same(state_tensors_[2]) && now.master().is_same(state_tensors_[3]) &&
+         now.remainder().is_same(state_tensors_[4]) && now.trust_average().is_same(state_tensors_[5]);
+}
+
+inline bool EntryWatch::are_alike(const c10::TensorImpl& a, const c10::TensorImpl& b,
+                                  const c10::TensorImpl& c) {
+  const at::IntArrayRef sizes = a.sizes(), of_b = b.sizes(), of_c = c.sizes();
+  if (sizes.size() != of_b.size() || sizes.size() != of_c.size()) return false;
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    if (sizes[d] != of_b[d] || sizes[d] != of_c[d]) return false;
+  }
+  if (a.is_contiguous() && b.is_contiguous() && c.is_contiguous()) return true;
+  return a.strides() == b.strides() && a.strides() == c.strides();
+}
+
+inline const void* EntryWatch::gradient_of_unchanged(const at::Tensor& gradient) const {
+  if (!is_plain_ || !has_same_tensors()) return nullptr;
+  for (int32_t i = 0; i < places_; ++i) {
+    if (!place_[i].is_left()) return nullptr;
+  }
+  const c10::TensorImpl& own = *gradient.unsafeGetTensorImpl();
+  const c10::StorageImpl* storage = own.unsafe_storage().unsafeGetStorageImpl();
+  if (storage == nullptr || storage->device() != device_ || own.layout() != at::kStrided ||
+      own.dtype() != place_[0].dtype || own.is_neg() || own._is_zerotensor() ||
+      !are_alike(*tensor, own, *state_tensors_[1].unsafeGetTensorImpl())) {
+    return nullptr;
+  }
+  return data_of(own, place_[0].element_size);
+}
+
+template <class T>
+void fetch_object(const T* object) {
+  constexpr size_t kLine = 64;
+  const char* begin = reinterpret_cast<const char*>(object);
+  for (size_t offset = 0; offset < sizeof(T); offset += kLine) __builtin_prefetch(begin + offset);
+  __builtin_prefetch(begin + sizeof(T) - 1);
+}
+
+inline void EntryWatch::fetch() const {
+  fetch_object(state);
+  __builtin_prefetch(in_states_);
+  for (int32_t i = 0; i < places_; ++i) fetch_object(place_[i].tensor);
+}
+inline void EntryWatch::fetch_gradient() const {
+  __builtin_prefetch(tensor->unsafe_storage().unsafeGetStorageImpl());
+  fetch_object(tensor->grad().unsafeGetTensorImpl());
+}
+inline void EntryWatch::fetch_elements() const {
+  __builtin_prefetch(tensor->grad().unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+}
+
+}  // namespace pacer::detail
