@@ -2,9 +2,9 @@
 
 namespace pacer::detail {
 
-EntryWatch::Place EntryWatch::place_of(const at::Tensor& tensor) {
+EntryWatch::Place EntryWatch::place_of(const at::Tensor& tensor, bool has_layout) {
   return {tensor.unsafeGetTensorImpl(), static_cast<const char*>(tensor.const_data_ptr()), tensor.dtype(),
-          static_cast<uint16_t>(tensor.element_size())};
+          static_cast<uint16_t>(tensor.element_size()), has_layout};
 }
 
 EntryWatch::EntryWatch(const AdamEntry& entry)
@@ -15,10 +15,11 @@ EntryWatch::EntryWatch(const AdamEntry& entry)
       is_plain_(!entry.is_part && !entry.dense_parameter.defined() && entry.range.count > 0),
       device_(entry.parameter.device()),
       elements_(entry.parameter.numel()) {
-  place_[0] = place_of(entry.values());
+  place_[0] = place_of(entry.values(), /*has_layout=*/false);
   for (size_t i = 0; i < kStateFieldCount; ++i) {
     state_tensors_[i] = (state->*kStateFields[i].read)();
-    if (state_tensors_[i].defined()) place_[places_++] = place_of(state_tensors_[i]);
+    const at::Tensor& now = state_tensors_[i];
+    if (now.defined()) place_[places_++] = place_of(now, same_layout(now, entry.memory));
   }
 }
 
@@ -32,12 +33,15 @@ bool EntryWatch::finds(const ParamStates& states) {
 bool EntryWatch::is_current(const AdamEntry& entry) const {
   if (!has_same_tensors() || entry.parameter.dtype() != place_[0].dtype) return false;
   if (entry.values().const_data_ptr() != place_[0].data) return false;
-  for (int32_t i = 1; i < places_; ++i) {
-    if (place_[i].tensor->data() != place_[i].data) return false;
+  int32_t i = 1;
+  for (const at::Tensor& now : state_tensors_) {
+    if (!now.defined()) continue;
+    const Place& place = place_[i++];
+    if (now.const_data_ptr() != place.data || (place.has_layout && !same_layout(now, entry.memory)))
+      return false;
   }
   if (entry.dense_parameter.defined()) return tensor->sizes() == entry.dense_parameter.sizes();
-  if (entry.is_part) return tensor->is_contiguous() && tensor->numel() == elements_;
-  return same_layout(entry.parameter, state->exp_avg_sq());
+  return !entry.is_part || (tensor->is_contiguous() && tensor->numel() == elements_);
 }
 
 }  // namespace pacer::detail

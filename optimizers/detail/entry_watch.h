@@ -53,19 +53,17 @@ class EntryWatch {
     const char* data = nullptr;
     caffe2::TypeMeta dtype;
     uint16_t element_size = 0;
+    bool has_layout = false;  // the parameter's, or that of the range: it must keep it
 
     bool is_left() const { return tensor->dtype() == dtype && data_of(*tensor, element_size) == data; }
   };
-  static Place place_of(const at::Tensor& tensor);
+  static Place place_of(const at::Tensor& tensor, bool has_layout);
   static const char* data_of(const c10::TensorImpl& tensor, int64_t element_size) {
     const c10::StorageImpl* storage = tensor.unsafe_storage().unsafeGetStorageImpl();
     if (storage == nullptr) return nullptr;
     return static_cast<const char*>(storage->data()) + tensor.storage_offset() * element_size;
   }
   bool has_same_tensors() const;
-  // True only if all three have their elements at the same offsets.
-  static bool are_alike(const c10::TensorImpl& a, const c10::TensorImpl& b, const c10::TensorImpl& c);
-
   // All of a parameter without gaps, and not empty: its tensors have one layout.
   bool is_plain_;
   at::Device device_;
@@ -87,27 +85,26 @@ inline bool EntryWatch::has_same_tensors() const {
          now.remainder().is_same(state_tensors_[4]) && now.trust_average().is_same(state_tensors_[5]);
 }
 
-inline bool EntryWatch::are_alike(const c10::TensorImpl& a, const c10::TensorImpl& b,
-                                  const c10::TensorImpl& c) {
-  const at::IntArrayRef sizes = a.sizes(), of_b = b.sizes(), of_c = c.sizes();
-  if (sizes.size() != of_b.size() || sizes.size() != of_c.size()) return false;
-  for (size_t d = 0; d < sizes.size(); ++d) {
-    if (sizes[d] != of_b[d] || sizes[d] != of_c[d]) return false;
-  }
-  if (a.is_contiguous() && b.is_contiguous() && c.is_contiguous()) return true;
-  return a.strides() == b.strides() && a.strides() == c.strides();
-}
-
 inline const void* EntryWatch::gradient_of_unchanged(const at::Tensor& gradient) const {
   if (!is_plain_ || !has_same_tensors()) return nullptr;
+  const at::IntArrayRef sizes = tensor->sizes();
+  const bool is_contiguous = tensor->is_contiguous();
+  const auto has_layout = [&](const c10::TensorImpl& other) {
+    const at::IntArrayRef others = other.sizes();
+    if (others.size() != sizes.size()) return false;
+    for (size_t d = 0; d < sizes.size(); ++d) {
+      if (others[d] != sizes[d]) return false;
+    }
+    return (is_contiguous && other.is_contiguous()) || other.strides() == tensor->strides();
+  };
   for (int32_t i = 0; i < places_; ++i) {
-    if (!place_[i].is_left()) return nullptr;
+    const Place& place = place_[i];
+    if (!place.is_left() || (place.has_layout && !has_layout(*place.tensor))) return nullptr;
   }
   const c10::TensorImpl& own = *gradient.unsafeGetTensorImpl();
   const c10::StorageImpl* storage = own.unsafe_storage().unsafeGetStorageImpl();
   if (storage == nullptr || storage->device() != device_ || own.layout() != at::kStrided ||
-      own.dtype() != place_[0].dtype || own.is_neg() || own._is_zerotensor() ||
-      !are_alike(*tensor, own, *state_tensors_[1].unsafeGetTensorImpl())) {
+      own.dtype() != place_[0].dtype || own.is_neg() || own._is_zerotensor() || !has_layout(own)) {
     return nullptr;
   }
   return data_of(own, place_[0].element_size);
