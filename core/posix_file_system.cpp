@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <memory>
 #include <string_view>
 
 #include <pacer/core/file_descriptor.h>
@@ -57,21 +58,19 @@ class PosixFileSystem final : public FileSystem {
   int list_folder(const std::string& path, std::vector<std::string>& names) override {
     const int file = open_descriptor(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
     if (file < 0) return -errno;
-    DIR* folder = ::fdopendir(file);
+    const std::unique_ptr<DIR, int (*)(DIR*)> folder(::fdopendir(file), &::closedir);
     if (folder == nullptr) {
       const int error = errno;
       ::close(file);
       return -error;
     }
     errno = 0;
-    while (const dirent* entry = ::readdir(folder)) {
+    while (const dirent* entry = ::readdir(folder.get())) {
       const std::string_view name = entry->d_name;
-      if (name != "." && name != "..") names.emplace_back(name);
+      if (name != "." && name != "..") names.emplace_back(name);  // may throw for want of memory
       errno = 0;
     }
-    const int error = errno;
-    ::closedir(folder);
-    return -error;
+    return -errno;
   }
 };
 

@@ -1,6 +1,7 @@
 // Host memory that runs out in a Session, at the n-th allocation: while it is made with all kinds of hooks,
 // in its step, and while it saves and resumes.
 #include <algorithm>
+#include <filesystem>
 #include <map>
 
 #include "failing_memory.h"
@@ -15,6 +16,11 @@ namespace {
 namespace memory_sessions {
 
 constexpr int64_t kSteps = 4;
+
+int64_t open_descriptors() {
+  using std::filesystem::directory_iterator;
+  return std::distance(directory_iterator("/proc/self/fd"), directory_iterator());
+}
 
 // One of each kind; fp16 of the kinds of precision, because it has a state.
 std::vector<RegisteredHook> hooks_of_all_kinds() {
@@ -163,6 +169,7 @@ TEST_CASE("a save that runs out of host memory changes nothing, and the next one
     const FileContents former = loaded_contents(files, first);
     run->step();
     const detail::TrainingState state = state_of(*run);
+    const int64_t descriptors = open_descriptors();
     int64_t tried = 0;
     for_all_allocations([&](int64_t nth, Shortage shortage) {
       ++tried;
@@ -178,6 +185,7 @@ TEST_CASE("a save that runs out of host memory changes nothing, and the next one
       return result.reached;
     });
     CHECK(tried > 50);
+    CHECK(open_descriptors() == descriptors);
   }
 }
 
