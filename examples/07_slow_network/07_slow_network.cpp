@@ -51,10 +51,8 @@ po::options_description description() {
        "fp32, bf16: FusedAdamW, gradients averaged in that type; lamb: FusedLamb, in fp32; onebit, "
        "onebit-lamb: OneBitAdam, OneBitLamb; onebit-nodes, onebit-lamb-nodes: the same between hosts; "
        "onebit-buckets, onebit-lamb-buckets: in buckets of 25 MiB; shards, shards-nodes, shards-blocks: "
-       "FusedAdamW "
-       "with state and gradients, or parameters too, in parts over all ranks or those of a host, with a "
-       "backward "
-       "that adds them up")  //
+       "FusedAdamW with state and gradients, or parameters too, in parts over all ranks or those of a host, "
+       "with a backward that adds them up")  //
       ("seconds", po::value<double>()->value_name("S")->default_value(10),
        "to measure each optimizer for; at least three steps")  //
       ("processes", po::value<int>()->value_name("N")->default_value(1),

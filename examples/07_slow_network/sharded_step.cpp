@@ -11,10 +11,6 @@
 namespace slow_network {
 namespace {
 
-using NamedTensors = std::vector<std::pair<std::string, torch::Tensor>>;
-
-constexpr int64_t kBlockSize = 25 << 20;
-
 struct SumImpl : torch::nn::Module {
   void add(const torch::Tensor& parameter) {
     register_parameter("parameter" + std::to_string(parameters().size()), parameter);
@@ -27,13 +23,13 @@ struct SumImpl : torch::nn::Module {
 };
 TORCH_MODULE(Sum);
 
-// Blocks of as many bytes as DataParallel's buckets.
+// Blocks of at least kBucketBytes, but for the last.
 struct BlockModelImpl : torch::nn::Module {
-  explicit BlockModelImpl(const NamedTensors& parameters) {
+  explicit BlockModelImpl(const Parameters& parameters) {
     register_module("blocks", blocks);
-    int64_t bytes = kBlockSize;
+    int64_t bytes = kBucketBytes;
     for (const auto& [name, parameter] : parameters) {
-      if (bytes >= kBlockSize) {
+      if (bytes >= kBucketBytes) {
         blocks->push_back(Sum());
         bytes = 0;
       }
@@ -56,7 +52,7 @@ struct ShardedTraining {
   pacer::Session session;
   torch::Tensor x;
 
-  ShardedTraining(const NamedTensors& parameters, const std::shared_ptr<pacer::Communicator>& world,
+  ShardedTraining(const Parameters& parameters, const std::shared_ptr<pacer::Communicator>& world,
                   bool has_blocks, pacer::ShardGroup over)
       : model(parameters),
         optimizer(model->named_parameters(), pacer::FusedAdamWOptions(1e-4)),
@@ -76,7 +72,7 @@ struct ShardedTraining {
 
 }  // namespace
 
-std::function<void()> sharded_step(const NamedTensors& parameters,
+std::function<void()> sharded_step(const Parameters& parameters,
                                    const std::shared_ptr<pacer::Communicator>& world, bool blocks,
                                    pacer::ShardGroup over) {
   const auto training = std::make_shared<ShardedTraining>(parameters, world, blocks, over);

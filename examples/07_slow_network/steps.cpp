@@ -24,10 +24,8 @@ namespace {
 
 using Shapes = std::vector<std::vector<int64_t>>;
 using World = std::shared_ptr<pacer::Communicator>;
-using Parameters = std::vector<std::pair<std::string, torch::Tensor>>;
 
 constexpr double kRate = 1e-4;
-constexpr int64_t kBucketBytes = 25 << 20;
 
 void add_layer(Shapes& shapes, std::vector<int64_t> weight, int64_t bias) {
   shapes.push_back(std::move(weight));

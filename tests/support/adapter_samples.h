@@ -13,8 +13,6 @@
 
 namespace pacer::testing {
 
-using Names = std::vector<std::string>;
-
 // A FileNet with an adapter whose matrices are all random.
 inline FileNet adapted(const nn::LoraOptions& options, uint64_t seed = 1) {
   torch::manual_seed(seed);

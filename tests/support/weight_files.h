@@ -123,6 +123,8 @@ inline std::string error_of(const std::function<void()>& call) {
   return "";
 }
 
+using Names = std::vector<std::string>;
+
 // Decodes a weight in 4 bits from its buffers, element by element in plain arithmetic.
 inline Tensor decoded_by_hand(const nn::Nf4WeightImpl& weight) {
   static constexpr float kBook[] = {-1.0f,

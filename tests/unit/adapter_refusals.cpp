@@ -10,20 +10,17 @@
 
 #include "support/adapter_samples.h"
 #include "support/catch.h"
+#include "support/failed_loads.h"
 #include "support/samples.h"
 
 namespace pacer::testing::adapter_refusals {
 namespace {
 
-using Catch::Matchers::ContainsSubstring;
 using nlohmann::json;
 
 void check_load_refused(FileNet& model, const std::string& folder, const Names& parts,
                         const LoadAdapterOptions& options = {}) {
-  const ModelState before = state_of_model(*model);
-  const std::string message = error_of([&] { load_adapter(*model, folder, options); });
-  for (const std::string& part : parts) CHECK_THAT(message, ContainsSubstring(part));
-  CHECK(changed_since(*model, before) == "");
+  check_load_fails(*model, parts, [&] { load_adapter(*model, folder, options); });
 }
 
 void put_config(const std::string& folder, const json& config) {
