@@ -5,10 +5,12 @@
   sudo examples/07_slow_network/slow_network.py --model gpt2 --ranks 2,4    GPT-2's 124 M parameters
   sudo examples/07_slow_network/slow_network.py --device cuda --ranks 4     one GPU a rank
   sudo examples/07_slow_network/slow_network.py --ranks 4 --ranks-per-host 2 --optimizers fp32,onebit,onebit-nodes
+  sudo examples/07_slow_network/slow_network.py --gbit 1 --command "build/release/my_trainer --steps 10"
 
 Each host is a network namespace, a machine of its own as far as programs can see, with a link to a switch; the program
 07_slow_network runs on all of them, first with links as fast as they go, then with links of each bandwidth. Writes
-measurements.csv and a chart for each number of ranks, and prints tables. Needs ip and tc (Debian: iproute2).
+measurements.csv and a chart for each number of ranks, and prints tables. With --command another program runs instead,
+as the same ranks with torchrun's variables, and what rank 0 prints is shown. Needs ip and tc (Debian: iproute2).
 
 Whatever happens, also after Ctrl-C, the network is taken down again; only kill -9 leaves it, then
 'ip netns list' shows namespaces named pacer-*, and 'ip netns del NAME' deletes one.
@@ -17,6 +19,8 @@ Exit code 1: a rank failed; 2: an option cannot work; 77: this machine cannot do
 """
 import argparse
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -66,11 +70,15 @@ def read_arguments():
                         help="folder for measurements.csv and charts (run/07_slow_network)")
     parser.add_argument("--program", type=Path, default=ROOT / "build/release/examples/07_slow_network",
                         help="the program to run (that of ./examples/run.sh)")
+    parser.add_argument("--command", type=shlex.split, metavar="COMMAND",
+                        help="a program and its options, to run on all ranks in place of 07_slow_network")
     arguments = parser.parse_args()
     for ranks in arguments.ranks:
         if arguments.ranks_per_host < 1 or ranks % arguments.ranks_per_host or ranks == arguments.ranks_per_host:
             parser.error(f"{ranks} ranks cannot be on two or more hosts of {arguments.ranks_per_host} each")
-    if not os.access(arguments.program, os.X_OK):
+    if arguments.command is not None and not (arguments.command and shutil.which(arguments.command[0])):
+        parser.error(f"--command does not begin with a program: '{' '.join(arguments.command)}'")
+    if arguments.command is None and not os.access(arguments.program, os.X_OK):
         parser.error(f"{arguments.program} is no program; build it with ./cmake/build.sh release examples")
     return arguments
 
@@ -129,16 +137,34 @@ def run_ranks(network, command, per_host, device):
             file.close()
 
 
-def measure(arguments, csv):
+def over_networks(arguments, command_for):
+    """command_for(gbit) on all ranks of each network, first with links as fast as they go."""
     for ranks in arguments.ranks:
         with Network(ranks // arguments.ranks_per_host, arguments.congestion) as network:
             for gbit in [0.0, *arguments.gbit]:
                 network.shape(gbit)
-                run_ranks(network, [
-                    str(arguments.program.resolve()), "--model", arguments.model, "--device", arguments.device,
-                    "--optimizers", arguments.optimizers, "--seconds", arguments.seconds, "--gbit", f"{gbit:g}",
-                    "--csv", str(csv)], arguments.ranks_per_host, arguments.device)
-    subprocess.run([str(arguments.program.resolve()), "--report", str(csv)], check=True)
+                run_ranks(network, command_for(gbit), arguments.ranks_per_host, arguments.device)
+
+
+def run_command(arguments):
+    def command_for(gbit):
+        print(f"links of {gbit:g} Gbit/s:" if gbit else "links as fast as they go:", flush=True)
+        return arguments.command
+
+    over_networks(arguments, command_for)
+    print(f"{arguments.congestion} controlled TCP's congestion.")
+
+
+def measure(arguments):
+    program = str(arguments.program.resolve())
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    csv = (arguments.output / "measurements.csv").resolve()
+    csv.unlink(missing_ok=True)
+    over_networks(arguments, lambda gbit: [
+        program, "--model", arguments.model, "--device", arguments.device, "--optimizers", arguments.optimizers,
+        "--seconds", arguments.seconds, "--gbit", f"{gbit:g}", "--csv", str(csv)])
+    subprocess.run([program, "--report", str(csv)], check=True)
+    print(f"{arguments.congestion} controlled TCP's congestion. Measurements: {csv}")
 
 
 def main():
@@ -148,12 +174,8 @@ def main():
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
         require_tools()
-        arguments.output.mkdir(parents=True, exist_ok=True)
-        csv = (arguments.output / "measurements.csv").resolve()
-        csv.unlink(missing_ok=True)
         arguments.congestion = arguments.congestion or congestion_here()
-        measure(arguments, csv)
-        print(f"{arguments.congestion} controlled TCP's congestion. Measurements: {csv}")
+        run_command(arguments) if arguments.command else measure(arguments)
     except Unavailable as missing:
         print(f"slow_network: {missing}", file=sys.stderr)
         return 77

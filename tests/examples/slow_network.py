@@ -162,8 +162,25 @@ def says_what_is_wrong(script, program):
     expect(done.returncode == 1 and "--model cannot be 'gpt5'; did you mean 'gpt2'?" in done.stderr, f"said {done.stderr!r}")
 
 
+def runs_commands(script):
+    """Another program as the ranks, at each bandwidth."""
+    told = "echo rank $RANK of $WORLD_SIZE meets at $MASTER_ADDR:$MASTER_PORT"
+    words = [sys.executable, script, "--gbit", "1", "--ranks", "4", "--ranks-per-host", "2", "--command"]
+    done = subprocess.run([*words, f"sh -c '{told}'"], capture_output=True, text=True, timeout=120, check=False)
+    rank = "rank 0 of 4 meets at 10.77.0.1:29500\n"
+    expect(done.returncode == 0 and f"links as fast as they go:\n{rank}links of 1 Gbit/s:\n{rank}" in done.stdout,
+           f"said {done.stdout!r}, {done.stderr!r}")
+    done = subprocess.run([*words, "sh -c 'echo of no use >&2; exit 4'"], capture_output=True, text=True, timeout=120,
+                          check=False)
+    expect(done.returncode == 1 and "ended with 4:\nof no use" in done.stderr, f"said {done.stderr!r}")
+    done = subprocess.run([*words, "no-such-program 1"], capture_output=True, text=True, check=False)
+    expect(done.returncode == 2 and "--command does not begin with a program: 'no-such-program 1'" in done.stderr,
+           f"said {done.stderr!r}")
+
+
 def main(script, program):
     measures(script, program)
+    runs_commands(script)
     sys.path.insert(0, str(Path(script).parent))
     before = namespaces()
     controls_congestion()

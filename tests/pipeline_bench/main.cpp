@@ -3,11 +3,14 @@
 //   torchrun --no-python --nproc-per-node 2 pacer-pipeline-bench                 two GPUs, all schedules
 //   ... pacer-pipeline-bench --schedule 1f1b,zero-bubble --rows 2 --cut 0,13,24 --rounds 3
 //   ... pacer-pipeline-bench --layers 4 --width 128 --length 16 --vocabulary 100 --rows 1    two CPUs
+//   torchrun --no-python --nproc-per-node 4 pacer-pipeline-bench --stages 2      two pipelines of two GPUs
 //
 // --cut gives the bounds of each rank's blocks: the head takes as long as some blocks, and ranks idle less
-// where all need the same time for their own passes. The interleaved schedule has two chunks a rank. The
-// model has 1.4 G parameters, bf16, and FusedAdamW keeps its default 16-bit remainders. Schedules take turns
-// in each round, in which the model is made anew; three steps of each do not count.
+// where all need the same time for their own passes. The interleaved schedule has two chunks a rank. With
+// --stages there are as many pipelines beside each other as ranks allow, which add up their gradients; each
+// gets the same whole batch, so that losses are those of one pipeline. The model has 1.4 G parameters, bf16,
+// and FusedAdamW keeps its default 16-bit remainders. Schedules take turns in each round, in which the model
+// is made anew; three steps of each do not count.
 //
 // Rank 0 prints a table and the same as JSON lines, one for each schedule and rank: the median step, and of
 // it all passes, on the slowest rank; the rank's own passes alone, without messages, and the share of the
@@ -42,6 +45,7 @@ struct Arguments {
   pipeline_bench::Shape shape;
   pipeline_bench::Cut cut;
   int64_t steps = 5, rounds = 2;
+  int64_t stages = 0;  // 0: as many as there are ranks
   std::vector<PipelineSchedule> schedules = {PipelineSchedule::gpipe, PipelineSchedule::one_f_one_b,
                                              PipelineSchedule::interleaved, PipelineSchedule::zero_bubble};
 };
@@ -81,6 +85,7 @@ Arguments parse_arguments(const std::vector<std::string>& words) {
       {"--vocabulary", &arguments.shape.vocabulary},
       {"--micro-batches", &arguments.shape.micro_batches},
       {"--rows", &arguments.shape.rows},
+      {"--stages", &arguments.stages},
       {"--steps", &arguments.steps},
       {"--rounds", &arguments.rounds}};
   for (size_t i = 0; i < words.size(); i += 2) {
@@ -144,7 +149,8 @@ void add_rows(const Arguments& arguments, const PipelineShape& plan, const Measu
   const auto blocks = over_ranks(world, static_cast<double>(measured.blocks));
   const auto parameters = over_ranks(world, static_cast<double>(measured.parameters) * 1e-6);
   const double by_plan = pacer::pipeline_idle(plan);
-  const int64_t tokens = std::llround(static_cast<double>(arguments.shape.tokens()) / step * 1e3);
+  const int64_t pipelines = world.world_size() / plan.ranks;
+  const int64_t tokens = std::llround(static_cast<double>(arguments.shape.tokens() * pipelines) / step * 1e3);
   const std::string name = pacer::schedule_name(plan.schedule);
   for (size_t rank = 0; rank < own.size(); ++rank) {
     const double idle = 1 - own[rank] / passes;
@@ -159,6 +165,7 @@ void add_rows(const Arguments& arguments, const PipelineShape& plan, const Measu
     line.add("schedule", name)
         .add("rank", rank)
         .add("world", world.world_size())
+        .add("stages", plan.ranks)
         .add("micro_batches", plan.micro_batches)
         .add("rows", arguments.shape.rows)
         .add("blocks", std::llround(blocks[rank]))
@@ -193,10 +200,11 @@ void require_same_losses(const char* which, const PipelineShape& plan, const std
 
 void run(const Arguments& arguments) {
   const auto world = pacer::Communicator::from_environment();
-  const pacer::Grid grid(world, world->world_size());
+  const auto stages = static_cast<int>(arguments.stages == 0 ? world->world_size() : arguments.stages);
+  const pacer::Grid grid(world, stages);
   std::vector<PipelineShape> plans;
   for (const PipelineSchedule schedule : arguments.schedules) {
-    plans.push_back({schedule, world->world_size(), arguments.shape.micro_batches,
+    plans.push_back({schedule, grid.stages(), arguments.shape.micro_batches,
                      schedule == PipelineSchedule::interleaved ? kChunks : 1});
     plans.back().validate();
   }
