@@ -41,7 +41,7 @@ class Plan:
         return [sys.executable, str(RANKS), program, "--ranks", str(self.ranks), "--arguments=" + arguments]
 
     def overlap(self):
-        steps = ["--steps", "2", "--rounds", "1"] if self.quick else ["--steps", "10", "--rounds", "5"]
+        steps = ["--steps", "2", "--rounds", "1"] if self.quick else ["--steps", "10", "--rounds", "3"]
         bench = self.program("tests/pacer-overlap-bench")
         yield [sys.executable, str(RANKS), bench, "--ranks", str(self.ranks), *steps]
         for model in ("gpt2", "bert-large"):
@@ -69,12 +69,14 @@ class Plan:
         yield self.as_ranks(bench, f"{size} --stages 1 --schedule gpipe")
 
     def network(self):
-        """Two hosts behind links of 1 and 10 Gbit/s, each with half of the ranks."""
+        """Two hosts behind links of 1 and 10 Gbit/s, each with half of the ranks; then two of one rank each."""
         modes = "--modes plain,onebit-nodes,onebit-nodes+shards,onebit-nodes+parameters"
         size = "--layers 2 --width 256 --batch 2 --sequence 128" if self.quick else GPT2
         yield [sys.executable, str(NETWORK), "--device", "cuda", "--congestion", "cubic", "--gbit", "10,1",
                "--ranks", str(self.ranks), "--ranks-per-host", str(self.ranks // 2),
                "--command", f"{self.program('tests/pacer-sharding-bench')} {modes} {size}"]
+        yield [sys.executable, str(NETWORK), "--device", "cuda", "--congestion", "cubic", "--gbit", "1", "--ranks", "2",
+               "--command", f"{self.program('tests/pacer-overlap-bench')} gpt2 {'1 1' if self.quick else '2 2'} onebit"]
 
     def tests(self):
         yield [self.program("tests/pacer-nccl-tests")]
@@ -118,7 +120,7 @@ def main():
     parser.add_argument("--ranks", type=int, default=0, help="GPUs to use, two at least (all)")
     parser.add_argument("--text", type=Path, help="file or folder that the study trains on (LibTorch's headers)")
     parser.add_argument("--quick", action="store_true", help="the shortest form of each")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     for part in arguments.parts:
         if part not in PARTS:
             parser.error(f"there is no part '{part}'; there are {', '.join(PARTS)}")

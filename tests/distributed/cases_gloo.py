@@ -148,7 +148,8 @@ def abort(worker):
 
 @case
 def gone(worker):
-    """Who writes to a rank that was killed meanwhile has an error, and is not ended by SIGPIPE."""
+    """Who writes to a rank that was killed meanwhile has an error, and is not ended by SIGPIPE. On a busy machine Gloo
+    now and then does not see that the connection has ended; then it is that of the deadline."""
     with Ranks(worker, "signals", 2) as ranks:
         ranks.end()
         for rank in ranks:  # the threads of both groups, but not the program's own
@@ -163,7 +164,7 @@ def gone(worker):
                 time.sleep(late)
                 open(f"{ranks.folder}/meeting.killed", "w").close()
                 for rank in ranks[:2]:
-                    expect(rank.end().said("failed after|refused after"), f"{operation}: {rank.story()}")
+                    expect(rank.end().said("failed after|refused after|timeout after"), f"{operation}: {rank.story()}")
 
 
 @case

@@ -7,6 +7,7 @@ run_ranks.py WORKER CASE...   runs them; prints what failed and ends with 1
 A case is a function of a file cases_*.py in this folder, marked @case; it starts the scenarios of WORKER as ranks.
 """
 import importlib
+import signal
 import sys
 import time
 import traceback
@@ -25,6 +26,8 @@ def case(function):
 
 
 def main(arguments):
+    # A shell starts what it runs in the background with SIGINT ignored, and so would ranks be, which are sent one.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for path in sorted(Path(__file__).parent.glob("cases_*.py")):
         importlib.import_module(path.stem)
     if arguments == ["--list"]:
