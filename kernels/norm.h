@@ -25,6 +25,9 @@ double sum_of_magnitudes_cpu(const float* elements, int64_t count);
 
 // Adds the partials in order and applies guard_step.
 void finish_check_cpu(const double* partials, int64_t count, const GuardRule& rule, GradientCheck* check);
+// *factor = early_factor of the same arguments.
+void early_factor_cpu(const double* sum_of_squares, double local_weight, double workers,
+                      const GuardRule& rule, const GradientCheck* check, double* factor);
 
 // ---- CUDA: every pointer is device memory, work is enqueued on `stream`, nothing synchronises. ----
 
@@ -42,5 +45,7 @@ void sum_partials_cuda(const double* partials, int64_t count, double* sum, Strea
 // As finish_check_cpu. The rule lies on the device, so that a captured launch follows its changes.
 void finish_check_cuda(const double* partials, int64_t count, const GuardRule* rule, GradientCheck* check,
                        Stream stream);
+void early_factor_cuda(const double* sum_of_squares, double local_weight, double workers,
+                       const GuardRule* rule, const GradientCheck* check, double* factor, Stream stream);
 
 }  // namespace pacer::kernels

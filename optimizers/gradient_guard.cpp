@@ -35,10 +35,11 @@ GradientGuard::GradientGuard(at::Device device) {
   write(GradientCheck{});
 }
 
-void GradientGuard::clip_to(double max_norm) {
+void GradientGuard::clip_to(double max_norm, bool by_previous) {
   require(std::isfinite(max_norm) && max_norm > 0, "gradient clipping needs a finite max_norm > 0, not ",
           max_norm);
   rule_.max_norm = max_norm;
+  rule_.by_previous = by_previous ? 1 : 0;
   rule_changed_ = true;
 }
 
@@ -103,6 +104,18 @@ void GradientGuard::look(const double* partials, int64_t count) {
     kernels::finish_check_cuda(partials, count, rule, check(), detail::current_stream(device()));
   } else {
     kernels::finish_check_cpu(partials, count, rule_, check());
+  }
+}
+
+void GradientGuard::early_factor(const double* sum_of_squares, double local_weight, double workers,
+                                 double* factor) const {
+  const auto* check = static_cast<const GradientCheck*>(memory_.const_data_ptr());
+  if (device().is_cuda()) {
+    const auto* rule = static_cast<const kernels::GuardRule*>(device_rule_.const_data_ptr());
+    kernels::early_factor_cuda(sum_of_squares, local_weight, workers, rule, check, factor,
+                               detail::current_stream(device()));
+  } else {
+    kernels::early_factor_cpu(sum_of_squares, local_weight, workers, rule_, check, factor);
   }
 }
 

@@ -30,8 +30,10 @@ class GradientGuard {
   // Memory on the CPU or on one CUDA device.
   explicit GradientGuard(at::Device device);
 
-  // From now on gradients are scaled so that their norm is at most max_norm (> 0).
-  void clip_to(double max_norm);
+  // From now on gradients are scaled so that their norm is at most max_norm (> 0). `by_previous`: the norm of
+  // the step before is a second bound, so that early_factor() can clip a part before all of them are known.
+  void clip_to(double max_norm, bool by_previous = false);
+  bool clips_by_previous() const { return rule_.by_previous != 0; }
   // From now on gradients are those of loss_scale() * loss.
   void scale_loss(const LossScaleRule& rule);
 
@@ -49,6 +51,9 @@ class GradientGuard {
   void look_with(std::shared_ptr<Communicator> ranks) { ranks_ = std::move(ranks); }
   // One look: `partials` are `count` sums of squares (double, on the device) of the stored gradients.
   void look(const double* partials, int64_t count);
+  // Before the look of a step: *factor (on the device) = what kernels::early_factor says of a part, from the
+  // sum of squares of its stored gradients (double, on the device).
+  void early_factor(const double* sum_of_squares, double local_weight, double workers, double* factor) const;
   // It is on the CPU or on the device, as the guard is.
   kernels::GradientCheck* check() { return static_cast<kernels::GradientCheck*>(memory_.mutable_data_ptr()); }
   // A copy on the host; waits for a GPU.

@@ -178,9 +178,10 @@ void OneBitOptimizer::check_run(const Communicator& world, const RunPlan& plan) 
           " was given a Communicator of ", world_->world_size(), " ranks, and the Session one of ",
           world.world_size(), "; give both the same");
   require(
-      !plan_->overlap_backward || !plan.has_guard, name(),
+      !plan_->overlap_backward || !plan.looks_first, name(),
       ": overlap_backward(true) sends momentum before all gradients are there, but a hook looks at all of "
-      "them first (GradientClipping, or Precision in fp16 or fp8); leave out either");
+      "them first (GradientClipping without by_previous_norm(), or Precision in fp16 or fp8); leave out "
+      "either");
   if (!plan_->freeze_step || plan_->allow_early_freeze || frozen_at_) return;
   require(!plan.end || *plan_->freeze_step < *plan.end, name(), ": freeze_step(", *plan_->freeze_step,
           ") is not before step ", plan.end.value_or(0),

@@ -81,6 +81,8 @@ bool OneBitOptimizer::start_ahead(size_t turn) {
   const at::NoGradGuard no_grad;
   if (turn == 0) ahead_ = coming_();
   if (!ahead_ || (turn == 0 && !engine().fits_ahead(param_groups_, settings(), state_))) return false;
+  GradientGuard* guard = ahead_->guard && ahead_->guard->clips_by_previous() ? ahead_->guard.get() : nullptr;
+  if (turn == 0 && guard != nullptr) guard->set_average(ahead_->average);
   const auto [first, end] = part_->tensors_at(turn);
   const double local_weight = this->local_weight(*ahead_);
   const auto* scalars = engine().look_ahead(ahead_->average, local_weight, first, end);
@@ -88,7 +90,7 @@ bool OneBitOptimizer::start_ahead(size_t turn) {
   to_the_end([&] {
     part_->start_ahead(
         turn, {detail::OneBitKind::compressed, local_weight, attempts_, plan_->refresh_variance_every},
-        scalars);
+        scalars, guard);
   });
   return true;
 }
@@ -98,7 +100,9 @@ void OneBitOptimizer::require_as_started(const StepInputs& inputs) {
   to_the_end([&] {
     overlap_->check_unchanged();
     require<Error>(
-        inputs.average == ahead_->average && inputs.local_weight == ahead_->local_weight, name(),
+        inputs.average == ahead_->average && inputs.local_weight == ahead_->local_weight &&
+            inputs.guard == ahead_->guard,
+        name(),
         ": the step is another one than its momentum left for; take it in the Session whose backward "
         "came before");
   });

@@ -45,8 +45,9 @@ struct RunPlan {
   // for nothing.
   std::function<std::string(int64_t step)> unsettled;
   std::optional<int64_t> end;  // steps after which the learning rate stays 0, where that is known
-  // Steps have a guard: gradients are clipped, or the loss is scaled.
-  bool has_guard = false;
+  // The guard must have seen all gradients of a step before any is used: they are clipped by their norm, or
+  // the loss is scaled.
+  bool looks_first = false;
 };
 
 // What of a parameter an optimizer updates where ranks share the work: `count` elements from `first` on, in
@@ -87,8 +88,8 @@ class SessionOptimizer : public torch::optim::Optimizer {
   // be.
   virtual void expect_step() {}
   // The last backward before a step begins, and gradients are not there yet: an optimizer may take up the
-  // step while they come. `inputs`: as prepare() will get them, but for the guard; nothing where no step will
-  // come. It waits for the other ranks, and may be called until prepare(), on any thread.
+  // step while they come. `inputs`: as prepare() will get them; nothing where no step will come. It waits for
+  // the other ranks, and may be called until prepare(), on any thread.
   using ComingInputs = std::function<std::optional<StepInputs>()>;
   virtual void begin_backward(const ComingInputs& /*inputs*/) {}
   // Another number when a captured enqueue() no longer does what a new one would.

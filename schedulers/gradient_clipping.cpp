@@ -1,8 +1,10 @@
 #include <pacer/schedulers/gradient_clipping.h>
 
 #include <cmath>
+#include <utility>
 
 #include <pacer/core/error.h>
+#include <pacer/optimizers/gradient_guard.h>
 #include <pacer/schedulers/detail/number_text.h>
 #include <pacer/schedulers/session_parts.h>
 
@@ -13,8 +15,35 @@ GradientClipping::GradientClipping(double max_norm) : max_norm_(max_norm) {
           max_norm);
 }
 
-std::string GradientClipping::agreement() const { return "norm " + detail::exact_text(max_norm_); }
+GradientClipping& GradientClipping::by_previous_norm(bool on) & {
+  by_previous_norm_ = on;
+  return *this;
+}
+GradientClipping&& GradientClipping::by_previous_norm(bool on) && { return std::move(by_previous_norm(on)); }
 
-void GradientClipping::attach(SessionParts& parts) { parts.guard()->clip_to(max_norm_); }
+std::string GradientClipping::agreement() const {
+  return "norm " + detail::exact_text(max_norm_) + (by_previous_norm_ ? ", by the norm before, too" : "");
+}
+
+void GradientClipping::attach(SessionParts& parts) {
+  using Look = SessionParts::Look;
+  guard_ = parts.guard(by_previous_norm_ ? Look::any_time : Look::first);
+  guard_->clip_to(max_norm_, by_previous_norm_);
+}
+
+// The exact form goes on from nothing.
+void GradientClipping::save(NamedTensors& state) const {
+  if (by_previous_norm_) state["previous_norm"] = number_tensor(guard_->read().last_norm);
+}
+
+void GradientClipping::load(const NamedTensors& state) {
+  if (!by_previous_norm_) return;
+  const auto norm = require_number<double>(state, "previous_norm");
+  require(std::isfinite(norm) && norm >= 0, "\"previous_norm\" of the state to load is ", norm,
+          ", which no norm can be");
+  kernels::GradientCheck check = guard_->read();
+  check.last_norm = norm;
+  guard_->write(check);
+}
 
 }  // namespace pacer

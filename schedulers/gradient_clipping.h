@@ -6,25 +6,40 @@
 // optimizers get clipped gradients, for which the host waits once a step.
 #pragma once
 
+#include <memory>
 #include <string>
 
 #include <pacer/schedulers/hook.h>
 
 namespace pacer {
 
+class GradientGuard;
+
 class GradientClipping : public Hook {
  public:
   // max_norm: finite, > 0.
   explicit GradientClipping(double max_norm);
+
+  // Gradients are clipped by the larger of two norms: that of the last step whose gradients were finite (0
+  // before the first), and their own. In a compressed step of a 1-bit optimizer each bucket is clipped by
+  // itself: by the former norm of all, and by its own, of which it may have max_norm. So a bucket need not
+  // wait for the others (overlap_backward), and the norm of what b buckets and the rest bring is at most
+  // max_norm * sqrt(b + 1).
+  GradientClipping& by_previous_norm(bool on = true) &;
+  GradientClipping&& by_previous_norm(bool on = true) &&;
 
   std::string hook_name() const override { return "gradient_clipping"; }
   Slot slot() const override { return Slot::clip; }
   bool exclusive() const override { return true; }
   void attach(SessionParts& parts) override;
   std::string agreement() const override;
+  void save(NamedTensors& state) const override;
+  void load(const NamedTensors& state) override;
 
  private:
   double max_norm_;
+  bool by_previous_norm_ = false;
+  std::shared_ptr<GradientGuard> guard_;  // once attached
 };
 
 }  // namespace pacer

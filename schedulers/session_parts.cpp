@@ -36,7 +36,8 @@ std::vector<at::Tensor> SessionParts::unused(const Progress& at) const {
   return all;
 }
 
-const std::shared_ptr<GradientGuard>& SessionParts::guard() {
+const std::shared_ptr<GradientGuard>& SessionParts::guard(Look look) {
+  looks_first_ = looks_first_ || look == Look::first;
   if (guard_ == nullptr) guard_ = std::make_shared<GradientGuard>(device_);
   return guard_;
 }
@@ -47,6 +48,7 @@ std::optional<StepInputs> SessionParts::step_inputs() const {
   StepInputs inputs;
   inputs.average = weight == 1 ? 1.0 : 1.0 / weight;
   inputs.local_weight = data_ranks().world_size() * window.gradient_scale;
+  inputs.guard = guard_;
   return inputs;
 }
 

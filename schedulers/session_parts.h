@@ -61,8 +61,11 @@ class SessionParts {
   const bool world_was_given;
 
   // The guard of this Session; the first call creates it, and with it the look at all gradients in each step.
-  const std::shared_ptr<GradientGuard>& guard();
+  // The optimizer may use gradients before that look only where all hooks that ask say that it may.
+  enum class Look { first, any_time };
+  const std::shared_ptr<GradientGuard>& guard(Look look = Look::first);
   bool has_guard() const { return guard_ != nullptr; }
+  bool looks_first() const { return looks_first_; }
   // What the guard saw last; waits for a GPU. Only with a guard.
   kernels::GradientCheck read_guard() const { return guard_->read(); }
   // Where the guard writes: one kernels::GradientCheck, as bytes on the device. Only with a guard.
@@ -120,6 +123,7 @@ class SessionParts {
   at::Device device_;
   std::shared_ptr<Communicator> world_;
   std::shared_ptr<GradientGuard> guard_;
+  bool looks_first_ = false;
   std::vector<std::shared_ptr<Hook>> hooks_;
 };
 

@@ -125,7 +125,7 @@ void Session::start_training() {
     RunPlan plan;
     plan.unsettled = [this](int64_t step) { return unsettled(step); };
     if (const auto* rate = parts_.find<LearningRate>()) plan.end = rate->schedule().steps_until_zero();
-    plan.has_guard = parts_.has_guard();
+    plan.looks_first = parts_.looks_first();
     parts_.session_optimizer()->check_run(parts_.world(), plan);
   }
   for (const auto& hook : parts_.hooks_) hook->start(parts_.progress);

@@ -75,4 +75,10 @@ void finish_check_cpu(const double* partials, int64_t count, const GuardRule& ru
   guard_step(sum_partials(partials, count), rule, *check);
 }
 
+void early_factor_cpu(const double* sum_of_squares, double local_weight, double workers,
+                      const GuardRule& rule, const GradientCheck* check, double* factor) {
+  const FullDenormals full_denormals;
+  *factor = early_factor(*sum_of_squares, local_weight, workers, rule, *check);
+}
+
 }  // namespace pacer::kernels

@@ -130,6 +130,12 @@ __global__ void __launch_bounds__(kPartialColumns)
   if (threadIdx.x == 0) guard_step(sum, *rule, *check);
 }
 
+// One thread.
+__global__ void early_factor_kernel(const double* sum_of_squares, double local_weight, double workers,
+                                    const GuardRule* rule, const GradientCheck* check, double* factor) {
+  *factor = early_factor(*sum_of_squares, local_weight, workers, *rule, *check);
+}
+
 __global__ void __launch_bounds__(kPartialColumns)
     sum_partials_kernel(const double* __restrict__ partials, int64_t count, double* sum) {
   const double total = sum_partials_by_block(partials, count);
@@ -182,6 +188,12 @@ void finish_check_cuda(const double* partials, int64_t count, const GuardRule* r
                        Stream stream) {
   finish_check_kernel<<<1, kPartialColumns, 0, stream>>>(partials, count, rule, check);
   check_launch("the finite check");
+}
+
+void early_factor_cuda(const double* sum_of_squares, double local_weight, double workers,
+                       const GuardRule* rule, const GradientCheck* check, double* factor, Stream stream) {
+  early_factor_kernel<<<1, 1, 0, stream>>>(sum_of_squares, local_weight, workers, rule, check, factor);
+  check_launch("a clip factor");
 }
 
 }  // namespace pacer::kernels

@@ -58,6 +58,10 @@ void sum_of_squares_cuda(GradientType, const Tile*, int64_t, const AdamGradient*
 void sum_of_magnitudes_cuda(const Tile*, int64_t, const AdamGradient*, double*, Stream) { refuse(); }
 void sum_partials_cuda(const double*, int64_t, double*, Stream) { refuse(); }
 void finish_check_cuda(const double*, int64_t, const GuardRule*, GradientCheck*, Stream) { refuse(); }
+void early_factor_cuda(const double*, double, double, const GuardRule*, const GradientCheck*, double*,
+                       Stream) {
+  refuse();
+}
 void onebit_compress_values_cuda(const OneBitCudaSide&, const float*, const OneBitControl&, Stream) {
   refuse();
 }

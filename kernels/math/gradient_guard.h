@@ -16,6 +16,7 @@ struct GuardRule {
   float growth_factor = 2;      // of the loss scale, after growth_interval finite steps in a row
   float backoff_factor = 0.5f;  // of the loss scale, after a step that was not finite
   int64_t growth_interval = 0;  // 0: the loss scale is fixed
+  uint32_t by_previous = 0;     // 1: clip by the norm of the step before, too
 };
 
 // A dynamic loss scale stays in this range, so that it can neither vanish nor overflow.
@@ -31,7 +32,12 @@ struct GradientCheck {
   float loss_scale = 1;       // of the coming backward passes
   int64_t skipped_steps = 0;  // how many looks were non-finite so far
   int64_t finite_steps = 0;   // in a row since the loss scale last changed
+  double last_norm = 0;       // that of the last look that was finite; 0 before the first
 };
+
+PACER_HOST_DEVICE double clip_factor(double norm, double max_norm) {
+  return max_norm > 0 && norm > max_norm ? div_(max_norm, norm) : 1.0;
+}
 
 // Squares cannot cancel, so anything that is not finite among the gradients shows in their sum.
 PACER_HOST_DEVICE void guard_step(double sum_of_squares, const GuardRule& rule, GradientCheck& check) {
@@ -39,10 +45,11 @@ PACER_HOST_DEVICE void guard_step(double sum_of_squares, const GuardRule& rule, 
   const double largest = 1.7976931348623157e308;
   check.sum_of_squares = sum_of_squares;
   check.norm = mul_(mul_(sqrt_(sum_of_squares), unscale), rule.average);
-  const bool clips = rule.max_norm > 0 && check.norm > rule.max_norm;
-  const double clip = clips ? div_(rule.max_norm, check.norm) : 1.0;
+  const bool last_is_larger = rule.by_previous != 0 && check.last_norm > check.norm;
+  const double clip = clip_factor(last_is_larger ? check.last_norm : check.norm, rule.max_norm);
   check.factor = mul_(mul_(unscale, clip), rule.average);
   check.non_finite = !(sum_of_squares <= largest);
+  if (check.non_finite == 0) check.last_norm = check.norm;
   check.skipped_steps += check.non_finite;
   check.finite_steps = check.non_finite ? 0 : check.finite_steps + 1;
   if (rule.growth_interval == 0) return;
@@ -55,6 +62,20 @@ PACER_HOST_DEVICE void guard_step(double sum_of_squares, const GuardRule& rule, 
   check.loss_scale = next < kSmallestLossScale  ? kSmallestLossScale
                      : next > kLargestLossScale ? kLargestLossScale
                                                 : next;
+}
+
+// What a part of the gradients is multiplied with that is used before all of them are known, under a rule
+// with by_previous: it is clipped by the norm of the step before, and by its own, of which it may have
+// max_norm * sqrt(workers). The sum is that of one of `workers`, whose stored gradients times average times
+// local_weight are its mean. `check` is the one from before the step's look.
+PACER_HOST_DEVICE double early_factor(double sum_of_squares, double local_weight, double workers,
+                                      const GuardRule& rule, const GradientCheck& check) {
+  const double unscale = div_(1.0, static_cast<double>(check.loss_scale));
+  const double norm = mul_(mul_(mul_(sqrt_(sum_of_squares), unscale), rule.average), local_weight);
+  const double by_last = clip_factor(check.last_norm, rule.max_norm);
+  const double by_own = clip_factor(norm, mul_(rule.max_norm, sqrt_(workers)));
+  const double clip = by_own < by_last ? by_own : by_last;
+  return mul_(local_weight, mul_(mul_(unscale, clip), rule.average));
 }
 
 }  // namespace pacer::kernels

@@ -1,5 +1,6 @@
 #include <pacer/optimizers/detail/onebit_bucket.h>
 
+#include <cstddef>
 #include <cstring>
 #include <utility>
 
@@ -115,8 +116,22 @@ kernels::OneBitControl OneBitBucket::control(const kernels::GradientCheck* check
   return {check, nullptr};
 }
 
-void OneBitBucket::start(const kernels::StepScalars* scalars, const kernels::GradientCheck* check) {
+void OneBitBucket::start(const kernels::StepScalars* scalars, const kernels::GradientCheck* check,
+                         const at::Tensor& factor) {
+  if (factor.defined()) scalars = with_factor(scalars, factor);
   stages_.start(*exchange_, work(scalars), check, attempt_);
+}
+
+const kernels::StepScalars* OneBitBucket::with_factor(const kernels::StepScalars* scalars,
+                                                      const at::Tensor& factor) {
+  using kernels::StepScalars;
+  constexpr int64_t kPlace = offsetof(kernels::MomentScalars<float>, factor) / sizeof(float);
+  auto* bytes = const_cast<unsigned char*>(scalars->bytes);
+  own_scalars_ = at::from_blob(bytes, {stages_.slots(), static_cast<int64_t>(sizeof(StepScalars))},
+                               at::TensorOptions().dtype(at::kByte).device(device_))
+                     .clone();
+  own_scalars_.view(at::kFloat).select(1, kPlace).copy_(factor);
+  return static_cast<const StepScalars*>(own_scalars_.const_data_ptr());
 }
 
 void OneBitBucket::finish(const kernels::StepScalars* scalars, const kernels::GradientCheck* check) {

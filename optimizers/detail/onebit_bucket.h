@@ -68,8 +68,10 @@ class OneBitBucket {
   // *sum (on the device) = that of all stored gradients.
   void sum_of_squares(double* sum) { stages_.sum_of_squares(sum); }
 
-  // A compressed step, in the parts of the exchange.
-  void start(const kernels::StepScalars* scalars, const kernels::GradientCheck* check);
+  // A compressed step, in the parts of the exchange. Gradients are multiplied with `factor` (fp64, one number
+  // on the device), and where it is undefined with that of the scalars.
+  void start(const kernels::StepScalars* scalars, const kernels::GradientCheck* check,
+             const at::Tensor& factor);
   bool can_serve() const { return exchange_->can_serve(); }
   void serve() { exchange_->serve(); }
   void finish(const kernels::StepScalars* scalars, const kernels::GradientCheck* check);
@@ -95,6 +97,7 @@ class OneBitBucket {
   at::Tensor flat_zeros() const;
   kernels::OneBitAdamWork work(const kernels::StepScalars* scalars) const;
   kernels::OneBitControl control(const kernels::GradientCheck* check) const;
+  const kernels::StepScalars* with_factor(const kernels::StepScalars* scalars, const at::Tensor& factor);
   void update(const kernels::StepScalars* scalars, const at::Tensor& dense_before, bool dense,
               const kernels::OneBitControl& control);
   // The number that belongs to the tensor of that name; 1 where there is none.
@@ -123,6 +126,8 @@ class OneBitBucket {
   at::Tensor dense_before_;  // between the parts of a dense step of LAMB: the momentum before
   // fp32, flat: of a former exchange, for the next step; undefined where there is none.
   at::Tensor momentum_error_;
+  at::Tensor
+      own_scalars_;  // bytes, (slots, a StepScalars): those of a step, with a factor of the bucket's own
 };
 
 }  // namespace pacer::detail

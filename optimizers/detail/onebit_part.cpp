@@ -30,7 +30,7 @@ OneBitPart::OneBitPart(std::vector<std::unique_ptr<OneBitBucket>> buckets, at::D
 void OneBitPart::compressed_step(const kernels::StepScalars* scalars, const kernels::GradientCheck* check) {
   const size_t count = buckets_.size();
   for (size_t turn = 0; turn < count + 2; ++turn) {
-    if (turn >= started_ && turn < count) at_turn(turn).start(scalars, check);
+    if (turn >= started_ && turn < count) start_bucket(turn, scalars, check);
     if (turn >= served_ + 1 && turn < count + 1) at_turn(turn - 1).serve();
     if (turn >= 2) at_turn(turn - 2).finish(scalars, check);
   }
@@ -43,11 +43,23 @@ std::pair<size_t, size_t> OneBitPart::tensors_at(size_t turn) const {
   return {first, first + at_turn(turn).tensors().size()};
 }
 
-void OneBitPart::start_ahead(size_t turn, const Step& step, const kernels::StepScalars* scalars) {
+void OneBitPart::start_bucket(size_t turn, const kernels::StepScalars* scalars,
+                              const kernels::GradientCheck* check) {
+  const auto b = static_cast<int64_t>(buckets_.size() - 1 - turn);
+  at_turn(turn).start(scalars, check, clipped_.defined() ? clipped_.select(0, b) : at::Tensor());
+}
+
+void OneBitPart::start_ahead(size_t turn, const Step& step, const kernels::StepScalars* scalars,
+                             const GradientGuard* guard) {
   OneBitBucket& bucket = at_turn(turn);
   bucket.begin(step.attempt, step.refresh_every);
   bucket.send();
-  bucket.start(scalars, /*check=*/nullptr);
+  if (turn == 0) clipped_ = at::Tensor();
+  if (guard != nullptr) {
+    const size_t b = buckets_.size() - 1 - turn;
+    clip_bucket(b, *guard, step.local_weight, look_at_bucket(b));
+  }
+  start_bucket(turn, scalars, /*check=*/nullptr);
   started_ = turn + 1;
 }
 
@@ -140,19 +152,38 @@ at::Tensor OneBitPart::sums_of_workers(const at::Tensor& own) const {
   return all.view({workers, -1}).select(1, 0).contiguous();  // the ranks of a worker have the same
 }
 
+// Returns where on the device the sum of squares of its gradients is.
+double* OneBitPart::look_at_bucket(size_t b) {
+  double* sum = sums_.mutable_data_ptr<double>() + (buckets_.size() == 1 ? 2 : 3 + b);
+  buckets_[b]->sum_of_squares(sum);
+  return sum;
+}
+
+void OneBitPart::clip_bucket(size_t b, const GradientGuard& guard, double local_weight,
+                             const double* sum_of_squares) {
+  if (!clipped_.defined()) clipped_ = at::empty({static_cast<int64_t>(buckets_.size())}, sums_.options());
+  const auto workers = static_cast<double>(buckets_[b]->exchange()->route().workers());
+  guard.early_factor(sum_of_squares, local_weight, workers, clipped_.mutable_data_ptr<double>() + b);
+}
+
 void OneBitPart::look(GradientGuard& guard, const double* averaged, int64_t count) {
   const kernels::Stream stream = device_.is_cuda() ? current_stream(device_) : nullptr;
   const auto add_up = [&](const double* partials, int64_t number, double* sum) {
     if (device_.is_cuda()) return kernels::sum_partials_cuda(partials, number, sum, stream);
     *sum = sum_partials(partials, number);
   };
-  sums_.zero_();
+  const bool is_local = step_.kind == OneBitKind::compressed;
+  const bool clips = is_local && guard.clips_by_previous();
+  if (started_ == 0) clipped_ = at::Tensor();
+  sums_.narrow(0, 0, 1).zero_();
   auto* of_others = sums_.mutable_data_ptr<double>();
   double *total = of_others + 1, *own = of_others + 2;
-  double* of_buckets = buckets_.size() == 1 ? own : own + 1;
-  for (size_t b = 0; b < buckets_.size(); ++b) buckets_[b]->sum_of_squares(of_buckets + b);
-  if (buckets_.size() > 1) add_up(of_buckets, static_cast<int64_t>(buckets_.size()), own);
-  const bool is_local = step_.kind == OneBitKind::compressed;
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    if (clips && buckets_.size() - 1 - b < started_) continue;  // it was looked at when it started
+    const double* sum = look_at_bucket(b);
+    if (clips) clip_bucket(b, guard, local_weight(), sum);
+  }
+  if (buckets_.size() > 1) add_up(own + 1, static_cast<int64_t>(buckets_.size()), own);
   const int64_t workers = is_local ? buckets_.front()->exchange()->route().workers() : 1;
   const at::Tensor own_sum = sums_.narrow(0, 2, 1);
   const at::Tensor all = is_local ? sums_of_workers(own_sum) : own_sum;

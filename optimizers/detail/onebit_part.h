@@ -68,7 +68,8 @@ class OneBitPart {
   // Sends what changed.
   void prepare(const std::vector<AdamGroupSettings>& settings);
   // The guard looks at all stored gradients as if those of the workers, whose noise does not cancel, had been
-  // added. `averaged`: partial sums of squares of all others, on the device.
+  // added. `averaged`: partial sums of squares of all others, on the device. Where it clips by the norm of
+  // the step before, each bucket of a compressed step is a part that is clipped by itself.
   void look(GradientGuard& guard, const double* averaged, int64_t count);
   void step(const kernels::StepScalars* scalars, const kernels::GradientCheck* check);
 
@@ -80,8 +81,9 @@ class OneBitPart {
   // The numbers of the bucket's tensors, [first, second).
   std::pair<size_t, size_t> tensors_at(size_t turn) const;
   // After set_tensor for all of these: its momentum leaves, whatever the gradients are. The step then goes on
-  // with the same inputs.
-  void start_ahead(size_t turn, const Step& step, const kernels::StepScalars* scalars);
+  // with the same inputs. `guard`: the step's, if it clips by the norm of the step before; else null.
+  void start_ahead(size_t turn, const Step& step, const kernels::StepScalars* scalars,
+                   const GradientGuard* guard);
   // Serves those for which all messages have come; never waits.
   void serve_ahead();
 
@@ -121,6 +123,9 @@ class OneBitPart {
   std::pair<at::Tensor, int64_t> sum_and_count_of_variance() const;
   at::Tensor sums_of_workers(const at::Tensor& own) const;
   OneBitBucket& at_turn(size_t turn) const { return *buckets_[buckets_.size() - 1 - turn]; }
+  double* look_at_bucket(size_t b);
+  void clip_bucket(size_t b, const GradientGuard& guard, double local_weight, const double* sum_of_squares);
+  void start_bucket(size_t turn, const kernels::StepScalars* scalars, const kernels::GradientCheck* check);
   void compressed_step(const kernels::StepScalars* scalars, const kernels::GradientCheck* check);
 
   std::vector<std::unique_ptr<OneBitBucket>> buckets_;
@@ -132,6 +137,9 @@ class OneBitPart {
   // fp64: sums of squares of averaged gradients, the joint one, of own gradients, and by bucket where there
   // are several.
   at::Tensor sums_;
+  // fp64, by bucket: what its gradients are multiplied with in the coming compressed step; undefined where
+  // that is the scalars' factor.
+  at::Tensor clipped_;
 };
 
 }  // namespace pacer::detail

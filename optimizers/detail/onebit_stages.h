@@ -28,6 +28,8 @@ class OneBitStages {
   void set_tensor(size_t i, const kernels::OneBitAdamTensor& tensor);
   void send();
   const kernels::OneBitAdamTensor* tensors() const { return tensors_.pointer(); }
+  // Scalars of so many slots, from the first on, are read for them.
+  int64_t slots() const;
 
   // Of all tensors.
   int64_t elements() const;

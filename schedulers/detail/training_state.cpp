@@ -96,7 +96,7 @@ void apply_session(SessionParts& parts, const NamedTensors& saved) {
   if (parts.has_guard()) {
     kernels::GradientCheck check = parts.read_guard();
     check.skipped_steps = count_from(saved, "guard/skipped_steps");
-    parts.guard()->write(check);
+    parts.guard(SessionParts::Look::any_time)->write(check);
   }
   for (const auto& hook : parts.hooks()) {
     const std::string prefix = hook_prefix(*hook);
@@ -163,8 +163,10 @@ NamedTensors session_of_other_run(const SessionParts& parts, NamedTensors saved,
     }
   };
   if (!same_ranks || begins(own, buckets) != begins(saved, buckets)) keep_own(buckets);
-  const std::string guard = "guard/";  // a Pipeline has one in any case
-  if (begins(own, guard) != begins(saved, guard)) keep_own(guard);
+  // A Pipeline has a guard in any case, and clipping has state where it is by the norm of the step before.
+  for (const std::string prefix : {"guard/", "hook/gradient_clipping/"}) {
+    if (begins(own, prefix) != begins(saved, prefix)) keep_own(prefix);
+  }
   if (!had_this_rank) keep_own(random);
   return saved;
 }

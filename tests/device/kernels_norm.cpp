@@ -108,7 +108,7 @@ GradientCheck check_on_gpu(const std::vector<double>& partials, const GradientCh
 }
 
 void compare_checks(const std::vector<double>& partials, const GuardRule& rule = {}, float loss_scale = 1) {
-  const GradientCheck before{-1, -1, -1, 77, loss_scale, 12, 2};
+  const GradientCheck before{-1, -1, -1, 77, loss_scale, 12, 2, 4};
   const GradientCheck on_gpu = check_on_gpu(partials, before, rule);
   GradientCheck on_cpu = before;
   finish_check_cpu(partials.data(), static_cast<int64_t>(partials.size()), rule, &on_cpu);
@@ -120,6 +120,19 @@ void compare_checks(const std::vector<double>& partials, const GuardRule& rule =
   CHECK(same_sum(on_gpu.factor, on_cpu.factor));
   CHECK(on_gpu.loss_scale == on_cpu.loss_scale);
   CHECK(on_gpu.finite_steps == on_cpu.finite_steps);
+  CHECK(same_sum(on_gpu.last_norm, on_cpu.last_norm));
+}
+
+void compare_early_factors(double sum_of_squares, const GuardRule& rule, const GradientCheck& before) {
+  const DeviceArray<double> sum({sum_of_squares});
+  DeviceArray<double> factor(std::vector<double>(1));
+  const DeviceArray<GradientCheck> check({before});
+  const DeviceArray<GuardRule> device_rule({rule});
+  early_factor_cuda(sum.data(), 3, 5, device_rule.data(), check.data(), factor.data(), nullptr);
+  synchronize();
+  double expected = 0;
+  early_factor_cpu(&sum_of_squares, 3, 5, rule, &before, &expected);
+  CHECK(same_sum(factor.get()[0], expected));
 }
 
 }  // namespace
@@ -219,6 +232,18 @@ TEST_CASE("the finite check gives the same on GPU and CPU", "[kernels][norm][gpu
     rule.growth_interval = 3;
     compare_checks({2.0, 3.0}, rule, loss_scale);
     compare_checks({1e308, 1e308}, rule, loss_scale);
+    rule.by_previous = 1;
+    compare_checks({2.0, 3.0}, rule, loss_scale);
+    compare_checks({1e308, 1e308}, rule, loss_scale);
+    for (const double last_norm : {0.0, 0.5, 7.0}) {
+      for (const double sum : {0.0, 1e-3, 1e3, HUGE_VAL}) {
+        GradientCheck before;
+        before.loss_scale = loss_scale;
+        before.last_norm = last_norm;
+        compare_early_factors(sum, rule, before);
+      }
+    }
+    rule.by_previous = 0;
     rule.max_norm = 0;
     rule.growth_interval = 0;
     compare_checks({2.0, 3.0}, rule, loss_scale);

@@ -21,10 +21,11 @@ RegisteredOptimizer in_buckets(Options options, bool overlap, at::ScalarType dty
 }
 
 template <class Optimizer, class Options>
-void check_equal(const Options& options, at::ScalarType dtype) {
+void check_equal(const Options& options, at::ScalarType dtype, bool clips = false) {
   std::vector<RegisteredHook> hooks;
   for (const RegisteredHook& hook : all_hooks()) {
     if (hook.name == "accumulation" || hook.name == "layer drop") hooks.push_back(hook);
+    if (clips && hook.name == "clipping by the norm before") hooks.push_back(hook);
   }
   SmallRun ahead(in_buckets<Optimizer>(options, true, dtype), hooks, 0, kGpu);
   SmallRun behind(in_buckets<Optimizer>(options, false, dtype), hooks, 0, kGpu);
@@ -44,6 +45,13 @@ TEST_CASE("buckets that are taken up while backward runs have the bits of those 
   check_equal<OneBitAdam>(OneBitAdamOptions(0.01).refresh_variance_every(5), at::kFloat);
   check_equal<OneBitAdam>(OneBitAdamOptions(0.01).block_scales(false), at::kBFloat16);
   check_equal<OneBitLamb>(OneBitLambOptions(0.01), at::kFloat);
+}
+
+TEST_CASE("so they have on a GPU where they are clipped by the norm of the step before",
+          "[onebit][overlap][clipping][gpu]") {
+  PACER_NEEDS_GPU();
+  check_equal<OneBitAdam>(OneBitAdamOptions(0.01).refresh_variance_every(5), at::kFloat, true);
+  check_equal<OneBitLamb>(OneBitLambOptions(0.01), at::kBFloat16, true);
 }
 
 TEST_CASE("a gradient that is not finite is an error of a later step where momentum had left",

@@ -99,6 +99,8 @@ class OneBitMethodTextbook {
   }
 
   std::vector<Parameter> parameters;
+  // Multiplies instead of `clip` the gradients of each rank that travel as signs; empty: `clip` does.
+  std::vector<double> clips_of_ranks;
   TextbookExchange exchange;
   int64_t attempts = 0, skipped = 0;
   std::optional<int64_t> frozen_at;
@@ -177,11 +179,12 @@ class OneBitMethodTextbook {
   void exchange_momentum(const Gradients& gradients, double clip) {
     std::vector<Numbers> inputs;
     for (const auto& of_rank : gradients) {
+      const double factor = clips_of_ranks.empty() ? clip : clips_of_ranks[inputs.size()];
       Numbers& flat = inputs.emplace_back(exchange.is_real.size(), 0.0f);
       for (size_t i = 0; i < parameters.size(); ++i) {
         const Parameter& p = parameters[i];
         if (!p.compress) continue;
-        const Numbers own = new_momentum(p, of_rank[i], static_cast<float>(clip));
+        const Numbers own = new_momentum(p, of_rank[i], static_cast<float>(factor));
         for (size_t k = 0; k < own.size(); ++k) flat[p.offset + k] = own[k] * p.scale;
       }
     }

@@ -149,6 +149,8 @@ inline std::vector<RegisteredHook> all_hooks() {
        [](Session& s, SmallModel&, EpochSampler&) { s.use(GradientAccumulation(2).weight_by_tokens()); }},
       {"clipping", "clipping", true,
        [](Session& s, SmallModel&, EpochSampler&) { s.use(GradientClipping(0.3)); }},
+      {"clipping by the norm before", "clipping", true,
+       [](Session& s, SmallModel&, EpochSampler&) { s.use(GradientClipping(0.3).by_previous_norm()); }},
       {"bf16", "precision", false, [](Session& s, SmallModel&, EpochSampler&) { s.use(Precision::bf16()); }},
       {"fp8", "precision", true, [](Session& s, SmallModel&, EpochSampler&) { s.use(Precision::fp8()); }},
       {"fp16", "precision", true,

@@ -43,6 +43,7 @@ TEST_CASE("before the first look nothing was found and nothing is scaled", "[ker
   CHECK(check.loss_scale == 1);
   CHECK(check.skipped_steps == 0);
   CHECK(check.finite_steps == 0);
+  CHECK(check.last_norm == 0);
 }
 
 TEST_CASE("gradients beyond the norm are clipped to it, others are left alone", "[kernels][guard]") {
@@ -64,6 +65,60 @@ TEST_CASE("norm and clipping are those of the averaged, unscaled gradient", "[ke
   CHECK(check.factor == 0.4 / 8 / 4);
   rule.max_norm = 0;
   CHECK(after(160.0 * 160.0, rule, scaled).factor == 1.0 / 32);
+}
+
+TEST_CASE("by the norm before, the larger one of it and the own norm clips", "[kernels][guard]") {
+  GuardRule rule = clip_at(2);
+  rule.by_previous = 1;
+  rule.average = 0.5;
+  GradientCheck check = after(4 * 25, rule);  // the first step: its own norm, 5
+  CHECK(check.factor == 0.5 * (2.0 / 5));
+  check = after(4 * 1, rule, check);
+  CHECK(check.norm == 1);
+  CHECK(check.factor == 0.5 * (2.0 / 5));
+  check = after(4 * 64, rule, check);
+  CHECK(check.factor == 0.5 * (2.0 / 8));
+  // A step that is skipped leaves no norm.
+  check = after(kNotFinite, rule, check);
+  CHECK(check.non_finite == 1);
+  CHECK(check.last_norm == 8);
+  check = after(std::nan(""), rule, check);
+  CHECK(check.last_norm == 8);
+  check = after(4 * 1, rule, check);
+  CHECK(check.factor == 0.5 * (2.0 / 8));
+  check = after(4 * 4, rule, check);
+  CHECK(check.factor == 0.5);
+  // The exact rule does not see it.
+  rule.by_previous = 0;
+  check.last_norm = 100;
+  CHECK(after(4 * 1, rule, check).factor == 0.5);
+}
+
+TEST_CASE("a part is clipped by the norm before and by its own share", "[kernels][guard]") {
+  GuardRule rule = clip_at(2);
+  rule.by_previous = 1;
+  rule.average = 1.0 / 8;  // of two micro-batches on each of four ranks
+  GradientCheck before;
+  before.loss_scale = 4;
+  const auto factor = [&](double norm_of_stored, double last_norm) {
+    before.last_norm = last_norm;
+    const double sum = norm_of_stored * norm_of_stored;
+    double found = -1;
+    early_factor_cpu(&sum, /*local_weight=*/4, /*workers=*/4, rule, &before, &found);
+    return found;
+  };
+  const double unclipped = 4.0 / 8 / 4;  // stored gradients become this rank's mean
+  CHECK(factor(8, 0) == unclipped);
+  CHECK(factor(8, 2) == unclipped);
+  CHECK(factor(8, 16) == unclipped / 8);
+  CHECK(factor(32, 0) == unclipped);      // its mean's norm is 4 = 2 sqrt(4)
+  CHECK(factor(64, 0) == unclipped / 2);  // as is what this leaves
+  CHECK(factor(64, 16) == unclipped / 8);
+  CHECK(factor(64, 3) == unclipped / 2);
+  CHECK(factor(0, 0) == unclipped);
+  // The step's own rule multiplies alike where nothing is clipped.
+  before.last_norm = 0;
+  CHECK(after(1, rule, before).factor * 4 == unclipped);
 }
 
 TEST_CASE("a fixed loss scale stays, and only the skipped step is counted", "[kernels][guard]") {

@@ -5,29 +5,14 @@
 
 #include "support/catch.h"
 
-#include "support/onebit_adam_ranks.h"
-#include "support/onebit_lamb_ranks.h"
+#include "support/onebit_overlap_run.h"
 #include "support/onebit_refusals.h"
-#include "support/onebit_sessions.h"
 
-#include <pacer/schedulers/gradient_accumulation.h>
 #include <pacer/schedulers/gradient_clipping.h>
+#include <pacer/schedulers/precision.h>
 
 namespace pacer::testing::onebit_overlap {
 namespace {
-
-constexpr int kRanks = 3;
-constexpr size_t kBuckets = 5;
-
-template <class O>
-OptionsOf<O> options_of(bool overlap) {
-  return OptionsOf<O>(0.01).freeze_step(2).weight_decay(0.1).bucket_bytes(1).overlap_backward(overlap);
-}
-template <class O>
-GroupsOf<O> groups_of(bool overlap) {
-  const auto options = options_of<O>(overlap);
-  return {{{{300}, {7}, {40, 50}, {3000}, {64}}, options}, {{{5}}, OptionsOf<O>(options).compress(false)}};
-}
 
 template <class Action>
 std::string error_of(const Action& action) {
@@ -39,66 +24,21 @@ std::string error_of(const Action& action) {
   return "";
 }
 
-int64_t sent_there(const Communicator& world) {
-  int64_t calls = 0;
-  for (const Traffic& traffic : world.traffic()) {
-    if (traffic.group == "lane momentum there") calls += traffic.calls;
-  }
-  return calls;
-}
-
-// Ranks in Sessions, whose loss leaves parameters out that are not trained or are `unused` on a rank.
+// `max_norm`: of clipping by the norm of the step before, which some steps then exceed by far; 0: none.
 template <class O>
-struct Run {
-  explicit Run(bool overlap, int64_t micro_steps = 1)
-      : ranks(kRanks, groups_of<O>(overlap)), sessions(ranks, [&](Session& session) {
-          if (micro_steps > 1) session.use(GradientAccumulation(micro_steps));
-        }) {
-    ahead.resize(kRanks);
-  }
-  Tensor loss(size_t rank, const std::vector<Tensor>& gradients) const {
-    Tensor sum;
-    for (size_t i = 0; i < gradients.size(); ++i) {
-      const Tensor& p = ranks.parameters[rank][i];
-      if (!p.requires_grad() || (rank == 1 && unused.count(i) != 0)) continue;
-      const Tensor part = (p * gradients[i]).sum();
-      sum = sum.defined() ? sum + part : part;
-    }
-    return sum;
-  }
-  // Each rank's message, "" where the step came to its end.
-  std::vector<std::string> step(const std::vector<std::vector<std::vector<Tensor>>>& micro_steps) {
-    return run_ranks(kRanks, [&](int number) {
-      const auto rank = static_cast<size_t>(number);
-      std::string said;
-      HeardWarnings ear(said);
-      const c10::WarningUtils::WarningHandlerGuard guard(&ear);
-      Session& session = *sessions.of_rank[rank];
-      for (const auto& gradients : micro_steps) {
-        const int64_t before = sent_there(*ranks.world[rank]);
-        static_cast<void>(session.begin(at::zeros({1})));
-        session.backward(loss(rank, gradients[rank]));
-        ahead[rank] = sent_there(*ranks.world[rank]) - before;
-        if (between) between(rank);
-        session.step();
-      }
-    });
-  }
-
-  OneBitRanks<O> ranks;
-  Sessions sessions;
-  std::set<size_t> unused;
-  std::vector<int64_t> ahead;                // [rank]: buckets that left during the last backward
-  std::function<void(size_t rank)> between;  // backward and step
-};
-
-template <class O>
-void check_equal(int64_t micro_steps) {
-  Run<O> ahead(true, micro_steps), behind(false, micro_steps);
+void check_equal(int64_t micro_steps, double max_norm = 0) {
+  const auto use = [=](Session& session) {
+    if (max_norm > 0) session.use(GradientClipping(max_norm).by_previous_norm());
+  };
+  Run<O> ahead(true, micro_steps, use), behind(false, micro_steps, use);
   for (int64_t t = 0; t < 12; ++t) {
-    CAPTURE(micro_steps, t);
+    CAPTURE(micro_steps, max_norm, t);
     std::vector<std::vector<std::vector<Tensor>>> gradients;
-    for (int64_t k = 0; k < micro_steps; ++k) gradients.push_back(ahead.ranks.gradients(t * 8 + k));
+    for (int64_t k = 0; k < micro_steps; ++k) {
+      gradients.push_back(ahead.ranks.gradients(t * 8 + k));
+      if (max_norm > 0 && t % 3 == 1)
+        gradients.back()[static_cast<size_t>(t % kRanks)][static_cast<size_t>(t % 4)].mul_(100);
+    }
     for (Run<O>* run : {&ahead, &behind}) {
       run->unused = t == 5 ? std::set<size_t>{2} : std::set<size_t>{};
       for (const auto& of_rank : run->ranks.parameters) {
@@ -162,6 +102,12 @@ TEMPLATE_TEST_CASE("buckets that travel while backward runs have the bits of tho
                    "[onebit_adam][onebit_lamb][overlap]", OneBitAdam, OneBitLamb) {
   check_equal<TestType>(1);
   check_equal<TestType>(2);
+}
+
+TEMPLATE_TEST_CASE("so they have where they are clipped by the norm of the step before",
+                   "[onebit_adam][onebit_lamb][overlap][clipping]", OneBitAdam, OneBitLamb) {
+  check_equal<TestType>(1, 0.5);
+  check_equal<TestType>(2, 10);
 }
 
 TEMPLATE_TEST_CASE("a gradient that is not finite is an error where momentum has left",
@@ -234,10 +180,16 @@ TEMPLATE_TEST_CASE("overlap_backward is refused where something must be known fi
     OneBitRanks<TestType> ranks(world_size, {{{{4}}, O(options_of<TestType>(true))}});
     CHECK(unless_sentence(ranks.step(ranks.gradients(0)), {"overlap_backward(true) needs a Session"}) == "");
   }
-  OneBitRanks<TestType> ranks(2, {{{{4}}, O(options_of<TestType>(true))}});
-  Sessions sessions(ranks, [](Session& session) { session.use(GradientClipping(0.1)); });
-  CHECK(unless_sentence(sessions.step(ranks, {ranks.gradients(0)}),
-                        {"overlap_backward(true)", "GradientClipping"}) == "");
+  const std::function<void(Session&)> hooks[] = {
+      [](Session& session) { session.use(GradientClipping(0.1)); },
+      [](Session& session) { session.use(Precision::fp16()); },
+      [](Session& session) { session.use(GradientClipping(0.1).by_previous_norm()).use(Precision::fp16()); }};
+  for (const auto& use : hooks) {
+    OneBitRanks<TestType> ranks(2, {{{{4}}, O(options_of<TestType>(true))}});
+    Sessions sessions(ranks, use);
+    CHECK(unless_sentence(sessions.step(ranks, {ranks.gradients(0)}),
+                          {"overlap_backward(true)", "GradientClipping without by_previous_norm()"}) == "");
+  }
 }
 
 }  // namespace pacer::testing::onebit_overlap

@@ -12,9 +12,11 @@ namespace {
 
 // All hooks that can be used together, one of each kind.
 std::vector<RegisteredHook> one_of_each_kind(const std::string& precision) {
+  const std::string clipping = precision == "fp16" ? "clipping" : "clipping by the norm before";
   std::vector<RegisteredHook> chosen;
   for (const RegisteredHook& hook : all_hooks()) {
-    bool taken = hook.kind == "precision" && hook.name != precision;
+    bool taken = (hook.kind == "precision" && hook.name != precision) ||
+                 (hook.kind == "clipping" && hook.name != clipping);
     for (const RegisteredHook& other : chosen) taken = taken || other.kind == hook.kind;
     if (!taken) chosen.push_back(hook);
   }
