@@ -21,10 +21,10 @@ class GradientClipping : public Hook {
   explicit GradientClipping(double max_norm);
 
   // Gradients are clipped by the larger of two norms: that of the last step whose gradients were finite (0
-  // before the first), and their own. In a compressed step of a 1-bit optimizer each bucket is clipped by
-  // itself: by the former norm of all, and by its own, of which it may have max_norm. So a bucket need not
-  // wait for the others (overlap_backward), and the norm of what b buckets and the rest bring is at most
-  // max_norm * sqrt(b + 1).
+  // before the first), and their own. In a compressed step of a 1-bit optimizer each rank clips each bucket
+  // by itself: by the former norm of all, and to max_norm times the root of the number of ranks. So a bucket
+  // need not wait for the others (overlap_backward), and the norm of a step of b buckets is clipped to
+  // max_norm * sqrt(b + 1) or less.
   GradientClipping& by_previous_norm(bool on = true) &;
   GradientClipping&& by_previous_norm(bool on = true) &&;
 

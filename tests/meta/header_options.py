@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 PLAIN = {"LossScaleRule", "PipelineShape", "PipelineCosts"}  # structs whose fields users set without setters
-ALSO = PLAIN | {"LengthSchedule", "GradientAccumulation"}  # have setters, but another name than ...Options
+ALSO = PLAIN | {"LengthSchedule", "GradientAccumulation", "GradientClipping"}  # have setters, but another name than ...Options
 STATE = {"FusedAdamStateFields"}  # has TORCH_ARG for LibTorch's sake and is nothing to choose
 PARTS = {"EpochSampler", "LayerDropImpl", "Pipeline"}  # no hooks by their class, and listed among them
 # Members whose comment above is about the member before them alone.

@@ -23,7 +23,7 @@ CARDS = {
     "transformer-layer.md": {"LayerNormLinearOptions", "LayerNormMlpOptions"},
     "lora.md": {"LoadAdapterOptions", "Nf4Options"},
     "fused-adam.md": {"FusedAdamWOptions"},
-    "session.md": {"GradientAccumulation", "LearningRateScheduleOptions", "LossScaleRule", "ResumeOptions"},
+    "session.md": {"GradientAccumulation", "GradientClipping", "LearningRateScheduleOptions", "LossScaleRule", "ResumeOptions"},
     "checkpoints.md": {"LoadWeightsOptions"},
     "pipeline.md": {"PipelineCosts", "PipelineShape"},
     "curriculum.md": {"LengthSchedule", "SequenceLengthOptions"},
