@@ -1,5 +1,6 @@
 // 1-bit optimizers on processes whose buckets travel while backward runs: the bits of those that wait for the
 // step, over the same ranks.
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,16 +22,24 @@ std::pair<RegisteredOptimizer, RegisteredOptimizer> ahead_and_behind(Options opt
   return {make(true), make(false)};
 }
 
-void train_ahead(const Player& player) {
-  const auto options = player.options();
-  const auto world = std::make_shared<Communicator>(detail::connect(player.meeting(), options), options);
+int64_t sent_there(const Communicator& world) {
+  int64_t calls = 0;
+  for (const Traffic& traffic : world.traffic()) {
+    if (traffic.group == "lane momentum there") calls += traffic.calls;
+  }
+  return calls;
+}
+
+void train_all(const Player& player, const std::shared_ptr<Communicator>& world, bool clips) {
   std::vector<RegisteredHook> hooks;
   for (const RegisteredHook& hook : all_hooks()) {
     if (hook.name == "accumulation" || hook.name == "layer drop") hooks.push_back(hook);
+    if (clips && hook.name == "clipping by the norm before") hooks.push_back(hook);
   }
   for (const auto& [ahead, behind] :
        {ahead_and_behind<OneBitAdam>(OneBitAdamOptions(0.01).refresh_variance_every(5), at::kFloat),
         ahead_and_behind<OneBitLamb>(OneBitLambOptions(0.01), at::kBFloat16)}) {
+    const int64_t before = sent_there(*world);
     SmallRun one(ahead, hooks, /*dropout=*/0, world), other(behind, hooks, /*dropout=*/0, world);
     for (int64_t step = 0; step < player.number("steps"); ++step) {
       one.step();
@@ -43,14 +52,16 @@ void train_ahead(const Player& player) {
                difference, " differs");
       }
     }
-    int64_t there = 0;
-    for (const Traffic& traffic : world->traffic()) {
-      if (traffic.group == "lane momentum there") there += traffic.calls;
-    }
-    expect(there > player.number("steps"), "buckets in lanes of their own");
+    expect(sent_there(*world) - before > player.number("steps"), "buckets in lanes of their own");
     one.finish();
     other.finish();
   }
+}
+
+void train_ahead(const Player& player) {
+  const auto options = player.options();
+  const auto world = std::make_shared<Communicator>(detail::connect(player.meeting(), options), options);
+  for (const bool clips : {false, true}) train_all(player, world, clips);
 }
 
 const AddScenario kAhead("train_ahead", train_ahead);
