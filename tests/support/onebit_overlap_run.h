@@ -9,8 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include <pacer/schedulers/gradient_accumulation.h>
-
 #include "support/onebit_adam_ranks.h"
 #include "support/onebit_lamb_ranks.h"
 #include "support/onebit_sessions.h"
@@ -41,9 +39,8 @@ inline int64_t sent_there(const Communicator& world) {
 // Ranks in Sessions, whose loss leaves parameters out that are not trained or are `unused` on a rank.
 template <class O>
 struct Run {
-  explicit Run(bool overlap, int64_t micro_steps = 1, const std::function<void(Session&)>& use = nullptr)
+  explicit Run(bool overlap, const std::function<void(Session&)>& use = nullptr)
       : ranks(kRanks, groups_of<O>(overlap)), sessions(ranks, [&](Session& session) {
-          if (micro_steps > 1) session.use(GradientAccumulation(micro_steps));
           if (use) use(session);
         }) {
     ahead.resize(kRanks);
@@ -69,6 +66,7 @@ struct Run {
       for (const auto& gradients : micro_steps) {
         const int64_t before = sent_there(*ranks.world[rank]);
         static_cast<void>(session.begin(at::zeros({1})));
+        if (tokens > 0) session.count_tokens(tokens);
         session.backward(loss(rank, gradients[rank]));
         ahead[rank] = sent_there(*ranks.world[rank]) - before;
         if (between) between(rank);
@@ -80,6 +78,7 @@ struct Run {
   OneBitRanks<O> ranks;
   Sessions sessions;
   std::set<size_t> unused;
+  int64_t tokens = 0;                        // of each micro-batch, where this is not 0
   std::vector<int64_t> ahead;                // [rank]: buckets that left during the last backward
   std::function<void(size_t rank)> between;  // backward and step
 };

@@ -8,6 +8,7 @@
 #include "support/onebit_overlap_run.h"
 #include "support/onebit_refusals.h"
 
+#include <pacer/schedulers/gradient_accumulation.h>
 #include <pacer/schedulers/gradient_clipping.h>
 #include <pacer/schedulers/precision.h>
 
@@ -29,8 +30,9 @@ template <class O>
 void check_equal(int64_t micro_steps, double max_norm = 0) {
   const auto use = [=](Session& session) {
     if (max_norm > 0) session.use(GradientClipping(max_norm).by_previous_norm());
+    session.use(GradientAccumulation(micro_steps).weight_by_tokens(max_norm > 0));
   };
-  Run<O> ahead(true, micro_steps, use), behind(false, micro_steps, use);
+  Run<O> ahead(true, use), behind(false, use);
   for (int64_t t = 0; t < 12; ++t) {
     CAPTURE(micro_steps, max_norm, t);
     std::vector<std::vector<std::vector<Tensor>>> gradients;
@@ -40,6 +42,7 @@ void check_equal(int64_t micro_steps, double max_norm = 0) {
         gradients.back()[static_cast<size_t>(t % kRanks)][static_cast<size_t>(t % 4)].mul_(100);
     }
     for (Run<O>* run : {&ahead, &behind}) {
+      run->tokens = max_norm > 0 ? 1000 + 77 * t : 0;
       run->unused = t == 5 ? std::set<size_t>{2} : std::set<size_t>{};
       for (const auto& of_rank : run->ranks.parameters) {
         Tensor(of_rank[1]).requires_grad_(t != 7 && t != 8);
@@ -108,6 +111,52 @@ TEMPLATE_TEST_CASE("so they have where they are clipped by the norm of the step 
                    "[onebit_adam][onebit_lamb][overlap][clipping]", OneBitAdam, OneBitLamb) {
   check_equal<TestType>(1, 0.5);
   check_equal<TestType>(2, 10);
+}
+
+TEMPLATE_TEST_CASE("a Session that does not clip takes over from one that did",
+                   "[onebit_adam][onebit_lamb][overlap][clipping]", OneBitAdam, OneBitLamb) {
+  for (const bool overlap : {false, true}) {
+    CAPTURE(overlap);
+    Run<TestType> first(overlap,
+                        [](Session&session) { session.use(GradientClipping(0.1).by_previous_norm()); }),
+        fresh(overlap);
+    for (int64_t t = 0; t < 5; ++t) REQUIRE(first_of(first.step({first.ranks.gradients(t)})) == "");
+    for (size_t rank = 0; rank < kRanks; ++rank) {
+      const at::NoGradGuard no_grad;
+      for (size_t i = 0; i < first.ranks.parameters[rank].size(); ++i) {
+        fresh.ranks.parameters[rank][i].copy_(first.ranks.parameters[rank][i]);
+      }
+      fresh.ranks.optimizers[rank]->import_states(
+          cloned_state(first.ranks.optimizers[rank]->export_state()),
+          cloned_state(first.ranks.optimizers[rank]->export_rank_state()));
+    }
+    REQUIRE(first.sessions.finish(first.ranks) == "");
+    first.sessions = Sessions(first.ranks, [](Session&) {});
+    for (int64_t t = 5; t < 9; ++t) {
+      for (Run<TestType>* run : {&first, &fresh}) {
+        REQUIRE(first_of(run->step({run->ranks.gradients(t)})) == "");
+      }
+      REQUIRE(first_change(everything(fresh.ranks), everything(first.ranks)) == "");
+    }
+    CHECK((first.ahead[0] > 0) == overlap);
+  }
+}
+
+TEMPLATE_TEST_CASE("a step without the clipping that momentum has left with is refused",
+                   "[onebit_adam][onebit_lamb][overlap][clipping]", OneBitAdam, OneBitLamb) {
+  Run<TestType> run(true, [](Session& session) { session.use(GradientClipping(0.1).by_previous_norm()); });
+  for (int64_t t = 0; t < 5; ++t) REQUIRE(first_of(run.step({run.ranks.gradients(t)})) == "");
+  std::vector<std::string> said(kRanks);
+  std::atomic<int> here{0};  // a rank that fails first would keep the others from coming here
+  run.between = [&](size_t rank) {
+    for (++here; here < kRanks;) std::this_thread::yield();
+    StepInputs inputs;
+    inputs.local_weight = kRanks;
+    inputs.average = 1.0 / kRanks;
+    said[rank] = error_of([&] { run.ranks.optimizers[rank]->prepare(inputs); });
+  };
+  run.step({run.ranks.gradients(5)});
+  for (const std::string& message : said) CHECK(contains(message, "another one than its momentum left for"));
 }
 
 TEMPLATE_TEST_CASE("a gradient that is not finite is an error where momentum has left",
