@@ -39,7 +39,7 @@ void GradientGuard::clip_to(double max_norm, bool by_previous) {
   require(std::isfinite(max_norm) && max_norm > 0, "gradient clipping needs a finite max_norm > 0, not ",
           max_norm);
   rule_.max_norm = max_norm;
-  rule_.by_previous = by_previous ? 1 : 0;
+  clips_by_previous_ = by_previous;
   rule_changed_ = true;
 }
 

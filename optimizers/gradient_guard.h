@@ -30,10 +30,10 @@ class GradientGuard {
   // Memory on the CPU or on one CUDA device.
   explicit GradientGuard(at::Device device);
 
-  // From now on gradients are scaled so that their norm is at most max_norm (> 0). `by_previous`: the norm of
-  // the step before is a second bound, so that early_factor() can clip a part before all of them are known.
+  // From now on gradients are scaled so that their norm is at most max_norm (> 0). `by_previous`: those that
+  // are used part by part may be clipped by the norm of the step before, with early_factor().
   void clip_to(double max_norm, bool by_previous = false);
-  bool clips_by_previous() const { return rule_.by_previous != 0; }
+  bool clips_by_previous() const { return clips_by_previous_; }
   // From now on gradients are those of loss_scale() * loss.
   void scale_loss(const LossScaleRule& rule);
 
@@ -71,6 +71,7 @@ class GradientGuard {
   kernels::GuardRule rule_;
   at::Tensor device_rule_;  // its bytes on a GPU, else undefined
   bool rule_changed_ = true;
+  bool clips_by_previous_ = false;
 };
 
 }  // namespace pacer

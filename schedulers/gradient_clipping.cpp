@@ -22,7 +22,7 @@ GradientClipping& GradientClipping::by_previous_norm(bool on) & {
 GradientClipping&& GradientClipping::by_previous_norm(bool on) && { return std::move(by_previous_norm(on)); }
 
 std::string GradientClipping::agreement() const {
-  return "norm " + detail::exact_text(max_norm_) + (by_previous_norm_ ? ", by the norm before, too" : "");
+  return "norm " + detail::exact_text(max_norm_) + (by_previous_norm_ ? ", buckets by the norm before" : "");
 }
 
 void GradientClipping::attach(SessionParts& parts) {

@@ -20,11 +20,10 @@ class GradientClipping : public Hook {
   // max_norm: finite, > 0.
   explicit GradientClipping(double max_norm);
 
-  // Gradients are clipped by the larger of two norms: that of the last step whose gradients were finite (0
-  // before the first), and their own. In a compressed step of a 1-bit optimizer each rank clips each bucket
-  // by itself: by the former norm of all, and to max_norm times the root of the number of ranks. So a bucket
+  // In a compressed step of a 1-bit optimizer each rank clips each bucket by itself: by the norm that the
+  // last step with finite gradients had, and to max_norm times the root of the number of ranks. So a bucket
   // need not wait for the others (overlap_backward), and the norm of a step of b buckets is clipped to
-  // max_norm * sqrt(b + 1) or less.
+  // max_norm * sqrt(b + 1) or less. All other steps know the norm in time and are clipped exactly.
   GradientClipping& by_previous_norm(bool on = true) &;
   GradientClipping&& by_previous_norm(bool on = true) &&;
 

@@ -114,8 +114,9 @@ std::vector<OptionGroup> option_groups(const std::vector<std::string>& arm_names
         number("clip", "NORM", "largest global gradient norm; 0 switches clipping off (default 1)",
                &Settings::clip, {0.0, 1e9}),
         choice("clip-by",
-               "exact clips by the norm of the step itself, previous by that of the step before, too, as "
-               "buckets that travel behind backward need it (default exact)",
+               "exact clips by the norm of the step itself; with previous a 1-bit arm's compressed steps are "
+               "clipped by that of the step before, as buckets that travel behind backward need it (default "
+               "exact)",
                &Settings::clip_by, {"exact", "previous"}),
         count("batch", "N", "sequences per step", &Settings::batch, {1, 65536})}});
   groups.push_back(

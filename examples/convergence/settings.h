@@ -31,7 +31,7 @@ struct Settings {
   double learning_rate = 0.0;     // at its peak
   double weight_decay = 0.1;      // on matrices only
   double clip = 1.0;              // global gradient norm; 0 switches clipping off
-  std::string clip_by = "exact";  // exact, previous (the norm of the step before, too)
+  std::string clip_by = "exact";  // exact, previous (buckets of compressed steps by the norm before)
 
   // The methods; each concerns the arms that use it.
   int64_t curriculum_start = 0;   // bytes per sequence; 0: an eighth of the sequence, at least 8

@@ -16,7 +16,6 @@ struct GuardRule {
   float growth_factor = 2;      // of the loss scale, after growth_interval finite steps in a row
   float backoff_factor = 0.5f;  // of the loss scale, after a step that was not finite
   int64_t growth_interval = 0;  // 0: the loss scale is fixed
-  uint32_t by_previous = 0;     // 1: clip by the norm of the step before, too
 };
 
 // A dynamic loss scale stays in this range, so that it can neither vanish nor overflow.
@@ -45,8 +44,7 @@ PACER_HOST_DEVICE void guard_step(double sum_of_squares, const GuardRule& rule, 
   const double largest = 1.7976931348623157e308;
   check.sum_of_squares = sum_of_squares;
   check.norm = mul_(mul_(sqrt_(sum_of_squares), unscale), rule.average);
-  const bool last_is_larger = rule.by_previous != 0 && check.last_norm > check.norm;
-  const double clip = clip_factor(last_is_larger ? check.last_norm : check.norm, rule.max_norm);
+  const double clip = clip_factor(check.norm, rule.max_norm);
   check.factor = mul_(mul_(unscale, clip), rule.average);
   check.non_finite = !(sum_of_squares <= largest);
   if (check.non_finite == 0) check.last_norm = check.norm;
@@ -64,10 +62,10 @@ PACER_HOST_DEVICE void guard_step(double sum_of_squares, const GuardRule& rule, 
                                                 : next;
 }
 
-// What a part of the gradients is multiplied with that is used before all of them are known, under a rule
-// with by_previous: it is clipped by the norm of the step before, and by its own, of which it may have
-// max_norm * sqrt(workers). The sum is that of one of `workers`, whose stored gradients times average times
-// local_weight are its mean. `check` is the one from before the step's look.
+// What a part of the gradients is multiplied with that is used before all of them are known: it is clipped by
+// the norm of the step before, and by its own, of which it may have max_norm * sqrt(workers). The sum is that
+// of one of `workers`, whose stored gradients times average times local_weight are its mean. `check` is the
+// one from before the step's look.
 PACER_HOST_DEVICE double early_factor(double sum_of_squares, double local_weight, double workers,
                                       const GuardRule& rule, const GradientCheck& check) {
   const double unscale = div_(1.0, static_cast<double>(check.loss_scale));

@@ -29,7 +29,7 @@ std::vector<TextbookOf<O>> textbooks_of(const OneBitRanks<O>& ranks, const Group
   return all;
 }
 
-// The rule, restated: what multiplies gradients, and which norm it leaves behind.
+// The rule of buckets, restated: what multiplies gradients, and which norm a step leaves behind.
 struct Clipping {
   double max_norm = 0, previous = 0;
   int64_t by_previous = 0, by_own = 0;  // how often which of them was the stricter one
@@ -54,7 +54,7 @@ double step(std::vector<Textbook>& textbooks, const Gradients& gradients, Clippi
     for (const auto& of_rank : all) of_each[i].push_back({of_rank[i]});
     squares += std::pow(clipping_norm(textbooks[i], of_each[i]), 2);
   }
-  const double norm = std::sqrt(squares), clip = clipping.of(norm, clipping.max_norm);
+  const double norm = std::sqrt(squares), clip = std::min(1.0, clipping.max_norm / norm);
   double clipped_squares = 0;
   for (size_t i = 0; i < textbooks.size(); ++i) {
     Textbook& textbook = textbooks[i];

@@ -11,8 +11,10 @@ namespace pacer::testing {
 namespace {
 
 // All hooks that can be used together, one of each kind.
-std::vector<RegisteredHook> one_of_each_kind(const std::string& precision) {
-  const std::string clipping = precision == "fp16" ? "clipping" : "clipping by the norm before";
+std::vector<RegisteredHook> one_of_each_kind(const RegisteredOptimizer& optimizer) {
+  const std::string precision = optimizer.dtype == at::kFloat ? "fp16" : "bf16";
+  const bool compresses = optimizer.has_ranks && !contains(optimizer.name, "uncompressed");
+  const std::string clipping = compresses ? "clipping by the norm before" : "clipping";
   std::vector<RegisteredHook> chosen;
   for (const RegisteredHook& hook : all_hooks()) {
     bool taken = (hook.kind == "precision" && hook.name != precision) ||
@@ -71,7 +73,7 @@ std::vector<Part> parts_to_try(const RegisteredOptimizer& optimizer) {
 TEST_CASE("R1: stopped anywhere, a run goes on from its checkpoint to the bit", "[session][resume]") {
   constexpr int kSteps = 12;
   for (const RegisteredOptimizer& optimizer : all_optimizers()) {
-    const auto hooks = one_of_each_kind(optimizer.dtype == at::kFloat ? "fp16" : "bf16");
+    const auto hooks = one_of_each_kind(optimizer);
     INFO(optimizer.name);
     SmallRun whole(optimizer, hooks);
     std::vector<detail::TrainingState> states = {whole.state()};
@@ -106,7 +108,7 @@ TEST_CASE("R1: stopped anywhere, a run goes on from its checkpoint to the bit", 
 
 TEST_CASE("R3: a field that is missing is refused by name and nothing is loaded", "[session][resume]") {
   for (const RegisteredOptimizer& optimizer : all_optimizers()) {
-    const auto hooks = one_of_each_kind(optimizer.dtype == at::kFloat ? "fp16" : "bf16");
+    const auto hooks = one_of_each_kind(optimizer);
     SmallRun source(optimizer, hooks), target(optimizer, hooks);
     for (int step = 0; step < 3; ++step) source.step();
     target.step();
@@ -135,8 +137,7 @@ TEST_CASE("R3: a field that is missing is refused by name and nothing is loaded"
 TEST_CASE("R3: a field that was altered is refused or shows in the run", "[session][resume]") {
   for (const RegisteredOptimizer& optimizer : all_optimizers()) {
     for (const bool with_hooks : {false, true}) {
-      const auto hooks = with_hooks ? one_of_each_kind(optimizer.dtype == at::kFloat ? "fp16" : "bf16")
-                                    : std::vector<RegisteredHook>();
+      const auto hooks = with_hooks ? one_of_each_kind(optimizer) : std::vector<RegisteredHook>();
       SmallRun source(optimizer, hooks);
       for (int step = 0; step < 3; ++step) source.step();
       const detail::TrainingState saved = source.state();
@@ -182,7 +183,7 @@ TEST_CASE("R3: a field that was altered is refused or shows in the run", "[sessi
 
 TEST_CASE("a field of another dtype or shape is refused by name and nothing is loaded", "[session][resume]") {
   for (const RegisteredOptimizer& optimizer : all_optimizers()) {
-    const auto hooks = one_of_each_kind(optimizer.dtype == at::kFloat ? "fp16" : "bf16");
+    const auto hooks = one_of_each_kind(optimizer);
     SmallRun source(optimizer, hooks), target(optimizer, hooks);
     for (int step = 0; step < 3; ++step) source.step();
     target.step();
