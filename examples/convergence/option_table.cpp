@@ -138,6 +138,10 @@ std::vector<OptionGroup> option_groups(const std::vector<std::string>& arm_names
                &Settings::onebit_freeze, {0.0, 1.0, /*minimum_allowed=*/false}),
         count("onebit-refresh", "N", "steps between refreshes of the variance (default 32)",
               &Settings::onebit_refresh, {1, 1000000000}),
+        count("onebit-bucket", "BYTES",
+              "momentum that travels at once, 4 bytes an element, in the 1-bit arms; 0 makes it all (default "
+              "0)",
+              &Settings::onebit_bucket, {0, 1000000000000}),
         number("onebit-floor", "SHARE",
                pacer::option_help<pacer::OneBitAdamOptions>("variance_floor") + " (default 0.01)",
                &Settings::onebit_floor, {0.0, 1.0}),

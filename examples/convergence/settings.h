@@ -40,6 +40,7 @@ struct Settings {
   double layer_drop_gamma = 0.0;  // per step; 0: 100 / steps()
   double onebit_freeze = 0.2;     // share of the steps after which 1-bit Adam compresses
   int64_t onebit_refresh = 32;    // steps between refreshes of its variance
+  int64_t onebit_bucket = 0;      // bytes of momentum that travel at once, 4 an element; 0: all
   double onebit_floor = 0.01;     // under its variance, in shares of a tensor's mean
   double lamb_max_coeff = 0.3;    // the largest trust ratio of LAMB
   double lamb_max_factor = 1;     // and the largest factor of 1-bit LAMB

@@ -27,6 +27,7 @@ struct OptimizerRecipe {
   int64_t planned_steps;  // of the run, sequences at full length
   int64_t refresh_every;  // of its arms that refresh the variance
   double variance_floor;
+  int64_t bucket_bytes;  // of momentum that travels at once; 0: all
   double lamb_max_coeff;
   double lamb_max_factor;
   torch::Tensor positions;  // learned; among the decayed

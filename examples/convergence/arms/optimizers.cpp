@@ -62,6 +62,11 @@ std::unique_ptr<torch::optim::Optimizer> make_lora(const OptimizerRecipe& recipe
 }
 
 template <class Options>
+void cut_into_buckets(const OptimizerRecipe& recipe, Options& options) {
+  if (recipe.bucket_bytes > 0) options.bucket_bytes(recipe.bucket_bytes);
+}
+
+template <class Options>
 void freeze_within(const OptimizerRecipe& recipe, Options& options) {
   constexpr int64_t kFewestSteps = 4;
   options.freeze_step(std::nullopt).freeze_automatically(std::max(kFewestSteps, recipe.planned_steps));
@@ -74,6 +79,7 @@ OptimizerMaker make_onebit_adam(const OneBitChange& change, Positions positions)
     auto options = Options(recipe.learning_rate).betas({kBeta1, kBeta2}).eps(kEpsilon);
     options.freeze_step(recipe.freeze_step).variance_floor(recipe.variance_floor);
     options.compress_alone(true).weight_decay(recipe.weight_decay);
+    cut_into_buckets(recipe, options);
     if (change) change(recipe, options);
     std::vector<torch::optim::OptimizerParamGroup> groups;
     groups.emplace_back(recipe.decayed, std::make_unique<Options>(options));
@@ -117,6 +123,7 @@ OptimizerMaker onebit_lamb(Freeze freeze, Workers workers) {
         .variance_floor(recipe.variance_floor);
     options.freeze_step(recipe.freeze_step).compress_alone(true).factor_max(recipe.lamb_max_factor);
     options.hierarchical(workers == Workers::nodes);
+    cut_into_buckets(recipe, options);
     if (freeze == Freeze::automatically) freeze_within(recipe, options);
     return std::make_unique<pacer::OneBitLamb>(lamb_groups(recipe, options), options, recipe.world);
   };

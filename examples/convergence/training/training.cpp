@@ -56,6 +56,7 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Arm& arm, const Se
                          settings.steps(),
                          settings.onebit_refresh,
                          settings.onebit_floor,
+                         settings.onebit_bucket,
                          settings.lamb_max_coeff,
                          settings.lamb_max_factor,
                          model->position_weight(),
