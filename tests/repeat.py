@@ -19,6 +19,7 @@ from pathlib import Path
 
 DURATION = re.compile(r"^(\d+\.\d+) s: (.*)$", re.M)
 COUNT = re.compile(r"^All tests passed \(.* in (\d+) test cases?\)|^test cases: *(\d+)", re.M)
+LAST_LINES = 30  # of a failed run's output, which are printed
 PATIENCE = 1800  # seconds that an entry without a limit of its own may take on a busy machine
 
 
@@ -85,7 +86,8 @@ def main():
                     failures.append((seed, name))
                     path = Path(chosen.build) / f"repeat-{seed}-{name}.txt"
                     path.write_text(output)
-                    print(f"  its output is in {path}", flush=True)
+                    print(f"  its output is in {path}, and ends so:")
+                    print("\n".join(f"  | {line}" for line in output.splitlines()[-LAST_LINES:]), flush=True)
     finally:
         for process in load:
             process.kill()

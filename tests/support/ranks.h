@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -14,8 +15,17 @@ namespace pacer::testing {
 
 using Ranks = std::vector<std::shared_ptr<Communicator>>;
 
+inline void require_on_rank(bool holds, const char* words, const char* file, int line) {
+  if (!holds) throw std::runtime_error(std::string(file) + ":" + std::to_string(line) + ": not so: " + words);
+}
+
+// Catch2's assertions are for one thread at a time, and one that fails in another ends the program. This one
+// throws, and run_ranks returns what it says.
+#define RANK_REQUIRE(...) \
+  pacer::testing::require_on_rank(static_cast<bool>(__VA_ARGS__), #__VA_ARGS__, __FILE__, __LINE__)
+
 // f(rank) in a thread of its own for each rank; the message of what it threw, "" where it threw nothing.
-inline std::vector<std::string> run_ranks(int world_size, const std::function<void(int)>& f) {
+[[nodiscard]] inline std::vector<std::string> run_ranks(int world_size, const std::function<void(int)>& f) {
   std::vector<std::string> messages(static_cast<size_t>(world_size));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < world_size; ++rank) {

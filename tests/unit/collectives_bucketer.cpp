@@ -74,12 +74,12 @@ TEST_CASE("gradients become sums over ranks, as views, while backward runs", "[c
         bucketer.begin_backward();
         backward(named, step * (rank + 1));
         bucketer.end_backward();
-        REQUIRE(bucketer.buckets_sent_early() == bucketer.buckets_sent());
-        REQUIRE(bucketer.buckets_sent() == static_cast<int64_t>(bucketer.buckets().size()));
+        RANK_REQUIRE(bucketer.buckets_sent_early() == bucketer.buckets_sent());
+        RANK_REQUIRE(bucketer.buckets_sent() == static_cast<int64_t>(bucketer.buckets().size()));
         bucketer.wait();
         for (size_t i = 0; i < named.size(); ++i) {
           const double sum = static_cast<double>(i + 1) * step * world_size * (world_size + 1) / 2;
-          REQUIRE(named[i].second.grad().eq(sum).all().item<bool>());
+          RANK_REQUIRE(named[i].second.grad().eq(sum).all().item<bool>());
           named[i].second.mutable_grad().detach_();  // as zero_grad does
           named[i].second.mutable_grad().reset();
         }
@@ -137,7 +137,7 @@ TEST_CASE("all ranks take over the order in which rank 0's gradients came", "[co
               bucketer.end_backward();
               bucketer.wait();
               for (const auto& item : named) {
-                REQUIRE(item.second.grad().eq(6).all().item<bool>());
+                RANK_REQUIRE(item.second.grad().eq(6).all().item<bool>());
                 item.second.mutable_grad().reset();
               }
             }
@@ -180,20 +180,20 @@ TEST_CASE("what is zero everywhere is not sent, what is done is sent at once", "
             backward(named, rank + 1, {1, 2, 3});
             bucketer.end_backward();
             bucketer.wait();
-            REQUIRE(all_reduces(world) == 1);
-            REQUIRE(bucketer.buckets_sent() == 1);
-            REQUIRE(named[0].second.grad().eq(3).all().item<bool>());
-            REQUIRE(named[1].second.grad().eq(10).all().item<bool>());
-            for (const size_t i : {2, 3}) REQUIRE(named[i].second.grad().eq(0).all().item<bool>());
+            RANK_REQUIRE(all_reduces(world) == 1);
+            RANK_REQUIRE(bucketer.buckets_sent() == 1);
+            RANK_REQUIRE(named[0].second.grad().eq(3).all().item<bool>());
+            RANK_REQUIRE(named[1].second.grad().eq(10).all().item<bool>());
+            for (const size_t i : {2, 3}) RANK_REQUIRE(named[i].second.grad().eq(0).all().item<bool>());
             for (const auto& item : named) item.second.mutable_grad().reset();
             // One of a bucket is zero: the bucket travels.
             bucketer.begin_backward({named[2].second});
             backward(named, rank + 1, {2});
             bucketer.end_backward();
             bucketer.wait();
-            REQUIRE(all_reduces(world) == 3);
-            REQUIRE(named[2].second.grad().eq(0).all().item<bool>());
-            REQUIRE(named[3].second.grad().eq(12).all().item<bool>());
+            RANK_REQUIRE(all_reduces(world) == 3);
+            RANK_REQUIRE(named[2].second.grad().eq(0).all().item<bool>());
+            RANK_REQUIRE(named[3].second.grad().eq(12).all().item<bool>());
           })) == "");
 }
 
@@ -211,8 +211,8 @@ TEST_CASE("bf16 on the wire rounds each gradient once and each sum once, alike o
             bucketer.end_backward();
             bucketer.wait();
             sums[r] = named[0].second.grad().clone();
-            REQUIRE(worlds[r]->bytes_sent() >= 2 * 1024);
-            REQUIRE(bucketer.bucket_bytes() == std::vector<int64_t>{2 * 1024});
+            RANK_REQUIRE(worlds[r]->bytes_sent() >= 2 * 1024);
+            RANK_REQUIRE(bucketer.bucket_bytes() == std::vector<int64_t>{2 * 1024});
           })) == "");
   CHECK(sums[0].equal(sums[1]));
   // bf16 has 8 significant bits: rounding changes a value by 2^-8 of it at most; two terms, and their sum.
@@ -231,8 +231,8 @@ TEST_CASE("fp16 gradients are divided before they are added", "[collectives]") {
             (named[0].second * 40000).sum(at::kHalf).backward();
             bucketer.end_backward();
             bucketer.wait();
-            REQUIRE(bucketer.scale() == 0.25);
-            REQUIRE(named[0].second.grad().eq(40000).all().item<bool>());
+            RANK_REQUIRE(bucketer.scale() == 0.25);
+            RANK_REQUIRE(named[0].second.grad().eq(40000).all().item<bool>());
           })) == "");
 }
 

@@ -48,7 +48,7 @@ void add_to(std::vector<Tensor>& all, const Named& named) {
     const Tensor& gradient = item.second.grad();
     all.push_back(gradient.defined() ? gradient.clone() : Tensor());
     if (gradient.defined() && gradient.numel() > 1) {
-      REQUIRE(gradient.strides() == item.second.strides());
+      RANK_REQUIRE(gradient.strides() == item.second.strides());
     }
     item.second.mutable_grad().reset();
   }
@@ -202,7 +202,7 @@ TEST_CASE("a gradient in place that shares its memory gets memory of its own", "
                 bucketer.wait();
                 const Tensor sum = (torch::arange(8).to(at::kFloat) * 2 + 1) * micro_steps;
                 for (const Tensor& parameter : {a, b}) {
-                  REQUIRE(parameter.grad().flatten().equal(sum));
+                  RANK_REQUIRE(parameter.grad().flatten().equal(sum));
                   parameter.mutable_grad().reset();
                 }
               }
@@ -220,7 +220,7 @@ TEST_CASE("fp16 gradients are divided before they are added, in place or not", "
             (parameter * 40000).sum(at::kHalf).backward();
             bucketer.end_backward();
             bucketer.wait();
-            REQUIRE(parameter.grad().eq(40000).all().item<bool>());
+            RANK_REQUIRE(parameter.grad().eq(40000).all().item<bool>());
           })) == "");
 }
 

@@ -35,21 +35,22 @@ TEST_CASE("collectives over threads give what their definitions say", "[collecti
         const int64_t w = world_size;
         Tensor x = values_of(rank, n);
         own.all_reduce(x).wait();
-        REQUIRE(x.equal((torch::arange(n) * w + 100 * (w * (w - 1) / 2)).to(at::kFloat)));
+        RANK_REQUIRE(x.equal((torch::arange(n) * w + 100 * (w * (w - 1) / 2)).to(at::kFloat)));
 
         Tensor part = torch::empty({n});
         own.reduce_scatter(part, values_of(rank, n * w)).wait();
-        REQUIRE(part.equal(
+        RANK_REQUIRE(part.equal(
             (torch::arange(rank * n, (rank + 1) * n) * w + 100 * (w * (w - 1) / 2)).to(at::kFloat)));
 
         Tensor all = torch::empty({n * w}, at::kLong);
         own.all_gather(all, values_of(rank, n, at::kLong)).wait();
         for (int r = 0; r < world_size; ++r)
-          REQUIRE(all.narrow(0, r * n, n).equal(values_of(r, n, at::kLong)));
+          RANK_REQUIRE(all.narrow(0, r * n, n).equal(values_of(r, n, at::kLong)));
 
         Tensor exchanged = torch::empty({n * w}, at::kByte);
         own.all_to_all(exchanged, torch::full({n * w}, rank, at::kByte)).wait();
-        for (int r = 0; r < world_size; ++r) REQUIRE(exchanged.narrow(0, r * n, n).eq(r).all().item<bool>());
+        for (int r = 0; r < world_size; ++r)
+          RANK_REQUIRE(exchanged.narrow(0, r * n, n).eq(r).all().item<bool>());
 
         // Rank r sends r + k elements to rank k.
         std::vector<int64_t> to(static_cast<size_t>(w)), from(static_cast<size_t>(w));
@@ -60,22 +61,22 @@ TEST_CASE("collectives over threads give what their definitions say", "[collecti
         own.all_to_all(uneven, from, torch::full({total}, float(rank)), to).wait();
         int64_t offset = 0;
         for (int r = 0; r < world_size; offset += rank + r++) {
-          REQUIRE(uneven.narrow(0, offset, rank + r).eq(float(r)).all().item<bool>());
+          RANK_REQUIRE(uneven.narrow(0, offset, rank + r).eq(float(r)).all().item<bool>());
         }
 
         Tensor sent = values_of(rank, n);
         own.broadcast(sent, world_size - 1).wait();
-        REQUIRE(sent.equal(values_of(world_size - 1, n)));
+        RANK_REQUIRE(sent.equal(values_of(world_size - 1, n)));
         if (world_size > 1) {
           Tensor received = torch::empty({n});
           const int next = (rank + 1) % world_size, former = (rank + world_size - 1) % world_size;
           own.send_receive({Message::send(values_of(rank, n), next), Message::receive(received, former)})
               .wait();
-          REQUIRE(received.equal(values_of(former, n)));
+          RANK_REQUIRE(received.equal(values_of(former, n)));
         }
         own.barrier();
-        REQUIRE(own.exchange(std::string(static_cast<size_t>(rank), 'x')).back() ==
-                std::string(static_cast<size_t>(world_size - 1), 'x'));
+        RANK_REQUIRE(own.exchange(std::string(static_cast<size_t>(rank), 'x')).back() ==
+                     std::string(static_cast<size_t>(world_size - 1), 'x'));
       };
       REQUIRE(first_of(run_ranks(world_size, check)) == "");
     }
@@ -93,13 +94,14 @@ TEST_CASE("several tensors are added in one operation, of any dtypes and sizes",
                                            values_of(rank, 7, at::kLong)};
       own.all_reduce_coalesced(tensors).wait();
       for (const Tensor& tensor : tensors) {
-        REQUIRE(tensor.flatten().equal((torch::arange(tensor.numel()) * 3 + 300).to(tensor.scalar_type())));
+        RANK_REQUIRE(
+            tensor.flatten().equal((torch::arange(tensor.numel()) * 3 + 300).to(tensor.scalar_type())));
       }
-      REQUIRE(traffic_of(own, "all_reduce").bytes_sent == 4 * (5 * 4 + 1000 * 8 + 7 * 8) / 3);
+      RANK_REQUIRE(traffic_of(own, "all_reduce").bytes_sent == 4 * (5 * 4 + 1000 * 8 + 7 * 8) / 3);
       own.all_reduce_coalesced({}).wait();
       own.all_reduce_coalesced({torch::empty({0})}).wait();
       for (const Traffic& entry : own.traffic())
-        REQUIRE((entry.operation != "all_reduce" || entry.calls == 1));
+        RANK_REQUIRE((entry.operation != "all_reduce" || entry.calls == 1));
     };
     REQUIRE(first_of(run_ranks(3, check)) == "");
   }
@@ -113,7 +115,7 @@ TEST_CASE("several tensors travel rounded, each value and each sum once", "[coll
             const auto r = static_cast<size_t>(rank);
             for (const Tensor& tensor : own[r]) sums[r].push_back(tensor.clone());
             world[r]->all_reduce_coalesced(sums[r], at::kBFloat16).wait();
-            REQUIRE(traffic_of(*world[r], "all_reduce").bytes_sent == 2 * (384 + 128));  // padded
+            RANK_REQUIRE(traffic_of(*world[r], "all_reduce").bytes_sent == 2 * (384 + 128));  // padded
           })) == "");
   for (size_t i = 0; i < 3; ++i) {
     const Tensor wanted = own[0][i].to(at::kBFloat16) + own[1][i].to(at::kBFloat16);
@@ -126,10 +128,11 @@ TEST_CASE("sums over threads are in rank order", "[collectives]") {
   const auto world = Communicator::in_process(3);
   const float values[] = {1, 1e8F, -1e8F};
   std::vector<Tensor> sums(3);
-  run_ranks(3, [&](int rank) {
+  const auto failures = run_ranks(3, [&](int rank) {
     sums[static_cast<size_t>(rank)] = torch::full({4}, values[rank]);
     world[static_cast<size_t>(rank)]->all_reduce(sums[static_cast<size_t>(rank)]).wait();
   });
+  REQUIRE(first_of(failures) == "");
   for (const Tensor& sum : sums) REQUIRE(sum.eq(0).all().item<bool>());
 }
 
@@ -200,7 +203,7 @@ TEST_CASE("a communicator refuses tensors that do not fit, and says why", "[coll
 
 TEST_CASE("bytes are counted by operation and phase", "[collectives]") {
   const auto world = Communicator::in_process(4, CommunicatorOptions().check_calls(false));
-  run_ranks(4, [&](int rank) {
+  const auto failures = run_ranks(4, [&](int rank) {
     Communicator& own = *world[static_cast<size_t>(rank)];
     Tensor x = torch::ones({1000}), all = torch::ones({4000}), chunk = torch::ones({250});
     own.all_reduce(x).wait();
@@ -211,6 +214,7 @@ TEST_CASE("bytes are counted by operation and phase", "[collectives]") {
     own.all_to_all(torch::ones({1000}), x).wait();
     own.broadcast(x, 1).wait();
   });
+  REQUIRE(first_of(failures) == "");
   const auto traffic = world[0]->traffic();
   REQUIRE(traffic.size() == 6);
   CHECK((traffic[0].phase == "" && traffic[0].operation == "all_reduce" && traffic[0].bytes_sent == 6000));

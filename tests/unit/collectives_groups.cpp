@@ -95,25 +95,26 @@ TEST_CASE("a group has the ranks of one color, in the order of their keys", "[co
         Communicator& own = *world[static_cast<size_t>(rank)];
         own.set_phase("test");
         const auto parity = own.split(rank % 2, -rank);
-        REQUIRE(ranks_of(*parity) == (rank % 2 == 0 ? std::vector<int>{4, 2, 0} : std::vector<int>{5, 3, 1}));
-        REQUIRE(parity->rank() == 2 - rank / 2);
-        REQUIRE(parity->name() == detail::concatenate("group ", rank % 2, " of split 1"));
-        REQUIRE(sum_over(*parity, float(rank)) == (rank % 2 == 0 ? 6 : 9));
+        RANK_REQUIRE(ranks_of(*parity) ==
+                     (rank % 2 == 0 ? std::vector<int>{4, 2, 0} : std::vector<int>{5, 3, 1}));
+        RANK_REQUIRE(parity->rank() == 2 - rank / 2);
+        RANK_REQUIRE(parity->name() == detail::concatenate("group ", rank % 2, " of split 1"));
+        RANK_REQUIRE(sum_over(*parity, float(rank)) == (rank % 2 == 0 ? 6 : 9));
         // Ties by rank; a rank that is in no group; groups of groups.
         const auto some = own.split(rank == 3 ? -1 : 0, 7, "some");
-        REQUIRE((some == nullptr) == (rank == 3));
+        RANK_REQUIRE((some == nullptr) == (rank == 3));
         if (some == nullptr) return;
-        REQUIRE(ranks_of(*some) == std::vector<int>{0, 1, 2, 4, 5});
+        RANK_REQUIRE(ranks_of(*some) == std::vector<int>{0, 1, 2, 4, 5});
         const auto halves = some->split(some->rank() < 2 ? 0 : 1, 0, "halves");
-        REQUIRE(ranks_of(*halves) == (rank < 2 ? std::vector<int>{0, 1} : std::vector<int>{2, 4, 5}));
-        REQUIRE(halves->name() == "halves of some");
-        REQUIRE(sum_over(*halves, 1) == (rank < 2 ? 2 : 3));
+        RANK_REQUIRE(ranks_of(*halves) == (rank < 2 ? std::vector<int>{0, 1} : std::vector<int>{2, 4, 5}));
+        RANK_REQUIRE(halves->name() == "halves of some");
+        RANK_REQUIRE(sum_over(*halves, 1) == (rank < 2 ? 2 : 3));
         // What is on one node, and who shares a host.
-        REQUIRE(halves->ranks_per_node() == (rank < 2 ? 2 : 0));
-        REQUIRE(halves->local_size() == halves->world_size());
-        REQUIRE(halves->local_rank() == halves->rank());
-        REQUIRE(traffic_of(own, "all_reduce", "test").calls == 2);
-        REQUIRE(own.traffic().back().group == "halves of some");
+        RANK_REQUIRE(halves->ranks_per_node() == (rank < 2 ? 2 : 0));
+        RANK_REQUIRE(halves->local_size() == halves->world_size());
+        RANK_REQUIRE(halves->local_rank() == halves->rank());
+        RANK_REQUIRE(traffic_of(own, "all_reduce", "test").calls == 2);
+        RANK_REQUIRE(own.traffic().back().group == "halves of some");
       })) == "");
 }
 
@@ -124,13 +125,13 @@ TEST_CASE("counters do not grow with groups that are made again and again", "[co
             size_t entries = 0;
             for (int round = 1; round <= 3; ++round) {
               const auto group = own.split(0, 0);
-              REQUIRE(sum_over(*group->lane("side"), 1) == 2);
+              RANK_REQUIRE(sum_over(*group->lane("side"), 1) == 2);
               if (round == 1) entries = own.traffic().size();
             }
             const auto traffic = own.traffic();
-            REQUIRE(traffic.size() == entries);
-            REQUIRE(traffic.back().group == "lane side of group 0");
-            REQUIRE(traffic.back().calls == 3);
+            RANK_REQUIRE(traffic.size() == entries);
+            RANK_REQUIRE(traffic.back().group == "lane side of group 0");
+            RANK_REQUIRE(traffic.back().calls == 3);
           })) == "");
 }
 
@@ -138,8 +139,8 @@ TEST_CASE("a single rank can be split off, and a world of one can be split", "[c
   const auto world = Communicator::in_process(2);
   REQUIRE(first_of(run_ranks(2, [&](int rank) {
             const auto own = world[static_cast<size_t>(rank)]->split(rank, 0);
-            REQUIRE(ranks_of(*own) == std::vector<int>{rank});
-            REQUIRE(sum_over(*own, 5) == 5);
+            RANK_REQUIRE(ranks_of(*own) == std::vector<int>{rank});
+            RANK_REQUIRE(sum_over(*own, 5) == 5);
           })) == "");
   const auto alone = Communicator::alone(at::kCPU);
   CHECK(sum_over(*alone->split(3, 0), 2) == 2);
@@ -153,20 +154,20 @@ TEST_CASE("what waits in a lane holds up nothing outside of it", "[collectives][
   REQUIRE(first_of(run_ranks(2, [&](int rank) {
             Communicator& own = *world[static_cast<size_t>(rank)];
             const auto lane = own.lane("pairs");
-            REQUIRE(own.lane("pairs") == lane);
-            REQUIRE(own.lane("others") != lane);
-            REQUIRE(lane->name() == "lane pairs");
+            RANK_REQUIRE(own.lane("pairs") == lane);
+            RANK_REQUIRE(own.lane("others") != lane);
+            RANK_REQUIRE(lane->name() == "lane pairs");
             Tensor received = torch::zeros({4}), sum = torch::ones({4});
             Work work;
             if (rank == 0) work = lane->receive(received, 1);
             const auto ordered = CollectiveOptions().ordered_sum(true);
             own.all_reduce(sum, ordered).wait();
-            if (rank == 0) REQUIRE_FALSE(work.is_done());
+            if (rank == 0) RANK_REQUIRE(!work.is_done());
             own.barrier();
             if (rank == 1) work = lane->send(torch::full({4}, 7.0F), 0);
             work.wait();
-            REQUIRE((rank == 1 || received.eq(7).all().item<bool>()));
-            REQUIRE(sum.eq(2).all().item<bool>());
+            RANK_REQUIRE((rank == 1 || received.eq(7).all().item<bool>()));
+            RANK_REQUIRE(sum.eq(2).all().item<bool>());
           })) == "");
 }
 
@@ -187,7 +188,7 @@ TEST_CASE("messages that cross do not wait for each other", "[collectives][group
               }
               own.send_receive(messages).wait();
               for (const auto& [tensor, peer] : received) {
-                REQUIRE(tensor.eq(peer * 1000 + round).all().item<bool>());
+                RANK_REQUIRE(tensor.eq(peer * 1000 + round).all().item<bool>());
               }
             }
           })) == "");
@@ -241,7 +242,7 @@ TEST_CASE("a rank that leaves fails its groups, those who wait for them are told
     if (rank == 0) return own.leave("its disk is full");
     if (rank == 1) sum_over(*first, 1);
     if (rank == 2) sum_over(*second, 1);
-    for (int i = 0; i < 100; ++i) REQUIRE(sum_over(*third, 2) == 4);
+    for (int i = 0; i < 100; ++i) RANK_REQUIRE(sum_over(*third, 2) == 4);
   });
   CHECK(std::chrono::steady_clock::now() - began < 10s);
   CHECK(messages[0] + messages[3] + messages[4] == "");
@@ -265,7 +266,7 @@ TEST_CASE("a rank whose communicator ended is no trouble for groups without it",
             own.reset();
             if (rank < 2) return;
             std::this_thread::sleep_for(100ms);
-            for (int i = 0; i < 100; ++i) REQUIRE(sum_over(*pair, 1) == 2);
+            for (int i = 0; i < 100; ++i) RANK_REQUIRE(sum_over(*pair, 1) == 2);
           })) == "");
 }
 

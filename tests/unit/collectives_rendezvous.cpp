@@ -98,12 +98,14 @@ TEST_CASE("the requests of a rank do not grow with the number of ranks", "[colle
     const int64_t met = ranks.requests();
 
     std::atomic<int> troubles{0}, suspects{0};
-    run_ranks(world_size, [&](int rank) { troubles += ranks.roster(rank).find_trouble(all).has_value(); });
+    REQUIRE(first_of(run_ranks(world_size, [&](int rank) {
+              troubles += ranks.roster(rank).find_trouble(all).has_value();
+            })) == "");
     const int64_t looked = ranks.requests() - met;
     const auto failure = Clock::now();
-    run_ranks(world_size, [&](int rank) {
-      suspects += static_cast<int>(ranks.roster(rank).find_suspects(all).ranks.size());
-    });
+    REQUIRE(first_of(run_ranks(world_size, [&](int rank) {
+              suspects += static_cast<int>(ranks.roster(rank).find_suspects(all).ranks.size());
+            })) == "");
     const double failure_seconds = seconds_since(failure);
     const int64_t failed = ranks.requests() - met - looked;
     std::printf(

@@ -178,12 +178,13 @@ TEST_CASE("F4: ranks that compress something else all learn what differs", "[col
 TEST_CASE("ranks that are not at the same call are told so", "[collectives][onebit]") {
   const auto world = Communicator::in_process(2);
   std::vector<std::string> messages(2);
-  run_ranks(2, [&](int rank) {
+  const auto failures = run_ranks(2, [&](int rank) {
     const auto own = static_cast<size_t>(rank);
     CompressedAllReduce used(world[own], 300), fresh(world[own], 300);
     used.reduce(at::zeros({300}));
     messages[own] = thrown_by([&] { (rank == 0 ? used : fresh).reduce(at::zeros({300})); });
   });
+  REQUIRE(first_of(failures) == "");
   for (const std::string& message : messages) {
     CHECK(begins_with(message, "Error: "));
     CHECK(contains(message, "all ranks must take the same steps"));
