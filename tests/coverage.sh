@@ -25,7 +25,7 @@ fi
 
 [[ -z $fresh ]] || find "$build" -name '*.gcda' -delete
 failed=0
-ctest --test-dir "$build" --output-on-failure --parallel "$(nproc)" --tests-regex "$select" || failed=1
+ctest --test-dir "$build" --no-tests=error --output-on-failure --parallel "$(nproc)" --tests-regex "$select" || failed=1
 # Threads count without locks, so that a count may be off, but not whether it is 0.
 "$build/gcovr/bin/gcovr" --root . "$build" --exclude-throw-branches --exclude-unreachable-branches \
   --gcov-ignore-parse-errors=negative_hits.warn_once_per_file --gcov-ignore-parse-errors=suspicious_hits.warn_once_per_file \
