@@ -15,17 +15,15 @@ import time
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent
+sys.path.insert(0, str(TESTS / "distributed"))
+from ranks import gpus
+
 ROOT = TESTS.parent
 RANKS = TESTS / "overlap_bench/run.py"
 NETWORK = ROOT / "examples/07_slow_network/slow_network.py"
 # Each fits beside its peer on an 80 GB GPU.
 GPT = "--layers 24 --width 2048 --batch 8 --sequence 1024"
 GPT2 = "--layers 12 --width 768 --batch 4 --sequence 1024"
-
-
-def gpus():
-    found = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout.count("GPU ")
-    return len(os.environ["CUDA_VISIBLE_DEVICES"].split(",")) if os.environ.get("CUDA_VISIBLE_DEVICES") else found
 
 
 class Plan:

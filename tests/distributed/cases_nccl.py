@@ -1,22 +1,14 @@
 """The same over NCCL, one GPU a rank: training beside one process, resumption, and F2, killed and stopped ranks."""
 import os
-import subprocess
 
 import cases_faults
 import cases_groups
 from cases_training import play
-from ranks import Ranks
+from ranks import Ranks, gpus
 from run_ranks import case
 from soak import soak
 
 LONG = os.environ.get("PACER_TEST_LONG") == "1"
-
-
-def gpus():
-    try:
-        return subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.count("GPU ")
-    except FileNotFoundError:
-        return 0
 
 
 def worlds():

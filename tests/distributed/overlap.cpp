@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "scenario.h"
+#include "support/momentum_lane.h"
 #include "support/small_run.h"
 
 namespace pacer::testing {
@@ -20,14 +21,6 @@ std::pair<RegisteredOptimizer, RegisteredOptimizer> ahead_and_behind(Options opt
                                true};
   };
   return {make(true), make(false)};
-}
-
-int64_t sent_there(const Communicator& world) {
-  int64_t calls = 0;
-  for (const Traffic& traffic : world.traffic()) {
-    if (traffic.group == "lane momentum there") calls += traffic.calls;
-  }
-  return calls;
 }
 
 void train_all(const Player& player, const std::shared_ptr<Communicator>& world, bool clips) {

@@ -25,6 +25,17 @@ LAUNCHERS = re.compile(r"(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE)$|(MASTER|
 PATIENCE = 60
 
 
+def gpus():
+    """How many there are for programs that this process starts."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([gpu for gpu in visible.split(",") if gpu])
+    try:
+        return subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout.count("GPU ")
+    except FileNotFoundError:
+        return 0
+
+
 class Failure(Exception):
     """The case failed."""
 

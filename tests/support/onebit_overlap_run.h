@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "support/momentum_lane.h"
 #include "support/onebit_adam_ranks.h"
 #include "support/onebit_lamb_ranks.h"
 #include "support/onebit_sessions.h"
@@ -26,14 +27,6 @@ template <class O>
 GroupsOf<O> groups_of(bool overlap) {
   const auto options = options_of<O>(overlap);
   return {{{{300}, {7}, {40, 50}, {3000}, {64}}, options}, {{{5}}, OptionsOf<O>(options).compress(false)}};
-}
-
-inline int64_t sent_there(const Communicator& world) {
-  int64_t calls = 0;
-  for (const Traffic& traffic : world.traffic()) {
-    if (traffic.group == "lane momentum there") calls += traffic.calls;
-  }
-  return calls;
 }
 
 // Ranks in Sessions, whose loss leaves parameters out that are not trained or are `unused` on a rank.
