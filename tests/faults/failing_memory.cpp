@@ -1,4 +1,8 @@
-#include "failing_memory.h"
+// Host memory that runs out. Counted are tensors (LibTorch's CPU allocator, whoever asks it) and operator new
+// where pacer's own code asks, standard library included. What LibTorch's code asks operator new for is not:
+// destructors of its graphs ask too, and end the program if they get nothing. Memory that C code takes with
+// malloc is not counted either.
+#include "support/failing_memory.h"
 
 #include <link.h>
 #include <unwind.h>
@@ -16,16 +20,7 @@ extern "C" const char __executable_start, etext;  // the linker's
 namespace pacer::testing {
 namespace {
 
-std::atomic<int64_t> live_allocations{0};
-thread_local bool is_armed = false;
-thread_local int64_t nth_fails = 0, count = 0;
-thread_local Shortage how = Shortage::once;
-
-// Whether the allocation that is being made is to fail.
-bool fails_now() {
-  ++count;
-  return count == nth_fails || (count > nth_fails && how == Shortage::from_there_on);
-}
+std::atomic<int64_t> live{0};
 
 struct CodeRange {
   uintptr_t begin = 0, end = 0;
@@ -84,12 +79,13 @@ void* taken_quietly(size_t bytes, size_t alignment) {
   void* memory = alignment == 0
                      ? std::malloc(std::max<size_t>(bytes, 1))
                      : std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
-  if (memory != nullptr) ++live_allocations;
+  if (memory != nullptr) ++live;
   return memory;
 }
 
 void* taken(size_t bytes, size_t alignment, void* caller) {
-  if (is_armed && is_asked_by_program(caller) && fails_now()) throw std::bad_alloc();
+  if (FailingMemory::is_armed() && is_asked_by_program(caller) && FailingMemory::fails_now())
+    throw std::bad_alloc();
   void* memory = taken_quietly(bytes, alignment);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
@@ -97,7 +93,7 @@ void* taken(size_t bytes, size_t alignment, void* caller) {
 
 void give_back(void* memory) {
   if (memory == nullptr) return;
-  --live_allocations;
+  --live;
   std::free(memory);
 }
 
@@ -108,17 +104,17 @@ class TensorMemory final : public c10::Allocator {
     return *memory;
   }
   c10::DataPtr allocate(size_t bytes) override {
-    TORCH_CHECK(!is_armed || !fails_now(), "DefaultCPUAllocator: not enough memory: you tried to allocate ",
+    TORCH_CHECK(!FailingMemory::fails_now(), "DefaultCPUAllocator: not enough memory: you tried to allocate ",
                 bytes, " bytes.");
     c10::DataPtr data = c10::GetDefaultCPUAllocator()->allocate(bytes);
     if (data.get() == nullptr) return data;
-    ++live_allocations;
+    ++live;
     void* memory = data.release_context();
     return {memory, memory, &drop, at::kCPU};
   }
   static void drop(void* memory) {
     if (memory == nullptr) return;
-    --live_allocations;
+    --live;
     c10::GetDefaultCPUAllocator()->raw_deleter()(memory);
   }
   c10::DeleterFnPtr raw_deleter() const override { return &drop; }
@@ -129,21 +125,11 @@ const bool kInstalled = (c10::SetCPUAllocator(&TensorMemory::only(), /*priority=
 
 }  // namespace
 
-FailingMemory::FailingMemory(int64_t nth, Shortage shortage) {
-  is_asked_by_program(__builtin_return_address(0));  // sets up what it needs itself
-  nth_fails = nth;
-  how = shortage;
-  count = 0;
-  is_armed = kInstalled;
+void prepare_failing_memory() {
+  static_cast<void>(kInstalled);
+  is_asked_by_program(__builtin_return_address(0));  // finds the ranges of code once
 }
-FailingMemory::~FailingMemory() { is_armed = false; }
-int64_t FailingMemory::counted() { return count; }
-int64_t FailingMemory::live() { return live_allocations; }
-
-int64_t next_allocation(int64_t nth) {
-  static const bool all = std::getenv("PACER_TEST_LONG") != nullptr;
-  return nth + (all ? 1 : 1 + nth / 16);
-}
+int64_t live_allocations() { return live; }
 
 }  // namespace pacer::testing
 

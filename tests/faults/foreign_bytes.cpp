@@ -13,8 +13,8 @@
 #include <pacer/schedulers/detail/stage_messages.h>
 
 #include "distributed/faulty_transport.h"
-#include "hand_fed_optimizer.h"
 #include "support/catch.h"
+#include "support/hand_fed_optimizer.h"
 #include "support/onebit_ranks.h"
 #include "support/stored_checkpoints.h"
 

@@ -1,87 +1,15 @@
-// Host memory that runs out in a step of an optimizer, at its n-th allocation, for every n. What a step has
-// not begun to change is as it was, and the step can be taken again; a 1-bit optimizer whose step failed
-// later refuses all others.
+// Host memory that runs out in a step of an optimizer, at its n-th allocation, for every n.
 #include <algorithm>
-#include <map>
 
-#include "failing_memory.h"
-#include "hand_fed_optimizer.h"
-#include "support/catch.h"
 #include "support/onebit_ranks.h"
+#include "support/optimizers_out_of_memory.h"
 #include "support/stored_checkpoints.h"
 
 namespace pacer::testing {
 namespace {
 namespace memory_optimizers {
 
-constexpr int64_t kSteps = 7;
-
-bool refuses(const std::string& message) { return contains(message, "failed half-way"); }
-
-std::vector<RegisteredOptimizer> optimizers_where(bool RegisteredOptimizer::*trait) {
-  std::vector<RegisteredOptimizer> chosen;
-  for (const RegisteredOptimizer& entry : all_optimizers()) {
-    if (entry.*trait) chosen.push_back(entry);
-  }
-  return chosen;
-}
-
-// Of one rank alone after each number of steps.
-std::vector<NamedTensors> states_of_run(const RegisteredOptimizer& entry) {
-  HandFedOptimizer run(entry, Communicator::alone(at::kCPU));
-  std::vector<NamedTensors> states = {run.state()};
-  while (run.steps < kSteps) {
-    run.step();
-    states.push_back(run.state());
-  }
-  return states;
-}
-
-using Outcomes = std::map<std::string, int>;
-
-// Steps `before`, then one whose n-th allocation fails. Returns whether there was one.
-bool try_step(const RegisteredOptimizer& entry, size_t before, int64_t nth, Shortage shortage,
-              const std::vector<NamedTensors>& expected, Outcomes& outcomes) {
-  HandFedOptimizer run(entry, Communicator::alone(at::kCPU));
-  run.step_until(static_cast<int64_t>(before));
-  run.set_gradients();
-  const Attempt result = attempt(nth, shortage, [&] { run.optimizer->step(); });
-  CAPTURE(entry.name, before, nth, static_cast<int>(shortage), result.message);
-  CHECK(result.is_typed);
-  CHECK((result.failed || !result.reached || shortage == Shortage::once));
-  for (const auto& item : run.optimizer->state()) CHECK(item.second != nullptr);
-  if (!result.failed) {
-    ++run.steps;
-  } else if (const std::string message = error_text([&] { run.state(); }); !message.empty()) {
-    CHECK(refuses(message));
-    CHECK(refuses(error_text([&] { run.step(); })));
-    ++outcomes["refused"];
-    return result.reached;
-  } else {
-    CHECK(first_difference(run.state(), expected[before]) == "");
-    ++outcomes["unchanged"];
-  }
-  run.step_until(kSteps);
-  CHECK(first_difference(run.state(), expected.back()) == "");
-  return result.reached;
-}
-
-Outcomes try_all_allocations(const RegisteredOptimizer& entry, size_t before,
-                             const std::vector<NamedTensors>& expected) {
-  Outcomes outcomes;
-  for (const Shortage shortage : {Shortage::once, Shortage::from_there_on}) {
-    for (int64_t nth = 1; try_step(entry, before, nth, shortage, expected, outcomes);
-         nth = next_allocation(nth)) {
-      // The first time LibTorch keeps something of the error.
-      const int64_t live = FailingMemory::live();
-      try_step(entry, before, nth, shortage, expected, outcomes);
-      const int64_t kept = FailingMemory::live() - live;
-      CAPTURE(nth);
-      CHECK(kept <= 0);
-    }
-  }
-  return outcomes;
-}
+using namespace out_of_memory;
 
 // Two ranks as threads, of which one fails.
 class TwoRanks {
@@ -168,15 +96,15 @@ bool try_two_ranks(const RegisteredOptimizer& entry, size_t before, int culprit,
 TEST_CASE(
     "a step that runs out of host memory is not taken, or refuses every further one, at every allocation",
     "[faults][memory]") {
-  using namespace memory_optimizers;
+  using namespace out_of_memory;
   std::string unheard;
   HeardWarnings ear(unheard);
   const c10::WarningUtils::WarningHandlerGuard guard(&ear);
   for (const RegisteredOptimizer& entry : optimizers_where(&RegisteredOptimizer::is_own)) {
-    const std::vector<NamedTensors> expected = states_of_run(entry);
+    const std::vector<NamedTensors> expected = states_of_run(entry, at::kCPU);
     for (const size_t before : {0, 1, 2, 3, 4, 5}) {  // frozen after two; a refresh after every three
       CAPTURE(entry.name, before);
-      Outcomes outcomes = try_all_allocations(entry, before, expected);
+      Outcomes outcomes = try_all_allocations(entry, at::kCPU, before, expected);
       CHECK(outcomes["unchanged"] > 0);
       if (!entry.has_ranks) CHECK(outcomes["refused"] == 0);
     }

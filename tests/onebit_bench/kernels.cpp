@@ -217,6 +217,13 @@ std::vector<Part> Kernels::adam() const {
        }},
       {"kernel: server", (m->world.world_size() / 8.0 + 8.125) * served,
        [=] { onebit_compress_mean_cuda(m->side(false), m->messages(m->received), free, m->stream()); }},
+      // The server rewrites its errors where they are: what LibTorch reaches so, and in a copy of that
+      // length.
+      {"peer: LibTorch's mul_ of the server's errors", 8 * served, [=] { m->served_carried.mul_(1.0); }},
+      {"peer: LibTorch's copy_ of as many", 8 * served,
+       [=] {
+         m->to.narrow(0, 0, m->served_carried.numel()).copy_(m->from.narrow(0, 0, m->served_carried.numel()));
+       }},
       {"kernel: update", 12.125 * n,
        [=] {
          const auto count = static_cast<int64_t>(m->tiles.host().size());

@@ -14,13 +14,15 @@ namespace pacer::testing {
 class HandFedOptimizer {
  public:
   HandFedOptimizer(const RegisteredOptimizer& entry, const std::shared_ptr<Communicator>& ranks)
-      : world(ranks), named_(named_parameters(entry.dtype)), optimizer(entry.make(named_, world)) {}
+      : world(ranks),
+        named_(named_parameters(at::TensorOptions(ranks->device()).dtype(entry.dtype))),
+        optimizer(entry.make(named_, world)) {}
 
   void set_gradients() {
     uint64_t seed = static_cast<uint64_t>(100 * (steps + 1) + 10 * world->rank());
     for (const auto& item : named_) {
       const Tensor& parameter = item.value();
-      parameter.mutable_grad() = numbers(++seed, parameter.sizes().vec(), parameter.scalar_type());
+      parameter.mutable_grad() = numbers(++seed, parameter.sizes().vec(), parameter.options());
     }
   }
   void step() {
@@ -52,21 +54,21 @@ class HandFedOptimizer {
   std::shared_ptr<Communicator> world;
 
  private:
-  static NamedParameters named_parameters(at::ScalarType dtype) {
+  static NamedParameters named_parameters(const at::TensorOptions& kind) {
     NamedParameters named;
     uint64_t seed = 0;
     for (const auto& [name, sizes] : std::vector<std::pair<std::string, std::vector<int64_t>>>{
              {"encoder.weight", {6, 8}}, {"encoder.bias", {5}}, {"head.weight", {9, 4}}}) {
-      named.insert(name, numbers(++seed, sizes, dtype).requires_grad_());
+      named.insert(name, numbers(++seed, sizes, kind).requires_grad_());
     }
     return named;
   }
-  static Tensor numbers(uint64_t seed, const std::vector<int64_t>& sizes, at::ScalarType dtype) {
+  static Tensor numbers(uint64_t seed, const std::vector<int64_t>& sizes, const at::TensorOptions& kind) {
     Samples samples(seed);
     const Tensor values = at::empty(sizes, at::kFloat);
     auto* value = values.mutable_data_ptr<float>();
     for (int64_t i = 0; i < values.numel(); ++i) value[i] = static_cast<float>(samples.uniform() - 0.5);
-    return values.to(dtype);
+    return values.to(kind.device(), kind.dtype().toScalarType());
   }
 
   NamedParameters named_;
