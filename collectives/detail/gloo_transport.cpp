@@ -266,7 +266,7 @@ class GlooTransport final : public Transport {
     if (!lock.owns_lock())
       return std::make_unique<GlooWork>(thread_, operation, nullptr);  // its deadline is over
     try {
-      f()->getFuture()->addCallback(
+      recorded(f)->getFuture()->addCallback(
           [thread = thread_, operation](c10::ivalue::Future& ended) {
             thread->finish(*operation, ended.hasError() ? ended.exception_ptr() : nullptr);
           },
@@ -275,6 +275,15 @@ class GlooTransport final : public Transport {
       thread_->finish(*operation, std::current_exception());
     }
     return std::make_unique<GlooWork>(thread_, operation, nullptr);
+  }
+  // c10d's flight recorder is one for all groups of the process. LibTorch 2.11 looks a group up there, and
+  // enters it with its first operation, without a lock: where two threads do so at once, the program ends. So
+  // operations that are recorded, all but messages, start one at a time.
+  template <class F>
+  static GroupWork recorded(const F& f) {
+    static std::mutex recording;
+    const std::lock_guard<std::mutex> lock(recording);
+    return f();
   }
   // Messages that our thread starts.
   TransportWorkPtr start_messages(Milliseconds timeout, std::function<GlooMessages(Connections&)> f,

@@ -1,8 +1,11 @@
 // Ranks that meet as processes do, and are joined by Gloo, as threads of one process. Failures need
 // processes, and are tried in tests/distributed.
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include <pacer/collectives/detail/connect.h>
 
@@ -67,6 +70,32 @@ TEST_CASE("sums over Gloo are whole where nobody asks for their order", "[collec
               require(part.equal(sum.narrow(0, rank * count, count)), "another part of ", count);
               world.all_reduce(own).wait();
               require(own.equal(sum), "another sum of ", count);
+            }
+          })) == "");
+}
+
+// c10d keeps one record of the operations of all groups in a process, which each enters with its first one.
+TEST_CASE("groups over Gloo may begin at once, on several threads", "[collectives][groups]") {
+  const TemporaryFolder folder;
+  constexpr int kRanks = 2, kLanes = 40;
+  const int rounds = wants_long_tests() ? 40 : 2;
+  std::atomic<int> ready{0};
+  REQUIRE(first_of(run_ranks(kRanks, [&](int rank) {
+            for (int round = 0; round < rounds; ++round) {
+              const auto world = std::make_shared<Communicator>(
+                  connected(rank, kRanks, folder.path(std::to_string(round))), over_gloo());
+              std::vector<std::shared_ptr<Communicator>> lanes;
+              for (int i = 0; i < kLanes; ++i) lanes.push_back(world->lane("lane " + std::to_string(i)));
+              ++ready;
+              while (ready < kRanks * (round + 1)) std::this_thread::yield();
+              const Tensor sums = torch::arange(kLanes) + rank;
+              std::vector<Work> works;
+              for (int i = 0; i < kLanes; ++i) {
+                works.push_back(lanes[static_cast<size_t>(i)]->all_reduce(sums.narrow(0, i, 1),
+                                                                          CollectiveOptions().agreed(true)));
+              }
+              for (Work& work : works) work.wait();
+              require(sums.equal(kRanks * torch::arange(kLanes) + 1), "other sums in round ", round);
             }
           })) == "");
 }
