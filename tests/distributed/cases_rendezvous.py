@@ -7,7 +7,7 @@ import threading
 import time
 from pathlib import Path
 
-from ranks import Ranks, expect, free_port, is_loopback, own_address, run_in_own_network, run_with_hosts
+from ranks import PATIENCE, Ranks, expect, free_port, is_loopback, own_address, run_in_own_network, run_with_hosts
 from run_ranks import case
 
 FILE = {"file": "{folder}/meeting"}
@@ -270,12 +270,12 @@ def other_users(worker):
         for number in (0, 1):
             ranks.start(number, environment)
         ranks.wait_for("starting")
-        answers = 0
-        for _ in range(20):
+        answers, begin, folder = 0, time.monotonic(), Path(ranks.folder, "pacer")
+        while time.monotonic() < begin + 2 or not list(folder.glob("*")):
+            expect(time.monotonic() < begin + PATIENCE, "the ranks do not meet through a file")
             answers += forge(port)
             time.sleep(0.1)
         expect(answers == 0, f"a store answered strangers {answers} times")
-        folder = Path(ranks.folder, "pacer")
         modes = [path.stat().st_mode & 0o777 for path in (folder, *folder.iterdir())]
         ranks.start(2, environment)
         ranks.end()
