@@ -74,7 +74,7 @@ bool try_two_ranks(const RegisteredOptimizer& entry, size_t before, int culprit,
   for (const int rank : {0, 1}) {
     CAPTURE(rank);
     HandFedOptimizer& run = ranks.run(rank);
-    const std::string message = error_text([&] { run.state(); });
+    const std::string message = message_of<Error>([&] { run.state(); });
     const auto place = static_cast<size_t>(rank);
     if (!message.empty()) {
       CHECK(refuses(message));

@@ -5,7 +5,7 @@ namespace pacer::testing {
 
 TEST_CASE("a Session that cannot be made for want of memory leaves nothing behind",
           "[faults][memory][session]") {
-  out_of_memory::try_making_sessions(at::kCPU, 50);
+  out_of_memory::try_making_sessions(at::kCPU, 51);
 }
 
 TEST_CASE("a Session's step that runs out of host memory can be taken again, or has been taken, or refuses",
@@ -17,12 +17,12 @@ TEST_CASE("a Session's step that runs out of host memory can be taken again, or 
 
 TEST_CASE("a save that runs out of host memory changes nothing, and the next one is whole",
           "[faults][memory][checkpoint]") {
-  out_of_memory::try_saves(at::kCPU, 50);
+  out_of_memory::try_saves(at::kCPU, 51);
 }
 
 TEST_CASE("a resume that runs out of host memory changes nothing and can be had again",
           "[faults][memory][checkpoint]") {
-  out_of_memory::try_resumes(at::kCPU, 50);
+  out_of_memory::try_resumes(at::kCPU, 51);
 }
 
 }  // namespace pacer::testing

@@ -78,15 +78,4 @@ class HandFedOptimizer {
   int64_t steps = 0;
 };
 
-// The message of the Error that it throws, "" where it throws none.
-template <class F>
-std::string error_text(const F& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
-
 }  // namespace pacer::testing

@@ -10,6 +10,7 @@
 #include "support/failing_memory.h"
 #include "support/hand_fed_optimizer.h"
 #include "support/small_run.h"
+#include "support/string_sink.h"
 
 namespace pacer::testing::out_of_memory {
 
@@ -51,9 +52,9 @@ inline bool try_step(const RegisteredOptimizer& entry, at::Device device, size_t
   for (const auto& item : run.optimizer->state()) CHECK(item.second != nullptr);
   if (!result.failed) {
     ++run.steps;
-  } else if (const std::string message = error_text([&] { run.state(); }); !message.empty()) {
+  } else if (const std::string message = message_of<Error>([&] { run.state(); }); !message.empty()) {
     CHECK(refuses(message));
-    CHECK(refuses(error_text([&] { run.step(); })));
+    CHECK(refuses(message_of<Error>([&] { run.step(); })));
     ++outcomes["refused"];
     return result.reached;
   } else {

@@ -130,7 +130,7 @@ inline std::vector<Outcomes> try_session_steps(at::Device device) {
       CHECK(result.is_typed);
       const bool taken = run->session->progress().step == before + 1;
       CHECK((taken || result.failed));
-      const std::string message = taken ? "" : error_text([&] { run->session->step(); });
+      const std::string message = taken ? "" : message_of<Error>([&] { run->session->step(); });
       if (!message.empty()) {
         CHECK(contains(message, "failed half-way"));
         ++outcomes["refused"];
