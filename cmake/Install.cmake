@@ -25,6 +25,11 @@ install(FILES ${PROJECT_BINARY_DIR}/pacer-config.cmake ${PROJECT_BINARY_DIR}/pac
   ${PROJECT_SOURCE_DIR}/cmake/LibTorch.cmake DESTINATION ${package_dir})
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
+# What compilers do not take by default yet; a program's own -std, behind these flags, may ask for a newer one.
+set(cxx_standard "")
+if(LIBTORCH_CXX_STANDARD GREATER 17)
+  set(cxx_standard "-std=c++${LIBTORCH_CXX_STANDARD} ")
+endif()
 # Folders of libraries, which become variables of pacer.pc, and flags in the order in which a linker has to see them.
 set(folders "")
 if(BUILD_SHARED_LIBS)
@@ -55,16 +60,16 @@ if(NOT BUILD_SHARED_LIBS)
   else()
     string(APPEND libraries " -lgomp")
   endif()
-  if(PACER_WITH_CUDA)
-    string(APPEND folders "cuda_libdir=${PACER_CUDART_DIR}\n")
-    string(APPEND libraries
-      " -L\${cuda_libdir} -Wl,-rpath,\${cuda_libdir} -l:libcudart.so.${CUDAToolkit_VERSION_MAJOR}")
-  endif()
-  if(PACER_WITH_NCCL)
+  if(PACER_WITH_NCCL)  # before CUDA, whose folder may have an older one
     cmake_path(GET PACER_NCCL_LIBRARY PARENT_PATH nccl_dir)
     cmake_path(GET PACER_NCCL_LIBRARY FILENAME nccl_name)
     string(APPEND folders "nccl_libdir=${nccl_dir}\n")
     string(APPEND libraries " -L\${nccl_libdir} -Wl,-rpath,\${nccl_libdir} -l:${nccl_name}")
+  endif()
+  if(PACER_WITH_CUDA)
+    string(APPEND folders "cuda_libdir=${PACER_CUDART_DIR}\n")
+    string(APPEND libraries
+      " -L\${cuda_libdir} -Wl,-rpath,\${cuda_libdir} -l:libcudart.so.${CUDAToolkit_VERSION_MAJOR}")
   endif()
 endif()
 file(RELATIVE_PATH up "${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig" "${CMAKE_INSTALL_PREFIX}")

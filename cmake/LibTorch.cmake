@@ -1,14 +1,47 @@
-# Finds LibTorch 2.11 and defines its own targets (torch_cpu_library, torch_cuda_library), plus pacer::openmp.
+# Finds LibTorch and defines its own targets (torch_cpu_library, torch_cuda_library), plus pacer::openmp.
 #
 # find_package(Torch) is not used: with a CUDA build of LibTorch it needs nvcc even for a CPU-only program, and it
 # edits the project's CUDA flags. The target file that LibTorch ships is enough. This file is also installed with pacer.
 #
-# Looked at, in this order: Torch_DIR, TORCH_ROOT, CMAKE_PREFIX_PATH (a wrong version there is an error), then the
-# place recorded when pacer was built, the torch of python3, and the .venv of the project (a wrong version is passed by).
-# Sets LIBTORCH_PREFIX and LIBTORCH_VERSION.
+# Looked at, in this order: Torch_DIR, TORCH_ROOT, CMAKE_PREFIX_PATH (a wrong version there is an error), then the place
+# that the last set-up chose (build/libtorch), or recorded when an installed pacer was built, the torch of python3, and
+# the .venv of the project (a wrong version is passed by).
+# Sets LIBTORCH_PREFIX, LIBTORCH_VERSION, LIBTORCH_MINOR (its first two numbers), and LIBTORCH_CXX_STANDARD, the C++
+# standard that its headers need.
 include_guard(GLOBAL)
 
-set(PACER_LIBTORCH_WANTED 2.11)
+# The versions that pacer is built and tested with, and the only place that says so: scripts read these two lines.
+set(PACER_LIBTORCH_OLDEST 2.11.0)
+set(PACER_LIBTORCH_NEWEST 2.15.0)
+
+option(PACER_LIBTORCH_STRICT "Refuse a LibTorch that is newer than those pacer is tested with, instead of warning" OFF)
+
+# Sets `minor` to the first two numbers of a version.
+function(_pacer_minor version minor)
+  string(REGEX MATCH "^[0-9]+\\.[0-9]+" found "${version}")
+  set(${minor} "${found}" PARENT_SCOPE)
+endfunction()
+
+# Sets `fits` to whether pacer can be used with that version, and `is_newer` to whether nobody has tried that. An
+# installed pacer sets PACER_LIBTORCH_BUILT_WITH, the minor version it was built with, and can be used with that alone.
+function(_pacer_libtorch_fits version fits is_newer)
+  _pacer_minor("${version}" minor)
+  _pacer_minor("${PACER_LIBTORCH_NEWEST}" newest)
+  set(${fits} FALSE PARENT_SCOPE)
+  set(${is_newer} FALSE PARENT_SCOPE)
+  if(PACER_LIBTORCH_BUILT_WITH)
+    if(minor STREQUAL PACER_LIBTORCH_BUILT_WITH)
+      set(${fits} TRUE PARENT_SCOPE)
+    endif()
+  elseif(minor VERSION_GREATER newest)
+    set(${is_newer} TRUE PARENT_SCOPE)
+    if(NOT PACER_LIBTORCH_STRICT)
+      set(${fits} TRUE PARENT_SCOPE)
+    endif()
+  elseif(version VERSION_GREATER_EQUAL PACER_LIBTORCH_OLDEST)
+    set(${fits} TRUE PARENT_SCOPE)
+  endif()
+endfunction()
 
 # Sets `out` to the prefix of the LibTorch that `hint` names, or to nothing. A hint may be the prefix, its parent
 # (site-packages), or any folder below share/cmake.
@@ -67,19 +100,28 @@ function(_pacer_find_libtorch)
   if(Torch_DIR)
     message(FATAL_ERROR "pacer: Torch_DIR is ${Torch_DIR}, but there is no LibTorch there.")
   endif()
+  set(of_set_up "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../build/libtorch")
+  if(EXISTS "${of_set_up}")
+    file(STRINGS "${of_set_up}" of_set_up LIMIT_COUNT 1)
+  endif()
   _pacer_libtorch_of_python(of_python)
   file(GLOB of_venv "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../.venv/lib/python3*/site-packages/torch")
-  foreach(hint IN ITEMS "${PACER_LIBTORCH_HINT}" "${of_python}" ${of_venv})
+  foreach(hint IN ITEMS "${PACER_LIBTORCH_HINT}" "${of_set_up}" "${of_python}" ${of_venv})
     _pacer_libtorch_at("${hint}" prefix)
     _pacer_libtorch_version("${prefix}" version)
-    if(hint AND prefix AND version MATCHES "^${PACER_LIBTORCH_WANTED}\\.")
+    _pacer_libtorch_fits("${version}" fits is_newer)
+    if(hint AND prefix AND fits)
       set(LIBTORCH_PREFIX "${prefix}" PARENT_SCOPE)
       set(LIBTORCH_VERSION "${version}" PARENT_SCOPE)
       return()
     endif()
   endforeach()
-  message(FATAL_ERROR "pacer: LibTorch ${PACER_LIBTORCH_WANTED} was not found; run cmake/bootstrap.sh, or name it with "
-    "-DTorch_DIR=FOLDER/share/cmake/Torch.")
+  if(PACER_LIBTORCH_BUILT_WITH)
+    message(FATAL_ERROR "pacer: LibTorch ${PACER_LIBTORCH_BUILT_WITH}, which this pacer was built with, was not found; install "
+      "it with pip, or name it with -DTorch_DIR=FOLDER/share/cmake/Torch.")
+  endif()
+  message(FATAL_ERROR "pacer: no LibTorch from ${PACER_LIBTORCH_OLDEST} to ${PACER_LIBTORCH_NEWEST} was found; run "
+    "cmake/bootstrap.sh, or name one with -DTorch_DIR=FOLDER/share/cmake/Torch.")
 endfunction()
 
 if(TARGET torch_cpu_library)  # the parent project has called find_package(Torch)
@@ -94,9 +136,23 @@ if(TARGET torch_cpu_library)  # the parent project has called find_package(Torch
 else()
   _pacer_find_libtorch()
 endif()
-if(NOT LIBTORCH_VERSION MATCHES "^${PACER_LIBTORCH_WANTED}\\.")
-  message(FATAL_ERROR "pacer: this is made for LibTorch ${PACER_LIBTORCH_WANTED}, but ${LIBTORCH_PREFIX} holds version "
-    "${LIBTORCH_VERSION}; the C++ ABI of LibTorch changes with each minor version, so name another one with Torch_DIR.")
+_pacer_libtorch_fits("${LIBTORCH_VERSION}" _fits _is_newer)
+if(PACER_LIBTORCH_BUILT_WITH AND NOT _fits)
+  message(FATAL_ERROR "pacer: this pacer was built with LibTorch ${PACER_LIBTORCH_BUILT_WITH}, whose C++ ABI other minor "
+    "versions do not have, but ${LIBTORCH_PREFIX} holds ${LIBTORCH_VERSION}; build pacer again with that one, or name a "
+    "LibTorch ${PACER_LIBTORCH_BUILT_WITH} with Torch_DIR.")
+elseif(NOT _fits)
+  message(FATAL_ERROR "pacer: it is made for LibTorch ${PACER_LIBTORCH_OLDEST} to ${PACER_LIBTORCH_NEWEST}, but "
+    "${LIBTORCH_PREFIX} holds ${LIBTORCH_VERSION}; name another one with Torch_DIR, or let cmake/bootstrap.sh install one.")
+elseif(_is_newer)
+  message(WARNING "pacer: LibTorch ${LIBTORCH_VERSION} in ${LIBTORCH_PREFIX} is newer than ${PACER_LIBTORCH_NEWEST}, the "
+    "newest that pacer is tested with; if it does not build or work, name an older one with Torch_DIR.")
+endif()
+_pacer_minor("${LIBTORCH_VERSION}" LIBTORCH_MINOR)
+if(LIBTORCH_VERSION VERSION_LESS 2.13)
+  set(LIBTORCH_CXX_STANDARD 17)
+else()
+  set(LIBTORCH_CXX_STANDARD 20)
 endif()
 
 if(NOT TARGET torch_cpu_library)

@@ -7,6 +7,9 @@ file(MAKE_DIRECTORY "${PACER_INCLUDE_DIR}/pacer")
 file(CREATE_LINK "${PROJECT_SOURCE_DIR}/pacer.h" "${PACER_INCLUDE_DIR}/pacer/pacer.h" SYMBOLIC)
 
 set(PACER_CXX_FLAGS -Wall -Wextra -Wpedantic)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13 AND LIBTORCH_CXX_STANDARD GREATER 17)
+  list(APPEND PACER_CXX_FLAGS -Wno-restrict)  # false where a literal and a string are added (GCC's PR 105651)
+endif()
 # 177: constants of templates count as unused although they are used.
 set(PACER_CUDA_FLAGS -Xcompiler=-Wall,-Wextra -diag-suppress=177)
 if(PACER_WERROR)
@@ -49,7 +52,9 @@ function(pacer_target_flags target)
   if(PACER_SANITIZE_FLAGS)
     target_link_options(${target} PRIVATE ${PACER_SANITIZE_FLAGS})
   endif()
-  target_compile_definitions(${target} PRIVATE PACER_WITH_CUDA=${PACER_WITH_CUDA})
+  # Nothing reads the version; it makes everything be compiled again once another LibTorch lies in the same folder.
+  target_compile_definitions(${target} PRIVATE PACER_WITH_CUDA=${PACER_WITH_CUDA}
+    "$<$<COMPILE_LANGUAGE:CXX>:PACER_COMPILED_FOR_LIBTORCH=${LIBTORCH_VERSION}>")
   set_target_properties(${target} PROPERTIES
     CXX_EXTENSIONS OFF
     UNITY_BUILD ${PACER_UNITY}
@@ -92,7 +97,7 @@ function(pacer_add_library name)
     add_library(pacer::${name} ALIAS ${target})
     set_target_properties(${target} PROPERTIES EXPORT_NAME ${name})
   endif()
-  target_compile_features(${target} ${visible} cxx_std_17)
+  target_compile_features(${target} ${visible} cxx_std_${LIBTORCH_CXX_STANDARD})
   file(CREATE_LINK "${CMAKE_CURRENT_SOURCE_DIR}" "${PACER_INCLUDE_DIR}/pacer/${name}" SYMBOLIC)
   target_include_directories(${target} ${visible}
     "$<BUILD_INTERFACE:${PACER_INCLUDE_DIR}>" "$<INSTALL_INTERFACE:include>")

@@ -14,7 +14,7 @@ set(CPACK_PACKAGE_VENDOR "The pacer authors")
 set(CPACK_PACKAGE_CONTACT "The pacer authors")
 set(CPACK_PACKAGE_DESCRIPTION
   "Headers, libraries and the files for CMake and pkg-config, built ${_built_with}.
-It needs LibTorch ${PACER_LIBTORCH_WANTED}, which no package of the system has: it comes from pip,
+It needs LibTorch ${LIBTORCH_MINOR}, which no package of the system has: it comes from pip,
 as torch ${LIBTORCH_VERSION}.")
 set(CPACK_RESOURCE_FILE_LICENSE "${PROJECT_SOURCE_DIR}/LICENSE")
 set(CPACK_PACKAGE_FILE_NAME "pacer-${PROJECT_VERSION}-linux-${CMAKE_SYSTEM_PROCESSOR}-${_kind}")

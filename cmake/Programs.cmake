@@ -1,5 +1,5 @@
-# pacer_add_program: one program from all source files of a folder and of those in it; for tests, benchmarks and
-# examples. And the commit that programs report, PACER_COMMIT_NAME.
+# pacer_add_program: one program from all source files of a folder and of those in it, or from the named files; for
+# tests, benchmarks and examples. And the commit that programs report, PACER_COMMIT_NAME.
 set(PACER_COMMIT "" CACHE STRING "The commit that pacer-bench and pacer-info report; empty: ask git when configuring")
 set(PACER_COMMIT_NAME "${PACER_COMMIT}")
 if(NOT PACER_COMMIT_NAME)
@@ -10,9 +10,13 @@ endif()
 # What programs are linked with. Tests and benchmarks change it: they look behind the public interface.
 set(PACER_PROGRAMS_USE pacer::pacer)
 
-# pacer_add_program(TARGET FOLDER [library...]): does nothing when the folder has no sources yet.
-function(pacer_add_program target folder)
-  pacer_sources(sources ${folder}/*.cpp ${folder}/*/*.cpp)
+# pacer_add_program(TARGET FOLDER_OR_SOURCES [library...]): does nothing when the folder has no sources yet.
+function(pacer_add_program target from)
+  if(from MATCHES "\\.cpp$")
+    pacer_sources(sources ${from})
+  else()
+    pacer_sources(sources ${from}/*.cpp ${from}/*/*.cpp)
+  endif()
   if(NOT sources)
     return()
   endif()

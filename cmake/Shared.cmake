@@ -39,7 +39,12 @@ function(pacer_shared_library target)
   if(PACER_WITH_CUDA)
     target_link_libraries(${target} PUBLIC torch_cuda_library)
   endif()
-  target_compile_features(${target} PUBLIC cxx_std_17)
+  if(PACER_WITH_NCCL)
+    # For the linker of a program, which looks for what LibTorch needs: an older NCCL may lie where it looks first.
+    cmake_path(GET PACER_NCCL_LIBRARY PARENT_PATH folder)
+    target_link_options(${target} INTERFACE "LINKER:-rpath-link,${folder}")
+  endif()
+  target_compile_features(${target} PUBLIC cxx_std_${LIBTORCH_CXX_STANDARD})
   target_include_directories(${target} PUBLIC "$<BUILD_INTERFACE:${PACER_INCLUDE_DIR}>" "$<INSTALL_INTERFACE:include>")
   target_link_options(${target} PRIVATE "LINKER:--version-script=${exports},--no-undefined" ${PACER_SANITIZE_FLAGS})
   set_target_properties(${target} PROPERTIES

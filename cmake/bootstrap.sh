@@ -4,7 +4,12 @@
 # also after an interruption.
 #
 #   Torch_DIR, TORCH_ROOT  use this LibTorch
+#   PACER_LIBTORCH=VERSION that version instead of the newest that pacer is tested with, for example 2.11.0
 #   PACER_CUDA=OFF         the small LibTorch, even with a GPU or nvcc
+#   PACER_VENV=FOLDER      install LibTorch there, whatever there is elsewhere; default: .venv, where none is found
+#
+# The folder of the LibTorch that was found or installed is written to build/libtorch, where CMake looks for it; that of a
+# PACER_VENV is for its caller to name.
 #   PACER_DEPS=FOLDER      unpacked Debian packages (FOLDER/usr/include ...) with headers that the system lacks
 #
 #   --with-readers         also what tests read checkpoints and event files with, into the project's .venv, and
@@ -16,9 +21,12 @@ set -euo pipefail
 with_readers=$#
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-torch_version=2.11.0
-torch_wanted=2.11
-venv=.venv
+# The range of versions, from the one place that states it.
+libtorch_of() { sed -n "s/^set(PACER_LIBTORCH_$1 \([0-9.]*\))$/\1/p" cmake/LibTorch.cmake; }
+oldest=$(libtorch_of OLDEST) newest=$(libtorch_of NEWEST)
+chosen=${PACER_LIBTORCH:-}
+torch_version=${chosen:-$newest}  # what is installed, where something has to be
+venv=${PACER_VENV:-.venv}
 unfinished=$venv/pacer-unfinished  # exists while something is being installed
 recipe_file=$venv/pacer-recipe     # what was installed, once it is complete
 
@@ -100,7 +108,21 @@ torch_version_of() {
   sed -n 's/^#define TORCH_VERSION_\(MAJOR\|MINOR\|PATCH\) *//p' "$header" | paste -sd.
 }
 
-fits() { [[ $1 == "$torch_wanted".* ]]; }
+minor_of() { cut -d. -f1,2 <<<"$1"; }
+
+# Whether pacer can use that version: the chosen one, or any that is not too old. What is newer than all that pacer is
+# tested with is used with a warning, by CMake.
+fits() {
+  [[ -n $1 ]] || return 1
+  if [[ -n $chosen ]]; then [[ $1 == "$chosen" ]]; else at_least "$oldest" "$1"; fi
+}
+
+wanted() { if [[ -n $chosen ]]; then echo "$chosen, which PACER_LIBTORCH names"; else echo "$oldest to $newest"; fi; }
+
+if [[ -n $chosen ]]; then
+  [[ $chosen =~ ^[0-9]+\.[0-9]+\.[0-9]+$ ]] && at_least "$oldest" "$chosen" && at_least "$(minor_of "$chosen")" "$(minor_of "$newest")" ||
+    stop "PACER_LIBTORCH is $chosen, but pacer is made for LibTorch $oldest to $newest; name one of these, with three numbers."
+fi
 
 # The LibTorch that the user named. A wrong one is an error.
 use_named_torch() {
@@ -111,8 +133,9 @@ use_named_torch() {
     [[ -n $version ]] && break
   done
   [[ -n $version ]] || stop "there is no LibTorch in $named, which Torch_DIR or TORCH_ROOT names."
-  fits "$version" || stop "$named holds LibTorch $version, but pacer needs $torch_wanted."
+  fits "$version" || stop "$named holds LibTorch $version, but pacer needs $(wanted)."
   say "LibTorch $version in $named, as named by Torch_DIR or TORCH_ROOT"
+  torch_prefix=$prefix
 }
 
 # The torch that python3 finds, located without importing it. One of another version is passed by.
@@ -124,7 +147,10 @@ use_torch_of_python() {
   version=$(torch_version_of "$prefix")
   fits "$version" || return 1
   say "LibTorch $version in $prefix, the torch of python3"
+  torch_prefix=$prefix
 }
+
+place_of_venv() { realpath --no-symlinks "$venv"; }
 
 venv_torch() {
   local prefix
@@ -159,22 +185,26 @@ choose_recipe() {
   fi
 }
 
-# Of each recipe: what it is, megabytes to download, megabytes on disk, and pip's arguments.
+# Of each recipe: what it is, megabytes to download, megabytes on disk, and pip's arguments. nvcc, its parts and the
+# libraries that LibTorch for the CPU loads are those of the CUDA that this LibTorch is built with.
 describe_recipe() {
+  local runtime=13.2.86 cupti=13.2.86 toolkit=13.2.2 nvcc=13.2.86
+  at_least 2.15 "$torch_version" || { runtime=13.0.96 cupti=13.0.85 toolkit=13.0.3 nvcc=13.0.88; }
+  at_least 2.13 "$torch_version" || toolkit=13.0.2
   case $1 in
     cpu)
       what="LibTorch $torch_version for the CPU" download=544 disk=1250
-      packages=(--no-deps "torch==$torch_version" nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85)
+      packages=(--no-deps "torch==$torch_version" "nvidia-cuda-runtime==$runtime" "nvidia-cuda-cupti==$cupti")
       ;;
     cuda)
-      what="LibTorch $torch_version with CUDA 13" download=2720 disk=4700
+      what="LibTorch $torch_version with CUDA 13" download=2910 disk=5300
       packages=("torch==$torch_version")
       ;;
     cuda+nvcc)
       what="LibTorch $torch_version with CUDA 13, and nvcc, as no CUDA toolkit was found"
-      download=2820 disk=5000
-      packages=("torch==$torch_version" "cuda-toolkit[nvcc,cccl,cudart]==13.0.2" nvidia-cuda-crt==13.0.88
-        nvidia-nvvm==13.0.88)
+      download=3010 disk=5600
+      packages=("torch==$torch_version" "cuda-toolkit[nvcc,cccl,cudart]==$toolkit" "nvidia-cuda-crt==$nvcc"
+        "nvidia-nvvm==$nvcc")
       ;;
   esac
 }
@@ -187,7 +217,8 @@ recipe_suffices() {
   esac
 }
 
-# The .venv of this project, when it is whole and holds enough. One that is damaged is removed.
+# The .venv of this project, when it is whole and holds enough. One that is damaged, or that holds another LibTorch than
+# the one to install, is removed: two versions in one folder would be neither.
 use_torch_of_venv() {
   local installed version damage=
   [[ -e $venv ]] || return 1
@@ -199,24 +230,29 @@ use_torch_of_venv() {
     damage="whose python is gone"
   elif [[ -n $installed && -z $version ]]; then
     damage="whose LibTorch is damaged"
+  elif [[ -n $version && $version != "$torch_version" ]]; then
+    damage="which holds LibTorch $version: $torch_version takes its place"
   fi
   if [[ -n $damage ]]; then
-    say "removing $PWD/$venv, $damage"
+    say "removing $(place_of_venv), $damage"
     : >"$unfinished"  # the last to go, should this be interrupted too
     find "$venv" -mindepth 1 -maxdepth 1 ! -path "$unfinished" -exec rm -rf {} +
     rm -rf "$venv"
     return 1
   fi
-  [[ -n $installed ]] && fits "$version" && recipe_suffices "$installed" "$(choose_recipe)" || return 1
-  say "LibTorch $version in $PWD/$venv"
+  [[ -n $installed ]] && recipe_suffices "$installed" "$(choose_recipe)" || return 1
+  say "LibTorch $version in $(place_of_venv)"
 }
 
 install_torch() {
   local recipe what download disk packages free quiet=(--quiet)
   recipe=$(choose_recipe)
   describe_recipe "$recipe"
-  python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' || stop "python3 is older than 3.10, which torch needs."
-  say "$what into $PWD/$venv: about $download MB to download, $disk MB on disk"
+  local python=3.10
+  at_least 2.15 "$torch_version" && python=3.11
+  python3 -c "import sys; sys.exit(sys.version_info < (${python/./, }))" ||
+    stop "python3 is older than $python, which LibTorch $torch_version needs; name an older one with PACER_LIBTORCH ($oldest needs Python 3.10)."
+  say "$what into $(place_of_venv): about $download MB to download, $disk MB on disk"
   free=$(df --output=avail -BM . | tail -n 1 | tr -dc 0-9)
   [[ -e $venv || $free -gt $((disk + download)) ]] ||
     stop "that takes $((disk + download)) MB while it is installed, and this disk has $free MB free."
@@ -226,8 +262,9 @@ install_torch() {
   [[ -e $venv/bin/pip ]] || python3 -m venv "$venv"
   [[ -t 1 ]] && quiet=()
   "$venv/bin/python3" -m pip install --disable-pip-version-check "${quiet[@]}" "${packages[@]}" ||
-    stop "pip could not install LibTorch; run this again, or name an existing LibTorch $torch_wanted with Torch_DIR."
-  fits "$(torch_version_of "$(venv_torch)")" || stop "pip left no LibTorch $torch_wanted in $venv; please run this again."
+    stop "pip could not install LibTorch; run this again, or name an existing LibTorch with Torch_DIR."
+  [[ $(torch_version_of "$(venv_torch)") == "$torch_version" ]] ||
+    stop "pip left no LibTorch $torch_version in $venv; please run this again."
   echo "$recipe" >"$recipe_file"
   rm -f "$unfinished"
   say "LibTorch installed"
@@ -238,7 +275,7 @@ install_readers() {
   local readers=(safetensors==0.8.0 tensorboard==2.21.0 numpy)
   [[ -x $venv/bin/python3 ]] || return 0
   ! "$venv/bin/python3" -c 'import numpy, safetensors, tensorboard' 2>/dev/null || return 0
-  say "readers for the tests, safetensors and tensorboard, into $PWD/$venv: about 50 MB"
+  say "readers for the tests, safetensors and tensorboard, into $(place_of_venv): about 50 MB"
   "$venv/bin/python3" -m pip install --disable-pip-version-check --quiet "${readers[@]}" ||
     say "they could not be installed; tests that need them will be skipped"
 }
@@ -259,8 +296,12 @@ if have flock && ! flock --nonblock 9; then
   flock 9
 fi
 
-need_torch=0
-use_named_torch || use_torch_of_python || use_torch_of_venv || need_torch=1
+need_torch=0 torch_prefix=
+if [[ -n ${PACER_VENV:-} ]]; then
+  use_torch_of_venv || need_torch=1
+else
+  use_named_torch || use_torch_of_python || use_torch_of_venv || need_torch=1
+fi
 
 mapfile -t missing < <(missing_packages)
 if ((${#missing[@]})); then
@@ -270,4 +311,5 @@ if ((${#missing[@]})); then
   ((${#missing[@]} == 0)) || stop "still missing, or too old in this system's packages: ${missing[*]}"
 fi
 ((!need_torch)) || install_torch
+[[ -n ${PACER_VENV:-} ]] || realpath "${torch_prefix:-$(venv_torch)}" >build/libtorch
 ((!with_readers)) || { install_readers && install_doxygen; }

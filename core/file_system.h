@@ -74,9 +74,9 @@ class FileWriter final : public ByteSink {
  private:
   FileSystem& files_;
   std::string path_;
-  int file_;
-  int64_t size_ = 0;
   Checksum checksum_;
+  int file_;  // opened last: nothing that may throw comes after it
+  int64_t size_ = 0;
 };
 
 // A regular file, no link.
@@ -106,10 +106,10 @@ class FileReader {
 
   FileSystem& files_;
   std::string path_;
-  int file_;
+  Checksum checksum_;  // of read_next
+  int file_;           // opened last: nothing that may throw comes after it
   int64_t size_ = 0;
-  int64_t at_ = 0;  // these two: of read_next
-  Checksum checksum_;
+  int64_t at_ = 0;  // of read_next
 };
 
 // Each throws FileError; folder_exists() is false only where there is nothing, make_folder() returns false

@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <pacer/core/error.h>
+#include <pacer/modules/detail/autograd_node.h>
 #include <pacer/modules/detail/input_path.h>
 
 namespace pacer {
@@ -116,7 +117,7 @@ void SplitBackward::weight_half() {
   variable_list kept = std::exchange(kept_, {});
   if (starts.empty()) return;
   const at::Tensor seed = at::empty({0}, at::TensorOptions(kept.front().device()));
-  const auto root = std::make_shared<WeightHalfRoot>(std::move(starts), std::move(kept), seed);
+  const auto root = detail::make_node<WeightHalfRoot>(std::move(starts), std::move(kept), seed);
   Engine::get_default_engine().execute({Edge(root, 0)}, {seed}, /*keep_graph=*/false, /*create_graph=*/false,
                                        /*accumulate_grad=*/true);
 }

@@ -25,7 +25,7 @@
 #include <cstdint>
 #include <vector>
 
-#include <torch/csrc/autograd/edge.h>
+#include <torch/csrc/autograd/function.h>  // edge.h alone does not compile since LibTorch 2.13
 #include <torch/csrc/autograd/function_hook.h>
 
 #include <pacer/modules/tensor_call.h>

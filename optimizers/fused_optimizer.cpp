@@ -1,8 +1,11 @@
 #include <pacer/optimizers/fused_optimizer.h>
 
+#include <c10/util/Exception.h>
+
 #include <pacer/core/error.h>
 #include <pacer/core/reduction_order.h>
 #include <pacer/optimizers/detail/adam_engine.h>
+#include <pacer/optimizers/detail/group_defaults.h>
 #include <pacer/optimizers/detail/optimizer_archive.h>
 #include <pacer/optimizers/detail/parameter_check.h>
 
@@ -12,8 +15,7 @@ namespace {
 using torch::optim::OptimizerOptions;
 using torch::optim::OptimizerParamGroup;
 
-// Groups whose options, where they have any, are of the optimizer's own type. They will be groups
-// first_group, ...
+// Groups with options of the optimizer's own type. They will be groups first_group, ...
 std::vector<OptimizerParamGroup> adopt_groups(const detail::OptimizerTraits& traits,
                                               const std::vector<OptimizerParamGroup>& groups,
                                               const OptimizerOptions& defaults, size_t first_group = 0) {
@@ -32,9 +34,12 @@ std::vector<OptimizerParamGroup> adopt_groups(const detail::OptimizerTraits& tra
           "call "
           "requires_grad_() after the last operation");
     }
-    adopted.emplace_back(parameters);
-    if (groups[g].has_options())
-      adopted.back().set_options(detail::adopt(traits, groups[g].options(), defaults, first_group + g));
+    auto options = defaults.clone();
+    if (groups[g].has_options()) {
+      options = detail::adopt(traits, groups[g].options(), defaults, first_group + g);
+      traits.inherit(*options, defaults);
+    }
+    adopted.emplace_back(parameters, std::move(options));
   }
   return adopted;
 }
@@ -61,10 +66,12 @@ detail::ParameterNames names_in(const std::vector<NamedParamGroup>& groups) {
 
 FusedOptimizer::FusedOptimizer(const std::vector<OptimizerParamGroup>& groups, detail::ParameterNames names,
                                std::unique_ptr<OptimizerOptions> defaults)
-    : SessionOptimizer(adopt_groups(detail::traits_of(*defaults), groups, *defaults), defaults->clone()),
+    : SessionOptimizer(std::vector<OptimizerParamGroup>(), defaults->clone()),
       traits_(&detail::traits_of(*defaults)),
+      known_groups_(groups.size()),
       names_(std::move(names)),
       engine_(std::make_unique<detail::AdamEngine>(*traits_)) {
+  param_groups_ = adopt_groups(*traits_, groups, *defaults_);  // torch's constructor may drop their options
   detail::check_groups(param_groups_, names_);
   detail::check_names(param_groups_, names_);
   if (const auto& paging = traits_->settings(*defaults_).paging) engine_->page(*paging);
@@ -86,7 +93,8 @@ void FusedOptimizer::add_param_group(const OptimizerParamGroup& group) {
   all.push_back(with_group.front());
   detail::check_groups(all, names_);
   detail::check_names(all, names_);
-  Optimizer::add_param_group(with_group.front());
+  param_groups_.push_back(std::move(with_group.front()));
+  ++known_groups_;
 }
 
 void FusedOptimizer::add_param_group(const NamedParamGroup& group) {
@@ -122,6 +130,15 @@ void FusedOptimizer::adopt_foreign_options() {
     const OptimizerOptions& options = param_groups_[g].options();
     if (!traits_->owns(options))
       param_groups_[g].set_options(detail::adopt(*traits_, options, *defaults_, g));
+  }
+  if (known_groups_ == param_groups_.size()) return;
+  known_groups_ = param_groups_.size();
+  if (detail::kGroupsInheritDefaults) {
+    TORCH_WARN(
+        traits_->name, ": group ", known_groups_ - 1,
+        " was added through torch::optim::Optimizer, which drops a group's options where they are not of "
+        "its own types; the group has the optimizer's defaults, so add groups with options through ",
+        traits_->name, " itself");
   }
 }
 

@@ -35,8 +35,10 @@ class FusedOptimizer : public SessionOptimizer {
   torch::Tensor step(LossClosure closure = nullptr) override;
 
   // Options of the group may be this optimizer's or the torch optimizer's, which keeps the defaults in what
-  // torch's options lack; without options it takes the defaults. Names must differ from those of all other
-  // parameters.
+  // torch's options lack; without options it takes the defaults. FusedAdam and FusedAdamW take from the
+  // defaults, too, what the options leave as their constructor made it, where torch's optimizers do so: from
+  // LibTorch 2.12 on. Names must differ from those of all other parameters. Call this function and not that
+  // of torch::optim::Optimizer, which is not virtual and drops the options from LibTorch 2.12 on.
   void add_param_group(const torch::optim::OptimizerParamGroup& group);
   void add_param_group(const NamedParamGroup& group);
 
@@ -106,8 +108,8 @@ class FusedOptimizer : public SessionOptimizer {
   void commit(detail::PendingState pending);
   const std::unordered_map<const void*, std::string>& names() const { return names_; }
 
-  // Groups added through the base class may still carry torch's options; from now on they have this
-  // optimizer's own, of equal values.
+  // Groups whose options were set by others may still carry torch's; from now on they have this optimizer's
+  // own, of equal values. Warns of groups whose options the base class has dropped (group_defaults.h).
   void adopt_foreign_options();
 
  private:
@@ -121,6 +123,7 @@ class FusedOptimizer : public SessionOptimizer {
   std::optional<std::string> find_name(const torch::Tensor& parameter) const;
 
   const detail::OptimizerTraits* traits_;
+  size_t known_groups_;  // those from there on were added through the base class
   std::unordered_map<const void*, std::string> names_;  // by TensorImpl
   std::unique_ptr<detail::AdamEngine> engine_;
 };

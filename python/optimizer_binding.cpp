@@ -163,10 +163,15 @@ class PythonOptimizer : public torch::CustomClassHolder {
   void add_group(const std::vector<at::Tensor>& parameters, const std::vector<std::string>& names,
                  const Numbers& numbers, const Choices& choices) {
     auto options = rule_->options(numbers, choices);
-    if (names.empty()) return rule_->add(optimizer_, OptimizerParamGroup(parameters, std::move(options)));
-    NamedParameters named;
-    for (size_t i = 0; i < names.size(); ++i) named.insert(names[i], parameters[i]);
-    rule_->add(optimizer_, NamedParamGroup(std::move(named), std::move(options)));
+    if (names.empty()) {
+      rule_->add(optimizer_, OptimizerParamGroup(parameters, std::move(options)));
+    } else {
+      NamedParameters named;
+      for (size_t i = 0; i < names.size(); ++i) named.insert(names[i], parameters[i]);
+      rule_->add(optimizer_, NamedParamGroup(std::move(named), std::move(options)));
+    }
+    // Python has filled in the defaults; C++ might take what equals one of its own for something left out.
+    optimizer_->param_groups().back().set_options(rule_->options(numbers, choices));
   }
 
   void set_options(int64_t index, const Numbers& numbers, const Choices& choices) {

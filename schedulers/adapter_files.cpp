@@ -8,6 +8,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/isfinite.h>
+#include <torch/nn/module.h>
 
 #include <pacer/core/error.h>
 #include <pacer/core/file_system.h>

@@ -11,7 +11,10 @@
 #include <vector>
 
 #include <torch/arg.h>
-#include <torch/nn/module.h>
+
+namespace torch::nn {
+class Module;
+}  // namespace torch::nn
 
 namespace pacer {
 

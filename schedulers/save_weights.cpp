@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <ATen/ops/empty.h>
+#include <torch/nn/module.h>
 
 #include <pacer/core/error.h>
 #include <pacer/core/file_system.h>

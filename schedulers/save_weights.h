@@ -7,7 +7,9 @@
 
 #include <string>
 
-#include <torch/nn/module.h>
+namespace torch::nn {
+class Module;
+}  // namespace torch::nn
 
 namespace pacer {
 

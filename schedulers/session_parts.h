@@ -10,7 +10,6 @@
 #include <unordered_set>
 #include <vector>
 
-#include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
 #include <pacer/collectives/communicator.h>
@@ -18,6 +17,10 @@
 #include <pacer/optimizers/session_optimizer.h>
 #include <pacer/schedulers/hook.h>
 #include <pacer/schedulers/progress.h>
+
+namespace torch::nn {
+class Module;
+}  // namespace torch::nn
 
 namespace pacer {
 

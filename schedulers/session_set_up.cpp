@@ -7,6 +7,7 @@
 #include <utility>
 
 #include <c10/util/Exception.h>
+#include <torch/nn/module.h>
 
 #include <pacer/core/error.h>
 #include <pacer/schedulers/checkpoints.h>

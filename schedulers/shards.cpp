@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
+#include <torch/nn/module.h>
 
 #include <pacer/core/error.h>
 #include <pacer/schedulers/detail/block_gathers.h>

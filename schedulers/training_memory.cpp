@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include <c10/core/ScalarType.h>
+#include <torch/nn/module.h>
 
 #include <pacer/core/error.h>
 #include <pacer/optimizers/detail/parameter_check.h>

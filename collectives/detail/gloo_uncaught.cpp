@@ -13,15 +13,17 @@
 namespace pacer::detail {
 namespace {
 
-// Threads inherit the name of the one that starts them. That is how they are told from the program's.
+// Threads inherit the name of the one that starts them. That is how they are told from the program's. From
+// LibTorch 2.13 on Gloo names its reading threads itself.
 constexpr const char* kName = "pacer-gloo";
+constexpr const char* kNameByGloo = "gloo_tcp_loop";
 
 std::terminate_handler former = nullptr;
 
 bool is_of_gloo() {
   std::array<char, 16> name{};
   return pthread_getname_np(pthread_self(), name.data(), name.size()) == 0 &&
-         std::strcmp(name.data(), kName) == 0;
+         (std::strcmp(name.data(), kName) == 0 || std::strcmp(name.data(), kNameByGloo) == 0);
 }
 
 void print_exception() {

@@ -5,8 +5,9 @@
 namespace pacer::detail {
 
 // From now on an exception that nobody catches stops this thread, or one that it starts, for good, instead of
-// ending the program. It says so on standard error. All others go to the terminate handler that was there
-// before.
+// ending the program. It says so on standard error. With LibTorch 2.13 and newer that holds for the reading
+// threads of all Gloo groups of the program, because Gloo gives these one name. All others go to the
+// terminate handler that was there before.
 void outlive_uncaught_exceptions();
 
 }  // namespace pacer::detail

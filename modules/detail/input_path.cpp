@@ -116,7 +116,7 @@ std::vector<size_t> InputPath::edges_off(const Node& node) const {
 void InputPath::substitute(Node& node, const std::vector<size_t>& places) {
   Edges off;
   for (const size_t place : places) off.push_back(node.next_edge(place));
-  const auto stand_in = std::make_shared<Substitute>(node, std::move(off));
+  const auto stand_in = make_node<Substitute>(node, std::move(off));
   // An operation that wrote into a view is a node inside the one of its base, and both have the same edges.
   auto* const of_base = dynamic_cast<torch::autograd::CopySlices*>(&node);
   for (size_t i = 0; i < places.size(); ++i) {

@@ -10,8 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include <torch/csrc/autograd/edge.h>
-#include <torch/csrc/autograd/function.h>
+#include <pacer/modules/detail/autograd_node.h>
 
 namespace pacer::detail {
 
@@ -40,7 +39,7 @@ class InputPath {
   using Node = torch::autograd::Node;
   // A node that splits, and the gradients of its results that arrive in the first half.
   struct Split {
-    std::shared_ptr<Node> node;
+    NodePtr node;
     Gradients gradients;
   };
   struct KeepGradients;
@@ -53,7 +52,7 @@ class InputPath {
   void substitute(Node& node, const std::vector<size_t>& places);
 
   std::unordered_map<const Node*, bool> leads_to_input_;  // of all nodes that were seen
-  std::vector<std::shared_ptr<Node>> path_;
+  std::vector<NodePtr> path_;
   std::vector<std::unique_ptr<Split>> splits_;  // their addresses are known to hooks
   std::unordered_map<Node*, uintptr_t> release_hooks_;
   Edges handed_over_;

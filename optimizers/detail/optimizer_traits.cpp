@@ -5,6 +5,7 @@
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 
+#include <pacer/optimizers/detail/group_defaults.h>
 #include <pacer/optimizers/detail/option_visitors.h>
 
 namespace pacer::detail {
@@ -140,6 +141,12 @@ class TraitsOf final : public OptimizerTraits {
               "carry; use OneBitAdamOptions, whose decay is decoupled");
     }
     return nullptr;
+  }
+
+  void inherit(OptimizerOptions& options, const OptimizerOptions& defaults) const override {
+    if constexpr (kGroupsInheritDefaults && kIsAdam<Options>) {
+      take_unchanged(own_type(defaults), static_cast<Options&>(options));
+    }
   }
 
   AdamGroupSettings settings(const OptimizerOptions& options) const override {

@@ -60,6 +60,9 @@ class OptimizerTraits {
   // is as in `own`. Null if they are neither.
   virtual std::unique_ptr<torch::optim::OptimizerOptions> adopt(
       const torch::optim::OptimizerOptions& options, const torch::optim::OptimizerOptions& own) const = 0;
+  // Options of a group, of this optimizer's own type: takes from the defaults what group_defaults.h says.
+  virtual void inherit(torch::optim::OptimizerOptions& options,
+                       const torch::optim::OptimizerOptions& defaults) const = 0;
   // Checked: throws InvalidArgument naming option, value and range.
   virtual AdamGroupSettings settings(const torch::optim::OptimizerOptions& options) const = 0;
   virtual std::unique_ptr<torch::optim::OptimizerParamState> make_state() const = 0;

@@ -43,8 +43,8 @@ constexpr bool kIsLamb = kIs<FusedLambOptions, Options...> || kIs<OneBitLambOpti
 template <class... Options>
 constexpr bool kIsOneBit = kIs<OneBitAdamOptions, Options...> || kIs<OneBitLambOptions, Options...>;
 
-// Calls visit(OptionField, value) for every field of the options, const or not; of two structs of one type
-// visit(OptionField, value, other value).
+// Calls visit(OptionField, value) for every field of the options, const or not; of several structs of one
+// type visit(OptionField, value, other value ...).
 template <class Visit, class... Options>
 void visit_options(const Visit& visit, Options&... o) {
   visit(OptionField{"lr", "learning rate", Range::at_least_zero, /*of_torch=*/true}, o.lr()...);

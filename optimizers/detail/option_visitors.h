@@ -82,6 +82,16 @@ bool equal_options(const Options& left, const Options& right) {
   return equal;
 }
 
+// The options of a group whose optimizer has these defaults: what nobody has changed since the constructor.
+template <class Options>
+void take_unchanged(const Options& defaults, Options& options) {
+  const Options untouched;
+  const auto take = [](const OptionField&, auto& value, const auto& initial, const auto& wanted) {
+    if (value == initial) value = wanted;
+  };
+  visit_options(take, options, untouched, defaults);
+}
+
 // What states do not hold.
 template <class Options>
 void take_unsaved(const Options& from, Options& options) {

@@ -4,13 +4,15 @@ from pathlib import Path
 
 import torch
 
+from ._built_for import LIBTORCH
+
 
 def _load() -> None:
-    wanted = "2.11."
-    if not torch.__version__.startswith(wanted):
+    # LibTorch's C++ interface changes with each minor version.
+    if torch.__version__.split(".")[:2] != LIBTORCH.split("."):
         raise ImportError(
-            f"pacer was built for torch {wanted}*, but torch {torch.__version__} is installed; "
-            "build pacer again with that version of pacer which is made for it."
+            f"pacer was built for torch {LIBTORCH}, but torch {torch.__version__} is installed; "
+            "install pacer again beside this torch, or the torch it was built for."
         )
     torch.classes.load_library(str(Path(__file__).with_name("_pacer.so")))
 

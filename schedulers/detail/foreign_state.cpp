@@ -5,6 +5,7 @@
 #include <tuple>
 #include <unordered_map>
 
+#include <torch/nn/module.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>

@@ -3,10 +3,13 @@
 
 #include <functional>
 
-#include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
 #include <pacer/optimizers/named_tensors.h>
+
+namespace torch::nn {
+class Module;
+}  // namespace torch::nn
 
 namespace pacer::detail {
 

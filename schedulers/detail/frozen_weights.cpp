@@ -6,6 +6,7 @@
 #include <unordered_set>
 
 #include <ATen/ops/empty.h>
+#include <torch/nn/module.h>
 
 #include <pacer/core/checksum.h>
 #include <pacer/core/error.h>

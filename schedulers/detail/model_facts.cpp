@@ -8,6 +8,7 @@
 
 #include <ATen/ops/cat.h>
 #include <c10/util/Type.h>
+#include <torch/nn/module.h>
 
 #include <pacer/core/error.h>
 #include <pacer/modules/detail/model_modules.h>

@@ -9,6 +9,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros_like.h>
+#include <torch/nn/module.h>
 
 #include <pacer/core/error.h>
 #include <pacer/schedulers/detail/model_facts.h>

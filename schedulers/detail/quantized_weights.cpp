@@ -6,6 +6,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/scalar_tensor.h>
+#include <torch/nn/module.h>
 
 #include <pacer/core/error.h>
 #include <pacer/kernels/nf4.h>

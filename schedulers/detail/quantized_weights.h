@@ -7,11 +7,13 @@
 #include <utility>
 #include <vector>
 
-#include <torch/nn/module.h>
-
 #include <pacer/core/safetensors.h>
 #include <pacer/modules/linear.h>
 #include <pacer/optimizers/named_tensors.h>
+
+namespace torch::nn {
+class Module;
+}  // namespace torch::nn
 
 namespace pacer::detail {
 

@@ -9,6 +9,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
+#include <torch/nn/module.h>
 
 #include <pacer/collectives/launch_environment.h>
 #include <pacer/core/error.h>

@@ -7,6 +7,7 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 #include <c10/util/Type.h>
+#include <torch/nn/module.h>
 
 #include <pacer/core/error.h>
 #include <pacer/device/detail/random_state.h>

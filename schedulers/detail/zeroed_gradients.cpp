@@ -3,6 +3,7 @@
 #include <unordered_set>
 
 #include <ATen/ops/zeros_like.h>
+#include <torch/nn/module.h>
 
 #include <pacer/schedulers/detail/model_facts.h>
 

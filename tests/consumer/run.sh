@@ -5,6 +5,7 @@
 #   pkg_config        installs BUILD, then builds and runs a program with the flags of pkg-config
 #   package           packs BUILD, then builds and runs a project that finds pacer in the unpacked Debian package
 #   other_torch       that project is told, in one sentence, that another LibTorch does not fit
+#   torch_range       pacer itself refuses a LibTorch that is too old in one sentence, and warns of one that nobody has tried
 #   add_subdirectory  builds and runs a project that contains pacer and links its lowest folders, which are quick to compile
 #   fetch_content     configures a project that fetches pacer, here from SOURCE and as a shared library
 set -euo pipefail
@@ -52,6 +53,20 @@ run_path='$ORIGIN/../lib/torch/lib;$ORIGIN/../lib/nvidia/cu13/lib;$ORIGIN/../lib
 
 install() { cmake --install "$build" --prefix "$work/installed" >"$work/install.log"; }
 
+# fake_torch VERSION: as much of a LibTorch as is looked at for its version.
+fake_torch() {
+  local header=$work/torch-$1/include/torch/headeronly
+  mkdir -p "$header" "$work/torch-$1/share/cmake/Caffe2"
+  : >"$work/torch-$1/share/cmake/Caffe2/Caffe2Targets.cmake"
+  printf '#define TORCH_VERSION_%s\n' "MAJOR $(cut -d. -f1 <<<"$1")" "MINOR $(cut -d. -f2 <<<"$1")" \
+    "PATCH $(cut -d. -f3 <<<"$1")" >"$header/version.h"
+}
+
+# said SENTENCE: what configure has left in the log, its line breaks aside, has this extended regular expression.
+said() {
+  tr -s '\n ' ' ' <"$work/log" | grep -oE "$1" || fail "This was not said: $1; but: $(cat "$work/log")"
+}
+
 case $kind in
   find_package)
     install
@@ -70,7 +85,7 @@ case $kind in
     mv "$work/installed" "$work/moved"
     export PKG_CONFIG_PATH=$work/moved/lib/pkgconfig
     read -ra flags < <(pkg-config --cflags --libs pacer)
-    "${CXX:-g++}" -std=c++17 -O0 -Wall -Wextra -Werror "$here/main.cpp" -o "$work/consumer" "${flags[@]}"
+    "${CXX:-g++}" -O0 -Wall -Wextra -Werror "$here/main.cpp" -o "$work/consumer" "${flags[@]}"
     "$work/consumer"
     pkg-config --define-variable=torch_prefix=/another/torch --libs pacer | grep -q -- "-L/another/torch/lib" ||
       fail "pkg-config cannot be told where LibTorch lies."
@@ -98,14 +113,21 @@ case $kind in
     ;;
   other_torch)
     install
-    other=$work/torch/include/torch/headeronly
-    mkdir -p "$other" "$work/torch/share/cmake/Caffe2"
-    printf '#define TORCH_VERSION_%s\n' 'MAJOR 2' 'MINOR 12' 'PATCH 0' >"$other/version.h"
-    : >"$work/torch/share/cmake/Caffe2/Caffe2Targets.cmake"
-    ! configure find_package -Dpacer_ROOT="$work/installed" -DTorch_DIR="$work/torch/share/cmake/Torch" \
-      >"$work/log" 2>&1 || fail "LibTorch 2.12 was accepted."
-    tr -s '\n ' ' ' <"$work/log" | grep -o "pacer: this is made for LibTorch 2.11, but [^ ]* holds version 2.12.0;.*Torch_DIR\." ||
-      fail "The refusal is not the expected sentence: $(cat "$work/log")"
+    fake_torch 2.99.0
+    ! configure find_package -Dpacer_ROOT="$work/installed" -DTorch_DIR="$work/torch-2.99.0/share/cmake/Torch" \
+      >"$work/log" 2>&1 || fail "LibTorch 2.99 was accepted."
+    said 'pacer: this pacer was built with LibTorch 2\.[0-9]+, .* but [^ ]* holds 2\.99\.0; build pacer again .*with Torch_DIR\.'
+    ;;
+  torch_range)
+    try() { configure add_subdirectory -DPACER_SOURCE_DIR="$source" -DTorch_DIR="$work/torch-$1/share/cmake/Torch" "${@:2}" >"$work/log" 2>&1; }
+    fake_torch 2.10.9
+    ! try 2.10.9 || fail "LibTorch 2.10 was accepted."
+    said 'pacer: it is made for LibTorch 2\.11\.0 to 2\.[0-9]+\.[0-9]+, but [^ ]* holds 2\.10\.9; name another one with Torch_DIR, or let cmake/bootstrap\.sh install one\.'
+    fake_torch 2.99.0
+    try 2.99.0 || true  # there is nothing in it to build with
+    said 'CMake Warning at [^ ]*LibTorch.cmake:[0-9]+ \(message\): pacer: LibTorch 2\.99\.0 in [^ ]* is newer than 2\.[0-9]+\.[0-9]+, the newest that pacer is tested with;'
+    ! try 2.99.0 -DPACER_LIBTORCH_STRICT=ON || fail "PACER_LIBTORCH_STRICT has no effect."
+    said 'pacer: it is made for LibTorch .*, but [^ ]* holds 2\.99\.0;'
     ;;
   add_subdirectory)
     configure add_subdirectory -DPACER_SOURCE_DIR="$source" -DTorch_DIR="$libtorch/share/cmake/Torch" \

@@ -6,6 +6,8 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 
+#include "device/forwarding_allocator.h"
+
 namespace pacer::testing {
 namespace {
 namespace failing_device_memory {
@@ -15,9 +17,9 @@ using c10::DeviceIndex;
 using c10::cuda::MempoolId_t;
 
 // Hands everything on but what is to fail.
-class DeviceMemory final : public CUDAAllocator {
+class DeviceMemory final : public ForwardingAllocator {
  public:
-  explicit DeviceMemory(CUDAAllocator& caching) : caching_(caching) {}
+  using ForwardingAllocator::ForwardingAllocator;
 
   c10::DataPtr allocate(size_t bytes) override {
     refuse(bytes);
@@ -109,8 +111,6 @@ class DeviceMemory final : public CUDAAllocator {
     TORCH_CHECK_WITH(OutOfMemoryError, !FailingMemory::fails_now(), "CUDA out of memory. Tried to allocate ",
                      bytes, " bytes.");
   }
-
-  CUDAAllocator& caching_;
 };
 
 }  // namespace failing_device_memory

@@ -93,8 +93,8 @@ def srun(worker):
 @case
 def torchrun(worker):
     """torchrun's agent keeps the store, also through a restart of the workers."""
-    here = Path(__file__).resolve().parents[2] / ".venv/bin/torchrun"
-    program = str(here) if here.exists() else shutil.which("torchrun")
+    here = os.environ.get("PACER_TORCHRUN", "")  # beside the LibTorch that the worker is linked with
+    program = here if Path(here).is_file() else shutil.which("torchrun")
     if not program or subprocess.run([program, "--help"], capture_output=True).returncode != 0:
         print("PACER_SKIPPED: torchrun is not there or does not run")
         return

@@ -34,8 +34,8 @@ def check(root, work, compiler):
         # Declarations that stand in for headers of Gloo are seen by one source file only.
         left_out = {"gloo_stubs"} if os.environ.get("PACER_TEST_LONG") else {"gloo_stubs", "detail"}
         headers += sorted(str(path) for path in found if not left_out.intersection(path.parts))
-    jobs = [(f"pacer/{header}", ("-std=c++17",)) for header in headers]
-    jobs += [("pacer/pacer.h", ("-std=c++20",))] if headers[:1] == ["pacer.h"] else []
+    jobs = [(f"pacer/{header}", ()) for header in headers]
+    jobs += [("pacer/pacer.h", ("-std=c++23",))] if headers[:1] == ["pacer.h"] else []
     jobs.sort(key=lambda job: "optimizers" not in job[0])  # the slow ones first
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         problems = list(pool.map(lambda job: compile_alone(work, compiler, *job), jobs))

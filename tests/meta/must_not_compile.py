@@ -32,7 +32,7 @@ def compile_(compiler, text):
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "case.cpp"
         source.write_text(PROGRAM % text, encoding="utf-8")
-        done = subprocess.run([*compiler, "-std=c++17", "-fsyntax-only", source], capture_output=True, text=True)
+        done = subprocess.run([*compiler, "-fsyntax-only", source], capture_output=True, text=True)
     return done.returncode, done.stderr
 
 

@@ -112,6 +112,7 @@ class Inputs(Case):
 
     def test_error_inputs_are_refused(self):
         taken = {"betas must be either both floats or both Tensors"}  # either is taken for its number
+        warned = {"warn on a bare unordered set of params"}  # since torch 2.15, by its base class
         for info in INFOS:
             for each in info.optim_error_inputs_func("cpu", torch.float32):
                 inputs, mine = each.optimizer_error_input, MINE[info.optim_cls]
@@ -124,6 +125,9 @@ class Inputs(Case):
                         self.near(a, b)
                     elif "foreach" in inputs.kwargs:
                         self.refuses(TypeError, 'no option "foreach"', make)
+                    elif inputs.desc in warned:
+                        with self.assertWarnsRegex(each.error_type, each.error_regex):
+                            make()
                     elif issubclass(each.error_type, Warning):
                         with self.assertWarnsRegex(each.error_type, each.error_regex):
                             self.refuses(ValueError, "", make)

@@ -3,9 +3,12 @@
 #include "support/catch.h"
 
 #include <sstream>
+#include <type_traits>
 
 #include <torch/optim/sgd.h>
 #include <torch/serialize.h>
+
+#include <pacer/optimizers/detail/group_defaults.h>
 
 #include "support/optimizers.h"
 
@@ -24,20 +27,107 @@ TEMPLATE_TEST_CASE("torch's options convert, alone and inside a parameter group"
 
   TestType optimizer({Group({parameters[0]}, std::make_unique<TorchOptions>(theirs))}, theirs);
   optimizer.add_param_group(Group({parameters[1]}, std::make_unique<TorchOptions>(TorchOptions(0.125))));
-  // The base class's function is not virtual: it stores what it is given.
-  static_cast<torch::optim::Optimizer&>(optimizer).add_param_group(
-      Group({parameters[2]}, std::make_unique<TorchOptions>(theirs)));
+  // The base class's function is not virtual, and knows nothing of our options.
+  static_cast<torch::optim::Optimizer&>(optimizer).add_param_group(Group({parameters[2]}));
+  optimizer.param_groups()[2].set_options(std::make_unique<TorchOptions>(theirs));
   set_random_gradients(parameters);
   optimizer.step();
   CHECK(options_of(optimizer, 0) == ours);
-  CHECK(options_of(optimizer, 1) == OptionsOf<TestType>(0.125).weight_decay(TorchOptions().weight_decay()));
+  CHECK(options_of(optimizer, 1).lr() == 0.125);
   CHECK(options_of(optimizer, 2) == ours);
   for (const Tensor& parameter : parameters) CHECK(state_of(optimizer, parameter).step() == 1);
 }
 
-TEMPLATE_TEST_CASE(
-    "an optimizer may be saved before its first step, with a group added through the base class",
-    "[fused_adam]", FusedAdam, FusedAdamW) {
+// LibTorch's versions differ in what a group's options take from the defaults, so torch's optimizer says it.
+TEMPLATE_TEST_CASE("a group's options take from the defaults what torch's optimizers take", "[fused_adam]",
+                   FusedAdam, FusedAdamW) {
+  using Peer = PeerOf<TestType>;
+  using TorchOptions = OptionsOf<Peer>;
+  const TorchOptions defaults = TorchOptions(0.25).betas({0.1, 0.2}).eps(0.3).weight_decay(0.4).amsgrad(true);
+  // Each leaves something alone, or sets it to what the constructor says.
+  const std::vector<TorchOptions> of_groups = {TorchOptions(),
+                                               TorchOptions(0.5),
+                                               TorchOptions(1e-3).betas({0.5, 0.6}),
+                                               TorchOptions().eps(1e-8).weight_decay(0),
+                                               TorchOptions(0.25).weight_decay(1e-2).amsgrad(false),
+                                               TorchOptions().betas({0.9, 0.2})};
+  const auto parameters = random_parameters({{2}, {3}, {4}}, at::kDouble);
+  const auto as_torchs = [](const TorchOptions& o) {  // what lies there, of either type
+    return TorchOptions(o.lr())
+        .betas(o.betas())
+        .eps(o.eps())
+        .weight_decay(o.weight_decay())
+        .amsgrad(o.amsgrad());
+  };
+  const auto options_of_all = [&](auto* type, const auto& make_options) {
+    using Optimizer = std::remove_pointer_t<decltype(type)>;
+    std::vector<TorchOptions> found;
+    for (const TorchOptions& options : of_groups) {
+      const auto group = [&](size_t i) { return Group({parameters[i]}, make_options(options)); };
+      Optimizer optimizer({group(0), Group({parameters[1]})}, defaults);
+      optimizer.add_param_group(group(2));
+      set_random_gradients(parameters);
+      optimizer.step();
+      for (auto& each : optimizer.param_groups()) {
+        found.push_back(as_torchs(static_cast<const TorchOptions&>(each.options())));
+      }
+    }
+    return found;
+  };
+  const auto torchs = [](const TorchOptions& options) { return std::make_unique<TorchOptions>(options); };
+  const auto ours = [](const TorchOptions& options) {
+    return std::make_unique<OptionsOf<TestType>>(options);
+  };
+  const auto expected = options_of_all(static_cast<Peer*>(nullptr), torchs);
+  CHECK((options_of_all(static_cast<TestType*>(nullptr), torchs) == expected));
+  CHECK((options_of_all(static_cast<TestType*>(nullptr), ours) == expected));
+}
+
+TEST_CASE("a group's options take what only pacer has from the defaults, too, where torch's would",
+          "[fused_adam]") {
+  const auto parameters = random_parameters({{2}, {3}}, at::kBFloat16);
+  const auto defaults = FusedAdamWOptions(0.25).master_weights(MasterWeights::fp32).bias_correction(false);
+  const auto group = [&](size_t i) {
+    return Group({parameters[i]}, std::make_unique<FusedAdamWOptions>(FusedAdamWOptions().weight_decay(0)));
+  };
+  FusedAdamW optimizer({group(0)}, defaults);
+  optimizer.add_param_group(group(1));
+  set_random_gradients(parameters);
+  optimizer.step();
+  FusedAdamWOptions expected;
+  if (detail::kGroupsInheritDefaults) expected = defaults;
+  for (const size_t g : {0, 1}) CHECK(options_of(optimizer, g) == expected.weight_decay(0));
+  // What is set later is what it is.
+  options_of(optimizer, 0).lr(1e-3);
+  optimizer.step();
+  CHECK(options_of(optimizer, 0).lr() == 1e-3);
+}
+
+TEST_CASE("options that torch's add_param_group drops are not dropped without a word", "[fused_adam]") {
+  const auto parameters = random_parameters({{2}, {3}}, at::kDouble);
+  struct Kept : public c10::WarningHandler {
+    std::string text;
+    void process(const c10::Warning& warning) override { text += warning.msg(); }
+  } warnings;
+  const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
+  FusedAdamW optimizer({parameters[0]}, 0.25);
+  static_cast<torch::optim::Optimizer&>(optimizer).add_param_group(
+      Group({parameters[1]}, std::make_unique<FusedAdamWOptions>(0.5)));
+  set_random_gradients(parameters);
+  for (int step = 0; step < 2; ++step) optimizer.step();
+  if (detail::kGroupsInheritDefaults) {
+    CHECK(options_of(optimizer, 1).lr() == 0.25);
+    CHECK(contains(warnings.text,
+                   "FusedAdamW: group 1 was added through torch::optim::Optimizer, which drops"));
+    CHECK(warnings.text.find("group 1") == warnings.text.rfind("group 1"));  // once
+  } else {
+    CHECK(options_of(optimizer, 1).lr() == 0.5);
+    CHECK(warnings.text.empty());
+  }
+}
+
+TEMPLATE_TEST_CASE("an optimizer may be saved before its first step, with a group that has torch's options",
+                   "[fused_adam]", FusedAdam, FusedAdamW) {
   using TorchOptions = OptionsOf<PeerOf<TestType>>;
   const auto parameters = random_parameters({{2}, {3}}, at::kDouble);
   const auto second = [&] {
@@ -45,11 +135,13 @@ TEMPLATE_TEST_CASE(
                  std::make_unique<TorchOptions>(TorchOptions(0.5).betas({0.1, 0.2}).amsgrad(true)));
   };
   TestType optimizer({parameters[0]}, 0.25), restored({parameters[0]});
-  static_cast<torch::optim::Optimizer&>(optimizer).add_param_group(second());
+  optimizer.add_param_group(second());
+  optimizer.param_groups()[1].set_options(second().options().clone());
   restored.add_param_group(second());
   options_of(restored, 1).lr(0.125).amsgrad(false).seed(7);
   TestType exported({parameters[0]});
-  static_cast<torch::optim::Optimizer&>(exported).add_param_group(second());
+  exported.add_param_group(second());
+  exported.param_groups()[1].set_options(second().options().clone());
   CHECK(require_number<double>(exported.export_state(), "group/1/lr") == 0.5);
   std::stringstream file;
   torch::save(optimizer, file);
@@ -74,7 +166,7 @@ TEMPLATE_TEST_CASE("options of a foreign optimizer are refused", "[fused_adam]",
   CHECK(unless_refused(optimizer, {}, [&] { optimizer.add_param_group(group(Foreign(0.1))); }) == "");
   CHECK(refusal([&] { TestType({group(torch::optim::SGDOptions(0.1))}); })[0] != '<');
 
-  static_cast<torch::optim::Optimizer&>(optimizer).add_param_group(group(torch::optim::SGDOptions(0.1)));
+  optimizer.param_groups()[0].set_options(std::make_unique<torch::optim::SGDOptions>(0.1));
   const Tensor before = copy_of(parameters[0]);
   CHECK(refusal([&] { optimizer.step(); })[0] != '<');
   CHECK(same_bits(before, parameters[0]));

@@ -8,6 +8,7 @@
 
 #include <torch/autograd.h>
 
+#include <pacer/modules/detail/autograd_node.h>
 #include <pacer/modules/split_backward.h>
 
 #include "support/autocast.h"
@@ -163,8 +164,8 @@ struct Broken : torch::autograd::Function<Broken> {
 };
 
 // All nodes that the tensor's graph has.
-std::vector<std::shared_ptr<torch::autograd::Node>> nodes_of(const Tensor& y) {
-  std::vector<std::shared_ptr<torch::autograd::Node>> nodes = {y.grad_fn()};
+std::vector<detail::NodePtr> nodes_of(const Tensor& y) {
+  std::vector<detail::NodePtr> nodes = {y.grad_fn()};
   for (size_t i = 0; i < nodes.size(); ++i) {
     for (const auto& edge : nodes[i]->next_edges()) {
       if (edge.function && std::find(nodes.begin(), nodes.end(), edge.function) == nodes.end())
