@@ -20,6 +20,10 @@ endif()
 list(APPEND PACER_CXX_FLAGS -ffp-contract=off)
 list(APPEND PACER_CUDA_FLAGS --fmad=false -Xcompiler=-ffp-contract=off)
 
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
+  list(APPEND PACER_CXX_FLAGS -Wno-array-bounds)  # false where LibTorch's autograd::Function reserves a vector<bool>
+endif()
+
 set(PACER_SANITIZE_FLAGS "")
 set(PACER_TEST_ENVIRONMENT "")
 if(PACER_SANITIZE STREQUAL "address")

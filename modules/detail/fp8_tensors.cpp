@@ -49,8 +49,8 @@ struct Loaded {
 
 Loaded loaded(const std::map<std::string, at::Tensor>& state, const std::string& name,
               kernels::Fp8Format format, const kernels::Fp8Rule& rule) {
-  const at::Tensor& scale = named(state, name + ".scale");
-  const at::Tensor& history = named(state, name + ".history");
+  const at::Tensor scale = named(state, name + ".scale");
+  const at::Tensor history = named(state, name + ".history");
   require(scale.scalar_type() == at::kFloat && scale.dim() == 0 && history.scalar_type() == at::kFloat &&
               history.dim() == 1,
           "the state of 8-bit scales to load has another form for \"", name, "\"");
