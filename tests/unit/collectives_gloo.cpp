@@ -13,6 +13,7 @@
 #include "support/optimizers.h"
 #include "support/random_program.h"
 #include "support/ranks.h"
+#include "support/samples.h"
 #include "support/temporary_folder.h"
 
 namespace pacer::testing::gloo_ranks {
