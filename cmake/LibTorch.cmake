@@ -14,7 +14,9 @@ include_guard(GLOBAL)
 set(PACER_LIBTORCH_OLDEST 2.11.0)
 set(PACER_LIBTORCH_NEWEST 2.15.0)
 
-option(PACER_LIBTORCH_STRICT "Refuse a LibTorch that is newer than those pacer is tested with, instead of warning" OFF)
+if(NOT PACER_LIBTORCH_BUILT_WITH)
+  option(PACER_LIBTORCH_STRICT "Refuse a LibTorch that is newer than those pacer is tested with, instead of warning" OFF)
+endif()
 
 # Sets `minor` to the first two numbers of a version.
 function(_pacer_minor version minor)

@@ -131,9 +131,9 @@ void FusedOptimizer::adopt_foreign_options() {
     if (!traits_->owns(options))
       param_groups_[g].set_options(detail::adopt(*traits_, options, *defaults_, g));
   }
-  if (known_groups_ == param_groups_.size()) return;
+  const bool has_grown = param_groups_.size() > known_groups_;
   known_groups_ = param_groups_.size();
-  if (detail::kGroupsInheritDefaults) {
+  if (has_grown && detail::kGroupsInheritDefaults) {
     TORCH_WARN(
         traits_->name, ": group ", known_groups_ - 1,
         " was added through torch::optim::Optimizer, which drops a group's options where they are not of "

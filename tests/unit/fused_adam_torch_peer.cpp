@@ -120,6 +120,13 @@ TEST_CASE("options that torch's add_param_group drops are not dropped without a 
     CHECK(contains(warnings.text,
                    "FusedAdamW: group 1 was added through torch::optim::Optimizer, which drops"));
     CHECK(warnings.text.find("group 1") == warnings.text.rfind("group 1"));  // once
+    warnings.text.clear();
+    optimizer.param_groups().pop_back();
+    optimizer.step();
+    optimizer.add_param_group(Group({parameters[1]}, std::make_unique<FusedAdamWOptions>(0.5)));
+    optimizer.step();
+    CHECK(warnings.text.empty());
+    CHECK(options_of(optimizer, 1).lr() == 0.5);
   } else {
     CHECK(options_of(optimizer, 1).lr() == 0.5);
     CHECK(warnings.text.empty());
