@@ -24,8 +24,8 @@ TextbookOneBitLamb::TextbookOneBitLamb(const std::vector<torch::optim::Optimizer
       parameters_of_all_(parameters_of(*this)),
       rule_(defaults),
       mean_(parameters_of_all_, world, unit) {
-  for (size_t g = 0; g < groups.size();
-       ++g) {  // from LibTorch 2.12 on the base class drops options of this type
+  // From LibTorch 2.12 on the base class drops options of this type.
+  for (size_t g = 0; g < groups.size(); ++g) {
     if (groups[g].has_options()) param_groups()[g].set_options(groups[g].options().clone());
   }
   for (const auto& group : param_groups()) {
