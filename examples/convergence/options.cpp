@@ -31,10 +31,10 @@ using GivenValues = std::map<std::string, Given>;
 
 // Variables that start like ours but belong to the build, the tests, the benchmarks, or
 // support/processes.cpp.
-constexpr std::array<const char*, 13> kForeignVariables = {
-    "PACER_BENCH",    "PACER_BUILD",   "PACER_CI",       "PACER_CUDA",     "PACER_DEPS",
-    "PACER_EXAMPLES", "PACER_INSTALL", "PACER_PROCESS_", "PACER_SANITIZE", "PACER_TEST",
-    "PACER_TORCH",    "PACER_UNITY",   "PACER_WERROR"};
+constexpr std::array<const char*, 16> kForeignVariables = {
+    "PACER_BENCH",   "PACER_BUILD",    "PACER_CI",   "PACER_CUDA",     "PACER_DEPS",     "PACER_EXAMPLES",
+    "PACER_INSTALL", "PACER_LIBTORCH", "PACER_NVCC", "PACER_PROCESS_", "PACER_SANITIZE", "PACER_TEST",
+    "PACER_TORCH",   "PACER_UNITY",    "PACER_VENV", "PACER_WERROR"};
 
 struct Vocabulary {
   std::vector<OptionGroup> groups;

@@ -102,6 +102,16 @@ def check_names(folder, programs):
     return wrong
 
 
+def check_set_up(folder, script, study):
+    """The study runs with what the scripts that set up, build and test take from the environment."""
+    root = Path(script).parents[1]
+    taken = {name for path in (root / "cmake/bootstrap.sh", root / "tests/run.sh")
+             for name in re.findall(r"^(?:#   |  )(PACER_[A-Z_]+)=", path.read_text(encoding="utf-8"), re.M)}
+    done = ask(folder, study, "--print-config", **dict.fromkeys(taken, "1"))
+    good = done.returncode == 0 and {"PACER_CUDA", "PACER_LIBTORCH", "PACER_VENV"} <= taken
+    return [] if good else [f"{study} with {sorted(taken)} in the environment: {done.stderr}"]
+
+
 def check_program(folder, program):
     name = Path(program).name
     return [*helps(folder, program), *repeats(folder, program),
@@ -127,7 +137,7 @@ def main(script, *programs):
     study = next(program for program in programs if Path(program).name == "convergence")
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
         found = [*pool.map(lambda program: check_program(folder, program), programs),
-                 check_script(folder, script, study), check_names(folder, programs)]
+                 check_script(folder, script, study), check_names(folder, programs), check_set_up(folder, script, study)]
         left = sorted(path.name for path in Path(folder).iterdir())
     wrong = [sentence for sentences in found for sentence in sentences]
     if left:
