@@ -1,4 +1,5 @@
-// Counts every byte that LibTorch allocates on the CPU while it exists.
+// Counts every byte that LibTorch allocates on the CPU while it exists. oneDNN, whose products of 16-bit
+// matrices take scratch memory of their own on processors with AMX, is off meanwhile.
 #pragma once
 
 #include <malloc.h>
@@ -9,6 +10,7 @@
 #include <cstring>
 #include <new>
 
+#include <ATen/Context.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 
@@ -16,9 +18,15 @@ namespace pacer::testing {
 
 class CountedCpuMemory {
  public:
-  CountedCpuMemory() { c10::SetCPUAllocator(&counter(), kPriority); }
+  CountedCpuMemory() {
+    c10::SetCPUAllocator(&counter(), kPriority);
+    at::globalContext().setUserEnabledMkldnn(false);
+  }
   CountedCpuMemory(const CountedCpuMemory&) = delete;
-  ~CountedCpuMemory() { c10::SetCPUAllocator(c10::GetDefaultCPUAllocator(), kPriority); }
+  ~CountedCpuMemory() {
+    at::globalContext().setUserEnabledMkldnn(true);
+    c10::SetCPUAllocator(c10::GetDefaultCPUAllocator(), kPriority);
+  }
 
   // Bytes that are allocated now, of those allocated while this exists.
   static int64_t live() { return counter().live; }

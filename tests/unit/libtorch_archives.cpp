@@ -155,7 +155,7 @@ void check_archive(const std::string& file) {
 
 TEST_CASE("archives of every version of LibTorch load, of modules, torch's optimizers and ours",
           "[libtorch][archives]") {
-  for (const char* const version : {"2.11.0", "2.12.1", "2.13.0", "2.15.0"}) {
+  for (const char* const version : {"2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0"}) {
     CAPTURE(version);
     check_archive(file_of(PACER_TEST_DATA "/archives", version));
   }
