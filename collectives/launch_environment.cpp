@@ -135,8 +135,8 @@ LaunchEnvironment read_torchrun(const Variables& variables) {
           "RANK and WORLD_SIZE are set but MASTER_ADDR is not; set MASTER_ADDR "
           "and MASTER_PORT to where rank 0 shall listen, or start with torchrun");
   launch.store_is_hosted = variables.find("TORCHELASTIC_USE_AGENT_STORE") == "True";
-  launch.job = as_job(variables.any_of({"TORCHELASTIC_RUN_ID"}) + "-" +
-                      variables.any_of({"TORCHELASTIC_RESTART_COUNT"}));
+  // The same in all attempts: TORCHELASTIC_RESTART_COUNT counts restarts that this host's agent began.
+  launch.job = as_job("torchrun-" + variables.any_of({"TORCHELASTIC_RUN_ID"}));
   return launch;
 }
 

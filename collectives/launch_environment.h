@@ -19,7 +19,8 @@ struct LaunchEnvironment {
   std::string host;
   int port = 0;
   bool store_is_hosted = false;  // torchrun's agent listens at host:port
-  std::string job;               // identifies this launch on this host, letters, digits, '-', '_' and '.'
+  // Identifies this launch, torchrun's in all its attempts: letters, digits, '-', '_' and '.'.
+  std::string job;
 };
 
 // The value of a variable, or nothing.

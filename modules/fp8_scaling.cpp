@@ -59,16 +59,28 @@ std::vector<NamedLinear> linears(torch::nn::Module& model, const Fp8Options& opt
   return {all.begin() + options.keep_first(), all.end() - options.keep_last()};
 }
 
-at::Device device_of(const NamedLinear& linear) {
+const at::Tensor& weight_of(const NamedLinear& linear) {
   const nn::Nf4Weight& nf4 = linear.module->nf4();
-  return nf4.is_empty() ? linear.module->weight.device() : nf4->codes.device();
+  return nf4.is_empty() ? linear.module->weight : nf4->codes;
 }
 
-at::Device device_of(const std::vector<NamedLinear>& all) {
-  const at::Device device = device_of(all.front());
+// False for what lies on another rank.
+bool has_values(const at::Tensor& tensor) {
+  try {
+    (void)tensor.const_data_ptr();
+    return true;
+  } catch (const c10::Error&) {
+    return false;
+  }
+}
+
+at::Device device_of(const std::vector<NamedLinear>& all, std::optional<at::Device> wanted) {
+  const at::Device device = wanted.value_or(weight_of(all.front()).device());
   for (const NamedLinear& linear : all) {
-    require(device_of(linear) == device, "the weight of ", linear.name, " is on ", device_of(linear),
-            " and that of ", all.front().name, " on ", device,
+    const at::Tensor& weight = weight_of(linear);
+    require(weight.device() == device || (wanted && !has_values(weight)), "the weight of ", linear.name,
+            " is on ", weight.device(), " and not on ", device, ", where ",
+            wanted ? "the model trains" : "that of " + all.front().name + " is",
             "; layers that compute in 8-bit floats must share a device");
   }
   require<Unavailable>(!device.is_cuda() || kernels::compute_capability(device.index()) >= 89,
@@ -90,10 +102,12 @@ thread_local std::shared_ptr<Fp8Scaling> current_scaling;
 
 }  // namespace
 
-Fp8Scaling::Fp8Scaling(torch::nn::Module& model, const Fp8Options& options) : options_(options) {
+Fp8Scaling::Fp8Scaling(torch::nn::Module& model, const Fp8Options& options,
+                       std::optional<at::Device> wanted_device)
+    : options_(options) {
   check(options);
   const auto all = linears(model, options);
-  const at::Device device = device_of(all);
+  const at::Device device = device_of(all, wanted_device);
   const bool is_delayed = options.recipe() == Fp8Recipe::delayed;
   const Fp8Format gradients = options.gradients() == at::kFloat8_e5m2 ? Fp8Format::e5m2 : Fp8Format::e4m3;
   std::vector<Fp8Tensors::Named> tensors;

@@ -22,6 +22,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 
@@ -42,10 +43,12 @@ class Fp8Tensors;
 class Fp8Scaling {
  public:
   // Scales the pacer::nn::Linear in `model`, which must be on the device where it trains. Those with weights
-  // in 4 bits take part only with Fp8Options::quantized_weights. Throws InvalidArgument for options out of
-  // range, for a model that has none, and for layers on several devices, Unavailable for a GPU without 8-bit
-  // products (compute capability below 8.9).
-  explicit Fp8Scaling(torch::nn::Module& model, const Fp8Options& options = {});
+  // in 4 bits take part only with Fp8Options::quantized_weights. `device`: that device, where layers may have
+  // no values here because other ranks have them (Pipeline), which take part wherever they are; unset: where
+  // the layers are. Throws InvalidArgument for options out of range, for a model that has none, and for
+  // layers on several devices, Unavailable for a GPU without 8-bit products (compute capability below 8.9).
+  explicit Fp8Scaling(torch::nn::Module& model, const Fp8Options& options = {},
+                      std::optional<at::Device> device = std::nullopt);
   Fp8Scaling(const Fp8Scaling&) = delete;
   ~Fp8Scaling();
 

@@ -2,39 +2,23 @@
 
 #include <algorithm>
 #include <cstring>
-#include <string_view>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
 #include <torch/version.h>
 
+#include <pacer/collectives/detail/tensor_text.h>
 #include <pacer/core/checksum.h>
 #include <pacer/core/error.h>
 #include <pacer/core/version.h>
-#include <pacer/modules/detail/buffer_names.h>
 #include <pacer/modules/detail/model_modules.h>
 #include <pacer/schedulers/detail/model_facts.h>
-#include <pacer/schedulers/detail/number_text.h>
 #include <pacer/schedulers/detail/training_state.h>
 #include <pacer/schedulers/session_parts.h>
 #include <pacer/schedulers/step_report.h>
 
 namespace pacer {
-namespace {
-
-// What JoinedRanks::facts leaves out, because schedules move it: ranks compare these in each step.
-std::vector<Fact> rate_facts(const torch::optim::Optimizer& optimizer) {
-  std::vector<Fact> facts;
-  for (const double rate : detail::learning_rates(optimizer)) {
-    facts.push_back(
-        {detail::concatenate("learning rate of parameter group ", facts.size()), detail::exact_text(rate)});
-  }
-  return facts;
-}
-
-}  // namespace
-
 void JoinedRanks::attach(SessionParts& parts) {
   require(parts.world_was_given, "the hook ", hook_name(),
           " needs to know its peers; give the Session a Communicator: Session(model, optimizer, "
@@ -54,11 +38,9 @@ RankStatus JoinedRanks::status_of(Intent intent, const Progress& progress) const
     status.weight = parts_->window.weight;
     status.tokens = parts_->window.tokens;
   }
-  const std::vector<double> rates = detail::learning_rates(parts_->optimizer());
-  const std::string_view bytes(reinterpret_cast<const char*>(rates.data()), rates.size() * sizeof(double));
-  checksum_of(bytes).copy(status.fingerprint, sizeof(status.fingerprint));
+  detail::checksum_of_numbers(parts_->optimizer()).copy(status.fingerprint, sizeof(status.fingerprint));
   status.stop = parts_->asks_to_stop && parts_->asks_to_stop() ? 1 : 0;
-  status.news = sees_new_buffers() ? 1 : 0;
+  status.news = sees_changes() ? 1 : 0;
   return status;
 }
 
@@ -81,22 +63,22 @@ std::vector<Fact> JoinedRanks::facts() const {
   };
   if (parts_->replicas) {  // whose parameters are not those of all ranks
     for (const auto& [name, tensor] : detail::model_tensors(parts_->model())) {
-      facts.push_back({"tensor of the model",
-                       detail::concatenate(name, ", ", tensor.scalar_type(), " ", tensor.sizes())});
+      facts.push_back({"tensor of the model", name + ", " + detail::tensor_text(tensor)});
     }
   }
   std::string hooks;
   for (const auto& hook : parts_->hooks()) hooks += (hooks.empty() ? "" : ", ") + hook->hook_name();
   facts.push_back({"hooks", hooks});
   for (const auto& hook : parts_->hooks()) facts.push_back({"hook " + hook->hook_name(), hook->agreement()});
-  for (Fact& fact : detail::optimizer_facts(*parts_)) facts.push_back(std::move(fact));
+  for (Fact& fact : detail::optimizer_facts(parts_->optimizer())) facts.push_back(std::move(fact));
   return facts;
 }
 
 // Of ranks that have the same parameters.
 std::vector<Fact> JoinedRanks::replica_facts() const {
   std::vector<Fact> facts = detail::parameter_facts(*parts_);
-  for (Fact& fact : detail::frozen_facts(*parts_)) facts.push_back(std::move(fact));
+  const bool shares_buffers = syncs_buffers_ || initial_ == InitialParameters::broadcast;
+  for (Fact& fact : detail::other_facts(*parts_, shares_buffers)) facts.push_back(std::move(fact));
   return facts;
 }
 
@@ -111,22 +93,7 @@ void JoinedRanks::join_ranks(const Progress& progress) {
   share_parameters();
   join();
   trained_ = detail::trained_parameters(*parts_);
-}
-
-// Before the first pass, and behind a load.
-void JoinedRanks::forward_begin(const Progress& /*progress*/) {
-  if (!buffers_.empty() || !syncs_buffers_) return;
-  for (const auto& module : parts_->model().modules(/*include_self=*/false)) remember_buffers(module);
-  // The model itself may not be held by a shared_ptr; it outlives this hook.
-  remember_buffers(std::shared_ptr<torch::nn::Module>(std::shared_ptr<void>(), &parts_->model()));
-}
-
-void JoinedRanks::remember_buffers(const std::shared_ptr<torch::nn::Module>& owner) {
-  for (const auto& item : owner->named_buffers(/*recurse=*/false)) {
-    if (!item.value().defined() || parts_->elsewhere.count(item.value().unsafeGetTensorImpl()) != 0) continue;
-    const bool is_statistic = detail::is_running_statistic(item.key());
-    buffers_.push_back({item.value(), owner, is_statistic, item.value()._version()});
-  }
+  remember_parameters();
 }
 
 void JoinedRanks::share_parameters() {
@@ -147,9 +114,10 @@ void JoinedRanks::share_parameters() {
     }
     const auto codes = detail::codes_of(parts_->model());
     for (const auto& item : parts_->model().named_buffers()) {
-      if (codes.count(item.value().unsafeGetTensorImpl()) != 0 && is_here(item.value())) {
-        add("4-bit weight " + item.key(), item.value());
-      }
+      if (!item.value().defined() || !is_here(item.value())) continue;
+      const bool is_weight = codes.count(item.value().unsafeGetTensorImpl()) != 0;
+      if (is_weight || syncs_buffers_)
+        add((is_weight ? "4-bit weight " : "buffer ") + item.key(), item.value());
     }
     require_agreement(world, parts_->progress.step, values);
     return;
@@ -225,14 +193,15 @@ void JoinedRanks::gradients_ready(const Progress& window) {
   }
   Work loss = add_losses();
   wait();
+  share_written_parameters();
   loss.wait();
 }
 
-// Replicas that take steps of different lengths are no replicas any more.
+// Replicas that take different steps are no replicas any more.
 void JoinedRanks::add_totals(const std::vector<RankStatus>& ranks) {
   for (const RankStatus& rank : ranks) {
     if (std::memcmp(rank.fingerprint, ranks[0].fingerprint, sizeof(rank.fingerprint)) == 0) continue;
-    require_agreement(parts_->world(), ranks[0].step, rate_facts(parts_->optimizer()));
+    require_agreement(parts_->world(), ranks[0].step, detail::optimizer_facts(parts_->optimizer()));
   }
   WindowTotals& window = parts_->window;
   window.weight = 0;
@@ -241,47 +210,13 @@ void JoinedRanks::add_totals(const std::vector<RankStatus>& ranks) {
     window.weight += rank.weight;
     window.tokens += rank.tokens;
     parts_->should_stop = parts_->should_stop || rank.stop != 0;
-    learns_buffers_ = learns_buffers_ || rank.news != 0;
+    learns_changes_ = learns_changes_ || rank.news != 0;
   }
   window.gradient_scale = scale();
 }
 
 void JoinedRanks::after_step(StepReport& /*report*/) {
   if (is_joined() && syncs_buffers_) sync_buffers();
-}
-
-// By position: '1' where training is known to change the buffer, or changes it here.
-std::string JoinedRanks::changed_buffers() const {
-  std::string changed = is_changing_;
-  changed.resize(buffers_.size(), '0');
-  for (size_t i = 0; i < buffers_.size(); ++i) {
-    const Buffer& buffer = buffers_[i];
-    const bool is_written = buffer.is_statistic && buffer.owner->is_training();
-    if (is_written || buffer.tensor._version() != buffer.version) changed[i] = '1';
-  }
-  return changed;
-}
-
-bool JoinedRanks::sees_new_buffers() const { return syncs_buffers_ && changed_buffers() != is_changing_; }
-
-// A buffer that has changed on any rank is rank 0's on all of them from then on. That there is a new one, all
-// have heard with the status of the step.
-void JoinedRanks::sync_buffers() {
-  Communicator& world = parts_->data_ranks();
-  if (std::exchange(learns_buffers_, false)) {
-    is_changing_ = changed_buffers();
-    for (const std::string& of_rank : world.exchange(is_changing_)) {
-      require(of_rank.size() == is_changing_.size(), "the model has ", is_changing_.size(),
-              " buffers on this rank, but ", of_rank.size(), " on another; register the same on all of them");
-      for (size_t i = 0; i < of_rank.size(); ++i) is_changing_[i] = std::max(is_changing_[i], of_rank[i]);
-    }
-  }
-  std::vector<at::Tensor> changing;
-  for (size_t i = 0; i < is_changing_.size(); ++i) {
-    if (is_changing_[i] == '1') changing.push_back(buffers_[i].tensor);
-  }
-  const at::NoGradGuard no_grad;
-  detail::broadcast_all(world, changing);
 }
 
 void JoinedRanks::finish(const Progress& progress) {

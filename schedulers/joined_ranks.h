@@ -32,6 +32,7 @@ class JoinedRanks : public Hook {
   void attach(SessionParts& parts) override;
   void start(const Progress& progress) override;
   void forward_begin(const Progress& progress) override;
+  void forward_end() override;
   void backward_begin(const Progress& progress) override;
   void backward_end(const Progress& progress) override;
   void backward_failed() override;
@@ -73,6 +74,15 @@ class JoinedRanks : public Hook {
   virtual double scale() const = 0;
   // Whether this rank's batches count: not where another rank has the same ones.
   virtual bool counts_batches() const { return true; }
+  // Whether parameters have all of their values on this rank between passes.
+  virtual bool has_whole_parameters() const { return true; }
+
+  // Gives all ranks rank 0's values of parameters that a forward pass has written to on any of them, as an
+  // embedding with max_norm does. Once gradients are ready, and before the optimizer uses the values.
+  void share_written_parameters();
+  // The ranks find out behind this window what forward passes write to, whether one of them has told of
+  // something new or not.
+  void learn_changes() { learns_changes_ = true; }
 
  private:
   std::vector<Fact> facts() const;
@@ -81,8 +91,10 @@ class JoinedRanks : public Hook {
   void join_ranks(const Progress& progress);
   void share_parameters();
   void remember_buffers(const std::shared_ptr<torch::nn::Module>& owner);
+  void remember_parameters();
   std::string changed_buffers() const;
-  bool sees_new_buffers() const;
+  std::string written_parameters() const;
+  bool sees_changes() const;
   void sync_buffers();
   void add_totals(const std::vector<RankStatus>& ranks);
 
@@ -101,8 +113,16 @@ class JoinedRanks : public Hook {
     int64_t version;    // before the first pass
   };
   std::vector<Buffer> buffers_;
-  std::string is_changing_;      // by buffer, '0' or '1'; the same on all ranks
-  bool learns_buffers_ = false;  // after this step
+  std::string is_changing_;  // by buffer, '0' or '1'; the same on all ranks
+  struct Parameter {
+    at::Tensor tensor;
+    int64_t version;  // before the pass under way
+    bool is_written;  // by forward passes of this rank
+    bool is_shared;   // in every step; the same on all ranks
+  };
+  std::vector<Parameter> parameters_;  // since ranks were joined
+  bool in_forward_ = false;
+  bool learns_changes_ = false;  // in this step
 };
 
 }  // namespace pacer

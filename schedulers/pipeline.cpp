@@ -2,14 +2,18 @@
 
 #include <pacer/schedulers/detail/pipeline_hook.h>
 #include <pacer/schedulers/detail/pipeline_run.h>
+#include <pacer/schedulers/detail/together.h>
 #include <pacer/schedulers/session.h>
 
 namespace pacer {
 
 Pipeline::Pipeline(torch::nn::Module& model, const Blocks& blocks, Block forward, Grid grid,
                    PipelineShape plan, PipelineOptions options)
-    : hook_(std::make_shared<detail::PipelineHook>(model, blocks, std::move(grid), plan, std::move(options))),
-      block_(std::move(forward)) {}
+    : block_(std::move(forward)) {
+  detail::set_up(*grid.world(), [&] {
+    hook_ = std::make_shared<detail::PipelineHook>(model, blocks, grid, plan, std::move(options));
+  });
+}
 
 const NamedParameters& Pipeline::named_parameters() const { return hook_->stage_model().parameters(); }
 

@@ -33,7 +33,7 @@ void Precision::attach(SessionParts& parts) {
     }
   }
   if (fp8_) {
-    scaling_ = std::make_shared<Fp8Scaling>(parts.model(), *fp8_);
+    scaling_ = std::make_shared<Fp8Scaling>(parts.model(), *fp8_, parts.device());
     parts_ = &parts;
     parts.guard();  // so that a step is skipped that must not move the scales
   }

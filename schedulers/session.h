@@ -65,8 +65,9 @@ struct ResumeOptions {
 class Session {
  public:
   // Model and optimizer are held by reference and must outlive the Session. Throws InvalidArgument for an
-  // optimizer without parameters. Parameters that the optimizer has no name for get those of the model. With
-  // a `world` of several ranks every rank trains the same model on its own data; see data_parallel.h.
+  // optimizer without parameters (a rank of a Pipeline may have none). Parameters that the optimizer has no
+  // name for get those of the model. With a `world` of several ranks every rank trains the same model on its
+  // own data; see data_parallel.h.
   Session(torch::nn::Module& model, torch::optim::Optimizer& optimizer,
           std::shared_ptr<Communicator> world = nullptr);
   // The same for a module in its holder, as TORCH_MODULE makes them.
@@ -191,11 +192,15 @@ class Session {
   std::shared_ptr<detail::EvaluationScope> begin_evaluation();
   std::vector<double> base_rates();
   void set_base_rates(const std::vector<double>& rates);
+  void add(std::shared_ptr<Hook> hook);
   void start();
+  void arrange();
   void start_training();
+  void begin_training();
   std::string unsettled(int64_t step) const;
   void take_step();
   void update(const Progress& window);
+  void prewarm_passes(const std::function<at::Tensor()>& loss);
   void prewarm_pass(const std::function<at::Tensor()>& loss);
   void skip_empty_window();
   void fill_unused_gradients(const Progress& window);

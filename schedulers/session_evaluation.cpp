@@ -5,6 +5,7 @@
 #include <pacer/schedulers/detail/evaluation_scope.h>
 #include <pacer/schedulers/detail/forward_scope.h>
 #include <pacer/schedulers/detail/prewarm_scope.h>
+#include <pacer/schedulers/detail/together.h>
 #include <pacer/schedulers/session.h>
 #include <pacer/schedulers/shards.h>
 
@@ -18,6 +19,10 @@ void Session::prewarm(const std::function<at::Tensor()>& loss) {
       "Session::prewarm with a Pipeline: no rank has the whole model, so there is no pass to run here; leave "
       "prewarm out");
   start_training();
+  detail::set_up(parts_.world(), [&] { prewarm_passes(loss); });
+}
+
+void Session::prewarm_passes(const std::function<at::Tensor()>& loss) {
   const detail::PrewarmScope restore(parts_);
   prewarm_pass(loss);
   // With gradients at hand one of pacer's optimizers can make its state; then a pass beside it.

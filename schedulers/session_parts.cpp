@@ -8,12 +8,14 @@
 namespace pacer {
 namespace {
 
-at::Device device_of_parameters(const torch::optim::Optimizer& optimizer) {
+// A rank of a Pipeline may have no parameters; others are refused when all hooks are known.
+at::Device device_of_parameters(const torch::optim::Optimizer& optimizer, const Communicator* world) {
   for (const auto& group : optimizer.param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
       if (parameter.defined()) return parameter.device();
     }
   }
+  if (world != nullptr) return world->device();
   throw InvalidArgument("a Session needs an optimizer with at least one parameter");
 }
 
@@ -25,7 +27,7 @@ SessionParts::SessionParts(torch::nn::Module& model, torch::optim::Optimizer& op
       model_(model),
       optimizer_(optimizer),
       session_optimizer_(dynamic_cast<SessionOptimizer*>(&optimizer)),
-      device_(device_of_parameters(optimizer)),
+      device_(device_of_parameters(optimizer, world.get())),
       world_(world ? std::move(world) : Communicator::alone(device_)) {}
 
 std::vector<at::Tensor> SessionParts::unused(const Progress& at) const {

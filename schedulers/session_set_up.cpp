@@ -17,6 +17,7 @@
 #include <pacer/schedulers/detail/layer_drop_hook.h>
 #include <pacer/schedulers/detail/pipeline_hook.h>
 #include <pacer/schedulers/detail/step_runner.h>
+#include <pacer/schedulers/detail/together.h>
 #include <pacer/schedulers/detail/training_checks.h>
 #include <pacer/schedulers/detail/zeroed_gradients.h>
 #include <pacer/schedulers/layer_drop.h>
@@ -37,8 +38,8 @@ const char* slot_name(Slot slot) {
 }  // namespace
 
 Session::Session(torch::nn::Module& model, torch::optim::Optimizer& optimizer,
-                 std::shared_ptr<Communicator> world)
-    : parts_(model, optimizer, std::move(world)),
+                 std::shared_ptr<Communicator> world) try
+    : parts_(model, optimizer, world),
       gradients_(std::make_unique<detail::GradientWatch>()),
       trained_(std::make_unique<detail::ParameterWatch>()),
       skipped_(std::make_unique<detail::SkippedStepsWatch>(parts_)),
@@ -46,6 +47,8 @@ Session::Session(torch::nn::Module& model, torch::optim::Optimizer& optimizer,
       warns_of_empty_window_(parts_.is_first_rank()) {
   if (!parts_.world_was_given) detail::check_single_rank();
   if (parts_.session_optimizer()) parts_.session_optimizer()->name_parameters(model.named_parameters());
+} catch (...) {
+  if (world) detail::set_up(*world, [] { throw; });
 }
 
 Session::~Session() {
@@ -69,6 +72,11 @@ Session& Session::use(std::shared_ptr<Hook> hook) {
   require(hook != nullptr, "Session::use was given a null hook");
   require(!started_, "Session::use(", hook->hook_name(),
           ") after begin or resume; add all hooks before them");
+  detail::set_up(parts_.world(), [&] { add(std::move(hook)); });
+  return *this;
+}
+
+void Session::add(std::shared_ptr<Hook> hook) {
   for (const auto& other : parts_.hooks_) {
     require(other->hook_name() != hook->hook_name(), "this Session already has the hook ", hook->hook_name(),
             "; use it once");
@@ -81,7 +89,6 @@ Session& Session::use(std::shared_ptr<Hook> hook) {
   const auto place = std::upper_bound(parts_.hooks_.begin(), parts_.hooks_.end(), hook,
                                       [&](const auto& a, const auto& b) { return key(*a) < key(*b); });
   parts_.hooks_.insert(place, std::move(hook));
-  return *this;
 }
 
 Session& Session::use(const LayerDrop& layer_drop) {
@@ -96,7 +103,10 @@ Session& Session::use(const Pipeline& pipeline) { return use(pipeline.hook()); }
 
 // Once, when all hooks are known.
 void Session::start() {
-  if (started_) return;
+  if (!started_) detail::set_up(parts_.world(), [this] { arrange(); });
+}
+
+void Session::arrange() {
   for (const auto& module : parts_.model().modules(/*include_self=*/false)) {
     const auto* gates = dynamic_cast<const LayerDropImpl*>(module.get());
     require(
@@ -121,7 +131,10 @@ void Session::start() {
 // Once, when it is known where this run starts.
 void Session::start_training() {
   start();
-  if (training_) return;
+  if (!training_) detail::set_up(parts_.world(), [this] { begin_training(); });
+}
+
+void Session::begin_training() {
   if (parts_.session_optimizer()) {
     RunPlan plan;
     plan.unsettled = [this](int64_t step) { return unsettled(step); };

@@ -221,6 +221,7 @@ void Shards::backward_begin(const Progress& progress) {
 
 // In training the root stays for backward.
 void Shards::forward_end() {
+  JoinedRanks::forward_end();
   if (std::exchange(releases_root_, false)) shards_->release(kRoot);
 }
 

@@ -122,6 +122,7 @@ class Shards : public JoinedRanks {
 
  private:
   bool is_joined() const override { return is_joined_; }
+  bool has_whole_parameters() const override { return !keeps_parts(); }
   void join() override;
   bool sends_in_every_pass() const override;
   void begin_pass(const Progress& progress, bool is_last) override;

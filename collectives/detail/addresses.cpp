@@ -7,7 +7,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <thread>
@@ -113,7 +115,8 @@ std::optional<int> listen_at(const Address& address, int port) {
 }
 
 std::optional<Address> wait_for_listener(const std::vector<Address>& addresses, int port,
-                                         std::chrono::milliseconds timeout) {
+                                         std::chrono::milliseconds timeout,
+                                         const std::function<void()>& look) {
   const auto deadline = std::chrono::steady_clock::now() + timeout;
   while (true) {
     for (const Address& address : addresses) {
@@ -121,8 +124,36 @@ std::optional<Address> wait_for_listener(const std::vector<Address>& addresses, 
       if (somebody_answers(*at)) return address;
     }
     if (std::chrono::steady_clock::now() >= deadline) return std::nullopt;
+    if (look) look();
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
+}
+
+bool is_other_service(const Address& address, int port, std::chrono::milliseconds timeout) {
+  // As the store's client begins: "validate" and a magic number, "ping" and a number, which comes back.
+  constexpr std::array<uint8_t, 10> kGreeting = {0, 0xCE, 0xF7, 0x85, 0x3C, 13, 'p', 'a', 'c', 'e'};
+  constexpr size_t kEcho = 4;
+  const AddressList at = look_up(address.text, port, AI_NUMERICHOST | AI_NUMERICSERV);
+  const int socket = ::socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (socket < 0) return false;
+  std::array<uint8_t, kEcho> echo = {};
+  size_t received = 0;
+  bool has_hung_up = false;
+  if (connects(socket, *at) && ::send(socket, kGreeting.data(), kGreeting.size(), MSG_NOSIGNAL) >= 0) {
+    const auto deadline =
+        std::chrono::steady_clock::now() + std::min(timeout, std::chrono::milliseconds(1000));
+    while (received < kEcho && !has_hung_up) {
+      const auto left =
+          std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+      pollfd watched = {socket, POLLIN, 0};
+      if (left.count() <= 0 || ::poll(&watched, 1, static_cast<int>(left.count())) <= 0) break;
+      const ssize_t count = ::recv(socket, echo.data() + received, kEcho - received, 0);
+      if (count > 0) received += static_cast<size_t>(count);
+      has_hung_up = count == 0 || (count < 0 && errno != EAGAIN && errno != EINTR);
+    }
+  }
+  ::close(socket);
+  return has_hung_up || (received == kEcho && !std::equal(echo.begin(), echo.end(), kGreeting.end() - kEcho));
 }
 
 std::string local_address_towards(const Address& address) {

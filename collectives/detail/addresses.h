@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -21,9 +22,13 @@ std::vector<Address> resolve(const std::string& host);
 // host. Throws CommunicationError where the port is taken.
 std::optional<int> listen_at(const Address& address, int port);
 // Returns the first of these addresses where somebody listens, as soon as there is one, or nothing where
-// there is none in time.
+// there is none in time. `look` is called now and then meanwhile.
 std::optional<Address> wait_for_listener(const std::vector<Address>& addresses, int port,
-                                         std::chrono::milliseconds timeout);
+                                         std::chrono::milliseconds timeout,
+                                         const std::function<void()>& look = {});
+// Whether what listens there is known not to be a store of LibTorch's: it hangs up on a greeting, or answers
+// with something else. False where it says nothing in time, a second at most.
+bool is_other_service(const Address& address, int port, std::chrono::milliseconds timeout);
 // Of the interface through which this host reaches that address. Throws CommunicationError.
 std::string local_address_towards(const Address& address);
 

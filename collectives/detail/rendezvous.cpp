@@ -11,7 +11,9 @@
 #include <pacer/collectives/communication_error.h>
 #include <pacer/collectives/detail/addresses.h>
 #include <pacer/collectives/detail/file_store.h>
+#include <pacer/collectives/detail/launch_attempt.h>
 #include <pacer/collectives/detail/tcp_store.h>
+#include <pacer/collectives/detail/wait_notice.h>
 #include <pacer/collectives/launch_environment.h>
 #include <pacer/core/error.h>
 
@@ -43,13 +45,15 @@ bool has_everybody_come(Store& store, int world_size) {
 }  // namespace
 
 std::shared_ptr<Roster> call_roll(const std::shared_ptr<Store>& store, const Meeting& meeting,
-                                  const std::string& place, Milliseconds timeout, std::optional<int> keeper) {
+                                  const std::string& place, Milliseconds timeout, std::optional<int> keeper,
+                                  const std::function<void()>& look) {
   const Member own = Member::myself(meeting.world_size);
   const std::string own_text = own.to_text();
   const auto rank = static_cast<size_t>(meeting.rank);
   std::vector<std::optional<Member>> members(static_cast<size_t>(meeting.world_size));
   auto next_look = Clock::now() + kLook;
   const auto read_members = [&](const Exchange::Texts& texts) {
+    if (look) look();
     require(texts[rank] == own_text, "rank ", rank, " of ", members.size(), " is at ", place,
             " already: two processes have the same rank, or something is left from an earlier run; start "
             "each rank once, and choose another place to meet");
@@ -121,6 +125,10 @@ int number_of_meeting(const std::string& place) {
       meeting.store_is_hosted ? std::vector<int>() : std::vector<int>{0});
 }
 
+WaitNotice notice_of(const Meeting& meeting, const std::string& place, Milliseconds timeout) {
+  return {meeting.rank, place, timeout, /*speaks=*/meeting.rank == 1 || meeting.local_rank == 0};
+}
+
 // A loopback address is of this host alone, and other users of the host can reach it. So the ranks meet
 // through a file instead, which stands for the port of this loopback interface.
 Rendezvous meet_at_loopback(const Meeting& meeting, const std::string& place, Milliseconds timeout) {
@@ -145,11 +153,15 @@ Rendezvous meet_at_loopback(const Meeting& meeting, const std::string& place, Mi
     }
   }
   const auto deadline = Clock::now() + timeout;
+  WaitNotice notice = notice_of(meeting, place, timeout);
   while (true) {
     if (const auto store = FileStore::open_kept(path)) {
       return meet_through_file(store, meeting, place, timeout);
     }
     if (Clock::now() >= deadline) fail_alone(meeting, place, timeout);
+    notice.look("rank 0", concatenate("start it on this host, with the same MASTER_PORT and the same "
+                                      "XDG_RUNTIME_DIR or TMPDIR, because these ranks meet through the file ",
+                                      path));
     std::this_thread::sleep_for(Milliseconds(20));
   }
 }
@@ -178,6 +190,23 @@ auto ask_store(const std::string& place, const F& f) {
   }
 }
 
+// LibTorch's client would look for it as well, but talks a lot where it does not find it, or finds something
+// else.
+Address find_store(const std::vector<Address>& addresses, const Meeting& meeting, const std::string& place,
+                   Milliseconds timeout) {
+  WaitNotice notice = notice_of(meeting, place, timeout);
+  const std::string whom = meeting.store_is_hosted ? "the launcher's agent" : "rank 0";
+  const auto point = wait_for_listener(addresses, meeting.port, timeout, [&] {
+    notice.look(whom, concatenate("start ", whom, " there, or correct MASTER_ADDR and MASTER_PORT"));
+  });
+  if (!point) fail_alone(meeting, place, timeout);
+  if (is_other_service(*point, meeting.port, timeout)) {
+    fail_rendezvous(concatenate("what listens at ", place, " is not ", whom,
+                                " but another service; set MASTER_PORT to a free port, alike on all ranks"));
+  }
+  return *point;
+}
+
 Rendezvous meet_at_address(const Meeting& meeting, const CommunicatorOptions& options) {
   const std::string place = concatenate(meeting.host, " port ", meeting.port);
   const std::string& listen = options.listen_address();
@@ -201,34 +230,38 @@ Rendezvous meet_at_address(const Meeting& meeting, const CommunicatorOptions& op
     if (!keeps) others.insert(others.end(), addresses.begin(), addresses.end());
     addresses = std::move(others);
   }
-  // LibTorch would look for it as well, but talks a lot where it does not find it.
-  const std::optional<Address> point = keeps ? keep_store(addresses, meeting.port, options.timeout())
-                                             : wait_for_listener(addresses, meeting.port, options.timeout());
-  if (!point) fail_alone(meeting, place, options.timeout());
+  const Address point = keeps ? keep_store(addresses, meeting.port, options.timeout())
+                              : find_store(addresses, meeting, place, options.timeout());
 
-  // The agent's store is older than this attempt of the launch.
   const std::string job = meeting.store_is_hosted ? read_launch_environment().job : "";
   const std::string prefix = concatenate("pacer/", job, '/', number_of_meeting(place), '/');
   const auto store = ask_store(
-      place, [&] { return std::make_shared<TcpStore>(*point, meeting.port, prefix, options.timeout()); });
+      place, [&] { return std::make_shared<TcpStore>(point, meeting.port, prefix, options.timeout()); });
   const std::optional<int> keeper = meeting.store_is_hosted ? std::nullopt : std::optional<int>(0);
+  std::shared_ptr<Store> records;
   std::shared_ptr<Roster> roster;
   try {
-    roster = ask_store(place, [&] { return call_roll(store, meeting, place, options.timeout(), keeper); });
+    roster = ask_store(place, [&] {
+      // The agents' store is older than this attempt of the launch.
+      LaunchAttempt attempt{store, {}};
+      if (meeting.store_is_hosted) attempt = enter_attempt(store, meeting.rank, place, options.timeout());
+      records = attempt.store;
+      return call_roll(records, meeting, place, options.timeout(), keeper, attempt.answer);
+    });
   } catch (const CommunicationError&) {
     if (keeps) std::this_thread::sleep_for(kFarewell);
     throw;
   }
 
   const bool is_one_host = roster->is_one_host();
-  const Rendezvous met{roster, place, is_one_host ? kLoopback : address_for_others(options, *point),
-                       gather_through(store, meeting, place, options.timeout(), roster),
+  const Rendezvous met{roster, place, is_one_host ? kLoopback : address_for_others(options, point),
+                       gather_through(records, meeting, place, options.timeout(), roster),
                        [store] { store->limit_calls(kCallLimit); }};
-  if (meeting.rank == 0 && (!is_one_host || (keeps && !point->is_loopback))) {
+  if (meeting.rank == 0 && (!is_one_host || (keeps && !point.is_loopback))) {
     std::fprintf(stderr,
                  "pacer: rank 0 listens at %s, beyond this host, and connections there are neither encrypted "
                  "nor authenticated; use a private network\n",
-                 keeps ? point->text.c_str() : met.address.c_str());
+                 keeps ? point.text.c_str() : met.address.c_str());
   }
   return met;
 }

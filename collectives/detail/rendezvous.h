@@ -15,11 +15,12 @@
 
 namespace pacer::detail {
 
-// Who the ranks of `meeting` are, found out through this store. Throws CommunicationError where not all come,
-// one ends meanwhile or counts another number of ranks, and InvalidArgument where this rank is there already.
+// Who the ranks of `meeting` are, found out through this store; `look` is called now and then meanwhile.
+// Throws CommunicationError where not all come, one ends meanwhile or counts another number of ranks, and
+// InvalidArgument where this rank is there already.
 std::shared_ptr<Roster> call_roll(const std::shared_ptr<Store>& store, const Meeting& meeting,
                                   const std::string& place, std::chrono::milliseconds timeout,
-                                  std::optional<int> keeper);
+                                  std::optional<int> keeper, const std::function<void()>& look = {});
 
 struct Rendezvous {
   std::shared_ptr<Roster> roster;

@@ -7,6 +7,7 @@
 
 #include <pacer/collectives/communication_error.h>
 #include <pacer/collectives/detail/member.h>
+#include <pacer/collectives/detail/wait_notice.h>
 #include <pacer/core/error.h>
 #include <pacer/core/utf8.h>
 
@@ -126,6 +127,7 @@ int parse_rank(const std::string& text) {
 
 std::vector<std::string> Exchange::collect() const {
   const auto start = Clock::now();
+  WaitNotice notice(rank, place, timeout, /*speaks=*/rank <= 1);
   while (true) {
     const Texts texts = texts_of(store->read(key), world_size);
     check(texts);
@@ -147,6 +149,9 @@ std::vector<std::string> Exchange::collect() const {
       fail_rendezvous(concatenate("all ranks came to ", place,
                                   ", but rank 0 did not say so in time; see what it printed"),
                       {0});
+    }
+    if (!missing.empty() && (rank == 0 || missing.front() == 0)) {
+      notice.look(names_of(missing), "start them all, or see what they printed");
     }
     if (rank == 0) {
       std::this_thread::sleep_for(std::clamp(waited / 8, kShortestPoll, kLongestPoll));

@@ -172,11 +172,8 @@ class TraitsOf final : public OptimizerTraits {
     return options;
   }
 
-  bool alike(const OptimizerOptions& a, const OptimizerOptions& b) const override {
-    Options left = own_type(a);
-    const Options& right = own_type(b);
-    left.lr(right.lr()).initial_lr(right.initial_lr());
-    return equal_options(left, right);
+  void visit_numbers(const OptimizerOptions& options, NumberVisitor& visit) const override {
+    detail::visit_numbers(own_type(options), visit);
   }
 
   double base_lr(OptimizerOptions& base) const override {
@@ -209,7 +206,7 @@ std::vector<AdamGroupSettings> settings_of(const OptimizerTraits& traits, const 
   return settings;
 }
 
-const OptimizerTraits& traits_of(const OptimizerOptions& options) {
+const OptimizerTraits* find_traits(const OptimizerOptions& options) {
   static const TraitsOf<FusedAdamOptions, FusedAdamParamState> adam("FusedAdam");
   static const TraitsOf<FusedAdamWOptions, FusedAdamWParamState> adamw("FusedAdamW");
   static const TraitsOf<FusedLambOptions, FusedLambParamState> lamb("FusedLamb");
@@ -217,9 +214,15 @@ const OptimizerTraits& traits_of(const OptimizerOptions& options) {
   static const TraitsOf<OneBitLambOptions, OneBitLambParamState> onebit_lamb("OneBitLamb");
   const std::array<const OptimizerTraits*, 5> all = {&adam, &adamw, &lamb, &onebit_adam, &onebit_lamb};
   for (const OptimizerTraits* traits : all) {
-    if (traits->owns(options)) return *traits;
+    if (traits->owns(options)) return traits;
   }
-  throw InvalidArgument("these options belong to no optimizer of pacer");
+  return nullptr;
+}
+
+const OptimizerTraits& traits_of(const OptimizerOptions& options) {
+  const OptimizerTraits* const traits = find_traits(options);
+  require(traits != nullptr, "these options belong to no optimizer of pacer");
+  return *traits;
 }
 
 }  // namespace pacer::detail

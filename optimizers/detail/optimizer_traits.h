@@ -16,6 +16,7 @@
 #include <pacer/kernels/math/onebit_lamb.h>
 #include <pacer/optimizers/adam_options.h>
 #include <pacer/optimizers/adam_param_state.h>
+#include <pacer/optimizers/detail/option_numbers.h>
 #include <pacer/optimizers/named_tensors.h>
 #include <pacer/optimizers/paging.h>
 
@@ -74,9 +75,8 @@ class OptimizerTraits {
   virtual std::unique_ptr<torch::optim::OptimizerOptions> import_options(
       const std::string& prefix, const NamedTensors& state, int64_t version,
       const torch::optim::OptimizerOptions& own, std::set<std::string>& used) const = 0;
-  // Equal in every field but the learning rates.
-  virtual bool alike(const torch::optim::OptimizerOptions& a,
-                     const torch::optim::OptimizerOptions& b) const = 0;
+  // What ranks compare of them.
+  virtual void visit_numbers(const torch::optim::OptimizerOptions& options, NumberVisitor& visit) const = 0;
   // The rate a schedule multiplies.
   virtual double base_lr(torch::optim::OptimizerOptions& options) const = 0;
   virtual void set_base_lr(torch::optim::OptimizerOptions& options, double rate) const = 0;
@@ -86,7 +86,10 @@ class OptimizerTraits {
   ~OptimizerTraits() = default;
 };
 
-// The traits of the optimizer whose own options these are.
+// The traits of the optimizer whose own options these are; null where they are those of no optimizer of
+// pacer.
+const OptimizerTraits* find_traits(const torch::optim::OptimizerOptions& options);
+// The same; throws InvalidArgument where there is none.
 const OptimizerTraits& traits_of(const torch::optim::OptimizerOptions& options);
 
 using ParamGroups = std::vector<torch::optim::OptimizerParamGroup>;

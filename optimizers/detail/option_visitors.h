@@ -15,6 +15,7 @@
 
 #include <pacer/core/error.h>
 #include <pacer/optimizers/detail/option_fields.h>
+#include <pacer/optimizers/detail/option_numbers.h>
 #include <pacer/optimizers/named_tensors.h>
 
 namespace pacer::detail {
@@ -80,6 +81,24 @@ bool equal_options(const Options& left, const Options& right) {
   const auto compare = [&](const OptionField&, const auto& a, const auto& b) { equal = equal && a == b; };
   visit_options(compare, left, right);
   return equal;
+}
+
+template <class Options>
+void visit_numbers(const Options& options, NumberVisitor& visit) {
+  const auto show = [&](const OptionField& field, const auto& value) {
+    using Value = std::decay_t<decltype(value)>;
+    if constexpr (std::is_same_v<Value, Betas>) {
+      visit("beta1", std::get<0>(value));
+      visit("beta2", std::get<1>(value));
+    } else if constexpr (std::is_same_v<Value, std::optional<int64_t>>) {
+      visit(field.name, value.value_or(0));
+    } else if constexpr (std::is_same_v<Value, double>) {
+      visit(field.name, value);
+    } else if constexpr (!kIsOptional<Value>) {  // all but initial_lr
+      visit(field.name, static_cast<int64_t>(value));
+    }
+  };
+  visit_options(show, options);
 }
 
 // The options of a group whose optimizer has these defaults: what nobody has changed since the constructor.

@@ -5,6 +5,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <pacer/collectives/communicator.h>
+#include <pacer/collectives/detail/tensor_text.h>
 #include <pacer/core/checksum.h>
 #include <pacer/core/error.h>
 
@@ -29,6 +30,13 @@ at::Tensor gradients_of(const ParamGroups& groups) {
   return bytes;
 }
 
+void visit_numbers(const OptimizerView& optimizer, NumberVisitor& visit) {
+  for (size_t g = 0; g < optimizer.groups.size(); ++g) {
+    visit.begin_group(g);
+    optimizer.traits.visit_numbers(optimizer.groups[g].options(), visit);
+  }
+}
+
 // The first 64 bits of a checksum.
 int64_t number_of(const std::string& checksum) {
   return static_cast<int64_t>(std::stoull(checksum.substr(0, 16), nullptr, 16));
@@ -38,7 +46,7 @@ int64_t number_of(const std::string& checksum) {
 
 bool StepAgreement::is_known(const OptimizerView& optimizer) const {
   const ParamGroups& groups = optimizer.groups;
-  if (fingerprint_.empty() || groups.size() != options_.size()) return false;
+  if (fingerprint_.empty()) return false;
   size_t place = 0;
   bool known = true;
   for_each_parameter(groups, [&](const at::Tensor& parameter) {
@@ -47,31 +55,23 @@ bool StepAgreement::is_known(const OptimizerView& optimizer) const {
     const Known& before = parameters_[place++];
     known = before.tensor == parameter.unsafeGetTensorImpl() &&
             before.requires_grad == parameter.requires_grad() && before.dtype == parameter.scalar_type() &&
-            parameter.sizes() == at::IntArrayRef(before.sizes);
+            parameter.sizes() == at::IntArrayRef(before.sizes) &&
+            parameter.strides() == at::IntArrayRef(before.strides);
   });
-  for (size_t g = 0; known && g < groups.size(); ++g)
-    known = optimizer.traits.alike(*options_[g], groups[g].options());
   return known && place == parameters_.size();
 }
 
 void StepAgreement::remember(const OptimizerView& optimizer) {
   parameters_.clear();
-  options_.clear();
   facts_.clear();
   for (const auto& [tensor, group, index, name] : optimizer.parameters()) {
-    parameters_.push_back(
-        {tensor.unsafeGetTensorImpl(), tensor.requires_grad(), tensor.scalar_type(), tensor.sizes().vec()});
+    parameters_.push_back({tensor.unsafeGetTensorImpl(), tensor.requires_grad(), tensor.scalar_type(),
+                           tensor.sizes().vec(), tensor.strides().vec()});
     facts_.push_back({concatenate("parameter ", facts_.size()),
-                      concatenate(name, ", ", tensor.scalar_type(), " ", tensor.sizes(),
-                                  tensor.requires_grad() ? "" : ", frozen")});
+                      concatenate(name, ", ", tensor_text(tensor), tensor.requires_grad() ? "" : ", frozen",
+                                  group == 0 ? "" : concatenate(", group ", group))});
   }
   facts_.push_back({"number of parameters", std::to_string(facts_.size())});
-  for (size_t g = 0; g < optimizer.groups.size(); ++g) {
-    options_.push_back(optimizer.groups[g].options().clone());
-    NamedTensors options;
-    optimizer.traits.export_options(*options_.back(), concatenate("group/", g, "/"), options);
-    for (Fact& fact : option_facts(options)) facts_.push_back(std::move(fact));
-  }
   std::string text;
   for (const Fact& fact : facts_) text += fact.what + '\0' + fact.value + '\0';
   fingerprint_ = checksum_of(text);
@@ -83,19 +83,28 @@ std::vector<at::Tensor> StepAgreement::without_gradient(Communicator& world, int
   const at::Tensor own = gradients_of(optimizer.groups);
   const std::string of_gradients(static_cast<const char*>(own.const_data_ptr()),
                                  static_cast<size_t>(own.numel()));
-  const at::Tensor mine = at::zeros({3}, at::kLong), of_ranks = at::zeros({world.world_size(), 3}, at::kLong);
+  NumberBytes options;
+  visit_numbers(optimizer, options);
+  const at::Tensor mine = at::zeros({4}, at::kLong), of_ranks = at::zeros({world.world_size(), 4}, at::kLong);
   auto* numbers = mine.mutable_data_ptr<int64_t>();
   numbers[0] = step;
   numbers[1] = number_of(fingerprint_);
-  numbers[2] = number_of(checksum_of(of_gradients));
+  numbers[2] = number_of(checksum_of(options.bytes()));
+  numbers[3] = number_of(checksum_of(of_gradients));
   world.all_gather_host(of_ranks, mine).wait();
   const auto differs = [&](int64_t which) {
     const at::Tensor column = of_ranks.select(1, which);
     return column.min().item<int64_t>() != column.max().item<int64_t>();
   };
-  if (differs(0) || differs(1)) require_agreement(world, step, facts_);  // names the difference
+  if (differs(0) || differs(1) || differs(2)) {  // then this names the difference
+    std::vector<Fact> all = facts_;
+    NumberFacts facts;
+    visit_numbers(optimizer, facts);
+    for (Fact& fact : std::move(facts).facts()) all.push_back(std::move(fact));
+    require_agreement(world, step, all);
+  }
   at::Tensor any = own;
-  if (differs(2)) {
+  if (differs(3)) {
     at::Tensor of_all = at::zeros({world.world_size(), own.numel()}, at::kByte);
     world.all_gather_host(of_all, own).wait();
     any = std::get<0>(of_all.max(0));

@@ -1,8 +1,7 @@
-// What ranks that step an optimizer without a Session compare before each step: parameters, options (the
-// learning rate aside), and which parameters have a gradient. One small message while all agree.
+// What ranks that step an optimizer without a Session compare before each step: parameters, all numbers of
+// their groups, and which parameters have a gradient. One small message while all agree.
 #pragma once
 
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -23,16 +22,15 @@ class StepAgreement {
     const void* tensor;
     bool requires_grad;
     at::ScalarType dtype;
-    std::vector<int64_t> sizes;
+    std::vector<int64_t> sizes, strides;
   };
   // Whether they are what the fingerprint was made of.
   bool is_known(const OptimizerView& optimizer) const;
   void remember(const OptimizerView& optimizer);
 
   std::vector<Known> parameters_;
-  std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options_;
-  std::vector<Fact> facts_;
-  std::string fingerprint_;
+  std::vector<Fact> facts_;  // about the parameters
+  std::string fingerprint_;  // of the facts
 };
 
 }  // namespace pacer::detail

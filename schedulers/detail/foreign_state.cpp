@@ -3,6 +3,7 @@
 #include <memory>
 #include <set>
 #include <tuple>
+#include <type_traits>
 #include <unordered_map>
 
 #include <torch/nn/module.h>
@@ -255,6 +256,24 @@ bool with_types(const Optimizer& optimizer, const F& f) {
 
 bool can_export(const Optimizer& optimizer) {
   return with_types(optimizer, [](const auto&, const auto&) {});
+}
+
+bool visit_numbers(const OptimizerOptions& options, NumberVisitor& visit) {
+  const auto show = [&visit](const char* name, auto value) {
+    visit(name,
+          static_cast<std::conditional_t<std::is_same_v<decltype(value), bool>, int64_t, double>>(value));
+  };
+  const auto shown = [&](const auto* own) {
+    if (own == nullptr) return false;
+    auto copy = *own;
+    visit_fields(copy, show);
+    return true;
+  };
+  return shown(dynamic_cast<const AdamWOptions*>(&options)) ||
+         shown(dynamic_cast<const AdamOptions*>(&options)) ||
+         shown(dynamic_cast<const SGDOptions*>(&options)) ||
+         shown(dynamic_cast<const RMSpropOptions*>(&options)) ||
+         shown(dynamic_cast<const AdagradOptions*>(&options));
 }
 
 NamedTensors export_foreign(const Optimizer& optimizer, const torch::nn::Module& model) {

@@ -5,6 +5,7 @@
 
 #include <torch/optim/optimizer.h>
 
+#include <pacer/optimizers/detail/option_numbers.h>
 #include <pacer/optimizers/named_tensors.h>
 
 namespace torch::nn {
@@ -15,6 +16,9 @@ namespace pacer::detail {
 
 // True for torch::optim::Adam, AdamW, SGD, RMSprop and Adagrad.
 bool can_export(const torch::optim::Optimizer& optimizer);
+
+// Shows the numbers of a group's options; false where they are of none of these optimizers.
+bool visit_numbers(const torch::optim::OptimizerOptions& options, NumberVisitor& visit);
 
 // Parameters are called as the model calls them, else "group.index".
 NamedTensors export_foreign(const torch::optim::Optimizer& optimizer, const torch::nn::Module& model);

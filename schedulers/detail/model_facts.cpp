@@ -10,8 +10,12 @@
 #include <c10/util/Type.h>
 #include <torch/nn/module.h>
 
+#include <pacer/collectives/detail/tensor_text.h>
+#include <pacer/core/checksum.h>
 #include <pacer/core/error.h>
 #include <pacer/modules/detail/model_modules.h>
+#include <pacer/optimizers/detail/optimizer_traits.h>
+#include <pacer/optimizers/detail/option_numbers.h>
 #include <pacer/schedulers/detail/foreign_state.h>
 
 namespace pacer::detail {
@@ -76,47 +80,73 @@ bool same_tensors(const std::vector<at::Tensor>& a, const std::vector<at::Tensor
 
 std::vector<Fact> parameter_facts(const SessionParts& parts) {
   std::vector<Fact> facts;
-  for (const auto& [name, parameter] : named_optimizer_parameters(parts)) {
-    facts.push_back({concatenate("parameter ", facts.size()),
-                     concatenate(name, ", ", parameter.scalar_type(), " ", parameter.sizes(),
-                                 parameter.requires_grad() ? "" : ", frozen")});
+  const auto named = named_optimizer_parameters(parts);
+  const auto& groups = parts.optimizer().param_groups();
+  for (size_t g = 0; g < groups.size(); ++g) {
+    for (size_t i = 0; i < groups[g].params().size(); ++i) {
+      const auto& [name, parameter] = named[facts.size()];
+      facts.push_back(
+          {concatenate("parameter ", facts.size()),
+           concatenate(name, ", ", tensor_text(parameter), parameter.requires_grad() ? "" : ", frozen",
+                       g == 0 ? "" : concatenate(", group ", g))});
+    }
   }
   facts.push_back({"number of parameters", std::to_string(facts.size())});
   return facts;
 }
 
-std::vector<Fact> frozen_facts(const SessionParts& parts) {
+std::vector<Fact> other_facts(const SessionParts& parts, bool with_buffers) {
   std::vector<Fact> facts;
-  const auto add = [&](const char* kind, const std::string& name, const at::Tensor& tensor) {
-    facts.push_back({concatenate(kind, name), concatenate(tensor.scalar_type(), " ", tensor.sizes())});
-  };
   std::unordered_set<const void*> known;
   for (const at::Tensor& parameter : all_optimizer_parameters(parts)) {
     known.insert(parameter.unsafeGetTensorImpl());
   }
   for (const auto& item : parts.model().named_parameters()) {
     if (known.count(item.value().unsafeGetTensorImpl()) != 0) continue;
-    add("parameter beside the optimizer's ", item.key(), item.value());
+    facts.push_back({"parameter beside the optimizer's " + item.key(), tensor_text(item.value())});
   }
   const auto codes = codes_of(parts.model());
   for (const auto& item : parts.model().named_buffers()) {
-    if (codes.count(item.value().unsafeGetTensorImpl()) != 0) add("4-bit weight ", item.key(), item.value());
+    const bool is_weight = codes.count(item.value().unsafeGetTensorImpl()) != 0;
+    if (is_weight || with_buffers) {
+      facts.push_back({(is_weight ? "4-bit weight " : "buffer ") + item.key(), tensor_text(item.value())});
+    }
   }
   return facts;
 }
 
-std::vector<Fact> optimizer_facts(const SessionParts& parts) {
-  NamedTensors state;
-  if (parts.session_optimizer()) {
-    state = parts.session_optimizer()->export_state();
-  } else if (can_export(parts.optimizer())) {
-    state = export_foreign(parts.optimizer(), parts.model());
+namespace {
+
+// Each step does this, so the traits of one group are tried for the next before they are looked for.
+void visit_numbers(const torch::optim::Optimizer& optimizer, NumberVisitor& visit) {
+  const OptimizerTraits* traits = nullptr;
+  for (size_t g = 0; g < optimizer.param_groups().size(); ++g) {
+    const torch::optim::OptimizerOptions& options = optimizer.param_groups()[g].options();
+    visit.begin_group(g);
+    if (traits == nullptr || !traits->owns(options)) traits = find_traits(options);
+    if (traits != nullptr) {
+      traits->visit_numbers(options, visit);
+    } else if (!visit_numbers(options, visit)) {
+      visit("lr", options.get_lr());
+    }
   }
-  const torch::optim::Optimizer& optimizer = parts.optimizer();
+}
+
+}  // namespace
+
+std::vector<Fact> optimizer_facts(const torch::optim::Optimizer& optimizer) {
   std::vector<Fact> facts = {{"optimizer", c10::demangle(typeid(optimizer).name())},
                              {"parameter groups", std::to_string(optimizer.param_groups().size())}};
-  for (Fact& fact : option_facts(state)) facts.push_back(std::move(fact));
+  NumberFacts numbers;
+  visit_numbers(optimizer, numbers);
+  for (Fact& fact : std::move(numbers).facts()) facts.push_back(std::move(fact));
   return facts;
+}
+
+std::string checksum_of_numbers(const torch::optim::Optimizer& optimizer) {
+  NumberBytes numbers;
+  visit_numbers(optimizer, numbers);
+  return checksum_of(numbers.bytes());
 }
 
 void broadcast_all(Communicator& world, const std::vector<at::Tensor>& tensors) {

@@ -22,14 +22,18 @@ std::vector<at::Tensor> trained_parameters(const SessionParts& parts);
 std::vector<double> learning_rates(const torch::optim::Optimizer& optimizer);
 bool same_tensors(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b);
 
-// Names, dtypes, shapes, groups, and whether they are trained; in order.
+// ---- What ranks compare. ----
+
+// Names, dtypes, shapes, memory order, groups, and whether they are trained; in order.
 std::vector<Fact> parameter_facts(const SessionParts& parts);
-// Names, dtypes and shapes of what the model has beside them and the ranks must share: frozen parameters, and
-// codes and scales of weights in 4 bits.
-std::vector<Fact> frozen_facts(const SessionParts& parts);
-// Options of all groups but for the learning rate; other optimizers than pacer's, torch's and those of
-// detail/foreign_state.h show their number of groups only.
-std::vector<Fact> optimizer_facts(const SessionParts& parts);
+// The same of what the model has beside them and the ranks share: other parameters, codes and scales of
+// weights in 4 bits, and, where asked for, all other buffers.
+std::vector<Fact> other_facts(const SessionParts& parts, bool with_buffers);
+// The optimizer's type and all numbers of its groups. Optimizers that are neither pacer's nor known to
+// foreign_state.h show their learning rates only.
+std::vector<Fact> optimizer_facts(const torch::optim::Optimizer& optimizer);
+// A checksum of these numbers, in hexadecimal digits.
+std::string checksum_of_numbers(const torch::optim::Optimizer& optimizer);
 
 // Rank 0's values for all, in few messages: tensors of one dtype travel together. Tensors that are not
 // defined are passed over; a tensor listed twice travels once.

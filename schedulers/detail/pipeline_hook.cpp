@@ -153,8 +153,14 @@ void PipelineHook::start(const Progress& progress) {
 }
 
 void PipelineHook::join() {
+  learn_changes();  // a window is announced before its passes write to anything
+  const bool trains = !trained_parameters(parts()).empty();
+  const std::vector<std::string> of_ranks = grid_.pipeline()->exchange(trains ? "trains" : "");
+  require(std::count(of_ranks.begin(), of_ranks.end(), "trains") > 0,
+          "no parameter that the ranks of the pipeline update needs a gradient, so that steps would change "
+          "nothing; unfreeze some");
   bucketer_.reset();  // takes its hooks from the parameters before the next one adds its own
-  if (grid_.pipelines() > 1) {
+  if (grid_.pipelines() > 1 && trains) {
     bucketer_ = std::make_unique<GradientBucketer>(named_optimizer_parameters(parts()), grid_.replicas(),
                                                    BucketOptions().unused_is_zero(options_.unused_is_zero()));
   }
@@ -191,6 +197,7 @@ void PipelineHook::gradients_ready(const Progress& window) {
   parts().window.gradient_scale = scale();
   Work losses = add_losses();
   if (bucketer_) bucketer_->wait();
+  share_written_parameters();
   losses.wait();
 }
 

@@ -1,10 +1,13 @@
 #include <pacer/schedulers/detail/pipeline_run.h>
 
+#include <algorithm>
+
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/util/Exception.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <pacer/core/checksum.h>
@@ -73,6 +76,29 @@ at::Tensor PipelineRun::train(Session& session, const Tensors& batch) {
   }
 }
 
+namespace {
+
+// Calls f, which computes something of x in this stage. What another stage has sent is a leaf of the graph
+// here.
+template <class F>
+auto reading(const Tensors& x, int64_t stage, const std::string& what, const F& f) {
+  try {
+    return f();
+  } catch (const c10::Error& error) {
+    const bool has_leaf = std::any_of(x.begin(), x.end(), [](const at::Tensor& tensor) {
+      return tensor.defined() && tensor.is_leaf() && tensor.requires_grad();
+    });
+    const std::string words = error.what_without_backtrace();
+    if (!has_leaf || words.find("leaf Variable that requires grad") == std::string::npos) throw;
+    throw InvalidArgument(concatenate(
+        what, " writes in place to its input, with which stage ", stage,
+        " of the pipeline begins and whose gradient another stage waits for; let it make a new tensor "
+        "(x = x + y in place of x.add_(y)), or begin with x = x.clone()"));
+  }
+}
+
+}  // namespace
+
 void PipelineRun::run_plan(SessionWindow& window) {
   const PipelinePlan plan = pipeline_plan(hook_.shape(), hook_.grid().stage());
   bool has_gone_backward = false;
@@ -106,10 +132,11 @@ void PipelineRun::forward(SessionWindow* window, const PipelineAction& action) {
     const auto scope = window ? window->forward(action.micro_batch) : nullptr;
     Tensors x = stage == 0 ? functions_.first(batches_[k]) : held.inputs;
     for (int64_t i = hook_.stage_model().first_block(stage); i < hook_.stage_model().end_block(stage); ++i) {
-      x = functions_.block(static_cast<size_t>(i), x);
+      x = reading(x, stage, concatenate("block ", i),
+                  [&] { return functions_.block(static_cast<size_t>(i), x); });
     }
     if (is_last(stage)) {
-      loss = functions_.last(x, batches_[k]);
+      loss = reading(x, stage, "the last function", [&] { return functions_.last(x, batches_[k]); });
     } else {
       held.outputs = std::move(x);
     }

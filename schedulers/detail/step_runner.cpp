@@ -36,11 +36,23 @@ StepRunner::StepRunner(SessionParts& parts) : parts_(parts) {
 StepRunner::~StepRunner() = default;
 
 void StepRunner::run(double average, double local_weight, bool freeze_allowed) {
-  if (SessionOptimizer* own = parts_.session_optimizer()) {
+  if (parts_.replicas && gradients().empty()) {
+    look_at_nothing(average);
+  } else if (SessionOptimizer* own = parts_.session_optimizer()) {
     run_own(*own, average, local_weight, freeze_allowed);
   } else {
     run_other(average);
   }
+}
+
+// A rank of a pipeline may have nothing to update, but the look is all of its ranks'.
+void StepRunner::look_at_nothing(double average) {
+  if (!parts_.has_guard()) return;
+  GradientGuard& guard = *parts_.guard();
+  const c10::DeviceGuard device_guard(guard.device());
+  const at::Tensor sum = sum_of_squares({}, guard.device());
+  guard.set_average(average);
+  guard.look(sum.const_data_ptr<double>(), 1);
 }
 
 void StepRunner::run_own(SessionOptimizer& optimizer, double average, double local_weight,

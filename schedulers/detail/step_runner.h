@@ -20,6 +20,7 @@ class StepRunner {
   void run(double average, double local_weight, bool freeze_allowed);
 
  private:
+  void look_at_nothing(double average);
   void run_own(SessionOptimizer& optimizer, double average, double local_weight, bool freeze_allowed);
   void run_other(double average);
   // Gradients become their mean, unscaled and clipped. False where they are not finite.

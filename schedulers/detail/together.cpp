@@ -3,6 +3,15 @@
 #include <pacer/core/error.h>
 
 namespace pacer::detail {
+namespace {
+
+template <class Base>
+class HeardByAllError : public Base, public HeardByAll {
+ public:
+  using Base::Base;
+};
+
+}  // namespace
 
 std::vector<std::string> together(Communicator& world, std::chrono::milliseconds timeout, const char* action,
                                   const std::function<std::string()>& f) {
@@ -19,8 +28,9 @@ std::vector<std::string> together(Communicator& world, std::chrono::milliseconds
   for (size_t rank = 0; rank < all.size(); ++rank) {
     const char result = all[rank].front();
     all[rank].erase(0, 1);
-    require(result != '?', "rank ", rank, " could not ", action, ": ", all[rank]);
-    require<FileError>(result != '-', "rank ", rank, " could not ", action, ": ", all[rank]);
+    require<HeardByAllError<InvalidArgument>>(result != '?', "rank ", rank, " could not ", action, ": ",
+                                              all[rank]);
+    require<HeardByAllError<FileError>>(result != '-', "rank ", rank, " could not ", action, ": ", all[rank]);
   }
   return all;
 }

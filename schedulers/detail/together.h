@@ -1,4 +1,4 @@
-// What ranks do together or not at all.
+// What ranks do together or not at all, and what they hear of one that fails alone.
 #pragma once
 
 #include <chrono>
@@ -7,13 +7,37 @@
 #include <vector>
 
 #include <pacer/collectives/communicator.h>
+#include <pacer/core/error.h>
 
 namespace pacer::detail {
 
 // Does f on every rank and returns what it returned on each. Where it throws on one, all ranks throw: "rank 1
-// could not ACTION: " and what it said, as InvalidArgument where it threw that, else as FileError. A single
-// rank throws what f throws. Ranks wait for the slowest as long as `timeout` says.
+// could not ACTION: " and what it said, as InvalidArgument where it threw that, else as FileError; both are
+// HeardByAll, too. A single rank throws what f throws. Ranks wait for the slowest as long as `timeout` says.
 std::vector<std::string> together(Communicator& world, std::chrono::milliseconds timeout, const char* action,
                                   const std::function<std::string()>& f);
+
+// An error that every rank has thrown, so that none waits for another.
+class HeardByAll {
+ public:
+  virtual ~HeardByAll() = default;
+};
+
+// Does f, a part of what each rank does by itself before training. Where it throws on this rank, the others
+// hear the reason at once, wherever they wait, and `world` is of no more use.
+template <class F>
+void set_up(Communicator& world, const F& f) {
+  try {
+    f();
+  } catch (const CommunicationError&) {
+    throw;
+  } catch (const std::exception& error) {
+    if (world.world_size() > 1 && dynamic_cast<const HeardByAll*>(&error) == nullptr) {
+      const std::string words = error.what();
+      world.leave("its set-up failed: " + words.substr(0, words.find('\n')));
+    }
+    throw;
+  }
+}
 
 }  // namespace pacer::detail

@@ -99,6 +99,10 @@ void check_values(const SessionParts& parts) {
 }
 
 void check_parameters(const SessionParts& parts) {
+  if (all_optimizer_parameters(parts).empty()) {
+    require(parts.replicas != nullptr, "a Session needs an optimizer with at least one parameter");
+    return;  // other stages of the pipeline have some
+  }
   check_replaced(parts);
   std::unordered_set<const void*> trained;
   const std::unordered_set<const void*> of_model = parameters_of_model(parts);
@@ -208,6 +212,8 @@ void check_gradients(const SessionParts& parts) {
     }
   }
   const std::vector<char> needs = needs_gradient(parts);
+  const bool others_train = parts.replicas != nullptr && parts.world().world_size() > 1;
+  if (others_train && std::count(needs.begin(), needs.end(), 1) == 0) return;
   require(std::count(needs.begin(), needs.end(), 1) > 0, "none of the optimizer's ", needs.size(),
           " parameters needs a gradient, so the step would change nothing; unfreeze them, call set_adapter() "
           "with the adapter that the optimizer was made for, or make another optimizer and Session");

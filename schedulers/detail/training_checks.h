@@ -59,7 +59,8 @@ class GradientWatch {
   bool writing_is_meant_ = false;  // somebody writes to gradients, and not zeros
 };
 
-// Throws InvalidArgument where no parameter of the optimizer has a gradient.
+// Throws InvalidArgument where no parameter of the optimizer has a gradient. A rank of a pipeline may have
+// nothing that needs one.
 void check_gradients(const SessionParts& parts);
 
 // Warns once, on the first rank, where 30 steps in a row changed nothing because gradients were not finite;

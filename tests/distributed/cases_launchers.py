@@ -2,6 +2,7 @@
 import os
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 from ranks import Ranks, expect, free_port, is_loopback, own_address
@@ -90,13 +91,20 @@ def srun(worker):
         expect(f"rank {number} of 2, here {number} of 2" in run.stdout, f"rank {number} was not heard: {run.stdout}")
 
 
+def find_torchrun():
+    here = os.environ.get("PACER_TORCHRUN", "")  # beside the LibTorch that the worker is linked with
+    program = here if Path(here).is_file() else shutil.which("torchrun")
+    if program and subprocess.run([program, "--help"], capture_output=True).returncode == 0:
+        return program
+    print("PACER_SKIPPED: torchrun is not there or does not run")
+    return None
+
+
 @case
 def torchrun(worker):
     """torchrun's agent keeps the store, also through a restart of the workers."""
-    here = os.environ.get("PACER_TORCHRUN", "")  # beside the LibTorch that the worker is linked with
-    program = here if Path(here).is_file() else shutil.which("torchrun")
-    if not program or subprocess.run([program, "--help"], capture_output=True).returncode != 0:
-        print("PACER_SKIPPED: torchrun is not there or does not run")
+    program = find_torchrun()
+    if not program:
         return
     command = [program, "--no-python", "--nproc-per-node=2", "--max-restarts=1", "--master-addr=127.0.0.1",
                f"--master-port={free_port()}", worker, "environment", "0", "1", "fail_once"]
@@ -105,3 +113,25 @@ def torchrun(worker):
     for number in range(2):
         lines = run.stdout.count(f"rank {number} of 2, here {number} of 2")
         expect(lines == 2, f"rank {number} was heard {lines} times instead of 2: {run.stdout}")
+
+
+@case
+def torchrun_agents(worker):
+    """Two agents, one of which loses a worker: their counts of restarts differ, and the ranks meet all the same."""
+    program = find_torchrun()
+    if not program:
+        return
+    for dies, place in ((3, "step"), (0, "step"), (1, "met"), (2, "start")):
+        with tempfile.TemporaryDirectory() as folder:
+            command = [program, "--no-python", "--nnodes=2", "--nproc-per-node=2", "--max-restarts=1",
+                       "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=agents",
+                       "--local-addr=127.0.0.1", "--monitor-interval=0.1", worker, "environment", "0", "1",
+                       f"dies={dies}", f"at={place}", f"once={folder}/once", "timeout_ms=60000"]
+            agents = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                      for _ in range(2)]
+            said = [agent.communicate(timeout=200) for agent in agents]
+            story = f"rank {dies} died at {place}: {said[0][0]} {said[1][0]} {said[0][1][-2000:]} {said[1][1][-2000:]}"
+            expect(Path(folder, "once").exists(), f"nobody died: {story}")
+            expect(all(agent.returncode == 0 for agent in agents), story)
+            for number in range(4):
+                expect(f"rank {number} is done" in said[0][0] + said[1][0], f"rank {number} is not done: {story}")

@@ -49,6 +49,7 @@ def pipeline(worker):
     """Two stages, and where there are four GPUs two pipelines, to the bit."""
     for world_size in worlds():
         play(worker, "train_pipelines", world_size, nccl=1, steps=200 if LONG else 10)
+        play(worker, "train_pipeline_parts", world_size, nccl=1, steps=50 if LONG else 5)
 
 
 @case

@@ -74,6 +74,7 @@ def pipeline(worker):
     """Every schedule, beside one process and beside two data-parallel ones, to the bit."""
     for world_size in (2, 4):
         play(worker, "train_pipelines", world_size, steps=200 if LONG else 4)
+    play(worker, "train_pipeline_parts", 2, steps=50 if LONG else 3)
 
 
 def part(worker, folder, world_size, **arguments):

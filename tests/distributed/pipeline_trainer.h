@@ -21,6 +21,7 @@ namespace pacer::testing::pipelines {
 
 struct Task {
   int64_t depth = 8, micro_batches = 4, rows = 1;  // rows of a micro-batch
+  bool fp8 = false;      // the layers that can compute in 8-bit floats
   bool is_tied = false;  // embedding and head are one parameter, which the first and the last stage use
   PipelineShape plan = one_f_one_b(4);
   PipelineOptions options = PipelineOptions().first({"embedding"}).last({"norm", "head"});
@@ -144,6 +145,7 @@ class PipelineTrainer {
     } else {
       session_->use(GradientAccumulation(task_.micro_batches));
     }
+    if (task_.fp8) session_->use(Precision::fp8());
     session_->use(GradientClipping(kMaxNorm)).use(LearningRate(warmup_cosine({3, 20}))).use(sampler_);
   }
 

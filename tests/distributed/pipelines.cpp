@@ -134,6 +134,43 @@ void differ(const Player& player) {
   }
 }
 
+// What stages may be like: 8-bit layers, of which a rank has some; nothing to train on the first or the last
+// rank. Beside the whole model, as above.
+void train_parts(const Player& player) {
+  const auto world = join_in_order(player);
+  const Grid grid(world, 2);
+  const auto only = [](const char* beginning) {
+    return [=](LanguageModel& model) {
+      for (const auto& item : model->named_parameters()) {
+        Tensor(item.value()).set_requires_grad(item.key().rfind(beginning, 0) == 0);
+      }
+    };
+  };
+  std::map<std::string, Task> tasks;
+  tasks["fp8"].fp8 = true;
+  tasks["fp8"].rows = 4;  // of 12 tokens: 8-bit products need multiples of 16
+  tasks["the first stage is frozen"].change_model = only("blocks.7");
+  tasks["only the embedding is trained"].change_model = only("embedding");
+  tasks["an empty stage"].options.cut({0, 8, 8});
+  for (const auto& [name, task] : tasks) {
+    PipelineTrainer piped(task, grid), whole(task, grid.replicas());
+    for (int64_t step = 0; step < player.number("steps"); ++step) {
+      const double loss = piped.step(), wanted = whole.step();
+      expect(std::abs(loss - wanted) < 1e-5 * wanted, name, ": the loss ", wanted, " in step ", step, ", not ",
+             loss);
+      const auto of_whole = whole.weights();
+      for (const auto& [tensor, value] : piped.weights()) {
+        const double away = (value - of_whole.at(tensor)).abs().max().item<double>();
+        expect(away < kTiedBound, name, ": ", tensor, " is ", away, " away from the whole model's after step ",
+               step);
+      }
+    }
+    piped.session().finish();
+    whole.session().finish();
+  }
+}
+
+const AddScenario kParts("train_pipeline_parts", train_parts);
 const AddScenario kTrain("train_pipelines", train);
 const AddScenario kPart("train_pipeline_part", train_part);
 const AddScenario kDiffer("pipeline_differences", differ);

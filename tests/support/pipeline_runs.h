@@ -44,6 +44,7 @@ class GradientCopies : public Hook {
 struct Setup {
   int64_t depth = 6, steps = 3, micro_batches = 4, rows = 2;  // rows of a micro-batch
   bool is_tied = false;
+  std::function<void(LanguageModel&)> prepare = [](LanguageModel&) {};  // the whole model, before all else
   std::function<void(Session&, LanguageModel&)> use = [](Session&, LanguageModel&) {};
   std::function<std::unique_ptr<torch::optim::Optimizer>(NamedParameters)> optimizer =
       [](NamedParameters parameters) {
@@ -63,7 +64,9 @@ struct Result {
 
 inline LanguageModel make_model(const Setup& setup) {
   torch::manual_seed(4);
-  return LanguageModel(setup.depth, setup.is_tied);
+  LanguageModel model(setup.depth, setup.is_tied);
+  setup.prepare(model);
+  return model;
 }
 
 // What one rank is and does; tests of mistakes change one of several.

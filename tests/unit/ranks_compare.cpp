@@ -1,0 +1,388 @@
+// What ranks that train one model must have alike, from the start on and at every step: numbers of the
+// optimizer's groups, memory order of parameters, values of buffers, and what forward writes to.
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/padding.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
+#include <torch/utils.h>
+
+#include <pacer/pacer.h>
+
+#include "support/catch.h"
+#include "support/optimizers.h"
+#include "support/ranks.h"
+
+namespace pacer::testing {
+namespace {
+
+using torch::optim::Optimizer;
+using torch::optim::OptimizerOptions;
+using OwnWorld = std::shared_ptr<Communicator>;
+
+CommunicatorOptions impatient() { return CommunicatorOptions().timeout(std::chrono::seconds(10)); }
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// ---- Numbers of groups ----
+
+struct Change {
+  std::string name;
+  std::function<std::unique_ptr<Optimizer>(std::vector<Tensor>, OwnWorld)> make;
+  std::function<void(OptimizerOptions&)> change;
+};
+
+template <class Made, class Options>
+Change change_of(const std::string& name, Options options, void (*change)(Options&)) {
+  return {name,
+          [options](std::vector<Tensor> parameters, const OwnWorld& world) -> std::unique_ptr<Optimizer> {
+            (void)world;
+            if constexpr (std::is_constructible_v<Made, std::vector<Tensor>, Options, OwnWorld>) {
+              return std::make_unique<Made>(std::move(parameters), options, world);
+            } else {
+              return std::make_unique<Made>(std::move(parameters), options);
+            }
+          },
+          [change](OptimizerOptions& base) { change(static_cast<Options&>(base)); }};
+}
+
+std::vector<Change> changes() {
+  using namespace torch::optim;
+  using Fused = FusedAdamWOptions;
+  return {
+      change_of<FusedAdamW, Fused>("weight_decay", Fused(0.01), [](Fused& o) { o.weight_decay(0.5); }),
+      change_of<FusedAdamW, Fused>("beta1", Fused(0.01),
+                                   [](Fused& o) {
+                                     o.betas({0.5, 0.999});
+                                   }),
+      change_of<FusedAdamW, Fused>("beta2", Fused(0.01),
+                                   [](Fused& o) {
+                                     o.betas({0.9, 0.99});
+                                   }),
+      change_of<FusedAdamW, Fused>("eps", Fused(0.01), [](Fused& o) { o.eps(1e-3); }),
+      change_of<FusedAdamW, Fused>("bias_correction", Fused(0.01),
+                                   [](Fused& o) { o.bias_correction(false); }),
+      change_of<FusedAdam, FusedAdamOptions>("weight_decay", FusedAdamOptions(0.01),
+                                             [](FusedAdamOptions& o) { o.weight_decay(0.5); }),
+      change_of<FusedLamb, FusedLambOptions>("max_coeff", FusedLambOptions(0.01),
+                                             [](FusedLambOptions& o) { o.max_coeff(0.5); }),
+      change_of<OneBitAdam, OneBitAdamOptions>("eps", OneBitAdamOptions(0.01).freeze_step(100),
+                                               [](OneBitAdamOptions& o) { o.eps(1e-3); }),
+      change_of<Adam, AdamOptions>("weight_decay", AdamOptions(0.01),
+                                   [](AdamOptions& o) { o.weight_decay(0.5); }),
+      change_of<AdamW, AdamWOptions>("weight_decay", AdamWOptions(0.01),
+                                     [](AdamWOptions& o) { o.weight_decay(0.5); }),
+      change_of<AdamW, AdamWOptions>("beta1", AdamWOptions(0.01),
+                                     [](AdamWOptions& o) {
+                                       o.betas({0.5, 0.999});
+                                     }),
+      change_of<AdamW, AdamWOptions>("eps", AdamWOptions(0.01), [](AdamWOptions& o) { o.eps(1e-3); }),
+      change_of<SGD, SGDOptions>("momentum", SGDOptions(0.01).momentum(0.9),
+                                 [](SGDOptions& o) { o.momentum(0.5); }),
+      change_of<SGD, SGDOptions>("weight_decay", SGDOptions(0.01),
+                                 [](SGDOptions& o) { o.weight_decay(0.5); }),
+      change_of<RMSprop, RMSpropOptions>("alpha", RMSpropOptions(0.01),
+                                         [](RMSpropOptions& o) { o.alpha(0.5); }),
+      change_of<Adagrad, AdagradOptions>("eps", AdagradOptions(0.01), [](AdagradOptions& o) { o.eps(1e-3); }),
+  };
+}
+
+void train_step(Session& session, torch::nn::Sequential& model, const Tensor& x) {
+  auto [input] = session.begin(x);
+  session.backward(model->forward(input).square().mean());
+  session.step();
+}
+
+TEST_CASE("a number of a parameter group that one rank changes is an error of that step on all ranks") {
+  for (const Change& change : changes()) {
+    INFO(change.name);
+    const auto worlds = Communicator::in_process(2, impatient());
+    std::vector<torch::nn::Sequential> models(2);
+    std::vector<Tensor> before(2), after(2);
+    const auto messages = run_ranks(2, [&](int rank) {
+      torch::nn::Sequential model(torch::nn::Linear(4, 3), torch::nn::Linear(3, 2));
+      const auto optimizer = change.make(model->parameters(), worlds[rank]);
+      Session session(*model, *optimizer, worlds[rank]);
+      train_step(session, model, torch::ones({2, 4}));
+      if (rank == 1) change.change(optimizer->param_groups()[0].options());
+      before[rank] = model->parameters()[0].detach().clone();
+      try {
+        train_step(session, model, torch::ones({2, 4}));
+      } catch (const std::exception&) {
+        after[rank] = model->parameters()[0].detach().clone();
+        throw;
+      }
+    });
+    for (int rank = 0; rank < 2; ++rank) {
+      CHECK(has(messages[rank], "optimizer option group/0/" + change.name + ": "));
+      CHECK((after[rank].defined() && after[rank].equal(before[rank])));
+    }
+  }
+}
+
+// ---- Memory order ----
+
+void to_channels_last(torch::nn::Sequential& model) {
+  const torch::NoGradGuard no_grad;
+  for (Tensor& parameter : model->parameters()) {
+    if (parameter.dim() == 4) parameter.set_data(parameter.contiguous(at::MemoryFormat::ChannelsLast));
+  }
+}
+
+torch::nn::Sequential convolutions() {
+  torch::manual_seed(2);
+  return torch::nn::Sequential(torch::nn::Conv2d(3, 4, 3), torch::nn::Conv2d(4, 2, 3));
+}
+
+// A training of two ranks, each with data of its own.
+using RankRun = std::function<void(torch::nn::Sequential& model, const OwnWorld& world, const Tensor& x)>;
+
+RankRun in_session(std::function<void(Session&)> use) {
+  return [use = std::move(use)](torch::nn::Sequential& model, const OwnWorld& world, const Tensor& x) {
+    FusedAdamW optimizer(model->parameters(), FusedAdamWOptions(0.01));
+    Session session(*model, optimizer, world);
+    use(session);
+    for (int i = 0; i < 3; ++i) train_step(session, model, x + i);
+  };
+}
+
+RankRun onebit(bool with_session) {
+  return [=](torch::nn::Sequential& model, const OwnWorld& world, const Tensor& x) {
+    OneBitAdam optimizer(model->parameters(), OneBitAdamOptions(0.01).freeze_step(2), world);
+    const auto session = with_session ? std::make_unique<Session>(*model, optimizer, world) : nullptr;
+    for (int i = 0; i < 4; ++i) {
+      if (session) {
+        train_step(*session, model, x + i);
+      } else {
+        optimizer.zero_grad();
+        model->forward(x + i).square().mean().backward();
+        optimizer.step();
+      }
+    }
+  };
+}
+
+std::vector<std::pair<std::string, RankRun>> all_runs() {
+  return {
+      {"flat", in_session([](Session& s) { s.use(DataParallel(DataParallelOptions().in_place(false))); })},
+      {"in place", in_session([](Session& s) { s.use(DataParallel(DataParallelOptions().in_place(true))); })},
+      {"check", in_session([](Session& s) {
+         s.use(DataParallel(DataParallelOptions().initial_parameters(InitialParameters::check)));
+       })},
+      {"shards", in_session([](Session& s) { s.use(Shards()); })},
+      {"1-bit", onebit(/*with_session=*/true)},
+      {"1-bit alone", onebit(/*with_session=*/false)},
+  };
+}
+
+TEST_CASE("a parameter whose memory order is another one on one rank is refused") {
+  for (const auto& [name, run] : all_runs()) {
+    INFO(name);
+    const auto worlds = Communicator::in_process(2, impatient());
+    std::vector<torch::nn::Sequential> models = {convolutions(), convolutions()};
+    to_channels_last(models[1]);
+    const auto messages = run_ranks(2, [&, run = run](int rank) {
+      run(models[rank], worlds[rank], torch::ones({2, 3, 6, 6}) * (rank + 1));
+    });
+    for (const std::string& message : messages) {
+      INFO(message);
+      CHECK(has(message, "strides [27, 1, 9, 3]"));
+      if (name == "shards") continue;  // which refuse any other than the usual one, on any rank
+      CHECK(has(message, "[4, 3, 3, 3]\""));
+      CHECK(has(message, "[4, 3, 3, 3], strides [27, 1, 9, 3]\""));
+    }
+  }
+}
+
+TEST_CASE("a memory order that all ranks share gives the numbers of the usual one") {
+  for (const auto& [name, run] : all_runs()) {
+    INFO(name);
+    if (has(name, "1-bit") || name == "shards") continue;  // signs share scales along memory; refused
+    std::vector<std::vector<Tensor>> first;
+    for (const bool is_other : {false, true}) {
+      const auto worlds = Communicator::in_process(2, impatient());
+      std::vector<torch::nn::Sequential> models = {convolutions(), convolutions()};
+      for (auto& model : models) {
+        if (is_other) to_channels_last(model);
+      }
+      REQUIRE(first_of(run_ranks(2, [&, run = run](int rank) {
+                run(models[rank], worlds[rank], torch::ones({2, 3, 6, 6}) * (rank + 1));
+              })) == "");
+      for (size_t i = 0; i < models[0]->parameters().size(); ++i) {
+        CHECK(models[0]->parameters()[i].equal(models[1]->parameters()[i]));
+      }
+      first.push_back(models[0]->parameters());
+    }
+    for (size_t i = 0; i < first[0].size(); ++i) CHECK(first[0][i].allclose(first[1][i], 1e-4, 1e-6));
+  }
+}
+
+// ---- Buffers ----
+
+// Multiplies by a table that was drawn at random.
+struct TableImpl : torch::nn::Module {
+  TableImpl() : linear(register_module("linear", torch::nn::Linear(4, 4))) {}
+  Tensor forward(const Tensor& x) { return linear(x) * table; }
+  Tensor table = register_buffer("table", torch::rand({4}));
+  torch::nn::Linear linear;
+};
+TORCH_MODULE(Table);
+
+struct Tables {
+  explicit Tables(const std::function<void(Session&)>& use) {
+    const auto worlds = Communicator::in_process(2, impatient());
+    for (int rank = 0; rank < 2; ++rank) {
+      torch::manual_seed(rank);
+      models.emplace_back();
+      torch::manual_seed(2);
+      torch::NoGradGuard no_grad;
+      for (Tensor& parameter : models[rank]->parameters()) parameter.normal_();
+    }
+    drawn = models[0]->table.clone();
+    messages = run_ranks(2, [&](int rank) {
+      Table& model = models[rank];
+      FusedAdamW optimizer(model->parameters(), FusedAdamWOptions(0.01));
+      Session session(*model, optimizer, worlds[rank]);
+      use(session);
+      for (int i = 0; i < 2; ++i) {
+        auto [x] = session.begin(torch::ones({2, 4}) * (rank + i));
+        session.backward(model->forward(x).square().mean());
+        session.step();
+      }
+      session.finish();
+    });
+  }
+  std::vector<Table> models;
+  Tensor drawn;  // by rank 0
+  std::vector<std::string> messages;
+};
+
+template <class H, class Options>
+std::function<void(Session&)> starting(InitialParameters initial, bool sync) {
+  return [=](Session& s) { s.use(H(Options().initial_parameters(initial).sync_buffers(sync))); };
+}
+
+TEST_CASE("buffers that ranks drew at random begin as those of rank 0") {
+  for (const bool sync : {true, false}) {
+    for (const auto& use : {starting<DataParallel, DataParallelOptions>(InitialParameters::broadcast, sync),
+                            starting<Shards, ShardsOptions>(InitialParameters::broadcast, sync)}) {
+      const Tables run(use);
+      REQUIRE(first_of(run.messages) == "");
+      for (const Table& model : run.models) CHECK(model->table.equal(run.drawn));
+      CHECK(run.models[0]->linear->weight.equal(run.models[1]->linear->weight));
+    }
+  }
+}
+
+TEST_CASE("where ranks compare their initial parameters, they compare buffers, too") {
+  for (const auto& use : {starting<DataParallel, DataParallelOptions>(InitialParameters::check, true),
+                          starting<Shards, ShardsOptions>(InitialParameters::check, true)}) {
+    for (const std::string& message : Tables(use).messages) {
+      CHECK(has(message, "initial value of buffer table: checksum"));
+    }
+  }
+  // Those of each rank's own are not compared.
+  const Tables own(starting<DataParallel, DataParallelOptions>(InitialParameters::check, false));
+  CHECK(first_of(own.messages) == "");
+  CHECK_FALSE(own.models[0]->table.equal(own.models[1]->table));
+}
+
+TEST_CASE("a buffer of another shape is named before anything is sent") {
+  const auto worlds = Communicator::in_process(2, impatient());
+  const auto messages = run_ranks(2, [&](int rank) {
+    Table model;
+    model->register_buffer("cache", torch::zeros({2 + rank}));
+    FusedAdamW optimizer(model->parameters(), FusedAdamWOptions(0.01));
+    Session session(*model, optimizer, worlds[rank]);
+    (void)session.begin(torch::ones({2, 4}));
+  });
+  for (const std::string& message : messages) {
+    CHECK(has(message, "buffer cache: Float [2]"));
+    CHECK(has(message, "buffer cache: Float [3]"));
+  }
+}
+
+// ---- What forward writes to ----
+
+// Rows that are longer than 1 are shortened when they are looked up.
+struct LookedUpImpl : torch::nn::Module {
+  LookedUpImpl()
+      : rows(register_module("rows", torch::nn::Embedding(torch::nn::EmbeddingOptions(8, 4).max_norm(1.0)))),
+        linear(register_module("linear", torch::nn::Linear(4, 2))) {}
+  Tensor forward(const Tensor& ids) { return linear(rows(ids)); }
+  torch::nn::Embedding rows;
+  torch::nn::Linear linear;
+};
+TORCH_MODULE(LookedUp);
+
+void require_equal_replicas(const std::function<std::unique_ptr<Optimizer>(LookedUp&, OwnWorld)>& make,
+                            const std::function<void(Session&)>& use, at::ScalarType dtype) {
+  const auto worlds = Communicator::in_process(2, impatient());
+  std::vector<LookedUp> models(2);
+  for (LookedUp& model : models) {
+    torch::manual_seed(5);
+    for (Tensor& parameter : model->parameters()) {
+      const torch::NoGradGuard no_grad;
+      parameter.normal_();
+    }
+    model->to(dtype);
+  }
+  REQUIRE(first_of(run_ranks(2, [&](int rank) {
+            const auto optimizer = make(models[rank], worlds[rank]);
+            Session session(*models[rank], *optimizer, worlds[rank]);
+            use(session);
+            for (int i = 0; i < 6; ++i) {  // other rows on each rank
+              if (i == 3) session.evaluate([&] { models[rank]->forward(torch::tensor({6 + rank})); });
+              auto [ids] = session.begin(torch::tensor({rank, 2 + rank}));
+              session.backward(models[rank]->forward(ids).square().mean());
+              session.step();
+              for (const Tensor& parameter : models[rank]->parameters()) {
+                std::string bytes(static_cast<const char*>(parameter.const_data_ptr()), parameter.nbytes());
+                const auto all = worlds[rank]->exchange(bytes);
+                RANK_REQUIRE(all[0] == all[1]);
+              }
+            }
+            session.finish();
+          })) == "");
+  CHECK(models[0]->rows->weight.norm(2, 1).slice(0, 0, 1).item<double>() < 1.05);
+}
+
+TEST_CASE("replicas stay the same where forward writes to a parameter") {
+  const auto fused = [](LookedUp& model, const OwnWorld&) -> std::unique_ptr<Optimizer> {
+    return std::make_unique<FusedAdamW>(model->parameters(), FusedAdamWOptions(0.01));
+  };
+  const auto torchs = [](LookedUp& model, const OwnWorld&) -> std::unique_ptr<Optimizer> {
+    return std::make_unique<torch::optim::AdamW>(model->parameters(), torch::optim::AdamWOptions(0.01));
+  };
+  const auto lamb = [](LookedUp& model, const OwnWorld&) -> std::unique_ptr<Optimizer> {
+    return std::make_unique<FusedLamb>(model->parameters(), FusedLambOptions(0.01));
+  };
+  const auto bits = [](LookedUp& model, const OwnWorld& world) -> std::unique_ptr<Optimizer> {
+    return std::make_unique<OneBitAdam>(model->parameters(), OneBitAdamOptions(0.01).freeze_step(3), world);
+  };
+  const auto plain = [](Session& s) { s.use(DataParallel()); };
+  const auto unsynced = [](Session& s) { s.use(DataParallel(DataParallelOptions().sync_buffers(false))); };
+  const auto clipped = [](Session& s) { s.use(DataParallel()).use(GradientClipping(1.0)); };
+  const auto shards = [](Session& s) { s.use(Shards()); };
+  require_equal_replicas(fused, plain, at::kFloat);
+  require_equal_replicas(fused, unsynced, at::kFloat);
+  require_equal_replicas(fused, clipped, at::kBFloat16);
+  require_equal_replicas(fused, shards, at::kFloat);
+  require_equal_replicas(torchs, plain, at::kFloat);
+  require_equal_replicas(lamb, plain, at::kFloat);
+  require_equal_replicas(bits, plain, at::kFloat);
+}
+
+}  // namespace
+}  // namespace pacer::testing
