@@ -149,6 +149,8 @@ void train_parts(const Player& player) {
   std::map<std::string, Task> tasks;
   tasks["fp8"].fp8 = true;
   tasks["fp8"].rows = 4;  // of 12 tokens: 8-bit products need multiples of 16
+  tasks["fp8"].micro_batches = 2;
+  tasks["fp8"].plan = one_f_one_b(2);
   tasks["the first stage is frozen"].change_model = only("blocks.7");
   tasks["only the embedding is trained"].change_model = only("embedding");
   tasks["an empty stage"].options.cut({0, 8, 8});
