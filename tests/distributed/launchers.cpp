@@ -18,7 +18,8 @@ namespace {
 // `once`, at the place `at`.
 void die_once(const Player& player, const char* place) {
   const char* const rank = std::getenv("RANK");
-  if (!player.has("dies") || player.text("at") != place || rank == nullptr || player.text("dies") != rank) return;
+  if (!player.has("dies") || player.text("at") != place || rank == nullptr || player.text("dies") != rank)
+    return;
   if (std::FILE* const once = std::fopen(player.text("once").c_str(), "wx")) {
     std::fclose(once);
     std::_Exit(7);

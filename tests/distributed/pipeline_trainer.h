@@ -21,7 +21,7 @@ namespace pacer::testing::pipelines {
 
 struct Task {
   int64_t depth = 8, micro_batches = 4, rows = 1;  // rows of a micro-batch
-  bool fp8 = false;      // the layers that can compute in 8-bit floats
+  bool fp8 = false;                                // the layers that can compute in 8-bit floats
   bool is_tied = false;  // embedding and head are one parameter, which the first and the last stage use
   PipelineShape plan = one_f_one_b(4);
   PipelineOptions options = PipelineOptions().first({"embedding"}).last({"norm", "head"});
