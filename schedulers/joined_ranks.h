@@ -18,7 +18,7 @@ class Module;
 
 namespace pacer {
 
-// How ranks come to start with the same parameters.
+// How ranks come to start with the same parameters and buffers.
 enum class InitialParameters {
   broadcast,  // all ranks take over rank 0's
   check,      // they must be equal already, to the bit

@@ -25,6 +25,7 @@ def training(worker):
         play(worker, "train_pairs", world_size, nccl=1, steps=50 if LONG else 5)
         play(worker, "train_long", world_size, nccl=1, steps=500 if LONG else 50)
         play(worker, "train_unordered", world_size, nccl=1, steps=500 if LONG else 50)
+        play(worker, "memory_order", world_size, nccl=1)
 
 
 @case

@@ -77,6 +77,12 @@ def pipeline(worker):
     play(worker, "train_pipeline_parts", 2, steps=50 if LONG else 3)
 
 
+@case
+def memory_order(worker):
+    """Parameters in another memory order are refused on one rank, and train on all."""
+    play(worker, "memory_order", 2)
+
+
 def part(worker, folder, world_size, **arguments):
     """The state that a part of a run had after each step, as {(step, name): checksum}, and where it resumed."""
     with Ranks(worker, "train_pipeline_part", world_size, timeout=60000, folder=folder, **arguments) as ranks:
