@@ -1,6 +1,7 @@
 #include <pacer/core/checkpoint_folder.h>
 
 #include <algorithm>
+#include <utility>
 
 #include <pacer/core/checkpoint_names.h>
 #include <pacer/core/error.h>
@@ -18,15 +19,17 @@ void check_checksum(const std::string& checksum, const CheckpointFile& file, con
                      " and the manifest says ", file.checksum, ": it is damaged or of another checkpoint");
 }
 
-bool has_all_sizes(FileSystem& files, const std::string& folder) {
+// The manifest of a checkpoint whose files have their sizes.
+std::optional<CheckpointManifest> manifest_if_whole(FileSystem& files, const std::string& folder) {
   try {
-    for (const CheckpointFile& file : read_manifest(folder, files).files) {
+    CheckpointManifest manifest = read_manifest(folder, files);
+    for (const CheckpointFile& file : manifest.files) {
       const std::string path = folder + '/' + file.name;
       check_size(FileReader(files, path), file, path);
     }
-    return true;
+    return manifest;
   } catch (const FileError&) {
-    return false;
+    return std::nullopt;
   }
 }
 
@@ -100,16 +103,21 @@ Checkpoint open_checkpoint(const std::string& folder, const std::vector<std::str
 
 NewestCheckpoint find_newest_checkpoint(const std::string& root, FileSystem& files) {
   NewestCheckpoint newest;
+  std::optional<CheckpointInfo> not_finite;  // the newest of these
   for (CheckpointInfo& each : list_checkpoints(root, files)) {
     try {
-      const int64_t step = verify_checkpoint(each.folder, files).step;
-      require<FileError>(step == each.step, each.folder, "/", kManifestName, " is of step ", step);
+      const CheckpointManifest manifest = verify_checkpoint(each.folder, files);
+      require<FileError>(manifest.step == each.step, each.folder, "/", kManifestName, " is of step ",
+                         manifest.step);
+      if (!manifest.is_finite && !not_finite) not_finite = each;
+      require<FileError>(manifest.is_finite, "its parameters are not finite");
       newest.checkpoint = std::move(each);
       break;
     } catch (const FileError& error) {
       newest.passed_over.push_back("passed over the checkpoint " + each.folder + ": " + error.what());
     }
   }
+  if (!newest.checkpoint && not_finite) newest.checkpoint = std::move(not_finite);
   return newest;
 }
 
@@ -132,8 +140,13 @@ std::vector<RemovalFailure> remove_old_checkpoints(const std::string& root, int6
     });
   }
   int64_t kept = 0;
+  bool has_finite = false;
   for (const CheckpointInfo& each : list_checkpoints(root, files)) {
-    if (each.step > newest_step || !has_all_sizes(files, each.folder) || ++kept <= keep) continue;
+    if (each.step > newest_step) continue;
+    const std::optional<CheckpointManifest> manifest = manifest_if_whole(files, each.folder);
+    if (!manifest) continue;
+    const bool is_newest_finite = manifest->is_finite && !std::exchange(has_finite, true);
+    if (++kept <= keep || is_newest_finite) continue;
     attempt(each.step, [&] {
       // Out of sight first, so that what is half removed is no checkpoint.
       const std::string removed = step_folder_path(root, {each.step, StepFolderKind::removed});

@@ -29,6 +29,7 @@ struct CheckpointFacts {
   int64_t world_size = 1;
   std::string pacer_version;
   std::map<std::string, std::string> libraries;  // name, version
+  bool is_finite = true;                         // its parameters are
 };
 
 // Saves one checkpoint:
@@ -118,7 +119,8 @@ struct NewestCheckpoint {
   std::vector<std::string> passed_over;      // a sentence for each newer one: its folder and what is wrong
 };
 
-// The newest that verifies.
+// The newest that verifies and whose parameters are finite; where none has finite ones, the newest that
+// verifies.
 NewestCheckpoint find_newest_checkpoint(const std::string& root, FileSystem& files = posix_file_system());
 
 // A checkpoint that could not be removed.
@@ -129,9 +131,10 @@ struct RemovalFailure {
 
 // Removes all but the newest `keep` (1 or more) of those whose manifest is whole and whose files have their
 // sizes. Damaged ones, and those of steps after `newest_step`, which this run did not write, count for
-// nothing and stay, for whoever wants to find out why. What cannot be removed (a folder inside, a file that a
-// network file system still holds) is named in the result and tried again by the next call; only `keep` below
-// 1 and a root that cannot be listed throw.
+// nothing and stay, for whoever wants to find out why. The newest whose parameters are finite stays beside
+// the newest `keep`. What cannot be removed (a folder inside, a file that a network file system still holds)
+// is named in the result and tried again by the next call; only `keep` below 1 and a root that cannot be
+// listed throw.
 std::vector<RemovalFailure> remove_old_checkpoints(const std::string& root, int64_t keep,
                                                    FileSystem& files = posix_file_system(),
                                                    int64_t newest_step = INT64_MAX);

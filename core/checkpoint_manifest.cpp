@@ -104,7 +104,8 @@ std::string manifest_text(const CheckpointManifest& manifest) {
       ",\n  \"format_version\": ", std::to_string(kManifestVersion),
       ",\n  \"pacer_version\": ", json_quote(manifest.pacer_version), ",\n  \"libraries\": {", libraries,
       "},\n  \"step\": ", std::to_string(manifest.step),
-      ",\n  \"world_size\": ", std::to_string(manifest.world_size), ",\n  \"files\": [", files,
+      ",\n  \"world_size\": ", std::to_string(manifest.world_size),
+      manifest.is_finite ? "" : ",\n  \"finite_parameters\": false", ",\n  \"files\": [", files,
       files.empty() ? "" : "\n  ", "],\n  ", kBeforeDigits);
   text += checksum_of(text);
   text += kAfterDigits;
@@ -157,7 +158,16 @@ CheckpointManifest parse_manifest(std::vector<char> text, const std::string& pat
   manifest.world_size = scanner.integer();
   if (manifest.world_size < 1) scanner.fail_at(scanner.position(), "the field \"world_size\" is 0");
   scanner.expect(',');
-  scanner.expect_key("files");
+  const size_t key_at = scanner.position();
+  std::string_view key = scanner.string();
+  if (key == "finite_parameters") {
+    scanner.expect(':');
+    manifest.is_finite = scanner.boolean();
+    scanner.expect(',');
+    key = scanner.string();
+  }
+  if (key != "files") scanner.fail_at(key_at, "the field \"files\" is not where it belongs");
+  scanner.expect(':');
   scanner.expect('[');
   if (!scanner.take(']')) {
     do manifest.files.push_back(read_file_entry(scanner));

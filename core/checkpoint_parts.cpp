@@ -1,6 +1,7 @@
 #include <pacer/core/checkpoint_parts.h>
 
 #include <algorithm>
+#include <locale>
 #include <sstream>
 
 #include <pacer/core/checksum.h>
@@ -9,15 +10,19 @@
 namespace pacer {
 namespace {
 
+constexpr const char* kNotFinite = "not-finite";
+
 // No file of a checkpoint may have a dot in front.
 std::string record_name(int rank) { return ".part-of-rank-" + std::to_string(rank); }
 
-// One line for each file, or "failed" and the reason; the last line is the checksum of what is before it.
+// One line for each file, and "not-finite" where parameters in them are not; or "failed" and the reason. The
+// last line is the checksum of what is before it.
 std::string record_text(const CheckpointPart& part) {
   std::string text;
   for (const CheckpointFile& file : part.files) {
     text += file.name + ' ' + std::to_string(file.size) + ' ' + file.checksum + '\n';
   }
+  if (!part.is_finite) text += kNotFinite + std::string("\n");
   if (!part.failure.empty()) text = "failed\n" + part.failure + '\n';
   return text + checksum_of(text) + '\n';
 }
@@ -36,7 +41,12 @@ CheckpointPart parse_record(const std::string& text, const std::string& path) {
   }
   std::istringstream lines(body);
   for (std::string line; std::getline(lines, line);) {
+    if (line == kNotFinite) {
+      part.is_finite = false;
+      continue;
+    }
     std::istringstream fields(line);
+    fields.imbue(std::locale::classic());
     CheckpointFile file;
     fields >> file.name >> file.size >> file.checksum;
     const bool is_file =

@@ -16,7 +16,8 @@ namespace pacer {
 // What one process has to say of its part.
 struct CheckpointPart {
   std::vector<CheckpointFile> files;
-  std::string failure;  // empty: the files are complete and on the disk
+  std::string failure;    // empty: the files are complete and on the disk
+  bool is_finite = true;  // the parameters among what it wrote are
 };
 
 // Leaves the record of process number `rank`. FileError where that fails.

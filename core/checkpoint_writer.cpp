@@ -95,6 +95,7 @@ std::string CheckpointWriter::commit(const CheckpointFacts& facts) {
   manifest_.world_size = facts.world_size;
   manifest_.pacer_version = facts.pacer_version;
   manifest_.libraries = facts.libraries;
+  manifest_.is_finite = facts.is_finite;
   const std::string text = manifest_text(manifest_);
   state_ = State::failed;
   FileWriter out(files_, staging_ + '/' + kManifestName);

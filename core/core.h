@@ -10,6 +10,7 @@
 #include <pacer/core/error.h>
 #include <pacer/core/file_descriptor.h>
 #include <pacer/core/file_system.h>
+#include <pacer/core/folder_lock.h>
 #include <pacer/core/host_device.h>
 #include <pacer/core/json_lines.h>
 #include <pacer/core/json_scanner.h>

@@ -120,6 +120,11 @@ void FileReader::read_next(void* data, size_t bytes) {
                      " bytes too early");
 }
 
+void FileReader::skip_next(size_t bytes) {
+  checked(files_.skip(file_, static_cast<int64_t>(bytes)), "read ", path_, " behind byte ", at_);
+  at_ += static_cast<int64_t>(bytes);
+}
+
 std::string FileReader::finish() {
   expect_end(at_);
   return checksum_.hex();

@@ -29,6 +29,8 @@ class FileSystem {
   virtual int64_t size(int file) = 0;
   // Both may move fewer bytes than asked for; a read of 0 bytes is the end of the file.
   virtual int64_t read(int file, char* data, size_t bytes) = 0;
+  // The next read begins so many bytes further on, also beyond the end.
+  virtual int64_t skip(int file, int64_t bytes) = 0;
   virtual int64_t write(int file, const char* data, size_t bytes) = 0;
   // Until the disk has it.
   virtual int sync(int file) = 0;
@@ -96,6 +98,9 @@ class FileReader {
 
   // Fills the buffer with the bytes that come next; FileError where the file has fewer left.
   void read_next(void* data, size_t bytes);
+  // Passes over the bytes that come next without reading them; finish() then returns a checksum of the
+  // others.
+  void skip_next(size_t bytes);
   // After the last of them: the checksum of all that was read. FileError where the file goes on.
   std::string finish();
 

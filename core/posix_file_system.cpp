@@ -44,6 +44,9 @@ class PosixFileSystem final : public FileSystem {
   int64_t read(int file, char* data, size_t bytes) override {
     return result_or_errno<int64_t>(::read(file, data, bytes));
   }
+  int64_t skip(int file, int64_t bytes) override {
+    return result_or_errno<int64_t>(::lseek(file, static_cast<off_t>(bytes), SEEK_CUR));
+  }
   int64_t write(int file, const char* data, size_t bytes) override {
     return result_or_errno<int64_t>(::write(file, data, bytes));
   }

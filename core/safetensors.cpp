@@ -15,6 +15,27 @@ constexpr size_t kLengthBytes = 8;  // of the header's length, at the start of t
 // Of the shortest entry, "":{"dtype":"I8","shape":[],"data_offsets":[0,0]}, and its comma there are 50.
 constexpr size_t kShortestEntry = 48;
 
+// What a file is that cannot be safetensors and begins as others do, and what to do with it.
+std::string other_format(const char* start, uint64_t file_bytes) {
+  const std::string_view begin(start, kLengthBytes);
+  const auto opens_with = [&](std::string_view magic) { return begin.substr(0, magic.size()) == magic; };
+  if (opens_with("version ") && file_bytes < 1024) {
+    return "the pointer that Git LFS leaves in place of a large file; fetch the file itself with git lfs "
+           "pull";
+  }
+  if (opens_with("PK\x03\x04")) {
+    return "a zip archive, as torch::save and Python's torch.save write them; load it there and save it with "
+           "pacer::save_weights or Python's safetensors";
+  }
+  if (begin[0] == '\x80' && begin[1] >= 2 && begin[1] <= 5) {
+    return "a Python pickle, as torch.save wrote them before version 1.6; load it in Python and save it with "
+           "safetensors";
+  }
+  if (opens_with("GGUF")) return "a GGUF file of llama.cpp; take the safetensors files that it was made of";
+  if (opens_with("\x89HDF")) return "an HDF5 file; load it in Python and save it with safetensors";
+  return "";
+}
+
 // Of the header, which then lies within the file; `start`: its first kLengthBytes, as far as there are any.
 size_t header_size(const char* start, uint64_t file_bytes, const std::string& path) {
   require<FileError>(file_bytes >= kLengthBytes, path, " has ", file_bytes,
@@ -22,6 +43,9 @@ size_t header_size(const char* start, uint64_t file_bytes, const std::string& pa
   uint64_t length = 0;
   for (size_t i = kLengthBytes; i-- > 0;) length = (length << 8) | static_cast<unsigned char>(start[i]);
   const uint64_t rest = file_bytes - kLengthBytes;
+  const uint64_t most = std::min(rest, static_cast<uint64_t>(kMaxSafetensorsHeader));
+  const std::string other = length > most ? other_format(start, file_bytes) : "";
+  require<FileError>(other.empty(), path, " is no safetensors file: it is ", other);
   require<FileError>(length <= rest, path, ", byte 0: a header of ", length, " bytes, but only ", rest,
                      " follow: the file is cut short or not safetensors");
   require<FileError>(length <= static_cast<uint64_t>(kMaxSafetensorsHeader), path, ", byte 0: a header of ",
@@ -103,6 +127,7 @@ class SafetensorsFile::Parser {
     record.name = text_of(name);
     bool has_dtype = false, has_shape = false, has_offsets = false;
     int64_t elements = 0, begin = 0, end = 0;
+    Text unknown{};  // the dtype
     const auto fail = [&](const auto&... parts) {
       scanner_.fail_at(at, "the tensor ", quote_for_message(name), ' ', parts...);
     };
@@ -117,9 +142,9 @@ class SafetensorsFile::Parser {
       if (field == "dtype") {
         first(has_dtype, "dtype");
         const std::string_view dtype = scanner_.string();
-        const std::optional<Dtype> known = dtype_named(dtype);
-        if (!known) fail("has the dtype ", quote_for_message(dtype), ", which pacer does not know");
-        record.dtype = *known;
+        if (dtype.empty()) fail("has a dtype without a name");
+        record.dtype = dtype_named(dtype).value_or(Dtype::OTHER);
+        if (record.dtype == Dtype::OTHER) unknown = text_of(dtype);
       } else if (field == "shape") {
         first(has_shape, "shape");
         elements = read_shape(record, fail);
@@ -139,7 +164,9 @@ class SafetensorsFile::Parser {
     const auto data = static_cast<int64_t>(file_.file_bytes_ - data_at_);
     if (begin > end || end > data) fail("has the bytes ", begin, " to ", end, " of ", data, " bytes of data");
     const int64_t item = dtype_bytes(record.dtype);
-    if (elements > std::numeric_limits<int64_t>::max() / item || end - begin != elements * item) {
+    const bool is_known = record.dtype != Dtype::OTHER;
+    if (is_known &&
+        (elements > std::numeric_limits<int64_t>::max() / item || end - begin != elements * item)) {
       fail("has ", end - begin, " bytes, but its shape has ", elements, " elements of ", item, " bytes");
     }
     record.data_at = data_at_ + static_cast<uint64_t>(begin);
@@ -147,6 +174,10 @@ class SafetensorsFile::Parser {
     if (record.data_at % static_cast<uint64_t>(item) != 0) {
       fail("starts at byte ", record.data_at, " of the file, which is no multiple of its element's ", item,
            " bytes");
+    }
+    if (!is_known) {
+      record.shape_at = unknown.at;
+      record.dtype_length = static_cast<uint8_t>(std::min<uint32_t>(unknown.size, UINT8_MAX));
     }
     file_.records_.push_back(record);
   }
@@ -282,6 +313,11 @@ std::optional<TensorView> SafetensorsFile::find(std::string_view name) const {
   tensor.dtype = record->dtype;
   if (bytes_.size() == file_bytes_) tensor.data = bytes_.data() + record->data_at;
   tensor.bytes = static_cast<size_t>(record->data_bytes);
+  if (record->dtype == Dtype::OTHER) {
+    tensor.dtype_text = {bytes_.data() + record->shape_at, record->dtype_length};
+    return tensor;
+  }
+  tensor.dtype_text = dtype_name(record->dtype);
   // The shape was read once already: digits, commas and white space up to the bracket.
   const char* const end = bytes_.data() + bytes_.size();
   for (const char* at = bytes_.data() + record->shape_at + 1; *at != ']';) {

@@ -18,14 +18,36 @@
 
 namespace pacer {
 
-// The dtypes of the safetensors format that pacer knows.
-enum class Dtype : uint8_t { F64, F32, F16, BF16, I64, I32, I16, I8, U8, BOOL };
+// The dtypes of the safetensors format that pacer knows, and `OTHER` for those that it does not (of less than
+// a byte, or of a later version of the format): a file may have such tensors, whose elements nobody looks at.
+enum class Dtype : uint8_t {
+  F64,
+  F32,
+  F16,
+  BF16,
+  I64,
+  I32,
+  I16,
+  I8,
+  U8,
+  BOOL,
+  U64,
+  U32,
+  U16,
+  C64,
+  F8_E4M3,
+  F8_E5M2,
+  F8_E4M3FNUZ,
+  F8_E5M2FNUZ,
+  F8_E8M0,
+  OTHER
+};
 
 // As the format spells it: "BF16".
 const char* dtype_name(Dtype dtype);
 // Nothing for a name that is none of them.
 std::optional<Dtype> dtype_named(std::string_view name);
-// The bytes of one element.
+// The bytes of one element; 1 for OTHER, which cannot be written.
 int64_t dtype_bytes(Dtype dtype);
 
 // One tensor to be written: contiguous, in row-major order. The data stay the caller's; null where there are
@@ -68,6 +90,7 @@ void write_safetensors(ByteSink& sink, const std::vector<TensorRecord>& tensors,
 // null where only the header was read.
 struct TensorView {
   Dtype dtype = Dtype::F32;
+  std::string_view dtype_text;  // as the file has it
   std::vector<int64_t> shape;
   const char* data = nullptr;
   size_t bytes = 0;
@@ -79,8 +102,8 @@ class SafetensorsFile {
  public:
   // `path` is for messages. FileError with the path, the byte and the tensor where anything is not as the
   // format has it: lengths and offsets outside the file, overlaps, gaps, trailing bytes, sizes that differ
-  // from dtype times shape or exceed 63 bits, unknown dtypes and fields, repeated names, a NUL in a name,
-  // elements that are not aligned.
+  // from dtype times shape or exceed 63 bits, unknown fields, repeated names, a NUL in a name, elements that
+  // are not aligned. A tensor of an unknown dtype may have any size and place, and its shape is not kept.
   static SafetensorsFile parse(std::vector<char> bytes, const std::string& path);
   // The same checks of a file that stays where it is: reads its header and no more. The elements come next,
   // tensor by tensor as names_in_file_order() has them, without gaps up to the file's end.
@@ -102,8 +125,9 @@ class SafetensorsFile {
   struct Record {
     uint64_t data_at, data_bytes;  // in the file
     Text name;
-    uint32_t shape_at;  // of the '[', in bytes_
+    uint32_t shape_at;  // of the '[', in bytes_; of an unknown dtype's name, which has no shape
     Dtype dtype;
+    uint8_t dtype_length;  // of an unknown dtype's name; longer ones are cut
   };
   class Parser;
 

@@ -18,16 +18,11 @@ struct DtypeFacts {
   std::string_view name;
   int64_t bytes;
 };
-constexpr std::array<DtypeFacts, 10> kDtypeFacts = {{{"F64", 8},
-                                                     {"F32", 4},
-                                                     {"F16", 2},
-                                                     {"BF16", 2},
-                                                     {"I64", 8},
-                                                     {"I32", 4},
-                                                     {"I16", 2},
-                                                     {"I8", 1},
-                                                     {"U8", 1},
-                                                     {"BOOL", 1}}};
+constexpr std::array<DtypeFacts, 20> kDtypeFacts = {
+    {{"F64", 8},     {"F32", 4},         {"F16", 2},         {"BF16", 2},    {"I64", 8},
+     {"I32", 4},     {"I16", 2},         {"I8", 1},          {"U8", 1},      {"BOOL", 1},
+     {"U64", 8},     {"U32", 4},         {"U16", 2},         {"C64", 8},     {"F8_E4M3", 1},
+     {"F8_E5M2", 1}, {"F8_E4M3FNUZ", 1}, {"F8_E5M2FNUZ", 1}, {"F8_E8M0", 1}, {"OTHER", 1}}};
 
 const DtypeFacts& facts_of(Dtype dtype) {
   const auto index = static_cast<size_t>(dtype);
@@ -103,7 +98,11 @@ struct FilePlan {
 // Checks everything.
 FilePlan plan_file(const std::vector<TensorRecord>& tensors,
                    const std::map<std::string, std::string>& metadata) {
-  for (const TensorRecord& tensor : tensors) dtype_bytes(tensor.dtype);  // refuses what is none
+  for (const TensorRecord& tensor : tensors) {
+    dtype_bytes(tensor.dtype);  // refuses what is none
+    require(tensor.dtype != Dtype::OTHER, "the tensor ", quote_for_message(tensor.name),
+            " has no dtype that could be written");
+  }
   FilePlan plan;
   std::vector<size_t>& order = plan.order;
   order.resize(tensors.size());
@@ -166,7 +165,7 @@ void write_file(ByteSink& sink, const FilePlan& plan, const std::vector<TensorRe
 
 const char* dtype_name(Dtype dtype) { return facts_of(dtype).name.data(); }
 std::optional<Dtype> dtype_named(std::string_view name) {
-  for (size_t i = 0; i < kDtypeFacts.size(); ++i) {
+  for (size_t i = 0; i < static_cast<size_t>(Dtype::OTHER); ++i) {
     if (kDtypeFacts[i].name == name) return static_cast<Dtype>(i);
   }
   return std::nullopt;

@@ -26,6 +26,8 @@ constexpr char kEventWallTime = 1 * 8 + 1;
 constexpr char kEventStep = 2 * 8 + 0;
 constexpr char kEventFileVersion = 3 * 8 + 2;
 constexpr char kEventSummary = 5 * 8 + 2;
+constexpr char kEventSessionLog = 7 * 8 + 2;
+constexpr std::string_view kStatusStart("\x08\x01", 2);  // of a SessionLog: field 1, of type 0, is START
 constexpr char kSummaryValue = 1 * 8 + 2;
 constexpr char kValueTag = 1 * 8 + 2;
 constexpr char kValueSimpleValue = 2 * 8 + 5;
@@ -133,6 +135,11 @@ void TensorBoardFile::add_scalar(std::string_view tag, int64_t step, float value
   held_back_ += event_record(event_wall_time() + kEventStep + protobuf_varint(static_cast<uint64_t>(step)) +
                              length_delimited(kEventSummary, length_delimited(kSummaryValue, point)));
   if (held_back_.size() >= kHeldBackAtMost) flush();
+}
+
+void TensorBoardFile::add_start(int64_t step) {
+  held_back_ += event_record(event_wall_time() + kEventStep + protobuf_varint(static_cast<uint64_t>(step)) +
+                             length_delimited(kEventSessionLog, kStatusStart));
 }
 
 void TensorBoardFile::flush() {

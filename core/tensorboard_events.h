@@ -1,6 +1,6 @@
 // TensorBoard event files with scalars, written without protobuf: TFRecord frames (length, masked CRC-32C,
-// payload, masked CRC-32C) around the few fields of tensorflow.Event that a scalar needs. No histograms, no
-// images, no reading.
+// payload, masked CRC-32C) around the few fields of tensorflow.Event that scalars and a start need. No
+// histograms, no images, no reading.
 #pragma once
 
 #include <cstdint>
@@ -26,6 +26,10 @@ class TensorBoardFile {
   // NaN and infinities are kept. Records are held back up to 64 KiB, then written like by flush(). Throws
   // InvalidArgument for a tag that is empty or not UTF-8, which TensorBoard cannot read.
   void add_scalar(std::string_view tag, int64_t step, float value);
+
+  // Says that the points from this step on begin anew: TensorBoard forgets those of the same or later steps
+  // that earlier files of the folder have, of a run that was killed after its last checkpoint.
+  void add_start(int64_t step);
 
   // When this returns, everything added has reached the operating system. Throws FileError where it cannot
   // (a full disk); nothing is lost then, and a later flush goes on at the byte where this one stopped.

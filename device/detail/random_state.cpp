@@ -3,6 +3,7 @@
 #include <mutex>
 
 #include <ATen/Context.h>
+#include <c10/util/Exception.h>
 
 #include <pacer/core/error.h>
 
@@ -17,6 +18,12 @@ at::Tensor get(at::Generator generator) {
 void check(at::Generator generator, const at::Tensor& state, const char* name) {
   require(state.defined() && state.scalar_type() == at::kByte && state.sizes() == get(generator).sizes(),
           "the random state of the ", name, " to load has another form than this LibTorch's");
+  try {
+    generator.clone().set_state(state);
+  } catch (const c10::Error& error) {
+    throw InvalidArgument(concatenate("the random state of the ", name, " to load is none of LibTorch's (",
+                                      error.what_without_backtrace(), ")"));
+  }
 }
 
 void set(at::Generator generator, const at::Tensor& state) {

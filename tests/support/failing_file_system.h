@@ -51,6 +51,10 @@ class FailingFileSystem final : public FileSystem {
     const int error = next(false);
     return error < 0 ? error : under_.read(file, data, error == kShort ? (bytes + 1) / 2 : bytes);
   }
+  int64_t skip(int file, int64_t bytes) override {
+    const int error = next(false);
+    return error < 0 ? error : under_.skip(file, bytes);
+  }
   int64_t write(int file, const char* data, size_t bytes) override {
     const int error = next(true);
     return error < 0 ? error : under_.write(file, data, error == kShort ? (bytes + 1) / 2 : bytes);

@@ -41,6 +41,10 @@ class MemoryFileSystem final : public FileSystem {
     from.at += count;
     return static_cast<int64_t>(count);
   }
+  int64_t skip(int file, int64_t bytes) override {
+    open_.at(file).at += static_cast<size_t>(bytes);
+    return static_cast<int64_t>(open_.at(file).at);
+  }
   int64_t write(int file, const char* data, size_t bytes) override {
     open_.at(file).node->data.append(data, bytes);
     return static_cast<int64_t>(bytes);

@@ -20,8 +20,11 @@ namespace {
 
 using Catch::Matchers::ContainsSubstring;
 
-constexpr Dtype kAllDtypes[] = {Dtype::F64, Dtype::F32, Dtype::F16, Dtype::BF16, Dtype::I64,
-                                Dtype::I32, Dtype::I16, Dtype::I8,  Dtype::U8,   Dtype::BOOL};
+constexpr Dtype kAllDtypes[] = {Dtype::F64,         Dtype::F32,         Dtype::F16,     Dtype::BF16,
+                                Dtype::I64,         Dtype::I32,         Dtype::I16,     Dtype::I8,
+                                Dtype::U8,          Dtype::BOOL,        Dtype::U64,     Dtype::U32,
+                                Dtype::U16,         Dtype::C64,         Dtype::F8_E4M3, Dtype::F8_E5M2,
+                                Dtype::F8_E4M3FNUZ, Dtype::F8_E5M2FNUZ, Dtype::F8_E8M0};
 
 // Bytes that differ from each other, as the data of tensors.
 const std::string& some_tensor_data() {
@@ -48,7 +51,7 @@ TEST_CASE("tensors of every dtype and shape come back to the byte", "[core][safe
     for (const auto& shape : shapes) {
       const size_t count = tensors.size();
       tensors.push_back(
-          {"t" + std::to_string(count * 37 % 100), dtype, shape, some_tensor_data().data() + count});
+          {"t" + std::to_string(count * 37 % 1000), dtype, shape, some_tensor_data().data() + count});
     }
   }
   const std::map<std::string, std::string> metadata = {{"format", "pt"}, {"", ""}, {"é\n\"", "x\\y"}};
@@ -73,6 +76,22 @@ TEST_CASE("tensors of every dtype and shape come back to the byte", "[core][safe
   CHECK_FALSE(file.find("__metadata__"));
   const auto read = file.metadata();
   CHECK(std::map<std::string, std::string>(read.begin(), read.end()) == metadata);
+}
+
+TEST_CASE("a tensor of an unknown dtype is passed over", "[core][safetensors]") {
+  const std::string header =
+      R"({"b":{"shape":[2,3],"data_offsets":[0,3],"dtype":"F4"},"a":{"dtype":"U8","shape":[2],"data_offsets":[3,5]}})";
+  const SafetensorsFile file = parsed_safetensors(safetensors_text(header, 5));
+  const auto other = file.find("b"), known = file.find("a");
+  REQUIRE(other);
+  CHECK(other->dtype == Dtype::OTHER);
+  CHECK(other->dtype_text == "F4");
+  CHECK(other->shape.empty());
+  CHECK(other->bytes == 3);
+  REQUIRE(known);
+  CHECK(known->dtype_text == "U8");
+  CHECK(known->shape == std::vector<int64_t>{2});
+  CHECK_THROWS_AS(written_safetensors({{"b", Dtype::OTHER, {1}, "x"}}), InvalidArgument);
 }
 
 TEST_CASE("the header is the JSON that the format describes", "[core][safetensors]") {
