@@ -3,6 +3,8 @@
 #include <cstdio>
 #include <utility>
 
+#include <ATen/Context.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/version.h>
 
 #include <pacer/collectives/detail/alone_transport.h>
@@ -82,6 +84,11 @@ std::shared_ptr<Communicator> Communicator::from_address(const std::string& host
 }
 
 std::shared_ptr<Communicator> Communicator::alone(at::Device device) {
+  if (device.is_cuda()) {
+    const int gpus = at::hasCUDA() ? c10::impl::VirtualGuardImpl(at::kCUDA).deviceCount() : 0;
+    require<Unavailable>(device.index() < gpus && gpus > 0, "Communicator::alone(", device.str(),
+                         "): this LibTorch sees ", gpus, " GPUs");
+  }
   return std::make_shared<Communicator>(detail::connect_alone(device), CommunicatorOptions());
 }
 

@@ -126,7 +126,7 @@ class Communicator {
   // through a file that stands for the port, in a folder that only this user can enter.
   static std::shared_ptr<Communicator> from_address(const std::string& host, int port, int rank,
                                                     int world_size, const CommunicatorOptions& options = {});
-  // One rank, that of this process.
+  // One rank, that of this process. Unavailable for a GPU that LibTorch does not see.
   static std::shared_ptr<Communicator> alone(at::Device device);
   // Threads of this process as ranks, on the CPU; element i is for the thread of rank i. Sums are always in
   // rank order.

@@ -134,11 +134,11 @@ void FusedOptimizer::adopt_foreign_options() {
   const bool has_grown = param_groups_.size() > known_groups_;
   known_groups_ = param_groups_.size();
   if (has_grown && detail::kGroupsInheritDefaults) {
-    TORCH_WARN(
+    TORCH_WARN(detail::concatenate(
         traits_->name, ": group ", known_groups_ - 1,
         " was added through torch::optim::Optimizer, which drops a group's options where they are not of "
         "its own types; the group has the optimizer's defaults, so add groups with options through ",
-        traits_->name, " itself");
+        traits_->name, " itself"));
   }
 }
 

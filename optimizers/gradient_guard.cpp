@@ -47,7 +47,7 @@ void GradientGuard::scale_loss(const LossScaleRule& rule) {
   const auto within = [](double value, double low, double high) { return value >= low && value <= high; };
   require(within(rule.initial, kernels::kSmallestLossScale, kernels::kLargestLossScale),
           "the initial loss scale must be between 2^-14 and 3e38, not ", rule.initial);
-  require(within(rule.growth_factor, 1, 1e6), "the loss scale's growth_factor must be at least 1, not ",
+  require(within(rule.growth_factor, 1, 1e6), "the loss scale's growth_factor must be from 1 to 1e+06, not ",
           rule.growth_factor);
   require(rule.backoff_factor > 0 && rule.backoff_factor < 1,
           "the loss scale's backoff_factor must be between 0 and 1, not ", rule.backoff_factor);

@@ -91,10 +91,10 @@ void OneBitOptimizer::consider_freeze() {
   if (!freeze_is_due_) return;
   if (inputs_.freeze_allowed || plan_->allow_early_freeze) return freeze();
   if (!std::exchange(freeze_was_postponed_, true) && world_->rank() == 0) {
-    TORCH_WARN(
+    TORCH_WARN(detail::concatenate(
         name(), ": the variance would freeze after step ", attempts_,
         ", but a curriculum or the learning-rate warm-up still moves; it freezes once they have ended; set "
-        "freeze_step behind their end, or allow_early_freeze(true) to freeze all the same");
+        "freeze_step behind their end, or allow_early_freeze(true) to freeze all the same"));
   }
 }
 
@@ -105,9 +105,10 @@ void OneBitOptimizer::freeze() {
   auto part = make_part(detail::onebit_tensors(view(), settings), *plan_);
   if (!part->freeze(detail::onebit_states(view(), settings, state_), settings)) {
     if (!std::exchange(freeze_was_postponed_, true) && world_->rank() == 0) {
-      TORCH_WARN(name(), ": the variance cannot freeze after step ", attempts_,
-                 ", because no gradient was ever other than zero; it freezes once one was; see that the loss "
-                 "depends on the parameters that are compressed, or give their groups compress(false)");
+      TORCH_WARN(detail::concatenate(
+          name(), ": the variance cannot freeze after step ", attempts_,
+          ", because no gradient was ever other than zero; it freezes once one was; see that the loss "
+          "depends on the parameters that are compressed, or give their groups compress(false)"));
     }
     return;
   }
@@ -132,22 +133,22 @@ void OneBitOptimizer::report_freeze() {
                                    ? detail::concatenate("; set freeze_step to ", enough, " or more")
                                    : std::string("; give freeze_automatically a longer run");
     if (plan_->bias_correction) {
-      TORCH_WARN(name(), " froze its variance after ", steps, " steps, and a mean of ", steps,
-                 " squared gradients is still noisy", advice);
+      TORCH_WARN(detail::concatenate(name(), " froze its variance after ", steps, " steps, and a mean of ",
+                                     steps, " squared gradients is still noisy", advice));
     } else {
       const double grown = 100 * (1 - std::pow(plan_->beta2, static_cast<double>(steps)));
-      TORCH_WARN(name(), " froze its variance after ", steps,
-                 " steps, when without bias correction it had grown to ", std::lround(grown),
-                 " % of the mean of squared gradients (beta2 = ", plan_->beta2, ")", advice,
-                 ", bias_correction(true), or the second of betas to ", largest_settled_beta2(steps),
-                 " or less");
+      TORCH_WARN(detail::concatenate(
+          name(), " froze its variance after ", steps,
+          " steps, when without bias correction it had grown to ", std::lround(grown),
+          " % of the mean of squared gradients (beta2 = ", plan_->beta2, ")", advice,
+          ", bias_correction(true), or the second of betas to ", largest_settled_beta2(steps), " or less"));
     }
   }
   if (!floors.empty()) {
-    TORCH_WARN(
+    TORCH_WARN(detail::concatenate(
         name(), " froze its variance after step ", *frozen_at_, ": ", floors,
         "; the floor bounds their steps, and where the loss rises after the freeze set freeze_step later, "
-        "or give that parameter a group with compress(false)");
+        "or give that parameter a group with compress(false)"));
   }
 }
 

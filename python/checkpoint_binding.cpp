@@ -108,8 +108,8 @@ std::string find_checkpoint(const std::string& path) {
 
 NamedTensors errors_of(const std::string& folder, const CheckpointManifest& manifest, int rank) {
   NamedTensors errors;
-  const auto* file = detail::find_file(
-      manifest, detail::file_of_rank("errors", rank, static_cast<int>(manifest.world_size)));
+  const auto* file =
+      detail::find_file(manifest, detail::file_of_rank("errors", rank, detail::ranks_of(manifest, folder)));
   if (file == nullptr) return errors;
   read_checkpoint_file(folder, *file, [&](FileReader& reader) {
     errors = detail::read_tensors(reader, folder + "/" + file->name);
@@ -121,7 +121,7 @@ NamedTensors errors_of(const std::string& folder, const CheckpointManifest& mani
 std::vector<Tensors> read_errors(const std::string& folder) {
   const CheckpointManifest manifest = read_manifest(folder);
   std::vector<Tensors> errors;
-  for (int rank = 0; rank < manifest.world_size; ++rank) {
+  for (int rank = 0; rank < detail::ranks_of(manifest, folder); ++rank) {
     errors.push_back(to_dict(errors_of(folder, manifest, rank)));
   }
   return errors;
@@ -133,7 +133,7 @@ std::vector<Tensors> read_errors(const std::string& folder) {
 std::tuple<int64_t, Tensors, Tensors, std::optional<Tensors>, Tensors> read_checkpoint(
     const std::string& folder, int64_t rank, int64_t world_size) {
   const CheckpointManifest manifest = read_manifest(folder);
-  const auto ranks = static_cast<int>(manifest.world_size);
+  const int ranks = detail::ranks_of(manifest, folder);
   const auto read = [&](const CheckpointFile& file, NamedTensors& tensors) {
     read_checkpoint_file(folder, file, [&](FileReader& reader) {
       tensors.merge(detail::read_tensors(reader, folder + "/" + file.name));

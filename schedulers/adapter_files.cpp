@@ -97,8 +97,9 @@ AdapterFolder read_folder(const std::string& folder) {
             ", which is no matrix of a low-rank adapter; pacer loads names such as \"", kPrefix, "LAYER",
             kSuffixA, "\" alone");
     const TensorView tensor = *header.find(name);
-    require(at::isFloatingType(detail::tensor_dtype(tensor.dtype)), found.path, ": ", quote_for_message(name),
-            " is ", dtype_name(tensor.dtype), "; the matrices of adapters are floating-point");
+    require(tensor.dtype != Dtype::OTHER && at::isFloatingType(detail::tensor_dtype(tensor.dtype)),
+            found.path, ": ", quote_for_message(name), " is ", tensor.dtype_text,
+            "; the matrices of adapters are floating-point");
     auto& matrices = found.layers[place->first];
     (place->second ? matrices.a : matrices.b) = tensor.shape;
   }

@@ -20,6 +20,8 @@ class ForwardScope {
  public:
   virtual ~ForwardScope() = default;
   virtual void end() noexcept = 0;
+  // True where it has ended and no differentiable operation ran in it.
+  virtual bool was_unused() const { return false; }
 };
 
 }  // namespace detail

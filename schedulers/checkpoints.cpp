@@ -1,8 +1,12 @@
 #include <pacer/schedulers/checkpoints.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <unordered_set>
 #include <utility>
 
+#include <c10/util/Exception.h>
+#include <torch/nn/module.h>
 #include <torch/version.h>
 
 #include <pacer/collectives/agreement.h>
@@ -11,11 +15,13 @@
 #include <pacer/core/version.h>
 #include <pacer/schedulers/detail/checkpoint_files.h>
 #include <pacer/schedulers/detail/checkpoint_save.h>
+#include <pacer/schedulers/detail/epoch_sampler_hook.h>
 #include <pacer/schedulers/detail/foreign_state.h>
 #include <pacer/schedulers/detail/frozen_weights.h>
 #include <pacer/schedulers/detail/host_snapshot.h>
 #include <pacer/schedulers/detail/pipeline_hook.h>
 #include <pacer/schedulers/detail/stop_signals.h>
+#include <pacer/schedulers/detail/tensor_file.h>
 #include <pacer/schedulers/detail/together.h>
 #include <pacer/schedulers/detail/training_state.h>
 #include <pacer/schedulers/session_parts.h>
@@ -43,6 +49,7 @@ void Checkpoints::attach(SessionParts& parts) {
   parts_ = &parts;
   parts.saves_frozen = options_.save_frozen();
   snapshot_ = std::make_unique<detail::HostSnapshot>();
+  warns_of_not_finite_ = OnceOnFirstRank(parts.is_first_rank());
   if (options_.stop_on_signal()) parts.asks_to_stop = [] { return detail::StopSignals::requested(); };
 }
 
@@ -53,8 +60,19 @@ std::string Checkpoints::agreement() const {
                              options_.stop_on_signal() ? ", stops on signals" : "");
 }
 
+void Checkpoints::arrange() {
+  const NamedTensors model = detail::saved_model(*parts_);
+  detail::check_storable(model);
+  detail::check_writable(model);
+}
+
 void Checkpoints::start(const Progress& /*progress*/) {
   check_folder();
+  if (!options_.save_frozen()) {
+    NamedTensors own;
+    save(own);
+    frozen_versions_ = detail::frozen_versions(*parts_);
+  }
   if (options_.stop_on_signal() && !stop_signals_) stop_signals_ = std::make_unique<detail::StopSignals>();
 }
 
@@ -73,21 +91,55 @@ void Checkpoints::load(const NamedTensors& state) {
           "the same ones, and then resume");
 }
 
-// Once, before anything is trained or saved: checkpoints of another run are not to be mixed with this one's.
+// What is left out must be what the run began with, or nobody could resume it. Weights that were frozen or
+// unfrozen since are another set, which is compared from now on.
+void Checkpoints::check_frozen() {
+  if (options_.save_frozen()) return;
+  auto versions = detail::frozen_versions(*parts_);
+  if (versions == frozen_versions_) return;
+  const auto same_name = [](const auto& a, const auto& b) { return a.first == b.first; };
+  const bool same_set = std::equal(versions.begin(), versions.end(), frozen_versions_.begin(),
+                                   frozen_versions_.end(), same_name);
+  const at::Tensor checksum = detail::frozen_checksum(*parts_);
+  if (same_set && !checksum.equal(frozen_checksum_)) {
+    const auto changed = std::mismatch(versions.begin(), versions.end(), frozen_versions_.begin()).first;
+    throw InvalidArgument(detail::concatenate(
+        "the weight ", changed->first,
+        " changes in training although it requires no gradient, and save_frozen(false) leaves it out of "
+        "checkpoints, so that no run could go on from them; leave save_frozen(false) out"));
+  }
+  frozen_checksum_ = checksum;
+  frozen_versions_ = std::move(versions);
+}
+
+// Before anything is trained or saved: checkpoints of another run are not to be mixed with this one's, nor
+// does another run write there. The folder is made here, so that one that cannot be made is found now.
 void Checkpoints::check_folder() {
-  if (folder_is_checked_) return;
+  if (folder_is_locked_) return;
   together("start training", [&]() -> std::string {
     if (parts_->world().rank() != 0) return "";
-    const std::vector<CheckpointInfo> older = list_checkpoints(options_.folder());
+    std::vector<CheckpointInfo> older;
+    if (!folder_is_checked_) older = list_checkpoints(options_.folder());
     require(older.empty(), "the folder ", options_.folder(), " has checkpoints of another run, the newest ",
             older.empty() ? "" : older.front().folder,
             "; call session.resume() to go on from them, or choose another folder");
+    make_folders(posix_file_system(), options_.folder());
+    lock_ = std::make_unique<FolderLock>(options_.folder(), "checkpoints");
     return "";
   });
-  folder_is_checked_ = true;
+  folder_is_checked_ = folder_is_locked_ = true;
 }
 
 void Checkpoints::after_step(StepReport& report) {
+  constexpr int64_t kEarlySteps = 10;
+  if (steps_taken_ == 0 && parts_->find<detail::EpochSamplerHook>() == nullptr &&
+      detail::sampler_is_unseen()) {
+    TORCH_WARN(
+        "an EpochSampler hands out the examples, but this Session does not know it, so that a resumed run "
+        "would "
+        "begin the epoch anew; add session.use(sampler)");
+  }
+  if (++steps_taken_ <= kEarlySteps) check_frozen();
   // With several ranks, DataParallel has told them all in this step.
   if (parts_->world().world_size() == 1 && parts_->asks_to_stop && parts_->asks_to_stop()) {
     parts_->should_stop = true;
@@ -103,6 +155,8 @@ void Checkpoints::after_step(StepReport& report) {
 void Checkpoints::finish(const Progress& progress) {
   complete_save();
   if (progress.step > 0 && progress.step != saved_step_) save_now();
+  lock_.reset();
+  folder_is_locked_ = false;
 }
 
 std::vector<std::string> Checkpoints::together(const char* action,
@@ -128,12 +182,21 @@ void Checkpoints::begin_save() {
   plan.timeout = options_.timeout();
   plan.root = options_.folder();
   plan.keep = options_.keep();
+  std::unordered_set<std::string> parameters;
+  for (const auto& item : parts_->model().named_parameters()) parameters.insert(item.key());
+  plan.is_parameter = [parameters = std::move(parameters)](const std::string& name) {
+    return parameters.count(name) != 0;
+  };
   RankStatus status;
   status.intent = Intent::save;
   status.step = plan.step;
   if (world.world_size() > 1) StatusExchange(world, status).wait();
   check_folder();
   complete_save();
+  together("write its part of a checkpoint", [&] {
+    check_frozen();
+    return std::string();
+  });
 
   plan.staging = together("begin a checkpoint", [&]() -> std::string {
                    if (world.rank() != 0) return "";
@@ -202,6 +265,13 @@ std::string Checkpoints::complete_save() {
     }
     saved_folder_ = together("complete a checkpoint", [&] { return save->wait(); }).front();
     saved_step_ = save->step();
+    if (save->is_finite()) {
+      warns_of_not_finite_.renew();
+    } else if (warns_of_not_finite_.take()) {
+      TORCH_WARN("parameters in the checkpoint ", saved_folder_,
+                 " are not finite; the newest one with finite parameters stays, whatever is removed, and "
+                 "session.resume() goes on from it; look for the first loss that was not finite");
+    }
     say_what_stays(*save);
   }
   return saved_folder_;
@@ -232,6 +302,10 @@ std::optional<int64_t> Checkpoints::load_newest() {
         return world.rank() == 0 ? detail::find_newest(options_.folder()) : std::string();
       }).front();
   folder_is_checked_ = folder_is_checked_ || !folder.empty();
+  if (folder.empty() && world.rank() == 0) {
+    std::fprintf(stderr, "pacer: there is no checkpoint in %s; the run begins at step 0\n",
+                 options_.folder().c_str());
+  }
   if (folder.empty()) return std::nullopt;
 
   // Every rank has read and checked all of it before any of them changes what cannot be put back.
@@ -253,8 +327,8 @@ std::optional<int64_t> Checkpoints::load_newest() {
   import->commit();
   saved_step_ = parts_->progress.step;
   if (world.rank() == 0) {
-    if (!import->random_state_note().empty()) {
-      std::fprintf(stderr, "pacer: %s\n", import->random_state_note().c_str());
+    for (const std::string& note : {import->random_state_note(), import->micro_batches_note()}) {
+      if (!note.empty()) std::fprintf(stderr, "pacer: %s\n", note.c_str());
     }
     std::fprintf(stderr, "pacer: resumed from %s, after step %lld\n", folder.c_str(),
                  static_cast<long long>(saved_step_));

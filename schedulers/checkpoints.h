@@ -28,12 +28,15 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <torch/arg.h>
 
+#include <pacer/core/folder_lock.h>
 #include <pacer/schedulers/hook.h>
+#include <pacer/schedulers/once_on_first_rank.h>
 
 namespace pacer {
 
@@ -52,8 +55,9 @@ struct CheckpointsOptions {
   TORCH_ARG(int64_t, every) = 1000;
   // How long ranks wait for the slowest to save or load.
   TORCH_ARG(std::chrono::milliseconds, timeout) = std::chrono::minutes(30);
-  // How many checkpoints stay, >= 1; older ones are removed once a newer one is complete. One that cannot be
-  // removed is named on stderr once and tried again after each save.
+  // How many checkpoints stay, >= 1; older ones are removed once a newer one is complete, but never the
+  // newest whose parameters are all finite. One that cannot be removed is named on stderr once and tried
+  // again after each save.
   TORCH_ARG(int64_t, keep) = 3;
   // True: training stands still until a checkpoint is complete. False: each rank copies what it writes to
   // host memory, which is kept for the next save, and trains on while a thread writes. What goes wrong there
@@ -61,7 +65,8 @@ struct CheckpointsOptions {
   TORCH_ARG(bool, synchronous) = false;
   // False: weights that are not trained, those in 4 bits among them, are left out, so that a checkpoint of
   // adapters is as small as they are. Who resumes makes the model with the same frozen weights first; their
-  // checksum, which is computed once, is compared. Not with Shards that keep parts of parameters.
+  // checksum is compared, also with what they are later: weights that change while they require no gradient
+  // (an averaged teacher) are refused. Not with Shards that keep parts of parameters.
   TORCH_ARG(bool, save_frozen) = true;
   // True: SIGTERM or SIGINT, to any rank, ends the run in good order. The step under way is finished, all
   // ranks save a checkpoint after it, and Session::should_stop() says so on all of them. A second signal ends
@@ -86,7 +91,11 @@ class Checkpoints : public Hook {
   // RMSprop and Adagrad can, and all of pacer's).
   void attach(SessionParts& parts) override;
   std::string agreement() const override;
-  // Throws InvalidArgument where the folder has checkpoints that this run was not resumed from.
+  // Throws InvalidArgument for a model with tensors that no file can hold, or that nothing can be loaded
+  // into.
+  void arrange() override;
+  // Throws InvalidArgument where the folder has checkpoints that this run was not resumed from, or another
+  // run writes to it. From here to finish() it is this run's: a lock says so, which ends with the process.
   void start(const Progress& progress) override;
   void after_step(StepReport& report) override;
   void finish(const Progress& progress) override;
@@ -106,6 +115,7 @@ class Checkpoints : public Hook {
 
  private:
   void check_folder();
+  void check_frozen();
   void begin_save();
   std::string complete_save();
   void say_what_stays(const detail::CheckpointSave& save);
@@ -116,11 +126,16 @@ class Checkpoints : public Hook {
   int64_t saved_step_ = -1;   // of the newest checkpoint, this run's or the one it resumed from
   std::string saved_folder_;  // of the newest that this run completed; on all ranks rank 0's
   bool folder_is_checked_ = false;
+  bool folder_is_locked_ = false;     // on all ranks alike
+  std::unique_ptr<FolderLock> lock_;  // of rank 0
+  OnceOnFirstRank warns_of_not_finite_;
+  int64_t steps_taken_ = 0;  // in this process
   bool stop_was_seen_ = false;
   std::unique_ptr<detail::HostSnapshot> snapshot_;
   std::unique_ptr<detail::CheckpointSave> saving_;  // under way; it reads the snapshot
   std::unique_ptr<detail::StopSignals> stop_signals_;
-  mutable at::Tensor frozen_checksum_;  // once it was asked for
+  mutable at::Tensor frozen_checksum_;                            // once it was asked for
+  std::vector<std::pair<std::string, int64_t>> frozen_versions_;  // when it was compared last
   std::set<int64_t> not_removed_;  // steps of old checkpoints that could not be removed, as was said already
 };
 

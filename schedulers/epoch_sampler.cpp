@@ -23,6 +23,8 @@ struct EpochSampler::State {
   size_t next = 0;       // into order: where the next example of each rank stands
   std::vector<size_t> order;
   bool has_handed_out = false;  // since the last reset
+  bool has_ever_handed_out = false;
+  bool is_in_session = false;
 };
 
 namespace {
@@ -41,10 +43,11 @@ template <class State>
 void warn_of_lost_examples(const State& state) {
   const auto trained = static_cast<size_t>(state.trained);
   if (trained == 0 || state.next + state.world_size <= state.size || 2 * trained > state.size) return;
-  TORCH_WARN("an EpochSampler has handed out an epoch of ", state.size, " examples, of which only ", trained,
-             " were counted as trained on, so that a resume would go on at the wrong place; where the first "
-             "dimension of the first tensor is not the examples (sequence-first or packed batches), call "
-             "session.count_examples(n) between begin and backward");
+  TORCH_WARN(detail::concatenate(
+      "an EpochSampler has handed out an epoch of ", state.size, " examples, of which only ", trained,
+      " were counted as trained on, so that a resume would go on at the wrong place; where the first "
+      "dimension of the first tensor is not the examples (sequence-first or packed batches), call "
+      "session.count_examples(n) between begin and backward"));
 }
 
 }  // namespace
@@ -97,7 +100,8 @@ std::optional<std::vector<size_t>> EpochSampler::next(size_t batch_size) {
   const size_t left = state.next < state.size ? (state.size - state.next) / state.world_size : 0;
   const size_t count = std::min(batch_size, left);
   if (count == 0) return std::nullopt;
-  state.has_handed_out = true;
+  state.has_handed_out = state.has_ever_handed_out = true;
+  last_in_this_thread() = state_;
   std::vector<size_t> batch;
   for (size_t i = 0; i < count; ++i, state.next += state.world_size) {
     batch.push_back(state.order[state.next + state.rank]);
@@ -113,6 +117,10 @@ int64_t EpochSampler::epoch() const { return std::max<int64_t>(0, state_->epoch)
 int64_t EpochSampler::examples_trained() const { return state_->trained; }
 
 void EpochSampler::count(int64_t examples) {
+  require(examples == 0 || state_->has_ever_handed_out,
+          "a Session counts the examples of an EpochSampler that has handed out none, so that no resume "
+          "would go on "
+          "at the right place; give the loader the same sampler: make_data_loader(data, sampler, ...)");
   const auto size = static_cast<int64_t>(state_->size);
   const int64_t trained = state_->trained + examples * static_cast<int64_t>(state_->world_size);
   const auto handed_out = static_cast<int64_t>(state_->next);
@@ -123,6 +131,26 @@ void EpochSampler::count(int64_t examples) {
       "tensor is not the examples (sequence-first or packed batches), call "
       "session.count_examples(n) between begin and backward");
   state_->trained = std::min(size, trained);
+}
+
+void EpochSampler::enter_session() {
+  require(!state_->is_in_session,
+          "this EpochSampler is in use by another Session, which counts its examples; where two Sessions "
+          "train on "
+          "the same batches, give it to one of them");
+  state_->is_in_session = true;
+}
+
+void EpochSampler::leave_session() { state_->is_in_session = false; }
+
+std::weak_ptr<EpochSampler::State>& EpochSampler::last_in_this_thread() {
+  thread_local std::weak_ptr<State> last;
+  return last;
+}
+
+bool detail::sampler_is_unseen() {
+  const auto last = EpochSampler::last_in_this_thread().lock();
+  return last != nullptr && !last->is_in_session && last->trained == 0;
 }
 
 void EpochSampler::resume_at(int64_t epoch, int64_t examples) {

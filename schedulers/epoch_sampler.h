@@ -5,10 +5,11 @@
 //   auto loader = torch::data::make_data_loader(std::move(dataset), sampler, options);
 //   session.use(sampler);
 //
-// A shared handle: the DataLoader's copy and the Session's are one sampler. (A loader owns a copy of an
-// ordinary sampler, so nobody else can tell it where to go on.) The order of an epoch is a pure function of
-// seed and epoch. With a Session the position is that of the examples trained on, however far the loader
-// reads ahead.
+// A shared handle: the DataLoader's copy and the Session's are one sampler. A Session whose sampler the
+// loader does not have refuses to go on, and one with Checkpoints warns where the loader's sampler is not its
+// own. (A loader owns a copy of an ordinary sampler, so nobody else can tell it where to go on.) The order of
+// an epoch is a pure function of seed and epoch. With a Session the position is that of the examples trained
+// on, however far the loader reads ahead.
 //
 // With several ranks, EpochSampler(size, seed, *world), rank r of W takes examples r, r + W, r + 2 W, ... of
 // that order: every rank the same number, up to W - 1 examples at the end of an epoch (others in each) are
@@ -25,6 +26,11 @@
 namespace pacer {
 
 class Communicator;
+
+namespace detail {
+class EpochSamplerHook;
+bool sampler_is_unseen();
+}  // namespace detail
 
 class EpochSampler : public torch::data::samplers::Sampler<> {
  public:
@@ -47,8 +53,8 @@ class EpochSampler : public torch::data::samplers::Sampler<> {
   int64_t examples_trained() const;
 
   // For the Session: counts examples trained on by this rank, and as many by each other; throws
-  // InvalidArgument where these are more than next() has handed out. resume_at goes on at a position: the
-  // next reset() starts there.
+  // InvalidArgument where these are more than next() has handed out, or it never handed out any. resume_at
+  // goes on at a position: the next reset() starts there.
   void count(int64_t examples);
   void resume_at(int64_t epoch, int64_t examples);
 
@@ -60,7 +66,15 @@ class EpochSampler : public torch::data::samplers::Sampler<> {
   static std::vector<size_t> order(size_t size, uint64_t seed, int64_t epoch);
 
  private:
+  friend class detail::EpochSamplerHook;
+  friend bool detail::sampler_is_unseen();
   struct State;
+  // One Session at a time.
+  void enter_session();
+  void leave_session();
+  // The one that handed out examples to this thread last, as long as it lives.
+  static std::weak_ptr<State>& last_in_this_thread();
+
   std::shared_ptr<State> state_;
 };
 

@@ -9,6 +9,7 @@
 //
 //   for (batch in loader)
 //     [x, y] = session.begin(batch)      start(progress)             once: ranks compare themselves
+//                                        open(progress)              once all have started: files to write to
 //                                        begin(progress, batch)      data: cut, reshape, count
 //                                          copy to the device
 //                                        forward_begin(progress)     gates drawn, autocast on
@@ -98,8 +99,11 @@ class Hook {
 
   // What must be the same on all ranks, as text: they compare it before training starts.
   virtual std::string agreement() const { return {}; }
-  // Once, before the first micro-step of this run, when all hooks are known and a checkpoint was loaded.
+  // Once, before the first micro-step of this run, when all hooks are known and a checkpoint was loaded. It
+  // may throw as attach does, and writes to no file of the user's.
   virtual void start(const Progress& /*progress*/) {}
+  // Once, behind start of all hooks: no hook refuses this run any more, so files may be emptied and begun.
+  virtual void open(const Progress& /*progress*/) {}
 
   // Session::begin: a hook may change the batch, before it goes to the device.
   virtual void begin(const Progress& /*progress*/, MicroBatch& /*batch*/) {}

@@ -14,6 +14,7 @@
 #include <pacer/core/version.h>
 #include <pacer/modules/detail/model_modules.h>
 #include <pacer/schedulers/detail/model_facts.h>
+#include <pacer/schedulers/detail/tensor_file.h>
 #include <pacer/schedulers/detail/training_state.h>
 #include <pacer/schedulers/session_parts.h>
 #include <pacer/schedulers/step_report.h>
@@ -46,7 +47,9 @@ RankStatus JoinedRanks::status_of(Intent intent, const Progress& progress) const
 
 void JoinedRanks::start(const Progress& progress) {
   shared_.clear();
-  if (parts_->world().world_size() > 1) join_ranks(progress);
+  if (parts_->world().world_size() == 1) return;
+  detail::check_writable(detail::model_tensors(parts_->model()));
+  join_ranks(progress);
 }
 
 std::vector<Fact> JoinedRanks::facts() const {

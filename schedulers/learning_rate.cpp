@@ -47,10 +47,10 @@ void LearningRate::gradients_ready(const Progress& progress) {
   const double factor = schedule_.factor(progress);
   const auto end = schedule_.steps_until_zero();
   if (factor == 0 && end && progress.step >= *end && warns_.take()) {
-    TORCH_WARN(
+    TORCH_WARN(detail::concatenate(
         "the learning-rate schedule ended after ", *end,
         " steps, and steps beyond it train with a rate of 0; end the run there, or give the schedule more "
-        "total_steps or an end_factor");
+        "total_steps or an end_factor"));
   }
   last_set_.resize(groups.size());
   for (size_t g = 0; g < groups.size(); ++g) {

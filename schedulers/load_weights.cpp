@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
 
 #include <pacer/core/error.h>
 #include <pacer/core/safetensors.h>
@@ -56,8 +57,11 @@ LoadedWeights compare(const NamedTensors& model, const std::map<std::string, Ten
     const auto found = in_files.find(name);
     has_values[tensor.unsafeGetTensorImpl()] |= found != in_files.end();
     if (found == in_files.end()) continue;
-    const std::string reason =
-        misfit(name, tensor, detail::tensor_dtype(found->second.dtype), found->second.shape);
+    const TensorView& there = found->second;
+    const std::string reason = there.dtype == Dtype::OTHER
+                                   ? detail::concatenate("\"", name, "\" has the dtype ", there.dtype_text,
+                                                         " there, which pacer does not know")
+                                   : misfit(name, tensor, detail::tensor_dtype(there.dtype), there.shape);
     if (!reason.empty()) misfits.push_back(reason);
   }
   weights.loaded.assign(quantized.weights().begin(), quantized.weights().end());
@@ -87,6 +91,21 @@ LoadedWeights compare(const NamedTensors& model, const std::map<std::string, Ten
   return weights;
 }
 
+// Memory of parameters that Shards has released answers with an error.
+void check_values_are_here(const NamedTensors& model) {
+  for (const auto& [name, tensor] : model) {
+    if (tensor.layout() != at::kStrided) continue;
+    try {
+      (void)tensor.const_data_ptr();
+    } catch (const c10::Error&) {
+      throw InvalidArgument(detail::concatenate(
+          "cannot load weights into \"", name,
+          "\": a Session's Shards keeps parts of it; load before that Session begins, or while "
+          "session.whole_parameters() exists"));
+    }
+  }
+}
+
 }  // namespace
 
 LoadedWeights load_weights(torch::nn::Module& model, const std::string& path,
@@ -101,6 +120,12 @@ LoadedWeights load_weights(torch::nn::Module& model, const std::string& path,
   for (auto item = tensors.begin(); item != tensors.end();) {
     item = quantized.takes_from_model(item->first) ? tensors.erase(item) : std::next(item);
   }
+  check_values_are_here(tensors);
+  NamedTensors found;
+  for (const auto& item : tensors) {
+    if (in_files.count(item.first) != 0) found.insert(item);
+  }
+  detail::check_writable(found);
   LoadedWeights weights = compare(tensors, in_files, quantized, files.where, options);
   NamedTensors values =
       detail::read_values(files, [&](const std::string& name, at::IntArrayRef) -> std::optional<at::Device> {

@@ -17,6 +17,7 @@
 #include <pacer/schedulers/detail/loss_mean.h>
 #include <pacer/schedulers/detail/metrics_queue.h>
 #include <pacer/schedulers/detail/metrics_writer.h>
+#include <pacer/schedulers/detail/together.h>
 #include <pacer/schedulers/progress_bar.h>
 #include <pacer/schedulers/session_parts.h>
 #include <pacer/schedulers/step_report.h>
@@ -117,6 +118,7 @@ Metrics::~Metrics() {
 }
 
 void Metrics::attach(SessionParts& parts) {
+  parts_ = &parts;
   parts.record_loss = true;  // on all ranks, which average it
   if (!parts.is_first_rank()) return;
   make_metrics_folders(options_.folder());
@@ -125,6 +127,15 @@ void Metrics::attach(SessionParts& parts) {
 }
 
 void Metrics::start(const Progress& progress) {
+  detail::together(parts_->world(), std::chrono::minutes(30), "start training", [&]() -> std::string {
+    if (!state_) return "";
+    detail::MetricsFiles::check(options_, progress.step);
+    if (!lock_) lock_ = std::make_unique<FolderLock>(options_.folder(), "metrics");
+    return "";
+  });
+}
+
+void Metrics::open(const Progress& progress) {
   if (!state_) return;
   state_->writer.emplace(options_, progress.step);
   state_->progress = progress;
@@ -173,6 +184,7 @@ void Metrics::finish(const Progress& progress) {
   write_arrived(/*wait=*/true);
   if (state_->bar) state_->bar->finish();
   if (const auto sentence = state_->writer->farewell()) warn(*sentence);
+  lock_.reset();
 }
 
 void Metrics::warn(const std::string& sentence) {

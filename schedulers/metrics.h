@@ -22,7 +22,8 @@
 // A run adds to the files of the run that it resumes: records beyond the step where it starts, left by a run
 // that was killed after its last checkpoint, are removed, and so is a line cut short. So no step is recorded
 // twice. A run that starts at step 0 therefore empties metrics.jsonl and metrics.csv. TensorBoard's event
-// files are never changed: each run adds one, so give each experiment a folder of its own.
+// files are never changed: each run adds one, which begins by telling TensorBoard to forget the steps from
+// there on. Give each experiment a folder of its own: two runs at a time are refused.
 //
 // metrics.csv has a column for each key of the first record. A key that appears later gets a column at the
 // end: the file is written anew, with empty cells in the earlier rows. Numbers that are not finite are nan,
@@ -37,6 +38,7 @@
 #include <memory>
 #include <string>
 
+#include <pacer/core/folder_lock.h>
 #include <pacer/schedulers/hook.h>
 
 namespace pacer {
@@ -87,8 +89,11 @@ class Metrics : public Hook {
   Slot slot() const override { return Slot::record; }
   // Creates the folder. FileError where that cannot be done, or nothing could be written to it.
   void attach(SessionParts& parts) override;
-  // Opens the files. FileError where one cannot be read or written, before anything was trained.
+  // Throws, changing nothing, where another run writes to the folder (InvalidArgument), or the table of a run
+  // that is resumed has other columns (FileError).
   void start(const Progress& progress) override;
+  // Opens the files. FileError where one cannot be read or written, before anything was trained.
+  void open(const Progress& progress) override;
   // The clock starts.
   void begin(const Progress& progress, MicroBatch& batch) override;
   // Throws InvalidArgument where two hooks report numbers of the same name.
@@ -105,7 +110,9 @@ class Metrics : public Hook {
   void warn(const std::string& sentence);
 
   MetricsOptions options_;
-  std::unique_ptr<State> state_;  // from attach on, on rank 0
+  SessionParts* parts_ = nullptr;
+  std::unique_ptr<FolderLock> lock_;  // of rank 0, from start to finish
+  std::unique_ptr<State> state_;      // from attach on, on rank 0
 };
 
 }  // namespace pacer

@@ -1,17 +1,24 @@
 #include <pacer/schedulers/save_best.h>
 
 #include <array>
+#include <cerrno>
 #include <charconv>
+#include <chrono>
+#include <cstdio>
 #include <map>
+#include <optional>
+#include <string_view>
 #include <utility>
 
 #include <c10/util/Exception.h>
 
 #include <pacer/core/error.h>
 #include <pacer/core/file_system.h>
+#include <pacer/core/safetensors.h>
 #include <pacer/schedulers/detail/best_value_state.h>
 #include <pacer/schedulers/detail/replaced_file.h>
 #include <pacer/schedulers/detail/tensor_file.h>
+#include <pacer/schedulers/detail/together.h>
 #include <pacer/schedulers/detail/training_state.h>
 #include <pacer/schedulers/session_parts.h>
 #include <pacer/schedulers/shards.h>
@@ -26,6 +33,31 @@ std::string exact_text(double value) {
   std::array<char, 32> digits;
   const auto result = std::to_chars(digits.data(), digits.data() + digits.size(), value);
   return std::string(digits.data(), result.ptr);
+}
+
+template <class Number>
+bool read_number(std::string_view text, Number& number) {
+  const auto result = std::from_chars(text.data(), text.data() + text.size(), number);
+  return result.ec == std::errc() && result.ptr == text.data() + text.size();
+}
+
+// The value of that name and its step in the file's metadata; nothing where there is no file.
+std::optional<BestValue> best_in(const std::string& path, const std::string& name) {
+  FileSystem& files = posix_file_system();
+  const int opened = files.open_file(path);
+  if (opened == -ENOENT) return std::nullopt;
+  if (opened >= 0) files.close(opened);
+  FileReader reader(files, path);
+  const SafetensorsFile header = SafetensorsFile::read_header(reader, path);
+  const auto metadata = header.metadata();
+  const auto value = metadata.find(name), step = metadata.find("step");
+  BestValue best;
+  const bool is_ours = value != metadata.end() && step != metadata.end() &&
+                       read_number(value->second, best.value) && read_number(step->second, best.step) &&
+                       best.step >= 0;
+  require(is_ours, path, " is there already and does not say a ", name,
+          ", so it is no best model of such a run; move it away, or choose another folder");
+  return best;
 }
 
 }  // namespace
@@ -43,26 +75,64 @@ void SaveBest::attach(SessionParts& parts) {
   parts_ = &parts;
 }
 
-void SaveBest::start(const Progress& /*progress*/) {
+void SaveBest::arrange() { detail::check_storable(detail::model_tensors(parts_->model())); }
+
+void SaveBest::start(const Progress& progress) {
   require(parts_->find<Validation>() != nullptr,
           "SaveBest has nothing to look at; add session.use(pacer::Validation(every, function))");
+  adopt_older(progress);
+}
+
+// What the file has counts, also where this run's checkpoint is older than it. All ranks learn of it: where
+// Shards keeps parts, they write together.
+void SaveBest::adopt_older(const Progress& progress) {
+  const ValidationResult& validation = parts_->validation;
+  std::string found =
+      detail::together(parts_->world(), std::chrono::minutes(30), "start training", [&]() -> std::string {
+        if (!parts_->is_first_rank()) return "";
+        if (!lock_) lock_ = std::make_unique<FolderLock>(folder_, "best");
+        const std::optional<BestValue> best = best_in(path(), validation.name);
+        return best ? exact_text(best->value) + ' ' + std::to_string(best->step) : "";
+      }).front();
+  if (found.empty()) return;
+  BestValue older;
+  const size_t space = found.find(' ');
+  read_number(std::string_view(found).substr(0, space), older.value);
+  read_number(std::string_view(found).substr(space + 1), older.step);
+  if (!best_.is_beaten_by(older.value, 0, validation.larger_is_better)) return;
+  best_ = older;
+  if (!parts_->is_first_rank()) return;
+  std::fprintf(stderr,
+               "pacer: %s has the best model of an earlier %s, %s %s after step %lld; it stays until this "
+               "one measures better\n",
+               path().c_str(), progress.step == 0 ? "run" : "part of this run", validation.name.c_str(),
+               found.substr(0, space).c_str(), static_cast<long long>(older.step));
 }
 
 void SaveBest::after_step(StepReport& report) { consider(report.progress()); }
 
-void SaveBest::finish(const Progress& progress) { consider(progress); }
+void SaveBest::finish(const Progress& progress) {
+  consider(progress);
+  lock_.reset();
+}
 
 void SaveBest::consider(const Progress& progress) {
   const ValidationResult& found = parts_->validation;
   if (found.step != progress.step || found.step == seen_step_) return;
   seen_step_ = found.step;
+  // The part of the run that was lost had measured this already; nothing came after it.
+  if (found.step == best_.step && found.value == best_.value) {
+    best_.since = 0;
+    return;
+  }
   BestValue best = best_;
   try {
     if (best.take(found.value, found.step, 0, found.larger_is_better)) write();
     best_ = best;
   } catch (const FileError& error) {
-    TORCH_WARN("the best model so far (step ", found.step, ") was not saved: ", error.what(),
-               "; training goes on, and the next better one is tried again");
+    TORCH_WARN(detail::concatenate("the best model so far (step ", found.step,
+                                   ") was not saved: ", error.what(),
+                                   "; training goes on, and the next better one is tried again"));
   }
 }
 

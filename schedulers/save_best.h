@@ -3,13 +3,18 @@
 // replaced as a whole, so a run that is killed leaves the former best or the new one. Its metadata say the
 // step and the value. For a run that goes on as if it had never stopped there are Checkpoints.
 //
+// The folder belongs to one run at a time. Where it has the best model of an earlier run, that one stays
+// until this run measures better, and a line on stderr says so.
+//
 // A write that fails is a warning, and training goes on: the best stays what it was, and the next value
 // better than that is written.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
+#include <pacer/core/folder_lock.h>
 #include <pacer/schedulers/best_value.h>
 #include <pacer/schedulers/hook.h>
 
@@ -24,7 +29,10 @@ class SaveBest : public Hook {
   Slot slot() const override { return Slot::decide; }
   // FileError where the folder cannot be made (on rank 0).
   void attach(SessionParts& parts) override;
-  // Throws InvalidArgument where the Session has no Validation hook.
+  // Throws InvalidArgument for a model that no file can hold.
+  void arrange() override;
+  // Throws InvalidArgument where the Session has no Validation hook, where another run has the folder, and
+  // where the file there does not say a value of this validation.
   void start(const Progress& progress) override;
   void after_step(StepReport& report) override;
   void finish(const Progress& progress) override;
@@ -38,6 +46,7 @@ class SaveBest : public Hook {
 
  private:
   void consider(const Progress& progress);
+  void adopt_older(const Progress& progress);
   void write() const;
   void write_file(const NamedTensors& model) const;
 
@@ -45,6 +54,7 @@ class SaveBest : public Hook {
   BestValue best_;
   int64_t seen_step_ = -1;  // of the validation that was considered last
   SessionParts* parts_ = nullptr;
+  std::unique_ptr<FolderLock> lock_;  // of rank 0, from start to finish
 };
 
 }  // namespace pacer

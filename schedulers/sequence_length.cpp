@@ -112,12 +112,27 @@ std::string SequenceLength::agreement() const {
 
 void SequenceLength::attach(SessionParts& parts) { describes_ = OnceOnFirstRank(parts.is_first_rank()); }
 
-// The shape that is cut is the first that anybody can look at to see that it is the wrong dimension.
-void SequenceLength::describe_cut(const at::Tensor& tensor, int64_t dimension, int64_t length) const {
+// The shapes that are cut are the first that anybody can look at to see that it is the wrong dimension.
+void SequenceLength::describe_cuts(const MicroBatch& batch,
+                                   const std::vector<std::vector<int64_t>>& dimensions, int64_t full,
+                                   int64_t length) const {
+  std::string cuts, masks;
+  for (size_t i = 0; i < dimensions.size(); ++i) {
+    const std::vector<int64_t>& of_tensor = dimensions[i];
+    if (of_tensor.empty()) continue;
+    const at::IntArrayRef sizes = batch.tensors[i].sizes();
+    cuts += detail::concatenate(cuts.empty() ? "" : ", ", of_tensor.size() > 1 ? "dimensions " : "dimension ",
+                                of_tensor.front());
+    for (size_t d = 1; d < of_tensor.size(); ++d) cuts += detail::concatenate(" and ", of_tensor[d]);
+    cuts += detail::concatenate(" of tensor ", i, ", of shape ", sizes);
+    const auto sides = std::count(sizes.begin(), sizes.end(), full);
+    if (i > 0 && options_.dimensions().empty() && sides > static_cast<int64_t>(of_tensor.size())) {
+      masks += detail::concatenate("; if tensor ", i, " is a mask, name both of its sides with dimensions()");
+    }
+  }
   const std::string text = detail::concatenate(
-      "pacer: SequenceLength ", options_.mode() == LengthMode::truncate ? "cuts" : "reshapes", " dimension ",
-      dimension, " of batches of shape ", tensor.sizes(), " to ", length, ", and later to up to ",
-      options_.schedule().last(), "\n");
+      "pacer: SequenceLength ", options_.mode() == LengthMode::truncate ? "cuts " : "reshapes ", cuts,
+      ", to ", length, ", and later to up to ", options_.schedule().last(), masks, "\n");
   std::fputs(text.c_str(), stderr);
 }
 
@@ -153,10 +168,10 @@ void SequenceLength::begin(const Progress& progress, MicroBatch& batch) {
           " tokens, but the batch has ", *full, "; end the curriculum at ", *full,
           " or set allow_shorter(true)");
   length = std::min(length, *full);
+  if (length != *full && describes_.take()) describe_cuts(batch, dimensions, *full, length);
   for (size_t i = 0; i < count; ++i) {
     if (dimensions[i].empty() || length == *full) continue;
     at::Tensor& tensor = batch.tensors[i];
-    if (describes_.take()) describe_cut(tensor, dimensions[i].front(), length);
     tensor = options_.mode() == LengthMode::truncate ? truncate_sequence(tensor, dimensions[i], length)
                                                      : reshape_sequence(tensor, length);
   }

@@ -69,8 +69,8 @@ class SequenceLength : public Hook {
   bool settled(const Progress& progress) const override { return options_.schedule().settled(progress); }
   std::string agreement() const override;
   void attach(SessionParts& parts) override;
-  // Says once, on stderr, what it cuts. Throws InvalidArgument where a tensor has no such dimension, or
-  // another length there than the rest.
+  // Says once, on stderr, what it cuts of each tensor. Throws InvalidArgument where a tensor has no such
+  // dimension, or another length there than the rest.
   void begin(const Progress& progress, MicroBatch& batch) override;
   void after_step(StepReport& report) override;
 
@@ -78,7 +78,8 @@ class SequenceLength : public Hook {
   std::vector<int64_t> dimensions_of(size_t index, const at::Tensor& tensor) const;
 
   SequenceLengthOptions options_;
-  void describe_cut(const at::Tensor& tensor, int64_t dimension, int64_t length) const;
+  void describe_cuts(const MicroBatch& batch, const std::vector<std::vector<int64_t>>& dimensions,
+                     int64_t full, int64_t length) const;
 
   int64_t length_ = 0;  // of the last micro-batch
   OnceOnFirstRank describes_;

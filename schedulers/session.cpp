@@ -136,6 +136,7 @@ void Session::backward(const at::Tensor& loss) {
           "the loss given to Session::backward depends on no parameter that needs a "
           "gradient");
   gradients_->check(parts_);
+  detail::warn_of_unused_scope(parts_, *forward_scope_);
   forward_scope_->end();
   const double weight = weight_of(micro_batch_tokens_);
   const at::Tensor scaled = scaled_loss(loss, weight);
@@ -220,8 +221,9 @@ void Session::update(const Progress& window) {
 void Session::skip_empty_window() {
   parts_.optimizer().zero_grad();
   if (warns_of_empty_window_.take()) {
-    TORCH_WARN("the window after step ", parts_.progress.step,
-               " trains on no token, as count_tokens says of all its micro-batches; it changes nothing");
+    TORCH_WARN(detail::concatenate(
+        "the window after step ", parts_.progress.step,
+        " trains on no token, as count_tokens says of all its micro-batches; it changes nothing"));
   }
 }
 

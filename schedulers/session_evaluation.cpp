@@ -5,7 +5,9 @@
 #include <pacer/schedulers/detail/evaluation_scope.h>
 #include <pacer/schedulers/detail/forward_scope.h>
 #include <pacer/schedulers/detail/prewarm_scope.h>
+#include <pacer/schedulers/detail/tensor_file.h>
 #include <pacer/schedulers/detail/together.h>
+#include <pacer/schedulers/detail/training_state.h>
 #include <pacer/schedulers/session.h>
 #include <pacer/schedulers/shards.h>
 
@@ -18,6 +20,7 @@ void Session::prewarm(const std::function<at::Tensor()>& loss) {
       parts_.replicas == nullptr,
       "Session::prewarm with a Pipeline: no rank has the whole model, so there is no pass to run here; leave "
       "prewarm out");
+  detail::check_writable(detail::model_tensors(parts_.model()));
   start_training();
   detail::set_up(parts_.world(), [&] { prewarm_passes(loss); });
 }

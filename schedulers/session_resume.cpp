@@ -38,10 +38,11 @@ std::optional<int64_t> Session::resume(const ResumeOptions& options) {
     const auto g = static_cast<size_t>(
         std::mismatch(saved.begin(), saved.end(), of_program.begin(), of_program.end()).first -
         saved.begin());
-    TORCH_WARN("parameter group ", g, " goes on with the learning rate ", saved[g],
-               " of the checkpoint; the program "
-               "says ",
-               of_program[g], ", which resume(ResumeOptions().learning_rates(ResumedRates::program)) takes");
+    TORCH_WARN(detail::concatenate(
+        "parameter group ", g, " goes on with the learning rate ", saved[g],
+        " of the checkpoint; the program "
+        "says ",
+        of_program[g], ", which resume(ResumeOptions().learning_rates(ResumedRates::program)) takes"));
   }
   return step;
 }

@@ -58,8 +58,9 @@ Session::~Session() {
                                                : "its Session ended without finish()");
   }
   if (!finished_ && parts_.progress.micro_step > 0 && std::uncaught_exceptions() == 0) {
-    TORCH_WARN("a pacer::Session ends with the gradients of ", parts_.progress.micro_step, " of ",
-               parts_.progress.micro_steps, " micro-steps unused; call finish() after the loop");
+    TORCH_WARN(detail::concatenate("a pacer::Session ends with the gradients of ", parts_.progress.micro_step,
+                                   " of ", parts_.progress.micro_steps,
+                                   " micro-steps unused; call finish() after the loop"));
   } else if (training_ && !finished_ && std::uncaught_exceptions() == 0 &&
              (parts_.find<Checkpoints>() != nullptr || parts_.find<Metrics>() != nullptr)) {
     TORCH_WARN(
@@ -143,6 +144,7 @@ void Session::begin_training() {
     parts_.session_optimizer()->check_run(parts_.world(), plan);
   }
   for (const auto& hook : parts_.hooks_) hook->start(parts_.progress);
+  for (const auto& hook : parts_.hooks_) hook->open(parts_.progress);
   trained_->remember(parts_);
   training_ = true;
 }

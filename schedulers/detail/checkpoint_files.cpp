@@ -49,7 +49,7 @@ NamedTensors read_file(const std::string& folder, const CheckpointManifest& mani
 // rank 0 all of it.
 NamedTensors read_optimizer(const std::string& folder, const CheckpointManifest& manifest,
                             const TensorPlace& place_of) {
-  const auto ranks = static_cast<int>(manifest.world_size);
+  const int ranks = ranks_of(manifest, folder);
   NamedTensors tensors = read_file(folder, manifest, file_of_rank("optimizer", 0, ranks), place_of);
   for (int rank = 1; rank < ranks; ++rank) {
     const std::string name = file_of_rank("optimizer", rank, ranks);
@@ -101,6 +101,14 @@ const CheckpointFile* find_file(const CheckpointManifest& manifest, const std::s
     if (file.name == name) return &file;
   }
   return nullptr;
+}
+
+int ranks_of(const CheckpointManifest& manifest, const std::string& folder) {
+  const auto files = static_cast<int64_t>(manifest.files.size());
+  require<FileError>(manifest.world_size <= files, "the checkpoint ", folder, " has the world_size ",
+                     manifest.world_size, " in its manifest, but only ", files,
+                     " files, of which each rank writes one or more; it was not written by pacer");
+  return static_cast<int>(manifest.world_size);
 }
 
 Writers writers_of(const TrainingState& state, int ranks, bool deals_model_out) {
@@ -168,9 +176,9 @@ std::vector<std::pair<std::string, std::string>> texts_of_rank(const NamedTensor
 }
 
 std::vector<CheckpointFile> model_files(const std::string& folder, const CheckpointManifest& manifest) {
+  const int ranks = ranks_of(manifest, folder);
   if (const CheckpointFile* file = find_file(manifest, kModelFile)) return {*file};
   std::vector<CheckpointFile> files;
-  const auto ranks = static_cast<int>(manifest.world_size);
   for (int rank = 0; rank < ranks; ++rank) {
     const CheckpointFile* file = find_file(manifest, model_file_of_rank(rank, ranks));
     require<FileError>(file != nullptr, "the checkpoint ", folder, " has no ",
@@ -202,7 +210,7 @@ std::string find_newest(const std::string& root) {
 TrainingState read_state(const SessionParts& parts, const std::string& folder) {
   const Communicator& world = parts.world();
   const CheckpointManifest manifest = read_manifest(folder);
-  const auto ranks = static_cast<int>(manifest.world_size);
+  const int ranks = ranks_of(manifest, folder);
   const bool same = ranks == world.world_size(), had_this_rank = world.rank() < ranks;
   TrainingState state;
   const NamedTensors model = model_tensors(parts.model());

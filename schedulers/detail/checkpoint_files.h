@@ -21,6 +21,10 @@ std::string file_of_rank(const char* kind, int rank, int world_size);
 // The file of that name; null where the checkpoint has none.
 const CheckpointFile* find_file(const CheckpointManifest& manifest, const std::string& name);
 
+// How many ranks saved the checkpoint. FileError where the manifest names more than it has files of: each has
+// written one at least.
+int ranks_of(const CheckpointManifest& manifest, const std::string& folder);
+
 // Which rank writes which tensor.
 struct Writers {
   std::map<std::string, int> model, optimizer;

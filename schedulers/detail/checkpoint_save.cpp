@@ -48,8 +48,12 @@ void CheckpointSave::write(const RankFiles& files, const std::function<void()>& 
   try {
     for (const auto& [name, tensors] : files) {
       const NamedTensors& of_file = tensors;
-      part.files.push_back(
-          write_checkpoint_file(plan_.staging, name, [&](ByteSink& sink) { write_tensors(sink, of_file); }));
+      FiniteCheck finite{plan_.is_parameter};
+      const bool looks = plan_.is_parameter && name.compare(0, 5, "model") == 0;
+      part.files.push_back(write_checkpoint_file(plan_.staging, name, [&](ByteSink& sink) {
+        write_tensors(sink, of_file, {}, looks ? &finite : nullptr);
+      }));
+      part.is_finite = part.is_finite && finite.is_finite;
     }
     for (const auto& [name, text] : plan_.texts) {
       const std::string& of_file = text;
@@ -58,11 +62,12 @@ void CheckpointSave::write(const RankFiles& files, const std::function<void()>& 
     }
     check();
     written_ = part.files;
+    is_finite_ = part.is_finite;
     if (plan_.rank != 0) leave_part(plan_.staging, plan_.rank, part);
   } catch (const std::exception& error) {
     write_error_ = std::current_exception();
     try {
-      if (plan_.rank != 0) leave_part(plan_.staging, plan_.rank, {{}, error.what()});
+      if (plan_.rank != 0) leave_part(plan_.staging, plan_.rank, {{}, error.what(), true});
     } catch (const std::exception&) {
       // Rank 0 hears of it when the ranks compare what became of the save.
     }
@@ -78,7 +83,9 @@ void CheckpointSave::complete() noexcept {
       const CheckpointPart part = part_of(static_cast<int>(rank));
       require<FileError>(part.failure.empty(), "rank ", rank, " could not write its part: ", part.failure);
       for (const CheckpointFile& file : part.files) plan_.writer->adopt(file);
+      is_finite_ = is_finite_ && part.is_finite;
     }
+    plan_.facts.is_finite = is_finite_;
     folder_ = plan_.writer->commit(plan_.facts);
   } catch (const std::exception&) {
     error_ = std::current_exception();

@@ -34,6 +34,7 @@ struct SavePlan {
   std::string root;
   int64_t keep = 1;                                        // checkpoints that stay
   std::vector<std::pair<std::string, std::string>> texts;  // names of files and what this rank writes to them
+  std::function<bool(const std::string&)> is_parameter;    // of tensors in the model's files; may be empty
 };
 
 class CheckpointSave {
@@ -61,6 +62,8 @@ class CheckpointSave {
   int64_t step() const { return plan_.step; }
   // Of rank 0, after wait(): old checkpoints that could not be removed.
   const std::vector<RemovalFailure>& not_removed() const { return not_removed_; }
+  // Of rank 0, after wait(): whether the model's parameters are.
+  bool is_finite() const { return is_finite_; }
 
  private:
   static constexpr std::chrono::seconds kGrace{2};
@@ -72,6 +75,7 @@ class CheckpointSave {
 
   SavePlan plan_;
   std::vector<CheckpointFile> written_;
+  bool is_finite_ = true;           // the parameters that were written; then those of all ranks
   std::exception_ptr write_error_;  // read after is_written_
   std::promise<void> is_written_;
   std::thread thread_;

@@ -13,15 +13,20 @@
 
 namespace pacer::detail {
 
+// Whether the sampler that last handed out examples to this thread is in no Session, and nobody counts them.
+bool sampler_is_unseen();
+
 class EpochSamplerHook : public Hook {
  public:
   explicit EpochSamplerHook(EpochSampler sampler) : sampler_(std::move(sampler)) {}
+  ~EpochSamplerHook() override { leave(); }
 
   std::string hook_name() const override { return "epoch_sampler"; }
   Slot slot() const override { return Slot::data; }
   // One of fewer ranks may be that of a Pipeline's replicas.
   void attach(SessionParts& parts) override {
     if (sampler_.world_size() >= parts.world().world_size()) require_ranks(parts.world());
+    sampler_.enter_session();
     parts_ = &parts;
   }
   void arrange() override { require_ranks(parts_->data_ranks()); }
@@ -33,6 +38,7 @@ class EpochSamplerHook : public Hook {
     sampler_.count(std::exchange(parts_->micro_batch_examples, 0));
     return loss;
   }
+  void finish(const Progress& /*progress*/) override { leave(); }
   void after_step(StepReport& report) override { report.add("epoch", static_cast<double>(sampler_.epoch())); }
   void save(NamedTensors& state) const override {
     state["size"] = number_tensor(static_cast<int64_t>(sampler_.size()));
@@ -53,6 +59,9 @@ class EpochSamplerHook : public Hook {
   }
 
  private:
+  void leave() {
+    if (parts_ && !std::exchange(has_left_, true)) sampler_.leave_session();
+  }
   void require_ranks(const Communicator& ranks) const {
     require(sampler_.rank() == ranks.rank() && sampler_.world_size() == ranks.world_size(),
             "the EpochSampler is that of rank ", sampler_.rank(), " of ", sampler_.world_size(),
@@ -62,6 +71,7 @@ class EpochSamplerHook : public Hook {
 
   EpochSampler sampler_;
   SessionParts* parts_ = nullptr;
+  bool has_left_ = false;
 };
 
 }  // namespace pacer::detail

@@ -2,6 +2,10 @@
 // throws.
 #pragma once
 
+#include <cstdint>
+
+#include <ATen/SequenceNumber.h>
+
 #include <pacer/schedulers/batch.h>
 #include <pacer/schedulers/session_parts.h>
 
@@ -22,10 +26,14 @@ class HooksForwardScope final : public ForwardScope {
     if (parts_ == nullptr) return;
     for (const auto& hook : parts_->hooks()) hook->forward_end();
     parts_ = nullptr;
+    was_unused_ = at::sequence_number::peek() == first_node_;
   }
+  bool was_unused() const override { return was_unused_; }
 
  private:
   const SessionParts* parts_;
+  uint64_t first_node_ = at::sequence_number::peek();  // of autograd's graph, that this thread makes next
+  bool was_unused_ = false;
 };
 
 }  // namespace pacer::detail

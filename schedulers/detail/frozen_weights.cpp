@@ -51,13 +51,21 @@ at::Tensor frozen_checksum(const SessionParts& parts) {
   for (const auto& [name, tensor] : part_of_model(parts.model(), true)) {
     const std::string line = concatenate(name, ' ', tensor.scalar_type(), ' ', tensor.sizes(), '\n');
     sum.add(line.data(), line.size());
-    const at::Tensor values = tensor.detach().cpu().contiguous();
+    const at::Tensor values = tensor.detach().resolve_conj().cpu().contiguous();
     sum.add(values.const_data_ptr(), values.nbytes());
   }
   const std::string hex = sum.hex();
   at::Tensor bytes = at::empty({static_cast<int64_t>(hex.size())}, at::kByte);
   std::copy(hex.begin(), hex.end(), bytes.mutable_data_ptr<uint8_t>());
   return bytes;
+}
+
+std::vector<std::pair<std::string, int64_t>> frozen_versions(const SessionParts& parts) {
+  std::vector<std::pair<std::string, int64_t>> versions;
+  for (const auto& [name, tensor] : part_of_model(parts.model(), true)) {
+    versions.emplace_back(name, tensor.is_inference() ? 0 : static_cast<int64_t>(tensor._version()));
+  }
+  return versions;
 }
 
 }  // namespace pacer::detail

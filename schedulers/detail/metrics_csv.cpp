@@ -54,7 +54,18 @@ bool is_row_up_to(std::string_view line, size_t columns, int64_t step) {
          commas + 1 == columns;
 }
 
+void require_columns(const CsvTable& table, const std::string& path) {
+  const auto& columns = table.columns;
+  require<FileError>(
+      columns.empty() || (columns.size() >= 2 && columns[0] == "step" && columns[1] == "tokens"),
+      "cannot continue ", path, ": its first columns are not step and tokens; move it out of the way");
+}
+
 }  // namespace
+
+void check_metrics_csv(const std::string& path) {
+  if (const auto old = content_if_there(path)) require_columns(split_csv(*old), path);
+}
 
 CsvTable split_csv(std::string_view text) {
   CsvTable table;
@@ -97,9 +108,7 @@ MetricsCsv::MetricsCsv(std::string path, int64_t step) : path_(std::move(path)) 
   if (const auto old = content_if_there(path_)) {
     CsvTable table = split_csv(*old);
     const auto& columns = table.columns;
-    require<FileError>(
-        columns.empty() || (columns.size() >= 2 && columns[0] == "step" && columns[1] == "tokens"),
-        "cannot continue ", path_, ": its first columns are not step and tokens; move it out of the way");
+    require_columns(table, path_);
     const std::string kept = columns.empty() ? "" : csv_header(columns) + csv_rows_up_to(table, step);
     if (kept != *old) replace_file(path_, kept);
     columns_ = std::move(table.columns);

@@ -44,6 +44,9 @@ struct CsvTable {
 };
 CsvTable split_csv(std::string_view text);
 
+// Throws FileError as MetricsCsv does for a table that it cannot continue; nothing where there is no file.
+void check_metrics_csv(const std::string& path);
+
 // The whole rows of a step up to `step`.
 std::string csv_rows_up_to(const CsvTable& table, int64_t step);
 

@@ -38,6 +38,10 @@ float fp32_of(double value) {
   return static_cast<float>(value);
 }
 
+std::string metrics_stem(const MetricsOptions& options) {
+  return options.folder() + (options.folder().back() == '/' ? "metrics." : "/metrics.");
+}
+
 }  // namespace
 
 std::string json_lines_up_to(std::string_view text, int64_t step) {
@@ -48,13 +52,19 @@ std::string json_lines_up_to(std::string_view text, int64_t step) {
   return kept;
 }
 
+void MetricsFiles::check(const MetricsOptions& options, int64_t step) {
+  if (options.csv() && step > 0) check_metrics_csv(metrics_stem(options) + "csv");
+}
+
 MetricsFiles::MetricsFiles(const MetricsOptions& options, int64_t step)
-    : stem_(options.folder() + (options.folder().back() == '/' ? "metrics." : "/metrics.")),
+    : stem_(metrics_stem(options)),
       wants_jsonl_(options.jsonl()),
       wants_csv_(options.csv()),
       last_step_(step) {
   open();
-  if (options.tensorboard()) tensorboard_.emplace(options.folder());
+  if (!options.tensorboard()) return;
+  tensorboard_.emplace(options.folder());
+  tensorboard_->add_start(step + 1);
 }
 
 void MetricsFiles::open() {

@@ -20,6 +20,8 @@ namespace pacer::detail {
 
 class MetricsFiles {
  public:
+  // Throws FileError where the constructor would, for what is in the files; changes nothing.
+  static void check(const MetricsOptions& options, int64_t step);
   // For a run that starts with `step` steps behind it: what the files have beyond it is removed. FileError
   // where a file cannot be read or written.
   MetricsFiles(const MetricsOptions& options, int64_t step);

@@ -163,15 +163,20 @@ void broadcast_all(Communicator& world, const std::vector<at::Tensor>& tensors) 
       std::vector<at::Tensor> flat;
       int64_t bytes = 0;
       for (; end < list.size() && (bytes == 0 || bytes < kMessageBytes); ++end) {
-        flat.push_back(list[end].reshape({-1}).to(world.device()));
-        bytes += list[end].numel() * static_cast<int64_t>(list[end].element_size());
+        const at::Tensor dense = list[end].resolve_conj().resolve_neg().to(world.device()).contiguous();
+        flat.push_back(dense.view({-1}).view(at::kByte));
+        bytes += flat.back().numel();
       }
       const at::Tensor message = at::cat(flat);
       world.broadcast(message, 0, CollectiveOptions().agreed(true)).wait();
       int64_t offset = 0;
-      for (size_t i = begin; i < end; offset += list[i++].numel()) {
+      for (size_t i = begin; i < end; ++i) {
         at::Tensor target = list[i];
-        if (world.rank() != 0) target.copy_(message.narrow(0, offset, target.numel()).view(target.sizes()));
+        const int64_t length = flat[i - begin].numel();
+        if (world.rank() != 0) {
+          target.copy_(message.narrow(0, offset, length).view(target.scalar_type()).view(target.sizes()));
+        }
+        offset += length;
       }
     }
   }

@@ -1,10 +1,12 @@
 // Puts back what a forward and backward pass changes: gradients, buffers of modules, random state.
 #pragma once
 
+#include <exception>
 #include <utility>
 #include <vector>
 
 #include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
 
 #include <pacer/device/detail/random_state.h>
 #include <pacer/modules/detail/model_modules.h>
@@ -39,10 +41,14 @@ class PrewarmScope {
   }
   PrewarmScope(const PrewarmScope&) = delete;
   ~PrewarmScope() {
-    const at::NoGradGuard no_grad;
-    for (auto& [parameter, gradient] : gradients_) parameter.mutable_grad() = std::move(gradient);
-    for (auto& [buffer, value] : buffers_) buffer.copy_(value);
-    set_random_state(device_, random_);
+    try {
+      const at::NoGradGuard no_grad;
+      for (auto& [parameter, gradient] : gradients_) parameter.mutable_grad() = std::move(gradient);
+      for (auto& [buffer, value] : buffers_) buffer.copy_(value);
+      set_random_state(device_, random_);
+    } catch (const std::exception& error) {  // of a device that has failed
+      TORCH_WARN("Session::prewarm could not put back what its passes changed: ", error.what());
+    }
   }
 
  private:

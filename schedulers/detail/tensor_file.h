@@ -15,21 +15,38 @@ namespace pacer::detail {
 
 constexpr int64_t kHostPiece = int64_t{64} << 20;
 
-// Writes the values of all tensors. What is dense in host memory goes out as it lies; anything else, a tensor
-// on a GPU above all, is copied in pieces of at most kHostPiece. Throws InvalidArgument for a dtype that the
-// format lacks, before the first byte.
-void write_tensors(ByteSink& sink, const NamedTensors& tensors,
-                   const std::map<std::string, std::string>& metadata = {});
+// Looks at the floating-point numbers of some tensors while they are written.
+struct FiniteCheck {
+  std::function<bool(const std::string& name)> wants;
+  bool is_finite = true;
+};
 
-// The LibTorch dtype of a tensor in a file.
+// Throws InvalidArgument that names the first tensor that write_tensors would refuse: of a dtype that the
+// format lacks, or not dense.
+void check_storable(const NamedTensors& tensors);
+
+// Throws InvalidArgument that names the first tensor that values cannot be copied into: one that was
+// expanded, or was made under InferenceMode.
+void check_writable(const NamedTensors& tensors);
+
+// Writes the values of all tensors. What is dense in host memory goes out as it lies; anything else, a tensor
+// on a GPU above all, is copied in pieces of at most kHostPiece. Throws as check_storable, before the first
+// byte.
+void write_tensors(ByteSink& sink, const NamedTensors& tensors,
+                   const std::map<std::string, std::string>& metadata = {}, FiniteCheck* check = nullptr);
+
+// The LibTorch dtype of a tensor in a file; not of Dtype::OTHER.
 at::ScalarType tensor_dtype(Dtype dtype);
 
 // Where a tensor of a file is to go; nothing for one that nobody wants.
 using TensorPlace = std::function<std::optional<at::Device>(const std::string& name, at::IntArrayRef sizes)>;
 
 // The tensors of a file, each in memory of its own: all on the CPU, or those that `place_of` wants, where it
-// wants them. Reads the whole file by FileReader::read_next. Throws FileError where the file is not sound;
-// `path` is for messages.
-NamedTensors read_tensors(FileReader& reader, const std::string& path, const TensorPlace& place_of = nullptr);
+// wants them. Reads the whole file by FileReader::read_next, for a checksum, or passes over what nobody
+// wants. Throws FileError where the file is not sound, or a tensor that is wanted has a dtype that pacer does
+// not know; `path` is for messages.
+enum class Unwanted { read, skip };
+NamedTensors read_tensors(FileReader& reader, const std::string& path, const TensorPlace& place_of = nullptr,
+                          Unwanted unwanted = Unwanted::read);
 
 }  // namespace pacer::detail

@@ -15,7 +15,10 @@
 #include <pacer/core/error.h>
 #include <pacer/modules/detail/model_modules.h>
 #include <pacer/modules/nf4_weight.h>
+#include <pacer/schedulers/detail/layer_drop_hook.h>
 #include <pacer/schedulers/detail/model_facts.h>
+#include <pacer/schedulers/precision.h>
+#include <pacer/schedulers/shards.h>
 
 namespace pacer::detail {
 namespace {
@@ -78,10 +81,11 @@ void warn_of_left_out(const SessionParts& parts) {
     if (left_out++ == 0) first = item.key();
   }
   if (left_out > 0) {
-    TORCH_WARN(left_out,
-               " parameters of the model need a gradient, but no group of the optimizer has them (the "
-               "first: ",
-               first, "), so they are not trained; add them, or call requires_grad_(false) on them");
+    TORCH_WARN(
+        concatenate(left_out,
+                    " parameters of the model need a gradient, but no group of the optimizer has them (the "
+                    "first: ",
+                    first, "), so they are not trained; add them, or call requires_grad_(false) on them"));
   }
 }
 
@@ -117,9 +121,9 @@ void check_parameters(const SessionParts& parts) {
       "the optimizer from this model's parameters()");
   if (!parts.is_first_rank()) return;
   if (strangers > 0) {
-    TORCH_WARN(
+    TORCH_WARN(concatenate(
         "the optimizer has ", strangers,
-        " parameters that are not the model's; they are trained, but checkpoints do not hold their values");
+        " parameters that are not the model's; they are trained, but checkpoints do not hold their values"));
   }
   warn_of_left_out(parts);
 }
@@ -146,10 +150,10 @@ void check_single_rank() {
     return;  // whoever wants to join ranks will hear of it
   }
   if (launch.world_size > 1 && launch.rank == 0) {
-    TORCH_WARN(
+    TORCH_WARN(concatenate(
         launch.launcher, " started ", launch.world_size,
         " ranks, but this Session was given no Communicator, so each rank trains a model of its own; make "
-        "one with Communicator::from_environment() and pass it as Session(model, optimizer, world)");
+        "one with Communicator::from_environment() and pass it as Session(model, optimizer, world)"));
   }
 }
 
@@ -205,6 +209,15 @@ void GradientWatch::check(const SessionParts& parts) {
       "each step by itself");
 }
 
+void warn_of_unused_scope(const SessionParts& parts, const ForwardScope& scope) {
+  if (!scope.was_unused() || !parts.is_first_rank()) return;
+  if (!parts.find<Precision>() && !parts.find<LayerDropHook>() && !parts.find<Shards>()) return;
+  TORCH_WARN_ONCE(
+      "the Batch of Session::begin ended before the forward pass, which therefore ran without autocast and "
+      "what "
+      "else hooks switch on for it; keep it until backward: auto [x, y] = session.begin(...)");
+}
+
 void check_gradients(const SessionParts& parts) {
   for (const auto& group : parts.optimizer().param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
@@ -244,9 +257,10 @@ void SkippedStepsWatch::look(int64_t skipped) {
   last_attempts_ = asked_at_;
   if (!all_were) warns_.renew();
   if (in_a_row_ < kTooManySkipped || !warns_.take()) return;
-  TORCH_WARN("the last ", in_a_row_,
-             " steps changed nothing, because their gradients were not finite; look for numbers that are not "
-             "finite in data and parameters, and lower the learning rate");
+  TORCH_WARN(concatenate(
+      "the last ", in_a_row_,
+      " steps changed nothing, because their gradients were not finite; look for numbers that are not "
+      "finite in data and parameters, and lower the learning rate"));
 }
 
 }  // namespace pacer::detail

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <pacer/device/detail/late_tensor.h>
+#include <pacer/schedulers/batch.h>
 #include <pacer/schedulers/once_on_first_rank.h>
 #include <pacer/schedulers/session_parts.h>
 
@@ -58,6 +59,10 @@ class GradientWatch {
   std::vector<Seen> gradients_;
   bool writing_is_meant_ = false;  // somebody writes to gradients, and not zeros
 };
+
+// Warns where a Batch ended before the forward pass, with all that begin had switched on for it: call it
+// before backward ends the scope.
+void warn_of_unused_scope(const SessionParts& parts, const ForwardScope& scope);
 
 // Throws InvalidArgument where no parameter of the optimizer has a gradient. A rank of a pipeline may have
 // nothing that needs one.

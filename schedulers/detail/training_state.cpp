@@ -13,11 +13,14 @@
 #include <pacer/device/detail/random_state.h>
 #include <pacer/schedulers/detail/foreign_state.h>
 #include <pacer/schedulers/detail/frozen_weights.h>
+#include <pacer/schedulers/detail/tensor_file.h>
 
 namespace pacer::detail {
 namespace {
 
 constexpr const char* kCudaRandom = "random/cuda";
+// Of a step, over all ranks. Checkpoints of before lack it; it is told of, not restored.
+constexpr const char* kMicroBatches = "progress/micro_batches";
 
 std::string hook_prefix(const Hook& hook) { return "hook/" + hook.hook_name() + "/"; }
 
@@ -25,6 +28,7 @@ NamedTensors session_tensors(const SessionParts& parts) {
   NamedTensors tensors;
   tensors["progress/step"] = number_tensor(parts.progress.step);
   tensors["progress/tokens"] = number_tensor(parts.progress.tokens);
+  tensors[kMicroBatches] = number_tensor(parts.micro_steps * parts.data_ranks().world_size());
   const RandomState random = get_random_state(parts.device());
   tensors["random/cpu"] = random.cpu;
   if (random.cuda.defined()) tensors[kCudaRandom] = random.cuda;
@@ -67,10 +71,26 @@ void check_model(const NamedTensors& own, const NamedTensors& saved) {
   }
 }
 
+// What resumes with steps of another size, in a sentence; empty where they are alike.
+std::string note_on_micro_batches(const NamedTensors& own, const NamedTensors& saved) {
+  if (saved.count(kMicroBatches) == 0) return "";
+  const auto now = require_number<int64_t>(own, kMicroBatches);
+  const auto before = require_number<int64_t>(saved, kMicroBatches);
+  if (now == before) return "";
+  return concatenate("the steps of the checkpoint took ", before,
+                     " micro-batches over all ranks, those of this run take ", now,
+                     "; where micro-batches have the same size, each step sees ",
+                     static_cast<double>(now) / static_cast<double>(before),
+                     " times as many examples, which the learning rate does not follow");
+}
+
 // Both sides' names must be the same, but for the random states, which the devices decide.
 void check_session(NamedTensors own, NamedTensors saved) {
   constexpr const char* kAdvice = "; resume with the hooks that were in use when it was saved";
-  for (NamedTensors* side : {&own, &saved}) side->erase(kCudaRandom);
+  for (NamedTensors* side : {&own, &saved}) {
+    side->erase(kCudaRandom);
+    side->erase(kMicroBatches);
+  }
   const std::string* missing = first_only_in(own, saved);
   require(!missing, "the checkpoint has no \"", missing ? *missing : "", "\" of the Session", kAdvice);
   const std::string* left_over = first_only_in(saved, own);
@@ -177,9 +197,11 @@ StateImport::StateImport(SessionParts& parts, TrainingState state)
   const at::NoGradGuard no_grad;
   const NamedTensors own = saved_model(parts);
   check_model(own, state.model);
+  check_writable(own);
   for (const auto& [name, tensor] : own) values_.emplace_back(tensor, state.model.at(name));
   check_session(before_, state.session);
   put_optimizer_in_force_ = prepare_optimizer(parts, state);
+  micro_batches_note_ = note_on_micro_batches(before_, state.session);
   random_state_note_ = note_on_random_state(!parts.device().is_cpu(), state.session.count(kCudaRandom) != 0);
   try {
     apply_session(parts, state.session);

@@ -49,13 +49,15 @@ class StateImport {
   // A sentence where the run has another kind of device than the one that was saved, and what becomes of the
   // random generators then; empty otherwise.
   const std::string& random_state_note() const { return random_state_note_; }
+  // The same where a step takes another number of micro-batches than it did.
+  const std::string& micro_batches_note() const { return micro_batches_note_; }
 
  private:
   SessionParts& parts_;
   std::vector<std::pair<at::Tensor, at::Tensor>> values_;  // the model's tensors, and what to load into each
   NamedTensors before_;                                    // the Session's own part
   std::function<void()> put_optimizer_in_force_;
-  std::string random_state_note_;
+  std::string random_state_note_, micro_batches_note_;
   bool committed_ = false;
 };
 

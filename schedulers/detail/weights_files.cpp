@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <map>
 #include <memory>
@@ -42,6 +43,10 @@ WeightsFiles hugging_face_weights(const std::string& folder, const std::vector<s
   if (has(kModelFile)) {
     files.where = folder + "/" + kModelFile;
     files.paths = {without_links(files.where)};
+    if (has(kModelIndex)) {
+      std::fprintf(stderr, "pacer: %s has %s and %s; %s is read\n", folder.c_str(), kModelFile, kModelIndex,
+                   kModelFile);
+    }
     return files;
   }
   require<FileError>(
@@ -118,10 +123,12 @@ std::vector<SafetensorsFile> read_headers(const WeightsFiles& files) {
 NamedTensors read_values(const WeightsFiles& files, const TensorPlace& place_of) {
   NamedTensors values;
   for (size_t i = 0; i < files.paths.size(); ++i) {
+    const bool has_checksum = !files.checkpoint.empty();
     const auto read = [&](FileReader& reader) {
-      values.merge(read_tensors(reader, files.paths[i], place_of));
+      values.merge(
+          read_tensors(reader, files.paths[i], place_of, has_checksum ? Unwanted::read : Unwanted::skip));
     };
-    if (!files.checkpoint.empty()) {
+    if (has_checksum) {
       read_checkpoint_file(files.checkpoint, files.entries[i], read);
     } else {
       FileReader reader(posix_file_system(), files.paths[i]);

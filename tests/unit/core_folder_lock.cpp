@@ -9,11 +9,13 @@
 #include <pacer/core/error.h>
 #include <pacer/core/folder_lock.h>
 
-#include "support/optimizers.h"
+#include "support/catch.h"
 #include "support/temporary_folder.h"
 
 namespace pacer::testing::folder_lock {
 namespace {
+
+using Catch::Matchers::ContainsSubstring;
 
 std::string refusal_of(const std::string& folder, const std::string& what) {
   try {
@@ -62,7 +64,7 @@ TEST_CASE("a folder is locked for one purpose at a time, and free afterwards", "
   const TemporaryFolder folder;
   {
     const FolderLock lock(folder.path(), "metrics");
-    CHECK(contains(refusal_of(folder.path(), "metrics"), "another Session of this process"));
+    CHECK_THAT(refusal_of(folder.path(), "metrics"), ContainsSubstring("another Session of this process"));
     CHECK(refusal_of(folder.path(), "checkpoints") == "");
   }
   CHECK(refusal_of(folder.path(), "metrics") == "");
@@ -74,9 +76,9 @@ TEST_CASE("another process that has the folder is named, and its death frees it"
   const TemporaryFolder folder;
   Holder holder(folder.path());
   const std::string message = refusal_of(folder.path(), "metrics");
-  CHECK(contains(message, "process " + std::to_string(holder.child()) + " on "));
-  CHECK(contains(message, ", since 20"));
-  CHECK(contains(message, " UTC"));
+  CHECK_THAT(message, ContainsSubstring("process " + std::to_string(holder.child()) + " on "));
+  CHECK_THAT(message, ContainsSubstring(", since 20"));
+  CHECK_THAT(message, ContainsSubstring(" UTC"));
   holder.end();
   CHECK(refusal_of(folder.path(), "metrics") == "");
   CHECK(std::filesystem::is_empty(folder.path()));
