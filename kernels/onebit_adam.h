@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include <pacer/core/tile.h>
 #include <pacer/kernels/adam.h>
@@ -25,11 +26,12 @@ struct OneBitAdamTensor {
   int64_t scalars = 0;                     // index into the scalars
   AdamStorage storage = AdamStorage::f32;  // or bf16_master, f16_master, bf16_remainder
   VarianceRefresh refresh;
+  float largest = std::numeric_limits<float>::infinity();  // as largest_direction says
 };
 inline bool operator==(const OneBitAdamTensor& a, const OneBitAdamTensor& b) {
   return a.parameter == b.parameter && a.extra == b.extra && a.gradient == b.gradient && a.begin == b.begin &&
          a.scalars == b.scalars && a.storage == b.storage && a.refresh.keep == b.refresh.keep &&
-         a.refresh.take == b.refresh.take;
+         a.refresh.take == b.refresh.take && a.largest == b.largest;
 }
 
 // The tensors of a step and what it reads and writes, in host or device memory.
@@ -39,7 +41,7 @@ struct OneBitAdamWork {
   // A factor for each tensor: its momentum travels multiplied with it, and what arrives is divided by it.
   // Null: momentum travels as it is.
   const float* momentum_scales;
-  const float* floors;  // of the variance, one for each tensor
+  const float* floors;  // of the variance, one for each tensor, as FrozenBounds has them
   float* variance;      // bias-corrected, padding 0
   // Null: the momentum is `bits`. On CUDA the exchange's status decides where this is not null.
   const float* dense_momentum;
@@ -49,6 +51,10 @@ struct OneBitAdamWork {
   template <class Scalars = AdamScalars<float>>
   PACER_HOST_DEVICE const Scalars& scalars_of(const OneBitAdamTensor& tensor) const {
     return scalars[tensor.scalars].as<Scalars>();
+  }
+  // Of the tensor of that number, on the CPU.
+  FrozenBounds bounds_of(uint32_t tensor) const {
+    return {floors[tensor], tensors[tensor].largest, dense_momentum == nullptr};
   }
   // The scalars of the tensor's slot that the moments need.
   PACER_HOST_DEVICE const MomentScalars<float>& moments_of(const OneBitAdamTensor& tensor) const {
@@ -65,13 +71,13 @@ PACER_HOST_DEVICE double joint_sum_of_squares(const double* own, int64_t ranks, 
   return mul_(mul_(weight, weight), total) + averaged;
 }
 
-// A share of each tensor's mean variance; of all elements' where its own is zero.
+// A share of each tensor's mean variance; where its own is zero, that of all elements, negated.
 PACER_HOST_DEVICE float variance_floor(double share, double sum, int64_t count, double total,
                                        int64_t elements) {
   const bool own = sum > 0 || elements == 0;
   const double mean =
       own ? sum / static_cast<double>(count > 0 ? count : 1) : total / static_cast<double>(elements);
-  return static_cast<float>(share * mean);
+  return static_cast<float>(own ? share * mean : -(share * mean));
 }
 
 // ---- CPU ----

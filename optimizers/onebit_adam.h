@@ -13,13 +13,17 @@
 // is added to the next step's (collectives/compressed_all_reduce.h). Replicas stay identical to the bit in
 // both.
 //
+// Parameters of less than two dimensions (biases, gains) stay in full precision unless
+// compress_vectors(true). No element moves further in a step than Adam could move it, and one that never had
+// a gradient before the freeze does not follow signs.
+//
 // Without a Session, step() averages over ranks what has to be averaged, after backward, and compares first
-// what ranks are about to do. Gradients that are not finite on any rank change nothing on all of them. A
-// parameter that has a gradient on no rank sits the step out; once the variance is frozen, it counts in
-// compressed groups as one whose gradient is zero. One with requires_grad off stays as it is in any phase.
-// Clipping uses one factor for all ranks: max_norm / N
-// with N^2 = mean over ranks of |own gradient|^2 / W for what is compressed, plus |mean gradient|^2 for what
-// is not.
+// what ranks are about to do, before the first step also the values of parameters. Gradients that are not
+// finite on any rank change nothing on all of them. A parameter that has a gradient on no rank sits the step
+// out; once the variance is frozen, it counts in compressed groups as one whose gradient is zero. One with
+// requires_grad off stays as it is in any phase. Clipping uses one factor for all ranks: max_norm / N with
+// N^2 = mean over ranks of |own gradient|^2 / W for what is compressed, plus |mean gradient|^2 for what is
+// not.
 //
 // Parameters: as for FusedAdamW, but without gaps between elements, and not fp64 where they are compressed;
 // on the CPU, or on a GPU, where a step is enqueued and nothing waits: gradients that are not finite change

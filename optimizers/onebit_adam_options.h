@@ -38,7 +38,7 @@ struct OneBitAdamOptions : public torch::optim::OptimizerCloneableOptions<OneBit
   // 16-bit parameters need a master copy or a remainder: MasterWeights::none is refused.
   TORCH_ARG(MasterWeights, master_weights) = MasterWeights::automatic;
   // False: the group stays with AdamW for the whole run, and its gradients are averaged in full precision.
-  // That suits parameters that are few but sensitive. fp64 parameters must be in such a group.
+  // That suits parameters that are few but sensitive. fp64 matrices must be in such a group.
   TORCH_ARG(bool, compress) = true;
 
   // ---- Of the optimizer: the same in all groups. ----
@@ -54,14 +54,19 @@ struct OneBitAdamOptions : public torch::optim::OptimizerCloneableOptions<OneBit
   // Every K-th step after the freeze travels in full precision and brings the variance up to date; 0: never.
   TORCH_ARG(int64_t, refresh_variance_every) = 0;
   // The least variance that an element divides by, as a share of its tensor's mean variance, in [0, 1]; 0
-  // sets no floor. Without a floor, elements that had (almost) no gradients before the freeze turn the noise
-  // of signs into huge steps.
+  // sets no floor. Without a floor, elements that had almost no gradients before the freeze turn the noise of
+  // signs into steps as large as Adam's can be at all. Those that had none stay as they are while momentum
+  // travels as signs, with or without a floor, until a refresh has seen a gradient.
   TORCH_ARG(double, variance_floor) = 0.01;
   // What a sign stands for; see CompressionOptions.
   TORCH_ARG(kernels::ScaleNorm, scale) = kernels::ScaleNorm::rms;
   // Every 2,048 elements have a scale of their own; false: one for the whole buffer, as in the paper, whose
   // small tensors are then driven by the noise of large ones.
   TORCH_ARG(bool, block_scales) = true;
+  // False: parameters of less than two dimensions (biases, gains of normalisations) stay in full precision in
+  // compressed groups, too. They are few, and their gradients are of another size than those of matrices, or
+  // noise alone: of a bias before batch norm, or of a key's.
+  TORCH_ARG(bool, compress_vectors) = false;
   // A single rank has nothing to send, and by default its momentum is not compressed. True: it is rounded to
   // signs all the same, for tests and studies.
   TORCH_ARG(bool, compress_alone) = false;

@@ -50,7 +50,7 @@ struct OneBitLambOptions : public torch::optim::OptimizerCloneableOptions<OneBit
   TORCH_ARG(bool, adapt) = true;
   // 16-bit parameters need a master copy or a remainder: MasterWeights::none is refused.
   TORCH_ARG(MasterWeights, master_weights) = MasterWeights::automatic;
-  // False: the group stays with LAMB for ever, its gradients averaged in full precision. fp64 parameters must
+  // False: the group stays with LAMB for ever, its gradients averaged in full precision. fp64 matrices must
   // be in such a group.
   TORCH_ARG(bool, compress) = true;
 
@@ -61,6 +61,7 @@ struct OneBitLambOptions : public torch::optim::OptimizerCloneableOptions<OneBit
   TORCH_ARG(double, variance_floor) = 0.01;
   TORCH_ARG(kernels::ScaleNorm, scale) = kernels::ScaleNorm::rms;
   TORCH_ARG(bool, block_scales) = false;
+  TORCH_ARG(bool, compress_vectors) = false;
   TORCH_ARG(bool, compress_alone) = false;
   TORCH_ARG(std::optional<int64_t>, bucket_bytes);
   TORCH_ARG(bool, overlap_backward) = false;

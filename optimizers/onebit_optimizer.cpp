@@ -59,7 +59,7 @@ void OneBitOptimizer::read_plan() {
 }
 
 void OneBitOptimizer::set_up(std::shared_ptr<Communicator> world) {
-  world_ = world ? std::move(world) : Communicator::alone(device());
+  world_ = world ? std::move(world) : detail::alone(name(), device());
   check_device();
   read_plan();
   if (plan_->freeze_automatically) {
@@ -122,7 +122,7 @@ void OneBitOptimizer::own_parts(const std::vector<OwnedPart>& parts, std::shared
           "; use Shards with over(ShardGroup::node)");
   const auto settings = this->settings();
   for (const detail::RegisteredParameter& parameter : view().parameters()) {
-    if (!settings[parameter.group].compress) continue;
+    if (!settings[parameter.group].compresses(parameter.tensor)) continue;
     const bool is_shared = std::any_of(parts.begin(), parts.end(), [&](const OwnedPart& part) {
       return part.parameter.is_same(parameter.tensor);
     });
@@ -168,7 +168,7 @@ std::vector<torch::Tensor> OneBitOptimizer::local_parameters() const {
   if (!exchanges(*plan_)) return local;
   const auto settings = this->settings();
   for (const detail::RegisteredParameter& parameter : view().parameters()) {
-    if (settings[parameter.group].compress) local.push_back(parameter.tensor);
+    if (settings[parameter.group].compresses(parameter.tensor)) local.push_back(parameter.tensor);
   }
   return local;
 }
@@ -250,10 +250,11 @@ void OneBitOptimizer::prepare(const StepInputs& inputs) {
   const detail::OneBitPlan plan = plan_for(settings);
   require(plan.freeze_automatically == plan_->freeze_automatically, name(),
           ": freeze_automatically was set or changed in the middle of a run; build a new optimizer");
-  require(attempts_ == 0 || plan.exchanges_like(*plan_), name(),
-          ": which groups are compressed, and how, was changed after step ", attempts_,
-          "; set compress, one_bit, compress_alone, bucket_bytes, variance_floor and scales before the first "
-          "one");
+  require(
+      attempts_ == 0 || plan.exchanges_like(*plan_), name(),
+      ": which groups are compressed, and how, was changed after step ", attempts_,
+      "; set compress, compress_vectors, one_bit, compress_alone, bucket_bytes, variance_floor and scales "
+      "before the first one");
   require(!frozen_at_ || plan.compressed.size() == plan_->compressed.size(), name(),
           ": a parameter group was added after the variance froze (step ", frozen_at_.value_or(0),
           "), which has seen nothing of the new parameters; add it before");

@@ -106,6 +106,7 @@ class OneBitOptimizer : public FusedOptimizer {
   std::vector<detail::AdamGroupSettings> settings() const;
   detail::OneBitPlan plan_for(const std::vector<detail::AdamGroupSettings>& settings) const;
   void read_plan();
+  NamedTensors completed(const NamedTensors& saved) const;
   // The plan in a state that was exported.
   detail::OneBitPlan saved_plan(const NamedTensors& state) const;
   template <class Group>

@@ -147,8 +147,9 @@ void OneBitOptimizer::report_freeze() {
   if (!floors.empty()) {
     TORCH_WARN(detail::concatenate(
         name(), " froze its variance after step ", *frozen_at_, ": ", floors,
-        "; the floor bounds their steps, and where the loss rises after the freeze set freeze_step later, "
-        "or give that parameter a group with compress(false)"));
+        "; the floor bounds their steps, those that had no gradient at all stay as they are, and where the "
+        "loss rises after the freeze set freeze_step later, or give that parameter a group with "
+        "compress(false)"));
   }
 }
 

@@ -66,7 +66,8 @@ void OneBitOptimizer::begin_backward(const ComingInputs& inputs) {
     std::vector<detail::OneBitOverlap::Entry> entries;
     const auto settings = this->settings();
     for (const detail::RegisteredParameter& parameter : view().parameters()) {
-      if (!settings[parameter.group].compress || entries.size() == part_->tensors()) continue;
+      if (!settings[parameter.group].compresses(parameter.tensor)) continue;
+      if (entries.size() == part_->tensors()) continue;
       entries.push_back({parameter.name, parameter.tensor, part_->turn_of(entries.size()), nullptr, 0});
     }
     overlap_ = detail::OneBitOverlap::on(std::move(entries),

@@ -27,6 +27,7 @@ constexpr const char* kAttempts = "onebit/attempts";
 constexpr const char* kFrozenAt = "onebit/frozen_at";  // -1: not yet
 constexpr const char* kFreezeIsDue = "onebit/freeze_is_due";
 constexpr const char* kNorms = "onebit/variance_norms";
+constexpr const char* kVersion = "state_version";
 
 // False also for a state of another optimizer, which prepare_import refuses.
 bool is_frozen(const NamedTensors& state) {
@@ -80,8 +81,18 @@ NamedTensors OneBitOptimizer::export_rank_state() const {
   return state;
 }
 
+// A state of before version 3 compresses vectors, and goes on with that once its variance is frozen.
+NamedTensors OneBitOptimizer::completed(const NamedTensors& saved) const {
+  NamedTensors state = saved;
+  const bool is_older = saved.count(kVersion) == 0 || require_number<int64_t>(saved, kVersion) < 3;
+  for (size_t g = 0; is_older && is_frozen(saved) && g < param_groups_.size(); ++g) {
+    state.emplace(detail::concatenate("group/", g, "/compress_vectors"), number_tensor(true));
+  }
+  return state;
+}
+
 detail::OneBitPlan OneBitOptimizer::saved_plan(const NamedTensors& state) const {
-  return plan_for(detail::saved_settings(state, view()));
+  return plan_for(detail::saved_settings(completed(state), view()));
 }
 
 bool OneBitOptimizer::fits_rank_state(const NamedTensors& state, const NamedTensors& rank_state) const {
@@ -92,7 +103,7 @@ bool OneBitOptimizer::fits_rank_state(const NamedTensors& state, const NamedTens
   const bool exchanged = detail::has_exchanged(rank_state);
   if (exchanged != exchanges_now) return false;
   if (exchanged && detail::mates_of(rank_state) != route(plan).mates()) return false;
-  const auto tensors = detail::onebit_tensors(view(), settings());
+  const auto tensors = detail::onebit_tensors(view(), detail::saved_settings(completed(state), view()));
   return detail::has_same_parts(rank_state, tensors, sharers_.get()) &&
          detail::has_buckets(rank_state, first_of_buckets(tensors, plan));
 }
@@ -103,8 +114,9 @@ NamedTensors OneBitOptimizer::join_rank_states(const NamedTensors& state,
   const detail::OneBitPlan plan = saved_plan(state);
   const bool any = std::any_of(rank_states.begin(), rank_states.end(),
                                [](const NamedTensors& state) { return !state.empty(); });
-  const auto tensors = detail::onebit_tensors(view(), settings());
-  const auto whole = detail::onebit_tensors(view(), settings(), /*whole=*/true);
+  const auto settings = detail::saved_settings(completed(state), view());
+  const auto tensors = detail::onebit_tensors(view(), settings);
+  const auto whole = detail::onebit_tensors(view(), settings, /*whole=*/true);
   NamedTensors joined;
   const bool exchanges_now = exchanges(plan);
   if (!any && !exchanges_now) return joined;
@@ -145,7 +157,7 @@ NamedTensors OneBitOptimizer::join_rank_states(const NamedTensors& state,
 SessionOptimizer::PreparedImport OneBitOptimizer::prepare_import(const NamedTensors& saved,
                                                                  const NamedTensors& rank_state) {
   const at::NoGradGuard no_grad;
-  NamedTensors state = saved;
+  NamedTensors state = completed(saved);
   const auto attempts = require_number<int64_t>(state, kAttempts);
   const auto frozen_at = require_number<int64_t>(state, kFrozenAt);
   const auto freeze_is_due = require_number<bool>(state, kFreezeIsDue);
@@ -227,6 +239,7 @@ SessionOptimizer::PreparedImport OneBitOptimizer::prepare_import(const NamedTens
     frozen_at_ = frozen_at > 0 ? std::optional<int64_t>(frozen_at) : std::nullopt;
     freeze_is_due_ = freeze_is_due;
     has_agreed_ = false;
+    reduced_.clear();  // what is compressed may be other parameters
     failure_.clear();
     announce_phase();
     if (part_ && sharers_) to_the_end([this] { part_->set_floors(); });  // they are all here

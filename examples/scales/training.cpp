@@ -62,6 +62,7 @@ OptimizerPointer make_optimizer(const Options& options, const LanguageModel& mod
     case Optimizer::onebit_lamb: {
       auto chosen = pacer::OneBitLambOptions(rate).freeze_step(options.freeze).bias_correction(true);
       chosen.block_scales(options.unit == ScaleUnit::block).one_bit(options.unit != ScaleUnit::none);
+      chosen.compress_vectors(true);  // what shares a scale is what is studied
       const auto groups = lamb_groups(model, chosen);
       if (is_textbook) return std::make_unique<TextbookOneBitLamb>(groups, chosen, world, options.unit);
       return std::make_unique<pacer::OneBitLamb>(groups, chosen, world);
@@ -71,6 +72,7 @@ OptimizerPointer make_optimizer(const Options& options, const LanguageModel& mod
   }
   auto chosen = pacer::OneBitAdamOptions(rate).freeze_step(options.freeze);
   chosen.block_scales(options.unit == ScaleUnit::block).one_bit(options.unit != ScaleUnit::none);
+  chosen.compress_vectors(true);
   if (is_textbook) {
     return std::make_unique<TextbookOneBitAdam>(model.parameters(), chosen, world, options.unit);
   }

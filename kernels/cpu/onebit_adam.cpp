@@ -57,13 +57,15 @@ PACER_TARGET_CLONES void refresh_without_gradient(const OneBitAdamTensor& t, con
 }
 
 template <AdamStorage kStorage>
-PACER_TARGET_CLONES void update(const OneBitAdamTensor& t, const AdamScalars<float>& s, float floor,
-                                int64_t offset, int64_t count, const float* momentum, const float* variance) {
+PACER_TARGET_CLONES void update(const OneBitAdamTensor& t, const AdamScalars<float>& s,
+                                const FrozenBounds& of_tensor, int64_t offset, int64_t count,
+                                const float* momentum, const float* variance) {
   const OneBitParameters<kStorage> parameters(t, offset);
   const AdamScalars<float> scalars = s;
+  const FrozenBounds bounds = of_tensor;
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) {
-    parameters.store_value(i, frozen_step(parameters.value(i), momentum[i], variance[i], floor, scalars));
+    parameters.store_value(i, frozen_step(parameters.value(i), momentum[i], variance[i], bounds, scalars));
   }
 }
 
@@ -88,7 +90,7 @@ void update_piece(const OneBitAdamWork& work, const OneBitPiece& piece, const fl
   const OneBitAdamTensor& tensor = work.tensors[piece.tensor];
   if (work.moments_of(tensor).skip) return;
   with_compressible(tensor.storage, [&](auto chosen) {
-    update<chosen()>(tensor, work.scalars_of(tensor), work.floors[piece.tensor], piece.offset, piece.count,
+    update<chosen()>(tensor, work.scalars_of(tensor), work.bounds_of(piece.tensor), piece.offset, piece.count,
                      momentum, work.variance + piece.position);
   });
 }

@@ -49,16 +49,18 @@ struct Columns {
 };
 
 template <AdamStorage kStorage>
-PACER_TARGET_CLONES void moments_of_row(const Span& span, const LambScalars<float>& s, float floor,
-                                        const Rows& rows, const float* variance, float* fresh,
-                                        Columns& columns) {
+PACER_TARGET_CLONES void moments_of_row(const Span& span, const LambScalars<float>& s,
+                                        const FrozenBounds& of_tensor, const Rows& rows,
+                                        const float* variance, float* fresh, Columns& columns) {
   const LambScalars<float> scalars = s;
+  const FrozenBounds bounds = of_tensor;
   const OneBitParameters<kStorage> parameters(*span.tensor, span.offset);
 #pragma omp simd
   for (int64_t i = 0; i < span.count; ++i) {
     fresh[i] = fresh_variance(fresh[i], fresh_share(rows.momentum[i], rows.before[i], scalars), scalars);
-    const float denominator = frozen_denominator(variance[i], floor, scalars);
-    const float direction = lamb_direction(rows.momentum[i], denominator, scalars);
+    const float denominator = frozen_denominator(variance[i], bounds, scalars.epsilon);
+    const float direction =
+        lamb_direction(frozen_direction(rows.momentum[i], variance[i], denominator, bounds), scalars);
     const float update = lamb_update(direction, parameters.value(i), scalars);
     const float ratio = denominator_ratio(denominator, fresh[i], scalars);
     columns.direction[i] = fma_(direction, direction, columns.direction[i]);
@@ -68,15 +70,18 @@ PACER_TARGET_CLONES void moments_of_row(const Span& span, const LambScalars<floa
 }
 
 template <AdamStorage kStorage>
-PACER_TARGET_CLONES void update_row(const Span& span, const LambScalars<float>& s, float floor,
-                                    float step_size, const float* momentum, const float* variance) {
+PACER_TARGET_CLONES void update_row(const Span& span, const LambScalars<float>& s,
+                                    const FrozenBounds& of_tensor, float step_size, const float* momentum,
+                                    const float* variance) {
   const LambScalars<float> scalars = s;
+  const FrozenBounds bounds = of_tensor;
   const OneBitParameters<kStorage> parameters(*span.tensor, span.offset);
 #pragma omp simd
   for (int64_t i = 0; i < span.count; ++i) {
     const float parameter = parameters.value(i);
-    const float denominator = frozen_denominator(variance[i], floor, scalars);
-    const float update = lamb_update(lamb_direction(momentum[i], denominator, scalars), parameter, scalars);
+    const float denominator = frozen_denominator(variance[i], bounds, scalars.epsilon);
+    const float direction = frozen_direction(momentum[i], variance[i], denominator, bounds);
+    const float update = lamb_update(lamb_direction(direction, scalars), parameter, scalars);
     parameters.store_value(i, fma_(-step_size, update, parameter));
   }
 }
@@ -102,14 +107,15 @@ void onebit_lamb_moments_cpu(const OneBitLambWork& work, const Tile& unit, int64
   const OneBitAdamTensor& tensor = work.now.tensors[unit.tensor];
   const auto& scalars = work.now.scalars_of<LambScalars<float>>(tensor);
   if (scalars.skip) return;
-  const float scale = scale_of(work, unit.tensor), floor = work.now.floors[unit.tensor];
+  const float scale = scale_of(work, unit.tensor);
+  const FrozenBounds bounds = work.now.bounds_of(unit.tensor);
   Rows rows;
   Columns columns;
   for_rows(work, unit, [&](const Span& span) {
     read_momentum(work.now.dense_momentum, work.now.bits, scale, span, rows.momentum);
     read_momentum(work.dense_before, work.bits_before, scale, span, rows.before);
     with_compressible(tensor.storage, [&](auto chosen) {
-      moments_of_row<chosen()>(span, scalars, floor, rows, work.now.variance + span.position,
+      moments_of_row<chosen()>(span, scalars, bounds, rows, work.now.variance + span.position,
                                work.fresh_variance + span.position, columns);
     });
   });
@@ -137,12 +143,13 @@ void onebit_lamb_update_cpu(const OneBitLambWork& work, const Tile& unit) {
   const OneBitAdamTensor& tensor = work.now.tensors[unit.tensor];
   const auto& scalars = work.now.scalars_of<LambScalars<float>>(tensor);
   if (scalars.skip) return;
-  const float scale = scale_of(work, unit.tensor), floor = work.now.floors[unit.tensor];
+  const float scale = scale_of(work, unit.tensor);
+  const FrozenBounds bounds = work.now.bounds_of(unit.tensor);
   alignas(64) float momentum[kReductionColumns];
   for_rows(work, unit, [&](const Span& span) {
     read_momentum(work.now.dense_momentum, work.now.bits, scale, span, momentum);
     with_compressible(tensor.storage, [&](auto chosen) {
-      update_row<chosen()>(span, scalars, floor, work.step_sizes[unit.tensor], momentum,
+      update_row<chosen()>(span, scalars, bounds, work.step_sizes[unit.tensor], momentum,
                            work.now.variance + span.position);
     });
   });

@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(kTileThreads)
   }
   const OneBitAdamTensor& tensor = work.tensors[tile.tensor];
   const AdamScalars<float>& scalars = work.scalars_of(tensor);
-  const float floor = work.floors[tile.tensor];
+  const FrozenBounds bounds{work.floors[tile.tensor], tensor.largest, !kDense};
   auto* parameters = static_cast<typename Types::Param*>(tensor.parameter) + (position - tensor.begin);
   auto* extras = static_cast<typename Types::Extra*>(tensor.extra);
   typename Types::Param parameter[kMine];
@@ -195,7 +195,7 @@ __global__ void __launch_bounds__(kTileThreads)
     StoredElement<kStorage> e{};
     e.parameter = parameter[k];
     if constexpr (Types::kHasExtra) e.extra = extra[k];
-    store_parameter(frozen_step(load_parameter(e), momentum[k], variance[k], floor, scalars), 0, e);
+    store_parameter(frozen_step(load_parameter(e), momentum[k], variance[k], bounds, scalars), 0, e);
     parameter[k] = e.parameter;
     if constexpr (Types::kHasExtra) extra[k] = e.extra;
   }

@@ -52,7 +52,7 @@ template <AdamStorage kStorage, bool kDense, bool kWhole>
 __device__ __forceinline__ void advance_unit(const OneBitLambWork& work, const OneBitAdamTensor& tensor,
                                              const Tile& unit,
                                              const LambGranule (&granules)[kUnitRows][kRowGranules],
-                                             const LambScalars<float>& scalars, float floor,
+                                             const LambScalars<float>& scalars, const FrozenBounds& bounds,
                                              UnitColumns& columns) {
   constexpr int kRow = static_cast<int>(kOneBitRow);
   const int size = kWhole ? static_cast<int>(kReductionUnit) : static_cast<int>(unit.count);
@@ -81,8 +81,9 @@ __device__ __forceinline__ void advance_unit(const OneBitLambWork& work, const O
       for (int k = 0; k < kMine; ++k) {
         if (k >= count) continue;
         row.advance(work, granule, k, position + k, scalars);
-        const float denominator = frozen_denominator(row.variance[k], floor, scalars);
-        const float direction = lamb_direction(row.momentum_of(granule, k), denominator, scalars);
+        const float denominator = frozen_denominator(row.variance[k], bounds, scalars.epsilon);
+        const float direction = lamb_direction(
+            frozen_direction(row.momentum_of(granule, k), row.variance[k], denominator, bounds), scalars);
         const float update = lamb_update(direction, row.parameters.value(k), scalars);
         columns.direction[k] = fma_(direction, direction, columns.direction[k]);
         columns.update[k] = fma_(update, update, columns.update[k]);
@@ -110,7 +111,7 @@ __global__ void __launch_bounds__(kRowThreads, kLambBlocks)
   const OneBitAdamTensor& tensor = work.now.tensors[unit.tensor];
   const auto& scalars = work.now.template scalars_of<LambScalars<float>>(tensor);
   if (scalars.skip) return;
-  const float floor = work.now.floors[unit.tensor];
+  const FrozenBounds bounds{work.now.floors[unit.tensor], tensor.largest, !kDense};
   const bool dense_before =
       work.dense_before != nullptr && (work.before == nullptr || work.before->has_mean == 0);
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
@@ -125,9 +126,9 @@ __global__ void __launch_bounds__(kRowThreads, kLambBlocks)
   UnitColumns columns{};
   const bool whole = unit.count == kReductionUnit && LambParameters<kStorage>::in_packets(tensor);
   if (whole) {
-    advance_unit<kStorage, kDense, true>(work, tensor, unit, granules, scalars, floor, columns);
+    advance_unit<kStorage, kDense, true>(work, tensor, unit, granules, scalars, bounds, columns);
   } else {
-    advance_unit<kStorage, kDense, false>(work, tensor, unit, granules, scalars, floor, columns);
+    advance_unit<kStorage, kDense, false>(work, tensor, unit, granules, scalars, bounds, columns);
   }
   store_partials(columns, places[blockIdx.x], fours, largest, work.partials);
 }
@@ -176,7 +177,8 @@ __global__ void __launch_bounds__(kTileThreads, kLambUpdateBlocks)
   }
   const OneBitAdamTensor& tensor = work.now.tensors[tile.tensor];
   const auto& scalars = work.now.template scalars_of<LambScalars<float>>(tensor);
-  const float floor = work.now.floors[tile.tensor], step_size = work.step_sizes[tile.tensor];
+  const FrozenBounds bounds{work.now.floors[tile.tensor], tensor.largest, !kDense};
+  const float step_size = work.step_sizes[tile.tensor];
   const float scale = momentum_scale_of(work.now, tile.tensor);
   LambParameters<kStorage> parameters;
   parameters.load(tensor, position - tensor.begin, count);
@@ -184,8 +186,10 @@ __global__ void __launch_bounds__(kTileThreads, kLambUpdateBlocks)
   if constexpr (!kDense) decode_mine(signs, scale, momentum);
 #pragma unroll
   for (int k = 0; k < kMine; ++k) {
-    const float denominator = frozen_denominator(variance[k], floor, scalars), value = parameters.value(k);
-    const float update = lamb_update(lamb_direction(momentum[k], denominator, scalars), value, scalars);
+    const float denominator = frozen_denominator(variance[k], bounds, scalars.epsilon);
+    const float direction = frozen_direction(momentum[k], variance[k], denominator, bounds);
+    const float value = parameters.value(k);
+    const float update = lamb_update(lamb_direction(direction, scalars), value, scalars);
     parameters.set(k, fma_(-step_size, update, value));
   }
   if (scalars.skip) return;  // asked earlier, it would stand between the loads

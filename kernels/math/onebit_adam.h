@@ -4,6 +4,10 @@
 //   u = beta1 * m + (1 - beta1) * g                            this rank's own gradient, the shared momentum
 //   m = mean over ranks of u, as signs and scales
 //   p -= lr * weight_decay * p;   p -= (lr / c1) * m / (sqrt(max(v, floor)) + epsilon)
+//
+// A sign stands for the magnitude of many elements, and where that of one element is far smaller, m is noise
+// many times its root of v. So m / (...) is held to what Adam could reach at all, and an element that never
+// had a gradient (v = 0) does not follow signs.
 #pragma once
 
 #include <pacer/kernels/math/adam.h>
@@ -14,13 +18,47 @@ PACER_HOST_DEVICE float onebit_momentum(float gradient, float momentum, const Mo
   return fma_(s.beta1, momentum, mul_(s.one_minus_beta1, mul_(s.factor, gradient)));
 }
 
-// The parameter after the step. `variance` is bias-corrected already; no element divides by less than its
-// tensor's floor allows.
-PACER_HOST_DEVICE float frozen_step(float parameter, float momentum, float variance, float floor,
-                                    const AdamScalars<float>& s) {
+// Adam's |m| / sqrt(v) is never more than this, whatever the gradients are: by the inequality of Cauchy and
+// Schwarz, with moments as they are, and the more so with a v that is corrected. Where beta1^2 is not below
+// beta2 there is no such number, and what a single gradient may reach without beta1 takes its place.
+inline float largest_direction(double beta1, double beta2) {
+  const double of_one = 1 / sqrt_(1 - beta2), rest = 1 - beta1 * beta1 / beta2;
+  const double of_all = rest > 0 ? (1 - beta1) * of_one / sqrt_(rest) : of_one;
+  return static_cast<float>(of_all < of_one ? of_all : of_one);
+}
+
+// What the frozen variance of a tensor's elements is used with.
+struct FrozenBounds {
+  // No element divides by less than the root of its magnitude. Negative, -0 included: no element of the
+  // tensor had any variance.
+  float floor;
+  float largest;       // of m / d
+  bool is_from_signs;  // the momentum
+};
+
+// d. `variance` is bias-corrected already.
+PACER_HOST_DEVICE float frozen_denominator(float variance, const FrozenBounds& bounds, float epsilon) {
+  const float floor = bounds.floor < 0 ? -bounds.floor : bounds.floor;
+  return sqrt_(variance > floor ? variance : floor) + epsilon;
+}
+
+// m / d, within bounds. Signs say nothing of an element that never had a gradient, unless all of its tensor
+// is new.
+PACER_HOST_DEVICE float frozen_direction(float momentum, float variance, float denominator,
+                                         const FrozenBounds& bounds) {
+  const float direction = div_often_zero(momentum, denominator);
+  const float least = -bounds.largest;
+  const float bounded = direction > bounds.largest ? bounds.largest : direction < least ? least : direction;
+  const bool stays = bounds.is_from_signs && variance == 0 && bits_of(bounds.floor) >> 31 == 0;
+  return stays ? 0.0f : bounded;
+}
+
+// The parameter after the step.
+PACER_HOST_DEVICE float frozen_step(float parameter, float momentum, float variance,
+                                    const FrozenBounds& bounds, const AdamScalars<float>& s) {
   const float decayed = fma_(-s.decay, parameter, parameter);
-  const float denominator = sqrt_(variance > floor ? variance : floor) + s.epsilon;
-  return fma_(-s.step_size, div_often_zero(momentum, denominator), decayed);
+  const float denominator = frozen_denominator(variance, bounds, s.epsilon);
+  return fma_(-s.step_size, frozen_direction(momentum, variance, denominator, bounds), decayed);
 }
 
 // What a refresh, the K-th step after the last one, leaves of the variance: keep = beta2^K, take = 1 -

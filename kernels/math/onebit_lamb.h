@@ -4,18 +4,20 @@
 // the mean ratio c of the warm-up, times a factor f that makes up for the variance:
 //
 //   g~ = (m - beta1 * m_before) / (1 - beta1)          v_fresh = beta2 * v_fresh + (1 - beta2) * g~^2
-//   d  = sqrt(max(v, floor)) + epsilon                 u0 = (m / c1) / d      u = u0 + weight_decay * p
+//   d  = sqrt(max(v, floor)) + epsilon                 u0 = (m / d) / c1      u = u0 + weight_decay * p
 //   f  = max over the tensor of d / (sqrt(v_fresh / c2) + epsilon)
 //   with weight decay: k = min(1, |u0| / |u|), f = f * k + (1 - k)
 //   f between factor_min and factor_max, and within a share of the step before's
 //   p -= learning_rate * c * f * u
 //
-// Momentum travels scaled, so that the signs of all tensors can have one size: `scale` times the momentum.
+// m / d is bounded as in 1-bit Adam. Momentum travels scaled, so that the signs of all tensors can have one
+// size: `scale` times the momentum.
 #pragma once
 
 #include <cstdint>
 
 #include <pacer/kernels/math/lamb.h>
+#include <pacer/kernels/math/onebit_adam.h>
 
 namespace pacer::kernels {
 
@@ -37,13 +39,9 @@ PACER_HOST_DEVICE float fresh_variance(float variance, float share, const Moment
   return fma_(s.beta2, variance, share);
 }
 
-PACER_HOST_DEVICE float frozen_denominator(float variance, float floor, const MomentScalars<float>& s) {
-  return sqrt_(variance > floor ? variance : floor) + s.epsilon;
-}
-
-// u0, and from it u.
-PACER_HOST_DEVICE float lamb_direction(float momentum, float denominator, const LambScalars<float>& s) {
-  return mul_(s.inverse_correction, div_often_zero(momentum, denominator));
+// u0, from frozen_direction, and from it u.
+PACER_HOST_DEVICE float lamb_direction(float direction, const LambScalars<float>& s) {
+  return mul_(s.inverse_correction, direction);
 }
 PACER_HOST_DEVICE float lamb_update(float direction, float parameter, const LambScalars<float>& s) {
   return fma_(s.weight_decay, parameter, direction);

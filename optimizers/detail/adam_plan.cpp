@@ -105,7 +105,7 @@ double AdamEngine::compressed_variance_norm() const {
   std::vector<int64_t> counts;
   std::vector<const AdamEntry*> compressed;
   for (const AdamEntry& entry : entries_) {
-    if (!settings_[entry.group].compress) continue;
+    if (!settings_[entry.group].compresses(entry.parameter)) continue;
     compressed.push_back(&entry);
     variances.push_back(entry.state->exp_avg_sq().const_data_ptr<float>());
     counts.push_back(entry.range.count);
@@ -150,7 +150,7 @@ AdamEntry AdamEngine::make_entry(const RegisteredParameter& parameter,
   }
   entry.amsgrad = settings.amsgrad;
   entry.averages_trust = settings.averages_trust;
-  entry.is_compressed = part_ != nullptr && settings.compress;
+  entry.is_compressed = part_ != nullptr && settings.compresses(parameter.tensor);
   entry.storage =
       storage_for(parameter.tensor.scalar_type(), settings.master_weights, settings.rounding, entry.name);
   if (state == nullptr) return entry;
@@ -173,7 +173,8 @@ void AdamEngine::add_entries(const ParamGroups& groups, const ParamStates& state
     const auto state = states.find(parameter.key());
     const bool has_state = state != states.end();
     members_.push_back({parameter.key(), -1});
-    if (has_gradient || has_state || (with_compressed && settings_[parameter.group].compress)) {
+    if (has_gradient || has_state ||
+        (with_compressed && settings_[parameter.group].compresses(parameter.tensor))) {
       members_.back().entry = static_cast<int64_t>(entries_.size());
       entries_.push_back(make_entry(parameter, has_state ? state->second.get() : nullptr));
       entries_.back().first_element = first_element + entries_.back().range.first;

@@ -46,7 +46,7 @@ AdamEngine::Fit AdamEngine::plan_fits(const ParamGroups& groups, const ParamStat
       if (parameter.unsafeGetTensorImpl() != member++->tensor) return Fit::none;
       const at::Tensor& own = gradient_of(parameter);
       if (i < 0) {
-        if (own.defined() || is_compressed) return Fit::none;
+        if (own.defined() || (is_compressed && settings_[g].compresses(parameter))) return Fit::none;
         continue;
       }
       EntryWatch& watch = watches[i];

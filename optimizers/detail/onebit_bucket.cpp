@@ -65,7 +65,7 @@ void OneBitBucket::set_floors(const kernels::GradientCheck* check) {
 }
 
 void OneBitBucket::raise_floors(const at::Tensor& mean_variance) {
-  const at::Tensor of_mean = mean_variance.mul(variance_floor_).to(at::kFloat);
+  const at::Tensor of_mean = mean_variance.mul(variance_floor_).neg().to(at::kFloat);
   floors_.copy_(at::where(stages_.sums_of_variance().gt(0), floors_, of_mean));
 }
 
@@ -88,6 +88,7 @@ void OneBitBucket::set_tensor(size_t i, const AdamEntry& entry, const void* grad
   tensor.begin = layout_.offset(i);
   tensor.scalars = entry.slot;
   tensor.storage = entry.storage;
+  tensor.largest = kernels::largest_direction(settings.kernel.beta1, settings.kernel.beta2);
   if (refresh_every_ > 0) {
     tensor.refresh = kernels::variance_refresh(settings.kernel.beta2, refresh_every_);
   }

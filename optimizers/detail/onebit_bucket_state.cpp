@@ -121,7 +121,7 @@ double OneBitBucket::momentum_scale(const std::string& name) const {
 }
 
 at::Tensor OneBitBucket::floored(size_t i) const {
-  return view(variance_, i).lt(floors_.select(0, static_cast<int64_t>(i))).sum();
+  return view(variance_, i).lt(floors_.select(0, static_cast<int64_t>(i)).abs()).sum();
 }
 
 }  // namespace pacer::detail

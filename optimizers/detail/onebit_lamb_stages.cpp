@@ -106,7 +106,8 @@ void OneBitLambStages::freeze(const OneBitStates& states, const std::vector<Adam
     const kernels::AdamSettings& kernel = settings[tensor.group].kernel;
     momentum_scales_.select(0, place).fill_(kernels::momentum_scale(magnitudes[i], sum / counted));
     const double c2 = kernels::bias_corrections(kernel, states[i]->step()).c2;
-    const at::Tensor floored = at::maximum(tensor.view(variance, layout_.offset(i)), floors.select(0, place));
+    const at::Tensor floored =
+        at::maximum(tensor.view(variance, layout_.offset(i)), floors.select(0, place).abs());
     tensor.view(fresh_variance_, layout_.offset(i)).copy_(floored.to(at::kDouble).mul_(c2));
     const double coefficient = corrected_trust(states[i]->trust_average(), kernel);
     states[i]->trust_average().select(0, 0).fill_(coefficient);

@@ -12,8 +12,8 @@ namespace {
 
 auto compression_of(const OneBitChoices& c) {
   return std::make_tuple(c.variance_floor, c.compression.scale(), c.compression.block_scales(),
-                         c.compression.hierarchical(), c.compress_alone, c.one_bit, c.bucket_bytes,
-                         c.overlap_backward);
+                         c.compression.hierarchical(), c.compress_vectors, c.compress_alone, c.one_bit,
+                         c.bucket_bytes, c.overlap_backward);
 }
 auto all_of(const OneBitChoices& c) {
   return std::tuple_cat(compression_of(c), std::make_tuple(c.freeze_step, c.freeze_automatically,
@@ -105,7 +105,7 @@ std::vector<OneBitTensor> onebit_tensors(const OptimizerView& optimizer,
                                          const std::vector<AdamGroupSettings>& settings, bool whole) {
   std::vector<OneBitTensor> tensors;
   for (const auto& [tensor, group, index, name] : optimizer.parameters()) {
-    if (!settings[group].compress) continue;
+    if (!settings[group].compresses(tensor)) continue;
     tensors.push_back(
         {name, group, tensor.sizes().vec(), tensor.strides().vec(), tensor.numel(),
          storage_for(tensor.scalar_type(), settings[group].master_weights, Rounding::nearest, name)});
@@ -124,7 +124,7 @@ OneBitStates onebit_states(const OptimizerView& optimizer, const std::vector<Ada
                            const ParamStates& states) {
   OneBitStates found;
   for (const RegisteredParameter& parameter : optimizer.parameters()) {
-    if (!settings[parameter.group].compress) continue;
+    if (!settings[parameter.group].compresses(parameter.tensor)) continue;
     const auto state = states.find(parameter.key());
     require(state != states.end(), "the state to load is frozen, but has no variance of parameter ",
             parameter.in_message());

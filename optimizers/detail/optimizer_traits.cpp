@@ -71,6 +71,7 @@ OneBitChoices choices_of(const Options& options) {
   choices.variance_floor = options.variance_floor();
   choices.compression.scale(options.scale()).block_scales(options.block_scales());
   choices.compression.hierarchical(options.hierarchical());
+  choices.compress_vectors = options.compress_vectors();
   choices.compress_alone = options.compress_alone();
   choices.one_bit = options.one_bit();
   choices.bucket_bytes = options.bucket_bytes();

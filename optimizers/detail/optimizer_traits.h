@@ -30,6 +30,7 @@ struct OneBitChoices {
   int64_t refresh_variance_every = 0;
   double variance_floor = 0;
   CompressionOptions compression;
+  bool compress_vectors = false;
   bool compress_alone = false;
   bool one_bit = true;
   std::optional<int64_t> bucket_bytes;
@@ -41,13 +42,18 @@ struct AdamGroupSettings {
   kernels::AdamSettings kernel;
   bool amsgrad = false;
   bool finite_check = false;
-  bool compress = false;  // 1-bit optimizers: the group's momentum travels as signs once the variance froze
+  bool compress = false;        // 1-bit optimizers: parameters of the group are compressed, see compresses()
   bool averages_trust = false;  // states have a trust_average
   MasterWeights master_weights = MasterWeights::automatic;
   Rounding rounding = Rounding::nearest;
   std::optional<Paging> paging;             // as the optimizer's own options have it, or unset
   kernels::LambFactorBounds factor_bounds;  // OneBitLamb only
   OneBitChoices onebit;                     // 1-bit optimizers only
+
+  // Whether the parameter's momentum travels as signs once the variance froze.
+  bool compresses(const at::Tensor& parameter) const {
+    return compress && (onebit.compress_vectors || parameter.dim() >= 2);
+  }
 };
 
 class OptimizerTraits {

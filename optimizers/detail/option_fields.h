@@ -15,8 +15,9 @@
 namespace pacer::detail {
 
 // Of options and state as they are saved. Version 2 says its version, says where the memory order of a 1-bit
-// error is not row-major, and refuses keys that it does not know. Files without a version are of version 1.
-constexpr int64_t kStateVersion = 2;
+// error is not row-major, and refuses keys that it does not know. Version 3 knows compress_vectors: before,
+// all of a compressed group was compressed. Files without a version are of version 1.
+constexpr int64_t kStateVersion = 3;
 
 enum class Range { any, at_least_zero, above_zero, below_one };
 
@@ -133,6 +134,10 @@ void visit_options(const Visit& visit, Options&... o) {
             "block_scales",
             "a scale for every 2,048 elements, 1.6 % more bytes, instead of one for the whole buffer"},
         o.block_scales()...);
+    visit(OptionField{"compress_vectors",
+                      "compress parameters of less than two dimensions (biases, norms), too", Range::any,
+                      /*of_torch=*/false, /*since=*/3},
+          o.compress_vectors()...);
     visit(OptionField{"compress_alone", "round to signs with a single rank, too"}, o.compress_alone()...);
     visit(OptionField{"hierarchical", "nodes are the workers: signs between them, full precision inside"},
           o.hierarchical()...);

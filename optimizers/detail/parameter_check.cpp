@@ -85,8 +85,8 @@ void check_names(const ParamGroups& groups, const ParameterNames& names) {
 void check_compressible(const char* optimizer, const ParamGroups& groups,
                         const std::vector<AdamGroupSettings>& settings, const ParameterNames& names) {
   for (const RegisteredParameter& parameter : registered(groups, names)) {
-    if (!settings[parameter.group].compress) continue;
     const at::Tensor& tensor = parameter.tensor;
+    if (!settings[parameter.group].compresses(tensor)) continue;
     const InMessage called = parameter.in_message();
     require(
         tensor.scalar_type() != at::kDouble, optimizer, ": parameter ", called,

@@ -6,6 +6,7 @@
 
 #include <pacer/collectives/communicator.h>
 #include <pacer/collectives/detail/tensor_text.h>
+#include <pacer/collectives/launch_environment.h>
 #include <pacer/core/checksum.h>
 #include <pacer/core/error.h>
 
@@ -42,7 +43,36 @@ int64_t number_of(const std::string& checksum) {
   return static_cast<int64_t>(std::stoull(checksum.substr(0, 16), nullptr, 16));
 }
 
+std::string text_of(const std::vector<Fact>& facts) {
+  std::string text;
+  for (const Fact& fact : facts) text += fact.what + '\0' + fact.value + '\0';
+  return text;
+}
+
+std::string checksum_of_values(const at::Tensor& parameter) {
+  const at::Tensor host = parameter.detach().cpu().contiguous();
+  return Checksum().add(host.const_data_ptr(), host.nbytes()).hex();
+}
+
 }  // namespace
+
+std::shared_ptr<Communicator> alone(const char* optimizer, at::Device device) {
+  constexpr const char* kAdvice =
+      ", but the optimizer was given no Communicator, so each rank would train a model of its own; pass one "
+      "behind the options, made with Communicator::from_environment(), or Communicator::alone(device) where "
+      "that is meant";
+  require(!Communicator::joins_processes(), optimizer,
+          ": this process has a Communicator that joins several ranks", kAdvice);
+  LaunchEnvironment launch;
+  try {
+    launch = read_launch_environment();
+  } catch (const InvalidArgument&) {
+    // Whoever wants to join ranks will hear of it.
+  }
+  require(launch.world_size == 1, optimizer, ": ", launch.launcher, " started ", launch.world_size, " ranks",
+          kAdvice);
+  return Communicator::alone(device);
+}
 
 bool StepAgreement::is_known(const OptimizerView& optimizer) const {
   const ParamGroups& groups = optimizer.groups;
@@ -72,9 +102,14 @@ void StepAgreement::remember(const OptimizerView& optimizer) {
                                   group == 0 ? "" : concatenate(", group ", group))});
   }
   facts_.push_back({"number of parameters", std::to_string(facts_.size())});
-  std::string text;
-  for (const Fact& fact : facts_) text += fact.what + '\0' + fact.value + '\0';
-  fingerprint_ = checksum_of(text);
+  fingerprint_ = checksum_of(text_of(facts_));
+  values_.clear();
+  for (const auto& [tensor, group, index, name] : optimizer.parameters()) {
+    values_.push_back({concatenate("values of parameter ", name,
+                                   ", which have to be the same before the first step (a Session broadcasts "
+                                   "those of rank 0)"),
+                       concatenate("checksum ", checksum_of_values(tensor))});
+  }
 }
 
 std::vector<at::Tensor> StepAgreement::without_gradient(Communicator& world, int64_t step,
@@ -85,12 +120,13 @@ std::vector<at::Tensor> StepAgreement::without_gradient(Communicator& world, int
                                  static_cast<size_t>(own.numel()));
   NumberBytes options;
   visit_numbers(optimizer, options);
-  const at::Tensor mine = at::zeros({4}, at::kLong), of_ranks = at::zeros({world.world_size(), 4}, at::kLong);
+  const at::Tensor mine = at::zeros({5}, at::kLong), of_ranks = at::zeros({world.world_size(), 5}, at::kLong);
   auto* numbers = mine.mutable_data_ptr<int64_t>();
   numbers[0] = step;
   numbers[1] = number_of(fingerprint_);
   numbers[2] = number_of(checksum_of(options.bytes()));
   numbers[3] = number_of(checksum_of(of_gradients));
+  numbers[4] = values_.empty() ? 0 : number_of(checksum_of(text_of(values_)));  // 0: they were compared
   world.all_gather_host(of_ranks, mine).wait();
   const auto differs = [&](int64_t which) {
     const at::Tensor column = of_ranks.select(1, which);
@@ -101,8 +137,14 @@ std::vector<at::Tensor> StepAgreement::without_gradient(Communicator& world, int
     NumberFacts facts;
     visit_numbers(optimizer, facts);
     for (Fact& fact : std::move(facts).facts()) all.push_back(std::move(fact));
+    fingerprint_.clear();  // values may be others next time
     require_agreement(world, step, all);
   }
+  if (differs(4) && of_ranks.select(1, 4).ne(0).all().item<bool>()) {
+    fingerprint_.clear();
+    require_agreement(world, step, values_);
+  }
+  values_.clear();
   at::Tensor any = own;
   if (differs(3)) {
     at::Tensor of_all = at::zeros({world.world_size(), own.numel()}, at::kByte);

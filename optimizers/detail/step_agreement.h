@@ -1,7 +1,9 @@
 // What ranks that step an optimizer without a Session compare before each step: parameters, all numbers of
-// their groups, and which parameters have a gradient. One small message while all agree.
+// their groups, and which parameters have a gradient. One small message while all agree. Values of parameters
+// are compared before the first step, and again where parameters were added, frozen or unfrozen.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -10,6 +12,10 @@
 #include <pacer/optimizers/session_optimizer.h>
 
 namespace pacer::detail {
+
+// The Communicator of an optimizer that was given none. Throws InvalidArgument in a process that is one of
+// several, where each would train a model of its own.
+std::shared_ptr<Communicator> alone(const char* optimizer, at::Device device);
 
 class StepAgreement {
  public:
@@ -29,8 +35,9 @@ class StepAgreement {
   void remember(const OptimizerView& optimizer);
 
   std::vector<Known> parameters_;
-  std::vector<Fact> facts_;  // about the parameters
-  std::string fingerprint_;  // of the facts
+  std::vector<Fact> facts_;   // about the parameters
+  std::string fingerprint_;   // of the facts
+  std::vector<Fact> values_;  // of parameters, until they are compared
 };
 
 }  // namespace pacer::detail

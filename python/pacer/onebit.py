@@ -123,7 +123,10 @@ class _OneBitOptimizer(_FusedOptimizer):
                 f"{self._kind}: the state to load is none of a 1-bit optimizer; begin with a new optimizer."
             )
         shared, own = dict(saved["onebit"]["all_ranks"]), dict(saved["onebit"]["this_rank"])
+        is_frozen = int(shared["onebit/frozen_at"]) > 0
         for g, (group, saved_group) in enumerate(zip(self.param_groups, self._loading["param_groups"])):
+            if is_frozen and "compress_vectors" not in saved_group:
+                group["compress_vectors"] = True  # an older file: what was compressed stays so
             for parameter, name, key in zip(group["params"], self._handle.names(g), saved_group["params"]):
                 fields = dict(saved[key])
                 own.update({f"{name}/{field}": value for field, value in fields.pop("this_rank").items()})
@@ -141,7 +144,7 @@ class _OneBitOptimizer(_FusedOptimizer):
 
 _SHARED = {
     "master_weights": "automatic", "compress": True, "freeze_step": None, "freeze_automatically": None,
-    "variance_floor": 0.01, "scale": "rms", "compress_alone": False, "hierarchical": False, "one_bit": True,
+    "variance_floor": 0.01, "scale": "rms", "compress_vectors": False, "compress_alone": False, "hierarchical": False, "one_bit": True,
     "bucket_bytes": None,
 }  # fmt: skip
 

@@ -39,7 +39,8 @@ std::unique_ptr<torch::optim::Optimizer> make(const std::vector<torch::Tensor>& 
 template <class Optimizer, class Options>
 std::unique_ptr<torch::optim::Optimizer> make(const std::vector<torch::Tensor>& parameters,
                                               const World& world) {
-  return std::make_unique<Optimizer>(parameters, Options(0.01).weight_decay(0.1).freeze_step(5), world);
+  const auto options = Options(0.01).weight_decay(0.1).freeze_step(5).compress_vectors(true);
+  return std::make_unique<Optimizer>(parameters, options, world);
 }
 
 std::unique_ptr<torch::optim::Optimizer> make(const std::string& name,

@@ -49,7 +49,7 @@ def job_train(rank, folder):
 def train_and_resume(rank, path, kind, dtype, world):
     """Trains straight on, and once more from state_dicts saved in warm-up and after the freeze."""
     params = parameters(dtype)
-    options = {"lr": 0.01, "weight_decay": 0.1, "freeze_step": 5}
+    options = {"lr": 0.01, "weight_decay": 0.1, "freeze_step": 5, "compress_vectors": True}
     optimizer = kind(params, communicator=world, **options)
     for first, last in [(0, 3), (3, 9), (9, 15)]:
         train(optimizer, params, range(first, last), rank)
@@ -72,7 +72,7 @@ def train_and_resume(rank, path, kind, dtype, world):
 
 def job_wrong_rank(rank, folder):
     params = parameters()
-    optimizer = pacer.OneBitAdam(params, freeze_step=1)  # finds the default group by itself
+    optimizer = pacer.OneBitAdam(params, freeze_step=1, compress_vectors=True)  # finds the default group by itself
     train(optimizer, params, range(2), rank)
     torch.save(optimizer.state_dict(), f"{folder}/rank-{rank}")
     dist.barrier()
@@ -89,7 +89,7 @@ def job_wrong_rank(rank, folder):
 def job_scaler(rank, folder):
     """One rank's gradient is not finite: no rank waits, and nothing changes on any."""
     params = parameters()
-    optimizer = pacer.OneBitAdam(params, freeze_step=1)
+    optimizer = pacer.OneBitAdam(params, freeze_step=1, compress_vectors=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     for step in range(3):
         before = [p.detach().clone() for p in params]
@@ -193,12 +193,12 @@ class Alone(unittest.TestCase):
     def test_a_single_process_needs_no_group(self):
         for kind in ALL:
             a, b = parameters(), parameters()
-            optimizer = kind(a, freeze_step=2, compress_alone=True)
+            optimizer = kind(a, freeze_step=2, compress_alone=True, compress_vectors=True)
             self.assertIsNone(optimizer.communicator)
             train(optimizer, a, range(4), 0)
-            half = kind(b, freeze_step=2, compress_alone=True)
+            half = kind(b, freeze_step=2, compress_alone=True, compress_vectors=True)
             train(half, b, range(3), 0)
-            other = kind(b, freeze_step=2, compress_alone=True)
+            other = kind(b, freeze_step=2, compress_alone=True, compress_vectors=True)
             other.load_state_dict(half.state_dict())
             train(other, b, range(3, 4), 0)
             for x, y in zip(a, b):
@@ -208,7 +208,7 @@ class Alone(unittest.TestCase):
         results = []
         for scale, unscales in [(1.0, False), (8.0, False), (8.0, True)]:
             params = parameters()
-            optimizer = pacer.OneBitAdam(params, freeze_step=1, compress_alone=True)
+            optimizer = pacer.OneBitAdam(params, freeze_step=1, compress_alone=True, compress_vectors=True)
             scaler = torch.amp.GradScaler("cpu", init_scale=scale)
             for _ in range(3):
                 optimizer.zero_grad()
@@ -228,9 +228,37 @@ class Alone(unittest.TestCase):
         train(second, b, range(3), 0)
         self.assertTrue(torch.equal(a[3], b[3]))
 
+    def test_vectors_stay_in_full_precision_unless_asked(self):
+        moved = []
+        for options in ({"compress_vectors": True}, {}, {"compress": False}):
+            params = parameters()
+            train(pacer.OneBitAdam(params, freeze_step=2, compress_alone=True, **options), params, range(5), 0)
+            moved.append(params[2])
+        self.assertTrue(torch.equal(moved[1], moved[2]))
+        self.assertFalse(torch.equal(moved[0], moved[1]))
+
+    def test_a_frozen_state_of_before_version_3_goes_on_with_its_vectors_compressed(self):
+        a, b = parameters(), parameters()
+        first = pacer.OneBitAdam(a, freeze_step=2, compress_alone=True, compress_vectors=True)
+        train(first, a, range(4), 0)
+        saved = first.state_dict()
+        del saved["param_groups"][0]["compress_vectors"]
+        shared = saved["state"]["onebit"]["all_ranks"]
+        del shared["group/0/compress_vectors"]
+        shared["state_version"] = torch.full_like(shared["state_version"], 2)
+        second = pacer.OneBitAdam(b, freeze_step=2, compress_alone=True)
+        second.load_state_dict(saved)
+        with torch.no_grad():
+            for x, y in zip(a, b):
+                y.copy_(x)
+        train(first, a, range(4, 6), 0)
+        train(second, b, range(4, 6), 0)
+        for x, y in zip(a, b):
+            self.assertTrue(torch.equal(x, y))
+
     def test_buckets_have_scales_of_their_own(self):
         a, b = parameters(), parameters()
-        options = dict(freeze_step=1, compress_alone=True, block_scales=False)
+        options = dict(freeze_step=1, compress_alone=True, compress_vectors=True, block_scales=False)
         train(pacer.OneBitAdam(a, **options), a, range(4), 0)
         train(pacer.OneBitAdam(b, bucket_bytes=1000, **options), b, range(4), 0)
         self.assertFalse(all(torch.equal(x, y) for x, y in zip(a, b)))

@@ -19,7 +19,9 @@ inline void set_gradients(const std::vector<Tensor>& parameters, uint64_t rank, 
 
 template <class Optimizer>
 OptionsOf<Optimizer> alone() {
-  return OptionsOf<Optimizer>(0.01).freeze_step(2).compress_alone(true).weight_decay(0.1);
+  auto options = OptionsOf<Optimizer>(0.01).freeze_step(2).compress_alone(true).weight_decay(0.1);
+  options.compress_vectors(true);
+  return options;
 }
 
 inline double largest_move(const Tensor& now, const Tensor& before) { return distance(now, before); }

@@ -42,6 +42,11 @@ struct LifecycleOptions {
   double correction(double beta, int64_t t) const {
     return bias_correction ? 1 - std::pow(beta, static_cast<double>(t)) : 1;
   }
+  // The largest |m| / sqrt(v) of Adam.
+  double largest_direction() const {
+    const double single = 1 / std::sqrt(1 - beta2), ratio = beta1 * beta1 / beta2;
+    return ratio < 1 ? std::min(single, (1 - beta1) * single / std::sqrt(1 - ratio)) : single;
+  }
 
   double lr, beta1, beta2, eps, decay, min_coeff, max_coeff, coeff_beta, factor_min, factor_max,
       factor_threshold;
@@ -66,6 +71,13 @@ struct LifecycleParameter {
   int64_t t = 0;
   bool trained = true;
   double average = 0, averaged = 0, coefficient = 1, factor = 1, scale = 1, floor = 0;
+  bool is_new = false;  // no variance at all
+
+  double direction(size_t k, double divisor, bool from_signs) const {
+    if (from_signs && v[k] == 0 && !is_new) return 0;
+    const double most = options.largest_direction();
+    return std::min(std::max(m[k] / divisor, -most), most);
+  }
 };
 
 class LifecycleReference {
@@ -158,6 +170,7 @@ class LifecycleReference {
     for (const auto* x : compressed()) total += sum_of(x->v), elements += static_cast<double>(x->v.size());
     for (auto* x : compressed()) {
       const double own = sum_of(x->v);
+      x->is_new = own == 0;
       x->floor =
           x->options.floor_share * (own > 0 ? own / static_cast<double>(x->v.size()) : total / elements);
     }
@@ -226,7 +239,10 @@ class LifecycleReference {
     for (size_t j = 0; j < all.size(); ++j) all[j]->m = next[j];
     if (refreshes) set_floors();
     for (size_t j = 0; j < all.size(); ++j) {
-      if (all[j]->trained) all[j]->options.is_lamb ? update_lamb(*all[j], before[j]) : update_adam(*all[j]);
+      const bool from_signs = run.exchanges && !refreshes;
+      if (!all[j]->trained) continue;
+      all[j]->options.is_lamb ? update_lamb(*all[j], before[j], from_signs)
+                              : update_adam(*all[j], from_signs);
     }
   }
 
@@ -276,16 +292,17 @@ class LifecycleReference {
     }
   }
 
-  static void update_adam(LifecycleParameter& x) {
+  static void update_adam(LifecycleParameter& x, bool from_signs) {
     ++x.t;
     const LifecycleOptions& o = x.options;
     for (size_t k = 0; k < x.p.size(); ++k) {
       x.p[k] -= o.lr * o.decay * x.p[k];
-      x.p[k] -= o.lr / o.correction(o.beta1, x.t) * x.m[k] / (std::sqrt(std::max(x.v[k], x.floor)) + o.eps);
+      const double divisor = std::sqrt(std::max(x.v[k], x.floor)) + o.eps;
+      x.p[k] -= o.lr / o.correction(o.beta1, x.t) * x.direction(k, divisor, from_signs);
     }
   }
 
-  static void update_lamb(LifecycleParameter& x, const Doubles& before) {
+  static void update_lamb(LifecycleParameter& x, const Doubles& before, bool from_signs) {
     ++x.t;
     const LifecycleOptions& o = x.options;
     Doubles without_decay(x.p.size()), u(x.p.size());
@@ -295,7 +312,7 @@ class LifecycleReference {
       x.fresh[k] = o.beta2 * x.fresh[k] + (1 - o.beta2) * g * g;
       const double frozen = std::sqrt(std::max(x.v[k], x.floor)) + o.eps;
       largest = std::max(largest, frozen / (std::sqrt(x.fresh[k] / o.correction(o.beta2, x.t)) + o.eps));
-      without_decay[k] = x.m[k] / o.correction(o.beta1, x.t) / frozen;
+      without_decay[k] = x.direction(k, frozen, from_signs) / o.correction(o.beta1, x.t);
       u[k] = without_decay[k] + o.decay * x.p[k];
     }
     double f = largest;

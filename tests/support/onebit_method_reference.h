@@ -32,15 +32,31 @@ struct OneBitMethodParameter {
   // Its state; `value` is what fp32 or the master copy holds.
   std::vector<float> value, momentum, variance;
   int64_t steps = 0;
-  float floor = 0;    // under the frozen variance
-  float scale = 1;    // the momentum is multiplied by it before it travels
-  size_t offset = 0;  // in the flat buffer
+  float floor = 0;      // under the frozen variance
+  bool is_new = false;  // all of the variance is zero
+  float scale = 1;      // the momentum is multiplied by it before it travels
+  size_t offset = 0;    // in the flat buffer
 
   static double one_minus_power(double base, int64_t exponent) {
     return static_cast<double>(1 -
                                std::pow(static_cast<long double>(base), static_cast<long double>(exponent)));
   }
   double correction(double beta, int64_t t) const { return bias_correction ? one_minus_power(beta, t) : 1; }
+
+  // The largest |m| / sqrt(v) of Adam: with weights w_i of gradients in m and x_i of their squares in v it is
+  // the root of the sum of w_i^2 / x_i; where that has no bound, 1 / sqrt(1 - beta2).
+  float largest_direction() const {
+    const double single = 1 / std::sqrt(1 - beta2), ratio = beta1 * beta1 / beta2;
+    if (!(ratio < 1)) return static_cast<float>(single);
+    return static_cast<float>(std::min(single, (1 - beta1) * single / std::sqrt(1 - ratio)));
+  }
+  // Momentum over the root of the frozen variance. An element without any variance follows no signs, unless
+  // all of its parameter is new.
+  float direction(size_t k, float divisor, bool from_signs) const {
+    if (from_signs && variance[k] == 0 && !is_new) return 0;
+    const float quotient = momentum[k] / divisor, most = largest_direction();
+    return quotient > most ? most : quotient < -most ? -most : quotient;
+  }
 };
 
 template <class OwnRules, class OwnParameter>
@@ -114,6 +130,7 @@ class OneBitMethodTextbook {
   virtual void begin_compression() {}
   virtual void before_compressed_steps(const Gradients&, double) {}
   virtual bool sends_signs(int64_t) const { return rules_.exchanges; }
+  bool moves_by_signs() const { return sends_signs(attempts); }
 
   static double squares(const Numbers& values) {
     return TextbookExchange::sum(values, 0, values.size(), /*magnitudes=*/false);
@@ -136,6 +153,7 @@ class OneBitMethodTextbook {
     }
     for (Parameter& p : parameters) {
       const double own = magnitudes(p.variance);
+      p.is_new = own == 0;
       const double average =
           own > 0 ? own / static_cast<double>(p.variance.size()) : total / std::max(elements, 1.0);
       p.floor = static_cast<float>(rules_.variance_floor * average);

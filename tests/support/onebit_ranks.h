@@ -87,13 +87,15 @@ class OneBitRanks {
   using Group = OneBitGroup<Options>;
   using Gradients = std::vector<std::vector<Tensor>>;  // [rank][parameter]; undefined: none
 
+  // Parameters of any shape are compressed, unless their options say otherwise.
   OneBitRanks(int world_size, std::vector<Group> of_groups, at::ScalarType dtype = at::kFloat,
-              int ranks_per_node = 0)
+              int ranks_per_node = 0, bool compress_vectors = true)
       : world(Communicator::in_process(world_size, CommunicatorOptions().ranks_per_node(ranks_per_node))),
         groups_(std::move(of_groups)) {
     std::vector<Tensor> initial;
     Samples samples(7);
-    for (const Group& group : groups_) {
+    for (Group& group : groups_) {
+      group.options.compress_vectors(compress_vectors);
       for (const auto& shape : group.shapes) {
         std::vector<float> values(static_cast<size_t>(c10::multiply_integers(shape)));
         for (float& value : values) value = static_cast<float>(samples.uniform() - 0.5);

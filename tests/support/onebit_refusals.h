@@ -12,7 +12,7 @@ namespace pacer::testing {
 
 template <class Optimizer>
 OptionsOf<Optimizer> frozen_at_two() {
-  return OptionsOf<Optimizer>(0.01).freeze_step(2);
+  return OptionsOf<Optimizer>(0.01).freeze_step(2).compress_vectors(true);
 }
 
 // Of an optimizer with one parameter of four elements.

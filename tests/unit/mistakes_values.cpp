@@ -61,7 +61,8 @@ void add_onebit_mistakes(const std::string& name, std::vector<Mistake>& all) {
                  make(Options().freeze_step(5).freeze_automatically(100))});
   all.push_back({name + ", fp64", {"fp64", "compress(false)"}, [] {
                    const auto p = leaf(at::kDouble);
-                   Optimizer optimizer(p, Options().freeze_step(1).compress_alone(true));
+                   Optimizer optimizer(p,
+                                       Options().freeze_step(1).compress_alone(true).compress_vectors(true));
                    for (int i = 0; i < 3; ++i) {
                      p[0].mutable_grad() = torch::ones({4}, at::kDouble);
                      optimizer.step();

@@ -54,7 +54,9 @@ TEST_CASE("N3: frozen after one step, what is never touched drifts no further th
       const double drift =
           std::fabs(static_cast<double>(p.value[k]) - before[k]) / 1e-3;  // in learning rates
       CAPTURE(i, k, drift, largest_debt[p.offset + k], p.floor);
-      REQUIRE(drift > 0);
+      // Rows of a parameter that has some variance stay; one that has none at all is trained.
+      REQUIRE((drift > 0) == (i == 1));
+      if (i == 0) continue;
       REQUIRE(drift <= 1.001 * per_debt * largest_debt[p.offset + k] / std::sqrt(p.floor));
       REQUIRE(drift <= 50);
     }
@@ -66,7 +68,7 @@ TEST_CASE("N3: frozen after one step, what is never touched drifts no further th
   CHECK(ranks.said[1].empty());
 }
 
-TEST_CASE("N3: the floor keeps sign noise from becoming huge steps", "[onebit_adam]") {
+TEST_CASE("N3: no step is larger than Adam's can be, with a floor or without", "[onebit_adam]") {
   const auto largest_step = [](double floor) {
     const auto options = OneBitAdamOptions(1e-3).freeze_step(1).weight_decay(0).variance_floor(floor);
     OneBitAdamRanks ranks(2, hardly_fed(options));
@@ -80,8 +82,9 @@ TEST_CASE("N3: the floor keeps sign noise from becoming huge steps", "[onebit_ad
   };
   const double guarded = largest_step(0.01), unguarded = largest_step(0);
   CAPTURE(guarded, unguarded);
-  CHECK(guarded <= 100);
-  CHECK(unguarded >= 1e4 * guarded);
+  const double most = 0.1 / std::sqrt(0.001) / std::sqrt(1 - 0.81 / 0.999);  // |m| / sqrt(v)
+  CHECK(guarded <= 1.0001 * most / (1 - 0.81));  // the first step after the freeze
+  CHECK(unguarded <= 1.0001 * most / (1 - 0.81));
 }
 
 }  // namespace pacer::testing::onebit_adam_numbers

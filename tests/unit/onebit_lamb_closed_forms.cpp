@@ -14,7 +14,8 @@ struct Single {
   OneBitLamb optimizer;
 
   Single(const std::vector<float>& values, const OneBitLambOptions& options)
-      : parameter(fp32_tensor(values).requires_grad_()), optimizer({parameter}, options) {}
+      : parameter(fp32_tensor(values).requires_grad_()),
+        optimizer({parameter}, OneBitLambOptions(options).compress_vectors(true)) {}
 
   std::vector<float> step(const std::vector<float>& gradient) {
     std::string said;
@@ -38,6 +39,9 @@ OneBitLambOptions by_hand() {
       .compress_alone(true)
       .factor_threshold(0.5);
 }
+
+// What m / d may be with these betas; 15 / 8 is more.
+const double kMost = 0.5 / std::sqrt(0.25 * (1 - 0.25 / 0.75));
 
 // 1-bit LAMB of one tensor on one rank whose momentum stays as it is, in fp64 (Li et al., algorithm 1): LAMB
 // up to freeze().
@@ -72,7 +76,9 @@ class ReferenceOneBitLamb : public ReferenceLamb {
       fresh[k] = raw / c2;
       const double divisor = std::sqrt(std::max(exp_avg_sq[k], floor)) + rule.eps;
       largest = std::max(largest, divisor / (std::sqrt(fresh[k]) + rule.eps));
-      without_decay.push_back(exp_avg[k] / c1 / divisor);
+      const double most =
+          (1 - rule.beta1) / std::sqrt((1 - rule.beta2) * (1 - rule.beta1 * rule.beta1 / rule.beta2));
+      without_decay.push_back(std::min(std::max(exp_avg[k] / divisor, -most), most) / c1);
       update.push_back(without_decay[k] + rule.weight_decay * parameter[k]);
     }
     if (rule.adapt) {
@@ -108,7 +114,7 @@ TEST_CASE("a step of 1-bit LAMB done by hand", "[onebit_lamb]") {
   CHECK(run.exported("exp_avg_sq") == std::vector<float>{64, 64});
   CHECK(fp32_values(run.optimizer.export_rank_state().at("0.0/worker_error")) == std::vector<float>{-12, -6});
   CHECK(run.optimizer.factor(run.parameter) == static_cast<double>(8.0f / 13.0f));
-  CHECK(moved[0] == Catch::Approx(2.625 - 0.125 * 3 * (8.0 / 13) * (15.0 / 8)).epsilon(1e-6));
+  CHECK(moved[0] == Catch::Approx(2.625 - 0.125 * 3 * (8.0 / 13) * kMost).epsilon(1e-6));
   CHECK(moved[1] == -moved[0]);
   CHECK(run.optimizer.coefficient(run.parameter) == Catch::Approx(3).epsilon(1e-15));
   // Another time: (7.5 + 7, -7.5 - 2) and what is owed, (-12, -6), make (2.5, -15.5).
@@ -122,7 +128,7 @@ TEST_CASE("weight decay draws the factor towards 1, as far as it makes the updat
   // u = 1 + 0.5 * 3, so that r = 3 / 2.5.
   CHECK(run.step({16, -16})[0] == Catch::Approx(3 - 0.125 * 3).epsilon(1e-6));
   const auto moved = run.step({-2, -34});
-  const double u0 = 15.0 / 8, u = u0 + 0.5 * 2.625, k = u0 / u, f = 8.0 / 13 * k + 1 - k;
+  const double u0 = kMost, u = u0 + 0.5 * 2.625, k = u0 / u, f = 8.0 / 13 * k + 1 - k;
   CHECK(run.optimizer.factor(run.parameter) == Catch::Approx(f).epsilon(1e-6));
   CHECK(moved[0] == Catch::Approx(2.625 - 0.125 * 1.2 * f * u).epsilon(1e-6));
   // Where decay makes it shorter, k is 1.
