@@ -67,11 +67,14 @@ class LinearImpl : public torch::nn::Cloneable<LinearImpl> {
   // An empty name, or one that the layer does not have: none is active.
   void set_active_adapter(const std::string& name);
   bool is_merged() const { return before_merge_.defined(); }
-  // InvalidArgument for an active adapter over a weight in 4 bits.
+  // InvalidArgument for an active adapter over a weight in 4 bits, and for sums that the weight's dtype
+  // cannot hold. Waits for the device.
   void merge();
   // The weight has the bytes that it had. InvalidArgument where it was written to since merge().
   void unmerge();
   bool is_unmergeable() const { return !is_merged() || weight._version() == merged_version_; }
+  // What the weight was before merge(), which unmerge() puts back; undefined where nothing is merged.
+  const at::Tensor& weight_before_merge() const { return before_merge_; }
 
  private:
   void register_adapter(LoraAdapter adapter);

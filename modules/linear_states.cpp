@@ -4,6 +4,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/addmm.h>
+#include <ATen/ops/isfinite.h>
 
 #include <pacer/core/error.h>
 #include <pacer/modules/linear.h>
@@ -103,7 +104,14 @@ void LinearImpl::merge() {
   const at::NoGradGuard no_grad;
   const at::ScalarType dtype = weight.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const at::Tensor before = weight.detach().clone();
-  weight.copy_(at::addmm(before.to(dtype), active->B.to(dtype), active->A.to(dtype), 1, active->scale()));
+  const at::Tensor sum =
+      at::addmm(before.to(dtype), active->B.to(dtype), active->A.to(dtype), 1, active->scale())
+          .to(weight.scalar_type());
+  const int64_t beyond = sum.numel() - at::isfinite(sum).sum().item<int64_t>();
+  require(beyond == 0, beyond, beyond == 1 ? " element" : " elements", " of its sum with the adapter ",
+          beyond == 1 ? "is" : "are", " not finite in ", weight.scalar_type(),
+          "; move the model to a dtype that holds them, torch::kBFloat16 or torch::kFloat, and merge then");
+  weight.copy_(sum);
   before_merge_ = before;
   merged_version_ = weight._version();
 }

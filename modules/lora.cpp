@@ -40,28 +40,31 @@ void check_lora_options(const LoraOptions& options) {
           "LoraOptions::name must be a name without dots, not \"", name, "\"");
 }
 
-std::vector<std::string> add_to(torch::nn::Module& model, const LoraOptions& options,
+// `options`: of each layer; their name is one.
+std::vector<std::string> add_to(torch::nn::Module& model, const std::vector<LoraOptions>& options,
                                 const std::vector<NamedLayer>& layers) {
-  check_lora_options(options);
+  for (const LoraOptions& own : options) check_lora_options(own);
   detail::check_changeable("add_lora", model, layers);
+  const std::string name = options.empty() ? "" : options.front().name();
   const std::vector<std::string> taken = adapters(model);
-  require(std::find(taken.begin(), taken.end(), options.name()) == taken.end(),
-          "add_lora: the model has an adapter called ", options.name(),
+  require(std::find(taken.begin(), taken.end(), name) == taken.end(),
+          "add_lora: the model has an adapter called ", name,
           " already; remove_adapter() it, or give this one another name");
-  for (const auto& [name, layer] : layers) {
-    const int64_t out = layer->options.out_features(), in = layer->options.in_features();
-    require(options.r() <= std::min(in, out), "add_lora: r is ", options.r(), ", but ", name,
-            " is a matrix of ", out, " x ", in, ", so that it can be at most ", std::min(in, out));
-    require(options.dropout() == 0 || in % 4 == 0,
-            "add_lora: dropout of an adapter needs a number of features that is a multiple of 4, but ", name,
-            " takes ", in, "; leave LoraOptions::dropout out, or this layer out of the targets");
+  for (size_t i = 0; i < layers.size(); ++i) {
+    require(options[i].name() == name, "add_lora: the layers of one call get an adapter of one name, not ",
+            name, " and ", options[i].name());
+    const int64_t in = layers[i].layer->options.in_features();
+    require(options[i].dropout() == 0 || in % 4 == 0,
+            "add_lora: dropout of an adapter needs a number of features that is a multiple of 4, but ",
+            layers[i].name, " takes ", in,
+            "; leave LoraOptions::dropout out, or this layer out of the targets");
   }
   for (const auto& item : model.named_parameters()) item.value().requires_grad_(false);
   set_adapter(model, "");
   std::vector<std::string> names;
-  for (const auto& [name, layer] : layers) {
-    layer->add_adapter(options);
-    names.push_back(name);
+  for (size_t i = 0; i < layers.size(); ++i) {
+    layers[i].layer->add_adapter(options[i]);
+    names.push_back(layers[i].name);
   }
   return names;
 }
@@ -85,18 +88,31 @@ bool matches_target(const std::string& name, const std::string& target) {
 }
 
 std::vector<std::string> add_lora(torch::nn::Module& model, const LoraOptions& options) {
-  return add_to(model, options, detail::matching_layers("add_lora", model, options.targets()));
+  check_lora_options(options);
+  const std::vector<NamedLayer> layers = detail::matching_layers("add_lora", model, options.targets());
+  return add_to(model, std::vector<LoraOptions>(layers.size(), options), layers);
 }
 
 std::vector<std::string> add_lora_to(torch::nn::Module& model, const LoraOptions& options,
                                      const std::vector<std::string>& names) {
+  check_lora_options(options);
+  std::vector<std::pair<std::string, LoraOptions>> layers;
+  for (const std::string& name : names) layers.emplace_back(name, options);
+  return add_lora_to(model, layers);
+}
+
+std::vector<std::string> add_lora_to(torch::nn::Module& model,
+                                     const std::vector<std::pair<std::string, LoraOptions>>& wanted) {
   const std::vector<NamedLayer> all = detail::linear_layers(model);
   std::vector<NamedLayer> layers;
-  for (const std::string& name : names) {
+  std::vector<LoraOptions> options;
+  for (const auto& item : wanted) {
+    const std::string& name = item.first;
     const auto found =
         std::find_if(all.begin(), all.end(), [&](const NamedLayer& layer) { return layer.name == name; });
     require(found != all.end(), "add_lora: the model has no pacer::nn::Linear called ", name);
     layers.push_back(*found);
+    options.push_back(item.second);
   }
   return add_to(model, options, layers);
 }
@@ -138,7 +154,17 @@ void merge(torch::nn::Module& model) {
     (void)layer->weight.const_data_ptr();  // throws where Shards keeps it on other ranks
   }
   require(any, "merge: the model has no active adapter; add_lora() or set_adapter() first");
-  for (const auto& [name, layer] : layers) layer->merge();
+  std::vector<LinearImpl*> merged;  // by this call
+  for (const auto& [name, layer] : layers) {
+    if (layer->is_merged()) continue;
+    try {
+      layer->merge();
+    } catch (const InvalidArgument& error) {
+      for (LinearImpl* done : merged) done->unmerge();
+      throw InvalidArgument(detail::concatenate("merge: the weight of ", name, ": ", error.what()));
+    }
+    merged.push_back(layer);
+  }
 }
 
 void unmerge(torch::nn::Module& model) {

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <c10/util/Exception.h>  // ordered_dict.h needs it and does not say so
@@ -26,12 +27,15 @@ bool matches_target(const std::string& name, const std::string& target);
 
 // Adds an adapter to all pacer::nn::Linear that match and freezes all other parameters of the model; returns
 // the names of the layers. The adapter becomes the active one. Do it before the optimizer and the Session are
-// made, wherever the model is. Refused: targets that match no such layer, r above the smaller side of a
-// matrix, a layer that is part of a fused one or is merged, tied weights, a name that is taken.
+// made, wherever the model is. Refused: targets that match no such layer, a layer that is part of a fused one
+// or is merged, tied weights, a name that is taken.
 std::vector<std::string> add_lora(torch::nn::Module& model, const LoraOptions& options);
 // The same for exactly the layers of these names, whatever the targets of the options.
 std::vector<std::string> add_lora_to(torch::nn::Module& model, const LoraOptions& options,
                                      const std::vector<std::string>& layers);
+// The same with options of its own for each layer, which have one LoraOptions::name.
+std::vector<std::string> add_lora_to(torch::nn::Module& model,
+                                     const std::vector<std::pair<std::string, LoraOptions>>& layers);
 
 // The names of the model's adapters, in the order in which they were added.
 std::vector<std::string> adapters(const torch::nn::Module& model);
@@ -41,7 +45,8 @@ void remove_adapter(torch::nn::Module& model, const std::string& name);
 
 // Adds the product of the active adapters to the weights, in fp32 and rounded once, so that forward costs
 // nothing more; unmerge() puts back the bytes that were there. Refused where a weight is in 4 bits, because
-// rounding it to 4 bits once more would ruin it: dequantize() first. A merged adapter is not trained.
+// rounding it to 4 bits once more would ruin it (dequantize() first), and where a sum is beyond the largest
+// number of the weight's dtype. A merged adapter is not trained.
 void merge(torch::nn::Module& model);
 void unmerge(torch::nn::Module& model);
 

@@ -17,7 +17,7 @@ namespace pacer::nn {
 struct LoraOptions {
   LoraOptions(int64_t rank) : r_(rank) {}
 
-  // The rank, from 1 to the smaller side of each matrix.
+  // The rank, at least 1.
   TORCH_ARG(int64_t, r);
   // The scale is alpha / r; unset: r, so that it is 1.
   TORCH_ARG(std::optional<double>, alpha);

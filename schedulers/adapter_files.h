@@ -18,19 +18,24 @@ class Module;
 
 namespace pacer {
 
-// Writes the model's adapter of that name: its matrices in fp32, whether or not it is active, and its r,
-// alpha, dropout and names of layers. The folder is made where it is missing; each file appears whole or not
-// at all, in place of one that is there, and the disk has both when this returns. A program that dies in
-// between leaves no file of one adapter beside one of another. On several ranks one of them calls it.
+// Writes the model's adapter of that name: its matrices, whether or not it is active, its options and names
+// of layers, and as PEFT's modules_to_save whole modules that training changes beside it: those with other
+// parameters that require a gradient, and those with running statistics (batch norm). The folder is made
+// where it is missing; each file appears whole or not at all, in place of one that is there, and the disk has
+// both when this returns. A program that dies in between leaves no file of one adapter beside one of another.
+// On several ranks one of them calls it.
 //
-// InvalidArgument where the model has no adapter of that name, FileError where a file cannot be written.
+// InvalidArgument where the model has no adapter of that name, and for a trained parameter that PEFT's files
+// have no place for (one of the model itself, or of a layer with an adapter); FileError where a file cannot
+// be written.
 void save_adapter(torch::nn::Module& model, const std::string& folder, const std::string& name = "default");
 
 struct LoadAdapterOptions {
   // The name of the adapter in the model.
   TORCH_ARG(std::string, name) = "default";
-  // False: neither of its matrices requires a gradient. True: they do where the adapter is added; those of
-  // one that is there stay as they are.
+  // False: nothing that is loaded requires a gradient. True: where the adapter is added its matrices do, and
+  // the parameters of its modules_to_save but for those with running statistics; where it is there already,
+  // all stay as they are.
   TORCH_ARG(bool, trainable) = true;
 };
 
@@ -38,12 +43,14 @@ struct LoadAdapterOptions {
 // pacer::nn::add_lora_to does (everything else is frozen, the adapter becomes the active one); before the
 // optimizer and the Session are made. Where it has one: writes the values into it, which must be of the same
 // layers, r and scale; then the optimizer stays valid, and which adapter is active stays as it is.
-// Values are converted to the adapter's dtype, fp32 at first. Links to the two files are followed. Returns
+// modules_to_save are written to the model's own modules, of which it has one for all of its adapters. Values
+// are converted to the model's dtype; a new adapter is fp32. Links to the two files are followed. Returns
 // the names of the layers, sorted.
 //
 // InvalidArgument for a layer of the file that is no pacer::nn::Linear of the model or of another size, for
-// what PEFT can do and pacer cannot (DoRA, biases, modules_to_save, ranks that differ between layers, ...;
-// the message names it), for values that are not finite, and for an adapter that is merged; FileError for
+// what PEFT can do and pacer cannot (DoRA, biases, ...; the message names it), for values that are not finite
+// or beyond the dtype's largest, for modules_to_save other than the model's where it has another adapter, and
+// for an adapter that is merged; FileError for
 // files that are not there, damaged or do not belong together. Nothing was changed then.
 std::vector<std::string> load_adapter(torch::nn::Module& model, const std::string& folder,
                                       const LoadAdapterOptions& options = {});

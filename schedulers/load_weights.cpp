@@ -10,6 +10,7 @@
 #include <pacer/core/error.h>
 #include <pacer/core/safetensors.h>
 #include <pacer/optimizers/named_tensors.h>
+#include <pacer/schedulers/detail/merged_weights.h>
 #include <pacer/schedulers/detail/quantized_weights.h>
 #include <pacer/schedulers/detail/tensor_file.h>
 #include <pacer/schedulers/detail/training_state.h>
@@ -113,6 +114,7 @@ LoadedWeights load_weights(torch::nn::Module& model, const std::string& path,
   const at::NoGradGuard no_grad;
   const detail::WeightsFiles files = detail::find_weights(path);
   const std::string cannot = "cannot load weights from " + files.where + ": ";
+  detail::require_unmerged(model, cannot);
   const std::vector<SafetensorsFile> headers = detail::read_headers(files);
   const std::map<std::string, TensorView> in_files = tensors_of(headers);
   detail::QuantizedWeights quantized(model, in_files);

@@ -16,6 +16,7 @@
 #include <pacer/core/file_system.h>
 #include <pacer/core/safetensors.h>
 #include <pacer/schedulers/detail/best_value_state.h>
+#include <pacer/schedulers/detail/merged_weights.h>
 #include <pacer/schedulers/detail/replaced_file.h>
 #include <pacer/schedulers/detail/tensor_file.h>
 #include <pacer/schedulers/detail/together.h>
@@ -139,7 +140,7 @@ void SaveBest::consider(const Progress& progress) {
 // Rank 0 writes. Where the others have parts of the parameters, it needs them next time, too, so that they
 // must know whether this time was one.
 void SaveBest::write() const {
-  NamedTensors model = detail::model_tensors(parts_->model());
+  NamedTensors model = detail::without_merged(parts_->model(), detail::model_tensors(parts_->model()));
   const auto* shards = parts_->find<Shards>();
   if (!shards || !shards->keeps_parts()) {
     if (parts_->is_first_rank()) write_file(model);

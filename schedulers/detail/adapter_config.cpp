@@ -4,6 +4,7 @@
 #include <cmath>
 #include <set>
 #include <string_view>
+#include <type_traits>
 
 #include <pacer/core/error.h>
 #include <pacer/core/json_lines.h>
@@ -28,9 +29,6 @@ constexpr Feature kFeatures[] = {
     {"use_dora", "DoRA"},
     {"bias", "trained biases"},
     {"lora_bias", "biases of adapters"},
-    {"modules_to_save", "whole modules beside the adapters"},
-    {"rank_pattern", "ranks that differ between layers"},
-    {"alpha_pattern", "alphas that differ between layers"},
     {"fan_in_fan_out", "transposed weights"},
     {"megatron_config", "Megatron's layers"},
     {"layer_replication", "replicated layers"},
@@ -41,6 +39,8 @@ constexpr Feature kFeatures[] = {
 
 // Of PEFT's there are some 40; more than these are no way to fill the memory.
 constexpr size_t kMostFields = 1000;
+// Keys of a pattern, and names of modules. A model of hundreds of layers may have one for each.
+constexpr size_t kMostKeys = 10'000;
 
 // Ways to start that change the base model's weights as well.
 bool changes_base(std::string_view init) {
@@ -64,6 +64,62 @@ bool skip_if_off(JsonScanner& scanner) {
   return true;
 }
 
+// Whether a regular expression takes it for itself.
+bool is_plain_character(char c) {
+  return ('0' <= c && c <= '9') || ('a' <= c && c <= 'z') || ('A' <= c && c <= 'Z') || c == '_' ||
+         (static_cast<unsigned char>(c) & 0x80) != 0;
+}
+
+// The text that a key of a pattern stands for. PEFT takes it for a regular expression; here it is a name, in
+// which a backslash may stand before a character that is no letter.
+std::string name_of_key(std::string_view key, std::string_view field, const std::string& path) {
+  std::string name;
+  bool is_name = !key.empty();
+  for (size_t i = 0; i < key.size() && is_name; ++i) {
+    const bool is_escaped = key[i] == '\\';
+    if (is_escaped) ++i;
+    const bool is_plain = i < key.size() && is_plain_character(key[i]);
+    is_name = i < key.size() &&
+              (is_escaped ? !is_plain || key[i] == '_' : is_plain || key[i] == '.' || key[i] == '-');
+    if (is_name) name += key[i];
+  }
+  require(is_name, path, " has the key ", quote_for_message(key), " in ", quote_for_message(field),
+          ", which is more than a name; pacer reads names of layers, or the last parts of them");
+  return name;
+}
+
+template <class Value, class Read>
+AdapterPattern<Value> read_pattern(JsonScanner& scanner, std::string_view field, const std::string& path,
+                                   const Read& read) {
+  AdapterPattern<Value> pattern;
+  if (scanner.take_null()) return pattern;
+  scanner.expect('{');
+  if (scanner.take('}')) return pattern;
+  do {
+    const size_t at = scanner.position();
+    if (pattern.size() == kMostKeys) scanner.fail_at(at, "more than ", kMostKeys, " keys");
+    std::string name = name_of_key(scanner.string(), field, path);
+    scanner.expect(':');
+    const size_t value_at = scanner.position();
+    const Value value = read();
+    if (!(value > 0)) scanner.fail_at(value_at, field, " has ", value, ", not a number above 0");
+    pattern.emplace_back(std::move(name), value);
+  } while (scanner.more('}'));
+  return pattern;
+}
+
+std::vector<std::string> read_names(JsonScanner& scanner) {
+  std::vector<std::string> names;
+  if (scanner.take_null()) return names;
+  scanner.expect('[');
+  if (scanner.take(']')) return names;
+  do {
+    if (names.size() == kMostKeys) scanner.fail_at(scanner.position(), "more than ", kMostKeys, " names");
+    names.emplace_back(scanner.string());
+  } while (scanner.more(']'));
+  return names;
+}
+
 // One field of the object, whose name was read.
 void read_config_field(JsonScanner& scanner, std::string_view name, size_t at, AdapterConfig& config,
                        const std::string& path) {
@@ -85,6 +141,12 @@ void read_config_field(JsonScanner& scanner, std::string_view name, size_t at, A
     }
   } else if (has("use_rslora")) {
     config.rslora = scanner.boolean();
+  } else if (has("rank_pattern")) {
+    config.rank_pattern = read_pattern<int64_t>(scanner, name, path, [&] { return scanner.integer(); });
+  } else if (has("alpha_pattern")) {
+    config.alpha_pattern = read_pattern<double>(scanner, name, path, [&] { return scanner.number(); });
+  } else if (has("modules_to_save")) {
+    config.whole_modules = read_names(scanner);
   } else if (has("bias") && scanner.peek() == '"') {
     const std::string bias(scanner.string());
     require(bias == "none", path, " has bias ", quote_for_message(bias),
@@ -109,9 +171,7 @@ void read_config_field(JsonScanner& scanner, std::string_view name, size_t at, A
 std::string escaped(const std::string& text) {
   std::string out;
   for (const char c : text) {
-    const bool plain = ('0' <= c && c <= '9') || ('a' <= c && c <= 'z') || ('A' <= c && c <= 'Z') ||
-                       c == '_' || (static_cast<unsigned char>(c) & 0x80) != 0;
-    if (!plain) out += '\\';
+    if (!is_plain_character(c)) out += '\\';
     out += c;
   }
   return out;
@@ -148,21 +208,57 @@ std::string number_in_json(double value) {
   return line.substr(5, line.size() - 6);
 }
 
+template <class Value>
+std::string pattern_text(const AdapterPattern<Value>& pattern) {
+  std::string text;
+  for (const auto& [name, value] : pattern) {
+    text += concatenate(
+        text.empty() ? "\n    " : ",\n    ", json_quote(escaped(name)), ": ",
+        std::is_integral_v<Value> ? std::to_string(value) : number_in_json(static_cast<double>(value)));
+  }
+  return text.empty() ? "{}" : "{" + text + "\n  }";
+}
+
+std::string names_text(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "\n    " : ",\n    ") + json_quote(name);
+  return text.empty() ? "null" : "[" + text + "\n  ]";
+}
+
+template <class Value>
+Value value_of(const AdapterPattern<Value>& pattern, const std::string& layer, Value otherwise) {
+  for (const auto& [key, value] : pattern) {
+    if (layer.size() < key.size() || layer.compare(layer.size() - key.size(), key.size(), key) != 0) continue;
+    if (layer.size() == key.size() || layer[layer.size() - key.size() - 1] == '.') return value;
+  }
+  return otherwise;
+}
+
 }  // namespace
+
+int64_t rank_of(const AdapterConfig& config, const std::string& layer) {
+  return value_of(config.rank_pattern, layer, config.r);
+}
+
+double alpha_of(const AdapterConfig& config, const std::string& layer) {
+  return value_of(config.alpha_pattern, layer, config.alpha);
+}
 
 std::string adapter_config_text(const AdapterConfig& config, const std::vector<std::string>& layers,
                                 const std::vector<std::string>& modules) {
   const char* const rslora = config.rslora ? "true" : "false";
-  return concatenate("{\n  \"alpha_pattern\": {},\n  \"auto_mapping\": null,\n",
-                     "  \"base_model_name_or_path\": null,\n  \"bias\": \"none\",\n",
-                     "  \"fan_in_fan_out\": false,\n  \"inference_mode\": true,\n",
-                     "  \"init_lora_weights\": true,\n  \"layers_pattern\": null,\n",
-                     "  \"layers_to_transform\": null,\n  \"lora_alpha\": ", number_in_json(config.alpha),
-                     ",\n  \"lora_dropout\": ", number_in_json(config.dropout),
-                     ",\n  \"modules_to_save\": null,\n  \"peft_type\": \"LORA\",\n  \"r\": ", config.r,
-                     ",\n  \"rank_pattern\": {},\n  \"revision\": null,\n",
-                     "  \"target_modules\": ", target_modules_text(layers, modules),
-                     ",\n  \"task_type\": null,\n  \"use_rslora\": ", rslora, "\n}\n");
+  return concatenate(
+      "{\n  \"alpha_pattern\": ", pattern_text(config.alpha_pattern), ",\n  \"auto_mapping\": null,\n",
+      "  \"base_model_name_or_path\": null,\n  \"bias\": \"none\",\n",
+      "  \"fan_in_fan_out\": false,\n  \"inference_mode\": true,\n",
+      "  \"init_lora_weights\": true,\n  \"layers_pattern\": null,\n",
+      "  \"layers_to_transform\": null,\n  \"lora_alpha\": ", number_in_json(config.alpha),
+      ",\n  \"lora_dropout\": ", number_in_json(config.dropout),
+      ",\n  \"modules_to_save\": ", names_text(config.whole_modules),
+      ",\n  \"peft_type\": \"LORA\",\n  \"r\": ", config.r,
+      ",\n  \"rank_pattern\": ", pattern_text(config.rank_pattern), ",\n  \"revision\": null,\n",
+      "  \"target_modules\": ", target_modules_text(layers, modules),
+      ",\n  \"task_type\": null,\n  \"use_rslora\": ", rslora, "\n}\n");
 }
 
 AdapterConfig parse_adapter_config(std::string text, const std::string& path) {

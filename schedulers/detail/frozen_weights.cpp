@@ -11,6 +11,7 @@
 #include <pacer/core/checksum.h>
 #include <pacer/core/error.h>
 #include <pacer/modules/detail/model_modules.h>
+#include <pacer/schedulers/detail/merged_weights.h>
 #include <pacer/schedulers/detail/training_state.h>
 
 namespace pacer::detail {
@@ -48,7 +49,7 @@ NamedTensors saved_model(const SessionParts& parts) {
 
 at::Tensor frozen_checksum(const SessionParts& parts) {
   Checksum sum;
-  for (const auto& [name, tensor] : part_of_model(parts.model(), true)) {
+  for (const auto& [name, tensor] : without_merged(parts.model(), part_of_model(parts.model(), true))) {
     const std::string line = concatenate(name, ' ', tensor.scalar_type(), ' ', tensor.sizes(), '\n');
     sum.add(line.data(), line.size());
     const at::Tensor values = tensor.detach().resolve_conj().cpu().contiguous();

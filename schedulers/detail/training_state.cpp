@@ -1,18 +1,24 @@
 #include <pacer/schedulers/detail/training_state.h>
 
+#include <algorithm>
+#include <cstring>
+#include <map>
 #include <typeinfo>
 #include <unordered_map>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 #include <c10/util/Type.h>
 #include <torch/nn/module.h>
 
 #include <pacer/core/error.h>
+#include <pacer/core/json_scanner.h>
 #include <pacer/device/detail/random_state.h>
 #include <pacer/schedulers/detail/foreign_state.h>
 #include <pacer/schedulers/detail/frozen_weights.h>
+#include <pacer/schedulers/detail/merged_weights.h>
 #include <pacer/schedulers/detail/tensor_file.h>
 
 namespace pacer::detail {
@@ -21,6 +27,7 @@ namespace {
 constexpr const char* kCudaRandom = "random/cuda";
 // Of a step, over all ranks. Checkpoints of before lack it; it is told of, not restored.
 constexpr const char* kMicroBatches = "progress/micro_batches";
+constexpr const char* kAdapters = "adapters";  // active_adapters, where the model has some
 
 std::string hook_prefix(const Hook& hook) { return "hook/" + hook.hook_name() + "/"; }
 
@@ -32,6 +39,11 @@ NamedTensors session_tensors(const SessionParts& parts) {
   const RandomState random = get_random_state(parts.device());
   tensors["random/cpu"] = random.cpu;
   if (random.cuda.defined()) tensors[kCudaRandom] = random.cuda;
+  if (const std::string active = active_adapters(parts.model()); !active.empty()) {
+    const at::Tensor bytes = at::empty({static_cast<int64_t>(active.size())}, at::kByte);
+    std::memcpy(bytes.mutable_data_ptr(), active.data(), active.size());
+    tensors[kAdapters] = bytes;
+  }
   if (parts.has_guard()) tensors["guard/skipped_steps"] = number_tensor(parts.read_guard().skipped_steps);
   for (const auto& hook : parts.hooks()) {
     NamedTensors own;
@@ -84,12 +96,39 @@ std::string note_on_micro_batches(const NamedTensors& own, const NamedTensors& s
                      " times as many examples, which the learning rate does not follow");
 }
 
+// Which adapter is active decides what a step trains, and is in no tensor of the model.
+void check_adapters(const NamedTensors& own, const NamedTensors& saved) {
+  const auto mine = own.find(kAdapters), its = saved.find(kAdapters);
+  if (mine == own.end() || its == saved.end() || mine->second.equal(its->second)) return;
+  const auto by_layer = [](const at::Tensor& bytes) {
+    const std::string text(static_cast<const char*>(bytes.const_data_ptr()), bytes.nbytes());
+    std::map<std::string, std::string> active;
+    for (size_t at = 0, end = 0; at < text.size(); at = end + 1) {
+      end = std::min(text.find('\n', at), text.size());
+      const std::string line = text.substr(at, end - at);
+      const size_t tab = std::min(line.rfind('\t'), line.size());
+      active[line.substr(0, tab)] = tab < line.size() ? line.substr(tab + 1) : "";
+    }
+    return active;
+  };
+  const auto wanted = by_layer(its->second);
+  for (const auto& [layer, name] : by_layer(mine->second)) {
+    const auto found = wanted.find(layer);
+    require(found == wanted.end() || found->second == name,
+            "the checkpoint was saved while the active adapter of ", quote_for_message(layer), " was ",
+            quote_for_message(found == wanted.end() ? "" : found->second), ", which in this model is \"",
+            name, "\"; call set_adapter(model, ",
+            quote_for_message(found == wanted.end() ? "" : found->second), ") and resume then");
+  }
+}
+
 // Both sides' names must be the same, but for the random states, which the devices decide.
 void check_session(NamedTensors own, NamedTensors saved) {
   constexpr const char* kAdvice = "; resume with the hooks that were in use when it was saved";
   for (NamedTensors* side : {&own, &saved}) {
     side->erase(kCudaRandom);
     side->erase(kMicroBatches);
+    side->erase(kAdapters);  // older checkpoints have none
   }
   const std::string* missing = first_only_in(own, saved);
   require(!missing, "the checkpoint has no \"", missing ? *missing : "", "\" of the Session", kAdvice);
@@ -160,7 +199,7 @@ NamedTensors model_tensors(const torch::nn::Module& model) {
 
 TrainingState export_state(const SessionParts& parts) {
   TrainingState state;
-  state.model = saved_model(parts);
+  state.model = without_merged(parts.model(), saved_model(parts));
   state.optimizer = parts.session_optimizer() ? parts.session_optimizer()->export_state()
                                               : export_foreign(parts.optimizer(), parts.model());
   if (parts.session_optimizer()) state.rank_optimizer = parts.session_optimizer()->export_rank_state();
@@ -195,6 +234,8 @@ NamedTensors session_of_other_run(const SessionParts& parts, NamedTensors saved,
 StateImport::StateImport(SessionParts& parts, TrainingState state)
     : parts_(parts), before_(copies_of(session_tensors(parts))) {  // hooks may share their memory
   const at::NoGradGuard no_grad;
+  require_unmerged(parts.model(), "");
+  check_adapters(before_, state.session);
   const NamedTensors own = saved_model(parts);
   check_model(own, state.model);
   check_writable(own);

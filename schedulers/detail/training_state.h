@@ -13,12 +13,14 @@
 namespace pacer::detail {
 
 struct TrainingState {
-  NamedTensors model;      // parameters and buffers by name; they share the model's memory when exported
+  // Parameters and buffers by name; they share the model's memory when exported, and merged weights are what
+  // unmerge() restores.
+  NamedTensors model;
   NamedTensors optimizer;  // see SessionOptimizer::export_state
   // SessionOptimizer::export_rank_state: others on each rank, where all the rest is the same but for
   // `session`.
   NamedTensors rank_optimizer;
-  NamedTensors session;  // "progress/...", "random/...", "guard/...", "hook/NAME/..."
+  NamedTensors session;  // "progress/...", "random/...", "adapters", "guard/...", "hook/NAME/..."
 };
 
 // The model's part: parameters and buffers by name, in the model's memory.

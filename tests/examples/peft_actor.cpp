@@ -97,6 +97,21 @@ void write_files(const std::string& folder) {
   model->eval();
   pacer::save_adapter(*model, folder + "/adapter");
   put(folder + "/logits.safetensors", {{"logits", model->forward(x)}});
+
+  // Layers of different ranks and alphas, and a head that is trained beside them.
+  Net beside;
+  pacer::load_weights(*beside, folder + "/base.safetensors");
+  pacer::nn::add_lora_to(*beside, {{"block.up", pacer::nn::LoraOptions(4).alpha(6)},
+                                   {"block.down", pacer::nn::LoraOptions(2).alpha(5)},
+                                   {"down", pacer::nn::LoraOptions(11).alpha(3)}});
+  for (const torch::Tensor& parameter : beside->head->parameters()) parameter.requires_grad_(true);
+  for (const auto& item : beside->named_parameters()) {
+    const torch::NoGradGuard no_grad;
+    if (item.value().requires_grad()) item.value().normal_(0, 0.2);
+  }
+  beside->eval();
+  pacer::save_adapter(*beside, folder + "/adapter_beside");
+  put(folder + "/logits_beside.safetensors", {{"logits", beside->forward(x)}});
 }
 
 void read_files(const std::string& folder) {
@@ -106,6 +121,11 @@ void read_files(const std::string& folder) {
   pacer::load_adapter(*model, folder + "/peft_adapter");
   model->eval();
   put(folder + "/read-logits.safetensors", {{"logits", model->forward(x)}});
+  Net beside;
+  pacer::load_weights(*beside, folder + "/base.safetensors");
+  pacer::load_adapter(*beside, folder + "/peft_beside");
+  beside->eval();
+  put(folder + "/read-logits_beside.safetensors", {{"logits", beside->forward(x)}});
   for (const char* kind : {"plain", "nested"}) {
     Net quantized;
     const std::string from = folder + "/bitsandbytes-" + kind;

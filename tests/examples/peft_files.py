@@ -139,17 +139,21 @@ def check_ours_in_peft(folder):
     with torch.no_grad():
         wanted, without = load_file(folder / "logits.safetensors")["logits"], base_model(folder)(x)
         expect((wanted - without).norm() > 0.1 * without.norm(), "the adapter does nothing")
-        return close(model(x), wanted, "PEFT with pacer's adapter")
+        error = close(model(x), wanted, "PEFT with pacer's adapter")
+        # With a trained head, ranks and alphas by layer.
+        beside = peft.PeftModel.from_pretrained(base_model(folder), folder / "adapter_beside").eval()
+        close(beside(x), load_file(folder / "logits_beside.safetensors")["logits"], "PEFT with pacer's adapter and head")
+        return error
 
 
-def write_peft(folder):
+def write_peft(folder, name="peft_adapter", **options):
     torch.manual_seed(5)
-    config = peft.LoraConfig(r=3, lora_alpha=5, lora_dropout=0.2, target_modules=["up", "block.down"])
+    config = peft.LoraConfig(r=3, lora_alpha=5, lora_dropout=0.2, target_modules=["up", "block.down"], **options)
     model = peft.get_peft_model(base_model(folder), config)
-    for name, parameter in model.named_parameters():
-        if "lora_" in name:
+    for parameter in model.parameters():
+        if parameter.requires_grad:
             torch.nn.init.normal_(parameter, 0, 0.2)
-    model.save_pretrained(folder / "peft_adapter")
+    model.save_pretrained(folder / name)
     with torch.no_grad():
         return model.eval()(load_file(folder / "input.safetensors")["x"])
 
@@ -167,9 +171,11 @@ with tempfile.TemporaryDirectory() as name:
         sys.exit(77)
 
     wanted = write_peft(folder)
+    beside = write_peft(folder, "peft_beside", modules_to_save=["head"], rank_pattern={"up": 70}, alpha_pattern={"block.down": 2})
     models = {kind: write_bitsandbytes(folder, kind == "nested") for kind in ("plain", "nested")}
     actor("read", folder)
     error = close(load_file(folder / "read-logits.safetensors")["logits"], wanted, "pacer with PEFT's adapter")
+    close(load_file(folder / "read-logits_beside.safetensors")["logits"], beside, "pacer with PEFT's adapter and head")
     print(f"pacer with PEFT's adapter: logits differ by {error:.1e}")
     x = load_file(folder / "input.safetensors")["x"]
     for kind, model in models.items():

@@ -1,0 +1,410 @@
+// State of adapters that is in no matrix of theirs: merged weights, which adapter is active, and what else of
+// the model was trained with them.
+#include <cmath>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <nlohmann/json.hpp>
+
+#include <pacer/core/error.h>
+#include <pacer/optimizers/fused_adam.h>
+#include <pacer/schedulers/adapter_files.h>
+#include <pacer/schedulers/checkpoints.h>
+#include <pacer/schedulers/load_weights.h>
+#include <pacer/schedulers/save_best.h>
+#include <pacer/schedulers/save_weights.h>
+#include <pacer/schedulers/session.h>
+#include <pacer/schedulers/validation.h>
+
+#include "support/adapter_samples.h"
+#include "support/catch.h"
+
+namespace pacer::testing::adapter_state {
+namespace {
+
+using Catch::Matchers::ContainsSubstring;
+using nlohmann::json;
+
+// x [N, 8] -> [N, 3].
+struct NormNetImpl : torch::nn::Module {
+  NormNetImpl() {
+    up = register_module("up", nn::Linear(8, 12));
+    norm = register_module("norm", torch::nn::BatchNorm1d(12));
+    down = register_module("down", nn::Linear(12, 6));
+    head = register_module("head", torch::nn::Linear(6, 3));
+  }
+  Tensor forward(const Tensor& x) { return head(down(norm(up(x)).tanh())); }
+  nn::Linear up = nullptr, down = nullptr;
+  torch::nn::BatchNorm1d norm = nullptr;
+  torch::nn::Linear head = nullptr;
+};
+TORCH_MODULE(NormNet);
+
+NormNet base_model(uint64_t seed = 1) {
+  torch::manual_seed(seed);
+  return NormNet();
+}
+
+Tensor batch(int64_t step) {
+  torch::manual_seed(100 + step);
+  return torch::randn({16, 8}) * 2 + 1;
+}
+
+// The model with adapters, and the run that trains it.
+struct Run {
+  NormNet model = base_model();
+  std::unique_ptr<FusedAdamW> optimizer;
+  std::unique_ptr<Session> session;
+
+  Run(const std::string& folder, bool save_frozen) {
+    nn::add_lora(*model, nn::LoraOptions(2).alpha(4).targets({"up", "down"}));
+    model->norm->eval();  // else its statistics would hide what is compared
+    optimizer = std::make_unique<FusedAdamW>(nn::trainable(*model), FusedAdamWOptions(0.05));
+    session = std::make_unique<Session>(*model, *optimizer);
+    session->use(Checkpoints(CheckpointsOptions(folder).every(100).save_frozen(save_frozen)));
+  }
+  void train(int64_t until) {
+    while (session->progress().step < until) {
+      auto [x] = session->begin(batch(session->progress().step));
+      session->backward(model->forward(x).square().mean());
+      session->step();
+    }
+  }
+};
+
+double distance(const Tensor& a, const Tensor& b) { return (a - b).abs().max().item<double>(); }
+
+}  // namespace
+
+TEST_CASE("a checkpoint that is saved while an adapter is merged holds what unmerge restores",
+          "[lora][session]") {
+  for (const bool save_frozen : {true, false}) {
+    CAPTURE(save_frozen);
+    const TemporaryFolder folder;
+    Run first(folder.path("run"), save_frozen);
+    first.train(4);
+    nn::merge(*first.model);
+    const Tensor wanted = first.model->forward(batch(50)).detach();
+    first.session->finish();
+    nn::unmerge(*first.model);
+
+    Run second(folder.path("run"), save_frozen);
+    REQUIRE(second.session->resume() == 4);
+    CHECK(distance(second.model->forward(batch(50)), wanted) < 1e-5);
+    for (const auto& [name, tensor] : detail::model_tensors(*first.model)) {
+      CAPTURE(name);
+      CHECK(same_bits(detail::model_tensors(*second.model).at(name), tensor));
+    }
+    Run unbroken(folder.path("unbroken"), save_frozen);
+    unbroken.train(6);
+    second.train(6);
+    CHECK(same_bits(unbroken.model->forward(batch(50)), second.model->forward(batch(50))));
+  }
+}
+
+TEST_CASE("a merged model takes no checkpoint and no weights, which would count the adapter twice",
+          "[lora][session]") {
+  const TemporaryFolder folder;
+  {
+    Run first(folder.path("run"), true);
+    first.train(2);
+    first.session->finish();
+    save_weights(*first.model, folder.path("weights.safetensors"));
+  }
+  Run second(folder.path("run"), true);
+  nn::merge(*second.model);
+  const ModelState before = state_of_model(*second.model);
+  CHECK_THAT(error_of([&] { second.session->resume(); }), ContainsSubstring("\"down\" is merged"));
+  CHECK_THAT(error_of([&] {
+               load_weights(*second.model, folder.path("weights.safetensors"),
+                            LoadWeightsOptions().allow_missing(true));
+             }),
+             ContainsSubstring("\"down\" is merged"));
+  CHECK(changed_since(*second.model, before) == "");
+  nn::unmerge(*second.model);
+  CHECK(second.session->resume() == 2);
+}
+
+TEST_CASE("merged weights that were written to since cannot be saved as what they were", "[lora][session]") {
+  const TemporaryFolder folder;
+  Run run(folder.path(), true);
+  run.train(2);
+  nn::merge(*run.model);
+  {
+    const torch::NoGradGuard no_grad;
+    run.model->down->weight.add_(1);
+  }
+  CHECK_THAT(error_of([&] { run.session->finish(); }),
+             ContainsSubstring("\"down\" was written to since its adapter was merged"));
+  CHECK(std::filesystem::is_empty(folder.path()));
+}
+
+TEST_CASE("the best model that is saved while an adapter is merged is the model with its adapter",
+          "[lora][session]") {
+  const TemporaryFolder folder;
+  Run run(folder.path("run"), true);
+  Tensor wanted;
+  run.session
+      ->use(Validation(2,
+                       [&] {
+                         nn::merge(*run.model);  // so that measuring costs less
+                         wanted = run.model->forward(batch(50)).detach();
+                         return 1.0;
+                       }))
+      .use(SaveBest(folder.path("best")));
+  run.train(2);
+  nn::unmerge(*run.model);
+  NormNet other = base_model(7);
+  nn::add_lora(*other, nn::LoraOptions(2).alpha(4).targets({"up", "down"}));
+  other->norm->eval();
+  load_weights(*other, folder.path("best/model.safetensors"));
+  CHECK(distance(other->forward(batch(50)), wanted) < 1e-5);
+}
+
+TEST_CASE("a run goes on with the adapter that was active, or says which one that is", "[lora][session]") {
+  const TemporaryFolder folder;
+  struct Two {
+    NormNet model = base_model();
+    std::unique_ptr<FusedAdamW> optimizer;
+    std::unique_ptr<Session> session;
+    explicit Two(const std::string& path) {
+      torch::OrderedDict<std::string, Tensor> trained;
+      for (const char* name : {"a", "b"}) {
+        nn::add_lora(*model, nn::LoraOptions(2).targets({"up"}).name(name));
+        for (const auto& item : nn::trainable(*model)) trained.insert(item.key(), item.value());
+      }
+      model->norm->eval();
+      optimizer = std::make_unique<FusedAdamW>(trained, FusedAdamWOptions(0.05));
+      session = std::make_unique<Session>(*model, *optimizer);
+      session->use(Checkpoints(CheckpointsOptions(path).every(100)));
+    }
+  };
+  const auto train = [](Two& two, int64_t until) {
+    while (two.session->progress().step < until) {
+      auto [x] = two.session->begin(batch(two.session->progress().step));
+      two.session->backward(two.model->forward(x).square().mean());
+      two.session->step();
+    }
+  };
+  Two first(folder.path("run")), unbroken(folder.path("unbroken"));
+  for (Two* two : {&first, &unbroken}) {
+    train(*two, 2);  // "b", which was added last
+    nn::set_adapter(*two->model, "a");
+    train(*two, 4);
+  }
+  first.session->finish();
+  Two second(folder.path("run"));
+  CHECK_THAT(error_of([&] { second.session->resume(); }),
+             ContainsSubstring("\"up\"") && ContainsSubstring("\"a\"") && ContainsSubstring("\"b\"") &&
+                 ContainsSubstring("set_adapter"));
+  nn::set_adapter(*second.model, "a");
+  REQUIRE(second.session->resume() == 4);
+  train(unbroken, 6);
+  train(second, 6);
+  CHECK(same_bits(unbroken.model->forward(batch(50)), second.model->forward(batch(50))));
+}
+
+TEST_CASE("running statistics that went on with an adapter are saved with it", "[lora][adapter_files]") {
+  const TemporaryFolder folder;
+  NormNet model = base_model();
+  nn::add_lora(*model, nn::LoraOptions(2).targets({"up", "down"}));
+  FusedAdamW optimizer(nn::trainable(*model), FusedAdamWOptions(0.05));
+  for (int64_t step = 0; step < 20; ++step) {
+    optimizer.zero_grad();
+    model->forward(batch(step)).square().mean().backward();
+    optimizer.step();
+  }
+  model->eval();
+  save_adapter(*model, folder.path("a"));
+  CHECK(config_in(folder.path("a")).at("modules_to_save") == json({"norm"}));
+  NormNet other = base_model();
+  load_adapter(*other, folder.path("a"));
+  other->eval();
+  CHECK(same_bits(other->forward(batch(50)), model->forward(batch(50))));
+  // Its weights took no part in training, and do not now.
+  CHECK_FALSE(other->norm->weight.requires_grad());
+  CHECK(nn::trainable(*other).size() == 4);
+}
+
+TEST_CASE("what is trained beside an adapter is saved as PEFT's modules_to_save", "[lora][adapter_files]") {
+  const TemporaryFolder folder;
+  FileNet model = adapted(some_options());
+  for (const Tensor& parameter : model->head->parameters()) parameter.requires_grad_(true);
+  {
+    const torch::NoGradGuard no_grad;
+    model->head->weight.normal_();
+    model->head->bias.normal_();
+  }
+  save_adapter(*model, folder.path("a"));
+  CHECK(config_in(folder.path("a")).at("modules_to_save") == json({"head"}));
+  const NamedTensors tensors = tensors_in(folder.path("a/adapter_model.safetensors"));
+  CHECK(tensors.size() == 6);
+  CHECK(same_bits(tensors.at("base_model.model.head.weight"), model->head->weight));
+
+  FileNet other = adapted(some_options(), 1);
+  nn::remove_adapter(*other, "default");
+  CHECK(load_adapter(*other, folder.path("a")) == Names{"block.down", "block.up"});
+  CHECK(same_bits(other->head->bias, model->head->bias));
+  CHECK(other->head->weight.requires_grad());
+  CHECK_FALSE(other->block->up->weight.requires_grad());
+  model->eval();
+  other->eval();
+  const Tensor x = torch::ones({2, 64});
+  CHECK(same_bits(other->forward(x), model->forward(x)));
+  // For use alone nothing is trained, and a saved one that is loaded anew keeps what is trained.
+  FileNet used;
+  load_adapter(*used, folder.path("a"), LoadAdapterOptions().trainable(false));
+  for (const auto& item : used->named_parameters()) CHECK_FALSE(item.value().requires_grad());
+  save_adapter(*other, folder.path("b"));
+  CHECK(tensors_in(folder.path("b/adapter_model.safetensors")).size() == 6);
+
+  SECTION("of which a model has one for all of its adapters") {
+    FileNet several;
+    nn::add_lora(*several, nn::LoraOptions(2).targets({"down"}).name("first"));
+    const ModelState before = state_of_model(*several);
+    CHECK_THAT(
+        error_of([&] { load_adapter(*several, folder.path("a"), LoadAdapterOptions().name("second")); }),
+        ContainsSubstring("\"head.bias\"") && ContainsSubstring("\"first\""));
+    CHECK(changed_since(*several, before) == "");
+  }
+  SECTION("whose file must have all of it, in the model's shapes") {
+    const auto refused = [&](const std::function<void(NamedTensors&)>& edit, const std::string& part) {
+      NamedTensors edited = tensors;
+      edit(edited);
+      put_tensors_in(folder.path("a/adapter_model.safetensors"), edited);
+      FileNet target;
+      const ModelState before = state_of_model(*target);
+      CHECK_THAT(error_of([&] { load_adapter(*target, folder.path("a")); }), ContainsSubstring(part));
+      CHECK(changed_since(*target, before) == "");
+    };
+    const std::string weight = "base_model.model.head.weight", bias = "base_model.model.head.bias";
+    refused(
+        [&](NamedTensors& t) {
+          t.erase(weight);
+          t.erase(bias);
+        },
+        "\"head\"");
+    refused([&](NamedTensors& t) { t[weight] = torch::ones({8, 11}); }, "[8, 11]");
+    refused([&](NamedTensors& t) { t[weight] = torch::ones({8, 10}, torch::kInt); }, "head.weight");
+    refused([&](NamedTensors& t) { t[weight][0][0] = NAN; }, "not finite");
+    refused([&](NamedTensors& t) { t["base_model.model.head.scale"] = torch::ones({8}); }, "head.scale");
+    refused(
+        [&](NamedTensors& t) {
+          t["base_model.model.down.weight"] = torch::ones({10, 64});
+        },
+        "down.weight");
+  }
+}
+
+TEST_CASE("what is trained where PEFT's files have no place for it is an error that names it",
+          "[lora][adapter_files]") {
+  const TemporaryFolder folder;
+  FileNet model = adapted(some_options());
+  model->block->up->bias.requires_grad_(true);
+  CHECK_THAT(error_of([&] { save_adapter(*model, folder.path("a")); }),
+             ContainsSubstring("\"block.up.bias\""));
+  struct RootImpl : FileNetImpl {
+    RootImpl() { scale = register_parameter("scale", torch::ones({1})); }
+    Tensor scale;
+  };
+  RootImpl root;
+  nn::add_lora(root, nn::LoraOptions(2).targets({"down"}));
+  root.scale.requires_grad_(true);
+  CHECK_THAT(error_of([&] { save_adapter(root, folder.path("a")); }), ContainsSubstring("\"scale\""));
+  CHECK_FALSE(std::filesystem::exists(folder.path("a")));
+}
+
+TEST_CASE("a merge whose sum the weight's dtype cannot hold is refused by name", "[lora]") {
+  FileNet model;
+  model->to(torch::kHalf);
+  nn::add_lora(*model, nn::LoraOptions(1).targets({"block.up", "down"}));
+  {
+    const torch::NoGradGuard no_grad;
+    for (const auto& item : nn::trainable(*model)) item.value().fill_(1);
+    model->down->weight[3][5] = 65504;
+    model->down->adapter("default")->B.mul_(100);
+  }
+  const ModelState before = state_of_model(*model);
+  CHECK_THAT(error_of([&] { nn::merge(*model); }), ContainsSubstring("weight of down") &&
+                                                       ContainsSubstring("Half") &&
+                                                       ContainsSubstring("1 element"));
+  CHECK(changed_since(*model, before) == "");
+  CHECK_FALSE(model->block->up->is_merged());
+  CHECK_FALSE(model->down->is_merged());
+  model->to(torch::kBFloat16);
+  nn::merge(*model);
+  CHECK(model->down->weight[3][5].item<double>() > 65504);
+}
+
+TEST_CASE("values of a file that the adapter's dtype cannot hold are refused by name",
+          "[lora][adapter_files]") {
+  const TemporaryFolder folder;
+  FileNet source = adapted(some_options()), model = adapted(some_options(), 2);
+  {
+    const torch::NoGradGuard no_grad;
+    source->block->up->adapter("default")->A[0][0] = 1e6;
+  }
+  save_adapter(*source, folder.path("a"));
+  model->to(torch::kHalf);
+  const ModelState before = state_of_model(*model);
+  CHECK_THAT(error_of([&] { load_adapter(*model, folder.path("a")); }),
+             ContainsSubstring("block.up.lora_A") && ContainsSubstring("Half"));
+  CHECK(changed_since(*model, before) == "");
+}
+
+TEST_CASE("ranks and alphas that differ between layers are loaded and saved as PEFT does",
+          "[lora][adapter_files]") {
+  // The scale of a layer is its alpha by its rank; a pattern names a layer by its last parts, and the first
+  // that fits counts.
+  const TemporaryFolder folder;
+  const std::string path = folder.path("a");
+  std::filesystem::create_directories(path);
+  torch::manual_seed(3);
+  NamedTensors tensors;
+  const std::map<std::string, std::array<int64_t, 3>> layers = {
+      {"block.up", {5, 64, 96}}, {"block.down", {2, 96, 64}}, {"down", {11, 64, 10}}};  // r, in, out
+  for (const auto& [layer, sizes] : layers) {
+    const std::string name = "base_model.model." + layer + ".lora_";
+    tensors[name + "A.weight"] = torch::randn({sizes[0], sizes[1]});
+    tensors[name + "B.weight"] = torch::randn({sizes[2], sizes[0]});
+  }
+  put_tensors_in(path + "/adapter_model.safetensors", tensors);
+  put_content(path + "/adapter_config.json",
+              R"({"peft_type": "LORA", "r": 2, "lora_alpha": 4, "use_rslora": false,
+                  "rank_pattern": {"block\\.up": 5, "block.down": 2, "down": 11},
+                  "alpha_pattern": {"up": 15, "block.down": 3}})");
+  FileNet model;
+  CHECK(load_adapter(*model, path) == Names{"block.down", "block.up", "down"});
+  CHECK(model->block->up->adapter("default")->scale() == 3);
+  CHECK(model->block->down->adapter("default")->scale() == 1.5);
+  CHECK(model->down->adapter("default")->scale() == 4.0 / 11);
+  CHECK(model->down->adapter("default")->r() == 11);  // above the smaller side
+  const auto dense = [&](const std::string& layer, double scale, const Tensor& weight) {
+    const std::string name = "base_model.model." + layer + ".lora_";
+    return weight.detach() + scale * tensors.at(name + "B.weight").matmul(tensors.at(name + "A.weight"));
+  };
+  const Tensor x = torch::randn({3, 64});
+  const Tensor wanted = x.matmul(dense("down", 4.0 / 11, model->down->weight).t()) + model->down->bias;
+  CHECK(distance(model->down->forward(x), wanted) < 1e-3);
+
+  save_adapter(*model, folder.path("b"));
+  FileNet again;
+  CHECK(load_adapter(*again, folder.path("b")).size() == 3);
+  for (const auto& [name, tensor] : tensors_in(folder.path("b/adapter_model.safetensors"))) {
+    CHECK(same_bits(tensor, tensors.at(name)));
+  }
+  CHECK(again->block->up->adapter("default")->scale() == 3);
+  CHECK(again->down->adapter("default")->scale() == 4.0 / 11);
+  load_adapter(*again, path);  // into the one that is there
+  // A pattern that is no name.
+  put_content(path + "/adapter_config.json",
+              "{\"peft_type\": \"LORA\", \"r\": 2, \"alpha_pattern\": {\"block.(up|down)\": 3}}");
+  CHECK_THAT(error_of([&] { load_adapter(*again, path); }), ContainsSubstring("alpha_pattern"));
+}
+
+}  // namespace pacer::testing::adapter_state
