@@ -7,9 +7,11 @@
 //
 // The second run sees what the first one saw: the random state of the CPU and of the region's devices,
 // autocast, gates of a LayerDrop, buffers. All of it is put back afterwards, also where the second run
-// throws. Gradients are those of plain training to the bit, as long as no argument has another consumer:
-// autograd adds up several consumers' gradients in an order of its own. Each gradient of a parameter arrives
-// once per backward, so hooks on it run as without a region.
+// throws. Not put back is a generator of the region's own: draw from LibTorch's default ones, or make it anew
+// in each call of a seed that replayed() keeps (replayed.h). Gradients are those of plain training to the
+// bit, as long as no argument has another consumer: autograd adds up several consumers' gradients in an order
+// of its own. They agree to rounding also for a bias that is used twice under bf16 autocast, and for an LSTM
+// on a CPU. Each gradient of a parameter arrives once per backward, so hooks on it run as without a region.
 //
 // These would give wrong gradients and are errors, in backward where they cannot be seen earlier: an argument
 // or parameter that is changed in place before backward; a tensor that needs a gradient and is neither an
