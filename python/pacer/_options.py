@@ -4,6 +4,8 @@ what is refused because nothing here would follow it."""
 from __future__ import annotations
 
 import difflib
+import inspect
+import textwrap
 from typing import Any, Iterable, Optional, SupportsFloat
 
 import torch
@@ -18,6 +20,21 @@ _KEYS_OF_TORCH = {
 _ASKS_OF_TORCH = ("maximize", "differentiable")
 # Those, and what only says how torch computes a step.
 OF_TORCH = frozenset({*_ASKS_OF_TORCH, "foreach", "capturable", "fused", "decoupled_weight_decay"})
+
+
+def describe(optimizer: type, kind: str, options: Group) -> None:
+    """Writes an optimizer's options, their defaults and meanings into what help() and editors show of it."""
+    init = optimizer.__init__  # type: ignore[misc]
+    bare = inspect.signature(init)
+    named = [one for one in bare.parameters.values() if one.kind != inspect.Parameter.VAR_KEYWORD]
+    keyword = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value) for name, value in options.items()]
+    init.__signature__ = bare.replace(parameters=[*named, *keyword])  # type: ignore[attr-defined]
+    meanings = torch.ops.pacer.describe(kind)
+    lines = [f"lr = 0.001: {meanings['lr']}."]
+    of_python = {name: text.replace("false: ", "False: ") for name, text in meanings.items()}
+    lines += [f"{name} = {value!r}: {of_python[name]}." for name, value in options.items()]
+    wrapped = [textwrap.fill(line, 116, initial_indent="    ", subsequent_indent="        ") for line in lines]
+    optimizer.__doc__ = "\n".join([inspect.cleandoc(optimizer.__doc__ or ""), "", "Options:", *wrapped])
 
 
 def nearest(name: str, known: Iterable[str]) -> Optional[str]:

@@ -8,7 +8,9 @@ from collections import defaultdict
 from typing import Any, Callable, ClassVar, Optional, Union
 
 import torch
+from typing_extensions import Unpack
 
+from ._option_types import OneBitAdamOptions, OneBitLambOptions
 from .communicator import Communicator, communicator_or_none
 from .optimizers import Params, _FusedOptimizer
 
@@ -50,7 +52,7 @@ class _OneBitOptimizer(_FusedOptimizer):
             if options.get(name, nothing) != nothing
         ]
         if unheard:
-            warnings.warn(f"{self._kind}: without effect here: {', '.join(unheard)}.", stacklevel=3)
+            warnings.warn(f"{self._kind}: without effect here: {', '.join(unheard)}.", stacklevel=4)
         return {name: value for name, value in options.items() if name not in self._former_options}
 
     def _world(self) -> Any:
@@ -151,14 +153,22 @@ _SHARED = {
 
 class OneBitAdam(_OneBitOptimizer):
     """1-bit Adam (Tang et al., arXiv:2102.02888): AdamW until the variance freezes, then ranks exchange the signs of their
-    momentum. Needs freeze_step (warm-up steps) or freeze_automatically (steps planned in all); docs/options.md says what
-    the options mean. communicator: None for torch's default group, or a process that trains alone."""
+    momentum. Needs freeze_step (warm-up steps) or freeze_automatically (steps planned in all). communicator: None for torch's default group, or a process that trains alone."""
 
     _kind = "OneBitAdam"
     _options = {
         "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2, "bias_correction": True,
         "refresh_variance_every": 0, "block_scales": True, **_SHARED,
     }  # fmt: skip
+
+    def __init__(
+        self,
+        params: Params,
+        lr: Union[float, torch.Tensor] = 1e-3,
+        communicator: Optional[Communicator] = None,
+        **options: Unpack[OneBitAdamOptions],
+    ) -> None:
+        super().__init__(params, lr, communicator, **options)
 
 
 class OneBitLamb(_OneBitOptimizer):
@@ -171,3 +181,12 @@ class OneBitLamb(_OneBitOptimizer):
         "min_coeff": 0.01, "max_coeff": 10.0, "coeff_beta": 0.9, "factor_min": 0.5, "factor_max": 4.0,
         "factor_threshold": 0.1, "adapt": True, "block_scales": False, **_SHARED,
     }  # fmt: skip
+
+    def __init__(
+        self,
+        params: Params,
+        lr: Union[float, torch.Tensor] = 1e-3,
+        communicator: Optional[Communicator] = None,
+        **options: Unpack[OneBitLambOptions],
+    ) -> None:
+        super().__init__(params, lr, communicator, **options)

@@ -12,9 +12,11 @@ from typing import Any, Callable, ClassVar, Iterable, Optional, Union
 
 import torch
 from torch.optim import Optimizer
+from typing_extensions import Unpack
 
 from . import _library  # noqa: F401  (registers torch.classes.pacer)
 from . import _options as options_of
+from ._option_types import FusedAdamOptions, FusedLambOptions
 
 Params = Union[Iterable[torch.Tensor], Iterable[dict[str, Any]], Iterable[tuple[str, torch.Tensor]]]
 
@@ -28,6 +30,11 @@ class _FusedOptimizer(Optimizer):
     _kind: ClassVar[str]  # the class of C++, also of what a user derives
     _options: ClassVar[dict[str, Any]]  # names and defaults
     _loading: dict[str, Any]  # while load_state_dict runs: what it loads, after all hooks
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        if "_options" in cls.__dict__ and "__init__" in cls.__dict__:
+            options_of.describe(cls, cls._kind, cls._options)
 
     def __init__(self, params: Params, lr: Union[float, torch.Tensor] = 1e-3, **options: Any) -> None:
         self._refuse_unknown(options)
@@ -222,6 +229,14 @@ class _FusedOptimizer(Optimizer):
 
     def _name_parameters(self, model: torch.nn.Module) -> None:
         named = dict(model.named_parameters())
+        of_model = {id(parameter) for parameter in named.values()}
+        for g, group in enumerate(self.param_groups):
+            for i, parameter in enumerate(group["params"]):
+                if id(parameter) not in of_model:
+                    raise ValueError(
+                        f"{self._kind}: parameter {i} of group {g}, of shape {tuple(parameter.shape)}, is none of this "
+                        "model's; give the model and the optimizer that was made of its parameters."
+                    )
         self._call(self._handle.name_parameters, list(named), list(named.values()))
 
     def _export_by_name(self, model: torch.nn.Module) -> tuple[Any, Any]:
@@ -268,12 +283,15 @@ _SHARED = {"bias_correction": True, "finite_check": False, "master_weights": "au
 
 
 class FusedAdam(_FusedOptimizer):
-    """Adam (Kingma & Ba, arXiv:1412.6980) with one kernel for all parameters; weight decay is L2. Options beside
-    torch.optim.Adam's: bias_correction, finite_check, master_weights ("automatic", "fp32", "remainder", "none"),
-    rounding ("nearest", "stochastic") and seed; docs/options.md says what they mean."""
+    """Adam (Kingma & Ba, arXiv:1412.6980) with one kernel for all parameters; weight decay is L2."""
 
     _kind = "FusedAdam"
     _options = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "amsgrad": False, **_SHARED}
+
+    def __init__(
+        self, params: Params, lr: Union[float, torch.Tensor] = 1e-3, **options: Unpack[FusedAdamOptions]
+    ) -> None:
+        super().__init__(params, lr, **options)
 
 
 class FusedAdamW(_FusedOptimizer):
@@ -282,13 +300,22 @@ class FusedAdamW(_FusedOptimizer):
     _kind = "FusedAdamW"
     _options = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2, "amsgrad": False, **_SHARED}
 
+    def __init__(
+        self, params: Params, lr: Union[float, torch.Tensor] = 1e-3, **options: Unpack[FusedAdamOptions]
+    ) -> None:
+        super().__init__(params, lr, **options)
+
 
 class FusedLamb(_FusedOptimizer):
-    """LAMB (You et al., arXiv:1904.00962). Options beside FusedAdamW's, without amsgrad: min_coeff and max_coeff, between
-    which the trust ratio is kept, and adapt, False for groups whose ratio is 1."""
+    """LAMB (You et al., arXiv:1904.00962): AdamW whose step of each tensor is scaled by its trust ratio."""
 
     _kind = "FusedLamb"
     _options = {
         "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 1e-2,
         "min_coeff": 0.01, "max_coeff": 10.0, "adapt": True, **_SHARED,
     }  # fmt: skip
+
+    def __init__(
+        self, params: Params, lr: Union[float, torch.Tensor] = 1e-3, **options: Unpack[FusedLambOptions]
+    ) -> None:
+        super().__init__(params, lr, **options)

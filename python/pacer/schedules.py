@@ -3,7 +3,8 @@ C++ ones; the counting of steps is here, and step() goes where the optimizer's d
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable, Optional, Sequence
+import functools
+from typing import Any, Callable, Iterable, Optional, Sequence, SupportsFloat
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,17 @@ def _said(function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
     except RuntimeError as error:
         raise ValueError(str(error).partition("\n")[0]) from None
+
+
+def _whole(kind: str, name: str, value: Any) -> Any:
+    """Returns a count as a number of C++; 64.0 is one, too."""
+    if type(value) is int:
+        return value
+    if isinstance(value, bool) or not isinstance(value, SupportsFloat):
+        raise TypeError(f"{kind}: {name} is {value!r}, but must be a whole number.")
+    if not float(value).is_integer():
+        raise ValueError(f"{kind}: {name} is {value!r}, but must be a whole number.")
+    return int(value)  # type: ignore[call-overload]
 
 
 def _count(state: dict[str, Any], name: str) -> int:
@@ -59,16 +71,20 @@ class SequenceLength:
     ) -> None:
         if mode not in ("truncate", "reshape"):
             raise ValueError(f'SequenceLength: mode is "{mode}", but must be one of "truncate", "reshape".')
+        whole = functools.partial(_whole, "SequenceLength")
         if world_size is None:
             world_size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
         self.steps: int = 0
         self.tokens: int = 0
-        self._world_size = world_size
+        self._world_size = whole("world_size", world_size)
         self._tokens_of_step = 0
         self._rule: Any = _said(
-            torch.classes.pacer.SequenceLength, first, last, ramp_steps, ramp_tokens,
-            None if root is None else float(root), difficulty_step, [tuple(pair) for pair in table], by_tokens,
-            mode == "reshape", [list(of_tensor) for of_tensor in dimensions], allow_shorter,
+            torch.classes.pacer.SequenceLength, whole("first", first), whole("last", last),
+            ramp_steps and whole("ramp_steps", ramp_steps), ramp_tokens and whole("ramp_tokens", ramp_tokens),
+            None if root is None else float(root), difficulty_step and whole("difficulty_step", difficulty_step),
+            [(whole("table", progress), whole("table", length)) for progress, length in table], by_tokens,
+            mode == "reshape", [[whole("dimensions", one) for one in of_tensor] for of_tensor in dimensions],
+            allow_shorter,
         )  # fmt: skip
 
     def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -122,7 +138,7 @@ class LayerDrop(torch.nn.Module):
     ) -> None:
         super().__init__()
         self._blocks = (tuple(blocks),)  # in a tuple, so that they keep their names: they are the model's
-        self._options = (float(theta_bar), float(gamma), int(seed))
+        self._options = (float(theta_bar), float(gamma), _whole("LayerDrop", "seed", seed))
         if not self.blocks:
             raise ValueError("LayerDrop was given no block; add the blocks before it is made.")
         if not 0 <= seed < 2**63:

@@ -120,6 +120,27 @@ class Checkpoints(unittest.TestCase):
             pacer.load_checkpoint(f"{self.folder}/step-0000000004", net, optimizer)
         self.assertNotIn("\n", str(caught.exception))
 
+    def test_the_optimizer_of_another_model_is_refused(self):
+        net, _ = make(pacer.FusedAdamW)
+        _, stranger = make(pacer.FusedAdamW, start=2)
+        train(net, stranger, range(1))
+        words = "parameter 0 of group 0, of shape .32, 16., is none of this model's"
+        with self.assertRaisesRegex(ValueError, words):
+            pacer.save_checkpoint(self.folder, 1, net, stranger)
+        self.assertEqual(os.listdir(self.folder), [])
+        # One parameter too many is enough.
+        extra = torch.nn.Parameter(torch.ones(3))
+        both = pacer.FusedAdamW([*net.parameters(), extra])
+        with self.assertRaisesRegex(ValueError, "parameter 4 of group 0, of shape .3,., is none"):
+            pacer.save_checkpoint(self.folder, 1, net, both)
+        own, optimizer = make(pacer.FusedAdamW)
+        pacer.save_checkpoint(self.folder, 1, own, optimizer)
+        before = {name: value.clone() for name, value in net.state_dict().items()}
+        with self.assertRaisesRegex(ValueError, words):
+            pacer.load_checkpoint(self.folder, net, stranger)
+        for name, value in net.state_dict().items():
+            self.assertTrue(torch.equal(value, before[name]), name)
+
     def test_what_does_not_fit_is_refused_and_changes_nothing(self):
         net, optimizer = make(pacer.FusedAdamW)
         train(net, optimizer, range(2))

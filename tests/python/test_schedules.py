@@ -82,6 +82,20 @@ class SequenceLength(unittest.TestCase):
                 make()
             self.assertNotIn("\n", str(caught.exception))
 
+    def test_whole_numbers_are_taken_however_they_are_written(self):
+        curriculum = pacer.SequenceLength(8, 64.0, ramp_steps=1e1, table=())
+        curriculum.steps = 10
+        self.assertEqual(curriculum.length, 64)
+        for error, message, arguments, options in [
+            (ValueError, "SequenceLength: last is 64.5, but must be a whole number", (8, 64.5), {"ramp_steps": 10}),
+            (TypeError, "SequenceLength: last is '64', but must be a whole number", (8, "64"), {"ramp_steps": 10}),
+            (TypeError, "SequenceLength: first is None, but must be a whole number", (None, 64), {"ramp_steps": 10}),
+            (ValueError, "SequenceLength: ramp_steps is nan, but", (8, 64), {"ramp_steps": float("nan")}),
+            (ValueError, "SequenceLength: table is 8.5, but", (8, 64), {"table": [(1, 8.5)]}),
+        ]:
+            with self.assertRaisesRegex(error, message):
+                pacer.SequenceLength(*arguments, **options)
+
 
 class Shift(torch.nn.Module):
     """A block that C++ computes, too."""

@@ -1,0 +1,70 @@
+"""The options of each optimizer for type checkers and editors, which then find a misspelled name or a value of another
+type. The optimizers' own tables of defaults have the same names; a test compares them."""
+
+from __future__ import annotations
+
+from typing import Literal, Optional, Union
+
+import torch
+from typing_extensions import TypedDict
+
+Number = Union[float, torch.Tensor]
+MasterWeights = Literal["automatic", "fp32", "remainder", "none"]
+
+
+class _Common(TypedDict, total=False):
+    betas: tuple[Number, Number]
+    eps: float
+    weight_decay: float
+    bias_correction: bool
+    master_weights: MasterWeights
+
+
+class _Fused(_Common, total=False):
+    finite_check: bool
+    rounding: Literal["nearest", "stochastic"]
+    seed: int
+
+
+class FusedAdamOptions(_Fused, total=False):
+    amsgrad: bool
+
+
+class FusedLambOptions(_Fused, total=False):
+    min_coeff: float
+    max_coeff: float
+    adapt: bool
+
+
+class _OneBit(_Common, total=False):
+    compress: bool
+    freeze_step: Optional[int]
+    freeze_automatically: Optional[int]
+    variance_floor: float
+    scale: Literal["rms", "l1"]
+    block_scales: bool
+    compress_alone: bool
+    hierarchical: bool
+    one_bit: bool
+    bucket_bytes: Optional[int]
+    # Of DeepSpeed's optimizers, without effect.
+    amsgrad: bool
+    deepspeed: object
+    cuda_aware: bool
+    comm_backend_name: Optional[str]
+    eps_inside_sqrt: bool
+    max_grad_norm: float
+
+
+class OneBitAdamOptions(_OneBit, total=False):
+    refresh_variance_every: int
+
+
+class OneBitLambOptions(_OneBit, total=False):
+    min_coeff: float
+    max_coeff: float
+    coeff_beta: float
+    factor_min: float
+    factor_max: float
+    factor_threshold: float
+    adapt: bool
