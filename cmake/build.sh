@@ -16,14 +16,26 @@ memory=$(awk '/^MemAvailable/ { print int($2 / 2000000) }' /proc/meminfo)
 werror=OFF
 [[ ${CI:-} != true && ! $("${CXX:-c++}" -dumpversion 2>/dev/null) =~ ^12 ]] || werror=ON
 
-stage "set-up"
+cuda=$(cmake/cuda_default.sh "$preset" "$target")
+
+stage "set-up (nothing to do where everything is there; else some minutes of downloads)"
+started=$SECONDS
 # Tests read with Python what pacer writes.
 readers=()
 [[ $target != all ]] || readers=(--with-readers)
-cmake/bootstrap.sh "${readers[@]}"
-stage "configure (preset $preset)"
-cmake --preset "$preset" -DPACER_WERROR=$werror -DPACER_CUDA="${PACER_CUDA:-AUTO}" -DPACER_DEPS="${PACER_DEPS:-}"
-stage "build ($jobs at a time)"
+PACER_CUDA=$cuda cmake/bootstrap.sh "${readers[@]}"
+echo "set up in $((SECONDS - started)) s"
+
+stage "configure (preset $preset; some seconds)"
+[[ $cuda != OFF || -n ${PACER_CUDA:-} ]] ||
+  echo "There is no GPU here, so CUDA is left out; PACER_CUDA=ON in front of the command builds it, too."
 started=$SECONDS
-cmake --build "build/$preset" --target "$target" --parallel "$jobs"
+cmake --preset "$preset" -DPACER_WERROR=$werror -DPACER_CUDA="$cuda" -DPACER_DEPS="${PACER_DEPS:-}"
+echo "configured in $((SECONDS - started)) s"
+
+# Files take 8 s of one core on average, those with all of LibTorch's headers half a minute.
+files=$( (ninja -C "build/$preset" -n "$target" 2>/dev/null || true) | grep -c 'Building' || true)
+stage "build ($files files, $jobs at a time; about $(((files + 6 * jobs - 1) / (6 * jobs))) min)"
+started=$SECONDS
+NINJA_STATUS='[%f of %t, %e s] ' cmake --build "build/$preset" --target "$target" --parallel "$jobs"
 echo "built in $((SECONDS - started)) s"

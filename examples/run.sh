@@ -2,7 +2,7 @@
 # Sets up, builds the convergence study and runs it: the same small model, trained by LibTorch's optimizer and with
 # pacer's parts, on all GPUs, or on a CPU with two cores in two processes. All arguments go to it (try --quick for a first
 # look, --processes 1 for a single process, or --help). Results are written to run/ in the project. --help and a mistyped
-# option are answered before anything is set up: exit codes 0 and 2.
+# option are answered before anything is set up: exit codes 0 and 2. Without a GPU it builds no CUDA (cmake/cuda_default.sh).
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 program=$root/build/release/examples/convergence
@@ -21,6 +21,7 @@ examples/run.sh [OPTIONS]: sets up what is missing, builds the convergence study
   examples/run.sh --quick                  a first look: set-up and build once, then two minutes on a CPU
   examples/run.sh --quick --data book.txt  on your text
   examples/run.sh                          the study: on two cores five arms of about a minute each
+  PACER_CUDA=ON examples/run.sh --quick    builds CUDA also where there is no GPU; OFF: never
 TEXT
   if [[ -x $program ]]; then
     printf '\nThe options are those of the study:\n\n'
@@ -70,7 +71,7 @@ for argument in "$@"; do
 done
 
 "$root/cmake/build.sh" release convergence
-printf '\n== convergence\n'
+printf '\n== convergence (--quick: about two minutes on a CPU; else about a minute for each arm)\n'
 # Files in the arguments are relative to where the caller stands.
 [[ $PWD -ef $root ]] || export PACER_OUTPUT=${PACER_OUTPUT:-$root/run/convergence}
 # As many processes as this machine is good for, unless a settings file may say otherwise.

@@ -11,7 +11,7 @@ Usage: tests/run.sh [option...]
   --preset NAME   release (default), debug, ci, asan or tsan; the build is in build/NAME
   --help          this text
 Environment:
-  PACER_CUDA=AUTO|ON|OFF   whether to build the CUDA parts
+  PACER_CUDA=AUTO|ON|OFF   whether to build the CUDA parts (AUTO: where there is a toolkit, with or without a GPU)
   PACER_DEPS=FOLDER        unpacked Debian packages with headers that the system lacks
   Torch_DIR=FOLDER         use this LibTorch
 END

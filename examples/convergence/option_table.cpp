@@ -62,12 +62,12 @@ OptionGroup study_options(const std::vector<std::string>& arm_names) {
                 "text",
                 [](Settings& settings, Text text) { settings.fine_tune = parse_switch(text); },
                 [](const Settings& settings) { return std::string(settings.fine_tune ? "true" : "false"); }};
-  Option arms{"arms", "NAME,NAME",
-              "the arms to train, the first is the one others are compared with (default AdamW, 1-bit Adam, "
-              "LAMB and 1-bit LAMB, each with and without curriculum and layer drop; others with --quick; "
-              "fused-adamw, lora and qlora with --fine-tune)",
-              [arm_names](Settings& settings, Text text) { settings.arms = parse_names(text, arm_names); },
-              [](const Settings& settings) { return join(settings.arms); }};
+  Option arms{
+      "arms", "NAME,NAME",
+      "the arms to train, the first is the one others are compared with; --list names all of them, and "
+      "those that are trained where none is named",
+      [arm_names](Settings& settings, Text text) { settings.arms = parse_names(text, arm_names); },
+      [](const Settings& settings) { return join(settings.arms); }};
   Option seeds{"seeds", "N,N", "train every arm once per seed; two or more give standard errors (default 1)",
                [](Settings& settings, Text text) { settings.seeds = parse_seeds(text); },
                [](const Settings& settings) { return join(settings.seeds); }};

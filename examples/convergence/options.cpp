@@ -82,11 +82,29 @@ po::options_description boost_options(const Vocabulary& vocabulary, Purpose purp
   return all;
 }
 
+// Those of the preset, or those that are compared where the preset has no list of its own.
+void choose_arms(const std::vector<ArmHelp>& arms, Settings* settings) {
+  if (!settings->arms.empty()) return;
+  for (const auto& arm : arms) {
+    if (!arm.only_by_name) settings->arms.push_back(arm.name);
+  }
+}
+
 void print_list(const std::vector<ArmHelp>& arms) {
   std::cout << "Arms:\n";
   for (const auto& arm : arms) std::cout << "  " << arm.name << ": " << arm.help << '\n';
   std::cout << "\nPresets:\n";
   for (const auto& preset : preset_help()) std::cout << "  " << preset.name << ": " << preset.help << '\n';
+  std::cout << "\nTrained where --arms names none:\n";
+  const auto print = [&](const std::string& what, Settings settings) {
+    choose_arms(arms, &settings);
+    std::cout << "  " << what << ": " << join(settings.arms) << '\n';
+  };
+  for (const auto& preset : preset_help()) {
+    print("--preset " + preset.name, preset_settings(preset.name, /*quick=*/false, /*fine_tune=*/false));
+  }
+  print("--quick", preset_settings("tiny", /*quick=*/true, /*fine_tune=*/false));
+  print("--fine-tune", preset_settings("tiny", /*quick=*/false, /*fine_tune=*/true));
 }
 
 void print_help(const Vocabulary& vocabulary, const std::vector<ArmHelp>& arms, bool everything) {
@@ -263,11 +281,7 @@ std::optional<Settings> read_settings(int argument_count, char** arguments,
   apply(/*preset_options=*/true);
   settings = preset_settings(settings.preset, settings.quick, settings.fine_tune);
   apply(/*preset_options=*/false);
-  if (settings.arms.empty()) {
-    for (const auto& arm : arms) {
-      if (!arm.only_by_name) settings.arms.push_back(arm.name);
-    }
-  }
+  choose_arms(arms, &settings);
   check_settings(settings);
   if (asked("print-config")) {
     std::cout << settings_as_ini(settings);

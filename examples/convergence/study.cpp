@@ -5,7 +5,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
+#include <ctime>
 #include <filesystem>
 #include <optional>
 #include <system_error>
@@ -43,9 +45,10 @@ void print_result(const std::string& name, const Run& run) {
 // Writes metrics.jsonl and shows how the run goes.
 class RunRecorder : public RunObserver {
  public:
-  RunRecorder(const RunPlan& plan, const Run& stored)
+  // `place`: "arm 2 of 6".
+  RunRecorder(const RunPlan& plan, const std::string& place, const Run& stored)
       : bar_(/*total_steps=*/0, plan.settings.tokens), file_(plan.folder) {
-    std::printf("%s\n", name_of(plan).c_str());
+    std::printf("%s: %s\n", place.c_str(), name_of(plan).c_str());
     if (!stored.training.empty()) bar_.begin(stored.training.back().step, stored.training.back().tokens);
   }
 
@@ -91,6 +94,24 @@ std::string version_line() { return "LibTorch " TORCH_VERSION ", compiler " __VE
 
 std::string count_of(size_t count, const std::string& what) {
   return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
+}
+
+std::string today() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  localtime_r(&now, &parts);
+  std::array<char, 16> text;
+  std::strftime(text.data(), text.size(), "%Y-%m-%d", &parts);
+  return text.data();
+}
+
+// The pages of the project that this program was built in, as a file in `folder` refers to them; empty where
+// they are no longer there.
+std::string docs_from(const fs::path& folder) {
+  std::error_code error;
+  if (!fs::exists(PACER_DOCS, error)) return {};
+  const fs::path relative = fs::relative(PACER_DOCS, folder, error);
+  return error ? std::string() : relative.generic_string();
 }
 
 // The texts and what is trained on them. With fine-tuning the arms have settings and a text of their own.
@@ -151,7 +172,7 @@ void check_stored_runs(const std::vector<RunPlan>& plans) {
 }
 
 // The run of a plan: from its folder, continued, or trained anew.
-Run make_run(const RunPlan& plan, const Machine& machine) {
+Run make_run(const RunPlan& plan, const std::string& place, const Machine& machine) {
   const Settings& settings = plan.settings;
   const fs::path& folder = plan.folder;
   pacer::Communicator& world = *machine.world;
@@ -172,7 +193,7 @@ Run make_run(const RunPlan& plan, const Machine& machine) {
       fs::remove(folder / "metrics.jsonl");
     }
     examples::write_whole_file(folder / "settings.ini", settings_as_ini(settings));
-    recorder.emplace(plan, stored);
+    recorder.emplace(plan, place, stored);
   }
   world.barrier();
   RunObserver nobody;
@@ -200,7 +221,7 @@ void run_study(const Settings& settings) {
   check_stored_runs(plans);
   const Machine machine = prepare_machine(settings);
   if (machine.world->rank() != 0) {
-    for (const RunPlan& plan : plans) make_run(plan, machine);
+    for (const RunPlan& plan : plans) make_run(plan, "", machine);
     return;
   }
   const fs::path output = make_folder(settings.output);
@@ -213,14 +234,21 @@ void run_study(const Settings& settings) {
                                 short_count(static_cast<double>(count_parameters(settings))) + " parameters"},
                   {"Machine", machine.description + ", " + settings.precision},
                   {"Versions", version_line()}};
+  report.date = today();
+  report.docs = docs_from(output);
+  report.hints = hints(settings.arms, settings.processes);
   if (settings.fine_tune) report.facts.insert(report.facts.begin(), {"Base text", texts.first.description});
   std::printf("%s\n\n", report.headline.c_str());
   for (const auto& [name, value] : report.facts) std::printf("%-9s %s\n", name.c_str(), value.c_str());
   std::printf("\n");
   examples::write_whole_file(output / "settings.ini", settings_as_ini(settings));
 
-  for (const RunPlan& plan : plans) {
-    (plan.is_base ? report.bases : report.runs).push_back(make_run(plan, machine));
+  const bool arms_alone = settings.seeds.size() == 1 && !settings.fine_tune;
+  for (size_t i = 0; i < plans.size(); ++i) {
+    const RunPlan& plan = plans[i];
+    const std::string place = std::string(arms_alone ? "arm " : "run ") + std::to_string(i + 1) + " of " +
+                              std::to_string(plans.size());
+    (plan.is_base ? report.bases : report.runs).push_back(make_run(plan, place, machine));
     if (report.runs.empty()) continue;
     // After every run, so that a study that is cut short leaves what it has.
     report.settings = settings_as_ini(settings);

@@ -12,9 +12,23 @@
 #include "support/processes.h"
 
 namespace examples {
+namespace {
+
+// A warning of the library as one line for who watches, without the place in the code that LibTorch's own
+// handler puts around it.
+class WarningLines : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& warning) override {
+    std::fprintf(stderr, "warning: %s\n", warning.msg().c_str());
+  }
+};
+
+}  // namespace
 
 int run_guarded(const std::string& program, const std::function<int()>& body,
                 const std::function<void(const std::string&)>& on_failure) {
+  WarningLines warning_lines;
+  const c10::WarningUtils::WarningHandlerGuard guard(&warning_lines);
   std::string sentence;
   int exit_code = kFailed;
   try {

@@ -19,7 +19,7 @@ constexpr int kFailed = 1;    // a failure while running
 constexpr int kBadInput = 2;  // input that cannot work: pacer::InvalidArgument
 
 // Does `body` and returns its exit code; what it throws goes to stderr. `on_failure` gets the sentence first,
-// to tell other ranks, for example.
+// to tell other ranks, for example. Meanwhile warnings of this thread are lines of their own on stderr.
 int run_guarded(const std::string& program, const std::function<int()>& body,
                 const std::function<void(const std::string&)>& on_failure = {});
 

@@ -153,7 +153,10 @@ enum class FirstColumn { arms, names };
 
 std::string html_table(const Table& table, FirstColumn first = FirstColumn::arms) {
   std::string html = "<table>\n<thead><tr>";
-  for (const auto& title : table.header) html += "<th scope=\"col\">" + escape(title) + "</th>";
+  for (std::string title : table.header) {
+    std::replace(title.begin(), title.end(), '\n', ' ');
+    html += "<th scope=\"col\">" + escape(title) + "</th>";
+  }
   html += "</tr></thead>\n<tbody>\n";
   for (size_t i = 0; i < table.rows.size(); ++i) {
     html += "<tr>";
@@ -181,18 +184,45 @@ std::string tensor_tables(const std::vector<Run>& runs) {
   return html;
 }
 
+// What to look at, arm by arm, with what to type and where to read on.
+std::string hint_list(const StudyReport& report) {
+  if (report.hints.empty()) return {};
+  std::string html = "<h2>What to look at, and what to type next</h2>\n<div class=\"panel\">\n<dl>\n";
+  for (const Hint& hint : report.hints) {
+    html += "<dt>" + escape(hint.arm) + "</dt><dd>" + escape(hint.text);
+    if (!hint.code.empty()) {
+      const std::string page = "docs/" + escape(hint.page);
+      html += "<br><code>" + escape(hint.code) + "</code> ";
+      html += report.docs.empty()
+                  ? page
+                  : "<a href=\"" + escape(report.docs + "/" + hint.page) + "\">" + page + "</a>";
+    }
+    html += "</dd>\n";
+  }
+  return html + "</dl>\n</div>\n";
+}
+
+// The files beside the report.
+std::string file_links(const std::vector<Run>& runs) {
+  std::string html = "<dt>Files</dt><dd><a href=\"settings.ini\">settings.ini</a>";
+  for (const Run& run : runs) {
+    const std::string file = escape(run.arm + "-seed-" + std::to_string(run.seed) + "/metrics.jsonl");
+    html += ", <a href=\"" + file + "\">" + file + "</a>";
+  }
+  return html + "</dd>\n";
+}
+
 }  // namespace
 
 std::string report_as_html(const StudyReport& report) {
   const auto summaries = summarize(report.runs);
   std::string html =
       "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
-      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>Convergence "
-      "study</title>\n"
-      "<style>" +
-      std::string(kReportStyle) +
-      "</style>\n</head>\n<body>\n<h1>Convergence study</h1>\n<p class=\"lede\">" + escape(report.headline) +
-      "</p>\n";
+      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>pacer: "
+      "convergence study, " +
+      escape(report.date) + "</title>\n<style>" + std::string(kReportStyle) +
+      "</style>\n</head>\n<body>\n<h1>pacer: convergence study</h1>\n<p class=\"lede\">" +
+      escape(report.headline) + ", " + escape(report.date) + "</p>\n";
   html += "<div class=\"panel\">\n" + html_table(summary_table(summaries)) + "</div>\n";
   const Table traffic = traffic_table(summaries);
   if (!traffic.rows.empty()) html += "<div class=\"panel\">\n" + html_table(traffic) + "</div>\n";
@@ -200,6 +230,7 @@ std::string report_as_html(const StudyReport& report) {
   if (!fine_tuning.rows.empty()) html += "<div class=\"panel\">\n" + html_table(fine_tuning) + "</div>\n";
   html += "<p class=\"note\">" + escape(table_note(summaries) + fine_tuning_note(report.bases)) +
           " Training curves, kept layers and gradient norms are smoothed.</p>\n";
+  html += hint_list(report);
   html += "<div class=\"charts\">\n";
   html += loss_charts(report.runs, summaries);
   if (summaries.size() > 1) html += line_chart(difference_chart(report.runs, summaries));
@@ -213,6 +244,7 @@ std::string report_as_html(const StudyReport& report) {
   for (const auto& [name, value] : report.facts) {
     html += "<dt>" + escape(name) + "</dt><dd>" + escape(value) + "</dd>\n";
   }
+  html += file_links(report.runs);
   html += "</dl>\n<details><summary>All settings</summary>\n<pre>" + escape(report.settings) +
           "</pre></details>\n</div>\n<script>" + std::string(kReportScript) + "</script>\n</body>\n</html>\n";
   return html;

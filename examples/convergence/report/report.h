@@ -6,12 +6,16 @@
 #include <utility>
 #include <vector>
 
+#include "guidance.h"
 #include "results.h"
 
 namespace convergence {
 
 struct StudyReport {
-  std::string headline;                                    // one line under the title
+  std::string headline;  // one line under the title
+  std::string date;      // as 2026-01-31
+  std::string docs;      // the folder of the pages, as a link from the report names it; empty: not there
+  std::vector<Hint> hints;
   std::vector<std::pair<std::string, std::string>> facts;  // text, model, machine, versions
   std::string settings;                                    // as an INI file
   std::vector<Run> runs;

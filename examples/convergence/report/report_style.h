@@ -26,13 +26,15 @@ h1 { margin: 0; font-size: 28px; letter-spacing: -0.01em; line-height: 1.2; }
 h2 { margin: 36px 0 12px; font-size: 18px; }
 .lede { margin: 6px 0 24px; color: var(--muted); font-size: 16px; }
 .panel, figure { background: var(--panel); border: 1px solid var(--border); border-radius: 10px; }
-.panel { overflow-x: auto; padding: 6px 18px; } .panel + .panel, .charts + .panel { margin-top: 18px; }
+.panel { overflow-x: auto; padding: 6px 18px; }
+.scrolls::after { content: "scrolls sideways →"; position: sticky; left: 0; color: var(--muted); font-size: 13px; } .panel + .panel, .charts + .panel { margin-top: 18px; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { padding: 9px 0 9px 22px; text-align: right; white-space: nowrap; }
 th:first-child, td:first-child { padding-left: 0; text-align: left; }
 th { color: var(--muted); font-size: 13px; font-weight: 600; }
 th button { padding: 0; border: 0; background: none; color: inherit; font: inherit; cursor: pointer; }
 th[aria-sort] button { color: var(--text); }
+th button::after { content: " ↕"; opacity: 0.5; }
 th[aria-sort=ascending] button::after { content: " ↑"; } th[aria-sort=descending] button::after { content: " ↓"; }
 td { border-top: 1px solid var(--border); }
 td:first-child { font-weight: 600; }
@@ -75,8 +77,8 @@ pre { margin: 0 0 10px; font: 13px/1.5 ui-monospace, SFMono-Regular, Menlo, Cons
 )css";
 
 // Sorts a table by the column whose title is clicked, by amounts ("1 min 05 s", "12.3MB") where cells have
-// some. Adds a guide line and the values under the pointer to charts; without it, points and bars still have
-// their own titles.
+// some. Says under a table that is wider than the page that it scrolls. Adds a guide line and the values
+// under the pointer to charts; without it, points and bars still have their own titles.
 inline constexpr char kReportScript[] = R"js(
 const units = { h: 3600, min: 60, k: 1e3, M: 1e6, G: 1e9, T: 1e12 };
 const amount = text => [...text.split('±')[0].matchAll(/([-+]?[\d.,]*\d) ?(h|min|[kMGT])?/g)].reduce(
@@ -94,6 +96,9 @@ for (const title of document.querySelectorAll('thead th')) {
     body.prepend(...known.sort((a, b) => rising ? compare(a, b) : compare(b, a)));
   });
 }
+const mark = () => document.querySelectorAll('.panel').forEach(panel =>
+  panel.classList.toggle('scrolls', panel.scrollWidth > panel.clientWidth + 1));
+addEventListener('resize', mark); mark();
 for (const chart of document.querySelectorAll('svg.chart')) {
   const lines = [...chart.querySelectorAll('g[data-points]')].map(g => ({
     name: g.dataset.name, colour: g.classList[1],

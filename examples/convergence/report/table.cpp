@@ -31,10 +31,12 @@ Table summary_table(const std::vector<ArmSummary>& summaries) {
   Table table;
   if (summaries.empty()) return table;
   const bool compared = summaries.size() > 1;
-  table.header = {"arm", "validation loss"};
-  if (compared) table.header.push_back("difference to " + summaries.front().arm);
+  table.header = {"arm", "validation\nloss"};
+  if (compared) table.header.push_back("difference");
   table.header.insert(table.header.end(),
-                      {"time", "time to loss", "optimizer ms/step", "ms/step", "tokens/s", "memory"});
+                      {"time", "time to\nloss",
+                       several_processes(summaries) ? "optimizer +\nnetwork ms" : "optimizer\nms/step",
+                       "ms/step", "tokens/s", "memory"});
   for (const ArmSummary& summary : summaries) {
     const Estimate& difference = summary.difference;
     std::vector<std::string> row = {
@@ -56,8 +58,8 @@ Table summary_table(const std::vector<ArmSummary>& summaries) {
 Table traffic_table(const std::vector<ArmSummary>& summaries) {
   Table table;
   if (!several_processes(summaries)) return table;
-  table.header = {"arm",           "validation loss", "time",          "froze after",
-                  "sent per rank", "fp32 ring/sent",  "bf16 ring/sent"};
+  table.header = {"arm",           "validation\nloss", "time",           "froze after",
+                  "sent per rank", "fp32\nring/sent",  "bf16\nring/sent"};
   for (const ArmSummary& summary : summaries) {
     const double reduction = summary.bytes_sent > 0.0 ? summary.ring_bytes / summary.bytes_sent : 0.0;
     const auto shown = [](double value) { return value > 0.0 ? fixed(value, 2) : "-"; };
@@ -105,8 +107,13 @@ Table tensor_table(const Run& run) {
 std::string table_note(const std::vector<ArmSummary>& summaries) {
   std::string note =
       "Loss in nats per byte. Time is one run's training without validation; the step times are medians,\n"
-      "the optimizer's with clipping. Memory is what tensors of one rank take at the peak of a step.";
+      "the optimizer's with clipping";
+  note += several_processes(summaries)
+              ? ".\nOptimizer + network: of a step, the wait for what ranks send included.\n"
+              : ". ";
+  note += "Memory is what tensors of one rank take at the peak of a step.";
   if (summaries.size() > 1) {
+    note += "\nDifference: of the loss, to " + summaries.front().arm + "'s.";
     note += "\nTime to loss: until the validation loss first was within 0.001 of the final one of " +
             summaries.front().arm + "; - for never.";
   }
@@ -131,27 +138,59 @@ std::string table_note(const std::vector<ArmSummary>& summaries) {
   return note;
 }
 
-std::string as_text(const Table& table) {
-  std::vector<size_t> widths;
-  for (const auto& title : table.header) widths.push_back(shown_width(title));
-  for (const auto& row : table.rows) {
-    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], shown_width(row[i]));
-  }
+namespace {
+
+constexpr size_t kWidest = 100;  // characters
+
+// The columns from `first` to before `end`, behind the first one.
+std::string columns_as_text(const Table& table, const std::vector<size_t>& widths, size_t first, size_t end) {
   const auto line = [&](const std::vector<std::string>& cells) {
     std::string text;
-    for (size_t i = 0; i < cells.size(); ++i) {
+    for (size_t i = 0; i < end; i = i == 0 ? first : i + 1) {
       const std::string space(widths[i] - shown_width(cells[i]), ' ');
       text += i == 0 ? cells[i] + space : "  " + space + cells[i];
     }
     text.erase(text.find_last_not_of(' ') + 1);
     return text + "\n";
   };
-  std::string text = line(table.header);
-  size_t width = 0;
-  for (const size_t column : widths) width += column + 2;
-  for (size_t i = 2; i < width; ++i) text += "─";
+  std::vector<std::string> upper, lower;
+  bool has_two_lines = false;
+  for (size_t i = 0; i < table.header.size(); ++i) {
+    const std::string& title = table.header[i];
+    const size_t break_at = title.find('\n');
+    upper.push_back(break_at == std::string::npos ? "" : title.substr(0, break_at));
+    lower.push_back(break_at == std::string::npos ? title : title.substr(break_at + 1));
+    has_two_lines |= break_at != std::string::npos && (i == 0 || (i >= first && i < end));
+  }
+  std::string text = (has_two_lines ? line(upper) : "") + line(lower);
+  size_t width = widths[0];
+  for (size_t i = first; i < end; ++i) width += widths[i] + 2;
+  for (size_t i = 0; i < width; ++i) text += "─";
   text += "\n";
   for (const auto& row : table.rows) text += line(row);
+  return text;
+}
+
+}  // namespace
+
+std::string as_text(const Table& table) {
+  std::vector<size_t> widths;
+  for (const auto& title : table.header) {
+    const size_t break_at = std::min(title.find('\n'), title.size());
+    widths.push_back(std::max(shown_width(title.substr(0, break_at)),
+                              shown_width(title.substr(std::min(title.size(), break_at + 1)))));
+  }
+  for (const auto& row : table.rows) {
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], shown_width(row[i]));
+  }
+  std::string text;
+  for (size_t first = 1, end = 1; first < widths.size(); first = end) {
+    size_t width = widths[0];
+    while (end < widths.size() && (end == first || width + widths[end] + 2 <= kWidest)) {
+      width += widths[end++] + 2;
+    }
+    text += (first == 1 ? "" : "\n") + columns_as_text(table, widths, first, end);
+  }
   return text;
 }
 

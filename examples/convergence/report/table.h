@@ -9,7 +9,7 @@
 namespace convergence {
 
 struct Table {
-  std::vector<std::string> header;
+  std::vector<std::string> header;             // a title may have two lines
   std::vector<std::vector<std::string>> rows;  // the first column is a name, the others are figures
 };
 
@@ -30,7 +30,8 @@ Table tensor_table(const Run& run);
 // What the columns mean, in a sentence or two.
 std::string table_note(const std::vector<ArmSummary>& summaries);
 
-// Aligned columns: names to the left, figures to the right.
+// Aligned columns: names to the left, figures to the right. Where they take more than 100 characters, what is
+// too much follows below, with the names once more.
 std::string as_text(const Table& table);
 
 }  // namespace convergence
