@@ -82,7 +82,8 @@ AdapterFolder read_adapter_folder(const std::string& folder) {
       continue;
     }
     require(tensor.dtype != Dtype::OTHER && at::isFloatingType(tensor_dtype(tensor.dtype)), found.path, ": ",
-            quote_for_message(name), " is ", tensor.dtype_text, "; the matrices of adapters are floating-point");
+            quote_for_message(name), " is ", tensor.dtype_text,
+            "; the matrices of adapters are floating-point");
     auto& matrices = found.layers[place->first];
     (place->second ? matrices.a : matrices.b) = tensor.shape;
   }
