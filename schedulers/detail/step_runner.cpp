@@ -1,27 +1,74 @@
 #include <pacer/schedulers/detail/step_runner.h>
 
+#include <optional>
+
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_foreach_norm.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/stack.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/view_as_real.h>
 #include <c10/core/DeviceGuard.h>
 
 #include <pacer/core/error.h>
+#include <pacer/core/reduction_order.h>
+#include <pacer/optimizers/detail/tensor_sums.h>
+#include <pacer/optimizers/detail/tile_loop.h>
 #include <pacer/schedulers/detail/step_graph.h>
 
 namespace pacer::detail {
 namespace {
 
+// Nothing for dtypes that no kernel reads.
+std::optional<kernels::GradientType> type_of(const at::Tensor& gradient) {
+  switch (gradient.scalar_type()) {
+    case at::kDouble:
+      return kernels::GradientType::f64;
+    case at::kFloat:
+      return kernels::GradientType::f32;
+    case at::kBFloat16:
+      return kernels::GradientType::bf16;
+    case at::kHalf:
+      return kernels::GradientType::f16;
+    default:
+      return std::nullopt;
+  }
+}
+
+// In the order and precision of the fused optimizers. Sums of fp32 numbers in fp32 would lose percents of
+// large tensors.
+double sum_of_squares_on_cpu(const std::vector<at::Tensor>& gradients) {
+  std::vector<at::Tensor> dense;
+  std::vector<int64_t> counts;
+  for (const at::Tensor& gradient : gradients) {
+    at::Tensor values = gradient.is_complex() ? at::view_as_real(gradient.resolve_conj()) : gradient;
+    if (!type_of(values)) values = values.to(at::kFloat);
+    const bool is_plain =
+        values.is_non_overlapping_and_dense() && !values.is_neg() && !values._is_zerotensor();
+    dense.push_back(is_plain ? values : values.clone(at::MemoryFormat::Contiguous));
+    counts.push_back(dense.back().numel());
+  }
+  const std::vector<Tile> units = make_tiles(counts, kReductionUnit);
+  std::vector<double> sums(units.size());
+  for_each_tile(units, [&](int64_t i) {
+    const Tile& unit = units[static_cast<size_t>(i)];
+    const at::Tensor& values = dense[unit.tensor];
+    sums[static_cast<size_t>(i)] = unit_sum_of_squares(*type_of(values), values.const_data_ptr(), unit);
+  });
+  return sum_partials(sums.data(), static_cast<int64_t>(sums.size()));
+}
+
 // fp64, no dimensions: the sum of squares of all gradients, on `device`.
 at::Tensor sum_of_squares(const std::vector<at::Tensor>& gradients, at::Device device) {
-  at::Tensor sum = at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(device));
-  for (const bool is_double : {false, true}) {
-    std::vector<at::Tensor> alike;
-    for (const at::Tensor& gradient : gradients) {
-      if ((gradient.scalar_type() == at::kDouble) == is_double) alike.push_back(gradient);
-    }
-    if (alike.empty()) continue;
-    std::vector<at::Tensor> norms = at::_foreach_norm(alike, 2, is_double ? at::kDouble : at::kFloat);
+  std::vector<at::Tensor> on_cpu, wide, others;
+  for (const at::Tensor& gradient : gradients) {
+    const bool is_wide = gradient.scalar_type() == at::kDouble;
+    (gradient.is_cpu() ? on_cpu : is_wide ? wide : others).push_back(gradient);
+  }
+  const auto kind = at::TensorOptions().dtype(at::kDouble).device(device);
+  at::Tensor sum = at::full({}, sum_of_squares_on_cpu(on_cpu), kind);
+  for (const auto* alike : {&wide, &others}) {
+    if (alike->empty()) continue;
+    std::vector<at::Tensor> norms = at::_foreach_norm(*alike, 2, alike == &wide ? at::kDouble : at::kFloat);
     for (at::Tensor& norm : norms) norm = norm.to(device);
     sum.add_(at::stack(norms).to(at::kDouble).square().sum());
   }
