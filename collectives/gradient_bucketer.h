@@ -43,8 +43,8 @@ struct BucketOptions {
   // What fp32 gradients are rounded to on the wire: at::kBFloat16 halves the bytes, at the price of bf16
   // sums. Unset: their own dtype.
   TORCH_ARG(std::optional<at::ScalarType>, wire_dtype);
-  // What a parameter means that backward did not reach: false: an error that names it; true: its gradient is
-  // zero.
+  // What a parameter means that no backward of a window reached on a rank: false: an error that names it;
+  // true: its gradient is zero there, and where no rank has reached it, it has none.
   TORCH_ARG(bool, unused_is_zero) = false;
   // Gradients are reduced where they lie instead of in flat memory; fp16 ones never are. The same on every
   // rank. Unset: where the back-end adds many tensors at the cost of one (Communicator::coalesces).
@@ -72,7 +72,8 @@ class GradientBucketer {
   // Throws InvalidArgument that names them where parameters were not reached (see unused_is_zero); then this
   // rank must leave its peers. After a backward that threw, drop() takes the place of this.
   void end_backward();
-  // Reduces the gradients as they are, without a backward: for a window that ended early.
+  // Reduces the gradients as they are, without a backward: for a window that ended early. Throws as
+  // end_backward does.
   void reduce(const std::vector<at::Tensor>& zero = {});
   // Returns when every gradient is the sum over ranks (CUDA: the current stream waits). The first time, all
   // ranks then take over the order in which rank 0's gradients came.

@@ -149,6 +149,10 @@ void Fp8Scaling::forget() {
   for (const auto& [module, layer] : layers_) layer->forget_weight();
 }
 
+void Fp8Scaling::mark() { tensors_->mark(); }
+void Fp8Scaling::forget_since_mark() { tensors_->forget_since_mark(); }
+void Fp8Scaling::record(bool on) { tensors_->record(on); }
+
 void Fp8Scaling::keep_weights(bool keep) {
   for (const auto& [module, layer] : layers_) layer->keep_weight(keep);
 }

@@ -14,7 +14,7 @@
 // with a scale of its own; products are added in fp32. Weights are cast once per step. A tensor with a number
 // that is not finite makes its products NaN, as in 16 bits, so that what looks at gradients sees it. Scales
 // stand still between updates, so that passes that are recomputed or accumulated see one scale. Layers in
-// eval() record nothing.
+// eval() record nothing, and neither do passes without gradients (NoGradGuard), as a teacher's.
 //
 // 8-bit products need sizes that are multiples of 16: calls with others run in 16 bits, and are counted.
 #pragma once
@@ -67,6 +67,12 @@ class Fp8Scaling {
   void update(const kernels::GradientCheck* check = nullptr);
   // Forgets the largest magnitudes since the last update, and the weights.
   void forget();
+  // Forgets the largest magnitudes since mark() was called, or where it was not called since the last update,
+  // since then: a pass that turns out to count for nothing leaves no trace.
+  void mark();
+  void forget_since_mark();
+  // While it is off, no pass is recorded, neither forward nor backward.
+  void record(bool on);
   // Whether 8-bit weights (2 bytes an element) stay from forward to backward and over the passes of a step;
   // they do at first, but for weights in 4 bits. False is for parameters that come and go.
   void keep_weights(bool keep);

@@ -57,7 +57,7 @@ void LinearImpl::pretty_print(std::ostream& stream) const {
 at::Tensor LinearImpl::forward(const at::Tensor& x) {
   if (nf4_ || !adapters_.empty()) return detail::adapted_forward(x, {this}).front();
   if (const auto layer = detail::fp8_layer(*this)) {
-    return detail::fp8_linear(layer, x, weight, bias, /*records=*/is_training());
+    return detail::fp8_linear(layer, x, weight, bias, detail::pass_records(is_training()));
   }
   return at::linear(x, weight, bias);
 }

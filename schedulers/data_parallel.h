@@ -50,6 +50,7 @@ class DataParallel : public JoinedRanks {
 
   std::string hook_name() const override { return "data_parallel"; }
   std::string agreement() const override;
+  bool unused_is_zero() const override { return options_.unused_is_zero(); }
   // The order of the buckets, on which the order of sums may depend.
   void save(NamedTensors& state) const override;
   void load(const NamedTensors& state) override;

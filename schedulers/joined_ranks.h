@@ -40,6 +40,11 @@ class JoinedRanks : public Hook {
   void after_step(StepReport& report) override;
   void finish(const Progress& progress) override;
 
+  // What a parameter means that no backward pass of a window has reached: false: an error that names it, with
+  // any number of ranks; true: it sits the step out, and where another rank has reached it, its gradient here
+  // is zero.
+  virtual bool unused_is_zero() const = 0;
+
   // Makes the window's totals those of all ranks already while its last backward runs. Waits for them.
   void learn_totals();
 

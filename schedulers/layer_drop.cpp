@@ -1,6 +1,6 @@
 #include <pacer/schedulers/layer_drop.h>
 
-#include <unordered_set>
+#include <unordered_map>
 
 #include <ATen/ops/add.h>
 #include <ATen/ops/sub.h>
@@ -36,13 +36,11 @@ void LayerDropImpl::refresh_parameters() {
   count_users();
 }
 
+// A layer may have a parameter twice; then it counts twice here and where it is dropped.
 void LayerDropImpl::count_users() {
   users_.clear();
   for (const auto& of_layer : parameters_of_) {
-    std::unordered_set<const void*> once;
-    for (const at::Tensor& parameter : of_layer) {
-      if (once.insert(parameter.unsafeGetTensorImpl()).second) ++users_[parameter.unsafeGetTensorImpl()];
-    }
+    for (const at::Tensor& parameter : of_layer) ++users_[parameter.unsafeGetTensorImpl()];
   }
 }
 
@@ -83,6 +81,7 @@ at::Tensor LayerDropImpl::mixed(const at::Tensor& x, const at::Tensor& y, double
 
 std::vector<at::Tensor> LayerDropImpl::dropped_parameters(const Progress& window) const {
   std::vector<at::Tensor> dropped;
+  std::unordered_map<const void*, int64_t> drops;  // layers, of parameters that several have
   for (int64_t i = 0; i < layers(); ++i) {
     bool kept = false;
     for (int64_t m = window.micro_step; m < window.micro_steps && !kept; ++m) {
@@ -90,7 +89,9 @@ std::vector<at::Tensor> LayerDropImpl::dropped_parameters(const Progress& window
     }
     if (kept) continue;
     for (const at::Tensor& parameter : parameters_of_[static_cast<size_t>(i)]) {
-      if (users_.at(parameter.unsafeGetTensorImpl()) == 1) dropped.push_back(parameter);
+      const void* key = parameter.unsafeGetTensorImpl();
+      const int64_t users = users_.at(key);
+      if (users == 1 || ++drops[key] == users) dropped.push_back(parameter);
     }
   }
   return dropped;

@@ -47,7 +47,7 @@ class LayerDropImpl : public torch::nn::Module {
   explicit LayerDropImpl(Blocks blocks, LayerDropOptions options = {});
 
   // Adds the next layer of the stack and returns its index. Its parameters get a gradient of exactly zero
-  // from a Session in a window in which it was always dropped, unless another layer has them too.
+  // from a Session in a window in which it was always dropped, and so was each other layer that has them.
   int64_t add(const torch::nn::Module& block);
   // A layer whose parameters are nobody's business here.
   int64_t add();
@@ -79,8 +79,7 @@ class LayerDropImpl : public torch::nn::Module {
   // A region that is recomputed in backward (pacer/modules/recompute.h) sees the one of its forward.
   void set_progress(const Progress& progress) { progress_ = progress; }
 
-  // Parameters of layers that are dropped in all micro-steps from window.micro_step to the window's end, and
-  // of no other layer.
+  // Parameters all of whose layers are dropped in all micro-steps from window.micro_step to the window's end.
   std::vector<at::Tensor> dropped_parameters(const Progress& window) const;
   // Layers kept in the window, as a mean over its micro-steps.
   double kept_layers(const Progress& window) const;

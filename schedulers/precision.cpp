@@ -67,7 +67,20 @@ void Precision::start(const Progress&) {
 
 // What was recorded outside of training, or in a window that was given up, says nothing of this step.
 void Precision::begin(const Progress& progress, MicroBatch&) {
-  if (fp8_ && progress.micro_step == 0 && !is_between_steps_) scaling_->forget();
+  if (!fp8_) return;
+  if (progress.micro_step > 0) {
+    scaling_->mark();
+  } else if (!is_between_steps_) {
+    scaling_->forget();
+  }
+}
+
+void Precision::forget_micro_batch() {
+  if (fp8_) scaling_->forget_since_mark();
+}
+
+void Precision::record(bool on) {
+  if (fp8_) scaling_->record(on);
 }
 
 void Precision::forward_begin(const Progress&) {

@@ -50,6 +50,11 @@ class Precision : public Hook {
   void save(NamedTensors& state) const override;
   void load(const NamedTensors& state) override;
 
+  // For micro-batches that count for nothing (fp8): forgets what was recorded since begin().
+  void forget_micro_batch();
+  // While it is off, passes record nothing.
+  void record(bool on);
+
  private:
   Precision(at::ScalarType type, std::optional<LossScaleRule> rule) : type_(type), rule_(rule) {}
 

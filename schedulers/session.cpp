@@ -13,6 +13,7 @@
 #include <pacer/schedulers/detail/step_runner.h>
 #include <pacer/schedulers/detail/training_checks.h>
 #include <pacer/schedulers/detail/zeroed_gradients.h>
+#include <pacer/schedulers/joined_ranks.h>
 #include <pacer/schedulers/metrics.h>
 #include <pacer/schedulers/step_report.h>
 
@@ -92,6 +93,7 @@ void Session::count_examples(int64_t examples) {
 }
 
 double Session::weight_of(int64_t tokens) const {
+  if (tokens == 0) return 0;
   return parts_.weight_by_tokens ? static_cast<double>(tokens) * kWeightPerToken : 1.0;
 }
 
@@ -146,13 +148,14 @@ void Session::backward(const at::Tensor& loss) {
   window.weight += weight;
   try {
     for (const auto& hook : parts_.hooks_) hook->backward_begin(parts_.progress);
-    const auto zeroed = zeroed_->scope(parts_, weight == 0);
+    const auto weightless = zeroed_->scope(parts_, weight == 0);
     const bool is_last = parts_.progress.micro_step + 1 == parts_.progress.micro_steps;
     if (is_last && parts_.session_optimizer()) {
       parts_.session_optimizer()->expect_step();
       parts_.session_optimizer()->begin_backward([this] { return parts_.coming_inputs(); });
     }
     scaled.backward();
+    if (weight == 0) detail::forget_micro_batch(parts_);
     for (const auto& hook : parts_.hooks_) hook->backward_end(parts_.progress);
   } catch (const std::exception& error) {
     fail_backward(error);
@@ -206,6 +209,7 @@ void Session::take_step() {
 // Gradients to parameters.
 void Session::update(const Progress& window) {
   fill_unused_gradients(window);
+  check_unused();
   bool settled = true;
   for (const auto& hook : parts_.hooks_) settled = settled && hook->settled(window);
   for (const auto& hook : parts_.hooks_) hook->gradients_ready(window);
@@ -225,6 +229,13 @@ void Session::skip_empty_window() {
         "the window after step ", parts_.progress.step,
         " trains on no token, as count_tokens says of all its micro-batches; it changes nothing"));
   }
+}
+
+// A rank that is alone keeps to the rule of several.
+void Session::check_unused() const {
+  if (!parts_.world_was_given || parts_.world().world_size() > 1) return;
+  const auto* ranks = parts_.find<JoinedRanks>();
+  if (ranks == nullptr || !ranks->unused_is_zero()) detail::check_all_reached(parts_);
 }
 
 void Session::fill_unused_gradients(const Progress& window) {

@@ -120,8 +120,8 @@ class Session {
   }
 
   // Between begin and backward: how many tokens this micro-batch really trains on (padding left out). A
-  // window in which no rank trains on any changes nothing. Where micro-batches are weighted by tokens, one
-  // without any contributes exactly zero gradients, whatever its loss is: a mean over nothing is 0 / 0.
+  // window in which no rank trains on any changes nothing. A micro-batch without any, or without rows, counts
+  // for nothing in the mean of its window, whatever its loss is: a mean over nothing is 0 / 0.
   void count_tokens(int64_t tokens);
   // Between begin and backward: how many examples of the data set this micro-batch holds. Without it that is
   // the size of the first dimension of the first tensor. An EpochSampler needs it for batches that are
@@ -203,6 +203,7 @@ class Session {
   void prewarm_passes(const std::function<at::Tensor()>& loss);
   void prewarm_pass(const std::function<at::Tensor()>& loss);
   void skip_empty_window();
+  void check_unused() const;
   void fill_unused_gradients(const Progress& window);
   void drop_window();
   void leave_peers(const std::string& reason) noexcept;

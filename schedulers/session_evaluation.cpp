@@ -4,10 +4,12 @@
 #include <pacer/core/error.h>
 #include <pacer/schedulers/detail/evaluation_scope.h>
 #include <pacer/schedulers/detail/forward_scope.h>
+#include <pacer/schedulers/detail/model_facts.h>
 #include <pacer/schedulers/detail/prewarm_scope.h>
 #include <pacer/schedulers/detail/tensor_file.h>
 #include <pacer/schedulers/detail/together.h>
 #include <pacer/schedulers/detail/training_state.h>
+#include <pacer/schedulers/detail/wide_gradients.h>
 #include <pacer/schedulers/session.h>
 #include <pacer/schedulers/shards.h>
 
@@ -35,7 +37,11 @@ void Session::prewarm_passes(const std::function<at::Tensor()>& loss) {
     optimizer->prepare(inputs);
     optimizer->expect_step();  // what was prepared is not enqueued; the pass below comes as before a step
   }
-  if (parts_.micro_steps == 1) parts_.optimizer().zero_grad();
+  if (parts_.micro_steps == 1) {
+    parts_.optimizer().zero_grad();
+  } else if (parts_.accumulate_in_fp32) {
+    detail::WideGradients::widen(detail::all_optimizer_parameters(parts_));
+  }
   prewarm_pass(loss);
 }
 

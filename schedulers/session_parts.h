@@ -97,6 +97,7 @@ class SessionParts {
   WindowTotals window;
   int64_t micro_batch_examples = 0;  // between begin and backward: of the data set, on this rank
   ValidationResult validation;
+  int64_t evaluations = 0;  // under way, one inside the other; 0 in training
 
   // True: the loop should end after this step, and why; see Session::should_stop. Whoever sets it does so on
   // all ranks in the same step.
@@ -110,6 +111,7 @@ class SessionParts {
   bool gradients_are_shared_out = false;  // they leave the parameters for parts that ranks own (Shards)
   bool saves_frozen = true;               // checkpoints hold weights that are not trained, too
   bool record_loss = false;               // add up the losses of a window for the report
+  bool accumulate_in_fp32 = true;         // gradients of 16-bit parameters over micro-batches
   // A Pipeline sets these two: the ranks that have the same stage, and the tensors of the model that other
   // ranks have, by TensorImpl.
   std::shared_ptr<Communicator> replicas;

@@ -1,12 +1,14 @@
 #include <pacer/schedulers/shards.h>
 
+#include <algorithm>
+#include <string>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
-#include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
 
+#include <pacer/collectives/detail/gradient_checks.h>
 #include <pacer/core/error.h>
 #include <pacer/schedulers/detail/block_gathers.h>
 #include <pacer/schedulers/detail/model_facts.h>
@@ -101,6 +103,7 @@ void Shards::arrange() {
   options.unit_bytes(options_.unit_bytes()).unused_is_zero(options_.unused_is_zero());
   options.piece(parts().session_optimizer()->smallest_piece());
   options.may_stay_local(parts().session_optimizer()->local_parameters());
+  options.accumulate_in_fp32(parts().accumulate_in_fp32);
   options.reduce_every_backward(sends_in_every_pass()).keep_after_forward(options_.keep_after_forward());
   trained_ = detail::trained_parameters(parts());
   if (stacks_.empty()) {
@@ -180,7 +183,9 @@ void Shards::own_parts() {
     for (int rank = 0; rank < ranks_->world_size(); ++rank) {
       bounds.push_back(bounds.back() + shards_->piece(i, rank).count);
     }
-    owned.push_back({part.parameter, part.first, part.count, std::move(bounds), part.gradient, part.values});
+    const bool sits_out = !sits_out_.empty() && sits_out_[i] != 0;
+    owned.push_back({part.parameter, part.first, part.count, std::move(bounds),
+                     sits_out ? at::Tensor() : part.gradient, part.values});
   }
   parts().session_optimizer()->own_parts(owned, ranks_);
 }
@@ -204,13 +209,13 @@ void Shards::join() {
 void Shards::forward_begin(const Progress& progress) {
   JoinedRanks::forward_begin(progress);
   if (!keeps_parts()) return;
-  const bool trains = at::GradMode::is_enabled();
+  const bool trains = parts().evaluations == 0;
   require(!trains || !shards_->all_are_gathered(),
           "training goes on while what Session::whole_parameters() returned still exists; end its scope "
           "before begin");
   const bool was_there = shards_->is_gathered(kRoot);
   shards_->gather(kRoot);
-  releases_root_ = !trains && !was_there;
+  releases_root_.push_back(!trains && !was_there);
   gathers_->begin_forward(expected_groups(progress));
 }
 
@@ -219,10 +224,42 @@ void Shards::backward_begin(const Progress& progress) {
   JoinedRanks::backward_begin(progress);
 }
 
+void Shards::gradients_ready(const Progress& window) {
+  if (is_joined_) settle_missed(window);
+  JoinedRanks::gradients_ready(window);
+}
+
+// What no pass of the window has reached on any rank is no part of the step, as with whole gradients. What a
+// hook says to be unused has a gradient of zero.
+void Shards::settle_missed(const Progress& window) {
+  if (!parts().session_optimizer()->local_parameters().empty()) return;
+  std::vector<char> missed = shards_->missed();
+  if (!options_.unused_is_zero() && std::count(missed.begin(), missed.end(), 1) == 0) return;
+  const std::vector<ParameterShards::Part>& all = shards_->parts();
+  std::unordered_set<const void*> zero;
+  for (const at::Tensor& parameter : parts().unused(window)) zero.insert(parameter.unsafeGetTensorImpl());
+  std::vector<std::string> names;
+  for (size_t i = 0; i < missed.size(); ++i) {
+    if (missed[i] != 0 && zero.count(all[i].parameter.unsafeGetTensorImpl()) != 0) missed[i] = 0;
+    if (missed[i] != 0) names.push_back(all[i].name);
+  }
+  if (!options_.unused_is_zero()) return detail::require_all_reached(names, missed.size());
+  const std::vector<std::string> of_ranks =
+      parts().world().exchange(std::string(missed.begin(), missed.end()));
+  for (const std::string& of_rank : of_ranks) {
+    for (size_t i = 0; i < missed.size(); ++i) missed[i] = missed[i] != 0 && of_rank[i] != 0 ? 1 : 0;
+  }
+  if (missed == sits_out_ || (sits_out_.empty() && std::count(missed.begin(), missed.end(), 1) == 0)) return;
+  sits_out_ = std::move(missed);
+  own_parts();
+}
+
 // In training the root stays for backward.
 void Shards::forward_end() {
   JoinedRanks::forward_end();
-  if (std::exchange(releases_root_, false)) shards_->release(kRoot);
+  if (releases_root_.empty()) return;
+  if (releases_root_.back()) shards_->release(kRoot);
+  releases_root_.pop_back();
 }
 
 // Those of blocks that are not dropped.

@@ -93,6 +93,7 @@ class Shards : public JoinedRanks {
 
   std::string hook_name() const override { return "shards"; }
   std::string agreement() const override;
+  bool unused_is_zero() const override { return options_.unused_is_zero(); }
   // Throws InvalidArgument for an optimizer whose work ranks cannot share, and over nodes that differ in
   // their ranks.
   void attach(SessionParts& parts) override;
@@ -101,6 +102,7 @@ class Shards : public JoinedRanks {
   void forward_begin(const Progress& progress) override;
   void forward_end() override;
   void backward_begin(const Progress& progress) override;
+  void gradients_ready(const Progress& window) override;
   void after_step(StepReport& report) override;
 
   // ---- For checkpoints. `state` is the optimizer's export_state(), of which each rank has a part. ----
@@ -138,6 +140,7 @@ class Shards : public JoinedRanks {
   bool stays_local() const;
   void require_same_parameters() const;
   void own_parts();
+  void settle_missed(const Progress& window);
   void check_order() const;
 
   // A tensor of which this rank has a part, and the parameter it belongs to.
@@ -157,8 +160,10 @@ class Shards : public JoinedRanks {
   std::shared_ptr<ParameterShards> shards_;
   std::shared_ptr<detail::BlockGathers> gathers_;  // with blocks
   std::vector<at::Tensor> trained_;                // when they were shared out
+  std::vector<char> sits_out_;                     // by part: has no gradient in this step; empty: none does
   bool is_joined_ = false;
-  bool releases_root_ = false;  // at the end of the forward pass under way
+  // At the end of each forward pass under way; several where evaluations are nested.
+  std::vector<char> releases_root_;
 };
 
 // While one exists, every parameter has its values, on every rank: see Session::whole_parameters.

@@ -52,7 +52,11 @@ TrainingMemory training_memory(const TrainingMemoryOptions& options) {
     (is_exact ? memory.exact : memory.moments) += part * static_cast<int64_t>(c10::elementSize(*dtype));
   }
   const bool keeps_whole = !is_shared || options.sharded() == Sharded::state;
-  memory.gradients = (keeps_whole ? parameters * width : 0) + (is_shared ? part * width : 0);
+  constexpr int64_t kWide = 4;
+  const bool is_wide = options.accumulates_in_fp32() && width < kWide;
+  memory.gradients =
+      (keeps_whole ? parameters * (is_wide ? kWide : width) : 0) + (is_shared ? part * width : 0);
+  if (is_wide && !keeps_whole) memory.gradients += part * kWide;
   if (shares_weights) {
     memory.units = block_memory(options) * width;
   } else if (!keeps_whole) {

@@ -25,6 +25,9 @@ struct TrainingMemoryOptions {
   TORCH_ARG(int, ranks) = 1;
   // The dtype of parameters and gradients: fp64, fp32, bf16 or fp16.
   TORCH_ARG(at::ScalarType, dtype) = at::kFloat;
+  // Whether a step has several micro-batches, whose 16-bit gradients add up in fp32, as GradientAccumulation
+  // has it.
+  TORCH_ARG(bool, accumulates_in_fp32) = false;
   // An option of the optimizer that is counted, a FusedAdam or FusedAdamW.
   TORCH_ARG(MasterWeights, master_weights) = MasterWeights::automatic;
   TORCH_ARG(Rounding, rounding) = Rounding::nearest;

@@ -32,6 +32,7 @@ const std::vector<ParameterShards::Part>& ParameterShards::parts() const { retur
 ShardPiece ParameterShards::piece(size_t i, int rank) const { return state_->piece(i, rank); }
 void ParameterShards::begin_backward(const Pass& pass) { state_->begin(pass); }
 void ParameterShards::end_backward() { state_->end(); }
+std::vector<char> ParameterShards::missed() const { return state_->missed(); }
 void ParameterShards::reduce(const std::vector<at::Tensor>& absent_in_all, bool stays_local) {
   state_->reduce(absent_in_all, stays_local);
 }

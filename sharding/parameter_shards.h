@@ -45,14 +45,17 @@ struct ParameterShardsOptions {
   // kept between them, at the price of one reduction a pass. False: whole gradients are kept, as plain
   // accumulation does, and reduced in the last pass.
   TORCH_ARG(bool, reduce_every_backward) = true;
+  // Gradients of bf16 and fp16 parameters add up over these passes in fp32, and are rounded once. It takes 4
+  // bytes for each element that is kept between them, parts or whole gradients.
+  TORCH_ARG(bool, accumulate_in_fp32) = true;
   // Only with groups: a group that was gathered until its gradients land stays so in all passes but the last
   // before an update, and whoever gathers for forward need not release it. More memory, fewer bytes sent.
   TORCH_ARG(bool, keep_after_forward) = false;
   // Bounds of parts cut a parameter at multiples of so many of its elements only; 1, or a multiple of 128.
   // Each unit is padded to a multiple of so many elements for each rank.
   TORCH_ARG(int64_t, piece) = 1;
-  // What a parameter means that the last backward did not reach: false: an error that names it; true: its
-  // gradient is zero there.
+  // What a parameter means that none of the passes before an update has reached: false: an error that names
+  // it; true: its gradient is zero there.
   TORCH_ARG(bool, unused_is_zero) = false;
   // Parameters whose sums may stay those of `ranks`, see Pass::stays_local; they share units with their like
   // only.
@@ -115,6 +118,8 @@ class ParameterShards {
   // Throws InvalidArgument that names them where parameters were not reached (see unused_is_zero); then this
   // rank must leave its peers. After a backward that threw, drop() takes the place of this.
   void end_backward();
+  // By part: 1 where no pass since the last update has reached the parameter on this rank, else 0.
+  std::vector<char> missed() const;
   // Instead of a last backward, for a window that ends early.
   void reduce(const std::vector<at::Tensor>& absent_in_all = {}, bool stays_local = false);
   // Returns when every part's gradient is the sum over ranks, and replicas unless it stays local (CUDA: the

@@ -111,7 +111,11 @@ void GradientBucketer::State::arrive(size_t position) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const detail::BucketedParameter& entry = parameters_[position];
   if (stays_local(position)) return check_dense(position);
-  if (!active_) return put_in_place({position});
+  if (!active_) {
+    // What adds up in fp32 is rounded once, with the window's last gradient.
+    const bool is_wide = entry.parameter.grad().scalar_type() != entry.parameter.scalar_type();
+    return is_wide ? check_dense(position) : put_in_place({position});
+  }
   require(stages_[position] == Stage::waiting || next_ <= entry.bucket, "parameter ", entry.name,
           " received a gradient after its bucket had been sent; a layer given to LayerDrop::add must not be "
           "used elsewhere, and a parameter must not get gradients twice in one backward");
@@ -218,30 +222,52 @@ void GradientBucketer::State::end() {
   const std::lock_guard<std::mutex> lock(mutex_);
   require(active_, "GradientBucketer::end_backward without begin_backward");
   sent_early_ = sent_;
+  send_the_rest();
+}
+
+// Also of parameters that only an earlier backward of the window has reached, or none.
+void GradientBucketer::State::send_the_rest() {
   std::vector<std::string> missed;
+  is_missed_.assign(parameters_.size(), 0);
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (stages_[i] == Stage::ready || parameters_[i].parameter.grad().defined()) continue;
+    is_missed_[i] = 1;
+    missed.push_back(parameters_[i].name);
+  }
+  if (!options_.unused_is_zero()) detail::require_all_reached(missed, parameters_.size());
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (stages_[i] == Stage::ready) continue;
-    if (options_.unused_is_zero()) {
-      if (!parameters_[i].parameter.grad().defined()) set_zero(i);
-      set_ready(i);
-    } else {
-      missed.push_back(parameters_[i].name);
+    if (is_missed_[i] != 0) set_zero(i);
+    set_ready(i);
+  }
+  send_full_buckets();
+  if (!options_.unused_is_zero()) return;
+  // Beside the buckets: what no rank has reached has no gradient, whatever their sum is.
+  const auto count = static_cast<int64_t>(is_missed_.size());
+  missed_here_ = at::empty({count}, at::kByte);
+  std::copy(is_missed_.begin(), is_missed_.end(), missed_here_.mutable_data_ptr<uint8_t>());
+  missed_everywhere_ = at::empty({world_->world_size(), count}, at::kByte);
+  missed_work_ = world_->all_gather_host(missed_everywhere_, missed_here_);
+}
+
+// From what this rank has missed to what all have.
+void GradientBucketer::State::learn_missed() {
+  if (!missed_everywhere_.defined()) return;
+  std::exchange(missed_work_, {}).wait();
+  const at::Tensor all = std::exchange(missed_everywhere_, {});
+  const auto* of_ranks = all.const_data_ptr<uint8_t>();
+  for (int64_t rank = 0; rank < all.size(0); ++rank) {
+    for (size_t i = 0; i < is_missed_.size(); ++i) {
+      if (of_ranks[static_cast<size_t>(rank) * is_missed_.size() + i] == 0) is_missed_[i] = 0;
     }
   }
-  detail::require_all_reached(missed, parameters_.size());
-  send_full_buckets();
 }
 
 void GradientBucketer::State::reduce(const std::vector<at::Tensor>& zero) {
   begin(zero, {});
   const std::lock_guard<std::mutex> lock(mutex_);
   order_shows_ = false;
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (stages_[i] == Stage::ready) continue;
-    if (!parameters_[i].parameter.grad().defined()) set_zero(i);
-    set_ready(i);
-  }
-  send_full_buckets();
+  send_the_rest();
 }
 
 void GradientBucketer::State::wait() {
@@ -251,9 +277,13 @@ void GradientBucketer::State::wait() {
     active_ = false;
   }
   const at::NoGradGuard no_grad;
+  learn_missed();
   for (size_t b = 0; b < buckets_.size(); ++b) {
     works_[b].wait();
     if (!works_[b].is_empty() && buckets_[b].wire.defined()) buckets_[b].flat.copy_(buckets_[b].wire);
+    for (const size_t position : buckets_[b].parameters) {
+      if (is_missed_[position] != 0) parameters_[position].parameter.mutable_grad().reset();
+    }
     if (on_arrival_) tell_arrival(buckets_[b]);
   }
   works_.clear();
@@ -299,6 +329,8 @@ void GradientBucketer::State::drop() {
   const std::lock_guard<std::mutex> lock(mutex_);
   active_ = false;
   works_.clear();
+  missed_everywhere_.reset();
+  missed_work_ = {};
 }
 
 void GradientBucketer::State::set_scope(GradientScope scope) {

@@ -57,6 +57,8 @@ class GradientBucketer::State : public std::enable_shared_from_this<State> {
   void put_in_place(const std::vector<size_t>& positions);
   void set_zero(size_t position);
   void send_full_buckets();
+  void send_the_rest();
+  void learn_missed();
   void send(size_t bucket);
   void tell_arrival(const detail::Bucket& bucket);
   Work send_flat(detail::Bucket& bucket);
@@ -76,10 +78,14 @@ class GradientBucketer::State : public std::enable_shared_from_this<State> {
   bool active_ = false;
   GradientScope scope_ = GradientScope::world;  // of those that may stay local
   bool order_is_learned_ = false;
-  bool order_shows_ = false;           // all ranks see this window's order, undisturbed by dropped layers
-  std::vector<size_t> arrivals_;       // in this window
-  std::vector<Stage> stages_;          // by parameter
-  std::vector<char> is_zero_;          // by parameter
+  bool order_shows_ = false;      // all ranks see this window's order, undisturbed by dropped layers
+  std::vector<size_t> arrivals_;  // in this window
+  std::vector<Stage> stages_;     // by parameter
+  std::vector<char> is_zero_;     // by parameter
+  std::vector<char> is_missed_;   // by parameter: no backward of the window reached it on this rank, and
+                                  // once learn_missed() was called on any
+  at::Tensor missed_here_, missed_everywhere_;  // uint8 [parameters], [ranks, parameters]; while they travel
+  Work missed_work_;
   std::vector<int64_t> still_waited_;  // by bucket
   size_t next_ = 0;                    // the bucket that is sent next
   std::vector<Work> works_;            // by bucket

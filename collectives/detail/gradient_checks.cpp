@@ -25,10 +25,10 @@ void require_all_reached(const std::vector<std::string>& missed, size_t count) {
   for (size_t i = 0; i < std::min(missed.size(), kNamesShown); ++i) {
     names += (names.empty() ? "" : ", ") + missed[i];
   }
-  require(missed.empty(), "backward reached ", missed.size(), " of ", count,
-          " parameters not at all: ", names, missed.size() > kNamesShown ? ", ..." : "",
-          "; use them, freeze them with requires_grad_(false), or let their gradients be zero with "
-          "unused_is_zero(true)");
+  require(
+      missed.empty(), "backward reached ", missed.size(), " of ", count, " parameters not at all: ", names,
+      missed.size() > kNamesShown ? ", ..." : "",
+      "; use them, freeze them with requires_grad_(false), or where that is meant set unused_is_zero(true)");
 }
 
 }  // namespace pacer::detail

@@ -67,8 +67,9 @@ std::vector<at::Tensor> adapted_forward(const at::Tensor& x, const std::vector<n
     }
     if (const Fp8LayerPtr fp8 = fp8_layer_of(layer)) {
       in_8_bits = true;
-      bases[i] = layer.nf4().is_empty() ? fp8_linear(fp8, x, layer.weight, layer.bias, layer.is_training())
-                                        : fp8_linear(fp8, x, layer.nf4(), layer.bias, layer.is_training());
+      const bool records = pass_records(layer.is_training());
+      bases[i] = layer.nf4().is_empty() ? fp8_linear(fp8, x, layer.weight, layer.bias, records)
+                                        : fp8_linear(fp8, x, layer.nf4(), layer.bias, records);
     }
     if (bases[i].defined()) {
       adapted.nf4 = nullptr;

@@ -122,7 +122,7 @@ Fp8Matrix Fp8Tensors::encode(int64_t rows, int64_t columns, const Role& role, bo
   to.format = role.format;
   to.rule = rule_;
   to.state = role.tensor ? scales() + *role.tensor : nullptr;
-  to.records = role.records;
+  to.records = role.records && records_;
   to.measured = role.amax.defined() ? static_cast<uint32_t*>(role.amax.mutable_data_ptr()) : slot.measured;
   to.inverse = slot.inverse.mutable_data_ptr<float>();
   const bool has_history = role.tensor && has_history_[*role.tensor];
@@ -181,9 +181,17 @@ at::Tensor Fp8Tensors::transposed(const at::Tensor& codes) const {
 
 at::Tensor Fp8Tensors::amax() const { return scales_.select(1, kAmaxWord).contiguous(); }
 void Fp8Tensors::set_amax(const at::Tensor& amax) { scales_.select(1, kAmaxWord).copy_(amax); }
-void Fp8Tensors::forget() { scales_.select(1, kAmaxWord).zero_(); }
+void Fp8Tensors::mark() { marked_ = scales_.select(1, kAmaxWord).clone(); }
+
+void Fp8Tensors::forget() {
+  scales_.select(1, kAmaxWord).zero_();
+  marked_.reset();
+}
+
+void Fp8Tensors::forget_since_mark() { marked_.defined() ? set_amax(marked_) : forget(); }
 
 void Fp8Tensors::update(const kernels::GradientCheck* check) {
+  marked_.reset();
   if (tensors_.empty()) return;
   const c10::DeviceGuard guard(device_);
   if (device_.is_cuda()) {

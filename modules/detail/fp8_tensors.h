@@ -60,6 +60,9 @@ class Fp8Tensors {
   void set_amax(const at::Tensor& amax);
   void update(const kernels::GradientCheck* check);
   void forget();
+  void mark();
+  void forget_since_mark();
+  void record(bool on) { records_ = on; }
   std::map<std::string, at::Tensor> state() const;
   void set_state(const std::map<std::string, at::Tensor>& state);
 
@@ -80,6 +83,8 @@ class Fp8Tensors {
   std::vector<Named> tensors_;
   at::Tensor scales_;     // int32 [tensors, 5]: a kernels::Fp8Scale each
   at::Tensor histories_;  // int32 [tensors, rule_.history]
+  at::Tensor marked_;     // amax(), when mark() was called; undefined: zeros
+  bool records_ = true;
   // Those that the host knows to have a history, which need not be measured. Where it does not know yet, the
   // kernel that measures sees for itself, so that nothing depends on when it learns.
   std::vector<bool> has_history_;

@@ -27,7 +27,7 @@ class FusedCall {
 
   const at::Tensor& x() const { return x_; }       // [rows, features], of the dtype of the residual stream
   at::ScalarType dtype() const { return dtype_; }  // of computing
-  bool records() const { return is_training_; }
+  bool records() const { return pass_records(is_training_); }
 
   // The same call further on, where the residual stream is `x`.
   FusedCall behind(at::Tensor x) const {

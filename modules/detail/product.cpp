@@ -8,6 +8,7 @@
 
 #include <pacer/core/error.h>
 #include <pacer/modules/fp8_scaling.h>
+#include <pacer/modules/replayed.h>
 
 namespace pacer::detail {
 namespace {
@@ -55,6 +56,11 @@ at::ScalarType computing_type(const at::Tensor& x, bool in_8_bits) {
 Fp8LayerPtr fp8_layer(const torch::nn::Module& module) {
   const auto& scaling = Fp8Scope::current();
   return scaling ? scaling->layer_of(module) : nullptr;
+}
+
+// The first run of a region that backward runs again has no gradients, but it is one of training.
+bool pass_records(bool is_training) {
+  return is_training && (at::GradMode::is_enabled() || region_is_running());
 }
 
 bool multiplies(Fp8Layer& layer, const at::Tensor& x, int64_t rows, const at::Tensor& weight) {

@@ -18,6 +18,8 @@ at::ScalarType computing_type(const at::Tensor& x, bool in_8_bits);
 
 // How the module computes at this moment, on this thread; null: as torch::nn::Linear.
 Fp8LayerPtr fp8_layer(const torch::nn::Module& module);
+// Whether a pass of a layer counts for the scales to come: in training, and where a backward pass may follow.
+bool pass_records(bool is_training);
 // Whether it multiplies rows of what is made of `x` by weight [out, in] in 8 bits. Where sizes are no
 // multiples of 16 it does not, which is counted.
 bool multiplies(Fp8Layer& layer, const at::Tensor& x, int64_t rows, const at::Tensor& weight);

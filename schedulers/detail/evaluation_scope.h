@@ -36,10 +36,23 @@ class EvaluationMode {
 
 class EvaluationScope {
  public:
-  explicit EvaluationScope(const SessionParts& parts) : mode_(parts.model()), forward_(parts) {}
+  explicit EvaluationScope(SessionParts& parts)
+      : mode_(parts.model()), counted_(parts.evaluations), forward_(parts) {}
 
  private:
+  // How many of them there are, one inside the other.
+  class Counted {
+   public:
+    explicit Counted(int64_t& count) : count_(++count) {}
+    Counted(const Counted&) = delete;
+    ~Counted() { --count_; }
+
+   private:
+    int64_t& count_;
+  };
+
   EvaluationMode mode_;
+  Counted counted_;
   at::NoGradGuard no_grad_;
   HooksForwardScope forward_;
 };

@@ -13,6 +13,7 @@
 
 #include <pacer/core/error.h>
 #include <pacer/schedulers/detail/model_facts.h>
+#include <pacer/schedulers/detail/training_checks.h>
 #include <pacer/schedulers/gradient_accumulation.h>
 #include <pacer/schedulers/save_best.h>
 #include <pacer/schedulers/session_parts.h>
@@ -100,7 +101,8 @@ std::string PipelineHook::agreement() const {
   const StageCut& cut = stage_model_.cut();
   return concatenate(
       schedule_name(cut.shape.schedule), " over ", cut.shape.ranks, " ranks, ", cut.shape.micro_batches,
-      " micro-batches", options_.weight_by_tokens() ? " by tokens" : "", ", ", cut.shape.chunks,
+      " micro-batches", options_.weight_by_tokens() ? " by tokens" : "",
+      options_.accumulate_in_fp32() ? "" : " that add up in their own dtype", ", ", cut.shape.chunks,
       " stages a rank, cut at ", at::IntArrayRef(cut.bounds), ", first ", listed(cut.first), ", last ",
       listed(cut.last), ", unused parameters ", options_.unused_is_zero() ? "are zero" : "are an error");
 }
@@ -171,8 +173,22 @@ void PipelineHook::drop() {
   if (bucketer_) bucketer_->drop();
 }
 
+// Around the passes of all micro-batches. Nothing looks at gradients before the last one has ended.
+void PipelineHook::backward_begin(const Progress& progress) {
+  if (!options_.accumulate_in_fp32() || progress.micro_steps == 1) return;
+  wide_.watch(trained_parameters(parts()));
+  for (const TiedParameter& tied : stage_model_.tied()) wide_.watch({tied.parameter});
+  wide_.begin_pass();
+}
+
+void PipelineHook::backward_end(const Progress& /*progress*/) {
+  wide_.end_pass();
+  wide_.round_the_rest();
+}
+
 void PipelineHook::backward_failed() {
   messages_.drop();
+  wide_.end_pass();
   JoinedRanks::backward_failed();
 }
 
@@ -193,7 +209,11 @@ void PipelineHook::require_same_batch(const std::string& data) const {
 void PipelineHook::gradients_ready(const Progress& window) {
   add_tied_gradients();
   if (!is_joined_) return;
-  if (bucketer_) bucketer_->reduce(parts().unused(window));
+  if (bucketer_) {
+    bucketer_->reduce(parts().unused(window));
+  } else if (!unused_is_zero()) {
+    check_all_reached(parts());
+  }
   parts().window.gradient_scale = scale();
   Work losses = add_losses();
   if (bucketer_) bucketer_->wait();

@@ -12,6 +12,7 @@
 #include <pacer/schedulers/detail/checkpoint_files.h>
 #include <pacer/schedulers/detail/stage_messages.h>
 #include <pacer/schedulers/detail/stage_model.h>
+#include <pacer/schedulers/detail/wide_gradients.h>
 #include <pacer/schedulers/joined_ranks.h>
 #include <pacer/schedulers/pipeline_options.h>
 
@@ -31,14 +32,15 @@ class PipelineHook : public JoinedRanks {
 
   std::string hook_name() const override { return "pipeline"; }
   std::string agreement() const override;
+  bool unused_is_zero() const override { return options_.unused_is_zero(); }
   // Throws InvalidArgument for another model than that of the Pipeline, and for an optimizer that does not
   // have this rank's parameters or whose gradients stay with their ranks.
   void attach(SessionParts& parts) override;
   // Throws with hooks whose work the pipeline does, or that cannot be had with it.
   void arrange() override;
   void start(const Progress& progress) override;
-  void backward_begin(const Progress& /*progress*/) override {}
-  void backward_end(const Progress& /*progress*/) override {}
+  void backward_begin(const Progress& progress) override;
+  void backward_end(const Progress& progress) override;
   void backward_failed() override;
   void gradients_ready(const Progress& window) override;
   void after_step(StepReport& report) override;
@@ -79,6 +81,7 @@ class PipelineHook : public JoinedRanks {
   SessionParts* attached_ = nullptr;
   std::unique_ptr<GradientBucketer> bucketer_;  // with replicas
   bool is_joined_ = false;
+  WideGradients wide_;
 };
 
 }  // namespace pacer::detail

@@ -111,10 +111,10 @@ void PipelineRun::run_plan(SessionWindow& window) {
         break;
       case PipelinePass::backward:
       case PipelinePass::backward_input:
-        backward(action);
+        backward(window, action);
         break;
       case PipelinePass::backward_weight:
-        backward_weight(action);
+        backward_weight(window, action);
         break;
     }
     hook_.messages().collect(/*wait=*/false);
@@ -129,6 +129,7 @@ void PipelineRun::forward(SessionWindow* window, const PipelineAction& action) {
   if (stage > 0) held.inputs = hook_.messages().take_activations(stage, kinds_[k]);
   at::Tensor loss;
   {
+    const auto pass = window ? window->pass(action.micro_batch) : ZeroedGradients::Scope(nullptr, nullptr);
     const auto scope = window ? window->forward(action.micro_batch) : nullptr;
     Tensors x = stage == 0 ? functions_.first(batches_[k]) : held.inputs;
     for (int64_t i = hook_.stage_model().first_block(stage); i < hook_.stage_model().end_block(stage); ++i) {
@@ -160,7 +161,8 @@ void PipelineRun::forward(SessionWindow* window, const PipelineAction& action) {
   held_[{action.micro_batch, action.chunk}] = std::move(held);
 }
 
-void PipelineRun::backward(const PipelineAction& action) {
+void PipelineRun::backward(SessionWindow& window, const PipelineAction& action) {
+  const auto pass = window.pass(action.micro_batch);
   const int64_t stage = stage_of(action);
   Held& held = held_.at({action.micro_batch, action.chunk});
   Tensors arrived;
@@ -192,13 +194,15 @@ void PipelineRun::backward(const PipelineAction& action) {
   if (stage > 0) hook_.messages().send_gradients(stage, std::move(to_send));
 }
 
-void PipelineRun::backward_weight(const PipelineAction& action) {
+void PipelineRun::backward_weight(SessionWindow& window, const PipelineAction& action) {
+  const auto pass = window.pass(action.micro_batch);
   const auto held = held_.find({action.micro_batch, action.chunk});
   held->second.split->weight_half();
   held_.erase(held);
 }
 
 void PipelineRun::add_loss(const at::Tensor& loss, double weight) {
+  if (weight == 0) return;  // it may be 0 / 0
   const at::Tensor part = loss.detach().to(at::kFloat).reshape({}) * weight;
   loss_ = loss_.defined() ? loss_ + part : part;
   weight_ += weight;
@@ -216,8 +220,7 @@ at::Tensor PipelineRun::mean_loss() {
 at::Tensor PipelineRun::evaluate(const Tensors& batch) {
   SessionParts& parts = *hook_.session_parts();
   const c10::DeviceGuard on_device(parts.device());
-  // Inside Session::evaluate, and in a Validation, there is one.
-  const auto scope = at::GradMode::is_enabled() ? std::make_unique<EvaluationScope>(parts) : nullptr;
+  const EvaluationScope scope(parts);  // also inside Session::evaluate, which costs next to nothing
   const std::vector<Tensors> pieces = micro_batches(batch);
   try {
     hook_.require_same_batch(checksum_of_batch(batch));

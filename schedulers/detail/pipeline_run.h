@@ -49,8 +49,8 @@ class PipelineRun {
   void run_plan(SessionWindow& window);
   // `window` may be null: then without backward.
   void forward(SessionWindow* window, const PipelineAction& action);
-  void backward(const PipelineAction& action);
-  void backward_weight(const PipelineAction& action);
+  void backward(SessionWindow& window, const PipelineAction& action);
+  void backward_weight(SessionWindow& window, const PipelineAction& action);
   void add_loss(const at::Tensor& loss, double weight);
   at::Tensor mean_loss();
 

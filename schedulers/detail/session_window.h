@@ -8,6 +8,7 @@
 
 #include <pacer/modules/tensor_call.h>
 #include <pacer/schedulers/detail/forward_scope.h>
+#include <pacer/schedulers/detail/zeroed_gradients.h>
 #include <pacer/schedulers/session.h>
 
 namespace pacer::detail {
@@ -23,6 +24,8 @@ class SessionWindow {
   // the window is as if it had not begun.
   Tensors begin(int64_t k, Tensors tensors);
   double weight(int64_t k) const { return weights_[static_cast<size_t>(k)]; }
+  // Around each pass of micro-batch `k`, forward and backward: one without weight leaves no trace.
+  ZeroedGradients::Scope pass(int64_t k) { return session_.zeroed_->scope(parts(), weight(k) == 0); }
   // The forward pass of micro-batch `k` as hooks see it, until the scope ends.
   std::unique_ptr<ForwardScope> forward(int64_t k);
   // What backward begins with. Ranks without a loss call it with zeros, for the hooks that count.

@@ -11,6 +11,7 @@
 #include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 
+#include <pacer/collectives/detail/gradient_checks.h>
 #include <pacer/collectives/launch_environment.h>
 #include <pacer/core/error.h>
 #include <pacer/modules/detail/model_modules.h>
@@ -216,6 +217,30 @@ void warn_of_unused_scope(const SessionParts& parts, const ForwardScope& scope) 
       "the Batch of Session::begin ended before the forward pass, which therefore ran without autocast and "
       "what "
       "else hooks switch on for it; keep it until backward: auto [x, y] = session.begin(...)");
+}
+
+void check_all_reached(const SessionParts& parts) {
+  const auto is_missed = [](const at::Tensor& parameter) {
+    return parameter.requires_grad() && !parameter.grad().defined();
+  };
+  bool misses = false;
+  for (const auto& group : parts.optimizer().param_groups()) {
+    misses = misses || std::any_of(group.params().begin(), group.params().end(), is_missed);
+  }
+  if (!misses) return;  // names cost more
+  const SessionOptimizer* own = parts.session_optimizer();
+  std::unordered_set<const void*> local;  // what they have no gradient for has one of zero
+  if (own != nullptr && own->gradient_scope() != GradientScope::world) {
+    for (const at::Tensor& parameter : own->local_parameters()) local.insert(parameter.unsafeGetTensorImpl());
+  }
+  std::vector<std::string> missed;
+  size_t count = 0;
+  for (const auto& [name, parameter] : named_optimizer_parameters(parts)) {
+    if (!parameter.requires_grad()) continue;
+    ++count;
+    if (is_missed(parameter) && local.count(parameter.unsafeGetTensorImpl()) == 0) missed.push_back(name);
+  }
+  require_all_reached(missed, count);
 }
 
 void check_gradients(const SessionParts& parts) {

@@ -64,6 +64,10 @@ class GradientWatch {
 // before backward ends the scope.
 void warn_of_unused_scope(const SessionParts& parts, const ForwardScope& scope);
 
+// Throws InvalidArgument that names them where parameters of the optimizer that are trained have no gradient,
+// as where buckets of gradients travel.
+void check_all_reached(const SessionParts& parts);
+
 // Throws InvalidArgument where no parameter of the optimizer has a gradient. A rank of a pipeline may have
 // nothing that needs one.
 void check_gradients(const SessionParts& parts);

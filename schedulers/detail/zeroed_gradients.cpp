@@ -6,8 +6,18 @@
 #include <torch/nn/module.h>
 
 #include <pacer/schedulers/detail/model_facts.h>
+#include <pacer/schedulers/precision.h>
 
 namespace pacer::detail {
+
+void forget_micro_batch(const SessionParts& parts) {
+  if (auto* precision = parts.find<Precision>()) precision->forget_micro_batch();
+}
+
+void ZeroedGradients::Scope::set(bool on) {
+  if (is_on_ != nullptr) *is_on_ = on;
+  if (precision_ != nullptr) precision_->record(!on);
+}
 
 ZeroedGradients::~ZeroedGradients() {
   for (const auto& [parameter, position] : hooked_) parameter.remove_hook(position);
@@ -22,7 +32,7 @@ void ZeroedGradients::watch(const at::Tensor& parameter) {
 
 // Hooks stay where they are: to remove one leaves its place behind, and there may be a pass in every step.
 ZeroedGradients::Scope ZeroedGradients::scope(const SessionParts& parts, bool wanted) {
-  if (!wanted) return Scope(nullptr);
+  if (!wanted) return Scope(nullptr, nullptr);
   std::unordered_set<const void*> known;
   for (const auto& item : hooked_) known.insert(item.first.unsafeGetTensorImpl());
   std::vector<at::Tensor> parameters = parts.model().parameters();
@@ -33,7 +43,7 @@ ZeroedGradients::Scope ZeroedGradients::scope(const SessionParts& parts, bool wa
       watch(parameter);
     }
   }
-  return Scope(is_on_.get());
+  return Scope(is_on_.get(), parts.find<Precision>());
 }
 
 }  // namespace pacer::detail

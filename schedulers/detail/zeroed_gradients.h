@@ -1,6 +1,7 @@
-// Backward passes that contribute exactly zero gradients, whatever they compute: those of micro-batches of
-// weight 0. Their loss may be a mean over no token, 0 / 0, and zero times that is no zero. The pass itself
-// runs, because collectives inside of it and buckets of gradients wait for it on other ranks.
+// Passes that leave no trace, whatever they compute: those of micro-batches of weight 0. Their gradients are
+// exactly zero, and 8-bit scales learn nothing of them. Their loss may be a mean over no token, 0 / 0, and
+// zero times that is no zero. The pass itself runs, because collectives inside of it and buckets of gradients
+// wait for it on other ranks.
 #pragma once
 
 #include <atomic>
@@ -12,7 +13,14 @@
 
 #include <pacer/schedulers/session_parts.h>
 
-namespace pacer::detail {
+namespace pacer {
+
+class Precision;
+
+namespace detail {
+
+// After a pass in such a scope whose forward pass was recorded, because its weight was not known then.
+void forget_micro_batch(const SessionParts& parts);
 
 class ZeroedGradients {
  public:
@@ -21,16 +29,15 @@ class ZeroedGradients {
   // Switched on while it lives.
   class Scope {
    public:
-    explicit Scope(Switch* is_on) : is_on_(is_on) {
-      if (is_on_ != nullptr) *is_on_ = true;
-    }
-    ~Scope() {
-      if (is_on_ != nullptr) *is_on_ = false;
-    }
+    Scope(Switch* is_on, Precision* precision) : is_on_(is_on), precision_(precision) { set(true); }
+    ~Scope() { set(false); }
     Scope(const Scope&) = delete;
 
    private:
+    void set(bool on);
+
     Switch* is_on_;
+    Precision* precision_;
   };
 
   ZeroedGradients() = default;
@@ -38,7 +45,7 @@ class ZeroedGradients {
   ~ZeroedGradients();
 
   // With `wanted`: while the result lives, a gradient of the model's or the optimizer's parameters becomes
-  // zeros before it is added. Otherwise nothing happens.
+  // zeros before it is added, and 8-bit layers record nothing. Otherwise nothing happens.
   Scope scope(const SessionParts& parts, bool wanted);
 
  private:
@@ -49,4 +56,5 @@ class ZeroedGradients {
   std::vector<std::pair<at::Tensor, unsigned>> hooked_;  // with the hook's position
 };
 
-}  // namespace pacer::detail
+}  // namespace detail
+}  // namespace pacer

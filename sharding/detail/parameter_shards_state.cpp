@@ -86,6 +86,7 @@ void ParameterShards::State::land(size_t position) {
   copy_gradient(position);
   if (stages_[position] == Stage::awaited) --unit_of(position).awaited;
   stages_[position] = Stage::landed;
+  was_reached_[position] = 1;
   send_full_units();
 }
 
@@ -112,7 +113,9 @@ at::Tensor ParameterShards::State::place_of(size_t position) {
 void ParameterShards::State::make_landing(Unit& unit) {
   if (unit.landing.defined()) return;
   if (!options_.reduce_every_backward()) {
-    unit.landing = at::zeros({unit.layout.elements()}, unit.gradient.options());
+    at::TensorOptions kind = unit.gradient.options();
+    if (adds_up_wide(unit) && !pass_.is_last) kind = kind.dtype(at::kFloat);
+    unit.landing = at::zeros({unit.layout.elements()}, kind);
   } else {
     unit.landing = group_count_ > 0 ? take_memory(unit) : take_slot(unit);
   }
@@ -170,6 +173,7 @@ void ParameterShards::State::send(Unit& unit) {
   for (const size_t position : unit.members) {
     if (stages_[position] != Stage::landed && !has_contributed_[position]) place_of(position).zero_();
   }
+  unit.landing = unit.landing.to(unit.gradient.scalar_type());  // rounds what added up in fp32
   // As a tensor: a plain number would be rounded to the gradients' dtype first.
   if (prescale_ != 1) unit.landing.mul_(at::scalar_tensor(prescale_, at::kFloat));
   if (unit.has_gradient) unit.sum = at::empty_like(unit.gradient);
@@ -186,6 +190,7 @@ void ParameterShards::State::add_over_replicas(Unit& unit) {
   if (replicas_ == nullptr || stays_local(unit)) return;
   if (std::exchange(unit.is_replicated, true)) return;
   finish(unit);
+  round_sum(unit);
   unit.replication = replicas_->all_reduce(unit.gradient, agreed());
 }
 
@@ -194,7 +199,7 @@ void ParameterShards::State::finish(Unit& unit) {
   if (!unit.work.is_empty()) {
     unit.work.wait();
     unit.work = {};  // it holds its tensors
-    if (unit.sum.defined()) unit.gradient.add_(unit.sum);
+    if (unit.sum.defined()) add_sum(unit);
     unit.sum.reset();
   }
   const bool is_reused = group_count_ > 0 && options_.reduce_every_backward();
@@ -205,10 +210,24 @@ void ParameterShards::State::finish(Unit& unit) {
   }
 }
 
+void ParameterShards::State::add_sum(Unit& unit) const {
+  if (!adds_up_wide(unit)) {
+    unit.gradient.add_(unit.sum);
+    return;
+  }
+  if (!unit.wide.defined()) unit.wide = unit.gradient.to(at::kFloat);
+  unit.wide.add_(unit.sum);
+}
+
+// Behind the last pass.
+void ParameterShards::State::round_sum(Unit& unit) {
+  if (unit.wide.defined()) unit.gradient.copy_(std::exchange(unit.wide, at::Tensor()));
+}
+
 void ParameterShards::State::require_all_reached() const {
   std::vector<std::string> missed;
   for (size_t i = 0; i < parts_.size(); ++i) {
-    if (stages_[i] == Stage::awaited) missed.push_back(parts_[i].name);
+    if (stages_[i] == Stage::awaited && was_reached_[i] == 0) missed.push_back(parts_[i].name);
   }
   detail::require_all_reached(missed, parts_.size());
 }
@@ -221,6 +240,14 @@ void ParameterShards::State::end() {
   send_full_units();
   if (values_ && !keeps_gathered()) values_->release_all();
   active_ = false;
+}
+
+std::vector<char> ParameterShards::State::missed() const {
+  std::vector<char> missed;
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    missed.push_back(units_[unit_of_[i]].is_trained && was_reached_[i] == 0 ? 1 : 0);
+  }
+  return missed;
 }
 
 void ParameterShards::State::reduce(const std::vector<at::Tensor>& absent_in_all, bool stays_local) {
@@ -244,6 +271,7 @@ void ParameterShards::State::wait() {
   const at::NoGradGuard no_grad;
   for (Unit& unit : units_) {
     finish(unit);
+    round_sum(unit);
     if (unit.has_gradient) add_over_replicas(unit);
     if (unit.is_trained && !unit.has_gradient) unit.gradient.zero_();
   }
@@ -257,6 +285,7 @@ void ParameterShards::State::drop() {
     unit.work = {};
     unit.replication = {};
     unit.sum.reset();
+    unit.wide.reset();
     unit.landing.reset();
   }
   slots_.clear();  // what is under way may still write to them
@@ -268,6 +297,7 @@ void ParameterShards::State::forget_pass() {
   active_ = false;
   for (Unit& unit : units_) unit.has_gradient = unit.is_replicated = false;
   has_contributed_.assign(parts_.size(), 0);
+  was_reached_.assign(parts_.size(), 0);
 }
 
 void ParameterShards::State::gather_parameters() {

@@ -27,6 +27,7 @@ class ParameterShards::State : public std::enable_shared_from_this<State> {
   void add_groups(const std::vector<Group>& groups);
   void begin(const Pass& pass);
   void end();
+  std::vector<char> missed() const;
   void reduce(const std::vector<at::Tensor>& absent_in_all, bool stays_local);
   void wait();
   void drop();
@@ -67,6 +68,7 @@ class ParameterShards::State : public std::enable_shared_from_this<State> {
     at::Tensor landing;         // flat, where this rank's gradients come together; undefined before the first
     size_t awaited = 0;         // members that this backward may still reach
     at::Tensor sum;             // of this pass, where it is not `gradient` itself
+    at::Tensor wide;            // fp32: the sum of several passes of 16 bits; it becomes `gradient`
     Work work;                  // the sum under way
     bool is_replicated = false;  // `gradient` is, or becomes, the sum over replicas
     Work replication;
@@ -108,6 +110,11 @@ class ParameterShards::State : public std::enable_shared_from_this<State> {
   void send_full_units();
   void send(Unit& unit);
   void finish(Unit& unit);
+  void add_sum(Unit& unit) const;
+  static void round_sum(Unit& unit);
+  bool adds_up_wide(const Unit& unit) const {
+    return options_.accumulate_in_fp32() && unit.gradient.element_size() < 4;
+  }
   void add_over_replicas(Unit& unit);
   void require_all_reached() const;
   void forget_pass();
@@ -132,6 +139,7 @@ class ParameterShards::State : public std::enable_shared_from_this<State> {
   Pass pass_;
   std::vector<Stage> stages_;          // by position
   std::vector<char> has_contributed_;  // by position: in a pass since the last update; whole gradients only
+  std::vector<char> was_reached_;      // by position: by a pass since the last update
   std::vector<char> absent_in_all_;    // by position
   size_t next_ = 0;                    // the unit that is sent next
 };

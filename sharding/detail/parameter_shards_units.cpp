@@ -72,6 +72,7 @@ void ParameterShards::State::add_part(const NamedParameter& item) {
 
 void ParameterShards::State::add_hooks() {
   has_contributed_.assign(parts_.size(), 0);
+  was_reached_.assign(parts_.size(), 0);
   for (size_t i = 0; i < parts_.size(); ++i) {
     if (!unit_of(i).is_trained) continue;
     detail::add_gradient_hook(parts_[i].parameter, shared_from_this(),
@@ -129,6 +130,7 @@ void ParameterShards::State::add_unit(std::vector<size_t> members, size_t group)
             false,
             {},
             0,
+            {},
             {},
             {},
             false,

@@ -45,6 +45,7 @@ struct Setup {
   int64_t depth = 6, steps = 3, micro_batches = 4, rows = 2;  // rows of a micro-batch
   bool is_tied = false;
   std::function<void(LanguageModel&)> prepare = [](LanguageModel&) {};  // the whole model, before all else
+  at::ScalarType dtype = at::kFloat;
   std::function<void(Session&, LanguageModel&)> use = [](Session&, LanguageModel&) {};
   std::function<std::unique_ptr<torch::optim::Optimizer>(NamedParameters)> optimizer =
       [](NamedParameters parameters) {
@@ -66,6 +67,7 @@ inline LanguageModel make_model(const Setup& setup) {
   torch::manual_seed(4);
   LanguageModel model(setup.depth, setup.is_tied);
   setup.prepare(model);
+  model->to(setup.dtype);
   return model;
 }
 
@@ -138,7 +140,9 @@ inline Result run_whole(const Setup& setup, int replicas = 1) {
     const auto gradients = std::make_shared<std::vector<GradientCopies::Copies>>();
     const auto optimizer = setup.optimizer(model->named_parameters());
     Session session(*model, *optimizer, worlds[static_cast<size_t>(rank)]);
-    session.use(GradientAccumulation(setup.micro_batches).weight_by_tokens(setup.options.weight_by_tokens()));
+    session.use(GradientAccumulation(setup.micro_batches)
+                    .weight_by_tokens(setup.options.weight_by_tokens())
+                    .accumulate_in_fp32(setup.options.accumulate_in_fp32()));
     session.use(GradientCopies(model, gradients));
     setup.use(session, model);
     const int64_t rows = setup.rows;

@@ -6,12 +6,14 @@
 #include <torch/optim/adamw.h>
 
 #include <pacer/schedulers/checkpoints.h>
+#include <pacer/schedulers/data_parallel.h>
 #include <pacer/schedulers/gradient_accumulation.h>
 #include <pacer/schedulers/recompute.h>
 #include <pacer/schedulers/session.h>
 
 #include "support/captured_stderr.h"
 #include "support/catch.h"
+#include "support/ranks.h"
 #include "support/small_model.h"
 #include "support/temporary_folder.h"
 
@@ -172,7 +174,7 @@ TEMPLATE_TEST_CASE("moments of a dropped layer decay, and so do its weights", "[
   CHECK(checked >= 4);
 }
 
-TEST_CASE("a parameter that two layers share never counts as dropped", "[session][layer_drop]") {
+TEST_CASE("a parameter that two layers share counts as dropped where both are", "[session][layer_drop]") {
   GatedStack model(std::vector<int64_t>{0, 1, 0});
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.01));
   Session session(*model, optimizer);
@@ -186,14 +188,44 @@ TEST_CASE("a parameter that two layers share never counts as dropped", "[session
     const bool shared_kept = gates->keeps(0) || gates->keeps(2), alone_kept = gates->keeps(1);
     session.backward(model->loss(x));
     session.step();
-    REQUIRE(seen[0].defined() == shared_kept);
+    REQUIRE(seen[0].defined());
     REQUIRE(seen[1].defined());
+    if (!shared_kept) REQUIRE(count_true(seen[0] != 0) == 0);
     if (!alone_kept) REQUIRE(count_true(seen[1] != 0) == 0);
     both_dropped += !shared_kept;
     alone_dropped += !alone_kept;
   }
   CHECK(both_dropped > 3);
   CHECK(alone_dropped > 3);
+}
+
+TEST_CASE("ranks that drop both layers of a shared parameter train as one rank does",
+          "[session][layer_drop]") {
+  // Steps with other micro-steps each, whose parameters were all zeroed for dropped layers by one rule.
+  const auto trained = [](int ranks, bool unused_is_zero) {
+    std::vector<GatedStack> models;
+    for (int rank = 0; rank < ranks; ++rank) models.emplace_back(std::vector<int64_t>{0, 1, 0});
+    const auto worlds = Communicator::in_process(ranks);
+    const auto messages = run_ranks(ranks, [&](int rank) {
+      GatedStack& model = models[static_cast<size_t>(rank)];
+      FusedAdamW optimizer(model->parameters(), FusedAdamWOptions(0.01).weight_decay(0.1));
+      Session session(*model, optimizer, worlds[static_cast<size_t>(rank)]);
+      session.use(DataParallel(DataParallelOptions().unused_is_zero(unused_is_zero))).use(model->layer_drop);
+      for (int step = 0; step < 20; ++step) {
+        auto [x] = session.begin(torch::ones({2, kWidth}));
+        session.backward(model->loss(x));
+        session.step();
+      }
+      session.finish();
+    });
+    CHECK(first_of(messages) == "");
+    return models.front()->parameters();
+  };
+  const auto alone = trained(1, false);
+  for (const bool unused_is_zero : {false, true}) {
+    CHECK(same_bits(alone, trained(1, unused_is_zero)));
+    CHECK(same_bits(alone, trained(2, unused_is_zero)));
+  }
 }
 
 TEST_CASE("a dropped layer's parameter that is used elsewhere keeps the gradient from there",

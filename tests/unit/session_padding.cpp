@@ -131,12 +131,4 @@ TEST_CASE("gradients are zeroed for passes of weight 0 only, and no more when th
   CHECK(count_true(model->weight.grad().ne(4)) == 0);
 }
 
-TEST_CASE("without weights by tokens a loss that is not a number stays one", "[session][padding]") {
-  Trainer t;
-  t.session.use(GradientClipping(1.0));
-  micro_step(t, /*is_padding=*/true);
-  CHECK(t.session.skipped_steps() == 1);
-  t.session.finish();
-}
-
 }  // namespace pacer::testing::padding
