@@ -38,6 +38,7 @@ class FusedLambOptions(_Fused, total=False):
 
 class _OneBit(_Common, total=False):
     compress: bool
+    compress_vectors: bool
     freeze_step: Optional[int]
     freeze_automatically: Optional[int]
     variance_floor: float

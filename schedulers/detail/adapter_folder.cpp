@@ -77,6 +77,8 @@ AdapterFolder read_adapter_folder(const std::string& folder) {
               ", which is no matrix of a low-rank adapter and in none of its modules_to_save; pacer loads "
               "names such as \"",
               kAdapterPrefix, "LAYER", kAdapterA, "\" and those of modules_to_save");
+      require(tensor.dtype != Dtype::OTHER, found.path, ": ", quote_for_message(name), " is ",
+              tensor.dtype_text, ", a dtype that LibTorch does not have");
       met.insert(*module);
       found.beside.emplace(rest, AdapterFolder::Tensor{tensor_dtype(tensor.dtype), tensor.shape});
       continue;
