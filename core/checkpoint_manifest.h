@@ -35,11 +35,10 @@ struct CheckpointFile {
 struct CheckpointManifest {
   int64_t step = 0;
   int64_t world_size = 1;
-  bool is_finite =
-      true;  // its parameters are finite; "finite_parameters": false stands behind world_size if not
   std::string pacer_version;
   std::map<std::string, std::string> libraries;  // name, version
   std::vector<CheckpointFile> files;
+  bool is_finite = true;  // its parameters; "finite_parameters": false stands behind world_size if not
 };
 
 constexpr const char* kManifestName = "manifest.json";
