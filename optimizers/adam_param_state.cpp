@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include <torch/optim/adam.h>
 #include <torch/serialize/archive.h>
 
 #include <pacer/core/error.h>
@@ -15,13 +16,17 @@ namespace {
 
 using detail::kStateFields;
 
+// No LibTorch may have put more in between.
+static_assert(sizeof(torch::optim::AdamParamState) ==
+              sizeof(torch::optim::OptimizerParamState) + sizeof(int64_t) + 3 * sizeof(torch::Tensor));
+
 bool same_tensor(const torch::Tensor& a, const torch::Tensor& b) {
   return a.defined() == b.defined() && (!a.defined() || a.equal(b));
 }
 
 }  // namespace
 
-FusedAdamStateFields::FusedAdamStateFields(const FusedAdamStateFields& other) : steps_(other.step()) {
+FusedAdamStateFields::FusedAdamStateFields(const FusedAdamStateFields& other) : step_(other.step()) {
   for (const auto& field : kStateFields) (this->*field.get)() = (other.*field.read)();
 }
 
@@ -30,11 +35,23 @@ FusedAdamStateFields& FusedAdamStateFields::operator=(const FusedAdamStateFields
   return *this;
 }
 
-int64_t FusedAdamStateFields::step() const { return clock_ ? clock_->read() : steps_; }
+std::shared_ptr<const detail::StepClock> FusedAdamStateFields::clock() const {
+  return clock_ && clock_->host_steps() == step_ ? clock_ : nullptr;
+}
+
+void FusedAdamStateFields::follow(std::shared_ptr<const detail::StepClock> clock) {
+  clock_ = std::move(clock);
+  step_ = clock_->host_steps();
+}
+
+int64_t FusedAdamStateFields::step() const {
+  const auto clock = this->clock();
+  return clock ? clock->read() : step_;
+}
 
 FusedAdamStateFields& FusedAdamStateFields::step(int64_t steps) {
   require(steps >= 0, "a step count must be >= 0, not ", steps);
-  steps_ = steps;
+  step_ = steps;
   clock_.reset();
   return *this;
 }

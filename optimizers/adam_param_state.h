@@ -1,5 +1,10 @@
-// What FusedAdam, FusedAdamW and FusedLamb remember of one parameter, in the shape LibTorch's optimizers have
-// it: entries of Optimizer::state(), with the getters and setters of torch::optim::AdamParamState.
+// What pacer's optimizers remember of one parameter, in the shape LibTorch's optimizers have it: entries of
+// Optimizer::state(), with the getters and setters of torch::optim::AdamParamState.
+//
+// The first four fields of every state lie where torch::optim::AdamParamState and AdamWParamState have
+// theirs. So static_cast<torch::optim::AdamParamState&>(*optimizer.state().at(key)).exp_avg().zero_(), which
+// LibTorch's users write, changes what it says, step() included. A state of torch's type that is put into
+// Optimizer::state() becomes one of the optimizer's own, with the same tensors, at the next step.
 #pragma once
 
 #include <cstdint>
@@ -27,10 +32,15 @@ class FusedAdamStateFields : public torch::optim::OptimizerParamState {
   ~FusedAdamStateFields() override = default;
 
   // Number of steps applied to this parameter. On a GPU with finite_check, or after a CUDA graph capture,
-  // only the device knows the number and reading it waits for the device.
+  // only the device knows the number and reading it waits for the device. What one reads through torch's type
+  // is then the host's count, which has the skipped steps in it and not those of a graph's replays.
   int64_t step() const;
   FusedAdamStateFields& step(int64_t steps);
 
+ private:
+  int64_t step_ = 0;  // the host's count; it and the next three are where torch's states have them
+
+ public:
   // First and second moment; the running maximum of the second (amsgrad only, else undefined).
   TORCH_ARG(torch::Tensor, exp_avg);
   TORCH_ARG(torch::Tensor, exp_avg_sq);
@@ -46,12 +56,16 @@ class FusedAdamStateFields : public torch::optim::OptimizerParamState {
   void serialize(torch::serialize::InputArchive& archive) override;
   void serialize(torch::serialize::OutputArchive& archive) const override;
 
-  // For the optimizer: the clock that counts this parameter's steps, null before the first step.
-  const std::shared_ptr<const detail::StepClock>& clock() const { return clock_; }
-  void follow(std::shared_ptr<const detail::StepClock> clock) { clock_ = std::move(clock); }
+  // For the optimizer: the clock that counts this parameter's steps; null before the first step, and where
+  // the number was set since the last one. `steps` is the host's count of the clock.
+  std::shared_ptr<const detail::StepClock> clock() const;
+  void follow(std::shared_ptr<const detail::StepClock> clock);
+  bool follows(const detail::StepClock* clock, int64_t steps) const {
+    return clock_.get() == clock && step_ == steps;
+  }
+  void count_step() { ++step_; }
 
  private:
-  int64_t steps_ = 0;
   std::shared_ptr<const detail::StepClock> clock_;
 };
 

@@ -1,5 +1,7 @@
 #include <pacer/optimizers/fused_optimizer.h>
 
+#include <iterator>
+
 #include <c10/util/Exception.h>
 
 #include <pacer/core/error.h>
@@ -53,7 +55,14 @@ std::vector<OptimizerParamGroup> without_names(const std::vector<NamedParamGroup
 }
 
 void add_names(const NamedParameters& parameters, detail::ParameterNames& names) {
-  for (const auto& item : parameters) names.emplace(item.value().unsafeGetTensorImpl(), item.key());
+  for (auto item = names.begin(); item != names.end();) {
+    item = item->second.first.expired() ? names.erase(item) : std::next(item);
+  }
+  for (const auto& item : parameters) {
+    if (!item.value().defined()) continue;  // refused where the groups are looked at
+    names.emplace(item.value().unsafeGetTensorImpl(),
+                  std::make_pair(HeldAddress(item.value().getIntrusivePtr()), item.key()));
+  }
 }
 
 detail::ParameterNames names_in(const std::vector<NamedParamGroup>& groups) {
@@ -74,7 +83,7 @@ FusedOptimizer::FusedOptimizer(const std::vector<OptimizerParamGroup>& groups, d
   param_groups_ = adopt_groups(*traits_, groups, *defaults_);  // torch's constructor may drop their options
   detail::check_groups(param_groups_, names_);
   detail::check_names(param_groups_, names_);
-  if (const auto& paging = traits_->settings(*defaults_).paging) engine_->page(*paging);
+  if (const auto& paging = traits_->settings(*defaults_).paging) engine().page(*paging);
 }
 FusedOptimizer::FusedOptimizer(const std::vector<OptimizerParamGroup>& groups,
                                std::unique_ptr<OptimizerOptions> defaults)
@@ -87,7 +96,14 @@ FusedOptimizer::FusedOptimizer(FusedOptimizer&&) noexcept = default;
 FusedOptimizer& FusedOptimizer::operator=(FusedOptimizer&&) noexcept = default;
 FusedOptimizer::~FusedOptimizer() = default;
 
+detail::AdamEngine& FusedOptimizer::engine() const {
+  require(engine_ != nullptr, traits_->name,
+          ": this optimizer was moved from, and what it had is another one's; use that one");
+  return *engine_;
+}
+
 void FusedOptimizer::add_param_group(const OptimizerParamGroup& group) {
+  (void)engine();  // is there
   auto with_group = adopt_groups(*traits_, {group}, *defaults_, param_groups_.size());
   std::vector<OptimizerParamGroup> all(param_groups_);
   all.push_back(with_group.front());
@@ -109,7 +125,7 @@ void FusedOptimizer::add_param_group(const NamedParamGroup& group) {
 }
 
 detail::OptimizerView FusedOptimizer::view() const {
-  return {*traits_, param_groups_, state_, *defaults_, names_, engine_->owned_ranges(), engine_->is_paged()};
+  return {*traits_, param_groups_, state_, *defaults_, names_, engine().owned_ranges(), engine().is_paged()};
 }
 
 torch::Tensor FusedOptimizer::step(LossClosure closure) {
@@ -145,24 +161,24 @@ void FusedOptimizer::adopt_foreign_options() {
 void FusedOptimizer::prepare(const StepInputs& inputs) {
   const torch::NoGradGuard no_grad;
   adopt_foreign_options();
-  engine_->prepare(param_groups_, detail::settings_of(*traits_, param_groups_), state_, names_, inputs);
+  engine().prepare(param_groups_, detail::settings_of(*traits_, param_groups_), state_, names_, inputs);
 }
 
 bool FusedOptimizer::enqueue() {
   const torch::NoGradGuard no_grad;
-  return engine_->enqueue();
+  return engine().enqueue();
 }
 
-void FusedOptimizer::conclude(bool applied) { engine_->conclude(applied); }
+void FusedOptimizer::conclude(bool applied) { engine().conclude(applied); }
 
 bool FusedOptimizer::look_early(const std::vector<torch::Tensor>& parameters) {
-  return engine_->look_early(parameters);
+  return engine().look_early(parameters);
 }
 
-void FusedOptimizer::expect_step() { engine_->expect_step(); }
+void FusedOptimizer::expect_step() { engine().expect_step(); }
 
 std::string FusedOptimizer::unshared_reason(GradientScope /*among*/) const {
-  if (!engine_->is_paged()) return "";
+  if (!engine().is_paged()) return "";
   for (const detail::AdamGroupSettings& settings : detail::settings_of(*traits_, param_groups_)) {
     if (settings.kernel.rule == kernels::UpdateRule::lamb) {
       return "its state is paged, and the norms of a tensor would be added up over ranks page by page; leave "
@@ -191,7 +207,7 @@ int64_t FusedOptimizer::smallest_piece() const {
 void FusedOptimizer::own_parts(const std::vector<OwnedPart>& parts, std::shared_ptr<Communicator> ranks) {
   const std::string reason = unshared_reason(GradientScope::node);
   require(reason.empty(), "ranks cannot share the work of ", traits_->name, ", because ", reason);
-  const detail::OwnedRanges& owned = engine_->owned_ranges();
+  const detail::OwnedRanges& owned = engine().owned_ranges();
   const int64_t piece = smallest_piece();
   for (const OwnedPart& part : parts) {
     require(part.bounds.size() == static_cast<size_t>(ranks->world_size()) + 1, traits_->name,
@@ -211,16 +227,17 @@ void FusedOptimizer::own_parts(const std::vector<OwnedPart>& parts, std::shared_
   const torch::NoGradGuard no_grad;
   const bool is_cut = is_shared_out();
   for (const OwnedPart& part : parts) {
-    engine_->own_range(part.parameter, {{part.first, part.count}, part.bounds, part.gradient, part.values});
+    engine().own_range(part.parameter, {{part.first, part.count}, part.bounds, part.gradient, part.values});
     const auto state = state_.find(part.parameter.unsafeGetTensorImpl());
     if (state == state_.end() || is_cut) continue;
+    if (auto adopted = detail::adopted_state(*traits_, *state->second)) state->second = std::move(adopted);
     detail::cut_state(dynamic_cast<FusedAdamStateFields&>(*state->second), part.parameter,
                       {part.first, part.count}, parameter_name(part.parameter));
   }
-  engine_->share_norm_with(std::move(ranks));
+  engine().share_norm_with(std::move(ranks));
 }
 
-bool FusedOptimizer::is_shared_out() const { return !engine_->owned_ranges().empty(); }
+bool FusedOptimizer::is_shared_out() const { return !engine().owned_ranges().empty(); }
 
 void FusedOptimizer::require_whole(const char* what) const {
   require(
@@ -229,7 +246,7 @@ void FusedOptimizer::require_whole(const char* what) const {
       "saving to its Checkpoints hook");
 }
 
-int64_t FusedOptimizer::enqueue_version() const { return engine_->enqueue_version(); }
+int64_t FusedOptimizer::enqueue_version() const { return engine().enqueue_version(); }
 
 double FusedOptimizer::base_lr(size_t group) {
   adopt_foreign_options();
@@ -257,16 +274,16 @@ void FusedOptimizer::load(torch::serialize::InputArchive& archive) {
   restore(detail::read_optimizer(archive, view()));
 }
 
-void FusedOptimizer::sync_state() const { engine_->sync_state(); }
+void FusedOptimizer::sync_state() const { engine().sync_state(); }
 
-int64_t FusedOptimizer::resident_state_bytes() const { return engine_->resident_state_bytes(); }
+int64_t FusedOptimizer::resident_state_bytes() const { return engine().resident_state_bytes(); }
 
 NamedTensors FusedOptimizer::export_state() const {
   sync_state();
   return detail::export_state(view());
 }
 
-bool FusedOptimizer::keeps_state_on_host() const { return engine_->is_paged(); }
+bool FusedOptimizer::keeps_state_on_host() const { return engine().is_paged(); }
 
 SessionOptimizer::PreparedImport FusedOptimizer::prepare_import(const NamedTensors& state,
                                                                 const NamedTensors& rank_state) {
@@ -276,7 +293,7 @@ SessionOptimizer::PreparedImport FusedOptimizer::prepare_import(const NamedTenso
   return [this, pending] { commit(std::move(*pending)); };
 }
 
-int64_t FusedOptimizer::skipped_steps() const { return engine_->skipped_steps(); }
+int64_t FusedOptimizer::skipped_steps() const { return engine().skipped_steps(); }
 
 std::optional<std::string> FusedOptimizer::find_name(const torch::Tensor& parameter) const {
   for (size_t g = 0; g < param_groups_.size(); ++g) {
@@ -297,7 +314,7 @@ double FusedOptimizer::trust_ratio_of(const torch::Tensor& parameter) const {
       find_name(parameter).has_value(), traits_->name,
       ": a trust ratio was asked for of a tensor that is not one of the parameters; pass one of those the "
       "optimizer was given");
-  return engine_->trust_ratio(parameter);
+  return engine().trust_ratio(parameter);
 }
 
 void FusedOptimizer::restore(detail::PendingState pending) {
@@ -307,7 +324,7 @@ void FusedOptimizer::restore(detail::PendingState pending) {
 }
 
 void FusedOptimizer::commit(detail::PendingState pending) {
-  engine_->forget_plan();
+  engine().forget_plan();
   detail::commit_pending(std::move(pending), param_groups_, state_);
 }
 

@@ -7,12 +7,12 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include <pacer/optimizers/named_parameters.h>
 #include <pacer/optimizers/session_optimizer.h>
+#include <pacer/optimizers/tensor_names.h>
 
 namespace pacer {
 
@@ -62,7 +62,9 @@ class FusedOptimizer : public SessionOptimizer {
   int64_t resident_state_bytes() const;
 
   std::string parameter_name(const torch::Tensor& parameter) const override;
-  // Throws InvalidArgument where two parameters would have one name.
+  // After a parameter was replaced by another tensor, in the model and in its group, this names the new one;
+  // a Session calls it then, and before it saves. Throws InvalidArgument where two parameters would have one
+  // name.
   void name_parameters(const NamedParameters& names) override;
   double base_lr(size_t group) override;
   void set_base_lr(size_t group, double rate) override;
@@ -98,7 +100,8 @@ class FusedOptimizer : public SessionOptimizer {
   // The ratio by which the last step scaled the parameter's update (LAMB), 1 before.
   double trust_ratio_of(const torch::Tensor& parameter) const;
 
-  detail::AdamEngine& engine() const { return *engine_; }
+  // Throws InvalidArgument where the optimizer was moved from.
+  detail::AdamEngine& engine() const;
   const detail::OptimizerTraits& traits() const { return *traits_; }
   detail::OptimizerView view() const;
 
@@ -106,15 +109,14 @@ class FusedOptimizer : public SessionOptimizer {
   void restore(detail::PendingState pending);
   // The second half: nothing that was planned with the former states holds any more.
   void commit(detail::PendingState pending);
-  const std::unordered_map<const void*, std::string>& names() const { return names_; }
+  const TensorNames& names() const { return names_; }
 
   // Groups whose options were set by others may still carry torch's; from now on they have this optimizer's
   // own, of equal values. Warns of groups whose options the base class has dropped (group_defaults.h).
   void adopt_foreign_options();
 
  private:
-  FusedOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& groups,
-                 std::unordered_map<const void*, std::string> names,
+  FusedOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& groups, TensorNames names,
                  std::unique_ptr<torch::optim::OptimizerOptions> defaults);
 
   void require_whole(const char* what) const;
@@ -124,7 +126,7 @@ class FusedOptimizer : public SessionOptimizer {
 
   const detail::OptimizerTraits* traits_;
   size_t known_groups_;  // those from there on were added through the base class
-  std::unordered_map<const void*, std::string> names_;  // by TensorImpl
+  TensorNames names_;
   std::unique_ptr<detail::AdamEngine> engine_;
 };
 

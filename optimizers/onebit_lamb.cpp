@@ -19,8 +19,9 @@ double OneBitLamb::coefficient(const torch::Tensor& parameter) const {
   const OptimizerParamGroup& group = group_of(parameter);
   const auto state = state_.find(parameter.unsafeGetTensorImpl());
   if (state == state_.end()) return 1;
-  const auto& average = static_cast<const FusedAdamStateFields&>(*state->second).trust_average();
-  if (!average.defined()) return 1;  // its group is not compressed
+  const auto* fields = dynamic_cast<const FusedAdamStateFields*>(state->second.get());
+  if (fields == nullptr || !fields->trust_average().defined()) return 1;  // its group is not compressed
+  const auto& average = fields->trust_average();
   return compressed() != nullptr
              ? detail::mean_trust(average)
              : detail::corrected_trust(average, traits().settings(group.options()).kernel);

@@ -17,6 +17,7 @@
 #include <pacer/optimizers/detail/optimizer_archive.h>
 #include <pacer/optimizers/detail/option_fields.h>
 #include <pacer/optimizers/detail/parameter_check.h>
+#include <pacer/optimizers/detail/saved_by.h>
 #include <pacer/optimizers/freeze_rule.h>
 #include <pacer/optimizers/onebit_optimizer.h>
 
@@ -157,6 +158,7 @@ NamedTensors OneBitOptimizer::join_rank_states(const NamedTensors& state,
 SessionOptimizer::PreparedImport OneBitOptimizer::prepare_import(const NamedTensors& saved,
                                                                  const NamedTensors& rank_state) {
   const at::NoGradGuard no_grad;
+  if (const std::string by = detail::saved_by(saved); !by.empty()) detail::require_same_optimizer(by, name());
   NamedTensors state = completed(saved);
   const auto attempts = require_number<int64_t>(state, kAttempts);
   const auto frozen_at = require_number<int64_t>(state, kFrozenAt);

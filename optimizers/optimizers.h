@@ -19,3 +19,4 @@
 #include <pacer/optimizers/option_table.h>
 #include <pacer/optimizers/paging.h>
 #include <pacer/optimizers/session_optimizer.h>
+#include <pacer/optimizers/tensor_names.h>

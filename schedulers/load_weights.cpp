@@ -12,6 +12,7 @@
 #include <pacer/optimizers/named_tensors.h>
 #include <pacer/schedulers/detail/merged_weights.h>
 #include <pacer/schedulers/detail/quantized_weights.h>
+#include <pacer/schedulers/detail/shared_memory.h>
 #include <pacer/schedulers/detail/tensor_file.h>
 #include <pacer/schedulers/detail/training_state.h>
 #include <pacer/schedulers/detail/weights_files.h>
@@ -152,6 +153,8 @@ LoadedWeights load_weights(torch::nn::Module& model, const std::string& path,
             name, "\" are one tensor in the model, but differ there");
     ++item;
   }
+  const std::string conflict = detail::conflict_in_memory(tensors, values);
+  require(conflict.empty(), cannot, conflict, " there");
   try {
     quantized.build(parts);
   } catch (const InvalidArgument& error) {

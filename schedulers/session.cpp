@@ -10,6 +10,7 @@
 #include <pacer/core/error.h>
 #include <pacer/schedulers/detail/device_copy.h>
 #include <pacer/schedulers/detail/forward_scope.h>
+#include <pacer/schedulers/detail/parameter_watch.h>
 #include <pacer/schedulers/detail/step_runner.h>
 #include <pacer/schedulers/detail/training_checks.h>
 #include <pacer/schedulers/detail/zeroed_gradients.h>

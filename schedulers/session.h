@@ -64,10 +64,10 @@ struct ResumeOptions {
 
 class Session {
  public:
-  // Model and optimizer are held by reference and must outlive the Session. Throws InvalidArgument for an
-  // optimizer without parameters (a rank of a Pipeline may have none). Parameters that the optimizer has no
-  // name for get those of the model. With a `world` of several ranks every rank trains the same model on its
-  // own data; see data_parallel.h.
+  // Both are held by reference and must outlive the Session, which keeps a model in a shared_ptr or holder
+  // alive. Throws InvalidArgument for an optimizer without parameters (a rank of a Pipeline may have none).
+  // Parameters that the optimizer has no name for get those of the model. With a `world` of several ranks
+  // every rank trains the same model on its own data; see data_parallel.h.
   Session(torch::nn::Module& model, torch::optim::Optimizer& optimizer,
           std::shared_ptr<Communicator> world = nullptr);
   // The same for a module in its holder, as TORCH_MODULE makes them.

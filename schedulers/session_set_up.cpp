@@ -15,6 +15,7 @@
 #include <pacer/schedulers/detail/epoch_sampler_hook.h>
 #include <pacer/schedulers/detail/forward_scope.h>
 #include <pacer/schedulers/detail/layer_drop_hook.h>
+#include <pacer/schedulers/detail/parameter_watch.h>
 #include <pacer/schedulers/detail/pipeline_hook.h>
 #include <pacer/schedulers/detail/step_runner.h>
 #include <pacer/schedulers/detail/together.h>
@@ -41,7 +42,7 @@ Session::Session(torch::nn::Module& model, torch::optim::Optimizer& optimizer,
                  std::shared_ptr<Communicator> world) try
     : parts_(model, optimizer, world),
       gradients_(std::make_unique<detail::GradientWatch>()),
-      trained_(std::make_unique<detail::ParameterWatch>()),
+      trained_(std::make_unique<detail::ParameterWatch>(parts_)),
       skipped_(std::make_unique<detail::SkippedStepsWatch>(parts_)),
       zeroed_(std::make_unique<detail::ZeroedGradients>()),
       warns_of_empty_window_(parts_.is_first_rank()) {
@@ -71,6 +72,8 @@ Session::~Session() {
 
 Session& Session::use(std::shared_ptr<Hook> hook) {
   require(hook != nullptr, "Session::use was given a null hook");
+  require(hook->hook_name().find('/') == std::string::npos, "the hook ", hook->hook_name(),
+          " has a '/' in its name, which is what ends a hook's name in a checkpoint; call it otherwise");
   require(!started_, "Session::use(", hook->hook_name(),
           ") after begin or resume; add all hooks before them");
   detail::set_up(parts_.world(), [&] { add(std::move(hook)); });

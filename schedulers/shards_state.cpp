@@ -26,7 +26,11 @@ std::vector<Shards::SharedTensor> Shards::shared_tensors(const NamedTensors& sta
         parts().session_optimizer()->parameter_name(shards_->parts()[i].parameter) + "/";
     for (auto item = state.lower_bound(prefix);
          item != state.end() && item->first.compare(0, prefix.size(), prefix) == 0; ++item) {
-      if (parts().session_optimizer()->is_part(item->first, item->second)) shared.push_back({item->first, i});
+      const bool is_field =
+          item->first.find('/', prefix.size()) == std::string::npos;  // not "a/b/FIELD" of "a"
+      if (is_field && parts().session_optimizer()->is_part(item->first, item->second)) {
+        shared.push_back({item->first, i});
+      }
     }
   }
   return shared;

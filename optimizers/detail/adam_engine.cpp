@@ -211,7 +211,9 @@ void AdamEngine::conclude(bool applied) {
   if (!applied) return;
   slots_.count_step();
   for (size_t i = 0; i < watches_.size(); ++i) {
-    if (takes_part_[i]) watches_[i].tensor->bump_version();
+    if (!takes_part_[i]) continue;
+    watches_[i].tensor->bump_version();
+    watches_[i].state->count_step();
   }
 }
 

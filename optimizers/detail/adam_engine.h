@@ -139,8 +139,10 @@ class AdamEngine {
   // Compressed parameters are entries without a gradient, too, where `with_compressed`.
   void plan(const ParamGroups& groups, ParamStates& states, const ParameterNames& names,
             bool with_compressed);
-  void add_entries(const ParamGroups& groups, const ParamStates& states, const ParameterNames& names,
-                   bool with_compressed);
+  // States of torch's that users put among the optimizer's, as its own, by TensorImpl of the parameter.
+  using AdoptedStates = std::vector<std::pair<void*, std::unique_ptr<torch::optim::OptimizerParamState>>>;
+  AdoptedStates add_entries(const ParamGroups& groups, const ParamStates& states, const ParameterNames& names,
+                            bool with_compressed);
   AdamEntry make_entry(const RegisteredParameter& parameter, torch::optim::OptimizerParamState* state) const;
   void check_entries() const;
   void create_states(ParamStates& states);

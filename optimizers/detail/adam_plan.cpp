@@ -9,6 +9,7 @@
 
 #include <pacer/core/error.h>
 #include <pacer/optimizers/detail/adam_engine.h>
+#include <pacer/optimizers/detail/optimizer_archive.h>
 #include <pacer/optimizers/detail/state_memory.h>
 #include <pacer/optimizers/detail/tensor_sums.h>
 
@@ -125,8 +126,9 @@ double AdamEngine::compressed_variance_norm() const {
   double norm = 0;
   for (size_t i = 0; i < compressed.size(); ++i) {
     const FusedAdamStateFields& state = *compressed[i]->state;
-    const auto [steps, is_new] = steps_of.emplace(state.clock().get(), 0);
-    if (is_new || state.clock() == nullptr) steps->second = state.step();
+    const auto clock = state.clock();
+    const auto [steps, is_new] = steps_of.emplace(clock.get(), 0);
+    if (is_new || clock == nullptr) steps->second = state.step();
     if (steps->second > 0) {
       norm += sums[i] / bias_corrections(settings_[compressed[i]->group].kernel, steps->second).c2;
     }
@@ -163,8 +165,9 @@ AdamEntry AdamEngine::make_entry(const RegisteredParameter& parameter,
   return entry;
 }
 
-void AdamEngine::add_entries(const ParamGroups& groups, const ParamStates& states,
-                             const ParameterNames& names, bool with_compressed) {
+AdamEngine::AdoptedStates AdamEngine::add_entries(const ParamGroups& groups, const ParamStates& states,
+                                                  const ParameterNames& names, bool with_compressed) {
+  AdoptedStates adopted;
   int64_t first_element = 0;
   for (const RegisteredParameter& parameter : registered(groups, names)) {
     const auto owned = ranges_.find(parameter.key());
@@ -176,12 +179,18 @@ void AdamEngine::add_entries(const ParamGroups& groups, const ParamStates& state
     if (has_gradient || has_state ||
         (with_compressed && settings_[parameter.group].compresses(parameter.tensor))) {
       members_.back().entry = static_cast<int64_t>(entries_.size());
-      entries_.push_back(make_entry(parameter, has_state ? state->second.get() : nullptr));
+      torch::optim::OptimizerParamState* own = has_state ? state->second.get() : nullptr;
+      if (auto of_torch = own ? adopted_state(*traits_, *own) : nullptr) {
+        own = of_torch.get();
+        adopted.emplace_back(parameter.key(), std::move(of_torch));
+      }
+      entries_.push_back(make_entry(parameter, own));
       entries_.back().first_element = first_element + entries_.back().range.first;
       takes_part_.push_back(takes_part(entries_.back(), entries_.back().gradient()));
     }
     first_element += parameter.tensor.numel();
   }
+  return adopted;
 }
 
 void AdamEngine::check_entries() const {
@@ -213,11 +222,12 @@ void AdamEngine::plan(const ParamGroups& groups, ParamStates& states, const Para
   forget_plan();  // no plan fits until this one is complete
   check_groups(groups, names);
   if (traits_->is_onebit) check_compressible(traits_->name, groups, settings_, names);
-  add_entries(groups, states, names, with_compressed);
+  AdoptedStates adopted = add_entries(groups, states, names, with_compressed);
   check_entries();
   if (!entries_.empty()) device_ = entries_.front().parameter.device();
   refuse_capture(device_);  // also refuses CUDA in a build without it
   make_pager();
+  for (auto& [parameter, state] : adopted) states[parameter] = std::move(state);
   create_states(states);
   build_tables();
   for (size_t g = 0; g < groups.size(); ++g) planned_groups_.push_back(planned(groups, g));

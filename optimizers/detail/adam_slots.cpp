@@ -14,7 +14,7 @@ bool AdamSlots::fit(const std::vector<AdamEntry>& entries, const std::vector<cha
   std::vector<char> active(slots_.size(), -1);
   for (size_t i = 0; i < entries.size(); ++i) {
     const AdamEntry& entry = entries[i];
-    if (entry.slot < 0 || entry.state->clock() != slots_[static_cast<size_t>(entry.slot)].clock) return false;
+    if (entry.slot < 0 || !follows(*entry.state, entry.slot)) return false;
     char& slot = active[static_cast<size_t>(entry.slot)];
     if (slot == -1) slot = takes_part[i];
     if (slot != takes_part[i]) return false;
@@ -51,7 +51,7 @@ void AdamSlots::assign(std::vector<AdamEntry>& entries, const std::vector<char>&
   std::vector<int64_t> chosen(entries.size());
   for (size_t i = 0; i < entries.size(); ++i) {
     const AdamEntry& entry = entries[i];
-    const auto& clock = entry.state->clock();
+    const auto clock = entry.state->clock();
     const bool is_unread = device.is_cuda() && clock && clock->device_leads() && !reads_counts;
     const int64_t steps = is_unread ? 0 : entry.state->step();
     const bool is_double = entry.storage == kernels::AdamStorage::f64;
@@ -60,7 +60,7 @@ void AdamSlots::assign(std::vector<AdamEntry>& entries, const std::vector<char>&
     const auto [found, is_new] = slot_of.emplace(key, static_cast<int64_t>(slots.size()));
     if (is_new) {
       slots.push_back({entry.group, is_double, entry.is_compressed, takes_part[i] != 0,
-                       std::make_shared<StepClock>(steps)});
+                       std::make_shared<StepClock>(is_unread ? clock->host_steps() : steps)});
       origins.push_back(is_unread ? clock : nullptr);
     }
     chosen[i] = found->second;

@@ -35,8 +35,7 @@ class AdamSlots {
   // Whether an entry with that state is in that slot (-1: in none), and took part, or did not, when the slots
   // fitted last, or were assigned.
   bool expects(int64_t slot, const FusedAdamStateFields& state, bool takes_part) const {
-    return slot >= 0 && state.clock() == slots_[static_cast<size_t>(slot)].clock &&
-           (slots_[static_cast<size_t>(slot)].takes_part) == takes_part;
+    return slot >= 0 && follows(state, slot) && slots_[static_cast<size_t>(slot)].takes_part == takes_part;
   }
 
   // Sends what write_scalars needs to the GPU, where it changed.
@@ -60,6 +59,10 @@ class AdamSlots {
     bool takes_part;
     std::shared_ptr<StepClock> clock;
   };
+  bool follows(const FusedAdamStateFields& state, int64_t slot) const {
+    const StepClock* clock = slots_[static_cast<size_t>(slot)].clock.get();
+    return state.follows(clock, clock->host_steps());
+  }
   bool could_merge() const;
   void place_counts(const std::vector<std::shared_ptr<const StepClock>>& origins, at::Device device);
 

@@ -6,12 +6,11 @@
 #include <pacer/core/error.h>
 #include <pacer/optimizers/detail/option_fields.h>
 #include <pacer/optimizers/detail/parameter_check.h>
+#include <pacer/optimizers/detail/saved_by.h>
 #include <pacer/optimizers/detail/state_fields.h>
 
 namespace pacer::detail {
 namespace {
-
-constexpr const char* kVersion = "state_version";
 
 std::string options_prefix(size_t group) { return "group/" + std::to_string(group) + "/"; }
 
@@ -41,18 +40,88 @@ void import_tensors(const RegisteredParameter& registered, const ElementRange* r
   }
 }
 
+// Marks both keys as used.
+int64_t import_step(const RegisteredParameter& parameter, const NamedTensors& saved,
+                    std::set<std::string>& used) {
+  const std::string& name = parameter.name;
+  const auto group = require_number<int64_t>(saved, name + "/group");
+  require(group == static_cast<int64_t>(parameter.group), "parameter ", parameter.in_message(),
+          " is in group ", parameter.group, " but in group ", group,
+          " of the state to load; build the same parameter groups");
+  const auto step = require_number<int64_t>(saved, name + "/step");
+  require(step >= 0, "\"", name, "/step\" of the state to load is ", step, ", which is no step count");
+  used.insert({name + "/group", name + "/step"});
+  return step;
+}
+
+void require_all_used(const NamedTensors& saved, const std::set<std::string>& used, const char* optimizer) {
+  const int64_t version = version_of(saved);
+  for (const auto& item : saved) {
+    if (used.count(item.first) != 0) continue;
+    require(version <= kStateVersion, "the state to load has \"", item.first,
+            "\", which this pacer does not know; it was written by a newer one (state of version ", version,
+            ", this is ", kStateVersion, ")");
+    throw InvalidArgument(concatenate("the state to load has \"", item.first,
+                                      "\", which fits no parameter of this ", optimizer,
+                                      "; build the same parameters and options"));
+  }
+}
+
+// Of torch's optimizer, as a Session saves it (schedulers/detail/foreign_state.h). Moments may be of another
+// dtype than this optimizer's, and there is no master copy; the first step brings both about.
+PendingState import_torch_state(const NamedTensors& saved, const OptimizerView& own) {
+  PendingState pending;
+  std::set<std::string> used = {kVersion, kSavedBy};
+  for (size_t g = 0; g < own.groups.size(); ++g) {
+    pending.options.push_back(
+        own.traits.import_options(options_prefix(g), saved, /*version=*/0, *own.options(g), used));
+  }
+  for (const RegisteredParameter& parameter : own.parameters()) {
+    const std::string prefix = parameter.name + "/";
+    used.insert({prefix + "has_state", prefix + "group"});
+    if (!require_number<bool>(saved, prefix + "has_state")) continue;  // it never had a gradient
+    auto state = own.traits.make_state();
+    auto& fields = static_cast<FusedAdamStateFields&>(*state);
+    fields.step(import_step(parameter, saved, used));
+    const bool amsgrad = own.traits.settings(*pending.options[parameter.group]).amsgrad;
+    for (const StateField& field : kStateFields) {
+      if (field.kind != StateKind::moment && field.kind != StateKind::max_moment) continue;
+      const std::string key = prefix + field.name, exists = key + "/exists";
+      const bool is_there = require_number<bool>(saved, exists);
+      used.insert({key, exists});
+      require(is_there == (field.kind == StateKind::moment || amsgrad), "the state to load has ",
+              is_there ? "a" : "no", " \"", key, "\", which does not fit amsgrad of its group");
+      if (!is_there) continue;
+      const at::Tensor& tensor = require_tensor(saved, key);
+      require(tensor.sizes() == parameter.tensor.sizes() && at::isFloatingType(tensor.scalar_type()), "\"",
+              key, "\" of the state to load is ", tensor.scalar_type(), " of shape ", tensor.sizes(),
+              ", but the parameter has shape ", parameter.tensor.sizes());
+      const ElementRange* range = own.range_of(parameter);
+      const at::Tensor values =
+          range ? cut_to_range(tensor, parameter.tensor, *range, parameter.name) : tensor;
+      (fields.*field.get)() = values.to(own.state_on_host ? at::Device(at::kCPU) : parameter.tensor.device());
+    }
+    pending.states[parameter.key()] = std::move(state);
+  }
+  require_all_used(saved, used, own.traits.name);
+  return pending;
+}
+
 }  // namespace
 
 NamedTensors export_state(const OptimizerView& own) {
   NamedTensors exported;
-  exported[kVersion] = number_tensor(kStateVersion);
+  write_saved_by(own.traits.name, exported);
   for (size_t g = 0; g < own.groups.size(); ++g) {
     own.traits.export_options(*own.options(g), options_prefix(g), exported);
   }
   for (const RegisteredParameter& parameter : own.parameters()) {
     const auto found = own.states.find(parameter.key());
+    const bool has_state = found != own.states.end();
+    const auto adopted = has_state ? adopted_state(own.traits, *found->second) : nullptr;
     const auto* state =
-        found == own.states.end() ? nullptr : dynamic_cast<const FusedAdamStateFields*>(found->second.get());
+        !has_state ? nullptr
+                   : dynamic_cast<const FusedAdamStateFields*>(adopted ? adopted.get() : found->second.get());
     exported[parameter.name + "/group"] = number_tensor(static_cast<int64_t>(parameter.group));
     exported[parameter.name + "/step"] = number_tensor(state ? state->step() : int64_t{0});
     if (state == nullptr) continue;
@@ -66,7 +135,7 @@ NamedTensors export_state(const OptimizerView& own) {
 
 std::vector<AdamGroupSettings> saved_settings(const NamedTensors& saved, const OptimizerView& own) {
   std::set<std::string> used;
-  const int64_t version = saved.count(kVersion) == 0 ? 1 : require_number<int64_t>(saved, kVersion);
+  const int64_t version = version_of(saved);
   ParamGroups with_options;
   for (size_t g = 0; g < own.groups.size(); ++g) {
     with_options.emplace_back(
@@ -77,9 +146,12 @@ std::vector<AdamGroupSettings> saved_settings(const NamedTensors& saved, const O
 }
 
 PendingState import_state(const NamedTensors& saved, const OptimizerView& own) {
+  const std::string by = saved_by(saved);
+  if (own.traits.torch_name != nullptr && by == own.traits.torch_name) return import_torch_state(saved, own);
+  if (!by.empty()) require_same_optimizer(by, own.traits.name);
   PendingState pending;
-  std::set<std::string> used = {kVersion};
-  const int64_t version = saved.count(kVersion) == 0 ? 1 : require_number<int64_t>(saved, kVersion);
+  std::set<std::string> used = {kVersion, kSavedBy};
+  const int64_t version = version_of(saved);
   std::vector<AdamGroupSettings> settings;
   for (size_t g = 0; g < own.groups.size(); ++g) {
     pending.options.push_back(
@@ -88,13 +160,7 @@ PendingState import_state(const NamedTensors& saved, const OptimizerView& own) {
   }
   for (const RegisteredParameter& parameter : own.parameters()) {
     const std::string& name = parameter.name;
-    const auto group = require_number<int64_t>(saved, name + "/group");
-    require(group == static_cast<int64_t>(parameter.group), "parameter ", parameter.in_message(),
-            " is in group ", parameter.group, " but in group ", group,
-            " of the state to load; build the same parameter groups");
-    const auto step = require_number<int64_t>(saved, name + "/step");
-    require(step >= 0, "\"", name, "/step\" of the state to load is ", step, ", which is no step count");
-    used.insert({name + "/group", name + "/step"});
+    const int64_t step = import_step(parameter, saved, used);
     if (saved.count(name + "/exp_avg") == 0 && step == 0) continue;  // it never had a gradient
     auto state = own.traits.make_state();
     auto& fields = static_cast<FusedAdamStateFields&>(*state);
@@ -103,15 +169,7 @@ PendingState import_state(const NamedTensors& saved, const OptimizerView& own) {
                    fields, used);
     pending.states[parameter.key()] = std::move(state);
   }
-  for (const auto& item : saved) {
-    if (used.count(item.first) != 0) continue;
-    require(version <= kStateVersion, "the state to load has \"", item.first,
-            "\", which this pacer does not know; it was written by a newer one (state of version ", version,
-            ", this is ", kStateVersion, ")");
-    throw InvalidArgument(concatenate("the state to load has \"", item.first,
-                                      "\", which fits no parameter of this ", own.traits.name,
-                                      "; build the same parameters and options"));
-  }
+  require_all_used(saved, used, own.traits.name);
   return pending;
 }
 

@@ -1,6 +1,9 @@
 #include <pacer/optimizers/detail/optimizer_archive.h>
 
+#include <algorithm>
 #include <exception>
+#include <numeric>
+#include <unordered_map>
 
 #include <ATen/ops/scalar_tensor.h>
 #include <torch/optim/adam.h>
@@ -8,6 +11,7 @@
 
 #include <pacer/core/error.h>
 #include <pacer/optimizers/detail/adam_entry.h>
+#include <pacer/optimizers/detail/option_fields.h>
 
 namespace pacer::detail {
 namespace {
@@ -26,9 +30,9 @@ void* tensor_of(const std::string& label) {
   return reinterpret_cast<void*>(std::stoull(label));  // throws where it is not an address
 }
 
-// As they were saved: labels and options of one group.
+// As they were saved: labels, names and options of one group.
 struct SavedGroup {
-  std::vector<std::string> labels;
+  std::vector<std::string> labels, names;  // names: empty texts, or none at all, where parameters had none
   std::unique_ptr<OptimizerOptions> options;
 };
 
@@ -53,6 +57,12 @@ std::vector<SavedGroup> read_groups(InputArchive& archive, const OptimizerView& 
       tensor_of(of_group.labels.back());
     }
     group.read("options", options);
+    c10::IValue version, name;
+    const bool has_names = options.try_read("state_version", version) && version.toInt() >= kNamesSince;
+    for (int64_t i = 0; has_names && i < parameters; ++i) {
+      group.read(concatenate("names/", i), name);
+      of_group.names.push_back(name.toStringRef());
+    }
     const auto place = static_cast<size_t>(g);
     of_group.options = place < own.groups.size() ? own.options(place) : own.defaults.clone();
     of_group.options->serialize(options);
@@ -72,6 +82,46 @@ ParamStates read_states(InputArchive& archive, const OptimizerTraits& traits) {
   return states;
 }
 
+// Adam's state as this optimizer's own, with its tensors or copies of them.
+template <class TorchState>
+std::unique_ptr<torch::optim::OptimizerParamState> own_state_of(const OptimizerTraits& traits,
+                                                                const TorchState& torch, bool copies) {
+  const auto take = [&](const at::Tensor& tensor) {
+    return tensor.defined() && copies ? tensor.clone() : tensor;
+  };
+  auto state = traits.make_state();
+  auto& fields = static_cast<FusedAdamStateFields&>(*state);
+  fields.step(torch.step());
+  fields.exp_avg(take(torch.exp_avg())).exp_avg_sq(take(torch.exp_avg_sq()));
+  fields.max_exp_avg_sq(take(torch.max_exp_avg_sq()));
+  return state;
+}
+
+// For each parameter of group `g` its place in the archive.
+std::vector<size_t> places_of(const SavedGroup& saved, size_t g, const OptimizerView& own) {
+  const auto& parameters = own.groups[g].params();
+  std::vector<size_t> places(parameters.size());
+  std::iota(places.begin(), places.end(), size_t{0});
+  const auto is_empty = [](const std::string& name) { return name.empty(); };
+  if (std::any_of(saved.names.begin(), saved.names.end(), is_empty) || saved.names.empty()) return places;
+  std::unordered_map<std::string, size_t> place_of;
+  for (size_t i = 0; i < saved.names.size(); ++i) place_of.emplace(saved.names[i], i);
+  std::vector<size_t> by_name;
+  for (const at::Tensor& parameter : parameters) {
+    const std::string* name = given_name(own.names, parameter);
+    if (name == nullptr) return places;
+    const auto found = place_of.find(*name);
+    require(found != place_of.end(), own.traits.name, ": group ", g, " of the archive has no parameter \"",
+            *name, "\" (the first that it has is \"", saved.names.front(),
+            "\"); give parameters the names that were saved, or load into an optimizer without names, where "
+            "their order decides",
+            kNothing);
+    by_name.push_back(found->second);
+    place_of.erase(found);
+  }
+  return by_name;
+}
+
 // Before version 1.5 torch's optimizers wrote lists of buffers.
 void refuse_oldest(InputArchive& archive, const OptimizerTraits& traits) {
   c10::IValue value;
@@ -88,6 +138,17 @@ void refuse_oldest(InputArchive& archive, const OptimizerTraits& traits) {
 }
 
 }  // namespace
+
+std::unique_ptr<torch::optim::OptimizerParamState> adopted_state(
+    const OptimizerTraits& traits, const torch::optim::OptimizerParamState& state) {
+  if (const auto* adam = dynamic_cast<const torch::optim::AdamParamState*>(&state)) {
+    return own_state_of(traits, *adam, /*copies=*/false);
+  }
+  if (const auto* adamw = dynamic_cast<const torch::optim::AdamWParamState*>(&state)) {
+    return own_state_of(traits, *adamw, /*copies=*/false);
+  }
+  return nullptr;
+}
 
 std::vector<AdamGroupSettings> check_pending(const PendingState& pending, const OptimizerView& own) {
   for (const RegisteredParameter& parameter : own.parameters()) {
@@ -128,6 +189,8 @@ void write_optimizer(OutputArchive& archive, const OptimizerView& own) {
     group.write("params/size", count_tensor(parameters.size()));
     for (size_t i = 0; i < parameters.size(); ++i) {
       group.write(concatenate("params/", i), c10::IValue(label_of(parameters[i].unsafeGetTensorImpl())));
+      const std::string* name = given_name(own.names, parameters[i]);
+      group.write(concatenate("names/", i), c10::IValue(name ? *name : std::string()));
     }
     own.options(g)->serialize(options);
     group.write("options", options);
@@ -164,9 +227,10 @@ PendingState read_optimizer(InputArchive& archive, const OptimizerView& own) {
     const auto& parameters = groups[g].params();
     require(labels.size() == parameters.size(), traits.name, ": group ", g, " has ", labels.size(),
             " parameters in the archive but ", parameters.size(), " in the optimizer", kNothing);
+    const std::vector<size_t> places = places_of(saved_groups[g], g, own);
     pending.options.push_back(std::move(saved_groups[g].options));
     for (size_t i = 0; i < labels.size(); ++i) {
-      const auto found = labelled.find(tensor_of(labels[i]));
+      const auto found = labelled.find(tensor_of(labels[places[i]]));
       if (found == labelled.end()) continue;
       require(found->second != nullptr, traits.name, ": the archive names the state of parameter ", i,
               " of group ", g, " twice", kNothing);
@@ -197,14 +261,8 @@ PendingState copy_of_torch_optimizer(const torch::optim::Optimizer& source, cons
               " is another tensor in the optimizer to take over from; build both from the same parameters");
       const auto found = source.state().find(theirs[i].unsafeGetTensorImpl());
       if (found == source.state().end()) continue;
-      const auto& torch_state = static_cast<const TorchState&>(*found->second);
-      const auto copy = [](const at::Tensor& tensor) { return tensor.defined() ? tensor.clone() : tensor; };
-      auto state = traits.make_state();
-      auto& fields = static_cast<FusedAdamStateFields&>(*state);
-      fields.step(torch_state.step());
-      fields.exp_avg(copy(torch_state.exp_avg())).exp_avg_sq(copy(torch_state.exp_avg_sq()));
-      fields.max_exp_avg_sq(copy(torch_state.max_exp_avg_sq()));
-      pending.states[ours[i].unsafeGetTensorImpl()] = std::move(state);
+      pending.states[ours[i].unsafeGetTensorImpl()] =
+          own_state_of(traits, static_cast<const TorchState&>(*found->second), /*copies=*/true);
     }
   }
   return pending;

@@ -27,11 +27,17 @@ std::vector<AdamGroupSettings> check_pending(const PendingState& pending, const 
 // Puts pending state in force. Does not throw.
 void commit_pending(PendingState pending, ParamGroups& groups, ParamStates& states) noexcept;
 
-// Writes options and states in the layout of LibTorch's optimizers.
+// A state of torch's Adam or AdamW as this optimizer's own, which shares its tensors; null where it is none.
+std::unique_ptr<torch::optim::OptimizerParamState> adopted_state(
+    const OptimizerTraits& traits, const torch::optim::OptimizerParamState& state);
+
+// Writes options and states in the layout of LibTorch's optimizers, with the names that parameters were
+// given.
 void write_optimizer(torch::serialize::OutputArchive& archive, const OptimizerView& own);
 
 // Reads an archive of this optimizer or of torch's; what torch's lacks stays as it is in `own`. Labels in
-// the archive are addresses of another run and only join state to position.
+// the archive are addresses of another run and only join state to position. Where archive and optimizer both
+// have names for a group, those decide, and positions where one has none.
 PendingState read_optimizer(torch::serialize::InputArchive& archive, const OptimizerView& own);
 
 // Options, moments and step counts of a torch optimizer over the same parameters, copied; what its options

@@ -118,7 +118,12 @@ AdamGroupSettings settings_of(const Options& options) {
 template <class Options, class State>
 class TraitsOf final : public OptimizerTraits {
  public:
-  explicit TraitsOf(const char* own_name) : OptimizerTraits(own_name, kIsOneBit<Options>) {}
+  TraitsOf()
+      : OptimizerTraits(kOptimizerOf<Options>,
+                        kIs<FusedAdamOptions, Options>    ? "torch::optim::Adam"
+                        : kIs<FusedAdamWOptions, Options> ? "torch::optim::AdamW"
+                                                          : nullptr,
+                        kIsOneBit<Options>) {}
 
   bool owns(const OptimizerOptions& options) const override {
     return dynamic_cast<const Options*>(&options) != nullptr;
@@ -208,11 +213,11 @@ std::vector<AdamGroupSettings> settings_of(const OptimizerTraits& traits, const 
 }
 
 const OptimizerTraits* find_traits(const OptimizerOptions& options) {
-  static const TraitsOf<FusedAdamOptions, FusedAdamParamState> adam("FusedAdam");
-  static const TraitsOf<FusedAdamWOptions, FusedAdamWParamState> adamw("FusedAdamW");
-  static const TraitsOf<FusedLambOptions, FusedLambParamState> lamb("FusedLamb");
-  static const TraitsOf<OneBitAdamOptions, OneBitAdamParamState> onebit_adam("OneBitAdam");
-  static const TraitsOf<OneBitLambOptions, OneBitLambParamState> onebit_lamb("OneBitLamb");
+  static const TraitsOf<FusedAdamOptions, FusedAdamParamState> adam;
+  static const TraitsOf<FusedAdamWOptions, FusedAdamWParamState> adamw;
+  static const TraitsOf<FusedLambOptions, FusedLambParamState> lamb;
+  static const TraitsOf<OneBitAdamOptions, OneBitAdamParamState> onebit_adam;
+  static const TraitsOf<OneBitLambOptions, OneBitLambParamState> onebit_lamb;
   const std::array<const OptimizerTraits*, 5> all = {&adam, &adamw, &lamb, &onebit_adam, &onebit_lamb};
   for (const OptimizerTraits* traits : all) {
     if (traits->owns(options)) return traits;

@@ -59,6 +59,7 @@ struct AdamGroupSettings {
 class OptimizerTraits {
  public:
   const char* const name;
+  const char* const torch_name;  // of torch's optimizer of the same rule; null where there is none
   const bool is_onebit;
 
   // True for options of this optimizer's own type, as all below are unless they say otherwise.
@@ -73,7 +74,8 @@ class OptimizerTraits {
   // Checked: throws InvalidArgument naming option, value and range.
   virtual AdamGroupSettings settings(const torch::optim::OptimizerOptions& options) const = 0;
   virtual std::unique_ptr<torch::optim::OptimizerParamState> make_state() const = 0;
-  // Options as named numbers, each name behind `prefix`, and back, from a state of that version; reading
+  // Options as named numbers, each name behind `prefix`, and back, from a state of that version
+  // (0: one of torch's optimizer); reading
   // throws InvalidArgument naming what is missing, and adds the names it read to `used`. What is no part of a
   // state is as in `own`.
   virtual void export_options(const torch::optim::OptimizerOptions& options, const std::string& prefix,
@@ -88,7 +90,8 @@ class OptimizerTraits {
   virtual void set_base_lr(torch::optim::OptimizerOptions& options, double rate) const = 0;
 
  protected:
-  OptimizerTraits(const char* own_name, bool onebit) : name(own_name), is_onebit(onebit) {}
+  OptimizerTraits(const char* own_name, const char* of_torch, bool onebit)
+      : name(own_name), torch_name(of_torch), is_onebit(onebit) {}
   ~OptimizerTraits() = default;
 };
 

@@ -6,9 +6,14 @@
 
 namespace pacer::detail {
 
-std::string name_of(const ParameterNames& names, const at::Tensor& parameter, size_t group, size_t index) {
+const std::string* given_name(const ParameterNames& names, const at::Tensor& parameter) {
   const auto found = names.find(parameter.unsafeGetTensorImpl());
-  return found != names.end() ? found->second : concatenate(group, ".", index);
+  return found == names.end() ? nullptr : &found->second.second;
+}
+
+std::string name_of(const ParameterNames& names, const at::Tensor& parameter, size_t group, size_t index) {
+  const std::string* given = given_name(names, parameter);
+  return given ? *given : concatenate(group, ".", index);
 }
 
 std::ostream& operator<<(std::ostream& out, const InMessage& parameter) {

@@ -6,18 +6,20 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include <pacer/optimizers/detail/element_range.h>
 #include <pacer/optimizers/detail/optimizer_traits.h>
+#include <pacer/optimizers/tensor_names.h>
 
 namespace pacer::detail {
 
-// Names by TensorImpl.
-using ParameterNames = std::unordered_map<const void*, std::string>;
+using ParameterNames = TensorNames;
+
+// The name that the parameter was given; null where it has none.
+const std::string* given_name(const ParameterNames& names, const at::Tensor& parameter);
 
 // The given name, else "group.index", which is the key of its state.
 std::string name_of(const ParameterNames& names, const at::Tensor& parameter, size_t group, size_t index);

@@ -16,11 +16,20 @@
 #include <pacer/core/error.h>
 #include <pacer/optimizers/detail/option_fields.h>
 #include <pacer/optimizers/detail/option_numbers.h>
+#include <pacer/optimizers/detail/saved_by.h>
 #include <pacer/optimizers/named_tensors.h>
 
 namespace pacer::detail {
 
 using Betas = std::tuple<double, double>;
+
+// The optimizer whose options these are.
+template <class Options>
+constexpr const char* kOptimizerOf = kIs<FusedAdamOptions, Options>    ? "FusedAdam"
+                                     : kIs<FusedAdamWOptions, Options> ? "FusedAdamW"
+                                     : kIs<FusedLambOptions, Options>  ? "FusedLamb"
+                                     : kIs<OneBitAdamOptions, Options> ? "OneBitAdam"
+                                                                       : "OneBitLamb";
 
 // The names of the enumerators, in their order.
 inline std::vector<std::string> choices(MasterWeights) { return {"automatic", "fp32", "remainder", "none"}; }
@@ -136,17 +145,21 @@ void write_options(const Options& options, torch::serialize::OutputArchive& arch
   };
   visit_options(write, options);
   archive.write("state_version", c10::IValue(kStateVersion));
+  archive.write("optimizer", c10::IValue(std::string(kOptimizerOf<Options>)));
 }
 
 // Reads what the archive has. What it lacks keeps its value where a file of that version, or torch's, may
 // lack it.
 template <class Options>
 void read_options(Options& options, torch::serialize::InputArchive& archive) {
-  std::set<std::string> known = {"state_version"};
+  std::set<std::string> known = {"state_version", "optimizer"};
   c10::IValue saved;
   // 0: torch's.
   int64_t version = kIsAdam<Options> && !archive.try_read("bias_correction", saved) ? 0 : 1;
   if (archive.try_read("state_version", saved)) version = saved.toInt();
+  const bool says_which = archive.try_read("optimizer", saved);
+  require(says_which || version < kNamesSince, "the archive has no option \"optimizer\"");
+  if (says_which) require_same_optimizer(saved.toStringRef(), kOptimizerOf<Options>);
   const auto read = [&](const OptionField& field, auto& value) {
     using Value = std::decay_t<decltype(value)>;
     if (!field.is_saved) return;
@@ -193,8 +206,8 @@ void write_options(const Options& options, const std::string& prefix, NamedTenso
   visit_options(write, options);
 }
 
-// From a state of that version. Throws InvalidArgument naming what is missing; adds the names it read to
-// `used`.
+// From a state of that version; 0: of torch's optimizer. Throws InvalidArgument naming what is missing; adds
+// the names it read to `used`.
 template <class Options>
 void read_options(Options& options, const std::string& prefix, const NamedTensors& state, int64_t version,
                   std::set<std::string>& used) {
@@ -208,8 +221,9 @@ void read_options(Options& options, const std::string& prefix, const NamedTensor
     if constexpr (std::is_same_v<Value, Betas>) {
       take(std::get<0>(value), "beta1");
       take(std::get<1>(value), "beta2");
-    } else if (version < field.since && state.count(prefix + field.name) == 0) {
-      return;  // an older state
+    } else if (version < field.since && !(version == 0 && field.of_torch) &&
+               state.count(prefix + field.name) == 0) {
+      return;  // an older state, or torch's
     } else if constexpr (std::is_same_v<Value, std::optional<double>>) {
       bool has_value = false;
       take(has_value, std::string("has_") + field.name);

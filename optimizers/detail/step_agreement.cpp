@@ -83,7 +83,7 @@ bool StepAgreement::is_known(const OptimizerView& optimizer) const {
     known = known && place < parameters_.size();
     if (!known) return;
     const Known& before = parameters_[place++];
-    known = before.tensor == parameter.unsafeGetTensorImpl() &&
+    known = before.tensor._unsafe_get_target() == parameter.unsafeGetTensorImpl() &&
             before.requires_grad == parameter.requires_grad() && before.dtype == parameter.scalar_type() &&
             parameter.sizes() == at::IntArrayRef(before.sizes) &&
             parameter.strides() == at::IntArrayRef(before.strides);
@@ -95,8 +95,8 @@ void StepAgreement::remember(const OptimizerView& optimizer) {
   parameters_.clear();
   facts_.clear();
   for (const auto& [tensor, group, index, name] : optimizer.parameters()) {
-    parameters_.push_back({tensor.unsafeGetTensorImpl(), tensor.requires_grad(), tensor.scalar_type(),
-                           tensor.sizes().vec(), tensor.strides().vec()});
+    parameters_.push_back({HeldAddress(tensor.getIntrusivePtr()), tensor.requires_grad(),
+                           tensor.scalar_type(), tensor.sizes().vec(), tensor.strides().vec()});
     facts_.push_back({concatenate("parameter ", facts_.size()),
                       concatenate(name, ", ", tensor_text(tensor), tensor.requires_grad() ? "" : ", frozen",
                                   group == 0 ? "" : concatenate(", group ", group))});

@@ -25,7 +25,7 @@ class StepAgreement {
 
  private:
   struct Known {
-    const void* tensor;
+    HeldAddress tensor;
     bool requires_grad;
     at::ScalarType dtype;
     std::vector<int64_t> sizes, strides;

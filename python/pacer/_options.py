@@ -62,6 +62,8 @@ def refuse_torchs(kind: str, group: Group) -> None:
             raise ValueError(f'{kind} has no option "{name}", which a parameter group has on; leave it out.')
     if kind == "FusedAdam" and group.get("decoupled_weight_decay") and group.get("weight_decay"):
         raise ValueError("FusedAdam has no decoupled weight decay, which a parameter group has on; use FusedAdamW.")
+    if kind == "FusedAdamW" and group.get("decoupled_weight_decay") is False and group.get("weight_decay"):
+        raise ValueError("FusedAdamW has decoupled weight decay only, which a parameter group has off; use FusedAdam.")
 
 
 def _number(kind: str, name: str, value: Any) -> float:

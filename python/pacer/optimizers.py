@@ -29,6 +29,8 @@ class _FusedOptimizer(Optimizer):
 
     _kind: ClassVar[str]  # the class of C++, also of what a user derives
     _options: ClassVar[dict[str, Any]]  # names and defaults
+    _of_others: ClassVar[frozenset[str]] = frozenset()  # options that tell states of other optimizers of the same fields
+    _is_decoupled: ClassVar[Optional[bool]] = None  # of Adam's family: how weight decay enters
     _loading: dict[str, Any]  # while load_state_dict runs: what it loads, after all hooks
 
     def __init_subclass__(cls, **arguments: Any) -> None:
@@ -161,9 +163,17 @@ class _FusedOptimizer(Optimizer):
                     state[parameter] = dict(fields)
         return state
 
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's, which also says whether weight decay is decoupled."""
+        packed = super().state_dict()
+        if self._is_decoupled is not None:
+            for group in packed["param_groups"]:
+                group["decoupled_weight_decay"] = self._is_decoupled
+        return packed
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continues from a state_dict of this class or of torch's optimizer of the same rule. Moments keep their dtype,
-        whatever the parameters' is."""
+        """Continues from a state_dict of this class or of torch's optimizer of the same rule. Where both have names for the
+        parameters of a group, those decide, else positions. Moments keep their dtype, whatever the parameters' is."""
         own = ("state", "param_groups", "_handle", "_params", "_sent", "_sent_lr", "_is_stale")
         former = {name: self.__dict__[name] for name in own}
         last = self.register_load_state_dict_pre_hook(self._remember)
@@ -177,8 +187,31 @@ class _FusedOptimizer(Optimizer):
             self.__dict__.pop("_loading", None)
 
     @staticmethod
-    def _remember(self: Any, state_dict: dict[str, Any]) -> None:
-        self._loading = state_dict
+    def _remember(self: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
+        self._loading = self._by_name(state_dict)
+        return self._loading
+
+    def _by_name(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Returns it with the parameters of each group in this optimizer's order, where both sides have names for them.
+        Raises ValueError where the names are others, and where the options are another optimizer's."""
+        groups = []
+        for own, saved in zip(self.param_groups, state_dict["param_groups"]):
+            for name in sorted(self._of_others & saved.keys()):
+                raise ValueError(f'{self._kind}: the state to load has the option "{name}", so another optimizer saved it.')
+            names, saved_names = list(own.get("param_names", [])), list(saved.get("param_names", []))
+            if len(names) == len(saved_names) and names != saved_names:
+                place = {name: i for i, name in enumerate(saved_names)}
+                for name in names:
+                    if name not in place:
+                        raise ValueError(
+                            f'{self._kind}: the state to load has no parameter "{name}" (the first that it has is '
+                            f'"{saved_names[0]}"); give parameters the names that were saved, or none.'
+                        )
+                params = [saved["params"][place[name]] for name in names]
+                saved = {**saved, "params": params, "param_names": names}
+            groups.append(saved)
+        # torch refuses where one side has more groups
+        return {**state_dict, "param_groups": groups + list(state_dict["param_groups"][len(groups) :])}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Puts in force what load_state_dict, copy.deepcopy or pickle brings, in a new optimizer of C++."""
@@ -286,6 +319,8 @@ class FusedAdam(_FusedOptimizer):
     """Adam (Kingma & Ba, arXiv:1412.6980) with one kernel for all parameters; weight decay is L2."""
 
     _kind = "FusedAdam"
+    _of_others = frozenset({"min_coeff"})
+    _is_decoupled = False
     _options = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "amsgrad": False, **_SHARED}
 
     def __init__(
@@ -298,6 +333,8 @@ class FusedAdamW(_FusedOptimizer):
     """AdamW (Loshchilov & Hutter, arXiv:1711.05101): as FusedAdam, with decoupled weight decay."""
 
     _kind = "FusedAdamW"
+    _of_others = frozenset({"min_coeff"})
+    _is_decoupled = True
     _options = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2, "amsgrad": False, **_SHARED}
 
     def __init__(
@@ -310,6 +347,7 @@ class FusedLamb(_FusedOptimizer):
     """LAMB (You et al., arXiv:1904.00962): AdamW whose step of each tensor is scaled by its trust ratio."""
 
     _kind = "FusedLamb"
+    _of_others = frozenset({"amsgrad"})
     _options = {
         "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 1e-2,
         "min_coeff": 0.01, "max_coeff": 10.0, "adapt": True, **_SHARED,

@@ -12,6 +12,7 @@
 #include <pacer/core/checksum.h>
 #include <pacer/core/error.h>
 #include <pacer/core/json_lines.h>
+#include <pacer/schedulers/detail/foreign_state.h>
 #include <pacer/schedulers/detail/pipeline_hook.h>
 #include <pacer/schedulers/detail/tensor_file.h>
 
@@ -72,13 +73,23 @@ TensorSet updated_elsewhere(const SessionParts& parts) {
   return tensors;
 }
 
-// Leaves out what belongs to these tensors of the model. Optimizers call their state by the parameter's name,
-// '/', and what it is.
-TensorPlace leaving_out(TensorSet others, const NamedTensors& model, TensorPlace place_of) {
+// Optimizers call their state by the parameter's name, which may have any character in it, '/', and what it
+// is; torch's also say of each tensor whether it exists.
+std::string parameter_of(std::string name) {
+  const size_t length = sizeof kExists - 1;
+  if (name.size() > length && name.compare(name.size() - length, length, kExists) == 0) {
+    name.resize(name.size() - length);
+  }
+  const size_t slash = name.rfind('/');
+  return slash == std::string::npos ? "" : name.substr(0, slash);
+}
+
+// Leaves out what belongs to these tensors of the model.
+TensorPlace leaving_out(TensorSet others, const NamedTensors& model, TensorPlace place_of, bool is_state) {
   if (others.empty()) return place_of;
-  return [others = std::move(others), &model, place_of = std::move(place_of)](const std::string& name,
-                                                                              at::IntArrayRef sizes) {
-    const auto tensor = model.find(name.substr(0, name.rfind('/')));
+  return [others = std::move(others), &model, place_of = std::move(place_of), is_state](
+             const std::string& name, at::IntArrayRef sizes) {
+    const auto tensor = model.find(is_state ? parameter_of(name) : name);
     const bool is_left_out = tensor != model.end() && others.count(tensor->second.unsafeGetTensorImpl()) != 0;
     if (is_left_out) return std::optional<at::Device>();
     return place_of ? place_of(name, sizes) : std::optional(at::Device(at::kCPU));
@@ -88,7 +99,7 @@ TensorPlace leaving_out(TensorSet others, const NamedTensors& model, TensorPlace
 // A tensor that belongs to a parameter and has its shape goes where the parameter is, all others to the CPU.
 TensorPlace beside_parameters(NamedTensors model) {
   return [model = std::move(model)](const std::string& name, at::IntArrayRef sizes) {
-    const auto parameter = model.find(name.substr(0, name.rfind('/')));
+    const auto parameter = model.find(parameter_of(name));
     const bool is_beside = parameter != model.end() && !sizes.empty() && parameter->second.sizes() == sizes;
     return std::optional(is_beside ? parameter->second.device() : at::Device(at::kCPU));
   };
@@ -219,14 +230,14 @@ TrainingState read_state(const SessionParts& parts, const std::string& folder) {
     return std::optional(own == model.end() ? at::Device(at::kCPU) : own->second.device());
   };
   for (const CheckpointFile& file : model_files(folder, manifest)) {
-    state.model.merge(
-        read_file(folder, manifest, file.name, leaving_out(parts.elsewhere, model, beside_own)));
+    state.model.merge(read_file(folder, manifest, file.name,
+                                leaving_out(parts.elsewhere, model, beside_own, /*is_state=*/false)));
   }
   // What will be cut on its way into the optimizer stays in host memory until then; paged state stays there.
   const SessionOptimizer* optimizer = parts.session_optimizer();
   const bool on_host = parts.gradients_are_shared_out || (optimizer && optimizer->keeps_state_on_host());
-  const TensorPlace place_of =
-      leaving_out(updated_elsewhere(parts), model, on_host ? nullptr : beside_parameters(model));
+  const TensorPlace place_of = leaving_out(updated_elsewhere(parts), model,
+                                           on_host ? nullptr : beside_parameters(model), /*is_state=*/true);
   state.optimizer = read_optimizer(folder, manifest, place_of);
   state.session =
       read_file(folder, manifest, file_of_rank("session", had_this_rank ? world.rank() : 0, ranks));

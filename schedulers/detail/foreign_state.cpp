@@ -14,6 +14,7 @@
 #include <torch/optim/sgd.h>
 
 #include <pacer/core/error.h>
+#include <pacer/optimizers/detail/saved_by.h>
 
 namespace pacer::detail {
 namespace {
@@ -96,6 +97,13 @@ void visit_fields(AdagradOptions& options, Visitor& visit) {
   visit("eps", options.eps());
 }
 
+template <class Options>
+constexpr const char* kNameOf = std::is_same_v<Options, AdamOptions>      ? "torch::optim::Adam"
+                                : std::is_same_v<Options, AdamWOptions>   ? "torch::optim::AdamW"
+                                : std::is_same_v<Options, SGDOptions>     ? "torch::optim::SGD"
+                                : std::is_same_v<Options, RMSpropOptions> ? "torch::optim::RMSprop"
+                                                                          : "torch::optim::Adagrad";
+
 // What torch's step takes for granted and does not check.
 template <class Options>
 void check_moments(bool has_maximum, const Options& options, const std::string& name) {
@@ -130,7 +138,7 @@ struct Exporter {
   }
   // A tensor that does not exist is said to be so, else its loss would not show.
   void operator()(const char* name, const at::Tensor& tensor) {
-    state[prefix + name + "/exists"] = number_tensor(tensor.defined());
+    state[prefix + name + kExists] = number_tensor(tensor.defined());
     if (tensor.defined()) state[prefix + name] = tensor;
   }
 };
@@ -147,8 +155,8 @@ struct Importer {
   }
   void operator()(const char* name, at::Tensor& tensor) {
     const std::string key = prefix + name;
-    used.insert(key + "/exists");
-    if (!require_number<bool>(state, key + "/exists")) return;
+    used.insert(key + kExists);
+    if (!require_number<bool>(state, key + kExists)) return;
     const at::Tensor& saved = require_tensor(state, key);
     require(saved.sizes() == parameter->sizes() && at::isFloatingType(saved.scalar_type()), "\"", key,
             "\" of the state to load is ", saved.scalar_type(), " of shape ", saved.sizes(),
@@ -176,6 +184,7 @@ void for_each_parameter(const Optimizer& optimizer, const torch::nn::Module& mod
 template <class State, class Options>
 NamedTensors export_as(const Optimizer& optimizer, const torch::nn::Module& model) {
   NamedTensors exported;
+  write_saved_by(kNameOf<Options>, exported);
   for (size_t g = 0; g < optimizer.param_groups().size(); ++g) {
     Options options = static_cast<const Options&>(optimizer.param_groups()[g].options());
     Exporter exporter{"group/" + std::to_string(g) + "/", exported};
@@ -203,7 +212,8 @@ struct PendingForeign {
 
 template <class State, class Options>
 PendingForeign import_as(Optimizer& optimizer, const torch::nn::Module& model, const NamedTensors& saved) {
-  std::set<std::string> used;
+  if (const std::string by = saved_by(saved); !by.empty()) require_same_optimizer(by, kNameOf<Options>);
+  std::set<std::string> used = {kVersion, kSavedBy};
   std::vector<std::unique_ptr<OptimizerOptions>> all_options;
   for (size_t g = 0; g < optimizer.param_groups().size(); ++g) {
     auto options =

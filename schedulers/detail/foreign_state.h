@@ -14,6 +14,9 @@ class Module;
 
 namespace pacer::detail {
 
+// Behind the key of a tensor that a state may lack: whether it is there, a bool.
+inline constexpr char kExists[] = "/exists";
+
 // True for torch::optim::Adam, AdamW, SGD, RMSprop and Adagrad.
 bool can_export(const torch::optim::Optimizer& optimizer);
 

@@ -38,7 +38,10 @@ std::vector<std::pair<std::string, at::Tensor>> named_optimizer_parameters(const
       const auto found = names.find(parameter.unsafeGetTensorImpl());
       const std::string place = concatenate(g, ".", i);
       std::string name = found != names.end() ? found->second : place;
-      if (parts.session_optimizer()) name = parts.session_optimizer()->parameter_name(parameter);
+      if (parts.session_optimizer()) {
+        const std::string own = parts.session_optimizer()->parameter_name(parameter);
+        if (own != place) name = own;
+      }
       if (found == names.end() && name == place) {
         name = concatenate(i, " of group ", g, " (shape ", parameter.sizes(), ", not the model's)");
       }

@@ -46,10 +46,12 @@ std::string listed(const std::vector<std::string>& names) {
   return text + "}";
 }
 
+// Names may have any character in them, so their length comes before them.
 std::string line_of(const char* part, const std::string& name, const at::Tensor& tensor) {
-  std::string line = concatenate(part, '\t', name, '\t', static_cast<int>(tensor.scalar_type()));
-  for (const int64_t size : tensor.sizes()) line += concatenate('\t', size);
-  return line + '\n';
+  std::string line =
+      concatenate(part, ' ', static_cast<int>(tensor.scalar_type()), ' ', name.size(), ' ', tensor.dim());
+  for (const int64_t size : tensor.sizes()) line += concatenate(' ', size);
+  return line + ' ' + name + '\n';
 }
 
 // Checksums of the batches that ranks were given, while they travel.
@@ -91,6 +93,7 @@ PipelineHook::PipelineHook(torch::nn::Module& model, const Blocks& blocks, Grid 
                            const PipelineShape& shape, PipelineOptions options)
     : JoinedRanks(options.initial_parameters(), options.sync_buffers()),
       model_(model),
+      held_model_(model.weak_from_this().lock()),
       grid_(std::move(grid)),
       options_(std::move(options)),
       stage_model_(model, blocks, cut_of(blocks, shape, grid_, options_), grid_.stage(),
@@ -283,15 +286,16 @@ Writers PipelineHook::complete(TrainingState& state, const std::vector<std::stri
             ", which has the same stage, so that no checkpoint can hold both; give replicas the same model "
             "and the same steps");
     std::istringstream lines(listings[rank]);
-    for (std::string line; std::getline(lines, line);) {
-      std::istringstream fields(line);
-      std::string part, name, number;
-      std::getline(fields, part, '\t');
-      std::getline(fields, name, '\t');
-      std::getline(fields, number, '\t');
-      const auto dtype = static_cast<at::ScalarType>(std::stoi(number));
-      std::vector<int64_t> sizes;
-      while (std::getline(fields, number, '\t')) sizes.push_back(std::stoll(number));
+    for (std::string part; lines >> part;) {
+      int number = 0;
+      size_t length = 0, dimensions = 0;
+      lines >> number >> length >> dimensions;
+      std::vector<int64_t> sizes(dimensions);
+      for (int64_t& size : sizes) lines >> size;
+      std::string name(length, ' ');
+      lines.get();  // the space before it
+      lines.read(name.data(), static_cast<std::streamsize>(length));
+      const auto dtype = static_cast<at::ScalarType>(number);
       const bool is_model = part == "model";
       (is_model ? writers.model : writers.optimizer).emplace(name, static_cast<int>(rank));
       NamedTensors& tensors = is_model ? state.model : state.optimizer;

@@ -74,6 +74,7 @@ class PipelineHook : public JoinedRanks {
   void share_tied_values();
 
   const torch::nn::Module& model_;
+  const std::shared_ptr<torch::nn::Module> held_model_;  // the same, where a shared_ptr has it
   const Grid grid_;
   const PipelineOptions options_;
   StageModel stage_model_;

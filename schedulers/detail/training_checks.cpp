@@ -2,20 +2,16 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
 #include <string>
 #include <unordered_set>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
-#include <torch/nn/module.h>
 
 #include <pacer/collectives/detail/gradient_checks.h>
 #include <pacer/collectives/launch_environment.h>
 #include <pacer/core/error.h>
-#include <pacer/modules/detail/model_modules.h>
-#include <pacer/modules/nf4_weight.h>
 #include <pacer/schedulers/detail/layer_drop_hook.h>
 #include <pacer/schedulers/detail/model_facts.h>
 #include <pacer/schedulers/precision.h>
@@ -34,60 +30,12 @@ std::vector<at::Tensor> gradients_of(const SessionParts& parts) {
   return gradients;
 }
 
-// By TensorImpl.
-std::unordered_set<const void*> parameters_of_model(const SessionParts& parts) {
-  std::unordered_set<const void*> of_model;
-  for (const at::Tensor& parameter : parts.model().parameters()) {
-    of_model.insert(parameter.unsafeGetTensorImpl());
-  }
-  return of_model;
-}
-
 std::vector<char> needs_gradient(const SessionParts& parts) {
   std::vector<char> needs;
   for (const auto& group : parts.optimizer().param_groups()) {
     for (const at::Tensor& parameter : group.params()) needs.push_back(parameter.requires_grad());
   }
   return needs;
-}
-
-// The optimizer would keep a weight that quantize() has replaced, and its state, for nothing.
-void check_replaced(const SessionParts& parts) {
-  std::map<std::vector<int64_t>, std::string> in_4_bits;  // the first layer of each shape
-  for (const auto& item : named_modules_of(parts.model())) {
-    const auto* weight = item.value()->as<nn::Nf4WeightImpl>();
-    if (weight != nullptr)
-      in_4_bits.emplace(std::vector{weight->out_features, weight->in_features}, item.key());
-  }
-  if (in_4_bits.empty()) return;
-  const std::unordered_set<const void*> of_model = parameters_of_model(parts);
-  for (const at::Tensor& parameter : all_optimizer_parameters(parts)) {
-    if (parameter.requires_grad() || of_model.count(parameter.unsafeGetTensorImpl()) != 0) continue;
-    const auto found = in_4_bits.find(parameter.sizes().vec());
-    require(found == in_4_bits.end(), "a parameter of the optimizer, of shape ", parameter.sizes(),
-            ", is no longer the model's, because ", found == in_4_bits.end() ? "" : found->second,
-            " is in 4 bits now; call quantize() before the optimizer is made");
-  }
-}
-
-void warn_of_left_out(const SessionParts& parts) {
-  std::unordered_set<const void*> trained;
-  for (const at::Tensor& parameter : all_optimizer_parameters(parts)) {
-    trained.insert(parameter.unsafeGetTensorImpl());
-  }
-  int64_t left_out = 0;
-  std::string first;
-  for (const auto& item : parts.model().named_parameters()) {
-    if (!item.value().requires_grad() || trained.count(item.value().unsafeGetTensorImpl()) > 0) continue;
-    if (left_out++ == 0) first = item.key();
-  }
-  if (left_out > 0) {
-    TORCH_WARN(
-        concatenate(left_out,
-                    " parameters of the model need a gradient, but no group of the optimizer has them (the "
-                    "first: ",
-                    first, "), so they are not trained; add them, or call requires_grad_(false) on them"));
-  }
 }
 
 }  // namespace
@@ -101,42 +49,6 @@ void check_values(const SessionParts& parts) {
         "them; keep that Session for the whole run, or save a checkpoint there and resume from it with a new "
         "model and optimizer");
   }
-}
-
-void check_parameters(const SessionParts& parts) {
-  if (all_optimizer_parameters(parts).empty()) {
-    require(parts.replicas != nullptr, "a Session needs an optimizer with at least one parameter");
-    return;  // other stages of the pipeline have some
-  }
-  check_replaced(parts);
-  std::unordered_set<const void*> trained;
-  const std::unordered_set<const void*> of_model = parameters_of_model(parts);
-  int64_t strangers = 0;
-  for (const at::Tensor& parameter : all_optimizer_parameters(parts)) {
-    trained.insert(parameter.unsafeGetTensorImpl());
-    strangers += of_model.count(parameter.unsafeGetTensorImpl()) == 0 ? 1 : 0;
-  }
-  require(
-      strangers < static_cast<int64_t>(trained.size()), "none of the optimizer's ", trained.size(),
-      " parameters belongs to the model that this Session was given, so the model would not be trained; make "
-      "the optimizer from this model's parameters()");
-  if (!parts.is_first_rank()) return;
-  if (strangers > 0) {
-    TORCH_WARN(concatenate(
-        "the optimizer has ", strangers,
-        " parameters that are not the model's; they are trained, but checkpoints do not hold their values"));
-  }
-  warn_of_left_out(parts);
-}
-
-void ParameterWatch::remember(const SessionParts& parts) { needs_gradient_ = needs_gradient(parts); }
-
-void ParameterWatch::check(const SessionParts& parts) {
-  std::vector<char> now = needs_gradient(parts);
-  if (now == needs_gradient_) return;
-  check_replaced(parts);
-  needs_gradient_ = std::move(now);
-  if (parts.is_first_rank()) warn_of_left_out(parts);
 }
 
 void check_single_rank() {
@@ -257,7 +169,8 @@ void check_gradients(const SessionParts& parts) {
           "with the adapter that the optimizer was made for, or make another optimizer and Session");
   throw InvalidArgument(
       "no parameter of the optimizer has a gradient; delete zero_grad() from the loop if it stands between "
-      "backward() and step(), and take a loss that depends on the optimizer's parameters");
+      "backward() and step(), and take a loss that depends on the optimizer's parameters; a model that was "
+      "made anew needs a new optimizer and Session");
 }
 
 void SkippedStepsWatch::after_step(const SessionParts& parts) {

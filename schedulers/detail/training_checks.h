@@ -13,23 +13,6 @@
 
 namespace pacer::detail {
 
-// Throws InvalidArgument where the optimizer trains nothing of the model; warns where it leaves out
-// parameters of the model that need a gradient, or has parameters that are not the model's.
-void check_parameters(const SessionParts& parts);
-
-// Notices where parameters are frozen or unfrozen between steps, as by set_adapter() and quantize().
-class ParameterWatch {
- public:
-  // Call it before the first step.
-  void remember(const SessionParts& parts);
-  // Call it before each pass. Where something changed: throws InvalidArgument for a weight that was put in 4
-  // bits, and warns as check_parameters of what is not trained.
-  void check(const SessionParts& parts);
-
- private:
-  std::vector<char> needs_gradient_;  // by parameter of the optimizer
-};
-
 // Throws InvalidArgument where another Session's Shards keeps parts of the parameters, which then have no
 // values here.
 void check_values(const SessionParts& parts);

@@ -19,6 +19,7 @@
 #include <pacer/schedulers/detail/foreign_state.h>
 #include <pacer/schedulers/detail/frozen_weights.h>
 #include <pacer/schedulers/detail/merged_weights.h>
+#include <pacer/schedulers/detail/shared_memory.h>
 #include <pacer/schedulers/detail/tensor_file.h>
 
 namespace pacer::detail {
@@ -81,6 +82,8 @@ void check_model(const NamedTensors& own, const NamedTensors& saved) {
     require(is_first || saved.at(twin->second).equal(value), "\"", twin->second, "\" and \"", name,
             "\" are one tensor in this model, but differ in the checkpoint");
   }
+  const std::string conflict = conflict_in_memory(own, saved);
+  require(conflict.empty(), conflict, " in the checkpoint; build the model that was saved");
 }
 
 // What resumes with steps of another size, in a sentence; empty where they are alike.
@@ -198,6 +201,8 @@ NamedTensors model_tensors(const torch::nn::Module& model) {
 }
 
 TrainingState export_state(const SessionParts& parts) {
+  // Parameters may have been replaced by others since their names were last looked at.
+  if (parts.session_optimizer()) parts.session_optimizer()->name_parameters(parts.model().named_parameters());
   TrainingState state;
   state.model = without_merged(parts.model(), saved_model(parts));
   state.optimizer = parts.session_optimizer() ? parts.session_optimizer()->export_state()

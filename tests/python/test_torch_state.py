@@ -218,6 +218,44 @@ class Refusals(Case):
             optimizer.param_groups[0]["params"] = list(params)
             train(optimizer, params)
 
+    def test_state_of_another_rule_is_refused(self):
+        decay = {"weight_decay": 0.3}
+        l2, decoupled = (pacer.FusedAdam, torch.optim.Adam), (pacer.FusedAdamW, torch.optim.AdamW)
+        for savers, loader, other in ((decoupled, pacer.FusedAdam, "FusedAdamW"), (l2, pacer.FusedAdamW, "FusedAdam")):
+            for saver in savers:
+                with self.subTest(saver=saver.__module__ + saver.__name__):
+                    params = parameters()
+                    source = saver(params, **decay)
+                    train(source, params)
+                    target = loader(parameters(), **decay)
+                    self.refuses(ValueError, f"use {other}", lambda: target.load_state_dict(source.state_dict()))
+        params = parameters()
+        lamb, adamw = pacer.FusedLamb(params), pacer.FusedAdamW(params)
+        train(lamb, params)
+        train(adamw, params)
+        self.refuses(ValueError, '"min_coeff", so another optimizer', lambda: adamw.load_state_dict(lamb.state_dict()))
+        self.refuses(ValueError, '"amsgrad", so another optimizer', lambda: lamb.load_state_dict(adamw.state_dict()))
+
+    def test_names_decide_which_parameter_gets_which_state(self):
+        for mine in (*MINE.values(), pacer.FusedLamb):
+            values = {name: torch.nn.Parameter(torch.full((3,), 1.0)) for name in "abc"}
+            source = mine(list(values.items()))
+            for step in range(2):
+                for i, parameter in enumerate(values.values()):
+                    parameter.grad = torch.full((3,), float(i + step + 1))
+                source.step()
+            saved = copy.deepcopy(source.state_dict())
+            target = mine([(name, values[name]) for name in "cab"])
+            target.load_state_dict(saved)
+            for parameter in values.values():
+                self.assertTrue(torch.equal(target.state[parameter]["exp_avg"], source.state[parameter]["exp_avg"]))
+            self.assertEqual(target.param_groups[0]["param_names"], list("cab"))
+            renamed = mine([(f"net.{name}", values[name]) for name in "abc"])
+            self.refuses(ValueError, 'no parameter "net.a"', lambda: renamed.load_state_dict(saved))
+            unnamed = mine([values[name] for name in "abc"])
+            unnamed.load_state_dict(saved)
+            self.assertTrue(torch.equal(unnamed.state[values["c"]]["exp_avg"], source.state[values["c"]]["exp_avg"]))
+
     def test_state_of_another_optimizer_is_refused_and_changes_nothing(self):
         for mine in MINE.values():
             a, b = parameters(), parameters()

@@ -135,6 +135,7 @@ TEST_CASE("every entry of an archive matters: dropped or altered, it is refused 
         if (is_folder && !drop) continue;
         // The label that joins a parameter to its state says nothing where there is no state.
         if (!drop && path == "param_groups > param_groups/1 > params/1") continue;
+        if (!drop && contains(path, " names/")) continue;  // here parameters have none, so positions decide
         CAPTURE(mode.name, path, drop);
         Run victim(run.parameters, FusedAdamWOptions(0.9));
         const auto before = snapshot(victim.optimizer);

@@ -1,4 +1,6 @@
 // State of FusedAdam and FusedAdamW in the hands of the user: whatever is put there counts at the next step.
+#include <torch/optim/adagrad.h>
+
 #include "support/catch.h"
 
 #include "support/twins.h"
@@ -188,8 +190,8 @@ TEST_CASE("the state of another optimizer is refused by the parameter's name", "
   for (const bool running : {false, true}) {
     set_random_gradients(parameters);
     if (running) optimizer.step();
-    auto foreign = std::make_unique<torch::optim::AdamWParamState>();
-    foreign->step(1).exp_avg(torch::zeros({3})).exp_avg_sq(torch::zeros({3}));
+    auto foreign = std::make_unique<torch::optim::AdagradParamState>();
+    foreign->step(1).sum(torch::zeros({3}));
     optimizer.state()[parameters[1].unsafeGetTensorImpl()] = std::move(foreign);
     const auto before = clones(parameters);
     CHECK(contains(refusal([&] { optimizer.step(); }), "parameter 1 of group 0 (shape ["));
