@@ -127,8 +127,7 @@ void warn_of_unused_scope(const SessionParts& parts, const ForwardScope& scope) 
   if (!parts.find<Precision>() && !parts.find<LayerDropHook>() && !parts.find<Shards>()) return;
   TORCH_WARN_ONCE(
       "the Batch of Session::begin ended before the forward pass, which therefore ran without autocast and "
-      "what "
-      "else hooks switch on for it; keep it until backward: auto [x, y] = session.begin(...)");
+      "what else hooks switch on for it; keep it until backward: auto [x, y] = session.begin(...)");
 }
 
 void check_all_reached(const SessionParts& parts) {
