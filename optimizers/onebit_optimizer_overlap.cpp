@@ -68,7 +68,7 @@ void OneBitOptimizer::begin_backward(const ComingInputs& inputs) {
     for (const detail::RegisteredParameter& parameter : view().parameters()) {
       if (!settings[parameter.group].compresses(parameter.tensor)) continue;
       if (entries.size() == part_->tensors()) continue;
-      entries.push_back({parameter.name, parameter.tensor, part_->turn_of(entries.size()), nullptr, 0});
+      entries.push_back({parameter.name, parameter.tensor, part_->turn_of(entries.size())});
     }
     overlap_ = detail::OneBitOverlap::on(std::move(entries),
                                          {[this](size_t turn) { return start_ahead(turn); },

@@ -47,9 +47,8 @@ void DataParallel::look_early() {
 }
 
 void DataParallel::begin_pass(const Progress& progress, bool is_last) {
-  if (progress.micro_step == 0 && parts().session_optimizer()) {
-    bucketer_->set_scope(parts().session_optimizer()->gradient_scope());
-  }
+  // In every pass, because the bucketer is another one where parameters have joined or left in between.
+  if (parts().session_optimizer()) bucketer_->set_scope(parts().session_optimizer()->gradient_scope());
   if (!is_last) return;
   Progress window = progress;
   window.micro_step = 0;

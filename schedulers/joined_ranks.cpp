@@ -142,7 +142,7 @@ void JoinedRanks::share_parameters() {
 
 void JoinedRanks::announce(const Progress& progress, Intent intent) {
   parts_->world().set_step(progress.step);
-  if (progress.micro_step == 0 && !detail::same_tensors(trained_, detail::trained_parameters(*parts_))) {
+  if (!detail::same_tensors(trained_, detail::trained_parameters(*parts_))) {
     join_ranks(progress);  // parameters were frozen, unfrozen or added: on every rank, or they disagree here
   }
   if (intent == Intent::micro_step && !sends_in_every_pass()) return;

@@ -10,6 +10,7 @@
 #include <pacer/core/error.h>
 #include <pacer/schedulers/detail/device_copy.h>
 #include <pacer/schedulers/detail/forward_scope.h>
+#include <pacer/schedulers/detail/gradient_watch.h>
 #include <pacer/schedulers/detail/parameter_watch.h>
 #include <pacer/schedulers/detail/step_runner.h>
 #include <pacer/schedulers/detail/training_checks.h>
@@ -45,6 +46,8 @@ void Session::leave_peers(const std::string& reason) noexcept {
 void Session::require_between_micro_steps() {
   require(!finished_, "Session::begin after finish; make a new Session to train on");
   require(!in_backward_, "Session::begin after backward without step; call step() after every backward()");
+  require(runner_ == nullptr || !runner_->has_failed(),
+          "Session::begin after a finish whose step failed; call finish() again");
   parts_.world().check();
   start_training();
   trained_->check(parts_);
@@ -138,7 +141,7 @@ void Session::backward(const at::Tensor& loss) {
   require(loss.requires_grad(),
           "the loss given to Session::backward depends on no parameter that needs a "
           "gradient");
-  gradients_->check(parts_);
+  gradients_->begin_pass(parts_, /*is_first=*/parts_.progress.micro_step == 0);
   detail::warn_of_unused_scope(parts_, *forward_scope_);
   forward_scope_->end();
   const double weight = weight_of(micro_batch_tokens_);
@@ -148,6 +151,7 @@ void Session::backward(const at::Tensor& loss) {
   window.tokens += micro_batch_tokens_;
   window.weight += weight;
   try {
+    const auto pass = gradients_->pass();
     for (const auto& hook : parts_.hooks_) hook->backward_begin(parts_.progress);
     const auto weightless = zeroed_->scope(parts_, weight == 0);
     const bool is_last = parts_.progress.micro_step + 1 == parts_.progress.micro_steps;
@@ -162,11 +166,12 @@ void Session::backward(const at::Tensor& loss) {
     fail_backward(error);
   }
   in_backward_ = true;
-  if (parts_.progress.micro_step + 1 < parts_.progress.micro_steps) gradients_->remember(parts_);
+  gradients_->end_pass(parts_);
 }
 
 bool Session::step() {
   require(in_backward_, "Session::step without backward; call begin, backward and step once per micro-batch");
+  gradients_->check(parts_);
   Progress& progress = parts_.progress;
   if (progress.micro_step + 1 < progress.micro_steps) {
     ++progress.micro_step;
@@ -259,7 +264,10 @@ void Session::finish() {
   require(!in_backward_, "Session::finish after backward without step; call step() after every backward()");
   if (forward_scope_) forward_scope_->end();
   in_forward_ = false;
-  if (parts_.progress.micro_step > 0) take_step();
+  if (parts_.progress.micro_step > 0) {
+    gradients_->check(parts_);
+    take_step();
+  }
   for (const auto& hook : parts_.hooks_) hook->finish(parts_.progress);
   finished_ = true;
 }

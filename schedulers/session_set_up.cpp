@@ -14,6 +14,7 @@
 #include <pacer/schedulers/data_parallel.h>
 #include <pacer/schedulers/detail/epoch_sampler_hook.h>
 #include <pacer/schedulers/detail/forward_scope.h>
+#include <pacer/schedulers/detail/gradient_watch.h>
 #include <pacer/schedulers/detail/layer_drop_hook.h>
 #include <pacer/schedulers/detail/parameter_watch.h>
 #include <pacer/schedulers/detail/pipeline_hook.h>
@@ -41,7 +42,7 @@ const char* slot_name(Slot slot) {
 Session::Session(torch::nn::Module& model, torch::optim::Optimizer& optimizer,
                  std::shared_ptr<Communicator> world) try
     : parts_(model, optimizer, world),
-      gradients_(std::make_unique<detail::GradientWatch>()),
+      gradients_(std::make_unique<detail::GradientWatch>(parts_)),
       trained_(std::make_unique<detail::ParameterWatch>(parts_)),
       skipped_(std::make_unique<detail::SkippedStepsWatch>(parts_)),
       zeroed_(std::make_unique<detail::ZeroedGradients>()),

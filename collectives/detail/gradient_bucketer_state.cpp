@@ -24,6 +24,7 @@ void GradientBucketer::State::add(const std::vector<NamedParameter>& parameters,
     const bool local = std::any_of(may_stay_local.begin(), may_stay_local.end(),
                                    [&](const at::Tensor& other) { return other.is_same(parameter); });
     parameters_.push_back({name, parameter, local, 0, {}});
+    withheld_.add(name, parameter);
     if (parameter.scalar_type() == at::kHalf) prescale_ = 1.0 / world_->world_size();
   }
   // Backward finishes the last layers first.
@@ -223,6 +224,9 @@ void GradientBucketer::State::end() {
   require(active_, "GradientBucketer::end_backward without begin_backward");
   sent_early_ = sent_;
   send_the_rest();
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (!stays_local(i)) withheld_.withhold(i);
+  }
 }
 
 // Also of parameters that only an earlier backward of the window has reached, or none.
@@ -275,6 +279,7 @@ void GradientBucketer::State::wait() {
     const std::lock_guard<std::mutex> lock(mutex_);
     require(active_, "GradientBucketer::wait without begin_backward");
     active_ = false;
+    withheld_.give_back();
   }
   const at::NoGradGuard no_grad;
   learn_missed();
@@ -331,6 +336,7 @@ void GradientBucketer::State::drop() {
   works_.clear();
   missed_everywhere_.reset();
   missed_work_ = {};
+  withheld_.put_back();
 }
 
 void GradientBucketer::State::set_scope(GradientScope scope) {

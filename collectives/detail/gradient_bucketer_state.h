@@ -13,6 +13,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <pacer/collectives/detail/gradient_buckets.h>
+#include <pacer/collectives/detail/withheld_gradients.h>
 #include <pacer/collectives/gradient_bucketer.h>
 
 namespace pacer {
@@ -70,7 +71,8 @@ class GradientBucketer::State : public std::enable_shared_from_this<State> {
   std::vector<detail::BucketedParameter> parameters_;
   std::unordered_map<const void*, size_t> positions_;
   std::vector<detail::Bucket> buckets_;
-  std::vector<size_t> order_;  // in which they fill
+  std::vector<size_t> order_;           // in which they fill
+  detail::WithheldGradients withheld_;  // from end() to wait(), numbered as parameters_
   double prescale_ = 1;
   Arrived on_arrival_;
 

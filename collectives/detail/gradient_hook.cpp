@@ -12,26 +12,51 @@ using torch::autograd::PostAccumulateGradHook;
 
 // LibTorch has one place for such a hook: whoever was there first is called first.
 struct ChainedHook : PostAccumulateGradHook {
+  explicit ChainedHook(const void* owner) : owner_address(owner) {}
   void operator()(const at::Tensor& parameter) override {
     if (former) (*former)(parameter);
+    arrived(parameter);
+  }
+  virtual void arrived(const at::Tensor& parameter) = 0;
+
+  std::unique_ptr<PostAccumulateGradHook> former;
+  const void* owner_address;
+};
+
+struct CallingHook final : ChainedHook {
+  CallingHook(std::weak_ptr<const void> its_owner, std::function<void(const at::Tensor&)> its_f)
+      : ChainedHook(its_owner.lock().get()), owner(std::move(its_owner)), f(std::move(its_f)) {}
+  void arrived(const at::Tensor& parameter) override {
     if (const auto alive = owner.lock()) f(parameter);
   }
-  std::unique_ptr<PostAccumulateGradHook> former;
   std::weak_ptr<const void> owner;
-  const void* owner_address = nullptr;
   std::function<void(const at::Tensor&)> f;
 };
+
+struct NotingHook final : ChainedHook {
+  explicit NotingHook(std::shared_ptr<UnexpectedGradients> its_note)
+      : ChainedHook(its_note.get()), note(std::move(its_note)) {}
+  void arrived(const at::Tensor& parameter) override {
+    if (!note->are_expected.load(std::memory_order_relaxed))
+      note->parameter = parameter.unsafeGetTensorImpl();
+  }
+  std::shared_ptr<UnexpectedGradients> note;
+};
+
+void chain(const at::Tensor& parameter, std::unique_ptr<ChainedHook> hook) {
+  hook->former = std::move(torch::autograd::impl::post_acc_grad_hooks(parameter));
+  torch::autograd::impl::set_post_acc_grad_hooks(parameter, std::move(hook));
+}
 
 }  // namespace
 
 void add_gradient_hook(const at::Tensor& parameter, std::weak_ptr<const void> owner,
                        std::function<void(const at::Tensor&)> f) {
-  auto hook = std::make_unique<ChainedHook>();
-  hook->former = std::move(torch::autograd::impl::post_acc_grad_hooks(parameter));
-  hook->owner_address = owner.lock().get();
-  hook->owner = std::move(owner);
-  hook->f = std::move(f);
-  torch::autograd::impl::set_post_acc_grad_hooks(parameter, std::move(hook));
+  chain(parameter, std::make_unique<CallingHook>(std::move(owner), std::move(f)));
+}
+
+void note_unexpected_gradients(const at::Tensor& parameter, std::shared_ptr<UnexpectedGradients> note) {
+  chain(parameter, std::make_unique<NotingHook>(std::move(note)));
 }
 
 void remove_gradient_hook(const at::Tensor& parameter, const void* owner) {

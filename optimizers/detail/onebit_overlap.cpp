@@ -48,10 +48,7 @@ bool OneBitOverlap::has_started() const {
 
 void OneBitOverlap::remember(size_t turn) {
   for (Entry& entry : entries_) {
-    if (entry.turn != turn) continue;
-    const at::Tensor& gradient = entry.parameter.grad();
-    entry.gradient = gradient.unsafeGetTensorImpl();
-    entry.version = gradient.defined() ? gradient._version() : 0;
+    if (entry.turn == turn) entry.gradient = SeenTensor(entry.parameter.grad());
   }
 }
 
@@ -59,11 +56,9 @@ void OneBitOverlap::check_unchanged() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (const Entry& entry : entries_) {
     if (entry.turn >= next_) continue;
-    const at::Tensor& gradient = entry.parameter.grad();
     require(
-        gradient.unsafeGetTensorImpl() == entry.gradient &&
-            (!gradient.defined() || gradient._version() == entry.version),
-        "the gradient of parameter ", InMessage{entry.name, entry.parameter.sizes()},
+        entry.gradient.is_unchanged(entry.parameter.grad()), "the gradient of parameter ",
+        InMessage{entry.name, entry.parameter.sizes()},
         " was changed after its momentum had left; with overlap_backward(true) leave gradients as backward "
         "made them");
   }

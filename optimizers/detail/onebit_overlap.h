@@ -14,6 +14,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <pacer/device/detail/seen_tensor.h>
+
 namespace pacer::detail {
 
 class OneBitOverlap : public std::enable_shared_from_this<OneBitOverlap> {
@@ -23,9 +25,7 @@ class OneBitOverlap : public std::enable_shared_from_this<OneBitOverlap> {
     std::string name;
     at::Tensor parameter;
     size_t turn;
-    // When its bucket started: the gradient, and its version.
-    const void* gradient = nullptr;
-    int64_t version = 0;
+    SeenTensor gradient = {};  // when its bucket started
   };
   // Both are called on autograd's threads, one at a time. start: the bucket of that turn; false where it
   // cannot start before the step does. progress: after every gradient, once a bucket has started.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <exception>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -10,6 +11,7 @@
 
 #include <pacer/device/detail/random_state.h>
 #include <pacer/modules/detail/model_modules.h>
+#include <pacer/schedulers/detail/model_facts.h>
 #include <pacer/schedulers/session_parts.h>
 
 namespace pacer::detail {
@@ -35,7 +37,11 @@ class PrewarmScope {
       if (buffer.defined() && codes.count(buffer.unsafeGetTensorImpl()) == 0)
         buffers_.emplace_back(buffer, buffer.detach().clone());
     }
-    for (const at::Tensor& parameter : parts.model().parameters()) {
+    std::vector<at::Tensor> parameters = parts.model().parameters();
+    for (const at::Tensor& parameter : all_optimizer_parameters(parts)) parameters.push_back(parameter);
+    std::unordered_set<const void*> seen;
+    for (const at::Tensor& parameter : parameters) {
+      if (!parameter.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
       gradients_.emplace_back(parameter, std::exchange(parameter.mutable_grad(), at::Tensor()));
     }
   }

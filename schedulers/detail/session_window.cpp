@@ -39,6 +39,8 @@ at::Tensor SessionWindow::scaled_loss(int64_t k, const at::Tensor& loss) {
 }
 
 void SessionWindow::begin_backward() {
+  session_.gradients_->begin_pass(parts(), /*is_first=*/true);
+  pass_.reset(new GradientWatch::Pass(session_.gradients_->pass()));
   Progress last = parts().progress;
   last.micro_step = last.micro_steps - 1;
   for (const auto& hook : parts().hooks()) hook->backward_begin(last);
@@ -49,6 +51,8 @@ void SessionWindow::end_backward() {
   Progress& progress = parts().progress;
   progress.micro_step = progress.micro_steps - 1;
   for (const auto& hook : parts().hooks()) hook->backward_end(progress);
+  pass_.reset();
+  session_.gradients_->end_pass(parts());
   session_.in_backward_ = true;
 }
 

@@ -8,6 +8,7 @@
 
 #include <pacer/modules/tensor_call.h>
 #include <pacer/schedulers/detail/forward_scope.h>
+#include <pacer/schedulers/detail/gradient_watch.h>
 #include <pacer/schedulers/detail/zeroed_gradients.h>
 #include <pacer/schedulers/session.h>
 
@@ -38,8 +39,9 @@ class SessionWindow {
 
  private:
   Session& session_;
-  std::vector<double> weights_;    // of micro-batches
-  std::vector<int64_t> examples_;  // the same
+  std::unique_ptr<GradientWatch::Pass> pass_;  // from begin_backward to end_backward
+  std::vector<double> weights_;                // of micro-batches
+  std::vector<int64_t> examples_;              // the same
 };
 
 }  // namespace pacer::detail

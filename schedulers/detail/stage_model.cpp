@@ -9,8 +9,8 @@
 #include <torch/nn/module.h>
 
 #include <pacer/core/error.h>
+#include <pacer/device/detail/refusing_storage.h>
 #include <pacer/schedulers/detail/training_state.h>
-#include <pacer/sharding/detail/unit_memory.h>
 
 namespace pacer::detail {
 namespace {

@@ -149,7 +149,10 @@ bool StepRunner::finish_gradients(double average) {
 }
 
 void StepRunner::run_other(double average) {
-  if (finish_gradients(average)) parts_.optimizer().step();
+  if (!has_failed_) are_finite_ = finish_gradients(average);
+  has_failed_ = true;
+  if (are_finite_) parts_.optimizer().step();
+  has_failed_ = false;
 }
 
 }  // namespace pacer::detail

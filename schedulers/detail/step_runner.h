@@ -18,6 +18,9 @@ class StepRunner {
   // One optimizer step on gradients whose mean is `average` times what is stored.
   // `local_weight` as in StepInputs.
   void run(double average, double local_weight, bool freeze_allowed);
+  // Whether the step of an optimizer that is not pacer's threw, so that run() will call it once more, with
+  // the gradients that it had.
+  bool has_failed() const { return has_failed_; }
 
  private:
   void look_at_nothing(double average);
@@ -29,6 +32,8 @@ class StepRunner {
 
   SessionParts& parts_;
   std::unique_ptr<StepGraph> graph_;
+  bool has_failed_ = false;
+  bool are_finite_ = true;  // the gradients of the step that failed
 };
 
 }  // namespace pacer::detail

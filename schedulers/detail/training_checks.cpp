@@ -6,7 +6,6 @@
 #include <unordered_set>
 #include <utility>
 
-#include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 
 #include <pacer/collectives/detail/gradient_checks.h>
@@ -22,13 +21,6 @@ namespace {
 
 constexpr int64_t kAttemptsBetweenLooks = 10;
 constexpr int64_t kTooManySkipped = 30;
-
-// Undefined where there is none.
-std::vector<at::Tensor> gradients_of(const SessionParts& parts) {
-  std::vector<at::Tensor> gradients;
-  for (const at::Tensor& parameter : all_optimizer_parameters(parts)) gradients.push_back(parameter.grad());
-  return gradients;
-}
 
 std::vector<char> needs_gradient(const SessionParts& parts) {
   std::vector<char> needs;
@@ -68,58 +60,6 @@ void check_single_rank() {
         " ranks, but this Session was given no Communicator, so each rank trains a model of its own; make "
         "one with Communicator::from_environment() and pass it as Session(model, optimizer, world)"));
   }
-}
-
-void GradientWatch::remember(const SessionParts& parts) {
-  gradients_.clear();
-  for (const at::Tensor& gradient : gradients_of(parts)) {
-    gradients_.push_back(gradient.defined() ? Seen{gradient.unsafeGetTensorImpl(), gradient._version()}
-                                            : Seen{nullptr, 0});
-  }
-}
-
-bool GradientWatch::all_are_gone(const std::vector<at::Tensor>& now) const {
-  bool there_were = false;
-  for (size_t i = 0; i < gradients_.size() && i < now.size(); ++i) {
-    if (gradients_[i].gradient == nullptr) continue;
-    there_were = true;
-    if (now[i].defined()) return false;
-  }
-  return there_were;
-}
-
-// Looks at values only where every gradient was written to, and no more once they were not zeros.
-bool GradientWatch::all_became_zero(const std::vector<at::Tensor>& now) {
-  if (writing_is_meant_) return false;
-  bool there_were = false;
-  for (size_t i = 0; i < gradients_.size() && i < now.size(); ++i) {
-    if (gradients_[i].gradient == nullptr || !now[i].defined()) continue;
-    there_were = true;
-    if (now[i].unsafeGetTensorImpl() == gradients_[i].gradient &&
-        now[i]._version() == gradients_[i].version) {
-      return false;
-    }
-  }
-  if (!there_were) return false;
-  const at::NoGradGuard no_grad;
-  for (const at::Tensor& gradient : now) {
-    if (!gradient.defined() || gradient.numel() == 0) continue;
-    if (gradient.is_sparse() || gradient.ne(0).any().item<bool>()) {
-      writing_is_meant_ = true;
-      return false;
-    }
-  }
-  return true;
-}
-
-void GradientWatch::check(const SessionParts& parts) {
-  if (gradients_.empty()) return;
-  const std::vector<at::Tensor> now = gradients_of(parts);
-  require(
-      !all_are_gone(now) && !all_became_zero(now), "the gradients of the window's first ",
-      parts.progress.micro_step, " of ", parts.progress.micro_steps,
-      " micro-steps are gone; delete zero_grad() from the loop, because the Session clears gradients after "
-      "each step by itself");
 }
 
 void warn_of_unused_scope(const SessionParts& parts, const ForwardScope& scope) {

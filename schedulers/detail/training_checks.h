@@ -1,5 +1,5 @@
-// What a Session notices of mistakes that would otherwise train wrong without a word. Nothing here waits for
-// a GPU, but for one look at gradients that somebody wrote to inside an accumulation window.
+// What a Session notices of mistakes that would otherwise train wrong without a word; what concerns gradients
+// between two calls is in gradient_watch.h. Nothing here waits for a GPU.
 #pragma once
 
 #include <cstdint>
@@ -20,28 +20,6 @@ void check_values(const SessionParts& parts);
 // For a Session that was given no Communicator. Throws InvalidArgument where this process has one of several
 // processes; warns where a launcher started several.
 void check_single_rank();
-
-// Notices that the gradients of an accumulation window have vanished between two of its micro-steps.
-class GradientWatch {
- public:
-  // Call it after the backward pass of a micro-step that is not the window's last.
-  void remember(const SessionParts& parts);
-  // Call it before the next backward pass. Throws InvalidArgument where all gradients are gone, or were all
-  // set to zero.
-  void check(const SessionParts& parts);
-  void forget() { gradients_.clear(); }
-
- private:
-  struct Seen {
-    const void* gradient;  // its TensorImpl
-    int64_t version;
-  };
-  bool all_are_gone(const std::vector<at::Tensor>& now) const;
-  bool all_became_zero(const std::vector<at::Tensor>& now);
-
-  std::vector<Seen> gradients_;
-  bool writing_is_meant_ = false;  // somebody writes to gradients, and not zeros
-};
 
 // Warns where a Batch ended before the forward pass, with all that begin had switched on for it: call it
 // before backward ends the scope.

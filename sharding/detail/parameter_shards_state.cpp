@@ -53,6 +53,7 @@ void ParameterShards::State::begin(const Pass& pass) {
   const std::lock_guard<std::mutex> lock(mutex_);
   require(!active_, "ParameterShards::begin_backward before end_backward of the pass before");
   require_in_place();
+  withheld_.put_back();
   for (Unit& unit : units_) {
     if (!unit.work.is_empty()) finish(unit);  // of the pass before
   }
@@ -240,6 +241,9 @@ void ParameterShards::State::end() {
   send_full_units();
   if (values_ && !keeps_gathered()) values_->release_all();
   active_ = false;
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    if (unit_of(i).is_trained) withheld_.withhold(i);
+  }
 }
 
 std::vector<char> ParameterShards::State::missed() const {
@@ -262,6 +266,7 @@ void ParameterShards::State::reduce(const std::vector<at::Tensor>& absent_in_all
 
 void ParameterShards::State::wait() {
   const std::lock_guard<std::mutex> lock(mutex_);
+  withheld_.give_back();
   for (const Part& part : parts_) {
     require(
         !part.parameter.grad().defined(), "parameter ", part.name,
@@ -289,6 +294,7 @@ void ParameterShards::State::drop() {
     unit.landing.reset();
   }
   slots_.clear();  // what is under way may still write to them
+  withheld_.put_back();
   if (values_) values_->drop();
   forget_pass();
 }

@@ -12,6 +12,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <pacer/collectives/detail/withheld_gradients.h>
 #include <pacer/sharding/detail/grouped_values.h>
 #include <pacer/sharding/parameter_shards.h>
 
@@ -132,6 +133,7 @@ class ParameterShards::State : public std::enable_shared_from_this<State> {
   std::optional<detail::GroupedValues> values_;  // once ranks keep parts
   bool may_be_changed_ = false;                  // between gather_all and release_all
   std::vector<std::string> history_;
+  detail::WithheldGradients withheld_;  // from end() to begin() or wait(), numbered as parts_
   double prescale_ = 1;
 
   std::mutex mutex_;  // hooks run on autograd's threads

@@ -66,6 +66,7 @@ void ParameterShards::State::add_part(const NamedParameter& item) {
           "is made");
   positions_.emplace(parameter.unsafeGetTensorImpl(), parts_.size());
   parts_.push_back({name, parameter, 0, 0, {}});
+  withheld_.add(name, parameter);
   const int replicas = replicas_ ? replicas_->world_size() : 1;
   if (parameter.scalar_type() == at::kHalf) prescale_ = 1.0 / (ranks_->world_size() * replicas);
 }

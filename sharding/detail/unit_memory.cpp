@@ -3,16 +3,9 @@
 #include <utility>
 
 #include <pacer/core/error.h>
+#include <pacer/device/detail/refusing_storage.h>
 
 namespace pacer::detail {
-
-c10::Storage refusing_storage(size_t bytes, at::Device device, const std::string& sentence) {
-  c10::Storage storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
-                                                             at::DataPtr(nullptr, device),
-                                                             /*allocator=*/nullptr, /*resizable=*/false));
-  storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(sentence);
-  return storage;
-}
 
 void require_in_place(bool is_in_place, const std::string& name) {
   require(is_in_place, "parameter ", name,

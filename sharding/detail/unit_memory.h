@@ -12,10 +12,6 @@
 
 namespace pacer::detail {
 
-// Returns a storage of that many bytes without memory; whoever asks for its memory gets a c10::Error with
-// this sentence.
-c10::Storage refusing_storage(size_t bytes, at::Device device, const std::string& sentence);
-
 // Throws InvalidArgument where a parameter is not where sharing it out has put it.
 void require_in_place(bool is_in_place, const std::string& name);
 

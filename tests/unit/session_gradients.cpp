@@ -1,0 +1,373 @@
+// What a Session owns between two calls: the gradients of its optimizer's parameters. What others leave there
+// or change is cleared or said, on one rank; tests/unit/session_rank_gradients.cpp has several.
+#include <memory>
+#include <stdexcept>
+
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#include <pacer/pacer.h>
+
+#include "support/captured_stderr.h"
+#include "support/catch.h"
+#include "support/mistakes.h"
+#include "support/optimizers.h"
+
+namespace pacer::testing::session_gradients {
+namespace {
+
+using torch::optim::SGD;
+using torch::optim::SGDOptions;
+
+std::vector<Tensor> values_of(const torch::nn::Module& model) {
+  std::vector<Tensor> values;
+  for (const Tensor& parameter : model.parameters()) values.push_back(parameter.detach().clone());
+  return values;
+}
+
+bool same_values(const torch::nn::Module& a, const torch::nn::Module& b) {
+  for (size_t i = 0; i < a.parameters().size(); ++i) {
+    if (!same_bits(a.parameters()[i], b.parameters()[i])) return false;
+  }
+  return true;
+}
+
+torch::nn::Sequential two_layers() {
+  torch::manual_seed(7);
+  return torch::nn::Sequential(torch::nn::Linear(3, 4), torch::nn::Linear(4, 2));
+}
+
+torch::nn::Sequential one_layer() {
+  torch::manual_seed(8);
+  return torch::nn::Sequential(torch::nn::Linear(2, 1));
+}
+
+// A generator and a discriminator, alike in every one.
+struct Gan {
+  Tensor loss_of_discriminator(const Tensor& real, const Tensor& noise) {
+    return (discriminator->forward(generator->forward(noise)) - discriminator->forward(real)).mean();
+  }
+  Tensor loss_of_generator(const Tensor& noise) {
+    return discriminator->forward(generator->forward(noise)).square().mean();
+  }
+  torch::nn::Sequential generator = two_layers(), discriminator = one_layer();
+  SGD of_generator{generator->parameters(), SGDOptions(0.1)};
+  SGD of_discriminator{discriminator->parameters(), SGDOptions(0.1)};
+};
+
+Tensor batch_of(int64_t step, int64_t width) {
+  return torch::arange(4 * width, at::kFloat)
+      .view({4, width})
+      .mul(0.1)
+      .sub(0.3)
+      .add(0.05 * static_cast<double>(step));
+}
+
+// torch's loop, which clears gradients before each pass.
+void train_by_hand(Gan& gan, int64_t steps) {
+  for (int64_t step = 0; step < steps; ++step) {
+    gan.of_discriminator.zero_grad();
+    gan.loss_of_discriminator(batch_of(step, 2), batch_of(step, 3)).backward();
+    gan.of_discriminator.step();
+    gan.of_generator.zero_grad();
+    gan.loss_of_generator(batch_of(step, 3)).backward();
+    gan.of_generator.step();
+  }
+}
+
+void train_in_sessions(Gan& gan, int64_t steps, bool clears) {
+  Session of_discriminator(gan.discriminator, gan.of_discriminator);
+  Session of_generator(gan.generator, gan.of_generator);
+  for (int64_t step = 0; step < steps; ++step) {
+    if (clears) gan.of_discriminator.zero_grad();
+    auto [real] = of_discriminator.begin(batch_of(step, 2));
+    of_discriminator.backward(gan.loss_of_discriminator(real, batch_of(step, 3)));
+    of_discriminator.step();
+    if (clears) gan.of_generator.zero_grad();
+    auto [noise] = of_generator.begin(batch_of(step, 3));
+    of_generator.backward(gan.loss_of_generator(noise));
+    of_generator.step();
+  }
+  of_discriminator.finish();
+  of_generator.finish();
+}
+
+// A model of two layers and a loop in parts.
+template <class O>
+struct Loop {
+  explicit Loop(O& its_optimizer, torch::nn::Sequential its_model)
+      : model(std::move(its_model)), optimizer(its_optimizer), session(model, optimizer) {}
+  Tensor forward() {
+    auto [x] = session.begin(inputs);
+    return model->forward(x).square().mean();
+  }
+  void micro_step() {
+    session.backward(forward());
+    session.step();
+  }
+  torch::nn::Sequential model;
+  O& optimizer;
+  Session session;
+  Tensor inputs = batch_of(0, 3);
+};
+
+template <class F>
+std::string error_of(const F& f) {
+  try {
+    f();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+bool says(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// SGD whose step fails once, before it changes anything.
+class FailingSgd : public SGD {
+ public:
+  using SGD::SGD;
+  Tensor step(LossClosure closure = nullptr) override {
+    if (std::exchange(fails, false)) throw std::runtime_error("no memory is left");
+    return SGD::step(closure);
+  }
+  bool fails = false;
+};
+
+}  // namespace
+
+TEST_CASE("two Sessions whose losses share a graph train as torch's loop does", "[session][gradients]") {
+  Gan reference, cleared, left;
+  train_by_hand(reference, 4);
+  const std::string of_cleared = heard_of([&] { train_in_sessions(cleared, 4, /*clears=*/true); });
+  const std::string of_left = heard_of([&] { train_in_sessions(left, 4, /*clears=*/false); });
+  for (const Gan* gan : {&cleared, &left}) {
+    CHECK(same_values(*gan->discriminator, *reference.discriminator));
+    CHECK(same_values(*gan->generator, *reference.generator));
+  }
+  CHECK(of_cleared == "");
+  CHECK(fault_of(of_left, {"0.weight", "zero_grad()", "cleared"}) == "");
+  const size_t first = of_left.find("was cleared");
+  CHECK(of_left.find("was cleared", of_left.find("was cleared", first + 1) + 1) ==
+        std::string::npos);  // one each
+}
+
+TEST_CASE("micro-steps of two Sessions that share a graph do not mix", "[session][gradients]") {
+  Gan gan;
+  Session of_discriminator(gan.discriminator, gan.of_discriminator);
+  Session of_generator(gan.generator, gan.of_generator);
+  of_discriminator.use(GradientAccumulation(2));
+  of_generator.use(GradientAccumulation(2));
+  auto [real] = of_discriminator.begin(batch_of(0, 2));
+  of_discriminator.backward(gan.loss_of_discriminator(real, batch_of(0, 3)));
+  of_discriminator.step();
+  auto [noise] = of_generator.begin(batch_of(0, 3));
+  of_generator.backward(gan.loss_of_generator(noise));
+  of_generator.step();
+  const std::string message = error_of([&] {
+    auto [again] = of_discriminator.begin(batch_of(0, 2));
+    of_discriminator.backward(gan.loss_of_discriminator(again, batch_of(0, 3)));
+  });
+  CHECK(fault_of(message, {"0.weight", "not this Session's", "detach()"}) == "");
+}
+
+TEST_CASE("an optimizer whose step fails once gets the same gradient again", "[session][gradients]") {
+  for (const bool clips : {false, true}) {
+    const auto train = [&](bool fails) {
+      auto model = two_layers();
+      FailingSgd optimizer(model->parameters(), SGDOptions(0.5));
+      Loop<FailingSgd> loop(optimizer, model);
+      loop.session.use(GradientAccumulation(4));
+      if (clips) loop.session.use(GradientClipping(0.05));
+      for (int i = 0; i < 3; ++i) loop.micro_step();
+      loop.session.backward(loop.forward());
+      optimizer.fails = fails;
+      if (fails) CHECK(says(error_of([&] { loop.session.step(); }), "no memory is left"));
+      CHECK(loop.session.step());
+      CHECK(loop.session.progress().step == 1);
+      for (int i = 0; i < 4; ++i) loop.micro_step();
+      loop.session.finish();
+      return model;
+    };
+    CHECK(same_values(*train(true), *train(false)));
+  }
+}
+
+// LibTorch's SGD writes past the versions of its parameters, so that nobody can see it.
+TEMPLATE_TEST_CASE("the optimizer's step between backward and step is said", "[session][gradients]",
+                   torch::optim::AdamW, FusedAdamW) {
+  const auto options = [] {
+    if constexpr (std::is_same_v<TestType, FusedAdamW>) {
+      return FusedAdamWOptions(0.1);
+    } else {
+      return torch::optim::AdamWOptions(0.1);
+    }
+  };
+  const auto heard = [&](int64_t micro_steps, const std::function<void(Loop<TestType>&)>& f) {
+    auto model = two_layers();
+    TestType optimizer(model->parameters(), options());
+    Loop<TestType> loop(optimizer, model);
+    loop.session.use(GradientAccumulation(micro_steps));
+    return heard_of([&] {
+      for (int i = 0; i < 4; ++i) f(loop);
+      loop.session.finish();
+    });
+  };
+  for (const int64_t micro_steps : {1, 2}) {
+    const std::string message = heard(micro_steps, [](Loop<TestType>& loop) {
+      loop.session.backward(loop.forward());
+      loop.optimizer.step();
+      loop.session.step();
+    });
+    CHECK(fault_of(message, {"between Session::backward and Session::step", "delete it"}) == "");
+    CHECK(message.find("delete it", message.find("delete it") + 1) == std::string::npos);  // once
+    CHECK(heard(micro_steps, [](Loop<TestType>& loop) { loop.micro_step(); }) == "");
+  }
+  // Behind a micro-step that is not the window's last, too.
+  CHECK(fault_of(heard(2,
+                       [](Loop<TestType>& loop) {
+                         loop.micro_step();
+                         loop.optimizer.step();
+                       }),
+                 {"delete it"}) == "");
+  // Some of the parameters may be changed by hand.
+  CHECK(heard(1, [](Loop<TestType>& loop) {
+          loop.session.backward(loop.forward());
+          const at::NoGradGuard no_grad;
+          loop.model->parameters()[0].clamp_(-1, 1);
+          loop.session.step();
+        }) == "");
+}
+
+TEST_CASE("a backward beside the Session's is said, and does not count twice", "[session][gradients]") {
+  auto model = two_layers(), twin = two_layers();
+  SGD optimizer(model->parameters(), SGDOptions(0.1)), of_twin(twin->parameters(), SGDOptions(0.1));
+  Loop<SGD> loop(optimizer, model), of(of_twin, twin);
+  const std::string before = heard_of([&] {
+    for (int i = 0; i < 2; ++i) {
+      const Tensor loss = loop.forward();
+      model->forward(loop.inputs).square().mean().backward();
+      loop.session.backward(loss);
+      loop.session.step();
+    }
+  });
+  CHECK(fault_of(before, {"0.weight", "was cleared"}) == "");
+  for (int i = 0; i < 2; ++i) of.micro_step();
+  CHECK(same_values(*model, *twin));
+
+  const std::vector<Tensor> values = values_of(*model);
+  loop.session.backward(loop.forward());
+  model[1]->as<torch::nn::Linear>()->forward(torch::ones({1, 4})).sum().backward();
+  for (int i = 0; i < 2; ++i) {
+    const std::string message = error_of([&] { loop.session.step(); });
+    CHECK(fault_of(message, {"parameter 1.", "not this Session's", "sum of all losses"}) == "");
+  }
+  for (size_t i = 0; i < values.size(); ++i) CHECK(same_bits(values[i], model->parameters()[i]));
+}
+
+TEST_CASE("what a user writes to gradients before step is what the step takes", "[session][gradients]") {
+  auto model = two_layers(), twin = two_layers();
+  SGD optimizer(model->parameters(), SGDOptions(0.1)), of_twin(twin->parameters(), SGDOptions(0.05));
+  Loop<SGD> loop(optimizer, model), of(of_twin, twin);
+  CHECK(heard_of([&] {
+          for (int i = 0; i < 3; ++i) {
+            loop.session.backward(loop.forward());
+            for (const Tensor& parameter : model->parameters()) parameter.grad().mul_(0.5);
+            loop.session.step();
+            of.micro_step();
+          }
+        }) == "");
+  for (size_t i = 0; i < 4; ++i) {
+    CHECK(at::allclose(model->parameters()[i], twin->parameters()[i], 1e-6, 1e-7));
+  }
+}
+
+TEST_CASE("a warm-up pass leaves no gradient on parameters outside of the model", "[session][gradients]") {
+  const auto train = [](bool warms_up) {
+    auto model = two_layers();
+    Tensor scale = torch::ones({2}).requires_grad_();
+    std::vector<Tensor> parameters = model->parameters();
+    parameters.push_back(scale);
+    SGD optimizer(parameters, SGDOptions(0.1));
+    std::optional<Session> session;
+    (void)heard_of([&] {
+      session.emplace(*model, optimizer);
+      if (warms_up) {
+        session->prewarm([&] { return (model->forward(batch_of(0, 3)) * scale * 100).square().mean(); });
+        require(!scale.grad().defined(), "the gradient of a warm-up pass stays");
+      }
+      auto [x] = session->begin(batch_of(0, 3));
+      session->backward((model->forward(x) * scale).square().mean());
+      session->step();
+      session->finish();
+    });
+    return scale.detach().clone();
+  };
+  const Tensor with = train(true);
+  CHECK(same_bits(with, train(false)));
+  // A gradient that was there before is there afterwards.
+  auto model = two_layers();
+  Tensor scale = torch::ones({2}).requires_grad_();
+  std::vector<Tensor> parameters = model->parameters();
+  parameters.push_back(scale);
+  SGD optimizer(parameters, SGDOptions(0.1));
+  Session session(*model, optimizer);
+  const Tensor before = torch::full({2}, 3.0F);
+  scale.mutable_grad() = before;
+  (void)heard_of([&] { session.prewarm([&] { return (model->forward(batch_of(0, 3)) * scale).sum(); }); });
+  CHECK(scale.grad().is_same(before));
+}
+
+TEST_CASE("a parameter that joins begins with its own first gradient", "[session][gradients]") {
+  // Where in the loop it joins, and whether the step of that window moves it.
+  struct Place {
+    const char* name;
+    int64_t micro_steps;
+    bool before_backward, moves;
+  };
+  for (const Place& place :
+       {Place{"between windows", 1, true, true}, Place{"behind backward", 1, false, false},
+        Place{"inside a window", 2, true, true}}) {
+    CAPTURE(place.name);
+    auto model = two_layers();
+    const Tensor joins = model->parameters()[2], bias = model->parameters()[3];
+    SGD optimizer(std::vector<Tensor>{model->parameters()[0], model->parameters()[1]}, SGDOptions(0.0));
+    (void)heard_of([&] {  // parameters that no optimizer has
+      Loop<SGD> loop(optimizer, model);
+      loop.session.use(GradientAccumulation(place.micro_steps));
+      for (int64_t i = 0; i < 5 * place.micro_steps; ++i) loop.micro_step();
+      REQUIRE(joins.grad().defined());
+      for (int64_t i = 1; i < place.micro_steps; ++i) loop.micro_step();
+      const Tensor before = joins.detach().clone();
+      const auto join = [&] {
+        optimizer.add_param_group(torch::optim::OptimizerParamGroup(
+            {joins, bias}, std::make_unique<SGDOptions>(static_cast<double>(place.micro_steps))));
+      };
+      if (place.before_backward) join();
+      const Tensor gradient =
+          torch::autograd::grad({model->forward(loop.inputs).square().mean()}, {joins}).front();
+      loop.session.backward(loop.forward());
+      if (!place.before_backward) join();
+      loop.session.step();
+      CHECK(at::allclose(joins, place.moves ? before - gradient : before, 1e-5, 1e-6));
+    });
+  }
+}
+
+TEST_CASE("a parameter that is frozen inside a window stays as it is", "[session][gradients]") {
+  auto model = two_layers();
+  SGD optimizer(model->parameters(), SGDOptions(0.1));
+  Loop<SGD> loop(optimizer, model);
+  loop.session.use(GradientAccumulation(2));
+  const Tensor before = model->parameters()[0].detach().clone();
+  loop.micro_step();
+  model->parameters()[0].requires_grad_(false);
+  loop.micro_step();
+  CHECK(loop.session.progress().step == 1);
+  CHECK(same_bits(model->parameters()[0], before));
+}
+
+}  // namespace pacer::testing::session_gradients
