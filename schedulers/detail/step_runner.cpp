@@ -2,6 +2,7 @@
 
 #include <optional>
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/full.h>
