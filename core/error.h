@@ -3,6 +3,7 @@
 // it.
 #pragma once
 
+#include <locale>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -41,9 +42,11 @@ class DeviceError : public Error {
 
 namespace detail {
 
+// The parts as one text; numbers as in the C locale, whatever the program's is ("2000", not "2.000").
 template <class... Parts>
 std::string concatenate(const Parts&... parts) {
   std::ostringstream out;
+  out.imbue(std::locale::classic());
   (out << ... << parts);
   return out.str();
 }

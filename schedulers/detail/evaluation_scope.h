@@ -2,10 +2,12 @@
 // training.
 #pragma once
 
+#include <exception>
 #include <utility>
 #include <vector>
 
 #include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 
 #include <pacer/schedulers/detail/forward_scope.h>
@@ -26,7 +28,11 @@ class EvaluationMode {
   ~EvaluationMode() {
     // Parents first, because train() reaches down.
     for (const auto& [module, training] : was_training_) {
-      if (module->is_training() != training) module->train(training);
+      try {
+        if (module->is_training() != training) module->train(training);
+      } catch (const std::exception& error) {  // a train() of the user's
+        TORCH_WARN("a module could not be put back to the mode it had before an evaluation: ", error.what());
+      }
     }
   }
 
