@@ -10,7 +10,10 @@
 #include <chrono>
 #include <cstring>
 #include <ctime>
+#include <mutex>
 #include <thread>
+#include <unordered_set>
+#include <utility>
 
 #include <pacer/core/error.h>
 #include <pacer/core/file_descriptor.h>
@@ -49,10 +52,21 @@ bool is_in_place(int file, const std::string& path) {
          own.st_dev == named.st_dev;
 }
 
+// The locks of this process.
+struct OwnLocks {
+  std::mutex mutex;
+  std::unordered_set<FolderLock*> all;
+};
+
+OwnLocks& own_locks() {
+  static OwnLocks locks;
+  return locks;
+}
+
 }  // namespace
 
-FolderLock::FolderLock(const std::string& folder, const std::string& what)
-    : path_(folder + (folder.back() == '/' ? "." : "/.") + what + ".lock") {
+FolderLock::FolderLock(const std::string& folder, const std::string& what, InProcess own)
+    : folder_(folder), what_(what), path_(folder + (folder.back() == '/' ? "." : "/.") + what + ".lock") {
   using Clock = std::chrono::steady_clock;
   const Clock::time_point start = Clock::now();
   while (true) {
@@ -66,6 +80,16 @@ FolderLock::FolderLock(const std::string& folder, const std::string& what)
     const bool is_taken = result != 0 && errno == EWOULDBLOCK;
     if (!is_taken && is_in_place(file_, path_)) break;
     const std::string owner = is_taken ? owner_in(file_) : "";
+    if (is_taken && own == InProcess::take_over) {
+      const std::lock_guard guard(own_locks().mutex);
+      for (FolderLock* former : own_locks().all) {
+        if (former->what_ != what || former->file_ < 0 || !is_in_place(former->file_, path_)) continue;
+        ::close(file_);
+        file_ = std::exchange(former->file_, -1);
+        own_locks().all.insert(this);
+        return;
+      }
+    }
     ::close(file_);
     file_ = -1;
     if (!is_taken) continue;  // it was given back in between
@@ -78,12 +102,26 @@ FolderLock::FolderLock(const std::string& folder, const std::string& what)
             "; give each run a folder of its own, or let the other one end first");
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
+  {
+    const std::lock_guard guard(own_locks().mutex);
+    own_locks().all.insert(this);
+  }
   const std::string line = this_process() + ", since " + now_text() + '\n';
   // Words for people: without them the lock is the same.
   if (::ftruncate(file_, 0) != 0 || ::pwrite(file_, line.data(), line.size(), 0) < 0) return;
 }
 
+void FolderLock::check() const {
+  const std::lock_guard guard(own_locks().mutex);
+  require(file_ >= 0, "another Session of this process has resumed in the folder ", folder_,
+          " and goes on there, so this one may no longer write its ", what_,
+          "; give each run a folder of its own, or end this Session first");
+}
+
 FolderLock::~FolderLock() {
+  const std::lock_guard guard(own_locks().mutex);
+  own_locks().all.erase(this);
+  if (file_ < 0) return;    // taken over
   ::unlink(path_.c_str());  // while it is locked, so that nobody has the file but who opened it before
   ::close(file_);
 }

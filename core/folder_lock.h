@@ -10,17 +10,25 @@ namespace pacer {
 // A file system without such locks locks nothing.
 class FolderLock {
  public:
+  // What becomes of a lock that this process has already: a run that goes on from what the former one wrote
+  // takes it over, any other is refused.
+  enum class InProcess { refuse, take_over };
+  static InProcess resuming(bool does) { return does ? InProcess::take_over : InProcess::refuse; }
+
   // Locks `folder`, which exists, for one purpose: `what` ("checkpoints") is in the file's name,
   // ".WHAT.lock", so that a folder can be locked once for each. Waits up to 2 s for another process that is
-  // about to end. InvalidArgument with process, machine and since when, where somebody has it, also this
-  // process; FileError where the file cannot be made.
-  FolderLock(const std::string& folder, const std::string& what);
+  // about to end. InvalidArgument with process, machine and since when, where somebody has it; FileError
+  // where the file cannot be made.
+  FolderLock(const std::string& folder, const std::string& what, InProcess own = InProcess::refuse);
   ~FolderLock();
   FolderLock(const FolderLock&) = delete;
   FolderLock& operator=(const FolderLock&) = delete;
 
+  // Before each write: InvalidArgument where another one of this process has taken over.
+  void check() const;
+
  private:
-  std::string path_;
+  std::string folder_, what_, path_;
   int file_ = -1;
 };
 

@@ -234,7 +234,8 @@ void OneBitOptimizer::update_bucketer() {
     named.emplace_back(detail::concatenate(detail::InMessage{name, parameter.sizes()}), parameter);
   }
   bucketer_.reset();  // takes its hooks from the parameters before the next one adds its own
-  bucketer_ = std::make_unique<GradientBucketer>(named, world_, BucketOptions(), local_parameters());
+  bucketer_ = std::make_unique<GradientBucketer>(named, world_, BucketOptions().unused_is_zero(true),
+                                                 local_parameters());
   reduced_ = std::move(reduced);
 }
 

@@ -124,7 +124,8 @@ void Checkpoints::check_folder() {
             older.empty() ? "" : older.front().folder,
             "; call session.resume() to go on from them, or choose another folder");
     make_folders(posix_file_system(), options_.folder());
-    lock_ = std::make_unique<FolderLock>(options_.folder(), "checkpoints");
+    lock_ = std::make_unique<FolderLock>(options_.folder(), "checkpoints",
+                                         FolderLock::resuming(folder_is_checked_));
     return "";
   });
   folder_is_checked_ = folder_is_locked_ = true;
@@ -200,6 +201,7 @@ void Checkpoints::begin_save() {
 
   plan.staging = together("begin a checkpoint", [&]() -> std::string {
                    if (world.rank() != 0) return "";
+                   lock_->check();
                    plan.writer =
                        std::make_unique<CheckpointWriter>(posix_file_system(), plan.root, plan.step);
                    return plan.writer->staging();

@@ -130,7 +130,9 @@ void Metrics::start(const Progress& progress) {
   detail::together(parts_->world(), std::chrono::minutes(30), "start training", [&]() -> std::string {
     if (!state_) return "";
     detail::MetricsFiles::check(options_, progress.step);
-    if (!lock_) lock_ = std::make_unique<FolderLock>(options_.folder(), "metrics");
+    if (!lock_)
+      lock_ =
+          std::make_unique<FolderLock>(options_.folder(), "metrics", FolderLock::resuming(progress.step > 0));
     return "";
   });
 }
@@ -148,6 +150,7 @@ void Metrics::begin(const Progress& /*progress*/, MicroBatch& /*batch*/) {
 
 void Metrics::after_step(StepReport& report) {
   if (!state_) return;
+  if (lock_) lock_->check();
   State& state = *state_;
   const Progress& progress = report.progress();
   if (options_.progress() && !state.bar) {

@@ -91,7 +91,8 @@ void SaveBest::adopt_older(const Progress& progress) {
   std::string found =
       detail::together(parts_->world(), std::chrono::minutes(30), "start training", [&]() -> std::string {
         if (!parts_->is_first_rank()) return "";
-        if (!lock_) lock_ = std::make_unique<FolderLock>(folder_, "best");
+        if (!lock_)
+          lock_ = std::make_unique<FolderLock>(folder_, "best", FolderLock::resuming(progress.step > 0));
         const std::optional<BestValue> best = best_in(path(), validation.name);
         return best ? exact_text(best->value) + ' ' + std::to_string(best->step) : "";
       }).front();
@@ -158,6 +159,7 @@ void SaveBest::write() const {
 }
 
 void SaveBest::write_file(const NamedTensors& model) const {
+  if (lock_) lock_->check();
   const std::map<std::string, std::string> metadata = {
       {"step", std::to_string(parts_->validation.step)},
       {parts_->validation.name, exact_text(parts_->validation.value)}};

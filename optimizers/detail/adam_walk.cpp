@@ -62,7 +62,7 @@ AdamEngine::Fit AdamEngine::plan_fits(const ParamGroups& groups, const ParamStat
         const AdamEntry& entry = entries_[static_cast<size_t>(i)];
         if (!watch.is_current(entry)) return Fit::none;
         takes_part = this->takes_part(entry, entry.gradient());
-        if (takes_part && own.defined()) check_gradient(parameter, own, entry.name);
+        if (finds_gradients && takes_part && own.defined()) check_gradient(parameter, own, entry.name);
       }
       slots_fit = slots_fit && slots_.expects(watch.slot, *watch.state, takes_part);
       parts[i] = takes_part;

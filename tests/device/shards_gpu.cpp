@@ -112,7 +112,11 @@ std::vector<ParameterShardsOptions> all_options() {
   std::vector<ParameterShardsOptions> all;
   for (const bool every : {false, true}) {
     for (const int64_t unit_bytes : {int64_t{1}, int64_t{5000}, ParameterShardsOptions().unit_bytes()}) {
-      all.push_back(ParameterShardsOptions().unit_bytes(unit_bytes).reduce_every_backward(every));
+      // As autograd adds up in the plain model.
+      all.push_back(ParameterShardsOptions()
+                        .unit_bytes(unit_bytes)
+                        .reduce_every_backward(every)
+                        .accumulate_in_fp32(false));
     }
   }
   return all;

@@ -2,6 +2,7 @@
 // anybody writes a test for it. Add it to all_optimizers() or all_hooks().
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -179,13 +180,14 @@ inline std::vector<RegisteredHook> all_hooks() {
       // state that was lost shows.
       {"validation, early stopping and save best", "validation", false,
        [](Session& s, SmallModel& m, EpochSampler&) {
-         static const TemporaryFolder folder;
+         static const TemporaryFolder folder;  // with a folder for each run
+         static std::atomic<int64_t> runs{0};
          const auto measure = [m]() mutable {
            const auto batch = small_batch(99);
            const at::Device device = m->head->bias.device();
            return m->loss(batch.first.to(device), batch.second.to(device)).item<double>();
          };
-         s.use(SaveBest(folder.path()))
+         s.use(SaveBest(folder.path(std::to_string(++runs))))
              .use(EarlyStopping(/*patience=*/100))
              .use(Validation(ValidationOptions(1).larger_is_better(true), measure));
        }},

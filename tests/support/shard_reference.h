@@ -26,9 +26,16 @@ class ShardReference : public Hook {
     const std::vector<Tensor> parameters = model_->parameters();
     std::vector<Tensor> sums(parameters.size()), of_node = take_gradients(parameters);
     for (int rank = 1; rank < world_size_; ++rank) {
-      for (int64_t m = 0; m < window.micro_steps; ++m) micro_step(window, m, rank);
+      std::vector<Tensor> of_rank(parameters.size());
+      for (int64_t m = 0; m < window.micro_steps; ++m) {
+        micro_step(window, m, rank);
+        add(of_rank, widened(take_gradients(parameters)));
+      }
+      for (size_t i = 0; i < of_rank.size(); ++i) {
+        if (of_rank[i].defined()) of_rank[i] = of_rank[i].to(parameters[i].scalar_type());
+      }
       if (rank % mates_ == 0) add(sums, std::exchange(of_node, std::vector<Tensor>(sums.size())));
-      add(of_node, take_gradients(parameters));
+      add(of_node, of_rank);
     }
     add(sums, of_node);
     for (size_t i = 0; i < sums.size(); ++i) {
@@ -44,6 +51,14 @@ class ShardReference : public Hook {
     for (size_t i = 0; i < sums.size(); ++i) {
       if (gradients[i].defined()) sums[i] = sums[i].defined() ? sums[i] + gradients[i] : gradients[i];
     }
+  }
+
+  // Micro-batches add up in fp32 where gradients have 16 bits.
+  static std::vector<Tensor> widened(std::vector<Tensor> gradients) {
+    for (Tensor& gradient : gradients) {
+      if (gradient.defined() && gradient.element_size() == 2) gradient = gradient.to(torch::kFloat);
+    }
+    return gradients;
   }
 
   static std::vector<Tensor> take_gradients(const std::vector<Tensor>& parameters) {

@@ -3,6 +3,7 @@
 // runs of several ranks.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <stdexcept>
@@ -22,6 +23,13 @@ inline std::vector<int64_t> stored_steps(const std::string& folder) {
   std::vector<int64_t> steps;
   for (const CheckpointInfo& each : list_checkpoints(folder)) steps.push_back(each.step);
   return steps;
+}
+
+// All names in the folder of a run, hidden ones, too, but not the lock that a run under way has there.
+inline std::vector<std::string> names_in_run(const std::string& folder) {
+  std::vector<std::string> names = list_folder(posix_file_system(), folder);
+  names.erase(std::remove(names.begin(), names.end(), ".checkpoints.lock"), names.end());
+  return names;
 }
 
 inline RegisteredOptimizer registered_optimizer(const std::string& name) {

@@ -72,6 +72,22 @@ TEST_CASE("a folder is locked for one purpose at a time, and free afterwards", "
   CHECK_THROWS_AS(FolderLock(folder.path("not/there"), "metrics"), FileError);
 }
 
+TEST_CASE("in one process a run that goes on takes the folder over", "[core][folder_lock]") {
+  const TemporaryFolder folder;
+  {
+    const FolderLock former(folder.path(), "metrics");
+    former.check();
+    {
+      const FolderLock next(folder.path(), "metrics", FolderLock::resuming(true));
+      next.check();
+      CHECK_THROWS_WITH(former.check(), ContainsSubstring("has resumed in the folder " + folder.path()));
+      CHECK_THAT(refusal_of(folder.path(), "metrics"), ContainsSubstring("another Session of this process"));
+    }
+    CHECK(refusal_of(folder.path(), "metrics") == "");
+  }
+  CHECK(std::filesystem::is_empty(folder.path()));
+}
+
 TEST_CASE("another process that has the folder is named, and its death frees it", "[core][folder_lock]") {
   const TemporaryFolder folder;
   Holder holder(folder.path());

@@ -10,6 +10,7 @@
 
 #include "support/onebit_models.h"
 #include "support/onebit_ranks.h"
+#include "support/samples.h"
 
 namespace pacer::testing::onebit_models_test {
 namespace {
@@ -79,6 +80,7 @@ TEST_CASE("convolutions before batch norm survive signs for vectors, too", "[one
 
 // Prints the table of docs/study.md.
 TEST_CASE("five kinds of model, three seeds", "[.][onebit_study]") {
+  if (!wants_long_tests()) PACER_SKIP("the study of five models takes minutes; set PACER_TEST_LONG=1");
   constexpr int64_t kSteps = 600, kFreeze = 120;
   std::string said;
   HeardWarnings ear(said);
