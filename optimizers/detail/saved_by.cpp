@@ -30,7 +30,7 @@ int64_t version_of(const NamedTensors& state) {
 
 std::string saved_by(const NamedTensors& state) {
   if (state.count(kSavedBy) == 0 && version_of(state) < kNamesSince) return "";
-  const at::Tensor& name = require_tensor(state, kSavedBy);
+  const at::Tensor name = require_tensor(state, kSavedBy);
   require(name.scalar_type() == at::kByte && name.dim() == 1 && name.device().is_cpu(), "\"", kSavedBy,
           "\" of the state to load is no text, but ", name.scalar_type(), " of shape ", name.sizes());
   const at::Tensor dense = name.contiguous();

@@ -114,7 +114,7 @@ std::string table_note(const std::vector<ArmSummary>& summaries) {
   note += "Memory is what tensors of one rank take at the peak of a step.";
   if (summaries.size() > 1) {
     note += "\nDifference: of the loss, to " + summaries.front().arm + "'s.";
-    note += "\nTime to loss: until the validation loss first was within 0.001 of the final one of " +
+    note += "\nTime to loss: until the validation loss first was within 0.001 of the final one\nof " +
             summaries.front().arm + "; - for never.";
   }
   if (several_processes(summaries)) {
