@@ -29,7 +29,8 @@ int64_t version_of(const NamedTensors& state) {
 }
 
 std::string saved_by(const NamedTensors& state) {
-  if (state.count(kSavedBy) == 0 && version_of(state) < kNamesSince) return "";
+  const int64_t version = version_of(state);
+  if (state.count(kSavedBy) == 0 && version < kNamesSince) return "";
   const at::Tensor name = require_tensor(state, kSavedBy);
   require(name.scalar_type() == at::kByte && name.dim() == 1 && name.device().is_cpu(), "\"", kSavedBy,
           "\" of the state to load is no text, but ", name.scalar_type(), " of shape ", name.sizes());

@@ -106,6 +106,11 @@ TEST_CASE("R1: stopped anywhere, a run goes on from its checkpoint to the bit", 
   }
 }
 
+// Files of older versions lack them.
+bool may_be_missing(const std::string& name) {
+  return contains(name, "state_version") || name == "progress/micro_batches";
+}
+
 TEST_CASE("R3: a field that is missing is refused by name and nothing is loaded", "[session][resume]") {
   for (const RegisteredOptimizer& optimizer : all_optimizers()) {
     const auto hooks = one_of_each_kind(optimizer);
@@ -117,8 +122,7 @@ TEST_CASE("R3: a field that is missing is refused by name and nothing is loaded"
       for (const auto& item : saved.*part.tensors) {
         INFO(optimizer.name << ", " << part.name << ", " << item.first);
         detail::TrainingState damaged = saved;
-        if (!contains(item.first,
-                      "state_version")) {  // without it the state counts as one of an older version
+        if (!may_be_missing(item.first)) {
           (damaged.*part.tensors).erase(item.first);
           const std::string message = refusal([&] { target.load(damaged); });
           REQUIRE(contains(message, item.first));
@@ -157,8 +161,8 @@ TEST_CASE("R3: a field that was altered is refused or shows in the run", "[sessi
       for (const Part& part : parts_to_try(optimizer)) {
         for (const auto& item : saved.*part.tensors) {
           INFO(optimizer.name << ", " << part.name << ", " << item.first);
-          if (contains(item.first, "state_version"))
-            continue;  // says which fields there are, and these are all there
+          // The first says which fields there are, and these are all there; the second is told of.
+          if (may_be_missing(item.first)) continue;
           // With the LearningRate hook the rate is a function of progress; without it, it must be loaded.
           const bool is_rate = item.first.compare(0, 6, "group/") == 0 && contains(item.first, "/lr");
           if (with_hooks ? is_rate : !is_rate && !wants_long_tests()) continue;
