@@ -1,9 +1,11 @@
 #include <pacer/optimizers/onebit_optimizer.h>
 
 #include <algorithm>
+#include <unordered_set>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <pacer/collectives/communicator.h>
 #include <pacer/collectives/gradient_bucketer.h>
@@ -208,6 +210,7 @@ StepInputs OneBitOptimizer::plain_step_inputs() {
   const std::vector<torch::Tensor> without = agreement_->without_gradient(*world_, attempts_, view());
   update_bucketer();
   bucketer_->set_scope(gradient_scope());
+  fill_missing();
   bucketer_->reduce();
   bucketer_->wait();
   for (torch::Tensor parameter : without) parameter.mutable_grad() = torch::Tensor();
@@ -215,6 +218,19 @@ StepInputs OneBitOptimizer::plain_step_inputs() {
   inputs.local_weight = world_->world_size() * bucketer_->scale();
   inputs.average = 1.0 / inputs.local_weight;
   return inputs;
+}
+
+// What only other ranks have a gradient of.
+void OneBitOptimizer::fill_missing() {
+  const at::NoGradGuard no_grad;
+  std::unordered_set<const void*> local;
+  if (gradient_scope() != GradientScope::world) {
+    for (const torch::Tensor& parameter : local_parameters()) local.insert(parameter.unsafeGetTensorImpl());
+  }
+  for (const torch::Tensor& parameter : reduced_) {
+    if (parameter.grad().defined() || local.count(parameter.unsafeGetTensorImpl()) != 0) continue;
+    parameter.mutable_grad() = at::zeros_like(parameter);
+  }
 }
 
 // A new one where parameters were frozen, unfrozen, added or removed.
@@ -234,8 +250,7 @@ void OneBitOptimizer::update_bucketer() {
     named.emplace_back(detail::concatenate(detail::InMessage{name, parameter.sizes()}), parameter);
   }
   bucketer_.reset();  // takes its hooks from the parameters before the next one adds its own
-  bucketer_ = std::make_unique<GradientBucketer>(named, world_, BucketOptions().unused_is_zero(true),
-                                                 local_parameters());
+  bucketer_ = std::make_unique<GradientBucketer>(named, world_, BucketOptions(), local_parameters());
   reduced_ = std::move(reduced);
 }
 

@@ -125,6 +125,7 @@ class OneBitOptimizer : public FusedOptimizer {
   c10::Device device() const;
   void check_device() const;
   StepInputs plain_step_inputs() override;
+  void fill_missing();
   void update_bucketer();
   // Runs what cannot be undone. Where it throws, every later step and export does, until a state is loaded.
   void to_the_end(const std::function<void()>& f);

@@ -142,7 +142,7 @@ void Session::backward(const at::Tensor& loss) {
           "the loss given to Session::backward depends on no parameter that needs a "
           "gradient");
   gradients_->begin_pass(parts_, /*is_first=*/parts_.progress.micro_step == 0);
-  detail::warn_of_unused_scope(parts_, *forward_scope_);
+  gradients_->check_scope(parts_, *forward_scope_);
   forward_scope_->end();
   const double weight = weight_of(micro_batch_tokens_);
   const at::Tensor scaled = scaled_loss(loss, weight);

@@ -8,7 +8,10 @@
 #include <c10/util/Exception.h>
 
 #include <pacer/core/error.h>
+#include <pacer/schedulers/detail/layer_drop_hook.h>
 #include <pacer/schedulers/detail/model_facts.h>
+#include <pacer/schedulers/precision.h>
+#include <pacer/schedulers/shards.h>
 
 namespace pacer::detail {
 namespace {
@@ -180,6 +183,15 @@ bool GradientWatch::all_became_zero() {
     }
   }
   return true;
+}
+
+void GradientWatch::check_scope(const SessionParts& parts, const ForwardScope& scope) {
+  if (!scope.was_unused()) return;
+  if (!parts.find<Precision>() && !parts.find<LayerDropHook>() && !parts.find<Shards>()) return;
+  if (!warns_of_scope_.take()) return;
+  TORCH_WARN(
+      "the Batch of Session::begin ended before the forward pass, which therefore ran without autocast and "
+      "what else hooks switch on for it; keep it until backward: auto [x, y] = session.begin(...)");
 }
 
 }  // namespace pacer::detail

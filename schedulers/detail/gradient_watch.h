@@ -12,6 +12,7 @@
 
 #include <pacer/collectives/detail/gradient_hook.h>
 #include <pacer/device/detail/seen_tensor.h>
+#include <pacer/schedulers/batch.h>
 #include <pacer/schedulers/once_on_first_rank.h>
 #include <pacer/schedulers/session_parts.h>
 
@@ -20,7 +21,9 @@ namespace pacer::detail {
 class GradientWatch {
  public:
   explicit GradientWatch(const SessionParts& parts)
-      : warns_of_leftovers_(parts.is_first_rank()), warns_of_update_(parts.is_first_rank()) {}
+      : warns_of_leftovers_(parts.is_first_rank()),
+        warns_of_update_(parts.is_first_rank()),
+        warns_of_scope_(parts.is_first_rank()) {}
   GradientWatch(const GradientWatch&) = delete;
   ~GradientWatch();
 
@@ -49,6 +52,10 @@ class GradientWatch {
   // The window ends.
   void forget();
 
+  // Warns once where a Batch ended before the forward pass, with all that begin had switched on for it: call
+  // it before backward ends the scope.
+  void check_scope(const SessionParts& parts, const ForwardScope& scope);
+
  private:
   void follow_list(const SessionParts& parts);
   void clear_leftovers(const SessionParts& parts);
@@ -64,7 +71,7 @@ class GradientWatch {
   std::vector<SeenTensor> gradients_;
   std::vector<int64_t> versions_;  // of the parameter; kNoGradient where it had none
   bool writing_is_meant_ = false;  // somebody writes to gradients, and not zeros
-  OnceOnFirstRank warns_of_leftovers_, warns_of_update_;
+  OnceOnFirstRank warns_of_leftovers_, warns_of_update_, warns_of_scope_;
 };
 
 }  // namespace pacer::detail

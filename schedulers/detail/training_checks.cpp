@@ -11,10 +11,7 @@
 #include <pacer/collectives/detail/gradient_checks.h>
 #include <pacer/collectives/launch_environment.h>
 #include <pacer/core/error.h>
-#include <pacer/schedulers/detail/layer_drop_hook.h>
 #include <pacer/schedulers/detail/model_facts.h>
-#include <pacer/schedulers/precision.h>
-#include <pacer/schedulers/shards.h>
 
 namespace pacer::detail {
 namespace {
@@ -60,14 +57,6 @@ void check_single_rank() {
         " ranks, but this Session was given no Communicator, so each rank trains a model of its own; make "
         "one with Communicator::from_environment() and pass it as Session(model, optimizer, world)"));
   }
-}
-
-void warn_of_unused_scope(const SessionParts& parts, const ForwardScope& scope) {
-  if (!scope.was_unused() || !parts.is_first_rank()) return;
-  if (!parts.find<Precision>() && !parts.find<LayerDropHook>() && !parts.find<Shards>()) return;
-  TORCH_WARN_ONCE(
-      "the Batch of Session::begin ended before the forward pass, which therefore ran without autocast and "
-      "what else hooks switch on for it; keep it until backward: auto [x, y] = session.begin(...)");
 }
 
 void check_all_reached(const SessionParts& parts) {

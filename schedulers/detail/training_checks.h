@@ -7,7 +7,6 @@
 #include <vector>
 
 #include <pacer/device/detail/late_tensor.h>
-#include <pacer/schedulers/batch.h>
 #include <pacer/schedulers/once_on_first_rank.h>
 #include <pacer/schedulers/session_parts.h>
 
@@ -20,10 +19,6 @@ void check_values(const SessionParts& parts);
 // For a Session that was given no Communicator. Throws InvalidArgument where this process has one of several
 // processes; warns where a launcher started several.
 void check_single_rank();
-
-// Warns where a Batch ended before the forward pass, with all that begin had switched on for it: call it
-// before backward ends the scope.
-void warn_of_unused_scope(const SessionParts& parts, const ForwardScope& scope);
 
 // Throws InvalidArgument that names them where parameters of the optimizer that are trained have no gradient,
 // as where buckets of gradients travel.

@@ -106,6 +106,7 @@ void check_cut(const Cut& cut, int world_size, int ranks_per_node, at::ScalarTyp
   CAPTURE(cut.bytes, world_size, ranks_per_node, dtype);
   auto options = OptionsOf<O>(0.01).freeze_step(2).weight_decay(0.1).compress_alone(true);
   options.hierarchical(ranks_per_node > 0).block_scales(cut.bytes % 2 == 0);
+  options.compress_vectors(true);
   set_refresh<O>(options);
   OneBitRanks<O> ranks(world_size, groups_of<O>(OptionsOf<O>(options).bucket_bytes(cut.bytes)), dtype,
                        ranks_per_node);
@@ -294,7 +295,7 @@ TEMPLATE_TEST_CASE("bucket_bytes is checked, the same in all groups and on all r
   const auto messages = run_ranks(2, [&](int rank) {
     std::vector<Tensor> own;
     for (const auto& shape : kShapes) own.push_back(at::ones(shape).requires_grad_());
-    TestType optimizer(own, O(base).bucket_bytes(rank == 0 ? 1200 : 1 << 20),
+    TestType optimizer(own, O(base).compress_vectors(true).bucket_bytes(rank == 0 ? 1200 : 1 << 20),
                        world[static_cast<size_t>(rank)]);
     for (uint64_t t = 0; t < 3; ++t) {
       for (size_t i = 0; i < own.size(); ++i) own[i].mutable_grad() = onebit_gradient(own[i], 0, t, i);

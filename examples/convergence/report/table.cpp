@@ -119,9 +119,9 @@ std::string table_note(const std::vector<ArmSummary>& summaries) {
   }
   if (several_processes(summaries)) {
     note +=
-        "\nSent per rank: bytes from one rank to others in one run, as a bandwidth-optimal collective sends "
-        "them.\nfp32 ring/sent: what a ring of fp32 gradients sends in as many steps, over that; the bf16 "
-        "ring sends half.";
+        "\nSent per rank: bytes from one rank to others in one run, as a bandwidth-optimal collective\n"
+        "sends them. fp32 ring/sent: what a ring of fp32 gradients sends in as many steps, over that;\n"
+        "the bf16 ring sends half.";
   }
   for (const ArmSummary& summary : summaries) {
     if (summary.frozen_at <= 0.0 || summary.processes > 1) continue;  // else in the table
