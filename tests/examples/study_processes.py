@@ -153,8 +153,8 @@ def compare_with_rings(program, folder):
     # Padding, losses and what ranks tell each other are a few percent of so small a model's gradients.
     if frozen != "-" or not 0.9 < float(fp32) <= 1 or not 0.45 < float(bf16) <= 0.5:
         sys.exit(f"fused-adamw: frozen {frozen}, rings send {fp32} and {bf16} times as much:\n{table}")
-    # 30 steps, of which 6 are the warm-up and 24 send signs: 30 / (6 + 24 / 32), less the same.
-    if onebit_frozen != "step 6" or not 3.5 < float(onebit_fp32) < 4.45 or not 1.75 < float(onebit_bf16) < 2.23:
+    # 30 steps, of which 6 are the warm-up and 24 send signs: 30 / (6 + 24 / 32), less the same, and biases and norms as they are.
+    if onebit_frozen != "step 6" or not 3.3 < float(onebit_fp32) < 4.45 or not 1.65 < float(onebit_bf16) < 2.23:
         sys.exit(f"onebit-adam: {onebit_frozen}, rings send {onebit_fp32} and {onebit_bf16} times as much:\n{table}")
 
 
