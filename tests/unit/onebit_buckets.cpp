@@ -303,8 +303,9 @@ TEMPLATE_TEST_CASE("bucket_bytes is checked, the same in all groups and on all r
     }
   });
   for (const std::string& message : messages) {
-    CHECK(contains(message, "sizes of the compressed tensors"));
-    CHECK(contains(message, "300; 7 2000; 0 3000; 64"));
+    CAPTURE(message);
+    CHECK(contains(message, "bucket_bytes"));
+    CHECK(contains(message, "1200"));
   }
 }
 
