@@ -100,7 +100,7 @@ bool survives_parsing(const std::string& text, bool& in_bounds) {
       }
       size_t bytes = static_cast<size_t>(dtype_bytes(tensor->dtype));
       for (const int64_t size : tensor->shape) bytes *= static_cast<size_t>(size);
-      in_bounds = in_bounds && bytes == tensor->bytes;
+      in_bounds = in_bounds && (tensor->dtype == Dtype::OTHER || bytes == tensor->bytes);
       data += tensor->bytes;
       for (size_t i = 0; i < tensor->bytes; ++i) sum += static_cast<unsigned char>(tensor->data[i]);
     }
