@@ -46,6 +46,7 @@ struct OneBitAdamWork {
   // Null: the momentum is `bits`. On CUDA the exchange's status decides where this is not null.
   const float* dense_momentum;
   OneBitMessages bits;
+  bool is_from_signs;  // the momentum, now or in what a dense one has kept of earlier steps
 
   // The scalars of the tensor's slot.
   template <class Scalars = AdamScalars<float>>
@@ -54,7 +55,7 @@ struct OneBitAdamWork {
   }
   // Of the tensor of that number, on the CPU.
   FrozenBounds bounds_of(uint32_t tensor) const {
-    return {floors[tensor], tensors[tensor].largest, dense_momentum == nullptr};
+    return {floors[tensor], tensors[tensor].largest, is_from_signs};
   }
   // The scalars of the tensor's slot that the moments need.
   PACER_HOST_DEVICE const MomentScalars<float>& moments_of(const OneBitAdamTensor& tensor) const {

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include <ATen/ops/zeros_like.h>
-#include <c10/util/Exception.h>
 
 #include <pacer/core/error.h>
 #include <pacer/schedulers/detail/device_copy.h>
@@ -13,11 +12,8 @@
 #include <pacer/schedulers/detail/gradient_watch.h>
 #include <pacer/schedulers/detail/parameter_watch.h>
 #include <pacer/schedulers/detail/step_runner.h>
-#include <pacer/schedulers/detail/training_checks.h>
 #include <pacer/schedulers/detail/zeroed_gradients.h>
-#include <pacer/schedulers/joined_ranks.h>
 #include <pacer/schedulers/metrics.h>
-#include <pacer/schedulers/step_report.h>
 
 namespace pacer {
 namespace {
@@ -32,9 +28,6 @@ int64_t default_tokens(const at::Tensor& first) {
       at::isIntegralType(first.scalar_type(), /*includeBool=*/false) && first.dim() >= 2;
   return holds_tokens ? first.size(0) * first.size(1) : first.size(0);
 }
-
-// LibTorch's messages go on with a back trace.
-std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 }  // namespace
 
@@ -128,7 +121,7 @@ void Session::fail_backward(const std::exception& error) {
     }
   }
   drop_window();
-  leave_peers(detail::concatenate("backward failed: ", first_line(error.what())));
+  leave_peers(detail::concatenate("backward failed: ", error.what()));
   if (better) std::rethrow_exception(better);
   throw;
 }
@@ -167,96 +160,6 @@ void Session::backward(const at::Tensor& loss) {
   }
   in_backward_ = true;
   gradients_->end_pass(parts_);
-}
-
-bool Session::step() {
-  require(in_backward_, "Session::step without backward; call begin, backward and step once per micro-batch");
-  gradients_->check(parts_);
-  Progress& progress = parts_.progress;
-  if (progress.micro_step + 1 < progress.micro_steps) {
-    ++progress.micro_step;
-    in_backward_ = false;
-    return false;
-  }
-  ++progress.micro_step;
-  try {
-    take_step();
-  } catch (...) {
-    if (progress.micro_step > 0) --progress.micro_step;  // the step was not taken; it may be tried again
-    throw;
-  }
-  return true;
-}
-
-// The optimizer step of a window of progress.micro_step micro-steps.
-void Session::take_step() {
-  Progress& progress = parts_.progress;
-  Progress window = progress;
-  window.micro_step = 0;
-  window.micro_steps = progress.micro_step;
-  try {
-    update(window);
-  } catch (const std::exception& error) {
-    leave_peers(detail::concatenate("its step failed: ", first_line(error.what())));
-    throw;
-  }
-  const WindowTotals totals = std::exchange(parts_.window, {});
-  ++progress.step;
-  progress.micro_step = 0;
-  progress.tokens += totals.tokens;
-  in_backward_ = false;
-  StepReport report(progress);
-  if (totals.loss.defined() && totals.weight > 0) report.set_loss(totals.loss, 1.0 / totals.weight);
-  if (parts_.has_guard()) report.set_check(parts_.guard()->memory());
-  skipped_->after_step(parts_);
-  for (const auto& hook : parts_.hooks_) hook->after_step(report);
-}
-
-// Gradients to parameters.
-void Session::update(const Progress& window) {
-  fill_unused_gradients(window);
-  check_unused();
-  bool settled = true;
-  for (const auto& hook : parts_.hooks_) settled = settled && hook->settled(window);
-  for (const auto& hook : parts_.hooks_) hook->gradients_ready(window);
-  gradients_->forget();
-  if (!parts_.gradients_are_shared_out) detail::check_gradients(parts_);
-  const std::optional<StepInputs> inputs = parts_.step_inputs();
-  if (!inputs) return skip_empty_window();
-  runner_->run(inputs->average, inputs->local_weight, settled);
-  parts_.optimizer().zero_grad();
-}
-
-// All ranks know that no rank trains on anything in this window: there is no mean to take.
-void Session::skip_empty_window() {
-  parts_.optimizer().zero_grad();
-  if (warns_of_empty_window_.take()) {
-    TORCH_WARN(detail::concatenate(
-        "the window after step ", parts_.progress.step,
-        " trains on no token, as count_tokens says of all its micro-batches; it changes nothing"));
-  }
-}
-
-// A rank that is alone keeps to the rule of several.
-void Session::check_unused() const {
-  if (!parts_.world_was_given || parts_.world().world_size() > 1) return;
-  const auto* ranks = parts_.find<JoinedRanks>();
-  if (ranks == nullptr || !ranks->unused_is_zero()) detail::check_all_reached(parts_);
-}
-
-void Session::fill_unused_gradients(const Progress& window) {
-  if (parts_.gradients_are_shared_out) return;
-  for (const at::Tensor& parameter : parts_.unused(window)) {
-    at::Tensor& gradient = parameter.mutable_grad();
-    if (parameter.requires_grad() && !gradient.defined()) gradient = at::zeros_like(parameter).detach();
-  }
-}
-
-void Session::drop_window() {
-  parts_.optimizer().zero_grad();
-  parts_.progress.micro_step = 0;
-  parts_.window = {};
-  gradients_->forget();
 }
 
 void Session::finish() {

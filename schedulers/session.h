@@ -199,6 +199,7 @@ class Session {
   void begin_training();
   std::string unsettled(int64_t step) const;
   void take_step();
+  void make_gradients_ready(const Progress& window);
   void update(const Progress& window);
   void prewarm_passes(const std::function<at::Tensor()>& loss);
   void prewarm_pass(const std::function<at::Tensor()>& loss);
@@ -221,6 +222,7 @@ class Session {
   bool finished_ = false;
   bool in_forward_ = false;   // begin was called, backward was not
   bool in_backward_ = false;  // backward was called, step was not
+  size_t hooks_ready_ = 0;    // those whose gradients_ready() of this window's step is done
   OnceOnFirstRank warns_of_empty_window_;
   int64_t micro_batch_tokens_ = 0;
 };

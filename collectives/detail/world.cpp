@@ -90,11 +90,13 @@ void World::fail(const std::function<CommunicationError(int64_t step)>& describe
 
 void World::leave(const std::string& reason) noexcept {
   try {
-    if (!keep(CommunicationError(concatenate("rank ", rank_, " has left its ", size_ - 1, " peers: ", reason),
+    const std::string line =
+        reason.substr(0, reason.find('\n'));  // LibTorch's messages go on with a back trace
+    if (!keep(CommunicationError(concatenate("rank ", rank_, " has left its ", size_ - 1, " peers: ", line),
                                  "leave", 0, step(), {rank_}))) {
       return;
     }
-    roster_->leave(reason);
+    roster_->leave(line);
   } catch (const std::exception&) {  // then they find out by the broken connection
   }
   abort_all();

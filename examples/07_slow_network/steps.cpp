@@ -65,6 +65,7 @@ Shapes bert_shapes(int64_t vocabulary, int64_t positions, int64_t width, int64_t
 }
 
 Parameters make_parameters(const Model& model, at::Device device) {
+  torch::manual_seed(1);  // every rank begins with the same values
   Parameters parameters;
   for (const auto& shape : model.shapes) {
     const auto options = torch::TensorOptions().device(device).requires_grad(true);

@@ -33,7 +33,7 @@ struct FrozenBounds {
   // tensor had any variance.
   float floor;
   float largest;       // of m / d
-  bool is_from_signs;  // the momentum
+  bool is_from_signs;  // the momentum, or what it has kept of earlier steps
 };
 
 // d. `variance` is bias-corrected already.

@@ -109,6 +109,7 @@ kernels::OneBitAdamWork OneBitBucket::work(const kernels::StepScalars* scalars) 
   work.variance = variance_.mutable_data_ptr<float>();
   work.dense_momentum = momentum_.defined() ? momentum_.const_data_ptr<float>() : nullptr;
   if (exchange_) work.bits = exchange_->mean();
+  work.is_from_signs = exchange_ != nullptr;
   return work;
 }
 

@@ -1,6 +1,7 @@
 // Host memory that runs out in a step of an optimizer, at its n-th allocation, for every n.
 #include <algorithm>
 
+#include "support/message_of.h"
 #include "support/onebit_ranks.h"
 #include "support/optimizers_out_of_memory.h"
 #include "support/stored_checkpoints.h"

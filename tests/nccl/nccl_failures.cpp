@@ -10,6 +10,7 @@
 #include <cuda_runtime_api.h>
 
 #include "nccl/scenarios.h"
+#include "support/message_of.h"
 
 namespace pacer::testing {
 namespace {
@@ -31,22 +32,13 @@ void sum_once(const RankProcess& process, const TransportPtr& transport) {
   expect(tensor.eq(process.world()).all().item<bool>(), "a wrong sum before the trouble");
 }
 
-std::string failure_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
-}
-
 // An operation that cannot end: it throws, or a later check does, once the stream is free again. Returns the
 // reason; the operation must not be done before `least` seconds and must have failed after `most`.
 std::string expect_failure(RankProcess& process, const TransportPtr& transport, milliseconds timeout,
                            double most) {
   const Stopwatch watch;
   detail::TransportWorkPtr work;
-  std::string reason = failure_of([&] {
+  std::string reason = message_of([&] {
     work = transport->all_reduce(ones_for(process), timeout);
     work->wait();
     const cudaError_t error = cudaStreamSynchronize(c10::cuda::getCurrentCUDAStream());
@@ -64,9 +56,9 @@ std::string expect_failure(RankProcess& process, const TransportPtr& transport, 
   expect(watch.seconds() < most, "it failed too late");
   if (work) {
     expect(work->is_done(), "a failed operation is not done");
-    expect(!failure_of([&] { work->wait(); }).empty(), "wait() after a failure does not throw");
+    expect(!message_of([&] { work->wait(); }).empty(), "wait() after a failure does not throw");
   }
-  expect(!failure_of([&] { transport->all_reduce(ones_for(process), timeout); }).empty(),
+  expect(!message_of([&] { transport->all_reduce(ones_for(process), timeout); }).empty(),
          "an operation after a failure does not throw");
   return reason;
 }
@@ -127,7 +119,7 @@ void run_absent_at_set_up(RankProcess& process) {
   process.check("a rank that does not come to the set-up", [&] {
     if (process.is_last()) return;
     const Stopwatch watch;
-    const std::string reason = failure_of([&] { process.connect("absent", seconds(3)); });
+    const std::string reason = message_of([&] { process.connect("absent", seconds(3)); });
     process.inform("after " + std::to_string(watch.seconds()) + " s: " + reason);
     expect(!reason.empty(), "set up without all ranks");
     expect(watch.seconds() > 2.5 && watch.seconds() < 3 + kGrace, "not by the deadline");
@@ -145,7 +137,7 @@ void run_abort(RankProcess& process) {
         std::this_thread::sleep_for(milliseconds(500));
         transport->abort();
       });
-      const std::string reason = failure_of([&] { expect_failure(process, transport, seconds(30), 8); });
+      const std::string reason = message_of([&] { expect_failure(process, transport, seconds(30), 8); });
       other.join();
       expect(reason.empty(), reason);
       transport->abort();
@@ -192,7 +184,7 @@ void run_unfinished(RankProcess& process) {
     if (process.rank() == 0) process.post("rank-0-ended");
     expect(watch.seconds() < 6, "the end took " + std::to_string(watch.seconds()) + " s");
     for (const auto& work : works) {
-      expect(work->is_done() && !failure_of([&] { work->wait(); }).empty(), "a work outlived its transport");
+      expect(work->is_done() && !message_of([&] { work->wait(); }).empty(), "a work outlived its transport");
     }
     works.clear();
     expect(cudaDeviceSynchronize() == cudaSuccess, "the GPU is not free");

@@ -154,6 +154,7 @@ struct Kernels::Memory {
     work.floors = floors.const_data_ptr<float>();
     work.variance = variance.mutable_data_ptr<float>();
     work.bits = messages(gathered);
+    work.is_from_signs = true;
     return work;
   }
   OneBitLambWork lamb() const {

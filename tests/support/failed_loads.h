@@ -5,6 +5,7 @@
 #include <string>
 
 #include "support/catch.h"
+#include "support/message_of.h"
 #include "support/weight_files.h"
 
 namespace pacer::testing {
@@ -13,7 +14,7 @@ namespace pacer::testing {
 inline void check_load_fails(const torch::nn::Module& model, const Names& parts,
                              const std::function<void()>& load) {
   const ModelState before = state_of_model(model);
-  const std::string message = error_of(load);
+  const std::string message = message_of<Error>(load);
   for (const std::string& part : parts) CHECK_THAT(message, Catch::Matchers::ContainsSubstring(part));
   CHECK(changed_since(model, before) == "");
 }

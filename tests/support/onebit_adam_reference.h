@@ -81,7 +81,7 @@ class OneBitAdamTextbook : public OneBitMethodTextbook<OneBitAdamRules, OneBitMe
     for (size_t k = 0; k < p.value.size(); ++k) {
       const float denominator = std::sqrt(std::max(p.variance[k], p.floor)) + eps;
       p.value[k] = std::fmaf(-decay, p.value[k], p.value[k]);
-      p.value[k] = std::fmaf(-size, p.direction(k, denominator, moves_by_signs()), p.value[k]);
+      p.value[k] = std::fmaf(-size, p.direction(k, denominator, rules().exchanges), p.value[k]);
     }
   }
 };

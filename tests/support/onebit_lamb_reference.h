@@ -123,7 +123,7 @@ class OneBitLambTextbook : public OneBitMethodTextbook<OneBitMethodRules, OneBit
       const float frozen = std::sqrt(p.variance[k] > p.floor ? p.variance[k] : p.floor) + c.eps;
       const float fresh = std::fmaf(std::sqrt(p.fresh_variance[k]), c.unbias2, c.eps);
       if (frozen / fresh > largest) largest = frozen / fresh;  // a NaN is not larger
-      without_decay[k] = c.unbias1 * p.direction(k, frozen, moves_by_signs());
+      without_decay[k] = c.unbias1 * p.direction(k, frozen, rules().exchanges);
       update[k] = std::fmaf(c.decay, p.value[k], without_decay[k]);
     }
     if (p.adapt)

@@ -130,7 +130,6 @@ class OneBitMethodTextbook {
   virtual void begin_compression() {}
   virtual void before_compressed_steps(const Gradients&, double) {}
   virtual bool sends_signs(int64_t) const { return rules_.exchanges; }
-  bool moves_by_signs() const { return sends_signs(attempts); }
 
   static double squares(const Numbers& values) {
     return TextbookExchange::sum(values, 0, values.size(), /*magnitudes=*/false);

@@ -9,8 +9,8 @@
 #include "support/catch.h"
 #include "support/failing_memory.h"
 #include "support/hand_fed_optimizer.h"
+#include "support/message_of.h"
 #include "support/small_run.h"
-#include "support/string_sink.h"
 
 namespace pacer::testing::out_of_memory {
 

@@ -11,6 +11,7 @@
 #include "support/catch.h"
 #include "support/checkpoint_samples.h"
 #include "support/failing_memory.h"
+#include "support/message_of.h"
 #include "support/onebit_ranks.h"
 #include "support/optimizers_out_of_memory.h"
 #include "support/stored_checkpoints.h"

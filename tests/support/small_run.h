@@ -192,4 +192,16 @@ class SmallRun {
   detail::RandomState random_;
 };
 
+// The first name that differs between the states of two runs, but for what is a rank's own and what data
+// parallelism itself keeps.
+inline std::string replica_difference(SmallRun& a, SmallRun& b) {
+  auto x = a.state(), y = b.state();
+  for (auto* state : {&x, &y}) {
+    state->rank_optimizer.clear();
+    state->session.erase("hook/data_parallel/bucket_order");
+    state->session.erase("progress/micro_batches");  // the reference takes those of all ranks alone
+  }
+  return first_difference(x, y);
+}
+
 }  // namespace pacer::testing

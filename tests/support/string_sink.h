@@ -26,15 +26,4 @@ class StringSink final : public ByteSink {
 // In memory of exactly their size, so that the sanitizers see the first byte beyond.
 inline std::vector<char> as_bytes(std::string_view text) { return {text.begin(), text.end()}; }
 
-// The message of the FileError (or another E) that `action` throws; empty where it throws none.
-template <class E, class Action>
-std::string message_of(const Action& action) {
-  try {
-    action();
-  } catch (const E& error) {
-    return error.what();
-  }
-  return "";
-}
-
 }  // namespace pacer::testing

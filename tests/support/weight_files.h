@@ -113,16 +113,6 @@ inline std::string text_of(const Tensor& bytes) {
   return {static_cast<const char*>(dense.const_data_ptr()), static_cast<size_t>(dense.nbytes())};
 }
 
-// What `call` throws, "" where it throws nothing. Anything that is no pacer::Error escapes.
-inline std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
-
 using Names = std::vector<std::string>;
 
 // Decodes a weight in 4 bits from its buffers, element by element in plain arithmetic.

@@ -9,6 +9,7 @@
 
 #include "support/adapter_samples.h"
 #include "support/catch.h"
+#include "support/message_of.h"
 
 namespace pacer::testing::adapter_files {
 namespace {
@@ -161,14 +162,14 @@ TEST_CASE("a save that fails leaves the former adapter, and one that replaces le
   const TemporaryFolder folder;
   const std::string path = folder.path("a");
   FileNet model;
-  CHECK_THAT(error_of([&] { save_adapter(*model, path); }),
+  CHECK_THAT(message_of<Error>([&] { save_adapter(*model, path); }),
              ContainsSubstring("no adapter called \"default\""));
   CHECK_FALSE(std::filesystem::exists(path));
   nn::Linear alone(4, 4);
   alone->add_adapter(nn::LoraOptions(1));
-  CHECK_THAT(error_of([&] { save_adapter(*alone, path); }), ContainsSubstring("part of a model"));
+  CHECK_THAT(message_of<Error>([&] { save_adapter(*alone, path); }), ContainsSubstring("part of a model"));
   FileNet first = adapted(some_options(), 1), second = adapted(some_options().r(2).alpha(1), 2);
-  CHECK_THAT(error_of([&] { save_adapter(*first, ""); }), ContainsSubstring("folder"));
+  CHECK_THAT(message_of<Error>([&] { save_adapter(*first, ""); }), ContainsSubstring("folder"));
   save_adapter(*first, path);
   put_content(path + "/README.md", "the user's own");
   save_adapter(*second, path);
@@ -180,7 +181,7 @@ TEST_CASE("a save that fails leaves the former adapter, and one that replaces le
   // The second file cannot be written: nothing was touched.
   const std::string before = content_of(path + "/adapter_model.safetensors");
   std::filesystem::create_directory(path + "/adapter_config.json.new");
-  CHECK(error_of([&] { save_adapter(*first, path); }) != "");
+  CHECK(message_of<Error>([&] { save_adapter(*first, path); }) != "");
   CHECK(content_of(path + "/adapter_model.safetensors") == before);
   CHECK_FALSE(std::filesystem::exists(path + "/adapter_model.safetensors.new"));
   FileNet again;
@@ -190,7 +191,7 @@ TEST_CASE("a save that fails leaves the former adapter, and one that replaces le
   // It ends between the two files: matrices without options, which nobody takes for an adapter.
   std::filesystem::remove(path + "/adapter_model.safetensors");
   std::filesystem::create_directories(path + "/adapter_model.safetensors/in the way");
-  CHECK(error_of([&] { save_adapter(*first, path); }) != "");
+  CHECK(message_of<Error>([&] { save_adapter(*first, path); }) != "");
   CHECK_FALSE(std::filesystem::exists(path + "/adapter_config.json"));
   std::filesystem::remove_all(path + "/adapter_model.safetensors");
   save_adapter(*first, path);

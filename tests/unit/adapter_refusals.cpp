@@ -11,6 +11,7 @@
 #include "support/adapter_samples.h"
 #include "support/catch.h"
 #include "support/failed_loads.h"
+#include "support/message_of.h"
 #include "support/samples.h"
 
 namespace pacer::testing::adapter_refusals {
@@ -205,7 +206,7 @@ TEST_CASE("files that are missing, cut or changed anywhere are refused and chang
     put_content(config, b);
     FileNet target;
     const ModelState before = state_of_model(*target);
-    if (!error_of([&] { load_adapter(*target, path); }).empty())
+    if (!message_of<Error>([&] { load_adapter(*target, path); }).empty())
       REQUIRE(changed_since(*target, before) == "");
   }
 }

@@ -23,6 +23,7 @@
 
 #include "support/adapter_samples.h"
 #include "support/catch.h"
+#include "support/message_of.h"
 
 namespace pacer::testing::adapter_state {
 namespace {
@@ -119,8 +120,8 @@ TEST_CASE("a merged model takes no checkpoint and no weights, which would count 
   Run second(folder.path("run"), true);
   nn::merge(*second.model);
   const ModelState before = state_of_model(*second.model);
-  CHECK_THAT(error_of([&] { second.session->resume(); }), ContainsSubstring("\"down\" is merged"));
-  CHECK_THAT(error_of([&] {
+  CHECK_THAT(message_of<Error>([&] { second.session->resume(); }), ContainsSubstring("\"down\" is merged"));
+  CHECK_THAT(message_of<Error>([&] {
                load_weights(*second.model, folder.path("weights.safetensors"),
                             LoadWeightsOptions().allow_missing(true));
              }),
@@ -139,7 +140,7 @@ TEST_CASE("merged weights that were written to since cannot be saved as what the
     const torch::NoGradGuard no_grad;
     run.model->down->weight.add_(1);
   }
-  CHECK_THAT(error_of([&] { run.session->finish(); }),
+  CHECK_THAT(message_of<Error>([&] { run.session->finish(); }),
              ContainsSubstring("\"down\" was written to since its adapter was merged"));
   CHECK(std::filesystem::is_empty(folder.path()));
 }
@@ -199,7 +200,7 @@ TEST_CASE("a run goes on with the adapter that was active, or says which one tha
   }
   first.session->finish();
   Two second(folder.path("run"));
-  CHECK_THAT(error_of([&] { second.session->resume(); }),
+  CHECK_THAT(message_of<Error>([&] { second.session->resume(); }),
              ContainsSubstring("\"up\"") && ContainsSubstring("\"a\"") && ContainsSubstring("\"b\"") &&
                  ContainsSubstring("set_adapter"));
   nn::set_adapter(*second.model, "a");
@@ -268,7 +269,7 @@ TEST_CASE("what is trained beside an adapter is saved as PEFT's modules_to_save"
     nn::add_lora(*several, nn::LoraOptions(2).targets({"down"}).name("first"));
     const ModelState before = state_of_model(*several);
     CHECK_THAT(
-        error_of([&] { load_adapter(*several, folder.path("a"), LoadAdapterOptions().name("second")); }),
+        message_of<Error>([&] { load_adapter(*several, folder.path("a"), LoadAdapterOptions().name("second")); }),
         ContainsSubstring("\"head.bias\"") && ContainsSubstring("\"first\""));
     CHECK(changed_since(*several, before) == "");
   }
@@ -279,7 +280,7 @@ TEST_CASE("what is trained beside an adapter is saved as PEFT's modules_to_save"
       put_tensors_in(folder.path("a/adapter_model.safetensors"), edited);
       FileNet target;
       const ModelState before = state_of_model(*target);
-      CHECK_THAT(error_of([&] { load_adapter(*target, folder.path("a")); }), ContainsSubstring(part));
+      CHECK_THAT(message_of<Error>([&] { load_adapter(*target, folder.path("a")); }), ContainsSubstring(part));
       CHECK(changed_since(*target, before) == "");
     };
     const std::string weight = "base_model.model.head.weight", bias = "base_model.model.head.bias";
@@ -306,7 +307,7 @@ TEST_CASE("what is trained where PEFT's files have no place for it is an error t
   const TemporaryFolder folder;
   FileNet model = adapted(some_options());
   model->block->up->bias.requires_grad_(true);
-  CHECK_THAT(error_of([&] { save_adapter(*model, folder.path("a")); }),
+  CHECK_THAT(message_of<Error>([&] { save_adapter(*model, folder.path("a")); }),
              ContainsSubstring("\"block.up.bias\""));
   struct RootImpl : FileNetImpl {
     RootImpl() { scale = register_parameter("scale", torch::ones({1})); }
@@ -315,7 +316,7 @@ TEST_CASE("what is trained where PEFT's files have no place for it is an error t
   RootImpl root;
   nn::add_lora(root, nn::LoraOptions(2).targets({"down"}));
   root.scale.requires_grad_(true);
-  CHECK_THAT(error_of([&] { save_adapter(root, folder.path("a")); }), ContainsSubstring("\"scale\""));
+  CHECK_THAT(message_of<Error>([&] { save_adapter(root, folder.path("a")); }), ContainsSubstring("\"scale\""));
   CHECK_FALSE(std::filesystem::exists(folder.path("a")));
 }
 
@@ -330,7 +331,7 @@ TEST_CASE("a merge whose sum the weight's dtype cannot hold is refused by name",
     model->down->adapter("default")->B.mul_(100);
   }
   const ModelState before = state_of_model(*model);
-  CHECK_THAT(error_of([&] { nn::merge(*model); }), ContainsSubstring("weight of down") &&
+  CHECK_THAT(message_of<Error>([&] { nn::merge(*model); }), ContainsSubstring("weight of down") &&
                                                        ContainsSubstring("Half") &&
                                                        ContainsSubstring("1 element"));
   CHECK(changed_since(*model, before) == "");
@@ -352,7 +353,7 @@ TEST_CASE("values of a file that the adapter's dtype cannot hold are refused by 
   save_adapter(*source, folder.path("a"));
   model->to(torch::kHalf);
   const ModelState before = state_of_model(*model);
-  CHECK_THAT(error_of([&] { load_adapter(*model, folder.path("a")); }),
+  CHECK_THAT(message_of<Error>([&] { load_adapter(*model, folder.path("a")); }),
              ContainsSubstring("block.up.lora_A") && ContainsSubstring("Half"));
   CHECK(changed_since(*model, before) == "");
 }
@@ -404,7 +405,7 @@ TEST_CASE("ranks and alphas that differ between layers are loaded and saved as P
   // A pattern that is no name.
   put_content(path + "/adapter_config.json",
               "{\"peft_type\": \"LORA\", \"r\": 2, \"alpha_pattern\": {\"block.(up|down)\": 3}}");
-  CHECK_THAT(error_of([&] { load_adapter(*again, path); }), ContainsSubstring("alpha_pattern"));
+  CHECK_THAT(message_of<Error>([&] { load_adapter(*again, path); }), ContainsSubstring("alpha_pattern"));
 }
 
 }  // namespace pacer::testing::adapter_state

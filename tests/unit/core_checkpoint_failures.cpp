@@ -12,7 +12,7 @@
 #include "support/checkpoint_samples.h"
 #include "support/failing_file_system.h"
 #include "support/memory_file_system.h"
-#include "support/string_sink.h"
+#include "support/message_of.h"
 #include "support/temporary_folder.h"
 
 namespace pacer::testing {

@@ -16,7 +16,6 @@
 #include "support/catch.h"
 #include "support/checkpoint_samples.h"
 #include "support/memory_file_system.h"
-#include "support/string_sink.h"
 #include "support/temporary_folder.h"
 
 namespace pacer::testing {

@@ -9,6 +9,7 @@
 #include <pacer/core/error.h>
 
 #include "support/catch.h"
+#include "support/message_of.h"
 #include "support/string_sink.h"
 
 namespace pacer::testing {

@@ -8,7 +8,7 @@
 #include "support/catch.h"
 #include "support/failing_file_system.h"
 #include "support/memory_file_system.h"
-#include "support/string_sink.h"
+#include "support/message_of.h"
 
 namespace pacer::testing {
 namespace {

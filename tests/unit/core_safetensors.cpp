@@ -12,6 +12,7 @@
 
 #include "support/catch.h"
 #include "support/memory_file_system.h"
+#include "support/message_of.h"
 #include "support/safetensors_text.h"
 #include "support/string_sink.h"
 

@@ -10,6 +10,7 @@
 #include <pacer/core/safetensors.h>
 
 #include "support/catch.h"
+#include "support/message_of.h"
 #include "support/safetensors_text.h"
 
 namespace pacer::testing {

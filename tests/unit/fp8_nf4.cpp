@@ -21,7 +21,7 @@
 #include "support/autocast.h"
 #include "support/cpu_memory.h"
 #include "support/fp8_reference.h"
-#include "support/string_sink.h"
+#include "support/message_of.h"
 #include "support/temporary_folder.h"
 
 namespace pacer::testing::fp8_nf4 {

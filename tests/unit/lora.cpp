@@ -17,7 +17,7 @@
 #include <pacer/modules/transformer_layer.h>
 
 #include "support/autocast.h"
-#include "support/string_sink.h"
+#include "support/message_of.h"
 
 namespace pacer::testing::lora {
 namespace {

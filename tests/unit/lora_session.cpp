@@ -8,6 +8,7 @@
 #include <pacer/schedulers/shards.h>
 
 #include "support/catch.h"
+#include "support/message_of.h"
 #include "support/mistakes.h"
 #include "support/shard_reference.h"
 #include "support/shard_runs.h"
@@ -60,16 +61,6 @@ NamedTensors frozen_of(SmallModel& model) {
   }
   for (const auto& item : model->named_buffers()) frozen[item.key()] = item.value().clone();
   return frozen;
-}
-
-std::string replica_difference(SmallRun& a, SmallRun& b) {
-  auto x = a.state(), y = b.state();
-  for (auto* state : {&x, &y}) {
-    state->rank_optimizer.clear();
-    state->session.erase("hook/data_parallel/bucket_order");
-    state->session.erase("progress/micro_batches");  // the reference takes those of all ranks alone
-  }
-  return first_difference(x, y);
 }
 
 }  // namespace

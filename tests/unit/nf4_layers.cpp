@@ -17,7 +17,7 @@
 #include <pacer/modules/nf4.h>
 
 #include "support/autocast.h"
-#include "support/string_sink.h"
+#include "support/message_of.h"
 
 namespace pacer::testing::nf4_layers {
 namespace {

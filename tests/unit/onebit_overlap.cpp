@@ -5,6 +5,7 @@
 
 #include "support/catch.h"
 
+#include "support/message_of.h"
 #include "support/onebit_overlap_run.h"
 #include "support/onebit_refusals.h"
 
@@ -14,16 +15,6 @@
 
 namespace pacer::testing::onebit_overlap {
 namespace {
-
-template <class Action>
-std::string error_of(const Action& action) {
-  try {
-    action();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
-}
 
 // `max_norm`: of clipping by the norm of the step before, which some steps then exceed by far; 0: none.
 template <class O>
@@ -153,7 +144,7 @@ TEMPLATE_TEST_CASE("a step without the clipping that momentum has left with is r
     StepInputs inputs;
     inputs.local_weight = kRanks;
     inputs.average = 1.0 / kRanks;
-    said[rank] = error_of([&] { run.ranks.optimizers[rank]->prepare(inputs); });
+    said[rank] = message_of([&] { run.ranks.optimizers[rank]->prepare(inputs); });
   };
   run.step({run.ranks.gradients(5)});
   for (const std::string& message : said) CHECK(contains(message, "another one than its momentum left for"));
@@ -175,7 +166,7 @@ TEMPLATE_TEST_CASE("what changes a gradient whose momentum has left is refused, 
   Run<TestType>& run = trained.run;
   std::vector<std::string> saved(kRanks);
   run.between = [&](size_t rank) {
-    saved[rank] = error_of([&] { run.ranks.optimizers[rank]->export_state(); });
+    saved[rank] = message_of([&] { run.ranks.optimizers[rank]->export_state(); });
     (run.ranks.parameters[rank][3] * 2).sum().backward();
   };
   for (const std::string& message : trained.step()) {

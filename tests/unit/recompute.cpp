@@ -20,6 +20,7 @@
 #include "support/autocast.h"
 #include "support/catch.h"
 #include "support/cpu_memory.h"
+#include "support/message_of.h"
 #include "support/optimizers.h"
 
 namespace pacer::testing {
@@ -75,15 +76,6 @@ void require_same(const Outcome& a, const Outcome& b) {
     REQUIRE(a.gradients[i].defined() == b.gradients[i].defined());
     if (a.gradients[i].defined()) REQUIRE(a.gradients[i].equal(b.gradients[i]));
   }
-}
-
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
 }
 
 }  // namespace
@@ -293,7 +285,7 @@ TEST_CASE("buffers are for the second run what they were for the first, and move
   SECTION("somebody else's change is an error") {
     const Tensor y = recompute(*module, f, torch::randn({4, kSize}));
     module->table.add_(1);
-    REQUIRE_THAT(error_of([&] { y.sum().backward(); }), ContainsSubstring("buffer table was changed"));
+    REQUIRE_THAT(message_of([&] { y.sum().backward(); }), ContainsSubstring("buffer table was changed"));
   }
 }
 
@@ -308,13 +300,13 @@ TEST_CASE("what would give wrong gradients through a region is an error that say
     const Tensor h = x * 1;
     const Tensor y = recompute(*module, f, h);
     h.mul_(2);
-    REQUIRE_THAT(error_of([&] { y.sum().backward(); }),
+    REQUIRE_THAT(message_of([&] { y.sum().backward(); }),
                  ContainsSubstring("MlpImpl was changed in place between forward and backward"));
   }
   SECTION("an argument changed by the function") {
     const Tensor h = x * 1;
     const auto change = [&](Tensor t) { return module(t.mul_(2)); };
-    REQUIRE_THAT(error_of([&] { recompute(*module, change, h); }),
+    REQUIRE_THAT(message_of([&] { recompute(*module, change, h); }),
                  ContainsSubstring("changes its argument 0 in place") && ContainsSubstring("work on a copy"));
   }
   SECTION("a parameter changed afterwards") {
@@ -323,14 +315,14 @@ TEST_CASE("what would give wrong gradients through a region is an error that say
       const torch::NoGradGuard no_grad;
       module->up->bias.add_(1);
     }
-    REQUIRE_THAT(error_of([&] { y.sum().backward(); }),
+    REQUIRE_THAT(message_of([&] { y.sum().backward(); }),
                  ContainsSubstring("parameter up.bias was changed in place"));
   }
   SECTION("a captured tensor that needs a gradient") {
     const Tensor outer = torch::nn::Linear(kSize, kSize)(torch::ones({1, kSize}));
     const Tensor y = recompute(
         *module, [&](const Tensor& t) { return module(t) + outer; }, x);
-    REQUIRE_THAT(error_of([&] { y.sum().backward(); }), ContainsSubstring("pass it as an argument"));
+    REQUIRE_THAT(message_of([&] { y.sum().backward(); }), ContainsSubstring("pass it as an argument"));
     const Tensor leaf = torch::ones({kSize}).requires_grad_();
     const Tensor z = recompute(
         *module,
@@ -338,33 +330,33 @@ TEST_CASE("what would give wrong gradients through a region is an error that say
           return leaf.view({1, kSize});
         },
         x);
-    REQUIRE_THAT(error_of([&] { z.sum().backward(); }), ContainsSubstring("pass it as an argument"));
+    REQUIRE_THAT(message_of([&] { z.sum().backward(); }), ContainsSubstring("pass it as an argument"));
     // A leaf that is itself the result of the second run.
     const Tensor whole = torch::ones({2, kSize}).requires_grad_();
     int64_t runs = 0;
     const Tensor last = recompute(
         *module, [&](const Tensor& t) { return ++runs == 1 ? module(t) : whole; }, x);
-    REQUIRE_THAT(error_of([&] { last.sum().backward(); }), ContainsSubstring("pass it as an argument"));
+    REQUIRE_THAT(message_of([&] { last.sum().backward(); }), ContainsSubstring("pass it as an argument"));
   }
   SECTION("eval() between forward and backward") {
     const Tensor y = recompute(*module, f, x);
     module->eval();
-    REQUIRE_THAT(error_of([&] { y.sum().backward(); }), ContainsSubstring("was switched to eval()"));
+    REQUIRE_THAT(message_of([&] { y.sum().backward(); }), ContainsSubstring("was switched to eval()"));
   }
   SECTION("a second derivative") {
     const Tensor y = recompute(*module, f, x);
-    REQUIRE_THAT(error_of([&] { torch::autograd::grad({y.sum()}, {x}, {}, true, /*create_graph=*/true); }),
+    REQUIRE_THAT(message_of([&] { torch::autograd::grad({y.sum()}, {x}, {}, true, /*create_graph=*/true); }),
                  ContainsSubstring("no second derivative"));
   }
   SECTION("another shape or number of results the second time") {
     int64_t runs = 0;
     const Tensor y = recompute(
         *module, [&](const Tensor& t) { return module(t).narrow(0, 0, ++runs); }, x);
-    REQUIRE_THAT(error_of([&] { y.sum().backward(); }), ContainsSubstring("has shape [1, 32] in forward"));
+    REQUIRE_THAT(message_of([&] { y.sum().backward(); }), ContainsSubstring("has shape [1, 32] in forward"));
     int64_t calls = 0;
     const auto z = recompute(
         *module, [&](const Tensor& t) { return std::vector<Tensor>(++calls, module(t)); }, x);
-    REQUIRE_THAT(error_of([&] { z[0].sum().backward(); }),
+    REQUIRE_THAT(message_of([&] { z[0].sum().backward(); }),
                  ContainsSubstring("returned 1 tensors in forward"));
   }
   REQUIRE(detail::get_random_state(at::kCPU).cpu.defined());
@@ -397,7 +389,7 @@ TEST_CASE("an exception in the second run leaves everything as it was", "[recomp
     y = recompute(*both, f, torch::randn({4, kSize}).requires_grad_());
   }
   const Tensor random = detail::get_random_state(at::kCPU).cpu, mean = norm->running_mean.clone();
-  REQUIRE_THAT(error_of([&] { y.sum().backward(); }), ContainsSubstring("the second run fails"));
+  REQUIRE_THAT(message_of([&] { y.sum().backward(); }), ContainsSubstring("the second run fails"));
   REQUIRE(detail::get_random_state(at::kCPU).cpu.equal(random));
   REQUIRE_FALSE(at::autocast::is_autocast_enabled(at::kCPU));
   REQUIRE(at::autocast::is_autocast_cache_enabled());

@@ -9,6 +9,7 @@
 #include <pacer/schedulers/save_weights.h>
 
 #include "support/catch.h"
+#include "support/message_of.h"
 #include "support/weight_files.h"
 
 namespace pacer::testing::save_weights_file {
@@ -108,7 +109,7 @@ TEST_CASE("what bitsandbytes cannot read is not written", "[nf4][save_weights]")
   const std::string path = folder.path("file");
   put_content(path, "what was there");
   const auto check = [&](torch::nn::Module& model, const std::string& file, const std::string& part) {
-    CHECK_THAT(error_of([&] { save_weights(model, file); }), ContainsSubstring(part));
+    CHECK_THAT(message_of<Error>([&] { save_weights(model, file); }), ContainsSubstring(part));
     CHECK(content_of(path) == "what was there");
     CHECK_FALSE(std::filesystem::exists(path + ".new"));
   };
@@ -124,7 +125,7 @@ TEST_CASE("what bitsandbytes cannot read is not written", "[nf4][save_weights]")
   strange->register_buffer("phase", torch::zeros({2}, torch::kComplexFloat));
   check(*strange, path, "ComplexFloat");
   nn::Linear sound(4, 4);
-  CHECK_THAT(error_of([&] { save_weights(*sound, path + "/below"); }), ContainsSubstring(path));
+  CHECK_THAT(message_of<Error>([&] { save_weights(*sound, path + "/below"); }), ContainsSubstring(path));
 }
 
 }  // namespace pacer::testing::save_weights_file

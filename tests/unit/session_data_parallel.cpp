@@ -27,18 +27,6 @@ std::string step_all(std::vector<std::unique_ptr<SmallRun>>& runs) {
       run_ranks(static_cast<int>(runs.size()), [&](int rank) { runs[static_cast<size_t>(rank)]->step(); }));
 }
 
-// The first name that differs between the states of two runs, but for what is a rank's own and what data
-// parallelism itself keeps.
-std::string difference(SmallRun& a, SmallRun& b) {
-  auto x = a.state(), y = b.state();
-  for (auto* state : {&x, &y}) {
-    state->rank_optimizer.clear();
-    state->session.erase("hook/data_parallel/bucket_order");
-    state->session.erase("progress/micro_batches");  // the reference takes those of all ranks alone
-  }
-  return first_difference(x, y);
-}
-
 RegisteredOptimizer optimizer_named(const std::vector<RegisteredOptimizer>& all, const std::string& name) {
   return *std::find_if(all.begin(), all.end(), [&](const auto& o) { return o.name == name; });
 }
@@ -62,8 +50,8 @@ TEST_CASE("with every pair of hooks, ranks equal one process that takes the shar
       for (int step = 0; step < 6; ++step) {
         REQUIRE(step_all(runs) == "");
         reference.step();
-        REQUIRE(difference(*runs[0], reference) == "");
-        for (auto& run : runs) REQUIRE(difference(*runs[0], *run) == "");
+        REQUIRE(replica_difference(*runs[0], reference) == "");
+        for (auto& run : runs) REQUIRE(replica_difference(*runs[0], *run) == "");
         REQUIRE(runs[0]->session->progress().tokens == reference.session->progress().tokens);
       }
     }
@@ -81,7 +69,7 @@ TEST_CASE("every optimizer trains on ranks, and replicas stay identical", "[sess
     auto runs = runs_of(optimizer, hooks, 3);
     for (int step = 0; step < 8; ++step) {
       REQUIRE(step_all(runs) == "");
-      for (auto& run : runs) REQUIRE(difference(*runs[0], *run) == "");
+      for (auto& run : runs) REQUIRE(replica_difference(*runs[0], *run) == "");
     }
   }
 }

@@ -13,6 +13,7 @@
 
 #include "support/captured_stderr.h"
 #include "support/catch.h"
+#include "support/message_of.h"
 #include "support/mistakes.h"
 #include "support/optimizers.h"
 
@@ -114,16 +115,6 @@ struct Loop {
   Tensor inputs = batch_of(0, 3);
 };
 
-template <class F>
-std::string error_of(const F& f) {
-  try {
-    f();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
-}
-
 bool says(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 // SGD whose step fails once, before it changes anything.
@@ -167,7 +158,7 @@ TEST_CASE("micro-steps of two Sessions that share a graph do not mix", "[session
   auto [noise] = of_generator.begin(batch_of(0, 3));
   of_generator.backward(gan.loss_of_generator(noise));
   of_generator.step();
-  const std::string message = error_of([&] {
+  const std::string message = message_of([&] {
     auto [again] = of_discriminator.begin(batch_of(0, 2));
     of_discriminator.backward(gan.loss_of_discriminator(again, batch_of(0, 3)));
   });
@@ -185,7 +176,7 @@ TEST_CASE("an optimizer whose step fails once gets the same gradient again", "[s
       for (int i = 0; i < 3; ++i) loop.micro_step();
       loop.session.backward(loop.forward());
       optimizer.fails = fails;
-      if (fails) CHECK(says(error_of([&] { loop.session.step(); }), "no memory is left"));
+      if (fails) CHECK(says(message_of([&] { loop.session.step(); }), "no memory is left"));
       CHECK(loop.session.step());
       CHECK(loop.session.progress().step == 1);
       for (int i = 0; i < 4; ++i) loop.micro_step();
@@ -262,7 +253,7 @@ TEST_CASE("a backward beside the Session's is said, and does not count twice", "
   loop.session.backward(loop.forward());
   model[1]->as<torch::nn::Linear>()->forward(torch::ones({1, 4})).sum().backward();
   for (int i = 0; i < 2; ++i) {
-    const std::string message = error_of([&] { loop.session.step(); });
+    const std::string message = message_of([&] { loop.session.step(); });
     CHECK(fault_of(message, {"parameter 1.", "not this Session's", "sum of all losses"}) == "");
   }
   for (size_t i = 0; i < values.size(); ++i) CHECK(same_bits(values[i], model->parameters()[i]));

@@ -16,6 +16,7 @@
 #include <pacer/pacer.h>
 
 #include "support/catch.h"
+#include "support/message_of.h"
 #include "support/optimizers.h"
 #include "support/ranks.h"
 
@@ -113,16 +114,6 @@ std::vector<Form> travelling_forms() {
           {"1-bit, warm-up", onebit(false), data_parallel(false)}};
 }
 
-template <class F>
-std::string error_of(const F& f) {
-  try {
-    f();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "<nothing>";
-}
-
 void require_says(const std::string& text, const std::vector<std::string>& parts) {
   for (const std::string& part : parts) {
     require<Error>(text.find(part) != std::string::npos, "no \"", part, "\" in: ", text);
@@ -189,7 +180,7 @@ TEST_CASE("a gradient on its way is neither read nor changed, and the step goes 
                 // A forward pass is refused before, because the values of parameters have left.
                 if (line.name == "another backward" && form.name.find("parameters") != std::string::npos)
                   continue;
-                const std::string message = error_of([&] { line.run(r); });
+                const std::string message = message_of([&] { line.run(r); });
                 require_says(line.name + ": " + message,
                              {"gradient of parameter first.weight", "GradientClipping", "gradients_ready"});
               }
@@ -220,7 +211,7 @@ TEST_CASE("a gradient that is cleared or replaced on its way is refused by name"
         } else {
           r.parameter(0).mutable_grad() = torch::ones({4, 3});
         }
-        said[static_cast<size_t>(rank)] = error_of([&] { r.session->step(); });
+        said[static_cast<size_t>(rank)] = message_of([&] { r.session->step(); });
       });
       // One rank may hear of the other's before it finds its own.
       const std::string both = said[0] + said[1];
@@ -235,7 +226,7 @@ TEST_CASE("the optimizer's own step is refused while gradients travel", "[sessio
     Ranked ranks = ranks_of(2, make, data_parallel(false));
     CHECK(run(ranks, [&](Rank& r, int rank) {
             r.backward(rank);
-            require_says(error_of([&] { r.optimizer->step(); }), {"gradient of parameter", "Session::step"});
+            require_says(message_of([&] { r.optimizer->step(); }), {"gradient of parameter", "Session::step"});
             r.session->step();
           }) == "");
     CHECK(distance(*ranks[0], *ranks[1]) == 0);
