@@ -53,8 +53,8 @@ struct OneBitAdamWork {
   PACER_HOST_DEVICE const Scalars& scalars_of(const OneBitAdamTensor& tensor) const {
     return scalars[tensor.scalars].as<Scalars>();
   }
-  // Of the tensor of that number, on the CPU.
-  FrozenBounds bounds_of(uint32_t tensor) const {
+  // What the variance of the tensor of that number is used with.
+  PACER_HOST_DEVICE FrozenBounds bounds_of(uint32_t tensor) const {
     return {floors[tensor], tensors[tensor].largest, is_from_signs};
   }
   // The scalars of the tensor's slot that the moments need.

@@ -4,7 +4,8 @@
 // The first four fields of every state lie where torch::optim::AdamParamState and AdamWParamState have
 // theirs. So static_cast<torch::optim::AdamParamState&>(*optimizer.state().at(key)).exp_avg().zero_(), which
 // LibTorch's users write, changes what it says, step() included. A state of torch's type that is put into
-// Optimizer::state() becomes one of the optimizer's own, with the same tensors, at the next step.
+// Optimizer::state() becomes one of the optimizer's own at the next step, with the same tensors where their
+// dtype, device and memory order are those of the optimizer's.
 #pragma once
 
 #include <cstdint>

@@ -54,7 +54,7 @@ std::vector<OptimizerParamGroup> without_names(const std::vector<NamedParamGroup
   return plain;
 }
 
-void add_names(const NamedParameters& parameters, detail::ParameterNames& names) {
+void add_names(const NamedParameters& parameters, TensorNames& names) {
   for (auto item = names.begin(); item != names.end();) {
     item = item->second.first.expired() ? names.erase(item) : std::next(item);
   }
@@ -65,15 +65,15 @@ void add_names(const NamedParameters& parameters, detail::ParameterNames& names)
   }
 }
 
-detail::ParameterNames names_in(const std::vector<NamedParamGroup>& groups) {
-  detail::ParameterNames names;
+TensorNames names_in(const std::vector<NamedParamGroup>& groups) {
+  TensorNames names;
   for (const NamedParamGroup& group : groups) add_names(group.parameters, names);
   return names;
 }
 
 }  // namespace
 
-FusedOptimizer::FusedOptimizer(const std::vector<OptimizerParamGroup>& groups, detail::ParameterNames names,
+FusedOptimizer::FusedOptimizer(const std::vector<OptimizerParamGroup>& groups, TensorNames names,
                                std::unique_ptr<OptimizerOptions> defaults)
     : SessionOptimizer(std::vector<OptimizerParamGroup>(), defaults->clone()),
       traits_(&detail::traits_of(*defaults)),
@@ -114,7 +114,7 @@ void FusedOptimizer::add_param_group(const OptimizerParamGroup& group) {
 }
 
 void FusedOptimizer::add_param_group(const NamedParamGroup& group) {
-  const detail::ParameterNames before = names_;
+  const TensorNames before = names_;
   add_names(group.parameters, names_);
   try {
     add_param_group(without_names({group}).front());
@@ -259,7 +259,7 @@ void FusedOptimizer::set_base_lr(size_t group, double rate) {
 }
 
 void FusedOptimizer::name_parameters(const NamedParameters& names) {
-  detail::ParameterNames with_names = names_;
+  TensorNames with_names = names_;
   add_names(names, with_names);
   detail::check_names(param_groups_, with_names);
   names_ = std::move(with_names);

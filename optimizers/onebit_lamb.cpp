@@ -22,9 +22,9 @@ double OneBitLamb::coefficient(const torch::Tensor& parameter) const {
   const auto* fields = dynamic_cast<const FusedAdamStateFields*>(state->second.get());
   if (fields == nullptr || !fields->trust_average().defined()) return 1;  // its group is not compressed
   const auto& average = fields->trust_average();
-  return compressed() != nullptr
-             ? detail::mean_trust(average)
-             : detail::corrected_trust(average, traits().settings(group.options()).kernel);
+  const detail::AdamGroupSettings settings = traits().settings(group.options());
+  const bool is_corrected = compressed() != nullptr && settings.compresses(parameter);  // since the freeze
+  return is_corrected ? detail::mean_trust(average) : detail::corrected_trust(average, settings.kernel);
 }
 
 double OneBitLamb::factor(const torch::Tensor& parameter) const {

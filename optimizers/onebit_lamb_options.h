@@ -50,8 +50,8 @@ struct OneBitLambOptions : public torch::optim::OptimizerCloneableOptions<OneBit
   TORCH_ARG(bool, adapt) = true;
   // 16-bit parameters need a master copy or a remainder: MasterWeights::none is refused.
   TORCH_ARG(MasterWeights, master_weights) = MasterWeights::automatic;
-  // False: the group stays with LAMB for ever, its gradients averaged in full precision. fp64 matrices must
-  // be in such a group.
+  // False: the group stays with LAMB for ever, its gradients averaged in full precision. What is fp64 and
+  // would be compressed must be in such a group.
   TORCH_ARG(bool, compress) = true;
 
   // ---- Of the optimizer, the same in all groups: each as in OneBitAdamOptions. ----

@@ -1,11 +1,9 @@
 #include <pacer/optimizers/onebit_optimizer.h>
 
 #include <algorithm>
-#include <unordered_set>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/zeros_like.h>
 
 #include <pacer/collectives/communicator.h>
 #include <pacer/collectives/gradient_bucketer.h>
@@ -196,63 +194,6 @@ void OneBitOptimizer::check_run(const Communicator& world, const RunPlan& plan) 
 }
 
 // ---- A step. ----
-
-// Compares what ranks are about to do, adds over them what has to be added, and says how to make it a mean. A
-// parameter without a gradient on any rank has none afterwards, and so sits the step out as with a single
-// rank; one that only some ranks have a gradient of counts as zero on the others.
-StepInputs OneBitOptimizer::plain_step_inputs() {
-  require(!plan_->overlap_backward, name(),
-          ": overlap_backward(true) needs a Session, which knows the last backward of a step; leave it out");
-  if (world_->world_size() == 1) return {};
-  require_intact();
-  adopt_foreign_options();
-  world_->set_step(attempts_);
-  const std::vector<torch::Tensor> without = agreement_->without_gradient(*world_, attempts_, view());
-  update_bucketer();
-  bucketer_->set_scope(gradient_scope());
-  fill_missing();
-  bucketer_->reduce();
-  bucketer_->wait();
-  for (torch::Tensor parameter : without) parameter.mutable_grad() = torch::Tensor();
-  StepInputs inputs;
-  inputs.local_weight = world_->world_size() * bucketer_->scale();
-  inputs.average = 1.0 / inputs.local_weight;
-  return inputs;
-}
-
-// What only other ranks have a gradient of.
-void OneBitOptimizer::fill_missing() {
-  const at::NoGradGuard no_grad;
-  std::unordered_set<const void*> local;
-  if (gradient_scope() != GradientScope::world) {
-    for (const torch::Tensor& parameter : local_parameters()) local.insert(parameter.unsafeGetTensorImpl());
-  }
-  for (const torch::Tensor& parameter : reduced_) {
-    if (parameter.grad().defined() || local.count(parameter.unsafeGetTensorImpl()) != 0) continue;
-    parameter.mutable_grad() = at::zeros_like(parameter);
-  }
-}
-
-// A new one where parameters were frozen, unfrozen, added or removed.
-void OneBitOptimizer::update_bucketer() {
-  std::vector<torch::Tensor> reduced;
-  for (const auto& group : param_groups_) {
-    for (const torch::Tensor& parameter : group.params()) {
-      if (parameter.requires_grad()) reduced.push_back(parameter);
-    }
-  }
-  const auto same = [](const torch::Tensor& a, const torch::Tensor& b) { return a.is_same(b); };
-  const bool fits = std::equal(reduced.begin(), reduced.end(), reduced_.begin(), reduced_.end(), same);
-  if (bucketer_ != nullptr && fits) return;
-  std::vector<GradientBucketer::NamedParameter> named;
-  for (const torch::Tensor& parameter : reduced) {
-    const std::string name = parameter_name(parameter);
-    named.emplace_back(detail::concatenate(detail::InMessage{name, parameter.sizes()}), parameter);
-  }
-  bucketer_.reset();  // takes its hooks from the parameters before the next one adds its own
-  bucketer_ = std::make_unique<GradientBucketer>(named, world_, BucketOptions(), local_parameters());
-  reduced_ = std::move(reduced);
-}
 
 void OneBitOptimizer::prepare(const StepInputs& inputs) {
   const at::NoGradGuard no_grad;

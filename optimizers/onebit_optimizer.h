@@ -167,8 +167,8 @@ class OneBitOptimizer : public FusedOptimizer {
 
 // The constructors of the optimizer whose options these are. Parameters come as they are or in groups, with
 // or without names, the same with the same options on all ranks. `world` joins the ranks that train together;
-// null: a single rank. Throws InvalidArgument for what cannot be compressed and for options that contradict
-// each other.
+// null: a single rank, refused in a process that is one of several. Throws InvalidArgument for what cannot be
+// compressed and for options that contradict each other.
 template <class Options>
 class OneBitOptimizerOf : public OneBitOptimizer {
  public:

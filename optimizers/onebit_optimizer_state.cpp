@@ -28,7 +28,7 @@ constexpr const char* kAttempts = "onebit/attempts";
 constexpr const char* kFrozenAt = "onebit/frozen_at";  // -1: not yet
 constexpr const char* kFreezeIsDue = "onebit/freeze_is_due";
 constexpr const char* kNorms = "onebit/variance_norms";
-constexpr const char* kVersion = "state_version";
+constexpr int64_t kCompressVectorsSince = 3;  // the version of states that say it
 
 // False also for a state of another optimizer, which prepare_import refuses.
 bool is_frozen(const NamedTensors& state) {
@@ -85,7 +85,7 @@ NamedTensors OneBitOptimizer::export_rank_state() const {
 // A state of before version 3 compresses vectors, and goes on with that once its variance is frozen.
 NamedTensors OneBitOptimizer::completed(const NamedTensors& saved) const {
   NamedTensors state = saved;
-  const bool is_older = saved.count(kVersion) == 0 || require_number<int64_t>(saved, kVersion) < 3;
+  const bool is_older = detail::version_of(saved) < kCompressVectorsSince;
   for (size_t g = 0; is_older && is_frozen(saved) && g < param_groups_.size(); ++g) {
     state.emplace(detail::concatenate("group/", g, "/compress_vectors"), number_tensor(true));
   }

@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(kTileThreads)
   }
   const OneBitAdamTensor& tensor = work.tensors[tile.tensor];
   const AdamScalars<float>& scalars = work.scalars_of(tensor);
-  const FrozenBounds bounds{work.floors[tile.tensor], tensor.largest, work.is_from_signs};
+  const FrozenBounds bounds = work.bounds_of(tile.tensor);
   auto* parameters = static_cast<typename Types::Param*>(tensor.parameter) + (position - tensor.begin);
   auto* extras = static_cast<typename Types::Extra*>(tensor.extra);
   typename Types::Param parameter[kMine];

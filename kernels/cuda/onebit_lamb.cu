@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kRowThreads, kLambBlocks)
   const OneBitAdamTensor& tensor = work.now.tensors[unit.tensor];
   const auto& scalars = work.now.template scalars_of<LambScalars<float>>(tensor);
   if (scalars.skip) return;
-  const FrozenBounds bounds{work.now.floors[unit.tensor], tensor.largest, work.now.is_from_signs};
+  const FrozenBounds bounds = work.now.bounds_of(unit.tensor);
   const bool dense_before =
       work.dense_before != nullptr && (work.before == nullptr || work.before->has_mean == 0);
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(kTileThreads, kLambUpdateBlocks)
   }
   const OneBitAdamTensor& tensor = work.now.tensors[tile.tensor];
   const auto& scalars = work.now.template scalars_of<LambScalars<float>>(tensor);
-  const FrozenBounds bounds{work.now.floors[tile.tensor], tensor.largest, work.now.is_from_signs};
+  const FrozenBounds bounds = work.now.bounds_of(tile.tensor);
   const float step_size = work.step_sizes[tile.tensor];
   const float scale = momentum_scale_of(work.now, tile.tensor);
   LambParameters<kStorage> parameters;

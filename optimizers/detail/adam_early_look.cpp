@@ -31,8 +31,7 @@ bool AdamEngine::look_early(const std::vector<at::Tensor>& parameters) {
     const at::Tensor& gradient = gradient_of(parameter);
     const AdamEntry& entry = entries_[i];
     tables_[entry.table].set_gradient(entry.position, entry.slot, entry.in_range(gradient));
-    seen_[i].emplace(SeenGradient{c10::weak_intrusive_ptr<c10::TensorImpl>(gradient.getIntrusivePtr()),
-                                  gradient._version()});
+    seen_[i] = SeenTensor(gradient);
   }
   std::sort(places.begin(), places.end());
   auto* partials = static_cast<double*>(partials_.mutable_data_ptr());
@@ -55,16 +54,15 @@ bool AdamEngine::take_early_look() {
   bool has_all = can_look_early_ && has_seen_ && !(device_.is_cuda() && is_capturing(device_));
   for (size_t i = 0; has_all && i < entries_.size(); ++i) {
     const at::Tensor& gradient = gradient_of(entries_[i].parameter);
-    has_all = takes_part_[i] && watches_[i].gradient_is_dense && seen_[i].has_value() &&
-              seen_[i]->gradient.lock().get() == gradient.unsafeGetTensorImpl() &&
-              seen_[i]->version == gradient._version();
+    has_all = takes_part_[i] && watches_[i].gradient_is_dense && gradient.defined() &&
+              seen_[i].is_unchanged(gradient);
   }
   forget_seen();
   return has_all;
 }
 
 void AdamEngine::forget_seen() {
-  if (has_seen_) seen_.assign(entries_.size(), std::nullopt);
+  if (has_seen_) seen_.assign(entries_.size(), SeenTensor());
   has_seen_ = false;
 }
 

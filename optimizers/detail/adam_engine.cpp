@@ -15,7 +15,7 @@ namespace pacer::detail {
 // ---- prepare: what the host does ----
 
 void AdamEngine::prepare(const ParamGroups& groups, std::vector<AdamGroupSettings> settings,
-                         ParamStates& states, const ParameterNames& names, const StepInputs& inputs) {
+                         ParamStates& states, const TensorNames& names, const StepInputs& inputs) {
   settings_ = std::move(settings);
   check_paging(inputs);
   if (pager_) pager_->acquire();
@@ -27,7 +27,7 @@ void AdamEngine::prepare(const ParamGroups& groups, std::vector<AdamGroupSetting
   }
 }
 
-void AdamEngine::prepare_step(const ParamGroups& groups, ParamStates& states, const ParameterNames& names,
+void AdamEngine::prepare_step(const ParamGroups& groups, ParamStates& states, const TensorNames& names,
                               const StepInputs& inputs) {
   can_look_early_ = false;
   const Fit fit = plan_fits(groups, states, /*finds_gradients=*/true);

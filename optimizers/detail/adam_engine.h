@@ -20,6 +20,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/optim/optimizer.h>
 
+#include <pacer/device/detail/seen_tensor.h>
 #include <pacer/optimizers/detail/adam_entry.h>
 #include <pacer/optimizers/detail/adam_slots.h>
 #include <pacer/optimizers/detail/adam_table.h>
@@ -62,7 +63,7 @@ class AdamEngine {
   // Checks, plans, creates missing state and sends what changed: every parameter that has a gradient will be
   // updated. `settings` are those of the groups.
   void prepare(const ParamGroups& groups, std::vector<AdamGroupSettings> settings, ParamStates& states,
-               const ParameterNames& names, const StepInputs& inputs);
+               const TensorNames& names, const StepInputs& inputs);
   // Kernels only. False where the host saw gradients that are not finite.
   bool enqueue();
   void conclude(bool applied);
@@ -74,7 +75,7 @@ class AdamEngine {
 
   // Makes a plan in which every parameter of a compressed group has state, whether it had a gradient or not.
   void complete_compressed(const ParamGroups& groups, std::vector<AdamGroupSettings> settings,
-                           ParamStates& states, const ParameterNames& names);
+                           ParamStates& states, const TensorNames& names);
   // Whether the plan fits the step to come, as far as that is known before its gradients are. The part may
   // then take up compressed tensors as their gradients come: of those numbered [first, end) look_ahead gives
   // it the gradients, and returns the scalars of the coming step, by slot. Null where these have to be
@@ -99,12 +100,6 @@ class AdamEngine {
   struct Member {
     const void* tensor;
     int64_t entry;  // -1: it never had a gradient
-  };
-
-  // A gradient whose partial sums are there.
-  struct SeenGradient {
-    c10::weak_intrusive_ptr<c10::TensorImpl> gradient;
-    int64_t version;
   };
 
   // What of a group the plan depends on.
@@ -137,11 +132,10 @@ class AdamEngine {
 
   // ---- adam_plan.cpp ----
   // Compressed parameters are entries without a gradient, too, where `with_compressed`.
-  void plan(const ParamGroups& groups, ParamStates& states, const ParameterNames& names,
-            bool with_compressed);
+  void plan(const ParamGroups& groups, ParamStates& states, const TensorNames& names, bool with_compressed);
   // States of torch's that users put among the optimizer's, as its own, by TensorImpl of the parameter.
   using AdoptedStates = std::vector<std::pair<void*, std::unique_ptr<torch::optim::OptimizerParamState>>>;
-  AdoptedStates add_entries(const ParamGroups& groups, const ParamStates& states, const ParameterNames& names,
+  AdoptedStates add_entries(const ParamGroups& groups, const ParamStates& states, const TensorNames& names,
                             bool with_compressed);
   AdamEntry make_entry(const RegisteredParameter& parameter, torch::optim::OptimizerParamState* state) const;
   void check_entries() const;
@@ -152,7 +146,7 @@ class AdamEngine {
   void share_sums();
 
   // ---- adam_engine.cpp ----
-  void prepare_step(const ParamGroups& groups, ParamStates& states, const ParameterNames& names,
+  void prepare_step(const ParamGroups& groups, ParamStates& states, const TensorNames& names,
                     const StepInputs& inputs);
   void assign_slots();
   void choose_guard(const StepInputs& inputs);
@@ -189,7 +183,7 @@ class AdamEngine {
   AdamSlots slots_;
   at::Tensor partials_;                               // double, for the norm
   std::unique_ptr<SharedNorm> shared_norm_;           // instead, with ranks
-  std::vector<std::optional<SeenGradient>> seen_;     // by entry
+  std::vector<SeenTensor> seen_;                      // by entry: gradients whose partial sums are there
   bool has_seen_ = false;                             // any of them
   std::unordered_map<const void*, size_t> entry_of_;  // by TensorImpl
   bool can_look_early_ = false;  // the plan and its units are where the kernels need them

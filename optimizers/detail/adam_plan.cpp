@@ -96,7 +96,7 @@ void AdamEngine::compress_with(OneBitPart* part) {
 }
 
 void AdamEngine::complete_compressed(const ParamGroups& groups, std::vector<AdamGroupSettings> settings,
-                                     ParamStates& states, const ParameterNames& names) {
+                                     ParamStates& states, const TensorNames& names) {
   settings_ = std::move(settings);
   plan(groups, states, names, /*with_compressed=*/true);
 }
@@ -166,7 +166,7 @@ AdamEntry AdamEngine::make_entry(const RegisteredParameter& parameter,
 }
 
 AdamEngine::AdoptedStates AdamEngine::add_entries(const ParamGroups& groups, const ParamStates& states,
-                                                  const ParameterNames& names, bool with_compressed) {
+                                                  const TensorNames& names, bool with_compressed) {
   AdoptedStates adopted;
   int64_t first_element = 0;
   for (const RegisteredParameter& parameter : registered(groups, names)) {
@@ -217,7 +217,7 @@ void AdamEngine::check_entries() const {
   part_->check_fits(compressed);
 }
 
-void AdamEngine::plan(const ParamGroups& groups, ParamStates& states, const ParameterNames& names,
+void AdamEngine::plan(const ParamGroups& groups, ParamStates& states, const TensorNames& names,
                       bool with_compressed) {
   forget_plan();  // no plan fits until this one is complete
   check_groups(groups, names);
@@ -273,7 +273,7 @@ void AdamEngine::build_tables() {
   }
   if (pager_) pager_->plan(entries_, tables_);
   if (ranks_) share_sums();
-  seen_.assign(entries_.size(), std::nullopt);
+  seen_.assign(entries_.size(), SeenTensor());
   partials_ = at::empty({units}, at::TensorOptions().dtype(at::kDouble).device(device_));
 }
 

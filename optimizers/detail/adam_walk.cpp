@@ -40,13 +40,14 @@ AdamEngine::Fit AdamEngine::plan_fits(const ParamGroups& groups, const ParamStat
   const Member* member = members_.data();
   for (size_t g = 0; g < groups.size(); ++g) {
     if (!(planned(groups, g) == planned_groups_[g])) return Fit::none;
-    const bool is_compressed = planned_groups_[g].is_compressed;
+    const bool has_compressed = planned_groups_[g].is_compressed;
     for (const at::Tensor& parameter : groups[g].params()) {
       const int64_t i = member->entry;
       if (parameter.unsafeGetTensorImpl() != member++->tensor) return Fit::none;
       const at::Tensor& own = gradient_of(parameter);
+      const bool is_compressed = has_compressed && settings_[g].compresses(parameter);
       if (i < 0) {
-        if (own.defined() || (is_compressed && settings_[g].compresses(parameter))) return Fit::none;
+        if (own.defined() || is_compressed) return Fit::none;
         continue;
       }
       EntryWatch& watch = watches[i];

@@ -67,8 +67,8 @@ void require_all_used(const NamedTensors& saved, const std::set<std::string>& us
   }
 }
 
-// Of torch's optimizer, as a Session saves it (schedulers/detail/foreign_state.h). Moments may be of another
-// dtype than this optimizer's, and there is no master copy; the first step brings both about.
+// Takes a state of torch's optimizer, as a Session saves it (schedulers/detail/foreign_state.h). Moments may
+// be of another dtype than this optimizer's, and there is no master copy; the first step brings both about.
 PendingState import_torch_state(const NamedTensors& saved, const OptimizerView& own) {
   PendingState pending;
   std::set<std::string> used = {kVersion, kSavedBy};

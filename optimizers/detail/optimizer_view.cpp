@@ -6,12 +6,12 @@
 
 namespace pacer::detail {
 
-const std::string* given_name(const ParameterNames& names, const at::Tensor& parameter) {
+const std::string* given_name(const TensorNames& names, const at::Tensor& parameter) {
   const auto found = names.find(parameter.unsafeGetTensorImpl());
   return found == names.end() ? nullptr : &found->second.second;
 }
 
-std::string name_of(const ParameterNames& names, const at::Tensor& parameter, size_t group, size_t index) {
+std::string name_of(const TensorNames& names, const at::Tensor& parameter, size_t group, size_t index) {
   const std::string* given = given_name(names, parameter);
   return given ? *given : concatenate(group, ".", index);
 }
@@ -30,7 +30,7 @@ std::ostream& operator<<(std::ostream& out, const InMessage& parameter) {
   return out << "make the optimizer of named_parameters() to see names)";
 }
 
-std::vector<RegisteredParameter> registered(const ParamGroups& groups, const ParameterNames& names) {
+std::vector<RegisteredParameter> registered(const ParamGroups& groups, const TensorNames& names) {
   std::vector<RegisteredParameter> all;
   for (size_t g = 0; g < groups.size(); ++g) {
     const auto& parameters = groups[g].params();

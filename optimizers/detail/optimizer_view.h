@@ -16,13 +16,11 @@
 
 namespace pacer::detail {
 
-using ParameterNames = TensorNames;
-
 // The name that the parameter was given; null where it has none.
-const std::string* given_name(const ParameterNames& names, const at::Tensor& parameter);
+const std::string* given_name(const TensorNames& names, const at::Tensor& parameter);
 
 // The given name, else "group.index", which is the key of its state.
-std::string name_of(const ParameterNames& names, const at::Tensor& parameter, size_t group, size_t index);
+std::string name_of(const TensorNames& names, const at::Tensor& parameter, size_t group, size_t index);
 
 // How a message speaks of a parameter, made only where the message is: by its name, or, where it has but a
 // place, by that, its shape and the way to names. (A torch::nn::ParameterList has names such as "0.1", too;
@@ -44,7 +42,7 @@ struct RegisteredParameter {
 };
 
 // All parameters in the order of registration.
-std::vector<RegisteredParameter> registered(const ParamGroups& groups, const ParameterNames& names);
+std::vector<RegisteredParameter> registered(const ParamGroups& groups, const TensorNames& names);
 
 // The options as the optimizer's own type, checked; what torch's lack is as in `own`. Throws InvalidArgument
 // where they belong to another optimizer.
@@ -58,7 +56,7 @@ struct OptimizerView {
   const ParamGroups& groups;
   const ParamStates& states;
   const torch::optim::OptimizerOptions& defaults;
-  const ParameterNames& names;
+  const TensorNames& names;
   const OwnedRanges& ranges;
   bool state_on_host = false;  // paged: an import stays on the CPU
 

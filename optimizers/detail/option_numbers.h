@@ -21,7 +21,7 @@ class NumberVisitor {
   ~NumberVisitor() = default;
 };
 
-// Their bytes, for a checksum.
+// Collects their bytes, for a checksum.
 class NumberBytes final : public NumberVisitor {
  public:
   void begin_group(size_t group) override { add(&group, sizeof group); }
@@ -35,7 +35,7 @@ class NumberBytes final : public NumberVisitor {
   std::string bytes_;
 };
 
-// Their texts, for messages.
+// Collects their texts, for messages.
 class NumberFacts final : public NumberVisitor {
  public:
   void begin_group(size_t group) override { group_ = group; }

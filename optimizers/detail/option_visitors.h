@@ -103,7 +103,7 @@ void visit_numbers(const Options& options, NumberVisitor& visit) {
       visit(field.name, value.value_or(0));
     } else if constexpr (std::is_same_v<Value, double>) {
       visit(field.name, value);
-    } else if constexpr (!kIsOptional<Value>) {  // all but initial_lr
+    } else if constexpr (!kIsOptional<Value>) {  // initial_lr is the only optional left
       visit(field.name, static_cast<int64_t>(value));
     }
   };

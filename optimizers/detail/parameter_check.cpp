@@ -55,7 +55,7 @@ void check_parameter(const at::Tensor& parameter, const std::string& name) {
 
 }  // namespace
 
-void check_groups(const ParamGroups& groups, const ParameterNames& names) {
+void check_groups(const ParamGroups& groups, const TensorNames& names) {
   std::unordered_map<const void*, std::string> seen;
   std::optional<RegisteredParameter> first;
   for (const RegisteredParameter& parameter : registered(groups, names)) {
@@ -71,7 +71,7 @@ void check_groups(const ParamGroups& groups, const ParameterNames& names) {
   }
 }
 
-void check_names(const ParamGroups& groups, const ParameterNames& names) {
+void check_names(const ParamGroups& groups, const TensorNames& names) {
   std::unordered_map<std::string, std::string> seen;
   for (const RegisteredParameter& parameter : registered(groups, names)) {
     const auto [earlier, is_new] = seen.emplace(parameter.name, place_of(parameter));
@@ -83,7 +83,7 @@ void check_names(const ParamGroups& groups, const ParameterNames& names) {
 }
 
 void check_compressible(const char* optimizer, const ParamGroups& groups,
-                        const std::vector<AdamGroupSettings>& settings, const ParameterNames& names) {
+                        const std::vector<AdamGroupSettings>& settings, const TensorNames& names) {
   for (const RegisteredParameter& parameter : registered(groups, names)) {
     const at::Tensor& tensor = parameter.tensor;
     if (!settings[parameter.group].compresses(tensor)) continue;

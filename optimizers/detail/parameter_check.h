@@ -17,14 +17,14 @@ namespace pacer::detail {
 
 // Every parameter is a strided CPU or CUDA tensor of fp64, fp32, bf16 or fp16 that does not overlap itself,
 // none is given twice, all are on one device.
-void check_groups(const ParamGroups& groups, const ParameterNames& names);
+void check_groups(const ParamGroups& groups, const TensorNames& names);
 
 // No two parameters have one name.
-void check_names(const ParamGroups& groups, const ParameterNames& names);
+void check_names(const ParamGroups& groups, const TensorNames& names);
 
 // Parameters of groups that a 1-bit optimizer compresses are neither fp64 nor have gaps.
 void check_compressible(const char* optimizer, const ParamGroups& groups,
-                        const std::vector<AdamGroupSettings>& settings, const ParameterNames& names);
+                        const std::vector<AdamGroupSettings>& settings, const TensorNames& names);
 
 // Dense, and of the parameter's shape, dtype and device.
 void check_gradient(const at::Tensor& parameter, const at::Tensor& gradient, const std::string& name);

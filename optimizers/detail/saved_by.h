@@ -8,7 +8,7 @@
 
 namespace pacer::detail {
 
-// Its key among state by name, a vector of bytes, and that of the state's version.
+// Keys of a state by name: the optimizer, a vector of bytes, and the state's version.
 inline constexpr char kSavedBy[] = "optimizer";
 inline constexpr char kVersion[] = "state_version";
 

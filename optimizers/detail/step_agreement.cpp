@@ -1,6 +1,8 @@
 #include <pacer/optimizers/detail/step_agreement.h>
 
 #include <algorithm>
+#include <unordered_set>
+#include <utility>
 
 #include <ATen/ops/zeros.h>
 
@@ -13,17 +15,18 @@
 namespace pacer::detail {
 namespace {
 
+// Calls f(parameter, the number of its group).
 template <class F>
 void for_each_parameter(const ParamGroups& groups, const F& f) {
-  for (const auto& group : groups) {
-    for (const at::Tensor& parameter : group.params()) f(parameter);
+  for (size_t g = 0; g < groups.size(); ++g) {
+    for (const at::Tensor& parameter : groups[g].params()) f(parameter, g);
   }
 }
 
 // A byte for each parameter: whether it has a gradient that counts.
 at::Tensor gradients_of(const ParamGroups& groups) {
   std::vector<uint8_t> has;
-  for_each_parameter(groups, [&](const at::Tensor& parameter) {
+  for_each_parameter(groups, [&](const at::Tensor& parameter, size_t) {
     has.push_back(parameter.requires_grad() && parameter.grad().defined());
   });
   const at::Tensor bytes = at::zeros({static_cast<int64_t>(has.size())}, at::kByte);
@@ -79,11 +82,11 @@ bool StepAgreement::is_known(const OptimizerView& optimizer) const {
   if (fingerprint_.empty()) return false;
   size_t place = 0;
   bool known = true;
-  for_each_parameter(groups, [&](const at::Tensor& parameter) {
+  for_each_parameter(groups, [&](const at::Tensor& parameter, size_t group) {
     known = known && place < parameters_.size();
     if (!known) return;
     const Known& before = parameters_[place++];
-    known = before.tensor._unsafe_get_target() == parameter.unsafeGetTensorImpl() &&
+    known = before.tensor._unsafe_get_target() == parameter.unsafeGetTensorImpl() && before.group == group &&
             before.requires_grad == parameter.requires_grad() && before.dtype == parameter.scalar_type() &&
             parameter.sizes() == at::IntArrayRef(before.sizes) &&
             parameter.strides() == at::IntArrayRef(before.strides);
@@ -92,24 +95,31 @@ bool StepAgreement::is_known(const OptimizerView& optimizer) const {
 }
 
 void StepAgreement::remember(const OptimizerView& optimizer) {
-  parameters_.clear();
+  const std::vector<Known> before = std::exchange(parameters_, {});
+  std::unordered_set<const void*> compared;
+  for (const Known& known : before) compared.insert(known.tensor._unsafe_get_target());
   facts_.clear();
+  values_.clear();
   for (const auto& [tensor, group, index, name] : optimizer.parameters()) {
-    parameters_.push_back({HeldAddress(tensor.getIntrusivePtr()), tensor.requires_grad(),
+    parameters_.push_back({HeldAddress(tensor.getIntrusivePtr()), group, tensor.requires_grad(),
                            tensor.scalar_type(), tensor.sizes().vec(), tensor.strides().vec()});
     facts_.push_back({concatenate("parameter ", facts_.size()),
                       concatenate(name, ", ", tensor_text(tensor), tensor.requires_grad() ? "" : ", frozen",
                                   group == 0 ? "" : concatenate(", group ", group))});
-  }
-  facts_.push_back({"number of parameters", std::to_string(facts_.size())});
-  fingerprint_ = checksum_of(text_of(facts_));
-  values_.clear();
-  for (const auto& [tensor, group, index, name] : optimizer.parameters()) {
+    if (compared.count(tensor.unsafeGetTensorImpl()) > 0) continue;
     values_.push_back({concatenate("values of parameter ", name,
-                                   ", which have to be the same before the first step (a Session broadcasts "
+                                   ", which have to be the same before its first step (a Session broadcasts "
                                    "those of rank 0)"),
                        concatenate("checksum ", checksum_of_values(tensor))});
   }
+  facts_.push_back({"number of parameters", std::to_string(facts_.size())});
+  fingerprint_ = checksum_of(text_of(facts_));
+}
+
+// All is compared anew next time.
+void StepAgreement::forget() {
+  fingerprint_.clear();
+  parameters_.clear();
 }
 
 std::vector<at::Tensor> StepAgreement::without_gradient(Communicator& world, int64_t step,
@@ -137,11 +147,11 @@ std::vector<at::Tensor> StepAgreement::without_gradient(Communicator& world, int
     NumberFacts facts;
     visit_numbers(optimizer, facts);
     for (Fact& fact : std::move(facts).facts()) all.push_back(std::move(fact));
-    fingerprint_.clear();  // values may be others next time
+    forget();
     require_agreement(world, step, all);
   }
   if (differs(4) && of_ranks.select(1, 4).ne(0).all().item<bool>()) {
-    fingerprint_.clear();
+    forget();
     require_agreement(world, step, values_);
   }
   values_.clear();
@@ -153,7 +163,7 @@ std::vector<at::Tensor> StepAgreement::without_gradient(Communicator& world, int
   }
   std::vector<at::Tensor> without;
   const auto* has = any.const_data_ptr<uint8_t>();
-  for_each_parameter(optimizer.groups, [&](const at::Tensor& parameter) {
+  for_each_parameter(optimizer.groups, [&](const at::Tensor& parameter, size_t) {
     if (*has++ == 0) without.push_back(parameter);
   });
   return without;

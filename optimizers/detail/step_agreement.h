@@ -1,6 +1,6 @@
 // What ranks that step an optimizer without a Session compare before each step: parameters, all numbers of
 // their groups, and which parameters have a gradient. One small message while all agree. Values of parameters
-// are compared before the first step, and again where parameters were added, frozen or unfrozen.
+// are compared before their first step.
 #pragma once
 
 #include <memory>
@@ -26,6 +26,7 @@ class StepAgreement {
  private:
   struct Known {
     HeldAddress tensor;
+    size_t group;
     bool requires_grad;
     at::ScalarType dtype;
     std::vector<int64_t> sizes, strides;
@@ -33,11 +34,12 @@ class StepAgreement {
   // Whether they are what the fingerprint was made of.
   bool is_known(const OptimizerView& optimizer) const;
   void remember(const OptimizerView& optimizer);
+  void forget();
 
   std::vector<Known> parameters_;
   std::vector<Fact> facts_;   // about the parameters
   std::string fingerprint_;   // of the facts
-  std::vector<Fact> values_;  // of parameters, until they are compared
+  std::vector<Fact> values_;  // of parameters that are new, until they are compared
 };
 
 }  // namespace pacer::detail

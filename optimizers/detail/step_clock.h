@@ -16,7 +16,7 @@ class StepClock {
 
   int64_t read() const { return device_leads_ ? device_steps_.select(0, slot_).item<int64_t>() : steps_; }
   bool device_leads() const { return device_leads_; }
-  // Valid only while the host leads.
+  // The steps that the host has applied itself: all of them while it leads.
   int64_t host_steps() const { return steps_; }
 
   void advance_host() { ++steps_; }

@@ -163,6 +163,40 @@ TEMPLATE_TEST_CASE("ranks that begin with other values are told so before the fi
   CHECK(same_bits(ranks.parameters[0], ranks.parameters[1]));
 }
 
+TEMPLATE_TEST_CASE("a parameter that one rank alone moves to another group is noticed",
+                   "[onebit_adam][onebit_lamb]", OneBitAdam, OneBitLamb) {
+  const auto options = frozen_at<TestType>(9);
+  OneBitRanks<TestType> ranks(2, {{{{4, 3}, {5, 2}}, options}, {{{6, 2}}, options}});
+  REQUIRE(ranks.step(ranks.gradients(0)) == "");
+  auto& groups = ranks.optimizers[1]->param_groups();  // the order of all parameters stays as it was
+  groups[1].params().insert(groups[1].params().begin(), groups[0].params().back());
+  groups[0].params().pop_back();
+  CHECK(contains(ranks.step(ranks.gradients(1)), "group 1"));
+}
+
+TEST_CASE("a vector's coefficient is the mean of its trust ratios, before the freeze and after it",
+          "[onebit_lamb]") {
+  const auto options = frozen_at<OneBitLamb>(4).coeff_beta(0.9).bias_correction(true).compress_alone(true);
+  const Tensor matrix = at::ones({8, 4}).requires_grad_(), vector = at::full({6}, 2.0).requires_grad_();
+  const Tensor twin = at::full({6}, 2.0).requires_grad_();
+  OneBitLamb optimizer(std::vector<Tensor>{matrix, vector}, options, Communicator::alone(at::kCPU));
+  FusedLamb reference(std::vector<Tensor>{twin}, FusedLambOptions(1e-3).weight_decay(0));
+  double mean = 0, weight = 0;
+  for (int64_t t = 1; t <= 9; ++t) {
+    const Tensor gradient = at::linspace(-1, 2, 6) * static_cast<double>(t % 3 + 1);
+    matrix.mutable_grad() = at::ones({8, 4});
+    vector.mutable_grad() = gradient.clone();
+    twin.mutable_grad() = gradient.clone();
+    optimizer.step();
+    reference.step();
+    REQUIRE(same_bits(vector, twin));
+    mean = 0.9 * mean + 0.1 * reference.trust_ratio(twin);
+    weight = 0.9 * weight + 0.1;
+    CAPTURE(t);
+    CHECK(optimizer.coefficient(vector) == Catch::Approx(mean / weight).epsilon(1e-6));
+  }
+}
+
 TEMPLATE_TEST_CASE("one of several processes needs a Communicator", "[onebit_adam][onebit_lamb][refusals]",
                    OneBitAdam, OneBitLamb) {
   const auto options = frozen_at<TestType>(2);
