@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -13,6 +14,8 @@
 #include <pacer/collectives/agreement.h>
 #include <pacer/core/checkpoint_folder.h>
 #include <pacer/core/error.h>
+#include <pacer/core/file_system.h>
+#include <pacer/core/folder_lock.h>
 #include <pacer/core/version.h>
 #include <pacer/schedulers/checkpoints.h>
 #include <pacer/schedulers/detail/checkpoint_files.h>
@@ -42,16 +45,20 @@ std::vector<std::string> agree(const Ranks& ranks, const std::string& action, co
   });
 }
 
-// All ranks call it; each writes its part, as with a Session. Keeps the newest `keep` and returns the folder.
-std::string save_checkpoint(const std::string& root, int64_t step, const Tensors& model,
-                            const Tensors& optimizer, const Tensors& errors, const Tensors& session,
-                            int64_t keep, const Ranks& ranks) {
+// All ranks call it; each writes its part, as with a Session. `parameters` are the names of those tensors of
+// the model that are to be finite. Keeps the newest `keep`, and returns the folder and, on rank 0, whether
+// the parameters of all ranks are finite; true elsewhere.
+std::tuple<std::string, bool> save_checkpoint(const std::string& root, int64_t step, const Tensors& model,
+                                              const std::vector<std::string>& parameters,
+                                              const Tensors& optimizer, const Tensors& errors,
+                                              const Tensors& session, int64_t keep, const Ranks& ranks) {
   const std::shared_ptr<Communicator> world = world_of(ranks);
   const int count = world->world_size();
   RankStatus status;
   status.intent = Intent::save;
   status.step = step;
   if (count > 1) StatusExchange(*world, status).wait();
+  require(!root.empty(), "save_checkpoint needs the name of a folder");
   require(step >= 0, "save_checkpoint needs a step >= 0, not ", step);
   require(keep >= 1, "save_checkpoint needs keep >= 1, not ", keep);
   detail::SavePlan plan;
@@ -61,11 +68,16 @@ std::string save_checkpoint(const std::string& root, int64_t step, const Tensors
   plan.timeout = CheckpointsOptions(root).timeout();
   plan.root = root;
   plan.keep = keep;
+  plan.is_parameter = [names = std::unordered_set<std::string>(parameters.begin(), parameters.end())](
+                          const std::string& name) { return names.count(name) != 0; };
+  std::unique_ptr<FolderLock> lock;  // of rank 0, until the old checkpoints are removed
   const auto together = [&, timeout = plan.timeout](const char* action, const auto& f) {
     return detail::together(*world, timeout, action, f);
   };
   plan.staging = together("begin a checkpoint", [&]() -> std::string {
                    if (world->rank() != 0) return "";
+                   make_folders(posix_file_system(), root);
+                   lock = std::make_unique<FolderLock>(root, "checkpoints");
                    plan.writer = std::make_unique<CheckpointWriter>(posix_file_system(), root, step);
                    return plan.writer->staging();
                  }).front();
@@ -93,7 +105,7 @@ std::string save_checkpoint(const std::string& root, int64_t step, const Tensors
   for (const RemovalFailure& failure : save.not_removed()) {
     std::fprintf(stderr, "pacer: %s\n", failure.reason.c_str());
   }
-  return folder;
+  return {folder, world->rank() != 0 || save.is_finite()};
 }
 
 // The path itself where that is a checkpoint, else the newest one under it that verifies; empty for none.

@@ -4,6 +4,7 @@ safetensors, by name. A Session of C++ resumes what is saved here, and the other
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any, Callable, Optional, Union
 
 import torch
@@ -73,7 +74,8 @@ def save_checkpoint(
     keep: int = 3,
 ) -> str:
     """Saves folder/step-0000001000 after `step` steps and returns its path; a save that fails leaves the former checkpoint
-    as it was. Random states of torch go along. The newest `keep` checkpoints stay.
+    as it was. Random states of torch go along. The newest `keep` checkpoints stay, and the newest whose parameters are
+    finite; one whose parameters are not is warned of. One save at a time writes to a folder.
 
     All ranks of a 1-bit optimizer call it after the same step, and each writes its part into the folder, which they share.
     With replicas of another optimizer, one rank calls it."""
@@ -91,7 +93,17 @@ def save_checkpoint(
     if gpu is not None:
         session["random/cuda"] = torch.cuda.get_rng_state(gpu)
     path = os.fspath(folder)
-    return _run(torch.ops.pacer.save_checkpoint, path, step, tensors, *exported, session, keep, own._world())
+    parameters = [name for name, _ in model.named_parameters()]
+    saved, is_finite = _run(
+        torch.ops.pacer.save_checkpoint, path, step, tensors, parameters, *exported, session, keep, own._world()
+    )
+    if not is_finite:
+        warnings.warn(
+            f"parameters in the checkpoint {saved} are not finite; the newest one with finite parameters stays, whatever is "
+            "removed, and load_checkpoint goes on from it; look for the first loss that was not finite.",
+            stacklevel=2,
+        )
+    return saved
 
 
 def load_checkpoint(

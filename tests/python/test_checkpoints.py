@@ -3,11 +3,13 @@
 
 PYTHONPATH names the package; PACER_REFERENCE names pacer-python-reference, without which comparisons with C++ are skipped.
 """
+import fcntl
 import json
 import os
 import subprocess
 import tempfile
 import unittest
+import warnings
 
 import torch
 
@@ -119,6 +121,40 @@ class Checkpoints(unittest.TestCase):
         with self.assertRaisesRegex(RuntimeError, "model.safetensors") as caught:
             pacer.load_checkpoint(f"{self.folder}/step-0000000004", net, optimizer)
         self.assertNotIn("\n", str(caught.exception))
+
+    def test_the_newest_with_finite_parameters_stays_and_is_loaded(self):
+        net, optimizer = make(pacer.FusedAdamW)
+        with torch.no_grad():
+            net.scale[0] = float("inf")  # a buffer is no parameter
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            pacer.save_checkpoint(self.folder, 1, net, optimizer, keep=2)
+        with torch.no_grad():
+            net.down.weight[0, 0] = float("nan")
+        for step in (2, 3, 4):
+            with self.assertWarnsRegex(UserWarning, f"step-000000000{step} are not finite") as caught:
+                pacer.save_checkpoint(self.folder, step, net, optimizer, keep=2)
+            self.assertEqual(caught.filename, __file__)
+        names = [name for name in sorted(os.listdir(self.folder)) if not name.startswith(".")]
+        self.assertEqual(names, ["step-0000000001", "step-0000000003", "step-0000000004"])
+        for step, is_finite in [(1, True), (3, False), (4, False)]:
+            with open(f"{self.folder}/step-000000000{step}/manifest.json") as manifest:
+                self.assertEqual(json.load(manifest).get("finite_parameters", True), is_finite, step)
+        self.assertEqual(pacer.load_checkpoint(self.folder, net, optimizer), 1)
+        self.assertTrue(torch.isfinite(net.down.weight).all())
+
+    def test_a_folder_that_another_run_writes_to_is_refused(self):
+        net, optimizer = make(pacer.FusedAdamW)
+        with open(f"{self.folder}/.checkpoints.lock", "w", encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            print("process 1 on another machine, since yesterday", file=lock, flush=True)
+            with self.assertRaisesRegex(RuntimeError, "is in use for checkpoints by process 1 on another machine"):
+                pacer.save_checkpoint(self.folder, 1, net, optimizer)
+        self.assertEqual(os.listdir(self.folder), [".checkpoints.lock"])
+        pacer.save_checkpoint(self.folder, 1, net, optimizer)
+        self.assertEqual(os.listdir(self.folder), ["step-0000000001"])
+        with self.assertRaisesRegex(RuntimeError, "save_checkpoint needs the name of a folder"):
+            pacer.save_checkpoint("", 2, net, optimizer)
 
     def test_the_optimizer_of_another_model_is_refused(self):
         net, _ = make(pacer.FusedAdamW)
