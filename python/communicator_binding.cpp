@@ -2,9 +2,11 @@
 
 #include <chrono>
 #include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
+#include <pacer/collectives/launch_environment.h>
 #include <pacer/compression/compressed_all_reduce.h>
 #include <pacer/core/error.h>
 
@@ -54,6 +56,17 @@ std::vector<std::tuple<std::string, std::string, std::string, int64_t, int64_t>>
   return lines;
 }
 
+// Which launcher started this process, and how many ranks; "" and 1 where none did, or where its variables
+// contradict each other, of which whoever wants to join ranks will hear.
+std::tuple<std::string, int64_t> launched() {
+  try {
+    const LaunchEnvironment launch = read_launch_environment();
+    return {launch.launcher, launch.world_size};
+  } catch (const InvalidArgument&) {
+    return {"", 1};
+  }
+}
+
 }  // namespace
 
 PythonCommunicator::PythonCommunicator(const std::string& place, int64_t port, int64_t rank,
@@ -66,9 +79,14 @@ PythonCommunicator::PythonCommunicator(const std::string& place, int64_t port, i
 }
 
 void register_communicator(torch::Library& library) {
+  library.def("launched", launched);
   library.class_<PythonCommunicator>("Communicator")
       .def(torch::init<const std::string&, int64_t, int64_t, int64_t, const std::string&, int64_t, int64_t,
                        double>())
+      .def_static("alone",
+                  [](at::Device device) {
+                    return c10::make_intrusive<PythonCommunicator>(Communicator::alone(device));
+                  })
       .def("backend", [](const Held& self) { return self->world()->backend_name(); })
       .def("device", [](const Held& self) { return self->world()->device(); })
       .def("ranks_per_node", [](const Held& self) -> int64_t { return self->world()->ranks_per_node(); })

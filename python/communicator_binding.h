@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 
 #include <torch/custom_class.h>
 #include <torch/library.h>
@@ -17,6 +18,7 @@ class PythonCommunicator : public torch::CustomClassHolder {
   // `place`: a host where there is a port, else the path of a file. `gpu` and `port`: -1 for none.
   PythonCommunicator(const std::string& place, int64_t port, int64_t rank, int64_t world_size,
                      const std::string& backend, int64_t gpu, int64_t ranks_per_node, double timeout);
+  explicit PythonCommunicator(std::shared_ptr<Communicator> world) : world_(std::move(world)) {}
 
   const std::shared_ptr<Communicator>& world() const { return world_; }
 

@@ -271,7 +271,7 @@ class PythonOptimizer : public torch::CustomClassHolder {
   SessionOptimizer::PreparedImport put_in_force_;
 };
 
-// By name, the options of an optimizer and their meanings, as docs/options.md has them.
+// Returns, by name, what each option of an optimizer means: its OptionField::help.
 Choices describe(const std::string& name) {
   Choices meanings;
   const auto add = [&](const auto& options) {

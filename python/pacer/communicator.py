@@ -47,6 +47,20 @@ def _agree(group: Any, choose: Callable[[], Any]) -> Any:
     return answer[0]
 
 
+def _gpu_of(device: torch.device) -> int:
+    """Returns the number of a GPU that is there, the current one's where `device` has none; -1 for the CPU."""
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f'pacer.Communicator: device is "{device}", but must be a CPU or a CUDA device.')
+    if device.type == "cpu":
+        return -1
+    if not torch.cuda.is_available():
+        raise ValueError(f'pacer.Communicator: device is "{device}", but torch finds no GPU; use "cpu".')
+    gpu = torch.cuda.current_device() if device.index is None else device.index
+    if gpu >= torch.cuda.device_count():
+        raise ValueError(f'pacer.Communicator: device is "{device}", but torch finds {torch.cuda.device_count()} GPUs.')
+    return gpu
+
+
 class Communicator:
     """The ranks of `process_group` (None: the default group), with the same numbers, joined by connections of pacer's own:
     NCCL where the group has it and CUDA is there, else Gloo. All ranks of the group make it at the same time.
@@ -69,7 +83,7 @@ class Communicator:
         if not dist.is_available() or not dist.is_initialized():
             raise ValueError(
                 "pacer.Communicator needs a process group of torch.distributed; call torch.distributed.init_process_group "
-                "first, or give the optimizer no communicator where one process trains alone."
+                "first, or take pacer.Communicator.alone() where a process trains alone."
             )
         group = dist.group.WORLD if process_group is None else process_group
         self.rank: int = dist.get_rank(group)
@@ -79,19 +93,21 @@ class Communicator:
         if device is None:
             has_nccl = "nccl" in str(dist.get_backend(group)) and torch.cuda.is_available()
             device = "cuda" if has_nccl else "cpu"
-        device = torch.device(device)
-        if device.type not in ("cpu", "cuda"):
-            raise ValueError(f'pacer.Communicator: device is "{device}", but must be a CPU or a CUDA device.')
-        gpu = -1
-        if device.type == "cuda":
-            if not torch.cuda.is_available():
-                raise ValueError(f'pacer.Communicator: device is "{device}", but torch finds no GPU; use "cpu".')
-            gpu = torch.cuda.current_device() if device.index is None else device.index
+        gpu = _gpu_of(torch.device(device))
         place, port = self._choose_place(group, address)
         self._handle: Any = torch.classes.pacer.Communicator(
             place, port, self.rank, self.world_size, "nccl" if gpu >= 0 else "gloo", gpu, ranks_per_node,
             timeout.total_seconds(),
         )  # fmt: skip
+
+    @classmethod
+    def alone(cls, device: Union[str, torch.device] = "cpu") -> Communicator:
+        """Returns one of this process alone, whatever started it. `device`: of the tensors that train."""
+        gpu = _gpu_of(torch.device(device))
+        self = cls.__new__(cls)
+        self.rank, self.world_size = 0, 1
+        self._handle = torch.classes.pacer.Communicator.alone(torch.device("cuda", gpu) if gpu >= 0 else torch.device("cpu"))
+        return self
 
     def _choose_place(self, group: Any, address: Optional[str]) -> tuple[str, int]:
         if address is not None:
@@ -136,21 +152,30 @@ class Communicator:
 
 
 def communicator_or_none(communicator: Optional[Communicator]) -> Optional[Communicator]:
-    """Returns the given one, or one of the default group where that has several ranks; None: a process that trains alone."""
+    """Returns the given one, or one of the default group where that has several ranks; None for a process that trains
+    alone. One of several ranks that a launcher started must say that it does, by Communicator.alone()."""
     if communicator is not None and not isinstance(communicator, Communicator):
         raise TypeError(
             f"communicator must be a pacer.Communicator, not a {type(communicator).__name__}; "
             "make one with pacer.Communicator(process_group)."
         )
-    if communicator is None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        return Communicator()
-    return communicator
+    if communicator is not None:
+        return communicator
+    if dist.is_available() and dist.is_initialized():
+        return Communicator() if dist.get_world_size() > 1 else None
+    launcher, ranks = torch.ops.pacer.launched()
+    if ranks > 1:
+        raise ValueError(
+            f"{launcher} started {ranks} ranks, but they have no process group, so each would train a model of its own; "
+            "call torch.distributed.init_process_group first, or pass pacer.Communicator.alone() where that is meant."
+        )
+    return None
 
 
 class CompressedAllReduce:
     """The mean over ranks of a vector that travels as signs, with what rounding to signs loses carried over into the next
     call (Tang et al., arXiv:2102.02888). A single call is a coarse guess; the sum of many is not. `scale`: "rms" or "l1".
-    Without a communicator it is that of torch's default group."""
+    Without a communicator it is that of torch's default group, or a process that is alone."""
 
     def __init__(
         self,

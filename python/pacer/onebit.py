@@ -77,7 +77,7 @@ class _OneBitOptimizer(_FusedOptimizer):
 
     @property
     def communicator(self) -> Optional[Communicator]:
-        """None where a process trains alone."""
+        """None where a single process was given none."""
         return self._communicator
 
     @property
@@ -146,14 +146,16 @@ class _OneBitOptimizer(_FusedOptimizer):
 
 _SHARED = {
     "master_weights": "automatic", "compress": True, "freeze_step": None, "freeze_automatically": None,
-    "variance_floor": 0.01, "scale": "rms", "compress_vectors": False, "compress_alone": False, "hierarchical": False, "one_bit": True,
-    "bucket_bytes": None,
+    "variance_floor": 0.01, "scale": "rms", "compress_vectors": False, "compress_alone": False, "hierarchical": False,
+    "one_bit": True, "bucket_bytes": None,
 }  # fmt: skip
 
 
 class OneBitAdam(_OneBitOptimizer):
     """1-bit Adam (Tang et al., arXiv:2102.02888): AdamW until the variance freezes, then ranks exchange the signs of their
-    momentum. Needs freeze_step (warm-up steps) or freeze_automatically (steps planned in all). communicator: None for torch's default group, or a process that trains alone."""
+    momentum. Needs freeze_step (warm-up steps) or freeze_automatically (steps planned in all). communicator: None for
+    torch's default group, or for a single process; ranks of a launcher without a group that each train alone pass
+    Communicator.alone()."""
 
     _kind = "OneBitAdam"
     _options = {

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 import warnings
 
 import torch
@@ -203,6 +204,31 @@ class Alone(unittest.TestCase):
             train(other, b, range(3, 4), 0)
             for x, y in zip(a, b):
                 self.assertTrue(torch.equal(x, y))
+
+    def test_a_rank_that_a_launcher_started_says_whether_it_trains_alone(self):
+        launched = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2",
+                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}  # fmt: skip
+        a, b = parameters(), parameters()
+        train(pacer.OneBitAdam(a, freeze_step=2, compress_alone=True), a, range(4), 0)
+        words = "torchrun started 2 ranks.*call torch.distributed.init_process_group first, or pass pacer.Communicator.alone()"
+        with unittest.mock.patch.dict(os.environ, launched):
+            for kind in ALL:
+                with self.assertRaisesRegex(ValueError, words.replace("()", r"\(\)")) as caught:
+                    kind(b, freeze_step=2)
+                self.assertNotIn("\n", str(caught.exception))
+            with self.assertRaisesRegex(ValueError, "pacer.Communicator.alone"):
+                pacer.Communicator()
+            alone = pacer.Communicator.alone()
+            self.assertEqual((alone.rank, alone.world_size, alone.device), (0, 1, torch.device("cpu")))
+            optimizer = pacer.OneBitAdam(b, freeze_step=2, compress_alone=True, communicator=alone)
+            self.assertIs(optimizer.communicator, alone)
+            train(optimizer, b, range(4), 0)
+            self.assertEqual(alone.bytes_sent(), 0)
+        for x, y in zip(a, b):
+            self.assertTrue(torch.equal(x, y))
+        for device in ("meta", "cuda:99"):
+            with self.assertRaisesRegex(ValueError, f'device is "{device}", but'):
+                pacer.Communicator.alone(device)
 
     def test_a_grad_scaler_gives_unscaled_gradients(self):
         results = []
