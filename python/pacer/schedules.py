@@ -72,6 +72,10 @@ class SequenceLength:
         if mode not in ("truncate", "reshape"):
             raise ValueError(f'SequenceLength: mode is "{mode}", but must be one of "truncate", "reshape".')
         whole = functools.partial(_whole, "SequenceLength")
+
+        def whole_or_none(name: str, value: Any) -> Any:
+            return None if value is None else whole(name, value)
+
         if world_size is None:
             world_size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
         self.steps: int = 0
@@ -80,8 +84,8 @@ class SequenceLength:
         self._tokens_of_step = 0
         self._rule: Any = _said(
             torch.classes.pacer.SequenceLength, whole("first", first), whole("last", last),
-            ramp_steps and whole("ramp_steps", ramp_steps), ramp_tokens and whole("ramp_tokens", ramp_tokens),
-            None if root is None else float(root), difficulty_step and whole("difficulty_step", difficulty_step),
+            whole_or_none("ramp_steps", ramp_steps), whole_or_none("ramp_tokens", ramp_tokens),
+            None if root is None else float(root), whole_or_none("difficulty_step", difficulty_step),
             [(whole("table", progress), whole("table", length)) for progress, length in table], by_tokens,
             mode == "reshape", [[whole("dimensions", one) for one in of_tensor] for of_tensor in dimensions],
             allow_shorter,

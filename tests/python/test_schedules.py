@@ -86,6 +86,11 @@ class SequenceLength(unittest.TestCase):
         curriculum = pacer.SequenceLength(8, 64.0, ramp_steps=1e1, table=())
         curriculum.steps = 10
         self.assertEqual(curriculum.length, 64)
+        for name in ("ramp_steps", "ramp_tokens"):
+            self.assertEqual(pacer.SequenceLength(8, 64, **{name: 0.0}).length, 64)
+        for name in ("ramp_steps", "ramp_tokens", "difficulty_step"):
+            with self.assertRaisesRegex(TypeError, f"SequenceLength: {name} is '', but must be a whole number"):
+                pacer.SequenceLength(8, 64, **{"ramp_steps": 10, name: ""})
         for error, message, arguments, options in [
             (ValueError, "SequenceLength: last is 64.5, but must be a whole number", (8, 64.5), {"ramp_steps": 10}),
             (TypeError, "SequenceLength: last is '64', but must be a whole number", (8, "64"), {"ramp_steps": 10}),
