@@ -171,14 +171,15 @@ have_nvcc() {
   done
   return 1
 }
-have_gpu() { compgen -G '/dev/nvidia[0-9]*' >/dev/null || [[ $(nvidia-smi -L 2>/dev/null) == *GPU* ]]; }
+
+source cmake/has_gpu.sh
 
 choose_recipe() {
   if [[ ${PACER_CUDA:-AUTO} == OFF ]]; then
     echo cpu
   elif have_nvcc; then
     echo cuda
-  elif [[ ${PACER_CUDA:-AUTO} == ON ]] || have_gpu; then
+  elif [[ ${PACER_CUDA:-AUTO} == ON ]] || has_gpu; then
     echo cuda+nvcc
   else
     echo cpu

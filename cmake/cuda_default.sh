@@ -6,8 +6,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 preset=$1 target=$2
-
-has_gpu() { compgen -G '/dev/nvidia[0-9]*' >/dev/null || [[ $(nvidia-smi -L 2>/dev/null) == *GPU* ]]; }
+source cmake/has_gpu.sh
 
 if [[ -n ${PACER_CUDA:-} ]]; then
   echo "$PACER_CUDA"
