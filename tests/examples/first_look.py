@@ -5,6 +5,7 @@ in one line, and for which machine a single program is built.
 first_look.py CONVERGENCE PROJECT
 """
 import glob
+import json
 import os
 import re
 import shutil
@@ -74,7 +75,31 @@ def check_cuda():
     expect(choice("no-such-preset", "all", PACER_CUDA="OFF") == "OFF", "PACER_CUDA is not heard")
 
 
+def check_build():
+    """The stage of the build says how many files there are to compile; here it builds a project of two, which CMake looks for anew
+    in every build, as it does for pacer's."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        (root / "cmake").mkdir()
+        for script in ("build.sh", "cuda_default.sh", "has_gpu.sh"):
+            shutil.copy(PROJECT / "cmake" / script, root / "cmake")
+        (root / "cmake" / "bootstrap.sh").write_text("#!/bin/sh\n", encoding="utf-8")
+        (root / "cmake" / "bootstrap.sh").chmod(0o755)
+        (root / "CMakePresets.json").write_text(json.dumps({"version": 3, "configurePresets": [
+            {"name": "small", "generator": "Ninja", "binaryDir": "${sourceDir}/build/small"}]}), encoding="utf-8")
+        (root / "CMakeLists.txt").write_text("cmake_minimum_required(VERSION 3.24)\nproject(small CXX)\n"
+                                             "file(GLOB files CONFIGURE_DEPENDS *.cpp)\nadd_library(look STATIC ${files})\n",
+                                             encoding="utf-8")
+        for name in ("one", "two"):
+            (root / f"{name}.cpp").write_text(f"int {name}() {{ return 1; }}\n", encoding="utf-8")
+        for files, minutes in ((2, 1), (0, 0)):
+            said = re.search(r"^== build .*$", run("bash", root / "cmake" / "build.sh", "small", "look").stdout, re.MULTILINE)
+            wanted = rf"== build \({files} files, \d+ at a time; about {minutes} min\)"
+            expect(said and re.fullmatch(wanted, said.group()), f"no '{wanted}', but {said and said.group()}")
+
+
 check_cuda()
+check_build()
 check_help()
 check_study("1")
 check_study("1,2")
