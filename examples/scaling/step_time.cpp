@@ -90,7 +90,8 @@ struct Maker {
     return work.parameters * (1.0 / 8 + (work.block_scales ? kScaleBytes / kRow : 0));
   }
 
-  // Behind what has been averaged first: a number of each rank, then the signs.
+  // Behind what has been averaged first: a number of each rank, then the signs. Without the gradients of
+  // vectors, a thousandth of most models, which are one more small collective.
   StepTime with_signs(StepTime time, const Exchange& signs, double calls, double workers) const {
     const Exchange norms = all_gather(8.0 * static_cast<double>(cluster.ranks), machine, cluster);
     const double seconds =
