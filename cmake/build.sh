@@ -33,11 +33,11 @@ started=$SECONDS
 cmake --preset "$preset" -DPACER_WERROR=$werror -DPACER_CUDA="$cuda" -DPACER_DEPS="${PACER_DEPS:-}"
 echo "configured in $((SECONDS - started)) s"
 
-# Files take 8 s of one core on average, those with all of LibTorch's headers half a minute. Under its relative name,
-# build.ninja is itself something to build first, as CMake looks for new files in every build, and a dry run ends there.
+# Files take 20 s of one core on average, because most are several of the tree's at once with LibTorch's headers. Under
+# its relative name build.ninja is itself something to build, as CMake looks for new files, and a dry run would end there.
 dry_run() { ninja -C "build/$preset" -f "$PWD/build/$preset/build.ninja" -n "$target" 2>/dev/null || true; }
 files=$(dry_run | grep -c 'Building' || true)
-stage "build ($files files, $jobs at a time; about $(((files + 6 * jobs - 1) / (6 * jobs))) min)"
+stage "build ($files files, $jobs at a time; about $(((files + 3 * jobs - 1) / (3 * jobs))) min)"
 started=$SECONDS
 NINJA_STATUS='[%f of %t, %e s] ' cmake --build "build/$preset" --target "$target" --parallel "$jobs"
 echo "built in $((SECONDS - started)) s"
