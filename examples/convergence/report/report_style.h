@@ -27,7 +27,9 @@ h2 { margin: 36px 0 12px; font-size: 18px; }
 .lede { margin: 6px 0 24px; color: var(--muted); font-size: 16px; }
 .panel, figure { background: var(--panel); border: 1px solid var(--border); border-radius: 10px; }
 .panel { overflow-x: auto; padding: 6px 18px; }
-.scrolls::after { content: "scrolls sideways →"; position: sticky; left: 0; color: var(--muted); font-size: 13px; } .panel + .panel, .charts + .panel { margin-top: 18px; }
+.scrolls::after { content: "scrolls sideways →"; position: sticky; left: 0; color: var(--muted);
+  font-size: 13px; }
+.panel + .panel, .charts + .panel { margin-top: 18px; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { padding: 9px 0 9px 22px; text-align: right; white-space: nowrap; }
 th:first-child, td:first-child { padding-left: 0; text-align: left; }
@@ -66,7 +68,7 @@ circle { fill: currentColor; } .band { fill: currentColor; fill-opacity: 0.14; }
 .series-0 { color: var(--series-0); } .series-1 { color: var(--series-1); } .series-2 { color: var(--series-2); }
 .series-3 { color: var(--series-3); } .series-4 { color: var(--series-4); } .series-5 { color: var(--series-5); }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 6px 22px; margin: 12px 0; }
-dt { color: var(--muted); } dd { margin: 0; overflow-wrap: anywhere; }
+dt { color: var(--muted); } dd { margin: 0; overflow-wrap: anywhere; } dd code { white-space: pre-wrap; }
 summary { cursor: pointer; color: var(--muted); padding: 6px 0; }
 pre { margin: 0 0 10px; font: 13px/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; overflow-x: auto; }
 .guide { stroke: var(--muted); stroke-dasharray: 3 3; pointer-events: none; }
