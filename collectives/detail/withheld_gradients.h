@@ -1,7 +1,8 @@
 // Gradients that are nobody's to read or write for a while, because they are being added up over ranks. A
 // reader would see half a sum, and what is written would be lost, or count on some ranks only. So a stand-in
 // without memory takes the place of parameter.grad() meanwhile: whoever touches it gets a sentence that names
-// the parameter, at that line and before anything has changed.
+// the parameter, at that line. What that line has done before stays so: LibTorch's AdamW, for one, has
+// decayed its first parameter before it reads the gradient.
 #pragma once
 
 #include <cstddef>

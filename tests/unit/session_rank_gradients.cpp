@@ -1,10 +1,8 @@
 // Gradients on several ranks between two calls of a Session: while they are added up nobody reads or changes
 // them, what is written before is averaged, and parameters may join and leave between any two micro-steps.
-#include <atomic>
 #include <chrono>
 #include <functional>
 #include <memory>
-#include <thread>
 
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
@@ -129,18 +127,17 @@ Ranked ranks_of(int count, const MakeOptimizer& make, const Use& use, bool leave
   return ranks;
 }
 
-std::string run(Ranked& ranks, const std::function<void(Rank&, int)>& f) {
-  return first_of(run_ranks(static_cast<int>(ranks.size()),
-                            [&](int rank) { f(*ranks[static_cast<size_t>(rank)], rank); }));
+std::vector<std::string> messages_of(Ranked& ranks, const std::function<void(Rank&, int)>& f) {
+  return run_ranks(static_cast<int>(ranks.size()),
+                   [&](int rank) { f(*ranks[static_cast<size_t>(rank)], rank); });
 }
 
-// The largest difference of any parameter of two models.
+std::string run(Ranked& ranks, const std::function<void(Rank&, int)>& f) {
+  return first_of(messages_of(ranks, f));
+}
+
 double distance(const Rank& a, const Rank& b) {
-  double largest = 0;
-  for (size_t i = 0; i < a.model->parameters().size(); ++i) {
-    largest = std::max(largest, (a.parameter(i) - b.parameter(i)).abs().max().item<double>());
-  }
-  return largest;
+  return testing::distance(a.model->parameters(), b.model->parameters());
 }
 
 }  // namespace
@@ -203,45 +200,51 @@ TEST_CASE("a gradient that is cleared or replaced on its way is refused by name"
     for (const bool is_cleared : {true, false}) {
       Ranked ranks = ranks_of(2, form.optimizer, form.use);
       std::vector<std::string> said(2);
-      (void)run(ranks, [&](Rank& r, int rank) {
-        r.micro_step(rank);
-        r.backward(2 + rank);
-        if (is_cleared) {
-          r.optimizer->zero_grad();
-        } else {
-          r.parameter(0).mutable_grad() = torch::ones({4, 3});
-        }
-        said[static_cast<size_t>(rank)] = message_of([&] { r.session->step(); });
-      });
-      // One rank may hear of the other's before it finds its own.
-      const std::string both = said[0] + said[1];
-      CHECK(both.find("first.weight") != std::string::npos);
-      CHECK(both.find(is_cleared ? "delete zero_grad()" : "gradient of its own") != std::string::npos);
+      // A rank may hear of the other's before it finds its own.
+      REQUIRE(run(ranks, [&](Rank& r, int rank) {
+                said[static_cast<size_t>(rank)] = message_of([&] {
+                  r.micro_step(rank);
+                  r.backward(2 + rank);
+                  if (is_cleared) {
+                    r.optimizer->zero_grad();
+                  } else {
+                    r.parameter(0).mutable_grad() = torch::ones({4, 3});
+                  }
+                  r.session->step();
+                });
+              }) == "");
+      for (const std::string& message : said) {
+        CHECK(contains(message, "first.weight"));
+        CHECK(contains(message, is_cleared ? "delete zero_grad()" : "gradient of its own"));
+      }
     }
   }
 }
 
 TEST_CASE("the optimizer's own step is refused while gradients travel", "[session][ranks][gradients]") {
   for (const MakeOptimizer& make : {kSgd, kAdamW, kFused}) {
-    Ranked ranks = ranks_of(2, make, data_parallel(false));
-    CHECK(run(ranks, [&](Rank& r, int rank) {
-            r.backward(rank);
-            require_says(message_of([&] { r.optimizer->step(); }), {"gradient of parameter", "Session::step"});
-            r.session->step();
-          }) == "");
+    Ranked ranks = ranks_of(2, make, data_parallel(false)), twins = ranks_of(2, make, data_parallel(false));
+    CHECK(
+        run(ranks, [&](Rank& r, int rank) {
+          r.backward(rank);
+          require_says(message_of([&] { r.optimizer->step(); }), {"gradient of parameter", "Session::step"});
+          r.session->step();
+        }) == "");
     CHECK(distance(*ranks[0], *ranks[1]) == 0);
+    // LibTorch's AdamW has decayed its first parameter and its first moment before it reads a gradient.
+    if (dynamic_cast<torch::optim::AdamW*>(ranks[0]->optimizer.get()) != nullptr) continue;
+    CHECK(run(twins, [](Rank& r, int rank) { r.micro_step(rank); }) == "");
+    CHECK(distance(*ranks[0], *twins[0]) == 0);
   }
 }
 
 TEST_CASE("gradients are there again where a Session ends before its step", "[session][ranks][gradients]") {
   for (const bool in_place : {false, true}) {
-    std::atomic<int> here{0};
     Ranked ranks = ranks_of(2, kSgd, data_parallel(in_place));
     CHECK(run(ranks, [&](Rank& r, int rank) {
             r.micro_step(rank);
             r.backward(2 + rank);
-            for (++here; here < 2;)
-              std::this_thread::yield();  // a rank that leaves first would stop the other
+            r.world->barrier();  // a rank that leaves first would stop the other
             r.session.reset();
             RANK_REQUIRE(r.parameter(0).grad().isfinite().all().item<bool>());
             r.optimizer->zero_grad();
@@ -351,14 +354,15 @@ TEST_CASE("parameters that join or leave between micro-steps train as on one ran
   }
 }
 
-TEST_CASE("a parameter that joins a compressed run inside a window is the same on all ranks, or refused",
-          "[session][ranks][gradients]") {
+TEST_CASE(
+    "in a compressed run a parameter may be unfrozen inside a window, and a group that is added is refused",
+    "[session][ranks][gradients]") {
   for (const bool overlap : {false, true}) {
     for (const bool adds : {false, true}) {
       CAPTURE(overlap, adds);
       Ranked ranks = ranks_of(
           2, onebit(overlap), [](Session& s, Model&) { s.use(GradientAccumulation(2)); }, adds);
-      const std::string message = run(ranks, [&](Rank& r, int rank) {
+      const auto messages = messages_of(ranks, [&](Rank& r, int rank) {
         if (!adds) r.parameter(6).requires_grad_(false);
         for (int64_t t = 0; t < 8; ++t) {
           r.micro_step(4 * t + rank);
@@ -371,8 +375,14 @@ TEST_CASE("a parameter that joins a compressed run inside a window is the same o
           r.micro_step(4 * t + 2 + rank);
         }
       });
-      CAPTURE(message);
-      if (message.empty()) CHECK(distance(*ranks[0], *ranks[1]) == 0);
+      for (const std::string& message : messages) {
+        if (adds) {
+          CHECK(contains(message, "a parameter group was added after the variance froze"));
+        } else {
+          CHECK(message == "");
+        }
+      }
+      if (!adds) CHECK(distance(*ranks[0], *ranks[1]) == 0);
     }
   }
 }
