@@ -17,7 +17,7 @@ else
     exit 0
   fi
   if ! compgen -G '/dev/nvidia[0-9]*' >/dev/null && ! nvidia-smi -L 2>/dev/null | grep -q GPU; then
-    echo "PACER_SKIPPED: no NVIDIA GPU"
+    echo "PACER_SKIPPED: this machine has no NVIDIA GPU"
     exit 0
   fi
 fi

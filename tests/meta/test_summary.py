@@ -8,7 +8,7 @@ from pathlib import Path
 PASS_2 = "All tests passed (5 assertions in 3 test cases)\nPACER_SKIPPED: no reason\n"
 FAIL_2 = "----------\na case\n----------\nfile.cpp:3\n..........\n\nfile.cpp:4: FAILED:\n  CHECK( x )\n\n==========\ntest cases: 4 | 3 passed | 1 failed\nassertions: 9 | 8 passed | 1 failed\n"
 SKIP_3 = "test cases:  5 |  3 passed | 2 skipped\nassertions: 4 | 4 passed\n"
-GPU = "PACER_SKIPPED: no NVIDIA GPU\n"
+GPU = "PACER_SKIPPED: this machine has no NVIDIA GPU\n"
 SOURCE = 'TEST_CASE("one [x]", "[a][gpu]") {}\nTEST_CASE(\n    "two "\n    "more", "[gpu]") {}\nTEST_CASE("three", "[b]") {}\n'
 
 # name, what ctest says, output; then the expected line and exit code
