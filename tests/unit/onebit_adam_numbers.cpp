@@ -1,5 +1,11 @@
 // OneBitAdam frozen after a single step (N3): how far a variance that was hardly or never fed lets parameters
-// drift.
+// drift, and the bound of Adam's steps that holds them.
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include <pacer/kernels/math/onebit_adam.h>
+
 #include "support/catch.h"
 
 #include "support/onebit_adam_ranks.h"
@@ -85,6 +91,23 @@ TEST_CASE("N3: no step is larger than Adam's can be, with a floor or without", "
   const double most = 0.1 / std::sqrt(0.001) / std::sqrt(1 - 0.81 / 0.999);  // |m| / sqrt(v)
   CHECK(guarded <= 1.0001 * most / (1 - 0.81));  // the first step after the freeze
   CHECK(unguarded <= 1.0001 * most / (1 - 0.81));
+}
+
+TEST_CASE("the bound of |m| / sqrt(v) is what gradients can reach, and no more", "[onebit_adam]") {
+  const std::pair<double, double> betas[] = {
+      {0.9, 0.999}, {0.9, 0.99}, {0.5, 0.999}, {0.9, 0.9}, {0.95, 0.95}};
+  for (const auto& [beta1, beta2] : betas) {
+    CAPTURE(beta1, beta2);
+    // The gradients for which the inequality of Cauchy and Schwarz is an equality.
+    double m = 0, v = 0, reached = 0;
+    for (int age = 399; age >= 0; --age) {
+      const double gradient = std::pow(beta1 / beta2, age);
+      m = beta1 * m + (1 - beta1) * gradient;
+      v = beta2 * v + (1 - beta2) * gradient * gradient;
+      reached = std::max(reached, m / std::sqrt(v));
+    }
+    CHECK(reached == Catch::Approx(kernels::largest_direction(beta1, beta2)).epsilon(1e-6));
+  }
 }
 
 }  // namespace pacer::testing::onebit_adam_numbers
