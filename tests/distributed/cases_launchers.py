@@ -3,9 +3,10 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
-from ranks import Ranks, expect, free_port, is_loopback, own_address
+from ranks import Failure, Ranks, expect, free_port, is_loopback, own_address
 from run_ranks import case
 
 
@@ -115,6 +116,24 @@ def torchrun(worker):
         expect(lines == 2, f"rank {number} was heard {lines} times instead of 2: {run.stdout}")
 
 
+def ends_of(agents, what, patience=60):
+    """What each has written when all have ended. None is left behind: it ends with its workers where it is told to."""
+    deadline = time.monotonic() + patience
+    try:
+        return [agent.communicate(timeout=max(0, deadline - time.monotonic())) for agent in agents]
+    except subprocess.TimeoutExpired as error:
+        raise Failure(f"{what}: an agent has not ended within {patience} s, and had written: {error.output}") from error
+    finally:
+        for agent in agents:
+            agent.terminate()
+        for agent in agents:
+            try:
+                agent.communicate(timeout=10)
+            except subprocess.TimeoutExpired:
+                agent.kill()
+                agent.communicate()
+
+
 @case
 def torchrun_agents(worker):
     """Two agents, one of which loses a worker: their counts of restarts differ, and the ranks meet all the same."""
@@ -129,7 +148,7 @@ def torchrun_agents(worker):
                        f"dies={dies}", f"at={place}", f"once={folder}/once", "timeout_ms=60000"]
             agents = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
                       for _ in range(2)]
-            said = [agent.communicate(timeout=200) for agent in agents]
+            said = ends_of(agents, f"rank {dies} died at {place}")
             story = f"rank {dies} died at {place}: {said[0][0]} {said[1][0]} {said[0][1][-2000:]} {said[1][1][-2000:]}"
             expect(Path(folder, "once").exists(), f"nobody died: {story}")
             expect(all(agent.returncode == 0 for agent in agents), story)
