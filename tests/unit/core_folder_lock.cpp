@@ -1,5 +1,6 @@
 // FolderLock: one process at a time, whatever becomes of it.
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -34,10 +35,16 @@ class Holder {
     REQUIRE(pipe(ends) == 0);
     child_ = fork();
     if (child_ == 0) {
-      const FolderLock lock(folder, "metrics");
-      const char ready = 1;
-      if (write(ends[1], &ready, 1) != 1) _exit(1);
-      while (true) pause();
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
+      try {
+        const FolderLock lock(folder, "metrics");
+        const char ready = 1;
+        if (write(ends[1], &ready, 1) != 1) _exit(1);
+        close(ends[1]);
+        while (true) pause();
+      } catch (...) {
+        _exit(2);  // it must not go on with the tests
+      }
     }
     close(ends[1]);
     char ready = 0;
