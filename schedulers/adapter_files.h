@@ -23,7 +23,8 @@ namespace pacer {
 // parameters that require a gradient, and those with running statistics (batch norm). The folder is made
 // where it is missing; each file appears whole or not at all, in place of one that is there, and the disk has
 // both when this returns. A program that dies in between leaves no file of one adapter beside one of another.
-// On several ranks one of them calls it.
+// On several ranks one of them calls it. Running statistics of the model itself, or of a module with adapted
+// layers, have no place in PEFT's files: they are left out, and a warning names them.
 //
 // InvalidArgument where the model has no adapter of that name, and for a trained parameter that PEFT's files
 // have no place for (one of the model itself, or of a layer with an adapter); FileError where a file cannot

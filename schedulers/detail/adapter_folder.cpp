@@ -35,7 +35,7 @@ std::optional<std::pair<std::string, bool>> layer_of(std::string_view name) {
   return std::nullopt;
 }
 
-// The module of modules_to_save that the name is a part of: PEFT takes all modules whose names end so.
+// Whether the name is a part of this entry of modules_to_save: PEFT takes all modules whose names end so.
 bool is_in_module(std::string_view name, const std::string& module) {
   for (size_t dot = name.find('.'); dot != std::string_view::npos; dot = name.find('.', dot + 1)) {
     if (ends_in(name.substr(0, dot), module)) return true;
@@ -71,15 +71,18 @@ AdapterFolder read_adapter_folder(const std::string& folder) {
     const TensorView tensor = *header.find(name);
     const auto place = layer_of(rest);
     if (!place) {
-      const auto module = std::find_if(modules.begin(), modules.end(),
-                                       [&](const std::string& one) { return is_in_module(rest, one); });
-      require(module != modules.end(), found.path, " has ", quote_for_message(name),
+      bool is_known = false;  // a name may be in several: "layer1.0.bn1" ends in "bn1", too
+      for (const std::string& module : modules) {
+        if (!is_in_module(rest, module)) continue;
+        met.insert(module);
+        is_known = true;
+      }
+      require(is_known, found.path, " has ", quote_for_message(name),
               ", which is no matrix of a low-rank adapter and in none of its modules_to_save; pacer loads "
               "names such as \"",
               kAdapterPrefix, "LAYER", kAdapterA, "\" and those of modules_to_save");
       require(tensor.dtype != Dtype::OTHER, found.path, ": ", quote_for_message(name), " is ",
               tensor.dtype_text, ", a dtype that LibTorch does not have");
-      met.insert(*module);
       found.beside.emplace(rest, AdapterFolder::Tensor{tensor_dtype(tensor.dtype), tensor.shape});
       continue;
     }

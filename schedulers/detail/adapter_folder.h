@@ -48,9 +48,9 @@ void check_layers(torch::nn::Module& model, const AdapterFolder& folder);
 // that are not finite, FileError where the file is no longer what it was.
 NamedTensors read_adapter_tensors(const AdapterFolder& folder);
 
-// A matrix of the layer, A or B.
+// Returns the layer's matrix A or B.
 const at::Tensor& matrix_of(const NamedTensors& values, const std::string& layer, bool is_a);
-// A tensor of modules_to_save.
+// Returns the tensor of that name in modules_to_save.
 const at::Tensor& beside_of(const NamedTensors& values, const std::string& name);
 
 }  // namespace pacer::detail

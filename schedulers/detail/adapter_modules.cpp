@@ -4,6 +4,8 @@
 #include <set>
 #include <unordered_set>
 
+#include <c10/util/Exception.h>
+
 #include <pacer/core/error.h>
 #include <pacer/modules/detail/buffer_names.h>
 #include <pacer/schedulers/detail/linear_names.h>
@@ -22,6 +24,7 @@ AdapterModules modules_beside(torch::nn::Module& model, const std::string& name)
   }
   const NamedTensors all = model_tensors(model);
   std::set<std::string> modules;
+  std::string without_place;  // names of statistics
   for (const auto& [tensor_name, tensor] : all) {
     if (of_adapters.count(tensor.unsafeGetTensorImpl()) > 0) continue;
     if (!tensor.requires_grad() && !is_running_statistic(tensor_name)) continue;
@@ -31,11 +34,22 @@ AdapterModules modules_beside(torch::nn::Module& model, const std::string& name)
     const bool has_adapters =
         adapted.count(module) > 0 ||
         (below != adapted.end() && below->compare(0, module.size() + 1, module + '.') == 0);
-    require(!module.empty() && !has_adapters, "save_adapter: \"", tensor_name,
+    const bool has_place = !module.empty() && !has_adapters;
+    require(has_place || !tensor.requires_grad(), "save_adapter: \"", tensor_name,
             "\" is trained beside the adapter \"", name, "\", and the files of PEFT have no place for ",
             module.empty() ? "a parameter of the model itself" : "parameters of layers with adapters",
             "; freeze it, or keep the model by save_weights or Checkpoints as well");
-    modules.insert(module);
+    if (has_place) {
+      modules.insert(module);
+    } else {
+      without_place += (without_place.empty() ? "\"" : ", \"") + tensor_name + "\"";
+    }
+  }
+  if (!without_place.empty()) {
+    TORCH_WARN(
+        "save_adapter: PEFT's files have no place for statistics of the model itself or of modules with "
+        "adapters, so that what training made of these is in no file: ",
+        without_place, "; keep the model by save_weights or Checkpoints as well");
   }
   AdapterModules beside;
   for (const auto& [tensor_name, tensor] : all) {

@@ -16,9 +16,10 @@ struct AdapterModules {
   NamedTensors tensors;            // all parameters and buffers of these modules, by their names in the model
 };
 
-// Of the adapter called `name`. InvalidArgument that names a trained parameter which is neither in an adapter
-// nor in a module that PEFT could keep whole: one of the model itself, and one of a layer with an adapter or
-// of a module that has such layers.
+// Returns what belongs to the adapter called `name`. InvalidArgument that names a trained parameter which is
+// neither in an adapter nor in a module that PEFT could keep whole: one of the model itself, and one of a
+// layer with an adapter or of a module that has such layers. Running statistics of that kind are left out,
+// with a warning that names them.
 AdapterModules modules_beside(torch::nn::Module& model, const std::string& name);
 
 }  // namespace pacer::detail
