@@ -43,7 +43,9 @@ struct NotingHook final : ChainedHook {
   std::shared_ptr<UnexpectedGradients> note;
 };
 
+// A tensor that never needed a gradient has nowhere to keep hooks yet.
 void chain(const at::Tensor& parameter, std::unique_ptr<ChainedHook> hook) {
+  torch::autograd::impl::materialize_autograd_meta(parameter);
   hook->former = std::move(torch::autograd::impl::post_acc_grad_hooks(parameter));
   torch::autograd::impl::set_post_acc_grad_hooks(parameter, std::move(hook));
 }
