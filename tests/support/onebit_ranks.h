@@ -87,7 +87,7 @@ class OneBitRanks {
   using Group = OneBitGroup<Options>;
   using Gradients = std::vector<std::vector<Tensor>>;  // [rank][parameter]; undefined: none
 
-  // Parameters of any shape are compressed, unless their options say otherwise.
+  // `compress_vectors` is that of all groups, whatever their own options say.
   OneBitRanks(int world_size, std::vector<Group> of_groups, at::ScalarType dtype = at::kFloat,
               int ranks_per_node = 0, bool compress_vectors = true)
       : world(Communicator::in_process(world_size, CommunicatorOptions().ranks_per_node(ranks_per_node))),

@@ -78,8 +78,6 @@ struct Run {
   }
 };
 
-double distance(const Tensor& a, const Tensor& b) { return (a - b).abs().max().item<double>(); }
-
 }  // namespace
 
 TEST_CASE("a checkpoint that is saved while an adapter is merged holds what unmerge restores",
@@ -268,9 +266,9 @@ TEST_CASE("what is trained beside an adapter is saved as PEFT's modules_to_save"
     FileNet several;
     nn::add_lora(*several, nn::LoraOptions(2).targets({"down"}).name("first"));
     const ModelState before = state_of_model(*several);
-    CHECK_THAT(
-        message_of<Error>([&] { load_adapter(*several, folder.path("a"), LoadAdapterOptions().name("second")); }),
-        ContainsSubstring("\"head.bias\"") && ContainsSubstring("\"first\""));
+    CHECK_THAT(message_of<Error>(
+                   [&] { load_adapter(*several, folder.path("a"), LoadAdapterOptions().name("second")); }),
+               ContainsSubstring("\"head.bias\"") && ContainsSubstring("\"first\""));
     CHECK(changed_since(*several, before) == "");
   }
   SECTION("whose file must have all of it, in the model's shapes") {
@@ -280,7 +278,8 @@ TEST_CASE("what is trained beside an adapter is saved as PEFT's modules_to_save"
       put_tensors_in(folder.path("a/adapter_model.safetensors"), edited);
       FileNet target;
       const ModelState before = state_of_model(*target);
-      CHECK_THAT(message_of<Error>([&] { load_adapter(*target, folder.path("a")); }), ContainsSubstring(part));
+      CHECK_THAT(message_of<Error>([&] { load_adapter(*target, folder.path("a")); }),
+                 ContainsSubstring(part));
       CHECK(changed_since(*target, before) == "");
     };
     const std::string weight = "base_model.model.head.weight", bias = "base_model.model.head.bias";
@@ -316,7 +315,8 @@ TEST_CASE("what is trained where PEFT's files have no place for it is an error t
   RootImpl root;
   nn::add_lora(root, nn::LoraOptions(2).targets({"down"}));
   root.scale.requires_grad_(true);
-  CHECK_THAT(message_of<Error>([&] { save_adapter(root, folder.path("a")); }), ContainsSubstring("\"scale\""));
+  CHECK_THAT(message_of<Error>([&] { save_adapter(root, folder.path("a")); }),
+             ContainsSubstring("\"scale\""));
   CHECK_FALSE(std::filesystem::exists(folder.path("a")));
 }
 
@@ -332,8 +332,8 @@ TEST_CASE("a merge whose sum the weight's dtype cannot hold is refused by name",
   }
   const ModelState before = state_of_model(*model);
   CHECK_THAT(message_of<Error>([&] { nn::merge(*model); }), ContainsSubstring("weight of down") &&
-                                                       ContainsSubstring("Half") &&
-                                                       ContainsSubstring("1 element"));
+                                                                ContainsSubstring("Half") &&
+                                                                ContainsSubstring("1 element"));
   CHECK(changed_since(*model, before) == "");
   CHECK_FALSE(model->block->up->is_merged());
   CHECK_FALSE(model->down->is_merged());

@@ -1,5 +1,5 @@
 // Mistakes with samplers, batches and devices that trained on without a word.
-#include <ATen/Context.h>
+#include <torch/cuda.h>
 #include <torch/data/dataloader.h>
 #include <torch/data/datasets/tensor.h>
 
@@ -96,8 +96,8 @@ TEST_CASE("a Batch that ends before the forward pass is told of", "[mistakes]") 
 }
 
 TEST_CASE("a rank on a GPU that is not there is refused", "[mistakes]") {
-  if (at::hasCUDA()) return;
-  CHECK_THROWS_AS(Communicator::alone(at::Device("cuda:0")), Unavailable);
+  const auto beyond = static_cast<at::DeviceIndex>(torch::cuda::device_count());
+  CHECK_THROWS_AS(Communicator::alone(at::Device(at::kCUDA, beyond)), Unavailable);
 }
 
 }  // namespace pacer::testing::mistakes_data

@@ -247,7 +247,7 @@ TEST_CASE("bytes that nobody wants are not read", "[load_weights]") {
   put_content(path, std::string(reinterpret_cast<const char*>(&length), 8) + header);
   std::error_code error;
   std::filesystem::resize_file(path, 8 + length + kUnwanted + 8, error);
-  if (error) return;  // this file system has no files of 4 TiB
+  if (error) PACER_SKIP("this file system has no files of 4 TiB");
   torch::nn::Linear model(3, 2);
   load_weights(*model, path, LoadWeightsOptions().allow_unexpected(true).allow_missing(true));
   CHECK(model->bias.eq(0).all().item<bool>());

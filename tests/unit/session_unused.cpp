@@ -124,6 +124,13 @@ TEST_CASE("without unused_is_zero it is an error on any number of ranks", "[sess
         CHECK(contains(message, "1.weight"));
         CHECK(contains(message, "unused_is_zero(true)"));
       }
+      // Also where one rank alone leaves it out.
+      if (ranks > 1) {
+        for (const std::string& message : trained(ranks, setup, {kBoth, kBoth}, {kBoth, kFirst}).messages) {
+          CHECK(contains(message, "1.weight"));
+          CHECK(contains(message, "unused_is_zero(true)"));
+        }
+      }
       // Also where the window ends early.
       RankSetup windows = setup_with(DataParallelOptions(), 2);
       windows.reduction = reduction;
