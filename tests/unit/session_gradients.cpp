@@ -23,41 +23,10 @@ namespace {
 using torch::optim::SGD;
 using torch::optim::SGDOptions;
 
-std::vector<Tensor> values_of(const torch::nn::Module& model) {
-  std::vector<Tensor> values;
-  for (const Tensor& parameter : model.parameters()) values.push_back(parameter.detach().clone());
-  return values;
-}
-
-bool same_values(const torch::nn::Module& a, const torch::nn::Module& b) {
-  for (size_t i = 0; i < a.parameters().size(); ++i) {
-    if (!same_bits(a.parameters()[i], b.parameters()[i])) return false;
-  }
-  return true;
-}
-
 torch::nn::Sequential two_layers() {
   torch::manual_seed(7);
   return torch::nn::Sequential(torch::nn::Linear(3, 4), torch::nn::Linear(4, 2));
 }
-
-torch::nn::Sequential one_layer() {
-  torch::manual_seed(8);
-  return torch::nn::Sequential(torch::nn::Linear(2, 1));
-}
-
-// A generator and a discriminator, alike in every one.
-struct Gan {
-  Tensor loss_of_discriminator(const Tensor& real, const Tensor& noise) {
-    return (discriminator->forward(generator->forward(noise)) - discriminator->forward(real)).mean();
-  }
-  Tensor loss_of_generator(const Tensor& noise) {
-    return discriminator->forward(generator->forward(noise)).square().mean();
-  }
-  torch::nn::Sequential generator = two_layers(), discriminator = one_layer();
-  SGD of_generator{generator->parameters(), SGDOptions(0.1)};
-  SGD of_discriminator{discriminator->parameters(), SGDOptions(0.1)};
-};
 
 Tensor batch_of(int64_t step, int64_t width) {
   return torch::arange(4 * width, at::kFloat)
@@ -65,35 +34,6 @@ Tensor batch_of(int64_t step, int64_t width) {
       .mul(0.1)
       .sub(0.3)
       .add(0.05 * static_cast<double>(step));
-}
-
-// torch's loop, which clears gradients before each pass.
-void train_by_hand(Gan& gan, int64_t steps) {
-  for (int64_t step = 0; step < steps; ++step) {
-    gan.of_discriminator.zero_grad();
-    gan.loss_of_discriminator(batch_of(step, 2), batch_of(step, 3)).backward();
-    gan.of_discriminator.step();
-    gan.of_generator.zero_grad();
-    gan.loss_of_generator(batch_of(step, 3)).backward();
-    gan.of_generator.step();
-  }
-}
-
-void train_in_sessions(Gan& gan, int64_t steps, bool clears) {
-  Session of_discriminator(gan.discriminator, gan.of_discriminator);
-  Session of_generator(gan.generator, gan.of_generator);
-  for (int64_t step = 0; step < steps; ++step) {
-    if (clears) gan.of_discriminator.zero_grad();
-    auto [real] = of_discriminator.begin(batch_of(step, 2));
-    of_discriminator.backward(gan.loss_of_discriminator(real, batch_of(step, 3)));
-    of_discriminator.step();
-    if (clears) gan.of_generator.zero_grad();
-    auto [noise] = of_generator.begin(batch_of(step, 3));
-    of_generator.backward(gan.loss_of_generator(noise));
-    of_generator.step();
-  }
-  of_discriminator.finish();
-  of_generator.finish();
 }
 
 // A model of two layers and a loop in parts.
@@ -128,41 +68,6 @@ class FailingSgd : public SGD {
 
 }  // namespace
 
-TEST_CASE("two Sessions whose losses share a graph train as torch's loop does", "[session][gradients]") {
-  Gan reference, cleared, left;
-  train_by_hand(reference, 4);
-  const std::string of_cleared = heard_of([&] { train_in_sessions(cleared, 4, /*clears=*/true); });
-  const std::string of_left = heard_of([&] { train_in_sessions(left, 4, /*clears=*/false); });
-  for (const Gan* gan : {&cleared, &left}) {
-    CHECK(same_values(*gan->discriminator, *reference.discriminator));
-    CHECK(same_values(*gan->generator, *reference.generator));
-  }
-  CHECK(of_cleared == "");
-  CHECK(fault_of(of_left, {"0.weight", "zero_grad()", "cleared"}) == "");
-  const size_t first = of_left.find("was cleared");
-  CHECK(of_left.find("was cleared", of_left.find("was cleared", first + 1) + 1) ==
-        std::string::npos);  // one each
-}
-
-TEST_CASE("micro-steps of two Sessions that share a graph do not mix", "[session][gradients]") {
-  Gan gan;
-  Session of_discriminator(gan.discriminator, gan.of_discriminator);
-  Session of_generator(gan.generator, gan.of_generator);
-  of_discriminator.use(GradientAccumulation(2));
-  of_generator.use(GradientAccumulation(2));
-  auto [real] = of_discriminator.begin(batch_of(0, 2));
-  of_discriminator.backward(gan.loss_of_discriminator(real, batch_of(0, 3)));
-  of_discriminator.step();
-  auto [noise] = of_generator.begin(batch_of(0, 3));
-  of_generator.backward(gan.loss_of_generator(noise));
-  of_generator.step();
-  const std::string message = message_of([&] {
-    auto [again] = of_discriminator.begin(batch_of(0, 2));
-    of_discriminator.backward(gan.loss_of_discriminator(again, batch_of(0, 3)));
-  });
-  CHECK(fault_of(message, {"0.weight", "not this Session's", "detach()"}) == "");
-}
-
 TEST_CASE("an optimizer whose step fails once gets the same gradient again", "[session][gradients]") {
   for (const bool clips : {false, true}) {
     const auto train = [&](bool fails) {
@@ -181,7 +86,7 @@ TEST_CASE("an optimizer whose step fails once gets the same gradient again", "[s
       loop.session.finish();
       return model;
     };
-    CHECK(same_values(*train(true), *train(false)));
+    CHECK(same_bits(train(true)->parameters(), train(false)->parameters()));
   }
 }
 
@@ -245,16 +150,16 @@ TEST_CASE("a backward beside the Session's is said, and does not count twice", "
   });
   CHECK(fault_of(before, {"0.weight", "was cleared"}) == "");
   for (int i = 0; i < 2; ++i) of.micro_step();
-  CHECK(same_values(*model, *twin));
+  CHECK(same_bits(model->parameters(), twin->parameters()));
 
-  const std::vector<Tensor> values = values_of(*model);
+  const std::vector<Tensor> values = clones(model->parameters());
   loop.session.backward(loop.forward());
   model[1]->as<torch::nn::Linear>()->forward(torch::ones({1, 4})).sum().backward();
   for (int i = 0; i < 2; ++i) {
     const std::string message = message_of([&] { loop.session.step(); });
     CHECK(fault_of(message, {"parameter 1.", "not this Session's", "sum of all losses"}) == "");
   }
-  for (size_t i = 0; i < values.size(); ++i) CHECK(same_bits(values[i], model->parameters()[i]));
+  CHECK(same_bits(values, model->parameters()));
 }
 
 TEST_CASE("what a user writes to gradients before step is what the step takes", "[session][gradients]") {
