@@ -119,8 +119,8 @@ int64_t EpochSampler::examples_trained() const { return state_->trained; }
 void EpochSampler::count(int64_t examples) {
   require(examples == 0 || state_->has_ever_handed_out,
           "a Session counts the examples of an EpochSampler that has handed out none, so that no resume "
-          "would go on "
-          "at the right place; give the loader the same sampler: make_data_loader(data, sampler, ...)");
+          "would go on at the right place; give the loader the same sampler: make_data_loader(data, sampler, "
+          "...)");
   const auto size = static_cast<int64_t>(state_->size);
   const int64_t trained = state_->trained + examples * static_cast<int64_t>(state_->world_size);
   const auto handed_out = static_cast<int64_t>(state_->next);
@@ -136,8 +136,7 @@ void EpochSampler::count(int64_t examples) {
 void EpochSampler::enter_session() {
   require(!state_->is_in_session,
           "this EpochSampler is in use by another Session, which counts its examples; where two Sessions "
-          "train on "
-          "the same batches, give it to one of them");
+          "train on the same batches, give it to one of them");
   state_->is_in_session = true;
 }
 
