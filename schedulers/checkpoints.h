@@ -24,6 +24,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -56,8 +57,8 @@ struct CheckpointsOptions {
   // How long ranks wait for the slowest to save or load.
   TORCH_ARG(std::chrono::milliseconds, timeout) = std::chrono::minutes(30);
   // How many checkpoints stay, >= 1; older ones are removed once a newer one is complete, but never the
-  // newest whose parameters are all finite. One that cannot be removed is named on stderr once and tried
-  // again after each save.
+  // newest whose trained parameters are all finite. One that cannot be removed is named on stderr once and
+  // tried again after each save.
   TORCH_ARG(int64_t, keep) = 3;
   // True: training stands still until a checkpoint is complete. False: each rank copies what it writes to
   // host memory, which is kept for the next save, and trains on while a thread writes. What goes wrong there
@@ -66,7 +67,8 @@ struct CheckpointsOptions {
   // False: weights that are not trained, those in 4 bits among them, are left out, so that a checkpoint of
   // adapters is as small as they are. Who resumes makes the model with the same frozen weights first; their
   // checksum is compared, also with what they are later: weights that change while they require no gradient
-  // (an averaged teacher) are refused. Not with Shards that keep parts of parameters.
+  // (an averaged teacher) and weights that were trained and then frozen are refused. Not with Shards that
+  // keep parts of parameters.
   TORCH_ARG(bool, save_frozen) = true;
   // True: SIGTERM or SIGINT, to any rank, ends the run in good order. The step under way is finished, all
   // ranks save a checkpoint after it, and Session::should_stop() says so on all of them. A second signal ends
@@ -92,7 +94,7 @@ class Checkpoints : public Hook {
   void attach(SessionParts& parts) override;
   std::string agreement() const override;
   // Throws InvalidArgument for a model with tensors that no file can hold, or that nothing can be loaded
-  // into.
+  // into, and for save_frozen(false) with Shards of parameters.
   void arrange() override;
   // Throws InvalidArgument where the folder has checkpoints that this run was not resumed from, or another
   // run writes to it. From here to finish() it is this run's: a lock says so, which ends with the process.
@@ -115,6 +117,7 @@ class Checkpoints : public Hook {
 
  private:
   void check_folder();
+  void remember_versions();
   void check_frozen();
   void begin_save();
   std::string complete_save();
@@ -128,14 +131,17 @@ class Checkpoints : public Hook {
   bool folder_is_checked_ = false;
   bool folder_is_locked_ = false;     // on all ranks alike
   std::unique_ptr<FolderLock> lock_;  // of rank 0
-  OnceOnFirstRank warns_of_not_finite_;
+  OnceOnFirstRank warns_of_not_finite_, warns_of_sampler_;
   int64_t steps_taken_ = 0;  // in this process
   bool stop_was_seen_ = false;
   std::unique_ptr<detail::HostSnapshot> snapshot_;
   std::unique_ptr<detail::CheckpointSave> saving_;  // under way; it reads the snapshot
   std::unique_ptr<detail::StopSignals> stop_signals_;
-  mutable at::Tensor frozen_checksum_;                            // once it was asked for
-  std::vector<std::pair<std::string, int64_t>> frozen_versions_;  // when it was compared last
+  bool was_loaded_ = false;
+  mutable at::Tensor frozen_checksum_;  // once it was asked for
+  // The versions of tensors by name: of frozen ones when they were compared last, and of all of the model
+  // before it was trained and before a checkpoint was loaded.
+  std::map<std::string, int64_t> frozen_versions_, first_versions_;
   std::set<int64_t> not_removed_;  // steps of old checkpoints that could not be removed, as was said already
 };
 

@@ -117,6 +117,8 @@ class Shards : public JoinedRanks {
   NamedTensors gather_model(NamedTensors model, const StateOwner& owner) const;
   // Whether parameters have their values for a while only, from now on.
   bool keeps_parts() const { return shards_ && shards_->keeps_parts(); }
+  // Whether that will be so from the first begin on, where there are several ranks.
+  bool shares_parameters() const { return options_.what() == Sharded::parameters; }
   // A backward pass as in training, whose gradients come together and count for nothing.
   void run_idle_pass(const Progress& progress, const std::function<void()>& backward);
   // Null in a world of one rank and before the first begin() or resume().

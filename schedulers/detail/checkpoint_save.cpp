@@ -48,8 +48,8 @@ void CheckpointSave::write(const RankFiles& files, const std::function<void()>& 
   try {
     for (const auto& [name, tensors] : files) {
       const NamedTensors& of_file = tensors;
-      FiniteCheck finite{plan_.is_parameter};
-      const bool looks = plan_.is_parameter && name.compare(0, 5, "model") == 0;
+      FiniteCheck finite{plan_.must_be_finite};
+      const bool looks = plan_.must_be_finite && name.compare(0, 5, "model") == 0;
       part.files.push_back(write_checkpoint_file(plan_.staging, name, [&](ByteSink& sink) {
         write_tensors(sink, of_file, {}, looks ? &finite : nullptr);
       }));

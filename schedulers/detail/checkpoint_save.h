@@ -34,7 +34,7 @@ struct SavePlan {
   std::string root;
   int64_t keep = 1;                                        // checkpoints that stay
   std::vector<std::pair<std::string, std::string>> texts;  // names of files and what this rank writes to them
-  std::function<bool(const std::string&)> is_parameter;    // of tensors in the model's files; may be empty
+  std::function<bool(const std::string&)> must_be_finite;  // of tensors in the model's files; may be empty
 };
 
 class CheckpointSave {
@@ -62,7 +62,7 @@ class CheckpointSave {
   int64_t step() const { return plan_.step; }
   // Of rank 0, after wait(): old checkpoints that could not be removed.
   const std::vector<RemovalFailure>& not_removed() const { return not_removed_; }
-  // Of rank 0, after wait(): whether the model's parameters are.
+  // Of rank 0, after wait(): whether all of the model that must be finite is.
   bool is_finite() const { return is_finite_; }
 
  private:

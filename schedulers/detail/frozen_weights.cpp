@@ -35,6 +35,14 @@ NamedTensors part_of_model(const torch::nn::Module& model, bool is_frozen) {
   return part;
 }
 
+TensorVersions versions_of(const NamedTensors& tensors) {
+  TensorVersions versions;
+  for (const auto& [name, tensor] : tensors) {
+    versions.emplace(name, tensor.is_inference() ? 0 : static_cast<int64_t>(tensor._version()));
+  }
+  return versions;
+}
+
 }  // namespace
 
 NamedTensors saved_model(const SessionParts& parts) {
@@ -61,12 +69,10 @@ at::Tensor frozen_checksum(const SessionParts& parts) {
   return bytes;
 }
 
-std::vector<std::pair<std::string, int64_t>> frozen_versions(const SessionParts& parts) {
-  std::vector<std::pair<std::string, int64_t>> versions;
-  for (const auto& [name, tensor] : part_of_model(parts.model(), true)) {
-    versions.emplace_back(name, tensor.is_inference() ? 0 : static_cast<int64_t>(tensor._version()));
-  }
-  return versions;
+TensorVersions frozen_versions(const SessionParts& parts) {
+  return versions_of(part_of_model(parts.model(), true));
 }
+
+TensorVersions model_versions(const SessionParts& parts) { return versions_of(model_tensors(parts.model())); }
 
 }  // namespace pacer::detail
