@@ -104,12 +104,16 @@ Checkpoint open_checkpoint(const std::string& folder, const std::vector<std::str
 NewestCheckpoint find_newest_checkpoint(const std::string& root, FileSystem& files) {
   NewestCheckpoint newest;
   std::optional<CheckpointInfo> not_finite;  // the newest of these
+  size_t reason_of_it = 0;
   for (CheckpointInfo& each : list_checkpoints(root, files)) {
     try {
       const CheckpointManifest manifest = verify_checkpoint(each.folder, files);
       require<FileError>(manifest.step == each.step, each.folder, "/", kManifestName, " is of step ",
                          manifest.step);
-      if (!manifest.is_finite && !not_finite) not_finite = each;
+      if (!manifest.is_finite && !not_finite) {
+        not_finite = each;
+        reason_of_it = newest.passed_over.size();
+      }
       require<FileError>(manifest.is_finite, "its parameters are not finite");
       newest.checkpoint = std::move(each);
       break;
@@ -117,7 +121,11 @@ NewestCheckpoint find_newest_checkpoint(const std::string& root, FileSystem& fil
       newest.passed_over.push_back("passed over the checkpoint " + each.folder + ": " + error.what());
     }
   }
-  if (!newest.checkpoint && not_finite) newest.checkpoint = std::move(not_finite);
+  if (!newest.checkpoint && not_finite) {
+    newest.passed_over[reason_of_it] = "took the checkpoint " + not_finite->folder +
+                                       " though its parameters are not finite, because none has finite ones";
+    newest.checkpoint = std::move(not_finite);
+  }
   return newest;
 }
 

@@ -116,7 +116,9 @@ CheckpointManifest verify_checkpoint(const std::string& folder, FileSystem& file
 // What a search for the newest complete checkpoint found.
 struct NewestCheckpoint {
   std::optional<CheckpointInfo> checkpoint;  // nothing where none verifies
-  std::vector<std::string> passed_over;      // a sentence for each newer one: its folder and what is wrong
+  // A sentence for each that was passed over: its folder and what is wrong. Where none has finite parameters,
+  // these are all others, and one of the sentences is that this one was taken.
+  std::vector<std::string> passed_over;
 };
 
 // The newest that verifies and whose parameters are finite; where none has finite ones, the newest that
