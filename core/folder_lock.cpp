@@ -52,14 +52,14 @@ bool is_in_place(int file, const std::string& path) {
          own.st_dev == named.st_dev;
 }
 
-// The locks of this process.
+// The locks of this process. Never destroyed, because global objects hold some until the very end.
 struct OwnLocks {
   std::mutex mutex;
   std::unordered_set<FolderLock*> all;
 };
 
 OwnLocks& own_locks() {
-  static OwnLocks locks;
+  static OwnLocks& locks = *new OwnLocks;
   return locks;
 }
 
@@ -68,6 +68,7 @@ OwnLocks& own_locks() {
 FolderLock::FolderLock(const std::string& folder, const std::string& what, InProcess own)
     : folder_(folder), what_(what), path_(folder + (folder.back() == '/' ? "." : "/.") + what + ".lock") {
   using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::seconds kPatience{2};
   const Clock::time_point start = Clock::now();
   while (true) {
     file_ = above_standard_streams(::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
@@ -78,7 +79,9 @@ FolderLock::FolderLock(const std::string& folder, const std::string& what, InPro
     do result = ::flock(file_, LOCK_EX | LOCK_NB);
     while (result != 0 && errno == EINTR);
     const bool is_taken = result != 0 && errno == EWOULDBLOCK;
-    if (!is_taken && is_in_place(file_, path_)) break;
+    // Else it was given back in between, or the file system names files otherwise from call to call, as one
+    // that cannot lock.
+    if (!is_taken && (is_in_place(file_, path_) || Clock::now() - start >= kPatience)) break;
     const std::string owner = is_taken ? owner_in(file_) : "";
     if (is_taken && own == InProcess::take_over) {
       const std::lock_guard guard(own_locks().mutex);
@@ -92,9 +95,8 @@ FolderLock::FolderLock(const std::string& folder, const std::string& what, InPro
     }
     ::close(file_);
     file_ = -1;
-    if (!is_taken) continue;  // it was given back in between
     const bool is_own = owner.compare(0, this_process().size() + 1, this_process() + ',') == 0;
-    require(!is_own && Clock::now() - start < std::chrono::seconds(2), "the folder ", folder,
+    require(!is_taken || (!is_own && Clock::now() - start < kPatience), "the folder ", folder,
             " is in use for ", what, " by ",
             is_own          ? "another Session of this process"
             : owner.empty() ? std::string("another process")
@@ -121,8 +123,10 @@ void FolderLock::check() const {
 FolderLock::~FolderLock() {
   const std::lock_guard guard(own_locks().mutex);
   own_locks().all.erase(this);
-  if (file_ < 0) return;    // taken over
-  ::unlink(path_.c_str());  // while it is locked, so that nobody has the file but who opened it before
+  if (file_ < 0) return;  // taken over
+  // While it is locked, so that nobody has the file but who opened it before. Where the folder has been
+  // moved, the path is another run's.
+  if (is_in_place(file_, path_)) ::unlink(path_.c_str());
   ::close(file_);
 }
 

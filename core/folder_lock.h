@@ -6,8 +6,9 @@
 namespace pacer {
 
 // Holds a folder while it exists. The lock is the operating system's (flock) on a hidden file, so it ends
-// with the process, however that dies. The file says who has it, and is removed when the lock is given back.
-// A file system without such locks locks nothing.
+// with the process, however that dies. The file says who has it, and is removed when the lock is given back,
+// unless the folder was moved. A file system without such locks locks nothing, nor does one whose files have
+// other numbers from call to call, where the file stays.
 class FolderLock {
  public:
   // What becomes of a lock that this process has already: a run that goes on from what the former one wrote
