@@ -10,6 +10,13 @@
 #include <pacer/modules/linear.h>
 
 namespace pacer::nn {
+namespace {
+
+int64_t count_not_finite(const at::Tensor& values) {
+  return values.numel() - at::isfinite(values).sum().item<int64_t>();
+}
+
+}  // namespace
 
 void LinearImpl::set_nf4(Nf4Weight nf4) {
   require(!nf4.is_empty() && nf4->out_features == options.out_features() &&
@@ -104,13 +111,22 @@ void LinearImpl::merge() {
   const at::NoGradGuard no_grad;
   const at::ScalarType dtype = weight.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const at::Tensor before = weight.detach().clone();
-  const at::Tensor sum =
-      at::addmm(before.to(dtype), active->B.to(dtype), active->A.to(dtype), 1, active->scale())
-          .to(weight.scalar_type());
-  const int64_t beyond = sum.numel() - at::isfinite(sum).sum().item<int64_t>();
-  require(beyond == 0, beyond, beyond == 1 ? " element" : " elements", " of its sum with the adapter ",
-          beyond == 1 ? "is" : "are", " not finite in ", weight.scalar_type(),
-          "; move the model to a dtype that holds them, torch::kBFloat16 or torch::kFloat, and merge then");
+  const auto wide_sum = [&] {
+    return at::addmm(before.to(dtype), active->B.to(dtype), active->A.to(dtype), 1, active->scale());
+  };
+  const at::Tensor sum = wide_sum().to(weight.scalar_type());
+  const int64_t beyond = count_not_finite(sum);
+  if (beyond > 0) {
+    const bool another_holds = sum.scalar_type() != dtype && count_not_finite(wide_sum()) == 0;
+    throw InvalidArgument(detail::concatenate(
+        beyond, beyond == 1 ? " element" : " elements", " of its sum with the adapter ",
+        beyond == 1 ? "is" : "are", " not finite in ", weight.scalar_type(),
+        another_holds
+            ? "; move the model to a dtype that holds them, torch::kBFloat16 or torch::kFloat, and "
+              "merge then"
+            : ", because the weight or the adapter holds numbers that are not finite or too large to "
+              "add up; load values from before the first of these"));
+  }
   weight.copy_(sum);
   before_merge_ = before;
   merged_version_ = weight._version();

@@ -155,13 +155,20 @@ void merge(torch::nn::Module& model) {
   }
   require(any, "merge: the model has no active adapter; add_lora() or set_adapter() first");
   std::vector<LinearImpl*> merged;  // by this call
+  merged.reserve(layers.size());
+  const auto unmerge_all = [&] {
+    for (LinearImpl* done : merged) done->unmerge();
+  };
   for (const auto& [name, layer] : layers) {
     if (layer->is_merged()) continue;
     try {
       layer->merge();
     } catch (const InvalidArgument& error) {
-      for (LinearImpl* done : merged) done->unmerge();
+      unmerge_all();
       throw InvalidArgument(detail::concatenate("merge: the weight of ", name, ": ", error.what()));
+    } catch (...) {  // of memory that ran out, for example
+      unmerge_all();
+      throw;
     }
     merged.push_back(layer);
   }

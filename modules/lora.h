@@ -45,8 +45,9 @@ void remove_adapter(torch::nn::Module& model, const std::string& name);
 
 // Adds the product of the active adapters to the weights, in fp32 and rounded once, so that forward costs
 // nothing more; unmerge() puts back the bytes that were there. Refused where a weight is in 4 bits, because
-// rounding it to 4 bits once more would ruin it (dequantize() first), and where a sum is beyond the largest
-// number of the weight's dtype. A merged adapter is not trained.
+// rounding it to 4 bits once more would ruin it (dequantize() first), and where a sum is not finite, or
+// beyond the largest number of the weight's dtype. Where it throws, no layer is merged that was not before. A
+// merged adapter is not trained.
 void merge(torch::nn::Module& model);
 void unmerge(torch::nn::Module& model);
 
