@@ -51,16 +51,16 @@ std::string text_of(const sockaddr* address, socklen_t size) {
   return text;
 }
 
-// Of a socket that does not block; gives up after a second.
-bool connects(int socket, const addrinfo& to) {
-  if (::connect(socket, to.ai_addr, to.ai_addrlen) == 0) return true;
-  if (errno != EINPROGRESS) return false;
+// Connects a socket that does not block, and returns 0 or the error; gives up after a second.
+int connect_error(int socket, const addrinfo& to) {
+  if (::connect(socket, to.ai_addr, to.ai_addrlen) == 0) return 0;
+  if (errno != EINPROGRESS) return errno;
   constexpr int kPatienceMs = 1000;
   pollfd watched = {socket, POLLOUT, 0};
+  if (::poll(&watched, 1, kPatienceMs) != 1) return ETIMEDOUT;
   int error = 0;
   socklen_t size = sizeof(error);
-  return ::poll(&watched, 1, kPatienceMs) == 1 &&
-         ::getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == 0;
+  return ::getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &size) == 0 ? error : errno;
 }
 
 // TCP connects a socket to itself where nobody listens and the kernel happens to give it that very port:
@@ -79,7 +79,7 @@ bool somebody_answers(const addrinfo& at) {
   // A socket that was joined to itself must not keep rank 0 from the port.
   const int yes = 1;
   ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
-  const bool answers = connects(socket, at) && !is_joined_to_itself(socket);
+  const bool answers = connect_error(socket, at) == 0 && !is_joined_to_itself(socket);
   ::close(socket);
   return answers;
 }
@@ -129,17 +129,28 @@ std::optional<Address> wait_for_listener(const std::vector<Address>& addresses, 
   }
 }
 
-bool is_other_service(const Address& address, int port, std::chrono::milliseconds timeout) {
+namespace {
+
+// What becomes of a greeting.
+enum class Answer { nobody, none, hang_up, of_store, of_other };
+
+Answer greet(const Address& address, int port, std::chrono::milliseconds timeout) {
   // As the store's client begins: "validate" and a magic number, "ping" and a number, which comes back.
   constexpr std::array<uint8_t, 10> kGreeting = {0, 0xCE, 0xF7, 0x85, 0x3C, 13, 'p', 'a', 'c', 'e'};
   constexpr size_t kEcho = 4;
   const AddressList at = look_up(address.text, port, AI_NUMERICHOST | AI_NUMERICSERV);
   const int socket = ::socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (socket < 0) return false;
+  if (socket < 0) return Answer::none;
+  const int error = connect_error(socket, *at);
+  // A reset connection is one that somebody had listened for.
+  if ((error != 0 && error != ECONNRESET) || is_joined_to_itself(socket)) {
+    ::close(socket);
+    return Answer::nobody;
+  }
   std::array<uint8_t, kEcho> echo = {};
   size_t received = 0;
-  bool has_hung_up = false;
-  if (connects(socket, *at) && ::send(socket, kGreeting.data(), kGreeting.size(), MSG_NOSIGNAL) >= 0) {
+  bool has_hung_up = error != 0 || ::send(socket, kGreeting.data(), kGreeting.size(), MSG_NOSIGNAL) < 0;
+  if (!has_hung_up) {
     const auto deadline =
         std::chrono::steady_clock::now() + std::min(timeout, std::chrono::milliseconds(1000));
     while (received < kEcho && !has_hung_up) {
@@ -153,7 +164,23 @@ bool is_other_service(const Address& address, int port, std::chrono::millisecond
     }
   }
   ::close(socket);
-  return has_hung_up || (received == kEcho && !std::equal(echo.begin(), echo.end(), kGreeting.end() - kEcho));
+  if (has_hung_up) return Answer::hang_up;
+  if (received < kEcho) return Answer::none;
+  return std::equal(echo.begin(), echo.end(), kGreeting.end() - kEcho) ? Answer::of_store : Answer::of_other;
+}
+
+}  // namespace
+
+bool is_other_service(const Address& address, int port, std::chrono::milliseconds timeout) {
+  // A process that is about to end hangs up, too: rank 0 of an earlier run at this port.
+  constexpr std::chrono::milliseconds kPatience{5000}, kPause{100};
+  const auto deadline = std::chrono::steady_clock::now() + std::min(timeout, kPatience);
+  while (true) {
+    const Answer answer = greet(address, port, timeout);
+    if (answer != Answer::hang_up) return answer == Answer::of_other;
+    if (std::chrono::steady_clock::now() >= deadline) return true;
+    std::this_thread::sleep_for(kPause);
+  }
 }
 
 std::string local_address_towards(const Address& address) {

@@ -26,8 +26,9 @@ std::optional<int> listen_at(const Address& address, int port);
 std::optional<Address> wait_for_listener(const std::vector<Address>& addresses, int port,
                                          std::chrono::milliseconds timeout,
                                          const std::function<void()>& look = {});
-// Whether what listens there is known not to be a store of LibTorch's: it hangs up on a greeting, or answers
-// with something else. False where it says nothing in time, a second at most.
+// Whether what listens there is known not to be a store of LibTorch's: it answers a greeting with something
+// else, or hangs up on each one for 5 seconds, or for `timeout` where that is shorter. False where it says
+// nothing in time, a second at most, and where nobody listens any more.
 bool is_other_service(const Address& address, int port, std::chrono::milliseconds timeout);
 // Of the interface through which this host reaches that address. Throws CommunicationError.
 std::string local_address_towards(const Address& address);

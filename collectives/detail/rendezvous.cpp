@@ -196,15 +196,22 @@ Address find_store(const std::vector<Address>& addresses, const Meeting& meeting
                    Milliseconds timeout) {
   WaitNotice notice = notice_of(meeting, place, timeout);
   const std::string whom = meeting.store_is_hosted ? "the launcher's agent" : "rank 0";
-  const auto point = wait_for_listener(addresses, meeting.port, timeout, [&] {
-    notice.look(whom, concatenate("start ", whom, " there, or correct MASTER_ADDR and MASTER_PORT"));
-  });
-  if (!point) fail_alone(meeting, place, timeout);
-  if (is_other_service(*point, meeting.port, timeout)) {
-    fail_rendezvous(concatenate("what listens at ", place, " is not ", whom,
-                                " but another service; set MASTER_PORT to a free port, alike on all ranks"));
+  const auto deadline = Clock::now() + timeout;
+  while (true) {
+    const auto left =
+        std::max(std::chrono::duration_cast<Milliseconds>(deadline - Clock::now()), Milliseconds(0));
+    const auto point = wait_for_listener(addresses, meeting.port, left, [&] {
+      notice.look(whom, concatenate("start ", whom, " there, or correct MASTER_ADDR and MASTER_PORT"));
+    });
+    if (!point) fail_alone(meeting, place, timeout);
+    if (is_other_service(*point, meeting.port, timeout)) {
+      fail_rendezvous(
+          concatenate("what listens at ", place, " is not ", whom,
+                      " but another service; set MASTER_PORT to a free port, alike on all ranks"));
+    }
+    // Rank 0 of an earlier run may have ended meanwhile.
+    if (wait_for_listener({*point}, meeting.port, Milliseconds(0))) return *point;
   }
-  return *point;
 }
 
 Rendezvous meet_at_address(const Meeting& meeting, const CommunicatorOptions& options) {
