@@ -49,6 +49,9 @@ struct BucketOptions {
   // Gradients are reduced where they lie instead of in flat memory; fp16 ones never are. The same on every
   // rank. Unset: where the back-end adds many tensors at the cost of one (Communicator::coalesces).
   TORCH_ARG(std::optional<bool>, in_place);
+  // The end of the sentence for whoever touches a gradient between end_backward() and wait(): what to do
+  // instead.
+  TORCH_ARG(std::string, touch_remedy) = "call wait() first";
 };
 
 class GradientBucketer {
@@ -76,7 +79,10 @@ class GradientBucketer {
   // end_backward does.
   void reduce(const std::vector<at::Tensor>& zero = {});
   // Returns when every gradient is the sum over ranks (CUDA: the current stream waits). The first time, all
-  // ranks then take over the order in which rank 0's gradients came.
+  // ranks then take over the order in which rank 0's gradients came. From end_backward() to here, grad()
+  // of the parameters is a stand-in without memory: InvalidArgument that names the parameter where it was
+  // cleared or replaced since, once all sums are over; the other gradients are sums then, and the next window
+  // may begin.
   void wait();
   // Forgets what is under way.
   void drop();

@@ -7,6 +7,7 @@
 
 #include <pacer/core/error.h>
 #include <pacer/schedulers/detail/model_facts.h>
+#include <pacer/schedulers/detail/touch_remedy.h>
 #include <pacer/schedulers/session_parts.h>
 
 namespace pacer {
@@ -26,7 +27,7 @@ void DataParallel::join() {
   BucketOptions options;
   options.bucket_bytes(options_.bucket_bytes()).first_bucket_bytes(options_.first_bucket_bytes());
   options.wire_dtype(options_.wire_dtype()).unused_is_zero(options_.unused_is_zero());
-  options.in_place(options_.in_place());
+  options.in_place(options_.in_place()).touch_remedy(detail::kTouchRemedy);
   bucketer_.reset();  // gives its memory back before the next one takes as much
   const auto named = detail::named_optimizer_parameters(parts());
   std::vector<at::Tensor> may_stay_local;

@@ -13,6 +13,7 @@
 #include <pacer/schedulers/detail/block_gathers.h>
 #include <pacer/schedulers/detail/model_facts.h>
 #include <pacer/schedulers/detail/model_parts.h>
+#include <pacer/schedulers/detail/touch_remedy.h>
 #include <pacer/schedulers/session_parts.h>
 
 namespace pacer {
@@ -101,6 +102,7 @@ void Shards::arrange() {
   const auto replicas = has_replicas ? parts().world().between_nodes() : nullptr;
   ParameterShardsOptions options;
   options.unit_bytes(options_.unit_bytes()).unused_is_zero(options_.unused_is_zero());
+  options.touch_remedy(detail::kTouchRemedy);
   options.piece(parts().session_optimizer()->smallest_piece());
   options.may_stay_local(parts().session_optimizer()->local_parameters());
   options.accumulate_in_fp32(parts().accumulate_in_fp32);

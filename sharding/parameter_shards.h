@@ -60,6 +60,9 @@ struct ParameterShardsOptions {
   // Parameters whose sums may stay those of `ranks`, see Pass::stays_local; they share units with their like
   // only.
   TORCH_ARG(std::vector<at::Tensor>, may_stay_local);
+  // The end of the sentence for whoever touches a gradient between end_backward() and wait(): what to do
+  // instead.
+  TORCH_ARG(std::string, touch_remedy) = "call wait() first";
 };
 
 class ParameterShards {
@@ -123,7 +126,9 @@ class ParameterShards {
   // Instead of a last backward, for a window that ends early.
   void reduce(const std::vector<at::Tensor>& absent_in_all = {}, bool stays_local = false);
   // Returns when every part's gradient is the sum over ranks, and replicas unless it stays local (CUDA: the
-  // current stream waits).
+  // current stream waits). From end_backward() to here or to the next begin_backward(), grad() of the
+  // parameters is a stand-in without memory: InvalidArgument that names the parameter where it was cleared or
+  // replaced since, once all sums are over; the next window may begin then.
   void wait();
   // Forgets what has come together since the last update.
   void drop();

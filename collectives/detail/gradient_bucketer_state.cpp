@@ -1,6 +1,7 @@
 #include <pacer/collectives/detail/gradient_bucketer_state.h>
 
 #include <algorithm>
+#include <exception>
 #include <numeric>
 #include <string>
 
@@ -275,12 +276,27 @@ void GradientBucketer::State::reduce(const std::vector<at::Tensor>& zero) {
 }
 
 void GradientBucketer::State::wait() {
+  std::exception_ptr touched;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     require(active_, "GradientBucketer::wait without begin_backward");
     active_ = false;
-    withheld_.give_back();
+    try {
+      withheld_.give_back();
+    } catch (const InvalidArgument&) {
+      touched = std::current_exception();
+    }
   }
+  // Whatever somebody did to a gradient: what is under way writes to where the next one goes.
+  try {
+    finish_window(/*tells_arrivals=*/touched == nullptr);
+  } catch (...) {
+    if (touched == nullptr) throw;
+  }
+  if (touched != nullptr) std::rethrow_exception(touched);
+}
+
+void GradientBucketer::State::finish_window(bool tells_arrivals) {
   const at::NoGradGuard no_grad;
   learn_missed();
   for (size_t b = 0; b < buckets_.size(); ++b) {
@@ -289,7 +305,7 @@ void GradientBucketer::State::wait() {
     for (const size_t position : buckets_[b].parameters) {
       if (is_missed_[position] != 0) parameters_[position].parameter.mutable_grad().reset();
     }
-    if (on_arrival_) tell_arrival(buckets_[b]);
+    if (on_arrival_ && tells_arrivals) tell_arrival(buckets_[b]);
   }
   works_.clear();
   if (!order_is_learned_ && order_shows_) learn_order();

@@ -21,7 +21,7 @@ namespace pacer {
 class GradientBucketer::State : public std::enable_shared_from_this<State> {
  public:
   State(std::shared_ptr<Communicator> world, const BucketOptions& options)
-      : world_(std::move(world)), options_(options) {}
+      : world_(std::move(world)), options_(options), withheld_(options.touch_remedy()) {}
 
   void add(const std::vector<NamedParameter>& parameters, const std::vector<at::Tensor>& may_stay_local);
   void begin(const std::vector<at::Tensor>& zero, const std::vector<at::Tensor>& done);
@@ -47,6 +47,7 @@ class GradientBucketer::State : public std::enable_shared_from_this<State> {
 
   void build(const std::vector<size_t>& order);
   void learn_order();
+  void finish_window(bool tells_arrivals);
   size_t position_of(const at::Tensor& parameter) const;
   GradientScope scope_of(size_t position) const {
     return parameters_[position].may_stay_local ? scope_ : GradientScope::world;

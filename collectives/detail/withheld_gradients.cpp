@@ -10,18 +10,14 @@
 namespace pacer::detail {
 namespace {
 
-constexpr const char* kInstead =
-    "clip with the hook GradientClipping, read the norm from Session::gradient_norm(), and read or change "
-    "gradients in gradients_ready() of a hook of your own";
-
-at::Tensor stand_in_for(const at::Tensor& parameter, const std::string& name) {
+at::Tensor stand_in_for(const at::Tensor& parameter, const std::string& name, const std::string& remedy) {
   at::Tensor stand_in = at::empty({0}, parameter.options().requires_grad(false));
   c10::TensorImpl& impl = *stand_in.unsafeGetTensorImpl();
   impl.set_storage_keep_dtype(refusing_storage(
       parameter.nbytes(), parameter.device(),
       concatenate("the gradient of parameter ", name,
-                  " is being added up over ranks since backward, and is there again inside Session::step; ",
-                  kInstead)));
+                  " is being added up over ranks since backward, and is there again once that is done; ",
+                  remedy)));
   impl.set_sizes_and_strides(parameter.sizes(), parameter.strides());
   return stand_in;
 }
@@ -35,7 +31,7 @@ void WithheldGradients::add(const std::string& name, const at::Tensor& parameter
 void WithheldGradients::withhold(size_t parameter) {
   Entry& entry = entries_[parameter];
   if (entry.is_withheld) return;
-  if (!entry.stand_in.defined()) entry.stand_in = stand_in_for(entry.parameter, entry.name);
+  if (!entry.stand_in.defined()) entry.stand_in = stand_in_for(entry.parameter, entry.name, remedy_);
   entry.gradient = std::exchange(entry.parameter.mutable_grad(), entry.stand_in);
   entry.is_withheld = true;
 }
@@ -64,7 +60,7 @@ void WithheldGradients::give_back() {
           ? concatenate("parameter ", changed->name,
                         " was given a gradient of its own after backward, which would be lost, because its "
                         "gradient is being added up over ranks; ",
-                        kInstead)
+                        remedy_)
           : concatenate(
                 "the gradient of parameter ", changed->name,
                 " was cleared while it was being added up over ranks; delete zero_grad() from between "

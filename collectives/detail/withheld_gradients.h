@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -15,7 +16,8 @@ namespace pacer::detail {
 
 class WithheldGradients {
  public:
-  WithheldGradients() = default;
+  // `remedy` ends the sentences: what to do instead.
+  explicit WithheldGradients(std::string remedy) : remedy_(std::move(remedy)) {}
   WithheldGradients(const WithheldGradients&) = delete;
   // Puts back what is still withheld.
   ~WithheldGradients() { put_back(); }
@@ -41,6 +43,7 @@ class WithheldGradients {
   // Returns false where somebody has cleared or replaced the stand-in.
   static bool put_back(Entry& entry);
 
+  const std::string remedy_;
   std::vector<Entry> entries_;
 };
 

@@ -2,6 +2,7 @@
 #include <pacer/sharding/detail/parameter_shards_state.h>
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -266,6 +267,22 @@ void ParameterShards::State::reduce(const std::vector<at::Tensor>& absent_in_all
 
 void ParameterShards::State::wait() {
   const std::lock_guard<std::mutex> lock(mutex_);
+  std::exception_ptr touched;
+  try {
+    require_untouched();
+  } catch (const InvalidArgument&) {
+    touched = std::current_exception();
+  }
+  // Whatever somebody did to a gradient, it must not come into the next sum.
+  try {
+    finish_all();
+  } catch (...) {
+    if (touched == nullptr) throw;
+  }
+  if (touched != nullptr) std::rethrow_exception(touched);
+}
+
+void ParameterShards::State::require_untouched() {
   withheld_.give_back();
   for (const Part& part : parts_) {
     require(
@@ -273,6 +290,9 @@ void ParameterShards::State::wait() {
         " was given a gradient of its own after backward, which would be lost: its gradient is shared out "
         "already; let it come from the loss");
   }
+}
+
+void ParameterShards::State::finish_all() {
   const at::NoGradGuard no_grad;
   for (Unit& unit : units_) {
     finish(unit);

@@ -22,7 +22,10 @@ class ParameterShards::State : public std::enable_shared_from_this<State> {
  public:
   State(std::shared_ptr<Communicator> ranks, std::shared_ptr<Communicator> replicas,
         const ParameterShardsOptions& options)
-      : ranks_(std::move(ranks)), replicas_(std::move(replicas)), options_(options) {}
+      : ranks_(std::move(ranks)),
+        replicas_(std::move(replicas)),
+        options_(options),
+        withheld_(options.touch_remedy()) {}
 
   void add(const std::vector<NamedParameter>& parameters);
   void add_groups(const std::vector<Group>& groups);
@@ -118,6 +121,8 @@ class ParameterShards::State : public std::enable_shared_from_this<State> {
   }
   void add_over_replicas(Unit& unit);
   void require_all_reached() const;
+  void require_untouched();
+  void finish_all();
   void forget_pass();
 
   const std::shared_ptr<Communicator> ranks_, replicas_;
