@@ -164,9 +164,13 @@ GradientScope OneBitOptimizer::gradient_scope() const {
 }
 
 std::vector<torch::Tensor> OneBitOptimizer::local_parameters() const {
+  return local_parameters(*plan_, settings());
+}
+
+std::vector<torch::Tensor> OneBitOptimizer::local_parameters(
+    const detail::OneBitPlan& plan, const std::vector<detail::AdamGroupSettings>& settings) const {
   std::vector<torch::Tensor> local;
-  if (!exchanges(*plan_)) return local;
-  const auto settings = this->settings();
+  if (!exchanges(plan)) return local;
   for (const detail::RegisteredParameter& parameter : view().parameters()) {
     if (settings[parameter.group].compresses(parameter.tensor)) local.push_back(parameter.tensor);
   }

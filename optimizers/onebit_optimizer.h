@@ -115,6 +115,10 @@ class OneBitOptimizer : public FusedOptimizer {
   // What is sent from here on counts for the coming step's phase.
   void announce_phase() const;
   bool exchanges(const detail::OneBitPlan& plan) const;
+  std::vector<torch::Tensor> local_parameters(const detail::OneBitPlan& plan,
+                                              const std::vector<detail::AdamGroupSettings>& settings) const;
+  // Ranks that share out their work have added gradients up by these parameters, and cannot change that.
+  void require_same_local(const std::vector<torch::Tensor>& parameters) const;
   detail::OneBitRoute route(const detail::OneBitPlan& plan) const;
   double local_weight(const StepInputs& inputs) const;
   std::unique_ptr<detail::OneBitPart> make_part(const std::vector<detail::OneBitTensor>& tensors,

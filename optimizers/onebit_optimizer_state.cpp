@@ -1,5 +1,6 @@
 // The state of the 1-bit optimizers: what a freeze starts from, and what checkpoints hold.
 #include <algorithm>
+#include <unordered_set>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -155,6 +156,22 @@ NamedTensors OneBitOptimizer::join_rank_states(const NamedTensors& state,
   return joined;
 }
 
+void OneBitOptimizer::require_same_local(const std::vector<torch::Tensor>& parameters) const {
+  const auto keys_of = [](const std::vector<torch::Tensor>& tensors) {
+    std::unordered_set<const void*> keys;
+    for (const torch::Tensor& tensor : tensors) keys.insert(tensor.unsafeGetTensorImpl());
+    return keys;
+  };
+  const auto here = keys_of(local_parameters()), loaded = keys_of(parameters);
+  for (const detail::RegisteredParameter& parameter : view().parameters()) {
+    require(here.count(parameter.key()) == loaded.count(parameter.key()), "parameter ",
+            parameter.in_message(),
+            " is compressed here or in the state to load, but not in both, and ranks have shared out their "
+            "work by that already; give compress_vectors, compress_alone and one_bit as in the run that was "
+            "saved (one that was frozen before compress_vectors existed has it true)");
+  }
+}
+
 SessionOptimizer::PreparedImport OneBitOptimizer::prepare_import(const NamedTensors& saved,
                                                                  const NamedTensors& rank_state) {
   const at::NoGradGuard no_grad;
@@ -185,6 +202,7 @@ SessionOptimizer::PreparedImport OneBitOptimizer::prepare_import(const NamedTens
             " is compressed here or in the state to load, but not in both; build the same groups");
   }
   const detail::OneBitPlan plan = plan_for(settings);
+  if (sharers_) require_same_local(local_parameters(plan, settings));
   require(plan.freeze_automatically.has_value() == (rule_ != nullptr),
           "the state to load freezes by another rule than this optimizer; give freeze_step or "
           "freeze_automatically as in the run that was saved");
