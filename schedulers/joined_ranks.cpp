@@ -108,6 +108,8 @@ void JoinedRanks::share_parameters() {
   if (initial_ == InitialParameters::check) {
     std::vector<Fact> values;
     const auto add = [&](const std::string& what, const at::Tensor& tensor) {
+      // What was compared before is no initial value any more, and forward passes may have written to it.
+      if (!shared_.emplace(tensor.unsafeGetTensorImpl(), tensor.getIntrusivePtr()).second) return;
       const at::Tensor host = tensor.detach().cpu().contiguous();
       values.push_back({"initial value of " + what,
                         "checksum " + Checksum().add(host.const_data_ptr(), host.nbytes()).hex()});

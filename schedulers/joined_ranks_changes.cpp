@@ -31,7 +31,8 @@ void JoinedRanks::remember_parameters() {
 }
 
 void JoinedRanks::forward_begin(const Progress& /*progress*/) {
-  in_forward_ = is_joined() && has_whole_parameters();
+  // An evaluation that puts other weights in for a while takes them out again.
+  in_forward_ = is_joined() && has_whole_parameters() && parts_->evaluations == 0;
   if (in_forward_) {
     for (Parameter& parameter : parameters_) parameter.version = parameter.tensor._version();
   }
