@@ -179,8 +179,9 @@ void PipelineHook::drop() {
 // Around the passes of all micro-batches. Nothing looks at gradients before the last one has ended.
 void PipelineHook::backward_begin(const Progress& progress) {
   if (!options_.accumulate_in_fp32() || progress.micro_steps == 1) return;
-  wide_.watch(trained_parameters(parts()));
-  for (const TiedParameter& tied : stage_model_.tied()) wide_.watch({tied.parameter});
+  std::vector<at::Tensor> summed = trained_parameters(parts());
+  for (const TiedParameter& tied : stage_model_.tied()) summed.push_back(tied.parameter);
+  wide_.watch(summed);
   wide_.begin_pass();
 }
 

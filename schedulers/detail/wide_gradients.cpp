@@ -1,6 +1,7 @@
 #include <pacer/schedulers/detail/wide_gradients.h>
 
 #include <atomic>
+#include <unordered_set>
 
 #include <ATen/core/grad_mode.h>
 
@@ -40,6 +41,16 @@ WideGradients::~WideGradients() {
 }
 
 void WideGradients::watch(const std::vector<at::Tensor>& parameters) {
+  std::unordered_set<const void*> listed;
+  for (const at::Tensor& parameter : parameters) listed.insert(parameter.unsafeGetTensorImpl());
+  for (auto item = parameters_.begin(); item != parameters_.end();) {
+    if (listed.count(item->first) != 0) {
+      ++item;
+      continue;
+    }
+    remove_gradient_hook(item->second, state_.get());
+    item = parameters_.erase(item);
+  }
   for (const at::Tensor& parameter : parameters) {
     if (!is_narrow(parameter) || !parameter.requires_grad()) continue;
     if (!parameters_.emplace(parameter.unsafeGetTensorImpl(), parameter).second) continue;

@@ -18,8 +18,9 @@ class WideGradients {
   WideGradients(const WideGradients&) = delete;
   ~WideGradients();
 
-  // The parameters that it is about, from now on; those of other dtypes, and frozen ones, are passed over.
-  // It has to see a gradient before buckets do: call it before they are made.
+  // The parameters that it is about, all of them, from now on: it lets go of those that it had before. Those
+  // of other dtypes, and frozen ones, are passed over. It has to see a gradient before buckets do: call it
+  // before they are made.
   void watch(const std::vector<at::Tensor>& parameters);
 
   // A backward pass is under way: one that others follow, or the last of several.

@@ -17,6 +17,7 @@ constexpr int64_t kSize = 640;
 struct VectorImpl : torch::nn::Module {
   explicit VectorImpl(at::ScalarType dtype)
       : values(register_parameter("values", torch::zeros({kSize}, dtype))) {}
+  void replace() { values = parameters_["values"] = torch::zeros_like(values).detach().requires_grad_(); }
   Tensor values;
 };
 TORCH_MODULE(Vector);
@@ -165,6 +166,30 @@ TEST_CASE("a parameter that the window's last micro-step does not reach is round
     CHECK(first_of(messages) == "");
     CHECK(models[0]->values.to(at::kDouble).add(1).abs().max().item<double>() < 0.01);
   }
+}
+
+TEST_CASE("a parameter that was replaced is let go, and the new one adds up in fp32, too",
+          "[session][accumulation]") {
+  Vector model(at::kBFloat16);
+  torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(1.0));
+  Session session(*model, optimizer);
+  session.use(GradientAccumulation(512));
+  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> replaced;
+  for (int window = 0; window < 3; ++window) {
+    if (window > 0) {
+      replaced.emplace_back(model->values.getIntrusivePtr());
+      model->replace();
+      optimizer.param_groups().front().params().front() = model->values;
+    }
+    for (int64_t k = 0; k < 512; ++k) {
+      auto [x] = session.begin(torch::ones({1}));
+      session.backward(model->values.to(at::kFloat).sum());
+      session.step();
+    }
+    CHECK(distance_from(model->values.detach().to(at::kDouble), -1) == 0);
+    for (const auto& tensor : replaced) CHECK(tensor.expired());
+  }
+  session.finish();
 }
 
 TEST_CASE("a pipeline adds up as one rank does, in fp32 and in the parameters' dtype", "[pipeline]") {
