@@ -155,6 +155,7 @@ void Session::backward(const at::Tensor& loss) {
     scaled.backward();
     if (weight == 0) detail::forget_micro_batch(parts_);
     for (const auto& hook : parts_.hooks_) hook->backward_end(parts_.progress);
+    if (is_last) check_unused();
   } catch (const std::exception& error) {
     fail_backward(error);
   }

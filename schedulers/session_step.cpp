@@ -66,11 +66,12 @@ void Session::make_gradients_ready(const Progress& window) {
   if (hooks_ready_ > 0) parts_.world().check();  // a rank that has failed among several is not waited for
   if (hooks_ready_ == 0) {
     fill_unused_gradients(window);
-    check_unused();
+    if (window.micro_steps < parts_.progress.micro_steps) check_unused();  // no backward was the last
   }
   for (; hooks_ready_ < hooks.size(); ++hooks_ready_) hooks[hooks_ready_]->gradients_ready(window);
+  const bool there_were = gradients_->has_seen_any();
   gradients_->forget();
-  if (!parts_.gradients_are_shared_out) detail::check_gradients(parts_);
+  if (!parts_.gradients_are_shared_out) detail::check_gradients(parts_, there_were);
 }
 
 // Gradients to parameters.
@@ -98,7 +99,8 @@ void Session::skip_empty_window() {
   }
 }
 
-// A rank that is alone keeps to the rule of several.
+// A rank that is alone keeps to the rule of several, which look when a window's last backward ends: what
+// joins later sits the step out.
 void Session::check_unused() const {
   if (!parts_.world_was_given || parts_.world().world_size() > 1) return;
   const auto* ranks = parts_.find<JoinedRanks>();

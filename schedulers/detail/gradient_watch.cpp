@@ -98,6 +98,11 @@ void GradientWatch::check(const SessionParts& parts) {
   follow_list(parts);
 }
 
+bool GradientWatch::has_seen_any() const {
+  return std::any_of(versions_.begin(), versions_.end(),
+                     [](int64_t version) { return version != kNoGradient; });
+}
+
 void GradientWatch::forget() {
   gradients_.clear();
   versions_.clear();

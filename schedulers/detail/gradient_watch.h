@@ -49,6 +49,8 @@ class GradientWatch {
   // Before what follows from the pass. Throws where a gradient came from somebody else's backward; gradients
   // of parameters that have joined since are cleared; warns where all parameters were changed.
   void check(const SessionParts& parts);
+  // Whether the window's last pass left a gradient anywhere.
+  bool has_seen_any() const;
   // The window ends.
   void forget();
 

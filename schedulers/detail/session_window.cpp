@@ -51,6 +51,7 @@ void SessionWindow::end_backward() {
   Progress& progress = parts().progress;
   progress.micro_step = progress.micro_steps - 1;
   for (const auto& hook : parts().hooks()) hook->backward_end(progress);
+  session_.check_unused();
   pass_.reset();
   session_.gradients_->end_pass(parts());
   session_.in_backward_ = true;

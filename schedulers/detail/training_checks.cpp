@@ -12,6 +12,7 @@
 #include <pacer/collectives/launch_environment.h>
 #include <pacer/core/error.h>
 #include <pacer/schedulers/detail/model_facts.h>
+#include <pacer/schedulers/joined_ranks.h>
 
 namespace pacer::detail {
 namespace {
@@ -67,23 +68,26 @@ void check_all_reached(const SessionParts& parts) {
   for (const auto& group : parts.optimizer().param_groups()) {
     misses = misses || std::any_of(group.params().begin(), group.params().end(), is_missed);
   }
-  if (!misses) return;  // names cost more
+  if (!misses) return;                   // names cost more
+  std::unordered_set<const void*> zero;  // where a gradient that is not there is one of zero
+  Progress window = parts.progress;
+  window.micro_step = 0;
+  for (const at::Tensor& parameter : parts.unused(window)) zero.insert(parameter.unsafeGetTensorImpl());
   const SessionOptimizer* own = parts.session_optimizer();
-  std::unordered_set<const void*> local;  // what they have no gradient for has one of zero
   if (own != nullptr && own->gradient_scope() != GradientScope::world) {
-    for (const at::Tensor& parameter : own->local_parameters()) local.insert(parameter.unsafeGetTensorImpl());
+    for (const at::Tensor& parameter : own->local_parameters()) zero.insert(parameter.unsafeGetTensorImpl());
   }
   std::vector<std::string> missed;
   size_t count = 0;
   for (const auto& [name, parameter] : named_optimizer_parameters(parts)) {
     if (!parameter.requires_grad()) continue;
     ++count;
-    if (is_missed(parameter) && local.count(parameter.unsafeGetTensorImpl()) == 0) missed.push_back(name);
+    if (is_missed(parameter) && zero.count(parameter.unsafeGetTensorImpl()) == 0) missed.push_back(name);
   }
   require_all_reached(missed, count);
 }
 
-void check_gradients(const SessionParts& parts) {
+void check_gradients(const SessionParts& parts, bool there_were) {
   for (const auto& group : parts.optimizer().param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
       if (parameter.grad().defined()) return;
@@ -91,7 +95,10 @@ void check_gradients(const SessionParts& parts) {
   }
   const std::vector<char> needs = needs_gradient(parts);
   const bool others_train = parts.replicas != nullptr && parts.world().world_size() > 1;
-  if (others_train && std::count(needs.begin(), needs.end(), 1) == 0) return;
+  if (others_train) {
+    const bool sits_out = !there_were && parts.find<JoinedRanks>()->unused_is_zero();
+    if (sits_out || std::count(needs.begin(), needs.end(), 1) == 0) return;
+  }
   require(std::count(needs.begin(), needs.end(), 1) > 0, "none of the optimizer's ", needs.size(),
           " parameters needs a gradient, so the step would change nothing; unfreeze them, call set_adapter() "
           "with the adapter that the optimizer was made for, or make another optimizer and Session");

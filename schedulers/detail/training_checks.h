@@ -25,8 +25,9 @@ void check_single_rank();
 void check_all_reached(const SessionParts& parts);
 
 // Throws InvalidArgument where no parameter of the optimizer has a gradient. A rank of a pipeline may have
-// nothing that needs one.
-void check_gradients(const SessionParts& parts);
+// nothing that needs one, or with unused_is_zero nothing that was reached. `there_were`: gradients, when the
+// window's last backward ended.
+void check_gradients(const SessionParts& parts, bool there_were);
 
 // Warns once, on the first rank, where 30 steps in a row changed nothing because gradients were not finite;
 // once more where that comes again. It learns that late.

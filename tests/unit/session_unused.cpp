@@ -2,6 +2,7 @@
 // error; with unused_is_zero what no rank has used sits the step out, and what one has used gets the mean.
 #include <torch/csrc/autograd/autograd.h>
 
+#include "support/captured_stderr.h"
 #include "support/catch.h"
 #include "support/mistakes_trainer.h"
 #include "support/pipeline_runs.h"
@@ -188,6 +189,87 @@ TEST_CASE("pipelines have the same rule, whether stages have replicas or not", "
       }
     }
   }
+}
+
+TEST_CASE("a stage none of whose trained parameters was reached sits the step out", "[pipeline]") {
+  for (const int replicas : {1, 2}) {
+    for (const bool clears : {false, true}) {
+      CAPTURE(replicas, clears);
+      pipelines::Setup setup;
+      setup.options.last({"norm", "head", "spare"}).unused_is_zero(true);
+      setup.prepare = [](pipelines::LanguageModel& model) {
+        model->register_parameter("spare", torch::ones({3}));
+        for (const auto& item : model->named_parameters()) {
+          const bool trains = item.key() == "spare" || item.key().rfind("blocks.0.", 0) == 0;
+          Tensor(item.value()).requires_grad_(trains);
+        }
+      };
+      const int ranks = 2 * replicas;
+      const auto worlds = Communicator::in_process(ranks, CommunicatorOptions().timeout(setup.timeout));
+      std::vector<pipelines::LanguageModel> models;
+      for (int r = 0; r < ranks; ++r) models.push_back(pipelines::make_model(setup));
+      const auto messages = run_ranks(ranks, [&](int r) {
+        const auto at = static_cast<size_t>(r);
+        pipelines::PipelineRank rank(setup, one_f_one_b(4), 2, worlds[at], models[at]);
+        const auto before = rank.weights();
+        for (int64_t step = 0; step < 3; ++step) {
+          const auto [x, y] = rank.batch(step);
+          (void)rank.pass(x, y);
+          if (clears) rank.optimizer->zero_grad();
+          rank.session->step();
+        }
+        const auto after = rank.weights();
+        if (after.count("spare") != 0) RANK_REQUIRE(after.at("spare").equal(torch::ones({3})));
+        const std::string trained = "blocks.0.mix.weight";
+        if (after.count(trained) != 0) RANK_REQUIRE(!after.at(trained).equal(before.at(trained)));
+        rank.session->finish();
+      });
+      if (!clears) {
+        CHECK(first_of(messages) == "");
+      } else {  // which is no reason to sit out
+        CHECK(contains(messages.front(), replicas == 1 ? "delete zero_grad()" : "gradient"));
+      }
+    }
+  }
+}
+
+TEST_CASE("parameters that join between backward and step sit this step out, on any number of ranks",
+          "[session][data_parallel]") {
+  const CapturedStderr quiet;  // the Session warns of a parameter that is not the model's
+  for (const int ranks : {1, 2}) {
+    CAPTURE(ranks);
+    RankSetup setup = setup_with(DataParallelOptions());
+    setup.frozen = true;
+    auto trainers = trainers_of(std::vector<RankSetup>(static_cast<size_t>(ranks), setup));
+    const auto messages = run_all(trainers, [&](RankTrainer& t, int) {
+      const Tensor added = torch::ones({3}).requires_grad_(), thawed = t.model->parameters().front();
+      const Tensor before = thawed.detach().clone();
+      t.step();
+      t.begin_and_backward();
+      t.optimizer->add_param_group(torch::optim::OptimizerParamGroup(std::vector<Tensor>{added}));
+      thawed.requires_grad_(true);
+      RANK_REQUIRE(t.session->step());
+      RANK_REQUIRE(added.equal(torch::ones({3})) && thawed.equal(before));
+      auto [x] = t.session->begin(t.inputs);
+      t.session->backward(t.model->forward(x).square().mean() + added.sum());
+      RANK_REQUIRE(t.session->step());
+      RANK_REQUIRE(!added.equal(torch::ones({3})) && !thawed.equal(before));
+      t.session->finish();
+    });
+    CHECK(first_of(messages) == "");
+  }
+}
+
+TEST_CASE("after a backward that missed a parameter a single rank goes on as it began",
+          "[session][data_parallel]") {
+  RankSetup setup = setup_with(DataParallelOptions(), 2);
+  auto trainers = trainers_of({setup});
+  RankTrainer& t = *trainers.front();
+  micro_step(t, kFirst);
+  CHECK(contains(refusal([&] { micro_step(t, kFirst); }), "backward reached 2 of 4 parameters not at all"));
+  CHECK(t.session->progress().micro_step == 0);
+  for (const Uses uses : {kBoth, kFirst}) micro_step(t, uses);
+  CHECK(t.session->progress().step == 1);
 }
 
 }  // namespace pacer::testing::unused
