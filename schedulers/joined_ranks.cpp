@@ -187,15 +187,12 @@ void JoinedRanks::backward_failed() {
 
 void JoinedRanks::gradients_ready(const Progress& window) {
   if (!is_joined()) return;
-  if (std::exchange(knows_totals_, false)) {
-    // since its last backward
-  } else if (!statuses_.is_under_way()) {  // the window ends early, and so did not begin to travel
-    statuses_ = StatusExchange(parts_->world(), status_of(Intent::last_step, window));
-    await_totals();
-    reduce(window);
-  } else {
-    await_totals();
-  }
+  // A window that ends early did not begin to travel.
+  const bool ends_early = !knows_totals_ && !statuses_.is_under_way();
+  if (ends_early) statuses_ = StatusExchange(parts_->world(), status_of(Intent::last_step, window));
+  if (!std::exchange(knows_totals_, false)) await_totals();
+  settle_missed(window);
+  if (ends_early) reduce(window);
   Work loss = add_losses();
   wait();
   share_written_parameters();

@@ -71,6 +71,9 @@ class JoinedRanks : public Hook {
   virtual bool sends_in_every_pass() const { return false; }
   virtual void begin_pass(const Progress& progress, bool is_last) = 0;
   virtual void end_pass(bool is_last) = 0;
+  // Decides what becomes of parameters that no pass of the window has reached. All ranks are known to be
+  // about to take this step, so they may exchange something for it.
+  virtual void settle_missed(const Progress& /*window*/) {}
   // It takes the place of a last pass in a window that ends early.
   virtual void reduce(const Progress& window) = 0;
   virtual void wait() = 0;

@@ -226,11 +226,6 @@ void Shards::backward_begin(const Progress& progress) {
   JoinedRanks::backward_begin(progress);
 }
 
-void Shards::gradients_ready(const Progress& window) {
-  if (is_joined_) settle_missed(window);
-  JoinedRanks::gradients_ready(window);
-}
-
 // What no pass of the window has reached on any rank is no part of the step, as with whole gradients. What a
 // hook says to be unused has a gradient of zero.
 void Shards::settle_missed(const Progress& window) {

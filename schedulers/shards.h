@@ -102,7 +102,6 @@ class Shards : public JoinedRanks {
   void forward_begin(const Progress& progress) override;
   void forward_end() override;
   void backward_begin(const Progress& progress) override;
-  void gradients_ready(const Progress& window) override;
   void after_step(StepReport& report) override;
 
   // ---- For checkpoints. `state` is the optimizer's export_state(), of which each rank has a part. ----
@@ -131,6 +130,7 @@ class Shards : public JoinedRanks {
   bool sends_in_every_pass() const override;
   void begin_pass(const Progress& progress, bool is_last) override;
   void end_pass(bool is_last) override;
+  void settle_missed(const Progress& window) override;
   void reduce(const Progress& window) override;
   void wait() override;
   void drop() override { shards_->drop(); }
@@ -142,7 +142,6 @@ class Shards : public JoinedRanks {
   bool stays_local() const;
   void require_same_parameters() const;
   void own_parts();
-  void settle_missed(const Progress& window);
   void check_order() const;
 
   // A tensor of which this rank has a part, and the parameter it belongs to.

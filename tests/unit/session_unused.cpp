@@ -272,4 +272,27 @@ TEST_CASE("after a backward that missed a parameter a single rank goes on as it 
   CHECK(t.session->progress().step == 1);
 }
 
+TEST_CASE("ranks with an unequal number of batches hear so where Shards lets parameters sit out",
+          "[session][shards]") {
+  for (const Sharded what : {Sharded::state, Sharded::gradients}) {
+    for (const int64_t micro_steps : {1, 2}) {
+      CAPTURE(static_cast<int>(what), micro_steps);
+      RankSetup setup = setup_with({}, micro_steps);
+      setup.reduction = [what](Session& session) {
+        session.use(Shards(ShardsOptions().what(what).unused_is_zero(true)));
+      };
+      auto trainers = trainers_of({setup, setup}, CommunicatorOptions().timeout(std::chrono::seconds(20)));
+      const auto messages = run_all(trainers, [&](RankTrainer& t, int rank) {
+        t.step();
+        if (rank == 0) micro_step(t, kBoth);  // with two micro-steps, of a window that ends early
+        t.session->finish();
+      });
+      for (const std::string& message : messages) {
+        CHECK(contains(message, "the ranks are out of step"));
+        CHECK(contains(message, "give every rank the same number of batches"));
+      }
+    }
+  }
+}
+
 }  // namespace pacer::testing::unused
