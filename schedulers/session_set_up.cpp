@@ -49,8 +49,8 @@ Session::Session(torch::nn::Module& model, torch::optim::Optimizer& optimizer,
       warns_of_empty_window_(parts_.is_first_rank()) {
   if (!parts_.world_was_given) detail::check_single_rank();
   if (parts_.session_optimizer()) parts_.session_optimizer()->name_parameters(model.named_parameters());
-} catch (...) {
-  if (world) detail::set_up(*world, [] { throw; });
+} catch (const std::exception& error) {
+  if (world) detail::leave_after(*world, error);
 }
 
 Session::~Session() {

@@ -35,4 +35,10 @@ std::vector<std::string> together(Communicator& world, std::chrono::milliseconds
   return all;
 }
 
+void leave_after(Communicator& world, const std::exception& error) {
+  const bool is_heard = dynamic_cast<const CommunicationError*>(&error) != nullptr ||
+                        dynamic_cast<const HeardByAll*>(&error) != nullptr;
+  if (world.world_size() > 1 && !is_heard) world.leave(concatenate("its set-up failed: ", error.what()));
+}
+
 }  // namespace pacer::detail

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <exception>
 #include <functional>
 #include <string>
 #include <vector>
@@ -23,19 +24,18 @@ class HeardByAll {
   virtual ~HeardByAll() = default;
 };
 
-// Does f, a part of what each rank does by itself before training. Where it throws on this rank, the others
-// hear the reason at once, wherever they wait, and `world` is of no more use.
+// This rank's set-up failed. The others hear the reason at once, wherever they wait, unless they have heard
+// it; `world` is of no more use then.
+void leave_after(Communicator& world, const std::exception& error);
+
+// Does f, a part of what each rank does by itself before training. Where it throws on this rank, the rank
+// leaves the others.
 template <class F>
 void set_up(Communicator& world, const F& f) {
   try {
     f();
-  } catch (const CommunicationError&) {
-    throw;
   } catch (const std::exception& error) {
-    if (world.world_size() > 1 && dynamic_cast<const HeardByAll*>(&error) == nullptr) {
-      const std::string words = error.what();
-      world.leave("its set-up failed: " + words.substr(0, words.find('\n')));
-    }
+    leave_after(world, error);
     throw;
   }
 }
