@@ -68,8 +68,8 @@ std::tuple<std::string, bool> save_checkpoint(const std::string& root, int64_t s
   plan.timeout = CheckpointsOptions(root).timeout();
   plan.root = root;
   plan.keep = keep;
-  plan.is_parameter = [names = std::unordered_set<std::string>(parameters.begin(), parameters.end())](
-                          const std::string& name) { return names.count(name) != 0; };
+  plan.must_be_finite = [names = std::unordered_set<std::string>(parameters.begin(), parameters.end())](
+                            const std::string& name) { return names.count(name) != 0; };
   std::unique_ptr<FolderLock> lock;  // of rank 0, until the old checkpoints are removed
   const auto together = [&, timeout = plan.timeout](const char* action, const auto& f) {
     return detail::together(*world, timeout, action, f);

@@ -93,13 +93,13 @@ def save_checkpoint(
     if gpu is not None:
         session["random/cuda"] = torch.cuda.get_rng_state(gpu)
     path = os.fspath(folder)
-    parameters = [name for name, _ in model.named_parameters()]
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     saved, is_finite = _run(
-        torch.ops.pacer.save_checkpoint, path, step, tensors, parameters, *exported, session, keep, own._world()
+        torch.ops.pacer.save_checkpoint, path, step, tensors, trained, *exported, session, keep, own._world()
     )
     if not is_finite:
         warnings.warn(
-            f"parameters in the checkpoint {saved} are not finite; the newest one with finite parameters stays, whatever is "
+            f"trained parameters in the checkpoint {saved} are not finite; the newest one with finite parameters stays, whatever is "
             "removed, and load_checkpoint goes on from it; look for the first loss that was not finite.",
             stacklevel=2,
         )
