@@ -29,16 +29,17 @@ class OwnParameters : public torch::nn::Module {
 };
 
 // Calls f(parameter), which returns whether to go on, for all that the module has, in an order of its own.
-// False where f ended it.
+// False where f ended it. Module::apply, unlike children(), makes no list of each module's children.
 template <class F>
-bool each_parameter(const torch::nn::Module& module, const F& f) {
-  for (const auto& item : OwnParameters::of(module)) {
-    if (item.value().defined() && !f(item.value())) return false;
-  }
-  for (const auto& child : module.children()) {
-    if (child && !each_parameter(*child, f)) return false;
-  }
-  return true;
+bool each_parameter(const torch::nn::Module& model, const F& f) {
+  bool goes_on = true;
+  const torch::nn::Module::ConstModuleApplyFunction look = [&](const torch::nn::Module& module) {
+    for (const auto& item : OwnParameters::of(module)) {
+      goes_on = goes_on && (!item.value().defined() || f(item.value()));
+    }
+  };
+  model.apply(look);
+  return goes_on;
 }
 
 Addresses addresses_in_model(const SessionParts& parts) {
