@@ -21,7 +21,8 @@ list(APPEND PACER_CXX_FLAGS -ffp-contract=off)
 list(APPEND PACER_CUDA_FLAGS --fmad=false -Xcompiler=-ffp-contract=off)
 
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
-  list(APPEND PACER_CXX_FLAGS -Wno-array-bounds)  # false where LibTorch's autograd::Function reserves a vector<bool>
+  # They are false where LibTorch's autograd::Function reserves a vector<bool>.
+  list(APPEND PACER_CXX_FLAGS -Wno-array-bounds -Wno-stringop-overflow)
 endif()
 
 set(PACER_SANITIZE_FLAGS "")

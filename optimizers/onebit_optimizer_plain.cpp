@@ -10,6 +10,7 @@
 #include <pacer/collectives/communicator.h>
 #include <pacer/collectives/gradient_bucketer.h>
 #include <pacer/core/error.h>
+#include <pacer/optimizers/detail/onebit_plan.h>
 #include <pacer/optimizers/detail/step_agreement.h>
 #include <pacer/optimizers/onebit_optimizer.h>
 

@@ -63,7 +63,7 @@ void Session::take_step() {
 // their turn do not get another one.
 void Session::make_gradients_ready(const Progress& window) {
   const auto& hooks = parts_.hooks_;
-  if (hooks_ready_ > 0) parts_.world().check();  // a rank that has failed among several is not waited for
+  if (hooks_ready_ > 0 && parts_.world().world_size() > 1) parts_.world().check();  // this rank has left
   if (hooks_ready_ == 0) {
     fill_unused_gradients(window);
     if (window.micro_steps < parts_.progress.micro_steps) check_unused();  // no backward was the last

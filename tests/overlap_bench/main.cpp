@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <torch/cuda.h>
@@ -94,7 +95,8 @@ int main(int argc, char** argv) {
     meeting.port = std::atoi(std::getenv("MASTER_PORT")) + 1;
     parts::Connection connection =
         parts::connect(meeting, pacer::CommunicatorOptions().backend(pacer::Backend::gloo));
-    connection.data = parts::connect_alone(world->device()).data;
+    // What is left out lives on: the other rank may still be joining it.
+    const auto left_out = std::exchange(connection.data, parts::connect_alone(world->device()).data);
     const auto silent = std::make_shared<pacer::Communicator>(connection, pacer::CommunicatorOptions());
     Training training(shape, silent, true, [](pacer::Session& session) {
       session.use(pacer::DataParallel(pacer::DataParallelOptions().in_place(false)));
