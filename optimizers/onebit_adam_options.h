@@ -38,8 +38,8 @@ struct OneBitAdamOptions : public torch::optim::OptimizerCloneableOptions<OneBit
   // 16-bit parameters need a master copy or a remainder: MasterWeights::none is refused.
   TORCH_ARG(MasterWeights, master_weights) = MasterWeights::automatic;
   // False: the group stays with AdamW for the whole run, and its gradients are averaged in full precision.
-  // That suits parameters that are few but sensitive. What is fp64 and would be
-  // compressed must be in such a group.
+  // That suits parameters that are few but sensitive. What is fp64 and would be compressed must be in such a
+  // group.
   TORCH_ARG(bool, compress) = true;
 
   // ---- Of the optimizer: the same in all groups. ----

@@ -14,22 +14,12 @@
 #include "support/catch.h"
 #include "support/message_of.h"
 #include "support/ranks.h"
+#include "support/two_layers.h"
 
 namespace pacer::testing {
 namespace {
 
 using torch::Tensor;
-
-// SGD whose step fails where it is asked to, before it changes anything.
-class FailingSgd : public torch::optim::SGD {
- public:
-  using SGD::SGD;
-  Tensor step(LossClosure closure = nullptr) override {
-    if (std::exchange(fails, false)) throw std::runtime_error("no memory is left");
-    return SGD::step(closure);
-  }
-  bool fails = false;
-};
 
 // Halves gradients, and fails where it is asked to, before it changes anything.
 class Halve : public Hook {

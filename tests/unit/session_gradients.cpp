@@ -1,7 +1,6 @@
 // What a Session owns between two calls: the gradients of its optimizer's parameters. What others leave there
 // or change is cleared or said, on one rank; tests/unit/session_rank_gradients.cpp has several.
 #include <memory>
-#include <stdexcept>
 
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -16,25 +15,13 @@
 #include "support/message_of.h"
 #include "support/mistakes.h"
 #include "support/optimizers.h"
+#include "support/two_layers.h"
 
 namespace pacer::testing::session_gradients {
 namespace {
 
 using torch::optim::SGD;
 using torch::optim::SGDOptions;
-
-torch::nn::Sequential two_layers() {
-  torch::manual_seed(7);
-  return torch::nn::Sequential(torch::nn::Linear(3, 4), torch::nn::Linear(4, 2));
-}
-
-Tensor batch_of(int64_t step, int64_t width) {
-  return torch::arange(4 * width, at::kFloat)
-      .view({4, width})
-      .mul(0.1)
-      .sub(0.3)
-      .add(0.05 * static_cast<double>(step));
-}
 
 // A model of two layers and a loop in parts.
 template <class O>
@@ -53,17 +40,6 @@ struct Loop {
   O& optimizer;
   Session session;
   Tensor inputs = batch_of(0, 3);
-};
-
-// SGD whose step fails once, before it changes anything.
-class FailingSgd : public SGD {
- public:
-  using SGD::SGD;
-  Tensor step(LossClosure closure = nullptr) override {
-    if (std::exchange(fails, false)) throw std::runtime_error("no memory is left");
-    return SGD::step(closure);
-  }
-  bool fails = false;
 };
 
 }  // namespace

@@ -12,17 +12,13 @@
 #include "support/message_of.h"
 #include "support/mistakes.h"
 #include "support/optimizers.h"
+#include "support/two_layers.h"
 
 namespace pacer::testing::session_shared_graph {
 namespace {
 
 using torch::optim::SGD;
 using torch::optim::SGDOptions;
-
-torch::nn::Sequential two_layers() {
-  torch::manual_seed(7);
-  return torch::nn::Sequential(torch::nn::Linear(3, 4), torch::nn::Linear(4, 2));
-}
 
 torch::nn::Sequential one_layer() {
   torch::manual_seed(8);
@@ -41,14 +37,6 @@ struct Gan {
   SGD of_generator{generator->parameters(), SGDOptions(0.1)};
   SGD of_discriminator{discriminator->parameters(), SGDOptions(0.1)};
 };
-
-Tensor batch_of(int64_t step, int64_t width) {
-  return torch::arange(4 * width, at::kFloat)
-      .view({4, width})
-      .mul(0.1)
-      .sub(0.3)
-      .add(0.05 * static_cast<double>(step));
-}
 
 // torch's loop, which clears gradients before each pass.
 void train_by_hand(Gan& gan, int64_t steps) {
