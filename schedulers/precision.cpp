@@ -10,7 +10,6 @@
 #include <pacer/core/error.h>
 #include <pacer/schedulers/detail/number_text.h>
 #include <pacer/schedulers/session_parts.h>
-#include <pacer/schedulers/shards.h>
 #include <pacer/schedulers/step_report.h>
 
 namespace pacer {
@@ -60,9 +59,7 @@ std::string Precision::agreement() const {
 }
 
 void Precision::start(const Progress&) {
-  if (!fp8_) return;
-  const auto* shards = parts_->find<Shards>();
-  if (shards != nullptr && shards->keeps_parts()) scaling_->keep_weights(false);
+  if (fp8_ && parts_->parameters_are_shared_out) scaling_->keep_weights(false);
 }
 
 // What was recorded outside of training, or in a window that was given up, says nothing of this step.

@@ -104,14 +104,15 @@ class SessionParts {
   bool should_stop = false;
   std::string stop_reason;
 
-  // ---- what hooks ask for, in attach ----
-  int64_t micro_steps = 1;                // per optimizer step
-  bool weight_by_tokens = false;          // micro-batches count by their tokens, not alike
-  bool replay_optimizer = false;          // capture the optimizer's kernels in a CUDA graph
-  bool gradients_are_shared_out = false;  // they leave the parameters for parts that ranks own (Shards)
-  bool saves_frozen = true;               // checkpoints hold weights that are not trained, too
-  bool record_loss = false;               // add up the losses of a window for the report
-  bool accumulate_in_fp32 = true;         // gradients of 16-bit parameters over micro-batches
+  // ---- what hooks ask for, in attach or arrange ----
+  int64_t micro_steps = 1;                 // per optimizer step
+  bool weight_by_tokens = false;           // micro-batches count by their tokens, not alike
+  bool replay_optimizer = false;           // capture the optimizer's kernels in a CUDA graph
+  bool gradients_are_shared_out = false;   // they leave the parameters for parts that ranks own (Shards)
+  bool parameters_are_shared_out = false;  // they have their values for a while only (Shards)
+  bool saves_frozen = true;                // checkpoints hold weights that are not trained, too
+  bool record_loss = false;                // add up the losses of a window for the report
+  bool accumulate_in_fp32 = true;          // gradients of 16-bit parameters over micro-batches
   // A Pipeline sets these two: the ranks that have the same stage, and the tensors of the model that other
   // ranks have, by TensorImpl.
   std::shared_ptr<Communicator> replicas;

@@ -123,6 +123,7 @@ void Shards::arrange() {
       first += blocks->size();
     }
     gathers_ = gathers;
+    parts().parameters_are_shared_out = true;
   }
   own_parts();
   parts().gradients_are_shared_out = true;

@@ -34,6 +34,7 @@ class Fp8Layer : public torch::CustomClassHolder {
   kernels::Fp8Format gradients() const { return gradients_; }
 
   void forget_weight() { weight_.reset(); }
+  bool holds_weight() const { return weight_.has_value(); }
   void keep_weight(bool keep) {
     keeps_weight_ = keep;
     forget_weight();

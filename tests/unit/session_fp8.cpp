@@ -6,6 +6,8 @@
 
 #include <torch/nn/modules/container/sequential.h>
 
+#include <pacer/modules/detail/fp8_layer.h>
+
 #include "support/metrics_run.h"
 #include "support/ranks.h"
 #include "support/small_run.h"
@@ -181,6 +183,32 @@ TEST_CASE("ranks share the largest magnitudes, and skip together what one of the
     alone.step();
     CHECK(
         scales_of(alone).at("fp8.stack.0.input.history").equal(scales[0][0].at("fp8.stack.0.input.history")));
+  }
+}
+
+TEST_CASE("no 8-bit weights stay where parameters come and go", "[session][fp8][shards]") {
+  for (const bool are_shared_out : {false, true}) {
+    std::vector<std::unique_ptr<SmallRun>> runs;
+    for (const auto& world : Communicator::in_process(2)) {
+      runs.push_back(std::make_unique<SmallRun>(adamw(), std::vector<RegisteredHook>{fp8_hook()}, 0, world,
+                                                /*own_random=*/false));
+      if (are_shared_out) runs.back()->session->use(Shards(runs.back()->model->stack));
+    }
+    const auto messages = run_ranks(2, [&](int rank) {
+      SmallRun& run = *runs[static_cast<size_t>(rank)];
+      for (int step = 0; step < 3; ++step) {
+        const auto batch = run.next_batch();
+        auto [x, y] = run.session->begin(batch.first, batch.second);
+        const Tensor loss = run.model->loss(x, y);
+        const auto layer = Fp8Scope::current()->layer_of(*run.model->blocks[1]);
+        RANK_REQUIRE(layer && layer->holds_weight() == !are_shared_out);
+        run.session->backward(loss);
+        RANK_REQUIRE(layer->holds_weight() == !are_shared_out);
+        run.session->step();
+      }
+      run.finish();
+    });
+    CHECK(first_of(messages) == "");
   }
 }
 
