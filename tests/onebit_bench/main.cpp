@@ -44,12 +44,15 @@ std::string format(const char* text, double value) {
   return buffer;
 }
 
-// Parameters and gradients as pieces of one buffer each, so that one all-reduce takes all gradients.
+// Parameters, the same on all ranks, and gradients of this one, as pieces of one buffer each, so that one
+// all-reduce takes all gradients.
 struct Flat {
-  explicit Flat(const std::vector<int64_t>& counts, at::Device device) {
+  Flat(const std::vector<int64_t>& counts, const pacer::Communicator& world) {
     int64_t total = 0;
     for (const int64_t count : counts) total += (count + 127) / 128 * 128;
-    values = torch::randn({total}, at::TensorOptions().device(device));
+    torch::manual_seed(0);
+    values = torch::randn({total}, at::TensorOptions().device(world.device()));
+    torch::manual_seed(1 + static_cast<uint64_t>(world.rank()));
     gradients = torch::randn({total}, values.options()) * 1e-3;
     int64_t offset = 0;
     for (const int64_t count : counts) {
@@ -88,7 +91,7 @@ using Rule = std::function<void()> (*)(const Flat& flat);
 
 double averaged(const World& world, const std::vector<int64_t>& counts, bool bf16, Rule rule, int rounds,
                 int steps) {
-  const Flat flat(counts, world->device());
+  const Flat flat(counts, *world);
   const auto step = rule(flat);
   const auto agreed = pacer::CollectiveOptions().agreed(true);
   const Tensor wire = bf16 ? flat.gradients.to(at::kBFloat16) : flat.gradients;
@@ -103,7 +106,7 @@ double averaged(const World& world, const std::vector<int64_t>& counts, bool bf1
 template <class Optimizer, class Options>
 double compressed(const World& world, const std::vector<int64_t>& counts, bool block_scales, int rounds,
                   int steps) {
-  const Flat flat(counts, world->device());
+  const Flat flat(counts, *world);
   const auto options =
       Options(1e-5).betas({0.9, 0.5}).freeze_step(2).compress_alone(true).block_scales(block_scales);
   Optimizer optimizer(flat.parameters, options, world);
@@ -121,7 +124,6 @@ int main(int argc, char** argv) {
   const World world = pacer::Communicator::from_environment();
   pacer::require<pacer::Unavailable>(world->device().is_cuda(),
                                      "pacer-onebit-bench needs a GPU for each rank");
-  torch::manual_seed(world->rank());
   const bench::ModelShapes model = name == "bert-large" ? bench::bert_large() : bench::gpt2();
   const std::vector<int64_t> counts = model.counts();
   if (world->rank() == 0) {
