@@ -1,9 +1,10 @@
 """The same over NCCL, one GPU a rank: training beside one process, resumption, and F2, killed and stopped ranks."""
 import os
+import tempfile
 
 import cases_faults
 import cases_groups
-from cases_training import play
+from cases_training import go_on, part, play
 from ranks import Ranks, gpus
 from run_ranks import case
 from soak import soak
@@ -51,6 +52,26 @@ def pipeline(worker):
     for world_size in worlds():
         play(worker, "train_pipelines", world_size, nccl=1, steps=200 if LONG else 10)
         play(worker, "train_pipeline_parts", world_size, nccl=1, steps=50 if LONG else 5)
+
+
+@case
+def pipeline_resume(worker):
+    """Any number of stages go on from a checkpoint of any other, with FusedAdamW and with torch's optimizers."""
+    if not worlds():
+        return
+    for optimizer in ("FusedAdamW", "Adam", "SGD", *(("AdamW", "RMSprop", "Adagrad") if LONG else ())):
+        with tempfile.TemporaryDirectory() as folder:
+            wanted, _ = part(worker, folder, 1, stages=0, steps=5, optimizer=optimizer, nccl=1)
+        parts = [(2, 2, "1f1b", 2), (1, 0, "", 3), (2, 2, "gpipe", 5)]
+        go_on(worker, wanted, parts, optimizer=optimizer, nccl=1)
+
+
+@case
+def parameters(worker):
+    """Parameters that join, leave or sit out."""
+    for world_size in worlds():
+        play(worker, "parameters_join", world_size, nccl=1)
+        play(worker, "parameters_sit_out", world_size, nccl=1)
 
 
 @case

@@ -78,6 +78,14 @@ def pipeline(worker):
 
 
 @case
+def parameters(worker):
+    """Parameters that join, leave or sit out: the bits of every rank, and one process beside them."""
+    for world_size in (2, 3):
+        play(worker, "parameters_join", world_size)
+        play(worker, "parameters_sit_out", world_size)
+
+
+@case
 def memory_order(worker):
     """Parameters in another memory order are refused on one rank, and train on all."""
     play(worker, "memory_order", 2)
@@ -123,6 +131,10 @@ def pipeline_resume(worker):
     with tempfile.TemporaryDirectory() as folder:  # tied weights, whose gradients add up alike where stages do
         wanted, _ = part(worker, folder, 2, stages=2, schedule="1f1b", tied=1, steps=5)
     go_on(worker, wanted, [(2, 2, "1f1b", 3), (1, 0, "", 3), (2, 2, "gpipe", 5)], tied=1)
+    for optimizer in ("Adam", *(("AdamW", "SGD", "RMSprop", "Adagrad") if LONG else ())):  # torch's
+        with tempfile.TemporaryDirectory() as folder:
+            wanted, _ = part(worker, folder, 1, stages=0, steps=5, optimizer=optimizer)
+        go_on(worker, wanted, [(2, 2, "1f1b", 2), (1, 0, "", 3), (2, 2, "gpipe", 5)], optimizer=optimizer)
 
 
 # What all ranks are told where the last one differs; {first} is the first rank of its pipeline.

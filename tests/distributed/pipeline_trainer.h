@@ -13,6 +13,7 @@
 
 #include <pacer/core/checksum.h>
 
+#include "optimizers.h"
 #include "scenario.h"
 #include "support/pipeline_model.h"
 #include "support/small_run.h"
@@ -23,6 +24,8 @@ struct Task {
   int64_t depth = 8, micro_batches = 4, rows = 1;  // rows of a micro-batch
   bool fp8 = false;                                // the layers that can compute in 8-bit floats
   bool is_tied = false;  // embedding and head are one parameter, which the first and the last stage use
+  // With two groups, so that stages have options of groups in common.
+  RegisteredOptimizer optimizer = optimizer_named("FusedAdamW");
   PipelineShape plan = one_f_one_b(4);
   PipelineOptions options = PipelineOptions().first({"embedding"}).last({"norm", "head"});
   // Before the model is cut.
@@ -137,7 +140,7 @@ class PipelineTrainer {
   }
 
   void make_session(const NamedParameters& parameters) {
-    optimizer_ = optimizer_maker()(parameters, world_);
+    optimizer_ = task_.optimizer.make(parameters, world_);
     session_ = std::make_unique<Session>(*model_, *optimizer_, world_);
     session_->use(PartsProbe(parts_));
     if (pipeline_) {
@@ -146,12 +149,9 @@ class PipelineTrainer {
       session_->use(GradientAccumulation(task_.micro_batches));
     }
     if (task_.fp8) session_->use(Precision::fp8());
-    session_->use(GradientClipping(kMaxNorm)).use(LearningRate(warmup_cosine({3, 20}))).use(sampler_);
-  }
-
-  // Two groups, so that stages have options of groups in common.
-  static OptimizerMaker optimizer_maker() {
-    return making<FusedAdamW>(FusedAdamWOptions(0.01).weight_decay(0.1));
+    // Norms of torch's optimizers add up in another order where a parameter is on another rank.
+    if (task_.optimizer.is_own) session_->use(GradientClipping(kMaxNorm));
+    session_->use(LearningRate(warmup_cosine({3, 20}))).use(sampler_);
   }
 
   std::pair<Tensor, Tensor> next_batch(int64_t rows) {

@@ -60,6 +60,7 @@ void train_part(const Player& player) {
   const auto world = join_in_order(player);
   Task task;
   task.is_tied = player.has("tied");
+  if (player.has("optimizer")) task.optimizer = optimizer_named(player.text("optimizer"));
   std::unique_ptr<PipelineTrainer> trainer;
   if (const int stages = player.number("stages")) {
     task.plan = plan_named(player.text("schedule"));

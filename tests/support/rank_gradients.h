@@ -46,6 +46,7 @@ struct Rank {
   Rank(std::shared_ptr<Communicator> ranks, const MakeOptimizer& make,
        const std::function<void(Session&, Model&)>& use, bool leaves_out_last = false)
       : world(std::move(ranks)) {
+    model->to(world->device());
     std::vector<Tensor> parameters = model->parameters();
     if (leaves_out_last) parameters.resize(parameters.size() - 2);
     optimizer = make(parameters, world);

@@ -38,9 +38,9 @@ struct RankTrainer {
       model->push_back(
           torch::nn::Linear(torch::nn::LinearOptions(setup.widths[i], setup.widths[i + 1]).bias(setup.bias)));
     }
-    model->to(setup.dtype);
+    model->to(world->device(), setup.dtype);
     setup.change_model(model);
-    inputs = torch::ones({2, setup.widths.front()}, setup.dtype);
+    inputs = torch::ones({2, setup.widths.front()}, at::TensorOptions(world->device()).dtype(setup.dtype));
     if (setup.frozen) model->parameters().front().requires_grad_(false);
     std::vector<Tensor> parameters = model->parameters();
     if (setup.reversed) std::reverse(parameters.begin(), parameters.end());

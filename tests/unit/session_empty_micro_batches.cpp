@@ -1,63 +1,14 @@
 // Micro-batches of no tokens leave nothing behind: neither gradients nor magnitudes for 8-bit scales nor a
 // loss, with and without weights by tokens, alone and in a pipeline.
-#include <limits>
+#include <cmath>
 
 #include "support/captured_stderr.h"
+#include "support/empty_micro_batches.h"
 #include "support/pipeline_runs.h"
 #include "support/small_run.h"
 
 namespace pacer::testing::empty_micro_batches {
 namespace {
-
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-
-struct Trained {
-  std::vector<Tensor> weights;
-  NamedTensors scales;  // what Precision would save
-  std::vector<double> norms;
-  std::string said;
-};
-
-// Steps of windows whose micro-batches are `real` or not. A mean over no token is 0 / 0, and its gradient is
-// no number either.
-Trained trained(const std::vector<std::vector<bool>>& windows, bool by_tokens, bool in_8_bits = true) {
-  SmallModel model = small_model();
-  FusedAdamW optimizer(model->named_parameters(), FusedAdamWOptions(0.01));
-  Trained result;
-  {
-    Session session(model, optimizer);
-    SessionParts* parts = nullptr;
-    session.use(PartsProbe(parts)).use(GradientClipping(1e9));
-    session.use(
-        GradientAccumulation(static_cast<int64_t>(windows.front().size())).weight_by_tokens(by_tokens));
-    if (in_8_bits) session.use(Precision::fp8());
-    parts->record_loss = true;
-    const CapturedStderr captured;
-    int64_t number = 0;
-    for (const auto& window : windows) {
-      for (const bool is_real : window) {
-        const auto [ids, targets] = small_batch(is_real ? number : 77);
-        auto [x, y] = session.begin(ids, targets);
-        if (is_real) {
-          ++number;
-          session.backward(model->loss(x, y));
-        } else {
-          session.count_tokens(0);
-          session.backward(model->loss(x, y) * 1e3 * kNan);
-        }
-        session.step();
-      }
-      result.norms.push_back(session.gradient_norm());
-    }
-    if (in_8_bits) parts->find<Precision>()->save(result.scales);
-    for (auto& [name, tensor] : result.scales) tensor = tensor.clone();
-    CHECK(session.skipped_steps() == 0);
-    session.finish();
-    result.said = captured.text();
-  }
-  for (const Tensor& parameter : model->parameters()) result.weights.push_back(parameter.detach().clone());
-  return result;
-}
 
 void check_same(const Trained& a, const Trained& b) {
   CHECK(first_difference(a.scales, b.scales) == "");

@@ -1,6 +1,5 @@
 // What a Session does for layers that were dropped: gradients of exactly zero for a layer that sat out the
 // whole window, what counts as dropped, what is refused, and resume.
-#include <algorithm>
 #include <cmath>
 
 #include <torch/optim/adamw.h>
@@ -13,6 +12,7 @@
 
 #include "support/captured_stderr.h"
 #include "support/catch.h"
+#include "support/gated_stack.h"
 #include "support/ranks.h"
 #include "support/small_model.h"
 #include "support/temporary_folder.h"
@@ -56,34 +56,6 @@ std::vector<bool> kept_now(SmallModel& model) {
   for (int64_t i = 0; i < model->layer_drop->layers(); ++i) kept.push_back(model->layer_drop->keeps(i));
   return kept;
 }
-
-// A residual stack in which blocks may come twice.
-struct GatedStackImpl : torch::nn::Module {
-  explicit GatedStackImpl(const std::vector<int64_t>& order)
-      : layer_drop(register_module("layer_drop", LayerDrop(early_drops()))), order_(order) {
-    torch::manual_seed(2);
-    for (int64_t i = 0; i <= *std::max_element(order.begin(), order.end()); ++i) {
-      blocks.push_back(register_module("block" + std::to_string(i), torch::nn::Linear(kWidth, kWidth)));
-    }
-    first = register_parameter("first", torch::ones({kWidth}));
-    for (const int64_t block : order) layer_drop->add(*blocks[static_cast<size_t>(block)]);
-  }
-  Tensor loss(const Tensor& input) {
-    Tensor x = input * first;
-    for (size_t i = 0; i < order_.size(); ++i) {
-      auto& block = blocks[static_cast<size_t>(order_[i])];
-      x = layer_drop->gate(static_cast<int64_t>(i), x, [&](const Tensor& h) { return h + block(h); });
-    }
-    return x.square().mean();
-  }
-  LayerDrop layer_drop;
-  std::vector<torch::nn::Linear> blocks;
-  Tensor first;
-
- private:
-  std::vector<int64_t> order_;
-};
-TORCH_MODULE(GatedStack);
 
 }  // namespace
 
