@@ -72,6 +72,7 @@ std::vector<Part> parts_to_try(const RegisteredOptimizer& optimizer) {
 
 TEST_CASE("R1: stopped anywhere, a run goes on from its checkpoint to the bit", "[session][resume]") {
   constexpr int kSteps = 12;
+  const int apart = wants_long_tests() ? 1 : 2;
   for (const RegisteredOptimizer& optimizer : all_optimizers()) {
     const auto hooks = one_of_each_kind(optimizer);
     INFO(optimizer.name);
@@ -81,7 +82,7 @@ TEST_CASE("R1: stopped anywhere, a run goes on from its checkpoint to the bit", 
       whole.step();
       states.push_back(whole.state());
     }
-    for (int stop = 1; stop < kSteps; ++stop) {
+    for (int stop = 1; stop < kSteps; stop += apart) {
       INFO("stopped after step " << stop);
       const TemporaryFolder folder;
       {
@@ -106,6 +107,11 @@ TEST_CASE("R1: stopped anywhere, a run goes on from its checkpoint to the bit", 
   }
 }
 
+// The second and the third layer have what the first one has.
+bool is_left_out(const std::string& name) {
+  return !wants_long_tests() && (contains(name, "stack.1.") || contains(name, "stack.2."));
+}
+
 // Files of older versions lack them.
 bool may_be_missing(const std::string& name) {
   return contains(name, "state_version") || name == "progress/micro_batches";
@@ -120,6 +126,7 @@ TEST_CASE("R3: a field that is missing is refused by name and nothing is loaded"
     const detail::TrainingState saved = source.state(), before = target.state();
     for (const Part& part : parts_to_try(optimizer)) {
       for (const auto& item : saved.*part.tensors) {
+        if (is_left_out(item.first)) continue;
         INFO(optimizer.name << ", " << part.name << ", " << item.first);
         detail::TrainingState damaged = saved;
         if (!may_be_missing(item.first)) {
@@ -160,6 +167,7 @@ TEST_CASE("R3: a field that was altered is refused or shows in the run", "[sessi
       };
       for (const Part& part : parts_to_try(optimizer)) {
         for (const auto& item : saved.*part.tensors) {
+          if (is_left_out(item.first)) continue;
           INFO(optimizer.name << ", " << part.name << ", " << item.first);
           // The first says which fields there are, and these are all there; the second is told of.
           if (may_be_missing(item.first)) continue;
@@ -194,6 +202,7 @@ TEST_CASE("a field of another dtype or shape is refused by name and nothing is l
     const detail::TrainingState saved = source.state(), before = target.state();
     for (const Part& part : parts_to_try(optimizer)) {
       for (const auto& item : saved.*part.tensors) {
+        if (is_left_out(item.first)) continue;
         INFO(optimizer.name << ", " << part.name << ", " << item.first);
         const Tensor& tensor = item.second;
         for (const Tensor& bad : {at::stack({tensor, tensor}), tensor.to(at::kComplexFloat)}) {
