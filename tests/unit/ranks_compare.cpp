@@ -166,7 +166,9 @@ RankRun onebit(bool with_session) {
 std::vector<std::pair<std::string, RankRun>> all_runs() {
   return {
       {"flat", in_session([](Session& s) { s.use(DataParallel(DataParallelOptions().in_place(false))); })},
-      {"in place", in_session([](Session& s) { s.use(DataParallel(DataParallelOptions().in_place(true))); })},
+      {"in place", in_session([](Session& s) {
+         s.use(DataParallel(DataParallelOptions().in_place(true).pack_below(0)));
+       })},
       {"check", in_session([](Session& s) {
          s.use(DataParallel(DataParallelOptions().initial_parameters(InitialParameters::check)));
        })},
