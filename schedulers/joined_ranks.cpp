@@ -46,6 +46,7 @@ RankStatus JoinedRanks::status_of(Intent intent, const Progress& progress) const
 }
 
 void JoinedRanks::start(const Progress& progress) {
+  parts_->learn_totals = [this] { learn_totals(); };
   shared_.clear();
   if (parts_->world().world_size() == 1) return;
   detail::check_writable(detail::model_tensors(parts_->model()));

@@ -45,9 +45,6 @@ class JoinedRanks : public Hook {
   // is zero.
   virtual bool unused_is_zero() const = 0;
 
-  // Makes the window's totals those of all ranks already while its last backward runs. Waits for them.
-  void learn_totals();
-
  protected:
   JoinedRanks(InitialParameters initial, bool sync_buffers)
       : initial_(initial), syncs_buffers_(sync_buffers) {}
@@ -58,6 +55,8 @@ class JoinedRanks : public Hook {
   // of all of them then: the window's totals are of all ranks. A rank at another place is an error.
   void announce(const Progress& progress, Intent intent);
   void await_totals();
+  // The same already while the window's last backward runs, for SessionParts::coming_inputs.
+  void learn_totals();
   // The sum over ranks of the window's loss, where it is recorded.
   Work add_losses();
 

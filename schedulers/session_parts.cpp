@@ -3,7 +3,6 @@
 #include <utility>
 
 #include <pacer/core/error.h>
-#include <pacer/schedulers/joined_ranks.h>
 
 namespace pacer {
 namespace {
@@ -55,7 +54,7 @@ std::optional<StepInputs> SessionParts::step_inputs() const {
 }
 
 std::optional<StepInputs> SessionParts::coming_inputs() const {
-  if (auto* ranks = find<JoinedRanks>()) ranks->learn_totals();
+  if (learn_totals) learn_totals();
   return step_inputs();
 }
 

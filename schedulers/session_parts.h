@@ -119,6 +119,9 @@ class SessionParts {
   std::unordered_set<const void*> elsewhere;
   // Whether this rank asks all to stop after the step it is in; nothing where no hook ever asks.
   std::function<bool()> asks_to_stop;
+  // Makes the window's totals those of all ranks while its last backward runs; waits for them. Left by whoever
+  // joins the ranks, when training starts; nothing where nobody does.
+  std::function<void()> learn_totals;
 
  private:
   friend class Session;
