@@ -14,8 +14,7 @@
 #include <pacer/core/version.h>
 #include <pacer/modules/detail/model_modules.h>
 #include <pacer/schedulers/detail/model_facts.h>
-#include <pacer/schedulers/detail/tensor_file.h>
-#include <pacer/schedulers/detail/training_state.h>
+#include <pacer/schedulers/detail/training_tensors.h>
 #include <pacer/schedulers/session_parts.h>
 #include <pacer/schedulers/step_report.h>
 

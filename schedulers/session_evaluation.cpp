@@ -6,9 +6,8 @@
 #include <pacer/schedulers/detail/forward_scope.h>
 #include <pacer/schedulers/detail/model_facts.h>
 #include <pacer/schedulers/detail/prewarm_scope.h>
-#include <pacer/schedulers/detail/tensor_file.h>
 #include <pacer/schedulers/detail/together.h>
-#include <pacer/schedulers/detail/training_state.h>
+#include <pacer/schedulers/detail/training_tensors.h>
 #include <pacer/schedulers/detail/wide_gradients.h>
 #include <pacer/schedulers/session.h>
 #include <pacer/schedulers/shards.h>

@@ -1,7 +1,6 @@
 // Which file of a checkpoint holds what, and who writes and reads it.
 #pragma once
 
-#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -9,6 +8,7 @@
 #include <pacer/core/checkpoint_manifest.h>
 #include <pacer/schedulers/detail/checkpoint_save.h>
 #include <pacer/schedulers/detail/training_state.h>
+#include <pacer/schedulers/detail/training_tensors.h>
 
 namespace pacer::detail {
 
@@ -24,12 +24,6 @@ const CheckpointFile* find_file(const CheckpointManifest& manifest, const std::s
 // How many ranks saved the checkpoint. FileError where the manifest names more than it has files of: each has
 // written one at least.
 int ranks_of(const CheckpointManifest& manifest, const std::string& folder);
-
-// Which rank writes which tensor.
-struct Writers {
-  std::map<std::string, int> model, optimizer;
-  bool model_is_dealt_out = false;
-};
 
 // The same on whichever rank it is asked for: the largest tensor first, each goes to the rank that has least
 // to write. The model is rank 0's, unless it is to be dealt out, too.

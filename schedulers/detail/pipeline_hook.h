@@ -9,9 +9,9 @@
 
 #include <pacer/collectives/gradient_bucketer.h>
 #include <pacer/collectives/grid.h>
-#include <pacer/schedulers/detail/checkpoint_files.h>
 #include <pacer/schedulers/detail/stage_messages.h>
 #include <pacer/schedulers/detail/stage_model.h>
+#include <pacer/schedulers/detail/training_tensors.h>
 #include <pacer/schedulers/detail/wide_gradients.h>
 #include <pacer/schedulers/joined_ranks.h>
 #include <pacer/schedulers/pipeline_options.h>

@@ -10,7 +10,7 @@
 
 #include <pacer/core/error.h>
 #include <pacer/device/detail/refusing_storage.h>
-#include <pacer/schedulers/detail/training_state.h>
+#include <pacer/schedulers/detail/training_tensors.h>
 
 namespace pacer::detail {
 namespace {

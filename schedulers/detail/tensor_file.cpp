@@ -6,10 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
-#include <c10/core/InferenceMode.h>
 
 #include <pacer/core/error.h>
 
@@ -131,18 +129,6 @@ at::ScalarType tensor_dtype(Dtype dtype) {
 
 void check_storable(const NamedTensors& tensors) {
   for (const auto& [name, tensor] : tensors) file_dtype(tensor, name);
-}
-
-void check_writable(const NamedTensors& tensors) {
-  for (const auto& [name, tensor] : tensors) {
-    require(tensor.layout() != at::kStrided || at::has_internal_overlap(tensor) != at::MemOverlap::Yes,
-            "tensor ", name, " of the model, of shape ", tensor.sizes(),
-            ", was expanded: several of its elements share memory, so that no values can be loaded into it; "
-            "give the model its contiguous()");
-    require(!tensor.is_inference() || c10::InferenceMode::is_enabled(), "tensor ", name,
-            " of the model was made under InferenceMode, so that no values can be loaded into it; make it "
-            "outside");
-  }
 }
 
 void write_tensors(ByteSink& sink, const NamedTensors& tensors,

@@ -25,10 +25,6 @@ struct FiniteCheck {
 // format lacks, or not dense.
 void check_storable(const NamedTensors& tensors);
 
-// Throws InvalidArgument that names the first tensor that values cannot be copied into: one that was
-// expanded, or was made under InferenceMode.
-void check_writable(const NamedTensors& tensors);
-
 // Writes the values of all tensors. What is dense in host memory goes out as it lies; anything else, a tensor
 // on a GPU above all, is copied in pieces of at most kHostPiece. Throws as check_storable, before the first
 // byte.

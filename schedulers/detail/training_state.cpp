@@ -20,7 +20,6 @@
 #include <pacer/schedulers/detail/frozen_weights.h>
 #include <pacer/schedulers/detail/merged_weights.h>
 #include <pacer/schedulers/detail/shared_memory.h>
-#include <pacer/schedulers/detail/tensor_file.h>
 
 namespace pacer::detail {
 namespace {
@@ -190,15 +189,6 @@ std::function<void()> prepare_optimizer(SessionParts& parts, const TrainingState
 }
 
 }  // namespace
-
-NamedTensors model_tensors(const torch::nn::Module& model) {
-  NamedTensors tensors;
-  for (const auto& item : model.named_parameters()) tensors.emplace(item.key(), item.value());
-  for (const auto& item : model.named_buffers()) {
-    if (item.value().defined()) tensors.emplace(item.key(), item.value());
-  }
-  return tensors;
-}
 
 TrainingState export_state(const SessionParts& parts) {
   // Parameters may have been replaced by others since their names were last looked at.

@@ -8,23 +8,10 @@
 #include <vector>
 
 #include <pacer/optimizers/named_tensors.h>
+#include <pacer/schedulers/detail/training_tensors.h>
 #include <pacer/schedulers/session_parts.h>
 
 namespace pacer::detail {
-
-struct TrainingState {
-  // Parameters and buffers by name; they share the model's memory when exported, and merged weights are what
-  // unmerge() restores.
-  NamedTensors model;
-  NamedTensors optimizer;  // see SessionOptimizer::export_state
-  // SessionOptimizer::export_rank_state: others on each rank, where all the rest is the same but for
-  // `session`.
-  NamedTensors rank_optimizer;
-  NamedTensors session;  // "progress/...", "random/...", "adapters", "guard/...", "hook/NAME/..."
-};
-
-// The model's part: parameters and buffers by name, in the model's memory.
-NamedTensors model_tensors(const torch::nn::Module& model);
 
 TrainingState export_state(const SessionParts& parts);
 
