@@ -74,6 +74,7 @@ std::string SaveBest::path() const {
 void SaveBest::attach(SessionParts& parts) {
   if (parts.is_first_rank()) make_folders(posix_file_system(), folder_);
   parts_ = &parts;
+  parts.writes_whole_model = true;
 }
 
 void SaveBest::arrange() { detail::check_storable(detail::model_tensors(parts_->model())); }

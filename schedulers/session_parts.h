@@ -111,6 +111,7 @@ class SessionParts {
   bool gradients_are_shared_out = false;   // they leave the parameters for parts that ranks own (Shards)
   bool parameters_are_shared_out = false;  // they have their values for a while only (Shards)
   bool saves_frozen = true;                // checkpoints hold weights that are not trained, too
+  bool writes_whole_model = false;         // one rank writes all of the model to a file (SaveBest)
   bool record_loss = false;                // add up the losses of a window for the report
   bool accumulate_in_fp32 = true;          // gradients of 16-bit parameters over micro-batches
   // A Pipeline sets these two: the ranks that have the same stage, and the tensors of the model that other

@@ -15,7 +15,6 @@
 #include <pacer/schedulers/detail/model_facts.h>
 #include <pacer/schedulers/detail/training_checks.h>
 #include <pacer/schedulers/gradient_accumulation.h>
-#include <pacer/schedulers/save_best.h>
 #include <pacer/schedulers/session_parts.h>
 
 namespace pacer::detail {
@@ -139,7 +138,7 @@ void PipelineHook::arrange() {
   require(parts().find<GradientAccumulation>() == nullptr,
           "a Pipeline's micro-batches are those of GradientAccumulation; leave that hook out, and weigh by "
           "tokens with PipelineOptions::weight_by_tokens");
-  require(parts().find<SaveBest>() == nullptr,
+  require(!parts().writes_whole_model,
           "SaveBest writes the whole model, of which a Pipeline's ranks have a stage each; leave it out, and "
           "take "
           "the weights of the best step from a checkpoint");
