@@ -7,6 +7,7 @@
 
 #include <pacer/core/error.h>
 #include <pacer/schedulers/detail/gradient_watch.h>
+#include <pacer/schedulers/detail/missed_parameters.h>
 #include <pacer/schedulers/detail/step_runner.h>
 #include <pacer/schedulers/detail/training_checks.h>
 #include <pacer/schedulers/detail/zeroed_gradients.h>

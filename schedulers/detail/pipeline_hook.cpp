@@ -12,8 +12,8 @@
 #include <torch/nn/module.h>
 
 #include <pacer/core/error.h>
+#include <pacer/schedulers/detail/missed_parameters.h>
 #include <pacer/schedulers/detail/model_facts.h>
-#include <pacer/schedulers/detail/training_checks.h>
 #include <pacer/schedulers/gradient_accumulation.h>
 #include <pacer/schedulers/session_parts.h>
 

@@ -20,10 +20,6 @@ void check_values(const SessionParts& parts);
 // processes; warns where a launcher started several.
 void check_single_rank();
 
-// Throws InvalidArgument that names them where parameters of the optimizer that are trained have no gradient,
-// as where buckets of gradients travel.
-void check_all_reached(const SessionParts& parts);
-
 // Throws InvalidArgument where no parameter of the optimizer has a gradient. A rank of a pipeline may have
 // nothing that needs one, or with unused_is_zero nothing that was reached. `there_were`: gradients, when the
 // window's last backward ended.
