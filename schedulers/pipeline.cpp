@@ -3,7 +3,6 @@
 #include <pacer/schedulers/detail/pipeline_hook.h>
 #include <pacer/schedulers/detail/pipeline_run.h>
 #include <pacer/schedulers/detail/together.h>
-#include <pacer/schedulers/session.h>
 
 namespace pacer {
 
@@ -26,15 +25,6 @@ std::pair<int64_t, int64_t> Pipeline::blocks_of(int64_t chunk) const {
           " stages of the Pipeline, and no stage ", chunk);
   const int64_t stage = plan().stage(grid().stage(), chunk);
   return {hook_->stage_model().first_block(stage), hook_->stage_model().end_block(stage)};
-}
-
-at::Tensor Pipeline::step(Session& session, const Tensors& batch, const First& first,
-                          const Last& last) const {
-  require(detail::SessionWindow::has_hook(session, *hook_),
-          "this Pipeline is not in use by the Session given to step(); call "
-          "session.use(pipeline) before the first step");
-  const detail::PipelineFunctions functions{first, block_, last};
-  return detail::PipelineRun(*hook_, functions).train(session, batch);
 }
 
 at::Tensor Pipeline::evaluate(const Tensors& batch, const First& first, const Last& last) const {

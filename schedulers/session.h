@@ -45,7 +45,7 @@ namespace detail {
 class EvaluationScope;
 class GradientWatch;
 class ParameterWatch;
-class SessionWindow;
+class WindowOfSession;
 class SkippedStepsWatch;
 class StepRunner;
 class ZeroedGradients;
@@ -181,7 +181,7 @@ class Session {
   int64_t skipped_steps() const;
 
  private:
-  friend class detail::SessionWindow;
+  friend class detail::WindowOfSession;
 
   std::vector<at::Tensor> begin_micro_step(std::vector<at::Tensor> tensors);
   void require_between_micro_steps();

@@ -53,11 +53,7 @@ std::string PipelineRun::checksum_of_batch(const Tensors& batch) const {
   return sum.hex();
 }
 
-at::Tensor PipelineRun::train(Session& session, const Tensors& batch) {
-  require(
-      at::GradMode::is_enabled(),
-      "Pipeline::step with gradients switched off (NoGradGuard); use Pipeline::evaluate for a loss alone");
-  SessionWindow window(session);
+at::Tensor PipelineRun::train(SessionWindow& window, const Tensors& batch) {
   const std::vector<Tensors> pieces = micro_batches(batch);
   const Progress before = window.parts().progress;
   const c10::DeviceGuard on_device(window.parts().device());

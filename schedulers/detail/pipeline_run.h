@@ -28,9 +28,9 @@ class PipelineRun {
  public:
   PipelineRun(PipelineHook& hook, const PipelineFunctions& functions) : hook_(hook), functions_(functions) {}
 
-  // Forward and backward of a whole window. Returns the mean loss of its micro-batches, fp32, no dimensions,
-  // on every rank of the pipeline.
-  at::Tensor train(Session& session, const Tensors& batch);
+  // Forward and backward of a whole window, which is new. Returns the mean loss of its micro-batches, fp32,
+  // no dimensions, on every rank of the pipeline.
+  at::Tensor train(SessionWindow& window, const Tensors& batch);
   // Forward only, without gradients.
   at::Tensor evaluate(const Tensors& batch);
 

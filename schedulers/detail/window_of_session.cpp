@@ -1,18 +1,20 @@
-#include <pacer/schedulers/detail/session_window.h>
+#include <pacer/schedulers/detail/window_of_session.h>
 
 #include <algorithm>
 #include <utility>
 
 namespace pacer::detail {
 
-bool SessionWindow::has_hook(const Session& session, const Hook& hook) {
+bool WindowOfSession::has_hook(const Session& session, const Hook& hook) {
   const auto& hooks = session.hooks();
   return std::any_of(hooks.begin(), hooks.end(), [&](const auto& other) { return other.get() == &hook; });
 }
 
-SessionWindow::SessionWindow(Session& session) : session_(session) { session_.require_between_micro_steps(); }
+WindowOfSession::WindowOfSession(Session& session) : session_(session) {
+  session_.require_between_micro_steps();
+}
 
-Tensors SessionWindow::begin(int64_t k, Tensors tensors) {
+Tensors WindowOfSession::begin(int64_t k, Tensors tensors) {
   parts().progress.micro_step = k;
   MicroBatch batch;
   try {
@@ -28,17 +30,17 @@ Tensors SessionWindow::begin(int64_t k, Tensors tensors) {
   return std::move(batch.tensors);
 }
 
-std::unique_ptr<ForwardScope> SessionWindow::forward(int64_t k) {
+std::unique_ptr<ForwardScope> WindowOfSession::forward(int64_t k) {
   parts().progress.micro_step = k;
   return std::make_unique<HooksForwardScope>(parts());
 }
 
-at::Tensor SessionWindow::scaled_loss(int64_t k, const at::Tensor& loss) {
+at::Tensor WindowOfSession::scaled_loss(int64_t k, const at::Tensor& loss) {
   parts().micro_batch_examples = examples_[static_cast<size_t>(k)];
   return session_.scaled_loss(loss, weight(k));
 }
 
-void SessionWindow::begin_backward() {
+void WindowOfSession::begin_backward() {
   session_.gradients_->begin_pass(parts(), /*is_first=*/true);
   pass_.reset(new GradientWatch::Pass(session_.gradients_->pass()));
   Progress last = parts().progress;
@@ -47,7 +49,7 @@ void SessionWindow::begin_backward() {
   if (parts().session_optimizer()) parts().session_optimizer()->expect_step();
 }
 
-void SessionWindow::end_backward() {
+void WindowOfSession::end_backward() {
   Progress& progress = parts().progress;
   progress.micro_step = progress.micro_steps - 1;
   for (const auto& hook : parts().hooks()) hook->backward_end(progress);
