@@ -14,8 +14,6 @@ constexpr int64_t kMaxTensors = 8, kMaxDimensions = 8, kMaxSize = int64_t{1} << 
 constexpr int64_t kTensorWords = 3 + kMaxDimensions;  // dtype, requires a gradient, dimensions, sizes
 constexpr int64_t kWords = 1 + kMaxTensors * kTensorWords;
 
-CollectiveOptions agreed() { return CollectiveOptions().agreed(true); }
-
 at::Tensor encoded(const Outlines& outlines) {
   at::Tensor words = at::zeros({kWords}, at::kLong);
   auto* word = words.mutable_data_ptr<int64_t>();
@@ -102,7 +100,7 @@ void StageMessages::send(Way way, int64_t from, int64_t to, Tensors tensors) {
   if (rank_of(from) == rank_of(to)) return to_this_rank_[{way, to}].push_back(std::move(tensors));
   std::vector<Message> messages;
   for (const at::Tensor& tensor : tensors) messages.push_back(Message::send(tensor, rank_of(to)));
-  Work work = queue(way, rank_of(from)).send_receive(messages, agreed());
+  Work work = queue(way, rank_of(from)).send_receive(messages, CollectiveOptions().agreed(true));
   sent_.push_back({std::move(work), std::move(tensors)});
 }
 
@@ -114,7 +112,8 @@ StageMessages::Incoming StageMessages::receive(Way way, int64_t from, const Outl
         at::empty(outline.sizes, at::TensorOptions().dtype(outline.dtype).device(pipeline_->device())));
     messages.push_back(Message::receive(incoming.tensors.back(), rank_of(from)));
   }
-  if (!messages.empty()) incoming.work = queue(way, rank_of(from)).send_receive(messages, agreed());
+  if (!messages.empty())
+    incoming.work = queue(way, rank_of(from)).send_receive(messages, CollectiveOptions().agreed(true));
   return incoming;
 }
 
