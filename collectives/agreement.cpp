@@ -7,8 +7,8 @@
 #include <ATen/ops/empty.h>
 
 #include <pacer/collectives/detail/agreement_message.h>
-#include <pacer/core/checksum.h>
 #include <pacer/core/error.h>
+#include <pacer/files/checksum.h>
 
 namespace pacer {
 namespace {

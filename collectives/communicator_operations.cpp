@@ -12,9 +12,9 @@
 #include <pacer/collectives/detail/communicator_state.h>
 #include <pacer/collectives/detail/gather.h>
 #include <pacer/collectives/detail/ordered_sum.h>
-#include <pacer/core/crc32c.h>
 #include <pacer/core/error.h>
 #include <pacer/core/tile.h>
+#include <pacer/files/crc32c.h>
 
 namespace pacer {
 

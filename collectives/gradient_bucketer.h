@@ -9,7 +9,7 @@
 //   bucketer.wait();              // every .grad() is the sum over ranks
 //   optimizer.step();  optimizer.zero_grad();
 //
-// A Session with a Communicator does all of this by itself (schedulers/data_parallel.h).
+// A Session with a Communicator does all of this by itself (parallel/data_parallel.h).
 //
 // A bucket is flat memory, into which gradients are copied and whose views they then are, until zero_grad;
 // or, in place, only a list of gradients, which stay where backward put them (NCCL). Nothing is divided: the

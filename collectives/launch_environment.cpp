@@ -11,7 +11,7 @@
 #include <limits>
 
 #include <pacer/core/error.h>
-#include <pacer/core/json_scanner.h>
+#include <pacer/files/json_scanner.h>
 
 namespace pacer {
 namespace {

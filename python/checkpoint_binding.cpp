@@ -11,17 +11,17 @@
 
 #include <torch/version.h>
 
+#include <pacer/checkpoints/checkpoints.h>
+#include <pacer/checkpoints/detail/checkpoint_files.h>
+#include <pacer/checkpoints/detail/checkpoint_save.h>
+#include <pacer/checkpoints/detail/tensor_file.h>
 #include <pacer/collectives/agreement.h>
-#include <pacer/core/checkpoint_folder.h>
+#include <pacer/collectives/detail/together.h>
 #include <pacer/core/error.h>
-#include <pacer/core/file_system.h>
-#include <pacer/core/folder_lock.h>
 #include <pacer/core/version.h>
-#include <pacer/schedulers/checkpoints.h>
-#include <pacer/schedulers/detail/checkpoint_files.h>
-#include <pacer/schedulers/detail/checkpoint_save.h>
-#include <pacer/schedulers/detail/tensor_file.h>
-#include <pacer/schedulers/detail/together.h>
+#include <pacer/files/checkpoint_folder.h>
+#include <pacer/files/file_system.h>
+#include <pacer/files/folder_lock.h>
 
 #include "communicator_binding.h"
 #include "named_dict.h"

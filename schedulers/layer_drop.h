@@ -33,10 +33,10 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include <pacer/hooks/progress.h>
 #include <pacer/modules/blocks.h>
 #include <pacer/modules/replayed.h>
 #include <pacer/schedulers/layer_drop_rule.h>
-#include <pacer/schedulers/progress.h>
 
 namespace pacer {
 

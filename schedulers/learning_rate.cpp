@@ -6,8 +6,8 @@
 #include <c10/util/Exception.h>
 
 #include <pacer/core/error.h>
-#include <pacer/schedulers/session_parts.h>
-#include <pacer/schedulers/step_report.h>
+#include <pacer/hooks/session_parts.h>
+#include <pacer/hooks/step_report.h>
 
 namespace pacer {
 namespace {

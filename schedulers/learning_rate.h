@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include <pacer/schedulers/hook.h>
+#include <pacer/hooks/hook.h>
+#include <pacer/hooks/once_on_first_rank.h>
 #include <pacer/schedulers/learning_rate_schedule.h>
-#include <pacer/schedulers/once_on_first_rank.h>
 
 namespace torch::optim {
 class Optimizer;

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include <pacer/core/error.h>
-#include <pacer/schedulers/detail/number_text.h>
+#include <pacer/files/detail/number_text.h>
 
 namespace pacer {
 namespace {

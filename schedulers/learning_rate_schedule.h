@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include <pacer/schedulers/progress.h>
+#include <pacer/hooks/progress.h>
 
 namespace pacer {
 

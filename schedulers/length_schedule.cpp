@@ -5,8 +5,8 @@
 #include <limits>
 
 #include <pacer/core/error.h>
+#include <pacer/files/detail/number_text.h>
 #include <pacer/schedulers/detail/agreement_text.h>
-#include <pacer/schedulers/detail/number_text.h>
 
 namespace pacer {
 namespace {

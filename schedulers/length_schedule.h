@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include <pacer/schedulers/progress.h>
+#include <pacer/hooks/progress.h>
 
 namespace pacer {
 

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include <pacer/core/error.h>
-#include <pacer/schedulers/session_parts.h>
-#include <pacer/schedulers/step_report.h>
+#include <pacer/hooks/session_parts.h>
+#include <pacer/hooks/step_report.h>
 
 namespace pacer {
 namespace {

@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
-#include <pacer/schedulers/hook.h>
+#include <pacer/hooks/hook.h>
+#include <pacer/hooks/once_on_first_rank.h>
 #include <pacer/schedulers/length_schedule.h>
-#include <pacer/schedulers/once_on_first_rank.h>
 
 namespace pacer {
 

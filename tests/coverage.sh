@@ -29,7 +29,7 @@ ctest --test-dir "$build" --no-tests=error --output-on-failure --parallel "$(npr
 # Threads count without locks, so that a count may be off, but not whether it is 0.
 "$build/gcovr/bin/gcovr" --root . "$build" --exclude-throw-branches --exclude-unreachable-branches \
   --gcov-ignore-parse-errors=negative_hits.warn_once_per_file --gcov-ignore-parse-errors=suspicious_hits.warn_once_per_file \
-  --filter '(core|kernels|device|collectives|compression|sharding|modules|optimizers|schedulers)/' \
+  --filter '(core|files|kernels|device|collectives|compression|modules|optimizers|hooks|schedulers|metrics|parallel|checkpoints|session)/' \
   --filter "$build/include/pacer/" --json "$build/coverage.json"
 python3 tests/meta/coverage.py "$build/coverage.json" "$build/uncovered.txt" || failed=1
 exit $failed

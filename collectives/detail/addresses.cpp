@@ -17,7 +17,7 @@
 
 #include <pacer/collectives/detail/member.h>
 #include <pacer/core/error.h>
-#include <pacer/core/file_descriptor.h>
+#include <pacer/files/file_descriptor.h>
 
 namespace pacer::detail {
 namespace {

@@ -7,8 +7,8 @@
 
 #include <ATen/ops/zeros.h>
 
-#include <pacer/core/crc32c.h>
 #include <pacer/core/error.h>
+#include <pacer/files/crc32c.h>
 
 namespace pacer::detail {
 

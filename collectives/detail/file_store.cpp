@@ -16,7 +16,7 @@
 #include <utility>
 
 #include <pacer/core/error.h>
-#include <pacer/core/file_descriptor.h>
+#include <pacer/files/file_descriptor.h>
 
 namespace pacer::detail {
 namespace {

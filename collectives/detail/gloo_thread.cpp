@@ -8,7 +8,7 @@
 #include <pacer/collectives/detail/gloo_uncaught.h>
 #include <pacer/collectives/detail/transport.h>
 #include <pacer/core/error.h>
-#include <pacer/core/signals_blocked.h>
+#include <pacer/files/signals_blocked.h>
 
 namespace pacer::detail {
 namespace {

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include <pacer/core/error.h>
-#include <pacer/core/signals_blocked.h>
+#include <pacer/files/signals_blocked.h>
 
 namespace pacer::detail {
 

@@ -9,7 +9,7 @@
 #include <pacer/collectives/detail/member.h>
 #include <pacer/collectives/detail/wait_notice.h>
 #include <pacer/core/error.h>
-#include <pacer/core/utf8.h>
+#include <pacer/files/utf8.h>
 
 namespace pacer::detail {
 

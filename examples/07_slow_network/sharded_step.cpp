@@ -5,8 +5,8 @@
 
 #include <pacer/modules/blocks.h>
 #include <pacer/optimizers/fused_adam.h>
-#include <pacer/schedulers/session.h>
-#include <pacer/schedulers/shards.h>
+#include <pacer/parallel/shards.h>
+#include <pacer/session/session.h>
 
 namespace slow_network {
 namespace {

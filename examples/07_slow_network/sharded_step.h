@@ -12,7 +12,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <pacer/collectives/communicator.h>
-#include <pacer/schedulers/shards.h>
+#include <pacer/parallel/shards.h>
 
 namespace slow_network {
 

@@ -1,6 +1,6 @@
 #include "bubble.h"
 
-#include <pacer/schedulers/pipeline_simulation.h>
+#include <pacer/parallel/pipeline_simulation.h>
 
 namespace collectives {
 

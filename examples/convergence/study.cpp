@@ -15,7 +15,7 @@
 #include <torch/headeronly/version.h>
 
 #include <pacer/core/error.h>
-#include <pacer/schedulers/progress_bar.h>
+#include <pacer/metrics/progress_bar.h>
 
 #include "arms/fine_tuning.h"
 #include "format.h"

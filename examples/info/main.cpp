@@ -5,7 +5,7 @@
 
 #include <boost/program_options.hpp>
 
-#include <pacer/core/json_lines.h>
+#include <pacer/files/json_lines.h>
 
 #include "facts.h"
 #include "parts.h"

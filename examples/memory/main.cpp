@@ -8,7 +8,7 @@
 
 #include <boost/program_options.hpp>
 
-#include <pacer/schedulers/training_memory.h>
+#include <pacer/parallel/training_memory.h>
 
 #include "support/command_line.h"
 #include "support/program.h"

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include <pacer/schedulers/pipeline_simulation.h>
+#include <pacer/parallel/pipeline_simulation.h>
 
 namespace pipeline {
 

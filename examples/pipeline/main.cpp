@@ -9,7 +9,7 @@
 
 #include <boost/program_options.hpp>
 
-#include <pacer/schedulers/pipeline_simulation.h>
+#include <pacer/parallel/pipeline_simulation.h>
 
 #include "drawing.h"
 #include "support/command_line.h"

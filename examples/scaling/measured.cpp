@@ -8,7 +8,7 @@
 #include <sstream>
 
 #include <pacer/core/error.h>
-#include <pacer/core/json_scanner.h>
+#include <pacer/files/json_scanner.h>
 
 #include "support/nearest_name.h"
 

@@ -2,7 +2,7 @@
 
 #include <cstdio>
 
-#include <pacer/core/json_lines.h>
+#include <pacer/files/json_lines.h>
 
 #include "collectives/chart.h"
 

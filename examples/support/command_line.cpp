@@ -8,7 +8,7 @@
 #include <map>
 #include <sstream>
 
-#include <pacer/core/json_lines.h>
+#include <pacer/files/json_lines.h>
 
 #include "support/program_name.h"
 

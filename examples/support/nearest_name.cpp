@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include <pacer/core/json_scanner.h>
+#include <pacer/files/json_scanner.h>
 
 namespace examples {
 namespace {

@@ -1,7 +1,7 @@
 #include "whole_file.h"
 
 #include <pacer/core/error.h>
-#include <pacer/core/file_system.h>
+#include <pacer/files/file_system.h>
 
 namespace examples {
 

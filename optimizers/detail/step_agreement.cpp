@@ -9,8 +9,8 @@
 #include <pacer/collectives/communicator.h>
 #include <pacer/collectives/detail/tensor_text.h>
 #include <pacer/collectives/launch_environment.h>
-#include <pacer/core/checksum.h>
 #include <pacer/core/error.h>
+#include <pacer/files/checksum.h>
 
 namespace pacer::detail {
 namespace {

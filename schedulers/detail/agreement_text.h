@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <string>
 
-#include <pacer/core/checksum.h>
 #include <pacer/core/error.h>
-#include <pacer/schedulers/progress.h>
+#include <pacer/files/checksum.h>
+#include <pacer/hooks/progress.h>
 
 namespace pacer::detail {
 

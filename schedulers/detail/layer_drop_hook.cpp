@@ -3,10 +3,10 @@
 #include <algorithm>
 
 #include <pacer/core/error.h>
-#include <pacer/schedulers/detail/model_parts.h>
-#include <pacer/schedulers/detail/number_text.h>
-#include <pacer/schedulers/session_parts.h>
-#include <pacer/schedulers/step_report.h>
+#include <pacer/files/detail/number_text.h>
+#include <pacer/hooks/detail/model_parts.h>
+#include <pacer/hooks/session_parts.h>
+#include <pacer/hooks/step_report.h>
 
 namespace pacer::detail {
 

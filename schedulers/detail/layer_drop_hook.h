@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include <pacer/schedulers/hook.h>
+#include <pacer/hooks/hook.h>
 #include <pacer/schedulers/layer_drop.h>
 
 namespace pacer::detail {

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include <pacer/core/json_lines.h>
+#include <pacer/files/json_lines.h>
 
 #include "result.h"
 

@@ -11,12 +11,17 @@
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/serialize.h>
 
+#include <pacer/checkpoints/all.h>
 #include <pacer/core/error.h>
+#include <pacer/hooks/hooks.h>
+#include <pacer/metrics/all.h>
 #include <pacer/modules/linear.h>
 #include <pacer/modules/lora.h>
 #include <pacer/modules/nf4.h>
 #include <pacer/optimizers/fused_adam.h>
+#include <pacer/parallel/parallel.h>
 #include <pacer/schedulers/schedulers.h>
+#include <pacer/session/all.h>
 
 #include "support/autocast.h"
 #include "support/both_devices.h"

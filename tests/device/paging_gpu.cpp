@@ -12,9 +12,9 @@
 #include <c10/cuda/CUDAStream.h>
 #include <torch/cuda.h>
 
-#include <pacer/schedulers/cuda_graph.h>
-#include <pacer/schedulers/gradient_clipping.h>
-#include <pacer/schedulers/session.h>
+#include <pacer/hooks/cuda_graph.h>
+#include <pacer/hooks/gradient_clipping.h>
+#include <pacer/session/session.h>
 
 #include "support/archives.h"
 #include "support/both_devices.h"

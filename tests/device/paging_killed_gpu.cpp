@@ -8,10 +8,10 @@
 
 #include <torch/cuda.h>
 
-#include <pacer/core/checkpoint_folder.h>
-#include <pacer/schedulers/checkpoints.h>
-#include <pacer/schedulers/gradient_clipping.h>
-#include <pacer/schedulers/session.h>
+#include <pacer/checkpoints/checkpoints.h>
+#include <pacer/files/checkpoint_folder.h>
+#include <pacer/hooks/gradient_clipping.h>
+#include <pacer/session/session.h>
 
 #include "support/archives.h"
 #include "support/both_devices.h"

@@ -10,12 +10,12 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <torch/nn/functional/loss.h>
 
-#include <pacer/schedulers/gradient_accumulation.h>
-#include <pacer/schedulers/gradient_clipping.h>
+#include <pacer/hooks/gradient_accumulation.h>
+#include <pacer/hooks/gradient_clipping.h>
+#include <pacer/hooks/precision.h>
+#include <pacer/hooks/recompute.h>
 #include <pacer/schedulers/layer_drop.h>
-#include <pacer/schedulers/precision.h>
-#include <pacer/schedulers/recompute.h>
-#include <pacer/schedulers/session.h>
+#include <pacer/session/session.h>
 
 #include "support/both_devices.h"
 #include "support/gpu_blocks.h"

@@ -2,7 +2,7 @@
 // skipped steps change nothing, and resume goes on to the bit.
 #include <cmath>
 
-#include <pacer/schedulers/detail/step_graph.h>
+#include <pacer/session/detail/step_graph.h>
 
 #include "support/both_devices.h"
 #include "support/catch.h"

@@ -7,10 +7,10 @@
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 
-#include <pacer/schedulers/gradient_accumulation.h>
-#include <pacer/schedulers/precision.h>
+#include <pacer/hooks/gradient_accumulation.h>
+#include <pacer/hooks/precision.h>
 #include <pacer/schedulers/sequence_length.h>
-#include <pacer/schedulers/session.h>
+#include <pacer/session/session.h>
 
 #include "support/both_devices.h"
 

@@ -7,11 +7,11 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <nlohmann/json.hpp>
 
-#include <pacer/schedulers/gradient_accumulation.h>
-#include <pacer/schedulers/gradient_clipping.h>
-#include <pacer/schedulers/metrics.h>
-#include <pacer/schedulers/session.h>
-#include <pacer/schedulers/step_report.h>
+#include <pacer/hooks/gradient_accumulation.h>
+#include <pacer/hooks/gradient_clipping.h>
+#include <pacer/hooks/step_report.h>
+#include <pacer/metrics/metrics.h>
+#include <pacer/session/session.h>
 
 #include "support/both_devices.h"
 #include "support/small_model.h"

@@ -8,8 +8,8 @@
 
 #include <c10/cuda/CUDACachingAllocator.h>
 
-#include <pacer/schedulers/detail/block_gathers.h>
-#include <pacer/sharding/parameter_shards.h>
+#include <pacer/parallel/detail/block_gathers.h>
+#include <pacer/parallel/parameter_shards.h>
 
 #include "support/both_devices.h"
 #include "support/gpu_blocks.h"

@@ -13,7 +13,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 
-#include <pacer/sharding/parameter_shards.h>
+#include <pacer/parallel/parameter_shards.h>
 
 #include "support/both_devices.h"
 #include "support/no_waiting.h"

@@ -9,7 +9,12 @@
 #include <string>
 #include <utility>
 
+#include <pacer/checkpoints/all.h>
+#include <pacer/hooks/hooks.h>
+#include <pacer/metrics/all.h>
+#include <pacer/parallel/parallel.h>
 #include <pacer/schedulers/schedulers.h>
+#include <pacer/session/all.h>
 
 #include "faulty_transport.h"
 #include "scenario.h"

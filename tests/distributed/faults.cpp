@@ -1,6 +1,6 @@
 // F1: a run in which one rank is killed or stopped at a chosen point, and its resumption. The run prints the
 // hash of its last state, which must be that of a run without faults.
-#include <pacer/core/checksum.h>
+#include <pacer/files/checksum.h>
 
 #include "fault_points.h"
 #include "optimizers.h"

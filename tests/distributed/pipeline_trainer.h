@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include <pacer/core/checksum.h>
+#include <pacer/files/checksum.h>
 
 #include "optimizers.h"
 #include "scenario.h"

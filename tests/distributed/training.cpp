@@ -5,8 +5,8 @@
 #include <optional>
 #include <thread>
 
-#include <pacer/core/checkpoint_folder.h>
-#include <pacer/core/checksum.h>
+#include <pacer/files/checkpoint_folder.h>
+#include <pacer/files/checksum.h>
 
 #include "optimizers.h"
 #include "scenario.h"

@@ -25,8 +25,9 @@ def ask(program, *arguments, **variables):
 
 def declared(source):
     """Names of optimizers, {hook: slot}, names of schedules."""
-    headers = {path.stem: path.read_text() for path in source.glob("schedulers/*.h")}
-    private = {path.stem: path.read_text() for path in source.glob("schedulers/detail/*_hook.h")}
+    folders = ("hooks", "schedulers", "metrics", "parallel", "checkpoints", "session")
+    headers = {path.stem: path.read_text() for folder in folders for path in source.glob(f"{folder}/*.h")}
+    private = {path.stem: path.read_text() for folder in folders for path in source.glob(f"{folder}/detail/*_hook.h")}
     optimizers = re.findall(r"^class (\w+) : public (?:Fused|OneBit)OptimizerOf<",
                             "".join(path.read_text() for path in source.glob("optimizers/*.h")), re.M)
     hooks = {}

@@ -11,14 +11,14 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
 
-#include <pacer/core/file_system.h>
+#include <pacer/checkpoints/adapter_files.h>
+#include <pacer/checkpoints/detail/tensor_file.h>
+#include <pacer/checkpoints/load_weights.h>
+#include <pacer/checkpoints/save_weights.h>
+#include <pacer/files/file_system.h>
 #include <pacer/modules/linear.h>
 #include <pacer/modules/lora.h>
 #include <pacer/modules/nf4.h>
-#include <pacer/schedulers/adapter_files.h>
-#include <pacer/schedulers/detail/tensor_file.h>
-#include <pacer/schedulers/load_weights.h>
-#include <pacer/schedulers/save_weights.h>
 
 namespace {
 

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <map>
 
-#include <pacer/core/checkpoint_folder.h>
+#include <pacer/files/checkpoint_folder.h>
 
 #include "failing_calls.h"
 #include "support/catch.h"

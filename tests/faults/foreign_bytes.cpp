@@ -11,7 +11,7 @@
 #include <pacer/collectives/detail/agreement_message.h>
 #include <pacer/collectives/detail/in_process_transport.h>
 #include <pacer/kernels/onebit.h>
-#include <pacer/schedulers/detail/stage_messages.h>
+#include <pacer/parallel/detail/stage_messages.h>
 
 #include "distributed/faulty_transport.h"
 #include "support/catch.h"

@@ -11,12 +11,12 @@
 #include <map>
 #include <thread>
 
-#include <pacer/core/json_lines.h>
-#include <pacer/core/tensorboard_events.h>
-#include <pacer/schedulers/adapter_files.h>
-#include <pacer/schedulers/detail/metrics_csv.h>
-#include <pacer/schedulers/load_weights.h>
-#include <pacer/schedulers/save_weights.h>
+#include <pacer/checkpoints/adapter_files.h>
+#include <pacer/checkpoints/load_weights.h>
+#include <pacer/checkpoints/save_weights.h>
+#include <pacer/files/json_lines.h>
+#include <pacer/files/tensorboard_events.h>
+#include <pacer/metrics/detail/metrics_csv.h>
 
 #include <support/whole_file.h>
 

@@ -10,8 +10,8 @@
 #include <typeinfo>
 
 #include <pacer/core/error.h>
-#include <pacer/core/json_lines.h>
-#include <pacer/core/utf8.h>
+#include <pacer/files/json_lines.h>
+#include <pacer/files/utf8.h>
 
 namespace pacer::fuzz {
 namespace {

@@ -12,7 +12,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-LIBRARY = ("core", "kernels", "device", "collectives", "compression", "sharding", "modules", "optimizers", "schedulers")
+LIBRARY = ("core", "files", "kernels", "device", "collectives", "compression", "modules", "optimizers",
+           "hooks", "schedulers", "metrics", "parallel", "checkpoints", "session")
 
 
 def compile_alone(work, compiler, header, extra=()):

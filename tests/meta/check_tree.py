@@ -12,10 +12,19 @@ import tempfile
 from pathlib import Path
 
 # Left to right: a folder may include those before it and itself.
-LIBRARY = ("core", "kernels", "device", "collectives", "compression", "sharding", "modules", "optimizers", "schedulers")
-APART = {"sharding": {"compression"}, "modules": {"collectives", "compression", "sharding"}}  # to the left, but none of its business
+LIBRARY = ("core", "files", "kernels", "device", "collectives", "compression", "modules", "optimizers",
+           "hooks", "schedulers", "metrics", "parallel", "checkpoints", "session")
+APART = {  # to the left, but none of its business
+    "kernels": {"files"},
+    "device": {"files"},
+    "modules": {"files", "collectives", "compression"},
+    "metrics": {"schedulers"},
+    "parallel": {"compression", "schedulers", "metrics"},
+    "checkpoints": {"schedulers", "metrics"},
+}
 FOLDERS = LIBRARY + ("examples",)
-NEVER_TORCH = ("core", "kernels")
+NEVER_TORCH = ("core", "files", "kernels")
+ALL = {"metrics", "checkpoints", "session"}  # where FOLDER/FOLDER.h is the header of a class
 PRIVATE = {"detail", "gloo_stubs", "cpu", "cuda"}  # folders whose headers are not installed
 SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}
 LONGEST = 400
@@ -69,7 +78,7 @@ def edges(root):
 
 
 def torch_free(root):
-    """No LibTorch in core and kernels, nor in any CUDA file."""
+    """No LibTorch in core, files and kernels, nor in any CUDA file."""
     for folder, path in sources(root, FOLDERS):
         if folder in NEVER_TORCH or path.suffix in {".cu", ".cuh"}:
             for line, _, name in includes(path):
@@ -87,11 +96,11 @@ def detail(root):
 
 
 def umbrellas(root):
-    """FOLDER/FOLDER.h includes every public header of its folder, and pacer.h includes every umbrella."""
+    """FOLDER/FOLDER.h, or FOLDER/all.h, includes every public header of its folder, and pacer.h every umbrella."""
     folders = [folder for folder in LIBRARY if any(is_public(root, path) for _, path in sources(root, (folder,)))]
-    wanted = {Path("pacer.h"): {f"pacer/{folder}/{folder}.h" for folder in folders}}
-    for folder in folders:
-        umbrella = Path(folder) / f"{folder}.h"
+    umbrella_of = {folder: Path(folder) / ("all.h" if folder in ALL else f"{folder}.h") for folder in folders}
+    wanted = {Path("pacer.h"): {f"pacer/{umbrella}" for umbrella in umbrella_of.values()}}
+    for folder, umbrella in umbrella_of.items():
         headers = (path for _, path in sources(root, (folder,)) if is_public(root, path))
         wanted[umbrella] = {f"pacer/{path.relative_to(root)}" for path in headers} - {f"pacer/{umbrella}"}
     for umbrella, names in wanted.items():
@@ -148,12 +157,16 @@ BREAKS = (
     ("edges", "kernels/broken.cpp", '#include "broken.h"\n'),
     ("edges", "modules/broken.cpp", "#include <pacer/collectives/communicator.h>\n"),
     ("edges", "optimizers/detail/broken.h", '#include "../broken.h"\n'),
+    ("edges", "kernels/broken.cpp", "#include <pacer/files/files.h>\n"),
+    ("edges", "hooks/broken.cpp", "#include <pacer/session/session.h>\n"),
+    ("edges", "parallel/broken.cpp", "#include <pacer/metrics/metrics.h>\n"),
     ("torch-free", "core/broken.cpp", "#include <ATen/core/Tensor.h>\n"),
     ("torch-free", "kernels/cpu/broken.cpp", "#include <torch/types.h>\n"),
     ("torch-free", "optimizers/broken.cu", "#include <c10/util/Half.h>\n"),
     ("detail", "optimizers/broken.h", "#include <pacer/optimizers/detail/broken.h>\n"),
     ("umbrellas", "core/broken.h", "#pragma once\n"),
     ("umbrellas", "schedulers/broken.h", "#pragma once\n"),
+    ("umbrellas", "session/broken.h", "#pragma once\n"),
     ("loaders", "optimizers/broken.cpp", "void f() { torch::load(x, y); }\n"),
     ("loaders", "core/broken.cpp", "int f() { return std::system (x); }\n"),
     ("length", "core/broken.cpp", "\n" * (LONGEST + 1)),

@@ -10,8 +10,8 @@ from pathlib import Path
 
 PROGRAM = """
 #include <pacer/optimizers/onebit_adam_options.h>
-#include <pacer/schedulers/gradient_clipping.h>
-#include <pacer/schedulers/session.h>
+#include <pacer/hooks/gradient_clipping.h>
+#include <pacer/session/session.h>
 void use(pacer::Session& session, torch::Tensor x) {
   %s
 }

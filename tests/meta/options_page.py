@@ -89,14 +89,14 @@ def page(tree, pages):
     for folder, parts in by_folder.items():
         if parts:
             lines.append(f"- {folder}: " + ", ".join(f"[{part.name}](#{part.name.lower()})" for part in parts))
-    lines += ["- [hooks](#hooks): what their constructors take", "- [choices](#choices): the values of each enumeration", ""]
+    lines += ["- [every hook](#every-hook): what the constructors take", "- [choices](#choices): the values of each enumeration", ""]
     for folder, parts in by_folder.items():
         if parts:
             lines += [f"## {folder.capitalize()}", ""]
         for part in parts:
             lines += section_of(tree, part, pages, missing)
     text = "\n".join(lines)
-    lines = ["## Hooks", "", "What a Session uses, and how each is made. Options structs are above.", ""]
+    lines = ["## Every hook", "", "What a Session uses, and how each is made. Options structs are above.", ""]
     lines += ["| hook | made as | what it is |", "| --- | --- | --- |"]
     for hook in sorted(tree.hooks.values(), key=lambda part: part.name):
         made = [(declaration.replace("Impl", ""), words) for declaration, words, _ in hook.constructors]

@@ -95,7 +95,7 @@ class Build:
 
     def run(self):
         objects = [c for c in self.commands if self._is_library(c) and self._mutated_files(c)]
-        own = re.compile(r"include <pacer/(kernels/math/[\w/]+\.h|core/[\w/]+\.h)>")
+        own = re.compile(r"include <pacer/(kernels/math/[\w/]+\.h|core/[\w/]+\.h|files/[\w/]+\.h)>")
         for command in self._tests():
             # A test that calls an inline function has its own copy of it.
             used = {file for source in self._sources(command) for file in own.findall(source.read_text())}
@@ -169,7 +169,7 @@ class Build:
         arguments[arguments.index("-o") + 1] = str(output)
         arguments[arguments.index("-c") + 1] = str(unit)
         # Loops over elements are optimized; the rest, with LibTorch's headers, takes less to compile than to run.
-        optimization = "-O1" if self._output(command).startswith(("core", "kernels")) else "-O0"
+        optimization = "-O1" if self._output(command).startswith(("core", "files", "kernels")) else "-O0"
         arguments += [optimization, "-w", "-fno-diagnostics-show-caret", "-include", str(HERE / "switch.h")]
         for _ in range(ATTEMPTS):
             key = self._key(arguments, sources)

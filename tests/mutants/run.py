@@ -24,7 +24,8 @@ import mutate
 from build import Build, Tree
 
 HERE = pathlib.Path(__file__).resolve().parent
-FOLDERS = ("core", "kernels", "device", "collectives", "compression", "sharding", "modules", "optimizers", "schedulers")
+FOLDERS = ("core", "files", "kernels", "device", "collectives", "compression", "modules", "optimizers",
+           "hooks", "schedulers", "metrics", "parallel", "checkpoints", "session")
 FIRST_GENERATED = 1000
 GOAL = 0.95
 

@@ -22,8 +22,8 @@
 #include <torch/types.h>
 
 #include <pacer/core/error.h>
-#include <pacer/core/json_lines.h>
 #include <pacer/device/detail/stream.h>
+#include <pacer/files/json_lines.h>
 #include <pacer/kernels/nf4.h>
 
 #include "gpu_time.h"

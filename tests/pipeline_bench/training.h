@@ -6,7 +6,7 @@
 #include <vector>
 
 #include <pacer/collectives/grid.h>
-#include <pacer/schedulers/pipeline_plan.h>
+#include <pacer/parallel/pipeline_plan.h>
 
 #include "gpt.h"
 

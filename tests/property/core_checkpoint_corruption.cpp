@@ -3,9 +3,9 @@
 // safetensors reader alone, which must survive whatever it accepts. Worth a run under the address sanitizer.
 #include <string>
 
-#include <pacer/core/checkpoint_folder.h>
 #include <pacer/core/error.h>
-#include <pacer/core/safetensors.h>
+#include <pacer/files/checkpoint_folder.h>
+#include <pacer/files/safetensors.h>
 
 #include "support/catch.h"
 #include "support/checkpoint_samples.h"

@@ -16,11 +16,11 @@
 
 #include <torch/torch.h>
 
+#include <pacer/checkpoints/checkpoints.h>
 #include <pacer/collectives/communicator.h>
 #include <pacer/optimizers/optimizers.h>
-#include <pacer/schedulers/checkpoints.h>
 #include <pacer/schedulers/layer_drop.h>
-#include <pacer/schedulers/session.h>
+#include <pacer/session/session.h>
 
 namespace {
 

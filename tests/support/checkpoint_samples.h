@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include <pacer/core/checkpoint_folder.h>
+#include <pacer/files/checkpoint_folder.h>
 
 #include "support/samples.h"
 

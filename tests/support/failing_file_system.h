@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include <pacer/core/file_system.h>
+#include <pacer/files/file_system.h>
 
 namespace pacer::testing {
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include <pacer/core/file_system.h>
+#include <pacer/files/file_system.h>
 
 namespace pacer::testing {
 

@@ -13,9 +13,9 @@
 #include <torch/optim/sgd.h>
 #include <nlohmann/json.hpp>
 
-#include <pacer/schedulers/metrics.h>
-#include <pacer/schedulers/session.h>
-#include <pacer/schedulers/step_report.h>
+#include <pacer/hooks/step_report.h>
+#include <pacer/metrics/metrics.h>
+#include <pacer/session/session.h>
 
 #include "support/catch.h"
 #include "support/small_model.h"

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include <pacer/schedulers/session.h>
+#include <pacer/session/session.h>
 
 #include "support/onebit_exchange.h"
 #include "support/onebit_gradients.h"

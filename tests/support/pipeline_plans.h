@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include <pacer/schedulers/pipeline_plan.h>
+#include <pacer/parallel/pipeline_plan.h>
 
 namespace pacer::testing {
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include <pacer/pacer.h>
-#include <pacer/schedulers/detail/pipeline_hook.h>
+#include <pacer/parallel/detail/pipeline_hook.h>
 
 #include "support/catch.h"
 #include "support/pipeline_model.h"

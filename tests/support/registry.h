@@ -15,12 +15,17 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
+#include <pacer/checkpoints/all.h>
+#include <pacer/hooks/hooks.h>
+#include <pacer/metrics/all.h>
 #include <pacer/modules/lora.h>
 #include <pacer/modules/nf4.h>
 #include <pacer/optimizers/fused_lamb.h>
 #include <pacer/optimizers/onebit_adam.h>
 #include <pacer/optimizers/onebit_lamb.h>
+#include <pacer/parallel/parallel.h>
 #include <pacer/schedulers/schedulers.h>
+#include <pacer/session/all.h>
 
 #include "support/small_model.h"
 #include "support/temporary_folder.h"

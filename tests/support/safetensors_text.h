@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include <pacer/core/safetensors.h>
+#include <pacer/files/safetensors.h>
 
 #include "support/string_sink.h"
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include <pacer/core/json_scanner.h>
+#include <pacer/files/json_scanner.h>
 
 namespace pacer::testing {
 

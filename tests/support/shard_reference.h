@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include <pacer/schedulers/session_parts.h>
+#include <pacer/hooks/session_parts.h>
 
 #include "support/small_model.h"
 

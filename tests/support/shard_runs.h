@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include <pacer/schedulers/shards.h>
+#include <pacer/parallel/shards.h>
 
 #include "support/catch.h"
 #include "support/ranks.h"

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include <pacer/schedulers/session.h>
-#include <pacer/schedulers/shards.h>
+#include <pacer/parallel/shards.h>
+#include <pacer/session/session.h>
 
 #include "support/catch.h"
 #include "support/onebit_adam_ranks.h"

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include <pacer/checkpoints/detail/training_state.h>
 #include <pacer/device/detail/random_state.h>
-#include <pacer/schedulers/detail/training_state.h>
 
 #include "support/captured_stderr.h"
 #include "support/registry.h"

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include <pacer/core/checkpoint_folder.h>
-#include <pacer/schedulers/detail/tensor_file.h>
+#include <pacer/checkpoints/detail/tensor_file.h>
+#include <pacer/files/checkpoint_folder.h>
 
 #include "support/ranks.h"
 #include "support/small_run.h"

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include <pacer/core/file_system.h>
+#include <pacer/files/file_system.h>
 
 namespace pacer::testing {
 

@@ -11,12 +11,12 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
-#include <pacer/core/file_system.h>
+#include <pacer/checkpoints/detail/tensor_file.h>
+#include <pacer/checkpoints/detail/training_state.h>
+#include <pacer/files/file_system.h>
 #include <pacer/modules/linear.h>
 #include <pacer/modules/lora.h>
 #include <pacer/modules/nf4.h>
-#include <pacer/schedulers/detail/tensor_file.h>
-#include <pacer/schedulers/detail/training_state.h>
 
 #include "support/optimizers.h"
 #include "support/temporary_folder.h"

@@ -5,14 +5,14 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
+#include <pacer/checkpoints/checkpoints.h>
 #include <pacer/core/error.h>
+#include <pacer/hooks/gradient_clipping.h>
 #include <pacer/modules/linear.h>
 #include <pacer/modules/lora.h>
 #include <pacer/modules/nf4.h>
 #include <pacer/optimizers/fused_adam.h>
-#include <pacer/schedulers/checkpoints.h>
-#include <pacer/schedulers/gradient_clipping.h>
-#include <pacer/schedulers/session.h>
+#include <pacer/session/session.h>
 
 #include "support/temporary_folder.h"
 

@@ -6,10 +6,10 @@
 
 #include <nlohmann/json.hpp>
 
+#include <pacer/checkpoints/adapter_files.h>
+#include <pacer/checkpoints/load_weights.h>
+#include <pacer/checkpoints/save_weights.h>
 #include <pacer/core/error.h>
-#include <pacer/schedulers/adapter_files.h>
-#include <pacer/schedulers/load_weights.h>
-#include <pacer/schedulers/save_weights.h>
 
 #include "support/adapter_samples.h"
 #include "support/catch.h"

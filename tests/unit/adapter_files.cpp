@@ -3,9 +3,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include <pacer/core/crc32c.h>
-#include <pacer/schedulers/adapter_files.h>
-#include <pacer/schedulers/detail/adapter_config.h>
+#include <pacer/checkpoints/adapter_files.h>
+#include <pacer/checkpoints/detail/adapter_config.h>
+#include <pacer/files/crc32c.h>
 
 #include "support/adapter_samples.h"
 #include "support/catch.h"

@@ -6,7 +6,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include <pacer/schedulers/adapter_files.h>
+#include <pacer/checkpoints/adapter_files.h>
 
 #include "support/adapter_samples.h"
 #include "support/catch.h"

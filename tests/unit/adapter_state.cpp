@@ -7,16 +7,16 @@
 #include <torch/nn/modules/linear.h>
 #include <nlohmann/json.hpp>
 
-#include <pacer/core/checkpoint_folder.h>
+#include <pacer/checkpoints/adapter_files.h>
+#include <pacer/checkpoints/checkpoints.h>
+#include <pacer/checkpoints/load_weights.h>
+#include <pacer/checkpoints/save_weights.h>
 #include <pacer/core/error.h>
+#include <pacer/files/checkpoint_folder.h>
 #include <pacer/optimizers/fused_adam.h>
-#include <pacer/schedulers/adapter_files.h>
-#include <pacer/schedulers/checkpoints.h>
-#include <pacer/schedulers/load_weights.h>
-#include <pacer/schedulers/save_best.h>
-#include <pacer/schedulers/save_weights.h>
-#include <pacer/schedulers/session.h>
-#include <pacer/schedulers/validation.h>
+#include <pacer/session/save_best.h>
+#include <pacer/session/session.h>
+#include <pacer/session/validation.h>
 
 #include "support/adapter_samples.h"
 #include "support/catch.h"

@@ -3,8 +3,8 @@
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
 
+#include <pacer/checkpoints/adapter_files.h>
 #include <pacer/optimizers/fused_adam.h>
-#include <pacer/schedulers/adapter_files.h>
 
 #include "support/adapter_samples.h"
 #include "support/captured_stderr.h"

@@ -8,15 +8,15 @@
 #include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/linear.h>
 
+#include <pacer/hooks/gradient_accumulation.h>
+#include <pacer/hooks/gradient_clipping.h>
+#include <pacer/hooks/precision.h>
+#include <pacer/hooks/recompute.h>
+#include <pacer/hooks/step_report.h>
 #include <pacer/modules/blocks.h>
 #include <pacer/modules/recompute.h>
-#include <pacer/schedulers/gradient_accumulation.h>
-#include <pacer/schedulers/gradient_clipping.h>
 #include <pacer/schedulers/layer_drop_sequential.h>
-#include <pacer/schedulers/precision.h>
-#include <pacer/schedulers/recompute.h>
-#include <pacer/schedulers/session.h>
-#include <pacer/schedulers/step_report.h>
+#include <pacer/session/session.h>
 
 #include "support/catch.h"
 #include "support/mistakes.h"

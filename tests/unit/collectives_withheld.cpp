@@ -11,7 +11,7 @@
 
 #include <pacer/collectives/gradient_bucketer.h>
 #include <pacer/core/error.h>
-#include <pacer/sharding/parameter_shards.h>
+#include <pacer/parallel/parameter_shards.h>
 
 #include "support/catch.h"
 #include "support/message_of.h"

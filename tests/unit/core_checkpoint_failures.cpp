@@ -5,8 +5,8 @@
 #include <cstring>
 #include <string>
 
-#include <pacer/core/checkpoint_folder.h>
 #include <pacer/core/error.h>
+#include <pacer/files/checkpoint_folder.h>
 
 #include "support/catch.h"
 #include "support/checkpoint_samples.h"

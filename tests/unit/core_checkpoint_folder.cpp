@@ -10,8 +10,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include <pacer/core/checkpoint_folder.h>
 #include <pacer/core/error.h>
+#include <pacer/files/checkpoint_folder.h>
 
 #include "support/catch.h"
 #include "support/checkpoint_samples.h"

@@ -4,9 +4,9 @@
 #include <string>
 #include <utility>
 
-#include <pacer/core/checkpoint_manifest.h>
-#include <pacer/core/checksum.h>
 #include <pacer/core/error.h>
+#include <pacer/files/checkpoint_manifest.h>
+#include <pacer/files/checksum.h>
 
 #include "support/catch.h"
 #include "support/message_of.h"

@@ -2,8 +2,8 @@
 // taken once, and refused where they are damaged.
 #include <string>
 
-#include <pacer/core/checkpoint_parts.h>
 #include <pacer/core/error.h>
+#include <pacer/files/checkpoint_parts.h>
 
 #include "support/catch.h"
 #include "support/failing_file_system.h"

@@ -4,7 +4,7 @@
 #include <string>
 #include <utility>
 
-#include <pacer/core/checksum.h>
+#include <pacer/files/checksum.h>
 
 #include "support/catch.h"
 #include "support/samples.h"

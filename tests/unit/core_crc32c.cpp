@@ -1,7 +1,7 @@
 // CRC-32C against published answers and against the division of polynomials it stands for.
 #include <string>
 
-#include <pacer/core/crc32c.h>
+#include <pacer/files/crc32c.h>
 
 #include "support/catch.h"
 #include "support/samples.h"

@@ -7,11 +7,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <pacer/core/file_descriptor.h>
-#include <pacer/core/file_system.h>
-#include <pacer/core/json_lines.h>
-#include <pacer/core/tensorboard_events.h>
-#include <pacer/schedulers/detail/metrics_csv.h>
+#include <pacer/files/file_descriptor.h>
+#include <pacer/files/file_system.h>
+#include <pacer/files/json_lines.h>
+#include <pacer/files/tensorboard_events.h>
+#include <pacer/metrics/detail/metrics_csv.h>
 
 #include "support/catch.h"
 #include "support/temporary_folder.h"

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include <pacer/core/error.h>
-#include <pacer/core/file_system.h>
+#include <pacer/files/file_system.h>
 
 #include "support/catch.h"
 #include "support/failing_file_system.h"

@@ -8,7 +8,7 @@
 #include <memory>
 
 #include <pacer/core/error.h>
-#include <pacer/core/folder_lock.h>
+#include <pacer/files/folder_lock.h>
 
 #include "support/catch.h"
 #include "support/temporary_folder.h"

@@ -12,7 +12,7 @@
 #include <string>
 #include <thread>
 
-#include <pacer/core/folder_lock.h>
+#include <pacer/files/folder_lock.h>
 
 #include "support/catch.h"
 #include "support/temporary_folder.h"

@@ -16,7 +16,7 @@
 #include <nlohmann/json.hpp>
 
 #include <pacer/core/error.h>
-#include <pacer/core/json_lines.h>
+#include <pacer/files/json_lines.h>
 
 #include "support/catch.h"
 #include "support/samples.h"

@@ -6,8 +6,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include <pacer/core/json_lines.h>
-#include <pacer/core/json_scanner.h>
+#include <pacer/files/json_lines.h>
+#include <pacer/files/json_scanner.h>
 
 #include "support/catch.h"
 #include "support/samples.h"

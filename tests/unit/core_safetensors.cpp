@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include <pacer/core/error.h>
-#include <pacer/core/safetensors.h>
+#include <pacer/files/safetensors.h>
 
 #include "support/catch.h"
 #include "support/memory_file_system.h"

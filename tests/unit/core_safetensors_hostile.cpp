@@ -6,8 +6,8 @@
 #include <vector>
 
 #include <pacer/core/error.h>
-#include <pacer/core/name_hash.h>
-#include <pacer/core/safetensors.h>
+#include <pacer/files/name_hash.h>
+#include <pacer/files/safetensors.h>
 
 #include "support/catch.h"
 #include "support/message_of.h"

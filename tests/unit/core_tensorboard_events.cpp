@@ -13,9 +13,9 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include <pacer/core/crc32c.h>
 #include <pacer/core/error.h>
-#include <pacer/core/tensorboard_events.h>
+#include <pacer/files/crc32c.h>
+#include <pacer/files/tensorboard_events.h>
 
 #include "support/catch.h"
 #include "support/temporary_folder.h"

@@ -7,16 +7,16 @@
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/linear.h>
 
+#include <pacer/checkpoints/checkpoints.h>
 #include <pacer/core/error.h>
+#include <pacer/hooks/precision.h>
 #include <pacer/modules/fp8_scaling.h>
 #include <pacer/modules/linear.h>
 #include <pacer/modules/lora.h>
 #include <pacer/modules/nf4.h>
 #include <pacer/modules/recompute.h>
 #include <pacer/optimizers/fused_adam.h>
-#include <pacer/schedulers/checkpoints.h>
-#include <pacer/schedulers/precision.h>
-#include <pacer/schedulers/session.h>
+#include <pacer/session/session.h>
 
 #include "support/autocast.h"
 #include "support/cpu_memory.h"

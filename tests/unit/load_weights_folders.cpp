@@ -3,8 +3,8 @@
 #include <cmath>
 #include <filesystem>
 
-#include <pacer/core/crc32c.h>
-#include <pacer/schedulers/load_weights.h>
+#include <pacer/checkpoints/load_weights.h>
+#include <pacer/files/crc32c.h>
 
 #include "support/catch.h"
 #include "support/failed_loads.h"

@@ -11,13 +11,18 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/serialize.h>
 
+#include <pacer/checkpoints/all.h>
 #include <pacer/core/error.h>
+#include <pacer/hooks/hooks.h>
+#include <pacer/metrics/all.h>
 #include <pacer/modules/linear.h>
 #include <pacer/modules/lora.h>
 #include <pacer/modules/nf4.h>
 #include <pacer/modules/recompute.h>
 #include <pacer/optimizers/fused_adam.h>
+#include <pacer/parallel/parallel.h>
 #include <pacer/schedulers/schedulers.h>
+#include <pacer/session/all.h>
 
 #include "support/cpu_memory.h"
 #include "support/mistakes.h"

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <filesystem>
 
-#include <pacer/schedulers/detail/checkpoint_files.h>
-#include <pacer/schedulers/shards.h>
+#include <pacer/checkpoints/detail/checkpoint_files.h>
+#include <pacer/parallel/shards.h>
 
 #include "support/catch.h"
 #include "support/message_of.h"

@@ -6,7 +6,7 @@
 
 #include <torch/nn/modules/linear.h>
 
-#include <pacer/core/checkpoint_folder.h>
+#include <pacer/files/checkpoint_folder.h>
 #include <pacer/pacer.h>
 
 #include "support/catch.h"

@@ -5,9 +5,9 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/serialize.h>
 
-#include <pacer/core/checkpoint_folder.h>
+#include <pacer/checkpoints/detail/training_state.h>
+#include <pacer/files/checkpoint_folder.h>
 #include <pacer/pacer.h>
-#include <pacer/schedulers/detail/training_state.h>
 
 #include "support/catch.h"
 #include "support/mistakes_trainer.h"

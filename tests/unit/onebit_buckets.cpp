@@ -7,7 +7,7 @@
 #include "support/onebit_refusals.h"
 #include "support/onebit_sessions.h"
 
-#include <pacer/schedulers/gradient_clipping.h>
+#include <pacer/hooks/gradient_clipping.h>
 
 namespace pacer::testing::onebit_buckets {
 namespace {

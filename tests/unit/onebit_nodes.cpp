@@ -1,9 +1,9 @@
 // The 1-bit optimizers with nodes as workers: the bits of the flat algorithm between as many ranks that bring
 // their node's gradients; state and what is refused.
 #include <pacer/collectives/detail/in_process_transport.h>
-#include <pacer/schedulers/gradient_accumulation.h>
-#include <pacer/schedulers/gradient_clipping.h>
-#include <pacer/schedulers/session.h>
+#include <pacer/hooks/gradient_accumulation.h>
+#include <pacer/hooks/gradient_clipping.h>
+#include <pacer/session/session.h>
 
 #include "support/catch.h"
 

@@ -9,9 +9,9 @@
 #include "support/onebit_overlap_run.h"
 #include "support/onebit_refusals.h"
 
-#include <pacer/schedulers/gradient_accumulation.h>
-#include <pacer/schedulers/gradient_clipping.h>
-#include <pacer/schedulers/precision.h>
+#include <pacer/hooks/gradient_accumulation.h>
+#include <pacer/hooks/gradient_clipping.h>
+#include <pacer/hooks/precision.h>
 
 namespace pacer::testing::onebit_overlap {
 namespace {

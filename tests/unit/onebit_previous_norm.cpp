@@ -9,7 +9,7 @@
 #include "support/onebit_lamb_ranks.h"
 #include "support/onebit_sessions.h"
 
-#include <pacer/schedulers/gradient_clipping.h>
+#include <pacer/hooks/gradient_clipping.h>
 
 namespace pacer::testing::onebit_previous_norm {
 namespace {

@@ -1,10 +1,10 @@
 // All 1-bit optimizers in a Session: one clip factor for all ranks, what it costs on the wire, and what a
 // Session refuses.
-#include <pacer/schedulers/gradient_accumulation.h>
-#include <pacer/schedulers/gradient_clipping.h>
+#include <pacer/hooks/gradient_accumulation.h>
+#include <pacer/hooks/gradient_clipping.h>
 #include <pacer/schedulers/learning_rate.h>
 #include <pacer/schedulers/sequence_length.h>
-#include <pacer/schedulers/session.h>
+#include <pacer/session/session.h>
 
 #include "support/catch.h"
 

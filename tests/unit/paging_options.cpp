@@ -1,9 +1,9 @@
 // What paged() refuses, and that it is no part of a saved state.
 #include "support/catch.h"
 
-#include <pacer/schedulers/gradient_accumulation.h>
-#include <pacer/schedulers/gradient_clipping.h>
-#include <pacer/schedulers/session.h>
+#include <pacer/hooks/gradient_accumulation.h>
+#include <pacer/hooks/gradient_clipping.h>
+#include <pacer/session/session.h>
 
 #include "support/archives.h"
 #include "support/lamb.h"

@@ -1,5 +1,5 @@
 // Pipelines of threads as ranks against one rank with the whole model: gradients and weights to the bit.
-#include <pacer/schedulers/pipeline.h>
+#include <pacer/parallel/pipeline.h>
 
 #include <limits>
 #include <string>

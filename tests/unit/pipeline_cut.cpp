@@ -6,7 +6,7 @@
 #include <vector>
 
 #include <pacer/core/error.h>
-#include <pacer/schedulers/pipeline_cut.h>
+#include <pacer/parallel/pipeline_cut.h>
 
 #include "support/catch.h"
 

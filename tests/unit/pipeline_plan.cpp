@@ -3,7 +3,7 @@
 #include <tuple>
 
 #include <pacer/core/error.h>
-#include <pacer/schedulers/pipeline_plan.h>
+#include <pacer/parallel/pipeline_plan.h>
 
 #include "support/catch.h"
 #include "support/pipeline_plans.h"

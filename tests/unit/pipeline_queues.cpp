@@ -1,6 +1,6 @@
 // The queues that messages of a pipeline take: with sends that end when they are received, and messages of a
 // queue one after the other, every plan comes to its end.
-#include <pacer/schedulers/detail/stage_messages.h>
+#include <pacer/parallel/detail/stage_messages.h>
 
 #include <deque>
 

@@ -8,7 +8,7 @@
 #include <tuple>
 
 #include <pacer/core/error.h>
-#include <pacer/schedulers/pipeline_simulation.h>
+#include <pacer/parallel/pipeline_simulation.h>
 
 #include "support/catch.h"
 #include "support/pipeline_plans.h"

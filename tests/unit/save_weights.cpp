@@ -4,9 +4,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include <pacer/core/safetensors.h>
-#include <pacer/schedulers/load_weights.h>
-#include <pacer/schedulers/save_weights.h>
+#include <pacer/checkpoints/load_weights.h>
+#include <pacer/checkpoints/save_weights.h>
+#include <pacer/files/safetensors.h>
 
 #include "support/catch.h"
 #include "support/message_of.h"

@@ -12,8 +12,8 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#include <pacer/schedulers/detail/number_text.h>
-#include <pacer/schedulers/progress_bar.h>
+#include <pacer/files/detail/number_text.h>
+#include <pacer/metrics/progress_bar.h>
 
 #include "support/catch.h"
 

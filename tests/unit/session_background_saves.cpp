@@ -7,10 +7,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <pacer/core/checkpoint_folder.h>
-#include <pacer/schedulers/detail/checkpoint_save.h>
-#include <pacer/schedulers/detail/host_snapshot.h>
-#include <pacer/schedulers/detail/stop_signals.h>
+#include <pacer/checkpoints/detail/checkpoint_save.h>
+#include <pacer/checkpoints/detail/host_snapshot.h>
+#include <pacer/checkpoints/detail/stop_signals.h>
+#include <pacer/files/checkpoint_folder.h>
 
 #include "support/catch.h"
 #include "support/ranks.h"

@@ -1,8 +1,8 @@
 // The Checkpoints hook and its folder: old checkpoints that cannot be removed, those of another run, and
 // checkpoints that come from another kind of device.
-#include <pacer/core/checkpoint_folder.h>
 #include <pacer/core/version.h>
 #include <pacer/device/detail/random_state.h>
+#include <pacer/files/checkpoint_folder.h>
 
 #include "support/catch.h"
 #include "support/ranks.h"

@@ -5,9 +5,9 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
-#include <pacer/schedulers/gradient_accumulation.h>
-#include <pacer/schedulers/gradient_clipping.h>
-#include <pacer/schedulers/session.h>
+#include <pacer/hooks/gradient_accumulation.h>
+#include <pacer/hooks/gradient_clipping.h>
+#include <pacer/session/session.h>
 
 #include "support/catch.h"
 #include "support/small_model.h"

@@ -6,8 +6,8 @@
 
 #include <torch/optim/adamw.h>
 
-#include <pacer/schedulers/gradient_clipping.h>
-#include <pacer/schedulers/session.h>
+#include <pacer/hooks/gradient_clipping.h>
+#include <pacer/session/session.h>
 
 #include "support/catch.h"
 #include "support/small_model.h"

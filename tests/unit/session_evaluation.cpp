@@ -3,9 +3,9 @@
 
 #include <ATen/autocast_mode.h>
 
-#include <pacer/schedulers/gradient_accumulation.h>
-#include <pacer/schedulers/precision.h>
-#include <pacer/schedulers/session.h>
+#include <pacer/hooks/gradient_accumulation.h>
+#include <pacer/hooks/precision.h>
+#include <pacer/session/session.h>
 
 #include "support/catch.h"
 #include "support/small_model.h"

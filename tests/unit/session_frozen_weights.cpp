@@ -5,13 +5,13 @@
 
 #include <torch/nn/modules/linear.h>
 
+#include <pacer/checkpoints/checkpoints.h>
 #include <pacer/modules/linear.h>
 #include <pacer/modules/lora.h>
 #include <pacer/modules/nf4.h>
 #include <pacer/optimizers/fused_adam.h>
-#include <pacer/schedulers/checkpoints.h>
-#include <pacer/schedulers/session.h>
-#include <pacer/schedulers/shards.h>
+#include <pacer/parallel/shards.h>
+#include <pacer/session/session.h>
 
 #include "support/catch.h"
 #include "support/mistakes.h"

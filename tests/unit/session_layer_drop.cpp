@@ -8,9 +8,9 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/nn/modules/container/sequential.h>
 
-#include <pacer/schedulers/gradient_accumulation.h>
+#include <pacer/hooks/gradient_accumulation.h>
 #include <pacer/schedulers/layer_drop_sequential.h>
-#include <pacer/schedulers/session.h>
+#include <pacer/session/session.h>
 
 #include "support/catch.h"
 #include "support/small_model.h"

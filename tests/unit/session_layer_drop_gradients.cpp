@@ -4,11 +4,11 @@
 
 #include <torch/optim/adamw.h>
 
-#include <pacer/schedulers/checkpoints.h>
-#include <pacer/schedulers/data_parallel.h>
-#include <pacer/schedulers/gradient_accumulation.h>
-#include <pacer/schedulers/recompute.h>
-#include <pacer/schedulers/session.h>
+#include <pacer/checkpoints/checkpoints.h>
+#include <pacer/hooks/gradient_accumulation.h>
+#include <pacer/hooks/recompute.h>
+#include <pacer/parallel/data_parallel.h>
+#include <pacer/session/session.h>
 
 #include "support/captured_stderr.h"
 #include "support/catch.h"

@@ -5,11 +5,11 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
-#include <pacer/schedulers/checkpoints.h>
+#include <pacer/checkpoints/checkpoints.h>
+#include <pacer/hooks/step_report.h>
 #include <pacer/schedulers/factor_lr.h>
 #include <pacer/schedulers/learning_rate.h>
-#include <pacer/schedulers/session.h>
-#include <pacer/schedulers/step_report.h>
+#include <pacer/session/session.h>
 
 #include "support/archives.h"
 #include "support/captured_stderr.h"

@@ -4,9 +4,9 @@
 
 #include <torch/nn/modules/batchnorm.h>
 
-#include <pacer/core/checkpoint_folder.h>
-#include <pacer/schedulers/detail/tensor_file.h>
-#include <pacer/schedulers/load_weights.h>
+#include <pacer/checkpoints/detail/tensor_file.h>
+#include <pacer/checkpoints/load_weights.h>
+#include <pacer/files/checkpoint_folder.h>
 
 #include "support/catch.h"
 #include "support/small_run.h"

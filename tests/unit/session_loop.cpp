@@ -8,11 +8,11 @@
 #include <torch/optim/adam.h>
 #include <torch/optim/sgd.h>
 
-#include <pacer/schedulers/gradient_accumulation.h>
-#include <pacer/schedulers/gradient_clipping.h>
-#include <pacer/schedulers/precision.h>
-#include <pacer/schedulers/session.h>
-#include <pacer/schedulers/step_report.h>
+#include <pacer/hooks/gradient_accumulation.h>
+#include <pacer/hooks/gradient_clipping.h>
+#include <pacer/hooks/precision.h>
+#include <pacer/hooks/step_report.h>
+#include <pacer/session/session.h>
 
 #include "support/catch.h"
 #include "support/small_model.h"

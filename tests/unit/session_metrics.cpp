@@ -5,9 +5,9 @@
 #include <cstring>
 #include <deque>
 
-#include <pacer/schedulers/detail/metrics_queue.h>
-#include <pacer/schedulers/gradient_accumulation.h>
-#include <pacer/schedulers/gradient_clipping.h>
+#include <pacer/hooks/gradient_accumulation.h>
+#include <pacer/hooks/gradient_clipping.h>
+#include <pacer/metrics/detail/metrics_queue.h>
 #include <pacer/schedulers/learning_rate.h>
 
 #include "support/metrics_run.h"

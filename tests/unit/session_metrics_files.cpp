@@ -8,10 +8,10 @@
 
 #include <torch/nn/modules/linear.h>
 
-#include <pacer/core/checkpoint_folder.h>
+#include <pacer/checkpoints/checkpoints.h>
 #include <pacer/core/error.h>
-#include <pacer/schedulers/checkpoints.h>
-#include <pacer/schedulers/detail/metrics_writer.h>
+#include <pacer/files/checkpoint_folder.h>
+#include <pacer/metrics/detail/metrics_writer.h>
 
 #include "support/captured_stderr.h"
 #include "support/metrics_run.h"

@@ -4,10 +4,10 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
+#include <pacer/hooks/gradient_clipping.h>
+#include <pacer/hooks/precision.h>
 #include <pacer/optimizers/gradient_guard.h>
-#include <pacer/schedulers/gradient_clipping.h>
-#include <pacer/schedulers/precision.h>
-#include <pacer/schedulers/session.h>
+#include <pacer/session/session.h>
 
 #include "support/catch.h"
 #include "support/small_model.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <fstream>
 
-#include <pacer/core/checkpoint_folder.h>
+#include <pacer/files/checkpoint_folder.h>
 
 #include "support/catch.h"
 #include "support/ranks.h"

@@ -2,7 +2,7 @@
 // random state keep their bits on every rank, whichever part of whichever rank's files is at fault.
 #include <algorithm>
 
-#include <pacer/core/checkpoint_folder.h>
+#include <pacer/files/checkpoint_folder.h>
 
 #include "support/catch.h"
 #include "support/ranks.h"

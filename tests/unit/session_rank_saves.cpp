@@ -1,6 +1,6 @@
 // What ranks say and send where they save together: each warning once, and no exchange more than it takes.
-#include <pacer/schedulers/checkpoints.h>
-#include <pacer/schedulers/epoch_sampler.h>
+#include <pacer/checkpoints/checkpoints.h>
+#include <pacer/hooks/epoch_sampler.h>
 
 #include "support/captured_stderr.h"
 #include "support/catch.h"

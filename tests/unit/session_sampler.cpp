@@ -11,10 +11,10 @@
 #include <torch/optim/sgd.h>
 #include <torch/serialize/archive.h>
 
-#include <pacer/schedulers/checkpoints.h>
-#include <pacer/schedulers/epoch_sampler.h>
-#include <pacer/schedulers/gradient_accumulation.h>
-#include <pacer/schedulers/session.h>
+#include <pacer/checkpoints/checkpoints.h>
+#include <pacer/hooks/epoch_sampler.h>
+#include <pacer/hooks/gradient_accumulation.h>
+#include <pacer/session/session.h>
 
 #include "support/captured_stderr.h"
 #include "support/catch.h"

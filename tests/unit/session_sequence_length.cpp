@@ -3,9 +3,9 @@
 // start.
 #include <torch/optim/sgd.h>
 
-#include <pacer/schedulers/gradient_accumulation.h>
+#include <pacer/hooks/gradient_accumulation.h>
 #include <pacer/schedulers/sequence_length.h>
-#include <pacer/schedulers/session.h>
+#include <pacer/session/session.h>
 
 #include "support/catch.h"
 #include "support/small_model.h"

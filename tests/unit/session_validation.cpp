@@ -7,13 +7,13 @@
 #include <ATen/autocast_mode.h>
 #include <torch/nn/modules/linear.h>
 
-#include <pacer/core/file_system.h>
-#include <pacer/schedulers/checkpoints.h>
-#include <pacer/schedulers/detail/tensor_file.h>
-#include <pacer/schedulers/early_stopping.h>
-#include <pacer/schedulers/precision.h>
-#include <pacer/schedulers/save_best.h>
-#include <pacer/schedulers/validation.h>
+#include <pacer/checkpoints/checkpoints.h>
+#include <pacer/checkpoints/detail/tensor_file.h>
+#include <pacer/files/file_system.h>
+#include <pacer/hooks/precision.h>
+#include <pacer/session/early_stopping.h>
+#include <pacer/session/save_best.h>
+#include <pacer/session/validation.h>
 
 #include "support/captured_stderr.h"
 #include "support/metrics_run.h"

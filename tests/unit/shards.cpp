@@ -4,8 +4,8 @@
 #include <memory>
 #include <random>
 
-#include <pacer/schedulers/training_memory.h>
-#include <pacer/sharding/parameter_shards.h>
+#include <pacer/parallel/parameter_shards.h>
+#include <pacer/parallel/training_memory.h>
 
 #include "support/catch.h"
 #include "support/cpu_memory.h"

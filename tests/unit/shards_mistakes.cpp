@@ -3,7 +3,7 @@
 
 #include <torch/serialize.h>
 
-#include <pacer/schedulers/shards.h>
+#include <pacer/parallel/shards.h>
 
 #include "support/catch.h"
 #include "support/mistakes.h"

@@ -2,8 +2,8 @@
 // ranks all have everything, where rows of the exchange hold the same elements.
 #include <cmath>
 
-#include <pacer/schedulers/gradient_accumulation.h>
-#include <pacer/schedulers/gradient_clipping.h>
+#include <pacer/hooks/gradient_accumulation.h>
+#include <pacer/hooks/gradient_clipping.h>
 
 #include "support/catch.h"
 #include "support/onebit_refusals.h"

@@ -1,7 +1,7 @@
 // Shards of parameters: odd models train as whole ones, to the bit; when parameters come and go, what is sent
 // for them, and the memory that they take.
-#include <pacer/schedulers/shards.h>
-#include <pacer/schedulers/training_memory.h>
+#include <pacer/parallel/shards.h>
+#include <pacer/parallel/training_memory.h>
 
 #include "support/catch.h"
 #include "support/cpu_memory.h"

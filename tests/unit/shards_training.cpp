@@ -5,11 +5,11 @@
 
 #include <nlohmann/json.hpp>
 
+#include <pacer/checkpoints/detail/checkpoint_files.h>
+#include <pacer/checkpoints/detail/tensor_file.h>
+#include <pacer/checkpoints/load_weights.h>
 #include <pacer/optimizers/fused_lamb.h>
-#include <pacer/schedulers/detail/checkpoint_files.h>
-#include <pacer/schedulers/detail/tensor_file.h>
-#include <pacer/schedulers/load_weights.h>
-#include <pacer/schedulers/shards.h>
+#include <pacer/parallel/shards.h>
 
 #include "support/catch.h"
 #include "support/rank_trainers.h"

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include <pacer/collectives/communication_error.h>
-#include <pacer/sharding/parameter_shards.h>
+#include <pacer/parallel/parameter_shards.h>
 
 #include "support/catch.h"
 #include "support/optimizers.h"

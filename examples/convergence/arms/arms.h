@@ -11,7 +11,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <pacer/modules/blocks.h>
-#include <pacer/schedulers/session.h>
+#include <pacer/session/session.h>
 
 #include "convergence/settings.h"
 

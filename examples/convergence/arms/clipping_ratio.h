@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
+#include <pacer/hooks/hook.h>
+#include <pacer/hooks/session_parts.h>
 #include <pacer/optimizers/onebit_adam.h>
-#include <pacer/schedulers/hook.h>
-#include <pacer/schedulers/session_parts.h>
 
 namespace convergence {
 

@@ -2,10 +2,10 @@
 
 #include <torch/utils.h>
 
+#include <pacer/checkpoints/load_weights.h>
 #include <pacer/core/error.h>
 #include <pacer/modules/lora.h>
 #include <pacer/modules/nf4.h>
-#include <pacer/schedulers/load_weights.h>
 
 namespace convergence {
 

@@ -1,12 +1,12 @@
 // What an arm adds to a Session beyond the hooks of all arms.
 #include <cmath>
 
-#include <pacer/schedulers/data_parallel.h>
+#include <pacer/hooks/precision.h>
+#include <pacer/hooks/recompute.h>
+#include <pacer/parallel/data_parallel.h>
+#include <pacer/parallel/shards.h>
 #include <pacer/schedulers/layer_drop.h>
-#include <pacer/schedulers/precision.h>
-#include <pacer/schedulers/recompute.h>
 #include <pacer/schedulers/sequence_length.h>
-#include <pacer/schedulers/shards.h>
 
 #include "arms.h"
 #include "clipping_ratio.h"

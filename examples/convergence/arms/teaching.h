@@ -7,8 +7,8 @@
 #include <vector>
 
 #include <pacer/compression/compressed_all_reduce.h>
-#include <pacer/schedulers/hook.h>
-#include <pacer/schedulers/session_parts.h>
+#include <pacer/hooks/hook.h>
+#include <pacer/hooks/session_parts.h>
 
 namespace convergence {
 

@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include <pacer/schedulers/pipeline.h>
+#include <pacer/parallel/pipeline.h>
 
 #include "convergence/settings.h"
 #include "convergence/text/text_batches.h"

@@ -9,7 +9,7 @@
 #include <map>
 
 #include <pacer/core/error.h>
-#include <pacer/core/json_scanner.h>
+#include <pacer/files/json_scanner.h>
 
 #include "convergence/option_table.h"
 

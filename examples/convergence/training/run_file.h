@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include <pacer/core/json_lines.h>
+#include <pacer/files/json_lines.h>
 
 #include "convergence/report/results.h"
 #include "convergence/settings.h"

@@ -12,12 +12,12 @@
 #include <ATen/ops/zeros.h>
 #include <torch/utils.h>
 
+#include <pacer/checkpoints/checkpoints.h>
+#include <pacer/checkpoints/save_weights.h>
+#include <pacer/hooks/gradient_clipping.h>
 #include <pacer/optimizers/onebit_lamb.h>
-#include <pacer/schedulers/checkpoints.h>
-#include <pacer/schedulers/gradient_clipping.h>
 #include <pacer/schedulers/learning_rate.h>
-#include <pacer/schedulers/save_weights.h>
-#include <pacer/schedulers/session.h>
+#include <pacer/session/session.h>
 
 #include "convergence/arms/arms.h"
 #include "convergence/arms/fine_tuning.h"

@@ -9,8 +9,8 @@
 #include <torch/cuda.h>
 
 #include <pacer/core/error.h>
-#include <pacer/schedulers/session_parts.h>
-#include <pacer/schedulers/step_report.h>
+#include <pacer/hooks/session_parts.h>
+#include <pacer/hooks/step_report.h>
 
 namespace convergence {
 namespace {

@@ -9,7 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <pacer/schedulers/hook.h>
+#include <pacer/hooks/hook.h>
 
 #include "convergence/report/results.h"
 #include "convergence/settings.h"

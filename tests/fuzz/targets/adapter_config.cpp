@@ -1,7 +1,7 @@
 // adapter_config.json of an adapter's folder.
 #include <optional>
 
-#include <pacer/schedulers/detail/adapter_config.h>
+#include <pacer/checkpoints/detail/adapter_config.h>
 
 #include "fuzz/harness.h"
 

@@ -2,9 +2,9 @@
 // written again and read to the same.
 #include <cstring>
 
-#include <pacer/core/json_lines.h>
-#include <pacer/core/json_scanner.h>
-#include <pacer/core/utf8.h>
+#include <pacer/files/json_lines.h>
+#include <pacer/files/json_scanner.h>
+#include <pacer/files/utf8.h>
 
 #include "fuzz/harness.h"
 #include "support/scanned_json.h"

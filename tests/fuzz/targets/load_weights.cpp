@@ -1,8 +1,8 @@
 // load_weights and load_adapter with files that nobody vouches for: what is refused leaves the model as it
 // was, to the bit. Needs LibTorch, which is not instrumented, so this target has no libFuzzer. The first byte
 // says which file the rest is: weights, an adapter's matrices or its options.
-#include <pacer/schedulers/adapter_files.h>
-#include <pacer/schedulers/load_weights.h>
+#include <pacer/checkpoints/adapter_files.h>
+#include <pacer/checkpoints/load_weights.h>
 
 #include "fuzz/harness.h"
 #include "support/weight_files.h"

@@ -2,9 +2,9 @@
 // of a byte would get past the first check. And the records that ranks leave for the one that writes it.
 #include <optional>
 
-#include <pacer/core/checkpoint_manifest.h>
-#include <pacer/core/checkpoint_parts.h>
-#include <pacer/core/checksum.h>
+#include <pacer/files/checkpoint_manifest.h>
+#include <pacer/files/checkpoint_parts.h>
+#include <pacer/files/checksum.h>
 
 #include "fuzz/harness.h"
 #include "support/memory_file_system.h"

@@ -1,5 +1,5 @@
 // The text in which bitsandbytes keeps what the codes of a weight in 4 bits mean.
-#include <pacer/schedulers/detail/quant_state.h>
+#include <pacer/checkpoints/detail/quant_state.h>
 
 #include "fuzz/harness.h"
 

@@ -2,7 +2,7 @@
 // spaces, and read to the same.
 #include <map>
 
-#include <pacer/core/safetensors.h>
+#include <pacer/files/safetensors.h>
 
 #include "fuzz/harness.h"
 #include "support/memory_file_system.h"

@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <optional>
 
-#include <pacer/core/json_lines.h>
-#include <pacer/schedulers/detail/weights_index.h>
+#include <pacer/checkpoints/detail/weights_index.h>
+#include <pacer/files/json_lines.h>
 
 #include "fuzz/harness.h"
 

@@ -1,0 +1,7 @@
+// Everything of checkpoints: runs on the disk and back, and weights alone.
+#pragma once
+
+#include <pacer/checkpoints/adapter_files.h>
+#include <pacer/checkpoints/checkpoints.h>
+#include <pacer/checkpoints/load_weights.h>
+#include <pacer/checkpoints/save_weights.h>

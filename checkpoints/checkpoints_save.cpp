@@ -1,0 +1,144 @@
+// How Checkpoints saves: what is asked of the ranks, in which order, and what becomes of a save under way.
+#include <cstdio>
+#include <unordered_set>
+#include <utility>
+
+#include <c10/util/Exception.h>
+#include <torch/nn/module.h>
+#include <torch/version.h>
+
+#include <pacer/checkpoints/checkpoints.h>
+#include <pacer/checkpoints/detail/checkpoint_files.h>
+#include <pacer/checkpoints/detail/checkpoint_save.h>
+#include <pacer/checkpoints/detail/host_snapshot.h>
+#include <pacer/checkpoints/detail/training_state.h>
+#include <pacer/collectives/agreement.h>
+#include <pacer/core/error.h>
+#include <pacer/core/version.h>
+#include <pacer/files/checkpoint_folder.h>
+#include <pacer/hooks/session_parts.h>
+#include <pacer/parallel/detail/pipeline_hook.h>
+#include <pacer/parallel/shards.h>
+
+namespace pacer {
+
+std::string Checkpoints::save_now() {
+  begin_save();
+  return complete_save();
+}
+
+// Returns when this rank's state may change again.
+void Checkpoints::begin_save() {
+  require(parts_ != nullptr, "Checkpoints::save_now needs the hook in a Session; call session.use first");
+  require(parts_->progress.micro_step == 0,
+          "Checkpoints::save_now belongs between steps, not into an accumulation window");
+  Communicator& world = parts_->world();
+  detail::SavePlan plan;
+  plan.step = parts_->progress.step;
+  plan.rank = world.rank();
+  plan.facts = {world.world_size(), version(), {{"libtorch", TORCH_VERSION}}};
+  plan.timeout = options_.timeout();
+  plan.root = options_.folder();
+  plan.keep = options_.keep();
+  std::unordered_set<std::string> trained;
+  for (const auto& item : parts_->model().named_parameters()) {
+    if (item.value().requires_grad()) trained.insert(item.key());  // a mask may well hold -inf
+  }
+  plan.must_be_finite = [trained = std::move(trained)](const std::string& name) {
+    return trained.count(name) != 0;
+  };
+  RankStatus status;
+  status.intent = Intent::save;
+  status.step = plan.step;
+  if (world.world_size() > 1) StatusExchange(world, status).wait();
+  check_folder();
+  complete_save();
+
+  plan.staging = together("begin a checkpoint", [&]() -> std::string {
+                   if (world.rank() != 0) return "";
+                   lock_->check();
+                   plan.writer =
+                       std::make_unique<CheckpointWriter>(posix_file_system(), plan.root, plan.step);
+                   return plan.writer->staging();
+                 }).front();
+  const Shards* shards = parts_->find<Shards>();
+  detail::TrainingState state;
+  NamedTensors of_optimizer;
+  const auto* pipeline = parts_->find<detail::PipelineHook>();
+  const std::vector<std::string> outlines = together("write its part of a checkpoint", [&] {
+    check_frozen();
+    state = detail::export_state(*parts_);
+    of_optimizer = state.optimizer;
+    if (shards) state.optimizer = shards->whole_outline(std::move(state.optimizer));
+    return pipeline ? pipeline->listing(state) : detail::outline_of(state.optimizer);
+  });
+  for (size_t rank = 1; rank < outlines.size() && !pipeline; ++rank) {
+    require(outlines[rank] == outlines[0], "the optimizer of rank ", rank,
+            " has state of other names, dtypes or shapes than that of rank 0, so that no checkpoint can hold "
+            "both; give all ranks the same model and the same steps");
+  }
+  const detail::Writers writers =
+      pipeline ? pipeline->complete(state, outlines)
+               : detail::writers_of(state, world.world_size(),
+                                    /*deals_model_out=*/shards && shards->keeps_parts());
+  plan.texts = detail::texts_of_rank(state.model, writers, world);
+  if (shards) {
+    state.optimizer = shards->gather_state(
+        std::move(of_optimizer), [&](const std::string& name) { return writers.optimizer.at(name); });
+    state.model = shards->gather_model(std::move(state.model),
+                                       [&](const std::string& name) { return writers.model.at(name); });
+  }
+  detail::RankFiles files;
+  together("write its part of a checkpoint", [&] {
+    files = detail::files_of_rank(std::move(state), writers, world);
+    if (!options_.synchronous()) files = snapshot_->take(files);
+    world.check();  // what is written is what training computed, not the remains of a broken exchange
+    return std::string();
+  });
+  auto save = std::make_unique<detail::CheckpointSave>(std::move(plan));
+  if (options_.synchronous()) {
+    save->write_here(files, [&] { world.check(); });
+  } else {
+    save->write_in_thread(std::move(files));
+  }
+  saving_ = std::move(save);  // only now: nobody waits for a thread that did not start
+  if (options_.synchronous()) complete_save();
+}
+
+// Waits for the save under way, if there is one; the folder of what is then the newest checkpoint.
+std::string Checkpoints::complete_save() {
+  if (saving_) {
+    const auto save = std::move(saving_);
+    try {
+      together("write its part of a checkpoint", [&] {
+        save->wait_until_written();
+        return std::string();
+      });
+    } catch (...) {
+      save->give_up();
+      throw;
+    }
+    saved_folder_ = together("complete a checkpoint", [&] { return save->wait(); }).front();
+    saved_step_ = save->step();
+    if (save->is_finite()) {
+      warns_of_not_finite_.renew();
+    } else if (warns_of_not_finite_.take()) {
+      TORCH_WARN("trained parameters in the checkpoint ", saved_folder_,
+                 " are not finite; the newest one with finite parameters stays, whatever is removed, and "
+                 "session.resume() goes on from it; look for the first loss that was not finite");
+    }
+    say_what_stays(*save);
+  }
+  return saved_folder_;
+}
+
+// The checkpoint that was just saved is good, whatever becomes of the older ones.
+void Checkpoints::say_what_stays(const detail::CheckpointSave& save) {
+  for (const RemovalFailure& failure : save.not_removed()) {
+    if (!not_removed_.insert(failure.step).second) continue;
+    std::fprintf(stderr, "pacer: an old checkpoint stays until a later save can remove it: %s\n",
+                 failure.reason.c_str());
+  }
+}
+
+}  // namespace pacer

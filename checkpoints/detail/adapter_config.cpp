@@ -1,0 +1,287 @@
+#include <pacer/checkpoints/detail/adapter_config.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <string_view>
+#include <type_traits>
+
+#include <pacer/core/error.h>
+#include <pacer/files/json_lines.h>
+#include <pacer/files/json_scanner.h>
+
+namespace pacer::detail {
+namespace {
+
+// Fields that do not change what the matrices of a file mean: where they come from, which layers they were
+// made for, how they started.
+constexpr std::string_view kIgnored[] = {
+    "auto_mapping",   "base_model_name_or_path", "revision",        "task_type",
+    "inference_mode", "target_modules",          "exclude_modules", "layers_pattern",
+    "peft_version",   "layers_to_transform",     "runtime_config",  "qalora_group_size",
+    "eva_config",     "megatron_core",           "loftq_config",    "init_lora_weights"};
+
+// What the best-known of the others stand for.
+struct Feature {
+  std::string_view field, meaning;
+};
+constexpr Feature kFeatures[] = {
+    {"use_dora", "DoRA"},
+    {"bias", "trained biases"},
+    {"lora_bias", "biases of adapters"},
+    {"fan_in_fan_out", "transposed weights"},
+    {"megatron_config", "Megatron's layers"},
+    {"layer_replication", "replicated layers"},
+    {"trainable_token_indices", "trained tokens"},
+    {"target_parameters", "adapters of bare parameters"},
+    {"use_qalora", "QALoRA"},
+};
+
+// Of PEFT's there are some 40; more than these are no way to fill the memory.
+constexpr size_t kMostFields = 1000;
+// Keys of a pattern, and names of modules. A model of hundreds of layers may have one for each.
+constexpr size_t kMostKeys = 10'000;
+
+// Ways to start that change the base model's weights as well.
+bool changes_base(std::string_view init) {
+  return init != "gaussian" && init != "eva" && init != "orthogonal";
+}
+
+// Passes over a value; true for null, false, "", 0, an empty list and an empty object.
+bool skip_if_off(JsonScanner& scanner) {
+  const char first = scanner.peek();
+  if (first == '[' || first == '{') {
+    JsonScanner ahead = scanner;
+    ahead.take(first);
+    const bool empty = ahead.take(first == '[' ? ']' : '}');
+    scanner.skip_value();
+    return empty;
+  }
+  if (first == '"') return scanner.string().empty();
+  if (first == 't' || first == 'f') return !scanner.boolean();
+  if (first != 'n') return scanner.number() == 0;
+  scanner.skip_value();
+  return true;
+}
+
+// Whether a regular expression takes it for itself.
+bool is_plain_character(char c) {
+  return ('0' <= c && c <= '9') || ('a' <= c && c <= 'z') || ('A' <= c && c <= 'Z') || c == '_' ||
+         (static_cast<unsigned char>(c) & 0x80) != 0;
+}
+
+// The text that a key of a pattern stands for. PEFT takes it for a regular expression; here it is a name, in
+// which a backslash may stand before a character that is no letter.
+std::string name_of_key(std::string_view key, std::string_view field, const std::string& path) {
+  std::string name;
+  bool is_name = !key.empty();
+  for (size_t i = 0; i < key.size() && is_name; ++i) {
+    const bool is_escaped = key[i] == '\\';
+    if (is_escaped) ++i;
+    const bool is_plain = i < key.size() && is_plain_character(key[i]);
+    is_name = i < key.size() &&
+              (is_escaped ? !is_plain || key[i] == '_' : is_plain || key[i] == '.' || key[i] == '-');
+    if (is_name) name += key[i];
+  }
+  require(is_name, path, " has the key ", quote_for_message(key), " in ", quote_for_message(field),
+          ", which is more than a name; pacer reads names of layers, or the last parts of them");
+  return name;
+}
+
+template <class Value, class Read>
+AdapterPattern<Value> read_pattern(JsonScanner& scanner, std::string_view field, const std::string& path,
+                                   const Read& read) {
+  AdapterPattern<Value> pattern;
+  if (scanner.take_null()) return pattern;
+  scanner.expect('{');
+  if (scanner.take('}')) return pattern;
+  do {
+    const size_t at = scanner.position();
+    if (pattern.size() == kMostKeys) scanner.fail_at(at, "more than ", kMostKeys, " keys");
+    std::string name = name_of_key(scanner.string(), field, path);
+    scanner.expect(':');
+    const size_t value_at = scanner.position();
+    const Value value = read();
+    if (!(value > 0)) scanner.fail_at(value_at, field, " has ", value, ", not a number above 0");
+    pattern.emplace_back(std::move(name), value);
+  } while (scanner.more('}'));
+  return pattern;
+}
+
+std::vector<std::string> read_names(JsonScanner& scanner) {
+  std::vector<std::string> names;
+  if (scanner.take_null()) return names;
+  scanner.expect('[');
+  if (scanner.take(']')) return names;
+  do {
+    if (names.size() == kMostKeys) scanner.fail_at(scanner.position(), "more than ", kMostKeys, " names");
+    names.emplace_back(scanner.string());
+  } while (scanner.more(']'));
+  return names;
+}
+
+// One field of the object, whose name was read.
+void read_config_field(JsonScanner& scanner, std::string_view name, size_t at, AdapterConfig& config,
+                       const std::string& path) {
+  const auto has = [&](std::string_view text) { return name == text; };
+  if (has("peft_type")) {
+    const std::string type(scanner.string());
+    require(type == "LORA", path, " is of the peft_type ", quote_for_message(type),
+            "; pacer knows LORA alone");
+  } else if (has("r")) {
+    config.r = scanner.integer();
+    if (config.r < 1) scanner.fail_at(at, "r is 0; it is at least 1");
+  } else if (has("lora_alpha")) {
+    config.alpha = scanner.number();
+    if (!(config.alpha > 0)) scanner.fail_at(at, "lora_alpha is ", config.alpha, ", not above 0");
+  } else if (has("lora_dropout")) {
+    config.dropout = scanner.number();
+    if (!(config.dropout >= 0 && config.dropout < 1)) {
+      scanner.fail_at(at, "lora_dropout is ", config.dropout, ", not in [0, 1)");
+    }
+  } else if (has("use_rslora")) {
+    config.rslora = scanner.boolean();
+  } else if (has("rank_pattern")) {
+    config.rank_pattern = read_pattern<int64_t>(scanner, name, path, [&] { return scanner.integer(); });
+  } else if (has("alpha_pattern")) {
+    config.alpha_pattern = read_pattern<double>(scanner, name, path, [&] { return scanner.number(); });
+  } else if (has("modules_to_save")) {
+    config.whole_modules = read_names(scanner);
+  } else if (has("bias") && scanner.peek() == '"') {
+    const std::string bias(scanner.string());
+    require(bias == "none", path, " has bias ", quote_for_message(bias),
+            ", trained biases, which pacer does not load; save it with bias \"none\"");
+  } else if (has("init_lora_weights") && scanner.peek() == '"') {
+    const std::string init(scanner.string());
+    require(!changes_base(init), path, " has init_lora_weights ", quote_for_message(init),
+            ", which changes the base model's weights, too; convert it to a plain LoRA in PEFT first");
+  } else if (std::find(std::begin(kIgnored), std::end(kIgnored), name) != std::end(kIgnored)) {
+    scanner.skip_value();
+  } else if (!skip_if_off(scanner)) {
+    std::string_view meaning;
+    for (const Feature& feature : kFeatures) {
+      if (feature.field == name) meaning = feature.meaning;
+    }
+    throw InvalidArgument(concatenate(path, " uses ", quote_for_message(name), meaning.empty() ? "" : ", ",
+                                      meaning, ", which pacer does not have"));
+  }
+}
+
+// As a regular expression that matches this text alone.
+std::string escaped(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    if (!is_plain_character(c)) out += '\\';
+    out += c;
+  }
+  return out;
+}
+
+// "NAME", or a list, or a regular expression.
+std::string target_modules_text(const std::vector<std::string>& layers,
+                                const std::vector<std::string>& modules) {
+  const std::set<std::string> wanted(layers.begin(), layers.end());
+  bool reaches_others = false;
+  for (const std::string& module : modules) {
+    if (wanted.count(module) > 0) continue;
+    for (size_t dot = module.find('.'); dot != std::string::npos; dot = module.find('.', dot + 1)) {
+      reaches_others |= wanted.count(module.substr(dot + 1)) > 0;
+    }
+  }
+  std::string text;
+  for (const std::string& name : wanted) {
+    if (reaches_others) {
+      text += (text.empty() ? "" : "|") + escaped(name);
+    } else {
+      text += (text.empty() ? "\n    " : ",\n    ") + json_quote(name);
+    }
+  }
+  return reaches_others ? json_quote("(?:" + text + ")") : "[" + text + "\n  ]";
+}
+
+// A number as JSON has it, whole ones as whole.
+std::string number_in_json(double value) {
+  if (value == std::floor(value) && std::fabs(value) < 1e15) {
+    return std::to_string(static_cast<int64_t>(value));
+  }
+  const std::string line = JsonLine().add("x", value).str();
+  return line.substr(5, line.size() - 6);
+}
+
+template <class Value>
+std::string pattern_text(const AdapterPattern<Value>& pattern) {
+  std::string text;
+  for (const auto& [name, value] : pattern) {
+    text += concatenate(
+        text.empty() ? "\n    " : ",\n    ", json_quote(escaped(name)), ": ",
+        std::is_integral_v<Value> ? std::to_string(value) : number_in_json(static_cast<double>(value)));
+  }
+  return text.empty() ? "{}" : "{" + text + "\n  }";
+}
+
+std::string names_text(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "\n    " : ",\n    ") + json_quote(name);
+  return text.empty() ? "null" : "[" + text + "\n  ]";
+}
+
+template <class Value>
+Value value_of(const AdapterPattern<Value>& pattern, const std::string& layer, Value otherwise) {
+  for (const auto& [key, value] : pattern) {
+    if (layer.size() < key.size() || layer.compare(layer.size() - key.size(), key.size(), key) != 0) continue;
+    if (layer.size() == key.size() || layer[layer.size() - key.size() - 1] == '.') return value;
+  }
+  return otherwise;
+}
+
+}  // namespace
+
+int64_t rank_of(const AdapterConfig& config, const std::string& layer) {
+  return value_of(config.rank_pattern, layer, config.r);
+}
+
+double alpha_of(const AdapterConfig& config, const std::string& layer) {
+  return value_of(config.alpha_pattern, layer, config.alpha);
+}
+
+std::string adapter_config_text(const AdapterConfig& config, const std::vector<std::string>& layers,
+                                const std::vector<std::string>& modules) {
+  const char* const rslora = config.rslora ? "true" : "false";
+  return concatenate(
+      "{\n  \"alpha_pattern\": ", pattern_text(config.alpha_pattern), ",\n  \"auto_mapping\": null,\n",
+      "  \"base_model_name_or_path\": null,\n  \"bias\": \"none\",\n",
+      "  \"fan_in_fan_out\": false,\n  \"inference_mode\": true,\n",
+      "  \"init_lora_weights\": true,\n  \"layers_pattern\": null,\n",
+      "  \"layers_to_transform\": null,\n  \"lora_alpha\": ", number_in_json(config.alpha),
+      ",\n  \"lora_dropout\": ", number_in_json(config.dropout),
+      ",\n  \"modules_to_save\": ", names_text(config.whole_modules),
+      ",\n  \"peft_type\": \"LORA\",\n  \"r\": ", config.r,
+      ",\n  \"rank_pattern\": ", pattern_text(config.rank_pattern), ",\n  \"revision\": null,\n",
+      "  \"target_modules\": ", target_modules_text(layers, modules),
+      ",\n  \"task_type\": null,\n  \"use_rslora\": ", rslora, "\n}\n");
+}
+
+AdapterConfig parse_adapter_config(std::string text, const std::string& path) {
+  JsonScanner scanner(text.data(), text.size(), 0, path);
+  AdapterConfig config;
+  std::set<std::string_view> seen;  // in the text
+  scanner.expect('{');
+  if (!scanner.take('}')) {
+    do {
+      const size_t at = scanner.position();
+      if (seen.size() == kMostFields) scanner.fail_at(at, "more than ", kMostFields, " fields");
+      const std::string_view name = scanner.string();
+      if (!seen.insert(name).second) {
+        scanner.fail_at(at, "the field ", quote_for_message(name), " occurs twice");
+      }
+      scanner.expect(':');
+      read_config_field(scanner, name, at, config, path);
+    } while (scanner.more('}'));
+  }
+  scanner.expect_end();
+  require<FileError>(seen.count("peft_type") > 0, path,
+                     " has no peft_type; it is not an adapter_config.json of PEFT");
+  return config;
+}
+
+}  // namespace pacer::detail

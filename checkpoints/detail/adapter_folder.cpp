@@ -1,0 +1,181 @@
+#include <pacer/checkpoints/detail/adapter_folder.h>
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include <ATen/ops/isfinite.h>
+
+#include <pacer/checkpoints/detail/linear_names.h>
+#include <pacer/checkpoints/detail/tensor_file.h>
+#include <pacer/checkpoints/detail/training_state.h>
+#include <pacer/checkpoints/detail/weights_files.h>
+#include <pacer/core/error.h>
+#include <pacer/files/file_system.h>
+#include <pacer/files/json_scanner.h>
+#include <pacer/files/safetensors.h>
+
+namespace pacer::detail {
+namespace {
+
+constexpr int64_t kLargestConfig = 1 << 20;  // bytes
+
+bool ends_in(std::string_view text, std::string_view end) {
+  return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
+}
+
+// Of a tensor of the file: of the layer, which matrix; nothing for another name.
+std::optional<std::pair<std::string, bool>> layer_of(std::string_view name) {
+  for (const bool is_a : {true, false}) {
+    const std::string_view suffix = is_a ? kAdapterA : kAdapterB;
+    if (name.size() > suffix.size() && ends_in(name, suffix)) {
+      return std::pair(std::string(name.substr(0, name.size() - suffix.size())), is_a);
+    }
+  }
+  return std::nullopt;
+}
+
+// Whether the name is a part of this entry of modules_to_save: PEFT takes all modules whose names end so.
+bool is_in_module(std::string_view name, const std::string& module) {
+  for (size_t dot = name.find('.'); dot != std::string_view::npos; dot = name.find('.', dot + 1)) {
+    if (ends_in(name.substr(0, dot), module)) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+std::string path_in(const std::string& folder, const char* file) {
+  return folder + (folder.back() == '/' ? "" : "/") + file;
+}
+
+AdapterFolder read_adapter_folder(const std::string& folder) {
+  require(!folder.empty(), "load_adapter needs the name of a folder; it is empty");
+  AdapterFolder found;
+  const std::string config_path = path_in(folder, kAdapterConfig);
+  {
+    FileReader reader(posix_file_system(), without_links(config_path));
+    require<FileError>(reader.size() <= kLargestConfig, config_path, " has ", reader.size(),
+                       " bytes; the limit is ", kLargestConfig);
+    const std::vector<char> text = reader.read();
+    found.config = parse_adapter_config({text.begin(), text.end()}, config_path);
+  }
+  found.path = path_in(folder, kAdapterModel);
+  FileReader reader(posix_file_system(), without_links(found.path));
+  const SafetensorsFile header = SafetensorsFile::read_header(reader, found.path);
+  const std::vector<std::string>& modules = found.config.whole_modules;
+  std::set<std::string> met;
+  for (const std::string_view name : header.names()) {
+    const bool has_prefix = name.substr(0, kAdapterPrefix.size()) == kAdapterPrefix;
+    const std::string_view rest = has_prefix ? name.substr(kAdapterPrefix.size()) : "";
+    const TensorView tensor = *header.find(name);
+    const auto place = layer_of(rest);
+    if (!place) {
+      bool is_known = false;  // a name may be in several: "layer1.0.bn1" ends in "bn1", too
+      for (const std::string& module : modules) {
+        if (!is_in_module(rest, module)) continue;
+        met.insert(module);
+        is_known = true;
+      }
+      require(is_known, found.path, " has ", quote_for_message(name),
+              ", which is no matrix of a low-rank adapter and in none of its modules_to_save; pacer loads "
+              "names such as \"",
+              kAdapterPrefix, "LAYER", kAdapterA, "\" and those of modules_to_save");
+      require(tensor.dtype != Dtype::OTHER, found.path, ": ", quote_for_message(name), " is ",
+              tensor.dtype_text, ", a dtype that LibTorch does not have");
+      found.beside.emplace(rest, AdapterFolder::Tensor{tensor_dtype(tensor.dtype), tensor.shape});
+      continue;
+    }
+    require(tensor.dtype != Dtype::OTHER && at::isFloatingType(tensor_dtype(tensor.dtype)), found.path, ": ",
+            quote_for_message(name), " is ", tensor.dtype_text,
+            "; the matrices of adapters are floating-point");
+    auto& matrices = found.layers[place->first];
+    (place->second ? matrices.a : matrices.b) = tensor.shape;
+  }
+  require<FileError>(!found.layers.empty(), found.path, " has no tensors");
+  for (const std::string& module : modules) {
+    require<FileError>(met.count(module) > 0, config_path, " has ", quote_for_message(module),
+                       " among its modules_to_save, of which ", found.path, " has no tensor");
+  }
+  return found;
+}
+
+void check_layers(torch::nn::Module& model, const AdapterFolder& folder) {
+  const std::map<std::string, nn::LinearImpl*> linears = linear_names(model);
+  std::map<const void*, std::string> first_name;
+  for (const auto& [name, matrices] : folder.layers) {
+    const std::string layer_name = quote_for_message(name);
+    require<FileError>(matrices.a && matrices.b, folder.path, " has only one of the two matrices of ",
+                       layer_name, "; it is damaged");
+    const auto found = linears.find(name);
+    require(found != linears.end(), folder.path, " has an adapter of ", layer_name,
+            ", which is no pacer::nn::Linear of the model");
+    const nn::LinearImpl& layer = *found->second;
+    const int64_t out = layer.options.out_features(), in = layer.options.in_features();
+    const int64_t r = rank_of(folder.config, name);
+    const std::vector<int64_t> a = {r, in}, b = {out, r};
+    require(*matrices.a == a && *matrices.b == b, folder.path, " has matrices of ",
+            at::IntArrayRef(*matrices.a), " and ", at::IntArrayRef(*matrices.b), " for ", layer_name,
+            ", where r of ", r, " and a layer of ", out, " x ", in, " make ", at::IntArrayRef(a), " and ",
+            at::IntArrayRef(b));
+    const auto [twin, is_first] = first_name.emplace(found->second, name);
+    require(is_first, folder.path, " has adapters of \"", twin->second, "\" and \"", name,
+            "\", which are one layer in the model");
+  }
+  if (folder.beside.empty()) return;
+  const NamedTensors own = model_tensors(model);
+  std::set<std::string> modules;  // by their names in the model
+  for (const auto& [name, tensor] : folder.beside) {
+    const auto found = own.find(name);
+    require(found != own.end(), folder.path, " has ", quote_for_message(name),
+            ", a part of its modules_to_save, which the model has not");
+    const bool converts = at::isFloatingType(tensor.dtype) && at::isFloatingType(found->second.scalar_type());
+    require(
+        found->second.sizes() == tensor.shape && (converts || found->second.scalar_type() == tensor.dtype),
+        folder.path, ": \"", name, "\" is ", tensor.dtype, " of shape ", at::IntArrayRef(tensor.shape),
+        ", but ", found->second.scalar_type(), " of shape ", found->second.sizes(), " in the model");
+    modules.insert(name.substr(0, name.rfind('.')));
+  }
+  for (const auto& item : own) {
+    const size_t dot = item.first.rfind('.');
+    if (dot == std::string::npos || modules.count(item.first.substr(0, dot)) == 0) continue;
+    require(folder.beside.count(item.first) > 0, folder.path, " has other parts of \"",
+            item.first.substr(0, dot), "\", but no \"", item.first, "\", which the model has");
+  }
+}
+
+NamedTensors read_adapter_tensors(const AdapterFolder& folder) {
+  FileReader reader(posix_file_system(), without_links(folder.path));
+  NamedTensors values = read_tensors(reader, folder.path);
+  reader.finish();
+  size_t matrices = 0;
+  for (auto& [name, value] : values) {
+    const std::string_view rest = std::string_view(name).substr(std::min(name.size(), kAdapterPrefix.size()));
+    const auto beside = folder.beside.find(std::string(rest));
+    std::optional<std::vector<int64_t>> shape;
+    if (beside != folder.beside.end()) {
+      shape = beside->second.shape;
+    } else if (const auto place = layer_of(rest); place && folder.layers.count(place->first) > 0) {
+      const AdapterFolder::Matrices& of_layer = folder.layers.at(place->first);
+      shape = place->second ? of_layer.a : of_layer.b;
+      value = value.to(at::kFloat);
+      ++matrices;
+    }
+    require<FileError>(shape && value.sizes() == *shape, folder.path, " changed while it was read");
+    require(!at::isFloatingType(value.scalar_type()) || at::isfinite(value).all().item<bool>(), folder.path,
+            ": ", quote_for_message(name), " has values that are not finite");
+  }
+  require<FileError>(matrices == 2 * folder.layers.size() && values.size() == matrices + folder.beside.size(),
+                     folder.path, " changed while it was read");
+  return values;
+}
+
+const at::Tensor& matrix_of(const NamedTensors& values, const std::string& layer, bool is_a) {
+  return values.at(concatenate(kAdapterPrefix, layer, is_a ? kAdapterA : kAdapterB));
+}
+
+const at::Tensor& beside_of(const NamedTensors& values, const std::string& name) {
+  return values.at(concatenate(kAdapterPrefix, name));
+}
+
+}  // namespace pacer::detail

@@ -1,0 +1,56 @@
+// An adapter's folder: what its two files say, checked as far as that goes without a model, and with one.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <ATen/core/ScalarType.h>
+#include <torch/nn/module.h>
+
+#include <pacer/checkpoints/detail/adapter_config.h>
+#include <pacer/modules/lora_adapter.h>
+#include <pacer/optimizers/named_tensors.h>
+
+namespace pacer::detail {
+
+constexpr const char* kAdapterModel = "adapter_model.safetensors";
+constexpr const char* kAdapterConfig = "adapter_config.json";
+constexpr std::string_view kAdapterPrefix = "base_model.model.";
+constexpr std::string_view kAdapterA = ".lora_A.weight", kAdapterB = ".lora_B.weight";
+
+struct AdapterFolder {
+  struct Tensor {
+    at::ScalarType dtype;
+    std::vector<int64_t> shape;
+  };
+  struct Matrices {
+    std::optional<std::vector<int64_t>> a, b;  // their shapes
+  };
+  std::string path;  // of the file of tensors
+  AdapterConfig config;
+  std::map<std::string, Matrices> layers;
+  std::map<std::string, Tensor> beside;  // of modules_to_save, by their names in the model
+};
+
+std::string path_in(const std::string& folder, const char* file);
+
+// InvalidArgument and FileError as load_adapter has them.
+AdapterFolder read_adapter_folder(const std::string& folder);
+
+// InvalidArgument where a layer of the folder is not one of the model's, of its size and under one name, and
+// where modules_to_save are not modules of the model with exactly the tensors that they have there.
+void check_layers(torch::nn::Module& model, const AdapterFolder& folder);
+
+// All tensors by their names in the file: matrices in fp32, others as they are. InvalidArgument for values
+// that are not finite, FileError where the file is no longer what it was.
+NamedTensors read_adapter_tensors(const AdapterFolder& folder);
+
+// Returns the layer's matrix A or B.
+const at::Tensor& matrix_of(const NamedTensors& values, const std::string& layer, bool is_a);
+// Returns the tensor of that name in modules_to_save.
+const at::Tensor& beside_of(const NamedTensors& values, const std::string& name);
+
+}  // namespace pacer::detail

@@ -1,0 +1,118 @@
+#include <pacer/checkpoints/detail/checkpoint_save.h>
+
+#include <algorithm>
+
+#include <pacer/checkpoints/detail/tensor_file.h>
+#include <pacer/core/error.h>
+#include <pacer/files/signals_blocked.h>
+
+namespace pacer::detail {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+}  // namespace
+
+CheckpointSave::~CheckpointSave() {
+  patience_ = std::min<std::chrono::milliseconds>(patience_, kGrace);
+  if (thread_.joinable()) thread_.join();
+}
+
+void CheckpointSave::write_in_thread(RankFiles files) {
+  in_thread_ = true;
+  const SignalsBlocked for_the_thread;
+  thread_ = std::thread([this, files = std::move(files)] {
+    write(files, [] {});
+    if (!write_error_) complete();
+  });
+}
+
+void CheckpointSave::write_here(const RankFiles& files, const std::function<void()>& check) {
+  write(files, check);
+}
+
+void CheckpointSave::wait_until_written() {
+  is_written_.get_future().wait();
+  if (write_error_) std::rethrow_exception(write_error_);
+}
+
+std::string CheckpointSave::wait() {
+  if (thread_.joinable()) thread_.join();
+  if (!in_thread_) complete();
+  if (error_) std::rethrow_exception(error_);
+  return folder_;
+}
+
+void CheckpointSave::write(const RankFiles& files, const std::function<void()>& check) noexcept {
+  CheckpointPart part;
+  try {
+    for (const auto& [name, tensors] : files) {
+      const NamedTensors& of_file = tensors;
+      FiniteCheck finite{plan_.must_be_finite};
+      const bool looks = plan_.must_be_finite && name.compare(0, 5, "model") == 0;
+      part.files.push_back(write_checkpoint_file(plan_.staging, name, [&](ByteSink& sink) {
+        write_tensors(sink, of_file, {}, looks ? &finite : nullptr);
+      }));
+      part.is_finite = part.is_finite && finite.is_finite;
+    }
+    for (const auto& [name, text] : plan_.texts) {
+      const std::string& of_file = text;
+      part.files.push_back(write_checkpoint_file(
+          plan_.staging, name, [&](ByteSink& sink) { sink.write(of_file.data(), of_file.size()); }));
+    }
+    check();
+    written_ = part.files;
+    is_finite_ = part.is_finite;
+    if (plan_.rank != 0) leave_part(plan_.staging, plan_.rank, part);
+  } catch (const std::exception& error) {
+    write_error_ = std::current_exception();
+    try {
+      if (plan_.rank != 0) leave_part(plan_.staging, plan_.rank, {{}, error.what(), true});
+    } catch (const std::exception&) {
+      // Rank 0 hears of it when the ranks compare what became of the save.
+    }
+  }
+  is_written_.set_value();
+}
+
+void CheckpointSave::complete() noexcept {
+  if (plan_.rank != 0) return;
+  try {
+    for (const CheckpointFile& file : written_) plan_.writer->adopt(file);
+    for (int64_t rank = 1; rank < plan_.facts.world_size; ++rank) {
+      const CheckpointPart part = part_of(static_cast<int>(rank));
+      require<FileError>(part.failure.empty(), "rank ", rank, " could not write its part: ", part.failure);
+      for (const CheckpointFile& file : part.files) plan_.writer->adopt(file);
+      is_finite_ = is_finite_ && part.is_finite;
+    }
+    plan_.facts.is_finite = is_finite_;
+    folder_ = plan_.writer->commit(plan_.facts);
+  } catch (const std::exception&) {
+    error_ = std::current_exception();
+    return;
+  }
+  try {
+    try {
+      not_removed_ = remove_old_checkpoints(plan_.root, plan_.keep, posix_file_system(), plan_.step);
+    } catch (const FileError& error) {
+      not_removed_.push_back({-1, error.what()});  // the root cannot be listed; the checkpoint is good
+    }
+  } catch (const std::exception&) {
+    // No memory is left. The checkpoint is good all the same, and the next save removes the older ones.
+  }
+}
+
+// Waits for the record of another rank.
+CheckpointPart CheckpointSave::part_of(int rank) const {
+  constexpr std::chrono::milliseconds kLongestPause{100};
+  const Clock::time_point start = Clock::now();
+  for (std::chrono::milliseconds pause{1};; pause = std::min(2 * pause, kLongestPause)) {
+    if (const auto part = take_part(plan_.staging, rank)) return *part;
+    require<FileError>(Clock::now() - start < patience_.load(), "rank ", rank,
+                       " has not written its part of the checkpoint in ", plan_.staging, " within ",
+                       patience_.load().count(), " ms; see whether it still runs and reaches that folder");
+    std::this_thread::sleep_for(pause);
+  }
+}
+
+}  // namespace pacer::detail

@@ -1,0 +1,31 @@
+#include <pacer/files/file_descriptor.h>
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+namespace pacer {
+
+int above_standard_streams(int descriptor) {
+  if (descriptor < 0 || descriptor > STDERR_FILENO) return descriptor;
+  const int moved = ::fcntl(descriptor, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+  const int reason = errno;
+  ::close(descriptor);
+  errno = reason;
+  return moved;
+}
+
+std::FILE* open_stream(const std::string& path, StreamMode mode) {
+  const bool append = mode == StreamMode::append;
+  const int descriptor = above_standard_streams(
+      ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | (append ? O_APPEND : O_TRUNC), 0666));
+  if (descriptor < 0) return nullptr;
+  std::FILE* const stream = ::fdopen(descriptor, append ? "a" : "w");
+  const int reason = errno;
+  if (stream == nullptr) ::close(descriptor);
+  errno = reason;
+  return stream;
+}
+
+}  // namespace pacer

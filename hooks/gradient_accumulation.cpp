@@ -1,0 +1,69 @@
+#include <pacer/hooks/gradient_accumulation.h>
+
+#include <utility>
+
+#include <pacer/core/error.h>
+#include <pacer/hooks/detail/model_facts.h>
+#include <pacer/hooks/detail/wide_gradients.h>
+#include <pacer/hooks/session_parts.h>
+
+namespace pacer {
+
+GradientAccumulation::GradientAccumulation(int64_t micro_steps) : micro_steps_(micro_steps) {
+  // Draws of layer gates number micro-steps with 24 bits.
+  require(micro_steps >= 1 && micro_steps < (int64_t{1} << 24),
+          "GradientAccumulation needs between 1 and 2^24 - 1 micro-steps, not ", micro_steps);
+}
+
+GradientAccumulation& GradientAccumulation::weight_by_tokens(bool on) & {
+  weight_by_tokens_ = on;
+  return *this;
+}
+GradientAccumulation&& GradientAccumulation::weight_by_tokens(bool on) && {
+  return std::move(weight_by_tokens(on));
+}
+
+GradientAccumulation& GradientAccumulation::accumulate_in_fp32(bool on) & {
+  accumulate_in_fp32_ = on;
+  return *this;
+}
+GradientAccumulation&& GradientAccumulation::accumulate_in_fp32(bool on) && {
+  return std::move(accumulate_in_fp32(on));
+}
+
+void GradientAccumulation::attach(SessionParts& parts) {
+  parts.micro_steps = micro_steps_;
+  parts.weight_by_tokens = weight_by_tokens_;
+  parts.accumulate_in_fp32 = accumulate_in_fp32_;
+  parts_ = &parts;
+  if (accumulate_in_fp32_ && micro_steps_ > 1) wide_ = std::make_shared<detail::WideGradients>();
+}
+
+void GradientAccumulation::arrange() {
+  if (wide_) wide_->watch(detail::trained_parameters(*parts_));
+}
+
+std::string GradientAccumulation::agreement() const {
+  return accumulate_in_fp32_ ? "16-bit gradients add up in fp32" : "gradients add up in their own dtype";
+}
+
+// Shards adds up what is shared out.
+void GradientAccumulation::backward_begin(const Progress& progress) {
+  if (!wide_ || parts_->gradients_are_shared_out) return;
+  if (progress.micro_step == 0) wide_->watch(detail::trained_parameters(*parts_));
+  progress.micro_step + 1 < progress.micro_steps ? wide_->begin_pass() : wide_->begin_last_pass();
+}
+
+void GradientAccumulation::backward_end(const Progress& /*progress*/) {
+  if (wide_) wide_->end_pass();
+}
+
+void GradientAccumulation::backward_failed() {
+  if (wide_) wide_->end_pass();
+}
+
+void GradientAccumulation::gradients_ready(const Progress& /*window*/) {
+  if (wide_) wide_->round_the_rest();
+}
+
+}  // namespace pacer

@@ -1,0 +1,16 @@
+// Everything of hooks: the frame of a training step, and the hooks of every loop.
+#pragma once
+
+#include <pacer/hooks/batch.h>
+#include <pacer/hooks/best_value.h>
+#include <pacer/hooks/cuda_graph.h>
+#include <pacer/hooks/epoch_sampler.h>
+#include <pacer/hooks/gradient_accumulation.h>
+#include <pacer/hooks/gradient_clipping.h>
+#include <pacer/hooks/hook.h>
+#include <pacer/hooks/once_on_first_rank.h>
+#include <pacer/hooks/precision.h>
+#include <pacer/hooks/progress.h>
+#include <pacer/hooks/recompute.h>
+#include <pacer/hooks/session_parts.h>
+#include <pacer/hooks/step_report.h>

@@ -1,0 +1,86 @@
+#include <pacer/hooks/recompute.h>
+
+#include <algorithm>
+#include <utility>
+
+#include <pacer/core/error.h>
+#include <pacer/hooks/detail/model_parts.h>
+#include <pacer/hooks/session_parts.h>
+#include <pacer/modules/recompute.h>
+
+namespace pacer {
+
+class Recompute::Wrapper : public BlockWrapper {
+ public:
+  explicit Wrapper(std::vector<bool> recomputed) : recomputed_(std::move(recomputed)) {}
+
+  Tensors run(const BlockCall& call, const TensorFunction& rest, const Tensors& x) override {
+    require(call.index < recomputed_.size(), "Recompute knows ", recomputed_.size(), " blocks and no block ",
+            call.index, "; add all blocks before Session::use");
+    was_asked_ = true;
+    if (!recomputed_[call.index]) return rest(x);
+    return recompute_tensors(*call.block, detail::concatenate("block ", call.index), rest, x);
+  }
+  bool was_asked() const { return was_asked_; }
+  const std::vector<bool>& recomputed() const { return recomputed_; }
+
+ private:
+  std::vector<bool> recomputed_;  // by block
+  bool was_asked_ = false;
+};
+
+Recompute::Recompute(std::vector<Blocks> stacks, RecomputeOptions options)
+    : stacks_(std::move(stacks)), options_(std::move(options)) {
+  require(options_.every() >= 1, "RecomputeOptions::every must be at least 1, not ", options_.every());
+  require(!stacks_.empty(), "Recompute was given no Blocks");
+  for (const Blocks& blocks : stacks_) {
+    require(!blocks.is_empty() && blocks->size() > 0,
+            "Recompute was given Blocks without a block; add the blocks before it is made");
+  }
+}
+
+Recompute::~Recompute() {
+  for (size_t i = 0; i < wrappers_.size(); ++i) stacks_[i].ptr()->unwrap(BlockStage::recompute);
+}
+
+void Recompute::attach(SessionParts& parts) {
+  parts_ = &parts;
+  for (const Blocks& blocks : stacks_) detail::require_part_of(parts.model(), *blocks, "Recompute");
+  for (const Blocks& blocks : stacks_) {
+    std::vector<bool> recomputed(blocks->size());
+    for (size_t i = 0; i < recomputed.size(); ++i) {
+      recomputed[i] =
+          i % static_cast<size_t>(options_.every()) == 0 && (!options_.blocks() || options_.blocks()(i));
+    }
+    require(std::count(recomputed.begin(), recomputed.end(), true) > 0,
+            "Recompute would recompute no block; see RecomputeOptions::blocks");
+    const auto wrapper = std::make_shared<Wrapper>(std::move(recomputed));
+    blocks.ptr()->wrap(BlockStage::recompute, wrapper);
+    wrappers_.push_back(wrapper);
+  }
+}
+
+std::string Recompute::agreement() const {
+  std::string text = "blocks";
+  for (const auto& wrapper : wrappers_) {
+    for (size_t i = 0; i < wrapper->recomputed().size(); ++i) {
+      if (wrapper->recomputed()[i]) text += " " + std::to_string(i);
+    }
+    text += ";";
+  }
+  return text;
+}
+
+// Where layers are dropped, all of them may be in this micro-step; a stage of a Pipeline may have none.
+void Recompute::backward_begin(const Progress& progress) {
+  Progress this_one = progress;
+  this_one.micro_steps = progress.micro_step + 1;
+  const bool any =
+      std::any_of(wrappers_.begin(), wrappers_.end(), [](const auto& w) { return w->was_asked(); });
+  require<Error>(
+      any || parts_->replicas || !parts_->unused(this_one).empty(),
+      "forward ran no block through Blocks::run, so nothing is recomputed; in the model's forward write "
+      "x = blocks->run(i, &BlockImpl::forward, x) for each block");
+}
+
+}  // namespace pacer

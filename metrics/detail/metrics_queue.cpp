@@ -1,0 +1,97 @@
+#include <pacer/metrics/detail/metrics_queue.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include <pacer/core/error.h>
+#include <pacer/files/json_lines.h>
+#include <pacer/hooks/step_report.h>
+#include <pacer/kernels/math/gradient_guard.h>
+
+namespace pacer::detail {
+namespace {
+
+constexpr const char* kMetricsOwnNames[] = {"step",
+                                            "tokens",
+                                            "loss",
+                                            "gradient_norm",
+                                            "loss_scale",
+                                            "skipped_steps",
+                                            "seconds_per_step",
+                                            "tokens_per_second"};
+
+void require_unique_names(const std::vector<std::pair<std::string, double>>& numbers) {
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    const std::string& name = numbers[i].first;
+    require(!name.empty(), "a hook reports a number without a name; StepReport::add needs one");
+    bool taken = std::any_of(std::begin(kMetricsOwnNames), std::end(kMetricsOwnNames),
+                             [&](const char* own) { return name == own; });
+    for (size_t j = 0; j < i; ++j) taken = taken || numbers[j].first == name;
+    require(!taken, "a hook reports the number ", json_quote(name),
+            ", but metrics have one of that name already; give it another name in StepReport::add");
+  }
+}
+
+}  // namespace
+
+MetricsQueue::MetricsQueue(Reader reader) : reader_(std::move(reader)) {}
+
+void MetricsQueue::push(const StepReport& report, std::optional<Speed> speed) {
+  require_unique_names(report.numbers());
+  Pending pending;
+  pending.record.step = report.progress().step;
+  pending.record.tokens = report.progress().tokens;
+  pending.record.values = report.numbers();
+  if (report.loss_sum().defined()) pending.loss_sum = reader_(report.loss_sum());
+  if (report.check().defined()) pending.check = reader_(report.check());
+  pending.loss_average = report.loss_average();
+  pending.speed = speed;
+  pending_.push_back(std::move(pending));
+}
+
+std::optional<MetricsRecord> MetricsQueue::pop(bool wait) {
+  if (pending_.empty()) return std::nullopt;
+  Pending& oldest = pending_.front();
+  if (wait || pending_.size() > kLongest) {
+    oldest.wait();
+  } else if (!oldest.arrived()) {
+    return std::nullopt;
+  }
+  MetricsRecord record = oldest.completed();
+  pending_.pop_front();
+  return record;
+}
+
+bool MetricsQueue::Pending::arrived() const {
+  return (!loss_sum || loss_sum->arrived()) && (!check || check->arrived());
+}
+
+void MetricsQueue::Pending::wait() const {
+  if (loss_sum) loss_sum->wait();
+  if (check) check->wait();
+}
+
+MetricsRecord MetricsQueue::Pending::completed() {
+  auto& values = record.values;
+  if (loss_sum) {
+    const at::Tensor& value = loss_sum->value();
+    const double sum =
+        value.scalar_type() == at::kDouble ? *value.const_data_ptr<double>() : *value.const_data_ptr<float>();
+    values.emplace(values.begin(), "loss", sum * loss_average);
+  }
+  if (check) {
+    kernels::GradientCheck read;
+    std::memcpy(&read, check->value().const_data_ptr(), sizeof read);
+    values.emplace_back("gradient_norm", read.norm);
+    if (read.loss_scale != 1) values.emplace_back("loss_scale", static_cast<double>(read.loss_scale));
+    values.emplace_back("skipped_steps", static_cast<double>(read.skipped_steps));
+  }
+  if (speed) {
+    values.emplace_back("seconds_per_step", speed->seconds_per_step);
+    values.emplace_back("tokens_per_second", speed->tokens_per_second);
+  }
+  return std::move(record);
+}
+
+}  // namespace pacer::detail

@@ -1,0 +1,58 @@
+// Records of the Metrics hook between the step that made them and the arrival of their values from the GPU.
+// First in, first out, whatever arrives first.
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include <pacer/device/detail/late_tensor.h>
+#include <pacer/metrics/detail/metrics_record.h>
+
+namespace pacer {
+class StepReport;
+}
+
+namespace pacer::detail {
+
+class MetricsQueue {
+ public:
+  // More than these are not held back: the oldest is waited for.
+  static constexpr size_t kLongest = 64;
+
+  // How a tensor is brought to the host: read_late, or what a test puts in its place.
+  using Reader = std::function<std::unique_ptr<LateTensor>(const at::Tensor&)>;
+  explicit MetricsQueue(Reader reader = read_late);
+
+  // Takes all that the report holds, without waiting. Throws InvalidArgument, taking nothing, where a name is
+  // empty or there twice.
+  // `speed`: nothing where the record has none.
+  struct Speed {
+    double seconds_per_step = 0, tokens_per_second = 0;
+  };
+  void push(const StepReport& report, std::optional<Speed> speed);
+
+  // The oldest record if its values are here, or if `wait`, or if too many are held back.
+  std::optional<MetricsRecord> pop(bool wait);
+
+  size_t size() const { return pending_.size(); }
+
+ private:
+  struct Pending {
+    MetricsRecord record;                         // the numbers of the hooks alone
+    std::unique_ptr<LateTensor> loss_sum, check;  // null where there is none
+    double loss_average = 1;
+    std::optional<Speed> speed;
+
+    bool arrived() const;
+    void wait() const;
+    MetricsRecord completed();
+  };
+
+  Reader reader_;
+  std::deque<Pending> pending_;
+};
+
+}  // namespace pacer::detail

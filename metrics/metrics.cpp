@@ -1,0 +1,219 @@
+#include <pacer/metrics/metrics.h>
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include <c10/util/Exception.h>
+
+#include <pacer/collectives/detail/together.h>
+#include <pacer/core/error.h>
+#include <pacer/files/file_system.h>
+#include <pacer/hooks/session_parts.h>
+#include <pacer/hooks/step_report.h>
+#include <pacer/metrics/detail/loss_mean.h>
+#include <pacer/metrics/detail/metrics_queue.h>
+#include <pacer/metrics/detail/metrics_writer.h>
+#include <pacer/metrics/progress_bar.h>
+
+namespace pacer {
+namespace {
+
+using MetricsClock = std::chrono::steady_clock;
+
+// With the folders above it, where they are missing.
+void make_metrics_folders(const std::string& folder) {
+  FileSystem& files = posix_file_system();
+  for (size_t end = 0; end != std::string::npos;) {
+    end = folder.find('/', end + 1);
+    make_folder(files, folder.substr(0, end));
+  }
+  require<FileError>(folder_exists(files, folder + "/."), "the folder ", folder, " vanished");
+  const bool writable = ::access(folder.c_str(), W_OK | X_OK) == 0;
+  require<FileError>(writable, "cannot write metrics to the folder ", folder, ": ", std::strerror(errno));
+}
+
+ProgressPoint progress_point(const detail::MetricsRecord& record, const std::string& validation) {
+  ProgressPoint point;
+  point.step = record.step;
+  point.tokens = record.tokens;
+  point.loss = record.find("loss");
+  point.learning_rate = record.find("learning_rate");
+  point.tokens_per_second = record.find("tokens_per_second");
+  point.gradient_norm = record.find("gradient_norm");
+  point.validation = record.find(validation);
+  return point;
+}
+
+}  // namespace
+
+MetricsOptions::MetricsOptions(std::string folder) : folder_(std::move(folder)) {
+  require(!folder_.empty(), "MetricsOptions needs the name of a folder; it is empty");
+}
+
+MetricsOptions& MetricsOptions::every(int64_t steps) {
+  require(steps >= 1, "MetricsOptions::every needs a number of steps >= 1, not ", steps);
+  every_ = steps;
+  return *this;
+}
+
+MetricsOptions& MetricsOptions::jsonl(bool on) {
+  jsonl_ = on;
+  return *this;
+}
+
+MetricsOptions& MetricsOptions::csv(bool on) {
+  csv_ = on;
+  return *this;
+}
+
+MetricsOptions& MetricsOptions::tensorboard(bool on) {
+  tensorboard_ = on;
+  return *this;
+}
+
+MetricsOptions& MetricsOptions::progress(bool on) {
+  progress_ = on;
+  return *this;
+}
+
+MetricsOptions& MetricsOptions::total_steps(int64_t steps) {
+  require(steps >= 1, "MetricsOptions::total_steps needs a number of steps >= 1, not ", steps);
+  total_steps_ = steps;
+  return *this;
+}
+
+MetricsOptions& MetricsOptions::total_tokens(int64_t tokens) {
+  require(tokens >= 1, "MetricsOptions::total_tokens needs a number of tokens >= 1, not ", tokens);
+  total_tokens_ = tokens;
+  return *this;
+}
+
+struct Metrics::State {
+  SessionParts* parts = nullptr;
+  detail::MetricsQueue queue;
+  std::optional<detail::MetricsWriter> writer;  // from start() on, when it is known where this run begins
+  std::optional<ProgressBar> bar;               // from the first step on
+  detail::LossMean loss;
+  // Of the last record, or of the start.
+  std::optional<MetricsClock::time_point> time;
+  Progress progress;
+  int64_t validated_at = -1;  // the step of the validation that was recorded last
+};
+
+Metrics::Metrics(MetricsOptions options) : options_(std::move(options)) {}
+Metrics::Metrics(Metrics&& other) noexcept = default;
+
+Metrics::~Metrics() {
+  try {
+    if (state_ && state_->writer) write_arrived(/*wait=*/false);
+  } catch (const std::exception&) {  // a destructor cannot report it; finish() does
+  }
+}
+
+void Metrics::attach(SessionParts& parts) {
+  parts_ = &parts;
+  parts.record_loss = true;  // on all ranks, which average it
+  if (!parts.is_first_rank()) return;
+  make_metrics_folders(options_.folder());
+  state_ = std::make_unique<State>();
+  state_->parts = &parts;
+}
+
+void Metrics::start(const Progress& progress) {
+  detail::together(parts_->world(), std::chrono::minutes(30), "start training", [&]() -> std::string {
+    if (!state_) return "";
+    detail::MetricsFiles::check(options_, progress.step);
+    if (!lock_)
+      lock_ =
+          std::make_unique<FolderLock>(options_.folder(), "metrics", FolderLock::resuming(progress.step > 0));
+    return "";
+  });
+}
+
+void Metrics::open(const Progress& progress) {
+  if (!state_) return;
+  state_->writer.emplace(options_, progress.step);
+  state_->progress = progress;
+  state_->validated_at = state_->parts->validation.step;
+}
+
+void Metrics::begin(const Progress& /*progress*/, MicroBatch& /*batch*/) {
+  if (state_ && !state_->time) state_->time = MetricsClock::now();
+}
+
+void Metrics::after_step(StepReport& report) {
+  if (!state_) return;
+  if (lock_) lock_->check();
+  State& state = *state_;
+  const Progress& progress = report.progress();
+  if (options_.progress() && !state.bar) {
+    state.bar.emplace(options_.total_steps(), options_.total_tokens());
+    state.bar->begin(state.progress.step, state.progress.tokens);
+  }
+  state.loss.add(report);
+  state.validated_at = state.parts->validation.step;
+  if (progress.step % options_.every() == 0 || report.record_is_requested()) {
+    const auto now = MetricsClock::now();
+    const double seconds = std::max(std::chrono::duration<double>(now - *state.time).count(), 1e-9);
+    StepReport record = report;
+    state.loss.move_to(record);
+    const auto steps = static_cast<double>(progress.step - state.progress.step);
+    const auto tokens = static_cast<double>(progress.tokens - state.progress.tokens);
+    state.queue.push(record, detail::MetricsQueue::Speed{seconds / steps, tokens / seconds});
+    state.time = now;
+    state.progress = progress;
+  }
+  write_arrived(/*wait=*/false);
+}
+
+void Metrics::finish(const Progress& progress) {
+  if (!state_) return;
+  if (!state_->writer) return;
+  // What was measured after the last step, which has its record already.
+  const ValidationResult& validation = state_->parts->validation;
+  if (validation.step == progress.step && validation.step != state_->validated_at) {
+    StepReport last(progress);
+    last.add(validation.name, validation.value);
+    state_->queue.push(last, std::nullopt);
+    state_->validated_at = validation.step;
+  }
+  write_arrived(/*wait=*/true);
+  if (state_->bar) state_->bar->finish();
+  if (const auto sentence = state_->writer->farewell()) warn(*sentence);
+  lock_.reset();
+}
+
+void Metrics::warn(const std::string& sentence) {
+  if (state_->bar) state_->bar->interrupt();
+  TORCH_WARN(sentence);
+}
+
+void Metrics::print(const std::string& line) {
+  if (!state_) return;
+  if (state_->bar) {
+    state_->bar->print(line);
+  } else {
+    std::printf("%s\n", line.c_str());
+    std::fflush(stdout);
+  }
+}
+
+void Metrics::write_arrived(bool wait) {
+  bool wrote = false;
+  while (const auto record = state_->queue.pop(wait)) {
+    if (state_->bar) state_->bar->show(progress_point(*record, state_->parts->validation.name));
+    if (const auto sentence = state_->writer->write(*record)) warn(*sentence);
+    wrote = true;
+  }
+  if (!wrote) return;
+  if (const auto sentence = state_->writer->flush()) warn(*sentence);
+}
+
+}  // namespace pacer

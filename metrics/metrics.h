@@ -1,0 +1,118 @@
+// Records how training goes: one line per record in metrics.jsonl and metrics.csv, curves for TensorBoard,
+// and a bar or plain lines on stdout.
+//
+//   session.use(pacer::Metrics("run"));
+//   session.use(pacer::Metrics(pacer::MetricsOptions("run").every(10).total_steps(100'000)));
+//
+// A record has, in this order: step (counting the one just taken), tokens, loss (the mean over the steps
+// since the record before, or since this run began; every step counts alike, and within a step each
+// micro-batch as its gradient does), all numbers that other hooks report, of this very step (learning_rate,
+// sequence_length, kept_layers, epoch, ...); with a hook that looks at gradients also gradient_norm
+// (unscaled, averaged, before clipping), loss_scale (of the coming step, and only where it is not 1) and
+// skipped_steps (so far); then seconds_per_step and tokens_per_second, by the host's clock since the record
+// before. Time between steps counts, an evaluation too.
+// A step after which the Validation hook measured has a record, too; what it measures in finish() is a record
+// of its own, with the number of the last step. With several ranks, rank 0 writes; loss and tokens are those
+// of all.
+//
+// On a GPU loss and norm are read late: a step enqueues their copy to pinned memory and never waits for it; a
+// later step, or finish(), writes the record. Records are always written in order. Those still on the GPU
+// when a run is killed are lost.
+//
+// A run adds to the files of the run that it resumes: records beyond the step where it starts, left by a run
+// that was killed after its last checkpoint, are removed, and so is a line cut short. So no step is recorded
+// twice. A run that starts at step 0 therefore empties metrics.jsonl and metrics.csv. TensorBoard's event
+// files are never changed: each run adds one, which begins by telling TensorBoard to forget the steps from
+// there on. Give each experiment a folder of its own: two runs at a time are refused.
+//
+// metrics.csv has a column for each key of the first record. A key that appears later gets a column at the
+// end: the file is written anew, with empty cells in the earlier rows. Numbers that are not finite are nan,
+// inf and -inf there, and strings with these words in metrics.jsonl.
+//
+// A record that cannot be written (a full disk) is dropped and ends nothing: training and checkpoints go on.
+// The first one is a warning that names file and reason; finish() warns once more, with how many were lost.
+// After each failure in a row the hook drops more records, up to 255, before it tries its files again.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include <pacer/files/folder_lock.h>
+#include <pacer/hooks/hook.h>
+
+namespace pacer {
+
+// Setters throw InvalidArgument, changing nothing, where a value is out of range.
+class MetricsOptions {
+ public:
+  // Where the files go; created where it is missing, with the folders above it.
+  explicit MetricsOptions(std::string folder);
+
+  // Steps between records, at least 1 (the default): steps n, 2 n, 3 n, ... are recorded.
+  MetricsOptions& every(int64_t steps);
+  // What is written; all of it unless set otherwise.
+  MetricsOptions& jsonl(bool on);
+  MetricsOptions& csv(bool on);
+  MetricsOptions& tensorboard(bool on);
+  // One line per record on stdout; a terminal gets one line that is drawn again and again.
+  MetricsOptions& progress(bool on);
+  // Where training ends, so that progress can say how much is left. Tokens count where both are set.
+  MetricsOptions& total_steps(int64_t steps);
+  MetricsOptions& total_tokens(int64_t tokens);
+
+  const std::string& folder() const { return folder_; }
+  int64_t every() const { return every_; }
+  bool jsonl() const { return jsonl_; }
+  bool csv() const { return csv_; }
+  bool tensorboard() const { return tensorboard_; }
+  bool progress() const { return progress_; }
+  int64_t total_steps() const { return total_steps_; }    // 0: not known
+  int64_t total_tokens() const { return total_tokens_; }  // 0: not known
+
+ private:
+  std::string folder_;
+  int64_t every_ = 1;
+  bool jsonl_ = true, csv_ = true, tensorboard_ = true, progress_ = true;
+  int64_t total_steps_ = 0, total_tokens_ = 0;
+};
+
+class Metrics : public Hook {
+ public:
+  explicit Metrics(const std::string& folder) : Metrics(MetricsOptions(folder)) {}
+  explicit Metrics(MetricsOptions options);
+  Metrics(Metrics&& other) noexcept;
+  // Writes the records whose values have arrived; waits for nothing and throws nothing. finish() writes all.
+  ~Metrics() override;
+
+  std::string hook_name() const override { return "metrics"; }
+  Slot slot() const override { return Slot::record; }
+  // Creates the folder. FileError where that cannot be done, or nothing could be written to it.
+  void attach(SessionParts& parts) override;
+  // Throws, changing nothing, where another run writes to the folder (InvalidArgument), or the table of a run
+  // that is resumed has other columns (FileError).
+  void start(const Progress& progress) override;
+  // Opens the files. FileError where one cannot be read or written, before anything was trained.
+  void open(const Progress& progress) override;
+  // The clock starts.
+  void begin(const Progress& progress, MicroBatch& batch) override;
+  // Throws InvalidArgument where two hooks report numbers of the same name.
+  void after_step(StepReport& report) override;
+  void finish(const Progress& progress) override;
+
+  // Writes a line of the user's own to stdout, above the bar where one is drawn. Nothing on ranks other than
+  // 0; see Session::print.
+  void print(const std::string& line);
+
+ private:
+  struct State;
+  void write_arrived(bool wait);
+  void warn(const std::string& sentence);
+
+  MetricsOptions options_;
+  SessionParts* parts_ = nullptr;
+  std::unique_ptr<FolderLock> lock_;  // of rank 0, from start to finish
+  std::unique_ptr<State> state_;      // from attach on, on rank 0
+};
+
+}  // namespace pacer

@@ -1,0 +1,78 @@
+// Data parallelism: every rank trains the same model on its own part of the data, and gradients are added
+// over all ranks while backward still runs (collectives/gradient_bucketer.h). All replicas stay identical to
+// the bit.
+//
+//   auto world = pacer::Communicator::from_environment();
+//   pacer::Session session(*model, optimizer, world);        // uses a DataParallel by itself
+//   session.use(pacer::DataParallel(pacer::DataParallelOptions().wire_dtype(at::kBFloat16)));  // or this one
+//
+// At the first begin() the ranks compare names, shapes, dtypes and order of the parameters, optimizer options
+// (the learning rate aside), hooks, library versions and the step; any difference is an error on every rank
+// before a payload moves. Then rank 0's parameters and buffers are copied to all. In each window they also
+// compare where they are: a rank that ran out of data, or left with an exception, is named in the others'
+// CommunicationError.
+//
+// The gradient is the mean over all micro-batches of all ranks (weighted by tokens where accumulation is),
+// whatever the number of ranks: keep the learning rate that fits the global batch.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <torch/arg.h>
+
+#include <pacer/collectives/gradient_bucketer.h>
+#include <pacer/parallel/joined_ranks.h>
+
+namespace pacer {
+
+struct DataParallelOptions {
+  DataParallelOptions() = default;
+  // As in BucketOptions.
+  TORCH_ARG(std::optional<int64_t>, bucket_bytes);
+  TORCH_ARG(int64_t, first_bucket_bytes) = BucketOptions().first_bucket_bytes();
+  TORCH_ARG(std::optional<at::ScalarType>, wire_dtype);
+  TORCH_ARG(bool, unused_is_zero) = false;
+  TORCH_ARG(std::optional<bool>, in_place);
+  TORCH_ARG(int64_t, pack_below) = BucketOptions().pack_below();
+  TORCH_ARG(InitialParameters, initial_parameters) = InitialParameters::broadcast;
+  // Buffers that training changes are rank 0's on all ranks after every step, from the first in which one of
+  // them changes on: those that LibTorch's operators write to, and running_mean and running_var of modules
+  // that train.
+  TORCH_ARG(bool, sync_buffers) = true;
+};
+
+class DataParallel : public JoinedRanks {
+ public:
+  explicit DataParallel(DataParallelOptions options = {})
+      : JoinedRanks(options.initial_parameters(), options.sync_buffers()), options_(std::move(options)) {}
+
+  std::string hook_name() const override { return "data_parallel"; }
+  std::string agreement() const override;
+  bool unused_is_zero() const override { return options_.unused_is_zero(); }
+  // The order of the buckets, on which the order of sums may depend.
+  void save(NamedTensors& state) const override;
+  void load(const NamedTensors& state) override;
+
+  // Null before the first begin() and in a world of one rank.
+  const GradientBucketer* bucketer() const { return bucketer_.get(); }
+
+ private:
+  bool is_joined() const override { return bucketer_ != nullptr; }
+  void join() override;
+  void begin_pass(const Progress& progress, bool is_last) override;
+  void end_pass(bool is_last) override;
+  void reduce(const Progress& window) override;
+  void wait() override { bucketer_->wait(); }
+  void drop() override { bucketer_->drop(); }
+  double scale() const override { return bucketer_->scale(); }
+  void look_early();
+
+  DataParallelOptions options_;
+  std::unique_ptr<GradientBucketer> bucketer_;
+  std::vector<int64_t> saved_order_;  // of the checkpoint that the run goes on from
+};
+
+}  // namespace pacer

@@ -1,0 +1,263 @@
+// A backward pass: gradients come together, travel, and leave their memory to the next ones.
+#include <pacer/parallel/detail/parameter_shards_state.h>
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/scalar_tensor.h>
+
+#include <pacer/collectives/detail/gradient_checks.h>
+#include <pacer/core/error.h>
+
+namespace pacer {
+namespace {
+
+CollectiveOptions agreed() { return CollectiveOptions().agreed(true); }
+
+}  // namespace
+
+// What left the flat memory would neither be updated nor reach other ranks.
+void ParameterShards::State::require_in_place() const {
+  for (size_t u = 0; u < units_.size(); ++u) {
+    for (size_t k = 0; k < units_[u].members.size(); ++k) {
+      detail::require_in_place(is_in_place(u, k), parts_[units_[u].members[k]].name);
+    }
+  }
+}
+
+bool ParameterShards::State::is_in_place(size_t u, size_t member) const {
+  const Unit& unit = units_[u];
+  const at::Tensor& parameter = parts_[unit.members[member]].parameter;
+  if (values_) return values_->holds(u, member);
+  if (!unit.parameters.defined() || parameter.numel() == 0) return true;
+  const auto size = static_cast<int64_t>(unit.parameters.element_size());
+  return parameter.const_data_ptr() ==
+         static_cast<const char*>(unit.parameters.const_data_ptr()) + unit.layout.begin(member) * size;
+}
+
+void ParameterShards::State::set_absent(const std::vector<at::Tensor>& parameters,
+                                        std::vector<char>& marks) const {
+  marks.assign(parts_.size(), 0);
+  for (const at::Tensor& parameter : parameters) {
+    const auto found = positions_.find(parameter.unsafeGetTensorImpl());
+    if (found != positions_.end()) marks[found->second] = 1;
+  }
+}
+
+void ParameterShards::State::begin(const Pass& pass) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  require(!active_, "ParameterShards::begin_backward before end_backward of the pass before");
+  require_in_place();
+  withheld_.put_back();
+  for (Unit& unit : units_) {
+    if (!unit.work.is_empty()) finish(unit);  // of the pass before
+  }
+  pass_ = pass;
+  std::vector<char> absent;
+  set_absent(pass.absent, absent);
+  set_absent(options_.reduce_every_backward() ? pass.absent : pass.absent_in_all, absent_in_all_);
+  stages_.assign(parts_.size(), Stage::awaited);
+  for (Unit& unit : units_) unit.awaited = unit.members.size();
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    if (!absent[i] && unit_of(i).is_trained) continue;
+    stages_[i] = Stage::absent;
+    --unit_of(i).awaited;
+  }
+  next_ = 0;
+  newest_sent_ = nullptr;
+  active_ = true;
+  send_full_units();
+}
+
+// Runs where autograd computes, right after the gradient was added to.
+void ParameterShards::State::land(size_t position) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  count_landed(position);
+  if (!active_) return;  // a pass of somebody else's, whose gradients stay where they are
+  const Part& part = parts_[position];
+  require(stages_[position] == Stage::awaited || next_ <= unit_of_[position], "parameter ", part.name,
+          " received a gradient after its unit had been sent; a layer that LayerDrop drops must not be used "
+          "elsewhere, and a parameter must not get gradients twice in one backward");
+  detail::check_dense(part.name, part.parameter.grad());
+  copy_gradient(position);
+  if (stages_[position] == Stage::awaited) --unit_of(position).awaited;
+  stages_[position] = Stage::landed;
+  was_reached_[position] = 1;
+  send_full_units();
+}
+
+// To where the unit's gradients come together; at most one of them exists twice.
+void ParameterShards::State::copy_gradient(size_t position) {
+  const at::NoGradGuard no_grad;
+  at::Tensor& gradient = parts_[position].parameter.mutable_grad();
+  const at::Tensor place = place_of(position);
+  const bool adds = stages_[position] == Stage::landed || has_contributed_[position];
+  adds ? place.add_(gradient) : place.copy_(gradient);
+  gradient.reset();
+  has_contributed_[position] = !options_.reduce_every_backward();
+}
+
+at::Tensor ParameterShards::State::place_of(size_t position) {
+  Unit& unit = unit_of(position);
+  const at::Tensor& parameter = parts_[position].parameter;
+  make_landing(unit);
+  return unit.landing.narrow(0, unit.layout.begin(place_in_unit_[position]), parameter.numel())
+      .view(parameter.sizes());
+}
+
+// In the units' order, which is the same on every rank, whatever the order in which they fill.
+void ParameterShards::State::send_full_units() {
+  if (!sends()) return;
+  while (next_ < units_.size() && units_[next_].awaited == 0) send(units_[next_++]);
+}
+
+void ParameterShards::State::send(Unit& unit) {
+  if (!unit.is_trained) return;
+  const bool is_absent = std::all_of(unit.members.begin(), unit.members.end(), [&](size_t position) {
+    return absent_in_all_[position] != 0 && stages_[position] != Stage::landed;
+  });
+  if (is_absent) return;
+  const at::NoGradGuard no_grad;
+  note_sum(unit);
+  for (const size_t position : unit.members) {
+    if (stages_[position] != Stage::landed && !has_contributed_[position]) place_of(position).zero_();
+  }
+  unit.landing = unit.landing.to(unit.gradient.scalar_type());  // rounds what added up in fp32
+  // As a tensor: a plain number would be rounded to the gradients' dtype first.
+  if (prescale_ != 1) unit.landing.mul_(at::scalar_tensor(prescale_, at::kFloat));
+  if (unit.has_gradient) unit.sum = at::empty_like(unit.gradient);
+  Unit* const before = std::exchange(newest_sent_, &unit);
+  CollectiveOptions options = agreed();
+  if (stays_local(unit)) options.ordered_sum(true);
+  unit.work = ranks_->reduce_scatter(unit.has_gradient ? unit.sum : unit.gradient, unit.landing, options);
+  unit.has_gradient = true;
+  if (before != nullptr && pass_.is_last) add_over_replicas(*before);
+}
+
+// Of units one behind the other, in the order in which they were sent: all ranks send in the same one.
+void ParameterShards::State::add_over_replicas(Unit& unit) {
+  if (replicas_ == nullptr || stays_local(unit)) return;
+  if (std::exchange(unit.is_replicated, true)) return;
+  finish(unit);
+  round_sum(unit);
+  unit.replication = replicas_->all_reduce(unit.gradient, agreed());
+}
+
+void ParameterShards::State::require_all_reached() const {
+  std::vector<std::string> missed;
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    if (stages_[i] == Stage::awaited && was_reached_[i] == 0) missed.push_back(parts_[i].name);
+  }
+  detail::require_all_reached(missed, parts_.size());
+}
+
+void ParameterShards::State::end() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  require(active_, "ParameterShards::end_backward without begin_backward");
+  if (pass_.is_last && !options_.unused_is_zero()) require_all_reached();
+  for (Unit& unit : units_) unit.awaited = 0;
+  send_full_units();
+  if (values_ && !keeps_gathered()) values_->release_all();
+  active_ = false;
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    if (unit_of(i).is_trained) withheld_.withhold(i);
+  }
+}
+
+std::vector<char> ParameterShards::State::missed() const {
+  std::vector<char> missed;
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    missed.push_back(units_[unit_of_[i]].is_trained && was_reached_[i] == 0 ? 1 : 0);
+  }
+  return missed;
+}
+
+void ParameterShards::State::reduce(const std::vector<at::Tensor>& absent_in_all, bool stays_local) {
+  pass_.stays_local = stays_local;
+  if (options_.reduce_every_backward()) return;  // all of it has been
+  begin({true, {}, absent_in_all, stays_local});
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (Unit& unit : units_) unit.awaited = 0;
+  send_full_units();
+  active_ = false;
+}
+
+void ParameterShards::State::wait() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::exception_ptr touched;
+  try {
+    require_untouched();
+  } catch (const InvalidArgument&) {
+    touched = std::current_exception();
+  }
+  // Whatever somebody did to a gradient, it must not come into the next sum.
+  try {
+    finish_all();
+  } catch (...) {
+    if (touched == nullptr) throw;
+  }
+  if (touched != nullptr) std::rethrow_exception(touched);
+}
+
+void ParameterShards::State::require_untouched() {
+  withheld_.give_back();
+  for (const Part& part : parts_) {
+    require(
+        !part.parameter.grad().defined(), "parameter ", part.name,
+        " was given a gradient of its own after backward, which would be lost: its gradient is shared out "
+        "already; let it come from the loss");
+  }
+}
+
+void ParameterShards::State::finish_all() {
+  const at::NoGradGuard no_grad;
+  for (Unit& unit : units_) {
+    finish(unit);
+    round_sum(unit);
+    if (unit.has_gradient) add_over_replicas(unit);
+    if (unit.is_trained && !unit.has_gradient) unit.gradient.zero_();
+  }
+  for (Unit& unit : units_) std::exchange(unit.replication, {}).wait();
+  forget_pass();
+}
+
+void ParameterShards::State::drop() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (Unit& unit : units_) {
+    unit.work = {};
+    unit.replication = {};
+    unit.sum.reset();
+    unit.wide.reset();
+    unit.landing.reset();
+  }
+  slots_.clear();  // what is under way may still write to them
+  withheld_.put_back();
+  if (values_) values_->drop();
+  forget_pass();
+}
+
+void ParameterShards::State::forget_pass() {
+  active_ = false;
+  for (Unit& unit : units_) unit.has_gradient = unit.is_replicated = false;
+  has_contributed_.assign(parts_.size(), 0);
+  was_reached_.assign(parts_.size(), 0);
+}
+
+void ParameterShards::State::gather_parameters() {
+  const at::NoGradGuard no_grad;
+  Work before;  // two under way, because a transport may need memory for each
+  if (values_) values_->release_all();
+  for (const Unit& unit : units_) {
+    if (!unit.parameters.defined()) continue;
+    Work work = ranks_->all_gather(unit.parameters, unit.own_parameters, agreed());
+    before.wait();
+    before = std::move(work);
+  }
+  before.wait();
+  for (const Part& part : parts_) part.parameter.unsafeGetTensorImpl()->bump_version();
+}
+
+}  // namespace pacer

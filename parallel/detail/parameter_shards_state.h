@@ -1,0 +1,154 @@
+// What happens to gradients between their hooks and the sums of this rank's parts: the state that a
+// ParameterShards shares with the hooks on its parameters.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <pacer/collectives/detail/withheld_gradients.h>
+#include <pacer/parallel/detail/grouped_values.h>
+#include <pacer/parallel/parameter_shards.h>
+
+namespace pacer {
+
+class ParameterShards::State : public std::enable_shared_from_this<State> {
+ public:
+  State(std::shared_ptr<Communicator> ranks, std::shared_ptr<Communicator> replicas,
+        const ParameterShardsOptions& options)
+      : ranks_(std::move(ranks)),
+        replicas_(std::move(replicas)),
+        options_(options),
+        withheld_(options.touch_remedy()) {}
+
+  void add(const std::vector<NamedParameter>& parameters);
+  void add_groups(const std::vector<Group>& groups);
+  void begin(const Pass& pass);
+  void end();
+  std::vector<char> missed() const;
+  void reduce(const std::vector<at::Tensor>& absent_in_all, bool stays_local);
+  void wait();
+  void drop();
+  void gather_parameters();
+
+  // ---- parameter_shards_values.cpp ----
+  void keep_parts();
+  bool keeps_parts() const { return values_.has_value(); }
+  void gather(size_t group);
+  void gather_ahead(size_t group, size_t at_most);
+  void release(size_t group);
+  void gather_until_landed(size_t group, size_t passes);
+  void passed(size_t group);
+  bool is_gathered(size_t group);
+  std::string group_name(size_t group) const;
+  void gather_all();
+  void release_all();
+  bool all_are_gathered() const { return may_be_changed_; }
+  std::vector<std::string> take_history();
+
+  const std::vector<Part>& parts() const { return parts_; }
+  ShardPiece piece(size_t i, int rank) const;
+  double scale() const { return prescale_; }
+  std::vector<std::vector<std::string>> units() const;
+
+ private:
+  // Parameters of one dtype that travel together.
+  struct Unit {
+    std::vector<size_t> members;  // positions in parts_
+    size_t group;
+    bool is_trained;  // its parameters need gradients
+    bool may_stay_local;
+    ShardLayout layout;
+    at::Tensor parameters;      // flat; undefined once ranks keep parts
+    at::Tensor own_parameters;  // this rank's part of it
+    at::Tensor gradient;        // of this rank's part: the sum since the last update
+    bool has_gradient = false;  // something was added to it
+    at::Tensor landing;         // flat, where this rank's gradients come together; undefined before the first
+    size_t awaited = 0;         // members that this backward may still reach
+    at::Tensor sum;             // of this pass, where it is not `gradient` itself
+    at::Tensor wide;            // fp32: the sum of several passes of 16 bits; it becomes `gradient`
+    Work work;                  // the sum under way
+    bool is_replicated = false;  // `gradient` is, or becomes, the sum over replicas
+    Work replication;
+  };
+  // Flat memory that units use in turn.
+  struct Slot {
+    at::Tensor memory;
+    Unit* user = nullptr;
+  };
+  // How far a parameter of the pass under way is: `absent` ones are not awaited.
+  enum class Stage : char { awaited, absent, landed };
+
+  void add_part(const NamedParameter& parameter);
+  void make_units();
+  bool may_stay_local(const at::Tensor& parameter) const;
+  void add_unit(std::vector<size_t> members, size_t group);
+  void move_parameters();
+  at::Tensor moved_parameters(const Unit& unit);
+  void make_parts();
+  void add_hooks();
+  Unit& unit_of(size_t position) { return units_[unit_of_[position]]; }
+  // Groups stay gathered after the pass under way.
+  bool keeps_gathered() const { return options_.keep_after_forward() && active_ && !pass_.is_last; }
+  bool stays_local(const Unit& unit) const { return unit.may_stay_local && pass_.stays_local; }
+  bool sends() const { return options_.reduce_every_backward() || pass_.is_last; }
+  void require_in_place() const;
+  bool is_in_place(size_t unit, size_t member) const;
+  void set_absent(const std::vector<at::Tensor>& parameters, std::vector<char>& marks) const;
+  void land(size_t position);  // from the hooks
+  void count_landed(size_t position);
+  void note_sum(const Unit& unit);
+  void gather_values(size_t group);
+  void note_gathers();
+  void copy_gradient(size_t position);
+  at::Tensor place_of(size_t position);
+  void make_landing(Unit& unit);
+  at::Tensor take_slot(Unit& unit);
+  at::Tensor take_memory(const Unit& unit);
+  void send_full_units();
+  void send(Unit& unit);
+  void finish(Unit& unit);
+  void add_sum(Unit& unit) const;
+  static void round_sum(Unit& unit);
+  bool adds_up_wide(const Unit& unit) const {
+    return options_.accumulate_in_fp32() && unit.gradient.element_size() < 4;
+  }
+  void add_over_replicas(Unit& unit);
+  void require_all_reached() const;
+  void require_untouched();
+  void finish_all();
+  void forget_pass();
+
+  const std::shared_ptr<Communicator> ranks_, replicas_;
+  const ParameterShardsOptions options_;
+  std::vector<Part> parts_;
+  std::unordered_map<const void*, size_t> positions_;  // by TensorImpl
+  std::vector<size_t> unit_of_, place_in_unit_;        // by position
+  std::vector<Unit> units_;                            // in the order in which they are sent
+  std::vector<Slot> slots_;
+  detail::FlatPool memory_;      // instead of slots, with groups
+  Unit* newest_sent_ = nullptr;  // of the pass under way
+  size_t group_count_ = 0;
+  std::optional<detail::GroupedValues> values_;  // once ranks keep parts
+  bool may_be_changed_ = false;                  // between gather_all and release_all
+  std::vector<std::string> history_;
+  detail::WithheldGradients withheld_;  // from end() to begin() or wait(), numbered as parts_
+  double prescale_ = 1;
+
+  std::mutex mutex_;  // hooks run on autograd's threads
+  bool active_ = false;
+  Pass pass_;
+  std::vector<Stage> stages_;          // by position
+  std::vector<char> has_contributed_;  // by position: in a pass since the last update; whole gradients only
+  std::vector<char> was_reached_;      // by position: by a pass since the last update
+  std::vector<char> absent_in_all_;    // by position
+  size_t next_ = 0;                    // the unit that is sent next
+};
+
+}  // namespace pacer

@@ -1,0 +1,310 @@
+#include <pacer/parallel/detail/pipeline_hook.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <sstream>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/nn/module.h>
+
+#include <pacer/core/error.h>
+#include <pacer/hooks/detail/missed_parameters.h>
+#include <pacer/hooks/detail/model_facts.h>
+#include <pacer/hooks/gradient_accumulation.h>
+#include <pacer/hooks/session_parts.h>
+
+namespace pacer::detail {
+namespace {
+
+std::string described(const PipelineShape& shape) {
+  return concatenate(schedule_name(shape.schedule), " over ", shape.ranks, " ranks, ", shape.chunks,
+                     " stages a rank");
+}
+
+// All ranks must have the same shape before they make queues, whose number follows from it.
+StageCut cut_of(const Blocks& blocks, PipelineShape shape, const Grid& grid, const PipelineOptions& options) {
+  require(!blocks.is_empty() && blocks->size() > 0,
+          "Pipeline was given Blocks without a block; add the blocks before it is made");
+  shape.ranks = grid.stages();
+  shape.validate();
+  const auto count = static_cast<int64_t>(blocks->size());
+  StageCut cut{shape, options.cut(), options.first(), options.last()};
+  if (cut.bounds.empty()) cut.bounds = StageCut::even(count, shape.stages());
+  cut.validate(count);
+  require_agreement(*grid.world(), 0, {{"pipeline", described(shape)}});
+  return cut;
+}
+
+std::string listed(const std::vector<std::string>& names) {
+  std::string text = "{";
+  for (const std::string& name : names) text += (text.size() > 1 ? ", " : "") + name;
+  return text + "}";
+}
+
+// Names may have any character in them, so their length comes before them.
+std::string line_of(const char* part, const std::string& name, const at::Tensor& tensor) {
+  std::string line =
+      concatenate(part, ' ', static_cast<int>(tensor.scalar_type()), ' ', name.size(), ' ', tensor.dim());
+  for (const int64_t size : tensor.sizes()) line += concatenate(' ', size);
+  return line + ' ' + name + '\n';
+}
+
+// Checksums of the batches that ranks were given, while they travel.
+class BatchComparison {
+ public:
+  BatchComparison(Communicator& ranks, const std::string& own)
+      : ranks_(ranks), bytes_(static_cast<int64_t>(own.size())), own_(at::empty({bytes_}, at::kByte)) {
+    std::memcpy(own_.mutable_data_ptr(), own.data(), own.size());
+    all_ = at::empty({ranks.world_size() * bytes_}, at::kByte);
+    work_ = ranks.all_gather_host(all_, own_, CollectiveOptions().agreed(true));
+  }
+  // Rank r is one of pipeline r % pipelines. Throws CommunicationError where ranks of one differ.
+  void require_same(int pipelines, int64_t step) {
+    work_.wait();
+    const auto* of_ranks = all_.const_data_ptr<uint8_t>();
+    for (int rank = pipelines; rank < ranks_.world_size(); ++rank) {
+      const int first = rank % pipelines;
+      const auto size = static_cast<size_t>(bytes_);
+      if (std::memcmp(of_ranks + rank * bytes_, of_ranks + first * bytes_, size) == 0) continue;
+      const int a = ranks_.rank_in_world(first), b = ranks_.rank_in_world(rank);
+      throw CommunicationError(
+          concatenate("rank ", a, " and rank ", b,
+                      " of one pipeline were given different batches; load the same one on all ranks of a "
+                      "pipeline, for example with EpochSampler(size, seed, *grid.replicas())"),
+          "agreement", 0, step, {b});
+    }
+  }
+
+ private:
+  Communicator& ranks_;
+  int64_t bytes_;
+  at::Tensor own_, all_;
+  Work work_;
+};
+
+}  // namespace
+
+PipelineHook::PipelineHook(torch::nn::Module& model, const Blocks& blocks, Grid grid,
+                           const PipelineShape& shape, PipelineOptions options)
+    : JoinedRanks(options.initial_parameters(), options.sync_buffers()),
+      model_(model),
+      held_model_(model.weak_from_this().lock()),
+      grid_(std::move(grid)),
+      options_(std::move(options)),
+      stage_model_(model, blocks, cut_of(blocks, shape, grid_, options_), grid_.stage(),
+                   grid_.world()->device()),
+      messages_(grid_.pipeline(), stage_model_.cut().shape) {}
+
+std::string PipelineHook::agreement() const {
+  const StageCut& cut = stage_model_.cut();
+  return concatenate(
+      schedule_name(cut.shape.schedule), " over ", cut.shape.ranks, " ranks, ", cut.shape.micro_batches,
+      " micro-batches", options_.weight_by_tokens() ? " by tokens" : "",
+      options_.accumulate_in_fp32() ? "" : " that add up in their own dtype", ", ", cut.shape.chunks,
+      " stages a rank, cut at ", at::IntArrayRef(cut.bounds), ", first ", listed(cut.first), ", last ",
+      listed(cut.last), ", unused parameters ", options_.unused_is_zero() ? "are zero" : "are an error");
+}
+
+void PipelineHook::attach(SessionParts& parts) {
+  require(&parts.model() == &model_, "the Pipeline was made for another model than the Session's");
+  require(parts.shared_world() == grid_.world(),
+          "the Pipeline's Grid was made from another Communicator than the Session has; give both the same");
+  const SessionOptimizer* optimizer = parts.session_optimizer();
+  require(
+      optimizer == nullptr || optimizer->local_parameters().empty(),
+      "a 1-bit optimizer cannot train a Pipeline: its ranks exchange momentum of the same parameters, and "
+      "stages have different ones; use pacer::FusedAdam, FusedAdamW, FusedLamb or one of torch's");
+  std::unordered_set<const void*> own;
+  for (const auto& item : stage_model_.parameters()) own.insert(item.value().unsafeGetTensorImpl());
+  for (const auto& [name, parameter] : named_optimizer_parameters(parts)) {
+    require(own.count(parameter.unsafeGetTensorImpl()) != 0, "the optimizer has \"", name,
+            "\", which another rank of the pipeline updates; make the optimizer from "
+            "pipeline.named_parameters()");
+  }
+  JoinedRanks::attach(parts);
+  attached_ = &parts;
+  parts.micro_steps = shape().micro_batches;
+  parts.weight_by_tokens = options_.weight_by_tokens();
+  parts.replicas = grid_.replicas();
+  parts.elsewhere = stage_model_.elsewhere();
+  parts.guard()->look_with(grid_.pipeline());
+}
+
+void PipelineHook::arrange() {
+  require(parts().find<GradientAccumulation>() == nullptr,
+          "a Pipeline's micro-batches are those of GradientAccumulation; leave that hook out, and weigh by "
+          "tokens with PipelineOptions::weight_by_tokens");
+  require(!parts().writes_whole_model,
+          "SaveBest writes the whole model, of which a Pipeline's ranks have a stage each; leave it out, and "
+          "take "
+          "the weights of the best step from a checkpoint");
+  require(!parts().replay_optimizer,
+          "Pipeline and CudaGraph do not go together: ranks exchange norms inside the captured step; leave "
+          "CudaGraph out");
+  require(
+      parts().saves_frozen,
+      "Checkpoints cannot leave frozen weights out with a Pipeline, whose ranks each have a part of them; "
+      "leave save_frozen(false) out");
+}
+
+void PipelineHook::start(const Progress& progress) {
+  JoinedRanks::start(progress);
+  share_tied_values();
+}
+
+void PipelineHook::join() {
+  learn_changes();  // a window is announced before its passes write to anything
+  const bool trains = !trained_parameters(parts()).empty();
+  const std::vector<std::string> of_ranks = grid_.pipeline()->exchange(trains ? "trains" : "");
+  require(std::count(of_ranks.begin(), of_ranks.end(), "trains") > 0,
+          "no parameter that the ranks of the pipeline update needs a gradient, so that steps would change "
+          "nothing; unfreeze some");
+  bucketer_.reset();  // takes its hooks from the parameters before the next one adds its own
+  if (grid_.pipelines() > 1 && trains) {
+    bucketer_ = std::make_unique<GradientBucketer>(named_optimizer_parameters(parts()), grid_.replicas(),
+                                                   BucketOptions().unused_is_zero(options_.unused_is_zero()));
+  }
+  is_joined_ = true;
+}
+
+void PipelineHook::drop() {
+  if (bucketer_) bucketer_->drop();
+}
+
+// Around the passes of all micro-batches. Nothing looks at gradients before the last one has ended.
+void PipelineHook::backward_begin(const Progress& progress) {
+  if (!options_.accumulate_in_fp32() || progress.micro_steps == 1) return;
+  std::vector<at::Tensor> summed = trained_parameters(parts());
+  for (const TiedParameter& tied : stage_model_.tied()) summed.push_back(tied.parameter);
+  wide_.watch(summed);
+  wide_.begin_pass();
+}
+
+void PipelineHook::backward_end(const Progress& /*progress*/) {
+  wide_.end_pass();
+  wide_.round_the_rest();
+}
+
+void PipelineHook::backward_failed() {
+  messages_.drop();
+  wide_.end_pass();
+  JoinedRanks::backward_failed();
+}
+
+void PipelineHook::agree(const Progress& progress, const std::string& data) {
+  if (!is_joined_) return;
+  JoinedRanks::forward_begin(progress);  // the first announcement says which buffers training will change
+  announce(progress, Intent::step);
+  // Of all pipelines, so that none of them begins where another one cannot.
+  BatchComparison compared(*grid_.world(), data);
+  await_totals();
+  compared.require_same(grid_.pipelines(), progress.step);
+}
+
+void PipelineHook::require_same_batch(const std::string& data) const {
+  BatchComparison(*grid_.pipeline(), data).require_same(/*pipelines=*/1, parts().progress.step);
+}
+
+void PipelineHook::gradients_ready(const Progress& window) {
+  add_tied_gradients();
+  if (!is_joined_) return;
+  if (bucketer_) {
+    bucketer_->reduce(parts().unused(window));
+  } else if (!unused_is_zero()) {
+    check_all_reached(parts());
+  }
+  parts().window.gradient_scale = scale();
+  Work losses = add_losses();
+  if (bucketer_) bucketer_->wait();
+  share_written_parameters();
+  losses.wait();
+}
+
+// In the order of the ranks, on the rank that updates the parameter.
+void PipelineHook::add_tied_gradients() {
+  const at::NoGradGuard no_grad;
+  for (const TiedParameter& tied : stage_model_.tied()) {
+    if (!tied.parameter.requires_grad()) continue;
+    at::Tensor& gradient = at::Tensor(tied.parameter).mutable_grad();
+    if (!gradient.defined()) gradient = at::zeros_like(tied.parameter);
+    gradient = gradient.contiguous();
+    const int owner = tied.ranks.front();
+    if (grid_.stage() != owner) {
+      grid_.pipeline()->send(gradient, owner, CollectiveOptions().agreed(true)).wait();
+      gradient.reset();
+      continue;
+    }
+    for (size_t i = 1; i < tied.ranks.size(); ++i) {
+      const at::Tensor other = at::empty_like(gradient);
+      grid_.pipeline()->receive(other, tied.ranks[i], CollectiveOptions().agreed(true)).wait();
+      gradient.add_(other);
+    }
+  }
+}
+
+void PipelineHook::after_step(StepReport& report) {
+  share_tied_values();
+  JoinedRanks::after_step(report);
+}
+
+void PipelineHook::share_tied_values() {
+  const at::NoGradGuard no_grad;
+  for (const TiedParameter& tied : stage_model_.tied()) {
+    const at::Tensor values = tied.parameter.detach();
+    const at::Tensor message = values.contiguous();
+    const int owner = tied.ranks.front();
+    if (grid_.stage() == owner) {
+      for (size_t i = 1; i < tied.ranks.size(); ++i) {
+        grid_.pipeline()->send(message, tied.ranks[i], CollectiveOptions().agreed(true)).wait();
+      }
+    } else {
+      grid_.pipeline()->receive(message, owner, CollectiveOptions().agreed(true)).wait();
+      if (!message.is_same(values)) at::Tensor(values).copy_(message);
+    }
+  }
+}
+
+std::string PipelineHook::listing(const TrainingState& state) const {
+  std::string lines;
+  for (const auto& [name, tensor] : state.model) lines += line_of("model", name, tensor);
+  for (const auto& [name, tensor] : state.optimizer) lines += line_of("optimizer", name, tensor);
+  return lines;
+}
+
+Writers PipelineHook::complete(TrainingState& state, const std::vector<std::string>& listings) const {
+  const auto pipelines = static_cast<size_t>(grid_.pipelines());
+  Writers writers;
+  writers.model_is_dealt_out = grid_.world()->world_size() > 1;
+  for (size_t rank = 0; rank < listings.size(); ++rank) {
+    const size_t first = rank - rank % pipelines;
+    require(listings[rank] == listings[first], "rank ", rank,
+            " has state of other names, dtypes or shapes than rank ", first,
+            ", which has the same stage, so that no checkpoint can hold both; give replicas the same model "
+            "and the same steps");
+    std::istringstream lines(listings[rank]);
+    for (std::string part; lines >> part;) {
+      int number = 0;
+      size_t length = 0, dimensions = 0;
+      lines >> number >> length >> dimensions;
+      std::vector<int64_t> sizes(dimensions);
+      for (int64_t& size : sizes) lines >> size;
+      std::string name(length, ' ');
+      lines.get();  // the space before it
+      lines.read(name.data(), static_cast<std::streamsize>(length));
+      const auto dtype = static_cast<at::ScalarType>(number);
+      const bool is_model = part == "model";
+      (is_model ? writers.model : writers.optimizer).emplace(name, static_cast<int>(rank));
+      NamedTensors& tensors = is_model ? state.model : state.optimizer;
+      if (tensors.count(name) == 0) {
+        tensors.emplace(name, at::empty(sizes, at::TensorOptions().dtype(dtype).device(at::kMeta)));
+      }
+    }
+  }
+  return writers;
+}
+
+}  // namespace pacer::detail

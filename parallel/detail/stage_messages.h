@@ -1,0 +1,96 @@
+// What stages of a pipeline send each other: activations to the next stage, gradients to the one before. Each
+// direction of each pair of ranks has a queue of its own, so that no rank waits for a message behind another
+// one that nobody takes yet.
+//
+// A rank asks for a message when it needs it, no earlier: on a GPU the kernel that waits for one takes
+// multiprocessors from those that compute.
+//
+// Receivers must know shapes. They are told when a micro-batch of a new kind passes for the first time, and
+// remembered; what is of one kind is for the caller to say, alike on all ranks.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <pacer/collectives/communicator.h>
+#include <pacer/modules/tensor_call.h>
+#include <pacer/parallel/pipeline_plan.h>
+
+namespace pacer::detail {
+
+// What a receiver knows of a tensor before it comes.
+struct TensorOutline {
+  at::ScalarType dtype = at::kFloat;
+  std::vector<int64_t> sizes;
+  bool requires_grad = false;
+
+  bool operator==(const TensorOutline& other) const {
+    return dtype == other.dtype && sizes == other.sizes && requires_grad == other.requires_grad;
+  }
+};
+using Outlines = std::vector<TensorOutline>;
+Outlines outlines_of(const Tensors& tensors);
+
+class StageMessages {
+ public:
+  enum class Way { activations, gradients };
+  // How many queues a way needs, and which of them that rank sends on: none that it receives on.
+  static int queues(const PipelineShape& shape);
+  static int queue_of(Way way, int sender, const PipelineShape& shape);
+
+  // Makes the queues: all ranks of the pipeline together.
+  StageMessages(std::shared_ptr<Communicator> pipeline, const PipelineShape& shape);
+
+  // ---- Activations, from a stage to the next. Both give the micro-batch's kind. ----
+
+  void send_activations(int64_t from_stage, const std::string& kind, const Tensors& tensors);
+  // Leaves that require a gradient where the sender's tensors did.
+  Tensors take_activations(int64_t to_stage, const std::string& kind);
+
+  // ---- Gradients, from a stage to the one before, of the activations that require them. ----
+
+  void send_gradients(int64_t from_stage, const Tensors& gradients);
+  Tensors take_gradients(int64_t to_stage, const Outlines& of);
+
+  // Lets go of what has been sent; waits where asked to.
+  void collect(bool wait);
+  // Forgets what is under way, after an error.
+  void drop();
+
+ private:
+  struct Incoming {
+    Tensors tensors;
+    Work work;
+  };
+  struct Outgoing {
+    Work work;
+    Tensors tensors;
+  };
+
+  int rank_of(int64_t stage) const { return static_cast<int>(stage % shape_.ranks); }
+  Communicator& queue(Way way, int sender) const {
+    return *queues_[static_cast<size_t>(way)][static_cast<size_t>(queue_of(way, sender, shape_))];
+  }
+  void send(Way way, int64_t from, int64_t to, Tensors tensors);
+  Incoming receive(Way way, int64_t from, const Outlines& outlines);
+  Incoming take(Way way, int64_t from, int64_t to, const Outlines& outlines);
+  Outlines receive_outlines(int64_t from);
+
+  const std::shared_ptr<Communicator> pipeline_;
+  const PipelineShape shape_;
+  std::vector<std::shared_ptr<Communicator>> queues_[2];                 // by way
+  std::map<std::pair<int64_t, std::string>, Outlines> known_;            // by stage that receives, and kind
+  std::map<std::pair<int64_t, std::string>, Outlines> told_;             // by stage that sends, and kind
+  std::map<std::pair<Way, int64_t>, std::deque<Tensors>> to_this_rank_;  // where both stages are here
+  std::deque<Outgoing> sent_;
+};
+
+}  // namespace pacer::detail

@@ -1,0 +1,232 @@
+#include <pacer/parallel/joined_ranks.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/module.h>
+#include <torch/version.h>
+
+#include <pacer/collectives/detail/tensor_text.h>
+#include <pacer/core/error.h>
+#include <pacer/core/version.h>
+#include <pacer/files/checksum.h>
+#include <pacer/hooks/detail/model_facts.h>
+#include <pacer/hooks/detail/training_tensors.h>
+#include <pacer/hooks/session_parts.h>
+#include <pacer/hooks/step_report.h>
+#include <pacer/modules/detail/model_modules.h>
+
+namespace pacer {
+void JoinedRanks::attach(SessionParts& parts) {
+  require(parts.world_was_given, "the hook ", hook_name(),
+          " needs to know its peers; give the Session a Communicator: Session(model, optimizer, "
+          "Communicator::from_environment())");
+  require(parts.world().device() == parts.device(), "the model is on ", parts.device().str(), ", but ",
+          parts.world().backend_name(), " joins the ranks on ", parts.world().device().str(),
+          "; call model->to(world->device()) before the optimizer is made");
+  parts_ = &parts;
+}
+
+RankStatus JoinedRanks::status_of(Intent intent, const Progress& progress) const {
+  RankStatus status;
+  status.intent = intent;
+  status.step = progress.step;
+  status.micro_steps = progress.micro_steps;
+  if (counts_batches()) {
+    status.weight = parts_->window.weight;
+    status.tokens = parts_->window.tokens;
+  }
+  detail::checksum_of_numbers(parts_->optimizer()).copy(status.fingerprint, sizeof(status.fingerprint));
+  status.stop = parts_->asks_to_stop && parts_->asks_to_stop() ? 1 : 0;
+  status.news = sees_changes() ? 1 : 0;
+  return status;
+}
+
+void JoinedRanks::start(const Progress& progress) {
+  parts_->learn_totals = [this] { learn_totals(); };
+  shared_.clear();
+  if (parts_->world().world_size() == 1) return;
+  detail::check_writable(detail::model_tensors(parts_->model()));
+  join_ranks(progress);
+}
+
+std::vector<Fact> JoinedRanks::facts() const {
+  std::vector<Fact> facts = {
+      {"library", detail::concatenate("pacer ", version(), ", LibTorch ", TORCH_VERSION)},
+      {"communicator", detail::concatenate(parts_->world().backend_name(), ", ordered sums ",
+                                           parts_->world().options().ordered_sum() ? "on" : "off")},
+      {"replicas",
+       detail::concatenate("buffers ", syncs_buffers_ ? "follow rank 0" : "are each rank's own",
+                           ", initial parameters ",
+                           initial_ == InitialParameters::check ? "are compared" : "are rank 0's")},
+      {"micro-steps",
+       detail::concatenate(parts_->micro_steps, parts_->weight_by_tokens ? " weighted by tokens" : "")},
+  };
+  if (parts_->replicas) {  // whose parameters are not those of all ranks
+    for (const auto& [name, tensor] : detail::model_tensors(parts_->model())) {
+      facts.push_back({"tensor of the model", name + ", " + detail::tensor_text(tensor)});
+    }
+  }
+  std::string hooks;
+  for (const auto& hook : parts_->hooks()) hooks += (hooks.empty() ? "" : ", ") + hook->hook_name();
+  facts.push_back({"hooks", hooks});
+  for (const auto& hook : parts_->hooks()) facts.push_back({"hook " + hook->hook_name(), hook->agreement()});
+  for (Fact& fact : detail::optimizer_facts(parts_->optimizer())) facts.push_back(std::move(fact));
+  return facts;
+}
+
+// Of ranks that have the same parameters.
+std::vector<Fact> JoinedRanks::replica_facts() const {
+  std::vector<Fact> facts = detail::parameter_facts(*parts_);
+  const bool shares_buffers = syncs_buffers_ || initial_ == InitialParameters::broadcast;
+  for (Fact& fact : detail::other_facts(*parts_, shares_buffers)) facts.push_back(std::move(fact));
+  return facts;
+}
+
+void JoinedRanks::join_ranks(const Progress& progress) {
+  parts_->world().set_step(progress.step);
+  std::vector<Fact> all = facts();
+  if (!parts_->replicas) {
+    for (Fact& fact : replica_facts()) all.push_back(std::move(fact));
+  }
+  require_agreement(parts_->world(), progress.step, all);
+  if (parts_->replicas) require_agreement(*parts_->replicas, progress.step, replica_facts());
+  share_parameters();
+  join();
+  trained_ = detail::trained_parameters(*parts_);
+  remember_parameters();
+}
+
+void JoinedRanks::share_parameters() {
+  const at::NoGradGuard no_grad;
+  Communicator& world = parts_->data_ranks();
+  const auto is_here = [this](const at::Tensor& tensor) {
+    return parts_->elsewhere.count(tensor.unsafeGetTensorImpl()) == 0;
+  };
+  if (initial_ == InitialParameters::check) {
+    std::vector<Fact> values;
+    const auto add = [&](const std::string& what, const at::Tensor& tensor) {
+      // What was compared before is no initial value any more, and forward passes may have written to it.
+      if (!shared_.emplace(tensor.unsafeGetTensorImpl(), tensor.getIntrusivePtr()).second) return;
+      const at::Tensor host = tensor.detach().cpu().contiguous();
+      values.push_back({"initial value of " + what,
+                        "checksum " + Checksum().add(host.const_data_ptr(), host.nbytes()).hex()});
+    };
+    for (const auto& item : parts_->model().named_parameters()) {
+      if (is_here(item.value())) add("parameter " + item.key(), item.value());
+    }
+    const auto codes = detail::codes_of(parts_->model());
+    for (const auto& item : parts_->model().named_buffers()) {
+      if (!item.value().defined() || !is_here(item.value())) continue;
+      const bool is_weight = codes.count(item.value().unsafeGetTensorImpl()) != 0;
+      if (is_weight || syncs_buffers_)
+        add((is_weight ? "4-bit weight " : "buffer ") + item.key(), item.value());
+    }
+    require_agreement(world, parts_->progress.step, values);
+    return;
+  }
+  std::vector<at::Tensor> tensors = parts_->model().parameters();
+  for (const at::Tensor& tensor : detail::all_optimizer_parameters(*parts_)) tensors.push_back(tensor);
+  for (const at::Tensor& buffer : parts_->model().buffers()) tensors.push_back(buffer);
+  // What was shared before is the same on all ranks, and this step's backward may need it as it is.
+  tensors.erase(std::remove_if(tensors.begin(), tensors.end(),
+                               [&](const at::Tensor& tensor) {
+                                 return !is_here(tensor) || shared_.count(tensor.unsafeGetTensorImpl()) != 0;
+                               }),
+                tensors.end());
+  detail::broadcast_all(world, tensors);
+  for (const at::Tensor& tensor : tensors) {
+    shared_.emplace(tensor.unsafeGetTensorImpl(), tensor.getIntrusivePtr());
+  }
+}
+
+void JoinedRanks::announce(const Progress& progress, Intent intent) {
+  parts_->world().set_step(progress.step);
+  if (!detail::same_tensors(trained_, detail::trained_parameters(*parts_))) {
+    join_ranks(progress);  // parameters were frozen, unfrozen or added: on every rank, or they disagree here
+  }
+  if (intent == Intent::micro_step && !sends_in_every_pass()) return;
+  statuses_ = StatusExchange(parts_->world(), status_of(intent, progress));
+  knows_totals_ = false;
+}
+
+void JoinedRanks::await_totals() { add_totals(statuses_.wait()); }
+
+void JoinedRanks::learn_totals() {
+  if (!statuses_.is_under_way()) return;
+  await_totals();
+  knows_totals_ = true;
+}
+
+Work JoinedRanks::add_losses() {
+  const at::Tensor& loss = parts_->window.loss;
+  return loss.defined() ? parts_->world().all_reduce(loss, CollectiveOptions().agreed(true)) : Work();
+}
+
+void JoinedRanks::backward_begin(const Progress& progress) {
+  if (parts_->world().world_size() == 1) return;
+  const bool is_last = progress.micro_step + 1 == progress.micro_steps;
+  announce(progress, is_last ? Intent::step : Intent::micro_step);
+  begin_pass(progress, is_last);
+}
+
+void JoinedRanks::backward_end(const Progress& progress) {
+  if (!is_joined()) return;
+  const bool is_last = progress.micro_step + 1 == progress.micro_steps;
+  end_pass(is_last);
+  if (!is_last && statuses_.is_under_way()) std::exchange(statuses_, {}).wait();
+}
+
+void JoinedRanks::backward_failed() {
+  if (is_joined()) drop();
+  // Where the ranks are at different places, that is why an operation failed; this says where they are.
+  if (statuses_.is_under_way() && statuses_.is_done()) std::exchange(statuses_, {}).wait();
+}
+
+void JoinedRanks::gradients_ready(const Progress& window) {
+  if (!is_joined()) return;
+  // A window that ends early did not begin to travel.
+  const bool ends_early = !knows_totals_ && !statuses_.is_under_way();
+  if (ends_early) statuses_ = StatusExchange(parts_->world(), status_of(Intent::last_step, window));
+  if (!std::exchange(knows_totals_, false)) await_totals();
+  settle_missed(window);
+  if (ends_early) reduce(window);
+  Work loss = add_losses();
+  wait();
+  share_written_parameters();
+  loss.wait();
+}
+
+// Replicas that take different steps are no replicas any more.
+void JoinedRanks::add_totals(const std::vector<RankStatus>& ranks) {
+  for (const RankStatus& rank : ranks) {
+    if (std::memcmp(rank.fingerprint, ranks[0].fingerprint, sizeof(rank.fingerprint)) == 0) continue;
+    require_agreement(parts_->world(), ranks[0].step, detail::optimizer_facts(parts_->optimizer()));
+  }
+  WindowTotals& window = parts_->window;
+  window.weight = 0;
+  window.tokens = 0;
+  for (const RankStatus& rank : ranks) {
+    window.weight += rank.weight;
+    window.tokens += rank.tokens;
+    parts_->should_stop = parts_->should_stop || rank.stop != 0;
+    learns_changes_ = learns_changes_ || rank.news != 0;
+  }
+  window.gradient_scale = scale();
+}
+
+void JoinedRanks::after_step(StepReport& /*report*/) {
+  if (is_joined() && syncs_buffers_) sync_buffers();
+}
+
+void JoinedRanks::finish(const Progress& progress) {
+  if (!is_joined()) return;
+  RankStatus status;
+  status.intent = Intent::finish;
+  status.step = progress.step;
+  StatusExchange(parts_->world(), status).wait();
+}
+
+}  // namespace pacer

@@ -1,0 +1,15 @@
+// Everything of parallel: the ways in which ranks train one model together.
+#pragma once
+
+#include <pacer/parallel/data_parallel.h>
+#include <pacer/parallel/joined_ranks.h>
+#include <pacer/parallel/parameter_shards.h>
+#include <pacer/parallel/pipeline.h>
+#include <pacer/parallel/pipeline_balance.h>
+#include <pacer/parallel/pipeline_cut.h>
+#include <pacer/parallel/pipeline_options.h>
+#include <pacer/parallel/pipeline_plan.h>
+#include <pacer/parallel/pipeline_simulation.h>
+#include <pacer/parallel/shard_layout.h>
+#include <pacer/parallel/shards.h>
+#include <pacer/parallel/training_memory.h>

@@ -1,0 +1,342 @@
+#include <pacer/parallel/shards.h>
+
+#include <algorithm>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include <torch/nn/module.h>
+
+#include <pacer/collectives/detail/gradient_checks.h>
+#include <pacer/core/error.h>
+#include <pacer/hooks/detail/model_facts.h>
+#include <pacer/hooks/detail/model_parts.h>
+#include <pacer/hooks/session_parts.h>
+#include <pacer/parallel/detail/block_gathers.h>
+#include <pacer/parallel/detail/touch_remedy.h>
+
+namespace pacer {
+namespace {
+
+// Group 0: what is in no block, or in several.
+constexpr size_t kRoot = 0;
+
+const char* name_of(Sharded what) {
+  constexpr const char* kNames[] = {"state", "state and gradients", "state, gradients and parameters"};
+  return kNames[static_cast<size_t>(what)];
+}
+
+}  // namespace
+
+Shards::Shards(std::vector<Blocks> stacks, ShardsOptions options)
+    : JoinedRanks(options.initial_parameters(), options.sync_buffers()),
+      stacks_(std::move(stacks)),
+      options_(options) {
+  const bool has_blocks = !stacks_.empty();
+  for (const Blocks& blocks : stacks_) {
+    require(!blocks.is_empty() && blocks->size() > 0,
+            "Shards was given Blocks without a block; add the blocks before it is made");
+  }
+  require(options_.prefetch() >= 0, "ShardsOptions::prefetch must be at least 0, not ", options_.prefetch());
+  require(has_blocks || options_.what() != Sharded::parameters,
+          "Shards shares out parameters block by block; give it the model's: Shards(model->blocks)");
+  require(!has_blocks || options_.what() != Sharded::state,
+          "Shards with Blocks has parts of state, gradients and parameters; leave out the Blocks, or "
+          "ShardsOptions::what (reduce_every_micro_step(false) keeps whole gradients between micro-steps)");
+  const ShardsOptions defaults;
+  require(has_blocks || (options_.prefetch() == defaults.prefetch() && !options_.keep_after_forward() &&
+                         options_.reduce_every_micro_step()),
+          "prefetch, keep_after_forward and reduce_every_micro_step are about parameters that come and go; "
+          "give Shards the model's Blocks, or leave them out (Sharded::state reduces once a step)");
+  require(!has_blocks || options_.unit_bytes() == defaults.unit_bytes(),
+          "with Blocks each block is a unit; leave ShardsOptions::unit_bytes out");
+  if (has_blocks) options_.what(Sharded::parameters);
+}
+
+Shards::~Shards() {
+  if (!gathers_) return;
+  for (Blocks& blocks : stacks_) blocks->unwrap(BlockStage::gather);
+}
+
+std::string Shards::agreement() const {
+  std::string text = detail::concatenate("parts of ", name_of(options_.what()),
+                                         options_.over() == ShardGroup::node ? " on each node" : "",
+                                         ", units of ", options_.unit_bytes(), " bytes, unused parameters ",
+                                         options_.unused_is_zero() ? "are zero" : "are an error");
+  if (stacks_.empty()) return text;
+  text += detail::concatenate(
+      ", ", options_.prefetch(), " blocks ahead", options_.keep_after_forward() ? ", kept after forward" : "",
+      options_.reduce_every_micro_step() ? "" : ", reduced once a step", ", stacks of");
+  for (const Blocks& blocks : stacks_) text += detail::concatenate(' ', blocks->size());
+  return text;
+}
+
+bool Shards::sends_in_every_pass() const {
+  return options_.what() != Sharded::state && options_.reduce_every_micro_step();
+}
+
+void Shards::attach(SessionParts& parts) {
+  const SessionOptimizer* optimizer = parts.session_optimizer();
+  const bool over_nodes = options_.over() == ShardGroup::node;
+  const std::string reason =
+      optimizer ? optimizer->unshared_reason(over_nodes ? GradientScope::node : GradientScope::world)
+                : "it updates whole parameters";
+  require(reason.empty(), "Shards cannot share out the work of this optimizer, because ", reason,
+          "; use pacer::FusedAdam, FusedAdamW or FusedLamb, or DataParallel in place of Shards");
+  for (const Blocks& blocks : stacks_) detail::require_part_of(parts.model(), *blocks, "Shards");
+  JoinedRanks::attach(parts);
+  require(!over_nodes || parts.world().ranks_per_node() > 0,
+          "Shards over nodes gives each rank of a node its part, so that all nodes need as many ranks, which "
+          "follow one another; this run's do not: start as many ranks on every machine, machine by machine, "
+          "or leave over(ShardGroup::node) out");
+}
+
+void Shards::arrange() {
+  if (parts().world().world_size() == 1) return;
+  require(!parts().replay_optimizer,
+          "Shards and CudaGraph do not go together: ranks exchange norms inside the captured step; leave "
+          "CudaGraph out");
+  choose_ranks();
+  const bool has_replicas = ranks_->world_size() < parts().world().world_size();
+  const auto replicas = has_replicas ? parts().world().between_nodes() : nullptr;
+  ParameterShardsOptions options;
+  options.unit_bytes(options_.unit_bytes()).unused_is_zero(options_.unused_is_zero());
+  options.touch_remedy(detail::kTouchRemedy);
+  options.piece(parts().session_optimizer()->smallest_piece());
+  options.may_stay_local(parts().session_optimizer()->local_parameters());
+  options.accumulate_in_fp32(parts().accumulate_in_fp32);
+  options.reduce_every_backward(sends_in_every_pass()).keep_after_forward(options_.keep_after_forward());
+  trained_ = detail::trained_parameters(parts());
+  if (stacks_.empty()) {
+    shards_ = std::make_shared<ParameterShards>(detail::named_optimizer_parameters(parts()), ranks_, options,
+                                                replicas);
+  } else {
+    const std::vector<ParameterShards::Group> all = groups();
+    shards_ = std::make_shared<ParameterShards>(all, ranks_, options, replicas);
+    const auto gathers = std::make_shared<detail::BlockGathers>(
+        shards_, all.size(), detail::BlockGathersOptions{options_.prefetch(), options_.keep_after_forward()});
+    size_t first = kRoot + 1;
+    for (Blocks& blocks : stacks_) {
+      blocks->wrap(BlockStage::gather,
+                   std::make_shared<detail::GatherWrapper>(gathers, first, blocks->size()));
+      first += blocks->size();
+    }
+    gathers_ = gathers;
+    parts().parameters_are_shared_out = true;
+  }
+  own_parts();
+  parts().gradients_are_shared_out = true;
+}
+
+void Shards::choose_ranks() {
+  ranks_ = parts().shared_world();
+  if (options_.over() == ShardGroup::world) return;
+  // Making a group takes all ranks, so they must all be about to.
+  require_agreement(parts().world(), parts().progress.step, {{"hook shards", agreement()}});
+  ranks_ = parts().world().node();
+}
+
+// Of all parameters of model and optimizer: the root's, then those of each block. What a block shares with
+// another one, or with a module outside, is the root's.
+std::vector<ParameterShards::Group> Shards::groups() const {
+  std::unordered_map<const void*, size_t> group_of;
+  std::unordered_set<const torch::nn::Module*> stacks;
+  size_t count = kRoot + 1;
+  const auto put = [&](const at::Tensor& parameter, size_t group) {
+    const auto [place, is_new] = group_of.emplace(parameter.unsafeGetTensorImpl(), group);
+    if (!is_new && place->second != group) place->second = kRoot;
+  };
+  for (const Blocks& blocks : stacks_) {
+    stacks.insert(blocks.ptr().get());
+    for (const auto& block : *blocks) {
+      for (const at::Tensor& parameter : block->parameters()) put(parameter, count);
+      ++count;
+    }
+  }
+  const std::function<void(const torch::nn::Module&)> put_outside = [&](const torch::nn::Module& module) {
+    if (stacks.count(&module) != 0) return;
+    for (const at::Tensor& parameter : module.parameters(/*recurse=*/false)) put(parameter, kRoot);
+    for (const auto& child : module.children()) put_outside(*child);
+  };
+  put_outside(parts().model());
+  std::vector<ParameterShards::NamedParameter> all = detail::named_optimizer_parameters(parts());
+  for (const auto& item : parts().model().named_parameters()) all.emplace_back(item.key(), item.value());
+  std::vector<ParameterShards::Group> groups(count);
+  std::unordered_set<const void*> seen;
+  for (ParameterShards::NamedParameter& item : all) {
+    const void* key = item.second.unsafeGetTensorImpl();
+    if (!seen.insert(key).second) continue;
+    const auto found = group_of.find(key);
+    groups[found == group_of.end() ? kRoot : found->second].push_back(std::move(item));
+  }
+  return groups;
+}
+
+void Shards::own_parts() {
+  std::unordered_set<const void*> updated;
+  for (const at::Tensor& parameter : detail::all_optimizer_parameters(parts())) {
+    updated.insert(parameter.unsafeGetTensorImpl());
+  }
+  std::vector<OwnedPart> owned;
+  for (size_t i = 0; i < shards_->parts().size(); ++i) {
+    const ParameterShards::Part& part = shards_->parts()[i];
+    if (updated.count(part.parameter.unsafeGetTensorImpl()) == 0) continue;
+    std::vector<int64_t> bounds = {0};
+    for (int rank = 0; rank < ranks_->world_size(); ++rank) {
+      bounds.push_back(bounds.back() + shards_->piece(i, rank).count);
+    }
+    const bool sits_out = !sits_out_.empty() && sits_out_[i] != 0;
+    owned.push_back({part.parameter, part.first, part.count, std::move(bounds),
+                     sits_out ? at::Tensor() : part.gradient, part.values});
+  }
+  parts().session_optimizer()->own_parts(owned, ranks_);
+}
+
+void Shards::require_same_parameters() const {
+  require(
+      detail::same_tensors(trained_, detail::trained_parameters(parts())),
+      "parameters were frozen, unfrozen or added after Shards had shared them out; do so before the first "
+      "begin or resume, or save a checkpoint and resume from it in a new Session");
+}
+
+void Shards::join() {
+  require_same_parameters();
+  if (gathers_ && !keeps_parts()) {
+    shards_->keep_parts();
+    own_parts();
+  }
+  is_joined_ = true;
+}
+
+void Shards::forward_begin(const Progress& progress) {
+  JoinedRanks::forward_begin(progress);
+  if (!keeps_parts()) return;
+  const bool trains = parts().evaluations == 0;
+  require(!trains || !shards_->all_are_gathered(),
+          "training goes on while what Session::whole_parameters() returned still exists; end its scope "
+          "before begin");
+  const bool was_there = shards_->is_gathered(kRoot);
+  shards_->gather(kRoot);
+  releases_root_.push_back(!trains && !was_there);
+  gathers_->begin_forward(expected_groups(progress));
+}
+
+void Shards::backward_begin(const Progress& progress) {
+  if (is_joined_) require_same_parameters();
+  JoinedRanks::backward_begin(progress);
+}
+
+// What no pass of the window has reached on any rank is no part of the step, as with whole gradients. What a
+// hook says to be unused has a gradient of zero.
+void Shards::settle_missed(const Progress& window) {
+  if (!parts().session_optimizer()->local_parameters().empty()) return;
+  std::vector<char> missed = shards_->missed();
+  if (!options_.unused_is_zero() && std::count(missed.begin(), missed.end(), 1) == 0) return;
+  const std::vector<ParameterShards::Part>& all = shards_->parts();
+  std::unordered_set<const void*> zero;
+  for (const at::Tensor& parameter : parts().unused(window)) zero.insert(parameter.unsafeGetTensorImpl());
+  std::vector<std::string> names;
+  for (size_t i = 0; i < missed.size(); ++i) {
+    if (missed[i] != 0 && zero.count(all[i].parameter.unsafeGetTensorImpl()) != 0) missed[i] = 0;
+    if (missed[i] != 0) names.push_back(all[i].name);
+  }
+  if (!options_.unused_is_zero()) return detail::require_all_reached(names, missed.size());
+  const std::vector<std::string> of_ranks =
+      parts().world().exchange(std::string(missed.begin(), missed.end()));
+  for (const std::string& of_rank : of_ranks) {
+    for (size_t i = 0; i < missed.size(); ++i) missed[i] = missed[i] != 0 && of_rank[i] != 0 ? 1 : 0;
+  }
+  if (missed == sits_out_ || (sits_out_.empty() && std::count(missed.begin(), missed.end(), 1) == 0)) return;
+  sits_out_ = std::move(missed);
+  own_parts();
+}
+
+// In training the root stays for backward.
+void Shards::forward_end() {
+  JoinedRanks::forward_end();
+  if (releases_root_.empty()) return;
+  if (releases_root_.back()) shards_->release(kRoot);
+  releases_root_.pop_back();
+}
+
+// Those of blocks that are not dropped.
+std::vector<size_t> Shards::expected_groups(const Progress& progress) const {
+  std::unordered_set<const void*> dropped;
+  if (parts().model().is_training()) {
+    Progress this_one = progress;
+    this_one.micro_steps = progress.micro_step + 1;
+    for (const at::Tensor& parameter : parts().unused(this_one)) {
+      dropped.insert(parameter.unsafeGetTensorImpl());
+    }
+  }
+  std::vector<size_t> expected;
+  for (const ParameterShards::Part& part : shards_->parts()) {
+    if (part.group == kRoot || dropped.count(part.parameter.unsafeGetTensorImpl()) != 0) continue;
+    if (expected.empty() || expected.back() != part.group) expected.push_back(part.group);
+  }
+  return expected;
+}
+
+void Shards::begin_pass(const Progress& progress, bool is_last) {
+  ParameterShards::Pass pass;
+  pass.is_last = is_last;
+  Progress window = progress, this_one = progress;
+  window.micro_step = 0;
+  this_one.micro_steps = progress.micro_step + 1;
+  pass.absent = parts().unused(this_one);
+  if (is_last) pass.absent_in_all = parts().unused(window);
+  pass.stays_local = stays_local();
+  check_order();
+  shards_->begin_backward(pass);
+  if (gathers_) gathers_->begin_backward();
+}
+
+// Backward gathers blocks in the reverse of the order in which forward ran them, which is the model's.
+void Shards::check_order() const {
+  if (!keeps_parts()) return;
+  std::vector<Fact> order;
+  for (const size_t group : gathers_->used()) {
+    order.push_back({detail::concatenate("block run number ", order.size()), shards_->group_name(group)});
+  }
+  require_agreement(parts().world(), parts().progress.step, order);
+}
+
+void Shards::run_idle_pass(const Progress& progress, const std::function<void()>& backward) {
+  if (!is_joined_) return backward();
+  try {
+    begin_pass(progress, /*is_last=*/true);
+    backward();
+    shards_->end_backward();
+    wait();
+  } catch (const std::exception& error) {
+    shards_->drop();
+    parts().world().leave(detail::concatenate("prewarm failed: ", error.what()));
+    throw;
+  }
+  shards_->drop();
+}
+
+void Shards::end_pass(bool /*is_last*/) { shards_->end_backward(); }
+
+void Shards::reduce(const Progress& window) { shards_->reduce(parts().unused(window), stays_local()); }
+
+// A 1-bit optimizer's nodes then exchange something else.
+bool Shards::stays_local() const {
+  return parts().session_optimizer()->gradient_scope() != GradientScope::world;
+}
+
+// Ranks that took different ways through the model have gathered the wrong blocks, and added up gradients of
+// different ones.
+void Shards::wait() {
+  if (keeps_parts()) detail::require_same_history(parts().world(), parts().progress.step, *shards_);
+  shards_->wait();
+}
+
+// Before anything of the step's new values is read: validation, checkpoints.
+void Shards::after_step(StepReport& report) {
+  if (is_joined_) shards_->gather_parameters();
+  JoinedRanks::after_step(report);
+}
+
+}  // namespace pacer

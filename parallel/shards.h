@@ -1,0 +1,186 @@
+// Sharded data parallelism: ranks train one model on their own parts of the data, as with DataParallel, but
+// each updates only a W-th of the parameters, and only that rank has its optimizer state and the sum of its
+// gradients (ZeRO; Rajbhandari et al., arXiv:1910.02054, stages 1 and 2). It sends what DataParallel sends.
+// Given the model's Blocks, each rank also keeps only a W-th of the parameters themselves (stage 3): those of
+// a block come together before it runs, forward or backward, and leave behind it.
+//
+//   pacer::Session session(*model, optimizer, world);
+//   session.use(pacer::Shards());                                    // state and gradients
+//   session.use(pacer::Shards(pacer::ShardsOptions().what(pacer::Sharded::state)));
+//   session.use(pacer::Shards(model->blocks));                       // parameters, too
+//   session.use(pacer::Shards(model->blocks, pacer::ShardsOptions().over(pacer::ShardGroup::node)));
+//
+// Weights are those of DataParallel with ordered sums, to the bit, norms and clipping included, where
+// gradients travel once a step; over nodes they are those of ordered sums inside nodes first and between them
+// then. Where a block has frozen parameters, gradients of an argument that is used outside of it, too, as by
+// the gate of a LayerDrop, add up in another order. Checkpoints hold whole tensors: any number of ranks,
+// sharded or not, resumes them.
+//
+// Between backward and step the gradients are nowhere whole, so parameter.grad() is empty: to clip them use
+// GradientClipping. The optimizer must be FusedAdam, FusedAdamW or FusedLamb; over nodes also a 1-bit
+// optimizer that is hierarchical.
+//
+// With Blocks, from the first begin() on, a parameter has its values while its block runs, and all others
+// (embeddings, head: what is in no block, or in several) between begin and the end of backward, and in
+// evaluate. Whoever reads or changes one at another time gets an error that names it; in a scope of
+// Session::whole_parameters() all of them are there. The model calls its blocks through Blocks::run on every
+// rank alike. What a block leaves for backward must leave through its result.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <torch/arg.h>
+
+#include <pacer/modules/blocks.h>
+#include <pacer/parallel/joined_ranks.h>
+#include <pacer/parallel/parameter_shards.h>
+
+namespace pacer {
+
+namespace detail {
+class BlockGathers;
+}  // namespace detail
+
+// What ranks keep parts of. Each value includes those before it.
+enum class Sharded {
+  state,       // ZeRO-1: whole gradients are kept until a step's last backward; they travel once a step
+  gradients,   // ZeRO-2: parts of gradients, too; with accumulation they travel in every micro-step
+  parameters,  // ZeRO-3: parts of parameters, too; needs Blocks
+};
+
+// Which ranks have parts of one whole.
+enum class ShardGroup {
+  world,  // all
+  node,   // those of a node, so that each node has all parts: values travel inside nodes only, and between
+         // them the sums of gradients, part by part, once an update. W is then the number of ranks of a node.
+};
+
+struct ShardsOptions {
+  ShardsOptions() = default;
+  // What each rank has a part of; with Blocks: of parameters, too.
+  TORCH_ARG(Sharded, what) = Sharded::gradients;
+  // node needs as many ranks on each; see CommunicatorOptions::ranks_per_node.
+  TORCH_ARG(ShardGroup, over) = ShardGroup::world;
+  // As in ParameterShardsOptions; without Blocks.
+  TORCH_ARG(int64_t, unit_bytes) = ParameterShardsOptions().unit_bytes();
+  // With Blocks: how many blocks are on their way while one runs, >= 0. Each costs its memory.
+  TORCH_ARG(int64_t, prefetch) = 1;
+  // With Blocks: blocks stay whole from forward to backward, and over the micro-steps of a step, so that each
+  // is gathered once a step. The memory of all parameters, for a third fewer bytes.
+  TORCH_ARG(bool, keep_after_forward) = false;
+  // With Blocks: false: whole gradients are kept until a step's last backward and travel once a step.
+  TORCH_ARG(bool, reduce_every_micro_step) = true;
+  // As in DataParallelOptions.
+  TORCH_ARG(bool, unused_is_zero) = false;
+  TORCH_ARG(InitialParameters, initial_parameters) = InitialParameters::broadcast;
+  TORCH_ARG(bool, sync_buffers) = true;
+};
+
+class Shards : public JoinedRanks {
+ public:
+  explicit Shards(ShardsOptions options = {}) : Shards(std::vector<Blocks>(), options) {}
+  explicit Shards(const Blocks& blocks, ShardsOptions options = {})
+      : Shards(std::vector<Blocks>{blocks}, options) {}
+  // For a model of several stacks.
+  explicit Shards(std::vector<Blocks> stacks, ShardsOptions options = {});
+  Shards(Shards&&) noexcept = default;
+  ~Shards() override;
+
+  std::string hook_name() const override { return "shards"; }
+  std::string agreement() const override;
+  bool unused_is_zero() const override { return options_.unused_is_zero(); }
+  // Throws InvalidArgument for an optimizer whose work ranks cannot share, and over nodes that differ in
+  // their ranks.
+  void attach(SessionParts& parts) override;
+  // Parameters move into flat memory; state that the optimizer has is cut. Throws with CudaGraph.
+  void arrange() override;
+  void forward_begin(const Progress& progress) override;
+  void forward_end() override;
+  void backward_begin(const Progress& progress) override;
+  void after_step(StepReport& report) override;
+
+  // ---- For checkpoints. `state` is the optimizer's export_state(), of which each rank has a part. ----
+
+  // The same names with whole tensors without memory (device meta) in the place of parts.
+  NamedTensors whole_outline(NamedTensors state) const;
+  // The whole tensors, on the CPU, each on the rank that `owner` says; parts of them elsewhere. All ranks
+  // together, with the same owners.
+  using StateOwner = std::function<int(const std::string& name)>;
+  NamedTensors gather_state(NamedTensors state, const StateOwner& owner) const;
+  // The same for tensors of the model, by name. Where ranks have all of the parameters, it does nothing.
+  NamedTensors gather_model(NamedTensors model, const StateOwner& owner) const;
+  // Whether parameters have their values for a while only, from now on.
+  bool keeps_parts() const { return shards_ && shards_->keeps_parts(); }
+  // Whether that will be so from the first begin on, where there are several ranks.
+  bool shares_parameters() const { return options_.what() == Sharded::parameters; }
+  // A backward pass as in training, whose gradients come together and count for nothing.
+  void run_idle_pass(const Progress& progress, const std::function<void()>& backward);
+  // Null in a world of one rank and before the first begin() or resume().
+  const std::shared_ptr<ParameterShards>& shards() const { return shards_; }
+
+ private:
+  bool is_joined() const override { return is_joined_; }
+  bool has_whole_parameters() const override { return !keeps_parts(); }
+  void join() override;
+  bool sends_in_every_pass() const override;
+  void begin_pass(const Progress& progress, bool is_last) override;
+  void end_pass(bool is_last) override;
+  void settle_missed(const Progress& window) override;
+  void reduce(const Progress& window) override;
+  void wait() override;
+  void drop() override { shards_->drop(); }
+  double scale() const override { return shards_->scale(); }
+
+  void choose_ranks();
+  std::vector<ParameterShards::Group> groups() const;
+  std::vector<size_t> expected_groups(const Progress& progress) const;
+  bool stays_local() const;
+  void require_same_parameters() const;
+  void own_parts();
+  void check_order() const;
+
+  // A tensor of which this rank has a part, and the parameter it belongs to.
+  struct SharedTensor {
+    std::string name;
+    size_t part;
+  };
+  std::vector<SharedTensor> shared_tensors(const NamedTensors& state) const;
+  NamedTensors gather_tensors(NamedTensors tensors, const std::vector<SharedTensor>& shared,
+                              const StateOwner& owner) const;
+  int64_t collect(const SharedTensor& shared, int to, at::Tensor& tensor,
+                  std::vector<Message>& messages) const;
+
+  std::vector<Blocks> stacks_;
+  ShardsOptions options_;
+  std::shared_ptr<Communicator> ranks_;  // that have the parts of one whole
+  std::shared_ptr<ParameterShards> shards_;
+  std::shared_ptr<detail::BlockGathers> gathers_;  // with blocks
+  std::vector<at::Tensor> trained_;                // when they were shared out
+  std::vector<char> sits_out_;                     // by part: has no gradient in this step; empty: none does
+  bool is_joined_ = false;
+  // At the end of each forward pass under way; several where evaluations are nested.
+  std::vector<char> releases_root_;
+};
+
+// While one exists, every parameter has its values, on every rank: see Session::whole_parameters.
+class WholeParameters {
+ public:
+  explicit WholeParameters(std::shared_ptr<ParameterShards> shards) : shards_(std::move(shards)) {
+    if (shards_) shards_->gather_all();
+  }
+  WholeParameters(WholeParameters&&) noexcept = default;
+  WholeParameters& operator=(WholeParameters&&) = delete;
+  ~WholeParameters() {
+    if (shards_) shards_->release_all();
+  }
+
+ private:
+  std::shared_ptr<ParameterShards> shards_;
+};
+
+}  // namespace pacer

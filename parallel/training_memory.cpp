@@ -1,0 +1,68 @@
+#include <pacer/parallel/training_memory.h>
+
+#include <algorithm>
+
+#include <c10/core/ScalarType.h>
+#include <torch/nn/module.h>
+
+#include <pacer/core/error.h>
+#include <pacer/optimizers/detail/parameter_check.h>
+#include <pacer/optimizers/detail/state_fields.h>
+
+namespace pacer {
+namespace {
+
+// Elements of blocks that are there at a time: values of the one that runs and of those that are on their
+// way, gradients of the one that fills and of the one before it, and both of what is in no block.
+int64_t block_memory(const TrainingMemoryOptions& options) {
+  const int64_t block = options.largest_block(), outside = options.outside_blocks();
+  require(
+      block >= 1 && outside >= 0 && options.prefetch() >= 0,
+      "training_memory of Sharded::parameters needs largest_block, the elements of the largest block, >= 1, "
+      "and outside_blocks and prefetch >= 0, not ",
+      block, ", ", outside, " and ", options.prefetch());
+  return (1 + options.prefetch() + 2) * block + 2 * outside;
+}
+
+}  // namespace
+
+TrainingMemory training_memory(const TrainingMemoryOptions& options) {
+  const int64_t parameters = options.parameters(), ranks = options.ranks();
+  require(parameters >= 0 && ranks >= 1,
+          "training_memory needs 0 parameters or more and 1 rank or more, not ", parameters, " and ", ranks);
+  const at::ScalarType type = options.dtype();
+  require(type == at::kDouble || type == at::kFloat || type == at::kBFloat16 || type == at::kHalf,
+          "training_memory counts parameters in fp64, fp32, bf16 or fp16, not in ", c10::toString(type));
+  const kernels::AdamStorage storage =
+      detail::storage_for(type, options.master_weights(), options.rounding(), "of this dtype");
+  detail::AdamGroupSettings settings;
+  settings.amsgrad = options.amsgrad();
+  const bool is_shared = options.sharded().has_value() && ranks > 1;
+  const int64_t part = is_shared ? (parameters + ranks - 1) / ranks : parameters;
+  const auto width = static_cast<int64_t>(c10::elementSize(type));
+
+  TrainingMemory memory;
+  const bool shares_weights = is_shared && options.sharded() == Sharded::parameters;
+  memory.weights = (shares_weights ? part : parameters) * width;
+  for (const detail::StateField& field : detail::kStateFields) {
+    const auto dtype = detail::field_dtype(field.kind, storage, settings);
+    if (!dtype) continue;
+    const bool is_exact =
+        field.kind == detail::StateKind::master || field.kind == detail::StateKind::remainder;
+    (is_exact ? memory.exact : memory.moments) += part * static_cast<int64_t>(c10::elementSize(*dtype));
+  }
+  const bool keeps_whole = !is_shared || options.sharded() == Sharded::state;
+  constexpr int64_t kWide = 4;
+  const bool is_wide = options.accumulates_in_fp32() && width < kWide;
+  memory.gradients =
+      (keeps_whole ? parameters * (is_wide ? kWide : width) : 0) + (is_shared ? part * width : 0);
+  if (is_wide && !keeps_whole) memory.gradients += part * kWide;
+  if (shares_weights) {
+    memory.units = block_memory(options) * width;
+  } else if (!keeps_whole) {
+    memory.units = 2 * std::min(options.unit_bytes(), parameters * width);
+  }
+  return memory;
+}
+
+}  // namespace pacer

@@ -1,0 +1,159 @@
+#include <pacer/session/detail/step_runner.h>
+
+#include <optional>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/_foreach_norm.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/view_as_real.h>
+#include <c10/core/DeviceGuard.h>
+
+#include <pacer/core/error.h>
+#include <pacer/core/reduction_order.h>
+#include <pacer/optimizers/detail/tensor_sums.h>
+#include <pacer/optimizers/detail/tile_loop.h>
+#include <pacer/session/detail/step_graph.h>
+
+namespace pacer::detail {
+namespace {
+
+// Nothing for dtypes that no kernel reads.
+std::optional<kernels::GradientType> type_of(const at::Tensor& gradient) {
+  switch (gradient.scalar_type()) {
+    case at::kDouble:
+      return kernels::GradientType::f64;
+    case at::kFloat:
+      return kernels::GradientType::f32;
+    case at::kBFloat16:
+      return kernels::GradientType::bf16;
+    case at::kHalf:
+      return kernels::GradientType::f16;
+    default:
+      return std::nullopt;
+  }
+}
+
+// In the order and precision of the fused optimizers. Sums of fp32 numbers in fp32 would lose percents of
+// large tensors.
+double sum_of_squares_on_cpu(const std::vector<at::Tensor>& gradients) {
+  std::vector<at::Tensor> dense;
+  std::vector<int64_t> counts;
+  for (const at::Tensor& gradient : gradients) {
+    at::Tensor values = gradient.is_complex() ? at::view_as_real(gradient.resolve_conj()) : gradient;
+    if (!type_of(values)) values = values.to(at::kFloat);
+    const bool is_plain =
+        values.is_non_overlapping_and_dense() && !values.is_neg() && !values._is_zerotensor();
+    dense.push_back(is_plain ? values : values.clone(at::MemoryFormat::Contiguous));
+    counts.push_back(dense.back().numel());
+  }
+  const std::vector<Tile> units = make_tiles(counts, kReductionUnit);
+  std::vector<double> sums(units.size());
+  for_each_tile(units, [&](int64_t i) {
+    const Tile& unit = units[static_cast<size_t>(i)];
+    const at::Tensor& values = dense[unit.tensor];
+    sums[static_cast<size_t>(i)] = unit_sum_of_squares(*type_of(values), values.const_data_ptr(), unit);
+  });
+  return sum_partials(sums.data(), static_cast<int64_t>(sums.size()));
+}
+
+// fp64, no dimensions: the sum of squares of all gradients, on `device`.
+at::Tensor sum_of_squares(const std::vector<at::Tensor>& gradients, at::Device device) {
+  std::vector<at::Tensor> on_cpu, wide, others;
+  for (const at::Tensor& gradient : gradients) {
+    const bool is_wide = gradient.scalar_type() == at::kDouble;
+    (gradient.is_cpu() ? on_cpu : is_wide ? wide : others).push_back(gradient);
+  }
+  const auto kind = at::TensorOptions().dtype(at::kDouble).device(device);
+  at::Tensor sum = at::full({}, sum_of_squares_on_cpu(on_cpu), kind);
+  for (const auto* alike : {&wide, &others}) {
+    if (alike->empty()) continue;
+    std::vector<at::Tensor> norms = at::_foreach_norm(*alike, 2, alike == &wide ? at::kDouble : at::kFloat);
+    for (at::Tensor& norm : norms) norm = norm.to(device);
+    sum.add_(at::stack(norms).to(at::kDouble).square().sum());
+  }
+  return sum;
+}
+
+}  // namespace
+
+StepRunner::StepRunner(SessionParts& parts) : parts_(parts) {
+  if (parts.replay_optimizer) graph_ = std::make_unique<StepGraph>();
+}
+StepRunner::~StepRunner() = default;
+
+void StepRunner::run(double average, double local_weight, bool freeze_allowed) {
+  if (parts_.replicas && gradients().empty()) {
+    look_at_nothing(average);
+  } else if (SessionOptimizer* own = parts_.session_optimizer()) {
+    run_own(*own, average, local_weight, freeze_allowed);
+  } else {
+    run_other(average);
+  }
+}
+
+// A rank of a pipeline may have nothing to update, but the look is all of its ranks'.
+void StepRunner::look_at_nothing(double average) {
+  if (!parts_.has_guard()) return;
+  GradientGuard& guard = *parts_.guard();
+  const c10::DeviceGuard device_guard(guard.device());
+  const at::Tensor sum = sum_of_squares({}, guard.device());
+  guard.set_average(average);
+  guard.look(sum.const_data_ptr<double>(), 1);
+}
+
+void StepRunner::run_own(SessionOptimizer& optimizer, double average, double local_weight,
+                         bool freeze_allowed) {
+  StepInputs inputs;
+  inputs.average = average;
+  inputs.local_weight = local_weight;
+  if (parts_.has_guard()) inputs.guard = parts_.guard();
+  inputs.freeze_allowed = freeze_allowed;
+  inputs.replayable = graph_ != nullptr;
+  optimizer.prepare(inputs);
+  optimizer.conclude(graph_ ? graph_->enqueue(optimizer, parts_.device()) : optimizer.enqueue());
+}
+
+std::vector<at::Tensor> StepRunner::gradients() const {
+  std::vector<at::Tensor> all;
+  for (const auto& group : parts_.optimizer().param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      if (parameter.grad().defined()) all.push_back(parameter.grad());
+    }
+  }
+  return all;
+}
+
+bool StepRunner::finish_gradients(double average) {
+  const at::NoGradGuard no_grad;
+  const std::vector<at::Tensor> all = gradients();
+  if (all.empty()) return true;
+  if (!parts_.has_guard()) {
+    if (average != 1) at::_foreach_mul_(all, average);
+    return true;
+  }
+  for (const at::Tensor& gradient : all) {
+    require(
+        gradient.layout() == at::kStrided,
+        "a sparse gradient cannot be clipped or checked; make the layer's gradients dense, or use neither "
+        "GradientClipping nor Precision");
+  }
+  GradientGuard& guard = *parts_.guard();
+  const c10::DeviceGuard device_guard(guard.device());
+  const at::Tensor sum = sum_of_squares(all, guard.device());
+  guard.set_average(average);
+  guard.look(sum.const_data_ptr<double>(), 1);
+  if (guard.read().non_finite) return false;
+  at::_foreach_mul_(all, guard.factor());
+  return true;
+}
+
+void StepRunner::run_other(double average) {
+  if (!has_failed_) are_finite_ = finish_gradients(average);
+  has_failed_ = true;
+  if (are_finite_) parts_.optimizer().step();
+  has_failed_ = false;
+}
+
+}  // namespace pacer::detail

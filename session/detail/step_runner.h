@@ -1,0 +1,39 @@
+// The optimizer's part of a step, for both kinds of optimizer: pacer's own, which get a factor and may be
+// replayed from a CUDA graph, and any other, which gets finished gradients.
+#pragma once
+
+#include <memory>
+
+#include <pacer/hooks/session_parts.h>
+
+namespace pacer::detail {
+
+class StepGraph;
+
+class StepRunner {
+ public:
+  explicit StepRunner(SessionParts& parts);
+  ~StepRunner();
+
+  // One optimizer step on gradients whose mean is `average` times what is stored.
+  // `local_weight` as in StepInputs.
+  void run(double average, double local_weight, bool freeze_allowed);
+  // Whether the step of an optimizer that is not pacer's threw, so that run() will call it once more, with
+  // the gradients that it had.
+  bool has_failed() const { return has_failed_; }
+
+ private:
+  void look_at_nothing(double average);
+  void run_own(SessionOptimizer& optimizer, double average, double local_weight, bool freeze_allowed);
+  void run_other(double average);
+  // Gradients become their mean, unscaled and clipped. False where they are not finite.
+  bool finish_gradients(double average);
+  std::vector<at::Tensor> gradients() const;
+
+  SessionParts& parts_;
+  std::unique_ptr<StepGraph> graph_;
+  bool has_failed_ = false;
+  bool are_finite_ = true;  // the gradients of the step that failed
+};
+
+}  // namespace pacer::detail

@@ -1,0 +1,82 @@
+// What a Session runs beside training: passes that reserve memory, and evaluation.
+#include <utility>
+
+#include <pacer/collectives/detail/together.h>
+#include <pacer/core/error.h>
+#include <pacer/hooks/detail/evaluation_scope.h>
+#include <pacer/hooks/detail/forward_scope.h>
+#include <pacer/hooks/detail/model_facts.h>
+#include <pacer/hooks/detail/training_tensors.h>
+#include <pacer/hooks/detail/wide_gradients.h>
+#include <pacer/parallel/shards.h>
+#include <pacer/session/detail/prewarm_scope.h>
+#include <pacer/session/session.h>
+
+namespace pacer {
+
+void Session::prewarm(const std::function<at::Tensor()>& loss) {
+  require(parts_.progress.micro_step == 0 && !in_forward_ && !in_backward_,
+          "Session::prewarm belongs between steps; call it before begin");
+  require(
+      parts_.replicas == nullptr,
+      "Session::prewarm with a Pipeline: no rank has the whole model, so there is no pass to run here; leave "
+      "prewarm out");
+  detail::check_writable(detail::model_tensors(parts_.model()));
+  start_training();
+  detail::set_up(parts_.world(), [&] { prewarm_passes(loss); });
+}
+
+void Session::prewarm_passes(const std::function<at::Tensor()>& loss) {
+  const detail::PrewarmScope restore(parts_);
+  prewarm_pass(loss);
+  // With gradients at hand one of pacer's optimizers can make its state; then a pass beside it.
+  StepInputs inputs;
+  if (parts_.has_guard()) inputs.guard = parts_.guard();
+  if (SessionOptimizer* optimizer = parts_.session_optimizer()) {
+    optimizer->prepare(inputs);
+    optimizer->expect_step();  // what was prepared is not enqueued; the pass below comes as before a step
+  }
+  if (parts_.micro_steps == 1) {
+    parts_.optimizer().zero_grad();
+  } else if (parts_.accumulate_in_fp32) {
+    detail::WideGradients::widen(detail::all_optimizer_parameters(parts_));
+  }
+  prewarm_pass(loss);
+}
+
+void Session::prewarm_pass(const std::function<at::Tensor()>& loss) {
+  Progress first;  // at step 0 no layer is dropped
+  first.micro_steps = parts_.progress.micro_steps;
+  at::Tensor result;
+  {
+    const detail::Restored<Progress> restore(parts_.progress, first);
+    const detail::HooksForwardScope scope(parts_);
+    result = loss();
+  }
+  require(result.defined() && result.numel() == 1 && result.requires_grad(),
+          "Session::prewarm needs a function that returns a loss: one number that depends on the parameters");
+  for (const auto& hook : parts_.hooks_) result = hook->scale_loss(std::move(result));
+  if (auto* shards = parts_.find<Shards>()) {
+    shards->run_idle_pass(first, [&] { result.backward(); });
+  } else {
+    result.backward();
+  }
+}
+
+std::shared_ptr<detail::EvaluationScope> Session::begin_evaluation() {
+  require(!in_forward_, "Session::evaluate belongs between steps, not between begin and backward");
+  return std::make_shared<detail::EvaluationScope>(parts_);
+}
+
+WholeParameters Session::whole_parameters() const {
+  require(!in_forward_ && !in_backward_ && parts_.progress.micro_step == 0,
+          "Session::whole_parameters belongs between steps, not between begin and step");
+  require(
+      parts_.replicas == nullptr,
+      "Session::whole_parameters with a Pipeline: each rank has its stage only; read the whole model from a "
+      "checkpoint");
+  const auto* shards = parts_.find<Shards>();
+  return WholeParameters(shards ? shards->shards() : nullptr);
+}
+
+}  // namespace pacer

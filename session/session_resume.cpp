@@ -1,0 +1,50 @@
+// How a Session continues from a checkpoint.
+#include <algorithm>
+
+#include <c10/util/Exception.h>
+
+#include <pacer/checkpoints/checkpoints.h>
+#include <pacer/core/error.h>
+#include <pacer/hooks/detail/model_facts.h>
+#include <pacer/schedulers/learning_rate.h>
+#include <pacer/session/session.h>
+
+namespace pacer {
+
+// What a schedule multiplies, or where there is none, the rates themselves.
+std::vector<double> Session::base_rates() {
+  if (const auto* hook = parts_.find<LearningRate>()) return hook->base_rates();
+  return detail::learning_rates(parts_.optimizer());
+}
+
+void Session::set_base_rates(const std::vector<double>& rates) {
+  if (auto* hook = parts_.find<LearningRate>()) return hook->set_base_rates(rates);
+  for (size_t g = 0; g < rates.size(); ++g) parts_.optimizer().param_groups()[g].options().set_lr(rates[g]);
+}
+
+std::optional<int64_t> Session::resume(const ResumeOptions& options) {
+  auto* checkpoints = parts_.find<Checkpoints>();
+  require(checkpoints != nullptr, "Session::resume needs a Checkpoints hook; add it with use() first");
+  require(parts_.progress.step == 0 && parts_.progress.micro_step == 0 && !in_forward_ && !in_backward_,
+          "Session::resume belongs before the first begin");
+  start();
+  const std::vector<double> of_program = base_rates();
+  const std::optional<int64_t> step = checkpoints->load_newest();
+  const std::vector<double> saved = base_rates();
+  if (!step || saved == of_program) return step;
+  if (options.learning_rates() == ResumedRates::program) {
+    set_base_rates(of_program);
+  } else if (parts_.is_first_rank()) {
+    const auto g = static_cast<size_t>(
+        std::mismatch(saved.begin(), saved.end(), of_program.begin(), of_program.end()).first -
+        saved.begin());
+    TORCH_WARN(detail::concatenate(
+        "parameter group ", g, " goes on with the learning rate ", saved[g],
+        " of the checkpoint; the program "
+        "says ",
+        of_program[g], ", which resume(ResumeOptions().learning_rates(ResumedRates::program)) takes"));
+  }
+  return step;
+}
+
+}  // namespace pacer
