@@ -61,15 +61,16 @@ at::Tensor PipelineRun::train(SessionWindow& window, const Tensors& batch) {
     batches_.push_back(window.begin(static_cast<int64_t>(k), pieces[k]));
     kinds_.push_back(kind_of(batches_.back()));
   }
+  at::Tensor loss;
   try {
     hook_.agree(before, checksum_of_batch(batch));
     run_plan(window);
-    at::Tensor loss = mean_loss();
+    loss = mean_loss();
     window.end_backward();
-    return loss;
   } catch (const std::exception& error) {
     window.fail(error);
   }
+  return loss;
 }
 
 namespace {
