@@ -267,7 +267,8 @@ def label(page, anchor=""):
     """Doxygen's name of a page, or of a heading on it; `page` is its path in the tree."""
     if page == "README.md":
         return f"readme-{anchor}" if anchor else "mainpage"
-    return f"page-{Path(page).stem}" + (f"-{anchor}" if anchor else "")
+    name = page.removeprefix("docs/").removesuffix(".md").replace("/", "-")
+    return f"page-{name}" + (f"-{anchor}" if anchor else "")
 
 
 def page_text(name, text, known):

@@ -35,7 +35,7 @@ STYLE = "table.markdownTable th a, table.markdownTable th a:visited { color: inh
 def sources(root):
     """The headers and pages: of each its path, its text for Doxygen, and the source's line of each of its lines."""
     headers = [path for folder in LIBRARY for path in sorted((root / folder).rglob("*.h")) if is_public(root, path)]
-    pages = [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+    pages = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
     names = [str(path.relative_to(root)) for path in [root / "pacer.h", *headers, *pages]]
     tree, _ = read_tree(root)
     for name in names:
@@ -181,10 +181,11 @@ EXPECTED_PAGE = ("# Title {#page-page}\n\nSee [part](@ref modules/part.h), [belo
 
 def small_tree(root, header):
     shutil.rmtree(root, ignore_errors=True)
-    for folder in (*LIBRARY, "docs/images"):
+    for folder in (*LIBRARY, "docs/images", "docs/figures"):
         (root / folder).mkdir(parents=True)
     files = {"pacer.h": "// All.\n#pragma once\n", "README.md": "# pacer\n\nA [page](docs/page.md#the-end).\n",
-             "docs/page.md": "# Page\n\n" + PAGE_WORDS, "modules/part.h": header}
+             "docs/page.md": "# Page\n\n" + PAGE_WORDS, "modules/part.h": header,
+             "docs/figures/page.md": "# Figures\n\nOf the [page](../page.md#the-end).\n\n## The end\n"}
     for name, text in files.items():
         (root / name).write_text(text, encoding="utf-8")
 
