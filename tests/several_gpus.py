@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs what needs several GPUs, each bench with its peer: part after part, for docs/performance.md and docs/study.md.
+"""Runs what needs several GPUs, each bench with its peer: part after part, for the pages of docs/measurements.
 
   tests/several_gpus.py build/release run/gpus                      everything, on all GPUs of this machine
   tests/several_gpus.py build/release run/gpus overlap pipeline     these parts

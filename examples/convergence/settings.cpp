@@ -32,7 +32,7 @@ Settings tiny() {
   settings.tokens = 1000 * kKilo;
   settings.learning_rate = 3e-3;
   settings.arms = {"fused-adamw", "curriculum-reshape", "onebit-adam", "lamb", "onebit-lamb"};
-  // The best of the ramps that were measured (docs/study.md); longer ones cost loss here.
+  // The best of the ramps that were measured (docs/measurements/study.md); longer ones cost loss here.
   settings.curriculum_start = 16;
   settings.curriculum_share = 0.3;
   settings.validation_sequences = 256;

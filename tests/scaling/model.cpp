@@ -62,7 +62,7 @@ TEST_CASE("two levels send what a ring of nodes does through each link, in fewer
   CHECK(steps(exchange) == 2 * 3 + 2 * 7);
 }
 
-TEST_CASE("signs between two hosts of two ranks send the bytes that docs/performance.md counts") {
+TEST_CASE("signs between two hosts of two ranks send the bytes that docs/measurements counts") {
   const double signs = parameters_of("bert-large") / 8;
   CHECK(host_bytes(sign_exchange(signs, h200(), hosts(4, 2))) * 1e-6 == Approx(73.5).epsilon(0.005));
   CHECK(host_bytes(sign_exchange_by_nodes(signs, h200(), hosts(4, 2))) * 1e-6 == Approx(42.0).epsilon(0.005));

@@ -78,7 +78,7 @@ TEST_CASE("convolutions before batch norm survive signs for vectors, too", "[one
   }
 }
 
-// Prints the table of docs/study.md.
+// Prints the table of docs/measurements/study-signs.md.
 TEST_CASE("five kinds of model, three seeds", "[.][onebit_study]") {
   if (!wants_long_tests()) PACER_SKIP("the study of five models takes minutes; set PACER_TEST_LONG=1");
   constexpr int64_t kSteps = 600, kFreeze = 120;
