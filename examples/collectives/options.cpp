@@ -71,7 +71,7 @@ std::optional<Options> read_options(int argument_count, char** arguments) {
       "Adds gradients over ranks in six ways, from a parameter server to buckets that travel while\n"
       "backward runs, checks that the sums agree, and measures each: the exchange alone, and in\n"
       "training steps. Then it simulates the bubble of a pipeline. docs/collectives.md explains the\n"
-      "schemes and shows results.\n\n"
+      "schemes, and docs/measurements/collectives.md has results.\n\n"
       "  pacer-collectives --quick                       a first look\n"
       "  pacer-collectives --processes 4                 four processes on this machine, over loopback\n"
       "  torchrun --no-python --nproc-per-node 4 pacer-collectives --device cuda\n",

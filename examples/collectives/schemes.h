@@ -7,8 +7,8 @@
 // with the same bits. Between the schemes the last bits differ, because they add in different orders.
 //
 // n: bytes of all gradients of a rank. W: ranks. T: tensors. B: bytes per second of a rank's link, each way.
-// A message costs its bytes / B plus a latency, so both are counted. docs/collectives.md has the
-// measurements.
+// A message costs its bytes / B plus a latency, so both are counted. The measurements are in
+// docs/measurements/collectives.md.
 #pragma once
 
 #include <string>

@@ -17,7 +17,8 @@ from header_options import ALONE, Tree, bare, listed, sentence
 PAGE = "docs/options.md"
 # The pages of parts whose name is not the name of a page.
 CARDS = {
-    "collectives.md": {"BucketOptions", "CollectiveOptions", "CommunicatorOptions"},
+    "collectives.md": {"BucketOptions"},
+    "communicator.md": {"CollectiveOptions"},
     "onebit-adam.md": {"CompressionOptions"},
     "sharding.md": {"ParameterShardsOptions", "ShardsOptions", "TrainingMemoryOptions"},
     "transformer-layer.md": {"LayerNormLinearOptions", "LayerNormMlpOptions"},
