@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""pacer-scaling prints what docs/scaling.md shows, as a table, as JSON and as a drawing, and refuses what cannot be.
+"""pacer-scaling prints what the two pages about it show, as a table, as JSON and as a drawing, and refuses what cannot be.
 
 scaling_page.py PROGRAM ROOT
 """
@@ -20,9 +20,12 @@ def ask(program, root, *arguments):
 
 
 def check_page(program, root):
-    blocks = BLOCK.findall(Path(root, "docs/scaling.md").read_text(encoding="utf-8"))
-    if len(blocks) != 2:
-        yield f"the page shows {len(blocks)} runs instead of 2"
+    blocks = []
+    for page in ("docs/scaling.md", "docs/measurements/scaling.md"):
+        shown = BLOCK.findall(Path(root, page).read_text(encoding="utf-8"))
+        if len(shown) != 1:
+            yield f"{page} shows {len(shown)} runs instead of 1"
+        blocks += shown
     for arguments, lines in blocks:
         done = ask(program, root, *arguments.split())
         if done.returncode != 0 or done.stderr or not lines or lines != done.stdout:
