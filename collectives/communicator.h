@@ -163,10 +163,11 @@ class Communicator {
   std::string backend_name() const;
   const CommunicatorOptions& options() const;
 
-  // ---- Groups and lanes. All ranks of this Communicator call these, in the same order. Each costs the
-  // memory and the set-up of a Communicator, so make them once. They share options, training step, phase and
-  // traffic() with this one, and fail together: a rank that fails in one has failed in all, and those who
-  // wait for it in another are told why. Operations of different ones may be under way at the same time. ----
+  // ---- Groups and lanes ----
+  // All ranks of this Communicator call these, in the same order. Each costs the memory and the set-up of a
+  // Communicator, so make them once. They share options, training step, phase and traffic() with this one,
+  // and fail together: a rank that fails in one has failed in all, and the ranks that wait for it in another
+  // are told why. Operations of different ones may be under way at the same time.
 
   // The Communicator of the ranks that gave the same `color`, numbered by `key`, ties by rank; null where
   // `color` is negative. `name`: for messages and traffic(), the same on every rank; empty: "group COLOR of
@@ -181,9 +182,10 @@ class Communicator {
   std::shared_ptr<Communicator> node();
   std::shared_ptr<Communicator> between_nodes();
 
-  // ---- Collectives: contiguous tensors on device(), of any dtype the back-end can add (sums) or any at all
-  // (the others). Throw InvalidArgument for tensors that do not fit, CommunicationError where ranks differ.
-  // Empty tensors are allowed and send nothing. ----
+  // ---- Collectives ----
+  // They take contiguous tensors on device(), of any dtype the back-end can add (sums) or any at all (the
+  // others). They throw InvalidArgument for tensors that do not fit, and CommunicationError if ranks differ.
+  // Empty tensors are allowed and send nothing.
 
   // tensor = sum over ranks of tensor, the same bits on every rank.
   Work all_reduce(const at::Tensor& tensor, const CollectiveOptions& options = {});

@@ -10,10 +10,13 @@
 // rounding. Use it for what is summed up, as a momentum is.
 //
 // One call on rank i of W, all sums in rank order:
-//   c = buffer + e                s = |c|_2 / sqrt(n)     its signs go to the ranks that serve them, chunk by
-//   chunk e = c - s * sgn(c)                                    what was lost, for the next call server of
-//   chunk k (rank k):   y = mean_i s_i sgn_i + E       S = |y|_2 / sqrt(n_k)      E = y - S * sgn(y)
-//   everyone:  buffer = S_k * sgn_k on chunk k            the same bits on every rank and back-end
+//   every rank:         c = buffer + e             e: what its call before this one has lost
+//                       s = |c|_2 / sqrt(n)        s and the signs of c go to their servers, chunk by chunk
+//                       e = c - s * sgn(c)         what is lost now, for the next call
+//   server of chunk k:  y = mean_i s_i sgn_i + E   rank k; E: what it has lost before
+//                       S = |y|_2 / sqrt(n_k)      S and the signs of y go to all ranks
+//                       E = y - S * sgn(y)         what is lost now, for the next call
+//   every rank:         buffer = S_k * sgn_k       on chunk k; the same bits on every rank and back-end
 #pragma once
 
 #include <cstdint>

@@ -45,8 +45,8 @@ PACER_HOST_DEVICE PhiloxKey philox_key(uint64_t seed) {
   return {{static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)}};
 }
 
-// The counter of draw `index` at step `step`: {index low, index high, step mod 2^32, micro_step + 2^24 *
-// stream}.
+// The counter of draw `index` at step `step`:
+// {index low, index high, step mod 2^32, micro_step + 2^24 * stream}.
 PACER_HOST_DEVICE PhiloxCounter philox_counter(uint64_t index, uint64_t step, uint32_t micro_step,
                                                RandomStream stream) {
   return {{static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), static_cast<uint32_t>(step),

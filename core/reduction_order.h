@@ -6,8 +6,7 @@
 //   columns    inside a unit, column j adds the terms of elements j, j + kReductionColumns, ... in order
 //   fours      (c0 + c1) + (c2 + c3) of each four neighbouring columns
 //   fold       acc[i] += acc[i + h] for h = 256, 128, ... 1; acc[0] is the unit's partial sum
-//   partials   in double: column j of kPartialColumns adds partials j, j + kPartialColumns, ... and the same
-//   fold
+//   partials   in double: column j of kPartialColumns adds partials j, j + kPartialColumns, ...; then fold
 //
 // Terms are accumulated with one fused multiply-add each (sum of squares: acc = fma(x, x, acc)).
 #pragma once

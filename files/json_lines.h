@@ -12,9 +12,9 @@
 
 namespace pacer {
 
-// One object under construction: JsonLine().add("step", 3).add("loss", 2.5).str() ==
-// R"({"step":3,"loss":2.5})". Keys keep the order in which they were added; a repeated key throws
-// InvalidArgument.
+// One object under construction:
+//   JsonLine().add("step", 3).add("loss", 2.5).str() == R"({"step":3,"loss":2.5})"
+// Keys keep the order in which they were added; a repeated key throws InvalidArgument.
 class JsonLine {
  public:
   // Appends a key and its value.

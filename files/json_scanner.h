@@ -20,8 +20,8 @@ std::string quote_for_message(std::string_view name);
 //   scanner.expect_key("step");  step = scanner.integer();  scanner.expect('}');
 // and one of unknown keys as
 //   scanner.expect('{');
-//   if (!scanner.take('}')) do { key = scanner.string(); scanner.expect(':'); ... } while
-//   (scanner.more('}'));
+//   if (scanner.take('}')) return;
+//   do { key = scanner.string(); scanner.expect(':'); ... } while (scanner.more('}'));
 // Every function throws FileError where the text goes on otherwise; white space between tokens is skipped.
 class JsonScanner {
  public:

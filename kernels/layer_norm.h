@@ -1,7 +1,11 @@
 // Layer normalisation of rows (Ba et al., "Layer Normalization", arXiv:1607.06450), with the residual
-// connection before it: s = x + drop(branch + branch_bias), y = (s - mean) / sqrt(variance + epsilon) *
-// weight + bias. y goes to 16 or 32 bits, to 8-bit floats, or to both. The same bytes on CPU and GPU, apart
-// from the bits of a NaN; sums have the order of kernels/math/layer_norm.h.
+// connection before it:
+//
+//   s = x + drop(branch + branch_bias)
+//   y = (s - mean) / sqrt(variance + epsilon) * weight + bias
+//
+// y goes to 16 or 32 bits, to 8-bit floats, or to both. The same bytes on CPU and GPU, apart from the bits of
+// a NaN; sums have the order of kernels/math/layer_norm.h.
 //
 // Bytes an element, bf16 everywhere: forward reads 2 (4 with a branch) and writes 2 (4), with codes 1 more or
 // instead; backward reads 4 (6 where a gradient is added) and writes 2.

@@ -71,13 +71,13 @@ void nf4_offset_cpu(const float* scratch, const Nf4Codes& to);
 void nf4_quantize_scales_cpu(const float* scratch, const Nf4Codes& to, int64_t begin, int64_t end);
 
 // Decodes blocks of 64 [begin, end), single-threaded: book * scale in fp32, rounded once to `type`. Element i
-// goes to out[i / columns * stride + i % columns]; what lies between rows stays as it is. Dense where stride
-// == columns.
+// goes to out[i / columns * stride + i % columns]; what lies between rows stays as it is. Dense if
+// stride == columns.
 void nf4_decode_cpu(const Nf4Codes& from, ElementType type, void* out, int64_t columns, int64_t stride,
                     int64_t begin, int64_t end);
 
-// ---- CUDA: every pointer is device memory, work is enqueued on `stream`, nothing synchronises. Throws
-// InvalidArgument for codes, x or out that do not begin at a multiple of 16 bytes. ----
+// ---- CUDA: every pointer is device memory, work is enqueued on `stream`, nothing synchronises. ----
+// Both throw InvalidArgument for codes, x or out that do not begin at a multiple of 16 bytes.
 
 // Quantises all elements of `x`, scales included.
 void nf4_quantize_cuda(const void* x, ElementType type, const Nf4Codes& to, float* scratch, Stream stream);

@@ -75,8 +75,8 @@ float onebit_scale_cpu(ScaleNorm norm, double sum, int64_t count);
 // errors[i] = what was lost of element position + i; the memory of padding gets 0.
 void onebit_errors_cpu(const OneBitSide& side, int64_t row, float* errors);
 
-// ---- CUDA: every pointer is device memory, work is enqueued on `stream`, nothing synchronises. The same
-// bits as on the CPU. ----
+// ---- CUDA: every pointer is device memory, work is enqueued on `stream`, nothing synchronises. ----
+// The same bits as on the CPU.
 
 // Why a compressed step cannot be used.
 enum class OneBitFailure : uint32_t {

@@ -1,6 +1,6 @@
 // Options of FusedAdam and FusedAdamW. Two separate, complete structs, like LibTorch's: they differ in where
-// weight decay enters and in its default. Setters chain: FusedAdamWOptions(3e-4).betas({0.9,
-// 0.95}).weight_decay(0.1).
+// weight decay enters and in its default. Setters chain:
+// FusedAdamWOptions(3e-4).betas({0.9, 0.95}).weight_decay(0.1).
 //
 // The first five fields of every options struct of pacer lie where torch::optim::AdamOptions and AdamWOptions
 // have theirs. So static_cast<torch::optim::AdamWOptions&>(group.options()).weight_decay(0), which LibTorch's

@@ -1,9 +1,8 @@
 // Optimizer state that lives in pinned host memory and passes through the GPU in pages: for models whose
 // state does not fit beside weights and activations, at the speed of the copies.
 //
-//   pacer::FusedAdamW optimizer(model->parameters(),
-//                               pacer::FusedAdamWOptions(2e-4).paged(pacer::Paging().resident_bytes(256 <<
-//                               20)));
+//   const auto paging = pacer::Paging().resident_bytes(256 << 20);
+//   pacer::FusedAdamW optimizer(model->parameters(), pacer::FusedAdamWOptions(2e-4).paged(paging));
 //
 // A step updates page after page while the next ones come and the former ones go, by copies of their own
 // streams and without managed memory. Kernels and bits are those of an optimizer that is not paged.

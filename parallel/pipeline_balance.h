@@ -2,8 +2,8 @@
 //
 //   const auto seconds = pacer::time_blocks(model->blocks, &BlockImpl::forward, {sample}, *world);
 //   options.cut(pacer::balanced_cut(seconds, /*parts=*/4));
-//   pacer::Pipeline pipeline(*model, model->blocks, &BlockImpl::forward, grid, pacer::one_f_one_b(8),
-//   options);
+//   const auto schedule = pacer::one_f_one_b(8);
+//   pacer::Pipeline pipeline(*model, model->blocks, &BlockImpl::forward, grid, schedule, options);
 #pragma once
 
 #include <functional>

@@ -9,11 +9,11 @@
 
 namespace pacer {
 
-// Returns parts + 1 bounds, from 0 to the number of blocks: part i has the blocks bounds[i] ... bounds[i + 1]
-// - 1, at least one, and the largest sum of a part's costs is the smallest that there is. Of several such
-// cuts it is the one whose first part has the most blocks, then its second, and so on. Takes time in
-// O(blocks^2 * parts). Throws InvalidArgument unless 1 <= parts <= blocks, and for a cost that is negative or
-// not finite.
+// Returns parts + 1 bounds, from 0 to the number of blocks: part i has the blocks from bounds[i] to
+// bounds[i + 1] - 1, at least one, and the largest sum of a part's costs is the smallest that there is. Of
+// several such cuts it is the one whose first part has the most blocks, then its second, and so on. Takes
+// time in O(blocks^2 * parts). Throws InvalidArgument unless 1 <= parts <= blocks, and for a cost that is
+// negative or not finite.
 std::vector<int64_t> balanced_cut(const std::vector<double>& costs, int64_t parts);
 
 }  // namespace pacer

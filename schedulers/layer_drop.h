@@ -20,7 +20,8 @@
 // input.
 //
 // A model whose stack is a pacer::Blocks needs no gates of its own:
-// session.use(pacer::LayerDrop(model->blocks)).
+//
+//   session.use(pacer::LayerDrop(model->blocks));
 #pragma once
 
 #include <cstdint>

@@ -6,8 +6,9 @@
 //
 // Between hosts that really are apart, a launcher starts it; --gbit says what their links carry:
 //
-//   torchrun --no-python --nnodes 2 --nproc-per-node 1 --rdzv-endpoint HOST:PORT 07_slow_network --gbit 1
-//   --csv a.csv 07_slow_network --report a.csv
+//   torchrun --no-python --nnodes 2 --nproc-per-node 1 --rdzv-endpoint HOST:PORT
+//       07_slow_network --gbit 1 --csv a.csv                                         // in the same line
+//   07_slow_network --report a.csv
 #include <chrono>
 #include <cstdio>
 #include <memory>

@@ -2,8 +2,8 @@
 // scaling. Numbers are written alike in every locale, texts are escaped; colours and fonts come from a style
 // sheet, by class.
 //
-//   picture("Two", 100, 40, kStyle + rectangle("bar", 0, 0, 80, 20, "eighty") + text_at("label", 4, 36,
-//   "start", "80"))
+//   picture("Two", 100, 40,
+//           kStyle + rectangle("bar", 0, 0, 80, 20, "eighty") + text_at("label", 4, 36, "start", "80"))
 #pragma once
 
 #include <string>

@@ -5,14 +5,13 @@
 // atomics, partial sums in fixed slots, the order of core/reduction_order.h.
 //
 // A source has
-//   kBlocks, kRowsAtOnce                    thread blocks on a multiprocessor, which bounds registers, and
-//   rows whose
-//                                           loads are in flight
-//   Granule                                 what it must know of 128 elements
-//   granule(tensor, position)               of those from element `position` of the side on
-//   Raw, fetch(granule, real, lane)         a lane's four of them as they come from memory, of which only the
-//                                           granule's first `real` may be touched
-//   Kept, begin()                           what a thread keeps in registers all along
+//   kBlocks                                    thread blocks on a multiprocessor, which bounds registers
+//   kRowsAtOnce                                rows whose loads are in flight
+//   Granule                                    what it must know of 128 elements
+//   granule(tensor, position)                  of those from element `position` of the side on
+//   Raw, fetch(granule, real, lane)            a lane's four of them as they come from memory, of which only
+//                                              the granule's first `real` may be touched
+//   Kept, begin()                              what a thread keeps in registers all along
 //   read(kept, granule, raw, lane, i, values)  four elements as values; the first is element i of the side
 #pragma once
 

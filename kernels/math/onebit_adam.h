@@ -73,8 +73,8 @@ PACER_HOST_DEVICE float frozen_step(float parameter, float momentum, float varia
   return fma_(-s.step_size, frozen_direction(momentum, variance, denominator, bounds), decayed);
 }
 
-// What a refresh, the K-th step after the last one, leaves of the variance: keep = beta2^K, take = 1 -
-// beta2^K.
+// What a refresh, the K-th step after the last one, leaves of the variance:
+// keep = beta2^K, take = 1 - beta2^K.
 struct VarianceRefresh {
   float keep = 1;
   float take = 0;

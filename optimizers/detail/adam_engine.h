@@ -131,6 +131,7 @@ class AdamEngine {
   const void* find_gradient(size_t i, bool takes_part);
 
   // ---- adam_plan.cpp ----
+
   // Compressed parameters are entries without a gradient, too, where `with_compressed`.
   void plan(const ParamGroups& groups, ParamStates& states, const TensorNames& names, bool with_compressed);
   // States of torch's that users put among the optimizer's, as its own, by TensorImpl of the parameter.

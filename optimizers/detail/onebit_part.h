@@ -73,8 +73,7 @@ class OneBitPart {
   void look(GradientGuard& guard, const double* averaged, int64_t count);
   void step(const kernels::StepScalars* scalars, const kernels::GradientCheck* check);
 
-  // ---- A compressed step that is taken up before begin(), bucket by bucket, in the order of their turns.
-  // ----
+  // ---- A compressed step that starts before begin(), bucket by bucket, in the order of their turns. ----
 
   size_t tensors() const { return places_.size(); }
   size_t turn_of(size_t tensor) const { return buckets_.size() - 1 - places_[tensor].bucket; }

@@ -22,10 +22,9 @@ struct CudaPatience {
 // captured) and has been called before. Three timings:
 //   called: wall clock per step over a run of steps that a synchronisation ends;
 //   host:   wall clock of one call, the queue being empty;
-//   device: between two events around the replay of the step as a CUDA graph. A kernel that spins goes first,
-//   so that
-//           the device never waits for the host. A step that cannot be captured is enqueued behind a longer
-//           spin.
+//   device: between two events around the replay of the step as a CUDA graph. A kernel that spins goes
+//           first, so that the device never waits for the host. A step that cannot be captured is enqueued
+//           behind a longer spin.
 std::vector<Timing> time_on_cuda(const std::function<void()>& step, const CudaPatience& patience,
                                  const Ceiling& ceiling);
 

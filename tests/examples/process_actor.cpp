@@ -1,8 +1,10 @@
 // What processes.py watches: a program that runs in several processes and then does as it is told.
 //
 //   process_actor COUNT end            rank 0 says on stdout, every rank on stderr, what it was given; all
-//   end well process_actor COUNT join           the ranks meet and add up 1 + their numbers process_actor
-//   COUNT fail R HOW     rank R: HOW is an exit code, or "kill"; the others meet their end by waiting
+//                                      end well
+//   process_actor COUNT join           the ranks meet and add up 1 + their numbers
+//   process_actor COUNT fail R HOW     rank R: HOW is an exit code, or "kill"; the others meet their end by
+//                                      waiting
 //   process_actor COUNT deaf R CODE    the same, but the others do not listen to SIGTERM
 //   process_actor COUNT peers R CODE   rank R ends after a while, the others before it with kPeersFailed
 //   process_actor COUNT wait           all wait for ever

@@ -1,7 +1,7 @@
 // The main program around the test cases and the mutants. It starts once, and does what each line of its
 // input asks for in a process of its own (a fork, so that LibTorch is loaded once):
-//   SECONDS MUTANT CASE...   runs the cases, by their numbers, until one fails, with this mutant (0: none) at
-//   work
+//   SECONDS MUTANT CASE...   runs the cases, by their numbers, until one fails, with this mutant at work
+//                            (0: none)
 // The answer is one line: the word passed, failed, crashed or late, the case that it ended with, how long
 // that took, and the numbers of the mutants whose places were reached. Without input it lists the cases:
 // number, tags, name.

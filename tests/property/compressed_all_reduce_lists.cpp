@@ -124,8 +124,9 @@ TEST_CASE("P2: lists of tensors give the textbook's mean whatever lies in their 
 }
 
 TEST_CASE("the sums of units are added in the specified order", "[collectives][onebit]") {
-  // Sums of magnitudes 2^22 (1, 2^-24, 2^-54, 2^-54, ...). From left to right the small ones are lost in 1 +
-  // 2^-24, whose mean rounds to 1; added up before they meet it, they tip it over to the next fp32 number.
+  // Sums of magnitudes 2^22 (1, 2^-24, 2^-54, 2^-54, ...). From left to right the small ones are lost in
+  // 1 + 2^-24, whose mean rounds to 1; added up before they meet it, they tip it over to the next fp32
+  // number.
   constexpr int64_t kUnits = 128, kSize = kUnits * 32768;
   std::vector<float> numbers(kSize, 0.0F);
   for (int unit = 0; unit < kUnits; ++unit) {

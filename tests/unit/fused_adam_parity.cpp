@@ -49,10 +49,10 @@ void set_moderate_gradients(const std::vector<Tensor>& ours, const std::vector<T
   }
 }
 
-// With beta2 = 0 or 0.9 one update is at most lr * 4 here, so each parameter stays below |4| + 100 * lr * 4
-// = 8. Each of the two implementations rounds a parameter of that size once per step (half a unit in the last
-// place, 2^-53 or 2^-24 relative) and computes the update with at most 16 roundings. Both added up over all
-// steps:
+// With beta2 = 0 or 0.9 one update is at most lr * 4 here, so each parameter stays below
+// |4| + 100 * lr * 4 = 8. Each of the two implementations rounds a parameter of that size once per step (half
+// a unit in the last place, 2^-53 or 2^-24 relative) and computes the update with at most 16 roundings. Both
+// added up over all steps:
 double bound(double unit_roundoff) { return 2 * kSteps * unit_roundoff * (8 + 16 * kRate * 4); }
 constexpr double kDoubleRoundoff = 0x1p-53, kFloatRoundoff = 0x1p-24;
 

@@ -50,8 +50,8 @@ TEST_CASE("pure bf16 to nearest is the exact step, rounded", "[fused_adam]") {
   CHECK(other_neighbour <= elements / 500);
 }
 
-// First step, constant gradient: the exact result is 1 - lr for every element, between the bf16 numbers 1 -
-// 2^-8 and 1.
+// First step, constant gradient: the exact result is 1 - lr for every element, between the bf16 numbers
+// 1 - 2^-8 and 1.
 Tensor stochastic_step(int64_t count, uint64_t seed, FusedAdamW* given = nullptr) {
   const Tensor parameter = torch::ones({count}, at::kBFloat16).requires_grad_();
   FusedAdamW optimizer({parameter},

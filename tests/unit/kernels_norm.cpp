@@ -164,8 +164,8 @@ TEST_CASE("one non-finite partial sum anywhere sets the flag and counts a skippe
 }
 
 TEST_CASE("finite partial sums whose total overflows set the flag", "[kernels][norm]") {
-  // Else the clip factor would become max_norm / infinity
-  // = 0 and the step would be taken with zero gradients.
+  // Else the clip factor would become max_norm / infinity = 0, and the step would be taken with gradients of
+  // zero.
   const GradientCheck check = checked({1e308, 1e308}, 3);
   CHECK(std::isinf(check.sum_of_squares));
   CHECK(check.non_finite == 1);

@@ -32,6 +32,7 @@ class TrainingCurve : public pacer::Hook {
                 RunObserver* observer);
 
   // ---- the loop's part ----
+
   // Takes over the points of an interrupted run up to `tokens`, where it continues.
   void continue_run(const Run& stored, int64_t tokens);
   // The clock runs from here on, and bytes are counted, apart from validations.
