@@ -1,4 +1,4 @@
-// What is valid UTF-8 (RFC 3629), and nothing else about text.
+// Checks that text is valid UTF-8 (RFC 3629).
 #pragma once
 
 #include <cstddef>

@@ -23,7 +23,8 @@ class FreezeRule {
   bool needs_norm(int64_t step) const {
     return distance_ < end_ && step >= begin_ - distance_ && step <= end_;
   }
-  // After `step` steps, in order. True once it is time; where something else has to settle first, ask again.
+  // Call it once after each step, with the number of steps and the norm. Returns whether the rule lets the
+  // variance freeze after this step, which from the window's end on it always does.
   bool is_due(int64_t step, double norm);
 
   // The norms it remembers, by step modulo their number, for checkpoints.

@@ -57,8 +57,8 @@ class FusedOptimizer : public SessionOptimizer {
   // read and changed until the next backward of a Session or the next step. Saving and export_state() call it
   // themselves. Without paging it does nothing.
   void sync_state() const;
-  // Bytes of it that stay on the GPU between steps now: Paging::resident_bytes, less what memory pressure
-  // moved out. 0 before the first step, and for optimizers that are not paged.
+  // Returns how many bytes of state stay on the GPU between steps: at most Paging::resident_bytes, less what
+  // memory pressure moved out. 0 before the first step, and for optimizers that are not paged.
   int64_t resident_state_bytes() const;
 
   std::string parameter_name(const torch::Tensor& parameter) const override;

@@ -24,7 +24,7 @@ struct FusedLambOptions : public torch::optim::OptimizerCloneableOptions<FusedLa
   TORCH_ARG(betas_t, betas) = std::make_tuple(0.9, 0.999);
   // Added to the denominator, outside the square root, >= 0. LAMB's customary value, not Adam's 1e-8.
   TORCH_ARG(double, eps) = 1e-6;
-  // Times the parameter, this is part of the update that the trust ratio scales; >= 0.
+  // Added to the update as weight_decay * parameter, before the trust ratio scales it; >= 0.
   TORCH_ARG(double, weight_decay) = 1e-2;
 
  private:

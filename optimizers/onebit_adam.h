@@ -10,7 +10,7 @@
 // Two phases. Warm-up: gradients are averaged over ranks in full precision and the step is AdamW's, to the
 // bit that of FusedAdamW. Then the variance freezes, and from there on each rank adds its own gradient to the
 // shared momentum and the ranks agree on the new momentum in signs and scales; what rounding to signs loses
-// is added to the next step's (collectives/compressed_all_reduce.h). Replicas stay identical to the bit in
+// is added to the next step's (compression/compressed_all_reduce.h). Replicas stay identical to the bit in
 // both.
 //
 // Parameters of less than two dimensions (biases, gains) stay in full precision unless
@@ -27,7 +27,7 @@
 //
 // Parameters: as for FusedAdamW, but without gaps between elements, and not fp64 where they are compressed;
 // on the CPU, or on a GPU, where a step is enqueued and nothing waits: gradients that are not finite change
-// nothing there, too. What goes wrong in the middle of an exchange is an Error of a later step. At the
+// nothing there, too. On a GPU, a failure inside an exchange is thrown as an Error by a later step. At the
 // freeze, and with freeze_automatically in each step in which it might come, the host waits for the GPU.
 #pragma once
 

@@ -76,8 +76,8 @@ class OneBitOptimizer : public FusedOptimizer {
   NamedTensors join_rank_states(const NamedTensors& state,
                                 const std::vector<NamedTensors>& rank_states) const override;
 
-  // Beside the warm-up's, how far the freeze is. Momentum is written whole, whatever its form. Both throw
-  // Error after a step that failed half-way: load a checkpoint then.
+  // Writes the state of FusedOptimizer, and whether and when the variance froze. Momentum is written whole,
+  // whatever its form. Both exports throw Error after a step that failed half-way: load a checkpoint then.
   NamedTensors export_state() const override;
   // This rank's two errors.
   NamedTensors export_rank_state() const override;
@@ -134,7 +134,7 @@ class OneBitOptimizer : public FusedOptimizer {
   // Runs what cannot be undone. Where it throws, every later step and export does, until a state is loaded.
   void to_the_end(const std::function<void()>& f);
   void require_intact() const;
-  // And none of its momentum is on its way.
+  // Throws unless the optimizer is intact, all gradients were finite and none of its momentum is on its way.
   void require_at_rest() const;
   void agree();
   bool start_ahead(size_t turn);
@@ -151,13 +151,13 @@ class OneBitOptimizer : public FusedOptimizer {
   std::unique_ptr<detail::OneBitPlan> plan_;
   std::unique_ptr<FreezeRule> rule_;                  // only with freeze_automatically
   std::unique_ptr<detail::OneBitPart> part_;          // null in warm-up
-  std::unique_ptr<detail::StepAgreement> agreement_;  // this and the next: of step() without a Session
+  std::unique_ptr<detail::StepAgreement> agreement_;  // for step() without a Session
   std::shared_ptr<detail::OneBitOverlap> overlap_;    // null until the first backward that it takes part in
   ComingInputs coming_;                               // in that backward
   std::optional<StepInputs> ahead_;                   // with which buckets have started
   std::unique_ptr<detail::LateTensor> late_check_;    // of the last step, if it had begun in backward
-  std::unique_ptr<GradientBucketer> bucketer_;
-  std::vector<torch::Tensor> reduced_;  // what the bucketer was made for
+  std::unique_ptr<GradientBucketer> bucketer_;        // for step() without a Session
+  std::vector<torch::Tensor> reduced_;                // what the bucketer was made for
   std::shared_ptr<GradientGuard> own_guard_, guard_;
   StepInputs inputs_;
   detail::OneBitKind kind_{};  // of the last step; warm-up first

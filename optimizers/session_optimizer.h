@@ -50,10 +50,10 @@ struct RunPlan {
   bool looks_first = false;
 };
 
-// What of a parameter an optimizer updates where ranks share the work: `count` elements from `first` on, in
-// memory order. Where their gradient is in every step, and where they are themselves: vectors of `count`
-// elements of the parameter's dtype; undefined: in the parameter and in its gradient. Of all ranks: elements
-// bounds[r] ... bounds[r + 1] - 1 are rank r's.
+// The elements of a parameter that this rank updates if ranks share the work: `count` elements from `first`
+// on, in memory order. Rank r has the elements from bounds[r] to bounds[r + 1] - 1. `gradient` is where their
+// gradient is in every step, `values` is where they are themselves: vectors of `count` elements of the
+// parameter's dtype. If these are undefined, they are in the parameter's gradient and in the parameter.
 struct OwnedPart {
   torch::Tensor parameter;
   int64_t first = 0;
@@ -88,8 +88,8 @@ class SessionOptimizer : public torch::optim::Optimizer {
   // be.
   virtual void expect_step() {}
   // The last backward before a step begins, and gradients are not there yet: an optimizer may take up the
-  // step while they come. `inputs`: as prepare() will get them; nothing where no step will come. It waits for
-  // the other ranks, and may be called until prepare(), on any thread.
+  // step while they come. `inputs` returns what prepare() will get, or nothing if no step will come. Calling
+  // `inputs` waits for the other ranks; it may be called until prepare(), on any thread.
   using ComingInputs = std::function<std::optional<StepInputs>()>;
   virtual void begin_backward(const ComingInputs& /*inputs*/) {}
   // Another number when a captured enqueue() no longer does what a new one would.

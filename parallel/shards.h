@@ -57,7 +57,7 @@ enum class Sharded {
 enum class ShardGroup {
   world,  // all
   node,   // those of a node, so that each node has all parts: values travel inside nodes only, and between
-          // them the sums of gradients, part by part, once an update. W is then the ranks of a node.
+          // them the sums of gradients, part by part, once an update. W then counts the ranks of a node.
 };
 
 struct ShardsOptions {

@@ -21,14 +21,14 @@ struct TrainingMemoryOptions {
   explicit TrainingMemoryOptions(int64_t parameters) : parameters_(parameters) {}
   // Elements of all trained parameters together, >= 0.
   TORCH_ARG(int64_t, parameters);
-  // That train together, >= 1; where Shards is over nodes, the ranks of one.
+  // How many ranks train together, >= 1; with ShardGroup::node, the ranks of one node.
   TORCH_ARG(int, ranks) = 1;
   // The dtype of parameters and gradients: fp64, fp32, bf16 or fp16.
   TORCH_ARG(at::ScalarType, dtype) = at::kFloat;
   // Whether a step has several micro-batches, whose 16-bit gradients add up in fp32, as GradientAccumulation
   // has it.
   TORCH_ARG(bool, accumulates_in_fp32) = false;
-  // An option of the optimizer that is counted, a FusedAdam or FusedAdamW.
+  // See FusedAdamWOptions. The memory is that of a FusedAdam or FusedAdamW with this option.
   TORCH_ARG(MasterWeights, master_weights) = MasterWeights::automatic;
   TORCH_ARG(Rounding, rounding) = Rounding::nearest;
   TORCH_ARG(bool, amsgrad) = false;

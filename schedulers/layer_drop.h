@@ -50,7 +50,7 @@ class LayerDropImpl : public torch::nn::Module {
   // Adds the next layer of the stack and returns its index. Its parameters get a gradient of exactly zero
   // from a Session in a window in which it was always dropped, and so was each other layer that has them.
   int64_t add(const torch::nn::Module& block);
-  // A layer whose parameters are nobody's business here.
+  // Adds a layer that counts as one without parameters, and returns its index.
   int64_t add();
   // Takes the parameters that layers have now, where they got or lost some since add(), as add_lora() and
   // quantize() do. A Session does it before its first step. A layer must be held by a shared_ptr.

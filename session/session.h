@@ -53,7 +53,7 @@ class ZeroedGradients;
 
 // Whose learning rates a resumed run has, where the checkpoint's differ from the program's.
 enum class ResumedRates {
-  checkpoint,  // those that were saved; the difference is said on stderr
+  checkpoint,  // those that were saved; a warning names the difference
   program,     // those that the optimizer was made with
 };
 

@@ -80,7 +80,7 @@ class CheckpointSave {
   std::promise<void> is_written_;
   std::thread thread_;
   bool in_thread_ = false;
-  std::exception_ptr error_;  // this and the next two: of completing it
+  std::exception_ptr error_;  // what went wrong in complete(), which sets the next two
   std::string folder_;
   std::vector<RemovalFailure> not_removed_;
   std::atomic<std::chrono::milliseconds> patience_;  // how long rank 0 waits for each record from now on

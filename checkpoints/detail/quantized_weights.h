@@ -27,7 +27,7 @@ class QuantizedWeights {
 
   // Sentences about what cannot be loaded into this model.
   const std::vector<std::string>& misfits() const { return misfits_; }
-  // Whether the name is no tensor's of its own but a part of a weight in 4 bits, or in `misfits`.
+  // Whether the name belongs to a weight in 4 bits of the files, or to one that is among the misfits.
   bool takes_from_file(const std::string& name) const { return file_names_.count(name) > 0; }
   // The same of the model's parameters and buffers.
   bool takes_from_model(const std::string& name) const { return model_names_.count(name) > 0; }

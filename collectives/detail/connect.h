@@ -1,5 +1,5 @@
-// How the ranks of a run find each other: rendezvous through c10d's stores, then one transport for data and
-// one for small messages. Nothing of c10d shows in this header.
+// Makes the Connection of a run: the ranks find each other through c10d's stores (rendezvous.h), and then get
+// one transport for data and one for small messages. Nothing of c10d shows in this header.
 #pragma once
 
 #include <memory>

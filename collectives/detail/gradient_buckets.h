@@ -28,7 +28,7 @@ struct Bucket {
   int64_t elements = 0;  // of all, each gradient's padded as in flat memory
 };
 
-// How large buckets are where nobody says it (BucketOptions::bucket_bytes).
+// Returns the default of BucketOptions::bucket_bytes for these parameters.
 int64_t default_bucket_bytes(const std::vector<BucketedParameter>& parameters, bool in_place);
 
 // Fills the bucket of every parameter. `order`: positions in the order in which their gradients become ready.

@@ -62,7 +62,7 @@ class OneBitRoute {
   OneBitTransfer all_to_all(const at::Tensor& received, const at::Tensor& messages) const;
   // gathered = the messages of all workers.
   OneBitTransfer all_gather(const at::Tensor& gathered, const at::Tensor& message) const;
-  // By both together, from this rank to others, with messages of so many bytes.
+  // Returns how many bytes this rank sends to others in one all_to_all and one all_gather of such messages.
   int64_t bytes_sent(int64_t message_bytes) const;
 
  private:

@@ -1,5 +1,4 @@
-// What DataParallel asks about model and optimizer: parameters with names, and facts that all ranks must
-// share.
+// Facts about a model and its optimizer: parameters with their names, and what all ranks must have alike.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// What the name of a buffer says of it.
+// Tells running statistics by the names of their buffers.
 #pragma once
 
 #include <string>

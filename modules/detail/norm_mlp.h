@@ -12,7 +12,7 @@
 
 namespace pacer::detail {
 
-// What comes before: undefined x, there is none.
+// The projection before the network; there is none if `x` is undefined.
 struct ProjectedBranch {
   at::Tensor x;  // [rows, any]
   const nn::LinearImpl* linear = nullptr;

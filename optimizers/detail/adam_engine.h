@@ -52,12 +52,12 @@ class AdamEngine {
   using MakePageDevice = std::function<std::unique_ptr<PageDevice>(at::Device)>;
   void page(const Paging& paging, MakePageDevice make = make_page_device);
   bool is_paged() const { return paging_.has_value(); }
-  // As FusedOptimizer's.
+  // See FusedOptimizer::sync_state and FusedOptimizer::resident_state_bytes.
   void sync_state() {
     if (pager_) pager_->bring_home();
   }
   int64_t resident_state_bytes() const { return pager_ ? pager_->resident_bytes() : 0; }
-  // As SessionOptimizer's.
+  // See SessionOptimizer::expect_step.
   void expect_step();
 
   // Checks, plans, creates missing state and sends what changed: every parameter that has a gradient will be
@@ -67,7 +67,8 @@ class AdamEngine {
   // Kernels only. False where the host saw gradients that are not finite.
   bool enqueue();
   void conclude(bool applied);
-  // As SessionOptimizer's. Fills the partial sums of these parameters, so that enqueue() only has to fold.
+  // See SessionOptimizer::look_early. Fills the partial sums of these parameters, so that enqueue() only has
+  // to fold.
   bool look_early(const std::vector<at::Tensor>& parameters);
 
   // States were replaced: nothing that the plan holds is valid any more.
@@ -92,7 +93,8 @@ class AdamEngine {
   // Counts the changes after which a captured enqueue() is out of date.
   int64_t enqueue_version() const { return enqueue_version_; }
   int64_t skipped_steps() const;
-  // By which the parameter's update was last scaled; 1 where it was not, or the rule has no ratio.
+  // Returns LAMB's trust ratio of the parameter's last update; 1 for other rules, before the first update,
+  // and once the parameter is compressed.
   double trust_ratio(const at::Tensor& parameter) const;
 
  private:
@@ -102,7 +104,7 @@ class AdamEngine {
     int64_t entry;  // -1: it never had a gradient
   };
 
-  // What of a group the plan depends on.
+  // What the plan depends on in a group: the number of its parameters, and these options.
   struct PlannedGroup {
     size_t parameters;
     bool amsgrad, averages_trust, is_compressed;

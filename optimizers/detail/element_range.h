@@ -18,7 +18,7 @@ struct ElementRange {
   int64_t count = 0;
 };
 
-// What of a parameter an optimizer updates where it is not all of it.
+// The elements of a parameter that an optimizer updates, if it does not update all of them.
 struct OwnedRange {
   ElementRange range;
   std::vector<int64_t> bounds = {};  // OwnedPart::bounds; empty where there are no other ranks

@@ -41,7 +41,7 @@ class EntryWatch {
 
   c10::TensorImpl* tensor;  // the parameter
   FusedAdamStateFields* state;
-  // As the entry's.
+  // Copies of AdamEntry::table and AdamEntry::position.
   size_t table, position;
   int64_t slot = -1;
   bool gradient_is_dense = true;  // in this step, as it is

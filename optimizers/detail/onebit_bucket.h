@@ -48,7 +48,7 @@ class OneBitBucket {
   void go_on(const OneBitStates& states, const NamedTensors& errors, int64_t errors_version,
              const NamedTensors& of_rule);
 
-  // From the variance. Sharers call together.
+  // Computes the floors from the variance. All sharers call it together.
   void set_floors(const kernels::GradientCheck* check);
   // On the device, as set_floors() has left it; and of how many elements.
   const at::Tensor& sum_of_variance() const { return total_; }

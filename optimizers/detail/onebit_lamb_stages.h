@@ -23,7 +23,7 @@ double corrected_trust(const at::Tensor& trust_average, const kernels::AdamSetti
 
 // Takes what OneBitLambStages::export_state wrote out of the state.
 NamedTensors take_lamb_state(NamedTensors& state);
-// Of what it wrote, the one number of a whole tensor.
+// Whether the name is that of one of the two single numbers that export_state writes for a tensor.
 bool is_lamb_number(const std::string& name);
 // The rest of it for what these tensors have of the parameters of that name, `whole`.
 void cut_lamb_state(const std::vector<OneBitTensor>& tensors, const std::vector<OneBitTensor>& whole,

@@ -63,7 +63,8 @@ void OneBitPart::start_ahead(size_t turn, const Step& step, const kernels::StepS
   started_ = turn + 1;
 }
 
-// Who waited here would keep back gradients that a rank needs that has not started yet.
+// Serves only what has come. Waiting here would block backward, and with it gradients that another rank still
+// waits for.
 void OneBitPart::serve_ahead() {
   while (served_ < started_ && at_turn(served_).can_serve()) at_turn(served_++).serve();
 }

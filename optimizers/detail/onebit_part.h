@@ -36,7 +36,7 @@ class OneBitPart {
   void go_on(const OneBitStates& states, const NamedTensors& errors, int64_t errors_version,
              const NamedTensors& of_rule);
 
-  // From the frozen variance. Sharers call together.
+  // Computes the floors from the frozen variance. All sharers call it together.
   void set_floors(const kernels::GradientCheck* check = nullptr);
 
   bool compresses() const { return buckets_.front()->exchange() != nullptr; }

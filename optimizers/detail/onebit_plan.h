@@ -53,7 +53,7 @@ struct OneBitTensor {
 // One for each tensor.
 using OneBitStates = std::vector<FusedAdamStateFields*>;
 
-// Of its parameter, on all ranks that have parts of it.
+// Returns how many elements the whole parameter has, on all ranks that have parts of it.
 inline int64_t whole_count(const OneBitTensor& tensor) {
   return tensor.bounds.empty() ? tensor.count : tensor.bounds.back();
 }
@@ -67,7 +67,7 @@ std::vector<std::vector<OneBitTensor>> cut(const std::vector<OneBitTensor>& tens
                                            const std::vector<int64_t>& first_of_buckets);
 
 std::vector<int64_t> counts_of(const std::vector<OneBitTensor>& tensors);
-// Of parts.
+// Returns the bounds of each tensor; every tensor must be a part.
 std::vector<std::vector<int64_t>> bounds_of(const std::vector<OneBitTensor>& tensors);
 
 // The parameters of compressed groups, in the order of their registration: what this rank updates of them,

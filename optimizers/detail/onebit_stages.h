@@ -31,7 +31,7 @@ class OneBitStages {
   // Scalars of so many slots, from the first on, are read for them.
   int64_t slots() const;
 
-  // Of all tensors.
+  // Returns the number of elements of all tensors, of whole ones if ranks have parts of them.
   int64_t elements() const;
 
   // *sum (on the device) = that of all stored gradients.
@@ -52,7 +52,7 @@ class OneBitStages {
   // The momentum in fp32, with zeros between tensors.
   at::Tensor decode(const kernels::OneBitAdamWork& work, const kernels::OneBitControl& control) const;
 
-  // Of sums, tensor by tensor.
+  // The units in which sums are taken, tensor by tensor.
   const std::vector<Tile>& units() const { return units_; }
   // CUDA: the tensors of one dtype set.
   struct Table {

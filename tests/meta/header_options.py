@@ -2,7 +2,8 @@
 
 What is read is the house's way to write headers, not C++: structs and classes begin in column 0, members behind two spaces. A
 comment holds for all members below it, up to a blank line, another comment or anything that is no option; a comment between
-"----" for all members up to the next one of its kind that have none of their own. "As in OTHER" takes OTHER's words.
+"----" for all members up to the next one of its kind that have none of their own. "As in OTHER" and "See OTHER" take OTHER's
+words.
 """
 import re
 from pathlib import Path
@@ -281,7 +282,7 @@ class Tree:
         return f"Options of {listed(users[:1])}."
 
 
-AS_IN = re.compile(r"(?:^|: )(?:[Ee]ach )?[Aa]s in (\w+)[;,.]? ?(.*)$")
+AS_IN = re.compile(r"(?:^|: )(?:(?:[Ee]ach )?[Aa]s in (?=\w)|See (?=[A-Z]))(\w+)(?:::\w+)?[;,.]? ?(.*)$")
 
 
 def enumerators(lines):

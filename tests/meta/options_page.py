@@ -167,6 +167,7 @@ struct TestOptions {
 class OtherOptions {
  public:
   // As in TestOptions; here, too.\n  OtherOptions& size(int64_t n);
+  // See TestOptions::bytes.\n  OtherOptions& bytes(int64_t n);
   // Both.\n  OtherOptions& a(double a);\n  OtherOptions& b(double b);
   // Least, 8 unless set.\n  OtherOptions& least(int64_t n) { return *this; }
 
@@ -183,6 +184,7 @@ Made as `TestOptions(int64_t size)`.
 | `way` | [`Way`](#way) | `Way::fast` | How. |
 | `names` | list of string | empty | See [te-st.md](te-st.md). |
 | `size` | `int64_t` | needed | Elements, >= 1. Here, too. |
+| `bytes` | `int64_t` | 2 MiB | Of all \\| none. |
 | `a` | `double` | `1` | Both. |
 | `b` | `double` | `2` | Both. |
 | `least` | `int64_t` | `8` | Least, 8 unless set. |
