@@ -1,4 +1,4 @@
-// Over which ranks gradients are added before an optimizer sees them.
+// Names the ranks over which gradients are added before an optimizer sees them.
 #pragma once
 
 namespace pacer {

@@ -43,7 +43,7 @@ enum class Dtype : uint8_t {
   OTHER
 };
 
-// As the format spells it: "BF16".
+// Returns the dtype's name as the format spells it: "BF16".
 const char* dtype_name(Dtype dtype);
 // Nothing for a name that is none of them.
 std::optional<Dtype> dtype_named(std::string_view name);

@@ -41,7 +41,7 @@ class EpochSampler : public torch::data::samplers::Sampler<> {
   // What a DataLoader calls in begin(): the next epoch, or after a resume the rest of the one that was
   // interrupted. A size other than the sampler's is refused.
   void reset(std::optional<size_t> new_size = std::nullopt) override;
-  // At most batch_size indices of this epoch; none when it is over.
+  // Returns at most batch_size indices of this epoch; none when it is over.
   std::optional<std::vector<size_t>> next(size_t batch_size) override;
 
   size_t size() const;

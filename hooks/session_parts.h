@@ -90,7 +90,7 @@ class SessionParts {
   std::optional<StepInputs> step_inputs() const;
   std::optional<StepInputs> coming_inputs() const;
 
-  // As Hook::unused, of all hooks.
+  // Returns what Hook::unused of all hooks returns, together.
   std::vector<at::Tensor> unused(const Progress& progress) const;
 
   Progress progress;

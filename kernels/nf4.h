@@ -81,7 +81,7 @@ void nf4_decode_cpu(const Nf4Codes& from, ElementType type, void* out, int64_t c
 
 // Quantises all elements of `x`, scales included.
 void nf4_quantize_cuda(const void* x, ElementType type, const Nf4Codes& to, float* scratch, Stream stream);
-// As the CPU does, all blocks.
+// Decodes all blocks, as nf4_decode_cpu does.
 void nf4_decode_cuda(const Nf4Codes& from, ElementType type, void* out, int64_t columns, int64_t stride,
                      Stream stream);
 

@@ -42,7 +42,8 @@ void sum_of_magnitudes_cuda(const Tile* units, int64_t count, const AdamGradient
                             Stream stream);
 // *sum = sum_partials(partials, count).
 void sum_partials_cuda(const double* partials, int64_t count, double* sum, Stream stream);
-// As finish_check_cpu. The rule lies on the device, so that a captured launch follows its changes.
+// Does what finish_check_cpu does. The rule lies on the device, so that a captured launch follows its
+// changes.
 void finish_check_cuda(const double* partials, int64_t count, const GuardRule* rule, GradientCheck* check,
                        Stream stream);
 void early_factor_cuda(const double* sum_of_squares, double local_weight, double workers,

@@ -91,10 +91,10 @@ struct FusedAdamWOptions : public torch::optim::OptimizerCloneableOptions<FusedA
 
   FusedAdamWOptions(double learning_rate = 1e-3) : lr_(learning_rate) {}
   FusedAdamWOptions(const torch::optim::AdamWOptions& options);
-  // As FusedAdamOptions::take.
+  // See FusedAdamOptions::take.
   void take(const torch::optim::AdamWOptions& torch);
 
-  // Each as in FusedAdamOptions.
+  // See FusedAdamOptions.
   TORCH_ARG(double, lr) = 1e-3;
   TORCH_ARG(betas_t, betas) = std::make_tuple(0.9, 0.999);
   TORCH_ARG(double, eps) = 1e-8;

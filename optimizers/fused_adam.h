@@ -40,7 +40,7 @@ class FusedAdamW : public FusedOptimizerOf<FusedAdamWOptions> {
  public:
   using FusedOptimizerOf::FusedOptimizerOf;
 
-  // As FusedAdam::take_over.
+  // See FusedAdam::take_over.
   void take_over(const torch::optim::AdamW& source);
 };
 

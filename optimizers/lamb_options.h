@@ -34,7 +34,7 @@ struct FusedLambOptions : public torch::optim::OptimizerCloneableOptions<FusedLa
 
  public:
   bool wants_amsgrad() const { return amsgrad_; }
-  // As in FusedAdamOptions.
+  // See FusedAdamOptions::initial_lr.
   TORCH_ARG(std::optional<double>, initial_lr);
   // Correct both moments for their start at zero.
   TORCH_ARG(bool, bias_correction) = true;
@@ -43,7 +43,7 @@ struct FusedLambOptions : public torch::optim::OptimizerCloneableOptions<FusedLa
   TORCH_ARG(double, max_coeff) = 10;
   // False: the trust ratio is 1. Customary for biases and the parameters of normalisations.
   TORCH_ARG(bool, adapt) = true;
-  // Each as in FusedAdamOptions.
+  // See FusedAdamOptions.
   TORCH_ARG(bool, finite_check) = false;
   TORCH_ARG(MasterWeights, master_weights) = MasterWeights::automatic;
   TORCH_ARG(Rounding, rounding) = Rounding::nearest;

@@ -20,7 +20,7 @@ struct OneBitAdamOptions : public torch::optim::OptimizerCloneableOptions<OneBit
 
   OneBitAdamOptions(double learning_rate = 1e-3) : lr_(learning_rate) {}
 
-  // ---- Of a parameter group: each as in FusedAdamWOptions. ----
+  // ---- Options of a parameter group: each as in FusedAdamWOptions. ----
   TORCH_ARG(double, lr) = 1e-3;
   TORCH_ARG(betas_t, betas) = std::make_tuple(0.9, 0.999);
   TORCH_ARG(double, eps) = 1e-8;
@@ -42,7 +42,7 @@ struct OneBitAdamOptions : public torch::optim::OptimizerCloneableOptions<OneBit
   // group.
   TORCH_ARG(bool, compress) = true;
 
-  // ---- Of the optimizer: the same in all groups. ----
+  // ---- Options of the optimizer: the same in all groups. ----
 
   // Set this or freeze_automatically. After so many steps of AdamW (>= 1) the variance freezes and
   // compression starts.

@@ -20,7 +20,7 @@ struct OneBitLambOptions : public torch::optim::OptimizerCloneableOptions<OneBit
 
   OneBitLambOptions(double learning_rate = 1e-3) : lr_(learning_rate) {}
 
-  // ---- Of a parameter group: each as in FusedLambOptions, but no bias correction by default. ----
+  // ---- Options of a parameter group: each as in FusedLambOptions, but no bias correction by default. ----
   TORCH_ARG(double, lr) = 1e-3;
   TORCH_ARG(betas_t, betas) = std::make_tuple(0.9, 0.999);
   TORCH_ARG(double, eps) = 1e-6;
@@ -54,7 +54,7 @@ struct OneBitLambOptions : public torch::optim::OptimizerCloneableOptions<OneBit
   // would be compressed must be in such a group.
   TORCH_ARG(bool, compress) = true;
 
-  // ---- Of the optimizer, the same in all groups: each as in OneBitAdamOptions. ----
+  // ---- Options of the optimizer, the same in all groups: each as in OneBitAdamOptions. ----
   TORCH_ARG(std::optional<int64_t>, freeze_step);
   TORCH_ARG(std::optional<int64_t>, freeze_automatically);
   TORCH_ARG(bool, allow_early_freeze) = false;

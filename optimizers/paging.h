@@ -26,7 +26,8 @@ struct Paging {
   // allocator finds no block in its cache and the GPU has less than `headroom` bytes left, state moves to
   // host memory until there are so many. From the next step on it passes through in pages.
   TORCH_ARG(bool, on_pressure) = false;
-  // At least the largest single block that training asks for.
+  // The bytes of GPU memory that on_pressure makes free: at least the largest single block that training asks
+  // for.
   TORCH_ARG(int64_t, headroom) = int64_t{2} << 30;
   // Bytes of state that are copied at a time, at least 4,096. Three pages are on the GPU at once. Pages of
   // FusedLamb hold whole tensors, and are as large as the largest one needs.

@@ -30,7 +30,7 @@ namespace pacer {
 
 struct DataParallelOptions {
   DataParallelOptions() = default;
-  // As in BucketOptions.
+  // See BucketOptions.
   TORCH_ARG(std::optional<int64_t>, bucket_bytes);
   TORCH_ARG(int64_t, first_bucket_bytes) = BucketOptions().first_bucket_bytes();
   TORCH_ARG(std::optional<at::ScalarType>, wire_dtype);

@@ -77,7 +77,7 @@ class JoinedRanks : public Hook {
   virtual void reduce(const Progress& window) = 0;
   virtual void wait() = 0;
   virtual void drop() = 0;
-  // As WindowTotals::gradient_scale.
+  // Returns the coming value of WindowTotals::gradient_scale.
   virtual double scale() const = 0;
   // Whether this rank's batches count: not where another rank has the same ones.
   virtual bool counts_batches() const { return true; }

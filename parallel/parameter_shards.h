@@ -121,7 +121,8 @@ class ParameterShards {
   // Throws InvalidArgument that names them where parameters were not reached (see unused_is_zero); then this
   // rank must leave its peers. After a backward that threw, drop() takes the place of this.
   void end_backward();
-  // By part: 1 where no pass since the last update has reached the parameter on this rank, else 0.
+  // Returns a number for each part: 1 if no pass since the last update has reached the parameter on this
+  // rank, else 0.
   std::vector<char> missed() const;
   // Instead of a last backward, for a window that ends early.
   void reduce(const std::vector<at::Tensor>& absent_in_all = {}, bool stays_local = false);

@@ -23,9 +23,9 @@ struct PipelineOptions {
   TORCH_ARG(std::vector<int64_t>, cut);
   // Micro-batches count by their tokens, not alike.
   TORCH_ARG(bool, weight_by_tokens) = false;
-  // As GradientAccumulation::accumulate_in_fp32.
+  // See GradientAccumulation::accumulate_in_fp32.
   TORCH_ARG(bool, accumulate_in_fp32) = true;
-  // As in DataParallelOptions, over the replicas of each stage.
+  // See DataParallelOptions; it holds over the replicas of each stage.
   TORCH_ARG(InitialParameters, initial_parameters) = InitialParameters::broadcast;
   TORCH_ARG(bool, sync_buffers) = true;
   TORCH_ARG(bool, unused_is_zero) = false;

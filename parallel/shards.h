@@ -66,7 +66,7 @@ struct ShardsOptions {
   TORCH_ARG(Sharded, what) = Sharded::gradients;
   // node needs as many ranks on each; see CommunicatorOptions::ranks_per_node.
   TORCH_ARG(ShardGroup, over) = ShardGroup::world;
-  // As in ParameterShardsOptions; without Blocks.
+  // See ParameterShardsOptions; it is used only without Blocks.
   TORCH_ARG(int64_t, unit_bytes) = ParameterShardsOptions().unit_bytes();
   // With Blocks: how many blocks are on their way while one runs, >= 0. Each costs its memory.
   TORCH_ARG(int64_t, prefetch) = 1;
@@ -75,7 +75,7 @@ struct ShardsOptions {
   TORCH_ARG(bool, keep_after_forward) = false;
   // With Blocks: false: whole gradients are kept until a step's last backward and travel once a step.
   TORCH_ARG(bool, reduce_every_micro_step) = true;
-  // As in DataParallelOptions.
+  // See DataParallelOptions.
   TORCH_ARG(bool, unused_is_zero) = false;
   TORCH_ARG(InitialParameters, initial_parameters) = InitialParameters::broadcast;
   TORCH_ARG(bool, sync_buffers) = true;
@@ -163,7 +163,7 @@ class Shards : public JoinedRanks {
   std::vector<at::Tensor> trained_;                // when they were shared out
   std::vector<char> sits_out_;                     // by part: has no gradient in this step; empty: none does
   bool is_joined_ = false;
-  // At the end of each forward pass under way; several where evaluations are nested.
+  // Whether the end of each forward pass that runs releases the root; several run if evaluations are nested.
   std::vector<char> releases_root_;
 };
 

@@ -1,7 +1,8 @@
 // How many bytes training takes on each rank beside activations, known before it starts.
 //
-//   auto memory = pacer::training_memory(pacer::TrainingMemoryOptions(7'000'000'000)
-//                                            .ranks(8).dtype(at::kBFloat16).sharded(pacer::Sharded::gradients));
+//   auto memory = pacer::training_memory(
+//       pacer::TrainingMemoryOptions(7'000'000'000)
+//           .ranks(8).dtype(at::kBFloat16).sharded(pacer::Sharded::gradients));
 //   std::printf("%.1f GB a rank\n", memory.total() / 1e9);
 //
 // The program pacer-memory prints all ways side by side.

@@ -32,7 +32,7 @@ class SequenceLengthOptions {
   SequenceLengthOptions(int64_t first, int64_t last) : schedule_(first, last) {}
   SequenceLengthOptions(LengthSchedule schedule) : schedule_(std::move(schedule)) {}
 
-  // As in LengthSchedule.
+  // See LengthSchedule.
   SequenceLengthOptions& ramp_steps(int64_t steps);
   SequenceLengthOptions& ramp_tokens(int64_t tokens);
   SequenceLengthOptions& root(double root);

@@ -60,9 +60,9 @@ class CheckpointSave {
   void give_up() { patience_ = std::chrono::seconds(0); }
 
   int64_t step() const { return plan_.step; }
-  // Of rank 0, after wait(): old checkpoints that could not be removed.
+  // Returns, on rank 0 and after wait(), the old checkpoints that could not be removed.
   const std::vector<RemovalFailure>& not_removed() const { return not_removed_; }
-  // Of rank 0, after wait(): whether all of the model that must be finite is.
+  // Returns, on rank 0 and after wait(), whether all of the model that must be finite is.
   bool is_finite() const { return is_finite_; }
 
  private:

@@ -20,7 +20,8 @@ class HostSnapshot {
   // Memory in blocks, from which tensors are cut one after the other.
   struct Blocks {
     explicit Blocks(bool is_page_locked) : is_page_locked(is_page_locked) {}
-    // Of the shape and dtype, from a block of at most `total` bytes unless there is one with room.
+    // Cuts a tensor of that shape and dtype from a block with room, or from a new one for up to `total`
+    // bytes.
     at::Tensor cut(const at::Tensor& like, int64_t total);
 
     bool is_page_locked;

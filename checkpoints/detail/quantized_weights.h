@@ -36,7 +36,7 @@ class QuantizedWeights {
   // Where a part's values should go: beside the weight that they replace.
   at::Device place_of(const std::string& name) const;
 
-  // Of the values of all parts makes the weights; calling put_in_force() then puts them in their layers.
+  // Makes the weights of the values of all parts; calling put_in_force() then puts them in their layers.
   // Throws InvalidArgument or FileError that names the layer for what cannot be decoded.
   void build(const NamedTensors& values);
   void put_in_force();

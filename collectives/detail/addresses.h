@@ -30,7 +30,7 @@ std::optional<Address> wait_for_listener(const std::vector<Address>& addresses, 
 // else, or hangs up on each one for 5 seconds, or for `timeout` where that is shorter. False where it says
 // nothing in time, a second at most, and where nobody listens any more.
 bool is_other_service(const Address& address, int port, std::chrono::milliseconds timeout);
-// Of the interface through which this host reaches that address. Throws CommunicationError.
+// Returns the address of the interface through which this host reaches `address`. Throws CommunicationError.
 std::string local_address_towards(const Address& address);
 
 }  // namespace pacer::detail

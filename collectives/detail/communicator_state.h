@@ -20,11 +20,12 @@ namespace pacer::detail {
 
 class CommunicatorState : public std::enable_shared_from_this<CommunicatorState> {
  public:
-  // Of a group or lane. `name` is for messages. `counted_as` is for counters, which outlive the group: groups
-  // that are made again and again must not each have their own. `ranks` are their numbers in the world.
+  // Makes the state of a group or lane. `name` is for messages. `counted_as` is for counters, which outlive
+  // the group: groups that are made again and again must not each have their own. `ranks` are their numbers
+  // in the world.
   CommunicatorState(Connection connection, CommunicatorOptions options, std::shared_ptr<World> world,
                     std::string name, std::string counted_as, std::vector<int> ranks);
-  // Of all ranks; both names are empty.
+  // Makes the state of all ranks; both names are empty.
   CommunicatorState(Connection connection, CommunicatorOptions options, std::shared_ptr<World> world,
                     std::vector<int> ranks)
       : CommunicatorState(std::move(connection), std::move(options), std::move(world), "", "",

@@ -20,7 +20,7 @@ namespace pacer::detail {
 // where one does not come.
 using Gather = std::function<std::vector<std::string>(const std::string& own)>;
 
-// Over ranks that are connected already.
+// Returns a Gather over ranks that are connected already.
 Gather gather_over(std::shared_ptr<Transport> transport, int world_size, std::chrono::milliseconds timeout);
 
 // A group sets the value of its rank (the key is "0/RANK"), and then waits for and gets those of all ranks:

@@ -38,8 +38,8 @@ struct GlooOperation {
 
   const std::chrono::milliseconds timeout;
   const GlooClock::time_point deadline = GlooClock::now() + timeout;
-  // Of the thread: what begins the next messages, called again when they are through until it begins none,
-  // and those of them that are not known to be through.
+  // Only the thread uses these two. `start` begins the next messages; it is called again when they are
+  // through, until it begins none. `messages` are those that are not known to be through.
   std::function<GlooMessages()> start;
   GlooMessages messages;
   // Guarded by GlooThread's mutex.

@@ -96,7 +96,7 @@ class NcclOperation {
   std::atomic<Phase> phase_{Phase::being_enqueued};
   std::mutex mutex_;
   std::vector<at::Tensor> tensors_;
-  // Of the watching thread.
+  // Only the watching thread uses these.
   bool is_over_ = false;
   bool has_started_ = false;
   Clock::time_point started_;

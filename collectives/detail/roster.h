@@ -27,7 +27,7 @@ class Roster {
   // they met, for messages.
   Roster(std::shared_ptr<Store> store, int rank, std::vector<std::optional<Member>> members,
          std::optional<int> keeper, std::string place);
-  // Of `world_size` threads of this process; element i is for rank i.
+  // Makes the rosters of `world_size` threads of this process; element i is for rank i.
   static std::vector<std::shared_ptr<Roster>> of_threads(int world_size);
   // The keeper stays until the others have read its last words.
   ~Roster();

@@ -65,8 +65,8 @@ std::string pack(const std::vector<std::string>& texts);
 // Throws Error for bytes that are no packed texts.
 std::vector<std::string> unpack(const std::string& bytes);
 
-// Of records, which whoever reached the store may have written: throws Error, that this is no record of the
-// ranks, unless `holds`.
+// Throws Error unless `holds`: then this is not a record of the ranks. Any program that reaches the store can
+// write records.
 void require_record(bool holds);
 // The number of a rank in a record. Throws Error where it is none.
 int parse_rank(const std::string& text);

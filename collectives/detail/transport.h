@@ -71,8 +71,8 @@ class Transport {
                                       const at::Tensor& input, const std::vector<int64_t>& input_counts,
                                       Milliseconds timeout) = 0;
   virtual TransportWorkPtr broadcast(const at::Tensor& tensor, int root, Milliseconds timeout) = 0;
-  // At least one message, none of them to this rank itself. They begin together, so that ranks whose messages
-  // cross do not wait for each other.
+  // Exchanges at least one message, none of them with this rank itself. They begin together, so that ranks
+  // whose messages cross do not wait for each other.
   virtual TransportWorkPtr exchange(const std::vector<Message>& messages, Milliseconds timeout) = 0;
 
   // True: an all_gather costs one hop, however many ranks there are.

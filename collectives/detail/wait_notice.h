@@ -8,7 +8,7 @@ namespace pacer::detail {
 
 class WaitNotice {
  public:
-  // Of a wait that begins now and ends after `timeout`. Of many ranks on a host few should speak.
+  // The wait begins now and ends after `timeout`. If many ranks are on a host, few should speak.
   WaitNotice(int rank, std::string place, std::chrono::milliseconds timeout, bool speaks);
   // Call it now and then while `missing` ("rank 0", "ranks 2 and 3") do not come. It speaks once, after a
   // twentieth of the timeout: 30 s of 10 minutes. `advice` is the end of the sentence.

@@ -24,7 +24,7 @@ class World {
   Roster& roster() { return *roster_; }
   int rank() const { return rank_; }
   int size() const { return size_; }
-  // Of all worlds of this process.
+  // Whether any world of this process joins processes.
   static bool joins_processes();
 
   // A communicator's transports, for as long as they live.

@@ -22,7 +22,7 @@
 
 namespace pacer::detail {
 
-// Of chunks, in elements. Throws InvalidArgument for options that cannot be.
+// Returns the alignment of chunks, in elements. Throws InvalidArgument for options that cannot be.
 int64_t exchange_alignment(const CompressionOptions& options);
 
 // What is exchanged: row by row on the CPU, all at once by a kernel that is enqueued on CUDA.
@@ -48,7 +48,7 @@ class OneBitExchange {
   const kernels::OneBitRows& rows() const { return worker_.rows; }
   const kernels::OneBitRows& served_rows() const { return server_.rows; }
   const OneBitRoute& route() const { return route_; }
-  // As OneBitRoute's.
+  // See OneBitRoute::use_lanes.
   void use_lanes() { route_.use_lanes(); }
 
   // The mean over ranks of the input. `step` is compared over ranks. Throws Error where something fails on

@@ -17,7 +17,7 @@ std::vector<std::pair<std::string, at::Tensor>> named_optimizer_parameters(const
 std::vector<at::Tensor> all_optimizer_parameters(const SessionParts& parts);
 // Those that need a gradient.
 std::vector<at::Tensor> trained_parameters(const SessionParts& parts);
-// Of all groups, as their options answer; LibTorch throws for options without a rate.
+// Returns the rates of all groups, as their options answer; LibTorch throws for options without a rate.
 std::vector<double> learning_rates(const torch::optim::Optimizer& optimizer);
 bool same_tensors(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b);
 

@@ -16,7 +16,7 @@ __device__ __forceinline__ Real fold_warp(Real value) {
   return value;
 }
 
-// By at least kWidth / 2 threads; the result is valid in thread 0.
+// Call it with at least kWidth / 2 threads; the result is valid in thread 0.
 template <int kWidth, class Real>
 __device__ Real fold_block(Real* acc) {
   __syncthreads();

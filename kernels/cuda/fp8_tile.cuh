@@ -76,7 +76,7 @@ __device__ __forceinline__ void transpose_codes(const uint32_t (&rows)[4], uint3
 using Fp8Crossing = uint32_t[kFp8Side][kFp8Words];
 __device__ __forceinline__ int fp8_group(int column, int group) { return (group ^ (column / 8 % 8)) * 4; }
 
-// By every thread, with its codes: [row][word of four columns].
+// Every thread calls it with its codes: [row][word of four columns].
 __device__ __forceinline__ void cross(const uint32_t (&codes)[8][2], Fp8Place place, Fp8Crossing& crossing) {
 #pragma unroll
   for (int w = 0; w < 2; ++w) {
@@ -107,7 +107,7 @@ __device__ __forceinline__ void store_crossed(const Fp8Crossing& crossing, Fp8Ti
 
 using Fp8WarpSums = float[kFp8Threads / 32][kFp8Side];
 
-// By every thread, with the sums of its two fours of rows: those of the warp's sixteen rows.
+// Every thread calls it with the sums of its two fours of rows. Stores those of the warp's sixteen rows.
 __device__ __forceinline__ void add_in_warp(const float (&fours)[2][8], Fp8Place place, Fp8WarpSums& sums) {
   const bool is_lower = place.row_eight % 2 != 0;
   float kept[4];

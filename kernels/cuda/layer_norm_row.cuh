@@ -78,7 +78,7 @@ __device__ __forceinline__ LayerNormPiece<T> pack_piece(const float (&values)[kL
   return piece;
 }
 
-// Of what is read once: it leaves the caches first, in which parameters stay.
+// Reads a piece of what is read once: it leaves the caches first, in which parameters stay.
 template <class T>
 __device__ __forceinline__ LayerNormPiece<T> read_piece_once(const T* memory) {
   LayerNormPiece<T> piece;
@@ -87,7 +87,7 @@ __device__ __forceinline__ LayerNormPiece<T> read_piece_once(const T* memory) {
   return piece;
 }
 
-// Of what no thread of the kernel writes and every row needs, as numbers.
+// Reads a piece of what no thread of the kernel writes and every row needs, as numbers.
 template <class T>
 __device__ __forceinline__ void read_parameter_piece(const T* memory, float (&values)[kLayerNormPiece]) {
   LayerNormPiece<T> piece;

@@ -10,8 +10,8 @@ __device__ __forceinline__ void grow_to(uint32_t* bits, uint32_t to) {
   if (to > *static_cast<volatile uint32_t*>(bits)) atomicMax(bits, to);
 }
 
-// By all threads of a block of kThreads, once, with what each saw of the tensor: measures, or notes what was
-// cast with `scale`.
+// All threads of a block of kThreads call it once, with what each saw of the tensor. It measures, or notes
+// what was cast with `scale`.
 template <int kThreads>
 __device__ __forceinline__ void note_amax(const Fp8Target& to, uint32_t amax, float scale) {
   __shared__ uint32_t of_warps[kThreads / 32];

@@ -12,7 +12,7 @@ namespace pacer::detail {
 
 class MetricsWriter {
  public:
-  // As MetricsFiles: FileError where a file cannot be opened.
+  // Throws FileError if a file cannot be opened, as MetricsFiles does.
   MetricsWriter(const MetricsOptions& options, int64_t step);
 
   // Returns a sentence to warn with where this is the run's first failure. After the n-th failure in a row

@@ -16,7 +16,7 @@ namespace pacer::detail {
 
 class Ambient {
  public:
-  // As it is now, in this thread, for the CPU and these GPUs.
+  // Returns what holds now in this thread, for the CPU and these GPUs.
   static Ambient now(std::vector<at::Device> gpus);
   void enter() const;
 

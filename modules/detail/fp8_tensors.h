@@ -55,7 +55,7 @@ class Fp8Tensors {
   // [columns, rows] of codes [rows, columns].
   at::Tensor transposed(const at::Tensor& codes) const;
 
-  // As Fp8Scaling has them.
+  // These do what Fp8Scaling's functions of the same names do.
   at::Tensor amax() const;
   void set_amax(const at::Tensor& amax);
   void update(const kernels::GradientCheck* check);

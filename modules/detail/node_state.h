@@ -15,7 +15,7 @@
 
 namespace pacer::detail {
 
-// Of a node whose inputs are a state and a list of tensors, some of them undefined.
+// What all nodes share whose inputs are a state and a list of tensors, some of them undefined.
 template <class State>
 struct FusedNode {
   using Context = torch::autograd::AutogradContext;
@@ -50,7 +50,7 @@ class Kept {
  public:
   explicit Kept(Tensors tensors) : tensors_(std::move(tensors)) {}
   at::Tensor next() { return std::move(tensors_[next_++]); }
-  // As `keep_factor` left it.
+  // Returns the next factor as `keep_factor` left it.
   Factor next_factor() {
     Factor factor;
     factor.values = next();

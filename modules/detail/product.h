@@ -25,7 +25,8 @@ bool pass_records(bool is_training);
 bool multiplies(Fp8Layer& layer, const at::Tensor& x, int64_t rows, const at::Tensor& weight);
 bool multiplies(Fp8Layer& layer, const at::Tensor& x, int64_t rows, const nn::Nf4Weight& weight);
 
-// By the backward pass of a node that multiplies, where a graph of it is asked for.
+// The backward pass of a node that multiplies calls this; it throws InvalidArgument if a graph of that pass
+// is asked for.
 void refuse_second_derivative();
 
 class Product {

@@ -38,8 +38,8 @@ class AdamEngine {
  public:
   explicit AdamEngine(const OptimizerTraits& traits) : traits_(&traits) {}
 
-  // Of this parameter only these elements, in memory order, are updated and have state. Its state, if there
-  // is any, is of the range already.
+  // Only these elements of the parameter, in memory order, are updated and have state. Its state, if there is
+  // any, is of the range already.
   void own_range(const at::Tensor& parameter, OwnedRange owned);
   const OwnedRanges& owned_ranges() const { return ranges_; }
   // These ranks update the other ranges: the norm is that of all gradients, to the bit. Null: there are none.

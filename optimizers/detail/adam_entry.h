@@ -66,7 +66,7 @@ struct AdamEntry {
   const void* in_range(const at::Tensor& tensor) const;
 };
 
-// Of gradients of parameters in that dtype set.
+// Returns the type of gradients of parameters in that dtype set.
 kernels::GradientType gradient_type(kernels::AdamStorage storage);
 
 // Null for an undefined tensor.

@@ -61,7 +61,7 @@ class AdamTable {
   // `follows_prologue`: nothing was enqueued since AdamSlots::write_scalars. (In adam_engine.cpp.)
   void step(const kernels::StepScalars* scalars, bool follows_prologue);
 
-  // Of the parameter's last step, where the rule has one, else 1. Waits for a GPU.
+  // Returns the trust ratio of the parameter's last step, or 1 if the rule has none. Waits for a GPU.
   double trust_ratio(size_t position) const;
 
  private:

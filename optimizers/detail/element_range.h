@@ -26,7 +26,7 @@ struct OwnedRange {
   // are in the range of the parameter's gradient, and of the parameter.
   at::Tensor gradient = {}, values = {};
 };
-// By TensorImpl; parameters that are not here are whole.
+// Keys are TensorImpl pointers; parameters that are not here are whole.
 using OwnedRanges = std::unordered_map<const void*, OwnedRange>;
 
 // A state tensor of the whole parameter, or of this range already, as one of the range: dense, on the same

@@ -15,7 +15,7 @@ namespace pacer::detail {
 
 class EntryWatch {
  public:
-  // Of an entry that has its place in an AdamTable, or in the OneBitPart.
+  // Watches an entry that has its place in an AdamTable or in the OneBitPart.
   explicit EntryWatch(const AdamEntry& entry);
 
   // True while parameter and state tensors are where the plan has them, in the layout that it has.

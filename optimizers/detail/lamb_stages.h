@@ -38,13 +38,13 @@ class LambStages {
   // On CUDA `tiles` are those of the update, and `follows_prologue` is as in AdamLaunch.
   void step(const Step& step, const kernels::AdamTiles& tiles, bool follows_prologue);
 
-  // Of the tensor at this position; waits for a GPU.
+  // Returns the trust ratio of the tensor at this position; waits for a GPU.
   double ratio(size_t position) const;
 
  private:
   void step_on_cpu(const Step& step);
   void step_on_cuda(const Step& step, const kernels::AdamTiles& tiles, bool follows_prologue);
-  // Of all units of the tensors, here and on other ranks.
+  // Returns the sums of all units of the tensors, here and on other ranks.
   kernels::LambPartials gathered();
   kernels::LambPartials partials() const;
   kernels::LambRatio* ratios() const;

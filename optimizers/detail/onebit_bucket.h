@@ -44,7 +44,7 @@ class OneBitBucket {
   // The states give their moments away.
   void take_over(const OneBitStates& states, const std::vector<AdamGroupSettings>& settings);
 
-  // As OneBitPart::go_on, for these tensors.
+  // Does what OneBitPart::go_on does, for these tensors.
   void go_on(const OneBitStates& states, const NamedTensors& errors, int64_t errors_version,
              const NamedTensors& of_rule);
 
@@ -88,7 +88,7 @@ class OneBitBucket {
   bool has(const std::string& name) const;
   double lamb_factor(const std::string& name) const;
   double momentum_scale(const std::string& name) const;
-  // Of tensor i, on the device: how many elements have less variance than its floor.
+  // Returns, on the device, how many elements of tensor i have less variance than its floor.
   at::Tensor floored(size_t i) const;
   void rename(size_t i, const std::string& name) { tensors_[i].name = name; }
 

@@ -17,12 +17,12 @@ struct JoinedErrors {
   at::Tensor server;  // of all chunks
 };
 
-// Of one parameter, from what OneBitPart::export_errors left on each rank; zeros where ranks left
-// nothing. Throws InvalidArgument that names what is missing or does not fit.
+// Joins the errors of one parameter, which OneBitPart::export_errors left on each rank; they are zeros where
+// ranks left nothing. Throws InvalidArgument that names what is missing or does not fit.
 JoinedErrors join_errors(const std::vector<NamedTensors>& rank_states, const OneBitTensor& of);
 
-// Of ranks that each had a part of their node's errors, `mates` to a node: what nodes leave that have all of
-// them. `whole`: the parameters.
+// Puts together what ranks left that each had a part of their node's errors, `mates` to a node: a state for
+// each node, as if it had had all of them. `whole`: the parameters.
 std::vector<NamedTensors> whole_errors(const std::vector<NamedTensors>& rank_states, int64_t mates,
                                        const std::vector<OneBitTensor>& whole);
 
@@ -38,7 +38,7 @@ std::vector<int64_t> saved_strides(const NamedTensors& state, const std::string&
                                    at::IntArrayRef now, int64_t version);
 // Equal where they matter: along dimensions of more than one element.
 bool same_strides(at::IntArrayRef a, at::IntArrayRef b, at::IntArrayRef sizes);
-// Of a rank's state; 1 where it does not say.
+// Returns the version that a rank's state names, or 1 if it names none.
 int64_t errors_version(const NamedTensors& state);
 
 // The elements as a vector, in the order in which they lie in the parameter's memory, which has no gaps.

@@ -16,8 +16,8 @@
 
 namespace pacer::detail {
 
-// Of a state's trust_average: its mean as it is, and corrected for its start at 0, 1 where nothing was
-// averaged. Both wait for a GPU.
+// Return the mean of a state's trust_average: as it is, and corrected for its start at 0. The corrected one
+// is 1 if nothing was averaged. Both wait for a GPU.
 double mean_trust(const at::Tensor& trust_average);
 double corrected_trust(const at::Tensor& trust_average, const kernels::AdamSettings& settings);
 
@@ -37,8 +37,8 @@ class OneBitLambStages {
                    const std::vector<Tile>& units, at::Device device,
                    const std::shared_ptr<Communicator>& sharers);
 
-  // At the freeze, from the flat buffers and floors of the tensors; states' trust averages become final.
-  // Waits for a GPU.
+  // Begins at the freeze, from the flat buffers and floors of the tensors; states' trust averages become
+  // final. Waits for a GPU.
   void freeze(const OneBitStates& states, const std::vector<AdamGroupSettings>& settings,
               const at::Tensor& variance, const at::Tensor& momentum, const at::Tensor& floors);
   // "NAME/momentum_scale" (fp32), "NAME/lamb_factor" (fp64), one number each, and "NAME/fresh_variance".
@@ -68,7 +68,7 @@ class OneBitLambStages {
  private:
   NamedViews saved_views() const;
   kernels::OneBitLambPartials partials() const;
-  // Of all units of whole tensors, in memory that `held` holds.
+  // Returns the partial results of all units of whole tensors, in memory that `held` holds.
   kernels::OneBitLambPartials all_partials(at::Tensor (&held)[2]) const;
 
   const std::vector<OneBitTensor>& tensors_;

@@ -20,7 +20,7 @@ namespace pacer::detail {
 
 class OneBitOverlap : public std::enable_shared_from_this<OneBitOverlap> {
  public:
-  // Of a parameter: its name, and the turn at which its bucket starts.
+  // A parameter, its name, and the turn at which its bucket starts.
   struct Entry {
     std::string name;
     at::Tensor parameter;

@@ -21,8 +21,8 @@ namespace pacer::detail {
 
 class OneBitPart {
  public:
-  // At least one bucket; their tensors follow one another in the order of the parameters. All have an
-  // exchange or none. `sharers` as theirs.
+  // There is at least one bucket; their tensors follow one another in the order of the parameters. All have
+  // an exchange or none. `sharers` as theirs.
   OneBitPart(std::vector<std::unique_ptr<OneBitBucket>> buckets, at::Device device,
              std::shared_ptr<Communicator> sharers);
 
@@ -43,7 +43,7 @@ class OneBitPart {
   // Throws CommunicationError on every rank where what they exchange differs. `in_lanes`: momentum then
   // travels beside what else is on its way.
   void agree(int64_t step, bool in_lanes);
-  // As OneBitExchange::check.
+  // See OneBitExchange::check.
   void check(bool wait);
   int64_t bytes_sent() const;
 
@@ -88,15 +88,15 @@ class OneBitPart {
 
   // ---- What others want to know. ----
 
-  // Of what this rank rounded in the last exchange: what was lost, relative to that; 0 before.
+  // Returns what was lost when this rank rounded in the last exchange, relative to what it rounded; 0 before.
   double compression_error() const;
   // The momentum in fp32, as "NAME/exp_avg", and what only the rule has.
   void export_shared(NamedTensors& state) const;
-  // Of an exchange "NAME/worker_error" in the parameter's shape, and "NAME/server_error" for what this rank
-  // serves of it, in memory order, which "NAME/strides" tells where it is not row-major. Without one nothing,
-  // or after errors were joined and until the next step "NAME/momentum_error".
+  // If there is an exchange, writes "NAME/worker_error" in the parameter's shape, and "NAME/server_error" for
+  // what this rank serves of it, in memory order, which "NAME/strides" tells if it is not row-major. Without
+  // one it writes nothing, or after errors were joined and until the next step "NAME/momentum_error".
   void export_errors(NamedTensors& state) const;
-  // By the name of a tensor; 1 where there is none.
+  // These two take the name of a tensor; they return 1 if there is none of that name.
   double lamb_factor(const std::string& name) const;
   double momentum_scale(const std::string& name) const;
   // Said once, at the freeze: how much of the variance lies below its floor, and where most. Sharers call

@@ -30,7 +30,8 @@ bool has_buckets(const NamedTensors& state, const std::vector<int64_t>& first_of
 
 // The errors alone, which must be those of this rank.
 NamedTensors errors_of_rank(const OneBitRoute& route, NamedTensors state);
-// Of ranks that share their errors, the first; of those that have parts of them, all together.
+// Returns a state for each worker: that of its first rank if its ranks share their errors, or what its ranks
+// have together if each has a part.
 std::vector<NamedTensors> states_of_workers(const std::vector<NamedTensors>& rank_states,
                                             const std::vector<OneBitTensor>& whole);
 

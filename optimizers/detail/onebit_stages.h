@@ -47,7 +47,7 @@ class OneBitStages {
   // floors[i] from tensor i's part of the variance, and *total, the sum of all of it.
   void floors(const at::Tensor& variance, double share, const at::Tensor& floors, const at::Tensor& total,
               const kernels::OneBitControl& control);
-  // Of each tensor, as floors() has left it.
+  // Returns the sum of each tensor's variance, as floors() has left it.
   const at::Tensor& sums_of_variance() const { return sums_; }
   // The momentum in fp32, with zeros between tensors.
   at::Tensor decode(const kernels::OneBitAdamWork& work, const kernels::OneBitControl& control) const;

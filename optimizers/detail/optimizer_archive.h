@@ -51,7 +51,7 @@ PendingState copy_of_torch_optimizer(const torch::optim::Optimizer& source, cons
 // named_state.cpp, as the next.)
 NamedTensors export_state(const OptimizerView& own);
 
-// Of the options alone, by group.
+// Reads the options alone, by group.
 std::vector<AdamGroupSettings> saved_settings(const NamedTensors& saved, const OptimizerView& own);
 
 // Reads what export_state wrote, for the parameters of `own`. Throws InvalidArgument that names the parameter

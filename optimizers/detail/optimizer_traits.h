@@ -104,7 +104,7 @@ const OptimizerTraits& traits_of(const torch::optim::OptimizerOptions& options);
 using ParamGroups = std::vector<torch::optim::OptimizerParamGroup>;
 using ParamStates = ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>;
 
-// Of all groups. Throws InvalidArgument where they differ in what must be the same in all.
+// Returns the settings of all groups. Throws InvalidArgument if they differ in what must be the same in all.
 std::vector<AdamGroupSettings> settings_of(const OptimizerTraits& traits, const ParamGroups& groups);
 
 }  // namespace pacer::detail

@@ -14,10 +14,10 @@
 
 namespace pacer::detail {
 
-// Of options and state as they are saved. Version 2 says its version, says where the memory order of a 1-bit
-// error is not row-major, and refuses keys that it does not know. Version 3 knows compress_vectors: before,
-// all of a compressed group was compressed. Version 4 says which optimizer saved it, and archives have the
-// parameters' names. Files without a version are of version 1.
+// The version of options and state as they are saved. Version 2 says its version, says where the memory order
+// of a 1-bit error is not row-major, and refuses keys that it does not know. Version 3 knows
+// compress_vectors: before, all of a compressed group was compressed. Version 4 says which optimizer saved
+// it, and archives have the parameters' names. Files without a version are of version 1.
 constexpr int64_t kStateVersion = 4;
 constexpr int64_t kNamesSince = 4;  // the first version with both
 

@@ -36,10 +36,10 @@ class PagedTable {
 
   // Whether any piece has a gradient.
   bool takes_part(size_t launch) const;
-  // As AdamTable::step.
+  // See AdamTable::step.
   void step(size_t launch, const kernels::StepScalars* scalars, bool follows_prologue);
 
-  // As AdamTable's; 1 for a tensor without elements.
+  // See AdamTable::trust_ratio; it is 1 for a tensor without elements.
   double trust_ratio(size_t position) const;
 
  private:

@@ -51,11 +51,11 @@ class SharedUnits {
   SharedUnits(std::shared_ptr<Communicator> ranks, const std::vector<std::vector<int64_t>>& bounds,
               at::Device device);
 
-  // Of each whole tensor: which of all units are its, and its elements.
+  // Which of all units belong to each whole tensor, and how many elements it has.
   const std::vector<TileRange>& units_of() const { return units_of_; }
   const std::vector<int64_t>& counts() const { return counts_; }
   int64_t elements() const;
-  // As SharedSums, of the units of this rank's parts, tensor by tensor.
+  // See SharedSums::gather; `sums` are those of the units of this rank's parts, tensor by tensor.
   at::Tensor gather(const at::Tensor& sums) { return sums_.gather(sums); }
 
  private:

@@ -56,7 +56,7 @@ class StatePager {
   // The host waits until host memory has all that the device has, and may be changed until prefetch or step.
   void bring_home();
 
-  // Of the tensor at that position of a table; waits for a GPU.
+  // Returns the trust ratio of the tensor at that position of a table; waits for a GPU.
   double trust_ratio(size_t table, size_t position) const { return tables_[table].trust_ratio(position); }
   // Bytes that stay on the device now.
   int64_t resident_bytes();

@@ -12,7 +12,7 @@ namespace pacer::detail {
 
 class FlatPool {
  public:
-  // Of so many elements, dtype and device as `like`; what stands in it is anything.
+  // Returns memory for so many elements, with dtype and device of `like`; its contents are arbitrary.
   at::Tensor take(int64_t elements, const at::Tensor& like) {
     const auto fits = [&](const at::Tensor& memory) {
       return memory.numel() == elements && memory.scalar_type() == like.scalar_type();

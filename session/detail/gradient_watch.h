@@ -69,7 +69,8 @@ class GradientWatch {
 
   std::vector<at::Tensor> parameters_;  // the optimizer's, in order, which have hooks
   std::shared_ptr<UnexpectedGradients> arrivals_ = std::make_shared<UnexpectedGradients>();
-  // By parameter, behind the last pass of a window; empty between windows.
+  // Both have one element for each parameter, behind the last pass of a window; they are empty between
+  // windows.
   std::vector<SeenTensor> gradients_;
   std::vector<int64_t> versions_;  // of the parameter; kNoGradient where it had none
   bool writing_is_meant_ = false;  // somebody writes to gradients, and not zeros
