@@ -26,13 +26,16 @@ FOLDERS = LIBRARY + ("examples",)
 NEVER_TORCH = ("core", "files", "kernels")
 ALL = {"metrics", "checkpoints", "session"}  # where FOLDER/FOLDER.h is the header of a class
 PRIVATE = {"detail", "gloo_stubs", "cpu", "cuda"}  # folders whose headers are not installed
-SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}
+HEADERS = {".h", ".cuh"}
+SUFFIXES = HEADERS | {".cpp", ".cu"}
 LONGEST = 400
 CLANG_FORMAT = 14  # other versions format differently
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
 TORCH = re.compile(r"^(torch|ATen|c10|caffe2)/")
 LOADERS = re.compile(r"\b(torch::load|torch::jit::load|torch::pickle_load|pickle_load|system|popen|dlopen)\s*\(")
+
+FRAGMENT = re.compile(r"\s*// *(As|At|Beside|By|Of|Over) ")
 
 
 def sources(root, folders=LIBRARY):
@@ -128,6 +131,22 @@ def length(root):
             yield f"{path.relative_to(root)}: has {lines} lines, more than {LONGEST}"
 
 
+def sentences(root):
+    """No comment in a header opens with a preposition: readers would look for what it speaks of.
+
+    "At most 8 elements." is refused, too: "Takes at most 8 elements." says who is meant. Words behind code may be short.
+    """
+    for _, path in sources(root):
+        if path.suffix not in HEADERS:
+            continue
+        before = ""
+        for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+            goes_on = before.find("//") == line.find("//")  # also below a comment behind code
+            if not goes_on and (found := FRAGMENT.match(line)):
+                yield f'{path.relative_to(root)}:{number}: a comment begins with "{found[1]}"; write a sentence with a subject'
+            before = line
+
+
 def formatter():
     program = shutil.which(f"clang-format-{CLANG_FORMAT}") or shutil.which("clang-format")
     version = subprocess.run([program, "--version"], capture_output=True, text=True).stdout if program else ""
@@ -147,7 +166,7 @@ def formatting(root):
 
 
 RULES = {"edges": edges, "torch-free": torch_free, "detail": detail, "umbrellas": umbrellas, "loaders": loaders,
-         "length": length, "format": formatting}
+         "length": length, "sentences": sentences, "format": formatting}
 
 # What breaks each rule: rule, file, text put at its end.
 BREAKS = (
@@ -170,6 +189,8 @@ BREAKS = (
     ("loaders", "optimizers/broken.cpp", "void f() { torch::load(x, y); }\n"),
     ("loaders", "core/broken.cpp", "int f() { return std::system (x); }\n"),
     ("length", "core/broken.cpp", "\n" * (LONGEST + 1)),
+    ("sentences", "core/broken.h", "// Of all tensors.\nint f();\n"),
+    ("sentences", "kernels/cuda/broken.cuh", "int f();  // of one\n  // As the other does.\n  int g();\n"),
     ("format", "tests/unit/broken.cpp", "int  f( ) ;\n"),
 )
 # What must not be taken for a break.
@@ -177,6 +198,9 @@ FINE = (
     ("torch-free", "core/fine.cpp", "// #include <torch/types.h>\n"),
     ("loaders", "core/fine.cpp", "/* system(x) */ int file_system(int);\n"),
     ("edges", "optimizers/fine.cpp", "#include <pacer/core/core.h>\n#include <torch/types.h>\n"),
+    ("sentences", "core/fine.h", "// Counts elements.\n// Of all tensors.\nint f();  // Of some\n          // Of all\n"),
+    ("sentences", "core/fine.h", "// Offers elements.\nint f();  // By name\n"),
+    ("sentences", "core/fine.cpp", "// Of all tensors.\nint f();\n"),
 )
 
 
