@@ -12,7 +12,6 @@ namespace {
 void check_bucket_options(const BucketOptions& options) {
   const int64_t bytes = options.bucket_bytes().value_or(1);
   require(bytes >= 1, "gradient buckets need bucket_bytes >= 1, not ", bytes);
-  require(options.pack_below() >= 0, "gradient buckets need pack_below >= 0, not ", options.pack_below());
   require(options.first_bucket_bytes() >= 1, "gradient buckets need first_bucket_bytes >= 1, not ",
           options.first_bucket_bytes());
   const auto wire = options.wire_dtype();

@@ -49,9 +49,6 @@ struct BucketOptions {
   // Gradients are reduced where they lie instead of in flat memory; fp16 ones never are. The same on every
   // rank. Unset: where the back-end adds many tensors at the cost of one (Communicator::coalesces).
   TORCH_ARG(std::optional<bool>, in_place);
-  // In place: the gradients of a bucket that have fewer bytes share flat memory and travel as one, since a
-  // collective takes as long for few bytes as for many. The same on every rank; 0: none do.
-  TORCH_ARG(int64_t, pack_below) = 128 << 10;
   // The end of the sentence for whoever touches a gradient between end_backward() and wait(): what to do
   // instead.
   TORCH_ARG(std::string, touch_remedy) = "call wait() first";

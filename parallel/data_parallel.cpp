@@ -20,16 +20,14 @@ std::string DataParallel::agreement() const {
                              !options_.in_place()   ? ""
                              : *options_.in_place() ? ", in place"
                                                     : ", flat memory",
-                             ", packed below ", options_.pack_below(), " bytes", ", unused parameters ",
-                             options_.unused_is_zero() ? "are zero" : "are an error");
+                             ", unused parameters ", options_.unused_is_zero() ? "are zero" : "are an error");
 }
 
 void DataParallel::join() {
   BucketOptions options;
   options.bucket_bytes(options_.bucket_bytes()).first_bucket_bytes(options_.first_bucket_bytes());
   options.wire_dtype(options_.wire_dtype()).unused_is_zero(options_.unused_is_zero());
-  options.in_place(options_.in_place()).pack_below(options_.pack_below());
-  options.touch_remedy(detail::kTouchRemedy);
+  options.in_place(options_.in_place()).touch_remedy(detail::kTouchRemedy);
   bucketer_.reset();  // gives its memory back before the next one takes as much
   const auto named = detail::named_optimizer_parameters(parts());
   std::vector<at::Tensor> may_stay_local;

@@ -36,7 +36,6 @@ struct DataParallelOptions {
   TORCH_ARG(std::optional<at::ScalarType>, wire_dtype);
   TORCH_ARG(bool, unused_is_zero) = false;
   TORCH_ARG(std::optional<bool>, in_place);
-  TORCH_ARG(int64_t, pack_below) = BucketOptions().pack_below();
   TORCH_ARG(InitialParameters, initial_parameters) = InitialParameters::broadcast;
   // Buffers that training changes are rank 0's on all ranks after every step, from the first in which one of
   // them changes on: those that LibTorch's operators write to, and running_mean and running_var of modules

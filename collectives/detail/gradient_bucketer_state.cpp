@@ -43,11 +43,8 @@ void GradientBucketer::State::build(const std::vector<size_t>& order) {
   const bool in_place = options_.in_place().value_or(world_->coalesces()) && prescale_ == 1;
   const int64_t bytes = options_.bucket_bytes().value_or(detail::default_bucket_bytes(parameters_, in_place));
   buckets_ = detail::make_buckets(parameters_, order, bytes, options_.first_bucket_bytes());
+  if (in_place) return;
   for (detail::Bucket& bucket : buckets_) {
-    if (in_place) {
-      detail::pack_small(bucket, parameters_, options_.pack_below());
-      continue;
-    }
     detail::make_flat(bucket, parameters_);
     if (const auto wire = wire_dtype_of(bucket)) {
       bucket.wire = at::empty_like(bucket.flat, bucket.flat.options().dtype(*wire));
@@ -63,12 +60,9 @@ std::optional<at::ScalarType> GradientBucketer::State::wire_dtype_of(const detai
 int64_t GradientBucketer::State::bytes_of(const detail::Bucket& bucket) const {
   int64_t elements = bucket.elements;
   const auto wire = wire_dtype_of(bucket);
-  if (bucket.in_place && !wire) {  // without padding
-    elements = bucket.flat.defined() ? bucket.flat.numel() : 0;
-    for (const size_t position : bucket.parameters) {
-      const detail::BucketedParameter& entry = parameters_[position];
-      if (!entry.view.defined()) elements += entry.parameter.numel();
-    }
+  if (!bucket.flat.defined() && !wire) {  // without padding
+    elements = 0;
+    for (const size_t position : bucket.parameters) elements += parameters_[position].parameter.numel();
   }
   return elements * static_cast<int64_t>(at::elementSize(wire.value_or(bucket.dtype)));
 }
@@ -187,7 +181,7 @@ void GradientBucketer::State::send(size_t number) {
                                     [&](size_t position) { return is_zero_[position] != 0; });
   if (all_zero) return;
   put_in_place(bucket.parameters);
-  works_[number] = bucket.in_place ? send_in_place(bucket) : send_flat(bucket);
+  works_[number] = bucket.flat.defined() ? send_flat(bucket) : send_in_place(bucket);
   ++sent_;
 }
 
@@ -212,10 +206,8 @@ Work GradientBucketer::State::send_flat(detail::Bucket& bucket) {
 
 Work GradientBucketer::State::send_in_place(const detail::Bucket& bucket) {
   std::vector<at::Tensor> gradients;
-  if (bucket.flat.defined()) gradients.push_back(bucket.flat);
   for (const size_t position : bucket.parameters) {
-    const detail::BucketedParameter& entry = parameters_[position];
-    if (!entry.view.defined()) gradients.push_back(detail::flat_view(entry.parameter.grad()));
+    gradients.push_back(detail::flat_view(parameters_[position].parameter.grad()));
   }
   const auto options = CollectiveOptions().agreed(true);
   const auto wire = wire_dtype_of(bucket);

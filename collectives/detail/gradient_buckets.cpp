@@ -33,23 +33,6 @@ at::Tensor empty_gradient(const at::Tensor& parameter) {
   return at::empty_strided(parameter.sizes(), parameter.strides(), options);
 }
 
-// Zeros, because padding travels, too.
-at::Tensor flat_memory(const std::vector<size_t>& positions, std::vector<BucketedParameter>& parameters) {
-  int64_t elements = 0;
-  for (const size_t position : positions) {
-    elements += round_up(parameters[position].parameter.numel(), kAlignment);
-  }
-  const at::TensorOptions options = parameters[positions.front()].parameter.options().requires_grad(false);
-  const at::Tensor flat = at::empty({elements}, options).zero_();
-  int64_t offset = 0;
-  for (const size_t position : positions) {
-    BucketedParameter& entry = parameters[position];
-    entry.view = view_like(flat, offset, entry.parameter);
-    offset += round_up(entry.parameter.numel(), kAlignment);
-  }
-  return flat;
-}
-
 constexpr int64_t kBucketBytes = 25 << 20, kBucketBytesInPlace = 100 << 20;
 constexpr int64_t kBucketsInPlace = 12;  // enough of them to travel while backward runs
 
@@ -86,16 +69,15 @@ std::vector<Bucket> make_buckets(std::vector<BucketedParameter>& parameters, con
 }
 
 void make_flat(Bucket& bucket, std::vector<BucketedParameter>& parameters) {
-  bucket.flat = flat_memory(bucket.parameters, parameters);
-}
-
-void pack_small(Bucket& bucket, std::vector<BucketedParameter>& parameters, int64_t below) {
-  bucket.in_place = true;
-  std::vector<size_t> small;
+  const at::Tensor& first = parameters[bucket.parameters.front()].parameter;
+  bucket.flat = at::empty({bucket.elements}, first.options().requires_grad(false));
+  bucket.flat.zero_();  // the padding travels, too
+  int64_t offset = 0;
   for (const size_t position : bucket.parameters) {
-    if (static_cast<int64_t>(parameters[position].parameter.nbytes()) < below) small.push_back(position);
+    BucketedParameter& entry = parameters[position];
+    entry.view = view_like(bucket.flat, offset, entry.parameter);
+    offset += round_up(entry.parameter.numel(), kAlignment);
   }
-  if (small.size() > 1) bucket.flat = flat_memory(small, parameters);
 }
 
 void make_own(at::Tensor& gradient, const at::Tensor& parameter) {

@@ -1,6 +1,5 @@
 // Where each gradient lies: parameters of one dtype, in a given order, cut into buckets, which are flat
-// memory, or lists of gradients that stay where backward puts them, the small ones aside. No communication
-// here.
+// memory or lists of gradients that stay where backward puts them. No communication here.
 #pragma once
 
 #include <cstdint>
@@ -16,16 +15,15 @@ struct BucketedParameter {
   at::Tensor parameter;
   bool may_stay_local = false;  // such parameters share buckets with their like only
   size_t bucket = 0;
-  at::Tensor view;  // of flat memory, in the parameter's shape and memory order; else it is reduced in place
+  at::Tensor view;  // of flat memory, in the parameter's shape and memory order; undefined in place
 };
 
 struct Bucket {
-  bool in_place = false;           // but for those that have views of flat memory
-  at::Tensor flat;                 // the gradients' dtype; undefined where all stay in place
+  at::Tensor flat;                 // the gradients' dtype; undefined where they stay in place
   at::Tensor wire;                 // undefined where flat itself travels
   std::vector<size_t> parameters;  // positions in the list of parameters
   at::ScalarType dtype = at::kFloat;
-  int64_t elements = 0;  // of all, each gradient's padded as in flat memory
+  int64_t elements = 0;  // of flat memory: each gradient's are padded
 };
 
 // Returns the default of BucketOptions::bucket_bytes for these parameters.
@@ -38,9 +36,6 @@ std::vector<Bucket> make_buckets(std::vector<BucketedParameter>& parameters, con
 
 // Gives the bucket flat memory, zeros, and its parameters their views.
 void make_flat(Bucket& bucket, std::vector<BucketedParameter>& parameters);
-// The same for those that have fewer bytes than `below`, if they are several; the others are reduced in
-// place.
-void pack_small(Bucket& bucket, std::vector<BucketedParameter>& parameters, int64_t below);
 
 // Makes a gradient fit for reduction where it lies while backward goes on: dense, in the parameter's dtype
 // and memory order, in memory that nothing else refers to. What is not is replaced by a copy. That may differ

@@ -150,8 +150,8 @@ void drop_shared_layers(const std::shared_ptr<Communicator>& world) {
 std::vector<RankSetup> reductions(bool unused_is_zero) {
   const auto options = [=] { return DataParallelOptions().unused_is_zero(unused_is_zero); };
   std::vector<RankSetup> setups;
-  for (const auto& one : {options(), options().bucket_bytes(1).first_bucket_bytes(1),
-                          options().in_place(true), options().in_place(true).pack_below(0)}) {
+  for (const auto& one :
+       {options(), options().bucket_bytes(1).first_bucket_bytes(1), options().in_place(true)}) {
     setups.emplace_back();
     setups.back().data_parallel = one;
   }

@@ -90,9 +90,8 @@ inline MakeOptimizer onebit(bool overlap) {
 
 using Use = std::function<void(Session&, Model&)>;
 inline Use data_parallel(bool in_place) {
-  return [=](Session& session, Model&) {
-    session.use(DataParallel(DataParallelOptions().in_place(in_place).pack_below(0)));
-  };
+  return
+      [=](Session& session, Model&) { session.use(DataParallel(DataParallelOptions().in_place(in_place))); };
 }
 
 using Ranked = std::vector<std::unique_ptr<Rank>>;

@@ -16,11 +16,8 @@ namespace {
 
 using Named = std::vector<std::pair<std::string, Tensor>>;
 
-constexpr int64_t kBelow = 1201;  // 300 numbers are small, 700 are not
-
-BucketOptions options_of(bool in_place, int64_t pack_below = 0) {
-  const auto options = BucketOptions().bucket_bytes(2000).first_bucket_bytes(600).in_place(in_place);
-  return BucketOptions(options).pack_below(pack_below);
+BucketOptions options_of(bool in_place) {
+  return BucketOptions().bucket_bytes(2000).first_bucket_bytes(600).in_place(in_place);
 }
 
 Named some_parameters() {
@@ -105,55 +102,29 @@ std::vector<Tensor> windows(const std::shared_ptr<Communicator>& world, BucketOp
 
 }  // namespace
 
-TEST_CASE("in place, packed and in flat memory gradients have the same bits, in every kind of window",
+TEST_CASE("in place and in flat memory gradients have the same bits, in every kind of window",
           "[collectives]") {
   for (const bool on_bf16_wire : {false, true}) {
     const int world_size = 3;
-    const auto gradients = [&](BucketOptions options) {
+    std::vector<std::vector<Tensor>> flat(3), in_place(3);
+    for (const bool place : {false, true}) {
       const auto worlds = Communicator::in_process(world_size);
+      auto options = options_of(place);
       if (on_bf16_wire) options.wire_dtype(at::kBFloat16);
-      std::vector<std::vector<Tensor>> of_ranks(world_size);
       REQUIRE(first_of(run_ranks(world_size, [&](int rank) {
                 const auto r = static_cast<size_t>(rank);
-                of_ranks[r] = windows(worlds[r], options);
+                (place ? in_place : flat)[r] = windows(worlds[r], options);
               })) == "");
-      return of_ranks;
-    };
-    const auto flat = gradients(options_of(false));
+    }
     REQUIRE(flat[0].size() == 9 * 6);
-    for (const int64_t below : {int64_t{0}, kBelow, int64_t{1} << 20}) {
-      const auto in_place = gradients(options_of(true, below));
-      for (size_t r = 0; r < flat.size(); ++r) {
-        for (size_t i = 0; i < flat[r].size(); ++i) {
-          INFO("below " << below << ", rank " << r << ", gradient " << i);
-          REQUIRE(same_bits(flat[r][i], in_place[r][i]));
-        }
+    for (size_t r = 0; r < 3; ++r) {
+      for (size_t i = 0; i < flat[r].size(); ++i) {
+        INFO("rank " << r << ", gradient " << i);
+        REQUIRE(flat[r][i].defined() == in_place[r][i].defined());
+        if (flat[r][i].defined()) REQUIRE(flat[r][i].equal(in_place[r][i]));
       }
     }
   }
-}
-
-TEST_CASE("small gradients share flat memory and are one tensor of what is sent", "[collectives]") {
-  const auto world = Communicator::in_process(1)[0];
-  const Named named = some_parameters();
-  GradientBucketer bucketer(named, world, options_of(true, kBelow).first_bucket_bytes(1 << 20));
-  for (int step = 0; step < 3; ++step) {
-    bucketer.begin_backward();
-    backward(named, 1);
-    bucketer.end_backward();
-    bucketer.wait();
-    std::vector<const void*> memory;
-    for (const size_t i : {0, 2, 3, 5}) memory.push_back(named[i].second.grad().storage().data());
-    std::sort(memory.begin(), memory.end());
-    const auto pieces = std::unique(memory.begin(), memory.end()) - memory.begin();
-    CHECK(pieces == 1);
-    CHECK(named[4].second.grad().storage().use_count() == 1);
-    for (const auto& item : named) item.second.mutable_grad().reset();
-  }
-  int64_t bytes = 0;
-  for (const int64_t bucket : bucketer.bucket_bytes()) bytes += bucket;
-  CHECK(bytes == 4 * (384 + 0 + 128 + 128 + 700 + 128));  // small ones are padded to 128 numbers
-  CHECK(contains(refusal([&] { GradientBucketer(named, world, options_of(true, -1)); }), "pack_below >= 0"));
 }
 
 TEST_CASE("gradients in place stay where backward put them, and their bytes are sent", "[collectives]") {

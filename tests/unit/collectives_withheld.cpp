@@ -69,7 +69,7 @@ TEST_CASE("where wait() of a bucketer throws, the sums under way are over", "[co
       CAPTURE(in_place, is_cleared);
       CHECK(on_both([&](int rank, const std::shared_ptr<Communicator>& world) {
               const Named named = two_parameters();
-              GradientBucketer bucketer(named, world, BucketOptions().in_place(in_place).pack_below(0));
+              GradientBucketer bucketer(named, world, BucketOptions().in_place(in_place));
               come_late(rank);
               bucketer.begin_backward();
               backward(named, of_window(1) * (rank + 1));

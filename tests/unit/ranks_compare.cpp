@@ -166,9 +166,7 @@ RankRun onebit(bool with_session) {
 std::vector<std::pair<std::string, RankRun>> all_runs() {
   return {
       {"flat", in_session([](Session& s) { s.use(DataParallel(DataParallelOptions().in_place(false))); })},
-      {"in place", in_session([](Session& s) {
-         s.use(DataParallel(DataParallelOptions().in_place(true).pack_below(0)));
-       })},
+      {"in place", in_session([](Session& s) { s.use(DataParallel(DataParallelOptions().in_place(true))); })},
       {"check", in_session([](Session& s) {
          s.use(DataParallel(DataParallelOptions().initial_parameters(InitialParameters::check)));
        })},

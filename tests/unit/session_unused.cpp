@@ -53,8 +53,8 @@ Outcome trained(int ranks, const RankSetup& setup, const std::vector<Uses>& uses
 std::vector<RankSetup> reductions(int64_t micro_steps = 1) {
   const auto options = [] { return DataParallelOptions().unused_is_zero(true); };
   std::vector<RankSetup> setups;
-  for (const auto& one : {options(), options().bucket_bytes(1).first_bucket_bytes(1),
-                          options().in_place(true), options().in_place(true).pack_below(0)}) {
+  for (const auto& one :
+       {options(), options().bucket_bytes(1).first_bucket_bytes(1), options().in_place(true)}) {
     setups.push_back(setup_with(one, micro_steps));
   }
   for (const Sharded what : {Sharded::state, Sharded::gradients}) {

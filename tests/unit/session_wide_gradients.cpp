@@ -77,7 +77,7 @@ std::vector<Way> ways() {
   return {
       {"alone", 1, [](Session&) {}},
       {"flat buckets", 2, [](Session&) {}},
-      {"in place", 2, hook([] { return DataParallel(DataParallelOptions().in_place(true).pack_below(0)); })},
+      {"in place", 2, hook([] { return DataParallel(DataParallelOptions().in_place(true)); })},
       {"shared state", 2, hook([] { return Shards(ShardsOptions().what(Sharded::state)); })},
       {"shared gradients", 2, hook([] { return Shards(); })},
       {"clipped", 2, hook([] { return GradientClipping(1e9); })},
