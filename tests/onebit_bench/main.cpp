@@ -17,6 +17,7 @@
 #include <ATen/ops/randn.h>
 #include <ATen/ops/randn_like.h>
 #include <ATen/ops/zeros_like.h>
+#include <c10/util/accumulate.h>
 #include <torch/types.h>
 #include <torch/utils.h>
 
@@ -47,17 +48,18 @@ std::string format(const char* text, double value) {
 // Parameters, the same on all ranks, and gradients of this one, as pieces of one buffer each, so that one
 // all-reduce takes all gradients.
 struct Flat {
-  Flat(const std::vector<int64_t>& counts, const pacer::Communicator& world) {
+  Flat(const bench::ModelShapes& model, const pacer::Communicator& world) {
     int64_t total = 0;
-    for (const int64_t count : counts) total += (count + 127) / 128 * 128;
+    for (const int64_t count : model.counts()) total += (count + 127) / 128 * 128;
     torch::manual_seed(0);
     values = torch::randn({total}, at::TensorOptions().device(world.device()));
     torch::manual_seed(1 + static_cast<uint64_t>(world.rank()));
     gradients = torch::randn({total}, values.options()) * 1e-3;
     int64_t offset = 0;
-    for (const int64_t count : counts) {
-      parameters.push_back(values.narrow(0, offset, count).detach().requires_grad_());
-      parameters.back().mutable_grad() = gradients.narrow(0, offset, count);
+    for (const auto& shape : model.shapes) {  // which say what is compressed: vectors are not
+      const int64_t count = c10::multiply_integers(shape);
+      parameters.push_back(values.narrow(0, offset, count).view(shape).detach().requires_grad_());
+      parameters.back().mutable_grad() = gradients.narrow(0, offset, count).view(shape);
       offset += (count + 127) / 128 * 128;
     }
   }
@@ -89,9 +91,9 @@ std::function<void()> fused_lamb(const Flat& flat) {
 
 using Rule = std::function<void()> (*)(const Flat& flat);
 
-double averaged(const World& world, const std::vector<int64_t>& counts, bool bf16, Rule rule, int rounds,
+double averaged(const World& world, const bench::ModelShapes& model, bool bf16, Rule rule, int rounds,
                 int steps) {
-  const Flat flat(counts, *world);
+  const Flat flat(model, *world);
   const auto step = rule(flat);
   const auto agreed = pacer::CollectiveOptions().agreed(true);
   const Tensor wire = bf16 ? flat.gradients.to(at::kBFloat16) : flat.gradients;
@@ -104,9 +106,9 @@ double averaged(const World& world, const std::vector<int64_t>& counts, bool bf1
 }
 
 template <class Optimizer, class Options>
-double compressed(const World& world, const std::vector<int64_t>& counts, bool block_scales, int rounds,
+double compressed(const World& world, const bench::ModelShapes& model, bool block_scales, int rounds,
                   int steps) {
-  const Flat flat(counts, *world);
+  const Flat flat(model, *world);
   const auto options =
       Options(1e-5).betas({0.9, 0.5}).freeze_step(2).compress_alone(true).block_scales(block_scales);
   Optimizer optimizer(flat.parameters, options, world);
@@ -133,18 +135,18 @@ int main(int argc, char** argv) {
         world->world_size(), world->backend_name().c_str());
   }
   print(*world, "fp32 all-reduce + LibTorch's fused AdamW",
-        averaged(world, counts, false, fused_adamw, rounds, steps));
+        averaged(world, model, false, fused_adamw, rounds, steps));
   print(*world, "bf16 all-reduce + LibTorch's fused AdamW",
-        averaged(world, counts, true, fused_adamw, rounds, steps));
-  print(*world, "fp32 all-reduce + FusedLamb", averaged(world, counts, false, fused_lamb, rounds, steps));
-  print(*world, "bf16 all-reduce + FusedLamb", averaged(world, counts, true, fused_lamb, rounds, steps));
+        averaged(world, model, true, fused_adamw, rounds, steps));
+  print(*world, "fp32 all-reduce + FusedLamb", averaged(world, model, false, fused_lamb, rounds, steps));
+  print(*world, "bf16 all-reduce + FusedLamb", averaged(world, model, true, fused_lamb, rounds, steps));
   double bandwidth = 0;
   for (const bool blocks : {true, false}) {
     const std::string scales = blocks ? ", a scale for each block" : ", one scale";
     print(*world, "OneBitAdam" + scales,
-          compressed<pacer::OneBitAdam, pacer::OneBitAdamOptions>(world, counts, blocks, rounds, steps));
+          compressed<pacer::OneBitAdam, pacer::OneBitAdamOptions>(world, model, blocks, rounds, steps));
     print(*world, "OneBitLamb" + scales,
-          compressed<pacer::OneBitLamb, pacer::OneBitLambOptions>(world, counts, blocks, rounds, steps));
+          compressed<pacer::OneBitLamb, pacer::OneBitLambOptions>(world, model, blocks, rounds, steps));
     const onebit_bench::Kernels kernels(counts, blocks, *world);
     if (blocks) {
       const double copy = slowest(*world, rounds, steps, [&] { kernels.copy(); });
