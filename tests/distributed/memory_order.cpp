@@ -4,6 +4,7 @@
 
 #include <pacer/pacer.h>
 
+#include "replicas.h"
 #include "scenario.h"
 
 namespace pacer::testing {
@@ -38,17 +39,13 @@ const AddScenario memory_order("memory_order", [](const Player& player) {
   const auto join = [&](const char* name) {
     Player met = player;
     met.arguments["file"] += name;
-    return std::make_shared<Communicator>(detail::connect(met.meeting(), met.options()), met.options());
+    return std::make_shared<Communicator>(met.connect(), met.options());
   };
   {
     const auto world = join("-all");
     torch::nn::Sequential model = convolutions(world->device(), /*is_channels_last=*/true);
     train(model, world);
-    for (const Tensor& parameter : model->parameters()) {
-      const Tensor own = parameter.detach().cpu().contiguous();
-      const std::string bytes(static_cast<const char*>(own.const_data_ptr()), own.nbytes());
-      expect(world->exchange(bytes).front() == bytes, "the bits of rank 0");
-    }
+    expect_replicas(*world, *model, "channels last on all");
   }
   const auto world = join("-one");
   torch::nn::Sequential model = convolutions(world->device(), player.rank == player.world_size - 1);

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "replicas.h"
 #include "scenario.h"
 #include "support/gated_stack.h"
 #include "support/rank_gradients.h"
@@ -14,20 +15,12 @@
 namespace pacer::testing {
 namespace {
 
+using rank_gradients::add_last;
 using rank_gradients::MakeOptimizer;
 using rank_gradients::Rank;
 
 std::shared_ptr<Communicator> join(const Player& player) {
-  const CommunicatorOptions options = player.options();
-  return std::make_shared<Communicator>(detail::connect(player.meeting(), options), options);
-}
-
-void expect_replicas(Communicator& world, const torch::nn::Module& model, const std::string& what) {
-  for (const Tensor& parameter : model.parameters()) {
-    const Tensor own = parameter.detach().cpu().contiguous();
-    const std::string bytes(static_cast<const char*>(own.const_data_ptr()), own.nbytes());
-    expect(world.exchange(bytes).front() == bytes, what, ": the bits of rank 0");
-  }
+  return std::make_shared<Communicator>(player.connect(), player.options());
 }
 
 // A change to the parameters between two micro-steps of a window, beside one process that makes it there.
@@ -41,12 +34,11 @@ void join_between_micro_steps(const std::shared_ptr<Communicator>& world, const 
   Rank own(world, make, use(kMicroSteps), change == "add");
   Rank alone(Communicator::alone(world->device()), make, use(kMicroSteps * ranks), change == "add");
   const auto make_change = [&](Rank& r) {
-    if (change != "add") {
+    if (change == "add") {
+      add_last(r);
+    } else {
       r.parameter(6).requires_grad_(change == "unfreeze");
-      return;
     }
-    r.optimizer->add_param_group(torch::optim::OptimizerParamGroup(
-        {r.parameter(6), r.parameter(7)}, r.optimizer->param_groups()[0].options().clone()));
   };
   for (Rank* r : {&own, &alone}) {
     if (change == "unfreeze") r->parameter(6).requires_grad_(false);
@@ -78,8 +70,7 @@ void join_compressed(const std::shared_ptr<Communicator>& world, bool overlap, b
   for (int64_t t = 0; t < 8; ++t) {
     r.micro_step(4 * t + world->rank());
     if (t == 5 && adds) {
-      r.optimizer->add_param_group(torch::optim::OptimizerParamGroup(
-          {r.parameter(6), r.parameter(7)}, r.optimizer->param_groups()[0].options().clone()));
+      add_last(r);
     } else if (t == 5) {
       r.parameter(6).requires_grad_(true);
     }

@@ -94,6 +94,12 @@ inline Use data_parallel(bool in_place) {
       [=](Session& session, Model&) { session.use(DataParallel(DataParallelOptions().in_place(in_place))); };
 }
 
+// The last layer, which the optimizer was made without, as a group of its own.
+inline void add_last(Rank& r) {
+  r.optimizer->add_param_group(torch::optim::OptimizerParamGroup(
+      {r.parameter(6), r.parameter(7)}, r.optimizer->param_groups()[0].options().clone()));
+}
+
 using Ranked = std::vector<std::unique_ptr<Rank>>;
 inline Ranked ranks_of(int count, const MakeOptimizer& make, const Use& use, bool leaves_out_last = false) {
   // A minute, so that ranks that wait for each other are told instead of hanging.

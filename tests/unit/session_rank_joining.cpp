@@ -30,8 +30,7 @@ TEST_CASE("parameters that join or leave between micro-steps train as on one ran
       }
       const auto make_change = [&](Rank& r) {
         if (change == "add") {
-          r.optimizer->add_param_group(torch::optim::OptimizerParamGroup(
-              {r.parameter(6), r.parameter(7)}, r.optimizer->param_groups()[0].options().clone()));
+          add_last(r);
         } else {
           r.parameter(6).requires_grad_(change == "unfreeze");
         }
@@ -66,8 +65,7 @@ TEST_CASE(
         for (int64_t t = 0; t < 8; ++t) {
           r.micro_step(4 * t + rank);
           if (t == 5 && adds) {
-            r.optimizer->add_param_group(torch::optim::OptimizerParamGroup(
-                {r.parameter(6), r.parameter(7)}, r.optimizer->param_groups()[0].options().clone()));
+            add_last(r);
           } else if (t == 5) {
             r.parameter(6).requires_grad_(true);
           }
