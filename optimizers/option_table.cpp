@@ -54,9 +54,9 @@ std::string option_help(const std::vector<OptionDescription>& options, const std
 }
 
 std::string markdown_table(const std::vector<OptionDescription>& options) {
-  std::string table = "| type | name | meaning | default |\n| --- | --- | --- | --- |\n";
+  std::string table = "| name | type | meaning | default |\n| --- | --- | --- | --- |\n";
   for (const OptionDescription& option : options) {
-    table += "| `" + option.type + "` | `" + option.name + "` | " + option.meaning + " | " +
+    table += "| `" + option.name + "` | `" + option.type + "` | " + option.meaning + " | " +
              option.default_value + " |\n";
   }
   return table;

@@ -12,6 +12,7 @@
 #include <torch/nn.h>
 #include <torch/utils.h>
 
+#include <pacer/files/checksum.h>
 #include <pacer/pacer.h>
 
 #include "support/command_line.h"

@@ -25,6 +25,7 @@ APART = {  # to the left, but none of its business
 FOLDERS = LIBRARY + ("examples",)
 NEVER_TORCH = ("core", "files", "kernels")
 ALL = {"metrics", "checkpoints", "session"}  # where FOLDER/FOLDER.h is the header of a class
+BELOW = {"core", "files", "kernels"}  # what training programs have no use for, so that pacer.h does not bring it
 PRIVATE = {"detail", "gloo_stubs", "cpu", "cuda"}  # folders whose headers are not installed
 HEADERS = {".h", ".cuh"}
 SUFFIXES = HEADERS | {".cpp", ".cu"}
@@ -99,10 +100,11 @@ def detail(root):
 
 
 def umbrellas(root):
-    """FOLDER/FOLDER.h, or FOLDER/all.h, includes every public header of its folder, and pacer.h every umbrella."""
+    """FOLDER/FOLDER.h, or FOLDER/all.h, includes every public header of its folder, and pacer.h every umbrella of those that
+    training programs use."""
     folders = [folder for folder in LIBRARY if any(is_public(root, path) for _, path in sources(root, (folder,)))]
     umbrella_of = {folder: Path(folder) / ("all.h" if folder in ALL else f"{folder}.h") for folder in folders}
-    wanted = {Path("pacer.h"): {f"pacer/{umbrella}" for umbrella in umbrella_of.values()}}
+    wanted = {Path("pacer.h"): {f"pacer/{umbrella_of[folder]}" for folder in folders if folder not in BELOW}}
     for folder, umbrella in umbrella_of.items():
         headers = (path for _, path in sources(root, (folder,)) if is_public(root, path))
         wanted[umbrella] = {f"pacer/{path.relative_to(root)}" for path in headers} - {f"pacer/{umbrella}"}

@@ -28,6 +28,7 @@
 #include <string>
 #include <vector>
 
+#include <pacer/files/json_lines.h>
 #include <pacer/pacer.h>
 
 #include "bench/statistics.h"

@@ -32,6 +32,7 @@
 #include <torch/types.h>
 #include <torch/utils.h>
 
+#include <pacer/files/json_lines.h>
 #include <pacer/pacer.h>
 
 #include "../bench/timing.h"
