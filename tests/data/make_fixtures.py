@@ -3,8 +3,8 @@
 
 make_fixtures.py
 
-Prints the CRC-32C of the weights as bitsandbytes decodes them, which tests/unit/load_weights_folders.cpp and
-tests/unit/adapter_files.cpp have as constants.
+Prints the CRC-32C of the weights as bitsandbytes decodes them, which tests/unit/checkpoints/load_weights_folders.cpp and
+tests/unit/checkpoints/adapter_files.cpp have as constants.
 """
 import json
 from pathlib import Path

@@ -11,10 +11,10 @@
 #include <c10/cuda/CUDAStream.h>
 #include <torch/cuda.h>
 
-#include "support/archives.h"
 #include "support/both_devices.h"
+#include "support/checkpoints/archives.h"
 #include "support/no_waiting.h"
-#include "support/twins.h"
+#include "support/optimizers/twins.h"
 
 namespace pacer::testing {
 namespace {

@@ -5,8 +5,8 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
-#include "support/archives.h"
 #include "support/both_devices.h"
+#include "support/checkpoints/archives.h"
 
 namespace pacer::testing {
 namespace {

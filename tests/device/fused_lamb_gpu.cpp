@@ -7,9 +7,9 @@
 #include <c10/cuda/CUDAStream.h>
 #include <torch/cuda.h>
 
-#include "support/archives.h"
 #include "support/both_devices.h"
-#include "support/lamb.h"
+#include "support/checkpoints/archives.h"
+#include "support/kernels/lamb.h"
 #include "support/no_waiting.h"
 
 namespace pacer::testing::lamb {

@@ -6,9 +6,9 @@
 
 #include <pacer/modules/fp8_scaling.h>
 
-#include "support/autocast.h"
 #include "support/both_devices.h"
-#include "support/fused_reference.h"
+#include "support/kernels/fused_reference.h"
+#include "support/modules/autocast.h"
 #include "support/no_waiting.h"
 
 namespace pacer::testing::fused_layers {

@@ -7,8 +7,8 @@
 
 #include <pacer/device/detail/stream.h>
 
-#include "support/activation_reference.h"
 #include "support/both_devices.h"
+#include "support/kernels/activation_reference.h"
 
 namespace pacer::testing::kernels_activation_gpu {
 namespace {

@@ -6,9 +6,9 @@
 
 #include <pacer/kernels/adam.h>
 
-#include "support/adam_arrays.h"
 #include "support/catch.h"
-#include "support/cuda_adam.h"
+#include "support/kernels/adam_arrays.h"
+#include "support/kernels/cuda_adam.h"
 
 namespace pacer::kernels::testing {
 namespace {

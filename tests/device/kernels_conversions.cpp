@@ -5,10 +5,10 @@
 
 #include <pacer/kernels/adam.h>
 
-#include "support/adam_arrays.h"
 #include "support/catch.h"
-#include "support/cuda_adam.h"
-#include "support/half_reference.h"
+#include "support/kernels/adam_arrays.h"
+#include "support/kernels/cuda_adam.h"
+#include "support/kernels/half_reference.h"
 
 namespace pacer::kernels::testing {
 namespace {

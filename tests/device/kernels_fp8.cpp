@@ -7,7 +7,7 @@
 #include <pacer/device/detail/stream.h>
 
 #include "support/both_devices.h"
-#include "support/fp8_reference.h"
+#include "support/kernels/fp8_reference.h"
 
 namespace pacer::testing::kernels_fp8_gpu {
 namespace {

@@ -7,7 +7,7 @@
 #include <pacer/kernels/lamb.h>
 
 #include "support/catch.h"
-#include "support/cuda_lamb.h"
+#include "support/kernels/cuda_lamb.h"
 
 namespace pacer::kernels::testing::lamb {
 namespace {

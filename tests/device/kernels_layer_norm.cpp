@@ -8,7 +8,7 @@
 #include <pacer/device/detail/stream.h>
 
 #include "support/both_devices.h"
-#include "support/layer_norm.h"
+#include "support/kernels/layer_norm.h"
 
 namespace pacer::testing::kernels_layer_norm_gpu {
 namespace {

@@ -12,8 +12,8 @@
 #include <pacer/device/detail/stream.h>
 
 #include "support/both_devices.h"
-#include "support/fp8_reference.h"
-#include "support/nf4_reference.h"
+#include "support/kernels/fp8_reference.h"
+#include "support/kernels/nf4_reference.h"
 
 namespace pacer::testing::kernels_nf4_gpu {
 namespace {

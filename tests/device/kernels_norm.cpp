@@ -12,7 +12,7 @@
 
 #include "support/catch.h"
 #include "support/cuda_memory.h"
-#include "support/norm_input.h"
+#include "support/kernels/norm_input.h"
 #include "support/samples.h"
 
 namespace pacer::kernels::testing {

@@ -4,7 +4,7 @@
 
 #include <cstdio>
 
-#include "support/lifecycle_table.h"
+#include "support/optimizers/lifecycle_table.h"
 
 namespace pacer::testing {
 

@@ -23,8 +23,8 @@
 #include <pacer/schedulers/schedulers.h>
 #include <pacer/session/all.h>
 
-#include "support/autocast.h"
 #include "support/both_devices.h"
+#include "support/modules/autocast.h"
 #include "support/no_waiting.h"
 
 namespace pacer::testing::lora_gpu {

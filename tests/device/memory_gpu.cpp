@@ -1,6 +1,6 @@
 // Memory of a GPU that runs out in a step of an optimizer, and in a Session, at every allocation.
 #include "support/both_devices.h"
-#include "support/sessions_out_of_memory.h"
+#include "support/session/sessions_out_of_memory.h"
 
 namespace pacer::testing {
 namespace {

@@ -12,9 +12,9 @@
 #include <pacer/compression/compressed_all_reduce.h>
 
 #include "support/both_devices.h"
-#include "support/onebit_signs.h"
+#include "support/kernels/onebit_signs.h"
 #include "support/samples.h"
-#include "support/small_run.h"
+#include "support/session/small_run.h"
 
 namespace pacer::testing::onebit_gpu {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "support/both_devices.h"
 #include "support/no_waiting.h"
-#include "support/small_run.h"
+#include "support/session/small_run.h"
 
 namespace pacer::testing::onebit_overlap_gpu {
 namespace {

@@ -16,11 +16,11 @@
 #include <pacer/hooks/gradient_clipping.h>
 #include <pacer/session/session.h>
 
-#include "support/archives.h"
 #include "support/both_devices.h"
-#include "support/lamb.h"
+#include "support/checkpoints/archives.h"
+#include "support/kernels/lamb.h"
 #include "support/no_waiting.h"
-#include "support/small_model.h"
+#include "support/session/small_model.h"
 
 namespace pacer::testing {
 namespace {

@@ -13,9 +13,9 @@
 #include <pacer/hooks/gradient_clipping.h>
 #include <pacer/session/session.h>
 
-#include "support/archives.h"
 #include "support/both_devices.h"
-#include "support/small_model.h"
+#include "support/checkpoints/archives.h"
+#include "support/session/small_model.h"
 #include "support/temporary_folder.h"
 
 namespace pacer::testing {

@@ -10,9 +10,9 @@
 #include <ATen/autocast_mode.h>
 #include <torch/nn/modules/container/sequential.h>
 
-#include "support/autocast.h"
 #include "support/both_devices.h"
-#include "support/gpu_blocks.h"
+#include "support/modules/autocast.h"
+#include "support/modules/gpu_blocks.h"
 
 namespace pacer::testing::gpu_blocks {
 namespace {

@@ -18,7 +18,7 @@
 #include <pacer/session/session.h>
 
 #include "support/both_devices.h"
-#include "support/gpu_blocks.h"
+#include "support/modules/gpu_blocks.h"
 #include "support/no_waiting.h"
 
 namespace pacer::testing::gpu_blocks {

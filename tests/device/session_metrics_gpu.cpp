@@ -14,7 +14,7 @@
 #include <pacer/session/session.h>
 
 #include "support/both_devices.h"
-#include "support/small_model.h"
+#include "support/session/small_model.h"
 #include "support/temporary_folder.h"
 
 namespace pacer::testing {

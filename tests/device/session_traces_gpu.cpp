@@ -3,8 +3,8 @@
 #include "support/both_devices.h"
 #include "support/captured_stderr.h"
 #include "support/catch.h"
-#include "support/empty_micro_batches.h"
-#include "support/two_layers.h"
+#include "support/hooks/empty_micro_batches.h"
+#include "support/session/two_layers.h"
 
 namespace pacer::testing::session_traces_gpu {
 namespace {

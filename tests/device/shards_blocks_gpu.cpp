@@ -12,7 +12,7 @@
 #include <pacer/parallel/parameter_shards.h>
 
 #include "support/both_devices.h"
-#include "support/gpu_blocks.h"
+#include "support/modules/gpu_blocks.h"
 #include "support/no_waiting.h"
 
 namespace pacer::testing::shards_blocks_gpu {

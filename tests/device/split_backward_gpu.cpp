@@ -9,9 +9,9 @@
 
 #include <pacer/modules/split_backward.h>
 
-#include "support/autocast.h"
 #include "support/both_devices.h"
-#include "support/stages.h"
+#include "support/modules/autocast.h"
+#include "support/parallel/stages.h"
 
 namespace pacer::testing::stages {
 

@@ -8,9 +8,9 @@
 #include <pacer/compression/compressed_all_reduce.h>
 
 #include "scenario.h"
-#include "support/onebit_signs.h"
-#include "support/ranks.h"
-#include "support/small_run.h"
+#include "support/collectives/ranks.h"
+#include "support/kernels/onebit_signs.h"
+#include "support/session/small_run.h"
 
 namespace pacer::testing {
 namespace {

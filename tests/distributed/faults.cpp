@@ -5,7 +5,7 @@
 #include "fault_points.h"
 #include "optimizers.h"
 #include "scenario.h"
-#include "support/small_run.h"
+#include "support/session/small_run.h"
 
 namespace pacer::testing {
 namespace {

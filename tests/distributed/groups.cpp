@@ -8,7 +8,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "scenario.h"
-#include "support/random_program.h"
+#include "support/collectives/random_program.h"
 
 namespace pacer::testing {
 namespace {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "support/registry.h"
+#include "support/session/registry.h"
 
 namespace pacer::testing {
 

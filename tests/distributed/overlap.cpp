@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "scenario.h"
-#include "support/momentum_lane.h"
-#include "support/small_run.h"
+#include "support/collectives/momentum_lane.h"
+#include "support/session/small_run.h"
 
 namespace pacer::testing {
 namespace {

@@ -15,8 +15,8 @@
 
 #include "optimizers.h"
 #include "scenario.h"
-#include "support/pipeline_model.h"
-#include "support/small_run.h"
+#include "support/parallel/pipeline_model.h"
+#include "support/session/small_run.h"
 
 namespace pacer::testing::pipelines {
 

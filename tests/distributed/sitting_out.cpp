@@ -8,9 +8,9 @@
 
 #include "replicas.h"
 #include "scenario.h"
-#include "support/gated_stack.h"
-#include "support/rank_gradients.h"
-#include "support/rank_trainers.h"
+#include "support/parallel/rank_gradients.h"
+#include "support/parallel/rank_trainers.h"
+#include "support/schedulers/gated_stack.h"
 
 namespace pacer::testing {
 namespace {

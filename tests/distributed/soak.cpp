@@ -16,7 +16,7 @@
 
 #include "optimizers.h"
 #include "scenario.h"
-#include "support/small_run.h"
+#include "support/session/small_run.h"
 
 namespace pacer::testing {
 namespace soak {

@@ -10,9 +10,9 @@
 
 #include "optimizers.h"
 #include "scenario.h"
-#include "support/ranks.h"
-#include "support/shard_reference.h"
-#include "support/small_run.h"
+#include "support/collectives/ranks.h"
+#include "support/parallel/shard_reference.h"
+#include "support/session/small_run.h"
 
 namespace pacer::testing {
 namespace {

@@ -9,9 +9,9 @@
 
 #include "failing_calls.h"
 #include "support/catch.h"
-#include "support/checkpoint_samples.h"
-#include "support/small_run.h"
-#include "support/stored_checkpoints.h"
+#include "support/checkpoints/checkpoint_samples.h"
+#include "support/checkpoints/stored_checkpoints.h"
+#include "support/session/small_run.h"
 
 namespace pacer::testing {
 namespace {

@@ -15,9 +15,9 @@
 
 #include "distributed/faulty_transport.h"
 #include "support/catch.h"
-#include "support/hand_fed_optimizer.h"
-#include "support/onebit_ranks.h"
-#include "support/stored_checkpoints.h"
+#include "support/checkpoints/stored_checkpoints.h"
+#include "support/optimizers/hand_fed_optimizer.h"
+#include "support/optimizers/onebit_ranks.h"
 
 namespace pacer::testing {
 namespace {

@@ -21,8 +21,8 @@
 #include <support/whole_file.h>
 
 #include "support/catch.h"
-#include "support/stored_checkpoints.h"
-#include "support/weight_files.h"
+#include "support/checkpoints/stored_checkpoints.h"
+#include "support/checkpoints/weight_files.h"
 
 namespace pacer::testing {
 namespace {

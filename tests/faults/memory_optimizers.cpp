@@ -1,10 +1,10 @@
 // Host memory that runs out in a step of an optimizer, at its n-th allocation, for every n.
 #include <algorithm>
 
+#include "support/checkpoints/stored_checkpoints.h"
 #include "support/message_of.h"
-#include "support/onebit_ranks.h"
-#include "support/optimizers_out_of_memory.h"
-#include "support/stored_checkpoints.h"
+#include "support/optimizers/onebit_ranks.h"
+#include "support/optimizers/optimizers_out_of_memory.h"
 
 namespace pacer::testing {
 namespace {

@@ -1,5 +1,5 @@
 // Host memory that runs out in a Session.
-#include "support/sessions_out_of_memory.h"
+#include "support/session/sessions_out_of_memory.h"
 
 namespace pacer::testing {
 

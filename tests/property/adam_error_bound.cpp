@@ -21,10 +21,10 @@
 
 #include <pacer/kernels/adam.h>
 
-#include "support/adam_arrays.h"
-#include "support/adam_error_model.h"
 #include "support/carried_error.h"
 #include "support/catch.h"
+#include "support/kernels/adam_arrays.h"
+#include "support/kernels/adam_error_model.h"
 #include "support/samples.h"
 
 namespace pacer::kernels::testing {

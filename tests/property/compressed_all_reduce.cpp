@@ -14,9 +14,9 @@
 #include <pacer/compression/compressed_all_reduce.h>
 
 #include "support/catch.h"
-#include "support/onebit_reference.h"
-#include "support/optimizers.h"
-#include "support/ranks.h"
+#include "support/collectives/ranks.h"
+#include "support/kernels/onebit_reference.h"
+#include "support/optimizers/optimizers.h"
 #include "support/samples.h"
 
 namespace pacer::testing::compressed_mean_properties {

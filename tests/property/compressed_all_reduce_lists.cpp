@@ -11,8 +11,8 @@
 #include <pacer/kernels/onebit.h>
 
 #include "support/catch.h"
-#include "support/onebit_reference.h"
-#include "support/ranks.h"
+#include "support/collectives/ranks.h"
+#include "support/kernels/onebit_reference.h"
 #include "support/samples.h"
 
 namespace pacer::testing::onebit_lists {

@@ -8,9 +8,9 @@
 #include <pacer/files/safetensors.h>
 
 #include "support/catch.h"
-#include "support/checkpoint_samples.h"
-#include "support/memory_file_system.h"
-#include "support/safetensors_text.h"
+#include "support/checkpoints/checkpoint_samples.h"
+#include "support/files/memory_file_system.h"
+#include "support/files/safetensors_text.h"
 #include "support/samples.h"
 
 namespace pacer::testing {

@@ -8,8 +8,8 @@
 #include <optional>
 #include <random>
 
-#include "support/archives.h"
-#include "support/optimizers.h"
+#include "support/checkpoints/archives.h"
+#include "support/optimizers/optimizers.h"
 
 namespace pacer::testing {
 namespace {

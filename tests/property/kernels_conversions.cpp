@@ -1,5 +1,5 @@
 // Conversions of floats to 16-bit formats over the whole line of floats: every 4,099th, or all 2^32 of them
-// with PACER_TEST_LONG=1. What decides at the boundaries of rounding is in tests/unit/kernels_half_types.cpp.
+// with PACER_TEST_LONG=1. What decides at the boundaries of rounding is in tests/unit/kernels/half_types.cpp.
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -7,7 +7,7 @@
 #include <pacer/kernels/math/half_types.h>
 
 #include "support/catch.h"
-#include "support/half_reference.h"
+#include "support/kernels/half_reference.h"
 #include "support/samples.h"
 
 // The compiler's own fp16, where it has one.

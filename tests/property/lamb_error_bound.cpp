@@ -1,5 +1,5 @@
 // How far one LAMB step may be from the exact one, tensor by tensor. The rule is restated once, in arithmetic
-// that carries a proven bound of its rounding errors (support/lamb_error_model.h); every result of the
+// that carries a proven bound of its rounding errors (support/kernels/lamb_error_model.h); every result of the
 // kernels must lie within that bound for random hyperparameters, sizes and values of any magnitude, and
 // within a few units: the effect of one ULP of the largest term of any one operation on the way, carried to
 // the result. For the sum of squares that is one ULP of the sum, of the 27 additions whose errors it can
@@ -13,8 +13,8 @@
 #include <pacer/kernels/lamb.h>
 
 #include "support/catch.h"
-#include "support/lamb_error_model.h"
-#include "support/lamb_kernels.h"
+#include "support/kernels/lamb_error_model.h"
+#include "support/kernels/lamb_kernels.h"
 #include "support/samples.h"
 
 namespace pacer::kernels::testing::lamb_bound {

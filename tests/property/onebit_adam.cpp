@@ -4,7 +4,7 @@
 
 #include "support/catch.h"
 
-#include "support/onebit_adam_ranks.h"
+#include "support/optimizers/onebit_adam_ranks.h"
 
 namespace pacer::testing::onebit_random {
 namespace {

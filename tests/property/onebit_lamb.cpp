@@ -2,7 +2,7 @@
 // to the bit.
 #include "support/catch.h"
 
-#include "support/onebit_lamb_ranks.h"
+#include "support/optimizers/onebit_lamb_ranks.h"
 
 namespace pacer::testing::onebit_lamb_random {
 namespace {

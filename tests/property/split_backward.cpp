@@ -10,9 +10,9 @@
 
 #include <pacer/modules/split_backward.h>
 
-#include "support/call_counts.h"
 #include "support/catch.h"
-#include "support/optimizers.h"
+#include "support/modules/call_counts.h"
+#include "support/optimizers/optimizers.h"
 
 namespace pacer::testing {
 namespace {

@@ -7,7 +7,7 @@
 #include <torch/cuda.h>
 
 #include "support/catch.h"
-#include "support/optimizers.h"
+#include "support/optimizers/optimizers.h"
 
 namespace pacer::testing {
 

@@ -7,7 +7,7 @@
 #include <pacer/files/utf8.h>
 
 #include "fuzz/harness.h"
-#include "support/scanned_json.h"
+#include "support/files/scanned_json.h"
 
 namespace pacer::fuzz {
 namespace {

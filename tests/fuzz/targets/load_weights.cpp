@@ -5,7 +5,7 @@
 #include <pacer/checkpoints/load_weights.h>
 
 #include "fuzz/harness.h"
-#include "support/weight_files.h"
+#include "support/checkpoints/weight_files.h"
 
 namespace pacer::fuzz {
 namespace {

@@ -7,7 +7,7 @@
 #include <pacer/files/checksum.h>
 
 #include "fuzz/harness.h"
-#include "support/memory_file_system.h"
+#include "support/files/memory_file_system.h"
 
 namespace pacer::fuzz {
 namespace {

@@ -5,8 +5,8 @@
 #include <pacer/files/safetensors.h>
 
 #include "fuzz/harness.h"
-#include "support/memory_file_system.h"
-#include "support/safetensors_text.h"
+#include "support/files/memory_file_system.h"
+#include "support/files/safetensors_text.h"
 
 namespace pacer::fuzz {
 namespace {

@@ -1,0 +1,170 @@
+// LayerNormLinear, LayerNormMlp and TransformerLayer from their parameters by LibTorch's functions, in the
+// dtype of the input (fp64 for exact values) or under autocast.
+#pragma once
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <string>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/silu.h>
+
+#include <pacer/kernels/math/dropout.h>
+#include <pacer/modules/transformer_layer.h>
+
+#include "support/catch.h"
+#include "support/optimizers/optimizers.h"
+
+namespace pacer::testing::fused_layers {
+
+// What results are multiplied with, behind the projection and behind the network: 0 or 1 / (1 - p).
+struct DroppedElements {
+  Tensor of_projection, of_mlp;
+};
+
+inline Tensor applied(const Tensor& x, const Tensor& factors) {
+  return factors.defined() ? x * factors.view(x.sizes()) : x;
+}
+
+inline Tensor like(const Tensor& parameter, const Tensor& x) {
+  return parameter.defined() && x.scalar_type() == at::kDouble ? parameter.to(at::kDouble) : parameter;
+}
+
+// In 8 bits where a scope says so and x is not fp64.
+inline Tensor linear_of(nn::Linear& linear, const Tensor& x) {
+  if (x.scalar_type() != at::kDouble) return linear->forward(x);
+  return at::linear(x, like(linear->weight, x), like(linear->bias, x));
+}
+
+inline Tensor norm_of(torch::nn::LayerNorm& norm, const Tensor& x) {
+  return at::layer_norm(x, norm->options.normalized_shape(), like(norm->weight, x), like(norm->bias, x),
+                        norm->options.eps());
+}
+
+inline Tensor reference(nn::LayerNormLinearImpl& layer, const Tensor& x, const DroppedElements& = {}) {
+  return linear_of(layer.linear, norm_of(layer.norm, x));
+}
+
+inline Tensor reference(nn::LayerNormMlpImpl& layer, const Tensor& x, const DroppedElements& dropped = {}) {
+  const Tensor u = linear_of(layer.fc1, norm_of(layer.norm, x));
+  Tensor activated;
+  if (layer.options.activation() == nn::Activation::gelu) {
+    activated = at::gelu(u, "tanh");
+  } else {
+    const auto halves = u.chunk(2, -1);
+    activated = at::silu(halves[0]) * halves[1];
+  }
+  const Tensor y = applied(linear_of(layer.fc2, activated), dropped.of_mlp);
+  return layer.options.residual() ? x + y : y;
+}
+
+inline Tensor reference(nn::TransformerLayerImpl& layer, const Tensor& x, const DroppedElements& dropped = {},
+                        const Tensor& mask = {}) {
+  const int64_t heads = layer.options.heads();
+  const auto parts = reference(*layer.qkv, x).view({x.size(0), x.size(1), 3, heads, -1}).unbind(2);
+  std::optional<Tensor> given_mask;
+  if (mask.defined()) given_mask = mask;
+  const Tensor attended =
+      at::scaled_dot_product_attention(parts[0].transpose(1, 2), parts[1].transpose(1, 2),
+                                       parts[2].transpose(1, 2), given_mask, 0.0, layer.options.causal());
+  const Tensor branch = linear_of(layer.projection, attended.transpose(1, 2).reshape(x.sizes()));
+  return reference(*layer.mlp, x + applied(branch, dropped.of_projection), dropped);
+}
+
+inline double relative_error(const Tensor& found, const Tensor& wanted) {
+  const Tensor expected = wanted.to(at::kDouble);
+  const double norm = expected.norm().item<double>();
+  return (found.to(at::kDouble) - expected).norm().item<double>() / (norm == 0 ? 1 : norm);
+}
+
+// A result and the gradients of the input and of all parameters, by name.
+struct Pass {
+  Tensor y, dx;
+  std::map<std::string, Tensor> gradients;
+};
+
+template <class Module, class F>
+Pass pass(Module& module, const F& forward, const Tensor& input, const Tensor& dy) {
+  module.zero_grad();
+  const Tensor x = input.detach().clone().requires_grad_();
+  Pass result;
+  result.y = forward(x);
+  result.y.backward(dy.to(result.y.scalar_type()));
+  result.dx = x.grad();
+  for (const auto& item : module.named_parameters()) {
+    if (item.value().grad().defined()) result.gradients[item.key()] = item.value().grad().clone();
+  }
+  return result;
+}
+
+// The largest relative error over all results.
+inline double largest_error(const Pass& found, const Pass& wanted) {
+  double largest = std::max(relative_error(found.y, wanted.y), relative_error(found.dx, wanted.dx));
+  REQUIRE(found.gradients.size() == wanted.gradients.size());
+  for (const auto& [name, gradient] : wanted.gradients) {
+    CAPTURE(name);
+    largest = std::max(largest, relative_error(found.gradients.at(name), gradient));
+  }
+  return largest;
+}
+
+template <class Module>
+Pass fused_pass(Module& module, const Tensor& x, const Tensor& dy) {
+  return pass(
+      module, [&](const Tensor& in) { return module.forward(in); }, x, dy);
+}
+template <class Module>
+Pass reference_pass(Module& module, const Tensor& x, const Tensor& dy, const DroppedElements& dropped = {}) {
+  return pass(
+      module, [&](const Tensor& in) { return reference(module, in.to(at::kDouble), dropped); }, x, dy);
+}
+
+inline void randomize(torch::nn::Module& module) {
+  torch::manual_seed(11);
+  for (Tensor& parameter : module.parameters()) {
+    torch::NoGradGuard no_grad;
+    parameter.copy_(torch::randn(parameter.sizes()) * (parameter.dim() == 2 ? 0.2 : 0.5) +
+                    (parameter.dim() == 2 ? 0.0 : 0.3));
+  }
+}
+
+template <class Visit>
+void for_all_layers(const Visit& visit) {
+  for (const bool bias : {true, false}) {
+    visit(nn::LayerNormLinear(nn::LayerNormLinearOptions(32, 48).bias(bias).eps(1e-3)));
+    for (const nn::Activation activation : {nn::Activation::gelu, nn::Activation::swiglu}) {
+      for (const bool residual : {true, false}) {
+        visit(nn::LayerNormMlp(
+            nn::LayerNormMlpOptions(32, 64).bias(bias).activation(activation).residual(residual)));
+      }
+      visit(nn::TransformerLayer(
+          nn::TransformerLayerOptions(32, 4).ffn(64).bias(bias).activation(activation).causal(!bias)));
+    }
+  }
+}
+
+inline Tensor batch(at::IntArrayRef sizes = {2, 16, 32}) {
+  torch::manual_seed(5);
+  return torch::randn(sizes);
+}
+
+// Of the next seed that LibTorch's generator of the CPU gives.
+inline Tensor dropout_factors(double p, at::IntArrayRef sizes) {
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  const uint64_t seed = at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
+  const Tensor factors = torch::zeros(sizes, at::kDouble);
+  double* values = factors.mutable_data_ptr<double>();
+  for (int64_t i = 0; i < factors.numel(); ++i) {
+    const PhiloxCounter draws = philox4x32_10(
+        philox_key(seed), philox_counter(static_cast<uint64_t>(i / 4), 0, 0, RandomStream::dropout));
+    values[i] = draws.word[i % 4] < p * 4294967296.0 ? 0 : 1 / (1 - p);
+  }
+  return factors;
+}
+
+}  // namespace pacer::testing::fused_layers

@@ -1,0 +1,243 @@
+// Every optimizer and every hook, for the tests that must hold for all of them: a new one is tested before
+// anybody writes a test for it. Add it to all_optimizers() or all_hooks().
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
+
+#include <pacer/checkpoints/all.h>
+#include <pacer/hooks/hooks.h>
+#include <pacer/metrics/all.h>
+#include <pacer/modules/lora.h>
+#include <pacer/modules/nf4.h>
+#include <pacer/optimizers/fused_lamb.h>
+#include <pacer/optimizers/onebit_adam.h>
+#include <pacer/optimizers/onebit_lamb.h>
+#include <pacer/parallel/parallel.h>
+#include <pacer/schedulers/schedulers.h>
+#include <pacer/session/all.h>
+
+#include "support/session/small_model.h"
+#include "support/temporary_folder.h"
+
+namespace pacer::testing {
+
+using OptimizerMaker = std::function<std::unique_ptr<torch::optim::Optimizer>(
+    const NamedParameters&, const std::shared_ptr<Communicator>&)>;
+
+struct RegisteredOptimizer {
+  std::string name;
+  bool is_own;  // one of pacer's
+  OptimizerMaker make;
+  at::ScalarType dtype = at::kFloat;  // of the parameters
+  bool has_ranks = false;   // it exchanges more than gradients, so that ranks differ from one process
+  bool in_buckets = false;  // each parameter's momentum travels by itself
+};
+
+template <class Optimizer, class Options>
+OptimizerMaker making(Options options) {
+  return [options](const NamedParameters& parameters,
+                   const std::shared_ptr<Communicator>&) -> std::unique_ptr<torch::optim::Optimizer> {
+    // Two groups with different options: biases without weight decay.
+    std::vector<Tensor> matrices, vectors;
+    for (const auto& item : parameters)
+      (item.value().dim() >= 2 ? matrices : vectors).push_back(item.value());
+    std::vector<torch::optim::OptimizerParamGroup> groups;
+    groups.emplace_back(matrices, std::make_unique<Options>(options));
+    groups.emplace_back(vectors, std::make_unique<Options>(Options(options).weight_decay(0)));
+    return std::make_unique<Optimizer>(groups, options);
+  };
+}
+
+// Matrices compressed, biases in full precision and without weight decay; frozen after two steps, whatever
+// moves.
+template <class Optimizer, class Options>
+OptimizerMaker making_onebit(const Options& options) {
+  return [options](const NamedParameters& parameters,
+                   const std::shared_ptr<Communicator>& world) -> std::unique_ptr<torch::optim::Optimizer> {
+    std::vector<Tensor> matrices, vectors;
+    for (const auto& item : parameters)
+      (item.value().dim() >= 2 ? matrices : vectors).push_back(item.value());
+    const auto shared = Options(options).freeze_step(2).allow_early_freeze(true);
+    std::vector<torch::optim::OptimizerParamGroup> groups;
+    groups.emplace_back(matrices, std::make_unique<Options>(shared));
+    groups.emplace_back(vectors, std::make_unique<Options>(Options(shared).weight_decay(0).compress(false)));
+    return std::make_unique<Optimizer>(groups, shared, world);
+  };
+}
+
+inline std::vector<RegisteredOptimizer> all_optimizers() {
+  const FusedAdamWOptions adamw = FusedAdamWOptions(0.01).weight_decay(0.1).finite_check(true);
+  const auto stochastic =
+      FusedAdamWOptions(adamw).master_weights(MasterWeights::none).rounding(Rounding::stochastic);
+  const auto nearest = FusedAdamWOptions(adamw).master_weights(MasterWeights::none);
+  const FusedLambOptions lamb = FusedLambOptions(0.01).weight_decay(0.1).finite_check(true);
+  const auto onebit_adam = OneBitAdamOptions(0.01).weight_decay(0.1);
+  const auto onebit_lamb = OneBitLambOptions(0.01).weight_decay(0.1);
+  using namespace torch::optim;
+  return {
+      {"FusedAdamW", true, making<FusedAdamW>(adamw)},
+      {"FusedAdam", true, making<FusedAdam>(FusedAdamOptions(0.01).weight_decay(0.1).finite_check(true))},
+      {"FusedAdam amsgrad", true, making<FusedAdam>(FusedAdamOptions(0.01).amsgrad(true).finite_check(true))},
+      {"FusedAdamW bf16 remainder", true, making<FusedAdamW>(adamw), at::kBFloat16},
+      {"FusedAdamW bf16 master", true,
+       making<FusedAdamW>(FusedAdamWOptions(adamw).master_weights(MasterWeights::fp32)), at::kBFloat16},
+      {"FusedAdamW bf16 stochastic", true, making<FusedAdamW>(stochastic), at::kBFloat16},
+      {"FusedAdamW bf16 nearest", true, making<FusedAdamW>(nearest), at::kBFloat16},
+      {"FusedLamb", true, making<FusedLamb>(lamb)},
+      {"OneBitAdam", true, making_onebit<OneBitAdam>(OneBitAdamOptions(onebit_adam).compress_alone(true)),
+       at::kFloat, true},
+      {"OneBitAdam refreshed", true,
+       making_onebit<OneBitAdam>(OneBitAdamOptions(0.01)
+                                     .compress_alone(true)
+                                     .refresh_variance_every(3)
+                                     .block_scales(false)
+                                     .bucket_bytes(1)),
+       at::kBFloat16, true, true},
+      {"OneBitAdam uncompressed", true, making_onebit<OneBitAdam>(onebit_adam), at::kFloat, true},
+      {"OneBitLamb", true, making_onebit<OneBitLamb>(OneBitLambOptions(onebit_lamb).compress_alone(true)),
+       at::kFloat, true},
+      {"OneBitLamb by blocks", true,
+       making_onebit<OneBitLamb>(OneBitLambOptions(onebit_lamb)
+                                     .compress_alone(true)
+                                     .block_scales(true)
+                                     .bias_correction(true)
+                                     .bucket_bytes(1)),
+       at::kBFloat16, true, true},
+      {"OneBitLamb uncompressed", true, making_onebit<OneBitLamb>(onebit_lamb), at::kFloat, true},
+      {"FusedLamb bf16 remainder", true, making<FusedLamb>(lamb), at::kBFloat16},
+      {"AdamW", false, making<AdamW>(AdamWOptions(0.01).weight_decay(0.1))},
+      {"Adam", false, making<Adam>(AdamOptions(0.01).amsgrad(true))},
+      {"SGD", false, making<SGD>(SGDOptions(0.1).momentum(0.9))},
+      {"RMSprop", false, making<RMSprop>(RMSpropOptions(0.002).momentum(0.5).centered(true))},
+      {"Adagrad", false, making<Adagrad>(AdagradOptions(0.05))},
+  };
+}
+
+// In one process they are what they are without nodes, so that they are not among the others.
+inline std::vector<RegisteredOptimizer> optimizers_by_nodes() {
+  const auto adam = OneBitAdamOptions(0.01).weight_decay(0.1).compress_alone(true).hierarchical(true);
+  const auto lamb = OneBitLambOptions(0.01).weight_decay(0.1).compress_alone(true).hierarchical(true);
+  return {{"OneBitAdam by nodes", true, making_onebit<OneBitAdam>(adam), at::kFloat, true},
+          {"OneBitLamb by nodes, bf16", true, making_onebit<OneBitLamb>(lamb), at::kBFloat16, true}};
+}
+
+struct RegisteredHook {
+  std::string name;
+  // May be used together with hooks of another kind only.
+  std::string kind;
+  bool has_guard;  // it skips steps whose gradients are not finite
+  std::function<void(Session&, SmallModel&, EpochSampler&)> use;
+  bool needs_gates = false;
+  bool needs_fused_layers = false;
+  // Before the optimizer is made, of what then requires a gradient; the second argument is the dropout.
+  std::function<void(SmallModel&, double)> change_model = nullptr;
+};
+
+inline std::vector<RegisteredHook> all_hooks() {
+  const auto lengths = [](LengthMode mode) {
+    return SequenceLength(SequenceLengthOptions(4, kFullLength).ramp_steps(6).difficulty_step(2).mode(mode));
+  };
+  return {
+      {"accumulation", "accumulation", false,
+       [](Session& s, SmallModel&, EpochSampler&) { s.use(GradientAccumulation(3)); }},
+      {"accumulation by tokens", "accumulation", false,
+       [](Session& s, SmallModel&, EpochSampler&) { s.use(GradientAccumulation(2).weight_by_tokens()); }},
+      {"clipping", "clipping", true,
+       [](Session& s, SmallModel&, EpochSampler&) { s.use(GradientClipping(0.3)); }},
+      {"clipping by the norm before", "clipping", true,
+       [](Session& s, SmallModel&, EpochSampler&) { s.use(GradientClipping(0.3).by_previous_norm()); }},
+      {"bf16", "precision", false, [](Session& s, SmallModel&, EpochSampler&) { s.use(Precision::bf16()); }},
+      {"fp8", "precision", true, [](Session& s, SmallModel&, EpochSampler&) { s.use(Precision::fp8()); }},
+      {"fp16", "precision", true,
+       [](Session& s, SmallModel&, EpochSampler&) {
+         LossScaleRule rule;
+         rule.initial = 1024;
+         rule.growth_interval = 3;
+         s.use(Precision::fp16(rule));
+       }},
+      {"layer drop", "layer drop", false,
+       [](Session& s, SmallModel& m, EpochSampler&) { s.use(m->layer_drop); }, true},
+      {"recompute", "recompute", false,
+       [](Session& s, SmallModel& m, EpochSampler&) { s.use(Recompute(m->stack)); }},
+      // No hook, but another model.
+      {"fused layers", "layers", false, [](Session&, SmallModel&, EpochSampler&) {}, false, true},
+      {"curriculum", "curriculum", false,
+       [lengths](Session& s, SmallModel&, EpochSampler&) { s.use(lengths(LengthMode::truncate)); }},
+      {"curriculum by reshape", "curriculum", false,
+       [lengths](Session& s, SmallModel&, EpochSampler&) { s.use(lengths(LengthMode::reshape)); }},
+      {"learning rate", "learning rate", false,
+       [](Session& s, SmallModel&, EpochSampler&) {
+         s.use(LearningRate(warmup_cosine({3, 20})));
+       }},
+      {"sampler", "sampler", false, [](Session& s, SmallModel&, EpochSampler& e) { s.use(e); }},
+      // What decides by the value is used with it. The loss falls, so the best is that of the first step: a
+      // state that was lost shows.
+      {"validation, early stopping and save best", "validation", false,
+       [](Session& s, SmallModel& m, EpochSampler&) {
+         static const TemporaryFolder folder;  // with a folder for each run
+         static std::atomic<int64_t> runs{0};
+         const auto measure = [m]() mutable {
+           const auto batch = small_batch(99);
+           const at::Device device = m->head->bias.device();
+           return m->loss(batch.first.to(device), batch.second.to(device)).item<double>();
+         };
+         s.use(SaveBest(folder.path(std::to_string(++runs))))
+             .use(EarlyStopping(/*patience=*/100))
+             .use(Validation(ValidationOptions(1).larger_is_better(true), measure));
+       }},
+  };
+}
+
+// Adapters of the stack's layers, over weights in 4 bits, too, of which one stays in 16 for 8-bit products;
+// the head's bias is trained beside them, so that there is a vector. No hooks, but other models: not among
+// the others, because they are tested with each of those (lora_session.cpp).
+inline std::vector<RegisteredHook> adapted_models() {
+  const auto adapted = [](bool in_4_bits, bool mixed) {
+    return [=](SmallModel& model, double dropout) {
+      const at::ScalarType dtype = model->head->bias.scalar_type();
+      if (mixed) model->to(at::kBFloat16);
+      if (in_4_bits) nn::quantize(*model, nn::Nf4Options().targets({"stack.0", "stack.1"}));
+      nn::add_lora(*model, nn::LoraOptions(3).alpha(6).dropout(dropout).targets({"stack.*"}));
+      model->head->bias.requires_grad_(true);
+      const torch::NoGradGuard no_grad;
+      for (const auto& layer : model->blocks) layer->adapter("default")->B.uniform_(-0.2, 0.2);
+      if (!mixed) model->to(dtype);
+    };
+  };
+  const auto no_hook = [](Session&, SmallModel&, EpochSampler&) {};
+  return {{"adapters", "layers", false, no_hook, false, false, adapted(false, false)},
+          {"adapters over 4 bits", "layers", false, no_hook, false, false, adapted(true, false)},
+          // fp32 adapters over 16 and 4 bits, as fine-tuning has them
+          {"adapters over bf16 and 4 bits", "layers", false, no_hook, false, false, adapted(true, true)}};
+}
+
+// Each hook by itself, and every two that may be used together.
+inline std::vector<std::vector<RegisteredHook>> hooks_and_pairs() {
+  const auto hooks = all_hooks();
+  std::vector<std::vector<RegisteredHook>> chosen;
+  for (size_t a = 0; a < hooks.size(); ++a) {
+    chosen.push_back({hooks[a]});
+    for (size_t b = a + 1; b < hooks.size(); ++b) {
+      if (hooks[a].kind != hooks[b].kind) chosen.push_back({hooks[a], hooks[b]});
+    }
+  }
+  return chosen;
+}
+inline std::string names_of(const std::vector<RegisteredHook>& hooks) {
+  std::string names;
+  for (const RegisteredHook& hook : hooks) names += (names.empty() ? "" : " with ") + hook.name;
+  return names;
+}
+
+}  // namespace pacer::testing

@@ -1,0 +1,111 @@
+// 1-bit optimizers on small models of five kinds, beside those in full precision: they end where these do,
+// and what has no true gradient moves no further.
+#include "support/catch.h"
+
+#include <cstdio>
+
+#include <pacer/optimizers/fused_lamb.h>
+#include <pacer/optimizers/onebit_adam.h>
+#include <pacer/optimizers/onebit_lamb.h>
+
+#include "support/optimizers/onebit_models.h"
+#include "support/optimizers/onebit_ranks.h"
+#include "support/samples.h"
+
+namespace pacer::testing::onebit_models_test {
+namespace {
+
+using Make = std::function<std::unique_ptr<torch::optim::Optimizer>(const std::vector<Tensor>&)>;
+
+template <class Optimizer, class Options>
+Make making(const Options& options) {
+  return [options](const std::vector<Tensor>& parameters) {
+    return std::make_unique<Optimizer>(parameters, options);
+  };
+}
+Make in_full(const OneBitModel& kind, bool lamb) {
+  if (lamb) return making<FusedLamb>(FusedLambOptions(kind.lamb_rate));
+  return making<FusedAdamW>(FusedAdamWOptions(kind.rate));
+}
+// `change` sets options that both have.
+template <class Change>
+Make in_signs(const OneBitModel& kind, bool lamb, int64_t freeze_step, const Change& change) {
+  auto adam = OneBitAdamOptions(kind.rate).freeze_step(freeze_step).compress_alone(true);
+  auto of_lamb = OneBitLambOptions(kind.lamb_rate).freeze_step(freeze_step).compress_alone(true);
+  of_lamb.bias_correction(true);  // its variance has hardly grown when it freezes so early
+  change(adam);
+  change(of_lamb);
+  return lamb ? making<OneBitLamb>(of_lamb) : making<OneBitAdam>(adam);
+}
+
+}  // namespace
+
+TEST_CASE("1-bit optimizers end where full precision does, on five kinds of model",
+          "[onebit_adam][onebit_lamb]") {
+  constexpr int64_t kSteps = 120, kFreeze = 50;
+  std::string said;
+  HeardWarnings ear(said);
+  const c10::WarningUtils::WarningHandlerGuard guard(&ear);
+  for (const OneBitModel& kind : all_onebit_models()) {
+    for (const bool lamb : {false, true}) {
+      const OneBitOutcome full = train_onebit_model(kind, in_full(kind, lamb), 1, kSteps);
+      const OneBitOutcome own =
+          train_onebit_model(kind, in_signs(kind, lamb, kFreeze, [](auto&) {}), 1, kSteps);
+      CAPTURE(kind.name, lamb, full.loss, own.loss, full.accuracy, own.accuracy, full.movement, own.movement);
+      CHECK(own.loss <= full.loss + 0.15);
+      CHECK(own.accuracy >= full.accuracy - 0.05);
+      CHECK(own.movement <= 2 * full.movement + 1e-3);
+    }
+  }
+}
+
+TEST_CASE("convolutions before batch norm survive signs for vectors, too", "[onebit_adam][onebit_lamb]") {
+  const OneBitModel kind = all_onebit_models().front();
+  std::string said;
+  HeardWarnings ear(said);
+  const c10::WarningUtils::WarningHandlerGuard guard(&ear);
+  for (const bool lamb : {false, true}) {
+    for (const bool blocks : {false, true}) {
+      const OneBitOutcome full = train_onebit_model(kind, in_full(kind, lamb), 2, 120);
+      const OneBitOutcome own = train_onebit_model(
+          kind, in_signs(kind, lamb, 50, [&](auto& o) { o.compress_vectors(true).block_scales(blocks); }), 2,
+          120);
+      CAPTURE(lamb, blocks, full.loss, own.loss, full.accuracy, own.accuracy, full.movement, own.movement);
+      CHECK(own.loss <= full.loss + 0.2);
+      CHECK(own.accuracy >= full.accuracy - 0.05);
+      CHECK(own.movement <= 0.5);
+    }
+  }
+}
+
+// Prints the table of docs/measurements/study-signs.md.
+TEST_CASE("five kinds of model, three seeds", "[.][onebit_study]") {
+  if (!wants_long_tests()) PACER_SKIP("the study of five models takes minutes; set PACER_TEST_LONG=1");
+  constexpr int64_t kSteps = 600, kFreeze = 120;
+  std::string said;
+  HeardWarnings ear(said);
+  const c10::WarningUtils::WarningHandlerGuard guard(&ear);
+  std::printf("| model | optimizer | loss | accuracy | movement |\n| --- | --- | ---: | ---: | ---: |\n");
+  for (const OneBitModel& kind : all_onebit_models()) {
+    for (const bool lamb : {false, true}) {
+      const auto all_vectors = [](auto& o) { o.compress_vectors(true); };
+      const std::vector<std::pair<const char*, Make>> arms = {
+          {lamb ? "LAMB" : "AdamW", in_full(kind, lamb)},
+          {lamb ? "1-bit LAMB" : "1-bit Adam", in_signs(kind, lamb, kFreeze, [](auto&) {})},
+          {"`compress_vectors(true)`", in_signs(kind, lamb, kFreeze, all_vectors)}};
+      for (const auto& [name, make] : arms) {
+        OneBitOutcome mean{0, 0, 0};
+        for (const uint64_t seed : {1, 2, 3}) {
+          const OneBitOutcome one = train_onebit_model(kind, make, seed, kSteps);
+          mean.loss += one.loss / 3, mean.accuracy += one.accuracy / 3;
+          mean.movement = std::max(mean.movement, one.movement);
+        }
+        std::printf("| %s | %s | %.4f | %.3f | %.4f |\n", kind.name.c_str(), name, mean.loss, mean.accuracy,
+                    mean.movement);
+        std::fflush(stdout);
+      }
+    }
+  }
+}
+
+}  // namespace pacer::testing::onebit_models_test

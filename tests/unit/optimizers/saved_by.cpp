@@ -1,0 +1,210 @@
+// A state belongs to the optimizer that saved it and to the parameters of its names: no other optimizer goes
+// on from it, and no other parameter gets it.
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#include <pacer/optimizers/fused_lamb.h>
+#include <pacer/optimizers/onebit_adam.h>
+#include <pacer/optimizers/onebit_lamb.h>
+
+#include "support/captured_stderr.h"
+#include "support/catch.h"
+#include "support/checkpoints/archives.h"
+#include "support/optimizers/optimizers.h"
+#include "support/session/mistakes_trainer.h"
+#include "support/temporary_folder.h"
+
+namespace pacer::testing {
+namespace {
+
+using Made = std::unique_ptr<torch::optim::Optimizer>;
+using Make = std::function<Made(const NamedParameters&)>;
+
+// Weight decay, so that rules differ.
+std::vector<std::pair<std::string, Make>> own_optimizers() {
+  return {
+      {"FusedAdam",
+       [](const NamedParameters& p) -> Made {
+         return std::make_unique<FusedAdam>(p, FusedAdamOptions(0.1).weight_decay(0.3));
+       }},
+      {"FusedAdamW",
+       [](const NamedParameters& p) -> Made {
+         return std::make_unique<FusedAdamW>(p, FusedAdamWOptions(0.1).weight_decay(0.3));
+       }},
+      {"FusedLamb", [](const NamedParameters& p) -> Made { return std::make_unique<FusedLamb>(p); }},
+      {"OneBitAdam",
+       [](const NamedParameters& p) -> Made {
+         return std::make_unique<OneBitAdam>(p, OneBitAdamOptions().freeze_step(100));
+       }},
+      {"OneBitLamb",
+       [](const NamedParameters& p) -> Made {
+         return std::make_unique<OneBitLamb>(p, OneBitLambOptions().freeze_step(100));
+       }},
+  };
+}
+std::vector<std::pair<std::string, Make>> torch_optimizers() {
+  return {
+      {"torch::optim::Adam",
+       [](const NamedParameters& p) -> Made {
+         return std::make_unique<torch::optim::Adam>(p.values(), torch::optim::AdamOptions(0.1));
+       }},
+      {"torch::optim::AdamW",
+       [](const NamedParameters& p) -> Made {
+         return std::make_unique<torch::optim::AdamW>(p.values(), torch::optim::AdamWOptions(0.1));
+       }},
+      {"torch::optim::SGD",
+       [](const NamedParameters& p) -> Made {
+         return std::make_unique<torch::optim::SGD>(p.values(), torch::optim::SGDOptions(0.1).momentum(0.9));
+       }},
+  };
+}
+
+// Two steps of a Session with Checkpoints, after those that are there.
+void train(const Make& make, const std::string& folder, torch::nn::Linear* trained = nullptr) {
+  torch::manual_seed(3);
+  torch::nn::Linear model(3, 2);
+  const Made optimizer = make(model->named_parameters());
+  Session session(model, *optimizer);
+  session.use(Checkpoints(CheckpointsOptions(folder)));
+  session.resume();
+  for (int step = 0; step < 2; ++step) {
+    auto [x] = session.begin(torch::ones({4, 3}));
+    session.backward(model->forward(x).square().mean());
+    session.step();
+  }
+  session.finish();
+  if (trained != nullptr) *trained = model;
+}
+
+}  // namespace
+
+TEST_CASE("a checkpoint of one optimizer is refused by every other, and both are named", "[resume]") {
+  auto all = own_optimizers();
+  for (const auto& torchs : torch_optimizers()) all.push_back(torchs);
+  for (const auto& [saver, make_saver] : all) {
+    const TemporaryFolder folder;
+    const CapturedStderr quiet;
+    train(make_saver, folder.path("c"));
+    for (const auto& [loader, make_loader] : all) {
+      if (loader == saver || saver == "torch::optim::" + loader.substr(std::min<size_t>(5, loader.size())))
+        continue;
+      CAPTURE(saver, loader);
+      const Make& make = make_loader;
+      const std::string message = refusal([&] { train(make, folder.path("c")); });
+      CHECK(contains(message, "was saved by " + saver + ", but this is " + loader));
+    }
+  }
+}
+
+TEST_CASE("state by name and archives are refused by every other optimizer", "[resume]") {
+  const auto all = own_optimizers();
+  for (const auto& [saver, make_saver] : all) {
+    torch::nn::Linear model(3, 2);
+    const Made source = make_saver(model->named_parameters());
+    for (const Tensor& p : model->parameters()) p.mutable_grad() = torch::ones_like(p);
+    source->step();
+    auto& own = dynamic_cast<SessionOptimizer&>(*source);
+    for (const auto& [loader, make_loader] : all) {
+      if (loader == saver) continue;
+      CAPTURE(saver, loader);
+      const Made target = make_loader(model->named_parameters());
+      auto& other = dynamic_cast<SessionOptimizer&>(*target);
+      const std::string named = refusal([&] { other.import_state(own.export_state()); });
+      CHECK(contains(named, "was saved by " + saver + ", but this is " + loader));
+      if (contains(saver + loader, "OneBit")) continue;  // has no archive
+      const std::string archived = refusal([&] { load_from(*target, saved(*source)); });
+      CHECK(contains(archived, "was saved by " + saver + ", but this is " + loader));
+    }
+  }
+}
+
+TEST_CASE("a Session that ran with torch's Adam or AdamW goes on with the fused one", "[resume]") {
+  const auto compare = [](const Make& torchs, const Make& fused) {
+    const TemporaryFolder folder, wanted;
+    const CapturedStderr quiet;
+    torch::nn::Linear found(nullptr), expected(nullptr);
+    train(torchs, folder.path("c"));
+    train(fused, folder.path("c"), &found);
+    train(torchs, wanted.path("c"));
+    train(torchs, wanted.path("c"), &expected);
+    CHECK((found->weight - expected->weight).abs().max().item<double>() <= 1e-6);
+    CHECK((found->bias - expected->bias).abs().max().item<double>() <= 1e-6);
+    train(fused, folder.path("c"));  // and from its own
+  };
+  for (const bool amsgrad : {false, true}) {
+    CAPTURE(amsgrad);
+    compare(
+        [=](const NamedParameters& p) -> Made {
+          return std::make_unique<torch::optim::AdamW>(
+              p.values(), torch::optim::AdamWOptions(0.1).weight_decay(0.3).amsgrad(amsgrad));
+        },
+        // Options are those of the checkpoint.
+        [](const NamedParameters& p) -> Made { return std::make_unique<FusedAdamW>(p); });
+    compare(
+        [=](const NamedParameters& p) -> Made {
+          return std::make_unique<torch::optim::Adam>(
+              p.values(), torch::optim::AdamOptions(0.1).weight_decay(0.3).amsgrad(amsgrad));
+        },
+        [](const NamedParameters& p) -> Made { return std::make_unique<FusedAdam>(p); });
+  }
+}
+
+TEST_CASE("the state of an optimizer before it said which it was loads as ever", "[resume]") {
+  torch::nn::Linear model(3, 2);
+  FusedAdam source(model->named_parameters()), target(model->named_parameters());
+  for (const Tensor& p : model->parameters()) p.mutable_grad() = torch::ones_like(p);
+  source.step();
+  NamedTensors state = source.export_state();
+  state.erase("optimizer");
+  state["state_version"] = number_tensor(int64_t{3});
+  target.import_state(state);
+  CHECK(state_of(target, model->weight).step() == 1);
+  state["state_version"] = number_tensor(int64_t{4});
+  CHECK(contains(refusal([&] { target.import_state(state); }), "no \"optimizer\""));
+}
+
+TEST_CASE("archives go by name where both sides have names, whatever their order", "[resume]") {
+  torch::manual_seed(11);
+  const std::vector<std::string> names = {"a", "b", "c", "d"};
+  std::vector<Tensor> values = random_parameters({{3}, {3}, {3}, {2}}, at::kFloat);
+  const auto in_order = [&](const std::vector<size_t>& order, const std::string& prefix = "") {
+    NamedParameters named;
+    for (const size_t i : order) named.insert(prefix + names[i], values[i]);
+    return named;
+  };
+  FusedAdamW source(in_order({0, 1, 2, 3}));
+  for (int step = 0; step < 2; ++step) {
+    set_random_gradients(values);
+    source.step();
+  }
+  const std::string archive = saved(source);
+  const auto is_own = [&](FusedAdamW& loaded, const std::vector<size_t>& state_of_source) {
+    for (size_t i = 0; i < values.size(); ++i) {
+      CHECK(state_of(loaded, values[i])
+                .exp_avg()
+                .equal(state_of(source, values[state_of_source[i]]).exp_avg()));
+    }
+  };
+  FusedAdamW shuffled(in_order({2, 0, 1, 3}));
+  load_from(shuffled, archive);
+  is_own(shuffled, {0, 1, 2, 3});
+
+  FusedAdamW renamed(in_order({0, 1, 2, 3}, "net."));
+  const std::string message = refusal([&] { load_from(renamed, archive); });
+  CHECK(contains(message, "no parameter \"net.a\""));
+  CHECK(contains(message, "the first that it has is \"a\""));
+  CHECK(renamed.state().empty());
+
+  FusedAdamW unnamed({values[0], values[1], values[2], values[3]});  // in the order that was saved
+  load_from(unnamed, archive);
+  is_own(unnamed, {0, 1, 2, 3});
+  load_from(shuffled, saved(unnamed));  // positions, as in torch
+  is_own(shuffled, {1, 2, 0, 3});
+
+  torch::optim::AdamW torchs(in_order({0, 1, 2, 3}).values());  // torch reads what it knows
+  load_from(torchs, archive);
+  CHECK(state_of(torchs, values[1]).exp_avg().equal(state_of(source, values[1]).exp_avg()));
+}
+
+}  // namespace pacer::testing

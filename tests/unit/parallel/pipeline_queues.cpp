@@ -1,0 +1,116 @@
+// The queues that messages of a pipeline take: with sends that end when they are received, and messages of a
+// queue one after the other, every plan comes to its end.
+#include <pacer/parallel/detail/stage_messages.h>
+
+#include <deque>
+
+#include "support/catch.h"
+#include "support/parallel/pipeline_plans.h"
+
+namespace pacer::testing {
+namespace {
+
+using detail::StageMessages;
+using Way = StageMessages::Way;
+
+struct Operation {
+  bool is_sent;
+  int peer;
+  size_t action;  // of the rank's plan: a send follows it, a receive comes before it
+};
+
+// One rank: how far its passes are, and for each way and queue what has to travel, in the order of the calls.
+struct Rank {
+  PipelinePlan plan;
+  size_t done = 0;
+  std::deque<Operation> queues[2][3];
+  std::vector<int> missing;  // by action: messages that it waits for
+};
+
+std::vector<Rank> ranks_of(const PipelineShape& shape) {
+  std::vector<Rank> ranks(static_cast<size_t>(shape.ranks));
+  for (int64_t r = 0; r < shape.ranks; ++r) {
+    Rank& rank = ranks[static_cast<size_t>(r)];
+    rank.plan = pipeline_plan(shape, r);
+    rank.missing.resize(rank.plan.size());
+    for (size_t i = 0; i < rank.plan.size(); ++i) {
+      const PipelineAction& action = rank.plan[i];
+      if (action.pass == PipelinePass::backward_weight) continue;
+      const bool is_forward = action.pass == PipelinePass::forward;
+      const int64_t stage = shape.stage(r, action.chunk), step = is_forward ? 1 : -1;
+      const Way way = is_forward ? Way::activations : Way::gradients;
+      const auto add = [&](bool is_sent, int64_t other) {
+        if (other < 0 || other >= shape.stages() || other % shape.ranks == r) return;
+        const auto peer = static_cast<int>(other % shape.ranks);
+        const int queue = StageMessages::queue_of(way, is_sent ? static_cast<int>(r) : peer, shape);
+        REQUIRE(queue < StageMessages::queues(shape));
+        rank.queues[static_cast<size_t>(way)][queue].push_back({is_sent, peer, i});
+        if (!is_sent) ++rank.missing[i];
+      };
+      add(false, stage - step);
+      add(true, stage + step);
+    }
+  }
+  return ranks;
+}
+
+// A receive is asked for when the passes before it are done, a send when its own is.
+bool is_ready(const Rank& rank, const Operation& operation) {
+  return operation.is_sent ? rank.done > operation.action : rank.done >= operation.action;
+}
+
+bool ends(const PipelineShape& shape) {
+  std::vector<Rank> ranks = ranks_of(shape);
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (size_t r = 0; r < ranks.size(); ++r) {
+      Rank& rank = ranks[r];
+      while (rank.done < rank.plan.size() && rank.missing[rank.done] == 0) {
+        ++rank.done;
+        moved = true;
+      }
+      for (size_t way = 0; way < 2; ++way) {
+        for (size_t q = 0; q < 3; ++q) {
+          auto& queue = rank.queues[way][q];
+          if (queue.empty() || !queue.front().is_sent || !is_ready(rank, queue.front())) continue;
+          Rank& peer = ranks[static_cast<size_t>(queue.front().peer)];
+          auto& other = peer.queues[way][q];
+          if (other.empty() || other.front().is_sent || other.front().peer != static_cast<int>(r)) continue;
+          if (!is_ready(peer, other.front())) continue;
+          --peer.missing[other.front().action];
+          other.pop_front();
+          queue.pop_front();
+          moved = true;
+        }
+      }
+    }
+  }
+  for (const Rank& rank : ranks) {
+    if (rank.done < rank.plan.size()) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+TEST_CASE("every plan ends over the queues of its messages, though each waits for its receiver",
+          "[schedulers][pipeline]") {
+  for (const PipelineShape& shape : pipeline_shapes()) {
+    INFO(shape_text(shape));
+    REQUIRE(ends(shape));
+    for (int rank = 0; rank < shape.ranks && shape.ranks > 1; ++rank) {
+      const auto ranks = static_cast<int>(shape.ranks);
+      for (const Way way : {Way::activations, Way::gradients}) {
+        const int sender =
+            (rank + (way == Way::activations ? ranks - 1 : 1)) % ranks;  // whom it receives from
+        const bool receives = shape.chunks > 1 || (way == Way::activations ? rank > 0 : rank + 1 < ranks);
+        const bool sends = shape.chunks > 1 || (way == Way::activations ? rank + 1 < ranks : rank > 0);
+        if (receives && sends) {
+          REQUIRE(StageMessages::queue_of(way, rank, shape) != StageMessages::queue_of(way, sender, shape));
+        }
+      }
+    }
+  }
+}
+
+}  // namespace pacer::testing

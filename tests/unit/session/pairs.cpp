@@ -1,0 +1,147 @@
+// Every pair of hooks with every optimizer: that the pair trains, that the order of `use` does not matter,
+// that steps with non-finite gradients change nothing, that pacer's optimizers do what torch's do, and that a
+// run that was interrupted goes on to the bit.
+#include <algorithm>
+#include <cmath>
+
+#include "support/catch.h"
+#include "support/samples.h"
+#include "support/session/small_run.h"
+
+namespace pacer::testing {
+namespace {
+
+template <class F>
+void for_each_pair(const F& f) {
+  for (const auto& hooks : hooks_and_pairs()) f(hooks, names_of(hooks));
+}
+
+// Every optimizer with every hook by itself, and every pair of hooks with a quarter of the optimizers, which
+// take turns. In a long run every pair with every optimizer.
+template <class F>
+void for_each_optimizer_and_pair(const F& f) {
+  size_t turn = 0;
+  for (const RegisteredOptimizer& optimizer : all_optimizers()) {
+    size_t which = turn++;
+    for_each_pair([&](const std::vector<RegisteredHook>& hooks, const std::string& name) {
+      if (hooks.size() == 1 || which++ % 4 == 0 || wants_long_tests()) f(optimizer, hooks, name);
+    });
+  }
+}
+
+bool has_guard(const RegisteredOptimizer& optimizer, const std::vector<RegisteredHook>& hooks) {
+  return optimizer.is_own ||
+         std::any_of(hooks.begin(), hooks.end(), [](const auto& h) { return h.has_guard; });
+}
+
+bool uses(const std::vector<RegisteredHook>& hooks, const std::string& name) {
+  return std::any_of(hooks.begin(), hooks.end(), [&](const auto& h) { return h.name == name; });
+}
+
+// Options of groups, among them the learning rate, and how many attempts there were.
+bool goes_on_in_an_attempt(const std::string& key) {
+  return key.compare(0, 6, "group/") == 0 || key.compare(0, 7, "onebit/") == 0;
+}
+
+// What a skipped attempt may change: the attempt counter, data position, learning rate, loss scale and the
+// count of skipped steps. Everything else must not.
+void forget_attempt(detail::TrainingState& state) {
+  state.session.clear();
+  for (auto item = state.optimizer.begin(); item != state.optimizer.end();) {
+    item = goes_on_in_an_attempt(item->first) ? state.optimizer.erase(item) : std::next(item);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("every pair of hooks trains with every optimizer, whatever the order of use", "[session][pairs]") {
+  for_each_optimizer_and_pair([&](const RegisteredOptimizer& optimizer,
+                                  const std::vector<RegisteredHook>& hooks, const std::string& name) {
+    INFO(optimizer.name << ", " << name);
+    SmallRun run(optimizer, hooks), reversed(optimizer, {hooks.rbegin(), hooks.rend()});
+    for (int step = 0; step < 4; ++step) {
+      run.step();
+      reversed.step();
+      REQUIRE(std::isfinite(run.loss));
+    }
+    REQUIRE(first_difference(run.state(), reversed.state()) == "");
+    REQUIRE(run.session->progress().step == 4);
+  });
+}
+
+TEST_CASE("with every pair of hooks, pacer's AdamW does what torch's does", "[session][pairs]") {
+  const auto optimizers = all_optimizers();
+  const auto find = [&](const std::string& name) {
+    return *std::find_if(optimizers.begin(), optimizers.end(), [&](const auto& o) { return o.name == name; });
+  };
+  for_each_pair([&](const std::vector<RegisteredHook>& hooks, const std::string& name) {
+    // Biases of keys change nothing, so their gradients are roundings, which Adam makes steps of.
+    if (uses(hooks, "fused layers")) return;
+    INFO(name);
+    SmallRun ours(find("FusedAdamW"), hooks), theirs(find("AdamW"), hooks);
+    for (int step = 0; step < 6; ++step) {
+      ours.step();
+      theirs.step();
+    }
+    // The same rule, gradients averaged and clipped before instead of inside: rounding of 6 steps of size
+    // 0.01. Autocast rounds activations to 8 (11) bits, which carries such differences further.
+    const double bound = uses(hooks, "bf16") || uses(hooks, "fp16") ? 2e-3 : 2e-5;
+    CHECK(distance(ours.model->parameters(), theirs.model->parameters()) < bound);
+  });
+}
+
+TEST_CASE("with every pair of hooks, a non-finite gradient changes nothing but the attempt",
+          "[session][pairs]") {
+  const auto bad_values = {std::nan(""), double(INFINITY), -double(INFINITY)};
+  int64_t which = 0;
+  for_each_optimizer_and_pair([&](const RegisteredOptimizer& optimizer,
+                                  const std::vector<RegisteredHook>& hooks, const std::string& name) {
+    if (!has_guard(optimizer, hooks)) return;
+    const double bad = *(bad_values.begin() + which++ % 3);
+    INFO(optimizer.name << ", " << name << ", " << bad);
+    SmallRun run(optimizer, hooks);
+    for (int step = 0; step < 2; ++step) run.step();
+    auto before = run.state();
+    run.step([&](SmallModel& model) { model->head->bias.mutable_grad()[kVocabulary - 1] = bad; });
+    auto after = run.state();
+    const auto whole = after;
+    forget_attempt(before);
+    forget_attempt(after);
+    REQUIRE(first_difference(before, after) == "");
+    REQUIRE(run.session->progress().step == 3);
+    REQUIRE(run.session->skipped_steps() == 1);
+
+    // A run that took no bad attempt, moved to where the attempt counter, data and loss scale are now.
+    SmallRun calm(optimizer, hooks);
+    for (int step = 0; step < 2; ++step) calm.step();
+    detail::TrainingState there = calm.state();
+    there.session = whole.session;
+    for (const auto& item : whole.optimizer) {
+      if (goes_on_in_an_attempt(item.first)) there.optimizer[item.first] = item.second;
+    }
+    calm.load(there);
+    run.step();
+    calm.step();
+    auto expected = calm.state(), found = run.state();
+    REQUIRE(first_difference(expected, found) == "");
+  });
+}
+
+TEST_CASE("with every pair of hooks, a resumed run goes on to the bit", "[session][pairs]") {
+  for_each_optimizer_and_pair([&](const RegisteredOptimizer& optimizer,
+                                  const std::vector<RegisteredHook>& hooks, const std::string& name) {
+    INFO(optimizer.name << ", " << name);
+    SmallRun run(optimizer, hooks), resumed(optimizer, hooks);
+    for (int step = 0; step < 3; ++step) run.step();
+    resumed.step();
+    resumed.load(run.state());
+    REQUIRE(first_difference(run.state(), resumed.state()) == "");
+    for (int step = 0; step < 3; ++step) {
+      run.step();
+      resumed.step();
+      REQUIRE(first_difference(run.state(), resumed.state()) == "");
+    }
+  });
+}
+
+}  // namespace pacer::testing
