@@ -11,8 +11,8 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/types.h>
 
-#include "../../examples/collectives/bubble.cpp"   // NOLINT(bugprone-suspicious-include): they are no library
-#include "../../examples/collectives/schemes.cpp"  // NOLINT(bugprone-suspicious-include)
+#include "../../../examples/collectives/bubble.cpp"  // NOLINT(bugprone-suspicious-include): they are no library
+#include "../../../examples/collectives/schemes.cpp"  // NOLINT(bugprone-suspicious-include)
 #include "support/catch.h"
 #include "support/collectives/ranks.h"
 

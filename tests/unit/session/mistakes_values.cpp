@@ -10,7 +10,7 @@
 namespace pacer::testing {
 namespace {
 
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr double kNoNumber = std::numeric_limits<double>::quiet_NaN();
 using Rate = LearningRateScheduleOptions;
 
 std::vector<Tensor> leaf(at::ScalarType dtype = at::kFloat) {
@@ -29,7 +29,7 @@ void add_option_mistakes(const std::string& name, std::vector<Mistake>& all) {
                    }});
   };
   add("a negative rate", {"lr", "-0.1"}, [](Options& o) { o.lr(-0.1); });
-  add("a rate that is no number", {"lr", "nan"}, [](Options& o) { o.lr(kNan); });
+  add("a rate that is no number", {"lr", "nan"}, [](Options& o) { o.lr(kNoNumber); });
   add("beta1 of 1", {"first beta", "[0, 1)"}, [](Options& o) { o.betas({1.0, 0.999}); });
   add("a negative beta2", {"second beta", "-0.5"}, [](Options& o) { o.betas({0.9, -0.5}); });
   add("a negative eps", {"eps"}, [](Options& o) { o.eps(-1e-8); });
@@ -195,7 +195,7 @@ std::vector<Mistake> schedule_mistakes() {
          gates->gate(0, torch::ones({2}), [](const Tensor&) { return torch::ones({3}); });
        }},
       {"clipping to 0 would be no training, to -1", {"GradientClipping", "-1"}, [] { GradientClipping{-1}; }},
-      {"clipping to what is no number", {"GradientClipping"}, [] { GradientClipping{kNan}; }},
+      {"clipping to what is no number", {"GradientClipping"}, [] { GradientClipping{kNoNumber}; }},
       {"windows of no micro-step", {"GradientAccumulation", "0"}, [] { GradientAccumulation(0); }},
       {"checkpoints without a folder", {"folder"}, [] { Checkpoints(CheckpointsOptions("")); }},
       {"checkpoints every 0 steps", {"every", "0"}, [] { Checkpoints(CheckpointsOptions("x").every(0)); }},
