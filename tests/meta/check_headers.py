@@ -7,6 +7,7 @@ check_headers.py --self-test --work FOLDER -- COMPILER [FLAG...]     expects a h
 """
 import argparse
 import os
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,29 @@ from pathlib import Path
 
 LIBRARY = ("core", "files", "kernels", "device", "collectives", "compression", "modules", "optimizers",
            "hooks", "schedulers", "metrics", "parallel", "checkpoints", "session")
+# The most expensive headers of LibTorch, from the one that brings most. A header that includes one is compiled with its
+# precompiled form: what it uses is there in any case, but before its own include.
+EXPENSIVE = ("torch/nn/pimpl.h", "torch/nn/module.h", "torch/optim/optimizer.h")
+
+
+def included(root, header, seen):
+    """Adds to `seen` what the header includes, directly or through others of pacer."""
+    if header in seen:
+        return seen
+    seen.add(header)
+    path = root / header.removeprefix("pacer/")
+    if header.startswith("pacer/") and path.exists():
+        for other in re.findall(r'^#include [<"]([^>"]+)[>"]', path.read_text(), re.MULTILINE):
+            included(root, other, seen)
+    return seen
+
+
+def precompile(work, compiler, header):
+    """The options that bring the header in its precompiled form; none where the compiler makes no such form."""
+    source = work / f"with_{Path(header).stem}.h"
+    source.write_text(f"#include <{header}>\n")
+    made = subprocess.run([*compiler, "-x", "c++-header", str(source), "-o", f"{source}.gch"], capture_output=True)
+    return ("-include", str(source)) if made.returncode == 0 else ()
 
 
 def compile_alone(work, compiler, header, extra=()):
@@ -35,10 +59,14 @@ def check(root, work, compiler):
         # Declarations that stand in for headers of Gloo are seen by one source file only.
         left_out = {"gloo_stubs"} if os.environ.get("PACER_TEST_LONG") else {"gloo_stubs", "detail"}
         headers += sorted(str(path) for path in found if not left_out.intersection(path.parts))
-    jobs = [(f"pacer/{header}", ()) for header in headers]
-    jobs += [("pacer/pacer.h", ("-std=c++23",))] if headers[:1] == ["pacer.h"] else []
-    jobs.sort(key=lambda job: "optimizers" not in job[0])  # the slow ones first
     with ThreadPoolExecutor(os.cpu_count()) as pool:
+        forms = dict(zip(EXPENSIVE, pool.map(lambda header: precompile(work, compiler, header), EXPENSIVE)))
+        jobs = []
+        for header in headers:
+            includes = included(root, f"pacer/{header}", set())
+            jobs.append((f"pacer/{header}", next((forms[brings] for brings in EXPENSIVE if brings in includes), ())))
+        jobs += [("pacer/pacer.h", ("-std=c++23",))] if headers[:1] == ["pacer.h"] else []
+        jobs.reverse()  # the slow ones first
         problems = list(pool.map(lambda job: compile_alone(work, compiler, *job), jobs))
     print(f"{len(jobs)} headers compiled")
     return [problem for problem in problems if problem]
