@@ -28,8 +28,11 @@ void GradientBucketer::State::send_the_rest() {
     set_ready(i);
   }
   send_full_buckets();
-  if (!options_.unused_is_zero()) return;
-  // Beside the buckets: what no rank has reached has no gradient, whatever their sum is.
+  if (options_.unused_is_zero()) tell_missed();
+}
+
+// Beside the buckets: what no rank has reached has no gradient, whatever their sum is.
+void GradientBucketer::State::tell_missed() {
   const auto count = static_cast<int64_t>(is_missed_.size());
   missed_here_ = at::empty({count}, at::kByte);
   std::copy(is_missed_.begin(), is_missed_.end(), missed_here_.mutable_data_ptr<uint8_t>());

@@ -74,8 +74,10 @@ size_t GradientBucketer::State::position_of(const at::Tensor& parameter) const {
 
 void GradientBucketer::State::begin(const std::vector<at::Tensor>& zero,
                                     const std::vector<at::Tensor>& done) {
+  if (was_dropped_) settle_dropped();
   const std::lock_guard<std::mutex> lock(mutex_);
   require(!active_, "GradientBucketer::begin_backward before wait() of the window before");
+  renew_memory();
   stages_.assign(parameters_.size(), Stage::waiting);
   is_zero_.assign(parameters_.size(), 0);
   works_.assign(buckets_.size(), {});
@@ -113,6 +115,7 @@ void GradientBucketer::State::arrive(size_t position) {
   const detail::BucketedParameter& entry = parameters_[position];
   if (stays_local(position)) return check_dense(position);
   if (!active_) {
+    renew_memory();
     // What adds up in fp32 is rounded once, with the window's last gradient.
     const bool is_wide = entry.parameter.grad().scalar_type() != entry.parameter.scalar_type();
     return is_wide ? check_dense(position) : put_in_place({position});
@@ -270,15 +273,6 @@ void GradientBucketer::State::finish_window(bool tells_arrivals) {
   }
   works_.clear();
   if (!order_is_learned_ && order_shows_) learn_order();
-}
-
-void GradientBucketer::State::drop() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  active_ = false;
-  works_.clear();
-  missed_everywhere_.reset();
-  missed_work_ = {};
-  withheld_.put_back();
 }
 
 void GradientBucketer::State::set_scope(GradientScope scope) {

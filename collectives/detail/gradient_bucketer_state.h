@@ -48,6 +48,8 @@ class GradientBucketer::State : public std::enable_shared_from_this<State> {
   void build(const std::vector<size_t>& order);
   void learn_order();
   void finish_window(bool tells_arrivals);
+  void settle_dropped();
+  void renew_memory();
   size_t position_of(const at::Tensor& parameter) const;
   GradientScope scope_of(size_t position) const {
     return parameters_[position].may_stay_local ? scope_ : GradientScope::world;
@@ -60,6 +62,7 @@ class GradientBucketer::State : public std::enable_shared_from_this<State> {
   void set_zero(size_t position);
   void send_full_buckets();
   void send_the_rest();
+  void tell_missed();
   void learn_missed();
   void send(size_t bucket);
   void tell_arrival(const detail::Bucket& bucket);
@@ -79,6 +82,8 @@ class GradientBucketer::State : public std::enable_shared_from_this<State> {
 
   std::mutex mutex_;  // hooks run on autograd's threads
   bool active_ = false;
+  bool was_dropped_ = false;                    // the window before; what it sent may still be under way
+  bool memory_is_lent_ = false;                 // to that, so that the next gradients need another one
   GradientScope scope_ = GradientScope::world;  // of those that may stay local
   bool order_is_learned_ = false;
   bool order_shows_ = false;      // all ranks see this window's order, undisturbed by dropped layers

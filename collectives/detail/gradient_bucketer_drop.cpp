@@ -1,0 +1,56 @@
+// A window that is given up: what it has sent goes on, in memory of its own, and the next window waits for that.
+#include <pacer/collectives/detail/gradient_bucketer_state.h>
+
+#include <string>
+#include <utility>
+
+#include <pacer/collectives/communication_error.h>
+#include <pacer/core/error.h>
+
+namespace pacer {
+
+// It neither waits nor takes memory, because this rank may be about to leave the others. What is under way may
+// still write to the gradients that were sent, so that they are nobody's any more, and the next ones, also those
+// of a backward that sends nothing, come into other memory.
+void GradientBucketer::State::drop() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  withheld_.put_back();
+  if (!std::exchange(active_, false)) return;
+  was_dropped_ = memory_is_lent_ = true;
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    if (works_[b].is_empty()) continue;
+    for (const size_t position : buckets_[b].parameters) {
+      parameters_[position].parameter.mutable_grad().reset();
+    }
+  }
+}
+
+void GradientBucketer::State::renew_memory() {
+  if (!memory_is_lent_) return;
+  build(order_);
+  memory_is_lent_ = false;
+}
+
+// Between windows. A bucket that only some ranks have sent would be added to one of the next window.
+void GradientBucketer::State::settle_dropped() {
+  if (options_.unused_is_zero() && !missed_everywhere_.defined()) {
+    is_missed_.resize(parameters_.size());
+    tell_missed();  // as ranks did whose backward had ended
+  }
+  const std::vector<std::string> sent = world_->exchange(std::to_string(sent_));
+  for (size_t rank = 1; rank < sent.size(); ++rank) {
+    if (sent[rank] == sent[0]) continue;
+    const int first = world_->rank_in_world(0), other = world_->rank_in_world(static_cast<int>(rank));
+    throw CommunicationError(
+        detail::concatenate(
+            "the ranks dropped a window of gradients at different places (buckets sent by rank ", first, ": ",
+            sent[0], ", by rank ", other, ": ", sent[rank],
+            "); a rank that cannot go on must leave() the others"),
+        "agreement", 0, -1, {other});
+  }
+  learn_missed();
+  for (Work& work : works_) std::exchange(work, {}).wait();
+  was_dropped_ = false;
+}
+
+}  // namespace pacer
