@@ -117,7 +117,8 @@ class JoinedRanks : public Hook {
     at::Tensor tensor;
     std::shared_ptr<torch::nn::Module> owner;
     bool is_statistic;  // by its name: kernels that write running statistics count no version
-    int64_t version;    // before the first pass
+    int64_t version;    // before the first pass; goes on where evaluations write to it
+    int64_t version_before_evaluation = 0;  // the outermost one under way
   };
   std::vector<Buffer> buffers_;
   std::string is_changing_;  // by buffer, '0' or '1'; the same on all ranks

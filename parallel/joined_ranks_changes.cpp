@@ -31,19 +31,28 @@ void JoinedRanks::remember_parameters() {
 }
 
 void JoinedRanks::forward_begin(const Progress& /*progress*/) {
-  // An evaluation that puts other weights in for a while takes them out again.
-  in_forward_ = is_joined() && has_whole_parameters() && parts_->evaluations == 0;
+  // An evaluation that puts other weights or buffers in for a while takes them out again.
+  const bool trains = parts_->evaluations == 0;
+  in_forward_ = is_joined() && has_whole_parameters() && trains;
   if (in_forward_) {
     for (Parameter& parameter : parameters_) parameter.version = parameter.tensor._version();
   }
-  // Before the first pass, and behind a load.
-  if (!buffers_.empty() || !syncs_buffers_) return;
+  if (parts_->evaluations == 1) {
+    for (Buffer& buffer : buffers_) buffer.version_before_evaluation = buffer.tensor._version();
+  }
+  // Before the first pass of training, and behind a load and the broadcast of initial values.
+  if (!buffers_.empty() || !syncs_buffers_ || !trains) return;
   for (const auto& module : parts_->model().modules(/*include_self=*/false)) remember_buffers(module);
   // The model itself may not be held by a shared_ptr; it outlives this hook.
   remember_buffers(std::shared_ptr<torch::nn::Module>(std::shared_ptr<void>(), &parts_->model()));
 }
 
 void JoinedRanks::forward_end() {
+  if (parts_->evaluations == 1) {
+    for (Buffer& buffer : buffers_) {
+      buffer.version += buffer.tensor._version() - buffer.version_before_evaluation;
+    }
+  }
   if (!std::exchange(in_forward_, false)) return;
   for (Parameter& parameter : parameters_) {
     parameter.is_written = parameter.is_written || parameter.tensor._version() != parameter.version;

@@ -1,5 +1,5 @@
 // What ranks make of a model that changes between two steps: parameters that are unfrozen or added while
-// InitialParameters::check is set, and weights that an evaluation puts in for a while.
+// InitialParameters::check is set, and weights and buffers that an evaluation puts in for a while.
 #include <functional>
 #include <string>
 #include <vector>
@@ -28,11 +28,13 @@ struct WritingModelImpl : torch::nn::Module {
         "words", torch::nn::Embedding(torch::nn::EmbeddingOptions(8, 3).max_norm(0.5).norm_type(2)));
     norm = register_module("norm", torch::nn::BatchNorm1d(3));
     head = register_module("head", torch::nn::Linear(3, 2));
+    scale = register_buffer("scale", torch::ones({3}));
   }
-  Tensor loss(const Tensor& rows) { return head(norm(words(rows))).square().mean(); }
+  Tensor loss(const Tensor& rows) { return head(norm(words(rows)) * scale).square().mean(); }
   torch::nn::Embedding words{nullptr};
   torch::nn::BatchNorm1d norm{nullptr};
   torch::nn::Linear head{nullptr};
+  Tensor scale;  // training does not change it
 };
 TORCH_MODULE(WritingModel);
 
@@ -91,6 +93,25 @@ TEST_CASE("ranks that compare initial values compare those of later parameters o
   CHECK(outcome.models[0]->norm->running_mean.equal(outcome.models[1]->norm->running_mean));
 }
 
+TEST_CASE("a buffer that the loop writes to between evaluations is rank 0's", "[session][ranks]") {
+  const Outcome outcome = trained(DataParallelOptions(), [](Rank& rank) {
+    const auto measure = [&] {
+      const torch::NoGradGuard no_grad;
+      rank.model->scale.mul_(2);
+      rank.model->scale.div_(2);
+      return 0.0;
+    };
+    for (int i = 0; i < 3; ++i) {
+      rank.step();
+      (void)rank.session.evaluate(measure);
+      if (i == 1) rank.model->scale.mul_(2 + rank.world->rank());
+      (void)rank.session.evaluate(measure);
+    }
+  });
+  REQUIRE(first_of(outcome.messages) == "");
+  for (const WritingModel& model : outcome.models) CHECK(model->scale.eq(2).all().item<bool>());
+}
+
 TEST_CASE("ranks that compare initial values compare those of a parameter that joins later",
           "[session][ranks]") {
   const Outcome outcome = trained(checked(), [](Rank& rank) {
@@ -104,24 +125,29 @@ TEST_CASE("ranks that compare initial values compare those of a parameter that j
   }
 }
 
-TEST_CASE("an evaluation that puts other weights in and takes them out again costs no later step anything",
-          "[session][ranks]") {
+TEST_CASE(
+    "an evaluation that puts other weights and buffers in and takes them out again costs no later step "
+    "anything",
+    "[session][ranks]") {
   const auto sent = [](bool puts_in) {
     std::vector<Traffic> after(2);
     const Outcome outcome = trained(DataParallelOptions(), [&](Rank& rank) {
       const auto measure = [&] {
         const torch::NoGradGuard no_grad;
-        for (const Tensor& parameter : rank.model->head->parameters()) {
+        std::vector<Tensor> swapped = rank.model->head->parameters();
+        swapped.push_back(rank.model->scale);
+        for (const Tensor& tensor : swapped) {
           if (!puts_in) continue;
-          const Tensor before = parameter.clone();
-          parameter.zero_();
-          parameter.copy_(before);
+          const Tensor before = tensor.clone();
+          tensor.zero_();
+          tensor.copy_(before);
         }
         return rank.model->loss(torch::arange(4)).item<double>();
       };
       rank.session.use(Validation(2, measure));
+      if (puts_in) (void)rank.session.evaluate(measure);  // before ranks have the same values
       for (int i = 0; i < 3; ++i) rank.step();
-      (void)rank.session.evaluate(measure);
+      (void)rank.session.evaluate([&] { return measure() + rank.session.evaluate(measure) + measure(); });
       const Traffic before = traffic_of(*rank.world, "broadcast");
       for (int i = 0; i < 3; ++i) rank.step();
       Traffic& own = after[static_cast<size_t>(rank.world->rank())];
