@@ -124,9 +124,10 @@ class JoinedRanks : public Hook {
   std::string is_changing_;  // by buffer, '0' or '1'; the same on all ranks
   struct Parameter {
     at::Tensor tensor;
-    int64_t version;  // before the pass under way
-    bool is_written;  // by forward passes of this rank
-    bool is_shared;   // in every step; the same on all ranks
+    int64_t version;               // before the pass under way
+    bool is_written;               // by forward passes of this rank
+    bool is_shared;                // in every step; the same on all ranks
+    std::vector<int64_t> strides;  // when ranks compared them last
   };
   std::vector<Parameter> parameters_;  // since ranks were joined
   bool in_forward_ = false;

@@ -26,7 +26,8 @@ void JoinedRanks::remember_parameters() {
     if (parts_->elsewhere.count(key) != 0 || !seen.insert(key).second) continue;
     const auto old = std::find_if(before.begin(), before.end(),
                                   [&](const Parameter& other) { return other.tensor.is_same(tensor); });
-    parameters_.push_back(old == before.end() ? Parameter{tensor, 0, false, false} : *old);
+    parameters_.push_back(old == before.end() ? Parameter{tensor, 0, false, false, {}} : *old);
+    parameters_.back().strides = tensor.strides().vec();
   }
 }
 
@@ -90,8 +91,10 @@ std::string JoinedRanks::written_parameters() const {
 
 bool JoinedRanks::sees_changes() const {
   return (syncs_buffers_ && changed_buffers() != is_changing_) ||
-         std::any_of(parameters_.begin(), parameters_.end(),
-                     [](const Parameter& parameter) { return parameter.is_written && !parameter.is_shared; });
+         std::any_of(parameters_.begin(), parameters_.end(), [](const Parameter& parameter) {
+           return (parameter.is_written && !parameter.is_shared) ||
+                  parameter.tensor.strides() != at::IntArrayRef(parameter.strides);
+         });
 }
 
 // What has changed on any rank is rank 0's on all of them from then on. That there is something new, all have
@@ -99,6 +102,9 @@ bool JoinedRanks::sees_changes() const {
 void JoinedRanks::share_written_parameters() {
   Communicator& world = parts_->data_ranks();
   if (std::exchange(learns_changes_, false)) {
+    // Gradients of other memory orders than the other ranks' were added to the wrong elements of theirs.
+    require_agreement(world, parts_->progress.step, detail::parameter_facts(*parts_));
+    for (Parameter& parameter : parameters_) parameter.strides = parameter.tensor.strides().vec();
     if (syncs_buffers_) is_changing_ = changed_buffers();
     std::string changes = written_parameters() + is_changing_;
     for (const std::string& of_rank : world.exchange(changes)) {

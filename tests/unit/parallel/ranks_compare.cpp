@@ -1,5 +1,6 @@
 // What ranks that train one model must have alike, from the start on and at every step: numbers of the
 // optimizer's groups and memory order of parameters. tests/unit/parallel/ranks_compare_buffers.cpp has the rest.
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
@@ -216,6 +217,76 @@ TEST_CASE("a memory order that all ranks share gives the numbers of the usual on
     }
     if (contains(name, "1-bit")) continue;  // signs share scales along memory
     for (size_t i = 0; i < first[0].size(); ++i) CHECK(first[0][i].allclose(first[1][i], 1e-4, 1e-6));
+  }
+}
+
+// Both ranks take two steps, those of `changing` put their parameters into another order, and both go on.
+struct ChangedOrder {
+  using Make = std::function<std::unique_ptr<Optimizer>(std::vector<Tensor>, OwnWorld)>;
+  ChangedOrder(const Make& make, const std::function<void(Session&)>& use, const std::vector<int>& changing) {
+    const auto worlds = Communicator::in_process(2, impatient());
+    messages = run_ranks(2, [&](int rank) {
+      torch::nn::Sequential& model = models[rank];
+      const auto optimizer = make(model->parameters(), worlds[rank]);
+      Session session(*model, *optimizer, worlds[rank]);
+      use(session);
+      for (int i = 0; i < 5; ++i) {
+        if (i == 2) {
+          if (std::count(changing.begin(), changing.end(), rank) > 0) to_channels_last(model);
+          for (const Tensor& parameter : model->parameters())
+            before[rank].push_back(parameter.detach().clone());
+        }
+        train_step(session, model, torch::ones({2, 3, 6, 6}) * (rank + 1 + i));
+      }
+      session.finish();
+    });
+  }
+  std::vector<torch::nn::Sequential> models = {convolutions(), convolutions()};
+  std::vector<std::vector<Tensor>> before = std::vector<std::vector<Tensor>>(2);
+  std::vector<std::string> messages;
+};
+
+TEST_CASE("a memory order that changes between two steps is refused on one rank, and followed on all") {
+  const ChangedOrder::Make fused = [](auto parameters, const auto&) {
+    return std::make_unique<FusedAdamW>(parameters, FusedAdamWOptions(0.01));
+  };
+  const ChangedOrder::Make torchs = [](auto parameters, const auto&) {
+    return std::make_unique<torch::optim::AdamW>(parameters, torch::optim::AdamWOptions(0.01));
+  };
+  const ChangedOrder::Make bits = [](auto parameters, const auto& world) {
+    return std::make_unique<OneBitAdam>(parameters, OneBitAdamOptions(0.01).freeze_step(2), world);
+  };
+  const auto flat = [](Session& s) { s.use(DataParallel(DataParallelOptions().in_place(false))); };
+  const auto in_place = [](Session& s) { s.use(DataParallel(DataParallelOptions().in_place(true))); };
+  const auto windows = [&](Session& s) {
+    in_place(s);
+    s.use(GradientAccumulation(1)).use(GradientClipping(1.0));
+  };
+  const std::vector<std::pair<ChangedOrder::Make, std::function<void(Session&)>>> all = {
+      {fused, flat}, {fused, in_place}, {fused, windows}, {torchs, flat}, {torchs, in_place}, {bits, flat}};
+  for (size_t n = 0; n < all.size(); ++n) {
+    CAPTURE(n);
+    const auto& [make, use] = all[n];
+    for (const int changing : {0, 1}) {
+      const ChangedOrder one(make, use, {changing});
+      for (size_t rank = 0; rank < 2; ++rank) {
+        INFO(one.messages[rank]);
+        CHECK(contains(one.messages[rank], "0.weight"));
+        CHECK(contains(one.messages[rank], "[4, 3, 3, 3]\""));
+        CHECK(contains(one.messages[rank], "[4, 3, 3, 3], strides [27, 1, 9, 3]\""));
+        const auto after = one.models[rank]->parameters();
+        for (size_t i = 0; i < after.size(); ++i) CHECK(after[i].equal(one.before[rank][i]));
+      }
+    }
+    if (n + 1 == all.size()) continue;  // 1-bit optimizers keep the order that they froze with
+    const ChangedOrder none(make, use, {}), both(make, use, {0, 1});
+    REQUIRE(first_of(none.messages) == "");
+    REQUIRE(first_of(both.messages) == "");
+    for (size_t i = 0; i < none.models[0]->parameters().size(); ++i) {
+      const Tensor here = both.models[0]->parameters()[i];
+      CHECK(here.equal(both.models[1]->parameters()[i]));
+      CHECK(here.allclose(none.models[0]->parameters()[i], 1e-4, 1e-6));
+    }
   }
 }
 
