@@ -189,7 +189,12 @@ void JoinedRanks::gradients_ready(const Progress& window) {
   if (!is_joined()) return;
   // A window that ends early did not begin to travel.
   const bool ends_early = !knows_totals_ && !statuses_.is_under_way();
-  if (ends_early) statuses_ = StatusExchange(parts_->world(), status_of(Intent::last_step, window));
+  if (ends_early) {
+    RankStatus status = status_of(Intent::last_step, window);
+    // Parameters that joined since the last pass sit this step out; ranks compare and share them all the same.
+    if (!detail::same_tensors(trained_, detail::trained_parameters(*parts_))) status.news = 1;
+    statuses_ = StatusExchange(parts_->world(), status);
+  }
   if (!std::exchange(knows_totals_, false)) await_totals();
   settle_missed(window);
   if (ends_early) reduce(window);

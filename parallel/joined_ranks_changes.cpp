@@ -104,6 +104,7 @@ void JoinedRanks::share_written_parameters() {
   if (std::exchange(learns_changes_, false)) {
     // Gradients of other memory orders than the other ranks' were added to the wrong elements of theirs.
     require_agreement(world, parts_->progress.step, detail::parameter_facts(*parts_));
+    if (!detail::same_tensors(trained_, detail::trained_parameters(*parts_))) share_parameters();
     for (Parameter& parameter : parameters_) parameter.strides = parameter.tensor.strides().vec();
     if (syncs_buffers_) is_changing_ = changed_buffers();
     std::string changes = written_parameters() + is_changing_;

@@ -319,7 +319,10 @@ void Shards::run_idle_pass(const Progress& progress, const std::function<void()>
 
 void Shards::end_pass(bool /*is_last*/) { shards_->end_backward(); }
 
-void Shards::reduce(const Progress& window) { shards_->reduce(parts().unused(window), stays_local()); }
+void Shards::reduce(const Progress& window) {
+  require_same_parameters();
+  shards_->reduce(parts().unused(window), stays_local());
+}
 
 // A 1-bit optimizer's nodes then exchange something else.
 bool Shards::stays_local() const {

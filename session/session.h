@@ -204,7 +204,7 @@ class Session {
   void prewarm_passes(const std::function<at::Tensor()>& loss);
   void prewarm_pass(const std::function<at::Tensor()>& loss);
   void skip_empty_window();
-  void check_unused() const;
+  void check_unused(const std::vector<at::Tensor>& joined = {}) const;
   void fill_unused_gradients(const Progress& window);
   void drop_window();
   void leave_peers(const std::string& reason) noexcept;

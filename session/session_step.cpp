@@ -67,7 +67,9 @@ void Session::make_gradients_ready(const Progress& window) {
   if (hooks_ready_ > 0 && parts_.world().world_size() > 1) parts_.world().check();  // this rank has left
   if (hooks_ready_ == 0) {
     fill_unused_gradients(window);
-    if (window.micro_steps < parts_.progress.micro_steps) check_unused();  // no backward was the last
+    if (window.micro_steps < parts_.progress.micro_steps) {  // no backward was the last
+      check_unused(gradients_->joined_since_pass());
+    }
   }
   for (; hooks_ready_ < hooks.size(); ++hooks_ready_) hooks[hooks_ready_]->gradients_ready(window);
   const bool there_were = gradients_->has_seen_any();
@@ -102,10 +104,10 @@ void Session::skip_empty_window() {
 
 // A rank that is alone keeps to the rule of several, which look when a window's last backward ends: what
 // joins later sits the step out.
-void Session::check_unused() const {
+void Session::check_unused(const std::vector<at::Tensor>& joined) const {
   if (!parts_.world_was_given || parts_.world().world_size() > 1) return;
   const auto* ranks = parts_.find<JoinedRanks>();
-  if (ranks == nullptr || !ranks->unused_is_zero()) detail::check_all_reached(parts_);
+  if (ranks == nullptr || !ranks->unused_is_zero()) detail::check_all_reached(parts_, joined);
 }
 
 void Session::fill_unused_gradients(const Progress& window) {

@@ -10,7 +10,7 @@
 
 namespace pacer::detail {
 
-void check_all_reached(const SessionParts& parts) {
+void check_all_reached(const SessionParts& parts, const std::vector<at::Tensor>& joined) {
   const auto is_missed = [](const at::Tensor& parameter) {
     return parameter.requires_grad() && !parameter.grad().defined();
   };
@@ -19,7 +19,8 @@ void check_all_reached(const SessionParts& parts) {
     misses = misses || std::any_of(group.params().begin(), group.params().end(), is_missed);
   }
   if (!misses) return;                   // names cost more
-  std::unordered_set<const void*> zero;  // where a gradient that is not there is one of zero
+  std::unordered_set<const void*> zero;  // where a gradient that is not there is one of zero, or none
+  for (const at::Tensor& parameter : joined) zero.insert(parameter.unsafeGetTensorImpl());
   Progress window = parts.progress;
   window.micro_step = 0;
   for (const at::Tensor& parameter : parts.unused(window)) zero.insert(parameter.unsafeGetTensorImpl());

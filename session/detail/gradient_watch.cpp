@@ -17,6 +17,7 @@ namespace pacer::detail {
 namespace {
 
 constexpr int64_t kNoGradient = -1;
+constexpr int64_t kFrozen = -2;  // nor needed one
 
 std::string watched_name(const SessionParts& parts, const void* parameter) {
   for (const auto& [name, tensor] : named_optimizer_parameters(parts)) {
@@ -87,7 +88,9 @@ void GradientWatch::end_pass(const SessionParts& parts) {
   gradients_.clear();
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& gradient = parameters_[i].grad();
-    versions_[i] = gradient.defined() ? static_cast<int64_t>(parameters_[i]._version()) : kNoGradient;
+    versions_[i] = gradient.defined()               ? static_cast<int64_t>(parameters_[i]._version())
+                   : parameters_[i].requires_grad() ? kNoGradient
+                                                    : kFrozen;
     if (!is_last) gradients_.emplace_back(gradient);
   }
 }
@@ -99,8 +102,15 @@ void GradientWatch::check(const SessionParts& parts) {
 }
 
 bool GradientWatch::has_seen_any() const {
-  return std::any_of(versions_.begin(), versions_.end(),
-                     [](int64_t version) { return version != kNoGradient; });
+  return std::any_of(versions_.begin(), versions_.end(), [](int64_t version) { return version >= 0; });
+}
+
+std::vector<at::Tensor> GradientWatch::joined_since_pass() const {
+  std::vector<at::Tensor> joined;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (i >= versions_.size() || versions_[i] == kFrozen) joined.push_back(parameters_[i]);
+  }
+  return joined;
 }
 
 void GradientWatch::forget() {
@@ -147,7 +157,7 @@ void GradientWatch::check_arrivals(const SessionParts& parts) const {
 void GradientWatch::check_update() {
   bool any = false;
   for (size_t i = 0; i < versions_.size(); ++i) {
-    if (versions_[i] == kNoGradient) continue;
+    if (versions_[i] < 0) continue;
     if (static_cast<int64_t>(parameters_[i]._version()) == versions_[i]) return;
     any = true;
   }

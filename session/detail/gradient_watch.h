@@ -51,6 +51,9 @@ class GradientWatch {
   void check(const SessionParts& parts);
   // Whether the window's last pass left a gradient anywhere.
   bool has_seen_any() const;
+  // Returns the optimizer's parameters that were added or unfrozen since the window's last pass; all, where
+  // others were taken out of its list.
+  std::vector<at::Tensor> joined_since_pass() const;
   // The window ends.
   void forget();
 
@@ -72,7 +75,7 @@ class GradientWatch {
   // Both have one element for each parameter, behind the last pass of a window; they are empty between
   // windows.
   std::vector<SeenTensor> gradients_;
-  std::vector<int64_t> versions_;  // of the parameter; kNoGradient where it had none
+  std::vector<int64_t> versions_;  // of the parameter; kNoGradient or kFrozen where it had none
   bool writing_is_meant_ = false;  // somebody writes to gradients, and not zeros
   OnceOnFirstRank warns_of_leftovers_, warns_of_update_, warns_of_scope_;
 };
