@@ -17,8 +17,8 @@
 #include <pacer/hooks/detail/epoch_sampler_hook.h>
 #include <pacer/hooks/detail/foreign_state.h>
 #include <pacer/hooks/session_parts.h>
+#include <pacer/hooks/sharded_state.h>
 #include <pacer/hooks/step_report.h>
-#include <pacer/parallel/shards.h>
 
 namespace pacer {
 
@@ -39,6 +39,7 @@ void Checkpoints::attach(SessionParts& parts) {
       "Checkpoints cannot save the state of this optimizer by parameter name; use one of pacer's, or torch's "
       "Adam, AdamW, SGD, RMSprop or Adagrad");
   parts_ = &parts;
+  parts.load_newest = [this] { return load_newest(); };
   parts.saves_frozen = options_.save_frozen();
   snapshot_ = std::make_unique<detail::HostSnapshot>();
   warns_of_not_finite_ = OnceOnFirstRank(parts.is_first_rank());
@@ -54,8 +55,8 @@ std::string Checkpoints::agreement() const {
 }
 
 void Checkpoints::arrange() {
-  const Shards* shards = parts_->find<Shards>();
-  const bool shares_parameters = shards && shards->shares_parameters() && parts_->world().world_size() > 1;
+  const ShardedState* sharded = parts_->sharded_state;
+  const bool shares_parameters = sharded && sharded->shares_parameters() && parts_->world().world_size() > 1;
   require(options_.save_frozen() || !shares_parameters,
           "Checkpoints cannot leave frozen weights out while ranks keep parts of the parameters; leave "
           "save_frozen(false) out");
@@ -150,8 +151,8 @@ void Checkpoints::check_folder() {
 
 void Checkpoints::after_step(StepReport& report) {
   constexpr int64_t kEarlySteps = 10;
-  if (steps_taken_ == 0 && parts_->find<detail::EpochSamplerHook>() == nullptr &&
-      detail::sampler_is_unseen() && warns_of_sampler_.take()) {
+  if (steps_taken_ == 0 && !parts_->counts_examples && detail::sampler_is_unseen() &&
+      warns_of_sampler_.take()) {
     TORCH_WARN(
         "an EpochSampler hands out the examples, but this Session does not know it, so that a resumed run "
         "would begin the epoch anew; add session.use(sampler)");

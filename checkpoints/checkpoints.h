@@ -101,6 +101,7 @@ class Checkpoints : public Hook {
   void start(const Progress& progress) override;
   void after_step(StepReport& report) override;
   void finish(const Progress& progress) override;
+  bool needs_finish() const override { return true; }
   // With save_frozen(false) it saves the checksum of the frozen weights, and load throws InvalidArgument
   // where this model has others.
   void save(NamedTensors& state) const override;

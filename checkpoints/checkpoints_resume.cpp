@@ -8,15 +8,14 @@
 #include <pacer/collectives/agreement.h>
 #include <pacer/core/error.h>
 #include <pacer/hooks/session_parts.h>
-#include <pacer/parallel/shards.h>
+#include <pacer/hooks/sharded_state.h>
 
 namespace pacer {
 
 std::optional<int64_t> Checkpoints::load_newest() {
   require(parts_ != nullptr, "Checkpoints::load_newest needs the hook in a Session; call session.use first");
   Communicator& world = parts_->world();
-  const Shards* shards = parts_->find<Shards>();
-  require(!shards || !shards->keeps_parts(),
+  require(!parts_->sharded_state || !parts_->sharded_state->keeps_parts(),
           "a checkpoint is loaded before ranks keep parts of the parameters; call session.resume() before "
           "prewarm and begin");
   RankStatus status;

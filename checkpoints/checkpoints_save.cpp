@@ -11,14 +11,14 @@
 #include <pacer/checkpoints/detail/checkpoint_files.h>
 #include <pacer/checkpoints/detail/checkpoint_save.h>
 #include <pacer/checkpoints/detail/host_snapshot.h>
+#include <pacer/checkpoints/detail/stage_state.h>
 #include <pacer/checkpoints/detail/training_state.h>
 #include <pacer/collectives/agreement.h>
 #include <pacer/core/error.h>
 #include <pacer/core/version.h>
 #include <pacer/files/checkpoint_folder.h>
 #include <pacer/hooks/session_parts.h>
-#include <pacer/parallel/detail/pipeline_hook.h>
-#include <pacer/parallel/shards.h>
+#include <pacer/hooks/sharded_state.h>
 
 namespace pacer {
 
@@ -61,32 +61,32 @@ void Checkpoints::begin_save() {
                        std::make_unique<CheckpointWriter>(posix_file_system(), plan.root, plan.step);
                    return plan.writer->staging();
                  }).front();
-  const Shards* shards = parts_->find<Shards>();
+  const ShardedState* sharded = parts_->sharded_state;
+  const bool has_stages = parts_->replicas != nullptr;
   detail::TrainingState state;
   NamedTensors of_optimizer;
-  const auto* pipeline = parts_->find<detail::PipelineHook>();
   const std::vector<std::string> outlines = together("write its part of a checkpoint", [&] {
     check_frozen();
     state = detail::export_state(*parts_);
     of_optimizer = state.optimizer;
-    if (shards) state.optimizer = shards->whole_outline(std::move(state.optimizer));
-    return pipeline ? pipeline->listing(state) : detail::outline_of(state.optimizer);
+    if (sharded) state.optimizer = sharded->whole_outline(std::move(state.optimizer));
+    return has_stages ? detail::listing_of(state) : detail::outline_of(state.optimizer);
   });
-  for (size_t rank = 1; rank < outlines.size() && !pipeline; ++rank) {
+  for (size_t rank = 1; rank < outlines.size() && !has_stages; ++rank) {
     require(outlines[rank] == outlines[0], "the optimizer of rank ", rank,
             " has state of other names, dtypes or shapes than that of rank 0, so that no checkpoint can hold "
             "both; give all ranks the same model and the same steps");
   }
   const detail::Writers writers =
-      pipeline ? pipeline->complete(state, outlines)
-               : detail::writers_of(state, world.world_size(),
-                                    /*deals_model_out=*/shards && shards->keeps_parts());
+      has_stages ? detail::complete_stages(state, outlines, parts_->data_ranks().world_size())
+                 : detail::writers_of(state, world.world_size(),
+                                      /*deals_model_out=*/sharded && sharded->keeps_parts());
   plan.texts = detail::texts_of_rank(state.model, writers, world);
-  if (shards) {
-    state.optimizer = shards->gather_state(
+  if (sharded) {
+    state.optimizer = sharded->gather_state(
         std::move(of_optimizer), [&](const std::string& name) { return writers.optimizer.at(name); });
-    state.model = shards->gather_model(std::move(state.model),
-                                       [&](const std::string& name) { return writers.model.at(name); });
+    state.model = sharded->gather_model(std::move(state.model),
+                                        [&](const std::string& name) { return writers.model.at(name); });
   }
   detail::RankFiles files;
   together("write its part of a checkpoint", [&] {

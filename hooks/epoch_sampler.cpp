@@ -10,6 +10,7 @@
 #include <pacer/collectives/communicator.h>
 #include <pacer/core/error.h>
 #include <pacer/core/philox.h>
+#include <pacer/hooks/detail/epoch_sampler_hook.h>
 
 namespace pacer {
 
@@ -132,6 +133,8 @@ void EpochSampler::count(int64_t examples) {
       "session.count_examples(n) between begin and backward");
   state_->trained = std::min(size, trained);
 }
+
+std::shared_ptr<Hook> EpochSampler::hook() const { return std::make_shared<detail::EpochSamplerHook>(*this); }
 
 void EpochSampler::enter_session() {
   require(!state_->is_in_session,

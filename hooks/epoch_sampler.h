@@ -26,6 +26,7 @@
 namespace pacer {
 
 class Communicator;
+class Hook;
 
 namespace detail {
 class EpochSamplerHook;
@@ -61,6 +62,9 @@ class EpochSampler : public torch::data::samplers::Sampler<> {
   // LibTorch's archives: seed, epoch and position.
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
+
+  // Returns the hook that a Session uses for it.
+  std::shared_ptr<Hook> hook() const;
 
   // The order of one epoch: a permutation of 0 ... size - 1.
   static std::vector<size_t> order(size_t size, uint64_t seed, int64_t epoch);

@@ -28,6 +28,7 @@
 //   if (session.should_stop()) break                                 a hook has asked for the end
 //   session.finish()                       an incomplete window takes its step
 //                                        finish(progress)            last validation, metrics, checkpoint
+//   session.print(line)                  print(line)                 at any time, until a hook has written it
 //
 // A Pipeline's step takes the place of begin to backward: begin of all micro-batches first, then forward_begin,
 // forward_end and scale_loss for each as the plan has them, backward_begin before the first backward pass,
@@ -38,6 +39,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -82,7 +84,8 @@ class Hook {
   // Key of the hook in checkpoints and messages; unique in a Session.
   virtual std::string hook_name() const = 0;
   virtual Slot slot() const = 0;
-  // True: a Session takes no other hook with this slot that says so, too.
+  // True: a Session takes no other hook with this slot that says so, too. With several ranks and no such hook
+  // in Slot::reduce it uses a DataParallel.
   virtual bool exclusive() const { return false; }
 
   // Called by Session::use. Throws InvalidArgument, changing nothing, where the hook cannot work with these
@@ -94,6 +97,9 @@ class Hook {
 
   // False while a curriculum or a learning-rate warm-up still moves.
   virtual bool settled(const Progress& /*progress*/) const { return true; }
+  // The number of steps after which this hook keeps all learning rates at 0; nothing where there is none, or
+  // where it is not known.
+  virtual std::optional<int64_t> steps_until_zero() const { return std::nullopt; }
   // Parameters that get no gradient in the micro-steps progress.micro_step ... progress.micro_steps - 1.
   virtual std::vector<at::Tensor> unused(const Progress& /*progress*/) const { return {}; }
 
@@ -111,6 +117,9 @@ class Hook {
   virtual void forward_begin(const Progress& /*progress*/) {}
   // Behind the user's forward pass, also where that throws. It must not throw itself.
   virtual void forward_end() {}
+  // True: the forward pass needs what forward_begin did and forward_end takes back. The Session warns once
+  // where the pass ran outside of them.
+  virtual bool acts_in_forward() const { return false; }
   virtual at::Tensor scale_loss(at::Tensor loss) { return loss; }
   virtual void backward_begin(const Progress& /*progress*/) {}
   virtual void backward_end(const Progress& /*progress*/) {}
@@ -120,6 +129,16 @@ class Hook {
   // `report` has the progress after the step, and values to add to or to read.
   virtual void after_step(StepReport& /*report*/) {}
   virtual void finish(const Progress& /*progress*/) {}
+  // True: what finish writes would be missing, so that a Session which ends without finish() warns.
+  virtual bool needs_finish() const { return false; }
+
+  // Session::print on rank 0. Returns true where the hook has written the line to stdout, as one does that
+  // draws there; else the Session writes it.
+  virtual bool print(const std::string& /*line*/) { return false; }
+  // The learning rate of each parameter group that this hook multiplies before each step; empty where it sets
+  // no rates. Session::resume compares those of the program with the checkpoint's, and may set them.
+  virtual std::vector<double> base_rates() const { return {}; }
+  virtual void set_base_rates(const std::vector<double>& /*rates*/) {}
 
   // Everything that a resumed run needs to go on as if it had not been interrupted. load sees exactly the
   // keys that save writes; it throws InvalidArgument for values that cannot be.

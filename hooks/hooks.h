@@ -13,4 +13,5 @@
 #include <pacer/hooks/progress.h>
 #include <pacer/hooks/recompute.h>
 #include <pacer/hooks/session_parts.h>
+#include <pacer/hooks/sharded_state.h>
 #include <pacer/hooks/step_report.h>

@@ -33,6 +33,7 @@ void Precision::attach(SessionParts& parts) {
   }
   if (fp8_) {
     scaling_ = std::make_shared<Fp8Scaling>(parts.model(), *fp8_, parts.device());
+    parts.fp8_scaling = scaling_;
     parts_ = &parts;
     parts.guard();  // so that a step is skipped that must not move the scales
   }
@@ -70,14 +71,6 @@ void Precision::begin(const Progress& progress, MicroBatch&) {
   } else if (!is_between_steps_) {
     scaling_->forget();
   }
-}
-
-void Precision::forget_micro_batch() {
-  if (fp8_) scaling_->forget_since_mark();
-}
-
-void Precision::record(bool on) {
-  if (fp8_) scaling_->record(on);
 }
 
 void Precision::forward_begin(const Progress&) {

@@ -42,6 +42,7 @@ class Precision : public Hook {
   void begin(const Progress& progress, MicroBatch& batch) override;
   void forward_begin(const Progress& progress) override;
   void forward_end() override;
+  bool acts_in_forward() const override { return true; }
   at::Tensor scale_loss(at::Tensor loss) override;
   void gradients_ready(const Progress& progress) override;
   // fp8 adds how many calls of layers ran in 16 bits since the last report: "calls_in_16_bits".
@@ -49,11 +50,6 @@ class Precision : public Hook {
   // Loss scale and the number of finite steps since it last changed (fp16); scales and histories (fp8).
   void save(NamedTensors& state) const override;
   void load(const NamedTensors& state) override;
-
-  // For micro-batches that count for nothing (fp8): forgets what was recorded since begin().
-  void forget_micro_batch();
-  // While it is off, passes record nothing.
-  void record(bool on);
 
  private:
   Precision(at::ScalarType type, std::optional<LossScaleRule> rule) : type_(type), rule_(rule) {}

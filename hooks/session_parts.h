@@ -24,6 +24,9 @@ class Module;
 
 namespace pacer {
 
+class Fp8Scaling;
+class ShardedState;
+
 // What has come together since the last step: of this rank, and once gradients are ready of all ranks.
 struct WindowTotals {
   double weight = 0;          // of the micro-batches
@@ -114,10 +117,21 @@ class SessionParts {
   bool writes_whole_model = false;         // one rank writes all of the model to a file (SaveBest)
   bool record_loss = false;                // add up the losses of a window for the report
   bool accumulate_in_fp32 = true;          // gradients of 16-bit parameters over micro-batches
-  // A Pipeline sets these two: the ranks that have the same stage, and the tensors of the model that other
-  // ranks have, by TensorImpl.
+  bool counts_examples = false;            // those that were trained on, for a sampler (EpochSampler)
+  // A parameter that no backward of a window has reached sits the step out; otherwise it is an error, where
+  // the Session was given a Communicator (DataParallel, Shards, Pipeline).
+  bool unused_is_zero = false;
+  // A Pipeline sets these three: the ranks that have the same stage, the tensors of the model that other
+  // ranks have, and those that other ranks update, tied ones among them, by TensorImpl.
   std::shared_ptr<Communicator> replicas;
-  std::unordered_set<const void*> elsewhere;
+  std::unordered_set<const void*> elsewhere, updated_elsewhere;
+  // The hook whose ranks have parts of one state; null where none does (Shards).
+  ShardedState* sharded_state = nullptr;
+  // What 8-bit layers record while passes run; null where there are none (Precision).
+  std::shared_ptr<Fp8Scaling> fp8_scaling;
+  // Loads the newest checkpoint and returns its step; nothing where there is none. Empty where no hook loads
+  // any (Checkpoints).
+  std::function<std::optional<int64_t>()> load_newest;
   // Whether this rank asks all to stop after the step it is in; nothing where no hook ever asks.
   std::function<bool()> asks_to_stop;
   // Makes the window's totals those of all ranks while its last backward runs; waits for them. Left by

@@ -195,14 +195,15 @@ void Metrics::warn(const std::string& sentence) {
   TORCH_WARN(sentence);
 }
 
-void Metrics::print(const std::string& line) {
-  if (!state_) return;
+bool Metrics::print(const std::string& line) {
+  if (!state_) return false;
   if (state_->bar) {
     state_->bar->print(line);
   } else {
     std::printf("%s\n", line.c_str());
     std::fflush(stdout);
   }
+  return true;
 }
 
 void Metrics::write_arrived(bool wait) {

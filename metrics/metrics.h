@@ -99,10 +99,11 @@ class Metrics : public Hook {
   // Throws InvalidArgument where two hooks report numbers of the same name.
   void after_step(StepReport& report) override;
   void finish(const Progress& progress) override;
+  bool needs_finish() const override { return true; }
 
-  // Writes a line of the user's own to stdout, above the bar where one is drawn. Nothing on ranks other than
-  // 0; see Session::print.
-  void print(const std::string& line);
+  // Writes a line of the user's own to stdout, above the bar where one is drawn. On ranks other than 0 it
+  // does nothing and returns false; see Session::print.
+  bool print(const std::string& line) override;
 
  private:
   struct State;

@@ -27,6 +27,7 @@ void JoinedRanks::attach(SessionParts& parts) {
           parts.world().backend_name(), " joins the ranks on ", parts.world().device().str(),
           "; call model->to(world->device()) before the optimizer is made");
   parts_ = &parts;
+  parts.unused_is_zero = unused_is_zero();
 }
 
 RankStatus JoinedRanks::status_of(Intent intent, const Progress& progress) const {

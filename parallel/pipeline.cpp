@@ -14,6 +14,8 @@ Pipeline::Pipeline(torch::nn::Module& model, const Blocks& blocks, Block forward
   });
 }
 
+std::shared_ptr<Hook> Pipeline::hook() const { return hook_; }
+
 const NamedParameters& Pipeline::named_parameters() const { return hook_->stage_model().parameters(); }
 
 const Grid& Pipeline::grid() const { return hook_->grid(); }

@@ -45,6 +45,7 @@
 
 namespace pacer {
 
+class Hook;
 class Session;
 
 namespace detail {
@@ -132,8 +133,8 @@ class Pipeline {
   }
   at::Tensor evaluate(const Tensors& batch, const First& first, const Last& last) const;
 
-  // For a Session.
-  const std::shared_ptr<detail::PipelineHook>& hook() const { return hook_; }
+  // Returns the hook that a Session uses for it.
+  std::shared_ptr<Hook> hook() const;
 
  private:
   template <class F>

@@ -90,6 +90,7 @@ void Shards::attach(SessionParts& parts) {
           "Shards over nodes gives each rank of a node its part, so that all nodes need as many ranks, which "
           "follow one another; this run's do not: start as many ranks on every machine, machine by machine, "
           "or leave over(ShardGroup::node) out");
+  parts.sharded_state = this;
 }
 
 void Shards::arrange() {
@@ -332,8 +333,20 @@ bool Shards::stays_local() const {
 // Ranks that took different ways through the model have gathered the wrong blocks, and added up gradients of
 // different ones.
 void Shards::wait() {
-  if (keeps_parts()) detail::require_same_history(parts().world(), parts().progress.step, *shards_);
+  if (keeps_parts()) require_same_history();
   shards_->wait();
+}
+
+void Shards::require_same_history() const {
+  detail::require_same_history(parts().world(), parts().progress.step, *shards_);
+}
+
+// Its result may outlive the hook.
+WholeParameters Shards::whole_parameters() {
+  if (!shards_) return WholeParameters(nullptr);
+  shards_->gather_all();
+  const auto release = [shards = shards_](const void*) { shards->release_all(); };
+  return WholeParameters(std::shared_ptr<const void>(shards_.get(), release));
 }
 
 // Before anything of the step's new values is read: validation, checkpoints.

@@ -36,6 +36,7 @@
 
 #include <torch/arg.h>
 
+#include <pacer/hooks/sharded_state.h>
 #include <pacer/modules/blocks.h>
 #include <pacer/parallel/joined_ranks.h>
 #include <pacer/parallel/parameter_shards.h>
@@ -81,7 +82,7 @@ struct ShardsOptions {
   TORCH_ARG(bool, sync_buffers) = true;
 };
 
-class Shards : public JoinedRanks {
+class Shards : public JoinedRanks, public ShardedState {
  public:
   explicit Shards(ShardsOptions options = {}) : Shards(std::vector<Blocks>(), options) {}
   explicit Shards(const Blocks& blocks, ShardsOptions options = {})
@@ -101,25 +102,19 @@ class Shards : public JoinedRanks {
   void arrange() override;
   void forward_begin(const Progress& progress) override;
   void forward_end() override;
+  bool acts_in_forward() const override { return true; }
   void backward_begin(const Progress& progress) override;
   void after_step(StepReport& report) override;
 
-  // ---- For checkpoints. `state` is the optimizer's export_state(), of which each rank has a part. ----
-
-  // The same names with whole tensors without memory (device meta) in the place of parts.
-  NamedTensors whole_outline(NamedTensors state) const;
-  // The whole tensors, on the CPU, each on the rank that `owner` says; parts of them elsewhere. All ranks
-  // together, with the same owners.
-  using StateOwner = std::function<int(const std::string& name)>;
-  NamedTensors gather_state(NamedTensors state, const StateOwner& owner) const;
-  // The same for tensors of the model, by name. Where ranks have all of the parameters, it does nothing.
-  NamedTensors gather_model(NamedTensors model, const StateOwner& owner) const;
-  // Whether parameters have their values for a while only, from now on.
-  bool keeps_parts() const { return shards_ && shards_->keeps_parts(); }
-  // Whether that will be so from the first begin on, where there are several ranks.
-  bool shares_parameters() const { return options_.what() == Sharded::parameters; }
-  // A backward pass as in training, whose gradients come together and count for nothing.
-  void run_idle_pass(const Progress& progress, const std::function<void()>& backward);
+  // See ShardedState.
+  bool keeps_parts() const override { return shards_ && shards_->keeps_parts(); }
+  bool shares_parameters() const override { return options_.what() == Sharded::parameters; }
+  WholeParameters whole_parameters() override;
+  void run_idle_pass(const Progress& progress, const std::function<void()>& backward) override;
+  void require_same_history() const override;
+  NamedTensors whole_outline(NamedTensors state) const override;
+  NamedTensors gather_state(NamedTensors state, const StateOwner& owner) const override;
+  NamedTensors gather_model(NamedTensors model, const StateOwner& owner) const override;
   // Null in a world of one rank and before the first begin() or resume().
   const std::shared_ptr<ParameterShards>& shards() const { return shards_; }
 
@@ -165,22 +160,6 @@ class Shards : public JoinedRanks {
   bool is_joined_ = false;
   // Whether the end of each forward pass that runs releases the root; several run if evaluations are nested.
   std::vector<char> releases_root_;
-};
-
-// While one exists, every parameter has its values, on every rank: see Session::whole_parameters.
-class WholeParameters {
- public:
-  explicit WholeParameters(std::shared_ptr<ParameterShards> shards) : shards_(std::move(shards)) {
-    if (shards_) shards_->gather_all();
-  }
-  WholeParameters(WholeParameters&&) noexcept = default;
-  WholeParameters& operator=(WholeParameters&&) = delete;
-  ~WholeParameters() {
-    if (shards_) shards_->release_all();
-  }
-
- private:
-  std::shared_ptr<ParameterShards> shards_;
 };
 
 }  // namespace pacer

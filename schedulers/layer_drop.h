@@ -41,6 +41,8 @@
 
 namespace pacer {
 
+class Hook;
+
 class LayerDropImpl : public torch::nn::Module {
  public:
   explicit LayerDropImpl(LayerDropOptions options = {}) : options_(options) {}
@@ -114,6 +116,14 @@ class LayerDropImpl : public torch::nn::Module {
   std::unordered_map<const void*, int64_t> users_;              // layers, by TensorImpl
 };
 
-TORCH_MODULE(LayerDrop);
+// A shared handle, as TORCH_MODULE makes it, with the hook that a Session uses for it.
+class LayerDrop : public torch::nn::ModuleHolder<LayerDropImpl> {
+ public:
+  using torch::nn::ModuleHolder<LayerDropImpl>::ModuleHolder;
+  using Impl [[maybe_unused]] = LayerDropImpl;
+
+  // Returns a new hook that acts on these gates.
+  std::shared_ptr<Hook> hook() const;
+};
 
 }  // namespace pacer

@@ -4,7 +4,9 @@
 //   session.use(pacer::LearningRate(pacer::warmup_cosine({1'000, 100'000})));
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,13 +34,14 @@ class LearningRate : public Hook {
   std::string agreement() const override;
   // Until the warm-up is over.
   bool settled(const Progress& progress) const override { return schedule_.warmup_ended(progress); }
+  std::optional<int64_t> steps_until_zero() const override { return schedule_.steps_until_zero(); }
   // Throws InvalidArgument where somebody else changed a rate since the last step.
   void gradients_ready(const Progress& progress) override;
   void after_step(StepReport& report) override;
   // The base rate of each group of the optimizer. The schedule's factor multiplies them.
-  const std::vector<double>& base_rates() const { return base_; }
+  std::vector<double> base_rates() const override { return base_; }
   // Throws InvalidArgument for another number of groups, and rates that are negative or not finite.
-  void set_base_rates(const std::vector<double>& rates);
+  void set_base_rates(const std::vector<double>& rates) override;
   const LearningRateSchedule& schedule() const { return schedule_; }
   // The base rates.
   void save(NamedTensors& state) const override;

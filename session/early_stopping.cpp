@@ -7,7 +7,6 @@
 #include <pacer/hooks/detail/best_value_state.h>
 #include <pacer/hooks/session_parts.h>
 #include <pacer/hooks/step_report.h>
-#include <pacer/session/validation.h>
 
 namespace pacer {
 
@@ -25,7 +24,7 @@ std::string EarlyStopping::agreement() const {
 }
 
 void EarlyStopping::start(const Progress& /*progress*/) {
-  require(parts_->find<Validation>() != nullptr,
+  require(!parts_->validation.name.empty(),
           "EarlyStopping has nothing to look at; add session.use(pacer::Validation(every, function))");
 }
 

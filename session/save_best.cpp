@@ -22,9 +22,8 @@
 #include <pacer/files/safetensors.h>
 #include <pacer/hooks/detail/best_value_state.h>
 #include <pacer/hooks/session_parts.h>
+#include <pacer/hooks/sharded_state.h>
 #include <pacer/hooks/step_report.h>
-#include <pacer/parallel/shards.h>
-#include <pacer/session/validation.h>
 
 namespace pacer {
 namespace {
@@ -80,7 +79,7 @@ void SaveBest::attach(SessionParts& parts) {
 void SaveBest::arrange() { detail::check_storable(detail::model_tensors(parts_->model())); }
 
 void SaveBest::start(const Progress& progress) {
-  require(parts_->find<Validation>() != nullptr,
+  require(!parts_->validation.name.empty(),
           "SaveBest has nothing to look at; add session.use(pacer::Validation(every, function))");
   adopt_older(progress);
 }
@@ -143,12 +142,12 @@ void SaveBest::consider(const Progress& progress) {
 // must know whether this time was one.
 void SaveBest::write() const {
   NamedTensors model = detail::without_merged(parts_->model(), detail::model_tensors(parts_->model()));
-  const auto* shards = parts_->find<Shards>();
-  if (!shards || !shards->keeps_parts()) {
+  const ShardedState* sharded = parts_->sharded_state;
+  if (!sharded || !sharded->keeps_parts()) {
     if (parts_->is_first_rank()) write_file(model);
     return;
   }
-  model = shards->gather_model(std::move(model), [](const std::string&) { return 0; });
+  model = sharded->gather_model(std::move(model), [](const std::string&) { return 0; });
   std::string failure;
   try {
     if (parts_->is_first_rank()) write_file(model);

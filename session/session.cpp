@@ -10,7 +10,6 @@
 #include <pacer/hooks/detail/device_copy.h>
 #include <pacer/hooks/detail/forward_scope.h>
 #include <pacer/hooks/detail/zeroed_gradients.h>
-#include <pacer/metrics/metrics.h>
 #include <pacer/session/detail/gradient_watch.h>
 #include <pacer/session/detail/parameter_watch.h>
 #include <pacer/session/detail/step_runner.h>
@@ -177,12 +176,12 @@ void Session::finish() {
 }
 
 void Session::print(const std::string& line) {
-  if (auto* metrics = parts_.find<Metrics>()) {
-    metrics->print(line);
-  } else if (parts_.is_first_rank()) {
-    std::printf("%s\n", line.c_str());
-    std::fflush(stdout);
+  if (!parts_.is_first_rank()) return;
+  for (const auto& hook : parts_.hooks_) {
+    if (hook->print(line)) return;
   }
+  std::printf("%s\n", line.c_str());
+  std::fflush(stdout);
 }
 
 double Session::gradient_norm() const {

@@ -32,14 +32,11 @@
 #include <pacer/hooks/batch.h>
 #include <pacer/hooks/once_on_first_rank.h>
 #include <pacer/hooks/session_parts.h>
+#include <pacer/hooks/sharded_state.h>
 
 namespace pacer {
 
-class EpochSampler;
-class LayerDrop;
 class LearningRateSchedule;
-class Pipeline;
-class WholeParameters;
 
 namespace detail {
 class EvaluationScope;
@@ -83,15 +80,21 @@ class Session {
   // Adds a hook: a temporary, std::move(hook), or a std::shared_ptr that you keep. The order does not matter.
   // Throws InvalidArgument where it contradicts one that is there, and after begin or resume.
   Session& use(std::shared_ptr<Hook> hook);
-  Session& use(const LayerDrop& layer_drop);
-  Session& use(const EpochSampler& sampler);
-  Session& use(const Pipeline& pipeline);
   template <class H, std::enable_if_t<std::is_base_of_v<Hook, std::decay_t<H>>, int> = 0>
   Session& use(H&& hook) {
     static_assert(
         !std::is_lvalue_reference_v<H>,
         "a Session owns its hooks: pass a temporary, std::move(hook), or a std::shared_ptr you keep");
     return use(std::shared_ptr<Hook>(std::make_shared<H>(std::forward<H>(hook))));
+  }
+  // The same for the hook of a handle: of a LayerDrop, an EpochSampler, a Pipeline, or what else has a
+  // hook().
+  template <class Handle,
+            std::enable_if_t<
+                std::is_convertible_v<decltype(std::declval<const Handle&>().hook()), std::shared_ptr<Hook>>,
+                int> = 0>
+  Session& use(const Handle& handle) {
+    return use(std::shared_ptr<Hook>(handle.hook()));
   }
   template <class T, std::enable_if_t<std::is_same_v<std::decay_t<T>, LearningRateSchedule>, int> = 0>
   Session& use(T&& /*schedule*/) {
@@ -190,7 +193,7 @@ class Session {
   at::Tensor scaled_loss(const at::Tensor& loss, double weight);
   [[noreturn]] void fail_backward(const std::exception& error);
   std::shared_ptr<detail::EvaluationScope> begin_evaluation();
-  std::vector<double> base_rates();
+  std::vector<double> base_rates() const;
   void set_base_rates(const std::vector<double>& rates);
   void add(std::shared_ptr<Hook> hook);
   void start();

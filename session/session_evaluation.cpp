@@ -8,7 +8,6 @@
 #include <pacer/hooks/detail/model_facts.h>
 #include <pacer/hooks/detail/training_tensors.h>
 #include <pacer/hooks/detail/wide_gradients.h>
-#include <pacer/parallel/shards.h>
 #include <pacer/session/detail/prewarm_scope.h>
 #include <pacer/session/session.h>
 
@@ -56,8 +55,8 @@ void Session::prewarm_pass(const std::function<at::Tensor()>& loss) {
   require(result.defined() && result.numel() == 1 && result.requires_grad(),
           "Session::prewarm needs a function that returns a loss: one number that depends on the parameters");
   for (const auto& hook : parts_.hooks_) result = hook->scale_loss(std::move(result));
-  if (auto* shards = parts_.find<Shards>()) {
-    shards->run_idle_pass(first, [&] { result.backward(); });
+  if (parts_.sharded_state) {
+    parts_.sharded_state->run_idle_pass(first, [&] { result.backward(); });
   } else {
     result.backward();
   }
@@ -75,8 +74,7 @@ WholeParameters Session::whole_parameters() const {
       parts_.replicas == nullptr,
       "Session::whole_parameters with a Pipeline: each rank has its stage only; read the whole model from a "
       "checkpoint");
-  const auto* shards = parts_.find<Shards>();
-  return WholeParameters(shards ? shards->shards() : nullptr);
+  return parts_.sharded_state ? parts_.sharded_state->whole_parameters() : WholeParameters(nullptr);
 }
 
 }  // namespace pacer

@@ -3,33 +3,34 @@
 
 #include <c10/util/Exception.h>
 
-#include <pacer/checkpoints/checkpoints.h>
 #include <pacer/core/error.h>
 #include <pacer/hooks/detail/model_facts.h>
-#include <pacer/schedulers/learning_rate.h>
 #include <pacer/session/session.h>
 
 namespace pacer {
 
 // What a schedule multiplies, or where there is none, the rates themselves.
-std::vector<double> Session::base_rates() {
-  if (const auto* hook = parts_.find<LearningRate>()) return hook->base_rates();
+std::vector<double> Session::base_rates() const {
+  for (const auto& hook : parts_.hooks_) {
+    if (std::vector<double> rates = hook->base_rates(); !rates.empty()) return rates;
+  }
   return detail::learning_rates(parts_.optimizer());
 }
 
 void Session::set_base_rates(const std::vector<double>& rates) {
-  if (auto* hook = parts_.find<LearningRate>()) return hook->set_base_rates(rates);
+  for (const auto& hook : parts_.hooks_) {
+    if (!hook->base_rates().empty()) return hook->set_base_rates(rates);
+  }
   for (size_t g = 0; g < rates.size(); ++g) parts_.optimizer().param_groups()[g].options().set_lr(rates[g]);
 }
 
 std::optional<int64_t> Session::resume(const ResumeOptions& options) {
-  auto* checkpoints = parts_.find<Checkpoints>();
-  require(checkpoints != nullptr, "Session::resume needs a Checkpoints hook; add it with use() first");
+  require(parts_.load_newest != nullptr, "Session::resume needs a Checkpoints hook; add it with use() first");
   require(parts_.progress.step == 0 && parts_.progress.micro_step == 0 && !in_forward_ && !in_backward_,
           "Session::resume belongs before the first begin");
   start();
   const std::vector<double> of_program = base_rates();
-  const std::optional<int64_t> step = checkpoints->load_newest();
+  const std::optional<int64_t> step = parts_.load_newest();
   const std::vector<double> saved = base_rates();
   if (!step || saved == of_program) return step;
   if (options.learning_rates() == ResumedRates::program) {

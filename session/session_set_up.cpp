@@ -9,20 +9,12 @@
 #include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 
-#include <pacer/checkpoints/checkpoints.h>
 #include <pacer/collectives/detail/together.h>
 #include <pacer/core/error.h>
-#include <pacer/hooks/detail/epoch_sampler_hook.h>
 #include <pacer/hooks/detail/forward_scope.h>
 #include <pacer/hooks/detail/zeroed_gradients.h>
-#include <pacer/metrics/metrics.h>
 #include <pacer/parallel/data_parallel.h>
-#include <pacer/parallel/detail/pipeline_hook.h>
-#include <pacer/parallel/pipeline.h>
-#include <pacer/parallel/shards.h>
-#include <pacer/schedulers/detail/layer_drop_hook.h>
 #include <pacer/schedulers/layer_drop.h>
-#include <pacer/schedulers/learning_rate.h>
 #include <pacer/session/detail/gradient_watch.h>
 #include <pacer/session/detail/parameter_watch.h>
 #include <pacer/session/detail/step_runner.h>
@@ -64,7 +56,8 @@ Session::~Session() {
                                    " of ", parts_.progress.micro_steps,
                                    " micro-steps unused; call finish() after the loop"));
   } else if (training_ && !finished_ && std::uncaught_exceptions() == 0 &&
-             (parts_.find<Checkpoints>() != nullptr || parts_.find<Metrics>() != nullptr)) {
+             std::any_of(parts_.hooks_.begin(), parts_.hooks_.end(),
+                         [](const auto& hook) { return hook->needs_finish(); })) {
     TORCH_WARN(
         "a pacer::Session ends without finish(), so its last checkpoint and metrics are not written; call "
         "finish() after the loop");
@@ -96,16 +89,6 @@ void Session::add(std::shared_ptr<Hook> hook) {
   parts_.hooks_.insert(place, std::move(hook));
 }
 
-Session& Session::use(const LayerDrop& layer_drop) {
-  return use(std::make_shared<detail::LayerDropHook>(layer_drop));
-}
-
-Session& Session::use(const EpochSampler& sampler) {
-  return use(std::make_shared<detail::EpochSamplerHook>(sampler));
-}
-
-Session& Session::use(const Pipeline& pipeline) { return use(pipeline.hook()); }
-
 // Once, when all hooks are known.
 void Session::start() {
   if (!started_) detail::set_up(parts_.world(), [this] { arrange(); });
@@ -121,12 +104,14 @@ void Session::arrange() {
   }
   detail::check_values(parts_);
   require(
-      parts_.find<Shards>() != nullptr || parts_.session_optimizer() == nullptr ||
+      parts_.sharded_state != nullptr || parts_.session_optimizer() == nullptr ||
           !parts_.session_optimizer()->is_shared_out(),
       "the optimizer has state for this rank's part of the parameters only, because a Session with Shards "
       "used it; use Shards again, or save a checkpoint there and resume from it with a new optimizer");
   detail::check_parameters(parts_);
-  if (parts_.world().world_size() > 1 && parts_.find<JoinedRanks>() == nullptr) use(DataParallel());
+  const auto joins_ranks = [](const auto& hook) { return hook->exclusive() && hook->slot() == Slot::reduce; };
+  const bool are_joined = std::any_of(parts_.hooks_.begin(), parts_.hooks_.end(), joins_ranks);
+  if (parts_.world().world_size() > 1 && !are_joined) use(DataParallel());
   parts_.progress.micro_steps = parts_.micro_steps;
   runner_ = std::make_unique<detail::StepRunner>(parts_);
   for (const auto& hook : parts_.hooks_) hook->arrange();
@@ -143,7 +128,9 @@ void Session::begin_training() {
   if (parts_.session_optimizer()) {
     RunPlan plan;
     plan.unsettled = [this](int64_t step) { return unsettled(step); };
-    if (const auto* rate = parts_.find<LearningRate>()) plan.end = rate->schedule().steps_until_zero();
+    for (const auto& hook : parts_.hooks_) {
+      if (!plan.end) plan.end = hook->steps_until_zero();
+    }
     plan.looks_first = parts_.looks_first();
     parts_.session_optimizer()->check_run(parts_.world(), plan);
   }

@@ -9,7 +9,6 @@
 #include <pacer/hooks/detail/missed_parameters.h>
 #include <pacer/hooks/detail/zeroed_gradients.h>
 #include <pacer/hooks/step_report.h>
-#include <pacer/parallel/joined_ranks.h>
 #include <pacer/session/detail/gradient_watch.h>
 #include <pacer/session/detail/step_runner.h>
 #include <pacer/session/detail/training_checks.h>
@@ -106,8 +105,7 @@ void Session::skip_empty_window() {
 // joins later sits the step out.
 void Session::check_unused(const std::vector<at::Tensor>& joined) const {
   if (!parts_.world_was_given || parts_.world().world_size() > 1) return;
-  const auto* ranks = parts_.find<JoinedRanks>();
-  if (ranks == nullptr || !ranks->unused_is_zero()) detail::check_all_reached(parts_, joined);
+  if (!parts_.unused_is_zero) detail::check_all_reached(parts_, joined);
 }
 
 void Session::fill_unused_gradients(const Progress& window) {

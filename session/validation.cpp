@@ -8,9 +8,8 @@
 #include <pacer/core/error.h>
 #include <pacer/hooks/detail/evaluation_scope.h>
 #include <pacer/hooks/session_parts.h>
+#include <pacer/hooks/sharded_state.h>
 #include <pacer/hooks/step_report.h>
-#include <pacer/parallel/detail/block_gathers.h>
-#include <pacer/parallel/shards.h>
 
 namespace pacer {
 
@@ -36,8 +35,8 @@ std::string Validation::agreement() const {
 double Validation::mean_over_ranks(const std::function<double()>& own) const {
   Communicator& world = parts_->world();
   if (world.world_size() == 1) return own();
-  const auto* shards = parts_->find<Shards>();
-  const bool gathers = shards != nullptr && shards->keeps_parts();
+  const ShardedState* sharded = parts_->sharded_state;
+  const bool gathers = sharded != nullptr && sharded->keeps_parts();
   std::string message;
   try {
     const double value = own();
@@ -51,7 +50,7 @@ double Validation::mean_over_ranks(const std::function<double()>& own) const {
       throw;
     }
   }
-  if (gathers) detail::require_same_history(world, parts_->progress.step, *shards->shards());
+  if (gathers) sharded->require_same_history();
   const std::vector<std::string> all =
       world.exchange(message, CollectiveOptions().timeout(options_.timeout()));
   double sum = 0;

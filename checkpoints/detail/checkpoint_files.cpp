@@ -15,7 +15,6 @@
 #include <pacer/files/checksum.h>
 #include <pacer/files/json_lines.h>
 #include <pacer/hooks/detail/foreign_state.h>
-#include <pacer/parallel/detail/pipeline_hook.h>
 
 namespace pacer::detail {
 
@@ -62,17 +61,6 @@ NamedTensors read_optimizer(const std::string& folder, const CheckpointManifest&
 }
 
 using TensorSet = std::unordered_set<const void*>;  // by TensorImpl
-
-// The tensors of the model that other ranks of a pipeline update: all that only they have, and tied ones.
-TensorSet updated_elsewhere(const SessionParts& parts) {
-  TensorSet tensors = parts.elsewhere;
-  const auto* pipeline = parts.find<PipelineHook>();
-  if (pipeline == nullptr) return tensors;
-  for (const TiedParameter& tied : pipeline->stage_model().tied()) {
-    if (tied.ranks.front() != pipeline->grid().stage()) tensors.insert(tied.parameter.unsafeGetTensorImpl());
-  }
-  return tensors;
-}
 
 // Optimizers call their state by the parameter's name, which may have any character in it, '/', and what it
 // is; torch's also say of each tensor whether it exists.
@@ -237,7 +225,7 @@ TrainingState read_state(const SessionParts& parts, const std::string& folder) {
   // What will be cut on its way into the optimizer stays in host memory until then; paged state stays there.
   const SessionOptimizer* optimizer = parts.session_optimizer();
   const bool on_host = parts.gradients_are_shared_out || (optimizer && optimizer->keeps_state_on_host());
-  const TensorPlace place_of = leaving_out(updated_elsewhere(parts), model,
+  const TensorPlace place_of = leaving_out(parts.updated_elsewhere, model,
                                            on_host ? nullptr : beside_parameters(model), /*is_state=*/true);
   state.optimizer = read_optimizer(folder, manifest, place_of);
   state.session =

@@ -27,6 +27,7 @@ class EpochSamplerHook : public Hook {
   void attach(SessionParts& parts) override {
     if (sampler_.world_size() >= parts.world().world_size()) require_ranks(parts.world());
     sampler_.enter_session();
+    parts.counts_examples = true;
     parts_ = &parts;
   }
   void arrange() override { require_ranks(parts_->data_ranks()); }

@@ -6,17 +6,17 @@
 #include <torch/nn/module.h>
 
 #include <pacer/hooks/detail/model_facts.h>
-#include <pacer/hooks/precision.h>
+#include <pacer/modules/fp8_scaling.h>
 
 namespace pacer::detail {
 
 void forget_micro_batch(const SessionParts& parts) {
-  if (auto* precision = parts.find<Precision>()) precision->forget_micro_batch();
+  if (parts.fp8_scaling) parts.fp8_scaling->forget_since_mark();
 }
 
 void ZeroedGradients::Scope::set(bool on) {
   if (is_on_ != nullptr) *is_on_ = on;
-  if (precision_ != nullptr) precision_->record(!on);
+  if (scaling_ != nullptr) scaling_->record(!on);
 }
 
 ZeroedGradients::~ZeroedGradients() {
@@ -43,7 +43,7 @@ ZeroedGradients::Scope ZeroedGradients::scope(const SessionParts& parts, bool wa
       watch(parameter);
     }
   }
-  return Scope(is_on_.get(), parts.find<Precision>());
+  return Scope(is_on_.get(), parts.fp8_scaling.get());
 }
 
 }  // namespace pacer::detail

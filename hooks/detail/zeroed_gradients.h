@@ -15,7 +15,7 @@
 
 namespace pacer {
 
-class Precision;
+class Fp8Scaling;
 
 namespace detail {
 
@@ -29,7 +29,7 @@ class ZeroedGradients {
   // Switched on while it lives.
   class Scope {
    public:
-    Scope(Switch* is_on, Precision* precision) : is_on_(is_on), precision_(precision) { set(true); }
+    Scope(Switch* is_on, Fp8Scaling* scaling) : is_on_(is_on), scaling_(scaling) { set(true); }
     ~Scope() { set(false); }
     Scope(const Scope&) = delete;
 
@@ -37,7 +37,7 @@ class ZeroedGradients {
     void set(bool on);
 
     Switch* is_on_;
-    Precision* precision_;
+    Fp8Scaling* scaling_;
   };
 
   ZeroedGradients() = default;

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
-#include <sstream>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -43,14 +41,6 @@ std::string listed(const std::vector<std::string>& names) {
   std::string text = "{";
   for (const std::string& name : names) text += (text.size() > 1 ? ", " : "") + name;
   return text + "}";
-}
-
-// Names may have any character in them, so their length comes before them.
-std::string line_of(const char* part, const std::string& name, const at::Tensor& tensor) {
-  std::string line =
-      concatenate(part, ' ', static_cast<int>(tensor.scalar_type()), ' ', name.size(), ' ', tensor.dim());
-  for (const int64_t size : tensor.sizes()) line += concatenate(' ', size);
-  return line + ' ' + name + '\n';
 }
 
 // Checksums of the batches that ranks were given, while they travel.
@@ -130,7 +120,12 @@ void PipelineHook::attach(SessionParts& parts) {
   parts.micro_steps = shape().micro_batches;
   parts.weight_by_tokens = options_.weight_by_tokens();
   parts.replicas = grid_.replicas();
-  parts.elsewhere = stage_model_.elsewhere();
+  parts.elsewhere = parts.updated_elsewhere = stage_model_.elsewhere();
+  for (const TiedParameter& tied : stage_model_.tied()) {
+    if (tied.ranks.front() != grid_.stage()) {
+      parts.updated_elsewhere.insert(tied.parameter.unsafeGetTensorImpl());
+    }
+  }
   parts.guard()->look_with(grid_.pipeline());
 }
 
@@ -266,45 +261,6 @@ void PipelineHook::share_tied_values() {
       if (!message.is_same(values)) at::Tensor(values).copy_(message);
     }
   }
-}
-
-std::string PipelineHook::listing(const TrainingState& state) const {
-  std::string lines;
-  for (const auto& [name, tensor] : state.model) lines += line_of("model", name, tensor);
-  for (const auto& [name, tensor] : state.optimizer) lines += line_of("optimizer", name, tensor);
-  return lines;
-}
-
-Writers PipelineHook::complete(TrainingState& state, const std::vector<std::string>& listings) const {
-  const auto pipelines = static_cast<size_t>(grid_.pipelines());
-  Writers writers;
-  writers.model_is_dealt_out = grid_.world()->world_size() > 1;
-  for (size_t rank = 0; rank < listings.size(); ++rank) {
-    const size_t first = rank - rank % pipelines;
-    require(listings[rank] == listings[first], "rank ", rank,
-            " has state of other names, dtypes or shapes than rank ", first,
-            ", which has the same stage, so that no checkpoint can hold both; give replicas the same model "
-            "and the same steps");
-    std::istringstream lines(listings[rank]);
-    for (std::string part; lines >> part;) {
-      int number = 0;
-      size_t length = 0, dimensions = 0;
-      lines >> number >> length >> dimensions;
-      std::vector<int64_t> sizes(dimensions);
-      for (int64_t& size : sizes) lines >> size;
-      std::string name(length, ' ');
-      lines.get();  // the space before it
-      lines.read(name.data(), static_cast<std::streamsize>(length));
-      const auto dtype = static_cast<at::ScalarType>(number);
-      const bool is_model = part == "model";
-      (is_model ? writers.model : writers.optimizer).emplace(name, static_cast<int>(rank));
-      NamedTensors& tensors = is_model ? state.model : state.optimizer;
-      if (tensors.count(name) == 0) {
-        tensors.emplace(name, at::empty(sizes, at::TensorOptions().dtype(dtype).device(at::kMeta)));
-      }
-    }
-  }
-  return writers;
 }
 
 }  // namespace pacer::detail

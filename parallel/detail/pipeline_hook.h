@@ -9,7 +9,6 @@
 
 #include <pacer/collectives/gradient_bucketer.h>
 #include <pacer/collectives/grid.h>
-#include <pacer/hooks/detail/training_tensors.h>
 #include <pacer/hooks/detail/wide_gradients.h>
 #include <pacer/parallel/detail/stage_messages.h>
 #include <pacer/parallel/detail/stage_model.h>
@@ -50,14 +49,6 @@ class PipelineHook : public JoinedRanks {
   void agree(const Progress& progress, const std::string& data);
   // The same of an evaluation, among the ranks of this pipeline.
   void require_same_batch(const std::string& data) const;
-
-  // ---- For checkpoints: every tensor is written by the first rank that has it. ----
-
-  // One line for each tensor that this rank has.
-  std::string listing(const TrainingState& state) const;
-  // Adds what only other ranks have, without memory (device meta), and says who writes what. `listings` are
-  // those of all ranks. Throws InvalidArgument where replicas differ.
-  Writers complete(TrainingState& state, const std::vector<std::string>& listings) const;
 
  private:
   bool is_joined() const override { return is_joined_; }

@@ -1,6 +1,7 @@
 #include <pacer/schedulers/detail/layer_drop_hook.h>
 
-#include <algorithm>
+#include <memory>
+#include <utility>
 
 #include <pacer/core/error.h>
 #include <pacer/files/detail/number_text.h>
@@ -8,7 +9,11 @@
 #include <pacer/hooks/session_parts.h>
 #include <pacer/hooks/step_report.h>
 
-namespace pacer::detail {
+namespace pacer {
+
+std::shared_ptr<Hook> LayerDrop::hook() const { return std::make_shared<detail::LayerDropHook>(*this); }
+
+namespace detail {
 
 namespace {
 
@@ -75,4 +80,5 @@ void LayerDropHook::gradients_ready(const Progress& window) {
 
 void LayerDropHook::after_step(StepReport& report) { report.add("kept_layers", kept_layers_); }
 
-}  // namespace pacer::detail
+}  // namespace detail
+}  // namespace pacer

@@ -21,6 +21,7 @@ class LayerDropHook : public Hook {
   std::string agreement() const override;
   std::vector<at::Tensor> unused(const Progress& window) const override;
   void forward_begin(const Progress& progress) override { gates_->set_progress(progress); }
+  bool acts_in_forward() const override { return true; }
   void gradients_ready(const Progress& window) override;
   void after_step(StepReport& report) override;
 

@@ -9,9 +9,6 @@
 
 #include <pacer/core/error.h>
 #include <pacer/hooks/detail/model_facts.h>
-#include <pacer/hooks/precision.h>
-#include <pacer/parallel/shards.h>
-#include <pacer/schedulers/detail/layer_drop_hook.h>
 
 namespace pacer::detail {
 namespace {
@@ -202,7 +199,8 @@ bool GradientWatch::all_became_zero() {
 
 void GradientWatch::check_scope(const SessionParts& parts, const ForwardScope& scope) {
   if (!scope.was_unused()) return;
-  if (!parts.find<Precision>() && !parts.find<LayerDropHook>() && !parts.find<Shards>()) return;
+  const auto acts = [](const auto& hook) { return hook->acts_in_forward(); };
+  if (std::none_of(parts.hooks().begin(), parts.hooks().end(), acts)) return;
   if (!warns_of_scope_.take()) return;
   TORCH_WARN(
       "the Batch of Session::begin ended before the forward pass, which therefore ran without autocast and "

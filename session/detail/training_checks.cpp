@@ -10,7 +10,6 @@
 #include <pacer/collectives/launch_environment.h>
 #include <pacer/core/error.h>
 #include <pacer/hooks/detail/model_facts.h>
-#include <pacer/parallel/joined_ranks.h>
 
 namespace pacer::detail {
 namespace {
@@ -67,7 +66,7 @@ void check_gradients(const SessionParts& parts, bool there_were) {
   const std::vector<char> needs = needs_gradient(parts);
   const bool others_train = parts.replicas != nullptr && parts.world().world_size() > 1;
   if (others_train) {
-    const bool sits_out = !there_were && parts.find<JoinedRanks>()->unused_is_zero();
+    const bool sits_out = !there_were && parts.unused_is_zero;
     if (sits_out || std::count(needs.begin(), needs.end(), 1) == 0) return;
   }
   require(std::count(needs.begin(), needs.end(), 1) > 0, "none of the optimizer's ", needs.size(),

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include <pacer/hooks/detail/training_tensors.h>
 #include <pacer/pacer.h>
 #include <pacer/parallel/detail/pipeline_hook.h>
 
@@ -110,7 +111,8 @@ struct PipelineRank {
   // Of the parameters and buffers that are here.
   std::map<std::string, Tensor> weights() const {
     std::map<std::string, Tensor> all;
-    const auto& elsewhere = pipeline.hook()->stage_model().elsewhere();
+    const auto hook = std::dynamic_pointer_cast<detail::PipelineHook>(pipeline.hook());
+    const auto& elsewhere = hook->stage_model().elsewhere();
     for (const auto& [name, tensor] : detail::model_tensors(*model)) {
       if (elsewhere.count(tensor.unsafeGetTensorImpl()) == 0) all[name] = tensor.detach().clone();
     }
