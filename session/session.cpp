@@ -109,6 +109,23 @@ at::Tensor Session::scaled_loss(const at::Tensor& loss, double weight) {
   return scaled;
 }
 
+// Before the backward pass of a micro-step, or before those of all of a window, as its last one.
+void Session::begin_passes(const Progress& progress) {
+  gradients_->expect_gradients();
+  for (const auto& hook : parts_.hooks_) hook->backward_begin(progress);
+  const bool is_last = progress.micro_step + 1 == progress.micro_steps;
+  if (is_last && parts_.session_optimizer()) parts_.session_optimizer()->expect_step();
+}
+
+// Behind them.
+void Session::end_passes() {
+  const Progress& progress = parts_.progress;
+  for (const auto& hook : parts_.hooks_) hook->backward_end(progress);
+  if (progress.micro_step + 1 == progress.micro_steps) check_unused();
+  gradients_->end_pass(parts_);
+  in_backward_ = true;
+}
+
 // Called where an exception is handled, and throws it again, or one that says more.
 void Session::fail_backward(const std::exception& error) {
   std::exception_ptr better;
@@ -143,23 +160,18 @@ void Session::backward(const at::Tensor& loss) {
   window.tokens += micro_batch_tokens_;
   window.weight += weight;
   try {
-    const auto pass = gradients_->pass();
-    for (const auto& hook : parts_.hooks_) hook->backward_begin(parts_.progress);
+    begin_passes(parts_.progress);
     const auto weightless = zeroed_->scope(parts_, weight == 0);
     const bool is_last = parts_.progress.micro_step + 1 == parts_.progress.micro_steps;
     if (is_last && parts_.session_optimizer()) {
-      parts_.session_optimizer()->expect_step();
       parts_.session_optimizer()->begin_backward([this] { return parts_.coming_inputs(); });
     }
     scaled.backward();
     if (weight == 0) detail::forget_micro_batch(parts_);
-    for (const auto& hook : parts_.hooks_) hook->backward_end(parts_.progress);
-    if (is_last) check_unused();
+    end_passes();
   } catch (const std::exception& error) {
     fail_backward(error);
   }
-  in_backward_ = true;
-  gradients_->end_pass(parts_);
 }
 
 void Session::finish() {

@@ -191,6 +191,8 @@ class Session {
   MicroBatch prepare(std::vector<at::Tensor> tensors);
   double weight_of(int64_t tokens) const;
   at::Tensor scaled_loss(const at::Tensor& loss, double weight);
+  void begin_passes(const Progress& progress);
+  void end_passes();
   [[noreturn]] void fail_backward(const std::exception& error);
   std::shared_ptr<detail::EvaluationScope> begin_evaluation();
   std::vector<double> base_rates() const;

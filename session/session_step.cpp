@@ -81,9 +81,9 @@ void Session::update(const Progress& window) {
   bool settled = true;
   for (const auto& hook : parts_.hooks_) settled = settled && hook->settled(window);
   make_gradients_ready(window);
-  const std::optional<StepInputs> inputs = parts_.step_inputs();
-  if (inputs) {
-    runner_->run(inputs->average, inputs->local_weight, settled);
+  if (std::optional<StepInputs> inputs = parts_.step_inputs()) {
+    inputs->freeze_allowed = settled;
+    runner_->run(std::move(*inputs));
     parts_.optimizer().zero_grad();
   } else {
     skip_empty_window();

@@ -80,6 +80,7 @@ void GradientWatch::begin_pass(const SessionParts& parts, bool is_first) {
 }
 
 void GradientWatch::end_pass(const SessionParts& parts) {
+  arrivals_->are_expected = false;
   const bool is_last = parts.progress.micro_step + 1 >= parts.progress.micro_steps;
   versions_.resize(parameters_.size());
   gradients_.clear();
@@ -111,6 +112,7 @@ std::vector<at::Tensor> GradientWatch::joined_since_pass() const {
 }
 
 void GradientWatch::forget() {
+  arrivals_->are_expected = false;
   gradients_.clear();
   versions_.clear();
   arrivals_->parameter = nullptr;

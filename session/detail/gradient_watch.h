@@ -27,24 +27,14 @@ class GradientWatch {
   GradientWatch(const GradientWatch&) = delete;
   ~GradientWatch();
 
-  // Gradients that arrive while it lives are the Session's.
-  class Pass {
-   public:
-    explicit Pass(UnexpectedGradients& arrivals) : arrivals_(arrivals) { arrivals_.are_expected = true; }
-    ~Pass() { arrivals_.are_expected = false; }
-    Pass(const Pass&) = delete;
-
-   private:
-    UnexpectedGradients& arrivals_;
-  };
-
   // Before a backward pass, and before whatever prepares it. `is_first`: of its window: gradients that are
   // there are cleared, with a warning. In later passes throws InvalidArgument where all gradients of the
   // window are gone or were set to zero, or where one came from somebody else's backward; gradients of
   // parameters that have joined or were frozen since are cleared.
   void begin_pass(const SessionParts& parts, bool is_first);
-  [[nodiscard]] Pass pass() { return Pass(*arrivals_); }
-  // Behind it.
+  // Gradients that arrive from here on are the Session's, until end_pass() or forget().
+  void expect_gradients() { arrivals_->are_expected = true; }
+  // Behind the pass.
   void end_pass(const SessionParts& parts);
   // Before what follows from the pass. Throws where a gradient came from somebody else's backward; gradients
   // of parameters that have joined since are cleared; warns where all parameters were changed.

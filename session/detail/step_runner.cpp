@@ -1,6 +1,7 @@
 #include <pacer/session/detail/step_runner.h>
 
 #include <optional>
+#include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_mul.h>
@@ -83,13 +84,13 @@ StepRunner::StepRunner(SessionParts& parts) : parts_(parts) {
 }
 StepRunner::~StepRunner() = default;
 
-void StepRunner::run(double average, double local_weight, bool freeze_allowed) {
+void StepRunner::run(StepInputs inputs) {
   if (parts_.replicas && gradients().empty()) {
-    look_at_nothing(average);
+    look_at_nothing(inputs.average);
   } else if (SessionOptimizer* own = parts_.session_optimizer()) {
-    run_own(*own, average, local_weight, freeze_allowed);
+    run_own(*own, std::move(inputs));
   } else {
-    run_other(average);
+    run_other(inputs.average);
   }
 }
 
@@ -103,13 +104,7 @@ void StepRunner::look_at_nothing(double average) {
   guard.look(sum.const_data_ptr<double>(), 1);
 }
 
-void StepRunner::run_own(SessionOptimizer& optimizer, double average, double local_weight,
-                         bool freeze_allowed) {
-  StepInputs inputs;
-  inputs.average = average;
-  inputs.local_weight = local_weight;
-  if (parts_.has_guard()) inputs.guard = parts_.guard();
-  inputs.freeze_allowed = freeze_allowed;
+void StepRunner::run_own(SessionOptimizer& optimizer, StepInputs inputs) {
   inputs.replayable = graph_ != nullptr;
   optimizer.prepare(inputs);
   optimizer.conclude(graph_ ? graph_->enqueue(optimizer, parts_.device()) : optimizer.enqueue());

@@ -15,16 +15,15 @@ class StepRunner {
   explicit StepRunner(SessionParts& parts);
   ~StepRunner();
 
-  // One optimizer step on gradients whose mean is `average` times what is stored.
-  // `local_weight` as in StepInputs.
-  void run(double average, double local_weight, bool freeze_allowed);
+  // Takes one optimizer step on the stored gradients. `inputs` are SessionParts::step_inputs().
+  void run(StepInputs inputs);
   // Whether the step of an optimizer that is not pacer's threw, so that run() will call it once more, with
   // the gradients that it had.
   bool has_failed() const { return has_failed_; }
 
  private:
   void look_at_nothing(double average);
-  void run_own(SessionOptimizer& optimizer, double average, double local_weight, bool freeze_allowed);
+  void run_own(SessionOptimizer& optimizer, StepInputs inputs);
   void run_other(double average);
   // Gradients become their mean, unscaled and clipped. False where they are not finite.
   bool finish_gradients(double average);

@@ -42,21 +42,15 @@ at::Tensor WindowOfSession::scaled_loss(int64_t k, const at::Tensor& loss) {
 
 void WindowOfSession::begin_backward() {
   session_.gradients_->begin_pass(parts(), /*is_first=*/true);
-  pass_.reset(new GradientWatch::Pass(session_.gradients_->pass()));
   Progress last = parts().progress;
   last.micro_step = last.micro_steps - 1;
-  for (const auto& hook : parts().hooks()) hook->backward_begin(last);
-  if (parts().session_optimizer()) parts().session_optimizer()->expect_step();
+  session_.begin_passes(last);
 }
 
 void WindowOfSession::end_backward() {
   Progress& progress = parts().progress;
   progress.micro_step = progress.micro_steps - 1;
-  for (const auto& hook : parts().hooks()) hook->backward_end(progress);
-  session_.check_unused();
-  pass_.reset();
-  session_.gradients_->end_pass(parts());
-  session_.in_backward_ = true;
+  session_.end_passes();
 }
 
 }  // namespace pacer::detail

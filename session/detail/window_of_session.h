@@ -32,9 +32,8 @@ class WindowOfSession final : public SessionWindow {
 
  private:
   Session& session_;
-  std::unique_ptr<GradientWatch::Pass> pass_;  // from begin_backward to end_backward
-  std::vector<double> weights_;                // of micro-batches
-  std::vector<int64_t> examples_;              // the same
+  std::vector<double> weights_;    // of micro-batches
+  std::vector<int64_t> examples_;  // the same
 };
 
 }  // namespace pacer::detail
