@@ -24,7 +24,7 @@
 #include <torch/arg.h>
 
 #include <pacer/collectives/gradient_bucketer.h>
-#include <pacer/parallel/joined_ranks.h>
+#include <pacer/parallel/gradient_exchange.h>
 
 namespace pacer {
 
@@ -43,10 +43,11 @@ struct DataParallelOptions {
   TORCH_ARG(bool, sync_buffers) = true;
 };
 
-class DataParallel : public JoinedRanks {
+class DataParallel : public GradientExchange {
  public:
   explicit DataParallel(DataParallelOptions options = {})
-      : JoinedRanks(options.initial_parameters(), options.sync_buffers()), options_(std::move(options)) {}
+      : GradientExchange(options.initial_parameters(), options.sync_buffers()),
+        options_(std::move(options)) {}
 
   std::string hook_name() const override { return "data_parallel"; }
   std::string agreement() const override;

@@ -143,17 +143,35 @@ void JoinedRanks::share_parameters() {
   }
 }
 
-void JoinedRanks::announce(const Progress& progress, Intent intent) {
+void JoinedRanks::follow_parameters(const Progress& progress) {
   parts_->world().set_step(progress.step);
   if (!detail::same_tensors(trained_, detail::trained_parameters(*parts_))) {
     join_ranks(progress);  // parameters were frozen, unfrozen or added: on every rank, or they disagree here
   }
-  if (intent == Intent::micro_step && !sends_in_every_pass()) return;
+}
+
+void JoinedRanks::announce(const Progress& progress, Intent intent) {
   statuses_ = StatusExchange(parts_->world(), status_of(intent, progress));
   knows_totals_ = false;
 }
 
 void JoinedRanks::await_totals() { add_totals(statuses_.wait()); }
+
+void JoinedRanks::await_peers() {
+  if (statuses_.is_under_way()) std::exchange(statuses_, {}).wait();
+}
+
+bool JoinedRanks::settle_totals(const Progress& window) {
+  const bool ends_early = !knows_totals_ && !statuses_.is_under_way();
+  if (ends_early) {
+    RankStatus status = status_of(Intent::last_step, window);
+    // Parameters that joined since the last pass sit this step out; ranks compare and share them all the same.
+    if (!detail::same_tensors(trained_, detail::trained_parameters(*parts_))) status.news = 1;
+    statuses_ = StatusExchange(parts_->world(), status);
+  }
+  if (!std::exchange(knows_totals_, false)) await_totals();
+  return ends_early;
+}
 
 void JoinedRanks::learn_totals() {
   if (!statuses_.is_under_way()) return;
@@ -166,43 +184,9 @@ Work JoinedRanks::add_losses() {
   return loss.defined() ? parts_->world().all_reduce(loss, CollectiveOptions().agreed(true)) : Work();
 }
 
-void JoinedRanks::backward_begin(const Progress& progress) {
-  if (parts_->world().world_size() == 1) return;
-  const bool is_last = progress.micro_step + 1 == progress.micro_steps;
-  announce(progress, is_last ? Intent::step : Intent::micro_step);
-  begin_pass(progress, is_last);
-}
-
-void JoinedRanks::backward_end(const Progress& progress) {
-  if (!is_joined()) return;
-  const bool is_last = progress.micro_step + 1 == progress.micro_steps;
-  end_pass(is_last);
-  if (!is_last && statuses_.is_under_way()) std::exchange(statuses_, {}).wait();
-}
-
+// Where the ranks are at different places, that is why an operation failed; this says where they are.
 void JoinedRanks::backward_failed() {
-  if (is_joined()) drop();
-  // Where the ranks are at different places, that is why an operation failed; this says where they are.
-  if (statuses_.is_under_way() && statuses_.is_done()) std::exchange(statuses_, {}).wait();
-}
-
-void JoinedRanks::gradients_ready(const Progress& window) {
-  if (!is_joined()) return;
-  // A window that ends early did not begin to travel.
-  const bool ends_early = !knows_totals_ && !statuses_.is_under_way();
-  if (ends_early) {
-    RankStatus status = status_of(Intent::last_step, window);
-    // Parameters that joined since the last pass sit this step out; ranks compare and share them all the same.
-    if (!detail::same_tensors(trained_, detail::trained_parameters(*parts_))) status.news = 1;
-    statuses_ = StatusExchange(parts_->world(), status);
-  }
-  if (!std::exchange(knows_totals_, false)) await_totals();
-  settle_missed(window);
-  if (ends_early) reduce(window);
-  Work loss = add_losses();
-  wait();
-  share_written_parameters();
-  loss.wait();
+  if (statuses_.is_under_way() && statuses_.is_done()) await_peers();
 }
 
 // Replicas that take different steps are no replicas any more.

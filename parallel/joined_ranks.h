@@ -1,6 +1,6 @@
 // What all hooks share whose ranks train one model together: they compare what they are before anything is
 // sent, start from the same values, compare in each window where they are, and keep buffers the same. How
-// gradients come together is for DataParallel and Shards to say.
+// gradients come together is for gradient_exchange.h and for Pipeline to say.
 #pragma once
 
 #include <cstdint>
@@ -33,10 +33,7 @@ class JoinedRanks : public Hook {
   void start(const Progress& progress) override;
   void forward_begin(const Progress& progress) override;
   void forward_end() override;
-  void backward_begin(const Progress& progress) override;
-  void backward_end(const Progress& progress) override;
   void backward_failed() override;
-  void gradients_ready(const Progress& window) override;
   void after_step(StepReport& report) override;
   void finish(const Progress& progress) override;
 
@@ -51,32 +48,28 @@ class JoinedRanks : public Hook {
 
   SessionParts& parts() const { return *parts_; }
 
+  // Joins the ranks anew where other parameters are trained than when they were joined last.
+  void follow_parameters(const Progress& progress);
   // The two halves of what ranks tell each other in a window: what this one is about to do, and what is known
   // of all of them then: the window's totals are of all ranks. A rank at another place is an error.
   void announce(const Progress& progress, Intent intent);
   void await_totals();
+  // Waits for what was announced before a backward pass that is not the window's last.
+  void await_peers();
+  // Before a step: the window's totals are of all ranks, if they are not yet. Returns whether the window ends
+  // early, so that none of its backward passes was announced as the last.
+  bool settle_totals(const Progress& window);
   // The same already while the window's last backward runs, for SessionParts::coming_inputs.
   void learn_totals();
   // The sum over ranks of the window's loss, where it is recorded.
   Work add_losses();
 
-  // ---- How gradients come together. Only is_joined is asked in a world of one rank. ----
+  // ---- Only is_joined is asked in a world of one rank. ----
 
   // Whether join() was called.
   virtual bool is_joined() const = 0;
   // Ranks have agreed and their parameters are the same; again where those that are trained have changed.
   virtual void join() = 0;
-  // Whether backward passes before a window's last one send anything, too.
-  virtual bool sends_in_every_pass() const { return false; }
-  virtual void begin_pass(const Progress& progress, bool is_last) = 0;
-  virtual void end_pass(bool is_last) = 0;
-  // Decides what becomes of parameters that no pass of the window has reached. All ranks are known to be
-  // about to take this step, so they may exchange something for it.
-  virtual void settle_missed(const Progress& /*window*/) {}
-  // It takes the place of a last pass in a window that ends early.
-  virtual void reduce(const Progress& window) = 0;
-  virtual void wait() = 0;
-  virtual void drop() = 0;
   // Returns the coming value of WindowTotals::gradient_scale.
   virtual double scale() const = 0;
   // Whether this rank's batches count: not where another rank has the same ones.

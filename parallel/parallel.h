@@ -2,6 +2,7 @@
 #pragma once
 
 #include <pacer/parallel/data_parallel.h>
+#include <pacer/parallel/gradient_exchange.h>
 #include <pacer/parallel/joined_ranks.h>
 #include <pacer/parallel/parameter_shards.h>
 #include <pacer/parallel/pipeline.h>

@@ -30,7 +30,7 @@ const char* name_of(Sharded what) {
 }  // namespace
 
 Shards::Shards(std::vector<Blocks> stacks, ShardsOptions options)
-    : JoinedRanks(options.initial_parameters(), options.sync_buffers()),
+    : GradientExchange(options.initial_parameters(), options.sync_buffers()),
       stacks_(std::move(stacks)),
       options_(options) {
   const bool has_blocks = !stacks_.empty();
@@ -85,7 +85,7 @@ void Shards::attach(SessionParts& parts) {
   require(reason.empty(), "Shards cannot share out the work of this optimizer, because ", reason,
           "; use pacer::FusedAdam, FusedAdamW or FusedLamb, or DataParallel in place of Shards");
   for (const Blocks& blocks : stacks_) detail::require_part_of(parts.model(), *blocks, "Shards");
-  JoinedRanks::attach(parts);
+  GradientExchange::attach(parts);
   require(!over_nodes || parts.world().ranks_per_node() > 0,
           "Shards over nodes gives each rank of a node its part, so that all nodes need as many ranks, which "
           "follow one another; this run's do not: start as many ranks on every machine, machine by machine, "
@@ -211,7 +211,7 @@ void Shards::join() {
 }
 
 void Shards::forward_begin(const Progress& progress) {
-  JoinedRanks::forward_begin(progress);
+  GradientExchange::forward_begin(progress);
   if (!keeps_parts()) return;
   const bool trains = parts().evaluations == 0;
   require(!trains || !shards_->all_are_gathered(),
@@ -225,7 +225,7 @@ void Shards::forward_begin(const Progress& progress) {
 
 void Shards::backward_begin(const Progress& progress) {
   if (is_joined_) require_same_parameters();
-  JoinedRanks::backward_begin(progress);
+  GradientExchange::backward_begin(progress);
 }
 
 // What no pass of the window has reached on any rank is no part of the step, as with whole gradients. What a
@@ -255,7 +255,7 @@ void Shards::settle_missed(const Progress& window) {
 
 // In training the root stays for backward.
 void Shards::forward_end() {
-  JoinedRanks::forward_end();
+  GradientExchange::forward_end();
   if (releases_root_.empty()) return;
   if (releases_root_.back()) shards_->release(kRoot);
   releases_root_.pop_back();
@@ -352,7 +352,7 @@ WholeParameters Shards::whole_parameters() {
 // Before anything of the step's new values is read: validation, checkpoints.
 void Shards::after_step(StepReport& report) {
   if (is_joined_) shards_->gather_parameters();
-  JoinedRanks::after_step(report);
+  GradientExchange::after_step(report);
 }
 
 }  // namespace pacer

@@ -38,7 +38,7 @@
 
 #include <pacer/hooks/sharded_state.h>
 #include <pacer/modules/blocks.h>
-#include <pacer/parallel/joined_ranks.h>
+#include <pacer/parallel/gradient_exchange.h>
 #include <pacer/parallel/parameter_shards.h>
 
 namespace pacer {
@@ -82,7 +82,7 @@ struct ShardsOptions {
   TORCH_ARG(bool, sync_buffers) = true;
 };
 
-class Shards : public JoinedRanks, public ShardedState {
+class Shards : public GradientExchange, public ShardedState {
  public:
   explicit Shards(ShardsOptions options = {}) : Shards(std::vector<Blocks>(), options) {}
   explicit Shards(const Blocks& blocks, ShardsOptions options = {})

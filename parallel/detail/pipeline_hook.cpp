@@ -166,10 +166,6 @@ void PipelineHook::join() {
   is_joined_ = true;
 }
 
-void PipelineHook::drop() {
-  if (bucketer_) bucketer_->drop();
-}
-
 // Around the passes of all micro-batches. Nothing looks at gradients before the last one has ended.
 void PipelineHook::backward_begin(const Progress& progress) {
   if (!options_.accumulate_in_fp32() || progress.micro_steps == 1) return;
@@ -187,12 +183,14 @@ void PipelineHook::backward_end(const Progress& /*progress*/) {
 void PipelineHook::backward_failed() {
   messages_.drop();
   wide_.end_pass();
+  if (bucketer_) bucketer_->drop();
   JoinedRanks::backward_failed();
 }
 
 void PipelineHook::agree(const Progress& progress, const std::string& data) {
   if (!is_joined_) return;
   JoinedRanks::forward_begin(progress);  // the first announcement says which buffers training will change
+  follow_parameters(progress);
   announce(progress, Intent::step);
   // Of all pipelines, so that none of them begins where another one cannot.
   BatchComparison compared(*grid_.world(), data);

@@ -53,11 +53,6 @@ class PipelineHook : public JoinedRanks {
  private:
   bool is_joined() const override { return is_joined_; }
   void join() override;
-  void begin_pass(const Progress& /*progress*/, bool /*is_last*/) override {}
-  void end_pass(bool /*is_last*/) override {}
-  void reduce(const Progress& /*window*/) override {}
-  void wait() override {}
-  void drop() override;
   double scale() const override { return bucketer_ ? bucketer_->scale() : 1.0; }
   // The ranks of a pipeline have the same batches; the last stage's count.
   bool counts_batches() const override { return grid_.stage() == grid_.stages() - 1; }
