@@ -14,6 +14,7 @@
 #include <pacer/collectives/detail/together.h>
 #include <pacer/core/error.h>
 #include <pacer/files/checkpoint_folder.h>
+#include <pacer/files/folder_lock.h>
 #include <pacer/hooks/detail/epoch_sampler_hook.h>
 #include <pacer/hooks/detail/foreign_state.h>
 #include <pacer/hooks/session_parts.h>

@@ -35,11 +35,12 @@
 #include <ATen/core/Tensor.h>
 #include <torch/arg.h>
 
-#include <pacer/files/folder_lock.h>
 #include <pacer/hooks/hook.h>
 #include <pacer/hooks/once_on_first_rank.h>
 
 namespace pacer {
+
+class FolderLock;
 
 namespace detail {
 class CheckpointSave;

@@ -27,7 +27,7 @@
 #include <torch/arg.h>
 
 #include <pacer/collectives/communicator.h>
-#include <pacer/kernels/onebit.h>
+#include <pacer/kernels/choices.h>
 
 namespace pacer {
 
@@ -38,7 +38,7 @@ class OneBitExchange;
 struct CompressionOptions {
   CompressionOptions() = default;
   // What a sign stands for: the root of the mean square (the paper's), or the mean magnitude.
-  TORCH_ARG(kernels::ScaleNorm, scale) = kernels::ScaleNorm::rms;
+  TORCH_ARG(ScaleNorm, scale) = ScaleNorm::rms;
   // A scale for each 2,048 elements instead of one for the buffer and one for each chunk: finer, 1.6 % more
   // bytes.
   TORCH_ARG(bool, block_scales) = false;

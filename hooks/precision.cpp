@@ -11,6 +11,7 @@
 #include <pacer/files/detail/number_text.h>
 #include <pacer/hooks/session_parts.h>
 #include <pacer/hooks/step_report.h>
+#include <pacer/kernels/math/gradient_guard.h>
 
 namespace pacer {
 

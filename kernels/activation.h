@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include <pacer/kernels/choices.h>
 #include <pacer/kernels/fp8.h>
 #include <pacer/kernels/math/activation.h>
 #include <pacer/kernels/math/element_type.h>
@@ -16,11 +17,6 @@
 
 namespace pacer::kernels {
 
-// The activation between the two linear layers of a transformer's MLP.
-enum class Activation : uint32_t {
-  gelu,    // its tanh approximation
-  swiglu,  // silu(gate) * up, where u has the gate's columns first (Shazeer, arXiv:2002.05202)
-};
 // Columns of u and du for each column of y.
 constexpr int64_t activation_inputs(Activation activation) { return activation == Activation::gelu ? 1 : 2; }
 

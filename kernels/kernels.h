@@ -3,7 +3,9 @@
 
 #include <pacer/kernels/activation.h>
 #include <pacer/kernels/adam.h>
+#include <pacer/kernels/choices.h>
 #include <pacer/kernels/fp8.h>
+#include <pacer/kernels/gradient_check.h>
 #include <pacer/kernels/lamb.h>
 #include <pacer/kernels/layer_norm.h>
 #include <pacer/kernels/math/activation.h>

@@ -15,6 +15,7 @@
 #include <pacer/collectives/detail/together.h>
 #include <pacer/core/error.h>
 #include <pacer/files/file_system.h>
+#include <pacer/files/folder_lock.h>
 #include <pacer/hooks/session_parts.h>
 #include <pacer/hooks/step_report.h>
 #include <pacer/metrics/detail/loss_mean.h>

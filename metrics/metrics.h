@@ -38,10 +38,11 @@
 #include <memory>
 #include <string>
 
-#include <pacer/files/folder_lock.h>
 #include <pacer/hooks/hook.h>
 
 namespace pacer {
+
+class FolderLock;
 
 // Setters throw InvalidArgument, changing nothing, where a value is out of range.
 class MetricsOptions {

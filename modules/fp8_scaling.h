@@ -30,7 +30,7 @@
 #include <c10/util/intrusive_ptr.h>
 #include <torch/nn/module.h>
 
-#include <pacer/kernels/math/gradient_guard.h>
+#include <pacer/kernels/gradient_check.h>
 #include <pacer/modules/fp8_options.h>
 
 namespace pacer {

@@ -8,12 +8,10 @@
 #include <torch/nn/modules/normalization.h>
 #include <torch/nn/pimpl.h>
 
-#include <pacer/kernels/activation.h>
+#include <pacer/kernels/choices.h>
 #include <pacer/modules/linear.h>
 
 namespace pacer::nn {
-
-using kernels::Activation;
 
 struct LayerNormMlpOptions {
   LayerNormMlpOptions(int64_t features, int64_t ffn) : features_(features), ffn_(ffn) {}

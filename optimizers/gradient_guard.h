@@ -11,7 +11,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <pacer/kernels/math/gradient_guard.h>
+#include <pacer/kernels/gradient_check.h>
 
 namespace pacer {
 

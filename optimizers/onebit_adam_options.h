@@ -9,7 +9,7 @@
 #include <torch/arg.h>
 #include <torch/optim/optimizer.h>
 
-#include <pacer/kernels/math/onebit.h>
+#include <pacer/kernels/choices.h>
 #include <pacer/optimizers/adam_options.h>
 
 namespace pacer {
@@ -60,7 +60,7 @@ struct OneBitAdamOptions : public torch::optim::OptimizerCloneableOptions<OneBit
   // travels as signs, with or without a floor, until a refresh has seen a gradient.
   TORCH_ARG(double, variance_floor) = 0.01;
   // What a sign stands for; see CompressionOptions.
-  TORCH_ARG(kernels::ScaleNorm, scale) = kernels::ScaleNorm::rms;
+  TORCH_ARG(ScaleNorm, scale) = ScaleNorm::rms;
   // Every 2,048 elements have a scale of their own; false: one for the whole buffer, as in the paper, whose
   // small tensors are then driven by the noise of large ones.
   TORCH_ARG(bool, block_scales) = true;

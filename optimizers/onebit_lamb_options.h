@@ -9,7 +9,7 @@
 #include <torch/arg.h>
 #include <torch/optim/optimizer.h>
 
-#include <pacer/kernels/math/onebit.h>
+#include <pacer/kernels/choices.h>
 #include <pacer/optimizers/adam_options.h>
 
 namespace pacer {
@@ -59,7 +59,7 @@ struct OneBitLambOptions : public torch::optim::OptimizerCloneableOptions<OneBit
   TORCH_ARG(std::optional<int64_t>, freeze_automatically);
   TORCH_ARG(bool, allow_early_freeze) = false;
   TORCH_ARG(double, variance_floor) = 0.01;
-  TORCH_ARG(kernels::ScaleNorm, scale) = kernels::ScaleNorm::rms;
+  TORCH_ARG(ScaleNorm, scale) = ScaleNorm::rms;
   TORCH_ARG(bool, block_scales) = false;
   TORCH_ARG(bool, compress_vectors) = false;
   TORCH_ARG(bool, compress_alone) = false;

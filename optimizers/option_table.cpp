@@ -31,7 +31,7 @@ const char* type_of(const std::optional<double>&) { return "optional<double>"; }
 const char* type_of(const std::optional<int64_t>&) { return "optional<int64_t>"; }
 const char* type_of(MasterWeights) { return "MasterWeights"; }
 const char* type_of(Rounding) { return "Rounding"; }
-const char* type_of(kernels::ScaleNorm) { return "ScaleNorm"; }
+const char* type_of(ScaleNorm) { return "ScaleNorm"; }
 
 }  // namespace
 

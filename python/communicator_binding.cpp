@@ -32,7 +32,7 @@ class PythonCompressedAllReduce : public torch::CustomClassHolder {
                             bool is_l1, bool block_scales, bool compress_alone, bool hierarchical)
       : mean_(communicator ? (*communicator)->world() : Communicator::alone(device), size,
               CompressionOptions()
-                  .scale(is_l1 ? kernels::ScaleNorm::l1 : kernels::ScaleNorm::rms)
+                  .scale(is_l1 ? ScaleNorm::l1 : ScaleNorm::rms)
                   .block_scales(block_scales)
                   .compress_alone(compress_alone)
                   .hierarchical(hierarchical)) {}

@@ -19,6 +19,7 @@
 #include <pacer/core/error.h>
 #include <pacer/files/detail/replaced_file.h>
 #include <pacer/files/file_system.h>
+#include <pacer/files/folder_lock.h>
 #include <pacer/files/safetensors.h>
 #include <pacer/hooks/detail/best_value_state.h>
 #include <pacer/hooks/session_parts.h>
@@ -65,6 +66,9 @@ std::optional<BestValue> best_in(const std::string& path, const std::string& nam
 SaveBest::SaveBest(std::string folder) : folder_(std::move(folder)) {
   require(!folder_.empty(), "SaveBest needs the name of a folder; it is empty");
 }
+
+SaveBest::~SaveBest() = default;
+SaveBest::SaveBest(SaveBest&&) noexcept = default;
 
 std::string SaveBest::path() const {
   return folder_ + (folder_.back() == '/' ? "" : "/") + "model.safetensors";

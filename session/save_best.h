@@ -14,16 +14,19 @@
 #include <memory>
 #include <string>
 
-#include <pacer/files/folder_lock.h>
 #include <pacer/hooks/best_value.h>
 #include <pacer/hooks/hook.h>
 
 namespace pacer {
 
+class FolderLock;
+
 class SaveBest : public Hook {
  public:
   // The folder is created where it is missing, with those above it. Throws InvalidArgument for an empty name.
   explicit SaveBest(std::string folder);
+  ~SaveBest() override;
+  SaveBest(SaveBest&&) noexcept;
 
   std::string hook_name() const override { return "save_best"; }
   Slot slot() const override { return Slot::decide; }

@@ -67,7 +67,7 @@ std::vector<Fact> OneBitExchange::facts() const {
   for (const int64_t count : layout_.counts()) sizes += concatenate(sizes.empty() ? "" : " ", count);
   return {
       {"sizes of the compressed tensors", sizes},
-      {"compression", concatenate(options_.scale() == kernels::ScaleNorm::rms ? "rms" : "l1", " scales",
+      {"compression", concatenate(options_.scale() == ScaleNorm::rms ? "rms" : "l1", " scales",
                                   options_.block_scales() ? " by blocks" : "", ", alignment ",
                                   exchange_alignment(options_), ", by nodes of ", route_.mates(), " ranks")}};
 }

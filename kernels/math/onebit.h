@@ -4,12 +4,10 @@
 
 #include <cstdint>
 
+#include <pacer/kernels/choices.h>
 #include <pacer/kernels/math/arithmetic.h>
 
 namespace pacer::kernels {
-
-// What a sign stands for: the root of the mean square, or the mean magnitude.
-enum class ScaleNorm : uint32_t { rms, l1 };
 
 // `scale` with the sign of `value`; plus for 0, -0 and NaN.
 PACER_HOST_DEVICE float with_sign_of(float value, float scale) { return value < 0 ? -scale : scale; }

@@ -34,7 +34,7 @@ struct NormMlpState : torch::CustomClassHolder {
   std::vector<bool> requires_grad;  // of inputs; none where no graph is made
   Fp8LayerPtr of_projection, of_fc1, of_fc2;
   double epsilon;
-  kernels::Activation activation;
+  Activation activation;
   kernels::Dropout projection_dropout, dropout;
   bool has_residual, records;
   at::ScalarType dtype;

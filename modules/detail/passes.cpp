@@ -188,8 +188,7 @@ NormGradients normalize_backward(const at::Tensor& dy, const Normalized& normali
   return gradients;
 }
 
-Factor activate(const at::Tensor& u, const at::Tensor& bias, kernels::Activation activation,
-                const Purpose& purpose) {
+Factor activate(const at::Tensor& u, const at::Tensor& bias, Activation activation, const Purpose& purpose) {
   const DeviceGuard guard(u.device());
   const at::Tensor dense = readable(u), added = as(bias, u.scalar_type());
   kernels::ActivationForward work;
@@ -214,7 +213,7 @@ Factor activate(const at::Tensor& u, const at::Tensor& bias, kernels::Activation
 }
 
 Factor activate_backward(const at::Tensor& u, const at::Tensor& bias, const at::Tensor& dy,
-                         kernels::Activation activation, const Purpose& purpose, bool sums) {
+                         Activation activation, const Purpose& purpose, bool sums) {
   const DeviceGuard guard(u.device());
   const at::Tensor dense = readable(u), added = as(bias, u.scalar_type()), gradient = as(dy, u.scalar_type());
   kernels::ActivationBackward work;

@@ -48,10 +48,9 @@ NormGradients normalize_backward(const at::Tensor& dy, const Normalized& normali
                                  const at::Tensor& dsum, bool for_weight, bool for_bias);
 
 // activation(u + bias), and its backward pass with the sums of columns where wanted.
-Factor activate(const at::Tensor& u, const at::Tensor& bias, kernels::Activation activation,
-                const Purpose& purpose);
+Factor activate(const at::Tensor& u, const at::Tensor& bias, Activation activation, const Purpose& purpose);
 Factor activate_backward(const at::Tensor& u, const at::Tensor& bias, const at::Tensor& dy,
-                         kernels::Activation activation, const Purpose& purpose, bool sums);
+                         Activation activation, const Purpose& purpose, bool sums);
 
 // x itself, dropped, for a product; with the sums of columns where wanted. One matrix, or three as
 // Fp8Tensors::cast takes them.

@@ -34,7 +34,7 @@ constexpr const char* kOptimizerOf = kIs<FusedAdamOptions, Options>    ? "FusedA
 // The names of the enumerators, in their order.
 inline std::vector<std::string> choices(MasterWeights) { return {"automatic", "fp32", "remainder", "none"}; }
 inline std::vector<std::string> choices(Rounding) { return {"nearest", "stochastic"}; }
-inline std::vector<std::string> choices(kernels::ScaleNorm) { return {"rms", "l1"}; }
+inline std::vector<std::string> choices(ScaleNorm) { return {"rms", "l1"}; }
 
 // The type in which a value is saved: int64 for enumerators and seeds, its own for all others.
 template <class Value>

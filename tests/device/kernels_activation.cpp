@@ -13,8 +13,6 @@
 namespace pacer::testing::kernels_activation_gpu {
 namespace {
 
-using kernels::Activation;
-
 const at::Device kGpu("cuda:0");
 constexpr Activation kActivations[] = {Activation::gelu, Activation::swiglu};
 constexpr at::ScalarType kDtypes[] = {at::kFloat, at::kBFloat16, at::kHalf};

@@ -50,7 +50,7 @@ TEST_CASE("a compressed mean has the bits of the CPU", "[onebit][gpu]") {
                                 129, 2047, 2048, 2049, 4097, 32767, 32768, 32769};
   if (!wants_small_tests()) sizes.insert(sizes.end(), {100'001, 1'000'003});
   for (const int64_t size : sizes) {
-    for (const auto norm : {kernels::ScaleNorm::rms, kernels::ScaleNorm::l1}) {
+    for (const auto norm : {ScaleNorm::rms, ScaleNorm::l1}) {
       for (const bool blocks : {false, true}) {
         const auto options = CompressionOptions().scale(norm).block_scales(blocks).compress_alone(true);
         CAPTURE(size, static_cast<int>(norm), blocks);

@@ -57,7 +57,7 @@ void compress(const Player& player) {
   const auto world = std::make_shared<Communicator>(detail::connect(player.meeting(), options), options);
   const bool by_nodes = options.ranks_per_node() > 0;
   for (const int64_t size : {1, 127, 129, 2'049, 33'000, 300'001}) {
-    for (const auto norm : {kernels::ScaleNorm::rms, kernels::ScaleNorm::l1}) {
+    for (const auto norm : {ScaleNorm::rms, ScaleNorm::l1}) {
       for (const bool blocks : {false, true}) {
         compare_means(world, size,
                       CompressionOptions().scale(norm).block_scales(blocks).hierarchical(by_nodes));

@@ -182,7 +182,7 @@ struct Kernels::Memory {
     side.carried = (worker ? carried : served_carried).mutable_data_ptr<float>();
     side.scales = scales[worker ? 0 : 1].mutable_data_ptr<float>();
     side.rows_scaled = block_scales;
-    side.norm = ScaleNorm::rms;
+    side.norm = pacer::ScaleNorm::rms;
     side.messages = (worker ? sent : own).mutable_data_ptr<uint8_t>();
     side.stride = stride;
     side.chunk = layout.chunk();

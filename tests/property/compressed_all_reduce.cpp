@@ -22,8 +22,6 @@
 namespace pacer::testing::compressed_mean_properties {
 namespace {
 
-using kernels::ScaleNorm;
-
 struct Adversary {
   std::string name;
   // Element i of what a rank brings to a call.

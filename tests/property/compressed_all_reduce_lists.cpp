@@ -18,8 +18,6 @@
 namespace pacer::testing::onebit_lists {
 namespace {
 
-using kernels::ScaleNorm;
-
 // Rows of a whole buffer.
 void copy_row_of(const void* context, int64_t row, int64_t width, float* values) {
   const auto& buffer = *static_cast<const std::vector<float>*>(context);

@@ -16,7 +16,7 @@ OneBitAdamOptions random_options(Samples& samples) {
   options.bias_correction(samples.chance(0.7)).freeze_step(1 + samples.below(6));
   options.refresh_variance_every(samples.chance(0.5) ? 0 : 1 + samples.below(6));
   options.variance_floor(samples.one_of({0.0, 0.01, 1.0})).compress_alone(samples.chance(0.8));
-  options.scale(samples.chance(0.3) ? kernels::ScaleNorm::l1 : kernels::ScaleNorm::rms);
+  options.scale(samples.chance(0.3) ? ScaleNorm::l1 : ScaleNorm::rms);
   options.block_scales(samples.chance(0.3)).one_bit(samples.chance(0.9));
   return options;
 }

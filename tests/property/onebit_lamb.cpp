@@ -23,7 +23,7 @@ std::vector<OneBitLambGroup> random_groups(Samples& samples) {
   OneBitLambOptions options;
   options.freeze_step(1 + samples.below(samples.chance(0.2) ? 20 : 6));
   options.variance_floor(samples.one_of({0.0, 0.01, 0.01, 1.0})).compress_alone(samples.chance(0.8));
-  options.scale(samples.chance(0.3) ? kernels::ScaleNorm::l1 : kernels::ScaleNorm::rms);
+  options.scale(samples.chance(0.3) ? ScaleNorm::l1 : ScaleNorm::rms);
   options.block_scales(samples.chance(0.3)).one_bit(samples.chance(0.85));
   for (int64_t g = 1 + samples.below(3); g > 0; --g) {
     set_random_rule(samples, options);

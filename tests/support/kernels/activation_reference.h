@@ -19,17 +19,17 @@ inline Tensor activation_inputs_of(const Tensor& u, const Tensor& bias) {
   return (bias.defined() ? wide + bias.to(at::kFloat) : wide).to(at::kDouble);
 }
 
-inline Tensor activation_reference(kernels::Activation activation, const Tensor& u, const Tensor& bias) {
+inline Tensor activation_reference(Activation activation, const Tensor& u, const Tensor& bias) {
   const Tensor inputs = activation_inputs_of(u, bias);
-  if (activation == kernels::Activation::gelu) return at::gelu(inputs, "tanh");
+  if (activation == Activation::gelu) return at::gelu(inputs, "tanh");
   const auto halves = inputs.chunk(2, 1);
   return at::silu(halves[0]) * halves[1];
 }
 
-inline Tensor activation_gradient_reference(kernels::Activation activation, const Tensor& u,
-                                            const Tensor& bias, const Tensor& dy) {
+inline Tensor activation_gradient_reference(Activation activation, const Tensor& u, const Tensor& bias,
+                                            const Tensor& dy) {
   const Tensor inputs = activation_inputs_of(u, bias), wide = dy.to(at::kDouble);
-  if (activation == kernels::Activation::gelu) return at::gelu_backward(wide, inputs, "tanh");
+  if (activation == Activation::gelu) return at::gelu_backward(wide, inputs, "tanh");
   const auto halves = inputs.chunk(2, 1);
   return at::cat({at::silu_backward(wide * halves[1], halves[0]), wide * at::silu(halves[0])}, 1);
 }
@@ -91,8 +91,8 @@ inline const void* const_memory_of(const Tensor& tensor) {
 
 // Forward where dy is not defined, backward where it is; run(work) calls the kernel.
 template <class Run>
-ActivationResults run_activation(kernels::Activation activation, const Tensor& u, const Tensor& bias,
-                                 const Tensor& dy, const ActivationWishes& wishes, const Run& run) {
+ActivationResults run_activation(Activation activation, const Tensor& u, const Tensor& bias, const Tensor& dy,
+                                 const ActivationWishes& wishes, const Run& run) {
   const int64_t inputs = kernels::activation_inputs(activation);
   const auto fill = [&](auto& work) {
     work.activation = activation;

@@ -53,7 +53,7 @@ inline Tensor reference(nn::LayerNormLinearImpl& layer, const Tensor& x, const D
 inline Tensor reference(nn::LayerNormMlpImpl& layer, const Tensor& x, const DroppedElements& dropped = {}) {
   const Tensor u = linear_of(layer.fc1, norm_of(layer.norm, x));
   Tensor activated;
-  if (layer.options.activation() == nn::Activation::gelu) {
+  if (layer.options.activation() == Activation::gelu) {
     activated = at::gelu(u, "tanh");
   } else {
     const auto halves = u.chunk(2, -1);
@@ -137,7 +137,7 @@ template <class Visit>
 void for_all_layers(const Visit& visit) {
   for (const bool bias : {true, false}) {
     visit(nn::LayerNormLinear(nn::LayerNormLinearOptions(32, 48).bias(bias).eps(1e-3)));
-    for (const nn::Activation activation : {nn::Activation::gelu, nn::Activation::swiglu}) {
+    for (const Activation activation : {Activation::gelu, Activation::swiglu}) {
       for (const bool residual : {true, false}) {
         visit(nn::LayerNormMlp(
             nn::LayerNormMlpOptions(32, 64).bias(bias).activation(activation).residual(residual)));

@@ -157,7 +157,7 @@ inline OneBitRules rules_for(int64_t world_size, int64_t size, const Compression
   OneBitRules rules;
   rules.world_size = world_size;
   rules.counts = {size};
-  rules.l1 = options.scale() == kernels::ScaleNorm::l1;
+  rules.l1 = options.scale() == ScaleNorm::l1;
   rules.block_scales = options.block_scales();
   rules.alignment = options.alignment() != 0 ? options.alignment() : rules.block_scales ? 2048 : 128;
   return rules;

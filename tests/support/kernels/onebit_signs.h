@@ -47,7 +47,6 @@ SignsMaker making_signs(const Options& given) {
 
 // All that changes which kernels run.
 inline std::vector<SignsCase> signs_cases(bool hierarchical = false) {
-  using kernels::ScaleNorm;
   const auto adam = [=](auto change) {
     auto options = OneBitAdamOptions(0.01).weight_decay(0.1).freeze_step(5).allow_early_freeze(true);
     options.hierarchical(hierarchical);

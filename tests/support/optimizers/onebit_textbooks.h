@@ -39,7 +39,7 @@ void set_rules(const OneBitRanks<Optimizer>& ranks, const OptionsOf<Optimizer>& 
   rules.exchanges = options.one_bit() && (ranks.size() > 1 || options.compress_alone());
   rules.freeze_step = options.freeze_step().value_or(0);
   rules.variance_floor = options.variance_floor();
-  rules.l1 = options.scale() == kernels::ScaleNorm::l1;
+  rules.l1 = options.scale() == ScaleNorm::l1;
   rules.block_scales = options.block_scales();
   const at::ScalarType dtype = ranks.parameters[0][0].scalar_type();
   if (dtype == at::kBFloat16) rules.stored = [](float sum) { return static_cast<float>(c10::BFloat16(sum)); };

@@ -17,8 +17,6 @@
 namespace pacer::testing::compressed_mean {
 namespace {
 
-using kernels::ScaleNorm;
-
 // "" or the first place where a run of the fast path and the textbook part.
 std::string difference_to_textbook(int64_t world_size, int64_t size, const CompressionOptions& options,
                                    int64_t calls, const OneBitInputs& inputs) {

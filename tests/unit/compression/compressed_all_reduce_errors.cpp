@@ -28,7 +28,6 @@ namespace pacer::testing::compressed_mean_errors {
 namespace {
 
 using namespace std::chrono_literals;
-using kernels::ScaleNorm;
 
 // What an action throws: "" for nothing, or the most special type and the message.
 template <class Action>

@@ -13,8 +13,6 @@
 namespace pacer::testing::compressed_nodes {
 namespace {
 
-using kernels::ScaleNorm;
-
 Ranks nodes_of(int64_t nodes, int64_t ranks_per_node) {
   return Communicator::in_process(static_cast<int>(nodes * ranks_per_node),
                                   CommunicatorOptions().ranks_per_node(static_cast<int>(ranks_per_node)));

@@ -10,7 +10,6 @@
 namespace pacer::testing::kernels_activation {
 namespace {
 
-using kernels::Activation;
 using kernels::Fp8Format;
 
 constexpr Activation kActivations[] = {Activation::gelu, Activation::swiglu};

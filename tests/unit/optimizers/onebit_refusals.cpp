@@ -56,7 +56,7 @@ TEMPLATE_TEST_CASE("what is said of the whole run must be the same in all groups
                                  O(base).freeze_step(std::nullopt).freeze_automatically(50),
                                  O(base).allow_early_freeze(true),
                                  O(base).variance_floor(0.02),
-                                 O(base).scale(kernels::ScaleNorm::l1),
+                                 O(base).scale(ScaleNorm::l1),
                                  O(base).block_scales(!base.block_scales()),
                                  O(base).compress_alone(true),
                                  O(base).hierarchical(true),

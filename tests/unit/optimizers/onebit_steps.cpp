@@ -37,7 +37,7 @@ std::vector<GroupsOf<OneBitAdam>> variants(const OneBitAdamOptions& plain) {
   return {
       odd_groups(plain),
       odd_groups(O(plain).refresh_variance_every(5).weight_decay(0)),
-      odd_groups(O(plain).bias_correction(false).scale(kernels::ScaleNorm::l1).variance_floor(0)),
+      odd_groups(O(plain).bias_correction(false).scale(ScaleNorm::l1).variance_floor(0)),
       odd_groups(O(plain).block_scales(true).refresh_variance_every(3)),
   };
 }
@@ -46,7 +46,7 @@ std::vector<GroupsOf<OneBitLamb>> variants(const OneBitLambOptions& plain) {
   std::vector<GroupsOf<OneBitLamb>> all = {
       odd_groups(plain),
       odd_groups(O(plain).bias_correction(true).weight_decay(0)),
-      odd_groups(O(plain).scale(kernels::ScaleNorm::l1).variance_floor(0).max_coeff(1.0)),
+      odd_groups(O(plain).scale(ScaleNorm::l1).variance_floor(0).max_coeff(1.0)),
       odd_groups(O(plain).block_scales(true).factor_threshold(0.5).factor_min(0.01).factor_max(100)),
       odd_groups(O(plain).adapt(false).bias_correction(true)),
   };
