@@ -69,7 +69,7 @@ class BlocksImpl : public torch::nn::ModuleListImpl {
       };
       return run(i, call, std::move(args)...);
     } else {
-      using Call = TensorCall<F, Args...>;
+      using Call = detail::TensorCall<F, Args...>;
       check_index(i);
       if (!is_wrapped()) return static_cast<typename Call::Result>(std::invoke(f, std::move(args)...));
       Call call(std::move(f), std::move(args)...);

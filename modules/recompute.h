@@ -44,7 +44,7 @@ auto recompute(Module& module, F f, Args... args) {
     };
     return recompute(static_cast<torch::nn::Module&>(module), call, std::move(args)...);
   } else {
-    using Call = TensorCall<F, Args...>;
+    using Call = detail::TensorCall<F, Args...>;
     Call call(std::move(f), std::move(args)...);
     return Call::Packed::unpack(
         recompute_tensors(module, module.name(), std::move(call.function), std::move(call.tensors)));

@@ -108,22 +108,20 @@ struct ResultTensors<std::tuple<T...>> : ResultTuple<std::tuple<T...>> {};
 template <class A, class B>
 struct ResultTensors<std::pair<A, B>> : ResultTuple<std::pair<A, B>> {};
 
-}  // namespace detail
-
 // f(args...), split into its tensors, in the order of the arguments, and a function of them.
 template <class F, class... Args>
 class TensorCall {
  public:
   using Result = std::decay_t<std::invoke_result_t<F&, Args...>>;
-  using Packed = detail::ResultTensors<Result>;
+  using Packed = ResultTensors<Result>;
 
   explicit TensorCall(F f, Args... args) {
     auto values = std::make_tuple(std::move(args)...);
-    detail::TensorsIn<decltype(values)>::take(values, tensors);
+    TensorsIn<decltype(values)>::take(values, tensors);
     function = [f = std::move(f), values = std::move(values)](const Tensors& in) mutable {
       auto own = values;
       size_t next = 0;
-      detail::TensorsIn<decltype(own)>::put(own, in, next);
+      TensorsIn<decltype(own)>::put(own, in, next);
       return Packed::pack(std::apply(f, std::move(own)));
     };
   }
@@ -132,4 +130,5 @@ class TensorCall {
   TensorFunction function;
 };
 
+}  // namespace detail
 }  // namespace pacer

@@ -17,8 +17,10 @@
 namespace pacer {
 
 namespace detail {
+class AdamEngine;
+class AdamSlots;
 class StepClock;
-}
+}  // namespace detail
 
 // The fields they share. Tensors have the parameter's shape and device; their dtype is fp32 (fp64
 // for fp64 parameters, bf16 for bf16 parameters rounded to nearest without master weights).
@@ -58,15 +60,20 @@ class FusedAdamStateFields : public torch::optim::OptimizerParamState {
   void serialize(torch::serialize::OutputArchive& archive) const override;
 
   // For the optimizer: the clock that counts this parameter's steps; null before the first step, and where
-  // the number was set since the last one. `steps` is the host's count of the clock.
+  // the number was set since the last one.
   std::shared_ptr<const detail::StepClock> clock() const;
+
+ private:
+  friend class detail::AdamEngine;
+  friend class detail::AdamSlots;
+
+  // From now on the clock counts. `steps` is the host's count of the clock.
   void follow(std::shared_ptr<const detail::StepClock> clock);
   bool follows(const detail::StepClock* clock, int64_t steps) const {
     return clock_.get() == clock && step_ == steps;
   }
   void count_step() { ++step_; }
 
- private:
   std::shared_ptr<const detail::StepClock> clock_;
 };
 

@@ -54,26 +54,26 @@ std::vector<OptimizerParamGroup> without_names(const std::vector<NamedParamGroup
   return plain;
 }
 
-void add_names(const NamedParameters& parameters, TensorNames& names) {
+void add_names(const NamedParameters& parameters, detail::TensorNames& names) {
   for (auto item = names.begin(); item != names.end();) {
     item = item->second.first.expired() ? names.erase(item) : std::next(item);
   }
   for (const auto& item : parameters) {
     if (!item.value().defined()) continue;  // refused where the groups are looked at
     names.emplace(item.value().unsafeGetTensorImpl(),
-                  std::make_pair(HeldAddress(item.value().getIntrusivePtr()), item.key()));
+                  std::make_pair(detail::HeldAddress(item.value().getIntrusivePtr()), item.key()));
   }
 }
 
-TensorNames names_in(const std::vector<NamedParamGroup>& groups) {
-  TensorNames names;
+detail::TensorNames names_in(const std::vector<NamedParamGroup>& groups) {
+  detail::TensorNames names;
   for (const NamedParamGroup& group : groups) add_names(group.parameters, names);
   return names;
 }
 
 }  // namespace
 
-FusedOptimizer::FusedOptimizer(const std::vector<OptimizerParamGroup>& groups, TensorNames names,
+FusedOptimizer::FusedOptimizer(const std::vector<OptimizerParamGroup>& groups, detail::TensorNames names,
                                std::unique_ptr<OptimizerOptions> defaults)
     : SessionOptimizer(std::vector<OptimizerParamGroup>(), defaults->clone()),
       traits_(&detail::traits_of(*defaults)),
@@ -114,7 +114,7 @@ void FusedOptimizer::add_param_group(const OptimizerParamGroup& group) {
 }
 
 void FusedOptimizer::add_param_group(const NamedParamGroup& group) {
-  const TensorNames before = names_;
+  const detail::TensorNames before = names_;
   add_names(group.parameters, names_);
   try {
     add_param_group(without_names({group}).front());
@@ -259,7 +259,7 @@ void FusedOptimizer::set_base_lr(size_t group, double rate) {
 }
 
 void FusedOptimizer::name_parameters(const NamedParameters& names) {
-  TensorNames with_names = names_;
+  detail::TensorNames with_names = names_;
   add_names(names, with_names);
   detail::check_names(param_groups_, with_names);
   names_ = std::move(with_names);

@@ -66,27 +66,27 @@ class FusedOptimizer : public SessionOptimizer {
   // a Session calls it then, and before it saves. Throws InvalidArgument where two parameters would have one
   // name.
   void name_parameters(const NamedParameters& names) override;
-  double base_lr(size_t group) override;
-  void set_base_lr(size_t group, double rate) override;
+  NamedTensors export_state() const override;
 
+ protected:
+  // The contract of a Session, which calls it through SessionOptimizer. After own_parts archives, step() and
+  // take_over are refused, because they are of whole parameters.
   void prepare(const StepInputs& inputs) override;
   bool enqueue() override;
   void conclude(bool applied) override;
   void expect_step() override;
   bool look_early(const std::vector<torch::Tensor>& parameters) override;
+  int64_t enqueue_version() const override;
   std::string unshared_reason(GradientScope among) const override;
-  // After own_parts archives, step() and take_over are refused, because they are of whole parameters.
   int64_t smallest_piece() const override;
   void own_parts(const std::vector<OwnedPart>& parts, std::shared_ptr<Communicator> ranks) override;
   bool is_shared_out() const override;
   bool is_part(const std::string& name, const torch::Tensor& tensor) const override;
-  int64_t enqueue_version() const override;
-
-  NamedTensors export_state() const override;
+  double base_lr(size_t group) override;
+  void set_base_lr(size_t group, double rate) override;
   bool keeps_state_on_host() const override;
   PreparedImport prepare_import(const NamedTensors& state, const NamedTensors& rank_state) override;
 
- protected:
   // What step() tells prepare where no Session does. An optimizer that knows of other ranks adds up here what
   // has to be added over them.
   virtual StepInputs plain_step_inputs() { return {}; }
@@ -109,14 +109,14 @@ class FusedOptimizer : public SessionOptimizer {
   void restore(detail::PendingState pending);
   // The second half: nothing that was planned with the former states holds any more.
   void commit(detail::PendingState pending);
-  const TensorNames& names() const { return names_; }
+  const detail::TensorNames& names() const { return names_; }
 
   // Groups whose options were set by others may still carry torch's; from now on they have this optimizer's
   // own, of equal values. Warns of groups whose options the base class has dropped (group_defaults.h).
   void adopt_foreign_options();
 
  private:
-  FusedOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& groups, TensorNames names,
+  FusedOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& groups, detail::TensorNames names,
                  std::unique_ptr<torch::optim::OptimizerOptions> defaults);
 
   void require_whole(const char* what) const;
@@ -126,7 +126,7 @@ class FusedOptimizer : public SessionOptimizer {
 
   const detail::OptimizerTraits* traits_;
   size_t known_groups_;  // those from there on were added through the base class
-  TensorNames names_;
+  detail::TensorNames names_;
   std::unique_ptr<detail::AdamEngine> engine_;
 };
 

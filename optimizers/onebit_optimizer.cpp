@@ -10,12 +10,12 @@
 #include <pacer/core/error.h>
 #include <pacer/device/detail/late_tensor.h>
 #include <pacer/optimizers/detail/adam_engine.h>
+#include <pacer/optimizers/detail/freeze_rule.h>
 #include <pacer/optimizers/detail/onebit_overlap.h>
 #include <pacer/optimizers/detail/onebit_part.h>
 #include <pacer/optimizers/detail/onebit_plan.h>
 #include <pacer/optimizers/detail/parameter_check.h>
 #include <pacer/optimizers/detail/step_agreement.h>
-#include <pacer/optimizers/freeze_rule.h>
 
 namespace pacer {
 
@@ -63,7 +63,7 @@ void OneBitOptimizer::set_up(std::shared_ptr<Communicator> world) {
   check_device();
   read_plan();
   if (plan_->freeze_automatically) {
-    rule_ = std::make_unique<FreezeRule>(*plan_->freeze_automatically, plan_->beta2);
+    rule_ = std::make_unique<detail::FreezeRule>(*plan_->freeze_automatically, plan_->beta2);
   }
   own_guard_ = std::make_shared<GradientGuard>(world_->device());
   agreement_ = std::make_unique<detail::StepAgreement>();

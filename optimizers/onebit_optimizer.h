@@ -15,10 +15,10 @@
 namespace pacer {
 
 class Communicator;
-class FreezeRule;
 class GradientBucketer;
 
 namespace detail {
+class FreezeRule;
 class LateTensor;
 class OneBitOverlap;
 class OneBitPart;
@@ -54,6 +54,20 @@ class OneBitOptimizer : public FusedOptimizer {
   double compression_error() const;
 
   int64_t skipped_steps() const override;
+  void name_parameters(const NamedParameters& names) override;
+
+  // Writes the state of FusedOptimizer, and whether and when the variance froze. Momentum is written whole,
+  // whatever its form. Both exports throw Error after a step that failed half-way: load a checkpoint then.
+  NamedTensors export_state() const override;
+  // This rank's two errors.
+  NamedTensors export_rank_state() const override;
+
+  // Archives of one file cannot hold what each rank has of its own: both throw InvalidArgument. Use the
+  // Session's Checkpoints, or export_state and export_rank_state.
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+
+ protected:
   void begin_backward(const ComingInputs& inputs) override;
   void prepare(const StepInputs& inputs) override;
   bool enqueue() override;
@@ -68,27 +82,14 @@ class OneBitOptimizer : public FusedOptimizer {
   std::string unshared_reason(GradientScope among) const override;
   void own_parts(const std::vector<OwnedPart>& parts, std::shared_ptr<Communicator> ranks) override;
   bool is_part(const std::string& name, const torch::Tensor& tensor) const override;
-  void name_parameters(const NamedParameters& names) override;
 
   // Each new worker error is the mean of the former ones, server errors are joined and cut anew; where
   // nothing is compressed any more, all of them are added to the momentum in the next step.
   bool fits_rank_state(const NamedTensors& state, const NamedTensors& rank_state) const override;
   NamedTensors join_rank_states(const NamedTensors& state,
                                 const std::vector<NamedTensors>& rank_states) const override;
-
-  // Writes the state of FusedOptimizer, and whether and when the variance froze. Momentum is written whole,
-  // whatever its form. Both exports throw Error after a step that failed half-way: load a checkpoint then.
-  NamedTensors export_state() const override;
-  // This rank's two errors.
-  NamedTensors export_rank_state() const override;
   PreparedImport prepare_import(const NamedTensors& state, const NamedTensors& rank_state) override;
 
-  // Archives of one file cannot hold what each rank has of its own: both throw InvalidArgument. Use the
-  // Session's Checkpoints, or export_state and export_rank_state.
-  void save(torch::serialize::OutputArchive& archive) const override;
-  void load(torch::serialize::InputArchive& archive) override;
-
- protected:
   // `defaults` are options of the optimizer's own type; all else is as in OneBitOptimizerOf.
   OneBitOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                   std::unique_ptr<torch::optim::OptimizerOptions> defaults,
@@ -149,7 +150,7 @@ class OneBitOptimizer : public FusedOptimizer {
   std::shared_ptr<Communicator> world_;
   std::shared_ptr<Communicator> sharers_;  // of this rank's node, where they have parts; else null
   std::unique_ptr<detail::OneBitPlan> plan_;
-  std::unique_ptr<FreezeRule> rule_;                  // only with freeze_automatically
+  std::unique_ptr<detail::FreezeRule> rule_;          // only with freeze_automatically
   std::unique_ptr<detail::OneBitPart> part_;          // null in warm-up
   std::unique_ptr<detail::StepAgreement> agreement_;  // for step() without a Session
   std::shared_ptr<detail::OneBitOverlap> overlap_;    // null until the first backward that it takes part in

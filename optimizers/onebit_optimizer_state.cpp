@@ -11,6 +11,7 @@
 #include <pacer/core/error.h>
 #include <pacer/device/detail/late_tensor.h>
 #include <pacer/optimizers/detail/adam_engine.h>
+#include <pacer/optimizers/detail/freeze_rule.h>
 #include <pacer/optimizers/detail/onebit_errors.h>
 #include <pacer/optimizers/detail/onebit_overlap.h>
 #include <pacer/optimizers/detail/onebit_plan.h>
@@ -19,7 +20,6 @@
 #include <pacer/optimizers/detail/option_fields.h>
 #include <pacer/optimizers/detail/parameter_check.h>
 #include <pacer/optimizers/detail/saved_by.h>
-#include <pacer/optimizers/freeze_rule.h>
 #include <pacer/optimizers/onebit_optimizer.h>
 
 namespace pacer {
@@ -206,9 +206,9 @@ SessionOptimizer::PreparedImport OneBitOptimizer::prepare_import(const NamedTens
   require(plan.freeze_automatically.has_value() == (rule_ != nullptr),
           "the state to load freezes by another rule than this optimizer; give freeze_step or "
           "freeze_automatically as in the run that was saved");
-  std::unique_ptr<FreezeRule> rule;
+  std::unique_ptr<detail::FreezeRule> rule;
   if (plan.freeze_automatically) {
-    rule = std::make_unique<FreezeRule>(*plan.freeze_automatically, plan.beta2);
+    rule = std::make_unique<detail::FreezeRule>(*plan.freeze_automatically, plan.beta2);
     rule->set_norms(std::move(norms));
   }
   std::unique_ptr<detail::OneBitPart> part;
@@ -242,7 +242,7 @@ SessionOptimizer::PreparedImport OneBitOptimizer::prepare_import(const NamedTens
   struct Ready {  // in a shared_ptr, because a std::function is copied
     detail::PendingState pending;
     std::unique_ptr<detail::OneBitPart> part;
-    std::unique_ptr<FreezeRule> rule;
+    std::unique_ptr<detail::FreezeRule> rule;
     detail::OneBitPlan plan;
   };
   const auto ready =

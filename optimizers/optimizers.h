@@ -3,7 +3,6 @@
 
 #include <pacer/optimizers/adam_options.h>
 #include <pacer/optimizers/adam_param_state.h>
-#include <pacer/optimizers/freeze_rule.h>
 #include <pacer/optimizers/fused_adam.h>
 #include <pacer/optimizers/fused_lamb.h>
 #include <pacer/optimizers/fused_optimizer.h>

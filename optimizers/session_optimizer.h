@@ -14,7 +14,6 @@
 
 #include <torch/optim/optimizer.h>
 
-#include <pacer/collectives/agreement.h>
 #include <pacer/collectives/gradient_scope.h>
 #include <pacer/optimizers/gradient_guard.h>
 #include <pacer/optimizers/named_parameters.h>
@@ -62,9 +61,6 @@ struct OwnedPart {
   torch::Tensor gradient;
   torch::Tensor values = {};
 };
-
-// What ranks compare of options that were exported by name ("group/0/eps" ...): all but the learning rates.
-std::vector<Fact> option_facts(const NamedTensors& state);
 
 class SessionOptimizer : public torch::optim::Optimizer {
  public:

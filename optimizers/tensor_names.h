@@ -7,7 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace pacer {
+namespace pacer::detail {
 
 // Keeps a tensor's address from being given to another tensor, but not the tensor's memory.
 using HeldAddress = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
@@ -16,4 +16,4 @@ using HeldAddress = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTenso
 // to the name of one that is gone.
 using TensorNames = std::unordered_map<const void*, std::pair<HeldAddress, std::string>>;
 
-}  // namespace pacer
+}  // namespace pacer::detail

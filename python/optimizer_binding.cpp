@@ -237,7 +237,8 @@ class PythonOptimizer : public torch::CustomClassHolder {
     return to_dict(optimizer_->join_rank_states(from_dict(state), states));
   }
   void prepare_import(const Tensors& state, const Tensors& own) {
-    put_in_force_ = optimizer_->prepare_import(from_dict(state), from_dict(own));
+    put_in_force_ =
+        static_cast<SessionOptimizer&>(*optimizer_).prepare_import(from_dict(state), from_dict(own));
   }
   void commit_import() { std::exchange(put_in_force_, nullptr)(); }
   // Names the parameters that have none.

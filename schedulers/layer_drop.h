@@ -43,6 +43,10 @@ namespace pacer {
 
 class Hook;
 
+namespace detail {
+class LayerDropHook;
+}
+
 class LayerDropImpl : public torch::nn::Module {
  public:
   explicit LayerDropImpl(LayerDropOptions options = {}) : options_(options) {}
@@ -91,13 +95,11 @@ class LayerDropImpl : public torch::nn::Module {
   const Blocks& blocks() const { return blocks_; }
   // Whether gates may close: not in eval(), that of the blocks where it was made for some.
   bool is_active() const { return blocks_.is_empty() ? is_training() : blocks_->is_training(); }
-  // How often gates were asked in training. A Session reads it.
-  int64_t decisions() const { return decisions_; }
   // Whether a Session has this handle.
   bool is_in_use() const { return in_use_; }
-  void set_in_use(bool in_use) { in_use_ = in_use; }
 
  private:
+  friend class detail::LayerDropHook;  // sets in_use_, and reads decisions_
   struct Decision {
     bool keep;
     double probability;
@@ -110,7 +112,7 @@ class LayerDropImpl : public torch::nn::Module {
   Blocks blocks_ = nullptr;
   Progress progress_;
   bool in_use_ = false;
-  mutable int64_t decisions_ = 0;
+  mutable int64_t decisions_ = 0;                               // how often gates were asked in training
   std::vector<std::weak_ptr<const torch::nn::Module>> layers_;  // none where nobody shares it
   std::vector<std::vector<at::Tensor>> parameters_of_;          // by layer
   std::unordered_map<const void*, int64_t> users_;              // layers, by TensorImpl

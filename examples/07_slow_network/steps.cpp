@@ -96,7 +96,8 @@ std::function<void()> averaged_step(const Parameters& parameters, const World& w
                                     std::optional<at::ScalarType> wire) {
   const auto bucketer =
       std::make_shared<pacer::GradientBucketer>(parameters, world, pacer::BucketOptions().wire_dtype(wire));
-  const auto optimizer = std::make_shared<Optimizer>(tensors_of(parameters), Options(kRate));
+  const std::shared_ptr<pacer::SessionOptimizer> optimizer =
+      std::make_shared<Optimizer>(tensors_of(parameters), Options(kRate));
   return [bucketer, optimizer, world] {
     const torch::NoGradGuard no_grad;
     bucketer->reduce();

@@ -32,7 +32,7 @@ class GateBlocks : public BlockWrapper {
 
 LayerDropHook::~LayerDropHook() {
   if (!parts_) return;
-  gates_->set_in_use(false);
+  gates_->in_use_ = false;
   if (gates_->blocks()) gates_->blocks().ptr()->unwrap(BlockStage::drop);
 }
 
@@ -55,7 +55,7 @@ void LayerDropHook::attach(SessionParts& parts) {
         "call register_module(\"layer_drop\", layer_drop)");
   }
   parts_ = &parts;
-  gates_->set_in_use(true);
+  gates_->in_use_ = true;
 }
 
 std::string LayerDropHook::agreement() const {
@@ -70,7 +70,7 @@ std::vector<at::Tensor> LayerDropHook::unused(const Progress& window) const {
 
 void LayerDropHook::gradients_ready(const Progress& window) {
   require(
-      !gates_->is_active() || gates_->decisions() > 0 || parts_->replicas,  // a stage may have no layer
+      !gates_->is_active() || gates_->decisions_ > 0 || parts_->replicas,  // a stage may have no layer
       "no layer asked this LayerDrop whether it runs, so none would ever be dropped; in the model's forward "
       "write ",
       gates_->blocks() ? "x = blocks->run(i, &BlockImpl::forward, x)" : "x = layer_drop->gate(i, x, block)",

@@ -11,6 +11,7 @@
 #include "support/checkpoints/archives.h"
 #include "support/kernels/lamb.h"
 #include "support/no_waiting.h"
+#include "support/optimizers/contract.h"
 
 namespace pacer::testing::lamb {
 namespace {
@@ -136,9 +137,9 @@ TEST_CASE("a captured LAMB step replays to the bits of eager steps, ratios inclu
     // A new learning rate reaches the device with the next prepare; the graph goes on with it.
     for (FusedLamb* each : {&both.on_gpu, &both.on_cpu}) options_of(*each).lr(0.5);
     copy_random_gradients(both);
-    both.on_gpu.prepare({});
+    contract(both.on_gpu).prepare({});
     graph.replay();
-    both.on_gpu.conclude(true);
+    contract(both.on_gpu).conclude(true);
     both.on_cpu.step();
     CHECK(ratios_differ(both) == "");
     CHECK(both.differs() == "");

@@ -7,6 +7,7 @@
 #include "support/both_devices.h"
 #include "support/catch.h"
 #include "support/no_waiting.h"
+#include "support/optimizers/contract.h"
 #include "support/session/small_run.h"
 #include "support/temporary_folder.h"
 
@@ -111,8 +112,8 @@ TEST_CASE("after two steps every step is a replay, until the parameters change",
     StepInputs inputs;
     inputs.guard = guard;
     inputs.replayable = true;
-    optimizer.prepare(inputs);
-    optimizer.conclude(graph.enqueue(optimizer, kGpu));
+    contract(optimizer).prepare(inputs);
+    contract(optimizer).conclude(graph.enqueue(optimizer, kGpu));
     optimizer.zero_grad();
   };
   for (int64_t number = 0; number < 8; ++number) {
@@ -158,12 +159,12 @@ TEST_CASE(
         replayed[i].mutable_grad() = i == 0 ? gradient.t().contiguous().t() : gradient.clone();
       }
       inputs.guard = first;
-      eager.prepare(inputs);
-      eager.conclude(eager.enqueue());
+      contract(eager).prepare(inputs);
+      contract(eager).conclude(contract(eager).enqueue());
       inputs.guard = second;
       inputs.replayable = true;
-      captured.prepare(inputs);
-      captured.conclude(graph.enqueue(captured, kGpu));
+      contract(captured).prepare(inputs);
+      contract(captured).conclude(graph.enqueue(captured, kGpu));
       CHECK(graph.replays() == number);
       CHECK(same_bits(plain, replayed));
     }

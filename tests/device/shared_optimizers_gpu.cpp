@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include <pacer/collectives/communicator.h>
 #include <pacer/optimizers/fused_adam.h>
 #include <pacer/optimizers/fused_lamb.h>
 #include <pacer/optimizers/gradient_guard.h>
@@ -14,6 +15,7 @@
 #include "support/both_devices.h"
 #include "support/captured_stderr.h"
 #include "support/no_waiting.h"
+#include "support/optimizers/contract.h"
 
 namespace pacer::testing::shared_optimizers_gpu {
 namespace {
@@ -39,8 +41,8 @@ StepInputs inputs_with(const std::shared_ptr<GradientGuard>& guard) {
 
 void step(SessionOptimizer& optimizer, const StepInputs& inputs) {
   const torch::NoGradGuard no_grad;
-  optimizer.prepare(inputs);
-  optimizer.conclude(optimizer.enqueue());
+  contract(optimizer).prepare(inputs);
+  contract(optimizer).conclude(contract(optimizer).enqueue());
 }
 
 // `settled`: the first step that must not wait for the device.
@@ -57,7 +59,7 @@ void compare(at::ScalarType dtype, const Options& options, int settled = 2) {
     parts.push_back(
         {parameter, 0, parameter.numel(), {0, parameter.numel()}, torch::zeros_like(values), values});
   }
-  of_shared.own_parts(parts, Communicator::alone(kGpu));
+  contract(of_shared).own_parts(parts, Communicator::alone(kGpu));
   for (int number = 0; number < settled + 2; ++number) {
     for (size_t i = 0; i < plain.size(); ++i) {
       const Tensor gradient = torch::randn(plain[i].sizes(), kGpu).to(dtype);

@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "support/optimizers/contract.h"
 #include "support/optimizers/onebit_ranks.h"
 
 namespace pacer::testing {
@@ -34,8 +35,8 @@ inline void step_with_mean(FusedOptimizer& peer, const std::vector<Tensor>& para
   }
   StepInputs inputs;
   inputs.average = 1.0 / static_cast<double>(gradients.size());
-  peer.prepare(inputs);
-  peer.conclude(peer.enqueue());
+  contract(peer).prepare(inputs);
+  contract(peer).conclude(contract(peer).enqueue());
 }
 
 }  // namespace pacer::testing

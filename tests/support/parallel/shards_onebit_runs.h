@@ -11,6 +11,7 @@
 #include <pacer/session/session.h>
 
 #include "support/catch.h"
+#include "support/optimizers/contract.h"
 #include "support/optimizers/onebit_adam_ranks.h"
 #include "support/optimizers/onebit_lamb_ranks.h"
 #include "support/session/small_run.h"
@@ -168,7 +169,7 @@ std::string run_beside(Run<O>& wanted, Run<O>& found, int64_t first, int64_t end
     for (int64_t m = 0; m < micro_steps; ++m) {
       // Over micro-steps and ranks sums have another order.
       const bool exact =
-          micro_steps > 1 || wanted.ranks.optimizers[0]->gradient_scope() == GradientScope::world;
+          micro_steps > 1 || contract(*wanted.ranks.optimizers[0]).gradient_scope() == GradientScope::world;
       gradients.push_back(gradients_of(wanted.ranks, t * micro_steps + m + (m > 0 ? 100 : 0), exact));
     }
     for (Run<O>* run : {&wanted, &found}) {

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "support/catch.h"
+#include "support/optimizers/contract.h"
 #include "support/optimizers/twins.h"
 
 namespace pacer::testing {
@@ -24,13 +25,13 @@ struct Guarded {
   }
   void step() {
     const torch::NoGradGuard no_grad;
-    optimizer.prepare(inputs);
-    optimizer.conclude(optimizer.enqueue());
+    contract(optimizer).prepare(inputs);
+    contract(optimizer).conclude(contract(optimizer).enqueue());
   }
   bool look(const std::vector<size_t>& of) {
     std::vector<Tensor> some;
     for (const size_t i : of) some.push_back(parameters[i]);
-    return optimizer.look_early(some);
+    return contract(optimizer).look_early(some);
   }
   std::vector<Tensor> parameters;
   FusedAdamW optimizer;
@@ -131,7 +132,7 @@ TEST_CASE("the step looks again where an early look missed or lost something", "
 TEST_CASE("an early look is refused where the step could not use it", "[fused_adam]") {
   torch::manual_seed(6);
   Pair pair;
-  CHECK_FALSE(pair.early.optimizer.look_early({torch::ones({3})}));
+  CHECK_FALSE(contract(pair.early.optimizer).look_early({torch::ones({3})}));
   pair.early.parameters[2].mutable_grad() = torch::ones({3, 7}).t();
   CHECK_FALSE(pair.early.look({1, 2}));
   pair.early.parameters[2].mutable_grad().reset();

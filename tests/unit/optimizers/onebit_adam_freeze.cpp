@@ -1,10 +1,11 @@
 // When OneBitAdam's variance freezes, and how one that was hardly fed is told.
 #include <limits>
 
-#include <pacer/optimizers/freeze_rule.h>
+#include <pacer/optimizers/detail/freeze_rule.h>
 
 #include "support/catch.h"
 
+#include "support/optimizers/contract.h"
 #include "support/optimizers/onebit_adam_ranks.h"
 #include "support/optimizers/onebit_lamb_ranks.h"
 
@@ -21,7 +22,7 @@ int64_t expected_freeze(int64_t planned, int64_t distance, const std::vector<dou
   return end;
 }
 
-int64_t freeze_of(FreezeRule& rule, const std::vector<double>& norms, int64_t first = 1) {
+int64_t freeze_of(detail::FreezeRule& rule, const std::vector<double>& norms, int64_t first = 1) {
   for (int64_t t = first;; ++t) {
     // What nobody needs is garbage, so that it shows where it is looked at all the same.
     const double norm = rule.needs_norm(t) ? norms.at(static_cast<size_t>(t)) : -1e300;
@@ -53,8 +54,8 @@ std::string plain_step(OneBitAdamRanks& ranks, bool freeze_allowed) {
     OneBitAdam& optimizer = *ranks.optimizers[rank];
     StepInputs inputs;
     inputs.freeze_allowed = freeze_allowed;
-    optimizer.prepare(inputs);
-    optimizer.conclude(optimizer.enqueue());
+    contract(optimizer).prepare(inputs);
+    contract(optimizer).conclude(contract(optimizer).enqueue());
   });
 }
 
@@ -62,7 +63,7 @@ std::string plain_step(OneBitAdamRanks& ranks, bool freeze_allowed) {
 
 TEST_CASE("the freeze window is ceil(0.15 P) to floor(0.30 P)", "[onebit_adam][freeze_rule]") {
   const auto check = [](int64_t planned, int64_t begin, int64_t end) {
-    const FreezeRule rule(planned, 0.9);
+    const detail::FreezeRule rule(planned, 0.9);
     return rule.window_begin() == begin && rule.window_end() == end && 1 <= begin && begin <= end;
   };
   for (int64_t planned = 4; planned <= 20000; ++planned) {
@@ -71,11 +72,11 @@ TEST_CASE("the freeze window is ceil(0.15 P) to floor(0.30 P)", "[onebit_adam][f
   // 15 P does not fit 64 bits here.
   CHECK(check(1'000'000'000'000'000'000, 150'000'000'000'000'000, 300'000'000'000'000'000));
   CHECK(check(1'000'000'000'000'000'007, 150'000'000'000'000'002, 300'000'000'000'000'002));
-  CHECK(FreezeRule(100, 0.999).distance() == 1000);
-  CHECK(FreezeRule(100, 0.95).distance() == 20);
-  CHECK(FreezeRule(100, 0.0).distance() == 1);
+  CHECK(detail::FreezeRule(100, 0.999).distance() == 1000);
+  CHECK(detail::FreezeRule(100, 0.95).distance() == 20);
+  CHECK(detail::FreezeRule(100, 0.0).distance() == 1);
   for (const int64_t planned : {3, 0, -1}) {
-    CHECK(contains(refusal([&] { FreezeRule(planned, 0.9); }), "at least 4 planned steps"));
+    CHECK(contains(refusal([&] { detail::FreezeRule(planned, 0.9); }), "at least 4 planned steps"));
   }
 }
 
@@ -86,7 +87,7 @@ TEST_CASE("the rule fires at the first step whose variance stands still, else at
     Samples samples(seed);
     const int64_t planned = 4 + samples.below(seed % 2 ? 2000 : 100);
     const double beta2 = 1 - 1 / static_cast<double>(1 + samples.below(200));
-    FreezeRule rule(planned, beta2);
+    detail::FreezeRule rule(planned, beta2);
     const auto norms = wandering_norms(seed, planned);
     const int64_t expected = expected_freeze(planned, rule.distance(), norms);
     CAPTURE(seed, planned, beta2);
@@ -94,7 +95,7 @@ TEST_CASE("the rule fires at the first step whose variance stands still, else at
     (expected == rule.window_end() ? at_end : expected == rule.window_begin() ? at_begin : between) += 1;
 
     // Interrupted anywhere, another rule goes on from the norms that the first one remembers.
-    FreezeRule first(planned, beta2), second(planned, beta2);
+    detail::FreezeRule first(planned, beta2), second(planned, beta2);
     const int64_t stop = samples.below(expected);
     for (int64_t t = 1; t <= stop; ++t)
       first.is_due(t, first.needs_norm(t) ? norms[static_cast<size_t>(t)] : 0);
@@ -111,7 +112,7 @@ TEST_CASE("the rule fires at the first step whose variance stands still, else at
 TEST_CASE("four per cent is the boundary, both ways, and the step D itself never counts",
           "[onebit_adam][freeze_rule]") {
   const auto fires = [](double ratio) {
-    FreezeRule rule(40, 0.75);  // window 6 .. 12, D = 4
+    detail::FreezeRule rule(40, 0.75);  // window 6 .. 12, D = 4
     std::vector<double> norms(41, 1.0);
     norms[6] = ratio;
     for (size_t t = 7; t < norms.size(); ++t) norms[t] = 3 * norms[t - 1];
@@ -123,9 +124,9 @@ TEST_CASE("four per cent is the boundary, both ways, and the step D itself never
   CHECK(fires(1.0417) == 12);
   CHECK(fires(0.0) == 12);
   CHECK(fires(std::numeric_limits<double>::quiet_NaN()) == 12);
-  FreezeRule late(40, 0.9);  // window 6 .. 12, D = 10
+  detail::FreezeRule late(40, 0.9);  // window 6 .. 12, D = 10
   CHECK(freeze_of(late, std::vector<double>(41, 1.0)) == 11);
-  FreezeRule later(40, 0.95);  // D = 20
+  detail::FreezeRule later(40, 0.95);  // D = 20
   CHECK(freeze_of(later, std::vector<double>(41, 1.0)) == 12);
 }
 

@@ -2,6 +2,7 @@
 // of its own would take, one after the other; state goes on in other buckets.
 #include "support/catch.h"
 
+#include "support/optimizers/contract.h"
 #include "support/optimizers/onebit_adam_ranks.h"
 #include "support/optimizers/onebit_lamb_ranks.h"
 #include "support/optimizers/onebit_refusals.h"
@@ -250,12 +251,12 @@ TEMPLATE_TEST_CASE("errors are cut anew for other buckets and other numbers of r
     for (size_t rank = 0; rank < to.size(); ++rank) {
       TestType& optimizer = *to.optimizers[rank];
       if (ranks_before == ranks_after) {
-        CHECK_FALSE(optimizer.fits_rank_state(state, errors[rank]));
+        CHECK_FALSE(contract(optimizer).fits_rank_state(state, errors[rank]));
         CHECK(unless_refused_whole(to, rank, {"other buckets", "give bucket_bytes"},
                                    [&] { optimizer.import_states(state, errors[rank]); }) == "");
       }
-      const NamedTensors joined = optimizer.join_rank_states(state, errors);
-      CHECK(optimizer.fits_rank_state(state, joined));
+      const NamedTensors joined = contract(optimizer).join_rank_states(state, errors);
+      CHECK(contract(optimizer).fits_rank_state(state, joined));
       optimizer.import_states(state, joined);
       CHECK(differing_name(joined, optimizer.export_rank_state()) == "");
       const at::NoGradGuard no_grad;
@@ -288,7 +289,7 @@ TEMPLATE_TEST_CASE("bucket_bytes is checked, the same in all groups and on all r
   take_steps(ranks, 0, 1);
   for (auto& group : ranks.optimizers[0]->param_groups()) static_cast<O&>(group.options()).bucket_bytes(100);
   CHECK(unless_refused_whole(ranks, 0, {"changed after step 1", "bucket_bytes"},
-                             [&] { ranks.optimizers[0]->prepare({}); }) == "");
+                             [&] { contract(*ranks.optimizers[0]).prepare({}); }) == "");
 
   // Who cuts otherwise is found before the first signs travel.
   auto world = Communicator::in_process(2);

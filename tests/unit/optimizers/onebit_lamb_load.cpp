@@ -3,6 +3,7 @@
 
 #include "support/catch.h"
 
+#include "support/optimizers/contract.h"
 #include "support/optimizers/onebit_lamb_ranks.h"
 #include "support/optimizers/onebit_refusals.h"
 
@@ -31,7 +32,7 @@ void go_on(const OneBitLambRanks& from, OneBitLambRanks& to) {
       to.parameters[rank][i].copy_(from.parameters[0][i]);
     }
     OneBitLamb& optimizer = *to.optimizers[rank];
-    optimizer.import_states(state, optimizer.join_rank_states(state, errors));
+    optimizer.import_states(state, contract(optimizer).join_rank_states(state, errors));
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <pacer/optimizers/detail/step_agreement.h>
 
+#include "support/optimizers/contract.h"
 #include "support/optimizers/onebit_adam_ranks.h"
 #include "support/optimizers/onebit_lamb_ranks.h"
 #include "support/optimizers/onebit_refusals.h"
@@ -135,7 +136,7 @@ TEMPLATE_TEST_CASE("a rank that leaves in the middle of a step stops the others 
     CHECK_THROWS_AS(optimizer.export_state(), Error);
     CHECK_THROWS_AS(optimizer.export_rank_state(), Error);
     CHECK_THROWS_AS(optimizer.step(), Error);
-    CHECK_THROWS_AS(optimizer.prepare({}), Error);
+    CHECK_THROWS_AS(contract(optimizer).prepare({}), Error);
     CHECK(same_bits(values, ranks.parameters[rank]));
     optimizer.import_states(states[rank], errors[rank]);
     CHECK(differing_name(states[rank], optimizer.export_state()) == "");

@@ -7,6 +7,7 @@
 
 #include "support/catch.h"
 
+#include "support/optimizers/contract.h"
 #include "support/optimizers/onebit_adam_ranks.h"
 #include "support/optimizers/onebit_lamb_ranks.h"
 #include "support/optimizers/onebit_refusals.h"
@@ -183,7 +184,7 @@ TEMPLATE_TEST_CASE("errors of nodes are joined as those of their workers",
   const auto join = [](const O& optimizer, const std::vector<NamedTensors>& states) {
     NamedTensors state = optimizer.export_state();
     state["onebit/frozen_at"] = number_tensor(int64_t{kFreeze});
-    return optimizer.join_rank_states(state, states);
+    return contract(optimizer).join_rank_states(state, states);
   };
   // Into three flat ranks, two nodes of three, and a single rank that compresses nothing.
   OneBitRanks<O> three(3, groups_of<O>(options)), six(6, groups_of<O>(by_nodes<O>(options)), at::kFloat, 3),

@@ -6,6 +6,7 @@
 #include "support/catch.h"
 
 #include "support/message_of.h"
+#include "support/optimizers/contract.h"
 #include "support/optimizers/onebit_overlap_run.h"
 #include "support/optimizers/onebit_refusals.h"
 
@@ -77,8 +78,8 @@ struct Trained {
       O& optimizer = *run.ranks.optimizers[rank];
       CHECK_THROWS_AS(optimizer.export_state(), Error);
       CHECK_THROWS_AS(optimizer.export_rank_state(), Error);
-      CHECK_THROWS_AS(optimizer.begin_backward([] { return StepInputs(); }), Error);
-      CHECK_THROWS_AS(optimizer.prepare({}), Error);
+      CHECK_THROWS_AS(contract(optimizer).begin_backward([] { return StepInputs(); }), Error);
+      CHECK_THROWS_AS(contract(optimizer).prepare({}), Error);
       optimizer.import_states(states[rank], errors[rank]);
       CHECK(differing_name(states[rank], optimizer.export_state()) == "");
       CHECK(differing_name(errors[rank], optimizer.export_rank_state()) == "");
@@ -144,7 +145,7 @@ TEMPLATE_TEST_CASE("a step without the clipping that momentum has left with is r
     StepInputs inputs;
     inputs.local_weight = kRanks;
     inputs.average = 1.0 / kRanks;
-    said[rank] = message_of([&] { run.ranks.optimizers[rank]->prepare(inputs); });
+    said[rank] = message_of([&] { contract(*run.ranks.optimizers[rank]).prepare(inputs); });
   };
   run.step({run.ranks.gradients(5)});
   for (const std::string& message : said) CHECK(contains(message, "another one than its momentum left for"));

@@ -3,6 +3,7 @@
 #include "support/catch.h"
 
 #include "support/kernels/lamb.h"
+#include "support/optimizers/contract.h"
 #include "support/optimizers/onebit_adam_ranks.h"
 #include "support/optimizers/onebit_lamb_ranks.h"
 #include "support/optimizers/onebit_peers.h"
@@ -77,7 +78,7 @@ TEMPLATE_TEST_CASE("freeze_step(T) means T steps that are FusedAdamW's or FusedL
           REQUIRE((optimizer.phase() == OneBitPhase::compressed) == (t >= 5));
           REQUIRE(optimizer.frozen_at() == (t >= 5 ? std::optional<int64_t>(5) : std::nullopt));
           REQUIRE(optimizer.attempts() == t);
-          REQUIRE((optimizer.gradient_scope() == GradientScope::rank) == (t >= 5));
+          REQUIRE((contract(optimizer).gradient_scope() == GradientScope::rank) == (t >= 5));
           if (t >= 5) continue;
           const auto own = optimizer.export_state(), wanted = peer->export_state();
           for (const Tensor& twin : twins) {
@@ -167,7 +168,7 @@ TEMPLATE_TEST_CASE("without signs, steps behind the freeze are the textbook's an
     for (const auto& optimizer : ranks.optimizers) {
       REQUIRE(optimizer->bytes_sent() == 0);
       REQUIRE(optimizer->export_rank_state().empty());
-      REQUIRE(optimizer->gradient_scope() == GradientScope::world);
+      REQUIRE(contract(*optimizer).gradient_scope() == GradientScope::world);
       REQUIRE(optimizer->compression_error() == 0);
     }
   }

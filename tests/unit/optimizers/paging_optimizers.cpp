@@ -7,6 +7,7 @@
 #include "support/both_devices.h"
 #include "support/checkpoints/archives.h"
 #include "support/kernels/lamb.h"
+#include "support/optimizers/contract.h"
 #include "support/optimizers/late_page_device.h"
 
 namespace pacer::testing {
@@ -78,7 +79,7 @@ TEMPLATE_TEST_CASE("a paged step has the bits of a plain one, in every mode", "[
               (*list)[3].grad()[step * 1000].fill_(HUGE_VAL);
             }
           }
-          pair.other.expect_step();
+          contract(pair.other).expect_step();
           pair.step();
           if (step % 5 == 4) CHECK(pair.differs() == "");
         }
@@ -130,8 +131,8 @@ TEMPLATE_TEST_CASE("archives and named state pass between paged and plain optimi
         by_name.plain[i].data().copy_(first.plain[i]);
         by_name.paged[i].data().copy_(first.plain[i]);
       }
-      first.other.expect_step();  // what is under way must not be lost, nor come too late
-      by_name.other.expect_step();
+      contract(first.other).expect_step();  // what is under way must not be lost, nor come too late
+      contract(by_name.other).expect_step();
       by_name.other.import_state(first.one.export_state());
       by_name.one.import_state(first.other.export_state());
       const int64_t host_memories = by_name.other.device->host_memories;
@@ -180,7 +181,7 @@ TEST_CASE("groups are added, parameters begin late, options move state: the bits
       const int64_t host_memories = pair.other.device->host_memories;
       pair.train(2);  // the last one comes in
       CHECK(pair.other.device->host_memories == host_memories + 1);
-      pair.other.expect_step();
+      contract(pair.other).expect_step();
       const auto more = random_parameters({{900}, {33, 3}}, at::kFloat), same = moved_to(more, at::kCPU);
       pair.one.add_param_group(torch::optim::OptimizerParamGroup(more));
       pair.other.add_param_group(torch::optim::OptimizerParamGroup(same));
@@ -222,13 +223,13 @@ TEST_CASE("under memory pressure resident state moves out, for good, and the bit
     CHECK(device.copied_bytes == before);
     if (seed % 2 == 0) device.set_free_bytes(kHeadroom - 20'000);  // one block is enough
     if (seed % 2 == 1) device.set_free_bytes(0);
-    if (seed % 3 == 0) pair.other.expect_step();
+    if (seed % 3 == 0) contract(pair.other).expect_step();
     pair.set_gradients();
     if (seed % 3 == 1) {
-      pair.other.prepare({});
+      contract(pair.other).prepare({});
       device.press();  // the step is about to use what it has: nothing moves
       CHECK(device.copied_bytes == before);
-      pair.other.conclude(pair.other.enqueue());
+      contract(pair.other).conclude(contract(pair.other).enqueue());
       pair.one.step();
     }
     device.press();
@@ -268,7 +269,7 @@ TEST_CASE("state may be changed by hand after sync_state, and at no other time",
     PagedPair<FusedAdamW> pair(random_parameters({{40, 50}, {700}}, at::kFloat), FusedAdamWOptions(0.01),
                                paging_of(resident));
     pair.train(2);
-    pair.other.expect_step();
+    contract(pair.other).expect_step();
     pair.other.sync_state();
     const torch::NoGradGuard no_grad;
     state_of(pair.one, pair.plain[0]).exp_avg().zero_();
@@ -297,8 +298,8 @@ TEST_CASE("an optimizer of parts of tensors pages them", "[paging]") {
       pair.set_gradients();
       pair.one.step();
       for (auto* part : {&pair.other, &rest}) {
-        part->prepare({});
-        part->conclude(part->enqueue());
+        contract(*part).prepare({});
+        contract(*part).conclude(contract(*part).enqueue());
       }
       CHECK(same_bits(pair.plain, pair.paged));
     }

@@ -7,6 +7,7 @@
 
 #include "support/checkpoints/archives.h"
 #include "support/kernels/lamb.h"
+#include "support/optimizers/contract.h"
 #include "support/optimizers/late_page_device.h"
 #include "support/session/small_model.h"
 
@@ -52,17 +53,18 @@ TEST_CASE("a step that is to be replayed from a CUDA graph is refused", "[paging
   PagedOnHost<FusedAdamW> optimizer(parameters, FusedAdamWOptions(0.1), Paging());
   StepInputs inputs;
   inputs.replayable = true;
-  CHECK(contains(refusal([&] { optimizer.prepare(inputs); }), "leave out the CudaGraph hook, or paged()"));
+  CHECK(contains(refusal([&] { contract(optimizer).prepare(inputs); }),
+                 "leave out the CudaGraph hook, or paged()"));
   optimizer.step();
 }
 
 TEST_CASE("ranks share the work of paged Adam, and not of paged LAMB", "[paging]") {
   const auto parameters = random_parameters({{3}}, at::kFloat);
   FusedAdamW adam(parameters, FusedAdamWOptions(0.1).paged(Paging()));
-  CHECK(adam.unshared_reason(GradientScope::world).empty());
+  CHECK(contract(adam).unshared_reason(GradientScope::world).empty());
   FusedLamb lamb(parameters, FusedLambOptions(0.1).paged(Paging()));
-  CHECK(contains(lamb.unshared_reason(GradientScope::world), "paged"));
-  CHECK(FusedLamb(parameters).unshared_reason(GradientScope::world).empty());
+  CHECK(contains(contract(lamb).unshared_reason(GradientScope::world), "paged"));
+  CHECK(contract(FusedLamb(parameters)).unshared_reason(GradientScope::world).empty());
 }
 
 TEST_CASE("paging is not saved, and a load leaves it as it is", "[paging]") {
@@ -77,8 +79,8 @@ TEST_CASE("paging is not saved, and a load leaves it as it is", "[paging]") {
   paged.import_state(plain.export_state());
   set_random_gradients(parameters);
   CHECK(contains(refusal([&] { paged.step(); }), "leave out paged()"));  // it is still paged
-  CHECK(paged.keeps_state_on_host());
-  CHECK_FALSE(plain.keeps_state_on_host());
+  CHECK(contract(paged).keeps_state_on_host());
+  CHECK_FALSE(contract(plain).keeps_state_on_host());
   CHECK(FusedAdamWOptions().paged(Paging()) == FusedAdamWOptions());
 }
 

@@ -1,11 +1,11 @@
-#include <pacer/optimizers/freeze_rule.h>
+#include <pacer/optimizers/detail/freeze_rule.h>
 
 #include <cmath>
 #include <utility>
 
 #include <pacer/core/error.h>
 
-namespace pacer {
+namespace pacer::detail {
 namespace {
 
 constexpr double kStandsStill = 0.96;
@@ -45,4 +45,4 @@ void FreezeRule::set_norms(std::vector<double> norms) {
   norms_ = std::move(norms);
 }
 
-}  // namespace pacer
+}  // namespace pacer::detail

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace pacer {
+namespace pacer::detail {
 
 // Between ceil(0.15 P) and floor(0.30 P) steps of a planned P: the first step t > D at which the L1 norm of
 // the bias-corrected variance is within 4 % of what it was D = round(1 / (1 - beta2)) steps ago (the rule of
@@ -37,4 +37,4 @@ class FreezeRule {
   std::vector<double> norms_;
 };
 
-}  // namespace pacer
+}  // namespace pacer::detail
