@@ -32,11 +32,11 @@ std::string peft_name(const std::string& layer, std::string_view suffix) {
 }
 
 // Layers by name that have the adapter, each under its first name.
-std::map<std::string, nn::LoraAdapter> layers_with(torch::nn::Module& model, const std::string& name) {
-  std::map<std::string, nn::LoraAdapter> layers;
+std::map<std::string, modules::LoraAdapter> layers_with(torch::nn::Module& model, const std::string& name) {
+  std::map<std::string, modules::LoraAdapter> layers;
   std::set<const void*> seen;
   for (const auto& [layer_name, layer] : detail::linear_names(model)) {
-    const nn::LoraAdapter adapter = layer->adapter(name);
+    const modules::LoraAdapter adapter = layer->adapter(name);
     if (!adapter.is_empty() && seen.insert(layer).second) layers.emplace(layer_name, adapter);
   }
   return layers;
@@ -44,7 +44,7 @@ std::map<std::string, nn::LoraAdapter> layers_with(torch::nn::Module& model, con
 
 // The options of the adapters of these layers; patterns where they differ, longer names first, because the
 // first that fits counts. InvalidArgument where they differ in what PEFT has one of.
-detail::AdapterConfig config_of(const std::map<std::string, nn::LoraAdapter>& layers,
+detail::AdapterConfig config_of(const std::map<std::string, modules::LoraAdapter>& layers,
                                 const std::string& name) {
   detail::AdapterConfig config;
   const auto& [first_layer, first] = *layers.begin();
@@ -74,7 +74,7 @@ detail::AdapterConfig config_of(const std::map<std::string, nn::LoraAdapter>& la
 }
 
 // The adapters that are in the model already are those of the folder, and free to be written to.
-void check_present(torch::nn::Module& model, const std::map<std::string, nn::LoraAdapter>& present,
+void check_present(torch::nn::Module& model, const std::map<std::string, modules::LoraAdapter>& present,
                    const AdapterFolder& folder, const std::string& name) {
   const auto remedy = [&] {
     return detail::concatenate("; remove_adapter(model, \"", name, "\") first, or load it by another name");
@@ -113,7 +113,7 @@ void check_fits(const AdapterFolder& folder, const std::string& name, const at::
 // stays.
 void check_beside(const torch::nn::Module& model, const NamedTensors& own, const NamedTensors& values,
                   const AdapterFolder& folder, const std::string& adapter) {
-  const std::vector<std::string> adapters = nn::adapters(model);
+  const std::vector<std::string> adapters = modules::adapters(model);
   const auto other = std::find_if(adapters.begin(), adapters.end(),
                                   [&](const std::string& name) { return name != adapter; });
   for (const auto& item : folder.beside) {
@@ -130,7 +130,7 @@ void check_beside(const torch::nn::Module& model, const NamedTensors& own, const
 
 void save_adapter(torch::nn::Module& model, const std::string& folder, const std::string& name) {
   require(!folder.empty(), "save_adapter needs the name of a folder; it is empty");
-  const std::map<std::string, nn::LoraAdapter> layers = layers_with(model, name);
+  const std::map<std::string, modules::LoraAdapter> layers = layers_with(model, name);
   require(!layers.empty(), "save_adapter: the model has no adapter called \"", name,
           "\"; add_lora or load_adapter adds one");
   detail::AdapterConfig config = config_of(layers, name);
@@ -177,7 +177,7 @@ std::vector<std::string> load_adapter(torch::nn::Module& model, const std::strin
   const at::NoGradGuard no_grad;
   const AdapterFolder found = detail::read_adapter_folder(folder);
   detail::check_layers(model, found);
-  std::map<std::string, nn::LoraAdapter> layers = layers_with(model, options.name());
+  std::map<std::string, modules::LoraAdapter> layers = layers_with(model, options.name());
   const bool is_new = layers.empty();
   if (!is_new) check_present(model, layers, found, options.name());
   const NamedTensors values = detail::read_adapter_tensors(found);
@@ -190,17 +190,17 @@ std::vector<std::string> load_adapter(torch::nn::Module& model, const std::strin
   const NamedTensors own = found.beside.empty() ? NamedTensors() : detail::model_tensors(model);
   check_beside(model, own, values, found, options.name());
   std::vector<std::string> names;
-  std::vector<std::pair<std::string, nn::LoraOptions>> wanted;
+  std::vector<std::pair<std::string, modules::LoraOptions>> wanted;
   for (const auto& item : found.layers) {
     names.push_back(item.first);
-    wanted.emplace_back(item.first, nn::LoraOptions(rank_of(found.config, item.first))
+    wanted.emplace_back(item.first, modules::LoraOptions(rank_of(found.config, item.first))
                                         .alpha(alpha_of(found.config, item.first))
                                         .dropout(found.config.dropout)
                                         .rslora(found.config.rslora)
                                         .name(options.name()));
   }
   if (is_new) {
-    nn::add_lora_to(model, wanted);
+    modules::add_lora_to(model, wanted);
     layers = layers_with(model, options.name());
   }
   for (const auto& [layer, adapter] : layers) {

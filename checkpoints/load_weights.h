@@ -46,9 +46,9 @@ struct LoadedWeights {
 // one calls it; nothing is sent.
 //
 // A weight in 4 bits as bitsandbytes writes it (NF4, blocks of 64, with or without double quantisation) takes
-// the place of the weight of a pacer::nn::Linear of that size, whatever its storage was, as
-// pacer::nn::quantize would have put it there: load before the optimizer is made. A layer that is in 4 bits
-// in the model takes no other weight: load, then quantize.
+// the place of the weight of a pacer::modules::Linear of that size, whatever its storage was, as
+// pacer::modules::quantize would have put it there: load before the optimizer is made. A layer that is in 4
+// bits in the model takes no other weight: load, then quantize.
 //
 // InvalidArgument for names that are missing or unexpected unless they are allowed, for other shapes and
 // dtypes, for a tensor that is one in the model and two different ones in the file, for other kinds of 4 bits

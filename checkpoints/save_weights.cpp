@@ -28,7 +28,7 @@ at::Tensor bytes_tensor(const void* data, size_t bytes, at::ScalarType dtype) {
 }
 
 // The parts of LAYER.weight, which stand in place of pacer's own buffers.
-void put_parts(NamedTensors& tensors, const std::string& weight, const nn::Nf4WeightImpl& nf4) {
+void put_parts(NamedTensors& tensors, const std::string& weight, const modules::Nf4WeightImpl& nf4) {
   const int64_t count = nf4.out_features * nf4.in_features;
   require(
       count % 2 == 0, "cannot save ", weight, " as bitsandbytes does: it has ", count,
@@ -56,7 +56,7 @@ void save_weights(torch::nn::Module& model, const std::string& file) {
   NamedTensors tensors = detail::model_tensors(model);
   for (const auto& [name, layer] : detail::linear_names(model)) {
     const std::string prefix = name.empty() ? "" : name + ".";
-    for (const nn::LoraAdapter& adapter : layer->adapters()) {
+    for (const modules::LoraAdapter& adapter : layer->adapters()) {
       const std::string own = prefix + "lora_" + adapter->options.name() + ".";
       for (const auto& parameter : adapter->named_parameters()) tensors.erase(own + parameter.key());
     }

@@ -38,7 +38,7 @@ struct Connection;
 }  // namespace detail
 
 // What carries the tensors.
-enum class Backend {
+enum class CommunicatorBackend {
   automatic,  // NCCL where this build has CUDA and the machine a GPU, else Gloo
   gloo,       // CPU tensors
   nccl,       // CUDA tensors, one GPU a rank
@@ -46,7 +46,7 @@ enum class Backend {
 
 struct CommunicatorOptions {
   CommunicatorOptions() = default;
-  TORCH_ARG(Backend, backend) = Backend::automatic;
+  TORCH_ARG(CommunicatorBackend, backend) = CommunicatorBackend::automatic;
   // The deadline of each operation, and of setting up. After it every rank throws CommunicationError. A rank
   // that has ended is noticed at once; this is for one that hangs, and longer than an evaluation or a save
   // that only one rank makes.

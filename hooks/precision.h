@@ -2,7 +2,7 @@
 // (Micikevicius et al., arXiv:1710.03740). Parameters and optimizer stay as they are, usually fp32.
 //
 //   session.use(pacer::Precision::bf16());
-//   session.use(pacer::Precision::fp8());    // bf16, and every pacer::nn::Linear multiplies 8-bit floats
+//   session.use(pacer::Precision::fp8());  // bf16, and every pacer::modules::Linear multiplies 8-bit floats
 //
 // fp16 gradients can overflow: the loss is multiplied by a scale, gradients are unscaled in the optimizer's
 // kernel, and a step whose gradients are not finite changes nothing but the scale. All of it stays on the GPU

@@ -1,4 +1,5 @@
-// How layers of pacer::nn compute in 8-bit floats (FP8): formats, and how the scales of tensors are chosen.
+// How layers of pacer::modules compute in 8-bit floats (FP8): formats, and how the scales of tensors are
+// chosen.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +32,8 @@ struct Fp8Options {
   // The format of gradients: Float8_e5m2 (more range) or Float8_e4m3fn (more precision). Activations and
   // weights are Float8_e4m3fn.
   TORCH_ARG(at::ScalarType, gradients) = at::kFloat8_e5m2;
-  // How many of the model's first and last pacer::nn::Linear stay in 16 bits, in the order of registration.
+  // How many of the model's first and last pacer::modules::Linear stay in 16 bits, in the order of
+  // registration.
   TORCH_ARG(int64_t, keep_first) = 0;
   TORCH_ARG(int64_t, keep_last) = 0;
   // Layers whose weights are in 4 bits (nf4.h) take part, and count among the first and last. Their weights

@@ -34,7 +34,7 @@ void check(const Fp8Options& options) {
 
 struct NamedLinear {
   std::string name;
-  const nn::LinearImpl* module;
+  const modules::LinearImpl* module;
 };
 
 // Each once, those that stay in 16 bits left out; so do weights in 4 bits, unless they are to take part.
@@ -42,25 +42,27 @@ std::vector<NamedLinear> linears(torch::nn::Module& model, const Fp8Options& opt
   std::vector<NamedLinear> all;
   bool has_quantized = false;
   for (const auto& item : detail::named_modules_of(model)) {
-    const auto* linear = item.value()->as<nn::LinearImpl>();
+    const auto* linear = item.value()->as<modules::LinearImpl>();
     if (linear == nullptr) continue;
     has_quantized = has_quantized || !linear->nf4().is_empty();
     if (linear->nf4().is_empty() || options.quantized_weights()) all.push_back({item.key(), linear});
   }
-  require(!all.empty() || !has_quantized,
-          "every pacer::nn::Linear of the model has its weight in 4 bits, and those compute in 8-bit floats "
-          "only with Fp8Options::quantized_weights; set it, or use Precision::bf16");
-  require(!all.empty(),
-          "the model has no pacer::nn::Linear, and only those compute in 8-bit floats; build it of them, or "
-          "use Precision::bf16");
+  require(
+      !all.empty() || !has_quantized,
+      "every pacer::modules::Linear of the model has its weight in 4 bits, and those compute in 8-bit floats "
+      "only with Fp8Options::quantized_weights; set it, or use Precision::bf16");
+  require(
+      !all.empty(),
+      "the model has no pacer::modules::Linear, and only those compute in 8-bit floats; build it of them, or "
+      "use Precision::bf16");
   const auto kept = static_cast<size_t>(options.keep_first() + options.keep_last());
   require(kept < all.size(), "Fp8Options::keep_first and keep_last leave none of the ", all.size(),
-          " pacer::nn::Linear of the model to compute in 8-bit floats");
+          " pacer::modules::Linear of the model to compute in 8-bit floats");
   return {all.begin() + options.keep_first(), all.end() - options.keep_last()};
 }
 
 const at::Tensor& weight_of(const NamedLinear& linear) {
-  const nn::Nf4Weight& nf4 = linear.module->nf4();
+  const modules::Nf4Weight& nf4 = linear.module->nf4();
   return nf4.is_empty() ? linear.module->weight : nf4->codes;
 }
 

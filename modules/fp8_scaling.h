@@ -1,5 +1,5 @@
-// The scales of all tensors that the pacer::nn::Linear of a model cast to 8-bit floats, and the switch that
-// makes them do so. The hook Precision::fp8 has one; a loop of one's own uses it like this:
+// The scales of all tensors that the pacer::modules::Linear of a model cast to 8-bit floats, and the switch
+// that makes them do so. The hook Precision::fp8 has one; a loop of one's own uses it like this:
 //
 //   auto scaling = std::make_shared<pacer::Fp8Scaling>(*model, pacer::Fp8Options());
 //   {
@@ -42,11 +42,12 @@ class Fp8Tensors;
 
 class Fp8Scaling {
  public:
-  // Scales the pacer::nn::Linear in `model`, which must be on the device where it trains. Those with weights
-  // in 4 bits take part only with Fp8Options::quantized_weights. `device`: that device, where layers may have
-  // no values here because other ranks have them (Pipeline), which take part wherever they are; unset: where
-  // the layers are. Throws InvalidArgument for options out of range, for a model that has none, and for
-  // layers on several devices, Unavailable for a GPU without 8-bit products (compute capability below 8.9).
+  // Scales the pacer::modules::Linear in `model`, which must be on the device where it trains. Those with
+  // weights in 4 bits take part only with Fp8Options::quantized_weights. `device`: that device, where layers
+  // may have no values here because other ranks have them (Pipeline), which take part wherever they are;
+  // unset: where the layers are. Throws InvalidArgument for options out of range, for a model that has none,
+  // and for layers on several devices, Unavailable for a GPU without 8-bit products (compute capability below
+  // 8.9).
   explicit Fp8Scaling(torch::nn::Module& model, const Fp8Options& options = {},
                       std::optional<at::Device> device = std::nullopt);
   Fp8Scaling(const Fp8Scaling&) = delete;

@@ -4,7 +4,7 @@
 #include <pacer/modules/detail/fused_call.h>
 #include <pacer/modules/detail/norm_linear.h>
 
-namespace pacer::nn {
+namespace pacer::modules {
 
 LayerNormLinearImpl::LayerNormLinearImpl(const LayerNormLinearOptions& layer_options)
     : options(layer_options) {
@@ -29,4 +29,4 @@ at::Tensor LayerNormLinearImpl::forward(const at::Tensor& x) {
   return detail::norm_linear(call, *norm, *linear).y.front().view(sizes);
 }
 
-}  // namespace pacer::nn
+}  // namespace pacer::modules

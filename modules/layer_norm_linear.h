@@ -8,7 +8,7 @@
 
 #include <pacer/modules/linear.h>
 
-namespace pacer::nn {
+namespace pacer::modules {
 
 struct LayerNormLinearOptions {
   LayerNormLinearOptions(int64_t in_features, int64_t out_features)
@@ -37,4 +37,4 @@ class LayerNormLinearImpl : public torch::nn::Cloneable<LayerNormLinearImpl> {
 };
 TORCH_MODULE(LayerNormLinear);
 
-}  // namespace pacer::nn
+}  // namespace pacer::modules

@@ -3,7 +3,7 @@
 #include <pacer/core/error.h>
 #include <pacer/modules/detail/norm_mlp.h>
 
-namespace pacer::nn {
+namespace pacer::modules {
 
 LayerNormMlpImpl::LayerNormMlpImpl(const LayerNormMlpOptions& layer_options) : options(layer_options) {
   require(options.features() > 0 && options.ffn() > 0, "LayerNormMlp needs numbers of features above 0, not ",
@@ -29,4 +29,4 @@ at::Tensor LayerNormMlpImpl::forward(const at::Tensor& x) {
   return detail::norm_mlp(call, *this, call.dropout(options.dropout()), {}).view(x.sizes());
 }
 
-}  // namespace pacer::nn
+}  // namespace pacer::modules

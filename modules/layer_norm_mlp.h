@@ -11,7 +11,7 @@
 #include <pacer/kernels/choices.h>
 #include <pacer/modules/linear.h>
 
-namespace pacer::nn {
+namespace pacer::modules {
 
 struct LayerNormMlpOptions {
   LayerNormMlpOptions(int64_t features, int64_t ffn) : features_(features), ffn_(ffn) {}
@@ -43,4 +43,4 @@ class LayerNormMlpImpl : public torch::nn::Cloneable<LayerNormMlpImpl> {
 };
 TORCH_MODULE(LayerNormMlp);
 
-}  // namespace pacer::nn
+}  // namespace pacer::modules

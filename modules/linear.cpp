@@ -14,12 +14,12 @@
 #include <pacer/modules/detail/fp8_linear.h>
 #include <pacer/modules/detail/product.h>
 
-namespace pacer::nn {
+namespace pacer::modules {
 
 LinearImpl::LinearImpl(const torch::nn::LinearOptions& linear_options) : options(linear_options) {
   require(options.in_features() >= 0 && options.out_features() >= 0,
-          "pacer::nn::Linear needs numbers of features that are not negative, not ", options.in_features(),
-          " and ", options.out_features());
+          "pacer::modules::Linear needs numbers of features that are not negative, not ",
+          options.in_features(), " and ", options.out_features());
   LinearImpl::reset();
 }
 
@@ -49,7 +49,7 @@ void LinearImpl::reset_parameters() {
 }
 
 void LinearImpl::pretty_print(std::ostream& stream) const {
-  stream << "pacer::nn::Linear(in_features=" << options.in_features()
+  stream << "pacer::modules::Linear(in_features=" << options.in_features()
          << ", out_features=" << options.out_features() << ", bias=" << std::boolalpha << options.bias()
          << ")";
 }
@@ -73,4 +73,4 @@ std::vector<at::Tensor> forward_together(const at::Tensor& x, const std::vector<
   return results;
 }
 
-}  // namespace pacer::nn
+}  // namespace pacer::modules

@@ -19,7 +19,7 @@
 #include <pacer/modules/lora_adapter.h>
 #include <pacer/modules/nf4_weight.h>
 
-namespace pacer::nn {
+namespace pacer::modules {
 
 class LinearImpl : public torch::nn::Cloneable<LinearImpl> {
  public:
@@ -93,4 +93,4 @@ TORCH_MODULE(Linear);
 // probability. Layers without adapters, and in 8-bit floats, compute as forward() does.
 std::vector<at::Tensor> forward_together(const at::Tensor& x, const std::vector<Linear>& layers);
 
-}  // namespace pacer::nn
+}  // namespace pacer::modules

@@ -1,4 +1,4 @@
-// What becomes of a pacer::nn::Linear: 4-bit storage, adapters, merged weights.
+// What becomes of a pacer::modules::Linear: 4-bit storage, adapters, merged weights.
 #include <algorithm>
 #include <utility>
 
@@ -9,7 +9,7 @@
 #include <pacer/core/error.h>
 #include <pacer/modules/linear.h>
 
-namespace pacer::nn {
+namespace pacer::modules {
 namespace {
 
 int64_t count_not_finite(const at::Tensor& values) {
@@ -21,7 +21,7 @@ int64_t count_not_finite(const at::Tensor& values) {
 void LinearImpl::set_nf4(Nf4Weight nf4) {
   require(!nf4.is_empty() && nf4->out_features == options.out_features() &&
               nf4->in_features == options.in_features(),
-          "a weight in 4 bits for a pacer::nn::Linear of ", options.out_features(), " x ",
+          "a weight in 4 bits for a pacer::modules::Linear of ", options.out_features(), " x ",
           options.in_features(), " has ", nf4.is_empty() ? 0 : nf4->out_features, " x ",
           nf4.is_empty() ? 0 : nf4->in_features);
   require(!is_merged(), "a layer whose adapter is merged takes no other weight; unmerge() first");
@@ -141,4 +141,4 @@ void LinearImpl::unmerge() {
   weight.copy_(std::exchange(before_merge_, at::Tensor()));
 }
 
-}  // namespace pacer::nn
+}  // namespace pacer::modules

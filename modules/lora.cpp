@@ -8,7 +8,7 @@
 #include <pacer/core/error.h>
 #include <pacer/modules/detail/layer_targets.h>
 
-namespace pacer::nn {
+namespace pacer::modules {
 namespace {
 
 using detail::NamedLayer;
@@ -110,7 +110,7 @@ std::vector<std::string> add_lora_to(torch::nn::Module& model,
     const std::string& name = item.first;
     const auto found =
         std::find_if(all.begin(), all.end(), [&](const NamedLayer& layer) { return layer.name == name; });
-    require(found != all.end(), "add_lora: the model has no pacer::nn::Linear called ", name);
+    require(found != all.end(), "add_lora: the model has no pacer::modules::Linear called ", name);
     layers.push_back(*found);
     options.push_back(item.second);
   }
@@ -195,4 +195,4 @@ torch::OrderedDict<std::string, at::Tensor> trainable(const torch::nn::Module& m
   return parameters;
 }
 
-}  // namespace pacer::nn
+}  // namespace pacer::modules

@@ -1,9 +1,9 @@
 // Fine-tuning by low-rank adapters (LoRA, arXiv:2106.09685; over weights in 4 bits QLoRA, arXiv:2305.14314):
-// pacer::nn::Linear layers get two small matrices each, everything else is frozen.
+// pacer::modules::Linear layers get two small matrices each, everything else is frozen.
 //
-//   pacer::nn::quantize(*model, pacer::nn::Nf4Options().targets({"*_proj"}));            // or in 16 bits
-//   pacer::nn::add_lora(*model, pacer::nn::LoraOptions(16).alpha(32).targets({"*_proj"}));
-//   pacer::FusedAdamW optimizer(pacer::nn::trainable(*model), pacer::FusedAdamWOptions(2e-4));
+//   pacer::modules::quantize(*model, pacer::modules::Nf4Options().targets({"*_proj"}));  // or in 16 bits
+//   pacer::modules::add_lora(*model, pacer::modules::LoraOptions(16).alpha(32).targets({"*_proj"}));
+//   pacer::FusedAdamW optimizer(pacer::modules::trainable(*model), pacer::FusedAdamWOptions(2e-4));
 //
 // What trains is what requires a gradient: buckets, shards, norms and optimizers see adapters only. All
 // functions check first; one that throws InvalidArgument has changed nothing.
@@ -19,16 +19,16 @@
 
 #include <pacer/modules/lora_adapter.h>
 
-namespace pacer::nn {
+namespace pacer::modules {
 
 // Whether a target names the layer: by its whole name, or by the last parts of it ("q_proj",
 // "self_attn.q_proj"). "*" stands for any text without a dot, "**" for any text, "?" for one character.
 bool matches_target(const std::string& name, const std::string& target);
 
-// Adds an adapter to all pacer::nn::Linear that match and freezes all other parameters of the model; returns
-// the names of the layers. The adapter becomes the active one. Do it before the optimizer and the Session are
-// made, wherever the model is. Refused: targets that match no such layer, a layer that is part of a fused one
-// or is merged, tied weights, a name that is taken.
+// Adds an adapter to all pacer::modules::Linear that match and freezes all other parameters of the model;
+// returns the names of the layers. The adapter becomes the active one. Do it before the optimizer and the
+// Session are made, wherever the model is. Refused: targets that match no such layer, a layer that is part of
+// a fused one or is merged, tied weights, a name that is taken.
 std::vector<std::string> add_lora(torch::nn::Module& model, const LoraOptions& options);
 // The same for exactly the layers of these names, whatever the targets of the options.
 std::vector<std::string> add_lora_to(torch::nn::Module& model, const LoraOptions& options,
@@ -54,4 +54,4 @@ void unmerge(torch::nn::Module& model);
 // The parameters that require a gradient, by name.
 torch::OrderedDict<std::string, at::Tensor> trainable(const torch::nn::Module& model);
 
-}  // namespace pacer::nn
+}  // namespace pacer::modules

@@ -9,7 +9,7 @@
 
 #include <pacer/core/error.h>
 
-namespace pacer::nn {
+namespace pacer::modules {
 
 LoraAdapterImpl::LoraAdapterImpl(int64_t in, int64_t out, const LoraOptions& lora)
     : in_features(in), out_features(out), options(lora) {
@@ -31,8 +31,8 @@ double LoraAdapterImpl::scale() const {
 }
 
 void LoraAdapterImpl::pretty_print(std::ostream& stream) const {
-  stream << "pacer::nn::LoraAdapter(r=" << r() << ", alpha=" << alpha() << ", dropout=" << options.dropout()
-         << ")";
+  stream << "pacer::modules::LoraAdapter(r=" << r() << ", alpha=" << alpha()
+         << ", dropout=" << options.dropout() << ")";
 }
 
-}  // namespace pacer::nn
+}  // namespace pacer::modules

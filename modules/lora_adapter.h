@@ -12,7 +12,7 @@
 #include <torch/nn/cloneable.h>
 #include <torch/nn/pimpl.h>
 
-namespace pacer::nn {
+namespace pacer::modules {
 
 struct LoraOptions {
   LoraOptions(int64_t rank) : r_(rank) {}
@@ -50,4 +50,4 @@ class LoraAdapterImpl : public torch::nn::Cloneable<LoraAdapterImpl> {
 };
 TORCH_MODULE(LoraAdapter);
 
-}  // namespace pacer::nn
+}  // namespace pacer::modules

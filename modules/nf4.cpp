@@ -7,7 +7,7 @@
 #include <pacer/modules/detail/layer_targets.h>
 #include <pacer/modules/detail/matrix.h>
 
-namespace pacer::nn {
+namespace pacer::modules {
 
 std::vector<std::string> quantize(torch::nn::Module& model, const Nf4Options& options) {
   const at::NoGradGuard no_grad;
@@ -39,4 +39,4 @@ std::vector<std::string> dequantize(torch::nn::Module& model) {
   return names;
 }
 
-}  // namespace pacer::nn
+}  // namespace pacer::modules

@@ -15,7 +15,7 @@
 #include <pacer/kernels/nf4.h>
 #include <pacer/modules/detail/matrix.h>
 
-namespace pacer::nn {
+namespace pacer::modules {
 namespace {
 
 // The buffers as kernels take them.
@@ -87,7 +87,7 @@ void Nf4WeightImpl::reset() {
 }
 
 void Nf4WeightImpl::pretty_print(std::ostream& stream) const {
-  stream << "pacer::nn::Nf4Weight(out_features=" << out_features << ", in_features=" << in_features
+  stream << "pacer::modules::Nf4Weight(out_features=" << out_features << ", in_features=" << in_features
          << ", double_quantization=" << std::boolalpha << double_quantization << ")";
 }
 
@@ -127,4 +127,4 @@ int64_t Nf4WeightImpl::bytes() const {
   return sum;
 }
 
-}  // namespace pacer::nn
+}  // namespace pacer::modules

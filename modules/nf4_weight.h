@@ -1,6 +1,6 @@
 // The weight of a linear layer in 4 bits: NF4 with or without double quantisation (Dettmers et al., "QLoRA",
-// arXiv:2305.14314). quantize() in nf4.h makes it of a pacer::nn::Linear, of which it is the child "weight";
-// so its buffers are called LAYER.weight.codes, LAYER.weight.absmax and so on. It is frozen.
+// arXiv:2305.14314). quantize() in nf4.h makes it of a pacer::modules::Linear, of which it is the child
+// "weight"; so its buffers are called LAYER.weight.codes, LAYER.weight.absmax and so on. It is frozen.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 #include <torch/nn/cloneable.h>
 #include <torch/nn/pimpl.h>
 
-namespace pacer::nn {
+namespace pacer::modules {
 
 class Nf4WeightImpl : public torch::nn::Cloneable<Nf4WeightImpl> {
  public:
@@ -47,4 +47,4 @@ class Nf4WeightImpl : public torch::nn::Cloneable<Nf4WeightImpl> {
 };
 TORCH_MODULE(Nf4Weight);
 
-}  // namespace pacer::nn
+}  // namespace pacer::modules

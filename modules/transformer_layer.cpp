@@ -8,7 +8,7 @@
 #include <pacer/modules/detail/norm_linear.h>
 #include <pacer/modules/detail/norm_mlp.h>
 
-namespace pacer::nn {
+namespace pacer::modules {
 namespace {
 
 void check_probability(const char* name, double p) {
@@ -72,4 +72,4 @@ at::Tensor TransformerLayerImpl::forward(const at::Tensor& x, const at::Tensor& 
       .view(x.sizes());
 }
 
-}  // namespace pacer::nn
+}  // namespace pacer::modules

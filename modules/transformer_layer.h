@@ -12,7 +12,7 @@
 #include <pacer/modules/layer_norm_linear.h>
 #include <pacer/modules/layer_norm_mlp.h>
 
-namespace pacer::nn {
+namespace pacer::modules {
 
 struct TransformerLayerOptions {
   TransformerLayerOptions(int64_t hidden, int64_t heads) : hidden_(hidden), heads_(heads), ffn_(4 * hidden) {}
@@ -57,4 +57,4 @@ class TransformerLayerImpl : public torch::nn::Cloneable<TransformerLayerImpl> {
 };
 TORCH_MODULE(TransformerLayer);
 
-}  // namespace pacer::nn
+}  // namespace pacer::modules

@@ -101,7 +101,7 @@ AdapterFolder read_adapter_folder(const std::string& folder) {
 }
 
 void check_layers(torch::nn::Module& model, const AdapterFolder& folder) {
-  const std::map<std::string, nn::LinearImpl*> linears = linear_names(model);
+  const std::map<std::string, modules::LinearImpl*> linears = linear_names(model);
   std::map<const void*, std::string> first_name;
   for (const auto& [name, matrices] : folder.layers) {
     const std::string layer_name = quote_for_message(name);
@@ -109,8 +109,8 @@ void check_layers(torch::nn::Module& model, const AdapterFolder& folder) {
                        layer_name, "; it is damaged");
     const auto found = linears.find(name);
     require(found != linears.end(), folder.path, " has an adapter of ", layer_name,
-            ", which is no pacer::nn::Linear of the model");
-    const nn::LinearImpl& layer = *found->second;
+            ", which is no pacer::modules::Linear of the model");
+    const modules::LinearImpl& layer = *found->second;
     const int64_t out = layer.options.out_features(), in = layer.options.in_features();
     const int64_t r = rank_of(folder.config, name);
     const std::vector<int64_t> a = {r, in}, b = {out, r};

@@ -18,7 +18,7 @@ AdapterModules modules_beside(torch::nn::Module& model, const std::string& name)
   std::set<std::string> adapted;  // layers
   for (const auto& [layer_name, layer] : linear_names(model)) {
     if (!layer->adapters().empty()) adapted.insert(layer_name);
-    for (const nn::LoraAdapter& adapter : layer->adapters()) {
+    for (const modules::LoraAdapter& adapter : layer->adapters()) {
       of_adapters.insert({adapter->A.unsafeGetTensorImpl(), adapter->B.unsafeGetTensorImpl()});
     }
   }

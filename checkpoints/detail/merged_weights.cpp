@@ -29,7 +29,7 @@ std::string active_adapters(torch::nn::Module& model) {
   std::string text;
   for (const auto& [name, layer] : linear_names(model)) {
     if (layer->adapters().empty()) continue;
-    const nn::LoraAdapter active = layer->active_adapter();
+    const modules::LoraAdapter active = layer->active_adapter();
     text += concatenate(name, '\t', active.is_empty() ? "" : active->options.name(), '\n');
   }
   return text;

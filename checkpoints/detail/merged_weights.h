@@ -1,5 +1,5 @@
-// Weights of a model that hold the product of an adapter (pacer::nn::merge), where files hold the adapter
-// beside them, and which adapter each layer has active.
+// Weights of a model that hold the product of an adapter (pacer::modules::merge), where files hold the
+// adapter beside them, and which adapter each layer has active.
 #pragma once
 
 #include <string>

@@ -33,7 +33,7 @@ std::string sizes_text(const std::vector<int64_t>& sizes) {
   return text + "]";
 }
 
-at::Device device_of(const nn::LinearImpl& layer) {
+at::Device device_of(const modules::LinearImpl& layer) {
   return layer.nf4() ? layer.nf4()->codes.device() : layer.weight.device();
 }
 
@@ -99,14 +99,14 @@ void QuantizedWeights::find_layers(torch::nn::Module& model, const FileTensors& 
     if (!is_module && !is_root) continue;
     misfits_.push_back(concatenate(quoted(*weight), " is in 4 bits there, but ",
                                    is_root ? "the model" : quoted(name),
-                                   " is no pacer::nn::Linear, which alone can be"));
+                                   " is no pacer::modules::Linear, which alone can be"));
     file_names_.insert(*weight);
     for (const std::string& part : names_under(in_files, *weight)) file_names_.insert(part);
     model_names_.insert(*weight);
   }
 }
 
-void QuantizedWeights::check_parts(const std::string& name, const nn::LinearImpl& layer,
+void QuantizedWeights::check_parts(const std::string& name, const modules::LinearImpl& layer,
                                    const FileTensors& in_files) {
   const std::string weight = weight_name(name);
   file_names_.insert(weight);
@@ -184,11 +184,12 @@ void QuantizedWeights::find_other_storage(const FileTensors& in_files) {
     if (layer->nf4() && plain != nullptr) {
       misfits_.push_back(concatenate(quoted(weight), " is ", dtype_name(plain->dtype),
                                      " there, but in 4 bits in the model; load the weights first, "
-                                     "pacer::nn::quantize the model after"));
+                                     "pacer::modules::quantize the model after"));
     } else if (!layer->nf4() && codes != nullptr) {
-      misfits_.push_back(concatenate(quoted(weight),
-                                     " is in 4 bits there, but not in the model; pacer::nn::quantize the "
-                                     "model first"));
+      misfits_.push_back(
+          concatenate(quoted(weight),
+                      " is in 4 bits there, but not in the model; pacer::modules::quantize the "
+                      "model first"));
     } else if (layer->nf4()) {
       size_t found = 0;
       for (const auto& buffer : layer->nf4()->named_buffers()) {
@@ -207,7 +208,7 @@ void QuantizedWeights::find_other_storage(const FileTensors& in_files) {
 }
 
 // The layer's weight, under all names that the layer has, is not compared by name.
-void QuantizedWeights::claim_model(nn::LinearImpl* layer) {
+void QuantizedWeights::claim_model(modules::LinearImpl* layer) {
   for (const auto& [alias, other] : linears_) {
     if (other != layer) continue;
     const std::string weight = weight_name(alias);
@@ -246,7 +247,7 @@ void QuantizedWeights::build(const NamedTensors& values) {
     for (const char* part : scales) {
       require(is_finite(value(part)), quoted(weight + "." + part), " has values that are not finite");
     }
-    nn::Nf4Weight built(out, in, state.dtype, found.nested);
+    modules::Nf4Weight built(out, in, state.dtype, found.nested);
     const auto take = [&](at::Tensor& own, const at::Tensor& tensor) {
       require(own.sizes() == tensor.sizes() && own.scalar_type() == tensor.scalar_type(), quoted(weight),
               " is not what it was a moment ago; nobody may write to the file while it is read");

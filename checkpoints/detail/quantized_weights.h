@@ -44,17 +44,17 @@ class QuantizedWeights {
  private:
   // A layer that has its weight from the files.
   struct Layer {
-    nn::LinearImpl* layer;
+    modules::LinearImpl* layer;
     bool nested;
-    nn::Nf4Weight weight;
+    modules::Nf4Weight weight;
   };
   void find_layers(torch::nn::Module& model, const std::map<std::string, TensorView>& in_files);
-  void check_parts(const std::string& name, const nn::LinearImpl& layer,
+  void check_parts(const std::string& name, const modules::LinearImpl& layer,
                    const std::map<std::string, TensorView>& in_files);
   void find_other_storage(const std::map<std::string, TensorView>& in_files);
-  void claim_model(nn::LinearImpl* layer);
+  void claim_model(modules::LinearImpl* layer);
 
-  std::map<std::string, nn::LinearImpl*> linears_;  // of the model, by name
+  std::map<std::string, modules::LinearImpl*> linears_;  // of the model, by name
   std::map<std::string, Layer> layers_;
   std::map<std::string, at::Device> places_;  // of parts of `layers_`
   std::vector<std::string> misfits_;

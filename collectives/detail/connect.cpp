@@ -89,7 +89,8 @@ struct Joiner {
 
 Connection connect_one(const CommunicatorOptions& options) {
   const Equipment equipment = equipment_of_process();
-  if (choose_backend(options.backend(), equipment, 1) == Backend::gloo) return connect_alone(at::kCPU);
+  if (choose_backend(options.backend(), equipment, 1) == CommunicatorBackend::gloo)
+    return connect_alone(at::kCPU);
   const int64_t number = gpu_of(options, equipment, 0);
   require(number >= 0 && number < equipment.gpus, "CommunicatorOptions::gpu is ", number,
           ", but this process sees ", equipment.gpus, " GPUs");
@@ -99,7 +100,7 @@ Connection connect_one(const CommunicatorOptions& options) {
 Connection connect(const Meeting& meeting, const CommunicatorOptions& options) {
   // What cannot work is refused before anybody waits for this rank.
   const Equipment equipment = equipment_of_process();
-  const Backend backend = choose_backend(options.backend(), equipment, meeting.world_size);
+  const CommunicatorBackend backend = choose_backend(options.backend(), equipment, meeting.world_size);
   const Rendezvous met = meet(meeting, options);
 
   Connection connection;
@@ -128,7 +129,7 @@ Connection connect(const Meeting& meeting, const CommunicatorOptions& options) {
   own.wanted_ranks_per_node = options.ranks_per_node();
   own.local_rank = connection.local_rank;
   own.local_size = connection.local_size;
-  if (backend == Backend::nccl) {
+  if (backend == CommunicatorBackend::nccl) {
     own.on_gpu = 1;
     own.gpus = equipment.gpus;
     own.gpu = gpu_of(options, equipment, connection.local_rank);
@@ -141,11 +142,11 @@ Connection connect(const Meeting& meeting, const CommunicatorOptions& options) {
   });
   check_places(places);
   connection.ranks_per_node = ranks_of_nodes(places);
-  if (backend == Backend::nccl) {
+  if (backend == CommunicatorBackend::nccl) {
     joiner.device = gpu(own.gpu);
     set_gpu(joiner.device);
   }
-  connection.data = set_up(backend == Backend::nccl ? "NCCL" : "Gloo", met, [&] {
+  connection.data = set_up(backend == CommunicatorBackend::nccl ? "NCCL" : "Gloo", met, [&] {
     return joiner.join_data(connection.control, meeting.rank, all_ranks(meeting.world_size));
   });
   connection.join = joiner.over(connection.control, meeting.world_size);

@@ -124,7 +124,7 @@ std::shared_ptr<Transport> make_nccl_transport(const std::shared_ptr<Transport>&
                                                std::function<std::optional<std::string>()> /*trouble*/) {
   throw Unavailable(concatenate("ranks on GPUs need NCCL, but ", kMissing,
                                 ": configure it with -DPACER_CUDA=ON where nvidia-nccl-cu13 lies beside "
-                                "LibTorch, or ask for Backend::gloo"));
+                                "LibTorch, or ask for CommunicatorBackend::gloo"));
 }
 
 }  // namespace pacer::detail

@@ -15,15 +15,15 @@ Equipment equipment_of_process() {
   return equipment;
 }
 
-Backend choose_backend(Backend wanted, const Equipment& equipment, int world_size) {
-  constexpr const char* kAdvice = "; ask for Backend::gloo to train on CPUs";
-  if (wanted == Backend::automatic) {
-    if (equipment.gpus == 0) return Backend::gloo;
+CommunicatorBackend choose_backend(CommunicatorBackend wanted, const Equipment& equipment, int world_size) {
+  constexpr const char* kAdvice = "; ask for CommunicatorBackend::gloo to train on CPUs";
+  if (wanted == CommunicatorBackend::automatic) {
+    if (equipment.gpus == 0) return CommunicatorBackend::gloo;
     require<Unavailable>(equipment.has_nccl || world_size == 1, "this machine has ", equipment.gpus,
                          " GPUs, but no way to join ranks on them: ", equipment.without_nccl, kAdvice);
-    return Backend::nccl;
+    return CommunicatorBackend::nccl;
   }
-  if (wanted == Backend::gloo) return wanted;
+  if (wanted == CommunicatorBackend::gloo) return wanted;
   require<Unavailable>(equipment.has_nccl, "NCCL was asked for, but ", equipment.without_nccl, kAdvice);
   require<Unavailable>(equipment.gpus > 0,
                        "NCCL was asked for, but there is no GPU on this machine (or no driver for it)",
@@ -42,7 +42,7 @@ void check_places(const std::vector<RankPlaceFacts>& ranks) {
     const RankPlaceFacts &place = ranks[rank], &first = ranks.front();
     require(place.on_gpu == first.on_gpu, "rank 0 trains on ", first.on_gpu ? "a GPU" : "a CPU",
             ", but rank ", rank, " on ", place.on_gpu ? "a GPU" : "a CPU",
-            "; give every rank a GPU, or ask for Backend::gloo on all of them");
+            "; give every rank a GPU, or ask for CommunicatorBackend::gloo on all of them");
     if (!place.on_gpu) continue;
     require(place.gpu >= 0 && place.gpu < place.gpus, "rank ", rank, " is to use GPU ", place.gpu,
             ", but its process sees ", place.gpus, ", and its host has ", place.local_size,

@@ -22,7 +22,7 @@ Equipment equipment_of_process();
 
 // NCCL or Gloo. Throws Unavailable where what is wanted is not to be had, and where a machine with GPUs would
 // silently train on its processor. `world_size`: one rank alone needs no NCCL.
-Backend choose_backend(Backend wanted, const Equipment& equipment, int world_size);
+CommunicatorBackend choose_backend(CommunicatorBackend wanted, const Equipment& equipment, int world_size);
 
 // A rank's place; numbers only, as it travels.
 struct RankPlaceFacts {

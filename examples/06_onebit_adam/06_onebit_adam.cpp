@@ -51,5 +51,5 @@ int main(int argument_count, char** arguments) {
       "Trains a byte model with AdamW and with 1-bit Adam, and says the loss and the bytes that each rank\n"
       "sends.\n";
   return examples::run_as_ranks(argument_count, arguments, kAbout, compare,
-                                pacer::CommunicatorOptions().backend(pacer::Backend::gloo));
+                                pacer::CommunicatorOptions().backend(pacer::CommunicatorBackend::gloo));
 }

@@ -169,7 +169,7 @@ int main(int argument_count, char** arguments) {
       return 0;
     }
     if (const auto exit_code = examples::run_processes(options->processes, arguments)) return *exit_code;
-    const auto backend = options->cuda ? pacer::Backend::nccl : pacer::Backend::gloo;
+    const auto backend = options->cuda ? pacer::CommunicatorBackend::nccl : pacer::CommunicatorBackend::gloo;
     world = examples::join_processes(pacer::CommunicatorOptions().backend(backend).timeout(kDeadline));
     measure(world, *options);
     return 0;

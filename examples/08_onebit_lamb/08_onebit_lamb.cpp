@@ -87,5 +87,5 @@ int main(int argument_count, char** arguments) {
       "Trains a byte model in large batches with LAMB and with 1-bit LAMB, and says the loss, the bytes\n"
       "that each rank sends, and each tensor's coefficient, factor and scale.\n";
   return examples::run_as_ranks(argument_count, arguments, kAbout, compare,
-                                pacer::CommunicatorOptions().backend(pacer::Backend::gloo));
+                                pacer::CommunicatorOptions().backend(pacer::CommunicatorBackend::gloo));
 }

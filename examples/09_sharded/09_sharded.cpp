@@ -148,5 +148,5 @@ int main(int argument_count, char** arguments) {
       "Trains a model that is too large for the memory of one rank, on ranks that share out gradients, "
       "optimizer state and parameters.\nNeeds two processes or more, on a CPU.\n";
   return examples::run_as_ranks(argument_count, arguments, kAbout, run,
-                                pacer::CommunicatorOptions().backend(pacer::Backend::gloo));
+                                pacer::CommunicatorOptions().backend(pacer::CommunicatorBackend::gloo));
 }

@@ -1,6 +1,6 @@
 // One transformer layer, forward and backward, in six ways: LibTorch's modules with attention written out and
-// with its one function for it, pacer::nn::TransformerLayer in 16 bits and in 8-bit floats with delayed and
-// with current scaling, and what cannot be saved: the layer's twelve products on 8-bit inputs and its
+// with its one function for it, pacer::modules::TransformerLayer in 16 bits and in 8-bit floats with delayed
+// and with current scaling, and what cannot be saved: the layer's twelve products on 8-bit inputs and its
 // attention, each alone. What to look at: the times, and what eight bits cost in accuracy.
 //
 // On a GPU the shape is that of the published comparison of fused layers: hidden 4096, 32 heads, ffn 16384,
@@ -64,7 +64,7 @@ void copy_parameters(const torch::nn::Module& from, torch::nn::Module& to) {
   const auto values = from.named_parameters();
   for (auto& item : to.named_parameters()) item.value().copy_(values[item.key()]);
 }
-void copy_parameters(const PlainLayer& from, pacer::nn::TransformerLayer& to) {
+void copy_parameters(const PlainLayer& from, pacer::modules::TransformerLayer& to) {
   const torch::NoGradGuard no_grad;
   const auto copy = [](const auto& source, auto& target) {
     target->weight.copy_(source->weight);
@@ -82,7 +82,7 @@ Way plain_way(const char* name, const PlainLayer& layer) {
   return {name, layer.ptr(), [module = layer.ptr()](const Tensor& x) { return module->forward(x); }, [] {}};
 }
 
-Way fused_way(const char* name, const pacer::nn::TransformerLayer& layer,
+Way fused_way(const char* name, const pacer::modules::TransformerLayer& layer,
               const std::shared_ptr<pacer::Fp8Scaling>& scaling) {
   const auto forward = [module = layer.ptr(), scaling](const Tensor& x) {
     const pacer::Fp8Scope scope(scaling);
@@ -99,11 +99,11 @@ std::vector<Way> all_ways(const Shape& shape, const Task& task, at::Device devic
   PlainLayer written_out(shape, task, true), plain(shape, task, false);
   written_out->to(device, kType);
   plain->to(device, kType);
-  pacer::nn::TransformerLayer fused(pacer::nn::TransformerLayerOptions(shape.hidden, shape.heads)
-                                        .ffn(shape.ffn)
-                                        .causal(task.is_causal)
-                                        .attention_dropout(task.dropout)
-                                        .projection_dropout(task.dropout));
+  pacer::modules::TransformerLayer fused(pacer::modules::TransformerLayerOptions(shape.hidden, shape.heads)
+                                             .ffn(shape.ffn)
+                                             .causal(task.is_causal)
+                                             .attention_dropout(task.dropout)
+                                             .projection_dropout(task.dropout));
   fused->to(device, kType);
   copy_parameters(*written_out, *plain);
   copy_parameters(written_out, fused);
@@ -211,7 +211,8 @@ void run() {
 
 int main(int argument_count, char** arguments) {
   constexpr const char* kAbout =
-      "Times a transformer layer of LibTorch's modules beside pacer::nn::TransformerLayer, in 16 bits and "
+      "Times a transformer layer of LibTorch's modules beside pacer::modules::TransformerLayer, in 16 bits "
+      "and "
       "in\n"
       "8-bit floats, on a GPU at the size of a published comparison, on a CPU at a small one.\n";
   return examples::run_program(argument_count, arguments, kAbout, run);

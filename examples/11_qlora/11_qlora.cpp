@@ -193,12 +193,12 @@ class Program {
     const bool in_4_bits = over != Base::bf16;
     Llama model = make_model(sizes_, torch::kCPU, choices_.seed);  // in 16 bits it need not fit on the GPU
     pacer::load_weights(*model, base);
-    if (in_4_bits) pacer::nn::quantize(*model, pacer::nn::Nf4Options().targets({"*_proj"}));
+    if (in_4_bits) pacer::modules::quantize(*model, pacer::modules::Nf4Options().targets({"*_proj"}));
     model->to(device_);
     if (over == Base::nf4) report("its weights in 4 bits", model);
-    pacer::nn::add_lora(*model,
-                        pacer::nn::LoraOptions(on_gpu_ ? 16 : 8).alpha(16).dropout(0.05).targets({"*_proj"}));
-    const auto trainable = pacer::nn::trainable(*model);
+    pacer::modules::add_lora(
+        *model, pacer::modules::LoraOptions(on_gpu_ ? 16 : 8).alpha(16).dropout(0.05).targets({"*_proj"}));
+    const auto trainable = pacer::modules::trainable(*model);
     pacer::FusedAdamWOptions options(on_gpu_ ? 5e-4 : 5e-3);
     if (on_gpu_) options.paged(pacer::Paging());
     pacer::FusedAdamW optimizer(trainable, options);
@@ -224,10 +224,10 @@ class Program {
     pacer::load_weights(*model, base);
     pacer::load_adapter(*model, std::string(kFolder) + "/adapter");
     report("these adapters over 16 bits", model);
-    pacer::nn::merge(*model);
+    pacer::modules::merge(*model);
     report("merged into the 16-bit weights", model);
-    pacer::nn::unmerge(*model);
-    pacer::nn::set_adapter(*model, "");
+    pacer::modules::unmerge(*model);
+    pacer::modules::set_adapter(*model, "");
     report("without adapters, as it was", model);
   }
 

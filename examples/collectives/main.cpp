@@ -124,9 +124,10 @@ int main(int argument_count, char** arguments) {
   return examples::run_guarded(kProgram, [&] {
     const auto options = collectives::read_options(argument_count, arguments);
     if (!options) return 0;
-    const auto connection = pacer::CommunicatorOptions()
-                                .backend(options->cuda ? pacer::Backend::nccl : pacer::Backend::gloo)
-                                .timeout(kDeadline);
+    const auto connection =
+        pacer::CommunicatorOptions()
+            .backend(options->cuda ? pacer::CommunicatorBackend::nccl : pacer::CommunicatorBackend::gloo)
+            .timeout(kDeadline);
     if (options->threads) return run_threads(*options, connection);
     const int started = examples::started_processes().value_or(kUsualRanks);
     const int count = options->processes > 0 ? options->processes : started;

@@ -80,7 +80,7 @@ Machine prepare_machine(const Settings& settings) {
   if (settings.processes == 1) {
     machine.world = pacer::Communicator::alone(use_cuda ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU));
   } else {
-    const auto backend = use_cuda ? pacer::Backend::nccl : pacer::Backend::gloo;
+    const auto backend = use_cuda ? pacer::CommunicatorBackend::nccl : pacer::CommunicatorBackend::gloo;
     auto options = pacer::CommunicatorOptions().backend(backend);
     options.ranks_per_node(static_cast<int>(settings.ranks_per_node));
     machine.world = examples::join_processes(options);

@@ -13,8 +13,8 @@ namespace {
 
 constexpr double kDeviation = 0.02;  // of every matrix at first
 
-pacer::nn::Linear matrix(int64_t in, int64_t out) {
-  pacer::nn::Linear linear(torch::nn::LinearOptions(in, out).bias(false));
+pacer::modules::Linear matrix(int64_t in, int64_t out) {
+  pacer::modules::Linear linear(torch::nn::LinearOptions(in, out).bias(false));
   torch::nn::init::normal_(linear->weight, 0, kDeviation);
   return linear;
 }
@@ -44,7 +44,7 @@ LlamaAttentionImpl::LlamaAttentionImpl(const LlamaConfig& config) : config_(conf
 
 torch::Tensor LlamaAttentionImpl::forward(const torch::Tensor& x, const torch::Tensor& cosines,
                                           const torch::Tensor& sines) {
-  const auto qkv = pacer::nn::forward_together(x, {q_, k_, v_});
+  const auto qkv = pacer::modules::forward_together(x, {q_, k_, v_});
   const auto by_heads = [&](const torch::Tensor& rows, int64_t heads) {
     return rows.view({x.size(0), x.size(1), heads, rows.size(-1) / heads}).transpose(1, 2);
   };
@@ -63,7 +63,7 @@ LlamaMlpImpl::LlamaMlpImpl(const LlamaConfig& config)
       down_(register_module("down_proj", matrix(config.intermediate, config.hidden))) {}
 
 torch::Tensor LlamaMlpImpl::forward(const torch::Tensor& x) {
-  const auto both = pacer::nn::forward_together(x, {gate_, up_});
+  const auto both = pacer::modules::forward_together(x, {gate_, up_});
   return down_(at::silu(both[0]) * both[1]);
 }
 

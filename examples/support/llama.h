@@ -42,7 +42,7 @@ class LlamaAttentionImpl : public torch::nn::Module {
 
  private:
   LlamaConfig config_;
-  pacer::nn::Linear q_ = nullptr, k_ = nullptr, v_ = nullptr, o_ = nullptr;
+  pacer::modules::Linear q_ = nullptr, k_ = nullptr, v_ = nullptr, o_ = nullptr;
 };
 TORCH_MODULE(LlamaAttention);
 
@@ -53,7 +53,7 @@ class LlamaMlpImpl : public torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& x);
 
  private:
-  pacer::nn::Linear gate_ = nullptr, up_ = nullptr, down_ = nullptr;
+  pacer::modules::Linear gate_ = nullptr, up_ = nullptr, down_ = nullptr;
 };
 TORCH_MODULE(LlamaMlp);
 
@@ -82,7 +82,7 @@ class LlamaImpl : public torch::nn::Module {
   LlamaConfig config_;
   torch::nn::Embedding embedding_ = nullptr;
   RmsNorm norm_ = nullptr;
-  pacer::nn::Linear head_ = nullptr;
+  pacer::modules::Linear head_ = nullptr;
 };
 TORCH_MODULE(Llama);
 

@@ -11,10 +11,10 @@ namespace pacer::detail {
 namespace {
 
 // Of the adapters that take part; all of them must agree, because they share what they drop.
-double common_dropout(const std::vector<nn::LoraAdapter>& active) {
+double common_dropout(const std::vector<modules::LoraAdapter>& active) {
   double p = 0;
   bool is_first = true;
-  for (const nn::LoraAdapter& adapter : active) {
+  for (const modules::LoraAdapter& adapter : active) {
     if (adapter.is_empty()) continue;
     require(is_first || adapter->options.dropout() == p,
             "layers that compute together have adapters with dropout ", p, " and ",
@@ -26,7 +26,7 @@ double common_dropout(const std::vector<nn::LoraAdapter>& active) {
 }
 
 // How a layer computes in 8-bit floats; null where it does not.
-Fp8LayerPtr fp8_layer_of(const nn::LinearImpl& layer) {
+Fp8LayerPtr fp8_layer_of(const modules::LinearImpl& layer) {
   Fp8LayerPtr fp8 = fp8_layer(layer);
   const bool takes_part =
       layer.nf4().is_empty() || (fp8 && Fp8Scope::current()->options().quantized_weights());
@@ -35,14 +35,15 @@ Fp8LayerPtr fp8_layer_of(const nn::LinearImpl& layer) {
 
 }  // namespace
 
-std::vector<at::Tensor> adapted_forward(const at::Tensor& x, const std::vector<nn::LinearImpl*>& layers) {
-  std::vector<nn::LoraAdapter> active;
+std::vector<at::Tensor> adapted_forward(const at::Tensor& x,
+                                        const std::vector<modules::LinearImpl*>& layers) {
+  std::vector<modules::LoraAdapter> active;
   bool is_training = false;
-  for (const nn::LinearImpl* layer : layers) {
-    require(x.dim() >= 1 && x.size(-1) == layer->options.in_features(), "pacer::nn::Linear takes [..., ",
+  for (const modules::LinearImpl* layer : layers) {
+    require(x.dim() >= 1 && x.size(-1) == layer->options.in_features(), "pacer::modules::Linear takes [..., ",
             layer->options.in_features(), "], not ", x.sizes());
     // A merged adapter is part of the weight.
-    active.push_back(layer->is_merged() ? nn::LoraAdapter(nullptr) : layer->active_adapter());
+    active.push_back(layer->is_merged() ? modules::LoraAdapter(nullptr) : layer->active_adapter());
     is_training = is_training || layer->is_training();
   }
   const double p = is_training ? common_dropout(active) : 0;
@@ -55,7 +56,7 @@ std::vector<at::Tensor> adapted_forward(const at::Tensor& x, const std::vector<n
   std::vector<at::Tensor> bases(layers.size());  // what is computed in 8-bit floats
   bool in_8_bits = false;
   for (size_t i = 0; i < layers.size(); ++i) {
-    nn::LinearImpl& layer = *layers[i];
+    modules::LinearImpl& layer = *layers[i];
     AdaptedLayer adapted;
     adapted.nf4 = layer.nf4();
     adapted.weight = layer.weight;

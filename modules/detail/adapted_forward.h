@@ -11,6 +11,6 @@ namespace pacer::detail {
 
 // One result per layer. InvalidArgument for another number of features, and for adapters that do not agree on
 // dropout.
-std::vector<at::Tensor> adapted_forward(const at::Tensor& x, const std::vector<nn::LinearImpl*>& layers);
+std::vector<at::Tensor> adapted_forward(const at::Tensor& x, const std::vector<modules::LinearImpl*>& layers);
 
 }  // namespace pacer::detail

@@ -51,10 +51,10 @@ at::ScalarType type_of_sums(at::ScalarType dtype) { return dtype == at::kDouble 
 struct AdaptedState : torch::CustomClassHolder {
   at::ScalarType dtype = at::kFloat;
   kernels::Dropout dropout;
-  std::vector<nn::Nf4Weight> nf4;  // by layer; null holders where the weight is not in 4 bits
-  std::vector<double> scale;       // by layer
-  std::vector<int64_t> rank;       // by layer; 0 without adapter
-  std::vector<int64_t> sizes;      // of x
+  std::vector<modules::Nf4Weight> nf4;  // by layer; null holders where the weight is not in 4 bits
+  std::vector<double> scale;            // by layer
+  std::vector<int64_t> rank;            // by layer; 0 without adapter
+  std::vector<int64_t> sizes;           // of x
   std::vector<at::ScalarType> input_dtypes;
   Definedness given;
   size_t defined = 0;

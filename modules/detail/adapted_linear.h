@@ -17,7 +17,7 @@ namespace pacer::detail {
 // One of the layers.
 struct AdaptedLayer {
   at::Tensor weight;  // [out, in]; undefined: `nf4`, or no product with a weight at all where that is null
-  nn::Nf4Weight nf4 = nullptr;
+  modules::Nf4Weight nf4 = nullptr;
   at::Tensor bias;  // [out] or undefined
   at::Tensor A, B;  // [r, in], [out, r]; undefined: no adapter
   double scale = 1;

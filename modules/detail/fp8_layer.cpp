@@ -18,7 +18,7 @@ Fp8Matrix Fp8Layer::cast_weight(const at::Tensor& weight) {
   return matrix;
 }
 
-Fp8Matrix Fp8Layer::cast_weight(const nn::Nf4Weight& weight, bool transposed) {
+Fp8Matrix Fp8Layer::cast_weight(const modules::Nf4Weight& weight, bool transposed) {
   const at::Tensor values = weight->decode(weight->dtype);
   const auto version = static_cast<uint32_t>(weight->codes._version());
   const void* memory = weight->codes.const_data_ptr();

@@ -1,5 +1,5 @@
-// One pacer::nn::Linear that computes in 8-bit floats: its tensors among those of the model, and its weight
-// in 8 bits.
+// One pacer::modules::Linear that computes in 8-bit floats: its tensors among those of the model, and its
+// weight in 8 bits.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ class Fp8Layer : public torch::CustomClassHolder {
   Fp8Matrix cast_weight(const at::Tensor& weight);
   // Casts a weight in 4 bits, whose decoded values, in its dtype, live as long as that takes. Nothing of its
   // size is kept, but its largest magnitude is, since it is frozen.
-  Fp8Matrix cast_weight(const nn::Nf4Weight& weight, bool transposed);
+  Fp8Matrix cast_weight(const modules::Nf4Weight& weight, bool transposed);
   kernels::Fp8Format gradients() const { return gradients_; }
 
   void forget_weight() { weight_.reset(); }
@@ -53,7 +53,7 @@ class Fp8Layer : public torch::CustomClassHolder {
   // The largest magnitude of a weight in 4 bits, and what tells that it still is.
   struct Measured {
     at::Tensor amax;
-    std::weak_ptr<nn::Nf4WeightImpl> weight;
+    std::weak_ptr<modules::Nf4WeightImpl> weight;
     at::ScalarType dtype;
     uint32_t version;
     const void* memory;

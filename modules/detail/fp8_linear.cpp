@@ -23,14 +23,14 @@ at::Tensor in_16_bits(const at::Tensor& x, const at::Tensor& weight, const at::T
 
 // A weight in 4 bits between forward and backward.
 struct KeptNf4 : torch::CustomClassHolder {
-  explicit KeptNf4(nn::Nf4Weight kept) : weight(std::move(kept)) {}
-  nn::Nf4Weight weight;
+  explicit KeptNf4(modules::Nf4Weight kept) : weight(std::move(kept)) {}
+  modules::Nf4Weight weight;
 };
 
 struct Fp8LinearNode : torch::autograd::Function<Fp8LinearNode> {
   static at::Tensor forward(AutogradContext* context, Fp8LayerPtr layer, const at::Tensor& x,
                             const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias,
-                            nn::Nf4Weight nf4, bool records, bool keeps_input) {
+                            modules::Nf4Weight nf4, bool records, bool keeps_input) {
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     const at::Tensor kept_weight = weight.value_or(at::Tensor());
     const Product product(layer, kept_weight, computing_type(x, /*in_8_bits=*/true), records, nf4);
@@ -101,11 +101,11 @@ at::Tensor fp8_linear(const Fp8LayerPtr& layer, const at::Tensor& x, const at::T
   const bool has_rows = in > 0 && x.dim() > 0 && x.size(-1) == in;
   if (!multiplies(*layer, x, has_rows ? x.numel() / in : 0, weight)) return in_16_bits(x, weight, bias);
   const bool keeps_input = at::GradMode::is_enabled() && weight.requires_grad();
-  return Fp8LinearNode::apply(layer, x, if_defined(weight), if_defined(bias), nn::Nf4Weight(nullptr), records,
-                              keeps_input);
+  return Fp8LinearNode::apply(layer, x, if_defined(weight), if_defined(bias), modules::Nf4Weight(nullptr),
+                              records, keeps_input);
 }
 
-at::Tensor fp8_linear(const Fp8LayerPtr& layer, const at::Tensor& x, const nn::Nf4Weight& weight,
+at::Tensor fp8_linear(const Fp8LayerPtr& layer, const at::Tensor& x, const modules::Nf4Weight& weight,
                       const at::Tensor& bias, bool records) {
   const int64_t in = weight->in_features;
   if (!multiplies(*layer, x, in > 0 ? x.numel() / in : 0, weight)) return {};

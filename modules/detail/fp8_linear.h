@@ -13,7 +13,7 @@ at::Tensor fp8_linear(const Fp8LayerPtr& layer, const at::Tensor& x, const at::T
                       const at::Tensor& bias, bool records);
 // The same over a weight in 4 bits, frozen, which is decoded in forward and again in backward. Undefined
 // where the sizes are no multiples of 16, which is counted.
-at::Tensor fp8_linear(const Fp8LayerPtr& layer, const at::Tensor& x, const nn::Nf4Weight& weight,
+at::Tensor fp8_linear(const Fp8LayerPtr& layer, const at::Tensor& x, const modules::Nf4Weight& weight,
                       const at::Tensor& bias, bool records);
 
 }  // namespace pacer::detail

@@ -21,14 +21,14 @@ at::Tensor as_computed(const at::Tensor& parameter, at::ScalarType dtype) {
 }  // namespace
 
 FusedCall::FusedCall(const char* layer, const at::Tensor& x, int64_t features,
-                     const std::vector<const nn::LinearImpl*>& linears, bool is_training)
+                     const std::vector<const modules::LinearImpl*>& linears, bool is_training)
     : layer_(layer), is_training_(is_training) {
   require(x.dim() >= 1 && x.size(-1) == features, layer, " takes [..., ", features, "], not ", x.sizes());
   require(is_castable(x), layer, " computes in Float, BFloat16 and Half, not in ", x.scalar_type(),
           "; cast its input and parameters");
-  for (const nn::LinearImpl* linear : linears) {
+  for (const modules::LinearImpl* linear : linears) {
     require(linear->is_plain(), layer,
-            " takes neither weights in 4 bits nor adapters; build it of pacer::nn::Linear instead");
+            " takes neither weights in 4 bits nor adapters; build it of pacer::modules::Linear instead");
     require(linear->weight.device() == x.device(), layer, " has its parameters on ", linear->weight.device(),
             ", but its input is on ", x.device(), "; move one of them");
   }
@@ -41,7 +41,7 @@ FusedCall::FusedCall(const char* layer, const at::Tensor& x, int64_t features,
   x_ = as_rows(x.scalar_type() == at::kFloat ? x : x.to(dtype_));
 }
 
-LinearInputs FusedCall::inputs_of(const nn::LinearImpl& linear) const {
+LinearInputs FusedCall::inputs_of(const modules::LinearImpl& linear) const {
   Fp8LayerPtr fp8 = fp8_layer(linear);
   if (fp8 && !multiplies(*fp8, x_, x_.size(0), linear.weight)) fp8 = nullptr;
   at::Tensor weight = fp8 ? linear.weight : as_computed(linear.weight, dtype_);

@@ -23,7 +23,7 @@ class FusedCall {
   // `x` [..., features], `linears`: all of the layer. Throws InvalidArgument for another shape or dtype, with
   // the name of the layer.
   FusedCall(const char* layer, const at::Tensor& x, int64_t features,
-            const std::vector<const nn::LinearImpl*>& linears, bool is_training);
+            const std::vector<const modules::LinearImpl*>& linears, bool is_training);
 
   const at::Tensor& x() const { return x_; }       // [rows, features], of the dtype of the residual stream
   at::ScalarType dtype() const { return dtype_; }  // of computing
@@ -36,7 +36,7 @@ class FusedCall {
     return further;
   }
 
-  LinearInputs inputs_of(const nn::LinearImpl& linear) const;
+  LinearInputs inputs_of(const modules::LinearImpl& linear) const;
   // Throws InvalidArgument for one that is not of the features of x, or somewhere else.
   Norm inputs_of(const torch::nn::LayerNormImpl& norm) const;
   // Drops with probability p, by a seed from LibTorch's generator of the CPU; nothing in eval(). Throws

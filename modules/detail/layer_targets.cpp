@@ -17,22 +17,23 @@ namespace pacer::detail {
 namespace {
 
 // The linear layers inside a fused layer, which uses their weights itself.
-std::vector<const nn::LinearImpl*> fused_parts(torch::nn::Module& module) {
-  if (const auto* layer = module.as<nn::LayerNormLinearImpl>()) return {layer->linear.get()};
-  if (const auto* layer = module.as<nn::LayerNormMlpImpl>()) return {layer->fc1.get(), layer->fc2.get()};
-  if (const auto* layer = module.as<nn::TransformerLayerImpl>()) return {layer->projection.get()};
+std::vector<const modules::LinearImpl*> fused_parts(torch::nn::Module& module) {
+  if (const auto* layer = module.as<modules::LayerNormLinearImpl>()) return {layer->linear.get()};
+  if (const auto* layer = module.as<modules::LayerNormMlpImpl>()) return {layer->fc1.get(), layer->fc2.get()};
+  if (const auto* layer = module.as<modules::TransformerLayerImpl>()) return {layer->projection.get()};
   return {};
 }
 
 // What may help who named no layer.
 std::string advice(const torch::nn::Module& model, const std::string& target) {
   for (const auto& item : named_modules_of(model)) {
-    if (nn::matches_target(item.key(), target) && item.value()->as<torch::nn::LinearImpl>() != nullptr) {
-      return concatenate("; ", item.key(), " is a torch::nn::Linear, build the model of pacer::nn::Linear");
+    if (modules::matches_target(item.key(), target) && item.value()->as<torch::nn::LinearImpl>() != nullptr) {
+      return concatenate("; ", item.key(),
+                         " is a torch::nn::Linear, build the model of pacer::modules::Linear");
     }
   }
   const std::vector<NamedLayer> all = linear_layers(model);
-  if (all.empty()) return "; it has no pacer::nn::Linear at all";
+  if (all.empty()) return "; it has no pacer::modules::Linear at all";
   return concatenate("; it has ", all.size(), ", ", all.front().name, " among them");
 }
 
@@ -42,7 +43,7 @@ std::vector<NamedLayer> linear_layers(const torch::nn::Module& model) {
   std::vector<NamedLayer> layers;
   std::unordered_set<const void*> seen;
   for (const auto& item : named_modules_of(model)) {
-    auto* layer = item.value()->as<nn::LinearImpl>();
+    auto* layer = item.value()->as<modules::LinearImpl>();
     if (layer != nullptr && seen.insert(layer).second) layers.push_back({item.key(), layer});
   }
   return layers;
@@ -57,11 +58,11 @@ std::vector<NamedLayer> matching_layers(const char* caller, const torch::nn::Mod
   for (const std::string& target : targets) {
     bool found = false;
     for (size_t i = 0; i < layers.size(); ++i) {
-      if (!nn::matches_target(layers[i].name, target)) continue;
+      if (!modules::matches_target(layers[i].name, target)) continue;
       matches[i] = 1;
       found = true;
     }
-    require(found, caller, ": the target \"", target, "\" matches no pacer::nn::Linear of the model",
+    require(found, caller, ": the target \"", target, "\" matches no pacer::modules::Linear of the model",
             advice(model, target));
   }
   size_t next = 0;
@@ -75,7 +76,7 @@ void check_changeable(const char* caller, const torch::nn::Module& model,
                       const std::vector<NamedLayer>& layers) {
   std::unordered_map<const void*, std::string> fused;
   for (const auto& item : named_modules_of(model)) {
-    for (const nn::LinearImpl* part : fused_parts(*item.value())) fused.emplace(part, item.key());
+    for (const modules::LinearImpl* part : fused_parts(*item.value())) fused.emplace(part, item.key());
   }
   std::unordered_map<const void*, std::vector<std::string>> names;
   for (const auto& item : model.named_parameters()) {

@@ -12,10 +12,10 @@ namespace pacer::detail {
 
 struct NamedLayer {
   std::string name;
-  nn::LinearImpl* layer;
+  modules::LinearImpl* layer;
 };
 
-// All pacer::nn::Linear, each once.
+// All pacer::modules::Linear, each once.
 std::vector<NamedLayer> linear_layers(const torch::nn::Module& model);
 
 // Those that match. `caller` is for messages. InvalidArgument where there are no targets, and for one that

@@ -7,7 +7,7 @@ namespace pacer::detail {
 std::unordered_set<const void*> codes_of(const torch::nn::Module& model) {
   std::unordered_set<const void*> codes;
   for (const auto& module : model.modules(/*include_self=*/false)) {
-    const auto* weight = module->as<nn::Nf4WeightImpl>();
+    const auto* weight = module->as<modules::Nf4WeightImpl>();
     if (weight == nullptr) continue;
     for (const at::Tensor& buffer : weight->buffers()) codes.insert(buffer.unsafeGetTensorImpl());
   }

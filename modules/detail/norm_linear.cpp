@@ -95,7 +95,7 @@ struct NormLinearNode : torch::autograd::Function<NormLinearNode>,
 }  // namespace
 
 NormLinearResults norm_linear(const FusedCall& call, const torch::nn::LayerNormImpl& norm,
-                              const nn::LinearImpl& linear, bool in_three) {
+                              const modules::LinearImpl& linear, bool in_three) {
   const Norm of_norm = call.inputs_of(norm);
   const LinearInputs product = call.inputs_of(linear);
   const Tensors all = {call.x(), of_norm.weight, of_norm.bias, product.weight, product.bias};

@@ -18,6 +18,6 @@ struct NormLinearResults {
   at::Tensor x;
 };
 NormLinearResults norm_linear(const FusedCall& call, const torch::nn::LayerNormImpl& norm,
-                              const nn::LinearImpl& linear, bool in_three = false);
+                              const modules::LinearImpl& linear, bool in_three = false);
 
 }  // namespace pacer::detail

@@ -150,8 +150,8 @@ struct NormMlpNode : torch::autograd::Function<NormMlpNode>, FusedNode<NormMlpSt
 
 }  // namespace
 
-at::Tensor norm_mlp(const FusedCall& call, const nn::LayerNormMlpImpl& mlp, const kernels::Dropout& dropout,
-                    const ProjectedBranch& branch) {
+at::Tensor norm_mlp(const FusedCall& call, const modules::LayerNormMlpImpl& mlp,
+                    const kernels::Dropout& dropout, const ProjectedBranch& branch) {
   const Norm norm = call.inputs_of(*mlp.norm);
   const LinearInputs projection = branch.x.defined() ? call.inputs_of(*branch.linear) : LinearInputs(),
                      fc1 = call.inputs_of(*mlp.fc1), fc2 = call.inputs_of(*mlp.fc2);

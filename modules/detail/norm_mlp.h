@@ -15,13 +15,13 @@ namespace pacer::detail {
 // The projection before the network; there is none if `x` is undefined.
 struct ProjectedBranch {
   at::Tensor x;  // [rows, any]
-  const nn::LinearImpl* linear = nullptr;
+  const modules::LinearImpl* linear = nullptr;
   kernels::Dropout dropout;
 };
 
 // [rows, features], of the dtype of call.x() with the residual connection, else of the dtype of computing.
 // `dropout`: of the network's result.
-at::Tensor norm_mlp(const FusedCall& call, const nn::LayerNormMlpImpl& mlp, const kernels::Dropout& dropout,
-                    const ProjectedBranch& branch);
+at::Tensor norm_mlp(const FusedCall& call, const modules::LayerNormMlpImpl& mlp,
+                    const kernels::Dropout& dropout, const ProjectedBranch& branch);
 
 }  // namespace pacer::detail

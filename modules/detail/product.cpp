@@ -35,8 +35,8 @@ struct WeightForm {
 
 bool multiplies(Fp8Layer& layer, const at::Tensor& x, int64_t rows, const WeightForm& weight) {
   require(x.device() == layer.device() && weight.device == layer.device(),
-          "a pacer::nn::Linear in 8-bit floats has its scales on ", layer.device(), ", but its input is on ",
-          x.device(), " and its weight on ", weight.device,
+          "a pacer::modules::Linear in 8-bit floats has its scales on ", layer.device(),
+          ", but its input is on ", x.device(), " and its weight on ", weight.device,
           "; move the model before the Session or Fp8Scaling is made");
   const bool fits =
       rows > 0 && rows % kMultiple == 0 && weight.out % kMultiple == 0 && weight.in % kMultiple == 0;
@@ -67,7 +67,7 @@ bool multiplies(Fp8Layer& layer, const at::Tensor& x, int64_t rows, const at::Te
   return multiplies(layer, x, rows,
                     WeightForm{weight.device(), weight.scalar_type(), weight.size(0), weight.size(1)});
 }
-bool multiplies(Fp8Layer& layer, const at::Tensor& x, int64_t rows, const nn::Nf4Weight& weight) {
+bool multiplies(Fp8Layer& layer, const at::Tensor& x, int64_t rows, const modules::Nf4Weight& weight) {
   return multiplies(
       layer, x, rows,
       WeightForm{weight->codes.device(), weight->dtype, weight->out_features, weight->in_features});
@@ -99,7 +99,7 @@ at::Tensor Product::weight_gradient(const Factor& dy, const Factor& x) const {
 
 void refuse_second_derivative() {
   require(!at::GradMode::is_enabled(),
-          "layers of pacer::nn that fuse or compute in 8-bit floats have no second derivative; use "
+          "layers of pacer::modules that fuse or compute in 8-bit floats have no second derivative; use "
           "torch::nn::Linear and torch::nn::LayerNorm, or leave the forward pass outside of Fp8Scope and "
           "Precision::fp8");
 }

@@ -23,7 +23,7 @@ bool pass_records(bool is_training);
 // Whether it multiplies rows of what is made of `x` by weight [out, in] in 8 bits. Where sizes are no
 // multiples of 16 it does not, which is counted.
 bool multiplies(Fp8Layer& layer, const at::Tensor& x, int64_t rows, const at::Tensor& weight);
-bool multiplies(Fp8Layer& layer, const at::Tensor& x, int64_t rows, const nn::Nf4Weight& weight);
+bool multiplies(Fp8Layer& layer, const at::Tensor& x, int64_t rows, const modules::Nf4Weight& weight);
 
 // The backward pass of a node that multiplies calls this; it throws InvalidArgument if a graph of that pass
 // is asked for.
@@ -33,7 +33,8 @@ class Product {
  public:
   // weight [out, in]: of any dtype in 8 bits, of `dtype` otherwise (`fp8` null). `records` as in Fp8Tensors.
   // `nf4`: in 8 bits, instead of `weight`.
-  Product(Fp8LayerPtr fp8, at::Tensor weight, at::ScalarType dtype, bool records, nn::Nf4Weight nf4 = nullptr)
+  Product(Fp8LayerPtr fp8, at::Tensor weight, at::ScalarType dtype, bool records,
+          modules::Nf4Weight nf4 = nullptr)
       : fp8_(std::move(fp8)),
         weight_(std::move(weight)),
         nf4_(std::move(nf4)),
@@ -56,7 +57,7 @@ class Product {
 
   Fp8LayerPtr fp8_;
   at::Tensor weight_;
-  nn::Nf4Weight nf4_;
+  modules::Nf4Weight nf4_;
   at::ScalarType dtype_;
   bool records_;
 };

@@ -63,7 +63,7 @@ Addresses addresses_in_optimizer(const SessionParts& parts) {
 void check_replaced(const SessionParts& parts) {
   std::map<std::vector<int64_t>, std::string> in_4_bits;  // the first layer of each shape
   for (const auto& item : named_modules_of(parts.model())) {
-    const auto* weight = item.value()->as<nn::Nf4WeightImpl>();
+    const auto* weight = item.value()->as<modules::Nf4WeightImpl>();
     if (weight != nullptr)
       in_4_bits.emplace(std::vector{weight->out_features, weight->in_features}, item.key());
   }

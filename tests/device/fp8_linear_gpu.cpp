@@ -1,5 +1,5 @@
-// pacer::nn::Linear in 8-bit floats on a GPU: the products of the CPU's codes within what tensor cores lose,
-// the CPU's scales to the bit, and nothing that waits for the device.
+// pacer::modules::Linear in 8-bit floats on a GPU: the products of the CPU's codes within what tensor cores
+// lose, the CPU's scales to the bit, and nothing that waits for the device.
 #include "support/catch.h"
 
 #include <limits>
@@ -28,19 +28,19 @@ double relative_error(const Tensor& found, const Tensor& wanted) {
 
 // One layer on its device, with the same numbers on each.
 struct Trained {
-  nn::Linear layer = nullptr;
+  modules::Linear layer = nullptr;
   std::shared_ptr<Fp8Scaling> scaling;
   Tensor x, y;
 
   Trained(at::Device device, at::ScalarType dtype, const Fp8Options& options, double spread,
           bool has_adapter = false) {
     torch::manual_seed(11);
-    layer = nn::Linear(kIn, kOut);
+    layer = modules::Linear(kIn, kOut);
     torch::nn::init::normal_(layer->weight);
     layer->to(dtype);
-    if (options.quantized_weights()) layer->set_nf4(nn::Nf4Weight(layer->weight, true));
+    if (options.quantized_weights()) layer->set_nf4(modules::Nf4Weight(layer->weight, true));
     if (has_adapter) {
-      layer->add_adapter(nn::LoraOptions(4));
+      layer->add_adapter(modules::LoraOptions(4));
       torch::nn::init::normal_(layer->adapter("default")->B);
     }
     layer->to(device);
@@ -156,8 +156,8 @@ TEST_CASE("on a GPU a layer in 8 bits over 4 computes what it computes on the CP
 TEST_CASE("on a GPU nothing of a decoded weight's size outlives its product", "[gpu][fp8][nf4]") {
   PACER_NEEDS_GPU();
   constexpr int64_t kSize = 2048;
-  nn::Linear layer(kSize, kSize);
-  layer->set_nf4(nn::Nf4Weight(layer->weight, true));
+  modules::Linear layer(kSize, kSize);
+  layer->set_nf4(modules::Nf4Weight(layer->weight, true));
   layer->bias.requires_grad_(false);
   layer->to(kGpu);
   const auto scaling = std::make_shared<Fp8Scaling>(*layer, Fp8Options().quantized_weights(true));

@@ -68,8 +68,8 @@ TEST_CASE("on a GPU fused layers are as exact as on the CPU", "[gpu][fused]") {
 TEST_CASE("on a GPU fused layers drop what they drop on the CPU", "[gpu][fused][dropout]") {
   PACER_NEEDS_GPU();
   for (const bool in_8_bits : {false, true}) {
-    nn::TransformerLayer layer(
-        nn::TransformerLayerOptions(32, 4).ffn(64).projection_dropout(0.3).mlp_dropout(0.3));
+    modules::TransformerLayer layer(
+        modules::TransformerLayerOptions(32, 4).ffn(64).projection_dropout(0.3).mlp_dropout(0.3));
     randomize(*layer);
     const Tensor x = batch(), dy = torch::randn_like(x);
     const Pass cpu = pass_on(at::kCPU, *layer, at::kBFloat16, x, dy, in_8_bits);
@@ -81,7 +81,7 @@ TEST_CASE("on a GPU fused layers drop what they drop on the CPU", "[gpu][fused][
 
 TEST_CASE("a fused layer never waits for the GPU", "[gpu][fused]") {
   PACER_NEEDS_GPU();
-  nn::TransformerLayer layer(nn::TransformerLayerOptions(64, 4).dropout(0.1));
+  modules::TransformerLayer layer(modules::TransformerLayerOptions(64, 4).dropout(0.1));
   layer->to(kGpu, at::kBFloat16);
   const Tensor x = torch::randn({2, 32, 64}, at::TensorOptions().device(kGpu).dtype(at::kBFloat16));
   const auto scaling = std::make_shared<Fp8Scaling>(*layer);
@@ -97,10 +97,10 @@ TEST_CASE("a fused layer never waits for the GPU", "[gpu][fused]") {
 
 TEST_CASE("on a GPU fused layers say what sizes they cannot have", "[gpu][fused][errors]") {
   PACER_NEEDS_GPU();
-  nn::LayerNormLinear odd(12, 8);
+  modules::LayerNormLinear odd(12, 8);
   odd->to(kGpu);
   CHECK_THROWS_WITH(odd(torch::zeros({4, 12}, kGpu)), Catch::Matchers::ContainsSubstring("multiple of 8"));
-  nn::LayerNormMlp empty(16, 32);
+  modules::LayerNormMlp empty(16, 32);
   empty->to(kGpu);
   const Tensor y = empty(torch::zeros({0, 16}, kGpu).requires_grad_());
   y.sum().backward();

@@ -37,20 +37,20 @@ constexpr int64_t kRows = 96, kIn = 128, kOut = 80;
 
 struct NetImpl : torch::nn::Module {
   NetImpl() {
-    up = register_module("up", nn::Linear(kIn, kOut));
-    gate = register_module("gate", nn::Linear(torch::nn::LinearOptions(kIn, kOut).bias(false)));
-    down = register_module("down", nn::Linear(kOut, kIn));
+    up = register_module("up", modules::Linear(kIn, kOut));
+    gate = register_module("gate", modules::Linear(torch::nn::LinearOptions(kIn, kOut).bias(false)));
+    down = register_module("down", modules::Linear(kOut, kIn));
   }
   Tensor forward(const Tensor& x) {
-    const std::vector<Tensor> parts = nn::forward_together(x, {up, gate});
+    const std::vector<Tensor> parts = modules::forward_together(x, {up, gate});
     return down(parts[0].tanh() * parts[1]);
   }
-  nn::Linear up = nullptr, gate = nullptr, down = nullptr;
+  modules::Linear up = nullptr, gate = nullptr, down = nullptr;
 };
 TORCH_MODULE(Net);
 
-nn::Nf4Options all_layers(bool doubly = true) {
-  return nn::Nf4Options().targets({"up", "gate", "down"}).double_quantization(doubly);
+modules::Nf4Options all_layers(bool doubly = true) {
+  return modules::Nf4Options().targets({"up", "gate", "down"}).double_quantization(doubly);
 }
 
 // The same numbers on every device; adapters in fp32, the rest in `dtype`, or in 4 bits made of that.
@@ -58,11 +58,11 @@ Net adapted(at::Device device, at::ScalarType dtype, bool in_4_bits, double drop
   torch::manual_seed(7);
   Net net;
   net->to(dtype);
-  if (in_4_bits) nn::quantize(*net, all_layers());
-  nn::add_lora(*net, nn::LoraOptions(5).alpha(10).dropout(dropout).targets({"up", "gate", "down"}));
+  if (in_4_bits) modules::quantize(*net, all_layers());
+  modules::add_lora(*net, modules::LoraOptions(5).alpha(10).dropout(dropout).targets({"up", "gate", "down"}));
   {
     const torch::NoGradGuard no_grad;
-    for (const auto& item : nn::trainable(*net)) item.value().normal_(0, 0.1);
+    for (const auto& item : modules::trainable(*net)) item.value().normal_(0, 0.1);
   }
   net->to(device);
   return net;
@@ -81,7 +81,7 @@ Tensor input(at::Device device, at::ScalarType dtype) {
 // Of x and of everything that is trained.
 std::vector<Tensor> gradients(Net& net, const Tensor& x, const Tensor& y) {
   std::vector<Tensor> inputs = {x};
-  for (const auto& item : nn::trainable(*net)) inputs.push_back(item.value());
+  for (const auto& item : modules::trainable(*net)) inputs.push_back(item.value());
   torch::manual_seed(9);
   const Tensor dy = torch::randn({kRows, kIn}).to(y.scalar_type()).to(y.device());
   return torch::autograd::grad({y}, inputs, {dy}, /*retain_graph=*/false, /*create_graph=*/false);
@@ -126,8 +126,8 @@ TEST_CASE("on a GPU weights are put in 4 bits and decoded as on the CPU, to the 
       Net gpu;
       gpu->to(dtype);
       gpu->to(kGpu);
-      nn::quantize(*cpu, all_layers(doubly));
-      nn::quantize(*gpu, all_layers(doubly));
+      modules::quantize(*cpu, all_layers(doubly));
+      modules::quantize(*gpu, all_layers(doubly));
       const auto wanted = cpu->named_buffers();
       REQUIRE(wanted.size() == (doubly ? 15U : 6U));
       for (const auto& item : gpu->named_buffers()) {
@@ -141,7 +141,7 @@ TEST_CASE("on a GPU weights are put in 4 bits and decoded as on the CPU, to the 
       // What the layer's node multiplies by: rows of the unit matrix give it as it is.
       const Tensor x = torch::eye(kIn, at::TensorOptions(kGpu).dtype(dtype));
       CHECK(gpu->gate(x).equal(gpu->gate->nf4()->decode(dtype).t()));
-      nn::dequantize(*gpu);
+      modules::dequantize(*gpu);
       CHECK(gpu->up->weight.cpu().equal(cpu->up->nf4()->decode(dtype)));
     }
   }
@@ -160,7 +160,7 @@ TEST_CASE("a model in 4 bits moves to a GPU and back, and through an archive", "
   }
   std::stringstream file;
   torch::save(net, file);
-  const auto copy = std::dynamic_pointer_cast<nn::LinearImpl>(net->up->clone(at::Device(at::kCPU)));
+  const auto copy = std::dynamic_pointer_cast<modules::LinearImpl>(net->up->clone(at::Device(at::kCPU)));
   CHECK(copy->nf4()->codes.is_cpu());
   CHECK(copy->adapter("default")->A.is_cpu());
   Net other = adapted(at::kCPU, at::kFloat, true);
@@ -176,7 +176,7 @@ TEST_CASE("a step over adapters and 4 bits never waits for the GPU", "[gpu][lora
   PACER_NEEDS_GPU();
   for (const bool in_16_bits : {false, true}) {
     Net net = adapted(kGpu, at::kFloat, true, /*dropout=*/0.1);
-    FusedAdamW optimizer(nn::trainable(*net), FusedAdamWOptions(1e-3));
+    FusedAdamW optimizer(modules::trainable(*net), FusedAdamWOptions(1e-3));
     Session session(*net, optimizer);
     session.use(GradientClipping(1.0));
     if (in_16_bits) session.use(Precision::bf16());
@@ -207,7 +207,7 @@ TEST_CASE("forward and backward over 4 bits can be captured without dropout, and
     const auto pass = [&] {
       y = net(x);
       std::vector<Tensor> inputs = {x};
-      for (const auto& item : nn::trainable(*net)) inputs.push_back(item.value());
+      for (const auto& item : modules::trainable(*net)) inputs.push_back(item.value());
       found = torch::autograd::grad({y.sum()}, inputs);
     };
     const c10::cuda::CUDAStream stream = c10::cuda::getStreamFromPool();
@@ -232,7 +232,7 @@ TEST_CASE("forward and backward over 4 bits can be captured without dropout, and
     {
       const torch::NoGradGuard no_grad;
       x.mul_(-0.5);
-      for (const auto& item : nn::trainable(*net)) item.value().mul_(1.5);
+      for (const auto& item : modules::trainable(*net)) item.value().mul_(1.5);
     }
     graph.replay();
     const Tensor replayed = y.clone();

@@ -46,7 +46,7 @@ detail::Meeting Player::meeting() const {
 
 CommunicatorOptions Player::options() const {
   return CommunicatorOptions()
-      .backend(has("nccl") ? Backend::nccl : Backend::gloo)
+      .backend(has("nccl") ? CommunicatorBackend::nccl : CommunicatorBackend::gloo)
       .ranks_per_node(number("ranks_per_node", 0))
       .listen_address(has("listen") ? text("listen") : "")
       .timeout(std::chrono::milliseconds(number("timeout", 20000)));

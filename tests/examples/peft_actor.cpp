@@ -24,10 +24,10 @@ namespace {
 
 struct BlockImpl : torch::nn::Module {
   BlockImpl() {
-    up = register_module("up", pacer::nn::Linear(64, 128));
-    down = register_module("down", pacer::nn::Linear(torch::nn::LinearOptions(128, 64).bias(false)));
+    up = register_module("up", pacer::modules::Linear(64, 128));
+    down = register_module("down", pacer::modules::Linear(torch::nn::LinearOptions(128, 64).bias(false)));
   }
-  pacer::nn::Linear up = nullptr, down = nullptr;
+  pacer::modules::Linear up = nullptr, down = nullptr;
 };
 TORCH_MODULE(Block);
 
@@ -35,15 +35,15 @@ TORCH_MODULE(Block);
 struct NetImpl : torch::nn::Module {
   NetImpl() {
     block = register_module("block", Block());
-    down = register_module("down", pacer::nn::Linear(64, 10));
+    down = register_module("down", pacer::modules::Linear(64, 10));
     head = register_module("head", torch::nn::Linear(10, 8));
-    extra = register_module("extra", pacer::nn::Linear(torch::nn::LinearOptions(96, 66).bias(false)));
+    extra = register_module("extra", pacer::modules::Linear(torch::nn::LinearOptions(96, 66).bias(false)));
   }
   torch::Tensor forward(const torch::Tensor& x) { return head(down(x + block->down(block->up(x).tanh()))); }
   Block block = nullptr;
-  pacer::nn::Linear down = nullptr;
+  pacer::modules::Linear down = nullptr;
   torch::nn::Linear head = nullptr;
-  pacer::nn::Linear extra = nullptr;
+  pacer::modules::Linear extra = nullptr;
 };
 TORCH_MODULE(Net);
 
@@ -63,7 +63,7 @@ pacer::NamedTensors get(const std::string& path) {
 void put_decoded(const std::string& path, Net& model) {
   pacer::NamedTensors decoded;
   for (const auto& item : model->named_modules()) {
-    const auto* layer = item.value()->as<pacer::nn::LinearImpl>();
+    const auto* layer = item.value()->as<pacer::modules::LinearImpl>();
     if (layer == nullptr || layer->nf4().is_empty()) continue;
     decoded[item.key()] = layer->nf4()->decode(layer->nf4()->dtype);
   }
@@ -82,14 +82,14 @@ void write_files(const std::string& folder) {
     pacer::load_weights(*quantized, folder + "/base.safetensors");
     quantized->block->up->to(torch::kBFloat16);
     quantized->block->down->to(torch::kHalf);
-    pacer::nn::quantize(*quantized,
-                        pacer::nn::Nf4Options().targets({"block.*", "extra"}).double_quantization(doubly));
+    pacer::modules::quantize(
+        *quantized, pacer::modules::Nf4Options().targets({"block.*", "extra"}).double_quantization(doubly));
     const std::string kind = doubly ? "nested" : "plain";
     pacer::save_weights(*quantized, folder + "/" + kind + ".safetensors");
     put_decoded(folder + "/" + kind + "-decoded.safetensors", quantized);
   }
-  pacer::nn::add_lora_to(*model, pacer::nn::LoraOptions(4).alpha(6).dropout(0.1).rslora(true),
-                         {"block.up", "down"});
+  pacer::modules::add_lora_to(*model, pacer::modules::LoraOptions(4).alpha(6).dropout(0.1).rslora(true),
+                              {"block.up", "down"});
   for (const auto& item : model->named_parameters()) {
     const torch::NoGradGuard no_grad;
     if (item.value().requires_grad()) item.value().normal_(0, 0.2);
@@ -101,9 +101,9 @@ void write_files(const std::string& folder) {
   // Layers of different ranks and alphas, and a head that is trained beside them.
   Net beside;
   pacer::load_weights(*beside, folder + "/base.safetensors");
-  pacer::nn::add_lora_to(*beside, {{"block.up", pacer::nn::LoraOptions(4).alpha(6)},
-                                   {"block.down", pacer::nn::LoraOptions(2).alpha(5)},
-                                   {"down", pacer::nn::LoraOptions(11).alpha(3)}});
+  pacer::modules::add_lora_to(*beside, {{"block.up", pacer::modules::LoraOptions(4).alpha(6)},
+                                        {"block.down", pacer::modules::LoraOptions(2).alpha(5)},
+                                        {"down", pacer::modules::LoraOptions(11).alpha(3)}});
   for (const torch::Tensor& parameter : beside->head->parameters()) parameter.requires_grad_(true);
   for (const auto& item : beside->named_parameters()) {
     const torch::NoGradGuard no_grad;

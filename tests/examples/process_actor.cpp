@@ -34,7 +34,8 @@ std::string variable(const char* name) {
 int act(const std::vector<std::string>& words, int rank) {
   const std::string& mode = words[2];
   if (mode == "join") {
-    const auto world = examples::join_processes(pacer::CommunicatorOptions().backend(pacer::Backend::gloo));
+    const auto world =
+        examples::join_processes(pacer::CommunicatorOptions().backend(pacer::CommunicatorBackend::gloo));
     const auto sum = at::full({1}, world->rank() + 1, at::kLong);
     world->all_reduce(sum).wait();
     std::fprintf(stderr, "sum %lld, %d ranks\n", static_cast<long long>(sum.item<int64_t>()),

@@ -138,7 +138,7 @@ std::vector<Written> all_written() {
   const auto adapted_of = [](int version) {
     torch::manual_seed(static_cast<uint64_t>(version));
     FileNet model;
-    nn::add_lora(*model, nn::LoraOptions(40).targets({"block.up", "block.down"}));
+    modules::add_lora(*model, modules::LoraOptions(40).targets({"block.up", "block.down"}));
     return model;
   };
   return {

@@ -18,7 +18,7 @@ class LlamaLayerImpl : public torch::nn::Module {
  public:
   explicit LlamaLayerImpl(const Shape& shape) : shape_(shape) {
     const auto linear = [&](const char* name, int64_t in, int64_t out) {
-      return register_module(name, pacer::nn::Linear(torch::nn::LinearOptions(in, out).bias(false)));
+      return register_module(name, pacer::modules::Linear(torch::nn::LinearOptions(in, out).bias(false)));
     };
     const int64_t h = shape.hidden, f = shape.ffn;
     q_ = linear("q_proj", h, h);
@@ -36,11 +36,11 @@ class LlamaLayerImpl : public torch::nn::Module {
     const auto heads = [&](const torch::Tensor& rows) {
       return rows.view({x.size(0), x.size(1), shape_.heads, shape_.hidden / shape_.heads}).transpose(1, 2);
     };
-    const auto qkv = pacer::nn::forward_together(norm(x, norm1_), {q_, k_, v_});
+    const auto qkv = pacer::modules::forward_together(norm(x, norm1_), {q_, k_, v_});
     const auto mixed = at::scaled_dot_product_attention(heads(qkv[0]), heads(qkv[1]), heads(qkv[2]), {}, 0.0,
                                                         /*is_causal=*/true);
     const auto attended = x + o_(mixed.transpose(1, 2).reshape(x.sizes()));
-    const auto wide = pacer::nn::forward_together(norm(attended, norm2_), {gate_, up_});
+    const auto wide = pacer::modules::forward_together(norm(attended, norm2_), {gate_, up_});
     return attended + down_(at::silu(wide[0]) * wide[1]);
   }
 
@@ -50,8 +50,8 @@ class LlamaLayerImpl : public torch::nn::Module {
   }
 
   Shape shape_;
-  pacer::nn::Linear q_ = nullptr, k_ = nullptr, v_ = nullptr, o_ = nullptr, gate_ = nullptr, up_ = nullptr,
-                    down_ = nullptr;
+  pacer::modules::Linear q_ = nullptr, k_ = nullptr, v_ = nullptr, o_ = nullptr, gate_ = nullptr,
+                         up_ = nullptr, down_ = nullptr;
   torch::Tensor norm1_, norm2_;
 };
 TORCH_MODULE(LlamaLayer);

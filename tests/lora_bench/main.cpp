@@ -62,10 +62,10 @@ void make(torch::nn::Module& model, Kind kind, at::Device device, at::ScalarType
   if (kind == Kind::full) return;
   for (auto& parameter : model.parameters()) parameter.requires_grad_(false);
   const std::vector<std::string> targets = {"*_proj"};
-  if (is_over_nf4(kind)) pacer::nn::quantize(model, pacer::nn::Nf4Options().targets(targets));
+  if (is_over_nf4(kind)) pacer::modules::quantize(model, pacer::modules::Nf4Options().targets(targets));
   if (kind == Kind::frozen) return;
-  pacer::nn::add_lora(model, pacer::nn::LoraOptions(kRank).alpha(2 * kRank).targets(targets));
-  for (const auto& item : pacer::nn::trainable(model)) item.value().set_data(item.value().to(adapters));
+  pacer::modules::add_lora(model, pacer::modules::LoraOptions(kRank).alpha(2 * kRank).targets(targets));
+  for (const auto& item : pacer::modules::trainable(model)) item.value().set_data(item.value().to(adapters));
 }
 
 void time_layer(const Shape& shape, at::Device device, at::ScalarType adapters) {

@@ -5,7 +5,7 @@ public_names.py check [ROOT]   compares the tree with tests/meta/public_names.tx
 public_names.py write [ROOT]   writes that file
 public_names.py self-test      reads headers whose names are known
 
-Names are those at the scope of a namespace: types, functions, constants, aliases and macros, with `kernels::`, `nn::` and so
+Names are those at the scope of a namespace: types, functions, constants, aliases and macros, with `kernels::`, `modules::` and so
 on in front of what is not in `pacer` itself. Members of classes are not listed, nor is anything in `detail`.
 """
 import re

@@ -24,7 +24,7 @@ OBVIOUS = re.compile(r"^(kernels/math/|core/host_device\.h)|Member \w+ \(variabl
                      r"Member \w+\(\) const( override| =0)? \(function\)|\(typedef\) of (class|struct)")
 NAMESPACES = """/** \\namespace pacer
  * Everything that pacer has. */
-/** \\namespace pacer::nn
+/** \\namespace pacer::modules
  * Modules: layers, and what acts on them. */
 /** \\namespace pacer::kernels
  * The kernels on raw pointers, without LibTorch. */

@@ -94,7 +94,7 @@ int main(int argc, char** argv) {
     meeting.host = "127.0.0.1";
     meeting.port = std::atoi(std::getenv("MASTER_PORT")) + 1;
     parts::Connection connection =
-        parts::connect(meeting, pacer::CommunicatorOptions().backend(pacer::Backend::gloo));
+        parts::connect(meeting, pacer::CommunicatorOptions().backend(pacer::CommunicatorBackend::gloo));
     // What is left out lives on: the other rank may still be joining it.
     const auto left_out = std::exchange(connection.data, parts::connect_alone(world->device()).data);
     const auto silent = std::make_shared<pacer::Communicator>(connection, pacer::CommunicatorOptions());

@@ -13,8 +13,8 @@
 // count, on the slowest rank), the peaks of its own memory, allocated and reserved, from before the model is
 // made, its loss in the last step, tokens a second for each GPU, what it sends in a step, and the share of
 // blocks that layer dropping keeps. bf16 and fp8 are under autocast, which the other modes are not; fused
-// ones have pacer::nn::TransformerLayer as blocks. Modes with layer-drop start where theta has come down to
-// 0.5; those with onebit-nodes have OneBitAdam with nodes as workers, frozen, in the place of FusedAdamW.
+// ones have pacer::modules::TransformerLayer as blocks. Modes with layer-drop start where theta has come down
+// to 0.5; those with onebit-nodes have OneBitAdam with nodes as workers, frozen, in the place of FusedAdamW.
 // Small blocks are there for the host's cost: the GPU has little to do in them, and a row of the batch counts
 // as a token.
 #include <algorithm>

@@ -38,7 +38,7 @@ struct ModelImpl : torch::nn::Module {
 };
 
 // A linear layer [..., from] -> [..., to], whose bias is added in the kernel of the product, as in Python.
-struct ProjectionImpl : pacer::nn::LinearImpl {
+struct ProjectionImpl : pacer::modules::LinearImpl {
   ProjectionImpl(int64_t from, int64_t to, const at::TensorOptions& where, bool has_bias = true)
       : LinearImpl(torch::nn::LinearOptions(0, 0).bias(has_bias)) {
     weight.set_data(at::empty({to, from}, where).normal_(0, 0.02));
@@ -86,9 +86,9 @@ struct GptBlockImpl : torch::nn::Module {
 TORCH_MODULE(GptBlock);
 
 // The same block as one fused layer, with weights drawn alike.
-inline pacer::nn::TransformerLayer fused_block(int64_t width, const at::TensorOptions& options) {
-  pacer::nn::TransformerLayer layer(
-      pacer::nn::TransformerLayerOptions(width, width / kHeadSize).causal(true));
+inline pacer::modules::TransformerLayer fused_block(int64_t width, const at::TensorOptions& options) {
+  pacer::modules::TransformerLayer layer(
+      pacer::modules::TransformerLayerOptions(width, width / kHeadSize).causal(true));
   layer->to(options.device(), c10::typeMetaToScalarType(options.dtype()));
   for (Tensor& parameter : layer->parameters()) {
     if (parameter.dim() == 2) parameter.data().normal_(0, 0.02);
@@ -116,7 +116,7 @@ struct GptImpl : ModelImpl {
     Tensor x = tokens(inputs);
     x = x + positions->weight.narrow(0, 0, inputs.size(1));
     for (size_t i = 0; i < blocks->size(); ++i) {
-      x = is_fused ? blocks->run(i, &pacer::nn::TransformerLayerImpl::forward, x, Tensor())
+      x = is_fused ? blocks->run(i, &pacer::modules::TransformerLayerImpl::forward, x, Tensor())
                    : blocks->run(i, &GptBlockImpl::forward, x);
     }
     const Tensor logits = head(norm(x)).flatten(0, 1).to(at::kFloat);

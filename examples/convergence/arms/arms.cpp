@@ -174,16 +174,17 @@ std::vector<Arm> arms_by_name() {
        fused_adamw(),
        {Method::bfloat16}},
       {"lora",
-       "with --fine-tune: pacer::nn::add_lora, adapters of rank --lora-rank in all linear layers train, at "
+       "with --fine-tune: pacer::modules::add_lora, adapters of rank --lora-rank in all linear layers train, "
+       "at "
        "four times the rate, and all else is frozen",
        lora(),
        {Method::adapters}},
       {"qlora",
-       "with --fine-tune: the same over weights that pacer::nn::quantize has put in 4 bits",
+       "with --fine-tune: the same over weights that pacer::modules::quantize has put in 4 bits",
        lora(),
        {Method::adapters, Method::four_bits}},
       {"fused-layers",
-       "blocks are pacer::nn::TransformerLayer, whose elementwise passes are fused",
+       "blocks are pacer::modules::TransformerLayer, whose elementwise passes are fused",
        fused_adamw(),
        {Method::fused_layers}},
       {"fp8",

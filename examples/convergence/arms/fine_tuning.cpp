@@ -18,10 +18,12 @@ void begin_from(const std::filesystem::path& weights, const Arm& arm, const Sett
     const torch::NoGradGuard no_grad;
     for (size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i]);
   }
-  if (arm.has(Method::four_bits)) pacer::nn::quantize(**model, pacer::nn::Nf4Options().targets({"*"}));
+  if (arm.has(Method::four_bits))
+    pacer::modules::quantize(**model, pacer::modules::Nf4Options().targets({"*"}));
   if (arm.has(Method::adapters)) {
     const auto alpha = 2.0 * static_cast<double>(settings.lora_rank);
-    pacer::nn::add_lora(**model, pacer::nn::LoraOptions(settings.lora_rank).alpha(alpha).targets({"*"}));
+    pacer::modules::add_lora(**model,
+                             pacer::modules::LoraOptions(settings.lora_rank).alpha(alpha).targets({"*"}));
   }
 }
 

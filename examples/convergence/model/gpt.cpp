@@ -16,8 +16,8 @@ namespace {
 
 constexpr double kWeightDeviation = 0.02;  // GPT-2's standard deviation for every matrix
 
-pacer::nn::Linear make_linear(int64_t inputs, int64_t outputs, double deviation) {
-  pacer::nn::Linear linear(inputs, outputs);
+pacer::modules::Linear make_linear(int64_t inputs, int64_t outputs, double deviation) {
+  pacer::modules::Linear linear(inputs, outputs);
   torch::nn::init::normal_(linear->weight, 0.0, deviation);
   torch::nn::init::zeros_(linear->bias);
   return linear;
@@ -25,7 +25,7 @@ pacer::nn::Linear make_linear(int64_t inputs, int64_t outputs, double deviation)
 
 // Plain layers add their bias after the product, as torch::nn::Linear does: a study repeats older ones to the
 // bit.
-torch::Tensor project(pacer::nn::Linear& layer, const torch::Tensor& x) {
+torch::Tensor project(pacer::modules::Linear& layer, const torch::Tensor& x) {
   if (layer->is_plain()) return torch::nn::functional::linear(x, layer->weight, layer->bias);
   return layer->forward(x);
 }
@@ -41,9 +41,9 @@ torch::nn::LayerNorm make_norm(int64_t width) {
 }
 
 // With the weights of the block, which has them in the same order.
-pacer::nn::TransformerLayer fused(const Block& block, const GptConfig& config) {
-  pacer::nn::TransformerLayer layer(
-      pacer::nn::TransformerLayerOptions(config.width, config.heads).causal(true));
+pacer::modules::TransformerLayer fused(const Block& block, const GptConfig& config) {
+  pacer::modules::TransformerLayer layer(
+      pacer::modules::TransformerLayerOptions(config.width, config.heads).causal(true));
   const auto from = block->parameters(), to = layer->parameters();
   const torch::NoGradGuard no_grad;
   for (size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i]);
@@ -105,7 +105,7 @@ torch::Tensor GptImpl::logits(const torch::Tensor& x) {
 torch::Tensor GptImpl::forward(const torch::Tensor& bytes) {
   auto x = embed(bytes);
   for (size_t i = 0; i < blocks_->size(); ++i) {
-    x = is_fused_ ? blocks_->run(i, &pacer::nn::TransformerLayerImpl::forward, x, torch::Tensor())
+    x = is_fused_ ? blocks_->run(i, &pacer::modules::TransformerLayerImpl::forward, x, torch::Tensor())
                   : blocks_->run(i, &BlockImpl::forward, x);
   }
   return logits(x);

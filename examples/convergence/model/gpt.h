@@ -1,8 +1,9 @@
 // The model of the study: a byte-level GPT. Pre-layer-norm blocks, learned positions, causal attention, a
 // GELU MLP four times as wide as the model, initialised like GPT-2. The output head is tied to the byte
 // embedding, as in GPT-2. Blocks are called through pacer::Blocks, so that an arm's hooks may drop or
-// recompute them, and are LibTorch's modules, or pacer::nn::TransformerLayer with the same weights. It holds
-// no training code and no dropout: every arm sees the same function of weights and batch, and of the gates.
+// recompute them, and are LibTorch's modules, or pacer::modules::TransformerLayer with the same weights. It
+// holds no training code and no dropout: every arm sees the same function of weights and batch, and of the
+// gates.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +25,7 @@ struct GptConfig {
   int64_t width = 128;
   int64_t heads = 4;        // must divide width
   int64_t positions = 128;  // the longest sequence
-  bool fused = false;       // blocks are pacer::nn::TransformerLayer
+  bool fused = false;       // blocks are pacer::modules::TransformerLayer
 };
 
 class BlockImpl : public torch::nn::Module {
@@ -37,11 +38,11 @@ class BlockImpl : public torch::nn::Module {
 
   int64_t heads_;
   torch::nn::LayerNorm attention_norm_ = nullptr;
-  pacer::nn::Linear query_key_value_ = nullptr;
-  pacer::nn::Linear attention_output_ = nullptr;
+  pacer::modules::Linear query_key_value_ = nullptr;
+  pacer::modules::Linear attention_output_ = nullptr;
   torch::nn::LayerNorm mlp_norm_ = nullptr;
-  pacer::nn::Linear mlp_input_ = nullptr;
-  pacer::nn::Linear mlp_output_ = nullptr;
+  pacer::modules::Linear mlp_input_ = nullptr;
+  pacer::modules::Linear mlp_output_ = nullptr;
 };
 TORCH_MODULE(Block);
 

@@ -51,10 +51,10 @@ constexpr KnownHint kHints[] = {
      "session.use(pacer::LayerDrop(model->blocks));", "layer-drop.md"},
     {"curriculum-layer-drop", "the least time a step, and the highest loss in short runs"},
     {"lora", "the loss beside that of training all parameters, and how few of them it trains",
-     "pacer::nn::add_lora(*model, pacer::nn::LoraOptions(8).targets({\"*\"}));", "lora.md"},
+     "pacer::modules::add_lora(*model, pacer::modules::LoraOptions(8).targets({\"*\"}));", "lora.md"},
     {"qlora", "the loss beside lora's, before and after: adapters make up for what 4 bits cost",
-     "pacer::nn::quantize(*model, pacer::nn::Nf4Options().targets({\"*\"}));\n"
-     "pacer::nn::add_lora(*model, pacer::nn::LoraOptions(8).targets({\"*\"}));",
+     "pacer::modules::quantize(*model, pacer::modules::Nf4Options().targets({\"*\"}));\n"
+     "pacer::modules::add_lora(*model, pacer::modules::LoraOptions(8).targets({\"*\"}));",
      "lora.md"},
     {"pipeline", "the loss is fused-adamw's; ranks that share out layers send activations, not gradients",
      "auto world = pacer::Communicator::from_environment();\n"

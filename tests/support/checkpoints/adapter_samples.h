@@ -14,10 +14,10 @@
 namespace pacer::testing {
 
 // A FileNet with an adapter whose matrices are all random.
-inline FileNet adapted(const nn::LoraOptions& options, uint64_t seed = 1) {
+inline FileNet adapted(const modules::LoraOptions& options, uint64_t seed = 1) {
   torch::manual_seed(seed);
   FileNet model;
-  nn::add_lora(*model, options);
+  modules::add_lora(*model, options);
   const torch::NoGradGuard no_grad;
   for (const auto& [name, tensor] : detail::model_tensors(*model)) {
     if (name.find(".lora_") != std::string::npos) tensor.normal_();
@@ -25,8 +25,8 @@ inline FileNet adapted(const nn::LoraOptions& options, uint64_t seed = 1) {
   return model;
 }
 
-inline nn::LoraOptions some_options() {
-  return nn::LoraOptions(3).alpha(6.5).dropout(0.25).rslora(true).targets({"block.up", "block.down"});
+inline modules::LoraOptions some_options() {
+  return modules::LoraOptions(3).alpha(6.5).dropout(0.25).rslora(true).targets({"block.up", "block.down"});
 }
 
 // The options in the folder of an adapter.

@@ -26,11 +26,11 @@ namespace pacer::testing {
 // The layers of the files in tests/data.
 struct PeerNetImpl : torch::nn::Module {
   PeerNetImpl() {
-    plain = register_module("plain", nn::Linear(64, 6));
-    nested = register_module("nested", nn::Linear(torch::nn::LinearOptions(128, 132).bias(false)));
-    small = register_module("small", nn::Linear(torch::nn::LinearOptions(64, 2).bias(false)));
+    plain = register_module("plain", modules::Linear(64, 6));
+    nested = register_module("nested", modules::Linear(torch::nn::LinearOptions(128, 132).bias(false)));
+    small = register_module("small", modules::Linear(torch::nn::LinearOptions(64, 2).bias(false)));
   }
-  nn::Linear plain = nullptr, nested = nullptr, small = nullptr;
+  modules::Linear plain = nullptr, nested = nullptr, small = nullptr;
 };
 TORCH_MODULE(PeerNet);
 
@@ -38,21 +38,21 @@ TORCH_MODULE(PeerNet);
 struct FileNetImpl : torch::nn::Module {
   struct BlockImpl : torch::nn::Module {
     BlockImpl() {
-      up = register_module("up", nn::Linear(64, 96));
-      down = register_module("down", nn::Linear(torch::nn::LinearOptions(96, 64).bias(false)));
+      up = register_module("up", modules::Linear(64, 96));
+      down = register_module("down", modules::Linear(torch::nn::LinearOptions(96, 64).bias(false)));
     }
-    nn::Linear up = nullptr, down = nullptr;
+    modules::Linear up = nullptr, down = nullptr;
   };
   TORCH_MODULE(Block);
   FileNetImpl() {
     block = register_module("block", Block());
-    down = register_module("down", nn::Linear(64, 10));
+    down = register_module("down", modules::Linear(64, 10));
     head = register_module("head", torch::nn::Linear(10, 8));
     steps = register_buffer("steps", torch::tensor(3));
   }
   Tensor forward(const Tensor& x) { return head(down(x + block->down(block->up(x).tanh()))); }
   Block block = nullptr;
-  nn::Linear down = nullptr;
+  modules::Linear down = nullptr;
   torch::nn::Linear head = nullptr;
   Tensor steps;
 };
@@ -116,7 +116,7 @@ inline std::string text_of(const Tensor& bytes) {
 using Names = std::vector<std::string>;
 
 // Decodes a weight in 4 bits from its buffers, element by element in plain arithmetic.
-inline Tensor decoded_by_hand(const nn::Nf4WeightImpl& weight) {
+inline Tensor decoded_by_hand(const modules::Nf4WeightImpl& weight) {
   static constexpr float kBook[] = {-1.0f,
                                     -0.6961928009986877f,
                                     -0.5250730514526367f,

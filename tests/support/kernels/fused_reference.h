@@ -36,7 +36,7 @@ inline Tensor like(const Tensor& parameter, const Tensor& x) {
 }
 
 // In 8 bits where a scope says so and x is not fp64.
-inline Tensor linear_of(nn::Linear& linear, const Tensor& x) {
+inline Tensor linear_of(modules::Linear& linear, const Tensor& x) {
   if (x.scalar_type() != at::kDouble) return linear->forward(x);
   return at::linear(x, like(linear->weight, x), like(linear->bias, x));
 }
@@ -46,11 +46,12 @@ inline Tensor norm_of(torch::nn::LayerNorm& norm, const Tensor& x) {
                         norm->options.eps());
 }
 
-inline Tensor reference(nn::LayerNormLinearImpl& layer, const Tensor& x, const DroppedElements& = {}) {
+inline Tensor reference(modules::LayerNormLinearImpl& layer, const Tensor& x, const DroppedElements& = {}) {
   return linear_of(layer.linear, norm_of(layer.norm, x));
 }
 
-inline Tensor reference(nn::LayerNormMlpImpl& layer, const Tensor& x, const DroppedElements& dropped = {}) {
+inline Tensor reference(modules::LayerNormMlpImpl& layer, const Tensor& x,
+                        const DroppedElements& dropped = {}) {
   const Tensor u = linear_of(layer.fc1, norm_of(layer.norm, x));
   Tensor activated;
   if (layer.options.activation() == Activation::gelu) {
@@ -63,8 +64,8 @@ inline Tensor reference(nn::LayerNormMlpImpl& layer, const Tensor& x, const Drop
   return layer.options.residual() ? x + y : y;
 }
 
-inline Tensor reference(nn::TransformerLayerImpl& layer, const Tensor& x, const DroppedElements& dropped = {},
-                        const Tensor& mask = {}) {
+inline Tensor reference(modules::TransformerLayerImpl& layer, const Tensor& x,
+                        const DroppedElements& dropped = {}, const Tensor& mask = {}) {
   const int64_t heads = layer.options.heads();
   const auto parts = reference(*layer.qkv, x).view({x.size(0), x.size(1), 3, heads, -1}).unbind(2);
   std::optional<Tensor> given_mask;
@@ -136,14 +137,14 @@ inline void randomize(torch::nn::Module& module) {
 template <class Visit>
 void for_all_layers(const Visit& visit) {
   for (const bool bias : {true, false}) {
-    visit(nn::LayerNormLinear(nn::LayerNormLinearOptions(32, 48).bias(bias).eps(1e-3)));
+    visit(modules::LayerNormLinear(modules::LayerNormLinearOptions(32, 48).bias(bias).eps(1e-3)));
     for (const Activation activation : {Activation::gelu, Activation::swiglu}) {
       for (const bool residual : {true, false}) {
-        visit(nn::LayerNormMlp(
-            nn::LayerNormMlpOptions(32, 64).bias(bias).activation(activation).residual(residual)));
+        visit(modules::LayerNormMlp(
+            modules::LayerNormMlpOptions(32, 64).bias(bias).activation(activation).residual(residual)));
       }
-      visit(nn::TransformerLayer(
-          nn::TransformerLayerOptions(32, 4).ffn(64).bias(bias).activation(activation).causal(!bias)));
+      visit(modules::TransformerLayer(
+          modules::TransformerLayerOptions(32, 4).ffn(64).bias(bias).activation(activation).causal(!bias)));
     }
   }
 }

@@ -24,7 +24,7 @@ constexpr int64_t kWidth = 16, kWords = 11;
 struct BlockImpl : torch::nn::Module {
   BlockImpl()
       : norm(register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth})))),
-        mix(register_module("mix", nn::Linear(kWidth, kWidth))),
+        mix(register_module("mix", modules::Linear(kWidth, kWidth))),
         up(register_module("up", torch::nn::Linear(kWidth, 2 * kWidth))),
         down(register_module("down", torch::nn::Linear(2 * kWidth, kWidth))) {}
   Tensor forward(Tensor x) {
@@ -37,7 +37,7 @@ struct BlockImpl : torch::nn::Module {
   }
   torch::nn::LayerNorm norm;
   Tensor running_mean = register_buffer("running_mean", torch::zeros({kWidth}));  // of training
-  nn::Linear mix;  // the one that can multiply 8-bit floats
+  modules::Linear mix;  // the one that can multiply 8-bit floats
   torch::nn::Linear up, down;
 };
 TORCH_MODULE(Block);

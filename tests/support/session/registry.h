@@ -207,8 +207,8 @@ inline std::vector<RegisteredHook> adapted_models() {
     return [=](SmallModel& model, double dropout) {
       const at::ScalarType dtype = model->head->bias.scalar_type();
       if (mixed) model->to(at::kBFloat16);
-      if (in_4_bits) nn::quantize(*model, nn::Nf4Options().targets({"stack.0", "stack.1"}));
-      nn::add_lora(*model, nn::LoraOptions(3).alpha(6).dropout(dropout).targets({"stack.*"}));
+      if (in_4_bits) modules::quantize(*model, modules::Nf4Options().targets({"stack.0", "stack.1"}));
+      modules::add_lora(*model, modules::LoraOptions(3).alpha(6).dropout(dropout).targets({"stack.*"}));
       model->head->bias.requires_grad_(true);
       const torch::NoGradGuard no_grad;
       for (const auto& layer : model->blocks) layer->adapter("default")->B.uniform_(-0.2, 0.2);

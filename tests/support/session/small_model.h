@@ -38,7 +38,8 @@ struct SmallModelImpl : torch::nn::Module {
     register_module("stack", stack);
     for (int64_t i = 0; i < depth; ++i) {
       if (fused) {
-        layers.emplace_back(nn::TransformerLayerOptions(kWidth, 2).ffn(32).dropout(dropout).causal(true));
+        layers.emplace_back(
+            modules::TransformerLayerOptions(kWidth, 2).ffn(32).dropout(dropout).causal(true));
         stack->push_back(layers.back());
       } else {
         blocks.emplace_back(kWidth, kWidth);
@@ -67,8 +68,8 @@ struct SmallModelImpl : torch::nn::Module {
   torch::nn::Linear head;
   LayerDrop layer_drop;
   Blocks stack;
-  std::vector<nn::Linear> blocks;            // of the stack, or
-  std::vector<nn::TransformerLayer> layers;  // fused ones
+  std::vector<modules::Linear> blocks;            // of the stack, or
+  std::vector<modules::TransformerLayer> layers;  // fused ones
 };
 TORCH_MODULE(SmallModel);
 

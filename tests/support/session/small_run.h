@@ -90,7 +90,7 @@ class SmallRun {
     for (const RegisteredHook& hook : hooks) {
       if (hook.change_model) hook.change_model(model, dropout);
     }
-    optimizer = optimizer_entry.make(changed ? nn::trainable(*model) : model->named_parameters(), world);
+    optimizer = optimizer_entry.make(changed ? modules::trainable(*model) : model->named_parameters(), world);
     session = std::make_unique<Session>(*model, *optimizer, world);
     session->use(PartsProbe(parts));
     for (const RegisteredHook& hook : hooks) hook.use(*session, model, sampler);

@@ -23,7 +23,7 @@ using Catch::Matchers::ContainsSubstring;
 using torch::Tensor;
 
 struct Trainer {
-  torch::nn::Sequential model{nn::Linear(16, 32), nn::Linear(32, 8), torch::nn::Linear(8, 2)};
+  torch::nn::Sequential model{modules::Linear(16, 32), modules::Linear(32, 8), torch::nn::Linear(8, 2)};
   std::unique_ptr<FusedAdamW> optimizer;
 
   explicit Trainer(uint64_t seed = 1) {
@@ -32,9 +32,9 @@ struct Trainer {
       const torch::NoGradGuard no_grad;
       parameter.normal_(0, 0.3);
     }
-    nn::quantize(*model, nn::Nf4Options().targets({"0"}));
-    nn::add_lora(*model, nn::LoraOptions(4).targets({"0", "1"}));
-    optimizer = std::make_unique<FusedAdamW>(nn::trainable(*model), FusedAdamWOptions(1e-2));
+    modules::quantize(*model, modules::Nf4Options().targets({"0"}));
+    modules::add_lora(*model, modules::LoraOptions(4).targets({"0", "1"}));
+    optimizer = std::make_unique<FusedAdamW>(modules::trainable(*model), FusedAdamWOptions(1e-2));
   }
 
   void train(Session& session, int64_t until) {
@@ -73,8 +73,8 @@ TEST_CASE("a checkpoint of adapters leaves frozen weights out and goes on over t
   REQUIRE(session.resume() == 5);
   resumed.train(session, 12);
   session.finish();
-  for (const auto& item : nn::trainable(*unbroken.model)) {
-    CHECK(item.value().equal(nn::trainable(*resumed.model)[item.key()]));
+  for (const auto& item : modules::trainable(*unbroken.model)) {
+    CHECK(item.value().equal(modules::trainable(*resumed.model)[item.key()]));
   }
   const auto size = [&](const std::string& file) {
     return content_of(folder.path("step-0000000012/" + file)).size();
@@ -85,9 +85,9 @@ TEST_CASE("a checkpoint of adapters leaves frozen weights out and goes on over t
     Trainer other(2);
     Session wrong(*other.model, *other.optimizer);
     wrong.use(GradientClipping(1.0)).use(checkpoints());
-    const Tensor before = nn::trainable(*other.model).front().value().clone();
+    const Tensor before = modules::trainable(*other.model).front().value().clone();
     CHECK_THROWS_WITH(wrong.resume(), ContainsSubstring("the frozen weights of this model are not those"));
-    CHECK(before.equal(nn::trainable(*other.model).front().value()));
+    CHECK(before.equal(modules::trainable(*other.model).front().value()));
   }
   SECTION("so are those of another shape, though their bytes are the same") {
     Trainer other;

@@ -39,7 +39,7 @@ TEST_CASE("what is trained beside an adapter is saved as PEFT's modules_to_save"
   CHECK(same_bits(tensors.at("base_model.model.head.weight"), model->head->weight));
 
   FileNet other = adapted(some_options(), 1);
-  nn::remove_adapter(*other, "default");
+  modules::remove_adapter(*other, "default");
   CHECK(load_adapter(*other, folder.path("a")) == Names{"block.down", "block.up"});
   CHECK(same_bits(other->head->bias, model->head->bias));
   CHECK(other->head->weight.requires_grad());
@@ -57,7 +57,7 @@ TEST_CASE("what is trained beside an adapter is saved as PEFT's modules_to_save"
 
   SECTION("of which a model has one for all of its adapters") {
     FileNet several;
-    nn::add_lora(*several, nn::LoraOptions(2).targets({"down"}).name("first"));
+    modules::add_lora(*several, modules::LoraOptions(2).targets({"down"}).name("first"));
     const ModelState before = state_of_model(*several);
     CHECK_THAT(message_of<Error>(
                    [&] { load_adapter(*several, folder.path("a"), LoadAdapterOptions().name("second")); }),
@@ -106,7 +106,7 @@ TEST_CASE("what is trained where PEFT's files have no place for it is an error t
     Tensor scale;
   };
   RootImpl root;
-  nn::add_lora(root, nn::LoraOptions(2).targets({"down"}));
+  modules::add_lora(root, modules::LoraOptions(2).targets({"down"}));
   root.scale.requires_grad_(true);
   CHECK_THAT(message_of<Error>([&] { save_adapter(root, folder.path("a")); }),
              ContainsSubstring("\"scale\""));

@@ -92,13 +92,13 @@ TEST_CASE("adapters go by their names, and over weights in 4 bits", "[lora][adap
   FileNet model = adapted(some_options());
   save_adapter(*model, folder.path("a"));
   FileNet other;
-  nn::quantize(*other, nn::Nf4Options().targets({"block.*"}));
+  modules::quantize(*other, modules::Nf4Options().targets({"block.*"}));
   load_adapter(*other, folder.path("a"), LoadAdapterOptions().name("first").trainable(false));
   CHECK_FALSE(other->block->up->nf4().is_empty());
   for (const auto& item : other->named_parameters()) CHECK_FALSE(item.value().requires_grad());
-  CHECK(nn::adapters(*other) == Names{"first"});
+  CHECK(modules::adapters(*other) == Names{"first"});
   load_adapter(*other, folder.path("a"), LoadAdapterOptions().name("second"));
-  CHECK(nn::adapters(*other) == Names{"first", "second"});
+  CHECK(modules::adapters(*other) == Names{"first", "second"});
   CHECK_FALSE(other->block->up->adapter("first")->A.requires_grad());
   CHECK(other->block->up->adapter("second")->A.requires_grad());
   save_adapter(*other, folder.path("b"), "first");
@@ -115,7 +115,8 @@ TEST_CASE("an adapter that PEFT wrote is loaded to its bits", "[lora][adapter_fi
   // CRC-32C of the matrices in PEFT 0.21.2, see tests/data/make_fixtures.py.
   PeerNet model;
   CHECK(load_adapter(*model, kPeftAdapter) == Names{"plain", "small"});
-  const nn::LoraAdapter plain = model->plain->adapter("default"), small = model->small->adapter("default");
+  const modules::LoraAdapter plain = model->plain->adapter("default"),
+                             small = model->small->adapter("default");
   CHECK(plain->r() == 2);
   CHECK(plain->alpha() == 6);
   CHECK(plain->options.dropout() == 0.25);
@@ -142,7 +143,7 @@ TEST_CASE("names that PEFT would take for others' last parts are written as an e
           "[lora][adapter_files]") {
   const TemporaryFolder folder;
   FileNet model;
-  nn::add_lora_to(*model, nn::LoraOptions(1), {"block.up", "down"});  // and not block.down
+  modules::add_lora_to(*model, modules::LoraOptions(1), {"block.up", "down"});  // and not block.down
   save_adapter(*model, folder.path("a"));
   CHECK(config_in(folder.path("a")).at("target_modules") == R"((?:block\.up|down))");
   FileNet other;
@@ -165,8 +166,8 @@ TEST_CASE("a save that fails leaves the former adapter, and one that replaces le
   CHECK_THAT(message_of<Error>([&] { save_adapter(*model, path); }),
              ContainsSubstring("no adapter called \"default\""));
   CHECK_FALSE(std::filesystem::exists(path));
-  nn::Linear alone(4, 4);
-  alone->add_adapter(nn::LoraOptions(1));
+  modules::Linear alone(4, 4);
+  alone->add_adapter(modules::LoraOptions(1));
   CHECK_THAT(message_of<Error>([&] { save_adapter(*alone, path); }), ContainsSubstring("part of a model"));
   FileNet first = adapted(some_options(), 1), second = adapted(some_options().r(2).alpha(1), 2);
   CHECK_THAT(message_of<Error>([&] { save_adapter(*first, ""); }), ContainsSubstring("folder"));

@@ -137,7 +137,7 @@ TEST_CASE("matrices that do not belong to the model are refused by name", "[lora
           tensors["base_model.model." + layer + ".lora_A.weight"] = torch::ones({3, 10});
           tensors["base_model.model." + layer + ".lora_B.weight"] = torch::ones({8, 3});
         },
-        {"\"" + layer + "\"", "no pacer::nn::Linear of the model"});
+        {"\"" + layer + "\"", "no pacer::modules::Linear of the model"});
   }
   check(put(up + "A.weight", torch::ones({3, 65})), {"[3, 65]", "[3, 64]", "block.up"});
   check(put(up + "A.weight", torch::ones({64, 3})), {"[64, 3]", "block.up"});
@@ -155,7 +155,7 @@ TEST_CASE("an adapter that is there already must be the same one", "[lora][adapt
   const std::string path = folder.path("a");
   FileNet source = adapted(some_options());
   save_adapter(*source, path);
-  const auto check = [&](const nn::LoraOptions& options, const Names& parts) {
+  const auto check = [&](const modules::LoraOptions& options, const Names& parts) {
     FileNet model = adapted(options);
     check_load_refused(model, path, parts);
   };
@@ -170,7 +170,7 @@ TEST_CASE("an adapter that is there already must be the same one", "[lora][adapt
   CHECK(other->block->up->adapter("default")->options.dropout() == 0);
   // Merged: its product is in the weight.
   FileNet merged = adapted(some_options());
-  nn::merge(*merged);
+  modules::merge(*merged);
   check_load_refused(merged, path, {"merged", "unmerge()"});
   check_load_refused(merged, path, {"merged"}, LoadAdapterOptions().name("second"));
 }
@@ -180,7 +180,7 @@ TEST_CASE("files that are missing, cut or changed anywhere are refused and chang
   const TemporaryFolder folder;
   const std::string path = folder.path("a"), file = path + "/adapter_model.safetensors",
                     config = path + "/adapter_config.json";
-  FileNet fresh, source = adapted(nn::LoraOptions(1).targets({"down"}));
+  FileNet fresh, source = adapted(modules::LoraOptions(1).targets({"down"}));
   check_load_refused(fresh, folder.path("absent"), {"adapter_config.json", "No such file"});
   check_load_refused(fresh, "", {"folder"});
   save_adapter(*source, path);

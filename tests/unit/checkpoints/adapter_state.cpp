@@ -31,13 +31,13 @@ using nlohmann::json;
 // x [N, 8] -> [N, 3].
 struct NormNetImpl : torch::nn::Module {
   NormNetImpl() {
-    up = register_module("up", nn::Linear(8, 12));
+    up = register_module("up", modules::Linear(8, 12));
     norm = register_module("norm", torch::nn::BatchNorm1d(12));
-    down = register_module("down", nn::Linear(12, 6));
+    down = register_module("down", modules::Linear(12, 6));
     head = register_module("head", torch::nn::Linear(6, 3));
   }
   Tensor forward(const Tensor& x) { return head(down(norm(up(x)).tanh())); }
-  nn::Linear up = nullptr, down = nullptr;
+  modules::Linear up = nullptr, down = nullptr;
   torch::nn::BatchNorm1d norm = nullptr;
   torch::nn::Linear head = nullptr;
 };
@@ -60,9 +60,9 @@ struct Run {
   std::unique_ptr<Session> session;
 
   Run(const std::string& folder, bool save_frozen) {
-    nn::add_lora(*model, nn::LoraOptions(2).alpha(4).targets({"up", "down"}));
+    modules::add_lora(*model, modules::LoraOptions(2).alpha(4).targets({"up", "down"}));
     model->norm->eval();  // else its statistics would hide what is compared
-    optimizer = std::make_unique<FusedAdamW>(nn::trainable(*model), FusedAdamWOptions(0.05));
+    optimizer = std::make_unique<FusedAdamW>(modules::trainable(*model), FusedAdamWOptions(0.05));
     session = std::make_unique<Session>(*model, *optimizer);
     session->use(Checkpoints(CheckpointsOptions(folder).every(100).save_frozen(save_frozen)));
   }
@@ -84,10 +84,10 @@ TEST_CASE("a checkpoint that is saved while an adapter is merged holds what unme
     const TemporaryFolder folder;
     Run first(folder.path("run"), save_frozen);
     first.train(4);
-    nn::merge(*first.model);
+    modules::merge(*first.model);
     const Tensor wanted = first.model->forward(batch(50)).detach();
     first.session->finish();
-    nn::unmerge(*first.model);
+    modules::unmerge(*first.model);
 
     Run second(folder.path("run"), save_frozen);
     REQUIRE(second.session->resume() == 4);
@@ -113,7 +113,7 @@ TEST_CASE("a merged model takes no checkpoint and no weights, which would count 
     save_weights(*first.model, folder.path("weights.safetensors"));
   }
   Run second(folder.path("run"), true);
-  nn::merge(*second.model);
+  modules::merge(*second.model);
   const ModelState before = state_of_model(*second.model);
   CHECK_THAT(message_of<Error>([&] { second.session->resume(); }), ContainsSubstring("\"down\" is merged"));
   CHECK_THAT(message_of<Error>([&] {
@@ -122,7 +122,7 @@ TEST_CASE("a merged model takes no checkpoint and no weights, which would count 
              }),
              ContainsSubstring("\"down\" is merged"));
   CHECK(changed_since(*second.model, before) == "");
-  nn::unmerge(*second.model);
+  modules::unmerge(*second.model);
   CHECK(second.session->resume() == 2);
 }
 
@@ -130,7 +130,7 @@ TEST_CASE("merged weights that were written to since cannot be saved as what the
   const TemporaryFolder folder;
   Run run(folder.path(), true);
   run.train(2);
-  nn::merge(*run.model);
+  modules::merge(*run.model);
   {
     const torch::NoGradGuard no_grad;
     run.model->down->weight.add_(1);
@@ -148,15 +148,15 @@ TEST_CASE("the best model that is saved while an adapter is merged is the model 
   run.session
       ->use(Validation(2,
                        [&] {
-                         nn::merge(*run.model);  // so that measuring costs less
+                         modules::merge(*run.model);  // so that measuring costs less
                          wanted = run.model->forward(batch(50)).detach();
                          return 1.0;
                        }))
       .use(SaveBest(folder.path("best")));
   run.train(2);
-  nn::unmerge(*run.model);
+  modules::unmerge(*run.model);
   NormNet other = base_model(7);
-  nn::add_lora(*other, nn::LoraOptions(2).alpha(4).targets({"up", "down"}));
+  modules::add_lora(*other, modules::LoraOptions(2).alpha(4).targets({"up", "down"}));
   other->norm->eval();
   load_weights(*other, folder.path("best/model.safetensors"));
   CHECK(distance(other->forward(batch(50)), wanted) < 1e-5);
@@ -171,8 +171,8 @@ TEST_CASE("a run goes on with the adapter that was active, or says which one tha
     explicit Two(const std::string& path) {
       torch::OrderedDict<std::string, Tensor> trained;
       for (const char* name : {"a", "b"}) {
-        nn::add_lora(*model, nn::LoraOptions(2).targets({"up"}).name(name));
-        for (const auto& item : nn::trainable(*model)) trained.insert(item.key(), item.value());
+        modules::add_lora(*model, modules::LoraOptions(2).targets({"up"}).name(name));
+        for (const auto& item : modules::trainable(*model)) trained.insert(item.key(), item.value());
       }
       model->norm->eval();
       optimizer = std::make_unique<FusedAdamW>(trained, FusedAdamWOptions(0.05));
@@ -190,7 +190,7 @@ TEST_CASE("a run goes on with the adapter that was active, or says which one tha
   Two first(folder.path("run")), unbroken(folder.path("unbroken"));
   for (Two* two : {&first, &unbroken}) {
     train(*two, 2);  // "b", which was added last
-    nn::set_adapter(*two->model, "a");
+    modules::set_adapter(*two->model, "a");
     train(*two, 4);
   }
   first.session->finish();
@@ -198,7 +198,7 @@ TEST_CASE("a run goes on with the adapter that was active, or says which one tha
   CHECK_THAT(message_of<Error>([&] { second.session->resume(); }),
              ContainsSubstring("\"up\"") && ContainsSubstring("\"a\"") && ContainsSubstring("\"b\"") &&
                  ContainsSubstring("set_adapter"));
-  nn::set_adapter(*second.model, "a");
+  modules::set_adapter(*second.model, "a");
   REQUIRE(second.session->resume() == 4);
   train(unbroken, 6);
   train(second, 6);
@@ -208,8 +208,8 @@ TEST_CASE("a run goes on with the adapter that was active, or says which one tha
 TEST_CASE("running statistics that went on with an adapter are saved with it", "[lora][adapter_files]") {
   const TemporaryFolder folder;
   NormNet model = base_model();
-  nn::add_lora(*model, nn::LoraOptions(2).targets({"up", "down"}));
-  FusedAdamW optimizer(nn::trainable(*model), FusedAdamWOptions(0.05));
+  modules::add_lora(*model, modules::LoraOptions(2).targets({"up", "down"}));
+  FusedAdamW optimizer(modules::trainable(*model), FusedAdamWOptions(0.05));
   for (int64_t step = 0; step < 20; ++step) {
     optimizer.zero_grad();
     model->forward(batch(step)).square().mean().backward();
@@ -224,28 +224,28 @@ TEST_CASE("running statistics that went on with an adapter are saved with it", "
   CHECK(same_bits(other->forward(batch(50)), model->forward(batch(50))));
   // Its weights took no part in training, and do not now.
   CHECK_FALSE(other->norm->weight.requires_grad());
-  CHECK(nn::trainable(*other).size() == 4);
+  CHECK(modules::trainable(*other).size() == 4);
 }
 
 TEST_CASE("a merge whose sum the weight's dtype cannot hold is refused by name", "[lora]") {
   FileNet model;
   model->to(torch::kHalf);
-  nn::add_lora(*model, nn::LoraOptions(1).targets({"block.up", "down"}));
+  modules::add_lora(*model, modules::LoraOptions(1).targets({"block.up", "down"}));
   {
     const torch::NoGradGuard no_grad;
-    for (const auto& item : nn::trainable(*model)) item.value().fill_(1);
+    for (const auto& item : modules::trainable(*model)) item.value().fill_(1);
     model->down->weight[3][5] = 65504;
     model->down->adapter("default")->B.mul_(100);
   }
   const ModelState before = state_of_model(*model);
-  CHECK_THAT(message_of<Error>([&] { nn::merge(*model); }), ContainsSubstring("weight of down") &&
-                                                                ContainsSubstring("Half") &&
-                                                                ContainsSubstring("1 element"));
+  CHECK_THAT(message_of<Error>([&] { modules::merge(*model); }), ContainsSubstring("weight of down") &&
+                                                                     ContainsSubstring("Half") &&
+                                                                     ContainsSubstring("1 element"));
   CHECK(changed_since(*model, before) == "");
   CHECK_FALSE(model->block->up->is_merged());
   CHECK_FALSE(model->down->is_merged());
   model->to(torch::kBFloat16);
-  nn::merge(*model);
+  modules::merge(*model);
   CHECK(model->down->weight[3][5].item<double>() > 65504);
 }
 

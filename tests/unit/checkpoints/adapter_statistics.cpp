@@ -22,11 +22,11 @@ using nlohmann::json;
 struct ResidualNetImpl : torch::nn::Module {
   struct BlockImpl : torch::nn::Module {
     BlockImpl() {
-      up = register_module("up", nn::Linear(8, 8));
+      up = register_module("up", modules::Linear(8, 8));
       bn1 = register_module("bn1", torch::nn::BatchNorm1d(8));
     }
     Tensor forward(const Tensor& x) { return x + bn1(up(x)); }
-    nn::Linear up = nullptr;
+    modules::Linear up = nullptr;
     torch::nn::BatchNorm1d bn1 = nullptr;
   };
   TORCH_MODULE(Block);
@@ -44,10 +44,10 @@ TORCH_MODULE(ResidualNet);
 struct CountedNetImpl : torch::nn::Module {
   struct BlockImpl : torch::nn::Module {
     BlockImpl() {
-      up = register_module("up", nn::Linear(8, 8));
+      up = register_module("up", modules::Linear(8, 8));
       running_var = register_buffer("running_var", torch::ones({8}));
     }
-    nn::Linear up = nullptr;
+    modules::Linear up = nullptr;
     Tensor running_var;
   };
   TORCH_MODULE(Block);
@@ -69,7 +69,7 @@ TEST_CASE("a folder with norms whose names end alike is loaded, with all of thei
   const TemporaryFolder folder;
   torch::manual_seed(1);
   ResidualNet model;
-  nn::add_lora(*model, nn::LoraOptions(2).targets({"up"}));
+  modules::add_lora(*model, modules::LoraOptions(2).targets({"up"}));
   for (int i = 0; i < 3; ++i) model->forward(torch::randn({16, 8}) * 2 + 1);
   save_adapter(*model, folder.path("a"));
   CHECK(config_in(folder.path("a")).at("modules_to_save") == json({"bn1", "layer1.0.bn1", "layer1.1.bn1"}));
@@ -96,7 +96,7 @@ TEST_CASE("statistics that PEFT's files have no place for are told of and stay o
           "[lora][adapter_files]") {
   const TemporaryFolder folder;
   CountedNet model;
-  nn::add_lora(*model, nn::LoraOptions(2).targets({"up"}));
+  modules::add_lora(*model, modules::LoraOptions(2).targets({"up"}));
   const std::string heard = heard_of([&] { save_adapter(*model, folder.path("a")); });
   CHECK(fault_of(heard, {"\"running_mean\"", "\"block.running_var\"", "in no file", "save_weights"}) == "");
   CHECK(config_in(folder.path("a")).at("modules_to_save") == json({"norm"}));
@@ -108,7 +108,7 @@ TEST_CASE("statistics that PEFT's files have no place for are told of and stay o
 
   SECTION("and nothing is said of a model whose statistics all have one") {
     ResidualNet quiet;
-    nn::add_lora(*quiet, nn::LoraOptions(2).targets({"up"}));
+    modules::add_lora(*quiet, modules::LoraOptions(2).targets({"up"}));
     CHECK(heard_of([&] { save_adapter(*quiet, folder.path("b")); }) == "");
   }
 }

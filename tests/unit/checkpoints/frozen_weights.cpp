@@ -32,12 +32,12 @@ CheckpointsOptions without_frozen(const std::string& folder) {
 // x [N, 4] -> [N, 3].
 struct NetImpl : torch::nn::Module {
   NetImpl() {
-    body = register_module("body", nn::Linear(4, 5));
-    head = register_module("head", nn::Linear(5, 3));
+    body = register_module("body", modules::Linear(4, 5));
+    head = register_module("head", modules::Linear(5, 3));
     mask = register_parameter("mask", torch::zeros({3}), /*requires_grad=*/false);
   }
   Tensor forward(const Tensor& x) { return (head(body(x).tanh()) + mask).softmax(1); }
-  nn::Linear body = nullptr, head = nullptr;
+  modules::Linear body = nullptr, head = nullptr;
   Tensor mask;
 };
 TORCH_MODULE(Net);
@@ -73,13 +73,13 @@ TEST_CASE("an optimizer may have parameters that never needed a gradient", "[ses
   torch::manual_seed(1);
   struct QuantizedImpl : torch::nn::Module {
     QuantizedImpl() {
-      body = register_module("body", nn::Linear(64, 64));
-      head = register_module("head", nn::Linear(64, 2));
+      body = register_module("body", modules::Linear(64, 64));
+      head = register_module("head", modules::Linear(64, 2));
     }
-    nn::Linear body = nullptr, head = nullptr;
+    modules::Linear body = nullptr, head = nullptr;
   } model;
-  nn::quantize(model, nn::Nf4Options().targets({"body"}));
-  nn::dequantize(model);
+  modules::quantize(model, modules::Nf4Options().targets({"body"}));
+  modules::dequantize(model);
   const Tensor before = model.body->weight.clone();
   FusedAdamW optimizer(model.parameters(), FusedAdamWOptions(0.1));
   Session session(model, optimizer);
@@ -147,10 +147,10 @@ TEST_CASE("weights that were trained and then frozen are not left out of checkpo
     Net model;
     torch::OrderedDict<std::string, Tensor> trained;
     for (const char* name : {"a", "b"}) {
-      nn::add_lora(*model, nn::LoraOptions(2).targets({"body"}).name(name));
-      for (const auto& item : nn::trainable(*model)) trained.insert(item.key(), item.value());
+      modules::add_lora(*model, modules::LoraOptions(2).targets({"body"}).name(name));
+      for (const auto& item : modules::trainable(*model)) trained.insert(item.key(), item.value());
     }
-    nn::set_adapter(*model, "a");
+    modules::set_adapter(*model, "a");
     FusedAdamW optimizer(trained, FusedAdamWOptions(0.05));
     Session session(*model, optimizer);
     session.use(Checkpoints(without_frozen(folder.path())));
@@ -160,7 +160,7 @@ TEST_CASE("weights that were trained and then frozen are not left out of checkpo
       session.step();
     };
     step();
-    nn::set_adapter(*model, "b");
+    modules::set_adapter(*model, "b");
     CHECK(fault_of(heard_of(step), {"lora_", "was trained and then frozen"}) == "");
   }
 }

@@ -139,9 +139,9 @@ TEST_CASE("weights in 4 bits that bitsandbytes wrote are decoded to its bits", "
   const LoadedWeights loaded = load_weights(*model, kBitsandbytes);
   CHECK(loaded.loaded == Names{"nested.weight", "plain.bias", "plain.weight", "small.weight"});
   CHECK((loaded.missing.empty() && loaded.unexpected.empty()));
-  const auto check = [](const nn::Linear& layer, at::ScalarType dtype, bool nested, uint32_t crc) {
+  const auto check = [](const modules::Linear& layer, at::ScalarType dtype, bool nested, uint32_t crc) {
     REQUIRE_FALSE(layer->nf4().is_empty());
-    const nn::Nf4WeightImpl& weight = *layer->nf4();
+    const modules::Nf4WeightImpl& weight = *layer->nf4();
     CHECK(weight.dtype == dtype);
     CHECK(weight.double_quantization == nested);
     CHECK(crc_of(weight.decode(dtype)) == crc);
@@ -154,7 +154,7 @@ TEST_CASE("weights in 4 bits that bitsandbytes wrote are decoded to its bits", "
 
   // Into layers that are in 4 bits already, and once more.
   PeerNet other;
-  nn::quantize(*other, nn::Nf4Options().targets({"*"}).double_quantization(false));
+  modules::quantize(*other, modules::Nf4Options().targets({"*"}).double_quantization(false));
   load_weights(*other, kBitsandbytes);
   load_weights(*other, kBitsandbytes);
   CHECK(first_other(*other, state_of_model(*model).values) == "");
@@ -248,19 +248,19 @@ TEST_CASE("4 bits go into layers of pacer that can have them, and into no other"
   struct ForeignImpl : torch::nn::Module {
     ForeignImpl() {
       plain = register_module("plain", torch::nn::Linear(64, 6));
-      nested = register_module("nested", nn::Linear(torch::nn::LinearOptions(128, 132).bias(false)));
-      small = register_module("small", nn::Linear(torch::nn::LinearOptions(64, 2).bias(false)));
+      nested = register_module("nested", modules::Linear(torch::nn::LinearOptions(128, 132).bias(false)));
+      small = register_module("small", modules::Linear(torch::nn::LinearOptions(64, 2).bias(false)));
     }
     torch::nn::Linear plain = nullptr;
-    nn::Linear nested = nullptr, small = nullptr;
+    modules::Linear nested = nullptr, small = nullptr;
   };
   auto foreign = std::make_shared<ForeignImpl>();
-  check_refused(foreign, kBitsandbytes, {"\"plain\" is no pacer::nn::Linear"}, anything);
+  check_refused(foreign, kBitsandbytes, {"\"plain\" is no pacer::modules::Linear"}, anything);
 
   // Layers that the model lacks are unexpected, and can be passed over.
   struct Part : torch::nn::Module {
-    Part() { plain = register_module("plain", nn::Linear(64, 6)); }
-    nn::Linear plain = nullptr;
+    Part() { plain = register_module("plain", modules::Linear(64, 6)); }
+    modules::Linear plain = nullptr;
   };
   auto part = std::make_shared<Part>();
   check_refused(part, kBitsandbytes, {"the model has no", "nested.weight"});
@@ -277,14 +277,14 @@ TEST_CASE("4 bits go into layers of pacer that can have them, and into no other"
     if (name.compare(0, 6, "plain.") == 0) tensors[name.substr(6)] = value;
   }
   put_tensors_in(folder.path("layer"), tensors);
-  nn::Linear layer(64, 6);
+  modules::Linear layer(64, 6);
   CHECK(load_weights(*layer, folder.path("layer")).loaded == Names{"bias", "weight"});
   CHECK(same_bits(layer->nf4()->codes, part->plain->nf4()->codes));
 
   // Merged adapters and tied weights.
   PeerNet merged;
-  nn::add_lora(*merged, nn::LoraOptions(1).targets({"plain"}));
-  nn::merge(*merged);
+  modules::add_lora(*merged, modules::LoraOptions(1).targets({"plain"}));
+  modules::merge(*merged);
   check_refused(merged, kBitsandbytes, {"plain", "merged"}, anything);
 }
 
@@ -294,7 +294,7 @@ TEST_CASE("a layer in 4 bits takes no 16-bit weight, and the other way round", "
   const auto anything = LoadWeightsOptions().allow_missing(true).allow_unexpected(true);
   FileNet model;
   put_tensors_in(plain, state_of_model(*model).values);
-  nn::quantize(*model, nn::Nf4Options().targets({"block.*"}));
+  modules::quantize(*model, modules::Nf4Options().targets({"block.*"}));
   check_refused(model, plain, {"\"block.down.weight\" is F32 there", "load the weights first", "after"});
   check_refused(model, plain, {"\"block.down.weight\" is F32 there"}, anything);
 
@@ -305,7 +305,7 @@ TEST_CASE("a layer in 4 bits takes no 16-bit weight, and the other way round", "
   FileNet other;
   check_refused(other, four, {"\"block.down.weight\" is in 4 bits there", "quantize the model first"});
   check_refused(other, four, {"\"block.down.weight\" is in 4 bits there"}, anything);
-  nn::quantize(*other, nn::Nf4Options().targets({"block.*"}));
+  modules::quantize(*other, modules::Nf4Options().targets({"block.*"}));
   const LoadedWeights loaded = load_weights(*other, four);
   CHECK(loaded.loaded.size() == quantized.values.size());
   CHECK(first_other(*other, quantized.values) == "");

@@ -37,11 +37,11 @@ using torch::Tensor;
 struct PartImpl : torch::nn::Cloneable<PartImpl> {
   PartImpl() { PartImpl::reset(); }
   void reset() override {
-    up = register_module("up", nn::Linear(24, 20));
-    down = register_module("down", nn::Linear(torch::nn::LinearOptions(20, 24).bias(false)));
+    up = register_module("up", modules::Linear(24, 20));
+    down = register_module("down", modules::Linear(torch::nn::LinearOptions(20, 24).bias(false)));
   }
   Tensor forward(const Tensor& x) { return x + down(up(x).tanh()); }
-  nn::Linear up = nullptr, down = nullptr;
+  modules::Linear up = nullptr, down = nullptr;
 };
 TORCH_MODULE(Part);
 
@@ -56,15 +56,15 @@ void fill(torch::nn::Module& model) {
 Part adapted(bool in_4_bits, double dropout = 0) {
   torch::manual_seed(2);
   Part part;
-  if (in_4_bits) nn::quantize(*part, nn::Nf4Options().targets({"up", "down"}));
-  nn::add_lora(*part, nn::LoraOptions(3).alpha(4).dropout(dropout).targets({"up", "down"}));
+  if (in_4_bits) modules::quantize(*part, modules::Nf4Options().targets({"up", "down"}));
+  modules::add_lora(*part, modules::LoraOptions(3).alpha(4).dropout(dropout).targets({"up", "down"}));
   fill(*part);
   return part;
 }
 
 std::vector<Tensor> gradients_of(const torch::nn::Module& model) {
   std::vector<Tensor> gradients;
-  for (const auto& item : nn::trainable(model)) {
+  for (const auto& item : modules::trainable(model)) {
     gradients.push_back(item.value().grad().defined() ? item.value().grad().clone() : Tensor());
   }
   return gradients;
@@ -90,7 +90,7 @@ TEST_CASE("a graph of an adapted layer may be kept and run backward twice", "[lo
     for (size_t i = 0; i < once.size(); ++i) CHECK(gradients_of(*part)[i].equal(2 * once[i]));
     CHECK(x.grad().equal(2 * dx));
     std::vector<Tensor> inputs = {x};
-    for (const auto& item : nn::trainable(*part)) inputs.push_back(item.value());
+    for (const auto& item : modules::trainable(*part)) inputs.push_back(item.value());
     const auto again = torch::autograd::grad({loss}, inputs, {}, /*retain_graph=*/true);
     CHECK(again[0].equal(dx));
     for (size_t i = 0; i < once.size(); ++i) CHECK(again[i + 1].equal(once[i]));
@@ -111,7 +111,7 @@ TEST_CASE("without gradients an adapted layer keeps nothing, and gives the same"
       CHECK_FALSE(without.requires_grad());
       CHECK(without.equal(with));
     }
-    nn::set_adapter(*part, "");
+    modules::set_adapter(*part, "");
     CHECK_FALSE(part(x).requires_grad());
     const Tensor twin = x.clone().requires_grad_();
     part(twin).sum().backward();
@@ -161,7 +161,7 @@ TEST_CASE("a layer that is used twice in one pass gets the sum of both gradients
     Part part = adapted(in_4_bits);
     const Tensor x = torch::randn({4, 24});
     const Tensor y = part(part(x));
-    const auto all = nn::trainable(*part).values();
+    const auto all = modules::trainable(*part).values();
     const auto found = torch::autograd::grad({y.sum()}, all, {}, /*retain_graph=*/true);
     const Tensor middle = part(x).detach().requires_grad_();
     std::vector<Tensor> inputs = all;
@@ -176,18 +176,18 @@ TEST_CASE("a layer that is used twice in one pass gets the sum of both gradients
 
 TEST_CASE("a clone of a whole model has its adapters and 4 bits, and is on its own", "[lora]") {
   for (const bool in_4_bits : {false, true}) {
-    torch::nn::Sequential model(adapted(in_4_bits), nn::Linear(24, 2));
+    torch::nn::Sequential model(adapted(in_4_bits), modules::Linear(24, 2));
     for (auto& parameter : model[1]->parameters()) parameter.requires_grad_(false);
     model->eval();
     const Tensor x = torch::randn({3, 24});
     const Tensor before = model->forward(x);
     const auto copy = std::dynamic_pointer_cast<torch::nn::SequentialImpl>(model->clone());
     CHECK(copy->forward(x).equal(before));
-    CHECK(nn::trainable(*copy).keys() == nn::trainable(*model).keys());
+    CHECK(modules::trainable(*copy).keys() == modules::trainable(*model).keys());
     CHECK(copy->named_buffers().keys() == model->named_buffers().keys());
     for (const auto& module : copy->modules(/*include_self=*/false)) CHECK_FALSE(module->is_training());
     // An optimizer over the copy trains the copy.
-    FusedAdamW optimizer(nn::trainable(*copy), FusedAdamWOptions(0.01));
+    FusedAdamW optimizer(modules::trainable(*copy), FusedAdamWOptions(0.01));
     copy->forward(x).sum().backward();
     optimizer.step();
     CHECK_FALSE(copy->forward(x).equal(before));
@@ -202,28 +202,28 @@ TEST_CASE("a clone of a whole model has its adapters and 4 bits, and is on its o
 TEST_CASE("a clone of a layer with a merged adapter can be unmerged", "[lora]") {
   Part part = adapted(false);
   const Tensor before = part->up->weight.detach().clone();
-  nn::merge(*part);
+  modules::merge(*part);
   const auto copy = std::dynamic_pointer_cast<PartImpl>(part->clone());
   CHECK(copy->up->is_merged());
-  nn::unmerge(*copy);
+  modules::unmerge(*copy);
   CHECK(copy->up->weight.equal(before));
   CHECK(part->up->is_merged());
-  nn::unmerge(*part);
+  modules::unmerge(*part);
   CHECK(part->up->weight.equal(before));
 }
 
 TEST_CASE("adapters are merged where others of the model's layers are in 4 bits without one", "[lora][nf4]") {
   torch::manual_seed(2);
   Part part;
-  nn::quantize(*part, nn::Nf4Options().targets({"up"}));
-  nn::add_lora(*part, nn::LoraOptions(3).targets({"down"}));
+  modules::quantize(*part, modules::Nf4Options().targets({"up"}));
+  modules::add_lora(*part, modules::LoraOptions(3).targets({"down"}));
   fill(*part);
   const Tensor x = torch::randn({3, 24});
   const Tensor before = part(x).detach();
-  nn::merge(*part);
+  modules::merge(*part);
   CHECK(part->down->is_merged());
   CHECK(torch::allclose(part(x), before, 1e-4, 1e-5));
-  nn::unmerge(*part);
+  modules::unmerge(*part);
   CHECK(part(x).equal(before));
 }
 
@@ -240,7 +240,7 @@ TEST_CASE("archives bring back adapters and codes into a model that was changed 
     torch::load(other, file);
     const Tensor x = torch::randn({3, 24});
     CHECK(other(x).equal(part(x)));
-    CHECK(nn::trainable(*other).size() == 4);
+    CHECK(modules::trainable(*other).size() == 4);
   }
 }
 
@@ -268,9 +268,9 @@ TEST_CASE("frozen and unfrozen between steps, an optimizer of adapters passes ov
           "[lora]") {
   for (const bool in_4_bits : {false, true}) {
     Part part = adapted(in_4_bits);
-    FusedAdamW optimizer(nn::trainable(*part), FusedAdamWOptions(0.01));
+    FusedAdamW optimizer(modules::trainable(*part), FusedAdamWOptions(0.01));
     Session session(*part, optimizer);
-    const nn::LoraAdapter up = part->up->adapter("default"), down = part->down->adapter("default");
+    const modules::LoraAdapter up = part->up->adapter("default"), down = part->down->adapter("default");
     const auto step = [&] {
       auto [x] = session.begin(torch::randn({4, 24}));
       session.backward(part(x).square().mean());
@@ -292,10 +292,10 @@ TEST_CASE("frozen and unfrozen between steps, an optimizer of adapters passes ov
 TEST_CASE("an adapter that is changed for another is not trained on, and a Session says so", "[lora]") {
   for (const bool all : {false, true}) {
     Part part = adapted(true);
-    nn::set_adapter(*part, "");
-    nn::add_lora(*part, nn::LoraOptions(2).targets({"down"}).name("other"));
-    nn::set_adapter(*part, "default");
-    NamedParameters parameters = nn::trainable(*part);
+    modules::set_adapter(*part, "");
+    modules::add_lora(*part, modules::LoraOptions(2).targets({"down"}).name("other"));
+    modules::set_adapter(*part, "default");
+    NamedParameters parameters = modules::trainable(*part);
     if (all) {  // both adapters are the optimizer's
       parameters.insert("down.other.A", part->down->adapter("other")->A);
       parameters.insert("down.other.B", part->down->adapter("other")->B);
@@ -308,7 +308,7 @@ TEST_CASE("an adapter that is changed for another is not trained on, and a Sessi
       session->step();
     };
     step();
-    nn::set_adapter(*part, "other");
+    modules::set_adapter(*part, "other");
     const Tensor first = part->up->adapter("default")->A.detach().clone();
     const Tensor second = part->down->adapter("other")->B.detach().clone();
     if (all) {
@@ -321,7 +321,7 @@ TEST_CASE("an adapter that is changed for another is not trained on, and a Sessi
       CHECK(part->down->adapter("other")->B.equal(second));
     }
     CHECK(part->up->adapter("default")->A.equal(first));
-    nn::set_adapter(*part, "default");
+    modules::set_adapter(*part, "default");
     if (!all) session = std::make_unique<Session>(*part, optimizer);  // the failed step is still to be taken
     step();
     CHECK_FALSE(part->up->adapter("default")->A.equal(first));
@@ -331,8 +331,8 @@ TEST_CASE("an adapter that is changed for another is not trained on, and a Sessi
 
 TEST_CASE("weights that were put in 4 bits under an optimizer are named in one sentence", "[lora][nf4]") {
   const auto quantize = [](Part& part) {
-    nn::quantize(*part, nn::Nf4Options().targets({"up"}));
-    nn::add_lora(*part, nn::LoraOptions(2).targets({"down"}));
+    modules::quantize(*part, modules::Nf4Options().targets({"up"}));
+    modules::add_lora(*part, modules::LoraOptions(2).targets({"down"}));
   };
   const auto step = [](Session& session, Part& part) {
     auto [x] = session.begin(torch::randn({4, 24}));
@@ -359,8 +359,9 @@ TEST_CASE("weights that were put in 4 bits under an optimizer are named in one s
   }
   {
     INFO("others of the same shape are the model's");
-    torch::nn::Sequential model(nn::Linear(torch::nn::LinearOptions(8, 8).bias(false)), nn::Linear(8, 8));
-    nn::quantize(*model, nn::Nf4Options().targets({"0"}));
+    torch::nn::Sequential model(modules::Linear(torch::nn::LinearOptions(8, 8).bias(false)),
+                                modules::Linear(8, 8));
+    modules::quantize(*model, modules::Nf4Options().targets({"0"}));
     FusedAdamW optimizer(model[1]->parameters(), FusedAdamWOptions(0.01));
     Session session(*model, optimizer);
     auto [x] = session.begin(torch::randn({4, 8}));
@@ -371,12 +372,12 @@ TEST_CASE("weights that were put in 4 bits under an optimizer are named in one s
   {
     INFO("back again");
     Part part = adapted(true);
-    FusedAdamW optimizer(nn::trainable(*part), FusedAdamWOptions(0.01));
+    FusedAdamW optimizer(modules::trainable(*part), FusedAdamWOptions(0.01));
     Session session(*part, optimizer);
     step(session, part);
     const Tensor x = torch::randn({4, 24});
     const Tensor before = part(x).detach();
-    nn::dequantize(*part);
+    modules::dequantize(*part);
     CHECK(torch::allclose(part(x), before, 1e-5, 1e-6));
     step(session, part);
     CHECK_FALSE(torch::allclose(part(x), before, 1e-5, 1e-6));
@@ -388,10 +389,10 @@ TEST_CASE("weights that were put in 4 bits under an optimizer are named in one s
 TEST_CASE("a recomputed region copies no weights in 4 bits, and hears that they were changed",
           "[lora][nf4]") {
   torch::manual_seed(3);
-  nn::Linear layer(256, 256);
+  modules::Linear layer(256, 256);
   torch::nn::ModuleList model(layer);
-  nn::quantize(*model, nn::Nf4Options().targets({"0"}));
-  nn::add_lora(*model, nn::LoraOptions(2).targets({"0"}));
+  modules::quantize(*model, modules::Nf4Options().targets({"0"}));
+  modules::add_lora(*model, modules::LoraOptions(2).targets({"0"}));
   const Tensor x = torch::ones({1, 256});
   const auto forward = [part = layer.get()](const Tensor& in) { return part->forward(in); };
   const auto pass = [&] { return recompute(*layer, forward, x); };
@@ -411,9 +412,9 @@ TEST_CASE("a recomputed region copies no weights in 4 bits, and hears that they 
 }
 
 TEST_CASE("dropout of adapters whose layers have sizes that cannot be dropped is refused at once", "[lora]") {
-  nn::Linear layer(10, 12);
+  modules::Linear layer(10, 12);
   torch::nn::ModuleList model(layer);
-  CHECK_THROWS_WITH(nn::add_lora(*model, nn::LoraOptions(2).dropout(0.1).targets({"0"})),
+  CHECK_THROWS_WITH(modules::add_lora(*model, modules::LoraOptions(2).dropout(0.1).targets({"0"})),
                     ContainsSubstring("multiple of 4"));
   CHECK(layer->is_plain());
   CHECK(layer->weight.requires_grad());
@@ -428,7 +429,7 @@ TEST_CASE("ranks whose weights in 4 bits differ hear of it before the first step
   };
   const auto quantize = [](bool doubly) {
     return [doubly](Part& part) {
-      nn::quantize(*part, nn::Nf4Options().targets({"up"}).double_quantization(doubly));
+      modules::quantize(*part, modules::Nf4Options().targets({"up"}).double_quantization(doubly));
     };
   };
   const Setup setups[] = {
@@ -450,12 +451,12 @@ TEST_CASE("ranks whose weights in 4 bits differ hear of it before the first step
       parts.emplace_back();
       rank == 1 ? setup.of_rank_1(parts.back()) : quantize(true)(parts.back());
       torch::manual_seed(5);
-      nn::add_lora(*parts.back(), nn::LoraOptions(2).targets({"up"}));
+      modules::add_lora(*parts.back(), modules::LoraOptions(2).targets({"up"}));
     }
     const auto worlds = Communicator::in_process(2, CommunicatorOptions().timeout(std::chrono::seconds(20)));
     const auto messages = run_ranks(2, [&](int rank) {
       Part& part = parts[static_cast<size_t>(rank)];
-      FusedAdamW optimizer(nn::trainable(*part), FusedAdamWOptions(0.01));
+      FusedAdamW optimizer(modules::trainable(*part), FusedAdamWOptions(0.01));
       Session session(*part, optimizer, worlds[static_cast<size_t>(rank)]);
       session.use(DataParallel(DataParallelOptions().initial_parameters(setup.initial)));
       auto [x] = session.begin(torch::ones({2, 24}));

@@ -95,7 +95,7 @@ TEST_CASE("with every hook adapters train, are resumed to the bit and keep all e
     }
     REQUIRE(first_difference(frozen_of(run.model), frozen) == "");
     const NamedTensors last = run.state().model;
-    for (const auto& item : nn::trainable(*run.model)) {
+    for (const auto& item : modules::trainable(*run.model)) {
       REQUIRE_FALSE(same_bits(last.at(item.key()), first.at(item.key())));
     }
   }
@@ -209,7 +209,7 @@ TEST_CASE("ranks send gradients of adapters only, and the norm is theirs", "[lor
   const Traffic before = traffic_of(*runs[0]->world, "all_reduce");
   REQUIRE(step_all(runs) == "");
   int64_t trained = 0;
-  for (const auto& item : nn::trainable(*runs[0]->model)) trained += item.value().numel();
+  for (const auto& item : modules::trainable(*runs[0]->model)) trained += item.value().numel();
   REQUIRE(trained == 3 * 2 * 3 * kWidth + kVocabulary);
   // Of two ranks each sends all elements of the sum once, of each of the 7 tensors whole tiles of 128.
   const int64_t sent = traffic_of(*runs[0]->world, "all_reduce").bytes_sent - before.bytes_sent;
@@ -221,7 +221,7 @@ TEST_CASE("ranks send gradients of adapters only, and the norm is theirs", "[lor
   SmallRun run(optimizer, hooks);
   double squares = 0;
   run.step([&](SmallModel& model) {
-    for (const auto& item : nn::trainable(*model)) {
+    for (const auto& item : modules::trainable(*model)) {
       squares += item.value().grad().to(at::kDouble).square().sum().item<double>();
     }
   });
@@ -258,7 +258,7 @@ TEST_CASE("adapters of a block that was dropped get gradients of zero, and its f
     void gradients_ready(const Progress& window) override {
       const auto unused = parts->unused(window);
       for (const auto& layer : model->blocks) {
-        const nn::LoraAdapter adapter = layer->adapter("default");
+        const modules::LoraAdapter adapter = layer->adapter("default");
         const bool is_dropped = std::any_of(unused.begin(), unused.end(),
                                             [&](const Tensor& one) { return one.is_same(adapter->A); });
         for (const Tensor& part : {adapter->A, adapter->B}) {
@@ -361,11 +361,11 @@ TEST_CASE("what does not go together with adapters and weights in 4 bits is one 
              {"Fp8Options::quantized_weights", "Precision::bf16"},
              [&] {
                SmallRun run(adamw, {four_bits()});
-               nn::quantize(*run.model, nn::Nf4Options().targets({"stack.*"}));
+               modules::quantize(*run.model, modules::Nf4Options().targets({"stack.*"}));
                run.session->use(Precision::fp8());
              }},
             {"other parameters under Shards", {"after Shards had shared them out"}, with([](SmallRun& run) {
-               nn::set_adapter(*run.model, "");
+               modules::set_adapter(*run.model, "");
                const auto batch = run.next_batch();
                auto [x, y] = run.session->begin(batch.first, batch.second);
                run.session->backward(run.model->loss(x, y));
@@ -382,12 +382,12 @@ TEST_CASE("what does not go together with adapters and weights in 4 bits is one 
     return message;
   };
   const auto quantized = [](SmallModel& model) {
-    nn::quantize(*model, nn::Nf4Options().targets({"stack.2"}));
+    modules::quantize(*model, modules::Nf4Options().targets({"stack.2"}));
   };
   const auto merged = [](SmallModel& model) {
-    nn::remove_adapter(*model, "default");
-    nn::add_lora(*model, nn::LoraOptions(2).targets({"stack.2"}));
-    nn::merge(*model);
+    modules::remove_adapter(*model, "default");
+    modules::add_lora(*model, modules::LoraOptions(2).targets({"stack.2"}));
+    modules::merge(*model);
   };
   using Catch::Matchers::ContainsSubstring;
   CHECK_THAT(message_of(quantized), ContainsSubstring("parameter stack.2.weight is shared out"));

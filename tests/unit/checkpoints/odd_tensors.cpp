@@ -176,7 +176,7 @@ TEST_CASE("weights are not loaded into parameters that Shards has released", "[m
     struct ModelImpl : torch::nn::Module {
       ModelImpl() {
         register_module("blocks", blocks);
-        for (nn::Linear& layer : layers) blocks->push_back(layer);
+        for (modules::Linear& layer : layers) blocks->push_back(layer);
         seen = register_buffer("seen", torch::zeros({3}));
       }
       Tensor forward(Tensor x) {
@@ -186,7 +186,7 @@ TEST_CASE("weights are not loaded into parameters that Shards has released", "[m
         return x;
       }
       Blocks blocks;
-      std::vector<nn::Linear> layers{nn::Linear(3, 3), nn::Linear(3, 3)};
+      std::vector<modules::Linear> layers{modules::Linear(3, 3), modules::Linear(3, 3)};
       Tensor seen;
     } model;
     if (rank == 0) {

@@ -52,9 +52,9 @@ TEST_CASE("a quantised model comes back to the bit into one that is not, without
     CAPTURE(doubly);
     FileNet model;
     model->block->up->to(at::kBFloat16);
-    nn::quantize(*model, nn::Nf4Options().targets({"block.*"}).double_quantization(doubly));
+    modules::quantize(*model, modules::Nf4Options().targets({"block.*"}).double_quantization(doubly));
     const ModelState wanted = state_of_model(*model);
-    nn::add_lora(*model, nn::LoraOptions(2).targets({"block.up", "down"}).name("mine"));
+    modules::add_lora(*model, modules::LoraOptions(2).targets({"block.up", "down"}).name("mine"));
     save_weights(*model, folder.path("file"));
     for (const auto& item : tensors_in(folder.path("file")))
       CHECK(item.first.find("lora") == std::string::npos);
@@ -78,15 +78,15 @@ TEST_CASE("a quantised model comes back to the bit into one that is not, without
 
 TEST_CASE("offsets of any size are written so that they read back to their bits", "[nf4][save_weights]") {
   const TemporaryFolder folder;
-  nn::Linear layer(torch::nn::LinearOptions(64, 2).bias(false));
-  nn::Nf4Weight weight(2, 64, at::kFloat, true);
+  modules::Linear layer(torch::nn::LinearOptions(64, 2).bias(false));
+  modules::Nf4Weight weight(2, 64, at::kFloat, true);
   layer->set_nf4(weight);
   for (const float offset : {0.f, -0.f, 0.03f, 1e-30f, 123456.79f, std::numeric_limits<float>::denorm_min(),
                              std::numeric_limits<float>::max(), 16777216.f}) {
     CAPTURE(offset);
     weight->nested_offset.fill_(offset);
     save_weights(*layer, folder.path("file"));
-    nn::Linear other(torch::nn::LinearOptions(64, 2).bias(false));
+    modules::Linear other(torch::nn::LinearOptions(64, 2).bias(false));
     load_weights(*other, folder.path("file"));
     CHECK(same_bits(other->nf4()->nested_offset, weight->nested_offset));
   }
@@ -95,8 +95,8 @@ TEST_CASE("offsets of any size are written so that they read back to their bits"
 TEST_CASE("models without 4 bits, on the stack, and empty layers are written, too", "[nf4][save_weights]") {
   const TemporaryFolder folder;
   struct Net : torch::nn::Module {
-    Net() { layer = register_module("layer", nn::Linear(0, 4)); }
-    nn::Linear layer = nullptr;
+    Net() { layer = register_module("layer", modules::Linear(0, 4)); }
+    modules::Linear layer = nullptr;
   };
   Net model;
   save_weights(model, folder.path("file"));
@@ -113,18 +113,18 @@ TEST_CASE("what bitsandbytes cannot read is not written", "[nf4][save_weights]")
     CHECK(content_of(path) == "what was there");
     CHECK_FALSE(std::filesystem::exists(path + ".new"));
   };
-  nn::Linear odd(torch::nn::LinearOptions(5, 3).bias(false));
-  odd->set_nf4(nn::Nf4Weight(3, 5, at::kFloat, false));
+  modules::Linear odd(torch::nn::LinearOptions(5, 3).bias(false));
+  odd->set_nf4(modules::Nf4Weight(3, 5, at::kFloat, false));
   check(*odd, path, "odd number");
-  nn::Linear wide(torch::nn::LinearOptions(4, 4).bias(false));
-  wide->set_nf4(nn::Nf4Weight(4, 4, at::kDouble, false));
+  modules::Linear wide(torch::nn::LinearOptions(4, 4).bias(false));
+  wide->set_nf4(modules::Nf4Weight(4, 4, at::kDouble, false));
   check(*wide, path, "Double");
   check(*wide, "", "name of a file");
   check(*wide, folder.path("x/"), "name of a file");
-  nn::Linear strange(torch::nn::LinearOptions(4, 4).bias(false));
+  modules::Linear strange(torch::nn::LinearOptions(4, 4).bias(false));
   strange->register_buffer("phase", torch::zeros({2}, torch::kComplexDouble));
   check(*strange, path, "ComplexDouble");
-  nn::Linear sound(4, 4);
+  modules::Linear sound(4, 4);
   CHECK_THAT(message_of<Error>([&] { save_weights(*sound, path + "/below"); }), ContainsSubstring(path));
 }
 

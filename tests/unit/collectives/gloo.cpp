@@ -21,7 +21,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
-CommunicatorOptions over_gloo() { return CommunicatorOptions().backend(Backend::gloo).timeout(20s); }
+CommunicatorOptions over_gloo() {
+  return CommunicatorOptions().backend(CommunicatorBackend::gloo).timeout(20s);
+}
 
 detail::Connection connected(int rank, int world_size, const std::string& file) {
   detail::Meeting meeting;

@@ -31,7 +31,7 @@ std::vector<RankPlaceFacts> eight_ranks_on_two_hosts() {
 }  // namespace
 
 TEST_CASE("the back-end follows from the machine, and is never the slower one without a word", "[launch]") {
-  using B = Backend;
+  using B = CommunicatorBackend;
   CHECK(choose_backend(B::automatic, kFourGpus, 4) == B::nccl);
   CHECK(choose_backend(B::automatic, kNoGpu, 4) == B::gloo);
   CHECK(choose_backend(B::automatic, kNoCuda, 4) == B::gloo);
@@ -42,7 +42,7 @@ TEST_CASE("the back-end follows from the machine, and is never the slower one wi
   };
   const std::string silent = message(B::automatic, kNoNccl);
   CHECK(contains(silent, "this machine has 4 GPUs, but no way to join ranks on them: nccl.h was not found"));
-  CHECK(contains(silent, "ask for Backend::gloo"));
+  CHECK(contains(silent, "ask for CommunicatorBackend::gloo"));
   CHECK(contains(message(B::nccl, kNoNccl), "NCCL was asked for, but nccl.h was not found"));
   CHECK(contains(message(B::nccl, kNoGpu), "there is no GPU on this machine"));
 }

@@ -254,7 +254,7 @@ TEST_CASE("Precision::fp8 is refused where it can do nothing", "[session][fp8]")
   FusedAdamW optimizer(plain->parameters());
   Session session(*plain, optimizer);
   CHECK_THROWS_WITH(session.use(Precision::fp8()),
-                    Catch::Matchers::ContainsSubstring("no pacer::nn::Linear"));
+                    Catch::Matchers::ContainsSubstring("no pacer::modules::Linear"));
   session.use(Precision::bf16());
 }
 

@@ -1,4 +1,4 @@
-// pacer::nn::Linear in 8-bit floats beside products of the same codes in fp64.
+// pacer::modules::Linear in 8-bit floats beside products of the same codes in fp64.
 #include "support/catch.h"
 
 #include <cmath>
@@ -58,33 +58,34 @@ struct Setting {
 
 }  // namespace
 
-TEST_CASE("pacer::nn::Linear is torch::nn::Linear where no scope says otherwise", "[fp8][modules]") {
+TEST_CASE("pacer::modules::Linear is torch::nn::Linear where no scope says otherwise", "[fp8][modules]") {
   for (const bool has_bias : {true, false}) {
     const auto options = torch::nn::LinearOptions(7, 5).bias(has_bias);
     torch::manual_seed(4);
     torch::nn::Linear theirs(options);
     torch::manual_seed(4);
-    nn::Linear ours(options);
+    modules::Linear ours(options);
     REQUIRE(ours->named_parameters().keys() == theirs->named_parameters().keys());
     for (const auto& item : theirs->named_parameters()) {
       REQUIRE(ours->named_parameters()[item.key()].equal(item.value()));
     }
     const Tensor x = torch::randn({3, 2, 7});
     CHECK(ours(x).equal(theirs(x)));
-    const auto clone = std::dynamic_pointer_cast<nn::LinearImpl>(ours->clone());
+    const auto clone = std::dynamic_pointer_cast<modules::LinearImpl>(ours->clone());
     CHECK(clone->forward(x).equal(theirs(x)));
     CHECK_FALSE(clone->weight.is_same(ours->weight));
   }
   CountedWarnings heard;
   {
     const c10::WarningUtils::WarningHandlerGuard guard(&heard);
-    const nn::Linear without_bias(torch::nn::LinearOptions(3, 4).bias(false));
+    const modules::Linear without_bias(torch::nn::LinearOptions(3, 4).bias(false));
     CHECK_FALSE(without_bias->bias.defined());
   }
   CHECK(heard.count == 0);
-  CHECK(nn::Linear(0, 3)(torch::zeros({2, 0})).equal(torch::zeros({2, 3})));
-  CHECK(torch::nn::Sequential(nn::Linear(4, 4), nn::Linear(4, 2))->forward(torch::zeros({1, 4})).size(1) ==
-        2);
+  CHECK(modules::Linear(0, 3)(torch::zeros({2, 0})).equal(torch::zeros({2, 3})));
+  CHECK(torch::nn::Sequential(modules::Linear(4, 4), modules::Linear(4, 2))
+            ->forward(torch::zeros({1, 4}))
+            .size(1) == 2);
 }
 
 TEST_CASE("results and gradients are products of codes, added in fp32", "[fp8][modules]") {
@@ -96,7 +97,7 @@ TEST_CASE("results and gradients are products of codes, added in fp32", "[fp8][m
     for (const at::ScalarType gradients : {at::kFloat8_e5m2, at::kFloat8_e4m3fn}) {
       CAPTURE(setting.x, setting.weight, setting.has_bias, gradients);
       torch::manual_seed(5);
-      nn::Linear layer(torch::nn::LinearOptions(48, 64).bias(setting.has_bias));
+      modules::Linear layer(torch::nn::LinearOptions(48, 64).bias(setting.has_bias));
       layer->to(setting.weight);
       std::vector<int64_t> sizes = setting.sizes;
       sizes.push_back(48);
@@ -134,7 +135,7 @@ TEST_CASE("results and gradients are products of codes, added in fp32", "[fp8][m
 
 TEST_CASE("errors of a layer are those of its formats", "[fp8][modules]") {
   torch::manual_seed(6);
-  nn::Linear layer(torch::nn::LinearOptions(512, 256).bias(false));
+  modules::Linear layer(torch::nn::LinearOptions(512, 256).bias(false));
   torch::nn::init::normal_(layer->weight);
   const Tensor x = torch::randn({512, 512}).requires_grad_();
   const auto scaling = std::make_shared<Fp8Scaling>(*layer);
@@ -156,7 +157,7 @@ TEST_CASE("errors of a layer are those of its formats", "[fp8][modules]") {
 
 TEST_CASE("what is not finite shows in all products", "[fp8][modules]") {
   for (const Fp8Options& options : {Fp8Options(), current()}) {
-    nn::Linear layer(16, 16);
+    modules::Linear layer(16, 16);
     const auto scaling = std::make_shared<Fp8Scaling>(*layer, options);
     for (const float value : {std::numeric_limits<float>::infinity(), std::nanf("")}) {
       const Fp8Scope scope(scaling);
@@ -178,7 +179,7 @@ TEST_CASE("what is not finite shows in all products", "[fp8][modules]") {
 }
 
 TEST_CASE("calls whose sizes are no multiples of 16 run in 16 bits, and are counted", "[fp8][modules]") {
-  torch::nn::Sequential model(nn::Linear(16, 16), nn::Linear(16, 24));
+  torch::nn::Sequential model(modules::Linear(16, 16), modules::Linear(16, 24));
   const auto scaling = std::make_shared<Fp8Scaling>(*model);
   const Tensor x = torch::randn({5, 16});
   const auto copy = std::dynamic_pointer_cast<torch::nn::SequentialImpl>(model->clone());
@@ -195,7 +196,7 @@ TEST_CASE("calls whose sizes are no multiples of 16 run in 16 bits, and are coun
 
 TEST_CASE("frozen and partly frozen layers, views and passes without gradients", "[fp8][modules]") {
   torch::manual_seed(8);
-  nn::Linear layer(32, 16);
+  modules::Linear layer(32, 16);
   const auto scaling = std::make_shared<Fp8Scaling>(*layer, current());
   const Fp8Scope scope(scaling);
   const Tensor wide = torch::randn({32, 48}), x = wide.t().narrow(0, 0, 48).requires_grad_();

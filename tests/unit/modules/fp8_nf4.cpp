@@ -34,13 +34,14 @@ Fp8Options over_4_bits() { return Fp8Options().quantized_weights(true); }
 // One of its layers has no adapter, and two share their input.
 struct NetImpl : torch::nn::Module {
   Tensor forward(const Tensor& x) {
-    const auto both = nn::forward_together(x, {gate, up});
+    const auto both = modules::forward_together(x, {gate, up});
     return last(down(both[0].tanh() * both[1]));
   }
-  nn::Linear gate = register_module("gate", nn::Linear(torch::nn::LinearOptions(48, 64).bias(false)));
-  nn::Linear up = register_module("up", nn::Linear(48, 64));
-  nn::Linear down = register_module("down", nn::Linear(64, 32));
-  nn::Linear last = register_module("last", nn::Linear(32, 16));
+  modules::Linear gate =
+      register_module("gate", modules::Linear(torch::nn::LinearOptions(48, 64).bias(false)));
+  modules::Linear up = register_module("up", modules::Linear(48, 64));
+  modules::Linear down = register_module("down", modules::Linear(64, 32));
+  modules::Linear last = register_module("last", modules::Linear(32, 16));
 };
 TORCH_MODULE(Net);
 
@@ -50,18 +51,18 @@ Net adapted(at::ScalarType dtype, bool doubly, bool is_dequantized) {
   Net net;
   net->to(dtype);
   const std::vector<std::string> layers = {"gate", "up", "down", "last"};
-  nn::quantize(*net, nn::Nf4Options().targets(layers).double_quantization(doubly));
-  nn::add_lora(*net, nn::LoraOptions(4).alpha(8).targets({"gate", "up", "down"}));
+  modules::quantize(*net, modules::Nf4Options().targets(layers).double_quantization(doubly));
+  modules::add_lora(*net, modules::LoraOptions(4).alpha(8).targets({"gate", "up", "down"}));
   const torch::NoGradGuard no_grad;
-  for (const auto& item : nn::trainable(*net)) item.value().normal_(0, 0.1);
-  for (const nn::Linear& layer : {net->up, net->down, net->last}) layer->bias.requires_grad_(true);
-  if (is_dequantized) nn::dequantize(*net);
+  for (const auto& item : modules::trainable(*net)) item.value().normal_(0, 0.1);
+  for (const modules::Linear& layer : {net->up, net->down, net->last}) layer->bias.requires_grad_(true);
+  if (is_dequantized) modules::dequantize(*net);
   return net;
 }
 
 std::vector<Tensor> gradients(Net& net, const Tensor& x, const Tensor& y, const Tensor& dy) {
   std::vector<Tensor> inputs = {x};
-  for (const auto& item : nn::trainable(*net)) inputs.push_back(item.value());
+  for (const auto& item : modules::trainable(*net)) inputs.push_back(item.value());
   return torch::autograd::grad({y}, inputs, {dy});
 }
 
@@ -75,7 +76,7 @@ void check_same_state(const Fp8Scaling& found, const Fp8Scaling& wanted) {
 
 struct Run {
   Net net = adapted(at::kFloat, true, false);
-  FusedAdamW optimizer{nn::trainable(*net), FusedAdamWOptions(1e-2)};
+  FusedAdamW optimizer{modules::trainable(*net), FusedAdamWOptions(1e-2)};
   Session session{*net, optimizer};
   std::shared_ptr<Precision> precision;
 
@@ -146,8 +147,8 @@ TEST_CASE("over 4 bits a layer in 8 computes what it computes over the dequantiz
 
 TEST_CASE("a product over 4 bits is that of the codes of the decoded weight", "[fp8][nf4]") {
   torch::manual_seed(5);
-  nn::Linear layer(torch::nn::LinearOptions(64, 32).bias(false));
-  layer->set_nf4(nn::Nf4Weight(layer->weight, true));
+  modules::Linear layer(torch::nn::LinearOptions(64, 32).bias(false));
+  layer->set_nf4(modules::Nf4Weight(layer->weight, true));
   const auto scaling = std::make_shared<Fp8Scaling>(*layer, over_4_bits().recipe(Fp8Recipe::current));
   const auto codes = [](const Tensor& matrix) {
     const float scale = kernels::fp8_scale(amax_bits(matrix), kernels::Fp8Format::e4m3, {});
@@ -163,13 +164,13 @@ TEST_CASE("a product over 4 bits is that of the codes of the decoded weight", "[
 TEST_CASE("nothing of a decoded weight's size is alive between forward and backward", "[fp8][nf4]") {
   constexpr int64_t kSize = 512, kLayers = 4, kRows = 16;
   torch::manual_seed(6);
-  std::vector<nn::Linear> layers;
+  std::vector<modules::Linear> layers;
   torch::nn::ModuleList model;
   for (int64_t i = 0; i < kLayers; ++i) {
     layers.emplace_back(kSize, kSize);
-    layers.back()->set_nf4(nn::Nf4Weight(layers.back()->weight, true));
+    layers.back()->set_nf4(modules::Nf4Weight(layers.back()->weight, true));
     layers.back()->bias.requires_grad_(false);
-    if (i % 2 == 0) layers.back()->add_adapter(nn::LoraOptions(4));
+    if (i % 2 == 0) layers.back()->add_adapter(modules::LoraOptions(4));
     model->push_back(layers.back());
   }
   const auto scaling = std::make_shared<Fp8Scaling>(*model, over_4_bits());
@@ -181,7 +182,7 @@ TEST_CASE("nothing of a decoded weight's size is alive between forward and backw
     Tensor h = x;
     {
       const Fp8Scope scope(scaling);
-      for (nn::Linear& layer : layers) h = layer(h);
+      for (modules::Linear& layer : layers) h = layer(h);
     }
     CAPTURE(pass, CountedCpuMemory::live() - before, CountedCpuMemory::peak() - before);
     // Activations and what adapters keep are less than one weight of one byte an element.
@@ -196,9 +197,9 @@ TEST_CASE("nothing of a decoded weight's size is alive between forward and backw
 
 TEST_CASE("a weight in 4 bits that is replaced or converted is measured anew", "[fp8][nf4]") {
   torch::manual_seed(7);
-  nn::Linear layer(32, 32);
+  modules::Linear layer(32, 32);
   const Tensor large = layer->weight.detach() * 300;
-  layer->set_nf4(nn::Nf4Weight(layer->weight, true));
+  layer->set_nf4(modules::Nf4Weight(layer->weight, true));
   const auto scaling = std::make_shared<Fp8Scaling>(*layer, over_4_bits().power_of_two(false));
   const Tensor x = torch::randn({16, 32});
   const auto is_current = [&] {
@@ -212,13 +213,13 @@ TEST_CASE("a weight in 4 bits that is replaced or converted is measured anew", "
     return layer(x).equal(wanted);
   };
   CHECK(is_current());
-  layer->set_nf4(nn::Nf4Weight(large, true));
+  layer->set_nf4(modules::Nf4Weight(large, true));
   CHECK(is_current());
-  const nn::Nf4Weight larger(large * 8, true);
+  const modules::Nf4Weight larger(large * 8, true);
   larger->codes.set_data(layer->nf4()->codes);  // the same ones, in the same memory
   layer->set_nf4(larger);
   CHECK(is_current());
-  const nn::Nf4Weight small(large / 1e4, true);
+  const modules::Nf4Weight small(large / 1e4, true);
   {
     const torch::NoGradGuard no_grad;
     for (const auto& item : small->named_buffers())
@@ -226,7 +227,7 @@ TEST_CASE("a weight in 4 bits that is replaced or converted is measured anew", "
   }
   CHECK(is_current());
   // Other memory with the version that the former one had, as where a module is moved.
-  const nn::Nf4Weight moved(large * 8, true);
+  const modules::Nf4Weight moved(large * 8, true);
   for (const auto& item : moved->named_buffers())
     layer->nf4()->named_buffers()[item.key()].set_data(item.value());
   CHECK(is_current());
@@ -235,7 +236,7 @@ TEST_CASE("a weight in 4 bits that is replaced or converted is measured anew", "
   // Storage may change while the scaling exists.
   layer->dequantize();
   CHECK(is_current());
-  nn::quantize(*layer, nn::Nf4Options().targets({"*"}));
+  modules::quantize(*layer, modules::Nf4Options().targets({"*"}));
   CHECK(is_current());
 }
 
@@ -276,7 +277,7 @@ TEST_CASE("layers over 4 bits are recomputed with the scales of their first pass
       scalings.back()->update();
     }
     all.emplace_back();
-    for (const auto& item : nn::trainable(*net)) all.back().push_back(item.value().grad());
+    for (const auto& item : modules::trainable(*net)) all.back().push_back(item.value().grad());
   }
   for (size_t i = 0; i < all[0].size(); ++i) CHECK(all[1][i].equal(all[0][i]));
   check_same_state(*scalings[1], *scalings[0]);
@@ -298,10 +299,10 @@ TEST_CASE("weights in 4 bits compute in 8 only if they are asked to", "[fp8][nf4
   CHECK(Fp8Scaling(*net, over_4_bits().keep_first(1)).layers() == 3);
 
   // Of layers that are put in 4 bits later, too.
-  nn::dequantize(*net);
+  modules::dequantize(*net);
   const auto scaling = std::make_shared<Fp8Scaling>(*net);
   CHECK(scaling->layers() == 4);
-  nn::quantize(*net, nn::Nf4Options().targets({"last"}));
+  modules::quantize(*net, modules::Nf4Options().targets({"last"}));
   {
     const Autocast autocast(at::kCPU);
     const Fp8Scope scope(scaling);
@@ -330,8 +331,8 @@ TEST_CASE("a run over 4 bits in 8 is resumed to the bit, scales included", "[fp8
   Run resumed(over_4_bits(), folder.path());
   REQUIRE(resumed.session.resume() == 4);
   resumed.train(9);
-  for (const auto& item : nn::trainable(*unbroken.net)) {
-    CHECK(item.value().equal(nn::trainable(*resumed.net)[item.key()]));
+  for (const auto& item : modules::trainable(*unbroken.net)) {
+    CHECK(item.value().equal(modules::trainable(*resumed.net)[item.key()]));
   }
   const NamedTensors wanted = unbroken.scales(), found = resumed.scales();
   REQUIRE(wanted.size() == 4 * 4);

@@ -24,7 +24,7 @@ Fp8Options current() { return Fp8Options().recipe(Fp8Recipe::current); }
 
 TEST_CASE("scales stand still between updates and then follow the largest magnitudes", "[fp8][modules]") {
   torch::manual_seed(7);
-  torch::nn::Sequential model(nn::Linear(16, 32), nn::Linear(32, 16));
+  torch::nn::Sequential model(modules::Linear(16, 32), modules::Linear(32, 16));
   const auto scaling = std::make_shared<Fp8Scaling>(*model, Fp8Options().amax_history(2));
   const auto pass = [&](const Tensor& x) {
     const Fp8Scope scope(scaling);
@@ -86,7 +86,7 @@ TEST_CASE("scales stand still between updates and then follow the largest magnit
 }
 
 TEST_CASE("a weight that was written to is cast anew", "[fp8][modules]") {
-  nn::Linear layer(torch::nn::LinearOptions(16, 16).bias(false));
+  modules::Linear layer(torch::nn::LinearOptions(16, 16).bias(false));
   const auto scaling = std::make_shared<Fp8Scaling>(*layer);
   const Fp8Scope scope(scaling);
   const Tensor x = torch::eye(16);
@@ -109,7 +109,7 @@ TEST_CASE("a weight that was written to is cast anew", "[fp8][modules]") {
 TEST_CASE("a recomputed layer sees the scales and the scope of its forward pass", "[fp8][modules]") {
   for (const Fp8Options& options : {Fp8Options(), current()}) {
     torch::manual_seed(9);
-    torch::nn::Sequential model(nn::Linear(16, 32), nn::Linear(32, 16));
+    torch::nn::Sequential model(modules::Linear(16, 32), modules::Linear(32, 16));
     const Tensor x = torch::randn({16, 16}).requires_grad_();
     std::vector<std::map<std::string, Tensor>> states;
     std::vector<Tensor> gradients;
@@ -138,7 +138,7 @@ TEST_CASE("a recomputed layer sees the scales and the scope of its forward pass"
 
 TEST_CASE("a state continues where it was saved, also with another length of history", "[fp8][modules]") {
   torch::manual_seed(10);
-  nn::Linear layer(16, 16);
+  modules::Linear layer(16, 16);
   const auto run = [&](const std::shared_ptr<Fp8Scaling>& scaling, int from, int to) {
     for (int step = from; step < to; ++step) {
       const Fp8Scope scope(scaling);
@@ -181,7 +181,7 @@ TEST_CASE("a state continues where it was saved, also with another length of his
 
 TEST_CASE("what cannot work in 8 bits is refused with a sentence", "[fp8][modules]") {
   using Catch::Matchers::ContainsSubstring;
-  torch::nn::Sequential model(nn::Linear(16, 16), nn::Linear(16, 16), nn::Linear(16, 16));
+  torch::nn::Sequential model(modules::Linear(16, 16), modules::Linear(16, 16), modules::Linear(16, 16));
   const auto refused = [&](const Fp8Options& options, const std::string& message) {
     CHECK_THROWS_WITH(Fp8Scaling(*model, options), ContainsSubstring(message));
   };
@@ -192,8 +192,8 @@ TEST_CASE("what cannot work in 8 bits is refused with a sentence", "[fp8][module
   refused(Fp8Options().gradients(at::kHalf), "must be Float8_e5m2 or Float8_e4m3fn, not Half");
   CHECK(Fp8Scaling(*model, Fp8Options().keep_first(1).keep_last(1)).layers() == 1);
   torch::nn::Linear plain(16, 16);
-  CHECK_THROWS_WITH(Fp8Scaling(*plain), ContainsSubstring("no pacer::nn::Linear"));
-  CHECK_THROWS_WITH(nn::Linear(-1, 4), ContainsSubstring("not negative"));
+  CHECK_THROWS_WITH(Fp8Scaling(*plain), ContainsSubstring("no pacer::modules::Linear"));
+  CHECK_THROWS_WITH(modules::Linear(-1, 4), ContainsSubstring("not negative"));
 
   const auto scaling = std::make_shared<Fp8Scaling>(*model);
   const Fp8Scope scope(scaling);

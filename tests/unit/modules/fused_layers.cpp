@@ -74,8 +74,8 @@ TEST_CASE("in 16 bits fused layers are as exact as those of torch::nn", "[module
 
 TEST_CASE("what fused layers drop follows from the seed alone", "[modules][fused][dropout]") {
   constexpr double kP = 0.3;
-  nn::TransformerLayer layer(
-      nn::TransformerLayerOptions(32, 4).ffn(64).projection_dropout(kP).mlp_dropout(kP));
+  modules::TransformerLayer layer(
+      modules::TransformerLayerOptions(32, 4).ffn(64).projection_dropout(kP).mlp_dropout(kP));
   randomize(*layer);
   const Tensor x = batch(), dy = torch::randn_like(x);
   torch::manual_seed(3);
@@ -169,7 +169,7 @@ TEST_CASE("gradients are added up inside the nodes of a fused layer, not between
 }
 
 TEST_CASE("an attention mask and causal attention", "[modules][fused]") {
-  nn::TransformerLayer layer(nn::TransformerLayerOptions(32, 4).ffn(64));
+  modules::TransformerLayer layer(modules::TransformerLayerOptions(32, 4).ffn(64));
   randomize(*layer);
   const Tensor x = batch();
   const Tensor mask = torch::ones({16, 16}, at::kBool).tril();
@@ -230,23 +230,25 @@ TEST_CASE("fused layers take no rows, clone, and refuse what they cannot do", "[
                       ContainsSubstring("no second derivative"));
   });
   // One number is not nothing.
-  nn::LayerNormMlp single(nn::LayerNormMlpOptions(1, 4).residual(true));
+  modules::LayerNormMlp single(modules::LayerNormMlpOptions(1, 4).residual(true));
   const Tensor alone = single(torch::ones({1, 1}));
   CHECK(alone.allclose(single(torch::ones({2, 1})).narrow(0, 1, 1)));
-  nn::LayerNormLinear replaced(32, 16);
+  modules::LayerNormLinear replaced(32, 16);
   replaced->norm = torch::nn::LayerNorm(torch::nn::LayerNormOptions({8}));
   CHECK_THROWS_WITH(replaced(batch()), ContainsSubstring("needs a norm with a weight of 32 elements"));
-  CHECK_THROWS_WITH(nn::LayerNormLinear(0, 4), ContainsSubstring("above 0, not 0 and 4"));
-  CHECK_THROWS_WITH(nn::LayerNormMlp(4, -1), ContainsSubstring("above 0, not 4 and -1"));
-  CHECK_THROWS_WITH(nn::LayerNormMlp(nn::LayerNormMlpOptions(4, 4).dropout(1)), ContainsSubstring("[0, 1)"));
-  CHECK_THROWS_WITH(nn::TransformerLayer(nn::TransformerLayerOptions(32, 5)),
+  CHECK_THROWS_WITH(modules::LayerNormLinear(0, 4), ContainsSubstring("above 0, not 0 and 4"));
+  CHECK_THROWS_WITH(modules::LayerNormMlp(4, -1), ContainsSubstring("above 0, not 4 and -1"));
+  CHECK_THROWS_WITH(modules::LayerNormMlp(modules::LayerNormMlpOptions(4, 4).dropout(1)),
+                    ContainsSubstring("[0, 1)"));
+  CHECK_THROWS_WITH(modules::TransformerLayer(modules::TransformerLayerOptions(32, 5)),
                     ContainsSubstring("multiple of heads"));
   for (const double p : {-.1, 1.0}) {
-    CHECK_THROWS_WITH(nn::TransformerLayer(nn::TransformerLayerOptions(32, 4).attention_dropout(p)),
+    CHECK_THROWS_WITH(modules::TransformerLayer(modules::TransformerLayerOptions(32, 4).attention_dropout(p)),
                       ContainsSubstring("attention_dropout must be in [0, 1)"));
   }
-  CHECK_THROWS_WITH(nn::TransformerLayer(nn::TransformerLayerOptions(32, 4))->forward(torch::zeros({2, 32})),
-                    ContainsSubstring("takes [batch, sequence, 32]"));
+  CHECK_THROWS_WITH(
+      modules::TransformerLayer(modules::TransformerLayerOptions(32, 4))->forward(torch::zeros({2, 32})),
+      ContainsSubstring("takes [batch, sequence, 32]"));
 }
 
 TEST_CASE("in 8 bits fused layers are as exact as their parts one by one", "[modules][fused][fp8]") {
@@ -293,7 +295,7 @@ TEST_CASE("in 8 bits fused layers are as exact as their parts one by one", "[mod
 }
 
 TEST_CASE("an evaluation in inference mode leaves 8-bit training alone", "[modules][fused][fp8]") {
-  nn::TransformerLayer layer(nn::TransformerLayerOptions(32, 4));
+  modules::TransformerLayer layer(modules::TransformerLayerOptions(32, 4));
   const auto scaling = std::make_shared<Fp8Scaling>(*layer);
   const Fp8Scope scope(scaling);
   layer->eval();
@@ -307,7 +309,7 @@ TEST_CASE("an evaluation in inference mode leaves 8-bit training alone", "[modul
 }
 
 TEST_CASE("a linear layer of a fused layer may stay in 16 bits", "[modules][fused][fp8]") {
-  nn::TransformerLayer layer(nn::TransformerLayerOptions(32, 4).ffn(64));
+  modules::TransformerLayer layer(modules::TransformerLayerOptions(32, 4).ffn(64));
   randomize(*layer);
   const Tensor x = batch(), dy = torch::randn_like(x);
   const Pass exact = reference_pass(*layer, x, dy);
@@ -329,7 +331,7 @@ TEST_CASE("a linear layer of a fused layer may stay in 16 bits", "[modules][fuse
   layer->train();
   fused_pass(*layer, x, dy);
   CHECK(scaling->amax().gt(0).all().item<bool>());
-  nn::TransformerLayer narrow(nn::TransformerLayerOptions(32, 4).ffn(40));
+  modules::TransformerLayer narrow(modules::TransformerLayerOptions(32, 4).ffn(40));
   randomize(*narrow);
   const auto of_some = std::make_shared<Fp8Scaling>(*narrow);
   {

@@ -23,23 +23,23 @@ namespace pacer::testing::lora {
 namespace {
 
 using Catch::Matchers::ContainsSubstring;
-using nn::LoraOptions;
+using modules::LoraOptions;
 using torch::Tensor;
 
 // Attention-like: three layers over one input, one behind them.
 struct BlockImpl : torch::nn::Module {
   explicit BlockImpl(int64_t width = 12) {
-    q_proj = register_module("q_proj", nn::Linear(width, width));
-    k_proj = register_module("k_proj", nn::Linear(torch::nn::LinearOptions(width, 8).bias(false)));
-    o_proj = register_module("o_proj", nn::Linear(width + 8, width));
+    q_proj = register_module("q_proj", modules::Linear(width, width));
+    k_proj = register_module("k_proj", modules::Linear(torch::nn::LinearOptions(width, 8).bias(false)));
+    o_proj = register_module("o_proj", modules::Linear(width + 8, width));
     head = register_module("head", torch::nn::Linear(width, 5));
   }
   Tensor forward(const Tensor& x, bool together = false) {
     const std::vector<Tensor> qk =
-        together ? nn::forward_together(x, {q_proj, k_proj}) : std::vector<Tensor>{q_proj(x), k_proj(x)};
+        together ? modules::forward_together(x, {q_proj, k_proj}) : std::vector<Tensor>{q_proj(x), k_proj(x)};
     return head(o_proj(torch::cat({qk[0].tanh(), qk[1]}, -1)));
   }
-  nn::Linear q_proj = nullptr, k_proj = nullptr, o_proj = nullptr;
+  modules::Linear q_proj = nullptr, k_proj = nullptr, o_proj = nullptr;
   torch::nn::Linear head = nullptr;
 };
 TORCH_MODULE(Block);
@@ -56,10 +56,10 @@ void fill_adapters(torch::nn::Module& model) {
 }
 
 // The rule, in operations of LibTorch.
-Tensor reference(const nn::Linear& layer, const Tensor& x) {
+Tensor reference(const modules::Linear& layer, const Tensor& x) {
   Tensor y = x.matmul(layer->weight.t());
   if (layer->bias.defined()) y = y + layer->bias;
-  const nn::LoraAdapter adapter = layer->active_adapter();
+  const modules::LoraAdapter adapter = layer->active_adapter();
   return adapter.is_empty() ? y : y + adapter->scale() * x.matmul(adapter->A.t()).matmul(adapter->B.t());
 }
 Tensor reference(const Block& block, const Tensor& x) {
@@ -67,7 +67,7 @@ Tensor reference(const Block& block, const Tensor& x) {
   return at::linear(reference(block->o_proj, together), block->head->weight, block->head->bias);
 }
 
-std::vector<std::string> trained(const torch::nn::Module& model) { return nn::trainable(model).keys(); }
+std::vector<std::string> trained(const torch::nn::Module& model) { return modules::trainable(model).keys(); }
 
 }  // namespace
 
@@ -75,7 +75,7 @@ TEST_CASE("results and gradients of adapters are those of LibTorch's operations 
   for (const bool together : {false, true}) {
     torch::manual_seed(3);
     Block block;
-    nn::add_lora(*block, options());
+    modules::add_lora(*block, options());
     fill_adapters(*block);
     block->to(at::kDouble);
     block->q_proj->bias.requires_grad_();
@@ -87,7 +87,7 @@ TEST_CASE("results and gradients of adapters are those of LibTorch's operations 
     const Tensor y = block->forward(x, together), wanted = reference(block, twin);
     CHECK((y - wanted).abs().max().item<double>() < 1e-12);
     std::vector<Tensor> inputs = {x}, twins = {twin};
-    for (const auto& item : nn::trainable(*block)) {
+    for (const auto& item : modules::trainable(*block)) {
       inputs.push_back(item.value());
       twins.push_back(item.value());
     }
@@ -106,25 +106,25 @@ TEST_CASE("a new adapter changes nothing but what is trained", "[lora]") {
   Block block;
   const Tensor x = torch::randn({4, 12});
   const Tensor before = block->forward(x);
-  const auto layers = nn::add_lora(*block, options());
+  const auto layers = modules::add_lora(*block, options());
   CHECK(layers == std::vector<std::string>{"q_proj", "k_proj", "o_proj"});
   CHECK(trained(*block) == std::vector<std::string>{"q_proj.lora_default.A", "q_proj.lora_default.B",
                                                     "k_proj.lora_default.A", "k_proj.lora_default.B",
                                                     "o_proj.lora_default.A", "o_proj.lora_default.B"});
   CHECK(torch::allclose(block->forward(x), before, 1e-6, 1e-6));
-  const nn::LoraAdapter adapter = block->q_proj->adapter("default");
+  const modules::LoraAdapter adapter = block->q_proj->adapter("default");
   CHECK(adapter->scale() == 2);
   CHECK(adapter->A.abs().max().item<double>() <= 1 / std::sqrt(12.0));
   CHECK(adapter->B.count_nonzero().item<int64_t>() == 0);
-  CHECK(nn::LoraAdapter(12, 12, LoraOptions(4))->scale() == 1);
-  CHECK(nn::LoraAdapter(12, 12, LoraOptions(4).alpha(6).rslora(true))->scale() == 3);
+  CHECK(modules::LoraAdapter(12, 12, LoraOptions(4))->scale() == 1);
+  CHECK(modules::LoraAdapter(12, 12, LoraOptions(4).alpha(6).rslora(true))->scale() == 3);
 }
 
 TEST_CASE("in 16 bits and under autocast a layer with an adapter computes in that dtype", "[lora]") {
   torch::manual_seed(5);
-  nn::Linear layer(16, 24);
+  modules::Linear layer(16, 24);
   torch::nn::ModuleList model(layer);
-  nn::add_lora(*model, LoraOptions(4).targets({"0"}));
+  modules::add_lora(*model, LoraOptions(4).targets({"0"}));
   fill_adapters(*layer);
   const Tensor x = torch::randn({9, 16}).requires_grad_();
   const Tensor wanted = reference(layer, x);
@@ -140,10 +140,10 @@ TEST_CASE("in 16 bits and under autocast a layer with an adapter computes in tha
 TEST_CASE("dropout of an adapter drops parts of its input, the same ones in backward", "[lora]") {
   torch::manual_seed(6);
   Block block;
-  nn::add_lora(*block, options().dropout(0.5));
+  modules::add_lora(*block, options().dropout(0.5));
   fill_adapters(*block);
-  nn::Linear layer = block->q_proj;
-  const nn::LoraAdapter adapter = layer->adapter("default");
+  modules::Linear layer = block->q_proj;
+  const modules::LoraAdapter adapter = layer->adapter("default");
   // Rows of the unit matrix tell which element was dropped.
   const Tensor x = torch::eye(12).requires_grad_();
   const auto difference = [&] { return (layer(x) - x.matmul(layer->weight.t()) - layer->bias).detach(); };
@@ -169,7 +169,7 @@ TEST_CASE("dropout of an adapter drops parts of its input, the same ones in back
 TEST_CASE("dropout in a recomputed region is what forward drew", "[lora]") {
   torch::manual_seed(8);
   Block block;
-  nn::add_lora(*block, options().dropout(0.25));
+  modules::add_lora(*block, options().dropout(0.25));
   fill_adapters(*block);
   const Tensor x = torch::randn({6, 12});
   const auto gradients = [&](bool recomputed) {
@@ -178,7 +178,7 @@ TEST_CASE("dropout in a recomputed region is what forward drew", "[lora]") {
     const auto forward = [part = block.get()](const Tensor& in) { return part->forward(in); };
     (recomputed ? recompute(*block, forward, x) : forward(x)).square().sum().backward();
     std::vector<Tensor> result;
-    for (const auto& item : nn::trainable(*block)) result.push_back(item.value().grad().clone());
+    for (const auto& item : modules::trainable(*block)) result.push_back(item.value().grad().clone());
     return result;
   };
   const auto plain = gradients(false), again = gradients(true);
@@ -190,68 +190,68 @@ TEST_CASE("merged weights compute what adapters added, and unmerge brings back e
     torch::manual_seed(7);
     Block block;
     block->to(dtype);
-    nn::add_lora(*block, options());
+    modules::add_lora(*block, options());
     fill_adapters(*block);
     const Tensor before = block->q_proj->weight.detach().clone();
     const Tensor x = torch::randn({5, 12}).to(dtype);
-    const nn::LoraAdapter adapter = block->q_proj->adapter("default");
+    const modules::LoraAdapter adapter = block->q_proj->adapter("default");
     const Tensor sum =
         before.to(at::kDouble) +
         adapter->scale() * adapter->B.detach().to(at::kDouble).matmul(adapter->A.detach().to(at::kDouble));
-    nn::merge(*block);
+    modules::merge(*block);
     CHECK(torch::allclose(block->q_proj->weight.to(at::kDouble), sum, dtype == at::kBFloat16 ? 0.004 : 1e-6,
                           1e-6));
     CHECK(block->q_proj(x).equal(at::linear(x, block->q_proj->weight, block->q_proj->bias)));
-    nn::merge(*block);  // once is enough
-    CHECK_THAT(message_of<InvalidArgument>([&] { nn::set_adapter(*block, ""); }),
+    modules::merge(*block);  // once is enough
+    CHECK_THAT(message_of<InvalidArgument>([&] { modules::set_adapter(*block, ""); }),
                ContainsSubstring("unmerge() first"));
-    CHECK_THAT(
-        message_of<InvalidArgument>([&] { nn::quantize(*block, nn::Nf4Options().targets({"q_proj"})); }),
-        ContainsSubstring("unmerge() first"));
-    nn::unmerge(*block);
+    CHECK_THAT(message_of<InvalidArgument>(
+                   [&] { modules::quantize(*block, modules::Nf4Options().targets({"q_proj"})); }),
+               ContainsSubstring("unmerge() first"));
+    modules::unmerge(*block);
     CHECK(block->q_proj->weight.equal(before));
-    nn::merge(*block);
+    modules::merge(*block);
     {
       const torch::NoGradGuard no_grad;
       block->k_proj->weight.add_(1);
     }
-    CHECK_THAT(message_of<InvalidArgument>([&] { nn::unmerge(*block); }), ContainsSubstring("k_proj"));
+    CHECK_THAT(message_of<InvalidArgument>([&] { modules::unmerge(*block); }), ContainsSubstring("k_proj"));
     CHECK_FALSE(block->q_proj->weight.equal(before));  // nothing was half-changed
-    nn::remove_adapter(*block, "default");
+    modules::remove_adapter(*block, "default");
     CHECK(block->q_proj->is_plain());
-    CHECK(nn::adapters(*block).empty());
+    CHECK(modules::adapters(*block).empty());
   }
 }
 
 TEST_CASE("of several adapters one takes part and is trained", "[lora]") {
   Block block;
-  nn::add_lora(*block, options().name("a"));
+  modules::add_lora(*block, options().name("a"));
   fill_adapters(*block);
   const Tensor x = torch::randn({3, 12});
   const Tensor with_a = block->forward(x);
-  nn::add_lora(*block, LoraOptions(2).targets({"q_proj"}).name("b"));
-  CHECK(nn::adapters(*block) == std::vector<std::string>{"a", "b"});
+  modules::add_lora(*block, LoraOptions(2).targets({"q_proj"}).name("b"));
+  CHECK(modules::adapters(*block) == std::vector<std::string>{"a", "b"});
   CHECK(trained(*block) == std::vector<std::string>{"q_proj.lora_b.A", "q_proj.lora_b.B"});
-  nn::set_adapter(*block, "");
+  modules::set_adapter(*block, "");
   const Tensor without = block->forward(x);
   CHECK_FALSE(without.equal(with_a));
-  CHECK_THAT(message_of<InvalidArgument>([&] { nn::trainable(*block); }),
+  CHECK_THAT(message_of<InvalidArgument>([&] { modules::trainable(*block); }),
              ContainsSubstring("add_lora() first"));
-  nn::set_adapter(*block, "a");
+  modules::set_adapter(*block, "a");
   CHECK(block->forward(x).equal(with_a));
   CHECK(trained(*block).size() == 6);
-  nn::remove_adapter(*block, "a");
+  modules::remove_adapter(*block, "a");
   CHECK(block->forward(x).equal(without));
-  CHECK(nn::adapters(*block) == std::vector<std::string>{"b"});
+  CHECK(modules::adapters(*block) == std::vector<std::string>{"b"});
 }
 
 TEST_CASE("a clone of a layer has its adapters, and what is frozen stays frozen", "[lora]") {
-  nn::Linear layer(8, 8);
+  modules::Linear layer(8, 8);
   layer->weight.requires_grad_(false);
   layer->add_adapter(LoraOptions(2).name("a"));
   layer->add_adapter(LoraOptions(2).name("b"));
   fill_adapters(*layer);
-  const auto clone = std::dynamic_pointer_cast<nn::LinearImpl>(layer->clone());
+  const auto clone = std::dynamic_pointer_cast<modules::LinearImpl>(layer->clone());
   CHECK(trained(*clone) == trained(*layer));
   const Tensor x = torch::randn({3, 8});
   CHECK(clone->forward(x).equal(layer(x)));
@@ -264,7 +264,7 @@ TEST_CASE("a clone of a layer has its adapters, and what is frozen stays frozen"
 
 TEST_CASE("targets name layers by their whole name or the last parts of it", "[lora]") {
   const auto matches = [](const char* target) {
-    return nn::matches_target("model.layers.11.self_attn.q_proj", target);
+    return modules::matches_target("model.layers.11.self_attn.q_proj", target);
   };
   for (const char* target :
        {"q_proj", "*_proj", "self_attn.q_proj", "self_attn.*", "layers.*.self_attn.q_proj", "model.**", "**",
@@ -281,14 +281,15 @@ TEST_CASE("targets name layers by their whole name or the last parts of it", "[l
 
 TEST_CASE("what cannot get an adapter is refused with the reason, and nothing has changed", "[lora]") {
   Block block;
-  block->register_module("fused", nn::TransformerLayer(nn::TransformerLayerOptions(8, 2)));
+  block->register_module("fused", modules::TransformerLayer(modules::TransformerLayerOptions(8, 2)));
   const auto refused = [&](const LoraOptions& wrong, const char* reason) {
-    CHECK_THAT(message_of<InvalidArgument>([&] { nn::add_lora(*block, wrong); }), ContainsSubstring(reason));
-    CHECK(nn::adapters(*block).empty());
+    CHECK_THAT(message_of<InvalidArgument>([&] { modules::add_lora(*block, wrong); }),
+               ContainsSubstring(reason));
+    CHECK(modules::adapters(*block).empty());
     CHECK(block->q_proj->weight.requires_grad());
   };
   refused(LoraOptions(2), "needs targets");
-  refused(LoraOptions(2).targets({"q_proj", "query"}), "\"query\" matches no pacer::nn::Linear");
+  refused(LoraOptions(2).targets({"q_proj", "query"}), "\"query\" matches no pacer::modules::Linear");
   refused(LoraOptions(2).targets({"head"}), "torch::nn::Linear");
   refused(LoraOptions(0).targets({"*_proj"}), "r must be at least 1");
   refused(options().dropout(1), "dropout must be in [0, 1)");
@@ -296,17 +297,19 @@ TEST_CASE("what cannot get an adapter is refused with the reason, and nothing ha
   refused(options().name("a.b"), "without dots");
   refused(LoraOptions(2).targets({"projection"}), "part of the fused layer");
   refused(LoraOptions(2).targets({"qkv.linear"}), "part of the fused layer");
-  nn::Linear twin(12, 12);
+  modules::Linear twin(12, 12);
   twin->weight = twin->register_parameter("tied", block->q_proj->weight);
   block->register_module("twin", twin);
   refused(options(), "tied");
-  CHECK_THAT(message_of<InvalidArgument>([&] { nn::merge(*block); }), ContainsSubstring("no active adapter"));
-  CHECK_THAT(message_of<InvalidArgument>([&] { nn::set_adapter(*block, "x"); }),
+  CHECK_THAT(message_of<InvalidArgument>([&] { modules::merge(*block); }),
+             ContainsSubstring("no active adapter"));
+  CHECK_THAT(message_of<InvalidArgument>([&] { modules::set_adapter(*block, "x"); }),
              ContainsSubstring("no adapter called x"));
 
-  nn::add_lora(*block, LoraOptions(2).targets({"k_proj", "o_proj"}));
-  CHECK_THAT(message_of<InvalidArgument>([&] { nn::add_lora(*block, LoraOptions(2).targets({"k_proj"})); }),
-             ContainsSubstring("called default already"));
+  modules::add_lora(*block, LoraOptions(2).targets({"k_proj", "o_proj"}));
+  CHECK_THAT(
+      message_of<InvalidArgument>([&] { modules::add_lora(*block, LoraOptions(2).targets({"k_proj"})); }),
+      ContainsSubstring("called default already"));
   CHECK_THAT(message_of<InvalidArgument>([&] {
                block->k_proj(torch::zeros({2, 11}));
              }),
@@ -314,14 +317,14 @@ TEST_CASE("what cannot get an adapter is refused with the reason, and nothing ha
   block->q_proj->add_adapter(LoraOptions(2));
   block->k_proj->adapter("default")->options.dropout(0.5);
   CHECK_THAT(message_of<InvalidArgument>([&] {
-               nn::forward_together(torch::zeros({2, 12}), {block->q_proj, block->k_proj});
+               modules::forward_together(torch::zeros({2, 12}), {block->q_proj, block->k_proj});
              }),
              ContainsSubstring("adapters with dropout 0 and 0.5"));
 }
 
 TEST_CASE("a layer without rows, and a gradient that reaches one of several results", "[lora]") {
   Block block;
-  nn::add_lora(*block, options());
+  modules::add_lora(*block, options());
   fill_adapters(*block);
   const Tensor none = block->forward(torch::zeros({0, 12}), true);
   CHECK(none.sizes() == at::IntArrayRef({0, 5}));
@@ -330,7 +333,7 @@ TEST_CASE("a layer without rows, and a gradient that reaches one of several resu
 
   block->zero_grad();
   const Tensor x = torch::randn({3, 12}).requires_grad_();
-  nn::forward_together(x, {block->q_proj, block->k_proj})[1].sum().backward();
+  modules::forward_together(x, {block->q_proj, block->k_proj})[1].sum().backward();
   CHECK(block->k_proj->adapter("default")->A.grad().defined());
   const Tensor of_q = block->q_proj->adapter("default")->A.grad();
   CHECK((!of_q.defined() || of_q.count_nonzero().item<int64_t>() == 0));

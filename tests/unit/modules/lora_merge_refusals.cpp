@@ -18,13 +18,13 @@ using torch::Tensor;
 
 struct PartImpl : torch::nn::Module {
   PartImpl() {
-    up = register_module("up", nn::Linear(6, 5));
-    down = register_module("down", nn::Linear(5, 6));
-    nn::add_lora(*this, nn::LoraOptions(2).targets({"up", "down"}));
+    up = register_module("up", modules::Linear(6, 5));
+    down = register_module("down", modules::Linear(5, 6));
+    modules::add_lora(*this, modules::LoraOptions(2).targets({"up", "down"}));
     const torch::NoGradGuard no_grad;
     for (const Tensor& parameter : parameters()) parameter.fill_(0.5);
   }
-  nn::Linear up = nullptr, down = nullptr;
+  modules::Linear up = nullptr, down = nullptr;
 };
 TORCH_MODULE(Part);
 
@@ -53,7 +53,7 @@ TEST_CASE("a merge of numbers that are not finite is told from one that its dtyp
       const Tensor spoilt = is_of_adapter ? part->down->adapter("default")->B : part->down->weight;
       spoilt[1][0] = std::numeric_limits<double>::quiet_NaN();
       const auto before = values_of(*part);
-      const std::string message = message_of<InvalidArgument>([&] { nn::merge(*part); });
+      const std::string message = message_of<InvalidArgument>([&] { modules::merge(*part); });
       CHECK_THAT(message, ContainsSubstring("weight of down") && ContainsSubstring("not finite"));
       CHECK_THAT(message, ContainsSubstring("the weight or the adapter holds numbers that are not finite"));
       CHECK_THAT(message, !ContainsSubstring("move the model"));
@@ -67,7 +67,7 @@ TEST_CASE("whatever fails in a merge, no layer stays merged", "[lora]") {
   const torch::NoGradGuard no_grad;
   part->down->adapter("default")->A = at::ones({2, 7});  // LibTorch refuses the product
   const auto before = values_of(*part);
-  CHECK_THROWS(nn::merge(*part));
+  CHECK_THROWS(modules::merge(*part));
   check_unmerged(part, before);
 }
 

@@ -210,12 +210,12 @@ const std::vector<NamedStage>& all_stages() {
        }},
       {"pacer's transformer layer",
        [] {
-         nn::TransformerLayer layer(nn::TransformerLayerOptions(kSize, kHeads).dropout(0.1));
+         modules::TransformerLayer layer(modules::TransformerLayerOptions(kSize, kHeads).dropout(0.1));
          return Stage{layer.ptr(), [layer](const Tensors& x) mutable { return Tensors{layer(x[0])}; }};
        }},
       {"pacer's linear layer",
        [] {
-         nn::Linear layer(kSize, kSize);
+         modules::Linear layer(kSize, kSize);
          return Stage{layer.ptr(),
                       [layer](const Tensors& x) mutable { return Tensors{layer(at::gelu(layer(x[0])))}; }};
        }},
