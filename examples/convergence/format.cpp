@@ -1,19 +1,16 @@
-// Number formatting on top of std::to_chars, which no locale changes.
+// Number formatting on top of support/number_text.h.
 #include "format.h"
 
 #include <array>
-#include <charconv>
 #include <cmath>
+
+#include "support/number_text.h"
 
 namespace convergence {
 
 std::string fixed(double value, int decimals) {
-  if (std::isnan(value)) return "nan";
-  if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
-  std::array<char, 384> text;  // the longest double in fixed notation has 309 digits before the point
-  const auto result =
-      std::to_chars(text.data(), text.data() + text.size(), value, std::chars_format::fixed, decimals);
-  return std::string(text.data(), result.ptr);
+  if (std::isnan(value)) return "nan";  // also with a sign
+  return examples::fixed_text(value, decimals);
 }
 
 std::string signed_fixed(double value, int decimals) {

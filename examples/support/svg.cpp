@@ -1,8 +1,6 @@
 #include "svg.h"
 
-#include <array>
-#include <charconv>
-
+#include "number_text.h"
 #include "whole_file.h"
 
 namespace examples::svg {
@@ -31,11 +29,7 @@ std::string escape(const std::string& text) {
   return safe;
 }
 
-std::string pixels(double value) {
-  std::array<char, 384> text;  // the longest double in fixed notation has 309 digits before the point
-  const auto end = std::to_chars(text.data(), text.data() + text.size(), value, std::chars_format::fixed, 1);
-  return std::string(text.data(), end.ptr);
-}
+std::string pixels(double value) { return fixed_text(value, 1); }
 
 std::string attribute(const std::string& name, const std::string& value) {
   return " " + name + "=\"" + escape(value) + "\"";
