@@ -10,7 +10,7 @@ program=$root/build/release/examples/convergence
 # The study's options, one a line, from the table it is built from.
 known_options() {
   tr '\n' ' ' <"$root/examples/convergence/option_table.cpp" |
-    grep -oE '(count|number|text|choice|Option [a-z]+)[({] *"[a-z-]+"' | grep -oE '"[a-z-]+"' | tr -d '"'
+    grep -oE '\{"[a-z-]+", +[a-z:_]+\(' | grep -oE '"[a-z-]+"' | tr -d '"'
   printf '%s\n' config help help-all list print-config completion
 }
 

@@ -1,211 +1,257 @@
-// The options themselves. Values are parsed strictly: the whole text, in range, and finite.
+// Values are read strictly: the whole text, in range, and finite. What is wrong with one is a sentence without
+// the option's name, which the command line adds.
 #include "option_table.h"
 
 #include <algorithm>
-#include <array>
+#include <charconv>
+#include <cmath>
+#include <functional>
+#include <optional>
+#include <sstream>
 
+#include <pacer/core/error.h>
 #include <pacer/optimizers/onebit_adam_options.h>
 #include <pacer/optimizers/option_table.h>
 
-#include "value_parsers.h"
+#include "support/command_line.h"
+#include "support/nearest_name.h"
+#include "support/number_text.h"
 
 namespace convergence {
 namespace {
 
+namespace po = boost::program_options;
+using Value = po::typed_value<std::string>;
 using Text = const std::string&;
 
-// What most studies need; --help shows these, --help-all every option.
-constexpr std::array<const char*, 12> kShortHelp = {"preset",    "quick",  "fine-tune", "arms",
-                                                    "seeds",     "tokens", "data",      "learning-rate",
-                                                    "processes", "device", "output",    "resume"};
+constexpr size_t kMostSeeds = 1000;
+constexpr int64_t kMostTokens = 1000000000000000, kMostBytes = 1000000000000;
 
-Option count(std::string name, std::string value, std::string help, int64_t Settings::*member,
-             CountRange range) {
-  return {std::move(name), std::move(value), std::move(help),
-          [member, range](Settings& settings, Text text) { settings.*member = parse_count(text, range); },
-          [member](const Settings& settings) { return std::to_string(settings.*member); }};
+template <class Item>
+std::string joined(const std::vector<Item>& items, const char* between = ",") {
+  std::ostringstream text;
+  for (const Item& item : items) text << (&item == items.data() ? "" : between) << item;
+  return text.str();
 }
 
-Option number(std::string name, std::string value, std::string help, double Settings::*member,
-              NumberRange range) {
-  return {std::move(name), std::move(value), std::move(help),
-          [member, range](Settings& settings, Text text) { settings.*member = parse_number(text, range); },
-          [member](const Settings& settings) { return show_number(settings.*member); }};
+// The parts between commas; spaces around them do not count.
+std::vector<std::string> split(Text text) {
+  std::vector<std::string> parts;
+  std::istringstream rest(text + ",");
+  for (std::string part; std::getline(rest, part, ',');) {
+    part.erase(0, part.find_first_not_of(' '));
+    part.erase(part.find_last_not_of(' ') + 1);
+    parts.push_back(part);
+  }
+  return parts;
 }
 
-Option text(std::string name, std::string value, std::string help, std::string Settings::*member) {
-  return {std::move(name), std::move(value), std::move(help),
-          [member](Settings& settings, Text text) { settings.*member = parse_text(text); },
-          [member](const Settings& settings) { return settings.*member; }};
+template <class Item>
+void append_new(const Item& item, std::vector<Item>* items) {
+  pacer::require(std::count(items->begin(), items->end(), item) == 0, "'", item, "' is there twice");
+  items->push_back(item);
 }
 
-Option choice(std::string name, std::string help, std::string Settings::*member,
-              const std::vector<std::string>& choices) {
-  std::string value;
-  for (const auto& one : choices) value += (value.empty() ? "" : "|") + one;
-  return {
-      std::move(name), std::move(value), std::move(help),
-      [member, choices](Settings& settings, Text text) { settings.*member = parse_choice(text, choices); },
-      [member](const Settings& settings) { return settings.*member; }};
+// The number that the whole text is, whatever the locale; nothing for any other text.
+template <class Number>
+std::optional<Number> parsed(Text text) {
+  Number number = 0;
+  const char* const end = text.data() + text.size();
+  const auto result = std::from_chars(text.data(), end, number);
+  if (result.ec != std::errc() || result.ptr != end) return std::nullopt;
+  return number;
 }
 
-OptionGroup study_options(const std::vector<std::string>& arm_names) {
-  std::vector<std::string> presets;
-  for (const auto& preset : preset_help()) presets.push_back(preset.name);
-  // The preset, quick and fine-tune are applied before every other option (see options.cpp); here they are
-  // only checked.
-  Option quick{"quick", "", "a short run on real text: the preset with a smaller budget",
-               [](Settings& settings, Text text) { settings.quick = parse_switch(text); },
-               [](const Settings& settings) { return std::string(settings.quick ? "true" : "false"); }};
-  Option tuning{"fine-tune", "",
-                "first train a base as fused-adamw is trained, then let the arms go on from it on a second "
-                "text",
-                [](Settings& settings, Text text) { settings.fine_tune = parse_switch(text); },
-                [](const Settings& settings) { return std::string(settings.fine_tune ? "true" : "false"); }};
-  Option arms{
-      "arms", "NAME,NAME",
-      "the arms to train, the first is the one others are compared with; --list names all of them, and "
-      "those that are trained where none is named",
-      [arm_names](Settings& settings, Text text) { settings.arms = parse_names(text, arm_names); },
-      [](const Settings& settings) { return join(settings.arms); }};
-  Option seeds{"seeds", "N,N", "train every arm once per seed; two or more give standard errors (default 1)",
-               [](Settings& settings, Text text) { settings.seeds = parse_seeds(text); },
-               [](const Settings& settings) { return join(settings.seeds); }};
-  return {"Study",
-          {choice("preset", "where all values below start from (default tiny)", &Settings::preset, presets),
-           std::move(quick), std::move(tuning), std::move(arms), std::move(seeds),
-           count("tokens", "N",
-                 "training budget of each run in tokens (bytes of text); 2M and 500k are understood (default "
-                 "1M for tiny, "
-                 "50M for small)",
-                 &Settings::tokens, {1, 1000000000000000}),
-           count("evaluate-every", "N", "tokens between validations; 0 makes it a sixteenth of the budget",
-                 &Settings::evaluate_every, {0, 1000000000000000}),
-           count("validation-sequences", "N", "sequences per validation, the same ones every time",
-                 &Settings::validation_sequences, {1, 1000000})}};
+void require_known(Text name, const std::vector<std::string>& known) {
+  pacer::require(std::find(known.begin(), known.end(), name) != known.end(), "there is no '", name, "'; ",
+                 examples::suggestion(name, known));
+}
+
+// Help calls the value `name`; `now` is what the settings hold, `take` lets them hold another.
+Value* value(const std::string& name, const std::string& now, const std::function<void(Text)>& take) {
+  return po::value<std::string>()->value_name(name)->default_value(now, "")->notifier(take);
+}
+
+// "300", "500k", "1.5M", "2G".
+Value* count(const char* name, int64_t* setting, int64_t least, int64_t most) {
+  return value(name, std::to_string(*setting), [=](Text text) {
+    const char unit = text.empty() ? ' ' : text.back();
+    const double factor = unit == 'k' ? 1e3 : unit == 'M' ? 1e6 : unit == 'G' ? 1e9 : 1.0;
+    const std::string digits = text.substr(0, text.size() - (factor > 1.0 ? 1 : 0));
+    const bool plain = digits.find_first_not_of("0123456789.") == std::string::npos;
+    // Doubles hold every whole number up to 2^53, which is beyond every range in use.
+    const double given = plain ? parsed<double>(digits).value_or(NAN) * factor : NAN;
+    pacer::require(given == std::floor(given) && given >= static_cast<double>(least) &&
+                       given <= static_cast<double>(most),
+                   "expected a whole number from ", least, " to ", most);
+    *setting = static_cast<int64_t>(given);
+  });
+}
+
+Value* number(const char* name, double* setting, double least, double most, bool least_allowed = true) {
+  return value(name, examples::shortest_text(*setting), [=](Text text) {
+    const double given = parsed<double>(text).value_or(NAN);
+    pacer::require((least_allowed ? given >= least : given > least) && given <= most, "expected a number ",
+                   least_allowed ? "from " : "above ", least, least_allowed ? " to " : " and at most ", most);
+    *setting = given;
+  });
+}
+
+Value* path(const char* name, std::string* setting) {
+  return value(name, *setting, [=](Text text) {
+    pacer::require(!text.empty(), "expected a path");
+    *setting = text;
+  });
+}
+
+Value* choice(std::string* setting, const std::vector<std::string>& choices) {
+  return value(joined(choices, "|"), *setting, [=](Text text) {
+    require_known(text, choices);
+    *setting = text;
+  });
+}
+
+Value* arms(std::vector<std::string>* setting, const std::vector<std::string>& known) {
+  return value("NAME,NAME", joined(*setting), [=](Text text) {
+    std::vector<std::string> names;
+    for (const std::string& arm : split(text)) {
+      require_known(arm, known);
+      append_new(arm, &names);
+    }
+    *setting = names;
+  });
+}
+
+Value* seeds(std::vector<uint64_t>* setting) {
+  return value("N,N", joined(*setting), [=](Text text) {
+    std::vector<uint64_t> numbers;
+    for (const std::string& part : split(text)) {
+      const auto seed = parsed<uint64_t>(part);
+      pacer::require(seed.has_value(),
+                     "expected whole numbers from 0 to 18446744073709551615, separated by commas");
+      append_new(*seed, &numbers);
+    }
+    pacer::require(numbers.size() <= kMostSeeds, "expected at most ", kMostSeeds, " seeds");
+    *setting = numbers;
+  });
+}
+
+po::typed_value<bool>* on(bool now, const std::function<void(bool)>& take) {
+  return examples::make_switch()->default_value(now, "")->notifier(take);
+}
+
+struct Row {
+  const char* name;
+  const po::value_semantic* value;
+  std::string help;
+};
+
+OptionGroup group(const char* title, const std::vector<Row>& rows) {
+  OptionGroup group = {title, examples::make_options(title)};
+  for (const Row& row : rows) group.options.add_options()(row.name, row.value, row.help.c_str());
+  return group;
 }
 
 }  // namespace
 
-std::vector<OptionGroup> option_groups(const std::vector<std::string>& arm_names) {
-  std::vector<OptionGroup> groups;
-  groups.push_back(study_options(arm_names));
-  groups.push_back(
-      {"Text",
-       {text("data", "FILE|FOLDER",
-             "the text to train on (default: LibTorch's own headers); the last tenth validates",
-             &Settings::data),
-        count("data-limit", "N", "bytes of it to read at most", &Settings::data_limit, {1, 1000000000000})}});
-  groups.push_back(
-      {"Model",
-       {count("layers", "N", "transformer blocks", &Settings::layers, {1, 1000}),
-        count("width", "N", "features per position", &Settings::width, {1, 65536}),
-        count("heads", "N", "attention heads; must divide the width", &Settings::heads, {1, 1024}),
-        count("sequence", "N", "bytes per sequence", &Settings::sequence, {2, 65536})}});
-  groups.push_back(
-      {"Recipe",
-       {number("learning-rate", "RATE",
-               "its peak: linear warm-up over 5 % of the steps, then a cosine over the tokens to a tenth "
-               "(default 3e-3 for tiny, 6e-4 for small)",
-               &Settings::learning_rate, {0.0, 10.0, /*minimum_allowed=*/false}),
-        number("weight-decay", "RATE",
-               "decoupled decay of the matrices; vectors are never decayed (default 0.1)",
-               &Settings::weight_decay, {0.0, 10.0}),
-        number("clip", "NORM", "largest global gradient norm; 0 switches clipping off (default 1)",
-               &Settings::clip, {0.0, 1e9}),
-        choice("clip-by",
-               "exact clips by the norm of the step itself; with previous a 1-bit arm's compressed steps are "
-               "clipped by that of the step before, as buckets that travel behind backward need it (default "
-               "exact)",
-               &Settings::clip_by, {"exact", "previous"}),
-        count("batch", "N", "sequences per step", &Settings::batch, {1, 65536})}});
-  groups.push_back(
-      {"Methods",
-       {count("curriculum-start", "N",
+std::vector<OptionGroup> option_groups(Settings* s, const std::vector<std::string>& arm_names) {
+  const auto start = [s](const std::string& preset, bool quick, bool fine_tune) {
+    *s = preset_settings(preset, quick, fine_tune);
+  };
+  return {
+      group(
+          "Study",
+          {{"preset", value("tiny|small", s->preset, [=](Text text) { start(text, s->quick, s->fine_tune); }),
+            "where all values below start from (default tiny)"},
+           {"quick", on(s->quick, [=](bool quick) { start(s->preset, quick, s->fine_tune); }),
+            "a short run on real text: the preset with a smaller budget"},
+           {"fine-tune", on(s->fine_tune, [=](bool fine_tune) { start(s->preset, s->quick, fine_tune); }),
+            "first train a base as fused-adamw is trained, then let the arms go on from it on a second text"},
+           {"arms", arms(&s->arms, arm_names),
+            "the arms to train, the first is the one others are compared with; --list names all of them, and "
+            "those that are trained where none is named"},
+           {"seeds", seeds(&s->seeds),
+            "train every arm once per seed; two or more give standard errors (default 1)"},
+           {"tokens", count("N", &s->tokens, 1, kMostTokens),
+            "training budget of each run in tokens (bytes of text); 2M and 500k are understood (default 1M "
+            "for tiny, 50M for small)"},
+           {"evaluate-every", count("N", &s->evaluate_every, 0, kMostTokens),
+            "tokens between validations; 0 makes it a sixteenth of the budget"},
+           {"validation-sequences", count("N", &s->validation_sequences, 1, 1000000),
+            "sequences per validation, the same ones every time"}}),
+      group("Text",
+            {{"data", path("FILE|FOLDER", &s->data),
+              "the text to train on (default: LibTorch's own headers); the last tenth validates"},
+             {"data-limit", count("N", &s->data_limit, 1, kMostBytes), "bytes of it to read at most"}}),
+      group("Model", {{"layers", count("N", &s->layers, 1, 1000), "transformer blocks"},
+                      {"width", count("N", &s->width, 1, 65536), "features per position"},
+                      {"heads", count("N", &s->heads, 1, 1024), "attention heads; must divide the width"},
+                      {"sequence", count("N", &s->sequence, 2, 65536), "bytes per sequence"}}),
+      group("Recipe", {{"learning-rate", number("RATE", &s->learning_rate, 0, 10, /*least_allowed=*/false),
+                        "its peak: linear warm-up over 5 % of the steps, then a cosine over the tokens to a "
+                        "tenth (default 3e-3 for tiny, 6e-4 for small)"},
+                       {"weight-decay", number("RATE", &s->weight_decay, 0, 10),
+                        "decoupled decay of the matrices; vectors are never decayed (default 0.1)"},
+                       {"clip", number("NORM", &s->clip, 0, 1e9),
+                        "largest global gradient norm; 0 switches clipping off (default 1)"},
+                       {"clip-by", choice(&s->clip_by, {"exact", "previous"}),
+                        "exact clips by the norm of the step itself; with previous a 1-bit arm's compressed "
+                        "steps are clipped by that of the step before, as buckets that travel behind "
+                        "backward need it (default exact)"},
+                       {"batch", count("N", &s->batch, 1, 65536), "sequences per step"}}),
+      group("Methods",
+            {{"curriculum-start", count("N", &s->curriculum_start, 0, 65536),
               "bytes per sequence at the start of a curriculum; 0 makes it an eighth of the sequence, at "
-              "least 8 (default 0)",
-              &Settings::curriculum_start, {0, 65536}),
-        number("curriculum-share", "SHARE",
-               "share of the budget after which sequences have their full length (default 0.4)",
-               &Settings::curriculum_share, {0.0, 1.0}),
-        number("layer-drop-theta", "SHARE", "how often the deepest layer is kept in the end (default 0.5)",
-               &Settings::layer_drop_theta, {0.0, 1.0, /*minimum_allowed=*/false}),
-        number("layer-drop-gamma", "RATE",
-               "how fast that is reached, per step; 0 makes it 100 / steps (default 0)",
-               &Settings::layer_drop_gamma, {0.0, 1e6}),
-        number("onebit-freeze", "SHARE",
-               "share of the steps after which 1-bit Adam freezes its variance and compresses (default 0.2)",
-               &Settings::onebit_freeze, {0.0, 1.0, /*minimum_allowed=*/false}),
-        count("onebit-refresh", "N", "steps between refreshes of the variance (default 32)",
-              &Settings::onebit_refresh, {1, 1000000000}),
-        count("onebit-bucket", "BYTES",
+              "least 8 (default 0)"},
+             {"curriculum-share", number("SHARE", &s->curriculum_share, 0, 1),
+              "share of the budget after which sequences have their full length (default 0.4)"},
+             {"layer-drop-theta", number("SHARE", &s->layer_drop_theta, 0, 1, /*least_allowed=*/false),
+              "how often the deepest layer is kept in the end (default 0.5)"},
+             {"layer-drop-gamma", number("RATE", &s->layer_drop_gamma, 0, 1e6),
+              "how fast that is reached, per step; 0 makes it 100 / steps (default 0)"},
+             {"onebit-freeze", number("SHARE", &s->onebit_freeze, 0, 1, /*least_allowed=*/false),
+              "share of the steps after which 1-bit Adam freezes its variance and compresses (default 0.2)"},
+             {"onebit-refresh", count("N", &s->onebit_refresh, 1, 1000000000),
+              "steps between refreshes of the variance (default 32)"},
+             {"onebit-bucket", count("BYTES", &s->onebit_bucket, 0, kMostBytes),
               "momentum that travels at once, 4 bytes an element, in the 1-bit arms; 0 makes it all (default "
-              "0)",
-              &Settings::onebit_bucket, {0, 1000000000000}),
-        number("onebit-floor", "SHARE",
-               pacer::option_help<pacer::OneBitAdamOptions>("variance_floor") + " (default 0.01)",
-               &Settings::onebit_floor, {0.0, 1.0}),
-        number("lamb-max-coeff", "RATIO", "the largest trust ratio of lamb and onebit-lamb (default 0.3)",
-               &Settings::lamb_max_coeff, {0.01, 1e6}),
-        number("lamb-max-factor", "FACTOR",
-               "by how much onebit-lamb may raise its steps where its variance would have shrunk, at least 1 "
-               "(default 1)",
-               &Settings::lamb_max_factor, {1.0, 1e6})}});
-  groups.push_back(
-      {"Fine-tuning",
-       {text("fine-tune-data", "FILE|FOLDER",
-             "the second text (default: LibTorch's scripts of CMake); its last tenth validates",
-             &Settings::fine_tune_data),
-        count("fine-tune-tokens", "N", "budget of each arm; 0 makes it a quarter of the base's (default 0)",
-              &Settings::fine_tune_tokens, {0, 1000000000000000}),
-        number("fine-tune-rate", "RATE",
-               "learning rate of the arms at its peak; 0 takes that of the base (default 0)",
-               &Settings::fine_tune_rate, {0.0, 10.0}),
-        count("lora-rank", "N", "of the adapters of lora and qlora; their alpha is twice that (default 8)",
-              &Settings::lora_rank, {1, 65536})}});
-  // A study's settings.ini shows it as unset: who repeats a study does not want its stored results.
-  Option resume{"resume", "",
-                "take finished runs from the output folder and continue unfinished ones from their newest "
-                "checkpoint",
-                [](Settings& settings, Text text) { settings.resume = parse_switch(text); },
-                [](const Settings&) { return std::string(); }};
-  groups.push_back(
-      {"Machine",
-       {count("processes", "N",
-              "ranks that train together, each on its part of every batch and on a GPU of its own where "
-              "there is "
-              "one; 0 takes all GPUs, or on a CPU two where there are two cores (default 1)",
-              &Settings::processes, {0, 1024}),
-        count("ranks-per-node", "N",
-              "ranks that the arms by nodes take for one worker; 0 takes those that share a host (default 0)",
-              &Settings::ranks_per_node, {0, 1024}),
-        choice("device", "auto takes the GPU where there is one (default auto)", &Settings::device,
-               {"auto", "cpu", "cuda"}),
-        choice(
-            "precision",
+              "0)"},
+             {"onebit-floor", number("SHARE", &s->onebit_floor, 0, 1),
+              pacer::option_help<pacer::OneBitAdamOptions>("variance_floor") + " (default 0.01)"},
+             {"lamb-max-coeff", number("RATIO", &s->lamb_max_coeff, 0.01, 1e6),
+              "the largest trust ratio of lamb and onebit-lamb (default 0.3)"},
+             {"lamb-max-factor", number("FACTOR", &s->lamb_max_factor, 1, 1e6),
+              "by how much onebit-lamb may raise its steps where its variance would have shrunk, at least 1 "
+              "(default 1)"}}),
+      group("Fine-tuning",
+            {{"fine-tune-data", path("FILE|FOLDER", &s->fine_tune_data),
+              "the second text (default: LibTorch's scripts of CMake); its last tenth validates"},
+             {"fine-tune-tokens", count("N", &s->fine_tune_tokens, 0, kMostTokens),
+              "budget of each arm; 0 makes it a quarter of the base's (default 0)"},
+             {"fine-tune-rate", number("RATE", &s->fine_tune_rate, 0, 10),
+              "learning rate of the arms at its peak; 0 takes that of the base (default 0)"},
+             {"lora-rank", count("N", &s->lora_rank, 1, 65536),
+              "of the adapters of lora and qlora; their alpha is twice that (default 8)"}}),
+      group(
+          "Machine",
+          {{"processes", count("N", &s->processes, 0, 1024),
+            "ranks that train together, each on its part of every batch and on a GPU of its own where there "
+            "is one; 0 takes all GPUs, or on a CPU two where there are two cores (default 1)"},
+           {"ranks-per-node", count("N", &s->ranks_per_node, 0, 1024),
+            "ranks that the arms by nodes take for one worker; 0 takes those that share a host (default 0)"},
+           {"device", choice(&s->device, {"auto", "cpu", "cuda"}),
+            "auto takes the GPU where there is one (default auto)"},
+           {"precision", choice(&s->precision, {"float32", "tensorfloat32", "bfloat16"}),
             "of all arms: tensorfloat32 rounds the inputs of matrix products on a GPU, bfloat16 runs forward "
-            "under autocast (default float32)",
-            &Settings::precision, {"float32", "tensorfloat32", "bfloat16"}),
-        count("threads", "N", "CPU threads; 0 leaves it to LibTorch (default 1 for tiny, 0 for small)",
-              &Settings::threads, {0, 1024}),
-        text("output", "FOLDER", "where results go (default run/convergence)", &Settings::output),
-        count("checkpoint-every", "N",
-              "steps between checkpoints, which --resume continues from; 0 writes none (default 500)",
-              &Settings::checkpoint_every, {0, 1000000000000}),
-        std::move(resume)}});
-  for (auto& group : groups) {
-    for (auto& option : group.options) {
-      option.in_short_help = std::find(kShortHelp.begin(), kShortHelp.end(), option.name) != kShortHelp.end();
-    }
-  }
-  return groups;
-}
-
-std::string environment_name(const std::string& option) {
-  std::string name = "PACER_";
-  for (const char c : option)
-    name += c == '-' ? '_' : static_cast<char>(c >= 'a' && c <= 'z' ? c - 'a' + 'A' : c);
-  return name;
+            "under autocast (default float32)"},
+           {"threads", count("N", &s->threads, 0, 1024),
+            "CPU threads; 0 leaves it to LibTorch (default 1 for tiny, 0 for small)"},
+           {"output", path("FOLDER", &s->output), "where results go (default run/convergence)"},
+           {"checkpoint-every", count("N", &s->checkpoint_every, 0, 1000000000000),
+            "steps between checkpoints, which --resume continues from; 0 writes none (default 500)"},
+           {"resume", examples::make_switch(&s->resume),
+            "take finished runs from the output folder and continue unfinished ones from their newest "
+            "checkpoint"}})};
 }
 
 }  // namespace convergence

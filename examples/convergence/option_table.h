@@ -1,34 +1,23 @@
-// The list of options: name, help and how its text becomes a setting. One table serves the command line, the
-// environment and the INI file, so the three can never disagree.
+// The study's options, one entry each: name, value, range and help, bound to the settings. The command line,
+// the environment, INI files and the settings.ini of a run are all made from it.
 #pragma once
 
-#include <functional>
 #include <string>
 #include <vector>
+
+#include <boost/program_options.hpp>
 
 #include "settings.h"
 
 namespace convergence {
 
-struct Option {
-  std::string name;   // as on the command line, without the dashes
-  std::string value;  // what help calls the value; empty for a switch
-  std::string help;
-  // Reads the text into the settings; throws pacer::InvalidArgument that says what was expected.
-  std::function<void(Settings&, const std::string& text)> assign;
-  std::function<std::string(const Settings&)> show;  // the text that assign would read
-  bool in_short_help = false;
-};
-
 struct OptionGroup {
   std::string title;
-  std::vector<Option> options;
+  boost::program_options::options_description options;
 };
 
-// `arm_names` are the names that --arms accepts.
-std::vector<OptionGroup> option_groups(const std::vector<std::string>& arm_names);
-
-// "PACER_LEARNING_RATE" for "learning-rate".
-std::string environment_name(const std::string& option);
+// Options that write to `*settings` and have what it holds as their defaults. The first three start from a
+// preset's settings, and all others lie over these. `arm_names` are the names that --arms accepts.
+std::vector<OptionGroup> option_groups(Settings* settings, const std::vector<std::string>& arm_names = {});
 
 }  // namespace convergence

@@ -1,5 +1,5 @@
 // How settings reach the program: command line, then environment (PACER_*), then an INI file, then the
-// preset. Holds the parsing and its errors; what the settings mean is in settings.h.
+// preset (support/command_line.h). The options are in option_table.h, what the settings mean in settings.h.
 #pragma once
 
 #include <optional>
@@ -10,7 +10,7 @@
 
 namespace convergence {
 
-// An arm as --help shows it and as --arms accepts it.
+// An arm as --list shows it and as --arms accepts it.
 struct ArmHelp {
   std::string name;
   std::string help;

@@ -2,7 +2,8 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
+#include <cctype>
+#include <cstdlib>
 #include <fstream>
 #include <iostream>
 #include <map>
@@ -10,6 +11,8 @@
 
 #include <pacer/files/json_lines.h>
 
+#include "support/completion.h"
+#include "support/number_text.h"
 #include "support/program_name.h"
 
 namespace examples {
@@ -33,9 +36,7 @@ std::string show(const boost::any& value) {
   if (const auto* number = boost::any_cast<int64_t>(&value)) return std::to_string(*number);
   if (const auto* number = boost::any_cast<int>(&value)) return std::to_string(*number);
   if (const auto* yes = boost::any_cast<bool>(&value)) return *yes ? "true" : "false";
-  std::array<char, 32> text;
-  const auto end = std::to_chars(text.data(), text.data() + text.size(), boost::any_cast<double>(value)).ptr;
-  return std::string(text.data(), end);
+  return shortest_text(boost::any_cast<double>(value));
 }
 
 std::string config_of(const std::string& program, const OptionValues& given,
@@ -94,8 +95,47 @@ std::string sentence_of(po::error& error) {
   return text.substr(1, text.size() - 2) + (words.size() > kLongest ? "..." : "");
 }
 
-// Lies below what was typed.
-void store_file(const std::string& path, const po::options_description& known, OptionValues* given) {
+// How each value that was given was written, by the name of its option, for errors.
+using Spellings = std::map<std::string, std::string>;
+
+// The end of a sentence about a name that no option has; a long list of names would hide what it says.
+std::string advice(const std::string& typed, const std::vector<std::string>& names) {
+  constexpr size_t kMostNames = 30;
+  const bool lists = names.size() <= kMostNames || !nearest_name(typed, names).empty();
+  return lists ? suggestion(typed, names) : "--help-all lists all options";
+}
+
+// Lies below what was typed. A variable without text counts as not set.
+void store_variables(const CommandLineExtras& extras, const po::options_description& all,
+                     const po::options_description& known, OptionValues* given, Spellings* spellings) {
+  auto names = names_of(known, ""), variables = names_of(known, extras.variables);
+  names.push_back("config");
+  variables.push_back(extras.variables + "config");
+  for (std::string& variable : variables) {
+    for (char& c : variable) c = c == '-' ? '_' : static_cast<char>(std::toupper(c));
+  }
+  const auto option_of = [&](const std::string& variable) -> std::string {
+    const auto begins = [&](const std::string& beginning) { return variable.rfind(beginning, 0) == 0; };
+    const auto& foreign = extras.foreign_variables;
+    if (!begins(extras.variables) || std::any_of(foreign.begin(), foreign.end(), begins)) return {};
+    const auto found = std::find(variables.begin(), variables.end(), variable);
+    pacer::require(found != variables.end(), "unknown variable '", shown(variable), "' in the environment; ",
+                   advice(variable, variables));
+    const std::string text = std::getenv(variable.c_str());
+    const std::string name = text.empty() ? "" : names[static_cast<size_t>(found - variables.begin())];
+    spellings->emplace(name, variable + "=" + shown(text) + " in the environment");
+    return name;
+  };
+  try {
+    po::store(po::parse_environment(all, option_of), *given);
+  } catch (po::error& error) {
+    throw pacer::InvalidArgument("in the environment: " + sentence_of(error));
+  }
+}
+
+// Lies below what was typed and the environment.
+void store_file(const std::string& path, const po::options_description& known, OptionValues* given,
+                Spellings* spellings) {
   std::istringstream file(content_of(path));
   try {
     auto parsed = po::parse_config_file(file, known, /*allow_unregistered=*/true);
@@ -104,13 +144,14 @@ void store_file(const std::string& path, const po::options_description& known, O
       const std::string& name = option.string_key;
       const auto* found = known.find_nothrow(name, /*approx=*/false);
       pacer::require(found != nullptr, "unknown option '", shown(name), "' in ", path, "; ",
-                     suggestion(name.substr(name.rfind('.') + 1), names_of(known, "")));
-      if (is_switch(*found)) {
-        const std::string value = option.value.empty() ? "" : option.value.front();
+                     advice(name.substr(name.rfind('.') + 1), names_of(known, "")));
+      const std::string value = option.value.empty() ? "" : option.value.front();
+      if (found->semantic()->max_tokens() == 0) {
         pacer::require(value == "true" || value == "false", name, " = ", shown(value), " in ", path,
                        ": expected true or false");
         if (value == "false") continue;
       }
+      spellings->emplace(name, name + " = " + shown(value) + " in " + path);
       taken.options.push_back(option);
     }
     po::store(taken, *given);
@@ -119,7 +160,27 @@ void store_file(const std::string& path, const po::options_description& known, O
   }
 }
 
+void notify(const po::options_description& known, const OptionValues& given, const Spellings& spellings) {
+  for (const auto& option : known.options()) {
+    const auto& value = given[option->long_name()];
+    if (value.empty() || value.defaulted()) continue;
+    try {
+      option->semantic()->notify(value.value());
+    } catch (const pacer::InvalidArgument& error) {
+      throw pacer::InvalidArgument(spellings.at(option->long_name()) + ": " + error.what());
+    }
+  }
+}
+
+class Switch : public po::typed_value<bool> {
+ public:
+  explicit Switch(bool* variable) : typed_value(variable) { implicit_value(true, ""); }
+  std::string name() const override { return {}; }
+};
+
 }  // namespace
+
+po::typed_value<bool>* make_switch(bool* variable) { return new Switch(variable); }
 
 po::options_description make_options(const std::string& title) {
   constexpr unsigned kColumns = 104, kHelpColumns = 72;
@@ -143,12 +204,14 @@ po::options_description common_options() {
 
 std::optional<OptionValues> read_command_line(int argument_count, char** arguments, const std::string& about,
                                               const po::options_description& known,
-                                              const char* without_dashes) {
+                                              const char* without_dashes, const CommandLineExtras& extras) {
   namespace style = po::command_line_style;
   OptionValues given;
+  Spellings spellings;
   po::positional_options_description plain;
   if (without_dashes != nullptr) plain.add(without_dashes, 1);
-  const auto common = common_options();
+  auto common = common_options();
+  for (const auto& text : extras.texts) common.add_options()(text.name.c_str(), text.help.c_str());
   auto all = make_options({});
   all.add(known).add(common);
   try {
@@ -157,11 +220,15 @@ std::optional<OptionValues> read_command_line(int argument_count, char** argumen
                             .positional(plain)
                             .style(style::unix_style & ~style::allow_guessing)
                             .run();
+    for (const auto& option : parsed.options) {
+      const std::string value = option.value.empty() ? "" : " " + shown(option.value.front());
+      spellings.emplace(option.string_key, "--" + option.string_key + value + " on the command line");
+    }
     po::store(parsed, given);
   } catch (const po::unknown_option& error) {
     const std::string typed = error.get_option_name();
     throw pacer::InvalidArgument("unknown option '" + shown(typed) + "'; " +
-                                 suggestion(typed, names_of(all, "--")));
+                                 advice(typed, names_of(all, "--")));
   } catch (const po::too_many_positional_options_error&) {
     throw pacer::InvalidArgument(
         "there is an argument too many; options start with two dashes, --help lists them");
@@ -169,71 +236,40 @@ std::optional<OptionValues> read_command_line(int argument_count, char** argumen
     throw pacer::InvalidArgument(sentence_of(error) + "; --help lists the options");
   }
   const std::string program = program_name(arguments);
-  if (given.count("help-all") != 0) {
-    std::cout << about << all << std::flush;
-  } else if (given.count("help") != 0) {
+  const auto asked = [&](const std::string& name) { return given.count(name) != 0; };
+  const auto text = std::find_if(extras.texts.begin(), extras.texts.end(),
+                                 [&](const auto& candidate) { return asked(candidate.name); });
+  if (asked("help-all")) {
+    std::cout << about << all << extras.after_help_all << std::flush;
+  } else if (asked("help")) {
     std::cout << about << '\n'
-              << known << "\n--help-all: these and the options of all programs\n"
+              << (extras.in_help != nullptr ? *extras.in_help : known) << '\n'
+              << (extras.after_help.empty() ? "--help-all: these and the options of all programs\n"
+                                            : extras.after_help)
               << std::flush;
-  } else if (given.count("completion") != 0) {
+  } else if (text != extras.texts.end()) {
+    std::cout << text->text << std::flush;
+  } else if (asked("completion")) {
     std::cout << completion_script(given["completion"].as<std::string>(), program, all) << std::flush;
   } else {
-    if (given.count("config") != 0) store_file(given["config"].as<std::string>(), known, &given);
-    if (given.count("print-config") == 0) return given;
-    std::cout << config_of(program, given, known) << std::flush;
+    if (!extras.variables.empty()) store_variables(extras, all, known, &given, &spellings);
+    if (asked("config")) store_file(given["config"].as<std::string>(), known, &given, &spellings);
+    notify(known, given, spellings);
+    if (!asked("print-config")) return given;
+    std::cout << (extras.config ? extras.config() : config_of(program, given, known)) << std::flush;
   }
   return std::nullopt;
+}
+
+std::string default_text(const po::option_description& option) {
+  boost::any value;
+  return option.semantic()->apply_default(value) ? show(value) : std::string();
 }
 
 std::string ini_lines(const std::string& name, const std::string& value, const std::string& meaning) {
   pacer::require(value.find_first_of("#\n") == std::string::npos, "--", name, " ", shown(value),
                  " cannot stand in an INI file, where # begins a comment; choose another name for it");
   return "# " + meaning + "\n" + (value.empty() ? "# " : "") + name + " = " + value + "\n";
-}
-
-std::string completion_script(const std::string& shell, const std::string& program,
-                              const po::options_description& options) {
-  pacer::require(shell == "bash" || shell == "zsh", "--completion cannot be '", shown(shell), "'; ",
-                 suggestion(shell, {"bash", "zsh"}));
-  std::string files = "--", values, names, function = "_pacer_options_of_" + program;
-  for (char& c : function) {
-    if (c == '-' || c == '.') c = '_';
-  }
-  for (const auto& option : options.options()) {
-    const std::string name = "--" + option->long_name();
-    names += (names.empty() ? "" : " ") + name;
-    if (is_switch(*option)) continue;
-    std::string value = option->semantic()->name();  // "cpu|cuda (=cpu)"
-    value = value.substr(0, value.find_first_of(" [("));
-    if (value == "FILE" || value == "FOLDER" || value == "FILE|FOLDER") {
-      files += "|" + name;
-      continue;
-    }
-    // Other values without a bar are numbers and lists, for which nothing is proposed.
-    if (value.find('|') == std::string::npos) value.clear();
-    for (char& c : value) {
-      if (c == '|') c = ' ';
-    }
-    values += "    " + name + ") words='" + value + "' ;;\n";
-  }
-  std::string script = shell == "zsh" ? "autoload -U +X compinit && compinit\n"
-                                        "autoload -U +X bashcompinit && bashcompinit\n"
-                                      : "";
-  // bash takes the = of --name=value for a word of its own.
-  script += function +
-            "() {\n  local word=$2 before=$3 words IFS=$' \\t\\n'\n"
-            "  [[ $word == '=' ]] && word=''\n"
-            "  [[ $before == '=' ]] && before=${COMP_WORDS[COMP_CWORD-2]}\n"
-            "  case $before in\n    " +
-            files +
-            ")\n"
-            "      IFS=$'\\n'\n      COMPREPLY=($(compgen -f -- \"$word\"))\n      return ;;\n" +
-            values + "    *) words='" + names +
-            "' ;;\n  esac\n"
-            "  COMPREPLY=($(compgen -W \"$words\" -- \"$word\"))\n}\n"
-            "complete -o filenames -F " +
-            function + " " + program + "\n";
-  return script;
 }
 
 }  // namespace examples

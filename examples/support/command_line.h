@@ -6,6 +6,7 @@
 //   source <(program --completion bash)
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -27,25 +28,46 @@ boost::program_options::options_description make_options(const std::string& titl
 // The group of those options that every program has. --help-all shows it, --help its first line.
 boost::program_options::options_description common_options();
 
-// What was typed, and below it the lines of --config FILE; nothing where --help, --help-all, --print-config
-// or
-// --completion was, and then the answer is printed, for help behind `about`, whole lines.
+// A switch that can also be switched off, --quick=false or PACER_QUICK=no; help shows it without a value.
+// Where it is given, `variable` gets its value, unless that is null.
+boost::program_options::typed_value<bool>* make_switch(bool* variable = nullptr);
+
+// What a program with many options may add to what all programs have.
+struct CommandLineExtras {
+  struct Text {
+    std::string name, help, text;
+  };
+
+  // --help shows these options instead of all, and behind the options these whole lines.
+  const boost::program_options::options_description* in_help = nullptr;
+  std::string after_help, after_help_all;
+  std::vector<Text> texts;  // more options of all programs' group; each prints its text and ends
+  // "PACER_": every option is also an environment variable, PACER_LEARNING_RATE for --learning-rate. Other
+  // variables with this beginning are refused, unless one of `foreign_variables` is their beginning.
+  std::string variables;
+  std::vector<std::string> foreign_variables;
+  std::function<std::string()> config;  // what --print-config writes; values are in the program's variables
+};
+
+// What was typed, below it environment variables where `extras` says so, and below these the lines of
+// --config FILE; nothing where --help, --help-all, --print-config or --completion was, and then the answer is
+// printed, for help behind `about`, whole lines. Values that were given, not defaults, go to the variables
+// and notifiers to which the program has bound its options (boost::program_options::typed_value), in the
+// order of the options; a pacer::InvalidArgument from there gets the option, its value and its source.
 // Throws pacer::InvalidArgument for an unknown option (with the nearest one), for an argument that is no
 // option, and for a value of another type. `without_dashes`: the option whose value may be given without its
 // name, as the only argument without dashes.
 std::optional<OptionValues> read_command_line(int argument_count, char** arguments, const std::string& about,
                                               const boost::program_options::options_description& known,
-                                              const char* without_dashes = nullptr);
+                                              const char* without_dashes = nullptr,
+                                              const CommandLineExtras& extras = {});
+
+// The default value of an option as a file of options has it; empty where there is none.
+std::string default_text(const boost::program_options::option_description& option);
 
 // The lines of one option in an INI file: its meaning as a comment, then its value, itself a comment where it
 // is empty. Throws pacer::InvalidArgument for a value that such a file cannot hold.
 std::string ini_lines(const std::string& name, const std::string& value, const std::string& meaning);
-
-// The script with which bash (zsh: after bashcompinit) completes the options of `program`: their names, and
-// the values that an option's value name spells out, "cpu|cuda"; files for FILE and FOLDER. Throws
-// pacer::InvalidArgument for another shell.
-std::string completion_script(const std::string& shell, const std::string& program,
-                              const boost::program_options::options_description& options);
 
 // The value of an option, which must lie from `least` to `most`; `otherwise` where the option has neither a
 // value nor a default.

@@ -112,6 +112,26 @@ def check_set_up(folder, script, study):
     return [] if good else [f"{study} with {sorted(taken)} in the environment: {done.stderr}"]
 
 
+def check_sources(folder, study):
+    """Values of the study come from the command line, else from the environment, else from the file, and what is refused is
+    named with its source."""
+    wanted = {"layers = 4", "heads = 2", "width = 64", "quick = false", "fine-tune = true", "arms = fused-adamw,lora,qlora"}
+    expected = "expected a whole number from 1 to 1000000000000000"
+    with tempfile.NamedTemporaryFile("w", suffix=".ini") as good, tempfile.NamedTemporaryFile("w", suffix=".ini") as bad:
+        good.write("layers = 6\nheads = 8\nwidth = 64\nfine-tune = yes\n")
+        good.flush()
+        bad.write("tokens = 3x\n")
+        bad.flush()
+        done = ask(folder, study, "--layers", "4", "--quick=false", "--config", good.name, "--print-config",
+                   PACER_LAYERS="5", PACER_HEADS="2", PACER_QUICK="yes", PACER_WIDTH="")
+        missing = wanted - set(done.stdout.splitlines())
+        return [*([f"{study} has other values than {missing}: {done.stdout}{done.stderr}"] if missing else []),
+                *refuses(folder, "convergence", study, ["--tokens", "3x"], [f"--tokens 3x on the command line: {expected}"]),
+                *refuses(folder, "convergence", study, [], [f"PACER_TOKENS=3x in the environment: {expected}"],
+                         PACER_TOKENS="3x"),
+                *refuses(folder, "convergence", study, ["--config", bad.name], [f"tokens = 3x in {bad.name}: {expected}"])]
+
+
 def check_program(folder, program):
     name = Path(program).name
     return [*helps(folder, program), *repeats(folder, program),
@@ -136,7 +156,8 @@ def main(script, *programs):
     study = next(program for program in programs if Path(program).name == "convergence")
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
         found = [*pool.map(lambda program: check_program(folder, program), programs),
-                 check_script(folder, script, study), check_names(folder, programs), check_set_up(folder, script, study)]
+                 check_script(folder, script, study), check_names(folder, programs), check_set_up(folder, script, study),
+                 check_sources(folder, study)]
         left = sorted(path.name for path in Path(folder).iterdir())
     wrong = [sentence for sentences in found for sentence in sentences]
     if left:

@@ -12,6 +12,7 @@
 #include <pacer/files/json_scanner.h>
 
 #include "convergence/option_table.h"
+#include "support/command_line.h"
 
 namespace convergence {
 namespace {
@@ -168,14 +169,15 @@ Run read_run(const fs::path& folder, const std::string& arm, uint64_t seed) {
 void require_same_settings(const fs::path& folder, const Settings& settings) {
   const fs::path path = folder / "settings.ini";
   auto stored = read_ini(path);
-  for (const auto& group : option_groups({})) {
-    for (const auto& option : group.options) {
-      const bool free =
-          std::find(kFreeSettings.begin(), kFreeSettings.end(), option.name) != kFreeSettings.end();
-      const std::string now = option.show(settings), before = stored[option.name];
-      pacer::require(free || now == before, "--resume: ", folder.string(), " was trained with ", option.name,
-                     " = ", before.empty() ? "its default" : before, ", not ",
-                     now.empty() ? "its default" : now, "; set it as it was, or choose another --output");
+  Settings copy = settings;
+  for (const auto& group : option_groups(&copy)) {
+    for (const auto& option : group.options.options()) {
+      const std::string& name = option->long_name();
+      const bool free = std::find(kFreeSettings.begin(), kFreeSettings.end(), name) != kFreeSettings.end();
+      const std::string now = examples::default_text(*option), before = stored[name];
+      pacer::require(free || now == before, "--resume: ", folder.string(), " was trained with ", name, " = ",
+                     before.empty() ? "its default" : before, ", not ", now.empty() ? "its default" : now,
+                     "; set it as it was, or choose another --output");
     }
   }
 }
