@@ -48,7 +48,8 @@ void ClippingRatio::probe() {
   const at::NoGradGuard no_grad;
   pacer::Communicator& world = parts_->world();
   std::vector<at::Tensor> gradients;
-  for (const at::Tensor& parameter : optimizer_->local_parameters()) {
+  const pacer::SessionOptimizer& optimizer = *optimizer_;
+  for (const at::Tensor& parameter : optimizer.local_parameters()) {
     if (parameter.grad().defined()) gradients.push_back(parameter.grad());
   }
   const at::Tensor own = at::full({1}, sum_of_squares(gradients), at::kDouble);
