@@ -41,7 +41,7 @@ struct OneBitAdamWork {
   // A factor for each tensor: its momentum travels multiplied with it, and what arrives is divided by it.
   // Null: momentum travels as it is.
   const float* momentum_scales;
-  const float* floors;  // of the variance, one for each tensor, as FrozenBounds has them
+  const float* floors;  // of the variance, one for each tensor, as frozen_bounds has them
   float* variance;      // bias-corrected, padding 0
   // Null: the momentum is `bits`. On CUDA the exchange's status decides where this is not null.
   const float* dense_momentum;
@@ -55,7 +55,7 @@ struct OneBitAdamWork {
   }
   // What the variance of the tensor of that number is used with.
   PACER_HOST_DEVICE FrozenBounds bounds_of(uint32_t tensor) const {
-    return {floors[tensor], tensors[tensor].largest, is_from_signs};
+    return frozen_bounds(floors[tensor], tensors[tensor].largest, is_from_signs);
   }
   // The scalars of the tensor's slot that the moments need.
   PACER_HOST_DEVICE const MomentScalars<float>& moments_of(const OneBitAdamTensor& tensor) const {

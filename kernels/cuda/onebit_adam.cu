@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(kTileThreads)
     extras += position - tensor.begin;
     load_mine(extras, count, extra);
   }
-  if (stands_still(control)) return;
+  if (stands_still(control) || scalars.skip) return;
 #pragma unroll
   for (int k = 0; k < kMine; ++k) {
     if constexpr (!kDense) momentum[k] = decode_sign((nibble >> k) & 1u, scale);
@@ -199,7 +199,6 @@ __global__ void __launch_bounds__(kTileThreads)
     parameter[k] = e.parameter;
     if constexpr (Types::kHasExtra) extra[k] = e.extra;
   }
-  if (scalars.skip) return;  // asked earlier, it would stand between the loads
   store_mine(parameters, count, parameter);
   if constexpr (Types::kHasExtra) store_mine(extras, count, extra);
 }

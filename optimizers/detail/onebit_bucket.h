@@ -119,7 +119,7 @@ class OneBitBucket {
   int64_t attempt_ = 0;
   int64_t refresh_every_ = 0;
   at::Tensor variance_;  // fp32, flat
-  at::Tensor floors_;    // fp32, as FrozenBounds has them
+  at::Tensor floors_;    // fp32, as frozen_bounds has them
   at::Tensor total_;     // fp64, the sum of all variance
   // fp32, flat. Undefined: the momentum is what the exchange received. On CUDA its status says which of the
   // two it is while this is defined.
