@@ -14,7 +14,6 @@
 #include <memory>
 #include <optional>
 #include <set>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -66,13 +65,6 @@ po::options_description description() {
   return all;
 }
 
-std::vector<std::string> split(const std::string& list) {
-  std::vector<std::string> items;
-  std::istringstream text(list);
-  for (std::string item; std::getline(text, item, ',');) items.push_back(item);
-  return items;
-}
-
 std::optional<Options> read_options(int argument_count, char** arguments) {
   const auto read = examples::read_command_line(
       argument_count, arguments,
@@ -85,7 +77,7 @@ std::optional<Options> read_options(int argument_count, char** arguments) {
   options.cuda = examples::choice_of<bool>(given, "device", {{"cpu", false}, {"cuda", true}});
   options.csv = word("csv");
   options.report = word("report");
-  options.optimizers = split(word("optimizers"));
+  options.optimizers = examples::split(word("optimizers"));
   options.gbit = examples::value_in<double>(given, "gbit", 0, 1e6);
   options.seconds = examples::value_in<double>(given, "seconds", 1e-3, 3600);
   options.processes = examples::value_in<int>(given, "processes", 1, 1024);

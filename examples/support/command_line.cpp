@@ -209,7 +209,7 @@ std::optional<OptionValues> read_command_line(int argument_count, char** argumen
   OptionValues given;
   Spellings spellings;
   po::positional_options_description plain;
-  if (without_dashes != nullptr) plain.add(without_dashes, 1);
+  for (const auto& name : split(without_dashes == nullptr ? "" : without_dashes)) plain.add(name.c_str(), 1);
   auto common = common_options();
   for (const auto& text : extras.texts) common.add_options()(text.name.c_str(), text.help.c_str());
   auto all = make_options({});
@@ -264,6 +264,13 @@ std::optional<OptionValues> read_command_line(int argument_count, char** argumen
 std::string default_text(const po::option_description& option) {
   boost::any value;
   return option.semantic()->apply_default(value) ? show(value) : std::string();
+}
+
+std::vector<std::string> split(const std::string& list) {
+  std::vector<std::string> items;
+  std::istringstream text(list);
+  for (std::string item; std::getline(text, item, ',');) items.push_back(item);
+  return items;
 }
 
 std::string ini_lines(const std::string& name, const std::string& value, const std::string& meaning) {

@@ -55,8 +55,8 @@ struct CommandLineExtras {
 // and notifiers to which the program has bound its options (boost::program_options::typed_value), in the
 // order of the options; a pacer::InvalidArgument from there gets the option, its value and its source.
 // Throws pacer::InvalidArgument for an unknown option (with the nearest one), for an argument that is no
-// option, and for a value of another type. `without_dashes`: the option whose value may be given without its
-// name, as the only argument without dashes.
+// option, and for a value of another type. `without_dashes`: the options, separated by commas, whose values
+// may be given in this order without their names.
 std::optional<OptionValues> read_command_line(int argument_count, char** arguments, const std::string& about,
                                               const boost::program_options::options_description& known,
                                               const char* without_dashes = nullptr,
@@ -81,18 +81,27 @@ Value value_in(const OptionValues& given, const std::string& name, Value least, 
   return value;
 }
 
-// What the typed name stands for.
+// The items of a list that commas separate.
+std::vector<std::string> split(const std::string& list);
+
+// What a typed name stands for; `option` is whose value it is.
 template <class Value>
-Value choice_of(const OptionValues& given, const std::string& name,
-                const std::vector<std::pair<std::string, Value>>& choices) {
-  const auto typed = given[name].as<std::string>();
+Value choice_named(const std::string& typed, const std::string& option,
+                   const std::vector<std::pair<std::string, Value>>& choices) {
   std::vector<std::string> names;
   for (const auto& [choice, value] : choices) {
     if (choice == typed) return value;
     names.push_back(choice);
   }
-  throw pacer::InvalidArgument("--" + name + " cannot be '" + shown(typed) + "'; " +
+  throw pacer::InvalidArgument("--" + option + " cannot be '" + shown(typed) + "'; " +
                                suggestion(typed, names));
+}
+
+// What the value of an option stands for.
+template <class Value>
+Value choice_of(const OptionValues& given, const std::string& name,
+                const std::vector<std::pair<std::string, Value>>& choices) {
+  return choice_named(given[name].as<std::string>(), name, choices);
 }
 
 }  // namespace examples

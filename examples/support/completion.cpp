@@ -14,7 +14,7 @@ std::string completion_script(const std::string& shell, const std::string& progr
                  suggestion(shell, {"bash", "zsh"}));
   std::string files = "--", values, names, function = "_pacer_options_of_" + program;
   for (char& c : function) {
-    if (c == '-' || c == '.') c = '_';
+    if (c == '-' || c == '.' || c == ' ') c = '_';
   }
   for (const auto& option : options.options()) {
     const std::string name = "--" + option->long_name();
@@ -49,7 +49,7 @@ std::string completion_script(const std::string& shell, const std::string& progr
             "' ;;\n  esac\n"
             "  COMPREPLY=($(compgen -W \"$words\" -- \"$word\"))\n}\n"
             "complete -o filenames -F " +
-            function + " " + program + "\n";
+            function + " " + program.substr(0, program.find(' ')) + "\n";
   return script;
 }
 
