@@ -7,6 +7,14 @@ if(NOT PACER_COMMIT_NAME)
     OUTPUT_VARIABLE PACER_COMMIT_NAME OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
 endif()
 
+# How the programs that people start read their command lines.
+if(PACER_EXAMPLES OR PACER_BENCHMARKS)
+  find_package(Boost 1.74 QUIET CONFIG COMPONENTS program_options)
+  if(NOT TARGET Boost::program_options)
+    message(FATAL_ERROR "pacer: Boost.Program_options was not found; run cmake/bootstrap.sh, or configure with -DPACER_EXAMPLES=OFF and -DPACER_BENCHMARKS=OFF.")
+  endif()
+endif()
+
 # pacer_add_headers(TARGET [option...]): LibTorch's headers, precompiled for programs that are compiled with these options.
 # They are most of what a small program costs to compile: 24 s without, 8 s with them.
 function(pacer_add_headers target)

@@ -19,7 +19,7 @@ sys.path.insert(0, str(TESTS / "distributed"))
 from ranks import gpus
 
 ROOT = TESTS.parent
-RANKS = TESTS / "overlap_bench/run.py"
+RANKS = ROOT / "benchmarks/run.py"
 NETWORK = ROOT / "examples/07_slow_network/slow_network.py"
 # Each fits beside its peer on an 80 GB GPU.
 GPT = "--layers 24 --width 2048 --batch 8 --sequence 1024"
@@ -35,31 +35,34 @@ class Plan:
     def program(self, name):
         return str(self.build / name)
 
+    def bench(self, subcommand):
+        return [self.program("benchmarks/pacer-bench"), subcommand]
+
     def as_ranks(self, program, arguments):
-        return [sys.executable, str(RANKS), program, "--ranks", str(self.ranks), "--arguments=" + arguments]
+        return [sys.executable, str(RANKS), *program, "--ranks", str(self.ranks), "--arguments=" + arguments]
 
     def overlap(self):
         steps = ["--steps", "2", "--rounds", "1"] if self.quick else ["--steps", "10", "--rounds", "3"]
-        bench = self.program("tests/pacer-overlap-bench")
-        yield [sys.executable, str(RANKS), bench, "--ranks", str(self.ranks), *steps]
+        bench = self.bench("overlap")
+        yield [sys.executable, str(RANKS), *bench, "--ranks", str(self.ranks), *steps]
         for model in ("gpt2", "bert-large"):
-            yield self.as_ranks(bench, f"{model} {'2 1' if self.quick else '6 3'} onebit")
+            yield self.as_ranks(bench, f"{model} {'2 1' if self.quick else '6 3'} --onebit")
 
     def onebit(self):
         for model in ("gpt2", "bert-large"):
-            yield self.as_ranks(self.program("tests/pacer-onebit-bench"), f"{model} {'2 1' if self.quick else '20 5'}")
+            yield self.as_ranks(self.bench("onebit"), f"{model} {'2 1' if self.quick else '20 5'}")
 
     def sharding(self):
         few, quick = "--modes plain,parameters", "--layers 4 --width 512 --batch 2 --sequence 256"
         modes = few if self.quick else "--modes plain,shards-state,shards,parameters,parameters+recompute"
-        yield self.as_ranks(self.program("tests/pacer-sharding-bench"), f"{modes} {quick if self.quick else GPT}")
+        yield self.as_ranks(self.bench("sharding"), f"{modes} {quick if self.quick else GPT}")
         peers = "plain,fsdp" if self.quick else "plain,plain-bf16,zero1,fsdp-keep,fsdp,fsdp+recompute"
-        yield self.as_ranks(sys.executable, f"{TESTS / 'sharding_bench/peer.py'} --modes {peers} "
-                                            f"{quick if self.quick else GPT}")
+        yield self.as_ranks([sys.executable, str(ROOT / "benchmarks/sharding/peer.py")],
+                            f"--modes {peers} {quick if self.quick else GPT}")
 
     def pipeline(self):
         """One pipeline over all ranks, a grid of two stages, and whole models beside each other."""
-        bench = self.program("tests/pacer-pipeline-bench")
+        bench = self.bench("pipeline")
         size = "--layers 8 --width 256 --length 128 --rows 1 --steps 2 --rounds 1" if self.quick else "--rounds 2"
         yield self.as_ranks(bench, size)
         if self.ranks % 2 == 0 and self.ranks > 2:
@@ -72,9 +75,9 @@ class Plan:
         size = "--layers 2 --width 256 --batch 2 --sequence 128" if self.quick else GPT2
         yield [sys.executable, str(NETWORK), "--device", "cuda", "--congestion", "cubic", "--gbit", "10,1",
                "--ranks", str(self.ranks), "--ranks-per-host", str(self.ranks // 2),
-               "--command", f"{self.program('tests/pacer-sharding-bench')} {modes} {size}"]
+               "--command", f"{' '.join(self.bench('sharding'))} {modes} {size}"]
         yield [sys.executable, str(NETWORK), "--device", "cuda", "--congestion", "cubic", "--gbit", "1", "--ranks", "2",
-               "--command", f"{self.program('tests/pacer-overlap-bench')} gpt2 {'1 1' if self.quick else '2 2'} onebit"]
+               "--command", f"{' '.join(self.bench('overlap'))} gpt2 {'1 1' if self.quick else '2 2'} --onebit"]
 
     def tests(self):
         yield [self.program("tests/pacer-nccl-tests")]

@@ -46,10 +46,11 @@ po::options_description known_options() {
        "of a rank's link inside its host, each way; 0: the machine's")                                     //
       ("node-latency-us", number("US")->default_value(-1, "-1"), "of a message there; -1: the machine's")  //
       ("copy-gbs", number("GB/S")->default_value(0, "0"),
-       "of a copy in the device's memory, read and written; 0: the machine's")                       //
-      ("measured", word("FILE"), "take copy and AdamW's kernel from what pacer-bench --json wrote")  //
-      ("json", "print one JSON object for each number of ranks and scheme")                          //
-      ("svg", word("FILE"), "draw the steps into this file")                                         //
+       "of a copy in the device's memory, read and written; 0: the machine's")  //
+      ("measured", word("FILE"),
+       "take copy and AdamW's kernel from what pacer-bench kernels --json wrote")  //
+      ("json", "print one JSON object for each number of ranks and scheme")        //
+      ("svg", word("FILE"), "draw the steps into this file")                       //
       ("compare", word("FILE"), "instead print steps of this CSV file, measured and by the model");
   return known;
 }

@@ -161,8 +161,8 @@ Machine with_kernels(Machine machine, const std::string& path) {
     machine.copy = copy;
     machine.update_share = fraction;
   }
-  pacer::require<pacer::FileError>(most > 0, path,
-                                   " has no fp32 step of pacer; write one with pacer-bench --json FILE");
+  pacer::require<pacer::FileError>(
+      most > 0, path, " has no fp32 step of pacer; write one with pacer-bench kernels --json FILE");
   return machine;
 }
 

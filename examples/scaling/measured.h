@@ -1,5 +1,5 @@
 // Steps that were measured, as lines of a CSV file, beside what the model says of them; and kernels as
-// pacer-bench --json measured them.
+// pacer-bench kernels --json measured them.
 #pragma once
 
 #include <string>
@@ -29,7 +29,7 @@ double predicted(const Measured& measured);
 std::string comparison(const std::vector<Measured>& all);
 
 // The machine with the copy bandwidth, and the share of it that AdamW's kernel reaches, of a file that
-// pacer-bench --json has written: its largest fp32 case. Throws pacer::FileError where it has none.
+// pacer-bench kernels --json has written: its largest fp32 case. Throws pacer::FileError where it has none.
 Machine with_kernels(Machine machine, const std::string& path);
 
 constexpr double kForwardShare = 1.0 / 3;  // of forward and backward together

@@ -22,7 +22,7 @@ APART = {  # to the left, but none of its business
     "parallel": {"compression", "schedulers", "metrics"},
     "checkpoints": {"schedulers", "metrics"},
 }
-FOLDERS = LIBRARY + ("examples",)
+FOLDERS = LIBRARY + ("examples", "benchmarks")
 NEVER_TORCH = ("core", "files", "kernels")
 ALL = {"metrics", "checkpoints", "session"}  # where FOLDER/FOLDER.h is the header of a class
 BELOW = {"core", "files", "kernels"}  # what training programs have no use for, so that pacer.h does not bring it

@@ -1,0 +1,61 @@
+// The contenders of a case: pacer's optimizer and the ways LibTorch offers for the same step, each over its
+// own copy of the parameters and moments. Gradients are shared, because every contender only reads them.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "cases.h"
+
+namespace bench::kernels {
+
+// Parameters as they start and their gradients, random and never zero, each tensor an allocation of its own.
+struct ModelData {
+  std::vector<at::Tensor> initial;
+  std::vector<at::Tensor> gradients;
+};
+
+ModelData make_model_data(const ModelShapes& model, Work work, at::Device device);
+
+// One way to do the work.
+struct Contender {
+  std::function<void()> step;
+  std::vector<at::Tensor> results;  // what is compared: the parameters, or the norm
+};
+
+struct ContenderPlan {
+  std::string name;
+  std::string meaning;  // what exactly one step is
+  double tolerance;     // of the relative error of its results
+  std::function<Contender(const ModelData&)> make;
+};
+
+// First pacer's, then its peers.
+std::vector<ContenderPlan> contender_plans(Work work, Device device);
+
+// The norm kernels have no class of their own in the library, so their contenders are built here. CPU only.
+Contender make_norm_on_cpu(const ModelData& data);
+// Throws pacer::Unavailable in a build without CUDA.
+Contender make_norm_on_cuda(const ModelData& data);
+
+// Steps taken before results are compared; they also warm up.
+constexpr int kComparedSteps = 3;
+
+// What results are compared with, and where they started.
+struct Reference {
+  std::vector<at::Tensor> results;
+  std::vector<at::Tensor> start;  // empty: zero
+};
+
+// Results known without any contender; where there are none, the list is empty and those of the first peer
+// count.
+Reference exact_reference(Work work, const ModelData& data);
+
+// Throws pacer::Error unless ||results - reference|| / ||reference - start|| is within the tolerance of the
+// plan, which is what its dtypes explain. NaN never is.
+void require_agreement(const ContenderPlan& plan, const Contender& contender, const Reference& reference);
+
+}  // namespace bench::kernels
