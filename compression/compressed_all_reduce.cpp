@@ -30,7 +30,7 @@ void read_row(const void* context, int64_t row, int64_t /*width*/, float* values
 void write_rows(const kernels::OneBitMessages& mean, const Buffer& buffer) {
   float values[kernels::kOneBitRow];
   for (const kernels::OneBitPiece& piece : buffer.rows->pieces) {
-    decode_buffer_cpu(mean, piece.position, (piece.count + 7) / 8 * 8, values);
+    decode_buffer_cpu(mean, piece.position, (int64_t{piece.count} + 7) / 8 * 8, values);
     std::memcpy(buffer.elements + piece.offset, values, piece.count * sizeof(float));
   }
 }

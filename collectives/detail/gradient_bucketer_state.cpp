@@ -22,7 +22,7 @@ void GradientBucketer::State::add(const std::vector<NamedParameter>& parameters,
     if (!parameter.requires_grad() || positions_.count(parameter.unsafeGetTensorImpl())) continue;
     positions_.emplace(parameter.unsafeGetTensorImpl(), parameters_.size());
     const bool local = std::any_of(may_stay_local.begin(), may_stay_local.end(),
-                                   [&](const at::Tensor& other) { return other.is_same(parameter); });
+                                   [&it = parameter](const at::Tensor& other) { return other.is_same(it); });
     parameters_.push_back({name, parameter, local, 0, {}});
     withheld_.add(name, parameter);
     if (parameter.scalar_type() == at::kHalf) prescale_ = 1.0 / world_->world_size();

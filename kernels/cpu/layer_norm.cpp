@@ -24,14 +24,14 @@ class RowSum {
   // The sum; the accumulators are zero afterwards.
   float take() {
     float lanes[kLayerNormMostLanes], warps[kLayerNormMostLanes / kLayerNormWarp];
-    for (int lane = 0; lane < lanes_; ++lane) {
+    for (int64_t lane = 0; lane < lanes_; ++lane) {
       float eight[kLayerNormPiece];
       std::copy_n(accumulators_.data() + lane * kLayerNormPiece, kLayerNormPiece, eight);
       lanes[lane] = sum_of_eight(eight);
     }
     std::fill(accumulators_.begin(), accumulators_.end(), 0.0f);
     const int count = lanes_ / kLayerNormWarp;
-    for (int warp = 0; warp < count; ++warp)
+    for (int64_t warp = 0; warp < count; ++warp)
       warps[warp] = fold(lanes + warp * kLayerNormWarp, kLayerNormWarp);
     return fold(warps, count);
   }

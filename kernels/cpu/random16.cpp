@@ -17,7 +17,7 @@ PACER_TARGET_CLONES void fill_random16(uint64_t seed, int64_t step, int64_t firs
   }
 #pragma omp simd
   for (int64_t d = 0; d < kDrawsAtOnce; ++d) {
-    for (int w = 0; w < 4; ++w) {
+    for (int64_t w = 0; w < 4; ++w) {
       random16[kElementsPerDraw * d + 2 * w] = static_cast<uint16_t>(words[w][d]);
       random16[kElementsPerDraw * d + 2 * w + 1] = static_cast<uint16_t>(words[w][d] >> 16);
     }

@@ -27,7 +27,7 @@ constexpr int kLayerNormPartLanes = 16;  // accumulators over parts
 // Lanes that share a row: a power of two, by which a lane has at most 32 of up to 16,384 columns.
 constexpr int layer_norm_lanes(int64_t columns) {
   int lanes = kLayerNormWarp;
-  while (lanes < kLayerNormMostLanes && lanes * 32 < columns) lanes *= 2;
+  while (lanes < kLayerNormMostLanes && lanes * int64_t{32} < columns) lanes *= 2;
   return lanes;
 }
 
