@@ -78,6 +78,7 @@ missing_comforts() {
   have ccache || echo ccache
   have git || echo git
   [[ ${CI:-} != true ]] || have clang-format-14 || echo clang-format-14
+  [[ ${CI:-} != true ]] || have clang-tidy-14 || echo clang-tidy-14
   [[ ${CI:-} != true ]] || have pkg-config || echo pkg-config
 }
 
