@@ -13,14 +13,13 @@
 namespace pacer::kernels {
 
 // Memory of one tensor, `count` contiguous elements each. The kernel reads gradient and state, writes
-// parameter and state. max_exp_avg_sq is null without amsgrad; extra is the master copy or remainder, null
-// where there is none.
+// parameter and state. max_exp_avg_sq is null without amsgrad, master_or_remainder where there is neither.
 struct AdamTensor {
   void* parameter;
   void* exp_avg;
   void* exp_avg_sq;
   void* max_exp_avg_sq;
-  void* extra;
+  void* master_or_remainder;
   int64_t first_element;  // number of real elements registered before this tensor (stochastic rounding)
 };
 
@@ -60,7 +59,7 @@ void adam_cpu(AdamLaunch launch, const Tile& tile, const AdamTensor* tensors, co
 
 // One slot of scalars per set of tensors that share settings and step count.
 struct AdamSlot {
-  AdamSettings settings;
+  RuleSettings settings;
   uint32_t is_double;  // write AdamScalars<double> rather than AdamScalars<float>
   uint32_t active;     // 0: no tensor of the slot takes part; the step count stays and the scalars say skip
 };

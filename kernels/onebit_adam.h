@@ -20,7 +20,7 @@ namespace pacer::kernels {
 // signs travels on with a gradient of zero.
 struct OneBitAdamTensor {
   void* parameter = nullptr;
-  void* extra = nullptr;                   // master copy or remainder, null where there is none
+  void* master_or_remainder = nullptr;     // null where there is neither
   const void* gradient = nullptr;          // of the parameter's dtype; null counts as zero
   int64_t begin = 0;                       // of its elements in the buffer
   int64_t scalars = 0;                     // index into the scalars
@@ -29,9 +29,9 @@ struct OneBitAdamTensor {
   float largest = std::numeric_limits<float>::infinity();  // as largest_direction says
 };
 inline bool operator==(const OneBitAdamTensor& a, const OneBitAdamTensor& b) {
-  return a.parameter == b.parameter && a.extra == b.extra && a.gradient == b.gradient && a.begin == b.begin &&
-         a.scalars == b.scalars && a.storage == b.storage && a.refresh.keep == b.refresh.keep &&
-         a.refresh.take == b.refresh.take && a.largest == b.largest;
+  return a.parameter == b.parameter && a.master_or_remainder == b.master_or_remainder &&
+         a.gradient == b.gradient && a.begin == b.begin && a.scalars == b.scalars && a.storage == b.storage &&
+         a.refresh.keep == b.refresh.keep && a.refresh.take == b.refresh.take && a.largest == b.largest;
 }
 
 // The tensors of a step and what it reads and writes, in host or device memory.

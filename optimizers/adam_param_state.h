@@ -17,9 +17,9 @@
 namespace pacer {
 
 namespace detail {
-class AdamEngine;
 class AdamSlots;
 class StepClock;
+class StepEngine;
 }  // namespace detail
 
 // The fields they share. Tensors have the parameter's shape and device; their dtype is fp32 (fp64
@@ -64,7 +64,7 @@ class FusedAdamStateFields : public torch::optim::OptimizerParamState {
   std::shared_ptr<const detail::StepClock> clock() const;
 
  private:
-  friend class detail::AdamEngine;
+  friend class detail::StepEngine;
   friend class detail::AdamSlots;
 
   // From now on the clock counts. `steps` is the host's count of the clock.

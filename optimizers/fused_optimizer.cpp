@@ -6,10 +6,10 @@
 
 #include <pacer/core/error.h>
 #include <pacer/core/reduction_order.h>
-#include <pacer/optimizers/detail/adam_engine.h>
 #include <pacer/optimizers/detail/group_defaults.h>
 #include <pacer/optimizers/detail/optimizer_archive.h>
 #include <pacer/optimizers/detail/parameter_check.h>
+#include <pacer/optimizers/detail/step_engine.h>
 
 namespace pacer {
 namespace {
@@ -79,7 +79,7 @@ FusedOptimizer::FusedOptimizer(const std::vector<OptimizerParamGroup>& groups, d
       traits_(&detail::traits_of(*defaults)),
       known_groups_(groups.size()),
       names_(std::move(names)),
-      engine_(std::make_unique<detail::AdamEngine>(*traits_)) {
+      engine_(std::make_unique<detail::StepEngine>(*traits_)) {
   param_groups_ = adopt_groups(*traits_, groups, *defaults_);  // torch's constructor may drop their options
   detail::check_groups(param_groups_, names_);
   detail::check_names(param_groups_, names_);
@@ -96,7 +96,7 @@ FusedOptimizer::FusedOptimizer(FusedOptimizer&&) noexcept = default;
 FusedOptimizer& FusedOptimizer::operator=(FusedOptimizer&&) noexcept = default;
 FusedOptimizer::~FusedOptimizer() = default;
 
-detail::AdamEngine& FusedOptimizer::engine() const {
+detail::StepEngine& FusedOptimizer::engine() const {
   require(engine_ != nullptr, traits_->name,
           ": this optimizer was moved from, and what it had is another one's; use that one");
   return *engine_;
@@ -179,7 +179,7 @@ void FusedOptimizer::expect_step() { engine().expect_step(); }
 
 std::string FusedOptimizer::unshared_reason(GradientScope /*among*/) const {
   if (!engine().is_paged()) return "";
-  for (const detail::AdamGroupSettings& settings : detail::settings_of(*traits_, param_groups_)) {
+  for (const detail::GroupSettings& settings : detail::settings_of(*traits_, param_groups_)) {
     if (settings.kernel.rule == kernels::UpdateRule::lamb) {
       return "its state is paged, and the norms of a tensor would be added up over ranks page by page; leave "
              "out "
@@ -198,7 +198,7 @@ bool FusedOptimizer::is_part(const std::string& name, const torch::Tensor& tenso
 // optimizers add up gradients and variances so.
 int64_t FusedOptimizer::smallest_piece() const {
   if (traits_->is_onebit) return kReductionUnit;
-  for (const detail::AdamGroupSettings& settings : detail::settings_of(*traits_, param_groups_)) {
+  for (const detail::GroupSettings& settings : detail::settings_of(*traits_, param_groups_)) {
     if (settings.kernel.rule == kernels::UpdateRule::lamb) return kReductionUnit;
   }
   return 1;

@@ -17,8 +17,8 @@
 namespace pacer {
 
 namespace detail {
-class AdamEngine;
 class OptimizerTraits;
+class StepEngine;
 struct OptimizerView;
 struct PendingState;
 }  // namespace detail
@@ -101,7 +101,7 @@ class FusedOptimizer : public SessionOptimizer {
   double trust_ratio_of(const torch::Tensor& parameter) const;
 
   // Throws InvalidArgument where the optimizer was moved from.
-  detail::AdamEngine& engine() const;
+  detail::StepEngine& engine() const;
   const detail::OptimizerTraits& traits() const { return *traits_; }
   detail::OptimizerView view() const;
 
@@ -127,7 +127,7 @@ class FusedOptimizer : public SessionOptimizer {
   const detail::OptimizerTraits* traits_;
   size_t known_groups_;  // those from there on were added through the base class
   detail::TensorNames names_;
-  std::unique_ptr<detail::AdamEngine> engine_;
+  std::unique_ptr<detail::StepEngine> engine_;
 };
 
 // The constructors of the optimizer whose options these are. Parameters come as they are or in groups, with

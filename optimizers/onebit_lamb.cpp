@@ -22,7 +22,7 @@ double OneBitLamb::coefficient(const torch::Tensor& parameter) const {
   const auto* fields = dynamic_cast<const FusedAdamStateFields*>(state->second.get());
   if (fields == nullptr || !fields->trust_average().defined()) return 1;  // its group is not compressed
   const auto& average = fields->trust_average();
-  const detail::AdamGroupSettings settings = traits().settings(group.options());
+  const detail::GroupSettings settings = traits().settings(group.options());
   const bool is_corrected = compressed() != nullptr && settings.compresses(parameter);  // since the freeze
   return is_corrected ? detail::mean_trust(average) : detail::corrected_trust(average, settings.kernel);
 }

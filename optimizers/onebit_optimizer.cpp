@@ -9,13 +9,13 @@
 #include <pacer/collectives/gradient_bucketer.h>
 #include <pacer/core/error.h>
 #include <pacer/device/detail/late_tensor.h>
-#include <pacer/optimizers/detail/adam_engine.h>
 #include <pacer/optimizers/detail/freeze_rule.h>
 #include <pacer/optimizers/detail/onebit_overlap.h>
 #include <pacer/optimizers/detail/onebit_part.h>
 #include <pacer/optimizers/detail/onebit_plan.h>
 #include <pacer/optimizers/detail/parameter_check.h>
 #include <pacer/optimizers/detail/step_agreement.h>
+#include <pacer/optimizers/detail/step_engine.h>
 
 namespace pacer {
 
@@ -38,11 +38,11 @@ OneBitOptimizer::~OneBitOptimizer() = default;
 
 const char* OneBitOptimizer::name() const { return traits().name; }
 
-std::vector<detail::AdamGroupSettings> OneBitOptimizer::settings() const {
+std::vector<detail::GroupSettings> OneBitOptimizer::settings() const {
   return detail::settings_of(traits(), param_groups_);
 }
 
-detail::OneBitPlan OneBitOptimizer::plan_for(const std::vector<detail::AdamGroupSettings>& settings) const {
+detail::OneBitPlan OneBitOptimizer::plan_for(const std::vector<detail::GroupSettings>& settings) const {
   detail::OneBitPlan plan = detail::onebit_plan(name(), settings);
   route(plan);  // throws where it cannot be hierarchical
   require(
@@ -168,7 +168,7 @@ std::vector<torch::Tensor> OneBitOptimizer::local_parameters() const {
 }
 
 std::vector<torch::Tensor> OneBitOptimizer::local_parameters(
-    const detail::OneBitPlan& plan, const std::vector<detail::AdamGroupSettings>& settings) const {
+    const detail::OneBitPlan& plan, const std::vector<detail::GroupSettings>& settings) const {
   std::vector<torch::Tensor> local;
   if (!exchanges(plan)) return local;
   for (const detail::RegisteredParameter& parameter : view().parameters()) {

@@ -25,7 +25,7 @@ class OneBitPart;
 class OneBitRoute;
 class StepAgreement;
 enum class OneBitKind;
-struct AdamGroupSettings;
+struct GroupSettings;
 struct OneBitPlan;
 struct OneBitTensor;
 }  // namespace detail
@@ -104,8 +104,8 @@ class OneBitOptimizer : public FusedOptimizer {
  private:
   const char* name() const;
   void set_up(std::shared_ptr<Communicator> world);
-  std::vector<detail::AdamGroupSettings> settings() const;
-  detail::OneBitPlan plan_for(const std::vector<detail::AdamGroupSettings>& settings) const;
+  std::vector<detail::GroupSettings> settings() const;
+  detail::OneBitPlan plan_for(const std::vector<detail::GroupSettings>& settings) const;
   void read_plan();
   NamedTensors completed(const NamedTensors& saved) const;
   // The plan in a state that was exported.
@@ -117,7 +117,7 @@ class OneBitOptimizer : public FusedOptimizer {
   void announce_phase() const;
   bool exchanges(const detail::OneBitPlan& plan) const;
   std::vector<torch::Tensor> local_parameters(const detail::OneBitPlan& plan,
-                                              const std::vector<detail::AdamGroupSettings>& settings) const;
+                                              const std::vector<detail::GroupSettings>& settings) const;
   // Ranks that share out their work have added gradients up by these parameters, and cannot change that.
   void require_same_local(const std::vector<torch::Tensor>& parameters) const;
   detail::OneBitRoute route(const detail::OneBitPlan& plan) const;

@@ -13,11 +13,11 @@
 #include <pacer/core/error.h>
 #include <pacer/device/detail/failure_text.h>
 #include <pacer/device/detail/late_tensor.h>
-#include <pacer/optimizers/detail/adam_engine.h>
 #include <pacer/optimizers/detail/freeze_rule.h>
 #include <pacer/optimizers/detail/onebit_overlap.h>
 #include <pacer/optimizers/detail/onebit_part.h>
 #include <pacer/optimizers/detail/onebit_plan.h>
+#include <pacer/optimizers/detail/step_engine.h>
 #include <pacer/optimizers/onebit_optimizer.h>
 
 namespace pacer {

@@ -7,9 +7,9 @@
 
 #include <pacer/core/error.h>
 #include <pacer/device/detail/late_tensor.h>
-#include <pacer/optimizers/detail/adam_engine.h>
 #include <pacer/optimizers/detail/onebit_overlap.h>
 #include <pacer/optimizers/detail/onebit_plan.h>
+#include <pacer/optimizers/detail/step_engine.h>
 #include <pacer/optimizers/onebit_optimizer.h>
 
 namespace pacer {
@@ -81,12 +81,13 @@ void OneBitOptimizer::begin_backward(const ComingInputs& inputs) {
 bool OneBitOptimizer::start_ahead(size_t turn) {
   const at::NoGradGuard no_grad;
   if (turn == 0) ahead_ = coming_();
-  if (!ahead_ || (turn == 0 && !engine().fits_ahead(param_groups_, settings(), state_))) return false;
+  if (!ahead_ || (turn == 0 && !engine().plan_fits_next_step(param_groups_, settings(), state_)))
+    return false;
   GradientGuard* guard = ahead_->guard && ahead_->guard->clips_by_previous() ? ahead_->guard.get() : nullptr;
   if (turn == 0 && guard != nullptr) guard->set_average(ahead_->average);
   const auto [first, end] = part_->tensors_at(turn);
   const double local_weight = this->local_weight(*ahead_);
-  const auto* scalars = engine().look_ahead(ahead_->average, local_weight, first, end);
+  const auto* scalars = engine().prepare_ahead(ahead_->average, local_weight, first, end);
   if (scalars == nullptr) return false;
   to_the_end([&] {
     part_->start_ahead(

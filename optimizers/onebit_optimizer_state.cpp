@@ -10,7 +10,6 @@
 #include <pacer/collectives/gradient_bucketer.h>
 #include <pacer/core/error.h>
 #include <pacer/device/detail/late_tensor.h>
-#include <pacer/optimizers/detail/adam_engine.h>
 #include <pacer/optimizers/detail/freeze_rule.h>
 #include <pacer/optimizers/detail/onebit_errors.h>
 #include <pacer/optimizers/detail/onebit_overlap.h>
@@ -20,6 +19,7 @@
 #include <pacer/optimizers/detail/option_fields.h>
 #include <pacer/optimizers/detail/parameter_check.h>
 #include <pacer/optimizers/detail/saved_by.h>
+#include <pacer/optimizers/detail/step_engine.h>
 #include <pacer/optimizers/onebit_optimizer.h>
 
 namespace pacer {

@@ -35,7 +35,7 @@ TrainingMemory training_memory(const TrainingMemoryOptions& options) {
           "training_memory counts parameters in fp64, fp32, bf16 or fp16, not in ", c10::toString(type));
   const kernels::AdamStorage storage =
       detail::storage_for(type, options.master_weights(), options.rounding(), "of this dtype");
-  detail::AdamGroupSettings settings;
+  detail::GroupSettings settings;
   settings.amsgrad = options.amsgrad();
   const bool is_shared = options.sharded().has_value() && ranks > 1;
   const int64_t part = is_shared ? (parameters + ranks - 1) / ranks : parameters;

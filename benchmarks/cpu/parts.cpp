@@ -29,7 +29,7 @@ std::vector<float> random_floats(int64_t count, float low, float high) {
 }
 
 StepScalars scalars_of(UpdateRule rule) {
-  AdamSettings settings;
+  RuleSettings settings;
   settings.rule = rule;
   StepScalars scalars{};
   adam_scalars_cpu({settings, 0, 1}, 1, scalars);

@@ -76,7 +76,7 @@ struct Kernels::Memory {
     numbers = at::ones({ranks}, f64);
     from = at::randn({int64_t{1} << 28}, f32);
     to = at::empty_like(from);
-    scalars = scalars_of(AdamSettings{});
+    scalars = scalars_of(RuleSettings{});
     std::vector<OneBitAdamTensor> list(counts.size());
     std::vector<AdamGradient> pointer_list;
     for (size_t i = 0; i < counts.size(); ++i) {
@@ -98,7 +98,7 @@ struct Kernels::Memory {
     make_lamb(f32, f64);
   }
 
-  at::Tensor scalars_of(const AdamSettings& settings) const {
+  at::Tensor scalars_of(const RuleSettings& settings) const {
     StepScalars host{};
     adam_scalars_cpu({settings, 0, 1}, 1, host);
     const at::Tensor bytes = at::empty({static_cast<int64_t>(sizeof host)}, at::kByte);
@@ -130,7 +130,7 @@ struct Kernels::Memory {
     factors = at::ones({tensor_count}, f64);
     ratios = at::zeros({unit_count}, f32);
     lamb_sums = at::zeros({2, unit_count}, f64);
-    AdamSettings settings;
+    RuleSettings settings;
     settings.rule = UpdateRule::lamb;
     lamb_scalars = scalars_of(settings);
     std::vector<OneBitLambTensor> list;

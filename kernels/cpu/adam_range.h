@@ -34,7 +34,7 @@ AdamRange<kStorage> range_of(const Tile& tile, const AdamTensor& tensor, const v
     range.max_exp_avg_sq = static_cast<typename Types::State*>(tensor.max_exp_avg_sq) + tile.offset;
   }
   if constexpr (Types::kHasExtra)
-    range.extra = static_cast<typename Types::Extra*>(tensor.extra) + tile.offset;
+    range.extra = static_cast<typename Types::Extra*>(tensor.master_or_remainder) + tile.offset;
   range.count = tile.count;
   range.first_element = tensor.first_element + tile.offset;
   return range;

@@ -17,7 +17,7 @@ struct OneBitParameters {
 
   OneBitParameters(const OneBitAdamTensor& tensor, int64_t offset)
       : parameter(static_cast<typename Types::Param*>(tensor.parameter) + offset),
-        extra(static_cast<typename Types::Extra*>(tensor.extra)) {
+        extra(static_cast<typename Types::Extra*>(tensor.master_or_remainder)) {
     if constexpr (Types::kHasExtra) extra += offset;
   }
   PACER_HOST_DEVICE StoredElement<kStorage> load_stored(int64_t i) const {

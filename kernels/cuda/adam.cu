@@ -49,7 +49,7 @@ struct Packet {
       aligned = aligned && is_packet_aligned<State, N>(static_cast<const State*>(t.max_exp_avg_sq));
     }
     if constexpr (Types::kHasExtra) {
-      aligned = aligned && is_packet_aligned<Extra, N>(static_cast<const Extra*>(t.extra));
+      aligned = aligned && is_packet_aligned<Extra, N>(static_cast<const Extra*>(t.master_or_remainder));
     }
     return aligned;
   }
@@ -60,7 +60,7 @@ struct Packet {
     load_some(static_cast<const State*>(t.exp_avg) + i, exp_avg);
     load_some(static_cast<const State*>(t.exp_avg_sq) + i, exp_avg_sq);
     if constexpr (kAmsgrad) load_some(static_cast<const State*>(t.max_exp_avg_sq) + i, max_exp_avg_sq);
-    if constexpr (Types::kHasExtra) load_some(static_cast<const Extra*>(t.extra) + i, extra);
+    if constexpr (Types::kHasExtra) load_some(static_cast<const Extra*>(t.master_or_remainder) + i, extra);
   }
 
   __device__ __forceinline__ void step(const AdamScalars<Real>& scalars, int64_t real_index) {
@@ -88,7 +88,7 @@ struct Packet {
     store_some(static_cast<State*>(t.exp_avg) + i, exp_avg);
     store_some(static_cast<State*>(t.exp_avg_sq) + i, exp_avg_sq);
     if constexpr (kAmsgrad) store_some(static_cast<State*>(t.max_exp_avg_sq) + i, max_exp_avg_sq);
-    if constexpr (Types::kHasExtra) store_some(static_cast<Extra*>(t.extra) + i, extra);
+    if constexpr (Types::kHasExtra) store_some(static_cast<Extra*>(t.master_or_remainder) + i, extra);
   }
 };
 

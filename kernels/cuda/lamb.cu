@@ -54,7 +54,7 @@ struct NextRow {
     copy_packet_async(static_cast<const typename Mine::Param*>(g) + i, gradient[lane]);
     copy_packet_async(static_cast<const typename Mine::Param*>(t.parameter) + i, parameter[lane]);
     if constexpr (kHasExtra) {
-      copy_packet_async(static_cast<const typename Mine::Extra*>(t.extra) + i, extra[lane]);
+      copy_packet_async(static_cast<const typename Mine::Extra*>(t.master_or_remainder) + i, extra[lane]);
     }
     copy_packet_async(static_cast<const typename Mine::State*>(t.exp_avg) + i, exp_avg[lane]);
     copy_packet_async(static_cast<const typename Mine::State*>(t.exp_avg_sq) + i, exp_avg_sq[lane]);

@@ -28,7 +28,7 @@ struct LambPacket {
                    is_packet_aligned<State, N>(static_cast<const State*>(t.exp_avg)) &&
                    is_packet_aligned<State, N>(static_cast<const State*>(t.exp_avg_sq));
     if constexpr (Types::kHasExtra) {
-      aligned = aligned && is_packet_aligned<Extra, N>(static_cast<const Extra*>(t.extra));
+      aligned = aligned && is_packet_aligned<Extra, N>(static_cast<const Extra*>(t.master_or_remainder));
     }
     return aligned;
   }
@@ -38,7 +38,7 @@ struct LambPacket {
   }
   __device__ __forceinline__ void load_state(const AdamTensor& t, int64_t i) {
     load_some(static_cast<const Param*>(t.parameter) + i, parameter);
-    if constexpr (Types::kHasExtra) load_some(static_cast<const Extra*>(t.extra) + i, extra);
+    if constexpr (Types::kHasExtra) load_some(static_cast<const Extra*>(t.master_or_remainder) + i, extra);
     load_some(static_cast<const State*>(t.exp_avg) + i, exp_avg);
     load_some(static_cast<const State*>(t.exp_avg_sq) + i, exp_avg_sq);
   }
@@ -49,7 +49,7 @@ struct LambPacket {
       if (k >= count) continue;
       gradient[k] = static_cast<const Param*>(g)[i + k];
       parameter[k] = static_cast<const Param*>(t.parameter)[i + k];
-      if constexpr (Types::kHasExtra) extra[k] = static_cast<const Extra*>(t.extra)[i + k];
+      if constexpr (Types::kHasExtra) extra[k] = static_cast<const Extra*>(t.master_or_remainder)[i + k];
       exp_avg[k] = static_cast<const State*>(t.exp_avg)[i + k];
       exp_avg_sq[k] = static_cast<const State*>(t.exp_avg_sq)[i + k];
     }
@@ -106,7 +106,7 @@ struct LambPacket {
   }
   __device__ __forceinline__ void store_parameters(const AdamTensor& t, int64_t i) const {
     store_some(static_cast<Param*>(t.parameter) + i, parameter);
-    if constexpr (Types::kHasExtra) store_some(static_cast<Extra*>(t.extra) + i, extra);
+    if constexpr (Types::kHasExtra) store_some(static_cast<Extra*>(t.master_or_remainder) + i, extra);
   }
 };
 

@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(kTileThreads)
   const AdamScalars<float>& scalars = work.scalars_of(tensor);
   const FrozenBounds bounds = work.bounds_of(tile.tensor);
   auto* parameters = static_cast<typename Types::Param*>(tensor.parameter) + (position - tensor.begin);
-  auto* extras = static_cast<typename Types::Extra*>(tensor.extra);
+  auto* extras = static_cast<typename Types::Extra*>(tensor.master_or_remainder);
   typename Types::Param parameter[kMine];
   typename Types::Extra extra[kMine];
   load_mine(parameters, count, parameter);

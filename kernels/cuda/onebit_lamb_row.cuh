@@ -20,19 +20,19 @@ struct LambParameters {
     return is_packet_aligned<typename Types::Param, kMine>(
                static_cast<const typename Types::Param*>(tensor.parameter)) &&
            (!Types::kHasExtra || is_packet_aligned<typename Types::Extra, kMine>(
-                                     static_cast<const typename Types::Extra*>(tensor.extra)));
+                                     static_cast<const typename Types::Extra*>(tensor.master_or_remainder)));
   }
   __device__ __forceinline__ void load(const OneBitAdamTensor& tensor, int64_t offset, int count) {
     load_mine(static_cast<const typename Types::Param*>(tensor.parameter) + offset, count, parameter);
     if constexpr (Types::kHasExtra) {
-      load_mine(static_cast<const typename Types::Extra*>(tensor.extra) + offset, count, extra);
+      load_mine(static_cast<const typename Types::Extra*>(tensor.master_or_remainder) + offset, count, extra);
     }
   }
   // Where in_packets: all four.
   __device__ __forceinline__ void load_packets(const OneBitAdamTensor& tensor, int64_t offset) {
     load_packet(static_cast<const typename Types::Param*>(tensor.parameter) + offset, parameter);
     if constexpr (Types::kHasExtra) {
-      load_packet(static_cast<const typename Types::Extra*>(tensor.extra) + offset, extra);
+      load_packet(static_cast<const typename Types::Extra*>(tensor.master_or_remainder) + offset, extra);
     }
   }
   __device__ __forceinline__ float value(int k) const {
@@ -52,7 +52,7 @@ struct LambParameters {
   __device__ __forceinline__ void store(const OneBitAdamTensor& tensor, int64_t offset, int count) const {
     store_mine(static_cast<typename Types::Param*>(tensor.parameter) + offset, count, parameter);
     if constexpr (Types::kHasExtra) {
-      store_mine(static_cast<typename Types::Extra*>(tensor.extra) + offset, count, extra);
+      store_mine(static_cast<typename Types::Extra*>(tensor.master_or_remainder) + offset, count, extra);
     }
   }
 };

@@ -18,8 +18,9 @@ enum class WeightDecay : uint32_t { none, l2, decoupled };
 // Which rule turns the moments into an update: this file's, or that of lamb.h.
 enum class UpdateRule : uint32_t { adam, lamb };
 
-// What the user chose, as the host knows it. `factor` multiplies every gradient first (1 for none).
-struct AdamSettings {
+// What the user chose for the rule of an update, as the host knows it. `factor` multiplies every gradient
+// first (1 for none).
+struct RuleSettings {
   double learning_rate = 1e-3;
   double beta1 = 0.9;
   double beta2 = 0.999;
@@ -36,8 +37,8 @@ struct AdamSettings {
   uint32_t adapt = 1;     // 0: the trust ratio is 1
   UpdateRule rule = UpdateRule::adam;
 };
-inline bool operator==(const AdamSettings& a, const AdamSettings& b) {
-  const auto all = [](const AdamSettings& s) {
+inline bool operator==(const RuleSettings& a, const RuleSettings& b) {
+  const auto all = [](const RuleSettings& s) {
     return std::tie(s.learning_rate, s.beta1, s.beta2, s.epsilon, s.weight_decay, s.factor, s.seed,
                     s.decay_mode, s.bias_correction, s.min_coeff, s.max_coeff, s.coeff_beta, s.adapt, s.rule);
   };
@@ -58,7 +59,7 @@ struct MomentScalars {
   uint32_t adapt;  // LAMB only. 0: the trust ratio is 1
 };
 template <class Real>
-PACER_HOST_DEVICE void set_moments(const AdamSettings& settings, MomentScalars<Real>& scalars) {
+PACER_HOST_DEVICE void set_moments(const RuleSettings& settings, MomentScalars<Real>& scalars) {
   scalars.beta1 = static_cast<Real>(settings.beta1);
   scalars.one_minus_beta1 = static_cast<Real>(1.0 - settings.beta1);
   scalars.beta2 = static_cast<Real>(settings.beta2);
@@ -86,14 +87,14 @@ struct BiasCorrections {
   double c1;
   double c2;
 };
-PACER_HOST_DEVICE BiasCorrections bias_corrections(const AdamSettings& settings, int64_t step) {
+PACER_HOST_DEVICE BiasCorrections bias_corrections(const RuleSettings& settings, int64_t step) {
   if (settings.bias_correction == 0) return {1.0, 1.0};
   return {one_minus_power(settings.beta1, step), one_minus_power(settings.beta2, step)};
 }
 
 // All in double, each result rounded once.
 template <class Real>
-PACER_HOST_DEVICE AdamScalars<Real> adam_scalars(const AdamSettings& settings, int64_t step) {
+PACER_HOST_DEVICE AdamScalars<Real> adam_scalars(const RuleSettings& settings, int64_t step) {
   const auto [c1, c2] = bias_corrections(settings, step);
   const bool l2 = settings.decay_mode == WeightDecay::l2;
   const bool decoupled = settings.decay_mode == WeightDecay::decoupled;

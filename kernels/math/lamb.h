@@ -31,7 +31,7 @@ struct alignas(16) LambScalars : MomentScalars<Real> {
 
 // All in double, each result rounded once.
 template <class Real>
-PACER_HOST_DEVICE LambScalars<Real> lamb_scalars(const AdamSettings& settings, int64_t step) {
+PACER_HOST_DEVICE LambScalars<Real> lamb_scalars(const RuleSettings& settings, int64_t step) {
   const auto [c1, c2] = bias_corrections(settings, step);
   LambScalars<Real> scalars;
   set_moments(settings, scalars);

@@ -10,10 +10,10 @@
 
 namespace pacer::detail {
 
-bool AdamSlots::fit(const std::vector<AdamEntry>& entries, const std::vector<char>& takes_part) {
+bool AdamSlots::fit(const std::vector<ParameterEntry>& entries, const std::vector<char>& takes_part) {
   std::vector<char> active(slots_.size(), -1);
   for (size_t i = 0; i < entries.size(); ++i) {
-    const AdamEntry& entry = entries[i];
+    const ParameterEntry& entry = entries[i];
     if (entry.slot < 0 || !follows(*entry.state, entry.slot)) return false;
     char& slot = active[static_cast<size_t>(entry.slot)];
     if (slot == -1) slot = takes_part[i];
@@ -40,7 +40,7 @@ bool AdamSlots::could_merge() const {
   return unread > most_unread_;
 }
 
-void AdamSlots::assign(std::vector<AdamEntry>& entries, const std::vector<char>& takes_part,
+void AdamSlots::assign(std::vector<ParameterEntry>& entries, const std::vector<char>& takes_part,
                        at::Device device) {
   // Entries meet in a slot if their counts are known to be equal: the same clock, or the same number.
   const bool reads_counts = slots_.size() > most_unread_;
@@ -50,7 +50,7 @@ void AdamSlots::assign(std::vector<AdamEntry>& entries, const std::vector<char>&
   std::vector<std::shared_ptr<const StepClock>> origins;
   std::vector<int64_t> chosen(entries.size());
   for (size_t i = 0; i < entries.size(); ++i) {
-    const AdamEntry& entry = entries[i];
+    const ParameterEntry& entry = entries[i];
     const auto clock = entry.state->clock();
     const bool is_unread = device.is_cuda() && clock && clock->device_leads() && !reads_counts;
     const int64_t steps = is_unread ? 0 : entry.state->step();
@@ -97,7 +97,7 @@ void AdamSlots::place_counts(const std::vector<std::shared_ptr<const StepClock>>
                               at::TensorOptions().dtype(at::kByte).device(device));
 }
 
-void AdamSlots::configure(const std::vector<AdamGroupSettings>& settings, double local_weight) {
+void AdamSlots::configure(const std::vector<GroupSettings>& settings, double local_weight) {
   std::vector<kernels::AdamSlot> wanted(slots_.size());
   for (size_t i = 0; i < slots_.size(); ++i) {
     const Slot& slot = slots_[i];

@@ -11,7 +11,7 @@
 
 #include <pacer/device/detail/device_buffer.h>
 #include <pacer/kernels/adam.h>
-#include <pacer/optimizers/detail/adam_entry.h>
+#include <pacer/optimizers/detail/parameter_entry.h>
 #include <pacer/optimizers/detail/step_clock.h>
 
 namespace pacer::detail {
@@ -20,17 +20,17 @@ class AdamSlots {
  public:
   // True while every entry follows its slot's clock, each slot's entries agree on taking part, and no two
   // slots could be one. takes_part[i] belongs to entries[i].
-  bool fit(const std::vector<AdamEntry>& entries, const std::vector<char>& takes_part);
+  bool fit(const std::vector<ParameterEntry>& entries, const std::vector<char>& takes_part);
   // The same where every entry is as expected.
   bool fit() const { return !could_merge(); }
 
   // Sorts the entries into new slots; step counts are kept. Where the device leads the counts of very many
   // slots, this reads them, and so waits for it, to bring together those that are equal.
-  void assign(std::vector<AdamEntry>& entries, const std::vector<char>& takes_part, at::Device device);
+  void assign(std::vector<ParameterEntry>& entries, const std::vector<char>& takes_part, at::Device device);
 
   // Settings for the coming step. `settings[g]` belongs to parameter group g. Gradients of compressed entries
   // are those of this rank alone: times their settings' factor times `local_weight`.
-  void configure(const std::vector<AdamGroupSettings>& settings, double local_weight);
+  void configure(const std::vector<GroupSettings>& settings, double local_weight);
 
   // Whether an entry with that state is in that slot (-1: in none), and took part, or did not, when the slots
   // fitted last, or were assigned.
@@ -43,7 +43,7 @@ class AdamSlots {
 
   // Writes and returns the scalars of the coming step (host or device memory, as `check` is). On CUDA this
   // also advances the device's counts of the slots that take part, unless the check is non-finite; null for
-  // no check. (In adam_engine.cpp.)
+  // no check. (In step_engine.cpp.)
   const kernels::StepScalars* write_scalars(at::Device device, const kernels::GradientCheck* check);
 
   // The host's counts of the slots that take part.

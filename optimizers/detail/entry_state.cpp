@@ -26,18 +26,18 @@ at::Tensor join(const at::Tensor& rounded, const at::Tensor& remainder) {
 // One arena for all entries of a call; each gets a view in its own layout.
 class DeviceArenas final : public StateMemory {
  public:
-  bool may_stay(const AdamEntry& entry, const at::Tensor& tensor) const override {
+  bool may_stay(const ParameterEntry& entry, const at::Tensor& tensor) const override {
     return tensor.device() == entry.memory.device();
   }
-  std::vector<at::Tensor> make(const std::vector<AdamEntry*>& entries, const StateField& /*field*/,
+  std::vector<at::Tensor> make(const std::vector<ParameterEntry*>& entries, const StateField& /*field*/,
                                at::ScalarType dtype) override {
     int64_t elements = 0;
-    for (const AdamEntry* entry : entries) elements += round_up(entry->range.count, kArenaAlignment);
+    for (const ParameterEntry* entry : entries) elements += round_up(entry->range.count, kArenaAlignment);
     const at::Tensor arena =
         at::zeros({elements}, entries.front()->parameter.options().dtype(dtype).requires_grad(false));
     std::vector<at::Tensor> made;
     int64_t offset = 0;
-    for (const AdamEntry* entry : entries) {
+    for (const ParameterEntry* entry : entries) {
       const at::Tensor& memory = entry->memory;
       made.push_back(arena.as_strided(memory.sizes(), memory.strides(), offset));
       offset += round_up(memory.numel(), kArenaAlignment);
@@ -47,11 +47,11 @@ class DeviceArenas final : public StateMemory {
 };
 
 // Creates the field where missing (zeros), converts it where it does not fit. Returns the entries it created.
-std::vector<AdamEntry*> prepare_field(std::vector<AdamEntry>& entries, const StateField& field,
-                                      StateMemory& memory) {
-  std::map<at::ScalarType, std::vector<AdamEntry*>> missing;
-  std::vector<AdamEntry*> created;
-  for (AdamEntry& entry : entries) {
+std::vector<ParameterEntry*> prepare_field(std::vector<ParameterEntry>& entries, const StateField& field,
+                                           StateMemory& memory) {
+  std::map<at::ScalarType, std::vector<ParameterEntry*>> missing;
+  std::vector<ParameterEntry*> created;
+  for (ParameterEntry& entry : entries) {
     const auto dtype = dtype_of(entry, field);
     if (!dtype) continue;
     at::Tensor& tensor = (entry.state->*field.get)();
@@ -72,13 +72,13 @@ std::vector<AdamEntry*> prepare_field(std::vector<AdamEntry>& entries, const Sta
   return created;
 }
 
-void write_parameter(AdamEntry& entry, const at::Tensor& values) {
+void write_parameter(ParameterEntry& entry, const at::Tensor& values) {
   entry.memory.copy_(values);
   if (entry.dense_parameter.defined()) entry.parameter.copy_(entry.dense_parameter);
 }
 
 // A new master copy: from the remainder where there is one, else from the parameter.
-void fill_master(AdamEntry& entry) {
+void fill_master(ParameterEntry& entry) {
   const at::Tensor& remainder = entry.state->remainder();
   at::Tensor& master = entry.state->master();
   if (remainder.defined() && entry.parameter.scalar_type() == at::kBFloat16) {
@@ -91,7 +91,7 @@ void fill_master(AdamEntry& entry) {
 }
 
 // The new remainder keeps the fp32 value of a former master copy exactly.
-void fill_remainder(AdamEntry& entry) {
+void fill_remainder(ParameterEntry& entry) {
   if (!entry.state->master().defined()) return;
   const at::Tensor master = entry.state->master().to(entry.parameter.device()).to(at::kFloat).contiguous();
   const at::Tensor bits = master.view(at::kInt);
@@ -101,7 +101,7 @@ void fill_remainder(AdamEntry& entry) {
 }
 
 // Two zeros where they are missing, on the parameter's device.
-void prepare_trust_average(AdamEntry& entry) {
+void prepare_trust_average(ParameterEntry& entry) {
   if (!entry.averages_trust) return;
   at::Tensor& average = entry.state->trust_average();
   const auto options = at::TensorOptions().dtype(at::kDouble).device(entry.parameter.device());
@@ -110,8 +110,8 @@ void prepare_trust_average(AdamEntry& entry) {
 
 }  // namespace
 
-std::optional<at::ScalarType> dtype_of(const AdamEntry& entry, const StateField& field) {
-  AdamGroupSettings settings;
+std::optional<at::ScalarType> dtype_of(const ParameterEntry& entry, const StateField& field) {
+  GroupSettings settings;
   settings.amsgrad = entry.amsgrad;
   if (entry.is_compressed && field.get == kStateFields[0].get)
     return std::nullopt;  // the momentum lies elsewhere
@@ -119,7 +119,7 @@ std::optional<at::ScalarType> dtype_of(const AdamEntry& entry, const StateField&
 }
 
 std::optional<at::ScalarType> field_dtype(StateKind kind, AdamStorage storage,
-                                          const AdamGroupSettings& settings) {
+                                          const GroupSettings& settings) {
   const auto where = [](bool exists, at::ScalarType dtype) {
     return exists ? std::optional(dtype) : std::nullopt;
   };
@@ -141,26 +141,26 @@ std::optional<at::ScalarType> field_dtype(StateKind kind, AdamStorage storage,
   return where(settings.averages_trust, at::kDouble);
 }
 
-void prepare_state(std::vector<AdamEntry>& entries, StateMemory& memory) {
-  for (AdamEntry& entry : entries) {
+void prepare_state(std::vector<ParameterEntry>& entries, StateMemory& memory) {
+  for (ParameterEntry& entry : entries) {
     if (entry.dense_parameter.defined()) entry.dense_parameter.copy_(entry.parameter);
   }
   for (const StateField& field : kStateFields) {
     if (field.kind == StateKind::trust_average) continue;
-    const std::vector<AdamEntry*> created = prepare_field(entries, field, memory);
-    for (AdamEntry* entry : created) {
+    const std::vector<ParameterEntry*> created = prepare_field(entries, field, memory);
+    for (ParameterEntry* entry : created) {
       if (field.kind == StateKind::master) fill_master(*entry);
       if (field.kind == StateKind::remainder) fill_remainder(*entry);
     }
   }
-  for (AdamEntry& entry : entries) {
+  for (ParameterEntry& entry : entries) {
     if (!dtype_of(entry, kStateFields[3])) entry.state->master(at::Tensor());
     if (!dtype_of(entry, kStateFields[4])) entry.state->remainder(at::Tensor());
     prepare_trust_average(entry);
   }
 }
 
-void prepare_state(std::vector<AdamEntry>& entries) {
+void prepare_state(std::vector<ParameterEntry>& entries) {
   DeviceArenas arenas;
   prepare_state(entries, arenas);
 }

@@ -7,7 +7,7 @@ EntryWatch::Place EntryWatch::place_of(const at::Tensor& tensor, bool has_layout
           static_cast<uint16_t>(tensor.element_size()), has_layout};
 }
 
-EntryWatch::EntryWatch(const AdamEntry& entry)
+EntryWatch::EntryWatch(const ParameterEntry& entry)
     : tensor(entry.parameter.unsafeGetTensorImpl()),
       state(entry.state),
       table(entry.table),
@@ -30,7 +30,7 @@ bool EntryWatch::finds(const ParamStates& states) {
   return found->second.get() == state;
 }
 
-bool EntryWatch::is_current(const AdamEntry& entry) const {
+bool EntryWatch::is_current(const ParameterEntry& entry) const {
   if (!has_same_tensors() || entry.parameter.dtype() != place_[0].dtype) return false;
   if (entry.values().const_data_ptr() != place_[0].data) return false;
   int32_t i = 1;

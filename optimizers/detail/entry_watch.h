@@ -8,18 +8,18 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <pacer/optimizers/detail/adam_entry.h>
 #include <pacer/optimizers/detail/optimizer_traits.h>
+#include <pacer/optimizers/detail/parameter_entry.h>
 
 namespace pacer::detail {
 
 class EntryWatch {
  public:
-  // Watches an entry that has its place in an AdamTable or in the OneBitPart.
-  explicit EntryWatch(const AdamEntry& entry);
+  // Watches an entry that has its place in a DtypeTable or in the OneBitPart.
+  explicit EntryWatch(const ParameterEntry& entry);
 
   // True while parameter and state tensors are where the plan has them, in the layout that it has.
-  bool is_current(const AdamEntry& entry) const;
+  bool is_current(const ParameterEntry& entry) const;
   // Where that is so, and kernels can read the gradient as it is: its first element. Null says nothing: then
   // is_current(), check_gradient() and needs_dense_gradient() decide.
   const void* gradient_of_unchanged(const at::Tensor& gradient) const;
@@ -41,7 +41,7 @@ class EntryWatch {
 
   c10::TensorImpl* tensor;  // the parameter
   FusedAdamStateFields* state;
-  // Copies of AdamEntry::table and AdamEntry::position.
+  // Copies of ParameterEntry::table and ParameterEntry::position.
   size_t table, position;
   int64_t slot = -1;
   bool gradient_is_dense = true;  // in this step, as it is

@@ -40,7 +40,7 @@ uint64_t HostSegments::versions() const {
 }
 
 // A segment from memory of its own, whose tensors keep that memory alive.
-HostSegments::Segment HostSegments::make_segment(const AdamEntry& like, int64_t elements) {
+HostSegments::Segment HostSegments::make_segment(const ParameterEntry& like, int64_t elements) {
   Segment segment{like.storage, like.amsgrad, elements, {}};
   std::vector<std::pair<const StateField*, at::ScalarType>> needed;
   int64_t bytes_each = 0;
@@ -63,7 +63,7 @@ HostSegments::Segment HostSegments::make_segment(const AdamEntry& like, int64_t 
 }
 
 // All state tensors are views of one segment at one place, in the layout of the entry's memory.
-bool HostSegments::find_place(AdamEntry& entry) const {
+bool HostSegments::find_place(ParameterEntry& entry) const {
   for (size_t s = 0; s < segments_.size(); ++s) {
     const Segment& segment = segments_[s];
     if (segment.storage != entry.storage || segment.amsgrad != entry.amsgrad) continue;
@@ -82,11 +82,11 @@ bool HostSegments::find_place(AdamEntry& entry) const {
   return false;
 }
 
-void HostSegments::place(std::vector<AdamEntry>& entries) {
+void HostSegments::place(std::vector<ParameterEntry>& entries) {
   std::set<std::pair<size_t, int64_t>> taken;  // two entries with the same state tensors get each their own
-  std::map<std::pair<kernels::AdamStorage, bool>, std::vector<AdamEntry*>> without_place;
+  std::map<std::pair<kernels::AdamStorage, bool>, std::vector<ParameterEntry*>> without_place;
   std::vector<char> is_used(segments_.size());
-  for (AdamEntry& entry : entries) {
+  for (ParameterEntry& entry : entries) {
     if (find_place(entry) &&
         (entry.range.count == 0 || taken.emplace(entry.host_segment, entry.host_offset).second)) {
       is_used[entry.host_segment] = true;
@@ -107,14 +107,14 @@ void HostSegments::place(std::vector<AdamEntry>& entries) {
       free.push_back(std::move(segment));
     }
   }
-  for (AdamEntry& entry : entries) {
-    if (entry.host_segment != AdamEntry::kNoSegment) entry.host_segment = new_number[entry.host_segment];
+  for (ParameterEntry& entry : entries) {
+    if (entry.host_segment != ParameterEntry::kNoSegment) entry.host_segment = new_number[entry.host_segment];
   }
   segments_ = std::move(kept);
   std::map<std::pair<kernels::AdamStorage, bool>, int64_t> elements_of;
   for (const auto& [key, members] : without_place) {
     int64_t& elements = elements_of[key];
-    for (const AdamEntry* entry : members) elements += round_up(entry->range.count, kStateAlignment);
+    for (const ParameterEntry* entry : members) elements += round_up(entry->range.count, kStateAlignment);
     elements = std::max(elements, kStateAlignment);  // all may be empty
   }
   const auto fits = [&](const Segment& segment) {
@@ -135,7 +135,7 @@ void HostSegments::place(std::vector<AdamEntry>& entries) {
       segments_.push_back(make_segment(*members.front(), elements_of[key]));
     }
     int64_t offset = 0;
-    for (AdamEntry* entry : members) {
+    for (ParameterEntry* entry : members) {
       entry->host_segment = segments_.size() - 1;
       entry->host_offset = offset;
       offset += round_up(entry->range.count, kStateAlignment);
@@ -143,16 +143,16 @@ void HostSegments::place(std::vector<AdamEntry>& entries) {
   }
 }
 
-bool HostSegments::may_stay(const AdamEntry& entry, const at::Tensor& tensor) const {
+bool HostSegments::may_stay(const ParameterEntry& entry, const at::Tensor& tensor) const {
   const auto& own = fields(entry.host_segment);
   return std::any_of(own.begin(), own.end(),
                      [&](const HostField& field) { return is_view_of(field, entry.host_offset, tensor); });
 }
 
-std::vector<at::Tensor> HostSegments::make(const std::vector<AdamEntry*>& entries, const StateField& field,
-                                           at::ScalarType dtype) {
+std::vector<at::Tensor> HostSegments::make(const std::vector<ParameterEntry*>& entries,
+                                           const StateField& field, at::ScalarType dtype) {
   std::vector<at::Tensor> made;
-  for (const AdamEntry* entry : entries) {
+  for (const ParameterEntry* entry : entries) {
     for (const HostField& own : fields(entry->host_segment)) {
       if (own.field != &field || own.memory.scalar_type() != dtype) continue;
       made.push_back(

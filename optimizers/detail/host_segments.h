@@ -6,8 +6,8 @@
 #include <memory>
 #include <vector>
 
-#include <pacer/optimizers/detail/adam_entry.h>
 #include <pacer/optimizers/detail/page_device.h>
+#include <pacer/optimizers/detail/parameter_entry.h>
 #include <pacer/optimizers/detail/state_memory.h>
 
 namespace pacer::detail {
@@ -26,7 +26,7 @@ class HostSegments final : public StateMemory {
   // Decides where the state of each entry will lie and writes that into the entry. What lies in a segment
   // already stays there; for all others there is a new one, for each dtype set, or one of that size whose
   // tensors nobody holds any more. prepare_state comes next. Throws DeviceError where there is no memory.
-  void place(std::vector<AdamEntry>& entries);
+  void place(std::vector<ParameterEntry>& entries);
 
   // The fields of a segment, in their order.
   const std::vector<HostField>& fields(size_t segment) const { return segments_[segment].fields; }
@@ -34,8 +34,8 @@ class HostSegments final : public StateMemory {
   uint64_t versions() const;
   static int64_t bytes_per_element(const std::vector<HostField>& fields);
 
-  bool may_stay(const AdamEntry& entry, const at::Tensor& tensor) const override;
-  std::vector<at::Tensor> make(const std::vector<AdamEntry*>& entries, const StateField& field,
+  bool may_stay(const ParameterEntry& entry, const at::Tensor& tensor) const override;
+  std::vector<at::Tensor> make(const std::vector<ParameterEntry*>& entries, const StateField& field,
                                at::ScalarType dtype) override;
 
  private:
@@ -45,8 +45,8 @@ class HostSegments final : public StateMemory {
     int64_t elements;
     std::vector<HostField> fields;
   };
-  Segment make_segment(const AdamEntry& like, int64_t elements);
-  bool find_place(AdamEntry& entry) const;
+  Segment make_segment(const ParameterEntry& like, int64_t elements);
+  bool find_place(ParameterEntry& entry) const;
 
   PageDevice& device_;
   std::vector<Segment> segments_;

@@ -16,7 +16,7 @@ std::string options_prefix(size_t group) { return "group/" + std::to_string(grou
 
 // Reads all fields of one parameter and marks their keys as used.
 void import_tensors(const RegisteredParameter& registered, const ElementRange* range, bool state_on_host,
-                    const AdamGroupSettings& settings, const NamedTensors& saved, FusedAdamStateFields& state,
+                    const GroupSettings& settings, const NamedTensors& saved, FusedAdamStateFields& state,
                     std::set<std::string>& used) {
   const std::string& name = registered.name;
   const at::Tensor& parameter = registered.tensor;
@@ -133,7 +133,7 @@ NamedTensors export_state(const OptimizerView& own) {
   return exported;
 }
 
-std::vector<AdamGroupSettings> saved_settings(const NamedTensors& saved, const OptimizerView& own) {
+std::vector<GroupSettings> saved_settings(const NamedTensors& saved, const OptimizerView& own) {
   std::set<std::string> used;
   const int64_t version = version_of(saved);
   ParamGroups with_options;
@@ -152,7 +152,7 @@ PendingState import_state(const NamedTensors& saved, const OptimizerView& own) {
   PendingState pending;
   std::set<std::string> used = {kVersion, kSavedBy};
   const int64_t version = version_of(saved);
-  std::vector<AdamGroupSettings> settings;
+  std::vector<GroupSettings> settings;
   for (size_t g = 0; g < own.groups.size(); ++g) {
     pending.options.push_back(
         own.traits.import_options(options_prefix(g), saved, version, *own.options(g), used));

@@ -39,7 +39,7 @@ at::Tensor OneBitBucket::view(const at::Tensor& flat, size_t i) const {
   return tensors_[i].view(flat, layout_.offset(i));
 }
 
-void OneBitBucket::take_moments(const OneBitStates& states, const std::vector<AdamGroupSettings>& settings) {
+void OneBitBucket::take_moments(const OneBitStates& states, const std::vector<GroupSettings>& settings) {
   const kernels::FullDenormals full_denormals;
   for (size_t i = 0; i < tensors_.size(); ++i) {
     const FusedAdamStateFields& state = *states[i];
@@ -51,7 +51,7 @@ void OneBitBucket::take_moments(const OneBitStates& states, const std::vector<Ad
   }
 }
 
-void OneBitBucket::take_over(const OneBitStates& states, const std::vector<AdamGroupSettings>& settings) {
+void OneBitBucket::take_over(const OneBitStates& states, const std::vector<GroupSettings>& settings) {
   const kernels::FullDenormals full_denormals;
   if (lamb_) lamb_->freeze(states, settings, variance_, momentum_, floors_);
   for (size_t i = 0; i < tensors_.size(); ++i) {
@@ -78,12 +78,12 @@ void OneBitBucket::begin(int64_t attempt, int64_t refresh_every) {
   refresh_every_ = refresh_every;
 }
 
-void OneBitBucket::set_tensor(size_t i, const AdamEntry& entry, const void* gradient,
-                              const AdamGroupSettings& settings) {
+void OneBitBucket::set_tensor(size_t i, const ParameterEntry& entry, const void* gradient,
+                              const GroupSettings& settings) {
   const FusedAdamStateFields& state = *entry.state;
   kernels::OneBitAdamTensor tensor;
   tensor.parameter = pointer_of(entry.memory);
-  tensor.extra = pointer_of(state.master().defined() ? state.master() : state.remainder());
+  tensor.master_or_remainder = pointer_of(state.master().defined() ? state.master() : state.remainder());
   tensor.gradient = gradient;
   tensor.begin = layout_.offset(i);
   tensor.scalars = entry.slot;
@@ -95,7 +95,7 @@ void OneBitBucket::set_tensor(size_t i, const AdamEntry& entry, const void* grad
   stages_.set_tensor(i, tensor);
 }
 
-void OneBitBucket::prepare(const std::vector<AdamGroupSettings>& settings) {
+void OneBitBucket::prepare(const std::vector<GroupSettings>& settings) {
   send();
   if (lamb_) lamb_->configure(settings);
 }

@@ -16,10 +16,10 @@
 
 #include <pacer/compression/detail/onebit_exchange.h>
 #include <pacer/kernels/onebit_adam.h>
-#include <pacer/optimizers/detail/adam_entry.h>
 #include <pacer/optimizers/detail/onebit_lamb_stages.h>
 #include <pacer/optimizers/detail/onebit_plan.h>
 #include <pacer/optimizers/detail/onebit_stages.h>
+#include <pacer/optimizers/detail/parameter_entry.h>
 #include <pacer/optimizers/named_tensors.h>
 
 namespace pacer::detail {
@@ -40,9 +40,9 @@ class OneBitBucket {
   // ---- The freeze, in this order, and set_floors() between. ----
 
   // The variance becomes bias-corrected, by what the own steps and settings of each state say.
-  void take_moments(const OneBitStates& states, const std::vector<AdamGroupSettings>& settings);
+  void take_moments(const OneBitStates& states, const std::vector<GroupSettings>& settings);
   // The states give their moments away.
-  void take_over(const OneBitStates& states, const std::vector<AdamGroupSettings>& settings);
+  void take_over(const OneBitStates& states, const std::vector<GroupSettings>& settings);
 
   // Does what OneBitPart::go_on does, for these tensors.
   void go_on(const OneBitStates& states, const NamedTensors& errors, int64_t errors_version,
@@ -60,11 +60,11 @@ class OneBitBucket {
 
   // `attempt` and `refresh_every` as in OneBitPart::Step.
   void begin(int64_t attempt, int64_t refresh_every);
-  void set_tensor(size_t i, const AdamEntry& entry, const void* gradient, const AdamGroupSettings& settings);
+  void set_tensor(size_t i, const ParameterEntry& entry, const void* gradient, const GroupSettings& settings);
   // Sends what set_tensor changed.
   void send() { stages_.send(); }
   // The same, and what the rule needs.
-  void prepare(const std::vector<AdamGroupSettings>& settings);
+  void prepare(const std::vector<GroupSettings>& settings);
   // *sum (on the device) = that of all stored gradients.
   void sum_of_squares(double* sum) { stages_.sum_of_squares(sum); }
 

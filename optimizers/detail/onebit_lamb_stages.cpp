@@ -25,7 +25,7 @@ std::string field_of(const std::string& name) { return name.substr(name.rfind('/
 
 double mean_trust(const at::Tensor& trust_average) { return trust_average.select(0, 0).item<double>(); }
 
-double corrected_trust(const at::Tensor& trust_average, const kernels::AdamSettings& settings) {
+double corrected_trust(const at::Tensor& trust_average, const kernels::RuleSettings& settings) {
   const at::Tensor on_host = trust_average.cpu();
   const auto* numbers = on_host.const_data_ptr<double>();
   const auto count = static_cast<int64_t>(numbers[1]);
@@ -82,7 +82,7 @@ OneBitLambStages::OneBitLambStages(const std::vector<OneBitTensor>& tensors,
   for (const TileRange& of_tensor : units_of) table_.host().push_back({of_tensor, {}});
 }
 
-void OneBitLambStages::freeze(const OneBitStates& states, const std::vector<AdamGroupSettings>& settings,
+void OneBitLambStages::freeze(const OneBitStates& states, const std::vector<GroupSettings>& settings,
                               const at::Tensor& variance, const at::Tensor& momentum,
                               const at::Tensor& floors) {
   std::vector<const float*> arrays;
@@ -103,7 +103,7 @@ void OneBitLambStages::freeze(const OneBitStates& states, const std::vector<Adam
   for (size_t i = 0; i < tensors_.size(); ++i) {
     const OneBitTensor& tensor = tensors_[i];
     const auto place = static_cast<int64_t>(i);
-    const kernels::AdamSettings& kernel = settings[tensor.group].kernel;
+    const kernels::RuleSettings& kernel = settings[tensor.group].kernel;
     momentum_scales_.select(0, place).fill_(kernels::momentum_scale(magnitudes[i], sum / counted));
     const double c2 = kernels::bias_corrections(kernel, states[i]->step()).c2;
     const at::Tensor floored =
@@ -138,7 +138,7 @@ void OneBitLambStages::import_state(const OneBitStates& states, const NamedTenso
   }
 }
 
-void OneBitLambStages::configure(const std::vector<AdamGroupSettings>& settings) {
+void OneBitLambStages::configure(const std::vector<GroupSettings>& settings) {
   for (size_t i = 0; i < tensors_.size(); ++i) {
     const kernels::LambFactorBounds& wanted = settings[tensors_[i].group].factor_bounds;
     kernels::LambFactorBounds& current = table_.host()[i].bounds;

@@ -19,7 +19,7 @@ namespace pacer::detail {
 // Return the mean of a state's trust_average: as it is, and corrected for its start at 0. The corrected one
 // is 1 if nothing was averaged. Both wait for a GPU.
 double mean_trust(const at::Tensor& trust_average);
-double corrected_trust(const at::Tensor& trust_average, const kernels::AdamSettings& settings);
+double corrected_trust(const at::Tensor& trust_average, const kernels::RuleSettings& settings);
 
 // Takes what OneBitLambStages::export_state wrote out of the state.
 NamedTensors take_lamb_state(NamedTensors& state);
@@ -39,7 +39,7 @@ class OneBitLambStages {
 
   // Begins at the freeze, from the flat buffers and floors of the tensors; states' trust averages become
   // final. Waits for a GPU.
-  void freeze(const OneBitStates& states, const std::vector<AdamGroupSettings>& settings,
+  void freeze(const OneBitStates& states, const std::vector<GroupSettings>& settings,
               const at::Tensor& variance, const at::Tensor& momentum, const at::Tensor& floors);
   // "NAME/momentum_scale" (fp32), "NAME/lamb_factor" (fp64), one number each, and "NAME/fresh_variance".
   void export_state(NamedTensors& state) const;
@@ -47,7 +47,7 @@ class OneBitLambStages {
   void import_state(const OneBitStates& states, const NamedTensors& state);
 
   // For the coming steps.
-  void configure(const std::vector<AdamGroupSettings>& settings);
+  void configure(const std::vector<GroupSettings>& settings);
 
   // fp32 and fp64, one for each tensor.
   const at::Tensor& momentum_scales() const { return momentum_scales_; }

@@ -97,11 +97,11 @@ void OneBitPart::begin(const Step& step) {
   step_ = step;
 }
 
-void OneBitPart::check_fits(const std::vector<const AdamEntry*>& entries) const {
+void OneBitPart::check_fits(const std::vector<const ParameterEntry*>& entries) const {
   constexpr const char* kAdvice =
       " after the variance froze, and what ranks have agreed on would no longer fit; ";
   for (size_t i = 0; i < std::min(entries.size(), places_.size()); ++i) {
-    const AdamEntry& entry = *entries[i];
+    const ParameterEntry& entry = *entries[i];
     const OneBitTensor& tensor = this->tensor(i);
     const at::Tensor& parameter = entry.parameter;
     const InMessage called{entry.name, parameter.sizes()};
@@ -132,12 +132,13 @@ void OneBitPart::check_fits(const std::vector<const AdamEntry*>& entries) const 
           "to stop training it, say requires_grad_(false)");
 }
 
-void OneBitPart::set_tensor(const AdamEntry& entry, const void* gradient, const AdamGroupSettings& settings) {
+void OneBitPart::set_tensor(const ParameterEntry& entry, const void* gradient,
+                            const GroupSettings& settings) {
   const Place& place = places_[entry.position];
   buckets_[place.bucket]->set_tensor(place.index, entry, gradient, settings);
 }
 
-void OneBitPart::prepare(const std::vector<AdamGroupSettings>& settings) {
+void OneBitPart::prepare(const std::vector<GroupSettings>& settings) {
   for (const auto& bucket : buckets_) bucket->prepare(settings);
 }
 

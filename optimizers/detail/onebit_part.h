@@ -1,5 +1,5 @@
 // The compressed entries of a 1-bit optimizer once the variance is frozen, in buckets that are exchanged each
-// by itself. The AdamEngine calls it in each step, as it calls its tables; the OneBitOptimizer says before
+// by itself. The StepEngine calls it in each step, as it calls its tables; the OneBitOptimizer says before
 // which kind of step comes.
 //
 // Ranks agree on the places of elements in the buckets. So dtype, shape and memory order of a compressed
@@ -29,7 +29,7 @@ class OneBitPart {
   // From the states of the tensors, which have both moments. The variance becomes bias-corrected, by what
   // each one's own steps and settings say; then those that never took a step get the step count of their
   // group. False, changing nothing, where all of the variance is zero. Waits for a GPU.
-  bool freeze(const OneBitStates& states, const std::vector<AdamGroupSettings>& settings);
+  bool freeze(const OneBitStates& states, const std::vector<GroupSettings>& settings);
   // Goes on from states whose variance is frozen already, from this rank's errors (names as export_errors
   // writes them, none for zeros) in a state of that version, and from what only the rule has. Throws
   // InvalidArgument for what does not fit; then the part is of no use. Else set_floors() comes before a step.
@@ -62,11 +62,11 @@ class OneBitPart {
   double local_weight() const { return step_.kind == OneBitKind::compressed ? step_.local_weight : 1; }
 
   // Throws InvalidArgument, in one sentence, where entries are no longer what the flat buffers were made of.
-  void check_fits(const std::vector<const AdamEntry*>& entries) const;
+  void check_fits(const std::vector<const ParameterEntry*>& entries) const;
   // The entry with its place among the tensors, and its gradient in this step, null for none.
-  void set_tensor(const AdamEntry& entry, const void* gradient, const AdamGroupSettings& settings);
+  void set_tensor(const ParameterEntry& entry, const void* gradient, const GroupSettings& settings);
   // Sends what changed.
-  void prepare(const std::vector<AdamGroupSettings>& settings);
+  void prepare(const std::vector<GroupSettings>& settings);
   // The guard looks at all stored gradients as if those of the workers, whose noise does not cancel, had been
   // added. `averaged`: partial sums of squares of all others, on the device. Where it clips by the norm of
   // the step before, each bucket of a compressed step is a part that is clipped by itself.

@@ -40,7 +40,7 @@ void OneBitPart::for_buckets(const OneBitStates& states, const F& f) const {
   }
 }
 
-bool OneBitPart::freeze(const OneBitStates& states, const std::vector<AdamGroupSettings>& settings) {
+bool OneBitPart::freeze(const OneBitStates& states, const std::vector<GroupSettings>& settings) {
   const c10::DeviceGuard guard(device_);
   for_buckets(states, [&](OneBitBucket& bucket, const OneBitStates& of_bucket) {
     bucket.take_moments(of_bucket, settings);

@@ -27,7 +27,7 @@ bool OneBitPlan::exchanges_like(const OneBitPlan& earlier) const {
          std::equal(earlier.compressed.begin(), earlier.compressed.end(), compressed.begin());
 }
 
-OneBitPlan onebit_plan(const char* optimizer, const std::vector<AdamGroupSettings>& settings) {
+OneBitPlan onebit_plan(const char* optimizer, const std::vector<GroupSettings>& settings) {
   OneBitPlan plan;
   if (settings.empty()) return plan;
   static_cast<OneBitChoices&>(plan) = settings.front().onebit;
@@ -59,7 +59,7 @@ OneBitPlan onebit_plan(const char* optimizer, const std::vector<AdamGroupSetting
       plan.bias_correction = settings[g].kernel.bias_correction != 0;
     }
   }
-  for (const AdamGroupSettings& group : settings) plan.compressed.push_back(group.compress);
+  for (const GroupSettings& group : settings) plan.compressed.push_back(group.compress);
   return plan;
 }
 
@@ -102,7 +102,7 @@ std::vector<std::vector<int64_t>> bounds_of(const std::vector<OneBitTensor>& ten
 }
 
 std::vector<OneBitTensor> onebit_tensors(const OptimizerView& optimizer,
-                                         const std::vector<AdamGroupSettings>& settings, bool whole) {
+                                         const std::vector<GroupSettings>& settings, bool whole) {
   std::vector<OneBitTensor> tensors;
   for (const auto& [tensor, group, index, name] : optimizer.parameters()) {
     if (!settings[group].compresses(tensor)) continue;
@@ -120,7 +120,7 @@ std::vector<OneBitTensor> onebit_tensors(const OptimizerView& optimizer,
   return tensors;
 }
 
-OneBitStates onebit_states(const OptimizerView& optimizer, const std::vector<AdamGroupSettings>& settings,
+OneBitStates onebit_states(const OptimizerView& optimizer, const std::vector<GroupSettings>& settings,
                            const ParamStates& states) {
   OneBitStates found;
   for (const RegisteredParameter& parameter : optimizer.parameters()) {

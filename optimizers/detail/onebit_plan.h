@@ -33,7 +33,7 @@ struct OneBitPlan : OneBitChoices {
 
 // Checked; throws InvalidArgument that names the optimizer where groups differ or options contradict each
 // other.
-OneBitPlan onebit_plan(const char* optimizer, const std::vector<AdamGroupSettings>& settings);
+OneBitPlan onebit_plan(const char* optimizer, const std::vector<GroupSettings>& settings);
 
 // A compressed parameter, or this rank's part of it as a vector, as it was when the variance froze.
 struct OneBitTensor {
@@ -73,9 +73,9 @@ std::vector<std::vector<int64_t>> bounds_of(const std::vector<OneBitTensor>& ten
 // The parameters of compressed groups, in the order of their registration: what this rank updates of them,
 // or whole.
 std::vector<OneBitTensor> onebit_tensors(const OptimizerView& optimizer,
-                                         const std::vector<AdamGroupSettings>& settings, bool whole = false);
+                                         const std::vector<GroupSettings>& settings, bool whole = false);
 // Their states among `states`; throws InvalidArgument where one has none.
-OneBitStates onebit_states(const OptimizerView& optimizer, const std::vector<AdamGroupSettings>& settings,
+OneBitStates onebit_states(const OptimizerView& optimizer, const std::vector<GroupSettings>& settings,
                            const ParamStates& states);
 // States of step 0 get the largest count of their group, or where that is 0, of all: else their first step
 // would be divided by the bias correction of step 1, and be ten times as large as anybody else's.

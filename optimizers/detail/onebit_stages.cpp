@@ -9,7 +9,7 @@
 #include <pacer/core/reduction_order.h>
 #include <pacer/kernels/cpu/target.h>
 #include <pacer/kernels/norm.h>
-#include <pacer/optimizers/detail/adam_entry.h>
+#include <pacer/optimizers/detail/parameter_entry.h>
 #include <pacer/optimizers/detail/tensor_sums.h>
 #include <pacer/optimizers/detail/tile_loop.h>
 

@@ -10,8 +10,8 @@
 #include <torch/optim/adamw.h>
 
 #include <pacer/core/error.h>
-#include <pacer/optimizers/detail/adam_entry.h>
 #include <pacer/optimizers/detail/option_fields.h>
+#include <pacer/optimizers/detail/parameter_entry.h>
 
 namespace pacer::detail {
 namespace {
@@ -150,7 +150,7 @@ std::unique_ptr<torch::optim::OptimizerParamState> adopted_state(
   return nullptr;
 }
 
-std::vector<AdamGroupSettings> check_pending(const PendingState& pending, const OptimizerView& own) {
+std::vector<GroupSettings> check_pending(const PendingState& pending, const OptimizerView& own) {
   for (const RegisteredParameter& parameter : own.parameters()) {
     const auto found = pending.states.find(parameter.key());
     if (found == pending.states.end()) continue;

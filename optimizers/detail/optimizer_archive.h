@@ -22,7 +22,7 @@ struct PendingState {
 
 // Throws InvalidArgument unless options and state are sound and fit the parameters; else returns the settings
 // that they mean.
-std::vector<AdamGroupSettings> check_pending(const PendingState& pending, const OptimizerView& own);
+std::vector<GroupSettings> check_pending(const PendingState& pending, const OptimizerView& own);
 
 // Puts pending state in force. Does not throw.
 void commit_pending(PendingState pending, ParamGroups& groups, ParamStates& states) noexcept;
@@ -52,7 +52,7 @@ PendingState copy_of_torch_optimizer(const torch::optim::Optimizer& source, cons
 NamedTensors export_state(const OptimizerView& own);
 
 // Reads the options alone, by group.
-std::vector<AdamGroupSettings> saved_settings(const NamedTensors& saved, const OptimizerView& own);
+std::vector<GroupSettings> saved_settings(const NamedTensors& saved, const OptimizerView& own);
 
 // Reads what export_state wrote, for the parameters of `own`. Throws InvalidArgument that names the parameter
 // where anything is missing, left over or does not fit. Tensors on the parameter's device become the state

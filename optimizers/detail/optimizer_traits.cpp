@@ -80,9 +80,9 @@ OneBitChoices choices_of(const Options& options) {
 }
 
 template <class Options>
-AdamGroupSettings settings_of(const Options& options) {
-  AdamGroupSettings settings;
-  kernels::AdamSettings& kernel = settings.kernel;
+GroupSettings settings_of(const Options& options) {
+  GroupSettings settings;
+  kernels::RuleSettings& kernel = settings.kernel;
   kernel.learning_rate = options.lr();
   kernel.beta1 = std::get<0>(options.betas());
   kernel.beta2 = std::get<1>(options.betas());
@@ -155,7 +155,7 @@ class TraitsOf final : public OptimizerTraits {
     }
   }
 
-  AdamGroupSettings settings(const OptimizerOptions& options) const override {
+  GroupSettings settings(const OptimizerOptions& options) const override {
     check_options(name, own_type(options));
     return settings_of(own_type(options));
   }
@@ -200,8 +200,8 @@ class TraitsOf final : public OptimizerTraits {
 
 }  // namespace
 
-std::vector<AdamGroupSettings> settings_of(const OptimizerTraits& traits, const ParamGroups& groups) {
-  std::vector<AdamGroupSettings> settings;
+std::vector<GroupSettings> settings_of(const OptimizerTraits& traits, const ParamGroups& groups) {
+  std::vector<GroupSettings> settings;
   for (const auto& group : groups) settings.push_back(traits.settings(group.options()));
   for (size_t g = 1; g < settings.size(); ++g) {
     require(settings[g].finite_check == settings[0].finite_check, traits.name, ": finite_check is ",

@@ -38,8 +38,8 @@ struct OneBitChoices {
 };
 
 // Validated options of one parameter group.
-struct AdamGroupSettings {
-  kernels::AdamSettings kernel;
+struct GroupSettings {
+  kernels::RuleSettings kernel;
   bool amsgrad = false;
   bool finite_check = false;
   bool compress = false;        // 1-bit optimizers: parameters of the group are compressed, see compresses()
@@ -72,7 +72,7 @@ class OptimizerTraits {
   virtual void inherit(torch::optim::OptimizerOptions& options,
                        const torch::optim::OptimizerOptions& defaults) const = 0;
   // Checked: throws InvalidArgument naming option, value and range.
-  virtual AdamGroupSettings settings(const torch::optim::OptimizerOptions& options) const = 0;
+  virtual GroupSettings settings(const torch::optim::OptimizerOptions& options) const = 0;
   virtual std::unique_ptr<torch::optim::OptimizerParamState> make_state() const = 0;
   // Options as named numbers, each name behind `prefix`, and back, from a state of that version
   // (0: one of torch's optimizer); reading
@@ -105,6 +105,6 @@ using ParamGroups = std::vector<torch::optim::OptimizerParamGroup>;
 using ParamStates = ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>;
 
 // Returns the settings of all groups. Throws InvalidArgument if they differ in what must be the same in all.
-std::vector<AdamGroupSettings> settings_of(const OptimizerTraits& traits, const ParamGroups& groups);
+std::vector<GroupSettings> settings_of(const OptimizerTraits& traits, const ParamGroups& groups);
 
 }  // namespace pacer::detail

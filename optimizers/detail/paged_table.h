@@ -1,5 +1,5 @@
 // The launches that update the paged tensors of one dtype set: one for all that stay on the device, and one
-// for each page. A launch is what an AdamTable is for tensors that lie still: pointers, gradients and tiles,
+// for each page. A launch is what a DtypeTable is for tensors that lie still: pointers, gradients and tiles,
 // of pieces of tensors.
 #pragma once
 
@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include <pacer/optimizers/detail/adam_table.h>
+#include <pacer/optimizers/detail/dtype_table.h>
 
 namespace pacer::detail {
 
@@ -36,10 +36,10 @@ class PagedTable {
 
   // Whether any piece has a gradient.
   bool takes_part(size_t launch) const;
-  // See AdamTable::step.
+  // See DtypeTable::step.
   void step(size_t launch, const kernels::StepScalars* scalars, bool follows_prologue);
 
-  // See AdamTable::trust_ratio; it is 1 for a tensor without elements.
+  // See DtypeTable::trust_ratio; it is 1 for a tensor without elements.
   double trust_ratio(size_t position) const;
 
  private:

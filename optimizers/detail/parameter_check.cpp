@@ -83,7 +83,7 @@ void check_names(const ParamGroups& groups, const TensorNames& names) {
 }
 
 void check_compressible(const char* optimizer, const ParamGroups& groups,
-                        const std::vector<AdamGroupSettings>& settings, const TensorNames& names) {
+                        const std::vector<GroupSettings>& settings, const TensorNames& names) {
   for (const RegisteredParameter& parameter : registered(groups, names)) {
     const at::Tensor& tensor = parameter.tensor;
     if (!settings[parameter.group].compresses(tensor)) continue;

@@ -24,7 +24,7 @@ void check_names(const ParamGroups& groups, const TensorNames& names);
 
 // Parameters of groups that a 1-bit optimizer compresses are neither fp64 nor have gaps.
 void check_compressible(const char* optimizer, const ParamGroups& groups,
-                        const std::vector<AdamGroupSettings>& settings, const TensorNames& names);
+                        const std::vector<GroupSettings>& settings, const TensorNames& names);
 
 // Dense, and of the parameter's shape, dtype and device.
 void check_gradient(const at::Tensor& parameter, const at::Tensor& gradient, const std::string& name);

@@ -40,6 +40,6 @@ inline constexpr StateField kStateFields[kStateFieldCount] = {
 
 // The dtype of a field for a parameter of that dtype set; none where such a parameter has no such tensor.
 std::optional<at::ScalarType> field_dtype(StateKind kind, kernels::AdamStorage storage,
-                                          const AdamGroupSettings& settings);
+                                          const GroupSettings& settings);
 
 }  // namespace pacer::detail

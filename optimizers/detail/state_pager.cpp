@@ -27,7 +27,7 @@ void set_state_pointer(const StateField& field, void* pointer, kernels::AdamTens
   } else if (field.kind == StateKind::max_moment) {
     tensor.max_exp_avg_sq = pointer;
   } else {
-    tensor.extra = pointer;
+    tensor.master_or_remainder = pointer;
   }
 }
 
@@ -101,11 +101,11 @@ std::vector<PageCopy> StatePager::copies_of_page(const Page& page) const {
   return copies;
 }
 
-std::vector<PagedPiece> StatePager::pieces_of(const Page& page, const std::vector<AdamEntry>& entries,
-                                              const AdamTable& table, void* memory) const {
+std::vector<PagedPiece> StatePager::pieces_of(const Page& page, const std::vector<ParameterEntry>& entries,
+                                              const DtypeTable& table, void* memory) const {
   std::vector<PagedPiece> pieces;
   for (const PagePiece& piece : page.pieces) {
-    const AdamEntry& entry = entries[piece.item];
+    const ParameterEntry& entry = entries[piece.item];
     PagedPiece& made = pieces.emplace_back(
         PagedPiece{entry.position, piece.first, piece.count, table.tensor(entry.position)});
     int64_t area = 0;
@@ -119,10 +119,10 @@ std::vector<PagedPiece> StatePager::pieces_of(const Page& page, const std::vecto
   return pieces;
 }
 
-StatePager::Draft StatePager::draft(const std::vector<AdamEntry>& entries,
-                                    const std::vector<AdamTable>& tables) const {
+StatePager::Draft StatePager::draft(const std::vector<ParameterEntry>& entries,
+                                    const std::vector<DtypeTable>& tables) const {
   std::vector<int64_t> sizes, bytes_of_table(tables.size(), 1);
-  for (const AdamEntry& entry : entries) {
+  for (const ParameterEntry& entry : entries) {
     const int64_t bytes = HostSegments::bytes_per_element(segments_.fields(entry.host_segment));
     bytes_of_table[entry.table] = bytes;
     sizes.push_back(paged_bytes(entry.range.count, bytes));
@@ -162,7 +162,7 @@ bool StatePager::take_block(std::vector<PageCopy> copies) {
   return true;
 }
 
-void StatePager::plan(const std::vector<AdamEntry>& entries, const std::vector<AdamTable>& tables) {
+void StatePager::plan(const std::vector<ParameterEntry>& entries, const std::vector<DtypeTable>& tables) {
   const Holding holding(*this);
   forget_plan();
   Draft pages;
@@ -223,7 +223,7 @@ int64_t StatePager::bytes_of_blocks() const {
 
 // ---- a step ----
 
-void StatePager::prepare(const std::vector<AdamTable>& tables) {
+void StatePager::prepare(const std::vector<DtypeTable>& tables) {
   require(
       is_home_ || versions_ == segments_.versions(),
       "the paged state of an optimizer was changed while copies of it were under way; call sync_state() of "

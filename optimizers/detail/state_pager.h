@@ -10,7 +10,7 @@
 #include <optional>
 #include <vector>
 
-#include <pacer/optimizers/detail/adam_table.h>
+#include <pacer/optimizers/detail/dtype_table.h>
 #include <pacer/optimizers/detail/host_segments.h>
 #include <pacer/optimizers/detail/page_device.h>
 #include <pacer/optimizers/detail/page_plan.h>
@@ -39,7 +39,7 @@ class StatePager {
 
   // Cuts the entries' state, all of which has its place on the host, into pages, and takes device memory for
   // them. Throws DeviceError where there is none.
-  void plan(const std::vector<AdamEntry>& entries, const std::vector<AdamTable>& tables);
+  void plan(const std::vector<ParameterEntry>& entries, const std::vector<DtypeTable>& tables);
   // False where state was moved out since.
   bool fits() const { return !moved_out_; }
   // Everything comes home, and nothing of the plan is left.
@@ -47,8 +47,8 @@ class StatePager {
 
   // What the host does for a step. Throws InvalidArgument where host memory was changed while it was not
   // home.
-  void prepare(const std::vector<AdamTable>& tables);
-  // Enqueues the update. `scalars` as in AdamTable::step, nothing having been enqueued since they were
+  void prepare(const std::vector<DtypeTable>& tables);
+  // Enqueues the update. `scalars` as in DtypeTable::step, nothing having been enqueued since they were
   // written.
   void step(const kernels::StepScalars* scalars);
   // Starts the first copies of the coming step.
@@ -77,11 +77,11 @@ class StatePager {
   struct Draft;
   class Holding;
 
-  Draft draft(const std::vector<AdamEntry>& entries, const std::vector<AdamTable>& tables) const;
+  Draft draft(const std::vector<ParameterEntry>& entries, const std::vector<DtypeTable>& tables) const;
   bool take_block(std::vector<PageCopy> copies);
   std::vector<PageCopy> copies_of_page(const Page& page) const;
-  std::vector<PagedPiece> pieces_of(const Page& page, const std::vector<AdamEntry>& entries,
-                                    const AdamTable& table, void* memory) const;
+  std::vector<PagedPiece> pieces_of(const Page& page, const std::vector<ParameterEntry>& entries,
+                                    const DtypeTable& table, void* memory) const;
   int64_t bytes_of_blocks() const;
   void store_resident();
   void make_room();
@@ -90,7 +90,7 @@ class StatePager {
   at::Device where_;
   std::unique_ptr<PageDevice> device_;
   HostSegments segments_;
-  std::vector<PagedTable> tables_;                      // one for each AdamTable
+  std::vector<PagedTable> tables_;                      // one for each DtypeTable
   std::vector<std::optional<size_t>> resident_launch_;  // by table
   std::vector<PageLaunch> launches_;                    // by page of the stream
   std::optional<PageStream> stream_;

@@ -34,7 +34,7 @@ std::vector<int64_t> odd_counts() {
   return counts;
 }
 
-void step_all_on_cpu(std::vector<AdamArrays>& tensors, bool amsgrad, const AdamSettings& settings,
+void step_all_on_cpu(std::vector<AdamArrays>& tensors, bool amsgrad, const RuleSettings& settings,
                      int64_t step) {
   int64_t first_element = 0;
   for (AdamArrays& tensor : tensors) {
@@ -43,7 +43,7 @@ void step_all_on_cpu(std::vector<AdamArrays>& tensors, bool amsgrad, const AdamS
   }
 }
 
-AdamScalarSlots one_slot(AdamStorage storage, const AdamSettings& settings, int64_t step, bool skip = false) {
+AdamScalarSlots one_slot(AdamStorage storage, const RuleSettings& settings, int64_t step, bool skip = false) {
   AdamScalarSlots scalars;
   scalars.set(0, storage, settings, step, skip);
   return scalars;
@@ -63,7 +63,7 @@ TEST_CASE("the GPU updates to the bits of the CPU in every dtype set and mode", 
       const bool unaligned = cut != Cut::blocks;
       std::vector<AdamArrays> tensors = random_tensors(storage, odd_counts(), Fill::wild, 1, unaligned);
       DeviceAdamList list(tensors, cut, amsgrad);
-      const AdamSettings settings = settings_with(decay);
+      const RuleSettings settings = settings_with(decay);
       for (int64_t step = 1; step <= 3; ++step) {
         INFO(name_of(storage, decay, amsgrad) << ", " << name_of(cut) << ", step " << step);
         list.step(one_slot(storage, settings, step));
@@ -89,7 +89,7 @@ TEST_CASE("denormal updates have the same bits on GPU and CPU", "[kernels][adam]
       tensors[0].set_master(i, static_cast<float>(samples.log_uniform(1e-45, 1e-36)));
       if (storage == AdamStorage::f16_master) tensors[0].set(kGradient, i, samples.log_uniform(6e-8, 1e-4));
     }
-    AdamSettings settings = settings_with(decay);
+    RuleSettings settings = settings_with(decay);
     settings.epsilon = samples.one_of({1.0, 1e-30});
     DeviceAdamList list(tensors, Cut::mixed, amsgrad);
     list.step(one_slot(storage, settings, 1));
@@ -117,7 +117,7 @@ TEST_CASE("quotients and roots of any size have the same bits on GPU and CPU", "
       if (i % 16 < 2) tensors[0].set(kExpAvgSq, i, 0.0);   // 0 / 0
       if (i % 16 == 4) tensors[0].set(kExpAvgSq, i, 0.0);  // a number / 0
     }
-    AdamSettings settings = settings_with(WeightDecay::none);
+    RuleSettings settings = settings_with(WeightDecay::none);
     settings.epsilon = 0;
     DeviceAdamList list(tensors, Cut::blocks, false);
     list.step(one_slot(storage, settings, 7));
@@ -145,7 +145,7 @@ TEST_CASE("on the GPU a tensor without a gradient, or told to skip, is left alon
     INFO(name_of(storage));
     std::vector<AdamArrays> tensors = random_tensors(storage, {100, 5000, 33, 700}, Fill::mixed, 5, true);
     DeviceAdamList list(tensors, Cut::mixed, true);
-    const AdamSettings settings = settings_with(WeightDecay::l2);
+    const RuleSettings settings = settings_with(WeightDecay::l2);
     list.step(one_slot(storage, settings, 1, true));
     CHECK(list.differing_from(tensors) == 0);
 
@@ -169,7 +169,7 @@ TEST_CASE("on the GPU every tensor uses the scalars that its gradient names", "[
     DeviceAdamList list(tensors, Cut::mixed, false);
     std::vector<AdamGradient> gradients = list.gradients();
     AdamScalarSlots scalars(3);
-    AdamSettings settings[3];
+    RuleSettings settings[3];
     for (int64_t slot = 0; slot < 3; ++slot) {
       settings[slot] = settings_with(kAllDecays[static_cast<size_t>(slot)]);
       settings[slot].learning_rate *= static_cast<double>(slot + 1);

@@ -18,8 +18,8 @@ using pacer::testing::has_gpu;
 using pacer::testing::wants_small_tests;
 
 // No learning rate and no memory: the parameter stays and the first moment becomes the gradient.
-AdamSettings settings_that_keep_numbers() {
-  AdamSettings settings;
+RuleSettings settings_that_keep_numbers() {
+  RuleSettings settings;
   settings.learning_rate = 0;
   settings.beta1 = 0;
   settings.beta2 = 0;

@@ -36,7 +36,7 @@ std::vector<AdamArrays> random_tensors(AdamStorage storage, const std::vector<in
   return tensors;
 }
 
-std::vector<LambRatio> step_all_on_cpu(std::vector<AdamArrays>& tensors, const AdamSettings& settings,
+std::vector<LambRatio> step_all_on_cpu(std::vector<AdamArrays>& tensors, const RuleSettings& settings,
                                        int64_t step) {
   int64_t first_element = 0;
   std::vector<LambRatio> ratios;
@@ -53,7 +53,7 @@ int64_t differing_ratios(const std::vector<LambRatio>& a, const std::vector<Lamb
   return differing;
 }
 
-LambScalarSlots one_slot(AdamStorage storage, const AdamSettings& settings, int64_t step, bool skip = false) {
+LambScalarSlots one_slot(AdamStorage storage, const RuleSettings& settings, int64_t step, bool skip = false) {
   LambScalarSlots scalars;
   scalars.set(0, storage, settings, step, skip);
   return scalars;
@@ -69,7 +69,7 @@ TEST_CASE("a LAMB step has the bits of the CPU in every dtype set", "[kernels][l
         for (const bool unaligned : {false, true}) {
           std::vector<AdamArrays> tensors = random_tensors(storage, odd_counts(), fill, 1, unaligned);
           DeviceLambList list(tensors, cut);
-          AdamSettings settings = lamb_settings_with(fill == Fill::plain ? 0.1 : 0);
+          RuleSettings settings = lamb_settings_with(fill == Fill::plain ? 0.1 : 0);
           settings.min_coeff = 1e-6;
           settings.max_coeff = 1e6;
           for (int64_t step = 1; step <= 3; ++step) {
@@ -101,7 +101,7 @@ TEST_CASE("NaNs, infinities and denormals in LAMB have the bits of the CPU", "[k
         }
         tensors.back().set_master(i, static_cast<float>(samples.log_uniform(1e-45, 1e-36)));
       }
-      AdamSettings settings = lamb_settings_with();
+      RuleSettings settings = lamb_settings_with();
       settings.adapt = adapt;
       DeviceLambList list(tensors, Cut::mixed);
       list.step(one_slot(storage, settings, 1));
@@ -136,14 +136,14 @@ TEST_CASE("on the GPU LAMB leaves alone what has no gradient or is told to skip,
     const std::vector<int64_t> counts{100, 5000, 33, 32768, 0};
     std::vector<AdamArrays> tensors = random_tensors(storage, counts, Fill::mixed, 5, false);
     DeviceLambList list(tensors, Cut::mixed);
-    const AdamSettings settings = lamb_settings_with();
+    const RuleSettings settings = lamb_settings_with();
     list.step(one_slot(storage, settings, 1, true));
     CHECK(list.differing_from(tensors) == 0);
     CHECK(differing_ratios(list.ratios(), std::vector<LambRatio>(5, LambRatio{-1, -1})) == 0);
 
     // Three slots: the second says skip; tensors 1 and 2 sit out.
     LambScalarSlots scalars(3);
-    AdamSettings slow = settings;
+    RuleSettings slow = settings;
     slow.learning_rate = 1e-3;
     scalars.set(0, storage, settings, 7);
     scalars.set(1, storage, settings, 7, true);
@@ -193,7 +193,7 @@ TEST_CASE("prologue and LAMB replay from a CUDA graph with a learning rate that 
       check.set(0, seen);
       graph.replay(stream);
       if (!seen.non_finite) {
-        AdamSettings settings = slot.settings;
+        RuleSettings settings = slot.settings;
         settings.factor *= seen.factor;
         const auto ratios = step_all_on_cpu(tensors, settings, ++applied);
         CHECK(differing_ratios(list.ratios(), ratios) == 0);
@@ -208,7 +208,7 @@ TEST_CASE("trust ratios of tensors of many units have the bits of the CPU", "[ke
   if (!has_gpu()) PACER_SKIP("no NVIDIA GPU");
   // Sums as the first stage would leave them; no tiles, so that the ratios are all that is computed.
   const std::vector<int64_t> unit_counts{1, 2, 31, 33, 255, 256, 257, 700, 5000, 0};
-  AdamSettings settings = lamb_settings_with();
+  RuleSettings settings = lamb_settings_with();
   settings.min_coeff = 0;
   settings.max_coeff = 1e300;
   LambScalarSlots slots;

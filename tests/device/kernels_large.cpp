@@ -47,7 +47,7 @@ class PeriodicTensor {
     }
   }
 
-  void step(const AdamSettings& settings, int64_t t) {
+  void step(const RuleSettings& settings, int64_t t) {
     AdamScalarSlots scalars;
     scalars.set(0, period_.storage(), settings, t);
     const DeviceArray<StepScalars> device_scalars(scalars.all());
@@ -132,7 +132,7 @@ std::string flaw_in_large_step(AdamStorage storage, int64_t count) {
   AdamArrays period = random_period(storage);
   PeriodicTensor tensor(period, count);
   if (tensor.differing_from(period) != 0) return "the tensor was not filled";
-  const AdamSettings settings = settings_with(WeightDecay::decoupled);
+  const RuleSettings settings = settings_with(WeightDecay::decoupled);
   tensor.step(settings, 4);
   AdamArrays expected(storage, kPeriod);
   expected.copy_from(period);
@@ -168,7 +168,7 @@ TEST_CASE("N4: stochastic rounding draws by 64-bit indices", "[kernels][adam][gp
   if (!fits_on_gpu(kStorage, count)) PACER_SKIP("the GPU has too little memory");
   AdamArrays period = random_period(kStorage);
   PeriodicTensor tensor(period, count);
-  const AdamSettings settings = settings_with(WeightDecay::decoupled);
+  const RuleSettings settings = settings_with(WeightDecay::decoupled);
   tensor.step(settings, 2);
 
   Samples samples(2);

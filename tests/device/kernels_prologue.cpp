@@ -21,7 +21,7 @@ using pacer::testing::has_gpu;
 using pacer::testing::wants_small_tests;
 
 AdamSlot random_slot(Samples& samples) {
-  AdamSettings s;
+  RuleSettings s;
   s.learning_rate = samples.log_uniform(1e-12, 10);
   s.beta1 = samples.chance(0.2) ? 0.0 : 1 - samples.log_uniform(1e-8, 1);
   s.beta2 = samples.chance(0.5) ? 0.999 : 1 - samples.log_uniform(1e-8, 1);
@@ -145,7 +145,7 @@ TEST_CASE("steps queued back to back wait for each other", "[kernels][adam][gpu]
   // Gradients are copied, the prologue runs and two dtype sets are updated, over and over without the host
   // waiting: a kernel that starts before the one ahead of it is done reads old scalars, gradients or state.
   const int64_t count = wants_small_tests() ? 5000 : 1000000, rounds = wants_small_tests() ? 3 : 20;
-  const AdamSettings settings = settings_with(WeightDecay::l2);
+  const RuleSettings settings = settings_with(WeightDecay::l2);
   Samples samples(3);
   std::vector<AdamArrays> singles, brains, pool;
   for (int i = 0; i < 2; ++i) {
@@ -199,7 +199,7 @@ TEST_CASE("a recorded step follows its settings and its flag from replay to repl
     }
     DeviceAdamList list(tensors, Cut::mixed, false);
     const uint32_t is_double = storage == AdamStorage::f64;
-    AdamSettings settings = settings_with(WeightDecay::decoupled);
+    RuleSettings settings = settings_with(WeightDecay::decoupled);
     Prologue prologue({{settings, is_double, 1}}, {0});
     const CudaStream stream;
     const CudaGraph graph(stream, [&](cudaStream_t capturing) {

@@ -96,7 +96,7 @@ double random_beta(Samples& samples) {
 
 ErrorCase random_error_case(Samples& samples) {
   ErrorCase c;
-  AdamSettings& s = c.settings;
+  RuleSettings& s = c.settings;
   s.learning_rate = samples.chance(0.5) ? samples.log_uniform(1e-5, 1) : samples.log_uniform(1e-30, 1e3);
   s.beta1 = random_beta(samples);
   s.beta2 = random_beta(samples);
@@ -144,7 +144,7 @@ void random_element(Samples& samples, const ErrorCase& c, const Magnitudes<Real>
   e.m = static_cast<Real>(size.has_state ? samples.sign() * around(size.m) : 0);
   e.v = static_cast<Real>(size.has_state ? around(size.v) : 0);
   e.largest_v = static_cast<Real>(size.has_state ? around(size.v) : 0);
-  const AdamSettings& s = c.settings;
+  const RuleSettings& s = c.settings;
   if (samples.chance(0.1) && s.beta1 > 0) {  // m cancels
     e.m = static_cast<Real>(-(1 - s.beta1) / s.beta1 * s.factor * gradient * samples.log_uniform(0.9, 1.1));
   }
@@ -177,7 +177,7 @@ std::vector<StateOf<Real>> step_by_kernel(const ErrorCase& c, const std::vector<
 
 // The operations of torch::optim::Adam and AdamW in their order, each in float, the scalars in double.
 StateOf<float> step_like_torch(const ErrorCase& c, float gradient, StateOf<float> e) {
-  const AdamSettings& s = c.settings;
+  const RuleSettings& s = c.settings;
   const double t = static_cast<double>(c.step);
   const double c1 = s.bias_correction ? 1 - std::pow(s.beta1, t) : 1,
                c2 = s.bias_correction ? 1 - std::pow(s.beta2, t) : 1;

@@ -78,8 +78,8 @@ double random_beta(Samples& samples) {
   return samples.one_of({0.0, 0.5, 0.9, 0.95, 0.99, 0.999, 1 - 0x1p-24});
 }
 
-AdamSettings random_settings(Samples& samples) {
-  AdamSettings s;
+RuleSettings random_settings(Samples& samples) {
+  RuleSettings s;
   s.learning_rate = samples.chance(0.5) ? samples.log_uniform(1e-5, 1) : samples.log_uniform(1e-30, 1e3);
   s.beta1 = random_beta(samples);
   s.beta2 = random_beta(samples);
@@ -106,7 +106,7 @@ int64_t random_size(Samples& samples) {
 
 // Elements around one magnitude each of g, p, m and v.
 template <class Real>
-void random_tensor(Samples& samples, const AdamSettings& s, size_t size, std::vector<Real>& gradients,
+void random_tensor(Samples& samples, const RuleSettings& s, size_t size, std::vector<Real>& gradients,
                    std::vector<StateOf<Real>>& before) {
   const bool single = std::numeric_limits<Real>::digits == 24;
   const double tiny = single ? 1e-30 : 1e-200, high = single ? 1e17 : 1e140;
@@ -141,7 +141,7 @@ WorstErrors worst_errors(int64_t cases, uint64_t seed) {
   WorstErrors worst;
   Samples samples(seed);
   for (int64_t i = 0; i < cases; ++i) {
-    const AdamSettings settings = random_settings(samples);
+    const RuleSettings settings = random_settings(samples);
     const int64_t step =
         samples.chance(0.3) ? 1 + samples.below(3) : static_cast<int64_t>(samples.log_uniform(1, 1e6));
     const size_t size = static_cast<size_t>(random_size(samples));

@@ -170,7 +170,7 @@ class AdamArrays {
   AdamTensor tensor(int64_t first_element = 0) {
     AdamTensor t{data(kParameter),   data(kExpAvg), data(kExpAvgSq),
                  data(kMaxExpAvgSq), nullptr,       first_element};
-    if (type_of(storage_, kExtra) != ElementType::none) t.extra = data(kExtra);
+    if (type_of(storage_, kExtra) != ElementType::none) t.master_or_remainder = data(kExtra);
     return t;
   }
 
@@ -260,7 +260,7 @@ class AdamScalarSlots {
  public:
   explicit AdamScalarSlots(int64_t count = 1) : slots_(static_cast<size_t>(count)) {}
 
-  void set(int64_t slot, AdamStorage storage, const AdamSettings& settings, int64_t step, bool skip = false) {
+  void set(int64_t slot, AdamStorage storage, const RuleSettings& settings, int64_t step, bool skip = false) {
     void* memory = &slots_[static_cast<size_t>(slot)];
     if (storage == AdamStorage::f64) {
       put(memory, adam_scalars<double>(settings, step), skip);
@@ -280,8 +280,8 @@ class AdamScalarSlots {
   std::vector<StepScalars> slots_;
 };
 
-inline AdamSettings settings_with(WeightDecay decay) {
-  AdamSettings settings;
+inline RuleSettings settings_with(WeightDecay decay) {
+  RuleSettings settings;
   settings.learning_rate = 0.02;
   settings.weight_decay = 0.1;
   settings.factor = 0.75;
@@ -291,7 +291,7 @@ inline AdamSettings settings_with(WeightDecay decay) {
 }
 
 // One step of one tensor on the CPU, cut into tiles of this size.
-inline void step_on_cpu(AdamArrays& arrays, bool amsgrad, const AdamSettings& settings, int64_t step,
+inline void step_on_cpu(AdamArrays& arrays, bool amsgrad, const RuleSettings& settings, int64_t step,
                         int64_t tile_elements = int64_t{1} << 30, int64_t first_element = 0) {
   AdamScalarSlots scalars;
   scalars.set(0, arrays.storage(), settings, step);

@@ -24,7 +24,7 @@ using pacer::testing::square_root;
 enum class Order { kernel, torch };
 
 struct ErrorCase {
-  AdamSettings settings;
+  RuleSettings settings;
   int64_t step = 1;
   bool amsgrad = false;
 };
@@ -46,7 +46,7 @@ inline Carried<double> carried_correction(double beta, int64_t t) {
 
 template <class Real>
 CarriedScalars<Real> carried_scalars(const ErrorCase& c) {
-  const AdamSettings& s = c.settings;
+  const RuleSettings& s = c.settings;
   using Wide = Carried<double>;
   const Wide one = exactly<double>(1), lr = exactly<double>(s.learning_rate);
   const Wide c1 = s.bias_correction ? carried_correction(s.beta1, c.step) : one;

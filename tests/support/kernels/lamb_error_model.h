@@ -40,7 +40,7 @@ Carried<double> carried_sum_of_squares(const std::vector<Carried<Real>>& terms) 
 }
 
 // Where a norm is exactly 0 the ratio is 1; where it may have been lost to underflow, nothing is known.
-inline Carried<double> carried_ratio(const AdamSettings& s, const Carried<double>& parameter_squares,
+inline Carried<double> carried_ratio(const RuleSettings& s, const Carried<double>& parameter_squares,
                                      const Carried<double>& update_squares, bool zero_parameter,
                                      bool zero_update) {
   if (!s.adapt || zero_parameter || zero_update) return exactly<double>(1);
@@ -64,7 +64,7 @@ struct CarriedLamb {
 };
 
 template <class Real>
-CarriedLamb<Real> carried_lamb_step(const AdamSettings& settings, int64_t step,
+CarriedLamb<Real> carried_lamb_step(const RuleSettings& settings, int64_t step,
                                     const std::vector<Real>& gradients,
                                     const std::vector<StateOf<Real>>& before) {
   ErrorCase moments{settings, step, false};

@@ -17,7 +17,7 @@ class LambScalarSlots {
  public:
   explicit LambScalarSlots(int64_t count = 1) : slots_(static_cast<size_t>(count)) {}
 
-  void set(int64_t slot, AdamStorage storage, AdamSettings settings, int64_t step, bool skip = false) {
+  void set(int64_t slot, AdamStorage storage, RuleSettings settings, int64_t step, bool skip = false) {
     settings.rule = UpdateRule::lamb;
     adam_scalars_cpu({settings, storage == AdamStorage::f64, !skip}, step, slots_[static_cast<size_t>(slot)]);
   }
@@ -28,8 +28,8 @@ class LambScalarSlots {
   std::vector<StepScalars> slots_;
 };
 
-inline AdamSettings lamb_settings_with(double weight_decay = 0.1) {
-  AdamSettings settings;
+inline RuleSettings lamb_settings_with(double weight_decay = 0.1) {
+  RuleSettings settings;
   settings.learning_rate = 0.02;
   settings.weight_decay = weight_decay;
   settings.epsilon = 1e-6;
@@ -64,7 +64,7 @@ inline LambOutcome lamb_step_on_cpu(AdamStorage storage, const AdamTensor& tenso
   return outcome;
 }
 
-inline LambOutcome lamb_step_on_cpu(AdamArrays& arrays, const AdamSettings& settings, int64_t step,
+inline LambOutcome lamb_step_on_cpu(AdamArrays& arrays, const RuleSettings& settings, int64_t step,
                                     int64_t tile_elements = int64_t{1} << 30, int64_t first_element = 0) {
   LambScalarSlots scalars;
   scalars.set(0, arrays.storage(), settings, step);

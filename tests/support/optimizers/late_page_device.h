@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include <pacer/optimizers/detail/adam_engine.h>
 #include <pacer/optimizers/detail/page_device.h>
+#include <pacer/optimizers/detail/step_engine.h>
 
 #include "support/optimizers/optimizers.h"
 
@@ -136,7 +136,7 @@ class PagedOnHost : public Optimizer {
 
   const Optimizer& base() const { return *this; }
   Optimizer& base() { return *this; }
-  detail::AdamEngine& own_engine() { return this->engine(); }
+  detail::StepEngine& own_engine() { return this->engine(); }
 
   LatePageDevice* device = nullptr;  // from the first step on
 };

@@ -23,7 +23,7 @@ constexpr int64_t kOddCounts[] = {0,   1,   2,    3,    5,    7,    8,    9,    
                                   513, 777, 1000, 1023, 1025, 2047, 2048, 2049, 3001, 4095, 4096, 4097};
 
 // One step, element by element: the simplest loop there is.
-AdamArrays stepped_one_by_one(const AdamArrays& before, bool amsgrad, const AdamSettings& settings,
+AdamArrays stepped_one_by_one(const AdamArrays& before, bool amsgrad, const RuleSettings& settings,
                               int64_t step, int64_t first_element = 0) {
   AdamArrays after(before.storage(), before.count());
   after.copy_from(before);
@@ -173,7 +173,7 @@ TEST_CASE("every tensor of a call uses the scalars that its gradient names", "[k
     std::vector<AdamGradient> gradients;
     AdamScalarSlots scalars(3);
     const auto settings_of = [&](int64_t slot) {
-      AdamSettings settings = settings_with(decay);
+      RuleSettings settings = settings_with(decay);
       settings.learning_rate *= static_cast<double>(slot + 1);
       return settings;
     };
@@ -237,7 +237,7 @@ TEST_CASE("denormals are computed in full whatever the caller's mode, which is r
       if (is_half) in_full.set(kGradient, i, samples.log_uniform(6e-8, 6e-5));
     }
     flushed.copy_from(in_full);
-    AdamSettings settings = settings_with(decay);
+    RuleSettings settings = settings_with(decay);
     settings.epsilon = 1;  // keeps the update as small as the rest
     step_on_cpu(in_full, amsgrad, settings, 1);
     bool mode_was_restored = false;

@@ -17,7 +17,7 @@ using Catch::Approx;
 struct LoneElement {
   double parameter = 0, gradient = 0, exp_avg = 0, exp_avg_sq = 0, max_exp_avg_sq = 0;
 
-  void step(const AdamSettings& settings, int64_t t, bool amsgrad = false) {
+  void step(const RuleSettings& settings, int64_t t, bool amsgrad = false) {
     AdamScalarSlots scalars;
     scalars.set(0, AdamStorage::f64, settings, t);
     const AdamTensor tensor{&parameter, &exp_avg, &exp_avg_sq, &max_exp_avg_sq, nullptr, 0};
@@ -26,8 +26,8 @@ struct LoneElement {
   }
 };
 
-AdamSettings plain_settings(double learning_rate) {
-  AdamSettings settings;
+RuleSettings plain_settings(double learning_rate) {
+  RuleSettings settings;
   settings.learning_rate = learning_rate;
   settings.epsilon = 0;
   return settings;
@@ -51,7 +51,7 @@ TEST_CASE("a constant gradient moves by the learning rate at every step", "[kern
   // The corrected moments are then g and g^2, whatever the betas.
   for (const double beta1 : {0.0, 0.5, 0.9}) {
     for (const double beta2 : {0.0, 0.9, 0.999}) {
-      AdamSettings settings = plain_settings(0.25);
+      RuleSettings settings = plain_settings(0.25);
       settings.beta1 = beta1;
       settings.beta2 = beta2;
       settings.epsilon = 0.6;
@@ -65,7 +65,7 @@ TEST_CASE("a constant gradient moves by the learning rate at every step", "[kern
 }
 
 TEST_CASE("the moments remember the gradient as geometric series", "[kernels][adam]") {
-  AdamSettings settings = plain_settings(0.01);
+  RuleSettings settings = plain_settings(0.01);
   settings.beta1 = 0.75;
   settings.beta2 = 0.5;
   LoneElement e;
@@ -80,7 +80,7 @@ TEST_CASE("the moments remember the gradient as geometric series", "[kernels][ad
 }
 
 TEST_CASE("without bias correction the first step is as small as the moments", "[kernels][adam]") {
-  AdamSettings settings = plain_settings(0.5);
+  RuleSettings settings = plain_settings(0.5);
   settings.bias_correction = 0;
   settings.beta1 = 0.75;
   settings.beta2 = 0.9375;
@@ -96,7 +96,7 @@ TEST_CASE("without bias correction the first step is as small as the moments", "
 }
 
 TEST_CASE("epsilon is added outside the square root and after the correction", "[kernels][adam]") {
-  AdamSettings settings = plain_settings(1);
+  RuleSettings settings = plain_settings(1);
   settings.epsilon = 3;
   LoneElement e;
   e.gradient = 1;
@@ -112,7 +112,7 @@ TEST_CASE("epsilon is added outside the square root and after the correction", "
 }
 
 TEST_CASE("decoupled decay shrinks the parameter and leaves the moments alone", "[kernels][adam]") {
-  AdamSettings settings = plain_settings(0.1);
+  RuleSettings settings = plain_settings(0.1);
   settings.epsilon = 1;
   settings.weight_decay = 0.5;
   settings.decay_mode = WeightDecay::decoupled;
@@ -125,7 +125,7 @@ TEST_CASE("decoupled decay shrinks the parameter and leaves the moments alone", 
 }
 
 TEST_CASE("decoupled decay and the update add up", "[kernels][adam]") {
-  AdamSettings settings = plain_settings(0.25);
+  RuleSettings settings = plain_settings(0.25);
   settings.weight_decay = 0.5;
   settings.decay_mode = WeightDecay::decoupled;
   LoneElement e;
@@ -136,7 +136,7 @@ TEST_CASE("decoupled decay and the update add up", "[kernels][adam]") {
 }
 
 TEST_CASE("l2 decay is part of the gradient and of both moments", "[kernels][adam]") {
-  AdamSettings settings = plain_settings(0.125);
+  RuleSettings settings = plain_settings(0.125);
   settings.beta1 = 0.75;
   settings.beta2 = 0.875;
   settings.weight_decay = 0.5;
@@ -151,7 +151,7 @@ TEST_CASE("l2 decay is part of the gradient and of both moments", "[kernels][ada
 }
 
 TEST_CASE("the factor scales the gradient and not the decay", "[kernels][adam]") {
-  AdamSettings settings = plain_settings(0.125);
+  RuleSettings settings = plain_settings(0.125);
   settings.beta1 = 0.5;
   settings.factor = 0.25;
   settings.weight_decay = 0.5;
@@ -164,7 +164,7 @@ TEST_CASE("the factor scales the gradient and not the decay", "[kernels][adam]")
 }
 
 TEST_CASE("amsgrad divides by the largest second moment so far", "[kernels][adam]") {
-  AdamSettings settings = plain_settings(1);
+  RuleSettings settings = plain_settings(1);
   settings.bias_correction = 0;
   settings.beta1 = 0;
   settings.beta2 = 0;
@@ -185,7 +185,7 @@ TEST_CASE("amsgrad divides by the largest second moment so far", "[kernels][adam
 
 TEST_CASE("zero gradients and zero state change nothing", "[kernels][adam]") {
   for (const bool amsgrad : {false, true}) {
-    AdamSettings settings;
+    RuleSettings settings;
     LoneElement e;
     e.parameter = 3;
     for (int64_t t = 1; t <= 5; ++t) e.step(settings, t, amsgrad);

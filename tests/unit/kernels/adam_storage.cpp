@@ -59,7 +59,7 @@ double held_parameter(const AdamArrays& arrays, int64_t i) {
 }
 
 // The same values in fp32 arrays, stepped.
-AdamArrays stepped_in_fp32(const AdamArrays& arrays, bool amsgrad, const AdamSettings& settings,
+AdamArrays stepped_in_fp32(const AdamArrays& arrays, bool amsgrad, const RuleSettings& settings,
                            int64_t step) {
   AdamArrays single(AdamStorage::f32, arrays.count());
   for (int64_t i = 0; i < arrays.count(); ++i) {
@@ -101,7 +101,7 @@ double stochastic_reference(double value, uint32_t random16) {
 
 // The element function itself, compiled here and so without the instructions that the loops are cloned for.
 template <AdamStorage kStorage, bool kAmsgrad>
-void step_by_element_function(AdamArrays& arrays, const AdamSettings& settings, int64_t step) {
+void step_by_element_function(AdamArrays& arrays, const RuleSettings& settings, int64_t step) {
   const auto scalars = adam_scalars<typename StorageOf<kStorage>::Real>(settings, step);
   for (int64_t i = 0; i < arrays.count(); ++i) {
     StoredElement<kStorage> e{};
@@ -147,7 +147,7 @@ TEST_CASE("every 16-bit dtype set is the fp32 update of its values", "[kernels][
     if (storage == AdamStorage::f64 || storage == AdamStorage::f32) return;
     INFO(name_of(storage, decay, amsgrad));
     constexpr int64_t kCount = 2000, kStep = 3;
-    const AdamSettings settings = settings_with(decay);
+    const RuleSettings settings = settings_with(decay);
     AdamArrays arrays = mixed_values(storage, kCount, 1);
     const AdamArrays expected = stepped_in_fp32(arrays, amsgrad, settings, kStep);
     step_on_cpu(arrays, amsgrad, settings, kStep);
@@ -224,7 +224,7 @@ TEST_CASE("a zero beside a negative remainder was written by somebody else, and 
 TEST_CASE("updates too small for bf16 add up in the master value", "[kernels][adam][storage]") {
   for (const AdamStorage storage : {AdamStorage::bf16_master, AdamStorage::bf16_remainder}) {
     AdamArrays arrays(storage, 1);
-    AdamSettings settings;
+    RuleSettings settings;
     settings.learning_rate = 0x1p-13;  // the spacing of bf16 above 1 is 2^-7
     for (const int array : {kExpAvg, kExpAvgSq, kMaxExpAvgSq}) arrays.set(array, 0, 0.0);
     arrays.set(kGradient, 0, -1.0);
@@ -248,7 +248,7 @@ TEST_CASE("a NaN parameter with a remainder is stored as 0x7FC0 and 0", "[kernel
 }
 
 TEST_CASE("the random bits of an element depend on its place in the model only", "[kernels][adam][storage]") {
-  AdamSettings settings = settings_with(WeightDecay::none);
+  RuleSettings settings = settings_with(WeightDecay::none);
   int64_t wrong = 0, up = 0, elements = 0;
   for (const int64_t first_element :
        {int64_t{0}, int64_t{1}, int64_t{5}, int64_t{8}, int64_t{1019}, (int64_t{1} << 32) - 3,
@@ -277,7 +277,7 @@ TEST_CASE("the random bits of an element depend on its place in the model only",
 TEST_CASE("stochastic rounding moves the mean by the whole update", "[kernels][adam][storage]") {
   // 3/8 of the spacing of bf16 above 1: nearest rounding would lose the update in every element.
   constexpr int64_t kCount = 1 << 16;
-  AdamSettings settings;
+  RuleSettings settings;
   settings.learning_rate = 0x3p-10;
   settings.epsilon = 0;
   settings.seed = 2024;

@@ -18,8 +18,8 @@ double units_from(double value, long double exact) {
   return static_cast<double>(std::abs(value - exact) / std::abs(exact)) * 0x1p53;
 }
 
-AdamSettings usual_settings() {
-  AdamSettings settings;
+RuleSettings usual_settings() {
+  RuleSettings settings;
   settings.learning_rate = 0.003;
   settings.beta1 = 0.9;
   settings.beta2 = 0.999;
@@ -90,7 +90,7 @@ TEST_CASE("one minus a power is right to two units in the last place, also close
 }
 
 TEST_CASE("the scalars of Adam are rounded once from double", "[kernels][adam]") {
-  const AdamSettings settings = usual_settings();
+  const RuleSettings settings = usual_settings();
   const AdamScalars<float> s = adam_scalars<float>(settings, 3);
   CHECK(s.beta1 == 0.9f);
   CHECK(s.beta2 == 0.999f);
@@ -106,7 +106,7 @@ TEST_CASE("the scalars of Adam are rounded once from double", "[kernels][adam]")
 }
 
 TEST_CASE("the corrections of the bias follow the step", "[kernels][adam]") {
-  const AdamSettings settings = usual_settings();
+  const RuleSettings settings = usual_settings();
   for (const int64_t step : {1, 2, 3, 10, 1000, 1000000}) {
     const AdamScalars<double> s = adam_scalars<double>(settings, step);
     const long double t = static_cast<long double>(step);
@@ -122,7 +122,7 @@ TEST_CASE("the corrections of the bias follow the step", "[kernels][adam]") {
 }
 
 TEST_CASE("without bias correction the step does not matter", "[kernels][adam]") {
-  AdamSettings settings = usual_settings();
+  RuleSettings settings = usual_settings();
   settings.bias_correction = 0;
   for (const int64_t step : {1, 7, 1000}) {
     CHECK(adam_scalars<double>(settings, step).step_size == settings.learning_rate);
@@ -131,7 +131,7 @@ TEST_CASE("without bias correction the step does not matter", "[kernels][adam]")
 }
 
 TEST_CASE("weight decay enters in one place only", "[kernels][adam]") {
-  AdamSettings settings = usual_settings();
+  RuleSettings settings = usual_settings();
   settings.decay_mode = WeightDecay::none;
   CHECK(adam_scalars<double>(settings, 1).l2 == 0.0);
   CHECK(adam_scalars<double>(settings, 1).decay == 0.0);
@@ -145,7 +145,7 @@ TEST_CASE("weight decay enters in one place only", "[kernels][adam]") {
 }
 
 TEST_CASE("the seed of stochastic rounding reaches the scalars in full", "[kernels][adam]") {
-  AdamSettings settings;
+  RuleSettings settings;
   settings.seed = 0xFEDCBA9876543210u;
   CHECK(adam_scalars<float>(settings, 1).seed == 0xFEDCBA9876543210u);
 }

@@ -60,7 +60,7 @@ StoredElement<kStorage> element_of(AdamArrays& arrays, int64_t i) {
 template <AdamStorage kStorage>
 void compare_with_element_functions(int64_t count, Fill fill) {
   using Real = typename StorageOf<kStorage>::Real;
-  const AdamSettings settings = lamb_settings_with();
+  const RuleSettings settings = lamb_settings_with();
   AdamArrays before = filled(kStorage, count, fill, 3), after = copy_of(before);
   const LambOutcome outcome = lamb_step_on_cpu(after, settings, 4, 999, 5);
   const auto scalars = lamb_scalars<Real>(settings, 4);
@@ -92,7 +92,7 @@ void compare_with_element_functions(int64_t count, Fill fill) {
   }
 }
 
-LambRatio ratio_of(double parameter_squares, double update_squares, const AdamSettings& settings) {
+LambRatio ratio_of(double parameter_squares, double update_squares, const RuleSettings& settings) {
   return lamb_ratio(parameter_squares, update_squares, lamb_scalars<double>(settings, 1));
 }
 
@@ -196,7 +196,7 @@ TEST_CASE("dtype sets with fp32 moments are the fp32 step of their values", "[ke
 TEST_CASE("with bf16 moments, ratio and update are those of the moments as they are stored",
           "[kernels][lamb][storage]") {
   constexpr int64_t kCount = 3000;
-  const AdamSettings settings = lamb_settings_with();
+  const RuleSettings settings = lamb_settings_with();
   const AdamArrays before = filled(AdamStorage::bf16, kCount, Fill::plain, 5);
   AdamArrays after = copy_of(before);
   const LambOutcome outcome = lamb_step_on_cpu(after, settings, 2);
@@ -229,7 +229,7 @@ TEST_CASE("with bf16 moments, ratio and update are those of the moments as they 
 
 TEST_CASE("the trust ratio is the quotient of the norms, clamped, and 1 where one is zero",
           "[kernels][lamb]") {
-  const AdamSettings plain = lamb_settings_with();  // 0.01 to 10
+  const RuleSettings plain = lamb_settings_with();  // 0.01 to 10
   CHECK(ratio_of(9, 4, plain).ratio == 1.5);
   CHECK(ratio_of(9, 4, plain).step_size == 0.02 * 1.5);
   CHECK(ratio_of(4, 9, plain).ratio == 2.0 / 3.0);
@@ -238,7 +238,7 @@ TEST_CASE("the trust ratio is the quotient of the norms, clamped, and 1 where on
   for (const auto& [p, u] : {std::pair{0.0, 4.0}, {4.0, 0.0}, {0.0, 0.0}, {0.0, HUGE_VAL}}) {
     CHECK(ratio_of(p, u, plain).ratio == 1);
   }
-  AdamSettings off = plain, narrow = plain;
+  RuleSettings off = plain, narrow = plain;
   off.adapt = 0;
   narrow.min_coeff = 2;
   narrow.max_coeff = 3;
@@ -253,7 +253,7 @@ TEST_CASE("the trust ratio is the quotient of the norms, clamped, and 1 where on
   CHECK(std::isnan(ratio_of(std::nan(""), 1, plain).ratio));
   CHECK(std::isnan(ratio_of(1, std::nan(""), plain).ratio));
   // Rounded once, to the type of the dtype set.
-  AdamSettings third = plain;
+  RuleSettings third = plain;
   third.learning_rate = 1.0 / 3;
   CHECK(lamb_ratio(9, 4, lamb_scalars<float>(third, 1)).step_size == static_cast<float>(0.5));
   CHECK(lamb_ratio(1, 1, lamb_scalars<float>(third, 1)).step_size == static_cast<float>(1.0 / 3));
@@ -262,7 +262,7 @@ TEST_CASE("the trust ratio is the quotient of the norms, clamped, and 1 where on
 TEST_CASE("the sums of units are added in order, whatever their number", "[kernels][lamb]") {
   Samples samples(6);
   LambScalarSlots scalars;
-  AdamSettings settings = lamb_settings_with();
+  RuleSettings settings = lamb_settings_with();
   settings.max_coeff = 1e300;
   settings.min_coeff = 0;
   scalars.set(0, AdamStorage::f64, settings, 1);

@@ -1,7 +1,7 @@
 // An engine whose entries are ranges: what an optimizer needs that owns a part of a tensor.
 #include "support/catch.h"
 
-#include <pacer/optimizers/detail/adam_engine.h>
+#include <pacer/optimizers/detail/step_engine.h>
 #include <pacer/optimizers/onebit_adam_options.h>
 
 #include "support/optimizers/optimizers.h"
@@ -9,15 +9,15 @@
 namespace pacer::testing {
 namespace {
 
-using detail::AdamEngine;
 using detail::OptimizerTraits;
+using detail::StepEngine;
 
 struct Owner {
   explicit Owner(const torch::optim::OptimizerOptions& options = FusedAdamWOptions())
       : traits(detail::traits_of(options)) {}
 
   const OptimizerTraits& traits;
-  AdamEngine engine{traits};
+  StepEngine engine{traits};
   detail::ParamStates states;
 };
 

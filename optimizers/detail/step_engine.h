@@ -5,8 +5,8 @@
 // three parts of a step are those of SessionOptimizer.
 //
 // To follow one AdamW step, read fused_optimizer.cpp (step), this file's source, kernels/cpu/adam.cpp or
-// kernels/cuda/adam.cu, kernels/math/adam_storage.h and kernels/math/adam.h. Plans are made in adam_plan.cpp,
-// and compared with what is there in adam_walk.cpp.
+// kernels/cuda/adam.cu, kernels/math/adam_storage.h and kernels/math/adam.h. Plans are made in step_plan.cpp,
+// and compared with what is there in step_walk.cpp.
 #pragma once
 
 #include <cstdint>
@@ -21,22 +21,22 @@
 #include <torch/optim/optimizer.h>
 
 #include <pacer/device/detail/seen_tensor.h>
-#include <pacer/optimizers/detail/adam_entry.h>
 #include <pacer/optimizers/detail/adam_slots.h>
-#include <pacer/optimizers/detail/adam_table.h>
+#include <pacer/optimizers/detail/dtype_table.h>
 #include <pacer/optimizers/detail/entry_watch.h>
 #include <pacer/optimizers/detail/onebit_part.h>
 #include <pacer/optimizers/detail/optimizer_traits.h>
 #include <pacer/optimizers/detail/parameter_check.h>
+#include <pacer/optimizers/detail/parameter_entry.h>
 #include <pacer/optimizers/detail/shared_norm.h>
 #include <pacer/optimizers/detail/state_pager.h>
 #include <pacer/optimizers/session_optimizer.h>
 
 namespace pacer::detail {
 
-class AdamEngine {
+class StepEngine {
  public:
-  explicit AdamEngine(const OptimizerTraits& traits) : traits_(&traits) {}
+  explicit StepEngine(const OptimizerTraits& traits) : traits_(&traits) {}
 
   // Only these elements of the parameter, in memory order, are updated and have state. Its state, if there is
   // any, is of the range already.
@@ -62,7 +62,7 @@ class AdamEngine {
 
   // Checks, plans, creates missing state and sends what changed: every parameter that has a gradient will be
   // updated. `settings` are those of the groups.
-  void prepare(const ParamGroups& groups, std::vector<AdamGroupSettings> settings, ParamStates& states,
+  void prepare(const ParamGroups& groups, std::vector<GroupSettings> settings, ParamStates& states,
                const TensorNames& names, const StepInputs& inputs);
   // Kernels only. False where the host saw gradients that are not finite.
   bool enqueue();
@@ -75,15 +75,15 @@ class AdamEngine {
   void forget_plan();
 
   // Makes a plan in which every parameter of a compressed group has state, whether it had a gradient or not.
-  void complete_compressed(const ParamGroups& groups, std::vector<AdamGroupSettings> settings,
+  void complete_compressed(const ParamGroups& groups, std::vector<GroupSettings> settings,
                            ParamStates& states, const TensorNames& names);
   // Whether the plan fits the step to come, as far as that is known before its gradients are. The part may
-  // then take up compressed tensors as their gradients come: of those numbered [first, end) look_ahead gives
-  // it the gradients, and returns the scalars of the coming step, by slot. Null where these have to be
+  // then take up compressed tensors as their gradients come: of those numbered [first, end) prepare_ahead
+  // gives it the gradients, and returns the scalars of the coming step, by slot. Null where these have to be
   // planned anew. `local_weight` as the part's in that step.
-  bool fits_ahead(const ParamGroups& groups, std::vector<AdamGroupSettings> settings,
-                  const ParamStates& states);
-  const kernels::StepScalars* look_ahead(double average, double local_weight, size_t first, size_t end);
+  bool plan_fits_next_step(const ParamGroups& groups, std::vector<GroupSettings> settings,
+                           const ParamStates& states);
+  const kernels::StepScalars* prepare_ahead(double average, double local_weight, size_t first, size_t end);
   // From the next step on compressed entries are the part's; null: tables update all.
   void compress_with(OneBitPart* part);
   // The L1 norm of the bias-corrected variance of all compressed entries, added up in their order. Waits for
@@ -99,7 +99,7 @@ class AdamEngine {
 
  private:
   // A parameter of the optimizer in registration order, whether it has state yet or not.
-  struct Member {
+  struct PlannedParameter {
     const void* tensor;
     int64_t entry;  // -1: it never had a gradient
   };
@@ -118,9 +118,9 @@ class AdamEngine {
     }
   };
 
-  bool takes_part(const AdamEntry& entry, const at::Tensor& gradient) const;
+  bool takes_part(const ParameterEntry& entry, const at::Tensor& gradient) const;
 
-  // ---- adam_walk.cpp ----
+  // ---- step_walk.cpp ----
   enum class Fit {
     none,
     plan,            // but which entries take part, or their step counts, may be others
@@ -132,7 +132,7 @@ class AdamEngine {
   void find_gradients();
   const void* find_gradient(size_t i, bool takes_part);
 
-  // ---- adam_plan.cpp ----
+  // ---- step_plan.cpp ----
 
   // Compressed parameters are entries without a gradient, too, where `with_compressed`.
   void plan(const ParamGroups& groups, ParamStates& states, const TensorNames& names, bool with_compressed);
@@ -140,7 +140,8 @@ class AdamEngine {
   using AdoptedStates = std::vector<std::pair<void*, std::unique_ptr<torch::optim::OptimizerParamState>>>;
   AdoptedStates add_entries(const ParamGroups& groups, const ParamStates& states, const TensorNames& names,
                             bool with_compressed);
-  AdamEntry make_entry(const RegisteredParameter& parameter, torch::optim::OptimizerParamState* state) const;
+  ParameterEntry make_entry(const RegisteredParameter& parameter,
+                            torch::optim::OptimizerParamState* state) const;
   void check_entries() const;
   void create_states(ParamStates& states);
   void build_tables();
@@ -148,7 +149,7 @@ class AdamEngine {
   void make_pager();
   void share_sums();
 
-  // ---- adam_engine.cpp ----
+  // ---- step_engine.cpp ----
   void prepare_step(const ParamGroups& groups, ParamStates& states, const TensorNames& names,
                     const StepInputs& inputs);
   void assign_slots();
@@ -164,7 +165,7 @@ class AdamEngine {
   const OptimizerTraits* traits_;
   OwnedRanges ranges_;
   std::shared_ptr<Communicator> ranks_;
-  std::vector<AdamGroupSettings> settings_;  // by group
+  std::vector<GroupSettings> settings_;  // by group
   OneBitPart* part_ = nullptr;
 
   std::optional<Paging> paging_;
@@ -173,8 +174,8 @@ class AdamEngine {
 
   at::Device device_ = at::kCPU;
   std::vector<PlannedGroup> planned_groups_;  // empty: there is no plan
-  std::vector<Member> members_;
-  std::vector<AdamEntry> entries_;
+  std::vector<PlannedParameter> planned_parameters_;
+  std::vector<ParameterEntry> entries_;
   std::vector<EntryWatch> watches_;   // by entry
   std::vector<size_t> compressed_;    // entries of the OneBitPart, by position
   std::vector<size_t> gapped_;        // entries with a dense_parameter
@@ -182,7 +183,7 @@ class AdamEngine {
   uint64_t state_buckets_ = 0;
   std::vector<char> takes_part_;   // by entry
   std::vector<size_t> unsettled_;  // entries whose gradient is still to be found
-  std::vector<AdamTable> tables_;
+  std::vector<DtypeTable> tables_;
   AdamSlots slots_;
   at::Tensor partials_;                               // double, for the norm
   std::unique_ptr<SharedNorm> shared_norm_;           // instead, with ranks

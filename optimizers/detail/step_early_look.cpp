@@ -6,11 +6,11 @@
 #include <c10/core/DeviceGuard.h>
 
 #include <pacer/device/detail/stream.h>
-#include <pacer/optimizers/detail/adam_engine.h>
+#include <pacer/optimizers/detail/step_engine.h>
 
 namespace pacer::detail {
 
-bool AdamEngine::look_early(const std::vector<at::Tensor>& parameters) {
+bool StepEngine::look_early(const std::vector<at::Tensor>& parameters) {
   if (!can_look_early_) return false;
   const c10::DeviceGuard device_guard(device_);
   if (device_.is_cuda() && is_capturing(device_)) return false;
@@ -19,7 +19,7 @@ bool AdamEngine::look_early(const std::vector<at::Tensor>& parameters) {
     const auto found = entry_of_.find(parameter.unsafeGetTensorImpl());
     const at::Tensor& gradient = gradient_of(parameter);
     if (found == entry_of_.end() || !gradient.defined() || gradient.is_inference()) return false;
-    const AdamEntry& entry = entries_[found->second];
+    const ParameterEntry& entry = entries_[found->second];
     if (!takes_part(entry, gradient) || !watches_[found->second].is_current(entry)) return false;
     check_gradient(parameter, gradient, entry.name);
     if (needs_dense_gradient(entry, gradient)) return false;
@@ -29,7 +29,7 @@ bool AdamEngine::look_early(const std::vector<at::Tensor>& parameters) {
   for (const at::Tensor& parameter : parameters) {
     const size_t i = entry_of_.at(parameter.unsafeGetTensorImpl());
     const at::Tensor& gradient = gradient_of(parameter);
-    const AdamEntry& entry = entries_[i];
+    const ParameterEntry& entry = entries_[i];
     tables_[entry.table].set_gradient(entry.position, entry.slot, entry.in_range(gradient));
     seen_[i] = SeenTensor(gradient);
   }
@@ -37,7 +37,7 @@ bool AdamEngine::look_early(const std::vector<at::Tensor>& parameters) {
   auto* partials = static_cast<double*>(partials_.mutable_data_ptr());
   size_t next = 0;
   for (size_t t = 0; t < tables_.size(); ++t) {
-    AdamTable& table = tables_[t];
+    DtypeTable& table = tables_[t];
     table.send_gradients();
     while (next < places.size() && places[next].first == t) {  // neighbours in one launch
       const size_t first = places[next].second;
@@ -50,7 +50,7 @@ bool AdamEngine::look_early(const std::vector<at::Tensor>& parameters) {
   return true;
 }
 
-bool AdamEngine::take_early_look() {
+bool StepEngine::take_early_look() {
   bool has_all = can_look_early_ && has_seen_ && !(device_.is_cuda() && is_capturing(device_));
   for (size_t i = 0; has_all && i < entries_.size(); ++i) {
     const at::Tensor& gradient = gradient_of(entries_[i].parameter);
@@ -61,7 +61,7 @@ bool AdamEngine::take_early_look() {
   return has_all;
 }
 
-void AdamEngine::forget_seen() {
+void StepEngine::forget_seen() {
   if (has_seen_) seen_.assign(entries_.size(), SeenTensor());
   has_seen_ = false;
 }

@@ -1,4 +1,4 @@
-// What an AdamEngine knows beforehand of its steps: which parameters there are, where they and their states
+// What a StepEngine knows beforehand of its steps: which parameters there are, where they and their states
 // lie, and which tables update them. Everything that can be wrong is found before the first state is created.
 #include <algorithm>
 #include <map>
@@ -8,14 +8,14 @@
 #include <c10/core/DeviceGuard.h>
 
 #include <pacer/core/error.h>
-#include <pacer/optimizers/detail/adam_engine.h>
 #include <pacer/optimizers/detail/optimizer_archive.h>
 #include <pacer/optimizers/detail/state_memory.h>
+#include <pacer/optimizers/detail/step_engine.h>
 #include <pacer/optimizers/detail/tensor_sums.h>
 
 namespace pacer::detail {
 
-void AdamEngine::own_range(const at::Tensor& parameter, OwnedRange owned) {
+void StepEngine::own_range(const at::Tensor& parameter, OwnedRange owned) {
   const ElementRange& range = owned.range;
   require(range.first >= 0 && range.count >= 0 && range.first + range.count <= parameter.numel(),
           traits_->name, ": a parameter of ", parameter.numel(), " elements has no elements from ",
@@ -36,14 +36,14 @@ void AdamEngine::own_range(const at::Tensor& parameter, OwnedRange owned) {
   forget_plan();
 }
 
-void AdamEngine::page(const Paging& paging, MakePageDevice make) {
+void StepEngine::page(const Paging& paging, MakePageDevice make) {
   paging_ = paging;
   make_page_device_ = std::move(make);
   forget_plan();
 }
 
 // Before a step, and before anything is changed.
-void AdamEngine::check_paging(const StepInputs& inputs) const {
+void StepEngine::check_paging(const StepInputs& inputs) const {
   for (size_t g = 0; g < settings_.size(); ++g) {
     require(!settings_[g].paging || settings_[g].paging == paging_, traits_->name, ": the options of group ",
             g, paging_ ? " have another paged() than" : " have paged(), which lacks in",
@@ -56,24 +56,24 @@ void AdamEngine::check_paging(const StepInputs& inputs) const {
       "the CudaGraph hook, or paged()");
 }
 
-void AdamEngine::make_pager() {
+void StepEngine::make_pager() {
   if (!paging_ || (pager_ && pager_->where() == device_)) return;
   pager_.reset();  // its copies come to an end first
   pager_ = std::make_unique<StatePager>(*paging_, make_page_device_(device_), device_);
   pager_->acquire();
 }
 
-void AdamEngine::expect_step() {
+void StepEngine::expect_step() {
   if (!pager_ || planned_groups_.empty() || (device_.is_cuda() && is_capturing(device_))) return;
   const c10::DeviceGuard device_guard(device_);
   pager_->release();  // of a step that was prepared and never enqueued
   pager_->prefetch();
 }
 
-void AdamEngine::forget_plan() {
+void StepEngine::forget_plan() {
   if (pager_) pager_->forget_plan();
   planned_groups_.clear();
-  members_.clear();
+  planned_parameters_.clear();
   entries_.clear();
   watches_.clear();
   states_end_ = nullptr;
@@ -90,22 +90,22 @@ void AdamEngine::forget_plan() {
   ++enqueue_version_;
 }
 
-void AdamEngine::compress_with(OneBitPart* part) {
+void StepEngine::compress_with(OneBitPart* part) {
   part_ = part;
   forget_plan();
 }
 
-void AdamEngine::complete_compressed(const ParamGroups& groups, std::vector<AdamGroupSettings> settings,
+void StepEngine::complete_compressed(const ParamGroups& groups, std::vector<GroupSettings> settings,
                                      ParamStates& states, const TensorNames& names) {
   settings_ = std::move(settings);
   plan(groups, states, names, /*with_compressed=*/true);
 }
 
-double AdamEngine::compressed_variance_norm() const {
+double StepEngine::compressed_variance_norm() const {
   std::vector<const float*> variances;
   std::vector<int64_t> counts;
-  std::vector<const AdamEntry*> compressed;
-  for (const AdamEntry& entry : entries_) {
+  std::vector<const ParameterEntry*> compressed;
+  for (const ParameterEntry& entry : entries_) {
     if (!settings_[entry.group].compresses(entry.parameter)) continue;
     compressed.push_back(&entry);
     variances.push_back(entry.state->exp_avg_sq().const_data_ptr<float>());
@@ -115,7 +115,7 @@ double AdamEngine::compressed_variance_norm() const {
   std::optional<SharedUnits> shared;
   if (ranks_) {
     std::vector<std::vector<int64_t>> bounds;
-    for (const AdamEntry* entry : compressed) {
+    for (const ParameterEntry* entry : compressed) {
       bounds.push_back(ranges_.at(entry->parameter.unsafeGetTensorImpl()).bounds);
     }
     shared.emplace(ranks_, bounds, device_);
@@ -136,10 +136,10 @@ double AdamEngine::compressed_variance_norm() const {
   return norm;
 }
 
-AdamEntry AdamEngine::make_entry(const RegisteredParameter& parameter,
-                                 torch::optim::OptimizerParamState* state) const {
-  const AdamGroupSettings& settings = settings_[parameter.group];
-  AdamEntry entry;
+ParameterEntry StepEngine::make_entry(const RegisteredParameter& parameter,
+                                      torch::optim::OptimizerParamState* state) const {
+  const GroupSettings& settings = settings_[parameter.group];
+  ParameterEntry entry;
   entry.parameter = parameter.tensor;
   entry.name = parameter.name;
   entry.group = parameter.group;
@@ -165,7 +165,7 @@ AdamEntry AdamEngine::make_entry(const RegisteredParameter& parameter,
   return entry;
 }
 
-AdamEngine::AdoptedStates AdamEngine::add_entries(const ParamGroups& groups, const ParamStates& states,
+StepEngine::AdoptedStates StepEngine::add_entries(const ParamGroups& groups, const ParamStates& states,
                                                   const TensorNames& names, bool with_compressed) {
   AdoptedStates adopted;
   int64_t first_element = 0;
@@ -175,10 +175,10 @@ AdamEngine::AdoptedStates AdamEngine::add_entries(const ParamGroups& groups, con
         parameter.tensor.grad().defined() || (owned != ranges_.end() && owned->second.gradient.defined());
     const auto state = states.find(parameter.key());
     const bool has_state = state != states.end();
-    members_.push_back({parameter.key(), -1});
+    planned_parameters_.push_back({parameter.key(), -1});
     if (has_gradient || has_state ||
         (with_compressed && settings_[parameter.group].compresses(parameter.tensor))) {
-      members_.back().entry = static_cast<int64_t>(entries_.size());
+      planned_parameters_.back().entry = static_cast<int64_t>(entries_.size());
       torch::optim::OptimizerParamState* own = has_state ? state->second.get() : nullptr;
       if (auto of_torch = own ? adopted_state(*traits_, *own) : nullptr) {
         own = of_torch.get();
@@ -193,10 +193,10 @@ AdamEngine::AdoptedStates AdamEngine::add_entries(const ParamGroups& groups, con
   return adopted;
 }
 
-void AdamEngine::check_entries() const {
+void StepEngine::check_entries() const {
   std::vector<MemoryRange> ranges;
   std::vector<std::string> entry_names;
-  for (const AdamEntry& entry : entries_) {
+  for (const ParameterEntry& entry : entries_) {
     const at::Tensor& gradient = entry.gradient();
     const bool reads_gradient = takes_part(entry, gradient) && gradient.defined();
     if (reads_gradient && !entry.own_gradient.defined())
@@ -210,14 +210,14 @@ void AdamEngine::check_entries() const {
   }
   check_disjoint(ranges, entry_names);
   if (part_ == nullptr) return;
-  std::vector<const AdamEntry*> compressed;
-  for (const AdamEntry& entry : entries_) {
+  std::vector<const ParameterEntry*> compressed;
+  for (const ParameterEntry& entry : entries_) {
     if (entry.is_compressed) compressed.push_back(&entry);
   }
   part_->check_fits(compressed);
 }
 
-void AdamEngine::plan(const ParamGroups& groups, ParamStates& states, const TensorNames& names,
+void StepEngine::plan(const ParamGroups& groups, ParamStates& states, const TensorNames& names,
                       bool with_compressed) {
   forget_plan();  // no plan fits until this one is complete
   check_groups(groups, names);
@@ -233,8 +233,8 @@ void AdamEngine::plan(const ParamGroups& groups, ParamStates& states, const Tens
   for (size_t g = 0; g < groups.size(); ++g) planned_groups_.push_back(planned(groups, g));
 }
 
-void AdamEngine::create_states(ParamStates& states) {
-  for (AdamEntry& entry : entries_) {
+void StepEngine::create_states(ParamStates& states) {
+  for (ParameterEntry& entry : entries_) {
     entry.lay_out();
     if (entry.state != nullptr) continue;
     auto made = traits_->make_state();  // first, so that no place among the states is ever empty
@@ -246,10 +246,10 @@ void AdamEngine::create_states(ParamStates& states) {
   prepare_state(entries_, pager_->segments());
 }
 
-void AdamEngine::build_tables() {
+void StepEngine::build_tables() {
   std::map<std::pair<kernels::AdamStorage, bool>, size_t> table_of;
   for (size_t i = 0; i < entries_.size(); ++i) {
-    AdamEntry& entry = entries_[i];
+    ParameterEntry& entry = entries_[i];
     entry_of_.emplace(entry.parameter.unsafeGetTensorImpl(), i);
     if (entry.is_compressed) {
       entry.position = compressed_.size();
@@ -267,7 +267,7 @@ void AdamEngine::build_tables() {
     watches_.emplace_back(entry);
   }
   int64_t units = 0;
-  for (AdamTable& table : tables_) {
+  for (DtypeTable& table : tables_) {
     table.build_tiles(/*is_paged=*/pager_ != nullptr);
     units += table.norm_units();
   }
@@ -279,12 +279,12 @@ void AdamEngine::build_tables() {
 
 // In the order in which one rank adds up all of them: table by table; the OneBitPart adds up its own. A
 // parameter that was not shared out takes part in no step.
-void AdamEngine::share_sums() {
+void StepEngine::share_sums() {
   shared_norm_ = std::make_unique<SharedNorm>(ranks_, device_);
   const std::vector<int64_t> nothing(static_cast<size_t>(ranks_->world_size()) + 1);
   for (size_t t = 0; t < tables_.size(); ++t) {
     std::vector<std::vector<int64_t>> bounds;
-    for (const AdamEntry& entry : entries_) {
+    for (const ParameterEntry& entry : entries_) {
       if (entry.table != t || entry.is_compressed) continue;
       const bool is_shared = entry.own_gradient.defined();
       bounds.push_back(is_shared ? ranges_.at(entry.parameter.unsafeGetTensorImpl()).bounds : nothing);

@@ -1,6 +1,6 @@
 // A step as it runs. What the tables and slots do in it stands here, too, so that a step reads from top to
 // bottom.
-#include <pacer/optimizers/detail/adam_engine.h>
+#include <pacer/optimizers/detail/step_engine.h>
 
 #include <numeric>
 
@@ -14,8 +14,8 @@ namespace pacer::detail {
 
 // ---- prepare: what the host does ----
 
-void AdamEngine::prepare(const ParamGroups& groups, std::vector<AdamGroupSettings> settings,
-                         ParamStates& states, const TensorNames& names, const StepInputs& inputs) {
+void StepEngine::prepare(const ParamGroups& groups, std::vector<GroupSettings> settings, ParamStates& states,
+                         const TensorNames& names, const StepInputs& inputs) {
   settings_ = std::move(settings);
   check_paging(inputs);
   if (pager_) pager_->acquire();
@@ -27,7 +27,7 @@ void AdamEngine::prepare(const ParamGroups& groups, std::vector<AdamGroupSetting
   }
 }
 
-void AdamEngine::prepare_step(const ParamGroups& groups, ParamStates& states, const TensorNames& names,
+void StepEngine::prepare_step(const ParamGroups& groups, ParamStates& states, const TensorNames& names,
                               const StepInputs& inputs) {
   can_look_early_ = false;
   const Fit fit = plan_fits(groups, states, /*finds_gradients=*/true);
@@ -37,10 +37,10 @@ void AdamEngine::prepare_step(const ParamGroups& groups, ParamStates& states, co
   const c10::DeviceGuard device_guard(device_);
   choose_guard(inputs);
   if (!(fit == Fit::plan_and_slots ? slots_.fit() : slots_.fit(entries_, takes_part_))) assign_slots();
-  for (AdamGroupSettings& settings : settings_) settings.kernel.factor = guard_ ? 1.0 : average_;
+  for (GroupSettings& settings : settings_) settings.kernel.factor = guard_ ? 1.0 : average_;
   slots_.configure(settings_, part_ ? part_->local_weight() : 1.0);
   find_gradients();
-  for (AdamTable& table : tables_) table.send(/*with_units=*/guard_ != nullptr);
+  for (DtypeTable& table : tables_) table.send(/*with_units=*/guard_ != nullptr);
   if (part_) part_->prepare(settings_);
   if (pager_) pager_->prepare(tables_);
   slots_.send(device_);
@@ -48,7 +48,7 @@ void AdamEngine::prepare_step(const ParamGroups& groups, ParamStates& states, co
   can_look_early_ = guard_ != nullptr && !inputs.replayable && part_ == nullptr && ranges_.empty();
 }
 
-void AdamEngine::assign_slots() {
+void StepEngine::assign_slots() {
   refuse_capture(device_);
   slots_.assign(entries_, takes_part_, device_);
   for (size_t i = 0; i < entries_.size(); ++i) watches_[i].slot = entries_[i].slot;
@@ -58,7 +58,7 @@ void AdamEngine::assign_slots() {
 }
 
 // Ranks that share parameters out know of no other gradients.
-void AdamEngine::require_shared_out() const {
+void StepEngine::require_shared_out() const {
   for (size_t i = 0; ranks_ && i < entries_.size(); ++i) {
     require(!takes_part_[i] || entries_[i].own_gradient.defined(), "parameter ",
             InMessage{entries_[i].name, entries_[i].parameter.sizes()},
@@ -67,7 +67,7 @@ void AdamEngine::require_shared_out() const {
 }
 
 // The guard of a Session, or where finite_check asks for one, the optimizer's own.
-void AdamEngine::choose_guard(const StepInputs& inputs) {
+void StepEngine::choose_guard(const StepInputs& inputs) {
   std::shared_ptr<GradientGuard> guard = inputs.guard;
   if (guard == nullptr && !settings_.empty() && settings_[0].finite_check) {
     if (own_guard_ == nullptr || own_guard_->device() != device_) {
@@ -84,20 +84,20 @@ void AdamEngine::choose_guard(const StepInputs& inputs) {
   ++enqueue_version_;
 }
 
-bool AdamEngine::fits_ahead(const ParamGroups& groups, std::vector<AdamGroupSettings> settings,
-                            const ParamStates& states) {
+bool StepEngine::plan_fits_next_step(const ParamGroups& groups, std::vector<GroupSettings> settings,
+                                     const ParamStates& states) {
   settings_ = std::move(settings);
   return plan_fits(groups, states, /*finds_gradients=*/false) != Fit::none;
 }
 
-const kernels::StepScalars* AdamEngine::look_ahead(double average, double local_weight, size_t first,
-                                                   size_t end) {
+const kernels::StepScalars* StepEngine::prepare_ahead(double average, double local_weight, size_t first,
+                                                      size_t end) {
   const c10::DeviceGuard device_guard(device_);
   std::vector<kernels::StepScalars>& scalars = scalars_ahead_.host();
   int64_t last = -1;  // slot whose scalars are there
   for (size_t at = first; at < end; ++at) {
     const size_t i = compressed_[at];
-    const AdamEntry& entry = entries_[i];
+    const ParameterEntry& entry = entries_[i];
     const bool takes_part = this->takes_part(entry, entry.gradient());
     if (!slots_.expects(entry.slot, *entry.state, takes_part)) return nullptr;
     if (takes_part && entry.gradient().defined())
@@ -122,7 +122,7 @@ const kernels::StepScalars* AdamEngine::look_ahead(double average, double local_
 
 // ---- enqueue: kernels ----
 
-bool AdamEngine::enqueue() {
+bool StepEngine::enqueue() {
   if (entries_.empty()) return false;
   const c10::DeviceGuard device_guard(device_);
   if (guard_ && !gradients_are_finite()) return false;
@@ -131,30 +131,30 @@ bool AdamEngine::enqueue() {
       if (takes_part_[i]) copy(entries_[i]);
     }
   };
-  with_copies([](AdamEntry& entry) { entry.dense_parameter.copy_(entry.parameter); });
+  with_copies([](ParameterEntry& entry) { entry.dense_parameter.copy_(entry.parameter); });
   const kernels::GradientCheck* check = guard_ ? guard_->check() : nullptr;
   const kernels::StepScalars* scalars = slots_.write_scalars(device_, check);
   if (part_) part_->step(scalars, check);
   if (pager_) pager_->step(scalars);
-  for (AdamTable& table : tables_) {
+  for (DtypeTable& table : tables_) {
     if (!pager_) table.step(scalars, &table == &tables_.front() && part_ == nullptr);
   }
-  with_copies([](AdamEntry& entry) { entry.parameter.copy_(entry.dense_parameter); });
+  with_copies([](ParameterEntry& entry) { entry.parameter.copy_(entry.dense_parameter); });
   return true;
 }
 
 // Fills the partial sums and returns how many they are.
-int64_t AdamEngine::add_squares() {
+int64_t StepEngine::add_squares() {
   auto* partials = static_cast<double*>(partials_.mutable_data_ptr());
   int64_t offset = 0;
-  for (AdamTable& table : tables_) {
+  for (DtypeTable& table : tables_) {
     table.sum_of_squares(partials + offset);
     offset += table.norm_units();
   }
   return offset;
 }
 
-bool AdamEngine::gradients_are_finite() {
+bool StepEngine::gradients_are_finite() {
   at::Tensor sums = partials_;
   int64_t count = 0;
   if (shared_norm_) {
@@ -186,7 +186,7 @@ const kernels::StepScalars* AdamSlots::write_scalars(at::Device device, const ke
   return host_scalars_.data();
 }
 
-void AdamTable::step(const kernels::StepScalars* scalars, bool follows_prologue) {
+void DtypeTable::step(const kernels::StepScalars* scalars, bool follows_prologue) {
   if (lamb_) {
     return lamb_->step({tensors_.pointer(), gradients_.pointer(), scalars}, tiles_.view(), follows_prologue);
   }
@@ -205,7 +205,7 @@ void AdamTable::step(const kernels::StepScalars* scalars, bool follows_prologue)
 
 // ---- conclude: the host's books ----
 
-void AdamEngine::conclude(bool applied) {
+void StepEngine::conclude(bool applied) {
   forget_seen();
   if (pager_) pager_->release();
   if (!applied) return;
@@ -217,16 +217,16 @@ void AdamEngine::conclude(bool applied) {
   }
 }
 
-int64_t AdamEngine::skipped_steps() const {
+int64_t StepEngine::skipped_steps() const {
   int64_t skipped = own_guard_ ? own_guard_->read().skipped_steps : 0;
   if (guard_ && guard_ != own_guard_) skipped += guard_->read().skipped_steps;
   return skipped;
 }
 
-double AdamEngine::trust_ratio(const at::Tensor& parameter) const {
+double StepEngine::trust_ratio(const at::Tensor& parameter) const {
   const auto found = entry_of_.find(parameter.unsafeGetTensorImpl());
   if (found == entry_of_.end() || entries_[found->second].is_compressed) return 1;
-  const AdamEntry& entry = entries_[found->second];
+  const ParameterEntry& entry = entries_[found->second];
   return pager_ ? pager_->trust_ratio(entry.table, entry.position)
                 : tables_[entry.table].trust_ratio(entry.position);
 }

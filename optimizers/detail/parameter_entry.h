@@ -19,7 +19,7 @@ namespace pacer::detail {
 // that: it asks whether the tensor is a leaf, for a warning.
 inline const at::Tensor& gradient_of(const at::Tensor& leaf) { return leaf.unsafeGetTensorImpl()->grad(); }
 
-struct AdamEntry {
+struct ParameterEntry {
   at::Tensor parameter;
   std::string name;
   size_t group = 0;
@@ -31,7 +31,7 @@ struct AdamEntry {
   kernels::AdamStorage storage = kernels::AdamStorage::f32;
   bool amsgrad = false;
   bool averages_trust = false;
-  bool is_compressed = false;  // the OneBitPart updates it, not an AdamTable
+  bool is_compressed = false;  // the OneBitPart updates it, not a DtypeTable
   FusedAdamStateFields* state = nullptr;
 
   // Kernels need one dense piece of memory in the same order for value, gradient and state. A parameter with
@@ -77,7 +77,7 @@ bool same_layout(const at::Tensor& a, const at::Tensor& b);
 
 // True where the gradient's memory does not hold its values in the parameter's order: other strides, or a
 // view that is negated or zero in name only.
-bool needs_dense_gradient(const AdamEntry& entry, const at::Tensor& gradient);
+bool needs_dense_gradient(const ParameterEntry& entry, const at::Tensor& gradient);
 
 // Throws InvalidArgument where an existing state tensor has another shape than `sizes` or is not made of
 // numbers that a moment can be.

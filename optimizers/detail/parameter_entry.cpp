@@ -1,4 +1,4 @@
-#include <pacer/optimizers/detail/adam_entry.h>
+#include <pacer/optimizers/detail/parameter_entry.h>
 
 #include <ATen/ops/empty.h>
 
@@ -13,7 +13,7 @@ using kernels::GradientType;
 
 }  // namespace
 
-void AdamEntry::lay_out() {
+void ParameterEntry::lay_out() {
   dense_parameter = at::Tensor();
   memory = own_values;
   if (memory.defined()) return;
@@ -24,7 +24,7 @@ void AdamEntry::lay_out() {
       !is_part ? dense() : dense().as_strided({range.count}, {1}, dense().storage_offset() + range.first);
 }
 
-const void* AdamEntry::in_range(const at::Tensor& tensor) const {
+const void* ParameterEntry::in_range(const at::Tensor& tensor) const {
   if (!tensor.defined()) return nullptr;
   return static_cast<const char*>(tensor.const_data_ptr()) +
          range.first * static_cast<int64_t>(tensor.element_size());
@@ -46,7 +46,7 @@ bool same_layout(const at::Tensor& a, const at::Tensor& b) {
   return true;
 }
 
-bool needs_dense_gradient(const AdamEntry& entry, const at::Tensor& gradient) {
+bool needs_dense_gradient(const ParameterEntry& entry, const at::Tensor& gradient) {
   return !same_layout(gradient, entry.dense()) || gradient.is_neg() || gradient._is_zerotensor();
 }
 

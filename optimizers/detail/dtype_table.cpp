@@ -1,4 +1,4 @@
-#include <pacer/optimizers/detail/adam_table.h>
+#include <pacer/optimizers/detail/dtype_table.h>
 
 #include <algorithm>
 
@@ -9,7 +9,7 @@
 
 namespace pacer::detail {
 
-void AdamTable::add(AdamEntry& entry, size_t table) {
+void DtypeTable::add(ParameterEntry& entry, size_t table) {
   entry.table = table;
   entry.position = counts_.size();
   const FusedAdamStateFields& state = *entry.state;
@@ -18,7 +18,7 @@ void AdamTable::add(AdamEntry& entry, size_t table) {
   tensor.exp_avg = pointer_of(state.exp_avg());
   tensor.exp_avg_sq = pointer_of(state.exp_avg_sq());
   tensor.max_exp_avg_sq = launch_.amsgrad ? pointer_of(state.max_exp_avg_sq()) : nullptr;
-  tensor.extra = pointer_of(state.master().defined() ? state.master() : state.remainder());
+  tensor.master_or_remainder = pointer_of(state.master().defined() ? state.master() : state.remainder());
   tensor.first_element = entry.first_element;
   tensors_.host().push_back(tensor);
   gradients_.host().push_back({nullptr, 0});
@@ -26,7 +26,7 @@ void AdamTable::add(AdamEntry& entry, size_t table) {
   averages_.push_back(static_cast<kernels::LambAverage*>(pointer_of(state.trust_average())));
 }
 
-void AdamTable::build_tiles(bool is_paged) {
+void DtypeTable::build_tiles(bool is_paged) {
   is_paged_ = is_paged;
   units_.host() = make_tiles(counts_, kReductionUnit);
   first_units_.assign(1, 0);
@@ -43,7 +43,7 @@ void AdamTable::build_tiles(bool is_paged) {
   tiles_.sort([&](const Tile& tile) { return tile.count > warp_tile; });
 }
 
-void AdamTable::send(bool with_units) {
+void DtypeTable::send(bool with_units) {
   gradients_.send(device_);
   if (!is_paged_) {
     tensors_.send(device_);
@@ -53,7 +53,7 @@ void AdamTable::send(bool with_units) {
   if (lamb_) lamb_->send();
 }
 
-void AdamTable::sum_of_squares(double* partials, size_t first, size_t tensors) {
+void DtypeTable::sum_of_squares(double* partials, size_t first, size_t tensors) {
   const kernels::GradientType type = gradient_type(launch_.storage);
   const int64_t begin = first_units_[first], end = first_units_[first + tensors];
   if (begin == end) return;
@@ -69,6 +69,6 @@ void AdamTable::sum_of_squares(double* partials, size_t first, size_t tensors) {
   });
 }
 
-double AdamTable::trust_ratio(size_t position) const { return lamb_ ? lamb_->ratio(position) : 1; }
+double DtypeTable::trust_ratio(size_t position) const { return lamb_ ? lamb_->ratio(position) : 1; }
 
 }  // namespace pacer::detail

@@ -12,19 +12,19 @@
 #include <pacer/device/detail/device_buffer.h>
 #include <pacer/kernels/adam.h>
 #include <pacer/kernels/norm.h>
-#include <pacer/optimizers/detail/adam_entry.h>
 #include <pacer/optimizers/detail/lamb_stages.h>
+#include <pacer/optimizers/detail/parameter_entry.h>
 #include <pacer/optimizers/detail/tile_loop.h>
 
 namespace pacer::detail {
 
-class AdamTable {
+class DtypeTable {
  public:
-  AdamTable(kernels::AdamLaunch launch, kernels::UpdateRule rule, at::Device device)
+  DtypeTable(kernels::AdamLaunch launch, kernels::UpdateRule rule, at::Device device)
       : launch_(launch), rule_(rule), device_(device) {}
 
   // Adds a prepared entry and writes down where it sits. All entries are added before the first step.
-  void add(AdamEntry& entry, size_t table);
+  void add(ParameterEntry& entry, size_t table);
   // Where the state is paged, the tiles and kernels of the update are a PagedTable's.
   void build_tiles(bool is_paged = false);
   // After it, where the entries are parts of tensors: bounds as in LambStages::share_with.
@@ -58,7 +58,7 @@ class AdamTable {
   void send(bool with_units);
 
   // Updates every tensor whose gradient is set. `scalars` are host or device memory, as the device is.
-  // `follows_prologue`: nothing was enqueued since AdamSlots::write_scalars. (In adam_engine.cpp.)
+  // `follows_prologue`: nothing was enqueued since AdamSlots::write_scalars. (In step_engine.cpp.)
   void step(const kernels::StepScalars* scalars, bool follows_prologue);
 
   // Returns the trust ratio of the parameter's last step, or 1 if the rule has none. Waits for a GPU.

@@ -1,6 +1,6 @@
 // What the host does in every step for every parameter: it compares all of it with the plan, and finds the
 // gradient. Everything that is compared may have been changed between two steps.
-#include <pacer/optimizers/detail/adam_engine.h>
+#include <pacer/optimizers/detail/step_engine.h>
 
 #include <ATen/ops/empty_strided.h>
 
@@ -15,18 +15,18 @@ constexpr int64_t kCachedEntries = 1000;
 // A parameter without a gradient sits the step out, as in torch::optim; of a 1-bit optimizer also one that is
 // frozen (requires_grad off). Compressed entries without a gradient take part all the same: ranks agree on
 // their momentum, to which this rank then adds nothing.
-bool AdamEngine::takes_part(const AdamEntry& entry, const at::Tensor& gradient) const {
+bool StepEngine::takes_part(const ParameterEntry& entry, const at::Tensor& gradient) const {
   if (traits_->is_onebit && !entry.parameter.requires_grad()) return false;
   return entry.is_compressed || gradient.defined();
 }
 
-AdamEngine::PlannedGroup AdamEngine::planned(const ParamGroups& groups, size_t group) const {
-  const AdamGroupSettings& settings = settings_[group];
+StepEngine::PlannedGroup StepEngine::planned(const ParamGroups& groups, size_t group) const {
+  const GroupSettings& settings = settings_[group];
   return {groups[group].params().size(), settings.amsgrad,        settings.averages_trust,
           part_ && settings.compress,    settings.master_weights, settings.rounding};
 }
 
-AdamEngine::Fit AdamEngine::plan_fits(const ParamGroups& groups, const ParamStates& states,
+StepEngine::Fit StepEngine::plan_fits(const ParamGroups& groups, const ParamStates& states,
                                       bool finds_gradients) {
   if (groups.size() != planned_groups_.size() || (pager_ && !pager_->fits())) return Fit::none;
   if (!finds_states(states)) return Fit::none;
@@ -37,13 +37,13 @@ AdamEngine::Fit AdamEngine::plan_fits(const ParamGroups& groups, const ParamStat
   const int64_t count = static_cast<int64_t>(watches_.size());
   const bool is_long = count > kCachedEntries;
   bool slots_fit = true;
-  const Member* member = members_.data();
+  const PlannedParameter* planned_parameter = planned_parameters_.data();
   for (size_t g = 0; g < groups.size(); ++g) {
     if (!(planned(groups, g) == planned_groups_[g])) return Fit::none;
     const bool has_compressed = planned_groups_[g].is_compressed;
     for (const at::Tensor& parameter : groups[g].params()) {
-      const int64_t i = member->entry;
-      if (parameter.unsafeGetTensorImpl() != member++->tensor) return Fit::none;
+      const int64_t i = planned_parameter->entry;
+      if (parameter.unsafeGetTensorImpl() != planned_parameter++->tensor) return Fit::none;
       const at::Tensor& own = gradient_of(parameter);
       const bool is_compressed = has_compressed && settings_[g].compresses(parameter);
       if (i < 0) {
@@ -60,7 +60,7 @@ AdamEngine::Fit AdamEngine::plan_fits(const ParamGroups& groups, const ParamStat
       const void* elements = watch.gradient_of_unchanged(own);
       bool takes_part = elements != nullptr && (!is_onebit || parameter.requires_grad());
       if (elements == nullptr) {
-        const AdamEntry& entry = entries_[static_cast<size_t>(i)];
+        const ParameterEntry& entry = entries_[static_cast<size_t>(i)];
         if (!watch.is_current(entry)) return Fit::none;
         takes_part = this->takes_part(entry, entry.gradient());
         if (finds_gradients && takes_part && own.defined()) check_gradient(parameter, own, entry.name);
@@ -81,7 +81,7 @@ AdamEngine::Fit AdamEngine::plan_fits(const ParamGroups& groups, const ParamStat
 
 // Writes down where the table has the states of all entries, where it is another than last time; elements of
 // an unchanged one may still have moved. False where a state is missing.
-bool AdamEngine::finds_states(const ParamStates& states) {
+bool StepEngine::finds_states(const ParamStates& states) {
   const void* end = states.end().current;
   if (end == states_end_ && states.bucket_count() == state_buckets_) return true;
   for (EntryWatch& watch : watches_) {
@@ -92,9 +92,9 @@ bool AdamEngine::finds_states(const ParamStates& states) {
   return true;
 }
 
-void AdamEngine::find_gradients() {
+void StepEngine::find_gradients() {
   for (const size_t i : unsettled_) {
-    const AdamEntry& entry = entries_[i];
+    const ParameterEntry& entry = entries_[i];
     const void* elements = find_gradient(i, takes_part_[i] != 0);
     if (entry.is_compressed) {
       part_->set_tensor(entry, elements, settings_[entry.group]);
@@ -106,9 +106,9 @@ void AdamEngine::find_gradients() {
 
 // The address of a gradient for the kernels. One in another memory order is copied, here and not among the
 // kernels, so that a captured step does not depend on where it lay.
-const void* AdamEngine::find_gradient(size_t i, bool takes_part) {
+const void* StepEngine::find_gradient(size_t i, bool takes_part) {
   static const at::Tensor kNone;
-  AdamEntry& entry = entries_[i];
+  ParameterEntry& entry = entries_[i];
   const at::Tensor& gradient = takes_part ? entry.gradient() : kNone;
   const bool is_own = gradient.defined() && entry.own_gradient.defined();
   const bool is_dense = is_own || !gradient.defined() || !needs_dense_gradient(entry, gradient);
