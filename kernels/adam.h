@@ -38,8 +38,8 @@ struct AdamLaunch {
   bool follows_prologue = false;
 };
 
-// What the steps of one slot's tensors read: AdamScalars or LambScalars, as the slot's rule says, of double
-// for AdamStorage::f64 and of float for all others. Arrays of it are indexed by AdamGradient::scalars.
+// What a step of a step group's tensors reads: AdamScalars or LambScalars, as the group's rule says, of
+// double for AdamStorage::f64 and of float for all others. Arrays of it are indexed by AdamGradient::scalars.
 struct alignas(16) StepScalars {
   // The memory of the struct that as() returns.
   unsigned char bytes[128];
@@ -57,18 +57,18 @@ struct alignas(16) StepScalars {
 void adam_cpu(AdamLaunch launch, const Tile& tile, const AdamTensor* tensors, const AdamGradient* gradients,
               const StepScalars* scalars);
 
-// One slot of scalars per set of tensors that share settings and step count.
-struct AdamSlot {
+// The tensors that share settings and step count, and so the scalars of a step.
+struct StepGroup {
   RuleSettings settings;
   uint32_t is_double;  // write AdamScalars<double> rather than AdamScalars<float>
-  uint32_t active;     // 0: no tensor of the slot takes part; the step count stays and the scalars say skip
+  uint32_t active;     // 0: none of its tensors takes part; the step count stays and the scalars say skip
 };
-inline bool operator==(const AdamSlot& a, const AdamSlot& b) {
+inline bool operator==(const StepGroup& a, const StepGroup& b) {
   return a.settings == b.settings && a.is_double == b.is_double && a.active == b.active;
 }
 
 // The scalars of step number `step` (1 for the first). Full denormals here, too.
-void adam_scalars_cpu(const AdamSlot& slot, int64_t step, StepScalars& scalars);
+void adam_scalars_cpu(const StepGroup& group, int64_t step, StepScalars& scalars);
 
 // ---- CUDA: every pointer is device memory, work is enqueued on `stream`, nothing synchronises. ----
 
@@ -88,10 +88,10 @@ struct AdamTiles {
 void adam_cuda(AdamLaunch launch, const AdamTiles& tiles, const AdamTensor* tensors,
                const AdamGradient* gradients, const StepScalars* scalars, Stream stream);
 
-// Advances steps[i] of the active slots and writes the scalars of all, on the device, in double. Where
+// Advances steps[i] of the active step groups and writes the scalars of all, on the device, in double. Where
 // `check` is not null the settings' factor is multiplied with its own, and where it is non-finite the steps
 // stay and the scalars say skip.
-void adam_prologue_cuda(const AdamSlot* slots, int64_t count, int64_t* steps, StepScalars* scalars,
+void adam_prologue_cuda(const StepGroup* groups, int64_t count, int64_t* steps, StepScalars* scalars,
                         const GradientCheck* check, Stream stream);
 
 }  // namespace pacer::kernels

@@ -1,6 +1,7 @@
 // The LAMB kernels as the optimizers call them: raw pointers, one description for CPU and CUDA, no LibTorch.
-// Tensors, gradients and dtype sets are those of the Adam kernels; a slot of scalars holds LambScalars where
-// its settings say UpdateRule::lamb. A step is three stages over all tensors of a dtype set:
+// Tensors, gradients and dtype sets are those of the Adam kernels; the scalars of a step group are
+// LambScalars where its settings say UpdateRule::lamb. A step is three stages over all tensors of a dtype
+// set:
 //
 //   moments   reads g p m v, writes m v: the new moments, and per unit the sums of squares of p and u
 //   ratio     per tensor: the trust ratio from the sums of its units
@@ -27,9 +28,9 @@ struct LambPartials {
   double* update;
 };
 
-// The stages for one unit, one tensor and one tile, single-threaded, memory-bound. `scalars` points to slots
-// of kAdamScalarsBytes (adam_scalars_cpu). A tensor without a gradient, or told to skip, is left alone and
-// its sums and ratio are not written. max_exp_avg_sq is not used. Denormals as in adam_cpu.
+// The stages for one unit, one tensor and one tile, single-threaded, memory-bound. `scalars` has those of all
+// step groups (adam_scalars_cpu). A tensor without a gradient, or told to skip, is left alone and its sums
+// and ratio are not written. max_exp_avg_sq is not used. Denormals as in adam_cpu.
 void lamb_moments_cpu(AdamStorage storage, const Tile& unit, const AdamTensor* tensors,
                       const AdamGradient* gradients, const StepScalars* scalars, double* parameter_partial,
                       double* update_partial);

@@ -48,7 +48,7 @@ struct OneBitAdamWork {
   OneBitMessages bits;
   bool is_from_signs;  // the momentum, now or in what a dense one has kept of earlier steps
 
-  // The scalars of the tensor's slot.
+  // The scalars of the tensor's step group.
   template <class Scalars = AdamScalars<float>>
   PACER_HOST_DEVICE const Scalars& scalars_of(const OneBitAdamTensor& tensor) const {
     return scalars[tensor.scalars].as<Scalars>();
@@ -57,7 +57,7 @@ struct OneBitAdamWork {
   PACER_HOST_DEVICE FrozenBounds bounds_of(uint32_t tensor) const {
     return frozen_bounds(floors[tensor], tensors[tensor].largest, is_from_signs);
   }
-  // The scalars of the tensor's slot that the moments need.
+  // The scalars of the tensor's step group that the moments need.
   PACER_HOST_DEVICE const MomentScalars<float>& moments_of(const OneBitAdamTensor& tensor) const {
     return scalars_of<MomentScalars<float>>(tensor);
   }

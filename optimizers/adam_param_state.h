@@ -17,9 +17,9 @@
 namespace pacer {
 
 namespace detail {
-class AdamSlots;
 class StepClock;
 class StepEngine;
+class StepGroups;
 }  // namespace detail
 
 // The fields they share. Tensors have the parameter's shape and device; their dtype is fp32 (fp64
@@ -65,7 +65,7 @@ class FusedAdamStateFields : public torch::optim::OptimizerParamState {
 
  private:
   friend class detail::StepEngine;
-  friend class detail::AdamSlots;
+  friend class detail::StepGroups;
 
   // From now on the clock counts. `steps` is the host's count of the clock.
   void follow(std::shared_ptr<const detail::StepClock> clock);

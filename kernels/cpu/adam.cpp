@@ -78,20 +78,20 @@ void step_tile(const Tile& tile, const AdamTensor& tensor, const void* gradient,
 }
 
 template <class Real>
-void write_scalars(const AdamSlot& slot, int64_t step, StepScalars& scalars) {
+void write_scalars(const StepGroup& group, int64_t step, StepScalars& scalars) {
   const auto write = [&](auto value) {
-    value.skip = !slot.active;
+    value.skip = !group.active;
     new (scalars.bytes) decltype(value)(value);
   };
-  slot.settings.rule == UpdateRule::lamb ? write(lamb_scalars<Real>(slot.settings, step))
-                                         : write(adam_scalars<Real>(slot.settings, step));
+  group.settings.rule == UpdateRule::lamb ? write(lamb_scalars<Real>(group.settings, step))
+                                          : write(adam_scalars<Real>(group.settings, step));
 }
 
 }  // namespace
 
-void adam_scalars_cpu(const AdamSlot& slot, int64_t step, StepScalars& scalars) {
+void adam_scalars_cpu(const StepGroup& group, int64_t step, StepScalars& scalars) {
   const FullDenormals full_denormals;
-  slot.is_double ? write_scalars<double>(slot, step, scalars) : write_scalars<float>(slot, step, scalars);
+  group.is_double ? write_scalars<double>(group, step, scalars) : write_scalars<float>(group, step, scalars);
 }
 
 void adam_cpu(AdamLaunch launch, const Tile& tile, const AdamTensor* tensors, const AdamGradient* gradients,

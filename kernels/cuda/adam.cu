@@ -125,7 +125,7 @@ struct Rows {
 template <AdamStorage kStorage, bool kAmsgrad>
 __global__ void __launch_bounds__(Policy<kStorage>::kThreads, kAmsgrad ? 0 : Policy<kStorage>::kBlocks)
     adam_kernel(const AdamTiles table, const AdamTensor* __restrict__ tensors,
-                const AdamGradient* __restrict__ gradients, const StepScalars* scalar_slots) {
+                const AdamGradient* __restrict__ gradients, const StepScalars* group_scalars) {
   constexpr int kMine = kPacket<kStorage>;
   constexpr bool kInRows = Policy<kStorage>::kInRows;
   using Full = std::conditional_t<kInRows, Rows<kStorage, kAmsgrad>, Packet<kStorage, kAmsgrad, kMine>>;
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(Policy<kStorage>::kThreads, kAmsgrad ? 0 : Pol
   wait_for_previous_kernel();  // by every thread, so that this kernel never ends before the one ahead of it
   if (count == 0) return;
   // A reference, not a copy: registers are what limits the blocks in flight.
-  const auto& scalars = scalar_slots[gradient.scalars].template as<AdamScalars<typename Full::Real>>();
+  const auto& scalars = group_scalars[gradient.scalars].template as<AdamScalars<typename Full::Real>>();
   if (scalars.skip) return;
   if (whole) {
     packet.step(scalars, tensor.first_element + tile.offset + first);
@@ -162,27 +162,28 @@ __global__ void __launch_bounds__(Policy<kStorage>::kThreads, kAmsgrad ? 0 : Pol
   }
 }
 
-// One thread per slot. The update may start loading meanwhile.
-__global__ void prologue_kernel(const AdamSlot* slots, int64_t count, int64_t* steps, StepScalars* scalars,
+// One thread per step group. The update may start loading meanwhile.
+__global__ void prologue_kernel(const StepGroup* groups, int64_t count, int64_t* steps, StepScalars* scalars,
                                 const GradientCheck* check) {
   let_next_kernel_start();
   const int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
   if (i >= count) return;
-  AdamSlot slot = slots[i];
-  const bool skip = !slot.active || (check != nullptr && check->non_finite != 0);
-  if (check != nullptr) slot.settings.factor = mul_(check->factor, slot.settings.factor);
+  StepGroup group = groups[i];
+  const bool skip = !group.active || (check != nullptr && check->non_finite != 0);
+  if (check != nullptr) group.settings.factor = mul_(check->factor, group.settings.factor);
   const int64_t step = steps[i] + 1;
   if (!skip) steps[i] = step;
   const auto write = [&](auto value) {
     value.skip = skip;
     *reinterpret_cast<decltype(value)*>(scalars[i].bytes) = value;
   };
-  const bool lamb = slot.settings.rule == UpdateRule::lamb;
-  if (slot.is_double) {
-    lamb ? write(lamb_scalars<double>(slot.settings, step))
-         : write(adam_scalars<double>(slot.settings, step));
+  const bool lamb = group.settings.rule == UpdateRule::lamb;
+  if (group.is_double) {
+    lamb ? write(lamb_scalars<double>(group.settings, step))
+         : write(adam_scalars<double>(group.settings, step));
   } else {
-    lamb ? write(lamb_scalars<float>(slot.settings, step)) : write(adam_scalars<float>(slot.settings, step));
+    lamb ? write(lamb_scalars<float>(group.settings, step))
+         : write(adam_scalars<float>(group.settings, step));
   }
 }
 
@@ -213,12 +214,12 @@ void adam_cuda(AdamLaunch choice, const AdamTiles& tiles, const AdamTensor* tens
                [&](auto chosen) { launch<chosen()>(choice, tiles, tensors, gradients, scalars, stream); });
 }
 
-void adam_prologue_cuda(const AdamSlot* slots, int64_t count, int64_t* steps, StepScalars* scalars,
+void adam_prologue_cuda(const StepGroup* groups, int64_t count, int64_t* steps, StepScalars* scalars,
                         const GradientCheck* check, Stream stream) {
   if (count == 0) return;
   constexpr int kPrologueThreads = 32;
   prologue_kernel<<<static_cast<unsigned>(ceil_divide(count, kPrologueThreads)), kPrologueThreads, 0,
-                    stream>>>(slots, count, steps, scalars, check);
+                    stream>>>(groups, count, steps, scalars, check);
   check_launch("the Adam prologue");
 }
 

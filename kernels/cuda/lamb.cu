@@ -2,7 +2,7 @@
 // 8) columns of it down all rows, with the next row's loads in flight while it computes one; then the fold of
 // the block's two sums. Tensors of a warp's size get a warp. Ratio: a warp per tensor. Update: like Adam's,
 // one short-lived block per tile. Cost in fp32: 24 + 16 B per element, 16 B per unit, 32 B per tensor.
-// Deterministic: no atomics, partials in fixed slots, the order of core/reduction_order.h.
+// Deterministic: no atomics, partials in fixed places, the order of core/reduction_order.h.
 #include <pacer/kernels/lamb.h>
 
 #include <pacer/core/reduction_order.h>
@@ -22,8 +22,8 @@ using ScalarsOf = LambScalars<RealOf<kStorage>>;
 
 template <AdamStorage kStorage>
 __device__ __forceinline__ const ScalarsOf<kStorage>& scalars_of(const AdamGradient& gradient,
-                                                                 const StepScalars* scalar_slots) {
-  return scalar_slots[gradient.scalars].template as<ScalarsOf<kStorage>>();
+                                                                 const StepScalars* group_scalars) {
+  return group_scalars[gradient.scalars].template as<ScalarsOf<kStorage>>();
 }
 
 // Columns per thread of a block: 16-byte accesses to the moments.
@@ -121,7 +121,7 @@ __device__ __forceinline__ void moments_of_part(const AdamTensor& tensor, const 
 template <AdamStorage kStorage>
 __global__ void __launch_bounds__(kUnitThreads<kStorage>, kUnitBlocks<kStorage>)
     moments_kernel(const AdamTiles table, const AdamTensor* __restrict__ tensors,
-                   const AdamGradient* __restrict__ gradients, const StepScalars* scalar_slots,
+                   const AdamGradient* __restrict__ gradients, const StepScalars* group_scalars,
                    const LambPartials partials) {
   constexpr int N = kLambColumns<kStorage>;
   constexpr int kThreads = kUnitThreads<kStorage>;
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kUnitThreads<kStorage>, kUnitBlocks<kStorage>)
 
   wait_for_previous_kernel();  // by every thread, so that this kernel never ends before the one ahead of it
   if (left_alone) return;
-  const auto& scalars = scalars_of<kStorage>(gradient, scalar_slots);
+  const auto& scalars = scalars_of<kStorage>(gradient, group_scalars);
   if (scalars.skip) {
     wait_for_copies();
     return;
@@ -215,12 +215,12 @@ constexpr int kRatioThreads = 128;
 template <class Real>
 __global__ void __launch_bounds__(kRatioThreads)
     ratio_kernel(const TileRange* __restrict__ units_of, int64_t tensors,
-                 const AdamGradient* __restrict__ gradients, const StepScalars* scalar_slots,
+                 const AdamGradient* __restrict__ gradients, const StepScalars* group_scalars,
                  const LambPartials partials, LambRatio* ratios, LambAverage* const* averages) {
   let_next_kernel_start();
   const int64_t tensor = blockIdx.x * static_cast<int64_t>(kRatioThreads / kWarp) + threadIdx.x / kWarp;
   if (tensor >= tensors || gradients[tensor].gradient == nullptr) return;
-  const auto& scalars = scalar_slots[gradients[tensor].scalars].template as<LambScalars<Real>>();
+  const auto& scalars = group_scalars[gradients[tensor].scalars].template as<LambScalars<Real>>();
   if (scalars.skip) return;
   double parameter, update;
   sum_partials_by_warp(partials, units_of[tensor], parameter, update);
@@ -234,7 +234,7 @@ constexpr int kUpdateThreads = 128;  // of the update
 template <AdamStorage kStorage>
 __global__ void __launch_bounds__(kUpdateThreads)
     update_kernel(const AdamTiles table, const AdamTensor* __restrict__ tensors,
-                  const AdamGradient* __restrict__ gradients, const StepScalars* scalar_slots,
+                  const AdamGradient* __restrict__ gradients, const StepScalars* group_scalars,
                   const LambRatio* ratios) {
   using Real = RealOf<kStorage>;
   using Full = LambPacket<kStorage, kPacket<kStorage>>;
@@ -251,7 +251,7 @@ __global__ void __launch_bounds__(kUpdateThreads)
 
   wait_for_previous_kernel();  // by every thread, so that this kernel never ends before the one ahead of it
   if (count == 0) return;
-  const auto& scalars = scalars_of<kStorage>(gradient, scalar_slots);
+  const auto& scalars = scalars_of<kStorage>(gradient, group_scalars);
   if (scalars.skip) return;
   const auto step_size = static_cast<Real>(ratios[tile.tensor].step_size);
   if (whole) {

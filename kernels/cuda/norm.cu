@@ -1,7 +1,7 @@
 // The CUDA side of the norm and finite check: one block per unit, its columns in registers, 16-byte loads, or
 // one warp per unit where all are short; then one small block adds the units' partial sums. Reads each
 // gradient once (4 B per fp32 element) and writes 8 B per 32,768 elements. Deterministic: no atomics,
-// partials in fixed slots, the order of core/reduction_order.h.
+// partials in fixed places, the order of core/reduction_order.h.
 #include <pacer/kernels/norm.h>
 
 #include <pacer/core/reduction_order.h>

@@ -2,7 +2,7 @@
 // of 2,048 elements): a thread owns four neighbouring columns, so that a row is one 16-byte access a thread
 // and one granule of 128 elements a warp, in which lie elements of one tensor only. What a warp has to know
 // of its granules is worked out once, by half of its lanes, and lies in shared memory. Deterministic: no
-// atomics, partial sums in fixed slots, the order of core/reduction_order.h.
+// atomics, partial sums in fixed places, the order of core/reduction_order.h.
 //
 // A source has
 //   kBlocks                                    thread blocks on a multiprocessor, which bounds registers

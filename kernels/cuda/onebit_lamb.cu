@@ -1,7 +1,7 @@
 // The CUDA loops of 1-bit LAMB. Moments: a block per reduction unit, each thread four columns of it down all
 // rows, two rows' loads in flight. Factors: a warp per tensor. Update: one short-lived block per tile, as
 // 1-bit Adam's. Bytes per element in fp32: 16.25, and 12.13. Deterministic: no atomics, partial results in
-// fixed slots.
+// fixed places.
 #include <pacer/kernels/onebit_lamb.h>
 
 #include <pacer/core/reduction_order.h>

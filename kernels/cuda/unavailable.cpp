@@ -33,7 +33,7 @@ void adam_cuda(AdamLaunch, const AdamTiles&, const AdamTensor*, const AdamGradie
                Stream) {
   refuse();
 }
-void adam_prologue_cuda(const AdamSlot*, int64_t, int64_t*, StepScalars*, const GradientCheck*, Stream) {
+void adam_prologue_cuda(const StepGroup*, int64_t, int64_t*, StepScalars*, const GradientCheck*, Stream) {
   refuse();
 }
 void lamb_cuda(AdamStorage, const LambWork&, const AdamTensor*, const AdamGradient*, const StepScalars*, bool,

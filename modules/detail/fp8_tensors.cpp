@@ -23,9 +23,9 @@ using kernels::Fp8Scale;
 constexpr int64_t kScaleWords = sizeof(Fp8Scale) / sizeof(int32_t);
 constexpr int64_t kAmaxWord = offsetof(Fp8Scale, amax) / sizeof(int32_t);
 constexpr int64_t kCountWord = offsetof(Fp8Scale, count) / sizeof(int32_t);
-constexpr int64_t kSlots = 512;
+constexpr int64_t kMeasurements = 512;
 // Matrix libraries want scales at multiples of 16 bytes.
-constexpr int64_t kSlotWords = 8, kInverseWord = 4;
+constexpr int64_t kMeasurementWords = 8, kInverseWord = 4;
 
 // On the CPU: row i of scales and of histories.
 Fp8Scale* scale_in(const at::Tensor& scales, size_t i) {
@@ -92,13 +92,14 @@ Fp8Tensors::Fp8Tensors(at::Device device, const kernels::Fp8Rule& rule, std::vec
   histories_ = at::zeros({count, static_cast<int64_t>(rule_.history)}, scales_.options());
 }
 
-Fp8Tensors::Slot Fp8Tensors::new_slot() {
-  if (!slots_.defined() || used_slots_ == kSlots) {
-    slots_ = at::zeros({kSlots, kSlotWords}, at::TensorOptions().dtype(at::kFloat).device(device_));
-    used_slots_ = 0;
+Fp8Tensors::Measurement Fp8Tensors::new_measurement() {
+  if (!measurements_.defined() || used_measurements_ == kMeasurements) {
+    measurements_ =
+        at::zeros({kMeasurements, kMeasurementWords}, at::TensorOptions().dtype(at::kFloat).device(device_));
+    used_measurements_ = 0;
   }
-  const at::Tensor slot = slots_.select(0, used_slots_++);
-  return {static_cast<uint32_t*>(slot.mutable_data_ptr()), slot.narrow(0, kInverseWord, 1)};
+  const at::Tensor measurement = measurements_.select(0, used_measurements_++);
+  return {static_cast<uint32_t*>(measurement.mutable_data_ptr()), measurement.narrow(0, kInverseWord, 1)};
 }
 
 void Fp8Tensors::run(const kernels::Fp8Cast& cast) const {
@@ -116,20 +117,21 @@ Fp8Matrix Fp8Tensors::encode(int64_t rows, int64_t columns, const Role& role, bo
       "a pass in 8-bit floats cannot be captured into a CUDA graph, because its scales and weights "
       "are made anew from step to step; leave forward and backward outside of the capture");
   const c10::DeviceGuard guard(device_);
-  const c10::InferenceMode no_inference(false);  // an evaluation's weights and slots serve training, too
-  const Slot slot = new_slot();
+  const c10::InferenceMode no_inference(false);  // what an evaluation makes serves training, too
+  const Measurement measurement = new_measurement();
   kernels::Fp8Target to;
   to.format = role.format;
   to.rule = rule_;
   to.state = role.tensor ? scales() + *role.tensor : nullptr;
   to.records = role.records && records_;
-  to.measured = role.amax.defined() ? static_cast<uint32_t*>(role.amax.mutable_data_ptr()) : slot.measured;
-  to.inverse = slot.inverse.mutable_data_ptr<float>();
+  to.measured =
+      role.amax.defined() ? static_cast<uint32_t*>(role.amax.mutable_data_ptr()) : measurement.measured;
+  to.inverse = measurement.inverse.mutable_data_ptr<float>();
   const bool has_history = role.tensor && has_history_[*role.tensor];
   if (!has_history && !role.amax.defined()) make(to);
   const auto bytes = at::TensorOptions().dtype(at::kByte).device(device_);
   Fp8Matrix matrix;
-  matrix.inverse = slot.inverse;
+  matrix.inverse = measurement.inverse;
   matrix.codes = at::empty({rows, columns}, bytes);
   to.codes = matrix.codes.mutable_data_ptr<uint8_t>();
   if (transposed) {

@@ -68,11 +68,11 @@ class Fp8Tensors {
 
  private:
   // Memory for the measured magnitude of one cast and its inverse, both zero.
-  struct Slot {
+  struct Measurement {
     uint32_t* measured;
     at::Tensor inverse;
   };
-  Slot new_slot();
+  Measurement new_measurement();
   void run(const kernels::Fp8Cast& cast) const;
   kernels::Fp8Scale* scales() const { return static_cast<kernels::Fp8Scale*>(scales_.mutable_data_ptr()); }
   uint32_t* histories() const { return static_cast<uint32_t*>(histories_.mutable_data_ptr()); }
@@ -89,8 +89,8 @@ class Fp8Tensors {
   // kernel that measures sees for itself, so that nothing depends on when it learns.
   std::vector<bool> has_history_;
   std::unique_ptr<LateTensor> counts_;
-  at::Tensor slots_;
-  int64_t used_slots_ = 0;
+  at::Tensor measurements_;
+  int64_t used_measurements_ = 0;
 };
 
 }  // namespace pacer::detail

@@ -39,10 +39,10 @@ class DtypeTable {
   const std::vector<kernels::AdamGradient>& gradients() const { return gradients_.host(); }
 
   // Null leaves the parameter out of the step.
-  void set_gradient(size_t position, int64_t slot, const void* gradient) {
+  void set_gradient(size_t position, int64_t step_group, const void* gradient) {
     kernels::AdamGradient& current = gradients_.host()[position];
-    if (current.gradient == gradient && current.scalars == slot) return;
-    current = {gradient, slot};
+    if (current.gradient == gradient && current.scalars == step_group) return;
+    current = {gradient, step_group};
     gradients_.mark_changed();
   }
 
@@ -58,7 +58,7 @@ class DtypeTable {
   void send(bool with_units);
 
   // Updates every tensor whose gradient is set. `scalars` are host or device memory, as the device is.
-  // `follows_prologue`: nothing was enqueued since AdamSlots::write_scalars. (In step_engine.cpp.)
+  // `follows_prologue`: nothing was enqueued since StepGroups::write_scalars. (In step_engine.cpp.)
   void step(const kernels::StepScalars* scalars, bool follows_prologue);
 
   // Returns the trust ratio of the parameter's last step, or 1 if the rule has none. Waits for a GPU.

@@ -43,7 +43,7 @@ class EntryWatch {
   FusedAdamStateFields* state;
   // Copies of ParameterEntry::table and ParameterEntry::position.
   size_t table, position;
-  int64_t slot = -1;
+  int64_t step_group = -1;
   bool gradient_is_dense = true;  // in this step, as it is
 
  private:

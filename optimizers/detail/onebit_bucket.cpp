@@ -86,7 +86,7 @@ void OneBitBucket::set_tensor(size_t i, const ParameterEntry& entry, const void*
   tensor.master_or_remainder = pointer_of(state.master().defined() ? state.master() : state.remainder());
   tensor.gradient = gradient;
   tensor.begin = layout_.offset(i);
-  tensor.scalars = entry.slot;
+  tensor.scalars = entry.step_group;
   tensor.storage = entry.storage;
   tensor.largest = kernels::largest_direction(settings.kernel.beta1, settings.kernel.beta2);
   if (refresh_every_ > 0) {
@@ -129,7 +129,7 @@ const kernels::StepScalars* OneBitBucket::with_factor(const kernels::StepScalars
   using kernels::StepScalars;
   constexpr int64_t kPlace = offsetof(kernels::MomentScalars<float>, factor) / sizeof(float);
   auto* bytes = const_cast<unsigned char*>(scalars->bytes);
-  own_scalars_ = at::from_blob(bytes, {stages_.slots(), static_cast<int64_t>(sizeof(StepScalars))},
+  own_scalars_ = at::from_blob(bytes, {stages_.step_groups(), static_cast<int64_t>(sizeof(StepScalars))},
                                at::TensorOptions().dtype(at::kByte).device(device_))
                      .clone();
   own_scalars_.view(at::kFloat).select(1, kPlace).copy_(factor);

@@ -127,7 +127,7 @@ class OneBitBucket {
   at::Tensor dense_before_;  // between the parts of a dense step of LAMB: the momentum before
   // fp32, flat: of a former exchange, for the next step; undefined where there is none.
   at::Tensor momentum_error_;
-  // Bytes, (slots, a StepScalars): those of a step, with a factor of the bucket's own.
+  // Bytes, (step groups, a StepScalars): those of a step, with a factor of the bucket's own.
   at::Tensor own_scalars_;
 };
 

@@ -33,7 +33,7 @@ OneBitStages::OneBitStages(const std::vector<OneBitTensor>& tensors, const kerne
   if (device_.is_cuda()) make_tables(tensors);
 }
 
-int64_t OneBitStages::slots() const {
+int64_t OneBitStages::step_groups() const {
   int64_t last = 0;
   for (const kernels::OneBitAdamTensor& tensor : tensors_.host()) last = std::max(last, tensor.scalars);
   return last + 1;

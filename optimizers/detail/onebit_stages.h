@@ -28,8 +28,8 @@ class OneBitStages {
   void set_tensor(size_t i, const kernels::OneBitAdamTensor& tensor);
   void send();
   const kernels::OneBitAdamTensor* tensors() const { return tensors_.pointer(); }
-  // Scalars of so many slots, from the first on, are read for them.
-  int64_t slots() const;
+  // Scalars of so many step groups, from the first on, are read for them.
+  int64_t step_groups() const;
 
   // Returns the number of elements of all tensors, of whole ones if ranks have parts of them.
   int64_t elements() const;

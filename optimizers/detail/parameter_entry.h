@@ -49,7 +49,7 @@ struct ParameterEntry {
   // Where the entry sits in the tables of its dtype set, or in the OneBitPart, and which scalars it uses.
   size_t table = 0;
   size_t position = 0;
-  int64_t slot = -1;
+  int64_t step_group = -1;
 
   // Undefined where there is none.
   const at::Tensor& gradient() const {

@@ -1,4 +1,4 @@
-// The look at gradients ahead of the step: each parameter has its own slots among the partial sums, so that
+// The look at gradients ahead of the step: each parameter has its own places among the partial sums, so that
 // it makes no difference when they are filled, nor by how many launches.
 #include <algorithm>
 #include <utility>
@@ -30,7 +30,7 @@ bool StepEngine::look_early(const std::vector<at::Tensor>& parameters) {
     const size_t i = entry_of_.at(parameter.unsafeGetTensorImpl());
     const at::Tensor& gradient = gradient_of(parameter);
     const ParameterEntry& entry = entries_[i];
-    tables_[entry.table].set_gradient(entry.position, entry.slot, entry.in_range(gradient));
+    tables_[entry.table].set_gradient(entry.position, entry.step_group, entry.in_range(gradient));
     seen_[i] = SeenTensor(gradient);
   }
   std::sort(places.begin(), places.end());

@@ -1,5 +1,5 @@
-// A step as it runs. What the tables and slots do in it stands here, too, so that a step reads from top to
-// bottom.
+// A step as it runs. What the tables and step groups do in it stands here, too, so that a step reads from top
+// to bottom.
 #include <pacer/optimizers/detail/step_engine.h>
 
 #include <numeric>
@@ -36,22 +36,24 @@ void StepEngine::prepare_step(const ParamGroups& groups, ParamStates& states, co
   require_shared_out();
   const c10::DeviceGuard device_guard(device_);
   choose_guard(inputs);
-  if (!(fit == Fit::plan_and_slots ? slots_.fit() : slots_.fit(entries_, takes_part_))) assign_slots();
+  if (!(fit == Fit::plan_and_step_groups ? step_groups_.fit() : step_groups_.fit(entries_, takes_part_)))
+    assign_step_groups();
   for (GroupSettings& settings : settings_) settings.kernel.factor = guard_ ? 1.0 : average_;
-  slots_.configure(settings_, part_ ? part_->local_weight() : 1.0);
+  step_groups_.configure(settings_, part_ ? part_->local_weight() : 1.0);
   find_gradients();
   for (DtypeTable& table : tables_) table.send(/*with_units=*/guard_ != nullptr);
   if (part_) part_->prepare(settings_);
   if (pager_) pager_->prepare(tables_);
-  slots_.send(device_);
-  if (device_.is_cuda() && (guard_ || inputs.replayable || is_capturing(device_))) slots_.let_device_lead();
+  step_groups_.send(device_);
+  if (device_.is_cuda() && (guard_ || inputs.replayable || is_capturing(device_)))
+    step_groups_.let_device_lead();
   can_look_early_ = guard_ != nullptr && !inputs.replayable && part_ == nullptr && ranges_.empty();
 }
 
-void StepEngine::assign_slots() {
+void StepEngine::assign_step_groups() {
   refuse_capture(device_);
-  slots_.assign(entries_, takes_part_, device_);
-  for (size_t i = 0; i < entries_.size(); ++i) watches_[i].slot = entries_[i].slot;
+  step_groups_.assign(entries_, takes_part_, device_);
+  for (size_t i = 0; i < entries_.size(); ++i) watches_[i].step_group = entries_[i].step_group;
   unsettled_.resize(entries_.size());
   std::iota(unsettled_.begin(), unsettled_.end(), size_t{0});
   ++enqueue_version_;
@@ -94,24 +96,24 @@ const kernels::StepScalars* StepEngine::prepare_ahead(double average, double loc
                                                       size_t end) {
   const c10::DeviceGuard device_guard(device_);
   std::vector<kernels::StepScalars>& scalars = scalars_ahead_.host();
-  int64_t last = -1;  // slot whose scalars are there
+  int64_t last = -1;  // step group whose scalars are there
   for (size_t at = first; at < end; ++at) {
     const size_t i = compressed_[at];
     const ParameterEntry& entry = entries_[i];
     const bool takes_part = this->takes_part(entry, entry.gradient());
-    if (!slots_.expects(entry.slot, *entry.state, takes_part)) return nullptr;
+    if (!step_groups_.expects(entry.step_group, *entry.state, takes_part)) return nullptr;
     if (takes_part && entry.gradient().defined())
       check_gradient(entry.parameter, entry.gradient(), entry.name);
-    if (entry.slot != last) {
-      last = entry.slot;
+    if (entry.step_group != last) {
+      last = entry.step_group;
       // The bits of a step, where the guard multiplies with the average.
-      kernels::AdamSlot slot{settings_[entry.group].kernel, /*is_double=*/false, takes_part};
-      slot.settings.factor = 1.0;
-      slot.settings.factor *= local_weight;
-      slot.settings.factor *= average;
-      scalars.resize(std::max(scalars.size(), static_cast<size_t>(entry.slot) + 1));
+      kernels::StepGroup group{settings_[entry.group].kernel, /*is_double=*/false, takes_part};
+      group.settings.factor = 1.0;
+      group.settings.factor *= local_weight;
+      group.settings.factor *= average;
+      scalars.resize(std::max(scalars.size(), static_cast<size_t>(entry.step_group) + 1));
       // Momentum does not depend on the step count.
-      kernels::adam_scalars_cpu(slot, /*step=*/1, scalars[static_cast<size_t>(entry.slot)]);
+      kernels::adam_scalars_cpu(group, /*step=*/1, scalars[static_cast<size_t>(entry.step_group)]);
     }
     part_->set_tensor(entry, find_gradient(i, takes_part), settings_[entry.group]);
   }
@@ -133,7 +135,7 @@ bool StepEngine::enqueue() {
   };
   with_copies([](ParameterEntry& entry) { entry.dense_parameter.copy_(entry.parameter); });
   const kernels::GradientCheck* check = guard_ ? guard_->check() : nullptr;
-  const kernels::StepScalars* scalars = slots_.write_scalars(device_, check);
+  const kernels::StepScalars* scalars = step_groups_.write_scalars(device_, check);
   if (part_) part_->step(scalars, check);
   if (pager_) pager_->step(scalars);
   for (DtypeTable& table : tables_) {
@@ -168,20 +170,21 @@ bool StepEngine::gradients_are_finite() {
   return device_.is_cuda() || guard_->check()->non_finite == 0;  // on CUDA only the device knows
 }
 
-const kernels::StepScalars* AdamSlots::write_scalars(at::Device device, const kernels::GradientCheck* check) {
-  const std::vector<kernels::AdamSlot>& slots = table_.host();
+const kernels::StepScalars* StepGroups::write_scalars(at::Device device,
+                                                      const kernels::GradientCheck* check) {
+  const std::vector<kernels::StepGroup>& groups = table_.host();
   if (device.is_cuda()) {
     auto* scalars = static_cast<kernels::StepScalars*>(device_scalars_.mutable_data_ptr());
-    kernels::adam_prologue_cuda(table_.pointer(), static_cast<int64_t>(slots.size()),
+    kernels::adam_prologue_cuda(table_.pointer(), static_cast<int64_t>(groups.size()),
                                 static_cast<int64_t*>(device_steps_.mutable_data_ptr()), scalars, check,
                                 current_stream(device));
     return scalars;
   }
-  host_scalars_.resize(slots.size());
-  for (size_t i = 0; i < slots.size(); ++i) {
-    kernels::AdamSlot slot = slots[i];
-    if (check) slot.settings.factor *= check->factor;
-    kernels::adam_scalars_cpu(slot, slots_[i].clock->host_steps() + 1, host_scalars_[i]);
+  host_scalars_.resize(groups.size());
+  for (size_t i = 0; i < groups.size(); ++i) {
+    kernels::StepGroup group = groups[i];
+    if (check) group.settings.factor *= check->factor;
+    kernels::adam_scalars_cpu(group, groups_[i].clock->host_steps() + 1, host_scalars_[i]);
   }
   return host_scalars_.data();
 }
@@ -209,7 +212,7 @@ void StepEngine::conclude(bool applied) {
   forget_seen();
   if (pager_) pager_->release();
   if (!applied) return;
-  slots_.count_step();
+  step_groups_.count_step();
   for (size_t i = 0; i < watches_.size(); ++i) {
     if (!takes_part_[i]) continue;
     watches_[i].tensor->bump_version();

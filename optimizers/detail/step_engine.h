@@ -1,8 +1,8 @@
 // One step of every optimizer here, in every phase, from parameter groups to kernel launches. The engine
-// keeps a plan (entries, dtype tables, slots) and each step only checks that it still fits: parameters where
-// they were and as they were, state untouched by others, the same list. What no longer fits is planned anew,
-// or refused, before the first write. Entries of compressed groups are a OneBitPart's once there is one. The
-// three parts of a step are those of SessionOptimizer.
+// keeps a plan (entries, dtype tables, step groups) and each step only checks that it still fits: parameters
+// where they were and as they were, state untouched by others, the same list. What no longer fits is planned
+// anew, or refused, before the first write. Entries of compressed groups are a OneBitPart's once there is
+// one. The three parts of a step are those of SessionOptimizer.
 //
 // To follow one AdamW step, read fused_optimizer.cpp (step), this file's source, kernels/cpu/adam.cpp or
 // kernels/cuda/adam.cu, kernels/math/adam_storage.h and kernels/math/adam.h. Plans are made in step_plan.cpp,
@@ -21,7 +21,6 @@
 #include <torch/optim/optimizer.h>
 
 #include <pacer/device/detail/seen_tensor.h>
-#include <pacer/optimizers/detail/adam_slots.h>
 #include <pacer/optimizers/detail/dtype_table.h>
 #include <pacer/optimizers/detail/entry_watch.h>
 #include <pacer/optimizers/detail/onebit_part.h>
@@ -30,6 +29,7 @@
 #include <pacer/optimizers/detail/parameter_entry.h>
 #include <pacer/optimizers/detail/shared_norm.h>
 #include <pacer/optimizers/detail/state_pager.h>
+#include <pacer/optimizers/detail/step_groups.h>
 #include <pacer/optimizers/session_optimizer.h>
 
 namespace pacer::detail {
@@ -79,8 +79,8 @@ class StepEngine {
                            ParamStates& states, const TensorNames& names);
   // Whether the plan fits the step to come, as far as that is known before its gradients are. The part may
   // then take up compressed tensors as their gradients come: of those numbered [first, end) prepare_ahead
-  // gives it the gradients, and returns the scalars of the coming step, by slot. Null where these have to be
-  // planned anew. `local_weight` as the part's in that step.
+  // gives it the gradients, and returns the scalars of the coming step, by step group. Null where these have
+  // to be planned anew. `local_weight` as the part's in that step.
   bool plan_fits_next_step(const ParamGroups& groups, std::vector<GroupSettings> settings,
                            const ParamStates& states);
   const kernels::StepScalars* prepare_ahead(double average, double local_weight, size_t first, size_t end);
@@ -123,8 +123,8 @@ class StepEngine {
   // ---- step_walk.cpp ----
   enum class Fit {
     none,
-    plan,            // but which entries take part, or their step counts, may be others
-    plan_and_slots,  // nothing changed but addresses of gradients
+    plan,                  // but which entries take part, or their step counts, may be others
+    plan_and_step_groups,  // nothing changed but addresses of gradients
   };
   Fit plan_fits(const ParamGroups& groups, const ParamStates& states, bool finds_gradients);
   bool finds_states(const ParamStates& states);
@@ -152,7 +152,7 @@ class StepEngine {
   // ---- step_engine.cpp ----
   void prepare_step(const ParamGroups& groups, ParamStates& states, const TensorNames& names,
                     const StepInputs& inputs);
-  void assign_slots();
+  void assign_step_groups();
   void choose_guard(const StepInputs& inputs);
   int64_t add_squares();
   void require_shared_out() const;
@@ -184,7 +184,7 @@ class StepEngine {
   std::vector<char> takes_part_;   // by entry
   std::vector<size_t> unsettled_;  // entries whose gradient is still to be found
   std::vector<DtypeTable> tables_;
-  AdamSlots slots_;
+  StepGroups step_groups_;
   at::Tensor partials_;                               // double, for the norm
   std::unique_ptr<SharedNorm> shared_norm_;           // instead, with ranks
   std::vector<SeenTensor> seen_;                      // by entry: gradients whose partial sums are there

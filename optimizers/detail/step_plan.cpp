@@ -84,7 +84,7 @@ void StepEngine::forget_plan() {
   seen_.clear();
   has_seen_ = false;
   entry_of_.clear();
-  slots_ = {};
+  step_groups_ = {};
   shared_norm_.reset();
   can_look_early_ = false;
   ++enqueue_version_;

@@ -36,7 +36,7 @@ StepEngine::Fit StepEngine::plan_fits(const ParamGroups& groups, const ParamStat
   char* const parts = takes_part_.data();
   const int64_t count = static_cast<int64_t>(watches_.size());
   const bool is_long = count > kCachedEntries;
-  bool slots_fit = true;
+  bool step_groups_fit = true;
   const PlannedParameter* planned_parameter = planned_parameters_.data();
   for (size_t g = 0; g < groups.size(); ++g) {
     if (!(planned(groups, g) == planned_groups_[g])) return Fit::none;
@@ -65,18 +65,18 @@ StepEngine::Fit StepEngine::plan_fits(const ParamGroups& groups, const ParamStat
         takes_part = this->takes_part(entry, entry.gradient());
         if (finds_gradients && takes_part && own.defined()) check_gradient(parameter, own, entry.name);
       }
-      slots_fit = slots_fit && slots_.expects(watch.slot, *watch.state, takes_part);
+      step_groups_fit = step_groups_fit && step_groups_.expects(watch.step_group, *watch.state, takes_part);
       parts[i] = takes_part;
       if (!finds_gradients) continue;
       if (elements != nullptr && takes_part && !is_compressed) {
         if (!watch.gradient_is_dense) watch.gradient_is_dense = true;
-        tables_[watch.table].set_gradient(watch.position, watch.slot, elements);
+        tables_[watch.table].set_gradient(watch.position, watch.step_group, elements);
       } else {
         unsettled_.push_back(static_cast<size_t>(i));
       }
     }
   }
-  return slots_fit ? Fit::plan_and_slots : Fit::plan;
+  return step_groups_fit ? Fit::plan_and_step_groups : Fit::plan;
 }
 
 // Writes down where the table has the states of all entries, where it is another than last time; elements of
@@ -99,7 +99,7 @@ void StepEngine::find_gradients() {
     if (entry.is_compressed) {
       part_->set_tensor(entry, elements, settings_[entry.group]);
     } else {
-      tables_[entry.table].set_gradient(entry.position, entry.slot, elements);
+      tables_[entry.table].set_gradient(entry.position, entry.step_group, elements);
     }
   }
 }

@@ -16,31 +16,31 @@ void ParameterShards::State::make_landing(Unit& unit) {
     if (adds_up_wide(unit) && !pass_.is_last) kind = kind.dtype(at::kFloat);
     unit.landing = at::zeros({unit.layout.elements()}, kind);
   } else {
-    unit.landing = group_count_ > 0 ? take_memory(unit) : take_slot(unit);
+    unit.landing = group_count_ > 0 ? take_memory(unit) : take_landing_buffer(unit);
   }
 }
 
-// Two slots are enough where units fill one after the other.
-at::Tensor ParameterShards::State::take_slot(Unit& unit) {
-  constexpr size_t kSlots = 2;
+// Two buffers are enough where units fill one after the other.
+at::Tensor ParameterShards::State::take_landing_buffer(Unit& unit) {
+  constexpr size_t kBuffers = 2;
   const auto dtype = unit.gradient.scalar_type();
-  Slot* free = nullptr;
+  LandingBuffer* free = nullptr;
   size_t of_dtype = 0;
-  for (Slot& slot : slots_) {
-    if (slot.memory.scalar_type() != dtype) continue;
+  for (LandingBuffer& buffer : landing_buffers_) {
+    if (buffer.memory.scalar_type() != dtype) continue;
     ++of_dtype;
-    if (slot.user != nullptr && slot.user->work.is_empty()) continue;  // it fills
-    if (free == nullptr || slot.user == nullptr) free = &slot;
+    if (buffer.user != nullptr && buffer.user->work.is_empty()) continue;  // it fills
+    if (free == nullptr || buffer.user == nullptr) free = &buffer;
   }
-  if (of_dtype < kSlots && (free == nullptr || free->user != nullptr)) free = nullptr;
+  if (of_dtype < kBuffers && (free == nullptr || free->user != nullptr)) free = nullptr;
   if (free == nullptr) {
     int64_t elements = 0;
     for (const Unit& other : units_) {
       if (!other.is_trained || other.gradient.scalar_type() != dtype) continue;
       elements = std::max(elements, other.layout.elements());
     }
-    slots_.push_back({at::zeros({elements}, unit.gradient.options()), nullptr});
-    free = &slots_.back();
+    landing_buffers_.push_back({at::zeros({elements}, unit.gradient.options()), nullptr});
+    free = &landing_buffers_.back();
   }
   if (free->user != nullptr) finish(*free->user);
   free->user = &unit;
@@ -66,8 +66,8 @@ void ParameterShards::State::finish(Unit& unit) {
   const bool is_reused = group_count_ > 0 && options_.reduce_every_backward();
   if (unit.landing.defined() && is_reused) memory_.give_back(unit.landing);
   unit.landing.reset();
-  for (Slot& slot : slots_) {
-    if (slot.user == &unit) slot.user = nullptr;
+  for (LandingBuffer& buffer : landing_buffers_) {
+    if (buffer.user == &unit) buffer.user = nullptr;
   }
 }
 

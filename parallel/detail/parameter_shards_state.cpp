@@ -233,7 +233,7 @@ void ParameterShards::State::drop() {
     unit.wide.reset();
     unit.landing.reset();
   }
-  slots_.clear();  // what is under way may still write to them
+  landing_buffers_.clear();  // what is under way may still write to them
   withheld_.put_back();
   if (values_) values_->drop();
   forget_pass();

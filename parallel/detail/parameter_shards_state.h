@@ -78,7 +78,7 @@ class ParameterShards::State : public std::enable_shared_from_this<State> {
     Work replication;
   };
   // Flat memory that units use in turn.
-  struct Slot {
+  struct LandingBuffer {
     at::Tensor memory;
     Unit* user = nullptr;
   };
@@ -109,7 +109,7 @@ class ParameterShards::State : public std::enable_shared_from_this<State> {
   void copy_gradient(size_t position);
   at::Tensor place_of(size_t position);
   void make_landing(Unit& unit);
-  at::Tensor take_slot(Unit& unit);
+  at::Tensor take_landing_buffer(Unit& unit);
   at::Tensor take_memory(const Unit& unit);
   void send_full_units();
   void send(Unit& unit);
@@ -131,8 +131,8 @@ class ParameterShards::State : public std::enable_shared_from_this<State> {
   std::unordered_map<const void*, size_t> positions_;  // by TensorImpl
   std::vector<size_t> unit_of_, place_in_unit_;        // by position
   std::vector<Unit> units_;                            // in the order in which they are sent
-  std::vector<Slot> slots_;
-  detail::FlatPool memory_;      // instead of slots, with groups
+  std::vector<LandingBuffer> landing_buffers_;
+  detail::FlatPool memory_;      // instead of landing buffers, with groups
   Unit* newest_sent_ = nullptr;  // of the pass under way
   size_t group_count_ = 0;
   std::optional<detail::GroupedValues> values_;  // once ranks keep parts

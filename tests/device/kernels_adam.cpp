@@ -43,8 +43,9 @@ void step_all_on_cpu(std::vector<AdamArrays>& tensors, bool amsgrad, const RuleS
   }
 }
 
-AdamScalarSlots one_slot(AdamStorage storage, const RuleSettings& settings, int64_t step, bool skip = false) {
-  AdamScalarSlots scalars;
+AdamGroupScalars one_group(AdamStorage storage, const RuleSettings& settings, int64_t step,
+                           bool skip = false) {
+  AdamGroupScalars scalars;
   scalars.set(0, storage, settings, step, skip);
   return scalars;
 }
@@ -66,7 +67,7 @@ TEST_CASE("the GPU updates to the bits of the CPU in every dtype set and mode", 
       const RuleSettings settings = settings_with(decay);
       for (int64_t step = 1; step <= 3; ++step) {
         INFO(name_of(storage, decay, amsgrad) << ", " << name_of(cut) << ", step " << step);
-        list.step(one_slot(storage, settings, step));
+        list.step(one_group(storage, settings, step));
         step_all_on_cpu(tensors, amsgrad, settings, step);
         REQUIRE(list.differing_from(tensors) == 0);
       }
@@ -92,7 +93,7 @@ TEST_CASE("denormal updates have the same bits on GPU and CPU", "[kernels][adam]
     RuleSettings settings = settings_with(decay);
     settings.epsilon = samples.one_of({1.0, 1e-30});
     DeviceAdamList list(tensors, Cut::mixed, amsgrad);
-    list.step(one_slot(storage, settings, 1));
+    list.step(one_group(storage, settings, 1));
     step_all_on_cpu(tensors, amsgrad, settings, 1);
     CHECK(list.differing_from(tensors) == 0);
   });
@@ -120,7 +121,7 @@ TEST_CASE("quotients and roots of any size have the same bits on GPU and CPU", "
     RuleSettings settings = settings_with(WeightDecay::none);
     settings.epsilon = 0;
     DeviceAdamList list(tensors, Cut::blocks, false);
-    list.step(one_slot(storage, settings, 7));
+    list.step(one_group(storage, settings, 7));
     step_all_on_cpu(tensors, false, settings, 7);
     CHECK(list.differing_from(tensors) == 0);
   }
@@ -133,7 +134,7 @@ TEST_CASE("one launch updates ten thousand tensors of 64 elements", "[kernels][a
     INFO(name_of(storage));
     std::vector<AdamArrays> tensors = random_tensors(storage, counts, Fill::mixed, 4, true);
     DeviceAdamList list(tensors, Cut::mixed, false);
-    list.step(one_slot(storage, settings_with(WeightDecay::decoupled), 2));
+    list.step(one_group(storage, settings_with(WeightDecay::decoupled), 2));
     step_all_on_cpu(tensors, false, settings_with(WeightDecay::decoupled), 2);
     CHECK(list.differing_from(tensors) == 0);
   }
@@ -146,13 +147,13 @@ TEST_CASE("on the GPU a tensor without a gradient, or told to skip, is left alon
     std::vector<AdamArrays> tensors = random_tensors(storage, {100, 5000, 33, 700}, Fill::mixed, 5, true);
     DeviceAdamList list(tensors, Cut::mixed, true);
     const RuleSettings settings = settings_with(WeightDecay::l2);
-    list.step(one_slot(storage, settings, 1, true));
+    list.step(one_group(storage, settings, 1, true));
     CHECK(list.differing_from(tensors) == 0);
 
     std::vector<AdamGradient> gradients = list.gradients();
     gradients[0].gradient = gradients[3].gradient = nullptr;
     list.set_gradients(gradients);
-    list.step(one_slot(storage, settings, 1));
+    list.step(one_group(storage, settings, 1));
     CHECK(list.differing_from(tensors) != 0);
     step_on_cpu(tensors[1], true, settings, 1, 4096, 100);
     step_on_cpu(tensors[2], true, settings, 1, 4096, 5100);
@@ -168,19 +169,19 @@ TEST_CASE("on the GPU every tensor uses the scalars that its gradient names", "[
         random_tensors(storage, {100, 5000, 33, 700, 64}, Fill::mixed, 6, false);
     DeviceAdamList list(tensors, Cut::mixed, false);
     std::vector<AdamGradient> gradients = list.gradients();
-    AdamScalarSlots scalars(3);
+    AdamGroupScalars scalars(3);
     RuleSettings settings[3];
-    for (int64_t slot = 0; slot < 3; ++slot) {
-      settings[slot] = settings_with(kAllDecays[static_cast<size_t>(slot)]);
-      settings[slot].learning_rate *= static_cast<double>(slot + 1);
-      scalars.set(slot, storage, settings[slot], 10 * slot + 1, slot == 1);
+    for (int64_t group = 0; group < 3; ++group) {
+      settings[group] = settings_with(kAllDecays[static_cast<size_t>(group)]);
+      settings[group].learning_rate *= static_cast<double>(group + 1);
+      scalars.set(group, storage, settings[group], 10 * group + 1, group == 1);
     }
-    constexpr int64_t kSlots[] = {2, 0, 1, 2, 0};
+    constexpr int64_t kGroups[] = {2, 0, 1, 2, 0};
     int64_t first_element = 0;
     for (size_t t = 0; t < tensors.size(); ++t) {
-      gradients[t].scalars = kSlots[t];
-      if (kSlots[t] != 1) {  // slot 1 says skip
-        step_on_cpu(tensors[t], false, settings[kSlots[t]], 10 * kSlots[t] + 1, 4096, first_element);
+      gradients[t].scalars = kGroups[t];
+      if (kGroups[t] != 1) {  // step group 1 says skip
+        step_on_cpu(tensors[t], false, settings[kGroups[t]], 10 * kGroups[t] + 1, 4096, first_element);
       }
       first_element += tensors[t].count();
     }
@@ -195,7 +196,7 @@ TEST_CASE("a launch without any tile does nothing", "[kernels][adam][gpu]") {
   for (const AdamStorage storage : kAllStorages) {
     std::vector<AdamArrays> tensors = random_tensors(storage, {0, 0}, Fill::plain, 7, false);
     DeviceAdamList list(tensors, Cut::mixed, false);
-    CHECK_NOTHROW(list.step(one_slot(storage, settings_with(WeightDecay::none), 1)));
+    CHECK_NOTHROW(list.step(one_group(storage, settings_with(WeightDecay::none), 1)));
   }
 }
 

@@ -41,7 +41,7 @@ std::vector<AdamArrays> with_parameters(AdamStorage storage, const std::vector<f
 }
 
 int64_t differing_after_a_step(std::vector<AdamArrays>& tensors) {
-  AdamScalarSlots scalars;
+  AdamGroupScalars scalars;
   scalars.set(0, tensors[0].storage(), settings_that_keep_numbers(), 1);
   DeviceAdamList list(tensors, Cut::mixed, false);
   list.step(scalars);

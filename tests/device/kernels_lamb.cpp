@@ -53,8 +53,9 @@ int64_t differing_ratios(const std::vector<LambRatio>& a, const std::vector<Lamb
   return differing;
 }
 
-LambScalarSlots one_slot(AdamStorage storage, const RuleSettings& settings, int64_t step, bool skip = false) {
-  LambScalarSlots scalars;
+LambGroupScalars one_group(AdamStorage storage, const RuleSettings& settings, int64_t step,
+                           bool skip = false) {
+  LambGroupScalars scalars;
   scalars.set(0, storage, settings, step, skip);
   return scalars;
 }
@@ -75,7 +76,7 @@ TEST_CASE("a LAMB step has the bits of the CPU in every dtype set", "[kernels][l
           for (int64_t step = 1; step <= 3; ++step) {
             INFO(name_of(storage) << ", fill " << static_cast<int>(fill) << ", cut " << static_cast<int>(cut)
                                   << (unaligned ? ", unaligned" : "") << ", step " << step);
-            list.step(one_slot(storage, settings, step));
+            list.step(one_group(storage, settings, step));
             const std::vector<LambRatio> ratios = step_all_on_cpu(tensors, settings, step);
             REQUIRE(differing_ratios(list.ratios(), ratios) == 0);
             REQUIRE(list.differing_from(tensors) == 0);
@@ -104,7 +105,7 @@ TEST_CASE("NaNs, infinities and denormals in LAMB have the bits of the CPU", "[k
       RuleSettings settings = lamb_settings_with();
       settings.adapt = adapt;
       DeviceLambList list(tensors, Cut::mixed);
-      list.step(one_slot(storage, settings, 1));
+      list.step(one_group(storage, settings, 1));
       const std::vector<LambRatio> ratios = step_all_on_cpu(tensors, settings, 1);
       CHECK(differing_ratios(list.ratios(), ratios) == 0);
       CHECK(list.differing_from(tensors) == 0);
@@ -120,7 +121,7 @@ TEST_CASE("ten thousand tensors of 64 elements take LAMB steps of their own", "[
       INFO(name_of(storage));
       std::vector<AdamArrays> tensors = random_tensors(storage, counts, Fill::plain, 4, true);
       DeviceLambList list(tensors, cut);
-      list.step(one_slot(storage, lamb_settings_with(), 2));
+      list.step(one_group(storage, lamb_settings_with(), 2));
       const std::vector<LambRatio> ratios = step_all_on_cpu(tensors, lamb_settings_with(), 2);
       CHECK(differing_ratios(list.ratios(), ratios) == 0);
       CHECK(list.differing_from(tensors) == 0);
@@ -137,12 +138,12 @@ TEST_CASE("on the GPU LAMB leaves alone what has no gradient or is told to skip,
     std::vector<AdamArrays> tensors = random_tensors(storage, counts, Fill::mixed, 5, false);
     DeviceLambList list(tensors, Cut::mixed);
     const RuleSettings settings = lamb_settings_with();
-    list.step(one_slot(storage, settings, 1, true));
+    list.step(one_group(storage, settings, 1, true));
     CHECK(list.differing_from(tensors) == 0);
     CHECK(differing_ratios(list.ratios(), std::vector<LambRatio>(5, LambRatio{-1, -1})) == 0);
 
-    // Three slots: the second says skip; tensors 1 and 2 sit out.
-    LambScalarSlots scalars(3);
+    // Three step groups: the second says skip; tensors 1 and 2 sit out.
+    LambGroupScalars scalars(3);
     RuleSettings slow = settings;
     slow.learning_rate = 1e-3;
     scalars.set(0, storage, settings, 7);
@@ -172,28 +173,28 @@ TEST_CASE("prologue and LAMB replay from a CUDA graph with a learning rate that 
     std::vector<AdamArrays> tensors =
         random_tensors(storage, {5, 100, 40000, 70000, 0}, Fill::plain, 6, false);
     DeviceLambList list(tensors, Cut::mixed);
-    AdamSlot slot{lamb_settings_with(), storage == AdamStorage::f64, 1};
-    slot.settings.rule = UpdateRule::lamb;
-    DeviceArray<AdamSlot> slots(std::vector<AdamSlot>{slot});
+    StepGroup group{lamb_settings_with(), storage == AdamStorage::f64, 1};
+    group.settings.rule = UpdateRule::lamb;
+    DeviceArray<StepGroup> groups(std::vector<StepGroup>{group});
     DeviceArray<int64_t> steps(std::vector<int64_t>{0});
     DeviceArray<GradientCheck> check(std::vector<GradientCheck>(1));
     DeviceArray<StepScalars> scalars(std::vector<StepScalars>(1));
     CudaStream stream;
     const CudaGraph graph(stream, [&](cudaStream_t captured) {
-      adam_prologue_cuda(slots.data(), 1, steps.data(), scalars.data(), check.data(), captured);
+      adam_prologue_cuda(groups.data(), 1, steps.data(), scalars.data(), check.data(), captured);
       list.enqueue(scalars.data(), captured, /*follows_prologue=*/true);
     });
     int64_t applied = 0;
     for (int replay = 0; replay < 6; ++replay) {
-      slot.settings.learning_rate = 0.01 * (replay + 1);
-      slots.set(0, slot);
+      group.settings.learning_rate = 0.01 * (replay + 1);
+      groups.set(0, group);
       GradientCheck seen;
       seen.factor = 0.5 + replay;
       seen.non_finite = replay == 3;
       check.set(0, seen);
       graph.replay(stream);
       if (!seen.non_finite) {
-        RuleSettings settings = slot.settings;
+        RuleSettings settings = group.settings;
         settings.factor *= seen.factor;
         const auto ratios = step_all_on_cpu(tensors, settings, ++applied);
         CHECK(differing_ratios(list.ratios(), ratios) == 0);
@@ -211,8 +212,8 @@ TEST_CASE("trust ratios of tensors of many units have the bits of the CPU", "[ke
   RuleSettings settings = lamb_settings_with();
   settings.min_coeff = 0;
   settings.max_coeff = 1e300;
-  LambScalarSlots slots;
-  slots.set(0, AdamStorage::f64, settings, 1);
+  LambGroupScalars groups;
+  groups.set(0, AdamStorage::f64, settings, 1);
   Samples samples(8);
   std::vector<TileRange> units_of;
   std::vector<double> sums[2];
@@ -225,14 +226,14 @@ TEST_CASE("trust ratios of tensors of many units have the bits of the CPU", "[ke
   const std::vector<AdamGradient> gradients(unit_counts.size(), AdamGradient{&settings, 0});
   std::vector<LambRatio> expected(unit_counts.size());
   for (size_t t = 0; t < unit_counts.size(); ++t) {
-    lamb_ratio_cpu(AdamStorage::f64, units_of[t], gradients[t], slots.data(),
+    lamb_ratio_cpu(AdamStorage::f64, units_of[t], gradients[t], groups.data(),
                    {sums[0].data(), sums[1].data()}, &expected[t]);
   }
   const DeviceArray<double> of_parameters(sums[0]), of_updates(sums[1]);
   const DeviceArray<TileRange> device_units(units_of);
   const DeviceArray<AdamGradient> device_gradients(gradients);
   const DeviceArray<LambRatio> ratios{std::vector<LambRatio>(expected.size())};
-  const DeviceArray<StepScalars> scalars(slots.all());
+  const DeviceArray<StepScalars> scalars(groups.all());
   const LambWork work{{nullptr, 0, 0},
                       {nullptr, 0, 0},
                       device_units.data(),
@@ -250,7 +251,7 @@ TEST_CASE("a LAMB launch without any element does nothing", "[kernels][lamb][gpu
   for (const AdamStorage storage : kAllStorages) {
     std::vector<AdamArrays> tensors = random_tensors(storage, {0, 0}, Fill::plain, 7, false);
     DeviceLambList list(tensors, Cut::mixed);
-    CHECK_NOTHROW(list.step(one_slot(storage, lamb_settings_with(), 1)));
+    CHECK_NOTHROW(list.step(one_group(storage, lamb_settings_with(), 1)));
     for (const LambRatio& ratio : list.ratios()) CHECK(ratio.ratio == 1);
   }
 }

@@ -48,7 +48,7 @@ class PeriodicTensor {
   }
 
   void step(const RuleSettings& settings, int64_t t) {
-    AdamScalarSlots scalars;
+    AdamGroupScalars scalars;
     scalars.set(0, period_.storage(), settings, t);
     const DeviceArray<StepScalars> device_scalars(scalars.all());
     const CutTiles cut = cut_for_gpu(period_.storage(), {count_}, Cut::blocks);

@@ -20,7 +20,7 @@ using pacer::testing::CudaStream;
 using pacer::testing::has_gpu;
 using pacer::testing::wants_small_tests;
 
-AdamSlot random_slot(Samples& samples) {
+StepGroup random_group(Samples& samples) {
   RuleSettings s;
   s.learning_rate = samples.log_uniform(1e-12, 10);
   s.beta1 = samples.chance(0.2) ? 0.0 : 1 - samples.log_uniform(1e-8, 1);
@@ -46,9 +46,9 @@ bool has_scalars(const unsigned char* memory, AdamScalars<Real> expected, bool s
          found.step == expected.step;
 }
 
-bool has_scalars(const unsigned char* memory, const AdamSlot& slot, int64_t step, bool skip) {
-  return slot.is_double ? has_scalars(memory, adam_scalars<double>(slot.settings, step), skip)
-                        : has_scalars(memory, adam_scalars<float>(slot.settings, step), skip);
+bool has_scalars(const unsigned char* memory, const StepGroup& group, int64_t step, bool skip) {
+  return group.is_double ? has_scalars(memory, adam_scalars<double>(group.settings, step), skip)
+                         : has_scalars(memory, adam_scalars<float>(group.settings, step), skip);
 }
 
 GradientCheck check_with(double factor, bool non_finite) {
@@ -64,24 +64,24 @@ std::vector<StepScalars> untouched(size_t count) {
   return scalars;
 }
 
-// Slots, step counts and scalars on the GPU.
+// Step groups, step counts and scalars on the GPU.
 struct Prologue {
-  explicit Prologue(const std::vector<AdamSlot>& settings, const std::vector<int64_t>& step_counts)
-      : slots(settings),
+  explicit Prologue(const std::vector<StepGroup>& settings, const std::vector<int64_t>& step_counts)
+      : groups(settings),
         steps(step_counts),
         scalars(untouched(settings.size())),
         check(std::vector<GradientCheck>(1)),
         count(static_cast<int64_t>(settings.size())) {}
 
   void enqueue(Stream stream, const GradientCheck* seen) {
-    adam_prologue_cuda(slots.data(), count, steps.data(), scalars.data(), seen, stream);
+    adam_prologue_cuda(groups.data(), count, steps.data(), scalars.data(), seen, stream);
   }
   void run(const GradientCheck* seen) {
     enqueue(nullptr, seen);
     synchronize();
   }
 
-  DeviceArray<AdamSlot> slots;
+  DeviceArray<StepGroup> groups;
   DeviceArray<int64_t> steps;
   DeviceArray<StepScalars> scalars;
   DeviceArray<GradientCheck> check;
@@ -93,13 +93,13 @@ struct Prologue {
 TEST_CASE("the prologue gives the scalars of the host to the bit", "[kernels][adam][gpu]") {
   if (!has_gpu()) PACER_SKIP("no NVIDIA GPU");
   Samples samples(1);
-  std::vector<AdamSlot> slots(wants_small_tests() ? 70 : 1000);
-  std::vector<int64_t> steps(slots.size());
-  for (AdamSlot& slot : slots) slot = random_slot(samples);
+  std::vector<StepGroup> groups(wants_small_tests() ? 70 : 1000);
+  std::vector<int64_t> steps(groups.size());
+  for (StepGroup& group : groups) group = random_group(samples);
   for (int64_t& step : steps) {
     step = samples.chance(0.3) ? samples.below(3) : static_cast<int64_t>(samples.log_uniform(1, 1e10));
   }
-  Prologue prologue(slots, steps);
+  Prologue prologue(groups, steps);
   for (int round = 0; round < 3; ++round) {
     const bool skips = round == 1;
     const double factor = samples.log_uniform(1e-6, 1);
@@ -108,11 +108,11 @@ TEST_CASE("the prologue gives the scalars of the host to the bit", "[kernels][ad
     prologue.run(round == 2 ? nullptr : prologue.check.data());
     const std::vector<StepScalars> scalars = prologue.scalars.get();
     int64_t wrong = 0;
-    for (size_t i = 0; i < slots.size(); ++i) {
-      if (!slots[i].active) continue;
-      AdamSlot slot = slots[i];
-      if (round != 2) slot.settings.factor *= factor;
-      wrong += !has_scalars(scalars[i].bytes, slot, steps[i] + 1, skips);
+    for (size_t i = 0; i < groups.size(); ++i) {
+      if (!groups[i].active) continue;
+      StepGroup group = groups[i];
+      if (round != 2) group.settings.factor *= factor;
+      wrong += !has_scalars(scalars[i].bytes, group, steps[i] + 1, skips);
       if (!skips) ++steps[i];
     }
     CHECK(wrong == 0);
@@ -120,22 +120,22 @@ TEST_CASE("the prologue gives the scalars of the host to the bit", "[kernels][ad
   }
 }
 
-TEST_CASE("the prologue tells inactive slots to skip and leaves what lies behind the last one alone",
+TEST_CASE("the prologue tells inactive step groups to skip and leaves what lies behind the last one alone",
           "[kernels][adam][gpu]") {
   if (!has_gpu()) PACER_SKIP("no NVIDIA GPU");
   for (const size_t count : {1, 31, 32, 33, 65}) {
-    std::vector<AdamSlot> slots(count + 1);
-    for (size_t i = 0; i < slots.size(); ++i) slots[i] = {settings_with(WeightDecay::l2), 0, i % 3 == 0};
-    Prologue prologue(slots, std::vector<int64_t>(count + 1, 40));
+    std::vector<StepGroup> groups(count + 1);
+    for (size_t i = 0; i < groups.size(); ++i) groups[i] = {settings_with(WeightDecay::l2), 0, i % 3 == 0};
+    Prologue prologue(groups, std::vector<int64_t>(count + 1, 40));
     prologue.count = static_cast<int64_t>(count);
     prologue.run(nullptr);
     const std::vector<int64_t> steps = prologue.steps.get();
     const std::vector<StepScalars> scalars = prologue.scalars.get();
-    for (size_t i = 0; i < slots.size(); ++i) {
-      const bool touched = i < count && slots[i].active != 0;
+    for (size_t i = 0; i < groups.size(); ++i) {
+      const bool touched = i < count && groups[i].active != 0;
       CHECK(steps[i] == (touched ? 41 : 40));
       CHECK((scalars[i].bytes[0] != 0xEE) == (i < count));
-      if (i < count) CHECK(scalars[i].as<MomentScalars<float>>().skip == !slots[i].active);
+      if (i < count) CHECK(scalars[i].as<MomentScalars<float>>().skip == !groups[i].active);
     }
   }
 }
@@ -213,7 +213,7 @@ TEST_CASE("a recorded step follows its settings and its flag from replay to repl
       settings.learning_rate = samples.log_uniform(1e-4, 0.1);
       settings.decay_mode = kAllDecays[static_cast<size_t>(attempt % 3)];
       settings.factor = samples.log_uniform(0.1, 1);
-      prologue.slots.set(0, {settings, is_double, 1});
+      prologue.groups.set(0, {settings, is_double, 1});
       const double clip = samples.log_uniform(0.1, 1);
       prologue.check.set(0, check_with(clip, skip));
       settings.factor *= clip;

@@ -163,7 +163,7 @@ std::vector<StateOf<Real>> step_by_kernel(const ErrorCase& c, const std::vector<
     m[i] = before[i].m, v[i] = before[i].v, largest_v[i] = before[i].largest_v, p[i] = before[i].p;
   }
   constexpr AdamStorage kStorage = std::is_same_v<Real, double> ? AdamStorage::f64 : AdamStorage::f32;
-  AdamScalarSlots scalars;
+  AdamGroupScalars scalars;
   scalars.set(0, kStorage, c.settings, c.step);
   const AdamTensor tensor{p.data(), m.data(), v.data(), largest_v.data(), nullptr, 0};
   const AdamGradient gradient{gradients.data(), 0};

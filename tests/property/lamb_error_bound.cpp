@@ -151,7 +151,7 @@ WorstErrors worst_errors(int64_t cases, uint64_t seed) {
 
     std::vector<Real> m(size), v(size), p(size);
     for (size_t k = 0; k < size; ++k) m[k] = before[k].m, v[k] = before[k].v, p[k] = before[k].p;
-    LambScalarSlots scalars;
+    LambGroupScalars scalars;
     scalars.set(0, kStorage, settings, step);
     const AdamTensor tensor{p.data(), m.data(), v.data(), nullptr, nullptr, 0};
     const LambOutcome outcome =

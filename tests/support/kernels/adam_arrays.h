@@ -255,21 +255,22 @@ inline int64_t differing_elements(const AdamArrays& a, const AdamArrays& b) {
   return differing;
 }
 
-// Scalars of any number of slots, as the kernels expect them.
-class AdamScalarSlots {
+// Scalars of any number of step groups, as the kernels expect them.
+class AdamGroupScalars {
  public:
-  explicit AdamScalarSlots(int64_t count = 1) : slots_(static_cast<size_t>(count)) {}
+  explicit AdamGroupScalars(int64_t count = 1) : groups_(static_cast<size_t>(count)) {}
 
-  void set(int64_t slot, AdamStorage storage, const RuleSettings& settings, int64_t step, bool skip = false) {
-    void* memory = &slots_[static_cast<size_t>(slot)];
+  void set(int64_t group, AdamStorage storage, const RuleSettings& settings, int64_t step,
+           bool skip = false) {
+    void* memory = &groups_[static_cast<size_t>(group)];
     if (storage == AdamStorage::f64) {
       put(memory, adam_scalars<double>(settings, step), skip);
     } else {
       put(memory, adam_scalars<float>(settings, step), skip);
     }
   }
-  const StepScalars* data() const { return slots_.data(); }
-  const std::vector<StepScalars>& all() const { return slots_; }
+  const StepScalars* data() const { return groups_.data(); }
+  const std::vector<StepScalars>& all() const { return groups_; }
 
  private:
   template <class Scalars>
@@ -277,7 +278,7 @@ class AdamScalarSlots {
     scalars.skip = skip;
     std::memcpy(memory, &scalars, sizeof scalars);
   }
-  std::vector<StepScalars> slots_;
+  std::vector<StepScalars> groups_;
 };
 
 inline RuleSettings settings_with(WeightDecay decay) {
@@ -293,7 +294,7 @@ inline RuleSettings settings_with(WeightDecay decay) {
 // One step of one tensor on the CPU, cut into tiles of this size.
 inline void step_on_cpu(AdamArrays& arrays, bool amsgrad, const RuleSettings& settings, int64_t step,
                         int64_t tile_elements = int64_t{1} << 30, int64_t first_element = 0) {
-  AdamScalarSlots scalars;
+  AdamGroupScalars scalars;
   scalars.set(0, arrays.storage(), settings, step);
   const AdamTensor tensor = arrays.tensor(first_element);
   const AdamGradient gradient{arrays.data(kGradient), 0};

@@ -86,7 +86,7 @@ class DeviceAdamList {
     adam_cuda(launch_, device_tiles(), device_tensors(), device_gradients(), device_scalars, stream);
   }
 
-  void step(const AdamScalarSlots& scalars) const {
+  void step(const AdamGroupScalars& scalars) const {
     const DeviceArray<StepScalars> device_scalars(scalars.all());
     enqueue(device_scalars.data(), nullptr);
     synchronize();

@@ -61,7 +61,7 @@ class DeviceLambList {
     lamb_cuda(storage_, work, list_.device_tensors(), list_.device_gradients(), device_scalars,
               follows_prologue, stream);
   }
-  void step(const LambScalarSlots& scalars) const {
+  void step(const LambGroupScalars& scalars) const {
     const DeviceArray<StepScalars> device_scalars(scalars.all());
     enqueue(device_scalars.data(), nullptr);
     synchronize();

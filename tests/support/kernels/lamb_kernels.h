@@ -12,20 +12,21 @@
 
 namespace pacer::kernels::testing {
 
-// Scalars of any number of slots, as the kernels expect them.
-class LambScalarSlots {
+// Scalars of any number of step groups, as the kernels expect them.
+class LambGroupScalars {
  public:
-  explicit LambScalarSlots(int64_t count = 1) : slots_(static_cast<size_t>(count)) {}
+  explicit LambGroupScalars(int64_t count = 1) : groups_(static_cast<size_t>(count)) {}
 
-  void set(int64_t slot, AdamStorage storage, RuleSettings settings, int64_t step, bool skip = false) {
+  void set(int64_t group, AdamStorage storage, RuleSettings settings, int64_t step, bool skip = false) {
     settings.rule = UpdateRule::lamb;
-    adam_scalars_cpu({settings, storage == AdamStorage::f64, !skip}, step, slots_[static_cast<size_t>(slot)]);
+    adam_scalars_cpu({settings, storage == AdamStorage::f64, !skip}, step,
+                     groups_[static_cast<size_t>(group)]);
   }
-  const StepScalars* data() const { return slots_.data(); }
-  const std::vector<StepScalars>& all() const { return slots_; }
+  const StepScalars* data() const { return groups_.data(); }
+  const std::vector<StepScalars>& all() const { return groups_; }
 
  private:
-  std::vector<StepScalars> slots_;
+  std::vector<StepScalars> groups_;
 };
 
 inline RuleSettings lamb_settings_with(double weight_decay = 0.1) {
@@ -66,7 +67,7 @@ inline LambOutcome lamb_step_on_cpu(AdamStorage storage, const AdamTensor& tenso
 
 inline LambOutcome lamb_step_on_cpu(AdamArrays& arrays, const RuleSettings& settings, int64_t step,
                                     int64_t tile_elements = int64_t{1} << 30, int64_t first_element = 0) {
-  LambScalarSlots scalars;
+  LambGroupScalars scalars;
   scalars.set(0, arrays.storage(), settings, step);
   return lamb_step_on_cpu(arrays.storage(), arrays.tensor(first_element), arrays.data(kGradient),
                           arrays.count(), scalars.data(), tile_elements);

@@ -147,7 +147,7 @@ TEST_CASE("without a gradient, or told to skip, a tensor is left alone", "[kerne
     AdamArrays before(storage, 100), after(storage, 100);
     before.fill(samples, Fill::plain);
     after.copy_from(before);
-    AdamScalarSlots go, skip;
+    AdamGroupScalars go, skip;
     go.set(0, storage, settings_with(decay), 1);
     skip.set(0, storage, settings_with(decay), 1, true);
     const AdamTensor tensor = after.tensor();
@@ -166,18 +166,19 @@ TEST_CASE("every tensor of a call uses the scalars that its gradient names", "[k
   for_every_mode([](AdamStorage storage, WeightDecay decay, bool amsgrad) {
     INFO(name_of(storage, decay, amsgrad));
     Samples samples(7);
-    constexpr int64_t kTensors = 5, kSlots[kTensors] = {2, 0, 1, 2, 0};
+    constexpr int64_t kTensors = 5, kGroups[kTensors] = {2, 0, 1, 2, 0};
     std::vector<int64_t> counts;
     std::vector<AdamArrays> together, alone;
     std::vector<AdamTensor> tensors;
     std::vector<AdamGradient> gradients;
-    AdamScalarSlots scalars(3);
-    const auto settings_of = [&](int64_t slot) {
+    AdamGroupScalars scalars(3);
+    const auto settings_of = [&](int64_t group) {
       RuleSettings settings = settings_with(decay);
-      settings.learning_rate *= static_cast<double>(slot + 1);
+      settings.learning_rate *= static_cast<double>(group + 1);
       return settings;
     };
-    for (int64_t slot = 0; slot < 3; ++slot) scalars.set(slot, storage, settings_of(slot), 10 * slot + 1);
+    for (int64_t group = 0; group < 3; ++group)
+      scalars.set(group, storage, settings_of(group), 10 * group + 1);
     for (int64_t t = 0; t < kTensors; ++t) {
       counts.push_back(t == 3 ? 0 : 50 + 31 * t);
       together.emplace_back(storage, counts.back());
@@ -185,8 +186,8 @@ TEST_CASE("every tensor of a call uses the scalars that its gradient names", "[k
       alone.emplace_back(storage, counts.back());
       alone.back().copy_from(together.back());
       tensors.push_back(together.back().tensor(1000 * t));
-      gradients.push_back({together.back().data(kGradient), kSlots[t]});
-      step_on_cpu(alone.back(), amsgrad, settings_of(kSlots[t]), 10 * kSlots[t] + 1, 64, 1000 * t);
+      gradients.push_back({together.back().data(kGradient), kGroups[t]});
+      step_on_cpu(alone.back(), amsgrad, settings_of(kGroups[t]), 10 * kGroups[t] + 1, 64, 1000 * t);
     }
     for (const Tile& tile : make_tiles(counts, 64)) {
       adam_cpu({storage, amsgrad}, tile, tensors.data(), gradients.data(), scalars.data());
@@ -212,7 +213,7 @@ TEST_CASE("an offset beyond 2^32 elements finds its elements", "[kernels][adam]"
     const AdamTensor tensor{moved(kParameter),   moved(kExpAvg), moved(kExpAvgSq),
                             moved(kMaxExpAvgSq), moved(kExtra),  7};
     const AdamGradient gradient{moved(kGradient), 0};
-    AdamScalarSlots scalars;
+    AdamGroupScalars scalars;
     scalars.set(0, storage, settings_with(decay), 3);
     adam_cpu({storage, amsgrad}, Tile{0, 600, kOffset}, &tensor, &gradient, scalars.data());
     const AdamArrays expected = stepped_one_by_one(before, amsgrad, settings_with(decay), 3, kOffset + 7);

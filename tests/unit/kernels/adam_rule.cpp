@@ -18,7 +18,7 @@ struct LoneElement {
   double parameter = 0, gradient = 0, exp_avg = 0, exp_avg_sq = 0, max_exp_avg_sq = 0;
 
   void step(const RuleSettings& settings, int64_t t, bool amsgrad = false) {
-    AdamScalarSlots scalars;
+    AdamGroupScalars scalars;
     scalars.set(0, AdamStorage::f64, settings, t);
     const AdamTensor tensor{&parameter, &exp_avg, &exp_avg_sq, &max_exp_avg_sq, nullptr, 0};
     const AdamGradient only{&gradient, 0};

@@ -142,7 +142,7 @@ TEST_CASE("without a gradient, or told to skip, nothing is written, sums and rat
     const AdamArrays before = filled(storage, 3000, Fill::plain, 2);
     for (const bool skip : {false, true}) {
       AdamArrays after = copy_of(before);
-      LambScalarSlots scalars;
+      LambGroupScalars scalars;
       scalars.set(0, storage, lamb_settings_with(), 1, skip);
       const LambOutcome outcome = lamb_step_on_cpu(
           storage, after.tensor(), skip ? after.data(kGradient) : nullptr, after.count(), scalars.data());
@@ -261,7 +261,7 @@ TEST_CASE("the trust ratio is the quotient of the norms, clamped, and 1 where on
 
 TEST_CASE("the sums of units are added in order, whatever their number", "[kernels][lamb]") {
   Samples samples(6);
-  LambScalarSlots scalars;
+  LambGroupScalars scalars;
   RuleSettings settings = lamb_settings_with();
   settings.max_coeff = 1e300;
   settings.min_coeff = 0;

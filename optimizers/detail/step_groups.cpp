@@ -1,0 +1,124 @@
+#include <pacer/optimizers/detail/step_groups.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <set>
+#include <tuple>
+
+#include <ATen/ops/empty.h>
+
+namespace pacer::detail {
+
+bool StepGroups::fit(const std::vector<ParameterEntry>& entries, const std::vector<char>& takes_part) {
+  std::vector<char> active(groups_.size(), -1);
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const ParameterEntry& entry = entries[i];
+    if (entry.step_group < 0 || !follows(*entry.state, entry.step_group)) return false;
+    char& group = active[static_cast<size_t>(entry.step_group)];
+    if (group == -1) group = takes_part[i];
+    if (group != takes_part[i]) return false;
+  }
+  for (size_t s = 0; s < groups_.size(); ++s) groups_[s].takes_part = active[s] == 1;
+  return !could_merge();
+}
+
+bool StepGroups::could_merge() const {
+  if (groups_.size() < 2) return false;
+  std::set<std::tuple<size_t, bool, bool, bool, int64_t>> seen;
+  size_t unread = 0;
+  for (size_t s = 0; s < groups_.size(); ++s) {
+    const Group& group = groups_[s];
+    if (group.clock->device_leads()) {
+      ++unread;
+    } else if (!seen.emplace(group.parameter_group, group.is_double, group.is_compressed, group.takes_part,
+                             group.clock->host_steps())
+                    .second) {
+      return true;
+    }
+  }
+  return unread > most_unread_;
+}
+
+void StepGroups::assign(std::vector<ParameterEntry>& entries, const std::vector<char>& takes_part,
+                        at::Device device) {
+  // Entries meet in a step group if their counts are known to be equal: the same clock, or the same number.
+  const bool reads_counts = groups_.size() > most_unread_;
+  using Key = std::tuple<size_t, bool, bool, const StepClock*, int64_t, char>;
+  std::map<Key, int64_t> group_of;
+  std::vector<Group> groups;
+  std::vector<std::shared_ptr<const StepClock>> origins;
+  std::vector<int64_t> chosen(entries.size());
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const ParameterEntry& entry = entries[i];
+    const auto clock = entry.state->clock();
+    const bool is_unread = device.is_cuda() && clock && clock->device_leads() && !reads_counts;
+    const int64_t steps = is_unread ? 0 : entry.state->step();
+    const bool is_double = entry.storage == kernels::AdamStorage::f64;
+    const Key key{entry.group, is_double,    entry.is_compressed, is_unread ? clock.get() : nullptr,
+                  steps,       takes_part[i]};
+    const auto [found, is_new] = group_of.emplace(key, static_cast<int64_t>(groups.size()));
+    if (is_new) {
+      groups.push_back({entry.group, is_double, entry.is_compressed, takes_part[i] != 0,
+                        std::make_shared<StepClock>(is_unread ? clock->host_steps() : steps)});
+      origins.push_back(is_unread ? clock : nullptr);
+    }
+    chosen[i] = found->second;
+  }
+  if (reads_counts) most_unread_ = std::max<size_t>(64, 2 * groups.size());
+  groups_ = std::move(groups);
+  if (device.is_cuda()) place_counts(origins, device);
+  for (size_t i = 0; i < entries.size(); ++i) {
+    entries[i].step_group = chosen[i];
+    entries[i].state->follow(groups_[static_cast<size_t>(chosen[i])].clock);
+  }
+  table_ = {};
+}
+
+void StepGroups::place_counts(const std::vector<std::shared_ptr<const StepClock>>& origins,
+                              at::Device device) {
+  std::vector<int64_t> host_counts;
+  for (const Group& group : groups_) host_counts.push_back(group.clock->host_steps());
+  const auto count = static_cast<int64_t>(groups_.size());
+  at::Tensor steps = at::empty({count}, at::TensorOptions().dtype(at::kLong).device(device));
+  at::Tensor pinned = at::empty(steps.sizes(), at::TensorOptions().dtype(at::kLong).pinned_memory(true));
+  if (!host_counts.empty())
+    std::memcpy(pinned.mutable_data_ptr(), host_counts.data(), host_counts.size() * 8);
+  steps.copy_(pinned, /*non_blocking=*/true);
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    if (origins[i]) {
+      origins[i]->copy_device_count(steps, static_cast<int64_t>(i));
+      groups_[i].clock->let_device_lead();
+    }
+    groups_[i].clock->place_on_device(steps, static_cast<int64_t>(i));
+  }
+  device_steps_ = steps;
+  device_scalars_ = at::empty({count * static_cast<int64_t>(sizeof(kernels::StepScalars))},
+                              at::TensorOptions().dtype(at::kByte).device(device));
+}
+
+void StepGroups::configure(const std::vector<GroupSettings>& settings, double local_weight) {
+  std::vector<kernels::StepGroup> wanted(groups_.size());
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    const Group& group = groups_[i];
+    wanted[i] = {settings[group.parameter_group].kernel, group.is_double, group.takes_part};
+    if (group.is_compressed) wanted[i].settings.factor *= local_weight;
+  }
+  if (wanted == table_.host()) return;
+  table_.host() = std::move(wanted);
+  table_.mark_changed();
+}
+
+void StepGroups::count_step() {
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    if (table_.host()[i].active) groups_[i].clock->advance_host();
+  }
+}
+
+void StepGroups::let_device_lead() {
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    if (table_.host()[i].active) groups_[i].clock->let_device_lead();
+  }
+}
+
+}  // namespace pacer::detail
