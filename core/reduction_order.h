@@ -28,7 +28,7 @@ Real fold(Real* acc, int64_t width) {
   return acc[0];
 }
 
-// The last two stages of a unit: `columns` holds kReductionColumns accumulators and is overwritten.
+// The last two levels of a unit's sum: `columns` holds kReductionColumns accumulators and is overwritten.
 template <class Real>
 Real fold_columns(Real* columns) {
   constexpr int64_t kFours = kReductionColumns / 4;

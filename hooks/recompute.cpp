@@ -40,7 +40,7 @@ Recompute::Recompute(std::vector<Blocks> stacks, RecomputeOptions options)
 }
 
 Recompute::~Recompute() {
-  for (size_t i = 0; i < wrappers_.size(); ++i) stacks_[i].ptr()->unwrap(BlockStage::recompute);
+  for (size_t i = 0; i < wrappers_.size(); ++i) stacks_[i].ptr()->unwrap(WrapperLevel::recompute);
 }
 
 void Recompute::attach(SessionParts& parts) {
@@ -55,7 +55,7 @@ void Recompute::attach(SessionParts& parts) {
     require(std::count(recomputed.begin(), recomputed.end(), true) > 0,
             "Recompute would recompute no block; see RecomputeOptions::blocks");
     const auto wrapper = std::make_shared<Wrapper>(std::move(recomputed));
-    blocks.ptr()->wrap(BlockStage::recompute, wrapper);
+    blocks.ptr()->wrap(WrapperLevel::recompute, wrapper);
     wrappers_.push_back(wrapper);
   }
 }

@@ -1,6 +1,6 @@
 // The LAMB kernels as the optimizers call them: raw pointers, one description for CPU and CUDA, no LibTorch.
 // Tensors, gradients and dtype sets are those of the Adam kernels; the scalars of a step group are
-// LambScalars where its settings say UpdateRule::lamb. A step is three stages over all tensors of a dtype
+// LambScalars where its settings say UpdateRule::lamb. A step is three kernels over all tensors of a dtype
 // set:
 //
 //   moments   reads g p m v, writes m v: the new moments, and per unit the sums of squares of p and u
@@ -28,7 +28,7 @@ struct LambPartials {
   double* update;
 };
 
-// The stages for one unit, one tensor and one tile, single-threaded, memory-bound. `scalars` has those of all
+// These work on one unit, one tensor and one tile, single-threaded, memory-bound. `scalars` has those of all
 // step groups (adam_scalars_cpu). A tensor without a gradient, or told to skip, is left alone and its sums
 // and ratio are not written. max_exp_avg_sq is not used. Denormals as in adam_cpu.
 void lamb_moments_cpu(AdamStorage storage, const Tile& unit, const AdamTensor* tensors,
@@ -58,13 +58,13 @@ struct LambWork {
   LambAverage* const* averages;  // null, or by tensor, null for one that has none
 };
 
-// Which stages: where ranks share tensors out, they exchange their sums before the ratios.
-enum class LambStage { all, moments, ratio_and_update };
+// Which kernels are launched: where ranks share tensors out, they exchange their sums before the ratios.
+enum class LambLaunches { all, moments, ratio_and_update };
 
 // Three launches, whatever the number of tensors. Throws DeviceError where one is refused. `follows_prologue`
 // as in AdamLaunch.
 void lamb_cuda(AdamStorage storage, const LambWork& work, const AdamTensor* tensors,
                const AdamGradient* gradients, const StepScalars* scalars, bool follows_prologue,
-               Stream stream, LambStage stage = LambStage::all);
+               Stream stream, LambLaunches which = LambLaunches::all);
 
 }  // namespace pacer::kernels

@@ -1,6 +1,6 @@
 // The kernels of 1-bit LAMB after the freeze, beside those it shares with 1-bit Adam (kernels/onebit_adam.h).
 // What the momentum does to the parameters needs the largest ratio of denominators and two norms of every
-// tensor, so it is three stages:
+// tensor, so it is three kernels:
 //
 //   moments   reads bits p v v_fresh, writes v_fresh: per unit the ratio and the sums of squares of u0 and u
 //   factors   per tensor: f, from its units, and the size of the step

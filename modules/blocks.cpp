@@ -5,14 +5,14 @@
 namespace pacer {
 namespace {
 
-constexpr const char* kStages[] = {"drops", "recomputes", "gathers"};
+constexpr const char* kLevels[] = {"drops", "recomputes", "gathers"};
 
 }  // namespace
 
-void BlocksImpl::wrap(BlockStage stage, std::shared_ptr<BlockWrapper> wrapper) {
-  require(this->wrapper(stage) == nullptr, "another hook ", kStages[static_cast<size_t>(stage)],
+void BlocksImpl::wrap(WrapperLevel level, std::shared_ptr<BlockWrapper> wrapper) {
+  require(this->wrapper(level) == nullptr, "another hook ", kLevels[static_cast<size_t>(level)],
           " these Blocks already; use one, in one Session at a time");
-  this->wrapper(stage) = std::move(wrapper);
+  this->wrapper(level) = std::move(wrapper);
 }
 
 void BlocksImpl::check_index(size_t i) const {
@@ -25,9 +25,9 @@ bool BlocksImpl::is_wrapped() const {
 }
 
 Tensors BlocksImpl::run_wrapped(size_t i, size_t results, TensorFunction block, const Tensors& x) {
-  for (size_t stage = wrappers_.size(); stage-- > 0;) {
-    if (!wrappers_[stage]) continue;
-    block = [i, results, module = ptr(i), wrapper = wrappers_[stage],
+  for (size_t level = wrappers_.size(); level-- > 0;) {
+    if (!wrappers_[level]) continue;
+    block = [i, results, module = ptr(i), wrapper = wrappers_[level],
              rest = std::move(block)](const Tensors& in) {
       return wrapper->run({i, module, results}, rest, in);
     };

@@ -51,7 +51,7 @@ class BlockWrapper {
 
 // From the outside in: a dropped block is neither recomputed nor gathered, and parameters of a recomputed one
 // come again.
-enum class BlockStage { drop, recompute, gather };
+enum class WrapperLevel { drop, recompute, gather };
 
 class BlocksImpl : public torch::nn::ModuleListImpl {
  public:
@@ -78,9 +78,9 @@ class BlocksImpl : public torch::nn::ModuleListImpl {
     }
   }
 
-  // For hooks: one wrapper a stage. wrap throws InvalidArgument where there is one already.
-  void wrap(BlockStage stage, std::shared_ptr<BlockWrapper> wrapper);
-  void unwrap(BlockStage stage) noexcept { wrapper(stage) = nullptr; }
+  // For hooks: one wrapper a level. wrap throws InvalidArgument where there is one already.
+  void wrap(WrapperLevel level, std::shared_ptr<BlockWrapper> wrapper);
+  void unwrap(WrapperLevel level) noexcept { wrapper(level) = nullptr; }
 
   // Wrappers stay with the original.
   std::shared_ptr<torch::nn::Module> clone(
@@ -107,9 +107,9 @@ class BlocksImpl : public torch::nn::ModuleListImpl {
   void check_index(size_t i) const;
   bool is_wrapped() const;
   Tensors run_wrapped(size_t i, size_t results, TensorFunction block, const Tensors& x);
-  std::shared_ptr<BlockWrapper>& wrapper(BlockStage stage) { return wrappers_[static_cast<size_t>(stage)]; }
+  std::shared_ptr<BlockWrapper>& wrapper(WrapperLevel level) { return wrappers_[static_cast<size_t>(level)]; }
 
-  std::array<std::shared_ptr<BlockWrapper>, 3> wrappers_;  // by stage
+  std::array<std::shared_ptr<BlockWrapper>, 3> wrappers_;  // by level
 };
 
 TORCH_MODULE(Blocks);

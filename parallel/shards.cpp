@@ -56,7 +56,7 @@ Shards::Shards(std::vector<Blocks> stacks, ShardsOptions options)
 
 Shards::~Shards() {
   if (!gathers_) return;
-  for (Blocks& blocks : stacks_) blocks->unwrap(BlockStage::gather);
+  for (Blocks& blocks : stacks_) blocks->unwrap(WrapperLevel::gather);
 }
 
 std::string Shards::agreement() const {
@@ -119,7 +119,7 @@ void Shards::arrange() {
         shards_, all.size(), detail::BlockGathersOptions{options_.prefetch(), options_.keep_after_forward()});
     size_t first = kRoot + 1;
     for (Blocks& blocks : stacks_) {
-      blocks->wrap(BlockStage::gather,
+      blocks->wrap(WrapperLevel::gather,
                    std::make_shared<detail::GatherWrapper>(gathers, first, blocks->size()));
       first += blocks->size();
     }

@@ -78,7 +78,7 @@ void GradientBucketer::State::begin(const std::vector<at::Tensor>& zero,
   const std::lock_guard<std::mutex> lock(mutex_);
   require(!active_, "GradientBucketer::begin_backward before wait() of the window before");
   renew_memory();
-  stages_.assign(parameters_.size(), Stage::waiting);
+  gradient_states_.assign(parameters_.size(), GradientState::waiting);
   is_zero_.assign(parameters_.size(), 0);
   works_.assign(buckets_.size(), {});
   still_waited_.clear();
@@ -95,14 +95,14 @@ void GradientBucketer::State::begin(const std::vector<at::Tensor>& zero,
   }
   for (const at::Tensor& parameter : zero) {
     const size_t position = position_of(parameter);
-    if (position == parameters_.size() || stages_[position] == Stage::ready) continue;
+    if (position == parameters_.size() || gradient_states_[position] == GradientState::ready) continue;
     is_zero_[position] = 1;
     set_zero(position);
     set_ready(position);
   }
   for (const at::Tensor& parameter : done) {
     const size_t position = position_of(parameter);
-    if (position == parameters_.size() || stages_[position] == Stage::ready) continue;
+    if (position == parameters_.size() || gradient_states_[position] == GradientState::ready) continue;
     if (!parameter.grad().defined()) set_zero(position);
     set_ready(position);
   }
@@ -120,12 +120,13 @@ void GradientBucketer::State::arrive(size_t position) {
     const bool is_wide = entry.parameter.grad().scalar_type() != entry.parameter.scalar_type();
     return is_wide ? check_dense(position) : put_in_place({position});
   }
-  require(stages_[position] == Stage::waiting || next_ <= entry.bucket, "parameter ", entry.name,
+  require(gradient_states_[position] == GradientState::waiting || next_ <= entry.bucket, "parameter ",
+          entry.name,
           " received a gradient after its bucket had been sent; a layer given to LayerDrop::add must not be "
           "used elsewhere, and a parameter must not get gradients twice in one backward");
   check_dense(position);
   is_zero_[position] = 0;
-  if (stages_[position] == Stage::ready) return put_in_place({position});
+  if (gradient_states_[position] == GradientState::ready) return put_in_place({position});
   if (!order_is_learned_) arrivals_.push_back(position);
   set_ready(position);
   send_full_buckets();
@@ -168,7 +169,7 @@ void GradientBucketer::State::set_zero(size_t position) {
 }
 
 void GradientBucketer::State::set_ready(size_t position) {
-  stages_[position] = Stage::ready;
+  gradient_states_[position] = GradientState::ready;
   --still_waited_[parameters_[position].bucket];
 }
 

@@ -43,7 +43,7 @@ class GradientBucketer::State : public std::enable_shared_from_this<State> {
 
  private:
   // How far a parameter of the window under way is.
-  enum class Stage : char { waiting, ready };
+  enum class GradientState : char { waiting, ready };
 
   void build(const std::vector<size_t>& order);
   void learn_order();
@@ -88,10 +88,10 @@ class GradientBucketer::State : public std::enable_shared_from_this<State> {
   bool order_is_learned_ = false;
   bool order_shows_ = false;      // all ranks see this window's order, undisturbed by dropped layers
   std::vector<size_t> arrivals_;  // in this window
-  std::vector<Stage> stages_;     // by parameter
-  std::vector<char> is_zero_;     // by parameter
-  std::vector<char> is_missed_;   // by parameter: no backward of the window reached it on this rank, and
-                                  // once learn_missed() was called on any
+  std::vector<GradientState> gradient_states_;  // by parameter
+  std::vector<char> is_zero_;                   // by parameter
+  std::vector<char> is_missed_;  // by parameter: no backward of the window reached it on this rank, and
+                                 // once learn_missed() was called on any
   at::Tensor missed_here_, missed_everywhere_;  // uint8 [parameters], [ranks, parameters]; while they travel
   Work missed_work_;
   std::vector<int64_t> still_waited_;  // by bucket

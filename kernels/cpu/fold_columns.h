@@ -1,4 +1,4 @@
-// The last stages of a unit's sum in the order of core/reduction_order.h, on the CPU: from columns to one
+// The last additions of a unit's sum in the order of core/reduction_order.h, on the CPU: from columns to one
 // number.
 #pragma once
 

@@ -270,17 +270,17 @@ __global__ void __launch_bounds__(kUpdateThreads)
 
 template <AdamStorage kStorage>
 void launch(const LambWork& work, const AdamTensor* tensors, const AdamGradient* gradients,
-            const StepScalars* scalars, bool follows_prologue, cudaStream_t stream, LambStage stage) {
+            const StepScalars* scalars, bool follows_prologue, cudaStream_t stream, LambLaunches which) {
   constexpr int kMomentsThreads = kUnitThreads<kStorage>;
   const unsigned unit_blocks = blocks_for<kMomentsThreads>(work.units);
   const unsigned update_blocks = blocks_for<kUpdateThreads>(work.tiles);
   const int64_t ratio_blocks = ceil_divide(work.tensors, kRatioThreads / kWarp);
   require(ratio_blocks < (int64_t{1} << 31), "more than 2^33 tensors in one launch");
-  if (unit_blocks > 0 && stage != LambStage::ratio_and_update) {
+  if (unit_blocks > 0 && which != LambLaunches::ratio_and_update) {
     launch_overlapped("the LAMB moments", follows_prologue, moments_kernel<kStorage>, unit_blocks,
                       kMomentsThreads, stream, work.units, tensors, gradients, scalars, work.partials);
   }
-  if (stage == LambStage::moments) return;
+  if (which == LambLaunches::moments) return;
   if (ratio_blocks > 0) {  // of tensors without elements, too
     ratio_kernel<RealOf<kStorage>><<<static_cast<unsigned>(ratio_blocks), kRatioThreads, 0, stream>>>(
         work.units_of, work.tensors, gradients, scalars, work.partials, work.ratios, work.averages);
@@ -296,9 +296,9 @@ void launch(const LambWork& work, const AdamTensor* tensors, const AdamGradient*
 
 void lamb_cuda(AdamStorage storage, const LambWork& work, const AdamTensor* tensors,
                const AdamGradient* gradients, const StepScalars* scalars, bool follows_prologue,
-               Stream stream, LambStage stage) {
+               Stream stream, LambLaunches which) {
   with_storage(storage, [&](auto chosen) {
-    launch<chosen()>(work, tensors, gradients, scalars, follows_prologue, stream, stage);
+    launch<chosen()>(work, tensors, gradients, scalars, follows_prologue, stream, which);
   });
 }
 

@@ -37,7 +37,7 @@ void adam_prologue_cuda(const StepGroup*, int64_t, int64_t*, StepScalars*, const
   refuse();
 }
 void lamb_cuda(AdamStorage, const LambWork&, const AdamTensor*, const AdamGradient*, const StepScalars*, bool,
-               Stream, LambStage) {
+               Stream, LambLaunches) {
   refuse();
 }
 void activation_cuda(const ActivationForward&, Stream) { refuse(); }

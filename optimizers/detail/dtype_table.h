@@ -12,7 +12,7 @@
 #include <pacer/device/detail/device_buffer.h>
 #include <pacer/kernels/adam.h>
 #include <pacer/kernels/norm.h>
-#include <pacer/optimizers/detail/lamb_stages.h>
+#include <pacer/optimizers/detail/lamb_kernels.h>
 #include <pacer/optimizers/detail/parameter_entry.h>
 #include <pacer/optimizers/detail/tile_loop.h>
 
@@ -27,7 +27,7 @@ class DtypeTable {
   void add(ParameterEntry& entry, size_t table);
   // Where the state is paged, the tiles and kernels of the update are a PagedTable's.
   void build_tiles(bool is_paged = false);
-  // After it, where the entries are parts of tensors: bounds as in LambStages::share_with.
+  // After it, where the entries are parts of tensors: bounds as in LambKernels::share_with.
   void share_with(const std::shared_ptr<Communicator>& ranks,
                   const std::vector<std::vector<int64_t>>& bounds) {
     if (lamb_) lamb_->share_with(ranks, bounds);
@@ -77,7 +77,7 @@ class DtypeTable {
   DeviceBuffer<kernels::AdamGradient> gradients_;
   TilesBySize tiles_;
   DeviceBuffer<Tile> units_;
-  std::optional<LambStages> lamb_;
+  std::optional<LambKernels> lamb_;
 };
 
 }  // namespace pacer::detail

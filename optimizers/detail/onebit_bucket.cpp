@@ -20,14 +20,14 @@ OneBitBucket::OneBitBucket(std::vector<OneBitTensor> tensors, std::unique_ptr<On
       variance_floor_(variance_floor),
       device_(device),
       layout_(exchange_ ? exchange_->layout() : kernels::OneBitLayout(counts_of(tensors_), 1)),
-      stages_(tensors_, layout_, device, sharers),
+      kernels_(tensors_, layout_, device, sharers),
       variance_(flat_zeros()),
       momentum_(flat_zeros()) {
   const auto options = at::TensorOptions().device(device_);
   floors_ = at::zeros({static_cast<int64_t>(tensors_.size())}, options.dtype(at::kFloat));
   total_ = at::zeros({1}, options.dtype(at::kDouble));
   if (rule != kernels::UpdateRule::lamb) return;
-  lamb_.emplace(tensors_, layout_, stages_.units(), device_, sharers);
+  lamb_.emplace(tensors_, layout_, kernels_.units(), device_, sharers);
   if (exchange_) exchange_->keep_former_mean();
 }
 
@@ -61,12 +61,12 @@ void OneBitBucket::take_over(const OneBitStates& states, const std::vector<Group
 }
 
 void OneBitBucket::set_floors(const kernels::GradientCheck* check) {
-  stages_.floors(variance_, variance_floor_, floors_, total_, control(check));
+  kernels_.floors(variance_, variance_floor_, floors_, total_, control(check));
 }
 
 void OneBitBucket::raise_floors(const at::Tensor& mean_variance) {
   const at::Tensor of_mean = mean_variance.mul(variance_floor_).neg().to(at::kFloat);
-  floors_.copy_(at::where(stages_.sums_of_variance().gt(0), floors_, of_mean));
+  floors_.copy_(at::where(kernels_.sums_of_variance().gt(0), floors_, of_mean));
 }
 
 // ---- A step. ----
@@ -92,7 +92,7 @@ void OneBitBucket::set_tensor(size_t i, const ParameterEntry& entry, const void*
   if (refresh_every_ > 0) {
     tensor.refresh = kernels::variance_refresh(settings.kernel.beta2, refresh_every_);
   }
-  stages_.set_tensor(i, tensor);
+  kernels_.set_tensor(i, tensor);
 }
 
 void OneBitBucket::prepare(const std::vector<GroupSettings>& settings) {
@@ -102,7 +102,7 @@ void OneBitBucket::prepare(const std::vector<GroupSettings>& settings) {
 
 kernels::OneBitAdamWork OneBitBucket::work(const kernels::StepScalars* scalars) const {
   kernels::OneBitAdamWork work{};
-  work.tensors = stages_.tensors();
+  work.tensors = kernels_.tensors();
   work.scalars = scalars;
   work.momentum_scales = lamb_ ? lamb_->momentum_scales().const_data_ptr<float>() : nullptr;
   work.floors = floors_.const_data_ptr<float>();
@@ -121,7 +121,7 @@ kernels::OneBitControl OneBitBucket::control(const kernels::GradientCheck* check
 void OneBitBucket::start(const kernels::StepScalars* scalars, const kernels::GradientCheck* check,
                          const at::Tensor& factor) {
   if (factor.defined()) scalars = with_factor(scalars, factor);
-  stages_.start(*exchange_, work(scalars), check, attempt_);
+  kernels_.start(*exchange_, work(scalars), check, attempt_);
 }
 
 const kernels::StepScalars* OneBitBucket::with_factor(const kernels::StepScalars* scalars,
@@ -129,7 +129,7 @@ const kernels::StepScalars* OneBitBucket::with_factor(const kernels::StepScalars
   using kernels::StepScalars;
   constexpr int64_t kPlace = offsetof(kernels::MomentScalars<float>, factor) / sizeof(float);
   auto* bytes = const_cast<unsigned char*>(scalars->bytes);
-  own_scalars_ = at::from_blob(bytes, {stages_.step_groups(), static_cast<int64_t>(sizeof(StepScalars))},
+  own_scalars_ = at::from_blob(bytes, {kernels_.step_groups(), static_cast<int64_t>(sizeof(StepScalars))},
                                at::TensorOptions().dtype(at::kByte).device(device_))
                      .clone();
   own_scalars_.view(at::kFloat).select(1, kPlace).copy_(factor);
@@ -146,14 +146,14 @@ void OneBitBucket::finish(const kernels::StepScalars* scalars, const kernels::Gr
 // `dense_before`: the momentum before this step, where it may be dense.
 void OneBitBucket::update(const kernels::StepScalars* scalars, const at::Tensor& dense_before, bool dense,
                           const kernels::OneBitControl& control) {
-  if (!lamb_) return stages_.update(work(scalars), dense, control);
-  OneBitLambStages::Before before;
+  if (!lamb_) return kernels_.update(work(scalars), dense, control);
+  OneBitLambKernels::Before before;
   before.dense = dense_before.defined() ? dense_before.const_data_ptr<float>() : nullptr;
   if (exchange_) {
     before.bits = exchange_->former_mean();
     before.status = exchange_->former_status();
   }
-  lamb_->step(stages_, work(scalars), before, dense, control);
+  lamb_->step(kernels_, work(scalars), before, dense, control);
 }
 
 void OneBitBucket::take_gradients(const kernels::StepScalars* scalars, const kernels::GradientCheck* check,
@@ -161,7 +161,7 @@ void OneBitBucket::take_gradients(const kernels::StepScalars* scalars, const ker
   const kernels::OneBitAdamWork before = work(scalars);
   dense_before_ = lamb_ && momentum_.defined() ? momentum_.clone() : at::Tensor();
   if (!momentum_.defined()) momentum_ = flat_zeros();
-  stages_.dense_momentum(before, momentum_.mutable_data_ptr<float>(), refresh, control(check));
+  kernels_.dense_momentum(before, momentum_.mutable_data_ptr<float>(), refresh, control(check));
   if (device_.is_cuda() && exchange_) exchange_->forget_mean(check);
   if (momentum_error_.defined()) add_momentum_error(check);
 }

@@ -16,9 +16,9 @@
 
 #include <pacer/compression/detail/onebit_exchange.h>
 #include <pacer/kernels/onebit_adam.h>
-#include <pacer/optimizers/detail/onebit_lamb_stages.h>
+#include <pacer/optimizers/detail/onebit_kernels.h>
+#include <pacer/optimizers/detail/onebit_lamb_kernels.h>
 #include <pacer/optimizers/detail/onebit_plan.h>
-#include <pacer/optimizers/detail/onebit_stages.h>
 #include <pacer/optimizers/detail/parameter_entry.h>
 #include <pacer/optimizers/named_tensors.h>
 
@@ -26,12 +26,12 @@ namespace pacer::detail {
 
 class OneBitBucket {
  public:
-  // `exchange` is null where nothing is compressed. `sharers` as for OneBitStages: norms, floors, scales of
+  // `exchange` is null where nothing is compressed. `sharers` as for OneBitKernels: norms, floors, scales of
   // momentum and factors are those of whole tensors.
   OneBitBucket(std::vector<OneBitTensor> tensors, std::unique_ptr<OneBitExchange> exchange,
                double variance_floor, kernels::UpdateRule rule, at::Device device,
                const std::shared_ptr<Communicator>& sharers = nullptr);
-  OneBitBucket(const OneBitBucket&) = delete;  // the stages refer to its tensors
+  OneBitBucket(const OneBitBucket&) = delete;  // kernels_ and lamb_ refer to its tensors
 
   const std::vector<OneBitTensor>& tensors() const { return tensors_; }
   at::Tensor variance_of(size_t tensor) const { return view(variance_, tensor); }
@@ -52,7 +52,7 @@ class OneBitBucket {
   void set_floors(const kernels::GradientCheck* check);
   // On the device, as set_floors() has left it; and of how many elements.
   const at::Tensor& sum_of_variance() const { return total_; }
-  int64_t elements() const { return stages_.elements(); }
+  int64_t elements() const { return kernels_.elements(); }
   // Tensors without any variance get the floor of this mean (fp64, one number) in place of the bucket's.
   void raise_floors(const at::Tensor& mean_variance);
 
@@ -62,11 +62,11 @@ class OneBitBucket {
   void begin(int64_t attempt, int64_t refresh_every);
   void set_tensor(size_t i, const ParameterEntry& entry, const void* gradient, const GroupSettings& settings);
   // Sends what set_tensor changed.
-  void send() { stages_.send(); }
+  void send() { kernels_.send(); }
   // The same, and what the rule needs.
   void prepare(const std::vector<GroupSettings>& settings);
   // *sum (on the device) = that of all stored gradients.
-  void sum_of_squares(double* sum) { stages_.sum_of_squares(sum); }
+  void sum_of_squares(double* sum) { kernels_.sum_of_squares(sum); }
 
   // A compressed step, in the parts of the exchange. Gradients are multiplied with `factor` (fp64, one number
   // on the device), and where it is undefined with that of the scalars.
@@ -114,8 +114,8 @@ class OneBitBucket {
   double variance_floor_;
   at::Device device_;
   kernels::OneBitLayout layout_;
-  OneBitStages stages_;
-  std::optional<OneBitLambStages> lamb_;
+  OneBitKernels kernels_;
+  std::optional<OneBitLambKernels> lamb_;
   int64_t attempt_ = 0;
   int64_t refresh_every_ = 0;
   at::Tensor variance_;  // fp32, flat

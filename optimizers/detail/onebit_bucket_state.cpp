@@ -89,7 +89,7 @@ at::Tensor OneBitBucket::momentum() const {
   const c10::DeviceGuard guard(device_);
   const bool dense = momentum_.defined() && !(device_.is_cuda() && exchange_ && exchange_->has_mean());
   if (dense) return momentum_;
-  const at::Tensor decoded = stages_.decode(work(nullptr), control(nullptr));
+  const at::Tensor decoded = kernels_.decode(work(nullptr), control(nullptr));
   if (lamb_ && device_.is_cuda()) lamb_->unscale(decoded);
   return decoded;
 }

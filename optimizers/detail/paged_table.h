@@ -49,7 +49,7 @@ class PagedTable {
     size_t first_tile;
     int64_t large_tiles;  // as in TilesBySize
     int64_t tiles;
-    std::optional<LambStages> lamb;
+    std::optional<LambKernels> lamb;
   };
   void add_tiles(const std::vector<PagedPiece>& pieces, Launch& launch);
 

@@ -59,11 +59,11 @@ void ParameterShards::State::begin(const Pass& pass) {
   std::vector<char> absent;
   set_absent(pass.absent, absent);
   set_absent(options_.reduce_every_backward() ? pass.absent : pass.absent_in_all, absent_in_all_);
-  stages_.assign(parts_.size(), Stage::awaited);
+  gradient_states_.assign(parts_.size(), GradientState::awaited);
   for (Unit& unit : units_) unit.awaited = unit.members.size();
   for (size_t i = 0; i < parts_.size(); ++i) {
     if (!absent[i] && unit_of(i).is_trained) continue;
-    stages_[i] = Stage::absent;
+    gradient_states_[i] = GradientState::absent;
     --unit_of(i).awaited;
   }
   next_ = 0;
@@ -78,13 +78,14 @@ void ParameterShards::State::land(size_t position) {
   count_landed(position);
   if (!active_) return;  // a pass of somebody else's, whose gradients stay where they are
   const Part& part = parts_[position];
-  require(stages_[position] == Stage::awaited || next_ <= unit_of_[position], "parameter ", part.name,
+  require(gradient_states_[position] == GradientState::awaited || next_ <= unit_of_[position], "parameter ",
+          part.name,
           " received a gradient after its unit had been sent; a layer that LayerDrop drops must not be used "
           "elsewhere, and a parameter must not get gradients twice in one backward");
   detail::check_dense(part.name, part.parameter.grad());
   copy_gradient(position);
-  if (stages_[position] == Stage::awaited) --unit_of(position).awaited;
-  stages_[position] = Stage::landed;
+  if (gradient_states_[position] == GradientState::awaited) --unit_of(position).awaited;
+  gradient_states_[position] = GradientState::landed;
   was_reached_[position] = 1;
   send_full_units();
 }
@@ -94,7 +95,7 @@ void ParameterShards::State::copy_gradient(size_t position) {
   const at::NoGradGuard no_grad;
   at::Tensor& gradient = parts_[position].parameter.mutable_grad();
   const at::Tensor place = place_of(position);
-  const bool adds = stages_[position] == Stage::landed || has_contributed_[position];
+  const bool adds = gradient_states_[position] == GradientState::landed || has_contributed_[position];
   adds ? place.add_(gradient) : place.copy_(gradient);
   gradient.reset();
   has_contributed_[position] = !options_.reduce_every_backward();
@@ -117,13 +118,14 @@ void ParameterShards::State::send_full_units() {
 void ParameterShards::State::send(Unit& unit) {
   if (!unit.is_trained) return;
   const bool is_absent = std::all_of(unit.members.begin(), unit.members.end(), [&](size_t position) {
-    return absent_in_all_[position] != 0 && stages_[position] != Stage::landed;
+    return absent_in_all_[position] != 0 && gradient_states_[position] != GradientState::landed;
   });
   if (is_absent) return;
   const at::NoGradGuard no_grad;
   note_sum(unit);
   for (const size_t position : unit.members) {
-    if (stages_[position] != Stage::landed && !has_contributed_[position]) place_of(position).zero_();
+    if (gradient_states_[position] != GradientState::landed && !has_contributed_[position])
+      place_of(position).zero_();
   }
   unit.landing = unit.landing.to(unit.gradient.scalar_type());  // rounds what added up in fp32
   // As a tensor: a plain number would be rounded to the gradients' dtype first.
@@ -149,7 +151,8 @@ void ParameterShards::State::add_over_replicas(Unit& unit) {
 void ParameterShards::State::require_all_reached() const {
   std::vector<std::string> missed;
   for (size_t i = 0; i < parts_.size(); ++i) {
-    if (stages_[i] == Stage::awaited && was_reached_[i] == 0) missed.push_back(parts_[i].name);
+    if (gradient_states_[i] == GradientState::awaited && was_reached_[i] == 0)
+      missed.push_back(parts_[i].name);
   }
   detail::require_all_reached(missed, parts_.size());
 }

@@ -83,7 +83,7 @@ class ParameterShards::State : public std::enable_shared_from_this<State> {
     Unit* user = nullptr;
   };
   // How far a parameter of the pass under way is: `absent` ones are not awaited.
-  enum class Stage : char { awaited, absent, landed };
+  enum class GradientState : char { awaited, absent, landed };
 
   void add_part(const NamedParameter& parameter);
   void make_units();
@@ -144,7 +144,7 @@ class ParameterShards::State : public std::enable_shared_from_this<State> {
   std::mutex mutex_;  // hooks run on autograd's threads
   bool active_ = false;
   Pass pass_;
-  std::vector<Stage> stages_;          // by position
+  std::vector<GradientState> gradient_states_;  // by position
   std::vector<char> has_contributed_;  // by position: in a pass since the last update; whole gradients only
   std::vector<char> was_reached_;      // by position: by a pass since the last update
   std::vector<char> absent_in_all_;    // by position

@@ -59,7 +59,7 @@ void ParameterShards::State::gather_until_landed(size_t group, size_t passes) {
   for (const Unit& unit : units_) {
     if (unit.group != group || !unit.is_trained) continue;
     for (const size_t position : unit.members) {
-      landings += !active_ || stages_[position] == Stage::awaited;
+      landings += !active_ || gradient_states_[position] == GradientState::awaited;
     }
   }
   gather_values(group);

@@ -33,7 +33,7 @@ class GateBlocks : public BlockWrapper {
 LayerDropHook::~LayerDropHook() {
   if (!parts_) return;
   gates_->in_use_ = false;
-  if (gates_->blocks()) gates_->blocks().ptr()->unwrap(BlockStage::drop);
+  if (gates_->blocks()) gates_->blocks().ptr()->unwrap(WrapperLevel::drop);
 }
 
 void LayerDropHook::attach(SessionParts& parts) {
@@ -47,7 +47,7 @@ void LayerDropHook::attach(SessionParts& parts) {
     require(gates_->layers() == static_cast<int64_t>(blocks->size()), "this LayerDrop was made for ",
             gates_->layers(), " blocks, but there are ", blocks->size(),
             " now; make it after the last push_back");
-    blocks.ptr()->wrap(BlockStage::drop, std::make_shared<GateBlocks>(gates_));
+    blocks.ptr()->wrap(WrapperLevel::drop, std::make_shared<GateBlocks>(gates_));
   } else {
     require(
         is_part_of(parts.model(), *gates_),

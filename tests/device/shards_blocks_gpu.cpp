@@ -44,11 +44,11 @@ struct Gathered {
     shards->keep_parts();
     gathers = std::make_shared<detail::BlockGathers>(shards, groups.size(),
                                                      detail::BlockGathersOptions{prefetch, false});
-    stack->blocks->wrap(BlockStage::gather,
+    stack->blocks->wrap(WrapperLevel::gather,
                         std::make_shared<detail::GatherWrapper>(gathers, 0, groups.size()));
     for (size_t i = 0; i < groups.size(); ++i) order.push_back(i);
   }
-  ~Gathered() { stack->blocks->unwrap(BlockStage::gather); }
+  ~Gathered() { stack->blocks->unwrap(WrapperLevel::gather); }
 
   // Forward, backward, and a step of gradient descent.
   Tensor step(const Tensor& x, bool recomputes = false) {

@@ -145,7 +145,7 @@ TEST_CASE("Blocks is a ModuleList whose blocks are called by their own functions
 
   SECTION("a clone is a stack of its own, without hooks") {
     Blocks blocks(torch::nn::Linear(3, 3), torch::nn::Linear(3, 3));
-    blocks->wrap(BlockStage::recompute, nullptr);
+    blocks->wrap(WrapperLevel::recompute, nullptr);
     const auto copy = std::dynamic_pointer_cast<BlocksImpl>(blocks->clone());
     REQUIRE(copy != nullptr);
     REQUIRE(copy->size() == 2);

@@ -1,4 +1,4 @@
-#include <pacer/optimizers/detail/onebit_stages.h>
+#include <pacer/optimizers/detail/onebit_kernels.h>
 
 #include <algorithm>
 
@@ -19,8 +19,8 @@ using kernels::AdamStorage;
 using kernels::OneBitAdamWork;
 using kernels::OneBitControl;
 
-OneBitStages::OneBitStages(const std::vector<OneBitTensor>& tensors, const kernels::OneBitLayout& layout,
-                           at::Device device, const std::shared_ptr<Communicator>& sharers)
+OneBitKernels::OneBitKernels(const std::vector<OneBitTensor>& tensors, const kernels::OneBitLayout& layout,
+                             at::Device device, const std::shared_ptr<Communicator>& sharers)
     : device_(device),
       layout_(layout),
       rows_(layout_.rows()),
@@ -33,22 +33,22 @@ OneBitStages::OneBitStages(const std::vector<OneBitTensor>& tensors, const kerne
   if (device_.is_cuda()) make_tables(tensors);
 }
 
-int64_t OneBitStages::step_groups() const {
+int64_t OneBitKernels::step_groups() const {
   int64_t last = 0;
   for (const kernels::OneBitAdamTensor& tensor : tensors_.host()) last = std::max(last, tensor.scalars);
   return last + 1;
 }
 
-int64_t OneBitStages::elements() const {
+int64_t OneBitKernels::elements() const {
   return shared_units_ ? shared_units_->elements() : rows_.real_elements();
 }
 
 // Of whole tensors, here and on other ranks.
-at::Tensor OneBitStages::all_partials() const {
+at::Tensor OneBitKernels::all_partials() const {
   return shared_units_ ? shared_units_->gather(partials_.view({1, -1})).view({-1}) : partials_;
 }
 
-void OneBitStages::make_tables(const std::vector<OneBitTensor>& tensors) {
+void OneBitKernels::make_tables(const std::vector<OneBitTensor>& tensors) {
   const auto table_of = [&](AdamStorage storage) -> Table& {
     for (Table& table : tables_) {
       if (table.storage == storage) return table;
@@ -81,7 +81,7 @@ void OneBitStages::make_tables(const std::vector<OneBitTensor>& tensors) {
   units_of_.send(device_);
 }
 
-void OneBitStages::set_tensor(size_t i, const kernels::OneBitAdamTensor& tensor) {
+void OneBitKernels::set_tensor(size_t i, const kernels::OneBitAdamTensor& tensor) {
   kernels::OneBitAdamTensor& current = tensors_.host()[i];
   if (current == tensor) return;
   current = tensor;
@@ -91,25 +91,25 @@ void OneBitStages::set_tensor(size_t i, const kernels::OneBitAdamTensor& tensor)
   gradients_.mark_changed();
 }
 
-void OneBitStages::send() {
+void OneBitKernels::send() {
   tensors_.send(device_);
   gradients_.send(device_);
 }
 
 template <class F>
-void OneBitStages::for_units(const F& f) const {
+void OneBitKernels::for_units(const F& f) const {
   at::parallel_for(0, rows_.units(), 1, [&](int64_t begin, int64_t end) {
     for (int64_t unit = begin; unit < end; ++unit) f(unit);
   });
 }
 
-kernels::OneBitAdamRows OneBitStages::rows_of(const OneBitAdamWork& work) const {
+kernels::OneBitAdamRows OneBitKernels::rows_of(const OneBitAdamWork& work) const {
   return {work, rows_.pieces.data(), rows_.first.data(), rows_.count(), rows_.extent};
 }
 
 // ---- Sums ----
 
-void OneBitStages::sum_of_squares(double* sum) {
+void OneBitKernels::sum_of_squares(double* sum) {
   auto* partials = partials_.mutable_data_ptr<double>();
   if (device_.is_cpu()) {
     for_each_tile(units_, [&](int64_t u) {
@@ -131,8 +131,8 @@ void OneBitStages::sum_of_squares(double* sum) {
   kernels::sum_partials_cuda(all.const_data_ptr<double>(), all.numel(), sum, stream);
 }
 
-void OneBitStages::floors(const at::Tensor& variance, double share, const at::Tensor& floors,
-                          const at::Tensor& total, const OneBitControl& control) {
+void OneBitKernels::floors(const at::Tensor& variance, double share, const at::Tensor& floors,
+                           const at::Tensor& total, const OneBitControl& control) {
   auto* variances = variance.mutable_data_ptr<float>();
   if (device_.is_cpu()) {
     return floors_on_cpu(variances, share, floors.mutable_data_ptr<float>(),
@@ -162,7 +162,7 @@ void OneBitStages::floors(const at::Tensor& variance, double share, const at::Te
   onebit_floors_cuda(work, control, stream);
 }
 
-void OneBitStages::floors_on_cpu(const float* variance, double share, float* floors, double* total) const {
+void OneBitKernels::floors_on_cpu(const float* variance, double share, float* floors, double* total) const {
   const kernels::FullDenormals full_denormals;
   const size_t tensors = layout_.counts().size();
   std::vector<const float*> arrays;
@@ -180,8 +180,8 @@ void OneBitStages::floors_on_cpu(const float* variance, double share, float* flo
 
 // ---- The step ----
 
-void OneBitStages::start(OneBitExchange& exchange, const OneBitAdamWork& work,
-                         const kernels::GradientCheck* check, int64_t step) const {
+void OneBitKernels::start(OneBitExchange& exchange, const OneBitAdamWork& work,
+                          const kernels::GradientCheck* check, int64_t step) const {
   const kernels::OneBitAdamRows rows = rows_of(work);
   const kernels::OneBitStorage storage{tables_.size() == 1,
                                        tables_.empty() ? AdamStorage::f32 : tables_.front().storage};
@@ -196,8 +196,8 @@ void OneBitStages::start(OneBitExchange& exchange, const OneBitAdamWork& work,
   exchange.start(input, step);
 }
 
-void OneBitStages::dense_momentum(const OneBitAdamWork& work, float* momentum, bool refresh,
-                                  const OneBitControl& control) const {
+void OneBitKernels::dense_momentum(const OneBitAdamWork& work, float* momentum, bool refresh,
+                                   const OneBitControl& control) const {
   if (device_.is_cpu()) {
     const kernels::OneBitAdamRows rows = rows_of(work);
     for_units([&](int64_t unit) {
@@ -212,7 +212,7 @@ void OneBitStages::dense_momentum(const OneBitAdamWork& work, float* momentum, b
   }
 }
 
-void OneBitStages::update(const OneBitAdamWork& work, bool dense, const OneBitControl& control) const {
+void OneBitKernels::update(const OneBitAdamWork& work, bool dense, const OneBitControl& control) const {
   if (device_.is_cpu()) {
     const kernels::OneBitAdamRows rows = rows_of(work);
     for_units([&](int64_t unit) { onebit_update_cpu(rows, unit); });
@@ -223,7 +223,7 @@ void OneBitStages::update(const OneBitAdamWork& work, bool dense, const OneBitCo
   }
 }
 
-at::Tensor OneBitStages::decode(const OneBitAdamWork& work, const OneBitControl& control) const {
+at::Tensor OneBitKernels::decode(const OneBitAdamWork& work, const OneBitControl& control) const {
   const at::Tensor momentum =
       at::zeros({layout_.length()}, at::TensorOptions().dtype(at::kFloat).device(device_));
   auto* to = momentum.mutable_data_ptr<float>();

@@ -11,7 +11,7 @@
 #include <pacer/device/detail/device_buffer.h>
 #include <pacer/kernels/onebit_lamb.h>
 #include <pacer/optimizers/detail/named_views.h>
-#include <pacer/optimizers/detail/onebit_stages.h>
+#include <pacer/optimizers/detail/onebit_kernels.h>
 #include <pacer/optimizers/named_tensors.h>
 
 namespace pacer::detail {
@@ -21,7 +21,7 @@ namespace pacer::detail {
 double mean_trust(const at::Tensor& trust_average);
 double corrected_trust(const at::Tensor& trust_average, const kernels::RuleSettings& settings);
 
-// Takes what OneBitLambStages::export_state wrote out of the state.
+// Takes what OneBitLambKernels::export_state wrote out of the state.
 NamedTensors take_lamb_state(NamedTensors& state);
 // Whether the name is that of one of the two single numbers that export_state writes for a tensor.
 bool is_lamb_number(const std::string& name);
@@ -29,13 +29,13 @@ bool is_lamb_number(const std::string& name);
 void cut_lamb_state(const std::vector<OneBitTensor>& tensors, const std::vector<OneBitTensor>& whole,
                     int rank, NamedTensors& state);
 
-class OneBitLambStages {
+class OneBitLambKernels {
  public:
-  // `tensors` stay where they are, only their names may change. `units`: those of the OneBitStages, `sharers`
-  // as there.
-  OneBitLambStages(const std::vector<OneBitTensor>& tensors, const kernels::OneBitLayout& layout,
-                   const std::vector<Tile>& units, at::Device device,
-                   const std::shared_ptr<Communicator>& sharers);
+  // `tensors` stay where they are, only their names may change. `units`: those of the OneBitKernels,
+  // `sharers` as there.
+  OneBitLambKernels(const std::vector<OneBitTensor>& tensors, const kernels::OneBitLayout& layout,
+                    const std::vector<Tile>& units, at::Device device,
+                    const std::shared_ptr<Communicator>& sharers);
 
   // Begins at the freeze, from the flat buffers and floors of the tensors; states' trust averages become
   // final. Waits for a GPU.
@@ -62,7 +62,7 @@ class OneBitLambStages {
     const kernels::OneBitStatus* status = nullptr;
   };
   // The parameters take the step, with the dense momentum of `now` where `dense`.
-  void step(const OneBitStages& stages, const kernels::OneBitAdamWork& now, const Before& before, bool dense,
+  void step(const OneBitKernels& adam, const kernels::OneBitAdamWork& now, const Before& before, bool dense,
             const kernels::OneBitControl& control) const;
 
  private:

@@ -15,18 +15,18 @@
 
 namespace pacer::detail {
 
-class LambStages {
+class LambKernels {
  public:
   // For tensors of these element counts, in the order of the table. Ratios are 1 before the first step.
   // averages[i] of the ratios of tensor i, in the memory of its state; null where it has none.
-  LambStages(kernels::AdamStorage storage, const std::vector<int64_t>& counts,
-             std::vector<kernels::LambAverage*> averages, at::Device device);
+  LambKernels(kernels::AdamStorage storage, const std::vector<int64_t>& counts,
+              std::vector<kernels::LambAverage*> averages, at::Device device);
   // The tensors are parts of whole ones, whose other parts these ranks have: elements bounds[i][r] ...
   // bounds[i][r + 1] - 1 of tensor i are rank r's. Bounds are multiples of a unit.
   void share_with(const std::shared_ptr<Communicator>& ranks,
                   const std::vector<std::vector<int64_t>>& bounds);
 
-  // Sends what the stages need to the GPU, where it changed.
+  // Sends what the kernels need to the GPU, where it changed.
   void send();
 
   // A step of every tensor whose gradient is not null. Pointers are host or device memory, as the device is.

@@ -1,4 +1,4 @@
-#include <pacer/optimizers/detail/onebit_lamb_stages.h>
+#include <pacer/optimizers/detail/onebit_lamb_kernels.h>
 
 #include <cmath>
 
@@ -62,9 +62,9 @@ NamedTensors take_lamb_state(NamedTensors& state) {
   return taken;
 }
 
-OneBitLambStages::OneBitLambStages(const std::vector<OneBitTensor>& tensors,
-                                   const kernels::OneBitLayout& layout, const std::vector<Tile>& units,
-                                   at::Device device, const std::shared_ptr<Communicator>& sharers)
+OneBitLambKernels::OneBitLambKernels(const std::vector<OneBitTensor>& tensors,
+                                     const kernels::OneBitLayout& layout, const std::vector<Tile>& units,
+                                     at::Device device, const std::shared_ptr<Communicator>& sharers)
     : tensors_(tensors), device_(device), layout_(layout) {
   const auto count = static_cast<int64_t>(tensors.size());
   const auto floats = at::TensorOptions().dtype(at::kFloat).device(device);
@@ -82,9 +82,9 @@ OneBitLambStages::OneBitLambStages(const std::vector<OneBitTensor>& tensors,
   for (const TileRange& of_tensor : units_of) table_.host().push_back({of_tensor, {}});
 }
 
-void OneBitLambStages::freeze(const OneBitStates& states, const std::vector<GroupSettings>& settings,
-                              const at::Tensor& variance, const at::Tensor& momentum,
-                              const at::Tensor& floors) {
+void OneBitLambKernels::freeze(const OneBitStates& states, const std::vector<GroupSettings>& settings,
+                               const at::Tensor& variance, const at::Tensor& momentum,
+                               const at::Tensor& floors) {
   std::vector<const float*> arrays;
   for (size_t i = 0; i < tensors_.size(); ++i) {
     arrays.push_back(momentum.const_data_ptr<float>() + layout_.offset(i));
@@ -115,7 +115,7 @@ void OneBitLambStages::freeze(const OneBitStates& states, const std::vector<Grou
   }
 }
 
-NamedViews OneBitLambStages::saved_views() const {
+NamedViews OneBitLambKernels::saved_views() const {
   NamedViews views;
   for (size_t i = 0; i < tensors_.size(); ++i) {
     const auto place = static_cast<int64_t>(i);
@@ -127,9 +127,9 @@ NamedViews OneBitLambStages::saved_views() const {
   return views;
 }
 
-void OneBitLambStages::export_state(NamedTensors& state) const { save_views(saved_views(), state); }
+void OneBitLambKernels::export_state(NamedTensors& state) const { save_views(saved_views(), state); }
 
-void OneBitLambStages::import_state(const OneBitStates& states, const NamedTensors& state) {
+void OneBitLambKernels::import_state(const OneBitStates& states, const NamedTensors& state) {
   load_views(saved_views(), state,
              {"the state to load is frozen, but has no \"", "\"; load one that a OneBitLamb has saved", "",
               "\", which fits no compressed parameter; build the same parameters and options"});
@@ -138,7 +138,7 @@ void OneBitLambStages::import_state(const OneBitStates& states, const NamedTenso
   }
 }
 
-void OneBitLambStages::configure(const std::vector<GroupSettings>& settings) {
+void OneBitLambKernels::configure(const std::vector<GroupSettings>& settings) {
   for (size_t i = 0; i < tensors_.size(); ++i) {
     const kernels::LambFactorBounds& wanted = settings[tensors_[i].group].factor_bounds;
     kernels::LambFactorBounds& current = table_.host()[i].bounds;
@@ -149,18 +149,18 @@ void OneBitLambStages::configure(const std::vector<GroupSettings>& settings) {
   table_.send(device_);
 }
 
-void OneBitLambStages::unscale(const at::Tensor& flat) const {
+void OneBitLambKernels::unscale(const at::Tensor& flat) const {
   for (size_t i = 0; i < tensors_.size(); ++i) {
     tensors_[i].view(flat, layout_.offset(i)).div_(momentum_scales_.select(0, static_cast<int64_t>(i)));
   }
 }
 
-kernels::OneBitLambPartials OneBitLambStages::partials() const {
+kernels::OneBitLambPartials OneBitLambKernels::partials() const {
   auto* sums = sums_.mutable_data_ptr<double>();
   return {ratios_.mutable_data_ptr<float>(), sums, sums + sums_.size(1)};
 }
 
-kernels::OneBitLambPartials OneBitLambStages::all_partials(at::Tensor (&held)[2]) const {
+kernels::OneBitLambPartials OneBitLambKernels::all_partials(at::Tensor (&held)[2]) const {
   if (!shared_units_) return partials();
   const at::Tensor own = at::cat({ratios_.to(at::kDouble).unsqueeze(0), sums_});
   held[0] = shared_units_->gather(own);
@@ -170,8 +170,8 @@ kernels::OneBitLambPartials OneBitLambStages::all_partials(at::Tensor (&held)[2]
   return {held[1].mutable_data_ptr<float>(), sums + units, sums + 2 * units};
 }
 
-void OneBitLambStages::step(const OneBitStages& stages, const kernels::OneBitAdamWork& now,
-                            const Before& before, bool dense, const kernels::OneBitControl& control) const {
+void OneBitLambKernels::step(const OneBitKernels& adam, const kernels::OneBitAdamWork& now,
+                             const Before& before, bool dense, const kernels::OneBitControl& control) const {
   kernels::OneBitLambWork work{};
   work.now = now;
   work.dense_before = before.dense;
@@ -187,18 +187,18 @@ void OneBitLambStages::step(const OneBitStages& stages, const kernels::OneBitAda
   const auto tensors = static_cast<int64_t>(table_.host().size());
   if (device_.is_cuda()) {
     const kernels::Stream stream = current_stream(device_);
-    for (const OneBitStages::Table& table : stages.tables()) {
+    for (const OneBitKernels::Table& table : adam.tables()) {
       onebit_lamb_moments_cuda(table.storage, table.units.pointer(), table.unit_places.pointer(),
                                static_cast<int64_t>(table.units.host().size()), work, dense, control, stream);
     }
     work.partials = all_partials(held);
     onebit_lamb_factors_cuda(tensors, work, control, stream);
-    for (const OneBitStages::Table& table : stages.tables()) {
+    for (const OneBitKernels::Table& table : adam.tables()) {
       onebit_lamb_update_cuda(table.storage, table.tiles.view(), work, dense, control, stream);
     }
     return;
   }
-  const std::vector<Tile>& units = stages.units();
+  const std::vector<Tile>& units = adam.units();
   for_each_tile(units, [&](int64_t u) { onebit_lamb_moments_cpu(work, units[static_cast<size_t>(u)], u); });
   work.partials = all_partials(held);
   for (int64_t tensor = 0; tensor < tensors; ++tensor) onebit_lamb_factor_cpu(work, tensor);

@@ -1,4 +1,4 @@
-#include <pacer/optimizers/detail/lamb_stages.h>
+#include <pacer/optimizers/detail/lamb_kernels.h>
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
@@ -12,8 +12,8 @@ namespace pacer::detail {
 
 using kernels::LambRatio;
 
-LambStages::LambStages(kernels::AdamStorage storage, const std::vector<int64_t>& counts,
-                       std::vector<kernels::LambAverage*> averages, at::Device device)
+LambKernels::LambKernels(kernels::AdamStorage storage, const std::vector<int64_t>& counts,
+                         std::vector<kernels::LambAverage*> averages, at::Device device)
     : storage_(storage), device_(device) {
   averages_.host() = std::move(averages);
   std::vector<Tile>& units = units_.buffer.host();
@@ -28,8 +28,8 @@ LambStages::LambStages(kernels::AdamStorage storage, const std::vector<int64_t>&
   ratios_ = at::ones({static_cast<int64_t>(counts.size()), 2}, doubles);
 }
 
-void LambStages::share_with(const std::shared_ptr<Communicator>& ranks,
-                            const std::vector<std::vector<int64_t>>& bounds) {
+void LambKernels::share_with(const std::shared_ptr<Communicator>& ranks,
+                             const std::vector<std::vector<int64_t>>& bounds) {
   shared_units_ = std::make_unique<SharedUnits>(ranks, bounds, device_);
   const std::vector<TileRange> own_units = std::exchange(units_of_.host(), shared_units_->units_of());
   std::vector<int64_t> in_order;
@@ -40,27 +40,27 @@ void LambStages::share_with(const std::shared_ptr<Communicator>& ranks,
   in_order_ = at::tensor(in_order, at::kLong).to(device_);
 }
 
-void LambStages::send() {
+void LambKernels::send() {
   units_.buffer.send(device_);
   units_of_.send(device_);
   averages_.send(device_);
 }
 
-kernels::LambPartials LambStages::partials() const {
+kernels::LambPartials LambKernels::partials() const {
   auto* sums = static_cast<double*>(sums_.mutable_data_ptr());
   return {sums, sums + sums_.size(1)};
 }
 
-LambRatio* LambStages::ratios() const { return static_cast<LambRatio*>(ratios_.mutable_data_ptr()); }
+LambRatio* LambKernels::ratios() const { return static_cast<LambRatio*>(ratios_.mutable_data_ptr()); }
 
-kernels::LambPartials LambStages::gathered() {
+kernels::LambPartials LambKernels::gathered() {
   if (!shared_units_) return partials();
   all_sums_ = shared_units_->gather(sums_.index_select(1, in_order_));
   auto* sums = static_cast<double*>(all_sums_.mutable_data_ptr());
   return {sums, sums + all_sums_.size(1)};
 }
 
-void LambStages::step_on_cpu(const Step& step) {
+void LambKernels::step_on_cpu(const Step& step) {
   const std::vector<Tile>& units = units_.buffer.host();
   kernels::LambPartials sums = partials();
   LambRatio* const ratio = ratios();
@@ -81,25 +81,25 @@ void LambStages::step_on_cpu(const Step& step) {
   });
 }
 
-void LambStages::step(const Step& step, const kernels::AdamTiles& tiles, bool follows_prologue) {
+void LambKernels::step(const Step& step, const kernels::AdamTiles& tiles, bool follows_prologue) {
   if (device_.is_cpu()) return step_on_cpu(step);
   step_on_cuda(step, tiles, follows_prologue);
 }
 
-void LambStages::step_on_cuda(const Step& step, const kernels::AdamTiles& tiles, bool follows_prologue) {
+void LambKernels::step_on_cuda(const Step& step, const kernels::AdamTiles& tiles, bool follows_prologue) {
   kernels::LambWork work{units_.view(), tiles,    units_of_.pointer(), ratios_.size(0),
                          partials(),    ratios(), averages_.pointer()};
-  const auto run = [&](kernels::LambStage stage) {
+  const auto run = [&](kernels::LambLaunches which) {
     kernels::lamb_cuda(storage_, work, step.tensors, step.gradients, step.scalars, follows_prologue,
-                       current_stream(device_), stage);
+                       current_stream(device_), which);
   };
-  if (!shared_units_) return run(kernels::LambStage::all);
-  run(kernels::LambStage::moments);
+  if (!shared_units_) return run(kernels::LambLaunches::all);
+  run(kernels::LambLaunches::moments);
   work.partials = gathered();
-  run(kernels::LambStage::ratio_and_update);
+  run(kernels::LambLaunches::ratio_and_update);
 }
 
-double LambStages::ratio(size_t position) const {
+double LambKernels::ratio(size_t position) const {
   return ratios_.select(0, static_cast<int64_t>(position)).select(0, 0).item<double>();
 }
 

@@ -17,12 +17,12 @@
 
 namespace pacer::detail {
 
-class OneBitStages {
+class OneBitKernels {
  public:
   // `sharers`: the ranks that have the other parts of the tensors; null where these are whole. Sums are then
   // those of whole tensors, for which all of them call alike.
-  OneBitStages(const std::vector<OneBitTensor>& tensors, const kernels::OneBitLayout& layout,
-               at::Device device, const std::shared_ptr<Communicator>& sharers = nullptr);
+  OneBitKernels(const std::vector<OneBitTensor>& tensors, const kernels::OneBitLayout& layout,
+                at::Device device, const std::shared_ptr<Communicator>& sharers = nullptr);
 
   // What changes from step to step, and its way to the device.
   void set_tensor(size_t i, const kernels::OneBitAdamTensor& tensor);
