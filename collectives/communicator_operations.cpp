@@ -18,9 +18,9 @@
 
 namespace pacer {
 
-using detail::OperationPart;
-using detail::OperationParts;
 using detail::Transport;
+using detail::TransportCall;
+using detail::TransportCalls;
 
 namespace {
 
@@ -58,11 +58,11 @@ void check_gathered(const char* operation, const at::Tensor& output, const at::T
 // Of an all_reduce of so many bytes.
 int64_t all_reduce_traffic(int64_t bytes, int64_t ranks) { return 2 * (ranks - 1) * bytes / ranks; }
 
-// One behind the other; what is left to do after each is a part of its own.
-void append(OperationParts& chain, OperationParts next) {
-  for (OperationPart& part : next.parts) chain.parts.push_back(std::move(part));
+// One behind the other; what is left to do after each is a call of its own.
+void append(TransportCalls& chain, TransportCalls next) {
+  for (TransportCall& call : next.calls) chain.calls.push_back(std::move(call));
   if (!next.after) return;
-  chain.parts.emplace_back([after = std::move(next.after)](Transport&, Milliseconds) {
+  chain.calls.emplace_back([after = std::move(next.after)](Transport&, Milliseconds) {
     after();
     return detail::TransportWorkPtr();
   });
@@ -96,7 +96,7 @@ Work Communicator::all_reduce(const at::Tensor& tensor, const CollectiveOptions&
                          detail::ordered_all_reduce(tensor, rank(), world_size()));
   }
   return state_->start("all_reduce", all_reduce_traffic(bytes_of(tensor), ranks), options,
-                       OperationPart([=](Transport& transport, Milliseconds timeout) {
+                       TransportCall([=](Transport& transport, Milliseconds timeout) {
                          return transport.all_reduce(tensor, timeout);
                        }));
 }
@@ -124,14 +124,14 @@ Work Communicator::all_reduce_coalesced(const std::vector<at::Tensor>& tensors,
   const int64_t ranks = world_size();
   const bool ordered = state_->needs_ordered_sum(options);
   int64_t bytes = 0;
-  OperationParts chain;
+  TransportCalls chain;
   for (const at::Tensor& tensor : parts) {
     const int64_t elements = ordered ? round_up(tensor.numel(), ranks) : tensor.numel();
     bytes += elements * static_cast<int64_t>(tensor.element_size());
     if (ordered) append(chain, detail::ordered_all_reduce(tensor, rank(), world_size()));
   }
   if (!ordered) {
-    chain.parts.emplace_back([parts](Transport& transport, Milliseconds timeout) {
+    chain.calls.emplace_back([parts](Transport& transport, Milliseconds timeout) {
       return transport.all_reduce_coalesced(parts, timeout);
     });
   }
@@ -158,10 +158,10 @@ Work Communicator::all_reduce_coalesced(const std::vector<at::Tensor>& tensors, 
     rounded.push_back(wire.narrow(0, begin, tensor.numel()).view(tensor.sizes()));
     begin += round_up(tensor.numel(), kWireAlignment);
   }
-  OperationParts chain = OperationPart(
+  TransportCalls chain = TransportCall(
       [=](Transport& transport, Milliseconds timeout) { return transport.all_reduce(wire, timeout); });
   if (state_->needs_ordered_sum(options)) chain = detail::ordered_all_reduce(wire, rank(), world_size());
-  chain.parts.front() = [=, send = chain.parts.front()](Transport& transport, Milliseconds timeout) {
+  chain.calls.front() = [=, send = chain.calls.front()](Transport& transport, Milliseconds timeout) {
     const at::NoGradGuard no_grad;
     at::_foreach_copy_(rounded, tensors);
     return send(transport, timeout);
@@ -184,11 +184,11 @@ Work Communicator::reduce_scatter(const at::Tensor& output, const at::Tensor& in
           " elements, of the same dtype; it has ", input.numel());
   compare("reduce_scatter", output, output.numel(), 0, options);
   if (output.numel() == 0) return {};
-  OperationParts parts = OperationPart([=](Transport& transport, Milliseconds timeout) {
+  TransportCalls calls = TransportCall([=](Transport& transport, Milliseconds timeout) {
     return transport.reduce_scatter(output, input, timeout);
   });
-  if (state_->needs_ordered_sum(options)) parts = detail::ordered_reduce_scatter(output, input, world_size());
-  return state_->start("reduce_scatter", bytes_of(output) * (world_size() - 1), options, std::move(parts));
+  if (state_->needs_ordered_sum(options)) calls = detail::ordered_reduce_scatter(output, input, world_size());
+  return state_->start("reduce_scatter", bytes_of(output) * (world_size() - 1), options, std::move(calls));
 }
 
 Work Communicator::all_gather(const at::Tensor& output, const at::Tensor& input,
@@ -198,7 +198,7 @@ Work Communicator::all_gather(const at::Tensor& output, const at::Tensor& input,
   compare("all_gather", input, input.numel(), 0, options);
   if (input.numel() == 0) return {};
   return state_->start("all_gather", bytes_of(input) * (world_size() - 1), options,
-                       OperationPart([=](Transport& transport, Milliseconds timeout) {
+                       TransportCall([=](Transport& transport, Milliseconds timeout) {
                          return transport.all_gather(output, input, timeout);
                        }));
 }
@@ -241,7 +241,7 @@ Work Communicator::all_to_all(const at::Tensor& output, const std::vector<int64_
   compare("all_to_all", input, -1, 0, options);  // sizes may differ
   const int64_t own = input_counts[static_cast<size_t>(rank())];
   return state_->start("all_to_all", (input.numel() - own) * static_cast<int64_t>(input.element_size()),
-                       options, OperationPart([=](Transport& transport, Milliseconds timeout) {
+                       options, TransportCall([=](Transport& transport, Milliseconds timeout) {
                          return transport.all_to_all(output, output_counts, input, input_counts, timeout);
                        }));
 }
@@ -254,7 +254,7 @@ Work Communicator::broadcast(const at::Tensor& tensor, int root, const Collectiv
   if (tensor.numel() == 0) return {};
   const int64_t bytes = rank() == root && world_size() > 1 ? bytes_of(tensor) : 0;
   return state_->start("broadcast", bytes, options,
-                       OperationPart([=](Transport& transport, Milliseconds timeout) {
+                       TransportCall([=](Transport& transport, Milliseconds timeout) {
                          return transport.broadcast(tensor, root, timeout);
                        }));
 }
@@ -288,7 +288,7 @@ Work Communicator::send_receive(const std::vector<Message>& messages, const Coll
   }
   if (real.empty()) return {};
   return state_->start(sends ? "send" : "receive", bytes, options,
-                       OperationPart([real = std::move(real)](Transport& transport, Milliseconds timeout) {
+                       TransportCall([real = std::move(real)](Transport& transport, Milliseconds timeout) {
                          return transport.exchange(real, timeout);
                        }));
 }

@@ -5,7 +5,6 @@
 #include <pacer/files/checkpoint_folder.h>
 #include <pacer/files/checkpoint_manifest.h>
 #include <pacer/files/checkpoint_names.h>
-#include <pacer/files/checkpoint_parts.h>
 #include <pacer/files/checksum.h>
 #include <pacer/files/crc32c.h>
 #include <pacer/files/file_descriptor.h>
@@ -15,6 +14,7 @@
 #include <pacer/files/json_scanner.h>
 #include <pacer/files/name_hash.h>
 #include <pacer/files/safetensors.h>
+#include <pacer/files/save_records.h>
 #include <pacer/files/signals_blocked.h>
 #include <pacer/files/tensorboard_events.h>
 #include <pacer/files/utf8.h>

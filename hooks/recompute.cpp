@@ -4,7 +4,7 @@
 #include <utility>
 
 #include <pacer/core/error.h>
-#include <pacer/hooks/detail/model_parts.h>
+#include <pacer/hooks/detail/submodules.h>
 #include <pacer/hooks/session_parts.h>
 #include <pacer/modules/recompute.h>
 
@@ -45,7 +45,7 @@ Recompute::~Recompute() {
 
 void Recompute::attach(SessionParts& parts) {
   parts_ = &parts;
-  for (const Blocks& blocks : stacks_) detail::require_part_of(parts.model(), *blocks, "Recompute");
+  for (const Blocks& blocks : stacks_) detail::require_in_model(parts.model(), *blocks, "Recompute");
   for (const Blocks& blocks : stacks_) {
     std::vector<bool> recomputed(blocks->size());
     for (size_t i = 0; i < recomputed.size(); ++i) {

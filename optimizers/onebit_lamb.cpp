@@ -1,7 +1,7 @@
 #include <pacer/optimizers/onebit_lamb.h>
 
 #include <pacer/core/error.h>
-#include <pacer/optimizers/detail/onebit_part.h>
+#include <pacer/optimizers/detail/compressed_parameters.h>
 #include <pacer/optimizers/detail/optimizer_view.h>
 
 namespace pacer {

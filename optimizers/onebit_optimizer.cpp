@@ -9,9 +9,9 @@
 #include <pacer/collectives/gradient_bucketer.h>
 #include <pacer/core/error.h>
 #include <pacer/device/detail/late_tensor.h>
+#include <pacer/optimizers/detail/compressed_parameters.h>
 #include <pacer/optimizers/detail/freeze_rule.h>
 #include <pacer/optimizers/detail/onebit_overlap.h>
-#include <pacer/optimizers/detail/onebit_part.h>
 #include <pacer/optimizers/detail/onebit_plan.h>
 #include <pacer/optimizers/detail/parameter_check.h>
 #include <pacer/optimizers/detail/step_agreement.h>
@@ -114,7 +114,7 @@ std::string OneBitOptimizer::unshared_reason(GradientScope among) const {
 }
 
 void OneBitOptimizer::own_parts(const std::vector<OwnedPart>& parts, std::shared_ptr<Communicator> ranks) {
-  require(sharers_ != nullptr || part_ == nullptr, name(), ": the variance froze (step ",
+  require(sharers_ != nullptr || compressed_ == nullptr, name(), ": the variance froze (step ",
           frozen_at_.value_or(0),
           ") before ranks share the work; save a checkpoint and resume from it with a new optimizer");
   require(ranks->world_size() == world_->ranks_per_node(), name(), ": parts of ", ranks->world_size(),
@@ -146,7 +146,7 @@ detail::OneBitKind OneBitOptimizer::kind_of_next_step() const {
   if (!frozen_at_) return Kind::warm_up;
   const int64_t every = plan_->refresh_variance_every;
   if (every > 0 && (attempts_ + 1 - *frozen_at_) % every == 0) return Kind::refresh;
-  return part_->compresses() ? Kind::compressed : Kind::dense;
+  return compressed_->compresses() ? Kind::compressed : Kind::dense;
 }
 
 void OneBitOptimizer::announce_phase() const {
@@ -220,7 +220,7 @@ void OneBitOptimizer::prepare(const StepInputs& inputs) {
           ": a parameter group was added after the variance froze (step ", frozen_at_.value_or(0),
           "), which has seen nothing of the new parameters; add it before");
   const Kind kind = kind_of_next_step();
-  if (frozen_at_) part_->begin({kind, local_weight(inputs), attempts_, plan.refresh_variance_every});
+  if (frozen_at_) compressed_->begin({kind, local_weight(inputs), attempts_, plan.refresh_variance_every});
   if (kind == Kind::compressed) agree();
   require_as_started(inputs);
   inputs_ = inputs;
@@ -239,16 +239,20 @@ double OneBitOptimizer::local_weight(const StepInputs& inputs) const {
 
 void OneBitOptimizer::name_parameters(const NamedParameters& of_model) {
   FusedOptimizer::name_parameters(of_model);
-  if (!part_) return;
+  if (!compressed_) return;
   std::vector<std::string> of_tensors;
   for (const auto& tensor : detail::onebit_tensors(view(), settings())) of_tensors.push_back(tensor.name);
-  part_->rename(of_tensors);
+  compressed_->rename(of_tensors);
 }
 
 int64_t OneBitOptimizer::skipped_steps() const { return guard_ ? guard_->read().skipped_steps : 0; }
 
-int64_t OneBitOptimizer::bytes_sent() const { return part_ && part_->compresses() ? part_->bytes_sent() : 0; }
+int64_t OneBitOptimizer::bytes_sent() const {
+  return compressed_ && compressed_->compresses() ? compressed_->bytes_sent() : 0;
+}
 
-double OneBitOptimizer::compression_error() const { return part_ ? part_->compression_error() : 0; }
+double OneBitOptimizer::compression_error() const {
+  return compressed_ ? compressed_->compression_error() : 0;
+}
 
 }  // namespace pacer

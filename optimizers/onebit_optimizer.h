@@ -18,10 +18,10 @@ class Communicator;
 class GradientBucketer;
 
 namespace detail {
+class CompressedParameters;
 class FreezeRule;
 class LateTensor;
 class OneBitOverlap;
-class OneBitPart;
 class OneBitRoute;
 class StepAgreement;
 enum class OneBitKind;
@@ -99,7 +99,7 @@ class OneBitOptimizer : public FusedOptimizer {
                   std::shared_ptr<Communicator> world);
 
   // Null in warm-up.
-  const detail::OneBitPart* compressed() const { return part_.get(); }
+  const detail::CompressedParameters* compressed() const { return compressed_.get(); }
 
  private:
   const char* name() const;
@@ -122,8 +122,8 @@ class OneBitOptimizer : public FusedOptimizer {
   void require_same_local(const std::vector<torch::Tensor>& parameters) const;
   detail::OneBitRoute route(const detail::OneBitPlan& plan) const;
   double local_weight(const StepInputs& inputs) const;
-  std::unique_ptr<detail::OneBitPart> make_part(const std::vector<detail::OneBitTensor>& tensors,
-                                                const detail::OneBitPlan& plan) const;
+  std::unique_ptr<detail::CompressedParameters> make_compressed(
+      const std::vector<detail::OneBitTensor>& tensors, const detail::OneBitPlan& plan) const;
   // In one, where nothing is exchanged.
   std::vector<int64_t> first_of_buckets(const std::vector<detail::OneBitTensor>& tensors,
                                         const detail::OneBitPlan& plan) const;
@@ -150,15 +150,15 @@ class OneBitOptimizer : public FusedOptimizer {
   std::shared_ptr<Communicator> world_;
   std::shared_ptr<Communicator> sharers_;  // of this rank's node, where they have parts; else null
   std::unique_ptr<detail::OneBitPlan> plan_;
-  std::unique_ptr<detail::FreezeRule> rule_;          // only with freeze_automatically
-  std::unique_ptr<detail::OneBitPart> part_;          // null in warm-up
-  std::unique_ptr<detail::StepAgreement> agreement_;  // for step() without a Session
-  std::shared_ptr<detail::OneBitOverlap> overlap_;    // null until the first backward that it takes part in
-  ComingInputs coming_;                               // in that backward
-  std::optional<StepInputs> ahead_;                   // with which buckets have started
-  std::unique_ptr<detail::LateTensor> late_check_;    // of the last step, if it had begun in backward
-  std::unique_ptr<GradientBucketer> bucketer_;        // for step() without a Session
-  std::vector<torch::Tensor> reduced_;                // what the bucketer was made for
+  std::unique_ptr<detail::FreezeRule> rule_;                  // only with freeze_automatically
+  std::unique_ptr<detail::CompressedParameters> compressed_;  // null in warm-up
+  std::unique_ptr<detail::StepAgreement> agreement_;          // for step() without a Session
+  std::shared_ptr<detail::OneBitOverlap> overlap_;  // null until the first backward that it takes part in
+  ComingInputs coming_;                             // in that backward
+  std::optional<StepInputs> ahead_;                 // with which buckets have started
+  std::unique_ptr<detail::LateTensor> late_check_;  // of the last step, if it had begun in backward
+  std::unique_ptr<GradientBucketer> bucketer_;      // for step() without a Session
+  std::vector<torch::Tensor> reduced_;              // what the bucketer was made for
   std::shared_ptr<GradientGuard> own_guard_, guard_;
   StepInputs inputs_;
   detail::OneBitKind kind_{};  // of the last step; warm-up first

@@ -13,9 +13,9 @@
 #include <pacer/core/error.h>
 #include <pacer/device/detail/failure_text.h>
 #include <pacer/device/detail/late_tensor.h>
+#include <pacer/optimizers/detail/compressed_parameters.h>
 #include <pacer/optimizers/detail/freeze_rule.h>
 #include <pacer/optimizers/detail/onebit_overlap.h>
-#include <pacer/optimizers/detail/onebit_part.h>
 #include <pacer/optimizers/detail/onebit_plan.h>
 #include <pacer/optimizers/detail/step_engine.h>
 #include <pacer/optimizers/onebit_optimizer.h>
@@ -102,8 +102,8 @@ void OneBitOptimizer::consider_freeze() {
 void OneBitOptimizer::freeze() {
   const auto settings = this->settings();
   engine().complete_compressed(param_groups_, settings, state_, names());
-  auto part = make_part(detail::onebit_tensors(view(), settings), *plan_);
-  if (!part->freeze(detail::onebit_states(view(), settings, state_), settings)) {
+  auto compressed = make_compressed(detail::onebit_tensors(view(), settings), *plan_);
+  if (!compressed->freeze(detail::onebit_states(view(), settings, state_), settings)) {
     if (!std::exchange(freeze_was_postponed_, true) && world_->rank() == 0) {
       TORCH_WARN(detail::concatenate(
           name(), ": the variance cannot freeze after step ", attempts_,
@@ -112,9 +112,9 @@ void OneBitOptimizer::freeze() {
     }
     return;
   }
-  part_ = std::move(part);
+  compressed_ = std::move(compressed);
   overlap_.reset();
-  engine().compress_with(part_.get());
+  engine().compress_with(compressed_.get());
   frozen_at_ = attempts_;
   has_agreed_ = false;
   report_freeze();
@@ -124,7 +124,7 @@ void OneBitOptimizer::freeze() {
 // they fill the window of beta2: what is missing is their number, and a shorter window does not add to it.
 // Without, it has not grown to that mean yet.
 void OneBitOptimizer::report_freeze() {
-  const std::string floors = part_->describe_floors();
+  const std::string floors = compressed_->describe_floors();
   if (world_->rank() != 0) return;
   const int64_t steps = *frozen_at_, window = window_of(plan_->beta2);
   const int64_t enough = plan_->bias_correction ? std::min(window, kEnoughGradients) : window;

@@ -43,7 +43,7 @@ void OneBitOptimizer::require_applied(bool applied) const {
 // Compared once, and where ranks are in step: what they send from then on has to fit.
 void OneBitOptimizer::agree() {
   if (has_agreed_) return;
-  part_->agree(attempts_, plan_->overlap_backward);
+  compressed_->agree(attempts_, plan_->overlap_backward);
   has_agreed_ = true;
 }
 
@@ -67,12 +67,12 @@ void OneBitOptimizer::begin_backward(const ComingInputs& inputs) {
     const auto settings = this->settings();
     for (const detail::RegisteredParameter& parameter : view().parameters()) {
       if (!settings[parameter.group].compresses(parameter.tensor)) continue;
-      if (entries.size() == part_->tensors()) continue;
-      entries.push_back({parameter.name, parameter.tensor, part_->turn_of(entries.size())});
+      if (entries.size() == compressed_->tensors()) continue;
+      entries.push_back({parameter.name, parameter.tensor, compressed_->turn_of(entries.size())});
     }
     overlap_ = detail::OneBitOverlap::on(std::move(entries),
                                          {[this](size_t turn) { return start_ahead(turn); },
-                                          [this] { to_the_end([this] { part_->serve_ahead(); }); }});
+                                          [this] { to_the_end([this] { compressed_->serve_ahead(); }); }});
   }
   overlap_->begin();
 }
@@ -85,12 +85,12 @@ bool OneBitOptimizer::start_ahead(size_t turn) {
     return false;
   GradientGuard* guard = ahead_->guard && ahead_->guard->clips_by_previous() ? ahead_->guard.get() : nullptr;
   if (turn == 0 && guard != nullptr) guard->set_average(ahead_->average);
-  const auto [first, end] = part_->tensors_at(turn);
+  const auto [first, end] = compressed_->tensors_at(turn);
   const double local_weight = this->local_weight(*ahead_);
   const auto* scalars = engine().prepare_ahead(ahead_->average, local_weight, first, end);
   if (scalars == nullptr) return false;
   to_the_end([&] {
-    part_->start_ahead(
+    compressed_->start_ahead(
         turn, {detail::OneBitKind::compressed, local_weight, attempts_, plan_->refresh_variance_every},
         scalars, guard);
   });

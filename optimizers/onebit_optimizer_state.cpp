@@ -43,7 +43,7 @@ std::vector<int64_t> OneBitOptimizer::first_of_buckets(const std::vector<detail:
   return detail::first_of_buckets(tensors, exchanges(plan) ? plan.bucket_bytes : std::nullopt);
 }
 
-std::unique_ptr<detail::OneBitPart> OneBitOptimizer::make_part(
+std::unique_ptr<detail::CompressedParameters> OneBitOptimizer::make_compressed(
     const std::vector<detail::OneBitTensor>& tensors, const detail::OneBitPlan& plan) const {
   const kernels::UpdateRule rule = traits().settings(defaults()).kernel.rule;
   std::vector<std::unique_ptr<detail::OneBitBucket>> buckets;
@@ -56,7 +56,7 @@ std::unique_ptr<detail::OneBitPart> OneBitOptimizer::make_part(
     buckets.push_back(std::make_unique<detail::OneBitBucket>(
         std::move(of_bucket), std::move(exchange), plan.variance_floor, rule, world_->device(), sharers_));
   }
-  return std::make_unique<detail::OneBitPart>(std::move(buckets), world_->device(), sharers_);
+  return std::make_unique<detail::CompressedParameters>(std::move(buckets), world_->device(), sharers_);
 }
 
 NamedTensors OneBitOptimizer::export_state() const {
@@ -66,19 +66,19 @@ NamedTensors OneBitOptimizer::export_state() const {
   state[kFrozenAt] = number_tensor(frozen_at_.value_or(-1));
   state[kFreezeIsDue] = number_tensor(freeze_is_due_);
   if (rule_) state[kNorms] = at::tensor(rule_->norms(), at::kDouble);
-  if (!part_) return state;
-  if (part_->compresses()) part_->check(/*wait=*/true);
-  part_->export_shared(state);
+  if (!compressed_) return state;
+  if (compressed_->compresses()) compressed_->check(/*wait=*/true);
+  compressed_->export_shared(state);
   return state;
 }
 
 NamedTensors OneBitOptimizer::export_rank_state() const {
   require_at_rest();
   NamedTensors state;
-  if (!part_) return state;
-  part_->export_errors(state);
+  if (!compressed_) return state;
+  compressed_->export_errors(state);
   const auto tensors = detail::onebit_tensors(view(), settings());
-  if (part_->compresses()) detail::add_rank(route(*plan_), first_of_buckets(tensors, *plan_), state);
+  if (compressed_->compresses()) detail::add_rank(route(*plan_), first_of_buckets(tensors, *plan_), state);
   if (sharers_ && !state.empty()) detail::add_parts(tensors, *sharers_, state);
   return state;
 }
@@ -211,7 +211,7 @@ SessionOptimizer::PreparedImport OneBitOptimizer::prepare_import(const NamedTens
     rule = std::make_unique<detail::FreezeRule>(*plan.freeze_automatically, plan.beta2);
     rule->set_norms(std::move(norms));
   }
-  std::unique_ptr<detail::OneBitPart> part;
+  std::unique_ptr<detail::CompressedParameters> compressed;
   if (frozen_at > 0) {
     detail::check_compressible(name(), param_groups_, settings, names());
     const detail::OneBitStates states = detail::onebit_states(view(), settings, pending.states);
@@ -220,9 +220,9 @@ SessionOptimizer::PreparedImport OneBitOptimizer::prepare_import(const NamedTens
       const auto whole = detail::onebit_tensors(view(), settings, /*whole=*/true);
       detail::cut_lamb_state(tensors, whole, sharers_->rank(), of_rule);
     }
-    part = make_part(tensors, plan);
+    compressed = make_compressed(tensors, plan);
     NamedTensors errors = rank_state;
-    if (part->compresses()) errors = detail::errors_of_rank(route(plan), std::move(errors));
+    if (compressed->compresses()) errors = detail::errors_of_rank(route(plan), std::move(errors));
     require(
         rank_state.empty() || detail::has_same_parts(rank_state, tensors, sharers_.get()),
         "the state to load has errors of other parts of the parameters than this rank has; resume through "
@@ -232,8 +232,8 @@ SessionOptimizer::PreparedImport OneBitOptimizer::prepare_import(const NamedTens
         "the state to load has errors that were cut by other buckets (\"onebit/first_of_buckets\") than this "
         "rank's; give bucket_bytes as in the run that was saved, or resume through join_rank_states");
     detail::remove_marks(errors);
-    part->go_on(states, errors, detail::errors_version(rank_state), of_rule);
-    if (!sharers_) part->set_floors();
+    compressed->go_on(states, errors, detail::errors_version(rank_state), of_rule);
+    if (!sharers_) compressed->set_floors();
   } else {
     require(rank_state.empty(), "the state to load has errors of a 1-bit exchange, but no frozen variance");
     require(of_rule.empty(), "the state to load has \"", of_rule.empty() ? "" : of_rule.begin()->first,
@@ -241,16 +241,16 @@ SessionOptimizer::PreparedImport OneBitOptimizer::prepare_import(const NamedTens
   }
   struct Ready {  // in a shared_ptr, because a std::function is copied
     detail::PendingState pending;
-    std::unique_ptr<detail::OneBitPart> part;
+    std::unique_ptr<detail::CompressedParameters> compressed;
     std::unique_ptr<detail::FreezeRule> rule;
     detail::OneBitPlan plan;
   };
   const auto ready =
-      std::make_shared<Ready>(Ready{std::move(pending), std::move(part), std::move(rule), plan});
+      std::make_shared<Ready>(Ready{std::move(pending), std::move(compressed), std::move(rule), plan});
   return [this, ready, attempts, frozen_at, freeze_is_due] {
     commit(std::move(ready->pending));
-    engine().compress_with(ready->part.get());
-    part_ = std::move(ready->part);
+    engine().compress_with(ready->compressed.get());
+    compressed_ = std::move(ready->compressed);
     overlap_.reset();
     late_check_.reset();
     rule_ = std::move(ready->rule);
@@ -262,7 +262,7 @@ SessionOptimizer::PreparedImport OneBitOptimizer::prepare_import(const NamedTens
     reduced_.clear();  // what is compressed may be other parameters
     failure_.clear();
     announce_phase();
-    if (part_ && sharers_) to_the_end([this] { part_->set_floors(); });  // they are all here
+    if (compressed_ && sharers_) to_the_end([this] { compressed_->set_floors(); });  // they are all here
   };
 }
 

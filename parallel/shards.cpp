@@ -11,7 +11,7 @@
 #include <pacer/collectives/detail/gradient_checks.h>
 #include <pacer/core/error.h>
 #include <pacer/hooks/detail/model_facts.h>
-#include <pacer/hooks/detail/model_parts.h>
+#include <pacer/hooks/detail/submodules.h>
 #include <pacer/hooks/session_parts.h>
 #include <pacer/parallel/detail/block_gathers.h>
 #include <pacer/parallel/detail/touch_remedy.h>
@@ -84,7 +84,7 @@ void Shards::attach(SessionParts& parts) {
                 : "it updates whole parameters";
   require(reason.empty(), "Shards cannot share out the work of this optimizer, because ", reason,
           "; use pacer::FusedAdam, FusedAdamW or FusedLamb, or DataParallel in place of Shards");
-  for (const Blocks& blocks : stacks_) detail::require_part_of(parts.model(), *blocks, "Shards");
+  for (const Blocks& blocks : stacks_) detail::require_in_model(parts.model(), *blocks, "Shards");
   GradientExchange::attach(parts);
   require(!over_nodes || parts.world().ranks_per_node() > 0,
           "Shards over nodes gives each rank of a node its part, so that all nodes need as many ranks, which "

@@ -44,30 +44,30 @@ std::string CheckpointSave::wait() {
 }
 
 void CheckpointSave::write(const RankFiles& files, const std::function<void()>& check) noexcept {
-  CheckpointPart part;
+  SaveRecord record;
   try {
     for (const auto& [name, tensors] : files) {
       const NamedTensors& of_file = tensors;
       FiniteCheck finite{plan_.must_be_finite};
       const bool looks = plan_.must_be_finite && name.compare(0, 5, "model") == 0;
-      part.files.push_back(write_checkpoint_file(plan_.staging, name, [&](ByteSink& sink) {
+      record.files.push_back(write_checkpoint_file(plan_.staging, name, [&](ByteSink& sink) {
         write_tensors(sink, of_file, {}, looks ? &finite : nullptr);
       }));
-      part.is_finite = part.is_finite && finite.is_finite;
+      record.is_finite = record.is_finite && finite.is_finite;
     }
     for (const auto& [name, text] : plan_.texts) {
       const std::string& of_file = text;
-      part.files.push_back(write_checkpoint_file(
+      record.files.push_back(write_checkpoint_file(
           plan_.staging, name, [&](ByteSink& sink) { sink.write(of_file.data(), of_file.size()); }));
     }
     check();
-    written_ = part.files;
-    is_finite_ = part.is_finite;
-    if (plan_.rank != 0) leave_part(plan_.staging, plan_.rank, part);
+    written_ = record.files;
+    is_finite_ = record.is_finite;
+    if (plan_.rank != 0) leave_record(plan_.staging, plan_.rank, record);
   } catch (const std::exception& error) {
     write_error_ = std::current_exception();
     try {
-      if (plan_.rank != 0) leave_part(plan_.staging, plan_.rank, {{}, error.what(), true});
+      if (plan_.rank != 0) leave_record(plan_.staging, plan_.rank, {{}, error.what(), true});
     } catch (const std::exception&) {
       // Rank 0 hears of it when the ranks compare what became of the save.
     }
@@ -80,10 +80,11 @@ void CheckpointSave::complete() noexcept {
   try {
     for (const CheckpointFile& file : written_) plan_.writer->adopt(file);
     for (int64_t rank = 1; rank < plan_.facts.world_size; ++rank) {
-      const CheckpointPart part = part_of(static_cast<int>(rank));
-      require<FileError>(part.failure.empty(), "rank ", rank, " could not write its part: ", part.failure);
-      for (const CheckpointFile& file : part.files) plan_.writer->adopt(file);
-      is_finite_ = is_finite_ && part.is_finite;
+      const SaveRecord record = record_of(static_cast<int>(rank));
+      require<FileError>(record.failure.empty(), "rank ", rank,
+                         " could not write its part: ", record.failure);
+      for (const CheckpointFile& file : record.files) plan_.writer->adopt(file);
+      is_finite_ = is_finite_ && record.is_finite;
     }
     plan_.facts.is_finite = is_finite_;
     folder_ = plan_.writer->commit(plan_.facts);
@@ -103,11 +104,11 @@ void CheckpointSave::complete() noexcept {
 }
 
 // Waits for the record of another rank.
-CheckpointPart CheckpointSave::part_of(int rank) const {
+SaveRecord CheckpointSave::record_of(int rank) const {
   constexpr std::chrono::milliseconds kLongestPause{100};
   const Clock::time_point start = Clock::now();
   for (std::chrono::milliseconds pause{1};; pause = std::min(2 * pause, kLongestPause)) {
-    if (const auto part = take_part(plan_.staging, rank)) return *part;
+    if (const auto record = take_record(plan_.staging, rank)) return *record;
     require<FileError>(Clock::now() - start < patience_.load(), "rank ", rank,
                        " has not written its part of the checkpoint in ", plan_.staging, " within ",
                        patience_.load().count(), " ms; see whether it still runs and reaches that folder");

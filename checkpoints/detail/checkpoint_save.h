@@ -16,7 +16,7 @@
 #include <vector>
 
 #include <pacer/files/checkpoint_folder.h>
-#include <pacer/files/checkpoint_parts.h>
+#include <pacer/files/save_records.h>
 #include <pacer/optimizers/named_tensors.h>
 
 namespace pacer::detail {
@@ -71,7 +71,7 @@ class CheckpointSave {
   // These do not throw: what goes wrong is kept.
   void write(const RankFiles& files, const std::function<void()>& check) noexcept;
   void complete() noexcept;
-  CheckpointPart part_of(int rank) const;
+  SaveRecord record_of(int rank) const;
 
   SavePlan plan_;
   std::vector<CheckpointFile> written_;

@@ -27,18 +27,18 @@ CommunicatorState::CommunicatorState(Connection connection, CommunicatorOptions 
 }
 
 Work CommunicatorState::start(const char* operation, int64_t bytes, const CollectiveOptions& options,
-                              OperationParts parts) {
-  return start_on(operations_, operation, bytes, options, std::move(parts));
+                              TransportCalls calls) {
+  return start_on(operations_, operation, bytes, options, std::move(calls));
 }
 
 Work CommunicatorState::start_gather(const at::Tensor& output, const at::Tensor& input,
                                      const CollectiveOptions& options) {
   const int64_t sent = static_cast<int64_t>(input.nbytes()) * (connection_.world_size - 1);
-  return start_on(messages_, "agreement", sent, options, gather_parts(connection_, output, input));
+  return start_on(messages_, "agreement", sent, options, gather_calls(connection_, output, input));
 }
 
 Work CommunicatorState::start_on(OperationQueue& queue, const char* operation, int64_t bytes,
-                                 const CollectiveOptions& options, OperationParts parts) {
+                                 const CollectiveOptions& options, TransportCalls calls) {
   world_->count(counted_as_, operation, bytes);
   int64_t sequence = 0;
   {
@@ -47,7 +47,7 @@ Work CommunicatorState::start_on(OperationQueue& queue, const char* operation, i
   }
   std::shared_ptr<QueuedOperation> queued;
   try {
-    queued = queue.start(std::move(parts), timeout_of(options));
+    queued = queue.start(std::move(calls), timeout_of(options));
   } catch (const std::exception& error) {
     fail(operation, sequence, error.what());
   }
@@ -175,7 +175,7 @@ void CommunicatorState::connect_neighbours() {
     messages.push_back(Message::send(at::zeros({1}, bytes), peer));
     messages.push_back(Message::receive(at::zeros({1}, bytes), peer));
   }
-  start("agreement", 1, {}, OperationPart([=](Transport& transport, Transport::Milliseconds timeout) {
+  start("agreement", 1, {}, TransportCall([=](Transport& transport, Transport::Milliseconds timeout) {
           return transport.exchange(messages, timeout);
         }))
       .wait();

@@ -39,13 +39,13 @@ class CommunicatorState : public std::enable_shared_from_this<CommunicatorState>
   Transport::Milliseconds timeout_of(const CollectiveOptions& options) const {
     return options.timeout().value_or(options_.timeout());
   }
-  // Whether a sum is put together in rank order by parts of its own.
+  // Whether a sum is put together in rank order by calls of its own.
   bool needs_ordered_sum(const CollectiveOptions& options) const {
     return options.ordered_sum().value_or(options_.ordered_sum()) && !connection_.data->sums_in_rank_order();
   }
 
   // Counts a call that sends `bytes` from here, and starts it.
-  Work start(const char* operation, int64_t bytes, const CollectiveOptions& options, OperationParts parts);
+  Work start(const char* operation, int64_t bytes, const CollectiveOptions& options, TransportCalls calls);
   // Starts output = the inputs of all ranks, in host memory, independent of the operations above.
   Work start_gather(const at::Tensor& output, const at::Tensor& input, const CollectiveOptions& options);
   // `own` of all ranks, byte for byte, in their order. Blocks.
@@ -70,7 +70,7 @@ class CommunicatorState : public std::enable_shared_from_this<CommunicatorState>
 
  private:
   Work start_on(OperationQueue& queue, const char* operation, int64_t bytes, const CollectiveOptions& options,
-                OperationParts parts);
+                TransportCalls calls);
 
   const Connection connection_;
   const CommunicatorOptions options_;

@@ -15,9 +15,9 @@ constexpr int64_t kLongestText = int64_t{1} << 30;
 
 }  // namespace
 
-OperationParts gather_parts(const Connection& connection, const at::Tensor& output, const at::Tensor& input) {
+TransportCalls gather_calls(const Connection& connection, const at::Tensor& output, const at::Tensor& input) {
   if (connection.control->gathers_in_one_hop() || connection.world_size == 1) {
-    return OperationPart([=](Transport& transport, Transport::Milliseconds timeout) {
+    return TransportCall([=](Transport& transport, Transport::Milliseconds timeout) {
       return transport.all_gather(output, input, timeout);
     });
   }
@@ -29,25 +29,25 @@ OperationParts gather_parts(const Connection& connection, const at::Tensor& outp
     known[0].copy_(input.view({-1}));
   };
   // Row i is the input of rank `rank + i`.
-  OperationParts parts;
+  TransportCalls calls;
   for (int64_t distance = 1; distance < ranks; distance *= 2) {
     const int64_t count = std::min(distance, ranks - distance);
     const auto to = static_cast<int>((rank + ranks - distance) % ranks);
     const auto from = static_cast<int>((rank + distance) % ranks);
-    parts.parts.emplace_back([=](Transport& transport, Transport::Milliseconds timeout) {
+    calls.calls.emplace_back([=](Transport& transport, Transport::Milliseconds timeout) {
       if (distance == 1) begin();
       return transport.exchange({Message::receive(known.narrow(0, distance, count), from),
                                  Message::send(known.narrow(0, 0, count), to)},
                                 timeout);
     });
   }
-  parts.after = [=] {
+  calls.after = [=] {
     const at::NoGradGuard no_grad;
     const at::Tensor rows = output.view({ranks, n});
     rows.narrow(0, rank, ranks - rank).copy_(known.narrow(0, 0, ranks - rank));
     if (rank > 0) rows.narrow(0, 0, rank).copy_(known.narrow(0, ranks - rank, rank));
   };
-  return parts;
+  return calls;
 }
 
 std::vector<std::string> gather_texts(const std::string& own, int world_size, const GatherBytes& gather) {

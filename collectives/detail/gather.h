@@ -14,7 +14,7 @@ namespace pacer::detail {
 
 // output = the inputs of all ranks, in their order, over the connection's transport for small messages: in
 // ceil(log2(world size)) hops, each of which doubles what a rank knows (Bruck et al. 1997).
-OperationParts gather_parts(const Connection& connection, const at::Tensor& output, const at::Tensor& input);
+TransportCalls gather_calls(const Connection& connection, const at::Tensor& output, const at::Tensor& input);
 
 // An all_gather of bytes that has ended when it returns.
 using GatherBytes = std::function<void(const at::Tensor& output, const at::Tensor& input)>;

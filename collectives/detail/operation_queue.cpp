@@ -9,7 +9,7 @@
 namespace pacer::detail {
 
 QueuedOperation::~QueuedOperation() {
-  if (!is_on_stream_ || parts_.parts.empty()) return;
+  if (!is_on_stream_ || calls_.calls.empty()) return;
   try {  // the memory goes back to the caller's stream, which must not use it before
     work_->wait();
   } catch (const std::exception&) {  // it failed: nothing uses the memory any more
@@ -18,15 +18,15 @@ QueuedOperation::~QueuedOperation() {
 
 void QueuedOperation::enqueue() {
   is_started_ = true;
-  if (is_simple() && !parts_.after) {
+  if (is_simple() && !calls_.after) {
     start(timeout_);
     return;
   }
   work_ = transport_->run_on_stream([this] {
-    for (const OperationPart& part : parts_.parts) {
-      if (const TransportWorkPtr done = part(*transport_, timeout_)) done->wait();
+    for (const TransportCall& call : calls_.calls) {
+      if (const TransportWorkPtr done = call(*transport_, timeout_)) done->wait();
     }
-    if (parts_.after) parts_.after();
+    if (calls_.after) calls_.after();
   });
   is_on_stream_ = true;
 }
@@ -41,10 +41,10 @@ void QueuedOperation::wait() {
     if (work_ != nullptr) work_->wait();
   } catch (const TransportTimeout&) {
     if (is_simple() || is_on_stream_) throw;
-    throw timed_out();  // the last part had only what was left
+    throw timed_out();  // the last call had only what was left
   }
-  if (parts_.after && !is_on_stream_) parts_.after();
-  parts_ = {};  // they hold memory
+  if (calls_.after && !is_on_stream_) calls_.after();
+  calls_ = {};  // they hold memory
 }
 
 bool QueuedOperation::is_done() {
@@ -55,7 +55,7 @@ bool QueuedOperation::is_done() {
 
 void QueuedOperation::run() noexcept {
   try {
-    while (next_ < parts_.parts.size()) {
+    while (next_ < calls_.calls.size()) {
       if (work_ != nullptr) work_->wait();
       start(time_left());
     }
@@ -100,9 +100,9 @@ OperationQueue::~OperationQueue() {
   if (thread_.joinable()) thread_.join();
 }
 
-std::shared_ptr<QueuedOperation> OperationQueue::start(OperationParts parts,
+std::shared_ptr<QueuedOperation> OperationQueue::start(TransportCalls calls,
                                                        Transport::Milliseconds timeout) {
-  auto operation = std::make_shared<QueuedOperation>(transport_, std::move(parts), timeout);
+  auto operation = std::make_shared<QueuedOperation>(transport_, std::move(calls), timeout);
   if (transport_->has_stream()) {
     operation->enqueue();
     return operation;

@@ -22,29 +22,29 @@
 namespace pacer::detail {
 
 // Starts a message once the one before is through. Null where there is nothing to wait for.
-using OperationPart = std::function<TransportWorkPtr(Transport&, Transport::Milliseconds timeout)>;
+using TransportCall = std::function<TransportWorkPtr(Transport&, Transport::Milliseconds timeout)>;
 
-// What an operation consists of: at least one part, and what is left to do here when all are through; may be
+// What an operation consists of: at least one call, and what is left to do here when all are through; may be
 // null.
-struct OperationParts {
-  OperationParts() = default;
-  OperationParts(OperationPart only) { parts.push_back(std::move(only)); }  // NOLINT: a part is an operation
-  OperationParts(std::vector<OperationPart> all, std::function<void()> last)
-      : parts(std::move(all)), after(std::move(last)) {}
+struct TransportCalls {
+  TransportCalls() = default;
+  TransportCalls(TransportCall only) { calls.push_back(std::move(only)); }  // NOLINT: a call is an operation
+  TransportCalls(std::vector<TransportCall> all, std::function<void()> last)
+      : calls(std::move(all)), after(std::move(last)) {}
 
-  std::vector<OperationPart> parts;
+  std::vector<TransportCall> calls;
   std::function<void()> after;
 };
 
 // One operation on its way.
 class QueuedOperation {
  public:
-  QueuedOperation(std::shared_ptr<Transport> transport, OperationParts parts, Transport::Milliseconds timeout)
-      : transport_(std::move(transport)), parts_(std::move(parts)), timeout_(timeout) {}
+  QueuedOperation(std::shared_ptr<Transport> transport, TransportCalls calls, Transport::Milliseconds timeout)
+      : transport_(std::move(transport)), calls_(std::move(calls)), timeout_(timeout) {}
   ~QueuedOperation();
   QueuedOperation(const QueuedOperation&) = delete;
 
-  // On a transport with a stream: enqueues all parts, `after` included.
+  // On a transport with a stream: enqueues all calls, `after` included.
   void enqueue();
   // Returns when all is done, `after` included. Throws what went wrong.
   void wait();
@@ -54,23 +54,23 @@ class QueuedOperation {
  private:
   friend class OperationQueue;
 
-  // Starts the next part.
-  void start(Transport::Milliseconds limit) { work_ = parts_.parts[next_++](*transport_, limit); }
+  // Starts the next call.
+  void start(Transport::Milliseconds limit) { work_ = calls_.calls[next_++](*transport_, limit); }
   // Starts the others.
   void run() noexcept;
   void fail(std::exception_ptr error) noexcept;
-  bool is_simple() const { return parts_.parts.size() == 1; }
+  bool is_simple() const { return calls_.calls.size() == 1; }
   Transport::Milliseconds time_left() const;
   TransportTimeout timed_out() const;
 
   const std::shared_ptr<Transport> transport_;
-  OperationParts parts_;
+  TransportCalls calls_;
   const Transport::Milliseconds timeout_;
   const std::chrono::steady_clock::time_point deadline_ = std::chrono::steady_clock::now() + timeout_;
-  size_t next_ = 0;            // part to start
-  TransportWorkPtr work_;      // of the part that was started last; the caller's once is_started_
-  bool is_started_ = false;    // all parts
-  bool is_on_stream_ = false;  // several parts, enqueued from the start
+  size_t next_ = 0;            // call to start
+  TransportWorkPtr work_;      // of the call that was started last; the caller's once is_started_
+  bool is_started_ = false;    // all calls
+  bool is_on_stream_ = false;  // several calls, enqueued from the start
   std::exception_ptr error_;
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -84,9 +84,9 @@ class OperationQueue {
   ~OperationQueue();
   OperationQueue(const OperationQueue&) = delete;
 
-  // Starts the operation, at once where all before it are started. Throws what its first part throws, and
+  // Starts the operation, at once where all before it are started. Throws what its first call throws, and
   // where one before it failed.
-  std::shared_ptr<QueuedOperation> start(OperationParts parts, Transport::Milliseconds timeout);
+  std::shared_ptr<QueuedOperation> start(TransportCalls calls, Transport::Milliseconds timeout);
 
  private:
   void work_off();

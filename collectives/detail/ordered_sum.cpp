@@ -23,7 +23,7 @@ void add_in_order(const at::Tensor& sum, const at::Tensor& parts, int count) {
 
 }  // namespace
 
-OperationParts ordered_all_reduce(const at::Tensor& tensor, int rank, int world_size) {
+TransportCalls ordered_all_reduce(const at::Tensor& tensor, int rank, int world_size) {
   const int64_t chunk = ceil_divide(tensor.numel(), world_size);
   const std::vector<int64_t> counts(static_cast<size_t>(world_size), chunk);
   const at::Tensor flat = tensor.view({-1});
@@ -47,7 +47,7 @@ OperationParts ordered_all_reduce(const at::Tensor& tensor, int rank, int world_
   return {{exchange, add_and_share}, put_back};
 }
 
-OperationParts ordered_reduce_scatter(const at::Tensor& output, const at::Tensor& input, int world_size) {
+TransportCalls ordered_reduce_scatter(const at::Tensor& output, const at::Tensor& input, int world_size) {
   const std::vector<int64_t> counts(static_cast<size_t>(world_size), output.numel());
   const at::Tensor parts = at::empty({input.numel()}, input.options().requires_grad(false));
   const auto exchange = [=](Transport& transport, Milliseconds timeout) {

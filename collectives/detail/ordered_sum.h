@@ -7,8 +7,8 @@
 namespace pacer::detail {
 
 // tensor = ((x0 + x1) + x2) + ... over ranks. Memory for two more copies of the tensor while it runs.
-OperationParts ordered_all_reduce(const at::Tensor& tensor, int rank, int world_size);
+TransportCalls ordered_all_reduce(const at::Tensor& tensor, int rank, int world_size);
 // output = the same of chunk number `rank` of the inputs.
-OperationParts ordered_reduce_scatter(const at::Tensor& output, const at::Tensor& input, int world_size);
+TransportCalls ordered_reduce_scatter(const at::Tensor& output, const at::Tensor& input, int world_size);
 
 }  // namespace pacer::detail

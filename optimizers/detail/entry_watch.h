@@ -15,7 +15,7 @@ namespace pacer::detail {
 
 class EntryWatch {
  public:
-  // Watches an entry that has its place in a DtypeTable or in the OneBitPart.
+  // Watches an entry that has its place in a DtypeTable or in the CompressedParameters.
   explicit EntryWatch(const ParameterEntry& entry);
 
   // True while parameter and state tensors are where the plan has them, in the layout that it has.

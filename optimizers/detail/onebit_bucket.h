@@ -1,6 +1,6 @@
-// A bucket of a 1-bit optimizer's compressed entries (onebit_part.h): their momentum, frozen variance and
-// floors in flat buffers, the exchange of their momentum, and what it does to the parameters. On a GPU a step
-// is only enqueued, and does nothing where the check says that gradients are not finite.
+// A bucket of a 1-bit optimizer's compressed entries (compressed_parameters.h): their momentum, frozen
+// variance and floors in flat buffers, the exchange of their momentum, and what it does to the parameters. On
+// a GPU a step is only enqueued, and does nothing where the check says that gradients are not finite.
 //
 // Flat buffers hold elements in the order of the parameters' memory, and ranks agree on places in them.
 #pragma once
@@ -44,7 +44,7 @@ class OneBitBucket {
   // The states give their moments away.
   void take_over(const OneBitStates& states, const std::vector<GroupSettings>& settings);
 
-  // Does what OneBitPart::go_on does, for these tensors.
+  // Does what CompressedParameters::go_on does, for these tensors.
   void go_on(const OneBitStates& states, const NamedTensors& errors, int64_t errors_version,
              const NamedTensors& of_rule);
 
@@ -58,7 +58,7 @@ class OneBitBucket {
 
   // ---- A step. ----
 
-  // `attempt` and `refresh_every` as in OneBitPart::Step.
+  // `attempt` and `refresh_every` as in CompressedParameters::Step.
   void begin(int64_t attempt, int64_t refresh_every);
   void set_tensor(size_t i, const ParameterEntry& entry, const void* gradient, const GroupSettings& settings);
   // Sends what set_tensor changed.
@@ -79,7 +79,7 @@ class OneBitBucket {
   void take_gradients(const kernels::StepScalars* scalars, const kernels::GradientCheck* check, bool refresh);
   void update_dense(const kernels::StepScalars* scalars, const kernels::GradientCheck* check);
 
-  // ---- What others want to know, as OneBitPart says. ----
+  // ---- What others want to know, as CompressedParameters say. ----
 
   // Sums of squares: of what rounding lost, and of what was rounded.
   std::pair<double, double> lost_and_sent() const;

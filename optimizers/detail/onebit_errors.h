@@ -17,8 +17,8 @@ struct JoinedErrors {
   at::Tensor server;  // of all chunks
 };
 
-// Joins the errors of one parameter, which OneBitPart::export_errors left on each rank; they are zeros where
-// ranks left nothing. Throws InvalidArgument that names what is missing or does not fit.
+// Joins the errors of one parameter, which CompressedParameters::export_errors left on each rank; they are
+// zeros where ranks left nothing. Throws InvalidArgument that names what is missing or does not fit.
 JoinedErrors join_errors(const std::vector<NamedTensors>& rank_states, const OneBitTensor& of);
 
 // Puts together what ranks left that each had a part of their node's errors, `mates` to a node: a state for

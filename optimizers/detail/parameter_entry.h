@@ -31,7 +31,7 @@ struct ParameterEntry {
   kernels::AdamStorage storage = kernels::AdamStorage::f32;
   bool amsgrad = false;
   bool averages_trust = false;
-  bool is_compressed = false;  // the OneBitPart updates it, not a DtypeTable
+  bool is_compressed = false;  // the CompressedParameters update it, not a DtypeTable
   FusedAdamStateFields* state = nullptr;
 
   // Kernels need one dense piece of memory in the same order for value, gradient and state. A parameter with
@@ -46,7 +46,8 @@ struct ParameterEntry {
   size_t host_segment = kNoSegment;
   int64_t host_offset = 0;
 
-  // Where the entry sits in the tables of its dtype set, or in the OneBitPart, and which scalars it uses.
+  // Where the entry sits in the tables of its dtype set, or in the CompressedParameters, and which scalars it
+  // uses.
   size_t table = 0;
   size_t position = 0;
   int64_t step_group = -1;

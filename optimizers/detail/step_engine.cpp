@@ -31,7 +31,7 @@ void StepEngine::prepare_step(const ParamGroups& groups, ParamStates& states, co
                               const StepInputs& inputs) {
   can_look_early_ = false;
   const Fit fit = plan_fits(groups, states, /*finds_gradients=*/true);
-  if (fit == Fit::none) plan(groups, states, names, /*with_compressed=*/part_ != nullptr);
+  if (fit == Fit::none) plan(groups, states, names, /*with_compressed=*/compressed_parameters_ != nullptr);
   if (entries_.empty()) return;
   require_shared_out();
   const c10::DeviceGuard device_guard(device_);
@@ -39,15 +39,16 @@ void StepEngine::prepare_step(const ParamGroups& groups, ParamStates& states, co
   if (!(fit == Fit::plan_and_step_groups ? step_groups_.fit() : step_groups_.fit(entries_, takes_part_)))
     assign_step_groups();
   for (GroupSettings& settings : settings_) settings.kernel.factor = guard_ ? 1.0 : average_;
-  step_groups_.configure(settings_, part_ ? part_->local_weight() : 1.0);
+  step_groups_.configure(settings_, compressed_parameters_ ? compressed_parameters_->local_weight() : 1.0);
   find_gradients();
   for (DtypeTable& table : tables_) table.send(/*with_units=*/guard_ != nullptr);
-  if (part_) part_->prepare(settings_);
+  if (compressed_parameters_) compressed_parameters_->prepare(settings_);
   if (pager_) pager_->prepare(tables_);
   step_groups_.send(device_);
   if (device_.is_cuda() && (guard_ || inputs.replayable || is_capturing(device_)))
     step_groups_.let_device_lead();
-  can_look_early_ = guard_ != nullptr && !inputs.replayable && part_ == nullptr && ranges_.empty();
+  can_look_early_ =
+      guard_ != nullptr && !inputs.replayable && compressed_parameters_ == nullptr && ranges_.empty();
 }
 
 void StepEngine::assign_step_groups() {
@@ -98,7 +99,7 @@ const kernels::StepScalars* StepEngine::prepare_ahead(double average, double loc
   std::vector<kernels::StepScalars>& scalars = scalars_ahead_.host();
   int64_t last = -1;  // step group whose scalars are there
   for (size_t at = first; at < end; ++at) {
-    const size_t i = compressed_[at];
+    const size_t i = compressed_entries_[at];
     const ParameterEntry& entry = entries_[i];
     const bool takes_part = this->takes_part(entry, entry.gradient());
     if (!step_groups_.expects(entry.step_group, *entry.state, takes_part)) return nullptr;
@@ -115,7 +116,7 @@ const kernels::StepScalars* StepEngine::prepare_ahead(double average, double loc
       // Momentum does not depend on the step count.
       kernels::adam_scalars_cpu(group, /*step=*/1, scalars[static_cast<size_t>(entry.step_group)]);
     }
-    part_->set_tensor(entry, find_gradient(i, takes_part), settings_[entry.group]);
+    compressed_parameters_->set_tensor(entry, find_gradient(i, takes_part), settings_[entry.group]);
   }
   scalars_ahead_.mark_changed();
   scalars_ahead_.send(device_);
@@ -136,10 +137,10 @@ bool StepEngine::enqueue() {
   with_copies([](ParameterEntry& entry) { entry.dense_parameter.copy_(entry.parameter); });
   const kernels::GradientCheck* check = guard_ ? guard_->check() : nullptr;
   const kernels::StepScalars* scalars = step_groups_.write_scalars(device_, check);
-  if (part_) part_->step(scalars, check);
+  if (compressed_parameters_) compressed_parameters_->step(scalars, check);
   if (pager_) pager_->step(scalars);
   for (DtypeTable& table : tables_) {
-    if (!pager_) table.step(scalars, &table == &tables_.front() && part_ == nullptr);
+    if (!pager_) table.step(scalars, &table == &tables_.front() && compressed_parameters_ == nullptr);
   }
   with_copies([](ParameterEntry& entry) { entry.parameter.copy_(entry.dense_parameter); });
   return true;
@@ -166,7 +167,8 @@ bool StepEngine::gradients_are_finite() {
     count = take_early_look() ? partials_.numel() : add_squares();
   }
   const auto* partials = sums.const_data_ptr<double>();
-  part_ ? part_->look(*guard_, partials, count) : guard_->look(partials, count);
+  compressed_parameters_ ? compressed_parameters_->look(*guard_, partials, count)
+                         : guard_->look(partials, count);
   return device_.is_cuda() || guard_->check()->non_finite == 0;  // on CUDA only the device knows
 }
 

@@ -1,8 +1,8 @@
 // One step of every optimizer here, in every phase, from parameter groups to kernel launches. The engine
 // keeps a plan (entries, dtype tables, step groups) and each step only checks that it still fits: parameters
 // where they were and as they were, state untouched by others, the same list. What no longer fits is planned
-// anew, or refused, before the first write. Entries of compressed groups are a OneBitPart's once there is
-// one. The three parts of a step are those of SessionOptimizer.
+// anew, or refused, before the first write. Compressed parameters belong to the CompressedParameters once
+// there are any. The three parts of a step are those of SessionOptimizer.
 //
 // To follow one AdamW step, read fused_optimizer.cpp (step), this file's source, kernels/cpu/adam.cpp or
 // kernels/cuda/adam.cu, kernels/math/adam_storage.h and kernels/math/adam.h. Plans are made in step_plan.cpp,
@@ -21,9 +21,9 @@
 #include <torch/optim/optimizer.h>
 
 #include <pacer/device/detail/seen_tensor.h>
+#include <pacer/optimizers/detail/compressed_parameters.h>
 #include <pacer/optimizers/detail/dtype_table.h>
 #include <pacer/optimizers/detail/entry_watch.h>
-#include <pacer/optimizers/detail/onebit_part.h>
 #include <pacer/optimizers/detail/optimizer_traits.h>
 #include <pacer/optimizers/detail/parameter_check.h>
 #include <pacer/optimizers/detail/parameter_entry.h>
@@ -77,15 +77,15 @@ class StepEngine {
   // Makes a plan in which every parameter of a compressed group has state, whether it had a gradient or not.
   void complete_compressed(const ParamGroups& groups, std::vector<GroupSettings> settings,
                            ParamStates& states, const TensorNames& names);
-  // Whether the plan fits the step to come, as far as that is known before its gradients are. The part may
-  // then take up compressed tensors as their gradients come: of those numbered [first, end) prepare_ahead
-  // gives it the gradients, and returns the scalars of the coming step, by step group. Null where these have
-  // to be planned anew. `local_weight` as the part's in that step.
+  // Whether the plan fits the step to come, as far as that is known before its gradients are. The
+  // CompressedParameters may then take up tensors as their gradients come: of those numbered [first, end)
+  // prepare_ahead gives them the gradients, and returns the scalars of the coming step, by step group. Null
+  // where these have to be planned anew. `local_weight` as theirs in that step.
   bool plan_fits_next_step(const ParamGroups& groups, std::vector<GroupSettings> settings,
                            const ParamStates& states);
   const kernels::StepScalars* prepare_ahead(double average, double local_weight, size_t first, size_t end);
-  // From the next step on compressed entries are the part's; null: tables update all.
-  void compress_with(OneBitPart* part);
+  // From the next step on compressed entries belong to these; null: tables update all.
+  void compress_with(CompressedParameters* parameters);
   // The L1 norm of the bias-corrected variance of all compressed entries, added up in their order. Waits for
   // a GPU.
   double compressed_variance_norm() const;
@@ -166,7 +166,7 @@ class StepEngine {
   OwnedRanges ranges_;
   std::shared_ptr<Communicator> ranks_;
   std::vector<GroupSettings> settings_;  // by group
-  OneBitPart* part_ = nullptr;
+  CompressedParameters* compressed_parameters_ = nullptr;
 
   std::optional<Paging> paging_;
   MakePageDevice make_page_device_;
@@ -176,10 +176,10 @@ class StepEngine {
   std::vector<PlannedGroup> planned_groups_;  // empty: there is no plan
   std::vector<PlannedParameter> planned_parameters_;
   std::vector<ParameterEntry> entries_;
-  std::vector<EntryWatch> watches_;   // by entry
-  std::vector<size_t> compressed_;    // entries of the OneBitPart, by position
-  std::vector<size_t> gapped_;        // entries with a dense_parameter
-  const void* states_end_ = nullptr;  // with state_buckets_, what tells tables of states apart
+  std::vector<EntryWatch> watches_;         // by entry
+  std::vector<size_t> compressed_entries_;  // by position in the CompressedParameters
+  std::vector<size_t> gapped_;              // entries with a dense_parameter
+  const void* states_end_ = nullptr;        // with state_buckets_, what tells tables of states apart
   uint64_t state_buckets_ = 0;
   std::vector<char> takes_part_;   // by entry
   std::vector<size_t> unsettled_;  // entries whose gradient is still to be found

@@ -77,7 +77,7 @@ void StepEngine::forget_plan() {
   entries_.clear();
   watches_.clear();
   states_end_ = nullptr;
-  compressed_.clear();
+  compressed_entries_.clear();
   gapped_.clear();
   tables_.clear();
   takes_part_.clear();
@@ -90,8 +90,8 @@ void StepEngine::forget_plan() {
   ++enqueue_version_;
 }
 
-void StepEngine::compress_with(OneBitPart* part) {
-  part_ = part;
+void StepEngine::compress_with(CompressedParameters* parameters) {
+  compressed_parameters_ = parameters;
   forget_plan();
 }
 
@@ -152,14 +152,14 @@ ParameterEntry StepEngine::make_entry(const RegisteredParameter& parameter,
   }
   entry.amsgrad = settings.amsgrad;
   entry.averages_trust = settings.averages_trust;
-  entry.is_compressed = part_ != nullptr && settings.compresses(parameter.tensor);
+  entry.is_compressed = compressed_parameters_ != nullptr && settings.compresses(parameter.tensor);
   entry.storage =
       storage_for(parameter.tensor.scalar_type(), settings.master_weights, settings.rounding, entry.name);
   if (state == nullptr) return entry;
   entry.state = dynamic_cast<FusedAdamStateFields*>(state);
   require(entry.state != nullptr, "the state of parameter ", parameter.in_message(),
           " is another optimizer's; start from an empty state or use take_over");
-  if (entry.is_compressed) return entry;  // the part looks at it
+  if (entry.is_compressed) return entry;  // the CompressedParameters look at it
   check_state(*entry.state, entry.is_part ? at::IntArrayRef(entry.range.count) : parameter.tensor.sizes(),
               entry.name);
   return entry;
@@ -209,12 +209,12 @@ void StepEngine::check_entries() const {
             " is updated in part, which needs its elements row by row without gaps; pass a contiguous one");
   }
   check_disjoint(ranges, entry_names);
-  if (part_ == nullptr) return;
+  if (compressed_parameters_ == nullptr) return;
   std::vector<const ParameterEntry*> compressed;
   for (const ParameterEntry& entry : entries_) {
     if (entry.is_compressed) compressed.push_back(&entry);
   }
-  part_->check_fits(compressed);
+  compressed_parameters_->check_fits(compressed);
 }
 
 void StepEngine::plan(const ParamGroups& groups, ParamStates& states, const TensorNames& names,
@@ -252,8 +252,8 @@ void StepEngine::build_tables() {
     ParameterEntry& entry = entries_[i];
     entry_of_.emplace(entry.parameter.unsafeGetTensorImpl(), i);
     if (entry.is_compressed) {
-      entry.position = compressed_.size();
-      compressed_.push_back(i);
+      entry.position = compressed_entries_.size();
+      compressed_entries_.push_back(i);
     } else {
       const auto [found, is_new] =
           table_of.emplace(std::make_pair(entry.storage, entry.amsgrad), tables_.size());
@@ -277,8 +277,8 @@ void StepEngine::build_tables() {
   partials_ = at::empty({units}, at::TensorOptions().dtype(at::kDouble).device(device_));
 }
 
-// In the order in which one rank adds up all of them: table by table; the OneBitPart adds up its own. A
-// parameter that was not shared out takes part in no step.
+// In the order in which one rank adds up all of them: table by table; the CompressedParameters add up their
+// own. A parameter that was not shared out takes part in no step.
 void StepEngine::share_sums() {
   shared_norm_ = std::make_unique<SharedNorm>(ranks_, device_);
   const std::vector<int64_t> nothing(static_cast<size_t>(ranks_->world_size()) + 1);

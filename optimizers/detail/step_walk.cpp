@@ -22,8 +22,9 @@ bool StepEngine::takes_part(const ParameterEntry& entry, const at::Tensor& gradi
 
 StepEngine::PlannedGroup StepEngine::planned(const ParamGroups& groups, size_t group) const {
   const GroupSettings& settings = settings_[group];
-  return {groups[group].params().size(), settings.amsgrad,        settings.averages_trust,
-          part_ && settings.compress,    settings.master_weights, settings.rounding};
+  return {groups[group].params().size(), settings.amsgrad,
+          settings.averages_trust,       compressed_parameters_ && settings.compress,
+          settings.master_weights,       settings.rounding};
 }
 
 StepEngine::Fit StepEngine::plan_fits(const ParamGroups& groups, const ParamStates& states,
@@ -97,7 +98,7 @@ void StepEngine::find_gradients() {
     const ParameterEntry& entry = entries_[i];
     const void* elements = find_gradient(i, takes_part_[i] != 0);
     if (entry.is_compressed) {
-      part_->set_tensor(entry, elements, settings_[entry.group]);
+      compressed_parameters_->set_tensor(entry, elements, settings_[entry.group]);
     } else {
       tables_[entry.table].set_gradient(entry.position, entry.step_group, elements);
     }

@@ -5,7 +5,7 @@
 
 #include <pacer/core/error.h>
 #include <pacer/files/detail/number_text.h>
-#include <pacer/hooks/detail/model_parts.h>
+#include <pacer/hooks/detail/submodules.h>
 #include <pacer/hooks/session_parts.h>
 #include <pacer/hooks/step_report.h>
 
@@ -43,14 +43,14 @@ void LayerDropHook::attach(SessionParts& parts) {
           "this LayerDrop has no layers; call layer_drop->add(*block) for each block of the model");
   const Blocks& blocks = gates_->blocks();
   if (blocks) {
-    require_part_of(parts.model(), *blocks, "LayerDrop");
+    require_in_model(parts.model(), *blocks, "LayerDrop");
     require(gates_->layers() == static_cast<int64_t>(blocks->size()), "this LayerDrop was made for ",
             gates_->layers(), " blocks, but there are ", blocks->size(),
             " now; make it after the last push_back");
     blocks.ptr()->wrap(WrapperLevel::drop, std::make_shared<GateBlocks>(gates_));
   } else {
     require(
-        is_part_of(parts.model(), *gates_),
+        is_in_model(parts.model(), *gates_),
         "this LayerDrop is no part of the model, so eval() would not reach it; in the model's constructor "
         "call register_module(\"layer_drop\", layer_drop)");
   }

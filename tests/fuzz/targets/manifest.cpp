@@ -3,8 +3,8 @@
 #include <optional>
 
 #include <pacer/files/checkpoint_manifest.h>
-#include <pacer/files/checkpoint_parts.h>
 #include <pacer/files/checksum.h>
+#include <pacer/files/save_records.h>
 
 #include "fuzz/harness.h"
 #include "support/files/memory_file_system.h"
@@ -38,14 +38,14 @@ void check_part(const std::string& text) {
   testing::MemoryFileSystem files;
   make_folders(files, "staging");
   files.content("staging/.part-of-rank-3") = text + checksum_of(text) + '\n';
-  std::optional<CheckpointPart> part;
-  if (!accepts(3 * text.size(), [&] { part = take_part("staging", 3, files); })) return;
-  demand(part.has_value(), "a record that is there is not found");
-  leave_part("staging", 3, *part, files);
-  const CheckpointPart again = *take_part("staging", 3, files);
-  demand(again.failure == part->failure && again.files.size() == part->files.size(),
+  std::optional<SaveRecord> record;
+  if (!accepts(3 * text.size(), [&] { record = take_record("staging", 3, files); })) return;
+  demand(record.has_value(), "a record that is there is not found");
+  leave_record("staging", 3, *record, files);
+  const SaveRecord again = *take_record("staging", 3, files);
+  demand(again.failure == record->failure && again.files.size() == record->files.size(),
          "a record of a rank differs after it was written and read again");
-  for (const CheckpointFile& file : part->files) {
+  for (const CheckpointFile& file : record->files) {
     demand(is_checkpoint_file_name(file.name) && file.size >= 0 && is_checksum(file.checksum),
            "a record has a file that no checkpoint has");
   }

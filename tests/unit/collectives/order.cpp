@@ -49,14 +49,14 @@ class SlowMessage : public detail::TransportWork {
   bool is_over_ = false;
 };
 
-detail::OperationParts slow_messages(int count, std::chrono::milliseconds takes) {
-  detail::OperationParts parts;
+detail::TransportCalls slow_messages(int count, std::chrono::milliseconds takes) {
+  detail::TransportCalls calls;
   for (int i = 0; i < count; ++i) {
-    parts.parts.emplace_back([takes](detail::Transport&, std::chrono::milliseconds limit) {
+    calls.calls.emplace_back([takes](detail::Transport&, std::chrono::milliseconds limit) {
       return std::make_unique<SlowMessage>(takes, limit);
     });
   }
-  return parts;
+  return calls;
 }
 
 // Moves nothing, and tells when it is aborted.
@@ -110,8 +110,8 @@ TEST_CASE("what waits when its communicator ends is never started, and says why"
   const auto transport = std::make_shared<IdleTransport>();
   auto queue = std::make_unique<detail::OperationQueue>(transport);
   std::promise<void> begun;
-  detail::OperationParts two_messages = slow_messages(1, 0ms);
-  two_messages.parts.emplace_back([&, aborted = transport->aborted()](detail::Transport&, auto) {
+  detail::TransportCalls two_messages = slow_messages(1, 0ms);
+  two_messages.calls.emplace_back([&, aborted = transport->aborted()](detail::Transport&, auto) {
     begun.set_value();
     aborted.wait();
     if (fails) throw std::runtime_error("cut off");
@@ -119,7 +119,7 @@ TEST_CASE("what waits when its communicator ends is never started, and says why"
   });
   bool is_started = false;
   const auto under_way = queue->start(std::move(two_messages), 10s);
-  const auto waiting = queue->start(detail::OperationPart([&](detail::Transport&, auto) {
+  const auto waiting = queue->start(detail::TransportCall([&](detail::Transport&, auto) {
                                       is_started = true;
                                       return nullptr;
                                     }),

@@ -1,4 +1,5 @@
-// How a OneBitPart begins, what it is rebuilt from, what it saves, and what it says of itself.
+// How CompressedParameters begin, what they are rebuilt from, what they save, and what they say of
+// themselves.
 #include <cmath>
 #include <iterator>
 
@@ -6,7 +7,7 @@
 #include <c10/core/DeviceGuard.h>
 
 #include <pacer/core/error.h>
-#include <pacer/optimizers/detail/onebit_part.h>
+#include <pacer/optimizers/detail/compressed_parameters.h>
 #include <pacer/optimizers/detail/parameter_check.h>
 
 namespace pacer::detail {
@@ -31,7 +32,7 @@ NamedTensors take_named(const std::vector<OneBitTensor>& tensors, NamedTensors& 
 }  // namespace
 
 template <class F>
-void OneBitPart::for_buckets(const OneBitStates& states, const F& f) const {
+void CompressedParameters::for_buckets(const OneBitStates& states, const F& f) const {
   auto first = states.begin();
   for (const auto& bucket : buckets_) {
     const auto end = first + static_cast<int64_t>(bucket->tensors().size());
@@ -40,7 +41,7 @@ void OneBitPart::for_buckets(const OneBitStates& states, const F& f) const {
   }
 }
 
-bool OneBitPart::freeze(const OneBitStates& states, const std::vector<GroupSettings>& settings) {
+bool CompressedParameters::freeze(const OneBitStates& states, const std::vector<GroupSettings>& settings) {
   const c10::DeviceGuard guard(device_);
   for_buckets(states, [&](OneBitBucket& bucket, const OneBitStates& of_bucket) {
     bucket.take_moments(of_bucket, settings);
@@ -60,8 +61,8 @@ bool OneBitPart::freeze(const OneBitStates& states, const std::vector<GroupSetti
 }
 
 // What belongs to no bucket is left for the last one, which refuses it.
-void OneBitPart::go_on(const OneBitStates& states, const NamedTensors& errors, int64_t errors_version,
-                       const NamedTensors& of_rule) {
+void CompressedParameters::go_on(const OneBitStates& states, const NamedTensors& errors,
+                                 int64_t errors_version, const NamedTensors& of_rule) {
   const c10::DeviceGuard guard(device_);
   NamedTensors errors_left = errors, of_rule_left = of_rule;
   for_buckets(states, [&](OneBitBucket& bucket, const OneBitStates& of_bucket) {
@@ -75,7 +76,7 @@ void OneBitPart::go_on(const OneBitStates& states, const NamedTensors& errors, i
   });
 }
 
-std::pair<at::Tensor, int64_t> OneBitPart::sum_and_count_of_variance() const {
+std::pair<at::Tensor, int64_t> CompressedParameters::sum_and_count_of_variance() const {
   at::Tensor sum = buckets_.front()->sum_of_variance();
   int64_t count = buckets_.front()->elements();
   for (size_t b = 1; b < buckets_.size(); ++b) {
@@ -86,7 +87,7 @@ std::pair<at::Tensor, int64_t> OneBitPart::sum_and_count_of_variance() const {
 }
 
 // Tensors without any variance get the floor of all buckets.
-void OneBitPart::set_floors(const kernels::GradientCheck* check) {
+void CompressedParameters::set_floors(const kernels::GradientCheck* check) {
   const c10::DeviceGuard guard(device_);
   for (const auto& bucket : buckets_) bucket->set_floors(check);
   const auto [sum, count] = sum_and_count_of_variance();
@@ -95,17 +96,17 @@ void OneBitPart::set_floors(const kernels::GradientCheck* check) {
   for (const auto& bucket : buckets_) bucket->raise_floors(mean);
 }
 
-void OneBitPart::check(bool wait) {
+void CompressedParameters::check(bool wait) {
   for (const auto& bucket : buckets_) bucket->exchange()->check(wait);
 }
 
-int64_t OneBitPart::bytes_sent() const {
+int64_t CompressedParameters::bytes_sent() const {
   int64_t bytes = 0;
   for (const auto& bucket : buckets_) bytes += bucket->exchange()->bytes_sent();
   return bytes;
 }
 
-double OneBitPart::compression_error() const {
+double CompressedParameters::compression_error() const {
   if (!compresses()) return 0;
   double lost = 0, sent = 0;
   for (const auto& bucket : buckets_) {
@@ -116,38 +117,38 @@ double OneBitPart::compression_error() const {
   return sent == 0 ? 0 : std::sqrt(lost / sent);
 }
 
-void OneBitPart::export_shared(NamedTensors& state) const {
+void CompressedParameters::export_shared(NamedTensors& state) const {
   for (const auto& bucket : buckets_) bucket->export_shared(state);
 }
 
-void OneBitPart::export_errors(NamedTensors& state) const {
+void CompressedParameters::export_errors(NamedTensors& state) const {
   for (const auto& bucket : buckets_) bucket->export_errors(state);
 }
 
-const OneBitBucket* OneBitPart::bucket_of(const std::string& name) const {
+const OneBitBucket* CompressedParameters::bucket_of(const std::string& name) const {
   for (const auto& bucket : buckets_) {
     if (bucket->has(name)) return bucket.get();
   }
   return nullptr;
 }
 
-double OneBitPart::lamb_factor(const std::string& name) const {
+double CompressedParameters::lamb_factor(const std::string& name) const {
   const OneBitBucket* bucket = bucket_of(name);
   return bucket == nullptr ? 1 : bucket->lamb_factor(name);
 }
 
-double OneBitPart::momentum_scale(const std::string& name) const {
+double CompressedParameters::momentum_scale(const std::string& name) const {
   const OneBitBucket* bucket = bucket_of(name);
   return bucket == nullptr ? 1 : bucket->momentum_scale(name);
 }
 
-void OneBitPart::rename(const std::vector<std::string>& names) {
+void CompressedParameters::rename(const std::vector<std::string>& names) {
   for (size_t i = 0; i < places_.size() && i < names.size(); ++i) {
     buckets_[places_[i].bucket]->rename(places_[i].index, names[i]);
   }
 }
 
-std::string OneBitPart::describe_floors() const {
+std::string CompressedParameters::describe_floors() const {
   std::vector<at::Tensor> below;
   for (const Place& place : places_) below.push_back(buckets_[place.bucket]->floored(place.index));
   if (below.empty()) return "";

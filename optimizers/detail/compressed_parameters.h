@@ -19,12 +19,12 @@
 
 namespace pacer::detail {
 
-class OneBitPart {
+class CompressedParameters {
  public:
   // There is at least one bucket; their tensors follow one another in the order of the parameters. All have
   // an exchange or none. `sharers` as theirs.
-  OneBitPart(std::vector<std::unique_ptr<OneBitBucket>> buckets, at::Device device,
-             std::shared_ptr<Communicator> sharers);
+  CompressedParameters(std::vector<std::unique_ptr<OneBitBucket>> buckets, at::Device device,
+                       std::shared_ptr<Communicator> sharers);
 
   // From the states of the tensors, which have both moments. The variance becomes bias-corrected, by what
   // each one's own steps and settings say; then those that never took a step get the step count of their
@@ -32,7 +32,7 @@ class OneBitPart {
   bool freeze(const OneBitStates& states, const std::vector<GroupSettings>& settings);
   // Goes on from states whose variance is frozen already, from this rank's errors (names as export_errors
   // writes them, none for zeros) in a state of that version, and from what only the rule has. Throws
-  // InvalidArgument for what does not fit; then the part is of no use. Else set_floors() comes before a step.
+  // InvalidArgument for what does not fit; then this is of no use. Else set_floors() comes before a step.
   void go_on(const OneBitStates& states, const NamedTensors& errors, int64_t errors_version,
              const NamedTensors& of_rule);
 
@@ -69,7 +69,7 @@ class OneBitPart {
   void prepare(const std::vector<GroupSettings>& settings);
   // The guard looks at all stored gradients as if those of the workers, whose noise does not cancel, had been
   // added. `averaged`: partial sums of squares of all others, on the device. Where it clips by the norm of
-  // the step before, each bucket of a compressed step is a part that is clipped by itself.
+  // the step before, each bucket of a compressed step is clipped by itself.
   void look(GradientGuard& guard, const double* averaged, int64_t count);
   void step(const kernels::StepScalars* scalars, const kernels::GradientCheck* check);
 

@@ -3,7 +3,7 @@
 #include <string>
 
 #include <pacer/core/error.h>
-#include <pacer/files/checkpoint_parts.h>
+#include <pacer/files/save_records.h>
 
 #include "support/catch.h"
 #include "support/files/failing_file_system.h"
@@ -15,13 +15,13 @@ namespace {
 
 using Catch::Matchers::ContainsSubstring;
 
-CheckpointPart sample_part() {
+SaveRecord sample_record() {
   return {{{"errors-rank-00001-of-00002.safetensors", 12345678901, checksum_of("a")},
            {"session-rank-00001-of-00002.safetensors", 0, checksum_of("b")}},
           ""};
 }
 
-void check_same(const CheckpointPart& a, const CheckpointPart& b) {
+void check_same(const SaveRecord& a, const SaveRecord& b) {
   CHECK(a.failure == b.failure);
   REQUIRE(a.files.size() == b.files.size());
   for (size_t i = 0; i < a.files.size(); ++i) {
@@ -36,31 +36,31 @@ void check_same(const CheckpointPart& a, const CheckpointPart& b) {
 TEST_CASE("a record of a part is taken once, by its rank", "[core][checkpoint]") {
   MemoryFileSystem files;
   REQUIRE(make_folder(files, "/staging"));
-  CHECK_FALSE(take_part("/staging", 1, files));
-  leave_part("/staging", 1, sample_part(), files);
-  leave_part("/staging", 12, {{}, "no space left"}, files);
-  CHECK_FALSE(take_part("/staging", 2, files));
-  const auto one = take_part("/staging", 1, files), twelve = take_part("/staging", 12, files);
+  CHECK_FALSE(take_record("/staging", 1, files));
+  leave_record("/staging", 1, sample_record(), files);
+  leave_record("/staging", 12, {{}, "no space left"}, files);
+  CHECK_FALSE(take_record("/staging", 2, files));
+  const auto one = take_record("/staging", 1, files), twelve = take_record("/staging", 12, files);
   REQUIRE(one);
   REQUIRE(twelve);
-  check_same(*one, sample_part());
+  check_same(*one, sample_record());
   check_same(*twelve, {{}, "no space left"});
-  CHECK_FALSE(take_part("/staging", 1, files));
+  CHECK_FALSE(take_record("/staging", 1, files));
   CHECK(list_folder(files, "/staging").empty());
 }
 
 TEST_CASE("a record that is damaged anywhere is refused", "[core][checkpoint]") {
   MemoryFileSystem files;
   REQUIRE(make_folder(files, "/staging"));
-  leave_part("/staging", 0, sample_part(), files);
+  leave_record("/staging", 0, sample_record(), files);
   const std::string path = "/staging/" + list_folder(files, "/staging").front();
   const std::string whole = files.content(path);
   for (size_t at = 0; at < whole.size(); ++at) {
     files.content(path) = whole;
     files.content(path)[at] ^= 1;
-    CHECK_THROWS_WITH(take_part("/staging", 0, files), ContainsSubstring(path));
+    CHECK_THROWS_WITH(take_record("/staging", 0, files), ContainsSubstring(path));
     files.content(path) = whole.substr(0, at);
-    CHECK_THROWS_WITH(take_part("/staging", 0, files), ContainsSubstring(path));
+    CHECK_THROWS_WITH(take_record("/staging", 0, files), ContainsSubstring(path));
   }
 }
 
@@ -73,7 +73,7 @@ TEST_CASE("a record that is whole but of something else is refused", "[core][che
     MemoryFileSystem files;
     REQUIRE(make_folder(files, "/staging"));
     files.content("/staging/.part-of-rank-0") = text + checksum_of(text) + '\n';
-    CHECK_THROWS_WITH(take_part("/staging", 0, files),
+    CHECK_THROWS_WITH(take_record("/staging", 0, files),
                       ContainsSubstring("/staging/.part-of-rank-0 is damaged"));
   }
 }
@@ -86,10 +86,10 @@ TEST_CASE("a record whose n-th call fails is whole or not there, for every n", "
     FailingFileSystem files(under);
     files.arm(call, Fault::dead);
     const std::string message =
-        message_of<FileError>([&] { leave_part("/staging", 3, sample_part(), files); });
-    const auto part = take_part("/staging", 3, under);
-    CHECK((part.has_value() || !message.empty()));
-    if (part) check_same(*part, sample_part());
+        message_of<FileError>([&] { leave_record("/staging", 3, sample_record(), files); });
+    const auto record = take_record("/staging", 3, under);
+    CHECK((record.has_value() || !message.empty()));
+    if (record) check_same(*record, sample_record());
     if (!files.has_failed()) break;
   }
 }

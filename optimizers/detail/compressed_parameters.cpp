@@ -1,4 +1,4 @@
-#include <pacer/optimizers/detail/onebit_part.h>
+#include <pacer/optimizers/detail/compressed_parameters.h>
 
 #include <algorithm>
 
@@ -15,8 +15,8 @@
 
 namespace pacer::detail {
 
-OneBitPart::OneBitPart(std::vector<std::unique_ptr<OneBitBucket>> buckets, at::Device device,
-                       std::shared_ptr<Communicator> sharers)
+CompressedParameters::CompressedParameters(std::vector<std::unique_ptr<OneBitBucket>> buckets,
+                                           at::Device device, std::shared_ptr<Communicator> sharers)
     : buckets_(std::move(buckets)), device_(device), sharers_(std::move(sharers)) {
   for (size_t b = 0; b < buckets_.size(); ++b) {
     for (size_t i = 0; i < buckets_[b]->tensors().size(); ++i) places_.push_back({b, i});
@@ -27,7 +27,8 @@ OneBitPart::OneBitPart(std::vector<std::unique_ptr<OneBitBucket>> buckets, at::D
 
 // From the last bucket to the first, as backward reaches them: while the messages of one travel, the next is
 // compressed, and those before are served and update their parameters.
-void OneBitPart::compressed_step(const kernels::StepScalars* scalars, const kernels::GradientCheck* check) {
+void CompressedParameters::compressed_step(const kernels::StepScalars* scalars,
+                                           const kernels::GradientCheck* check) {
   const size_t count = buckets_.size();
   for (size_t turn = 0; turn < count + 2; ++turn) {
     if (turn >= started_ && turn < count) start_bucket(turn, scalars, check);
@@ -37,20 +38,20 @@ void OneBitPart::compressed_step(const kernels::StepScalars* scalars, const kern
   started_ = served_ = 0;
 }
 
-std::pair<size_t, size_t> OneBitPart::tensors_at(size_t turn) const {
+std::pair<size_t, size_t> CompressedParameters::tensors_at(size_t turn) const {
   size_t first = 0;
   for (size_t b = 0; b + turn + 1 < buckets_.size(); ++b) first += buckets_[b]->tensors().size();
   return {first, first + at_turn(turn).tensors().size()};
 }
 
-void OneBitPart::start_bucket(size_t turn, const kernels::StepScalars* scalars,
-                              const kernels::GradientCheck* check) {
+void CompressedParameters::start_bucket(size_t turn, const kernels::StepScalars* scalars,
+                                        const kernels::GradientCheck* check) {
   const auto b = static_cast<int64_t>(buckets_.size() - 1 - turn);
   at_turn(turn).start(scalars, check, clipped_.defined() ? clipped_.select(0, b) : at::Tensor());
 }
 
-void OneBitPart::start_ahead(size_t turn, const Step& step, const kernels::StepScalars* scalars,
-                             const GradientGuard* guard) {
+void CompressedParameters::start_ahead(size_t turn, const Step& step, const kernels::StepScalars* scalars,
+                                       const GradientGuard* guard) {
   OneBitBucket& bucket = at_turn(turn);
   bucket.begin(step.attempt, step.refresh_every);
   bucket.send();
@@ -65,11 +66,11 @@ void OneBitPart::start_ahead(size_t turn, const Step& step, const kernels::StepS
 
 // Serves only what has come. Waiting here would block backward, and with it gradients that another rank still
 // waits for.
-void OneBitPart::serve_ahead() {
+void CompressedParameters::serve_ahead() {
   while (served_ < started_ && at_turn(served_).can_serve()) at_turn(served_++).serve();
 }
 
-void OneBitPart::step(const kernels::StepScalars* scalars, const kernels::GradientCheck* check) {
+void CompressedParameters::step(const kernels::StepScalars* scalars, const kernels::GradientCheck* check) {
   if (step_.kind == OneBitKind::compressed) return compressed_step(scalars, check);
   const bool refresh = step_.kind == OneBitKind::refresh;
   for (const auto& bucket : buckets_) bucket->take_gradients(scalars, check, refresh);
@@ -79,7 +80,7 @@ void OneBitPart::step(const kernels::StepScalars* scalars, const kernels::Gradie
 
 // ---- What comes before. ----
 
-void OneBitPart::agree(int64_t step, bool in_lanes) {
+void CompressedParameters::agree(int64_t step, bool in_lanes) {
   if (in_lanes) {
     for (const auto& bucket : buckets_) bucket->exchange()->use_lanes();
   }
@@ -92,12 +93,12 @@ void OneBitPart::agree(int64_t step, bool in_lanes) {
   require_agreement(peers, step, all);
 }
 
-void OneBitPart::begin(const Step& step) {
+void CompressedParameters::begin(const Step& step) {
   for (const auto& bucket : buckets_) bucket->begin(step.attempt, step.refresh_every);
   step_ = step;
 }
 
-void OneBitPart::check_fits(const std::vector<const ParameterEntry*>& entries) const {
+void CompressedParameters::check_fits(const std::vector<const ParameterEntry*>& entries) const {
   constexpr const char* kAdvice =
       " after the variance froze, and what ranks have agreed on would no longer fit; ";
   for (size_t i = 0; i < std::min(entries.size(), places_.size()); ++i) {
@@ -132,18 +133,18 @@ void OneBitPart::check_fits(const std::vector<const ParameterEntry*>& entries) c
           "to stop training it, say requires_grad_(false)");
 }
 
-void OneBitPart::set_tensor(const ParameterEntry& entry, const void* gradient,
-                            const GroupSettings& settings) {
+void CompressedParameters::set_tensor(const ParameterEntry& entry, const void* gradient,
+                                      const GroupSettings& settings) {
   const Place& place = places_[entry.position];
   buckets_[place.bucket]->set_tensor(place.index, entry, gradient, settings);
 }
 
-void OneBitPart::prepare(const std::vector<GroupSettings>& settings) {
+void CompressedParameters::prepare(const std::vector<GroupSettings>& settings) {
   for (const auto& bucket : buckets_) bucket->prepare(settings);
 }
 
 // One number of each worker, on this rank's device.
-at::Tensor OneBitPart::sums_of_workers(const at::Tensor& own) const {
+at::Tensor CompressedParameters::sums_of_workers(const at::Tensor& own) const {
   const OneBitRoute& route = buckets_.front()->exchange()->route();
   const int64_t workers = route.workers();
   if (workers == 1) return own;
@@ -155,20 +156,20 @@ at::Tensor OneBitPart::sums_of_workers(const at::Tensor& own) const {
 }
 
 // Returns where on the device the sum of squares of its gradients is.
-double* OneBitPart::look_at_bucket(size_t b) {
+double* CompressedParameters::look_at_bucket(size_t b) {
   double* sum = sums_.mutable_data_ptr<double>() + (buckets_.size() == 1 ? 2 : 3 + b);
   buckets_[b]->sum_of_squares(sum);
   return sum;
 }
 
-void OneBitPart::clip_bucket(size_t b, const GradientGuard& guard, double local_weight,
-                             const double* sum_of_squares) {
+void CompressedParameters::clip_bucket(size_t b, const GradientGuard& guard, double local_weight,
+                                       const double* sum_of_squares) {
   if (!clipped_.defined()) clipped_ = at::empty({static_cast<int64_t>(buckets_.size())}, sums_.options());
   const auto workers = static_cast<double>(buckets_[b]->exchange()->route().workers());
   guard.early_factor(sum_of_squares, local_weight, workers, clipped_.mutable_data_ptr<double>() + b);
 }
 
-void OneBitPart::look(GradientGuard& guard, const double* averaged, int64_t count) {
+void CompressedParameters::look(GradientGuard& guard, const double* averaged, int64_t count) {
   const kernels::Stream stream = device_.is_cuda() ? current_stream(device_) : nullptr;
   const auto add_up = [&](const double* partials, int64_t number, double* sum) {
     if (device_.is_cuda()) return kernels::sum_partials_cuda(partials, number, sum, stream);

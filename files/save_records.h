@@ -13,20 +13,20 @@
 
 namespace pacer {
 
-// What one process has to say of its part.
-struct CheckpointPart {
+// What one process has to say of its files.
+struct SaveRecord {
   std::vector<CheckpointFile> files;
   std::string failure;    // empty: the files are complete and on the disk
   bool is_finite = true;  // the parameters among what it wrote are
 };
 
 // Leaves the record of process number `rank`. FileError where that fails.
-void leave_part(const std::string& staging, int rank, const CheckpointPart& part,
-                FileSystem& files = posix_file_system());
+void leave_record(const std::string& staging, int rank, const SaveRecord& record,
+                  FileSystem& files = posix_file_system());
 
 // The record of process number `rank`, which is taken away; nothing as long as there is none. FileError for a
 // record that is damaged.
-std::optional<CheckpointPart> take_part(const std::string& staging, int rank,
-                                        FileSystem& files = posix_file_system());
+std::optional<SaveRecord> take_record(const std::string& staging, int rank,
+                                      FileSystem& files = posix_file_system());
 
 }  // namespace pacer
