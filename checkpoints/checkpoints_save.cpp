@@ -33,34 +33,33 @@ void Checkpoints::begin_save() {
   require(parts_->progress.micro_step == 0,
           "Checkpoints::save_now belongs between steps, not into an accumulation window");
   Communicator& world = parts_->world();
-  detail::SavePlan plan;
-  plan.step = parts_->progress.step;
-  plan.rank = world.rank();
-  plan.facts = {world.world_size(), version(), {{"libtorch", TORCH_VERSION}}};
-  plan.timeout = options_.timeout();
-  plan.root = options_.folder();
-  plan.keep = options_.keep();
+  detail::SaveJob job;
+  job.step = parts_->progress.step;
+  job.rank = world.rank();
+  job.facts = {world.world_size(), version(), {{"libtorch", TORCH_VERSION}}};
+  job.timeout = options_.timeout();
+  job.root = options_.folder();
+  job.keep = options_.keep();
   std::unordered_set<std::string> trained;
   for (const auto& item : parts_->model().named_parameters()) {
     if (item.value().requires_grad()) trained.insert(item.key());  // a mask may well hold -inf
   }
-  plan.must_be_finite = [trained = std::move(trained)](const std::string& name) {
+  job.must_be_finite = [trained = std::move(trained)](const std::string& name) {
     return trained.count(name) != 0;
   };
   RankStatus status;
   status.intent = Intent::save;
-  status.step = plan.step;
+  status.step = job.step;
   if (world.world_size() > 1) StatusExchange(world, status).wait();
   check_folder();
   complete_save();
 
-  plan.staging = together("begin a checkpoint", [&]() -> std::string {
-                   if (world.rank() != 0) return "";
-                   lock_->check();
-                   plan.writer =
-                       std::make_unique<CheckpointWriter>(posix_file_system(), plan.root, plan.step);
-                   return plan.writer->staging();
-                 }).front();
+  job.staging = together("begin a checkpoint", [&]() -> std::string {
+                  if (world.rank() != 0) return "";
+                  lock_->check();
+                  job.writer = std::make_unique<CheckpointWriter>(posix_file_system(), job.root, job.step);
+                  return job.writer->staging();
+                }).front();
   const ShardedState* sharded = parts_->sharded_state;
   const bool has_stages = parts_->replicas != nullptr;
   detail::TrainingState state;
@@ -81,7 +80,7 @@ void Checkpoints::begin_save() {
       has_stages ? detail::complete_stages(state, outlines, parts_->data_ranks().world_size())
                  : detail::writers_of(state, world.world_size(),
                                       /*deals_model_out=*/sharded && sharded->keeps_parts());
-  plan.texts = detail::texts_of_rank(state.model, writers, world);
+  job.texts = detail::texts_of_rank(state.model, writers, world);
   if (sharded) {
     state.optimizer = sharded->gather_state(
         std::move(of_optimizer), [&](const std::string& name) { return writers.optimizer.at(name); });
@@ -95,7 +94,7 @@ void Checkpoints::begin_save() {
     world.check();  // what is written is what training computed, not the remains of a broken exchange
     return std::string();
   });
-  auto save = std::make_unique<detail::CheckpointSave>(std::move(plan));
+  auto save = std::make_unique<detail::CheckpointSave>(std::move(job));
   if (options_.synchronous()) {
     save->write_here(files, [&] { world.check(); });
   } else {

@@ -12,7 +12,7 @@
 #include <pacer/optimizers/detail/compressed_parameters.h>
 #include <pacer/optimizers/detail/freeze_rule.h>
 #include <pacer/optimizers/detail/onebit_overlap.h>
-#include <pacer/optimizers/detail/onebit_plan.h>
+#include <pacer/optimizers/detail/onebit_settings.h>
 #include <pacer/optimizers/detail/parameter_check.h>
 #include <pacer/optimizers/detail/step_agreement.h>
 #include <pacer/optimizers/detail/step_engine.h>
@@ -42,28 +42,29 @@ std::vector<detail::GroupSettings> OneBitOptimizer::settings() const {
   return detail::settings_of(traits(), param_groups_);
 }
 
-detail::OneBitPlan OneBitOptimizer::plan_for(const std::vector<detail::GroupSettings>& settings) const {
-  detail::OneBitPlan plan = detail::onebit_plan(name(), settings);
-  route(plan);  // throws where it cannot be hierarchical
+detail::OneBitSettings OneBitOptimizer::onebit_settings_for(
+    const std::vector<detail::GroupSettings>& settings) const {
+  detail::OneBitSettings onebit = detail::onebit_settings(name(), settings);
+  route(onebit);  // throws where it cannot be hierarchical
   require(
-      sharers_ == nullptr || plan.compression.hierarchical(), name(),
+      sharers_ == nullptr || onebit.compression.hierarchical(), name(),
       ": the ranks of a node share the optimizer, and hierarchical is false in its options or in the state "
       "to load; use hierarchical(true), or DataParallel in place of Shards");
-  return plan;
+  return onebit;
 }
 
-void OneBitOptimizer::read_plan() {
+void OneBitOptimizer::read_settings() {
   const auto settings = this->settings();
   detail::check_compressible(name(), param_groups_, settings, names());
-  plan_ = std::make_unique<detail::OneBitPlan>(plan_for(settings));
+  onebit_ = std::make_unique<detail::OneBitSettings>(onebit_settings_for(settings));
 }
 
 void OneBitOptimizer::set_up(std::shared_ptr<Communicator> world) {
   world_ = world ? std::move(world) : detail::alone(name(), device());
   check_device();
-  read_plan();
-  if (plan_->freeze_automatically) {
-    rule_ = std::make_unique<detail::FreezeRule>(*plan_->freeze_automatically, plan_->beta2);
+  read_settings();
+  if (onebit_->freeze_automatically) {
+    rule_ = std::make_unique<detail::FreezeRule>(*onebit_->freeze_automatically, onebit_->beta2);
   }
   own_guard_ = std::make_shared<GradientGuard>(world_->device());
   agreement_ = std::make_unique<detail::StepAgreement>();
@@ -90,7 +91,7 @@ void OneBitOptimizer::add_group(const Group& group) {
   std::vector<OptimizerParamGroup> before = param_groups_;
   FusedOptimizer::add_param_group(group);
   try {
-    read_plan();
+    read_settings();
   } catch (...) {
     param_groups_ = std::move(before);
     throw;
@@ -101,12 +102,12 @@ void OneBitOptimizer::add_param_group(const NamedParamGroup& group) { add_group(
 
 // ---- Which step comes next. ----
 
-detail::OneBitRoute OneBitOptimizer::route(const detail::OneBitPlan& plan) const {
-  return {world_, plan.compression.hierarchical(), sharers_ != nullptr};
+detail::OneBitRoute OneBitOptimizer::route(const detail::OneBitSettings& onebit) const {
+  return {world_, onebit.compression.hierarchical(), sharers_ != nullptr};
 }
 
 std::string OneBitOptimizer::unshared_reason(GradientScope among) const {
-  if (among == GradientScope::world || !plan_->compression.hierarchical()) {
+  if (among == GradientScope::world || !onebit_->compression.hierarchical()) {
     return "each rank has errors of its own for all parameters, unless nodes are the workers "
            "(hierarchical(true)), whose ranks share them with over(ShardGroup::node)";
   }
@@ -138,13 +139,13 @@ bool OneBitOptimizer::is_part(const std::string& name, const torch::Tensor& tens
   return FusedOptimizer::is_part(name, tensor) && !detail::is_lamb_number(name);
 }
 
-bool OneBitOptimizer::exchanges(const detail::OneBitPlan& plan) const {
-  return plan.one_bit && (route(plan).workers() > 1 || plan.compress_alone);
+bool OneBitOptimizer::exchanges(const detail::OneBitSettings& onebit) const {
+  return onebit.one_bit && (route(onebit).workers() > 1 || onebit.compress_alone);
 }
 
 detail::OneBitKind OneBitOptimizer::kind_of_next_step() const {
   if (!frozen_at_) return Kind::warm_up;
-  const int64_t every = plan_->refresh_variance_every;
+  const int64_t every = onebit_->refresh_variance_every;
   if (every > 0 && (attempts_ + 1 - *frozen_at_) % every == 0) return Kind::refresh;
   return compressed_->compresses() ? Kind::compressed : Kind::dense;
 }
@@ -160,39 +161,39 @@ OneBitPhase OneBitOptimizer::phase() const {
 
 GradientScope OneBitOptimizer::gradient_scope() const {
   if (kind_of_next_step() != Kind::compressed) return GradientScope::world;
-  return route(*plan_).is_by_nodes() ? GradientScope::node : GradientScope::rank;
+  return route(*onebit_).is_by_nodes() ? GradientScope::node : GradientScope::rank;
 }
 
 std::vector<torch::Tensor> OneBitOptimizer::local_parameters() const {
-  return local_parameters(*plan_, settings());
+  return local_parameters(*onebit_, settings());
 }
 
 std::vector<torch::Tensor> OneBitOptimizer::local_parameters(
-    const detail::OneBitPlan& plan, const std::vector<detail::GroupSettings>& settings) const {
+    const detail::OneBitSettings& onebit, const std::vector<detail::GroupSettings>& settings) const {
   std::vector<torch::Tensor> local;
-  if (!exchanges(plan)) return local;
+  if (!exchanges(onebit)) return local;
   for (const detail::RegisteredParameter& parameter : view().parameters()) {
     if (settings[parameter.group].compresses(parameter.tensor)) local.push_back(parameter.tensor);
   }
   return local;
 }
 
-void OneBitOptimizer::check_run(const Communicator& world, const RunPlan& plan) const {
+void OneBitOptimizer::check_run(const Communicator& world, const RunPlan& run) const {
   require(world.world_size() == world_->world_size() && world.rank() == world_->rank(), name(),
           " was given a Communicator of ", world_->world_size(), " ranks, and the Session one of ",
           world.world_size(), "; give both the same");
   require(
-      !plan_->overlap_backward || !plan.looks_first, name(),
+      !onebit_->overlap_backward || !run.looks_first, name(),
       ": overlap_backward(true) sends momentum before all gradients are there, but a hook looks at all of "
       "them first (GradientClipping without by_previous_norm(), or Precision in fp16 or fp8); leave out "
       "either");
-  if (!plan_->freeze_step || plan_->allow_early_freeze || frozen_at_) return;
-  require(!plan.end || *plan_->freeze_step < *plan.end, name(), ": freeze_step(", *plan_->freeze_step,
-          ") is not before step ", plan.end.value_or(0),
+  if (!onebit_->freeze_step || onebit_->allow_early_freeze || frozen_at_) return;
+  require(!run.end || *onebit_->freeze_step < *run.end, name(), ": freeze_step(", *onebit_->freeze_step,
+          ") is not before step ", run.end.value_or(0),
           ", where the learning-rate schedule ends, so nothing would ever be compressed; freeze earlier");
   // The step before the freeze is the last that the variance has seen.
-  const std::string moves = plan.unsettled(std::max<int64_t>(*plan_->freeze_step - 1, 0));
-  require(moves.empty(), name(), ": freeze_step(", *plan_->freeze_step, ") comes while ", moves,
+  const std::string moves = run.unsettled(std::max<int64_t>(*onebit_->freeze_step - 1, 0));
+  require(moves.empty(), name(), ": freeze_step(", *onebit_->freeze_step, ") comes while ", moves,
           " still moves, and the frozen variance would be that of other data; freeze later, use "
           "freeze_automatically, or say allow_early_freeze(true)");
 }
@@ -208,32 +209,32 @@ void OneBitOptimizer::prepare(const StepInputs& inputs) {
   adopt_foreign_options();
   check_device();
   auto settings = this->settings();
-  const detail::OneBitPlan plan = plan_for(settings);
-  require(plan.freeze_automatically == plan_->freeze_automatically, name(),
+  const detail::OneBitSettings onebit = onebit_settings_for(settings);
+  require(onebit.freeze_automatically == onebit_->freeze_automatically, name(),
           ": freeze_automatically was set or changed in the middle of a run; build a new optimizer");
   require(
-      attempts_ == 0 || plan.exchanges_like(*plan_), name(),
+      attempts_ == 0 || onebit.exchanges_like(*onebit_), name(),
       ": which groups are compressed, and how, was changed after step ", attempts_,
       "; set compress, compress_vectors, one_bit, compress_alone, bucket_bytes, variance_floor and scales "
       "before the first one");
-  require(!frozen_at_ || plan.compressed.size() == plan_->compressed.size(), name(),
+  require(!frozen_at_ || onebit.compressed.size() == onebit_->compressed.size(), name(),
           ": a parameter group was added after the variance froze (step ", frozen_at_.value_or(0),
           "), which has seen nothing of the new parameters; add it before");
   const Kind kind = kind_of_next_step();
-  if (frozen_at_) compressed_->begin({kind, local_weight(inputs), attempts_, plan.refresh_variance_every});
+  if (frozen_at_) compressed_->begin({kind, local_weight(inputs), attempts_, onebit.refresh_variance_every});
   if (kind == Kind::compressed) agree();
   require_as_started(inputs);
   inputs_ = inputs;
   if (inputs_.guard == nullptr) inputs_.guard = own_guard_;
   engine().prepare(param_groups_, std::move(settings), state_, names(), inputs_);
-  *plan_ = plan;
+  *onebit_ = onebit;
   kind_ = kind;
   guard_ = inputs_.guard;
 }
 
 // Times average times this, stored gradients that were not added over the world are their worker's mean.
 double OneBitOptimizer::local_weight(const StepInputs& inputs) const {
-  const detail::OneBitRoute route = this->route(*plan_);
+  const detail::OneBitRoute route = this->route(*onebit_);
   return route.is_by_nodes() || sharers_ ? static_cast<double>(route.workers()) : inputs.local_weight;
 }
 

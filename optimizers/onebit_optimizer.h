@@ -26,7 +26,7 @@ class OneBitRoute;
 class StepAgreement;
 enum class OneBitKind;
 struct GroupSettings;
-struct OneBitPlan;
+struct OneBitSettings;
 struct OneBitTensor;
 }  // namespace detail
 
@@ -75,7 +75,7 @@ class OneBitOptimizer : public FusedOptimizer {
   bool look_early(const std::vector<torch::Tensor>&) override { return false; }  // norms of local gradients
   std::vector<torch::Tensor> local_parameters() const override;
   GradientScope gradient_scope() const override;
-  void check_run(const Communicator& world, const RunPlan& plan) const override;
+  void check_run(const Communicator& world, const RunPlan& run) const override;
 
   // The ranks of a node can share it where nodes are the workers (hierarchical): each then has a part of its
   // node's momentum, variance and errors.
@@ -105,28 +105,28 @@ class OneBitOptimizer : public FusedOptimizer {
   const char* name() const;
   void set_up(std::shared_ptr<Communicator> world);
   std::vector<detail::GroupSettings> settings() const;
-  detail::OneBitPlan plan_for(const std::vector<detail::GroupSettings>& settings) const;
-  void read_plan();
+  detail::OneBitSettings onebit_settings_for(const std::vector<detail::GroupSettings>& settings) const;
+  void read_settings();
   NamedTensors completed(const NamedTensors& saved) const;
-  // The plan in a state that was exported.
-  detail::OneBitPlan saved_plan(const NamedTensors& state) const;
+  // The settings in a state that was exported.
+  detail::OneBitSettings saved_onebit_settings(const NamedTensors& state) const;
   template <class Group>
   void add_group(const Group& group);
   detail::OneBitKind kind_of_next_step() const;
   // What is sent from here on counts for the coming step's phase.
   void announce_phase() const;
-  bool exchanges(const detail::OneBitPlan& plan) const;
-  std::vector<torch::Tensor> local_parameters(const detail::OneBitPlan& plan,
+  bool exchanges(const detail::OneBitSettings& onebit) const;
+  std::vector<torch::Tensor> local_parameters(const detail::OneBitSettings& onebit,
                                               const std::vector<detail::GroupSettings>& settings) const;
   // Ranks that share out their work have added gradients up by these parameters, and cannot change that.
   void require_same_local(const std::vector<torch::Tensor>& parameters) const;
-  detail::OneBitRoute route(const detail::OneBitPlan& plan) const;
+  detail::OneBitRoute route(const detail::OneBitSettings& onebit) const;
   double local_weight(const StepInputs& inputs) const;
   std::unique_ptr<detail::CompressedParameters> make_compressed(
-      const std::vector<detail::OneBitTensor>& tensors, const detail::OneBitPlan& plan) const;
+      const std::vector<detail::OneBitTensor>& tensors, const detail::OneBitSettings& onebit) const;
   // In one, where nothing is exchanged.
   std::vector<int64_t> first_of_buckets(const std::vector<detail::OneBitTensor>& tensors,
-                                        const detail::OneBitPlan& plan) const;
+                                        const detail::OneBitSettings& onebit) const;
   c10::Device device() const;
   void check_device() const;
   StepInputs plain_step_inputs() override;
@@ -149,7 +149,7 @@ class OneBitOptimizer : public FusedOptimizer {
 
   std::shared_ptr<Communicator> world_;
   std::shared_ptr<Communicator> sharers_;  // of this rank's node, where they have parts; else null
-  std::unique_ptr<detail::OneBitPlan> plan_;
+  std::unique_ptr<detail::OneBitSettings> onebit_;
   std::unique_ptr<detail::FreezeRule> rule_;                  // only with freeze_automatically
   std::unique_ptr<detail::CompressedParameters> compressed_;  // null in warm-up
   std::unique_ptr<detail::StepAgreement> agreement_;          // for step() without a Session

@@ -16,7 +16,7 @@
 #include <pacer/optimizers/detail/compressed_parameters.h>
 #include <pacer/optimizers/detail/freeze_rule.h>
 #include <pacer/optimizers/detail/onebit_overlap.h>
-#include <pacer/optimizers/detail/onebit_plan.h>
+#include <pacer/optimizers/detail/onebit_settings.h>
 #include <pacer/optimizers/detail/step_engine.h>
 #include <pacer/optimizers/onebit_optimizer.h>
 
@@ -81,15 +81,15 @@ void OneBitOptimizer::conclude(bool applied) {
 
 void OneBitOptimizer::consider_freeze() {
   const at::NoGradGuard no_grad;
-  if (plan_->freeze_step) {
-    freeze_is_due_ = attempts_ >= *plan_->freeze_step;
+  if (onebit_->freeze_step) {
+    freeze_is_due_ = attempts_ >= *onebit_->freeze_step;
   } else {
     const bool look = rule_->needs_norm(attempts_);
     const double norm = look ? engine().compressed_variance_norm() : 0;
     freeze_is_due_ = rule_->is_due(attempts_, norm) || freeze_is_due_;
   }
   if (!freeze_is_due_) return;
-  if (inputs_.freeze_allowed || plan_->allow_early_freeze) return freeze();
+  if (inputs_.freeze_allowed || onebit_->allow_early_freeze) return freeze();
   if (!std::exchange(freeze_was_postponed_, true) && world_->rank() == 0) {
     TORCH_WARN(detail::concatenate(
         name(), ": the variance would freeze after step ", attempts_,
@@ -102,7 +102,7 @@ void OneBitOptimizer::consider_freeze() {
 void OneBitOptimizer::freeze() {
   const auto settings = this->settings();
   engine().complete_compressed(param_groups_, settings, state_, names());
-  auto compressed = make_compressed(detail::onebit_tensors(view(), settings), *plan_);
+  auto compressed = make_compressed(detail::onebit_tensors(view(), settings), *onebit_);
   if (!compressed->freeze(detail::onebit_states(view(), settings, state_), settings)) {
     if (!std::exchange(freeze_was_postponed_, true) && world_->rank() == 0) {
       TORCH_WARN(detail::concatenate(
@@ -126,21 +126,21 @@ void OneBitOptimizer::freeze() {
 void OneBitOptimizer::report_freeze() {
   const std::string floors = compressed_->describe_floors();
   if (world_->rank() != 0) return;
-  const int64_t steps = *frozen_at_, window = window_of(plan_->beta2);
-  const int64_t enough = plan_->bias_correction ? std::min(window, kEnoughGradients) : window;
+  const int64_t steps = *frozen_at_, window = window_of(onebit_->beta2);
+  const int64_t enough = onebit_->bias_correction ? std::min(window, kEnoughGradients) : window;
   if (steps < enough) {
-    const std::string advice = plan_->freeze_step
+    const std::string advice = onebit_->freeze_step
                                    ? detail::concatenate("; set freeze_step to ", enough, " or more")
                                    : std::string("; give freeze_automatically a longer run");
-    if (plan_->bias_correction) {
+    if (onebit_->bias_correction) {
       TORCH_WARN(detail::concatenate(name(), " froze its variance after ", steps, " steps, and a mean of ",
                                      steps, " squared gradients is still noisy", advice));
     } else {
-      const double grown = 100 * (1 - std::pow(plan_->beta2, static_cast<double>(steps)));
+      const double grown = 100 * (1 - std::pow(onebit_->beta2, static_cast<double>(steps)));
       TORCH_WARN(detail::concatenate(
           name(), " froze its variance after ", steps,
           " steps, when without bias correction it had grown to ", std::lround(grown),
-          " % of the mean of squared gradients (beta2 = ", plan_->beta2, ")", advice,
+          " % of the mean of squared gradients (beta2 = ", onebit_->beta2, ")", advice,
           ", bias_correction(true), or the second of betas to ", largest_settled_beta2(steps), " or less"));
     }
   }

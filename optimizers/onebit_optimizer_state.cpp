@@ -13,8 +13,8 @@
 #include <pacer/optimizers/detail/freeze_rule.h>
 #include <pacer/optimizers/detail/onebit_errors.h>
 #include <pacer/optimizers/detail/onebit_overlap.h>
-#include <pacer/optimizers/detail/onebit_plan.h>
 #include <pacer/optimizers/detail/onebit_rank_state.h>
+#include <pacer/optimizers/detail/onebit_settings.h>
 #include <pacer/optimizers/detail/optimizer_archive.h>
 #include <pacer/optimizers/detail/option_fields.h>
 #include <pacer/optimizers/detail/parameter_check.h>
@@ -39,22 +39,22 @@ bool is_frozen(const NamedTensors& state) {
 }  // namespace
 
 std::vector<int64_t> OneBitOptimizer::first_of_buckets(const std::vector<detail::OneBitTensor>& tensors,
-                                                       const detail::OneBitPlan& plan) const {
-  return detail::first_of_buckets(tensors, exchanges(plan) ? plan.bucket_bytes : std::nullopt);
+                                                       const detail::OneBitSettings& onebit) const {
+  return detail::first_of_buckets(tensors, exchanges(onebit) ? onebit.bucket_bytes : std::nullopt);
 }
 
 std::unique_ptr<detail::CompressedParameters> OneBitOptimizer::make_compressed(
-    const std::vector<detail::OneBitTensor>& tensors, const detail::OneBitPlan& plan) const {
+    const std::vector<detail::OneBitTensor>& tensors, const detail::OneBitSettings& onebit) const {
   const kernels::UpdateRule rule = traits().settings(defaults()).kernel.rule;
   std::vector<std::unique_ptr<detail::OneBitBucket>> buckets;
-  for (auto& of_bucket : detail::cut(tensors, first_of_buckets(tensors, plan))) {
+  for (auto& of_bucket : detail::cut(tensors, first_of_buckets(tensors, onebit))) {
     std::unique_ptr<detail::OneBitExchange> exchange;
-    if (exchanges(plan)) {
-      exchange = std::make_unique<detail::OneBitExchange>(route(plan), detail::counts_of(of_bucket),
-                                                          plan.compression);
+    if (exchanges(onebit)) {
+      exchange = std::make_unique<detail::OneBitExchange>(route(onebit), detail::counts_of(of_bucket),
+                                                          onebit.compression);
     }
     buckets.push_back(std::make_unique<detail::OneBitBucket>(
-        std::move(of_bucket), std::move(exchange), plan.variance_floor, rule, world_->device(), sharers_));
+        std::move(of_bucket), std::move(exchange), onebit.variance_floor, rule, world_->device(), sharers_));
   }
   return std::make_unique<detail::CompressedParameters>(std::move(buckets), world_->device(), sharers_);
 }
@@ -78,7 +78,8 @@ NamedTensors OneBitOptimizer::export_rank_state() const {
   if (!compressed_) return state;
   compressed_->export_errors(state);
   const auto tensors = detail::onebit_tensors(view(), settings());
-  if (compressed_->compresses()) detail::add_rank(route(*plan_), first_of_buckets(tensors, *plan_), state);
+  if (compressed_->compresses())
+    detail::add_rank(route(*onebit_), first_of_buckets(tensors, *onebit_), state);
   if (sharers_ && !state.empty()) detail::add_parts(tensors, *sharers_, state);
   return state;
 }
@@ -93,43 +94,43 @@ NamedTensors OneBitOptimizer::completed(const NamedTensors& saved) const {
   return state;
 }
 
-detail::OneBitPlan OneBitOptimizer::saved_plan(const NamedTensors& state) const {
-  return plan_for(detail::saved_settings(completed(state), view()));
+detail::OneBitSettings OneBitOptimizer::saved_onebit_settings(const NamedTensors& state) const {
+  return onebit_settings_for(detail::saved_settings(completed(state), view()));
 }
 
 bool OneBitOptimizer::fits_rank_state(const NamedTensors& state, const NamedTensors& rank_state) const {
   if (!is_frozen(state)) return true;
-  const detail::OneBitPlan plan = saved_plan(state);
-  const bool exchanges_now = exchanges(plan);
+  const detail::OneBitSettings onebit = saved_onebit_settings(state);
+  const bool exchanges_now = exchanges(onebit);
   if (rank_state.empty()) return !exchanges_now;
   const bool exchanged = detail::has_exchanged(rank_state);
   if (exchanged != exchanges_now) return false;
-  if (exchanged && detail::mates_of(rank_state) != route(plan).mates()) return false;
+  if (exchanged && detail::mates_of(rank_state) != route(onebit).mates()) return false;
   const auto tensors = detail::onebit_tensors(view(), detail::saved_settings(completed(state), view()));
   return detail::has_same_parts(rank_state, tensors, sharers_.get()) &&
-         detail::has_buckets(rank_state, first_of_buckets(tensors, plan));
+         detail::has_buckets(rank_state, first_of_buckets(tensors, onebit));
 }
 
 NamedTensors OneBitOptimizer::join_rank_states(const NamedTensors& state,
                                                const std::vector<NamedTensors>& rank_states) const {
   if (!is_frozen(state)) return {};
-  const detail::OneBitPlan plan = saved_plan(state);
+  const detail::OneBitSettings onebit = saved_onebit_settings(state);
   const bool any = std::any_of(rank_states.begin(), rank_states.end(),
                                [](const NamedTensors& state) { return !state.empty(); });
   const auto settings = detail::saved_settings(completed(state), view());
   const auto tensors = detail::onebit_tensors(view(), settings);
   const auto whole = detail::onebit_tensors(view(), settings, /*whole=*/true);
   NamedTensors joined;
-  const bool exchanges_now = exchanges(plan);
+  const bool exchanges_now = exchanges(onebit);
   if (!any && !exchanges_now) return joined;
-  const detail::OneBitRoute route = this->route(plan);
-  const std::vector<int64_t> buckets = first_of_buckets(tensors, plan);
+  const detail::OneBitRoute route = this->route(onebit);
+  const std::vector<int64_t> buckets = first_of_buckets(tensors, onebit);
   if (exchanges_now) detail::add_rank(route, buckets, joined);
   if (sharers_) detail::add_parts(tensors, *sharers_, joined);
   std::vector<kernels::OneBitLayout::Part> served;  // of each tensor
   for (const auto& of_bucket : detail::cut(tensors, buckets)) {
     const kernels::OneBitLayout layout(detail::counts_of(of_bucket), route.workers(),
-                                       detail::exchange_alignment(plan.compression));
+                                       detail::exchange_alignment(onebit.compression));
     for (size_t i = 0; i < of_bucket.size(); ++i) served.push_back(layout.served_part(i, route.worker()));
   }
   const std::vector<NamedTensors> states = detail::states_of_workers(rank_states, whole);
@@ -201,14 +202,14 @@ SessionOptimizer::PreparedImport OneBitOptimizer::prepare_import(const NamedTens
     require(settings[g].compress == here[g].compress, "parameter group ", g,
             " is compressed here or in the state to load, but not in both; build the same groups");
   }
-  const detail::OneBitPlan plan = plan_for(settings);
-  if (sharers_) require_same_local(local_parameters(plan, settings));
-  require(plan.freeze_automatically.has_value() == (rule_ != nullptr),
+  const detail::OneBitSettings onebit = onebit_settings_for(settings);
+  if (sharers_) require_same_local(local_parameters(onebit, settings));
+  require(onebit.freeze_automatically.has_value() == (rule_ != nullptr),
           "the state to load freezes by another rule than this optimizer; give freeze_step or "
           "freeze_automatically as in the run that was saved");
   std::unique_ptr<detail::FreezeRule> rule;
-  if (plan.freeze_automatically) {
-    rule = std::make_unique<detail::FreezeRule>(*plan.freeze_automatically, plan.beta2);
+  if (onebit.freeze_automatically) {
+    rule = std::make_unique<detail::FreezeRule>(*onebit.freeze_automatically, onebit.beta2);
     rule->set_norms(std::move(norms));
   }
   std::unique_ptr<detail::CompressedParameters> compressed;
@@ -220,15 +221,15 @@ SessionOptimizer::PreparedImport OneBitOptimizer::prepare_import(const NamedTens
       const auto whole = detail::onebit_tensors(view(), settings, /*whole=*/true);
       detail::cut_lamb_state(tensors, whole, sharers_->rank(), of_rule);
     }
-    compressed = make_compressed(tensors, plan);
+    compressed = make_compressed(tensors, onebit);
     NamedTensors errors = rank_state;
-    if (compressed->compresses()) errors = detail::errors_of_rank(route(plan), std::move(errors));
+    if (compressed->compresses()) errors = detail::errors_of_rank(route(onebit), std::move(errors));
     require(
         rank_state.empty() || detail::has_same_parts(rank_state, tensors, sharers_.get()),
         "the state to load has errors of other parts of the parameters than this rank has; resume through "
         "join_rank_states");
     require(
-        rank_state.empty() || detail::has_buckets(rank_state, first_of_buckets(tensors, plan)),
+        rank_state.empty() || detail::has_buckets(rank_state, first_of_buckets(tensors, onebit)),
         "the state to load has errors that were cut by other buckets (\"onebit/first_of_buckets\") than this "
         "rank's; give bucket_bytes as in the run that was saved, or resume through join_rank_states");
     detail::remove_marks(errors);
@@ -243,10 +244,10 @@ SessionOptimizer::PreparedImport OneBitOptimizer::prepare_import(const NamedTens
     detail::PendingState pending;
     std::unique_ptr<detail::CompressedParameters> compressed;
     std::unique_ptr<detail::FreezeRule> rule;
-    detail::OneBitPlan plan;
+    detail::OneBitSettings onebit;
   };
   const auto ready =
-      std::make_shared<Ready>(Ready{std::move(pending), std::move(compressed), std::move(rule), plan});
+      std::make_shared<Ready>(Ready{std::move(pending), std::move(compressed), std::move(rule), onebit});
   return [this, ready, attempts, frozen_at, freeze_is_due] {
     commit(std::move(ready->pending));
     engine().compress_with(ready->compressed.get());
@@ -254,7 +255,7 @@ SessionOptimizer::PreparedImport OneBitOptimizer::prepare_import(const NamedTens
     overlap_.reset();
     late_check_.reset();
     rule_ = std::move(ready->rule);
-    *plan_ = std::move(ready->plan);
+    *onebit_ = std::move(ready->onebit);
     attempts_ = attempts;
     frozen_at_ = frozen_at > 0 ? std::optional<int64_t>(frozen_at) : std::nullopt;
     freeze_is_due_ = freeze_is_due;

@@ -7,10 +7,10 @@
 namespace pacer {
 
 Pipeline::Pipeline(torch::nn::Module& model, const Blocks& blocks, Block forward, Grid grid,
-                   PipelineShape plan, PipelineOptions options)
+                   PipelineSchedule schedule, PipelineOptions options)
     : block_(std::move(forward)) {
   detail::set_up(*grid.world(), [&] {
-    hook_ = std::make_shared<detail::PipelineHook>(model, blocks, grid, plan, std::move(options));
+    hook_ = std::make_shared<detail::PipelineHook>(model, blocks, grid, schedule, std::move(options));
   });
 }
 
@@ -20,12 +20,12 @@ const NamedParameters& Pipeline::named_parameters() const { return hook_->stage_
 
 const Grid& Pipeline::grid() const { return hook_->grid(); }
 
-const PipelineShape& Pipeline::plan() const { return hook_->shape(); }
+const PipelineSchedule& Pipeline::schedule() const { return hook_->schedule(); }
 
 std::pair<int64_t, int64_t> Pipeline::blocks_of(int64_t chunk) const {
-  require(chunk >= 0 && chunk < plan().chunks, "this rank has ", plan().chunks,
+  require(chunk >= 0 && chunk < schedule().chunks, "this rank has ", schedule().chunks,
           " stages of the Pipeline, and no stage ", chunk);
-  const int64_t stage = plan().stage(grid().stage(), chunk);
+  const int64_t stage = schedule().stage(grid().stage(), chunk);
   return {hook_->stage_model().first_block(stage), hook_->stage_model().end_block(stage)};
 }
 

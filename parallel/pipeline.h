@@ -1,5 +1,5 @@
 // Pipeline parallelism: stages of a model lie on different ranks, and the micro-batches of a step are in
-// flight between them, in the order of a plan (pipeline_plan.h): GPipe, 1F1B, interleaved or zero bubble.
+// flight between them, in the order of a schedule (pipeline_plan.h): GPipe, 1F1B, interleaved or zero bubble.
 //
 //   auto world = pacer::Communicator::from_environment();
 //   pacer::Grid grid(world, /*stages=*/4);                     // 8 ranks: two pipelines of four stages
@@ -94,22 +94,22 @@ class Pipeline {
 
   // All ranks of the grid together, with the same model, before it is moved to a device and before the
   // optimizer is made. `forward`: a member function of the blocks' class that takes tensors and returns as
-  // many, or a function (size_t i, torch::Tensor x) that runs block i. `plan`: its number of ranks is that of
-  // the grid's stages. The model must outlive the Pipeline. Throws InvalidArgument for a plan or cut that
-  // does not fit, and for tensors of the model that no stage has, and CommunicationError where ranks have
-  // different schedules; then nothing was changed.
+  // many, or a function (size_t i, torch::Tensor x) that runs block i. `schedule`: its number of ranks is
+  // that of the grid's stages. The model must outlive the Pipeline. Throws InvalidArgument for a schedule or
+  // cut that does not fit, and for tensors of the model that no stage has, and CommunicationError where ranks
+  // have different schedules; then nothing was changed.
   template <class F>
-  Pipeline(torch::nn::Module& model, const Blocks& blocks, F forward, Grid grid, PipelineShape plan,
+  Pipeline(torch::nn::Module& model, const Blocks& blocks, F forward, Grid grid, PipelineSchedule schedule,
            PipelineOptions options = {})
       : Pipeline(model, blocks, Block(detail::block_function(blocks, std::move(forward))), std::move(grid),
-                 plan, std::move(options)) {}
-  Pipeline(torch::nn::Module& model, const Blocks& blocks, Block forward, Grid grid, PipelineShape plan,
-           PipelineOptions options = {});
+                 schedule, std::move(options)) {}
+  Pipeline(torch::nn::Module& model, const Blocks& blocks, Block forward, Grid grid,
+           PipelineSchedule schedule, PipelineOptions options = {});
 
   // The parameters that this rank trains, with their names in the model: what its optimizer is made from.
   const NamedParameters& named_parameters() const;
   const Grid& grid() const;
-  const PipelineShape& plan() const;
+  const PipelineSchedule& schedule() const;
   // Blocks first ... last - 1 of this rank's stage number `chunk`.
   std::pair<int64_t, int64_t> blocks_of(int64_t chunk = 0) const;
 

@@ -2,7 +2,7 @@
 // asks, in; the order of that rank's passes out. It holds no state and knows neither tensors nor devices, so
 // that a plan can be printed, simulated (pipeline_simulation.h) and tested anywhere. pipeline.h runs it.
 //
-//   auto plan = pacer::pipeline_plan({pacer::PipelineSchedule::one_f_one_b, 4, 8}, /*rank=*/1);
+//   auto plan = pacer::pipeline_plan({pacer::PipelineOrder::one_f_one_b, 4, 8}, /*rank=*/1);
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 namespace pacer {
 
 // The order of passes on the ranks of a pipeline.
-enum class PipelineSchedule {
+enum class PipelineOrder {
   gpipe,        // all forward passes, then all backward passes (Huang et al., arXiv:1811.06965)
   one_f_one_b,  // forward and backward in turn after a warm-up (PipeDream-Flush; arXiv:2104.04473, 2.2.1)
   interleaved,  // the same over several chunks a rank (Narayanan et al., arXiv:2104.04473, 2.2.2)
@@ -20,7 +20,7 @@ enum class PipelineSchedule {
 };
 
 // "gpipe", "1f1b", "interleaved" or "zero-bubble". Throws InvalidArgument for any other value.
-const char* schedule_name(PipelineSchedule schedule);
+const char* schedule_name(PipelineOrder order);
 
 // What a rank does with one micro-batch in one of its stages.
 enum class PipelinePass {
@@ -48,9 +48,10 @@ std::string describe(const PipelineAction& action);
 // The passes of one rank in their order.
 using PipelinePlan = std::vector<PipelineAction>;
 
-// The model is cut into ranks * chunks stages in a row; rank r has the stages r, ranks + r, 2 * ranks + r ...
-struct PipelineShape {
-  PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
+// Says in which order passes come, and over how many ranks and chunks. The model is cut into ranks * chunks
+// stages in a row; rank r has the stages r, ranks + r, 2 * ranks + r ...
+struct PipelineSchedule {
+  PipelineOrder order = PipelineOrder::one_f_one_b;
   int64_t ranks = 1;          // >= 1
   int64_t micro_batches = 1;  // of one step, >= 1; interleaved: a multiple of ranks
   int64_t chunks = 1;         // stages of each rank: >= 2 where interleaved, else 1
@@ -65,27 +66,27 @@ struct PipelineShape {
 };
 
 // Schedules for a Pipeline, which sets the number of ranks.
-inline PipelineShape gpipe(int64_t micro_batches) { return {PipelineSchedule::gpipe, 1, micro_batches, 1}; }
-inline PipelineShape one_f_one_b(int64_t micro_batches) {
-  return {PipelineSchedule::one_f_one_b, 1, micro_batches, 1};
+inline PipelineSchedule gpipe(int64_t micro_batches) { return {PipelineOrder::gpipe, 1, micro_batches, 1}; }
+inline PipelineSchedule one_f_one_b(int64_t micro_batches) {
+  return {PipelineOrder::one_f_one_b, 1, micro_batches, 1};
 }
-inline PipelineShape interleaved(int64_t micro_batches, int64_t chunks) {
-  return {PipelineSchedule::interleaved, 1, micro_batches, chunks};
+inline PipelineSchedule interleaved(int64_t micro_batches, int64_t chunks) {
+  return {PipelineOrder::interleaved, 1, micro_batches, chunks};
 }
-inline PipelineShape zero_bubble(int64_t micro_batches) {
-  return {PipelineSchedule::zero_bubble, 1, micro_batches, 1};
+inline PipelineSchedule zero_bubble(int64_t micro_batches) {
+  return {PipelineOrder::zero_bubble, 1, micro_batches, 1};
 }
 
 // Returns what this rank does in one step. Every stage does every micro-batch once forward and once backward,
 // or once each half of backward. Throws InvalidArgument like validate(), and for a rank out of range.
-PipelinePlan pipeline_plan(const PipelineShape& shape, int64_t rank);
+PipelinePlan pipeline_plan(const PipelineSchedule& schedule, int64_t rank);
 
 // Returns the plans of all ranks.
-std::vector<PipelinePlan> pipeline_plans(const PipelineShape& shape);
+std::vector<PipelinePlan> pipeline_plans(const PipelineSchedule& schedule);
 
 // Returns the most micro-batches whose activations the rank holds at once, in closed form; a chunk's count as
 // 1 / chunks. They are held from the forward pass to the end of the last backward half. Throws
 // InvalidArgument like pipeline_plan.
-double pipeline_alive(const PipelineShape& shape, int64_t rank);
+double pipeline_alive(const PipelineSchedule& schedule, int64_t rank);
 
 }  // namespace pacer

@@ -218,28 +218,28 @@ PipelineSimulation simulate_pipeline(const std::vector<PipelinePlan>& plans, int
   return simulated;
 }
 
-PipelineSimulation simulate_pipeline(const PipelineShape& shape, const PipelineCosts& costs) {
-  return simulate_pipeline(pipeline_plans(shape), shape.chunks, costs);
+PipelineSimulation simulate_pipeline(const PipelineSchedule& schedule, const PipelineCosts& costs) {
+  return simulate_pipeline(pipeline_plans(schedule), schedule.chunks, costs);
 }
 
-double pipeline_idle(const PipelineShape& shape, const PipelineCosts& costs) {
-  shape.validate();
+double pipeline_idle(const PipelineSchedule& schedule, const PipelineCosts& costs) {
+  schedule.validate();
   require_costs(costs);
   require(costs.transfer == 0, "pipeline_idle counts no transfer times, but got ", costs.transfer,
           "; simulate_pipeline does");
-  const double others = static_cast<double>(shape.ranks - 1);
+  const double others = static_cast<double>(schedule.ranks - 1);
   const double both_halves = costs.backward_input + costs.backward_weight;
-  double idle = others * (costs.forward + both_halves) / static_cast<double>(shape.chunks);
-  if (shape.schedule == PipelineSchedule::zero_bubble) {
+  double idle = others * (costs.forward + both_halves) / static_cast<double>(schedule.chunks);
+  if (schedule.order == PipelineOrder::zero_bubble) {
     require(
         costs.backward_weight <= std::min(costs.forward, costs.backward_input),
         "pipeline_idle of zero_bubble needs a weight half that takes no longer than forward and the input "
         "half, but it takes ",
         costs.backward_weight, "; simulate_pipeline takes any");
-    const double filled = static_cast<double>(std::min(shape.micro_batches, shape.ranks) - 1);
+    const double filled = static_cast<double>(std::min(schedule.micro_batches, schedule.ranks) - 1);
     idle = others * (costs.forward + costs.backward_input) - filled * costs.backward_weight;
   }
-  const double busy = static_cast<double>(shape.micro_batches) * (costs.forward + both_halves);
+  const double busy = static_cast<double>(schedule.micro_batches) * (costs.forward + both_halves);
   return busy + idle > 0 ? idle / (busy + idle) : 0;
 }
 

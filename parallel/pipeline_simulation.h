@@ -3,7 +3,7 @@
 // activations apart from gradients, and are received in the order of their sending; a rank sends without
 // waiting for the receiver. Nothing is run here.
 //
-//   auto simulated = pacer::simulate_pipeline({pacer::PipelineSchedule::zero_bubble, 4, 8});
+//   auto simulated = pacer::simulate_pipeline({pacer::PipelineOrder::zero_bubble, 4, 8});
 //   std::printf("%.3f of the step idle\n", simulated.idle[0]);
 #pragma once
 
@@ -43,8 +43,8 @@ struct PipelineSimulation {
 PipelineSimulation simulate_pipeline(const std::vector<PipelinePlan>& plans, int64_t chunks,
                                      const PipelineCosts& costs = {});
 
-// Simulates pipeline_plans(shape).
-PipelineSimulation simulate_pipeline(const PipelineShape& shape, const PipelineCosts& costs = {});
+// Simulates pipeline_plans(schedule).
+PipelineSimulation simulate_pipeline(const PipelineSchedule& schedule, const PipelineCosts& costs = {});
 
 // Returns the share of a step that each rank stands idle, in closed form. With times F, I, W of forward and
 // the two halves of backward, p ranks, m micro-batches and v chunks the idle time is (p - 1)(F + I + W) for
@@ -52,6 +52,6 @@ PipelineSimulation simulate_pipeline(const PipelineShape& shape, const PipelineC
 // zero_bubble. Throws InvalidArgument like validate(), for a transfer time, and for zero_bubble where its
 // weight half takes longer than forward or than the input half: there is no such formula then, only a
 // simulation.
-double pipeline_idle(const PipelineShape& shape, const PipelineCosts& costs = {});
+double pipeline_idle(const PipelineSchedule& schedule, const PipelineCosts& costs = {});
 
 }  // namespace pacer

@@ -61,26 +61,26 @@ std::tuple<std::string, bool> save_checkpoint(const std::string& root, int64_t s
   require(!root.empty(), "save_checkpoint needs the name of a folder");
   require(step >= 0, "save_checkpoint needs a step >= 0, not ", step);
   require(keep >= 1, "save_checkpoint needs keep >= 1, not ", keep);
-  detail::SavePlan plan;
-  plan.step = step;
-  plan.rank = world->rank();
-  plan.facts = {count, version(), {{"libtorch", TORCH_VERSION}}};
-  plan.timeout = CheckpointsOptions(root).timeout();
-  plan.root = root;
-  plan.keep = keep;
-  plan.must_be_finite = [names = std::unordered_set<std::string>(parameters.begin(), parameters.end())](
-                            const std::string& name) { return names.count(name) != 0; };
+  detail::SaveJob job;
+  job.step = step;
+  job.rank = world->rank();
+  job.facts = {count, version(), {{"libtorch", TORCH_VERSION}}};
+  job.timeout = CheckpointsOptions(root).timeout();
+  job.root = root;
+  job.keep = keep;
+  job.must_be_finite = [names = std::unordered_set<std::string>(parameters.begin(), parameters.end())](
+                           const std::string& name) { return names.count(name) != 0; };
   std::unique_ptr<FolderLock> lock;  // of rank 0, until the old checkpoints are removed
-  const auto together = [&, timeout = plan.timeout](const char* action, const auto& f) {
+  const auto together = [&, timeout = job.timeout](const char* action, const auto& f) {
     return detail::together(*world, timeout, action, f);
   };
-  plan.staging = together("begin a checkpoint", [&]() -> std::string {
-                   if (world->rank() != 0) return "";
-                   make_folders(posix_file_system(), root);
-                   lock = std::make_unique<FolderLock>(root, "checkpoints");
-                   plan.writer = std::make_unique<CheckpointWriter>(posix_file_system(), root, step);
-                   return plan.writer->staging();
-                 }).front();
+  job.staging = together("begin a checkpoint", [&]() -> std::string {
+                  if (world->rank() != 0) return "";
+                  make_folders(posix_file_system(), root);
+                  lock = std::make_unique<FolderLock>(root, "checkpoints");
+                  job.writer = std::make_unique<CheckpointWriter>(posix_file_system(), root, step);
+                  return job.writer->staging();
+                }).front();
   detail::TrainingState state{from_dict(model), from_dict(optimizer), from_dict(errors), from_dict(session)};
   const std::vector<std::string> outlines =
       together("write its part of a checkpoint", [&] { return detail::outline_of(state.optimizer); });
@@ -90,7 +90,7 @@ std::tuple<std::string, bool> save_checkpoint(const std::string& root, int64_t s
             "both; give all ranks the same model and the same steps");
   }
   const detail::Writers writers = detail::writers_of(state, count, /*deals_model_out=*/false);
-  detail::CheckpointSave save(std::move(plan));
+  detail::CheckpointSave save(std::move(job));
   save.write_here(detail::files_of_rank(std::move(state), writers, *world), [&] { world->check(); });
   try {
     together("write its part of a checkpoint", [&] {

@@ -42,7 +42,7 @@ the same losses: to the bit on CPUs, nearly on GPUs, whose attention adds up in 
 backward pass.
 )";
 
-using pacer::PipelineSchedule, pacer::PipelineShape;
+using pacer::PipelineOrder, pacer::PipelineSchedule;
 
 constexpr int64_t kUncountedSteps = 3, kChunks = 2;
 
@@ -51,7 +51,7 @@ struct Arguments {
   Cut cut;
   int64_t steps, rounds;
   std::optional<int64_t> stages;  // none: as many as there are ranks
-  std::vector<PipelineSchedule> schedules;
+  std::vector<PipelineOrder> schedules;
 };
 
 Arguments arguments_of(const examples::OptionValues& given) {
@@ -71,13 +71,13 @@ Arguments arguments_of(const examples::OptionValues& given) {
     pacer::require(error == std::errc() && stopped == end && value >= 0, "--cut wants whole numbers, not '",
                    examples::shown(bound), "'");
   }
-  std::vector<std::pair<std::string, PipelineSchedule>> known;
-  for (const auto schedule : {PipelineSchedule::gpipe, PipelineSchedule::one_f_one_b,
-                              PipelineSchedule::interleaved, PipelineSchedule::zero_bubble}) {
-    known.emplace_back(pacer::schedule_name(schedule), schedule);
+  std::vector<std::pair<std::string, PipelineOrder>> known;
+  for (const auto schedule : {PipelineOrder::gpipe, PipelineOrder::one_f_one_b, PipelineOrder::interleaved,
+                              PipelineOrder::zero_bubble}) {
+    known.emplace_back(pacer::schedule_name(order), schedule);
   }
   for (const std::string& name : examples::split(given["schedule"].as<std::string>())) {
-    arguments.schedules.push_back(examples::choice_named(name, "schedule", known));
+    arguments.orders.push_back(examples::choice_named(name, "schedule", known));
   }
   return arguments;
 }
@@ -90,7 +90,7 @@ struct Report {
 };
 
 // All ranks together; only rank 0 needs the result.
-void add_rows(const Arguments& arguments, const PipelineShape& plan, const Measured& measured,
+void add_rows(const Arguments& arguments, const PipelineSchedule& schedule, const Measured& measured,
               pacer::Communicator& world, Report& report) {
   const auto medians = [&](const std::vector<double>& times) {
     return over_ranks(world, spread_of(times).median);
@@ -101,10 +101,10 @@ void add_rows(const Arguments& arguments, const PipelineShape& plan, const Measu
   const auto reserved = over_ranks(world, measured.reserved_GB);
   const auto blocks = over_ranks(world, static_cast<double>(measured.blocks));
   const auto parameters = over_ranks(world, static_cast<double>(measured.parameters) * 1e-6);
-  const double by_plan = pacer::pipeline_idle(plan);
-  const int64_t pipelines = world.world_size() / plan.ranks;
+  const double by_plan = pacer::pipeline_idle(schedule);
+  const int64_t pipelines = world.world_size() / schedule.ranks;
   const int64_t tokens = std::llround(static_cast<double>(arguments.shape.tokens() * pipelines) / step * 1e3);
-  const std::string name = pacer::schedule_name(plan.schedule);
+  const std::string name = pacer::schedule_name(schedule.order);
   for (size_t rank = 0; rank < own.size(); ++rank) {
     const double idle = 1 - own[rank] / passes;
     report.table.push_back({name, std::to_string(rank), format("%.0f", blocks[rank]),
@@ -115,7 +115,9 @@ void add_rows(const Arguments& arguments, const PipelineShape& plan, const Measu
                             std::to_string(tokens), format("%.4f", measured.last_losses.back())});
     pacer::JsonLine line;
     line.add("schedule", name).add("rank", rank).add("world", world.world_size());
-    line.add("stages", plan.ranks).add("micro_batches", plan.micro_batches).add("rows", arguments.shape.rows);
+    line.add("stages", schedule.ranks)
+        .add("micro_batches", schedule.micro_batches)
+        .add("rows", arguments.shape.rows);
     line.add("blocks", std::llround(blocks[rank])).add("params_M", rounded(parameters[rank], 1));
     line.add("ms", rounded(step, 2))
         .add("passes_ms", rounded(passes, 2))
@@ -129,13 +131,13 @@ void add_rows(const Arguments& arguments, const PipelineShape& plan, const Measu
 }
 
 // All ranks have the same losses, so that all of them throw or none.
-void require_same_losses(const char* which, const PipelineShape& plan, const std::vector<double>& losses,
-                         double expected, bool is_exact) {
+void require_same_losses(const char* which, const PipelineSchedule& schedule,
+                         const std::vector<double>& losses, double expected, bool is_exact) {
   constexpr double kNearly = 0.01;
   for (const double loss : losses) {
     const bool is_same = is_exact ? loss == expected : std::abs(loss - expected) <= kNearly * expected;
     pacer::require<pacer::Error>(is_same, "the loss of the ", which, " step with ",
-                                 pacer::schedule_name(plan.schedule), " is ", loss,
+                                 pacer::schedule_name(schedule.order), " is ", loss,
                                  ", but that of the first schedule was ", expected,
                                  "; schedules must not differ in what they compute");
   }
@@ -146,20 +148,22 @@ int run(const examples::OptionValues& given) {
   const auto world = pacer::Communicator::from_environment();
   const auto stages = static_cast<int>(arguments.stages.value_or(world->world_size()));
   const pacer::Grid grid(world, stages);
-  std::vector<PipelineShape> plans;
-  for (const PipelineSchedule schedule : arguments.schedules) {
-    plans.push_back({schedule, grid.stages(), arguments.shape.micro_batches,
-                     schedule == PipelineSchedule::interleaved ? kChunks : 1});
-    plans.back().validate();
+  std::vector<PipelineSchedule> schedules;
+  for (const PipelineOrder order : arguments.orders) {
+    schedules.push_back({order, grid.stages(), arguments.shape.micro_batches,
+                         order == PipelineOrder::interleaved ? kChunks : 1});
+    schedules.back().validate();
   }
-  std::vector<Measured> measured(plans.size());
+  std::vector<Measured> measured(schedules.size());
   for (int64_t round = 0; round < arguments.rounds; ++round) {
-    for (size_t i = 0; i < plans.size(); ++i) {
-      measure(arguments.shape, plans[i], arguments.cut, grid, kUncountedSteps, arguments.steps, measured[i]);
+    for (size_t i = 0; i < schedules.size(); ++i) {
+      measure(arguments.shape, schedules[i], arguments.cut, grid, kUncountedSteps, arguments.steps,
+              measured[i]);
     }
   }
   Report report;
-  for (size_t i = 0; i < plans.size(); ++i) add_rows(arguments, plans[i], measured[i], *world, report);
+  for (size_t i = 0; i < schedules.size(); ++i)
+    add_rows(arguments, schedules[i], measured[i], *world, report);
   if (world->rank() == 0) {
     std::printf("%s\n", aligned(report.table).c_str());
     for (const std::string& line : report.lines) std::printf("%s\n", line.c_str());
@@ -167,10 +171,10 @@ int run(const examples::OptionValues& given) {
   }
   world->barrier();
   const bool is_exact = world->device().is_cpu();
-  for (size_t i = 0; i < plans.size(); ++i) {
+  for (size_t i = 0; i < schedules.size(); ++i) {
     const Measured &expected = measured.front(), &found = measured[i];
-    require_same_losses("first", plans[i], found.first_losses, expected.first_losses.front(), is_exact);
-    require_same_losses("last", plans[i], found.last_losses, expected.last_losses.front(), is_exact);
+    require_same_losses("first", schedules[i], found.first_losses, expected.first_losses.front(), is_exact);
+    require_same_losses("last", schedules[i], found.last_losses, expected.last_losses.front(), is_exact);
   }
   return 0;
 }

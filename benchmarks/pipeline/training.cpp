@@ -28,14 +28,14 @@ class OwnPasses {
   }
   void run() {
     for (int64_t k = 0; k < shape_.micro_batches; ++k) {
-      for (int64_t chunk = 0; chunk < pipeline_.plan().chunks; ++chunk) pass(k, chunk);
+      for (int64_t chunk = 0; chunk < pipeline_.schedule().chunks; ++chunk) pass(k, chunk);
     }
   }
 
  private:
   void pass(int64_t k, int64_t chunk) {
-    const pacer::PipelineShape& plan = pipeline_.plan();
-    const int64_t stage = plan.stage(pipeline_.grid().stage(), chunk);
+    const pacer::PipelineSchedule& schedule = pipeline_.schedule();
+    const int64_t stage = schedule.stage(pipeline_.grid().stage(), chunk);
     const auto rows_of = [&](const Tensor& whole) { return whole.narrow(0, k * shape_.rows, shape_.rows); };
     pacer::Tensors inputs;
     if (stage > 0) inputs.push_back(made_up_.detach().requires_grad_());
@@ -44,10 +44,10 @@ class OwnPasses {
     for (int64_t i = begin; i < end; ++i) {
       x = model_->blocks->run(static_cast<size_t>(i), &GptBlockImpl::forward, x);
     }
-    const bool is_last = stage == plan.stages() - 1;
+    const bool is_last = stage == schedule.stages() - 1;
     if (is_last) x = model_->loss(x, rows_of(batch_.second));
     const Tensor gradient = is_last ? at::ones_like(x) : made_up_;
-    if (plan.schedule == pacer::PipelineSchedule::zero_bubble) {
+    if (schedule.order == pacer::PipelineOrder::zero_bubble) {
       pacer::SplitBackward halves({x}, inputs);
       x = Tensor();
       (void)halves.input_half({gradient});
@@ -66,30 +66,32 @@ class OwnPasses {
 
 }  // namespace
 
-std::vector<int64_t> Cut::stages(const pacer::PipelineShape& plan) const {
+std::vector<int64_t> Cut::stages(const pacer::PipelineSchedule& schedule) const {
   if (ranks.empty()) return {};
-  pacer::require(static_cast<int64_t>(ranks.size()) == plan.ranks + 1, "--cut has ", ranks.size(),
-                 " bounds, but ", plan.ranks, " ranks need ", plan.ranks + 1,
+  pacer::require(static_cast<int64_t>(ranks.size()) == schedule.ranks + 1, "--cut has ", ranks.size(),
+                 " bounds, but ", schedule.ranks, " ranks need ", schedule.ranks + 1,
                  ", from 0 to the number of layers");
   std::vector<int64_t> bounds = {0};
-  for (int64_t chunk = 0; chunk < plan.chunks; ++chunk) {
+  for (int64_t chunk = 0; chunk < schedule.chunks; ++chunk) {
     for (size_t rank = 0; rank + 1 < ranks.size(); ++rank) {
       const int64_t blocks = ranks[rank + 1] - ranks[rank];
-      bounds.push_back(bounds.back() + blocks / plan.chunks + (chunk < blocks % plan.chunks));
+      bounds.push_back(bounds.back() + blocks / schedule.chunks + (chunk < blocks % schedule.chunks));
     }
   }
   return bounds;
 }
 
-void measure(const Shape& shape, const pacer::PipelineShape& plan, const Cut& cut, const pacer::Grid& grid,
-             int64_t uncounted, int64_t steps, Measured& measured) {
+void measure(const Shape& shape, const pacer::PipelineSchedule& schedule, const Cut& cut,
+             const pacer::Grid& grid, int64_t uncounted, int64_t steps, Measured& measured) {
   const auto& world = grid.world();
   const at::Device device = world->device();
   torch::manual_seed(0);
   Gpt model(shape, at::TensorOptions().dtype(at::kBFloat16).device(device));
-  const pacer::Pipeline pipeline(
-      *model, model->blocks, &GptBlockImpl::forward, grid, plan,
-      pacer::PipelineOptions().first({"tokens", "positions"}).last({"norm", "head"}).cut(cut.stages(plan)));
+  const pacer::Pipeline pipeline(*model, model->blocks, &GptBlockImpl::forward, grid, schedule,
+                                 pacer::PipelineOptions()
+                                     .first({"tokens", "positions"})
+                                     .last({"norm", "head"})
+                                     .cut(cut.stages(schedule)));
   if (device.is_cuda()) start_memory_peaks(device);
   const auto batch = draw_batch(shape, device);
   pacer::FusedAdamW optimizer(pipeline.named_parameters(), pacer::FusedAdamWOptions(1e-4));
@@ -124,7 +126,7 @@ void measure(const Shape& shape, const pacer::PipelineShape& plan, const Cut& cu
   measured.first_losses.push_back(first_loss.item<double>());
   measured.last_losses.push_back(last_loss.item<double>());
   measured.blocks = measured.parameters = 0;
-  for (int64_t chunk = 0; chunk < plan.chunks; ++chunk) {
+  for (int64_t chunk = 0; chunk < schedule.chunks; ++chunk) {
     const auto [begin, end] = pipeline.blocks_of(chunk);
     measured.blocks += end - begin;
   }

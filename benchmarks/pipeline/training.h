@@ -29,12 +29,12 @@ struct Cut {
 
   // The bounds of stages: a rank's blocks are shared out over its chunks, and earlier ones have more. Empty
   // where the cut is. Throws InvalidArgument for another number of ranks.
-  std::vector<int64_t> stages(const pacer::PipelineShape& plan) const;
+  std::vector<int64_t> stages(const pacer::PipelineSchedule& schedule) const;
 };
 
 // Trains the model of seed 0 anew for `uncounted` + `steps` steps, and adds to `measured`. All ranks of the
-// grid together; `plan` says how many they are. Everything is gone when this returns.
-void measure(const Shape& shape, const pacer::PipelineShape& plan, const Cut& cut, const pacer::Grid& grid,
-             int64_t uncounted, int64_t steps, Measured& measured);
+// grid together; `schedule` says how many they are. Everything is gone when this returns.
+void measure(const Shape& shape, const pacer::PipelineSchedule& schedule, const Cut& cut,
+             const pacer::Grid& grid, int64_t uncounted, int64_t steps, Measured& measured);
 
 }  // namespace bench::pipeline

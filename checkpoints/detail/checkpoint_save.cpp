@@ -48,26 +48,26 @@ void CheckpointSave::write(const RankFiles& files, const std::function<void()>& 
   try {
     for (const auto& [name, tensors] : files) {
       const NamedTensors& of_file = tensors;
-      FiniteCheck finite{plan_.must_be_finite};
-      const bool looks = plan_.must_be_finite && name.compare(0, 5, "model") == 0;
-      record.files.push_back(write_checkpoint_file(plan_.staging, name, [&](ByteSink& sink) {
+      FiniteCheck finite{job_.must_be_finite};
+      const bool looks = job_.must_be_finite && name.compare(0, 5, "model") == 0;
+      record.files.push_back(write_checkpoint_file(job_.staging, name, [&](ByteSink& sink) {
         write_tensors(sink, of_file, {}, looks ? &finite : nullptr);
       }));
       record.is_finite = record.is_finite && finite.is_finite;
     }
-    for (const auto& [name, text] : plan_.texts) {
+    for (const auto& [name, text] : job_.texts) {
       const std::string& of_file = text;
       record.files.push_back(write_checkpoint_file(
-          plan_.staging, name, [&](ByteSink& sink) { sink.write(of_file.data(), of_file.size()); }));
+          job_.staging, name, [&](ByteSink& sink) { sink.write(of_file.data(), of_file.size()); }));
     }
     check();
     written_ = record.files;
     is_finite_ = record.is_finite;
-    if (plan_.rank != 0) leave_record(plan_.staging, plan_.rank, record);
+    if (job_.rank != 0) leave_record(job_.staging, job_.rank, record);
   } catch (const std::exception& error) {
     write_error_ = std::current_exception();
     try {
-      if (plan_.rank != 0) leave_record(plan_.staging, plan_.rank, {{}, error.what(), true});
+      if (job_.rank != 0) leave_record(job_.staging, job_.rank, {{}, error.what(), true});
     } catch (const std::exception&) {
       // Rank 0 hears of it when the ranks compare what became of the save.
     }
@@ -76,25 +76,25 @@ void CheckpointSave::write(const RankFiles& files, const std::function<void()>& 
 }
 
 void CheckpointSave::complete() noexcept {
-  if (plan_.rank != 0) return;
+  if (job_.rank != 0) return;
   try {
-    for (const CheckpointFile& file : written_) plan_.writer->adopt(file);
-    for (int64_t rank = 1; rank < plan_.facts.world_size; ++rank) {
+    for (const CheckpointFile& file : written_) job_.writer->adopt(file);
+    for (int64_t rank = 1; rank < job_.facts.world_size; ++rank) {
       const SaveRecord record = record_of(static_cast<int>(rank));
       require<FileError>(record.failure.empty(), "rank ", rank,
                          " could not write its part: ", record.failure);
-      for (const CheckpointFile& file : record.files) plan_.writer->adopt(file);
+      for (const CheckpointFile& file : record.files) job_.writer->adopt(file);
       is_finite_ = is_finite_ && record.is_finite;
     }
-    plan_.facts.is_finite = is_finite_;
-    folder_ = plan_.writer->commit(plan_.facts);
+    job_.facts.is_finite = is_finite_;
+    folder_ = job_.writer->commit(job_.facts);
   } catch (const std::exception&) {
     error_ = std::current_exception();
     return;
   }
   try {
     try {
-      not_removed_ = remove_old_checkpoints(plan_.root, plan_.keep, posix_file_system(), plan_.step);
+      not_removed_ = remove_old_checkpoints(job_.root, job_.keep, posix_file_system(), job_.step);
     } catch (const FileError& error) {
       not_removed_.push_back({-1, error.what()});  // the root cannot be listed; the checkpoint is good
     }
@@ -108,9 +108,9 @@ SaveRecord CheckpointSave::record_of(int rank) const {
   constexpr std::chrono::milliseconds kLongestPause{100};
   const Clock::time_point start = Clock::now();
   for (std::chrono::milliseconds pause{1};; pause = std::min(2 * pause, kLongestPause)) {
-    if (const auto record = take_record(plan_.staging, rank)) return *record;
+    if (const auto record = take_record(job_.staging, rank)) return *record;
     require<FileError>(Clock::now() - start < patience_.load(), "rank ", rank,
-                       " has not written its part of the checkpoint in ", plan_.staging, " within ",
+                       " has not written its part of the checkpoint in ", job_.staging, " within ",
                        patience_.load().count(), " ms; see whether it still runs and reaches that folder");
     std::this_thread::sleep_for(pause);
   }

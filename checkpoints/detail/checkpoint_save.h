@@ -24,7 +24,7 @@ namespace pacer::detail {
 // What a rank writes: names of files and the tensors in them.
 using RankFiles = std::vector<std::pair<std::string, NamedTensors>>;
 
-struct SavePlan {
+struct SaveJob {
   int64_t step = 0;
   std::string staging;                       // the folder of the save under way
   std::unique_ptr<CheckpointWriter> writer;  // of rank 0; null elsewhere
@@ -39,7 +39,7 @@ struct SavePlan {
 
 class CheckpointSave {
  public:
-  explicit CheckpointSave(SavePlan plan) : plan_(std::move(plan)), patience_(plan_.timeout) {}
+  explicit CheckpointSave(SaveJob job) : job_(std::move(job)), patience_(job_.timeout) {}
   // Waits for a thread that still writes; rank 0's then gives the others kGrace to leave their records.
   ~CheckpointSave();
   CheckpointSave(const CheckpointSave&) = delete;
@@ -59,7 +59,7 @@ class CheckpointSave {
   // Somebody failed: nobody waits for records any longer.
   void give_up() { patience_ = std::chrono::seconds(0); }
 
-  int64_t step() const { return plan_.step; }
+  int64_t step() const { return job_.step; }
   // Returns, on rank 0 and after wait(), the old checkpoints that could not be removed.
   const std::vector<RemovalFailure>& not_removed() const { return not_removed_; }
   // Returns, on rank 0 and after wait(), whether all of the model that must be finite is.
@@ -73,7 +73,7 @@ class CheckpointSave {
   void complete() noexcept;
   SaveRecord record_of(int rank) const;
 
-  SavePlan plan_;
+  SaveJob job_;
   std::vector<CheckpointFile> written_;
   bool is_finite_ = true;           // the parameters that were written; then those of all ranks
   std::exception_ptr write_error_;  // read after is_written_

@@ -59,7 +59,7 @@ Connection connect_alone(at::Device device) {
   connection.data = std::make_shared<AloneTransport>(device);
   connection.control = std::make_shared<AloneTransport>(at::kCPU);
   connection.roster = Roster::of_threads(1).front();
-  connection.join = [device](const GroupPlan&) { return connect_alone(device); };
+  connection.join = [device](const GroupMembership&) { return connect_alone(device); };
   return connection;
 }
 

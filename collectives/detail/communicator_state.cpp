@@ -118,26 +118,26 @@ std::shared_ptr<CommunicatorState> CommunicatorState::split(int color, int key, 
     if (color >= 0 && wish.color == color) members.push_back(wish);
   }
   std::sort(members.begin(), members.end(), comes_before);
-  GroupPlan plan;
+  GroupMembership membership;
   for (const Wish& wish : members) {
-    if (wish.rank == connection_.rank) plan.rank = static_cast<int>(plan.members.size());
-    plan.members.push_back(static_cast<int>(wish.rank));
-    plan.in_world.push_back(rank_in_world(plan.members.back()));
+    if (wish.rank == connection_.rank) membership.rank = static_cast<int>(membership.members.size());
+    membership.members.push_back(static_cast<int>(wish.rank));
+    membership.in_world.push_back(rank_in_world(membership.members.back()));
   }
   int64_t sequence = 0;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    plan.number = ++splits_;
+    membership.number = ++splits_;
     sequence = ++sequence_;
   }
   Connection group;
   try {
-    group = connection_.join(plan);
+    group = connection_.join(membership);
   } catch (const std::exception& error) {
     fail("split", sequence, error.what());
   }
   if (members.empty()) return nullptr;
-  group.rank = plan.rank;
+  group.rank = membership.rank;
   group.world_size = static_cast<int>(members.size());
   group.host = connection_.host;
   group.node = connection_.node;
@@ -147,10 +147,10 @@ std::shared_ptr<CommunicatorState> CommunicatorState::split(int color, int key, 
     return outer.empty() ? own : concatenate(own, " of ", outer);
   };
   const std::string color_name = concatenate("group ", color);
-  const std::string own_name = name.empty() ? concatenate(color_name, " of split ", plan.number) : name;
+  const std::string own_name = name.empty() ? concatenate(color_name, " of split ", membership.number) : name;
   return std::make_shared<CommunicatorState>(std::move(group), options_, world_, inside(own_name, name_),
                                              inside(name.empty() ? color_name : name, counted_as_),
-                                             std::move(plan.in_world));
+                                             std::move(membership.in_world));
 }
 
 std::shared_ptr<Communicator> CommunicatorState::kept(const std::string& name, int color) {

@@ -61,24 +61,24 @@ struct Joiner {
   }
 
   // Connection::join of ranks that are connected by `control`.
-  std::function<Connection(const GroupPlan&)> over(const std::shared_ptr<Transport>& control,
-                                                   int world_size) const {
-    return [joiner = *this, control, world_size](const GroupPlan& plan) {
+  std::function<Connection(const GroupMembership&)> over(const std::shared_ptr<Transport>& control,
+                                                         int world_size) const {
+    return [joiner = *this, control, world_size](const GroupMembership& membership) {
       const Gather of_all = gather_over(control, world_size, joiner.gloo.timeout);
-      if (plan.members.size() <= 1) {
+      if (membership.members.size() <= 1) {
         of_all("");  // the others need to hear from everybody
-        return plan.members.empty() ? Connection() : connect_alone(joiner.device);
+        return membership.members.empty() ? Connection() : connect_alone(joiner.device);
       }
       const Gather of_members = [&](const std::string& own) {
         const std::vector<std::string> all = of_all(own);
         std::vector<std::string> texts;
-        for (const int member : plan.members) texts.push_back(all[static_cast<size_t>(member)]);
+        for (const int member : membership.members) texts.push_back(all[static_cast<size_t>(member)]);
         return texts;
       };
-      const int size = static_cast<int>(plan.members.size());
+      const int size = static_cast<int>(membership.members.size());
       Connection group;
-      group.control = joiner.join_gloo(of_members, plan.rank, size);
-      group.data = joiner.join_data(group.control, plan.rank, plan.in_world);
+      group.control = joiner.join_gloo(of_members, membership.rank, size);
+      group.data = joiner.join_data(group.control, membership.rank, membership.in_world);
       group.join = joiner.over(group.control, size);
       return group;
     };

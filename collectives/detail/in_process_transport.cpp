@@ -273,11 +273,11 @@ struct Hubs {
   Hubs(size_t ranks, SumOrder order)
       : data(std::make_shared<Hub>(ranks, order)), control(std::make_shared<Hub>(ranks, SumOrder::ranks)) {}
 
-  std::shared_ptr<Hubs> group(const GroupPlan& plan) {
+  std::shared_ptr<Hubs> group(const GroupMembership& membership) {
     const std::lock_guard<std::mutex> lock(mutex);
-    std::weak_ptr<Hubs>& place = groups[{plan.number, plan.members.front()}];
+    std::weak_ptr<Hubs>& place = groups[{membership.number, membership.members.front()}];
     std::shared_ptr<Hubs> hubs = place.lock();
-    if (hubs == nullptr) place = hubs = std::make_shared<Hubs>(plan.members.size(), data->order());
+    if (hubs == nullptr) place = hubs = std::make_shared<Hubs>(membership.members.size(), data->order());
     return hubs;
   }
 
@@ -290,8 +290,8 @@ Connection join(const std::shared_ptr<Hubs>& hubs, int rank) {
   Connection connection;
   connection.data = std::make_shared<InProcessTransport>(hubs->data, rank);
   connection.control = std::make_shared<InProcessTransport>(hubs->control, rank);
-  connection.join = [hubs](const GroupPlan& plan) {
-    return plan.members.empty() ? Connection() : join(hubs->group(plan), plan.rank);
+  connection.join = [hubs](const GroupMembership& membership) {
+    return membership.members.empty() ? Connection() : join(hubs->group(membership), membership.rank);
   };
   return connection;
 }

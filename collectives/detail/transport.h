@@ -96,9 +96,9 @@ class Transport {
   virtual void abort() noexcept = 0;
 };
 
-// The part of a rank in a group that is being split off: which ranks are in it, by their numbers in the
+// How a rank belongs to a group that is being split off: which ranks are in it, by their numbers in the
 // communicator that is split, in the order of their new numbers. None: this rank is in no group.
-struct GroupPlan {
+struct GroupMembership {
   std::vector<int> members;
   std::vector<int> in_world;  // the same ranks by the world's numbers
   int rank = 0;               // this one's new number
@@ -120,7 +120,7 @@ struct Connection {
   bool joins_processes = false;  // and not threads, or nobody
   // Joins the ranks of a group anew: a connection with data, control and `join` alone, empty for a rank that
   // is in none. All ranks call it at the same time. Throws std::exception.
-  std::function<Connection(const GroupPlan&)> join;
+  std::function<Connection(const GroupMembership&)> join;
 };
 
 }  // namespace pacer::detail

@@ -36,7 +36,7 @@ constexpr int64_t kSteps = 120, kMeasureEvery = 40, kSaveEvery = 20;
 
 struct Options {
   int stages = 2, pipelines = 1;
-  pacer::PipelineShape plan;
+  pacer::PipelineSchedule schedule;
   int64_t steps = kSteps;
   std::string checkpoints;  // folder; empty: none are written
   bool compare = false;
@@ -47,7 +47,7 @@ void introduce(const pacer::Pipeline& pipeline, const World& world) {
   int64_t parameters = 0;
   for (const auto& item : pipeline.named_parameters()) parameters += item.value().numel();
   std::string line = "stage " + std::to_string(pipeline.grid().stage()) + ", blocks";
-  for (int64_t chunk = 0; chunk < pipeline.plan().chunks; ++chunk) {
+  for (int64_t chunk = 0; chunk < pipeline.schedule().chunks; ++chunk) {
     const auto [first, end] = pipeline.blocks_of(chunk);
     for (int64_t block = first; block < end; ++block) line += " " + std::to_string(block);
   }
@@ -73,7 +73,7 @@ double train_pipeline(const World& world, const Options& options, const Text& te
   const pacer::Grid grid(world, options.stages);
   auto model = byte_gpt::make_gpt();
   const pacer::Pipeline pipeline(
-      *model, model->blocks, &byte_gpt::BlockImpl::forward, grid, options.plan,
+      *model, model->blocks, &byte_gpt::BlockImpl::forward, grid, options.schedule,
       pacer::PipelineOptions().first({"bytes", "positions"}).last({"norm", "head"}));
   introduce(pipeline, world);
   pacer::FusedAdamW optimizer(pipeline.named_parameters(), recipe());
@@ -124,7 +124,7 @@ double train_whole(const at::Device& device, const Options& options, const Text&
     const auto [x, y] = text.held_out(kBatch);
     return loss = model->forward(x.to(device), y.to(device)).item<double>();
   });
-  const int64_t micro_steps = options.plan.micro_batches * options.pipelines;
+  const int64_t micro_steps = options.schedule.micro_batches * options.pipelines;
   session.use(pacer::GradientAccumulation(micro_steps));
   while (session.progress().step < options.steps) {
     const auto rows = sampler.next(static_cast<size_t>(kBatch / micro_steps));
@@ -154,7 +154,7 @@ void run(const World& world, const Options& options) {
 
 std::optional<Options> read_options(int argument_count, char** arguments) {
   namespace po = boost::program_options;
-  using pacer::PipelineSchedule;
+  using pacer::PipelineOrder;
   auto known = examples::make_options();
   known.add_options()                                                                         //
       ("stages", po::value<int>()->value_name("P")->default_value(2), "ranks of a pipeline")  //
@@ -182,19 +182,18 @@ std::optional<Options> read_options(int argument_count, char** arguments) {
   Options options;
   options.stages = examples::value_in<int>(*given, "stages", 1, kMost);
   options.pipelines = examples::value_in<int>(*given, "pipelines", 1, kMost);
-  options.plan.schedule =
-      examples::choice_of<PipelineSchedule>(*given, "schedule",
-                                            {{"gpipe", PipelineSchedule::gpipe},
-                                             {"1f1b", PipelineSchedule::one_f_one_b},
-                                             {"interleaved", PipelineSchedule::interleaved},
-                                             {"zero-bubble", PipelineSchedule::zero_bubble}});
-  options.plan.ranks = options.stages;
-  options.plan.micro_batches = examples::value_in<int64_t>(*given, "micro-batches", 1, kBatch);
-  options.plan.chunks = examples::value_in<int64_t>(
-      *given, "chunks", 1, kMost, options.plan.schedule == PipelineSchedule::interleaved ? 2 : 1);
-  options.plan.validate();
-  pacer::require(kBatch % (options.plan.micro_batches * options.pipelines) == 0, "--micro-batches ",
-                 options.plan.micro_batches, " times --pipelines ", options.pipelines,
+  options.schedule.order = examples::choice_of<PipelineOrder>(*given, "schedule",
+                                                              {{"gpipe", PipelineOrder::gpipe},
+                                                               {"1f1b", PipelineOrder::one_f_one_b},
+                                                               {"interleaved", PipelineOrder::interleaved},
+                                                               {"zero-bubble", PipelineOrder::zero_bubble}});
+  options.schedule.ranks = options.stages;
+  options.schedule.micro_batches = examples::value_in<int64_t>(*given, "micro-batches", 1, kBatch);
+  options.schedule.chunks = examples::value_in<int64_t>(
+      *given, "chunks", 1, kMost, options.schedule.order == PipelineOrder::interleaved ? 2 : 1);
+  options.schedule.validate();
+  pacer::require(kBatch % (options.schedule.micro_batches * options.pipelines) == 0, "--micro-batches ",
+                 options.schedule.micro_batches, " times --pipelines ", options.pipelines,
                  " must divide the batch of ", kBatch);
   options.steps = examples::value_in<int64_t>(*given, "steps", 1, kSteps);
   options.checkpoints = (*given)["checkpoints"].as<std::string>();

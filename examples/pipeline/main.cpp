@@ -19,13 +19,13 @@
 namespace {
 
 namespace po = boost::program_options;
-using pacer::PipelineSchedule;
+using pacer::PipelineOrder;
 
-const std::vector<std::pair<std::string, PipelineSchedule>> kSchedules = {
-    {"gpipe", PipelineSchedule::gpipe},
-    {"1f1b", PipelineSchedule::one_f_one_b},
-    {"interleaved", PipelineSchedule::interleaved},
-    {"zero-bubble", PipelineSchedule::zero_bubble}};
+const std::vector<std::pair<std::string, PipelineOrder>> kOrders = {
+    {"gpipe", PipelineOrder::gpipe},
+    {"1f1b", PipelineOrder::one_f_one_b},
+    {"interleaved", PipelineOrder::interleaved},
+    {"zero-bubble", PipelineOrder::zero_bubble}};
 
 po::options_description known_options() {
   po::options_description known = examples::make_options();
@@ -50,16 +50,17 @@ po::options_description known_options() {
   return known;
 }
 
-std::string title_of(const pacer::PipelineShape& shape) {
-  std::string title = std::string(pacer::schedule_name(shape.schedule)) + ": " + std::to_string(shape.ranks) +
-                      " ranks, " + std::to_string(shape.micro_batches) + " micro-batches";
-  if (shape.chunks > 1) title += ", " + std::to_string(shape.chunks) + " chunks a rank";
+std::string title_of(const pacer::PipelineSchedule& schedule) {
+  std::string title = std::string(pacer::schedule_name(schedule.order)) + ": " +
+                      std::to_string(schedule.ranks) + " ranks, " + std::to_string(schedule.micro_batches) +
+                      " micro-batches";
+  if (schedule.chunks > 1) title += ", " + std::to_string(schedule.chunks) + " chunks a rank";
   return title;
 }
 
 // Whether pipeline_idle has a closed form for these times.
-bool has_formula(const pacer::PipelineShape& shape, const pacer::PipelineCosts& costs) {
-  return costs.transfer == 0 && (shape.schedule != PipelineSchedule::zero_bubble ||
+bool has_formula(const pacer::PipelineSchedule& schedule, const pacer::PipelineCosts& costs) {
+  return costs.transfer == 0 && (schedule.order != PipelineOrder::zero_bubble ||
                                  costs.backward_weight <= std::min(costs.forward, costs.backward_input));
 }
 
@@ -73,37 +74,37 @@ int run(int argument_count, char** arguments) {
       known_options());
   if (!given) return 0;
   constexpr int64_t kMostStages = 128, kMostMicroBatches = 512, kMostChunks = 16, kMostSlots = 16;
-  pacer::PipelineShape shape;
-  shape.schedule = examples::choice_of(*given, "schedule", kSchedules);
-  shape.ranks = examples::value_in<int64_t>(*given, "stages", 1, kMostStages);
-  shape.micro_batches = examples::value_in<int64_t>(*given, "micro-batches", 1, kMostMicroBatches);
-  shape.chunks = examples::value_in<int64_t>(*given, "chunks", 1, kMostChunks,
-                                             shape.schedule == PipelineSchedule::interleaved ? 2 : 1);
+  pacer::PipelineSchedule schedule;
+  schedule.order = examples::choice_of(*given, "schedule", kOrders);
+  schedule.ranks = examples::value_in<int64_t>(*given, "stages", 1, kMostStages);
+  schedule.micro_batches = examples::value_in<int64_t>(*given, "micro-batches", 1, kMostMicroBatches);
+  schedule.chunks = examples::value_in<int64_t>(*given, "chunks", 1, kMostChunks,
+                                                schedule.order == PipelineOrder::interleaved ? 2 : 1);
   // A slot is a time of one stage, the library's times are those of all stages of a rank.
   const auto slots = [&](const char* name, int64_t least) {
     return static_cast<double>(examples::value_in<int64_t>(*given, name, least, kMostSlots));
   };
-  const auto chunks = static_cast<double>(shape.chunks);
+  const auto chunks = static_cast<double>(schedule.chunks);
   const pacer::PipelineCosts costs{slots("forward", 1) * chunks, slots("backward-input", 1) * chunks,
                                    slots("backward-weight", 1) * chunks, slots("transfer", 0)};
-  const auto plans = pacer::pipeline_plans(shape);
-  const auto simulated = pacer::simulate_pipeline(plans, shape.chunks, costs);
+  const auto plans = pacer::pipeline_plans(schedule);
+  const auto simulated = pacer::simulate_pipeline(plans, schedule.chunks, costs);
 
-  std::printf("%s\n\n%s\n", title_of(shape).c_str(),
-              pipeline::text_drawing(plans, shape.chunks, simulated).c_str());
+  std::printf("%s\n\n%s\n", title_of(schedule).c_str(),
+              pipeline::text_drawing(plans, schedule.chunks, simulated).c_str());
   std::printf("%-8s %10s %20s\n", "", "idle", "micro-batches alive");
   for (size_t rank = 0; rank < plans.size(); ++rank) {
     const std::string name = "rank " + std::to_string(rank);
     std::printf("%-8s %8.1f %% %20.4g\n", name.c_str(), 100 * simulated.idle[rank], simulated.alive[rank]);
   }
   std::printf("\n%.0f slots", simulated.total);
-  if (has_formula(shape, costs)) {
-    std::printf("; by the formula %.1f %% of them idle", 100 * pacer::pipeline_idle(shape, costs));
+  if (has_formula(schedule, costs)) {
+    std::printf("; by the formula %.1f %% of them idle", 100 * pacer::pipeline_idle(schedule, costs));
   }
   std::printf("\n");
   if (given->count("svg") != 0) {
     examples::svg::save((*given)["svg"].as<std::string>(),
-                        pipeline::svg_drawing(title_of(shape), plans, shape.chunks, simulated));
+                        pipeline::svg_drawing(title_of(schedule), plans, schedule.chunks, simulated));
   }
   return 0;
 }

@@ -18,7 +18,7 @@
 #include <pacer/kernels/onebit_adam.h>
 #include <pacer/optimizers/detail/onebit_kernels.h>
 #include <pacer/optimizers/detail/onebit_lamb_kernels.h>
-#include <pacer/optimizers/detail/onebit_plan.h>
+#include <pacer/optimizers/detail/onebit_settings.h>
 #include <pacer/optimizers/detail/parameter_entry.h>
 #include <pacer/optimizers/named_tensors.h>
 

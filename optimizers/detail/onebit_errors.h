@@ -6,7 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <pacer/optimizers/detail/onebit_plan.h>
+#include <pacer/optimizers/detail/onebit_settings.h>
 #include <pacer/optimizers/named_tensors.h>
 
 namespace pacer::detail {

@@ -11,7 +11,7 @@
 #include <pacer/compression/detail/onebit_exchange.h>
 #include <pacer/device/detail/device_buffer.h>
 #include <pacer/kernels/onebit_adam.h>
-#include <pacer/optimizers/detail/onebit_plan.h>
+#include <pacer/optimizers/detail/onebit_settings.h>
 #include <pacer/optimizers/detail/shared_sums.h>
 #include <pacer/optimizers/detail/tile_loop.h>
 

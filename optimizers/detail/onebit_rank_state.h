@@ -6,7 +6,7 @@
 
 #include <pacer/collectives/communicator.h>
 #include <pacer/compression/detail/onebit_route.h>
-#include <pacer/optimizers/detail/onebit_plan.h>
+#include <pacer/optimizers/detail/onebit_settings.h>
 #include <pacer/optimizers/named_tensors.h>
 
 namespace pacer::detail {

@@ -60,23 +60,23 @@ kernels::WeightDecay decay_mode(const Options& options) {
 }
 
 template <class Options>
-OneBitChoices choices_of(const Options& options) {
-  OneBitChoices choices;
-  choices.freeze_step = options.freeze_step();
-  choices.freeze_automatically = options.freeze_automatically();
-  choices.allow_early_freeze = options.allow_early_freeze();
+OneBitGroupSettings onebit_settings_of(const Options& options) {
+  OneBitGroupSettings onebit;
+  onebit.freeze_step = options.freeze_step();
+  onebit.freeze_automatically = options.freeze_automatically();
+  onebit.allow_early_freeze = options.allow_early_freeze();
   if constexpr (kIs<OneBitAdamOptions, Options>) {
-    choices.refresh_variance_every = options.refresh_variance_every();
+    onebit.refresh_variance_every = options.refresh_variance_every();
   }
-  choices.variance_floor = options.variance_floor();
-  choices.compression.scale(options.scale()).block_scales(options.block_scales());
-  choices.compression.hierarchical(options.hierarchical());
-  choices.compress_vectors = options.compress_vectors();
-  choices.compress_alone = options.compress_alone();
-  choices.one_bit = options.one_bit();
-  choices.bucket_bytes = options.bucket_bytes();
-  choices.overlap_backward = options.overlap_backward();
-  return choices;
+  onebit.variance_floor = options.variance_floor();
+  onebit.compression.scale(options.scale()).block_scales(options.block_scales());
+  onebit.compression.hierarchical(options.hierarchical());
+  onebit.compress_vectors = options.compress_vectors();
+  onebit.compress_alone = options.compress_alone();
+  onebit.one_bit = options.one_bit();
+  onebit.bucket_bytes = options.bucket_bytes();
+  onebit.overlap_backward = options.overlap_backward();
+  return onebit;
 }
 
 template <class Options>
@@ -100,7 +100,7 @@ GroupSettings settings_of(const Options& options) {
   }
   if constexpr (kIsOneBit<Options>) {
     settings.compress = options.compress();
-    settings.onebit = choices_of(options);
+    settings.onebit = onebit_settings_of(options);
   } else {
     kernel.seed = options.seed();
     settings.finite_check = options.finite_check();

@@ -23,7 +23,7 @@
 namespace pacer::detail {
 
 // What a 1-bit optimizer asks for beside its rule, the same in all groups.
-struct OneBitChoices {
+struct OneBitGroupSettings {
   std::optional<int64_t> freeze_step;
   std::optional<int64_t> freeze_automatically;
   bool allow_early_freeze = false;
@@ -48,7 +48,7 @@ struct GroupSettings {
   Rounding rounding = Rounding::nearest;
   std::optional<Paging> paging;             // as the optimizer's own options have it, or unset
   kernels::LambFactorBounds factor_bounds;  // OneBitLamb only
-  OneBitChoices onebit;                     // 1-bit optimizers only
+  OneBitGroupSettings onebit;               // 1-bit optimizers only
 
   // Whether the parameter's momentum travels as signs once the variance froze.
   bool compresses(const at::Tensor& parameter) const {

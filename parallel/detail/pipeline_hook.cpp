@@ -18,22 +18,23 @@
 namespace pacer::detail {
 namespace {
 
-std::string described(const PipelineShape& shape) {
-  return concatenate(schedule_name(shape.schedule), " over ", shape.ranks, " ranks, ", shape.chunks,
+std::string described(const PipelineSchedule& schedule) {
+  return concatenate(schedule_name(schedule.order), " over ", schedule.ranks, " ranks, ", schedule.chunks,
                      " stages a rank");
 }
 
-// All ranks must have the same shape before they make queues, whose number follows from it.
-StageCut cut_of(const Blocks& blocks, PipelineShape shape, const Grid& grid, const PipelineOptions& options) {
+// All ranks must have the same schedule before they make queues, whose number follows from it.
+StageCut cut_of(const Blocks& blocks, PipelineSchedule schedule, const Grid& grid,
+                const PipelineOptions& options) {
   require(!blocks.is_empty() && blocks->size() > 0,
           "Pipeline was given Blocks without a block; add the blocks before it is made");
-  shape.ranks = grid.stages();
-  shape.validate();
+  schedule.ranks = grid.stages();
+  schedule.validate();
   const auto count = static_cast<int64_t>(blocks->size());
-  StageCut cut{shape, options.cut(), options.first(), options.last()};
-  if (cut.bounds.empty()) cut.bounds = StageCut::even(count, shape.stages());
+  StageCut cut{schedule, options.cut(), options.first(), options.last()};
+  if (cut.bounds.empty()) cut.bounds = StageCut::even(count, schedule.stages());
   cut.validate(count);
-  require_agreement(*grid.world(), 0, {{"pipeline", described(shape)}});
+  require_agreement(*grid.world(), 0, {{"pipeline", described(schedule)}});
   return cut;
 }
 
@@ -79,22 +80,22 @@ class BatchComparison {
 }  // namespace
 
 PipelineHook::PipelineHook(torch::nn::Module& model, const Blocks& blocks, Grid grid,
-                           const PipelineShape& shape, PipelineOptions options)
+                           const PipelineSchedule& schedule, PipelineOptions options)
     : JoinedRanks(options.initial_parameters(), options.sync_buffers()),
       model_(model),
       held_model_(model.weak_from_this().lock()),
       grid_(std::move(grid)),
       options_(std::move(options)),
-      stage_model_(model, blocks, cut_of(blocks, shape, grid_, options_), grid_.stage(),
+      stage_model_(model, blocks, cut_of(blocks, schedule, grid_, options_), grid_.stage(),
                    grid_.world()->device()),
-      messages_(grid_.pipeline(), stage_model_.cut().shape) {}
+      messages_(grid_.pipeline(), stage_model_.cut().schedule) {}
 
 std::string PipelineHook::agreement() const {
   const StageCut& cut = stage_model_.cut();
   return concatenate(
-      schedule_name(cut.shape.schedule), " over ", cut.shape.ranks, " ranks, ", cut.shape.micro_batches,
+      schedule_name(cut.schedule.order), " over ", cut.schedule.ranks, " ranks, ", cut.schedule.micro_batches,
       " micro-batches", options_.weight_by_tokens() ? " by tokens" : "",
-      options_.accumulate_in_fp32() ? "" : " that add up in their own dtype", ", ", cut.shape.chunks,
+      options_.accumulate_in_fp32() ? "" : " that add up in their own dtype", ", ", cut.schedule.chunks,
       " stages a rank, cut at ", at::IntArrayRef(cut.bounds), ", first ", listed(cut.first), ", last ",
       listed(cut.last), ", unused parameters ", options_.unused_is_zero() ? "are zero" : "are an error");
 }
@@ -117,7 +118,7 @@ void PipelineHook::attach(SessionParts& parts) {
   }
   JoinedRanks::attach(parts);
   attached_ = &parts;
-  parts.micro_steps = shape().micro_batches;
+  parts.micro_steps = schedule().micro_batches;
   parts.weight_by_tokens = options_.weight_by_tokens();
   parts.replicas = grid_.replicas();
   parts.elsewhere = parts.updated_elsewhere = stage_model_.elsewhere();

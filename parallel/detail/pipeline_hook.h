@@ -19,15 +19,15 @@ namespace pacer::detail {
 
 class PipelineHook : public JoinedRanks {
  public:
-  PipelineHook(torch::nn::Module& model, const Blocks& blocks, Grid grid, const PipelineShape& shape,
+  PipelineHook(torch::nn::Module& model, const Blocks& blocks, Grid grid, const PipelineSchedule& schedule,
                PipelineOptions options);
 
   const Grid& grid() const { return grid_; }
-  const PipelineShape& shape() const { return stage_model_.cut().shape; }
+  const PipelineSchedule& schedule() const { return stage_model_.cut().schedule; }
   const StageModel& stage_model() const { return stage_model_; }
   StageMessages& messages() { return messages_; }
   SessionParts* session_parts() const { return attached_; }
-  bool has_stage(int64_t stage) const { return stage % shape().ranks == grid_.stage(); }
+  bool has_stage(int64_t stage) const { return stage % schedule().ranks == grid_.stage(); }
 
   std::string hook_name() const override { return "pipeline"; }
   std::string agreement() const override;

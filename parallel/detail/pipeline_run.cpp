@@ -19,7 +19,7 @@
 namespace pacer::detail {
 
 std::vector<Tensors> PipelineRun::micro_batches(const Tensors& batch) const {
-  const int64_t count = hook_.shape().micro_batches;
+  const int64_t count = hook_.schedule().micro_batches;
   std::vector<Tensors> all(static_cast<size_t>(count));
   for (const at::Tensor& tensor : batch) {
     require(tensor.defined() && tensor.dim() > 0 && tensor.size(0) % count == 0 && tensor.size(0) > 0,
@@ -97,7 +97,7 @@ auto reading(const Tensors& x, int64_t stage, const std::string& what, const F& 
 }  // namespace
 
 void PipelineRun::run_plan(SessionWindow& window) {
-  const PipelinePlan plan = pipeline_plan(hook_.shape(), hook_.grid().stage());
+  const PipelinePlan plan = pipeline_plan(hook_.schedule(), hook_.grid().stage());
   bool has_gone_backward = false;
   for (const PipelineAction& action : plan) {
     if (action.pass != PipelinePass::forward && !std::exchange(has_gone_backward, true))
@@ -148,7 +148,7 @@ void PipelineRun::forward(SessionWindow* window, const PipelineAction& action) {
     if (window) held.outputs = {window->scaled_loss(action.micro_batch, loss)};
   } else {
     hook_.messages().send_activations(stage, kinds_[k], held.outputs);
-    const bool has_loss = hook_.has_stage(hook_.shape().stages() - 1);
+    const bool has_loss = hook_.has_stage(hook_.schedule().stages() - 1);
     if (window && action.chunk == 0 && !has_loss) {  // for hooks that count
       (void)window->scaled_loss(action.micro_batch, at::zeros({}, device_options()));
     }
@@ -227,7 +227,7 @@ at::Tensor PipelineRun::evaluate(const Tensors& batch) {
         batches_.back().push_back(copy_to_device(tensor, parts.device()));
       kinds_.push_back(kind_of(batches_.back()));
     }
-    const PipelinePlan plan = pipeline_plan(hook_.shape(), hook_.grid().stage());
+    const PipelinePlan plan = pipeline_plan(hook_.schedule(), hook_.grid().stage());
     for (const PipelineAction& action : plan) {
       if (action.pass == PipelinePass::forward) forward(nullptr, action);
     }

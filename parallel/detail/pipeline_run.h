@@ -55,12 +55,12 @@ class PipelineRun {
   at::Tensor mean_loss();
 
   int64_t stage_of(const PipelineAction& action) const {
-    return hook_.shape().stage(hook_.grid().stage(), action.chunk);
+    return hook_.schedule().stage(hook_.grid().stage(), action.chunk);
   }
   at::TensorOptions device_options() const {
     return at::TensorOptions().dtype(at::kFloat).device(hook_.grid().world()->device());
   }
-  bool is_last(int64_t stage) const { return stage == hook_.shape().stages() - 1; }
+  bool is_last(int64_t stage) const { return stage == hook_.schedule().stages() - 1; }
 
   PipelineHook& hook_;
   const PipelineFunctions& functions_;

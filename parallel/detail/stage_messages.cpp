@@ -74,21 +74,24 @@ Outlines outlines_of(const Tensors& tensors) {
 
 // A rank sends on the queue of its parity and receives on the other one's; where the last of an odd number of
 // ranks sends to the first, or the first to the last, a third one keeps them apart.
-int StageMessages::queues(const PipelineShape& shape) {
-  const bool is_ring = shape.chunks > 1;
-  return shape.ranks == 1 ? 0 : is_ring && shape.ranks % 2 != 0 ? 3 : is_ring || shape.ranks > 2 ? 2 : 1;
+int StageMessages::queues(const PipelineSchedule& schedule) {
+  const bool is_ring = schedule.chunks > 1;
+  return schedule.ranks == 1                  ? 0
+         : is_ring && schedule.ranks % 2 != 0 ? 3
+         : is_ring || schedule.ranks > 2      ? 2
+                                              : 1;
 }
 
-int StageMessages::queue_of(Way way, int sender, const PipelineShape& shape) {
-  const int count = queues(shape), last = static_cast<int>(shape.ranks) - 1;
+int StageMessages::queue_of(Way way, int sender, const PipelineSchedule& schedule) {
+  const int count = queues(schedule), last = static_cast<int>(schedule.ranks) - 1;
   if (count == 3 && sender == (way == Way::activations ? last : 0)) return 2;
   return sender % std::min(count, 2);
 }
 
-StageMessages::StageMessages(std::shared_ptr<Communicator> pipeline, const PipelineShape& shape)
-    : pipeline_(std::move(pipeline)), shape_(shape) {
+StageMessages::StageMessages(std::shared_ptr<Communicator> pipeline, const PipelineSchedule& schedule)
+    : pipeline_(std::move(pipeline)), schedule_(schedule) {
   for (const Way way : {Way::activations, Way::gradients}) {
-    for (int i = 0; i < queues(shape_); ++i) {
+    for (int i = 0; i < queues(schedule_); ++i) {
       const char* name = way == Way::activations ? "activations " : "gradients ";
       queues_[static_cast<size_t>(way)].push_back(pipeline_->lane(concatenate(name, i)));
     }

@@ -43,11 +43,11 @@ class StageMessages {
  public:
   enum class Way { activations, gradients };
   // How many queues a way needs, and which of them that rank sends on: none that it receives on.
-  static int queues(const PipelineShape& shape);
-  static int queue_of(Way way, int sender, const PipelineShape& shape);
+  static int queues(const PipelineSchedule& schedule);
+  static int queue_of(Way way, int sender, const PipelineSchedule& schedule);
 
   // Makes the queues: all ranks of the pipeline together.
-  StageMessages(std::shared_ptr<Communicator> pipeline, const PipelineShape& shape);
+  StageMessages(std::shared_ptr<Communicator> pipeline, const PipelineSchedule& schedule);
 
   // ---- Activations, from a stage to the next. Both give the micro-batch's kind. ----
 
@@ -75,9 +75,9 @@ class StageMessages {
     Tensors tensors;
   };
 
-  int rank_of(int64_t stage) const { return static_cast<int>(stage % shape_.ranks); }
+  int rank_of(int64_t stage) const { return static_cast<int>(stage % schedule_.ranks); }
   Communicator& queue(Way way, int sender) const {
-    return *queues_[static_cast<size_t>(way)][static_cast<size_t>(queue_of(way, sender, shape_))];
+    return *queues_[static_cast<size_t>(way)][static_cast<size_t>(queue_of(way, sender, schedule_))];
   }
   void send(Way way, int64_t from, int64_t to, Tensors tensors);
   Incoming receive(Way way, int64_t from, const Outlines& outlines);
@@ -85,7 +85,7 @@ class StageMessages {
   Outlines receive_outlines(int64_t from);
 
   const std::shared_ptr<Communicator> pipeline_;
-  const PipelineShape shape_;
+  const PipelineSchedule schedule_;
   std::vector<std::shared_ptr<Communicator>> queues_[2];                 // by way
   std::map<std::pair<int64_t, std::string>, Outlines> known_;            // by stage that receives, and kind
   std::map<std::pair<int64_t, std::string>, Outlines> told_;             // by stage that sends, and kind

@@ -25,7 +25,7 @@ class Users {
  public:
   Users(const torch::nn::Module& model, const Blocks& blocks, const StageCut& cut) : model_(model) {
     for (size_t s = 0; s + 1 < cut.bounds.size(); ++s) {
-      const auto rank = static_cast<int>(static_cast<int64_t>(s) % cut.shape.ranks);
+      const auto rank = static_cast<int>(static_cast<int64_t>(s) % cut.schedule.ranks);
       for (int64_t i = cut.bounds[s]; i < cut.bounds[s + 1]; ++i) {
         for (const auto& [name, tensor] : model_tensors(*blocks->ptr(static_cast<size_t>(i))))
           add(tensor, rank);
@@ -35,7 +35,7 @@ class Users {
       if (ranks_of_.count(item.second.unsafeGetTensorImpl()) == 0) outside_.insert(item.first);
     }
     add_named(cut.first, 0, "first");
-    add_named(cut.last, static_cast<int>(cut.shape.ranks) - 1, "last");
+    add_named(cut.last, static_cast<int>(cut.schedule.ranks) - 1, "last");
     for (const std::string& name : outside_) {
       require(ranks_of_.count(tensors_.at(name).unsafeGetTensorImpl()) != 0, "\"", name,
               "\" is in no block, and Pipeline does not know which stage uses it; name it, or its module, in "
@@ -84,7 +84,7 @@ void release(const at::Tensor& tensor, const std::string& name, int rank) {
 }  // namespace
 
 void StageCut::validate(int64_t blocks) const {
-  const int64_t stages = shape.stages();
+  const int64_t stages = schedule.stages();
   require(static_cast<int64_t>(bounds.size()) == stages + 1 && bounds.front() == 0 &&
               bounds.back() == blocks && std::is_sorted(bounds.begin(), bounds.end()),
           "PipelineOptions::cut must have ", stages + 1, " numbers, ascending from 0 to the ", blocks,

@@ -27,7 +27,7 @@ struct TiedParameter {
 
 // How the model is cut, the same on all ranks.
 struct StageCut {
-  PipelineShape shape;
+  PipelineSchedule schedule;
   std::vector<int64_t> bounds;     // stage s has the blocks bounds[s] ... bounds[s + 1] - 1
   std::vector<std::string> first;  // names of modules, parameters and buffers that the first stage uses
   std::vector<std::string> last;   // the same for the last stage

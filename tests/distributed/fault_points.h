@@ -43,9 +43,9 @@ using WrapTransports = std::function<void(std::shared_ptr<detail::Transport>& da
 // Calls `wrap` for the transports of a connection, and of all groups that are made from it.
 inline void wrap_transports(detail::Connection& connection, const WrapTransports& wrap) {
   wrap(connection.data, connection.control);
-  connection.join = [wrap, join = connection.join](const detail::GroupPlan& plan) {
-    detail::Connection group = join(plan);
-    if (!plan.members.empty()) wrap_transports(group, wrap);
+  connection.join = [wrap, join = connection.join](const detail::GroupMembership& membership) {
+    detail::Connection group = join(membership);
+    if (!membership.members.empty()) wrap_transports(group, wrap);
     return group;
   };
 }

@@ -46,7 +46,7 @@ using namespace std::chrono_literals;
 // of the others is stuck, too.
 const AddScenario alone_in_operations("alone_in_operations", [](const Player& player) {
   const detail::Connection world = player.connect();
-  detail::GroupPlan all;
+  detail::GroupMembership all;
   all.rank = player.rank;
   for (int rank = 0; rank < player.world_size; ++rank) all.members.push_back(rank);
   all.in_world = all.members;

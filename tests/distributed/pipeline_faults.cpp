@@ -16,7 +16,7 @@ void play(const Player& player) {
     if (point == place && step == kFaultStep && ++blocks == 3) fault();
   };
   Task task;
-  task.plan = plan_named(player.text("schedule"));
+  task.schedule = schedule_named(player.text("schedule"));
   task.after_block = [&](Tensor x) {
     at("in_forward");
     x.register_hook([&](const Tensor&) { at("in_backward"); });

@@ -26,7 +26,7 @@ struct Task {
   bool is_tied = false;  // embedding and head are one parameter, which the first and the last stage use
   // With two groups, so that stages have options of groups in common.
   RegisteredOptimizer optimizer = optimizer_named("FusedAdamW");
-  PipelineShape plan = one_f_one_b(4);
+  PipelineSchedule schedule = one_f_one_b(4);
   PipelineOptions options = PipelineOptions().first({"embedding"}).last({"norm", "head"});
   // Before the model is cut.
   std::function<void(LanguageModel&)> change_model = [](LanguageModel&) {};
@@ -57,7 +57,7 @@ class PipelineTrainer {
         [this](size_t i, Tensor x) {
           return task_.after_block(model_->blocks->run(i, &BlockImpl::forward, x));
         },
-        grid, task.plan, options_of(task));
+        grid, task.schedule, options_of(task));
     make_session(pipeline_->named_parameters());
   }
   // As a replica of the whole model.
@@ -179,10 +179,10 @@ class PipelineTrainer {
   std::unique_ptr<Session> session_;
 };
 
-// The plan of that name, as schedule_name has it, for four micro-batches.
-inline PipelineShape plan_named(const std::string& name) {
-  for (const PipelineShape& plan : {gpipe(4), one_f_one_b(4), zero_bubble(4), interleaved(4, 2)}) {
-    if (schedule_name(plan.schedule) == name) return plan;
+// The schedule of that name, as schedule_name has it, for four micro-batches.
+inline PipelineSchedule schedule_named(const std::string& name) {
+  for (const PipelineSchedule& schedule : {gpipe(4), one_f_one_b(4), zero_bubble(4), interleaved(4, 2)}) {
+    if (schedule_name(schedule.order) == name) return schedule;
   }
   throw Error("no schedule has the name " + name);
 }

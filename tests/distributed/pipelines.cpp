@@ -20,7 +20,7 @@ void train(const Player& player) {
   for (const char* name : {"gpipe", "1f1b", "zero-bubble", "interleaved"}) {
     for (const bool is_tied : {false, true}) {
       Task task;
-      task.plan = plan_named(name);
+      task.schedule = schedule_named(name);
       task.is_tied = is_tied;
       PipelineTrainer piped(task, grid), whole(task, grid.replicas());
       double farthest = 0;
@@ -63,7 +63,7 @@ void train_part(const Player& player) {
   if (player.has("optimizer")) task.optimizer = optimizer_named(player.text("optimizer"));
   std::unique_ptr<PipelineTrainer> trainer;
   if (const int stages = player.number("stages")) {
-    task.plan = plan_named(player.text("schedule"));
+    task.schedule = schedule_named(player.text("schedule"));
     trainer = std::make_unique<PipelineTrainer>(task, Grid(world, stages));
   } else {
     trainer = std::make_unique<PipelineTrainer>(task, world);
@@ -81,9 +81,9 @@ void train_part(const Player& player) {
 
 // In what one rank may differ from the others.
 const std::map<std::string, std::function<void(Task&)>> kMistakes = {
-    {"micro-batches", [](Task& task) { task.plan.micro_batches = task.micro_batches = 8; }},
-    {"schedule", [](Task& task) { task.plan = plan_named("gpipe"); }},
-    {"chunks", [](Task& task) { task.plan = plan_named("interleaved"); }},
+    {"micro-batches", [](Task& task) { task.schedule.micro_batches = task.micro_batches = 8; }},
+    {"schedule", [](Task& task) { task.schedule = schedule_named("gpipe"); }},
+    {"chunks", [](Task& task) { task.schedule = schedule_named("interleaved"); }},
     {"cut",
      [](Task& task) {
        task.options.cut({0, 3, 8});
@@ -151,7 +151,7 @@ void train_parts(const Player& player) {
   tasks["fp8"].fp8 = true;
   tasks["fp8"].rows = 4;  // of 12 tokens: 8-bit products need multiples of 16
   tasks["fp8"].micro_batches = 2;
-  tasks["fp8"].plan = one_f_one_b(2);
+  tasks["fp8"].schedule = one_f_one_b(2);
   tasks["the first stage is frozen"].change_model = only("blocks.7");
   tasks["only the embedding is trained"].change_model = only("embedding");
   tasks["an empty stage"].options.cut({0, 8, 8});

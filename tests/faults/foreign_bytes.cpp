@@ -60,9 +60,9 @@ class AlteringTransport final : public FaultyTransport {
 void wrap(detail::Connection& connection, const Alter& data, const Alter& control) {
   connection.data = std::make_shared<AlteringTransport>(connection.data, data);
   connection.control = std::make_shared<AlteringTransport>(connection.control, control);
-  connection.join = [=, join = connection.join](const detail::GroupPlan& plan) {
-    detail::Connection group = join(plan);
-    if (!plan.members.empty()) wrap(group, data, control);
+  connection.join = [=, join = connection.join](const detail::GroupMembership& membership) {
+    detail::Connection group = join(membership);
+    if (!membership.members.empty()) wrap(group, data, control);
     return group;
   };
 }
@@ -236,9 +236,9 @@ TEST_CASE("every turned bit of what a stage says of its tensors is refused or an
     const auto messages = run_ranks(2, [&](int rank) {
       // The other rank need not search for one that has ended.
       const auto world = std::exchange(ranks[static_cast<size_t>(rank)], nullptr);
-      PipelineShape shape;
-      shape.ranks = 2;
-      detail::StageMessages stage(world, shape);
+      PipelineSchedule schedule;
+      schedule.ranks = 2;
+      detail::StageMessages stage(world, schedule);
       world->barrier();
       if (rank == 0) {
         fault.is_due = true;

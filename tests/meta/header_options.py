@@ -8,7 +8,7 @@ words.
 import re
 from pathlib import Path
 
-PLAIN = {"LossScaleRule", "PipelineShape", "PipelineCosts"}  # structs whose fields users set without setters
+PLAIN = {"LossScaleRule", "PipelineSchedule", "PipelineCosts"}  # structs whose fields users set without setters
 ALSO = PLAIN | {"LengthSchedule", "GradientAccumulation", "GradientClipping"}  # have setters, but another name than ...Options
 STATE = {"FusedAdamStateFields"}  # has TORCH_ARG for LibTorch's sake and is nothing to choose
 BASES = {"JoinedRanks", "GradientExchange"}  # hooks that others derive from

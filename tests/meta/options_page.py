@@ -26,7 +26,7 @@ CARDS = {
     "fused-adam.md": {"FusedAdamWOptions"},
     "session.md": {"GradientAccumulation", "GradientClipping", "LearningRateScheduleOptions", "LossScaleRule", "ResumeOptions"},
     "checkpoints.md": {"LoadWeightsOptions"},
-    "pipeline.md": {"PipelineCosts", "PipelineShape"},
+    "pipeline.md": {"PipelineCosts", "PipelineSchedule"},
     "curriculum.md": {"LengthSchedule", "SequenceLengthOptions"},
 }
 

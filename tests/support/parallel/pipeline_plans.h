@@ -38,25 +38,26 @@ inline PipelinePlan plan_of(const std::string& text) {
 
 // Every schedule for 1 to 8 ranks and 1 to 20 micro-batches, also fewer than ranks; interleaved with 2 to 4
 // chunks, where the micro-batches are a multiple of the ranks.
-inline std::vector<PipelineShape> pipeline_shapes() {
-  std::vector<PipelineShape> shapes;
+inline std::vector<PipelineSchedule> pipeline_schedules() {
+  std::vector<PipelineSchedule> schedules;
   for (int64_t ranks = 1; ranks <= 8; ++ranks) {
     for (int64_t micro_batches = 1; micro_batches <= 20; ++micro_batches) {
       for (const auto schedule :
-           {PipelineSchedule::gpipe, PipelineSchedule::one_f_one_b, PipelineSchedule::zero_bubble}) {
-        shapes.push_back({schedule, ranks, micro_batches});
+           {PipelineOrder::gpipe, PipelineOrder::one_f_one_b, PipelineOrder::zero_bubble}) {
+        schedules.push_back({schedule, ranks, micro_batches});
       }
       for (int64_t chunks = 2; chunks <= 4 && micro_batches % ranks == 0; ++chunks) {
-        shapes.push_back({PipelineSchedule::interleaved, ranks, micro_batches, chunks});
+        schedules.push_back({PipelineOrder::interleaved, ranks, micro_batches, chunks});
       }
     }
   }
-  return shapes;
+  return schedules;
 }
 
-inline std::string shape_text(const PipelineShape& shape) {
-  return std::string(schedule_name(shape.schedule)) + ", " + std::to_string(shape.ranks) + " ranks, " +
-         std::to_string(shape.micro_batches) + " micro-batches, " + std::to_string(shape.chunks) + " chunks";
+inline std::string schedule_text(const PipelineSchedule& schedule) {
+  return std::string(schedule_name(schedule.order)) + ", " + std::to_string(schedule.ranks) + " ranks, " +
+         std::to_string(schedule.micro_batches) + " micro-batches, " + std::to_string(schedule.chunks) +
+         " chunks";
 }
 
 }  // namespace pacer::testing

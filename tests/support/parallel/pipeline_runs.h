@@ -74,12 +74,12 @@ inline LanguageModel make_model(const Setup& setup) {
 
 // What one rank is and does; tests of mistakes change one of several.
 struct PipelineRank {
-  PipelineRank(const Setup& own, const PipelineShape& plan, int stages, std::shared_ptr<Communicator> world,
-               LanguageModel own_model)
+  PipelineRank(const Setup& own, const PipelineSchedule& schedule, int stages,
+               std::shared_ptr<Communicator> world, LanguageModel own_model)
       : setup(own),
         model(std::move(own_model)),
         grid(world, stages),
-        pipeline(*model, model->blocks, &BlockImpl::forward, grid, plan, setup.options),
+        pipeline(*model, model->blocks, &BlockImpl::forward, grid, schedule, setup.options),
         optimizer(setup.optimizer(pipeline.named_parameters())),
         session(std::make_unique<Session>(*model, *optimizer, world)) {
     session->use(pipeline).use(GradientCopies(model, gradients));
@@ -194,7 +194,7 @@ inline Result together(const std::vector<std::unique_ptr<PipelineRank>>& ranks) 
 }
 
 // By `replicas` pipelines of `stages`.
-inline Result run_piped(const Setup& setup, const PipelineShape& plan, int stages, int replicas = 1) {
+inline Result run_piped(const Setup& setup, const PipelineSchedule& schedule, int stages, int replicas = 1) {
   const int count = stages * replicas;
   const auto worlds = Communicator::in_process(count, CommunicatorOptions().timeout(setup.timeout));
   std::vector<LanguageModel> models;  // one after the other, because they share a random generator
@@ -203,7 +203,7 @@ inline Result run_piped(const Setup& setup, const PipelineShape& plan, int stage
   std::vector<double> evaluated(static_cast<size_t>(count));
   const auto messages = run_ranks(count, [&](int r) {
     const auto at = static_cast<size_t>(r);
-    ranks[at] = std::make_unique<PipelineRank>(setup, plan, stages, worlds[at], models[at]);
+    ranks[at] = std::make_unique<PipelineRank>(setup, schedule, stages, worlds[at], models[at]);
     for (int64_t step = 0; step < setup.steps; ++step) ranks[at]->step(step);
     evaluated[at] = ranks[at]->evaluate();
     ranks[at]->session->finish();

@@ -38,16 +38,16 @@ SmallRuns runs_with(const CheckpointsOptions& options, int world_size, bool brok
   return runs;
 }
 
-detail::SavePlan plan_in(const std::string& root, int rank, int64_t world_size) {
-  detail::SavePlan plan;
-  plan.step = 7;
-  plan.rank = rank;
-  plan.root = root;
-  plan.facts.world_size = world_size;
-  plan.timeout = std::chrono::minutes(1);
-  plan.staging = root + "/.step-0000000007.partial";
-  if (rank == 0) plan.writer = std::make_unique<CheckpointWriter>(posix_file_system(), root, plan.step);
-  return plan;
+detail::SaveJob job_in(const std::string& root, int rank, int64_t world_size) {
+  detail::SaveJob job;
+  job.step = 7;
+  job.rank = rank;
+  job.root = root;
+  job.facts.world_size = world_size;
+  job.timeout = std::chrono::minutes(1);
+  job.staging = root + "/.step-0000000007.partial";
+  if (rank == 0) job.writer = std::make_unique<CheckpointWriter>(posix_file_system(), root, job.step);
+  return job;
 }
 
 detail::RankFiles one_file(const std::string& name) { return {{name, {{"x", torch::ones({3})}}}}; }
@@ -146,8 +146,8 @@ TEST_CASE("rank 0 completes a checkpoint from records, and names the rank whose 
           "[session][checkpoint]") {
   const TemporaryFolder folder;
   SECTION("all have written") {
-    detail::CheckpointSave first(plan_in(folder.path("root"), 0, 2));
-    detail::CheckpointSave second(plan_in(folder.path("root"), 1, 2));
+    detail::CheckpointSave first(job_in(folder.path("root"), 0, 2));
+    detail::CheckpointSave second(job_in(folder.path("root"), 1, 2));
     first.write_in_thread(one_file("a"));
     second.write_in_thread(one_file("b"));
     first.wait_until_written();
@@ -157,8 +157,8 @@ TEST_CASE("rank 0 completes a checkpoint from records, and names the rank whose 
     CHECK(open_checkpoint(folder.path("root/step-0000000007")).files.size() == 2);
   }
   SECTION("one failed") {
-    detail::CheckpointSave first(plan_in(folder.path("root"), 0, 2));
-    detail::CheckpointSave second(plan_in(folder.path("root"), 1, 2));
+    detail::CheckpointSave first(job_in(folder.path("root"), 0, 2));
+    detail::CheckpointSave second(job_in(folder.path("root"), 1, 2));
     first.write_in_thread(one_file("a"));
     second.write_in_thread({{"b", {{"phases", torch::zeros({2}, torch::kComplexDouble)}}}});
     CHECK(contains(refusal([&] { second.wait_until_written(); }), "phases"));
@@ -167,16 +167,16 @@ TEST_CASE("rank 0 completes a checkpoint from records, and names the rank whose 
     CHECK(contains(message, "phases"));
   }
   SECTION("one never does") {
-    detail::SavePlan plan = plan_in(folder.path("root"), 0, 2);
-    plan.timeout = std::chrono::milliseconds(50);
-    detail::CheckpointSave first(std::move(plan));
+    detail::SaveJob job = job_in(folder.path("root"), 0, 2);
+    job.timeout = std::chrono::milliseconds(50);
+    detail::CheckpointSave first(std::move(job));
     first.write_in_thread(one_file("a"));
     CHECK(contains(refusal([&] { first.wait(); }), "rank 1 has not written its part"));
   }
   SECTION("nobody waits after a failure") {
     const auto start = std::chrono::steady_clock::now();
     {
-      detail::CheckpointSave first(plan_in(folder.path("root"), 0, 2));
+      detail::CheckpointSave first(job_in(folder.path("root"), 0, 2));
       first.write_in_thread(one_file("a"));
       first.give_up();
     }

@@ -91,8 +91,8 @@ TEST_CASE("in a pipeline a micro-batch of no tokens leaves no trace either", "[p
         CAPTURE(name);
         REQUIRE(gradient.isfinite().all().item<bool>());
       }
-      for (const PipelineShape& plan : {one_f_one_b(4), zero_bubble(4)}) {
-        const pipelines::Result piped = pipelines::run_piped(setup, plan, /*stages=*/2);
+      for (const PipelineSchedule& schedule : {one_f_one_b(4), zero_bubble(4)}) {
+        const pipelines::Result piped = pipelines::run_piped(setup, schedule, /*stages=*/2);
         pipelines::require_same(whole, piped);
         for (const double loss : piped.losses) CHECK(std::isfinite(loss));
       }

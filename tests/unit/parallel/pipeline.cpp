@@ -13,7 +13,7 @@ namespace {
 
 struct Schedule {
   const char* name;
-  std::function<PipelineShape(int64_t)> plan;
+  std::function<PipelineSchedule(int64_t)> make;
   int64_t chunks = 1;
 };
 const std::vector<Schedule> kSchedules = {
@@ -34,7 +34,7 @@ TEST_CASE("a pipeline has the gradients of the whole model, to the bit", "[pipel
       for (const int stages : {1, 2, 3}) {
         if (schedule.chunks > 1 && micro_batches % stages != 0) continue;
         INFO(schedule.name << ", " << stages << " stages, " << micro_batches << " micro-batches");
-        const Result piped = run_piped(setup, schedule.plan(micro_batches), stages);
+        const Result piped = run_piped(setup, schedule.make(micro_batches), stages);
         require_same(whole, piped);
         for (size_t i = 0; i < whole.losses.size(); ++i) {
           REQUIRE(piped.losses[i] == Catch::Approx(whole.losses[i]).epsilon(1e-6));
@@ -76,7 +76,7 @@ TEST_CASE("hooks act on a pipeline as on the whole model, to the bit", "[pipelin
     const Result whole = run_whole(setup);
     for (const Schedule& schedule : kSchedules) {
       INFO(row.name << ", " << schedule.name);
-      const Result piped = run_piped(setup, schedule.plan(setup.micro_batches), 2);
+      const Result piped = run_piped(setup, schedule.make(setup.micro_batches), 2);
       require_same(whole, piped);
       for (size_t i = 0; i < whole.losses.size(); ++i) {
         REQUIRE(piped.losses[i] == Catch::Approx(whole.losses[i]).epsilon(1e-6));
@@ -105,7 +105,7 @@ TEST_CASE("a pipeline clips by the norm of the whole model", "[pipeline]") {
     const Result whole = run_whole(setup);
     for (const Schedule& schedule : kSchedules) {
       INFO(name << ", " << schedule.name);
-      const Result piped = run_piped(setup, schedule.plan(setup.micro_batches), 2);
+      const Result piped = run_piped(setup, schedule.make(setup.micro_batches), 2);
       REQUIRE(whole.weights.size() == piped.weights.size());
       for (const auto& [parameter, weight] : whole.weights) {
         INFO(parameter);
@@ -122,7 +122,7 @@ TEST_CASE("pipelines beside each other add their gradients as replicas do", "[pi
     const Result whole = run_whole(setup, 2);
     for (const Schedule& schedule : kSchedules) {
       INFO(schedule.name << (by_tokens ? ", by tokens" : ""));
-      require_same(whole, run_piped(setup, schedule.plan(setup.micro_batches), 2, 2));
+      require_same(whole, run_piped(setup, schedule.make(setup.micro_batches), 2, 2));
     }
   }
 }
@@ -136,7 +136,7 @@ TEST_CASE("a parameter of the first and the last stage stays one", "[pipeline]")
   const Result whole = run_whole(setup);
   for (const Schedule& schedule : kSchedules) {
     INFO(schedule.name);
-    const Result piped = run_piped(setup, schedule.plan(setup.micro_batches), 2);
+    const Result piped = run_piped(setup, schedule.make(setup.micro_batches), 2);
     for (const auto& [name, gradient] : piped.gradients[0]) {
       INFO(name);
       const bool is_tied = name == "embedding.weight";
@@ -155,9 +155,9 @@ TEST_CASE("stages are cut by hand, and may be empty", "[pipeline]") {
   const Result whole = run_whole(setup);
   for (const std::vector<int64_t>& cut : std::vector<std::vector<int64_t>>{{0, 1, 6}, {0, 0, 6}, {0, 6, 6}}) {
     setup.options.cut(cut);
-    for (const auto& plan : {gpipe(4), one_f_one_b(4), zero_bubble(4)}) {
-      INFO(at::IntArrayRef(cut) << ' ' << schedule_name(plan.schedule));
-      require_same(whole, run_piped(setup, plan, 2));
+    for (const auto& schedule : {gpipe(4), one_f_one_b(4), zero_bubble(4)}) {
+      INFO(at::IntArrayRef(cut) << ' ' << schedule_name(schedule.order));
+      require_same(whole, run_piped(setup, schedule, 2));
     }
   }
 }

@@ -17,23 +17,24 @@ namespace {
 using Catch::Matchers::ContainsSubstring;
 
 // f on each rank of pipelines that were set up alike, or by `change` otherwise. What each rank threw.
-std::vector<std::string> on_ranks(int stages, int replicas, const Setup& setup, const PipelineShape& plan,
-                                  const std::function<void(PipelineRank&)>& f,
-                                  const std::function<void(int rank, Setup&, PipelineShape&)>& change = {}) {
+std::vector<std::string> on_ranks(
+    int stages, int replicas, const Setup& setup, const PipelineSchedule& schedule,
+    const std::function<void(PipelineRank&)>& f,
+    const std::function<void(int rank, Setup&, PipelineSchedule&)>& change = {}) {
   const int count = stages * replicas;
   const auto worlds =
       Communicator::in_process(count, CommunicatorOptions().timeout(std::chrono::seconds(20)));
   std::vector<Setup> setups(static_cast<size_t>(count), setup);
-  std::vector<PipelineShape> plans(static_cast<size_t>(count), plan);
+  std::vector<PipelineSchedule> schedules(static_cast<size_t>(count), schedule);
   std::vector<LanguageModel> models;
   for (int rank = 0; rank < count; ++rank) {
     const auto at = static_cast<size_t>(rank);
-    if (change) change(rank, setups[at], plans[at]);
+    if (change) change(rank, setups[at], schedules[at]);
     models.push_back(make_model(setups[at]));
   }
   return run_ranks(count, [&](int rank) {
     const auto at = static_cast<size_t>(rank);
-    PipelineRank own(setups[at], plans[at], stages, worlds[at], models[at]);
+    PipelineRank own(setups[at], schedules[at], stages, worlds[at], models[at]);
     f(own);
   });
 }
@@ -48,13 +49,13 @@ Setup with_checkpoints(const std::string& folder) {
 
 // Steps `from` ... `to` - 1 by a pipeline, or (0 stages) by the whole model, after a resume. The weights
 // then.
-std::map<std::string, Tensor> go_on(const std::string& folder, int stages, const PipelineShape& plan,
+std::map<std::string, Tensor> go_on(const std::string& folder, int stages, const PipelineSchedule& schedule,
                                     int64_t from, int64_t to) {
   const Setup setup = with_checkpoints(folder);
   std::map<std::string, Tensor> weights;
   if (stages > 0) {
     std::mutex mutex;
-    const auto messages = on_ranks(stages, 1, setup, plan, [&](PipelineRank& rank) {
+    const auto messages = on_ranks(stages, 1, setup, schedule, [&](PipelineRank& rank) {
       require(rank.session->resume().value_or(0) == from, "resumed elsewhere");
       for (int64_t step = from; step < to; ++step) rank.step(step);
       rank.session->finish();
@@ -89,7 +90,7 @@ std::map<std::string, Tensor> go_on(const std::string& folder, int stages, const
 TEST_CASE("a checkpoint of a pipeline goes on with any number of stages, to the bit", "[pipeline]") {
   struct Run {
     int stages;
-    PipelineShape plan;
+    PipelineSchedule schedule;
   };
   const std::vector<Run> runs = {{0, {}}, {1, one_f_one_b(4)}, {2, interleaved(4, 2)}, {3, zero_bubble(4)}};
   const auto wanted = [] {
@@ -100,8 +101,8 @@ TEST_CASE("a checkpoint of a pipeline goes on with any number of stages, to the 
     for (const Run& second : runs) {
       INFO(first.stages << " stages, then " << second.stages);
       const TemporaryFolder folder;
-      go_on(folder.path("run"), first.stages, first.plan, 0, 2);
-      REQUIRE(difference(wanted, go_on(folder.path("run"), second.stages, second.plan, 2, 5)) == "");
+      go_on(folder.path("run"), first.stages, first.schedule, 0, 2);
+      REQUIRE(difference(wanted, go_on(folder.path("run"), second.stages, second.schedule, 2, 5)) == "");
     }
   }
 }
@@ -111,10 +112,10 @@ TEST_CASE("a pipeline says what is wrong with how it is set up, and changes noth
   struct Row {
     const char* name;
     const char* says;
-    std::function<void(Setup&, PipelineShape&)> change;
+    std::function<void(Setup&, PipelineSchedule&)> change;
   };
   const auto use = [](auto make) {
-    return [make](Setup& setup, PipelineShape&) {
+    return [make](Setup& setup, PipelineSchedule&) {
       setup.use = [make](Session& session, LanguageModel&) { session.use(make()); };
     };
   };
@@ -137,8 +138,9 @@ TEST_CASE("a pipeline says what is wrong with how it is set up, and changes noth
        }},
       {"more stages than blocks", "fewer than the 2 stages", [](Setup& s, auto&) { s.depth = 1; }},
       {"no blocks", "Blocks without a block", [](Setup& s, auto&) { s.depth = 0; }},
-      {"no micro-batches", "micro", [](Setup&, PipelineShape& plan) { plan = one_f_one_b(0); }},
-      {"interleaved with a rest", "multiple", [](Setup&, PipelineShape& plan) { plan = interleaved(3, 2); }},
+      {"no micro-batches", "micro", [](Setup&, PipelineSchedule& schedule) { schedule = one_f_one_b(0); }},
+      {"interleaved with a rest", "multiple",
+       [](Setup&, PipelineSchedule& schedule) { schedule = interleaved(3, 2); }},
       {"accumulation", "leave that hook out", use([] { return GradientAccumulation(4); })},
       {"SaveBest", "leave it out, and take the weights of the best step from a checkpoint",
        [](Setup& s, auto&) {
@@ -187,9 +189,9 @@ TEST_CASE("a pipeline says what is wrong with how it is set up, and changes noth
   for (const Row& row : table) {
     INFO(row.name);
     Setup setup;
-    PipelineShape plan = one_f_one_b(4);
-    row.change(setup, plan);
-    const auto messages = on_ranks(2, 1, setup, plan, [&](PipelineRank& rank) {
+    PipelineSchedule schedule = one_f_one_b(4);
+    row.change(setup, schedule);
+    const auto messages = on_ranks(2, 1, setup, schedule, [&](PipelineRank& rank) {
       const auto no_grad = setup.steps == -2 ? std::make_unique<torch::NoGradGuard>() : nullptr;
       if (setup.steps == -1) {
         const auto [x, y] = rank.batch(0);
@@ -214,16 +216,16 @@ TEST_CASE("ranks of a pipeline that are not alike hear of it before anything is 
   struct Row {
     const char* name;
     const char* says;
-    std::function<void(Setup&, PipelineShape&)> change;  // of rank 1
+    std::function<void(Setup&, PipelineSchedule&)> change;  // of rank 1
   };
   const std::vector<Row> table = {
       {"more micro-batches", "micro-steps: 8",
-       [](Setup& s, PipelineShape& plan) {
-         plan = one_f_one_b(8);
+       [](Setup& s, PipelineSchedule& schedule) {
+         schedule = one_f_one_b(8);
          s.rows = 1;
          s.micro_batches = 8;
        }},
-      {"another schedule", "gpipe", [](Setup&, PipelineShape& plan) { plan = gpipe(4); }},
+      {"another schedule", "gpipe", [](Setup&, PipelineSchedule& schedule) { schedule = gpipe(4); }},
       {"another cut", "cut at [0, 2, 6]",
        [](Setup& s, auto&) {
          s.options.cut({0, 2, 6});
@@ -256,8 +258,8 @@ TEST_CASE("ranks of a pipeline that are not alike hear of it before anything is 
             throw;
           }
         },
-        [&](int rank, Setup& setup, PipelineShape& plan) {
-          if (rank == 1) row.change(setup, plan);
+        [&](int rank, Setup& setup, PipelineSchedule& schedule) {
+          if (rank == 1) row.change(setup, schedule);
         });
     for (const std::string& message : messages) REQUIRE_THAT(message, ContainsSubstring(row.says));
     REQUIRE(payload == std::array<int64_t, 2>{0, 0});
@@ -321,7 +323,7 @@ struct Counted : torch::autograd::Function<Counted> {
 }  // namespace
 
 TEST_CASE("a rank holds as many micro-batches as its plan says", "[pipeline]") {
-  for (const PipelineShape& schedule : {gpipe(6), one_f_one_b(6), zero_bubble(6)}) {
+  for (const PipelineSchedule& schedule : {gpipe(6), one_f_one_b(6), zero_bubble(6)}) {
     for (auto* counts : {&alive, &most_alive}) {
       for (auto& count : *counts) count = 0;
     }
@@ -350,13 +352,13 @@ TEST_CASE("a rank holds as many micro-batches as its plan says", "[pipeline]") {
     });
     REQUIRE(first_of(messages) == "");
     for (int64_t rank = 0; rank < 3; ++rank) {
-      INFO(schedule_name(schedule.schedule) << ", rank " << rank);
-      PipelineShape shape = schedule;
-      shape.ranks = 3;
+      INFO(schedule_name(schedule.order) << ", rank " << rank);
+      PipelineSchedule of_three = schedule;
+      of_three.ranks = 3;
       // Its first half is all that this node waits for.
-      const double wanted = schedule.schedule == PipelineSchedule::zero_bubble
+      const double wanted = schedule.order == PipelineOrder::zero_bubble
                                 ? std::min<double>(6, 3 - static_cast<double>(rank))
-                                : pipeline_alive(shape, rank);
+                                : pipeline_alive(of_three, rank);
       REQUIRE(static_cast<double>(most_alive[static_cast<size_t>(rank)]) == wanted);
     }
   }

@@ -27,23 +27,23 @@ struct Rank {
   std::vector<int> missing;  // by action: messages that it waits for
 };
 
-std::vector<Rank> ranks_of(const PipelineShape& shape) {
-  std::vector<Rank> ranks(static_cast<size_t>(shape.ranks));
-  for (int64_t r = 0; r < shape.ranks; ++r) {
+std::vector<Rank> ranks_of(const PipelineSchedule& schedule) {
+  std::vector<Rank> ranks(static_cast<size_t>(schedule.ranks));
+  for (int64_t r = 0; r < schedule.ranks; ++r) {
     Rank& rank = ranks[static_cast<size_t>(r)];
-    rank.plan = pipeline_plan(shape, r);
+    rank.plan = pipeline_plan(schedule, r);
     rank.missing.resize(rank.plan.size());
     for (size_t i = 0; i < rank.plan.size(); ++i) {
       const PipelineAction& action = rank.plan[i];
       if (action.pass == PipelinePass::backward_weight) continue;
       const bool is_forward = action.pass == PipelinePass::forward;
-      const int64_t stage = shape.stage(r, action.chunk), step = is_forward ? 1 : -1;
+      const int64_t stage = schedule.stage(r, action.chunk), step = is_forward ? 1 : -1;
       const Way way = is_forward ? Way::activations : Way::gradients;
       const auto add = [&](bool is_sent, int64_t other) {
-        if (other < 0 || other >= shape.stages() || other % shape.ranks == r) return;
-        const auto peer = static_cast<int>(other % shape.ranks);
-        const int queue = StageMessages::queue_of(way, is_sent ? static_cast<int>(r) : peer, shape);
-        REQUIRE(queue < StageMessages::queues(shape));
+        if (other < 0 || other >= schedule.stages() || other % schedule.ranks == r) return;
+        const auto peer = static_cast<int>(other % schedule.ranks);
+        const int queue = StageMessages::queue_of(way, is_sent ? static_cast<int>(r) : peer, schedule);
+        REQUIRE(queue < StageMessages::queues(schedule));
         rank.queues[static_cast<size_t>(way)][queue].push_back({is_sent, peer, i});
         if (!is_sent) ++rank.missing[i];
       };
@@ -59,8 +59,8 @@ bool is_ready(const Rank& rank, const Operation& operation) {
   return operation.is_sent ? rank.done > operation.action : rank.done >= operation.action;
 }
 
-bool ends(const PipelineShape& shape) {
-  std::vector<Rank> ranks = ranks_of(shape);
+bool ends(const PipelineSchedule& schedule) {
+  std::vector<Rank> ranks = ranks_of(schedule);
   for (bool moved = true; moved;) {
     moved = false;
     for (size_t r = 0; r < ranks.size(); ++r) {
@@ -95,18 +95,19 @@ bool ends(const PipelineShape& shape) {
 
 TEST_CASE("every plan ends over the queues of its messages, though each waits for its receiver",
           "[schedulers][pipeline]") {
-  for (const PipelineShape& shape : pipeline_shapes()) {
-    INFO(shape_text(shape));
-    REQUIRE(ends(shape));
-    for (int rank = 0; rank < shape.ranks && shape.ranks > 1; ++rank) {
-      const auto ranks = static_cast<int>(shape.ranks);
+  for (const PipelineSchedule& schedule : pipeline_schedules()) {
+    INFO(schedule_text(schedule));
+    REQUIRE(ends(schedule));
+    for (int rank = 0; rank < schedule.ranks && schedule.ranks > 1; ++rank) {
+      const auto ranks = static_cast<int>(schedule.ranks);
       for (const Way way : {Way::activations, Way::gradients}) {
         const int sender =
             (rank + (way == Way::activations ? ranks - 1 : 1)) % ranks;  // whom it receives from
-        const bool receives = shape.chunks > 1 || (way == Way::activations ? rank > 0 : rank + 1 < ranks);
-        const bool sends = shape.chunks > 1 || (way == Way::activations ? rank + 1 < ranks : rank > 0);
+        const bool receives = schedule.chunks > 1 || (way == Way::activations ? rank > 0 : rank + 1 < ranks);
+        const bool sends = schedule.chunks > 1 || (way == Way::activations ? rank + 1 < ranks : rank > 0);
         if (receives && sends) {
-          REQUIRE(StageMessages::queue_of(way, rank, shape) != StageMessages::queue_of(way, sender, shape));
+          REQUIRE(StageMessages::queue_of(way, rank, schedule) !=
+                  StageMessages::queue_of(way, sender, schedule));
         }
       }
     }

@@ -67,9 +67,9 @@ TEST_CASE("ranks of a pipeline with nothing to train pass gradients on, to the b
   for (const Case& of : cases()) {
     Setup setup = setup_of(of);
     const Result whole = run_whole(setup);
-    for (const auto& plan : {gpipe(4), one_f_one_b(4), zero_bubble(4)}) {
-      INFO(of.name << ", " << schedule_name(plan.schedule));
-      require_same(whole, run_piped(setup, plan, stages_of(of)));
+    for (const auto& schedule : {gpipe(4), one_f_one_b(4), zero_bubble(4)}) {
+      INFO(of.name << ", " << schedule_name(schedule.order));
+      require_same(whole, run_piped(setup, schedule, stages_of(of)));
     }
   }
 }

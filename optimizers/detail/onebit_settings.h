@@ -22,18 +22,18 @@ enum class OneBitKind {
   refresh,     // the same, and the variance takes them in, too
 };
 
-struct OneBitPlan : OneBitChoices {
+struct OneBitSettings : OneBitGroupSettings {
   std::vector<bool> compressed;  // by group
   double beta2 = 0.999;          // of the first compressed group, as the next
   bool bias_correction = true;
 
   // What must stay as it was from the first step on. Before the freeze groups may come to the end.
-  bool exchanges_like(const OneBitPlan& earlier) const;
+  bool exchanges_like(const OneBitSettings& earlier) const;
 };
 
 // Checked; throws InvalidArgument that names the optimizer where groups differ or options contradict each
 // other.
-OneBitPlan onebit_plan(const char* optimizer, const std::vector<GroupSettings>& settings);
+OneBitSettings onebit_settings(const char* optimizer, const std::vector<GroupSettings>& settings);
 
 // A compressed parameter, or this rank's part of it as a vector, as it was when the variance froze.
 struct OneBitTensor {

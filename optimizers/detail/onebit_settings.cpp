@@ -1,4 +1,4 @@
-#include <pacer/optimizers/detail/onebit_plan.h>
+#include <pacer/optimizers/detail/onebit_settings.h>
 
 #include <algorithm>
 #include <map>
@@ -10,57 +10,57 @@
 namespace pacer::detail {
 namespace {
 
-auto compression_of(const OneBitChoices& c) {
+auto compression_of(const OneBitGroupSettings& c) {
   return std::make_tuple(c.variance_floor, c.compression.scale(), c.compression.block_scales(),
                          c.compression.hierarchical(), c.compress_vectors, c.compress_alone, c.one_bit,
                          c.bucket_bytes, c.overlap_backward);
 }
-auto all_of(const OneBitChoices& c) {
+auto all_of(const OneBitGroupSettings& c) {
   return std::tuple_cat(compression_of(c), std::make_tuple(c.freeze_step, c.freeze_automatically,
                                                            c.allow_early_freeze, c.refresh_variance_every));
 }
 
 }  // namespace
 
-bool OneBitPlan::exchanges_like(const OneBitPlan& earlier) const {
+bool OneBitSettings::exchanges_like(const OneBitSettings& earlier) const {
   return compression_of(*this) == compression_of(earlier) && compressed.size() >= earlier.compressed.size() &&
          std::equal(earlier.compressed.begin(), earlier.compressed.end(), compressed.begin());
 }
 
-OneBitPlan onebit_plan(const char* optimizer, const std::vector<GroupSettings>& settings) {
-  OneBitPlan plan;
-  if (settings.empty()) return plan;
-  static_cast<OneBitChoices&>(plan) = settings.front().onebit;
+OneBitSettings onebit_settings(const char* optimizer, const std::vector<GroupSettings>& settings) {
+  OneBitSettings onebit;
+  if (settings.empty()) return onebit;
+  static_cast<OneBitGroupSettings&>(onebit) = settings.front().onebit;
   for (size_t g = 1; g < settings.size(); ++g) {
-    require(all_of(settings[g].onebit) == all_of(plan), optimizer, ": group ", g,
+    require(all_of(settings[g].onebit) == all_of(onebit), optimizer, ": group ", g,
             " and group 0 differ in when to freeze or how to compress; only the options of the step itself, "
             "master weights and compress belong to a group");
   }
-  require(plan.freeze_step.has_value() != plan.freeze_automatically.has_value(), optimizer,
+  require(onebit.freeze_step.has_value() != onebit.freeze_automatically.has_value(), optimizer,
           ": say when the variance freezes: either freeze_step(number of warm-up steps) or "
           "freeze_automatically(steps planned in all)");
   require(
-      plan.freeze_step.value_or(1) >= 1, optimizer,
+      onebit.freeze_step.value_or(1) >= 1, optimizer,
       ": freeze_step must be at least 1 step, because a variance has to be seen before it can freeze; not ",
-      plan.freeze_step.value_or(1));
-  require(plan.refresh_variance_every >= 0, optimizer, ": refresh_variance_every must be >= 0 steps, not ",
-          plan.refresh_variance_every);
-  require(plan.variance_floor >= 0 && plan.variance_floor <= 1, optimizer,
-          ": variance_floor must be between 0 and 1, not ", plan.variance_floor);
-  require(plan.bucket_bytes.value_or(1) >= 1, optimizer, ": bucket_bytes must be at least 1 byte, not ",
-          plan.bucket_bytes.value_or(1));
+      onebit.freeze_step.value_or(1));
+  require(onebit.refresh_variance_every >= 0, optimizer, ": refresh_variance_every must be >= 0 steps, not ",
+          onebit.refresh_variance_every);
+  require(onebit.variance_floor >= 0 && onebit.variance_floor <= 1, optimizer,
+          ": variance_floor must be between 0 and 1, not ", onebit.variance_floor);
+  require(onebit.bucket_bytes.value_or(1) >= 1, optimizer, ": bucket_bytes must be at least 1 byte, not ",
+          onebit.bucket_bytes.value_or(1));
   require(
-      !plan.overlap_backward || !plan.compression.hierarchical(), optimizer,
+      !onebit.overlap_backward || !onebit.compression.hierarchical(), optimizer,
       ": overlap_backward(true) sends momentum while backward runs, but with hierarchical(true) the ranks of "
       "a node first average all gradients; use one of them");
   for (size_t g = settings.size(); g-- > 0;) {
     if (settings[g].compress) {
-      plan.beta2 = settings[g].kernel.beta2;
-      plan.bias_correction = settings[g].kernel.bias_correction != 0;
+      onebit.beta2 = settings[g].kernel.beta2;
+      onebit.bias_correction = settings[g].kernel.bias_correction != 0;
     }
   }
-  for (const GroupSettings& group : settings) plan.compressed.push_back(group.compress);
-  return plan;
+  for (const GroupSettings& group : settings) onebit.compressed.push_back(group.compress);
+  return onebit;
 }
 
 std::vector<int64_t> first_of_buckets(const std::vector<OneBitTensor>& tensors,
