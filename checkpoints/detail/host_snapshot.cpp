@@ -25,7 +25,7 @@ int64_t block_for(int64_t bytes) {
 
 }  // namespace
 
-at::Tensor HostSnapshot::Blocks::cut(const at::Tensor& like, int64_t total) {
+at::Tensor HostSnapshot::Arena::cut(const at::Tensor& like, int64_t total) {
   const auto bytes = static_cast<int64_t>(like.nbytes());
   while (block < blocks.size() && used + bytes > blocks[block].numel()) {
     ++block;
@@ -42,7 +42,7 @@ at::Tensor HostSnapshot::Blocks::cut(const at::Tensor& like, int64_t total) {
 
 RankFiles HostSnapshot::take(const RankFiles& files) {
   const at::NoGradGuard no_grad;
-  for (Blocks* blocks : {&pageable_, &page_locked_}) {
+  for (Arena* blocks : {&pageable_, &page_locked_}) {
     blocks->block = 0;
     blocks->used = 0;
   }

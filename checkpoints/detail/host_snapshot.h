@@ -18,8 +18,8 @@ class HostSnapshot {
 
  private:
   // Memory in blocks, from which tensors are cut one after the other.
-  struct Blocks {
-    explicit Blocks(bool is_page_locked) : is_page_locked(is_page_locked) {}
+  struct Arena {
+    explicit Arena(bool is_page_locked) : is_page_locked(is_page_locked) {}
     // Cuts a tensor of that shape and dtype from a block with room, or from a new one for up to `total`
     // bytes.
     at::Tensor cut(const at::Tensor& like, int64_t total);
@@ -30,7 +30,7 @@ class HostSnapshot {
     int64_t used = 0;                // bytes of it
   };
 
-  Blocks pageable_{false}, page_locked_{true};
+  Arena pageable_{false}, page_locked_{true};
 };
 
 }  // namespace pacer::detail

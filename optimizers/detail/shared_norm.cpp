@@ -40,7 +40,7 @@ void SharedNorm::add_unit(size_t table, const at::Tensor& own, const std::vector
     auto& gradients = tables_[table].gradients.host();
     Tile unit{static_cast<uint32_t>(gradients.size() - 1), static_cast<uint32_t>(end - begin), place_in_own};
     if (count < end - begin) {
-      CutUnit cut{table, gradients.size(), end - begin, own.narrow(0, place_in_own, count), {}};
+      CutReductionUnit cut{table, gradients.size(), end - begin, own.narrow(0, place_in_own, count), {}};
       for (int other = rank + 1; other < ranks_->world_size(); ++other) {
         if (count_on(other) > 0) cut.rest.emplace_back(other, count_on(other));
       }
@@ -60,7 +60,7 @@ void SharedNorm::add_unit(size_t table, const at::Tensor& own, const std::vector
 void SharedNorm::prepare() {
   if (own_sums_.defined()) return;
   own_sums_ = at::empty({1, shared_sums_.own()}, at::TensorOptions().dtype(at::kDouble).device(device_));
-  for (const CutUnit& cut : cut_units_) {
+  for (const CutReductionUnit& cut : cut_units_) {
     whole_units_.push_back(at::empty({cut.count}, cut.beginning.options()));
     tables_[cut.table].gradients.host()[cut.gradient].gradient = whole_units_.back().const_data_ptr();
   }
@@ -75,7 +75,7 @@ void SharedNorm::exchange_pieces() {
   std::vector<Message> messages;
   for (const Piece& piece : sent_) messages.push_back(Message::send(piece.elements, piece.peer));
   for (size_t i = 0; i < cut_units_.size(); ++i) {
-    const CutUnit& cut = cut_units_[i];
+    const CutReductionUnit& cut = cut_units_[i];
     int64_t end = cut.beginning.numel();
     whole_units_[i].narrow(0, 0, end).copy_(cut.beginning);
     for (const auto& [rank, count] : cut.rest) {

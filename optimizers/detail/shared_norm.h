@@ -38,7 +38,7 @@ class SharedNorm {
     int peer;
   };
   // A unit that begins here and ends elsewhere.
-  struct CutUnit {
+  struct CutReductionUnit {
     size_t table, gradient;  // where its memory counts as a gradient
     int64_t count;
     at::Tensor beginning;
@@ -62,7 +62,7 @@ class SharedNorm {
   const at::Device device_;
   std::vector<Table> tables_;
   std::vector<Piece> sent_;
-  std::vector<CutUnit> cut_units_;
+  std::vector<CutReductionUnit> cut_units_;
   std::vector<at::Tensor> whole_units_;  // of cut_units_, once they are needed
   SharedSums shared_sums_;
   at::Tensor own_sums_;
