@@ -81,7 +81,7 @@ void CompressedAllReduce::average_in_node(const at::Tensor& buffer) {
   const at::NoGradGuard no_grad;
   const detail::OneBitRoute& route = exchange_->route();
   route.world().node()->all_reduce(buffer, CollectiveOptions().agreed(true).ordered_sum(true)).wait();
-  buffer.mul_(1.0 / static_cast<double>(route.mates()));
+  buffer.mul_(1.0 / static_cast<double>(route.ranks_per_worker()));
 }
 
 int64_t CompressedAllReduce::size() const { return exchange_->layout().counts().front(); }

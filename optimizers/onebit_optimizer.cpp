@@ -47,7 +47,7 @@ detail::OneBitSettings OneBitOptimizer::onebit_settings_for(
   detail::OneBitSettings onebit = detail::onebit_settings(name(), settings);
   route(onebit);  // throws where it cannot be hierarchical
   require(
-      sharers_ == nullptr || onebit.compression.hierarchical(), name(),
+      shard_ranks_ == nullptr || onebit.compression.hierarchical(), name(),
       ": the ranks of a node share the optimizer, and hierarchical is false in its options or in the state "
       "to load; use hierarchical(true), or DataParallel in place of Shards");
   return onebit;
@@ -103,7 +103,7 @@ void OneBitOptimizer::add_param_group(const NamedParamGroup& group) { add_group(
 // ---- Which step comes next. ----
 
 detail::OneBitRoute OneBitOptimizer::route(const detail::OneBitSettings& onebit) const {
-  return {world_, onebit.compression.hierarchical(), sharers_ != nullptr};
+  return {world_, onebit.compression.hierarchical(), shard_ranks_ != nullptr};
 }
 
 std::string OneBitOptimizer::unshared_reason(GradientScope among) const {
@@ -115,7 +115,7 @@ std::string OneBitOptimizer::unshared_reason(GradientScope among) const {
 }
 
 void OneBitOptimizer::own_parts(const std::vector<OwnedPart>& parts, std::shared_ptr<Communicator> ranks) {
-  require(sharers_ != nullptr || compressed_ == nullptr, name(), ": the variance froze (step ",
+  require(shard_ranks_ != nullptr || compressed_ == nullptr, name(), ": the variance froze (step ",
           frozen_at_.value_or(0),
           ") before ranks share the work; save a checkpoint and resume from it with a new optimizer");
   require(ranks->world_size() == world_->ranks_per_node(), name(), ": parts of ", ranks->world_size(),
@@ -132,7 +132,7 @@ void OneBitOptimizer::own_parts(const std::vector<OwnedPart>& parts, std::shared
             "optimizer, or give its group compress(false)");
   }
   FusedOptimizer::own_parts(parts, ranks);
-  sharers_ = std::move(ranks);
+  shard_ranks_ = std::move(ranks);
 }
 
 bool OneBitOptimizer::is_part(const std::string& name, const torch::Tensor& tensor) const {
@@ -235,7 +235,7 @@ void OneBitOptimizer::prepare(const StepInputs& inputs) {
 // Times average times this, stored gradients that were not added over the world are their worker's mean.
 double OneBitOptimizer::local_weight(const StepInputs& inputs) const {
   const detail::OneBitRoute route = this->route(*onebit_);
-  return route.is_by_nodes() || sharers_ ? static_cast<double>(route.workers()) : inputs.local_weight;
+  return route.is_by_nodes() || shard_ranks_ ? static_cast<double>(route.workers()) : inputs.local_weight;
 }
 
 void OneBitOptimizer::name_parameters(const NamedParameters& of_model) {

@@ -148,7 +148,7 @@ class OneBitOptimizer : public FusedOptimizer {
   void report_freeze();
 
   std::shared_ptr<Communicator> world_;
-  std::shared_ptr<Communicator> sharers_;  // of this rank's node, where they have parts; else null
+  std::shared_ptr<Communicator> shard_ranks_;  // of this rank's node, where they have parts; else null
   std::unique_ptr<detail::OneBitSettings> onebit_;
   std::unique_ptr<detail::FreezeRule> rule_;                  // only with freeze_automatically
   std::unique_ptr<detail::CompressedParameters> compressed_;  // null in warm-up

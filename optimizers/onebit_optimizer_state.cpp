@@ -53,10 +53,11 @@ std::unique_ptr<detail::CompressedParameters> OneBitOptimizer::make_compressed(
       exchange = std::make_unique<detail::OneBitExchange>(route(onebit), detail::counts_of(of_bucket),
                                                           onebit.compression);
     }
-    buckets.push_back(std::make_unique<detail::OneBitBucket>(
-        std::move(of_bucket), std::move(exchange), onebit.variance_floor, rule, world_->device(), sharers_));
+    buckets.push_back(std::make_unique<detail::OneBitBucket>(std::move(of_bucket), std::move(exchange),
+                                                             onebit.variance_floor, rule, world_->device(),
+                                                             shard_ranks_));
   }
-  return std::make_unique<detail::CompressedParameters>(std::move(buckets), world_->device(), sharers_);
+  return std::make_unique<detail::CompressedParameters>(std::move(buckets), world_->device(), shard_ranks_);
 }
 
 NamedTensors OneBitOptimizer::export_state() const {
@@ -80,7 +81,7 @@ NamedTensors OneBitOptimizer::export_rank_state() const {
   const auto tensors = detail::onebit_tensors(view(), settings());
   if (compressed_->compresses())
     detail::add_rank(route(*onebit_), first_of_buckets(tensors, *onebit_), state);
-  if (sharers_ && !state.empty()) detail::add_parts(tensors, *sharers_, state);
+  if (shard_ranks_ && !state.empty()) detail::add_parts(tensors, *shard_ranks_, state);
   return state;
 }
 
@@ -105,9 +106,9 @@ bool OneBitOptimizer::fits_rank_state(const NamedTensors& state, const NamedTens
   if (rank_state.empty()) return !exchanges_now;
   const bool exchanged = detail::has_exchanged(rank_state);
   if (exchanged != exchanges_now) return false;
-  if (exchanged && detail::mates_of(rank_state) != route(onebit).mates()) return false;
+  if (exchanged && detail::ranks_per_worker_of(rank_state) != route(onebit).ranks_per_worker()) return false;
   const auto tensors = detail::onebit_tensors(view(), detail::saved_settings(completed(state), view()));
-  return detail::has_same_parts(rank_state, tensors, sharers_.get()) &&
+  return detail::has_same_parts(rank_state, tensors, shard_ranks_.get()) &&
          detail::has_buckets(rank_state, first_of_buckets(tensors, onebit));
 }
 
@@ -126,7 +127,7 @@ NamedTensors OneBitOptimizer::join_rank_states(const NamedTensors& state,
   const detail::OneBitRoute route = this->route(onebit);
   const std::vector<int64_t> buckets = first_of_buckets(tensors, onebit);
   if (exchanges_now) detail::add_rank(route, buckets, joined);
-  if (sharers_) detail::add_parts(tensors, *sharers_, joined);
+  if (shard_ranks_) detail::add_parts(tensors, *shard_ranks_, joined);
   std::vector<kernels::OneBitLayout::Part> served;  // of each tensor
   for (const auto& of_bucket : detail::cut(tensors, buckets)) {
     const kernels::OneBitLayout layout(detail::counts_of(of_bucket), route.workers(),
@@ -138,7 +139,7 @@ NamedTensors OneBitOptimizer::join_rank_states(const NamedTensors& state,
     const std::string& name = tensors[i].name;
     detail::JoinedErrors errors = detail::join_errors(states, whole[i]);
     if (!tensors[i].bounds.empty()) {
-      const int64_t first = tensors[i].bounds[static_cast<size_t>(sharers_->rank())];
+      const int64_t first = tensors[i].bounds[static_cast<size_t>(shard_ranks_->rank())];
       errors.worker = errors.worker.reshape({-1}).narrow(0, first, tensors[i].count);
       errors.server = errors.server.reshape({-1}).narrow(0, first, tensors[i].count);
     }
@@ -203,7 +204,7 @@ SessionOptimizer::PreparedImport OneBitOptimizer::prepare_import(const NamedTens
             " is compressed here or in the state to load, but not in both; build the same groups");
   }
   const detail::OneBitSettings onebit = onebit_settings_for(settings);
-  if (sharers_) require_same_local(local_parameters(onebit, settings));
+  if (shard_ranks_) require_same_local(local_parameters(onebit, settings));
   require(onebit.freeze_automatically.has_value() == (rule_ != nullptr),
           "the state to load freezes by another rule than this optimizer; give freeze_step or "
           "freeze_automatically as in the run that was saved");
@@ -217,15 +218,15 @@ SessionOptimizer::PreparedImport OneBitOptimizer::prepare_import(const NamedTens
     detail::check_compressible(name(), param_groups_, settings, names());
     const detail::OneBitStates states = detail::onebit_states(view(), settings, pending.states);
     const auto tensors = detail::onebit_tensors(view(), settings);
-    if (sharers_) {
+    if (shard_ranks_) {
       const auto whole = detail::onebit_tensors(view(), settings, /*whole=*/true);
-      detail::cut_lamb_state(tensors, whole, sharers_->rank(), of_rule);
+      detail::cut_lamb_state(tensors, whole, shard_ranks_->rank(), of_rule);
     }
     compressed = make_compressed(tensors, onebit);
     NamedTensors errors = rank_state;
     if (compressed->compresses()) errors = detail::errors_of_rank(route(onebit), std::move(errors));
     require(
-        rank_state.empty() || detail::has_same_parts(rank_state, tensors, sharers_.get()),
+        rank_state.empty() || detail::has_same_parts(rank_state, tensors, shard_ranks_.get()),
         "the state to load has errors of other parts of the parameters than this rank has; resume through "
         "join_rank_states");
     require(
@@ -234,7 +235,7 @@ SessionOptimizer::PreparedImport OneBitOptimizer::prepare_import(const NamedTens
         "rank's; give bucket_bytes as in the run that was saved, or resume through join_rank_states");
     detail::remove_marks(errors);
     compressed->go_on(states, errors, detail::errors_version(rank_state), of_rule);
-    if (!sharers_) compressed->set_floors();
+    if (!shard_ranks_) compressed->set_floors();
   } else {
     require(rank_state.empty(), "the state to load has errors of a 1-bit exchange, but no frozen variance");
     require(of_rule.empty(), "the state to load has \"", of_rule.empty() ? "" : of_rule.begin()->first,
@@ -263,7 +264,7 @@ SessionOptimizer::PreparedImport OneBitOptimizer::prepare_import(const NamedTens
     reduced_.clear();  // what is compressed may be other parameters
     failure_.clear();
     announce_phase();
-    if (compressed_ && sharers_) to_the_end([this] { compressed_->set_floors(); });  // they are all here
+    if (compressed_ && shard_ranks_) to_the_end([this] { compressed_->set_floors(); });  // they are all here
   };
 }
 

@@ -59,17 +59,17 @@ OneBitExchange::OneBitExchange(OneBitRoute route, std::vector<int64_t> counts,
 }
 
 void OneBitExchange::agree(int64_t step) {
-  if (route_.peers().world_size() > 1) require_agreement(route_.peers(), step, facts());
+  if (route_.replicas().world_size() > 1) require_agreement(route_.replicas(), step, facts());
 }
 
 std::vector<Fact> OneBitExchange::facts() const {
   std::string sizes;
   for (const int64_t count : layout_.counts()) sizes += concatenate(sizes.empty() ? "" : " ", count);
-  return {
-      {"sizes of the compressed tensors", sizes},
-      {"compression", concatenate(options_.scale() == ScaleNorm::rms ? "rms" : "l1", " scales",
-                                  options_.block_scales() ? " by blocks" : "", ", alignment ",
-                                  exchange_alignment(options_), ", by nodes of ", route_.mates(), " ranks")}};
+  return {{"sizes of the compressed tensors", sizes},
+          {"compression",
+           concatenate(options_.scale() == ScaleNorm::rms ? "rms" : "l1", " scales",
+                       options_.block_scales() ? " by blocks" : "", ", alignment ",
+                       exchange_alignment(options_), ", by nodes of ", route_.ranks_per_worker(), " ranks")}};
 }
 
 at::Tensor OneBitExchange::make_messages(int64_t count) const {

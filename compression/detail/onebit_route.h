@@ -34,20 +34,20 @@ class [[nodiscard]] OneBitTransfer {
 
 class OneBitRoute {
  public:
-  // `mates_have_parts`: each of a worker's ranks has a part of its numbers. Throws InvalidArgument where it
+  // `ranks_have_parts`: each of a worker's ranks has a part of its numbers. Throws InvalidArgument where it
   // is to be hierarchical, but nodes differ in their ranks.
-  OneBitRoute(std::shared_ptr<Communicator> world, bool hierarchical, bool mates_have_parts = false);
+  OneBitRoute(std::shared_ptr<Communicator> world, bool hierarchical, bool ranks_have_parts = false);
 
   Communicator& world() const { return *world_; }
-  int64_t workers() const { return world_->world_size() / mates_; }
+  int64_t workers() const { return world_->world_size() / ranks_per_worker_; }
   // The one that this rank is, or belongs to.
-  int64_t worker() const { return world_->rank() / mates_; }
+  int64_t worker() const { return world_->rank() / ranks_per_worker_; }
   // Ranks of one worker.
-  int64_t mates() const { return mates_; }
-  bool is_by_nodes() const { return mates_ > 1; }
-  // Who compare what they exchange: all ranks, or those that have the same part. Made in the first call,
-  // which all ranks make together.
-  Communicator& peers() const { return has_parts_ && is_by_nodes() ? *world_->between_nodes() : *world_; }
+  int64_t ranks_per_worker() const { return ranks_per_worker_; }
+  bool is_by_nodes() const { return ranks_per_worker_ > 1; }
+  // The ranks that compare what they exchange, as they have the same: all of them, or those with the same
+  // part. Made in the first call, which all ranks make together.
+  Communicator& replicas() const { return has_parts_ && is_by_nodes() ? *world_->between_nodes() : *world_; }
   // "rank 3" or "node 1".
   std::string name_of(int64_t worker) const;
 
@@ -70,8 +70,8 @@ class OneBitRoute {
   at::Tensor slices(const at::Tensor& messages) const;
   void put_together(const at::Tensor& messages, const at::Tensor& carried) const;
 
-  std::shared_ptr<Communicator> world_, there_, back_;  // lanes, or null
-  int64_t mates_;
+  std::shared_ptr<Communicator> world_, scatter_lane_, gather_lane_;  // lanes, or null
+  int64_t ranks_per_worker_;
   bool has_parts_;
 };
 

@@ -47,6 +47,6 @@ void Cluster::check() const {
                  " ranks do not fill nodes of ", ranks_per_node, "; choose a multiple of ", ranks_per_node);
 }
 
-int64_t Cluster::mates() const { return std::min(ranks, ranks_per_node); }
+int64_t Cluster::per_node() const { return std::min(ranks, ranks_per_node); }
 
 }  // namespace scaling

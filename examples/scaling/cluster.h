@@ -47,8 +47,8 @@ struct Cluster {
 
   // Throws pacer::InvalidArgument unless the ranks fill one node in part, or whole nodes.
   void check() const;
-  int64_t mates() const;  // ranks of a node that are there
-  int64_t nodes() const { return ranks / mates(); }
+  int64_t per_node() const;  // ranks of a node that are there
+  int64_t nodes() const { return ranks / per_node(); }
 };
 
 }  // namespace scaling

@@ -9,19 +9,19 @@ namespace {
 struct Numbers {
   explicit Numbers(const Cluster& cluster)
       : ranks(static_cast<double>(cluster.ranks)),
-        mates(static_cast<double>(cluster.mates())),
+        per_node(static_cast<double>(cluster.per_node())),
         nodes(static_cast<double>(cluster.nodes())) {}
-  double ranks, mates, nodes;
+  double ranks, per_node, nodes;
 };
 
-Cluster one_node(const Cluster& cluster) { return {cluster.mates(), cluster.mates(), cluster.between}; }
+Cluster one_node(const Cluster& cluster) { return {cluster.per_node(), cluster.per_node(), cluster.between}; }
 
 // Those that have the same number in their nodes, one in each.
 Cluster counterparts(const Cluster& cluster) { return {cluster.nodes(), 1, cluster.between}; }
 
 // What each of a node's ranks does with its counterparts goes through the node's link together.
-Exchange beside_mates(Exchange exchange, double mates) {
-  for (Phase& phase : exchange) phase.host *= mates;
+Exchange beside_node(Exchange exchange, double per_node) {
+  for (Phase& phase : exchange) phase.host *= per_node;
   return exchange;
 }
 
@@ -60,7 +60,7 @@ Exchange ring_pass(double bytes, const Cluster& cluster) {
   const double sent = (n.ranks - 1) / n.ranks * bytes;
   Phase phase;
   phase.sent = sent;
-  phase.inside = n.mates > 1 ? sent : 0;
+  phase.inside = n.per_node > 1 ? sent : 0;
   phase.host = n.nodes > 1 ? sent : 0;
   // All wait for the slowest of them.
   (n.nodes > 1 ? phase.steps_between : phase.steps_inside) = n.ranks - 1;
@@ -79,10 +79,10 @@ Exchange tree_all_reduce(double bytes, const Cluster& cluster) {
     return members == 1 ? 0 : members == 2 ? bytes : 2 * bytes;
   };
   Phase phase;
-  phase.inside = busiest(n.mates);
+  phase.inside = busiest(n.per_node);
   phase.host = busiest(n.nodes);
   phase.sent = std::max(phase.inside, phase.host);
-  phase.steps_inside = 2 * (n.mates - 1);
+  phase.steps_inside = 2 * (n.per_node - 1);
   phase.steps_between = 2 * std::ceil(std::log2(n.nodes));
   return {phase};
 }
@@ -90,7 +90,8 @@ Exchange tree_all_reduce(double bytes, const Cluster& cluster) {
 Exchange two_level_all_reduce(double bytes, const Cluster& cluster) {
   const Numbers n(cluster);
   const Exchange inside = ring_pass(bytes, one_node(cluster));
-  return inside + beside_mates(ring_all_reduce(bytes / n.mates, counterparts(cluster)), n.mates) + inside;
+  return inside + beside_node(ring_all_reduce(bytes / n.per_node, counterparts(cluster)), n.per_node) +
+         inside;
 }
 
 Exchange node_all_reduce(double bytes, const Machine& machine, const Cluster& cluster) {
@@ -102,10 +103,10 @@ Exchange direct(double bytes, const Cluster& cluster) {
   if (n.ranks == 1) return {};
   Phase phase;
   phase.sent = (n.ranks - 1) / n.ranks * bytes;
-  phase.inside = (n.mates - 1) / n.ranks * bytes;
-  phase.host = n.mates * (n.ranks - n.mates) / n.ranks * bytes;
-  phase.steps_inside = n.mates - 1;
-  phase.steps_between = n.ranks - n.mates;
+  phase.inside = (n.per_node - 1) / n.ranks * bytes;
+  phase.host = n.per_node * (n.ranks - n.per_node) / n.ranks * bytes;
+  phase.steps_inside = n.per_node - 1;
+  phase.steps_between = n.ranks - n.per_node;
   return {phase};
 }
 
@@ -120,9 +121,9 @@ Exchange sign_exchange(double bytes, const Machine& machine, const Cluster& clus
 Exchange sign_exchange_by_nodes(double bytes, const Machine& machine, const Cluster& cluster) {
   const Numbers n(cluster);
   const Exchange put_together = all_gather(bytes, machine, one_node(cluster));
-  const double slice = bytes / n.mates;
-  return beside_mates(direct(slice, counterparts(cluster)), n.mates) + put_together +
-         beside_mates(all_gather(slice, machine, counterparts(cluster)), n.mates) + put_together;
+  const double slice = bytes / n.per_node;
+  return beside_node(direct(slice, counterparts(cluster)), n.per_node) + put_together +
+         beside_node(all_gather(slice, machine, counterparts(cluster)), n.per_node) + put_together;
 }
 
 }  // namespace scaling

@@ -25,9 +25,9 @@ double Kernels::update() const {
 
 double Kernels::casts() const { return seconds(12, machine_.cast_share); }
 
-double Kernels::node_sums(double mates) const {
+double Kernels::node_sums(double per_node) const {
   // Into flat memory and back, 8 each; in between the first part of a chunk is copied, the others are added.
-  return seconds(16 + (8 + 12 * (mates - 1)) / mates, machine_.cast_share);
+  return seconds(16 + (8 + 12 * (per_node - 1)) / per_node, machine_.cast_share);
 }
 
 double Kernels::compressed(double workers) const {

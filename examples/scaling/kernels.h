@@ -16,7 +16,7 @@ class Kernels {
   double casts() const;
   // Gradients of a node's ranks added in rank order, LibTorch's operations beside an all-to-all and an
   // all-gather.
-  double node_sums(double mates) const;
+  double node_sums(double per_node) const;
   // All of a compressed step: norm, worker, server of a chunk of one of `workers`, update.
   double compressed(double workers) const;
 

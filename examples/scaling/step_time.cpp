@@ -114,7 +114,7 @@ struct Maker {
   StepTime signs_by_nodes() const {
     constexpr double kCalls = 5;
     const Exchange inside = node_all_reduce(gradient_bytes, machine, cluster);
-    return with_signs(averaged(inside, 0, kernels.node_sums(static_cast<double>(cluster.mates()))),
+    return with_signs(averaged(inside, 0, kernels.node_sums(static_cast<double>(cluster.per_node()))),
                       sign_exchange_by_nodes(sign_bytes(), machine, cluster), kCalls,
                       static_cast<double>(cluster.nodes()));
   }
@@ -212,7 +212,7 @@ std::optional<StepTime> step_time(const Workload& work, const Machine& machine, 
     case Scheme::tree:
       return make.full_precision(tree_all_reduce(make.gradient_bytes, cluster));
     case Scheme::two_level:
-      if (cluster.nodes() == 1 || cluster.mates() == 1) return std::nullopt;
+      if (cluster.nodes() == 1 || cluster.per_node() == 1) return std::nullopt;
       return make.full_precision(two_level_all_reduce(make.gradient_bytes, cluster));
     case Scheme::bf16:
       if (!several || work.dtype == Dtype::bf16) return std::nullopt;
@@ -221,7 +221,7 @@ std::optional<StepTime> step_time(const Workload& work, const Machine& machine, 
       if (!has_signs) return std::nullopt;
       return make.signs();
     case Scheme::onebit_nodes:
-      if (!has_signs || cluster.nodes() == 1 || cluster.mates() == 1) return std::nullopt;
+      if (!has_signs || cluster.nodes() == 1 || cluster.per_node() == 1) return std::nullopt;
       return make.signs_by_nodes();
     case Scheme::zero2:
       if (!several || work.rule == Rule::torch_adamw) return std::nullopt;
@@ -257,7 +257,8 @@ Row row_of(const Workload& work, const Machine& machine, const Cluster& cluster,
 
 std::vector<int64_t> usual_ranks(int64_t ranks_per_node, int64_t most) {
   std::vector<int64_t> ranks;
-  for (int64_t mates = 1; mates < ranks_per_node && mates <= most; mates *= 2) ranks.push_back(mates);
+  for (int64_t per_node = 1; per_node < ranks_per_node && per_node <= most; per_node *= 2)
+    ranks.push_back(per_node);
   for (int64_t several = ranks_per_node; several <= most; several *= 2) ranks.push_back(several);
   return ranks;
 }

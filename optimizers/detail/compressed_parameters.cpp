@@ -16,8 +16,8 @@
 namespace pacer::detail {
 
 CompressedParameters::CompressedParameters(std::vector<std::unique_ptr<OneBitBucket>> buckets,
-                                           at::Device device, std::shared_ptr<Communicator> sharers)
-    : buckets_(std::move(buckets)), device_(device), sharers_(std::move(sharers)) {
+                                           at::Device device, std::shared_ptr<Communicator> shard_ranks)
+    : buckets_(std::move(buckets)), device_(device), shard_ranks_(std::move(shard_ranks)) {
   for (size_t b = 0; b < buckets_.size(); ++b) {
     for (size_t i = 0; i < buckets_[b]->tensors().size(); ++i) places_.push_back({b, i});
   }
@@ -84,13 +84,13 @@ void CompressedParameters::agree(int64_t step, bool in_lanes) {
   if (in_lanes) {
     for (const auto& bucket : buckets_) bucket->exchange()->use_lanes();
   }
-  Communicator& peers = buckets_.front()->exchange()->route().peers();
-  if (peers.world_size() == 1) return;
+  Communicator& replicas = buckets_.front()->exchange()->route().replicas();
+  if (replicas.world_size() == 1) return;
   std::vector<Fact> all = buckets_.front()->exchange()->facts();
   for (size_t b = 1; b < buckets_.size(); ++b) {
     all.front().value += concatenate("; ", buckets_[b]->exchange()->facts().front().value);
   }
-  require_agreement(peers, step, all);
+  require_agreement(replicas, step, all);
 }
 
 void CompressedParameters::begin(const Step& step) {
@@ -148,10 +148,10 @@ at::Tensor CompressedParameters::sums_of_workers(const at::Tensor& own) const {
   const OneBitRoute& route = buckets_.front()->exchange()->route();
   const int64_t workers = route.workers();
   if (workers == 1) return own;
-  Communicator& peers = route.peers();
-  const at::Tensor all = at::empty({peers.world_size()}, own.options());
+  Communicator& replicas = route.replicas();
+  const at::Tensor all = at::empty({replicas.world_size()}, own.options());
   const auto agreed = CollectiveOptions().agreed(true);
-  (own.is_cuda() ? peers.all_gather(all, own, agreed) : peers.all_gather_host(all, own)).wait();
+  (own.is_cuda() ? replicas.all_gather(all, own, agreed) : replicas.all_gather_host(all, own)).wait();
   return all.view({workers, -1}).select(1, 0).contiguous();  // the ranks of a worker have the same
 }
 

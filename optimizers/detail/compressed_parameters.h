@@ -22,9 +22,9 @@ namespace pacer::detail {
 class CompressedParameters {
  public:
   // There is at least one bucket; their tensors follow one another in the order of the parameters. All have
-  // an exchange or none. `sharers` as theirs.
+  // an exchange or none. `shard_ranks` as theirs.
   CompressedParameters(std::vector<std::unique_ptr<OneBitBucket>> buckets, at::Device device,
-                       std::shared_ptr<Communicator> sharers);
+                       std::shared_ptr<Communicator> shard_ranks);
 
   // From the states of the tensors, which have both moments. The variance becomes bias-corrected, by what
   // each one's own steps and settings say; then those that never took a step get the step count of their
@@ -36,7 +36,7 @@ class CompressedParameters {
   void go_on(const OneBitStates& states, const NamedTensors& errors, int64_t errors_version,
              const NamedTensors& of_rule);
 
-  // Computes the floors from the frozen variance. All sharers call it together.
+  // Computes the floors from the frozen variance. All shard ranks call it together.
   void set_floors(const kernels::GradientCheck* check = nullptr);
 
   bool compresses() const { return buckets_.front()->exchange() != nullptr; }
@@ -99,8 +99,8 @@ class CompressedParameters {
   // These two take the name of a tensor; they return 1 if there is none of that name.
   double lamb_factor(const std::string& name) const;
   double momentum_scale(const std::string& name) const;
-  // Said once, at the freeze: how much of the variance lies below its floor, and where most. Sharers call
-  // together.
+  // Said once, at the freeze: how much of the variance lies below its floor, and where most. The shard ranks
+  // call together.
   std::string describe_floors() const;
   // The tensors' names from now on, in their order.
   void rename(const std::vector<std::string>& names);
@@ -130,7 +130,7 @@ class CompressedParameters {
   std::vector<std::unique_ptr<OneBitBucket>> buckets_;
   std::vector<Place> places_;  // of all tensors, in their order
   at::Device device_;
-  std::shared_ptr<Communicator> sharers_;
+  std::shared_ptr<Communicator> shard_ranks_;
   Step step_;
   size_t started_ = 0, served_ = 0;  // turns of the coming step
   // fp64: sums of squares of averaged gradients, the joint one, of own gradients, and by bucket where there

@@ -153,7 +153,7 @@ std::string CompressedParameters::describe_floors() const {
   for (const Place& place : places_) below.push_back(buckets_[place.bucket]->floored(place.index));
   if (below.empty()) return "";
   at::Tensor counts = at::stack(below);
-  if (sharers_) sharers_->all_reduce(counts, CollectiveOptions().agreed(true)).wait();
+  if (shard_ranks_) shard_ranks_->all_reduce(counts, CollectiveOptions().agreed(true)).wait();
   counts = counts.cpu();
   int64_t all = 0, floored = 0;
   double worst = 0;

@@ -14,20 +14,20 @@ namespace pacer::detail {
 
 OneBitBucket::OneBitBucket(std::vector<OneBitTensor> tensors, std::unique_ptr<OneBitExchange> exchange,
                            double variance_floor, kernels::UpdateRule rule, at::Device device,
-                           const std::shared_ptr<Communicator>& sharers)
+                           const std::shared_ptr<Communicator>& shard_ranks)
     : tensors_(std::move(tensors)),
       exchange_(std::move(exchange)),
       variance_floor_(variance_floor),
       device_(device),
       layout_(exchange_ ? exchange_->layout() : kernels::OneBitLayout(counts_of(tensors_), 1)),
-      kernels_(tensors_, layout_, device, sharers),
+      kernels_(tensors_, layout_, device, shard_ranks),
       variance_(flat_zeros()),
       momentum_(flat_zeros()) {
   const auto options = at::TensorOptions().device(device_);
   floors_ = at::zeros({static_cast<int64_t>(tensors_.size())}, options.dtype(at::kFloat));
   total_ = at::zeros({1}, options.dtype(at::kDouble));
   if (rule != kernels::UpdateRule::lamb) return;
-  lamb_.emplace(tensors_, layout_, kernels_.units(), device_, sharers);
+  lamb_.emplace(tensors_, layout_, kernels_.units(), device_, shard_ranks);
   if (exchange_) exchange_->keep_former_mean();
 }
 

@@ -26,11 +26,11 @@ namespace pacer::detail {
 
 class OneBitBucket {
  public:
-  // `exchange` is null where nothing is compressed. `sharers` as for OneBitKernels: norms, floors, scales of
-  // momentum and factors are those of whole tensors.
+  // `exchange` is null where nothing is compressed. `shard_ranks` as for OneBitKernels: norms, floors, scales
+  // of momentum and factors are those of whole tensors.
   OneBitBucket(std::vector<OneBitTensor> tensors, std::unique_ptr<OneBitExchange> exchange,
                double variance_floor, kernels::UpdateRule rule, at::Device device,
-               const std::shared_ptr<Communicator>& sharers = nullptr);
+               const std::shared_ptr<Communicator>& shard_ranks = nullptr);
   OneBitBucket(const OneBitBucket&) = delete;  // kernels_ and lamb_ refer to its tensors
 
   const std::vector<OneBitTensor>& tensors() const { return tensors_; }
@@ -48,7 +48,7 @@ class OneBitBucket {
   void go_on(const OneBitStates& states, const NamedTensors& errors, int64_t errors_version,
              const NamedTensors& of_rule);
 
-  // Computes the floors from the variance. All sharers call it together.
+  // Computes the floors from the variance. All shard ranks call it together.
   void set_floors(const kernels::GradientCheck* check);
   // On the device, as set_floors() has left it; and of how many elements.
   const at::Tensor& sum_of_variance() const { return total_; }

@@ -66,9 +66,9 @@ at::Tensor in_memory_order(const at::Tensor& values, const OneBitTensor& of) {
 
 // The parts of a parameter lie one behind the other in the order of the ranks of a node. Those of server
 // errors are cut again, each by the nodes in their order.
-std::vector<NamedTensors> whole_errors(const std::vector<NamedTensors>& rank_states, int64_t mates,
+std::vector<NamedTensors> whole_errors(const std::vector<NamedTensors>& rank_states, int64_t ranks_per_worker,
                                        const std::vector<OneBitTensor>& whole) {
-  const auto ranks_of_node = static_cast<size_t>(mates);
+  const auto ranks_of_node = static_cast<size_t>(ranks_per_worker);
   const size_t nodes = rank_states.size() / ranks_of_node;
   std::vector<NamedTensors> states(nodes);
   const auto list = [&](const std::string& key, const std::vector<size_t>& ranks) {

@@ -21,9 +21,9 @@ struct JoinedErrors {
 // zeros where ranks left nothing. Throws InvalidArgument that names what is missing or does not fit.
 JoinedErrors join_errors(const std::vector<NamedTensors>& rank_states, const OneBitTensor& of);
 
-// Puts together what ranks left that each had a part of their node's errors, `mates` to a node: a state for
-// each node, as if it had had all of them. `whole`: the parameters.
-std::vector<NamedTensors> whole_errors(const std::vector<NamedTensors>& rank_states, int64_t mates,
+// Puts together what ranks left that each had a part of their node's errors, `ranks_per_worker` to a node: a
+// state for each node, as if it had had all of them. `whole`: the parameters.
+std::vector<NamedTensors> whole_errors(const std::vector<NamedTensors>& rank_states, int64_t ranks_per_worker,
                                        const std::vector<OneBitTensor>& whole);
 
 // Server errors are lists in the order of the parameter's memory. Where that is not row-major, its strides

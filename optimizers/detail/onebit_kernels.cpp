@@ -20,7 +20,7 @@ using kernels::OneBitAdamWork;
 using kernels::OneBitControl;
 
 OneBitKernels::OneBitKernels(const std::vector<OneBitTensor>& tensors, const kernels::OneBitLayout& layout,
-                             at::Device device, const std::shared_ptr<Communicator>& sharers)
+                             at::Device device, const std::shared_ptr<Communicator>& shard_ranks)
     : device_(device),
       layout_(layout),
       rows_(layout_.rows()),
@@ -29,7 +29,7 @@ OneBitKernels::OneBitKernels(const std::vector<OneBitTensor>& tensors, const ker
   const auto doubles = at::TensorOptions().dtype(at::kDouble).device(device);
   partials_ = at::empty({static_cast<int64_t>(units_.size())}, doubles);
   sums_ = at::empty({static_cast<int64_t>(tensors.size())}, doubles);
-  if (sharers) shared_units_ = std::make_unique<SharedUnits>(sharers, bounds_of(tensors), device_);
+  if (shard_ranks) shared_units_ = std::make_unique<SharedUnits>(shard_ranks, bounds_of(tensors), device_);
   if (device_.is_cuda()) make_tables(tensors);
 }
 

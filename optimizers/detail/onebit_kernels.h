@@ -19,10 +19,10 @@ namespace pacer::detail {
 
 class OneBitKernels {
  public:
-  // `sharers`: the ranks that have the other parts of the tensors; null where these are whole. Sums are then
-  // those of whole tensors, for which all of them call alike.
+  // `shard_ranks`: the ranks that have the other parts of the tensors; null where these are whole. Sums are
+  // then those of whole tensors, for which all of them call alike.
   OneBitKernels(const std::vector<OneBitTensor>& tensors, const kernels::OneBitLayout& layout,
-                at::Device device, const std::shared_ptr<Communicator>& sharers = nullptr);
+                at::Device device, const std::shared_ptr<Communicator>& shard_ranks = nullptr);
 
   // What changes from step to step, and its way to the device.
   void set_tensor(size_t i, const kernels::OneBitAdamTensor& tensor);

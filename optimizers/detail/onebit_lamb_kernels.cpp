@@ -64,7 +64,7 @@ NamedTensors take_lamb_state(NamedTensors& state) {
 
 OneBitLambKernels::OneBitLambKernels(const std::vector<OneBitTensor>& tensors,
                                      const kernels::OneBitLayout& layout, const std::vector<Tile>& units,
-                                     at::Device device, const std::shared_ptr<Communicator>& sharers)
+                                     at::Device device, const std::shared_ptr<Communicator>& shard_ranks)
     : tensors_(tensors), device_(device), layout_(layout) {
   const auto count = static_cast<int64_t>(tensors.size());
   const auto floats = at::TensorOptions().dtype(at::kFloat).device(device);
@@ -77,7 +77,7 @@ OneBitLambKernels::OneBitLambKernels(const std::vector<OneBitTensor>& tensors,
   factors_ = at::ones({count}, doubles);
   ratios_ = at::empty({unit_count}, floats);
   sums_ = at::empty({2, unit_count}, doubles);
-  if (sharers) shared_units_ = std::make_unique<SharedUnits>(sharers, bounds_of(tensors), device);
+  if (shard_ranks) shared_units_ = std::make_unique<SharedUnits>(shard_ranks, bounds_of(tensors), device);
   const auto units_of = shared_units_ ? shared_units_->units_of() : tile_ranges(units, tensors.size());
   for (const TileRange& of_tensor : units_of) table_.host().push_back({of_tensor, {}});
 }

@@ -32,10 +32,10 @@ void cut_lamb_state(const std::vector<OneBitTensor>& tensors, const std::vector<
 class OneBitLambKernels {
  public:
   // `tensors` stay where they are, only their names may change. `units`: those of the OneBitKernels,
-  // `sharers` as there.
+  // `shard_ranks` as there.
   OneBitLambKernels(const std::vector<OneBitTensor>& tensors, const kernels::OneBitLayout& layout,
                     const std::vector<Tile>& units, at::Device device,
-                    const std::shared_ptr<Communicator>& sharers);
+                    const std::shared_ptr<Communicator>& shard_ranks);
 
   // Begins at the freeze, from the flat buffers and floors of the tensors; states' trust averages become
   // final. Waits for a GPU.

@@ -14,16 +14,16 @@ namespace {
 
 constexpr const char* kRank = "onebit/rank";
 constexpr const char* kWorldSize = "onebit/world_size";
-constexpr const char* kMates = "onebit/ranks_of_a_worker";
+constexpr const char* kRanksPerWorker = "onebit/ranks_of_a_worker";
 // Of each compressed parameter, the first element of this rank's part of its node's errors; absent where
 // ranks have all of them.
 constexpr const char* kParts = "onebit/first_of_parts";
 // With which tensors the buckets begin that server errors are cut by; absent where there is one.
 constexpr const char* kBuckets = "onebit/first_of_buckets";
 
-at::Tensor first_of_parts(const std::vector<OneBitTensor>& tensors, const Communicator& sharers) {
+at::Tensor first_of_parts(const std::vector<OneBitTensor>& tensors, const Communicator& shard_ranks) {
   std::vector<int64_t> first;
-  for (const auto& tensor : tensors) first.push_back(tensor.bounds[static_cast<size_t>(sharers.rank())]);
+  for (const auto& tensor : tensors) first.push_back(tensor.bounds[static_cast<size_t>(shard_ranks.rank())]);
   return at::tensor(first, at::kLong);
 }
 
@@ -31,30 +31,34 @@ at::Tensor first_of_parts(const std::vector<OneBitTensor>& tensors, const Commun
 
 bool has_exchanged(const NamedTensors& state) { return state.count(kRank) != 0; }
 
-int64_t mates_of(const NamedTensors& state) { return require_number<int64_t>(state, kMates); }
+int64_t ranks_per_worker_of(const NamedTensors& state) {
+  return require_number<int64_t>(state, kRanksPerWorker);
+}
 
 void add_rank(const OneBitRoute& route, const std::vector<int64_t>& buckets, NamedTensors& state) {
   if (buckets.size() > 1) state[kBuckets] = at::tensor(buckets, at::kLong);
   state[kRank] = number_tensor(static_cast<int64_t>(route.world().rank()));
   state[kWorldSize] = number_tensor(static_cast<int64_t>(route.world().world_size()));
-  state[kMates] = number_tensor(route.mates());
+  state[kRanksPerWorker] = number_tensor(route.ranks_per_worker());
   state[kErrorsVersion] = number_tensor(kStateVersion);
 }
 
 void remove_marks(NamedTensors& state) {
-  for (const char* key : {kRank, kWorldSize, kMates, kParts, kBuckets, kErrorsVersion}) state.erase(key);
+  for (const char* key : {kRank, kWorldSize, kRanksPerWorker, kParts, kBuckets, kErrorsVersion})
+    state.erase(key);
 }
 
-void add_parts(const std::vector<OneBitTensor>& tensors, const Communicator& sharers, NamedTensors& state) {
-  state[kMates] = number_tensor(static_cast<int64_t>(sharers.world_size()));
-  state[kParts] = first_of_parts(tensors, sharers);
+void add_parts(const std::vector<OneBitTensor>& tensors, const Communicator& shard_ranks,
+               NamedTensors& state) {
+  state[kRanksPerWorker] = number_tensor(static_cast<int64_t>(shard_ranks.world_size()));
+  state[kParts] = first_of_parts(tensors, shard_ranks);
 }
 
 bool has_same_parts(const NamedTensors& state, const std::vector<OneBitTensor>& tensors,
-                    const Communicator* sharers) {
+                    const Communicator* shard_ranks) {
   const auto parts = state.find(kParts);
-  if (parts == state.end() || sharers == nullptr) return parts == state.end() && sharers == nullptr;
-  if (!parts->second.equal(first_of_parts(tensors, *sharers))) return false;
+  if (parts == state.end() || shard_ranks == nullptr) return parts == state.end() && shard_ranks == nullptr;
+  if (!parts->second.equal(first_of_parts(tensors, *shard_ranks))) return false;
   return std::all_of(tensors.begin(), tensors.end(), [&](const OneBitTensor& tensor) {
     for (const char* field : {"/worker_error", "/momentum_error"}) {
       const auto error = state.find(tensor.name + field);
@@ -83,9 +87,9 @@ NamedTensors errors_of_rank(const OneBitRoute& route, NamedTensors state) {
           "the state to load has the errors of rank ", rank, " of ", world_size, ", but this is rank ",
           world.rank(), " of ", world.world_size(),
           "; resume with as many ranks, or through join_rank_states");
-  const auto mates = require_number<int64_t>(state, kMates);
-  require(mates == route.mates(), "the state to load has errors that ", mates,
-          " ranks of a node share, but here ", route.mates(),
+  const auto ranks_per_worker = require_number<int64_t>(state, kRanksPerWorker);
+  require(ranks_per_worker == route.ranks_per_worker(), "the state to load has errors that ",
+          ranks_per_worker, " ranks of a node share, but here ", route.ranks_per_worker(),
           " do; resume with as many ranks on each node, or through join_rank_states");
   return state;
 }
@@ -94,16 +98,18 @@ std::vector<NamedTensors> states_of_workers(const std::vector<NamedTensors>& ran
                                             const std::vector<OneBitTensor>& whole) {
   std::vector<NamedTensors> states;
   if (!rank_states.empty() && rank_states.front().count(kParts) != 0) {
-    const auto mates = require_number<int64_t>(rank_states.front(), kMates);
-    require(mates >= 1 && static_cast<int64_t>(rank_states.size()) % mates == 0, "\"", kMates,
-            "\" of the state to load is ", mates, ", which cannot be with ", rank_states.size(), " ranks");
-    return whole_errors(rank_states, mates, whole);
+    const auto ranks_per_worker = require_number<int64_t>(rank_states.front(), kRanksPerWorker);
+    require(ranks_per_worker >= 1 && static_cast<int64_t>(rank_states.size()) % ranks_per_worker == 0, "\"",
+            kRanksPerWorker, "\" of the state to load is ", ranks_per_worker, ", which cannot be with ",
+            rank_states.size(), " ranks");
+    return whole_errors(rank_states, ranks_per_worker, whole);
   }
   for (const NamedTensors& state : rank_states) {
-    const bool is_of_rank = state.count(kMates) != 0;
-    const int64_t mates = is_of_rank ? require_number<int64_t>(state, kMates) : 1;
-    require(mates >= 1, "\"", kMates, "\" of the state to load is ", mates, ", which cannot be");
-    if (!is_of_rank || require_number<int64_t>(state, kRank) % mates == 0) states.push_back(state);
+    const bool is_of_rank = state.count(kRanksPerWorker) != 0;
+    const int64_t ranks_per_worker = is_of_rank ? require_number<int64_t>(state, kRanksPerWorker) : 1;
+    require(ranks_per_worker >= 1, "\"", kRanksPerWorker, "\" of the state to load is ", ranks_per_worker,
+            ", which cannot be");
+    if (!is_of_rank || require_number<int64_t>(state, kRank) % ranks_per_worker == 0) states.push_back(state);
   }
   return states;
 }

@@ -14,17 +14,18 @@ namespace pacer::detail {
 // Errors are those of one rank of so many, even where chunks of other worlds have the same size.
 void add_rank(const OneBitRoute& route, const std::vector<int64_t>& first_of_buckets, NamedTensors& state);
 // Each of these ranks has a part of its node's.
-void add_parts(const std::vector<OneBitTensor>& tensors, const Communicator& sharers, NamedTensors& state);
+void add_parts(const std::vector<OneBitTensor>& tensors, const Communicator& shard_ranks,
+               NamedTensors& state);
 // What both have added.
 void remove_marks(NamedTensors& state);
 
 // Whether add_rank was called, and how many ranks of a worker it saw.
 bool has_exchanged(const NamedTensors& state);
-int64_t mates_of(const NamedTensors& state);
+int64_t ranks_per_worker_of(const NamedTensors& state);
 // Whether the errors of such a state are those of these parts, or of whole tensors where there are no
-// sharers.
+// shard ranks.
 bool has_same_parts(const NamedTensors& state, const std::vector<OneBitTensor>& tensors,
-                    const Communicator* sharers);
+                    const Communicator* shard_ranks);
 // Whether they were cut by these buckets.
 bool has_buckets(const NamedTensors& state, const std::vector<int64_t>& first_of_buckets);
 

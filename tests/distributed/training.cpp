@@ -108,8 +108,8 @@ void train_long(const Player& player) {
 // alike where gradients travel once a step. Given ranks of a node, over nodes.
 void train_shards(const Player& player) {
   const auto world = join(player, /*ordered=*/true);
-  const auto mates = static_cast<int>(player.number("ranks_per_node", 0));
-  const ShardGroup over = mates > 0 ? ShardGroup::node : ShardGroup::world;
+  const auto per_node = static_cast<int>(player.number("ranks_per_node", 0));
+  const ShardGroup over = per_node > 0 ? ShardGroup::node : ShardGroup::world;
   const auto hooks = hooks_named(kTogether);
   for (const char* name : {"FusedAdamW", "FusedAdamW bf16 remainder", "FusedAdamW bf16 stochastic"}) {
     for (const Sharded what : {Sharded::state, Sharded::gradients, Sharded::parameters}) {
@@ -124,7 +124,8 @@ void train_shards(const Player& player) {
       }
       SmallRun reference(optimizer_named(name), chosen, /*dropout=*/0, Communicator::alone(world->device()));
       reference.shards = world->world_size();
-      reference.session->use(std::make_shared<ShardReference>(reference.model, world->world_size(), mates));
+      reference.session->use(
+          std::make_shared<ShardReference>(reference.model, world->world_size(), per_node));
       if (what == Sharded::parameters) reference.session->use(Recompute(reference.model->stack));
       for (int64_t step = 0; step < player.number("steps"); ++step) {
         run.step();

@@ -14,9 +14,9 @@ namespace pacer::testing {
 
 class ShardReference : public Hook {
  public:
-  // `mates`: how many ranks a node has; 0: all.
-  ShardReference(SmallModel model, int world_size, int mates = 0)
-      : model_(std::move(model)), world_size_(world_size), mates_(mates > 0 ? mates : world_size) {}
+  // `per_node`: how many ranks a node has; 0: all.
+  ShardReference(SmallModel model, int world_size, int per_node = 0)
+      : model_(std::move(model)), world_size_(world_size), per_node_(per_node > 0 ? per_node : world_size) {}
 
   std::string hook_name() const override { return "shard_reference"; }
   Slot slot() const override { return Slot::reduce; }
@@ -34,7 +34,7 @@ class ShardReference : public Hook {
       for (size_t i = 0; i < of_rank.size(); ++i) {
         if (of_rank[i].defined()) of_rank[i] = of_rank[i].to(parameters[i].scalar_type());
       }
-      if (rank % mates_ == 0) add(sums, std::exchange(of_node, std::vector<Tensor>(sums.size())));
+      if (rank % per_node_ == 0) add(sums, std::exchange(of_node, std::vector<Tensor>(sums.size())));
       add(of_node, of_rank);
     }
     add(sums, of_node);
@@ -88,7 +88,7 @@ class ShardReference : public Hook {
   }
 
   SmallModel model_;
-  int world_size_, mates_;
+  int world_size_, per_node_;
   SessionParts* parts_ = nullptr;
 };
 

@@ -68,9 +68,9 @@ using Uses = std::function<void(Session&, DictatedBlocks&)>;
 // Ranks, their models and Sessions.
 template <class O>
 struct Run {
-  Run(int nodes, int mates, const OptionsOf<O>& options, const Uses& use, at::ScalarType dtype = at::kFloat,
-      bool compress_vectors = true)
-      : ranks(nodes * mates, groups_of<O>(options), dtype, mates, compress_vectors) {
+  Run(int nodes, int per_node, const OptionsOf<O>& options, const Uses& use,
+      at::ScalarType dtype = at::kFloat, bool compress_vectors = true)
+      : ranks(nodes * per_node, groups_of<O>(options), dtype, per_node, compress_vectors) {
     for (size_t rank = 0; rank < ranks.size(); ++rank) {
       models.emplace_back(ranks.parameters[rank]);
       sessions.push_back(

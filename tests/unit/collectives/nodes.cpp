@@ -72,31 +72,31 @@ TEST_CASE("what is gathered inside nodes and exchanged between them is where it 
   for (const Shape& shape : kShapes) {
     CAPTURE(shape.world_size, shape.ranks_per_node);
     const Ranks ranks = world_of(shape);
-    const int mates = shape.ranks_per_node, nodes = shape.world_size / mates;
+    const int per_node = shape.ranks_per_node, nodes = shape.world_size / per_node;
     REQUIRE(first_of(run_ranks(shape.world_size, [&](int rank) {
               Communicator& world = *ranks[static_cast<size_t>(rank)];
-              require(world.ranks_per_node() == mates, "other nodes");
-              const int node = rank / mates, number = rank % mates;
-              std::vector<Tensor> of_mates, of_peers, sent, from_peers;
-              for (int i = 0; i < mates; ++i) of_mates.push_back(numbers_of(node * mates + i, 5));
+              require(world.ranks_per_node() == per_node, "other nodes");
+              const int node = rank / per_node, number = rank % per_node;
+              std::vector<Tensor> of_node, of_others, sent, from_others;
+              for (int i = 0; i < per_node; ++i) of_node.push_back(numbers_of(node * per_node + i, 5));
               for (int k = 0; k < nodes; ++k) {
-                of_peers.push_back(numbers_of(k * mates + number, 5));
+                of_others.push_back(numbers_of(k * per_node + number, 5));
                 sent.push_back(numbers_of(rank, 3) + 100 * k);  // for node k
-                from_peers.push_back(numbers_of(k * mates + number, 3) + 100 * node);
+                from_others.push_back(numbers_of(k * per_node + number, 3) + 100 * node);
               }
-              const Tensor gathered = at::zeros({mates * 5}), between = at::zeros({nodes * 5});
+              const Tensor gathered = at::zeros({per_node * 5}), between = at::zeros({nodes * 5});
               const Tensor exchanged = at::zeros({nodes * 3});
               world.node()->all_gather(gathered, numbers_of(rank, 5)).wait();
               world.between_nodes()->all_gather(between, numbers_of(rank, 5)).wait();
               world.between_nodes()->all_to_all(exchanged, at::cat(sent)).wait();
-              require(same_bits(gathered, at::cat(of_mates)), "gathered something else");
-              require(same_bits(between, at::cat(of_peers)), "gathered something else between nodes");
-              require(same_bits(exchanged, at::cat(from_peers)), "exchanged something else");
-              require(traffic_of(world, "all_gather").bytes_sent == 20 * (mates - 1 + nodes - 1) &&
+              require(same_bits(gathered, at::cat(of_node)), "gathered something else");
+              require(same_bits(between, at::cat(of_others)), "gathered something else between nodes");
+              require(same_bits(exchanged, at::cat(from_others)), "exchanged something else");
+              require(traffic_of(world, "all_gather").bytes_sent == 20 * (per_node - 1 + nodes - 1) &&
                           traffic_of(world, "all_to_all").bytes_sent == 12 * (nodes - 1),
                       "counted other bytes");
               require(world.node() == world.node(), "made the group of a node twice");
-              require(world.node()->ranks_per_node() == mates && world.node()->local_size() == mates &&
+              require(world.node()->ranks_per_node() == per_node && world.node()->local_size() == per_node &&
                           world.between_nodes()->ranks_per_node() == 1 &&
                           world.between_nodes()->rank() == node && world.node()->rank() == number,
                       "other places in the groups");

@@ -46,13 +46,13 @@ TEST_CASE("with nodes as workers the mean is the textbook's of the nodes' means,
           "[collectives][onebit][nodes]") {
   uint64_t seed = 2000;
   for (const bool blocks : {false, true}) {
-    for (const auto& [nodes, mates] : {std::pair{1, 2}, {2, 1}, {2, 2}, {2, 3}, {3, 2}, {2, 4}, {4, 2}}) {
+    for (const auto& [nodes, per_node] : {std::pair{1, 2}, {2, 1}, {2, 2}, {2, 3}, {3, 2}, {2, 4}, {4, 2}}) {
       for (const int64_t size : {1, 129, 2049, 12289, 40001}) {
         const auto norm = ++seed % 2 == 0 ? ScaleNorm::rms : ScaleNorm::l1;
         const auto options = CompressionOptions().scale(norm).block_scales(blocks).compress_alone(true);
-        INFO(nodes << " nodes of " << mates << ", " << size << " elements, by blocks: " << blocks);
-        const OneBitInputs inputs = random_inputs(seed, size), joined = means_of_nodes(inputs, mates);
-        const auto run = run_onebit(nodes_of(nodes, mates), size,
+        INFO(nodes << " nodes of " << per_node << ", " << size << " elements, by blocks: " << blocks);
+        const OneBitInputs inputs = random_inputs(seed, size), joined = means_of_nodes(inputs, per_node);
+        const auto run = run_onebit(nodes_of(nodes, per_node), size,
                                     CompressionOptions(options).hierarchical(true), 0, 5, inputs);
         REQUIRE(first_of(run.messages) == "");
         OneBitTextbook<float> textbook(rules_for(nodes, size, options));
@@ -65,7 +65,7 @@ TEST_CASE("with nodes as workers the mean is the textbook's of the nodes' means,
           for (const auto& of_rank : run.means) REQUIRE(has_bits_of(of_rank[call], mean));
         }
         for (size_t rank = 0; rank < run.means.size(); ++rank) {
-          const size_t node = rank / static_cast<size_t>(mates);
+          const size_t node = rank / static_cast<size_t>(per_node);
           const auto [begin, end] = run.served[rank];
           REQUIRE(begin == std::min<int64_t>(size, static_cast<int64_t>(node) * textbook.chunk()));
           REQUIRE(run.server_errors[rank].numel() == end - begin);

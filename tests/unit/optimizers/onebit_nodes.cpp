@@ -41,9 +41,9 @@ Tensor coarse(const Tensor& gradient) {
 // What ranks of nodes bring, and the mean of each node for ranks that are nodes.
 template <class O>
 std::pair<std::vector<std::vector<Tensor>>, std::vector<std::vector<Tensor>>> gradients_of(
-    const OneBitRanks<O>& ranks, int64_t attempt, size_t mates, bool all_are_added) {
+    const OneBitRanks<O>& ranks, int64_t attempt, size_t per_node, bool all_are_added) {
   auto own = ranks.gradients(attempt);
-  std::vector<std::vector<Tensor>> of_nodes(own.size() / mates);
+  std::vector<std::vector<Tensor>> of_nodes(own.size() / per_node);
   for (size_t i = 0; i < own[0].size(); ++i) {
     const bool is_full = i + 1 == own[0].size();  // the group that is not compressed
     for (auto& of_rank : own) {
@@ -52,10 +52,10 @@ std::pair<std::vector<std::vector<Tensor>>, std::vector<std::vector<Tensor>>> gr
       if (attempt % 11 == 9) of_rank[i] = at::full_like(of_rank[i], std::nan(""));
     }
     for (size_t rank = 0; rank < own.size(); ++rank) {
-      const Tensor share = own[rank][i] * (1.0 / static_cast<double>(mates));
-      auto& node = of_nodes[rank / mates];
-      if (rank % mates == 0) node.push_back(share.clone());
-      if (rank % mates != 0) node[i] = node[i] + share;
+      const Tensor share = own[rank][i] * (1.0 / static_cast<double>(per_node));
+      auto& node = of_nodes[rank / per_node];
+      if (rank % per_node == 0) node.push_back(share.clone());
+      if (rank % per_node != 0) node[i] = node[i] + share;
     }
   }
   return {own, of_nodes};
@@ -63,9 +63,9 @@ std::pair<std::vector<std::vector<Tensor>>, std::vector<std::vector<Tensor>>> gr
 
 // "" or the first thing in which a run by nodes and a flat run of their workers differ.
 template <class O>
-std::string difference(const OneBitRanks<O>& ranks, const OneBitRanks<O>& workers, size_t mates) {
+std::string difference(const OneBitRanks<O>& ranks, const OneBitRanks<O>& workers, size_t per_node) {
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    const size_t worker = rank / mates;
+    const size_t worker = rank / per_node;
     const std::string at = " of rank " + std::to_string(rank);
     if (!same_bits(ranks.parameters[rank], workers.parameters[worker])) return "a parameter" + at;
     NamedTensors own = cloned_state(ranks.optimizers[rank]->export_state());
@@ -89,15 +89,15 @@ std::string difference(const OneBitRanks<O>& ranks, const OneBitRanks<O>& worker
 
 // Steps [first, end) of both.
 template <class O>
-std::string run_beside(OneBitRanks<O>& ranks, OneBitRanks<O>& workers, size_t mates, int64_t refresh_every,
+std::string run_beside(OneBitRanks<O>& ranks, OneBitRanks<O>& workers, size_t per_node, int64_t refresh_every,
                        int64_t first, int64_t end) {
   for (int64_t t = first; t < end; ++t) {
     const bool refresh = refresh_every > 0 && t >= kFreeze && (t + 1 - kFreeze) % refresh_every == 0;
-    const auto [own, joined] = gradients_of<O>(ranks, t, mates, t < kFreeze || refresh);
+    const auto [own, joined] = gradients_of<O>(ranks, t, per_node, t < kFreeze || refresh);
     for (const std::string& message : {ranks.step(own), workers.step(joined)}) {
       if (!message.empty()) return message;
     }
-    const std::string what = difference<O>(ranks, workers, mates);
+    const std::string what = difference<O>(ranks, workers, per_node);
     if (!what.empty()) return what + " after attempt " + std::to_string(t);
   }
   return "";
@@ -108,16 +108,16 @@ std::string run_beside(OneBitRanks<O>& ranks, OneBitRanks<O>& workers, size_t ma
 TEMPLATE_TEST_CASE("with nodes as workers every step has the bits of the flat algorithm between them",
                    "[onebit_adam][onebit_lamb][nodes]", OneBitAdam, OneBitLamb) {
   using O = TestType;
-  for (const auto& [nodes, mates] : {std::pair{2, 2}, {3, 2}, {2, 4}, {1, 2}, {3, 1}}) {
+  for (const auto& [nodes, per_node] : {std::pair{2, 2}, {3, 2}, {2, 4}, {1, 2}, {3, 1}}) {
     for (const bool block_scales : {false, true}) {
-      CAPTURE(nodes, mates, block_scales);
+      CAPTURE(nodes, per_node, block_scales);
       auto options = options_of<O>();
       options.block_scales(block_scales);
       int64_t refresh_every = 0;
       if constexpr (std::is_same_v<O, OneBitAdam>) options.refresh_variance_every(refresh_every = 5);
-      OneBitRanks<O> ranks(nodes * mates, groups_of<O>(by_nodes<O>(options)), at::kFloat, mates);
+      OneBitRanks<O> ranks(nodes * per_node, groups_of<O>(by_nodes<O>(options)), at::kFloat, per_node);
       OneBitRanks<O> workers(nodes, groups_of<O>(options));
-      const auto m = static_cast<size_t>(mates);
+      const auto m = static_cast<size_t>(per_node);
       REQUIRE(run_beside<O>(ranks, workers, m, refresh_every, 0, 20) == "");
       REQUIRE(ranks.optimizers[0]->skipped_steps() == 1);
       ranks.resume();
@@ -140,17 +140,17 @@ TEMPLATE_TEST_CASE("so it has with gradients of 16 bits, which are divided befor
 TEMPLATE_TEST_CASE("in Sessions, nodes accumulate over ranks what one rank would over micro-steps",
                    "[onebit_adam][onebit_lamb][nodes]", OneBitAdam, OneBitLamb) {
   using O = TestType;
-  for (const int mates : {2, 3}) {
+  for (const int per_node : {2, 3}) {
     for (const double max_norm : {0.5, 1e6}) {
-      CAPTURE(mates, max_norm);
+      CAPTURE(per_node, max_norm);
       const auto options = options_of<O>();
-      OneBitRanks<O> ranks(2 * mates, groups_of<O>(by_nodes<O>(options)), at::kFloat, mates);
+      OneBitRanks<O> ranks(2 * per_node, groups_of<O>(by_nodes<O>(options)), at::kFloat, per_node);
       OneBitRanks<O> workers(2, groups_of<O>(options));
       Sessions sessions(ranks, [&](Session& session) { session.use(GradientClipping(max_norm)); });
       Sessions flat(workers, [&](Session& session) {
-        session.use(GradientClipping(max_norm)).use(GradientAccumulation(mates));
+        session.use(GradientClipping(max_norm)).use(GradientAccumulation(per_node));
       });
-      const auto m = static_cast<size_t>(mates);
+      const auto m = static_cast<size_t>(per_node);
       for (int64_t t = 0; t < 14; ++t) {
         if (t == 9) continue;  // which would be skipped
         const auto own = gradients_of<O>(ranks, t, m, t < kFreeze).first;

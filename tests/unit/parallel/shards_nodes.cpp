@@ -12,8 +12,8 @@ using namespace shards;
 using Catch::Matchers::ContainsSubstring;
 
 struct Nodes {
-  int nodes, mates;
-  int ranks() const { return nodes * mates; }
+  int nodes, per_node;
+  int ranks() const { return nodes * per_node; }
 };
 
 // Few bits, so that sums are exact in every order and dtype; the same if it is done twice.
@@ -39,11 +39,11 @@ TEST_CASE("over nodes, every optimizer and every pair of hooks train as with Dat
     const auto what = static_cast<Sharded>(next % 3);
     const RegisteredOptimizer& optimizer = optimizers[next % optimizers.size()];
     const Nodes nodes = all_nodes[next++ / 2 % all_nodes.size()];
-    INFO(optimizer.name << ", " << names_of(pair) << ", " << nodes.nodes << " nodes of " << nodes.mates
+    INFO(optimizer.name << ", " << names_of(pair) << ", " << nodes.nodes << " nodes of " << nodes.per_node
                         << ", " << name_of(what));
     Runs wanted = runs_of(optimizer, pair, nodes.ranks(), with_coarse_gradients(data_parallel));
     Runs found = runs_of(optimizer, pair, nodes.ranks(),
-                         with_coarse_gradients(sharded(what, ShardGroup::node)), nodes.mates);
+                         with_coarse_gradients(sharded(what, ShardGroup::node)), nodes.per_node);
     for (int step = 0; step < 4; ++step) {
       REQUIRE(step_all(wanted) == "");
       REQUIRE(step_all(found) == "");
@@ -59,18 +59,18 @@ TEST_CASE("over nodes, gradients are added inside them first, in rank order, and
   const RegisteredOptimizer& adamw = optimizers.front();
   for (const Nodes nodes : {Nodes{2, 2}, {3, 2}, {2, 3}, {2, 4}, {4, 1}}) {
     RegisteredHook accumulation{"accumulation", "accumulation", false,
-                                [mates = nodes.mates](Session& session, SmallModel&, EpochSampler&) {
-                                  session.use(GradientAccumulation(mates));
+                                [per_node = nodes.per_node](Session& session, SmallModel&, EpochSampler&) {
+                                  session.use(GradientAccumulation(per_node));
                                 }};
     const auto clipping = hooks_named({"clipping"});
     for (const Sharded what : {Sharded::state, Sharded::gradients, Sharded::parameters}) {
-      CAPTURE(nodes.nodes, nodes.mates, name_of(what));
+      CAPTURE(nodes.nodes, nodes.per_node, name_of(what));
       Runs wanted = runs_of(adamw, {accumulation, clipping.front()}, nodes.nodes, data_parallel);
-      Runs found = runs_of(adamw, clipping, nodes.ranks(), sharded(what, ShardGroup::node), nodes.mates);
+      Runs found = runs_of(adamw, clipping, nodes.ranks(), sharded(what, ShardGroup::node), nodes.per_node);
       for (int64_t step = 0; step < 5; ++step) {
         REQUIRE(on_all(wanted, [&](SmallRun& run) {
-                  for (int64_t micro_step = 0; micro_step < nodes.mates; ++micro_step) {
-                    const int64_t rank = run.world->rank() * nodes.mates + micro_step;
+                  for (int64_t micro_step = 0; micro_step < nodes.per_node; ++micro_step) {
+                    const int64_t rank = run.world->rank() * nodes.per_node + micro_step;
                     auto [ids, targets] = small_batch(step * nodes.ranks() + rank);
                     auto [x, y] = run.session->begin(ids, targets);
                     run.session->backward(run.model->loss(x, y));
@@ -87,9 +87,9 @@ TEST_CASE("over nodes, gradients are added inside them first, in rank order, and
 TEST_CASE("over nodes, values travel inside them and sums of parts between them", "[shards][nodes]") {
   const auto optimizers = shared_optimizers();
   for (const Nodes nodes : {Nodes{2, 2}, {2, 3}, {4, 1}, {1, 4}}) {
-    CAPTURE(nodes.nodes, nodes.mates);
+    CAPTURE(nodes.nodes, nodes.per_node);
     Runs runs = runs_of(optimizers.front(), {}, nodes.ranks(), sharded(Sharded::gradients, ShardGroup::node),
-                        nodes.mates);
+                        nodes.per_node);
     constexpr int64_t kSteps = 2;
     for (int64_t step = 0; step < kSteps; ++step) REQUIRE(step_all(runs) == "");
     const auto bytes = [&](const std::string& group, const std::string& operation) {
@@ -107,11 +107,11 @@ TEST_CASE("over nodes, values travel inside them and sums of parts between them"
       for (const std::string& name : names) {
         counts.push_back(runs[0]->model->named_parameters()[name].numel());
       }
-      part += ShardLayout(counts, nodes.mates).part_elements() * 4;
+      part += ShardLayout(counts, nodes.per_node).part_elements() * 4;
     }
-    const int64_t norms = kSteps * norm_bytes(*runs[0], nodes.mates);  // finite_check
-    CHECK(bytes("node", "reduce_scatter") == kSteps * (nodes.mates - 1) * part);
-    CHECK(bytes("node", "all_gather") == kSteps * (nodes.mates - 1) * part + norms);
+    const int64_t norms = kSteps * norm_bytes(*runs[0], nodes.per_node);  // finite_check
+    CHECK(bytes("node", "reduce_scatter") == kSteps * (nodes.per_node - 1) * part);
+    CHECK(bytes("node", "all_gather") == kSteps * (nodes.per_node - 1) * part + norms);
     CHECK(bytes("between nodes", "all_reduce") == kSteps * 2 * (nodes.nodes - 1) * part / nodes.nodes);
     CHECK(bytes("", "reduce_scatter") + bytes("", "all_gather") + bytes("", "all_reduce") == 0);
   }
@@ -138,14 +138,14 @@ TEST_CASE("checkpoints of runs over nodes are those of any other", "[shards][nod
           if (kind.nodes.ranks() > 1) way(run);
           run.session->use(Checkpoints(CheckpointsOptions(folder).every(3).synchronous(true)));
         },
-        kind.nodes.mates);
+        kind.nodes.per_node);
   };
   for (const Kind& from : kinds) {
     const TemporaryFolder folder;
     Runs saved = runs_in(from, folder.path());
     for (int step = 0; step < 3; ++step) REQUIRE(step_all(saved) == "");
     for (const Kind& to : kinds) {
-      CAPTURE(from.nodes.nodes, from.nodes.mates, to.nodes.nodes, to.nodes.mates, to.is_sharded);
+      CAPTURE(from.nodes.nodes, from.nodes.per_node, to.nodes.nodes, to.nodes.per_node, to.is_sharded);
       Runs resumed = runs_in(to, folder.path());
       const CapturedStderr quiet;
       REQUIRE(on_all(resumed, [](SmallRun& run) {

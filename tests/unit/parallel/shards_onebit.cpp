@@ -15,21 +15,21 @@ namespace pacer::testing::shards_onebit {
 TEMPLATE_TEST_CASE("ranks of a node that share a 1-bit optimizer have the bits of those that do not",
                    "[shards][nodes][onebit_adam][onebit_lamb]", OneBitAdam, OneBitLamb) {
   using O = TestType;
-  for (const auto& [nodes, mates] : {std::pair{2, 2}, {3, 2}, {2, 3}, {2, 1}, {1, 2}}) {
+  for (const auto& [nodes, per_node] : {std::pair{2, 2}, {3, 2}, {2, 3}, {2, 1}, {1, 2}}) {
     for (const bool blocks : {false, true}) {
-      CAPTURE(nodes, mates, blocks);
+      CAPTURE(nodes, per_node, blocks);
       auto options = options_of<O>();
       if constexpr (std::is_same_v<O, OneBitAdam>) options.refresh_variance_every(5);
       const Uses clipping = [](Session& session, DictatedBlocks&) { session.use(GradientClipping(0.5)); };
-      Run<O> wanted(nodes, mates, options, both(whole(), clipping));
-      Run<O> found(nodes, mates, options, both(sharded(blocks), clipping));
+      Run<O> wanted(nodes, per_node, options, both(whole(), clipping));
+      Run<O> found(nodes, per_node, options, both(sharded(blocks), clipping));
       REQUIRE(run_beside(wanted, found, 0, 14) == "");
       REQUIRE(found.ranks.optimizers[0]->phase() == OneBitPhase::compressed);
       REQUIRE(found.ranks.optimizers[0]->skipped_steps() == 1);
       // Of the largest part, in the steps after the freeze that were not skipped or refreshed.
-      const int64_t bits = 8 * mates * found.ranks.optimizers[0]->bytes_sent();
+      const int64_t bits = 8 * per_node * found.ranks.optimizers[0]->bytes_sent();
       CHECK((nodes == 1 || bits > 0));
-      CHECK(bits <= 8 * mates * wanted.ranks.optimizers[0]->bytes_sent());
+      CHECK(bits <= 8 * per_node * wanted.ranks.optimizers[0]->bytes_sent());
     }
   }
 }
@@ -60,11 +60,11 @@ TEMPLATE_TEST_CASE("so they have with 16-bit parameters, micro-steps and a freez
   using O = TestType;
   for (const bool blocks : {false, true}) {
     CAPTURE(blocks);
-    for (const auto& [nodes, mates] : {std::pair{2, 2}, {2, 1}, {1, 2}}) {
+    for (const auto& [nodes, per_node] : {std::pair{2, 2}, {2, 1}, {1, 2}}) {
       for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
-        CAPTURE(nodes, mates, dtype);
-        Run<O> wanted(nodes, mates, options_of<O>(), whole(), dtype);
-        Run<O> found(nodes, mates, options_of<O>(), sharded(blocks), dtype);
+        CAPTURE(nodes, per_node, dtype);
+        Run<O> wanted(nodes, per_node, options_of<O>(), whole(), dtype);
+        Run<O> found(nodes, per_node, options_of<O>(), sharded(blocks), dtype);
         REQUIRE(run_beside(wanted, found, 0, 8) == "");
       }
     }

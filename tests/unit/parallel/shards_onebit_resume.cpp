@@ -22,17 +22,17 @@ TEMPLATE_TEST_CASE("checkpoints of a shared 1-bit optimizer go on exactly, and a
       REQUIRE(run_beside(wanted, again, 7, 9) == "");
     }
     // Errors are joined where ranks have other parts; then both forms of a checkpoint are worth the same.
-    for (const auto& [nodes, mates] :
+    for (const auto& [nodes, per_node] :
          {std::pair{2, 2}, {2, 1}, {1, 1}, {1, 2}, {3, 2}, {2, 4}, {4, 1}, {1, 4}}) {
       for (const int kind : {0, 1, 2}) {
-        if (kind > 0 && nodes * mates == 1) continue;
-        CAPTURE(nodes, mates, kind);
+        if (kind > 0 && nodes * per_node == 1) continue;
+        CAPTURE(nodes, per_node, kind);
         const Uses use = kind == 0 ? whole() : sharded(kind == 2);
-        Run<O> from_whole(nodes, mates, options, both(use, saving(a, 100)));
-        Run<O> from_parts(nodes, mates, options, both(use, saving(b, 100)));
+        Run<O> from_whole(nodes, per_node, options, both(use, saving(a, 100)));
+        Run<O> from_parts(nodes, per_node, options, both(use, saving(b, 100)));
         REQUIRE(from_whole.resume() == "");
         REQUIRE(from_parts.resume() == "");
-        if (nodes == 2 && mates == 2) continue;  // exactly, or joined
+        if (nodes == 2 && per_node == 2) continue;  // exactly, or joined
         const auto one = from_whole.errors(), other = from_parts.errors();
         for (size_t rank = 0; rank < one.size(); ++rank)
           REQUIRE(differing_name(one[rank], other[rank]) == "");
@@ -66,21 +66,21 @@ TEST_CASE("1-bit checkpoints from before the freeze and of nodes that exchanged 
           "[shards][nodes][onebit_adam][resume]") {
   const auto options = options_of<Adam>().compress_alone(false);
   struct From {
-    int nodes, mates;
+    int nodes, per_node;
     int64_t steps;
   };
   for (const From from : {From{2, 2, 2}, {1, 4, 7}}) {
     for (const bool shares : {false, true}) {
       const TemporaryFolder folder;
-      Run<Adam> saved(from.nodes, from.mates, options,
+      Run<Adam> saved(from.nodes, from.per_node, options,
                       both(shares ? sharded(true) : whole(), saving(folder, from.steps)));
       int64_t steps = from.steps;
-      for (const auto& [nodes, mates] : {std::pair{1, 4}, {2, 2}, {4, 1}, {2, 1}, {3, 2}, {1, 1}}) {
+      for (const auto& [nodes, per_node] : {std::pair{1, 4}, {2, 2}, {4, 1}, {2, 1}, {3, 2}, {1, 1}}) {
         for (const int kind : {0, 1, 2}) {
-          CAPTURE(from.nodes, shares, nodes, mates, kind);
-          if (kind > 0 && nodes * mates == 1) continue;
+          CAPTURE(from.nodes, shares, nodes, per_node, kind);
+          if (kind > 0 && nodes * per_node == 1) continue;
           const Uses use = kind == 0 ? whole() : sharded(kind == 2);
-          Run<Adam> next(nodes, mates, options, both(use, saving(folder, 100)));
+          Run<Adam> next(nodes, per_node, options, both(use, saving(folder, 100)));
           REQUIRE(resumed(saved, std::exchange(steps, 0), next) == "");
         }
       }
