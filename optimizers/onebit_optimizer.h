@@ -133,10 +133,10 @@ class OneBitOptimizer : public FusedOptimizer {
   void fill_missing();
   void update_bucketer();
   // Runs what cannot be undone. Where it throws, every later step and export does, until a state is loaded.
-  void to_the_end(const std::function<void()>& f);
+  void mark_failed_if_throws(const std::function<void()>& f);
   void require_intact() const;
   // Throws unless the optimizer is intact, all gradients were finite and none of its momentum is on its way.
-  void require_at_rest() const;
+  void require_nothing_in_flight() const;
   void agree();
   bool start_ahead(size_t turn);
   bool has_started() const;

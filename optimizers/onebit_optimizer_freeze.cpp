@@ -48,7 +48,7 @@ void OneBitOptimizer::require_intact() const {
                  "), and what its state is worth is unknown; load a checkpoint");
 }
 
-void OneBitOptimizer::to_the_end(const std::function<void()>& f) {
+void OneBitOptimizer::mark_failed_if_throws(const std::function<void()>& f) {
   try {
     f();
   } catch (const std::exception& error) {
@@ -59,7 +59,7 @@ void OneBitOptimizer::to_the_end(const std::function<void()>& f) {
 
 bool OneBitOptimizer::enqueue() {
   bool applied = false;
-  to_the_end([&] {
+  mark_failed_if_throws([&] {
     require_finite();
     applied = FusedOptimizer::enqueue();
     require_applied(applied || !has_started());
@@ -71,7 +71,7 @@ bool OneBitOptimizer::enqueue() {
 }
 
 void OneBitOptimizer::conclude(bool applied) {
-  to_the_end([&] {
+  mark_failed_if_throws([&] {
     ++attempts_;
     FusedOptimizer::conclude(applied);
     if (kind_ == detail::OneBitKind::warm_up) consider_freeze();

@@ -16,7 +16,7 @@ namespace pacer {
 
 bool OneBitOptimizer::has_started() const { return overlap_ != nullptr && overlap_->has_started(); }
 
-void OneBitOptimizer::require_at_rest() const {
+void OneBitOptimizer::require_nothing_in_flight() const {
   require_intact();
   require<Error>(
       !has_started(), name(),
@@ -50,7 +50,7 @@ void OneBitOptimizer::agree() {
 void OneBitOptimizer::begin_backward(const ComingInputs& inputs) {
   const bool is_half_way = has_started();
   if (overlap_) overlap_->end();
-  to_the_end([&] {
+  mark_failed_if_throws([&] {
     require<Error>(
         !is_half_way, name(),
         ": a backward failed, or no step followed it, after momentum had left for the other ranks");
@@ -70,9 +70,9 @@ void OneBitOptimizer::begin_backward(const ComingInputs& inputs) {
       if (entries.size() == compressed_->tensors()) continue;
       entries.push_back({parameter.name, parameter.tensor, compressed_->turn_of(entries.size())});
     }
-    overlap_ = detail::OneBitOverlap::on(std::move(entries),
-                                         {[this](size_t turn) { return start_ahead(turn); },
-                                          [this] { to_the_end([this] { compressed_->serve_ahead(); }); }});
+    overlap_ = detail::OneBitOverlap::on(
+        std::move(entries), {[this](size_t turn) { return start_ahead(turn); },
+                             [this] { mark_failed_if_throws([this] { compressed_->serve_ahead(); }); }});
   }
   overlap_->begin();
 }
@@ -89,7 +89,7 @@ bool OneBitOptimizer::start_ahead(size_t turn) {
   const double local_weight = this->local_weight(*ahead_);
   const auto* scalars = engine().prepare_ahead(ahead_->average, local_weight, first, end);
   if (scalars == nullptr) return false;
-  to_the_end([&] {
+  mark_failed_if_throws([&] {
     compressed_->start_ahead(
         turn, {detail::OneBitKind::compressed, local_weight, attempts_, onebit_->refresh_variance_every},
         scalars, guard);
@@ -99,7 +99,7 @@ bool OneBitOptimizer::start_ahead(size_t turn) {
 
 void OneBitOptimizer::require_as_started(const StepInputs& inputs) {
   if (!has_started()) return;
-  to_the_end([&] {
+  mark_failed_if_throws([&] {
     overlap_->check_unchanged();
     require<Error>(
         inputs.average == ahead_->average && inputs.local_weight == ahead_->local_weight &&

@@ -61,7 +61,7 @@ std::unique_ptr<detail::CompressedParameters> OneBitOptimizer::make_compressed(
 }
 
 NamedTensors OneBitOptimizer::export_state() const {
-  require_at_rest();
+  require_nothing_in_flight();
   NamedTensors state = FusedOptimizer::export_state();
   state[kAttempts] = number_tensor(attempts_);
   state[kFrozenAt] = number_tensor(frozen_at_.value_or(-1));
@@ -74,7 +74,7 @@ NamedTensors OneBitOptimizer::export_state() const {
 }
 
 NamedTensors OneBitOptimizer::export_rank_state() const {
-  require_at_rest();
+  require_nothing_in_flight();
   NamedTensors state;
   if (!compressed_) return state;
   compressed_->export_errors(state);
@@ -264,7 +264,8 @@ SessionOptimizer::PreparedImport OneBitOptimizer::prepare_import(const NamedTens
     reduced_.clear();  // what is compressed may be other parameters
     failure_.clear();
     announce_phase();
-    if (compressed_ && shard_ranks_) to_the_end([this] { compressed_->set_floors(); });  // they are all here
+    if (compressed_ && shard_ranks_)
+      mark_failed_if_throws([this] { compressed_->set_floors(); });  // they are all here
   };
 }
 
