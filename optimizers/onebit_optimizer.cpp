@@ -8,7 +8,7 @@
 #include <pacer/collectives/communicator.h>
 #include <pacer/collectives/gradient_bucketer.h>
 #include <pacer/core/error.h>
-#include <pacer/device/detail/late_tensor.h>
+#include <pacer/device/detail/host_copy.h>
 #include <pacer/optimizers/detail/compressed_parameters.h>
 #include <pacer/optimizers/detail/freeze_rule.h>
 #include <pacer/optimizers/detail/onebit_overlap.h>

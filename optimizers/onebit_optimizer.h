@@ -20,7 +20,7 @@ class GradientBucketer;
 namespace detail {
 class CompressedParameters;
 class FreezeRule;
-class LateTensor;
+class HostCopy;
 class OneBitOverlap;
 class OneBitRoute;
 class StepAgreement;
@@ -156,7 +156,7 @@ class OneBitOptimizer : public FusedOptimizer {
   std::shared_ptr<detail::OneBitOverlap> overlap_;  // null until the first backward that it takes part in
   ComingInputs coming_;                             // in that backward
   std::optional<StepInputs> ahead_;                 // with which buckets have started
-  std::unique_ptr<detail::LateTensor> late_check_;  // of the last step, if it had begun in backward
+  std::unique_ptr<detail::HostCopy> check_copy_;    // of the last step, if it had begun in backward
   std::unique_ptr<GradientBucketer> bucketer_;      // for step() without a Session
   std::vector<torch::Tensor> reduced_;              // what the bucketer was made for
   std::shared_ptr<GradientGuard> own_guard_, guard_;

@@ -12,7 +12,7 @@
 #include <pacer/collectives/gradient_bucketer.h>
 #include <pacer/core/error.h>
 #include <pacer/device/detail/failure_text.h>
-#include <pacer/device/detail/late_tensor.h>
+#include <pacer/device/detail/host_copy.h>
 #include <pacer/optimizers/detail/compressed_parameters.h>
 #include <pacer/optimizers/detail/freeze_rule.h>
 #include <pacer/optimizers/detail/onebit_overlap.h>
@@ -64,7 +64,8 @@ bool OneBitOptimizer::enqueue() {
     applied = FusedOptimizer::enqueue();
     require_applied(applied || !has_started());
     // Only the device knows yet.
-    late_check_ = has_started() && guard_->device().is_cuda() ? detail::read_late(guard_->memory()) : nullptr;
+    check_copy_ =
+        has_started() && guard_->device().is_cuda() ? detail::start_host_copy(guard_->memory()) : nullptr;
     if (overlap_) overlap_->end();
   });
   return applied;

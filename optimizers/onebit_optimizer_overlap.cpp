@@ -6,7 +6,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <pacer/core/error.h>
-#include <pacer/device/detail/late_tensor.h>
+#include <pacer/device/detail/host_copy.h>
 #include <pacer/optimizers/detail/onebit_overlap.h>
 #include <pacer/optimizers/detail/onebit_settings.h>
 #include <pacer/optimizers/detail/step_engine.h>
@@ -27,10 +27,10 @@ void OneBitOptimizer::require_nothing_in_flight() const {
 
 // What is known of the last step that had begun in backward; waits for a GPU.
 void OneBitOptimizer::require_finite() const {
-  if (!late_check_) return;
-  late_check_->wait();
+  if (!check_copy_) return;
+  check_copy_->wait();
   kernels::GradientCheck check;
-  std::memcpy(&check, late_check_->value().const_data_ptr(), sizeof check);
+  std::memcpy(&check, check_copy_->value().const_data_ptr(), sizeof check);
   require_applied(check.non_finite == 0);
 }
 

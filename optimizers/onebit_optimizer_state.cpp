@@ -9,7 +9,7 @@
 #include <pacer/collectives/communicator.h>
 #include <pacer/collectives/gradient_bucketer.h>
 #include <pacer/core/error.h>
-#include <pacer/device/detail/late_tensor.h>
+#include <pacer/device/detail/host_copy.h>
 #include <pacer/optimizers/detail/freeze_rule.h>
 #include <pacer/optimizers/detail/onebit_errors.h>
 #include <pacer/optimizers/detail/onebit_overlap.h>
@@ -254,7 +254,7 @@ SessionOptimizer::PreparedImport OneBitOptimizer::prepare_import(const NamedTens
     engine().compress_with(ready->compressed.get());
     compressed_ = std::move(ready->compressed);
     overlap_.reset();
-    late_check_.reset();
+    check_copy_.reset();
     rule_ = std::move(ready->rule);
     *onebit_ = std::move(ready->onebit);
     attempts_ = attempts;

@@ -153,7 +153,7 @@ void OneBitExchange::set_errors(const at::Tensor& worker, const at::Tensor& serv
   worker_.scales.zero_();
   server_.scales.zero_();
   if (status_.defined()) status_.zero_();
-  late_.reset();
+  status_copy_.reset();
   latest_status_.reset();
   failure_.clear();
 }

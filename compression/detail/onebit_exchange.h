@@ -17,7 +17,7 @@
 #include <pacer/compression/compressed_all_reduce.h>
 #include <pacer/compression/detail/onebit_route.h>
 #include <pacer/device/detail/device_buffer.h>
-#include <pacer/device/detail/late_tensor.h>
+#include <pacer/device/detail/host_copy.h>
 #include <pacer/kernels/onebit.h>
 
 namespace pacer::detail {
@@ -141,7 +141,7 @@ class OneBitExchange {
   DeviceBuffer<int64_t> ends_;
   at::Tensor status_;  // CUDA: a kernels::OneBitStatus
   at::Tensor former_status_;
-  std::unique_ptr<LateTensor> late_;                    // a copy of it on its way to the host
+  std::unique_ptr<HostCopy> status_copy_;               // a copy of it on its way to the host
   std::optional<kernels::OneBitStatus> latest_status_;  // that has arrived
   bool mean_was_forgotten_ = false;
   OneBitTransfer transfer_;                        // between the parts of a run

@@ -86,7 +86,7 @@ void OneBitExchange::finish_on_cuda() {
   bytes_sent_ += route_.bytes_sent(stride_);
   mean_was_forgotten_ = false;
   latest_status();
-  if (late_ == nullptr) late_ = read_late(status_);
+  if (status_copy_ == nullptr) status_copy_ = start_host_copy(status_);
 }
 
 void OneBitExchange::forget_mean(const kernels::GradientCheck* check) {
@@ -96,9 +96,9 @@ void OneBitExchange::forget_mean(const kernels::GradientCheck* check) {
 
 // The last copy that arrived; none before. Never waits.
 std::optional<kernels::OneBitStatus> OneBitExchange::latest_status() {
-  if (late_ != nullptr && late_->arrived()) {
-    latest_status_ = status_in(late_->value());
-    late_.reset();
+  if (status_copy_ != nullptr && status_copy_->arrived()) {
+    latest_status_ = status_in(status_copy_->value());
+    status_copy_.reset();
   }
   return latest_status_;
 }

@@ -8,7 +8,7 @@
 #include <memory>
 #include <optional>
 
-#include <pacer/device/detail/late_tensor.h>
+#include <pacer/device/detail/host_copy.h>
 #include <pacer/metrics/detail/metrics_record.h>
 
 namespace pacer {
@@ -22,9 +22,9 @@ class MetricsQueue {
   // More than these are not held back: the oldest is waited for.
   static constexpr size_t kLongest = 64;
 
-  // How a tensor is brought to the host: read_late, or what a test puts in its place.
-  using Reader = std::function<std::unique_ptr<LateTensor>(const at::Tensor&)>;
-  explicit MetricsQueue(Reader reader = read_late);
+  // How a tensor is brought to the host: start_host_copy, or what a test puts in its place.
+  using Reader = std::function<std::unique_ptr<HostCopy>(const at::Tensor&)>;
+  explicit MetricsQueue(Reader reader = start_host_copy);
 
   // Takes all that the report holds, without waiting. Throws InvalidArgument, taking nothing, where a name is
   // empty or there twice.
@@ -41,8 +41,8 @@ class MetricsQueue {
 
  private:
   struct Pending {
-    MetricsRecord record;                         // the numbers of the hooks alone
-    std::unique_ptr<LateTensor> loss_sum, check;  // null where there is none
+    MetricsRecord record;                       // the numbers of the hooks alone
+    std::unique_ptr<HostCopy> loss_sum, check;  // null where there is none
     double loss_average = 1;
     std::optional<Speed> speed;
 

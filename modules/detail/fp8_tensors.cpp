@@ -216,7 +216,7 @@ void Fp8Tensors::learn_of_histories() {
     }
     counts_.reset();
   }
-  if (!counts_) counts_ = read_late(scales_.select(1, kCountWord).contiguous());
+  if (!counts_) counts_ = start_host_copy(scales_.select(1, kCountWord).contiguous());
 }
 
 std::map<std::string, at::Tensor> Fp8Tensors::state() const {

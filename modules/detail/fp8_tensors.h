@@ -13,7 +13,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/ArrayRef.h>
 
-#include <pacer/device/detail/late_tensor.h>
+#include <pacer/device/detail/host_copy.h>
 #include <pacer/kernels/fp8.h>
 #include <pacer/modules/detail/matrix.h>
 
@@ -88,7 +88,7 @@ class Fp8Tensors {
   // Those that the host knows to have a history, which need not be measured. Where it does not know yet, the
   // kernel that measures sees for itself, so that nothing depends on when it learns.
   std::vector<bool> has_history_;
-  std::unique_ptr<LateTensor> counts_;
+  std::unique_ptr<HostCopy> counts_;
   at::Tensor measurements_;
   int64_t used_measurements_ = 0;
 };

@@ -88,7 +88,7 @@ void SkippedStepsWatch::after_step(const SessionParts& parts) {
     look(check.skipped_steps);
   }
   if (!check_ && attempts_ - asked_at_ >= kAttemptsBetweenLooks) {
-    check_ = read_late(parts.guard_memory());
+    check_ = start_host_copy(parts.guard_memory());
     asked_at_ = attempts_;
   }
 }

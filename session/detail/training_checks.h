@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include <pacer/device/detail/late_tensor.h>
+#include <pacer/device/detail/host_copy.h>
 #include <pacer/hooks/once_on_first_rank.h>
 #include <pacer/hooks/session_parts.h>
 
@@ -35,7 +35,7 @@ class SkippedStepsWatch {
  private:
   void look(int64_t skipped);
 
-  std::unique_ptr<LateTensor> check_;  // on its way to the host
+  std::unique_ptr<HostCopy> check_;  // on its way to the host
   int64_t attempts_ = 0;
   int64_t asked_at_ = 0;                          // attempts, when check_ was read
   int64_t last_attempts_ = 0, last_skipped_ = 0;  // of the look before

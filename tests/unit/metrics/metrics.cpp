@@ -18,13 +18,13 @@ namespace {
 using Catch::Approx;
 
 // Arrives when it is told to.
-class SlowTensor final : public detail::LateTensor {
+class SlowTensor final : public detail::HostCopy {
  public:
   struct Switch {
     bool arrived = false;
     int64_t waits = 0;
   };
-  SlowTensor(const Tensor& tensor, Switch& state) : LateTensor(tensor.clone()), state_(&state) {}
+  SlowTensor(const Tensor& tensor, Switch& state) : HostCopy(tensor.clone()), state_(&state) {}
   bool arrived() const override { return state_->arrived; }
   void wait() const override { ++state_->waits; }
 

@@ -8,9 +8,9 @@
 
 namespace pacer::detail {
 
-class LateTensor {
+class HostCopy {
  public:
-  virtual ~LateTensor() = default;
+  virtual ~HostCopy() = default;
 
   // Neither waits nor lets anything wait.
   virtual bool arrived() const = 0;
@@ -19,7 +19,7 @@ class LateTensor {
   const at::Tensor& value() const { return value_; }
 
  protected:
-  explicit LateTensor(at::Tensor value) : value_(std::move(value)) {}
+  explicit HostCopy(at::Tensor value) : value_(std::move(value)) {}
 
  private:
   at::Tensor value_;
@@ -27,6 +27,6 @@ class LateTensor {
 
 // From a GPU: enqueues the copy on the current stream and does not wait for it; what is enqueued on that
 // stream afterwards may overwrite the tensor. From the CPU: what the tensor holds now.
-std::unique_ptr<LateTensor> read_late(const at::Tensor& tensor);
+std::unique_ptr<HostCopy> start_host_copy(const at::Tensor& tensor);
 
 }  // namespace pacer::detail

@@ -1,4 +1,4 @@
-#include <pacer/device/detail/late_tensor.h>
+#include <pacer/device/detail/host_copy.h>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -9,19 +9,19 @@
 namespace pacer::detail {
 namespace {
 
-class HostTensor final : public LateTensor {
+class CopyOnHost final : public HostCopy {
  public:
-  explicit HostTensor(const at::Tensor& tensor) : LateTensor(tensor.detach().clone()) {}
+  explicit CopyOnHost(const at::Tensor& tensor) : HostCopy(tensor.detach().clone()) {}
   bool arrived() const override { return true; }
   void wait() const override {}
 };
 
 // A tensor in pinned memory, from LibTorch's cache of it: that hands out again only what no copy uses any
 // more, so the value may be dropped before it arrives.
-class GpuTensor final : public LateTensor {
+class CopyFromGpu final : public HostCopy {
  public:
-  explicit GpuTensor(const at::Tensor& tensor)
-      : LateTensor(at::empty(tensor.sizes(), tensor.options().device(at::kCPU).pinned_memory(true))),
+  explicit CopyFromGpu(const at::Tensor& tensor)
+      : HostCopy(at::empty(tensor.sizes(), tensor.options().device(at::kCPU).pinned_memory(true))),
         event_(tensor.device().type()) {
     const at::NoGradGuard no_grad;
     value().copy_(tensor, /*non_blocking=*/true);
@@ -36,10 +36,10 @@ class GpuTensor final : public LateTensor {
 
 }  // namespace
 
-std::unique_ptr<LateTensor> read_late(const at::Tensor& tensor) {
-  if (tensor.is_cpu()) return std::make_unique<HostTensor>(tensor);
+std::unique_ptr<HostCopy> start_host_copy(const at::Tensor& tensor) {
+  if (tensor.is_cpu()) return std::make_unique<CopyOnHost>(tensor);
   const c10::DeviceGuard guard(tensor.device());
-  return std::make_unique<GpuTensor>(tensor);
+  return std::make_unique<CopyFromGpu>(tensor);
 }
 
 }  // namespace pacer::detail
