@@ -11,7 +11,7 @@
 #include <pacer/checkpoints/detail/stop_signals.h>
 #include <pacer/checkpoints/detail/tensor_file.h>
 #include <pacer/checkpoints/detail/training_state.h>
-#include <pacer/collectives/detail/together.h>
+#include <pacer/collectives/detail/all_ranks_or_none.h>
 #include <pacer/core/error.h>
 #include <pacer/files/checkpoint_folder.h>
 #include <pacer/files/folder_lock.h>
@@ -135,7 +135,7 @@ void Checkpoints::check_frozen() {
 // does another run write there. The folder is made here, so that one that cannot be made is found now.
 void Checkpoints::check_folder() {
   if (folder_is_locked_) return;
-  together("start training", [&]() -> std::string {
+  on_all_ranks_or_none("start training", [&]() -> std::string {
     if (parts_->world().rank() != 0) return "";
     std::vector<CheckpointInfo> older;
     if (!folder_is_checked_) older = list_checkpoints(options_.folder());
@@ -178,9 +178,9 @@ void Checkpoints::finish(const Progress& progress) {
   folder_is_locked_ = false;
 }
 
-std::vector<std::string> Checkpoints::together(const char* action,
-                                               const std::function<std::string()>& f) const {
-  return detail::together(parts_->world(), options_.timeout(), action, f);
+std::vector<std::string> Checkpoints::on_all_ranks_or_none(const char* action,
+                                                           const std::function<std::string()>& f) const {
+  return detail::on_all_ranks_or_none(parts_->world(), options_.timeout(), action, f);
 }
 
 }  // namespace pacer

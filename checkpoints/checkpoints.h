@@ -124,7 +124,8 @@ class Checkpoints : public Hook {
   void begin_save();
   std::string complete_save();
   void say_what_stays(const detail::CheckpointSave& save);
-  std::vector<std::string> together(const char* action, const std::function<std::string()>& f) const;
+  std::vector<std::string> on_all_ranks_or_none(const char* action,
+                                                const std::function<std::string()>& f) const;
 
   CheckpointsOptions options_;
   SessionParts* parts_ = nullptr;

@@ -23,7 +23,7 @@ std::optional<int64_t> Checkpoints::load_newest() {
   if (world.world_size() > 1) StatusExchange(world, status).wait();
   complete_save();
   const std::string folder =
-      together("find a checkpoint", [&] {
+      on_all_ranks_or_none("find a checkpoint", [&] {
         return world.rank() == 0 ? detail::find_newest(options_.folder()) : std::string();
       }).front();
   folder_is_checked_ = folder_is_checked_ || !folder.empty();
@@ -46,9 +46,10 @@ std::optional<int64_t> Checkpoints::load_newest() {
       return std::string();
     };
   };
-  together("read the checkpoint", in_this_folder([&] { state = detail::read_state(*parts_, folder); }));
-  together("continue from the checkpoint",
-           in_this_folder([&] { import.emplace(*parts_, std::move(state)); }));
+  on_all_ranks_or_none("read the checkpoint",
+                       in_this_folder([&] { state = detail::read_state(*parts_, folder); }));
+  on_all_ranks_or_none("continue from the checkpoint",
+                       in_this_folder([&] { import.emplace(*parts_, std::move(state)); }));
   import->commit();
   saved_step_ = parts_->progress.step;
   if (world.rank() == 0) {

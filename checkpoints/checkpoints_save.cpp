@@ -54,7 +54,7 @@ void Checkpoints::begin_save() {
   check_folder();
   complete_save();
 
-  job.staging = together("begin a checkpoint", [&]() -> std::string {
+  job.staging = on_all_ranks_or_none("begin a checkpoint", [&]() -> std::string {
                   if (world.rank() != 0) return "";
                   lock_->check();
                   job.writer = std::make_unique<CheckpointWriter>(posix_file_system(), job.root, job.step);
@@ -64,7 +64,7 @@ void Checkpoints::begin_save() {
   const bool has_stages = parts_->replicas != nullptr;
   detail::TrainingState state;
   NamedTensors of_optimizer;
-  const std::vector<std::string> outlines = together("write its part of a checkpoint", [&] {
+  const std::vector<std::string> outlines = on_all_ranks_or_none("write its part of a checkpoint", [&] {
     check_frozen();
     state = detail::export_state(*parts_);
     of_optimizer = state.optimizer;
@@ -88,7 +88,7 @@ void Checkpoints::begin_save() {
                                         [&](const std::string& name) { return writers.model.at(name); });
   }
   detail::RankFiles files;
-  together("write its part of a checkpoint", [&] {
+  on_all_ranks_or_none("write its part of a checkpoint", [&] {
     files = detail::files_of_rank(std::move(state), writers, world);
     if (!options_.synchronous()) files = snapshot_->take(files);
     world.check();  // what is written is what training computed, not the remains of a broken exchange
@@ -109,7 +109,7 @@ std::string Checkpoints::complete_save() {
   if (saving_) {
     const auto save = std::move(saving_);
     try {
-      together("write its part of a checkpoint", [&] {
+      on_all_ranks_or_none("write its part of a checkpoint", [&] {
         save->wait_until_written();
         return std::string();
       });
@@ -117,7 +117,7 @@ std::string Checkpoints::complete_save() {
       save->give_up();
       throw;
     }
-    saved_folder_ = together("complete a checkpoint", [&] { return save->wait(); }).front();
+    saved_folder_ = on_all_ranks_or_none("complete a checkpoint", [&] { return save->wait(); }).front();
     saved_step_ = save->step();
     if (save->is_finite()) {
       warns_of_not_finite_.renew();

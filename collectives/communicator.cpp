@@ -11,7 +11,7 @@
 #include <pacer/collectives/detail/communicator_state.h>
 #include <pacer/collectives/detail/connect.h>
 #include <pacer/collectives/detail/in_process_transport.h>
-#include <pacer/collectives/detail/member.h>
+#include <pacer/collectives/detail/process_identity.h>
 #include <pacer/collectives/launch_environment.h>
 #include <pacer/core/error.h>
 #include <pacer/core/version.h>
@@ -29,15 +29,16 @@ void check_options(const CommunicatorOptions& options, int world_size) {
           ranks_per_node, " each; set ranks_per_node to a divisor");
 }
 
-std::shared_ptr<Communicator> meet(const detail::Meeting& meeting, const CommunicatorOptions& options) {
-  check_options(options, meeting.world_size);
-  require(meeting.world_size >= 1, "a world needs at least 1 rank, not ", meeting.world_size);
-  require(meeting.rank >= 0 && meeting.rank < meeting.world_size, "rank ", meeting.rank,
-          " does not exist in a world of ", meeting.world_size);
-  if (meeting.world_size == 1) {
+std::shared_ptr<Communicator> meet(const detail::RendezvousSettings& settings,
+                                   const CommunicatorOptions& options) {
+  check_options(options, settings.world_size);
+  require(settings.world_size >= 1, "a world needs at least 1 rank, not ", settings.world_size);
+  require(settings.rank >= 0 && settings.rank < settings.world_size, "rank ", settings.rank,
+          " does not exist in a world of ", settings.world_size);
+  if (settings.world_size == 1) {
     return std::make_shared<Communicator>(detail::connect_one(options), CommunicatorOptions());
   }
-  auto world = std::make_shared<Communicator>(detail::connect(meeting, options), options);
+  auto world = std::make_shared<Communicator>(detail::connect(settings, options), options);
   if (world->rank() == 0) {
     std::fprintf(stderr, "pacer %s: %d processes joined by %s, LibTorch %s\n", version(), world->world_size(),
                  world->backend_name().c_str(), TORCH_VERSION);
@@ -49,38 +50,38 @@ std::shared_ptr<Communicator> meet(const detail::Meeting& meeting, const Communi
 
 std::shared_ptr<Communicator> Communicator::from_environment(const CommunicatorOptions& options) {
   const LaunchEnvironment launch = read_launch_environment();
-  detail::Meeting meeting;
-  meeting.rank = launch.rank;
-  meeting.world_size = launch.world_size;
-  meeting.local_rank = launch.local_rank;
-  meeting.local_size = launch.local_size;
-  meeting.host = launch.host;
-  meeting.port = launch.port;
-  meeting.store_is_hosted = launch.store_is_hosted;
-  if (launch.host.empty() && launch.world_size > 1) meeting.file = detail::rendezvous_file(launch.job);
-  return meet(meeting, options);
+  detail::RendezvousSettings settings;
+  settings.rank = launch.rank;
+  settings.world_size = launch.world_size;
+  settings.local_rank = launch.local_rank;
+  settings.local_size = launch.local_size;
+  settings.host = launch.host;
+  settings.port = launch.port;
+  settings.store_is_hosted = launch.store_is_hosted;
+  if (launch.host.empty() && launch.world_size > 1) settings.file = detail::rendezvous_file(launch.job);
+  return meet(settings, options);
 }
 
 std::shared_ptr<Communicator> Communicator::from_file(const std::string& path, int rank, int world_size,
                                                       const CommunicatorOptions& options) {
   require(!path.empty(), "Communicator::from_file needs the path of a file; it is empty");
-  detail::Meeting meeting;
-  meeting.rank = meeting.local_rank = rank;
-  meeting.world_size = meeting.local_size = world_size;
-  meeting.file = path;
-  return meet(meeting, options);
+  detail::RendezvousSettings settings;
+  settings.rank = settings.local_rank = rank;
+  settings.world_size = settings.local_size = world_size;
+  settings.file = path;
+  return meet(settings, options);
 }
 
 std::shared_ptr<Communicator> Communicator::from_address(const std::string& host, int port, int rank,
                                                          int world_size, const CommunicatorOptions& options) {
   require(!host.empty(), "Communicator::from_address needs a host; it is empty");
   require(port > 0 && port < 65536, "Communicator::from_address needs a port in 1 ... 65535, not ", port);
-  detail::Meeting meeting;
-  meeting.rank = meeting.local_rank = rank;
-  meeting.world_size = meeting.local_size = world_size;
-  meeting.host = host;
-  meeting.port = port;
-  return meet(meeting, options);
+  detail::RendezvousSettings settings;
+  settings.rank = settings.local_rank = rank;
+  settings.world_size = settings.local_size = world_size;
+  settings.host = host;
+  settings.port = port;
+  return meet(settings, options);
 }
 
 std::shared_ptr<Communicator> Communicator::alone(at::Device device) {
@@ -106,7 +107,7 @@ namespace {
 
 std::shared_ptr<detail::CommunicatorState> make_state(detail::Connection connection,
                                                       CommunicatorOptions options) {
-  const auto world = std::make_shared<detail::World>(connection.roster, connection.rank,
+  const auto world = std::make_shared<detail::World>(connection.rank_health, connection.rank,
                                                      connection.world_size, connection.joins_processes);
   if (connection.ranks_per_node > 0) connection.node = connection.rank / connection.ranks_per_node;
   std::vector<int> ranks = detail::all_ranks(connection.world_size);

@@ -12,7 +12,7 @@
 
 #include <c10/util/Exception.h>
 
-#include <pacer/collectives/detail/together.h>
+#include <pacer/collectives/detail/all_ranks_or_none.h>
 #include <pacer/core/error.h>
 #include <pacer/files/file_system.h>
 #include <pacer/files/folder_lock.h>
@@ -128,14 +128,15 @@ void Metrics::attach(SessionParts& parts) {
 }
 
 void Metrics::start(const Progress& progress) {
-  detail::together(parts_->world(), std::chrono::minutes(30), "start training", [&]() -> std::string {
-    if (!state_) return "";
-    detail::MetricsFiles::check(options_, progress.step);
-    if (!lock_)
-      lock_ =
-          std::make_unique<FolderLock>(options_.folder(), "metrics", FolderLock::resuming(progress.step > 0));
-    return "";
-  });
+  detail::on_all_ranks_or_none(parts_->world(), std::chrono::minutes(30), "start training",
+                               [&]() -> std::string {
+                                 if (!state_) return "";
+                                 detail::MetricsFiles::check(options_, progress.step);
+                                 if (!lock_)
+                                   lock_ = std::make_unique<FolderLock>(
+                                       options_.folder(), "metrics", FolderLock::resuming(progress.step > 0));
+                                 return "";
+                               });
 }
 
 void Metrics::open(const Progress& progress) {

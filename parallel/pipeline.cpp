@@ -1,6 +1,6 @@
 #include <pacer/parallel/pipeline.h>
 
-#include <pacer/collectives/detail/together.h>
+#include <pacer/collectives/detail/all_ranks_or_none.h>
 #include <pacer/parallel/detail/pipeline_hook.h>
 #include <pacer/parallel/detail/pipeline_run.h>
 

@@ -16,7 +16,7 @@
 #include <pacer/checkpoints/detail/checkpoint_save.h>
 #include <pacer/checkpoints/detail/tensor_file.h>
 #include <pacer/collectives/agreement.h>
-#include <pacer/collectives/detail/together.h>
+#include <pacer/collectives/detail/all_ranks_or_none.h>
 #include <pacer/core/error.h>
 #include <pacer/core/version.h>
 #include <pacer/files/checkpoint_folder.h>
@@ -39,10 +39,11 @@ std::shared_ptr<Communicator> world_of(const Ranks& ranks) {
 // What this rank did, an answer or a failure, and the answers of all ranks; throws on all where one failed.
 std::vector<std::string> agree(const Ranks& ranks, const std::string& action, const std::string& answer,
                                const std::string& failure) {
-  return detail::together(*world_of(ranks), CheckpointsOptions("").timeout(), action.c_str(), [&] {
-    require(failure.empty(), failure);
-    return answer;
-  });
+  return detail::on_all_ranks_or_none(*world_of(ranks), CheckpointsOptions("").timeout(), action.c_str(),
+                                      [&] {
+                                        require(failure.empty(), failure);
+                                        return answer;
+                                      });
 }
 
 // All ranks call it; each writes its part, as with a Session. `parameters` are the names of those tensors of
@@ -71,10 +72,10 @@ std::tuple<std::string, bool> save_checkpoint(const std::string& root, int64_t s
   job.must_be_finite = [names = std::unordered_set<std::string>(parameters.begin(), parameters.end())](
                            const std::string& name) { return names.count(name) != 0; };
   std::unique_ptr<FolderLock> lock;  // of rank 0, until the old checkpoints are removed
-  const auto together = [&, timeout = job.timeout](const char* action, const auto& f) {
-    return detail::together(*world, timeout, action, f);
+  const auto on_all_ranks_or_none = [&, timeout = job.timeout](const char* action, const auto& f) {
+    return detail::on_all_ranks_or_none(*world, timeout, action, f);
   };
-  job.staging = together("begin a checkpoint", [&]() -> std::string {
+  job.staging = on_all_ranks_or_none("begin a checkpoint", [&]() -> std::string {
                   if (world->rank() != 0) return "";
                   make_folders(posix_file_system(), root);
                   lock = std::make_unique<FolderLock>(root, "checkpoints");
@@ -82,8 +83,8 @@ std::tuple<std::string, bool> save_checkpoint(const std::string& root, int64_t s
                   return job.writer->staging();
                 }).front();
   detail::TrainingState state{from_dict(model), from_dict(optimizer), from_dict(errors), from_dict(session)};
-  const std::vector<std::string> outlines =
-      together("write its part of a checkpoint", [&] { return detail::outline_of(state.optimizer); });
+  const std::vector<std::string> outlines = on_all_ranks_or_none(
+      "write its part of a checkpoint", [&] { return detail::outline_of(state.optimizer); });
   for (size_t rank = 1; rank < outlines.size(); ++rank) {
     require(outlines[rank] == outlines[0], "the optimizer of rank ", rank,
             " has state of other names, dtypes or shapes than that of rank 0, so that no checkpoint can hold "
@@ -93,7 +94,7 @@ std::tuple<std::string, bool> save_checkpoint(const std::string& root, int64_t s
   detail::CheckpointSave save(std::move(job));
   save.write_here(detail::files_of_rank(std::move(state), writers, *world), [&] { world->check(); });
   try {
-    together("write its part of a checkpoint", [&] {
+    on_all_ranks_or_none("write its part of a checkpoint", [&] {
       save.wait_until_written();
       return std::string();
     });
@@ -101,7 +102,8 @@ std::tuple<std::string, bool> save_checkpoint(const std::string& root, int64_t s
     save.give_up();
     throw;
   }
-  const std::string folder = together("complete a checkpoint", [&] { return save.wait(); }).front();
+  const std::string folder =
+      on_all_ranks_or_none("complete a checkpoint", [&] { return save.wait(); }).front();
   for (const RemovalFailure& failure : save.not_removed()) {
     std::fprintf(stderr, "pacer: %s\n", failure.reason.c_str());
   }

@@ -15,7 +15,7 @@
 #include <pacer/checkpoints/detail/merged_weights.h>
 #include <pacer/checkpoints/detail/tensor_file.h>
 #include <pacer/checkpoints/detail/training_state.h>
-#include <pacer/collectives/detail/together.h>
+#include <pacer/collectives/detail/all_ranks_or_none.h>
 #include <pacer/core/error.h>
 #include <pacer/files/detail/replaced_file.h>
 #include <pacer/files/file_system.h>
@@ -93,13 +93,16 @@ void SaveBest::start(const Progress& progress) {
 void SaveBest::adopt_older(const Progress& progress) {
   const ValidationResult& validation = parts_->validation;
   std::string found =
-      detail::together(parts_->world(), std::chrono::minutes(30), "start training", [&]() -> std::string {
-        if (!parts_->is_first_rank()) return "";
-        if (!lock_)
-          lock_ = std::make_unique<FolderLock>(folder_, "best", FolderLock::resuming(progress.step > 0));
-        const std::optional<BestValue> best = best_in(path(), validation.name);
-        return best ? exact_text(best->value) + ' ' + std::to_string(best->step) : "";
-      }).front();
+      detail::on_all_ranks_or_none(
+          parts_->world(), std::chrono::minutes(30), "start training",
+          [&]() -> std::string {
+            if (!parts_->is_first_rank()) return "";
+            if (!lock_)
+              lock_ = std::make_unique<FolderLock>(folder_, "best", FolderLock::resuming(progress.step > 0));
+            const std::optional<BestValue> best = best_in(path(), validation.name);
+            return best ? exact_text(best->value) + ' ' + std::to_string(best->step) : "";
+          })
+          .front();
   if (found.empty()) return;
   BestValue older;
   const size_t space = found.find(' ');

@@ -1,7 +1,7 @@
 // What a Session runs beside training: passes that reserve memory, and evaluation.
 #include <utility>
 
-#include <pacer/collectives/detail/together.h>
+#include <pacer/collectives/detail/all_ranks_or_none.h>
 #include <pacer/core/error.h>
 #include <pacer/hooks/detail/evaluation_scope.h>
 #include <pacer/hooks/detail/forward_scope.h>

@@ -9,7 +9,7 @@
 #include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 
-#include <pacer/collectives/detail/together.h>
+#include <pacer/collectives/detail/all_ranks_or_none.h>
 #include <pacer/core/error.h>
 #include <pacer/hooks/detail/forward_scope.h>
 #include <pacer/hooks/detail/zeroed_gradients.h>

@@ -90,13 +90,13 @@ int run(const examples::OptionValues& given) {
     // Hooks and copies into the buckets, but nothing is sent.
     const char* const port = std::getenv("MASTER_PORT");
     pacer::require(port != nullptr, "there is no MASTER_PORT; benchmarks/run.py and launchers set it");
-    parts::Meeting meeting;
-    meeting.rank = meeting.local_rank = world->rank();
-    meeting.world_size = meeting.local_size = world->world_size();
-    meeting.host = "127.0.0.1";
-    meeting.port = std::atoi(port) + 1;
+    parts::RendezvousSettings settings;
+    settings.rank = settings.local_rank = world->rank();
+    settings.world_size = settings.local_size = world->world_size();
+    settings.host = "127.0.0.1";
+    settings.port = std::atoi(port) + 1;
     parts::Connection connection =
-        parts::connect(meeting, pacer::CommunicatorOptions().backend(pacer::CommunicatorBackend::gloo));
+        parts::connect(settings, pacer::CommunicatorOptions().backend(pacer::CommunicatorBackend::gloo));
     // What is left out lives on: the other rank may still be joining it.
     const auto left_out = std::exchange(connection.data, parts::connect_alone(world->device()).data);
     const auto silent = std::make_shared<pacer::Communicator>(connection, pacer::CommunicatorOptions());

@@ -15,7 +15,7 @@
 #include <thread>
 #include <utility>
 
-#include <pacer/collectives/detail/member.h>
+#include <pacer/collectives/detail/process_identity.h>
 #include <pacer/core/error.h>
 #include <pacer/files/file_descriptor.h>
 

@@ -2,7 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 
-#include <pacer/collectives/detail/roster.h>
+#include <pacer/collectives/detail/rank_health.h>
 #include <pacer/core/error.h>
 
 namespace pacer::detail {
@@ -58,7 +58,7 @@ Connection connect_alone(at::Device device) {
   Connection connection;
   connection.data = std::make_shared<AloneTransport>(device);
   connection.control = std::make_shared<AloneTransport>(at::kCPU);
-  connection.roster = Roster::of_threads(1).front();
+  connection.rank_health = RankHealth::of_threads(1).front();
   connection.join = [device](const GroupMembership&) { return connect_alone(device); };
   return connection;
 }

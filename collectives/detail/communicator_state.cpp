@@ -141,7 +141,7 @@ std::shared_ptr<CommunicatorState> CommunicatorState::split(int color, int key, 
   group.world_size = static_cast<int>(members.size());
   group.host = connection_.host;
   group.node = connection_.node;
-  group.roster = connection_.roster;
+  group.rank_health = connection_.rank_health;
   place_in_group(group, members);
   const auto inside = [](const std::string& own, const std::string& outer) {
     return outer.empty() ? own : concatenate(own, " of ", outer);
@@ -183,13 +183,13 @@ void CommunicatorState::connect_neighbours() {
 
 void CommunicatorState::fail(const std::string& operation, int64_t sequence, const std::string& cause) {
   world_->fail([&](int64_t step) {
-    const Roster::Trouble found = connection_.roster->find_suspects(ranks_);
+    const RankHealth::FailureReport found = connection_.rank_health->find_suspects(ranks_);
     std::string where = concatenate(operation, " number ", sequence);
     if (!name_.empty()) where += " in " + name_;
     if (step >= 0) where += concatenate(" (step ", step, ")");
     const std::string words = cause.substr(0, cause.find('\n'));  // LibTorch's go on with a back trace
     const std::string reason = found.text.empty() ? words : concatenate(found.text, "; ", words);
-    connection_.roster->tell_failure(where, {found.ranks, reason});
+    connection_.rank_health->tell_failure(where, {found.ranks, reason});
     return CommunicationError(concatenate(where, " failed on rank ", world_->rank(), " of ", world_->size(),
                                           ": ", reason, "; end this run and resume from the last checkpoint"),
                               operation, sequence, step, found.ranks);

@@ -7,7 +7,7 @@
 #include <pacer/collectives/detail/alone_transport.h>
 #include <pacer/collectives/detail/gather.h>
 #include <pacer/collectives/detail/gloo_transport.h>
-#include <pacer/collectives/detail/rank_places.h>
+#include <pacer/collectives/detail/rank_devices.h>
 #include <pacer/collectives/detail/rendezvous.h>
 #include <pacer/core/error.h>
 #include <pacer/device/detail/stream.h>
@@ -25,7 +25,7 @@ auto set_up(const char* what, const Rendezvous& met, const F& make) {
   } catch (const Unavailable&) {
     throw;
   } catch (const std::exception& error) {
-    met.roster->require_all_alive();
+    met.rank_health->require_all_alive();
     const std::string words = error.what();
     fail_rendezvous(concatenate("the ranks that met at ", met.place, " could not be joined by ", what, ": ",
                                 words.substr(0, words.find('\n')), "; see what the other ranks printed"));
@@ -38,16 +38,16 @@ at::Device gpu(int64_t number) { return {at::kCUDA, static_cast<c10::DeviceIndex
 struct Joiner {
   GlooSetup gloo;  // gather, rank and world_size are each communicator's own
   at::Device device = at::kCPU;
-  std::shared_ptr<Roster> roster;
+  std::shared_ptr<RankHealth> rank_health;
 
   // Over ranks that are connected already by `control`; `in_world`: their numbers in the world.
   std::shared_ptr<Transport> join_data(const std::shared_ptr<Transport>& control, int rank,
                                        const std::vector<int>& in_world) const {
     const int world_size = static_cast<int>(in_world.size());
     if (device.is_cpu()) return join_gloo(gather_over(control, world_size, gloo.timeout), rank, world_size);
-    return make_nccl_transport(control, rank, world_size, device, gloo.timeout, roster->is_one_host(),
-                               [roster = roster, in_world]() -> std::optional<std::string> {
-                                 const auto trouble = roster->find_trouble(in_world);
+    return make_nccl_transport(control, rank, world_size, device, gloo.timeout, rank_health->is_one_host(),
+                               [rank_health = rank_health, in_world]() -> std::optional<std::string> {
+                                 const auto trouble = rank_health->find_trouble(in_world);
                                  return trouble ? std::make_optional(trouble->text) : std::nullopt;
                                });
   }
@@ -88,69 +88,69 @@ struct Joiner {
 }  // namespace
 
 Connection connect_one(const CommunicatorOptions& options) {
-  const Equipment equipment = equipment_of_process();
-  if (choose_backend(options.backend(), equipment, 1) == CommunicatorBackend::gloo)
+  const ProcessDevices devices = devices_of_process();
+  if (choose_backend(options.backend(), devices, 1) == CommunicatorBackend::gloo)
     return connect_alone(at::kCPU);
-  const int64_t number = gpu_of(options, equipment, 0);
-  require(number >= 0 && number < equipment.gpus, "CommunicatorOptions::gpu is ", number,
-          ", but this process sees ", equipment.gpus, " GPUs");
+  const int64_t number = gpu_of(options, devices, 0);
+  require(number >= 0 && number < devices.gpus, "CommunicatorOptions::gpu is ", number,
+          ", but this process sees ", devices.gpus, " GPUs");
   return connect_alone(gpu(number));
 }
 
-Connection connect(const Meeting& meeting, const CommunicatorOptions& options) {
+Connection connect(const RendezvousSettings& settings, const CommunicatorOptions& options) {
   // What cannot work is refused before anybody waits for this rank.
-  const Equipment equipment = equipment_of_process();
-  const CommunicatorBackend backend = choose_backend(options.backend(), equipment, meeting.world_size);
-  const Rendezvous met = meet(meeting, options);
+  const ProcessDevices devices = devices_of_process();
+  const CommunicatorBackend backend = choose_backend(options.backend(), devices, settings.world_size);
+  const Rendezvous met = rendezvous(settings, options);
 
   Connection connection;
-  connection.rank = meeting.rank;
-  connection.world_size = meeting.world_size;
-  connection.local_rank = meeting.local_rank;
-  connection.local_size = meeting.local_size;
-  connection.roster = met.roster;
-  connection.joins_processes = meeting.world_size > 1;
-  if (meeting.local_size == meeting.world_size && !met.roster->is_one_host()) {
+  connection.rank = settings.rank;
+  connection.world_size = settings.world_size;
+  connection.local_rank = settings.local_rank;
+  connection.local_size = settings.local_size;
+  connection.rank_health = met.rank_health;
+  connection.joins_processes = settings.world_size > 1;
+  if (settings.local_size == settings.world_size && !met.rank_health->is_one_host()) {
     // The caller, who named an address only, cannot know.
-    connection.local_rank = met.roster->local_rank();
-    connection.local_size = met.roster->local_size();
+    connection.local_rank = met.rank_health->local_rank();
+    connection.local_size = met.rank_health->local_size();
   }
 
-  connection.host = met.roster->first_local_rank();
+  connection.host = met.rank_health->first_local_rank();
   Joiner joiner;
   joiner.gloo.address = met.address;
   joiner.gloo.timeout = options.timeout();
-  joiner.gloo.one_host = met.roster->is_one_host();
-  joiner.roster = met.roster;
+  joiner.gloo.one_host = met.rank_health->is_one_host();
+  joiner.rank_health = met.rank_health;
   connection.control =
-      set_up("Gloo", met, [&] { return joiner.join_gloo(met.gather, meeting.rank, meeting.world_size); });
+      set_up("Gloo", met, [&] { return joiner.join_gloo(met.gather, settings.rank, settings.world_size); });
 
-  RankPlaceFacts own;
+  RankDevice own;
   own.wanted_ranks_per_node = options.ranks_per_node();
   own.local_rank = connection.local_rank;
   own.local_size = connection.local_size;
   if (backend == CommunicatorBackend::nccl) {
     own.on_gpu = 1;
-    own.gpus = equipment.gpus;
-    own.gpu = gpu_of(options, equipment, connection.local_rank);
+    own.gpus = devices.gpus;
+    own.gpu = gpu_of(options, devices, connection.local_rank);
     if (own.gpu >= 0 && own.gpu < own.gpus) own.gpu_id = kernels::gpu_id(static_cast<int>(own.gpu));
   }
-  const std::vector<RankPlaceFacts> places = set_up("Gloo", met, [&] {
-    return gather_values(own, meeting.world_size, [&](const at::Tensor& all, const at::Tensor& one) {
+  const std::vector<RankDevice> places = set_up("Gloo", met, [&] {
+    return gather_values(own, settings.world_size, [&](const at::Tensor& all, const at::Tensor& one) {
       connection.control->all_gather(all, one, options.timeout())->wait();
     });
   });
-  check_places(places);
+  check_devices(places);
   connection.ranks_per_node = ranks_of_nodes(places);
   if (backend == CommunicatorBackend::nccl) {
     joiner.device = gpu(own.gpu);
     set_gpu(joiner.device);
   }
   connection.data = set_up(backend == CommunicatorBackend::nccl ? "NCCL" : "Gloo", met, [&] {
-    return joiner.join_data(connection.control, meeting.rank, all_ranks(meeting.world_size));
+    return joiner.join_data(connection.control, settings.rank, all_ranks(settings.world_size));
   });
-  connection.join = joiner.over(connection.control, meeting.world_size);
-  met.settle();
+  connection.join = joiner.over(connection.control, settings.world_size);
+  met.shorten_timeout();
   return connection;
 }
 

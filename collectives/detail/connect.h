@@ -10,8 +10,8 @@
 
 namespace pacer::detail {
 
-// Where and as whom to meet.
-struct Meeting {
+// Where and as which rank to meet.
+struct RendezvousSettings {
   int rank = 0;
   int world_size = 1;
   int local_rank = 0;
@@ -23,7 +23,7 @@ struct Meeting {
 };
 
 // Throws as Communicator::from_environment says.
-Connection connect(const Meeting& meeting, const CommunicatorOptions& options);
+Connection connect(const RendezvousSettings& settings, const CommunicatorOptions& options);
 
 // The path of the file through which the processes of one launch on this host meet, in a folder of this user
 // that nobody else can read; `job` as in LaunchEnvironment. Makes the folder. Throws InvalidArgument.

@@ -134,7 +134,7 @@ void GlooThread::release() noexcept {
 }
 
 void GlooThread::run(Connect connect) noexcept {
-  outlive_uncaught_exceptions();
+  stop_thread_on_uncaught_exception();
   std::unique_ptr<GlooGroup> group = make_group(std::move(connect));
   if (group == nullptr) return;
   std::unique_lock<std::mutex> lock(mutex_);

@@ -49,7 +49,7 @@ void print_exception() {
 
 }  // namespace
 
-void outlive_uncaught_exceptions() {
+void stop_thread_on_uncaught_exception() {
   static const bool is_set = [] {
     former = std::get_terminate();
     std::set_terminate(stop_or_terminate);

@@ -8,6 +8,6 @@ namespace pacer::detail {
 // ending the program. It says so on standard error. With LibTorch 2.13 and newer that holds for the reading
 // threads of all Gloo groups of the program, because Gloo gives these one name. All others go to the
 // terminate handler that was there before.
-void outlive_uncaught_exceptions();
+void stop_thread_on_uncaught_exception();
 
 }  // namespace pacer::detail

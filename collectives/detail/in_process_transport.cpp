@@ -8,7 +8,7 @@
 
 #include <ATen/core/grad_mode.h>
 
-#include <pacer/collectives/detail/roster.h>
+#include <pacer/collectives/detail/rank_health.h>
 #include <pacer/core/error.h>
 
 namespace pacer::detail {
@@ -301,14 +301,14 @@ Connection join(const std::shared_ptr<Hubs>& hubs, int rank) {
 std::vector<Connection> connect_in_process(int world_size, int ranks_per_node, SumOrder order) {
   require(world_size >= 1, "a world of threads needs at least 1 rank, not ", world_size);
   const auto hubs = std::make_shared<Hubs>(static_cast<size_t>(world_size), order);
-  const std::vector<std::shared_ptr<Roster>> rosters = Roster::of_threads(world_size);
+  const std::vector<std::shared_ptr<RankHealth>> rank_healths = RankHealth::of_threads(world_size);
   std::vector<Connection> connections;
   for (int rank = 0; rank < world_size; ++rank) {
     Connection connection = join(hubs, rank);
     connection.rank = connection.local_rank = rank;
     connection.world_size = connection.local_size = world_size;
     connection.ranks_per_node = ranks_per_node == 0 ? world_size : ranks_per_node;
-    connection.roster = rosters[static_cast<size_t>(rank)];
+    connection.rank_health = rank_healths[static_cast<size_t>(rank)];
     connections.push_back(std::move(connection));
   }
   return connections;

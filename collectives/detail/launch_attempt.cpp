@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include <pacer/collectives/detail/member.h>
+#include <pacer/collectives/detail/process_identity.h>
 #include <pacer/collectives/detail/wait_notice.h>
 #include <pacer/core/error.h>
 

@@ -6,7 +6,7 @@
 #include <thread>
 
 #include <pacer/collectives/communication_error.h>
-#include <pacer/collectives/detail/member.h>
+#include <pacer/collectives/detail/process_identity.h>
 #include <pacer/collectives/detail/wait_notice.h>
 #include <pacer/core/error.h>
 #include <pacer/files/utf8.h>
@@ -47,8 +47,8 @@ void throw_verdict(const std::vector<std::string>& record) {
 }
 
 // The first text of each rank.
-Exchange::Texts texts_of(const std::vector<std::string>& records, int world_size) {
-  Exchange::Texts texts(static_cast<size_t>(world_size));
+StoreAllGather::Texts texts_of(const std::vector<std::string>& records, int world_size) {
+  StoreAllGather::Texts texts(static_cast<size_t>(world_size));
   for (const std::string& bytes : records) {
     const std::vector<std::string> record = unpack(bytes);
     throw_verdict(record);
@@ -59,7 +59,7 @@ Exchange::Texts texts_of(const std::vector<std::string>& records, int world_size
   return texts;
 }
 
-std::vector<int> missing_from(const Exchange::Texts& texts) {
+std::vector<int> missing_from(const StoreAllGather::Texts& texts) {
   std::vector<int> ranks;
   for (size_t rank = 0; rank < texts.size(); ++rank) {
     if (!texts[rank]) ranks.push_back(static_cast<int>(rank));
@@ -125,7 +125,7 @@ int parse_rank(const std::string& text) {
   return rank;
 }
 
-std::vector<std::string> Exchange::collect() const {
+std::vector<std::string> StoreAllGather::collect() const {
   const auto start = Clock::now();
   WaitNotice notice(rank, place, timeout, /*speaks=*/rank <= 1);
   while (true) {
@@ -171,7 +171,7 @@ std::vector<std::string> Exchange::collect() const {
   }
 }
 
-std::vector<std::string> Exchange::run(const std::string& own) const {
+std::vector<std::string> StoreAllGather::run(const std::string& own) const {
   store->append(key, pack({"rank", std::to_string(rank), own}));
   try {
     return collect();

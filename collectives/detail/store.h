@@ -73,7 +73,7 @@ int parse_rank(const std::string& text);
 
 // One exchange of texts through a store, between all ranks. Requests are O(world_size) in all: each rank
 // appends its text, rank 0 collects them and publishes all as one record, for which the others wait.
-struct Exchange {
+struct StoreAllGather {
   using Texts = std::vector<std::optional<std::string>>;  // by rank
 
   std::shared_ptr<Store> store;

@@ -8,7 +8,7 @@
 
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include <pacer/collectives/detail/member.h>
+#include <pacer/collectives/detail/process_identity.h>
 #include <pacer/core/error.h>
 
 namespace pacer::detail {

@@ -15,7 +15,7 @@
 
 namespace pacer::detail {
 
-// Makes this process the keeper of a store at the first of these addresses that is one of this host, until it
+// Makes this process hold a store at the first of these addresses that is one of this host, until it
 // ends, and returns that address. There is one store for each address, however often it is asked for. Throws
 // CommunicationError.
 Address keep_store(const std::vector<Address>& addresses, int port, std::chrono::milliseconds timeout);

@@ -17,7 +17,7 @@
 
 namespace pacer::detail {
 
-class Roster;
+class RankHealth;
 
 // An operation was not done by its deadline.
 class TransportTimeout : public std::runtime_error {
@@ -116,7 +116,7 @@ struct Connection {
   int host = 0;                        // the number of a rank of this host, the same for all of them
   std::shared_ptr<Transport> data;     // on the device that trains
   std::shared_ptr<Transport> control;  // host memory, for small messages; operations independent of data's
-  std::shared_ptr<Roster> roster;
+  std::shared_ptr<RankHealth> rank_health;
   bool joins_processes = false;  // and not threads, or nobody
   // Joins the ranks of a group anew: a connection with data, control and `join` alone, empty for a rank that
   // is in none. All ranks call it at the same time. Throws std::exception.

@@ -14,15 +14,15 @@ std::atomic<int> process_worlds{0};  // that are alive and join several processe
 
 }  // namespace
 
-World::World(std::shared_ptr<Roster> roster, int rank, int size, bool joins_processes)
-    : roster_(std::move(roster)), rank_(rank), size_(size), joins_processes_(joins_processes) {
+World::World(std::shared_ptr<RankHealth> rank_health, int rank, int size, bool joins_processes)
+    : rank_health_(std::move(rank_health)), rank_(rank), size_(size), joins_processes_(joins_processes) {
   if (joins_processes_) ++process_worlds;
 }
 
 World::~World() {
   if (joins_processes_) --process_worlds;
   // Where an exception ends this rank, the others must not take that for the normal end.
-  if (!failure_ && std::uncaught_exceptions() == 0) roster_->retire();
+  if (!failure_ && std::uncaught_exceptions() == 0) rank_health_->leave_quietly();
 }
 
 bool World::joins_processes() { return process_worlds > 0; }
@@ -96,7 +96,7 @@ void World::leave(const std::string& reason) noexcept {
                                  "leave", 0, step(), {rank_}))) {
       return;
     }
-    roster_->leave(line);
+    rank_health_->leave(line);
   } catch (const std::exception&) {  // then they find out by the broken connection
   }
   abort_all();

@@ -10,18 +10,18 @@
 #include <vector>
 
 #include <pacer/collectives/communicator.h>
-#include <pacer/collectives/detail/roster.h>
+#include <pacer/collectives/detail/rank_health.h>
 #include <pacer/collectives/detail/transport.h>
 
 namespace pacer::detail {
 
 class World {
  public:
-  World(std::shared_ptr<Roster> roster, int rank, int size, bool joins_processes);
+  World(std::shared_ptr<RankHealth> rank_health, int rank, int size, bool joins_processes);
   ~World();
   World(const World&) = delete;
 
-  Roster& roster() { return *roster_; }
+  RankHealth& rank_health() { return *rank_health_; }
   int rank() const { return rank_; }
   int size() const { return size_; }
   // Whether any world of this process joins processes.
@@ -53,7 +53,7 @@ class World {
   void abort_all() noexcept;
   std::vector<std::shared_ptr<Transport>> transports() const;
 
-  const std::shared_ptr<Roster> roster_;
+  const std::shared_ptr<RankHealth> rank_health_;
   const int rank_;
   const int size_;
   const bool joins_processes_;

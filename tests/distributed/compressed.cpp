@@ -54,7 +54,7 @@ void compare_means(const std::shared_ptr<Communicator>& world, int64_t size,
 void compress(const Player& player) {
   auto options = player.options();
   options.ordered_sum(true);
-  const auto world = std::make_shared<Communicator>(detail::connect(player.meeting(), options), options);
+  const auto world = std::make_shared<Communicator>(detail::connect(player.settings(), options), options);
   const bool by_nodes = options.ranks_per_node() > 0;
   for (const int64_t size : {1, 127, 129, 2'049, 33'000, 300'001}) {
     for (const auto norm : {ScaleNorm::rms, ScaleNorm::l1}) {

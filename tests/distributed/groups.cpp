@@ -16,7 +16,7 @@ namespace {
 std::shared_ptr<Communicator> connect(const Player& player) {
   CommunicatorOptions options = player.options();
   options.ordered_sum(true);
-  return std::make_shared<Communicator>(detail::connect(player.meeting(), options), options);
+  return std::make_shared<Communicator>(detail::connect(player.settings(), options), options);
 }
 
 // programs=N, of which every `fresh` make groups of their own; the rank `culprit`, if there is one, is killed

@@ -7,7 +7,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 
-#include <pacer/collectives/detail/roster.h>
+#include <pacer/collectives/detail/rank_health.h>
 
 #include "scenario.h"
 
@@ -53,21 +53,21 @@ const AddScenario meet_again("meet_again", [](const Player& player) {
 // What one rank says of itself reaches the others, from any thread, and the first reason stays.
 const AddScenario news("news", [](const Player& player) {
   const detail::Connection world = player.connect();
-  detail::Roster& roster = *world.roster;
+  detail::RankHealth& rank_health = *world.rank_health;
   const std::vector<int> all = detail::all_ranks(player.world_size);
-  expect(!roster.find_trouble(all), "no trouble that nobody told of");
+  expect(!rank_health.find_trouble(all), "no trouble that nobody told of");
   add_up(world);  // everybody has looked
   const std::string reason("a\0b\nc", 5);
   if (player.rank > 0) {
-    std::thread([&] { roster.leave(reason + std::to_string(player.rank)); }).join();
-    roster.leave("later");
+    std::thread([&] { rank_health.leave(reason + std::to_string(player.rank)); }).join();
+    rank_health.leave("later");
   }
   for (int rank = 1; rank < player.world_size; ++rank) {
     if (rank == player.rank) continue;
     const Stopwatch since;
     const std::string left = detail::concatenate("rank ", rank, " left: ", reason, rank);
     while (true) {
-      const auto trouble = roster.find_trouble({player.rank, rank});
+      const auto trouble = rank_health.find_trouble({player.rank, rank});
       if (trouble && trouble->text == left && trouble->ranks == std::vector<int>{rank}) break;
       expect(since.milliseconds() < 20000 && !trouble, "the reason of rank ", rank);
       std::this_thread::sleep_for(1ms);
@@ -85,19 +85,19 @@ const AddScenario silent_store("silent_store", [](const Player& player) {
   for (int i = 0; i < 2; ++i) {
     const Stopwatch since;
     try {
-      world.roster->leave("no reason");
+      world.rank_health->leave("no reason");
       say("told");
     } catch (const std::exception& error) {
       say(detail::concatenate("refused after ", since.milliseconds(), " ms: ", error.what()));
     }
-    const auto trouble = world.roster->find_trouble({0});
+    const auto trouble = world.rank_health->find_trouble({0});
     say("trouble: " + (trouble ? trouble->text : "unknown"));
   }
-  // Until the keeper goes on.
+  // Until the rank that holds the store goes on.
   const Stopwatch since;
   while (true) {
     try {
-      world.roster->leave("no reason");
+      world.rank_health->leave("no reason");
       break;
     } catch (const detail::StoreSilent&) {
       expect(since.milliseconds() < 20000, "an answer of a store that goes on");

@@ -53,7 +53,7 @@ void train_all(const Player& player, const std::shared_ptr<Communicator>& world,
 
 void train_ahead(const Player& player) {
   const auto options = player.options();
-  const auto world = std::make_shared<Communicator>(detail::connect(player.meeting(), options), options);
+  const auto world = std::make_shared<Communicator>(detail::connect(player.settings(), options), options);
   for (const bool clips : {false, true}) train_all(player, world, clips);
 }
 

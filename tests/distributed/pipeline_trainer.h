@@ -39,7 +39,7 @@ inline std::shared_ptr<Communicator> join_in_order(const Player& player) {
   const CommunicatorOptions options = player.options().ordered_sum(true);
   if (player.world_size == 1)
     return Communicator::alone(player.has("nccl") ? at::Device("cuda:0") : at::kCPU);
-  return std::make_shared<Communicator>(detail::connect(player.meeting(), options), options);
+  return std::make_shared<Communicator>(detail::connect(player.settings(), options), options);
 }
 
 constexpr double kMaxNorm = 0.1;  // less than the norm of any step here

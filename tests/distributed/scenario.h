@@ -24,9 +24,9 @@ struct Player {
   int number(const std::string& name, int otherwise) const { return has(name) ? number(name) : otherwise; }
 
   // From the arguments file=PATH, or host=, port= and listen=; timeout= is in milliseconds.
-  detail::Meeting meeting() const;
+  detail::RendezvousSettings settings() const;
   CommunicatorOptions options() const;
-  detail::Connection connect() const { return detail::connect(meeting(), options()); }
+  detail::Connection connect() const { return detail::connect(settings(), options()); }
 };
 
 // One line, seen by run_ranks.py at once.

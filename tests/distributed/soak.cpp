@@ -201,7 +201,7 @@ void connect_often(const Player& player, const std::shared_ptr<Communicator>& wo
 // steps=N of each plan with looks=N at each, and in proportion what is made again and again.
 const AddScenario kSoak("soak", [](const Player& player) {
   const auto options = player.options();
-  const auto world = std::make_shared<Communicator>(detail::connect(player.meeting(), options), options);
+  const auto world = std::make_shared<Communicator>(detail::connect(player.settings(), options), options);
   const std::string folder = player.text("folder");
   const Rounds steps{player.number("steps"), player.number("looks")};
   const Rounds rounds{std::max(steps.looks, steps.count / 200), steps.looks};

@@ -24,7 +24,7 @@ std::shared_ptr<Communicator> join(const Player& player, bool ordered) {
   options.ordered_sum(ordered);
   if (player.world_size == 1)
     return Communicator::alone(player.has("nccl") ? at::Device("cuda:0") : at::kCPU);
-  return std::make_shared<Communicator>(detail::connect(player.meeting(), options), options);
+  return std::make_shared<Communicator>(detail::connect(player.settings(), options), options);
 }
 
 Hooks hooks_named(const std::vector<std::string>& names) {

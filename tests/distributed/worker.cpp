@@ -31,17 +31,17 @@ std::string Player::text(const std::string& name) const {
   return found->second;
 }
 
-detail::Meeting Player::meeting() const {
-  detail::Meeting meeting;
-  meeting.rank = meeting.local_rank = rank;
-  meeting.world_size = meeting.local_size = world_size;
+detail::RendezvousSettings Player::settings() const {
+  detail::RendezvousSettings settings;
+  settings.rank = settings.local_rank = rank;
+  settings.world_size = settings.local_size = world_size;
   if (has("file")) {
-    meeting.file = text("file");
+    settings.file = text("file");
   } else {
-    meeting.host = text("host");
-    meeting.port = number("port");
+    settings.host = text("host");
+    settings.port = number("port");
   }
-  return meeting;
+  return settings;
 }
 
 CommunicatorOptions Player::options() const {

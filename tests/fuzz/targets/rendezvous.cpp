@@ -6,8 +6,8 @@
 #include <unistd.h>
 
 #include <pacer/collectives/detail/file_store.h>
-#include <pacer/collectives/detail/member.h>
-#include <pacer/collectives/detail/roster.h>
+#include <pacer/collectives/detail/process_identity.h>
+#include <pacer/collectives/detail/rank_health.h>
 #include <pacer/collectives/detail/store.h>
 #include <pacer/core/error.h>
 
@@ -30,13 +30,13 @@ void check_packed(const std::string& text) {
 }
 
 void check_member(const std::string& text) {
-  std::optional<Member> member;
-  accepts(2 * text.size(), [&] { member = Member::parse(text); });
-  if (!member) return;
-  const std::optional<Member> again = Member::parse(member->to_text());
-  demand(again && again->to_text() == member->to_text(),
+  std::optional<ProcessIdentity> process;
+  accepts(2 * text.size(), [&] { process = ProcessIdentity::parse(text); });
+  if (!process) return;
+  const std::optional<ProcessIdentity> again = ProcessIdentity::parse(process->to_text());
+  demand(again && again->to_text() == process->to_text(),
          "a rank differs after it was written and read again");
-  member->has_ended(Member::myself(kRanks));
+  process->has_ended(ProcessIdentity::myself(kRanks));
 }
 
 // The records of a key, as a rank finds them: the packed texts of the input are records, packed again.
@@ -50,7 +50,8 @@ void check_exchange(const std::vector<std::string>& records, int rank) {
   if (records.empty()) return;  // others than rank 0 would wait for one
   const auto store = store_with(rank == 0 ? "here" : "here/all", records);
   const auto timeout = rank == 0 ? 0ms : 1h;
-  Exchange exchange{store, "here", rank, kRanks, "a place", timeout, [](const Exchange::Texts&) {}};
+  StoreAllGather exchange{
+      store, "here", rank, kRanks, "a place", timeout, [](const StoreAllGather::Texts&) {}};
   std::vector<std::string> texts;
   size_t bytes = 0;
   for (const std::string& record : records) bytes += record.size();
@@ -60,10 +61,10 @@ void check_exchange(const std::vector<std::string>& records, int rank) {
 }
 
 void check_news(const std::vector<std::string>& records) {
-  const std::vector<std::optional<Member>> members(kRanks, Member());
-  Roster roster(store_with("news", records), 0, members, std::nullopt, "a place");
+  const std::vector<std::optional<ProcessIdentity>> processes(kRanks, ProcessIdentity());
+  RankHealth rank_health(store_with("news", records), 0, processes, std::nullopt, "a place");
   // Never throws: what cannot be understood is trouble, too.
-  const auto trouble = roster.find_trouble({0, 1, 2});
+  const auto trouble = rank_health.find_trouble({0, 1, 2});
   if (!trouble) return;
   for (const int rank : trouble->ranks)
     demand(rank >= 0 && rank < kRanks, "a rank that there is not is suspected");
@@ -87,7 +88,7 @@ void check_file(const std::string& text) {
 }  // namespace
 
 std::vector<std::string> seeds() {
-  const std::string own = Member::myself(kRanks).to_text();
+  const std::string own = ProcessIdentity::myself(kRanks).to_text();
   const auto rank = [&](const char* number) { return pack({"rank", number, own}); };
   return {"u" + pack({"a", "", "\n"}),
           "m" + own,

@@ -70,11 +70,11 @@ class Listener {
 
 const detail::Address kHere{"127.0.0.1", true};
 
-detail::Meeting meeting_of(int rank, int world_size) {
-  detail::Meeting meeting;
-  meeting.rank = rank;
-  meeting.world_size = world_size;
-  return meeting;
+detail::RendezvousSettings settings_of(int rank, int world_size) {
+  detail::RendezvousSettings settings;
+  settings.rank = rank;
+  settings.world_size = world_size;
+  return settings;
 }
 
 }  // namespace
@@ -106,14 +106,14 @@ TEST_CASE("ranks that meet another service say so at once, without a back trace"
           "[collectives][rendezvous]") {
   Listener web;
   web.serve("", true, "HTTP/1.1 400 Bad Request\r\n\r\n");
-  detail::Meeting meeting = meeting_of(1, 2);
-  meeting.host = "127.0.0.1";
-  meeting.port = web.port();
-  meeting.store_is_hosted = true;
+  detail::RendezvousSettings settings = settings_of(1, 2);
+  settings.host = "127.0.0.1";
+  settings.port = web.port();
+  settings.store_is_hosted = true;
   const CapturedStderr output;
   const auto start = Clock::now();
   constexpr auto kTimeout = 60s;
-  CHECK_THROWS_WITH(detail::meet(meeting, CommunicatorOptions().timeout(kTimeout)),
+  CHECK_THROWS_WITH(detail::rendezvous(settings, CommunicatorOptions().timeout(kTimeout)),
                     Catch::Matchers::ContainsSubstring("is not the launcher's agent but another service; set "
                                                        "MASTER_PORT to a free port"));
   CHECK(Clock::now() - start < kTimeout / 2);
@@ -127,7 +127,7 @@ TEST_CASE("who waits long says for whom, once", "[collectives][rendezvous]") {
     const CapturedStderr output;
     (void)run_ranks(3, [&](int rank) {
       if (rank == 0) store->wait_for("here", 10s);  // until rank 2 has come, whom it else waits for, too
-      if (rank != 1) detail::call_roll(store, meeting_of(rank, 3), "the place", 2s, std::nullopt);
+      if (rank != 1) detail::exchange_members(store, settings_of(rank, 3), "the place", 2s, std::nullopt);
     });
     said = output.text();
   }
@@ -154,8 +154,8 @@ TEST_CASE("attempts of a launch share a store and do not see each other", "[coll
   const auto meet = [&](int rank, int world_size, Clock::duration late) {
     std::this_thread::sleep_for(late);
     const detail::LaunchAttempt attempt = detail::enter_attempt(store, rank, "the store", 20s);
-    detail::call_roll(attempt.store, meeting_of(rank, world_size), "the store", 20s, std::nullopt,
-                      attempt.answer);
+    detail::exchange_members(attempt.store, settings_of(rank, world_size), "the store", 20s, std::nullopt,
+                             attempt.answer);
     attempt.store->append("rank", std::to_string(rank));
     return attempt.store;
   };

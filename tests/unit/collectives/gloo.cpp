@@ -26,11 +26,11 @@ CommunicatorOptions over_gloo() {
 }
 
 detail::Connection connected(int rank, int world_size, const std::string& file) {
-  detail::Meeting meeting;
-  meeting.rank = meeting.local_rank = rank;
-  meeting.world_size = meeting.local_size = world_size;
-  meeting.file = file;
-  return detail::connect(meeting, over_gloo());
+  detail::RendezvousSettings settings;
+  settings.rank = settings.local_rank = rank;
+  settings.world_size = settings.local_size = world_size;
+  settings.file = file;
+  return detail::connect(settings, over_gloo());
 }
 
 }  // namespace

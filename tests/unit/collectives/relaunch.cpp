@@ -77,13 +77,13 @@ class DyingListener {
   std::thread thread_;
 };
 
-detail::Meeting meeting_of(int rank, int port) {
-  detail::Meeting meeting;
-  meeting.rank = rank;
-  meeting.world_size = 2;
-  meeting.host = kHere.text;
-  meeting.port = port;
-  return meeting;
+detail::RendezvousSettings settings_of(int rank, int port) {
+  detail::RendezvousSettings settings;
+  settings.rank = rank;
+  settings.world_size = 2;
+  settings.host = kHere.text;
+  settings.port = port;
+  return settings;
 }
 
 CommunicatorOptions options(std::chrono::milliseconds timeout) {
@@ -97,7 +97,8 @@ TEST_CASE("a rank waits for the new rank 0 where that of an earlier run hangs up
   DyingListener earlier;
   const int port = earlier.port();
   std::string message;
-  std::thread rank_1([&] { message = message_of([&] { detail::meet(meeting_of(1, port), options(60s)); }); });
+  std::thread rank_1(
+      [&] { message = message_of([&] { detail::rendezvous(settings_of(1, port), options(60s)); }); });
   const auto start = Clock::now();
   while (earlier.resets() < 2 && Clock::now() - start < 20s) std::this_thread::sleep_for(5ms);
   earlier.end();
@@ -108,7 +109,7 @@ TEST_CASE("a rank waits for the new rank 0 where that of an earlier run hangs up
     of_rank_0 = message_of([&] {
       const detail::Address address = detail::keep_store({kHere}, port, 10s);
       const auto store = std::make_shared<detail::TcpStore>(address, port, "pacer//1/", 10s);
-      detail::call_roll(store, meeting_of(0, port), "the port", 10s, std::nullopt);
+      detail::exchange_members(store, settings_of(0, port), "the port", 10s, std::nullopt);
     });
     rank_1.join();
   }
@@ -119,7 +120,7 @@ TEST_CASE("a rank waits for the new rank 0 where that of an earlier run hangs up
 TEST_CASE("what hangs up on and on is another service", "[collectives][rendezvous]") {
   const DyingListener other;
   const auto start = Clock::now();
-  CHECK_THAT(message_of([&] { detail::meet(meeting_of(1, other.port()), options(1s)); }),
+  CHECK_THAT(message_of([&] { detail::rendezvous(settings_of(1, other.port()), options(1s)); }),
              Catch::Matchers::ContainsSubstring("is not rank 0 but another service"));
   CHECK(Clock::now() - start < 10s);
   CHECK(other.resets() > 3);

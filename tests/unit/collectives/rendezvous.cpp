@@ -44,11 +44,11 @@ int free_port() {
   return ntohs(address.sin_port);
 }
 
-detail::Meeting meeting_of(int rank, int world_size) {
-  detail::Meeting meeting;
-  meeting.rank = rank;
-  meeting.world_size = world_size;
-  return meeting;
+detail::RendezvousSettings settings_of(int rank, int world_size) {
+  detail::RendezvousSettings settings;
+  settings.rank = rank;
+  settings.world_size = world_size;
+  return settings;
 }
 
 // Ranks with a TCP store on the loopback interface, as threads.
@@ -64,11 +64,11 @@ class StoreRanks {
   void meet(int rank, std::chrono::milliseconds timeout = 60s) {
     const auto number = static_cast<size_t>(rank);
     stores_[number] = std::make_shared<detail::TcpStore>(address_, port_, "test/", timeout);
-    rosters_[number] =
-        detail::call_roll(stores_[number], meeting_of(rank, world_size_), "a port", timeout, std::nullopt);
+    rosters_[number] = detail::exchange_members(stores_[number], settings_of(rank, world_size_), "a port",
+                                                timeout, std::nullopt);
   }
 
-  detail::Roster& roster(int rank) { return *rosters_.at(static_cast<size_t>(rank)); }
+  detail::RankHealth& rank_health(int rank) { return *rosters_.at(static_cast<size_t>(rank)); }
   int64_t requests(int rank) const { return stores_.at(static_cast<size_t>(rank))->requests(); }
   // Of all ranks together.
   int64_t requests() const {
@@ -81,7 +81,7 @@ class StoreRanks {
   const int world_size_, port_;
   const detail::Address address_;
   std::vector<std::shared_ptr<detail::TcpStore>> stores_;
-  std::vector<std::shared_ptr<detail::Roster>> rosters_;
+  std::vector<std::shared_ptr<detail::RankHealth>> rosters_;
 };
 
 }  // namespace
@@ -99,12 +99,12 @@ TEST_CASE("the requests of a rank do not grow with the number of ranks", "[colle
 
     std::atomic<int> troubles{0}, suspects{0};
     REQUIRE(first_of(run_ranks(world_size, [&](int rank) {
-              troubles += ranks.roster(rank).find_trouble(all).has_value();
+              troubles += ranks.rank_health(rank).find_trouble(all).has_value();
             })) == "");
     const int64_t looked = ranks.requests() - met;
     const auto failure = Clock::now();
     REQUIRE(first_of(run_ranks(world_size, [&](int rank) {
-              suspects += static_cast<int>(ranks.roster(rank).find_suspects(all).ranks.size());
+              suspects += static_cast<int>(ranks.rank_health(rank).find_suspects(all).ranks.size());
             })) == "");
     const double failure_seconds = seconds_since(failure);
     const int64_t failed = ranks.requests() - met - looked;
@@ -117,7 +117,7 @@ TEST_CASE("the requests of a rank do not grow with the number of ranks", "[colle
     CHECK(troubles == 0);
     // Who had no turn for a second is rightly suspected, on a machine with more to do than this.
     if (failure_seconds < 1) CHECK(suspects == 0);
-    // One for the connection, two for a record and one to read the others', two to wait for the roster and
+    // One for the connection, two for a record and one to read the others', two to wait for all records and
     // one to read it; one more in each second of waiting. Rank 0 looks at most each 2 ms, and ever more
     // rarely, down to 10 times a second.
     CHECK(met <= world_size * (7 + static_cast<int64_t>(seconds)) + 60 + static_cast<int64_t>(10 * seconds));
@@ -178,12 +178,12 @@ TEST_CASE("what one rank finds wrong while they meet, all throw", "[collectives]
   const auto store = std::make_shared<detail::MemoryStore>();
   const auto start = Clock::now();
   const std::vector<std::string> errors = run_ranks(3, [&](int rank) {
-    const auto check = [&](const detail::Exchange::Texts&) {
+    const auto check = [&](const detail::StoreAllGather::Texts&) {
       if (rank != finder || seconds_since(start) < 0.2) return;
       throw CommunicationError("nobody else can see Zoë", "rendezvous", 0, -1, {3});
     };
     try {
-      detail::Exchange{store, "key", rank, 4, "here", 20s, check}.run("text");  // rank 3 never comes
+      detail::StoreAllGather{store, "key", rank, 4, "here", 20s, check}.run("text");  // rank 3 never comes
     } catch (const CommunicationError& error) {
       if (error.suspected_ranks() == std::vector<int>{3}) throw;
       throw std::runtime_error("another rank is suspected");
@@ -196,7 +196,7 @@ TEST_CASE("what one rank finds wrong while they meet, all throw", "[collectives]
 TEST_CASE("ranks that count differently are told so", "[collectives][rendezvous]") {
   const auto store = std::make_shared<detail::MemoryStore>();
   const std::vector<std::string> errors = run_ranks(3, [&](int rank) {
-    detail::call_roll(store, meeting_of(rank, rank == 2 ? 5 : 4), "here", 20s, std::nullopt);
+    detail::exchange_members(store, settings_of(rank, rank == 2 ? 5 : 4), "here", 20s, std::nullopt);
   });
   for (const std::string& error : errors) {
     CHECK_THAT(error, Catch::Matchers::Matches("rank . counts (4 ranks, but rank 2 counts 5|5 ranks, but "
@@ -206,8 +206,9 @@ TEST_CASE("ranks that count differently are told so", "[collectives][rendezvous]
 
 TEST_CASE("ranks that do not come are named by all others", "[collectives][rendezvous]") {
   const auto store = std::make_shared<detail::MemoryStore>();
-  const std::vector<std::string> errors = run_ranks(
-      3, [&](int rank) { detail::call_roll(store, meeting_of(rank, 5), "the place", 300ms, std::nullopt); });
+  const std::vector<std::string> errors = run_ranks(3, [&](int rank) {
+    detail::exchange_members(store, settings_of(rank, 5), "the place", 300ms, std::nullopt);
+  });
   for (const std::string& error : errors) {
     CHECK(
         error ==
@@ -228,7 +229,8 @@ TEST_CASE("texts of any length and content are gathered", "[collectives][rendezv
     }
   };
   const std::vector<std::string> errors = run_ranks(kRanks, [&](int rank) {
-    check(detail::Exchange{store, "key", rank, kRanks, "here", 10s, [](const auto&) {}}.run(text_of(rank)));
+    check(detail::StoreAllGather{store, "key", rank, kRanks, "here", 10s, [](const auto&) {}}.run(
+        text_of(rank)));
     check(detail::gather_over(threads[static_cast<size_t>(rank)].control, kRanks, 10s)(text_of(rank)));
   });
   CHECK(first_of(errors).empty());

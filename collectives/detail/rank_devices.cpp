@@ -1,4 +1,4 @@
-#include <pacer/collectives/detail/rank_places.h>
+#include <pacer/collectives/detail/rank_devices.h>
 
 #include <map>
 
@@ -8,38 +8,39 @@
 
 namespace pacer::detail {
 
-Equipment equipment_of_process() {
-  Equipment equipment;
-  equipment.has_nccl = has_nccl(&equipment.without_nccl);
-  equipment.gpus = gpu_count();
-  return equipment;
+ProcessDevices devices_of_process() {
+  ProcessDevices devices;
+  devices.has_nccl = has_nccl(&devices.without_nccl);
+  devices.gpus = gpu_count();
+  return devices;
 }
 
-CommunicatorBackend choose_backend(CommunicatorBackend wanted, const Equipment& equipment, int world_size) {
+CommunicatorBackend choose_backend(CommunicatorBackend wanted, const ProcessDevices& devices,
+                                   int world_size) {
   constexpr const char* kAdvice = "; ask for CommunicatorBackend::gloo to train on CPUs";
   if (wanted == CommunicatorBackend::automatic) {
-    if (equipment.gpus == 0) return CommunicatorBackend::gloo;
-    require<Unavailable>(equipment.has_nccl || world_size == 1, "this machine has ", equipment.gpus,
-                         " GPUs, but no way to join ranks on them: ", equipment.without_nccl, kAdvice);
+    if (devices.gpus == 0) return CommunicatorBackend::gloo;
+    require<Unavailable>(devices.has_nccl || world_size == 1, "this machine has ", devices.gpus,
+                         " GPUs, but no way to join ranks on them: ", devices.without_nccl, kAdvice);
     return CommunicatorBackend::nccl;
   }
   if (wanted == CommunicatorBackend::gloo) return wanted;
-  require<Unavailable>(equipment.has_nccl, "NCCL was asked for, but ", equipment.without_nccl, kAdvice);
-  require<Unavailable>(equipment.gpus > 0,
+  require<Unavailable>(devices.has_nccl, "NCCL was asked for, but ", devices.without_nccl, kAdvice);
+  require<Unavailable>(devices.gpus > 0,
                        "NCCL was asked for, but there is no GPU on this machine (or no driver for it)",
                        kAdvice);
   return wanted;
 }
 
-int64_t gpu_of(const CommunicatorOptions& options, const Equipment& equipment, int64_t local_rank) {
+int64_t gpu_of(const CommunicatorOptions& options, const ProcessDevices& devices, int64_t local_rank) {
   if (options.gpu()) return *options.gpu();
-  return equipment.gpus == 1 ? 0 : local_rank;
+  return devices.gpus == 1 ? 0 : local_rank;
 }
 
-void check_places(const std::vector<RankPlaceFacts>& ranks) {
+void check_devices(const std::vector<RankDevice>& ranks) {
   std::map<std::array<int64_t, 2>, size_t> rank_of_gpu;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    const RankPlaceFacts &place = ranks[rank], &first = ranks.front();
+    const RankDevice &place = ranks[rank], &first = ranks.front();
     require(place.on_gpu == first.on_gpu, "rank 0 trains on ", first.on_gpu ? "a GPU" : "a CPU",
             ", but rank ", rank, " on ", place.on_gpu ? "a GPU" : "a CPU",
             "; give every rank a GPU, or ask for CommunicatorBackend::gloo on all of them");
@@ -55,12 +56,12 @@ void check_places(const std::vector<RankPlaceFacts>& ranks) {
   }
 }
 
-int ranks_of_nodes(const std::vector<RankPlaceFacts>& ranks) {
-  const RankPlaceFacts& first = ranks.front();
+int ranks_of_nodes(const std::vector<RankDevice>& ranks) {
+  const RankDevice& first = ranks.front();
   const auto world = static_cast<int64_t>(ranks.size());
   bool alike = first.local_size > 0 && world % first.local_size == 0;
   for (int64_t rank = 0; rank < world; ++rank) {
-    const RankPlaceFacts& place = ranks[static_cast<size_t>(rank)];
+    const RankDevice& place = ranks[static_cast<size_t>(rank)];
     require(place.wanted_ranks_per_node == first.wanted_ranks_per_node, "ranks_per_node is ",
             first.wanted_ranks_per_node, " on rank 0, but ", place.wanted_ranks_per_node, " on rank ", rank,
             "; set it to the same number everywhere, or nowhere");

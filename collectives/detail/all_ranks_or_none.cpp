@@ -1,4 +1,4 @@
-#include <pacer/collectives/detail/together.h>
+#include <pacer/collectives/detail/all_ranks_or_none.h>
 
 #include <pacer/core/error.h>
 
@@ -13,8 +13,8 @@ class HeardByAllError : public Base, public HeardByAll {
 
 }  // namespace
 
-std::vector<std::string> together(Communicator& world, std::chrono::milliseconds timeout, const char* action,
-                                  const std::function<std::string()>& f) {
+std::vector<std::string> on_all_ranks_or_none(Communicator& world, std::chrono::milliseconds timeout,
+                                              const char* action, const std::function<std::string()>& f) {
   if (world.world_size() == 1) return {f()};
   std::string own;
   try {

@@ -12,20 +12,20 @@
 
 namespace pacer::detail {
 
-// What a process has to train on.
-struct Equipment {
+// The devices that a process can train on.
+struct ProcessDevices {
   bool has_nccl = false;
   std::string without_nccl;  // why not
   int gpus = 0;              // that it sees
 };
-Equipment equipment_of_process();
+ProcessDevices devices_of_process();
 
 // NCCL or Gloo. Throws Unavailable where what is wanted is not to be had, and where a machine with GPUs would
 // silently train on its processor. `world_size`: one rank alone needs no NCCL.
-CommunicatorBackend choose_backend(CommunicatorBackend wanted, const Equipment& equipment, int world_size);
+CommunicatorBackend choose_backend(CommunicatorBackend wanted, const ProcessDevices& devices, int world_size);
 
-// A rank's place; numbers only, as it travels.
-struct RankPlaceFacts {
+// The device of a rank; numbers only, as it travels.
+struct RankDevice {
   int64_t wanted_ranks_per_node = 0;
   int64_t local_rank = 0, local_size = 1;
   int64_t on_gpu = 0;               // 1: joined by NCCL
@@ -36,12 +36,12 @@ struct RankPlaceFacts {
 
 // The number of a rank's GPU: what the options say, else the only one that it sees, else that of its local
 // rank.
-int64_t gpu_of(const CommunicatorOptions& options, const Equipment& equipment, int64_t local_rank);
+int64_t gpu_of(const CommunicatorOptions& options, const ProcessDevices& devices, int64_t local_rank);
 
 // Throws InvalidArgument, with the same words on all ranks, where some have GPUs and others do not, where one
 // sees too few, and where two have the same.
-void check_places(const std::vector<RankPlaceFacts>& ranks);
+void check_devices(const std::vector<RankDevice>& ranks);
 // How many ranks each node has; 0 where not all have as many, in a row.
-int ranks_of_nodes(const std::vector<RankPlaceFacts>& ranks);
+int ranks_of_nodes(const std::vector<RankDevice>& ranks);
 
 }  // namespace pacer::detail

@@ -7,7 +7,7 @@
 
 namespace pacer::detail {
 
-struct Member {
+struct ProcessIdentity {
   int world_size = 0;
   int process = 0;      // 0: none of its own
   std::string start;    // of the process, to tell it from a later one of that number
@@ -15,16 +15,16 @@ struct Member {
   std::string numbers;  // equal: the same numbers of processes
 
   // This process as one of so many ranks.
-  static Member myself(int world_size);
+  static ProcessIdentity myself(int world_size);
   std::string to_text() const;
-  static std::optional<Member> parse(const std::string& text);
+  static std::optional<ProcessIdentity> parse(const std::string& text);
   // True where its process is one of this host and has ended. Killed ones count before their parent knows.
-  bool has_ended(const Member& own) const;
+  bool has_ended(const ProcessIdentity& own) const;
 };
 
 // Throws CommunicationError where the process of one of these, by rank, has ended. `place` is for the
 // message.
-void require_alive(const std::vector<std::optional<Member>>& members, const Member& own,
+void require_alive(const std::vector<std::optional<ProcessIdentity>>& processes, const ProcessIdentity& own,
                    const std::string& place);
 
 // What goes wrong while ranks meet.

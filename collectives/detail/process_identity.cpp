@@ -1,4 +1,4 @@
-#include <pacer/collectives/detail/member.h>
+#include <pacer/collectives/detail/process_identity.h>
 
 #include <unistd.h>
 
@@ -42,8 +42,8 @@ std::optional<std::string> start_of(int process) {
 
 }  // namespace
 
-Member Member::myself(int world_size) {
-  Member own;
+ProcessIdentity ProcessIdentity::myself(int world_size) {
+  ProcessIdentity own;
   own.world_size = world_size;
   own.process = static_cast<int>(::getpid());
   own.start = start_of(own.process).value_or("-");
@@ -56,30 +56,30 @@ Member Member::myself(int world_size) {
   return own;
 }
 
-std::string Member::to_text() const {
+std::string ProcessIdentity::to_text() const {
   return concatenate(world_size, ' ', process, ' ', start, ' ', network, ' ', numbers);
 }
 
-std::optional<Member> Member::parse(const std::string& text) {
+std::optional<ProcessIdentity> ProcessIdentity::parse(const std::string& text) {
   std::istringstream fields(text);
-  Member member;
-  fields >> member.world_size >> member.process >> member.start >> member.network >> member.numbers;
+  ProcessIdentity process;
+  fields >> process.world_size >> process.process >> process.start >> process.network >> process.numbers;
   if (!fields) return std::nullopt;
-  return member;
+  return process;
 }
 
-bool Member::has_ended(const Member& own) const {
+bool ProcessIdentity::has_ended(const ProcessIdentity& own) const {
   const bool is_of_host = process != 0 && numbers == own.numbers;
   const bool is_this_process = process == own.process && start == own.start;
   return is_of_host && !is_this_process && start_of(process) != start;
 }
 
-void require_alive(const std::vector<std::optional<Member>>& members, const Member& own,
+void require_alive(const std::vector<std::optional<ProcessIdentity>>& processes, const ProcessIdentity& own,
                    const std::string& place) {
-  for (size_t rank = 0; rank < members.size(); ++rank) {
-    if (!members[rank] || !members[rank]->has_ended(own)) continue;
+  for (size_t rank = 0; rank < processes.size(); ++rank) {
+    if (!processes[rank] || !processes[rank]->has_ended(own)) continue;
     fail_rendezvous(
-        concatenate("rank ", rank, " (process ", members[rank]->process,
+        concatenate("rank ", rank, " (process ", processes[rank]->process,
                     ") has ended while the ranks met at ", place,
                     "; see what it printed, or, if it is of an earlier run, choose another place to meet"),
         {static_cast<int>(rank)});

@@ -15,8 +15,8 @@ namespace pacer::detail {
 // Does f on every rank and returns what it returned on each. Where it throws on one, all ranks throw: "rank 1
 // could not ACTION: " and what it said, as InvalidArgument where it threw that, else as FileError; both are
 // HeardByAll, too. A single rank throws what f throws. Ranks wait for the slowest as long as `timeout` says.
-std::vector<std::string> together(Communicator& world, std::chrono::milliseconds timeout, const char* action,
-                                  const std::function<std::string()>& f);
+std::vector<std::string> on_all_ranks_or_none(Communicator& world, std::chrono::milliseconds timeout,
+                                              const char* action, const std::function<std::string()>& f);
 
 // An error that every rank has thrown, so that none waits for another.
 class HeardByAll {

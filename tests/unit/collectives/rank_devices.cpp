@@ -1,5 +1,5 @@
 // On which device each rank trains: what follows from what ranks tell of their machines, and what is refused.
-#include <pacer/collectives/detail/rank_places.h>
+#include <pacer/collectives/detail/rank_devices.h>
 #include <pacer/core/error.h>
 
 #include "support/catch.h"
@@ -9,17 +9,17 @@ namespace pacer::testing {
 namespace {
 
 using detail::choose_backend;
-using detail::Equipment;
-using detail::RankPlaceFacts;
+using detail::ProcessDevices;
+using detail::RankDevice;
 
-const Equipment kNoGpu{true, "", 0}, kFourGpus{true, "", 4}, kOneGpu{true, "", 1};
-const Equipment kNoNccl{false, "nccl.h was not found when this pacer was built", 4};
-const Equipment kNoCuda{false, "this build has no CUDA", 0};
+const ProcessDevices kNoGpu{true, "", 0}, kFourGpus{true, "", 4}, kOneGpu{true, "", 1};
+const ProcessDevices kNoNccl{false, "nccl.h was not found when this pacer was built", 4};
+const ProcessDevices kNoCuda{false, "this build has no CUDA", 0};
 
-std::vector<RankPlaceFacts> eight_ranks_on_two_hosts() {
-  std::vector<RankPlaceFacts> ranks(8);
+std::vector<RankDevice> eight_ranks_on_two_hosts() {
+  std::vector<RankDevice> ranks(8);
   for (int64_t rank = 0; rank < 8; ++rank) {
-    RankPlaceFacts& place = ranks[static_cast<size_t>(rank)];
+    RankDevice& place = ranks[static_cast<size_t>(rank)];
     place.local_rank = place.gpu = rank % 4;
     place.local_size = place.gpus = 4;
     place.on_gpu = 1;
@@ -37,8 +37,8 @@ TEST_CASE("the back-end follows from the machine, and is never the slower one wi
   CHECK(choose_backend(B::automatic, kNoCuda, 4) == B::gloo);
   CHECK(choose_backend(B::gloo, kFourGpus, 4) == B::gloo);
   CHECK(choose_backend(B::automatic, kNoNccl, 1) == B::nccl);  // alone, on its GPU
-  const auto message = [](B wanted, const Equipment& equipment) {
-    return refusal([&] { choose_backend(wanted, equipment, 4); });
+  const auto message = [](B wanted, const ProcessDevices& devices) {
+    return refusal([&] { choose_backend(wanted, devices, 4); });
   };
   const std::string silent = message(B::automatic, kNoNccl);
   CHECK(contains(silent, "this machine has 4 GPUs, but no way to join ranks on them: nccl.h was not found"));
@@ -56,8 +56,8 @@ TEST_CASE("a rank's GPU is what the options say, the only one, or that of its lo
 }
 
 TEST_CASE("ranks of several hosts need a GPU each, however their processes see it", "[launch]") {
-  const auto refused = [](std::vector<RankPlaceFacts> ranks) {
-    return refusal([&] { detail::check_places(ranks); });
+  const auto refused = [](std::vector<RankDevice> ranks) {
+    return refusal([&] { detail::check_devices(ranks); });
   };
   auto ranks = eight_ranks_on_two_hosts();
   CHECK(refused(ranks) == "<no exception>");
@@ -78,7 +78,7 @@ TEST_CASE("ranks of several hosts need a GPU each, however their processes see i
   ranks = eight_ranks_on_two_hosts();
   ranks[2].on_gpu = 0;
   CHECK(contains(refused(ranks), "rank 0 trains on a GPU, but rank 2 on a CPU"));
-  for (auto& rank : ranks) rank = RankPlaceFacts();  // on CPUs
+  for (auto& rank : ranks) rank = RankDevice();  // on CPUs
   CHECK(refused(ranks) == "<no exception>");
 }
 
