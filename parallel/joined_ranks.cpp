@@ -41,7 +41,7 @@ RankStatus JoinedRanks::status_of(Intent intent, const Progress& progress) const
   }
   detail::checksum_of_numbers(parts_->optimizer()).copy(status.fingerprint, sizeof(status.fingerprint));
   status.stop = parts_->asks_to_stop && parts_->asks_to_stop() ? 1 : 0;
-  status.news = sees_changes() ? 1 : 0;
+  status.has_changes = sees_changes() ? 1 : 0;
   return status;
 }
 
@@ -166,7 +166,7 @@ bool JoinedRanks::settle_totals(const Progress& window) {
   if (ends_early) {
     RankStatus status = status_of(Intent::last_step, window);
     // Parameters that joined since the last pass sit this step out; ranks compare and share them all the same.
-    if (!detail::same_tensors(trained_, detail::trained_parameters(*parts_))) status.news = 1;
+    if (!detail::same_tensors(trained_, detail::trained_parameters(*parts_))) status.has_changes = 1;
     statuses_ = StatusExchange(parts_->world(), status);
   }
   if (!std::exchange(knows_totals_, false)) await_totals();
@@ -202,7 +202,7 @@ void JoinedRanks::add_totals(const std::vector<RankStatus>& ranks) {
     window.weight += rank.weight;
     window.tokens += rank.tokens;
     parts_->should_stop = parts_->should_stop || rank.stop != 0;
-    learns_changes_ = learns_changes_ || rank.news != 0;
+    learns_changes_ = learns_changes_ || rank.has_changes != 0;
   }
   window.gradient_scale = scale();
 }
