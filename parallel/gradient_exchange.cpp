@@ -21,7 +21,7 @@ void GradientExchange::backward_end(const Progress& progress) {
 
 void GradientExchange::backward_failed() {
   if (is_joined()) drop();
-  JoinedRanks::backward_failed();
+  ParallelTraining::backward_failed();
 }
 
 // A window that ends early did not begin to travel.

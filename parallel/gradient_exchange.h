@@ -1,11 +1,11 @@
 // Ranks whose gradients come together while backward runs, pass by pass: what DataParallel and Shards share.
 #pragma once
 
-#include <pacer/parallel/joined_ranks.h>
+#include <pacer/parallel/parallel_training.h>
 
 namespace pacer {
 
-class GradientExchange : public JoinedRanks {
+class GradientExchange : public ParallelTraining {
  public:
   void backward_begin(const Progress& progress) override;
   void backward_end(const Progress& progress) override;
@@ -13,7 +13,7 @@ class GradientExchange : public JoinedRanks {
   void gradients_ready(const Progress& window) override;
 
  protected:
-  GradientExchange(InitialParameters initial, bool sync_buffers) : JoinedRanks(initial, sync_buffers) {}
+  GradientExchange(InitialParameters initial, bool sync_buffers) : ParallelTraining(initial, sync_buffers) {}
 
   // ---- None of these is called in a world of one rank. ----
 

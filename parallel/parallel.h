@@ -3,7 +3,7 @@
 
 #include <pacer/parallel/data_parallel.h>
 #include <pacer/parallel/gradient_exchange.h>
-#include <pacer/parallel/joined_ranks.h>
+#include <pacer/parallel/parallel_training.h>
 #include <pacer/parallel/parameter_shards.h>
 #include <pacer/parallel/pipeline.h>
 #include <pacer/parallel/pipeline_balance.h>

@@ -7,7 +7,7 @@
 
 #include <torch/arg.h>
 
-#include <pacer/parallel/joined_ranks.h>
+#include <pacer/parallel/parallel_training.h>
 
 namespace pacer {
 

@@ -219,8 +219,9 @@ TrainingState read_state(const SessionParts& parts, const std::string& folder) {
     return std::optional(own == model.end() ? at::Device(at::kCPU) : own->second.device());
   };
   for (const CheckpointFile& file : model_files(folder, manifest)) {
-    state.model.merge(read_file(folder, manifest, file.name,
-                                leaving_out(parts.elsewhere, model, beside_own, /*is_state=*/false)));
+    state.model.merge(
+        read_file(folder, manifest, file.name,
+                  leaving_out(parts.tensors_on_other_ranks, model, beside_own, /*is_state=*/false)));
   }
   // What will be cut on its way into the optimizer stays in host memory until then; paged state stays there.
   const SessionOptimizer* optimizer = parts.session_optimizer();

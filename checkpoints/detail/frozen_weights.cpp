@@ -49,7 +49,7 @@ NamedTensors saved_model(const SessionParts& parts) {
   if (!parts.saves_frozen) return part_of_model(parts.model(), false);
   NamedTensors tensors = model_tensors(parts.model());
   for (auto item = tensors.begin(); item != tensors.end();) {
-    const bool is_here = parts.elsewhere.count(item->second.unsafeGetTensorImpl()) == 0;
+    const bool is_here = parts.tensors_on_other_ranks.count(item->second.unsafeGetTensorImpl()) == 0;
     item = is_here ? std::next(item) : tensors.erase(item);
   }
   return tensors;

@@ -81,7 +81,7 @@ class BatchComparison {
 
 PipelineHook::PipelineHook(torch::nn::Module& model, const Blocks& blocks, Grid grid,
                            const PipelineSchedule& schedule, PipelineOptions options)
-    : JoinedRanks(options.initial_parameters(), options.sync_buffers()),
+    : ParallelTraining(options.initial_parameters(), options.sync_buffers()),
       model_(model),
       held_model_(model.weak_from_this().lock()),
       grid_(std::move(grid)),
@@ -116,12 +116,12 @@ void PipelineHook::attach(SessionParts& parts) {
             "\", which another rank of the pipeline updates; make the optimizer from "
             "pipeline.named_parameters()");
   }
-  JoinedRanks::attach(parts);
+  ParallelTraining::attach(parts);
   attached_ = &parts;
   parts.micro_steps = schedule().micro_batches;
   parts.weight_by_tokens = options_.weight_by_tokens();
   parts.replicas = grid_.replicas();
-  parts.elsewhere = parts.updated_elsewhere = stage_model_.elsewhere();
+  parts.tensors_on_other_ranks = parts.updated_elsewhere = stage_model_.elsewhere();
   for (const TiedParameter& tied : stage_model_.tied()) {
     if (tied.ranks.front() != grid_.stage()) {
       parts.updated_elsewhere.insert(tied.parameter.unsafeGetTensorImpl());
@@ -148,7 +148,7 @@ void PipelineHook::arrange() {
 }
 
 void PipelineHook::start(const Progress& progress) {
-  JoinedRanks::start(progress);
+  ParallelTraining::start(progress);
   share_tied_values();
 }
 
@@ -185,12 +185,13 @@ void PipelineHook::backward_failed() {
   messages_.drop();
   wide_.end_pass();
   if (bucketer_) bucketer_->drop();
-  JoinedRanks::backward_failed();
+  ParallelTraining::backward_failed();
 }
 
 void PipelineHook::agree(const Progress& progress, const std::string& data) {
   if (!is_joined_) return;
-  JoinedRanks::forward_begin(progress);  // the first announcement says which buffers training will change
+  ParallelTraining::forward_begin(
+      progress);  // the first announcement says which buffers training will change
   follow_parameters(progress);
   announce(progress, Intent::step);
   // Of all pipelines, so that none of them begins where another one cannot.
@@ -242,7 +243,7 @@ void PipelineHook::add_tied_gradients() {
 
 void PipelineHook::after_step(StepReport& report) {
   share_tied_values();
-  JoinedRanks::after_step(report);
+  ParallelTraining::after_step(report);
 }
 
 void PipelineHook::share_tied_values() {

@@ -12,12 +12,12 @@
 #include <pacer/hooks/detail/wide_gradients.h>
 #include <pacer/parallel/detail/stage_messages.h>
 #include <pacer/parallel/detail/stage_model.h>
-#include <pacer/parallel/joined_ranks.h>
+#include <pacer/parallel/parallel_training.h>
 #include <pacer/parallel/pipeline_options.h>
 
 namespace pacer::detail {
 
-class PipelineHook : public JoinedRanks {
+class PipelineHook : public ParallelTraining {
  public:
   PipelineHook(torch::nn::Module& model, const Blocks& blocks, Grid grid, const PipelineSchedule& schedule,
                PipelineOptions options);

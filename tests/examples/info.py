@@ -32,11 +32,11 @@ def declared(source):
                             "".join(path.read_text() for path in source.glob("optimizers/*.h")), re.M)
     hooks = {}
     for text in [*headers.values(), *private.values()]:
-        for name, base in re.findall(r"^class (\w+) : public (Hook|JoinedRanks|GradientExchange)\b", text, re.M):
+        for name, base in re.findall(r"^class (\w+) : public (Hook|ParallelTraining|GradientExchange)\b", text, re.M):
             slot = re.search(r"Slot slot\(\) const override \{ return Slot::(\w+); \}", text)
             # A handle such as LayerDrop has its hook in detail/, named after it.
             hooks[name.removesuffix("Hook")] = slot[1] if base == "Hook" else "reduce"
-    del hooks["JoinedRanks"], hooks["GradientExchange"]
+    del hooks["ParallelTraining"], hooks["GradientExchange"]
     schedules = re.findall(r"^LearningRateSchedule (\w+)\(", headers["learning_rate_schedule"], re.M)
     return set(optimizers), hooks, set(schedules)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 PLAIN = {"LossScaleRule", "PipelineSchedule", "PipelineCosts"}  # structs whose fields users set without setters
 ALSO = PLAIN | {"LengthSchedule", "GradientAccumulation", "GradientClipping"}  # have setters, but another name than ...Options
 STATE = {"FusedAdamStateFields"}  # has TORCH_ARG for LibTorch's sake and is nothing to choose
-BASES = {"JoinedRanks", "GradientExchange"}  # hooks that others derive from
+BASES = {"ParallelTraining", "GradientExchange"}  # hooks that others derive from
 PARTS = {"EpochSampler", "LayerDropImpl", "Pipeline"}  # no hooks by their class, and listed among them
 # Members whose comment above is about the member before them alone.
 ALONE = {"FusedAdamOptions.master_weights", "FusedAdamOptions.rounding", "LayerNormMlpOptions.eps",
@@ -165,7 +165,7 @@ class Tree:
         setters = "TORCH_ARG(" in body or (part.name.endswith("Options") and part.options())
         if (setters or part.name in ALSO) and part.name not in STATE:
             self.parts[part.name] = part
-        elif part.name in PARTS or (re.search(r"public (Hook|JoinedRanks|GradientExchange)\b", bases) and part.name not in BASES):
+        elif part.name in PARTS or (re.search(r"public (Hook|ParallelTraining|GradientExchange)\b", bases) and part.name not in BASES):
             self.hooks[part.name] = part
 
     def find_users(self, lines):

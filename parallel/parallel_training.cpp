@@ -1,4 +1,4 @@
-#include <pacer/parallel/joined_ranks.h>
+#include <pacer/parallel/parallel_training.h>
 
 #include <algorithm>
 #include <cstring>
@@ -19,7 +19,7 @@
 #include <pacer/modules/detail/model_modules.h>
 
 namespace pacer {
-void JoinedRanks::attach(SessionParts& parts) {
+void ParallelTraining::attach(SessionParts& parts) {
   require(parts.world_was_given, "the hook ", hook_name(),
           " needs to know its peers; give the Session a Communicator: Session(model, optimizer, "
           "Communicator::from_environment())");
@@ -30,7 +30,7 @@ void JoinedRanks::attach(SessionParts& parts) {
   parts.unused_is_zero = unused_is_zero();
 }
 
-RankStatus JoinedRanks::status_of(Intent intent, const Progress& progress) const {
+RankStatus ParallelTraining::status_of(Intent intent, const Progress& progress) const {
   RankStatus status;
   status.intent = intent;
   status.step = progress.step;
@@ -45,7 +45,7 @@ RankStatus JoinedRanks::status_of(Intent intent, const Progress& progress) const
   return status;
 }
 
-void JoinedRanks::start(const Progress& progress) {
+void ParallelTraining::start(const Progress& progress) {
   parts_->learn_totals = [this] { learn_totals(); };
   shared_.clear();
   if (parts_->world().world_size() == 1) return;
@@ -53,7 +53,7 @@ void JoinedRanks::start(const Progress& progress) {
   join_ranks(progress);
 }
 
-std::vector<Fact> JoinedRanks::facts() const {
+std::vector<Fact> ParallelTraining::facts() const {
   std::vector<Fact> facts = {
       {"library", detail::concatenate("pacer ", version(), ", LibTorch ", TORCH_VERSION)},
       {"communicator", detail::concatenate(parts_->world().backend_name(), ", ordered sums ",
@@ -79,14 +79,14 @@ std::vector<Fact> JoinedRanks::facts() const {
 }
 
 // Of ranks that have the same parameters.
-std::vector<Fact> JoinedRanks::replica_facts() const {
+std::vector<Fact> ParallelTraining::replica_facts() const {
   std::vector<Fact> facts = detail::parameter_facts(*parts_);
   const bool shares_buffers = syncs_buffers_ || initial_ == InitialParameters::broadcast;
   for (Fact& fact : detail::other_facts(*parts_, shares_buffers)) facts.push_back(std::move(fact));
   return facts;
 }
 
-void JoinedRanks::join_ranks(const Progress& progress) {
+void ParallelTraining::join_ranks(const Progress& progress) {
   parts_->world().set_step(progress.step);
   std::vector<Fact> all = facts();
   if (!parts_->replicas) {
@@ -100,11 +100,11 @@ void JoinedRanks::join_ranks(const Progress& progress) {
   remember_parameters();
 }
 
-void JoinedRanks::share_parameters() {
+void ParallelTraining::share_parameters() {
   const at::NoGradGuard no_grad;
   Communicator& world = parts_->data_ranks();
   const auto is_here = [this](const at::Tensor& tensor) {
-    return parts_->elsewhere.count(tensor.unsafeGetTensorImpl()) == 0;
+    return parts_->tensors_on_other_ranks.count(tensor.unsafeGetTensorImpl()) == 0;
   };
   if (initial_ == InitialParameters::check) {
     std::vector<Fact> values;
@@ -143,25 +143,25 @@ void JoinedRanks::share_parameters() {
   }
 }
 
-void JoinedRanks::follow_parameters(const Progress& progress) {
+void ParallelTraining::follow_parameters(const Progress& progress) {
   parts_->world().set_step(progress.step);
   if (!detail::same_tensors(trained_, detail::trained_parameters(*parts_))) {
     join_ranks(progress);  // parameters were frozen, unfrozen or added: on every rank, or they disagree here
   }
 }
 
-void JoinedRanks::announce(const Progress& progress, Intent intent) {
+void ParallelTraining::announce(const Progress& progress, Intent intent) {
   statuses_ = StatusExchange(parts_->world(), status_of(intent, progress));
   knows_totals_ = false;
 }
 
-void JoinedRanks::await_totals() { add_totals(statuses_.wait()); }
+void ParallelTraining::await_totals() { add_totals(statuses_.wait()); }
 
-void JoinedRanks::await_peers() {
+void ParallelTraining::await_peers() {
   if (statuses_.is_under_way()) std::exchange(statuses_, {}).wait();
 }
 
-bool JoinedRanks::settle_totals(const Progress& window) {
+bool ParallelTraining::settle_totals(const Progress& window) {
   const bool ends_early = !knows_totals_ && !statuses_.is_under_way();
   if (ends_early) {
     RankStatus status = status_of(Intent::last_step, window);
@@ -173,24 +173,24 @@ bool JoinedRanks::settle_totals(const Progress& window) {
   return ends_early;
 }
 
-void JoinedRanks::learn_totals() {
+void ParallelTraining::learn_totals() {
   if (!statuses_.is_under_way()) return;
   await_totals();
   knows_totals_ = true;
 }
 
-Work JoinedRanks::add_losses() {
+Work ParallelTraining::add_losses() {
   const at::Tensor& loss = parts_->window.loss;
   return loss.defined() ? parts_->world().all_reduce(loss, CollectiveOptions().agreed(true)) : Work();
 }
 
 // Where the ranks are at different places, that is why an operation failed; this says where they are.
-void JoinedRanks::backward_failed() {
+void ParallelTraining::backward_failed() {
   if (statuses_.is_under_way() && statuses_.is_done()) await_peers();
 }
 
 // Replicas that take different steps are no replicas any more.
-void JoinedRanks::add_totals(const std::vector<RankStatus>& ranks) {
+void ParallelTraining::add_totals(const std::vector<RankStatus>& ranks) {
   for (const RankStatus& rank : ranks) {
     if (std::memcmp(rank.fingerprint, ranks[0].fingerprint, sizeof(rank.fingerprint)) == 0) continue;
     require_agreement(parts_->world(), ranks[0].step, detail::optimizer_facts(parts_->optimizer()));
@@ -207,11 +207,11 @@ void JoinedRanks::add_totals(const std::vector<RankStatus>& ranks) {
   window.gradient_scale = scale();
 }
 
-void JoinedRanks::after_step(StepReport& /*report*/) {
+void ParallelTraining::after_step(StepReport& /*report*/) {
   if (is_joined() && syncs_buffers_) sync_buffers();
 }
 
-void JoinedRanks::finish(const Progress& progress) {
+void ParallelTraining::finish(const Progress& progress) {
   if (!is_joined()) return;
   RankStatus status;
   status.intent = Intent::finish;

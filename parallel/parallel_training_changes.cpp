@@ -1,6 +1,6 @@
 // How ranks keep the same what changes beside the optimizer's step: buffers, and parameters that forward
 // passes write to.
-#include <pacer/parallel/joined_ranks.h>
+#include <pacer/parallel/parallel_training.h>
 
 #include <algorithm>
 #include <unordered_set>
@@ -16,14 +16,14 @@
 
 namespace pacer {
 
-void JoinedRanks::remember_parameters() {
+void ParallelTraining::remember_parameters() {
   const std::vector<Parameter> before = std::exchange(parameters_, {});
   std::unordered_set<const void*> seen;
   std::vector<at::Tensor> all = parts_->model().parameters();
   for (const at::Tensor& tensor : detail::all_optimizer_parameters(*parts_)) all.push_back(tensor);
   for (const at::Tensor& tensor : all) {
     const void* const key = tensor.unsafeGetTensorImpl();
-    if (parts_->elsewhere.count(key) != 0 || !seen.insert(key).second) continue;
+    if (parts_->tensors_on_other_ranks.count(key) != 0 || !seen.insert(key).second) continue;
     const auto old = std::find_if(before.begin(), before.end(),
                                   [&](const Parameter& other) { return other.tensor.is_same(tensor); });
     parameters_.push_back(old == before.end() ? Parameter{tensor, 0, false, false, {}} : *old);
@@ -31,7 +31,7 @@ void JoinedRanks::remember_parameters() {
   }
 }
 
-void JoinedRanks::forward_begin(const Progress& /*progress*/) {
+void ParallelTraining::forward_begin(const Progress& /*progress*/) {
   // An evaluation that puts other weights or buffers in for a while takes them out again.
   const bool trains = parts_->evaluations == 0;
   in_forward_ = is_joined() && has_whole_parameters() && trains;
@@ -48,7 +48,7 @@ void JoinedRanks::forward_begin(const Progress& /*progress*/) {
   remember_buffers(std::shared_ptr<torch::nn::Module>(std::shared_ptr<void>(), &parts_->model()));
 }
 
-void JoinedRanks::forward_end() {
+void ParallelTraining::forward_end() {
   if (parts_->evaluations == 1) {
     for (Buffer& buffer : buffers_) {
       buffer.version += buffer.tensor._version() - buffer.version_before_evaluation;
@@ -60,16 +60,18 @@ void JoinedRanks::forward_end() {
   }
 }
 
-void JoinedRanks::remember_buffers(const std::shared_ptr<torch::nn::Module>& owner) {
+void ParallelTraining::remember_buffers(const std::shared_ptr<torch::nn::Module>& owner) {
   for (const auto& item : owner->named_buffers(/*recurse=*/false)) {
-    if (!item.value().defined() || parts_->elsewhere.count(item.value().unsafeGetTensorImpl()) != 0) continue;
+    if (!item.value().defined() ||
+        parts_->tensors_on_other_ranks.count(item.value().unsafeGetTensorImpl()) != 0)
+      continue;
     const bool is_statistic = detail::is_running_statistic(item.key());
     buffers_.push_back({item.value(), owner, is_statistic, item.value()._version()});
   }
 }
 
 // By position: '1' where training is known to change the buffer, or changes it here.
-std::string JoinedRanks::changed_buffers() const {
+std::string ParallelTraining::changed_buffers() const {
   std::string changed = is_changing_;
   changed.resize(buffers_.size(), '0');
   for (size_t i = 0; i < buffers_.size(); ++i) {
@@ -81,7 +83,7 @@ std::string JoinedRanks::changed_buffers() const {
 }
 
 // By position, '1' where forward passes of this or another rank write to the parameter.
-std::string JoinedRanks::written_parameters() const {
+std::string ParallelTraining::written_parameters() const {
   std::string written;
   for (const Parameter& parameter : parameters_) {
     written += parameter.is_written || parameter.is_shared ? '1' : '0';
@@ -89,7 +91,7 @@ std::string JoinedRanks::written_parameters() const {
   return written;
 }
 
-bool JoinedRanks::sees_changes() const {
+bool ParallelTraining::sees_changes() const {
   return (syncs_buffers_ && changed_buffers() != is_changing_) ||
          std::any_of(parameters_.begin(), parameters_.end(), [](const Parameter& parameter) {
            return (parameter.is_written && !parameter.is_shared) ||
@@ -99,7 +101,7 @@ bool JoinedRanks::sees_changes() const {
 
 // What has changed on any rank is rank 0's on all of them from then on. That there is something new, all have
 // heard with the status of the step.
-void JoinedRanks::share_written_parameters() {
+void ParallelTraining::share_written_parameters() {
   Communicator& world = parts_->data_ranks();
   if (std::exchange(learns_changes_, false)) {
     // Gradients of other memory orders than the other ranks' were added to the wrong elements of theirs.
@@ -126,7 +128,7 @@ void JoinedRanks::share_written_parameters() {
   for (const at::Tensor& tensor : shared) tensor.unsafeGetTensorImpl()->bump_version();
 }
 
-void JoinedRanks::sync_buffers() {
+void ParallelTraining::sync_buffers() {
   std::vector<at::Tensor> changing;
   for (size_t i = 0; i < is_changing_.size(); ++i) {
     if (is_changing_[i] == '1') changing.push_back(buffers_[i].tensor);

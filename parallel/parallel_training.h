@@ -24,7 +24,7 @@ enum class InitialParameters {
   check,      // they must be equal already, to the bit
 };
 
-class JoinedRanks : public Hook {
+class ParallelTraining : public Hook {
  public:
   Slot slot() const override { return Slot::reduce; }
   bool exclusive() const override { return true; }
@@ -43,7 +43,7 @@ class JoinedRanks : public Hook {
   virtual bool unused_is_zero() const = 0;
 
  protected:
-  JoinedRanks(InitialParameters initial, bool sync_buffers)
+  ParallelTraining(InitialParameters initial, bool sync_buffers)
       : initial_(initial), syncs_buffers_(sync_buffers) {}
 
   SessionParts& parts() const { return *parts_; }
