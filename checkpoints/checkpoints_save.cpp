@@ -64,20 +64,20 @@ void Checkpoints::begin_save() {
   const bool has_stages = parts_->replicas != nullptr;
   detail::TrainingState state;
   NamedTensors of_optimizer;
-  const std::vector<std::string> outlines = on_all_ranks_or_none("write its part of a checkpoint", [&] {
+  const std::vector<std::string> fingerprints = on_all_ranks_or_none("write its part of a checkpoint", [&] {
     check_frozen();
     state = detail::export_state(*parts_);
     of_optimizer = state.optimizer;
-    if (sharded) state.optimizer = sharded->whole_outline(std::move(state.optimizer));
-    return has_stages ? detail::listing_of(state) : detail::outline_of(state.optimizer);
+    if (sharded) state.optimizer = sharded->whole_specs(std::move(state.optimizer));
+    return has_stages ? detail::listing_of(state) : detail::fingerprint_of(state.optimizer);
   });
-  for (size_t rank = 1; rank < outlines.size() && !has_stages; ++rank) {
-    require(outlines[rank] == outlines[0], "the optimizer of rank ", rank,
+  for (size_t rank = 1; rank < fingerprints.size() && !has_stages; ++rank) {
+    require(fingerprints[rank] == fingerprints[0], "the optimizer of rank ", rank,
             " has state of other names, dtypes or shapes than that of rank 0, so that no checkpoint can hold "
             "both; give all ranks the same model and the same steps");
   }
   const detail::Writers writers =
-      has_stages ? detail::complete_stages(state, outlines, parts_->data_ranks().world_size())
+      has_stages ? detail::complete_stages(state, fingerprints, parts_->data_ranks().world_size())
                  : detail::writers_of(state, world.world_size(),
                                       /*deals_model_out=*/sharded && sharded->keeps_parts());
   job.texts = detail::texts_of_rank(state.model, writers, world);

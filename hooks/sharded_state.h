@@ -43,7 +43,7 @@ class ShardedState {
   // ---- For checkpoints. `state` is the optimizer's export_state(), of which each rank has a part. ----
 
   // The same names with whole tensors without memory (device meta) in the place of parts.
-  virtual NamedTensors whole_outline(NamedTensors state) const = 0;
+  virtual NamedTensors whole_specs(NamedTensors state) const = 0;
   // The whole tensors, on the CPU, each on the rank that `owner` says; parts of them elsewhere. All ranks
   // together, with the same owners.
   using StateOwner = std::function<int(const std::string& name)>;

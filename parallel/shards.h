@@ -112,7 +112,7 @@ class Shards : public GradientExchange, public ShardedState {
   WholeParameters whole_parameters() override;
   void run_idle_pass(const Progress& progress, const std::function<void()>& backward) override;
   void require_same_history() const override;
-  NamedTensors whole_outline(NamedTensors state) const override;
+  NamedTensors whole_specs(NamedTensors state) const override;
   NamedTensors gather_state(NamedTensors state, const StateOwner& owner) const override;
   NamedTensors gather_model(NamedTensors model, const StateOwner& owner) const override;
   // Null in a world of one rank and before the first begin() or resume().

@@ -36,7 +36,7 @@ std::vector<Shards::SharedTensor> Shards::shared_tensors(const NamedTensors& sta
   return shared;
 }
 
-NamedTensors Shards::whole_outline(NamedTensors state) const {
+NamedTensors Shards::whole_specs(NamedTensors state) const {
   for (const SharedTensor& shared : shared_tensors(state)) {
     at::Tensor& tensor = state.at(shared.name);
     const at::Tensor& parameter = shards_->parts()[shared.part].parameter;

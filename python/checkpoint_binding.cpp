@@ -83,10 +83,10 @@ std::tuple<std::string, bool> save_checkpoint(const std::string& root, int64_t s
                   return job.writer->staging();
                 }).front();
   detail::TrainingState state{from_dict(model), from_dict(optimizer), from_dict(errors), from_dict(session)};
-  const std::vector<std::string> outlines = on_all_ranks_or_none(
-      "write its part of a checkpoint", [&] { return detail::outline_of(state.optimizer); });
-  for (size_t rank = 1; rank < outlines.size(); ++rank) {
-    require(outlines[rank] == outlines[0], "the optimizer of rank ", rank,
+  const std::vector<std::string> fingerprints = on_all_ranks_or_none(
+      "write its part of a checkpoint", [&] { return detail::fingerprint_of(state.optimizer); });
+  for (size_t rank = 1; rank < fingerprints.size(); ++rank) {
+    require(fingerprints[rank] == fingerprints[0], "the optimizer of rank ", rank,
             " has state of other names, dtypes or shapes than that of rank 0, so that no checkpoint can hold "
             "both; give all ranks the same model and the same steps");
   }

@@ -188,13 +188,13 @@ std::vector<CheckpointFile> model_files(const std::string& folder, const Checkpo
   return files;
 }
 
-std::string outline_of(const NamedTensors& tensors) {
-  Checksum outline;
+std::string fingerprint_of(const NamedTensors& tensors) {
+  Checksum fingerprint;
   for (const auto& [name, tensor] : tensors) {
     const std::string line = concatenate(name, ' ', tensor.scalar_type(), ' ', tensor.sizes(), '\n');
-    outline.add(line.data(), line.size());
+    fingerprint.add(line.data(), line.size());
   }
-  return outline.hex();
+  return fingerprint.hex();
 }
 
 std::string find_newest(const std::string& root) {

@@ -43,7 +43,7 @@ std::vector<CheckpointFile> model_files(const std::string& folder, const Checkpo
 
 // One number for the names, dtypes and shapes of tensors: ranks that share a file between them must agree on
 // it.
-std::string outline_of(const NamedTensors& tensors);
+std::string fingerprint_of(const NamedTensors& tensors);
 
 // The folder of the newest checkpoint that verifies; empty where there is no checkpoint at all. Says on
 // stderr what it passed over. FileError where there are checkpoints and none verifies.

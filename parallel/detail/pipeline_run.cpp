@@ -34,7 +34,7 @@ std::vector<Tensors> PipelineRun::micro_batches(const Tensors& batch) const {
 }
 
 // Micro-batches of one kind give tensors of the same shapes, dtypes and need of a gradient in every stage.
-std::string PipelineRun::kind_of(const Tensors& micro_batch) const {
+std::string PipelineRun::shape_key_of(const Tensors& micro_batch) const {
   std::string kind = at::GradMode::is_enabled() ? "train" : "evaluate";
   for (const at::Tensor& tensor : micro_batch) kind += concatenate(' ', tensor.scalar_type(), tensor.sizes());
   return kind;
@@ -59,7 +59,7 @@ at::Tensor PipelineRun::train(SessionWindow& window, const Tensors& batch) {
   const c10::DeviceGuard on_device(window.parts().device());
   for (size_t k = 0; k < pieces.size(); ++k) {
     batches_.push_back(window.begin(static_cast<int64_t>(k), pieces[k]));
-    kinds_.push_back(kind_of(batches_.back()));
+    shape_keys_.push_back(shape_key_of(batches_.back()));
   }
   at::Tensor loss;
   try {
@@ -122,13 +122,13 @@ void PipelineRun::run_plan(SessionWindow& window) {
 void PipelineRun::forward(SessionWindow* window, const PipelineAction& action) {
   const int64_t stage = stage_of(action);
   const auto k = static_cast<size_t>(action.micro_batch);
-  Held held;
-  if (stage > 0) held.inputs = hook_.messages().take_activations(stage, kinds_[k]);
+  SavedPass saved;
+  if (stage > 0) saved.inputs = hook_.messages().take_activations(stage, shape_keys_[k]);
   at::Tensor loss;
   {
     const auto pass = window ? window->pass(action.micro_batch) : ZeroedGradients::Scope(nullptr, nullptr);
     const auto scope = window ? window->forward(action.micro_batch) : nullptr;
-    Tensors x = stage == 0 ? functions_.first(batches_[k]) : held.inputs;
+    Tensors x = stage == 0 ? functions_.first(batches_[k]) : saved.inputs;
     for (int64_t i = hook_.stage_model().first_block(stage); i < hook_.stage_model().end_block(stage); ++i) {
       x = reading(x, stage, concatenate("block ", i),
                   [&] { return functions_.block(static_cast<size_t>(i), x); });
@@ -136,7 +136,7 @@ void PipelineRun::forward(SessionWindow* window, const PipelineAction& action) {
     if (is_last(stage)) {
       loss = reading(x, stage, "the last function", [&] { return functions_.last(x, batches_[k]); });
     } else {
-      held.outputs = std::move(x);
+      saved.outputs = std::move(x);
     }
   }
   if (is_last(stage)) {
@@ -145,41 +145,42 @@ void PipelineRun::forward(SessionWindow* window, const PipelineAction& action) {
         "the last stage of a Pipeline needs a loss that is one floating-point number; take the mean over the "
         "micro-batch");
     add_loss(loss, window ? window->weight(action.micro_batch) : 1.0);
-    if (window) held.outputs = {window->scaled_loss(action.micro_batch, loss)};
+    if (window) saved.outputs = {window->scaled_loss(action.micro_batch, loss)};
   } else {
-    hook_.messages().send_activations(stage, kinds_[k], held.outputs);
+    hook_.messages().send_activations(stage, shape_keys_[k], saved.outputs);
     const bool has_loss = hook_.has_stage(hook_.schedule().stages() - 1);
     if (window && action.chunk == 0 && !has_loss) {  // for hooks that count
       (void)window->scaled_loss(action.micro_batch, at::zeros({}, device_options()));
     }
   }
   if (!window) return;
-  held.outlines = outlines_of(held.outputs);
-  held_[{action.micro_batch, action.chunk}] = std::move(held);
+  saved.specs = specs_of(saved.outputs);
+  saved_passes_[{action.micro_batch, action.chunk}] = std::move(saved);
 }
 
 void PipelineRun::backward(SessionWindow& window, const PipelineAction& action) {
   const auto pass = window.pass(action.micro_batch);
   const int64_t stage = stage_of(action);
-  Held& held = held_.at({action.micro_batch, action.chunk});
+  SavedPass& saved = saved_passes_.at({action.micro_batch, action.chunk});
   Tensors arrived;
-  for (const at::Tensor& output : held.outputs) replay_ahead(output);  // while the gradients are on their way
-  if (!is_last(stage)) arrived = hook_.messages().take_gradients(stage, held.outlines);
+  for (const at::Tensor& output : saved.outputs)
+    replay_ahead(output);  // while the gradients are on their way
+  if (!is_last(stage)) arrived = hook_.messages().take_gradients(stage, saved.specs);
   Tensors outputs, gradients;
-  for (const at::Tensor& output : held.outputs) {
+  for (const at::Tensor& output : saved.outputs) {
     if (!output.requires_grad()) continue;
     outputs.push_back(output);
     gradients.push_back(is_last(stage) ? at::ones_like(output) : arrived[gradients.size()]);
   }
   Tensors inputs;
-  for (const at::Tensor& input : held.inputs) {
+  for (const at::Tensor& input : saved.inputs) {
     if (input.requires_grad()) inputs.push_back(input);
   }
   Tensors to_send;
   if (action.pass == PipelinePass::backward_input) {
-    held.split = std::make_unique<SplitBackward>(outputs, inputs);
-    to_send = held.split->input_half(gradients);
-    held.outputs.clear();
+    saved.split = std::make_unique<SplitBackward>(outputs, inputs);
+    to_send = saved.split->input_half(gradients);
+    saved.outputs.clear();
   } else {
     if (!outputs.empty()) torch::autograd::backward(outputs, gradients);
     for (const at::Tensor& input : inputs) to_send.push_back(input.grad());
@@ -187,15 +188,15 @@ void PipelineRun::backward(SessionWindow& window, const PipelineAction& action) 
   for (size_t i = 0; i < inputs.size(); ++i) {
     to_send[i] = to_send[i].defined() ? to_send[i].contiguous() : at::zeros_like(inputs[i]);
   }
-  if (action.pass == PipelinePass::backward) held_.erase({action.micro_batch, action.chunk});
+  if (action.pass == PipelinePass::backward) saved_passes_.erase({action.micro_batch, action.chunk});
   if (stage > 0) hook_.messages().send_gradients(stage, std::move(to_send));
 }
 
 void PipelineRun::backward_weight(SessionWindow& window, const PipelineAction& action) {
   const auto pass = window.pass(action.micro_batch);
-  const auto held = held_.find({action.micro_batch, action.chunk});
-  held->second.split->weight_half();
-  held_.erase(held);
+  const auto saved = saved_passes_.find({action.micro_batch, action.chunk});
+  saved->second.split->weight_half();
+  saved_passes_.erase(saved);
 }
 
 void PipelineRun::add_loss(const at::Tensor& loss, double weight) {
@@ -225,7 +226,7 @@ at::Tensor PipelineRun::evaluate(const Tensors& batch) {
       batches_.emplace_back();
       for (const at::Tensor& tensor : piece)
         batches_.back().push_back(copy_to_device(tensor, parts.device()));
-      kinds_.push_back(kind_of(batches_.back()));
+      shape_keys_.push_back(shape_key_of(batches_.back()));
     }
     const PipelinePlan plan = pipeline_plan(hook_.schedule(), hook_.grid().stage());
     for (const PipelineAction& action : plan) {

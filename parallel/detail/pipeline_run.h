@@ -36,15 +36,15 @@ class PipelineRun {
 
  private:
   // What a micro-batch leaves in a stage for its backward pass.
-  struct Held {
+  struct SavedPass {
     Tensors inputs;  // that other stages gave
     Tensors outputs;
-    Outlines outlines;  // of the outputs
+    TensorSpecs specs;  // of the outputs
     std::unique_ptr<SplitBackward> split;
   };
 
   std::vector<Tensors> micro_batches(const Tensors& batch) const;
-  std::string kind_of(const Tensors& micro_batch) const;
+  std::string shape_key_of(const Tensors& micro_batch) const;
   std::string checksum_of_batch(const Tensors& batch) const;
   void run_plan(SessionWindow& window);
   // `window` may be null: then without backward.
@@ -65,9 +65,9 @@ class PipelineRun {
   PipelineHook& hook_;
   const PipelineFunctions& functions_;
   std::vector<Tensors> batches_;  // micro-batches as hooks left them
-  std::vector<std::string> kinds_;
-  std::map<std::pair<int64_t, int64_t>, Held> held_;  // by micro-batch and chunk
-  at::Tensor loss_;                                   // sum of weighted losses; of the last stage
+  std::vector<std::string> shape_keys_;
+  std::map<std::pair<int64_t, int64_t>, SavedPass> saved_passes_;  // by micro-batch and chunk
+  at::Tensor loss_;  // sum of weighted losses; of the last stage
   double weight_ = 0;
 };
 

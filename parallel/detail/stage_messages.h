@@ -5,8 +5,8 @@
 // A rank asks for a message when it needs it, no earlier: on a GPU the kernel that waits for one takes
 // multiprocessors from those that compute.
 //
-// Receivers must know shapes. They are told when a micro-batch of a new kind passes for the first time, and
-// remembered; what is of one kind is for the caller to say, alike on all ranks.
+// Receivers must know shapes. They are told when a micro-batch with a new shape key passes for the first
+// time, and remembered; what has the same key is for the caller to say, alike on all ranks.
 #pragma once
 
 #include <cstdint>
@@ -27,38 +27,38 @@
 namespace pacer::detail {
 
 // What a receiver knows of a tensor before it comes.
-struct TensorOutline {
+struct TensorSpec {
   at::ScalarType dtype = at::kFloat;
   std::vector<int64_t> sizes;
   bool requires_grad = false;
 
-  bool operator==(const TensorOutline& other) const {
+  bool operator==(const TensorSpec& other) const {
     return dtype == other.dtype && sizes == other.sizes && requires_grad == other.requires_grad;
   }
 };
-using Outlines = std::vector<TensorOutline>;
-Outlines outlines_of(const Tensors& tensors);
+using TensorSpecs = std::vector<TensorSpec>;
+TensorSpecs specs_of(const Tensors& tensors);
 
 class StageMessages {
  public:
-  enum class Way { activations, gradients };
-  // How many queues a way needs, and which of them that rank sends on: none that it receives on.
+  enum class Direction { activations, gradients };
+  // How many queues a direction needs, and which of them that rank sends on: none that it receives on.
   static int queues(const PipelineSchedule& schedule);
-  static int queue_of(Way way, int sender, const PipelineSchedule& schedule);
+  static int queue_of(Direction direction, int sender, const PipelineSchedule& schedule);
 
   // Makes the queues: all ranks of the pipeline together.
   StageMessages(std::shared_ptr<Communicator> pipeline, const PipelineSchedule& schedule);
 
-  // ---- Activations, from a stage to the next. Both give the micro-batch's kind. ----
+  // ---- Activations, from a stage to the next. Both give the micro-batch's shape key. ----
 
-  void send_activations(int64_t from_stage, const std::string& kind, const Tensors& tensors);
+  void send_activations(int64_t from_stage, const std::string& shape_key, const Tensors& tensors);
   // Leaves that require a gradient where the sender's tensors did.
-  Tensors take_activations(int64_t to_stage, const std::string& kind);
+  Tensors take_activations(int64_t to_stage, const std::string& shape_key);
 
   // ---- Gradients, from a stage to the one before, of the activations that require them. ----
 
   void send_gradients(int64_t from_stage, const Tensors& gradients);
-  Tensors take_gradients(int64_t to_stage, const Outlines& of);
+  Tensors take_gradients(int64_t to_stage, const TensorSpecs& of);
 
   // Lets go of what has been sent; waits where asked to.
   void collect(bool wait);
@@ -76,20 +76,21 @@ class StageMessages {
   };
 
   int rank_of(int64_t stage) const { return static_cast<int>(stage % schedule_.ranks); }
-  Communicator& queue(Way way, int sender) const {
-    return *queues_[static_cast<size_t>(way)][static_cast<size_t>(queue_of(way, sender, schedule_))];
+  Communicator& queue(Direction direction, int sender) const {
+    return *queues_[static_cast<size_t>(direction)]
+                   [static_cast<size_t>(queue_of(direction, sender, schedule_))];
   }
-  void send(Way way, int64_t from, int64_t to, Tensors tensors);
-  Incoming receive(Way way, int64_t from, const Outlines& outlines);
-  Incoming take(Way way, int64_t from, int64_t to, const Outlines& outlines);
-  Outlines receive_outlines(int64_t from);
+  void send(Direction direction, int64_t from, int64_t to, Tensors tensors);
+  Incoming receive(Direction direction, int64_t from, const TensorSpecs& specs);
+  Incoming take(Direction direction, int64_t from, int64_t to, const TensorSpecs& specs);
+  TensorSpecs receive_specs(int64_t from);
 
   const std::shared_ptr<Communicator> pipeline_;
   const PipelineSchedule schedule_;
-  std::vector<std::shared_ptr<Communicator>> queues_[2];                 // by way
-  std::map<std::pair<int64_t, std::string>, Outlines> known_;            // by stage that receives, and kind
-  std::map<std::pair<int64_t, std::string>, Outlines> told_;             // by stage that sends, and kind
-  std::map<std::pair<Way, int64_t>, std::deque<Tensors>> to_this_rank_;  // where both stages are here
+  std::vector<std::shared_ptr<Communicator>> queues_[2];                   // by direction
+  std::map<std::pair<int64_t, std::string>, TensorSpecs> received_specs_;  // by stage that receives, and key
+  std::map<std::pair<int64_t, std::string>, TensorSpecs> sent_specs_;      // by stage that sends, and key
+  std::map<std::pair<Direction, int64_t>, std::deque<Tensors>> to_this_rank_;  // where both stages are here
   std::deque<Outgoing> sent_;
 };
 

@@ -11,7 +11,7 @@ namespace pacer::testing {
 namespace {
 
 using detail::StageMessages;
-using Way = StageMessages::Way;
+using Direction = StageMessages::Direction;
 
 struct Operation {
   bool is_sent;
@@ -38,13 +38,13 @@ std::vector<Rank> ranks_of(const PipelineSchedule& schedule) {
       if (action.pass == PipelinePass::backward_weight) continue;
       const bool is_forward = action.pass == PipelinePass::forward;
       const int64_t stage = schedule.stage(r, action.chunk), step = is_forward ? 1 : -1;
-      const Way way = is_forward ? Way::activations : Way::gradients;
+      const Direction direction = is_forward ? Direction::activations : Direction::gradients;
       const auto add = [&](bool is_sent, int64_t other) {
         if (other < 0 || other >= schedule.stages() || other % schedule.ranks == r) return;
         const auto peer = static_cast<int>(other % schedule.ranks);
-        const int queue = StageMessages::queue_of(way, is_sent ? static_cast<int>(r) : peer, schedule);
+        const int queue = StageMessages::queue_of(direction, is_sent ? static_cast<int>(r) : peer, schedule);
         REQUIRE(queue < StageMessages::queues(schedule));
-        rank.queues[static_cast<size_t>(way)][queue].push_back({is_sent, peer, i});
+        rank.queues[static_cast<size_t>(direction)][queue].push_back({is_sent, peer, i});
         if (!is_sent) ++rank.missing[i];
       };
       add(false, stage - step);
@@ -69,12 +69,12 @@ bool ends(const PipelineSchedule& schedule) {
         ++rank.done;
         moved = true;
       }
-      for (size_t way = 0; way < 2; ++way) {
+      for (size_t direction = 0; direction < 2; ++direction) {
         for (size_t q = 0; q < 3; ++q) {
-          auto& queue = rank.queues[way][q];
+          auto& queue = rank.queues[direction][q];
           if (queue.empty() || !queue.front().is_sent || !is_ready(rank, queue.front())) continue;
           Rank& peer = ranks[static_cast<size_t>(queue.front().peer)];
-          auto& other = peer.queues[way][q];
+          auto& other = peer.queues[direction][q];
           if (other.empty() || other.front().is_sent || other.front().peer != static_cast<int>(r)) continue;
           if (!is_ready(peer, other.front())) continue;
           --peer.missing[other.front().action];
@@ -100,14 +100,16 @@ TEST_CASE("every plan ends over the queues of its messages, though each waits fo
     REQUIRE(ends(schedule));
     for (int rank = 0; rank < schedule.ranks && schedule.ranks > 1; ++rank) {
       const auto ranks = static_cast<int>(schedule.ranks);
-      for (const Way way : {Way::activations, Way::gradients}) {
+      for (const Direction direction : {Direction::activations, Direction::gradients}) {
         const int sender =
-            (rank + (way == Way::activations ? ranks - 1 : 1)) % ranks;  // whom it receives from
-        const bool receives = schedule.chunks > 1 || (way == Way::activations ? rank > 0 : rank + 1 < ranks);
-        const bool sends = schedule.chunks > 1 || (way == Way::activations ? rank + 1 < ranks : rank > 0);
+            (rank + (direction == Direction::activations ? ranks - 1 : 1)) % ranks;  // whom it receives from
+        const bool receives =
+            schedule.chunks > 1 || (direction == Direction::activations ? rank > 0 : rank + 1 < ranks);
+        const bool sends =
+            schedule.chunks > 1 || (direction == Direction::activations ? rank + 1 < ranks : rank > 0);
         if (receives && sends) {
-          REQUIRE(StageMessages::queue_of(way, rank, schedule) !=
-                  StageMessages::queue_of(way, sender, schedule));
+          REQUIRE(StageMessages::queue_of(direction, rank, schedule) !=
+                  StageMessages::queue_of(direction, sender, schedule));
         }
       }
     }
