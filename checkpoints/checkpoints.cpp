@@ -16,7 +16,7 @@
 #include <pacer/files/checkpoint_folder.h>
 #include <pacer/files/folder_lock.h>
 #include <pacer/hooks/detail/epoch_sampler_hook.h>
-#include <pacer/hooks/detail/foreign_state.h>
+#include <pacer/hooks/detail/torch_optimizer_state.h>
 #include <pacer/hooks/session_parts.h>
 #include <pacer/hooks/sharded_state.h>
 #include <pacer/hooks/step_report.h>

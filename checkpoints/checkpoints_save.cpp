@@ -76,7 +76,7 @@ void Checkpoints::begin_save() {
             " has state of other names, dtypes or shapes than that of rank 0, so that no checkpoint can hold "
             "both; give all ranks the same model and the same steps");
   }
-  const detail::Writers writers =
+  const detail::WriterOfTensor writers =
       has_stages ? detail::complete_stages(state, fingerprints, parts_->data_ranks().world_size())
                  : detail::writers_of(state, world.world_size(),
                                       /*deals_model_out=*/sharded && sharded->keeps_parts());
@@ -87,9 +87,9 @@ void Checkpoints::begin_save() {
     state.model = sharded->gather_model(std::move(state.model),
                                         [&](const std::string& name) { return writers.model.at(name); });
   }
-  detail::RankFiles files;
+  detail::TensorsByFile files;
   on_all_ranks_or_none("write its part of a checkpoint", [&] {
-    files = detail::files_of_rank(std::move(state), writers, world);
+    files = detail::tensors_of_rank(std::move(state), writers, world);
     if (!options_.synchronous()) files = snapshot_->take(files);
     world.check();  // what is written is what training computed, not the remains of a broken exchange
     return std::string();

@@ -188,7 +188,7 @@ void Metrics::finish(const Progress& progress) {
   }
   write_arrived(/*wait=*/true);
   if (state_->bar) state_->bar->finish();
-  if (const auto sentence = state_->writer->farewell()) warn(*sentence);
+  if (const auto sentence = state_->writer->final_warning()) warn(*sentence);
   lock_.reset();
 }
 

@@ -90,9 +90,9 @@ std::tuple<std::string, bool> save_checkpoint(const std::string& root, int64_t s
             " has state of other names, dtypes or shapes than that of rank 0, so that no checkpoint can hold "
             "both; give all ranks the same model and the same steps");
   }
-  const detail::Writers writers = detail::writers_of(state, count, /*deals_model_out=*/false);
+  const detail::WriterOfTensor writers = detail::writers_of(state, count, /*deals_model_out=*/false);
   detail::CheckpointSave save(std::move(job));
-  save.write_here(detail::files_of_rank(std::move(state), writers, *world), [&] { world->check(); });
+  save.write_here(detail::tensors_of_rank(std::move(state), writers, *world), [&] { world->check(); });
   try {
     on_all_ranks_or_none("write its part of a checkpoint", [&] {
       save.wait_until_written();

@@ -14,7 +14,7 @@
 #include <pacer/files/checkpoint_folder.h>
 #include <pacer/files/checksum.h>
 #include <pacer/files/json_lines.h>
-#include <pacer/hooks/detail/foreign_state.h>
+#include <pacer/hooks/detail/torch_optimizer_state.h>
 
 namespace pacer::detail {
 
@@ -111,8 +111,8 @@ int ranks_of(const CheckpointManifest& manifest, const std::string& folder) {
   return static_cast<int>(manifest.world_size);
 }
 
-Writers writers_of(const TrainingState& state, int ranks, bool deals_model_out) {
-  Writers writers;
+WriterOfTensor writers_of(const TrainingState& state, int ranks, bool deals_model_out) {
+  WriterOfTensor writers;
   writers.model_is_dealt_out = deals_model_out && ranks > 1;
   std::vector<size_t> bytes(static_cast<size_t>(ranks));
   const auto deal_out = [&](const NamedTensors& tensors, std::map<std::string, int>& writer_of) {
@@ -138,7 +138,7 @@ Writers writers_of(const TrainingState& state, int ranks, bool deals_model_out) 
   return writers;
 }
 
-RankFiles files_of_rank(TrainingState state, const Writers& writers, const Communicator& world) {
+TensorsByFile tensors_of_rank(TrainingState state, const WriterOfTensor& writers, const Communicator& world) {
   const int rank = world.rank(), ranks = world.world_size();
   const auto own = [rank](NamedTensors tensors, const std::map<std::string, int>& writer_of) {
     for (auto item = tensors.begin(); item != tensors.end();) {
@@ -146,7 +146,7 @@ RankFiles files_of_rank(TrainingState state, const Writers& writers, const Commu
     }
     return tensors;
   };
-  RankFiles files;
+  TensorsByFile files;
   if (writers.model_is_dealt_out || rank == 0) {
     files.emplace_back(writers.model_is_dealt_out ? model_file_of_rank(rank, ranks) : kModelFile,
                        own(std::move(state.model), writers.model));
@@ -161,7 +161,7 @@ RankFiles files_of_rank(TrainingState state, const Writers& writers, const Commu
 }
 
 std::vector<std::pair<std::string, std::string>> texts_of_rank(const NamedTensors& model,
-                                                               const Writers& writers,
+                                                               const WriterOfTensor& writers,
                                                                const Communicator& world) {
   if (!writers.model_is_dealt_out || world.rank() != 0) return {};
   size_t bytes = 0;

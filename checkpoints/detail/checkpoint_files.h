@@ -27,15 +27,15 @@ int ranks_of(const CheckpointManifest& manifest, const std::string& folder);
 
 // The same on whichever rank it is asked for: the largest tensor first, each goes to the rank that has least
 // to write. The model is rank 0's, unless it is to be dealt out, too.
-Writers writers_of(const TrainingState& state, int ranks, bool deals_model_out);
+WriterOfTensor writers_of(const TrainingState& state, int ranks, bool deals_model_out);
 
 // What this rank writes of the state: what it is the writer of, and what only it has.
-RankFiles files_of_rank(TrainingState state, const Writers& writers, const Communicator& world);
+TensorsByFile tensors_of_rank(TrainingState state, const WriterOfTensor& writers, const Communicator& world);
 
 // Files of text beside them: where the model is dealt out, rank 0's index of its files, as Python's readers
 // of safetensors know it.
 std::vector<std::pair<std::string, std::string>> texts_of_rank(const NamedTensors& model,
-                                                               const Writers& writers,
+                                                               const WriterOfTensor& writers,
                                                                const Communicator& world);
 
 // The files of the model in a checkpoint: one, or one for each rank. Throws FileError where there are none.

@@ -18,7 +18,7 @@ CheckpointSave::~CheckpointSave() {
   if (thread_.joinable()) thread_.join();
 }
 
-void CheckpointSave::write_in_thread(RankFiles files) {
+void CheckpointSave::write_in_thread(TensorsByFile files) {
   in_thread_ = true;
   const SignalsBlocked for_the_thread;
   thread_ = std::thread([this, files = std::move(files)] {
@@ -27,7 +27,7 @@ void CheckpointSave::write_in_thread(RankFiles files) {
   });
 }
 
-void CheckpointSave::write_here(const RankFiles& files, const std::function<void()>& check) {
+void CheckpointSave::write_here(const TensorsByFile& files, const std::function<void()>& check) {
   write(files, check);
 }
 
@@ -43,7 +43,7 @@ std::string CheckpointSave::wait() {
   return folder_;
 }
 
-void CheckpointSave::write(const RankFiles& files, const std::function<void()>& check) noexcept {
+void CheckpointSave::write(const TensorsByFile& files, const std::function<void()>& check) noexcept {
   SaveRecord record;
   try {
     for (const auto& [name, tensors] : files) {

@@ -22,7 +22,7 @@
 namespace pacer::detail {
 
 // What a rank writes: names of files and the tensors in them.
-using RankFiles = std::vector<std::pair<std::string, NamedTensors>>;
+using TensorsByFile = std::vector<std::pair<std::string, NamedTensors>>;
 
 struct SaveJob {
   int64_t step = 0;
@@ -48,8 +48,8 @@ class CheckpointSave {
   // Call one of them, once. In a thread: the tensors are in host memory, and nobody writes to them until
   // wait() has returned. Here: `check` is called after this rank's files are written and before anybody hears
   // of them; where it throws, they count for nothing.
-  void write_in_thread(RankFiles files);
-  void write_here(const RankFiles& files, const std::function<void()>& check);
+  void write_in_thread(TensorsByFile files);
+  void write_here(const TensorsByFile& files, const std::function<void()>& check);
 
   // Returns when this rank's files are on the disk; throws what went wrong with them.
   void wait_until_written();
@@ -69,7 +69,7 @@ class CheckpointSave {
   static constexpr std::chrono::seconds kGrace{2};
 
   // These do not throw: what goes wrong is kept.
-  void write(const RankFiles& files, const std::function<void()>& check) noexcept;
+  void write(const TensorsByFile& files, const std::function<void()>& check) noexcept;
   void complete() noexcept;
   SaveRecord record_of(int rank) const;
 

@@ -40,7 +40,7 @@ at::Tensor HostSnapshot::Arena::cut(const at::Tensor& like, int64_t total) {
   return piece;
 }
 
-RankFiles HostSnapshot::take(const RankFiles& files) {
+TensorsByFile HostSnapshot::take(const TensorsByFile& files) {
   const at::NoGradGuard no_grad;
   for (Arena* blocks : {&pageable_, &page_locked_}) {
     blocks->block = 0;
@@ -52,7 +52,7 @@ RankFiles HostSnapshot::take(const RankFiles& files) {
       total += round_up(static_cast<int64_t>(item.second.nbytes()), kAlignment);
     }
   }
-  RankFiles copies;
+  TensorsByFile copies;
   std::optional<at::Device> device;
   for (const auto& [name, tensors] : files) {
     NamedTensors& of_file = copies.emplace_back(name, NamedTensors()).second;

@@ -14,7 +14,7 @@ class HostSnapshot {
  public:
   // The values as they are now, each dense, by the same names. What lies on a GPU is copied to page-locked
   // memory, all of it at the link's speed, and waited for once. The next call writes to the same memory.
-  RankFiles take(const RankFiles& files);
+  TensorsByFile take(const TensorsByFile& files);
 
  private:
   // Memory in blocks, from which tensors are cut one after the other.

@@ -26,9 +26,9 @@ std::string listing_of(const TrainingState& state) {
   return lines;
 }
 
-Writers complete_stages(TrainingState& state, const std::vector<std::string>& listings, int replicas) {
+WriterOfTensor complete_stages(TrainingState& state, const std::vector<std::string>& listings, int replicas) {
   const auto pipelines = static_cast<size_t>(replicas);
-  Writers writers;
+  WriterOfTensor writers;
   writers.model_is_dealt_out = listings.size() > 1;
   for (size_t rank = 0; rank < listings.size(); ++rank) {
     const size_t first = rank - rank % pipelines;

@@ -15,6 +15,6 @@ std::string listing_of(const TrainingState& state);
 // Adds what only other ranks have, without memory (device meta), and says who writes what. `listings` are
 // those of all ranks. `replicas`: how many ranks have the same stage. Throws InvalidArgument where they
 // differ.
-Writers complete_stages(TrainingState& state, const std::vector<std::string>& listings, int replicas);
+WriterOfTensor complete_stages(TrainingState& state, const std::vector<std::string>& listings, int replicas);
 
 }  // namespace pacer::detail

@@ -19,7 +19,7 @@
 #include <pacer/core/error.h>
 #include <pacer/device/detail/random_state.h>
 #include <pacer/files/json_scanner.h>
-#include <pacer/hooks/detail/foreign_state.h>
+#include <pacer/hooks/detail/torch_optimizer_state.h>
 
 namespace pacer::detail {
 namespace {
@@ -176,7 +176,7 @@ std::function<void()> prepare_optimizer(SessionParts& parts, const TrainingState
   try {
     return parts.session_optimizer()
                ? parts.session_optimizer()->prepare_import(saved.optimizer, saved.rank_optimizer)
-               : prepare_foreign(parts.optimizer(), parts.model(), saved.optimizer);
+               : prepare_torch_state(parts.optimizer(), parts.model(), saved.optimizer);
   } catch (const InvalidArgument& error) {
     const std::string text = error.what();
     if (text.find("\"group/") == std::string::npos) throw;
@@ -196,7 +196,7 @@ TrainingState export_state(const SessionParts& parts) {
   TrainingState state;
   state.model = without_merged(parts.model(), saved_model(parts));
   state.optimizer = parts.session_optimizer() ? parts.session_optimizer()->export_state()
-                                              : export_foreign(parts.optimizer(), parts.model());
+                                              : export_torch_state(parts.optimizer(), parts.model());
   if (parts.session_optimizer()) state.rank_optimizer = parts.session_optimizer()->export_rank_state();
   state.session = session_tensors(parts);
   return state;

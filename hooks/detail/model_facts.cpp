@@ -13,7 +13,7 @@
 #include <pacer/collectives/detail/tensor_text.h>
 #include <pacer/core/error.h>
 #include <pacer/files/checksum.h>
-#include <pacer/hooks/detail/foreign_state.h>
+#include <pacer/hooks/detail/torch_optimizer_state.h>
 #include <pacer/modules/detail/model_modules.h>
 #include <pacer/optimizers/detail/optimizer_traits.h>
 #include <pacer/optimizers/detail/option_numbers.h>

@@ -29,7 +29,7 @@ std::vector<Fact> parameter_facts(const SessionParts& parts);
 // weights in 4 bits, and, where asked for, all other buffers.
 std::vector<Fact> other_facts(const SessionParts& parts, bool with_buffers);
 // The optimizer's type and all numbers of its groups. Optimizers that are neither pacer's nor known to
-// foreign_state.h show their learning rates only.
+// torch_optimizer_state.h show their learning rates only.
 std::vector<Fact> optimizer_facts(const torch::optim::Optimizer& optimizer);
 // A checksum of these numbers, in hexadecimal digits.
 std::string checksum_of_numbers(const torch::optim::Optimizer& optimizer);

@@ -33,7 +33,7 @@ struct TrainingState {
 };
 
 // Which rank writes which tensor.
-struct Writers {
+struct WriterOfTensor {
   std::map<std::string, int> model, optimizer;
   bool model_is_dealt_out = false;
 };

@@ -45,7 +45,7 @@ std::optional<std::string> MetricsWriter::flush() {
   }
 }
 
-std::optional<std::string> MetricsWriter::farewell() const {
+std::optional<std::string> MetricsWriter::final_warning() const {
   if (lost_ > 0) {
     return concatenate("metrics: ", lost_, " of this run's ", records_, " records were lost (", last_reason_,
                        "); the training itself is complete");

@@ -22,7 +22,7 @@ class MetricsWriter {
   // TensorBoard's file keeps what it cannot write and tries again at the next call; returns as write().
   std::optional<std::string> flush();
   // What a run that ends has to say of its failures; nothing where there were none.
-  std::optional<std::string> farewell() const;
+  std::optional<std::string> final_warning() const;
 
  private:
   std::optional<std::string> first_failure(const std::string& reason, const char* consequence);

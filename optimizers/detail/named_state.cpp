@@ -67,8 +67,9 @@ void require_all_used(const NamedTensors& saved, const std::set<std::string>& us
   }
 }
 
-// Takes a state of torch's optimizer, as a Session saves it (hooks/detail/foreign_state.h). Moments may
-// be of another dtype than this optimizer's, and there is no master copy; the first step brings both about.
+// Takes a state of torch's optimizer, as a Session saves it (hooks/detail/torch_optimizer_state.h). Moments
+// may be of another dtype than this optimizer's, and there is no master copy; the first step brings both
+// about.
 PendingState import_torch_state(const NamedTensors& saved, const OptimizerView& own) {
   PendingState pending;
   std::set<std::string> used = {kVersion, kSavedBy};

@@ -50,7 +50,7 @@ detail::SaveJob job_in(const std::string& root, int rank, int64_t world_size) {
   return job;
 }
 
-detail::RankFiles one_file(const std::string& name) { return {{name, {{"x", torch::ones({3})}}}}; }
+detail::TensorsByFile one_file(const std::string& name) { return {{name, {{"x", torch::ones({3})}}}}; }
 
 }  // namespace
 
@@ -201,7 +201,7 @@ TEST_CASE("a snapshot keeps its values and its memory", "[session][checkpoint]")
   CHECK(second.at("a").eq(2).all().item<bool>());
   CHECK(second.count("b") == 0);
   CHECK(same_bits(second.at("c"), torch::ones({4}, torch::kBool)));
-  const detail::RankFiles files =
+  const detail::TensorsByFile files =
       snapshot.take({{"model", {{"a", a}}}, {"session", {{"a", torch::ones({700})}}}});
   CHECK(files[0].second.at("a").eq(2).all().item<bool>());
   CHECK(files[1].second.at("a").eq(1).all().item<bool>());

@@ -306,12 +306,12 @@ TEST_CASE("curves that wait for a full disk are written later, and not missed th
   {
     const FullDisk full(events);
     warning = writer.flush();
-    complaint = writer.farewell();
+    complaint = writer.final_warning();
   }
   CHECK(contains(warning.value_or(""), "curves wait in memory"));
   CHECK(contains(complaint.value_or(""), "curves lack their end"));
   CHECK_FALSE(writer.flush());
-  CHECK_FALSE(writer.farewell());
+  CHECK_FALSE(writer.final_warning());
 }
 
 TEST_CASE("a disk that stays full is tried less and less often", "[session][metrics]") {

@@ -24,11 +24,11 @@ bool can_export(const torch::optim::Optimizer& optimizer);
 bool visit_numbers(const torch::optim::OptimizerOptions& options, NumberVisitor& visit);
 
 // Parameters are called as the model calls them, else "group.index".
-NamedTensors export_foreign(const torch::optim::Optimizer& optimizer, const torch::nn::Module& model);
+NamedTensors export_torch_state(const torch::optim::Optimizer& optimizer, const torch::nn::Module& model);
 
 // Throws InvalidArgument that names the parameter where anything is missing, left over or does not fit, and
 // changes nothing; calling what it returned puts the state in force, once.
-std::function<void()> prepare_foreign(torch::optim::Optimizer& optimizer, const torch::nn::Module& model,
-                                      const NamedTensors& state);
+std::function<void()> prepare_torch_state(torch::optim::Optimizer& optimizer, const torch::nn::Module& model,
+                                          const NamedTensors& state);
 
 }  // namespace pacer::detail

@@ -1,4 +1,4 @@
-#include <pacer/hooks/detail/foreign_state.h>
+#include <pacer/hooks/detail/torch_optimizer_state.h>
 
 #include <memory>
 #include <set>
@@ -286,7 +286,7 @@ bool visit_numbers(const OptimizerOptions& options, NumberVisitor& visit) {
          shown(dynamic_cast<const AdagradOptions*>(&options));
 }
 
-NamedTensors export_foreign(const Optimizer& optimizer, const torch::nn::Module& model) {
+NamedTensors export_torch_state(const Optimizer& optimizer, const torch::nn::Module& model) {
   NamedTensors exported;
   with_types(optimizer, [&](const auto& state, const auto& options) {
     exported = export_as<std::decay_t<decltype(state)>, std::decay_t<decltype(options)>>(optimizer, model);
@@ -294,8 +294,8 @@ NamedTensors export_foreign(const Optimizer& optimizer, const torch::nn::Module&
   return exported;
 }
 
-std::function<void()> prepare_foreign(Optimizer& optimizer, const torch::nn::Module& model,
-                                      const NamedTensors& saved) {
+std::function<void()> prepare_torch_state(Optimizer& optimizer, const torch::nn::Module& model,
+                                          const NamedTensors& saved) {
   const auto pending = std::make_shared<PendingForeign>();
   with_types(optimizer, [&](const auto& state, const auto& options) {
     *pending =
