@@ -73,13 +73,13 @@ void detail::replay_ahead(const at::Tensor& result) {
 Tensors recompute_tensors(torch::nn::Module& module, const std::string& name, TensorFunction f, Tensors x) {
   if (!at::GradMode::is_enabled()) return f(x);
   // Nodes of a graph take and give defined tensors only.
-  const detail::Definedness given(x);
-  const auto of_defined = [f = std::move(f), given](const Tensors& in) { return f(given.spread(in)); };
-  const Tensors arguments = given.only_defined(std::move(x));
+  const detail::DefinedMask given(x);
+  const auto of_defined = [f = std::move(f), given](const Tensors& in) { return f(given.expand(in)); };
+  const Tensors arguments = given.compact(std::move(x));
   const auto region = c10::make_intrusive<Region>(module, name, of_defined, arguments);
   const Tensors& parameters = region->parameters();
   const bool needs_gradient = any_needs_gradient(arguments) || any_needs_gradient(parameters);
-  return region->results().spread(
+  return region->results().expand(
       needs_gradient ? RecomputeNode::apply(region, at::TensorList(arguments), at::TensorList(parameters))
                      : region->run_first(arguments));
 }

@@ -118,7 +118,7 @@ void ParallelTraining::share_parameters() {
     for (const auto& item : parts_->model().named_parameters()) {
       if (is_here(item.value())) add("parameter " + item.key(), item.value());
     }
-    const auto codes = detail::codes_of(parts_->model());
+    const auto codes = detail::nf4_buffers(parts_->model());
     for (const auto& item : parts_->model().named_buffers()) {
       if (!item.value().defined() || !is_here(item.value())) continue;
       const bool is_weight = codes.count(item.value().unsafeGetTensorImpl()) != 0;

@@ -48,7 +48,7 @@ void Session::prewarm_pass(const std::function<at::Tensor()>& loss) {
   first.micro_steps = parts_.progress.micro_steps;
   at::Tensor result;
   {
-    const detail::Restored<Progress> restore(parts_.progress, first);
+    const detail::ScopedValue<Progress> restore(parts_.progress, first);
     const detail::HooksForwardScope scope(parts_);
     result = loss();
   }

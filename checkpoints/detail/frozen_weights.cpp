@@ -19,7 +19,7 @@ namespace {
 
 // By TensorImpl.
 std::unordered_set<const void*> frozen_tensors(const torch::nn::Module& model) {
-  std::unordered_set<const void*> frozen = codes_of(model);
+  std::unordered_set<const void*> frozen = nf4_buffers(model);
   for (const auto& parameter : model.parameters()) {
     if (!parameter.requires_grad()) frozen.insert(parameter.unsafeGetTensorImpl());
   }

@@ -108,7 +108,7 @@ std::vector<Fact> other_facts(const SessionParts& parts, bool with_buffers) {
     if (known.count(item.value().unsafeGetTensorImpl()) != 0) continue;
     facts.push_back({"parameter beside the optimizer's " + item.key(), tensor_text(item.value())});
   }
-  const auto codes = codes_of(parts.model());
+  const auto codes = nf4_buffers(parts.model());
   for (const auto& item : parts.model().named_buffers()) {
     const bool is_weight = codes.count(item.value().unsafeGetTensorImpl()) != 0;
     if (is_weight || with_buffers) {

@@ -56,7 +56,7 @@ struct AdaptedState : torch::CustomClassHolder {
   std::vector<int64_t> rank;            // by layer; 0 without adapter
   std::vector<int64_t> sizes;           // of x
   std::vector<at::ScalarType> input_dtypes;
-  Definedness given;
+  DefinedMask given;
   size_t defined = 0;
   bool keeps_x = false, keeps_low = false, trains_a = false;
   at::ScalarType type_of_a = at::kFloat;
@@ -88,7 +88,7 @@ void add_up(const at::Tensor& y, const at::Tensor& x, const at::Tensor& weight, 
 struct AdaptedLinearNode : torch::autograd::Function<AdaptedLinearNode>, FusedNode<AdaptedState> {
   static Tensors forward(Context* context, StatePtr state, at::TensorList defined) {
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-    const Tensors inputs = state->given.spread(defined.vec());
+    const Tensors inputs = state->given.expand(defined.vec());
     const at::Tensor x = as_matrix(inputs[0].to(state->dtype));
 
     // A of all layers below each other, and what they take of x.
@@ -132,7 +132,7 @@ struct AdaptedLinearNode : torch::autograd::Function<AdaptedLinearNode>, FusedNo
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     const StatePtr state = state_of(context);
     const std::vector<bool> needed = needed_gradients(context, state->given, state->defined);
-    Kept kept(context->get_saved_variables());
+    SavedTensors kept(context->get_saved_variables());
     const at::Tensor x = kept.next(), a = kept.next(), low = kept.next();
     Tensors weights, all_b, dys;
     for (size_t i = 0; i < state->layers(); ++i) {
@@ -237,8 +237,8 @@ std::vector<at::Tensor> adapted_linears(const at::Tensor& x, at::ScalarType dtyp
   for (const at::Tensor& input : inputs) {
     state->input_dtypes.push_back(input.defined() ? input.scalar_type() : at::ScalarType::Undefined);
   }
-  state->given = Definedness(inputs);
-  const Tensors defined = state->given.only_defined(std::move(inputs));
+  state->given = DefinedMask(inputs);
+  const Tensors defined = state->given.compact(std::move(inputs));
   state->defined = defined.size();
   return AdaptedLinearNode::apply(std::move(state), at::TensorList(defined));
 }

@@ -34,7 +34,7 @@ struct Fp8LinearNode : torch::autograd::Function<Fp8LinearNode> {
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     const at::Tensor kept_weight = weight.value_or(at::Tensor());
     const Product product(layer, kept_weight, computing_type(x, /*in_8_bits=*/true), records, nf4);
-    Factor input;
+    Operand input;
     static_cast<Fp8Matrix&>(input) =
         layer->tensors().cast(as_rows(x), layer->input(records), {/*transposed=*/keeps_input});
     const at::Tensor y = product.forward(input, bias ? bias->to(product.dtype()) : at::Tensor());
@@ -58,7 +58,7 @@ struct Fp8LinearNode : torch::autograd::Function<Fp8LinearNode> {
     const auto saved = context->get_saved_variables();
     const at::Tensor& weight = saved[2];
     const auto nf4 = c10::static_intrusive_pointer_cast<KeptNf4>(context->saved_data["nf4"].toCapsule());
-    Factor input;
+    Operand input;
     input.transposed = saved[0];
     input.inverse = saved[1];
     // Of the tensors among what forward was given; a weight in 4 bits is none.
@@ -74,7 +74,7 @@ struct Fp8LinearNode : torch::autograd::Function<Fp8LinearNode> {
     if (needs_x || needs_weight) {
       const bool records = context->saved_data["records"].toBool();
       const Product product(layer, weight, x_dtype, records, nf4->weight);
-      Factor gradient;
+      Operand gradient;
       static_cast<Fp8Matrix&>(gradient) =
           layer->tensors().cast(dy, layer->gradient(records), {needs_weight, needs_bias});
       dbias = gradient.sums;

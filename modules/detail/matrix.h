@@ -41,7 +41,7 @@ struct Fp8Matrix {
 };
 
 // What a product multiplies: `values` in the dtype of computing, or codes.
-struct Factor : Fp8Matrix {
+struct Operand : Fp8Matrix {
   at::Tensor values;
 };
 

@@ -4,7 +4,7 @@
 
 namespace pacer::detail {
 
-std::unordered_set<const void*> codes_of(const torch::nn::Module& model) {
+std::unordered_set<const void*> nf4_buffers(const torch::nn::Module& model) {
   std::unordered_set<const void*> codes;
   for (const auto& module : model.modules(/*include_self=*/false)) {
     const auto* weight = module->as<modules::Nf4WeightImpl>();

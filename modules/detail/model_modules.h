@@ -18,6 +18,6 @@ inline torch::OrderedDict<std::string, std::shared_ptr<torch::nn::Module>> named
 }
 
 // The buffers of its weights in 4 bits, by TensorImpl.
-std::unordered_set<const void*> codes_of(const torch::nn::Module& model);
+std::unordered_set<const void*> nf4_buffers(const torch::nn::Module& model);
 
 }  // namespace pacer::detail

@@ -9,7 +9,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class_detail.h>
 
-#include <pacer/modules/detail/definedness.h>
+#include <pacer/modules/detail/defined_mask.h>
 #include <pacer/modules/detail/matrix.h>
 #include <pacer/modules/tensor_call.h>
 
@@ -32,31 +32,31 @@ struct FusedNode {
   }
 
   // For every input, defined or not.
-  static std::vector<bool> needed_gradients(Context* context, const Definedness& given, size_t defined) {
+  static std::vector<bool> needed_gradients(Context* context, const DefinedMask& given, size_t defined) {
     std::vector<bool> needed(defined);
     for (size_t i = 0; i < defined; ++i) needed[i] = context->needs_input_grad(i);
-    return given.spread(needed);
+    return given.expand(needed);
   }
   // What backward returns, from gradients of every input.
-  static Tensors result(const Definedness& given, Tensors gradients) {
-    gradients = given.only_defined(std::move(gradients));
+  static Tensors result(const DefinedMask& given, Tensors gradients) {
+    gradients = given.compact(std::move(gradients));
     gradients.insert(gradients.begin(), at::Tensor());  // the state
     return gradients;
   }
 };
 
-// Kept tensors, one after the other.
-class Kept {
+// Saved tensors, one after the other.
+class SavedTensors {
  public:
-  explicit Kept(Tensors tensors) : tensors_(std::move(tensors)) {}
+  explicit SavedTensors(Tensors tensors) : tensors_(std::move(tensors)) {}
   at::Tensor next() { return std::move(tensors_[next_++]); }
-  // Returns the next factor as `keep_factor` left it.
-  Factor next_factor() {
-    Factor factor;
-    factor.values = next();
-    factor.transposed = next();
-    factor.inverse = next();
-    return factor;
+  // Returns the next operand as `save_operand` left it.
+  Operand next_operand() {
+    Operand operand;
+    operand.values = next();
+    operand.transposed = next();
+    operand.inverse = next();
+    return operand;
   }
 
  private:
@@ -65,9 +65,9 @@ class Kept {
 };
 
 // What the product of the weight's gradient takes of it, where there will be one.
-inline void keep_factor(const Factor& factor, bool for_weight, Tensors& tensors) {
+inline void save_operand(const Operand& operand, bool for_weight, Tensors& tensors) {
   tensors.insert(tensors.end(),
-                 {for_weight ? factor.values : at::Tensor(), factor.transposed, factor.inverse});
+                 {for_weight ? operand.values : at::Tensor(), operand.transposed, operand.inverse});
 }
 
 }  // namespace pacer::detail

@@ -18,7 +18,7 @@ struct NormLinearNames {
 };
 
 struct NormLinearState : torch::CustomClassHolder {
-  Definedness given;
+  DefinedMask given;
   size_t defined;
   double epsilon;
   Fp8LayerPtr fp8;
@@ -40,14 +40,14 @@ struct NormLinearNode : torch::autograd::Function<NormLinearNode>,
                         NormLinearNames {
   static Tensors forward(Context* context, StatePtr state, at::TensorList tensors) {
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-    const Tensors in = state->given.spread(tensors.vec());
+    const Tensors in = state->given.expand(tensors.vec());
     const Product product = state->product(in[kWeight]);
     const Normalized normalized =
         normalize({in[kX], {}, {}, {}}, {in[kNormWeight], in[kNormBias], state->epsilon},
                   {&product, /*is_gradient=*/false, state->keeps_input});
     const at::Tensor y = product.forward(normalized.y, in[kBias]);
     Tensors kept = {in[kX], normalized.mean, normalized.rstd, in[kNormWeight], in[kWeight]};
-    keep_factor(normalized.y, state->keeps_input, kept);
+    save_operand(normalized.y, state->keeps_input, kept);
     const bool in_three = state->in_three;
     keep(context, std::move(state), std::move(kept));
     Tensors results = in_three ? thirds(y) : Tensors{y};
@@ -70,15 +70,16 @@ struct NormLinearNode : torch::autograd::Function<NormLinearNode>,
       return FusedNode::result(state->given, std::move(result));
     }
     for (at::Tensor& part : dy) part = part.defined() ? part : at::zeros_like(*given);
-    Kept kept(context->get_saved_variables());
+    SavedTensors kept(context->get_saved_variables());
     Normalized normalized;
     normalized.s = readable(kept.next());
     normalized.mean = kept.next();
     normalized.rstd = kept.next();
     const at::Tensor norm_weight = kept.next(), weight = kept.next();
-    normalized.y = kept.next_factor();
+    normalized.y = kept.next_operand();
     const Product product = state->product(weight);
-    const Factor gradient = take(dy, {}, {&product, /*is_gradient=*/true, needs[kWeight]}, needs[kBias]);
+    const Operand gradient =
+        cast_operand(dy, {}, {&product, /*is_gradient=*/true, needs[kWeight]}, needs[kBias]);
     if (needs[kWeight]) result[kWeight] = product.weight_gradient(gradient, normalized.y);
     result[kBias] = gradient.sums;
     if (needs[kX] || needs[kNormWeight] || needs[kNormBias]) {
@@ -100,8 +101,8 @@ NormLinearResults norm_linear(const FusedCall& call, const torch::nn::LayerNormI
   const LinearInputs product = call.inputs_of(linear);
   const Tensors all = {call.x(), of_norm.weight, of_norm.bias, product.weight, product.bias};
   auto state = c10::make_intrusive<NormLinearState>();
-  state->given = Definedness(all);
-  const Tensors defined = state->given.only_defined(all);
+  state->given = DefinedMask(all);
+  const Tensors defined = state->given.compact(all);
   state->defined = defined.size();
   state->epsilon = of_norm.epsilon;
   state->fp8 = product.fp8;

@@ -29,7 +29,7 @@ struct NormMlpNames {
 };
 
 struct NormMlpState : torch::CustomClassHolder {
-  Definedness given;
+  DefinedMask given;
   size_t defined;
   std::vector<bool> requires_grad;  // of inputs; none where no graph is made
   Fp8LayerPtr of_projection, of_fc1, of_fc2;
@@ -59,22 +59,22 @@ bool any_of(const std::vector<bool>& needs, std::initializer_list<NormMlpNames::
 struct NormMlpNode : torch::autograd::Function<NormMlpNode>, FusedNode<NormMlpState>, NormMlpNames {
   static at::Tensor forward(Context* context, StatePtr state, at::TensorList tensors) {
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-    const Tensors in = state->given.spread(tensors.vec());
+    const Tensors in = state->given.expand(tensors.vec());
     const Products products(*state, in);
-    const auto purpose = [&](const Product& product, Input weight) {
-      return Purpose{&product, /*is_gradient=*/false, state->requires_grad[weight]};
+    const auto use = [&](const Product& product, Input weight) {
+      return OperandUse{&product, /*is_gradient=*/false, state->requires_grad[weight]};
     };
 
     Residual residual{in[kX], {}, in[kProjectionBias], state->projection_dropout};
-    Factor of_branch;
+    Operand of_branch;
     if (in[kBranch].defined()) {
-      of_branch = take(in[kBranch], {}, purpose(products.projection, kProjectionWeight), /*sums=*/false);
+      of_branch = cast_operand(in[kBranch], {}, use(products.projection, kProjectionWeight), /*sums=*/false);
       residual.branch = products.projection.forward(of_branch, {});
     }
-    const Normalized normalized = normalize(residual, {in[kNormWeight], in[kNormBias], state->epsilon},
-                                            purpose(products.fc1, kWeight1));
+    const Normalized normalized =
+        normalize(residual, {in[kNormWeight], in[kNormBias], state->epsilon}, use(products.fc1, kWeight1));
     const at::Tensor u = products.fc1.forward(normalized.y, {});
-    const Factor activated = activate(u, in[kBias1], state->activation, purpose(products.fc2, kWeight2));
+    const Operand activated = activate(u, in[kBias1], state->activation, use(products.fc2, kWeight2));
     const bool ends_with_sum = state->ends_with_sum();
     at::Tensor y = products.fc2.forward(activated, ends_with_sum ? at::Tensor() : in[kBias2]);
     if (ends_with_sum) {
@@ -85,9 +85,9 @@ struct NormMlpNode : torch::autograd::Function<NormMlpNode>, FusedNode<NormMlpSt
     // Not read in backward, or only what follows from them.
     for (const Input input : {kX, kBranch, kProjectionBias, kNormBias, kBias2}) kept[input] = at::Tensor();
     kept.insert(kept.end(), {normalized.s, normalized.mean, normalized.rstd, u});
-    keep_factor(of_branch, state->requires_grad[kProjectionWeight], kept);
-    keep_factor(normalized.y, state->requires_grad[kWeight1], kept);
-    keep_factor(activated, state->requires_grad[kWeight2], kept);
+    save_operand(of_branch, state->requires_grad[kProjectionWeight], kept);
+    save_operand(normalized.y, state->requires_grad[kWeight1], kept);
+    save_operand(activated, state->requires_grad[kWeight2], kept);
     keep(context, std::move(state), std::move(kept));
     return y;
   }
@@ -100,30 +100,30 @@ struct NormMlpNode : torch::autograd::Function<NormMlpNode>, FusedNode<NormMlpSt
     const at::Tensor& dy = gradients[0];
     if (!dy.defined()) return FusedNode::result(state->given, std::move(result));
     const std::vector<bool> needs = needed_gradients(context, state->given, state->defined);
-    Kept kept(context->get_saved_variables());
+    SavedTensors kept(context->get_saved_variables());
     Tensors in(kInputs);
     for (at::Tensor& tensor : in) tensor = kept.next();
     Normalized normalized;
     for (at::Tensor* tensor : {&normalized.s, &normalized.mean, &normalized.rstd}) *tensor = kept.next();
     normalized.s = readable(normalized.s);
     const at::Tensor u = kept.next();
-    const Factor of_branch = kept.next_factor();
-    normalized.y = kept.next_factor();
-    const Factor activated = kept.next_factor();
+    const Operand of_branch = kept.next_operand();
+    normalized.y = kept.next_operand();
+    const Operand activated = kept.next_operand();
     const Products products(*state, in);
-    const auto purpose = [&](const Product& product, Input weight) {
-      return Purpose{&product, /*is_gradient=*/true, needs[weight]};
+    const auto use = [&](const Product& product, Input weight) {
+      return OperandUse{&product, /*is_gradient=*/true, needs[weight]};
     };
 
-    const Factor of_y = take(dy, state->dropout, purpose(products.fc2, kWeight2), needs[kBias2]);
+    const Operand of_y = cast_operand(dy, state->dropout, use(products.fc2, kWeight2), needs[kBias2]);
     result[kBias2] = of_y.sums;
     if (needs[kWeight2]) result[kWeight2] = products.fc2.weight_gradient(of_y, activated);
     if (!any_of(needs, {kX, kBranch, kProjectionWeight, kProjectionBias, kNormWeight, kNormBias, kWeight1,
                         kBias1})) {
       return FusedNode::result(state->given, std::move(result));
     }
-    const Factor of_u = activate_backward(u, in[kBias1], products.fc2.input_gradient(of_y, state->dtype),
-                                          state->activation, purpose(products.fc1, kWeight1), needs[kBias1]);
+    const Operand of_u = activate_backward(u, in[kBias1], products.fc2.input_gradient(of_y, state->dtype),
+                                           state->activation, use(products.fc1, kWeight1), needs[kBias1]);
     result[kBias1] = of_u.sums;
     if (needs[kWeight1]) result[kWeight1] = products.fc1.weight_gradient(of_u, normalized.y);
     if (!any_of(needs, {kX, kBranch, kProjectionWeight, kProjectionBias, kNormWeight, kNormBias})) {
@@ -136,8 +136,9 @@ struct NormMlpNode : torch::autograd::Function<NormMlpNode>, FusedNode<NormMlpSt
     result[kNormBias] = std::move(of_norm.dbias);
     result[kX] = of_norm.ds;
     if (any_of(needs, {kBranch, kProjectionWeight, kProjectionBias})) {
-      const Factor of_sum = take(of_norm.ds, state->projection_dropout,
-                                 purpose(products.projection, kProjectionWeight), needs[kProjectionBias]);
+      const Operand of_sum =
+          cast_operand(of_norm.ds, state->projection_dropout, use(products.projection, kProjectionWeight),
+                       needs[kProjectionBias]);
       result[kProjectionBias] = of_sum.sums;
       if (needs[kProjectionWeight]) {
         result[kProjectionWeight] = products.projection.weight_gradient(of_sum, of_branch);
@@ -158,8 +159,8 @@ at::Tensor norm_mlp(const FusedCall& call, const modules::LayerNormMlpImpl& mlp,
   const Tensors all = {call.x(),  branch.x,   projection.weight, projection.bias, norm.weight,
                        norm.bias, fc1.weight, fc1.bias,          fc2.weight,      fc2.bias};
   auto state = c10::make_intrusive<NormMlpState>();
-  state->given = Definedness(all);
-  const Tensors defined = state->given.only_defined(all);
+  state->given = DefinedMask(all);
+  const Tensors defined = state->given.compact(all);
   state->defined = defined.size();
   for (const at::Tensor& tensor : all) {
     state->requires_grad.push_back(at::GradMode::is_enabled() && tensor.defined() && tensor.requires_grad());

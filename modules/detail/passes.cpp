@@ -54,24 +54,24 @@ at::Tensor as(const at::Tensor& x, at::ScalarType dtype) { return x.defined() ? 
 
 // Runs what makes a factor: `make(to, values)` writes codes to `to`, or `values`.
 template <class Make>
-Factor make_factor(const Purpose& purpose, const at::Tensor& like, int64_t columns, bool makes_transpose,
-                   const Make& make) {
-  const Product& product = *purpose.product;
-  Factor factor;
+Operand make_operand(const OperandUse& use, const at::Tensor& like, int64_t columns, bool makes_transpose,
+                     const Make& make) {
+  const Product& product = *use.product;
+  Operand operand;
   const int64_t rows = like.size(0);
   if (!product.fp8()) {
-    factor.values = at::empty({rows, columns}, like.options().dtype(product.dtype()));
-    if (rows > 0) make(Fp8Target{}, factor.values);
-    return factor;
+    operand.values = at::empty({rows, columns}, like.options().dtype(product.dtype()));
+    if (rows > 0) make(Fp8Target{}, operand.values);
+    return operand;
   }
   Fp8Layer& layer = *product.fp8();
   const Fp8Tensors::Role role =
-      purpose.is_gradient ? layer.gradient(product.records()) : layer.input(product.records());
-  static_cast<Fp8Matrix&>(factor) =
-      layer.tensors().encode(rows, columns, role, makes_transpose && purpose.for_weight,
+      use.is_gradient ? layer.gradient(product.records()) : layer.input(product.records());
+  static_cast<Fp8Matrix&>(operand) =
+      layer.tensors().encode(rows, columns, role, makes_transpose && use.for_weight,
                              [&](const Fp8Target& to) { make(to, at::Tensor()); });
-  if (!makes_transpose && purpose.for_weight) factor.transposed = layer.tensors().transposed(factor.codes);
-  return factor;
+  if (!makes_transpose && use.for_weight) operand.transposed = layer.tensors().transposed(operand.codes);
+  return operand;
 }
 
 void run(const kernels::LayerNormForward& work, at::Device device) {
@@ -116,9 +116,9 @@ at::Tensor add_residual(const Residual& residual) {
   return s;
 }
 
-Normalized normalize(const Residual& residual, const Norm& norm, const Purpose& purpose) {
+Normalized normalize(const Residual& residual, const Norm& norm, const OperandUse& use) {
   const DeviceGuard guard(residual.x.device());
-  ResidualMemory memory(residual, purpose.product->dtype());
+  ResidualMemory memory(residual, use.product->dtype());
   const at::Tensor& x = memory.x;
   const at::ScalarType type = parameter_type(norm.weight, x);
   const at::Tensor weight = as(norm.weight, type), bias = as(norm.bias, type);
@@ -131,18 +131,18 @@ Normalized normalize(const Residual& residual, const Norm& norm, const Purpose& 
   memory.work.weight = memory_of(weight);
   memory.work.bias = memory_of(bias);
   memory.work.epsilon = static_cast<float>(norm.epsilon);
-  normalized.y = make_factor(purpose, x, x.size(1), /*makes_transpose=*/false,
-                             [&](const Fp8Target& to, const at::Tensor& values) {
-                               kernels::LayerNormForward work = memory.work;
-                               work.to = to;
-                               work.y = writable(values);
-                               if (to.codes != nullptr || values.defined()) {  // else it is only measured
-                                 work.sum = has_branch ? writable(normalized.s) : nullptr;
-                                 work.mean = floats(normalized.mean);
-                                 work.rstd = floats(normalized.rstd);
-                               }
-                               run(work, x.device());
-                             });
+  normalized.y = make_operand(use, x, x.size(1), /*makes_transpose=*/false,
+                              [&](const Fp8Target& to, const at::Tensor& values) {
+                                kernels::LayerNormForward work = memory.work;
+                                work.to = to;
+                                work.y = writable(values);
+                                if (to.codes != nullptr || values.defined()) {  // else it is only measured
+                                  work.sum = has_branch ? writable(normalized.s) : nullptr;
+                                  work.mean = floats(normalized.mean);
+                                  work.rstd = floats(normalized.rstd);
+                                }
+                                run(work, x.device());
+                              });
   return normalized;
 }
 
@@ -188,7 +188,7 @@ NormGradients normalize_backward(const at::Tensor& dy, const Normalized& normali
   return gradients;
 }
 
-Factor activate(const at::Tensor& u, const at::Tensor& bias, Activation activation, const Purpose& purpose) {
+Operand activate(const at::Tensor& u, const at::Tensor& bias, Activation activation, const OperandUse& use) {
   const DeviceGuard guard(u.device());
   const at::Tensor dense = readable(u), added = as(bias, u.scalar_type());
   kernels::ActivationForward work;
@@ -198,22 +198,21 @@ Factor activate(const at::Tensor& u, const at::Tensor& bias, Activation activati
   work.columns = dense.size(1) / kernels::activation_inputs(activation);
   work.u = memory_of(dense);
   work.bias = memory_of(added);
-  return make_factor(purpose, dense, work.columns, /*makes_transpose=*/true,
-                     [&](const Fp8Target& to, const at::Tensor& values) {
-                       work.to = to;
-                       work.y = writable(values);
-                       if (dense.is_cuda()) {
-                         kernels::activation_cuda(work, current_stream(dense.device()));
-                       } else {
-                         over_rows(work.rows, to, [&](int64_t begin, int64_t end) {
-                           kernels::activation_cpu(work, begin, end);
-                         });
-                       }
-                     });
+  return make_operand(
+      use, dense, work.columns, /*makes_transpose=*/true, [&](const Fp8Target& to, const at::Tensor& values) {
+        work.to = to;
+        work.y = writable(values);
+        if (dense.is_cuda()) {
+          kernels::activation_cuda(work, current_stream(dense.device()));
+        } else {
+          over_rows(work.rows, to,
+                    [&](int64_t begin, int64_t end) { kernels::activation_cpu(work, begin, end); });
+        }
+      });
 }
 
-Factor activate_backward(const at::Tensor& u, const at::Tensor& bias, const at::Tensor& dy,
-                         Activation activation, const Purpose& purpose, bool sums) {
+Operand activate_backward(const at::Tensor& u, const at::Tensor& bias, const at::Tensor& dy,
+                          Activation activation, const OperandUse& use, bool sums) {
   const DeviceGuard guard(u.device());
   const at::Tensor dense = readable(u), added = as(bias, u.scalar_type()), gradient = as(dy, u.scalar_type());
   kernels::ActivationBackward work;
@@ -225,39 +224,38 @@ Factor activate_backward(const at::Tensor& u, const at::Tensor& bias, const at::
   work.bias = memory_of(added);
   work.dy = memory_of(gradient);
   const ColumnSums column_sums(sums, dense.size(0), dense.size(1), dense.device());
-  Factor factor = make_factor(purpose, dense, dense.size(1), /*makes_transpose=*/true,
-                              [&](const Fp8Target& to, const at::Tensor& values) {
-                                work.to = to;
-                                work.du = writable(values);
-                                const bool only_measures = to.codes == nullptr && !values.defined();
-                                work.partials = only_measures ? nullptr : floats(column_sums.partials);
-                                work.bias_gradient = only_measures ? nullptr : floats(column_sums.sums);
-                                if (dense.is_cuda()) {
-                                  kernels::activation_backward_cuda(work, current_stream(dense.device()));
-                                } else {
-                                  over_rows(work.rows, to, [&](int64_t begin, int64_t end) {
-                                    kernels::activation_backward_cpu(work, begin, end);
-                                  });
-                                }
-                              });
-  factor.sums = column_sums.sums;
-  return factor;
+  Operand operand = make_operand(use, dense, dense.size(1), /*makes_transpose=*/true,
+                                 [&](const Fp8Target& to, const at::Tensor& values) {
+                                   work.to = to;
+                                   work.du = writable(values);
+                                   const bool only_measures = to.codes == nullptr && !values.defined();
+                                   work.partials = only_measures ? nullptr : floats(column_sums.partials);
+                                   work.bias_gradient = only_measures ? nullptr : floats(column_sums.sums);
+                                   if (dense.is_cuda()) {
+                                     kernels::activation_backward_cuda(work, current_stream(dense.device()));
+                                   } else {
+                                     over_rows(work.rows, to, [&](int64_t begin, int64_t end) {
+                                       kernels::activation_backward_cpu(work, begin, end);
+                                     });
+                                   }
+                                 });
+  operand.sums = column_sums.sums;
+  return operand;
 }
 
-Factor take(at::TensorList x, const kernels::Dropout& dropout, const Purpose& purpose, bool sums) {
-  const Product& product = *purpose.product;
-  Factor factor;
+Operand cast_operand(at::TensorList x, const kernels::Dropout& dropout, const OperandUse& use, bool sums) {
+  const Product& product = *use.product;
+  Operand operand;
   if (product.fp8()) {
     Fp8Layer& layer = *product.fp8();
-    const auto role =
-        purpose.is_gradient ? layer.gradient(product.records()) : layer.input(product.records());
-    static_cast<Fp8Matrix&>(factor) = layer.tensors().cast(x, role, {purpose.for_weight, sums}, dropout);
-    return factor;
+    const auto role = use.is_gradient ? layer.gradient(product.records()) : layer.input(product.records());
+    static_cast<Fp8Matrix&>(operand) = layer.tensors().cast(x, role, {use.for_weight, sums}, dropout);
+    return operand;
   }
-  factor.values = as(x.size() == 1 ? x[0] : at::cat(x, 1), product.dtype());
-  if (dropout.threshold != 0) factor.values = add_residual({{}, factor.values, {}, dropout});
-  if (sums) factor.sums = factor.values.sum(0, /*keepdim=*/false, at::kFloat);
-  return factor;
+  operand.values = as(x.size() == 1 ? x[0] : at::cat(x, 1), product.dtype());
+  if (dropout.threshold != 0) operand.values = add_residual({{}, operand.values, {}, dropout});
+  if (sums) operand.sums = operand.values.sum(0, /*keepdim=*/false, at::kFloat);
+  return operand;
 }
 
 }  // namespace pacer::detail

@@ -13,7 +13,7 @@
 namespace pacer::detail {
 
 // For which product something is made, as what it multiplies in forward or as the gradient of its result.
-struct Purpose {
+struct OperandUse {
   const Product* product;
   bool is_gradient = false;
   // The product of the weight's gradient is wanted, too; in 8 bits that needs the transpose.
@@ -35,9 +35,9 @@ struct Norm {
 // s, where there is a branch (else x), its statistics, fp32 [rows], and (s - mean) * rstd * weight + bias.
 struct Normalized {
   at::Tensor s, mean, rstd;
-  Factor y;
+  Operand y;
 };
-Normalized normalize(const Residual& residual, const Norm& norm, const Purpose& purpose);
+Normalized normalize(const Residual& residual, const Norm& norm, const OperandUse& use);
 
 // Gradients of s, of the norm's weight and of its bias, fp32 [columns] where wanted. `dsum` is what reaches s
 // elsewhere and is added; undefined: nothing does.
@@ -48,12 +48,12 @@ NormGradients normalize_backward(const at::Tensor& dy, const Normalized& normali
                                  const at::Tensor& dsum, bool for_weight, bool for_bias);
 
 // activation(u + bias), and its backward pass with the sums of columns where wanted.
-Factor activate(const at::Tensor& u, const at::Tensor& bias, Activation activation, const Purpose& purpose);
-Factor activate_backward(const at::Tensor& u, const at::Tensor& bias, const at::Tensor& dy,
-                         Activation activation, const Purpose& purpose, bool sums);
+Operand activate(const at::Tensor& u, const at::Tensor& bias, Activation activation, const OperandUse& use);
+Operand activate_backward(const at::Tensor& u, const at::Tensor& bias, const at::Tensor& dy,
+                          Activation activation, const OperandUse& use, bool sums);
 
 // x itself, dropped, for a product; with the sums of columns where wanted. One matrix, or three as
 // Fp8Tensors::cast takes them.
-Factor take(at::TensorList x, const kernels::Dropout& dropout, const Purpose& purpose, bool sums);
+Operand cast_operand(at::TensorList x, const kernels::Dropout& dropout, const OperandUse& use, bool sums);
 
 }  // namespace pacer::detail

@@ -77,21 +77,21 @@ Fp8Matrix Product::cast_weight(bool transposed) const {
   return nf4_.is_empty() ? fp8_->cast_weight(weight_) : fp8_->cast_weight(nf4_, transposed);
 }
 
-at::Tensor Product::forward(const Factor& x, const at::Tensor& bias) const {
+at::Tensor Product::forward(const Operand& x, const at::Tensor& bias) const {
   if (!fp8_) return at::linear(x.values, weight_, bias);
   const Fp8Matrix weight = cast_weight(/*transposed=*/false);
   return scaled_product(x.codes, x.inverse, kernels::Fp8Format::e4m3, weight.codes, weight.inverse, dtype_,
                         bias, /*fast=*/true);
 }
 
-at::Tensor Product::input_gradient(const Factor& dy, at::ScalarType dtype) const {
+at::Tensor Product::input_gradient(const Operand& dy, at::ScalarType dtype) const {
   if (!fp8_) return at::mm(dy.values, weight_);
   const Fp8Matrix weight = cast_weight(/*transposed=*/true);
   return scaled_product(dy.codes, dy.inverse, fp8_->gradients(), weight.transposed, weight.inverse, dtype, {},
                         /*fast=*/false);
 }
 
-at::Tensor Product::weight_gradient(const Factor& dy, const Factor& x) const {
+at::Tensor Product::weight_gradient(const Operand& dy, const Operand& x) const {
   if (!fp8_) return at::mm(dy.values.t(), x.values);
   return scaled_product(dy.transposed, dy.inverse, fp8_->gradients(), x.transposed, x.inverse,
                         weight_.scalar_type(), {}, /*fast=*/false);

@@ -46,11 +46,11 @@ class Product {
   bool records() const { return records_; }
 
   // [rows, out]: x W^T + bias; a bias has dtype(), undefined: none.
-  at::Tensor forward(const Factor& x, const at::Tensor& bias) const;
+  at::Tensor forward(const Operand& x, const at::Tensor& bias) const;
   // [rows, in] of the gradient [rows, out].
-  at::Tensor input_gradient(const Factor& dy, at::ScalarType dtype) const;
+  at::Tensor input_gradient(const Operand& dy, at::ScalarType dtype) const;
   // [out, in], of the weight's dtype, which is not in 4 bits. Of `x` the transpose, in 8 bits.
-  at::Tensor weight_gradient(const Factor& dy, const Factor& x) const;
+  at::Tensor weight_gradient(const Operand& dy, const Operand& x) const;
 
  private:
   Fp8Matrix cast_weight(bool transposed) const;

@@ -79,7 +79,7 @@ Region::Region(torch::nn::Module& module, std::string name, TensorFunction f, co
       was_training_(module.is_training()),
       parameters_(distinct_parameters(module)),
       buffers_(module),
-      ambient_(Ambient::now(gpus_of(parameters_, x))) {
+      context_(CallContext::now(gpus_of(parameters_, x))) {
   for (const at::Tensor& parameter : parameters_) versions_.push_back(parameter._version());
 }
 
@@ -97,8 +97,8 @@ Tensors Region::run_first(const Tensors& x) {
             " in place, so it cannot be recomputed from it; let it work on a copy");
   }
   buffers_.keep_changed();
-  results_ = Definedness(y);
-  return results_.only_defined(std::move(y));
+  results_ = DefinedMask(y);
+  return results_.compact(std::move(y));
 }
 
 void Region::check_unchanged() const {
@@ -120,10 +120,10 @@ void Region::check_unchanged() const {
 }
 
 Tensors Region::checked_results(Tensors y, const Tensors& gradients) const {
-  const Definedness found(y);
+  const DefinedMask found(y);
   require(found == results_, name_, " returned ", results_.size(), " tensors in forward, and ", found.size(),
           " or others when it was recomputed; it depends on something that is neither an argument nor state");
-  y = found.only_defined(std::move(y));
+  y = found.compact(std::move(y));
   for (size_t i = 0; i < y.size(); ++i) {
     require(!gradients[i].defined() || y[i].sizes() == gradients[i].sizes(), name_, ": its result ", i,
             " has shape ", gradients[i].sizes(), " in forward, but ", y[i].sizes(),
@@ -172,10 +172,10 @@ void Region::replay(const Tensors& x) {
     replay->leaves.push_back(tensor.detach().set_requires_grad(tensor.requires_grad()));
   }
   struct Back {
-    Ambient surroundings;
+    CallContext surroundings;
     ~Back() { surroundings.enter(); }
-  } const back{Ambient::now(ambient_.gpus())};
-  ambient_.enter();
+  } const back{CallContext::now(context_.gpus())};
+  context_.enter();
   const at::AutoGradMode with_grad(true);
   const NoAutocastCache no_cache;
   const ReplayMemory::Scope scope(memory_);

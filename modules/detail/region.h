@@ -9,8 +9,8 @@
 
 #include <torch/custom_class_detail.h>
 
-#include <pacer/modules/detail/ambient.h>
-#include <pacer/modules/detail/definedness.h>
+#include <pacer/modules/detail/call_context.h>
+#include <pacer/modules/detail/defined_mask.h>
 #include <pacer/modules/detail/region_buffers.h>
 #include <pacer/modules/detail/replay_memory.h>
 #include <pacer/modules/tensor_call.h>
@@ -27,7 +27,7 @@ class Region : public torch::CustomClassHolder {
 
   // x and results are defined tensors; results() tells where others belong.
   Tensors run_first(const Tensors& x);
-  const Definedness& results() const { return results_; }
+  const DefinedMask& results() const { return results_; }
   // Does the first part of run_again now, unless it is done; the rest must follow before anything else runs.
   void replay(const Tensors& x);
   // Gradients of x and of the parameters, undefined where `is_needed` is false or nothing depends on it.
@@ -52,8 +52,8 @@ class Region : public torch::CustomClassHolder {
   Tensors parameters_;
   std::vector<int64_t> versions_;  // of the parameters
   RegionBuffers buffers_;
-  Definedness results_;
-  Ambient ambient_;
+  DefinedMask results_;
+  CallContext context_;
   ReplayMemory memory_;
   std::unique_ptr<Replay> replay_;  // under way
 };

@@ -12,7 +12,7 @@ RegionBuffers::RegionBuffers(const torch::nn::Module& module) {
   const at::NoGradGuard no_grad;
   const auto buffers = module.named_buffers();
   if (buffers.is_empty()) return;
-  const auto codes = codes_of(module);  // most of what a block has, and no forward writes to them
+  const auto codes = nf4_buffers(module);  // most of what a block has, and no forward writes to them
   for (const auto& item : buffers) {
     const at::Tensor& buffer = item.value();
     if (!buffer.defined()) continue;

@@ -18,11 +18,12 @@ namespace pacer::detail {
 
 // Gives a variable another value for a while.
 template <class T>
-class Restored {
+class ScopedValue {
  public:
-  Restored(T& variable, T value) : variable_(variable), before_(std::exchange(variable, std::move(value))) {}
-  Restored(const Restored&) = delete;
-  ~Restored() { variable_ = std::move(before_); }
+  ScopedValue(T& variable, T value)
+      : variable_(variable), before_(std::exchange(variable, std::move(value))) {}
+  ScopedValue(const ScopedValue&) = delete;
+  ~ScopedValue() { variable_ = std::move(before_); }
 
  private:
   T& variable_;
@@ -32,7 +33,7 @@ class Restored {
 class PrewarmScope {
  public:
   explicit PrewarmScope(SessionParts& parts) : device_(parts.device()), random_(get_random_state(device_)) {
-    const auto codes = codes_of(parts.model());  // no pass writes to them
+    const auto codes = nf4_buffers(parts.model());  // no pass writes to them
     for (const at::Tensor& buffer : parts.model().buffers()) {
       if (buffer.defined() && codes.count(buffer.unsafeGetTensorImpl()) == 0)
         buffers_.emplace_back(buffer, buffer.detach().clone());

@@ -14,10 +14,10 @@
 
 namespace pacer::detail {
 
-class Ambient {
+class CallContext {
  public:
   // Returns what holds now in this thread, for the CPU and these GPUs.
-  static Ambient now(std::vector<at::Device> gpus);
+  static CallContext now(std::vector<at::Device> gpus);
   void enter() const;
 
   const std::vector<at::Device>& gpus() const { return gpus_; }

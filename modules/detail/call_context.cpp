@@ -1,26 +1,26 @@
-#include <pacer/modules/detail/ambient.h>
+#include <pacer/modules/detail/call_context.h>
 
 #include <ATen/autocast_mode.h>
 
 namespace pacer::detail {
 
-Ambient Ambient::now(std::vector<at::Device> gpus) {
-  Ambient ambient;
-  ambient.fp8_ = Fp8Scope::current();
-  ambient.remember_autocast(at::kCPU);
-  if (gpus.empty()) ambient.random_.push_back(get_random_state(at::kCPU));
-  for (const at::Device gpu : gpus) ambient.random_.push_back(get_random_state(gpu));
-  if (!gpus.empty()) ambient.remember_autocast(gpus[0].type());
-  ambient.gpus_ = std::move(gpus);
-  return ambient;
+CallContext CallContext::now(std::vector<at::Device> gpus) {
+  CallContext context;
+  context.fp8_ = Fp8Scope::current();
+  context.remember_autocast(at::kCPU);
+  if (gpus.empty()) context.random_.push_back(get_random_state(at::kCPU));
+  for (const at::Device gpu : gpus) context.random_.push_back(get_random_state(gpu));
+  if (!gpus.empty()) context.remember_autocast(gpus[0].type());
+  context.gpus_ = std::move(gpus);
+  return context;
 }
 
-void Ambient::remember_autocast(at::DeviceType device) {
+void CallContext::remember_autocast(at::DeviceType device) {
   autocast_.push_back(
       {device, at::autocast::is_autocast_enabled(device), at::autocast::get_autocast_dtype(device)});
 }
 
-void Ambient::enter() const {
+void CallContext::enter() const {
   Fp8Scope::set_current(fp8_);
   for (const Autocast& autocast : autocast_) {
     at::autocast::set_autocast_enabled(autocast.device, autocast.enabled);

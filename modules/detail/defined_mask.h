@@ -10,14 +10,14 @@
 
 namespace pacer::detail {
 
-class Definedness {
+class DefinedMask {
  public:
-  Definedness() = default;
-  explicit Definedness(const std::vector<at::Tensor>& tensors) {
+  DefinedMask() = default;
+  explicit DefinedMask(const std::vector<at::Tensor>& tensors) {
     for (const at::Tensor& tensor : tensors) is_defined_.push_back(tensor.defined());
   }
 
-  std::vector<at::Tensor> only_defined(std::vector<at::Tensor> tensors) const {
+  std::vector<at::Tensor> compact(std::vector<at::Tensor> tensors) const {
     std::vector<at::Tensor> defined;
     for (size_t i = 0; i < tensors.size(); ++i) {
       if (is_defined_[i]) defined.push_back(std::move(tensors[i]));
@@ -27,7 +27,7 @@ class Definedness {
 
   // The whole list again, from what there is for its defined tensors.
   template <class T>
-  std::vector<T> spread(const std::vector<T>& defined) const {
+  std::vector<T> expand(const std::vector<T>& defined) const {
     std::vector<T> all(is_defined_.size());
     size_t next = 0;
     for (size_t i = 0; i < all.size(); ++i) {
@@ -36,7 +36,7 @@ class Definedness {
     return all;
   }
 
-  bool operator==(const Definedness& other) const { return is_defined_ == other.is_defined_; }
+  bool operator==(const DefinedMask& other) const { return is_defined_ == other.is_defined_; }
   size_t size() const { return is_defined_.size(); }
 
  private:
