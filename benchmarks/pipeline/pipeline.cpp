@@ -51,7 +51,7 @@ struct Arguments {
   Cut cut;
   int64_t steps, rounds;
   std::optional<int64_t> stages;  // none: as many as there are ranks
-  std::vector<PipelineOrder> schedules;
+  std::vector<PipelineOrder> orders;
 };
 
 Arguments arguments_of(const examples::OptionValues& given) {
@@ -72,9 +72,9 @@ Arguments arguments_of(const examples::OptionValues& given) {
                    examples::shown(bound), "'");
   }
   std::vector<std::pair<std::string, PipelineOrder>> known;
-  for (const auto schedule : {PipelineOrder::gpipe, PipelineOrder::one_f_one_b, PipelineOrder::interleaved,
-                              PipelineOrder::zero_bubble}) {
-    known.emplace_back(pacer::schedule_name(order), schedule);
+  for (const auto order : {PipelineOrder::gpipe, PipelineOrder::one_f_one_b, PipelineOrder::interleaved,
+                           PipelineOrder::zero_bubble}) {
+    known.emplace_back(pacer::schedule_name(order), order);
   }
   for (const std::string& name : examples::split(given["schedule"].as<std::string>())) {
     arguments.orders.push_back(examples::choice_named(name, "schedule", known));
