@@ -75,8 +75,9 @@ struct Side {
         rows_scaled(by_rows) {}
 
   void compress(OneBitSource source, const void* context, int threads) {
-    const OneBitSide side{rows.pieces.data(), rows.first.data(), rows.count(),   rows.extent, carried.data(),
-                          scales.data(),      rows_scaled,       ScaleNorm::rms, signs.data()};
+    const OneBitSide side{rows.pieces.data(), rows.first.data(),     rows.count(),
+                          rows.extent,        carried.data(),        scales.data(),
+                          rows_scaled,        pacer::ScaleNorm::rms, signs.data()};
     run_parts(threads, rows.units(), [&](int64_t begin, int64_t end) {
       for (int64_t unit = begin; unit < end; ++unit) {
         onebit_compress_cpu(side, source, context, unit, sums.data());
