@@ -41,7 +41,11 @@ size_t count_descriptors() {
 }
 
 // A text longer than the piece in which checksums are read.
-std::string long_text() { return std::string((size_t{1} << 20) + 12345, 'x') + "end"; }
+std::string long_text() {
+  std::string text((size_t{1} << 20) + 12345, 'x');
+  text += "end";
+  return text;
+}
 
 }  // namespace
 
