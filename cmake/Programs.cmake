@@ -22,9 +22,20 @@ function(pacer_add_headers target)
   file(CONFIGURE OUTPUT "${empty}" CONTENT "")
   add_library(${target} OBJECT "${empty}")
   pacer_target_flags(${target})
-  target_compile_options(${target} PRIVATE ${ARGN} $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)  # as ccache wants it
+  target_compile_options(${target} PRIVATE ${ARGN} $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
   target_link_libraries(${target} PRIVATE ${PACER_PROGRAMS_USE} torch_cpu_library)
   target_precompile_headers(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:<torch/torch.h$<ANGLE-R>>")
+endfunction()
+
+# pacer_use_headers(TARGET HEADERS): the target's sources begin with those.
+function(pacer_use_headers target headers)
+  target_precompile_headers(${target} REUSE_FROM ${headers})
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    # The first as ccache wants it. The others are false: GCC takes what is precompiled for no system header any more, and
+    # warns of the standard library's strings (PR 105651 and its like).
+    target_compile_options(${target} PRIVATE
+      $<$<COMPILE_LANGUAGE:CXX>:-fpch-preprocess;-Wno-array-bounds;-Wno-stringop-overflow>)
+  endif()
 endfunction()
 
 # What programs are linked with. Tests and benchmarks change it: they look behind the public interface.
@@ -48,8 +59,8 @@ function(pacer_add_program target from)
   pacer_target_flags(${target})
   # LibTorch's data loader moves empty optionals, which GCC takes for a use of what was never set.
   target_compile_options(${target} PRIVATE ${PACER_PROGRAM_OPTIONS}
-    $<$<CXX_COMPILER_ID:GNU>:$<$<COMPILE_LANGUAGE:CXX>:-Wno-maybe-uninitialized;-fpch-preprocess>>)
-  target_precompile_headers(${target} REUSE_FROM ${PACER_PROGRAM_HEADERS})
+    $<$<CXX_COMPILER_ID:GNU>:$<$<COMPILE_LANGUAGE:CXX>:-Wno-maybe-uninitialized>>)
+  pacer_use_headers(${target} ${PACER_PROGRAM_HEADERS})
   set_target_properties(${target} PROPERTIES CUDA_RUNTIME_LIBRARY None)  # comes with pacer::kernels
   target_include_directories(${target} SYSTEM PRIVATE ${PACER_HEADER_ONLY})
   target_link_libraries(${target} PRIVATE ${PACER_PROGRAMS_USE} torch_cpu_library ${ARGN})

@@ -34,7 +34,7 @@ struct RankStatus {
   double weight = 0;          // of the window's gradients, see Session
   int64_t tokens = 0;         // in the window
   int32_t stop = 0;           // 1: this rank asks all to stop after the step
-  int32_t has_changes = 0;    // 1: something changed here that ranks have not shared yet
+  int32_t has_changes = 0;    // 1: something changed here that ranks have not compared or shared
   char fingerprint[32] = {};  // of what else must be equal
 };
 

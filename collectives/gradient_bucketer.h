@@ -87,7 +87,8 @@ class GradientBucketer {
   // Gives up the window that is under way, at the same place on all ranks; or this rank must leave its peers.
   // It never waits. Gradients whose bucket was sent are undefined afterwards, and the others are no sums. The
   // next begin_backward() or reduce() waits for what was sent; it throws CommunicationError where that
-  // failed, and where ranks have sent different numbers of buckets.
+  // failed, and where ranks have sent different numbers of buckets. Ranks of which one
+  // dropped and another waited are not told apart: they wait for each other.
   void drop();
 
   // From now on wait() calls f with the parameters of each bucket as soon as their gradients are there, while

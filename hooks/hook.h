@@ -45,6 +45,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <pacer/core/error.h>
 #include <pacer/hooks/progress.h>
 #include <pacer/optimizers/named_tensors.h>
 
@@ -136,9 +137,12 @@ class Hook {
   // draws there; else the Session writes it.
   virtual bool print(const std::string& /*line*/) { return false; }
   // The learning rate of each parameter group that this hook multiplies before each step; empty where it sets
-  // no rates. Session::resume compares those of the program with the checkpoint's, and may set them.
+  // no rates. Session::resume compares those of the program with the checkpoint's, and may set them: a
+  // hook with rates has both functions.
   virtual std::vector<double> base_rates() const { return {}; }
-  virtual void set_base_rates(const std::vector<double>& /*rates*/) {}
+  virtual void set_base_rates(const std::vector<double>& /*rates*/) {
+    throw Error("the hook " + hook_name() + " has base_rates, but no set_base_rates");
+  }
 
   // Everything that a resumed run needs to go on as if it had not been interrupted. load sees exactly the
   // keys that save writes; it throws InvalidArgument for values that cannot be.

@@ -124,7 +124,7 @@ class SessionParts {
   // A Pipeline sets these three: the ranks that have the same stage, the tensors of the model that other
   // ranks have, and those that other ranks update, tied ones among them, by TensorImpl.
   std::shared_ptr<Communicator> replicas;
-  std::unordered_set<const void*> tensors_on_other_ranks, updated_elsewhere;
+  std::unordered_set<const void*> tensors_on_other_ranks, updated_on_other_ranks;
   // The hook whose ranks have parts of one state; null where none does (Shards).
   ShardedState* sharded_state = nullptr;
   // What 8-bit layers record while passes run; null where there are none (Precision).

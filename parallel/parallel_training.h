@@ -77,8 +77,10 @@ class ParallelTraining : public Hook {
   // Whether parameters have all of their values on this rank between passes.
   virtual bool has_whole_parameters() const { return true; }
 
-  // Gives all ranks rank 0's values of parameters that a forward pass has written to on any of them, as an
-  // embedding with max_norm does. Once gradients are ready, and before the optimizer uses the values.
+  // Where a rank has told of changes: compares parameters and their memory orders, and shares those that joined
+  // since the last pass. Then gives all ranks rank 0's values of parameters that a forward pass has written to
+  // on any of them, as an embedding with max_norm does. Once gradients are ready, and before the optimizer uses
+  // the values.
   void share_written_parameters();
   // The ranks find out behind this window what forward passes write to, whether one of them has told of
   // something new or not.
@@ -122,9 +124,9 @@ class ParallelTraining : public Hook {
     bool is_shared;                // in every step; the same on all ranks
     std::vector<int64_t> strides;  // when ranks compared them last
   };
-  std::vector<Parameter> parameters_;  // since ranks were joined
-  bool in_forward_ = false;
-  bool learns_changes_ = false;  // in this step
+  std::vector<Parameter> parameters_;                // since ranks were joined
+  bool in_forward_ = false, in_evaluation_ = false;  // between forward_begin and forward_end
+  bool learns_changes_ = false;                      // in this step
 };
 
 }  // namespace pacer

@@ -39,6 +39,7 @@ void ParallelTraining::forward_begin(const Progress& /*progress*/) {
     for (Parameter& parameter : parameters_) parameter.version = parameter.tensor._version();
   }
   if (parts_->evaluations == 1) {
+    in_evaluation_ = true;
     for (Buffer& buffer : buffers_) buffer.version_before_evaluation = buffer.tensor._version();
   }
   // Before the first pass of training, and behind a load and the broadcast of initial values.
@@ -49,7 +50,7 @@ void ParallelTraining::forward_begin(const Progress& /*progress*/) {
 }
 
 void ParallelTraining::forward_end() {
-  if (parts_->evaluations == 1) {
+  if (parts_->evaluations == 1 && std::exchange(in_evaluation_, false)) {
     for (Buffer& buffer : buffers_) {
       buffer.version += buffer.tensor._version() - buffer.version_before_evaluation;
     }

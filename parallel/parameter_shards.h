@@ -131,7 +131,8 @@ class ParameterShards {
   // parameters is a stand-in without memory: InvalidArgument that names the parameter where it was cleared or
   // replaced since, once all sums are over; the next window may begin then.
   void wait();
-  // Forgets what has come together since the last update.
+  // Forgets what has come together since the last update. Only where nothing is under way, or where this rank
+  // then leaves its peers: sums that were sent go on, into gradients of the next window.
   void drop();
 
   // Every rank's new values for all of them. Where ranks keep parts only, what is gathered is released, as it

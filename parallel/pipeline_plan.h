@@ -60,7 +60,7 @@ struct PipelineSchedule {
   // The stage that is chunk number `chunk` of the rank.
   int64_t stage(int64_t rank, int64_t chunk) const { return chunk * ranks + rank; }
 
-  // Throws InvalidArgument where the numbers are out of range, or there is no such plan. Ranks are at most
+  // Throws InvalidArgument where the numbers are out of range, or there is no such schedule. Ranks are at most
   // 2^20, micro-batches times chunks at most 2^24.
   void validate() const;
 };

@@ -33,6 +33,8 @@ std::optional<int64_t> Session::resume(const ResumeOptions& options) {
   const std::optional<int64_t> step = parts_.load_newest();
   const std::vector<double> saved = base_rates();
   if (!step || saved == of_program) return step;
+  require(saved.size() == of_program.size(), "the program has learning rates of ", of_program.size(),
+          " parameter groups, but once the checkpoint was loaded there were ", saved.size());
   if (options.learning_rates() == ResumedRates::program) {
     set_base_rates(of_program);
   } else if (parts_.is_first_rank()) {

@@ -59,8 +59,8 @@ Session::~Session() {
              std::any_of(parts_.hooks_.begin(), parts_.hooks_.end(),
                          [](const auto& hook) { return hook->needs_finish(); })) {
     TORCH_WARN(
-        "a pacer::Session ends without finish(), so its last checkpoint and metrics are not written; call "
-        "finish() after the loop");
+        "a pacer::Session ends without finish(), so what its hooks write at the end is missing, as the last "
+        "checkpoint and metrics; call finish() after the loop");
   }
 }
 

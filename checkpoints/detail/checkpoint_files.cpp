@@ -226,7 +226,7 @@ TrainingState read_state(const SessionParts& parts, const std::string& folder) {
   // What will be cut on its way into the optimizer stays in host memory until then; paged state stays there.
   const SessionOptimizer* optimizer = parts.session_optimizer();
   const bool on_host = parts.gradients_are_shared_out || (optimizer && optimizer->keeps_state_on_host());
-  const TensorPlace place_of = leaving_out(parts.updated_elsewhere, model,
+  const TensorPlace place_of = leaving_out(parts.updated_on_other_ranks, model,
                                            on_host ? nullptr : beside_parameters(model), /*is_state=*/true);
   state.optimizer = read_optimizer(folder, manifest, place_of);
   state.session =

@@ -16,9 +16,10 @@ void GradientBucketer::State::drop() {
   const std::lock_guard<std::mutex> lock(mutex_);
   withheld_.put_back();
   if (!std::exchange(active_, false)) return;
-  was_dropped_ = memory_is_lent_ = true;
+  was_dropped_ = true;
   for (size_t b = 0; b < buckets_.size(); ++b) {
     if (works_[b].is_empty()) continue;
+    memory_is_lent_ = true;
     for (const size_t position : buckets_[b].parameters) {
       parameters_[position].parameter.mutable_grad().reset();
     }

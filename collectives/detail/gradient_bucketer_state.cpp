@@ -115,7 +115,6 @@ void GradientBucketer::State::arrive(size_t position) {
   const detail::BucketedParameter& entry = parameters_[position];
   if (stays_local(position)) return check_dense(position);
   if (!active_) {
-    renew_memory();
     // What adds up in fp32 is rounded once, with the window's last gradient.
     const bool is_wide = entry.parameter.grad().scalar_type() != entry.parameter.scalar_type();
     return is_wide ? check_dense(position) : put_in_place({position});
@@ -143,7 +142,7 @@ void GradientBucketer::State::put_in_place(const std::vector<size_t>& positions)
     check_dense(position);
     detail::BucketedParameter& entry = parameters_[position];
     at::Tensor& gradient = entry.parameter.mutable_grad();
-    if (!entry.view.defined()) {
+    if (!entry.view.defined() || memory_is_lent_) {
       detail::make_own(gradient, entry.parameter);
       continue;
     }
@@ -264,16 +263,23 @@ void GradientBucketer::State::wait() {
 void GradientBucketer::State::finish_window(bool tells_arrivals) {
   const at::NoGradGuard no_grad;
   learn_missed();
+  std::exception_ptr failed;  // of who was told of an arrival; the sums behind it come all the same
   for (size_t b = 0; b < buckets_.size(); ++b) {
     works_[b].wait();
     if (!works_[b].is_empty() && buckets_[b].wire.defined()) buckets_[b].flat.copy_(buckets_[b].wire);
     for (const size_t position : buckets_[b].parameters) {
       if (is_missed_[position] != 0) parameters_[position].parameter.mutable_grad().reset();
     }
-    if (on_arrival_ && tells_arrivals) tell_arrival(buckets_[b]);
+    if (!on_arrival_ || !tells_arrivals || failed != nullptr) continue;
+    try {
+      tell_arrival(buckets_[b]);
+    } catch (...) {
+      failed = std::current_exception();
+    }
   }
   works_.clear();
   if (!order_is_learned_ && order_shows_) learn_order();
+  if (failed != nullptr) std::rethrow_exception(failed);
 }
 
 void GradientBucketer::State::set_scope(GradientScope scope) {

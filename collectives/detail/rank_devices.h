@@ -24,7 +24,7 @@ ProcessDevices devices_of_process();
 // silently train on its processor. `world_size`: one rank alone needs no NCCL.
 CommunicatorBackend choose_backend(CommunicatorBackend wanted, const ProcessDevices& devices, int world_size);
 
-// The device of a rank; numbers only, as it travels.
+// On which machine and device a rank is; numbers only, as it travels.
 struct RankDevice {
   int64_t wanted_ranks_per_node = 0;
   int64_t local_rank = 0, local_size = 1;

@@ -1,5 +1,5 @@
 // The compressed entries of a 1-bit optimizer once the variance is frozen, in buckets that are exchanged each
-// by itself. The StepEngine calls it in each step, as it calls its tables; the OneBitOptimizer says before
+// by itself. The StepEngine calls them in each step, as it calls its tables; the OneBitOptimizer says before
 // which kind of step comes.
 //
 // Ranks agree on the places of elements in the buckets. So dtype, shape and memory order of a compressed

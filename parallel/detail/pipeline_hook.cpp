@@ -121,10 +121,10 @@ void PipelineHook::attach(SessionParts& parts) {
   parts.micro_steps = schedule().micro_batches;
   parts.weight_by_tokens = options_.weight_by_tokens();
   parts.replicas = grid_.replicas();
-  parts.tensors_on_other_ranks = parts.updated_elsewhere = stage_model_.elsewhere();
+  parts.tensors_on_other_ranks = parts.updated_on_other_ranks = stage_model_.elsewhere();
   for (const TiedParameter& tied : stage_model_.tied()) {
     if (tied.ranks.front() != grid_.stage()) {
-      parts.updated_elsewhere.insert(tied.parameter.unsafeGetTensorImpl());
+      parts.updated_on_other_ranks.insert(tied.parameter.unsafeGetTensorImpl());
     }
   }
   parts.guard()->look_with(grid_.pipeline());
@@ -136,8 +136,7 @@ void PipelineHook::arrange() {
           "tokens with PipelineOptions::weight_by_tokens");
   require(!parts().writes_whole_model,
           "SaveBest writes the whole model, of which a Pipeline's ranks have a stage each; leave it out, and "
-          "take "
-          "the weights of the best step from a checkpoint");
+          "take the weights of the best step from a checkpoint");
   require(!parts().replay_optimizer,
           "Pipeline and CudaGraph do not go together: ranks exchange norms inside the captured step; leave "
           "CudaGraph out");
@@ -190,8 +189,8 @@ void PipelineHook::backward_failed() {
 
 void PipelineHook::agree(const Progress& progress, const std::string& data) {
   if (!is_joined_) return;
-  ParallelTraining::forward_begin(
-      progress);  // the first announcement says which buffers training will change
+  // The first announcement says which buffers training will change.
+  ParallelTraining::forward_begin(progress);
   follow_parameters(progress);
   announce(progress, Intent::step);
   // Of all pipelines, so that none of them begins where another one cannot.

@@ -12,6 +12,7 @@
 #include <pacer/device/detail/random_state.h>
 #include <pacer/hooks/detail/model_facts.h>
 #include <pacer/hooks/session_parts.h>
+#include <pacer/modules/detail/buffer_names.h>
 #include <pacer/modules/detail/model_modules.h>
 
 namespace pacer::detail {
@@ -34,9 +35,11 @@ class PrewarmScope {
  public:
   explicit PrewarmScope(SessionParts& parts) : device_(parts.device()), random_(get_random_state(device_)) {
     const auto codes = nf4_buffers(parts.model());  // no pass writes to them
-    for (const at::Tensor& buffer : parts.model().buffers()) {
-      if (buffer.defined() && codes.count(buffer.unsafeGetTensorImpl()) == 0)
-        buffers_.emplace_back(buffer, buffer.detach().clone());
+    for (const auto& item : parts.model().named_buffers()) {
+      const at::Tensor& buffer = item.value();
+      if (!buffer.defined() || codes.count(buffer.unsafeGetTensorImpl()) != 0) continue;
+      const bool is_statistic = is_running_statistic(item.key());
+      buffers_.push_back({buffer, buffer.detach().clone(), buffer._version(), is_statistic});
     }
     std::vector<at::Tensor> parameters = parts.model().parameters();
     for (const at::Tensor& parameter : all_optimizer_parameters(parts)) parameters.push_back(parameter);
@@ -51,7 +54,11 @@ class PrewarmScope {
     try {
       const at::NoGradGuard no_grad;
       for (auto& [parameter, gradient] : gradients_) parameter.mutable_grad() = std::move(gradient);
-      for (auto& [buffer, value] : buffers_) buffer.copy_(value);
+      for (Buffer& buffer : buffers_) {
+        // To write counts as a change, after which the ranks keep the buffer the same in every step.
+        if (buffer.is_statistic || buffer.tensor._version() != buffer.version)
+          buffer.tensor.copy_(buffer.value);
+      }
       set_random_state(device_, random_);
     } catch (const std::exception& error) {  // of a device that has failed
       TORCH_WARN("Session::prewarm could not put back what its passes changed: ", error.what());
@@ -61,7 +68,12 @@ class PrewarmScope {
  private:
   at::Device device_;
   RandomState random_;
-  std::vector<std::pair<at::Tensor, at::Tensor>> buffers_;
+  struct Buffer {
+    at::Tensor tensor, value;
+    int64_t version;    // before the passes
+    bool is_statistic;  // kernels that write running statistics count no version
+  };
+  std::vector<Buffer> buffers_;
   std::vector<std::pair<at::Tensor, at::Tensor>> gradients_;
 };
 

@@ -112,6 +112,24 @@ TEST_CASE("a buffer that the loop writes to between evaluations is rank 0's", "[
   for (const WritingModel& model : outcome.models) CHECK(model->scale.eq(2).all().item<bool>());
 }
 
+TEST_CASE("buffers that prewarm puts back are not sent after each step", "[session][ranks]") {
+  const auto bytes_of_a_step = [](bool prewarms) {
+    int64_t bytes = 0;
+    const Outcome outcome = trained(DataParallelOptions(), [&](Rank& rank) {
+      if (prewarms) rank.session.prewarm([&] { return rank.model->loss(torch::arange(4)); });
+      rank.step();
+      const int64_t before = traffic_of(*rank.world, "broadcast").bytes_sent;
+      rank.step();
+      if (rank.world->rank() == 0) bytes = traffic_of(*rank.world, "broadcast").bytes_sent - before;
+    });
+    CHECK(first_of(outcome.messages) == "");
+    return bytes;
+  };
+  const int64_t without = bytes_of_a_step(false);
+  CHECK(without > 0);
+  CHECK(bytes_of_a_step(true) == without);
+}
+
 TEST_CASE("ranks that compare initial values compare those of a parameter that joins later",
           "[session][ranks]") {
   const Outcome outcome = trained(checked(), [](Rank& rank) {
