@@ -135,13 +135,13 @@ Connection connect(const RendezvousSettings& settings, const CommunicatorOptions
     own.gpu = gpu_of(options, devices, connection.local_rank);
     if (own.gpu >= 0 && own.gpu < own.gpus) own.gpu_id = kernels::gpu_id(static_cast<int>(own.gpu));
   }
-  const std::vector<RankDevice> devices = set_up("Gloo", met, [&] {
+  const std::vector<RankDevice> places = set_up("Gloo", met, [&] {
     return gather_values(own, settings.world_size, [&](const at::Tensor& all, const at::Tensor& one) {
       connection.control->all_gather(all, one, options.timeout())->wait();
     });
   });
-  check_devices(devices);
-  connection.ranks_per_node = ranks_of_nodes(devices);
+  check_devices(places);
+  connection.ranks_per_node = ranks_of_nodes(places);
   if (backend == CommunicatorBackend::nccl) {
     joiner.device = gpu(own.gpu);
     set_gpu(joiner.device);
