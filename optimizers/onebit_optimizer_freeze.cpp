@@ -33,9 +33,9 @@ int64_t window_of(double beta2) { return static_cast<int64_t>(std::ceil((1.0 - 1
 // The largest of 0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, ... that looks back on at most so many steps.
 double largest_settled_beta2(int64_t steps) {
   double settled = 0;
-  for (double window = 1; window < 1e9; window *= 10) {
-    for (const double times : {1.0, 2.0, 5.0}) {
-      if (times * window <= static_cast<double>(steps)) settled = 1.0 - 1.0 / (times * window);
+  for (int64_t window = 1; window < 1'000'000'000; window *= 10) {
+    for (const int64_t times : {1, 2, 5}) {
+      if (times * window <= steps) settled = 1.0 - 1.0 / static_cast<double>(times * window);
     }
   }
   return settled;

@@ -32,7 +32,7 @@ StepInputs OneBitOptimizer::plain_step_inputs() {
   fill_missing();
   bucketer_->reduce();
   bucketer_->wait();
-  for (torch::Tensor parameter : without) parameter.mutable_grad() = torch::Tensor();
+  for (const torch::Tensor& parameter : without) parameter.mutable_grad() = torch::Tensor();
   StepInputs inputs;
   inputs.local_weight = world_->world_size() * bucketer_->scale();
   inputs.average = 1.0 / inputs.local_weight;

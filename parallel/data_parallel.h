@@ -46,8 +46,7 @@ struct DataParallelOptions {
 class DataParallel : public GradientExchange {
  public:
   explicit DataParallel(DataParallelOptions options = {})
-      : GradientExchange(options.initial_parameters(), options.sync_buffers()),
-        options_(std::move(options)) {}
+      : GradientExchange(options.initial_parameters(), options.sync_buffers()), options_(options) {}
 
   std::string hook_name() const override { return "data_parallel"; }
   std::string agreement() const override;

@@ -238,9 +238,10 @@ void QuantizedWeights::build(const NamedTensors& values) {
             sizes_text(state.shape), " by its quant_state, but of [", out, ", ", in, "] in the model");
     require(state.nested == found.nested, quoted(weight), " has scales ",
             found.nested ? "in 8 bits" : "in fp32", ", but its quant_state is of the other kind");
-    require(std::memcmp(value("quant_map").contiguous().const_data_ptr(), kernels::kNf4Book,
-                        sizeof kernels::kNf4Book) == 0,
-            quoted(weight + ".quant_map"),
+    const at::Tensor map = value("quant_map").contiguous();
+    // The bits have to be the same. NOLINTNEXTLINE(bugprone-suspicious-memory-comparison)
+    const bool is_nf4 = std::memcmp(map.const_data_ptr(), kernels::kNf4Book, sizeof kernels::kNf4Book) == 0;
+    require(is_nf4, quoted(weight + ".quant_map"),
             " is not the 16 values of NF4, so that its codes mean something else");
     std::vector<const char*> scales = {"absmax"};
     if (found.nested) scales = {"nested_absmax", "nested_quant_map"};

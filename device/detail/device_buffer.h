@@ -28,7 +28,8 @@ class DeviceBuffer {
   void send(at::Device device) {
     if (!changed_ || device.is_cpu()) return;
     refuse_capture(device);
-    const auto bytes = static_cast<int64_t>(host_.size() * sizeof(T));
+    // T may be a pointer.
+    const auto bytes = static_cast<int64_t>(host_.size() * sizeof(T));  // NOLINT(bugprone-sizeof-expression)
     if (!device_.defined() || device_.numel() != bytes || device_.device() != device) {
       device_ = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
     }

@@ -158,6 +158,7 @@ void Region::check_reach(const Tensors& y, const Tensors& x) const {
     waiting.pop_back();
     if (!seen.insert(node).second) continue;
     if (const auto* leaf = dynamic_cast<const AccumulateGrad*>(node)) check(leaf->variable);
+    // No node is null, although one is cast. NOLINTNEXTLINE(clang-analyzer-core.CallAndMessage)
     for (const auto& edge : node->next_edges()) {
       if (edge.function) waiting.push_back(edge.function.get());
     }

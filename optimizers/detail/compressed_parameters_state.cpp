@@ -170,7 +170,7 @@ std::string CompressedParameters::describe_floors() const {
       which = i;
     }
   }
-  const auto percent = [](double share) { return static_cast<int64_t>(share * 100 + 0.5); };
+  const auto percent = [](double share) { return std::llround(share * 100); };
   if (percent(worst) == 0) return "";
   return concatenate(percent(static_cast<double>(floored) / static_cast<double>(all)),
                      " % of the elements have less variance than their tensor's floor (most in ",

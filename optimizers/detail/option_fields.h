@@ -33,9 +33,9 @@ struct OptionField {
 };
 
 template <class Value>
-constexpr bool kIsOptional = false;
+inline constexpr bool kIsOptional = false;
 template <class Value>
-constexpr bool kIsOptional<std::optional<Value>> = true;
+inline constexpr bool kIsOptional<std::optional<Value>> = true;
 
 template <class Struct, class... Options>
 constexpr bool kIs = (std::is_same_v<std::remove_const_t<Options>, Struct> && ...);

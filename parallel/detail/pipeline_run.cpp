@@ -189,7 +189,7 @@ void PipelineRun::backward(SessionWindow& window, const PipelineAction& action) 
     to_send[i] = to_send[i].defined() ? to_send[i].contiguous() : at::zeros_like(inputs[i]);
   }
   if (action.pass == PipelinePass::backward) saved_passes_.erase({action.micro_batch, action.chunk});
-  if (stage > 0) hook_.messages().send_gradients(stage, std::move(to_send));
+  if (stage > 0) hook_.messages().send_gradients(stage, to_send);
 }
 
 void PipelineRun::backward_weight(SessionWindow& window, const PipelineAction& action) {
