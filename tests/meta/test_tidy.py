@@ -17,8 +17,8 @@ TREE = {
     # A header is found through the link in the build folder or beside the file that includes it.
     "core/linked.h": BAD.format("linked"),
     "core/beside.h": BAD.format("beside"),
-    "core/null.cpp": '#include <pacer/core/linked.h>\n#include "beside.h"\n'
-                     "int twice(int n) {\n  int* p = nullptr;\n  if (n > 0) p = &n;\n  return 2 * *p;\n}\n",
+    "core/zero.cpp": '#include <pacer/core/linked.h>\n#include "beside.h"\n'
+                     "int part(int n) {\n  int p = 0;\n  if (n > 0) p = n;\n  return 2 / p;\n}\n",
     "core/fine.cpp": "int thrice(int n) { return 3 * n; }\n",
     "session/first.cpp": BAD.format("first"),
     "session/second.h": "#pragma once\nint second(int);\n",
@@ -29,9 +29,9 @@ TREE = {
 }
 SEMICOLON = "bugprone-suspicious-semicolon"
 PLANTED = {"core": {("core/linked.h:2", SEMICOLON), ("core/beside.h:2", SEMICOLON),
-                    ("core/null.cpp:6", "clang-analyzer-core.NullDereference")},
+                    ("core/zero.cpp:6", "clang-analyzer-core.DivideZero")},
            "session": {("session/first.cpp:2", SEMICOLON)}}
-COMPILED = (("core", ["core/null.cpp", "core/fine.cpp"]), ("session", ["session/first.cpp", "session/second.cpp"]),
+COMPILED = (("core", ["core/zero.cpp", "core/fine.cpp"]), ("session", ["session/first.cpp", "session/second.cpp"]),
             ("session", ["session/fourth.cpp"]), ("session", ["session/cuda.cu"]), ("tests", ["core/fine.cpp"]))
 problems = []
 
