@@ -7,9 +7,9 @@ preset=$1 target=$2
 
 stage() { printf '\n== %s\n' "$*"; }
 
-# One compiler needs up to 2 GB for LibTorch's headers.
+# One compiler needs up to 2.5 GB for LibTorch's headers.
 jobs=$(nproc)
-memory=$(awk '/^MemAvailable/ { print int($2 / 2000000) }' /proc/meminfo)
+memory=$(awk '/^MemAvailable/ { print int($2 / 2500000) }' /proc/meminfo)
 ((memory >= jobs)) || jobs=$((memory > 1 ? memory : 1))
 
 # Warnings are errors in CI, and with the compiler that CI has; another one may know more warnings.

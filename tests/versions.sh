@@ -43,7 +43,7 @@ try() {
   cmake --preset ci -B "$folder/build" -DTorch_DIR="$prefix/share/cmake/Torch" -DPACER_CUDA="$cuda" \
     -DPACER_DEPS="${PACER_DEPS:-}" -DPACER_TESTS_OF_LIBTORCH=$differences "${only[@]}" || return
   cmake --build "$folder/build" --parallel "$(nproc)" || return
-  ctest --test-dir "$folder/build" --output-on-failure --parallel "$(nproc)" --output-junit "$folder/results.xml" \
+  ctest --test-dir "$folder/build" --output-on-failure --parallel "$(($(nproc) + 1))" --output-junit "$folder/results.xml" \
     --test-output-size-passed 10000000 --test-output-size-failed 10000000 || true
   [[ -e $folder/results.xml ]]
 }

@@ -12,8 +12,8 @@
 namespace pacer::kernels::testing::lamb {
 namespace {
 
+using pacer::testing::CapturedGraph;
 using pacer::testing::check_cuda;
-using pacer::testing::CudaGraph;
 using pacer::testing::CudaStream;
 using pacer::testing::has_gpu;
 using pacer::testing::wants_small_tests;
@@ -180,7 +180,7 @@ TEST_CASE("prologue and LAMB replay from a CUDA graph with a learning rate that 
     DeviceArray<GradientCheck> check(std::vector<GradientCheck>(1));
     DeviceArray<StepScalars> scalars(std::vector<StepScalars>(1));
     CudaStream stream;
-    const CudaGraph graph(stream, [&](cudaStream_t captured) {
+    const CapturedGraph graph(stream, [&](cudaStream_t captured) {
       adam_prologue_cuda(groups.data(), 1, steps.data(), scalars.data(), check.data(), captured);
       list.enqueue(scalars.data(), captured, /*follows_prologue=*/true);
     });

@@ -15,7 +15,7 @@
 namespace pacer::kernels::testing {
 namespace {
 
-using pacer::testing::CudaGraph;
+using pacer::testing::CapturedGraph;
 using pacer::testing::CudaStream;
 using pacer::testing::has_gpu;
 using pacer::testing::wants_small_tests;
@@ -202,7 +202,7 @@ TEST_CASE("a recorded step follows its settings and its flag from replay to repl
     RuleSettings settings = settings_with(WeightDecay::decoupled);
     Prologue prologue({{settings, is_double, 1}}, {0});
     const CudaStream stream;
-    const CudaGraph graph(stream, [&](cudaStream_t capturing) {
+    const CapturedGraph graph(stream, [&](cudaStream_t capturing) {
       prologue.enqueue(capturing, prologue.check.data());
       list.enqueue(prologue.scalars.data(), capturing);
     });

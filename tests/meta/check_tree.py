@@ -207,23 +207,25 @@ FINE = (
 
 
 def self_test(root):
-    for expected, examples in ((True, BREAKS), (False, FINE)):
-        for rule, name, text in examples:
-            if rule == "format" and not formatter():
-                continue
-            with tempfile.TemporaryDirectory() as folder:
-                copy = Path(folder).resolve()
-                for part in FOLDERS + ("tests",):
-                    if (root / part).exists():
-                        shutil.copytree(root / part, copy / part)
-                for part in ("pacer.h", ".clang-format"):
-                    shutil.copy(root / part, copy)
-                before = set(RULES[rule](copy))
-                (copy / name).parent.mkdir(parents=True, exist_ok=True)
-                (copy / name).write_text(text)
-                noticed = bool(set(RULES[rule](copy)) - before)
-            if noticed != expected:
-                yield f"{rule}: {'did not notice' if expected else 'complains about'} {name} with {text[:60]!r}"
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder).resolve()
+        for part in FOLDERS + ("tests",):
+            if (root / part).exists():
+                shutil.copytree(root / part, copy / part)
+        for part in ("pacer.h", ".clang-format"):
+            shutil.copy(root / part, copy)
+        before = {rule: set(check(copy)) for rule, check in RULES.items()}
+        for expected, examples in ((True, BREAKS), (False, FINE)):
+            for rule, name, text in examples:
+                if rule == "format" and not formatter():
+                    continue
+                planted = copy / name
+                planted.parent.mkdir(parents=True, exist_ok=True)
+                planted.write_text(text)
+                noticed = bool(set(RULES[rule](copy)) - before[rule])
+                planted.unlink()
+                if noticed != expected:
+                    yield f"{rule}: {'did not notice' if expected else 'complains about'} {name} with {text[:60]!r}"
 
 
 def main(rule, root="."):

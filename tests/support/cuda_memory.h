@@ -94,21 +94,21 @@ class CudaStream {
 };
 
 // What `enqueue(stream)` puts on a stream, recorded once and replayed at will.
-class CudaGraph {
+class CapturedGraph {
  public:
   template <class Enqueue>
-  CudaGraph(const CudaStream& stream, const Enqueue& enqueue) {
+  CapturedGraph(const CudaStream& stream, const Enqueue& enqueue) {
     check_cuda(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeGlobal), "the begin of a capture");
     enqueue(stream.get());
     check_cuda(cudaStreamEndCapture(stream.get(), &graph_), "the end of a capture");
     check_cuda(cudaGraphInstantiate(&executable_, graph_, 0), "cudaGraphInstantiate");
   }
-  ~CudaGraph() {
+  ~CapturedGraph() {
     if (executable_ != nullptr) cudaGraphExecDestroy(executable_);
     if (graph_ != nullptr) cudaGraphDestroy(graph_);
   }
-  CudaGraph(const CudaGraph&) = delete;
-  CudaGraph& operator=(const CudaGraph&) = delete;
+  CapturedGraph(const CapturedGraph&) = delete;
+  CapturedGraph& operator=(const CapturedGraph&) = delete;
 
   void replay(const CudaStream& stream) const {
     check_cuda(cudaGraphLaunch(executable_, stream.get()), "cudaGraphLaunch");

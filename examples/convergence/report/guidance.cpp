@@ -63,14 +63,14 @@ constexpr KnownHint kHints[] = {
      "pipeline.md"},
 };
 
-constexpr size_t kWidest = 100;  // characters of a line
+constexpr size_t kWidestLine = 100;  // characters of a line
 
-// The words in lines of at most kWidest characters, those after the first indented.
+// The words in lines of at most kWidestLine characters, those after the first indented.
 std::string wrapped(const std::string& words) {
   std::istringstream in(words);
   std::string text, line, word;
   while (in >> word) {
-    if (!line.empty() && line.size() + 1 + word.size() > kWidest) {
+    if (!line.empty() && line.size() + 1 + word.size() > kWidestLine) {
       text += line + '\n';
       line = "   ";
     }
@@ -89,7 +89,7 @@ std::string code_lines(const Hint& hint) {
     text += (text.empty() ? "" : "\n") + indent + line;
     last = indent.size() + line.size();
   }
-  return text + (last + 2 + page.size() <= kWidest ? "  " : "\n" + indent) + page + '\n';
+  return text + (last + 2 + page.size() <= kWidestLine ? "  " : "\n" + indent) + page + '\n';
 }
 
 }  // namespace

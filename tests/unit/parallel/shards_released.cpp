@@ -18,7 +18,7 @@ namespace {
 std::mutex archives;
 
 template <class Value>
-std::string saved(const Value& value) {
+std::string bytes_of(const Value& value) {
   const std::lock_guard<std::mutex> lock(archives);
   std::ostringstream out;
   torch::save(value, out);
@@ -90,7 +90,7 @@ TEST_CASE("whoever touches a parameter that is not there is told its name", "[sh
          std::ostringstream out;
          out << w;
        }},
-      {"save", [](Tensor& w) { saved(w); }},
+      {"save", [](Tensor& w) { bytes_of(w); }},
   };
   std::vector<std::string> messages;
   between_steps(
@@ -175,7 +175,7 @@ TEST_CASE("all parameters together are read, changed and saved", "[shards][block
           const auto whole = session.whole_parameters();
           const at::NoGradGuard no_grad;
           for (Tensor& parameter : model->parameters()) parameter.fill_(0.5);
-          files[static_cast<size_t>(rank)] = saved(model);
+          files[static_cast<size_t>(rank)] = bytes_of(model);
         }
         const Tensor sum = session.evaluate([&] { return model->forward(torch::zeros({1, 5})).sum(); });
         OddModel plain((OddOptions()));
