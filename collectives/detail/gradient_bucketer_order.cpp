@@ -17,15 +17,15 @@ void GradientBucketer::State::send_the_rest() {
   std::vector<std::string> missed;
   is_missed_.assign(parameters_.size(), 0);
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (gradient_states_[i] == GradientState::ready || parameters_[i].parameter.grad().defined()) continue;
+    if (!gradients_.is_awaited(i) || parameters_[i].parameter.grad().defined()) continue;
     is_missed_[i] = 1;
     missed.push_back(parameters_[i].name);
   }
   if (!options_.unused_is_zero()) detail::require_all_reached(missed, parameters_.size());
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (gradient_states_[i] == GradientState::ready) continue;
+    if (!gradients_.is_awaited(i)) continue;
     if (is_missed_[i] != 0) set_zero(i);
-    set_ready(i);
+    gradients_.arrive(i);
   }
   send_full_buckets();
   if (options_.unused_is_zero()) tell_missed();

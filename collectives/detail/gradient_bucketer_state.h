@@ -12,6 +12,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <pacer/collectives/detail/arrival_order.h>
 #include <pacer/collectives/detail/gradient_buckets.h>
 #include <pacer/collectives/detail/withheld_gradients.h>
 #include <pacer/collectives/gradient_bucketer.h>
@@ -42,9 +43,6 @@ class GradientBucketer::State : public std::enable_shared_from_this<State> {
   int64_t sent_early() const { return sent_early_; }
 
  private:
-  // How far a parameter of the window under way is.
-  enum class GradientState : char { waiting, ready };
-
   void build(const std::vector<size_t>& order);
   void learn_order();
   void finish_window(bool tells_arrivals);
@@ -56,7 +54,6 @@ class GradientBucketer::State : public std::enable_shared_from_this<State> {
   }
   bool stays_local(size_t position) const { return scope_of(position) == GradientScope::rank; }
   void arrive(size_t position);  // from the hooks
-  void set_ready(size_t position);
   void check_dense(size_t position) const;
   void put_in_place(const std::vector<size_t>& positions);
   void set_zero(size_t position);
@@ -86,17 +83,14 @@ class GradientBucketer::State : public std::enable_shared_from_this<State> {
   bool memory_is_lent_ = false;                 // to that, so that the next gradients need another one
   GradientScope scope_ = GradientScope::world;  // of those that may stay local
   bool order_is_learned_ = false;
-  bool order_shows_ = false;      // all ranks see this window's order, undisturbed by dropped layers
-  std::vector<size_t> arrivals_;  // in this window
-  std::vector<GradientState> gradient_states_;  // by parameter
-  std::vector<char> is_zero_;                   // by parameter
-  std::vector<char> is_missed_;  // by parameter: no backward of the window reached it on this rank, and
-                                 // once learn_missed() was called on any
+  bool order_shows_ = false;        // all ranks see this window's order, undisturbed by dropped layers
+  std::vector<size_t> arrivals_;    // in this window
+  detail::ArrivalOrder gradients_;  // of the window under way; absent: zero on every rank
+  std::vector<char> is_missed_;     // by parameter: no backward of the window reached it on this rank, and
+                                    // once learn_missed() was called on any
   at::Tensor missed_here_, missed_everywhere_;  // uint8 [parameters], [ranks, parameters]; while they travel
   Work missed_work_;
-  std::vector<int64_t> still_waited_;  // by bucket
-  size_t next_ = 0;                    // the bucket that is sent next
-  std::vector<Work> works_;            // by bucket
+  std::vector<Work> works_;  // by bucket
   int64_t sent_ = 0, sent_early_ = 0;
 };
 

@@ -59,14 +59,10 @@ void ParameterShards::State::begin(const Pass& pass) {
   std::vector<char> absent;
   set_absent(pass.absent, absent);
   set_absent(options_.reduce_every_backward() ? pass.absent : pass.absent_in_all, absent_in_all_);
-  gradient_states_.assign(parts_.size(), GradientState::awaited);
-  for (Unit& unit : units_) unit.awaited = unit.members.size();
+  gradients_.reset();
   for (size_t i = 0; i < parts_.size(); ++i) {
-    if (!absent[i] && unit_of(i).is_trained) continue;
-    gradient_states_[i] = GradientState::absent;
-    --unit_of(i).awaited;
+    if (absent[i] || !unit_of(i).is_trained) gradients_.set_absent(i);
   }
-  next_ = 0;
   newest_sent_ = nullptr;
   active_ = true;
   send_full_units();
@@ -78,14 +74,12 @@ void ParameterShards::State::land(size_t position) {
   count_landed(position);
   if (!active_) return;  // a pass of somebody else's, whose gradients stay where they are
   const Part& part = parts_[position];
-  require(gradient_states_[position] == GradientState::awaited || next_ <= unit_of_[position], "parameter ",
-          part.name,
+  require(!gradients_.has_left(position), "parameter ", part.name,
           " received a gradient after its unit had been sent; a layer that LayerDrop drops must not be used "
           "elsewhere, and a parameter must not get gradients twice in one backward");
   detail::check_dense(part.name, part.parameter.grad());
   copy_gradient(position);
-  if (gradient_states_[position] == GradientState::awaited) --unit_of(position).awaited;
-  gradient_states_[position] = GradientState::landed;
+  gradients_.arrive(position);
   was_reached_[position] = 1;
   send_full_units();
 }
@@ -95,7 +89,7 @@ void ParameterShards::State::copy_gradient(size_t position) {
   const at::NoGradGuard no_grad;
   at::Tensor& gradient = parts_[position].parameter.mutable_grad();
   const at::Tensor place = place_of(position);
-  const bool adds = gradient_states_[position] == GradientState::landed || has_contributed_[position];
+  const bool adds = gradients_.has_arrived(position) || has_contributed_[position];
   adds ? place.add_(gradient) : place.copy_(gradient);
   gradient.reset();
   has_contributed_[position] = !options_.reduce_every_backward();
@@ -109,23 +103,21 @@ at::Tensor ParameterShards::State::place_of(size_t position) {
       .view(parameter.sizes());
 }
 
-// In the units' order, which is the same on every rank, whatever the order in which they fill.
 void ParameterShards::State::send_full_units() {
   if (!sends()) return;
-  while (next_ < units_.size() && units_[next_].awaited == 0) send(units_[next_++]);
+  while (gradients_.next_is_full()) send(units_[gradients_.leave()]);
 }
 
 void ParameterShards::State::send(Unit& unit) {
   if (!unit.is_trained) return;
   const bool is_absent = std::all_of(unit.members.begin(), unit.members.end(), [&](size_t position) {
-    return absent_in_all_[position] != 0 && gradient_states_[position] != GradientState::landed;
+    return absent_in_all_[position] != 0 && !gradients_.has_arrived(position);
   });
   if (is_absent) return;
   const at::NoGradGuard no_grad;
   note_sum(unit);
   for (const size_t position : unit.members) {
-    if (gradient_states_[position] != GradientState::landed && !has_contributed_[position])
-      place_of(position).zero_();
+    if (!gradients_.has_arrived(position) && !has_contributed_[position]) place_of(position).zero_();
   }
   unit.landing = unit.landing.to(unit.gradient.scalar_type());  // rounds what added up in fp32
   // As a tensor: a plain number would be rounded to the gradients' dtype first.
@@ -151,8 +143,7 @@ void ParameterShards::State::add_over_replicas(Unit& unit) {
 void ParameterShards::State::require_all_reached() const {
   std::vector<std::string> missed;
   for (size_t i = 0; i < parts_.size(); ++i) {
-    if (gradient_states_[i] == GradientState::awaited && was_reached_[i] == 0)
-      missed.push_back(parts_[i].name);
+    if (gradients_.is_awaited(i) && was_reached_[i] == 0) missed.push_back(parts_[i].name);
   }
   detail::require_all_reached(missed, parts_.size());
 }
@@ -161,7 +152,7 @@ void ParameterShards::State::end() {
   const std::lock_guard<std::mutex> lock(mutex_);
   require(active_, "ParameterShards::end_backward without begin_backward");
   if (pass_.is_last && !options_.unused_is_zero()) require_all_reached();
-  for (Unit& unit : units_) unit.awaited = 0;
+  gradients_.set_rest_absent();
   send_full_units();
   if (values_ && !keeps_gathered()) values_->release_all();
   active_ = false;
@@ -173,7 +164,7 @@ void ParameterShards::State::end() {
 std::vector<char> ParameterShards::State::missed() const {
   std::vector<char> missed;
   for (size_t i = 0; i < parts_.size(); ++i) {
-    missed.push_back(units_[unit_of_[i]].is_trained && was_reached_[i] == 0 ? 1 : 0);
+    missed.push_back(units_[gradients_.bucket_of(i)].is_trained && was_reached_[i] == 0 ? 1 : 0);
   }
   return missed;
 }
@@ -183,7 +174,7 @@ void ParameterShards::State::reduce(const std::vector<at::Tensor>& absent_in_all
   if (options_.reduce_every_backward()) return;  // all of it has been
   begin({true, {}, absent_in_all, stays_local});
   const std::lock_guard<std::mutex> lock(mutex_);
-  for (Unit& unit : units_) unit.awaited = 0;
+  gradients_.set_rest_absent();
   send_full_units();
   active_ = false;
 }

@@ -12,6 +12,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <pacer/collectives/detail/arrival_order.h>
 #include <pacer/collectives/detail/withheld_gradients.h>
 #include <pacer/parallel/detail/grouped_values.h>
 #include <pacer/parallel/parameter_shards.h>
@@ -65,25 +66,22 @@ class ParameterShards::State : public std::enable_shared_from_this<State> {
     bool is_trained;  // its parameters need gradients
     bool may_stay_local;
     ShardLayout layout;
-    at::Tensor parameters;      // flat; undefined once ranks keep parts
-    at::Tensor own_parameters;  // this rank's part of it
-    at::Tensor gradient;        // of this rank's part: the sum since the last update
-    bool has_gradient = false;  // something was added to it
-    at::Tensor landing;         // flat, where this rank's gradients come together; undefined before the first
-    size_t awaited = 0;         // members that this backward may still reach
-    at::Tensor sum;             // of this pass, where it is not `gradient` itself
-    at::Tensor wide;            // fp32: the sum of several passes of 16 bits; it becomes `gradient`
-    Work work;                  // the sum under way
+    at::Tensor parameters = {};      // flat; undefined once ranks keep parts
+    at::Tensor own_parameters = {};  // this rank's part of it
+    at::Tensor gradient = {};        // of this rank's part: the sum since the last update
+    bool has_gradient = false;       // something was added to it
+    at::Tensor landing = {};  // flat, where this rank's gradients come together; undefined before the first
+    at::Tensor sum = {};      // of this pass, where it is not `gradient` itself
+    at::Tensor wide = {};     // fp32: the sum of several passes of 16 bits; it becomes `gradient`
+    Work work = {};           // the sum under way
     bool is_replicated = false;  // `gradient` is, or becomes, the sum over replicas
-    Work replication;
+    Work replication = {};
   };
   // Flat memory that units use in turn.
   struct LandingBuffer {
     at::Tensor memory;
     Unit* user = nullptr;
   };
-  // How far a parameter of the pass under way is: `absent` ones are not awaited.
-  enum class GradientState : char { awaited, absent, landed };
 
   void add_part(const NamedParameter& parameter);
   void make_units();
@@ -93,7 +91,7 @@ class ParameterShards::State : public std::enable_shared_from_this<State> {
   at::Tensor moved_parameters(const Unit& unit);
   void make_parts();
   void add_hooks();
-  Unit& unit_of(size_t position) { return units_[unit_of_[position]]; }
+  Unit& unit_of(size_t position) { return units_[gradients_.bucket_of(position)]; }
   // Groups stay gathered after the pass under way.
   bool keeps_gathered() const { return options_.keep_after_forward() && active_ && !pass_.is_last; }
   bool stays_local(const Unit& unit) const { return unit.may_stay_local && pass_.stays_local; }
@@ -129,7 +127,7 @@ class ParameterShards::State : public std::enable_shared_from_this<State> {
   const ParameterShardsOptions options_;
   std::vector<Part> parts_;
   std::unordered_map<const void*, size_t> positions_;  // by TensorImpl
-  std::vector<size_t> unit_of_, place_in_unit_;        // by position
+  std::vector<size_t> place_in_unit_;                  // by position
   std::vector<Unit> units_;                            // in the order in which they are sent
   std::vector<LandingBuffer> landing_buffers_;
   detail::FlatPool memory_;      // instead of landing buffers, with groups
@@ -144,11 +142,10 @@ class ParameterShards::State : public std::enable_shared_from_this<State> {
   std::mutex mutex_;  // hooks run on autograd's threads
   bool active_ = false;
   Pass pass_;
-  std::vector<GradientState> gradient_states_;  // by position
+  detail::ArrivalOrder gradients_;     // of the pass under way; buckets are units
   std::vector<char> has_contributed_;  // by position: in a pass since the last update; whole gradients only
   std::vector<char> was_reached_;      // by position: by a pass since the last update
   std::vector<char> absent_in_all_;    // by position
-  size_t next_ = 0;                    // the unit that is sent next
 };
 
 }  // namespace pacer

@@ -59,7 +59,7 @@ void ParameterShards::State::gather_until_landed(size_t group, size_t passes) {
   for (const Unit& unit : units_) {
     if (unit.group != group || !unit.is_trained) continue;
     for (const size_t position : unit.members) {
-      landings += !active_ || gradient_states_[position] == GradientState::awaited;
+      landings += !active_ || gradients_.is_awaited(position);
     }
   }
   gather_values(group);
