@@ -50,6 +50,8 @@ void ParameterShards::State::set_absent(const std::vector<at::Tensor>& parameter
 void ParameterShards::State::begin(const Pass& pass) {
   const std::lock_guard<std::mutex> lock(mutex_);
   require(!active_, "ParameterShards::begin_backward before end_backward of the pass before");
+  settle_dropped();
+  if (!std::exchange(has_begun_, true)) sums_sent_ = replications_sent_ = 0;
   require_in_place();
   withheld_.put_back();
   for (Unit& unit : units_) {
@@ -128,6 +130,7 @@ void ParameterShards::State::send(Unit& unit) {
   if (stays_local(unit)) options.ordered_sum(true);
   unit.work = ranks_->reduce_scatter(unit.has_gradient ? unit.sum : unit.gradient, unit.landing, options);
   unit.has_gradient = true;
+  ++sums_sent_;
   if (before != nullptr && pass_.is_last) add_over_replicas(*before);
 }
 
@@ -138,6 +141,7 @@ void ParameterShards::State::add_over_replicas(Unit& unit) {
   finish(unit);
   round_sum(unit);
   unit.replication = replicas_->all_reduce(unit.gradient, agreed());
+  ++replications_sent_;
 }
 
 void ParameterShards::State::require_all_reached() const {
@@ -208,6 +212,7 @@ void ParameterShards::State::require_untouched() {
 
 void ParameterShards::State::finish_all() {
   const at::NoGradGuard no_grad;
+  settle_dropped();
   for (Unit& unit : units_) {
     finish(unit);
     round_sum(unit);
@@ -218,23 +223,36 @@ void ParameterShards::State::finish_all() {
   forget_pass();
 }
 
+// It neither waits nor takes memory, because this rank may be about to leave the others.
 void ParameterShards::State::drop() {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (Unit& unit : units_) {
-    unit.work = {};
-    unit.replication = {};
     unit.sum.reset();
     unit.wide.reset();
     unit.landing.reset();
   }
-  landing_buffers_.clear();  // what is under way may still write to them
+  landing_buffers_.clear();  // what is under way may still read them
   withheld_.put_back();
   if (values_) values_->drop();
+  was_dropped_ = was_dropped_ || has_begun_;
   forget_pass();
 }
 
+// Between windows. What is under way may still write to the parts' gradients. A sum that only some ranks have sent
+// would be added to one of the next window.
+void ParameterShards::State::settle_dropped() {
+  if (!was_dropped_) return;
+  detail::require_same_sent(*ranks_, "sums", sums_sent_);
+  if (replicas_ != nullptr) detail::require_same_sent(*replicas_, "sums over replicas", replications_sent_);
+  for (Unit& unit : units_) {
+    std::exchange(unit.work, {}).wait();
+    std::exchange(unit.replication, {}).wait();
+  }
+  was_dropped_ = false;
+}
+
 void ParameterShards::State::forget_pass() {
-  active_ = false;
+  active_ = has_begun_ = false;
   for (Unit& unit : units_) unit.has_gradient = unit.is_replicated = false;
   has_contributed_.assign(parts_.size(), 0);
   was_reached_.assign(parts_.size(), 0);

@@ -122,6 +122,7 @@ class ParameterShards::State : public std::enable_shared_from_this<State> {
   void require_untouched();
   void finish_all();
   void forget_pass();
+  void settle_dropped();
 
   const std::shared_ptr<Communicator> ranks_, replicas_;
   const ParameterShardsOptions options_;
@@ -141,6 +142,9 @@ class ParameterShards::State : public std::enable_shared_from_this<State> {
 
   std::mutex mutex_;  // hooks run on autograd's threads
   bool active_ = false;
+  bool has_begun_ = false;                         // a pass since the last update
+  bool was_dropped_ = false;                       // the window before; what it sent may still be under way
+  int64_t sums_sent_ = 0, replications_sent_ = 0;  // in this window
   Pass pass_;
   detail::ArrivalOrder gradients_;     // of the pass under way; buckets are units
   std::vector<char> has_contributed_;  // by position: in a pass since the last update; whole gradients only

@@ -27,6 +27,7 @@ void ParameterShards::State::keep_parts() {
 
 // Says which group it is about. With the lock.
 void ParameterShards::State::gather_values(size_t group) {
+  settle_dropped();
   try {
     values_->gather(group);
   } catch (const CommunicationError& error) {
@@ -44,7 +45,9 @@ void ParameterShards::State::gather(size_t group) {
 
 void ParameterShards::State::gather_ahead(size_t group, size_t at_most) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (values_ && values_->ahead() < at_most) values_->start(group);
+  if (!values_ || values_->ahead() >= at_most) return;
+  settle_dropped();
+  values_->start(group);
 }
 
 void ParameterShards::State::release(size_t group) {
