@@ -5,8 +5,8 @@
 
 #include <pacer/core/error.h>
 #include <pacer/files/checksum.h>
-#include <pacer/files/json_lines.h>
 #include <pacer/files/json_scanner.h>
+#include <pacer/files/json_writer.h>
 #include <pacer/files/utf8.h>
 
 namespace pacer {
@@ -84,29 +84,27 @@ std::string manifest_text(const CheckpointManifest& manifest) {
   require_manifest_text("pacer version", manifest.pacer_version);
   require(manifest.libraries.size() <= kMaxManifestLibraries, "the manifest of a checkpoint takes ",
           kMaxManifestLibraries, " libraries, not ", manifest.libraries.size());
-  std::string libraries, files;
+  JsonWriter json;
+  json.object(JsonLayout::lines).add("format", kManifestFormat).add("format_version", kManifestVersion);
+  json.add("pacer_version", manifest.pacer_version).key("libraries").object(JsonLayout::spaced);
   for (const auto& [name, version] : manifest.libraries) {
     require_manifest_text("library name", name);
     require_manifest_text("library version", version);
-    libraries += (libraries.empty() ? "" : ", ") + json_quote(name) + ": " + json_quote(version);
+    json.add(name, version);
   }
+  json.end().add("step", manifest.step).add("world_size", manifest.world_size);
+  if (!manifest.is_finite) json.add("finite_parameters", false);
+  json.key("files").list(JsonLayout::lines);
   for (const CheckpointFile& file : manifest.files) {
     require(is_checkpoint_file_name(file.name) && file.size >= 0 && is_checksum(file.checksum), "the entry ",
             quote_for_message(file.name), " of a manifest has a name, size or checksum that cannot be");
-    files += (files.empty() ? "\n" : ",\n") + std::string("    {\"name\": ") + json_quote(file.name) +
-             ", \"size\": " + std::to_string(file.size) + ", \"xxh3_128\": \"" + file.checksum + "\"}";
+    json.object(JsonLayout::spaced).add("name", file.name).add("size", file.size);
+    json.add("xxh3_128", file.checksum).end();
   }
   const std::string* const twice = repeated_name(manifest.files);
   require(twice == nullptr, "two files of a checkpoint have the name ", twice == nullptr ? "" : *twice);
 
-  std::string text = detail::concatenate(
-      "{\n  \"format\": ", json_quote(kManifestFormat),
-      ",\n  \"format_version\": ", std::to_string(kManifestVersion),
-      ",\n  \"pacer_version\": ", json_quote(manifest.pacer_version), ",\n  \"libraries\": {", libraries,
-      "},\n  \"step\": ", std::to_string(manifest.step),
-      ",\n  \"world_size\": ", std::to_string(manifest.world_size),
-      manifest.is_finite ? "" : ",\n  \"finite_parameters\": false", ",\n  \"files\": [", files,
-      files.empty() ? "" : "\n  ", "],\n  ", kBeforeDigits);
+  std::string text = detail::concatenate(json.end().text(), ",\n  ", kBeforeDigits);
   text += checksum_of(text);
   text += kAfterDigits;
   require(text.size() <= static_cast<size_t>(kMaxManifestBytes), "the manifest of a checkpoint with ",

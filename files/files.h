@@ -12,7 +12,9 @@
 #include <pacer/files/folder_lock.h>
 #include <pacer/files/json_lines.h>
 #include <pacer/files/json_scanner.h>
+#include <pacer/files/json_writer.h>
 #include <pacer/files/name_hash.h>
+#include <pacer/files/number_text.h>
 #include <pacer/files/safetensors.h>
 #include <pacer/files/save_records.h>
 #include <pacer/files/signals_blocked.h>

@@ -7,7 +7,7 @@
 #include <limits>
 #include <system_error>
 
-#include <pacer/files/json_lines.h>
+#include <pacer/files/json_writer.h>
 #include <pacer/files/utf8.h>
 
 namespace pacer {

@@ -6,8 +6,8 @@
 #include <tuple>
 
 #include <pacer/core/error.h>
-#include <pacer/files/json_lines.h>
 #include <pacer/files/json_scanner.h>
+#include <pacer/files/json_writer.h>
 #include <pacer/files/safetensors.h>
 #include <pacer/files/utf8.h>
 
@@ -54,24 +54,23 @@ int64_t size_to_write(const TensorRecord& tensor) {
   return empty ? 0 : bytes;
 }
 
-std::string metadata_text(const std::map<std::string, std::string>& metadata) {
+void add_metadata(JsonWriter& header, const std::map<std::string, std::string>& metadata) {
+  if (metadata.empty()) return;
   require(metadata.size() <= kMaxSafetensorsMetadata, "a safetensors file takes ", kMaxSafetensorsMetadata,
           " entries of metadata, not ", metadata.size());
-  std::string text;
+  header.key("__metadata__").object();
   for (const auto& [key, value] : metadata) {
     require(is_utf8(key) && is_utf8(value), "the metadata ", quote_for_message(key),
             " cannot be written as safetensors: keys and values are UTF-8");
-    text += (text.empty() ? "" : ",") + json_quote(key) + ':' + json_quote(value);
+    header.add(key, value);
   }
-  return "\"__metadata__\":{" + text + '}';
+  header.end();
 }
 
-void append_entry(std::string& header, const TensorRecord& tensor, int64_t begin, int64_t end) {
-  std::string shape;
-  for (const int64_t size : tensor.shape) shape += (shape.empty() ? "" : ",") + std::to_string(size);
-  if (header.size() > 1) header += ',';
-  header += json_quote(tensor.name) + ":{\"dtype\":\"" + dtype_name(tensor.dtype) + "\",\"shape\":[" + shape +
-            "],\"data_offsets\":[" + std::to_string(begin) + ',' + std::to_string(end) + "]}";
+void add_entry(JsonWriter& header, const TensorRecord& tensor, int64_t begin, int64_t end) {
+  header.key(tensor.name).object().add("dtype", dtype_name(tensor.dtype)).key("shape").list();
+  for (const int64_t size : tensor.shape) header.value(size);
+  header.end().key("data_offsets").list().value(begin).value(end).end().end();
 }
 
 class CountingSink final : public ByteSink {
@@ -120,9 +119,9 @@ FilePlan plan_file(const std::vector<TensorRecord>& tensors,
                           "; each needs a name of its own");
   }
 
-  std::string& header = plan.header;
-  header = "{";
-  if (!metadata.empty()) header += metadata_text(metadata);
+  JsonWriter json;
+  json.object();
+  add_metadata(json, metadata);
   int64_t begin = 0;
   for (const size_t index : order) {
     const TensorRecord& tensor = tensors[index];
@@ -131,11 +130,12 @@ FilePlan plan_file(const std::vector<TensorRecord>& tensors,
     constexpr int64_t kLargest = std::numeric_limits<int64_t>::max() - kMaxSafetensorsHeader - 8;
     require(bytes <= kLargest - begin, "the tensor ", quote_for_message(tensor.name),
             " makes the file larger than 2^63 - 1 bytes");
-    append_entry(header, tensor, begin, begin + bytes);
+    add_entry(json, tensor, begin, begin + bytes);
     begin += bytes;
     plan.sizes.push_back(bytes);
   }
-  header += '}';
+  std::string& header = plan.header;
+  header = json.end().text();
   header.resize((header.size() + 7) / 8 * 8, ' ');
   require(header.size() <= static_cast<size_t>(kMaxSafetensorsHeader), "the names and shapes of ",
           tensors.size(), " tensors take ", header.size(), " bytes as safetensors; the limit is ",

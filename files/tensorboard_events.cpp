@@ -12,7 +12,7 @@
 #include <pacer/core/error.h>
 #include <pacer/files/crc32c.h>
 #include <pacer/files/file_descriptor.h>
-#include <pacer/files/json_lines.h>
+#include <pacer/files/json_writer.h>
 #include <pacer/files/utf8.h>
 
 namespace pacer {

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include <pacer/core/error.h>
-#include <pacer/files/detail/number_text.h>
+#include <pacer/files/number_text.h>
 #include <pacer/hooks/session_parts.h>
 #include <pacer/optimizers/gradient_guard.h>
 
@@ -22,7 +22,7 @@ GradientClipping& GradientClipping::by_previous_norm(bool on) & {
 GradientClipping&& GradientClipping::by_previous_norm(bool on) && { return std::move(by_previous_norm(on)); }
 
 std::string GradientClipping::agreement() const {
-  return "norm " + detail::exact_text(max_norm_) + (by_previous_norm_ ? ", buckets by the norm before" : "");
+  return "norm " + exact_text(max_norm_) + (by_previous_norm_ ? ", buckets by the norm before" : "");
 }
 
 void GradientClipping::attach(SessionParts& parts) {

@@ -8,7 +8,7 @@
 #include <ATen/ops/empty.h>
 
 #include <pacer/core/error.h>
-#include <pacer/files/detail/number_text.h>
+#include <pacer/files/number_text.h>
 #include <pacer/hooks/session_parts.h>
 #include <pacer/hooks/step_report.h>
 #include <pacer/kernels/math/gradient_guard.h>
@@ -54,10 +54,9 @@ std::string Precision::agreement() const {
         fp8_->quantized_weights() ? ", weights in 4 bits among them" : "");
   }
   if (!rule_) return c10::toString(type_);
-  return detail::concatenate(c10::toString(type_), ", loss scale ", detail::exact_text(rule_->initial),
-                             ", times ", detail::exact_text(rule_->growth_factor), " after ",
-                             rule_->growth_interval, " steps, times ",
-                             detail::exact_text(rule_->backoff_factor), " after a bad one");
+  return detail::concatenate(c10::toString(type_), ", loss scale ", exact_text(rule_->initial), ", times ",
+                             exact_text(rule_->growth_factor), " after ", rule_->growth_interval,
+                             " steps, times ", exact_text(rule_->backoff_factor), " after a bad one");
 }
 
 void Precision::start(const Progress&) {

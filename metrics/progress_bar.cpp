@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include <pacer/files/detail/number_text.h>
+#include <pacer/files/number_text.h>
 
 namespace pacer {
 namespace {
@@ -59,15 +59,15 @@ struct BarFields {
 
 BarFields point_fields(const ProgressPoint& point, int64_t total_steps) {
   BarFields fields;
-  const std::string end = total_steps > 0 ? detail::with_thousands(total_steps) : "";
-  std::string step = detail::with_thousands(point.step);
+  const std::string end = total_steps > 0 ? with_thousands(total_steps) : "";
+  std::string step = with_thousands(point.step);
   if (step.size() < end.size()) step.insert(0, end.size() - step.size(), ' ');
   fields.step = "step " + step + (end.empty() ? "" : " of " + end);
-  if (point.loss) fields.loss = "loss " + detail::fixed_text(*point.loss, 4);
-  if (point.validation) fields.validation = "validation " + detail::fixed_text(*point.validation, 4);
-  if (point.learning_rate) fields.learning_rate = "lr " + detail::short_text(*point.learning_rate, 3);
-  if (point.tokens_per_second) fields.speed = detail::short_count(*point.tokens_per_second) + " tokens/s";
-  if (point.gradient_norm) fields.norm = "gradient norm " + detail::short_text(*point.gradient_norm, 3);
+  if (point.loss) fields.loss = "loss " + fixed_text(*point.loss, 4);
+  if (point.validation) fields.validation = "validation " + fixed_text(*point.validation, 4);
+  if (point.learning_rate) fields.learning_rate = "lr " + short_text(*point.learning_rate, 3);
+  if (point.tokens_per_second) fields.speed = short_count(*point.tokens_per_second) + " tokens/s";
+  if (point.gradient_norm) fields.norm = "gradient norm " + short_text(*point.gradient_norm, 3);
   return fields;
 }
 
@@ -148,10 +148,10 @@ std::string ProgressBar::bar_line(const ProgressPoint& point, double seconds, si
   const double done = share(point.step, point.tokens);
   if (end_is_known) {
     fields.bar = drawn_bar(done, kLongBar);
-    const std::string percent = detail::fixed_text(100.0 * done, 0);
+    const std::string percent = fixed_text(100.0 * done, 0);
     fields.share = std::string(3 - std::min<size_t>(percent.size(), 3), ' ') + percent + " %";
     if (done > first_share_ && done < 1) {
-      fields.left = detail::duration_text(seconds * (1.0 - done) / (done - first_share_)) + " left";
+      fields.left = duration_text(seconds * (1.0 - done) / (done - first_share_)) + " left";
     }
     if (shown_columns(fields.line()) > columns) fields.bar = drawn_bar(done, kShortBar);
   }

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include <pacer/core/error.h>
-#include <pacer/files/detail/number_text.h>
+#include <pacer/files/number_text.h>
 
 namespace pacer {
 namespace {
@@ -97,9 +97,9 @@ std::string LearningRateSchedule::describe() const {
   const auto& o = options_;
   std::string text = detail::concatenate(
       name_of(decay_), ", ", o.warm_up_ == WarmUp::linear ? "linear" : "logarithmic", " warm-up of ",
-      o.warmup_steps_, " steps from ", detail::exact_text(o.start_factor_.value_or(0)));
+      o.warmup_steps_, " steps from ", exact_text(o.start_factor_.value_or(0)));
   const auto add = [&](const char* name, const auto& value) {
-    if (value) text += detail::concatenate(", ", name, ' ', detail::exact_text(double(*value)));
+    if (value) text += detail::concatenate(", ", name, ' ', exact_text(double(*value)));
   };
   add("total_steps", o.total_steps_);
   add("total_tokens", o.total_tokens_);

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include <pacer/core/error.h>
-#include <pacer/files/detail/number_text.h>
+#include <pacer/files/number_text.h>
 #include <pacer/schedulers/detail/agreement_text.h>
 
 namespace pacer {
@@ -129,8 +129,8 @@ std::string LengthSchedule::describe() const {
   const int64_t multiple = difficulty_step_.value_or(kDefaultDifficultyStep);
   if (has_ramp()) {
     text += detail::concatenate(" over ", ramp_steps_.value_or(ramp_tokens_.value_or(0)),
-                                ramp_steps_ ? " steps" : " tokens", ", root ",
-                                detail::exact_text(root_.value_or(1)), ", in multiples of ", multiple);
+                                ramp_steps_ ? " steps" : " tokens", ", root ", exact_text(root_.value_or(1)),
+                                ", in multiples of ", multiple);
   }
   const char* unit = by_tokens_ ? " tokens" : " steps";
   for (const auto& [boundary, length] : table_) {

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include <pacer/core/error.h>
-#include <pacer/files/detail/number_text.h>
+#include <pacer/files/number_text.h>
 #include <pacer/hooks/detail/best_value_state.h>
 #include <pacer/hooks/session_parts.h>
 #include <pacer/hooks/step_report.h>
@@ -20,7 +20,7 @@ EarlyStopping::EarlyStopping(int64_t patience, double min_delta)
 void EarlyStopping::attach(SessionParts& parts) { parts_ = &parts; }
 
 std::string EarlyStopping::agreement() const {
-  return detail::concatenate("patience ", patience_, ", min_delta ", detail::exact_text(min_delta_));
+  return detail::concatenate("patience ", patience_, ", min_delta ", exact_text(min_delta_));
 }
 
 void EarlyStopping::start(const Progress& /*progress*/) {

@@ -1,6 +1,5 @@
 #include <pacer/session/save_best.h>
 
-#include <array>
 #include <cerrno>
 #include <charconv>
 #include <chrono>
@@ -20,6 +19,7 @@
 #include <pacer/files/detail/replaced_file.h>
 #include <pacer/files/file_system.h>
 #include <pacer/files/folder_lock.h>
+#include <pacer/files/number_text.h>
 #include <pacer/files/safetensors.h>
 #include <pacer/hooks/detail/best_value_state.h>
 #include <pacer/hooks/session_parts.h>
@@ -28,13 +28,6 @@
 
 namespace pacer {
 namespace {
-
-// As it reads back to the same bits, whatever the locale.
-std::string exact_text(double value) {
-  std::array<char, 32> digits;
-  const auto result = std::to_chars(digits.data(), digits.data() + digits.size(), value);
-  return std::string(digits.data(), result.ptr);
-}
 
 template <class Number>
 bool read_number(std::string_view text, Number& number) {

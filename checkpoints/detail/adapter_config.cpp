@@ -7,8 +7,8 @@
 #include <type_traits>
 
 #include <pacer/core/error.h>
-#include <pacer/files/json_lines.h>
 #include <pacer/files/json_scanner.h>
+#include <pacer/files/json_writer.h>
 
 namespace pacer::detail {
 namespace {
@@ -177,9 +177,17 @@ std::string escaped(const std::string& text) {
   return out;
 }
 
-// "NAME", or a list, or a regular expression.
-std::string target_modules_text(const std::vector<std::string>& layers,
-                                const std::vector<std::string>& modules) {
+// A list, each on a line of its own.
+template <class Names>
+void add_names(JsonWriter& json, std::string_view key, const Names& names) {
+  json.key(key).list(JsonLayout::lines);
+  for (const std::string& name : names) json.value(name);
+  json.end();
+}
+
+// A list of names, or a regular expression.
+void add_target_modules(JsonWriter& json, const std::vector<std::string>& layers,
+                        const std::vector<std::string>& modules) {
   const std::set<std::string> wanted(layers.begin(), layers.end());
   bool reaches_others = false;
   for (const std::string& module : modules) {
@@ -188,41 +196,32 @@ std::string target_modules_text(const std::vector<std::string>& layers,
       reaches_others |= wanted.count(module.substr(dot + 1)) > 0;
     }
   }
+  if (!reaches_others) return add_names(json, "target_modules", wanted);
   std::string text;
-  for (const std::string& name : wanted) {
-    if (reaches_others) {
-      text += (text.empty() ? "" : "|") + escaped(name);
-    } else {
-      text += (text.empty() ? "\n    " : ",\n    ") + json_quote(name);
-    }
-  }
-  return reaches_others ? json_quote("(?:" + text + ")") : "[" + text + "\n  ]";
+  for (const std::string& name : wanted) text += (text.empty() ? "" : "|") + escaped(name);
+  json.add("target_modules", "(?:" + text + ")");
 }
 
-// A number as JSON has it, whole ones as whole.
-std::string number_in_json(double value) {
+// A number, whole ones as whole.
+void add_number(JsonWriter& json, std::string_view key, double value) {
   if (value == std::floor(value) && std::fabs(value) < 1e15) {
-    return std::to_string(static_cast<int64_t>(value));
+    json.add(key, static_cast<int64_t>(value));
+  } else {
+    json.add(key, value);
   }
-  const std::string line = JsonLine().add("x", value).str();
-  return line.substr(5, line.size() - 6);
 }
 
 template <class Value>
-std::string pattern_text(const AdapterPattern<Value>& pattern) {
-  std::string text;
+void add_pattern(JsonWriter& json, std::string_view key, const AdapterPattern<Value>& pattern) {
+  json.key(key).object(JsonLayout::lines);
   for (const auto& [name, value] : pattern) {
-    text += concatenate(
-        text.empty() ? "\n    " : ",\n    ", json_quote(escaped(name)), ": ",
-        std::is_integral_v<Value> ? std::to_string(value) : number_in_json(static_cast<double>(value)));
+    if constexpr (std::is_integral_v<Value>) {
+      json.add(escaped(name), value);
+    } else {
+      add_number(json, escaped(name), value);
+    }
   }
-  return text.empty() ? "{}" : "{" + text + "\n  }";
-}
-
-std::string names_text(const std::vector<std::string>& names) {
-  std::string text;
-  for (const std::string& name : names) text += (text.empty() ? "\n    " : ",\n    ") + json_quote(name);
-  return text.empty() ? "null" : "[" + text + "\n  ]";
+  json.end();
 }
 
 template <class Value>
@@ -246,19 +245,24 @@ double alpha_of(const AdapterConfig& config, const std::string& layer) {
 
 std::string adapter_config_text(const AdapterConfig& config, const std::vector<std::string>& layers,
                                 const std::vector<std::string>& modules) {
-  const char* const rslora = config.rslora ? "true" : "false";
-  return concatenate(
-      "{\n  \"alpha_pattern\": ", pattern_text(config.alpha_pattern), ",\n  \"auto_mapping\": null,\n",
-      "  \"base_model_name_or_path\": null,\n  \"bias\": \"none\",\n",
-      "  \"fan_in_fan_out\": false,\n  \"inference_mode\": true,\n",
-      "  \"init_lora_weights\": true,\n  \"layers_pattern\": null,\n",
-      "  \"layers_to_transform\": null,\n  \"lora_alpha\": ", number_in_json(config.alpha),
-      ",\n  \"lora_dropout\": ", number_in_json(config.dropout),
-      ",\n  \"modules_to_save\": ", names_text(config.whole_modules),
-      ",\n  \"peft_type\": \"LORA\",\n  \"r\": ", config.r,
-      ",\n  \"rank_pattern\": ", pattern_text(config.rank_pattern), ",\n  \"revision\": null,\n",
-      "  \"target_modules\": ", target_modules_text(layers, modules),
-      ",\n  \"task_type\": null,\n  \"use_rslora\": ", rslora, "\n}\n");
+  JsonWriter json;
+  json.object(JsonLayout::lines);
+  add_pattern(json, "alpha_pattern", config.alpha_pattern);
+  json.add("auto_mapping", nullptr).add("base_model_name_or_path", nullptr).add("bias", "none");
+  json.add("fan_in_fan_out", false).add("inference_mode", true).add("init_lora_weights", true);
+  json.add("layers_pattern", nullptr).add("layers_to_transform", nullptr);
+  add_number(json, "lora_alpha", config.alpha);
+  add_number(json, "lora_dropout", config.dropout);
+  if (config.whole_modules.empty()) {
+    json.add("modules_to_save", nullptr);
+  } else {
+    add_names(json, "modules_to_save", config.whole_modules);
+  }
+  json.add("peft_type", "LORA").add("r", config.r);
+  add_pattern(json, "rank_pattern", config.rank_pattern);
+  json.add("revision", nullptr);
+  add_target_modules(json, layers, modules);
+  return json.add("task_type", nullptr).add("use_rslora", config.rslora).end().text() + '\n';
 }
 
 AdapterConfig parse_adapter_config(std::string text, const std::string& path) {

@@ -13,7 +13,7 @@
 #include <pacer/core/error.h>
 #include <pacer/files/checkpoint_folder.h>
 #include <pacer/files/checksum.h>
-#include <pacer/files/json_lines.h>
+#include <pacer/files/json_writer.h>
 #include <pacer/hooks/detail/torch_optimizer_state.h>
 
 namespace pacer::detail {
@@ -165,14 +165,14 @@ std::vector<std::pair<std::string, std::string>> texts_of_rank(const NamedTensor
                                                                const Communicator& world) {
   if (!writers.model_is_dealt_out || world.rank() != 0) return {};
   size_t bytes = 0;
-  std::string files;
-  for (const auto& [name, tensor] : model) {
-    bytes += tensor.nbytes();
-    files += concatenate(files.empty() ? "" : ",", "\n    ", json_quote(name), ": ",
-                         json_quote(model_file_of_rank(writers.model.at(name), world.world_size())));
+  for (const auto& [name, tensor] : model) bytes += tensor.nbytes();
+  JsonWriter json;
+  json.object(JsonLayout::lines).key("metadata").object(JsonLayout::spaced).add("total_size", bytes).end();
+  json.key("weight_map").object(JsonLayout::lines);
+  for (const auto& item : model) {
+    json.add(item.first, model_file_of_rank(writers.model.at(item.first), world.world_size()));
   }
-  return {{kModelIndex, concatenate("{\n  \"metadata\": {\"total_size\": ", bytes, "},\n  \"weight_map\": {",
-                                    files, "\n  }\n}\n")}};
+  return {{kModelIndex, json.end().end().text() + '\n'}};
 }
 
 std::vector<CheckpointFile> model_files(const std::string& folder, const CheckpointManifest& manifest) {

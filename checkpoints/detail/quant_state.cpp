@@ -98,9 +98,9 @@ std::string quant_state_text(const QuantState& state, const std::string& layer) 
   }
   require(dtype != nullptr, "the weight of ", layer, " in 4 bits stands for one of ", state.dtype,
           ", which bitsandbytes does not decode to; convert the model to Float, BFloat16 or Half first");
-  std::string shape;
-  for (const int64_t size : state.shape) shape += (shape.empty() ? "" : ", ") + std::to_string(size);
-  const std::string rest = concatenate(", \"shape\": [", shape, "]");
+  JsonWriter shape;
+  shape.list(JsonLayout::spaced);
+  for (const int64_t size : state.shape) shape.value(size);
   JsonLine line;
   line.add("quant_type", "nf4").add("blocksize", kernels::kNf4Block).add("dtype", dtype);
   JsonLine nested;
@@ -111,7 +111,7 @@ std::string quant_state_text(const QuantState& state, const std::string& layer) 
   }
   std::string text = line.str();
   text.pop_back();
-  text += rest;
+  text += ", \"shape\": " + shape.end().text();
   return state.nested ? text + ", " + nested.str().substr(1) : text + "}";
 }
 

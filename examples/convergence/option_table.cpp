@@ -10,12 +10,12 @@
 #include <sstream>
 
 #include <pacer/core/error.h>
+#include <pacer/files/number_text.h>
 #include <pacer/optimizers/onebit_adam_options.h>
 #include <pacer/optimizers/option_table.h>
 
 #include "support/command_line.h"
 #include "support/nearest_name.h"
-#include "support/number_text.h"
 
 namespace convergence {
 namespace {
@@ -89,7 +89,7 @@ Value* count(const char* name, int64_t* setting, int64_t least, int64_t most) {
 }
 
 Value* number(const char* name, double* setting, double least, double most, bool least_allowed = true) {
-  return value(name, examples::shortest_text(*setting), [=](Text text) {
+  return value(name, pacer::exact_text(*setting), [=](Text text) {
     const double given = parsed<double>(text).value_or(NAN);
     pacer::require((least_allowed ? given >= least : given > least) && given <= most, "expected a number ",
                    least_allowed ? "from " : "above ", least, least_allowed ? " to " : " and at most ", most);

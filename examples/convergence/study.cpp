@@ -37,8 +37,8 @@ std::string name_of(const RunPlan& plan) { return plan.name() + ", seed " + std:
 
 void print_result(const std::string& name, const Run& run) {
   std::printf("%s  validation %s after %s tokens in %s\n", name.c_str(),
-              fixed(run.validation.back().value, 4).c_str(),
-              with_thousands(run.validation.back().tokens).c_str(), duration(run.seconds()).c_str());
+              fixed_text(run.validation.back().value, 4).c_str(),
+              with_thousands(run.validation.back().tokens).c_str(), duration_text(run.seconds()).c_str());
   std::fflush(stdout);
 }
 

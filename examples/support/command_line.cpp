@@ -9,10 +9,10 @@
 #include <map>
 #include <sstream>
 
-#include <pacer/files/json_lines.h>
+#include <pacer/files/json_writer.h>
+#include <pacer/files/number_text.h>
 
 #include "support/completion.h"
-#include "support/number_text.h"
 #include "support/program_name.h"
 
 namespace examples {
@@ -36,7 +36,7 @@ std::string show(const boost::any& value) {
   if (const auto* number = boost::any_cast<int64_t>(&value)) return std::to_string(*number);
   if (const auto* number = boost::any_cast<int>(&value)) return std::to_string(*number);
   if (const auto* yes = boost::any_cast<bool>(&value)) return *yes ? "true" : "false";
-  return shortest_text(boost::any_cast<double>(value));
+  return pacer::exact_text(boost::any_cast<double>(value));
 }
 
 std::string config_of(const std::string& program, const OptionValues& given,

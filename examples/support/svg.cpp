@@ -1,6 +1,7 @@
 #include "svg.h"
 
-#include "number_text.h"
+#include <pacer/files/number_text.h>
+
 #include "whole_file.h"
 
 namespace examples::svg {
@@ -29,7 +30,7 @@ std::string escape(const std::string& text) {
   return safe;
 }
 
-std::string pixels(double value) { return fixed_text(value, 1); }
+std::string pixels(double value) { return pacer::fixed_text(value, 1); }
 
 std::string attribute(const std::string& name, const std::string& value) {
   return " " + name + "=\"" + escape(value) + "\"";

@@ -1,15 +1,14 @@
 #include <pacer/metrics/detail/metrics_csv.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <charconv>
-#include <cmath>
 #include <cstring>
 #include <utility>
 
 #include <pacer/core/error.h>
 #include <pacer/files/detail/replaced_file.h>
+#include <pacer/files/number_text.h>
 
 namespace pacer::detail {
 namespace {
@@ -19,15 +18,6 @@ std::string csv_cell(const std::string& text) {
   std::string cell = "\"";
   for (const char c : text) cell += c == '"' ? "\"\"" : std::string(1, c);
   return cell + '"';
-}
-
-// As it reads back to the same bits, whatever the locale.
-std::string csv_cell(double value) {
-  if (std::isnan(value)) return "nan";
-  if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
-  std::array<char, 32> digits;
-  const auto result = std::to_chars(digits.data(), digits.data() + digits.size(), value);
-  return std::string(digits.data(), result.ptr);
 }
 
 std::string csv_header(const std::vector<std::string>& columns) {
@@ -41,7 +31,7 @@ std::string csv_row(const std::vector<std::string>& columns, const MetricsRecord
   for (size_t i = 2; i < columns.size(); ++i) {
     const auto value = record.find(columns[i]);
     line += ',';
-    if (value) line += csv_cell(*value);
+    if (value) line += exact_text(*value);
   }
   return line + '\n';
 }

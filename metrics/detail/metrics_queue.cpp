@@ -5,7 +5,7 @@
 #include <utility>
 
 #include <pacer/core/error.h>
-#include <pacer/files/json_lines.h>
+#include <pacer/files/json_writer.h>
 #include <pacer/hooks/step_report.h>
 #include <pacer/kernels/math/gradient_guard.h>
 

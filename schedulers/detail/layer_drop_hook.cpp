@@ -4,7 +4,7 @@
 #include <utility>
 
 #include <pacer/core/error.h>
-#include <pacer/files/detail/number_text.h>
+#include <pacer/files/number_text.h>
 #include <pacer/hooks/detail/submodules.h>
 #include <pacer/hooks/session_parts.h>
 #include <pacer/hooks/step_report.h>

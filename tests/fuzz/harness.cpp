@@ -10,7 +10,7 @@
 #include <typeinfo>
 
 #include <pacer/core/error.h>
-#include <pacer/files/json_lines.h>
+#include <pacer/files/json_writer.h>
 #include <pacer/files/utf8.h>
 
 namespace pacer::fuzz {

@@ -78,9 +78,9 @@ Scale::Scale(Axis axis, double low, double high, double from, double to)
       axis_ == Axis::loss && shown.size() > 1 ? std::max(1, decimals_for(shown)) : decimals_for(shown);
   for (Tick& tick : ticks_) {
     if (axis_ == Axis::tokens) tick.label = short_count(tick.value);
-    if (axis_ == Axis::plain) tick.label = fixed(tick.value, decimals);
-    if (axis_ == Axis::time) tick.label = fixed(tick.value / unit_, decimals);
-    if (axis_ == Axis::loss) tick.label = fixed(tick.value, decimals);
+    if (axis_ == Axis::plain) tick.label = fixed_text(tick.value, decimals);
+    if (axis_ == Axis::time) tick.label = fixed_text(tick.value / unit_, decimals);
+    if (axis_ == Axis::loss) tick.label = fixed_text(tick.value, decimals);
     if (axis_ == Axis::difference) tick.label = signed_fixed(tick.value, decimals);
   }
 }
@@ -117,9 +117,9 @@ std::string Scale::exact_label(double value) const {
     case Axis::tokens:
       return with_thousands(std::llround(value)) + " tokens";
     case Axis::time:
-      return duration(value);
+      return duration_text(value);
     case Axis::loss:
-      return fixed(value, 4);
+      return fixed_text(value, 4);
     case Axis::difference:
       return signed_fixed(value, 4);
     case Axis::plain:

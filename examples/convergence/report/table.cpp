@@ -12,12 +12,12 @@ constexpr double kMilliseconds = 1e3;
 
 std::string time_to_loss(const Estimate& seconds) {
   if (seconds.count == 0) return "-";
-  const std::string error = seconds.count > 1 ? " ± " + fixed(seconds.standard_error, 1) + " s" : "";
-  return duration(seconds.mean) + error;
+  const std::string error = seconds.count > 1 ? " ± " + fixed_text(seconds.standard_error, 1) + " s" : "";
+  return duration_text(seconds.mean) + error;
 }
 
 std::string with_error(const std::string& mean, const Estimate& estimate) {
-  return estimate.count > 1 ? mean + " ± " + fixed(estimate.standard_error, 4) : mean;
+  return estimate.count > 1 ? mean + " ± " + fixed_text(estimate.standard_error, 4) : mean;
 }
 
 bool several_processes(const std::vector<ArmSummary>& summaries) {
@@ -40,12 +40,12 @@ Table summary_table(const std::vector<ArmSummary>& summaries) {
   for (const ArmSummary& summary : summaries) {
     const Estimate& difference = summary.difference;
     std::vector<std::string> row = {
-        summary.arm, with_error(fixed(summary.validation_loss.mean, 4), summary.validation_loss)};
+        summary.arm, with_error(fixed_text(summary.validation_loss.mean, 4), summary.validation_loss)};
     if (compared) {
       row.push_back(difference.count > 0 ? with_error(signed_fixed(difference.mean, 4), difference) : "");
     }
     row.insert(row.end(),
-               {duration(summary.seconds), time_to_loss(summary.time_to_loss),
+               {duration_text(summary.seconds), time_to_loss(summary.time_to_loss),
                 significant(summary.optimizer_seconds * kMilliseconds, 3),
                 significant(summary.step_seconds * kMilliseconds, 3),
                 with_thousands(static_cast<int64_t>(summary.tokens / std::max(summary.seconds, 1e-9))),
@@ -62,11 +62,12 @@ Table traffic_table(const std::vector<ArmSummary>& summaries) {
                   "sent per rank", "fp32\nring/sent",  "bf16\nring/sent"};
   for (const ArmSummary& summary : summaries) {
     const double reduction = summary.bytes_sent > 0.0 ? summary.ring_bytes / summary.bytes_sent : 0.0;
-    const auto shown = [](double value) { return value > 0.0 ? fixed(value, 2) : "-"; };
-    table.rows.push_back(
-        {summary.arm, with_error(fixed(summary.validation_loss.mean, 4), summary.validation_loss),
-         duration(summary.seconds), summary.frozen_at > 0.0 ? "step " + fixed(summary.frozen_at, 0) : "-",
-         short_count(summary.bytes_sent) + "B", shown(reduction), shown(reduction / 2.0)});
+    const auto shown = [](double value) { return value > 0.0 ? fixed_text(value, 2) : "-"; };
+    table.rows.push_back({summary.arm,
+                          with_error(fixed_text(summary.validation_loss.mean, 4), summary.validation_loss),
+                          duration_text(summary.seconds),
+                          summary.frozen_at > 0.0 ? "step " + fixed_text(summary.frozen_at, 0) : "-",
+                          short_count(summary.bytes_sent) + "B", shown(reduction), shown(reduction / 2.0)});
   }
   return table;
 }
@@ -77,8 +78,8 @@ Table fine_tuning_table(const std::vector<ArmSummary>& summaries, const std::vec
   table.header = {"arm", "trained parameters", "loss of the base", "after fine-tuning", "change"};
   for (const ArmSummary& summary : summaries) {
     table.rows.push_back({summary.arm, with_thousands(static_cast<int64_t>(summary.parameters)),
-                          with_error(fixed(summary.first_loss.mean, 4), summary.first_loss),
-                          with_error(fixed(summary.validation_loss.mean, 4), summary.validation_loss),
+                          with_error(fixed_text(summary.first_loss.mean, 4), summary.first_loss),
+                          with_error(fixed_text(summary.validation_loss.mean, 4), summary.validation_loss),
                           with_error(signed_fixed(summary.change.mean, 4), summary.change)});
   }
   return table;
@@ -88,8 +89,8 @@ std::string fine_tuning_note(const std::vector<Run>& bases) {
   if (bases.empty()) return {};
   const ArmSummary base = summarize(bases).front();
   return "\nAll losses are those of the second text. The base has one of " +
-         with_error(fixed(base.validation_loss.mean, 4), base.validation_loss) + " on its own, after " +
-         short_count(base.tokens) + " tokens of it in " + duration(base.seconds) +
+         with_error(fixed_text(base.validation_loss.mean, 4), base.validation_loss) + " on its own, after " +
+         short_count(base.tokens) + " tokens of it in " + duration_text(base.seconds) +
          "; where its weights are in 4 bits,\nthe loss of the base is that of these.";
 }
 
@@ -125,12 +126,12 @@ std::string table_note(const std::vector<ArmSummary>& summaries) {
   }
   for (const ArmSummary& summary : summaries) {
     if (summary.frozen_at <= 0.0 || summary.processes > 1) continue;  // else in the table
-    note += "\n" + summary.arm + " froze its variance after step " + fixed(summary.frozen_at, 0) + ".";
+    note += "\n" + summary.arm + " froze its variance after step " + fixed_text(summary.frozen_at, 0) + ".";
   }
   for (const ArmSummary& summary : summaries) {
     if (summary.largest_update <= 0.0) continue;
-    note += "\n" + summary.arm + ": no parameter moved by more than " + fixed(summary.largest_update, 1) +
-            " learning rates in one step.";
+    note += "\n" + summary.arm + ": no parameter moved by more than " +
+            fixed_text(summary.largest_update, 1) + " learning rates in one step.";
   }
   if (!summaries.empty() && summaries.front().validation_loss.count > 1) {
     note += "\n± is the standard error over seeds; differences are taken seed by seed.";

@@ -3,7 +3,7 @@
 #include <optional>
 
 #include <pacer/checkpoints/detail/weights_index.h>
-#include <pacer/files/json_lines.h>
+#include <pacer/files/json_writer.h>
 
 #include "fuzz/harness.h"
 

@@ -12,7 +12,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#include <pacer/files/detail/number_text.h>
+#include <pacer/files/number_text.h>
 #include <pacer/metrics/progress_bar.h>
 
 #include "support/catch.h"
@@ -222,20 +222,20 @@ TEST_CASE("a terminal gets one line, drawn again, with the last point", "[schedu
 }
 
 TEST_CASE("numbers are written for people", "[schedulers][progress]") {
-  CHECK(detail::with_thousands(-1234567) == "-1,234,567");
-  CHECK(detail::with_thousands(999) == "999");
-  CHECK(detail::short_count(850) == "850");
-  CHECK(detail::short_count(1500) == "1.5k");
-  CHECK(detail::short_count(2'999'700) == "3M");
-  CHECK(detail::short_count(999.7) == "1k");
-  CHECK(detail::fixed_text(-NAN, 2) == "nan");
-  CHECK(detail::short_text(-INFINITY, 3) == "-inf");
-  CHECK(detail::short_text(2.5e-7, 3) == "2.5e-07");
-  CHECK(detail::duration_text(0.5) == "0.5 s");
-  CHECK(detail::duration_text(8.44) == "8.4 s");
-  CHECK(detail::duration_text(59.96) == "1 min 00 s");
-  CHECK(detail::duration_text(3840) == "1 h 04 min");
-  CHECK(detail::duration_text(INFINITY) == "unknown");
+  CHECK(with_thousands(-1234567) == "-1,234,567");
+  CHECK(with_thousands(999) == "999");
+  CHECK(short_count(850) == "850");
+  CHECK(short_count(1500) == "1.5k");
+  CHECK(short_count(2'999'700) == "3M");
+  CHECK(short_count(999.7) == "1k");
+  CHECK(fixed_text(-NAN, 2) == "nan");
+  CHECK(short_text(-INFINITY, 3) == "-inf");
+  CHECK(short_text(2.5e-7, 3) == "2.5e-07");
+  CHECK(duration_text(0.5) == "0.5 s");
+  CHECK(duration_text(8.44) == "8.4 s");
+  CHECK(duration_text(59.96) == "1 min 00 s");
+  CHECK(duration_text(3840) == "1 h 04 min");
+  CHECK(duration_text(INFINITY) == "unknown");
 }
 
 }  // namespace pacer::testing

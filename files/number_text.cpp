@@ -1,11 +1,11 @@
 // On top of std::to_chars, which no locale changes.
-#include <pacer/files/detail/number_text.h>
+#include <pacer/files/number_text.h>
 
 #include <array>
 #include <charconv>
 #include <cmath>
 
-namespace pacer::detail {
+namespace pacer {
 namespace {
 
 std::string formatted(double value, std::chars_format format, int precision) {
@@ -65,4 +65,4 @@ std::string duration_text(double seconds) {
   return std::to_string(whole / 3600) + " h " + two_digits(whole % 3600 / 60) + " min";
 }
 
-}  // namespace pacer::detail
+}  // namespace pacer
