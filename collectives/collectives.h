@@ -9,3 +9,4 @@
 #include <pacer/collectives/grid.h>
 #include <pacer/collectives/launch_environment.h>
 #include <pacer/collectives/message.h>
+#include <pacer/collectives/parameter_range.h>

@@ -1,11 +1,13 @@
 #include <pacer/optimizers/fused_optimizer.h>
 
+#include <algorithm>
 #include <iterator>
 
 #include <c10/util/Exception.h>
 
 #include <pacer/core/error.h>
 #include <pacer/core/reduction_order.h>
+#include <pacer/optimizers/detail/cut_state.h>
 #include <pacer/optimizers/detail/group_defaults.h>
 #include <pacer/optimizers/detail/optimizer_archive.h>
 #include <pacer/optimizers/detail/parameter_check.h>
@@ -125,7 +127,7 @@ void FusedOptimizer::add_param_group(const NamedParamGroup& group) {
 }
 
 detail::OptimizerView FusedOptimizer::view() const {
-  return {*traits_, param_groups_, state_, *defaults_, names_, engine().owned_ranges(), engine().is_paged()};
+  return {*traits_, param_groups_, state_, *defaults_, names_, engine().ranges(), engine().is_paged()};
 }
 
 torch::Tensor FusedOptimizer::step(LossClosure closure) {
@@ -204,40 +206,45 @@ int64_t FusedOptimizer::smallest_piece() const {
   return 1;
 }
 
-void FusedOptimizer::own_parts(const std::vector<OwnedPart>& parts, std::shared_ptr<Communicator> ranks) {
+void FusedOptimizer::update_only(const ParameterRanges& ranges, std::shared_ptr<Communicator> ranks) {
   const std::string reason = unshared_reason(GradientScope::node);
   require(reason.empty(), "ranks cannot share the work of ", traits_->name, ", because ", reason);
-  const detail::OwnedRanges& owned = engine().owned_ranges();
+  const ParameterRanges& before = engine().ranges();
   const int64_t piece = smallest_piece();
-  for (const OwnedPart& part : parts) {
-    require(part.bounds.size() == static_cast<size_t>(ranks->world_size()) + 1, traits_->name,
-            ": a part has the bounds of ", part.bounds.size() - 1, " ranks, of which there are ",
+  std::vector<detail::RegisteredParameter> shared = view().parameters();
+  const auto is_whole = [&](const auto& parameter) { return ranges.count(parameter.key()) == 0; };
+  shared.erase(std::remove_if(shared.begin(), shared.end(), is_whole), shared.end());
+  for (const detail::RegisteredParameter& parameter : shared) {
+    const ParameterRange& range = ranges.at(parameter.key());
+    require(range.bounds.size() == static_cast<size_t>(ranks->world_size()) + 1, traits_->name,
+            ": a part has the bounds of ", range.bounds.size() - 1, " ranks, of which there are ",
             ranks->world_size());
-    for (size_t r = 1; r + 1 < part.bounds.size(); ++r) {
-      require(part.bounds[r] % piece == 0 || part.bounds[r] == part.bounds.back(), traits_->name,
-              ": a parameter is cut at element ", part.bounds[r], ", but must be at a multiple of ", piece);
+    for (size_t r = 1; r + 1 < range.bounds.size(); ++r) {
+      require(range.bounds[r] % piece == 0 || range.bounds[r] == range.bounds.back(), traits_->name,
+              ": a parameter is cut at element ", range.bounds[r], ", but must be at a multiple of ", piece);
     }
-    const auto before = owned.find(part.parameter.unsafeGetTensorImpl());
-    const bool is_same = before != owned.end() && before->second.range.first == part.first &&
-                         before->second.range.count == part.count;
+    const auto found = before.find(parameter.key());
+    const bool is_same =
+        found != before.end() && found->second.first == range.first && found->second.count == range.count;
     require(
-        owned.empty() || (owned.size() == parts.size() && is_same), traits_->name,
+        before.empty() || (before.size() == shared.size() && is_same), traits_->name,
         " is shared out already, in other parts; save a checkpoint and resume from it with a new optimizer");
   }
   const torch::NoGradGuard no_grad;
   const bool is_cut = is_shared_out();
-  for (const OwnedPart& part : parts) {
-    engine().own_range(part.parameter, {{part.first, part.count}, part.bounds, part.gradient, part.values});
-    const auto state = state_.find(part.parameter.unsafeGetTensorImpl());
+  for (const detail::RegisteredParameter& parameter : shared) {
+    const ParameterRange& range = ranges.at(parameter.key());
+    engine().update_only(parameter.tensor, range);
+    const auto state = state_.find(parameter.key());
     if (state == state_.end() || is_cut) continue;
     if (auto adopted = detail::adopted_state(*traits_, *state->second)) state->second = std::move(adopted);
-    detail::cut_state(dynamic_cast<FusedAdamStateFields&>(*state->second), part.parameter,
-                      {part.first, part.count}, parameter_name(part.parameter));
+    detail::cut_state(dynamic_cast<FusedAdamStateFields&>(*state->second), parameter.tensor, range,
+                      parameter.name);
   }
   engine().share_norm_with(std::move(ranks));
 }
 
-bool FusedOptimizer::is_shared_out() const { return !engine().owned_ranges().empty(); }
+bool FusedOptimizer::is_shared_out() const { return !engine().ranges().empty(); }
 
 void FusedOptimizer::require_whole(const char* what) const {
   require(

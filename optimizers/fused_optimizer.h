@@ -69,7 +69,7 @@ class FusedOptimizer : public SessionOptimizer {
   NamedTensors export_state() const override;
 
  protected:
-  // The contract of a Session, which calls it through SessionOptimizer. After own_parts archives, step() and
+  // The contract of a Session, which calls it through SessionOptimizer. After update_only archives, step() and
   // take_over are refused, because they are of whole parameters.
   void prepare(const StepInputs& inputs) override;
   bool enqueue() override;
@@ -79,7 +79,7 @@ class FusedOptimizer : public SessionOptimizer {
   int64_t enqueue_version() const override;
   std::string unshared_reason(GradientScope among) const override;
   int64_t smallest_piece() const override;
-  void own_parts(const std::vector<OwnedPart>& parts, std::shared_ptr<Communicator> ranks) override;
+  void update_only(const ParameterRanges& ranges, std::shared_ptr<Communicator> ranks) override;
   bool is_shared_out() const override;
   bool is_part(const std::string& name, const torch::Tensor& tensor) const override;
   double base_lr(size_t group) override;

@@ -114,7 +114,7 @@ std::string OneBitOptimizer::unshared_reason(GradientScope among) const {
   return "";
 }
 
-void OneBitOptimizer::own_parts(const std::vector<OwnedPart>& parts, std::shared_ptr<Communicator> ranks) {
+void OneBitOptimizer::update_only(const ParameterRanges& ranges, std::shared_ptr<Communicator> ranks) {
   require(shard_ranks_ != nullptr || compressed_ == nullptr, name(), ": the variance froze (step ",
           frozen_at_.value_or(0),
           ") before ranks share the work; save a checkpoint and resume from it with a new optimizer");
@@ -124,14 +124,11 @@ void OneBitOptimizer::own_parts(const std::vector<OwnedPart>& parts, std::shared
   const auto settings = this->settings();
   for (const detail::RegisteredParameter& parameter : view().parameters()) {
     if (!settings[parameter.group].compresses(parameter.tensor)) continue;
-    const bool is_shared = std::any_of(parts.begin(), parts.end(), [&](const OwnedPart& part) {
-      return part.parameter.is_same(parameter.tensor);
-    });
-    require(is_shared, "parameter ", parameter.in_message(),
+    require(ranges.count(parameter.key()) != 0, "parameter ", parameter.in_message(),
             " is frozen, and so not shared out, but belongs to what is compressed; leave it out of the "
             "optimizer, or give its group compress(false)");
   }
-  FusedOptimizer::own_parts(parts, ranks);
+  FusedOptimizer::update_only(ranges, ranks);
   shard_ranks_ = std::move(ranks);
 }
 

@@ -80,7 +80,7 @@ class OneBitOptimizer : public FusedOptimizer {
   // The ranks of a node can share it where nodes are the workers (hierarchical): each then has a part of its
   // node's momentum, variance and errors.
   std::string unshared_reason(GradientScope among) const override;
-  void own_parts(const std::vector<OwnedPart>& parts, std::shared_ptr<Communicator> ranks) override;
+  void update_only(const ParameterRanges& ranges, std::shared_ptr<Communicator> ranks) override;
   bool is_part(const std::string& name, const torch::Tensor& tensor) const override;
 
   // Each new worker error is the mean of the former ones, server errors are joined and cut anew; where

@@ -13,8 +13,8 @@ SessionOptimizer::LearningRateClaim SessionOptimizer::claim_learning_rate(const 
   return claim;
 }
 
-void SessionOptimizer::own_parts(const std::vector<OwnedPart>& /*parts*/,
-                                 std::shared_ptr<Communicator> /*ranks*/) {
+void SessionOptimizer::update_only(const ParameterRanges& /*ranges*/,
+                                   std::shared_ptr<Communicator> /*ranks*/) {
   throw InvalidArgument("ranks cannot share the work of this optimizer, because " +
                         unshared_reason(GradientScope::node));
 }

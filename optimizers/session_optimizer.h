@@ -15,6 +15,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <pacer/collectives/gradient_scope.h>
+#include <pacer/collectives/parameter_range.h>
 #include <pacer/optimizers/gradient_guard.h>
 #include <pacer/optimizers/named_parameters.h>
 #include <pacer/optimizers/named_tensors.h>
@@ -47,19 +48,6 @@ struct RunPlan {
   // The guard must have seen all gradients of a step before any is used: they are clipped by their norm, or
   // the loss is scaled.
   bool looks_first = false;
-};
-
-// The elements of a parameter that this rank updates if ranks share the work: `count` elements from `first`
-// on, in memory order. Rank r has the elements from bounds[r] to bounds[r + 1] - 1. `gradient` is where their
-// gradient is in every step, `values` is where they are themselves: vectors of `count` elements of the
-// parameter's dtype. If these are undefined, they are in the parameter's gradient and in the parameter.
-struct OwnedPart {
-  torch::Tensor parameter;
-  int64_t first = 0;
-  int64_t count = 0;
-  std::vector<int64_t> bounds;
-  torch::Tensor gradient;
-  torch::Tensor values = {};
 };
 
 class SessionOptimizer : public torch::optim::Optimizer {
@@ -105,10 +93,10 @@ class SessionOptimizer : public torch::optim::Optimizer {
   virtual std::string unshared_reason(GradientScope /*among*/) const { return "it updates whole parameters"; }
   // Bounds of parts must be at multiples of so many elements of each parameter.
   virtual int64_t smallest_piece() const { return 1; }
-  // From now on it updates these parts only, and has state for them only, cut from the state that it has;
-  // parameters that are not among them stay whole. `ranks` update the other parts. Later calls may change
-  // where values and gradients are, not the parts.
-  virtual void own_parts(const std::vector<OwnedPart>& parts, std::shared_ptr<Communicator> ranks);
+  // From now on it updates these ranges only, and has state for them only, cut from the state that it has;
+  // its parameters that are not among them stay whole, and those that are not its own are passed over. `ranks`
+  // update the other ranges. Later calls may change where values and gradients are, not the ranges.
+  virtual void update_only(const ParameterRanges& ranges, std::shared_ptr<Communicator> ranks);
   virtual bool is_shared_out() const { return false; }
   // Whether what export_state calls by this name, of a parameter that was shared out, are this rank's
   // elements of it.
@@ -132,7 +120,7 @@ class SessionOptimizer : public torch::optim::Optimizer {
   virtual void name_parameters(const NamedParameters& names) = 0;
 
   // All state and options by parameter name, not copied: tensors share the optimizer's memory. After
-  // own_parts they are vectors of the parts' elements; an import takes whole ones and cuts them.
+  // update_only they are vectors of the ranges' elements; an import takes whole ones and cuts them.
   virtual NamedTensors export_state() const = 0;
   // Whether tensors of the state are on the CPU, wherever parameters are, and may be loaded from there.
   virtual bool keeps_state_on_host() const { return false; }

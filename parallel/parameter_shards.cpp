@@ -29,7 +29,6 @@ ParameterShards::~ParameterShards() {
 }
 
 const std::vector<ParameterShards::Part>& ParameterShards::parts() const { return state_->parts(); }
-ShardPiece ParameterShards::piece(size_t i, int rank) const { return state_->piece(i, rank); }
 void ParameterShards::begin_backward(const Pass& pass) { state_->begin(pass); }
 void ParameterShards::end_backward() { state_->end(); }
 std::vector<char> ParameterShards::missed() const { return state_->missed(); }

@@ -33,6 +33,7 @@
 #include <torch/arg.h>
 
 #include <pacer/collectives/communicator.h>
+#include <pacer/collectives/parameter_range.h>
 #include <pacer/parallel/shard_layout.h>
 
 namespace pacer {
@@ -90,20 +91,14 @@ class ParameterShards {
   ~ParameterShards();
   ParameterShards(const ParameterShards&) = delete;
 
-  // A parameter and what of it is this rank's: `count` elements from `first` on, in memory order, and the
-  // memory of their gradient, which is the same in every step and undefined where the parameter needed none.
-  // After keep_parts() also the memory of their values. Both are `count` elements of the parameter's dtype.
-  struct Part {
+  // A parameter and what of it is this rank's. The memory of the gradient is the same in every step, and
+  // undefined where the parameter needed none. The values are defined after keep_parts().
+  struct Part : ParameterRange {
     std::string name;
     at::Tensor parameter;
-    int64_t first;
-    int64_t count;
-    at::Tensor gradient, values = {};
     size_t group = 0;
   };
   const std::vector<Part>& parts() const;
-  // What any rank owns of parts()[i].parameter.
-  ShardPiece piece(size_t i, int rank) const;
 
   // `absent`: parameters that this backward will not reach, the same on every rank, for example of dropped
   // layers; a unit of nothing else is not sent. `absent_in_all`: those that none of the passes since the last

@@ -25,12 +25,13 @@ ShardLayout::ShardLayout(const std::vector<int64_t>& counts, int ranks, int64_t 
   elements_ = round_up(elements_, alignment * ranks);
 }
 
-ShardPiece ShardLayout::piece(size_t tensor, int rank) const {
-  const int64_t part = part_elements(), part_begin = rank * part;
-  const int64_t begin = std::max(begins_[tensor], part_begin);
-  const int64_t end = std::min(begins_[tensor] + counts_[tensor], part_begin + part);
-  if (begin >= end) return {};
-  return {begin - begins_[tensor], end - begin, begin - part_begin};
+std::vector<int64_t> ShardLayout::bounds(size_t tensor) const {
+  std::vector<int64_t> bounds;
+  for (int rank = 0; rank <= ranks_; ++rank) {
+    const int64_t part_begin = rank * part_elements();
+    bounds.push_back(std::clamp<int64_t>(part_begin - begins_[tensor], 0, counts_[tensor]));
+  }
+  return bounds;
 }
 
 }  // namespace pacer

@@ -11,14 +11,6 @@
 
 namespace pacer {
 
-// What a rank owns of one tensor: `count` elements from `first` on, which lie at `offset` of its part. All 0
-// where it owns none.
-struct ShardPiece {
-  int64_t first = 0;
-  int64_t count = 0;
-  int64_t offset = 0;
-};
-
 class ShardLayout {
  public:
   // `counts`: elements of the tensors, >= 0, in order. `ranks` >= 1. `piece`: bounds of parts cut a tensor at
@@ -30,7 +22,8 @@ class ShardLayout {
   int64_t part_elements() const { return elements_ / ranks_; }
   // Where the tensor begins in flat memory.
   int64_t begin(size_t tensor) const { return begins_[tensor]; }
-  ShardPiece piece(size_t tensor, int rank) const;
+  // Rank r owns the tensor's elements from bounds[r] to bounds[r + 1] - 1; see ParameterRange.
+  std::vector<int64_t> bounds(size_t tensor) const;
 
  private:
   int ranks_;

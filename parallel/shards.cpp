@@ -125,7 +125,7 @@ void Shards::arrange() {
     gathers_ = gathers;
     parts().parameters_are_shared_out = true;
   }
-  own_parts();
+  update_only_parts();
   parts().gradients_are_shared_out = true;
 }
 
@@ -173,24 +173,14 @@ std::vector<ParameterShards::Group> Shards::groups() const {
   return groups;
 }
 
-void Shards::own_parts() {
-  std::unordered_set<const void*> updated;
-  for (const at::Tensor& parameter : detail::all_optimizer_parameters(parts())) {
-    updated.insert(parameter.unsafeGetTensorImpl());
-  }
-  std::vector<OwnedPart> owned;
+void Shards::update_only_parts() {
+  ParameterRanges ranges;
   for (size_t i = 0; i < shards_->parts().size(); ++i) {
     const ParameterShards::Part& part = shards_->parts()[i];
-    if (updated.count(part.parameter.unsafeGetTensorImpl()) == 0) continue;
-    std::vector<int64_t> bounds = {0};
-    for (int rank = 0; rank < ranks_->world_size(); ++rank) {
-      bounds.push_back(bounds.back() + shards_->piece(i, rank).count);
-    }
-    const bool sits_out = !sits_out_.empty() && sits_out_[i] != 0;
-    owned.push_back({part.parameter, part.first, part.count, std::move(bounds),
-                     sits_out ? at::Tensor() : part.gradient, part.values});
+    ParameterRange& range = ranges[part.parameter.unsafeGetTensorImpl()] = part;
+    if (!sits_out_.empty() && sits_out_[i] != 0) range.gradient = at::Tensor();
   }
-  parts().session_optimizer()->own_parts(owned, ranks_);
+  parts().session_optimizer()->update_only(ranges, ranks_);
 }
 
 void Shards::require_same_parameters() const {
@@ -204,7 +194,7 @@ void Shards::join() {
   require_same_parameters();
   if (gathers_ && !keeps_parts()) {
     shards_->keep_parts();
-    own_parts();
+    update_only_parts();
   }
   is_joined_ = true;
 }
@@ -249,7 +239,7 @@ void Shards::settle_missed(const Progress& window) {
   }
   if (missed == sits_out_ || (sits_out_.empty() && std::count(missed.begin(), missed.end(), 1) == 0)) return;
   sits_out_ = std::move(missed);
-  own_parts();
+  update_only_parts();
 }
 
 // In training the root stays for backward.

@@ -143,7 +143,7 @@ class Shards : public GradientExchange, public ShardedState {
   std::vector<size_t> expected_groups(const Progress& progress) const;
   bool stays_local() const;
   void require_same_parameters() const;
-  void own_parts();
+  void update_only_parts();
   void check_order() const;
 
   // A tensor of which this rank has a part, and the parameter it belongs to.

@@ -106,12 +106,13 @@ int64_t Shards::collect(const SharedTensor& shared, int to, at::Tensor& tensor,
     if (piece.numel() > 0) messages.push_back(Message::send(piece, to));
   } else {
     tensor = at::empty(parameter.sizes(), piece.options());
+    const std::vector<int64_t>& bounds = shards_->parts()[shared.part].bounds;
     for (int rank = 0; rank < ranks_->world_size(); ++rank) {
-      const ShardPiece part = shards_->piece(shared.part, rank);
-      const at::Tensor place = tensor.view({-1}).narrow(0, part.first, part.count);
+      const auto r = static_cast<size_t>(rank);
+      const at::Tensor place = tensor.view({-1}).slice(0, bounds[r], bounds[r + 1]);
       if (rank == to) {
         place.copy_(piece);
-      } else if (part.count > 0) {
+      } else if (place.numel() > 0) {
         messages.push_back(Message::receive(place, rank));
       }
     }

@@ -111,9 +111,10 @@ void CompressedParameters::check_fits(const std::vector<const ParameterEntry*>& 
     require(entry.storage == tensor.storage, "parameter ", called, " changed its dtype (it is ",
             parameter.scalar_type(), " now) or its master weights", kAdvice,
             "change it back, or load a checkpoint");
-    const bool fits = entry.is_part ? entry.range.count == tensor.count
-                                    : parameter.sizes() == at::IntArrayRef(tensor.sizes) &&
-                                          same_strides(parameter.strides(), tensor.strides, tensor.sizes);
+    const bool fits = entry.range.is_part()
+                          ? entry.range.count == tensor.count
+                          : parameter.sizes() == at::IntArrayRef(tensor.sizes) &&
+                                same_strides(parameter.strides(), tensor.strides, tensor.sizes);
     require(fits, "parameter ", called, " changed its shape or memory order (sizes ", parameter.sizes(),
             ", strides ", parameter.strides(), " now)", kAdvice, "change it back, or load a checkpoint");
     const at::Tensor variance = buckets_[places_[i].bucket]->variance_of(places_[i].index);

@@ -12,7 +12,7 @@ EntryWatch::EntryWatch(const ParameterEntry& entry)
       state(entry.state),
       table(entry.table),
       position(entry.position),
-      is_plain_(!entry.is_part && !entry.dense_parameter.defined() && entry.range.count > 0),
+      is_plain_(!entry.range.is_part() && !entry.dense_parameter.defined() && entry.range.count > 0),
       device_(entry.parameter.device()),
       elements_(entry.parameter.numel()) {
   place_[0] = place_of(entry.values(), /*has_layout=*/false);
@@ -41,7 +41,7 @@ bool EntryWatch::is_current(const ParameterEntry& entry) const {
       return false;
   }
   if (entry.dense_parameter.defined()) return tensor->sizes() == entry.dense_parameter.sizes();
-  return !entry.is_part || (tensor->is_contiguous() && tensor->numel() == elements_);
+  return !entry.range.is_part() || (tensor->is_contiguous() && tensor->numel() == elements_);
 }
 
 }  // namespace pacer::detail

@@ -4,6 +4,7 @@
 #include <set>
 
 #include <pacer/core/error.h>
+#include <pacer/optimizers/detail/cut_state.h>
 #include <pacer/optimizers/detail/option_fields.h>
 #include <pacer/optimizers/detail/parameter_check.h>
 #include <pacer/optimizers/detail/saved_by.h>
@@ -15,7 +16,7 @@ namespace {
 std::string options_prefix(size_t group) { return "group/" + std::to_string(group) + "/"; }
 
 // Reads all fields of one parameter and marks their keys as used.
-void import_tensors(const RegisteredParameter& registered, const ElementRange* range, bool state_on_host,
+void import_tensors(const RegisteredParameter& registered, const ParameterRange* range, bool state_on_host,
                     const GroupSettings& settings, const NamedTensors& saved, FusedAdamStateFields& state,
                     std::set<std::string>& used) {
   const std::string& name = registered.name;
@@ -97,7 +98,7 @@ PendingState import_torch_state(const NamedTensors& saved, const OptimizerView& 
       require(tensor.sizes() == parameter.tensor.sizes() && at::isFloatingType(tensor.scalar_type()), "\"",
               key, "\" of the state to load is ", tensor.scalar_type(), " of shape ", tensor.sizes(),
               ", but the parameter has shape ", parameter.tensor.sizes());
-      const ElementRange* range = own.range_of(parameter);
+      const ParameterRange* range = own.range_of(parameter);
       const at::Tensor values =
           range ? cut_to_range(tensor, parameter.tensor, *range, parameter.name) : tensor;
       (fields.*field.get)() = values.to(own.state_on_host ? at::Device(at::kCPU) : parameter.tensor.device());

@@ -108,13 +108,13 @@ std::vector<OneBitTensor> onebit_tensors(const OptimizerView& optimizer,
     tensors.push_back(
         {name, group, tensor.sizes().vec(), tensor.strides().vec(), tensor.numel(),
          storage_for(tensor.scalar_type(), settings[group].master_weights, Rounding::nearest, name)});
-    const auto owned = optimizer.ranges.find(tensor.unsafeGetTensorImpl());
-    if (whole || owned == optimizer.ranges.end()) continue;
+    const auto range = optimizer.ranges.find(tensor.unsafeGetTensorImpl());
+    if (whole || range == optimizer.ranges.end()) continue;
     OneBitTensor& part = tensors.back();
-    part.count = owned->second.range.count;
+    part.count = range->second.count;
     part.sizes = {part.count};
     part.strides = {1};
-    part.bounds = owned->second.bounds;
+    part.bounds = range->second.bounds;
   }
   return tensors;
 }

@@ -42,7 +42,7 @@ struct OneBitTensor {
   std::vector<int64_t> sizes, strides;
   int64_t count = 0;
   kernels::AdamStorage storage = kernels::AdamStorage::f32;
-  std::vector<int64_t> bounds = {};  // OwnedPart::bounds; empty where it is not a part
+  std::vector<int64_t> bounds = {};  // ParameterRange::bounds; empty where it is not a part
 
   // The elements from `offset` on in a flat buffer, in the parameter's shape and memory order.
   at::Tensor view(const at::Tensor& flat, int64_t offset) const {

@@ -157,7 +157,7 @@ std::vector<GroupSettings> check_pending(const PendingState& pending, const Opti
     const auto& state = static_cast<const FusedAdamStateFields&>(*found->second);
     require(state.exp_avg().defined() && state.exp_avg_sq().defined(), "the state of parameter ",
             parameter.in_message(), " lacks a moment (exp_avg or exp_avg_sq)", kNothing);
-    const ElementRange* range = own.range_of(parameter);
+    const ParameterRange* range = own.range_of(parameter);
     check_state(state, range ? at::IntArrayRef(range->count) : parameter.tensor.sizes(), parameter.name);
   }
   ParamGroups with_options;

@@ -10,7 +10,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <pacer/optimizers/detail/element_range.h>
+#include <pacer/collectives/parameter_range.h>
 #include <pacer/optimizers/detail/optimizer_traits.h>
 #include <pacer/optimizers/tensor_names.h>
 
@@ -57,14 +57,14 @@ struct OptimizerView {
   const ParamStates& states;
   const torch::optim::OptimizerOptions& defaults;
   const TensorNames& names;
-  const OwnedRanges& ranges;
+  const ParameterRanges& ranges;
   bool state_on_host = false;  // paged: an import stays on the CPU
 
   std::vector<RegisteredParameter> parameters() const { return registered(groups, names); }
   // What is updated of the parameter; null for all of it.
-  const ElementRange* range_of(const RegisteredParameter& parameter) const {
+  const ParameterRange* range_of(const RegisteredParameter& parameter) const {
     const auto found = ranges.find(parameter.key());
-    return found == ranges.end() ? nullptr : &found->second.range;
+    return found == ranges.end() ? nullptr : &found->second;
   }
   // A copy of a group's options, adopted.
   std::unique_ptr<torch::optim::OptimizerOptions> options(size_t group) const {

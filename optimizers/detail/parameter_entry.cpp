@@ -15,13 +15,13 @@ using kernels::GradientType;
 
 void ParameterEntry::lay_out() {
   dense_parameter = at::Tensor();
-  memory = own_values;
+  memory = range.values;
   if (memory.defined()) return;
   if (!parameter.is_non_overlapping_and_dense()) {
     dense_parameter = at::empty(parameter.sizes(), parameter.options().requires_grad(false));
   }
-  memory =
-      !is_part ? dense() : dense().as_strided({range.count}, {1}, dense().storage_offset() + range.first);
+  memory = !range.is_part() ? dense()
+                            : dense().as_strided({range.count}, {1}, dense().storage_offset() + range.first);
 }
 
 const void* ParameterEntry::in_range(const at::Tensor& tensor) const {

@@ -8,9 +8,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <pacer/collectives/parameter_range.h>
 #include <pacer/kernels/adam.h>
 #include <pacer/kernels/norm.h>
-#include <pacer/optimizers/detail/element_range.h>
 #include <pacer/optimizers/detail/state_fields.h>
 
 namespace pacer::detail {
@@ -23,10 +23,7 @@ struct ParameterEntry {
   at::Tensor parameter;
   std::string name;
   size_t group = 0;
-  ElementRange range;         // what of the parameter this optimizer updates; mostly all of it
-  bool is_part = false;       // less than all of it
-  at::Tensor own_gradient;    // OwnedRange::gradient
-  at::Tensor own_values;      // OwnedRange::values
+  ParameterRange range;       // what of the parameter this optimizer updates; mostly all of it
   int64_t first_element = 0;  // real elements registered before these
   kernels::AdamStorage storage = kernels::AdamStorage::f32;
   bool amsgrad = false;
@@ -54,10 +51,10 @@ struct ParameterEntry {
 
   // Undefined where there is none.
   const at::Tensor& gradient() const {
-    return own_gradient.defined() ? own_gradient : gradient_of(parameter);
+    return range.gradient.defined() ? range.gradient : gradient_of(parameter);
   }
   // Where the values are that it updates, or a range of them.
-  const at::Tensor& values() const { return own_values.defined() ? own_values : parameter; }
+  const at::Tensor& values() const { return range.values.defined() ? range.values : parameter; }
   const at::Tensor& dense() const { return dense_parameter.defined() ? dense_parameter : parameter; }
 
   // Makes dense_parameter, where it is needed, and memory.

@@ -13,7 +13,7 @@
 
 namespace pacer::detail {
 
-// Bounds of parts as OwnedPart has them: which rank has that element.
+// Bounds of parts as ParameterRange has them: which rank has that element.
 int owner_of(const std::vector<int64_t>& bounds, int64_t element);
 
 class SharedSums {
@@ -47,7 +47,7 @@ class SharedSums {
 // one rank had all of it.
 class SharedUnits {
  public:
-  // Bounds of each tensor, as OwnedPart has them.
+  // Bounds of each tensor, as ParameterRange has them.
   SharedUnits(std::shared_ptr<Communicator> ranks, const std::vector<std::vector<int64_t>>& bounds,
               at::Device device);
 

@@ -63,7 +63,7 @@ void StepEngine::assign_step_groups() {
 // Ranks that share parameters out know of no other gradients.
 void StepEngine::require_shared_out() const {
   for (size_t i = 0; ranks_ && i < entries_.size(); ++i) {
-    require(!takes_part_[i] || entries_[i].own_gradient.defined(), "parameter ",
+    require(!takes_part_[i] || entries_[i].range.gradient.defined(), "parameter ",
             InMessage{entries_[i].name, entries_[i].parameter.sizes()},
             " was not shared out between ranks, but has a gradient; freeze it, and clear the gradient");
   }

@@ -40,8 +40,8 @@ class StepEngine {
 
   // Only these elements of the parameter, in memory order, are updated and have state. Its state, if there is
   // any, is of the range already.
-  void own_range(const at::Tensor& parameter, OwnedRange owned);
-  const OwnedRanges& owned_ranges() const { return ranges_; }
+  void update_only(const at::Tensor& parameter, ParameterRange range);
+  const ParameterRanges& ranges() const { return ranges_; }
   // These ranks update the other ranges: the norm is that of all gradients, to the bit. Null: there are none.
   void share_norm_with(std::shared_ptr<Communicator> ranks) {
     ranks_ = std::move(ranks);
@@ -163,7 +163,7 @@ class StepEngine {
   void forget_seen();
 
   const OptimizerTraits* traits_;
-  OwnedRanges ranges_;
+  ParameterRanges ranges_;
   std::shared_ptr<Communicator> ranks_;
   std::vector<GroupSettings> settings_;  // by group
   CompressedParameters* compressed_parameters_ = nullptr;

@@ -15,24 +15,23 @@
 
 namespace pacer::detail {
 
-void StepEngine::own_range(const at::Tensor& parameter, OwnedRange owned) {
-  const ElementRange& range = owned.range;
+void StepEngine::update_only(const at::Tensor& parameter, ParameterRange range) {
   require(range.first >= 0 && range.count >= 0 && range.first + range.count <= parameter.numel(),
           traits_->name, ": a parameter of ", parameter.numel(), " elements has no elements from ",
           range.first, " to ", range.first + range.count);
-  const std::vector<int64_t>& bounds = owned.bounds;
-  require(bounds.empty() || (bounds.front() == 0 && bounds.back() == parameter.numel() &&
-                             std::is_sorted(bounds.begin(), bounds.end())),
+  const std::vector<int64_t>& bounds = range.bounds;
+  require(!bounds.empty() && bounds.front() == 0 && bounds.back() == parameter.numel() &&
+              std::is_sorted(bounds.begin(), bounds.end()),
           traits_->name, ": the bounds of a parameter of ", parameter.numel(),
           " elements must rise from 0 to that, one more than there are ranks");
-  for (const at::Tensor* own : {&owned.gradient, &owned.values}) {
+  for (const at::Tensor* own : {&range.gradient, &range.values}) {
     require(!own->defined() ||
                 (own->sizes() == at::IntArrayRef(range.count) && own->is_contiguous() &&
                  own->scalar_type() == parameter.scalar_type() && own->device() == parameter.device()),
             traits_->name, ": the gradient and values of ", range.count, " elements of a ",
             parameter.scalar_type(), " parameter must be dense vectors of them, on its device");
   }
-  ranges_[parameter.unsafeGetTensorImpl()] = std::move(owned);
+  ranges_[parameter.unsafeGetTensorImpl()] = std::move(range);
   forget_plan();
 }
 
@@ -116,7 +115,7 @@ double StepEngine::compressed_variance_norm() const {
   if (ranks_) {
     std::vector<std::vector<int64_t>> bounds;
     for (const ParameterEntry* entry : compressed) {
-      bounds.push_back(ranges_.at(entry->parameter.unsafeGetTensorImpl()).bounds);
+      bounds.push_back(entry->range.bounds);
     }
     shared.emplace(ranks_, bounds, device_);
   }
@@ -144,12 +143,7 @@ ParameterEntry StepEngine::make_entry(const RegisteredParameter& parameter,
   entry.name = parameter.name;
   entry.group = parameter.group;
   const auto range = ranges_.find(parameter.key());
-  entry.is_part = range != ranges_.end();
-  entry.range = entry.is_part ? range->second.range : ElementRange{0, parameter.tensor.numel()};
-  if (entry.is_part) {
-    entry.own_gradient = range->second.gradient;
-    entry.own_values = range->second.values;
-  }
+  entry.range = range != ranges_.end() ? range->second : ParameterRange{0, parameter.tensor.numel()};
   entry.amsgrad = settings.amsgrad;
   entry.averages_trust = settings.averages_trust;
   entry.is_compressed = compressed_parameters_ != nullptr && settings.compresses(parameter.tensor);
@@ -160,7 +154,8 @@ ParameterEntry StepEngine::make_entry(const RegisteredParameter& parameter,
   require(entry.state != nullptr, "the state of parameter ", parameter.in_message(),
           " is another optimizer's; start from an empty state or use take_over");
   if (entry.is_compressed) return entry;  // the CompressedParameters look at it
-  check_state(*entry.state, entry.is_part ? at::IntArrayRef(entry.range.count) : parameter.tensor.sizes(),
+  check_state(*entry.state,
+              entry.range.is_part() ? at::IntArrayRef(entry.range.count) : parameter.tensor.sizes(),
               entry.name);
   return entry;
 }
@@ -199,12 +194,12 @@ void StepEngine::check_entries() const {
   for (const ParameterEntry& entry : entries_) {
     const at::Tensor& gradient = entry.gradient();
     const bool reads_gradient = takes_part(entry, gradient) && gradient.defined();
-    if (reads_gradient && !entry.own_gradient.defined())
+    if (reads_gradient && !entry.range.gradient.defined())
       check_gradient(entry.parameter, gradient, entry.name);
     ranges.push_back(memory_range(entry.values(), entry_names.size(), /*written=*/true));
     if (reads_gradient) ranges.push_back(memory_range(gradient, entry_names.size(), /*written=*/false));
     entry_names.push_back(entry.name);
-    require(!entry.is_part || entry.parameter.is_contiguous(), "parameter ",
+    require(!entry.range.is_part() || entry.parameter.is_contiguous(), "parameter ",
             InMessage{entry.name, entry.parameter.sizes()},
             " is updated in part, which needs its elements row by row without gaps; pass a contiguous one");
   }
@@ -286,9 +281,9 @@ void StepEngine::share_sums() {
     std::vector<std::vector<int64_t>> bounds;
     for (const ParameterEntry& entry : entries_) {
       if (entry.table != t || entry.is_compressed) continue;
-      const bool is_shared = entry.own_gradient.defined();
-      bounds.push_back(is_shared ? ranges_.at(entry.parameter.unsafeGetTensorImpl()).bounds : nothing);
-      if (is_shared) shared_norm_->add(gradient_type(entry.storage), entry.own_gradient, bounds.back());
+      const bool is_shared = entry.range.gradient.defined();
+      bounds.push_back(is_shared ? entry.range.bounds : nothing);
+      if (is_shared) shared_norm_->add(gradient_type(entry.storage), entry.range.gradient, bounds.back());
     }
     tables_[t].share_with(ranks_, bounds);
   }

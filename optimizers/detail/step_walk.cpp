@@ -111,7 +111,7 @@ const void* StepEngine::find_gradient(size_t i, bool takes_part) {
   static const at::Tensor kNone;
   ParameterEntry& entry = entries_[i];
   const at::Tensor& gradient = takes_part ? entry.gradient() : kNone;
-  const bool is_own = gradient.defined() && entry.own_gradient.defined();
+  const bool is_own = gradient.defined() && entry.range.gradient.defined();
   const bool is_dense = is_own || !gradient.defined() || !needs_dense_gradient(entry, gradient);
   watches_[i].gradient_is_dense = is_dense;
   if (!is_dense) {

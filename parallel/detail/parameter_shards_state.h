@@ -54,7 +54,6 @@ class ParameterShards::State : public std::enable_shared_from_this<State> {
   std::vector<std::string> take_history();
 
   const std::vector<Part>& parts() const { return parts_; }
-  ShardPiece piece(size_t i, int rank) const;
   double scale() const { return prescale_; }
   std::vector<std::vector<std::string>> units() const;
 
@@ -90,6 +89,7 @@ class ParameterShards::State : public std::enable_shared_from_this<State> {
   void move_parameters();
   at::Tensor moved_parameters(const Unit& unit);
   void make_parts();
+  at::Tensor own_piece(size_t i, const at::Tensor& part) const;
   void add_hooks();
   Unit& unit_of(size_t position) { return units_[gradients_.bucket_of(position)]; }
   // Groups stay gathered after the pass under way.

@@ -64,7 +64,7 @@ void ParameterShards::State::add_part(const NamedParameter& item) {
           " is not contiguous, so ranks cannot share it out; give it contiguous memory before the optimizer "
           "is made");
   positions_.emplace(parameter.unsafeGetTensorImpl(), parts_.size());
-  parts_.push_back({name, parameter, 0, 0, {}});
+  parts_.push_back({{}, name, parameter});
   withheld_.add(name, parameter);
   const int replicas = replicas_ ? replicas_->world_size() : 1;
   if (parameter.scalar_type() == at::kHalf) prescale_ = 1.0 / (ranks_->world_size() * replicas);
@@ -147,20 +147,29 @@ at::Tensor ParameterShards::State::moved_parameters(const Unit& unit) {
 }
 
 void ParameterShards::State::make_parts() {
+  const auto rank = static_cast<size_t>(ranks_->rank());
   for (size_t i = 0; i < parts_.size(); ++i) {
-    const ShardPiece own = piece(i, ranks_->rank());
-    parts_[i].first = own.first;
-    parts_[i].count = own.count;
     Part& part = parts_[i];
     const Unit& unit = unit_of(i);
-    if (unit.is_trained) part.gradient = unit.gradient.narrow(0, own.offset, own.count);
+    part.bounds = unit.layout.bounds(place_in_unit_[i]);
+    part.first = part.bounds[rank];
+    part.count = part.bounds[rank + 1] - part.first;
     part.group = unit.group;
-    if (values_) part.values = unit.own_parameters.narrow(0, own.offset, own.count);
+    if (unit.is_trained) part.gradient = own_piece(i, unit.gradient);
   }
 }
 
+<<<<<<< HEAD
 ShardPiece ParameterShards::State::piece(size_t i, int rank) const {
   return units_[gradients_.bucket_of(i)].layout.piece(place_in_unit_[i], rank);
+=======
+// The elements of the parameter among those of this rank's part of its unit.
+at::Tensor ParameterShards::State::own_piece(size_t i, const at::Tensor& part) const {
+  const int64_t first = parts_[i].first, count = parts_[i].count;
+  const ShardLayout& layout = units_[unit_of_[i]].layout;
+  const int64_t place = layout.begin(place_in_unit_[i]) + first - ranks_->rank() * layout.part_elements();
+  return part.narrow(0, count > 0 ? place : 0, count);
+>>>>>>> c539eeceb070e0b2219f94061f76e1266a76a1ac
 }
 
 std::vector<std::vector<std::string>> ParameterShards::State::units() const {

@@ -21,8 +21,10 @@ void ParameterShards::State::keep_parts() {
     }
     const at::Tensor flat = moved_parameters(unit);
     unit.own_parameters = values_->add(unit.group, std::move(parameters), names, flat);
+    for (const size_t position : unit.members) {
+      parts_[position].values = own_piece(position, unit.own_parameters);
+    }
   }
-  make_parts();
 }
 
 // Says which group it is about. With the lock.

@@ -53,18 +53,18 @@ void compare(at::ScalarType dtype, const Options& options, int settled = 2) {
   const auto guard = std::make_shared<GradientGuard>(kGpu), same = std::make_shared<GradientGuard>(kGpu);
   guard->clip_to(0.5);
   same->clip_to(0.5);
-  std::vector<OwnedPart> parts;
+  ParameterRanges ranges;
   for (const Tensor& parameter : shared) {
     const Tensor values = parameter.detach().clone().view({-1});
-    parts.push_back(
-        {parameter, 0, parameter.numel(), {0, parameter.numel()}, torch::zeros_like(values), values});
+    const int64_t count = parameter.numel();
+    ranges[parameter.unsafeGetTensorImpl()] = {0, count, {0, count}, torch::zeros_like(values), values};
   }
-  contract(of_shared).own_parts(parts, Communicator::alone(kGpu));
+  contract(of_shared).update_only(ranges, Communicator::alone(kGpu));
   for (int number = 0; number < settled + 2; ++number) {
     for (size_t i = 0; i < plain.size(); ++i) {
       const Tensor gradient = torch::randn(plain[i].sizes(), kGpu).to(dtype);
       plain[i].mutable_grad() = gradient;
-      parts[i].gradient.copy_(gradient.view({-1}));
+      ranges[shared[i].unsafeGetTensorImpl()].gradient.copy_(gradient.view({-1}));
     }
     step(of_plain, inputs_with(guard));
     if (number < settled) {
@@ -76,7 +76,7 @@ void compare(at::ScalarType dtype, const Options& options, int settled = 2) {
     CHECK(guard->read().norm == same->read().norm);
     for (size_t i = 0; i < plain.size(); ++i) {
       CAPTURE(number, i);
-      REQUIRE(same_bits(parts[i].values, plain[i].detach().view({-1})));
+      REQUIRE(same_bits(ranges[shared[i].unsafeGetTensorImpl()].values, plain[i].detach().view({-1})));
     }
   }
 }

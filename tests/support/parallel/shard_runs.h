@@ -84,10 +84,9 @@ inline std::string model_difference(Runs& wanted, Runs& found) {
 inline int64_t norm_bytes(SmallRun& run, int ranks) {
   const auto shards = run.parts->find<Shards>()->shards();
   std::vector<int64_t> begin_on(static_cast<size_t>(ranks));
-  for (size_t i = 0; i < shards->parts().size(); ++i) {
-    for (int rank = 0; rank < ranks; ++rank) {
-      const ShardPiece piece = shards->piece(i, rank);
-      begin_on[static_cast<size_t>(rank)] += piece.count > 0 && piece.first == 0;
+  for (const ParameterShards::Part& part : shards->parts()) {
+    for (size_t rank = 0; rank < begin_on.size(); ++rank) {
+      begin_on[rank] += part.bounds[rank] == 0 && part.bounds[rank + 1] > 0;
     }
   }
   return (ranks - 1) * 8 * *std::max_element(begin_on.begin(), begin_on.end());

@@ -40,8 +40,8 @@ TEST_CASE("engines that own the parts of a tensor do together what one does", "[
     of_whole.emplace_back(std::vector<Tensor>{whole}, std::make_unique<FusedAdamWOptions>(options));
     of_parts.emplace_back(std::vector<Tensor>{parts}, std::make_unique<FusedAdamWOptions>(options));
     Owner one, first, second;
-    first.engine.own_range(parts, {{0, 333}, {}});
-    second.engine.own_range(parts, {{333, 667}, {}});
+    first.engine.update_only(parts, {0, 333, {0, 333, 1000}});
+    second.engine.update_only(parts, {333, 667, {0, 333, 1000}});
     for (int t = 0; t < 4; ++t) {
       set_random_gradients({whole}, {parts});
       if (t == 2) parts.mutable_grad() = parts.grad().t().contiguous().t();  // goes through a dense copy
@@ -52,7 +52,11 @@ TEST_CASE("engines that own the parts of a tensor do together what one does", "[
     }
     const auto& state = static_cast<const FusedAdamStateFields&>(*second.states.begin()->second);
     CHECK(state.exp_avg().sizes() == at::IntArrayRef{667});
-    CHECK(contains(refusal([&] { first.engine.own_range(parts, {{900, 200}, {}}); }), "elements"));
+    const auto refused = [&](ParameterRange range) {
+      return refusal([&] { first.engine.update_only(parts, std::move(range)); });
+    };
+    CHECK(contains(refused({900, 200, {0, 900, 1000}}), "has no elements from 900 to 1100"));
+    CHECK(contains(refused({0, 1000}), "the bounds of a parameter of 1000 elements"));
   }
 }
 
@@ -64,7 +68,7 @@ TEST_CASE("an owned part of a parameter that a 1-bit optimizer finds frozen sits
   detail::ParamGroups groups;
   groups.emplace_back(std::vector<Tensor>{parameter}, std::make_unique<OneBitAdamOptions>(options));
   Owner owner(options);
-  owner.engine.own_range(parameter, {{0, 40}, {}, gradient, {}});
+  owner.engine.update_only(parameter, {0, 40, {0, 40}, gradient});
   step(owner, groups);
   CHECK(parameter[0].item<float>() < 0.995f);
   const Tensor before = parameter.detach().clone();

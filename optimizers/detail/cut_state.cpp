@@ -1,4 +1,4 @@
-#include <pacer/optimizers/detail/element_range.h>
+#include <pacer/optimizers/detail/cut_state.h>
 
 #include <pacer/core/error.h>
 #include <pacer/optimizers/detail/optimizer_view.h>
@@ -6,7 +6,7 @@
 
 namespace pacer::detail {
 
-at::Tensor cut_to_range(const at::Tensor& tensor, const at::Tensor& parameter, const ElementRange& range,
+at::Tensor cut_to_range(const at::Tensor& tensor, const at::Tensor& parameter, const ParameterRange& range,
                         const std::string& name) {
   if (tensor.sizes() == parameter.sizes()) {
     return tensor.reshape({-1}).narrow(0, range.first, range.count).clone();
@@ -17,7 +17,7 @@ at::Tensor cut_to_range(const at::Tensor& tensor, const at::Tensor& parameter, c
   return tensor;
 }
 
-void cut_state(FusedAdamStateFields& state, const at::Tensor& parameter, const ElementRange& range,
+void cut_state(FusedAdamStateFields& state, const at::Tensor& parameter, const ParameterRange& range,
                const std::string& name) {
   for (const StateField& field : kStateFields) {
     at::Tensor& tensor = (state.*field.get)();
