@@ -159,17 +159,12 @@ void ParameterShards::State::make_parts() {
   }
 }
 
-<<<<<<< HEAD
-ShardPiece ParameterShards::State::piece(size_t i, int rank) const {
-  return units_[gradients_.bucket_of(i)].layout.piece(place_in_unit_[i], rank);
-=======
 // The elements of the parameter among those of this rank's part of its unit.
 at::Tensor ParameterShards::State::own_piece(size_t i, const at::Tensor& part) const {
   const int64_t first = parts_[i].first, count = parts_[i].count;
-  const ShardLayout& layout = units_[unit_of_[i]].layout;
+  const ShardLayout& layout = units_[gradients_.bucket_of(i)].layout;
   const int64_t place = layout.begin(place_in_unit_[i]) + first - ranks_->rank() * layout.part_elements();
   return part.narrow(0, count > 0 ? place : 0, count);
->>>>>>> c539eeceb070e0b2219f94061f76e1266a76a1ac
 }
 
 std::vector<std::vector<std::string>> ParameterShards::State::units() const {
