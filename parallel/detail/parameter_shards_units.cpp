@@ -163,13 +163,4 @@ ShardPiece ParameterShards::State::piece(size_t i, int rank) const {
   return units_[gradients_.bucket_of(i)].layout.piece(place_in_unit_[i], rank);
 }
 
-std::vector<std::vector<std::string>> ParameterShards::State::units() const {
-  std::vector<std::vector<std::string>> names;
-  for (const Unit& unit : units_) {
-    names.emplace_back();
-    for (const size_t position : unit.members) names.back().push_back(parts_[position].name);
-  }
-  return names;
-}
-
 }  // namespace pacer
