@@ -68,12 +68,6 @@ void GradientBucketer::State::learn_order() {
   build({first, first + order.numel()});
 }
 
-std::vector<int64_t> GradientBucketer::State::order() const {
-  std::vector<int64_t> positions;
-  if (order_is_learned_) positions.assign(order_.begin(), order_.end());
-  return positions;
-}
-
 void GradientBucketer::State::use_order(const std::vector<int64_t>& order) {
   std::vector<int64_t> sorted = order;
   std::sort(sorted.begin(), sorted.end());

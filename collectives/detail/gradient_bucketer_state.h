@@ -1,5 +1,5 @@
 // What happens to gradients between their hooks and their sums: the state that a GradientBucketer shares with
-// the hooks on its parameters.
+// the hooks on its parameters. Nobody else sees it, so all of it is public.
 #pragma once
 
 #include <cstdint>
@@ -31,18 +31,9 @@ class GradientBucketer::State : public std::enable_shared_from_this<State> {
   void wait();
   void drop();
   void set_scope(GradientScope scope);
-  void on_arrival(Arrived f) { on_arrival_ = std::move(f); }
-
-  std::vector<int64_t> order() const;
   void use_order(const std::vector<int64_t>& order);
-  double scale() const { return prescale_; }
-  const std::vector<detail::BucketedParameter>& parameters() const { return parameters_; }
-  const std::vector<detail::Bucket>& buckets() const { return buckets_; }
   int64_t bytes_of(const detail::Bucket& bucket) const;
-  int64_t sent() const { return sent_; }
-  int64_t sent_early() const { return sent_early_; }
 
- private:
   void build(const std::vector<size_t>& order);
   void learn_order();
   void finish_window(bool tells_arrivals);

@@ -165,14 +165,6 @@ void ParameterShards::State::end() {
   }
 }
 
-std::vector<char> ParameterShards::State::missed() const {
-  std::vector<char> missed;
-  for (size_t i = 0; i < parts_.size(); ++i) {
-    missed.push_back(units_[gradients_.bucket_of(i)].is_trained && was_reached_[i] == 0 ? 1 : 0);
-  }
-  return missed;
-}
-
 void ParameterShards::State::reduce(const std::vector<at::Tensor>& absent_in_all, bool stays_local) {
   pass_.stays_local = stays_local;
   if (options_.reduce_every_backward()) return;  // all of it has been

@@ -1,5 +1,5 @@
 // What happens to gradients between their hooks and the sums of this rank's parts: the state that a
-// ParameterShards shares with the hooks on its parameters.
+// ParameterShards shares with the hooks on its parameters. Nobody else sees it, so all of it is public.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,6 @@ class ParameterShards::State : public std::enable_shared_from_this<State> {
   void add_groups(const std::vector<Group>& groups);
   void begin(const Pass& pass);
   void end();
-  std::vector<char> missed() const;
   void reduce(const std::vector<at::Tensor>& absent_in_all, bool stays_local);
   void wait();
   void drop();
@@ -40,24 +39,11 @@ class ParameterShards::State : public std::enable_shared_from_this<State> {
 
   // ---- parameter_shards_values.cpp ----
   void keep_parts();
-  bool keeps_parts() const { return values_.has_value(); }
-  void gather(size_t group);
-  void gather_ahead(size_t group, size_t at_most);
-  void release(size_t group);
   void gather_until_landed(size_t group, size_t passes);
-  void passed(size_t group);
-  bool is_gathered(size_t group);
   std::string group_name(size_t group) const;
   void gather_all();
   void release_all();
-  bool all_are_gathered() const { return may_be_changed_; }
-  std::vector<std::string> take_history();
 
-  const std::vector<Part>& parts() const { return parts_; }
-  double scale() const { return prescale_; }
-  std::vector<std::vector<std::string>> units() const;
-
- private:
   // Parameters of one dtype that travel together.
   struct Unit {
     std::vector<size_t> members;  // positions in parts_

@@ -167,13 +167,4 @@ at::Tensor ParameterShards::State::own_piece(size_t i, const at::Tensor& part) c
   return part.narrow(0, count > 0 ? place : 0, count);
 }
 
-std::vector<std::vector<std::string>> ParameterShards::State::units() const {
-  std::vector<std::vector<std::string>> names;
-  for (const Unit& unit : units_) {
-    names.emplace_back();
-    for (const size_t position : unit.members) names.back().push_back(parts_[position].name);
-  }
-  return names;
-}
-
 }  // namespace pacer

@@ -40,21 +40,21 @@ void ParameterShards::State::gather_values(size_t group) {
   }
 }
 
-void ParameterShards::State::gather(size_t group) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (values_) gather_values(group);
+void ParameterShards::gather(size_t group) {
+  const std::lock_guard<std::mutex> lock(state_->mutex_);
+  if (state_->values_) state_->gather_values(group);
 }
 
-void ParameterShards::State::gather_ahead(size_t group, size_t at_most) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (!values_ || values_->ahead() >= at_most) return;
-  settle_dropped();
-  values_->start(group);
+void ParameterShards::gather_ahead(size_t group, size_t at_most) {
+  const std::lock_guard<std::mutex> lock(state_->mutex_);
+  if (!state_->values_ || state_->values_->ahead() >= at_most) return;
+  state_->settle_dropped();
+  state_->values_->start(group);
 }
 
-void ParameterShards::State::release(size_t group) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (values_) values_->release(group);
+void ParameterShards::release(size_t group) {
+  const std::lock_guard<std::mutex> lock(state_->mutex_);
+  if (state_->values_) state_->values_->release(group);
 }
 
 void ParameterShards::State::gather_until_landed(size_t group, size_t passes) {
@@ -71,9 +71,10 @@ void ParameterShards::State::gather_until_landed(size_t group, size_t passes) {
   values_->keep_until(group, landings, passes);
 }
 
-void ParameterShards::State::passed(size_t group) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (values_ && values_->passed(group) && !keeps_gathered()) values_->release(group);
+void ParameterShards::passed(size_t group) {
+  const std::lock_guard<std::mutex> lock(state_->mutex_);
+  if (state_->values_ && state_->values_->passed(group) && !state_->keeps_gathered())
+    state_->values_->release(group);
 }
 
 // A parameter that got its gradient is not read any more in this backward.
@@ -82,9 +83,9 @@ void ParameterShards::State::count_landed(size_t position) {
   if (values_ && values_->landed(group) && !keeps_gathered()) values_->release(group);
 }
 
-bool ParameterShards::State::is_gathered(size_t group) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return !values_ || values_->is_gathered(group);
+bool ParameterShards::is_gathered(size_t group) const {
+  const std::lock_guard<std::mutex> lock(state_->mutex_);
+  return !state_->values_ || state_->values_->is_gathered(group);
 }
 
 void ParameterShards::State::gather_all() {
@@ -125,10 +126,10 @@ void ParameterShards::State::note_sum(const Unit& unit) {
   history_.push_back(detail::concatenate("adds gradients of ", group_name(unit.group)));
 }
 
-std::vector<std::string> ParameterShards::State::take_history() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (values_) note_gathers();
-  return std::exchange(history_, {});
+std::vector<std::string> ParameterShards::take_history() {
+  const std::lock_guard<std::mutex> lock(state_->mutex_);
+  if (state_->values_) state_->note_gathers();
+  return std::exchange(state_->history_, {});
 }
 
 }  // namespace pacer
