@@ -187,7 +187,7 @@ void CommunicatorState::fail(const std::string& operation, int64_t sequence, con
     std::string where = concatenate(operation, " number ", sequence);
     if (!name_.empty()) where += " in " + name_;
     if (step >= 0) where += concatenate(" (step ", step, ")");
-    const std::string words = cause.substr(0, cause.find('\n'));  // LibTorch's go on with a back trace
+    const std::string words = first_line(cause);
     const std::string reason = found.text.empty() ? words : concatenate(found.text, "; ", words);
     connection_.rank_health->tell_failure(where, {found.ranks, reason});
     return CommunicationError(concatenate(where, " failed on rank ", world_->rank(), " of ", world_->size(),
