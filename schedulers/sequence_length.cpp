@@ -21,6 +21,21 @@ int64_t count_sequences(const at::Tensor& tensor, const std::vector<int64_t>& di
   return 1;
 }
 
+// Cuts the sequence dimensions, all of a size L >= length. The result is contiguous.
+at::Tensor truncate_sequence(const at::Tensor& tensor, const std::vector<int64_t>& dimensions,
+                             int64_t length) {
+  at::Tensor cut = tensor;
+  for (const int64_t dimension : dimensions) cut = cut.narrow(dimension, 0, length);
+  return cut.contiguous();
+}
+
+// Turns [B, L, ...] into [floor(B L / length), length, ...], which is contiguous.
+at::Tensor reshape_sequence(const at::Tensor& tensor, int64_t length) {
+  const int64_t pieces = tensor.size(0) * tensor.size(1) / length;
+  at::Tensor flat = tensor.flatten(0, 1).narrow(0, 0, pieces * length);
+  return flat.unflatten(0, {pieces, length}).contiguous();
+}
+
 }  // namespace
 
 SequenceLengthOptions& SequenceLengthOptions::ramp_steps(int64_t steps) {
@@ -54,19 +69,6 @@ SequenceLengthOptions& SequenceLengthOptions::dimensions(std::vector<std::vector
 SequenceLengthOptions& SequenceLengthOptions::allow_shorter(bool on) {
   allow_shorter_ = on;
   return *this;
-}
-
-at::Tensor truncate_sequence(const at::Tensor& tensor, const std::vector<int64_t>& dimensions,
-                             int64_t length) {
-  at::Tensor cut = tensor;
-  for (const int64_t dimension : dimensions) cut = cut.narrow(dimension, 0, length);
-  return cut.contiguous();
-}
-
-at::Tensor reshape_sequence(const at::Tensor& tensor, int64_t length) {
-  const int64_t pieces = tensor.size(0) * tensor.size(1) / length;
-  at::Tensor flat = tensor.flatten(0, 1).narrow(0, 0, pieces * length);
-  return flat.unflatten(0, {pieces, length}).contiguous();
 }
 
 SequenceLength::SequenceLength(SequenceLengthOptions options) : options_(std::move(options)) {
