@@ -33,7 +33,7 @@ namespace pacer {
 
 namespace detail {
 class CommunicatorState;
-class PendingOperation;
+class QueuedOperation;
 struct Connection;
 }  // namespace detail
 
@@ -85,17 +85,22 @@ struct CollectiveOptions {
 class [[nodiscard]] Work {
  public:
   Work() = default;
-  explicit Work(std::shared_ptr<detail::PendingOperation> operation) : operation_(std::move(operation)) {}
+  Work(std::shared_ptr<detail::CommunicatorState> state, const char* operation, int64_t sequence,
+       std::shared_ptr<detail::QueuedOperation> queued)
+      : state_(std::move(state)), operation_(operation), sequence_(sequence), queued_(std::move(queued)) {}
   // Host memory: returns when the operation is done. CUDA: makes the current stream wait. Throws
   // CommunicationError where it failed or the deadline passed.
   void wait();
   // Never blocks; true also where the operation failed.
   bool is_done() const;
   // True where there is nothing to wait for because nothing was started.
-  bool is_empty() const { return operation_ == nullptr; }
+  bool is_empty() const { return queued_ == nullptr; }
 
  private:
-  std::shared_ptr<detail::PendingOperation> operation_;
+  std::shared_ptr<detail::CommunicatorState> state_;  // which a failure is reported to
+  const char* operation_ = nullptr;
+  int64_t sequence_ = 0;
+  std::shared_ptr<detail::QueuedOperation> queued_;
 };
 
 // What an operation must send at least, from this rank to others, as a bandwidth-optimal algorithm does it:

@@ -7,6 +7,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 
 namespace pacer {
 
@@ -49,6 +50,11 @@ std::string concatenate(const Parts&... parts) {
   out.imbue(std::locale::classic());
   (out << ... << parts);
   return out.str();
+}
+
+// Returns the first line of what an exception says. LibTorch's messages go on with a back trace.
+inline std::string first_line(std::string_view words) {
+  return std::string(words.substr(0, words.find('\n')));
 }
 
 }  // namespace detail

@@ -4,6 +4,9 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
+
+#include <pacer/core/error.h>
 
 namespace pacer {
 
@@ -16,6 +19,9 @@ int above_standard_streams(int descriptor) {
   return moved;
 }
 
+namespace {
+
+// Null with errno set.
 std::FILE* open_stream(const std::string& path, StreamMode mode) {
   const bool append = mode == StreamMode::append;
   const int descriptor = above_standard_streams(
@@ -26,6 +32,20 @@ std::FILE* open_stream(const std::string& path, StreamMode mode) {
   if (stream == nullptr) ::close(descriptor);
   errno = reason;
   return stream;
+}
+
+}  // namespace
+
+OutputFile::OutputFile(const std::string& path, StreamMode mode)
+    : path_(path), file_(open_stream(path, mode)) {
+  require<FileError>(file_ != nullptr, "cannot open ", path, " for writing: ", std::strerror(errno));
+}
+
+void OutputFile::write(const std::string& text) {
+  const bool written =
+      std::fwrite(text.data(), 1, text.size(), file_.get()) == text.size() && std::fflush(file_.get()) == 0;
+  const int error = errno;
+  require<FileError>(written, "cannot write to ", path_, ": ", std::strerror(error));
 }
 
 }  // namespace pacer

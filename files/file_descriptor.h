@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdio>
+#include <memory>
 #include <string>
 
 namespace pacer {
@@ -15,7 +16,23 @@ int above_standard_streams(int descriptor);
 // Whether a file that exists is emptied or continued.
 enum class StreamMode { truncate, append };
 
-// A stream for writing, created where it is missing, closed by exec; null with errno set.
-std::FILE* open_stream(const std::string& path, StreamMode mode);
+// A file that text is appended to. It is created where it is missing, and closed by exec.
+class OutputFile {
+ public:
+  OutputFile() = default;
+  // Throws FileError where the file cannot be opened.
+  OutputFile(const std::string& path, StreamMode mode);
+
+  // The text has reached the operating system when this returns. Throws FileError where it cannot be
+  // written in full (a full disk, for example).
+  void write(const std::string& text);
+
+ private:
+  struct Close {
+    void operator()(std::FILE* file) const { std::fclose(file); }
+  };
+  std::string path_;
+  std::unique_ptr<std::FILE, Close> file_;
+};
 
 }  // namespace pacer

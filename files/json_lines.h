@@ -1,12 +1,12 @@
 // JSON lines: one JSON object per line, the format of every log pacer writes. A small writer, no parser.
 #pragma once
 
-#include <cstdio>
-#include <memory>
 #include <set>
 #include <string>
 #include <string_view>
 
+#include <pacer/core/error.h>
+#include <pacer/files/file_descriptor.h>
 #include <pacer/files/json_writer.h>
 
 namespace pacer {
@@ -21,7 +21,8 @@ class JsonLine {
   // Appends a key and its value, as JsonWriter writes it.
   template <class Value>
   JsonLine& add(std::string_view key, const Value& value) {
-    require_new(key);
+    const std::string quoted = json_quote(key);
+    require(keys_.insert(quoted).second, "the key ", quoted, " was added twice to one JSON line");
     object_.add(key, value);
     return *this;
   }
@@ -30,8 +31,6 @@ class JsonLine {
   std::string str() const { return object_.text() + '}'; }
 
  private:
-  void require_new(std::string_view key);
-
   JsonWriter object_;
   std::set<std::string> keys_;  // quoted
 };
@@ -39,21 +38,16 @@ class JsonLine {
 // Appends lines to a file; each line reaches the operating system before write() returns.
 class JsonLinesFile {
  public:
-  // Whether a file that exists is emptied or continued.
-  enum class Mode { truncate, append };
+  using Mode = StreamMode;
 
   // Throws FileError where the file cannot be opened.
-  explicit JsonLinesFile(const std::string& path, Mode mode = Mode::truncate);
+  explicit JsonLinesFile(const std::string& path, Mode mode = Mode::truncate) : file_(path, mode) {}
 
   // Throws FileError where the line cannot be written in full (a full disk, for example).
-  void write(const JsonLine& line);
+  void write(const JsonLine& line) { file_.write(line.str() + '\n'); }
 
  private:
-  struct Close {
-    void operator()(std::FILE* file) const { std::fclose(file); }
-  };
-  std::string path_;
-  std::unique_ptr<std::FILE, Close> file_;
+  OutputFile file_;
 };
 
 }  // namespace pacer

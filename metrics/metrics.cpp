@@ -19,8 +19,8 @@
 #include <pacer/hooks/session_parts.h>
 #include <pacer/hooks/step_report.h>
 #include <pacer/metrics/detail/loss_mean.h>
+#include <pacer/metrics/detail/metrics_files.h>
 #include <pacer/metrics/detail/metrics_queue.h>
-#include <pacer/metrics/detail/metrics_writer.h>
 #include <pacer/metrics/progress_bar.h>
 
 namespace pacer {
@@ -97,10 +97,9 @@ MetricsOptions& MetricsOptions::total_tokens(int64_t tokens) {
 }
 
 struct Metrics::State {
-  SessionParts* parts = nullptr;
   detail::MetricsQueue queue;
-  std::optional<detail::MetricsWriter> writer;  // from start() on, when it is known where this run begins
-  std::optional<ProgressBar> bar;               // from the first step on
+  std::optional<detail::MetricsFiles> files;  // from start() on, when it is known where this run begins
+  std::optional<ProgressBar> bar;             // from the first step on
   detail::LossMean loss;
   // Of the last record, or of the start.
   std::optional<MetricsClock::time_point> time;
@@ -113,7 +112,7 @@ Metrics::Metrics(Metrics&& other) noexcept = default;
 
 Metrics::~Metrics() {
   try {
-    if (state_ && state_->writer) write_arrived(/*wait=*/false);
+    if (state_ && state_->files) write_arrived(/*wait=*/false);
   } catch (const std::exception&) {  // a destructor cannot report it; finish() does
   }
 }
@@ -124,7 +123,6 @@ void Metrics::attach(SessionParts& parts) {
   if (!parts.is_first_rank()) return;
   make_metrics_folders(options_.folder());
   state_ = std::make_unique<State>();
-  state_->parts = &parts;
 }
 
 void Metrics::start(const Progress& progress) {
@@ -141,9 +139,9 @@ void Metrics::start(const Progress& progress) {
 
 void Metrics::open(const Progress& progress) {
   if (!state_) return;
-  state_->writer.emplace(options_, progress.step);
+  state_->files.emplace(options_, progress.step);
   state_->progress = progress;
-  state_->validated_at = state_->parts->validation.step;
+  state_->validated_at = parts_->validation.step;
 }
 
 void Metrics::begin(const Progress& /*progress*/, MicroBatch& /*batch*/) {
@@ -160,7 +158,7 @@ void Metrics::after_step(StepReport& report) {
     state.bar->begin(state.progress.step, state.progress.tokens);
   }
   state.loss.add(report);
-  state.validated_at = state.parts->validation.step;
+  state.validated_at = parts_->validation.step;
   if (progress.step % options_.every() == 0 || report.record_is_requested()) {
     const auto now = MetricsClock::now();
     const double seconds = std::max(std::chrono::duration<double>(now - *state.time).count(), 1e-9);
@@ -177,9 +175,9 @@ void Metrics::after_step(StepReport& report) {
 
 void Metrics::finish(const Progress& progress) {
   if (!state_) return;
-  if (!state_->writer) return;
+  if (!state_->files) return;
   // What was measured after the last step, which has its record already.
-  const ValidationResult& validation = state_->parts->validation;
+  const ValidationResult& validation = parts_->validation;
   if (validation.step == progress.step && validation.step != state_->validated_at) {
     StepReport last(progress);
     last.add(validation.name, validation.value);
@@ -188,7 +186,7 @@ void Metrics::finish(const Progress& progress) {
   }
   write_arrived(/*wait=*/true);
   if (state_->bar) state_->bar->finish();
-  if (const auto sentence = state_->writer->final_warning()) warn(*sentence);
+  if (const auto sentence = state_->files->final_warning()) warn(*sentence);
   lock_.reset();
 }
 
@@ -211,12 +209,12 @@ bool Metrics::print(const std::string& line) {
 void Metrics::write_arrived(bool wait) {
   bool wrote = false;
   while (const auto record = state_->queue.pop(wait)) {
-    if (state_->bar) state_->bar->show(progress_point(*record, state_->parts->validation.name));
-    if (const auto sentence = state_->writer->write(*record)) warn(*sentence);
+    if (state_->bar) state_->bar->show(progress_point(*record, parts_->validation.name));
+    if (const auto sentence = state_->files->write(*record)) warn(*sentence);
     wrote = true;
   }
   if (!wrote) return;
-  if (const auto sentence = state_->writer->flush()) warn(*sentence);
+  if (const auto sentence = state_->files->flush()) warn(*sentence);
 }
 
 }  // namespace pacer

@@ -21,8 +21,7 @@ int64_t count_sequences(const at::Tensor& tensor, const std::vector<int64_t>& di
   return 1;
 }
 
-}  // namespace
-
+// Cuts the sequence dimensions, all of a size L >= length. The result is contiguous.
 at::Tensor truncate_sequence(const at::Tensor& tensor, const std::vector<int64_t>& dimensions,
                              int64_t length) {
   at::Tensor cut = tensor;
@@ -30,11 +29,14 @@ at::Tensor truncate_sequence(const at::Tensor& tensor, const std::vector<int64_t
   return cut.contiguous();
 }
 
+// Turns [B, L, ...] into [floor(B L / length), length, ...], which is contiguous.
 at::Tensor reshape_sequence(const at::Tensor& tensor, int64_t length) {
   const int64_t pieces = tensor.size(0) * tensor.size(1) / length;
   at::Tensor flat = tensor.flatten(0, 1).narrow(0, 0, pieces * length);
   return flat.unflatten(0, {pieces, length}).contiguous();
 }
+
+}  // namespace
 
 SequenceLength::SequenceLength(SequenceLengthOptions options) : options_(std::move(options)) {
   options_.schedule().validate();

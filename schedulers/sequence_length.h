@@ -83,11 +83,4 @@ class SequenceLength : public Hook {
   OnceOnFirstRank describes_;
 };
 
-// The two rules themselves, for a loop without a Session; the results are contiguous. `dimensions`: sequence
-// dimensions of the tensor, all of size L >= length.
-at::Tensor truncate_sequence(const at::Tensor& tensor, const std::vector<int64_t>& dimensions,
-                             int64_t length);
-// [B, L, ...] to [floor(B L / length), length, ...].
-at::Tensor reshape_sequence(const at::Tensor& tensor, int64_t length);
-
 }  // namespace pacer

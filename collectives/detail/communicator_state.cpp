@@ -45,13 +45,11 @@ Work CommunicatorState::start_on(OperationQueue& queue, const char* operation, i
     const std::lock_guard<std::mutex> lock(mutex_);
     sequence = ++sequence_;
   }
-  std::shared_ptr<QueuedOperation> queued;
   try {
-    queued = queue.start(std::move(calls), timeout_of(options));
+    return {shared_from_this(), operation, sequence, queue.start(std::move(calls), timeout_of(options))};
   } catch (const std::exception& error) {
     fail(operation, sequence, error.what());
   }
-  return Work(std::make_shared<PendingOperation>(shared_from_this(), operation, sequence, std::move(queued)));
 }
 
 void CommunicatorState::compare(CallRecord record, const CollectiveOptions& options) {
@@ -187,7 +185,7 @@ void CommunicatorState::fail(const std::string& operation, int64_t sequence, con
     std::string where = concatenate(operation, " number ", sequence);
     if (!name_.empty()) where += " in " + name_;
     if (step >= 0) where += concatenate(" (step ", step, ")");
-    const std::string words = cause.substr(0, cause.find('\n'));  // LibTorch's go on with a back trace
+    const std::string words = first_line(cause);
     const std::string reason = found.text.empty() ? words : concatenate(found.text, "; ", words);
     connection_.rank_health->tell_failure(where, {found.ranks, reason});
     return CommunicationError(concatenate(where, " failed on rank ", world_->rank(), " of ", world_->size(),
@@ -196,7 +194,12 @@ void CommunicatorState::fail(const std::string& operation, int64_t sequence, con
   });
 }
 
-void PendingOperation::wait() {
+}  // namespace pacer::detail
+
+namespace pacer {
+
+void Work::wait() {
+  if (is_empty()) return;
   try {
     queued_->wait();
   } catch (const std::exception& error) {
@@ -204,14 +207,6 @@ void PendingOperation::wait() {
   }
 }
 
-}  // namespace pacer::detail
-
-namespace pacer {
-
-void Work::wait() {
-  if (operation_) operation_->wait();
-}
-
-bool Work::is_done() const { return operation_ == nullptr || operation_->is_done(); }
+bool Work::is_done() const { return is_empty() || queued_->is_done(); }
 
 }  // namespace pacer

@@ -85,21 +85,4 @@ class CommunicatorState : public std::enable_shared_from_this<CommunicatorState>
   OperationQueue operations_, messages_;
 };
 
-// One operation, from its start to wait().
-class PendingOperation {
- public:
-  PendingOperation(std::shared_ptr<CommunicatorState> state, const char* operation, int64_t sequence,
-                   std::shared_ptr<QueuedOperation> queued)
-      : state_(std::move(state)), operation_(operation), sequence_(sequence), queued_(std::move(queued)) {}
-
-  void wait();
-  bool is_done() { return queued_->is_done(); }
-
- private:
-  std::shared_ptr<CommunicatorState> state_;
-  const char* const operation_;
-  const int64_t sequence_;
-  std::shared_ptr<QueuedOperation> queued_;
-};
-
 }  // namespace pacer::detail

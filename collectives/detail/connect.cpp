@@ -26,9 +26,8 @@ auto set_up(const char* what, const Rendezvous& met, const F& make) {
     throw;
   } catch (const std::exception& error) {
     met.rank_health->require_all_alive();
-    const std::string words = error.what();
     fail_rendezvous(concatenate("the ranks that met at ", met.place, " could not be joined by ", what, ": ",
-                                words.substr(0, words.find('\n')), "; see what the other ranks printed"));
+                                first_line(error.what()), "; see what the other ranks printed"));
   }
 }
 

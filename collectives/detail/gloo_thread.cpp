@@ -36,10 +36,9 @@ std::string words_of(const std::exception_ptr& failure) {
   try {
     std::rethrow_exception(failure);
   } catch (const std::exception& error) {
-    text = error.what();
+    text = first_line(error.what());
   } catch (...) {  // not by any class of Gloo's
   }
-  text = text.substr(0, text.find('\n'));
   const size_t place = text.find("] ");
   return text.rfind('[', 0) == 0 && place != std::string::npos ? text.substr(place + 2) : text;
 }

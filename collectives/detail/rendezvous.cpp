@@ -192,9 +192,8 @@ auto ask_store(const std::string& place, const F& f) {
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
-    const std::string words = error.what();
     fail_rendezvous(concatenate("the store at ", place, " went away while the ranks met (",
-                                words.substr(0, words.find('\n')), "); see what rank 0 printed"),
+                                first_line(error.what()), "); see what rank 0 printed"),
                     {0});
   }
 }

@@ -90,8 +90,7 @@ void World::fail(const std::function<CommunicationError(int64_t step)>& describe
 
 void World::leave(const std::string& reason) noexcept {
   try {
-    const std::string line =
-        reason.substr(0, reason.find('\n'));  // LibTorch's messages go on with a back trace
+    const std::string line = first_line(reason);
     if (!keep(CommunicationError(concatenate("rank ", rank_, " has left its ", size_ - 1, " peers: ", line),
                                  "leave", 0, step(), {rank_}))) {
       return;

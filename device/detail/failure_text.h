@@ -4,16 +4,16 @@
 #include <exception>
 #include <new>
 #include <string>
-#include <string_view>
+
+#include <pacer/core/error.h>
 
 namespace pacer::detail {
 
-// Keeps the first line of what the exception says; LibTorch's go on with a back trace. The text is never
-// empty afterwards, also where memory has run out.
+// Keeps the first line of what the exception says. The text is never empty afterwards, also where memory has
+// run out.
 inline void keep_failure(const std::exception& error, std::string& text) noexcept {
   try {
-    const std::string_view words = error.what();
-    text.assign(words.substr(0, words.find('\n')));
+    text = first_line(error.what());
   } catch (const std::bad_alloc&) {
     text.clear();
   }

@@ -1,9 +1,7 @@
 #include <pacer/metrics/detail/metrics_csv.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
-#include <cstring>
 #include <utility>
 
 #include <pacer/core/error.h>
@@ -92,7 +90,7 @@ std::string csv_rows_up_to(const CsvTable& table, int64_t step) {
 
 MetricsCsv::MetricsCsv(std::string path, int64_t step) : path_(std::move(path)) {
   if (step == 0) {
-    open(StreamMode::truncate);
+    file_ = OutputFile(path_, StreamMode::truncate);
     return;
   }
   if (const auto old = content_if_there(path_)) {
@@ -103,19 +101,7 @@ MetricsCsv::MetricsCsv(std::string path, int64_t step) : path_(std::move(path)) 
     if (kept != *old) replace_file(path_, kept);
     columns_ = std::move(table.columns);
   }
-  open(StreamMode::append);
-}
-
-void MetricsCsv::open(StreamMode mode) {
-  file_.reset(open_stream(path_, mode));
-  require<FileError>(file_ != nullptr, "cannot open ", path_, " for writing: ", std::strerror(errno));
-}
-
-void MetricsCsv::append(const std::string& line) {
-  const bool written =
-      std::fwrite(line.data(), 1, line.size(), file_.get()) == line.size() && std::fflush(file_.get()) == 0;
-  const int error = errno;
-  require<FileError>(written, "cannot write to ", path_, ": ", std::strerror(error));
+  file_ = OutputFile(path_, StreamMode::append);
 }
 
 void MetricsCsv::write(const MetricsRecord& record) {
@@ -123,7 +109,7 @@ void MetricsCsv::write(const MetricsRecord& record) {
     return std::find(columns_.begin(), columns_.end(), value.first) != columns_.end();
   });
   if (columns_.empty() || !complete) add_columns(record);
-  append(csv_row(columns_, record));
+  file_.write(csv_row(columns_, record));
 }
 
 void MetricsCsv::add_columns(const MetricsRecord& record) {
@@ -133,7 +119,7 @@ void MetricsCsv::add_columns(const MetricsRecord& record) {
     if (std::find(columns.begin(), columns.end(), name) == columns.end()) columns.push_back(name);
   }
   if (columns_.empty()) {
-    append(csv_header(columns));
+    file_.write(csv_header(columns));
   } else {
     const std::string old = content_if_there(path_).value_or("");
     const std::string empty_cells(columns.size() - columns_.size(), ',');
@@ -143,7 +129,7 @@ void MetricsCsv::add_columns(const MetricsRecord& record) {
       text += c;
     }
     replace_file(path_, text);
-    open(StreamMode::append);
+    file_ = OutputFile(path_, StreamMode::append);
   }
   columns_ = std::move(columns);
 }

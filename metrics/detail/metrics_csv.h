@@ -3,8 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdio>
-#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,16 +23,11 @@ class MetricsCsv {
   void write(const MetricsRecord& record);
 
  private:
-  struct Close {
-    void operator()(std::FILE* file) const { std::fclose(file); }
-  };
-  void open(StreamMode mode);
-  void append(const std::string& line);
   void add_columns(const MetricsRecord& record);
 
   std::string path_;
   std::vector<std::string> columns_;  // empty: the file is empty
-  std::unique_ptr<std::FILE, Close> file_;
+  OutputFile file_;
 };
 
 // A table as it is in such a file: the header's cells, and the text of the rows behind it.

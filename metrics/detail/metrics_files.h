@@ -1,5 +1,5 @@
 // Where records of the Metrics hook go: metrics.jsonl, metrics.csv and an event file of TensorBoard, each if
-// wanted.
+// wanted. They may fail: what cannot be written is counted and dropped, so that a full disk ends no training.
 #pragma once
 
 #include <cstdint>
@@ -26,14 +26,21 @@ class MetricsFiles {
   // where a file cannot be read or written.
   MetricsFiles(const MetricsOptions& options, int64_t step);
 
-  // FileError where a file cannot take the record. The next call removes what was written of it, from all
-  // files but TensorBoard's, and goes on with its own.
-  void write(const MetricsRecord& record);
-  // TensorBoard's file; the others have reached the operating system already.
-  void flush();
+  // Returns a sentence to warn with where this is the run's first failure. The next call then removes what was
+  // written of the record, from all files but TensorBoard's, and goes on with its own. After the n-th failure in
+  // a row the next 2^(n-1) - 1 records, at most 255, are dropped at once: to go on, files are read from their
+  // beginning.
+  std::optional<std::string> write(const MetricsRecord& record);
+  // Flushes TensorBoard's file, which keeps what it cannot write and tries again at the next call; the others have
+  // reached the operating system already. Returns as write().
+  std::optional<std::string> flush();
+  // Returns what a run that ends has to say of its failures; nothing where there were none.
+  std::optional<std::string> final_warning() const;
 
  private:
   void open();
+  void put(const MetricsRecord& record);  // FileError where a file cannot take it
+  std::optional<std::string> first_failure(const std::string& reason, const char* consequence);
 
   std::string stem_;
   bool wants_jsonl_, wants_csv_;
@@ -42,6 +49,12 @@ class MetricsFiles {
   std::optional<JsonLinesFile> jsonl_;
   std::optional<MetricsCsv> csv_;
   std::optional<TensorBoardFile> tensorboard_;
+  int64_t records_ = 0, lost_ = 0;
+  int failures_in_a_row_ = 0;
+  int64_t drop_next_ = 0;
+  std::string last_reason_;   // of the newest failure of write(); empty: none so far
+  std::string flush_reason_;  // why TensorBoard's file is behind; empty: it is not
+  bool has_warned_ = false;
 };
 
 // The whole lines that are records of a step up to `step`; all others, and a last one cut short, are left

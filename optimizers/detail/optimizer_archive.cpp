@@ -215,10 +215,9 @@ PendingState read_optimizer(InputArchive& archive, const OptimizerView& own) {
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
-    const std::string text = error.what();
     throw InvalidArgument(concatenate(traits.name,
                                       ": this archive does not hold the state of such an optimizer (",
-                                      text.substr(0, text.find('\n')), ")", kNothing));
+                                      first_line(error.what()), ")", kNothing));
   }
   require(saved_groups.size() == groups.size(), traits.name, ": the archive has ", saved_groups.size(),
           " parameter groups but the optimizer has ", groups.size(), kNothing);

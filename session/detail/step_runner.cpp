@@ -1,7 +1,6 @@
 #include <pacer/session/detail/step_runner.h>
 
 #include <optional>
-#include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_mul.h>
@@ -86,28 +85,26 @@ StepRunner::~StepRunner() = default;
 
 void StepRunner::run(StepInputs inputs) {
   if (parts_.replicas && gradients().empty()) {
-    look_at_nothing(inputs.average);
+    // A rank of a pipeline may have nothing to update, but the look is all of its ranks'.
+    if (parts_.has_guard()) look({}, inputs.average);
   } else if (SessionOptimizer* own = parts_.session_optimizer()) {
-    run_own(*own, std::move(inputs));
+    inputs.replayable = graph_ != nullptr;
+    own->prepare(inputs);
+    own->conclude(graph_ ? graph_->enqueue(*own, parts_.device()) : own->enqueue());
   } else {
-    run_other(inputs.average);
+    if (!has_failed_) are_finite_ = finish_gradients(inputs.average);
+    has_failed_ = true;
+    if (are_finite_) parts_.optimizer().step();
+    has_failed_ = false;
   }
 }
 
-// A rank of a pipeline may have nothing to update, but the look is all of its ranks'.
-void StepRunner::look_at_nothing(double average) {
-  if (!parts_.has_guard()) return;
+void StepRunner::look(const std::vector<at::Tensor>& gradients, double average) {
   GradientGuard& guard = *parts_.guard();
   const c10::DeviceGuard device_guard(guard.device());
-  const at::Tensor sum = sum_of_squares({}, guard.device());
+  const at::Tensor sum = sum_of_squares(gradients, guard.device());
   guard.set_average(average);
   guard.look(sum.const_data_ptr<double>(), 1);
-}
-
-void StepRunner::run_own(SessionOptimizer& optimizer, StepInputs inputs) {
-  inputs.replayable = graph_ != nullptr;
-  optimizer.prepare(inputs);
-  optimizer.conclude(graph_ ? graph_->enqueue(optimizer, parts_.device()) : optimizer.enqueue());
 }
 
 std::vector<at::Tensor> StepRunner::gradients() const {
@@ -134,21 +131,12 @@ bool StepRunner::finish_gradients(double average) {
         "a sparse gradient cannot be clipped or checked; make the layer's gradients dense, or use neither "
         "GradientClipping nor Precision");
   }
+  look(all, average);
   GradientGuard& guard = *parts_.guard();
   const c10::DeviceGuard device_guard(guard.device());
-  const at::Tensor sum = sum_of_squares(all, guard.device());
-  guard.set_average(average);
-  guard.look(sum.const_data_ptr<double>(), 1);
   if (guard.read().non_finite) return false;
   at::_foreach_mul_(all, guard.factor());
   return true;
-}
-
-void StepRunner::run_other(double average) {
-  if (!has_failed_) are_finite_ = finish_gradients(average);
-  has_failed_ = true;
-  if (are_finite_) parts_.optimizer().step();
-  has_failed_ = false;
 }
 
 }  // namespace pacer::detail

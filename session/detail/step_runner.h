@@ -22,9 +22,8 @@ class StepRunner {
   bool has_failed() const { return has_failed_; }
 
  private:
-  void look_at_nothing(double average);
-  void run_own(SessionOptimizer& optimizer, StepInputs inputs);
-  void run_other(double average);
+  // Shows the gradients to the guard.
+  void look(const std::vector<at::Tensor>& gradients, double average);
   // Gradients become their mean, unscaled and clipped. False where they are not finite.
   bool finish_gradients(double average);
   std::vector<at::Tensor> gradients() const;

@@ -55,4 +55,11 @@ TEST_CASE("a broken requirement throws its parts as one message", "[core][error]
   }
 }
 
+TEST_CASE("the first line of a message is what comes before its back trace", "[core][error]") {
+  CHECK(detail::first_line("no memory\nException raised from\nframe #0") == "no memory");
+  CHECK(detail::first_line("no memory") == "no memory");
+  CHECK(detail::first_line("\nframe #0").empty());
+  CHECK(detail::first_line("").empty());
+}
+
 }  // namespace pacer::testing

@@ -48,6 +48,30 @@ TEST_CASE("a manifest reads back as it was written", "[core][checkpoint]") {
         manifest_text({0, 1, "", {}, {}}));
 }
 
+TEST_CASE("a manifest is written as it always was, to the byte", "[core][checkpoint]") {
+  CheckpointManifest manifest = sample_manifest();
+  manifest.is_finite = false;
+  const std::string text = manifest_text(manifest);
+  CHECK(text.substr(0, text.size() - 32 - std::strlen("\"\n}\n")) == R"({
+  "format": "pacer checkpoint",
+  "format_version": 1,
+  "pacer_version": "0.1.0",
+  "libraries": {"libtorch": "2.11.0", "nccl": "2.27"},
+  "step": 7,
+  "world_size": 2,
+  "finite_parameters": false,
+  "files": [
+    {"name": "a.bin", "size": 3, "xxh3_128": "06b05ab6733a618578af5f94892f3950"}
+  ],
+  "manifest_xxh3_128": ")");
+  CHECK_THAT(manifest_text({0, 1, "", {}, {}}), ContainsSubstring(R"(
+  "libraries": {},
+  "step": 0,
+  "world_size": 1,
+  "files": [],
+  "manifest_xxh3_128": ")"));
+}
+
 TEST_CASE("a manifest whose checksum fits is still not believed", "[core][checkpoint]") {
   REQUIRE(manifest_refusal(forged_manifest("\"step\"", "\"step\"")).empty());
   const std::pair<const char*, const char*> forgeries[] = {

@@ -1,5 +1,6 @@
 // Files of the library never become standard input, output or error of a program that was started without.
 #include <cerrno>
+#include <cstring>
 #include <functional>
 #include <string>
 
@@ -70,9 +71,8 @@ TEST_CASE("a descriptor above the standard streams stays, and errors keep their 
   CHECK(fcntl(descriptor, F_GETFD) == FD_CLOEXEC);
   close(descriptor);
   CHECK(above_standard_streams(-1) == -1);
-  errno = 0;
-  CHECK(open_stream(folder.path("no/such"), StreamMode::append) == nullptr);
-  CHECK(errno == ENOENT);
+  CHECK_THROWS_WITH(OutputFile(folder.path("no/such"), StreamMode::append),
+                    Catch::Matchers::ContainsSubstring(std::strerror(ENOENT)));
 }
 
 }  // namespace pacer::testing

@@ -6,7 +6,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <limits>
 #include <locale>
 #include <sstream>
@@ -20,6 +19,7 @@
 
 #include "support/catch.h"
 #include "support/samples.h"
+#include "support/temporary_folder.h"
 
 namespace pacer::testing {
 namespace {
@@ -27,31 +27,6 @@ namespace {
 using Catch::Matchers::ContainsSubstring;
 
 constexpr const char* kReplacement = "\xEF\xBF\xBD";  // U+FFFD
-
-std::string text_of(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
-
-// A folder of its own for one test case, removed at the end.
-class ScratchFolder {
- public:
-  ScratchFolder() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "pacer-test-XXXXXX").string();
-    if (mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("no temporary folder: " + pattern);
-    path_ = pattern;
-  }
-  ~ScratchFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  ScratchFolder(const ScratchFolder&) = delete;
-  ScratchFolder& operator=(const ScratchFolder&) = delete;
-  std::string file(const char* name) const { return (path_ / name).string(); }
-
- private:
-  std::filesystem::path path_;
-};
 
 // Decimal commas and thousands points everywhere, for C++
 // streams; and for C where such a locale is installed.
@@ -205,35 +180,35 @@ TEST_CASE("a repeated key is refused and named", "[core][json]") {
 }
 
 TEST_CASE("a file is truncated or continued as asked", "[core][json]") {
-  const ScratchFolder folder;
-  const std::string path = folder.file("log.jsonl");
+  const TemporaryFolder folder;
+  const std::string path = folder.path("log.jsonl");
   JsonLinesFile(path).write(JsonLine().add("n", 1));
-  CHECK(text_of(path) == "{\"n\":1}\n");
+  CHECK(content_of(path) == "{\"n\":1}\n");
   JsonLinesFile(path, JsonLinesFile::Mode::append).write(JsonLine().add("n", 2));
-  CHECK(text_of(path) == "{\"n\":1}\n{\"n\":2}\n");
+  CHECK(content_of(path) == "{\"n\":1}\n{\"n\":2}\n");
   JsonLinesFile(path, JsonLinesFile::Mode::truncate).write(JsonLine().add("n", 3));
-  CHECK(text_of(path) == "{\"n\":3}\n");
+  CHECK(content_of(path) == "{\"n\":3}\n");
 }
 
 TEST_CASE("a line has reached the operating system when write returns", "[core][json]") {
-  const ScratchFolder folder;
-  const std::string path = folder.file("log.jsonl");
+  const TemporaryFolder folder;
+  const std::string path = folder.path("log.jsonl");
   JsonLinesFile file(path);
   std::string expected;
   for (int i = 0; i < 3; ++i) {
     file.write(JsonLine().add("i", i));
     expected += "{\"i\":" + std::to_string(i) + "}\n";
-    CHECK(text_of(path) == expected);
+    CHECK(content_of(path) == expected);
   }
 }
 
 TEST_CASE("a path that cannot be written is named with the reason", "[core][json]") {
-  const ScratchFolder folder;
-  const std::string missing = folder.file("no/such/log.jsonl");
+  const TemporaryFolder folder;
+  const std::string missing = folder.path("no/such/log.jsonl");
   CHECK_THROWS_AS(JsonLinesFile(missing), FileError);
   CHECK_THROWS_WITH(JsonLinesFile(missing),
                     ContainsSubstring(missing) && ContainsSubstring(std::strerror(ENOENT)));
-  CHECK_THROWS_WITH(JsonLinesFile(folder.file("")), ContainsSubstring(std::strerror(EISDIR)));
+  CHECK_THROWS_WITH(JsonLinesFile(folder.path("")), ContainsSubstring(std::strerror(EISDIR)));
 }
 
 TEST_CASE("a full disk is an error that names the path and the reason", "[core][json]") {

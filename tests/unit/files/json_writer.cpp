@@ -19,7 +19,7 @@ namespace {
 constexpr JsonLayout kJsonLayouts[] = {JsonLayout::compact, JsonLayout::spaced, JsonLayout::lines};
 
 // The same random value in both, up to `depth` containers deep.
-void add_random(JsonWriter& json, nlohmann::ordered_json& wanted, Samples& samples, int depth) {
+void add_random_json(JsonWriter& json, nlohmann::ordered_json& wanted, Samples& samples, int depth) {
   const int64_t kind = samples.below(depth > 0 ? 7 : 5);
   if (kind == 0) {
     json.value(nullptr);
@@ -44,7 +44,7 @@ void add_random(JsonWriter& json, nlohmann::ordered_json& wanted, Samples& sampl
     json.list(kJsonLayouts[samples.below(3)]);
     wanted = nlohmann::ordered_json::array();
     for (int64_t left = samples.below(4); left > 0; --left) {
-      add_random(json, wanted.emplace_back(), samples, depth - 1);
+      add_random_json(json, wanted.emplace_back(), samples, depth - 1);
     }
     json.end();
   } else {
@@ -53,13 +53,13 @@ void add_random(JsonWriter& json, nlohmann::ordered_json& wanted, Samples& sampl
     for (int64_t left = samples.below(4); left > 0; --left) {
       const std::string key = "\"\\key\n" + std::to_string(left);
       json.key(key);
-      add_random(json, wanted[key], samples, depth - 1);
+      add_random_json(json, wanted[key], samples, depth - 1);
     }
     json.end();
   }
 }
 
-std::string nested(JsonLayout layout) {
+std::string nested_json(JsonLayout layout) {
   JsonWriter json;
   json.object(layout).add("a", 1).key("list").list(layout).value(2.5).value("x").value(nullptr).end();
   json.key("none").object(layout).end().key("empty").list(layout).end();
@@ -69,11 +69,11 @@ std::string nested(JsonLayout layout) {
 }  // namespace
 
 TEST_CASE("objects and lists nest in each layout", "[core][json]") {
-  CHECK(nested(JsonLayout::compact) ==
+  CHECK(nested_json(JsonLayout::compact) ==
         R"({"a":1,"list":[2.5,"x",null],"none":{},"empty":[],"b":{"c":true}})");
-  CHECK(nested(JsonLayout::spaced) ==
+  CHECK(nested_json(JsonLayout::spaced) ==
         R"({"a": 1, "list": [2.5, "x", null], "none": {}, "empty": [], "b": {"c": true}})");
-  CHECK(nested(JsonLayout::lines) == R"({
+  CHECK(nested_json(JsonLayout::lines) == R"({
   "a": 1,
   "list": [
     2.5,
@@ -127,7 +127,7 @@ TEST_CASE("what was written is what another reader reads", "[core][json]") {
   for (int i = 0; i < 2000; ++i) {
     JsonWriter json;
     nlohmann::ordered_json wanted;
-    add_random(json, wanted, samples, /*depth=*/4);
+    add_random_json(json, wanted, samples, /*depth=*/4);
     CAPTURE(json.text());
     REQUIRE(nlohmann::ordered_json::parse(json.text()) == wanted);
   }

@@ -11,7 +11,7 @@
 #include <pacer/checkpoints/checkpoints.h>
 #include <pacer/core/error.h>
 #include <pacer/files/checkpoint_folder.h>
-#include <pacer/metrics/detail/metrics_writer.h>
+#include <pacer/metrics/detail/metrics_files.h>
 
 #include "support/captured_stderr.h"
 #include "support/collectives/ranks.h"
@@ -294,9 +294,9 @@ TEST_CASE("what a full disk cut short is removed when training goes on", "[sessi
 
 TEST_CASE("curves that wait for a full disk are written later, and not missed then", "[session][metrics]") {
   const TemporaryFolder folder;
-  detail::MetricsWriter writer(quiet_metrics(folder).jsonl(false).csv(false), /*step=*/0);
-  CHECK_FALSE(writer.flush());
-  CHECK_FALSE(writer.write({1, 32, {{"loss", 0.5}}}));
+  detail::MetricsFiles files(quiet_metrics(folder).jsonl(false).csv(false), /*step=*/0);
+  CHECK_FALSE(files.flush());
+  CHECK_FALSE(files.write({1, 32, {{"loss", 0.5}}}));
   std::string events;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(folder.path())) {
     if (contains(entry.path().string(), "tfevents")) events = entry.path().string();
@@ -305,13 +305,13 @@ TEST_CASE("curves that wait for a full disk are written later, and not missed th
   std::optional<std::string> warning, complaint;
   {
     const FullDisk full(events);
-    warning = writer.flush();
-    complaint = writer.final_warning();
+    warning = files.flush();
+    complaint = files.final_warning();
   }
   CHECK(contains(warning.value_or(""), "curves wait in memory"));
   CHECK(contains(complaint.value_or(""), "curves lack their end"));
-  CHECK_FALSE(writer.flush());
-  CHECK_FALSE(writer.final_warning());
+  CHECK_FALSE(files.flush());
+  CHECK_FALSE(files.final_warning());
 }
 
 TEST_CASE("a disk that stays full is tried less and less often", "[session][metrics]") {

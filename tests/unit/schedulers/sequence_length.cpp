@@ -110,7 +110,11 @@ TEST_CASE("reshape keeps every token in order and drops fewer than one sequence"
   }
   // Memory of a larger tensor, not in order.
   const Tensor strided = numbered({8, 3}).t();
-  CHECK(reshape_sequence(strided, 4).flatten().equal(strided.contiguous().flatten()));
+  const auto options = SequenceLengthOptions(4, 9).ramp_steps(1000).mode(LengthMode::reshape);
+  const Tensor cut = cut_batch(options, {strided}).tensors[0];
+  CHECK(cut.sizes() == std::vector<int64_t>{6, 4});
+  CHECK(cut.is_contiguous());
+  CHECK(cut.flatten().equal(strided.contiguous().flatten()));
 }
 
 TEST_CASE("reshape refuses tensors it cannot keep in step", "[session][sequence_length]") {
