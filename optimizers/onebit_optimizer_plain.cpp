@@ -11,6 +11,7 @@
 #include <pacer/collectives/gradient_bucketer.h>
 #include <pacer/core/error.h>
 #include <pacer/optimizers/detail/onebit_settings.h>
+#include <pacer/optimizers/detail/parameter_list.h>
 #include <pacer/optimizers/detail/step_agreement.h>
 #include <pacer/optimizers/onebit_optimizer.h>
 
@@ -56,15 +57,8 @@ void OneBitOptimizer::fill_missing() {
 
 // A new one where parameters were frozen, unfrozen, added or removed.
 void OneBitOptimizer::update_bucketer() {
-  std::vector<torch::Tensor> reduced;
-  for (const auto& group : param_groups_) {
-    for (const torch::Tensor& parameter : group.params()) {
-      if (parameter.requires_grad()) reduced.push_back(parameter);
-    }
-  }
-  const auto same = [](const torch::Tensor& a, const torch::Tensor& b) { return a.is_same(b); };
-  const bool fits = std::equal(reduced.begin(), reduced.end(), reduced_.begin(), reduced_.end(), same);
-  if (bucketer_ != nullptr && fits) return;
+  std::vector<torch::Tensor> reduced = detail::trained_parameters(param_groups_);
+  if (bucketer_ != nullptr && detail::same_tensors(reduced, reduced_)) return;
   std::vector<GradientBucketer::NamedParameter> named;
   for (const torch::Tensor& parameter : reduced) {
     const std::string name = parameter_name(parameter);

@@ -1,6 +1,5 @@
 #include <pacer/hooks/detail/model_facts.h>
 
-#include <algorithm>
 #include <map>
 #include <typeinfo>
 #include <unordered_map>
@@ -23,14 +22,12 @@ namespace {
 
 constexpr int64_t kMessageBytes = int64_t{64} << 20;
 
-}  // namespace
-
-std::vector<std::pair<std::string, at::Tensor>> named_optimizer_parameters(const SessionParts& parts) {
+std::vector<RegisteredParameter> registered(const SessionParts& parts) {
   std::unordered_map<const void*, std::string> names;
   for (const auto& item : parts.model().named_parameters()) {
     names.emplace(item.value().unsafeGetTensorImpl(), item.key());
   }
-  std::vector<std::pair<std::string, at::Tensor>> named;
+  std::vector<RegisteredParameter> all;
   const auto& groups = parts.optimizer().param_groups();
   for (size_t g = 0; g < groups.size(); ++g) {
     for (size_t i = 0; i < groups[g].params().size(); ++i) {
@@ -45,8 +42,18 @@ std::vector<std::pair<std::string, at::Tensor>> named_optimizer_parameters(const
       if (found == names.end() && name == place) {
         name = concatenate(i, " of group ", g, " (shape ", parameter.sizes(), ", not the model's)");
       }
-      named.emplace_back(std::move(name), parameter);
+      all.push_back({parameter, g, i, std::move(name)});
     }
+  }
+  return all;
+}
+
+}  // namespace
+
+std::vector<std::pair<std::string, at::Tensor>> named_optimizer_parameters(const SessionParts& parts) {
+  std::vector<std::pair<std::string, at::Tensor>> named;
+  for (RegisteredParameter& parameter : registered(parts)) {
+    named.emplace_back(std::move(parameter.name), std::move(parameter.tensor));
   }
   return named;
 }
@@ -60,13 +67,7 @@ std::vector<at::Tensor> all_optimizer_parameters(const SessionParts& parts) {
 }
 
 std::vector<at::Tensor> trained_parameters(const SessionParts& parts) {
-  std::vector<at::Tensor> trained;
-  for (const auto& group : parts.optimizer().param_groups()) {
-    for (const at::Tensor& parameter : group.params()) {
-      if (parameter.requires_grad()) trained.push_back(parameter);
-    }
-  }
-  return trained;
+  return trained_parameters(parts.optimizer().param_groups());
 }
 
 std::vector<double> learning_rates(const torch::optim::Optimizer& optimizer) {
@@ -76,27 +77,7 @@ std::vector<double> learning_rates(const torch::optim::Optimizer& optimizer) {
   return rates;
 }
 
-bool same_tensors(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
-                    [](const at::Tensor& x, const at::Tensor& y) { return x.is_same(y); });
-}
-
-std::vector<Fact> parameter_facts(const SessionParts& parts) {
-  std::vector<Fact> facts;
-  const auto named = named_optimizer_parameters(parts);
-  const auto& groups = parts.optimizer().param_groups();
-  for (size_t g = 0; g < groups.size(); ++g) {
-    for (size_t i = 0; i < groups[g].params().size(); ++i) {
-      const auto& [name, parameter] = named[facts.size()];
-      facts.push_back(
-          {concatenate("parameter ", facts.size()),
-           concatenate(name, ", ", tensor_text(parameter), parameter.requires_grad() ? "" : ", frozen",
-                       g == 0 ? "" : concatenate(", group ", g))});
-    }
-  }
-  facts.push_back({"number of parameters", std::to_string(facts.size())});
-  return facts;
-}
+std::vector<Fact> parameter_facts(const SessionParts& parts) { return parameter_facts(registered(parts)); }
 
 std::vector<Fact> other_facts(const SessionParts& parts, bool with_buffers) {
   std::vector<Fact> facts;

@@ -9,6 +9,7 @@
 
 #include <pacer/collectives/agreement.h>
 #include <pacer/hooks/session_parts.h>
+#include <pacer/optimizers/detail/parameter_list.h>
 
 namespace pacer::detail {
 
@@ -19,11 +20,10 @@ std::vector<at::Tensor> all_optimizer_parameters(const SessionParts& parts);
 std::vector<at::Tensor> trained_parameters(const SessionParts& parts);
 // Returns the rates of all groups, as their options answer; LibTorch throws for options without a rate.
 std::vector<double> learning_rates(const torch::optim::Optimizer& optimizer);
-bool same_tensors(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b);
 
 // ---- What ranks compare. ----
 
-// Names, dtypes, shapes, memory order, groups, and whether they are trained; in order.
+// See parameter_list.h; names are those of named_optimizer_parameters.
 std::vector<Fact> parameter_facts(const SessionParts& parts);
 // The same of what the model has beside them and the ranks share: other parameters, codes and scales of
 // weights in 4 bits, and, where asked for, all other buffers.

@@ -7,7 +7,6 @@
 #include <ATen/ops/zeros.h>
 
 #include <pacer/collectives/communicator.h>
-#include <pacer/collectives/detail/tensor_text.h>
 #include <pacer/collectives/launch_environment.h>
 #include <pacer/core/error.h>
 #include <pacer/files/checksum.h>
@@ -15,18 +14,17 @@
 namespace pacer::detail {
 namespace {
 
-// Calls f(parameter, the number of its group).
 template <class F>
 void for_each_parameter(const ParamGroups& groups, const F& f) {
-  for (size_t g = 0; g < groups.size(); ++g) {
-    for (const at::Tensor& parameter : groups[g].params()) f(parameter, g);
+  for (const auto& group : groups) {
+    for (const at::Tensor& parameter : group.params()) f(parameter);
   }
 }
 
 // A byte for each parameter: whether it has a gradient that counts.
 at::Tensor gradients_of(const ParamGroups& groups) {
   std::vector<uint8_t> has;
-  for_each_parameter(groups, [&](const at::Tensor& parameter, size_t) {
+  for_each_parameter(groups, [&](const at::Tensor& parameter) {
     has.push_back(parameter.requires_grad() && parameter.grad().defined());
   });
   const at::Tensor bytes = at::zeros({static_cast<int64_t>(has.size())}, at::kByte);
@@ -78,41 +76,30 @@ std::shared_ptr<Communicator> alone(const char* optimizer, at::Device device) {
 }
 
 bool StepAgreement::is_known(const OptimizerView& optimizer) const {
-  const ParamGroups& groups = optimizer.groups;
-  if (fingerprint_.empty()) return false;
-  size_t place = 0;
-  bool known = true;
-  for_each_parameter(groups, [&](const at::Tensor& parameter, size_t group) {
-    known = known && place < parameters_.size();
-    if (!known) return;
-    const Known& before = parameters_[place++];
-    known = before.tensor._unsafe_get_target() == parameter.unsafeGetTensorImpl() && before.group == group &&
-            before.requires_grad == parameter.requires_grad() && before.dtype == parameter.scalar_type() &&
-            parameter.sizes() == at::IntArrayRef(before.sizes) &&
-            parameter.strides() == at::IntArrayRef(before.strides);
-  });
-  return known && place == parameters_.size();
+  const auto is_same = [](const Known& before, const at::Tensor& parameter, size_t group) {
+    return before.parameter.is(parameter) && before.group == group &&
+           before.dtype == parameter.scalar_type() && parameter.sizes() == at::IntArrayRef(before.sizes) &&
+           parameter.strides() == at::IntArrayRef(before.strides);
+  };
+  return !fingerprint_.empty() && is_list(parameters_, optimizer.groups, is_same);
 }
 
 void StepAgreement::remember(const OptimizerView& optimizer) {
   const std::vector<Known> before = std::exchange(parameters_, {});
   std::unordered_set<const void*> compared;
-  for (const Known& known : before) compared.insert(known.tensor._unsafe_get_target());
-  facts_.clear();
+  for (const Known& known : before) compared.insert(known.parameter.key());
   values_.clear();
-  for (const auto& [tensor, group, index, name] : optimizer.parameters()) {
-    parameters_.push_back({HeldAddress(tensor.getIntrusivePtr()), group, tensor.requires_grad(),
-                           tensor.scalar_type(), tensor.sizes().vec(), tensor.strides().vec()});
-    facts_.push_back({concatenate("parameter ", facts_.size()),
-                      concatenate(name, ", ", tensor_text(tensor), tensor.requires_grad() ? "" : ", frozen",
-                                  group == 0 ? "" : concatenate(", group ", group))});
+  const std::vector<RegisteredParameter> all = optimizer.parameters();
+  for (const auto& [tensor, group, index, name] : all) {
+    parameters_.push_back(
+        {SeenParameter(tensor), group, tensor.scalar_type(), tensor.sizes().vec(), tensor.strides().vec()});
     if (compared.count(tensor.unsafeGetTensorImpl()) > 0) continue;
     values_.push_back({concatenate("values of parameter ", name,
                                    ", which have to be the same before its first step (a Session broadcasts "
                                    "those of rank 0)"),
                        concatenate("checksum ", checksum_of_values(tensor))});
   }
-  facts_.push_back({"number of parameters", std::to_string(facts_.size())});
+  facts_ = parameter_facts(all);
   fingerprint_ = checksum_of(text_of(facts_));
 }
 
@@ -163,7 +150,7 @@ std::vector<at::Tensor> StepAgreement::without_gradient(Communicator& world, int
   }
   std::vector<at::Tensor> without;
   const auto* has = any.const_data_ptr<uint8_t>();
-  for_each_parameter(optimizer.groups, [&](const at::Tensor& parameter, size_t) {
+  for_each_parameter(optimizer.groups, [&](const at::Tensor& parameter) {
     if (*has++ == 0) without.push_back(parameter);
   });
   return without;

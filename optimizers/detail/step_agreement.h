@@ -8,7 +8,7 @@
 #include <vector>
 
 #include <pacer/collectives/agreement.h>
-#include <pacer/optimizers/detail/optimizer_view.h>
+#include <pacer/optimizers/detail/parameter_list.h>
 #include <pacer/optimizers/session_optimizer.h>
 
 namespace pacer::detail {
@@ -25,9 +25,8 @@ class StepAgreement {
 
  private:
   struct Known {
-    HeldAddress tensor;
+    SeenParameter parameter;
     size_t group;
-    bool requires_grad;
     at::ScalarType dtype;
     std::vector<int64_t> sizes, strides;
   };

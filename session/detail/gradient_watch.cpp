@@ -31,15 +31,8 @@ GradientWatch::~GradientWatch() {
 
 // Nothing but a comparison while the optimizer's list stays the same.
 void GradientWatch::follow_list(const SessionParts& parts) {
-  size_t count = 0;
-  bool is_same = true;
-  for (const auto& group : parts.optimizer().param_groups()) {
-    for (const at::Tensor& parameter : group.params()) {
-      is_same = is_same && count < parameters_.size() && parameters_[count].is_same(parameter);
-      ++count;
-    }
-  }
-  if (is_same && count == parameters_.size()) return;
+  const auto is_same = [](const at::Tensor& a, const at::Tensor& b, size_t) { return a.is_same(b); };
+  if (is_list(parameters_, parts.optimizer().param_groups(), is_same)) return;
   std::vector<at::Tensor> now = all_optimizer_parameters(parts);
   std::unordered_set<const void*> before, after;
   for (const at::Tensor& parameter : parameters_) before.insert(parameter.unsafeGetTensorImpl());

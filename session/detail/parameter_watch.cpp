@@ -135,36 +135,23 @@ void check_parameters(const SessionParts& parts) {
 ParameterWatch::ParameterWatch(const SessionParts& parts) : model_(parts.model().weak_from_this().lock()) {}
 
 void ParameterWatch::remember(const SessionParts& parts) {
-  const auto seen = [](const at::Tensor& p) {
-    return Seen{HeldAddress(p.getIntrusivePtr()), p.requires_grad()};
-  };
   of_optimizer_.clear();
   of_model_.clear();
-  for (const at::Tensor& parameter : all_optimizer_parameters(parts))
-    of_optimizer_.push_back(seen(parameter));
+  for (const at::Tensor& parameter : all_optimizer_parameters(parts)) of_optimizer_.emplace_back(parameter);
   each_parameter(parts.model(), [&](const at::Tensor& parameter) {
-    of_model_.push_back(seen(parameter));
+    of_model_.emplace_back(parameter);
     return true;
   });
 }
 
 // It is called before each pass, and mostly nothing has changed.
 bool ParameterWatch::is_as_seen(const SessionParts& parts) const {
-  const auto is_next = [](const std::vector<Seen>& all, size_t& place, const at::Tensor& parameter) {
-    if (place == all.size()) return false;
-    const Seen& seen = all[place++];
-    return seen.tensor._unsafe_get_target() == parameter.unsafeGetTensorImpl() &&
-           seen.needs_gradient == parameter.requires_grad();
-  };
+  const auto is_same = [](const SeenParameter& seen, const at::Tensor& now, size_t) { return seen.is(now); };
+  if (!is_list(of_optimizer_, parts.optimizer().param_groups(), is_same)) return false;
   size_t place = 0;
-  for (const auto& group : parts.optimizer().param_groups()) {
-    for (const at::Tensor& parameter : group.params()) {
-      if (!is_next(of_optimizer_, place, parameter)) return false;
-    }
-  }
-  if (place != of_optimizer_.size()) return false;
-  place = 0;
-  return each_parameter(parts.model(), [&](const at::Tensor& p) { return is_next(of_model_, place, p); }) &&
+  return each_parameter(
+             parts.model(),
+             [&](const at::Tensor& now) { return place < of_model_.size() && of_model_[place++].is(now); }) &&
          place == of_model_.size();
 }
 
@@ -177,8 +164,8 @@ struct ParameterWatch::Change {
 ParameterWatch::Change ParameterWatch::change(const SessionParts& parts) const {
   std::unordered_map<const void*, bool> in_model;  // whether it needed a gradient
   Addresses in_optimizer;
-  for (const Seen& seen : of_model_) in_model.emplace(seen.tensor._unsafe_get_target(), seen.needs_gradient);
-  for (const Seen& seen : of_optimizer_) in_optimizer.insert(seen.tensor._unsafe_get_target());
+  for (const SeenParameter& seen : of_model_) in_model.emplace(seen.key(), seen.requires_grad);
+  for (const SeenParameter& seen : of_optimizer_) in_optimizer.insert(seen.key());
   Change change{left_out(parts), strangers(parts)};
   const auto was_left_out = [&](const auto& item) {
     const void* tensor = item.second.unsafeGetTensorImpl();

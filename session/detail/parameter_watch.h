@@ -5,7 +5,7 @@
 #include <vector>
 
 #include <pacer/hooks/session_parts.h>
-#include <pacer/optimizers/tensor_names.h>
+#include <pacer/optimizers/detail/parameter_list.h>
 
 namespace pacer::detail {
 
@@ -27,16 +27,12 @@ class ParameterWatch {
   void check(const SessionParts& parts);
 
  private:
-  struct Seen {
-    HeldAddress tensor;
-    bool needs_gradient;
-  };
   struct Change;
   bool is_as_seen(const SessionParts& parts) const;
   Change change(const SessionParts& parts) const;
 
-  const std::shared_ptr<torch::nn::Module> model_;  // null where no shared_ptr has it
-  std::vector<Seen> of_optimizer_, of_model_;       // in the order of groups, and of modules
+  const std::shared_ptr<torch::nn::Module> model_;      // null where no shared_ptr has it
+  std::vector<SeenParameter> of_optimizer_, of_model_;  // in the order of groups, and of modules
 };
 
 }  // namespace pacer::detail

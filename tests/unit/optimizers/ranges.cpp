@@ -1,9 +1,11 @@
 // An engine whose entries are ranges: what an optimizer needs that owns a part of a tensor.
 #include "support/catch.h"
 
+#include <pacer/collectives/communicator.h>
 #include <pacer/optimizers/detail/step_engine.h>
 #include <pacer/optimizers/onebit_adam_options.h>
 
+#include "support/optimizers/contract.h"
 #include "support/optimizers/optimizers.h"
 
 namespace pacer::testing {
@@ -78,6 +80,25 @@ TEST_CASE("an owned part of a parameter that a 1-bit optimizer finds frozen sits
   parameter.requires_grad_(true);
   step(owner, groups);
   CHECK(parameter[0].item<float>() < before[0].item<float>());
+}
+
+TEST_CASE("an optimizer passes over ranges of parameters that are not its own", "[fused_adam][lifecycle]") {
+  const Tensor own = torch::ones({40}).requires_grad_(), other = torch::ones({40}).requires_grad_();
+  FusedAdamW optimizer(std::vector<Tensor>{own}, FusedAdamWOptions(0.01));
+  const auto ranks = Communicator::alone(at::kCPU);
+  const auto range = [](int64_t count) { return ParameterRange{0, count, {0, 40}, torch::ones({count})}; };
+  ParameterRanges ranges = {{own.unsafeGetTensorImpl(), range(40)}, {other.unsafeGetTensorImpl(), range(40)}};
+  for (int call = 0; call < 2; ++call) {
+    contract(optimizer).update_only(ranges, ranks);
+    const Tensor before = own.detach().clone();
+    const torch::NoGradGuard no_grad;
+    contract(optimizer).prepare({});
+    contract(optimizer).conclude(contract(optimizer).enqueue());
+    CHECK(own.lt(before).all().item<bool>());
+  }
+  CHECK(other.eq(1).all().item<bool>());
+  ranges[own.unsafeGetTensorImpl()] = range(20);
+  CHECK(contains(refusal([&] { contract(optimizer).update_only(ranges, ranks); }), "shared out already"));
 }
 
 }  // namespace pacer::testing
