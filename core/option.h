@@ -14,6 +14,8 @@
 #include <type_traits>
 #include <utility>
 
+// Names and types stand in no parentheses. NOLINTBEGIN(bugprone-macro-parentheses)
+
 // An option of the template that has the struct of the user as its parameter `Own`.
 #define PACER_OPTION(T, name)                        \
  public:                                             \
@@ -40,3 +42,5 @@
                                                                                            \
  private:                                                                                  \
   static_assert(true)
+
+// NOLINTEND(bugprone-macro-parentheses)

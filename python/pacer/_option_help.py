@@ -79,7 +79,7 @@ MEANINGS = {
     "scale":
         "What a sign stands for: the root of the mean square (the paper's), or the mean magnitude.",
     "block_scales":
-        'Every 2,048 elements have a scale of their own; false: one for the whole buffer, as in the papers, '
+        'Every 2,048 elements have a scale of their own; False: one for the whole buffer, as in the papers, '
         'whose small tensors are then driven by the noise of large ones.',
     "compress_vectors":
         'False: parameters of less than two dimensions (biases, gains of normalisations) stay in full '

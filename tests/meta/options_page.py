@@ -148,6 +148,7 @@ def optimizer_options(tree):
         names[part.name.removesuffix("Options")] = " ".join(options)
         for name, words in options.items():
             of_python = re.sub(rf"\b(?:{enums})::(\w+)", r"'\1'", words).replace("::", ".")
+            of_python = re.sub(r"\b(false|true): ", lambda found: found[0].capitalize(), of_python)
             assert meanings.setdefault(name, of_python) == of_python, f"{name} means one thing in all optimizers that have it"
     return names, meanings
 
