@@ -47,7 +47,7 @@ detail::OneBitSettings OneBitOptimizer::onebit_settings_for(
   detail::OneBitSettings onebit = detail::onebit_settings(name(), settings);
   route(onebit);  // throws where it cannot be hierarchical
   require(
-      shard_ranks_ == nullptr || onebit.compression.hierarchical(), name(),
+      shard_ranks_ == nullptr || onebit.hierarchical(), name(),
       ": the ranks of a node share the optimizer, and hierarchical is false in its options or in the state "
       "to load; use hierarchical(true), or DataParallel in place of Shards");
   return onebit;
@@ -63,8 +63,8 @@ void OneBitOptimizer::set_up(std::shared_ptr<Communicator> world) {
   world_ = world ? std::move(world) : detail::alone(name(), device());
   check_device();
   read_settings();
-  if (onebit_->freeze_automatically) {
-    rule_ = std::make_unique<detail::FreezeRule>(*onebit_->freeze_automatically, onebit_->beta2);
+  if (onebit_->freeze_automatically()) {
+    rule_ = std::make_unique<detail::FreezeRule>(*onebit_->freeze_automatically(), onebit_->beta2);
   }
   own_guard_ = std::make_shared<GradientGuard>(world_->device());
   agreement_ = std::make_unique<detail::StepAgreement>();
@@ -103,11 +103,11 @@ void OneBitOptimizer::add_param_group(const NamedParamGroup& group) { add_group(
 // ---- Which step comes next. ----
 
 detail::OneBitRoute OneBitOptimizer::route(const detail::OneBitSettings& onebit) const {
-  return {world_, onebit.compression.hierarchical(), shard_ranks_ != nullptr};
+  return {world_, onebit.hierarchical(), shard_ranks_ != nullptr};
 }
 
 std::string OneBitOptimizer::unshared_reason(GradientScope among) const {
-  if (among == GradientScope::world || !onebit_->compression.hierarchical()) {
+  if (among == GradientScope::world || !onebit_->hierarchical()) {
     return "each rank has errors of its own for all parameters, unless nodes are the workers "
            "(hierarchical(true)), whose ranks share them with over(ShardGroup::node)";
   }
@@ -140,7 +140,7 @@ bool OneBitOptimizer::is_part(const std::string& name, const torch::Tensor& tens
 }
 
 bool OneBitOptimizer::exchanges(const detail::OneBitSettings& onebit) const {
-  return onebit.one_bit && (route(onebit).workers() > 1 || onebit.compress_alone);
+  return onebit.one_bit() && (route(onebit).workers() > 1 || onebit.compress_alone());
 }
 
 detail::OneBitKind OneBitOptimizer::kind_of_next_step() const {
@@ -183,17 +183,17 @@ void OneBitOptimizer::check_run(const Communicator& world, const RunPlan& run) c
           " was given a Communicator of ", world_->world_size(), " ranks, and the Session one of ",
           world.world_size(), "; give both the same");
   require(
-      !onebit_->overlap_backward || !run.looks_first, name(),
+      !onebit_->overlap_backward() || !run.looks_first, name(),
       ": overlap_backward(true) sends momentum before all gradients are there, but a hook looks at all of "
       "them first (GradientClipping without by_previous_norm(), or Precision in fp16 or fp8); leave out "
       "either");
-  if (!onebit_->freeze_step || onebit_->allow_early_freeze || frozen_at_) return;
-  require(!run.end || *onebit_->freeze_step < *run.end, name(), ": freeze_step(", *onebit_->freeze_step,
+  if (!onebit_->freeze_step() || onebit_->allow_early_freeze() || frozen_at_) return;
+  require(!run.end || *onebit_->freeze_step() < *run.end, name(), ": freeze_step(", *onebit_->freeze_step(),
           ") is not before step ", run.end.value_or(0),
           ", where the learning-rate schedule ends, so nothing would ever be compressed; freeze earlier");
   // The step before the freeze is the last that the variance has seen.
-  const std::string moves = run.unsettled(std::max<int64_t>(*onebit_->freeze_step - 1, 0));
-  require(moves.empty(), name(), ": freeze_step(", *onebit_->freeze_step, ") comes while ", moves,
+  const std::string moves = run.unsettled(std::max<int64_t>(*onebit_->freeze_step() - 1, 0));
+  require(moves.empty(), name(), ": freeze_step(", *onebit_->freeze_step(), ") comes while ", moves,
           " still moves, and the frozen variance would be that of other data; freeze later, use "
           "freeze_automatically, or say allow_early_freeze(true)");
 }
@@ -210,7 +210,7 @@ void OneBitOptimizer::prepare(const StepInputs& inputs) {
   check_device();
   auto settings = this->settings();
   const detail::OneBitSettings onebit = onebit_settings_for(settings);
-  require(onebit.freeze_automatically == onebit_->freeze_automatically, name(),
+  require(onebit.freeze_automatically() == onebit_->freeze_automatically(), name(),
           ": freeze_automatically was set or changed in the middle of a run; build a new optimizer");
   require(
       attempts_ == 0 || onebit.exchanges_like(*onebit_), name(),

@@ -82,15 +82,15 @@ void OneBitOptimizer::conclude(bool applied) {
 
 void OneBitOptimizer::consider_freeze() {
   const at::NoGradGuard no_grad;
-  if (onebit_->freeze_step) {
-    freeze_is_due_ = attempts_ >= *onebit_->freeze_step;
+  if (onebit_->freeze_step()) {
+    freeze_is_due_ = attempts_ >= *onebit_->freeze_step();
   } else {
     const bool look = rule_->needs_norm(attempts_);
     const double norm = look ? engine().compressed_variance_norm() : 0;
     freeze_is_due_ = rule_->is_due(attempts_, norm) || freeze_is_due_;
   }
   if (!freeze_is_due_) return;
-  if (inputs_.freeze_allowed || onebit_->allow_early_freeze) return freeze();
+  if (inputs_.freeze_allowed || onebit_->allow_early_freeze()) return freeze();
   if (!std::exchange(freeze_was_postponed_, true) && world_->rank() == 0) {
     TORCH_WARN(detail::concatenate(
         name(), ": the variance would freeze after step ", attempts_,
@@ -130,7 +130,7 @@ void OneBitOptimizer::report_freeze() {
   const int64_t steps = *frozen_at_, window = window_of(onebit_->beta2);
   const int64_t enough = onebit_->bias_correction ? std::min(window, kEnoughGradients) : window;
   if (steps < enough) {
-    const std::string advice = onebit_->freeze_step
+    const std::string advice = onebit_->freeze_step()
                                    ? detail::concatenate("; set freeze_step to ", enough, " or more")
                                    : std::string("; give freeze_automatically a longer run");
     if (onebit_->bias_correction) {

@@ -43,7 +43,7 @@ void OneBitOptimizer::require_applied(bool applied) const {
 // Compared once, and where ranks are in step: what they send from then on has to fit.
 void OneBitOptimizer::agree() {
   if (has_agreed_) return;
-  compressed_->agree(attempts_, onebit_->overlap_backward);
+  compressed_->agree(attempts_, onebit_->overlap_backward());
   has_agreed_ = true;
 }
 
@@ -55,7 +55,7 @@ void OneBitOptimizer::begin_backward(const ComingInputs& inputs) {
         !is_half_way, name(),
         ": a backward failed, or no step followed it, after momentum had left for the other ranks");
   });
-  if (!onebit_->overlap_backward || kind_of_next_step() != detail::OneBitKind::compressed) return;
+  if (!onebit_->overlap_backward() || kind_of_next_step() != detail::OneBitKind::compressed) return;
   require_intact();
   // Before the first message, what other ranks are at is known: it waits for them.
   if (!has_agreed_ && !inputs()) return;

@@ -40,7 +40,7 @@ bool is_frozen(const NamedTensors& state) {
 
 std::vector<int64_t> OneBitOptimizer::first_of_buckets(const std::vector<detail::OneBitTensor>& tensors,
                                                        const detail::OneBitSettings& onebit) const {
-  return detail::first_of_buckets(tensors, exchanges(onebit) ? onebit.bucket_bytes : std::nullopt);
+  return detail::first_of_buckets(tensors, exchanges(onebit) ? onebit.bucket_bytes() : std::nullopt);
 }
 
 std::unique_ptr<detail::CompressedParameters> OneBitOptimizer::make_compressed(
@@ -51,10 +51,10 @@ std::unique_ptr<detail::CompressedParameters> OneBitOptimizer::make_compressed(
     std::unique_ptr<detail::OneBitExchange> exchange;
     if (exchanges(onebit)) {
       exchange = std::make_unique<detail::OneBitExchange>(route(onebit), detail::counts_of(of_bucket),
-                                                          onebit.compression);
+                                                          onebit.compression());
     }
     buckets.push_back(std::make_unique<detail::OneBitBucket>(std::move(of_bucket), std::move(exchange),
-                                                             onebit.variance_floor, rule, world_->device(),
+                                                             onebit.variance_floor(), rule, world_->device(),
                                                              shard_ranks_));
   }
   return std::make_unique<detail::CompressedParameters>(std::move(buckets), world_->device(), shard_ranks_);
@@ -131,7 +131,7 @@ NamedTensors OneBitOptimizer::join_rank_states(const NamedTensors& state,
   std::vector<kernels::OneBitLayout::Part> served;  // of each tensor
   for (const auto& of_bucket : detail::cut(tensors, buckets)) {
     const kernels::OneBitLayout layout(detail::counts_of(of_bucket), route.workers(),
-                                       detail::exchange_alignment(onebit.compression));
+                                       detail::exchange_alignment(onebit.compression()));
     for (size_t i = 0; i < of_bucket.size(); ++i) served.push_back(layout.served_part(i, route.worker()));
   }
   const std::vector<NamedTensors> states = detail::states_of_workers(rank_states, whole);
@@ -205,12 +205,12 @@ SessionOptimizer::PreparedImport OneBitOptimizer::prepare_import(const NamedTens
   }
   const detail::OneBitSettings onebit = onebit_settings_for(settings);
   if (shard_ranks_) require_same_local(local_parameters(onebit, settings));
-  require(onebit.freeze_automatically.has_value() == (rule_ != nullptr),
+  require(onebit.freeze_automatically().has_value() == (rule_ != nullptr),
           "the state to load freezes by another rule than this optimizer; give freeze_step or "
           "freeze_automatically as in the run that was saved");
   std::unique_ptr<detail::FreezeRule> rule;
-  if (onebit.freeze_automatically) {
-    rule = std::make_unique<detail::FreezeRule>(*onebit.freeze_automatically, onebit.beta2);
+  if (onebit.freeze_automatically()) {
+    rule = std::make_unique<detail::FreezeRule>(*onebit.freeze_automatically(), onebit.beta2);
     rule->set_norms(std::move(norms));
   }
   std::unique_ptr<detail::CompressedParameters> compressed;
