@@ -96,13 +96,9 @@ void CompressedParameters::set_floors(const kernels::GradientCheck* check) {
   for (const auto& bucket : buckets_) bucket->raise_floors(mean);
 }
 
-void CompressedParameters::check(bool wait) {
-  for (const auto& bucket : buckets_) bucket->exchange()->check(wait);
-}
-
 int64_t CompressedParameters::bytes_sent() const {
   int64_t bytes = 0;
-  for (const auto& bucket : buckets_) bytes += bucket->exchange()->bytes_sent();
+  for (const auto& bucket : buckets_) bytes += compresses() ? bucket->exchange()->bytes_sent() : 0;
   return bytes;
 }
 
@@ -117,40 +113,22 @@ double CompressedParameters::compression_error() const {
   return sent == 0 ? 0 : std::sqrt(lost / sent);
 }
 
-void CompressedParameters::export_shared(NamedTensors& state) const {
-  for (const auto& bucket : buckets_) bucket->export_shared(state);
-}
-
-void CompressedParameters::export_errors(NamedTensors& state) const {
-  for (const auto& bucket : buckets_) bucket->export_errors(state);
-}
-
-const OneBitBucket* CompressedParameters::bucket_of(const std::string& name) const {
-  for (const auto& bucket : buckets_) {
-    if (bucket->has(name)) return bucket.get();
+OneBitLambKernels::Numbers CompressedParameters::lamb_numbers(const std::string& name) const {
+  for (const Place& place : places_) {
+    if (place.tensor().name == name) return place.bucket->lamb_numbers(place.index);
   }
-  return nullptr;
-}
-
-double CompressedParameters::lamb_factor(const std::string& name) const {
-  const OneBitBucket* bucket = bucket_of(name);
-  return bucket == nullptr ? 1 : bucket->lamb_factor(name);
-}
-
-double CompressedParameters::momentum_scale(const std::string& name) const {
-  const OneBitBucket* bucket = bucket_of(name);
-  return bucket == nullptr ? 1 : bucket->momentum_scale(name);
+  return {};
 }
 
 void CompressedParameters::rename(const std::vector<std::string>& names) {
   for (size_t i = 0; i < places_.size() && i < names.size(); ++i) {
-    buckets_[places_[i].bucket]->rename(places_[i].index, names[i]);
+    places_[i].bucket->rename(places_[i].index, names[i]);
   }
 }
 
 std::string CompressedParameters::describe_floors() const {
   std::vector<at::Tensor> below;
-  for (const Place& place : places_) below.push_back(buckets_[place.bucket]->floored(place.index));
+  for (const Place& place : places_) below.push_back(place.bucket->floored(place.index));
   if (below.empty()) return "";
   at::Tensor counts = at::stack(below);
   if (shard_ranks_) shard_ranks_->all_reduce(counts, CollectiveOptions().agreed(true)).wait();
@@ -159,7 +137,7 @@ std::string CompressedParameters::describe_floors() const {
   double worst = 0;
   size_t which = 0;
   for (size_t i = 0; i < places_.size(); ++i) {
-    const int64_t count = whole_count(tensor(i));
+    const int64_t count = whole_count(places_[i].tensor());
     if (count == 0) continue;
     const int64_t of_entry = counts.const_data_ptr<int64_t>()[i];
     all += count;
@@ -174,7 +152,8 @@ std::string CompressedParameters::describe_floors() const {
   if (percent(worst) == 0) return "";
   return concatenate(percent(static_cast<double>(floored) / static_cast<double>(all)),
                      " % of the elements have less variance than their tensor's floor (most in ",
-                     InMessage{tensor(which).name, tensor(which).sizes}, ": ", percent(worst), " %)");
+                     InMessage{places_[which].tensor().name, places_[which].tensor().sizes}, ": ",
+                     percent(worst), " %)");
 }
 
 }  // namespace pacer::detail

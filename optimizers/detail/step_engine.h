@@ -1,8 +1,8 @@
 // One step of every optimizer here, in every phase, from parameter groups to kernel launches. The engine
 // keeps a plan (entries, dtype tables, step groups) and each step only checks that it still fits: parameters
 // where they were and as they were, state untouched by others, the same list. What no longer fits is planned
-// anew, or refused, before the first write. Compressed parameters belong to the CompressedParameters once
-// there are any. The three parts of a step are those of SessionOptimizer.
+// anew, or refused, before the first write. The CompressedParameters of a 1-bit optimizer are one more part
+// that the engine has and calls, as it has tables, from the freeze on. The three parts of a step are those of SessionOptimizer.
 //
 // To follow one AdamW step, read fused_optimizer.cpp (step), this file's source, kernels/cpu/adam.cpp or
 // kernels/cuda/adam.cu, kernels/math/adam_storage.h and kernels/math/adam.h. Plans are made in step_plan.cpp,
@@ -85,7 +85,8 @@ class StepEngine {
                            const ParamStates& states);
   const kernels::StepScalars* prepare_ahead(double average, double local_weight, size_t first, size_t end);
   // From the next step on compressed entries belong to these; null: tables update all.
-  void compress_with(CompressedParameters* parameters);
+  void compress_with(std::unique_ptr<CompressedParameters> parameters);
+  CompressedParameters* compressed_parameters() const { return compressed_parameters_.get(); }
   // The L1 norm of the bias-corrected variance of all compressed entries, added up in their order. Waits for
   // a GPU.
   double compressed_variance_norm() const;
@@ -165,8 +166,8 @@ class StepEngine {
   const OptimizerTraits* traits_;
   OwnedRanges ranges_;
   std::shared_ptr<Communicator> ranks_;
-  std::vector<GroupSettings> settings_;  // by group
-  CompressedParameters* compressed_parameters_ = nullptr;
+  std::vector<GroupSettings> settings_;                          // by group
+  std::unique_ptr<CompressedParameters> compressed_parameters_;  // null before the freeze
 
   std::optional<Paging> paging_;
   MakePageDevice make_page_device_;

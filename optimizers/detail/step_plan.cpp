@@ -90,8 +90,8 @@ void StepEngine::forget_plan() {
   ++enqueue_version_;
 }
 
-void StepEngine::compress_with(CompressedParameters* parameters) {
-  compressed_parameters_ = parameters;
+void StepEngine::compress_with(std::unique_ptr<CompressedParameters> parameters) {
+  compressed_parameters_ = std::move(parameters);
   forget_plan();
 }
 
