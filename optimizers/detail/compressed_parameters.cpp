@@ -17,7 +17,7 @@ namespace pacer::detail {
 
 CompressedParameters::CompressedParameters(const std::vector<OneBitTensor>& tensors, const OneBitSetup& setup,
                                            std::shared_ptr<Communicator> shard_ranks)
-    : device_(setup.route.world().device()), shard_ranks_(std::move(shard_ranks)) {
+    : rule_(setup.rule), device_(setup.route.world().device()), shard_ranks_(std::move(shard_ranks)) {
   for (auto& of_bucket : cut(tensors, setup.first_of_buckets(tensors))) {
     std::unique_ptr<OneBitExchange> exchange;
     if (setup.exchanges()) {

@@ -34,8 +34,7 @@ class CompressedParameters {
   // Goes on from states whose variance is frozen already, from this rank's errors (names as export_errors
   // writes them, none for zeros) in a state of that version, and from what only the rule has. Throws
   // InvalidArgument for what does not fit; then this is of no use. Else set_floors() comes before a step.
-  void go_on(const OneBitStates& states, const NamedTensors& errors, int64_t errors_version,
-             const NamedTensors& of_rule);
+  void go_on(const OneBitStates& states, NamedTensors errors, int64_t errors_version, NamedTensors of_rule);
 
   // Computes the floors from the frozen variance. All shard ranks call it together.
   void set_floors(const kernels::GradientCheck* check = nullptr);
@@ -122,6 +121,7 @@ class CompressedParameters {
 
   std::vector<std::unique_ptr<OneBitBucket>> buckets_;
   std::vector<Place> places_;  // of all tensors, in their order
+  kernels::UpdateRule rule_;
   at::Device device_;
   std::shared_ptr<Communicator> shard_ranks_;
   bool has_agreed_ = false;

@@ -1,7 +1,6 @@
 // How CompressedParameters begin, what they are rebuilt from, what they save, and what they say of
 // themselves.
 #include <cmath>
-#include <iterator>
 
 #include <ATen/ops/stack.h>
 #include <c10/core/DeviceGuard.h>
@@ -11,25 +10,6 @@
 #include <pacer/optimizers/detail/parameter_check.h>
 
 namespace pacer::detail {
-namespace {
-
-// Takes out of `state` what is called "NAME/..." after one of these.
-NamedTensors take_named(const std::vector<OneBitTensor>& tensors, NamedTensors& state) {
-  NamedTensors taken;
-  for (const OneBitTensor& tensor : tensors) {
-    const std::string prefix = tensor.name + "/";
-    auto item = state.lower_bound(prefix);
-    while (item != state.end() && item->first.compare(0, prefix.size(), prefix) == 0) {
-      const bool is_field = item->first.find('/', prefix.size()) == std::string::npos;
-      const auto next = std::next(item);
-      if (is_field) taken.insert(state.extract(item));
-      item = next;
-    }
-  }
-  return taken;
-}
-
-}  // namespace
 
 template <class F>
 void CompressedParameters::for_buckets(const OneBitStates& states, const F& f) const {
@@ -60,20 +40,19 @@ bool CompressedParameters::freeze(const OneBitStates& states, const std::vector<
   return true;
 }
 
-// What belongs to no bucket is left for the last one, which refuses it.
-void CompressedParameters::go_on(const OneBitStates& states, const NamedTensors& errors,
-                                 int64_t errors_version, const NamedTensors& of_rule) {
+void CompressedParameters::go_on(const OneBitStates& states, NamedTensors errors, int64_t errors_version,
+                                 NamedTensors of_rule) {
   const c10::DeviceGuard guard(device_);
-  NamedTensors errors_left = errors, of_rule_left = of_rule;
   for_buckets(states, [&](OneBitBucket& bucket, const OneBitStates& of_bucket) {
-    NamedTensors own_errors = take_named(bucket.tensors(), errors_left);
-    NamedTensors own_of_rule = take_named(bucket.tensors(), of_rule_left);
-    if (&bucket == buckets_.back().get()) {
-      own_errors.merge(errors_left);
-      own_of_rule.merge(of_rule_left);
-    }
-    bucket.go_on(of_bucket, own_errors, errors_version, own_of_rule);
+    bucket.go_on(of_bucket, errors, errors_version, of_rule);
   });
+  require_all_loaded(
+      errors,
+      "\", which this rank does not need; resume with as many ranks, the same parameters and options");
+  require_all_loaded(of_rule,
+                     rule_ == kernels::UpdateRule::lamb
+                         ? "\", which fits no compressed parameter; build the same parameters and options"
+                         : "\", which only OneBitLamb has; load it into one");
 }
 
 std::pair<at::Tensor, int64_t> CompressedParameters::sum_and_count_of_variance() const {

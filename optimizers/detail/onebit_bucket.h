@@ -50,9 +50,8 @@ class OneBitBucket {
   // The states give their moments away.
   void take_over(const OneBitStates& states, const std::vector<GroupSettings>& settings);
 
-  // Does what CompressedParameters::go_on does, for these tensors.
-  void go_on(const OneBitStates& states, const NamedTensors& errors, int64_t errors_version,
-             const NamedTensors& of_rule);
+  // Does what CompressedParameters::go_on does, for these tensors, and takes out what it has loaded.
+  void go_on(const OneBitStates& states, NamedTensors& errors, int64_t errors_version, NamedTensors& of_rule);
 
   // Computes the floors from the variance. All shard ranks call it together.
   void set_floors(const kernels::GradientCheck* check);
@@ -122,7 +121,7 @@ class OneBitBucket {
   // The errors under the names by which they are saved: views of a flat buffer, which without an exchange is
   // the momentum error's, and of the part that this rank serves.
   NamedViews error_views(const at::Tensor& worker, const at::Tensor& server) const;
-  void load_errors(const NamedTensors& errors, int64_t version);
+  void load_errors(NamedTensors& errors, int64_t version);
 
   std::vector<OneBitTensor> tensors_;
   std::unique_ptr<OneBitExchange> exchange_;

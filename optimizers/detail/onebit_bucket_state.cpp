@@ -35,8 +35,8 @@ void OneBitBucket::take_over(const OneBitStates& states, const std::vector<Group
   }
 }
 
-void OneBitBucket::go_on(const OneBitStates& states, const NamedTensors& errors, int64_t errors_version,
-                         const NamedTensors& of_rule) {
+void OneBitBucket::go_on(const OneBitStates& states, NamedTensors& errors, int64_t errors_version,
+                         NamedTensors& of_rule) {
   for (size_t i = 0; i < tensors_.size(); ++i) {
     FusedAdamStateFields& state = *states[i];
     view(variance_, i).copy_(state.exp_avg_sq());
@@ -45,9 +45,7 @@ void OneBitBucket::go_on(const OneBitStates& states, const NamedTensors& errors,
     state.exp_avg(at::Tensor());
   }
   load_errors(errors, errors_version);
-  if (lamb_) return lamb_->import_state(states, of_rule);
-  require(of_rule.empty(), "the state to load has \"", of_rule.empty() ? "" : of_rule.begin()->first,
-          "\", which only OneBitLamb has; load it into one");
+  if (lamb_) lamb_->import_state(states, of_rule);
 }
 
 NamedViews OneBitBucket::error_views(const at::Tensor& worker, const at::Tensor& server) const {
@@ -75,20 +73,14 @@ void OneBitBucket::export_errors(NamedTensors& state) const {
   for (const OneBitTensor& tensor : tensors_) add_strides(tensor.name, tensor.sizes, tensor.strides, state);
 }
 
-void OneBitBucket::load_errors(const NamedTensors& errors, int64_t version) {
-  if (errors.empty() && (!exchange_ || tensors_.empty())) return;
+void OneBitBucket::load_errors(NamedTensors& errors, int64_t version) {
+  if (exchange_ ? tensors_.empty() : errors.empty()) return;
   const at::Tensor worker = flat_zeros();
   const at::Tensor server =
       exchange_ ? at::zeros({exchange_->served_rows().extent}, worker.options()) : at::Tensor();
-  NamedTensors without_strides = errors;
-  for (const OneBitTensor& tensor : tensors_) {
-    if (exchange_) without_strides.erase(tensor.name + kStrides);
-  }
-  load_views(
-      error_views(worker, server), without_strides,
-      {"the state to load has no \"", "\"; resume with the state that this rank has saved",
-       "; resume with as many ranks and the same parameters",
-       "\", which this rank does not need; resume with as many ranks, the same parameters and options"});
+  load_views(error_views(worker, server), errors,
+             {"the state to load has no \"", "\"; resume with the state that this rank has saved",
+              "; resume with as many ranks and the same parameters"});
   if (!exchange_) {
     momentum_error_ = worker;
     return;
@@ -98,6 +90,7 @@ void OneBitBucket::load_errors(const NamedTensors& errors, int64_t version) {
                          tensor.strides, tensor.sizes),
             "the state to load has the errors of parameter ", InMessage{tensor.name, tensor.sizes},
             " in another memory order than the parameter has here; give it the order that it had");
+    errors.erase(tensor.name + kStrides);
   }
   exchange_->set_errors(worker, server);
 }

@@ -129,10 +129,9 @@ NamedViews OneBitLambKernels::saved_views() const {
 
 void OneBitLambKernels::export_state(NamedTensors& state) const { save_views(saved_views(), state); }
 
-void OneBitLambKernels::import_state(const OneBitStates& states, const NamedTensors& state) {
+void OneBitLambKernels::import_state(const OneBitStates& states, NamedTensors& state) {
   load_views(saved_views(), state,
-             {"the state to load is frozen, but has no \"", "\"; load one that a OneBitLamb has saved", "",
-              "\", which fits no compressed parameter; build the same parameters and options"});
+             {"the state to load is frozen, but has no \"", "\"; load one that a OneBitLamb has saved", ""});
   for (size_t i = 0; i < tensors_.size(); ++i) {
     coefficients_.narrow(0, static_cast<int64_t>(i), 1).copy_(states[i]->trust_average().narrow(0, 0, 1));
   }

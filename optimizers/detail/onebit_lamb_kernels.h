@@ -55,8 +55,8 @@ class OneBitLambKernels {
               const at::Tensor& variance, const at::Tensor& momentum, const at::Tensor& floors);
   // "NAME/momentum_scale" (fp32), "NAME/lamb_factor" (fp64), one number each, and "NAME/fresh_variance".
   void export_state(NamedTensors& state) const;
-  // Throws InvalidArgument where such a state does not fit, changing nothing.
-  void import_state(const OneBitStates& states, const NamedTensors& state);
+  // Takes its own out of such a state. Throws InvalidArgument where that does not fit, changing nothing.
+  void import_state(const OneBitStates& states, NamedTensors& state);
 
   // For the coming steps.
   void configure(const std::vector<GroupSettings>& settings);
