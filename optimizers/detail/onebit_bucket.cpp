@@ -12,6 +12,9 @@
 
 #include <pacer/core/reduction_order.h>
 #include <pacer/device/detail/stream.h>
+#include <pacer/kernels/norm.h>
+#include <pacer/optimizers/detail/tensor_sums.h>
+#include <pacer/optimizers/detail/tile_loop.h>
 
 namespace pacer::detail {
 
@@ -88,6 +91,33 @@ void OneBitBucket::send() {
 void OneBitBucket::prepare(const std::vector<GroupSettings>& settings) {
   send();
   if (lamb_) lamb_->configure(settings);
+}
+
+// Of whole tensors, here and on other ranks.
+at::Tensor OneBitBucket::all_partials() const {
+  return shared_units_ ? shared_units_->gather(partials_.view({1, -1})).view({-1}) : partials_;
+}
+
+void OneBitBucket::sum_of_squares(double* sum) {
+  auto* partials = partials_.mutable_data_ptr<double>();
+  if (device_.is_cpu()) {
+    for_each_tile(units_, [&](int64_t u) {
+      const Tile& unit = units_[static_cast<size_t>(u)];
+      const kernels::OneBitAdamTensor& tensor = arguments_.host()[unit.tensor];
+      partials[u] = unit_sum_of_squares(gradient_type(tensor.storage), tensor.gradient, unit);
+    });
+    const at::Tensor all = all_partials();
+    *sum = sum_partials(all.const_data_ptr<double>(), all.numel());
+    return;
+  }
+  const kernels::Stream stream = current_stream(device_);
+  for (const OneBitTable& table : tables_) {
+    kernels::sum_of_squares_cuda(
+        gradient_type(table.storage), table.units.pointer(), static_cast<int64_t>(table.units.host().size()),
+        gradients_.pointer(), tables_.size() == 1 ? nullptr : table.unit_places.pointer(), partials, stream);
+  }
+  const at::Tensor all = all_partials();
+  kernels::sum_partials_cuda(all.const_data_ptr<double>(), all.numel(), sum, stream);
 }
 
 kernels::OneBitAdamRows OneBitBucket::rows(const kernels::StepScalars* scalars) const {

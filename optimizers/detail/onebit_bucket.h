@@ -2,8 +2,8 @@
 // variance and floors in flat buffers, the exchange of their momentum, and what it does to the parameters. On
 // a GPU a step is only enqueued, and does nothing where the check says that gradients are not finite.
 //
-// The step is in onebit_bucket.cpp, sums and floors are in onebit_bucket_sums.cpp, and the freeze and what is
-// saved in onebit_bucket_state.cpp.
+// The step is in onebit_bucket.cpp, tables on a GPU and floors are in onebit_bucket_floors.cpp, and the freeze
+// and what is saved in onebit_bucket_state.cpp.
 //
 // Flat buffers hold elements in the order of the parameters' memory, and ranks agree on places in them.
 #pragma once

@@ -1,4 +1,4 @@
-// The sums of a OneBitBucket: of squared gradients, and of the variance, from which its floors come.
+// What a OneBitBucket works out now and then: its tables on a GPU, and the floors of its variance.
 #include <pacer/optimizers/detail/onebit_bucket.h>
 
 #include <algorithm>
@@ -10,17 +10,11 @@
 #include <pacer/kernels/cpu/target.h>
 #include <pacer/kernels/norm.h>
 #include <pacer/optimizers/detail/tensor_sums.h>
-#include <pacer/optimizers/detail/tile_loop.h>
 
 namespace pacer::detail {
 
 int64_t OneBitBucket::elements() const {
   return shared_units_ ? shared_units_->elements() : rows_.real_elements();
-}
-
-// Of whole tensors, here and on other ranks.
-at::Tensor OneBitBucket::all_partials() const {
-  return shared_units_ ? shared_units_->gather(partials_.view({1, -1})).view({-1}) : partials_;
 }
 
 void OneBitBucket::make_tables() {
@@ -57,28 +51,6 @@ void OneBitBucket::make_tables() {
   counts_.send(device_);
   units_of_.send(device_);
   variances_.send(device_);
-}
-
-void OneBitBucket::sum_of_squares(double* sum) {
-  auto* partials = partials_.mutable_data_ptr<double>();
-  if (device_.is_cpu()) {
-    for_each_tile(units_, [&](int64_t u) {
-      const Tile& unit = units_[static_cast<size_t>(u)];
-      const kernels::OneBitAdamTensor& tensor = arguments_.host()[unit.tensor];
-      partials[u] = unit_sum_of_squares(gradient_type(tensor.storage), tensor.gradient, unit);
-    });
-    const at::Tensor all = all_partials();
-    *sum = sum_partials(all.const_data_ptr<double>(), all.numel());
-    return;
-  }
-  const kernels::Stream stream = current_stream(device_);
-  for (const OneBitTable& table : tables_) {
-    kernels::sum_of_squares_cuda(
-        gradient_type(table.storage), table.units.pointer(), static_cast<int64_t>(table.units.host().size()),
-        gradients_.pointer(), tables_.size() == 1 ? nullptr : table.unit_places.pointer(), partials, stream);
-  }
-  const at::Tensor all = all_partials();
-  kernels::sum_partials_cuda(all.const_data_ptr<double>(), all.numel(), sum, stream);
 }
 
 void OneBitBucket::set_floors(const kernels::GradientCheck* check) {
