@@ -2,3 +2,4 @@
 #pragma once
 
 #include <pacer/compression/compressed_all_reduce.h>
+#include <pacer/compression/compression_options.h>

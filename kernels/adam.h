@@ -4,10 +4,12 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include <pacer/core/tile.h>
 #include <pacer/kernels/math/adam_storage.h>
 #include <pacer/kernels/math/gradient_guard.h>
+#include <pacer/kernels/math/lamb.h>
 #include <pacer/kernels/stream.h>
 
 namespace pacer::kernels {
@@ -38,18 +40,41 @@ struct AdamLaunch {
   bool follows_prologue = false;
 };
 
-// What a step of a step group's tensors reads: AdamScalars or LambScalars, as the group's rule says, of
-// double for AdamStorage::f64 and of float for all others. Arrays of it are indexed by AdamGradient::scalars.
-struct alignas(16) StepScalars {
-  // The memory of the struct that as() returns.
-  unsigned char bytes[128];
+// What a step of a step group's tensors reads: the scalars of the group's rule, of double for
+// AdamStorage::f64 and of float for all others. Arrays of it are indexed by AdamGradient::scalars.
+union StepScalars {
+  AdamScalars<float> adam;
+  AdamScalars<double> adam_double;
+  LambScalars<float> lamb;
+  LambScalars<double> lamb_double;
 
+  PACER_HOST_DEVICE void set(const AdamScalars<float>& scalars) { adam = scalars; }
+  PACER_HOST_DEVICE void set(const AdamScalars<double>& scalars) { adam_double = scalars; }
+  PACER_HOST_DEVICE void set(const LambScalars<float>& scalars) { lamb = scalars; }
+  PACER_HOST_DEVICE void set(const LambScalars<double>& scalars) { lamb_double = scalars; }
+
+  // The member of that type, or what the scalars of every rule of float begin with.
   template <class Scalars>
   PACER_HOST_DEVICE const Scalars& as() const {
-    static_assert(sizeof(Scalars) <= sizeof bytes && alignof(Scalars) <= 16);
-    return *reinterpret_cast<const Scalars*>(bytes);
+    if constexpr (std::is_same_v<Scalars, AdamScalars<double>>) {
+      return adam_double;
+    } else if constexpr (std::is_same_v<Scalars, LambScalars<float>>) {
+      return lamb;
+    } else if constexpr (std::is_same_v<Scalars, LambScalars<double>>) {
+      return lamb_double;
+    } else {
+      return adam;  // or its base, MomentScalars<float>
+    }
   }
 };
+static_assert(sizeof(StepScalars) == 128);
+
+// The scalars of a rule of float with another factor of the gradients.
+PACER_HOST_DEVICE StepScalars with_factor(StepScalars scalars, double factor) {
+  MomentScalars<float>& moments = scalars.adam;
+  moments.factor = static_cast<float>(factor);
+  return scalars;
+}
 
 // Elements [offset, offset + count) of the tile's tensor, single-threaded, memory-bound. Results do not
 // depend on how elements are tiled. Denormals are computed in full whatever the caller's mode (FTZ, DAZ),
@@ -69,6 +94,9 @@ inline bool operator==(const StepGroup& a, const StepGroup& b) {
 
 // The scalars of step number `step` (1 for the first). Full denormals here, too.
 void adam_scalars_cpu(const StepGroup& group, int64_t step, StepScalars& scalars);
+
+// Copies the scalars of `count` step groups, of a rule of float, but for the factor of the gradients.
+void replace_factor_cpu(const StepScalars* scalars, int64_t count, double factor, StepScalars* replaced);
 
 // ---- CUDA: every pointer is device memory, work is enqueued on `stream`, nothing synchronises. ----
 
@@ -93,5 +121,9 @@ void adam_cuda(AdamLaunch launch, const AdamTiles& tiles, const AdamTensor* tens
 // stay and the scalars say skip.
 void adam_prologue_cuda(const StepGroup* groups, int64_t count, int64_t* steps, StepScalars* scalars,
                         const GradientCheck* check, Stream stream);
+
+// The same on the device, where the factor is, too.
+void replace_factor_cuda(const StepScalars* scalars, int64_t count, const double* factor,
+                         StepScalars* replaced, Stream stream);
 
 }  // namespace pacer::kernels

@@ -48,7 +48,7 @@ detail::CompressedParameters* OneBitOptimizer::compressed() const { return engin
 
 detail::OneBitSetup OneBitOptimizer::setup_for(const std::vector<detail::GroupSettings>& settings) const {
   const detail::OneBitSettings onebit = detail::onebit_settings(name(), settings);
-  const bool hierarchical = onebit.compression.hierarchical();
+  const bool hierarchical = onebit.hierarchical();
   detail::OneBitSetup setup{
       onebit, traits().settings(defaults()).kernel.rule, {world_, hierarchical, shard_ranks_ != nullptr}};
   require(
@@ -68,8 +68,8 @@ void OneBitOptimizer::set_up(std::shared_ptr<Communicator> world) {
   world_ = world ? std::move(world) : detail::alone(name(), device());
   check_device();
   read_settings();
-  if (onebit_->freeze_automatically) {
-    warm_up_.rule = std::make_unique<detail::FreezeRule>(*onebit_->freeze_automatically, onebit_->beta2);
+  if (onebit_->freeze_automatically()) {
+    warm_up_.rule = std::make_unique<detail::FreezeRule>(*onebit_->freeze_automatically(), onebit_->beta2);
   }
   alone_.guard = std::make_shared<GradientGuard>(world_->device());
   alone_.agreement = std::make_unique<detail::StepAgreement>();
@@ -108,7 +108,7 @@ void OneBitOptimizer::add_param_group(const NamedParamGroup& group) { add_group(
 // ---- Which step comes next. ----
 
 std::string OneBitOptimizer::unshared_reason(GradientScope among) const {
-  if (among == GradientScope::world || !onebit_->compression.hierarchical()) {
+  if (among == GradientScope::world || !onebit_->hierarchical()) {
     return "each rank has errors of its own for all parameters, unless nodes are the workers "
            "(hierarchical(true)), whose ranks share them with over(ShardGroup::node)";
   }
@@ -134,7 +134,7 @@ void OneBitOptimizer::own_parts(const std::vector<OwnedPart>& parts, std::shared
   }
   FusedOptimizer::own_parts(parts, ranks);
   shard_ranks_ = std::move(ranks);
-  onebit_->route = {world_, onebit_->compression.hierarchical(), /*ranks_have_parts=*/true};
+  onebit_->route = {world_, onebit_->hierarchical(), /*ranks_have_parts=*/true};
 }
 
 bool OneBitOptimizer::is_part(const std::string& name, const torch::Tensor& tensor) const {
@@ -181,17 +181,17 @@ void OneBitOptimizer::check_run(const Communicator& world, const RunPlan& run) c
           " was given a Communicator of ", world_->world_size(), " ranks, and the Session one of ",
           world.world_size(), "; give both the same");
   require(
-      !onebit_->overlap_backward || !run.looks_first, name(),
+      !onebit_->overlap_backward() || !run.looks_first, name(),
       ": overlap_backward(true) sends momentum before all gradients are there, but a hook looks at all of "
       "them first (GradientClipping without by_previous_norm(), or Precision in fp16 or fp8); leave out "
       "either");
-  if (!onebit_->freeze_step || onebit_->allow_early_freeze || frozen_at_) return;
-  require(!run.end || *onebit_->freeze_step < *run.end, name(), ": freeze_step(", *onebit_->freeze_step,
+  if (!onebit_->freeze_step() || onebit_->allow_early_freeze() || frozen_at_) return;
+  require(!run.end || *onebit_->freeze_step() < *run.end, name(), ": freeze_step(", *onebit_->freeze_step(),
           ") is not before step ", run.end.value_or(0),
           ", where the learning-rate schedule ends, so nothing would ever be compressed; freeze earlier");
   // The step before the freeze is the last that the variance has seen.
-  const std::string moves = run.unsettled(std::max<int64_t>(*onebit_->freeze_step - 1, 0));
-  require(moves.empty(), name(), ": freeze_step(", *onebit_->freeze_step, ") comes while ", moves,
+  const std::string moves = run.unsettled(std::max<int64_t>(*onebit_->freeze_step() - 1, 0));
+  require(moves.empty(), name(), ": freeze_step(", *onebit_->freeze_step(), ") comes while ", moves,
           " still moves, and the frozen variance would be that of other data; freeze later, use "
           "freeze_automatically, or say allow_early_freeze(true)");
 }
@@ -208,7 +208,7 @@ void OneBitOptimizer::prepare(const StepInputs& inputs) {
   check_device();
   auto settings = this->settings();
   const detail::OneBitSetup onebit = setup_for(settings);
-  require(onebit.freeze_automatically == onebit_->freeze_automatically, name(),
+  require(onebit.freeze_automatically() == onebit_->freeze_automatically(), name(),
           ": freeze_automatically was set or changed in the middle of a run; build a new optimizer");
   require(
       attempts_ == 0 || onebit.exchanges_like(*onebit_), name(),
@@ -235,7 +235,7 @@ void OneBitOptimizer::begin(Kind kind, const detail::OneBitSetup& onebit, const 
   double local_weight = inputs.local_weight;
   if (onebit.route.is_by_nodes() || shard_ranks_) local_weight = static_cast<double>(onebit.route.workers());
   compressed()->begin({kind, local_weight, attempts_, onebit.refresh_variance_every});
-  if (kind == Kind::compressed) compressed()->agree(attempts_, onebit.overlap_backward);
+  if (kind == Kind::compressed) compressed()->agree(attempts_, onebit.overlap_backward());
 }
 
 bool OneBitOptimizer::enqueue() {

@@ -44,15 +44,15 @@ double largest_settled_beta2(int64_t steps) {
 void OneBitOptimizer::consider_freeze() {
   const at::NoGradGuard no_grad;
   bool& is_due = warm_up_.freeze_is_due;
-  if (onebit_->freeze_step) {
-    is_due = attempts_ >= *onebit_->freeze_step;
+  if (onebit_->freeze_step()) {
+    is_due = attempts_ >= *onebit_->freeze_step();
   } else {
     const bool look = warm_up_.rule->needs_norm(attempts_);
     const double norm = look ? engine().compressed_variance_norm() : 0;
     is_due = warm_up_.rule->is_due(attempts_, norm) || is_due;
   }
   if (!is_due) return;
-  if (inputs_.freeze_allowed || onebit_->allow_early_freeze) return freeze();
+  if (inputs_.freeze_allowed || onebit_->allow_early_freeze()) return freeze();
   postpone_freeze(
       "would",
       ", but a curriculum or the learning-rate warm-up still moves; it freezes once they have ended; set "
@@ -91,7 +91,7 @@ void OneBitOptimizer::report_freeze() {
   const int64_t steps = *frozen_at_, window = window_of(onebit_->beta2);
   const int64_t enough = onebit_->bias_correction ? std::min(window, kEnoughGradients) : window;
   if (steps < enough) {
-    const std::string advice = onebit_->freeze_step
+    const std::string advice = onebit_->freeze_step()
                                    ? detail::concatenate("; set freeze_step to ", enough, " or more")
                                    : std::string("; give freeze_automatically a longer run");
     if (onebit_->bias_correction) {

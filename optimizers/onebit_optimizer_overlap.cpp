@@ -50,7 +50,7 @@ void OneBitOptimizer::begin_backward(const ComingInputs& inputs) {
         !is_half_way, name(),
         ": a backward failed, or no step followed it, after momentum had left for the other ranks");
   });
-  if (!onebit_->overlap_backward || kind_of_next_step() != detail::OneBitKind::compressed) return;
+  if (!onebit_->overlap_backward() || kind_of_next_step() != detail::OneBitKind::compressed) return;
   require_intact();
   // Before the first message, what other ranks are at is known: it waits for them.
   if (!compressed()->has_agreed() && !inputs()) return;

@@ -20,7 +20,7 @@ namespace pacer {
 // parameter without a gradient on any rank has none afterwards, and so sits the step out as with a single
 // rank; one that only some ranks have a gradient of counts as zero on the others.
 StepInputs OneBitOptimizer::plain_step_inputs() {
-  require(!onebit_->overlap_backward, name(),
+  require(!onebit_->overlap_backward(), name(),
           ": overlap_backward(true) needs a Session, which knows the last backward of a step; leave it out");
   if (world_->world_size() == 1) return {};
   require_intact();

@@ -105,7 +105,7 @@ NamedTensors OneBitOptimizer::join_rank_states(const NamedTensors& state,
   std::vector<kernels::OneBitLayout::Part> served;  // of each tensor
   for (const auto& of_bucket : detail::cut(tensors, buckets)) {
     const kernels::OneBitLayout layout(detail::counts_of(of_bucket), route.workers(),
-                                       detail::exchange_alignment(onebit.compression));
+                                       detail::exchange_alignment(onebit.compression()));
     for (size_t i = 0; i < of_bucket.size(); ++i) served.push_back(layout.served_part(i, route.worker()));
   }
   const std::vector<NamedTensors> states = detail::states_of_workers(rank_states, whole);
@@ -179,12 +179,12 @@ SessionOptimizer::PreparedImport OneBitOptimizer::prepare_import(const NamedTens
   }
   const detail::OneBitSetup onebit = setup_for(settings);
   if (shard_ranks_) require_same_local(local_parameters(onebit, settings));
-  require(onebit.freeze_automatically.has_value() == (warm_up_.rule != nullptr),
+  require(onebit.freeze_automatically().has_value() == (warm_up_.rule != nullptr),
           "the state to load freezes by another rule than this optimizer; give freeze_step or "
           "freeze_automatically as in the run that was saved");
   std::unique_ptr<detail::FreezeRule> rule;
-  if (onebit.freeze_automatically) {
-    rule = std::make_unique<detail::FreezeRule>(*onebit.freeze_automatically, onebit.beta2);
+  if (onebit.freeze_automatically()) {
+    rule = std::make_unique<detail::FreezeRule>(*onebit.freeze_automatically(), onebit.beta2);
     rule->set_norms(std::move(norms));
   }
   std::unique_ptr<detail::CompressedParameters> loaded;

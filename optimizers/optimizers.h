@@ -15,7 +15,8 @@
 #include <pacer/optimizers/onebit_lamb.h>
 #include <pacer/optimizers/onebit_lamb_options.h>
 #include <pacer/optimizers/onebit_optimizer.h>
-#include <pacer/optimizers/option_table.h>
+#include <pacer/optimizers/onebit_options.h>
+#include <pacer/optimizers/optimizer_options.h>
 #include <pacer/optimizers/paging.h>
 #include <pacer/optimizers/session_optimizer.h>
 #include <pacer/optimizers/tensor_names.h>

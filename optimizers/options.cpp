@@ -6,41 +6,41 @@
 
 namespace pacer {
 
-using torch::serialize::InputArchive;
-using torch::serialize::OutputArchive;
-
-namespace {
-
 template <class Own, class Torch>
-void take_from(const Torch& torch, Own& own) {
-  own.lr(torch.lr()).betas(torch.betas()).eps(torch.eps());
-  own.weight_decay(torch.weight_decay()).amsgrad(torch.amsgrad());
+void AdamOptionsOf<Own, Torch>::take(const Torch& torch) {
+  this->lr(torch.lr()).betas(torch.betas()).eps(torch.eps());
+  this->weight_decay(torch.weight_decay()).amsgrad(torch.amsgrad());
 }
 
-}  // namespace
-
-FusedAdamOptions::FusedAdamOptions(const torch::optim::AdamOptions& options) { take(options); }
-FusedAdamWOptions::FusedAdamWOptions(const torch::optim::AdamWOptions& options) { take(options); }
-void FusedAdamOptions::take(const torch::optim::AdamOptions& torch) { take_from(torch, *this); }
-void FusedAdamWOptions::take(const torch::optim::AdamWOptions& torch) { take_from(torch, *this); }
-
-void FusedAdamOptions::serialize(InputArchive& archive) { detail::read_options(*this, archive); }
-void FusedAdamOptions::serialize(OutputArchive& archive) const { detail::write_options(*this, archive); }
-void FusedAdamWOptions::serialize(InputArchive& archive) { detail::read_options(*this, archive); }
-void FusedAdamWOptions::serialize(OutputArchive& archive) const { detail::write_options(*this, archive); }
-void FusedLambOptions::serialize(InputArchive& archive) { detail::read_options(*this, archive); }
-void FusedLambOptions::serialize(OutputArchive& archive) const { detail::write_options(*this, archive); }
-
-bool operator==(const FusedAdamOptions& a, const FusedAdamOptions& b) { return detail::equal_options(a, b); }
-bool operator==(const FusedAdamWOptions& a, const FusedAdamWOptions& b) {
-  return detail::equal_options(a, b);
+template <class Own>
+void FusedOptionsOf<Own>::serialize(torch::serialize::InputArchive& archive) {
+  detail::read_options(static_cast<Own&>(*this), archive);
 }
-bool operator==(const FusedLambOptions& a, const FusedLambOptions& b) { return detail::equal_options(a, b); }
-bool operator==(const OneBitAdamOptions& a, const OneBitAdamOptions& b) {
-  return detail::equal_options(a, b);
+template <class Own>
+void FusedOptionsOf<Own>::serialize(torch::serialize::OutputArchive& archive) const {
+  detail::write_options(static_cast<const Own&>(*this), archive);
 }
-bool operator==(const OneBitLambOptions& a, const OneBitLambOptions& b) {
-  return detail::equal_options(a, b);
+
+template <class Own>
+bool operator==(const OptimizerOptionsOf<Own>& left, const OptimizerOptionsOf<Own>& right) {
+  return detail::equal_options(static_cast<const Own&>(left), static_cast<const Own&>(right));
 }
+
+template struct AdamOptionsOf<FusedAdamOptions, torch::optim::AdamOptions>;
+template struct AdamOptionsOf<FusedAdamWOptions, torch::optim::AdamWOptions>;
+template struct FusedOptionsOf<FusedAdamOptions>;
+template struct FusedOptionsOf<FusedAdamWOptions>;
+template struct FusedOptionsOf<FusedLambOptions>;
+
+template bool operator==(const OptimizerOptionsOf<FusedAdamOptions>&,
+                         const OptimizerOptionsOf<FusedAdamOptions>&);
+template bool operator==(const OptimizerOptionsOf<FusedAdamWOptions>&,
+                         const OptimizerOptionsOf<FusedAdamWOptions>&);
+template bool operator==(const OptimizerOptionsOf<FusedLambOptions>&,
+                         const OptimizerOptionsOf<FusedLambOptions>&);
+template bool operator==(const OptimizerOptionsOf<OneBitAdamOptions>&,
+                         const OptimizerOptionsOf<OneBitAdamOptions>&);
+template bool operator==(const OptimizerOptionsOf<OneBitLambOptions>&,
+                         const OptimizerOptionsOf<OneBitLambOptions>&);
 
 }  // namespace pacer

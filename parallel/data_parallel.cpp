@@ -24,10 +24,8 @@ std::string DataParallel::agreement() const {
 }
 
 void DataParallel::join() {
-  BucketOptions options;
-  options.bucket_bytes(options_.bucket_bytes()).first_bucket_bytes(options_.first_bucket_bytes());
-  options.wire_dtype(options_.wire_dtype()).unused_is_zero(options_.unused_is_zero());
-  options.in_place(options_.in_place()).touch_remedy(detail::kTouchRemedy);
+  BucketOptions options = options_.buckets();
+  options.touch_remedy(detail::kTouchRemedy);
   bucketer_.reset();  // gives its memory back before the next one takes as much
   const auto named = detail::named_optimizer_parameters(parts());
   std::vector<at::Tensor> may_stay_local;

@@ -24,18 +24,25 @@
 #include <torch/arg.h>
 
 #include <pacer/collectives/gradient_bucketer.h>
+#include <pacer/core/option.h>
 #include <pacer/parallel/gradient_exchange.h>
 
 namespace pacer {
 
 struct DataParallelOptions {
+ private:
+  BucketOptions buckets_;
+
+ public:
   DataParallelOptions() = default;
-  // See BucketOptions.
-  TORCH_ARG(std::optional<int64_t>, bucket_bytes);
-  TORCH_ARG(int64_t, first_bucket_bytes) = BucketOptions().first_bucket_bytes();
-  TORCH_ARG(std::optional<at::ScalarType>, wire_dtype);
-  TORCH_ARG(bool, unused_is_zero) = false;
-  TORCH_ARG(std::optional<bool>, in_place);
+  const BucketOptions& buckets() const { return buckets_; }
+
+  PACER_OPTION_OF(DataParallelOptions, buckets_, bucket_bytes);
+  PACER_OPTION_OF(DataParallelOptions, buckets_, first_bucket_bytes);
+  PACER_OPTION_OF(DataParallelOptions, buckets_, wire_dtype);
+  PACER_OPTION_OF(DataParallelOptions, buckets_, unused_is_zero);
+  PACER_OPTION_OF(DataParallelOptions, buckets_, in_place);
+
   TORCH_ARG(InitialParameters, initial_parameters) = InitialParameters::broadcast;
   // Buffers that training changes are rank 0's on all ranks after every step, from the first in which one of
   // them changes on: those that LibTorch's operators write to, and running_mean and running_var of modules

@@ -101,13 +101,12 @@ void Shards::arrange() {
   choose_ranks();
   const bool has_replicas = ranks_->world_size() < parts().world().world_size();
   const auto replicas = has_replicas ? parts().world().between_nodes() : nullptr;
-  ParameterShardsOptions options;
-  options.unit_bytes(options_.unit_bytes()).unused_is_zero(options_.unused_is_zero());
+  ParameterShardsOptions options = options_.parts();
   options.touch_remedy(detail::kTouchRemedy);
   options.piece(parts().session_optimizer()->smallest_piece());
   options.may_stay_local(parts().session_optimizer()->local_parameters());
   options.accumulate_in_fp32(parts().accumulate_in_fp32);
-  options.reduce_every_backward(sends_in_every_pass()).keep_after_forward(options_.keep_after_forward());
+  options.reduce_every_backward(sends_in_every_pass());
   trained_ = detail::trained_parameters(parts());
   if (stacks_.empty()) {
     shards_ = std::make_shared<ParameterShards>(detail::named_optimizer_parameters(parts()), ranks_, options,

@@ -36,6 +36,7 @@
 
 #include <torch/arg.h>
 
+#include <pacer/core/option.h>
 #include <pacer/hooks/sharded_state.h>
 #include <pacer/modules/blocks.h>
 #include <pacer/parallel/gradient_exchange.h>
@@ -62,22 +63,28 @@ enum class ShardGroup {
 };
 
 struct ShardsOptions {
+ private:
+  ParameterShardsOptions parts_;
+
+ public:
   ShardsOptions() = default;
+  const ParameterShardsOptions& parts() const { return parts_; }
+
   // What each rank has a part of; with Blocks: of parameters, too.
   TORCH_ARG(Sharded, what) = Sharded::gradients;
   // node needs as many ranks on each; see CommunicatorOptions::ranks_per_node.
   TORCH_ARG(ShardGroup, over) = ShardGroup::world;
   // See ParameterShardsOptions; it is used only without Blocks.
-  TORCH_ARG(int64_t, unit_bytes) = ParameterShardsOptions().unit_bytes();
+  PACER_OPTION_OF(ShardsOptions, parts_, unit_bytes);
   // With Blocks: how many blocks are on their way while one runs, >= 0. Each costs its memory.
   TORCH_ARG(int64_t, prefetch) = 1;
   // With Blocks: blocks stay whole from forward to backward, and over the micro-steps of a step, so that each
   // is gathered once a step. The memory of all parameters, for a third fewer bytes.
-  TORCH_ARG(bool, keep_after_forward) = false;
+  PACER_OPTION_OF(ShardsOptions, parts_, keep_after_forward);
   // With Blocks: false: whole gradients are kept until a step's last backward and travel once a step.
   TORCH_ARG(bool, reduce_every_micro_step) = true;
   // See DataParallelOptions.
-  TORCH_ARG(bool, unused_is_zero) = false;
+  PACER_OPTION_OF(ShardsOptions, parts_, unused_is_zero);
   TORCH_ARG(InitialParameters, initial_parameters) = InitialParameters::broadcast;
   TORCH_ARG(bool, sync_buffers) = true;
 };

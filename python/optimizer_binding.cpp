@@ -272,27 +272,9 @@ class PythonOptimizer : public torch::CustomClassHolder {
   SessionOptimizer::PreparedImport put_in_force_;
 };
 
-// Returns, by name, what each option of an optimizer means: its OptionField::help.
-Choices describe(const std::string& name) {
-  Choices meanings;
-  const auto add = [&](const auto& options) {
-    const auto take = [&](const detail::OptionField& field, const auto&) {
-      meanings.insert(field.name, field.help);
-    };
-    detail::visit_options(take, options);
-  };
-  if (name == "FusedAdam") add(FusedAdamOptions());
-  if (name == "FusedAdamW") add(FusedAdamWOptions());
-  if (name == "FusedLamb") add(FusedLambOptions());
-  if (name == "OneBitAdam") add(OneBitAdamOptions());
-  if (name == "OneBitLamb") add(OneBitLambOptions());
-  return meanings;
-}
-
 }  // namespace
 
 void register_optimizer(torch::Library& library) {
-  library.def("describe(str optimizer) -> Dict(str, str)", describe);
   library.class_<PythonOptimizer>("Optimizer")
       .def(torch::init<const std::string&, const Numbers&, const Choices&,
                        const std::optional<c10::intrusive_ptr<PythonCommunicator>>&>())

@@ -23,39 +23,6 @@ int64_t count_sequences(const at::Tensor& tensor, const std::vector<int64_t>& di
 
 }  // namespace
 
-SequenceLengthOptions& SequenceLengthOptions::ramp_steps(int64_t steps) {
-  schedule_.ramp_steps(steps);
-  return *this;
-}
-SequenceLengthOptions& SequenceLengthOptions::ramp_tokens(int64_t tokens) {
-  schedule_.ramp_tokens(tokens);
-  return *this;
-}
-SequenceLengthOptions& SequenceLengthOptions::root(double root) {
-  schedule_.root(root);
-  return *this;
-}
-SequenceLengthOptions& SequenceLengthOptions::difficulty_step(int64_t step) {
-  schedule_.difficulty_step(step);
-  return *this;
-}
-SequenceLengthOptions& SequenceLengthOptions::table(LengthSchedule::Table table) {
-  schedule_.table(std::move(table));
-  return *this;
-}
-SequenceLengthOptions& SequenceLengthOptions::mode(LengthMode mode) {
-  mode_ = mode;
-  return *this;
-}
-SequenceLengthOptions& SequenceLengthOptions::dimensions(std::vector<std::vector<int64_t>> dimensions) {
-  dimensions_ = std::move(dimensions);
-  return *this;
-}
-SequenceLengthOptions& SequenceLengthOptions::allow_shorter(bool on) {
-  allow_shorter_ = on;
-  return *this;
-}
-
 at::Tensor truncate_sequence(const at::Tensor& tensor, const std::vector<int64_t>& dimensions,
                              int64_t length) {
   at::Tensor cut = tensor;

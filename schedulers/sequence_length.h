@@ -11,7 +11,10 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include <torch/arg.h>
 
 #include <pacer/hooks/hook.h>
 #include <pacer/hooks/once_on_first_rank.h>
@@ -33,30 +36,25 @@ class SequenceLengthOptions {
   SequenceLengthOptions(LengthSchedule schedule) : schedule_(std::move(schedule)) {}
 
   // See LengthSchedule.
-  SequenceLengthOptions& ramp_steps(int64_t steps);
-  SequenceLengthOptions& ramp_tokens(int64_t tokens);
-  SequenceLengthOptions& root(double root);
-  SequenceLengthOptions& difficulty_step(int64_t step);
-  SequenceLengthOptions& table(LengthSchedule::Table table);
+  SequenceLengthOptions& ramp_steps(int64_t steps) { return after(schedule_.ramp_steps(steps)); }
+  SequenceLengthOptions& ramp_tokens(int64_t tokens) { return after(schedule_.ramp_tokens(tokens)); }
+  SequenceLengthOptions& root(double root) { return after(schedule_.root(root)); }
+  SequenceLengthOptions& difficulty_step(int64_t step) { return after(schedule_.difficulty_step(step)); }
+  SequenceLengthOptions& table(LengthSchedule::Table t) { return after(schedule_.table(std::move(t))); }
+  const LengthSchedule& schedule() const { return schedule_; }
 
   // What becomes of the tokens beyond the length.
-  SequenceLengthOptions& mode(LengthMode mode);
+  TORCH_ARG(LengthMode, mode) = LengthMode::truncate;
   // The sequence dimensions of each tensor of the batch, in order; {} for a tensor without.
-  SequenceLengthOptions& dimensions(std::vector<std::vector<int64_t>> dimensions);
+  TORCH_ARG(std::vector<std::vector<int64_t>>, dimensions);
   // Batches may be shorter than the length asked for (padded to their longest sequence, for example).
   // Otherwise that is an error.
-  SequenceLengthOptions& allow_shorter(bool on);
-
-  const LengthSchedule& schedule() const { return schedule_; }
-  LengthMode mode() const { return mode_; }
-  const std::vector<std::vector<int64_t>>& dimensions() const { return dimensions_; }
-  bool allow_shorter() const { return allow_shorter_; }
+  TORCH_ARG(bool, allow_shorter) = false;
 
  private:
+  SequenceLengthOptions& after(const LengthSchedule&) { return *this; }
+
   LengthSchedule schedule_;
-  LengthMode mode_ = LengthMode::truncate;
-  std::vector<std::vector<int64_t>> dimensions_;
-  bool allow_shorter_ = false;
 };
 
 class SequenceLength : public Hook {

@@ -10,8 +10,6 @@
 #include <sstream>
 
 #include <pacer/core/error.h>
-#include <pacer/optimizers/onebit_adam_options.h>
-#include <pacer/optimizers/option_table.h>
 
 #include "support/command_line.h"
 #include "support/nearest_name.h"
@@ -217,7 +215,8 @@ std::vector<OptionGroup> option_groups(Settings* s, const std::vector<std::strin
               "momentum that travels at once, 4 bytes an element, in the 1-bit arms; 0 makes it all (default "
               "0)"},
              {"onebit-floor", number("SHARE", &s->onebit_floor, 0, 1),
-              pacer::option_help<pacer::OneBitAdamOptions>("variance_floor") + " (default 0.01)"},
+              "share of its tensor's mean variance that elements of 1-bit Adam divide by at least; 0: none "
+              "(default 0.01)"},
              {"lamb-max-coeff", number("RATIO", &s->lamb_max_coeff, 0.01, 1e6),
               "the largest trust ratio of lamb and onebit-lamb (default 0.3)"},
              {"lamb-max-factor", number("FACTOR", &s->lamb_max_factor, 1, 1e6),

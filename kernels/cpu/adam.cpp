@@ -2,11 +2,8 @@
 // The element arithmetic is kernels/math; nothing here rounds.
 #include <pacer/kernels/adam.h>
 
-#include <new>
-
 #include <pacer/kernels/cpu/adam_range.h>
 #include <pacer/kernels/cpu/target.h>
-#include <pacer/kernels/math/lamb.h>
 
 namespace pacer::kernels {
 namespace {
@@ -81,7 +78,7 @@ template <class Real>
 void write_scalars(const StepGroup& group, int64_t step, StepScalars& scalars) {
   const auto write = [&](auto value) {
     value.skip = !group.active;
-    new (scalars.bytes) decltype(value)(value);
+    scalars.set(value);
   };
   group.settings.rule == UpdateRule::lamb ? write(lamb_scalars<Real>(group.settings, step))
                                           : write(adam_scalars<Real>(group.settings, step));
@@ -92,6 +89,10 @@ void write_scalars(const StepGroup& group, int64_t step, StepScalars& scalars) {
 void adam_scalars_cpu(const StepGroup& group, int64_t step, StepScalars& scalars) {
   const FullDenormals full_denormals;
   group.is_double ? write_scalars<double>(group, step, scalars) : write_scalars<float>(group, step, scalars);
+}
+
+void replace_factor_cpu(const StepScalars* scalars, int64_t count, double factor, StepScalars* replaced) {
+  for (int64_t i = 0; i < count; ++i) replaced[i] = with_factor(scalars[i], factor);
 }
 
 void adam_cpu(AdamLaunch launch, const Tile& tile, const AdamTensor* tensors, const AdamGradient* gradients,

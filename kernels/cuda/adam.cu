@@ -162,6 +162,8 @@ __global__ void __launch_bounds__(Policy<kStorage>::kThreads, kAmsgrad ? 0 : Pol
   }
 }
 
+constexpr int kPrologueThreads = 32;
+
 // One thread per step group. The update may start loading meanwhile.
 __global__ void prologue_kernel(const StepGroup* groups, int64_t count, int64_t* steps, StepScalars* scalars,
                                 const GradientCheck* check) {
@@ -175,7 +177,7 @@ __global__ void prologue_kernel(const StepGroup* groups, int64_t count, int64_t*
   if (!skip) steps[i] = step;
   const auto write = [&](auto value) {
     value.skip = skip;
-    *reinterpret_cast<decltype(value)*>(scalars[i].bytes) = value;
+    scalars[i].set(value);
   };
   const bool lamb = group.settings.rule == UpdateRule::lamb;
   if (group.is_double) {
@@ -185,6 +187,12 @@ __global__ void prologue_kernel(const StepGroup* groups, int64_t count, int64_t*
     lamb ? write(lamb_scalars<float>(group.settings, step))
          : write(adam_scalars<float>(group.settings, step));
   }
+}
+
+__global__ void factor_kernel(const StepScalars* scalars, int64_t count, const double* factor,
+                              StepScalars* replaced) {
+  const int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
+  if (i < count) replaced[i] = with_factor(scalars[i], *factor);
 }
 
 template <AdamStorage kStorage>
@@ -217,10 +225,17 @@ void adam_cuda(AdamLaunch choice, const AdamTiles& tiles, const AdamTensor* tens
 void adam_prologue_cuda(const StepGroup* groups, int64_t count, int64_t* steps, StepScalars* scalars,
                         const GradientCheck* check, Stream stream) {
   if (count == 0) return;
-  constexpr int kPrologueThreads = 32;
   prologue_kernel<<<static_cast<unsigned>(ceil_divide(count, kPrologueThreads)), kPrologueThreads, 0,
                     stream>>>(groups, count, steps, scalars, check);
   check_launch("the Adam prologue");
+}
+
+void replace_factor_cuda(const StepScalars* scalars, int64_t count, const double* factor,
+                         StepScalars* replaced, Stream stream) {
+  if (count == 0) return;
+  factor_kernel<<<static_cast<unsigned>(ceil_divide(count, kPrologueThreads)), kPrologueThreads, 0, stream>>>(
+      scalars, count, factor, replaced);
+  check_launch("the factor of a step");
 }
 
 }  // namespace pacer::kernels

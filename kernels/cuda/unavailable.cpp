@@ -36,6 +36,7 @@ void adam_cuda(AdamLaunch, const AdamTiles&, const AdamTensor*, const AdamGradie
 void adam_prologue_cuda(const StepGroup*, int64_t, int64_t*, StepScalars*, const GradientCheck*, Stream) {
   refuse();
 }
+void replace_factor_cuda(const StepScalars*, int64_t, const double*, StepScalars*, Stream) { refuse(); }
 void lamb_cuda(AdamStorage, const LambWork&, const AdamTensor*, const AdamGradient*, const StepScalars*, bool,
                Stream, LambLaunches) {
   refuse();

@@ -69,6 +69,23 @@ void DtypeTable::sum_of_squares(double* partials, size_t first, size_t tensors) 
   });
 }
 
+void DtypeTable::step(const kernels::StepScalars* scalars, bool follows_prologue) {
+  if (lamb_) {
+    return lamb_->step({tensors_.pointer(), gradients_.pointer(), scalars}, tiles_.view(), follows_prologue);
+  }
+  if (device_.is_cuda()) {
+    kernels::AdamLaunch launch = launch_;
+    launch.follows_prologue = follows_prologue;
+    kernels::adam_cuda(launch, tiles_.view(), tensors_.pointer(), gradients_.pointer(), scalars,
+                       current_stream(device_));
+    return;
+  }
+  for_each_tile(units_.host(), [&](int64_t i) {
+    kernels::adam_cpu(launch_, units_.host()[static_cast<size_t>(i)], tensors_.host().data(),
+                      gradients_.host().data(), scalars);
+  });
+}
+
 double DtypeTable::trust_ratio(size_t position) const { return lamb_ ? lamb_->ratio(position) : 1; }
 
 }  // namespace pacer::detail

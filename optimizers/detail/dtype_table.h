@@ -58,7 +58,7 @@ class DtypeTable {
   void send(bool with_units);
 
   // Updates every tensor whose gradient is set. `scalars` are host or device memory, as the device is.
-  // `follows_prologue`: nothing was enqueued since StepGroups::write_scalars. (In step_engine.cpp.)
+  // `follows_prologue`: nothing was enqueued since StepGroups::write_scalars.
   void step(const kernels::StepScalars* scalars, bool follows_prologue);
 
   // Returns the trust ratio of the parameter's last step, or 1 if the rule has none. Waits for a GPU.

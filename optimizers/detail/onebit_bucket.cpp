@@ -1,7 +1,6 @@
 #include <pacer/optimizers/detail/onebit_bucket.h>
 
 #include <algorithm>
-#include <cstddef>
 #include <cstring>
 #include <utility>
 
@@ -172,13 +171,17 @@ int64_t OneBitBucket::step_groups() const {
 const kernels::StepScalars* OneBitBucket::with_factor(const kernels::StepScalars* scalars,
                                                       const at::Tensor& factor) {
   using kernels::StepScalars;
-  constexpr int64_t kPlace = offsetof(kernels::MomentScalars<float>, factor) / sizeof(float);
-  auto* bytes = const_cast<unsigned char*>(scalars->bytes);
-  own_scalars_ = at::from_blob(bytes, {step_groups(), static_cast<int64_t>(sizeof(StepScalars))},
-                               at::TensorOptions().dtype(at::kByte).device(device_))
-                     .clone();
-  own_scalars_.view(at::kFloat).select(1, kPlace).copy_(factor);
-  return static_cast<const StepScalars*>(own_scalars_.const_data_ptr());
+  const int64_t count = step_groups();
+  own_scalars_ = at::empty({count, static_cast<int64_t>(sizeof(StepScalars))},
+                           at::TensorOptions().dtype(at::kByte).device(device_));
+  auto* replaced = static_cast<StepScalars*>(own_scalars_.mutable_data_ptr());
+  const auto* wanted = factor.const_data_ptr<double>();
+  if (device_.is_cuda()) {
+    kernels::replace_factor_cuda(scalars, count, wanted, replaced, current_stream(device_));
+  } else {
+    kernels::replace_factor_cpu(scalars, count, *wanted, replaced);
+  }
+  return replaced;
 }
 
 void OneBitBucket::finish(const kernels::StepScalars* scalars, const kernels::GradientCheck* check) {

@@ -2,28 +2,27 @@
 
 #include <algorithm>
 #include <map>
-#include <tuple>
 
 #include <pacer/core/error.h>
+#include <pacer/optimizers/detail/option_fields.h>
 #include <pacer/optimizers/detail/parameter_check.h>
 
 namespace pacer::detail {
 namespace {
 
-auto compression_of(const OneBitGroupSettings& c) {
-  return std::make_tuple(c.variance_floor, c.compression.scale(), c.compression.block_scales(),
-                         c.compression.hierarchical(), c.compress_vectors, c.compress_alone, c.one_bit,
-                         c.bucket_bytes, c.overlap_backward);
-}
-auto all_of(const OneBitGroupSettings& c) {
-  return std::tuple_cat(compression_of(c), std::make_tuple(c.freeze_step, c.freeze_automatically,
-                                                           c.allow_early_freeze, c.refresh_variance_every));
+// Whether momentum travels alike, and, if asked for, the variance freezes alike, too.
+bool are_alike(const OneBitGroupSettings& left, const OneBitGroupSettings& right, bool with_freeze) {
+  bool equal = !with_freeze || left.refresh_variance_every == right.refresh_variance_every;
+  const auto compare = [&](const OptionField&, const auto& a, const auto& b) { equal = equal && a == b; };
+  if (with_freeze) visit_freeze_options(compare, left, right);
+  visit_exchange_options(compare, left, right);
+  return equal;
 }
 
 }  // namespace
 
 bool OneBitSettings::exchanges_like(const OneBitSettings& earlier) const {
-  return compression_of(*this) == compression_of(earlier) && compressed.size() >= earlier.compressed.size() &&
+  return are_alike(*this, earlier, /*with_freeze=*/false) && compressed.size() >= earlier.compressed.size() &&
          std::equal(earlier.compressed.begin(), earlier.compressed.end(), compressed.begin());
 }
 
@@ -32,25 +31,25 @@ OneBitSettings onebit_settings(const char* optimizer, const std::vector<GroupSet
   if (settings.empty()) return onebit;
   static_cast<OneBitGroupSettings&>(onebit) = settings.front().onebit;
   for (size_t g = 1; g < settings.size(); ++g) {
-    require(all_of(settings[g].onebit) == all_of(onebit), optimizer, ": group ", g,
+    require(are_alike(settings[g].onebit, onebit, /*with_freeze=*/true), optimizer, ": group ", g,
             " and group 0 differ in when to freeze or how to compress; only the options of the step itself, "
             "master weights and compress belong to a group");
   }
-  require(onebit.freeze_step.has_value() != onebit.freeze_automatically.has_value(), optimizer,
+  require(onebit.freeze_step().has_value() != onebit.freeze_automatically().has_value(), optimizer,
           ": say when the variance freezes: either freeze_step(number of warm-up steps) or "
           "freeze_automatically(steps planned in all)");
   require(
-      onebit.freeze_step.value_or(1) >= 1, optimizer,
+      onebit.freeze_step().value_or(1) >= 1, optimizer,
       ": freeze_step must be at least 1 step, because a variance has to be seen before it can freeze; not ",
-      onebit.freeze_step.value_or(1));
+      onebit.freeze_step().value_or(1));
   require(onebit.refresh_variance_every >= 0, optimizer, ": refresh_variance_every must be >= 0 steps, not ",
           onebit.refresh_variance_every);
-  require(onebit.variance_floor >= 0 && onebit.variance_floor <= 1, optimizer,
-          ": variance_floor must be between 0 and 1, not ", onebit.variance_floor);
-  require(onebit.bucket_bytes.value_or(1) >= 1, optimizer, ": bucket_bytes must be at least 1 byte, not ",
-          onebit.bucket_bytes.value_or(1));
+  require(onebit.variance_floor() >= 0 && onebit.variance_floor() <= 1, optimizer,
+          ": variance_floor must be between 0 and 1, not ", onebit.variance_floor());
+  require(onebit.bucket_bytes().value_or(1) >= 1, optimizer, ": bucket_bytes must be at least 1 byte, not ",
+          onebit.bucket_bytes().value_or(1));
   require(
-      !onebit.overlap_backward || !onebit.compression.hierarchical(), optimizer,
+      !onebit.overlap_backward() || !onebit.hierarchical(), optimizer,
       ": overlap_backward(true) sends momentum while backward runs, but with hierarchical(true) the ranks of "
       "a node first average all gradients; use one of them");
   for (size_t g = settings.size(); g-- > 0;) {

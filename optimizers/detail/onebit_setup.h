@@ -15,10 +15,10 @@ struct OneBitSetup : OneBitSettings {
   kernels::UpdateRule rule;
   OneBitRoute route;
 
-  bool exchanges() const { return one_bit && (route.workers() > 1 || compress_alone); }
+  bool exchanges() const { return one_bit() && (route.workers() > 1 || compress_alone()); }
   // The numbers of the tensors with which buckets begin; there is one bucket where nothing is exchanged.
   std::vector<int64_t> first_of_buckets(const std::vector<OneBitTensor>& tensors) const {
-    return detail::first_of_buckets(tensors, exchanges() ? bucket_bytes : std::nullopt);
+    return detail::first_of_buckets(tensors, exchanges() ? bucket_bytes() : std::nullopt);
   }
 };
 

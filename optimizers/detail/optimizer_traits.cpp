@@ -60,26 +60,6 @@ kernels::WeightDecay decay_mode(const Options& options) {
 }
 
 template <class Options>
-OneBitGroupSettings onebit_settings_of(const Options& options) {
-  OneBitGroupSettings onebit;
-  onebit.freeze_step = options.freeze_step();
-  onebit.freeze_automatically = options.freeze_automatically();
-  onebit.allow_early_freeze = options.allow_early_freeze();
-  if constexpr (kIs<OneBitAdamOptions, Options>) {
-    onebit.refresh_variance_every = options.refresh_variance_every();
-  }
-  onebit.variance_floor = options.variance_floor();
-  onebit.compression.scale(options.scale()).block_scales(options.block_scales());
-  onebit.compression.hierarchical(options.hierarchical());
-  onebit.compress_vectors = options.compress_vectors();
-  onebit.compress_alone = options.compress_alone();
-  onebit.one_bit = options.one_bit();
-  onebit.bucket_bytes = options.bucket_bytes();
-  onebit.overlap_backward = options.overlap_backward();
-  return onebit;
-}
-
-template <class Options>
 GroupSettings settings_of(const Options& options) {
   GroupSettings settings;
   kernels::RuleSettings& kernel = settings.kernel;
@@ -91,7 +71,7 @@ GroupSettings settings_of(const Options& options) {
   kernel.decay_mode = decay_mode(options);
   kernel.bias_correction = options.bias_correction();
   settings.master_weights = options.master_weights();
-  if constexpr (kIsAdam<Options>) settings.amsgrad = options.amsgrad();
+  settings.amsgrad = options.wants_amsgrad();
   if constexpr (kIsLamb<Options>) {
     kernel.rule = kernels::UpdateRule::lamb;
     kernel.min_coeff = options.min_coeff();
@@ -100,12 +80,17 @@ GroupSettings settings_of(const Options& options) {
   }
   if constexpr (kIsOneBit<Options>) {
     settings.compress = options.compress();
-    settings.onebit = onebit_settings_of(options);
+    const auto copy = [](const OptionField&, auto& own, const auto& value) { own = value; };
+    visit_freeze_options(copy, settings.onebit, options);
+    visit_exchange_options(copy, settings.onebit, options);
   } else {
     kernel.seed = options.seed();
     settings.finite_check = options.finite_check();
     settings.rounding = options.rounding();
     settings.paging = options.paged();
+  }
+  if constexpr (kIs<OneBitAdamOptions, Options>) {
+    settings.onebit.refresh_variance_every = options.refresh_variance_every();
   }
   if constexpr (kIs<OneBitLambOptions, Options>) {
     kernel.coeff_beta = options.coeff_beta();

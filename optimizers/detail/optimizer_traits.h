@@ -11,30 +11,20 @@
 
 #include <torch/optim/optimizer.h>
 
-#include <pacer/compression/compressed_all_reduce.h>
 #include <pacer/kernels/math/adam.h>
 #include <pacer/kernels/math/onebit_lamb.h>
-#include <pacer/optimizers/adam_options.h>
 #include <pacer/optimizers/adam_param_state.h>
 #include <pacer/optimizers/detail/option_numbers.h>
 #include <pacer/optimizers/named_tensors.h>
+#include <pacer/optimizers/onebit_options.h>
+#include <pacer/optimizers/optimizer_options.h>
 #include <pacer/optimizers/paging.h>
 
 namespace pacer::detail {
 
 // What a 1-bit optimizer asks for beside its rule, the same in all groups.
-struct OneBitGroupSettings {
-  std::optional<int64_t> freeze_step;
-  std::optional<int64_t> freeze_automatically;
-  bool allow_early_freeze = false;
-  int64_t refresh_variance_every = 0;
-  double variance_floor = 0;
-  CompressionOptions compression;
-  bool compress_vectors = false;
-  bool compress_alone = false;
-  bool one_bit = true;
-  std::optional<int64_t> bucket_bytes;
-  bool overlap_backward = false;
+struct OneBitGroupSettings : OneBitOptionsOf<OneBitGroupSettings> {
+  int64_t refresh_variance_every = 0;  // OneBitAdam only
 };
 
 // Validated options of one parameter group.
@@ -52,7 +42,7 @@ struct GroupSettings {
 
   // Whether the parameter's momentum travels as signs once the variance froze.
   bool compresses(const at::Tensor& parameter) const {
-    return compress && (onebit.compress_vectors || parameter.dim() >= 2);
+    return compress && (onebit.compress_vectors() || parameter.dim() >= 2);
   }
 };
 

@@ -109,6 +109,25 @@ void StepGroups::configure(const std::vector<GroupSettings>& settings, double lo
   table_.mark_changed();
 }
 
+const kernels::StepScalars* StepGroups::write_scalars(at::Device device,
+                                                      const kernels::GradientCheck* check) {
+  const std::vector<kernels::StepGroup>& groups = table_.host();
+  if (device.is_cuda()) {
+    auto* scalars = static_cast<kernels::StepScalars*>(device_scalars_.mutable_data_ptr());
+    kernels::adam_prologue_cuda(table_.pointer(), static_cast<int64_t>(groups.size()),
+                                static_cast<int64_t*>(device_steps_.mutable_data_ptr()), scalars, check,
+                                current_stream(device));
+    return scalars;
+  }
+  host_scalars_.resize(groups.size());
+  for (size_t i = 0; i < groups.size(); ++i) {
+    kernels::StepGroup group = groups[i];
+    if (check) group.settings.factor *= check->factor;
+    kernels::adam_scalars_cpu(group, groups_[i].clock->host_steps() + 1, host_scalars_[i]);
+  }
+  return host_scalars_.data();
+}
+
 void StepGroups::count_step() {
   for (size_t i = 0; i < groups_.size(); ++i) {
     if (table_.host()[i].active) groups_[i].clock->advance_host();

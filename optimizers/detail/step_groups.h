@@ -44,7 +44,7 @@ class StepGroups {
 
   // Writes and returns the scalars of the coming step (host or device memory, as `check` is). On CUDA this
   // also advances the device's counts of the step groups that take part, unless the check is non-finite; null
-  // for no check. (In step_engine.cpp.)
+  // for no check.
   const kernels::StepScalars* write_scalars(at::Device device, const kernels::GradientCheck* check);
 
   // The host's counts of the step groups that take part.

@@ -10,6 +10,8 @@ from typing import Any, Iterable, Optional, SupportsFloat
 
 import torch
 
+from . import _option_help
+
 Group = dict[str, Any]
 
 # Keys of a group that are no options of an optimizer: torch's own and those of its schedulers.
@@ -22,17 +24,15 @@ _ASKS_OF_TORCH = ("maximize", "differentiable")
 OF_TORCH = frozenset({*_ASKS_OF_TORCH, "foreach", "capturable", "fused", "decoupled_weight_decay"})
 
 
-def describe(optimizer: type, kind: str, options: Group) -> None:
+def describe(optimizer: type, options: Group) -> None:
     """Writes an optimizer's options, their defaults and meanings into what help() and editors show of it."""
     init = optimizer.__init__  # type: ignore[misc]
     bare = inspect.signature(init)
     named = [one for one in bare.parameters.values() if one.kind != inspect.Parameter.VAR_KEYWORD]
     keyword = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value) for name, value in options.items()]
     init.__signature__ = bare.replace(parameters=[*named, *keyword])  # type: ignore[attr-defined]
-    meanings = torch.ops.pacer.describe(kind)
-    lines = [f"lr = 0.001: {meanings['lr']}."]
-    of_python = {name: text.replace("false: ", "False: ") for name, text in meanings.items()}
-    lines += [f"{name} = {value!r}: {of_python[name]}." for name, value in options.items()]
+    shown = {"lr": 0.001, **options}
+    lines = [f"{name} = {value!r}: {_option_help.MEANINGS[name]}" for name, value in shown.items()]
     wrapped = [textwrap.fill(line, 116, initial_indent="    ", subsequent_indent="        ") for line in lines]
     optimizer.__doc__ = "\n".join([inspect.cleandoc(optimizer.__doc__ or ""), "", "Options:", *wrapped])
 

@@ -36,7 +36,7 @@ class _FusedOptimizer(Optimizer):
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
         if "_options" in cls.__dict__ and "__init__" in cls.__dict__:
-            options_of.describe(cls, cls._kind, cls._options)
+            options_of.describe(cls, cls._options)
 
     def __init__(self, params: Params, lr: Union[float, torch.Tensor] = 1e-3, **options: Any) -> None:
         self._refuse_unknown(options)

@@ -35,20 +35,19 @@ StepGroup random_group(Samples& samples) {
 }
 
 template <class Real>
-bool has_scalars(const unsigned char* memory, AdamScalars<Real> expected, bool skip) {
+bool has_scalars(const StepScalars& scalars, AdamScalars<Real> expected, bool skip) {
   expected.skip = skip;
   // Between the decay mode and the seed, and behind the step, there may be padding.
   const auto* begin = reinterpret_cast<const unsigned char*>(&expected);
   const auto* end = reinterpret_cast<const unsigned char*>(&expected.decay_mode + 1);
-  AdamScalars<Real> found;
-  std::memcpy(&found, memory, sizeof found);
-  return std::memcmp(memory, begin, static_cast<size_t>(end - begin)) == 0 && found.seed == expected.seed &&
+  const auto& found = scalars.as<AdamScalars<Real>>();
+  return std::memcmp(&found, begin, static_cast<size_t>(end - begin)) == 0 && found.seed == expected.seed &&
          found.step == expected.step;
 }
 
-bool has_scalars(const unsigned char* memory, const StepGroup& group, int64_t step, bool skip) {
-  return group.is_double ? has_scalars(memory, adam_scalars<double>(group.settings, step), skip)
-                         : has_scalars(memory, adam_scalars<float>(group.settings, step), skip);
+bool has_scalars(const StepScalars& scalars, const StepGroup& group, int64_t step, bool skip) {
+  return group.is_double ? has_scalars(scalars, adam_scalars<double>(group.settings, step), skip)
+                         : has_scalars(scalars, adam_scalars<float>(group.settings, step), skip);
 }
 
 GradientCheck check_with(double factor, bool non_finite) {
@@ -60,7 +59,7 @@ GradientCheck check_with(double factor, bool non_finite) {
 
 std::vector<StepScalars> untouched(size_t count) {
   std::vector<StepScalars> scalars(count);
-  for (StepScalars& s : scalars) std::fill(std::begin(s.bytes), std::end(s.bytes), 0xEE);
+  for (StepScalars& s : scalars) std::memset(&s, 0xEE, sizeof s);
   return scalars;
 }
 
@@ -112,7 +111,7 @@ TEST_CASE("the prologue gives the scalars of the host to the bit", "[kernels][ad
       if (!groups[i].active) continue;
       StepGroup group = groups[i];
       if (round != 2) group.settings.factor *= factor;
-      wrong += !has_scalars(scalars[i].bytes, group, steps[i] + 1, skips);
+      wrong += !has_scalars(scalars[i], group, steps[i] + 1, skips);
       if (!skips) ++steps[i];
     }
     CHECK(wrong == 0);
@@ -134,7 +133,7 @@ TEST_CASE("the prologue tells inactive step groups to skip and leaves what lies 
     for (size_t i = 0; i < groups.size(); ++i) {
       const bool touched = i < count && groups[i].active != 0;
       CHECK(steps[i] == (touched ? 41 : 40));
-      CHECK((scalars[i].bytes[0] != 0xEE) == (i < count));
+      CHECK((scalars[i].adam.skip != 0xEEEEEEEE) == (i < count));
       if (i < count) CHECK(scalars[i].as<MomentScalars<float>>().skip == !groups[i].active);
     }
   }

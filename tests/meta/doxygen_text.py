@@ -128,7 +128,9 @@ class Header:
                 i = end
                 continue
             elif line.startswith("#"):
-                i = self.put_directive(i)
+                if line.startswith("#define "):
+                    self.put_doc(doc(above), i)
+                i, above = self.put_directive(i), []
                 continue
             else:
                 i = self.read_statement(i, above)
@@ -199,7 +201,7 @@ class Header:
             return
         indent = re.match(r" *", self.source[i])[0]
         owner = self.scopes[-1].name if self.scopes else ""
-        if found := re.match(r"TORCH_ARG\((.+), (\w+)\)", text):
+        if found := re.match(r"(?:TORCH_ARG|PACER_OPTION|PACER_OPTION_OF)\((.+), (\w+)\)", text):
             self.put_option(owner, found[1], found[2], i, above, behind)
             return
         if found := re.match(r"TORCH_MODULE\((\w+)\)", text):
@@ -239,15 +241,17 @@ class Header:
         if above:
             self.shared = doc(above)
         words = doc(above) + doc(behind) if above or behind else self.shared
-        part = self.tree.parts.get(owner)
+        part = self.tree.parts.get(owner) or self.tree.shared.get(owner)
         option = part.options().get(name) if part else None
+        setter = "Own" if owner in self.tree.shared else owner
         if option:
+            kind = option["type"]
             words = [escaped(self.tree.meaning(part, option))]
             default = self.tree.default(part, option)
             words += ["It has no default."] if default == "needed" else [f"Default: {escaped(default)}."] if default else []
         self.put(" public:", i)
         self.put_doc(words if any(words) else [f"Sets {name}."], i, "  ")
-        self.put(f"  {owner}& {name}(const {kind}& value);", i)
+        self.put(f"  {setter}& {name}(const {kind}& value);", i)
         self.put_doc([f"Returns {name}."], i, "  ")
         self.put(f"  const {kind}& {name}() const;", i)
         self.put(" private:", i)

@@ -3,7 +3,7 @@
 What is read is the house's way to write headers, not C++: structs and classes begin in column 0, members behind two spaces. A
 comment holds for all members below it, up to a blank line, another comment or anything that is no option; a comment between
 "----" for all members up to the next one of its kind that have none of their own. "As in OTHER" and "See OTHER" take OTHER's
-words.
+words. A struct has the options of its bases that are templates of `Own`, with the defaults that its constructor sets.
 """
 import re
 from pathlib import Path
@@ -14,8 +14,7 @@ STATE = {"FusedAdamStateFields"}  # has TORCH_ARG for LibTorch's sake and is not
 BASES = {"ParallelTraining", "GradientExchange"}  # hooks that others derive from
 PARTS = {"EpochSampler", "LayerDropImpl", "Pipeline"}  # no hooks by their class, and listed among them
 # Members whose comment above is about the member before them alone.
-ALONE = {"FusedAdamOptions.master_weights", "FusedAdamOptions.rounding", "LayerNormMlpOptions.eps",
-         "LayerNormMlpOptions.residual", "TrainingMemoryOptions.unit_bytes"}
+ALONE = {"LayerNormMlpOptions.eps", "LayerNormMlpOptions.residual", "TrainingMemoryOptions.unit_bytes"}
 
 
 def said(lines):
@@ -77,6 +76,7 @@ class Part:
     def __init__(self, name, header, namespace, comment, body):
         self.name, self.header, self.namespace, self.comment = name, header, namespace, comment
         self.constructors = []  # (declaration, words, fields it sets)
+        self.set = {}  # option -> the value that a constructor gives it through its setter
         self.sections = [("", [])]  # (words, options)
         self.aliases = dict(re.findall(r"using (\w+) = ([^;]+);", " ".join(body)))
         self.fields = {}  # of a class with setters: private field without its underscore -> default, or its type
@@ -112,6 +112,8 @@ class Part:
             if found[1] and is_public and "= delete" not in text and "&&" not in found[1]:
                 sets = dict(re.findall(r"(\w+)_\(((?:[^()]|\([^()]*\))*)\)", text[found.end():]))
                 self.constructors.append((f"{self.name}({found[1]})", words, sets))
+                self.set.update(pair for pair in re.findall(r"\b(\w+)\(([^()\s]+)\)[.;]", text[found.end():])
+                                if f" {pair[1]} = " not in found[1])  # else the base has the same default
         elif found := re.match(rf"static {self.name} (\w+\(.*?\));", text):
             self.constructors.append((f"{self.name}::{found[1]}", words, {}))
         elif found := re.match(r"(?:const )?([\w:<>, ]+?) (\w+_\b.*);$", text):
@@ -119,9 +121,11 @@ class Part:
                 self.fields[name] = value or self.aliases.get(found[1], found[1])
 
     def option_of(self, text):
-        if found := re.match(r"TORCH_ARG\((.+), (\w+)\)(?: = (.+))?;$", text):
+        if found := re.match(r"(?:TORCH_ARG|PACER_OPTION)\((.+), (\w+)\)(?: = (.+))?;$", text):
             return {"type": found[1], "name": found[2], "default": found[3], "argument": True}
-        if found := re.match(rf"{self.name}& ([a-z]\w*)\(([^()]*)\)", text):
+        if found := re.match(r"PACER_OPTION_OF\(\w+, (\w+)_, (\w+)\);$", text):
+            return {"type": "", "name": found[2], "default": None, "argument": True, "of": self.fields[found[1]]}
+        if found := re.match(rf"(?:{self.name}|Own)& ([a-z]\w*)\(([^()]*)\)", text):
             parameter = re.match(r"(.+?) (\w+)(?: = .+)?$", found[2])
             return {"type": parameter[1] if parameter else "", "name": found[1], "default": None}
         if self.name in PLAIN and (found := re.match(r"([\w:<>]+) (\w+) = ([^()]+);$", text)):
@@ -134,18 +138,50 @@ class Tree:
 
     def __init__(self, headers):
         self.parts, self.enums, self.hooks, self.openings, self.users = {}, {}, {}, {}, {}
+        self.shared = {}  # templates of `Own`, whose options are those of the structs that derive from them
         texts = {name: text.split("\n") for name, text in headers}
         for name, lines in texts.items():
             self.openings[name] = opening(lines)
             self.read(name, lines)
-        for name, lines in texts.items():
-            self.find_users(lines)
-        self.unread = {}  # how many TORCH_ARG of a header are in no part
+        self.unread = {}  # how many TORCH_ARG and PACER_OPTION of a header are in no part
         for name, text in headers:
-            read = [option for part in self.parts.values() if part.header == name for option in part.options().values()]
-            left = text.count("TORCH_ARG(") - sum("argument" in option for option in read)
+            read = [option for part in [*self.parts.values(), *self.shared.values()] if part.header == name
+                    for option in part.options().values()]
+            left = len(re.findall(r"^ +(?:TORCH_ARG|PACER_OPTION(?:_OF)?)\(", text, re.M)) - sum("argument" in one for one in read)
             if left and not any(f"class {state} " in text for state in STATE):
                 self.unread[name] = left
+        for part in [*self.shared.values(), *self.parts.values()]:
+            self.take_types(part)
+        for part in self.parts.values():
+            self.inherit(part)
+        for name, lines in texts.items():
+            self.find_users(lines)
+
+    def take_types(self, part):
+        """What PACER_OPTION_OF leaves to the struct that it names."""
+        for option in part.options().values():
+            if option.get("of") in self.parts:
+                lower = self.parts[option["of"]].options()[option["name"]]
+                option.update(type=lower["type"], default=option["default"] or lower["default"])
+                option["meaning"] = option["meaning"] or f"See {option['of']}."
+
+    def inherit(self, part):
+        """The options of its bases, before its own; sections of the same words are one."""
+        sections = {}
+        for base in self.bases_of(part):
+            part.fields = {**base.fields, **part.fields}
+            part.aliases = {**base.aliases, **part.aliases}
+            for words, options in base.sections:
+                sections.setdefault(words, []).extend({**option, "default": part.set.get(option["name"], option["default"])}
+                                                      for option in options)
+        for words, options in part.sections:
+            sections.setdefault(words, []).extend(options)
+        part.sections = list(sections.items())
+
+    def bases_of(self, part):
+        """Those above a base stand before it."""
+        return [above for name in part.bases if name in self.shared
+                for above in [*self.bases_of(self.shared[name]), self.shared[name]]]
 
     def read(self, header, lines):
         namespace = "pacer"
@@ -156,13 +192,22 @@ class Tree:
                 end = next(j for j in range(i, len(lines)) if "};" in lines[j])
                 inner = lines[i + 1:end] if end > i else [f"  {found[2].split('}')[0].strip()},"]
                 self.enums[found[1]] = (above(lines, i), enumerators(inner))
-            if found := re.match(r"(?:struct|class) (?:\[\[\w+\]\] )?(\w+)(?: final)?( : [^{;]+)? \{$", line):
+            head, last = line, i  # bases may stand in lines of their own
+            while re.match(r"(?:struct|class) .*[:,]", head) and head.endswith(",") and last + 1 < len(lines):
+                last += 1
+                head += " " + lines[last].strip()
+            if found := re.match(r"(?:struct|class) (?:\[\[\w+\]\] )?(\w+)(?: final)?( : [^{;]+)? \{$", head):
                 end = next(j for j in range(i, len(lines)) if lines[j].startswith("};"))
-                body = lines[i + 1:end]
-                self.add(Part(found[1], header, namespace, above(lines, i), body), found[2] or "", "\n".join(body))
+                body = lines[last + 1:end]
+                part = Part(found[1], header, namespace, above(lines, i), body)
+                part.bases = re.findall(r"public (\w+)<", found[2] or "")
+                if i > 0 and re.match(r"template <class Own\b", lines[i - 1]):
+                    self.shared[part.name] = part
+                else:
+                    self.add(part, found[2] or "", "\n".join(body))
 
     def add(self, part, bases, body):
-        setters = "TORCH_ARG(" in body or (part.name.endswith("Options") and part.options())
+        setters = "TORCH_ARG(" in body or (part.name.endswith("Options") and (part.options() or part.bases))
         if (setters or part.name in ALSO) and part.name not in STATE:
             self.parts[part.name] = part
         elif part.name in PARTS or (re.search(r"public (Hook|ParallelTraining|GradientExchange)\b", bases) and part.name not in BASES):
@@ -180,7 +225,7 @@ class Tree:
                 owner, is_public = "", True
             elif found := re.match(r" (\w+):$", line):
                 is_public = found[1] == "public"
-            if not is_public or line.startswith("   ") or re.match(r" *(//|#|using|TORCH_ARG)", line):
+            if not is_public or line.startswith("   ") or re.match(r" *(//|#|using|TORCH_ARG|PACER_OPTION)", line):
                 continue
             text, j = line, i
             while text.count("(") > text.count(")") and j + 1 < len(lines):

@@ -1,20 +1,27 @@
 #!/usr/bin/env python3
-"""Writes docs/options.md, every option of every part, from the public headers, which are the only source of its words.
+"""Writes docs/options.md, every option of every part, from the public headers, which are the only source of its words; and from
+the same words the tables in the cards of the optimizers and what help() shows in Python.
 
-options_page.py check [ROOT]      prints what differs and exits with 1 where the page is not what the headers say
-options_page.py write [ROOT]      writes it
+options_page.py check [ROOT]      prints what differs and exits with 1 where a file is not what the headers say
+options_page.py write [ROOT]      writes them
 options_page.py missing [ROOT]    names the options whose header says nothing of their meaning
 options_page.py self-test [ROOT]  reads a small header and compares
 """
 import difflib
 import re
 import sys
+import textwrap
 from pathlib import Path
 
 from check_tree import LIBRARY, is_public
 from header_options import ALONE, Tree, bare, listed, sentence
 
 PAGE = "docs/options.md"
+FIELDS = "optimizers/detail/option_fields.h"
+HELP = "python/pacer/_option_help.py"
+# The cards whose table of options is written here.
+TABLES = {"fused-adam.md": "FusedAdamWOptions", "fused-lamb.md": "FusedLambOptions", "onebit-adam.md": "OneBitAdamOptions",
+          "onebit-lamb.md": "OneBitLambOptions"}
 # The pages of parts whose name is not the name of a page.
 CARDS = {
     "collectives.md": {"BucketOptions"},
@@ -118,6 +125,56 @@ def page(tree, pages):
     return text + "\n" + "\n".join(lines).rstrip() + "\n", missing
 
 
+def with_table(tree, name, card):
+    """The card with the table of this struct below "## Options"."""
+    part = tree.parts[name]
+    lines = ["| name | type | meaning | default |", "| --- | --- | --- | --- |"]
+    for option in part.options().values():
+        kind, default = tree.type(part, option["type"]).replace("(#", "(options.md#"), tree.default(part, option)
+        lines.append(f"| `{option['name']}` | {cell(kind)} | {cell(tree.meaning(part, option))} | {cell(default)} |")
+    table = "\n".join(lines) + "\n"
+    return re.sub(r"(?<=\n)\| name \| type \| meaning \| default \|\n(?:\|.*\n)+", lambda _: table, card, count=1)
+
+
+def is_of_optimizer(tree, part):
+    return any(base.name == "OptimizerOptionsOf" for base in tree.bases_of(part))
+
+
+def optimizer_options(tree):
+    """The options of each optimizer in a line, and what each means. `paged` is no option of a group."""
+    names, meanings, enums = {}, {}, "|".join(tree.enums)
+    for part in (part for part in tree.parts.values() if is_of_optimizer(tree, part)):
+        options = {name: tree.meaning(part, option) for name, option in part.options().items() if name != "paged"}
+        names[part.name.removesuffix("Options")] = " ".join(options)
+        for name, words in options.items():
+            of_python = re.sub(rf"\b(?:{enums})::(\w+)", r"'\1'", words).replace("::", ".")
+            assert meanings.setdefault(name, of_python) == of_python, f"{name} means one thing in all optimizers that have it"
+    return names, meanings
+
+
+def python_help(tree):
+    """A module with both."""
+    names, meanings = optimizer_options(tree)
+    lines = ['"""The options of each optimizer and their meanings, as the headers have them. Written by tests/meta/options_page.py."""']
+    for variable, items in (("NAMES", names), ("MEANINGS", meanings)):
+        lines += ["", f"{variable} = {{"]
+        for name, words in items.items():
+            wrapped = textwrap.wrap(words, 100, drop_whitespace=False, break_on_hyphens=False)
+            lines += [f'    "{name}":', *(f"        {piece!r}" for piece in wrapped)]
+            lines[-1] += ","
+        lines.append("}")
+    return "\n".join(lines) + "\n"
+
+
+def written(root):
+    """Every file that is made of the headers: (path, text)."""
+    tree, pages = read_tree(root)
+    yield PAGE, page(tree, pages)[0]
+    for card, name in TABLES.items():
+        yield f"docs/{card}", with_table(tree, name, (root / "docs" / card).read_text(encoding="utf-8"))
+    yield HELP, python_help(tree)
+
+
 def read_tree(root):
     headers = []
     for folder in LIBRARY:
@@ -128,23 +185,28 @@ def read_tree(root):
 
 def check(root):
     tree, pages = read_tree(root)
-    text, _ = page(tree, pages)
-    there = (root / PAGE).read_text(encoding="utf-8") if (root / PAGE).exists() else ""
-    differences = list(difflib.unified_diff(there.split("\n"), text.split("\n"), PAGE, "the headers", lineterm="", n=0))
-    if differences:
-        yield "\n".join(differences[:20])
-        yield f"{PAGE}: is not what the headers say; run python3 tests/meta/options_page.py write"
+    for path, text in written(root):
+        there = (root / path).read_text(encoding="utf-8") if (root / path).exists() else ""
+        differences = list(difflib.unified_diff(there.split("\n"), text.split("\n"), path, "the headers", lineterm="", n=0))
+        if differences:
+            yield "\n".join(differences[:20])
+            yield f"{path}: is not what the headers say; run python3 tests/meta/options_page.py write"
     for part in tree.parts.values():
         if card_of(part, pages) not in pages:
             yield f"{part.header}: no page explains {part.name}; name one in CARDS of tests/meta/options_page.py"
     for header, count in tree.unread.items():
-        yield f"{header}: {count} TORCH_ARG could not be read; write them like the others, or teach tests/meta/header_options.py"
+        yield f"{header}: {count} TORCH_ARG or PACER_OPTION could not be read; write them like the others, or teach tests/meta/header_options.py"
+    fields = (root / FIELDS).read_text(encoding="utf-8")
+    for name in optimizer_options(tree)[1]:
+        if f'{{"{name}"' not in fields:
+            yield f"{FIELDS}: lacks the option {name}, which would be neither saved nor compared"
     for name in sorted(ALONE - {name for part in tree.parts.values() for name in part.alone}):
         yield f"tests/meta/header_options.py: {name} in ALONE has a comment of its own now, or is gone"
 
 
 def write(root):
-    (root / PAGE).write_text(page(*read_tree(root))[0], encoding="utf-8")
+    for path, text in written(root):
+        (root / path).write_text(text, encoding="utf-8")
     return ()
 
 
@@ -173,6 +235,17 @@ class OtherOptions {
 
  private:\n  OtherOptions& become(int n);\n  double a_ = 1, b_ = 2;\n  std::optional<int64_t> least_;
 };
+template <class Own>\nstruct SharedOptionsOf : public Base<Own> {
+  // Shared.\n  PACER_OPTION(double, rate) = 1e-3;
+  PACER_OPTION(double, decay) = 0;
+ private:\n  TestOptions test_;\n public:
+  PACER_OPTION_OF(Own, test_, bytes);
+};
+struct DerivedOptions : public SharedOptionsOf<DerivedOptions>,
+                        public Base<DerivedOptions> {
+  DerivedOptions(double r = 1e-3) { rate(r).decay(0.1); }
+  // Own.\n  TORCH_ARG(bool, own) = true;
+};
 class Test {\n public:\n  explicit Test(const TestOptions& options);\n};
 }
 """
@@ -188,6 +261,9 @@ Made as `TestOptions(int64_t size)`.
 | `a` | `double` | `1` | Both. |
 | `b` | `double` | `2` | Both. |
 | `least` | `int64_t` | `8` | Least, 8 unless set. |
+| `rate` | `double` | `1e-3` | Shared. |
+| `decay` | `double` | `0.1` | Shared. |
+| `own` | `bool` | `true` | Own. |
 | `fast` | A loop, unrolled. |
 | `slow` | Another. |
 """
@@ -198,6 +274,9 @@ def self_test(_):
     for line in EXPECTED.splitlines():
         if f"\n{line}\n" not in text:
             yield f"the page of the header lacks: {line}"
+    card = with_table(Tree([("modules/test.h", HEADER)]), "TestOptions", "\n| name | type | meaning | default |\n| old |\n\nmore")
+    if "old" in card or "| `way` | [`Way`](options.md#way) | How. | `Way::fast` |\n" not in card or "\n\nmore" not in card:
+        yield f"writes the table of a card wrongly: {card}"
     if unsaid != ["modules/test.h: TestOptions.names"] or "become" in text:
         yield f"names as without a meaning: {unsaid}"
     changed, _ = page(Tree([("modules/test.h", HEADER.replace("2} << 20", "3} << 20"))]), [])

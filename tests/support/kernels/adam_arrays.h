@@ -262,11 +262,11 @@ class AdamGroupScalars {
 
   void set(int64_t group, AdamStorage storage, const RuleSettings& settings, int64_t step,
            bool skip = false) {
-    void* memory = &groups_[static_cast<size_t>(group)];
+    StepScalars& scalars = groups_[static_cast<size_t>(group)];
     if (storage == AdamStorage::f64) {
-      put(memory, adam_scalars<double>(settings, step), skip);
+      put(scalars, adam_scalars<double>(settings, step), skip);
     } else {
-      put(memory, adam_scalars<float>(settings, step), skip);
+      put(scalars, adam_scalars<float>(settings, step), skip);
     }
   }
   const StepScalars* data() const { return groups_.data(); }
@@ -274,9 +274,9 @@ class AdamGroupScalars {
 
  private:
   template <class Scalars>
-  static void put(void* memory, Scalars scalars, bool skip) {
+  static void put(StepScalars& memory, Scalars scalars, bool skip) {
     scalars.skip = skip;
-    std::memcpy(memory, &scalars, sizeof scalars);
+    memory.set(scalars);
   }
   std::vector<StepScalars> groups_;
 };

@@ -1,0 +1,98 @@
+// What the options of all optimizers share. Each optimizer has a struct of its own, like LibTorch's, whose
+// constructor sets the defaults that differ. Setters chain in any order.
+//
+// The first five fields lie where torch::optim::AdamOptions and AdamWOptions have theirs. So
+// static_cast<torch::optim::AdamWOptions&>(group.options()).weight_decay(0), which LibTorch's users write,
+// sets what it says. How each field is checked and saved is in detail/option_fields.h.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <tuple>
+
+#include <torch/optim/optimizer.h>
+
+#include <pacer/core/option.h>
+#include <pacer/optimizers/paging.h>
+
+namespace pacer {
+
+// How a 16-bit parameter keeps the digits its own dtype cannot hold. fp32 and fp64 parameters need none of
+// this.
+enum class MasterWeights {
+  automatic,  // remainder for bf16, fp32 for fp16
+  fp32,       // an fp32 copy, 4 bytes per parameter
+  remainder,  // bf16 only: the 16 low bits of the fp32 value, 2 bytes per parameter, as exact as fp32
+  none,       // bf16 only: no copy; see Rounding
+};
+
+// How a bf16 parameter without master weights is rounded after an update.
+enum class Rounding {
+  nearest,     // moments are bf16 too: 14 bytes moved per parameter, small updates can be lost
+  stochastic,  // moments are fp32; unbiased, and a pure function of seed, step and element (Philox4x32-10)
+};
+
+// The options of every optimizer. `Own` is the struct of one.
+template <class Own>
+struct OptimizerOptionsOf : public torch::optim::OptimizerCloneableOptions<Own> {
+  using betas_t = std::tuple<double, double>;
+
+  // Learning rate, >= 0.
+  PACER_OPTION(double, lr) = 1e-3;
+  // Decay rates of the first and second moment, each in [0, 1).
+  PACER_OPTION(betas_t, betas) = std::make_tuple(0.9, 0.999);
+  // Added to the denominator, outside the square root, >= 0.
+  PACER_OPTION(double, eps) = 1e-8;
+  // How strongly a step pulls parameters to zero, >= 0. Adam adds weight_decay * parameter to the gradient
+  // (L2). AdamW and 1-bit Adam take it from the parameter, times lr. LAMB and 1-bit LAMB add it to the update,
+  // before the trust ratio scales that.
+  PACER_OPTION(double, weight_decay) = 0;
+
+ protected:
+  // An option of Adam and AdamW. In the other rules, which do not have it, it keeps the place of torch's: set
+  // through a cast, it is refused.
+  bool amsgrad_ = false;
+
+ public:
+  bool wants_amsgrad() const { return amsgrad_; }
+  // The learning rate that a schedule multiplies with its factor, >= 0. Where it is unset, the schedule first
+  // sets it to lr.
+  PACER_OPTION(std::optional<double>, initial_lr);
+  // Correct both moments for their start at zero.
+  PACER_OPTION(bool, bias_correction) = true;
+  // How 16-bit parameters keep the digits that their own dtype cannot hold. The 1-bit optimizers need a master
+  // copy or a remainder and refuse MasterWeights::none.
+  PACER_OPTION(MasterWeights, master_weights) = MasterWeights::automatic;
+
+ public:
+  double get_lr() const override { return lr(); }
+  void set_lr(double learning_rate) override { lr(learning_rate); }
+};
+
+// Options are equal if all fields are.
+template <class Own>
+bool operator==(const OptimizerOptionsOf<Own>& left, const OptimizerOptionsOf<Own>& right);
+
+// The options of the optimizers that do not compress.
+template <class Own>
+struct FusedOptionsOf : public OptimizerOptionsOf<Own> {
+  // True: all gradients are checked before a step. Where one is NaN or infinite, the step changes nothing and
+  // counts as skipped. So it does where one is so large that the sum of squares overflows (fp32 within 32,768
+  // elements, beyond 1e19). The value must be the same in every group of an optimizer. A check reads the
+  // gradients once more.
+  PACER_OPTION(bool, finite_check) = false;
+  // How bf16 parameters without master weights are rounded.
+  PACER_OPTION(Rounding, rounding) = Rounding::nearest;
+  // The seed of stochastic rounding.
+  PACER_OPTION(uint64_t, seed) = 0;
+  // State lives in host memory and passes through the GPU in pages. Where this is unset, state is on the
+  // parameters' device. It holds for the whole optimizer: set it in the options that the optimizer is made
+  // with. It is not saved.
+  PACER_OPTION(std::optional<Paging>, paged);
+
+ public:
+  void serialize(torch::serialize::InputArchive& archive) override;
+  void serialize(torch::serialize::OutputArchive& archive) const override;
+};
+
+}  // namespace pacer
