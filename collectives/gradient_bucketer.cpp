@@ -32,7 +32,7 @@ GradientBucketer::GradientBucketer(const std::vector<NamedParameter>& parameters
 }
 
 GradientBucketer::~GradientBucketer() {
-  for (const auto& entry : state_->parameters()) detail::remove_gradient_hook(entry.parameter, state_.get());
+  for (const auto& entry : state_->parameters_) detail::remove_gradient_hook(entry.parameter, state_.get());
 }
 
 void GradientBucketer::begin_backward(const std::vector<at::Tensor>& zero,
@@ -43,26 +43,31 @@ void GradientBucketer::end_backward() { state_->end(); }
 void GradientBucketer::reduce(const std::vector<at::Tensor>& zero) { state_->reduce(zero); }
 void GradientBucketer::wait() { state_->wait(); }
 void GradientBucketer::drop() { state_->drop(); }
-void GradientBucketer::on_arrival(Arrived f) { state_->on_arrival(std::move(f)); }
+void GradientBucketer::on_arrival(Arrived f) { state_->on_arrival_ = std::move(f); }
 void GradientBucketer::set_scope(GradientScope scope) { state_->set_scope(scope); }
-double GradientBucketer::scale() const { return state_->scale(); }
-std::vector<int64_t> GradientBucketer::order() const { return state_->order(); }
+double GradientBucketer::scale() const { return state_->prescale_; }
 void GradientBucketer::use_order(const std::vector<int64_t>& order) { state_->use_order(order); }
-int64_t GradientBucketer::buckets_sent() const { return state_->sent(); }
-int64_t GradientBucketer::buckets_sent_early() const { return state_->sent_early(); }
+int64_t GradientBucketer::buckets_sent() const { return state_->sent_; }
+int64_t GradientBucketer::buckets_sent_early() const { return state_->sent_early_; }
+
+std::vector<int64_t> GradientBucketer::order() const {
+  std::vector<int64_t> positions;
+  if (state_->order_is_learned_) positions.assign(state_->order_.begin(), state_->order_.end());
+  return positions;
+}
 
 std::vector<int64_t> GradientBucketer::bucket_bytes() const {
   std::vector<int64_t> bytes;
-  for (const detail::Bucket& bucket : state_->buckets()) bytes.push_back(state_->bytes_of(bucket));
+  for (const detail::Bucket& bucket : state_->buckets_) bytes.push_back(state_->bytes_of(bucket));
   return bytes;
 }
 
 std::vector<std::vector<std::string>> GradientBucketer::buckets() const {
   std::vector<std::vector<std::string>> names;
-  for (const detail::Bucket& bucket : state_->buckets()) {
+  for (const detail::Bucket& bucket : state_->buckets_) {
     names.emplace_back();
     for (const size_t position : bucket.parameters) {
-      names.back().push_back(state_->parameters()[position].name);
+      names.back().push_back(state_->parameters_[position].name);
     }
   }
   return names;

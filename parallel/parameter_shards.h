@@ -131,8 +131,10 @@ class ParameterShards {
   // parameters is a stand-in without memory: InvalidArgument that names the parameter where it was cleared or
   // replaced since, once all sums are over; the next window may begin then.
   void wait();
-  // Forgets what has come together since the last update. Only where nothing is under way, or where this rank
-  // then leaves its peers: sums that were sent go on, into gradients of the next window.
+  // Gives up the window that is under way, at the same place on all ranks; or this rank must leave its peers. It
+  // never waits. The parts' gradients are undefined until the next wait(). The next begin_backward(), wait() or gather
+  // waits for the sums that were sent; it throws CommunicationError where they failed, and where ranks have sent
+  // different numbers of them.
   void drop();
 
   // Every rank's new values for all of them. Where ranks keep parts only, what is gathered is released, as it

@@ -1,11 +1,9 @@
 // A window that is given up: what it has sent goes on, in memory of its own, and the next window waits for that.
 #include <pacer/collectives/detail/gradient_bucketer_state.h>
 
-#include <string>
 #include <utility>
 
-#include <pacer/collectives/communication_error.h>
-#include <pacer/core/error.h>
+#include <pacer/collectives/detail/gradient_checks.h>
 
 namespace pacer {
 
@@ -38,17 +36,7 @@ void GradientBucketer::State::settle_dropped() {
     is_missed_.resize(parameters_.size());
     tell_missed();  // as ranks did whose backward had ended
   }
-  const std::vector<std::string> sent = world_->exchange(std::to_string(sent_));
-  for (size_t rank = 1; rank < sent.size(); ++rank) {
-    if (sent[rank] == sent[0]) continue;
-    const int first = world_->rank_in_world(0), other = world_->rank_in_world(static_cast<int>(rank));
-    throw CommunicationError(
-        detail::concatenate(
-            "the ranks dropped a window of gradients at different places (buckets sent by rank ", first, ": ",
-            sent[0], ", by rank ", other, ": ", sent[rank],
-            "); a rank that cannot go on must leave() the others"),
-        "agreement", 0, -1, {other});
-  }
+  detail::require_same_sent(*world_, "buckets", sent_);
   learn_missed();
   for (Work& work : works_) std::exchange(work, {}).wait();
   was_dropped_ = false;

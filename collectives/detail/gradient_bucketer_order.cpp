@@ -17,15 +17,15 @@ void GradientBucketer::State::send_the_rest() {
   std::vector<std::string> missed;
   is_missed_.assign(parameters_.size(), 0);
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (gradient_states_[i] == GradientState::ready || parameters_[i].parameter.grad().defined()) continue;
+    if (!gradients_.is_awaited(i) || parameters_[i].parameter.grad().defined()) continue;
     is_missed_[i] = 1;
     missed.push_back(parameters_[i].name);
   }
   if (!options_.unused_is_zero()) detail::require_all_reached(missed, parameters_.size());
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (gradient_states_[i] == GradientState::ready) continue;
+    if (!gradients_.is_awaited(i)) continue;
     if (is_missed_[i] != 0) set_zero(i);
-    set_ready(i);
+    gradients_.arrive(i);
   }
   send_full_buckets();
   if (options_.unused_is_zero()) tell_missed();
@@ -66,12 +66,6 @@ void GradientBucketer::State::learn_order() {
   world_->all_gather_host(all, order).wait();
   const auto* first = all.const_data_ptr<int64_t>();
   build({first, first + order.numel()});
-}
-
-std::vector<int64_t> GradientBucketer::State::order() const {
-  std::vector<int64_t> positions;
-  if (order_is_learned_) positions.assign(order_.begin(), order_.end());
-  return positions;
 }
 
 void GradientBucketer::State::use_order(const std::vector<int64_t>& order) {

@@ -23,7 +23,7 @@ void GradientBucketer::State::add(const std::vector<NamedParameter>& parameters,
     positions_.emplace(parameter.unsafeGetTensorImpl(), parameters_.size());
     const bool local = std::any_of(may_stay_local.begin(), may_stay_local.end(),
                                    [&it = parameter](const at::Tensor& other) { return other.is_same(it); });
-    parameters_.push_back({name, parameter, local, 0, {}});
+    parameters_.push_back({name, parameter, local, {}});
     withheld_.add(name, parameter);
     if (parameter.scalar_type() == at::kHalf) prescale_ = 1.0 / world_->world_size();
   }
@@ -43,6 +43,9 @@ void GradientBucketer::State::build(const std::vector<size_t>& order) {
   const bool in_place = options_.in_place().value_or(world_->coalesces()) && prescale_ == 1;
   const int64_t bytes = options_.bucket_bytes().value_or(detail::default_bucket_bytes(parameters_, in_place));
   buckets_ = detail::make_buckets(parameters_, order, bytes, options_.first_bucket_bytes());
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    for (const size_t position : buckets_[b].parameters) gradients_.put(position, b);
+  }
   if (in_place) return;
   for (detail::Bucket& bucket : buckets_) {
     detail::make_flat(bucket, parameters_);
@@ -78,33 +81,26 @@ void GradientBucketer::State::begin(const std::vector<at::Tensor>& zero,
   const std::lock_guard<std::mutex> lock(mutex_);
   require(!active_, "GradientBucketer::begin_backward before wait() of the window before");
   renew_memory();
-  gradient_states_.assign(parameters_.size(), GradientState::waiting);
-  is_zero_.assign(parameters_.size(), 0);
+  gradients_.reset();
   works_.assign(buckets_.size(), {});
-  still_waited_.clear();
-  for (const detail::Bucket& bucket : buckets_) {
-    still_waited_.push_back(static_cast<int64_t>(bucket.parameters.size()));
-  }
-  next_ = 0;
   sent_ = sent_early_ = 0;
   arrivals_.clear();
   order_shows_ = zero.empty() && done.empty() && scope_ != GradientScope::rank;
   active_ = true;
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (stays_local(i)) set_ready(i);
+    if (stays_local(i)) gradients_.arrive(i);
   }
   for (const at::Tensor& parameter : zero) {
     const size_t position = position_of(parameter);
-    if (position == parameters_.size() || gradient_states_[position] == GradientState::ready) continue;
-    is_zero_[position] = 1;
+    if (position == parameters_.size() || !gradients_.is_awaited(position)) continue;
     set_zero(position);
-    set_ready(position);
+    gradients_.set_absent(position);
   }
   for (const at::Tensor& parameter : done) {
     const size_t position = position_of(parameter);
-    if (position == parameters_.size() || gradient_states_[position] == GradientState::ready) continue;
+    if (position == parameters_.size() || !gradients_.is_awaited(position)) continue;
     if (!parameter.grad().defined()) set_zero(position);
-    set_ready(position);
+    gradients_.arrive(position);
   }
   send_full_buckets();
 }
@@ -119,15 +115,12 @@ void GradientBucketer::State::arrive(size_t position) {
     const bool is_wide = entry.parameter.grad().scalar_type() != entry.parameter.scalar_type();
     return is_wide ? check_dense(position) : put_in_place({position});
   }
-  require(gradient_states_[position] == GradientState::waiting || next_ <= entry.bucket, "parameter ",
-          entry.name,
+  require(!gradients_.has_left(position), "parameter ", entry.name,
           " received a gradient after its bucket had been sent; a layer given to LayerDrop::add must not be "
           "used elsewhere, and a parameter must not get gradients twice in one backward");
   check_dense(position);
-  is_zero_[position] = 0;
-  if (gradient_states_[position] == GradientState::ready) return put_in_place({position});
+  if (!gradients_.arrive(position)) return put_in_place({position});
   if (!order_is_learned_) arrivals_.push_back(position);
-  set_ready(position);
   send_full_buckets();
 }
 
@@ -167,21 +160,15 @@ void GradientBucketer::State::set_zero(size_t position) {
   gradient = entry.view;
 }
 
-void GradientBucketer::State::set_ready(size_t position) {
-  gradient_states_[position] = GradientState::ready;
-  --still_waited_[parameters_[position].bucket];
-}
-
-// In the buckets' order, which is the same on every rank, whatever the order in which they fill.
 void GradientBucketer::State::send_full_buckets() {
-  while (next_ < buckets_.size() && still_waited_[next_] == 0) send(next_++);
+  while (gradients_.next_is_full()) send(gradients_.leave());
 }
 
 void GradientBucketer::State::send(size_t number) {
   detail::Bucket& bucket = buckets_[number];
   if (stays_local(bucket.parameters.front())) return;  // as all of its bucket
   const bool all_zero = std::all_of(bucket.parameters.begin(), bucket.parameters.end(),
-                                    [&](size_t position) { return is_zero_[position] != 0; });
+                                    [&](size_t position) { return gradients_.is_absent(position); });
   if (all_zero) return;
   put_in_place(bucket.parameters);
   works_[number] = bucket.flat.defined() ? send_flat(bucket) : send_in_place(bucket);

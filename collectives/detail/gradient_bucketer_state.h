@@ -1,5 +1,5 @@
 // What happens to gradients between their hooks and their sums: the state that a GradientBucketer shares with
-// the hooks on its parameters.
+// the hooks on its parameters. Nobody else sees it, so all of it is public.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +12,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <pacer/collectives/detail/arrival_order.h>
 #include <pacer/collectives/detail/gradient_buckets.h>
 #include <pacer/collectives/detail/withheld_gradients.h>
 #include <pacer/collectives/gradient_bucketer.h>
@@ -30,20 +31,8 @@ class GradientBucketer::State : public std::enable_shared_from_this<State> {
   void wait();
   void drop();
   void set_scope(GradientScope scope);
-  void on_arrival(Arrived f) { on_arrival_ = std::move(f); }
-
-  std::vector<int64_t> order() const;
   void use_order(const std::vector<int64_t>& order);
-  double scale() const { return prescale_; }
-  const std::vector<detail::BucketedParameter>& parameters() const { return parameters_; }
-  const std::vector<detail::Bucket>& buckets() const { return buckets_; }
   int64_t bytes_of(const detail::Bucket& bucket) const;
-  int64_t sent() const { return sent_; }
-  int64_t sent_early() const { return sent_early_; }
-
- private:
-  // How far a parameter of the window under way is.
-  enum class GradientState : char { waiting, ready };
 
   void build(const std::vector<size_t>& order);
   void learn_order();
@@ -56,7 +45,6 @@ class GradientBucketer::State : public std::enable_shared_from_this<State> {
   }
   bool stays_local(size_t position) const { return scope_of(position) == GradientScope::rank; }
   void arrive(size_t position);  // from the hooks
-  void set_ready(size_t position);
   void check_dense(size_t position) const;
   void put_in_place(const std::vector<size_t>& positions);
   void set_zero(size_t position);
@@ -86,17 +74,14 @@ class GradientBucketer::State : public std::enable_shared_from_this<State> {
   bool memory_is_lent_ = false;                 // to that, so that the next gradients need another one
   GradientScope scope_ = GradientScope::world;  // of those that may stay local
   bool order_is_learned_ = false;
-  bool order_shows_ = false;      // all ranks see this window's order, undisturbed by dropped layers
-  std::vector<size_t> arrivals_;  // in this window
-  std::vector<GradientState> gradient_states_;  // by parameter
-  std::vector<char> is_zero_;                   // by parameter
-  std::vector<char> is_missed_;  // by parameter: no backward of the window reached it on this rank, and
-                                 // once learn_missed() was called on any
+  bool order_shows_ = false;        // all ranks see this window's order, undisturbed by dropped layers
+  std::vector<size_t> arrivals_;    // in this window
+  detail::ArrivalOrder gradients_;  // of the window under way; absent: zero on every rank
+  std::vector<char> is_missed_;     // by parameter: no backward of the window reached it on this rank, and
+                                    // once learn_missed() was called on any
   at::Tensor missed_here_, missed_everywhere_;  // uint8 [parameters], [ranks, parameters]; while they travel
   Work missed_work_;
-  std::vector<int64_t> still_waited_;  // by bucket
-  size_t next_ = 0;                    // the bucket that is sent next
-  std::vector<Work> works_;            // by bucket
+  std::vector<Work> works_;  // by bucket
   int64_t sent_ = 0, sent_early_ = 0;
 };
 

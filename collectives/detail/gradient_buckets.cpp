@@ -58,9 +58,8 @@ std::vector<Bucket> make_buckets(std::vector<BucketedParameter>& parameters, con
     const bool full = !is_new && buckets[found->second].elements * size >= limit;
     if (full) found->second = buckets.size();
     if (is_new || full) buckets.emplace_back();
-    entry.bucket = found->second;
     entry.view = at::Tensor();
-    Bucket& bucket = buckets[entry.bucket];
+    Bucket& bucket = buckets[found->second];
     bucket.dtype = entry.parameter.scalar_type();
     bucket.elements += round_up(entry.parameter.numel(), kAlignment);
     bucket.parameters.push_back(position);

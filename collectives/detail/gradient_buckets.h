@@ -14,7 +14,6 @@ struct BucketedParameter {
   std::string name;
   at::Tensor parameter;
   bool may_stay_local = false;  // such parameters share buckets with their like only
-  size_t bucket = 0;
   at::Tensor view;  // of flat memory, in the parameter's shape and memory order; undefined in place
 };
 
@@ -29,8 +28,8 @@ struct Bucket {
 // Returns the default of BucketOptions::bucket_bytes for these parameters.
 int64_t default_bucket_bytes(const std::vector<BucketedParameter>& parameters, bool in_place);
 
-// Fills the bucket of every parameter. `order`: positions in the order in which their gradients become ready.
-// Buckets are numbered in the order in which they fill.
+// Clears the parameters' views. `order`: positions in the order in which their gradients become ready. Buckets are
+// numbered in the order in which they fill.
 std::vector<Bucket> make_buckets(std::vector<BucketedParameter>& parameters, const std::vector<size_t>& order,
                                  int64_t bucket_bytes, int64_t first_bucket_bytes);
 

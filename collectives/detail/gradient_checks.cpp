@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include <pacer/collectives/communication_error.h>
 #include <pacer/core/error.h>
 
 namespace pacer::detail {
@@ -29,6 +30,19 @@ void require_all_reached(const std::vector<std::string>& missed, size_t count) {
       missed.empty(), "backward reached ", missed.size(), " of ", count, " parameters not at all: ", names,
       missed.size() > kNamesShown ? ", ..." : "",
       "; use them, freeze them with requires_grad_(false), or where that is meant set unused_is_zero(true)");
+}
+
+void require_same_sent(Communicator& ranks, const char* what, int64_t sent) {
+  const std::vector<std::string> of_ranks = ranks.exchange(std::to_string(sent));
+  for (size_t rank = 1; rank < of_ranks.size(); ++rank) {
+    if (of_ranks[rank] == of_ranks[0]) continue;
+    const int first = ranks.rank_in_world(0), other = ranks.rank_in_world(static_cast<int>(rank));
+    throw CommunicationError(
+        concatenate("the ranks dropped a window of gradients at different places (", what, " sent by rank ",
+                    first, ": ", of_ranks[0], ", by rank ", other, ": ", of_ranks[rank],
+                    "); a rank that cannot go on must leave() the others"),
+        "agreement", 0, -1, {other});
+  }
 }
 
 }  // namespace pacer::detail

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -17,5 +18,8 @@ void check_reducible(const std::string& name, const at::Tensor& parameter, const
 void check_dense(const std::string& name, const at::Tensor& gradient);
 // Throws InvalidArgument that names the first of those, of `count` parameters, that backward did not reach.
 void require_all_reached(const std::vector<std::string>& missed, size_t count);
+// Throws CommunicationError where ranks that have dropped a window have sent different numbers of `what` ("buckets")
+// in it. Blocks, as all ranks take part.
+void require_same_sent(Communicator& ranks, const char* what, int64_t sent);
 
 }  // namespace pacer::detail

@@ -1,6 +1,5 @@
 #include <pacer/optimizers/detail/onebit_overlap.h>
 
-#include <algorithm>
 #include <utility>
 
 #include <pacer/collectives/detail/gradient_hook.h>
@@ -8,6 +7,11 @@
 #include <pacer/optimizers/detail/parameter_check.h>
 
 namespace pacer::detail {
+
+OneBitOverlap::OneBitOverlap(std::vector<Entry> entries, Calls calls)
+    : entries_(std::move(entries)), calls_(std::move(calls)) {
+  for (size_t i = 0; i < entries_.size(); ++i) gradients_.put(i, entries_[i].turn);
+}
 
 std::shared_ptr<OneBitOverlap> OneBitOverlap::on(std::vector<Entry> entries, Calls calls) {
   const auto overlap = std::make_shared<OneBitOverlap>(std::move(entries), std::move(calls));
@@ -25,25 +29,24 @@ OneBitOverlap::~OneBitOverlap() {
 // What is frozen is not waited for.
 void OneBitOverlap::begin() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  has_arrived_.assign(entries_.size(), 0);
-  waited_.clear();
-  for (const Entry& entry : entries_) {
-    waited_.resize(std::max(waited_.size(), entry.turn + 1), 0);
-    waited_[entry.turn] += entry.parameter.requires_grad();
+  gradients_.reset();
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    if (!entries_[i].parameter.requires_grad()) gradients_.set_absent(i);
   }
-  next_ = 0;
   is_counting_ = true;
 }
 
 size_t OneBitOverlap::end() {
   const std::lock_guard<std::mutex> lock(mutex_);
   is_counting_ = false;
-  return std::exchange(next_, 0);
+  const size_t started = gradients_.next();
+  gradients_.reset();
+  return started;
 }
 
 bool OneBitOverlap::has_started() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return next_ > 0;
+  return gradients_.next() > 0;
 }
 
 void OneBitOverlap::remember(size_t turn) {
@@ -54,8 +57,9 @@ void OneBitOverlap::remember(size_t turn) {
 
 void OneBitOverlap::check_unchanged() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  for (const Entry& entry : entries_) {
-    if (entry.turn >= next_) continue;
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    if (!gradients_.has_left(i)) continue;
+    const Entry& entry = entries_[i];
     require(
         entry.gradient.is_unchanged(entry.parameter.grad()), "the gradient of parameter ",
         InMessage{entry.name, entry.parameter.sizes()},
@@ -68,16 +72,16 @@ void OneBitOverlap::arrive(size_t i) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const Entry& entry = entries_[i];
   require(
-      entry.turn >= next_, "parameter ", InMessage{entry.name, entry.parameter.sizes()},
+      !gradients_.has_left(i), "parameter ", InMessage{entry.name, entry.parameter.sizes()},
       " received a gradient after its momentum had left; with overlap_backward(true) a parameter gets its "
       "gradient once in the last backward of a step");
-  if (!is_counting_ || std::exchange(has_arrived_[i], 1) != 0) return;
-  --waited_[entry.turn];
-  while (is_counting_ && next_ < waited_.size() && waited_[next_] == 0) {
-    is_counting_ = calls_.start(next_);
-    if (is_counting_) remember(next_++);
+  if (!is_counting_ || gradients_.has_arrived(i)) return;
+  gradients_.arrive(i);
+  while (is_counting_ && gradients_.next_is_full()) {
+    is_counting_ = calls_.start(gradients_.next());
+    if (is_counting_) remember(gradients_.leave());
   }
-  if (next_ > 0) calls_.progress();
+  if (gradients_.next() > 0) calls_.progress();
 }
 
 }  // namespace pacer::detail

@@ -4,16 +4,15 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
+#include <pacer/collectives/detail/arrival_order.h>
 #include <pacer/device/detail/seen_tensor.h>
 
 namespace pacer::detail {
@@ -36,8 +35,7 @@ class OneBitOverlap : public std::enable_shared_from_this<OneBitOverlap> {
 
   // The hooks stay on the parameters as long as it lives.
   static std::shared_ptr<OneBitOverlap> on(std::vector<Entry> entries, Calls calls);
-  OneBitOverlap(std::vector<Entry> entries, Calls calls)
-      : entries_(std::move(entries)), calls_(std::move(calls)) {}
+  OneBitOverlap(std::vector<Entry> entries, Calls calls);
   ~OneBitOverlap();
 
   // The next backward is the last before a step.
@@ -58,9 +56,7 @@ class OneBitOverlap : public std::enable_shared_from_this<OneBitOverlap> {
   Calls calls_;
   mutable std::mutex mutex_;
   bool is_counting_ = false;
-  std::vector<char> has_arrived_;  // by entry
-  std::vector<int64_t> waited_;    // by turn: gradients that are still to come
-  size_t next_ = 0;                // turn
+  ArrivalOrder gradients_;  // by entry; buckets are turns
 };
 
 }  // namespace pacer::detail

@@ -50,6 +50,8 @@ void ParameterShards::State::set_absent(const std::vector<at::Tensor>& parameter
 void ParameterShards::State::begin(const Pass& pass) {
   const std::lock_guard<std::mutex> lock(mutex_);
   require(!active_, "ParameterShards::begin_backward before end_backward of the pass before");
+  settle_dropped();
+  if (!std::exchange(has_begun_, true)) sums_sent_ = replications_sent_ = 0;
   require_in_place();
   withheld_.put_back();
   for (Unit& unit : units_) {
@@ -59,14 +61,10 @@ void ParameterShards::State::begin(const Pass& pass) {
   std::vector<char> absent;
   set_absent(pass.absent, absent);
   set_absent(options_.reduce_every_backward() ? pass.absent : pass.absent_in_all, absent_in_all_);
-  gradient_states_.assign(parts_.size(), GradientState::awaited);
-  for (Unit& unit : units_) unit.awaited = unit.members.size();
+  gradients_.reset();
   for (size_t i = 0; i < parts_.size(); ++i) {
-    if (!absent[i] && unit_of(i).is_trained) continue;
-    gradient_states_[i] = GradientState::absent;
-    --unit_of(i).awaited;
+    if (absent[i] || !unit_of(i).is_trained) gradients_.set_absent(i);
   }
-  next_ = 0;
   newest_sent_ = nullptr;
   active_ = true;
   send_full_units();
@@ -78,14 +76,12 @@ void ParameterShards::State::land(size_t position) {
   count_landed(position);
   if (!active_) return;  // a pass of somebody else's, whose gradients stay where they are
   const Part& part = parts_[position];
-  require(gradient_states_[position] == GradientState::awaited || next_ <= unit_of_[position], "parameter ",
-          part.name,
+  require(!gradients_.has_left(position), "parameter ", part.name,
           " received a gradient after its unit had been sent; a layer that LayerDrop drops must not be used "
           "elsewhere, and a parameter must not get gradients twice in one backward");
   detail::check_dense(part.name, part.parameter.grad());
   copy_gradient(position);
-  if (gradient_states_[position] == GradientState::awaited) --unit_of(position).awaited;
-  gradient_states_[position] = GradientState::landed;
+  gradients_.arrive(position);
   was_reached_[position] = 1;
   send_full_units();
 }
@@ -95,7 +91,7 @@ void ParameterShards::State::copy_gradient(size_t position) {
   const at::NoGradGuard no_grad;
   at::Tensor& gradient = parts_[position].parameter.mutable_grad();
   const at::Tensor place = place_of(position);
-  const bool adds = gradient_states_[position] == GradientState::landed || has_contributed_[position];
+  const bool adds = gradients_.has_arrived(position) || has_contributed_[position];
   adds ? place.add_(gradient) : place.copy_(gradient);
   gradient.reset();
   has_contributed_[position] = !options_.reduce_every_backward();
@@ -109,23 +105,21 @@ at::Tensor ParameterShards::State::place_of(size_t position) {
       .view(parameter.sizes());
 }
 
-// In the units' order, which is the same on every rank, whatever the order in which they fill.
 void ParameterShards::State::send_full_units() {
   if (!sends()) return;
-  while (next_ < units_.size() && units_[next_].awaited == 0) send(units_[next_++]);
+  while (gradients_.next_is_full()) send(units_[gradients_.leave()]);
 }
 
 void ParameterShards::State::send(Unit& unit) {
   if (!unit.is_trained) return;
   const bool is_absent = std::all_of(unit.members.begin(), unit.members.end(), [&](size_t position) {
-    return absent_in_all_[position] != 0 && gradient_states_[position] != GradientState::landed;
+    return absent_in_all_[position] != 0 && !gradients_.has_arrived(position);
   });
   if (is_absent) return;
   const at::NoGradGuard no_grad;
   note_sum(unit);
   for (const size_t position : unit.members) {
-    if (gradient_states_[position] != GradientState::landed && !has_contributed_[position])
-      place_of(position).zero_();
+    if (!gradients_.has_arrived(position) && !has_contributed_[position]) place_of(position).zero_();
   }
   unit.landing = unit.landing.to(unit.gradient.scalar_type());  // rounds what added up in fp32
   // As a tensor: a plain number would be rounded to the gradients' dtype first.
@@ -136,6 +130,7 @@ void ParameterShards::State::send(Unit& unit) {
   if (stays_local(unit)) options.ordered_sum(true);
   unit.work = ranks_->reduce_scatter(unit.has_gradient ? unit.sum : unit.gradient, unit.landing, options);
   unit.has_gradient = true;
+  ++sums_sent_;
   if (before != nullptr && pass_.is_last) add_over_replicas(*before);
 }
 
@@ -146,13 +141,13 @@ void ParameterShards::State::add_over_replicas(Unit& unit) {
   finish(unit);
   round_sum(unit);
   unit.replication = replicas_->all_reduce(unit.gradient, agreed());
+  ++replications_sent_;
 }
 
 void ParameterShards::State::require_all_reached() const {
   std::vector<std::string> missed;
   for (size_t i = 0; i < parts_.size(); ++i) {
-    if (gradient_states_[i] == GradientState::awaited && was_reached_[i] == 0)
-      missed.push_back(parts_[i].name);
+    if (gradients_.is_awaited(i) && was_reached_[i] == 0) missed.push_back(parts_[i].name);
   }
   detail::require_all_reached(missed, parts_.size());
 }
@@ -161,7 +156,7 @@ void ParameterShards::State::end() {
   const std::lock_guard<std::mutex> lock(mutex_);
   require(active_, "ParameterShards::end_backward without begin_backward");
   if (pass_.is_last && !options_.unused_is_zero()) require_all_reached();
-  for (Unit& unit : units_) unit.awaited = 0;
+  gradients_.set_rest_absent();
   send_full_units();
   if (values_ && !keeps_gathered()) values_->release_all();
   active_ = false;
@@ -170,20 +165,12 @@ void ParameterShards::State::end() {
   }
 }
 
-std::vector<char> ParameterShards::State::missed() const {
-  std::vector<char> missed;
-  for (size_t i = 0; i < parts_.size(); ++i) {
-    missed.push_back(units_[unit_of_[i]].is_trained && was_reached_[i] == 0 ? 1 : 0);
-  }
-  return missed;
-}
-
 void ParameterShards::State::reduce(const std::vector<at::Tensor>& absent_in_all, bool stays_local) {
   pass_.stays_local = stays_local;
   if (options_.reduce_every_backward()) return;  // all of it has been
   begin({true, {}, absent_in_all, stays_local});
   const std::lock_guard<std::mutex> lock(mutex_);
-  for (Unit& unit : units_) unit.awaited = 0;
+  gradients_.set_rest_absent();
   send_full_units();
   active_ = false;
 }
@@ -217,6 +204,7 @@ void ParameterShards::State::require_untouched() {
 
 void ParameterShards::State::finish_all() {
   const at::NoGradGuard no_grad;
+  settle_dropped();
   for (Unit& unit : units_) {
     finish(unit);
     round_sum(unit);
@@ -227,23 +215,36 @@ void ParameterShards::State::finish_all() {
   forget_pass();
 }
 
+// It neither waits nor takes memory, because this rank may be about to leave the others.
 void ParameterShards::State::drop() {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (Unit& unit : units_) {
-    unit.work = {};
-    unit.replication = {};
     unit.sum.reset();
     unit.wide.reset();
     unit.landing.reset();
   }
-  landing_buffers_.clear();  // what is under way may still write to them
+  landing_buffers_.clear();  // what is under way may still read them
   withheld_.put_back();
   if (values_) values_->drop();
+  was_dropped_ = was_dropped_ || has_begun_;
   forget_pass();
 }
 
+// Between windows. What is under way may still write to the parts' gradients. A sum that only some ranks have sent
+// would be added to one of the next window.
+void ParameterShards::State::settle_dropped() {
+  if (!was_dropped_) return;
+  detail::require_same_sent(*ranks_, "sums", sums_sent_);
+  if (replicas_ != nullptr) detail::require_same_sent(*replicas_, "sums over replicas", replications_sent_);
+  for (Unit& unit : units_) {
+    std::exchange(unit.work, {}).wait();
+    std::exchange(unit.replication, {}).wait();
+  }
+  was_dropped_ = false;
+}
+
 void ParameterShards::State::forget_pass() {
-  active_ = false;
+  active_ = has_begun_ = false;
   for (Unit& unit : units_) unit.has_gradient = unit.is_replicated = false;
   has_contributed_.assign(parts_.size(), 0);
   was_reached_.assign(parts_.size(), 0);

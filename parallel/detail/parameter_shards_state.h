@@ -1,5 +1,5 @@
 // What happens to gradients between their hooks and the sums of this rank's parts: the state that a
-// ParameterShards shares with the hooks on its parameters.
+// ParameterShards shares with the hooks on its parameters. Nobody else sees it, so all of it is public.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +12,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <pacer/collectives/detail/arrival_order.h>
 #include <pacer/collectives/detail/withheld_gradients.h>
 #include <pacer/parallel/detail/grouped_values.h>
 #include <pacer/parallel/parameter_shards.h>
@@ -31,7 +32,6 @@ class ParameterShards::State : public std::enable_shared_from_this<State> {
   void add_groups(const std::vector<Group>& groups);
   void begin(const Pass& pass);
   void end();
-  std::vector<char> missed() const;
   void reduce(const std::vector<at::Tensor>& absent_in_all, bool stays_local);
   void wait();
   void drop();
@@ -39,25 +39,12 @@ class ParameterShards::State : public std::enable_shared_from_this<State> {
 
   // ---- parameter_shards_values.cpp ----
   void keep_parts();
-  bool keeps_parts() const { return values_.has_value(); }
-  void gather(size_t group);
-  void gather_ahead(size_t group, size_t at_most);
-  void release(size_t group);
   void gather_until_landed(size_t group, size_t passes);
-  void passed(size_t group);
-  bool is_gathered(size_t group);
   std::string group_name(size_t group) const;
   void gather_all();
   void release_all();
-  bool all_are_gathered() const { return may_be_changed_; }
-  std::vector<std::string> take_history();
 
-  const std::vector<Part>& parts() const { return parts_; }
   ShardPiece piece(size_t i, int rank) const;
-  double scale() const { return prescale_; }
-  std::vector<std::vector<std::string>> units() const;
-
- private:
   // Parameters of one dtype that travel together.
   struct Unit {
     std::vector<size_t> members;  // positions in parts_
@@ -65,25 +52,22 @@ class ParameterShards::State : public std::enable_shared_from_this<State> {
     bool is_trained;  // its parameters need gradients
     bool may_stay_local;
     ShardLayout layout;
-    at::Tensor parameters;      // flat; undefined once ranks keep parts
-    at::Tensor own_parameters;  // this rank's part of it
-    at::Tensor gradient;        // of this rank's part: the sum since the last update
-    bool has_gradient = false;  // something was added to it
-    at::Tensor landing;         // flat, where this rank's gradients come together; undefined before the first
-    size_t awaited = 0;         // members that this backward may still reach
-    at::Tensor sum;             // of this pass, where it is not `gradient` itself
-    at::Tensor wide;            // fp32: the sum of several passes of 16 bits; it becomes `gradient`
-    Work work;                  // the sum under way
+    at::Tensor parameters = {};      // flat; undefined once ranks keep parts
+    at::Tensor own_parameters = {};  // this rank's part of it
+    at::Tensor gradient = {};        // of this rank's part: the sum since the last update
+    bool has_gradient = false;       // something was added to it
+    at::Tensor landing = {};  // flat, where this rank's gradients come together; undefined before the first
+    at::Tensor sum = {};      // of this pass, where it is not `gradient` itself
+    at::Tensor wide = {};     // fp32: the sum of several passes of 16 bits; it becomes `gradient`
+    Work work = {};           // the sum under way
     bool is_replicated = false;  // `gradient` is, or becomes, the sum over replicas
-    Work replication;
+    Work replication = {};
   };
   // Flat memory that units use in turn.
   struct LandingBuffer {
     at::Tensor memory;
     Unit* user = nullptr;
   };
-  // How far a parameter of the pass under way is: `absent` ones are not awaited.
-  enum class GradientState : char { awaited, absent, landed };
 
   void add_part(const NamedParameter& parameter);
   void make_units();
@@ -93,7 +77,7 @@ class ParameterShards::State : public std::enable_shared_from_this<State> {
   at::Tensor moved_parameters(const Unit& unit);
   void make_parts();
   void add_hooks();
-  Unit& unit_of(size_t position) { return units_[unit_of_[position]]; }
+  Unit& unit_of(size_t position) { return units_[gradients_.bucket_of(position)]; }
   // Groups stay gathered after the pass under way.
   bool keeps_gathered() const { return options_.keep_after_forward() && active_ && !pass_.is_last; }
   bool stays_local(const Unit& unit) const { return unit.may_stay_local && pass_.stays_local; }
@@ -124,12 +108,13 @@ class ParameterShards::State : public std::enable_shared_from_this<State> {
   void require_untouched();
   void finish_all();
   void forget_pass();
+  void settle_dropped();
 
   const std::shared_ptr<Communicator> ranks_, replicas_;
   const ParameterShardsOptions options_;
   std::vector<Part> parts_;
   std::unordered_map<const void*, size_t> positions_;  // by TensorImpl
-  std::vector<size_t> unit_of_, place_in_unit_;        // by position
+  std::vector<size_t> place_in_unit_;                  // by position
   std::vector<Unit> units_;                            // in the order in which they are sent
   std::vector<LandingBuffer> landing_buffers_;
   detail::FlatPool memory_;      // instead of landing buffers, with groups
@@ -143,12 +128,14 @@ class ParameterShards::State : public std::enable_shared_from_this<State> {
 
   std::mutex mutex_;  // hooks run on autograd's threads
   bool active_ = false;
+  bool has_begun_ = false;                         // a pass since the last update
+  bool was_dropped_ = false;                       // the window before; what it sent may still be under way
+  int64_t sums_sent_ = 0, replications_sent_ = 0;  // in this window
   Pass pass_;
-  std::vector<GradientState> gradient_states_;  // by position
+  detail::ArrivalOrder gradients_;     // of the pass under way; buckets are units
   std::vector<char> has_contributed_;  // by position: in a pass since the last update; whole gradients only
   std::vector<char> was_reached_;      // by position: by a pass since the last update
   std::vector<char> absent_in_all_;    // by position
-  size_t next_ = 0;                    // the unit that is sent next
 };
 
 }  // namespace pacer

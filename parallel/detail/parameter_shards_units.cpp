@@ -49,7 +49,6 @@ void ParameterShards::State::add_groups(const std::vector<Group>& groups) {
       add_part(item);
     }
   }
-  unit_of_.resize(parts_.size());
   place_in_unit_.resize(parts_.size());
   for (size_t group = groups.size(); group-- > 0;) {
     for (auto& [kind, of_unit] : members[group]) add_unit(std::move(of_unit), group);
@@ -101,7 +100,6 @@ void ParameterShards::State::make_units() {
     members[found->second].push_back(i);
     bytes[found->second] += static_cast<int64_t>(parameter.nbytes());
   }
-  unit_of_.resize(parts_.size());
   place_in_unit_.resize(parts_.size());
   for (std::vector<size_t>& of_unit : members) add_unit(std::move(of_unit), 0);
 }
@@ -115,27 +113,13 @@ bool ParameterShards::State::may_stay_local(const at::Tensor& parameter) const {
 void ParameterShards::State::add_unit(std::vector<size_t> members, size_t group) {
   std::vector<int64_t> counts;
   for (const size_t position : members) {
-    unit_of_[position] = units_.size();
+    gradients_.put(position, units_.size());
     place_in_unit_[position] = counts.size();
     counts.push_back(parts_[position].parameter.numel());
   }
   const at::Tensor& first = parts_[members.front()].parameter;
-  Unit unit{std::move(members),
-            group,
-            first.requires_grad(),
-            may_stay_local(first),
-            ShardLayout(counts, ranks_->world_size(), options_.piece()),
-            {},
-            {},
-            {},
-            false,
-            {},
-            0,
-            {},
-            {},
-            {},
-            false,
-            {}};
+  Unit unit{std::move(members), group, first.requires_grad(), may_stay_local(first),
+            ShardLayout(counts, ranks_->world_size(), options_.piece())};
   if (unit.is_trained) unit.gradient = at::zeros({unit.layout.part_elements()}, like(first));
   units_.push_back(std::move(unit));
 }
@@ -176,16 +160,7 @@ void ParameterShards::State::make_parts() {
 }
 
 ShardPiece ParameterShards::State::piece(size_t i, int rank) const {
-  return units_[unit_of_[i]].layout.piece(place_in_unit_[i], rank);
-}
-
-std::vector<std::vector<std::string>> ParameterShards::State::units() const {
-  std::vector<std::vector<std::string>> names;
-  for (const Unit& unit : units_) {
-    names.emplace_back();
-    for (const size_t position : unit.members) names.back().push_back(parts_[position].name);
-  }
-  return names;
+  return units_[gradients_.bucket_of(i)].layout.piece(place_in_unit_[i], rank);
 }
 
 }  // namespace pacer

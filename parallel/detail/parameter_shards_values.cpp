@@ -27,6 +27,7 @@ void ParameterShards::State::keep_parts() {
 
 // Says which group it is about. With the lock.
 void ParameterShards::State::gather_values(size_t group) {
+  settle_dropped();
   try {
     values_->gather(group);
   } catch (const CommunicationError& error) {
@@ -37,19 +38,21 @@ void ParameterShards::State::gather_values(size_t group) {
   }
 }
 
-void ParameterShards::State::gather(size_t group) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (values_) gather_values(group);
+void ParameterShards::gather(size_t group) {
+  const std::lock_guard<std::mutex> lock(state_->mutex_);
+  if (state_->values_) state_->gather_values(group);
 }
 
-void ParameterShards::State::gather_ahead(size_t group, size_t at_most) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (values_ && values_->ahead() < at_most) values_->start(group);
+void ParameterShards::gather_ahead(size_t group, size_t at_most) {
+  const std::lock_guard<std::mutex> lock(state_->mutex_);
+  if (!state_->values_ || state_->values_->ahead() >= at_most) return;
+  state_->settle_dropped();
+  state_->values_->start(group);
 }
 
-void ParameterShards::State::release(size_t group) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (values_) values_->release(group);
+void ParameterShards::release(size_t group) {
+  const std::lock_guard<std::mutex> lock(state_->mutex_);
+  if (state_->values_) state_->values_->release(group);
 }
 
 void ParameterShards::State::gather_until_landed(size_t group, size_t passes) {
@@ -59,16 +62,17 @@ void ParameterShards::State::gather_until_landed(size_t group, size_t passes) {
   for (const Unit& unit : units_) {
     if (unit.group != group || !unit.is_trained) continue;
     for (const size_t position : unit.members) {
-      landings += !active_ || gradient_states_[position] == GradientState::awaited;
+      landings += !active_ || gradients_.is_awaited(position);
     }
   }
   gather_values(group);
   values_->keep_until(group, landings, passes);
 }
 
-void ParameterShards::State::passed(size_t group) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (values_ && values_->passed(group) && !keeps_gathered()) values_->release(group);
+void ParameterShards::passed(size_t group) {
+  const std::lock_guard<std::mutex> lock(state_->mutex_);
+  if (state_->values_ && state_->values_->passed(group) && !state_->keeps_gathered())
+    state_->values_->release(group);
 }
 
 // A parameter that got its gradient is not read any more in this backward.
@@ -77,9 +81,9 @@ void ParameterShards::State::count_landed(size_t position) {
   if (values_ && values_->landed(group) && !keeps_gathered()) values_->release(group);
 }
 
-bool ParameterShards::State::is_gathered(size_t group) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return !values_ || values_->is_gathered(group);
+bool ParameterShards::is_gathered(size_t group) const {
+  const std::lock_guard<std::mutex> lock(state_->mutex_);
+  return !state_->values_ || state_->values_->is_gathered(group);
 }
 
 void ParameterShards::State::gather_all() {
@@ -120,10 +124,10 @@ void ParameterShards::State::note_sum(const Unit& unit) {
   history_.push_back(detail::concatenate("adds gradients of ", group_name(unit.group)));
 }
 
-std::vector<std::string> ParameterShards::State::take_history() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (values_) note_gathers();
-  return std::exchange(history_, {});
+std::vector<std::string> ParameterShards::take_history() {
+  const std::lock_guard<std::mutex> lock(state_->mutex_);
+  if (state_->values_) state_->note_gathers();
+  return std::exchange(state_->history_, {});
 }
 
 }  // namespace pacer
