@@ -19,13 +19,7 @@ CompressedParameters::CompressedParameters(const std::vector<OneBitTensor>& tens
                                            std::shared_ptr<Communicator> shard_ranks)
     : rule_(setup.rule), device_(setup.route.world().device()), shard_ranks_(std::move(shard_ranks)) {
   for (auto& of_bucket : cut(tensors, setup.first_of_buckets(tensors))) {
-    std::unique_ptr<OneBitExchange> exchange;
-    if (setup.exchanges()) {
-      exchange = std::make_unique<OneBitExchange>(setup.route, counts_of(of_bucket), setup.compression());
-    }
-    buckets_.push_back(std::make_unique<OneBitBucket>(std::move(of_bucket), std::move(exchange),
-                                                      setup.variance_floor(), setup.rule, device_,
-                                                      shard_ranks_));
+    buckets_.push_back(std::make_unique<OneBitBucket>(std::move(of_bucket), setup, shard_ranks_));
   }
   for (const auto& bucket : buckets_) {
     for (size_t i = 0; i < bucket->tensors().size(); ++i) places_.push_back({bucket.get(), i});

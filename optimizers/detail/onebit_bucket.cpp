@@ -17,13 +17,14 @@
 
 namespace pacer::detail {
 
-OneBitBucket::OneBitBucket(std::vector<OneBitTensor> tensors, std::unique_ptr<OneBitExchange> exchange,
-                           double variance_floor, kernels::UpdateRule rule, at::Device device,
+OneBitBucket::OneBitBucket(std::vector<OneBitTensor> tensors, const OneBitSetup& setup,
                            const std::shared_ptr<Communicator>& shard_ranks)
     : tensors_(std::move(tensors)),
-      exchange_(std::move(exchange)),
-      variance_floor_(variance_floor),
-      device_(device),
+      exchange_(setup.exchanges()
+                    ? std::make_unique<OneBitExchange>(setup.route, counts_of(tensors_), setup.compression())
+                    : nullptr),
+      variance_floor_(setup.variance_floor()),
+      device_(setup.route.world().device()),
       layout_(exchange_ ? exchange_->layout() : kernels::OneBitLayout(counts_of(tensors_), 1)),
       rows_(layout_.rows()),
       variance_(flat_zeros()),
@@ -38,7 +39,7 @@ OneBitBucket::OneBitBucket(std::vector<OneBitTensor> tensors, std::unique_ptr<On
   arguments_.host().resize(tensors_.size());
   if (shard_ranks) shared_units_ = std::make_unique<SharedUnits>(shard_ranks, bounds_of(tensors_), device_);
   if (device_.is_cuda()) make_tables();
-  if (rule != kernels::UpdateRule::lamb) return;
+  if (setup.rule != kernels::UpdateRule::lamb) return;
   lamb_.emplace(tensors_, layout_, units_, device_, shard_ranks);
   if (exchange_) exchange_->keep_former_mean();
 }

@@ -22,7 +22,7 @@
 #include <pacer/kernels/onebit_adam.h>
 #include <pacer/optimizers/detail/named_views.h>
 #include <pacer/optimizers/detail/onebit_lamb_kernels.h>
-#include <pacer/optimizers/detail/onebit_settings.h>
+#include <pacer/optimizers/detail/onebit_setup.h>
 #include <pacer/optimizers/detail/parameter_entry.h>
 #include <pacer/optimizers/detail/shared_sums.h>
 #include <pacer/optimizers/named_tensors.h>
@@ -31,16 +31,15 @@ namespace pacer::detail {
 
 class OneBitBucket {
  public:
-  // `exchange` is null where nothing is compressed. `shard_ranks`: the ranks that have the other parts of the
-  // tensors; null where these are whole. Norms, floors, scales of momentum and factors are then those of whole
-  // tensors, for which all of them call alike.
-  OneBitBucket(std::vector<OneBitTensor> tensors, std::unique_ptr<OneBitExchange> exchange,
-               double variance_floor, kernels::UpdateRule rule, at::Device device,
-               const std::shared_ptr<Communicator>& shard_ranks = nullptr);
+  // `shard_ranks`: the ranks that have the other parts of the tensors; null where these are whole. Norms, floors,
+  // scales of momentum and factors are then those of whole tensors, for which all of them call alike.
+  OneBitBucket(std::vector<OneBitTensor> tensors, const OneBitSetup& setup,
+               const std::shared_ptr<Communicator>& shard_ranks);
   OneBitBucket(const OneBitBucket&) = delete;  // lamb_ refers to its tensors
 
   const std::vector<OneBitTensor>& tensors() const { return tensors_; }
   at::Tensor variance_of(size_t tensor) const { return view(variance_, tensor); }
+  // Null where nothing is exchanged.
   OneBitExchange* exchange() const { return exchange_.get(); }
 
   // ---- The freeze, in this order, and set_floors() between. ----
