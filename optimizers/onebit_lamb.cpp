@@ -29,12 +29,12 @@ double OneBitLamb::coefficient(const torch::Tensor& parameter) const {
 
 double OneBitLamb::factor(const torch::Tensor& parameter) const {
   group_of(parameter);
-  return compressed() == nullptr ? 1 : compressed()->lamb_factor(parameter_name(parameter));
+  return compressed() == nullptr ? 1 : compressed()->lamb_numbers(parameter_name(parameter)).factor;
 }
 
 double OneBitLamb::momentum_scale(const torch::Tensor& parameter) const {
   group_of(parameter);
-  return compressed() == nullptr ? 1 : compressed()->momentum_scale(parameter_name(parameter));
+  return compressed() == nullptr ? 1 : compressed()->lamb_numbers(parameter_name(parameter)).momentum_scale;
 }
 
 }  // namespace pacer

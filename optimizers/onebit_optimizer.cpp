@@ -1,3 +1,4 @@
+// A 1-bit optimizer from its options to its steps. The header says which file has the rest.
 #include <pacer/optimizers/onebit_optimizer.h>
 
 #include <algorithm>
@@ -8,11 +9,12 @@
 #include <pacer/collectives/communicator.h>
 #include <pacer/collectives/gradient_bucketer.h>
 #include <pacer/core/error.h>
+#include <pacer/device/detail/failure_text.h>
 #include <pacer/device/detail/host_copy.h>
 #include <pacer/optimizers/detail/compressed_parameters.h>
 #include <pacer/optimizers/detail/freeze_rule.h>
 #include <pacer/optimizers/detail/onebit_overlap.h>
-#include <pacer/optimizers/detail/onebit_settings.h>
+#include <pacer/optimizers/detail/onebit_setup.h>
 #include <pacer/optimizers/detail/parameter_check.h>
 #include <pacer/optimizers/detail/step_agreement.h>
 #include <pacer/optimizers/detail/step_engine.h>
@@ -42,21 +44,24 @@ std::vector<detail::GroupSettings> OneBitOptimizer::settings() const {
   return detail::settings_of(traits(), param_groups_);
 }
 
-detail::OneBitSettings OneBitOptimizer::onebit_settings_for(
-    const std::vector<detail::GroupSettings>& settings) const {
-  detail::OneBitSettings onebit = detail::onebit_settings(name(), settings);
-  route(onebit);  // throws where it cannot be hierarchical
+detail::CompressedParameters* OneBitOptimizer::compressed() const { return engine().compressed_parameters(); }
+
+detail::OneBitSetup OneBitOptimizer::setup_for(const std::vector<detail::GroupSettings>& settings) const {
+  const detail::OneBitSettings onebit = detail::onebit_settings(name(), settings);
+  const bool hierarchical = onebit.hierarchical();
+  detail::OneBitSetup setup{
+      onebit, traits().settings(defaults()).kernel.rule, {world_, hierarchical, shard_ranks_ != nullptr}};
   require(
-      shard_ranks_ == nullptr || onebit.hierarchical(), name(),
+      shard_ranks_ == nullptr || hierarchical, name(),
       ": the ranks of a node share the optimizer, and hierarchical is false in its options or in the state "
       "to load; use hierarchical(true), or DataParallel in place of Shards");
-  return onebit;
+  return setup;
 }
 
 void OneBitOptimizer::read_settings() {
   const auto settings = this->settings();
   detail::check_compressible(name(), param_groups_, settings, names());
-  onebit_ = std::make_unique<detail::OneBitSettings>(onebit_settings_for(settings));
+  onebit_ = std::make_unique<detail::OneBitSetup>(setup_for(settings));
 }
 
 void OneBitOptimizer::set_up(std::shared_ptr<Communicator> world) {
@@ -64,10 +69,10 @@ void OneBitOptimizer::set_up(std::shared_ptr<Communicator> world) {
   check_device();
   read_settings();
   if (onebit_->freeze_automatically()) {
-    rule_ = std::make_unique<detail::FreezeRule>(*onebit_->freeze_automatically(), onebit_->beta2);
+    warm_up_.rule = std::make_unique<detail::FreezeRule>(*onebit_->freeze_automatically(), onebit_->beta2);
   }
-  own_guard_ = std::make_shared<GradientGuard>(world_->device());
-  agreement_ = std::make_unique<detail::StepAgreement>();
+  alone_.guard = std::make_shared<GradientGuard>(world_->device());
+  alone_.agreement = std::make_unique<detail::StepAgreement>();
   announce_phase();
 }
 
@@ -102,10 +107,6 @@ void OneBitOptimizer::add_param_group(const NamedParamGroup& group) { add_group(
 
 // ---- Which step comes next. ----
 
-detail::OneBitRoute OneBitOptimizer::route(const detail::OneBitSettings& onebit) const {
-  return {world_, onebit.hierarchical(), shard_ranks_ != nullptr};
-}
-
 std::string OneBitOptimizer::unshared_reason(GradientScope among) const {
   if (among == GradientScope::world || !onebit_->hierarchical()) {
     return "each rank has errors of its own for all parameters, unless nodes are the workers "
@@ -115,7 +116,7 @@ std::string OneBitOptimizer::unshared_reason(GradientScope among) const {
 }
 
 void OneBitOptimizer::update_only(const ParameterRanges& ranges, std::shared_ptr<Communicator> ranks) {
-  require(shard_ranks_ != nullptr || compressed_ == nullptr, name(), ": the variance froze (step ",
+  require(shard_ranks_ != nullptr || compressed() == nullptr, name(), ": the variance froze (step ",
           frozen_at_.value_or(0),
           ") before ranks share the work; save a checkpoint and resume from it with a new optimizer");
   require(ranks->world_size() == world_->ranks_per_node(), name(), ": parts of ", ranks->world_size(),
@@ -130,21 +131,18 @@ void OneBitOptimizer::update_only(const ParameterRanges& ranges, std::shared_ptr
   }
   FusedOptimizer::update_only(ranges, ranks);
   shard_ranks_ = std::move(ranks);
+  onebit_->route = {world_, onebit_->hierarchical(), /*ranks_have_parts=*/true};
 }
 
 bool OneBitOptimizer::is_part(const std::string& name, const torch::Tensor& tensor) const {
   return FusedOptimizer::is_part(name, tensor) && !detail::is_lamb_number(name);
 }
 
-bool OneBitOptimizer::exchanges(const detail::OneBitSettings& onebit) const {
-  return onebit.one_bit() && (route(onebit).workers() > 1 || onebit.compress_alone());
-}
-
 detail::OneBitKind OneBitOptimizer::kind_of_next_step() const {
   if (!frozen_at_) return Kind::warm_up;
   const int64_t every = onebit_->refresh_variance_every;
   if (every > 0 && (attempts_ + 1 - *frozen_at_) % every == 0) return Kind::refresh;
-  return compressed_->compresses() ? Kind::compressed : Kind::dense;
+  return compressed()->compresses() ? Kind::compressed : Kind::dense;
 }
 
 void OneBitOptimizer::announce_phase() const {
@@ -158,7 +156,7 @@ OneBitPhase OneBitOptimizer::phase() const {
 
 GradientScope OneBitOptimizer::gradient_scope() const {
   if (kind_of_next_step() != Kind::compressed) return GradientScope::world;
-  return route(*onebit_).is_by_nodes() ? GradientScope::node : GradientScope::rank;
+  return onebit_->route.is_by_nodes() ? GradientScope::node : GradientScope::rank;
 }
 
 std::vector<torch::Tensor> OneBitOptimizer::local_parameters() const {
@@ -166,9 +164,9 @@ std::vector<torch::Tensor> OneBitOptimizer::local_parameters() const {
 }
 
 std::vector<torch::Tensor> OneBitOptimizer::local_parameters(
-    const detail::OneBitSettings& onebit, const std::vector<detail::GroupSettings>& settings) const {
+    const detail::OneBitSetup& onebit, const std::vector<detail::GroupSettings>& settings) const {
   std::vector<torch::Tensor> local;
-  if (!exchanges(onebit)) return local;
+  if (!onebit.exchanges()) return local;
   for (const detail::RegisteredParameter& parameter : view().parameters()) {
     if (settings[parameter.group].compresses(parameter.tensor)) local.push_back(parameter.tensor);
   }
@@ -206,7 +204,7 @@ void OneBitOptimizer::prepare(const StepInputs& inputs) {
   adopt_foreign_options();
   check_device();
   auto settings = this->settings();
-  const detail::OneBitSettings onebit = onebit_settings_for(settings);
+  const detail::OneBitSetup onebit = setup_for(settings);
   require(onebit.freeze_automatically() == onebit_->freeze_automatically(), name(),
           ": freeze_automatically was set or changed in the middle of a run; build a new optimizer");
   require(
@@ -218,39 +216,80 @@ void OneBitOptimizer::prepare(const StepInputs& inputs) {
           ": a parameter group was added after the variance froze (step ", frozen_at_.value_or(0),
           "), which has seen nothing of the new parameters; add it before");
   const Kind kind = kind_of_next_step();
-  if (frozen_at_) compressed_->begin({kind, local_weight(inputs), attempts_, onebit.refresh_variance_every});
-  if (kind == Kind::compressed) agree();
+  if (frozen_at_) begin(kind, onebit, inputs);
   require_as_started(inputs);
-  inputs_ = inputs;
-  if (inputs_.guard == nullptr) inputs_.guard = own_guard_;
-  engine().prepare(param_groups_, std::move(settings), state_, names(), inputs_);
+  StepInputs with_guard = inputs;
+  if (with_guard.guard == nullptr) with_guard.guard = alone_.guard;
+  engine().prepare(param_groups_, std::move(settings), state_, names(), with_guard);
+  inputs_ = std::move(with_guard);
   *onebit_ = onebit;
   kind_ = kind;
-  guard_ = inputs_.guard;
 }
 
-// Times average times this, stored gradients that were not added over the world are their worker's mean.
-double OneBitOptimizer::local_weight(const StepInputs& inputs) const {
-  const detail::OneBitRoute route = this->route(*onebit_);
-  return route.is_by_nodes() || shard_ranks_ ? static_cast<double>(route.workers()) : inputs.local_weight;
+// Times average times the local weight, stored gradients that were not added over the world are their worker's
+// mean.
+void OneBitOptimizer::begin(Kind kind, const detail::OneBitSetup& onebit, const StepInputs& inputs) {
+  double local_weight = inputs.local_weight;
+  if (onebit.route.is_by_nodes() || shard_ranks_) local_weight = static_cast<double>(onebit.route.workers());
+  compressed()->begin({kind, local_weight, attempts_, onebit.refresh_variance_every});
+  if (kind == Kind::compressed) compressed()->agree(attempts_, onebit.overlap_backward());
 }
+
+bool OneBitOptimizer::enqueue() {
+  bool applied = false;
+  mark_failed_if_throws([&] {
+    require_finite();
+    applied = FusedOptimizer::enqueue();
+    require_applied(applied || !has_started());
+    // Only the device knows yet.
+    const bool is_late = has_started() && inputs_.guard->device().is_cuda();
+    ahead_.late_check = is_late ? detail::start_host_copy(inputs_.guard->memory()) : nullptr;
+    if (ahead_.overlap) ahead_.overlap->end();
+  });
+  return applied;
+}
+
+void OneBitOptimizer::conclude(bool applied) {
+  mark_failed_if_throws([&] {
+    ++attempts_;
+    FusedOptimizer::conclude(applied);
+    if (kind_ == Kind::warm_up) consider_freeze();
+    announce_phase();  // already here: a Session's gradients travel before the next prepare()
+  });
+}
+
+void OneBitOptimizer::mark_failed_if_throws(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const std::exception& error) {
+    detail::keep_failure(error, failure_);
+    throw;
+  }
+}
+
+void OneBitOptimizer::require_intact() const {
+  require<Error>(failure_.empty(), name(), ": a step failed half-way (", failure_,
+                 "), and what its state is worth is unknown; load a checkpoint");
+}
+
+// ---- What others want to know. ----
 
 void OneBitOptimizer::name_parameters(const NamedParameters& of_model) {
   FusedOptimizer::name_parameters(of_model);
-  if (!compressed_) return;
+  if (!compressed()) return;
   std::vector<std::string> of_tensors;
   for (const auto& tensor : detail::onebit_tensors(view(), settings())) of_tensors.push_back(tensor.name);
-  compressed_->rename(of_tensors);
+  compressed()->rename(of_tensors);
 }
 
-int64_t OneBitOptimizer::skipped_steps() const { return guard_ ? guard_->read().skipped_steps : 0; }
-
-int64_t OneBitOptimizer::bytes_sent() const {
-  return compressed_ && compressed_->compresses() ? compressed_->bytes_sent() : 0;
+int64_t OneBitOptimizer::skipped_steps() const {
+  return inputs_.guard ? inputs_.guard->read().skipped_steps : 0;
 }
+
+int64_t OneBitOptimizer::bytes_sent() const { return compressed() ? compressed()->bytes_sent() : 0; }
 
 double OneBitOptimizer::compression_error() const {
-  return compressed_ ? compressed_->compression_error() : 0;
+  return compressed() ? compressed()->compression_error() : 0;
 }
 
 }  // namespace pacer

@@ -22,12 +22,10 @@ class CompressedParameters;
 class FreezeRule;
 class HostCopy;
 class OneBitOverlap;
-class OneBitRoute;
 class StepAgreement;
 enum class OneBitKind;
 struct GroupSettings;
-struct OneBitSettings;
-struct OneBitTensor;
+struct OneBitSetup;
 }  // namespace detail
 
 // Whether the variance has frozen: steps in full precision before, compressed ones after.
@@ -99,74 +97,85 @@ class OneBitOptimizer : public FusedOptimizer {
                   std::shared_ptr<Communicator> world);
 
   // Null in warm-up.
-  const detail::CompressedParameters* compressed() const { return compressed_.get(); }
+  detail::CompressedParameters* compressed() const;
 
  private:
+  // What only the steps before the freeze need.
+  struct WarmUp {
+    std::unique_ptr<detail::FreezeRule> rule;  // only with freeze_automatically
+    bool freeze_is_due = false;
+    bool freeze_was_postponed = false;  // a warning has said so
+  };
+  // What buckets need that travel while backward runs.
+  struct Ahead {
+    std::shared_ptr<detail::OneBitOverlap> overlap;  // null until the first backward that it takes part in
+    ComingInputs coming;                             // in that backward
+    std::optional<StepInputs> inputs;                // with which buckets have started
+    std::unique_ptr<detail::HostCopy> late_check;    // of the last step, if it had begun in backward
+  };
+  // What step() without a Session needs.
+  struct Alone {
+    std::unique_ptr<detail::StepAgreement> agreement;
+    std::unique_ptr<GradientBucketer> bucketer;
+    std::vector<torch::Tensor> reduced;  // what the bucketer was made for
+    std::shared_ptr<GradientGuard> guard;
+  };
+
+  // ---- onebit_optimizer.cpp ----
   const char* name() const;
   void set_up(std::shared_ptr<Communicator> world);
+  c10::Device device() const;
+  void check_device() const;
   std::vector<detail::GroupSettings> settings() const;
-  detail::OneBitSettings onebit_settings_for(const std::vector<detail::GroupSettings>& settings) const;
+  detail::OneBitSetup setup_for(const std::vector<detail::GroupSettings>& settings) const;
   void read_settings();
-  NamedTensors completed(const NamedTensors& saved) const;
-  // The settings in a state that was exported.
-  detail::OneBitSettings saved_onebit_settings(const NamedTensors& state) const;
   template <class Group>
   void add_group(const Group& group);
+  std::vector<torch::Tensor> local_parameters(const detail::OneBitSetup& onebit,
+                                              const std::vector<detail::GroupSettings>& settings) const;
   detail::OneBitKind kind_of_next_step() const;
   // What is sent from here on counts for the coming step's phase.
   void announce_phase() const;
-  bool exchanges(const detail::OneBitSettings& onebit) const;
-  std::vector<torch::Tensor> local_parameters(const detail::OneBitSettings& onebit,
-                                              const std::vector<detail::GroupSettings>& settings) const;
-  // Ranks that share out their work have added gradients up by these parameters, and cannot change that.
-  void require_same_local(const std::vector<torch::Tensor>& parameters) const;
-  detail::OneBitRoute route(const detail::OneBitSettings& onebit) const;
-  double local_weight(const StepInputs& inputs) const;
-  std::unique_ptr<detail::CompressedParameters> make_compressed(
-      const std::vector<detail::OneBitTensor>& tensors, const detail::OneBitSettings& onebit) const;
-  // In one, where nothing is exchanged.
-  std::vector<int64_t> first_of_buckets(const std::vector<detail::OneBitTensor>& tensors,
-                                        const detail::OneBitSettings& onebit) const;
-  c10::Device device() const;
-  void check_device() const;
-  StepInputs plain_step_inputs() override;
-  void fill_missing();
-  void update_bucketer();
+  void begin(detail::OneBitKind kind, const detail::OneBitSetup& onebit, const StepInputs& inputs);
   // Runs what cannot be undone. Where it throws, every later step and export does, until a state is loaded.
   void mark_failed_if_throws(const std::function<void()>& f);
   void require_intact() const;
+
+  // ---- onebit_optimizer_plain.cpp ----
+  StepInputs plain_step_inputs() override;
+  void fill_missing();
+  void update_bucketer();
+
+  // ---- onebit_optimizer_overlap.cpp ----
+  bool start(size_t turn);
+  bool has_started() const;
+  void require_as_started(const StepInputs& inputs);
+  void require_applied(bool applied) const;
+  void require_finite() const;
   // Throws unless the optimizer is intact, all gradients were finite and none of its momentum is on its way.
   void require_nothing_in_flight() const;
-  void agree();
-  bool start_ahead(size_t turn);
-  bool has_started() const;
-  void require_finite() const;
-  void require_applied(bool applied) const;
-  void require_as_started(const StepInputs& inputs);
+
+  // ---- onebit_optimizer_freeze.cpp ----
   void consider_freeze();
+  void postpone_freeze(const char* may, const char* why);
   void freeze();
   void report_freeze();
 
+  // ---- onebit_optimizer_state.cpp ----
+  NamedTensors completed(const NamedTensors& saved) const;
+  // Ranks that share out their work have added gradients up by these parameters, and cannot change that.
+  void require_same_local(const std::vector<torch::Tensor>& parameters) const;
+
   std::shared_ptr<Communicator> world_;
   std::shared_ptr<Communicator> shard_ranks_;  // of this rank's node, where they have parts; else null
-  std::unique_ptr<detail::OneBitSettings> onebit_;
-  std::unique_ptr<detail::FreezeRule> rule_;                  // only with freeze_automatically
-  std::unique_ptr<detail::CompressedParameters> compressed_;  // null in warm-up
-  std::unique_ptr<detail::StepAgreement> agreement_;          // for step() without a Session
-  std::shared_ptr<detail::OneBitOverlap> overlap_;  // null until the first backward that it takes part in
-  ComingInputs coming_;                             // in that backward
-  std::optional<StepInputs> ahead_;                 // with which buckets have started
-  std::unique_ptr<detail::HostCopy> check_copy_;    // of the last step, if it had begun in backward
-  std::unique_ptr<GradientBucketer> bucketer_;      // for step() without a Session
-  std::vector<torch::Tensor> reduced_;              // what the bucketer was made for
-  std::shared_ptr<GradientGuard> own_guard_, guard_;
-  StepInputs inputs_;
+  std::unique_ptr<detail::OneBitSetup> onebit_;
+  WarmUp warm_up_;
+  Ahead ahead_;
+  Alone alone_;
+  StepInputs inputs_;          // of the last step
   detail::OneBitKind kind_{};  // of the last step; warm-up first
   int64_t attempts_ = 0;
   std::optional<int64_t> frozen_at_;
-  bool freeze_is_due_ = false;
-  bool has_agreed_ = false;
-  bool freeze_was_postponed_ = false;
   std::string failure_;  // of a step that failed half-way; empty where none did
 };
 

@@ -1,5 +1,4 @@
-// The end of a 1-bit optimizer's step, which cannot be undone: when it freezes its variance, what it says
-// then, and what becomes of a step that fails half-way.
+// When a 1-bit optimizer freezes its variance, how, and what it says then.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -11,12 +10,11 @@
 #include <pacer/collectives/communicator.h>
 #include <pacer/collectives/gradient_bucketer.h>
 #include <pacer/core/error.h>
-#include <pacer/device/detail/failure_text.h>
 #include <pacer/device/detail/host_copy.h>
 #include <pacer/optimizers/detail/compressed_parameters.h>
 #include <pacer/optimizers/detail/freeze_rule.h>
 #include <pacer/optimizers/detail/onebit_overlap.h>
-#include <pacer/optimizers/detail/onebit_settings.h>
+#include <pacer/optimizers/detail/onebit_setup.h>
 #include <pacer/optimizers/detail/step_engine.h>
 #include <pacer/optimizers/onebit_optimizer.h>
 
@@ -43,81 +41,44 @@ double largest_settled_beta2(int64_t steps) {
 
 }  // namespace
 
-void OneBitOptimizer::require_intact() const {
-  require<Error>(failure_.empty(), name(), ": a step failed half-way (", failure_,
-                 "), and what its state is worth is unknown; load a checkpoint");
-}
-
-void OneBitOptimizer::mark_failed_if_throws(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const std::exception& error) {
-    detail::keep_failure(error, failure_);
-    throw;
-  }
-}
-
-bool OneBitOptimizer::enqueue() {
-  bool applied = false;
-  mark_failed_if_throws([&] {
-    require_finite();
-    applied = FusedOptimizer::enqueue();
-    require_applied(applied || !has_started());
-    // Only the device knows yet.
-    check_copy_ =
-        has_started() && guard_->device().is_cuda() ? detail::start_host_copy(guard_->memory()) : nullptr;
-    if (overlap_) overlap_->end();
-  });
-  return applied;
-}
-
-void OneBitOptimizer::conclude(bool applied) {
-  mark_failed_if_throws([&] {
-    ++attempts_;
-    FusedOptimizer::conclude(applied);
-    if (kind_ == detail::OneBitKind::warm_up) consider_freeze();
-    announce_phase();  // already here: a Session's gradients travel before the next prepare()
-  });
-}
-
 void OneBitOptimizer::consider_freeze() {
   const at::NoGradGuard no_grad;
+  bool& is_due = warm_up_.freeze_is_due;
   if (onebit_->freeze_step()) {
-    freeze_is_due_ = attempts_ >= *onebit_->freeze_step();
+    is_due = attempts_ >= *onebit_->freeze_step();
   } else {
-    const bool look = rule_->needs_norm(attempts_);
+    const bool look = warm_up_.rule->needs_norm(attempts_);
     const double norm = look ? engine().compressed_variance_norm() : 0;
-    freeze_is_due_ = rule_->is_due(attempts_, norm) || freeze_is_due_;
+    is_due = warm_up_.rule->is_due(attempts_, norm) || is_due;
   }
-  if (!freeze_is_due_) return;
+  if (!is_due) return;
   if (inputs_.freeze_allowed || onebit_->allow_early_freeze()) return freeze();
-  if (!std::exchange(freeze_was_postponed_, true) && world_->rank() == 0) {
-    TORCH_WARN(detail::concatenate(
-        name(), ": the variance would freeze after step ", attempts_,
-        ", but a curriculum or the learning-rate warm-up still moves; it freezes once they have ended; set "
-        "freeze_step behind their end, or allow_early_freeze(true) to freeze all the same"));
-  }
+  postpone_freeze(
+      "would",
+      ", but a curriculum or the learning-rate warm-up still moves; it freezes once they have ended; set "
+      "freeze_step behind their end, or allow_early_freeze(true) to freeze all the same");
+}
+
+void OneBitOptimizer::postpone_freeze(const char* may, const char* why) {
+  if (std::exchange(warm_up_.freeze_was_postponed, true) || world_->rank() != 0) return;
+  TORCH_WARN(detail::concatenate(name(), ": the variance ", may, " freeze after step ", attempts_, why));
 }
 
 // Parameters that no backward has reached take part, too, once the variance is frozen.
 void OneBitOptimizer::freeze() {
   const auto settings = this->settings();
   engine().complete_compressed(param_groups_, settings, state_, names());
-  auto compressed = make_compressed(detail::onebit_tensors(view(), settings), *onebit_);
-  if (!compressed->freeze(detail::onebit_states(view(), settings, state_), settings)) {
-    if (!std::exchange(freeze_was_postponed_, true) && world_->rank() == 0) {
-      TORCH_WARN(detail::concatenate(
-          name(), ": the variance cannot freeze after step ", attempts_,
-          ", because no gradient was ever other than zero; it freezes once one was; see that the loss "
-          "depends on the parameters that are compressed, or give their groups compress(false)"));
-    }
-    return;
+  auto parameters = std::make_unique<detail::CompressedParameters>(detail::onebit_tensors(view(), settings),
+                                                                   *onebit_, shard_ranks_);
+  if (!parameters->freeze(detail::onebit_states(view(), settings, state_), settings)) {
+    return postpone_freeze(
+        "cannot",
+        ", because no gradient was ever other than zero; it freezes once one was; see that the loss "
+        "depends on the parameters that are compressed, or give their groups compress(false)");
   }
-  compressed_ = std::move(compressed);
-  overlap_.reset();
-  engine().compress_with(compressed_.get());
+  engine().compress_with(std::move(parameters));
+  ahead_ = Ahead();
   frozen_at_ = attempts_;
-  has_agreed_ = false;
   report_freeze();
 }
 
@@ -125,7 +86,7 @@ void OneBitOptimizer::freeze() {
 // they fill the window of beta2: what is missing is their number, and a shorter window does not add to it.
 // Without, it has not grown to that mean yet.
 void OneBitOptimizer::report_freeze() {
-  const std::string floors = compressed_->describe_floors();
+  const std::string floors = compressed()->describe_floors();
   if (world_->rank() != 0) return;
   const int64_t steps = *frozen_at_, window = window_of(onebit_->beta2);
   const int64_t enough = onebit_->bias_correction ? std::min(window, kEnoughGradients) : window;

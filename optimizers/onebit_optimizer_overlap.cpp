@@ -8,13 +8,15 @@
 #include <pacer/core/error.h>
 #include <pacer/device/detail/host_copy.h>
 #include <pacer/optimizers/detail/onebit_overlap.h>
-#include <pacer/optimizers/detail/onebit_settings.h>
+#include <pacer/optimizers/detail/onebit_setup.h>
 #include <pacer/optimizers/detail/step_engine.h>
 #include <pacer/optimizers/onebit_optimizer.h>
 
 namespace pacer {
 
-bool OneBitOptimizer::has_started() const { return overlap_ != nullptr && overlap_->has_started(); }
+bool OneBitOptimizer::has_started() const {
+  return ahead_.overlap != nullptr && ahead_.overlap->has_started();
+}
 
 void OneBitOptimizer::require_nothing_in_flight() const {
   require_intact();
@@ -27,10 +29,10 @@ void OneBitOptimizer::require_nothing_in_flight() const {
 
 // What is known of the last step that had begun in backward; waits for a GPU.
 void OneBitOptimizer::require_finite() const {
-  if (!check_copy_) return;
-  check_copy_->wait();
+  if (!ahead_.late_check) return;
+  ahead_.late_check->wait();
   kernels::GradientCheck check;
-  std::memcpy(&check, check_copy_->value().const_data_ptr(), sizeof check);
+  std::memcpy(&check, ahead_.late_check->value().const_data_ptr(), sizeof check);
   require_applied(check.non_finite == 0);
 }
 
@@ -40,16 +42,9 @@ void OneBitOptimizer::require_applied(bool applied) const {
                  "overlap_backward such steps are skipped");
 }
 
-// Compared once, and where ranks are in step: what they send from then on has to fit.
-void OneBitOptimizer::agree() {
-  if (has_agreed_) return;
-  compressed_->agree(attempts_, onebit_->overlap_backward());
-  has_agreed_ = true;
-}
-
 void OneBitOptimizer::begin_backward(const ComingInputs& inputs) {
   const bool is_half_way = has_started();
-  if (overlap_) overlap_->end();
+  if (ahead_.overlap) ahead_.overlap->end();
   mark_failed_if_throws([&] {
     require<Error>(
         !is_half_way, name(),
@@ -58,52 +53,51 @@ void OneBitOptimizer::begin_backward(const ComingInputs& inputs) {
   if (!onebit_->overlap_backward() || kind_of_next_step() != detail::OneBitKind::compressed) return;
   require_intact();
   // Before the first message, what other ranks are at is known: it waits for them.
-  if (!has_agreed_ && !inputs()) return;
-  agree();
-  coming_ = inputs;
-  ahead_.reset();
-  if (overlap_ == nullptr) {
+  if (!compressed()->has_agreed() && !inputs()) return;
+  compressed()->agree(attempts_, /*in_lanes=*/true);
+  ahead_.coming = inputs;
+  ahead_.inputs.reset();
+  if (ahead_.overlap == nullptr) {
     std::vector<detail::OneBitOverlap::Entry> entries;
     const auto settings = this->settings();
     for (const detail::RegisteredParameter& parameter : view().parameters()) {
       if (!settings[parameter.group].compresses(parameter.tensor)) continue;
-      if (entries.size() == compressed_->tensors()) continue;
-      entries.push_back({parameter.name, parameter.tensor, compressed_->turn_of(entries.size())});
+      if (entries.size() == compressed()->tensors()) continue;
+      entries.push_back({parameter.name, parameter.tensor, compressed()->turn_of(entries.size())});
     }
-    overlap_ = detail::OneBitOverlap::on(
-        std::move(entries), {[this](size_t turn) { return start_ahead(turn); },
-                             [this] { mark_failed_if_throws([this] { compressed_->serve_ahead(); }); }});
+    ahead_.overlap = detail::OneBitOverlap::on(
+        std::move(entries), {[this](size_t turn) { return start(turn); },
+                             [this] { mark_failed_if_throws([this] { compressed()->serve(); }); }});
   }
-  overlap_->begin();
+  ahead_.overlap->begin();
 }
 
 // False where the step has to: its first one plans, as does one in which parameters have changed.
-bool OneBitOptimizer::start_ahead(size_t turn) {
+bool OneBitOptimizer::start(size_t turn) {
   const at::NoGradGuard no_grad;
-  if (turn == 0) ahead_ = coming_();
-  if (!ahead_ || (turn == 0 && !engine().plan_fits_next_step(param_groups_, settings(), state_)))
-    return false;
-  GradientGuard* guard = ahead_->guard && ahead_->guard->clips_by_previous() ? ahead_->guard.get() : nullptr;
-  if (turn == 0 && guard != nullptr) guard->set_average(ahead_->average);
-  const auto [first, end] = compressed_->tensors_at(turn);
-  const double local_weight = this->local_weight(*ahead_);
-  const auto* scalars = engine().prepare_ahead(ahead_->average, local_weight, first, end);
+  if (turn == 0) {
+    ahead_.inputs = ahead_.coming();
+    if (!ahead_.inputs || !engine().plan_fits_next_step(param_groups_, settings(), state_)) return false;
+    mark_failed_if_throws([&] { begin(detail::OneBitKind::compressed, *onebit_, *ahead_.inputs); });
+  }
+  const double average = ahead_.inputs->average;
+  GradientGuard* guard = ahead_.inputs->guard.get();
+  if (guard != nullptr && !guard->clips_by_previous()) guard = nullptr;
+  if (turn == 0 && guard != nullptr) guard->set_average(average);
+  const auto [first, end] = compressed()->tensors_at(turn);
+  const auto* scalars = engine().prepare_ahead(average, compressed()->local_weight(), first, end);
   if (scalars == nullptr) return false;
-  mark_failed_if_throws([&] {
-    compressed_->start_ahead(
-        turn, {detail::OneBitKind::compressed, local_weight, attempts_, onebit_->refresh_variance_every},
-        scalars, guard);
-  });
+  mark_failed_if_throws([&] { compressed()->start(turn, scalars, guard); });
   return true;
 }
 
 void OneBitOptimizer::require_as_started(const StepInputs& inputs) {
   if (!has_started()) return;
   mark_failed_if_throws([&] {
-    overlap_->check_unchanged();
+    ahead_.overlap->check_unchanged();
     require<Error>(
-        inputs.average == ahead_->average && inputs.local_weight == ahead_->local_weight &&
-            inputs.guard == ahead_->guard,
+        inputs.average == ahead_.inputs->average && inputs.local_weight == ahead_.inputs->local_weight &&
+            inputs.guard == ahead_.inputs->guard,
         name(),
         ": the step is another one than its momentum left for; take it in the Session whose backward "
         "came before");

@@ -10,7 +10,7 @@
 #include <pacer/collectives/communicator.h>
 #include <pacer/collectives/gradient_bucketer.h>
 #include <pacer/core/error.h>
-#include <pacer/optimizers/detail/onebit_settings.h>
+#include <pacer/optimizers/detail/onebit_setup.h>
 #include <pacer/optimizers/detail/parameter_list.h>
 #include <pacer/optimizers/detail/step_agreement.h>
 #include <pacer/optimizers/onebit_optimizer.h>
@@ -27,15 +27,15 @@ StepInputs OneBitOptimizer::plain_step_inputs() {
   require_intact();
   adopt_foreign_options();
   world_->set_step(attempts_);
-  const std::vector<torch::Tensor> without = agreement_->without_gradient(*world_, attempts_, view());
+  const std::vector<torch::Tensor> without = alone_.agreement->without_gradient(*world_, attempts_, view());
   update_bucketer();
-  bucketer_->set_scope(gradient_scope());
+  alone_.bucketer->set_scope(gradient_scope());
   fill_missing();
-  bucketer_->reduce();
-  bucketer_->wait();
+  alone_.bucketer->reduce();
+  alone_.bucketer->wait();
   for (const torch::Tensor& parameter : without) parameter.mutable_grad() = torch::Tensor();
   StepInputs inputs;
-  inputs.local_weight = world_->world_size() * bucketer_->scale();
+  inputs.local_weight = world_->world_size() * alone_.bucketer->scale();
   inputs.average = 1.0 / inputs.local_weight;
   return inputs;
 }
@@ -43,13 +43,13 @@ StepInputs OneBitOptimizer::plain_step_inputs() {
 // Parameters that only other ranks have a gradient of count as zero here.
 void OneBitOptimizer::fill_missing() {
   const auto lacks = [](const torch::Tensor& parameter) { return !parameter.grad().defined(); };
-  if (std::none_of(reduced_.begin(), reduced_.end(), lacks)) return;
+  if (std::none_of(alone_.reduced.begin(), alone_.reduced.end(), lacks)) return;
   const at::NoGradGuard no_grad;
   std::unordered_set<const void*> local;
   if (gradient_scope() != GradientScope::world) {
     for (const torch::Tensor& parameter : local_parameters()) local.insert(parameter.unsafeGetTensorImpl());
   }
-  for (const torch::Tensor& parameter : reduced_) {
+  for (const torch::Tensor& parameter : alone_.reduced) {
     if (!lacks(parameter) || local.count(parameter.unsafeGetTensorImpl()) != 0) continue;
     parameter.mutable_grad() = at::zeros_like(parameter);
   }
@@ -58,15 +58,15 @@ void OneBitOptimizer::fill_missing() {
 // A new one where parameters were frozen, unfrozen, added or removed.
 void OneBitOptimizer::update_bucketer() {
   std::vector<torch::Tensor> reduced = detail::trained_parameters(param_groups_);
-  if (bucketer_ != nullptr && detail::same_tensors(reduced, reduced_)) return;
+  if (alone_.bucketer != nullptr && detail::same_tensors(reduced, alone_.reduced)) return;
   std::vector<GradientBucketer::NamedParameter> named;
   for (const torch::Tensor& parameter : reduced) {
     const std::string name = parameter_name(parameter);
     named.emplace_back(detail::concatenate(detail::InMessage{name, parameter.sizes()}), parameter);
   }
-  bucketer_.reset();  // takes its hooks from the parameters before the next one adds its own
-  bucketer_ = std::make_unique<GradientBucketer>(named, world_, BucketOptions(), local_parameters());
-  reduced_ = std::move(reduced);
+  alone_.bucketer.reset();  // takes its hooks from the parameters before the next one adds its own
+  alone_.bucketer = std::make_unique<GradientBucketer>(named, world_, BucketOptions(), local_parameters());
+  alone_.reduced = std::move(reduced);
 }
 
 }  // namespace pacer

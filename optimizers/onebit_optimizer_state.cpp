@@ -14,7 +14,7 @@
 #include <pacer/optimizers/detail/onebit_errors.h>
 #include <pacer/optimizers/detail/onebit_overlap.h>
 #include <pacer/optimizers/detail/onebit_rank_state.h>
-#include <pacer/optimizers/detail/onebit_settings.h>
+#include <pacer/optimizers/detail/onebit_setup.h>
 #include <pacer/optimizers/detail/optimizer_archive.h>
 #include <pacer/optimizers/detail/option_fields.h>
 #include <pacer/optimizers/detail/parameter_check.h>
@@ -38,49 +38,27 @@ bool is_frozen(const NamedTensors& state) {
 
 }  // namespace
 
-std::vector<int64_t> OneBitOptimizer::first_of_buckets(const std::vector<detail::OneBitTensor>& tensors,
-                                                       const detail::OneBitSettings& onebit) const {
-  return detail::first_of_buckets(tensors, exchanges(onebit) ? onebit.bucket_bytes() : std::nullopt);
-}
-
-std::unique_ptr<detail::CompressedParameters> OneBitOptimizer::make_compressed(
-    const std::vector<detail::OneBitTensor>& tensors, const detail::OneBitSettings& onebit) const {
-  const kernels::UpdateRule rule = traits().settings(defaults()).kernel.rule;
-  std::vector<std::unique_ptr<detail::OneBitBucket>> buckets;
-  for (auto& of_bucket : detail::cut(tensors, first_of_buckets(tensors, onebit))) {
-    std::unique_ptr<detail::OneBitExchange> exchange;
-    if (exchanges(onebit)) {
-      exchange = std::make_unique<detail::OneBitExchange>(route(onebit), detail::counts_of(of_bucket),
-                                                          onebit.compression());
-    }
-    buckets.push_back(std::make_unique<detail::OneBitBucket>(std::move(of_bucket), std::move(exchange),
-                                                             onebit.variance_floor(), rule, world_->device(),
-                                                             shard_ranks_));
-  }
-  return std::make_unique<detail::CompressedParameters>(std::move(buckets), world_->device(), shard_ranks_);
-}
-
 NamedTensors OneBitOptimizer::export_state() const {
   require_nothing_in_flight();
   NamedTensors state = FusedOptimizer::export_state();
   state[kAttempts] = number_tensor(attempts_);
   state[kFrozenAt] = number_tensor(frozen_at_.value_or(-1));
-  state[kFreezeIsDue] = number_tensor(freeze_is_due_);
-  if (rule_) state[kNorms] = at::tensor(rule_->norms(), at::kDouble);
-  if (!compressed_) return state;
-  if (compressed_->compresses()) compressed_->check(/*wait=*/true);
-  compressed_->export_shared(state);
+  state[kFreezeIsDue] = number_tensor(warm_up_.freeze_is_due);
+  if (warm_up_.rule) state[kNorms] = at::tensor(warm_up_.rule->norms(), at::kDouble);
+  if (!compressed()) return state;
+  for (const auto& bucket : compressed()->buckets()) bucket->export_shared(state);
   return state;
 }
 
 NamedTensors OneBitOptimizer::export_rank_state() const {
   require_nothing_in_flight();
   NamedTensors state;
-  if (!compressed_) return state;
-  compressed_->export_errors(state);
+  if (!compressed()) return state;
+  for (const auto& bucket : compressed()->buckets()) bucket->export_errors(state);
   const auto tensors = detail::onebit_tensors(view(), settings());
-  if (compressed_->compresses())
-    detail::add_rank(route(*onebit_), first_of_buckets(tensors, *onebit_), state);
+  if (compressed()->compresses()) {
+    detail::add_rank(onebit_->route, onebit_->first_of_buckets(tensors), state);
+  }
   if (shard_ranks_ && !state.empty()) detail::add_parts(tensors, *shard_ranks_, state);
   return state;
 }
@@ -95,37 +73,33 @@ NamedTensors OneBitOptimizer::completed(const NamedTensors& saved) const {
   return state;
 }
 
-detail::OneBitSettings OneBitOptimizer::saved_onebit_settings(const NamedTensors& state) const {
-  return onebit_settings_for(detail::saved_settings(completed(state), view()));
-}
-
 bool OneBitOptimizer::fits_rank_state(const NamedTensors& state, const NamedTensors& rank_state) const {
   if (!is_frozen(state)) return true;
-  const detail::OneBitSettings onebit = saved_onebit_settings(state);
-  const bool exchanges_now = exchanges(onebit);
-  if (rank_state.empty()) return !exchanges_now;
+  const auto settings = detail::saved_settings(completed(state), view());
+  const detail::OneBitSetup onebit = setup_for(settings);
+  if (rank_state.empty()) return !onebit.exchanges();
   const bool exchanged = detail::has_exchanged(rank_state);
-  if (exchanged != exchanges_now) return false;
-  if (exchanged && detail::ranks_per_worker_of(rank_state) != route(onebit).ranks_per_worker()) return false;
-  const auto tensors = detail::onebit_tensors(view(), detail::saved_settings(completed(state), view()));
+  if (exchanged != onebit.exchanges()) return false;
+  if (exchanged && detail::ranks_per_worker_of(rank_state) != onebit.route.ranks_per_worker()) return false;
+  const auto tensors = detail::onebit_tensors(view(), settings);
   return detail::has_same_parts(rank_state, tensors, shard_ranks_.get()) &&
-         detail::has_buckets(rank_state, first_of_buckets(tensors, onebit));
+         detail::has_buckets(rank_state, onebit.first_of_buckets(tensors));
 }
 
 NamedTensors OneBitOptimizer::join_rank_states(const NamedTensors& state,
                                                const std::vector<NamedTensors>& rank_states) const {
   if (!is_frozen(state)) return {};
-  const detail::OneBitSettings onebit = saved_onebit_settings(state);
+  const auto settings = detail::saved_settings(completed(state), view());
+  const detail::OneBitSetup onebit = setup_for(settings);
   const bool any = std::any_of(rank_states.begin(), rank_states.end(),
                                [](const NamedTensors& state) { return !state.empty(); });
-  const auto settings = detail::saved_settings(completed(state), view());
   const auto tensors = detail::onebit_tensors(view(), settings);
   const auto whole = detail::onebit_tensors(view(), settings, /*whole=*/true);
   NamedTensors joined;
-  const bool exchanges_now = exchanges(onebit);
+  const bool exchanges_now = onebit.exchanges();
   if (!any && !exchanges_now) return joined;
-  const detail::OneBitRoute route = this->route(onebit);
-  const std::vector<int64_t> buckets = first_of_buckets(tensors, onebit);
+  const detail::OneBitRoute& route = onebit.route;
+  const std::vector<int64_t> buckets = onebit.first_of_buckets(tensors);
   if (exchanges_now) detail::add_rank(route, buckets, joined);
   if (shard_ranks_) detail::add_parts(tensors, *shard_ranks_, joined);
   std::vector<kernels::OneBitLayout::Part> served;  // of each tensor
@@ -186,7 +160,7 @@ SessionOptimizer::PreparedImport OneBitOptimizer::prepare_import(const NamedTens
           "\" and \"", kAttempts, "\" of the state to load are ", frozen_at, " and ", attempts,
           ", which cannot be");
   std::vector<double> norms;
-  if (rule_) {
+  if (warm_up_.rule) {
     const at::Tensor tensor = require_tensor(state, kNorms);
     require(tensor.scalar_type() == at::kDouble && tensor.dim() == 1, "\"", kNorms,
             "\" of the state to load is no list of numbers");
@@ -203,9 +177,9 @@ SessionOptimizer::PreparedImport OneBitOptimizer::prepare_import(const NamedTens
     require(settings[g].compress == here[g].compress, "parameter group ", g,
             " is compressed here or in the state to load, but not in both; build the same groups");
   }
-  const detail::OneBitSettings onebit = onebit_settings_for(settings);
+  const detail::OneBitSetup onebit = setup_for(settings);
   if (shard_ranks_) require_same_local(local_parameters(onebit, settings));
-  require(onebit.freeze_automatically().has_value() == (rule_ != nullptr),
+  require(onebit.freeze_automatically().has_value() == (warm_up_.rule != nullptr),
           "the state to load freezes by another rule than this optimizer; give freeze_step or "
           "freeze_automatically as in the run that was saved");
   std::unique_ptr<detail::FreezeRule> rule;
@@ -213,7 +187,7 @@ SessionOptimizer::PreparedImport OneBitOptimizer::prepare_import(const NamedTens
     rule = std::make_unique<detail::FreezeRule>(*onebit.freeze_automatically(), onebit.beta2);
     rule->set_norms(std::move(norms));
   }
-  std::unique_ptr<detail::CompressedParameters> compressed;
+  std::unique_ptr<detail::CompressedParameters> loaded;
   if (frozen_at > 0) {
     detail::check_compressible(name(), param_groups_, settings, names());
     const detail::OneBitStates states = detail::onebit_states(view(), settings, pending.states);
@@ -222,20 +196,20 @@ SessionOptimizer::PreparedImport OneBitOptimizer::prepare_import(const NamedTens
       const auto whole = detail::onebit_tensors(view(), settings, /*whole=*/true);
       detail::cut_lamb_state(tensors, whole, shard_ranks_->rank(), of_rule);
     }
-    compressed = make_compressed(tensors, onebit);
+    loaded = std::make_unique<detail::CompressedParameters>(tensors, onebit, shard_ranks_);
     NamedTensors errors = rank_state;
-    if (compressed->compresses()) errors = detail::errors_of_rank(route(onebit), std::move(errors));
+    if (loaded->compresses()) errors = detail::errors_of_rank(onebit.route, std::move(errors));
     require(
         rank_state.empty() || detail::has_same_parts(rank_state, tensors, shard_ranks_.get()),
         "the state to load has errors of other parts of the parameters than this rank has; resume through "
         "join_rank_states");
     require(
-        rank_state.empty() || detail::has_buckets(rank_state, first_of_buckets(tensors, onebit)),
+        rank_state.empty() || detail::has_buckets(rank_state, onebit.first_of_buckets(tensors)),
         "the state to load has errors that were cut by other buckets (\"onebit/first_of_buckets\") than this "
         "rank's; give bucket_bytes as in the run that was saved, or resume through join_rank_states");
     detail::remove_marks(errors);
-    compressed->go_on(states, errors, detail::errors_version(rank_state), of_rule);
-    if (!shard_ranks_) compressed->set_floors();
+    loaded->go_on(states, errors, detail::errors_version(rank_state), of_rule);
+    if (!shard_ranks_) loaded->set_floors();
   } else {
     require(rank_state.empty(), "the state to load has errors of a 1-bit exchange, but no frozen variance");
     require(of_rule.empty(), "the state to load has \"", of_rule.empty() ? "" : of_rule.begin()->first,
@@ -245,27 +219,24 @@ SessionOptimizer::PreparedImport OneBitOptimizer::prepare_import(const NamedTens
     detail::PendingState pending;
     std::unique_ptr<detail::CompressedParameters> compressed;
     std::unique_ptr<detail::FreezeRule> rule;
-    detail::OneBitSettings onebit;
+    detail::OneBitSetup onebit;
   };
   const auto ready =
-      std::make_shared<Ready>(Ready{std::move(pending), std::move(compressed), std::move(rule), onebit});
+      std::make_shared<Ready>(Ready{std::move(pending), std::move(loaded), std::move(rule), onebit});
   return [this, ready, attempts, frozen_at, freeze_is_due] {
     commit(std::move(ready->pending));
-    engine().compress_with(ready->compressed.get());
-    compressed_ = std::move(ready->compressed);
-    overlap_.reset();
-    check_copy_.reset();
-    rule_ = std::move(ready->rule);
+    engine().compress_with(std::move(ready->compressed));
+    warm_up_.rule = std::move(ready->rule);
+    warm_up_.freeze_is_due = freeze_is_due;
+    ahead_ = Ahead();
+    alone_.reduced.clear();  // what is compressed may be other parameters
     *onebit_ = std::move(ready->onebit);
     attempts_ = attempts;
     frozen_at_ = frozen_at > 0 ? std::optional<int64_t>(frozen_at) : std::nullopt;
-    freeze_is_due_ = freeze_is_due;
-    has_agreed_ = false;
-    reduced_.clear();  // what is compressed may be other parameters
     failure_.clear();
     announce_phase();
-    if (compressed_ && shard_ranks_)
-      mark_failed_if_throws([this] { compressed_->set_floors(); });  // they are all here
+    if (compressed() && shard_ranks_)
+      mark_failed_if_throws([this] { compressed()->set_floors(); });  // they are all here
   };
 }
 

@@ -15,11 +15,14 @@
 
 namespace pacer::detail {
 
-CompressedParameters::CompressedParameters(std::vector<std::unique_ptr<OneBitBucket>> buckets,
-                                           at::Device device, std::shared_ptr<Communicator> shard_ranks)
-    : buckets_(std::move(buckets)), device_(device), shard_ranks_(std::move(shard_ranks)) {
-  for (size_t b = 0; b < buckets_.size(); ++b) {
-    for (size_t i = 0; i < buckets_[b]->tensors().size(); ++i) places_.push_back({b, i});
+CompressedParameters::CompressedParameters(const std::vector<OneBitTensor>& tensors, const OneBitSetup& setup,
+                                           std::shared_ptr<Communicator> shard_ranks)
+    : rule_(setup.rule), device_(setup.route.world().device()), shard_ranks_(std::move(shard_ranks)) {
+  for (auto& of_bucket : cut(tensors, setup.first_of_buckets(tensors))) {
+    buckets_.push_back(std::make_unique<OneBitBucket>(std::move(of_bucket), setup, shard_ranks_));
+  }
+  for (const auto& bucket : buckets_) {
+    for (size_t i = 0; i < bucket->tensors().size(); ++i) places_.push_back({bucket.get(), i});
   }
   const auto count = static_cast<int64_t>(buckets_.size());
   sums_ = at::zeros({3 + (count > 1 ? count : 0)}, at::TensorOptions().dtype(at::kDouble).device(device_));
@@ -31,42 +34,42 @@ void CompressedParameters::compressed_step(const kernels::StepScalars* scalars,
                                            const kernels::GradientCheck* check) {
   const size_t count = buckets_.size();
   for (size_t turn = 0; turn < count + 2; ++turn) {
-    if (turn >= started_ && turn < count) start_bucket(turn, scalars, check);
+    if (turn >= started_ && turn < count) at_turn(turn).start(scalars, check, factor_at(turn));
     if (turn >= served_ + 1 && turn < count + 1) at_turn(turn - 1).serve();
     if (turn >= 2) at_turn(turn - 2).finish(scalars, check);
   }
   started_ = served_ = 0;
 }
 
+at::Tensor CompressedParameters::factor_at(size_t turn) const {
+  return clipped_.defined() ? clipped_.select(0, static_cast<int64_t>(number_at(turn))) : at::Tensor();
+}
+
+// ---- What starts early. ----
+
+size_t CompressedParameters::turn_of(size_t tensor) const {
+  size_t turn = 0;
+  while (&at_turn(turn) != places_[tensor].bucket) ++turn;
+  return turn;
+}
+
 std::pair<size_t, size_t> CompressedParameters::tensors_at(size_t turn) const {
   size_t first = 0;
-  for (size_t b = 0; b + turn + 1 < buckets_.size(); ++b) first += buckets_[b]->tensors().size();
+  for (size_t b = 0; b < number_at(turn); ++b) first += buckets_[b]->tensors().size();
   return {first, first + at_turn(turn).tensors().size()};
 }
 
-void CompressedParameters::start_bucket(size_t turn, const kernels::StepScalars* scalars,
-                                        const kernels::GradientCheck* check) {
-  const auto b = static_cast<int64_t>(buckets_.size() - 1 - turn);
-  at_turn(turn).start(scalars, check, clipped_.defined() ? clipped_.select(0, b) : at::Tensor());
-}
-
-void CompressedParameters::start_ahead(size_t turn, const Step& step, const kernels::StepScalars* scalars,
-                                       const GradientGuard* guard) {
-  OneBitBucket& bucket = at_turn(turn);
-  bucket.begin(step.attempt, step.refresh_every);
-  bucket.send();
-  if (turn == 0) clipped_ = at::Tensor();
-  if (guard != nullptr) {
-    const size_t b = buckets_.size() - 1 - turn;
-    clip_bucket(b, *guard, step.local_weight, look_at_bucket(b));
-  }
-  start_bucket(turn, scalars, /*check=*/nullptr);
+void CompressedParameters::start(size_t turn, const kernels::StepScalars* scalars,
+                                 const GradientGuard* guard) {
+  at_turn(turn).send();
+  if (guard != nullptr) look_at_bucket(number_at(turn), guard);
+  at_turn(turn).start(scalars, /*check=*/nullptr, factor_at(turn));
   started_ = turn + 1;
 }
 
 // Serves only what has come. Waiting here would block backward, and with it gradients that another rank still
 // waits for.
-void CompressedParameters::serve_ahead() {
+void CompressedParameters::serve() {
   while (served_ < started_ && at_turn(served_).can_serve()) at_turn(served_++).serve();
 }
 
@@ -81,20 +84,22 @@ void CompressedParameters::step(const kernels::StepScalars* scalars, const kerne
 // ---- What comes before. ----
 
 void CompressedParameters::agree(int64_t step, bool in_lanes) {
+  if (has_agreed_) return;
   if (in_lanes) {
     for (const auto& bucket : buckets_) bucket->exchange()->use_lanes();
   }
   Communicator& replicas = buckets_.front()->exchange()->route().replicas();
-  if (replicas.world_size() == 1) return;
   std::vector<Fact> all = buckets_.front()->exchange()->facts();
   for (size_t b = 1; b < buckets_.size(); ++b) {
     all.front().value += concatenate("; ", buckets_[b]->exchange()->facts().front().value);
   }
-  require_agreement(replicas, step, all);
+  if (replicas.world_size() > 1) require_agreement(replicas, step, all);
+  has_agreed_ = true;
 }
 
 void CompressedParameters::begin(const Step& step) {
   for (const auto& bucket : buckets_) bucket->begin(step.attempt, step.refresh_every);
+  if (started_ == 0) clipped_ = at::Tensor();
   step_ = step;
 }
 
@@ -103,7 +108,7 @@ void CompressedParameters::check_fits(const std::vector<const ParameterEntry*>& 
       " after the variance froze, and what ranks have agreed on would no longer fit; ";
   for (size_t i = 0; i < std::min(entries.size(), places_.size()); ++i) {
     const ParameterEntry& entry = *entries[i];
-    const OneBitTensor& tensor = this->tensor(i);
+    const OneBitTensor& tensor = places_[i].tensor();
     const at::Tensor& parameter = entry.parameter;
     const InMessage called{entry.name, parameter.sizes()};
     require(entry.name == tensor.name, "parameter ", called, " took the place of ", InMessage{tensor.name},
@@ -117,7 +122,7 @@ void CompressedParameters::check_fits(const std::vector<const ParameterEntry*>& 
                                 same_strides(parameter.strides(), tensor.strides, tensor.sizes);
     require(fits, "parameter ", called, " changed its shape or memory order (sizes ", parameter.sizes(),
             ", strides ", parameter.strides(), " now)", kAdvice, "change it back, or load a checkpoint");
-    const at::Tensor variance = buckets_[places_[i].bucket]->variance_of(places_[i].index);
+    const at::Tensor variance = places_[i].bucket->variance_of(places_[i].index);
     require(entry.state != nullptr && !entry.state->exp_avg().defined() &&
                 entry.state->exp_avg_sq().defined() &&
                 entry.state->exp_avg_sq().const_data_ptr() == variance.const_data_ptr() &&
@@ -127,7 +132,7 @@ void CompressedParameters::check_fits(const std::vector<const ParameterEntry*>& 
   }
   const size_t count = places_.size();
   const std::string added = entries.size() > count ? entries[count]->name : "";
-  const std::string removed = entries.size() < count ? tensor(entries.size()).name : "";
+  const std::string removed = entries.size() < count ? places_[entries.size()].tensor().name : "";
   require(entries.size() <= count, "parameter ", InMessage{added}, " was added", kAdvice,
           "add it before, or to a group with compress(false)");
   require(entries.size() >= count, "parameter ", InMessage{removed}, " was removed", kAdvice,
@@ -137,7 +142,7 @@ void CompressedParameters::check_fits(const std::vector<const ParameterEntry*>& 
 void CompressedParameters::set_tensor(const ParameterEntry& entry, const void* gradient,
                                       const GroupSettings& settings) {
   const Place& place = places_[entry.position];
-  buckets_[place.bucket]->set_tensor(place.index, entry, gradient, settings);
+  place.bucket->set_tensor(place.index, entry, gradient, settings);
 }
 
 void CompressedParameters::prepare(const std::vector<GroupSettings>& settings) {
@@ -156,18 +161,14 @@ at::Tensor CompressedParameters::sums_of_workers(const at::Tensor& own) const {
   return all.view({workers, -1}).select(1, 0).contiguous();  // the ranks of a worker have the same
 }
 
-// Returns where on the device the sum of squares of its gradients is.
-double* CompressedParameters::look_at_bucket(size_t b) {
+// Its sum of squares takes its place among the sums; with `clipping` the bucket is clipped by itself.
+void CompressedParameters::look_at_bucket(size_t b, const GradientGuard* clipping) {
   double* sum = sums_.mutable_data_ptr<double>() + (buckets_.size() == 1 ? 2 : 3 + b);
   buckets_[b]->sum_of_squares(sum);
-  return sum;
-}
-
-void CompressedParameters::clip_bucket(size_t b, const GradientGuard& guard, double local_weight,
-                                       const double* sum_of_squares) {
+  if (clipping == nullptr) return;
   if (!clipped_.defined()) clipped_ = at::empty({static_cast<int64_t>(buckets_.size())}, sums_.options());
   const auto workers = static_cast<double>(buckets_[b]->exchange()->route().workers());
-  guard.early_factor(sum_of_squares, local_weight, workers, clipped_.mutable_data_ptr<double>() + b);
+  clipping->early_factor(sum, local_weight(), workers, clipped_.mutable_data_ptr<double>() + b);
 }
 
 void CompressedParameters::look(GradientGuard& guard, const double* averaged, int64_t count) {
@@ -178,14 +179,12 @@ void CompressedParameters::look(GradientGuard& guard, const double* averaged, in
   };
   const bool is_local = step_.kind == OneBitKind::compressed;
   const bool clips = is_local && guard.clips_by_previous();
-  if (started_ == 0) clipped_ = at::Tensor();
   sums_.narrow(0, 0, 1).zero_();
   auto* of_others = sums_.mutable_data_ptr<double>();
   double *total = of_others + 1, *own = of_others + 2;
   for (size_t b = 0; b < buckets_.size(); ++b) {
     if (clips && buckets_.size() - 1 - b < started_) continue;  // it was looked at when it started
-    const double* sum = look_at_bucket(b);
-    if (clips) clip_bucket(b, guard, local_weight(), sum);
+    look_at_bucket(b, clips ? &guard : nullptr);
   }
   if (buckets_.size() > 1) add_up(own + 1, static_cast<int64_t>(buckets_.size()), own);
   const int64_t workers = is_local ? buckets_.front()->exchange()->route().workers() : 1;

@@ -1,7 +1,6 @@
 // How CompressedParameters begin, what they are rebuilt from, what they save, and what they say of
 // themselves.
 #include <cmath>
-#include <iterator>
 
 #include <ATen/ops/stack.h>
 #include <c10/core/DeviceGuard.h>
@@ -11,25 +10,6 @@
 #include <pacer/optimizers/detail/parameter_check.h>
 
 namespace pacer::detail {
-namespace {
-
-// Takes out of `state` what is called "NAME/..." after one of these.
-NamedTensors take_named(const std::vector<OneBitTensor>& tensors, NamedTensors& state) {
-  NamedTensors taken;
-  for (const OneBitTensor& tensor : tensors) {
-    const std::string prefix = tensor.name + "/";
-    auto item = state.lower_bound(prefix);
-    while (item != state.end() && item->first.compare(0, prefix.size(), prefix) == 0) {
-      const bool is_field = item->first.find('/', prefix.size()) == std::string::npos;
-      const auto next = std::next(item);
-      if (is_field) taken.insert(state.extract(item));
-      item = next;
-    }
-  }
-  return taken;
-}
-
-}  // namespace
 
 template <class F>
 void CompressedParameters::for_buckets(const OneBitStates& states, const F& f) const {
@@ -60,20 +40,19 @@ bool CompressedParameters::freeze(const OneBitStates& states, const std::vector<
   return true;
 }
 
-// What belongs to no bucket is left for the last one, which refuses it.
-void CompressedParameters::go_on(const OneBitStates& states, const NamedTensors& errors,
-                                 int64_t errors_version, const NamedTensors& of_rule) {
+void CompressedParameters::go_on(const OneBitStates& states, NamedTensors errors, int64_t errors_version,
+                                 NamedTensors of_rule) {
   const c10::DeviceGuard guard(device_);
-  NamedTensors errors_left = errors, of_rule_left = of_rule;
   for_buckets(states, [&](OneBitBucket& bucket, const OneBitStates& of_bucket) {
-    NamedTensors own_errors = take_named(bucket.tensors(), errors_left);
-    NamedTensors own_of_rule = take_named(bucket.tensors(), of_rule_left);
-    if (&bucket == buckets_.back().get()) {
-      own_errors.merge(errors_left);
-      own_of_rule.merge(of_rule_left);
-    }
-    bucket.go_on(of_bucket, own_errors, errors_version, own_of_rule);
+    bucket.go_on(of_bucket, errors, errors_version, of_rule);
   });
+  require_all_loaded(
+      errors,
+      "\", which this rank does not need; resume with as many ranks, the same parameters and options");
+  require_all_loaded(of_rule,
+                     rule_ == kernels::UpdateRule::lamb
+                         ? "\", which fits no compressed parameter; build the same parameters and options"
+                         : "\", which only OneBitLamb has; load it into one");
 }
 
 std::pair<at::Tensor, int64_t> CompressedParameters::sum_and_count_of_variance() const {
@@ -96,13 +75,9 @@ void CompressedParameters::set_floors(const kernels::GradientCheck* check) {
   for (const auto& bucket : buckets_) bucket->raise_floors(mean);
 }
 
-void CompressedParameters::check(bool wait) {
-  for (const auto& bucket : buckets_) bucket->exchange()->check(wait);
-}
-
 int64_t CompressedParameters::bytes_sent() const {
   int64_t bytes = 0;
-  for (const auto& bucket : buckets_) bytes += bucket->exchange()->bytes_sent();
+  for (const auto& bucket : buckets_) bytes += compresses() ? bucket->exchange()->bytes_sent() : 0;
   return bytes;
 }
 
@@ -117,40 +92,22 @@ double CompressedParameters::compression_error() const {
   return sent == 0 ? 0 : std::sqrt(lost / sent);
 }
 
-void CompressedParameters::export_shared(NamedTensors& state) const {
-  for (const auto& bucket : buckets_) bucket->export_shared(state);
-}
-
-void CompressedParameters::export_errors(NamedTensors& state) const {
-  for (const auto& bucket : buckets_) bucket->export_errors(state);
-}
-
-const OneBitBucket* CompressedParameters::bucket_of(const std::string& name) const {
-  for (const auto& bucket : buckets_) {
-    if (bucket->has(name)) return bucket.get();
+OneBitLambKernels::Numbers CompressedParameters::lamb_numbers(const std::string& name) const {
+  for (const Place& place : places_) {
+    if (place.tensor().name == name) return place.bucket->lamb_numbers(place.index);
   }
-  return nullptr;
-}
-
-double CompressedParameters::lamb_factor(const std::string& name) const {
-  const OneBitBucket* bucket = bucket_of(name);
-  return bucket == nullptr ? 1 : bucket->lamb_factor(name);
-}
-
-double CompressedParameters::momentum_scale(const std::string& name) const {
-  const OneBitBucket* bucket = bucket_of(name);
-  return bucket == nullptr ? 1 : bucket->momentum_scale(name);
+  return {};
 }
 
 void CompressedParameters::rename(const std::vector<std::string>& names) {
   for (size_t i = 0; i < places_.size() && i < names.size(); ++i) {
-    buckets_[places_[i].bucket]->rename(places_[i].index, names[i]);
+    places_[i].bucket->rename(places_[i].index, names[i]);
   }
 }
 
 std::string CompressedParameters::describe_floors() const {
   std::vector<at::Tensor> below;
-  for (const Place& place : places_) below.push_back(buckets_[place.bucket]->floored(place.index));
+  for (const Place& place : places_) below.push_back(place.bucket->floored(place.index));
   if (below.empty()) return "";
   at::Tensor counts = at::stack(below);
   if (shard_ranks_) shard_ranks_->all_reduce(counts, CollectiveOptions().agreed(true)).wait();
@@ -159,7 +116,7 @@ std::string CompressedParameters::describe_floors() const {
   double worst = 0;
   size_t which = 0;
   for (size_t i = 0; i < places_.size(); ++i) {
-    const int64_t count = whole_count(tensor(i));
+    const int64_t count = whole_count(places_[i].tensor());
     if (count == 0) continue;
     const int64_t of_entry = counts.const_data_ptr<int64_t>()[i];
     all += count;
@@ -174,7 +131,8 @@ std::string CompressedParameters::describe_floors() const {
   if (percent(worst) == 0) return "";
   return concatenate(percent(static_cast<double>(floored) / static_cast<double>(all)),
                      " % of the elements have less variance than their tensor's floor (most in ",
-                     InMessage{tensor(which).name, tensor(which).sizes}, ": ", percent(worst), " %)");
+                     InMessage{places_[which].tensor().name, places_[which].tensor().sizes}, ": ",
+                     percent(worst), " %)");
 }
 
 }  // namespace pacer::detail

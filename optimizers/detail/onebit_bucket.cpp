@@ -1,33 +1,46 @@
 #include <pacer/optimizers/detail/onebit_bucket.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
-#include <pacer/kernels/cpu/target.h>
+#include <pacer/core/reduction_order.h>
+#include <pacer/device/detail/stream.h>
+#include <pacer/kernels/norm.h>
+#include <pacer/optimizers/detail/tensor_sums.h>
+#include <pacer/optimizers/detail/tile_loop.h>
 
 namespace pacer::detail {
 
-OneBitBucket::OneBitBucket(std::vector<OneBitTensor> tensors, std::unique_ptr<OneBitExchange> exchange,
-                           double variance_floor, kernels::UpdateRule rule, at::Device device,
+OneBitBucket::OneBitBucket(std::vector<OneBitTensor> tensors, const OneBitSetup& setup,
                            const std::shared_ptr<Communicator>& shard_ranks)
     : tensors_(std::move(tensors)),
-      exchange_(std::move(exchange)),
-      variance_floor_(variance_floor),
-      device_(device),
+      exchange_(setup.exchanges()
+                    ? std::make_unique<OneBitExchange>(setup.route, counts_of(tensors_), setup.compression())
+                    : nullptr),
+      variance_floor_(setup.variance_floor()),
+      device_(setup.route.world().device()),
       layout_(exchange_ ? exchange_->layout() : kernels::OneBitLayout(counts_of(tensors_), 1)),
-      kernels_(tensors_, layout_, device, shard_ranks),
+      rows_(layout_.rows()),
       variance_(flat_zeros()),
-      momentum_(flat_zeros()) {
-  const auto options = at::TensorOptions().device(device_);
-  floors_ = at::zeros({static_cast<int64_t>(tensors_.size())}, options.dtype(at::kFloat));
-  total_ = at::zeros({1}, options.dtype(at::kDouble));
-  if (rule != kernels::UpdateRule::lamb) return;
-  lamb_.emplace(tensors_, layout_, kernels_.units(), device_, shard_ranks);
+      momentum_(flat_zeros()),
+      units_(make_tiles(layout_.counts(), kReductionUnit)) {
+  const auto count = static_cast<int64_t>(tensors_.size());
+  const auto doubles = at::TensorOptions().dtype(at::kDouble).device(device_);
+  floors_ = at::zeros({count}, doubles.dtype(at::kFloat));
+  total_ = at::zeros({1}, doubles);
+  sums_ = at::empty({count}, doubles);
+  partials_ = at::empty({static_cast<int64_t>(units_.size())}, doubles);
+  arguments_.host().resize(tensors_.size());
+  if (shard_ranks) shared_units_ = std::make_unique<SharedUnits>(shard_ranks, bounds_of(tensors_), device_);
+  if (device_.is_cuda()) make_tables();
+  if (setup.rule != kernels::UpdateRule::lamb) return;
+  lamb_.emplace(tensors_, layout_, units_, device_, shard_ranks);
   if (exchange_) exchange_->keep_former_mean();
 }
 
@@ -37,36 +50,6 @@ at::Tensor OneBitBucket::flat_zeros() const {
 
 at::Tensor OneBitBucket::view(const at::Tensor& flat, size_t i) const {
   return tensors_[i].view(flat, layout_.offset(i));
-}
-
-void OneBitBucket::take_moments(const OneBitStates& states, const std::vector<GroupSettings>& settings) {
-  const kernels::FullDenormals full_denormals;
-  for (size_t i = 0; i < tensors_.size(); ++i) {
-    const FusedAdamStateFields& state = *states[i];
-    const int64_t steps = state.step();
-    const at::Tensor corrected = state.exp_avg_sq().to(at::kDouble);
-    if (steps > 0) corrected.div_(bias_corrections(settings[tensors_[i].group].kernel, steps).c2);
-    view(variance_, i).copy_(corrected);
-    view(momentum_, i).copy_(state.exp_avg());
-  }
-}
-
-void OneBitBucket::take_over(const OneBitStates& states, const std::vector<GroupSettings>& settings) {
-  const kernels::FullDenormals full_denormals;
-  if (lamb_) lamb_->freeze(states, settings, variance_, momentum_, floors_);
-  for (size_t i = 0; i < tensors_.size(); ++i) {
-    states[i]->exp_avg_sq(view(variance_, i));
-    states[i]->exp_avg(at::Tensor());
-  }
-}
-
-void OneBitBucket::set_floors(const kernels::GradientCheck* check) {
-  kernels_.floors(variance_, variance_floor_, floors_, total_, control(check));
-}
-
-void OneBitBucket::raise_floors(const at::Tensor& mean_variance) {
-  const at::Tensor of_mean = mean_variance.mul(variance_floor_).neg().to(at::kFloat);
-  floors_.copy_(at::where(kernels_.sums_of_variance().gt(0), floors_, of_mean));
 }
 
 // ---- A step. ----
@@ -92,7 +75,17 @@ void OneBitBucket::set_tensor(size_t i, const ParameterEntry& entry, const void*
   if (refresh_every_ > 0) {
     tensor.refresh = kernels::variance_refresh(settings.kernel.beta2, refresh_every_);
   }
-  kernels_.set_tensor(i, tensor);
+  if (arguments_.host()[i] == tensor) return;
+  arguments_.host()[i] = tensor;
+  arguments_.mark_changed();
+  if (device_.is_cpu()) return;
+  gradients_.host()[i].gradient = tensor.gradient;
+  gradients_.mark_changed();
+}
+
+void OneBitBucket::send() {
+  arguments_.send(device_);
+  gradients_.send(device_);
 }
 
 void OneBitBucket::prepare(const std::vector<GroupSettings>& settings) {
@@ -100,9 +93,36 @@ void OneBitBucket::prepare(const std::vector<GroupSettings>& settings) {
   if (lamb_) lamb_->configure(settings);
 }
 
-kernels::OneBitAdamWork OneBitBucket::work(const kernels::StepScalars* scalars) const {
+// Of whole tensors, here and on other ranks.
+at::Tensor OneBitBucket::all_partials() const {
+  return shared_units_ ? shared_units_->gather(partials_.view({1, -1})).view({-1}) : partials_;
+}
+
+void OneBitBucket::sum_of_squares(double* sum) {
+  auto* partials = partials_.mutable_data_ptr<double>();
+  if (device_.is_cpu()) {
+    for_each_tile(units_, [&](int64_t u) {
+      const Tile& unit = units_[static_cast<size_t>(u)];
+      const kernels::OneBitAdamTensor& tensor = arguments_.host()[unit.tensor];
+      partials[u] = unit_sum_of_squares(gradient_type(tensor.storage), tensor.gradient, unit);
+    });
+    const at::Tensor all = all_partials();
+    *sum = sum_partials(all.const_data_ptr<double>(), all.numel());
+    return;
+  }
+  const kernels::Stream stream = current_stream(device_);
+  for (const OneBitTable& table : tables_) {
+    kernels::sum_of_squares_cuda(
+        gradient_type(table.storage), table.units.pointer(), static_cast<int64_t>(table.units.host().size()),
+        gradients_.pointer(), tables_.size() == 1 ? nullptr : table.unit_places.pointer(), partials, stream);
+  }
+  const at::Tensor all = all_partials();
+  kernels::sum_partials_cuda(all.const_data_ptr<double>(), all.numel(), sum, stream);
+}
+
+kernels::OneBitAdamRows OneBitBucket::rows(const kernels::StepScalars* scalars) const {
   kernels::OneBitAdamWork work{};
-  work.tensors = kernels_.tensors();
+  work.tensors = arguments_.pointer();
   work.scalars = scalars;
   work.momentum_scales = lamb_ ? lamb_->momentum_scales().const_data_ptr<float>() : nullptr;
   work.floors = floors_.const_data_ptr<float>();
@@ -110,7 +130,7 @@ kernels::OneBitAdamWork OneBitBucket::work(const kernels::StepScalars* scalars) 
   work.dense_momentum = momentum_.defined() ? momentum_.const_data_ptr<float>() : nullptr;
   if (exchange_) work.bits = exchange_->mean();
   work.is_from_signs = exchange_ != nullptr;
-  return work;
+  return {work, rows_.pieces.data(), rows_.first.data(), rows_.count(), rows_.extent};
 }
 
 kernels::OneBitControl OneBitBucket::control(const kernels::GradientCheck* check) const {
@@ -118,16 +138,41 @@ kernels::OneBitControl OneBitBucket::control(const kernels::GradientCheck* check
   return {check, nullptr};
 }
 
+template <class F>
+void OneBitBucket::for_units(const F& f) const {
+  at::parallel_for(0, rows_.units(), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t unit = begin; unit < end; ++unit) f(unit);
+  });
+}
+
+// The exchange starts with the momentum beta1 * m + (1 - beta1) * g.
 void OneBitBucket::start(const kernels::StepScalars* scalars, const kernels::GradientCheck* check,
                          const at::Tensor& factor) {
   if (factor.defined()) scalars = with_factor(scalars, factor);
-  kernels_.start(*exchange_, work(scalars), check, attempt_);
+  const kernels::OneBitAdamRows rows = this->rows(scalars);
+  const kernels::OneBitStorage storage{tables_.size() == 1,
+                                       tables_.empty() ? kernels::AdamStorage::f32 : tables_.front().storage};
+  OneBitInput input;
+  input.source = lamb_ ? kernels::onebit_scaled_momentum_row : kernels::onebit_momentum_row;
+  input.context = &rows;
+  input.enqueue = [&](const auto& side, const auto& control, kernels::Stream stream) {
+    onebit_compress_momentum_cuda(side, rows.work, storage, control, stream);
+  };
+  input.check = check;
+  exchange_->start(input, attempt_);
+}
+
+// Scalars of so many step groups, from the first on, are read for the tensors.
+int64_t OneBitBucket::step_groups() const {
+  int64_t last = 0;
+  for (const kernels::OneBitAdamTensor& tensor : arguments_.host()) last = std::max(last, tensor.scalars);
+  return last + 1;
 }
 
 const kernels::StepScalars* OneBitBucket::with_factor(const kernels::StepScalars* scalars,
                                                       const at::Tensor& factor) {
   using kernels::StepScalars;
-  const int64_t count = kernels_.step_groups();
+  const int64_t count = step_groups();
   own_scalars_ = at::empty({count, static_cast<int64_t>(sizeof(StepScalars))},
                            at::TensorOptions().dtype(at::kByte).device(device_));
   auto* replaced = static_cast<StepScalars*>(own_scalars_.mutable_data_ptr());
@@ -150,22 +195,40 @@ void OneBitBucket::finish(const kernels::StepScalars* scalars, const kernels::Gr
 // `dense_before`: the momentum before this step, where it may be dense.
 void OneBitBucket::update(const kernels::StepScalars* scalars, const at::Tensor& dense_before, bool dense,
                           const kernels::OneBitControl& control) {
-  if (!lamb_) return kernels_.update(work(scalars), dense, control);
+  const kernels::OneBitAdamRows rows = this->rows(scalars);
+  if (!lamb_) {
+    if (device_.is_cpu()) for_units([&](int64_t unit) { onebit_update_cpu(rows, unit); });
+    for (const OneBitTable& table : tables_) {
+      onebit_update_cuda(table.storage, table.tiles.view(), rows.work, dense, control,
+                         current_stream(device_));
+    }
+    return;
+  }
   OneBitLambKernels::Before before;
   before.dense = dense_before.defined() ? dense_before.const_data_ptr<float>() : nullptr;
   if (exchange_) {
     before.bits = exchange_->former_mean();
     before.status = exchange_->former_status();
   }
-  lamb_->step(kernels_, work(scalars), before, dense, control);
+  lamb_->step(tables_, units_, rows.work, before, dense, control);
 }
 
 void OneBitBucket::take_gradients(const kernels::StepScalars* scalars, const kernels::GradientCheck* check,
                                   bool refresh) {
-  const kernels::OneBitAdamWork before = work(scalars);
+  const kernels::OneBitAdamRows rows = this->rows(scalars);
   dense_before_ = lamb_ && momentum_.defined() ? momentum_.clone() : at::Tensor();
   if (!momentum_.defined()) momentum_ = flat_zeros();
-  kernels_.dense_momentum(before, momentum_.mutable_data_ptr<float>(), refresh, control(check));
+  auto* momentum = momentum_.mutable_data_ptr<float>();
+  if (device_.is_cpu()) {
+    for_units([&](int64_t unit) {
+      onebit_dense_momentum_cpu(rows, unit, momentum);
+      if (refresh) onebit_refresh_cpu(rows, unit);
+    });
+  }
+  for (const OneBitTable& table : tables_) {
+    onebit_dense_momentum_cuda(table.storage, table.tiles.view(), rows.work, momentum, refresh,
+                               control(check), current_stream(device_));
+  }
   if (device_.is_cuda() && exchange_) exchange_->forget_mean(check);
   if (momentum_error_.defined()) add_momentum_error(check);
 }

@@ -2,6 +2,9 @@
 // variance and floors in flat buffers, the exchange of their momentum, and what it does to the parameters. On
 // a GPU a step is only enqueued, and does nothing where the check says that gradients are not finite.
 //
+// The step is in onebit_bucket.cpp, tables on a GPU and floors are in onebit_bucket_floors.cpp, and the freeze
+// and what is saved in onebit_bucket_state.cpp.
+//
 // Flat buffers hold elements in the order of the parameters' memory, and ranks agree on places in them.
 #pragma once
 
@@ -15,26 +18,28 @@
 #include <ATen/core/Tensor.h>
 
 #include <pacer/compression/detail/onebit_exchange.h>
+#include <pacer/device/detail/device_buffer.h>
 #include <pacer/kernels/onebit_adam.h>
-#include <pacer/optimizers/detail/onebit_kernels.h>
+#include <pacer/optimizers/detail/named_views.h>
 #include <pacer/optimizers/detail/onebit_lamb_kernels.h>
-#include <pacer/optimizers/detail/onebit_settings.h>
+#include <pacer/optimizers/detail/onebit_setup.h>
 #include <pacer/optimizers/detail/parameter_entry.h>
+#include <pacer/optimizers/detail/shared_sums.h>
 #include <pacer/optimizers/named_tensors.h>
 
 namespace pacer::detail {
 
 class OneBitBucket {
  public:
-  // `exchange` is null where nothing is compressed. `shard_ranks` as for OneBitKernels: norms, floors, scales
-  // of momentum and factors are those of whole tensors.
-  OneBitBucket(std::vector<OneBitTensor> tensors, std::unique_ptr<OneBitExchange> exchange,
-               double variance_floor, kernels::UpdateRule rule, at::Device device,
-               const std::shared_ptr<Communicator>& shard_ranks = nullptr);
-  OneBitBucket(const OneBitBucket&) = delete;  // kernels_ and lamb_ refer to its tensors
+  // `shard_ranks`: the ranks that have the other parts of the tensors; null where these are whole. Norms, floors,
+  // scales of momentum and factors are then those of whole tensors, for which all of them call alike.
+  OneBitBucket(std::vector<OneBitTensor> tensors, const OneBitSetup& setup,
+               const std::shared_ptr<Communicator>& shard_ranks);
+  OneBitBucket(const OneBitBucket&) = delete;  // lamb_ refers to its tensors
 
   const std::vector<OneBitTensor>& tensors() const { return tensors_; }
   at::Tensor variance_of(size_t tensor) const { return view(variance_, tensor); }
+  // Null where nothing is exchanged.
   OneBitExchange* exchange() const { return exchange_.get(); }
 
   // ---- The freeze, in this order, and set_floors() between. ----
@@ -44,15 +49,14 @@ class OneBitBucket {
   // The states give their moments away.
   void take_over(const OneBitStates& states, const std::vector<GroupSettings>& settings);
 
-  // Does what CompressedParameters::go_on does, for these tensors.
-  void go_on(const OneBitStates& states, const NamedTensors& errors, int64_t errors_version,
-             const NamedTensors& of_rule);
+  // Does what CompressedParameters::go_on does, for these tensors, and takes out what it has loaded.
+  void go_on(const OneBitStates& states, NamedTensors& errors, int64_t errors_version, NamedTensors& of_rule);
 
   // Computes the floors from the variance. All shard ranks call it together.
   void set_floors(const kernels::GradientCheck* check);
-  // On the device, as set_floors() has left it; and of how many elements.
+  // On the device, as set_floors() has left it; and of how many elements, of whole tensors if ranks have parts.
   const at::Tensor& sum_of_variance() const { return total_; }
-  int64_t elements() const { return kernels_.elements(); }
+  int64_t elements() const;
   // Tensors without any variance get the floor of this mean (fp64, one number) in place of the bucket's.
   void raise_floors(const at::Tensor& mean_variance);
 
@@ -62,11 +66,11 @@ class OneBitBucket {
   void begin(int64_t attempt, int64_t refresh_every);
   void set_tensor(size_t i, const ParameterEntry& entry, const void* gradient, const GroupSettings& settings);
   // Sends what set_tensor changed.
-  void send() { kernels_.send(); }
+  void send();
   // The same, and what the rule needs.
   void prepare(const std::vector<GroupSettings>& settings);
   // *sum (on the device) = that of all stored gradients.
-  void sum_of_squares(double* sum) { kernels_.sum_of_squares(sum); }
+  void sum_of_squares(double* sum);
 
   // A compressed step, in the parts of the exchange. Gradients are multiplied with `factor` (fp64, one number
   // on the device), and where it is undefined with that of the scalars.
@@ -79,15 +83,19 @@ class OneBitBucket {
   void take_gradients(const kernels::StepScalars* scalars, const kernels::GradientCheck* check, bool refresh);
   void update_dense(const kernels::StepScalars* scalars, const kernels::GradientCheck* check);
 
-  // ---- What others want to know, as CompressedParameters say. ----
+  // ---- What others want to know. ----
 
   // Sums of squares: of what rounding lost, and of what was rounded.
   std::pair<double, double> lost_and_sent() const;
+  // The momentum in fp32, as "NAME/exp_avg", and what only the rule has.
   void export_shared(NamedTensors& state) const;
+  // If there is an exchange, writes "NAME/worker_error" in the parameter's shape, and "NAME/server_error" for
+  // what this rank serves of it, in memory order, which "NAME/strides" tells if it is not row-major. Without
+  // one it writes nothing, or after errors were joined and until the next step "NAME/momentum_error".
   void export_errors(NamedTensors& state) const;
-  bool has(const std::string& name) const;
-  double lamb_factor(const std::string& name) const;
-  double momentum_scale(const std::string& name) const;
+  OneBitLambKernels::Numbers lamb_numbers(size_t tensor) const {
+    return lamb_ ? lamb_->numbers_of(tensor) : OneBitLambKernels::Numbers();
+  }
   // Returns, on the device, how many elements of tensor i have less variance than its floor.
   at::Tensor floored(size_t i) const;
   void rename(size_t i, const std::string& name) { tensors_[i].name = name; }
@@ -95,32 +103,38 @@ class OneBitBucket {
  private:
   at::Tensor view(const at::Tensor& flat, size_t tensor) const;
   at::Tensor flat_zeros() const;
-  kernels::OneBitAdamWork work(const kernels::StepScalars* scalars) const;
+  // What the kernels read; its pointers are those of now.
+  kernels::OneBitAdamRows rows(const kernels::StepScalars* scalars) const;
   kernels::OneBitControl control(const kernels::GradientCheck* check) const;
+  template <class F>
+  void for_units(const F& f) const;
+  int64_t step_groups() const;
   const kernels::StepScalars* with_factor(const kernels::StepScalars* scalars, const at::Tensor& factor);
   void update(const kernels::StepScalars* scalars, const at::Tensor& dense_before, bool dense,
               const kernels::OneBitControl& control);
-  // The number that belongs to the tensor of that name; 1 where there is none.
-  double number_of(const std::string& name, const at::Tensor& of_tensors) const;
+  void make_tables();
+  at::Tensor all_partials() const;
+  void set_floors_on_cpu();
   void add_momentum_error(const kernels::GradientCheck* check);
   at::Tensor momentum() const;
   // The errors under the names by which they are saved: views of a flat buffer, which without an exchange is
   // the momentum error's, and of the part that this rank serves.
   NamedViews error_views(const at::Tensor& worker, const at::Tensor& server) const;
-  void load_errors(const NamedTensors& errors, int64_t version);
+  void load_errors(NamedTensors& errors, int64_t version);
 
   std::vector<OneBitTensor> tensors_;
   std::unique_ptr<OneBitExchange> exchange_;
   double variance_floor_;
   at::Device device_;
   kernels::OneBitLayout layout_;
-  OneBitKernels kernels_;
+  kernels::OneBitRows rows_;
   std::optional<OneBitLambKernels> lamb_;
   int64_t attempt_ = 0;
   int64_t refresh_every_ = 0;
   at::Tensor variance_;  // fp32, flat
   at::Tensor floors_;    // fp32, as frozen_bounds has them
   at::Tensor total_;     // fp64, the sum of all variance
+  at::Tensor sums_;      // fp64, that of each tensor, as set_floors has left it
   // fp32, flat. Undefined: the momentum is what the exchange received. On CUDA its status says which of the
   // two it is while this is defined.
   at::Tensor momentum_;
@@ -129,6 +143,17 @@ class OneBitBucket {
   at::Tensor momentum_error_;
   // Bytes, (step groups, a StepScalars): those of a step, with a factor of the bucket's own.
   at::Tensor own_scalars_;
+
+  DeviceBuffer<kernels::OneBitAdamTensor> arguments_;  // by tensor: what kernels read of it
+  std::vector<Tile> units_;                            // in which sums are taken, tensor by tensor
+  at::Tensor partials_;                                // fp64, by unit
+  std::unique_ptr<SharedUnits> shared_units_;          // null where tensors are whole
+  // On CUDA: the dtype sets, and for sums the gradients, the variance and all units.
+  std::vector<OneBitTable> tables_;
+  DeviceBuffer<kernels::AdamGradient> gradients_, variances_;
+  DeviceBuffer<Tile> all_units_;
+  DeviceBuffer<TileRange> units_of_;
+  DeviceBuffer<int64_t> counts_;
 };
 
 }  // namespace pacer::detail

@@ -1,4 +1,4 @@
-// What a OneBitBucket is rebuilt from, what it saves, and what it says of itself.
+// How a OneBitBucket begins at the freeze or from a saved state, what it saves, and what it says of itself.
 #include <pacer/optimizers/detail/onebit_bucket.h>
 
 #include <algorithm>
@@ -7,13 +7,36 @@
 #include <c10/core/DeviceGuard.h>
 
 #include <pacer/core/error.h>
+#include <pacer/device/detail/stream.h>
+#include <pacer/kernels/cpu/target.h>
 #include <pacer/optimizers/detail/onebit_errors.h>
 #include <pacer/optimizers/detail/parameter_check.h>
 
 namespace pacer::detail {
 
-void OneBitBucket::go_on(const OneBitStates& states, const NamedTensors& errors, int64_t errors_version,
-                         const NamedTensors& of_rule) {
+void OneBitBucket::take_moments(const OneBitStates& states, const std::vector<GroupSettings>& settings) {
+  const kernels::FullDenormals full_denormals;
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    const FusedAdamStateFields& state = *states[i];
+    const int64_t steps = state.step();
+    const at::Tensor corrected = state.exp_avg_sq().to(at::kDouble);
+    if (steps > 0) corrected.div_(bias_corrections(settings[tensors_[i].group].kernel, steps).c2);
+    view(variance_, i).copy_(corrected);
+    view(momentum_, i).copy_(state.exp_avg());
+  }
+}
+
+void OneBitBucket::take_over(const OneBitStates& states, const std::vector<GroupSettings>& settings) {
+  const kernels::FullDenormals full_denormals;
+  if (lamb_) lamb_->freeze(states, settings, variance_, momentum_, floors_);
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    states[i]->exp_avg_sq(view(variance_, i));
+    states[i]->exp_avg(at::Tensor());
+  }
+}
+
+void OneBitBucket::go_on(const OneBitStates& states, NamedTensors& errors, int64_t errors_version,
+                         NamedTensors& of_rule) {
   for (size_t i = 0; i < tensors_.size(); ++i) {
     FusedAdamStateFields& state = *states[i];
     view(variance_, i).copy_(state.exp_avg_sq());
@@ -22,9 +45,7 @@ void OneBitBucket::go_on(const OneBitStates& states, const NamedTensors& errors,
     state.exp_avg(at::Tensor());
   }
   load_errors(errors, errors_version);
-  if (lamb_) return lamb_->import_state(states, of_rule);
-  require(of_rule.empty(), "the state to load has \"", of_rule.empty() ? "" : of_rule.begin()->first,
-          "\", which only OneBitLamb has; load it into one");
+  if (lamb_) lamb_->import_state(states, of_rule);
 }
 
 NamedViews OneBitBucket::error_views(const at::Tensor& worker, const at::Tensor& server) const {
@@ -52,20 +73,14 @@ void OneBitBucket::export_errors(NamedTensors& state) const {
   for (const OneBitTensor& tensor : tensors_) add_strides(tensor.name, tensor.sizes, tensor.strides, state);
 }
 
-void OneBitBucket::load_errors(const NamedTensors& errors, int64_t version) {
-  if (errors.empty() && (!exchange_ || tensors_.empty())) return;
+void OneBitBucket::load_errors(NamedTensors& errors, int64_t version) {
+  if (exchange_ ? tensors_.empty() : errors.empty()) return;
   const at::Tensor worker = flat_zeros();
   const at::Tensor server =
       exchange_ ? at::zeros({exchange_->served_rows().extent}, worker.options()) : at::Tensor();
-  NamedTensors without_strides = errors;
-  for (const OneBitTensor& tensor : tensors_) {
-    if (exchange_) without_strides.erase(tensor.name + kStrides);
-  }
-  load_views(
-      error_views(worker, server), without_strides,
-      {"the state to load has no \"", "\"; resume with the state that this rank has saved",
-       "; resume with as many ranks and the same parameters",
-       "\", which this rank does not need; resume with as many ranks, the same parameters and options"});
+  load_views(error_views(worker, server), errors,
+             {"the state to load has no \"", "\"; resume with the state that this rank has saved",
+              "; resume with as many ranks and the same parameters"});
   if (!exchange_) {
     momentum_error_ = worker;
     return;
@@ -75,6 +90,7 @@ void OneBitBucket::load_errors(const NamedTensors& errors, int64_t version) {
                          tensor.strides, tensor.sizes),
             "the state to load has the errors of parameter ", InMessage{tensor.name, tensor.sizes},
             " in another memory order than the parameter has here; give it the order that it had");
+    errors.erase(tensor.name + kStrides);
   }
   exchange_->set_errors(worker, server);
 }
@@ -85,39 +101,36 @@ std::pair<double, double> OneBitBucket::lost_and_sent() const {
   return {lost.square().sum().item<double>(), sent.square().sum().item<double>()};
 }
 
+// In fp32, with zeros between tensors.
 at::Tensor OneBitBucket::momentum() const {
   const c10::DeviceGuard guard(device_);
   const bool dense = momentum_.defined() && !(device_.is_cuda() && exchange_ && exchange_->has_mean());
   if (dense) return momentum_;
-  const at::Tensor decoded = kernels_.decode(work(nullptr), control(nullptr));
-  if (lamb_ && device_.is_cuda()) lamb_->unscale(decoded);
+  const at::Tensor decoded = flat_zeros();
+  auto* to = decoded.mutable_data_ptr<float>();
+  if (device_.is_cuda()) {
+    onebit_decode_cuda(exchange_->mean(), layout_.length(), to, control(nullptr), current_stream(device_));
+    if (lamb_) lamb_->unscale(decoded);
+    return decoded;
+  }
+  const kernels::OneBitAdamRows rows = this->rows(nullptr);
+  float values[kernels::kOneBitRow];
+  for (int64_t row = 0; row < rows.rows; ++row) {
+    const int64_t begin = row * kernels::kOneBitRow;
+    onebit_read_momentum(rows, row, std::min(kernels::kOneBitRow, rows.extent - begin), values);
+    for (int64_t p = rows.first[row]; p < rows.first[row + 1]; ++p) {
+      const kernels::OneBitPiece& piece = rows.pieces[p];
+      std::copy_n(values + (piece.position - begin), piece.count, to + piece.position);
+    }
+  }
   return decoded;
 }
 
 void OneBitBucket::export_shared(NamedTensors& state) const {
+  if (exchange_) exchange_->check(/*wait=*/true);
   const at::Tensor all = momentum();
   for (size_t i = 0; i < tensors_.size(); ++i) state[tensors_[i].name + "/exp_avg"] = view(all, i);
   if (lamb_) lamb_->export_state(state);
-}
-
-bool OneBitBucket::has(const std::string& name) const {
-  return std::any_of(tensors_.begin(), tensors_.end(),
-                     [&](const OneBitTensor& tensor) { return tensor.name == name; });
-}
-
-double OneBitBucket::number_of(const std::string& name, const at::Tensor& of_tensors) const {
-  for (size_t i = 0; i < tensors_.size(); ++i) {
-    if (tensors_[i].name == name) return of_tensors[static_cast<int64_t>(i)].item<double>();
-  }
-  return 1;
-}
-
-double OneBitBucket::lamb_factor(const std::string& name) const {
-  return lamb_ ? number_of(name, lamb_->factors()) : 1;
-}
-
-double OneBitBucket::momentum_scale(const std::string& name) const {
-  return lamb_ ? number_of(name, lamb_->momentum_scales()) : 1;
 }
 
 at::Tensor OneBitBucket::floored(size_t i) const {

@@ -129,10 +129,9 @@ NamedViews OneBitLambKernels::saved_views() const {
 
 void OneBitLambKernels::export_state(NamedTensors& state) const { save_views(saved_views(), state); }
 
-void OneBitLambKernels::import_state(const OneBitStates& states, const NamedTensors& state) {
+void OneBitLambKernels::import_state(const OneBitStates& states, NamedTensors& state) {
   load_views(saved_views(), state,
-             {"the state to load is frozen, but has no \"", "\"; load one that a OneBitLamb has saved", "",
-              "\", which fits no compressed parameter; build the same parameters and options"});
+             {"the state to load is frozen, but has no \"", "\"; load one that a OneBitLamb has saved", ""});
   for (size_t i = 0; i < tensors_.size(); ++i) {
     coefficients_.narrow(0, static_cast<int64_t>(i), 1).copy_(states[i]->trust_average().narrow(0, 0, 1));
   }
@@ -170,8 +169,9 @@ kernels::OneBitLambPartials OneBitLambKernels::all_partials(at::Tensor (&held)[2
   return {held[1].mutable_data_ptr<float>(), sums + units, sums + 2 * units};
 }
 
-void OneBitLambKernels::step(const OneBitKernels& adam, const kernels::OneBitAdamWork& now,
-                             const Before& before, bool dense, const kernels::OneBitControl& control) const {
+void OneBitLambKernels::step(const std::vector<OneBitTable>& tables, const std::vector<Tile>& units,
+                             const kernels::OneBitAdamWork& now, const Before& before, bool dense,
+                             const kernels::OneBitControl& control) const {
   kernels::OneBitLambWork work{};
   work.now = now;
   work.dense_before = before.dense;
@@ -187,18 +187,17 @@ void OneBitLambKernels::step(const OneBitKernels& adam, const kernels::OneBitAda
   const auto tensors = static_cast<int64_t>(table_.host().size());
   if (device_.is_cuda()) {
     const kernels::Stream stream = current_stream(device_);
-    for (const OneBitKernels::Table& table : adam.tables()) {
+    for (const OneBitTable& table : tables) {
       onebit_lamb_moments_cuda(table.storage, table.units.pointer(), table.unit_places.pointer(),
                                static_cast<int64_t>(table.units.host().size()), work, dense, control, stream);
     }
     work.partials = all_partials(held);
     onebit_lamb_factors_cuda(tensors, work, control, stream);
-    for (const OneBitKernels::Table& table : adam.tables()) {
+    for (const OneBitTable& table : tables) {
       onebit_lamb_update_cuda(table.storage, table.tiles.view(), work, dense, control, stream);
     }
     return;
   }
-  const std::vector<Tile>& units = adam.units();
   for_each_tile(units, [&](int64_t u) { onebit_lamb_moments_cpu(work, units[static_cast<size_t>(u)], u); });
   work.partials = all_partials(held);
   for (int64_t tensor = 0; tensor < tensors; ++tensor) onebit_lamb_factor_cpu(work, tensor);

@@ -4,6 +4,8 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -11,7 +13,9 @@
 #include <pacer/device/detail/device_buffer.h>
 #include <pacer/kernels/onebit_lamb.h>
 #include <pacer/optimizers/detail/named_views.h>
-#include <pacer/optimizers/detail/onebit_kernels.h>
+#include <pacer/optimizers/detail/onebit_settings.h>
+#include <pacer/optimizers/detail/shared_sums.h>
+#include <pacer/optimizers/detail/tile_loop.h>
 #include <pacer/optimizers/named_tensors.h>
 
 namespace pacer::detail {
@@ -29,10 +33,18 @@ bool is_lamb_number(const std::string& name);
 void cut_lamb_state(const std::vector<OneBitTensor>& tensors, const std::vector<OneBitTensor>& whole,
                     int rank, NamedTensors& state);
 
+// CUDA: the tensors of one dtype set, for the kernels of both 1-bit optimizers.
+struct OneBitTable {
+  kernels::AdamStorage storage;
+  TilesBySize tiles;  // their offsets are places in the buffer
+  DeviceBuffer<Tile> units;
+  DeviceBuffer<uint32_t> unit_places;  // each one's number among all units
+};
+
 class OneBitLambKernels {
  public:
-  // `tensors` stay where they are, only their names may change. `units`: those of the OneBitKernels,
-  // `shard_ranks` as there.
+  // `tensors` stay where they are, only their names may change. `units` and `shard_ranks` as in the
+  // OneBitBucket.
   OneBitLambKernels(const std::vector<OneBitTensor>& tensors, const kernels::OneBitLayout& layout,
                     const std::vector<Tile>& units, at::Device device,
                     const std::shared_ptr<Communicator>& shard_ranks);
@@ -43,15 +55,22 @@ class OneBitLambKernels {
               const at::Tensor& variance, const at::Tensor& momentum, const at::Tensor& floors);
   // "NAME/momentum_scale" (fp32), "NAME/lamb_factor" (fp64), one number each, and "NAME/fresh_variance".
   void export_state(NamedTensors& state) const;
-  // Throws InvalidArgument where such a state does not fit, changing nothing.
-  void import_state(const OneBitStates& states, const NamedTensors& state);
+  // Takes its own out of such a state. Throws InvalidArgument where that does not fit, changing nothing.
+  void import_state(const OneBitStates& states, NamedTensors& state);
 
   // For the coming steps.
   void configure(const std::vector<GroupSettings>& settings);
 
-  // fp32 and fp64, one for each tensor.
+  // fp32, one for each tensor.
   const at::Tensor& momentum_scales() const { return momentum_scales_; }
-  const at::Tensor& factors() const { return factors_; }
+  // See OneBitLamb::factor and momentum_scale. Waits for a GPU.
+  struct Numbers {
+    double factor = 1, momentum_scale = 1;
+  };
+  Numbers numbers_of(size_t tensor) const {
+    return {factors_[static_cast<int64_t>(tensor)].item<double>(),
+            momentum_scales_[static_cast<int64_t>(tensor)].item<double>()};
+  }
   // Divides a flat buffer by the scales.
   void unscale(const at::Tensor& flat) const;
 
@@ -61,8 +80,9 @@ class OneBitLambKernels {
     kernels::OneBitMessages bits;
     const kernels::OneBitStatus* status = nullptr;
   };
-  // The parameters take the step, with the dense momentum of `now` where `dense`.
-  void step(const OneBitKernels& adam, const kernels::OneBitAdamWork& now, const Before& before, bool dense,
+  // The parameters take the step, with the dense momentum of `now` where `dense`. CUDA reads `tables`.
+  void step(const std::vector<OneBitTable>& tables, const std::vector<Tile>& units,
+            const kernels::OneBitAdamWork& now, const Before& before, bool dense,
             const kernels::OneBitControl& control) const;
 
  private:

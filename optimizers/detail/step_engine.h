@@ -1,7 +1,8 @@
 // One step of every optimizer here, in every phase, from parameter groups to kernel launches. The engine has
 // a plan (step_plan.h), and each step only checks that it still fits. What no longer fits is planned anew, or
-// refused, before the first write. Compressed parameters belong to the CompressedParameters once there are
-// any. The three parts of a step are those of SessionOptimizer.
+// refused, before the first write. The CompressedParameters of a 1-bit optimizer are one more part that the
+// engine has and calls, as it has tables, from the freeze on. The three parts of a step are those of
+// SessionOptimizer.
 //
 // To follow one AdamW step, read fused_optimizer.cpp (step), this file's source, step_walk.cpp,
 // step_groups.cpp (write_scalars), dtype_table.cpp (step), kernels/cpu/adam.cpp or kernels/cuda/adam.cu,
@@ -79,10 +80,11 @@ class StepEngine {
     return ahead_.prepare(plan_, average, local_weight, first, end);
   }
   // From the next step on compressed entries belong to these; null: tables update all.
-  void compress_with(CompressedParameters* parameters) {
-    plan_.compressed_parameters = parameters;
+  void compress_with(std::unique_ptr<CompressedParameters> parameters) {
+    plan_.compressed_parameters = std::move(parameters);
     forget_plan();
   }
+  CompressedParameters* compressed_parameters() const { return plan_.compressed_parameters.get(); }
   // The L1 norm of the bias-corrected variance of all compressed entries, added up in their order. Waits for
   // a GPU.
   double compressed_variance_norm() const { return plan_.compressed_variance_norm(); }

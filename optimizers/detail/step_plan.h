@@ -78,8 +78,9 @@ class StepPlan {
   // ---- What a step works with. ----
 
   const OptimizerTraits* traits;
-  std::vector<GroupSettings> settings;                    // by group, of the step
-  CompressedParameters* compressed_parameters = nullptr;  // they update compressed entries; null: tables do
+  std::vector<GroupSettings> settings;  // by group, of the step
+  // They update compressed entries; null: tables do.
+  std::unique_ptr<CompressedParameters> compressed_parameters;
   std::unique_ptr<StatePager> pager;  // null until the first plan, and where state is not paged
   at::Device device = at::kCPU;
   std::vector<ParameterEntry> entries;
