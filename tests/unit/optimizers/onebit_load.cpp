@@ -97,6 +97,31 @@ TEMPLATE_TEST_CASE("state that was frozen by another rule, or makes no sense, is
   }
 }
 
+TEMPLATE_TEST_CASE("what belongs to no bucket of a saved state is refused by its name",
+                   "[onebit_adam][onebit_lamb][refusals]", OneBitAdam, OneBitLamb) {
+  auto options = frozen_at_two<TestType>();
+  options.compress_alone(true).bucket_bytes(1);
+  OneBitRanks<TestType> ranks(1, {{{{300}, {7}}, options}});
+  take_steps(ranks, 0, 4);
+  TestType& optimizer = *ranks.optimizers[0];
+  const auto state = cloned_state(optimizer.export_state());
+  const auto errors = cloned_state(optimizer.export_rank_state());
+  for (const char* key : {"0.0/momentum_error", "0.1/more/worker_error", "nobody/worker_error"}) {
+    NamedTensors with_more = errors;
+    with_more[key] = at::zeros({7});
+    CHECK(unless_refused_whole(ranks, 0, {key, "which this rank does not need"},
+                               [&] { optimizer.import_states(state, with_more); }) == "");
+  }
+  NamedTensors with_more = state;
+  with_more["nobody/fresh_variance"] = at::zeros({3});
+  const std::string why = std::is_same_v<TestType, OneBitLamb> ? "which fits no compressed parameter"
+                                                               : "which only OneBitLamb has";
+  CHECK(unless_refused_whole(ranks, 0, {"nobody/fresh_variance", why},
+                             [&] { optimizer.import_states(with_more, errors); }) == "");
+  optimizer.import_states(state, errors);
+  take_steps(ranks, 4, 6);
+}
+
 TEMPLATE_TEST_CASE("a rank that leaves in the middle of a step stops the others until they load",
                    "[onebit_adam][onebit_lamb]", OneBitAdam, OneBitLamb) {
   const bool in_buckets = GENERATE(false, true);
