@@ -44,7 +44,7 @@ int free_port() {
   return ntohs(address.sin_port);
 }
 
-detail::RendezvousSettings settings_of(int rank, int world_size) {
+detail::RendezvousSettings settings_of_rank(int rank, int world_size) {
   detail::RendezvousSettings settings;
   settings.rank = rank;
   settings.world_size = world_size;
@@ -64,7 +64,7 @@ class StoreRanks {
   void meet(int rank, std::chrono::milliseconds timeout = 60s) {
     const auto number = static_cast<size_t>(rank);
     stores_[number] = std::make_shared<detail::TcpStore>(address_, port_, "test/", timeout);
-    rosters_[number] = detail::exchange_members(stores_[number], settings_of(rank, world_size_), "a port",
+    rosters_[number] = detail::exchange_members(stores_[number], settings_of_rank(rank, world_size_), "a port",
                                                 timeout, std::nullopt);
   }
 
@@ -196,7 +196,7 @@ TEST_CASE("what one rank finds wrong while they meet, all throw", "[collectives]
 TEST_CASE("ranks that count differently are told so", "[collectives][rendezvous]") {
   const auto store = std::make_shared<detail::MemoryStore>();
   const std::vector<std::string> errors = run_ranks(3, [&](int rank) {
-    detail::exchange_members(store, settings_of(rank, rank == 2 ? 5 : 4), "here", 20s, std::nullopt);
+    detail::exchange_members(store, settings_of_rank(rank, rank == 2 ? 5 : 4), "here", 20s, std::nullopt);
   });
   for (const std::string& error : errors) {
     CHECK_THAT(error, Catch::Matchers::Matches("rank . counts (4 ranks, but rank 2 counts 5|5 ranks, but "
@@ -207,7 +207,7 @@ TEST_CASE("ranks that count differently are told so", "[collectives][rendezvous]
 TEST_CASE("ranks that do not come are named by all others", "[collectives][rendezvous]") {
   const auto store = std::make_shared<detail::MemoryStore>();
   const std::vector<std::string> errors = run_ranks(3, [&](int rank) {
-    detail::exchange_members(store, settings_of(rank, 5), "the place", 300ms, std::nullopt);
+    detail::exchange_members(store, settings_of_rank(rank, 5), "the place", 300ms, std::nullopt);
   });
   for (const std::string& error : errors) {
     CHECK(

@@ -13,21 +13,21 @@
 namespace pacer::testing {
 namespace {
 
-struct TensorsImpl : torch::nn::Module {
-  explicit TensorsImpl(const std::vector<Tensor>& values) {
+struct SeveralTensorsImpl : torch::nn::Module {
+  explicit SeveralTensorsImpl(const std::vector<Tensor>& values) {
     for (size_t i = 0; i < values.size(); ++i) {
       register_parameter("p" + std::to_string(i), values[i]);
     }
   }
 };
-TORCH_MODULE(Tensors);
+TORCH_MODULE(SeveralTensors);
 
 // The norm of a step in which parameter i has the gradient gradients[i], and the factor that it was clipped
 // with, as the first element of the first one has it.
 std::pair<double, double> norm_and_factor(const std::vector<Tensor>& gradients, double max_norm) {
   std::vector<Tensor> values;
   for (const Tensor& gradient : gradients) values.push_back(torch::zeros_like(gradient));
-  Tensors model(values);
+  SeveralTensors model(values);
   torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(1.0));
   Session session(*model, optimizer);
   session.use(GradientClipping(max_norm));

@@ -11,10 +11,10 @@
 namespace pacer::testing {
 namespace {
 
-using Use = std::function<void(Session&, OddModel&)>;
+using UseOdd = std::function<void(Session&, OddModel&)>;
 
 // The weights of each rank after so many steps.
-std::vector<std::vector<Tensor>> trained(const OddOptions& odd, int world_size, const Use& use,
+std::vector<std::vector<Tensor>> trained(const OddOptions& odd, int world_size, const UseOdd& use,
                                          int64_t steps = 4) {
   const auto worlds =
       Communicator::in_process(world_size, CommunicatorOptions().timeout(std::chrono::seconds(30)));
@@ -44,7 +44,7 @@ std::vector<std::vector<Tensor>> trained(const OddOptions& odd, int world_size, 
   return values;
 }
 
-void require_same(const OddOptions& odd, int world_size, const Use& wanted, const Use& found) {
+void require_same(const OddOptions& odd, int world_size, const UseOdd& wanted, const UseOdd& found) {
   const auto a = trained(odd, world_size, wanted).front();
   for (const auto& b : trained(odd, world_size, found)) {
     REQUIRE(a.size() == b.size());
@@ -74,7 +74,7 @@ TEST_CASE("blocks of odd parameters, shared out, train as whole ones, to the bit
   add("a region of several blocks", [](OddOptions& o) { o.region = true; });
   add("a region with a block twice and frozen layers",
       [](OddOptions& o) { o.region = o.twice = o.frozen_first = true; });
-  const Use whole = [](Session& session, OddModel&) { session.use(DataParallel()); };
+  const UseOdd whole = [](Session& session, OddModel&) { session.use(DataParallel()); };
   const std::vector<std::pair<std::string, ShardsOptions>> ways = {
       {"prefetch 1", {}},
       {"prefetch 0", ShardsOptions().prefetch(0)},
@@ -83,18 +83,18 @@ TEST_CASE("blocks of odd parameters, shared out, train as whole ones, to the bit
   for (const auto& [name, odd] : table) {
     for (const auto& [way, options] : ways) {
       INFO(name << ", " << way);
-      const Use parts = [&options](Session& session, OddModel& model) {
+      const UseOdd parts = [&options](Session& session, OddModel& model) {
         session.use(Shards(model->blocks, options));
       };
       for (const int world_size : {1, 2, 3}) require_same(odd, world_size, whole, parts);
-      const auto recomputed = [](const Use& use) -> Use {
+      const auto recomputed = [](const UseOdd& use) -> UseOdd {
         return [use](Session& session, OddModel& model) {
           session.use(Recompute(model->blocks));
           use(session, model);
         };
       };
       if (!odd.region) require_same(odd, 2, recomputed(whole), recomputed(parts));
-      const auto accumulated = [](const Use& use) -> Use {
+      const auto accumulated = [](const UseOdd& use) -> UseOdd {
         return [use](Session& session, OddModel& model) {
           session.use(GradientAccumulation(3));
           use(session, model);
