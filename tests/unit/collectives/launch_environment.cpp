@@ -34,7 +34,7 @@ Variables with(Variables variables, const Variables& others) {
 }
 
 // The message of the refusal.
-std::string refusal(const Variables& variables) {
+std::string launch_refusal(const Variables& variables) {
   try {
     launched(variables);
   } catch (const InvalidArgument& error) {
@@ -131,16 +131,16 @@ TEST_CASE("Open MPI's ranks of one host meet through a file, unless an address i
   CHECK_FALSE(named.store_is_hosted);
 
   const Variables several = with(kOpenMpi, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "3"}});
-  CHECK_THAT(refusal(several), Catch::Matchers::ContainsSubstring("set MASTER_ADDR to the host of rank 0"));
+  CHECK_THAT(launch_refusal(several), Catch::Matchers::ContainsSubstring("set MASTER_ADDR to the host of rank 0"));
   check_ranks(launched(with(several, {{"MASTER_ADDR", "a"}, {"MASTER_PORT", "4000"}})), 2, 4, 2, 3);
 }
 
 TEST_CASE("a launch without a name cannot meet through a file", "[launch]") {
-  CHECK_THAT(refusal(with(kOpenMpi, {{"PMIX_NAMESPACE", "-"}})),
+  CHECK_THAT(launch_refusal(with(kOpenMpi, {{"PMIX_NAMESPACE", "-"}})),
              Catch::Matchers::ContainsSubstring("set MASTER_ADDR to 127.0.0.1"));
   CHECK(launched(with(kOpenMpi, {{"PMIX_NAMESPACE", "-"}, {"OMPI_MCA_ess_base_jobid", "81"}})).job ==
         "openmpi-81");
-  CHECK_THAT(refusal(with(kMpich, {{"PMI_JOBID", "-"}})), Catch::Matchers::ContainsSubstring("MPICH"));
+  CHECK_THAT(launch_refusal(with(kMpich, {{"PMI_JOBID", "-"}})), Catch::Matchers::ContainsSubstring("MPICH"));
 }
 
 TEST_CASE("the name of a launch is the name of a file in one folder", "[launch]") {
@@ -196,7 +196,7 @@ TEST_CASE("the first host of Slurm's lists", "[launch]") {
 
 TEST_CASE("Slurm without a count for each node takes the one that was asked for", "[launch]") {
   const Variables variables = with(kSlurm, {{"SLURM_STEP_TASKS_PER_NODE", "-"}});
-  CHECK_THAT(refusal(variables), Catch::Matchers::ContainsSubstring("SLURM_NTASKS_PER_NODE"));
+  CHECK_THAT(launch_refusal(variables), Catch::Matchers::ContainsSubstring("SLURM_NTASKS_PER_NODE"));
   check_ranks(launched(with(variables, {{"SLURM_NTASKS_PER_NODE", "2"}})), 4, 7, 0, 2);
 }
 
@@ -231,7 +231,7 @@ TEST_CASE("DeepSpeed's launcher sets LOCAL_SIZE", "[launch]") {
                                                {"CROSS_RANK", "1"},
                                                {"TORCHELASTIC_USE_AGENT_STORE", "-"}});
   check_ranks(launched(deepspeed), 5, 8, 1, 4);
-  CHECK_THAT(refusal(with(deepspeed, {{"LOCAL_RANK", "-"}})),
+  CHECK_THAT(launch_refusal(with(deepspeed, {{"LOCAL_RANK", "-"}})),
              Catch::Matchers::ContainsSubstring("LOCAL_RANK"));
   // torchrun's own is the better one.
   check_ranks(launched(with(kTorchrun, {{"LOCAL_SIZE", "2"}})), 5, 8, 1, 4);
@@ -271,17 +271,17 @@ TEST_CASE("incomplete sets are refused by the name of what is missing", "[launch
   };
   for (const auto& [name, variables] : needed) {
     CAPTURE(name);
-    CHECK_THAT(refusal(with(variables, {{name, "-"}})), Catch::Matchers::ContainsSubstring(name));
-    CHECK_THAT(refusal(with(variables, {{name, ""}})), Catch::Matchers::ContainsSubstring(name));
+    CHECK_THAT(launch_refusal(with(variables, {{name, "-"}})), Catch::Matchers::ContainsSubstring(name));
+    CHECK_THAT(launch_refusal(with(variables, {{name, ""}})), Catch::Matchers::ContainsSubstring(name));
   }
-  CHECK_THAT(refusal(with(kOpenMpi, {{"MASTER_PORT", "3"}})),
+  CHECK_THAT(launch_refusal(with(kOpenMpi, {{"MASTER_PORT", "3"}})),
              Catch::Matchers::ContainsSubstring("MASTER_ADDR is not"));
 }
 
 TEST_CASE("values that are no numbers or do not fit are refused by name", "[launch]") {
   const auto check = [](const Variables& variables, const std::string& name, const std::string& value) {
     CAPTURE(name, value);
-    CHECK_THAT(refusal(with(variables, {{name, value}})), Catch::Matchers::ContainsSubstring(name));
+    CHECK_THAT(launch_refusal(with(variables, {{name, value}})), Catch::Matchers::ContainsSubstring(name));
   };
   for (const char* value : {"x", "1x", " 1", "+1", "1.0", "-1", "8", "99999999999999999999"}) {
     check(kTorchrun, "RANK", value);
