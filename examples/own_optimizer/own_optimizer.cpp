@@ -48,7 +48,7 @@ void run() {
   torch::set_num_threads(1);
   const torch::Device device = torch::cuda::is_available() ? torch::kCUDA : torch::kCPU;
   const double adamw = train<pacer::FusedAdamW>(pacer::FusedAdamWOptions(1e-2).weight_decay(0.01), device);
-  const double lion = train<Lion>(lion_options(1e-3).weight_decay(0.1), device);
+  const double lion = train<Lion>(lion_options(3e-3).weight_decay(0.1), device);
   std::printf("held-out error: %.4f with AdamW, %.4f with Lion\n", adamw, lion);
 }
 
