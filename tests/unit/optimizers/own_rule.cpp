@@ -7,21 +7,14 @@
 #include <pacer/optimizers/fused_adam.h>
 #include <pacer/optimizers/own_rule.h>
 
-#include "own_optimizer/lion.h"
 #include "own_optimizer/lion_rule.h"
 #include "support/catch.h"
 #include "support/checkpoints/archives.h"
 #include "support/message_of.h"
 #include "support/optimizers/late_page_device.h"
-#include "support/optimizers/optimizers.h"
+#include "support/optimizers/lion.h"
 
 namespace pacer::testing {
-
-template <>
-struct Family<Lion> {
-  using Options = OwnRuleOptions;
-  using ParamState = OwnRuleParamState;
-};
 
 namespace {
 
