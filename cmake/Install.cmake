@@ -17,6 +17,12 @@ foreach(folder IN LISTS PACER_FOLDERS)
     FILES_MATCHING PATTERN "*.h" PATTERN detail EXCLUDE PATTERN gloo_stubs EXCLUDE PATTERN cuda EXCLUDE PATTERN cpu EXCLUDE)
 endforeach()
 
+# The loops that rules of others go through (optimizers/own_rule.h), and what they include.
+install(FILES ${PROJECT_SOURCE_DIR}/kernels/cpu/element_loop.h ${PROJECT_SOURCE_DIR}/kernels/cpu/adam_range.h
+  ${PROJECT_SOURCE_DIR}/kernels/cpu/target.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/pacer/kernels/cpu)
+install(FILES ${PROJECT_SOURCE_DIR}/kernels/cuda/element_loop.cuh ${PROJECT_SOURCE_DIR}/kernels/cuda/packet.cuh
+  ${PROJECT_SOURCE_DIR}/kernels/cuda/launch.cuh DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/pacer/kernels/cuda)
+
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/pacer-config.cmake.in ${PROJECT_BINARY_DIR}/pacer-config.cmake
   INSTALL_DESTINATION ${package_dir} NO_SET_AND_CHECK_MACRO)
 # The C++ interface may change with each minor version while the major one is 0.

@@ -15,7 +15,7 @@
 namespace pacer::kernels {
 
 // Memory of one tensor, `count` contiguous elements each. The kernel reads gradient and state, writes
-// parameter and state. max_exp_avg_sq is null without amsgrad, master_or_remainder where there is neither.
+// parameter and state. exp_avg_sq is null for a rule of one moment, max_exp_avg_sq without amsgrad, master_or_remainder where there is neither.
 struct AdamTensor {
   void* parameter;
   void* exp_avg;
@@ -38,6 +38,19 @@ struct AdamLaunch {
   // CUDA only: this launch directly follows adam_prologue_cuda on its stream, so it may load while that still
   // runs.
   bool follows_prologue = false;
+  // Those of the rule; null: Adam's.
+  const struct UpdateLoops* loops = nullptr;
+};
+
+// The loops of a rule over tiles: what adam_cpu and adam_cuda do, for one that is not Adam (the element_loop
+// headers in cpu/ and cuda/). `cuda` is null where there is none.
+struct AdamTiles;
+union StepScalars;
+struct UpdateLoops {
+  void (*cpu)(AdamLaunch launch, const Tile& tile, const AdamTensor* tensors, const AdamGradient* gradients,
+              const StepScalars* scalars);
+  void (*cuda)(AdamLaunch launch, const AdamTiles& tiles, const AdamTensor* tensors,
+               const AdamGradient* gradients, const StepScalars* scalars, Stream stream);
 };
 
 // What a step of a step group's tensors reads: the scalars of the group's rule, of double for

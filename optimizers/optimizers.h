@@ -17,6 +17,7 @@
 #include <pacer/optimizers/onebit_optimizer.h>
 #include <pacer/optimizers/onebit_options.h>
 #include <pacer/optimizers/optimizer_options.h>
+#include <pacer/optimizers/own_rule.h>
 #include <pacer/optimizers/paging.h>
 #include <pacer/optimizers/session_optimizer.h>
 #include <pacer/optimizers/tensor_names.h>

@@ -31,6 +31,7 @@ template struct AdamOptionsOf<FusedAdamWOptions, torch::optim::AdamWOptions>;
 template struct FusedOptionsOf<FusedAdamOptions>;
 template struct FusedOptionsOf<FusedAdamWOptions>;
 template struct FusedOptionsOf<FusedLambOptions>;
+template struct FusedOptionsOf<OwnRuleOptions>;
 
 template bool operator==(const OptimizerOptionsOf<FusedAdamOptions>&,
                          const OptimizerOptionsOf<FusedAdamOptions>&);
@@ -38,6 +39,8 @@ template bool operator==(const OptimizerOptionsOf<FusedAdamWOptions>&,
                          const OptimizerOptionsOf<FusedAdamWOptions>&);
 template bool operator==(const OptimizerOptionsOf<FusedLambOptions>&,
                          const OptimizerOptionsOf<FusedLambOptions>&);
+template bool operator==(const OptimizerOptionsOf<OwnRuleOptions>&,
+                         const OptimizerOptionsOf<OwnRuleOptions>&);
 template bool operator==(const OptimizerOptionsOf<OneBitAdamOptions>&,
                          const OptimizerOptionsOf<OneBitAdamOptions>&);
 template bool operator==(const OptimizerOptionsOf<OneBitLambOptions>&,

@@ -154,4 +154,16 @@ PACER_HOST_DEVICE void adam_step(AdamElement<Real>& e, const AdamScalars<Real>& 
   e.parameter = fma_(-s.step_size, over_root(e.exp_avg, second_moment, s), e.parameter);
 }
 
+// The same as a rule of element_rule.h.
+template <bool kAmsgrad>
+struct AdamRule {
+  static constexpr bool kSecondMoment = true;
+  static constexpr bool kMaxMoment = kAmsgrad;
+
+  template <class Real>
+  PACER_HOST_DEVICE static void step(AdamElement<Real>& e, const AdamScalars<Real>& s) {
+    adam_step<Real, kAmsgrad>(e, s, s.decay_mode);
+  }
+};
+
 }  // namespace pacer::kernels

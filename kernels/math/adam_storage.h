@@ -153,27 +153,6 @@ PACER_HOST_DEVICE void store_parameter(typename StorageOf<kStorage>::Real value,
   }
 }
 
-// One step of one stored element. `random16` as for store_parameter.
-template <AdamStorage kStorage, bool kAmsgrad>
-PACER_HOST_DEVICE void adam_step(StoredElement<kStorage>& stored,
-                                 const AdamScalars<typename StorageOf<kStorage>::Real>& scalars,
-                                 WeightDecay decay_mode, uint32_t random16) {
-  using Types = StorageOf<kStorage>;
-  AdamElement<typename Types::Real> e;
-  e.gradient = load(stored.gradient);
-  e.parameter = load_parameter(stored);
-  e.exp_avg = load(stored.exp_avg);
-  e.exp_avg_sq = load(stored.exp_avg_sq);
-  if constexpr (kAmsgrad) e.max_exp_avg_sq = load(stored.max_exp_avg_sq);
-
-  adam_step<typename Types::Real, kAmsgrad>(e, scalars, decay_mode);
-
-  store_parameter(e.parameter, random16, stored);
-  store(e.exp_avg, stored.exp_avg);
-  store(e.exp_avg_sq, stored.exp_avg_sq);
-  if constexpr (kAmsgrad) store(e.max_exp_avg_sq, stored.max_exp_avg_sq);
-}
-
 // Stochastic rounding draws 8 x 16 bits at once: element i takes half-word i % 8 (low half of word 0 first)
 // of the draw with index i / 8, i counting real elements in registration order.
 constexpr int64_t kElementsPerDraw = 8;

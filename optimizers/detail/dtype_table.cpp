@@ -76,13 +76,14 @@ void DtypeTable::step(const kernels::StepScalars* scalars, bool follows_prologue
   if (device_.is_cuda()) {
     kernels::AdamLaunch launch = launch_;
     launch.follows_prologue = follows_prologue;
-    kernels::adam_cuda(launch, tiles_.view(), tensors_.pointer(), gradients_.pointer(), scalars,
-                       current_stream(device_));
-    return;
+    const auto run = launch.loops != nullptr ? launch.loops->cuda : kernels::adam_cuda;
+    return run(launch, tiles_.view(), tensors_.pointer(), gradients_.pointer(), scalars,
+               current_stream(device_));
   }
+  const auto run = launch_.loops != nullptr ? launch_.loops->cpu : kernels::adam_cpu;
   for_each_tile(units_.host(), [&](int64_t i) {
-    kernels::adam_cpu(launch_, units_.host()[static_cast<size_t>(i)], tensors_.host().data(),
-                      gradients_.host().data(), scalars);
+    run(launch_, units_.host()[static_cast<size_t>(i)], tensors_.host().data(), gradients_.host().data(),
+        scalars);
   });
 }
 

@@ -113,6 +113,7 @@ void prepare_trust_average(ParameterEntry& entry) {
 std::optional<at::ScalarType> dtype_of(const ParameterEntry& entry, const StateField& field) {
   GroupSettings settings;
   settings.amsgrad = entry.amsgrad;
+  settings.has_second_moment = entry.has_second_moment;
   if (entry.is_compressed && field.get == kStateFields[0].get)
     return std::nullopt;  // the momentum lies elsewhere
   return field_dtype(field.kind, entry.storage, settings);
@@ -129,6 +130,8 @@ std::optional<at::ScalarType> field_dtype(StateKind kind, AdamStorage storage,
   switch (kind) {
     case StateKind::moment:
       return of_moments;
+    case StateKind::second_moment:
+      return where(settings.has_second_moment, of_moments);
     case StateKind::max_moment:
       return where(settings.amsgrad, of_moments);
     case StateKind::master:
@@ -154,6 +157,7 @@ void prepare_state(std::vector<ParameterEntry>& entries, StateMemory& memory) {
     }
   }
   for (ParameterEntry& entry : entries) {
+    if (!entry.has_second_moment) entry.state->exp_avg_sq(at::Tensor());  // somebody else's
     if (!dtype_of(entry, kStateFields[3])) entry.state->master(at::Tensor());
     if (!dtype_of(entry, kStateFields[4])) entry.state->remainder(at::Tensor());
     prepare_trust_average(entry);

@@ -87,12 +87,13 @@ PendingState import_torch_state(const NamedTensors& saved, const OptimizerView& 
     fields.step(import_step(parameter, saved, used));
     const bool amsgrad = own.traits.settings(*pending.options[parameter.group]).amsgrad;
     for (const StateField& field : kStateFields) {
-      if (field.kind != StateKind::moment && field.kind != StateKind::max_moment) continue;
+      const bool is_max = field.kind == StateKind::max_moment;
+      if (field.kind != StateKind::moment && field.kind != StateKind::second_moment && !is_max) continue;
       const std::string key = prefix + field.name, exists = key + "/exists";
       const bool is_there = require_number<bool>(saved, exists);
       used.insert({key, exists});
-      require(is_there == (field.kind == StateKind::moment || amsgrad), "the state to load has ",
-              is_there ? "a" : "no", " \"", key, "\", which does not fit amsgrad of its group");
+      require(is_there == (!is_max || amsgrad), "the state to load has ", is_there ? "a" : "no", " \"", key,
+              "\", which does not fit amsgrad of its group");
       if (!is_there) continue;
       const at::Tensor& tensor = require_tensor(saved, key);
       require(tensor.sizes() == parameter.tensor.sizes() && at::isFloatingType(tensor.scalar_type()), "\"",

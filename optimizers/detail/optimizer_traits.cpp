@@ -89,6 +89,10 @@ GroupSettings settings_of(const Options& options) {
     settings.rounding = options.rounding();
     settings.paging = options.paged();
   }
+  if constexpr (kIs<OwnRuleOptions, Options>) {
+    settings.loops = &options.rule().loops();
+    settings.has_second_moment = options.rule().has_second_moment();
+  }
   if constexpr (kIs<OneBitAdamOptions, Options>) {
     settings.onebit.refresh_variance_every = options.refresh_variance_every();
   }
@@ -103,15 +107,17 @@ GroupSettings settings_of(const Options& options) {
 template <class Options, class State>
 class TraitsOf final : public OptimizerTraits {
  public:
-  TraitsOf()
-      : OptimizerTraits(kOptimizerOf<Options>,
+  explicit TraitsOf(const char* optimizer = kOptimizerOf<Options>)
+      : OptimizerTraits(optimizer,
                         kIs<FusedAdamOptions, Options>    ? "torch::optim::Adam"
                         : kIs<FusedAdamWOptions, Options> ? "torch::optim::AdamW"
                                                           : nullptr,
                         kIsOneBit<Options>) {}
 
   bool owns(const OptimizerOptions& options) const override {
-    return dynamic_cast<const Options*>(&options) != nullptr;
+    const auto* own = dynamic_cast<const Options*>(&options);
+    if constexpr (kIs<OwnRuleOptions, Options>) return own != nullptr && &own->rule().traits() == this;
+    return own != nullptr;
   }
 
   std::unique_ptr<OptimizerOptions> adopt(const OptimizerOptions& options,
@@ -157,7 +163,14 @@ class TraitsOf final : public OptimizerTraits {
   std::unique_ptr<OptimizerOptions> import_options(const std::string& prefix, const NamedTensors& state,
                                                    int64_t version, const OptimizerOptions& own,
                                                    std::set<std::string>& used) const override {
-    auto options = std::make_unique<Options>();
+    const auto make = [&] {
+      if constexpr (kIs<OwnRuleOptions, Options>) {
+        return std::make_unique<Options>(own_type(own).rule());
+      } else {
+        return std::make_unique<Options>();
+      }
+    };
+    auto options = make();
     take_unsaved(own_type(own), *options);
     read_options(*options, prefix, state, version, used);
     return options;
@@ -198,6 +211,7 @@ std::vector<GroupSettings> settings_of(const OptimizerTraits& traits, const Para
 }
 
 const OptimizerTraits* find_traits(const OptimizerOptions& options) {
+  if (const auto* own = dynamic_cast<const OwnRuleOptions*>(&options)) return &own->rule().traits();
   static const TraitsOf<FusedAdamOptions, FusedAdamParamState> adam;
   static const TraitsOf<FusedAdamWOptions, FusedAdamWParamState> adamw;
   static const TraitsOf<FusedLambOptions, FusedLambParamState> lamb;
@@ -217,3 +231,13 @@ const OptimizerTraits& traits_of(const OptimizerOptions& options) {
 }
 
 }  // namespace pacer::detail
+
+namespace pacer {
+
+OwnRule::OwnRule(const char* name, const kernels::UpdateLoops& loops, bool has_second_moment)
+    : name_(name),
+      loops_(&loops),
+      has_second_moment_(has_second_moment),
+      traits_(std::make_shared<detail::TraitsOf<OwnRuleOptions, OwnRuleParamState>>(name)) {}
+
+}  // namespace pacer

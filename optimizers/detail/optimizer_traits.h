@@ -11,7 +11,7 @@
 
 #include <torch/optim/optimizer.h>
 
-#include <pacer/kernels/math/adam.h>
+#include <pacer/kernels/adam.h>
 #include <pacer/kernels/math/onebit_lamb.h>
 #include <pacer/optimizers/adam_param_state.h>
 #include <pacer/optimizers/detail/option_numbers.h>
@@ -31,6 +31,8 @@ struct OneBitGroupSettings : OneBitOptionsOf<OneBitGroupSettings> {
 struct GroupSettings {
   kernels::RuleSettings kernel;
   bool amsgrad = false;
+  bool has_second_moment = true;                // states have exp_avg_sq
+  const kernels::UpdateLoops* loops = nullptr;  // OwnRuleOptions only
   bool finite_check = false;
   bool compress = false;        // 1-bit optimizers: parameters of the group are compressed, see compresses()
   bool averages_trust = false;  // states have a trust_average

@@ -11,6 +11,7 @@
 #include <pacer/optimizers/lamb_options.h>
 #include <pacer/optimizers/onebit_adam_options.h>
 #include <pacer/optimizers/onebit_lamb_options.h>
+#include <pacer/optimizers/own_rule.h>
 
 namespace pacer::detail {
 

@@ -31,6 +31,15 @@ constexpr const char* kOptimizerOf = kIs<FusedAdamOptions, Options>    ? "FusedA
                                      : kIs<OneBitAdamOptions, Options> ? "OneBitAdam"
                                                                        : "OneBitLamb";
 
+template <class Options>
+std::string optimizer_of(const Options& options) {
+  if constexpr (kIs<OwnRuleOptions, Options>) {
+    return options.rule().name();
+  } else {
+    return kOptimizerOf<Options>;
+  }
+}
+
 // The names of the enumerators, in their order.
 inline std::vector<std::string> choices(MasterWeights) { return {"automatic", "fp32", "remainder", "none"}; }
 inline std::vector<std::string> choices(Rounding) { return {"nearest", "stochastic"}; }
@@ -145,7 +154,7 @@ void write_options(const Options& options, torch::serialize::OutputArchive& arch
   };
   visit_options(write, options);
   archive.write("state_version", c10::IValue(kStateVersion));
-  archive.write("optimizer", c10::IValue(std::string(kOptimizerOf<Options>)));
+  archive.write("optimizer", c10::IValue(optimizer_of(options)));
 }
 
 // Reads what the archive has. What it lacks keeps its value where a file of that version, or torch's, may
@@ -159,7 +168,7 @@ void read_options(Options& options, torch::serialize::InputArchive& archive) {
   if (archive.try_read("state_version", saved)) version = saved.toInt();
   const bool says_which = archive.try_read("optimizer", saved);
   require(says_which || version < kNamesSince, "the archive has no option \"optimizer\"");
-  if (says_which) require_same_optimizer(saved.toStringRef(), kOptimizerOf<Options>);
+  if (says_which) require_same_optimizer(saved.toStringRef(), optimizer_of(options));
   const auto read = [&](const OptionField& field, auto& value) {
     using Value = std::decay_t<decltype(value)>;
     if (!field.is_saved) return;

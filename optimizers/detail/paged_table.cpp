@@ -78,11 +78,13 @@ void PagedTable::step(size_t number, const kernels::StepScalars* scalars, bool f
   if (device_.is_cuda()) {
     kernels::AdamLaunch choice = launch_;
     choice.follows_prologue = follows_prologue;
-    return kernels::adam_cuda(choice, on_gpu, tensors, gradients, scalars, current_stream(device_));
+    const auto run = choice.loops != nullptr ? choice.loops->cuda : kernels::adam_cuda;
+    return run(choice, on_gpu, tensors, gradients, scalars, current_stream(device_));
   }
   const auto first = static_cast<int64_t>(launch.first_tile);
+  const auto run = launch_.loops != nullptr ? launch_.loops->cpu : kernels::adam_cpu;
   for_each_tile(tiles_.host(), first, first + launch.tiles, [&](int64_t i) {
-    kernels::adam_cpu(launch_, tiles_.host()[static_cast<size_t>(i)], tensors, gradients, scalars);
+    run(launch_, tiles_.host()[static_cast<size_t>(i)], tensors, gradients, scalars);
   });
 }
 

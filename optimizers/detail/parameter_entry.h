@@ -27,6 +27,7 @@ struct ParameterEntry {
   int64_t first_element = 0;  // real elements registered before these
   kernels::AdamStorage storage = kernels::AdamStorage::f32;
   bool amsgrad = false;
+  bool has_second_moment = true;
   bool averages_trust = false;
   bool is_compressed = false;  // the CompressedParameters update it, not a DtypeTable
   FusedAdamStateFields* state = nullptr;

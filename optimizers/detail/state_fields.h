@@ -12,6 +12,7 @@ namespace pacer::detail {
 
 enum class StateKind {
   moment,         // of the parameter's shape, in the dtype of moments
+  second_moment,  // the same, where the rule has one
   max_moment,     // the same, with amsgrad only
   master,         // of the parameter's shape, fp32
   remainder,      // of the parameter's shape, int16
@@ -29,7 +30,8 @@ inline constexpr char kTrustAverage[] = "trust_average";
 inline constexpr size_t kStateFieldCount = 6;
 inline constexpr StateField kStateFields[kStateFieldCount] = {
     {"exp_avg", StateKind::moment, &FusedAdamStateFields::exp_avg, &FusedAdamStateFields::exp_avg},
-    {"exp_avg_sq", StateKind::moment, &FusedAdamStateFields::exp_avg_sq, &FusedAdamStateFields::exp_avg_sq},
+    {"exp_avg_sq", StateKind::second_moment, &FusedAdamStateFields::exp_avg_sq,
+     &FusedAdamStateFields::exp_avg_sq},
     {"max_exp_avg_sq", StateKind::max_moment, &FusedAdamStateFields::max_exp_avg_sq,
      &FusedAdamStateFields::max_exp_avg_sq},
     {"master", StateKind::master, &FusedAdamStateFields::master, &FusedAdamStateFields::master},

@@ -85,6 +85,7 @@ ParameterEntry StepPlan::make_entry(const RegisteredParameter& parameter,
   const auto range = ranges_.find(parameter.key());
   entry.range = range != ranges_.end() ? range->second : ParameterRange{0, parameter.tensor.numel()};
   entry.amsgrad = of_group.amsgrad;
+  entry.has_second_moment = of_group.has_second_moment;
   entry.averages_trust = of_group.averages_trust;
   entry.is_compressed = compressed_parameters != nullptr && of_group.compresses(parameter.tensor);
   entry.storage =
@@ -161,6 +162,11 @@ void StepPlan::make(const ParamGroups& groups, ParamStates& states, const Tensor
   check_entries();
   if (!entries.empty()) device = entries.front().parameter.device();
   refuse_capture(device);  // also refuses CUDA in a build without it
+  const kernels::UpdateLoops* const loops = settings.empty() ? nullptr : settings[0].loops;
+  require(
+      device.is_cpu() || loops == nullptr || loops->cuda != nullptr, traits->name,
+      ": its rule has no loop for CUDA; compile one (kernels/cuda/element_loop.cuh), or move the parameters "
+      "to the CPU");
   make_pager();
   for (auto& [parameter, state] : adopted) states[parameter] = std::move(state);
   create_states(states);
@@ -193,8 +199,9 @@ void StepPlan::build_tables() {
       const auto [found, is_new] =
           table_of.emplace(std::make_pair(entry.storage, entry.amsgrad), tables.size());
       if (is_new) {
-        tables.emplace_back(kernels::AdamLaunch{entry.storage, entry.amsgrad},
-                            settings[entry.group].kernel.rule, device);
+        const GroupSettings& of_group = settings[entry.group];
+        tables.emplace_back(kernels::AdamLaunch{entry.storage, entry.amsgrad, false, of_group.loops},
+                            of_group.kernel.rule, device);
       }
       tables[found->second].add(entry, found->second);
     }

@@ -19,6 +19,8 @@ NAMES = {
         'compress coeff_beta factor_min factor_max factor_threshold freeze_step freeze_automatically '
         'allow_early_freeze variance_floor scale block_scales compress_vectors compress_alone hierarchical '
         'one_bit bucket_bytes overlap_backward',
+    "OwnRule":
+        'lr betas eps weight_decay initial_lr bias_correction master_weights finite_check rounding seed',
 }
 
 MEANINGS = {

@@ -31,6 +31,7 @@ CARDS = {
     "transformer-layer.md": {"LayerNormLinearOptions", "LayerNormMlpOptions"},
     "lora.md": {"LoadAdapterOptions", "Nf4Options"},
     "fused-adam.md": {"FusedAdamWOptions"},
+    "own-optimizer.md": {"OwnRuleOptions"},
     "session.md": {"GradientAccumulation", "GradientClipping", "LearningRateScheduleOptions", "LossScaleRule", "ResumeOptions"},
     "checkpoints.md": {"LoadWeightsOptions"},
     "pipeline.md": {"PipelineCosts", "PipelineSchedule"},

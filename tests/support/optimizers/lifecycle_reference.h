@@ -54,6 +54,7 @@ struct LifecycleOptions {
   int64_t freeze_step, refresh_every;
   bool bias_correction, amsgrad, l2, is_lamb, adapt, compress, by_blocks, exchanges;
   bool travels_alone = false;  // in a bucket of its own
+  bool is_lion = false;        // by name: its options are those of AdamW
 };
 
 struct LifecycleParameter {
@@ -95,7 +96,9 @@ class LifecycleReference {
     for (size_t i = 0; i < parameters.size(); ++i) {
       LifecycleParameter& x = parameters[i];
       if ((frozen && x.options.compress) || !gradients[i] || (is_onebit && !x.trained)) continue;
-      x.options.is_lamb ? lamb(x, *gradients[i]) : adam(x, *gradients[i]);
+      x.options.is_lamb   ? lamb(x, *gradients[i])
+      : x.options.is_lion ? lion(x, *gradients[i])
+                          : adam(x, *gradients[i]);
     }
     if (is_onebit && !frozen && attempts >= parameters.front().options.freeze_step) freeze();
   }
@@ -129,6 +132,17 @@ class LifecycleReference {
       const double v = o.amsgrad ? x.largest_v[k] : x.v[k];
       x.p[k] -=
           o.lr / o.correction(o.beta1, x.t) * x.m[k] / (std::sqrt(v / o.correction(o.beta2, x.t)) + o.eps);
+    }
+  }
+
+  static void lion(LifecycleParameter& x, const Doubles& g) {
+    const LifecycleOptions& o = x.options;
+    ++x.t;
+    for (size_t k = 0; k < g.size(); ++k) {
+      const double direction = o.beta1 * x.m[k] + (1 - o.beta1) * g[k];
+      const double sign = direction > 0 ? 1 : direction < 0 ? -1 : 0;
+      x.p[k] -= o.lr * (sign + o.decay * x.p[k]);
+      x.m[k] = o.beta2 * x.m[k] + (1 - o.beta2) * g[k];
     }
   }
 

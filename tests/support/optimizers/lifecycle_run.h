@@ -62,6 +62,7 @@ class Lifecycle {
         parameters.push_back(parameter);
         reference.parameters.emplace_back(LifecycleOptions(state, g, is_l2), g, doubles_of(parameter));
         reference.parameters.back().options.travels_alone = entry_.in_buckets;
+        reference.parameters.back().options.is_lion = entry_.name == "Lion";
       }
     }
   }

@@ -27,6 +27,7 @@
 #include <pacer/schedulers/schedulers.h>
 #include <pacer/session/all.h>
 
+#include "own_optimizer/lion.h"
 #include "support/session/small_model.h"
 #include "support/temporary_folder.h"
 
@@ -95,6 +96,8 @@ inline std::vector<RegisteredOptimizer> all_optimizers() {
       {"FusedAdamW bf16 stochastic", true, making<FusedAdamW>(stochastic), at::kBFloat16},
       {"FusedAdamW bf16 nearest", true, making<FusedAdamW>(nearest), at::kBFloat16},
       {"FusedLamb", true, making<FusedLamb>(lamb)},
+      // A rule that is not pacer's.
+      {"Lion", true, making<Lion>(lion_options(0.01).weight_decay(0.1).finite_check(true))},
       {"OneBitAdam", true, making_onebit<OneBitAdam>(OneBitAdamOptions(onebit_adam).compress_alone(true)),
        at::kFloat, true},
       {"OneBitAdam refreshed", true,

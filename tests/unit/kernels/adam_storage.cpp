@@ -6,6 +6,7 @@
 
 #include <pacer/core/philox.h>
 #include <pacer/kernels/adam.h>
+#include <pacer/kernels/math/element_rule.h>
 
 #include "support/catch.h"
 #include "support/kernels/adam_arrays.h"
@@ -116,8 +117,7 @@ void step_by_element_function(AdamArrays& arrays, const RuleSettings& settings, 
     for_each_member(
         [&](auto& member, int array) { std::memcpy(&member, arrays.at(array, i), sizeof member); });
     const PhiloxCounter draw = rounding_draw(settings.seed, step, i / 8);
-    adam_step<kStorage, kAmsgrad>(e, scalars, settings.decay_mode,
-                                  draw.word[i % 8 / 2] >> i % 2 * 16 & 0xFFFF);
+    step_stored<AdamRule<kAmsgrad>, kStorage>(e, scalars, draw.word[i % 8 / 2] >> i % 2 * 16 & 0xFFFF);
     for_each_member(
         [&](auto& member, int array) { std::memcpy(arrays.at(array, i), &member, sizeof member); });
   }

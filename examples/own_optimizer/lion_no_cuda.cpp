@@ -1,0 +1,3 @@
+#include "lion_cuda.h"
+
+decltype(pacer::kernels::UpdateLoops::cuda) const kLionCuda = nullptr;

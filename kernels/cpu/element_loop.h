@@ -1,0 +1,91 @@
+// The CPU loop over the elements of a tile, for every rule of math/element_rule.h: limited by memory when the
+// clones vectorise. Nothing here rounds. Compile it with -O3 -fno-math-errno and -ffp-contract=off; without the
+// last, results may differ from those of a GPU.
+#pragma once
+
+#include <pacer/kernels/adam.h>
+#include <pacer/kernels/cpu/adam_range.h>
+#include <pacer/kernels/cpu/target.h>
+#include <pacer/kernels/math/element_rule.h>
+
+// The iterations of the loop that follows do not depend on each other. Pacer's own loops are compiled with
+// -fopenmp-simd, which others need not.
+#if defined(PACER_OPENMP_SIMD)
+#define PACER_SIMD _Pragma("omp simd")
+#elif defined(__clang__)
+#define PACER_SIMD _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define PACER_SIMD _Pragma("GCC ivdep")
+#endif
+
+namespace pacer::kernels {
+
+template <class Rule, AdamStorage kStorage>
+PACER_HOST_DEVICE void step_in_range(const AdamRange<kStorage>& range, int64_t i,
+                                     const AdamScalars<typename StorageOf<kStorage>::Real>& scalars,
+                                     uint32_t random16) {
+  StoredElement<kStorage> e;
+  e.gradient = range.gradient[i];
+  e.parameter = range.parameter[i];
+  e.exp_avg = range.exp_avg[i];
+  if constexpr (Rule::kSecondMoment) e.exp_avg_sq = range.exp_avg_sq[i];
+  if constexpr (Rule::kMaxMoment) e.max_exp_avg_sq = range.max_exp_avg_sq[i];
+  if constexpr (StorageOf<kStorage>::kHasExtra) e.extra = range.extra[i];
+  step_stored<Rule, kStorage>(e, scalars, random16);
+  range.parameter[i] = e.parameter;
+  range.exp_avg[i] = e.exp_avg;
+  if constexpr (Rule::kSecondMoment) range.exp_avg_sq[i] = e.exp_avg_sq;
+  if constexpr (Rule::kMaxMoment) range.max_exp_avg_sq[i] = e.max_exp_avg_sq;
+  if constexpr (StorageOf<kStorage>::kHasExtra) range.extra[i] = e.extra;
+}
+
+template <class Rule, AdamStorage kStorage>
+PACER_TARGET_CLONES static void step_range(const AdamRange<kStorage>& r,
+                                           const AdamScalars<typename StorageOf<kStorage>::Real>& s) {
+  const AdamRange<kStorage> range = r;  // local copies: nothing the loop writes can alias them
+  const AdamScalars<typename StorageOf<kStorage>::Real> scalars = s;
+  PACER_SIMD
+  for (int64_t i = 0; i < range.count; ++i) step_in_range<Rule, kStorage>(range, i, scalars, 0);
+}
+
+template <class Rule>
+PACER_TARGET_CLONES static void step_block(const AdamRange<AdamStorage::bf16_stochastic>& r,
+                                           const AdamScalars<float>& s, int64_t begin, int64_t end,
+                                           const uint16_t* random16) {
+  const AdamRange<AdamStorage::bf16_stochastic> range = r;
+  const AdamScalars<float> scalars = s;
+  PACER_SIMD
+  for (int64_t i = begin; i < end; ++i) {
+    step_in_range<Rule, AdamStorage::bf16_stochastic>(range, i, scalars, random16[i - begin]);
+  }
+}
+
+template <class Rule, AdamStorage kStorage>
+void step_tile(const Tile& tile, const AdamTensor& tensor, const void* gradient,
+               const AdamScalars<typename StorageOf<kStorage>::Real>& scalars) {
+  const AdamRange<kStorage> range = range_of<kStorage>(tile, tensor, gradient);
+  if constexpr (kStorage == AdamStorage::bf16_stochastic) {
+    for_each_drawn_block(range, scalars, [&](int64_t begin, int64_t end, const uint16_t* random16) {
+      step_block<Rule>(range, scalars, begin, end, random16);
+    });
+  } else {
+    step_range<Rule, kStorage>(range, scalars);
+  }
+}
+
+// What adam_cpu does, with another rule.
+template <class Rule>
+void elements_cpu(AdamLaunch launch, const Tile& tile, const AdamTensor* tensors,
+                  const AdamGradient* gradients, const StepScalars* scalars) {
+  const AdamGradient& gradient = gradients[tile.tensor];
+  if (gradient.gradient == nullptr) return;
+  const FullDenormals full_denormals;
+  with_storage(launch.storage, [&](auto storage) {
+    using Real = typename StorageOf<storage()>::Real;
+    const auto& of_step = scalars[gradient.scalars].template as<AdamScalars<Real>>();
+    if (of_step.skip) return;
+    step_tile<Rule, storage()>(tile, tensors[tile.tensor], gradient.gradient, of_step);
+  });
+}
+
+}  // namespace pacer::kernels
