@@ -131,7 +131,8 @@ TEST_CASE("Open MPI's ranks of one host meet through a file, unless an address i
   CHECK_FALSE(named.store_is_hosted);
 
   const Variables several = with(kOpenMpi, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "3"}});
-  CHECK_THAT(launch_refusal(several), Catch::Matchers::ContainsSubstring("set MASTER_ADDR to the host of rank 0"));
+  CHECK_THAT(launch_refusal(several),
+             Catch::Matchers::ContainsSubstring("set MASTER_ADDR to the host of rank 0"));
   check_ranks(launched(with(several, {{"MASTER_ADDR", "a"}, {"MASTER_PORT", "4000"}})), 2, 4, 2, 3);
 }
 
@@ -144,7 +145,8 @@ TEST_CASE("a launch without a name cannot meet through a file", "[launch]") {
 }
 
 TEST_CASE("the name of a launch is the name of a file in one folder", "[launch]") {
-  const std::string job = launched(with(kOpenMpi, {{"PMIX_NAMESPACE", "../a b/" + std::string(500, 'x')}})).job;
+  const std::string job =
+      launched(with(kOpenMpi, {{"PMIX_NAMESPACE", "../a b/" + std::string(500, 'x')}})).job;
   CHECK(job.rfind("openmpi-.._a_b_xxx", 0) == 0);
   CHECK(job.size() < 200);
 }
@@ -220,7 +222,8 @@ TEST_CASE("of several launchers the innermost one counts", "[launch]") {
   all = with(all, kTorchrun);
   CHECK(launched(all).launcher == "torchrun");
   // srun --mpi=pmi2 speaks MPICH's protocol and sets two of its variables.
-  CHECK(launched(with(kSlurm, {{"PMI_RANK", "4"}, {"PMI_SIZE", "7"}, {"PMI_JOBID", "1"}})).launcher == "Slurm");
+  CHECK(launched(with(kSlurm, {{"PMI_RANK", "4"}, {"PMI_SIZE", "7"}, {"PMI_JOBID", "1"}})).launcher ==
+        "Slurm");
   // mpirun in a batch script.
   CHECK(launched(with(kOpenMpi, {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}})).launcher == "Open MPI");
 }

@@ -64,8 +64,8 @@ class StoreRanks {
   void meet(int rank, std::chrono::milliseconds timeout = 60s) {
     const auto number = static_cast<size_t>(rank);
     stores_[number] = std::make_shared<detail::TcpStore>(address_, port_, "test/", timeout);
-    rosters_[number] = detail::exchange_members(stores_[number], settings_of_rank(rank, world_size_), "a port",
-                                                timeout, std::nullopt);
+    rosters_[number] = detail::exchange_members(stores_[number], settings_of_rank(rank, world_size_),
+                                                "a port", timeout, std::nullopt);
   }
 
   detail::RankHealth& rank_health(int rank) { return *rosters_.at(static_cast<size_t>(rank)); }

@@ -7,14 +7,14 @@ namespace pacer::testing {
 namespace {
 
 // What users do to parameters between two steps. Each edit is applied to both twins alike.
-struct Edit {
+struct ListEdit {
   const char* name;
   void (*apply)(const Tensor&);
 };
 
 TEST_CASE("a parameter changed between two steps keeps its state", "[fused_adam]") {
   torch::manual_seed(26);
-  const std::vector<Edit> edits = {
+  const std::vector<ListEdit> edits = {
       {"new memory", [](const Tensor& p) { p.set_data(p.detach().clone() * 2); }},
       {"other strides in new memory", [](const Tensor& p) { p.set_data(p.detach().t().contiguous().t()); }},
       {"other strides in the same memory", [](const Tensor& p) { p.set_data(p.detach().t()); }},
@@ -43,7 +43,7 @@ TEST_CASE("a parameter changed between two steps keeps its state", "[fused_adam]
          p.set_data(p.detach().to(at::kDouble));
        }},
   };
-  for (const Edit& edit : edits) {
+  for (const ListEdit& edit : edits) {
     CAPTURE(edit.name);
     Twins<FusedAdamW> twins(random_parameters({{4, 4}, {3}}, at::kDouble), 0.01);
     for (int round = 0; round < 3; ++round) {

@@ -21,8 +21,8 @@
 namespace pacer::testing {
 namespace {
 
-constexpr int kSteps = 3;
-constexpr double kRate = 0.125, kBeta1 = 0.75, kBeta2 = 0.5, kDecay = 0.25;
+constexpr int kTrainedSteps = 3;
+constexpr double kTrainedRate = 0.125, kBeta1 = 0.75, kBeta2 = 0.5, kDecay = 0.25;
 
 double initial_value(int64_t i) { return 0.5 * static_cast<double>(i + 1); }
 double gradient_value(int64_t i) { return static_cast<double>(i + 1) * (i % 2 == 0 ? 1 : -1); }
@@ -42,11 +42,11 @@ struct Trained {
   template <class Options>
   std::vector<torch::optim::OptimizerParamGroup> groups() {
     layer->to(at::kDouble);
-    const auto options = Options(kRate).betas({kBeta1, kBeta2}).eps(1e-300).weight_decay(kDecay);
+    const auto options = Options(kTrainedRate).betas({kBeta1, kBeta2}).eps(1e-300).weight_decay(kDecay);
     std::vector<torch::optim::OptimizerParamGroup> groups;
     groups.emplace_back(std::vector<Tensor>{layer->weight}, std::make_unique<Options>(options));
     groups.emplace_back(std::vector<Tensor>{layer->bias},
-                        std::make_unique<Options>(Options(options).lr(2 * kRate)));
+                        std::make_unique<Options>(Options(options).lr(2 * kTrainedRate)));
     return groups;
   }
 
@@ -62,7 +62,7 @@ struct Trained {
         gradient[i] = gradient_value(i);
       }
     }
-    for (int step = 0; step < kSteps; ++step) optimizer.step();
+    for (int step = 0; step < kTrainedSteps; ++step) optimizer.step();
   }
 };
 
@@ -89,21 +89,21 @@ template <class Optimizer>
 void check_state(Optimizer& optimizer, const std::vector<Tensor>& parameters) {
   for (size_t g = 0; g < 2; ++g) {
     const auto& options = static_cast<const OptionsOf<Optimizer>&>(optimizer.param_groups()[g].options());
-    CHECK(options.lr() == kRate * static_cast<double>(g + 1));
+    CHECK(options.lr() == kTrainedRate * static_cast<double>(g + 1));
     CHECK(options.betas() == std::make_tuple(kBeta1, kBeta2));
     CHECK(options.eps() == 1e-300);
     CHECK(options.weight_decay() == kDecay);
     const auto& state = static_cast<const ParamStateOf<Optimizer>&>(
         *optimizer.state().at(parameters[g].unsafeGetTensorImpl()));
-    CHECK(state.step() == kSteps);
+    CHECK(state.step() == kTrainedSteps);
     const std::vector<double> exp_avg = to_doubles(state.exp_avg());
     const std::vector<double> exp_avg_sq = to_doubles(state.exp_avg_sq());
     REQUIRE(exp_avg.size() == static_cast<size_t>(parameters[g].numel()));
     for (size_t i = 0; i < exp_avg.size(); ++i) {
       const double gradient = gradient_value(static_cast<int64_t>(i));
-      CHECK(exp_avg[i] == Catch::Approx(gradient * (1 - std::pow(kBeta1, kSteps))).epsilon(1e-14));
+      CHECK(exp_avg[i] == Catch::Approx(gradient * (1 - std::pow(kBeta1, kTrainedSteps))).epsilon(1e-14));
       CHECK(exp_avg_sq[i] ==
-            Catch::Approx(gradient * gradient * (1 - std::pow(kBeta2, kSteps))).epsilon(1e-14));
+            Catch::Approx(gradient * gradient * (1 - std::pow(kBeta2, kTrainedSteps))).epsilon(1e-14));
     }
   }
 }
@@ -134,16 +134,17 @@ void check_archive(const std::string& file) {
   check_state(loaded.fused_adamw, loaded.layer->parameters());
   check_state(crossed.fused_adamw, crossed.layer->parameters());
   CHECK(options_of(loaded.fused_adamw, 1).bias_correction());
-  CHECK(static_cast<FusedLambOptions&>(loaded.fused_lamb.param_groups()[1].options()).lr() == 2 * kRate);
+  CHECK(static_cast<FusedLambOptions&>(loaded.fused_lamb.param_groups()[1].options()).lr() ==
+        2 * kTrainedRate);
 
   // With a gradient that never changes, a step of AdamW is lr, against its sign, after the decay.
   const auto parameters = loaded.layer->parameters();
   for (size_t g = 0; g < 2; ++g) {
-    const double rate = kRate * static_cast<double>(g + 1);
+    const double rate = kTrainedRate * static_cast<double>(g + 1);
     const std::vector<double> values = to_doubles(parameters[g].detach());
     for (size_t i = 0; i < values.size(); ++i) {
       double expected = initial_value(static_cast<int64_t>(i));
-      for (int step = 0; step < kSteps; ++step) {
+      for (int step = 0; step < kTrainedSteps; ++step) {
         expected = expected * (1 - rate * kDecay) - rate * (i % 2 == 0 ? 1 : -1);
       }
       CHECK(values[i] == Catch::Approx(expected).epsilon(1e-14).margin(1e-14));

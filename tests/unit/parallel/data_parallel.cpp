@@ -22,7 +22,7 @@ std::vector<std::unique_ptr<SmallRun>> runs_of(
   return runs;
 }
 
-std::string step_all(std::vector<std::unique_ptr<SmallRun>>& runs) {
+std::string step_each(std::vector<std::unique_ptr<SmallRun>>& runs) {
   return first_of(
       run_ranks(static_cast<int>(runs.size()), [&](int rank) { runs[static_cast<size_t>(rank)]->step(); }));
 }
@@ -48,7 +48,7 @@ TEST_CASE("with every pair of hooks, ranks equal one process that takes the shar
       reference.shards = world_size;
       reference.session->use(std::make_shared<ShardReference>(reference.model, world_size));
       for (int step = 0; step < 6; ++step) {
-        REQUIRE(step_all(runs) == "");
+        REQUIRE(step_each(runs) == "");
         reference.step();
         REQUIRE(replica_difference(*runs[0], reference) == "");
         for (auto& run : runs) REQUIRE(replica_difference(*runs[0], *run) == "");
@@ -68,7 +68,7 @@ TEST_CASE("every optimizer trains on ranks, and replicas stay identical", "[sess
     }
     auto runs = runs_of(optimizer, hooks, 3);
     for (int step = 0; step < 8; ++step) {
-      REQUIRE(step_all(runs) == "");
+      REQUIRE(step_each(runs) == "");
       for (auto& run : runs) REQUIRE(replica_difference(*runs[0], *run) == "");
     }
   }
