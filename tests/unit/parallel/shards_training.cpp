@@ -22,7 +22,7 @@ TEST_CASE("with every optimizer and every pair of hooks, Shards trains as DataPa
           "[shards][session][data_parallel]") {
   using namespace shards;
   const auto optimizers = shared_optimizers();
-  REQUIRE(optimizers.size() == 9);
+  REQUIRE(optimizers.size() == 10);
   int world_size = 1;
   size_t next = 0;
   for (const auto& pair : hooks_and_pairs()) {
