@@ -1,12 +1,12 @@
 // One step of every optimizer here, in every phase, from parameter groups to kernel launches. The engine has
 // a plan (step_plan.h), and each step only checks that it still fits. What no longer fits is planned anew, or
-// refused, before the first write. The CompressedParameters of a 1-bit optimizer are one more part that the
-// engine has and calls, as it has tables, from the freeze on. The three parts of a step are those of
+// refused, before the first write. The CompressedParameters of a 1-bit optimizer belong to the engine, which
+// calls them as it calls its tables, from the freeze on. The three calls of a step are those of
 // SessionOptimizer.
 //
 // To follow one AdamW step, read fused_optimizer.cpp (step), this file's source, step_walk.cpp,
-// step_groups.cpp (write_scalars), dtype_table.cpp (step), kernels/cpu/adam.cpp or kernels/cuda/adam.cu,
-// kernels/math/adam_storage.h and kernels/math/adam.h.
+// step_groups.cpp (write_scalars), dtype_table.cpp (step), kernels/cpu/adam.cpp with element_loop.h or
+// kernels/cuda/adam.cu with element_loop.cuh, kernels/math/element_rule.h, adam_storage.h and adam.h.
 #pragma once
 
 #include <cstdint>
