@@ -52,7 +52,7 @@ class JsonWriter {
     return key(name).value(of_key);
   }
 
-  // What was written so far, without what is not ended yet.
+  // Returns what was written so far; objects and lists that were not ended lack their end.
   const std::string& text() const { return text_; }
 
  private:

@@ -26,10 +26,10 @@ class MetricsFiles {
   // where a file cannot be read or written.
   MetricsFiles(const MetricsOptions& options, int64_t step);
 
-  // Returns a sentence to warn with where this is the run's first failure. The next call then removes what was
-  // written of the record, from all files but TensorBoard's, and goes on with its own. After the n-th failure in
-  // a row the next 2^(n-1) - 1 records, at most 255, are dropped at once: to go on, files are read from their
-  // beginning.
+  // Returns a sentence to warn with where this is the run's first failure. After the n-th failure in a row the
+  // next 2^(n-1) - 1 records, at most 255, are dropped at once: to go on, files are read from their beginning.
+  // The first record behind them removes what was written of the one that failed, from all files but
+  // TensorBoard's.
   std::optional<std::string> write(const MetricsRecord& record);
   // Flushes TensorBoard's file, which keeps what it cannot write and tries again at the next call; the others have
   // reached the operating system already. Returns as write().

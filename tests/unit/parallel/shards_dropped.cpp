@@ -4,7 +4,6 @@
 #include <exception>
 #include <future>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <pacer/parallel/parameter_shards.h>
