@@ -15,7 +15,8 @@
 namespace pacer::kernels {
 
 // Memory of one tensor, `count` contiguous elements each. The kernel reads gradient and state, writes
-// parameter and state. exp_avg_sq is null for a rule of one moment, max_exp_avg_sq without amsgrad, master_or_remainder where there is neither.
+// parameter and state. exp_avg_sq is null for a rule of one moment, max_exp_avg_sq without amsgrad,
+// master_or_remainder where there is neither.
 struct AdamTensor {
   void* parameter;
   void* exp_avg;

@@ -3,7 +3,7 @@
 // element (kernels/math/element_rule.h); the loops over it are templates of pacer's.
 //
 //   const pacer::kernels::UpdateLoops kLoops{pacer::kernels::elements_cpu<Lion>, lion_cuda};
-//   const pacer::OwnRule kLion("Lion", kLoops, false);  // without a second moment
+//   const pacer::OwnRule kLion("Lion", kLoops, Lion::kSecondMoment);
 //   pacer::OwnRuleOptimizer optimizer(model->named_parameters(), pacer::OwnRuleOptions(kLion, 1e-4));
 #pragma once
 
@@ -24,7 +24,8 @@ struct UpdateLoops;
 class OwnRule {
  public:
   // The name is that of the optimizer, in messages and in saved states, which no other rule can load. It and
-  // the loops must live as long as the rule. Where `has_second_moment` is false, states have exp_avg only.
+  // the loops must live as long as the rule. `has_second_moment` is the rule's kSecondMoment; where it is
+  // false, states have exp_avg only.
   OwnRule(const char* name, const kernels::UpdateLoops& loops, bool has_second_moment);
   OwnRule(const OwnRule&) = delete;
   OwnRule& operator=(const OwnRule&) = delete;

@@ -177,7 +177,8 @@ void Shards::update_only_parts() {
   ParameterRanges ranges;
   for (size_t i = 0; i < shards_->parts().size(); ++i) {
     const ParameterShards::Part& part = shards_->parts()[i];
-    ParameterRange& range = ranges[part.parameter.unsafeGetTensorImpl()] = part;
+    ParameterRange& range = ranges[part.parameter.unsafeGetTensorImpl()];
+    range = static_cast<const ParameterRange&>(part);
     if (!sits_out_.empty() && sits_out_[i] != 0) range.gradient = at::Tensor();
   }
   parts().session_optimizer()->update_only(ranges, ranks_);

@@ -8,6 +8,6 @@
 
 const pacer::OwnRule& lion_rule() {
   static const pacer::kernels::UpdateLoops loops{pacer::kernels::elements_cpu<LionRule>, kLionCuda};
-  static const pacer::OwnRule rule("Lion", loops, /*has_second_moment=*/false);
+  static const pacer::OwnRule rule("Lion", loops, LionRule::kSecondMoment);
   return rule;
 }

@@ -16,6 +16,7 @@
 #include <pacer/modules/detail/model_modules.h>
 #include <pacer/optimizers/detail/optimizer_traits.h>
 #include <pacer/optimizers/detail/option_numbers.h>
+#include <pacer/optimizers/own_rule.h>
 
 namespace pacer::detail {
 namespace {
@@ -121,6 +122,10 @@ void visit_numbers(const torch::optim::Optimizer& optimizer, NumberVisitor& visi
 std::vector<Fact> optimizer_facts(const torch::optim::Optimizer& optimizer) {
   std::vector<Fact> facts = {{"optimizer", c10::demangle(typeid(optimizer).name())},
                              {"parameter groups", std::to_string(optimizer.param_groups().size())}};
+  for (const auto& group : optimizer.param_groups()) {  // one type of optimizer has all rules
+    const auto* own = dynamic_cast<const OwnRuleOptions*>(&group.options());
+    if (own != nullptr) facts.push_back({"update rule", own->rule().name()});
+  }
   NumberFacts numbers;
   visit_numbers(optimizer, numbers);
   for (Fact& fact : std::move(numbers).facts()) facts.push_back(std::move(fact));

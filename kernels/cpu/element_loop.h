@@ -3,6 +3,7 @@
 // last, results may differ from those of a GPU.
 #pragma once
 
+#include <pacer/core/error.h>
 #include <pacer/kernels/adam.h>
 #include <pacer/kernels/cpu/adam_range.h>
 #include <pacer/kernels/cpu/target.h>
@@ -73,12 +74,16 @@ void step_tile(const Tile& tile, const AdamTensor& tensor, const void* gradient,
   }
 }
 
-// What adam_cpu does, with another rule.
+// What adam_cpu does, with another rule. Throws InvalidArgument where the tensors lack its second moment.
 template <class Rule>
 void elements_cpu(AdamLaunch launch, const Tile& tile, const AdamTensor* tensors,
                   const AdamGradient* gradients, const StepScalars* scalars) {
+  static_assert(!Rule::kMaxMoment, "amsgrad is an option of Adam alone; set kMaxMoment to false");
   const AdamGradient& gradient = gradients[tile.tensor];
   if (gradient.gradient == nullptr) return;
+  require(!Rule::kSecondMoment || tensors[tile.tensor].exp_avg_sq != nullptr,
+          "the update rule has a second moment (kSecondMoment), which its states lack; construct its OwnRule "
+          "with has_second_moment = true");
   const FullDenormals full_denormals;
   with_storage(launch.storage, [&](auto storage) {
     using Real = typename StorageOf<storage()>::Real;

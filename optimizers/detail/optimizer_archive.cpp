@@ -151,22 +151,23 @@ std::unique_ptr<torch::optim::OptimizerParamState> adopted_state(
 }
 
 std::vector<GroupSettings> check_pending(const PendingState& pending, const OptimizerView& own) {
-  const bool has_second_moment = own.traits.settings(own.defaults).has_second_moment;
+  ParamGroups with_options;
+  for (size_t g = 0; g < own.groups.size(); ++g) {
+    with_options.emplace_back(own.groups[g].params(), pending.options[g]->clone());
+  }
+  std::vector<GroupSettings> settings = settings_of(own.traits, with_options);
   for (const RegisteredParameter& parameter : own.parameters()) {
     const auto found = pending.states.find(parameter.key());
     if (found == pending.states.end()) continue;
     const auto& state = static_cast<const FusedAdamStateFields&>(*found->second);
+    const bool has_second_moment = settings[parameter.group].has_second_moment;
     require(state.exp_avg().defined() && (state.exp_avg_sq().defined() || !has_second_moment),
             "the state of parameter ", parameter.in_message(), " lacks a moment (exp_avg or exp_avg_sq)",
             kNothing);
     const ParameterRange* range = own.range_of(parameter);
     check_state(state, range ? at::IntArrayRef(range->count) : parameter.tensor.sizes(), parameter.name);
   }
-  ParamGroups with_options;
-  for (size_t g = 0; g < own.groups.size(); ++g) {
-    with_options.emplace_back(own.groups[g].params(), pending.options[g]->clone());
-  }
-  return settings_of(own.traits, with_options);
+  return settings;
 }
 
 void commit_pending(PendingState pending, ParamGroups& groups, ParamStates& states) noexcept {

@@ -96,6 +96,7 @@ void check_ranges(const char* optimizer, const Options& options) {
 template <class Options>
 bool equal_options(const Options& left, const Options& right) {
   bool equal = true;
+  if constexpr (kIs<OwnRuleOptions, Options>) equal = &left.rule() == &right.rule();
   const auto compare = [&](const OptionField&, const auto& a, const auto& b) { equal = equal && a == b; };
   visit_options(compare, left, right);
   return equal;

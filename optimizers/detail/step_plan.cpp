@@ -163,6 +163,9 @@ void StepPlan::make(const ParamGroups& groups, ParamStates& states, const Tensor
   if (!entries.empty()) device = entries.front().parameter.device();
   refuse_capture(device);  // also refuses CUDA in a build without it
   const kernels::UpdateLoops* const loops = settings.empty() ? nullptr : settings[0].loops;
+  require(!device.is_cpu() || loops == nullptr || loops->cpu != nullptr, traits->name,
+          ": its rule has no loop for the CPU; compile one (kernels/cpu/element_loop.h), or move the "
+          "parameters to a GPU");
   require(
       device.is_cpu() || loops == nullptr || loops->cuda != nullptr, traits->name,
       ": its rule has no loop for CUDA; compile one (kernels/cuda/element_loop.cuh), or move the parameters "
@@ -250,6 +253,9 @@ double StepPlan::compressed_variance_norm() const {
   if (ranks_) {
     std::vector<std::vector<int64_t>> bounds;
     for (const ParameterEntry* entry : compressed) {
+      require(entry->range.is_part(), "parameter ", InMessage{entry->name, entry->parameter.sizes()},
+              " was not shared out between ranks, but belongs to what is compressed; leave it out of the "
+              "optimizer, or give its group compress(false)");
       bounds.push_back(entry->range.bounds);
     }
     shared.emplace(ranks_, bounds, device);

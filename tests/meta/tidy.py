@@ -3,7 +3,7 @@
 
 Without options it looks at all files of the folders without LibTorch, and at what has changed in the others. To parse
 LibTorch's headers and to match all checks with them takes half a minute, for one source file or for eight. So files
-that the build compiles as one (PACER_UNITY) are looked at as one, and there are no more than MOST such runs. A header
+that the build compiles as one (PACER_UNITY) are looked at as one, eight at most, and there are no more than MOST runs. A header
 that has changed is looked at through the source file of its name, or the first of its folder that includes it.
 """
 import argparse
@@ -22,6 +22,7 @@ from check_tree import LIBRARY, NEVER_TORCH
 FOLDERS = LIBRARY + ("python",)
 CLANG_TIDY = 14  # other versions find other things
 MOST = 5
+EACH = 8
 # The analyzer looks into small functions only, in half the time; into `require`, or it would not know what holds behind
 # that. Flags for GCC are passed over.
 EXTRA = ("-Xclang", "-analyzer-config", "-Xclang", "mode=shallow", "-Xclang", "-analyzer-config", "-Xclang",
@@ -108,7 +109,8 @@ def choose(root, made, names, most):
     cheap = [batch for batch in made if batch[1][0].parts[0] in NEVER_TORCH]
     others = [(flags, [source for source in sources if source in wanted])
               for flags, sources in made if sources[0].parts[0] not in NEVER_TORCH]
-    others = sorted((batch for batch in others if batch[1]), key=lambda batch: -len(batch[1]))
+    others = [(flags, sources[i:i + EACH]) for flags, sources in others for i in range(0, len(sources), EACH)]
+    others.sort(key=lambda batch: -len(batch[1]))
     left_out |= {source for _, sources in others[most:] for source in sources}
     return cheap + others[:most], left_out
 

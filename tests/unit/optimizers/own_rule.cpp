@@ -3,6 +3,8 @@
 // rule through every edit between steps, every hook, ranks, shards and resume.
 #include <cmath>
 
+#include <pacer/collectives/agreement.h>
+#include <pacer/hooks/detail/model_facts.h>
 #include <pacer/kernels/cpu/element_loop.h>
 #include <pacer/optimizers/fused_adam.h>
 #include <pacer/optimizers/own_rule.h>
@@ -41,6 +43,9 @@ void take_lion_steps(Lion& optimizer, int first, int end) {
   }
 }
 
+// The loops of AdamW as a rule of one's own.
+const kernels::UpdateLoops kAdamLoops{kernels::elements_cpu<kernels::AdamRule<false>>, nullptr};
+
 OwnRuleOptions decaying_lion() { return lion_options(0.01).weight_decay(0.1); }
 
 }  // namespace
@@ -72,6 +77,46 @@ TEST_CASE("a rule of one's own takes the steps of its paper", "[optimizers][own_
       CHECK_FALSE(state.exp_avg_sq().defined());
       CHECK(state.step() == 20);
     }
+  }
+}
+
+TEST_CASE("AdamW as a rule of one's own has the bits of FusedAdamW, whatever the options",
+          "[optimizers][own_rule]") {
+  const OwnRule rule("AdamW again", kAdamLoops, kernels::AdamRule<false>::kSecondMoment);
+  for (const Mode& mode : all_modes()) {
+    for (const bool corrects : {true, false}) {
+      CAPTURE(mode.name, corrects);
+      const auto set = [&](auto options) {
+        options.betas({0.8, 0.95}).eps(1e-6).weight_decay(0.1).seed(7).bias_correction(corrects);
+        return with_mode(options.finite_check(true), mode);
+      };
+      const std::vector<Tensor> own = lion_parameters(mode.dtype), fused = lion_parameters(mode.dtype);
+      OwnRuleOptimizer one(own, set(OwnRuleOptions(rule, 0.01)));
+      FusedAdamW other(fused, set(FusedAdamWOptions(0.01)));
+      for (int step = 0; step < 5; ++step) {
+        set_lion_gradients(own, step);
+        set_lion_gradients(fused, step);
+        one.step();
+        other.step();
+      }
+      CHECK(same_bits(own, fused));
+    }
+  }
+}
+
+TEST_CASE("a rule of one's own without what a step needs is refused, and nothing is changed",
+          "[optimizers][own_rule]") {
+  const kernels::UpdateLoops nothing{nullptr, nullptr};
+  const OwnRule empty("Empty", nothing, false), half("Half", kAdamLoops, /*has_second_moment=*/false);
+  const std::vector<std::pair<const OwnRule*, const char*>> cases = {{&empty, "Empty: its rule has no loop"},
+                                                                     {&half, "has_second_moment = true"}};
+  for (const auto& [rule, words] : cases) {
+    const std::vector<Tensor> parameters = lion_parameters();
+    OwnRuleOptimizer optimizer(parameters, OwnRuleOptions(*rule, 0.01));
+    set_lion_gradients(parameters, 0);
+    const std::string refusal = message_of<InvalidArgument>([&] { optimizer.step(); });
+    CHECK(refusal.find(words) != std::string::npos);
+    CHECK(same_bits(parameters, lion_parameters()));
   }
 }
 
@@ -132,6 +177,18 @@ TEST_CASE("options belong to one rule", "[optimizers][own_rule]") {
   CHECK(message_of<InvalidArgument>([&] {
           Lion optimizer(lion_parameters(), lion_options(-1));
         }).find("Lion: lr must be") == 0);
+  CHECK(OwnRuleOptions(lion_rule(), 0.01) == OwnRuleOptions(lion_rule(), 0.01));
+  CHECK_FALSE(OwnRuleOptions(lion_rule(), 0.01) == OwnRuleOptions(other, 0.01));
+  // What ranks compare, which have one class for all rules.
+  const auto rule_of = [](const OwnRuleOptimizer& optimizer) {
+    std::string rule;
+    for (const Fact& fact : pacer::detail::optimizer_facts(optimizer)) {
+      if (fact.what == "update rule") rule += fact.value;
+    }
+    return rule;
+  };
+  CHECK(rule_of(Lion(lion_parameters(), lion_options())) == "Lion");
+  CHECK(rule_of(OwnRuleOptimizer(lion_parameters(), OwnRuleOptions(other, 0.01))) == "Other");
 }
 
 TEST_CASE("a step of a rule of one's own that is not finite changes nothing", "[optimizers][own_rule]") {
