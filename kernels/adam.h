@@ -43,13 +43,16 @@ struct AdamLaunch {
   const struct UpdateLoops* loops = nullptr;
 };
 
-// The loops of a rule over tiles: what adam_cpu and adam_cuda do, for one that is not Adam (the element_loop
-// headers in cpu/ and cuda/). `cuda` is null where there is none.
 struct AdamTiles;
 union StepScalars;
+
+// The loops of a rule over tiles: what adam_cpu and adam_cuda do, for one that is not Adam (the element_loop
+// headers in cpu/ and cuda/).
 struct UpdateLoops {
+  // Updates the elements of a tile.
   void (*cpu)(AdamLaunch launch, const Tile& tile, const AdamTensor* tensors, const AdamGradient* gradients,
               const StepScalars* scalars);
+  // Enqueues the same for all tiles. Null: there is no loop for GPUs.
   void (*cuda)(AdamLaunch launch, const AdamTiles& tiles, const AdamTensor* tensors,
                const AdamGradient* gradients, const StepScalars* scalars, Stream stream);
 };
@@ -62,9 +65,13 @@ union StepScalars {
   LambScalars<float> lamb;
   LambScalars<double> lamb_double;
 
+  // Makes `adam` the active member.
   PACER_HOST_DEVICE void set(const AdamScalars<float>& scalars) { adam = scalars; }
+  // Makes `adam_double` the active member.
   PACER_HOST_DEVICE void set(const AdamScalars<double>& scalars) { adam_double = scalars; }
+  // Makes `lamb` the active member.
   PACER_HOST_DEVICE void set(const LambScalars<float>& scalars) { lamb = scalars; }
+  // Makes `lamb_double` the active member.
   PACER_HOST_DEVICE void set(const LambScalars<double>& scalars) { lamb_double = scalars; }
 
   // The member of that type, or what the scalars of every rule of float begin with.

@@ -60,6 +60,7 @@ struct OwnRuleOptions : public FusedOptionsOf<OwnRuleOptions> {
 // max_exp_avg_sq stays undefined, and exp_avg_sq where the rule has no second moment.
 struct OwnRuleParamState : public CloneableStateFields<OwnRuleParamState> {};
 
+// An optimizer with a rule of one's own; docs/own-optimizer.md shows one.
 using OwnRuleOptimizer = FusedOptimizerOf<OwnRuleOptions>;
 
 }  // namespace pacer
