@@ -12,7 +12,7 @@ import os
 import re
 from pathlib import Path
 
-SCOPE = re.compile(r"^(?:template <.*> )?(namespace|class|struct|enum class|enum)\b(?: alignas\(\d+\))?(?: \[\[.*?\]\])?"
+SCOPE = re.compile(r"^(?:template <.*> )?(namespace|class|struct|union|enum class|enum)\b(?: alignas\(\d+\))?(?: \[\[.*?\]\])?"
                    r" ?([\w:]*)[^;()]*\{$")
 LABEL = re.compile(r"^ *(public|protected|private):$")
 # Members that say the same everywhere: what they match, and their words.
