@@ -21,7 +21,7 @@ from check_tree import LIBRARY, NEVER_TORCH
 
 FOLDERS = LIBRARY + ("python",)
 CLANG_TIDY = 14  # other versions find other things
-MOST = 5
+MOST = 2
 EACH = 8
 # The analyzer looks into small functions only, in half the time; into `require`, or it would not know what holds behind
 # that. Flags for GCC are passed over.
