@@ -64,7 +64,9 @@ void ParameterShards::State::add_part(const NamedParameter& item) {
           " is not contiguous, so ranks cannot share it out; give it contiguous memory before the optimizer "
           "is made");
   positions_.emplace(parameter.unsafeGetTensorImpl(), parts_.size());
-  parts_.push_back({{}, name, parameter});
+  Part& part = parts_.emplace_back();
+  part.name = name;
+  part.parameter = parameter;
   withheld_.add(name, parameter);
   const int replicas = replicas_ ? replicas_->world_size() : 1;
   if (parameter.scalar_type() == at::kHalf) prescale_ = 1.0 / (ranks_->world_size() * replicas);
