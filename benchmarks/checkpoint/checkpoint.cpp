@@ -15,6 +15,7 @@
 #include "subcommands.h"
 #include "support/ranks.h"
 #include "support/table.h"
+#include "support/value_in_file.h"  // of examples/
 
 namespace bench::checkpoint {
 namespace {
@@ -31,11 +32,7 @@ constexpr int64_t kWidth = 2048;  // a layer has 16 MiB of weights and 48 MiB of
 
 // Megabytes: VmRSS or VmHWM, its highest value since the last forget_peak().
 double memory(const std::string& key) {
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);) {
-    if (line.compare(0, key.size(), key) == 0) return std::atof(line.c_str() + key.size() + 1) / 1000;
-  }
-  return 0;
+  return std::atof(examples::value_in_file("/proc/self/status", key).c_str()) / 1000;
 }
 void forget_peak() { std::ofstream("/proc/self/clear_refs") << 5; }
 

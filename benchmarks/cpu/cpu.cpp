@@ -1,12 +1,13 @@
 // The CPU kernels of gradient norm and compressed step, each beside a loop that moves as many streams.
 #include <cstdio>
 #include <functional>
+#include <map>
 #include <thread>
 #include <vector>
 
 #include "parts.h"
-#include "streams.h"
 #include "subcommands.h"
+#include "support/streams.h"
 #include "support/table.h"
 #include "support/timing.h"
 
@@ -22,6 +23,8 @@ median of the rounds are printed.
   pacer-bench cpu [ROUNDS]
 )";
 
+constexpr Mix kMixes[] = {Mix::read, Mix::update, Mix::update_from1, Mix::update_from2};
+
 void measure(std::vector<Part>& parts, Streams& streams, int threads, int64_t rounds) {
   std::vector<std::function<void()>> works;
   for (const Mix mix : kMixes) works.push_back([&, mix] { streams.run(mix, threads); });
@@ -35,20 +38,21 @@ void measure(std::vector<Part>& parts, Streams& streams, int threads, int64_t ro
   // With more threads, nobody adds up the time of all of them.
   const auto time = threads == 1 ? &Interleaved::processor : &Interleaved::wall;
   const auto speed = [](double bytes, double milliseconds) { return bytes / milliseconds * 1e-6; };
+  std::map<Mix, Spread> of_mix;
   for (size_t i = 0; i < std::size(kMixes); ++i) {
-    const double bytes = Streams::bytes(kMixes[i]);
-    print_row({name_of(kMixes[i]), format("%.1f", speed(bytes, (spreads[i].*time).min)),
-               format("(%.1f)", speed(bytes, (spreads[i].*time).median))});
+    const double bytes = streams.bytes(kMixes[i]);
+    const Spread& spread = of_mix[kMixes[i]] = spreads[i].*time;
+    print_row({name_of(kMixes[i]), format("%.1f", speed(bytes, spread.min)),
+               format("(%.1f)", speed(bytes, spread.median))});
   }
   std::printf("\n");
   print_head({"kernel", "ms:", ":", "GB/s:", "of", "share:", ":"});
   for (size_t i = 0; i < parts.size(); ++i) {
     const Part& part = parts[i];
-    const auto mix = static_cast<size_t>(part.mix);
     const Spread& spread = spreads[std::size(kMixes) + i].*time;
-    const double bytes = Streams::bytes(part.mix);
+    const double bytes = streams.bytes(part.mix);
     const auto share = [&](double Spread::*of) {
-      return 100 * speed(part.bytes, spread.*of) / speed(bytes, (spreads[mix].*time).*of);
+      return 100 * speed(part.bytes, spread.*of) / speed(bytes, of_mix[part.mix].*of);
     };
     print_row({part.name, format("%.1f", spread.min), format("(%.1f)", spread.median),
                format("%.1f", speed(part.bytes, spread.min)), name_of(part.mix),
@@ -58,7 +62,7 @@ void measure(std::vector<Part>& parts, Streams& streams, int threads, int64_t ro
 
 int run(const examples::OptionValues& given) {
   const int64_t rounds = number_in(given, "rounds");
-  Streams streams;
+  Streams streams(int64_t{64} << 20);
   std::vector<Part> parts = make_parts();
   const int all = static_cast<int>(std::thread::hardware_concurrency());
   measure(parts, streams, 1, rounds);

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "streams.h"
+#include "support/streams.h"
 
 namespace bench::cpu {
 

@@ -4,15 +4,18 @@ namespace bench::kernels {
 
 const WorkFacts& facts_of(Work work) {
   static const std::vector<WorkFacts> all = {
-      {Work::fp32, "fp32", "AdamW, fp32", 28, 60},
-      {Work::fp32_checked, "fp32-checked", "finite check + AdamW, fp32", 32, 60},
-      {Work::norm, "norm", "norm and finite check alone, fp32", 4, 24},
-      {Work::fp64, "fp64", "AdamW, fp64", 56, 88},
-      {Work::bf16_master, "bf16-master", "AdamW, bf16 + fp32 master", 28, 64},
-      {Work::bf16_remainder, "bf16-remainder", "AdamW, bf16 + 16-bit remainder", 26, 64},
-      {Work::bf16_stochastic, "bf16-stochastic", "AdamW, bf16, stochastic rounding", 22, 60},
-      {Work::bf16, "bf16", "AdamW, pure bf16", 14, 40},
-      {Work::lamb, "lamb", "LAMB, fp32", 40, 72},
+      {Work::fp32, "fp32", "AdamW, fp32", 28, 60, at::kFloat, 1e-5},
+      {Work::fp32_checked, "fp32-checked", "finite check + AdamW, fp32", 32, 60, at::kFloat, 1e-5},
+      {Work::norm, "norm", "norm and finite check alone, fp32", 4, 24, at::kFloat, 1e-6},
+      {Work::fp64, "fp64", "AdamW, fp64", 56, 88, at::kDouble, 1e-11},
+      // Rounding to bf16 differs where two results straddle the middle between two bf16 numbers.
+      {Work::bf16_master, "bf16-master", "AdamW, bf16 + fp32 master", 28, 64, at::kBFloat16, 1e-2},
+      {Work::bf16_remainder, "bf16-remainder", "AdamW, bf16 + 16-bit remainder", 26, 64, at::kBFloat16, 1e-2},
+      // The reference rounds to nearest.
+      {Work::bf16_stochastic, "bf16-stochastic", "AdamW, bf16, stochastic rounding", 22, 60, at::kBFloat16,
+       5e-2},
+      {Work::bf16, "bf16", "AdamW, pure bf16", 14, 40, at::kBFloat16, 5e-2},
+      {Work::lamb, "lamb", "LAMB, fp32", 40, 72, at::kFloat, 1e-5},
   };
   return all[static_cast<size_t>(work)];
 }

@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include <c10/core/ScalarType.h>
+
 #include "support/shapes.h"
 
 namespace bench::kernels {
@@ -30,6 +32,8 @@ struct WorkFacts {
   int bytes_per_parameter;       // each stream once: the least a step can move
   int peak_bytes_per_parameter;  // of memory, everything a case holds at a time, for the check before it
                                  // starts
+  at::ScalarType type;           // of parameters and gradients
+  double tolerance;              // of the relative error of what contenders compute
 };
 
 const WorkFacts& facts_of(Work work);

@@ -1,16 +1,17 @@
 #include <dlfcn.h>
 
 #include <exception>
+#include <memory>
 
 #include <ATen/ATen.h>
 #include <ATen/cuda/CUDAContext.h>
+#include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 
 #include <pacer/core/error.h>
 
 #include "contenders.h"
-#include "cuda_timing.h"
 #include "runs.h"
 #include "support/gpu_time.h"
 #include "support/table.h"
@@ -60,6 +61,80 @@ double measure_copy(const std::string& model, const Patience& patience, Report& 
   const double per_second = 2.0 * static_cast<double>(bytes) / (spread.median * 1e-3);
   report.bandwidth("cuda/" + model, "copy", per_second);
   return per_second;
+}
+
+struct CudaPatience {
+  Patience device;
+  Patience called;      // runs of steps
+  int64_t steps_a_run;  // at most
+  Patience host;
+};
+
+// Long enough for the host to enqueue two events and a graph launch of one kernel.
+constexpr double kSpinMilliseconds = 0.1;
+
+// Null where the step cannot be captured.
+std::unique_ptr<at::cuda::CUDAGraph> captured(const std::function<void()>& step) {
+  auto graph = std::make_unique<at::cuda::CUDAGraph>();
+  bool capturing = false;
+  try {
+    graph->capture_begin();
+    capturing = true;
+    step();
+    graph->capture_end();
+    return graph;
+  } catch (const std::exception&) {
+    // A capture that was broken off must still be ended, or the stream stays unusable.
+    try {
+      if (capturing) graph->capture_end();
+    } catch (const std::exception&) {
+    }
+    (void)cudaGetLastError();
+    return nullptr;
+  }
+}
+
+// Times `step`, which enqueues work on the current stream (not the default stream, so that it can be
+// captured) and has been called before. Three timings:
+//   called: wall clock per step over a run of steps that a synchronisation ends;
+//   host:   wall clock of one call, the queue being empty;
+//   device: between two events around the replay of the step as a CUDA graph. A kernel that spins goes
+//           first, so that the device never waits for the host. A step that cannot be captured is enqueued
+//           behind a longer spin.
+std::vector<Timing> time_on_cuda(const std::function<void()>& step, const CudaPatience& patience,
+                                 const Ceiling& ceiling) {
+  const auto stream = at::cuda::getCurrentCUDAStream();
+  stream.synchronize();
+
+  // As called comes first: after a capture an optimizer may have to look at the device where it need not
+  // before.
+  const Spread called = repeat(patience.called, [&] {
+    const Stopwatch run;
+    int64_t steps = 0;
+    // A slow step ends its run early; the steps queued by then are waited for, and counted.
+    for (; steps < patience.steps_a_run && (steps < 2 || run.seconds() < 1); ++steps) step();
+    stream.synchronize();
+    return run.milliseconds() / static_cast<double>(steps);
+  });
+  const Spread host = repeat(patience.host, [&] {
+    stream.synchronize();
+    const Stopwatch call;
+    step();
+    return call.milliseconds();
+  });
+  stream.synchronize();
+
+  Timing device{"device", "graph", {}, ceiling};
+  if (const auto graph = captured(step)) {
+    graph->replay();
+    stream.synchronize();
+    device.milliseconds = time_enqueued([&] { graph->replay(); }, kSpinMilliseconds, patience.device);
+  } else {
+    device.method = "queued";
+    device.milliseconds = time_enqueued(step, kSpinMilliseconds + 1.5 * host.max, patience.device);
+  }
+  C10_CUDA_CHECK(cudaStreamSynchronize(stream));
+  return {device, {"called", "run", called, ceiling}, {"host", "call", host, {}}};
 }
 
 // One contender at a time, because the largest cases fill a good part of the memory. The first peer goes
@@ -143,12 +218,7 @@ void run_on_cuda(const std::vector<Case>& cases, const Effort& effort, Report& r
         ceiling.copy = measure_copy(model, patience.device, report);
       }
       const int64_t needed = which.model().parameters() * facts_of(which.work).peak_bytes_per_parameter;
-      const int64_t free = free_gpu_memory();
-      if (needed > free) {
-        report.skipped(which.name,
-                       format("needs %.1f GB of GPU memory and %.1f GB are free", needed / 1e9, free / 1e9));
-        continue;
-      }
+      if (!report.has_room(which.name, "GPU memory", needed, free_gpu_memory())) continue;
       report.add(run_case(which, ceiling, patience, report));
     } catch (const std::exception& error) {
       report.failed(which.name, error.what());

@@ -1,23 +1,18 @@
 #include <ctime>
-#include <fstream>
 #include <thread>
 
 #include <ATen/Parallel.h>
 #include <torch/version.h>
 
 #include "runs.h"
+#include "support/value_in_file.h"  // of examples/
 
 namespace bench::kernels {
 namespace {
 
 std::string cpu_model() {
-  std::ifstream file("/proc/cpuinfo");
-  std::string line;
-  while (std::getline(file, line)) {
-    const size_t colon = line.find(": ");
-    if (line.rfind("model name", 0) == 0 && colon != std::string::npos) return line.substr(colon + 2);
-  }
-  return "unknown";
+  const std::string name = examples::value_in_file("/proc/cpuinfo", "model name");
+  return name.empty() ? "unknown" : name;
 }
 
 std::string utc_now() {

@@ -56,9 +56,13 @@ void Report::environment(const std::vector<std::pair<std::string, std::string>>&
   if (json_) json_->write(line);
 }
 
-void Report::bandwidth(const std::string& which, const std::string& what, double bytes_per_second) {
-  std::printf("%-28s %-18s  %.1f GB/s read + written\n", which.c_str(), what.c_str(), bytes_per_second / 1e9);
+void Report::say(const std::string& which, const std::string& text) {
+  std::printf("%-28s %s\n", which.c_str(), text.c_str());
   std::fflush(stdout);
+}
+
+void Report::bandwidth(const std::string& which, const std::string& what, double bytes_per_second) {
+  say(which, format("%-18s  %.1f GB/s read + written", what.c_str(), bytes_per_second / 1e9));
 }
 
 void Report::progress(const CaseResult& result, const Measurement& measurement) {
@@ -70,33 +74,32 @@ void Report::progress(const CaseResult& result, const Measurement& measurement) 
                milliseconds_text(ms.min).c_str(), milliseconds_text(ms.max).c_str(),
                static_cast<long long>(ms.count), timing.method.c_str());
   }
-  std::printf("%-28s %-18s%s\n", title_of(result).c_str(), measurement.contender.c_str(), numbers.c_str());
-  std::fflush(stdout);
+  say(title_of(result), format("%-18s", measurement.contender.c_str()) + numbers);
 }
 
 void Report::failed(const std::string& which, const std::string& why) {
   failures_.push_back(which + ": " + why);
-  std::printf("%-28s FAILED: %s\n", which.c_str(), why.c_str());
-  std::fflush(stdout);
+  say(which, "FAILED: " + why);
   if (json_) json_->write(pacer::JsonLine().add("kind", "failure").add("case", which).add("reason", why));
 }
 
-void Report::skipped(const std::string& which, const std::string& why) {
-  std::printf("%-28s skipped: %s\n", which.c_str(), why.c_str());
-  std::fflush(stdout);
+bool Report::has_room(const std::string& which, const char* memory, int64_t needed, int64_t free) {
+  if (needed <= free) return true;
+  const auto gigabytes = [](int64_t bytes) { return static_cast<double>(bytes) / 1e9; };
+  const std::string why =
+      format("needs %.1f GB of %s and %.1f GB are free", gigabytes(needed), memory, gigabytes(free));
+  say(which, "skipped: " + why);
   if (json_) json_->write(pacer::JsonLine().add("kind", "skipped").add("case", which).add("reason", why));
+  return false;
 }
 
 void Report::add(CaseResult result) {
-  write_json(result);
-  results_.push_back(std::move(result));
-}
-
-void Report::write_json(const CaseResult& result) {
-  if (!json_) return;
   for (const auto& measurement : result.measurements) {
-    for (const auto& timing : measurement.timings) json_->write(json_of(result, measurement, timing));
+    for (const auto& timing : measurement.timings) {
+      if (json_) json_->write(json_of(result, measurement, timing));
+    }
   }
+  results_.push_back(std::move(result));
 }
 
 void Report::print_tables() const {

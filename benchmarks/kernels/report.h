@@ -24,7 +24,8 @@ class Report {
   void bandwidth(const std::string& which, const std::string& what, double bytes_per_second);
   void progress(const CaseResult& result, const Measurement& measurement);
   void failed(const std::string& which, const std::string& why);
-  void skipped(const std::string& which, const std::string& why);
+  // Whether the bytes that a case needs are free; else it is skipped, and this says so.
+  bool has_room(const std::string& which, const char* memory, int64_t needed, int64_t free);
 
   void add(CaseResult result);
   void print_tables() const;
@@ -32,7 +33,7 @@ class Report {
   bool all_well() const { return failures_.empty(); }
 
  private:
-  void write_json(const CaseResult& result);
+  void say(const std::string& which, const std::string& text);
 
   std::vector<CaseResult> results_;
   std::vector<std::string> failures_;

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "cases.h"
-#include "support/statistics.h"
+#include "support/timing.h"
 
 namespace bench::kernels {
 

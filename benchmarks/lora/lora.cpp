@@ -14,10 +14,10 @@
 #include <pacer/modules/nf4.h>
 #include <pacer/optimizers/fused_adam.h>
 
-#include "llama_layer.h"
 #include "subcommands.h"
 #include "support/device.h"
-#include "support/timing.h"
+#include "support/llama.h"  // of examples/
+#include "support/table.h"
 
 namespace bench::lora {
 namespace {
@@ -30,6 +30,11 @@ whole training steps of a stack of such layers beside their formula. Prints JSON
 size is small, to see that it runs.
 )";
 
+using examples::LlamaLayer, examples::LlamaLayerImpl;
+
+struct Shape {
+  int64_t hidden, ffn, heads, batch, sequence;
+};
 constexpr Shape kLarge = {4096, 11008, 32, 4, 2048}, kSmall = {64, 160, 4, 2, 16};
 constexpr int kUncounted = 5, kCounted = 25;
 constexpr int64_t kRank = 16;
@@ -51,15 +56,21 @@ std::shared_ptr<pacer::Fp8Scaling> scaling_of(torch::nn::Module& model, Kind kin
 
 // The median of several times, after some that do not count.
 double median_milliseconds(at::Device device, const std::function<void()>& f) {
-  const auto timed = [&] {
-    synchronize(device);
-    const Stopwatch watch;
-    f();
-    synchronize(device);
-    return watch.milliseconds();
-  };
+  const auto timed = [&] { return milliseconds_of(device, f); };
   for (int i = 0; i < kUncounted; ++i) timed();
   return repeat({kCounted, kCounted, /*seconds=*/0}, timed).median;
+}
+
+// One decoder layer: RMS norms, causal attention without positions, SwiGLU, seven linear layers without bias.
+LlamaLayer make_layer(const Shape& shape) {
+  examples::LlamaConfig config;
+  config.hidden = shape.hidden;
+  config.intermediate = shape.ffn;
+  config.heads = config.key_value_heads = shape.heads;
+  return LlamaLayer(config);
+}
+torch::Tensor forward(LlamaLayer& layer, const torch::Tensor& x) {
+  return layer(x, torch::Tensor(), torch::Tensor());
 }
 
 void make(torch::nn::Module& model, Kind kind, at::Device device, at::ScalarType adapters) {
@@ -77,30 +88,31 @@ void time_layer(const Shape& shape, at::Device device, at::ScalarType adapters) 
   double frozen = 0;
   for (const Kind kind : {Kind::frozen, Kind::lora, Kind::qlora, Kind::lora_in_fp8, Kind::qlora_in_fp8}) {
     torch::manual_seed(1);
-    LlamaLayer layer(shape);
+    LlamaLayer layer = make_layer(shape);
     make(*layer, kind, device, adapters);
     const auto options = torch::TensorOptions(device).dtype(kType);
     const auto x = torch::randn({shape.batch, shape.sequence, shape.hidden}, options).requires_grad_();
     const auto dy = torch::randn_like(x);
     const auto scaling = scaling_of(*layer, kind);
     const pacer::Fp8Scope scope(scaling);
-    const double forward = median_milliseconds(device, [&] {
+    const double forward_ms = median_milliseconds(device, [&] {
       const torch::NoGradGuard no_grad;
-      layer(x);
+      forward(layer, x);
       if (scaling) scaling->update();
     });
-    const double step = median_milliseconds(device, [&] {
+    const double step_ms = median_milliseconds(device, [&] {
       x.mutable_grad() = torch::Tensor();
       layer->zero_grad();
-      layer(x).backward(dy);
+      forward(layer, x).backward(dy);
       if (scaling) scaling->update();
     });
-    if (kind == Kind::frozen) frozen = step;
-    std::printf(
-        "{\"layer\": \"%s\", \"adapters\": \"%s\", \"forward_ms\": %.3f, \"step_ms\": %.3f, "
-        "\"of_frozen\": %.3f}\n",
-        name_of(kind), c10::toString(adapters), forward, step, step / frozen);
-    std::fflush(stdout);
+    if (kind == Kind::frozen) frozen = step_ms;
+    print(pacer::JsonLine()
+              .add("layer", name_of(kind))
+              .add("adapters", c10::toString(adapters))
+              .add("forward_ms", rounded(forward_ms, 3))
+              .add("step_ms", rounded(step_ms, 3))
+              .add("of_frozen", rounded(step_ms / frozen, 3)));
   }
 }
 
@@ -118,7 +130,7 @@ void weigh_stack(const Shape& shape, int64_t layers, at::Device device) {
     const double before = memory_peaks(device).allocated;
     pacer::Blocks blocks;
     for (int64_t i = 0; i < layers; ++i) {
-      LlamaLayer layer(shape);
+      LlamaLayer layer = make_layer(shape);
       make(*layer, kind, device, torch::kFloat);
       blocks->push_back(layer);
     }
@@ -132,7 +144,8 @@ void weigh_stack(const Shape& shape, int64_t layers, at::Device device) {
     auto x = torch::randn({1, shape.sequence, shape.hidden}, torch::dtype(kType).device(device));
     for (int step = 0; step < 2; ++step) {
       auto y = x;
-      for (size_t i = 0; i < blocks->size(); ++i) y = blocks->run(i, &LlamaLayerImpl::forward, y);
+      for (size_t i = 0; i < blocks->size(); ++i)
+        y = blocks->run(i, &LlamaLayerImpl::forward, y, torch::Tensor(), torch::Tensor());
       y.square().mean().backward();
       optimizer.step();
       if (scaling) scaling->update();
@@ -143,18 +156,19 @@ void weigh_stack(const Shape& shape, int64_t layers, at::Device device) {
     for (const auto& parameter : trained) {
       state += parameter.numel() * (parameter.scalar_type() == kType ? 10 : 8);
     }
-    const int64_t formula =
-        bytes_of(blocks->parameters()) + bytes_of(blocks->buffers()) + bytes_of(trained) + state;
+    const double formula =
+        1e-9 * static_cast<double>(bytes_of(blocks->parameters()) + bytes_of(blocks->buffers()) +
+                                   bytes_of(trained) + state);
     const double peak = memory_peaks(device).allocated - before;
     start_memory_peaks(device);
     const double stays = memory_peaks(device).allocated - before;
-    std::printf(
-        "{\"memory\": \"%s\", \"layers\": %ld, \"stays_GB\": %.3f, \"formula_GB\": %.3f, \"of_formula\": "
-        "%.3f, "
-        "\"peak_GB\": %.3f}\n",
-        name_of(kind), layers, stays, static_cast<double>(formula) / 1e9,
-        stays * 1e9 / static_cast<double>(formula), peak);
-    std::fflush(stdout);
+    print(pacer::JsonLine()
+              .add("memory", name_of(kind))
+              .add("layers", layers)
+              .add("stays_GB", rounded(stays, 3))
+              .add("formula_GB", rounded(formula, 3))
+              .add("of_formula", rounded(stays / formula, 3))
+              .add("peak_GB", rounded(peak, 3)));
   }
 }
 

@@ -1,6 +1,5 @@
 // What quantising to NF4 and decoding cost, as a fraction of the bandwidth of a copy.
 #include <cstdint>
-#include <cstdio>
 #include <cstring>
 #include <functional>
 #include <string>
@@ -15,11 +14,12 @@
 
 #include <pacer/core/error.h>
 #include <pacer/device/detail/stream.h>
-#include <pacer/files/json_lines.h>
 #include <pacer/kernels/nf4.h>
 
 #include "subcommands.h"
+#include "support/device.h"
 #include "support/gpu_time.h"
+#include "support/table.h"
 
 namespace bench::nf4 {
 namespace {
@@ -116,11 +116,7 @@ class Weight {
 Spread timed(at::Device device, const std::function<void()>& work) {
   for (int i = 0; i < kWarmUps; ++i) work();
   if (device.is_cuda()) return time_enqueued(work, kSpinMilliseconds, kPatience);
-  return repeat(kPatience, [&] {
-    const Stopwatch watch;
-    work();
-    return watch.milliseconds();
-  });
+  return repeat(kPatience, [&] { return milliseconds_of(device, work); });
 }
 
 // Bytes read plus written per second, between buffers far larger than any cache.
@@ -136,11 +132,6 @@ double copy_bandwidth(at::Device device) {
     }
   };
   return 8.0 * static_cast<double>(count) / (timed(device, copy).median * 1e-3);
-}
-
-void print(const pacer::JsonLine& line) {
-  std::printf("%s\n", line.str().c_str());
-  std::fflush(stdout);
 }
 
 void measure(int64_t rows, int64_t columns, at::Device device) {

@@ -199,7 +199,7 @@ Kernels::~Kernels() = default;
 void Kernels::copy() const { memory_->to.copy_(memory_->from); }
 double Kernels::copied_bytes() const { return 8.0 * static_cast<double>(memory_->from.numel()); }
 
-std::vector<Part> Kernels::adam() const {
+std::vector<Part> Kernels::parts() const {
   Memory* const m = memory_.get();
   const auto n = static_cast<double>(m->layout.length()), served = static_cast<double>(m->served.extent);
   const OneBitControl free{};
@@ -239,14 +239,6 @@ std::vector<Part> Kernels::adam() const {
        [=] { m->world.all_gather(m->gathered, m->own, agreed).wait(); }},
       {"collective: all_gather of one number", 0,
        [=] { m->world.all_gather(m->numbers, m->number, agreed).wait(); }},
-  };
-}
-
-std::vector<Part> Kernels::lamb() const {
-  Memory* const m = memory_.get();
-  const auto n = static_cast<double>(m->layout.length());
-  const OneBitControl free{};
-  return {
       {"kernel: moments of 1-bit LAMB", 16.25 * n,
        [=] {
          onebit_lamb_moments_cuda(AdamStorage::f32, m->units.pointer(), m->places.pointer(),

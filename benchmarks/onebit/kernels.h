@@ -26,9 +26,8 @@ class Kernels {
   // A device-to-device copy, and the bytes that it reads and writes.
   void copy() const;
   double copied_bytes() const;
-  // What a step of 1-bit Adam starts, and what else one of 1-bit LAMB does.
-  std::vector<Part> adam() const;
-  std::vector<Part> lamb() const;
+  // What a step of 1-bit Adam starts, then what else one of 1-bit LAMB does.
+  std::vector<Part> parts() const;
 
  private:
   struct Memory;

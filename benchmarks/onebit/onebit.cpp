@@ -138,9 +138,7 @@ int run(const examples::OptionValues& given) {
       bandwidth = kernels.copied_bytes() / copy;
       print(*world, "copy", copy, format("%.2f TB/s", bandwidth * 1e-9));
     }
-    std::vector<Part> parts = kernels.adam();
-    for (const Part& part : kernels.lamb()) parts.push_back(part);
-    for (const auto& [what, bytes, run] : parts) {
+    for (const auto& [what, bytes, run] : kernels.parts()) {
       const double time = slowest(*world, rounds, steps, run);
       print(*world, what + scales, time,
             bytes > 0 ? format("%.3f of copy bandwidth", bytes / time / bandwidth) : std::string());

@@ -22,10 +22,8 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x):
-        b, s, w = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(b, s, 3, self.heads, w // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        y = x + self.out(mixed.transpose(1, 2).reshape(b, s, w))
+        parts = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(self.norm1(x)).chunk(3, -1))
+        y = x + self.out(F.scaled_dot_product_attention(*parts, is_causal=True).transpose(1, 2).flatten(2))
         return y + self.down(F.gelu(self.up(self.norm2(y)), approximate="tanh"))
 
 
@@ -57,7 +55,7 @@ def main():
     dist.init_process_group("nccl" if on_gpu else "gloo")
     torch.manual_seed(1)
     ids = torch.randint(vocabulary, (batch, length), device=device)
-    targets = torch.randint(vocabulary, (batch, length), device=device)  # others: see training.h
+    targets = torch.randint(vocabulary, (batch, length), device=device)
     for as_view in (True, False):
         model = Model(layers, width, heads, vocabulary, length).to(device)
         ddp = nn.parallel.DistributedDataParallel(model, device_ids=[rank] if on_gpu else None,

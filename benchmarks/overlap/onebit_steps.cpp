@@ -1,6 +1,6 @@
-#include "onebit_steps.h"
-
 #include <optional>
+
+#include "training.h"
 
 namespace bench::overlap {
 namespace {
@@ -13,10 +13,7 @@ void print_parts(const World& world, const std::string& what, Training& training
   for (int i = 0; i < kSteps; ++i) {
     synchronize(world->device());
     world->barrier();
-    const Stopwatch until_backward;
-    training.backward();
-    synchronize(world->device());
-    backward.push_back(until_backward.milliseconds());
+    backward.push_back(milliseconds_of(world->device(), [&] { training.backward(); }));
     const Stopwatch of_step;
     training.session->step();
     returned.push_back(of_step.milliseconds());

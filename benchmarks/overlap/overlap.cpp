@@ -12,8 +12,8 @@
 #include <pacer/collectives/detail/connect.h>
 #include <pacer/pacer.h>
 
-#include "onebit_steps.h"
 #include "subcommands.h"
+#include "training.h"
 
 namespace bench::overlap {
 namespace {
@@ -42,7 +42,7 @@ int run(const examples::OptionValues& given) {
       for (const Tensor& parameter : alone.model->parameters()) count += parameter.numel();
       std::printf("\n%s, %.1f M parameters, %lld x %lld tokens a rank, %d ranks over %s, bf16 autocast\n\n",
                   shape.name.c_str(), static_cast<double>(count) * 1e-6, (long long)shape.batch,
-                  (long long)shape.length, world->world_size(), world->backend_name().c_str());
+                  (long long)shape.gpt.length, world->world_size(), world->backend_name().c_str());
       print_head({"", "ms:"});
     }
     compute = slowest(*world, rounds, steps, [&] { alone.step(); });

@@ -1,7 +1,6 @@
 // What paging of optimizer state costs.
-#include <algorithm>
-#include <cstdio>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -17,6 +16,7 @@
 
 #include "subcommands.h"
 #include "support/fused_adamw.h"
+#include "support/table.h"
 #include "support/timing.h"
 
 namespace bench::paging {
@@ -79,27 +79,9 @@ class PinnedCopies {
 
 struct Contender {
   std::string name;
-  int steps;  // at once
-  std::function<void()> step, finish;
-  std::vector<double> milliseconds;
+  int steps;                  // at once
+  std::function<void()> run;  // these steps, until the GPU has done them
 };
-
-void run_round(std::vector<Contender>& contenders, bool counts) {
-  for (Contender& contender : contenders) {
-    torch::cuda::synchronize();
-    const Stopwatch watch;
-    for (int i = 0; i < contender.steps; ++i) contender.step();
-    contender.finish();
-    torch::cuda::synchronize();
-    if (counts) contender.milliseconds.push_back(watch.milliseconds() / contender.steps);
-  }
-}
-
-void print(const Contender& contender, double bytes) {
-  const Spread time = spread_of(contender.milliseconds);
-  std::printf("{\"contender\":\"%s\",\"ms\":%.3f,\"least\":%.3f,\"most\":%.3f,\"state_GB\":%.3f}\n",
-              contender.name.c_str(), time.median, time.min, time.max, bytes * 1e-9);
-}
 
 int run(const examples::OptionValues& given) {
   using pacer::FusedAdamW, pacer::FusedAdamWOptions, pacer::Paging;
@@ -111,53 +93,61 @@ int run(const examples::OptionValues& given) {
   const int64_t state_bytes = tensors * 4096 * 64 * 8;
   std::vector<std::unique_ptr<FusedAdamW>> optimizers;
   std::vector<Contender> contenders;
-  const auto add = [&](const std::string& name, int steps, const FusedAdamWOptions& options) {
+  const auto add = [&](const std::string& name, int steps, const std::function<void()>& step) {
+    contenders.push_back({name, steps, [=] {
+                            for (int i = 0; i < steps; ++i) step();
+                            torch::cuda::synchronize();
+                          }});
+  };
+  const auto add_pacer = [&](const std::string& name, int steps, const FusedAdamWOptions& options) {
     std::vector<Tensor> parameters = random_tensors(tensors);
     for (size_t i = 0; i < parameters.size(); ++i)
       parameters[i].requires_grad_().mutable_grad() = gradients[i];
     optimizers.push_back(std::make_unique<FusedAdamW>(parameters, options));
-    FusedAdamW* const optimizer = optimizers.back().get();
-    const bool copies = steps == 1;
-    contenders.push_back({name,
-                          steps,
-                          [optimizer] { optimizer->step(); },
-                          [optimizer, copies] {
-                            if (copies) optimizer->sync_state();
-                          },
-                          {}});
+    add(name, steps, [optimizer = optimizers.back().get(), copies = steps == 1] {
+      optimizer->step();
+      if (copies) optimizer->sync_state();
+    });
   };
-  add("plain", kStepsAtOnce, FusedAdamWOptions(1e-3));
-  add("all resident", kStepsAtOnce,
-      FusedAdamWOptions(1e-3).paged(Paging(paging).resident_bytes(state_bytes * 2)));
-  add("nothing resident", 1, FusedAdamWOptions(1e-3).paged(paging));
+  add_pacer("plain", kStepsAtOnce, FusedAdamWOptions(1e-3));
+  add_pacer("all resident", kStepsAtOnce,
+            FusedAdamWOptions(1e-3).paged(Paging(paging).resident_bytes(state_bytes * 2)));
+  add_pacer("nothing resident", 1, FusedAdamWOptions(1e-3).paged(paging));
   if (resident > 0) {
-    add("some resident", 1, FusedAdamWOptions(1e-3).paged(Paging(paging).resident_bytes(resident)));
+    add_pacer("some resident", 1, FusedAdamWOptions(1e-3).paged(Paging(paging).resident_bytes(resident)));
   }
   FusedAdamWState fused(random_tensors(tensors));
-  contenders.push_back({"at::_fused_adamw_",
-                        kStepsAtOnce,
-                        [&] {
-                          const torch::NoGradGuard no_grad;
-                          fused.step(gradients);
-                        },
-                        [] {},
-                        {}});
+  add("at::_fused_adamw_", kStepsAtOnce, [&] {
+    const torch::NoGradGuard no_grad;
+    fused.step(gradients);
+  });
   PinnedCopies copies(state_bytes);
-  contenders.push_back({"pinned copy", 1, [&copies] { copies.run(); }, [] {}, {}});
-  for (int round = 0; round < kUncountedRounds + kRounds; ++round) {
-    run_round(contenders, round >= kUncountedRounds);
+  add("pinned copy", 1, [&copies] { copies.run(); });
+  std::vector<std::function<void()>> works;
+  for (const Contender& contender : contenders) works.push_back(contender.run);
+  interleave(works, {kUncountedRounds, kUncountedRounds, 0});
+  const auto times = interleave(works, {kRounds, kRounds, 0});
+  std::map<std::string, double> medians;
+  for (size_t i = 0; i < contenders.size(); ++i) {
+    const auto of_a_step = [&](double milliseconds) {
+      return rounded(milliseconds / contenders[i].steps, 3);
+    };
+    medians[contenders[i].name] = times[i].wall.median / contenders[i].steps;
+    print(pacer::JsonLine()
+              .add("contender", contenders[i].name)
+              .add("ms", of_a_step(times[i].wall.median))
+              .add("least", of_a_step(times[i].wall.min))
+              .add("most", of_a_step(times[i].wall.max))
+              .add("state_GB", rounded(static_cast<double>(state_bytes) * 1e-9, 3)));
   }
-  for (const Contender& contender : contenders) print(contender, static_cast<double>(state_bytes));
-  const auto of = [&](const std::string& name) {
-    const auto found = std::find_if(contenders.begin(), contenders.end(),
-                                    [&](const Contender& contender) { return contender.name == name; });
-    return spread_of(found->milliseconds).median;
+  pacer::JsonLine ratios;
+  const auto add_ratio = [&](const std::string& of, const std::string& to) {
+    ratios.add(of + " / " + to, rounded(medians[of] / medians[to], 3));
   };
-  std::printf(
-      "{\"nothing resident / pinned copy\":%.3f,\"all resident / plain\":%.3f,\"plain / "
-      "at::_fused_adamw_\":%.3f}\n",
-      of("nothing resident") / of("pinned copy"), of("all resident") / of("plain"),
-      of("plain") / of("at::_fused_adamw_"));
+  add_ratio("nothing resident", "pinned copy");
+  add_ratio("all resident", "plain");
+  add_ratio("plain", "at::_fused_adamw_");
+  print(ratios);
   return 0;
 }
 

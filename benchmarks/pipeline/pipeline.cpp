@@ -6,12 +6,10 @@
 #include <string>
 #include <vector>
 
-#include <pacer/files/json_lines.h>
 #include <pacer/pacer.h>
 
 #include "subcommands.h"
 #include "support/ranks.h"
-#include "support/statistics.h"
 #include "support/table.h"
 #include "training.h"
 
@@ -57,10 +55,10 @@ struct Arguments {
 Arguments arguments_of(const examples::OptionValues& given) {
   const auto number = [&](const char* name) { return number_in(given, name); };
   Arguments arguments;
-  arguments.shape = {number("layers"),     number("width"),         number("length"),
-                     number("vocabulary"), number("micro-batches"), number("rows")};
-  pacer::require(arguments.shape.width % kHeadSize == 0,
-                 "--width must be a multiple of 128, the size of a head");
+  arguments.shape = {{number("layers"), number("width"), number("length"), number("vocabulary")},
+                     number("micro-batches"),
+                     number("rows")};
+  require_whole_heads(arguments.shape.gpt);
   arguments.steps = number("steps");
   arguments.rounds = number("rounds");
   if (given.count("stages") != 0) arguments.stages = number("stages");
@@ -76,9 +74,7 @@ Arguments arguments_of(const examples::OptionValues& given) {
                            PipelineOrder::zero_bubble}) {
     known.emplace_back(pacer::schedule_name(order), order);
   }
-  for (const std::string& name : examples::split(given["schedule"].as<std::string>())) {
-    arguments.orders.push_back(examples::choice_named(name, "schedule", known));
-  }
+  arguments.orders = examples::choices_of<PipelineOrder>(given, "schedule", known);
   return arguments;
 }
 
@@ -86,7 +82,7 @@ struct Report {
   std::vector<std::vector<std::string>> table = {{"schedule", "rank", "blocks", "M params", "step ms",
                                                   "passes ms", "own ms", "idle", "by plan", "optimizer ms",
                                                   "peak GB", "reserved GB", "tokens/s", "loss"}};
-  std::vector<std::string> lines;
+  std::vector<pacer::JsonLine> lines;
 };
 
 // All ranks together; only rank 0 needs the result.
@@ -126,7 +122,7 @@ void add_rows(const Arguments& arguments, const PipelineSchedule& schedule, cons
     line.add("optimizer_ms", rounded(optimizer[rank], 2)).add("peak_GB", rounded(allocated[rank], 2));
     line.add("reserved_GB", rounded(reserved[rank], 2)).add("tokens_s", tokens);
     line.add("first_loss", measured.first_losses.back()).add("loss", measured.last_losses.back());
-    report.lines.push_back(line.str());
+    report.lines.push_back(line);
   }
 }
 
@@ -166,8 +162,7 @@ int run(const examples::OptionValues& given) {
     add_rows(arguments, schedules[i], measured[i], *world, report);
   if (world->rank() == 0) {
     std::printf("%s\n", aligned(report.table).c_str());
-    for (const std::string& line : report.lines) std::printf("%s\n", line.c_str());
-    std::fflush(stdout);
+    for (const pacer::JsonLine& line : report.lines) print(line);
   }
   world->barrier();
   const bool is_exact = world->device().is_cpu();
@@ -184,14 +179,14 @@ int run(const examples::OptionValues& given) {
 Subcommand subcommand() {
   Subcommand pipeline{"pipeline", "whole training steps of a GPT cut over ranks, by schedule", kAbout, run};
   const Shape shape;
-  pipeline.options.add_options()                                                //
-      ("layers", whole_number(shape.layers), "of the GPT")                      //
-      ("width", whole_number(shape.width), "of its layers, a multiple of 128")  //
-      ("length", whole_number(shape.length), "tokens of a row")                 //
-      ("vocabulary", whole_number(shape.vocabulary), "kinds of tokens")         //
-      ("micro-batches", whole_number(shape.micro_batches), "of a step")         //
-      ("rows", whole_number(shape.rows), "of a micro-batch")                    //
-      ("stages", whole_number(), "ranks of a pipeline (all)")                   //
+  pipeline.options.add_options()                                                    //
+      ("layers", whole_number(shape.gpt.layers), "of the GPT")                      //
+      ("width", whole_number(shape.gpt.width), "of its layers, a multiple of 128")  //
+      ("length", whole_number(shape.gpt.length), "tokens of a row")                 //
+      ("vocabulary", whole_number(shape.gpt.vocabulary), "kinds of tokens")         //
+      ("micro-batches", whole_number(shape.micro_batches), "of a step")             //
+      ("rows", whole_number(shape.rows), "of a micro-batch")                        //
+      ("stages", whole_number(), "ranks of a pipeline (all)")                       //
       ("schedule", word("NAME,...")->default_value("gpipe,1f1b,interleaved,zero-bubble"),
        "which, in this order")  //
       ("cut", word("B0,B1,...")->default_value("", "even"),

@@ -9,7 +9,6 @@
 
 #include "moments.h"
 #include "support/device.h"
-#include "support/timing.h"
 
 namespace bench::pipeline {
 namespace {
@@ -24,7 +23,7 @@ class OwnPasses {
             const std::pair<Tensor, Tensor>& batch)
       : shape_(shape), pipeline_(pipeline), model_(std::move(model)), batch_(batch) {
     const auto options = at::TensorOptions().dtype(at::kBFloat16).device(batch.first.device());
-    made_up_ = torch::randn({shape.rows, shape.length, shape.width}, options);
+    made_up_ = torch::randn({shape.rows, shape.gpt.length, shape.gpt.width}, options);
   }
   void run() {
     for (int64_t k = 0; k < shape_.micro_batches; ++k) {
@@ -41,11 +40,9 @@ class OwnPasses {
     if (stage > 0) inputs.push_back(made_up_.detach().requires_grad_());
     Tensor x = stage > 0 ? inputs.front() : model_->embed(rows_of(batch_.first));
     const auto [begin, end] = pipeline_.blocks_of(chunk);
-    for (int64_t i = begin; i < end; ++i) {
-      x = model_->blocks->run(static_cast<size_t>(i), &GptBlockImpl::forward, x);
-    }
+    for (int64_t i = begin; i < end; ++i) x = model_->run_block(static_cast<size_t>(i), x);
     const bool is_last = stage == schedule.stages() - 1;
-    if (is_last) x = model_->loss(x, rows_of(batch_.second));
+    if (is_last) x = model_->loss_behind_blocks(x, rows_of(batch_.second));
     const Tensor gradient = is_last ? at::ones_like(x) : made_up_;
     if (schedule.order == pacer::PipelineOrder::zero_bubble) {
       pacer::SplitBackward halves({x}, inputs);
@@ -86,32 +83,33 @@ void measure(const Shape& shape, const pacer::PipelineSchedule& schedule, const 
   const auto& world = grid.world();
   const at::Device device = world->device();
   torch::manual_seed(0);
-  Gpt model(shape, at::TensorOptions().dtype(at::kBFloat16).device(device));
+  Gpt model(shape.gpt, at::TensorOptions().dtype(at::kBFloat16).device(device));
   const pacer::Pipeline pipeline(*model, model->blocks, &GptBlockImpl::forward, grid, schedule,
                                  pacer::PipelineOptions()
                                      .first({"tokens", "positions"})
                                      .last({"norm", "head"})
                                      .cut(cut.stages(schedule)));
   if (device.is_cuda()) start_memory_peaks(device);
-  const auto batch = draw_batch(shape, device);
+  torch::manual_seed(1);  // the same batch on every rank
+  const auto batch = draw_batch(shape.gpt, shape.micro_batches * shape.rows, device);
   pacer::FusedAdamW optimizer(pipeline.named_parameters(), pacer::FusedAdamWOptions(1e-4));
   pacer::Session session(*model, optimizer, world);
   session.use(pipeline);
   const auto first = [&](const Tensor& ids) { return model->embed(ids); };
-  const auto last = [&](const Tensor& x, const Tensor& targets) { return model->loss(x, targets); };
+  const auto last = [&](const Tensor& x, const Tensor& targets) {
+    return model->loss_behind_blocks(x, targets);
+  };
   Tensor first_loss, last_loss;
   for (int64_t step = 0; step < uncounted + steps; ++step) {
     world->barrier();
-    synchronize(device);
     Moments moments(device);
-    const Stopwatch watch;
-    moments.mark();
-    last_loss = pipeline.step(session, batch.first, batch.second, first, last);
-    moments.mark();
-    session.step();
-    moments.mark();
-    synchronize(device);
-    const double milliseconds = watch.milliseconds();
+    const double milliseconds = milliseconds_of(device, [&] {
+      moments.mark();
+      last_loss = pipeline.step(session, batch.first, batch.second, first, last);
+      moments.mark();
+      session.step();
+      moments.mark();
+    });
     if (step == 0) first_loss = last_loss;
     if (step < uncounted) continue;
     measured.steps.push_back(milliseconds);
@@ -135,11 +133,7 @@ void measure(const Shape& shape, const pacer::PipelineSchedule& schedule, const 
   OwnPasses own(shape, pipeline, model, batch);
   world->barrier();
   for (int64_t repetition = 0; repetition < kOwnRepetitions; ++repetition) {
-    synchronize(device);
-    const Stopwatch watch;
-    own.run();
-    synchronize(device);
-    measured.own.push_back(watch.milliseconds());
+    measured.own.push_back(milliseconds_of(device, [&] { own.run(); }));
     optimizer.zero_grad();
   }
   session.finish();

@@ -8,9 +8,16 @@
 #include <pacer/collectives/grid.h>
 #include <pacer/parallel/pipeline_plan.h>
 
-#include "gpt.h"
+#include "support/gpt.h"
 
 namespace bench::pipeline {
+
+struct Shape {
+  GptShape gpt;
+  int64_t micro_batches = 8, rows = 4;  // rows of a micro-batch
+
+  int64_t tokens() const { return micro_batches * rows * gpt.length; }  // of a step
+};
 
 // What this rank measured. Times are in milliseconds.
 struct Measured {

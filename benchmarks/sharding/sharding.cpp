@@ -9,12 +9,10 @@
 #include <torch/types.h>
 #include <torch/utils.h>
 
-#include <pacer/files/json_lines.h>
 #include <pacer/pacer.h>
 
-#include "models.h"
 #include "subcommands.h"
-#include "support/device.h"
+#include "support/gpt.h"
 #include "support/ranks.h"
 #include "support/table.h"
 
@@ -43,98 +41,104 @@ to do in them, and a row of the batch counts as a token.
 )";
 
 constexpr int kUncountedSteps = 3, kTimedSteps = 8;
+constexpr int64_t kVocabulary = 32768;
 
-// A way to train: the hooks that it adds to a Session, and what its name says besides.
+// A way to train; its name says what is trained, and by which hooks.
 struct Mode {
   std::string name;
-  std::function<void(pacer::Session&, const pacer::Blocks&)> use;
 
-  bool is_onebit() const { return name.rfind("onebit", 0) == 0; }
-  bool has_fused_layers() const { return name.rfind("fused", 0) == 0; }
-  bool drops_layers() const { return name.find("layer-drop") != std::string::npos; }
+  bool has(const char* part) const { return name.find(part) != std::string::npos; }
+
+  // Where there are several ranks and no Shards, a Session brings DataParallel itself.
+  void use_hooks(pacer::Session& session, const pacer::Blocks& blocks) const {
+    if (has("recompute")) session.use(pacer::Recompute(blocks));
+    if (has("bf16")) session.use(pacer::Precision::bf16());
+    if (has("fp8")) {
+      const auto recipe = has("current") ? pacer::Fp8Recipe::current : pacer::Fp8Recipe::delayed;
+      session.use(pacer::Precision::fp8(pacer::Fp8Options().keep_last(1).recipe(recipe)));  // not the head
+    }
+    pacer::ShardsOptions options;
+    if (has("state")) options.what(pacer::Sharded::state);
+    if (has("nodes")) options.over(pacer::ShardGroup::node);
+    if (has("shards")) session.use(pacer::Shards(options));
+    if (has("parameters")) session.use(pacer::Shards(blocks, options));
+  }
 };
 
-pacer::Fp8Options but_for_head() { return pacer::Fp8Options().keep_last(1); }
-pacer::ShardsOptions in_nodes() { return pacer::ShardsOptions().over(pacer::ShardGroup::node); }
-
-// Where there are several ranks and no Shards, a Session brings DataParallel itself.
-std::vector<Mode> all_modes() {
-  using pacer::Blocks, pacer::Session, pacer::Precision, pacer::Recompute, pacer::Shards;
-  const auto nothing = [](Session&, const Blocks&) {};
-  const auto recompute = [](Session& s, const Blocks& blocks) { s.use(Recompute(blocks)); };
-  const auto bf16 = [](Session& s, const Blocks&) { s.use(Precision::bf16()); };
-  const auto fp8 = [](Session& s, const Blocks&) { s.use(Precision::fp8(but_for_head())); };
-  const auto fp8_current = [](Session& s, const Blocks&) {
-    s.use(Precision::fp8(but_for_head().recipe(pacer::Fp8Recipe::current)));
-  };
-  const auto shards = [](Session& s, const Blocks&) { s.use(Shards()); };
-  const auto state = [](Session& s, const Blocks&) {
-    s.use(Shards(pacer::ShardsOptions().what(pacer::Sharded::state)));
-  };
-  const auto parameters = [](Session& s, const Blocks& blocks) { s.use(Shards(blocks)); };
-  const auto shards_in_nodes = [](Session& s, const Blocks&) { s.use(Shards(in_nodes())); };
-  const auto parameters_in_nodes = [](Session& s, const Blocks& blocks) {
-    s.use(Shards(blocks, in_nodes()));
-  };
-  const auto and_recompute = [&](const auto& first) {
-    return [=](Session& s, const Blocks& blocks) { first(s, blocks), recompute(s, blocks); };
-  };
-  return {{"plain", nothing},
-          {"recompute", recompute},
-          {"bf16", bf16},
-          {"fp8", fp8},
-          {"fp8-current", fp8_current},
-          {"fp8+recompute", and_recompute(fp8)},
-          {"fused", nothing},
-          {"fused+bf16", bf16},
-          {"fused+fp8", fp8},
-          {"fused+fp8-current", fp8_current},
-          {"shards-state", state},
-          {"shards", shards},
-          {"shards+recompute", and_recompute(shards)},
-          {"parameters", parameters},
-          {"parameters+recompute", and_recompute(parameters)},
-          {"layer-drop", nothing},
-          {"parameters+layer-drop", parameters},
-          {"parameters-nodes", parameters_in_nodes},
-          {"onebit-nodes", nothing},
-          {"onebit-nodes+shards", shards_in_nodes},
-          {"onebit-nodes+parameters", parameters_in_nodes}};
-}
+constexpr const char* kModes =
+    "plain,recompute,bf16,fp8,fp8-current,fp8+recompute,fused,fused+bf16,fused+fp8,fused+fp8-current,"
+    "shards-state,shards,shards+recompute,parameters,parameters+recompute,layer-drop,parameters+layer-drop,"
+    "parameters-nodes,onebit-nodes,onebit-nodes+shards,onebit-nodes+parameters";
 
 struct Arguments {
-  Shape shape;
-  bool small_blocks = false;
+  GptShape shape;
+  int64_t batch;
+  bool small_blocks;
   std::vector<Mode> modes;
 };
 
 Arguments arguments_of(const examples::OptionValues& given) {
-  Arguments arguments;
-  arguments.shape = {number_in(given, "layers"), number_in(given, "width"), number_in(given, "batch"),
-                     number_in(given, "sequence")};
-  pacer::require(arguments.shape.width % kHeadSize == 0,
-                 "--width must be a multiple of 128, the size of a head");
-  arguments.small_blocks = given.count("small-blocks") != 0;
   std::vector<std::pair<std::string, Mode>> known;
-  for (const Mode& mode : all_modes()) known.emplace_back(mode.name, mode);
-  for (const std::string& name : examples::split(given["modes"].as<std::string>())) {
-    arguments.modes.push_back(examples::choice_named(name, "modes", known));
-  }
-  return arguments;
+  for (const std::string& mode : examples::split(kModes)) known.emplace_back(mode, Mode{mode});
+  const GptShape shape = {number_in(given, "layers"), number_in(given, "width"), number_in(given, "sequence"),
+                          kVocabulary};
+  require_whole_heads(shape);
+  return {shape, number_in(given, "batch"), given.count("small-blocks") != 0,
+          examples::choices_of<Mode>(given, "modes", known)};
 }
 
-std::shared_ptr<ModelImpl> make_model(const Arguments& arguments, const Mode& mode, at::Device device) {
-  const auto options = at::TensorOptions().device(device).dtype(at::kBFloat16);
-  std::shared_ptr<ModelImpl> model;
-  if (arguments.small_blocks) {
-    pacer::require(!mode.has_fused_layers(), "small blocks are no transformer layers, which ", mode.name,
-                   " is about; leave out one of them");
-    model = std::make_shared<SmallBlocksImpl>(options);
-  } else {
-    model = std::make_shared<GptImpl>(arguments.shape, options, mode.has_fused_layers());
-  }
-  model->to(device, at::kBFloat16);  // the norms; all others are there
+// A million parameters and hardly any arithmetic: [32, 724] -> the same.
+struct SmallBlockImpl : torch::nn::Module {
+  static constexpr int64_t kWidth = 724;
+  explicit SmallBlockImpl(const at::TensorOptions& options)
+      : up(register_module("up", Projection(kWidth, kWidth, options))),
+        down(register_module("down", Projection(kWidth, kWidth, options))) {}
+  Tensor forward(const Tensor& x) { return x + down(torch::relu(up(x))); }
+  Projection up, down;
+};
+TORCH_MODULE(SmallBlock);
+
+// A GPT of plain layers or a row of small blocks, both in bf16, with their blocks in a pacer::Blocks. peer.py
+// builds the same.
+struct Model {
+  std::shared_ptr<torch::nn::Module> module;
+  pacer::Blocks blocks;
+  std::function<Tensor(const Tensor& inputs, const Tensor& targets)> loss;
+  std::function<std::pair<Tensor, Tensor>()> draw_batch;  // inputs and targets
+};
+
+Model make_gpt(const Arguments& arguments, const Mode& mode, const at::TensorOptions& options) {
+  GptShape shape = arguments.shape;
+  shape.is_fused = mode.has("fused");
+  const Gpt gpt(shape, options);
+  return {gpt.ptr(), gpt->blocks, [gpt](const Tensor& x, const Tensor& y) { return gpt.ptr()->loss(x, y); },
+          [=] { return draw_batch(shape, arguments.batch, options.device()); }};
+}
+
+Model make_small_blocks(const at::TensorOptions& options) {
+  constexpr int64_t kBlocks = 64, kBatch = 32;
+  Model model;
+  model.module = std::make_shared<torch::nn::Module>("SmallBlocks");
+  model.module->register_module("blocks", model.blocks);
+  for (int64_t i = 0; i < kBlocks; ++i) model.blocks->push_back(SmallBlock(options));
+  model.loss = [blocks = model.blocks](const Tensor& inputs, const Tensor& targets) {
+    Tensor x = inputs;
+    for (size_t i = 0; i < blocks->size(); ++i) x = blocks.ptr()->run(i, &SmallBlockImpl::forward, x);
+    return torch::mse_loss(x.to(at::kFloat), targets);
+  };
+  model.draw_batch = [options] {
+    const Tensor inputs = torch::randn({kBatch, SmallBlockImpl::kWidth}, options);
+    return std::pair(inputs, torch::randn(inputs.sizes(), options.dtype(at::kFloat)));
+  };
   return model;
+}
+
+Model make_model(const Arguments& arguments, const Mode& mode, at::Device device) {
+  const auto options = at::TensorOptions().device(device).dtype(at::kBFloat16);
+  if (!arguments.small_blocks) return make_gpt(arguments, mode, options);
+  pacer::require(!mode.has("fused"), "small blocks are no transformer layers, which ", mode.name,
+                 " is about; leave out one of them");
+  return make_small_blocks(options);
 }
 
 std::string title_of(const Arguments& arguments, const Mode& mode) {
@@ -142,10 +146,10 @@ std::string title_of(const Arguments& arguments, const Mode& mode) {
 }
 
 // The variance of the 1-bit optimizer has no memory, so that it may freeze after the first step.
-std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Mode& mode, ModelImpl& model,
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Mode& mode, const torch::nn::Module& model,
                                                         const World& world) {
   const auto parameters = model.named_parameters();
-  if (!mode.is_onebit()) {
+  if (!mode.has("onebit")) {
     return std::make_unique<pacer::FusedAdamW>(parameters, pacer::FusedAdamWOptions(1e-4));
   }
   const auto options = pacer::OneBitAdamOptions(1e-4).betas({0.9, 0.0}).freeze_step(1).hierarchical(true);
@@ -157,42 +161,40 @@ pacer::JsonLine train(const Arguments& arguments, const Mode& mode, const World&
   const at::Device device = world->device();
   start_memory_peaks(device);
   torch::manual_seed(0);
-  const auto model = make_model(arguments, mode, device);
-  const auto optimizer = make_optimizer(mode, *model, world);
-  pacer::Session session(*model, *optimizer, world);
-  mode.use(session, model->blocks);
+  const Model model = make_model(arguments, mode, device);
+  const auto optimizer = make_optimizer(mode, *model.module, world);
+  pacer::Session session(*model.module, *optimizer, world);
+  mode.use_hooks(session, model.blocks);
   // So steep a fall that the first steps, which do not count, end it.
-  const pacer::LayerDrop layer_drop(model->blocks, pacer::LayerDropOptions().theta_bar(0.5).gamma(100));
-  if (mode.drops_layers()) session.use(layer_drop);
+  const pacer::LayerDrop layer_drop(model.blocks, pacer::LayerDropOptions().theta_bar(0.5).gamma(100));
+  if (mode.has("layer-drop")) session.use(layer_drop);
   torch::manual_seed(static_cast<uint64_t>(world->rank()));
-  const auto batch = model->draw_batch();
+  const auto batch = model.draw_batch();
   Tensor last_loss;
   std::vector<double> times;
   int64_t sent_before = 0;
   double kept = 0;
   for (int step = 0; step < kUncountedSteps + kTimedSteps; ++step) {
     world->barrier();
-    synchronize(device);
     if (step == kUncountedSteps) sent_before = world->bytes_sent();
     const pacer::Progress progress = session.progress();
-    const Stopwatch watch;
-    auto [inputs, targets] = session.begin(batch.first, batch.second);
-    const Tensor loss = model->loss(inputs, targets);
-    session.backward(loss);
-    session.step();
-    synchronize(device);
-    if (step >= kUncountedSteps) {
-      times.push_back(watch.milliseconds());
-      kept += layer_drop->kept_layers(progress) / (kTimedSteps * static_cast<double>(layer_drop->layers()));
-    }
-    last_loss = loss.detach();
+    const double milliseconds = milliseconds_of(device, [&] {
+      auto [inputs, targets] = session.begin(batch.first, batch.second);
+      const Tensor loss = model.loss(inputs, targets);
+      session.backward(loss);
+      session.step();
+      last_loss = loss.detach();
+    });
+    if (step < kUncountedSteps) continue;
+    times.push_back(milliseconds);
+    kept += layer_drop->kept_layers(progress) / (kTimedSteps * static_cast<double>(layer_drop->layers()));
   }
   const int64_t sent = (world->bytes_sent() - sent_before) / kTimedSteps;
   const double step_ms = largest(over_ranks(*world, spread_of(times).median));
   const auto peaks = memory_peaks(device);
   session.finish();
   int64_t parameters = 0;
-  for (const Tensor& parameter : model->parameters()) parameters += parameter.numel();
+  for (const Tensor& parameter : model.module->parameters()) parameters += parameter.numel();
   const Tensor& inputs = batch.first;
   const int64_t tokens = inputs.is_floating_point() ? inputs.size(0) : inputs.numel();
   pacer::JsonLine line;
@@ -203,7 +205,7 @@ pacer::JsonLine train(const Arguments& arguments, const Mode& mode, const World&
   line.add("loss", rounded(last_loss.item<double>(), 4));
   line.add("tokens_s_gpu", std::llround(static_cast<double>(tokens) / step_ms * 1e3));
   line.add("sent_MB", rounded(static_cast<double>(sent) * 1e-6, 2));
-  if (mode.drops_layers()) line.add("kept_blocks", rounded(kept, 4));
+  if (mode.has("layer-drop")) line.add("kept_blocks", rounded(kept, 4));
   return line;
 }
 
@@ -230,16 +232,15 @@ int run(const examples::OptionValues& given) {
       if (world->world_size() > 1) throw;
       line.add("mode", title_of(arguments, mode)).add("error", sentence_of(error));
     }
-    if (world->rank() == 0) std::printf("%s\n", line.str().c_str());
-    std::fflush(stdout);
+    if (world->rank() == 0) print(line);
   }
   world->barrier();
   return 0;
 }
 
-std::string names_of_all_modes(const std::string& between) {
+std::string names_of_all_modes() {
   std::string names;
-  for (const Mode& mode : all_modes()) names += (names.empty() ? "" : between) + mode.name;
+  for (const std::string& mode : examples::split(kModes)) names += (names.empty() ? "" : ", ") + mode;
   return names;
 }
 
@@ -249,16 +250,15 @@ Subcommand subcommand() {
   Subcommand sharding{"sharding",
                       "whole training steps with recomputation, 8 bits and shards, on one GPU or several",
                       kAbout, run};
-  const Shape shape;
+  const GptShape shape;
   sharding.options.add_options()                                                                    //
       ("layers", whole_number(shape.layers), "of the GPT")                                          //
       ("width", whole_number(shape.width), "of its layers, a multiple of 128")                      //
-      ("batch", whole_number(shape.batch), "sequences of a rank")                                   //
-      ("sequence", whole_number(shape.sequence), "tokens of a sequence")                            //
+      ("batch", whole_number(8), "sequences of a rank")                                             //
+      ("sequence", whole_number(shape.length), "tokens of a sequence")                              //
       ("small-blocks", "train 64 blocks of 1 M parameters instead")                                 //
       ("ranks-per-node", po::value<int>()->value_name("N"), "that share a node (those of a host)")  //
-      ("modes", word("MODE,...")->default_value(names_of_all_modes(","), "all"),
-       names_of_all_modes(", ").c_str());
+      ("modes", word("MODE,...")->default_value(kModes, "all"), names_of_all_modes().c_str());
   return sharding;
 }
 

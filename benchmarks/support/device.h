@@ -6,11 +6,23 @@
 #include <c10/core/Device.h>
 #include <torch/cuda.h>
 
+#include "timing.h"
+
 namespace bench {
 
 // Returns once a GPU has done all that it was given; a CPU always has.
 inline void synchronize(at::Device device) {
   if (device.is_cuda()) torch::cuda::synchronize(device.index());
+}
+
+// Returns how long `work` takes on the device, which is idle before and after.
+template <class Work>
+double milliseconds_of(at::Device device, const Work& work) {
+  synchronize(device);
+  const Stopwatch watch;
+  work();
+  synchronize(device);
+  return watch.milliseconds();
 }
 
 // In GB (1e9 bytes), since start_memory_peaks.

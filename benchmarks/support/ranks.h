@@ -11,7 +11,6 @@
 #include <pacer/collectives/communicator.h>
 
 #include "device.h"
-#include "timing.h"
 
 namespace bench {
 
@@ -38,10 +37,10 @@ inline double slowest(pacer::Communicator& world, int64_t rounds, int64_t calls,
   for (int64_t round = 0; round < rounds; ++round) {
     synchronize(world.device());
     world.barrier();
-    const Stopwatch watch;
-    for (int64_t i = 0; i < calls; ++i) f();
-    synchronize(world.device());
-    times.push_back(largest(over_ranks(world, watch.milliseconds() / static_cast<double>(calls))));
+    const double milliseconds = milliseconds_of(world.device(), [&] {
+      for (int64_t i = 0; i < calls; ++i) f();
+    });
+    times.push_back(largest(over_ranks(world, milliseconds / static_cast<double>(calls))));
   }
   std::sort(times.begin(), times.end());
   return times[times.size() / 2];

@@ -6,6 +6,14 @@
 #include <cstdio>
 
 namespace bench {
+namespace {
+
+void print_line(const std::string& line) {
+  std::printf("%s\n", line.c_str());
+  std::fflush(stdout);
+}
+
+}  // namespace
 
 std::string aligned(const std::vector<std::vector<std::string>>& rows) {
   std::vector<size_t> widths;
@@ -41,9 +49,10 @@ void print_head(const std::vector<std::string>& names) {
 void print_row(const std::vector<std::string>& cells) {
   std::string line = "|";
   for (const std::string& cell : cells) line += (cell.empty() ? "" : " ") + cell + " |";
-  std::printf("%s\n", line.c_str());
-  std::fflush(stdout);
+  print_line(line);
 }
+
+void print(const pacer::JsonLine& line) { print_line(line.str()); }
 
 std::string format(const char* pattern, ...) {
   char text[256];

@@ -1,8 +1,11 @@
-// Tables of text: with aligned columns, and in Markdown as the pages of docs/measurements have them.
+// What subcommands print: tables of text, with aligned columns and in Markdown as the pages of
+// docs/measurements have them, and lines of JSON.
 #pragma once
 
 #include <string>
 #include <vector>
+
+#include <pacer/files/json_lines.h>
 
 namespace bench {
 
@@ -19,6 +22,9 @@ std::string format(const char* pattern, ...) __attribute__((format(printf, 1, 2)
 
 // Four significant digits, for times in milliseconds: "0.8223", "15.38", "921.4".
 std::string milliseconds_text(double milliseconds);
+
+// Prints a line of JSON at once.
+void print(const pacer::JsonLine& line);
 
 // For JSON: 12.35 for rounded(12.3456, 2).
 double rounded(double value, int digits);

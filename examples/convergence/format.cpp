@@ -5,6 +5,10 @@
 
 namespace convergence {
 
+std::string count_of(int64_t count, const std::string& what, const std::string& ending) {
+  return std::to_string(count) + " " + what + (count == 1 ? "" : ending);
+}
+
 std::string signed_fixed(double value, int decimals) {
   std::string text = fixed_text(std::fabs(value), decimals);
   if (text.find_first_of("123456789") == std::string::npos && std::isfinite(value)) return text;

@@ -2,6 +2,7 @@
 // lines and the report.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include <pacer/files/number_text.h>
@@ -13,6 +14,7 @@ using pacer::fixed_text;
 using pacer::short_count;
 using pacer::with_thousands;
 
+std::string count_of(int64_t count, const std::string& what, const std::string& ending = "s");  // "2 arms"
 std::string signed_fixed(double value, int decimals);  // "+0.012", "-0.003", and "0.000" without a sign
 std::string significant(double value, int digits);     // in fixed notation with that many digits: "0.0021"
 

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <system_error>
 #include <thread>
 
@@ -14,36 +13,23 @@
 
 #include <pacer/core/error.h>
 
+#include "format.h"
 #include "support/processes.h"
+#include "support/value_in_file.h"
 
 namespace convergence {
 namespace {
 
-std::string count_of(int64_t count, const std::string& what, const std::string& ending) {
-  return std::to_string(count) + " " + what + (count == 1 ? "" : ending);
-}
-
-// The rest of the first line of `path` that begins with `key`, behind its colon; empty where there is none.
-std::string value_in(const std::filesystem::path& path, const std::string& key) {
-  std::ifstream file(path);
-  for (std::string line; std::getline(file, line);) {
-    if (line.compare(0, key.size(), key) != 0) continue;
-    const size_t begin = line.find_first_not_of(": \t", key.size());
-    return begin == std::string::npos ? std::string() : line.substr(begin);
-  }
-  return {};
-}
-
 // Names are read from /proc, so that neither LibTorch nor the CUDA runtime is asked for them.
 std::string processor_name() {
-  const std::string name = value_in("/proc/cpuinfo", "model name");
+  const std::string name = examples::value_in_file("/proc/cpuinfo", "model name");
   return name.empty() ? "CPU" : name;
 }
 
 std::string graphics_name() {
   std::error_code error;
   for (const auto& device : std::filesystem::directory_iterator("/proc/driver/nvidia/gpus", error)) {
-    std::string name = value_in(device.path() / "information", "Model");
+    std::string name = examples::value_in_file(device.path() / "information", "Model");
     if (!name.empty()) return name;
   }
   return "CUDA device";
@@ -91,7 +77,7 @@ Machine prepare_machine(const Settings& settings) {
     const int threads = at::get_num_threads();
     machine.description = processor_name() + ", " +
                           (processes > 1 ? count_of(processes, "process", "es") + " of " : std::string()) +
-                          count_of(threads, "thread", "s");
+                          count_of(threads, "thread");
   } else {
     machine.description =
         (processes > 1 ? std::to_string(processes) + " x " : std::string()) + graphics_name();

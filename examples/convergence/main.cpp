@@ -1,9 +1,6 @@
 // convergence: trains a small byte-level GPT once per arm and seed and compares the arms. Only the exit codes
 // and the start of several processes are here: 0 for success, 1 for a failure while running, 2 for input that
 // cannot work, 3 where other ranks went away.
-#include <vector>
-
-#include "arms/arms.h"
 #include "machine.h"
 #include "options.h"
 #include "study.h"
@@ -12,9 +9,7 @@
 
 int main(int argument_count, char** arguments) {
   return examples::run_guarded("convergence", [&] {
-    std::vector<convergence::ArmHelp> arms;
-    for (const auto& arm : convergence::arms()) arms.push_back({arm.name, arm.help, arm.only_by_name});
-    auto settings = convergence::read_settings(argument_count, arguments, arms);
+    auto settings = convergence::read_settings(argument_count, arguments);
     if (!settings) return 0;
     settings->processes = convergence::choose_processes(*settings);
     convergence::check_settings(*settings);

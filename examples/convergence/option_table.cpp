@@ -109,7 +109,7 @@ Value* choice(std::string* setting, const std::vector<std::string>& choices) {
   });
 }
 
-Value* arms(std::vector<std::string>* setting, const std::vector<std::string>& known) {
+Value* named_arms(std::vector<std::string>* setting, const std::vector<std::string>& known) {
   return value("NAME,NAME", joined(*setting), [=](Text text) {
     std::vector<std::string> names;
     for (const std::string& arm : split(text)) {
@@ -165,7 +165,7 @@ std::vector<OptionGroup> option_groups(Settings* s, const std::vector<std::strin
             "a short run on real text: the preset with a smaller budget"},
            {"fine-tune", on(s->fine_tune, [=](bool fine_tune) { start(s->preset, s->quick, fine_tune); }),
             "first train a base as fused-adamw is trained, then let the arms go on from it on a second text"},
-           {"arms", arms(&s->arms, arm_names),
+           {"arms", named_arms(&s->arms, arm_names),
             "the arms to train, the first is the one others are compared with; --list names all of them, and "
             "those that are trained where none is named"},
            {"seeds", seeds(&s->seeds),

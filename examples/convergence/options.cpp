@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 
+#include "arms/arms.h"
 #include "option_table.h"
 #include "support/command_line.h"
 
@@ -54,18 +55,18 @@ po::options_description description(const std::vector<OptionGroup>& groups, bool
 }
 
 // Those of the preset, or those that are compared where the preset has no list of its own.
-void choose_arms(const std::vector<ArmHelp>& arms, Settings* settings) {
+void choose_arms(Settings* settings) {
   if (!settings->arms.empty()) return;
-  for (const auto& arm : arms) {
+  for (const Arm& arm : arms()) {
     if (!arm.only_by_name) settings->arms.push_back(arm.name);
   }
 }
 
-std::string list_of(const std::vector<ArmHelp>& arms) {
+std::string list_of_arms() {
   std::string text = "Arms:\n", trained;
-  for (const auto& arm : arms) text += "  " + arm.name + ": " + arm.help + "\n";
+  for (const Arm& arm : arms()) text += "  " + arm.name + ": " + arm.help + "\n";
   const auto add = [&](const std::string& what, Settings settings) {
-    choose_arms(arms, &settings);
+    choose_arms(&settings);
     std::string names;
     for (const auto& name : settings.arms) names += (names.empty() ? "" : ",") + name;
     trained += "  " + what + ": " + names + "\n";
@@ -82,16 +83,15 @@ std::string list_of(const std::vector<ArmHelp>& arms) {
 
 }  // namespace
 
-std::optional<Settings> read_settings(int argument_count, char** arguments,
-                                      const std::vector<ArmHelp>& arms) {
+std::optional<Settings> read_settings(int argument_count, char** arguments) {
   std::vector<std::string> arm_names;
-  for (const auto& arm : arms) arm_names.push_back(arm.name);
+  for (const Arm& arm : arms()) arm_names.push_back(arm.name);
   Settings settings = preset_settings("tiny", /*quick=*/false, /*fine_tune=*/false);
   const auto groups = option_groups(&settings, arm_names);
   const auto short_help = description(groups, /*in_short_help=*/true);
-  const std::string list = list_of(arms);
+  const std::string list = list_of_arms();
   const auto complete = [&] {
-    choose_arms(arms, &settings);
+    choose_arms(&settings);
     check_settings(settings);
   };
 

@@ -4,23 +4,15 @@
 
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "settings.h"
 
 namespace convergence {
 
-// An arm as --list shows it and as --arms accepts it.
-struct ArmHelp {
-  std::string name;
-  std::string help;
-  bool only_by_name = false;  // not among those that are trained where none is named
-};
-
 // The settings for this run, or nothing where help, a list or the settings were asked for and printed.
 // Everything that cannot be understood throws pacer::InvalidArgument with one sentence that names the option,
 // its value and where it came from.
-std::optional<Settings> read_settings(int argument_count, char** arguments, const std::vector<ArmHelp>& arms);
+std::optional<Settings> read_settings(int argument_count, char** arguments);
 
 // The settings as an INI file that --config reads back.
 std::string settings_as_ini(const Settings& settings);

@@ -92,10 +92,6 @@ fs::path make_folder(const fs::path& folder) {
 
 std::string version_line() { return "LibTorch " TORCH_VERSION ", compiler " __VERSION__; }
 
-std::string count_of(size_t count, const std::string& what) {
-  return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
-}
-
 std::string today() {
   const std::time_t now = std::time(nullptr);
   std::tm parts{};
@@ -226,8 +222,9 @@ void run_study(const Settings& settings) {
   }
   const fs::path output = make_folder(settings.output);
   StudyReport report;
-  report.headline = count_of(settings.arms.size(), "arm") + ", " + count_of(settings.seeds.size(), "seed") +
-                    ", " + short_count(static_cast<double>(plans.back().settings.tokens)) + " tokens per run";
+  report.headline = count_of(static_cast<int64_t>(settings.arms.size()), "arm") + ", " +
+                    count_of(int64_t(settings.seeds.size()), "seed") + ", " +
+                    short_count(static_cast<double>(plans.back().settings.tokens)) + " tokens per run";
   report.facts = {{"Text", plans.back().corpus.description},
                   {"Model", "byte-level GPT, " + std::to_string(settings.layers) + " layers of width " +
                                 std::to_string(settings.width) + ", " +
@@ -255,13 +252,9 @@ void run_study(const Settings& settings) {
     examples::write_whole_file(output / "report.html", report_as_html(report));
   }
   const auto summaries = summarize(report.runs);
-  const Table traffic = traffic_table(summaries), fine_tuning = fine_tuning_table(summaries, report.bases);
-  const std::string table = "\n" + as_text(summary_table(summaries)) + "\n" +
-                            (traffic.rows.empty() ? "" : as_text(traffic) + "\n") +
-                            (fine_tuning.rows.empty() ? "" : as_text(fine_tuning) + "\n") +
-                            table_note(summaries) + fine_tuning_note(report.bases) + "\n\n" +
-                            what_to_look_at(settings.arms, settings.processes);
-  std::fputs(table.c_str(), stdout);
+  for (const Table& table : tables_of(summaries, report.bases)) std::printf("\n%s", as_text(table).c_str());
+  std::printf("\n%s\n\n%s", (table_note(summaries) + fine_tuning_note(report.bases)).c_str(),
+              what_to_look_at(settings.arms, settings.processes).c_str());
   std::printf("\nCurves: %s\n", (output / "report.html").c_str());
 }
 

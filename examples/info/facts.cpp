@@ -2,7 +2,6 @@
 
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <sstream>
 #include <thread>
 
@@ -16,21 +15,14 @@
 #include <pacer/core/error.h>
 
 #include "gpu.h"
+#include "support/value_in_file.h"
 
 namespace info {
 namespace {
 
 namespace fs = std::filesystem;
 
-// The value behind the colon of the first line of /proc/cpuinfo that begins with `key`.
-std::string cpu_info(const std::string& key) {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);) {
-    const size_t colon = line.find(": ");
-    if (line.rfind(key, 0) == 0 && colon != std::string::npos) return line.substr(colon + 2);
-  }
-  return {};
-}
+std::string cpu_info(const std::string& key) { return examples::value_in_file("/proc/cpuinfo", key); }
 
 std::string vector_extensions() {
   std::istringstream flags(cpu_info("flags") + " " + cpu_info("Features"));

@@ -104,4 +104,15 @@ Value choice_of(const OptionValues& given, const std::string& name,
   return choice_named(given[name].as<std::string>(), name, choices);
 }
 
+// Returns what the items of a list that commas separate stand for.
+template <class Value>
+std::vector<Value> choices_of(const OptionValues& given, const std::string& name,
+                              const std::vector<std::pair<std::string, Value>>& choices) {
+  std::vector<Value> values;
+  for (const std::string& item : split(given[name].as<std::string>())) {
+    values.push_back(choice_named(item, name, choices));
+  }
+  return values;
+}
+
 }  // namespace examples

@@ -21,6 +21,7 @@ pacer::modules::Linear matrix(int64_t in, int64_t out) {
 
 // Turns the first half of each head against the second by the angles of its position.
 torch::Tensor rotate(const torch::Tensor& x, const torch::Tensor& cosines, const torch::Tensor& sines) {
+  if (!cosines.defined()) return x;
   const auto halves = x.chunk(2, -1);
   return x * cosines + at::cat({-halves[1], halves[0]}, -1) * sines;
 }

@@ -37,7 +37,7 @@ TORCH_MODULE(RmsNorm);
 class LlamaAttentionImpl : public torch::nn::Module {
  public:
   explicit LlamaAttentionImpl(const LlamaConfig& config);
-  // x [batch, sequence, hidden]; cosines and sines [sequence, hidden / heads].
+  // x [batch, sequence, hidden]; cosines and sines [sequence, hidden / heads], or undefined: no positions.
   torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& cosines, const torch::Tensor& sines);
 
  private:

@@ -12,7 +12,7 @@ namespace convergence {
 namespace {
 
 void refresh_variance(const OptimizerRecipe& recipe, pacer::OneBitAdamOptions& options) {
-  options.refresh_variance_every(recipe.refresh_every);
+  options.refresh_variance_every(recipe.settings.onebit_refresh);
 }
 
 void share_one_scale(const OptimizerRecipe& /*recipe*/, pacer::OneBitAdamOptions& options) {
@@ -29,7 +29,7 @@ void compress_nothing(const OptimizerRecipe& /*recipe*/, pacer::OneBitAdamOption
 
 // At half of --onebit-freeze, while the curriculum still moves: later positions have no variance yet.
 void freeze_early(const OptimizerRecipe& recipe, pacer::OneBitAdamOptions& options) {
-  options.freeze_step(std::max<int64_t>(1, recipe.freeze_step / 2)).allow_early_freeze(true);
+  options.freeze_step(std::max<int64_t>(1, recipe.settings.freeze_step() / 2)).allow_early_freeze(true);
 }
 
 void freeze_early_and_refresh(const OptimizerRecipe& recipe, pacer::OneBitAdamOptions& options) {

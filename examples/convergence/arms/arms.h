@@ -21,15 +21,7 @@ namespace convergence {
 struct OptimizerRecipe {
   std::vector<torch::Tensor> decayed;    // matrices
   std::vector<torch::Tensor> undecayed;  // biases and gains
-  double learning_rate;
-  double weight_decay;
-  int64_t freeze_step;    // of 1-bit Adam
-  int64_t planned_steps;  // of the run, sequences at full length
-  int64_t refresh_every;  // of its arms that refresh the variance
-  double variance_floor;
-  int64_t bucket_bytes;  // of momentum that travels at once; 0: all
-  double lamb_max_coeff;
-  double lamb_max_factor;
+  const Settings& settings;
   torch::Tensor positions;  // learned; among the decayed
   std::shared_ptr<pacer::Communicator> world;
 };

@@ -23,38 +23,43 @@ constexpr double kLambRate = 4.0;  // in units of the learning rate of the other
 
 constexpr double kLoraRate = 4.0;  // in the same units
 
-// For every optimizer with the options of AdamW: one group with decay, one without.
-template <class Optimizer, class Options>
-std::unique_ptr<torch::optim::Optimizer> make_adamw(const OptimizerRecipe& recipe) {
-  const auto options = Options(recipe.learning_rate).betas({kBeta1, kBeta2}).eps(kEpsilon);
-  std::vector<torch::optim::OptimizerParamGroup> groups;
-  groups.emplace_back(recipe.decayed,
-                      std::make_unique<Options>(Options(options).weight_decay(recipe.weight_decay)));
-  groups.emplace_back(recipe.undecayed, std::make_unique<Options>(Options(options).weight_decay(0.0)));
-  return std::make_unique<Optimizer>(groups, options);
+using ParamGroups = std::vector<torch::optim::OptimizerParamGroup>;
+
+// One group with decay, one without.
+template <class Options>
+ParamGroups groups_of(const OptimizerRecipe& recipe, Options options) {
+  ParamGroups groups;
+  options.weight_decay(recipe.settings.weight_decay);
+  groups.emplace_back(recipe.decayed, std::make_unique<Options>(options));
+  options.weight_decay(0.0);
+  groups.emplace_back(recipe.undecayed, std::make_unique<Options>(options));
+  return groups;
 }
 
 // The same recipe; biases and gains also have no trust ratio.
 template <class Options>
-std::vector<torch::optim::OptimizerParamGroup> lamb_groups(const OptimizerRecipe& recipe,
-                                                           const Options& options) {
-  std::vector<torch::optim::OptimizerParamGroup> groups;
-  groups.emplace_back(recipe.decayed,
-                      std::make_unique<Options>(Options(options).weight_decay(recipe.weight_decay)));
-  groups.emplace_back(recipe.undecayed,
-                      std::make_unique<Options>(Options(options).weight_decay(0.0).adapt(false)));
+ParamGroups lamb_groups(const OptimizerRecipe& recipe, const Options& options) {
+  ParamGroups groups = groups_of(recipe, options);
+  static_cast<Options&>(groups.back().options()).adapt(false);
   return groups;
 }
 
+// For every optimizer with the options of AdamW.
+template <class Optimizer, class Options>
+std::unique_ptr<torch::optim::Optimizer> make_adamw(const OptimizerRecipe& recipe) {
+  const auto options = Options(recipe.settings.learning_rate).betas({kBeta1, kBeta2}).eps(kEpsilon);
+  return std::make_unique<Optimizer>(groups_of(recipe, options), options);
+}
+
 std::unique_ptr<torch::optim::Optimizer> make_lamb(const OptimizerRecipe& recipe) {
-  auto options = pacer::FusedLambOptions(kLambRate * recipe.learning_rate).betas({kBeta1, kBeta2});
-  options.max_coeff(recipe.lamb_max_coeff);
+  auto options = pacer::FusedLambOptions(kLambRate * recipe.settings.learning_rate).betas({kBeta1, kBeta2});
+  options.max_coeff(recipe.settings.lamb_max_coeff);
   return std::make_unique<pacer::FusedLamb>(lamb_groups(recipe, options), options);
 }
 
 // Adapters do not decay: that would pull towards the base.
 std::unique_ptr<torch::optim::Optimizer> make_lora(const OptimizerRecipe& recipe) {
-  const auto options = pacer::FusedAdamWOptions(kLoraRate * recipe.learning_rate)
+  const auto options = pacer::FusedAdamWOptions(kLoraRate * recipe.settings.learning_rate)
                            .betas({kBeta1, kBeta2})
                            .eps(kEpsilon)
                            .weight_decay(0.0);
@@ -63,34 +68,33 @@ std::unique_ptr<torch::optim::Optimizer> make_lora(const OptimizerRecipe& recipe
 
 template <class Options>
 void cut_into_buckets(const OptimizerRecipe& recipe, Options& options) {
-  if (recipe.bucket_bytes > 0) options.bucket_bytes(recipe.bucket_bytes);
+  if (recipe.settings.onebit_bucket > 0) options.bucket_bytes(recipe.settings.onebit_bucket);
 }
 
 template <class Options>
 void freeze_within(const OptimizerRecipe& recipe, Options& options) {
   constexpr int64_t kFewestSteps = 4;
-  options.freeze_step(std::nullopt).freeze_automatically(std::max(kFewestSteps, recipe.planned_steps));
+  options.freeze_step(std::nullopt).freeze_automatically(std::max(kFewestSteps, recipe.settings.steps()));
 }
 
 template <class Optimizer>
 OptimizerMaker make_onebit_adam(const OneBitChange& change, Positions positions) {
   return [change, positions](const OptimizerRecipe& recipe) {
     using Options = pacer::OneBitAdamOptions;
-    auto options = Options(recipe.learning_rate).betas({kBeta1, kBeta2}).eps(kEpsilon);
-    options.freeze_step(recipe.freeze_step).variance_floor(recipe.variance_floor);
-    options.compress_alone(true).weight_decay(recipe.weight_decay);
+    const Settings& settings = recipe.settings;
+    auto options = Options(settings.learning_rate).betas({kBeta1, kBeta2}).eps(kEpsilon);
+    options.freeze_step(settings.freeze_step()).variance_floor(settings.onebit_floor);
+    options.compress_alone(true).weight_decay(settings.weight_decay);
     cut_into_buckets(recipe, options);
     if (change) change(recipe, options);
-    std::vector<torch::optim::OptimizerParamGroup> groups;
-    groups.emplace_back(recipe.decayed, std::make_unique<Options>(options));
+    ParamGroups groups = groups_of(recipe, options);
     if (positions == Positions::full_precision) {
       auto& others = groups.front().params();
       const auto is_position = [&](const torch::Tensor& tensor) { return tensor.is_same(recipe.positions); };
       others.erase(std::remove_if(others.begin(), others.end(), is_position), others.end());
-      groups.emplace_back(std::vector<torch::Tensor>{recipe.positions},
-                          std::make_unique<Options>(Options(options).compress(false)));
+      groups.emplace(groups.begin() + 1, std::vector<torch::Tensor>{recipe.positions},
+                     std::make_unique<Options>(Options(options).compress(false)));
     }
-    groups.emplace_back(recipe.undecayed, std::make_unique<Options>(Options(options).weight_decay(0.0)));
     return std::make_unique<Optimizer>(groups, options, recipe.world);
   };
 }
@@ -116,12 +120,13 @@ OptimizerMaker probing_onebit_adam() {
 // Its bias correction is off by default; here its warm-up is that of lamb().
 OptimizerMaker onebit_lamb(Freeze freeze, Workers workers) {
   return [freeze, workers](const OptimizerRecipe& recipe) {
-    pacer::OneBitLambOptions options(kLambRate * recipe.learning_rate);
+    const Settings& settings = recipe.settings;
+    pacer::OneBitLambOptions options(kLambRate * recipe.settings.learning_rate);
     options.betas({kBeta1, kBeta2})
         .bias_correction(true)
-        .max_coeff(recipe.lamb_max_coeff)
-        .variance_floor(recipe.variance_floor);
-    options.freeze_step(recipe.freeze_step).compress_alone(true).factor_max(recipe.lamb_max_factor);
+        .max_coeff(recipe.settings.lamb_max_coeff)
+        .variance_floor(settings.onebit_floor);
+    options.freeze_step(settings.freeze_step()).compress_alone(true).factor_max(settings.lamb_max_factor);
     options.hierarchical(workers == Workers::nodes);
     cut_into_buckets(recipe, options);
     if (freeze == Freeze::automatically) freeze_within(recipe, options);

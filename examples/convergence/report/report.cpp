@@ -223,11 +223,9 @@ std::string report_as_html(const StudyReport& report) {
       escape(report.date) + "</title>\n<style>" + std::string(kReportStyle) +
       "</style>\n</head>\n<body>\n<h1>pacer: convergence study</h1>\n<p class=\"lede\">" +
       escape(report.headline) + ", " + escape(report.date) + "</p>\n";
-  html += "<div class=\"panel\">\n" + html_table(summary_table(summaries)) + "</div>\n";
-  const Table traffic = traffic_table(summaries);
-  if (!traffic.rows.empty()) html += "<div class=\"panel\">\n" + html_table(traffic) + "</div>\n";
-  const Table fine_tuning = fine_tuning_table(summaries, report.bases);
-  if (!fine_tuning.rows.empty()) html += "<div class=\"panel\">\n" + html_table(fine_tuning) + "</div>\n";
+  for (const Table& table : tables_of(summaries, report.bases)) {
+    html += "<div class=\"panel\">\n" + html_table(table) + "</div>\n";
+  }
   html += "<p class=\"note\">" + escape(table_note(summaries) + fine_tuning_note(report.bases)) +
           " Training curves, kept layers and gradient norms are smoothed.</p>\n";
   html += hint_list(report);

@@ -25,11 +25,13 @@ bool several_processes(const std::vector<ArmSummary>& summaries) {
                      [](const ArmSummary& summary) { return summary.processes > 1; });
 }
 
-}  // namespace
+// The loss at the end of training.
+std::string final_loss(const ArmSummary& summary) {
+  return with_error(fixed_text(summary.validation_loss.mean, 4), summary.validation_loss);
+}
 
 Table summary_table(const std::vector<ArmSummary>& summaries) {
   Table table;
-  if (summaries.empty()) return table;
   const bool compared = summaries.size() > 1;
   table.header = {"arm", "validation\nloss"};
   if (compared) table.header.push_back("difference");
@@ -39,8 +41,7 @@ Table summary_table(const std::vector<ArmSummary>& summaries) {
                        "ms/step", "tokens/s", "memory"});
   for (const ArmSummary& summary : summaries) {
     const Estimate& difference = summary.difference;
-    std::vector<std::string> row = {
-        summary.arm, with_error(fixed_text(summary.validation_loss.mean, 4), summary.validation_loss)};
+    std::vector<std::string> row = {summary.arm, final_loss(summary)};
     if (compared) {
       row.push_back(difference.count > 0 ? with_error(signed_fixed(difference.mean, 4), difference) : "");
     }
@@ -57,40 +58,45 @@ Table summary_table(const std::vector<ArmSummary>& summaries) {
 
 Table traffic_table(const std::vector<ArmSummary>& summaries) {
   Table table;
-  if (!several_processes(summaries)) return table;
   table.header = {"arm",           "validation\nloss", "time",           "froze after",
                   "sent per rank", "fp32\nring/sent",  "bf16\nring/sent"};
   for (const ArmSummary& summary : summaries) {
     const double reduction = summary.bytes_sent > 0.0 ? summary.ring_bytes / summary.bytes_sent : 0.0;
     const auto shown = [](double value) { return value > 0.0 ? fixed_text(value, 2) : "-"; };
-    table.rows.push_back({summary.arm,
-                          with_error(fixed_text(summary.validation_loss.mean, 4), summary.validation_loss),
-                          duration_text(summary.seconds),
+    table.rows.push_back({summary.arm, final_loss(summary), duration_text(summary.seconds),
                           summary.frozen_at > 0.0 ? "step " + fixed_text(summary.frozen_at, 0) : "-",
                           short_count(summary.bytes_sent) + "B", shown(reduction), shown(reduction / 2.0)});
   }
   return table;
 }
 
-Table fine_tuning_table(const std::vector<ArmSummary>& summaries, const std::vector<Run>& bases) {
+Table fine_tuning_table(const std::vector<ArmSummary>& summaries) {
   Table table;
-  if (bases.empty()) return table;
   table.header = {"arm", "trained parameters", "loss of the base", "after fine-tuning", "change"};
   for (const ArmSummary& summary : summaries) {
     table.rows.push_back({summary.arm, with_thousands(static_cast<int64_t>(summary.parameters)),
                           with_error(fixed_text(summary.first_loss.mean, 4), summary.first_loss),
-                          with_error(fixed_text(summary.validation_loss.mean, 4), summary.validation_loss),
+                          final_loss(summary),
                           with_error(signed_fixed(summary.change.mean, 4), summary.change)});
   }
   return table;
 }
 
+}  // namespace
+
+std::vector<Table> tables_of(const std::vector<ArmSummary>& summaries, const std::vector<Run>& bases) {
+  std::vector<Table> tables = {summary_table(summaries)};
+  if (several_processes(summaries)) tables.push_back(traffic_table(summaries));
+  if (!bases.empty()) tables.push_back(fine_tuning_table(summaries));
+  return tables;
+}
+
 std::string fine_tuning_note(const std::vector<Run>& bases) {
   if (bases.empty()) return {};
   const ArmSummary base = summarize(bases).front();
-  return "\nAll losses are those of the second text. The base has one of " +
-         with_error(fixed_text(base.validation_loss.mean, 4), base.validation_loss) + " on its own, after " +
-         short_count(base.tokens) + " tokens of it in " + duration_text(base.seconds) +
+  return "\nAll losses are those of the second text. The base has one of " + final_loss(base) +
+         " on its own, after " + short_count(base.tokens) + " tokens of it in " +
+         duration_text(base.seconds) +
          "; where its weights are in 4 bits,\nthe loss of the base is that of these.";
 }
 

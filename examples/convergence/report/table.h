@@ -13,13 +13,9 @@ struct Table {
   std::vector<std::vector<std::string>> rows;  // the first column is a name, the others are figures
 };
 
-Table summary_table(const std::vector<ArmSummary>& summaries);
-
-// What was sent, beside loss and time; empty where there was a single process.
-Table traffic_table(const std::vector<ArmSummary>& summaries);
-
-// Where fine-tuning began and how much of the model it trained; empty where the study has no bases.
-Table fine_tuning_table(const std::vector<ArmSummary>& summaries, const std::vector<Run>& bases);
+// The summary; what was sent, beside loss and time, where there were several processes; and where fine-tuning
+// began and how much of the model it trained, where the study has bases.
+std::vector<Table> tables_of(const std::vector<ArmSummary>& summaries, const std::vector<Run>& bases);
 
 // What the bases had learned before; empty where there are none.
 std::string fine_tuning_note(const std::vector<Run>& bases);

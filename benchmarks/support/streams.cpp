@@ -1,12 +1,13 @@
 #include "streams.h"
 
+#include <cstring>
 #include <mutex>
 
 #include <pacer/kernels/cpu/target.h>
 
-#include "support/threads.h"
+#include "threads.h"
 
-namespace bench::cpu {
+namespace bench {
 namespace {
 
 PACER_TARGET_CLONES float sum_of(const float* values, int64_t count) {
@@ -38,6 +39,8 @@ PACER_TARGET_CLONES void add_both(float* to, const float* first, const float* se
 
 const char* name_of(Mix mix) {
   switch (mix) {
+    case Mix::copy:
+      return "memcpy";
     case Mix::read:
       return "read";
     case Mix::update:
@@ -50,19 +53,23 @@ const char* name_of(Mix mix) {
   return "add two others";
 }
 
-Streams::Streams() : to_(new float[kCount]), first_(new float[kCount]), second_(new float[kCount]) {
+Streams::Streams(int64_t count)
+    : count_(count), to_(new float[count]), first_(new float[count]), second_(new float[count]) {
   for (float* values : {to_.get(), first_.get(), second_.get()}) {
-    for (int64_t i = 0; i < kCount; ++i) values[i] = 1.0f + static_cast<float>(i % 1021);
+    for (int64_t i = 0; i < count; ++i) values[i] = 1.0f + static_cast<float>(i % 1021);
   }
 }
 
 void Streams::run(Mix mix, int threads) {
   std::mutex mutex;
-  run_parts(threads, kCount, [&](int64_t begin, int64_t end) {
+  run_parts(threads, count_, [&](int64_t begin, int64_t end) {
     float* to = to_.get() + begin;
     const float *first = first_.get() + begin, *second = second_.get() + begin;
     const int64_t count = end - begin;
     switch (mix) {
+      case Mix::copy:
+        std::memcpy(to, first, static_cast<size_t>(count) * sizeof(float));
+        return;
       case Mix::read: {
         const float sum = sum_of(first, count);
         const std::lock_guard<std::mutex> lock(mutex);
@@ -79,9 +86,9 @@ void Streams::run(Mix mix, int threads) {
   });
 }
 
-double Streams::bytes(Mix mix) {
-  const int streams = mix == Mix::read ? 1 : mix == Mix::update ? 2 : mix == Mix::update_from1 ? 3 : 4;
-  return static_cast<double>(streams) * sizeof(float) * static_cast<double>(kCount);
+double Streams::bytes(Mix mix) const {
+  const int streams = mix == Mix::read ? 1 : mix == Mix::update_from1 ? 3 : mix == Mix::update_from2 ? 4 : 2;
+  return static_cast<double>(streams) * sizeof(float) * static_cast<double>(count_);
 }
 
-}  // namespace bench::cpu
+}  // namespace bench
