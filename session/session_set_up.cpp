@@ -64,6 +64,19 @@ Session::~Session() {
   }
 }
 
+void Session::finish() {
+  if (finished_) return;
+  require(!in_backward_, "Session::finish after backward without step; call step() after every backward()");
+  if (forward_scope_) forward_scope_->end();
+  in_forward_ = false;
+  if (parts_.progress.micro_step > 0) {
+    gradients_->check(parts_);
+    take_step();
+  }
+  for (const auto& hook : parts_.hooks_) hook->finish(parts_.progress);
+  finished_ = true;
+}
+
 Session& Session::use(std::shared_ptr<Hook> hook) {
   require(hook != nullptr, "Session::use was given a null hook");
   require(hook->hook_name().find('/') == std::string::npos, "the hook ", hook->hook_name(),
