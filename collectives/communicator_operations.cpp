@@ -300,11 +300,6 @@ bool Work::is_done() const { return is_empty() || queued_->is_done(); }
 
 namespace pacer::detail {
 
-Work CommunicatorState::start(const char* operation, int64_t bytes, const CollectiveOptions& options,
-                              TransportCalls calls) {
-  return start_on(operations_, operation, bytes, options, std::move(calls));
-}
-
 Work CommunicatorState::start_gather(const at::Tensor& output, const at::Tensor& input,
                                      const CollectiveOptions& options) {
   const int64_t sent = static_cast<int64_t>(input.nbytes()) * (connection_.world_size - 1);

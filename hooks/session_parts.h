@@ -109,6 +109,7 @@ class SessionParts {
 
   // ---- what hooks ask for, in attach or arrange ----
   int64_t micro_steps = 1;                 // per optimizer step
+  bool accumulates_gradients = false;      // over micro-steps that the loop takes (GradientAccumulation)
   bool weight_by_tokens = false;           // micro-batches count by their tokens, not alike
   bool replay_optimizer = false;           // capture the optimizer's kernels in a CUDA graph
   bool gradients_are_shared_out = false;   // they leave the parameters for parts that ranks own (Shards)
