@@ -109,7 +109,6 @@ class SessionParts {
 
   // ---- what hooks ask for, in attach or arrange ----
   int64_t micro_steps = 1;                 // per optimizer step
-  bool accumulates_gradients = false;      // over micro-steps that the loop takes (GradientAccumulation)
   bool weight_by_tokens = false;           // micro-batches count by their tokens, not alike
   bool replay_optimizer = false;           // capture the optimizer's kernels in a CUDA graph
   bool gradients_are_shared_out = false;   // they leave the parameters for parts that ranks own (Shards)
@@ -122,6 +121,8 @@ class SessionParts {
   // A parameter that no backward of a window has reached sits the step out; otherwise it is an error, where
   // the Session was given a Communicator (DataParallel, Shards, Pipeline).
   bool unused_is_zero = false;
+  // The loop takes several micro-steps for each step of the optimizer (GradientAccumulation).
+  bool accumulates_gradients = false;
   // A Pipeline sets these three: the ranks that have the same stage, the tensors of the model that other
   // ranks have, and those that other ranks update, tied ones among them, by TensorImpl.
   std::shared_ptr<Communicator> replicas;
