@@ -71,12 +71,15 @@ std::vector<RankStatus> StatusExchange::wait() {
   return all;
 }
 
-void require_agreement(Communicator& world, int64_t step, const std::vector<Fact>& facts) {
-  if (world.world_size() == 1) return;
+namespace {
+
+// `sum`: a checksum of what ranks compare. `make_facts` says what that is.
+void require_same(Communicator& world, int64_t step, const std::string& sum,
+                  const std::function<std::vector<Fact>()>& make_facts) {
   RankStatus own;
   own.intent = Intent::agree;
   own.step = step;
-  checksum_of(joined(facts)).copy(own.fingerprint, sizeof(own.fingerprint));
+  sum.copy(own.fingerprint, sizeof(own.fingerprint));
   const std::vector<RankStatus> all = StatusExchange(world, own).wait();
   const auto same = [&](const RankStatus& status) {
     return std::memcmp(status.fingerprint, all[0].fingerprint, sizeof(status.fingerprint)) == 0;
@@ -84,6 +87,7 @@ void require_agreement(Communicator& world, int64_t step, const std::vector<Fact
   if (std::all_of(all.begin(), all.end(), same)) return;
 
   // Something differs, and every rank knows that; now they find out what.
+  const std::vector<Fact> facts = make_facts();
   std::string sums;
   for (const Fact& fact : facts) sums += checksum_of(joined({fact}));
   const std::vector<std::string> all_sums = world.exchange(sums);
@@ -117,6 +121,20 @@ void require_agreement(Communicator& world, int64_t step, const std::vector<Fact
                                world.rank_in_world(rank), " has \"", texts[static_cast<size_t>(rank)],
                                "\"; build the same model, optimizer and hooks on every rank"),
            step, rank);
+}
+
+}  // namespace
+
+void require_agreement(Communicator& world, int64_t step, const std::vector<Fact>& facts) {
+  if (world.world_size() == 1) return;
+  require_same(world, step, checksum_of(joined(facts)), [&] { return facts; });
+}
+
+void require_agreement(Communicator& world, int64_t step, const std::vector<int64_t>& numbers,
+                       const std::function<std::vector<Fact>()>& facts) {
+  if (world.world_size() == 1) return;
+  const auto* bytes = reinterpret_cast<const char*>(numbers.data());
+  require_same(world, step, checksum_of({bytes, numbers.size() * sizeof(int64_t)}), facts);
 }
 
 }  // namespace pacer

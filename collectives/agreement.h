@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,9 @@ struct Fact {
 // Throws CommunicationError on every rank where any fact differs. `step`: of training. Costs one message of
 // fixed size while all agree.
 void require_agreement(Communicator& world, int64_t step, const std::vector<Fact>& facts);
+// The same for facts that follow from `numbers`: they are made only where ranks have different ones.
+void require_agreement(Communicator& world, int64_t step, const std::vector<int64_t>& numbers,
+                       const std::function<std::vector<Fact>()>& facts);
 
 // What a rank is about to do with the others.
 enum class Intent : int64_t { agree = 1, step, last_step, finish, save, load, micro_step };

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <ATen/Context.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/version.h>
 
@@ -157,6 +158,20 @@ std::shared_ptr<Communicator> Communicator::node() {
 
 std::shared_ptr<Communicator> Communicator::between_nodes() {
   return state_->kept("between nodes", rank() % node_size(*this, "between_nodes()"));
+}
+
+void Communicator::barrier(const CollectiveOptions& options) {
+  const at::Tensor own = at::empty({1}, at::kByte), all = at::empty({world_size()}, at::kByte);
+  own.zero_();
+  all_gather_host(all, own, options).wait();
+}
+
+Work Communicator::send(const at::Tensor& tensor, int to, const CollectiveOptions& options) {
+  return send_receive({Message::send(tensor, to)}, options);
+}
+
+Work Communicator::receive(const at::Tensor& tensor, int from, const CollectiveOptions& options) {
+  return send_receive({Message::receive(tensor, from)}, options);
 }
 
 void Communicator::leave(const std::string& reason) noexcept { state_->world()->leave(reason); }

@@ -1,4 +1,4 @@
-// What each operation asks of its tensors, what it counts, and what it starts.
+// What each operation asks of its tensors, what it counts, what it starts, and what its Work waits for.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -259,20 +259,6 @@ Work Communicator::broadcast(const at::Tensor& tensor, int root, const Collectiv
                        }));
 }
 
-void Communicator::barrier(const CollectiveOptions& options) {
-  const at::Tensor own = at::empty({1}, at::kByte), all = at::empty({world_size()}, at::kByte);
-  own.zero_();
-  all_gather_host(all, own, options).wait();
-}
-
-Work Communicator::send(const at::Tensor& tensor, int to, const CollectiveOptions& options) {
-  return send_receive({Message::send(tensor, to)}, options);
-}
-
-Work Communicator::receive(const at::Tensor& tensor, int from, const CollectiveOptions& options) {
-  return send_receive({Message::receive(tensor, from)}, options);
-}
-
 Work Communicator::send_receive(const std::vector<Message>& messages, const CollectiveOptions& options) {
   std::vector<Message> real;
   int64_t bytes = 0;
@@ -299,4 +285,40 @@ std::vector<std::string> Communicator::exchange(const std::string& text, const C
   });
 }
 
+void Work::wait() {
+  if (is_empty()) return;
+  try {
+    queued_->wait();
+  } catch (const std::exception& error) {
+    state_->fail(operation_, sequence_, error.what());
+  }
+}
+
+bool Work::is_done() const { return is_empty() || queued_->is_done(); }
+
 }  // namespace pacer
+
+namespace pacer::detail {
+
+Work CommunicatorState::start_gather(const at::Tensor& output, const at::Tensor& input,
+                                     const CollectiveOptions& options) {
+  const int64_t sent = static_cast<int64_t>(input.nbytes()) * (connection_.world_size - 1);
+  return start_on(messages_, "agreement", sent, options, gather_calls(connection_, output, input));
+}
+
+Work CommunicatorState::start_on(OperationQueue& queue, const char* operation, int64_t bytes,
+                                 const CollectiveOptions& options, TransportCalls calls) {
+  world_->count(counted_as_, operation, bytes);
+  int64_t sequence = 0;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    sequence = ++sequence_;
+  }
+  try {
+    return {shared_from_this(), operation, sequence, queue.start(std::move(calls), timeout_of(options))};
+  } catch (const std::exception& error) {
+    fail(operation, sequence, error.what());
+  }
+}
+
+}  // namespace pacer::detail

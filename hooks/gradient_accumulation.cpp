@@ -33,6 +33,7 @@ GradientAccumulation&& GradientAccumulation::accumulate_in_fp32(bool on) && {
 
 void GradientAccumulation::attach(SessionParts& parts) {
   parts.micro_steps = micro_steps_;
+  parts.accumulates_gradients = true;
   parts.weight_by_tokens = weight_by_tokens_;
   parts.accumulate_in_fp32 = accumulate_in_fp32_;
   parts_ = &parts;

@@ -121,6 +121,8 @@ class SessionParts {
   // A parameter that no backward of a window has reached sits the step out; otherwise it is an error, where
   // the Session was given a Communicator (DataParallel, Shards, Pipeline).
   bool unused_is_zero = false;
+  // The loop takes several micro-steps for each step of the optimizer (GradientAccumulation).
+  bool accumulates_gradients = false;
   // A Pipeline sets these three: the ranks that have the same stage, the tensors of the model that other
   // ranks have, and those that other ranks update, tied ones among them, by TensorImpl.
   std::shared_ptr<Communicator> replicas;

@@ -23,26 +23,24 @@ std::string DataParallel::agreement() const {
                              ", unused parameters ", options_.unused_is_zero() ? "are zero" : "are an error");
 }
 
-void DataParallel::join() {
+double DataParallel::join() {
   BucketOptions options = options_.buckets();
   options.touch_remedy(detail::kTouchRemedy);
   bucketer_.reset();  // gives its memory back before the next one takes as much
   const auto named = detail::named_optimizer_parameters(parts());
+  SessionOptimizer* const optimizer = parts().session_optimizer();
   std::vector<at::Tensor> may_stay_local;
-  if (parts().session_optimizer()) may_stay_local = parts().session_optimizer()->local_parameters();
+  if (optimizer) may_stay_local = optimizer->local_parameters();
   bucketer_ = std::make_unique<GradientBucketer>(named, parts().shared_world(), options, may_stay_local);
-  look_early();
+  if (optimizer && parts().has_guard()) {
+    // A step begins with the norm of the gradients: each bucket's part of it is computed while later buckets are
+    // still on their way.
+    bucketer_->on_arrival(
+        [optimizer](const std::vector<at::Tensor>& parameters) { optimizer->look_early(parameters); });
+  }
   if (saved_order_.size() == detail::trained_parameters(parts()).size()) bucketer_->use_order(saved_order_);
   saved_order_.clear();
-}
-
-// Where a step begins with the norm of the gradients, each bucket's part of it is computed while later
-// buckets are still on their way.
-void DataParallel::look_early() {
-  SessionOptimizer* optimizer = parts().session_optimizer();
-  if (optimizer == nullptr || !parts().has_guard()) return;
-  bucketer_->on_arrival(
-      [optimizer](const std::vector<at::Tensor>& parameters) { optimizer->look_early(parameters); });
+  return bucketer_->scale();
 }
 
 void DataParallel::begin_pass(const Progress& progress, bool is_last) {

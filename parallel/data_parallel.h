@@ -25,7 +25,7 @@
 
 #include <pacer/collectives/gradient_bucketer.h>
 #include <pacer/core/option.h>
-#include <pacer/parallel/gradient_exchange.h>
+#include <pacer/parallel/parallel_training.h>
 
 namespace pacer {
 
@@ -53,11 +53,11 @@ struct DataParallelOptions {
 class DataParallel : public GradientExchange {
  public:
   explicit DataParallel(DataParallelOptions options = {})
-      : GradientExchange(options.initial_parameters(), options.sync_buffers()), options_(options) {}
+      : GradientExchange(options.initial_parameters(), options.sync_buffers(), options.unused_is_zero()),
+        options_(options) {}
 
   std::string hook_name() const override { return "data_parallel"; }
   std::string agreement() const override;
-  bool unused_is_zero() const override { return options_.unused_is_zero(); }
   // The order of the buckets, on which the order of sums may depend.
   void save(NamedTensors& state) const override;
   void load(const NamedTensors& state) override;
@@ -66,15 +66,12 @@ class DataParallel : public GradientExchange {
   const GradientBucketer* bucketer() const { return bucketer_.get(); }
 
  private:
-  bool is_joined() const override { return bucketer_ != nullptr; }
-  void join() override;
+  double join() override;
   void begin_pass(const Progress& progress, bool is_last) override;
   void end_pass(bool is_last) override;
   void reduce(const Progress& window) override;
   void wait() override { bucketer_->wait(); }
   void drop() override { bucketer_->drop(); }
-  double scale() const override { return bucketer_->scale(); }
-  void look_early();
 
   DataParallelOptions options_;
   std::unique_ptr<GradientBucketer> bucketer_;

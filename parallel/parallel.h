@@ -2,7 +2,6 @@
 #pragma once
 
 #include <pacer/parallel/data_parallel.h>
-#include <pacer/parallel/gradient_exchange.h>
 #include <pacer/parallel/parallel_training.h>
 #include <pacer/parallel/parameter_shards.h>
 #include <pacer/parallel/pipeline.h>

@@ -1,3 +1,5 @@
+// What ranks do together in each step: they say where they are, gradients come together, and what else has changed
+// becomes the same. How they begin is in parallel_training_start.cpp.
 #include <pacer/parallel/parallel_training.h>
 
 #include <algorithm>
@@ -6,28 +8,75 @@
 
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
-#include <torch/version.h>
 
-#include <pacer/collectives/detail/tensor_text.h>
 #include <pacer/core/error.h>
-#include <pacer/core/version.h>
-#include <pacer/files/checksum.h>
 #include <pacer/hooks/detail/model_facts.h>
-#include <pacer/hooks/detail/training_tensors.h>
 #include <pacer/hooks/session_parts.h>
+#include <pacer/hooks/sharded_state.h>
 #include <pacer/hooks/step_report.h>
-#include <pacer/modules/detail/model_modules.h>
+#include <pacer/modules/detail/buffer_names.h>
 
 namespace pacer {
-void ParallelTraining::attach(SessionParts& parts) {
-  require(parts.world_was_given, "the hook ", hook_name(),
-          " needs to know its peers; give the Session a Communicator: Session(model, optimizer, "
-          "Communicator::from_environment())");
-  require(parts.world().device() == parts.device(), "the model is on ", parts.device().str(), ", but ",
-          parts.world().backend_name(), " joins the ranks on ", parts.world().device().str(),
-          "; call model->to(world->device()) before the optimizer is made");
-  parts_ = &parts;
-  parts.unused_is_zero = unused_is_zero();
+
+void ParallelTraining::forward_begin(const Progress& /*progress*/) {
+  // An evaluation that puts other weights or buffers in for a while takes them out again.
+  const bool trains = parts_->evaluations == 0;
+  const bool have_values = parts_->sharded_state == nullptr || !parts_->sharded_state->keeps_parts();
+  in_forward_ = is_joined_ && have_values && trains;
+  if (in_forward_) {
+    for (Parameter& parameter : parameters_) parameter.version = parameter.tensor._version();
+  }
+  if (parts_->evaluations == 1) {
+    in_evaluation_ = true;
+    for (Buffer& buffer : buffers_) buffer.version_before_evaluation = buffer.tensor._version();
+  }
+  // Before the first pass of training, and behind a load and the broadcast of initial values.
+  if (!buffers_.empty() || !syncs_buffers_ || !trains) return;
+  for (const auto& module : parts_->model().modules(/*include_self=*/false)) remember_buffers(module);
+  // The model itself may not be held by a shared_ptr; it outlives this hook.
+  remember_buffers(std::shared_ptr<torch::nn::Module>(std::shared_ptr<void>(), &parts_->model()));
+}
+
+void ParallelTraining::remember_buffers(const std::shared_ptr<torch::nn::Module>& owner) {
+  for (const auto& item : owner->named_buffers(/*recurse=*/false)) {
+    if (!item.value().defined() ||
+        parts_->tensors_on_other_ranks.count(item.value().unsafeGetTensorImpl()) != 0)
+      continue;
+    const bool is_statistic = detail::is_running_statistic(item.key());
+    buffers_.push_back({item.value(), owner, is_statistic, item.value()._version()});
+  }
+}
+
+void ParallelTraining::forward_end() {
+  if (parts_->evaluations == 1 && std::exchange(in_evaluation_, false)) {
+    for (Buffer& buffer : buffers_) {
+      buffer.version += buffer.tensor._version() - buffer.version_before_evaluation;
+    }
+  }
+  if (!std::exchange(in_forward_, false)) return;
+  for (Parameter& parameter : parameters_) {
+    parameter.is_written = parameter.is_written || parameter.tensor._version() != parameter.version;
+  }
+}
+
+void GradientExchange::backward_begin(const Progress& progress) {
+  if (parts().world().world_size() == 1) return;
+  const bool is_last = progress.micro_step + 1 == progress.micro_steps;
+  follow_parameters(progress);
+  if (is_last || sends_in_every_pass()) announce(progress, is_last ? Intent::step : Intent::micro_step);
+  begin_pass(progress, is_last);
+}
+
+void ParallelTraining::follow_parameters(const Progress& progress) {
+  parts_->world().set_step(progress.step);
+  if (!detail::same_tensors(trained_, detail::trained_parameters(*parts_))) {
+    join_ranks(progress);  // parameters were frozen, unfrozen or added: on every rank, or they disagree here
+  }
+}
+
+void ParallelTraining::announce(const Progress& progress, Intent intent) {
+  statuses_ = StatusExchange(parts_->world(), status_of(intent, progress));
+  knows_totals_ = false;
 }
 
 RankStatus ParallelTraining::status_of(Intent intent, const Progress& progress) const {
@@ -45,132 +94,33 @@ RankStatus ParallelTraining::status_of(Intent intent, const Progress& progress) 
   return status;
 }
 
-void ParallelTraining::start(const Progress& progress) {
-  parts_->learn_totals = [this] { learn_totals(); };
-  shared_.clear();
-  if (parts_->world().world_size() == 1) return;
-  detail::check_writable(detail::model_tensors(parts_->model()));
-  join_ranks(progress);
+bool ParallelTraining::sees_changes() const {
+  return (syncs_buffers_ && changed_buffers() != is_changing_) ||
+         std::any_of(parameters_.begin(), parameters_.end(), [](const Parameter& parameter) {
+           return (parameter.is_written && !parameter.is_shared) ||
+                  parameter.tensor.strides() != at::IntArrayRef(parameter.strides);
+         });
 }
 
-std::vector<Fact> ParallelTraining::facts() const {
-  std::vector<Fact> facts = {
-      {"library", detail::concatenate("pacer ", version(), ", LibTorch ", TORCH_VERSION)},
-      {"communicator", detail::concatenate(parts_->world().backend_name(), ", ordered sums ",
-                                           parts_->world().options().ordered_sum() ? "on" : "off")},
-      {"replicas",
-       detail::concatenate("buffers ", syncs_buffers_ ? "follow rank 0" : "are each rank's own",
-                           ", initial parameters ",
-                           initial_ == InitialParameters::check ? "are compared" : "are rank 0's")},
-      {"micro-steps",
-       detail::concatenate(parts_->micro_steps, parts_->weight_by_tokens ? " weighted by tokens" : "")},
-  };
-  if (parts_->replicas) {  // whose parameters are not those of all ranks
-    for (const auto& [name, tensor] : detail::model_tensors(parts_->model())) {
-      facts.push_back({"tensor of the model", name + ", " + detail::tensor_text(tensor)});
-    }
+// By position: '1' where training is known to change the buffer, or changes it here.
+std::string ParallelTraining::changed_buffers() const {
+  std::string changed = is_changing_;
+  changed.resize(buffers_.size(), '0');
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    const Buffer& buffer = buffers_[i];
+    const bool is_written = buffer.is_statistic && buffer.owner->is_training();
+    if (is_written || buffer.tensor._version() != buffer.version) changed[i] = '1';
   }
-  std::string hooks;
-  for (const auto& hook : parts_->hooks()) hooks += (hooks.empty() ? "" : ", ") + hook->hook_name();
-  facts.push_back({"hooks", hooks});
-  for (const auto& hook : parts_->hooks()) facts.push_back({"hook " + hook->hook_name(), hook->agreement()});
-  for (Fact& fact : detail::optimizer_facts(parts_->optimizer())) facts.push_back(std::move(fact));
-  return facts;
+  return changed;
 }
 
-// Of ranks that have the same parameters.
-std::vector<Fact> ParallelTraining::replica_facts() const {
-  std::vector<Fact> facts = detail::parameter_facts(*parts_);
-  const bool shares_buffers = syncs_buffers_ || initial_ == InitialParameters::broadcast;
-  for (Fact& fact : detail::other_facts(*parts_, shares_buffers)) facts.push_back(std::move(fact));
-  return facts;
-}
-
-void ParallelTraining::join_ranks(const Progress& progress) {
-  parts_->world().set_step(progress.step);
-  std::vector<Fact> all = facts();
-  if (!parts_->replicas) {
-    for (Fact& fact : replica_facts()) all.push_back(std::move(fact));
+// By position, '1' where forward passes of this or another rank write to the parameter.
+std::string ParallelTraining::written_parameters() const {
+  std::string written;
+  for (const Parameter& parameter : parameters_) {
+    written += parameter.is_written || parameter.is_shared ? '1' : '0';
   }
-  require_agreement(parts_->world(), progress.step, all);
-  if (parts_->replicas) require_agreement(*parts_->replicas, progress.step, replica_facts());
-  share_parameters();
-  join();
-  trained_ = detail::trained_parameters(*parts_);
-  remember_parameters();
-}
-
-void ParallelTraining::share_parameters() {
-  const at::NoGradGuard no_grad;
-  Communicator& world = parts_->data_ranks();
-  const auto is_here = [this](const at::Tensor& tensor) {
-    return parts_->tensors_on_other_ranks.count(tensor.unsafeGetTensorImpl()) == 0;
-  };
-  if (initial_ == InitialParameters::check) {
-    std::vector<Fact> values;
-    const auto add = [&](const std::string& what, const at::Tensor& tensor) {
-      // What was compared before is no initial value any more, and forward passes may have written to it.
-      if (!shared_.emplace(tensor.unsafeGetTensorImpl(), tensor.getIntrusivePtr()).second) return;
-      const at::Tensor host = tensor.detach().cpu().contiguous();
-      values.push_back({"initial value of " + what,
-                        "checksum " + Checksum().add(host.const_data_ptr(), host.nbytes()).hex()});
-    };
-    for (const auto& item : parts_->model().named_parameters()) {
-      if (is_here(item.value())) add("parameter " + item.key(), item.value());
-    }
-    const auto codes = detail::nf4_buffers(parts_->model());
-    for (const auto& item : parts_->model().named_buffers()) {
-      if (!item.value().defined() || !is_here(item.value())) continue;
-      const bool is_weight = codes.count(item.value().unsafeGetTensorImpl()) != 0;
-      if (is_weight || syncs_buffers_)
-        add((is_weight ? "4-bit weight " : "buffer ") + item.key(), item.value());
-    }
-    require_agreement(world, parts_->progress.step, values);
-    return;
-  }
-  std::vector<at::Tensor> tensors = parts_->model().parameters();
-  for (const at::Tensor& tensor : detail::all_optimizer_parameters(*parts_)) tensors.push_back(tensor);
-  for (const at::Tensor& buffer : parts_->model().buffers()) tensors.push_back(buffer);
-  // What was shared before is the same on all ranks, and this step's backward may need it as it is.
-  tensors.erase(std::remove_if(tensors.begin(), tensors.end(),
-                               [&](const at::Tensor& tensor) {
-                                 return !is_here(tensor) || shared_.count(tensor.unsafeGetTensorImpl()) != 0;
-                               }),
-                tensors.end());
-  detail::broadcast_all(world, tensors);
-  for (const at::Tensor& tensor : tensors) {
-    shared_.emplace(tensor.unsafeGetTensorImpl(), tensor.getIntrusivePtr());
-  }
-}
-
-void ParallelTraining::follow_parameters(const Progress& progress) {
-  parts_->world().set_step(progress.step);
-  if (!detail::same_tensors(trained_, detail::trained_parameters(*parts_))) {
-    join_ranks(progress);  // parameters were frozen, unfrozen or added: on every rank, or they disagree here
-  }
-}
-
-void ParallelTraining::announce(const Progress& progress, Intent intent) {
-  statuses_ = StatusExchange(parts_->world(), status_of(intent, progress));
-  knows_totals_ = false;
-}
-
-void ParallelTraining::await_totals() { add_totals(statuses_.wait()); }
-
-void ParallelTraining::await_peers() {
-  if (statuses_.is_under_way()) std::exchange(statuses_, {}).wait();
-}
-
-bool ParallelTraining::settle_totals(const Progress& window) {
-  const bool ends_early = !knows_totals_ && !statuses_.is_under_way();
-  if (ends_early) {
-    RankStatus status = status_of(Intent::last_step, window);
-    // Parameters that joined since the last pass sit this step out; ranks compare and share them all the same.
-    if (!detail::same_tensors(trained_, detail::trained_parameters(*parts_))) status.has_changes = 1;
-    statuses_ = StatusExchange(parts_->world(), status);
-  }
-  if (!std::exchange(knows_totals_, false)) await_totals();
-  return ends_early;
+  return written;
 }
 
 void ParallelTraining::learn_totals() {
@@ -179,15 +129,7 @@ void ParallelTraining::learn_totals() {
   knows_totals_ = true;
 }
 
-Work ParallelTraining::add_losses() {
-  const at::Tensor& loss = parts_->window.loss;
-  return loss.defined() ? parts_->world().all_reduce(loss, CollectiveOptions().agreed(true)) : Work();
-}
-
-// Where the ranks are at different places, that is why an operation failed; this says where they are.
-void ParallelTraining::backward_failed() {
-  if (statuses_.is_under_way() && statuses_.is_done()) await_peers();
-}
+void ParallelTraining::await_totals() { add_totals(statuses_.wait()); }
 
 // Replicas that take different steps are no replicas any more.
 void ParallelTraining::add_totals(const std::vector<RankStatus>& ranks) {
@@ -204,11 +146,99 @@ void ParallelTraining::add_totals(const std::vector<RankStatus>& ranks) {
     parts_->should_stop = parts_->should_stop || rank.stop != 0;
     learns_changes_ = learns_changes_ || rank.has_changes != 0;
   }
-  window.gradient_scale = scale();
+  window.gradient_scale = scale_;
+}
+
+void GradientExchange::backward_end(const Progress& progress) {
+  if (!is_joined()) return;
+  const bool is_last = progress.micro_step + 1 == progress.micro_steps;
+  end_pass(is_last);
+  if (!is_last) await_peers();
+}
+
+void ParallelTraining::await_peers() {
+  if (statuses_.is_under_way()) std::exchange(statuses_, {}).wait();
+}
+
+void GradientExchange::backward_failed() {
+  if (is_joined()) drop();
+  ParallelTraining::backward_failed();
+}
+
+// Where the ranks are at different places, that is why an operation failed; this says where they are.
+void ParallelTraining::backward_failed() {
+  if (statuses_.is_under_way() && statuses_.is_done()) await_peers();
+}
+
+// A window that ends early did not begin to travel.
+void GradientExchange::gradients_ready(const Progress& window) {
+  if (!is_joined()) return;
+  const bool ends_early = settle_totals(window);
+  settle_missed(window);
+  if (ends_early) reduce(window);
+  Work loss = add_losses();
+  wait();
+  share_written_parameters();
+  loss.wait();
+}
+
+bool ParallelTraining::settle_totals(const Progress& window) {
+  const bool ends_early = !knows_totals_ && !statuses_.is_under_way();
+  if (ends_early) {
+    RankStatus status = status_of(Intent::last_step, window);
+    // Parameters that joined since the last pass sit this step out; ranks compare and share them all the same.
+    if (!detail::same_tensors(trained_, detail::trained_parameters(*parts_))) status.has_changes = 1;
+    statuses_ = StatusExchange(parts_->world(), status);
+  }
+  if (!std::exchange(knows_totals_, false)) await_totals();
+  return ends_early;
+}
+
+Work ParallelTraining::add_losses() {
+  const at::Tensor& loss = parts_->window.loss;
+  return loss.defined() ? parts_->world().all_reduce(loss, CollectiveOptions().agreed(true)) : Work();
+}
+
+// What has changed on any rank is rank 0's on all of them from then on. That there is something new, all have
+// heard with the status of the step.
+void ParallelTraining::share_written_parameters() {
+  Communicator& world = parts_->data_ranks();
+  if (std::exchange(learns_changes_, false)) {
+    // Gradients of other memory orders than the other ranks' were added to the wrong elements of theirs.
+    require_agreement(world, parts_->progress.step, detail::parameter_facts(*parts_));
+    if (!detail::same_tensors(trained_, detail::trained_parameters(*parts_))) share_parameters();
+    for (Parameter& parameter : parameters_) parameter.strides = parameter.tensor.strides().vec();
+    if (syncs_buffers_) is_changing_ = changed_buffers();
+    std::string changes = written_parameters() + is_changing_;
+    for (const std::string& of_rank : world.exchange(changes)) {
+      require(of_rank.size() == changes.size(), "the model has ", is_changing_.size(),
+              " buffers on this rank, but another number on another; register the same on all of them");
+      for (size_t i = 0; i < of_rank.size(); ++i) changes[i] = std::max(changes[i], of_rank[i]);
+    }
+    for (size_t i = 0; i < parameters_.size(); ++i) parameters_[i].is_shared = changes[i] == '1';
+    is_changing_ = changes.substr(parameters_.size());
+  }
+  std::vector<at::Tensor> shared;
+  for (const Parameter& parameter : parameters_) {
+    if (parameter.is_shared) shared.push_back(parameter.tensor);
+  }
+  const at::NoGradGuard no_grad;
+  detail::broadcast_all(world, shared);
+  // Rank 0, too, has been written to, so that optimizers which keep copies of more digits take it up alike.
+  for (const at::Tensor& tensor : shared) tensor.unsafeGetTensorImpl()->bump_version();
 }
 
 void ParallelTraining::after_step(StepReport& /*report*/) {
   if (is_joined() && syncs_buffers_) sync_buffers();
+}
+
+void ParallelTraining::sync_buffers() {
+  std::vector<at::Tensor> changing;
+  for (size_t i = 0; i < is_changing_.size(); ++i) {
+    if (is_changing_[i] == '1') changing.push_back(buffers_[i].tensor);
+  }
+  const at::NoGradGuard no_grad;
+  detail::broadcast_all(parts_->data_ranks(), changing);
 }
 
 void ParallelTraining::finish(const Progress& progress) {

@@ -1,6 +1,6 @@
 // What all hooks share whose ranks train one model together: they compare what they are before anything is
 // sent, start from the same values, compare in each window where they are, and keep buffers the same. How
-// gradients come together is for gradient_exchange.h and for Pipeline to say.
+// gradients come together is for GradientExchange and for Pipeline to say.
 #pragma once
 
 #include <cstdint>
@@ -40,11 +40,11 @@ class ParallelTraining : public Hook {
   // What a parameter means that no backward pass of a window has reached: false: an error that names it, with
   // any number of ranks; true: it sits the step out, and where another rank has reached it, its gradient here
   // is zero.
-  virtual bool unused_is_zero() const = 0;
+  bool unused_is_zero() const { return unused_is_zero_; }
 
  protected:
-  ParallelTraining(InitialParameters initial, bool sync_buffers)
-      : initial_(initial), syncs_buffers_(sync_buffers) {}
+  ParallelTraining(InitialParameters initial, bool sync_buffers, bool unused_is_zero)
+      : initial_(initial), syncs_buffers_(sync_buffers), unused_is_zero_(unused_is_zero) {}
 
   SessionParts& parts() const { return *parts_; }
 
@@ -64,18 +64,13 @@ class ParallelTraining : public Hook {
   // The sum over ranks of the window's loss, where it is recorded.
   Work add_losses();
 
-  // ---- Only is_joined is asked in a world of one rank. ----
-
-  // Whether join() was called.
-  virtual bool is_joined() const = 0;
-  // Ranks have agreed and their parameters are the same; again where those that are trained have changed.
-  virtual void join() = 0;
-  // Returns the coming value of WindowTotals::gradient_scale.
-  virtual double scale() const = 0;
+  // Whether ranks were joined, as they never are in a world of one.
+  bool is_joined() const { return is_joined_; }
+  // Ranks have agreed and their parameters are the same; again where those that are trained have changed. Returns
+  // what gradients are multiplied with before they are added: the coming value of WindowTotals::gradient_scale.
+  virtual double join() = 0;
   // Whether this rank's batches count: not where another rank has the same ones.
   virtual bool counts_batches() const { return true; }
-  // Whether parameters have all of their values on this rank between passes.
-  virtual bool has_whole_parameters() const { return true; }
 
   // Where a rank has told of changes: compares parameters and their memory orders, and shares those that joined
   // since the last pass. Then gives all ranks rank 0's values of parameters that a forward pass has written to
@@ -101,7 +96,9 @@ class ParallelTraining : public Hook {
   void add_totals(const std::vector<RankStatus>& ranks);
 
   const InitialParameters initial_;
-  const bool syncs_buffers_;
+  const bool syncs_buffers_, unused_is_zero_;
+  bool is_joined_ = false;
+  double scale_ = 1;  // see join()
   SessionParts* parts_ = nullptr;
   std::vector<at::Tensor> trained_;  // since ranks were joined
   // Those whose values have been rank 0's since the start, by address, which no other can take meanwhile.
@@ -127,6 +124,32 @@ class ParallelTraining : public Hook {
   std::vector<Parameter> parameters_;                // since ranks were joined
   bool in_forward_ = false, in_evaluation_ = false;  // between forward_begin and forward_end
   bool learns_changes_ = false;                      // in this step
+};
+
+// Ranks whose gradients come together while backward runs, pass by pass: what DataParallel and Shards share.
+class GradientExchange : public ParallelTraining {
+ public:
+  void backward_begin(const Progress& progress) override;
+  void backward_end(const Progress& progress) override;
+  void backward_failed() override;
+  void gradients_ready(const Progress& window) override;
+
+ protected:
+  using ParallelTraining::ParallelTraining;
+
+  // ---- None of these is called in a world of one rank. ----
+
+  // Whether backward passes before a window's last one send anything, too.
+  virtual bool sends_in_every_pass() const { return false; }
+  virtual void begin_pass(const Progress& progress, bool is_last) = 0;
+  virtual void end_pass(bool is_last) = 0;
+  // Decides what becomes of parameters that no pass of the window has reached. All ranks are known to be
+  // about to take this step, so they may exchange something for it.
+  virtual void settle_missed(const Progress& /*window*/) {}
+  // It takes the place of a last pass in a window that ends early.
+  virtual void reduce(const Progress& window) = 0;
+  virtual void wait() = 0;
+  virtual void drop() = 0;
 };
 
 }  // namespace pacer

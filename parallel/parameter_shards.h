@@ -160,9 +160,16 @@ class ParameterShards {
   void gather_all();
   void release_all();
   bool all_are_gathered() const;
-  // What was sent since the last call, in order: a line for each gather and each sum. Ranks whose lines
-  // differ have gathered wrong values.
-  std::vector<std::string> take_history();
+  // A gather of the values of a group, or a sum of gradients of one of its units.
+  struct Operation {
+    enum class Kind { gather, sum };
+    Kind kind;
+    size_t group;
+  };
+  // What was sent since the last call, in order. Ranks that have sent different things have gathered wrong values.
+  std::vector<Operation> take_history();
+  // Returns "gathers the parameters with h.0.weight", for messages.
+  std::string describe(const Operation& operation) const;
 
   // What the sums were multiplied with before they were added: 1 / (number of all ranks) where fp16 gradients
   // are involved, whose sum could overflow, else 1.

@@ -30,7 +30,7 @@ const char* name_of(Sharded what) {
 }  // namespace
 
 Shards::Shards(std::vector<Blocks> stacks, ShardsOptions options)
-    : GradientExchange(options.initial_parameters(), options.sync_buffers()),
+    : GradientExchange(options.initial_parameters(), options.sync_buffers(), options.unused_is_zero()),
       stacks_(std::move(stacks)),
       options_(options) {
   const bool has_blocks = !stacks_.empty();
@@ -191,13 +191,13 @@ void Shards::require_same_parameters() const {
       "begin or resume, or save a checkpoint and resume from it in a new Session");
 }
 
-void Shards::join() {
+double Shards::join() {
   require_same_parameters();
   if (gathers_ && !keeps_parts()) {
     shards_->keep_parts();
     update_only_parts();
   }
-  is_joined_ = true;
+  return shards_->scale();
 }
 
 void Shards::forward_begin(const Progress& progress) {
@@ -214,7 +214,7 @@ void Shards::forward_begin(const Progress& progress) {
 }
 
 void Shards::backward_begin(const Progress& progress) {
-  if (is_joined_) require_same_parameters();
+  if (is_joined()) require_same_parameters();
   GradientExchange::backward_begin(progress);
 }
 
@@ -286,15 +286,21 @@ void Shards::begin_pass(const Progress& progress, bool is_last) {
 // Backward gathers blocks in the reverse of the order in which forward ran them, which is the model's.
 void Shards::check_order() const {
   if (!keeps_parts()) return;
-  std::vector<Fact> order;
+  std::vector<int64_t> numbers;
   for (const size_t group : gathers_->used()) {
-    order.push_back({detail::concatenate("block run number ", order.size()), shards_->group_name(group)});
+    if (gathers_->has_parameters(group)) numbers.push_back(static_cast<int64_t>(group));
   }
-  require_agreement(parts().world(), parts().progress.step, order);
+  require_agreement(parts().world(), parts().progress.step, numbers, [this] {
+    std::vector<Fact> order;
+    for (const size_t group : gathers_->used()) {
+      order.push_back({detail::concatenate("block run number ", order.size()), shards_->group_name(group)});
+    }
+    return order;
+  });
 }
 
 void Shards::run_idle_pass(const Progress& progress, const std::function<void()>& backward) {
-  if (!is_joined_) return backward();
+  if (!is_joined()) return backward();
   try {
     begin_pass(progress, /*is_last=*/true);
     backward();
@@ -328,7 +334,19 @@ void Shards::wait() {
 }
 
 void Shards::require_same_history() const {
-  detail::require_same_history(parts().world(), parts().progress.step, *shards_);
+  const std::vector<ParameterShards::Operation> history = shards_->take_history();
+  std::vector<int64_t> numbers;
+  for (const ParameterShards::Operation& operation : history) {
+    numbers.push_back(static_cast<int64_t>(operation.kind));
+    numbers.push_back(static_cast<int64_t>(operation.group));
+  }
+  require_agreement(parts().world(), parts().progress.step, numbers, [&] {
+    std::vector<Fact> lines;
+    for (const ParameterShards::Operation& operation : history) {
+      lines.push_back({detail::concatenate("operation ", lines.size()), shards_->describe(operation)});
+    }
+    return lines;
+  });
 }
 
 // Its result may outlive the hook.
@@ -341,7 +359,7 @@ WholeParameters Shards::whole_parameters() {
 
 // Before anything of the step's new values is read: validation, checkpoints.
 void Shards::after_step(StepReport& report) {
-  if (is_joined_) shards_->gather_parameters();
+  if (is_joined()) shards_->gather_parameters();
   GradientExchange::after_step(report);
 }
 

@@ -39,7 +39,7 @@
 #include <pacer/core/option.h>
 #include <pacer/hooks/sharded_state.h>
 #include <pacer/modules/blocks.h>
-#include <pacer/parallel/gradient_exchange.h>
+#include <pacer/parallel/parallel_training.h>
 #include <pacer/parallel/parameter_shards.h>
 
 namespace pacer {
@@ -101,7 +101,6 @@ class Shards : public GradientExchange, public ShardedState {
 
   std::string hook_name() const override { return "shards"; }
   std::string agreement() const override;
-  bool unused_is_zero() const override { return options_.unused_is_zero(); }
   // Throws InvalidArgument for an optimizer whose work ranks cannot share, and over nodes that differ in
   // their ranks.
   void attach(SessionParts& parts) override;
@@ -126,9 +125,7 @@ class Shards : public GradientExchange, public ShardedState {
   const std::shared_ptr<ParameterShards>& shards() const { return shards_; }
 
  private:
-  bool is_joined() const override { return is_joined_; }
-  bool has_whole_parameters() const override { return !keeps_parts(); }
-  void join() override;
+  double join() override;
   bool sends_in_every_pass() const override;
   void begin_pass(const Progress& progress, bool is_last) override;
   void end_pass(bool is_last) override;
@@ -136,7 +133,6 @@ class Shards : public GradientExchange, public ShardedState {
   void reduce(const Progress& window) override;
   void wait() override;
   void drop() override { shards_->drop(); }
-  double scale() const override { return shards_->scale(); }
 
   void choose_ranks();
   std::vector<ParameterShards::Group> groups() const;
@@ -164,7 +160,6 @@ class Shards : public GradientExchange, public ShardedState {
   std::shared_ptr<detail::BlockGathers> gathers_;  // with blocks
   std::vector<at::Tensor> trained_;                // when they were shared out
   std::vector<char> sits_out_;                     // by part: has no gradient in this step; empty: none does
-  bool is_joined_ = false;
   // Whether the end of each forward pass that runs releases the root; several run if evaluations are nested.
   std::vector<char> releases_root_;
 };

@@ -1,18 +1,23 @@
+// A micro-step and a step of a Session, from begin to the hooks' last turn. What is around them is in
+// session_set_up.cpp and session_evaluation.cpp.
 #include <pacer/session/session.h>
 
-#include <cstdio>
 #include <exception>
 #include <utility>
 
 #include <ATen/ops/zeros_like.h>
+#include <c10/util/Exception.h>
 
 #include <pacer/core/error.h>
 #include <pacer/hooks/detail/device_copy.h>
 #include <pacer/hooks/detail/forward_scope.h>
+#include <pacer/hooks/detail/missed_parameters.h>
 #include <pacer/hooks/detail/zeroed_gradients.h>
+#include <pacer/hooks/step_report.h>
 #include <pacer/session/detail/gradient_watch.h>
 #include <pacer/session/detail/parameter_watch.h>
 #include <pacer/session/detail/step_runner.h>
+#include <pacer/session/detail/training_checks.h>
 
 namespace pacer {
 namespace {
@@ -29,11 +34,6 @@ int64_t default_tokens(const at::Tensor& first) {
 }
 
 }  // namespace
-
-// Where this rank cannot go on, the others must not wait for it.
-void Session::leave_peers(const std::string& reason) noexcept {
-  if (parts_.world().world_size() > 1) parts_.world().leave(reason);
-}
 
 void Session::require_between_micro_steps() {
   require(!finished_, "Session::begin after finish; make a new Session to train on");
@@ -93,6 +93,38 @@ double Session::weight_of(int64_t tokens) const {
   return parts_.weight_by_tokens ? static_cast<double>(tokens) * kWeightPerToken : 1.0;
 }
 
+void Session::backward(const at::Tensor& loss) {
+  require(in_forward_, "Session::backward without begin; call begin, backward and step once per micro-batch");
+  require(
+      loss.defined() && loss.numel() == 1 && at::isFloatingType(loss.scalar_type()),
+      "Session::backward needs a loss that is one floating-point number; take the mean over the micro-batch");
+  require(loss.requires_grad(),
+          "the loss given to Session::backward depends on no parameter that needs a "
+          "gradient");
+  gradients_->begin_pass(parts_, /*is_first=*/parts_.progress.micro_step == 0);
+  gradients_->check_scope(parts_, *forward_scope_);
+  forward_scope_->end();
+  const double weight = weight_of(micro_batch_tokens_);
+  const at::Tensor scaled = scaled_loss(loss, weight);
+  WindowTotals& window = parts_.window;
+  in_forward_ = false;
+  window.tokens += micro_batch_tokens_;
+  window.weight += weight;
+  try {
+    begin_passes(parts_.progress);
+    const auto weightless = zeroed_->scope(parts_, weight == 0);
+    const bool is_last = parts_.progress.micro_step + 1 == parts_.progress.micro_steps;
+    if (is_last && parts_.session_optimizer()) {
+      parts_.session_optimizer()->begin_backward([this] { return parts_.coming_inputs(); });
+    }
+    scaled.backward();
+    if (weight == 0) detail::forget_micro_batch(parts_);
+    end_passes();
+  } catch (const std::exception& error) {
+    fail_backward(error);
+  }
+}
+
 // What backward begins with; the loss is recorded.
 at::Tensor Session::scaled_loss(const at::Tensor& loss, double weight) {
   // A loss of 16 bits has no room for weights and loss scales.
@@ -126,6 +158,106 @@ void Session::end_passes() {
   in_backward_ = true;
 }
 
+bool Session::step() {
+  require(in_backward_, "Session::step without backward; call begin, backward and step once per micro-batch");
+  gradients_->check(parts_);
+  Progress& progress = parts_.progress;
+  if (progress.micro_step + 1 < progress.micro_steps) {
+    ++progress.micro_step;
+    in_backward_ = false;
+    return false;
+  }
+  ++progress.micro_step;
+  try {
+    take_step();
+  } catch (...) {
+    if (progress.micro_step > 0) --progress.micro_step;  // the step was not taken; it may be tried again
+    throw;
+  }
+  return true;
+}
+
+// The optimizer step of a window of progress.micro_step micro-steps.
+void Session::take_step() {
+  Progress& progress = parts_.progress;
+  Progress window = progress;
+  window.micro_step = 0;
+  window.micro_steps = progress.micro_step;
+  try {
+    update(window);
+  } catch (const std::exception& error) {
+    leave_peers(detail::concatenate("its step failed: ", error.what()));
+    throw;
+  }
+  const WindowTotals totals = std::exchange(parts_.window, {});
+  ++progress.step;
+  progress.micro_step = 0;
+  progress.tokens += totals.tokens;
+  in_backward_ = false;
+  StepReport report(progress);
+  if (totals.loss.defined() && totals.weight > 0) report.set_loss(totals.loss, 1.0 / totals.weight);
+  if (parts_.has_guard()) report.set_check(parts_.guard()->memory());
+  skipped_->after_step(parts_);
+  for (const auto& hook : parts_.hooks_) hook->after_step(report);
+}
+
+// Gradients to parameters.
+void Session::update(const Progress& window) {
+  bool settled = true;
+  for (const auto& hook : parts_.hooks_) settled = settled && hook->settled(window);
+  make_gradients_ready(window);
+  if (std::optional<StepInputs> inputs = parts_.step_inputs()) {
+    inputs->freeze_allowed = settled;
+    runner_->run(std::move(*inputs));
+    parts_.optimizer().zero_grad();
+  } else {
+    skip_empty_window();
+  }
+  hooks_ready_ = 0;
+}
+
+// The mean gradient, as hooks make it of what backward has left. Where a step is taken again, those that had
+// their turn do not get another one.
+void Session::make_gradients_ready(const Progress& window) {
+  const auto& hooks = parts_.hooks_;
+  if (hooks_ready_ > 0 && parts_.world().world_size() > 1) parts_.world().check();  // this rank has left
+  if (hooks_ready_ == 0) {
+    fill_unused_gradients(window);
+    if (window.micro_steps < parts_.progress.micro_steps) {  // no backward was the last
+      check_unused(gradients_->joined_since_pass());
+    }
+  }
+  for (; hooks_ready_ < hooks.size(); ++hooks_ready_) hooks[hooks_ready_]->gradients_ready(window);
+  const bool there_were = gradients_->has_seen_any();
+  gradients_->forget();
+  if (!parts_.gradients_are_shared_out) detail::check_gradients(parts_, there_were);
+}
+
+void Session::fill_unused_gradients(const Progress& window) {
+  if (parts_.gradients_are_shared_out) return;
+  for (const at::Tensor& parameter : parts_.unused(window)) {
+    at::Tensor& gradient = parameter.mutable_grad();
+    if (parameter.requires_grad() && !gradient.defined()) gradient = at::zeros_like(parameter).detach();
+  }
+}
+
+// A rank that is alone keeps to the rule of several, which look when a window's last backward ends: what
+// joins later sits the step out.
+void Session::check_unused(const std::vector<at::Tensor>& joined) const {
+  if (!parts_.world_was_given || parts_.world().world_size() > 1) return;
+  if (!parts_.unused_is_zero) detail::check_all_reached(parts_, joined);
+}
+
+// All ranks know that no rank trains on anything in this window: there is no mean to take.
+void Session::skip_empty_window() {
+  parts_.optimizer().zero_grad();
+  if (warns_of_empty_window_.take()) {
+    TORCH_WARN(detail::concatenate(
+        "the window after step ", parts_.progress.step,
+        " trains on no token, as count_tokens says of all its micro-batches; it changes nothing"));
+  }
+}
+
 // Called where an exception is handled, and throws it again, or one that says more.
 void Session::fail_backward(const std::exception& error) {
   std::exception_ptr better;
@@ -142,68 +274,17 @@ void Session::fail_backward(const std::exception& error) {
   throw;
 }
 
-void Session::backward(const at::Tensor& loss) {
-  require(in_forward_, "Session::backward without begin; call begin, backward and step once per micro-batch");
-  require(
-      loss.defined() && loss.numel() == 1 && at::isFloatingType(loss.scalar_type()),
-      "Session::backward needs a loss that is one floating-point number; take the mean over the micro-batch");
-  require(loss.requires_grad(),
-          "the loss given to Session::backward depends on no parameter that needs a "
-          "gradient");
-  gradients_->begin_pass(parts_, /*is_first=*/parts_.progress.micro_step == 0);
-  gradients_->check_scope(parts_, *forward_scope_);
-  forward_scope_->end();
-  const double weight = weight_of(micro_batch_tokens_);
-  const at::Tensor scaled = scaled_loss(loss, weight);
-  WindowTotals& window = parts_.window;
-  in_forward_ = false;
-  window.tokens += micro_batch_tokens_;
-  window.weight += weight;
-  try {
-    begin_passes(parts_.progress);
-    const auto weightless = zeroed_->scope(parts_, weight == 0);
-    const bool is_last = parts_.progress.micro_step + 1 == parts_.progress.micro_steps;
-    if (is_last && parts_.session_optimizer()) {
-      parts_.session_optimizer()->begin_backward([this] { return parts_.coming_inputs(); });
-    }
-    scaled.backward();
-    if (weight == 0) detail::forget_micro_batch(parts_);
-    end_passes();
-  } catch (const std::exception& error) {
-    fail_backward(error);
-  }
+void Session::drop_window() {
+  parts_.optimizer().zero_grad();
+  parts_.progress.micro_step = 0;
+  parts_.window = {};
+  hooks_ready_ = 0;
+  gradients_->forget();
 }
 
-void Session::finish() {
-  if (finished_) return;
-  require(!in_backward_, "Session::finish after backward without step; call step() after every backward()");
-  if (forward_scope_) forward_scope_->end();
-  in_forward_ = false;
-  if (parts_.progress.micro_step > 0) {
-    gradients_->check(parts_);
-    take_step();
-  }
-  for (const auto& hook : parts_.hooks_) hook->finish(parts_.progress);
-  finished_ = true;
-}
-
-void Session::print(const std::string& line) {
-  if (!parts_.is_first_rank()) return;
-  for (const auto& hook : parts_.hooks_) {
-    if (hook->print(line)) return;
-  }
-  std::printf("%s\n", line.c_str());
-  std::fflush(stdout);
-}
-
-double Session::gradient_norm() const {
-  require(parts_.has_guard(), "this Session does not look at the gradient norm; add GradientClipping");
-  return parts_.read_guard().norm;
-}
-
-int64_t Session::skipped_steps() const {
-  if (parts_.session_optimizer()) return parts_.session_optimizer()->skipped_steps();
-  return parts_.has_guard() ? parts_.read_guard().skipped_steps : 0;
+// Where this rank cannot go on, the others must not wait for it.
+void Session::leave_peers(const std::string& reason) noexcept {
+  if (parts_.world().world_size() > 1) parts_.world().leave(reason);
 }
 
 }  // namespace pacer

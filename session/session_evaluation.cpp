@@ -1,4 +1,5 @@
-// What a Session runs beside training: passes that reserve memory, and evaluation.
+// What a Session does beside training: passes that reserve memory, evaluation, and what it tells.
+#include <cstdio>
 #include <utility>
 
 #include <pacer/collectives/detail/all_ranks_or_none.h>
@@ -75,6 +76,25 @@ WholeParameters Session::whole_parameters() const {
       "Session::whole_parameters with a Pipeline: each rank has its stage only; read the whole model from a "
       "checkpoint");
   return parts_.sharded_state ? parts_.sharded_state->whole_parameters() : WholeParameters(nullptr);
+}
+
+void Session::print(const std::string& line) {
+  if (!parts_.is_first_rank()) return;
+  for (const auto& hook : parts_.hooks_) {
+    if (hook->print(line)) return;
+  }
+  std::printf("%s\n", line.c_str());
+  std::fflush(stdout);
+}
+
+double Session::gradient_norm() const {
+  require(parts_.has_guard(), "this Session does not look at the gradient norm; add GradientClipping");
+  return parts_.read_guard().norm;
+}
+
+int64_t Session::skipped_steps() const {
+  if (parts_.session_optimizer()) return parts_.session_optimizer()->skipped_steps();
+  return parts_.has_guard() ? parts_.read_guard().skipped_steps : 0;
 }
 
 }  // namespace pacer

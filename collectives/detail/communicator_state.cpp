@@ -1,3 +1,5 @@
+// Whether ranks call the same, the groups that are split off, and what a failure says. How an operation is started is
+// in communicator_operations.cpp.
 #include <pacer/collectives/detail/communicator_state.h>
 
 #include <algorithm>
@@ -24,32 +26,6 @@ CommunicatorState::CommunicatorState(Connection connection, CommunicatorOptions 
       operations_(connection_.data),
       messages_(connection_.control) {
   world_->add(connection_);
-}
-
-Work CommunicatorState::start(const char* operation, int64_t bytes, const CollectiveOptions& options,
-                              TransportCalls calls) {
-  return start_on(operations_, operation, bytes, options, std::move(calls));
-}
-
-Work CommunicatorState::start_gather(const at::Tensor& output, const at::Tensor& input,
-                                     const CollectiveOptions& options) {
-  const int64_t sent = static_cast<int64_t>(input.nbytes()) * (connection_.world_size - 1);
-  return start_on(messages_, "agreement", sent, options, gather_calls(connection_, output, input));
-}
-
-Work CommunicatorState::start_on(OperationQueue& queue, const char* operation, int64_t bytes,
-                                 const CollectiveOptions& options, TransportCalls calls) {
-  world_->count(counted_as_, operation, bytes);
-  int64_t sequence = 0;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    sequence = ++sequence_;
-  }
-  try {
-    return {shared_from_this(), operation, sequence, queue.start(std::move(calls), timeout_of(options))};
-  } catch (const std::exception& error) {
-    fail(operation, sequence, error.what());
-  }
 }
 
 void CommunicatorState::compare(CallRecord record, const CollectiveOptions& options) {
@@ -195,18 +171,3 @@ void CommunicatorState::fail(const std::string& operation, int64_t sequence, con
 }
 
 }  // namespace pacer::detail
-
-namespace pacer {
-
-void Work::wait() {
-  if (is_empty()) return;
-  try {
-    queued_->wait();
-  } catch (const std::exception& error) {
-    state_->fail(operation_, sequence_, error.what());
-  }
-}
-
-bool Work::is_done() const { return is_empty() || queued_->is_done(); }
-
-}  // namespace pacer

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <pacer/collectives/communicator.h>
@@ -45,7 +46,9 @@ class CommunicatorState : public std::enable_shared_from_this<CommunicatorState>
   }
 
   // Counts a call that sends `bytes` from here, and starts it.
-  Work start(const char* operation, int64_t bytes, const CollectiveOptions& options, TransportCalls calls);
+  Work start(const char* operation, int64_t bytes, const CollectiveOptions& options, TransportCalls calls) {
+    return start_on(operations_, operation, bytes, options, std::move(calls));
+  }
   // Starts output = the inputs of all ranks, in host memory, independent of the operations above.
   Work start_gather(const at::Tensor& output, const at::Tensor& input, const CollectiveOptions& options);
   // `own` of all ranks, byte for byte, in their order. Blocks.

@@ -26,12 +26,6 @@ class GradientBucketer::State : public std::enable_shared_from_this<State> {
 
   void add(const std::vector<NamedParameter>& parameters, const std::vector<at::Tensor>& may_stay_local);
   void begin(const std::vector<at::Tensor>& zero, const std::vector<at::Tensor>& done);
-  void end();
-  void reduce(const std::vector<at::Tensor>& zero);
-  void wait();
-  void drop();
-  void set_scope(GradientScope scope);
-  void use_order(const std::vector<int64_t>& order);
   int64_t bytes_of(const detail::Bucket& bucket) const;
 
   void build(const std::vector<size_t>& order);

@@ -7,7 +7,6 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 
-#include <pacer/collectives/agreement.h>
 #include <pacer/core/error.h>
 #include <pacer/modules/replayed.h>
 
@@ -34,8 +33,13 @@ class ReleaseAtEnd {
 
 BlockGathers::BlockGathers(std::shared_ptr<ParameterShards> shards, size_t groups,
                            BlockGathersOptions options)
-    : shards_(std::move(shards)), options_(options), has_frozen_(groups), has_fp32_(groups) {
+    : shards_(std::move(shards)),
+      options_(options),
+      has_parameters_(groups),
+      has_frozen_(groups),
+      has_fp32_(groups) {
   for (const ParameterShards::Part& part : shards_->parts()) {
+    has_parameters_[part.group] = 1;
     if (!part.gradient.defined()) has_frozen_[part.group] = 1;
     if (part.parameter.scalar_type() == at::kFloat) has_fp32_[part.group] = 1;
   }
@@ -114,14 +118,6 @@ void BlockGathers::watch(Tensors& x, const std::shared_ptr<Use>& use) {
     });
     ++use->passes;
   }
-}
-
-void require_same_history(Communicator& world, int64_t step, ParameterShards& shards) {
-  std::vector<Fact> history;
-  for (std::string& line : shards.take_history()) {
-    history.push_back({concatenate("operation ", history.size()), std::move(line)});
-  }
-  require_agreement(world, step, history);
 }
 
 void BlockGathers::warn_of_autocast(size_t group) {

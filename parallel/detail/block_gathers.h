@@ -26,6 +26,7 @@ class BlockGathers : public std::enable_shared_from_this<BlockGathers> {
   void begin_backward();
   // The groups that the forward pass has used, in order.
   const std::vector<size_t>& used() const { return *order_; }
+  bool has_parameters(size_t group) const { return has_parameters_[group] != 0; }
   // Runs a block, whose parameters are that group.
   Tensors run(size_t group, const TensorFunction& block, const Tensors& x);
 
@@ -54,14 +55,11 @@ class BlockGathers : public std::enable_shared_from_this<BlockGathers> {
 
   const std::shared_ptr<ParameterShards> shards_;
   const BlockGathersOptions options_;
-  std::vector<char> has_frozen_, has_fp32_;  // by group: such parameters
+  std::vector<char> has_parameters_, has_frozen_, has_fp32_;  // by group: any, and such ones
   bool warns_of_autocast_ = true;
   std::vector<size_t> expected_;
   std::shared_ptr<Order> order_ = std::make_shared<Order>();  // of the forward pass under way
 };
-
-// Throws CommunicationError, on all ranks, where they have not all sent the same since the last time.
-void require_same_history(Communicator& world, int64_t step, ParameterShards& shards);
 
 // For the blocks of one stack.
 class GatherWrapper : public BlockWrapper {

@@ -1,10 +1,14 @@
-// The memory in which the gradients of a unit come together and travel, and what becomes of their sum.
+// Memory that comes and goes: where the gradients of a unit come together and travel, and the values of groups of
+// which each rank keeps its part.
 #include <pacer/parallel/detail/parameter_shards_state.h>
 
 #include <algorithm>
 #include <utility>
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
+
+#include <pacer/core/error.h>
 
 namespace pacer {
 
@@ -16,7 +20,7 @@ void ParameterShards::State::make_landing(Unit& unit) {
     if (adds_up_wide(unit) && !pass_.is_last) kind = kind.dtype(at::kFloat);
     unit.landing = at::zeros({unit.layout.elements()}, kind);
   } else {
-    unit.landing = group_count_ > 0 ? take_memory(unit) : take_landing_buffer(unit);
+    unit.landing = !groups_.empty() ? take_memory(unit) : take_landing_buffer(unit);
   }
 }
 
@@ -55,34 +59,202 @@ at::Tensor ParameterShards::State::take_memory(const Unit& unit) {
   return memory_.take(unit.layout.elements(), unit.gradient);
 }
 
-// The sum has come; its memory is free again.
-void ParameterShards::State::finish(Unit& unit) {
-  if (!unit.work.is_empty()) {
-    unit.work.wait();
-    unit.work = {};  // it holds its tensors
-    if (unit.sum.defined()) add_sum(unit);
-    unit.sum.reset();
+void ParameterShards::keep_parts() {
+  const std::lock_guard<std::mutex> lock(state_->mutex_);
+  require(!state_->groups_.empty(),
+          "ParameterShards::keep_parts needs groups of parameters; give them to it");
+  if (state_->keeps_parts_) return;
+  for (State::Unit& unit : state_->units_) state_->keep_part(unit);
+  state_->keeps_parts_ = true;
+}
+
+bool ParameterShards::keeps_parts() const { return state_->keeps_parts_; }
+
+void ParameterShards::State::keep_part(Unit& unit) {
+  std::vector<at::Tensor> parameters;
+  std::vector<std::string> names;
+  for (const size_t position : unit.members) {
+    parameters.push_back(parts_[position].parameter);
+    names.push_back(parts_[position].name);
   }
-  const bool is_reused = group_count_ > 0 && options_.reduce_every_backward();
-  if (unit.landing.defined() && is_reused) memory_.give_back(unit.landing);
-  unit.landing.reset();
-  for (LandingBuffer& buffer : landing_buffers_) {
-    if (buffer.user == &unit) buffer.user = nullptr;
+  const at::Tensor flat = moved_parameters(unit);
+  const int64_t part = unit.layout.part_elements();
+  unit.own_parameters = flat.narrow(0, ranks_->rank() * part, part).clone();
+  unit.memory.emplace(std::move(parameters), std::move(names), flat);
+  for (const size_t position : unit.members) {
+    parts_[position].values = own_piece(position, unit.own_parameters);
   }
 }
 
-void ParameterShards::State::add_sum(Unit& unit) const {
-  if (!adds_up_wide(unit)) {
-    unit.gradient.add_(unit.sum);
-    return;
+// Values that were asked for ahead of their use; the gather then only waits for them.
+void ParameterShards::State::start_gather(size_t number) {
+  GatheredGroup& group = groups_[number];
+  if (group.is_started || group.is_gathered) return;
+  const at::NoGradGuard no_grad;
+  for (const size_t u : group.units) {
+    units_[u].parameters = values_memory_.take(units_[u].layout.elements(), units_[u].own_parameters);
   }
-  if (!unit.wide.defined()) unit.wide = unit.gradient.to(at::kFloat);
-  unit.wide.add_(unit.sum);
+  group.is_started = true;  // memory was not short
+  if (!group.units.empty()) history_.push_back({Operation::Kind::gather, number});
+  for (const size_t u : group.units) {
+    Unit& unit = units_[u];
+    unit.gathering =
+        ranks_->all_gather(unit.parameters, unit.own_parameters, CollectiveOptions().agreed(true));
+  }
 }
 
-// Behind the last pass.
-void ParameterShards::State::round_sum(Unit& unit) {
-  if (unit.wide.defined()) unit.gradient.copy_(std::exchange(unit.wide, at::Tensor()));
+// Returns when the values are there; on CUDA the current stream waits.
+void ParameterShards::State::finish_gather(size_t number) {
+  GatheredGroup& group = groups_[number];
+  if (group.is_gathered) return;
+  start_gather(number);
+  for (const size_t u : group.units) {
+    Unit& unit = units_[u];
+    std::exchange(unit.gathering, {}).wait();  // it holds its tensors
+    unit.memory->attach(unit.parameters);
+  }
+  group.is_started = false;
+  group.is_gathered = true;
+}
+
+// Says which group it is about.
+void ParameterShards::State::gather(size_t group) {
+  settle_dropped();
+  try {
+    finish_gather(group);
+  } catch (const CommunicationError& error) {
+    throw CommunicationError(
+        detail::concatenate(error.what(), "; it was to gather ", group_name(group),
+                            ", and all ranks must run the same blocks in the same order, in evaluate, too"),
+        error.operation(), error.sequence(), error.step(), error.suspected_ranks());
+  }
+}
+
+void ParameterShards::State::release(size_t number) {
+  GatheredGroup& group = groups_[number];
+  group.landings = group.passes = 0;
+  if (group.is_started) finish_gather(number);
+  if (!std::exchange(group.is_gathered, false)) return;
+  for (const size_t u : group.units) {
+    units_[u].memory->release();
+    values_memory_.give_back(std::exchange(units_[u].parameters, at::Tensor()));
+  }
+}
+
+void ParameterShards::State::release_all() {
+  if (!keeps_parts_) return;
+  for (size_t group = 0; group < groups_.size(); ++group) release(group);
+}
+
+// The same where operations have failed: what is under way is not waited for.
+void ParameterShards::State::drop_values() {
+  if (!keeps_parts_) return;
+  for (Unit& unit : units_) {
+    unit.gathering = {};
+    unit.memory->release();
+    unit.parameters.reset();  // what is under way may still write to it
+  }
+  for (GatheredGroup& group : groups_) group = {std::move(group.units)};
+  values_memory_.clear();
+}
+
+void ParameterShards::gather(size_t group) {
+  const std::lock_guard<std::mutex> lock(state_->mutex_);
+  if (state_->keeps_parts_) state_->gather(group);
+}
+
+void ParameterShards::gather_ahead(size_t group, size_t at_most) {
+  const std::lock_guard<std::mutex> lock(state_->mutex_);
+  const auto is_started = [](const State::GatheredGroup& other) { return other.is_started; };
+  const auto ahead = std::count_if(state_->groups_.begin(), state_->groups_.end(), is_started);
+  if (!state_->keeps_parts_ || static_cast<size_t>(ahead) >= at_most) return;
+  state_->settle_dropped();
+  state_->start_gather(group);
+}
+
+void ParameterShards::release(size_t group) {
+  const std::lock_guard<std::mutex> lock(state_->mutex_);
+  if (state_->keeps_parts_) state_->release(group);
+}
+
+void ParameterShards::gather_until_landed(size_t number, size_t passes) {
+  const std::lock_guard<std::mutex> lock(state_->mutex_);
+  if (!state_->keeps_parts_) return;
+  State::GatheredGroup& group = state_->groups_[number];
+  size_t landings = 0;
+  for (const size_t u : group.units) {
+    if (!state_->units_[u].is_trained) continue;
+    for (const size_t position : state_->units_[u].members) {
+      landings += !state_->active_ || state_->gradients_.is_awaited(position);
+    }
+  }
+  state_->gather(number);
+  group.landings = std::max(group.landings, landings);  // a gradient lands once, however often it is used
+  group.passes += passes;
+}
+
+void ParameterShards::passed(size_t group) {
+  const std::lock_guard<std::mutex> lock(state_->mutex_);
+  if (state_->keeps_parts_) state_->count(group, state_->groups_[group].passes);
+}
+
+// A backward pass through the group waits for one less. Behind the last one nobody reads its values.
+void ParameterShards::State::count(size_t number, size_t& awaited) {
+  if (awaited == 0) return;
+  --awaited;
+  const GatheredGroup& group = groups_[number];
+  if (group.landings == 0 && group.passes == 0 && !keeps_gathered()) release(number);
+}
+
+bool ParameterShards::is_gathered(size_t group) const {
+  const std::lock_guard<std::mutex> lock(state_->mutex_);
+  return !state_->keeps_parts_ || state_->groups_[group].is_gathered;
+}
+
+void ParameterShards::gather_all() {
+  const std::lock_guard<std::mutex> lock(state_->mutex_);
+  if (!state_->keeps_parts_) return;
+  try {
+    for (size_t group = 0; group < state_->groups_.size(); ++group) state_->gather(group);
+  } catch (...) {  // memory was short, or a rank has left
+    state_->drop_values();
+    throw;
+  }
+  state_->may_be_changed_ = true;
+}
+
+bool ParameterShards::all_are_gathered() const { return state_->may_be_changed_; }
+
+void ParameterShards::release_all() {
+  const std::lock_guard<std::mutex> lock(state_->mutex_);
+  const bool was_changed = std::exchange(state_->may_be_changed_, false);
+  if (was_changed) {  // this rank's part is what stands there now
+    const at::NoGradGuard no_grad;
+    for (const State::Unit& unit : state_->units_) {
+      const int64_t part = unit.layout.part_elements();
+      unit.own_parameters.copy_(unit.parameters.narrow(0, state_->ranks_->rank() * part, part));
+    }
+  }
+  state_->release_all();
+  if (was_changed) state_->values_memory_.clear();  // that of the whole model, which a step does not need
+}
+
+std::string ParameterShards::State::group_name(size_t group) const {
+  const std::vector<size_t>& units = groups_[group].units;
+  return units.empty() ? "no parameters"
+                       : "the parameters with " + parts_[units_[units.front()].members.front()].name;
+}
+
+std::string ParameterShards::group_name(size_t group) const { return state_->group_name(group); }
+
+std::string ParameterShards::describe(const Operation& operation) const {
+  const bool gathers = operation.kind == Operation::Kind::gather;
+  return (gathers ? "gathers " : "adds gradients of ") + group_name(operation.group);
+}
+
+std::vector<ParameterShards::Operation> ParameterShards::take_history() {
+  const std::lock_guard<std::mutex> lock(state_->mutex_);
+  return std::exchange(state_->history_, {});
 }
 
 }  // namespace pacer

@@ -14,7 +14,8 @@
 
 #include <pacer/collectives/detail/arrival_order.h>
 #include <pacer/collectives/detail/withheld_gradients.h>
-#include <pacer/parallel/detail/grouped_values.h>
+#include <pacer/parallel/detail/flat_pool.h>
+#include <pacer/parallel/detail/unit_memory.h>
 #include <pacer/parallel/parameter_shards.h>
 
 namespace pacer {
@@ -28,22 +29,6 @@ class ParameterShards::State : public std::enable_shared_from_this<State> {
         options_(options),
         withheld_(options.touch_remedy()) {}
 
-  void add(const std::vector<NamedParameter>& parameters);
-  void add_groups(const std::vector<Group>& groups);
-  void begin(const Pass& pass);
-  void end();
-  void reduce(const std::vector<at::Tensor>& absent_in_all, bool stays_local);
-  void wait();
-  void drop();
-  void gather_parameters();
-
-  // ---- parameter_shards_values.cpp ----
-  void keep_parts();
-  void gather_until_landed(size_t group, size_t passes);
-  std::string group_name(size_t group) const;
-  void gather_all();
-  void release_all();
-
   // Parameters of one dtype that travel together.
   struct Unit {
     std::vector<size_t> members;  // positions in parts_
@@ -51,16 +36,24 @@ class ParameterShards::State : public std::enable_shared_from_this<State> {
     bool is_trained;  // its parameters need gradients
     bool may_stay_local;
     ShardLayout layout;
-    at::Tensor parameters = {};      // flat; undefined once ranks keep parts
+    at::Tensor parameters = {};      // flat; where ranks keep parts only while it is gathered, or on its way
     at::Tensor own_parameters = {};  // this rank's part of it
-    at::Tensor gradient = {};        // of this rank's part: the sum since the last update
-    bool has_gradient = false;       // something was added to it
-    at::Tensor landing = {};  // flat, where this rank's gradients come together; undefined before the first
-    at::Tensor sum = {};      // of this pass, where it is not `gradient` itself
-    at::Tensor wide = {};     // fp32: the sum of several passes of 16 bits; it becomes `gradient`
-    Work work = {};           // the sum under way
+    std::optional<detail::UnitMemory> memory = {};  // once ranks keep parts
+    Work gathering = {};
+    at::Tensor gradient = {};   // of this rank's part: the sum since the last update
+    bool has_gradient = false;  // something was added to it
+    at::Tensor landing = {};    // flat, where this rank's gradients come together; undefined before the first
+    at::Tensor sum = {};        // of this pass, where it is not `gradient` itself
+    at::Tensor wide = {};       // fp32: the sum of several passes of 16 bits; it becomes `gradient`
+    Work work = {};             // the sum under way
     bool is_replicated = false;  // `gradient` is, or becomes, the sum over replicas
     Work replication = {};
+  };
+  // Units whose values come and go together.
+  struct GatheredGroup {
+    std::vector<size_t> units;
+    bool is_started = false, is_gathered = false;
+    size_t landings = 0, passes = 0;  // of gradients, and calls of passed(), that it is still kept for
   };
   // Flat memory that units use in turn.
   struct LandingBuffer {
@@ -68,6 +61,9 @@ class ParameterShards::State : public std::enable_shared_from_this<State> {
     Unit* user = nullptr;
   };
 
+  // ---- parameter_shards_units.cpp ----
+  void add(const std::vector<NamedParameter>& parameters);
+  void add_groups(const std::vector<Group>& groups);
   void add_part(const NamedParameter& parameter);
   void make_units();
   bool may_stay_local(const at::Tensor& parameter) const;
@@ -77,24 +73,34 @@ class ParameterShards::State : public std::enable_shared_from_this<State> {
   void make_parts();
   at::Tensor own_piece(size_t i, const at::Tensor& part) const;
   void add_hooks();
+  void require_in_place() const;
+  bool is_in_place(size_t unit, size_t member) const;
+  void set_absent(const std::vector<at::Tensor>& parameters, std::vector<char>& marks) const;
+
+  // ---- parameter_shards_memory.cpp ----
+  void make_landing(Unit& unit);
+  at::Tensor take_landing_buffer(Unit& unit);
+  at::Tensor take_memory(const Unit& unit);
+  void keep_part(Unit& unit);
+  void start_gather(size_t group);
+  void finish_gather(size_t group);
+  void gather(size_t group);
+  void release(size_t group);
+  void release_all();
+  void drop_values();
+  void count(size_t group, size_t& awaited);
+  std::string group_name(size_t group) const;
+
+  // ---- parameter_shards.cpp ----
+  void begin(const Pass& pass);
   Unit& unit_of(size_t position) { return units_[gradients_.bucket_of(position)]; }
   // Groups stay gathered after the pass under way.
   bool keeps_gathered() const { return options_.keep_after_forward() && active_ && !pass_.is_last; }
   bool stays_local(const Unit& unit) const { return unit.may_stay_local && pass_.stays_local; }
   bool sends() const { return options_.reduce_every_backward() || pass_.is_last; }
-  void require_in_place() const;
-  bool is_in_place(size_t unit, size_t member) const;
-  void set_absent(const std::vector<at::Tensor>& parameters, std::vector<char>& marks) const;
   void land(size_t position);  // from the hooks
-  void count_landed(size_t position);
-  void note_sum(const Unit& unit);
-  void gather_values(size_t group);
-  void note_gathers();
   void copy_gradient(size_t position);
   at::Tensor place_of(size_t position);
-  void make_landing(Unit& unit);
-  at::Tensor take_landing_buffer(Unit& unit);
-  at::Tensor take_memory(const Unit& unit);
   void send_full_units();
   void send(Unit& unit);
   void finish(Unit& unit);
@@ -119,10 +125,11 @@ class ParameterShards::State : public std::enable_shared_from_this<State> {
   std::vector<LandingBuffer> landing_buffers_;
   detail::FlatPool memory_;      // instead of landing buffers, with groups
   Unit* newest_sent_ = nullptr;  // of the pass under way
-  size_t group_count_ = 0;
-  std::optional<detail::GroupedValues> values_;  // once ranks keep parts
-  bool may_be_changed_ = false;                  // between gather_all and release_all
-  std::vector<std::string> history_;
+  std::vector<GatheredGroup> groups_;
+  detail::FlatPool values_memory_;  // of groups that are gathered
+  bool keeps_parts_ = false;
+  bool may_be_changed_ = false;  // between gather_all and release_all
+  std::vector<Operation> history_;
   detail::WithheldGradients withheld_;  // from end() to begin() or wait(), numbered as parts_
   double prescale_ = 1;
 

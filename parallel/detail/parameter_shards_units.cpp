@@ -1,4 +1,4 @@
-// Which parameters travel together, and where they lie.
+// Which parameters travel together, and where they lie: what a ParameterShards is made with, and tells of it.
 #include <pacer/parallel/detail/parameter_shards_state.h>
 
 #include <algorithm>
@@ -22,6 +22,28 @@ at::TensorOptions like(const at::Tensor& parameter) { return parameter.options()
 
 }  // namespace
 
+ParameterShards::ParameterShards(const std::vector<NamedParameter>& parameters,
+                                 std::shared_ptr<Communicator> ranks, const ParameterShardsOptions& options,
+                                 std::shared_ptr<Communicator> replicas) {
+  require(ranks != nullptr, "ParameterShards needs a Communicator");
+  require(options.unit_bytes() >= 1, "ParameterShardsOptions::unit_bytes must be at least 1, not ",
+          options.unit_bytes());
+  state_ = std::make_shared<State>(std::move(ranks), std::move(replicas), options);
+  state_->add(parameters);
+}
+
+ParameterShards::ParameterShards(const std::vector<Group>& groups, std::shared_ptr<Communicator> ranks,
+                                 const ParameterShardsOptions& options,
+                                 std::shared_ptr<Communicator> replicas) {
+  require(ranks != nullptr, "ParameterShards needs a Communicator");
+  state_ = std::make_shared<State>(std::move(ranks), std::move(replicas), options);
+  state_->add_groups(groups);
+}
+
+ParameterShards::~ParameterShards() {
+  for (const Part& part : state_->parts_) detail::remove_gradient_hook(part.parameter, state_.get());
+}
+
 void ParameterShards::State::add(const std::vector<NamedParameter>& parameters) {
   for (const NamedParameter& item : parameters) {
     detail::check_reducible(item.first, item.second, *ranks_);
@@ -34,7 +56,7 @@ void ParameterShards::State::add(const std::vector<NamedParameter>& parameters) 
 }
 
 void ParameterShards::State::add_groups(const std::vector<Group>& groups) {
-  group_count_ = groups.size();
+  groups_.resize(groups.size());
   // dtype, whether gradients are needed, and whether they may stay local
   using Kind = std::tuple<at::ScalarType, bool, bool>;
   std::vector<std::map<Kind, std::vector<size_t>>> members(groups.size());
@@ -123,6 +145,7 @@ void ParameterShards::State::add_unit(std::vector<size_t> members, size_t group)
   Unit unit{std::move(members), group, first.requires_grad(), may_stay_local(first),
             ShardLayout(counts, ranks_->world_size(), options_.piece())};
   if (unit.is_trained) unit.gradient = at::zeros({unit.layout.part_elements()}, like(first));
+  if (!groups_.empty()) groups_[group].units.push_back(units_.size());
   units_.push_back(std::move(unit));
 }
 
@@ -167,6 +190,54 @@ at::Tensor ParameterShards::State::own_piece(size_t i, const at::Tensor& part) c
   const ShardLayout& layout = units_[gradients_.bucket_of(i)].layout;
   const int64_t place = layout.begin(place_in_unit_[i]) + first - ranks_->rank() * layout.part_elements();
   return part.narrow(0, count > 0 ? place : 0, count);
+}
+
+// What left the flat memory would neither be updated nor reach other ranks.
+void ParameterShards::State::require_in_place() const {
+  for (size_t u = 0; u < units_.size(); ++u) {
+    for (size_t k = 0; k < units_[u].members.size(); ++k) {
+      detail::require_in_place(is_in_place(u, k), parts_[units_[u].members[k]].name);
+    }
+  }
+}
+
+bool ParameterShards::State::is_in_place(size_t u, size_t member) const {
+  const Unit& unit = units_[u];
+  const at::Tensor& parameter = parts_[unit.members[member]].parameter;
+  if (unit.memory) return unit.memory->holds(member);
+  if (!unit.parameters.defined() || parameter.numel() == 0) return true;
+  const auto size = static_cast<int64_t>(unit.parameters.element_size());
+  return parameter.const_data_ptr() ==
+         static_cast<const char*>(unit.parameters.const_data_ptr()) + unit.layout.begin(member) * size;
+}
+
+void ParameterShards::State::set_absent(const std::vector<at::Tensor>& parameters,
+                                        std::vector<char>& marks) const {
+  marks.assign(parts_.size(), 0);
+  for (const at::Tensor& parameter : parameters) {
+    const auto found = positions_.find(parameter.unsafeGetTensorImpl());
+    if (found != positions_.end()) marks[found->second] = 1;
+  }
+}
+
+const std::vector<ParameterShards::Part>& ParameterShards::parts() const { return state_->parts_; }
+double ParameterShards::scale() const { return state_->prescale_; }
+
+std::vector<char> ParameterShards::missed() const {
+  std::vector<char> missed;
+  for (size_t i = 0; i < state_->parts_.size(); ++i) {
+    missed.push_back(state_->unit_of(i).is_trained && state_->was_reached_[i] == 0 ? 1 : 0);
+  }
+  return missed;
+}
+
+std::vector<std::vector<std::string>> ParameterShards::units() const {
+  std::vector<std::vector<std::string>> names;
+  for (const State::Unit& unit : state_->units_) {
+    names.emplace_back();
+    for (const size_t position : unit.members) names.back().push_back(state_->parts_[position].name);
+  }
+  return names;
 }
 
 }  // namespace pacer

@@ -12,7 +12,6 @@
 #include <pacer/core/error.h>
 #include <pacer/hooks/detail/missed_parameters.h>
 #include <pacer/hooks/detail/model_facts.h>
-#include <pacer/hooks/gradient_accumulation.h>
 #include <pacer/hooks/session_parts.h>
 
 namespace pacer::detail {
@@ -81,14 +80,15 @@ class BatchComparison {
 
 PipelineHook::PipelineHook(torch::nn::Module& model, const Blocks& blocks, Grid grid,
                            const PipelineSchedule& schedule, PipelineOptions options)
-    : ParallelTraining(options.initial_parameters(), options.sync_buffers()),
+    : ParallelTraining(options.initial_parameters(), options.sync_buffers(), options.unused_is_zero()),
       model_(model),
       held_model_(model.weak_from_this().lock()),
       grid_(std::move(grid)),
       options_(std::move(options)),
       stage_model_(model, blocks, cut_of(blocks, schedule, grid_, options_), grid_.stage(),
                    grid_.world()->device()),
-      messages_(grid_.pipeline(), stage_model_.cut().schedule) {}
+      plan_(pipeline_plan(this->schedule(), grid_.stage())),
+      messages_(grid_.pipeline(), this->schedule()) {}
 
 std::string PipelineHook::agreement() const {
   const StageCut& cut = stage_model_.cut();
@@ -131,7 +131,7 @@ void PipelineHook::attach(SessionParts& parts) {
 }
 
 void PipelineHook::arrange() {
-  require(parts().find<GradientAccumulation>() == nullptr,
+  require(!parts().accumulates_gradients,
           "a Pipeline's micro-batches are those of GradientAccumulation; leave that hook out, and weigh by "
           "tokens with PipelineOptions::weight_by_tokens");
   require(!parts().writes_whole_model,
@@ -151,7 +151,7 @@ void PipelineHook::start(const Progress& progress) {
   share_tied_values();
 }
 
-void PipelineHook::join() {
+double PipelineHook::join() {
   learn_changes();  // a window is announced before its passes write to anything
   const bool trains = !trained_parameters(parts()).empty();
   const std::vector<std::string> of_ranks = grid_.pipeline()->exchange(trains ? "trains" : "");
@@ -163,7 +163,7 @@ void PipelineHook::join() {
     bucketer_ = std::make_unique<GradientBucketer>(named_optimizer_parameters(parts()), grid_.replicas(),
                                                    BucketOptions().unused_is_zero(options_.unused_is_zero()));
   }
-  is_joined_ = true;
+  return bucketer_ ? bucketer_->scale() : 1.0;
 }
 
 // Around the passes of all micro-batches. Nothing looks at gradients before the last one has ended.
@@ -188,7 +188,7 @@ void PipelineHook::backward_failed() {
 }
 
 void PipelineHook::agree(const Progress& progress, const std::string& data) {
-  if (!is_joined_) return;
+  if (!is_joined()) return;
   // The first announcement says which buffers training will change.
   ParallelTraining::forward_begin(progress);
   follow_parameters(progress);
@@ -205,13 +205,12 @@ void PipelineHook::require_same_batch(const std::string& data) const {
 
 void PipelineHook::gradients_ready(const Progress& window) {
   add_tied_gradients();
-  if (!is_joined_) return;
+  if (!is_joined()) return;
   if (bucketer_) {
     bucketer_->reduce(parts().unused(window));
   } else if (!unused_is_zero()) {
     check_all_reached(parts());
   }
-  parts().window.gradient_scale = scale();
   Work losses = add_losses();
   if (bucketer_) bucketer_->wait();
   share_written_parameters();

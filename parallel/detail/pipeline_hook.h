@@ -25,13 +25,14 @@ class PipelineHook : public ParallelTraining {
   const Grid& grid() const { return grid_; }
   const PipelineSchedule& schedule() const { return stage_model_.cut().schedule; }
   const StageModel& stage_model() const { return stage_model_; }
+  // What this rank does in a step.
+  const PipelinePlan& plan() const { return plan_; }
   StageMessages& messages() { return messages_; }
   SessionParts* session_parts() const { return attached_; }
   bool has_stage(int64_t stage) const { return stage % schedule().ranks == grid_.stage(); }
 
   std::string hook_name() const override { return "pipeline"; }
   std::string agreement() const override;
-  bool unused_is_zero() const override { return options_.unused_is_zero(); }
   // Throws InvalidArgument for another model than that of the Pipeline, and for an optimizer that does not
   // have this rank's parameters or whose gradients stay with their ranks.
   void attach(SessionParts& parts) override;
@@ -51,9 +52,7 @@ class PipelineHook : public ParallelTraining {
   void require_same_batch(const std::string& data) const;
 
  private:
-  bool is_joined() const override { return is_joined_; }
-  void join() override;
-  double scale() const override { return bucketer_ ? bucketer_->scale() : 1.0; }
+  double join() override;
   // The ranks of a pipeline have the same batches; the last stage's count.
   bool counts_batches() const override { return grid_.stage() == grid_.stages() - 1; }
   void add_tied_gradients();
@@ -64,10 +63,10 @@ class PipelineHook : public ParallelTraining {
   const Grid grid_;
   const PipelineOptions options_;
   StageModel stage_model_;
+  const PipelinePlan plan_;
   StageMessages messages_;
   SessionParts* attached_ = nullptr;
   std::unique_ptr<GradientBucketer> bucketer_;  // with replicas
-  bool is_joined_ = false;
   WideGradients wide_;
 };
 

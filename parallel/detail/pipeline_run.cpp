@@ -33,13 +33,6 @@ std::vector<Tensors> PipelineRun::micro_batches(const Tensors& batch) const {
   return all;
 }
 
-// Micro-batches of one kind give tensors of the same shapes, dtypes and need of a gradient in every stage.
-std::string PipelineRun::shape_key_of(const Tensors& micro_batch) const {
-  std::string kind = at::GradMode::is_enabled() ? "train" : "evaluate";
-  for (const at::Tensor& tensor : micro_batch) kind += concatenate(' ', tensor.scalar_type(), tensor.sizes());
-  return kind;
-}
-
 // Of shapes, and of values in host memory: to read those on a GPU would wait for it.
 std::string PipelineRun::checksum_of_batch(const Tensors& batch) const {
   Checksum sum;
@@ -59,7 +52,7 @@ at::Tensor PipelineRun::train(SessionWindow& window, const Tensors& batch) {
   const c10::DeviceGuard on_device(window.parts().device());
   for (size_t k = 0; k < pieces.size(); ++k) {
     batches_.push_back(window.begin(static_cast<int64_t>(k), pieces[k]));
-    shape_keys_.push_back(shape_key_of(batches_.back()));
+    kinds_.push_back(hook_.messages().kind_of(batches_.back()));
   }
   at::Tensor loss;
   try {
@@ -97,9 +90,8 @@ auto reading(const Tensors& x, int64_t stage, const std::string& what, const F& 
 }  // namespace
 
 void PipelineRun::run_plan(SessionWindow& window) {
-  const PipelinePlan plan = pipeline_plan(hook_.schedule(), hook_.grid().stage());
   bool has_gone_backward = false;
-  for (const PipelineAction& action : plan) {
+  for (const PipelineAction& action : hook_.plan()) {
     if (action.pass != PipelinePass::forward && !std::exchange(has_gone_backward, true))
       window.begin_backward();
     switch (action.pass) {
@@ -123,7 +115,7 @@ void PipelineRun::forward(SessionWindow* window, const PipelineAction& action) {
   const int64_t stage = stage_of(action);
   const auto k = static_cast<size_t>(action.micro_batch);
   SavedPass saved;
-  if (stage > 0) saved.inputs = hook_.messages().take_activations(stage, shape_keys_[k]);
+  if (stage > 0) saved.inputs = hook_.messages().take_activations(stage, kinds_[k]);
   at::Tensor loss;
   {
     const auto pass = window ? window->pass(action.micro_batch) : ZeroedGradients::Scope(nullptr, nullptr);
@@ -147,7 +139,7 @@ void PipelineRun::forward(SessionWindow* window, const PipelineAction& action) {
     add_loss(loss, window ? window->weight(action.micro_batch) : 1.0);
     if (window) saved.outputs = {window->scaled_loss(action.micro_batch, loss)};
   } else {
-    hook_.messages().send_activations(stage, shape_keys_[k], saved.outputs);
+    hook_.messages().send_activations(stage, kinds_[k], saved.outputs);
     const bool has_loss = hook_.has_stage(hook_.schedule().stages() - 1);
     if (window && action.chunk == 0 && !has_loss) {  // for hooks that count
       (void)window->scaled_loss(action.micro_batch, at::zeros({}, device_options()));
@@ -226,10 +218,9 @@ at::Tensor PipelineRun::evaluate(const Tensors& batch) {
       batches_.emplace_back();
       for (const at::Tensor& tensor : piece)
         batches_.back().push_back(copy_to_device(tensor, parts.device()));
-      shape_keys_.push_back(shape_key_of(batches_.back()));
+      kinds_.push_back(hook_.messages().kind_of(batches_.back()));
     }
-    const PipelinePlan plan = pipeline_plan(hook_.schedule(), hook_.grid().stage());
-    for (const PipelineAction& action : plan) {
+    for (const PipelineAction& action : hook_.plan()) {
       if (action.pass == PipelinePass::forward) forward(nullptr, action);
     }
     hook_.messages().collect(/*wait=*/true);

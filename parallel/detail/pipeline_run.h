@@ -44,7 +44,6 @@ class PipelineRun {
   };
 
   std::vector<Tensors> micro_batches(const Tensors& batch) const;
-  std::string shape_key_of(const Tensors& micro_batch) const;
   std::string checksum_of_batch(const Tensors& batch) const;
   void run_plan(SessionWindow& window);
   // `window` may be null: then without backward.
@@ -64,8 +63,8 @@ class PipelineRun {
 
   PipelineHook& hook_;
   const PipelineFunctions& functions_;
-  std::vector<Tensors> batches_;  // micro-batches as hooks left them
-  std::vector<std::string> shape_keys_;
+  std::vector<Tensors> batches_;                                   // micro-batches as hooks left them
+  std::vector<size_t> kinds_;                                      // of these, see StageMessages
   std::map<std::pair<int64_t, int64_t>, SavedPass> saved_passes_;  // by micro-batch and chunk
   at::Tensor loss_;  // sum of weighted losses; of the last stage
   double weight_ = 0;

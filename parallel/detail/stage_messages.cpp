@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
@@ -72,6 +73,15 @@ TensorSpecs specs_of(const Tensors& tensors) {
   return specs;
 }
 
+size_t StageMessages::kind_of(const Tensors& micro_batch) {
+  TensorSpecs specs = specs_of(micro_batch);
+  for (TensorSpec& spec : specs) spec.requires_grad = at::GradMode::is_enabled();
+  const auto found = std::find(kinds_.begin(), kinds_.end(), specs);
+  const auto kind = static_cast<size_t>(found - kinds_.begin());
+  if (found == kinds_.end()) kinds_.push_back(std::move(specs));
+  return kind;
+}
+
 // A rank sends on the queue of its parity and receives on the other one's; where the last of an odd number of
 // ranks sends to the first, or the first to the last, a third one keeps them apart.
 int StageMessages::queues(const PipelineSchedule& schedule) {
@@ -132,10 +142,10 @@ StageMessages::Incoming StageMessages::take(Direction direction, int64_t from, i
   return receive(direction, from, specs);
 }
 
-void StageMessages::send_activations(int64_t from, const std::string& shape_key, const Tensors& tensors) {
+void StageMessages::send_activations(int64_t from, size_t kind, const Tensors& tensors) {
   require_sendable(tensors, from, pipeline_->device());
   const TensorSpecs specs = specs_of(tensors);
-  const auto [told, is_new] = sent_specs_.emplace(std::make_pair(from, shape_key), specs);
+  const auto [told, is_new] = sent_specs_.emplace(std::make_pair(from, kind), specs);
   if (!is_new && !(told->second == specs)) {
     throw InvalidArgument(concatenate(
         "stage ", from,
@@ -143,7 +153,7 @@ void StageMessages::send_activations(int64_t from, const std::string& shape_key,
         "than for an earlier micro-batch of the same shape; let them follow from the batch alone"));
   }
   if (rank_of(from) == rank_of(from + 1)) {
-    received_specs_[{from + 1, shape_key}] = specs;
+    received_specs_[{from + 1, kind}] = specs;
   } else if (is_new) {
     send(Direction::activations, from, from + 1, {encoded(specs).to(pipeline_->device())});
   }
@@ -158,10 +168,10 @@ TensorSpecs StageMessages::receive_specs(int64_t from) {
   return decoded(words.tensors.front().cpu());
 }
 
-Tensors StageMessages::take_activations(int64_t to, const std::string& shape_key) {
-  auto known = received_specs_.find({to, shape_key});
+Tensors StageMessages::take_activations(int64_t to, size_t kind) {
+  auto known = received_specs_.find({to, kind});
   if (known == received_specs_.end()) {
-    known = received_specs_.emplace(std::make_pair(to, shape_key), receive_specs(to - 1)).first;
+    known = received_specs_.emplace(std::make_pair(to, kind), receive_specs(to - 1)).first;
   }
   Incoming incoming = take(Direction::activations, to - 1, to, known->second);
   incoming.work.wait();

@@ -5,16 +5,14 @@
 // A rank asks for a message when it needs it, no earlier: on a GPU the kernel that waits for one takes
 // multiprocessors from those that compute.
 //
-// Receivers must know shapes. They are told when a micro-batch with a new shape key passes for the first
-// time, and remembered; what has the same key is for the caller to say, alike on all ranks.
+// Receivers must know shapes. They are told when a micro-batch of a new kind passes for the first time, and
+// remembered: micro-batches of one kind give tensors of the same shapes, dtypes and need of a gradient in every stage.
 #pragma once
 
 #include <cstdint>
 #include <deque>
 #include <map>
 #include <memory>
-#include <set>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -49,11 +47,15 @@ class StageMessages {
   // Makes the queues: all ranks of the pipeline together.
   StageMessages(std::shared_ptr<Communicator> pipeline, const PipelineSchedule& schedule);
 
-  // ---- Activations, from a stage to the next. Both give the micro-batch's shape key. ----
+  // The number on this rank of the micro-batch's kind: the dtypes and shapes of its tensors, and whether gradients are
+  // switched on. The ranks of a pipeline have the same micro-batches.
+  size_t kind_of(const Tensors& micro_batch);
 
-  void send_activations(int64_t from_stage, const std::string& shape_key, const Tensors& tensors);
+  // ---- Activations, from a stage to the next. Both give the micro-batch's kind. ----
+
+  void send_activations(int64_t from_stage, size_t kind, const Tensors& tensors);
   // Leaves that require a gradient where the sender's tensors did.
-  Tensors take_activations(int64_t to_stage, const std::string& shape_key);
+  Tensors take_activations(int64_t to_stage, size_t kind);
 
   // ---- Gradients, from a stage to the one before, of the activations that require them. ----
 
@@ -87,9 +89,10 @@ class StageMessages {
 
   const std::shared_ptr<Communicator> pipeline_;
   const PipelineSchedule schedule_;
-  std::vector<std::shared_ptr<Communicator>> queues_[2];                   // by direction
-  std::map<std::pair<int64_t, std::string>, TensorSpecs> received_specs_;  // by stage that receives, and key
-  std::map<std::pair<int64_t, std::string>, TensorSpecs> sent_specs_;      // by stage that sends, and key
+  std::vector<std::shared_ptr<Communicator>> queues_[2];  // by direction
+  std::vector<TensorSpecs> kinds_;  // of micro-batches; all tensors of one require gradients, or none does
+  std::map<std::pair<int64_t, size_t>, TensorSpecs> received_specs_;  // by stage that receives, and kind
+  std::map<std::pair<int64_t, size_t>, TensorSpecs> sent_specs_;      // by stage that sends, and kind
   std::map<std::pair<Direction, int64_t>, std::deque<Tensors>> to_this_rank_;  // where both stages are here
   std::deque<Outgoing> sent_;
 };

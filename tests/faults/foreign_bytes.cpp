@@ -242,11 +242,11 @@ TEST_CASE("every turned bit of what a stage says of its tensors is refused or an
       world->barrier();
       if (rank == 0) {
         fault.is_due = true;
-        stage.send_activations(0, "first", {sent});
+        stage.send_activations(0, /*kind=*/0, {sent});
         return stage.collect(/*wait=*/false);
       }
       try {
-        stage.take_activations(1, "first");
+        stage.take_activations(1, /*kind=*/0);
       } catch (const std::exception&) {
         world->leave("its step failed");
         throw;
