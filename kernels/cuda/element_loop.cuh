@@ -8,7 +8,7 @@
 #include <type_traits>
 
 #include <pacer/kernels/adam.h>
-#include <pacer/kernels/math/element_rule.h>
+#include <pacer/kernels/math/adam_storage.h>
 #include <pacer/kernels/cuda/packet.cuh>
 
 namespace pacer::kernels {
