@@ -1,6 +1,7 @@
 // What a step compares of an entry with what the plan was built from. is_current() compares all of it. Mostly
 // nothing has changed but the address of the gradient, and gradient_of_unchanged() sees that in a few loads:
-// for a step over thousands of small tensors that is all the host's time. Both are in step_walk.cpp.
+// for a step over thousands of small tensors that is all the host's time. They are in step_walk.cpp, which
+// alone calls what is inline.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +23,7 @@ class EntryWatch {
   bool is_current(const ParameterEntry& entry) const;
   // Where that is so, and kernels can read the gradient as it is: its first element. Null says nothing: then
   // is_current(), check_gradient() and needs_dense_gradient() decide.
-  const void* gradient_of_unchanged(const at::Tensor& gradient) const;
+  inline const void* gradient_of_unchanged(const at::Tensor& gradient) const;
 
   // True while the state is the parameter's. If `states` has other memory than at the last finds(), that one
   // comes first.
@@ -35,9 +36,9 @@ class EntryWatch {
 
   // Ask for memory that will be read soon: for all but the gradient; then for that; then for where its
   // elements are.
-  void fetch() const;
-  void fetch_gradient() const;
-  void fetch_elements() const;
+  inline void fetch() const;
+  inline void fetch_gradient() const;
+  inline void fetch_elements() const;
 
   c10::TensorImpl* tensor;  // the parameter
   FusedAdamStateFields* state;
@@ -63,7 +64,7 @@ class EntryWatch {
     if (storage == nullptr) return nullptr;
     return static_cast<const char*>(storage->data()) + tensor.storage_offset() * element_size;
   }
-  bool has_same_tensors() const;
+  inline bool has_same_tensors() const;
   // All of a parameter without gaps, and not empty: its tensors have one layout.
   bool is_plain_;
   at::Device device_;
