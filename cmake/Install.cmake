@@ -18,7 +18,7 @@ foreach(folder IN LISTS PACER_FOLDERS)
 endforeach()
 
 # The loops that rules of others go through (optimizers/own_rule.h), and what they include.
-install(FILES ${PROJECT_SOURCE_DIR}/kernels/cpu/element_loop.h ${PROJECT_SOURCE_DIR}/kernels/cpu/adam_range.h
+install(FILES ${PROJECT_SOURCE_DIR}/kernels/cpu/element_loop.h
   ${PROJECT_SOURCE_DIR}/kernels/cpu/target.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/pacer/kernels/cpu)
 install(FILES ${PROJECT_SOURCE_DIR}/kernels/cuda/element_loop.cuh ${PROJECT_SOURCE_DIR}/kernels/cuda/packet.cuh
   ${PROJECT_SOURCE_DIR}/kernels/cuda/launch.cuh DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/pacer/kernels/cuda)

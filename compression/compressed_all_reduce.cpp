@@ -21,12 +21,6 @@ struct Buffer {
   const kernels::OneBitRows* rows;
 };
 
-void read_row(const void* context, int64_t row, int64_t /*width*/, float* values) {
-  const auto& [elements, rows] = *static_cast<const Buffer*>(context);
-  const kernels::OneBitPiece& piece = rows->pieces[static_cast<size_t>(row)];
-  std::memcpy(values, elements + piece.offset, piece.count * sizeof(float));
-}
-
 void write_rows(const kernels::OneBitMessages& mean, const Buffer& buffer) {
   float values[kernels::kOneBitRow];
   for (const kernels::OneBitPiece& piece : buffer.rows->pieces) {
@@ -64,8 +58,10 @@ void CompressedAllReduce::reduce(const at::Tensor& buffer) {
   if (!compresses_) return;
   const Buffer rows{buffer.mutable_data_ptr<float>(), &exchange_->rows()};
   detail::OneBitInput input;
-  input.source = read_row;
-  input.context = &rows;
+  input.source = [&](int64_t row, int64_t /*width*/, float* values) {
+    const kernels::OneBitPiece& piece = rows.rows->pieces[static_cast<size_t>(row)];
+    std::memcpy(values, rows.elements + piece.offset, piece.count * sizeof(float));
+  };
   input.enqueue = [&](const auto& side, const auto& control, kernels::Stream stream) {
     onebit_compress_values_cuda(side, rows.elements, control, stream);
   };

@@ -13,7 +13,6 @@
 #include <pacer/kernels/math/adam_storage.h>
 #include <pacer/kernels/math/arithmetic.h>
 #include <pacer/kernels/math/dropout.h>
-#include <pacer/kernels/math/element_rule.h>
 #include <pacer/kernels/math/element_type.h>
 #include <pacer/kernels/math/fp8.h>
 #include <pacer/kernels/math/gradient_guard.h>

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include <pacer/kernels/math/gradient_guard.h>
 #include <pacer/kernels/math/onebit.h>
@@ -62,12 +63,11 @@ struct OneBitSide {
 
 // Writes the values of the first `width` elements of row `row` to values[0 ... width); what padding gets is
 // not looked at.
-using OneBitSource = void (*)(const void* context, int64_t row, int64_t width, float* values);
+using OneBitSource = std::function<void(int64_t row, int64_t width, float* values)>;
 
 // Rows [kOneBitUnitRows * unit, ...): carried = value + error, 0 in the padding; their signs; and what scales
 // are made of: sums[unit], or with rows_scaled sums[row].
-void onebit_compress_cpu(const OneBitSide& side, OneBitSource source, const void* context, int64_t unit,
-                         double* sums);
+void onebit_compress_cpu(const OneBitSide& side, const OneBitSource& source, int64_t unit, double* sums);
 
 // onebit_scale, whatever the caller does with denormals.
 float onebit_scale_cpu(ScaleNorm norm, double sum, int64_t count);

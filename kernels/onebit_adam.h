@@ -92,10 +92,9 @@ struct OneBitAdamRows {
   int64_t extent;
 };
 
-// A OneBitSource over OneBitAdamRows: beta1 * m + (1 - beta1) * g of a row, 0 in the padding; and the same as
-// it travels.
-void onebit_momentum_row(const void* rows, int64_t row, int64_t width, float* values);
-void onebit_scaled_momentum_row(const void* rows, int64_t row, int64_t width, float* values);
+// What a OneBitSource writes of a row: beta1 * m + (1 - beta1) * g, 0 in the padding, times the momentum scales
+// where there are some.
+void onebit_momentum_row(const OneBitAdamRows& rows, int64_t row, int64_t width, float* values);
 
 // The same for all rows of a unit, kept as the new momentum. It may be `dense_momentum` itself.
 void onebit_dense_momentum_cpu(const OneBitAdamRows& rows, int64_t unit, float* momentum);

@@ -9,7 +9,7 @@
 #include <pacer/core/error.h>
 #include <pacer/optimizers/detail/option_fields.h>
 #include <pacer/optimizers/detail/state_fields.h>
-#include <pacer/optimizers/detail/step_clock.h>
+#include <pacer/optimizers/detail/step_groups.h>
 
 namespace pacer {
 namespace {

@@ -7,7 +7,6 @@
 
 #include <pacer/core/error.h>
 #include <pacer/core/reduction_order.h>
-#include <pacer/optimizers/detail/cut_state.h>
 #include <pacer/optimizers/detail/group_defaults.h>
 #include <pacer/optimizers/detail/optimizer_archive.h>
 #include <pacer/optimizers/detail/parameter_check.h>

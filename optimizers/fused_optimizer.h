@@ -23,7 +23,7 @@ struct OptimizerView;
 struct PendingState;
 }  // namespace detail
 
-// What FusedAdam, FusedAdamW and FusedLamb share. Not used directly.
+// What FusedAdam, FusedAdamW, FusedLamb, OwnRuleOptimizer and the 1-bit optimizers share. Not used directly.
 class FusedOptimizer : public SessionOptimizer {
  public:
   FusedOptimizer(FusedOptimizer&&) noexcept;

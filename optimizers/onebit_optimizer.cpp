@@ -1,4 +1,5 @@
-// A 1-bit optimizer from its options to its steps. The header says which file has the rest.
+// A 1-bit optimizer beside its steps: how it is made, and what others want to know. The header says which file has
+// the rest.
 #include <pacer/optimizers/onebit_optimizer.h>
 
 #include <algorithm>
@@ -9,12 +10,11 @@
 #include <pacer/collectives/communicator.h>
 #include <pacer/collectives/gradient_bucketer.h>
 #include <pacer/core/error.h>
-#include <pacer/device/detail/failure_text.h>
 #include <pacer/device/detail/host_copy.h>
 #include <pacer/optimizers/detail/compressed_parameters.h>
 #include <pacer/optimizers/detail/freeze_rule.h>
 #include <pacer/optimizers/detail/onebit_overlap.h>
-#include <pacer/optimizers/detail/onebit_setup.h>
+#include <pacer/optimizers/detail/onebit_settings.h>
 #include <pacer/optimizers/detail/parameter_check.h>
 #include <pacer/optimizers/detail/step_agreement.h>
 #include <pacer/optimizers/detail/step_engine.h>
@@ -22,7 +22,6 @@
 namespace pacer {
 
 using torch::optim::OptimizerParamGroup;
-using Kind = detail::OneBitKind;
 
 OneBitOptimizer::OneBitOptimizer(const std::vector<OptimizerParamGroup>& groups,
                                  std::unique_ptr<torch::optim::OptimizerOptions> defaults,
@@ -49,6 +48,7 @@ detail::CompressedParameters* OneBitOptimizer::compressed() const { return engin
 detail::OneBitSetup OneBitOptimizer::setup_for(const std::vector<detail::GroupSettings>& settings) const {
   const detail::OneBitSettings onebit = detail::onebit_settings(name(), settings);
   const bool hierarchical = onebit.hierarchical();
+  if (onebit_ && onebit_->hierarchical() == hierarchical) return {onebit, onebit_->rule, onebit_->route};
   detail::OneBitSetup setup{
       onebit, traits().settings(defaults()).kernel.rule, {world_, hierarchical, shard_ranks_ != nullptr}};
   require(
@@ -105,7 +105,7 @@ void OneBitOptimizer::add_group(const Group& group) {
 void OneBitOptimizer::add_param_group(const OptimizerParamGroup& group) { add_group(group); }
 void OneBitOptimizer::add_param_group(const NamedParamGroup& group) { add_group(group); }
 
-// ---- Which step comes next. ----
+// ---- Who shares the work. ----
 
 std::string OneBitOptimizer::unshared_reason(GradientScope among) const {
   if (among == GradientScope::world || !onebit_->hierarchical()) {
@@ -138,25 +138,8 @@ bool OneBitOptimizer::is_part(const std::string& name, const torch::Tensor& tens
   return FusedOptimizer::is_part(name, tensor) && !detail::is_lamb_number(name);
 }
 
-detail::OneBitKind OneBitOptimizer::kind_of_next_step() const {
-  if (!frozen_at_) return Kind::warm_up;
-  const int64_t every = onebit_->refresh_variance_every;
-  if (every > 0 && (attempts_ + 1 - *frozen_at_) % every == 0) return Kind::refresh;
-  return compressed()->compresses() ? Kind::compressed : Kind::dense;
-}
-
-void OneBitOptimizer::announce_phase() const {
-  static constexpr const char* kNames[] = {"warm-up", "compressed", "frozen", "refresh"};  // by kind
-  world_->set_phase(kNames[static_cast<size_t>(kind_of_next_step())]);
-}
-
 OneBitPhase OneBitOptimizer::phase() const {
   return frozen_at_ ? OneBitPhase::compressed : OneBitPhase::warm_up;
-}
-
-GradientScope OneBitOptimizer::gradient_scope() const {
-  if (kind_of_next_step() != Kind::compressed) return GradientScope::world;
-  return onebit_->route.is_by_nodes() ? GradientScope::node : GradientScope::rank;
 }
 
 std::vector<torch::Tensor> OneBitOptimizer::local_parameters() const {
@@ -191,85 +174,6 @@ void OneBitOptimizer::check_run(const Communicator& world, const RunPlan& run) c
   require(moves.empty(), name(), ": freeze_step(", *onebit_->freeze_step(), ") comes while ", moves,
           " still moves, and the frozen variance would be that of other data; freeze later, use "
           "freeze_automatically, or say allow_early_freeze(true)");
-}
-
-// ---- A step. ----
-
-void OneBitOptimizer::prepare(const StepInputs& inputs) {
-  const at::NoGradGuard no_grad;
-  require_intact();
-  require(!inputs.replayable, name(),
-          " talks to other ranks in the middle of a step, so that it cannot be replayed from a CUDA "
-          "graph; leave the CudaGraph hook out");
-  adopt_foreign_options();
-  check_device();
-  auto settings = this->settings();
-  const detail::OneBitSetup onebit = setup_for(settings);
-  require(onebit.freeze_automatically() == onebit_->freeze_automatically(), name(),
-          ": freeze_automatically was set or changed in the middle of a run; build a new optimizer");
-  require(
-      attempts_ == 0 || onebit.exchanges_like(*onebit_), name(),
-      ": which groups are compressed, and how, was changed after step ", attempts_,
-      "; set compress, compress_vectors, one_bit, compress_alone, bucket_bytes, variance_floor and scales "
-      "before the first one");
-  require(!frozen_at_ || onebit.compressed.size() == onebit_->compressed.size(), name(),
-          ": a parameter group was added after the variance froze (step ", frozen_at_.value_or(0),
-          "), which has seen nothing of the new parameters; add it before");
-  const Kind kind = kind_of_next_step();
-  if (frozen_at_) begin(kind, onebit, inputs);
-  require_as_started(inputs);
-  StepInputs with_guard = inputs;
-  if (with_guard.guard == nullptr) with_guard.guard = alone_.guard;
-  engine().prepare(param_groups_, std::move(settings), state_, names(), with_guard);
-  inputs_ = std::move(with_guard);
-  *onebit_ = onebit;
-  kind_ = kind;
-}
-
-// Times average times the local weight, stored gradients that were not added over the world are their worker's
-// mean.
-void OneBitOptimizer::begin(Kind kind, const detail::OneBitSetup& onebit, const StepInputs& inputs) {
-  double local_weight = inputs.local_weight;
-  if (onebit.route.is_by_nodes() || shard_ranks_) local_weight = static_cast<double>(onebit.route.workers());
-  compressed()->begin({kind, local_weight, attempts_, onebit.refresh_variance_every});
-  if (kind == Kind::compressed) compressed()->agree(attempts_, onebit.overlap_backward());
-}
-
-bool OneBitOptimizer::enqueue() {
-  bool applied = false;
-  mark_failed_if_throws([&] {
-    require_finite();
-    applied = FusedOptimizer::enqueue();
-    require_applied(applied || !has_started());
-    // Only the device knows yet.
-    const bool is_late = has_started() && inputs_.guard->device().is_cuda();
-    ahead_.late_check = is_late ? detail::start_host_copy(inputs_.guard->memory()) : nullptr;
-    if (ahead_.overlap) ahead_.overlap->end();
-  });
-  return applied;
-}
-
-void OneBitOptimizer::conclude(bool applied) {
-  mark_failed_if_throws([&] {
-    ++attempts_;
-    FusedOptimizer::conclude(applied);
-    if (kind_ == Kind::warm_up) consider_freeze();
-    announce_phase();  // already here: a Session's gradients travel before the next prepare()
-  });
-}
-
-void OneBitOptimizer::mark_failed_if_throws(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const std::exception& error) {
-    detail::keep_failure(error, failure_);
-    throw;
-  }
-}
-
-void OneBitOptimizer::require_intact() const {
-  require<Error>(failure_.empty(), name(), ": a step failed half-way (", failure_,
-                 "), and what its state is worth is unknown; load a checkpoint");
 }
 
 // ---- What others want to know. ----

@@ -133,6 +133,8 @@ class OneBitOptimizer : public FusedOptimizer {
   void add_group(const Group& group);
   std::vector<torch::Tensor> local_parameters(const detail::OneBitSetup& onebit,
                                               const std::vector<detail::GroupSettings>& settings) const;
+
+  // ---- onebit_optimizer_step.cpp ----
   detail::OneBitKind kind_of_next_step() const;
   // What is sent from here on counts for the coming step's phase.
   void announce_phase() const;
@@ -140,13 +142,11 @@ class OneBitOptimizer : public FusedOptimizer {
   // Runs what cannot be undone. Where it throws, every later step and export does, until a state is loaded.
   void mark_failed_if_throws(const std::function<void()>& f);
   void require_intact() const;
-
-  // ---- onebit_optimizer_plain.cpp ----
   StepInputs plain_step_inputs() override;
+  bool adds_gradients() const;
+  double add_gradients();
   void fill_missing();
   void update_bucketer();
-
-  // ---- onebit_optimizer_overlap.cpp ----
   bool start(size_t turn);
   bool has_started() const;
   void require_as_started(const StepInputs& inputs);

@@ -14,7 +14,7 @@
 #include <pacer/optimizers/detail/compressed_parameters.h>
 #include <pacer/optimizers/detail/freeze_rule.h>
 #include <pacer/optimizers/detail/onebit_overlap.h>
-#include <pacer/optimizers/detail/onebit_setup.h>
+#include <pacer/optimizers/detail/onebit_settings.h>
 #include <pacer/optimizers/detail/step_engine.h>
 #include <pacer/optimizers/onebit_optimizer.h>
 

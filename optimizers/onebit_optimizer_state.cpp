@@ -14,7 +14,7 @@
 #include <pacer/optimizers/detail/onebit_errors.h>
 #include <pacer/optimizers/detail/onebit_overlap.h>
 #include <pacer/optimizers/detail/onebit_rank_state.h>
-#include <pacer/optimizers/detail/onebit_setup.h>
+#include <pacer/optimizers/detail/onebit_settings.h>
 #include <pacer/optimizers/detail/optimizer_archive.h>
 #include <pacer/optimizers/detail/option_fields.h>
 #include <pacer/optimizers/detail/parameter_check.h>
@@ -174,7 +174,7 @@ SessionOptimizer::PreparedImport OneBitOptimizer::prepare_import(const NamedTens
   detail::PendingState pending = detail::import_state(state, view());
   const auto settings = detail::check_pending(pending, view()), here = this->settings();
   for (size_t g = 0; g < settings.size(); ++g) {
-    require(settings[g].compress == here[g].compress, "parameter group ", g,
+    require(settings[g].onebit.compress() == here[g].onebit.compress(), "parameter group ", g,
             " is compressed here or in the state to load, but not in both; build the same groups");
   }
   const detail::OneBitSetup onebit = setup_for(settings);

@@ -1,6 +1,6 @@
 // An update rule of your own, which pacer's machine runs: options, state, master weights, the gradient guard,
 // paging, ranks, archives and checkpoints are those of FusedAdamW. What you write is what happens to one
-// element (kernels/math/element_rule.h); the loops over it are templates of pacer's.
+// element (kernels/math/adam.h); the loops over it are templates of pacer's.
 //
 //   const pacer::kernels::UpdateLoops kLoops{pacer::kernels::elements_cpu<Lion>, lion_cuda};
 //   const pacer::OwnRule kLion("Lion", kLoops, Lion::kSecondMoment);

@@ -36,10 +36,6 @@ StepScalars scalars_of(UpdateRule rule) {
   return scalars;
 }
 
-void mean_row(const void* messages, int64_t row, int64_t width, float* values) {
-  decode_mean_cpu(*static_cast<const OneBitMessages*>(messages), row * kOneBitRow, width, values);
-}
-
 // Messages of all ranks: random signs, every scale 0.01.
 struct Messages {
   std::vector<unsigned char> memory;
@@ -74,13 +70,13 @@ struct Side {
         sums(static_cast<size_t>(rows.count())),
         rows_scaled(by_rows) {}
 
-  void compress(OneBitSource source, const void* context, int threads) {
+  void compress(const OneBitSource& source, int threads) {
     const OneBitSide side{rows.pieces.data(), rows.first.data(),     rows.count(),
                           rows.extent,        carried.data(),        scales.data(),
                           rows_scaled,        pacer::ScaleNorm::rms, signs.data()};
     run_parts(threads, rows.units(), [&](int64_t begin, int64_t end) {
       for (int64_t unit = begin; unit < end; ++unit) {
-        onebit_compress_cpu(side, source, context, unit, sums.data());
+        onebit_compress_cpu(side, source, unit, sums.data());
       }
     });
   }
@@ -195,11 +191,17 @@ std::vector<Part> make_parts() {
     const std::string scales = by_rows ? ", a scale for each block" : ", one scale";
     parts.push_back({"worker" + scales, Mix::update_from1, 12.25 * all, [m, exchange](int threads) {
                        const OneBitAdamRows rows = m->rows(*exchange);
-                       exchange->worker.compress(onebit_momentum_row, &rows, threads);
+                       const auto momentum_row = [&](int64_t row, int64_t width, float* values) {
+                         onebit_momentum_row(rows, row, width, values);
+                       };
+                       exchange->worker.compress(momentum_row, threads);
                      }});
     parts.push_back(
         {"server" + scales, Mix::update, (8.125 + kRanks / 8.0) * served, [m, exchange](int threads) {
-           exchange->server.compress(mean_row, &exchange->messages.view, threads);
+           const auto mean_row = [&](int64_t row, int64_t width, float* values) {
+             decode_mean_cpu(exchange->messages.view, row * kOneBitRow, width, values);
+           };
+           exchange->server.compress(mean_row, threads);
          }});
     parts.push_back({"update" + scales, Mix::update_from1, 12.125 * all, [m, exchange](int threads) {
                        const OneBitAdamRows rows = m->rows(*exchange);

@@ -15,16 +15,9 @@
 #include <pacer/device/detail/failure_text.h>
 
 namespace pacer::detail {
-namespace {
 
 using kernels::OneBitHeader;
 using kernels::OneBitMessages;
-
-void mean_row(const void* context, int64_t row, int64_t width, float* values) {
-  decode_mean_cpu(*static_cast<const OneBitMessages*>(context), row * kernels::kOneBitRow, width, values);
-}
-
-}  // namespace
 
 int64_t exchange_alignment(const CompressionOptions& options) {
   const int64_t least = options.block_scales() ? kernels::kOneBitRow : kernels::kOneBitAlignment;
@@ -108,13 +101,12 @@ kernels::OneBitSide OneBitExchange::view(const Side& side, unsigned char* signs)
 }
 
 // The kernel over all units, then the scales. Returns the header's.
-float OneBitExchange::compress(Side& side, unsigned char* signs, kernels::OneBitSource source,
-                               const void* context) {
+float OneBitExchange::compress(Side& side, unsigned char* signs, const kernels::OneBitSource& source) {
   const kernels::OneBitSide kernel_side = view(side, signs);
   auto* sums = side.sums.mutable_data_ptr<double>();
   at::parallel_for(0, side.rows.units(), 1, [&](int64_t begin, int64_t end) {
     for (int64_t unit = begin; unit < end; ++unit) {
-      onebit_compress_cpu(kernel_side, source, context, unit, sums);
+      onebit_compress_cpu(kernel_side, source, unit, sums);
     }
   });
   auto* scales = side.scales.mutable_data_ptr<float>();
@@ -259,7 +251,7 @@ void OneBitExchange::finish() {
 void OneBitExchange::start_on_cpu(const OneBitInput& input) {
   const int64_t sign_bytes = layout_.chunk() / 8;
   auto* signs = signs_.mutable_data_ptr<uint8_t>();
-  const float worker_scale = compress(worker_, signs, input.source, input.context);
+  const float worker_scale = compress(worker_, signs, input.source);
   for (int64_t rank = 0; rank < layout_.world_size(); ++rank) {
     unsigned char* to = message(worker_.messages, rank);
     const int64_t first_row = options_.block_scales() ? rank * layout_.chunk() / kernels::kOneBitRow : 0;
@@ -276,7 +268,10 @@ void OneBitExchange::serve_on_cpu() {
   const int64_t sign_bytes = layout_.chunk() / 8;
   const OneBitMessages parts = messages_in(received_);
   unsigned char* own = message(server_.messages, 0);
-  const float server_scale = compress(server_, own + stride_ - sign_bytes, mean_row, &parts);
+  const auto mean_row = [&](int64_t row, int64_t width, float* values) {
+    decode_mean_cpu(parts, row * kernels::kOneBitRow, width, values);
+  };
+  const float server_scale = compress(server_, own + stride_ - sign_bytes, mean_row);
   write_header(own, server_scale, server_.scales.const_data_ptr<float>(), server_.rows.count(), step_);
   if (former_.defined()) std::swap(gathered_, former_);
   transfer_ = route_.all_gather(gathered_, server_.messages);

@@ -27,8 +27,7 @@ int64_t exchange_alignment(const CompressionOptions& options);
 
 // What is exchanged: row by row on the CPU, all at once by a kernel that is enqueued on CUDA.
 struct OneBitInput {
-  kernels::OneBitSource source = nullptr;
-  const void* context = nullptr;
+  kernels::OneBitSource source;
   std::function<void(const kernels::OneBitCudaSide&, const kernels::OneBitControl&, kernels::Stream)> enqueue;
   // Gradients of the numbers, on the device; where they are not finite nothing changes. CUDA only, may be
   // null.
@@ -109,7 +108,7 @@ class OneBitExchange {
   kernels::OneBitCudaSide cuda_view(const Side& side) const;
   at::Tensor errors_of(const Side& side) const;
   at::Tensor errors_on_device(const Side& side) const;
-  float compress(Side& side, unsigned char* signs, kernels::OneBitSource source, const void* context);
+  float compress(Side& side, unsigned char* signs, const kernels::OneBitSource& source);
   unsigned char* message(const at::Tensor& messages, int64_t number) const;
   void write_header(unsigned char* message, float scale, const float* row_scales, int64_t rows,
                     int64_t step) const;

@@ -5,7 +5,7 @@
 // `factor` is what the average over micro-batches, the loss scale and clipping make of a gradient.
 #pragma once
 
-#include <pacer/kernels/math/element_rule.h>
+#include <pacer/kernels/math/adam.h>
 
 struct LionRule {
   static constexpr bool kSecondMoment = false;

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include <pacer/core/reduction_order.h>
-#include <pacer/kernels/cpu/adam_range.h>
+#include <pacer/kernels/cpu/element_loop.h>
 #include <pacer/kernels/cpu/fold_columns.h>
 #include <pacer/kernels/cpu/target.h>
 

@@ -114,14 +114,13 @@ void decode_mean_cpu(const OneBitMessages& messages, int64_t position, int64_t c
   }
 }
 
-void onebit_compress_cpu(const OneBitSide& side, OneBitSource source, const void* context, int64_t unit,
-                         double* sums) {
+void onebit_compress_cpu(const OneBitSide& side, const OneBitSource& source, int64_t unit, double* sums) {
   const FullDenormals full_denormals;
   alignas(64) float values[kOneBitRow];
   alignas(64) float columns[kReductionColumns];
   const int64_t begin = unit * kOneBitUnitRows, end = std::min(side.rows, begin + kOneBitUnitRows);
   for (int64_t row = begin; row < end; ++row) {
-    source(context, row, width_of(side, row), values);
+    source(row, width_of(side, row), values);
     row == begin || side.rows_scaled ? round_row<true>(side, row, values, columns)
                                      : round_row<false>(side, row, values, columns);
     if (side.rows_scaled) sums[row] = static_cast<double>(fold_columns_cpu(columns));

@@ -144,14 +144,9 @@ void onebit_read_momentum(const OneBitAdamRows& rows, int64_t row, int64_t width
   });
 }
 
-void onebit_momentum_row(const void* context, int64_t row, int64_t width, float* values) {
-  const auto& rows = *static_cast<const OneBitAdamRows*>(context);
+void onebit_momentum_row(const OneBitAdamRows& rows, int64_t row, int64_t width, float* values) {
   momentum_row(rows, row, width, /*keeps_skipped=*/false, values);
-}
-
-void onebit_scaled_momentum_row(const void* context, int64_t row, int64_t width, float* values) {
-  const auto& rows = *static_cast<const OneBitAdamRows*>(context);
-  onebit_momentum_row(context, row, width, values);
+  if (rows.work.momentum_scales == nullptr) return;
   for_pieces(rows, row, [&](const OneBitPiece& piece, const OneBitAdamTensor&, int64_t place) {
     multiply(values + place, piece.count, rows.work.momentum_scales[piece.tensor]);
   });

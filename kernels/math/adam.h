@@ -154,7 +154,13 @@ PACER_HOST_DEVICE void adam_step(AdamElement<Real>& e, const AdamScalars<Real>& 
   e.parameter = fma_(-s.step_size, over_root(e.exp_avg, second_moment, s), e.parameter);
 }
 
-// The same as a rule of element_rule.h.
+// The same as a rule. A rule that needs nothing but the element and the scalars of its step is a struct with
+// these members; the loops over it are cpu/element_loop.h and cuda/element_loop.cuh:
+//
+//   static constexpr bool kSecondMoment;  // it has exp_avg_sq
+//   static constexpr bool kMaxMoment;     // it has max_exp_avg_sq
+//   template <class Real>                 // changes parameter and moments; float, or double for fp64
+//   PACER_HOST_DEVICE static void step(AdamElement<Real>& element, const AdamScalars<Real>& scalars);
 template <bool kAmsgrad>
 struct AdamRule {
   static constexpr bool kSecondMoment = true;

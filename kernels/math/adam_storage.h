@@ -153,6 +153,27 @@ PACER_HOST_DEVICE void store_parameter(typename StorageOf<kStorage>::Real value,
   }
 }
 
+// One step of one stored element by a rule (adam.h): to registers, the rule, and back. `random16` as for
+// store_parameter.
+template <class Rule, AdamStorage kStorage>
+PACER_HOST_DEVICE void step_stored(StoredElement<kStorage>& stored,
+                                   const AdamScalars<typename StorageOf<kStorage>::Real>& scalars,
+                                   uint32_t random16) {
+  AdamElement<typename StorageOf<kStorage>::Real> e;
+  e.gradient = load(stored.gradient);
+  e.parameter = load_parameter(stored);
+  e.exp_avg = load(stored.exp_avg);
+  if constexpr (Rule::kSecondMoment) e.exp_avg_sq = load(stored.exp_avg_sq);
+  if constexpr (Rule::kMaxMoment) e.max_exp_avg_sq = load(stored.max_exp_avg_sq);
+
+  Rule::step(e, scalars);
+
+  store_parameter(e.parameter, random16, stored);
+  store(e.exp_avg, stored.exp_avg);
+  if constexpr (Rule::kSecondMoment) store(e.exp_avg_sq, stored.exp_avg_sq);
+  if constexpr (Rule::kMaxMoment) store(e.max_exp_avg_sq, stored.max_exp_avg_sq);
+}
+
 // Stochastic rounding draws 8 x 16 bits at once: element i takes half-word i % 8 (low half of word 0 first)
 // of the draw with index i / 8, i counting real elements in registration order.
 constexpr int64_t kElementsPerDraw = 8;

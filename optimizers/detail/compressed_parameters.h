@@ -15,7 +15,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <pacer/optimizers/detail/onebit_bucket.h>
-#include <pacer/optimizers/detail/onebit_setup.h>
+#include <pacer/optimizers/detail/onebit_settings.h>
 #include <pacer/optimizers/gradient_guard.h>
 
 namespace pacer::detail {

@@ -44,6 +44,7 @@ void DtypeTable::build_tiles(bool is_paged) {
 }
 
 void DtypeTable::send(bool with_units) {
+  if (device_.is_cpu()) return;  // kernels read what the host has
   gradients_.send(device_);
   if (!is_paged_) {
     tensors_.send(device_);

@@ -1,6 +1,7 @@
 // The state tensors of entries: created in arenas, converted where dtype, layout, place or master weights
 // have changed.
 #include <map>
+#include <type_traits>
 
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
@@ -14,6 +15,13 @@ namespace {
 using kernels::AdamStorage;
 
 constexpr int64_t kArenaAlignment = 128;  // elements
+
+// The dtype of tensors whose elements are of that type.
+template <class Element>
+constexpr at::ScalarType kDtypeOf = std::is_same_v<Element, double>              ? at::kDouble
+                                    : std::is_same_v<Element, kernels::BFloat16> ? at::kBFloat16
+                                    : std::is_same_v<Element, uint16_t>          ? at::kShort
+                                                                                 : at::kFloat;
 
 // The fp32 value whose rounded half and remainder are given. As kernels' join: a zero that somebody else
 // wrote is zero, whatever its remainder.
@@ -121,27 +129,28 @@ std::optional<at::ScalarType> dtype_of(const ParameterEntry& entry, const StateF
 
 std::optional<at::ScalarType> field_dtype(StateKind kind, AdamStorage storage,
                                           const GroupSettings& settings) {
-  const auto where = [](bool exists, at::ScalarType dtype) {
-    return exists ? std::optional(dtype) : std::nullopt;
-  };
-  const auto of_moments = storage == AdamStorage::f64    ? at::kDouble
-                          : storage == AdamStorage::bf16 ? at::kBFloat16
-                                                         : at::kFloat;
-  switch (kind) {
-    case StateKind::moment:
-      return of_moments;
-    case StateKind::second_moment:
-      return where(settings.has_second_moment, of_moments);
-    case StateKind::max_moment:
-      return where(settings.amsgrad, of_moments);
-    case StateKind::master:
-      return where(storage == AdamStorage::bf16_master || storage == AdamStorage::f16_master, at::kFloat);
-    case StateKind::remainder:
-      return where(storage == AdamStorage::bf16_remainder, at::kShort);
-    case StateKind::trust_average:
-      break;
-  }
-  return where(settings.averages_trust, at::kDouble);
+  return kernels::with_storage(storage, [&](auto chosen) {
+    using Types = kernels::StorageOf<chosen()>;
+    constexpr auto kOfMoments = kDtypeOf<typename Types::State>, kOfExtra = kDtypeOf<typename Types::Extra>;
+    const auto where = [](bool exists, at::ScalarType dtype) {
+      return exists ? std::optional(dtype) : std::nullopt;
+    };
+    switch (kind) {
+      case StateKind::moment:
+        return where(true, kOfMoments);
+      case StateKind::second_moment:
+        return where(settings.has_second_moment, kOfMoments);
+      case StateKind::max_moment:
+        return where(settings.amsgrad, kOfMoments);
+      case StateKind::master:
+        return where(Types::kHasExtra && kOfExtra == at::kFloat, kOfExtra);
+      case StateKind::remainder:
+        return where(Types::kHasExtra && kOfExtra == at::kShort, kOfExtra);
+      case StateKind::trust_average:
+        break;
+    }
+    return where(settings.averages_trust, at::kDouble);
+  });
 }
 
 void prepare_state(std::vector<ParameterEntry>& entries, StateMemory& memory) {

@@ -1,6 +1,7 @@
 // What a step compares of an entry with what the plan was built from. is_current() compares all of it. Mostly
 // nothing has changed but the address of the gradient, and gradient_of_unchanged() sees that in a few loads:
-// for a step over thousands of small tensors that is all the host's time.
+// for a step over thousands of small tensors that is all the host's time. They are in step_walk.cpp, which
+// alone calls what is inline.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +23,7 @@ class EntryWatch {
   bool is_current(const ParameterEntry& entry) const;
   // Where that is so, and kernels can read the gradient as it is: its first element. Null says nothing: then
   // is_current(), check_gradient() and needs_dense_gradient() decide.
-  const void* gradient_of_unchanged(const at::Tensor& gradient) const;
+  inline const void* gradient_of_unchanged(const at::Tensor& gradient) const;
 
   // True while the state is the parameter's. If `states` has other memory than at the last finds(), that one
   // comes first.
@@ -35,15 +36,15 @@ class EntryWatch {
 
   // Ask for memory that will be read soon: for all but the gradient; then for that; then for where its
   // elements are.
-  void fetch() const;
-  void fetch_gradient() const;
-  void fetch_elements() const;
+  inline void fetch() const;
+  inline void fetch_gradient() const;
+  inline void fetch_elements() const;
 
   c10::TensorImpl* tensor;  // the parameter
   FusedAdamStateFields* state;
   // Copies of ParameterEntry::table and ParameterEntry::position.
   size_t table, position;
-  int64_t step_group = -1;
+  int64_t step_group = 0;
   bool gradient_is_dense = true;  // in this step, as it is
 
  private:
@@ -63,7 +64,7 @@ class EntryWatch {
     if (storage == nullptr) return nullptr;
     return static_cast<const char*>(storage->data()) + tensor.storage_offset() * element_size;
   }
-  bool has_same_tensors() const;
+  inline bool has_same_tensors() const;
   // All of a parameter without gaps, and not empty: its tensors have one layout.
   bool is_plain_;
   at::Device device_;
@@ -75,60 +76,5 @@ class EntryWatch {
   Place place_[1 + kStateFieldCount];
   int64_t elements_;
 };
-
-// The fields are written out, so that the compiler sees which they are.
-inline bool EntryWatch::has_same_tensors() const {
-  static_assert(kStateFieldCount == 6);
-  const FusedAdamStateFields& now = *state;
-  return now.exp_avg().is_same(state_tensors_[0]) && now.exp_avg_sq().is_same(state_tensors_[1]) &&
-         now.max_exp_avg_sq().is_same(state_tensors_[2]) && now.master().is_same(state_tensors_[3]) &&
-         now.remainder().is_same(state_tensors_[4]) && now.trust_average().is_same(state_tensors_[5]);
-}
-
-inline const void* EntryWatch::gradient_of_unchanged(const at::Tensor& gradient) const {
-  if (!is_plain_ || !has_same_tensors()) return nullptr;
-  const at::IntArrayRef sizes = tensor->sizes();
-  const bool is_contiguous = tensor->is_contiguous();
-  const auto has_layout = [&](const c10::TensorImpl& other) {
-    const at::IntArrayRef others = other.sizes();
-    if (others.size() != sizes.size()) return false;
-    for (size_t d = 0; d < sizes.size(); ++d) {
-      if (others[d] != sizes[d]) return false;
-    }
-    return (is_contiguous && other.is_contiguous()) || other.strides() == tensor->strides();
-  };
-  for (int32_t i = 0; i < places_; ++i) {
-    const Place& place = place_[i];
-    if (!place.is_left() || (place.has_layout && !has_layout(*place.tensor))) return nullptr;
-  }
-  const c10::TensorImpl& own = *gradient.unsafeGetTensorImpl();
-  const c10::StorageImpl* storage = own.unsafe_storage().unsafeGetStorageImpl();
-  if (storage == nullptr || storage->device() != device_ || own.layout() != at::kStrided ||
-      own.dtype() != place_[0].dtype || own.is_neg() || own._is_zerotensor() || !has_layout(own)) {
-    return nullptr;
-  }
-  return data_of(own, place_[0].element_size);
-}
-
-template <class T>
-void fetch_object(const T* object) {
-  constexpr size_t kLine = 64;
-  const char* begin = reinterpret_cast<const char*>(object);
-  for (size_t offset = 0; offset < sizeof(T); offset += kLine) __builtin_prefetch(begin + offset);
-  __builtin_prefetch(begin + sizeof(T) - 1);
-}
-
-inline void EntryWatch::fetch() const {
-  fetch_object(state);
-  __builtin_prefetch(in_states_);
-  for (int32_t i = 0; i < places_; ++i) fetch_object(place_[i].tensor);
-}
-inline void EntryWatch::fetch_gradient() const {
-  __builtin_prefetch(tensor->unsafe_storage().unsafeGetStorageImpl());
-  fetch_object(tensor->grad().unsafeGetTensorImpl());
-}
-inline void EntryWatch::fetch_elements() const {
-  __builtin_prefetch(tensor->grad().unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
-}
 
 }  // namespace pacer::detail

@@ -88,8 +88,8 @@ void HostSegments::place(std::vector<ParameterEntry>& entries) {
   std::vector<char> is_used(segments_.size());
   for (ParameterEntry& entry : entries) {
     if (find_place(entry) &&
-        (entry.range.count == 0 || taken.emplace(entry.host_segment, entry.host_offset).second)) {
-      is_used[entry.host_segment] = true;
+        (entry.range.count == 0 || taken.emplace(*entry.host_segment, entry.host_offset).second)) {
+      is_used[*entry.host_segment] = true;
     } else {
       without_place[{entry.storage, entry.amsgrad}].push_back(&entry);
     }
@@ -108,7 +108,7 @@ void HostSegments::place(std::vector<ParameterEntry>& entries) {
     }
   }
   for (ParameterEntry& entry : entries) {
-    if (entry.host_segment != ParameterEntry::kNoSegment) entry.host_segment = new_number[entry.host_segment];
+    if (entry.host_segment) entry.host_segment = new_number[*entry.host_segment];
   }
   segments_ = std::move(kept);
   std::map<std::pair<kernels::AdamStorage, bool>, int64_t> elements_of;
@@ -144,7 +144,7 @@ void HostSegments::place(std::vector<ParameterEntry>& entries) {
 }
 
 bool HostSegments::may_stay(const ParameterEntry& entry, const at::Tensor& tensor) const {
-  const auto& own = fields(entry.host_segment);
+  const auto& own = fields(*entry.host_segment);
   return std::any_of(own.begin(), own.end(),
                      [&](const HostField& field) { return is_view_of(field, entry.host_offset, tensor); });
 }
@@ -153,7 +153,7 @@ std::vector<at::Tensor> HostSegments::make(const std::vector<ParameterEntry*>& e
                                            const StateField& field, at::ScalarType dtype) {
   std::vector<at::Tensor> made;
   for (const ParameterEntry* entry : entries) {
-    for (const HostField& own : fields(entry->host_segment)) {
+    for (const HostField& own : fields(*entry->host_segment)) {
       if (own.field != &field || own.memory.scalar_type() != dtype) continue;
       made.push_back(
           own.memory.as_strided(entry->memory.sizes(), entry->memory.strides(), entry->host_offset));

@@ -153,8 +153,9 @@ void OneBitBucket::start(const kernels::StepScalars* scalars, const kernels::Gra
   const kernels::OneBitStorage storage{tables_.size() == 1,
                                        tables_.empty() ? kernels::AdamStorage::f32 : tables_.front().storage};
   OneBitInput input;
-  input.source = lamb_ ? kernels::onebit_scaled_momentum_row : kernels::onebit_momentum_row;
-  input.context = &rows;
+  input.source = [&](int64_t row, int64_t width, float* values) {
+    kernels::onebit_momentum_row(rows, row, width, values);
+  };
   input.enqueue = [&](const auto& side, const auto& control, kernels::Stream stream) {
     onebit_compress_momentum_cuda(side, rows.work, storage, control, stream);
   };

@@ -22,7 +22,7 @@
 #include <pacer/kernels/onebit_adam.h>
 #include <pacer/optimizers/detail/named_views.h>
 #include <pacer/optimizers/detail/onebit_lamb_kernels.h>
-#include <pacer/optimizers/detail/onebit_setup.h>
+#include <pacer/optimizers/detail/onebit_settings.h>
 #include <pacer/optimizers/detail/parameter_entry.h>
 #include <pacer/optimizers/detail/shared_sums.h>
 #include <pacer/optimizers/named_tensors.h>

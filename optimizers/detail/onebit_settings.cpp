@@ -12,7 +12,7 @@ namespace {
 
 // Whether momentum travels alike, and, if asked for, the variance freezes alike, too.
 bool are_alike(const OneBitGroupSettings& left, const OneBitGroupSettings& right, bool with_freeze) {
-  bool equal = !with_freeze || left.refresh_variance_every == right.refresh_variance_every;
+  bool equal = true;
   const auto compare = [&](const OptionField&, const auto& a, const auto& b) { equal = equal && a == b; };
   if (with_freeze) visit_freeze_options(compare, left, right);
   visit_exchange_options(compare, left, right);
@@ -42,8 +42,8 @@ OneBitSettings onebit_settings(const char* optimizer, const std::vector<GroupSet
       onebit.freeze_step().value_or(1) >= 1, optimizer,
       ": freeze_step must be at least 1 step, because a variance has to be seen before it can freeze; not ",
       onebit.freeze_step().value_or(1));
-  require(onebit.refresh_variance_every >= 0, optimizer, ": refresh_variance_every must be >= 0 steps, not ",
-          onebit.refresh_variance_every);
+  require(onebit.refresh_variance_every() >= 0, optimizer,
+          ": refresh_variance_every must be >= 0 steps, not ", onebit.refresh_variance_every());
   require(onebit.variance_floor() >= 0 && onebit.variance_floor() <= 1, optimizer,
           ": variance_floor must be between 0 and 1, not ", onebit.variance_floor());
   require(onebit.bucket_bytes().value_or(1) >= 1, optimizer, ": bucket_bytes must be at least 1 byte, not ",
@@ -53,12 +53,12 @@ OneBitSettings onebit_settings(const char* optimizer, const std::vector<GroupSet
       ": overlap_backward(true) sends momentum while backward runs, but with hierarchical(true) the ranks of "
       "a node first average all gradients; use one of them");
   for (size_t g = settings.size(); g-- > 0;) {
-    if (settings[g].compress) {
+    if (settings[g].onebit.compress()) {
       onebit.beta2 = settings[g].kernel.beta2;
       onebit.bias_correction = settings[g].kernel.bias_correction != 0;
     }
   }
-  for (const GroupSettings& group : settings) onebit.compressed.push_back(group.compress);
+  for (const GroupSettings& group : settings) onebit.compressed.push_back(group.onebit.compress());
   return onebit;
 }
 

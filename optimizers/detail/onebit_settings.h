@@ -9,6 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <pacer/compression/detail/onebit_route.h>
 #include <pacer/kernels/math/adam_storage.h>
 #include <pacer/optimizers/detail/optimizer_view.h>
 
@@ -65,6 +66,18 @@ std::vector<int64_t> first_of_buckets(const std::vector<OneBitTensor>& tensors,
 // The tensors of each bucket.
 std::vector<std::vector<OneBitTensor>> cut(const std::vector<OneBitTensor>& tensors,
                                            const std::vector<int64_t>& first_of_buckets);
+
+// What the ranks of a 1-bit optimizer exchange, and with whom.
+struct OneBitSetup : OneBitSettings {
+  kernels::UpdateRule rule;
+  OneBitRoute route;
+
+  bool exchanges() const { return one_bit() && (route.workers() > 1 || compress_alone()); }
+  // The numbers of the tensors with which buckets begin; there is one bucket where nothing is exchanged.
+  std::vector<int64_t> first_of_buckets(const std::vector<OneBitTensor>& tensors) const {
+    return detail::first_of_buckets(tensors, exchanges() ? bucket_bytes() : std::nullopt);
+  }
+};
 
 std::vector<int64_t> counts_of(const std::vector<OneBitTensor>& tensors);
 // Returns the bounds of each tensor; every tensor must be a part.

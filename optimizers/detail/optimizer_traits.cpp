@@ -79,7 +79,7 @@ GroupSettings settings_of(const Options& options) {
     kernel.adapt = options.adapt();
   }
   if constexpr (kIsOneBit<Options>) {
-    settings.compress = options.compress();
+    settings.onebit.compress(options.compress());
     const auto copy = [](const OptionField&, auto& own, const auto& value) { own = value; };
     visit_freeze_options(copy, settings.onebit, options);
     visit_exchange_options(copy, settings.onebit, options);
@@ -92,9 +92,6 @@ GroupSettings settings_of(const Options& options) {
   if constexpr (kIs<OwnRuleOptions, Options>) {
     settings.loops = &options.rule().loops();
     settings.has_second_moment = options.rule().has_second_moment();
-  }
-  if constexpr (kIs<OneBitAdamOptions, Options>) {
-    settings.onebit.refresh_variance_every = options.refresh_variance_every();
   }
   if constexpr (kIs<OneBitLambOptions, Options>) {
     kernel.coeff_beta = options.coeff_beta();

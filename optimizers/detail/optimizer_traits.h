@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include <torch/arg.h>
 #include <torch/optim/optimizer.h>
 
 #include <pacer/kernels/adam.h>
@@ -22,9 +23,12 @@
 
 namespace pacer::detail {
 
-// What a 1-bit optimizer asks for beside its rule, the same in all groups.
+// What a 1-bit optimizer asks for beside its rule, the same in all groups but for `compress`, which is false for
+// groups of other optimizers.
 struct OneBitGroupSettings : OneBitOptionsOf<OneBitGroupSettings> {
-  int64_t refresh_variance_every = 0;  // OneBitAdam only
+  OneBitGroupSettings() { compress(false); }
+
+  TORCH_ARG(int64_t, refresh_variance_every) = 0;  // OneBitAdam only
 };
 
 // Validated options of one parameter group.
@@ -34,7 +38,6 @@ struct GroupSettings {
   bool has_second_moment = true;                // states have exp_avg_sq
   const kernels::UpdateLoops* loops = nullptr;  // OwnRuleOptions only
   bool finite_check = false;
-  bool compress = false;        // 1-bit optimizers: parameters of the group are compressed, see compresses()
   bool averages_trust = false;  // states have a trust_average
   MasterWeights master_weights = MasterWeights::automatic;
   Rounding rounding = Rounding::nearest;
@@ -44,7 +47,7 @@ struct GroupSettings {
 
   // Whether the parameter's momentum travels as signs once the variance froze.
   bool compresses(const at::Tensor& parameter) const {
-    return compress && (onebit.compress_vectors() || parameter.dim() >= 2);
+    return onebit.compress() && (onebit.compress_vectors() || parameter.dim() >= 2);
   }
 };
 

@@ -47,12 +47,16 @@ template <class... Options>
 constexpr bool kIsOneBit = kIs<OneBitAdamOptions, Options...> || kIs<OneBitLambOptions, Options...>;
 
 // Calls visit(OptionField, value) for every field of the options, const or not; of several structs
-// visit(OptionField, value, other value ...). These are the options that say when the variance freezes.
+// visit(OptionField, value, other value ...). These are the options that say when the variance freezes,
+// and how often it is refreshed then.
 template <class Visit, class... Options>
 void visit_freeze_options(const Visit& visit, Options&... o) {
   visit(OptionField{"freeze_step"}, o.freeze_step()...);
   visit(OptionField{"freeze_automatically"}, o.freeze_automatically()...);
   visit(OptionField{"allow_early_freeze"}, o.allow_early_freeze()...);
+  if constexpr ((!kIs<OneBitLambOptions, Options> && ...)) {
+    visit(OptionField{"refresh_variance_every"}, o.refresh_variance_every()...);
+  }
 }
 
 // Those that say how momentum is exchanged.
@@ -103,9 +107,6 @@ void visit_options(const Visit& visit, Options&... o) {
   if constexpr (kIsOneBit<Options...>) {
     visit(OptionField{"compress"}, o.compress()...);
     visit_freeze_options(visit, o...);
-    if constexpr (kIs<OneBitAdamOptions, Options...>) {
-      visit(OptionField{"refresh_variance_every"}, o.refresh_variance_every()...);
-    }
     visit_exchange_options(visit, o...);
   }
 }

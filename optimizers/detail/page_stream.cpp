@@ -34,7 +34,7 @@ void PageStream::load(size_t page) {
   if (place.holds == page) return;
   // Of the page that was here, and of this one's former step: both were stored from this place.
   device_.wait(PageQueue::load, stored(i));
-  place.holds = kNone;  // until all copies are enqueued
+  place.holds.reset();  // until all copies are enqueued
   copy_page(device_, PageQueue::load, pages_[page], place.memory.get());
   device_.record(PageQueue::load, loaded(i));
   place.holds = page;
@@ -59,7 +59,7 @@ void PageStream::run(const std::vector<char>& takes_part, const std::function<vo
     const size_t i = page % kPlaces;
     Place& place = places_[i];
     device_.wait(PageQueue::update, loaded(i));
-    place.holds = kNone;  // from here on the device's is the newer one
+    place.holds.reset();  // from here on the device's is the newer one
     device_.update([update, page] { update(page); });
     device_.record(PageQueue::update, updated(i));
     device_.wait(PageQueue::store, updated(i));
@@ -72,7 +72,7 @@ void PageStream::run(const std::vector<char>& takes_part, const std::function<vo
 void PageStream::finish() {
   device_.synchronize(PageQueue::load);  // it reads host memory
   device_.synchronize(PageQueue::store);
-  for (Place& place : places_) place.holds = kNone;
+  for (Place& place : places_) place.holds.reset();
 }
 
 }  // namespace pacer::detail

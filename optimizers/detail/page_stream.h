@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include <pacer/optimizers/detail/page_device.h>
@@ -48,11 +49,10 @@ class PageStream {
   void finish();
 
  private:
-  static constexpr size_t kNone = ~size_t{0};
   struct Place {
     std::shared_ptr<void> memory;
-    size_t holds = kNone;   // the page that lies there, or will, as host memory has it
-    bool is_taken = false;  // by a page of the step that is being enqueued
+    std::optional<size_t> holds;  // the page that lies there, or will, as host memory has it
+    bool is_taken = false;        // by a page of the step that is being enqueued
   };
   static size_t loaded(size_t place) { return 3 * place; }
   static size_t updated(size_t place) { return 3 * place + 1; }

@@ -1,5 +1,7 @@
 #include <pacer/optimizers/detail/parameter_entry.h>
 
+#include <type_traits>
+
 #include <ATen/ops/empty.h>
 
 #include <pacer/core/error.h>
@@ -31,9 +33,13 @@ const void* ParameterEntry::in_range(const at::Tensor& tensor) const {
 }
 
 GradientType gradient_type(AdamStorage storage) {
-  if (storage == AdamStorage::f64) return GradientType::f64;
-  if (storage == AdamStorage::f32) return GradientType::f32;
-  return storage == AdamStorage::f16_master ? GradientType::f16 : GradientType::bf16;
+  return kernels::with_storage(storage, [](auto chosen) {
+    using Param = typename kernels::StorageOf<chosen()>::Param;
+    return std::is_same_v<Param, double>             ? GradientType::f64
+           : std::is_same_v<Param, float>            ? GradientType::f32
+           : std::is_same_v<Param, kernels::Float16> ? GradientType::f16
+                                                     : GradientType::bf16;
+  });
 }
 
 void* pointer_of(const at::Tensor& tensor) { return tensor.defined() ? tensor.mutable_data_ptr() : nullptr; }

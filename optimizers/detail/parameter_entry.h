@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -40,15 +41,14 @@ struct ParameterEntry {
   at::Tensor memory;
 
   // Paged: where in host memory the state lies (HostSegments), in elements of each field.
-  static constexpr size_t kNoSegment = ~size_t{0};
-  size_t host_segment = kNoSegment;
+  std::optional<size_t> host_segment;
   int64_t host_offset = 0;
 
   // Where the entry sits in the tables of its dtype set, or in the CompressedParameters, and which scalars it
   // uses.
   size_t table = 0;
   size_t position = 0;
-  int64_t step_group = -1;
+  int64_t step_group = 0;
 
   // Undefined where there is none.
   const at::Tensor& gradient() const {

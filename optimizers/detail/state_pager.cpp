@@ -109,7 +109,7 @@ std::vector<PagedPiece> StatePager::pieces_of(const Page& page, const std::vecto
     PagedPiece& made = pieces.emplace_back(
         PagedPiece{entry.position, piece.first, piece.count, table.tensor(entry.position)});
     int64_t area = 0;
-    for (const HostField& field : segments_.fields(entry.host_segment)) {
+    for (const HostField& field : segments_.fields(*entry.host_segment)) {
       const int64_t bytes = field.element_bytes();
       set_state_pointer(*field.field, biased(memory, area + (piece.place - piece.first) * bytes),
                         made.tensor);
@@ -123,7 +123,7 @@ StatePager::Draft StatePager::draft(const std::vector<ParameterEntry>& entries,
                                     const std::vector<DtypeTable>& tables) const {
   std::vector<int64_t> sizes, bytes_of_table(tables.size(), 1);
   for (const ParameterEntry& entry : entries) {
-    const int64_t bytes = HostSegments::bytes_per_element(segments_.fields(entry.host_segment));
+    const int64_t bytes = HostSegments::bytes_per_element(segments_.fields(*entry.host_segment));
     bytes_of_table[entry.table] = bytes;
     sizes.push_back(paged_bytes(entry.range.count, bytes));
   }
@@ -134,7 +134,7 @@ StatePager::Draft StatePager::draft(const std::vector<ParameterEntry>& entries,
     for (size_t i = 0; i < entries.size(); ++i) {
       if (entries[i].table != t) continue;
       auto& items = is_resident[i] ? staying : passing;
-      items.push_back({i, entries[i].host_segment, entries[i].host_offset, entries[i].range.count});
+      items.push_back({i, *entries[i].host_segment, entries[i].host_offset, entries[i].range.count});
     }
     const bool whole = tables[t].rule() == kernels::UpdateRule::lamb;
     draft.resident.push_back(

@@ -1,5 +1,7 @@
 #include <pacer/optimizers/detail/step_engine.h>
 
+#include <algorithm>
+
 #include <c10/core/DeviceGuard.h>
 
 #include <pacer/core/error.h>
@@ -31,6 +33,38 @@ bool StepEngine::plan_fits_next_step(const ParamGroups& groups, std::vector<Grou
                                      const ParamStates& states) {
   plan_.settings = std::move(settings);
   return plan_.fits(groups, states, /*finds_gradients=*/false) != StepPlan::Fit::none;
+}
+
+// What buckets of compressed parameters start with while backward runs.
+const kernels::StepScalars* StepEngine::prepare_ahead(double average, double local_weight, size_t first,
+                                                      size_t end) {
+  const c10::DeviceGuard device_guard(plan_.device);
+  std::vector<kernels::StepScalars>& scalars = ahead_.host();
+  std::optional<int64_t> last;  // the step group whose scalars are there
+  for (size_t at = first; at < end; ++at) {
+    const size_t i = plan_.compressed_entries[at];
+    const ParameterEntry& entry = plan_.entries[i];
+    const GroupSettings& settings = plan_.settings[entry.group];
+    const bool takes_part = plan_.takes_part(entry, entry.gradient());
+    if (!plan_.step_groups.expects(entry.step_group, *entry.state, takes_part)) return nullptr;
+    if (takes_part && entry.gradient().defined())
+      check_gradient(entry.parameter, entry.gradient(), entry.name);
+    if (entry.step_group != last) {
+      last = entry.step_group;
+      // The bits of a step, where the guard multiplies with the average.
+      kernels::StepGroup group{settings.kernel, /*is_double=*/false, takes_part};
+      group.settings.factor = 1.0;
+      group.settings.factor *= local_weight;
+      group.settings.factor *= average;
+      scalars.resize(std::max(scalars.size(), static_cast<size_t>(entry.step_group) + 1));
+      // Momentum does not depend on the step count.
+      kernels::adam_scalars_cpu(group, /*step=*/1, scalars[static_cast<size_t>(entry.step_group)]);
+    }
+    plan_.compressed_parameters->set_tensor(entry, plan_.find_gradient(i, takes_part), settings);
+  }
+  ahead_.mark_changed();
+  ahead_.send(plan_.device);
+  return ahead_.pointer();
 }
 
 // ---- prepare: what the host does ----
@@ -66,7 +100,7 @@ void StepEngine::prepare_step(const ParamGroups& groups, ParamStates& states, co
   const c10::DeviceGuard device_guard(plan_.device);
   choose_guard(inputs);
   const bool groups_fit = fit == StepPlan::Fit::plan_and_step_groups
-                              ? plan_.step_groups.fit()
+                              ? plan_.step_groups.may_stay()
                               : plan_.step_groups.fit(plan_.entries, plan_.taking_part);
   if (!groups_fit) {
     plan_.regroup();
@@ -79,9 +113,10 @@ void StepEngine::prepare_step(const ParamGroups& groups, ParamStates& states, co
   for (DtypeTable& table : plan_.tables) table.send(/*with_units=*/guard_ != nullptr);
   if (plan_.compressed_parameters) plan_.compressed_parameters->prepare(plan_.settings);
   if (plan_.pager) plan_.pager->prepare(plan_.tables);
-  plan_.step_groups.send(plan_.device);
-  if (plan_.device.is_cuda() && (guard_ || inputs.replayable || is_capturing(plan_.device)))
-    plan_.step_groups.let_device_lead();
+  if (plan_.device.is_cuda()) {
+    plan_.step_groups.send(plan_.device);
+    if (guard_ || inputs.replayable || is_capturing(plan_.device)) plan_.step_groups.let_device_lead();
+  }
   early_look_.allow(guard_ != nullptr && !inputs.replayable && plan_.compressed_parameters == nullptr &&
                     plan_.ranges().empty());
 }

@@ -4,9 +4,7 @@
 // calls them as it calls its tables, from the freeze on. The three calls of a step are those of
 // SessionOptimizer.
 //
-// To follow one AdamW step, read fused_optimizer.cpp (step), this file's source, step_walk.cpp,
-// step_groups.cpp (write_scalars), dtype_table.cpp (step), kernels/cpu/adam.cpp with element_loop.h or
-// kernels/cuda/adam.cu with element_loop.cuh, kernels/math/element_rule.h, adam_storage.h and adam.h.
+// docs/contributing.md lists the files that one AdamW step goes through.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +14,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <pacer/optimizers/detail/step_ahead.h>
 #include <pacer/optimizers/detail/step_early_look.h>
 #include <pacer/optimizers/detail/step_plan.h>
 
@@ -76,9 +73,7 @@ class StepEngine {
   // where these have to be planned anew. `local_weight` as theirs in that step.
   bool plan_fits_next_step(const ParamGroups& groups, std::vector<GroupSettings> settings,
                            const ParamStates& states);
-  const kernels::StepScalars* prepare_ahead(double average, double local_weight, size_t first, size_t end) {
-    return ahead_.prepare(plan_, average, local_weight, first, end);
-  }
+  const kernels::StepScalars* prepare_ahead(double average, double local_weight, size_t first, size_t end);
   // From the next step on compressed entries belong to these; null: tables update all.
   void compress_with(std::unique_ptr<CompressedParameters> parameters) {
     plan_.compressed_parameters = std::move(parameters);
@@ -107,7 +102,7 @@ class StepEngine {
 
   StepPlan plan_;
   EarlyLook early_look_;
-  StepAhead ahead_;
+  DeviceBuffer<kernels::StepScalars> ahead_;  // the scalars of the step to come, by step group
   std::shared_ptr<GradientGuard> own_guard_;  // for finite_check without a Session
   std::shared_ptr<GradientGuard> guard_;      // of this step
   double average_ = 1;

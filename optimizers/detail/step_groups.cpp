@@ -14,7 +14,7 @@ bool StepGroups::fit(const std::vector<ParameterEntry>& entries, const std::vect
   std::vector<char> active(groups_.size(), -1);
   for (size_t i = 0; i < entries.size(); ++i) {
     const ParameterEntry& entry = entries[i];
-    if (entry.step_group < 0 || !follows(*entry.state, entry.step_group)) return false;
+    if (!follows(*entry.state, entry.step_group)) return false;
     char& group = active[static_cast<size_t>(entry.step_group)];
     if (group == -1) group = takes_part[i];
     if (group != takes_part[i]) return false;

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -12,17 +13,47 @@
 #include <pacer/device/detail/device_buffer.h>
 #include <pacer/kernels/adam.h>
 #include <pacer/optimizers/detail/parameter_entry.h>
-#include <pacer/optimizers/detail/step_clock.h>
 
 namespace pacer::detail {
+
+// Counts the applied steps of a step group. The host knows the count as long as it alone decides whether a step
+// is applied; once the device decides (finite check, graph replay), the device leads and reading the count waits
+// for it.
+class StepClock {
+ public:
+  explicit StepClock(int64_t steps) : steps_(steps) {}
+
+  int64_t read() const { return device_leads_ ? device_steps_.select(0, place_).item<int64_t>() : steps_; }
+  bool device_leads() const { return device_leads_; }
+  // The steps that the host has applied itself: all of them while it leads.
+  int64_t host_steps() const { return steps_; }
+
+  void advance_host() { ++steps_; }
+  // Counts live in element `place` of `device_steps` (int64, on the GPU).
+  void place_on_device(at::Tensor device_steps, int64_t place) {
+    device_steps_ = std::move(device_steps);
+    place_ = place;
+  }
+  // Copies this clock's count, which the device leads, into element `place` of another count tensor.
+  void copy_device_count(const at::Tensor& device_steps, int64_t place) const {
+    device_steps.select(0, place).copy_(device_steps_.select(0, place_), /*non_blocking=*/true);
+  }
+  void let_device_lead() { device_leads_ = true; }
+
+ private:
+  int64_t steps_;
+  bool device_leads_ = false;
+  at::Tensor device_steps_;
+  int64_t place_ = 0;
+};
 
 class StepGroups {
  public:
   // True while every entry follows its step group's clock, each step group's entries agree on taking part,
   // and no two step groups could be one. takes_part[i] belongs to entries[i].
   bool fit(const std::vector<ParameterEntry>& entries, const std::vector<char>& takes_part);
-  // The same where every entry is as expected.
-  bool fit() const { return !could_merge(); }
+  // Whether they may stay as they are where every entry is as expected: no two step groups could be one.
+  bool may_stay() const { return !could_merge(); }
 
   // Sorts the entries into new step groups; step counts are kept. Where the device leads the counts of very
   // many step groups, this reads them, and so waits for it, to bring together those that are equal.
@@ -32,11 +63,10 @@ class StepGroups {
   // are those of this rank alone: times their settings' factor times `local_weight`.
   void configure(const std::vector<GroupSettings>& settings, double local_weight);
 
-  // Whether an entry with that state is in that step group (-1: in none), and took part, or did not, when the
-  // step groups fitted last, or were assigned.
+  // Whether an entry with that state is in that step group, and took part, or did not, when the step groups
+  // fitted last, or were assigned.
   bool expects(int64_t step_group, const FusedAdamStateFields& state, bool takes_part) const {
-    return step_group >= 0 && follows(state, step_group) &&
-           groups_[static_cast<size_t>(step_group)].takes_part == takes_part;
+    return follows(state, step_group) && groups_[static_cast<size_t>(step_group)].takes_part == takes_part;
   }
 
   // Sends what write_scalars needs to the GPU, where it changed.
@@ -60,7 +90,9 @@ class StepGroups {
     bool takes_part;
     std::shared_ptr<StepClock> clock;
   };
+  // False for every entry before the first assign().
   bool follows(const FusedAdamStateFields& state, int64_t step_group) const {
+    if (groups_.empty()) return false;
     const StepClock* clock = groups_[static_cast<size_t>(step_group)].clock.get();
     return state.follows(clock, clock->host_steps());
   }

@@ -1,4 +1,5 @@
-// How a plan is made. Everything that can be wrong is found before the first state is created.
+// How a plan is made. Everything that can be wrong is found before the first state is created, and no plan fits
+// until this one is complete.
 #include <algorithm>
 #include <map>
 #include <utility>
@@ -36,20 +37,6 @@ void StepPlan::update_only(const at::Tensor& parameter, ParameterRange range) {
 void StepPlan::page(const Paging& paging, MakePageDevice make) {
   paging_ = paging;
   make_page_device_ = std::move(make);
-}
-
-// Before a step, and before anything is changed.
-void StepPlan::check_paging(const StepInputs& inputs) const {
-  for (size_t g = 0; g < settings.size(); ++g) {
-    require(!settings[g].paging || settings[g].paging == paging_, traits->name, ": the options of group ", g,
-            paging_ ? " have another paged() than" : " have paged(), which lacks in",
-            " those that the optimizer was made with; it is about the whole optimizer, so set it there");
-  }
-  const bool is_captured = pager && device.is_cuda() && is_capturing(device);
-  require(
-      !paging_ || !(inputs.replayable || is_captured), traits->name,
-      ": paged state moves between host and GPU in every step, which a CUDA graph cannot replay; leave out "
-      "the CudaGraph hook, or paged()");
 }
 
 void StepPlan::make_pager() {
@@ -111,10 +98,10 @@ StepPlan::AdoptedStates StepPlan::add_entries(const ParamGroups& groups, const P
         parameter.tensor.grad().defined() || (owned != ranges_.end() && owned->second.gradient.defined());
     const auto state = states.find(parameter.key());
     const bool has_state = state != states.end();
-    planned_parameters_.push_back({parameter.key(), -1});
+    planned_parameters_.push_back({parameter.key(), std::nullopt});
     if (has_gradient || has_state ||
         (with_compressed && settings[parameter.group].compresses(parameter.tensor))) {
-      planned_parameters_.back().entry = static_cast<int64_t>(entries.size());
+      planned_parameters_.back().entry = entries.size();
       torch::optim::OptimizerParamState* own = has_state ? state->second.get() : nullptr;
       if (auto of_torch = own ? adopted_state(*traits, *own) : nullptr) {
         own = of_torch.get();
@@ -155,7 +142,6 @@ void StepPlan::check_entries() const {
 
 void StepPlan::make(const ParamGroups& groups, ParamStates& states, const TensorNames& names,
                     bool with_compressed) {
-  forget();  // no plan fits until this one is complete
   check_groups(groups, names);
   if (traits->is_onebit) check_compressible(traits->name, groups, settings, names);
   AdoptedStates adopted = add_entries(groups, states, names, with_compressed);

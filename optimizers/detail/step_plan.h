@@ -46,15 +46,16 @@ class StepPlan {
 
   // ---- How a plan is made. ----
 
-  // Compressed parameters are entries without a gradient, too, where `with_compressed`.
+  // Nothing is left of a former plan then. Compressed parameters are entries without a gradient, too, where
+  // `with_compressed`.
   void make(const ParamGroups& groups, ParamStates& states, const TensorNames& names, bool with_compressed);
   void forget();
   bool is_made() const { return !planned_groups_.empty(); }
-  // Throws InvalidArgument where such a step cannot be paged.
-  void check_paging(const StepInputs& inputs) const;
 
   // ---- What a step compares, and what it finds. ----
 
+  // Throws InvalidArgument where such a step cannot be paged.
+  void check_paging(const StepInputs& inputs) const;
   enum class Fit {
     none,
     plan,                  // but which entries take part, or their step counts, may be others
@@ -97,7 +98,7 @@ class StepPlan {
   // A parameter of the optimizer in registration order, whether it has state yet or not.
   struct PlannedParameter {
     const void* tensor;
-    int64_t entry;  // -1: it never had a gradient
+    std::optional<size_t> entry;  // none: it never had a gradient
   };
 
   // What the plan depends on in a group: the number of its parameters, and these options.

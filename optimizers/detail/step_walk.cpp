@@ -12,9 +12,124 @@ namespace pacer::detail {
 namespace {
 
 // More entries than these do not stay in a core's own cache, so that their memory is asked for ahead.
-constexpr int64_t kCachedEntries = 1000;
+constexpr size_t kCachedEntries = 1000;
+
+template <class T>
+void fetch_object(const T* object) {
+  constexpr size_t kLine = 64;
+  const char* begin = reinterpret_cast<const char*>(object);
+  for (size_t offset = 0; offset < sizeof(T); offset += kLine) __builtin_prefetch(begin + offset);
+  __builtin_prefetch(begin + sizeof(T) - 1);
+}
 
 }  // namespace
+
+// ---- An entry. ----
+
+EntryWatch::Place EntryWatch::place_of(const at::Tensor& tensor, bool has_layout) {
+  return {tensor.unsafeGetTensorImpl(), static_cast<const char*>(tensor.const_data_ptr()), tensor.dtype(),
+          static_cast<uint16_t>(tensor.element_size()), has_layout};
+}
+
+EntryWatch::EntryWatch(const ParameterEntry& entry)
+    : tensor(entry.parameter.unsafeGetTensorImpl()),
+      state(entry.state),
+      table(entry.table),
+      position(entry.position),
+      is_plain_(!entry.range.is_part() && !entry.dense_parameter.defined() && entry.range.count > 0),
+      device_(entry.parameter.device()),
+      elements_(entry.parameter.numel()) {
+  place_[0] = place_of(entry.values(), /*has_layout=*/false);
+  for (size_t i = 0; i < kStateFieldCount; ++i) {
+    state_tensors_[i] = (state->*kStateFields[i].read)();
+    const at::Tensor& now = state_tensors_[i];
+    if (now.defined()) place_[places_++] = place_of(now, same_layout(now, entry.memory));
+  }
+}
+
+bool EntryWatch::finds(const ParamStates& states) {
+  const auto found = states.find(tensor);
+  if (found == states.end()) return false;
+  in_states_ = found.current;
+  return found->second.get() == state;
+}
+
+bool EntryWatch::is_current(const ParameterEntry& entry) const {
+  if (!has_same_tensors() || entry.parameter.dtype() != place_[0].dtype) return false;
+  if (entry.values().const_data_ptr() != place_[0].data) return false;
+  int32_t i = 1;
+  for (const at::Tensor& now : state_tensors_) {
+    if (!now.defined()) continue;
+    const Place& place = place_[i++];
+    if (now.const_data_ptr() != place.data || (place.has_layout && !same_layout(now, entry.memory)))
+      return false;
+  }
+  if (entry.dense_parameter.defined()) return tensor->sizes() == entry.dense_parameter.sizes();
+  return !entry.range.is_part() || (tensor->is_contiguous() && tensor->numel() == elements_);
+}
+
+// The fields are written out, so that the compiler sees which they are.
+inline bool EntryWatch::has_same_tensors() const {
+  static_assert(kStateFieldCount == 6);
+  const FusedAdamStateFields& now = *state;
+  return now.exp_avg().is_same(state_tensors_[0]) && now.exp_avg_sq().is_same(state_tensors_[1]) &&
+         now.max_exp_avg_sq().is_same(state_tensors_[2]) && now.master().is_same(state_tensors_[3]) &&
+         now.remainder().is_same(state_tensors_[4]) && now.trust_average().is_same(state_tensors_[5]);
+}
+
+inline const void* EntryWatch::gradient_of_unchanged(const at::Tensor& gradient) const {
+  if (!is_plain_ || !has_same_tensors()) return nullptr;
+  const at::IntArrayRef sizes = tensor->sizes();
+  const bool is_contiguous = tensor->is_contiguous();
+  const auto has_layout = [&](const c10::TensorImpl& other) {
+    const at::IntArrayRef others = other.sizes();
+    if (others.size() != sizes.size()) return false;
+    for (size_t d = 0; d < sizes.size(); ++d) {
+      if (others[d] != sizes[d]) return false;
+    }
+    return (is_contiguous && other.is_contiguous()) || other.strides() == tensor->strides();
+  };
+  for (int32_t i = 0; i < places_; ++i) {
+    const Place& place = place_[i];
+    if (!place.is_left() || (place.has_layout && !has_layout(*place.tensor))) return nullptr;
+  }
+  const c10::TensorImpl& own = *gradient.unsafeGetTensorImpl();
+  const c10::StorageImpl* storage = own.unsafe_storage().unsafeGetStorageImpl();
+  if (storage == nullptr || storage->device() != device_ || own.layout() != at::kStrided ||
+      own.dtype() != place_[0].dtype || own.is_neg() || own._is_zerotensor() || !has_layout(own)) {
+    return nullptr;
+  }
+  return data_of(own, place_[0].element_size);
+}
+
+inline void EntryWatch::fetch() const {
+  fetch_object(state);
+  __builtin_prefetch(in_states_);
+  for (int32_t i = 0; i < places_; ++i) fetch_object(place_[i].tensor);
+}
+inline void EntryWatch::fetch_gradient() const {
+  __builtin_prefetch(tensor->unsafe_storage().unsafeGetStorageImpl());
+  fetch_object(tensor->grad().unsafeGetTensorImpl());
+}
+inline void EntryWatch::fetch_elements() const {
+  __builtin_prefetch(tensor->grad().unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+}
+
+// ---- All of them. ----
+
+// Before a step, and before anything is changed.
+void StepPlan::check_paging(const StepInputs& inputs) const {
+  for (size_t g = 0; g < settings.size(); ++g) {
+    require(!settings[g].paging || settings[g].paging == paging_, traits->name, ": the options of group ", g,
+            paging_ ? " have another paged() than" : " have paged(), which lacks in",
+            " those that the optimizer was made with; it is about the whole optimizer, so set it there");
+  }
+  const bool is_captured = pager && device.is_cuda() && is_capturing(device);
+  require(
+      !paging_ || !(inputs.replayable || is_captured), traits->name,
+      ": paged state moves between host and GPU in every step, which a CUDA graph cannot replay; leave out "
+      "the CudaGraph hook, or paged()");
+}
 
 // A parameter without a gradient sits the step out, as in torch::optim; of a 1-bit optimizer also one that is
 // frozen (requires_grad off). Compressed entries without a gradient take part all the same: ranks agree on
@@ -27,7 +142,7 @@ bool StepPlan::takes_part(const ParameterEntry& entry, const at::Tensor& gradien
 StepPlan::PlannedGroup StepPlan::planned(const ParamGroups& groups, size_t group) const {
   const GroupSettings& of_group = settings[group];
   return {groups[group].params().size(), of_group.amsgrad,
-          of_group.averages_trust,       compressed_parameters && of_group.compress,
+          of_group.averages_trust,       compressed_parameters && of_group.onebit.compress(),
           of_group.master_weights,       of_group.rounding};
 }
 
@@ -38,7 +153,7 @@ StepPlan::Fit StepPlan::fits(const ParamGroups& groups, const ParamStates& state
   const bool is_onebit = traits->is_onebit;
   EntryWatch* const watch_of = watches.data();
   char* const parts = taking_part.data();
-  const int64_t count = static_cast<int64_t>(watches.size());
+  const size_t count = watches.size();
   const bool is_long = count > kCachedEntries;
   bool step_groups_fit = true;
   const PlannedParameter* planned_parameter = planned_parameters_.data();
@@ -46,14 +161,15 @@ StepPlan::Fit StepPlan::fits(const ParamGroups& groups, const ParamStates& state
     if (!(planned(groups, g) == planned_groups_[g])) return Fit::none;
     const bool has_compressed = planned_groups_[g].is_compressed;
     for (const at::Tensor& parameter : groups[g].params()) {
-      const int64_t i = planned_parameter->entry;
+      const std::optional<size_t> entry_of_it = planned_parameter->entry;
       if (parameter.unsafeGetTensorImpl() != planned_parameter++->tensor) return Fit::none;
       const at::Tensor& own = gradient_of(parameter);
       const bool is_compressed = has_compressed && settings[g].compresses(parameter);
-      if (i < 0) {
+      if (!entry_of_it) {
         if (own.defined() || is_compressed) return Fit::none;
         continue;
       }
+      const size_t i = *entry_of_it;
       EntryWatch& watch = watch_of[i];
       if (is_long && i + 16 < count) {  // each needs what came with the one before
         watch_of[i + 16].fetch();
@@ -64,7 +180,7 @@ StepPlan::Fit StepPlan::fits(const ParamGroups& groups, const ParamStates& state
       const void* elements = watch.gradient_of_unchanged(own);
       bool takes_part = elements != nullptr && (!is_onebit || parameter.requires_grad());
       if (elements == nullptr) {
-        const ParameterEntry& entry = entries[static_cast<size_t>(i)];
+        const ParameterEntry& entry = entries[i];
         if (!watch.is_current(entry)) return Fit::none;
         takes_part = this->takes_part(entry, entry.gradient());
         if (finds_gradients && takes_part && own.defined()) check_gradient(parameter, own, entry.name);
@@ -76,7 +192,7 @@ StepPlan::Fit StepPlan::fits(const ParamGroups& groups, const ParamStates& state
         if (!watch.gradient_is_dense) watch.gradient_is_dense = true;
         tables[watch.table].set_gradient(watch.position, watch.step_group, elements);
       } else {
-        unsettled_.push_back(static_cast<size_t>(i));
+        unsettled_.push_back(i);
       }
     }
   }

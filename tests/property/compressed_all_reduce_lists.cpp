@@ -18,12 +18,6 @@
 namespace pacer::testing::onebit_lists {
 namespace {
 
-// Rows of a whole buffer.
-void copy_row_of(const void* context, int64_t row, int64_t width, float* values) {
-  const auto& buffer = *static_cast<const std::vector<float>*>(context);
-  std::copy_n(buffer.data() + row * kernels::kOneBitRow, width, values);
-}
-
 // The mean of all ranks, padding included.
 std::vector<float> mean_of(const detail::OneBitExchange& exchange) {
   std::vector<float> mean(static_cast<size_t>(exchange.layout().length()));
@@ -93,8 +87,9 @@ TEST_CASE("P2: lists of tensors give the textbook's mean whatever lies in their 
                                       one.options);
       for (size_t call = 0; call < kCalls; ++call) {
         detail::OneBitInput input;
-        input.source = copy_row_of;
-        input.context = &buffers[call][own];
+        input.source = [&](int64_t row, int64_t width, float* values) {
+          std::copy_n(buffers[call][own].data() + row * kernels::kOneBitRow, width, values);
+        };
         exchange.run(input, static_cast<int64_t>(call));
         means[own].push_back(mean_of(exchange));
       }

@@ -192,7 +192,7 @@ TEST_CASE("ranks that are not at the same call are told so", "[collectives][oneb
 
 TEST_CASE("ranks at the same step that have not exchanged as often are told so", "[collectives][onebit]") {
   detail::OneBitInput zeros;
-  zeros.source = [](const void*, int64_t, int64_t width, float* row) { std::fill_n(row, width, 0.0f); };
+  zeros.source = [](int64_t, int64_t width, float* row) { std::fill_n(row, width, 0.0f); };
   const auto messages = run_ranks(2, [&, world = Communicator::in_process(2)](int rank) {
     const detail::OneBitRoute route(world[static_cast<size_t>(rank)], /*hierarchical=*/false);
     detail::OneBitExchange used(route, {300}, {}), fresh(route, {300}, {});

@@ -6,7 +6,7 @@
 
 #include <pacer/core/philox.h>
 #include <pacer/kernels/adam.h>
-#include <pacer/kernels/math/element_rule.h>
+#include <pacer/kernels/math/adam_storage.h>
 
 #include "support/catch.h"
 #include "support/kernels/adam_arrays.h"

@@ -23,11 +23,6 @@ using pacer::testing::Samples;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kDenormal = std::numeric_limits<float>::denorm_min();
 
-void copy_row(const void* context, int64_t row, int64_t width, float* values) {
-  const float* all = static_cast<const float*>(context);
-  std::copy_n(all + row * kOneBitRow, width, values);
-}
-
 // The memory of one side of an exchange.
 struct Memory {
   OneBitRows rows;
@@ -53,8 +48,11 @@ struct Memory {
 
   // `values`: of the whole extent.
   void compress(const std::vector<float>& values) {
+    const auto copy_row = [&](int64_t row, int64_t width, float* of_row) {
+      std::copy_n(values.data() + row * kOneBitRow, width, of_row);
+    };
     for (int64_t unit = 0; unit < rows.units(); ++unit) {
-      onebit_compress_cpu(side(), copy_row, values.data(), unit, sums.data());
+      onebit_compress_cpu(side(), copy_row, unit, sums.data());
     }
   }
 
