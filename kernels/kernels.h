@@ -19,10 +19,12 @@
 #include <pacer/kernels/math/half_types.h>
 #include <pacer/kernels/math/lamb.h>
 #include <pacer/kernels/math/layer_norm.h>
+#include <pacer/kernels/math/muon.h>
 #include <pacer/kernels/math/nf4.h>
 #include <pacer/kernels/math/onebit.h>
 #include <pacer/kernels/math/onebit_adam.h>
 #include <pacer/kernels/math/onebit_lamb.h>
+#include <pacer/kernels/muon.h>
 #include <pacer/kernels/nf4.h>
 #include <pacer/kernels/norm.h>
 #include <pacer/kernels/onebit.h>

@@ -93,6 +93,9 @@ struct FusedAdamParamState : public CloneableStateFields<FusedAdamParamState> {}
 struct FusedAdamWParamState : public CloneableStateFields<FusedAdamWParamState> {};
 // max_exp_avg_sq stays undefined: LAMB has no amsgrad.
 struct FusedLambParamState : public CloneableStateFields<FusedLambParamState> {};
+// max_exp_avg_sq stays undefined, and exp_avg_sq where the group's options say orthogonalize: exp_avg is Muon's
+// momentum then.
+struct MuonParamState : public CloneableStateFields<MuonParamState> {};
 // max_exp_avg_sq stays undefined. After the freeze exp_avg_sq is the frozen variance, bias-corrected, and
 // exp_avg is undefined: the momentum lies with the optimizer, as signs or whole.
 struct OneBitAdamParamState : public CloneableStateFields<OneBitAdamParamState> {};

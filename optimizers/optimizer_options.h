@@ -44,7 +44,7 @@ struct OptimizerOptionsOf : public torch::optim::OptimizerCloneableOptions<Own> 
   // Added to the denominator, outside the square root, >= 0.
   PACER_OPTION(double, eps) = 1e-8;
   // How strongly a step pulls parameters to zero, >= 0. Adam adds weight_decay * parameter to the gradient
-  // (L2). AdamW and 1-bit Adam take it from the parameter, times lr. LAMB and 1-bit LAMB add it to the update,
+  // (L2). AdamW, Muon and 1-bit Adam take it from the parameter, times lr. LAMB and 1-bit LAMB add it to the update,
   // before the trust ratio scales that.
   PACER_OPTION(double, weight_decay) = 0;
 

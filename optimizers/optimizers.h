@@ -8,6 +8,8 @@
 #include <pacer/optimizers/fused_optimizer.h>
 #include <pacer/optimizers/gradient_guard.h>
 #include <pacer/optimizers/lamb_options.h>
+#include <pacer/optimizers/muon.h>
+#include <pacer/optimizers/muon_options.h>
 #include <pacer/optimizers/named_parameters.h>
 #include <pacer/optimizers/named_tensors.h>
 #include <pacer/optimizers/onebit_adam.h>

@@ -12,6 +12,14 @@ void AdamOptionsOf<Own, Torch>::take(const Torch& torch) {
   this->weight_decay(torch.weight_decay()).amsgrad(torch.amsgrad());
 }
 
+MuonOptions::MuonOptions(const FusedAdamWOptions& options) : MuonOptions(options.lr()) {
+  orthogonalize(false).betas(options.betas()).eps(options.eps()).weight_decay(options.weight_decay());
+  initial_lr(options.initial_lr()).bias_correction(options.bias_correction()).paged(options.paged());
+  finite_check(options.finite_check()).master_weights(options.master_weights());
+  rounding(options.rounding()).seed(options.seed());
+  amsgrad_ = options.amsgrad();  // refused with the others that it does not have
+}
+
 template <class Own>
 void FusedOptionsOf<Own>::serialize(torch::serialize::InputArchive& archive) {
   detail::read_options(static_cast<Own&>(*this), archive);
@@ -31,6 +39,7 @@ template struct AdamOptionsOf<FusedAdamWOptions, torch::optim::AdamWOptions>;
 template struct FusedOptionsOf<FusedAdamOptions>;
 template struct FusedOptionsOf<FusedAdamWOptions>;
 template struct FusedOptionsOf<FusedLambOptions>;
+template struct FusedOptionsOf<MuonOptions>;
 template struct FusedOptionsOf<OwnRuleOptions>;
 
 template bool operator==(const OptimizerOptionsOf<FusedAdamOptions>&,
@@ -39,6 +48,7 @@ template bool operator==(const OptimizerOptionsOf<FusedAdamWOptions>&,
                          const OptimizerOptionsOf<FusedAdamWOptions>&);
 template bool operator==(const OptimizerOptionsOf<FusedLambOptions>&,
                          const OptimizerOptionsOf<FusedLambOptions>&);
+template bool operator==(const OptimizerOptionsOf<MuonOptions>&, const OptimizerOptionsOf<MuonOptions>&);
 template bool operator==(const OptimizerOptionsOf<OwnRuleOptions>&,
                          const OptimizerOptionsOf<OwnRuleOptions>&);
 template bool operator==(const OptimizerOptionsOf<OneBitAdamOptions>&,

@@ -162,6 +162,7 @@ class ParameterShards {
   bool all_are_gathered() const;
   // A gather of the values of a group, or a sum of gradients of one of its units.
   struct Operation {
+    // Which of the two.
     enum class Kind { gather, sum };
     Kind kind;
     size_t group;

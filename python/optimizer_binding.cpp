@@ -17,6 +17,7 @@
 #include <pacer/optimizers/detail/state_fields.h>
 #include <pacer/optimizers/fused_adam.h>
 #include <pacer/optimizers/fused_lamb.h>
+#include <pacer/optimizers/muon.h>
 #include <pacer/optimizers/onebit_adam.h>
 #include <pacer/optimizers/onebit_lamb.h>
 
@@ -142,6 +143,9 @@ std::unique_ptr<Rule> rule_named(const std::string& name, const Numbers& numbers
   }
   if (name == "FusedLamb") {
     return make(RuleOf<FusedLamb, FusedLambOptions, FusedLambParamState>(numbers, choices, world));
+  }
+  if (name == "Muon") {
+    return make(RuleOf<Muon, MuonOptions, MuonParamState>(numbers, choices, world));
   }
   if (name == "OneBitAdam") {
     return make(RuleOf<OneBitAdam, OneBitAdamOptions, OneBitAdamParamState>(numbers, choices, world));

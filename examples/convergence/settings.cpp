@@ -103,7 +103,8 @@ Settings preset_settings(const std::string& name, bool quick, bool fine_tune) {
   Settings settings = name == "tiny" ? tiny() : small();
   settings.quick = quick;
   if (quick) {
-    settings.arms = {"fused-adamw", "adamw", "onebit-adam", "curriculum-reshape", "recompute", "shards"};
+    settings.arms = {"fused-adamw",        "adamw",     "muon",  "onebit-adam",
+                     "curriculum-reshape", "recompute", "shards"};
     settings.tokens = name == "tiny" ? 300 * kKilo : 4 * kMega;
     settings.validation_sequences = name == "tiny" ? 128 : 64;
   }

@@ -85,13 +85,13 @@ PACER_HOST_DEVICE void step_in_range(const AdamRange<kStorage>& range, int64_t i
   StoredElement<kStorage> e;
   e.gradient = range.gradient[i];
   e.parameter = range.parameter[i];
-  e.exp_avg = range.exp_avg[i];
+  if constexpr (kHasFirstMoment<Rule>) e.exp_avg = range.exp_avg[i];
   if constexpr (Rule::kSecondMoment) e.exp_avg_sq = range.exp_avg_sq[i];
   if constexpr (Rule::kMaxMoment) e.max_exp_avg_sq = range.max_exp_avg_sq[i];
   if constexpr (StorageOf<kStorage>::kHasExtra) e.extra = range.extra[i];
   step_stored<Rule, kStorage>(e, scalars, random16);
   range.parameter[i] = e.parameter;
-  range.exp_avg[i] = e.exp_avg;
+  if constexpr (kHasFirstMoment<Rule>) range.exp_avg[i] = e.exp_avg;
   if constexpr (Rule::kSecondMoment) range.exp_avg_sq[i] = e.exp_avg_sq;
   if constexpr (Rule::kMaxMoment) range.max_exp_avg_sq[i] = e.max_exp_avg_sq;
   if constexpr (StorageOf<kStorage>::kHasExtra) range.extra[i] = e.extra;

@@ -42,8 +42,10 @@ struct ElementPacket {
 
   __device__ static bool is_aligned(const AdamTensor& t, const void* g) {
     bool aligned = is_packet_aligned<Param, N>(static_cast<const Param*>(g)) &&
-                   is_packet_aligned<Param, N>(static_cast<const Param*>(t.parameter)) &&
-                   is_packet_aligned<State, N>(static_cast<const State*>(t.exp_avg));
+                   is_packet_aligned<Param, N>(static_cast<const Param*>(t.parameter));
+    if constexpr (kHasFirstMoment<Rule>) {
+      aligned = aligned && is_packet_aligned<State, N>(static_cast<const State*>(t.exp_avg));
+    }
     if constexpr (Rule::kSecondMoment) {
       aligned = aligned && is_packet_aligned<State, N>(static_cast<const State*>(t.exp_avg_sq));
     }
@@ -59,7 +61,7 @@ struct ElementPacket {
   __device__ __forceinline__ void load(const AdamTensor& t, const void* g, int64_t i) {
     load_some(static_cast<const Param*>(g) + i, gradient);
     load_some(static_cast<const Param*>(t.parameter) + i, parameter);
-    load_some(static_cast<const State*>(t.exp_avg) + i, exp_avg);
+    if constexpr (kHasFirstMoment<Rule>) load_some(static_cast<const State*>(t.exp_avg) + i, exp_avg);
     if constexpr (Rule::kSecondMoment) load_some(static_cast<const State*>(t.exp_avg_sq) + i, exp_avg_sq);
     if constexpr (Rule::kMaxMoment)
       load_some(static_cast<const State*>(t.max_exp_avg_sq) + i, max_exp_avg_sq);
@@ -88,7 +90,7 @@ struct ElementPacket {
 
   __device__ __forceinline__ void store(const AdamTensor& t, int64_t i) const {
     store_some(static_cast<Param*>(t.parameter) + i, parameter);
-    store_some(static_cast<State*>(t.exp_avg) + i, exp_avg);
+    if constexpr (kHasFirstMoment<Rule>) store_some(static_cast<State*>(t.exp_avg) + i, exp_avg);
     if constexpr (Rule::kSecondMoment) store_some(static_cast<State*>(t.exp_avg_sq) + i, exp_avg_sq);
     if constexpr (Rule::kMaxMoment) store_some(static_cast<State*>(t.max_exp_avg_sq) + i, max_exp_avg_sq);
     if constexpr (Types::kHasExtra) store_some(static_cast<Extra*>(t.master_or_remainder) + i, extra);

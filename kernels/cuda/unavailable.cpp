@@ -6,6 +6,7 @@
 #include <pacer/kernels/fp8.h>
 #include <pacer/kernels/lamb.h>
 #include <pacer/kernels/layer_norm.h>
+#include <pacer/kernels/muon.h>
 #include <pacer/kernels/nf4.h>
 #include <pacer/kernels/norm.h>
 #include <pacer/kernels/onebit.h>
@@ -39,6 +40,14 @@ void adam_prologue_cuda(const StepGroup*, int64_t, int64_t*, StepScalars*, const
 void replace_factor_cuda(const StepScalars*, int64_t, const double*, StepScalars*, Stream) { refuse(); }
 void lamb_cuda(AdamStorage, const LambWork&, const AdamTensor*, const AdamGradient*, const StepScalars*, bool,
                Stream, LambLaunches) {
+  refuse();
+}
+void muon_momentum_cuda(MuonLaunch, const AdamTiles&, const AdamTensor*, const AdamGradient*, void* const*,
+                        const StepScalars*, Stream) {
+  refuse();
+}
+void muon_update_cuda(AdamLaunch, const AdamTiles&, const AdamTensor*, const AdamGradient*,
+                      const StepScalars*, Stream) {
   refuse();
 }
 void activation_cuda(const ActivationForward&, Stream) { refuse(); }

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <tuple>
+#include <type_traits>
 
 #include <pacer/kernels/math/arithmetic.h>
 
@@ -157,6 +158,7 @@ PACER_HOST_DEVICE void adam_step(AdamElement<Real>& e, const AdamScalars<Real>& 
 // The same as a rule. A rule that needs nothing but the element and the scalars of its step is a struct with
 // these members; the loops over it are cpu/element_loop.h and cuda/element_loop.cuh:
 //
+//   static constexpr bool kFirstMoment;   // it has exp_avg; may be left out where that is true
 //   static constexpr bool kSecondMoment;  // it has exp_avg_sq
 //   static constexpr bool kMaxMoment;     // it has max_exp_avg_sq
 //   template <class Real>                 // changes parameter and moments; float, or double for fp64
@@ -171,5 +173,14 @@ struct AdamRule {
     adam_step<Real, kAmsgrad>(e, s, s.decay_mode);
   }
 };
+
+// Whether a rule has a first moment.
+template <class Rule, class = void>
+struct HasFirstMoment : std::true_type {};
+template <class Rule>
+struct HasFirstMoment<Rule, std::void_t<decltype(Rule::kFirstMoment)>>
+    : std::bool_constant<Rule::kFirstMoment> {};
+template <class Rule>
+constexpr bool kHasFirstMoment = HasFirstMoment<Rule>::value;
 
 }  // namespace pacer::kernels

@@ -162,14 +162,14 @@ PACER_HOST_DEVICE void step_stored(StoredElement<kStorage>& stored,
   AdamElement<typename StorageOf<kStorage>::Real> e;
   e.gradient = load(stored.gradient);
   e.parameter = load_parameter(stored);
-  e.exp_avg = load(stored.exp_avg);
+  if constexpr (kHasFirstMoment<Rule>) e.exp_avg = load(stored.exp_avg);
   if constexpr (Rule::kSecondMoment) e.exp_avg_sq = load(stored.exp_avg_sq);
   if constexpr (Rule::kMaxMoment) e.max_exp_avg_sq = load(stored.max_exp_avg_sq);
 
   Rule::step(e, scalars);
 
   store_parameter(e.parameter, random16, stored);
-  store(e.exp_avg, stored.exp_avg);
+  if constexpr (kHasFirstMoment<Rule>) store(e.exp_avg, stored.exp_avg);
   if constexpr (Rule::kSecondMoment) store(e.exp_avg_sq, stored.exp_avg_sq);
   if constexpr (Rule::kMaxMoment) store(e.max_exp_avg_sq, stored.max_exp_avg_sq);
 }

@@ -20,6 +20,7 @@ void DtypeTable::add(ParameterEntry& entry, size_t table) {
   tensor.max_exp_avg_sq = launch_.amsgrad ? pointer_of(state.max_exp_avg_sq()) : nullptr;
   tensor.master_or_remainder = pointer_of(state.master().defined() ? state.master() : state.remainder());
   tensor.first_element = entry.first_element;
+  if (muon_) muon_->add(entry);
   tensors_.host().push_back(tensor);
   gradients_.host().push_back({nullptr, 0});
   counts_.push_back(entry.range.count);
@@ -36,6 +37,7 @@ void DtypeTable::build_tiles(bool is_paged) {
     first_units_.push_back(first_units_.back() + ceil_divide(count, kReductionUnit));
   }
   if (is_paged) return;
+  if (muon_) muon_->build();
   if (rule_ == kernels::UpdateRule::lamb) lamb_.emplace(launch_.storage, counts_, averages_, device_);
   if (device_.is_cpu()) return;  // the units serve as tiles
   tiles_.buffer.host() = make_tiles(counts_, kernels::adam_cuda_block_tile(launch_.storage));
@@ -52,6 +54,7 @@ void DtypeTable::send(bool with_units) {
   }
   if (with_units) units_.send(device_);
   if (lamb_) lamb_->send();
+  if (muon_) muon_->send(gradients_.host());
 }
 
 void DtypeTable::sum_of_squares(double* partials, size_t first, size_t tensors) {
@@ -73,6 +76,9 @@ void DtypeTable::sum_of_squares(double* partials, size_t first, size_t tensors) 
 void DtypeTable::step(const kernels::StepScalars* scalars, bool follows_prologue) {
   if (lamb_) {
     return lamb_->step({tensors_.pointer(), gradients_.pointer(), scalars}, tiles_.view(), follows_prologue);
+  }
+  if (muon_) {
+    return muon_->step({tensors_.pointer(), gradients_.pointer(), scalars}, units_.host(), tiles_.view());
   }
   if (device_.is_cuda()) {
     kernels::AdamLaunch launch = launch_;

@@ -13,6 +13,7 @@
 #include <pacer/kernels/adam.h>
 #include <pacer/kernels/norm.h>
 #include <pacer/optimizers/detail/lamb_kernels.h>
+#include <pacer/optimizers/detail/muon_kernels.h>
 #include <pacer/optimizers/detail/parameter_entry.h>
 #include <pacer/optimizers/detail/tile_loop.h>
 
@@ -20,8 +21,12 @@ namespace pacer::detail {
 
 class DtypeTable {
  public:
-  DtypeTable(kernels::AdamLaunch launch, kernels::UpdateRule rule, at::Device device)
-      : launch_(launch), rule_(rule), device_(device) {}
+  // `muon`: how its matrices are orthogonalised; none for other rules.
+  DtypeTable(kernels::AdamLaunch launch, kernels::UpdateRule rule, const std::optional<MuonSettings>& muon,
+             at::Device device)
+      : launch_(launch), rule_(rule), device_(device) {
+    if (muon) muon_.emplace(launch.storage, *muon, device);
+  }
 
   // Adds a prepared entry and writes down where it sits. All entries are added before the first step.
   void add(ParameterEntry& entry, size_t table);
@@ -78,6 +83,7 @@ class DtypeTable {
   TilesBySize tiles_;
   DeviceBuffer<Tile> units_;
   std::optional<LambKernels> lamb_;
+  std::optional<MuonKernels> muon_;
 };
 
 }  // namespace pacer::detail

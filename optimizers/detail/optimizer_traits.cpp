@@ -46,6 +46,13 @@ void check_options(const char* optimizer, const Options& options) {
             ": max_coeff must be a finite number >= min_coeff (", options.min_coeff(), "), not ",
             options.max_coeff());
   }
+  if constexpr (kIs<MuonOptions, Options>) {
+    require(options.ns_steps() >= 1 && options.ns_steps() <= 100, optimizer,
+            ": ns_steps must be from 1 to 100, not ", options.ns_steps());
+    require(options.split() >= 1, optimizer, ": split must be >= 1, not ", options.split());
+    require(!options.paged(), optimizer,
+            ": a momentum that is orthogonalised cannot come page by page; leave paged unset");
+  }
   if constexpr (kIs<OneBitLambOptions, Options>) {
     require(options.factor_max() >= options.factor_min(), optimizer,
             ": factor_max must be a finite number >= factor_min (", options.factor_min(), "), not ",
@@ -93,6 +100,15 @@ GroupSettings settings_of(const Options& options) {
     settings.loops = &options.rule().loops();
     settings.has_second_moment = options.rule().has_second_moment();
   }
+  if constexpr (kIs<MuonOptions, Options>) {
+    if (options.orthogonalize()) {
+      settings.muon = MuonSettings{options.nesterov(),  options.adjust_lr_fn(), options.ns_coefficients(),
+                                   options.precision(), options.ns_steps(),     options.split()};
+      settings.has_second_moment = false;
+      kernel.beta1 = options.momentum();
+      kernel.bias_correction = 0;
+    }
+  }
   if constexpr (kIs<OneBitLambOptions, Options>) {
     kernel.coeff_beta = options.coeff_beta();
     settings.averages_trust = options.compress();
@@ -109,7 +125,7 @@ class TraitsOf final : public OptimizerTraits {
                         kIs<FusedAdamOptions, Options>    ? "torch::optim::Adam"
                         : kIs<FusedAdamWOptions, Options> ? "torch::optim::AdamW"
                                                           : nullptr,
-                        kIsOneBit<Options>) {}
+                        kIsOneBit<Options>, kIs<MuonOptions, Options>) {}
 
   bool owns(const OptimizerOptions& options) const override {
     const auto* own = dynamic_cast<const Options*>(&options);
@@ -126,6 +142,18 @@ class TraitsOf final : public OptimizerTraits {
       if (const auto* torch = dynamic_cast<const Torch*>(&options)) {
         auto adopted = std::make_unique<Options>(own_type(own));
         adopted->take(*torch);
+        return adopted;
+      }
+    }
+    if constexpr (kIs<MuonOptions, Options>) {
+      if (const auto* adamw = dynamic_cast<const FusedAdamWOptions*>(&options)) {
+        return std::make_unique<MuonOptions>(*adamw);
+      }
+      if (const auto* torch = dynamic_cast<const torch::optim::AdamWOptions*>(&options)) {
+        auto adopted = std::make_unique<MuonOptions>(FusedAdamWOptions(*torch));
+        const MuonOptions& rest = own_type(own);
+        adopted->bias_correction(rest.bias_correction()).master_weights(rest.master_weights());
+        adopted->finite_check(rest.finite_check()).rounding(rest.rounding()).seed(rest.seed());
         return adopted;
       }
     }
@@ -212,9 +240,10 @@ const OptimizerTraits* find_traits(const OptimizerOptions& options) {
   static const TraitsOf<FusedAdamOptions, FusedAdamParamState> adam;
   static const TraitsOf<FusedAdamWOptions, FusedAdamWParamState> adamw;
   static const TraitsOf<FusedLambOptions, FusedLambParamState> lamb;
+  static const TraitsOf<MuonOptions, MuonParamState> muon;
   static const TraitsOf<OneBitAdamOptions, OneBitAdamParamState> onebit_adam;
   static const TraitsOf<OneBitLambOptions, OneBitLambParamState> onebit_lamb;
-  const std::array<const OptimizerTraits*, 5> all = {&adam, &adamw, &lamb, &onebit_adam, &onebit_lamb};
+  const std::array<const OptimizerTraits*, 6> all = {&adam, &adamw, &lamb, &muon, &onebit_adam, &onebit_lamb};
   for (const OptimizerTraits* traits : all) {
     if (traits->owns(options)) return traits;
   }

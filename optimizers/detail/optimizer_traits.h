@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <torch/arg.h>
@@ -16,6 +17,7 @@
 #include <pacer/kernels/math/onebit_lamb.h>
 #include <pacer/optimizers/adam_param_state.h>
 #include <pacer/optimizers/detail/option_numbers.h>
+#include <pacer/optimizers/muon_options.h>
 #include <pacer/optimizers/named_tensors.h>
 #include <pacer/optimizers/onebit_options.h>
 #include <pacer/optimizers/optimizer_options.h>
@@ -31,12 +33,26 @@ struct OneBitGroupSettings : OneBitOptionsOf<OneBitGroupSettings> {
   TORCH_ARG(int64_t, refresh_variance_every) = 0;  // OneBitAdam only
 };
 
+// How Muon orthogonalises the matrices of a group.
+struct MuonSettings {
+  bool nesterov;
+  MuonAdjustment adjustment;
+  MuonCoefficients coefficients;
+  MuonPrecision precision;
+  int64_t iterations, split;
+
+  auto all() const { return std::tie(nesterov, adjustment, coefficients, precision, iterations, split); }
+  bool operator==(const MuonSettings& other) const { return all() == other.all(); }
+  bool operator<(const MuonSettings& other) const { return all() < other.all(); }
+};
+
 // Validated options of one parameter group.
 struct GroupSettings {
   kernels::RuleSettings kernel;
   bool amsgrad = false;
   bool has_second_moment = true;                // states have exp_avg_sq
   const kernels::UpdateLoops* loops = nullptr;  // OwnRuleOptions only
+  std::optional<MuonSettings> muon;             // Muon only: the group's rule is not AdamW
   bool finite_check = false;
   bool averages_trust = false;  // states have a trust_average
   MasterWeights master_weights = MasterWeights::automatic;
@@ -56,6 +72,7 @@ class OptimizerTraits {
   const char* const name;
   const char* const torch_name;  // of torch's optimizer of the same rule; null where there is none
   const bool is_onebit;
+  const bool has_matrices;  // Muon: groups are of one rule or the other
 
   // True for options of this optimizer's own type, as all below are unless they say otherwise.
   virtual bool owns(const torch::optim::OptimizerOptions& options) const = 0;
@@ -85,8 +102,8 @@ class OptimizerTraits {
   virtual void set_base_lr(torch::optim::OptimizerOptions& options, double rate) const = 0;
 
  protected:
-  OptimizerTraits(const char* own_name, const char* of_torch, bool onebit)
-      : name(own_name), torch_name(of_torch), is_onebit(onebit) {}
+  OptimizerTraits(const char* own_name, const char* of_torch, bool onebit, bool matrices)
+      : name(own_name), torch_name(of_torch), is_onebit(onebit), has_matrices(matrices) {}
   ~OptimizerTraits() = default;
 };
 

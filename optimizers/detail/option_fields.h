@@ -9,6 +9,7 @@
 
 #include <pacer/optimizers/adam_options.h>
 #include <pacer/optimizers/lamb_options.h>
+#include <pacer/optimizers/muon_options.h>
 #include <pacer/optimizers/onebit_adam_options.h>
 #include <pacer/optimizers/onebit_lamb_options.h>
 #include <pacer/optimizers/own_rule.h>
@@ -103,6 +104,16 @@ void visit_options(const Visit& visit, Options&... o) {
     visit(OptionField{"factor_min", Range::above_zero}, o.factor_min()...);
     visit(OptionField{"factor_max", Range::above_zero}, o.factor_max()...);
     visit(OptionField{"factor_threshold", Range::below_one}, o.factor_threshold()...);
+  }
+  if constexpr (kIs<MuonOptions, Options...>) {
+    visit(OptionField{"orthogonalize"}, o.orthogonalize()...);
+    visit(OptionField{"momentum", Range::below_one}, o.momentum()...);
+    visit(OptionField{"nesterov"}, o.nesterov()...);
+    visit(OptionField{"adjust_lr_fn"}, o.adjust_lr_fn()...);
+    visit(OptionField{"ns_steps"}, o.ns_steps()...);
+    visit(OptionField{"ns_coefficients"}, o.ns_coefficients()...);
+    visit(OptionField{"precision"}, o.precision()...);
+    visit(OptionField{"split"}, o.split()...);
   }
   if constexpr (kIsOneBit<Options...>) {
     visit(OptionField{"compress"}, o.compress()...);

@@ -28,6 +28,7 @@ template <class Options>
 constexpr const char* kOptimizerOf = kIs<FusedAdamOptions, Options>    ? "FusedAdam"
                                      : kIs<FusedAdamWOptions, Options> ? "FusedAdamW"
                                      : kIs<FusedLambOptions, Options>  ? "FusedLamb"
+                                     : kIs<MuonOptions, Options>       ? "Muon"
                                      : kIs<OneBitAdamOptions, Options> ? "OneBitAdam"
                                                                        : "OneBitLamb";
 
@@ -44,6 +45,9 @@ std::string optimizer_of(const Options& options) {
 inline std::vector<std::string> choices(MasterWeights) { return {"automatic", "fp32", "remainder", "none"}; }
 inline std::vector<std::string> choices(Rounding) { return {"nearest", "stochastic"}; }
 inline std::vector<std::string> choices(ScaleNorm) { return {"rms", "l1"}; }
+inline std::vector<std::string> choices(MuonAdjustment) { return {"match_rms_adamw", "original"}; }
+inline std::vector<std::string> choices(MuonCoefficients) { return {"quintic", "polar_express"}; }
+inline std::vector<std::string> choices(MuonPrecision) { return {"automatic", "bf16", "fp32"}; }
 
 // The type in which a value is saved: int64 for enumerators and seeds, its own for all others.
 template <class Value>

@@ -98,6 +98,24 @@ void check_compressible(const char* optimizer, const ParamGroups& groups,
   }
 }
 
+void check_matrices(const char* optimizer, const ParamGroups& groups,
+                    const std::vector<GroupSettings>& settings, const TensorNames& names) {
+  for (const RegisteredParameter& parameter : registered(groups, names)) {
+    const std::optional<MuonSettings>& muon = settings[parameter.group].muon;
+    if (!muon) continue;
+    const at::Tensor& tensor = parameter.tensor;
+    const InMessage called = parameter.in_message();
+    require(
+        tensor.dim() >= 2 && tensor.numel() > 0, optimizer, ": parameter ", called, " of shape ",
+        tensor.sizes(),
+        " is no matrix that could be orthogonalised; put it into a group with orthogonalize(false), which "
+        "takes AdamW (muon_groups sorts the parameters of a model)");
+    require(tensor.size(0) % muon->split == 0, optimizer, ": parameter ", called, " of shape ",
+            tensor.sizes(), " has ", tensor.size(0), " rows, which cannot be split into ", muon->split,
+            " matrices of equal size; choose a split that divides them");
+  }
+}
+
 void check_gradient(const at::Tensor& parameter, const at::Tensor& gradient, const std::string& name) {
   const InMessage called{name, parameter.sizes()};
   require(gradient.layout() == at::kStrided, "the gradient of parameter ", called, " is ", gradient.layout(),

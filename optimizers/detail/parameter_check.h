@@ -26,6 +26,11 @@ void check_names(const ParamGroups& groups, const TensorNames& names);
 void check_compressible(const char* optimizer, const ParamGroups& groups,
                         const std::vector<GroupSettings>& settings, const TensorNames& names);
 
+// Parameters of groups that Muon orthogonalises are matrices: of two dimensions or more, not empty, with rows
+// that the group's split divides.
+void check_matrices(const char* optimizer, const ParamGroups& groups,
+                    const std::vector<GroupSettings>& settings, const TensorNames& names);
+
 // Dense, and of the parameter's shape, dtype and device.
 void check_gradient(const at::Tensor& parameter, const at::Tensor& gradient, const std::string& name);
 

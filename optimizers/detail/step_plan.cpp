@@ -2,6 +2,7 @@
 // until this one is complete.
 #include <algorithm>
 #include <map>
+#include <tuple>
 #include <utility>
 
 #include <ATen/ops/empty.h>
@@ -65,6 +66,7 @@ void StepPlan::forget() {
 ParameterEntry StepPlan::make_entry(const RegisteredParameter& parameter,
                                     torch::optim::OptimizerParamState* state) const {
   const GroupSettings& of_group = settings[parameter.group];
+  const bool is_muon = traits->has_matrices;
   ParameterEntry entry;
   entry.parameter = parameter.tensor;
   entry.name = parameter.name;
@@ -85,6 +87,12 @@ ParameterEntry StepPlan::make_entry(const RegisteredParameter& parameter,
   check_state(*entry.state,
               entry.range.is_part() ? at::IntArrayRef(entry.range.count) : parameter.tensor.sizes(),
               entry.name);
+  const bool was_adamw = entry.state->exp_avg_sq().defined();
+  require(!is_muon || !entry.state->exp_avg().defined() || was_adamw != of_group.muon.has_value(),
+          "parameter ", parameter.in_message(), " took its steps so far with ",
+          was_adamw ? "AdamW's" : "Muon's",
+          " rule, and the options of its group now say the other one; set orthogonalize(",
+          was_adamw ? "false" : "true", "), or remove the parameter's state to begin anew");
   return entry;
 }
 
@@ -143,6 +151,7 @@ void StepPlan::check_entries() const {
 void StepPlan::make(const ParamGroups& groups, ParamStates& states, const TensorNames& names,
                     bool with_compressed) {
   check_groups(groups, names);
+  check_matrices(traits->name, groups, settings, names);
   if (traits->is_onebit) check_compressible(traits->name, groups, settings, names);
   AdoptedStates adopted = add_entries(groups, states, names, with_compressed);
   check_entries();
@@ -177,7 +186,7 @@ void StepPlan::create_states(ParamStates& states) {
 }
 
 void StepPlan::build_tables() {
-  std::map<std::pair<kernels::AdamStorage, bool>, size_t> table_of;
+  std::map<std::tuple<kernels::AdamStorage, bool, std::optional<MuonSettings>>, size_t> table_of;
   for (size_t i = 0; i < entries.size(); ++i) {
     ParameterEntry& entry = entries[i];
     entry_of_.emplace(entry.parameter.unsafeGetTensorImpl(), i);
@@ -185,12 +194,12 @@ void StepPlan::build_tables() {
       entry.position = compressed_entries.size();
       compressed_entries.push_back(i);
     } else {
+      const GroupSettings& of_group = settings[entry.group];
       const auto [found, is_new] =
-          table_of.emplace(std::make_pair(entry.storage, entry.amsgrad), tables.size());
+          table_of.emplace(std::make_tuple(entry.storage, entry.amsgrad, of_group.muon), tables.size());
       if (is_new) {
-        const GroupSettings& of_group = settings[entry.group];
         tables.emplace_back(kernels::AdamLaunch{entry.storage, entry.amsgrad, false, of_group.loops},
-                            of_group.kernel.rule, device);
+                            of_group.kernel.rule, of_group.muon, device);
       }
       tables[found->second].add(entry, found->second);
     }

@@ -107,11 +107,12 @@ class StepPlan {
     bool amsgrad, averages_trust, is_compressed;
     MasterWeights master_weights;
     Rounding rounding;
+    std::optional<MuonSettings> muon;
 
     bool operator==(const PlannedGroup& other) const {
       return parameters == other.parameters && amsgrad == other.amsgrad &&
              averages_trust == other.averages_trust && is_compressed == other.is_compressed &&
-             master_weights == other.master_weights && rounding == other.rounding;
+             master_weights == other.master_weights && rounding == other.rounding && muon == other.muon;
     }
   };
 

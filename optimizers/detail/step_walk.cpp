@@ -141,9 +141,13 @@ bool StepPlan::takes_part(const ParameterEntry& entry, const at::Tensor& gradien
 
 StepPlan::PlannedGroup StepPlan::planned(const ParamGroups& groups, size_t group) const {
   const GroupSettings& of_group = settings[group];
-  return {groups[group].params().size(), of_group.amsgrad,
-          of_group.averages_trust,       compressed_parameters && of_group.onebit.compress(),
-          of_group.master_weights,       of_group.rounding};
+  return {groups[group].params().size(),
+          of_group.amsgrad,
+          of_group.averages_trust,
+          compressed_parameters && of_group.onebit.compress(),
+          of_group.master_weights,
+          of_group.rounding,
+          of_group.muon};
 }
 
 StepPlan::Fit StepPlan::fits(const ParamGroups& groups, const ParamStates& states, bool finds_gradients) {

@@ -10,6 +10,9 @@ NAMES = {
     "FusedLamb":
         'lr betas eps weight_decay initial_lr bias_correction master_weights finite_check rounding seed '
         'min_coeff max_coeff adapt',
+    "Muon":
+        'lr betas eps weight_decay initial_lr bias_correction master_weights finite_check rounding seed '
+        'orthogonalize momentum nesterov adjust_lr_fn ns_steps ns_coefficients precision split',
     "OneBitAdam":
         'lr betas eps weight_decay initial_lr bias_correction master_weights compress freeze_step '
         'freeze_automatically allow_early_freeze variance_floor scale block_scales compress_vectors '
@@ -32,8 +35,8 @@ MEANINGS = {
         'Added to the denominator, outside the square root, >= 0.',
     "weight_decay":
         'How strongly a step pulls parameters to zero, >= 0. Adam adds weight_decay * parameter to the '
-        'gradient (L2). AdamW and 1-bit Adam take it from the parameter, times lr. LAMB and 1-bit LAMB add it'
-        ' to the update, before the trust ratio scales that.',
+        'gradient (L2). AdamW, Muon and 1-bit Adam take it from the parameter, times lr. LAMB and 1-bit LAMB '
+        'add it to the update, before the trust ratio scales that.',
     "initial_lr":
         'The learning rate that a schedule multiplies with its factor, >= 0. Where it is unset, the schedule '
         'first sets it to lr.',
@@ -60,6 +63,26 @@ MEANINGS = {
     "adapt":
         'False: the trust ratio is 1; in 1-bit LAMB coefficient and factor are. Customary for biases and the '
         'parameters of normalisations.',
+    "orthogonalize":
+        "True: Muon's rule, for parameters of two dimensions or more, of which the first are the rows. Betas "
+        "and eps are not read then, and the step is not corrected for the momentum's start at zero. False: "
+        "AdamW's rule, for embeddings, the last layer, and vectors. It must stay as it is once the group has "
+        'taken a step.',
+    "momentum":
+        "The decay rate of Muon's momentum, in [0, 1).",
+    "nesterov":
+        'Muon looks ahead: the gradient and the momentum are orthogonalised together.',
+    "adjust_lr_fn":
+        "The factor of Muon's steps; torch.optim.Muon's default is original.",
+    "ns_steps":
+        'How many iterations orthogonalise a matrix, 1 to 100.',
+    "ns_coefficients":
+        'The coefficients of the iterations.',
+    "precision":
+        'The dtype of the matrix products. fp64 parameters take fp64.',
+    "split":
+        'A matrix consists of so many of equal size, one below the other, and each is orthogonalised by '
+        'itself: 3 for query, key and value in one, or the number of heads. It must divide the rows.',
     "compress":
         'False: the group stays with AdamW, or LAMB, for the whole run, and its gradients are averaged in '
         'full precision. That suits parameters that are few but sensitive. What is fp64 and would be '

@@ -36,6 +36,17 @@ class FusedLambOptions(_Fused, total=False):
     adapt: bool
 
 
+class MuonOptions(_Fused, total=False):
+    orthogonalize: bool
+    momentum: float
+    nesterov: bool
+    adjust_lr_fn: Literal["match_rms_adamw", "original"]
+    ns_steps: int
+    ns_coefficients: Literal["quintic", "polar_express"]
+    precision: Literal["automatic", "bf16", "fp32"]
+    split: int
+
+
 class _OneBit(_Common, total=False):
     compress: bool
     compress_vectors: bool

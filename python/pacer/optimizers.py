@@ -1,4 +1,4 @@
-"""FusedAdam, FusedAdamW and FusedLamb as torch.optim optimizers.
+"""FusedAdam, FusedAdamW, FusedLamb and Muon as torch.optim optimizers.
 
 The optimizer itself is C++. This file keeps torch's interface in front of it: parameter groups are dictionaries, which
 each step compares with what C++ was told last; `state` is read from C++ when somebody asks for it.
@@ -16,7 +16,7 @@ from typing_extensions import Unpack
 
 from . import _library  # noqa: F401  (registers torch.classes.pacer)
 from . import _options as options_of
-from ._option_types import FusedAdamOptions, FusedLambOptions
+from ._option_types import FusedAdamOptions, FusedLambOptions, MuonOptions
 
 Params = Union[Iterable[torch.Tensor], Iterable[dict[str, Any]], Iterable[tuple[str, torch.Tensor]]]
 
@@ -30,6 +30,7 @@ class _FusedOptimizer(Optimizer):
     _kind: ClassVar[str]  # the class of C++, also of what a user derives
     _options: ClassVar[dict[str, Any]]  # names and defaults
     _of_others: ClassVar[frozenset[str]] = frozenset()  # options that tell states of other optimizers of the same fields
+    _needed: ClassVar[frozenset[str]] = frozenset({"step", "exp_avg", "exp_avg_sq"})  # state of every parameter
     _is_decoupled: ClassVar[Optional[bool]] = None  # of Adam's family: how weight decay enters
     _loading: dict[str, Any]  # while load_state_dict runs: what it loads, after all hooks
 
@@ -242,7 +243,7 @@ class _FusedOptimizer(Optimizer):
     def _check_state(self, parameter: torch.Tensor, fields: dict[str, Any]) -> None:
         """Raises ValueError for state of another optimizer, or of other parameters."""
         advice = "load the state of an optimizer of this class with the same parameters."
-        for name in sorted({"step", "exp_avg", "exp_avg_sq"} - fields.keys()):
+        for name in sorted(self._needed - fields.keys()):
             raise ValueError(f'{self._kind}: the state to load has no "{name}"; {advice}')
         for name in sorted(fields.keys() - _STATE):
             raise ValueError(f'{self._kind}: the state to load has "{name}", which is not known here; {advice}')
@@ -356,4 +357,20 @@ class FusedLamb(_FusedOptimizer):
     def __init__(
         self, params: Params, lr: Union[float, torch.Tensor] = 1e-3, **options: Unpack[FusedLambOptions]
     ) -> None:
+        super().__init__(params, lr, **options)
+
+
+class Muon(_FusedOptimizer):
+    """Muon (K. Jordan, 2024; arXiv:2502.16982) for groups of matrices, and AdamW for groups with orthogonalize=False."""
+
+    _kind = "Muon"
+    _of_others = frozenset({"amsgrad", "min_coeff"})
+    _needed = frozenset({"step", "exp_avg"})
+    _options = {
+        "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.1, "orthogonalize": True, "momentum": 0.95, "nesterov": True,
+        "adjust_lr_fn": "match_rms_adamw", "ns_steps": 5, "ns_coefficients": "quintic", "precision": "automatic", "split": 1,
+        **_SHARED,
+    }  # fmt: skip
+
+    def __init__(self, params: Params, lr: Union[float, torch.Tensor] = 1e-3, **options: Unpack[MuonOptions]) -> None:
         super().__init__(params, lr, **options)

@@ -20,8 +20,8 @@ PAGE = "docs/options.md"
 FIELDS = "optimizers/detail/option_fields.h"
 HELP = "python/pacer/_option_help.py"
 # The cards whose table of options is written here.
-TABLES = {"fused-adam.md": "FusedAdamWOptions", "fused-lamb.md": "FusedLambOptions", "onebit-adam.md": "OneBitAdamOptions",
-          "onebit-lamb.md": "OneBitLambOptions"}
+TABLES = {"fused-adam.md": "FusedAdamWOptions", "fused-lamb.md": "FusedLambOptions", "muon.md": "MuonOptions",
+          "onebit-adam.md": "OneBitAdamOptions", "onebit-lamb.md": "OneBitLambOptions"}
 # The pages of parts whose name is not the name of a page.
 CARDS = {
     "collectives.md": {"BucketOptions"},

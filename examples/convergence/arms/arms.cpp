@@ -45,8 +45,8 @@ void freeze_early_without_floor(const OptimizerRecipe& recipe, pacer::OneBitAdam
 // Compared where no arm is named, unless the preset has a list of its own.
 std::vector<Arm> compared_arms() {
   return {{"fused-adamw",
-           "pacer::FusedAdamW, all parameters in one pass over memory; so in all arms below but adamw, lamb "
-           "and the 1-bit ones",
+           "pacer::FusedAdamW, all parameters in one pass over memory; so in all arms below but adamw, muon, "
+           "lamb and the 1-bit ones",
            fused_adamw()},
           {"curriculum",
            "pacer::SequenceLength: short sequences at first, cut off, so that steps are smaller and more",
@@ -58,6 +58,9 @@ std::vector<Arm> compared_arms() {
            "onebit-adam with the curriculum; it freezes by itself, once that has ended",
            onebit_adam(freeze_automatically),
            {Method::curriculum}},
+          {"muon",
+           "pacer::Muon: hidden matrices move by their momentum made orthogonal, everything else by AdamW",
+           muon()},
           {"lamb", "pacer::FusedLamb: each matrix moves in proportion to its own size", lamb()},
           {"onebit-lamb", "pacer::OneBitLamb: lamb, its momentum as signs after --onebit-freeze of the steps",
            onebit_lamb(Freeze::at_step)}};

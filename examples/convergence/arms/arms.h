@@ -23,6 +23,7 @@ struct OptimizerRecipe {
   std::vector<torch::Tensor> undecayed;  // biases and gains
   const Settings& settings;
   torch::Tensor positions;  // learned; among the decayed
+  torch::Tensor bytes;      // their embedding, which is also the head; among the decayed
   std::shared_ptr<pacer::Communicator> world;
 };
 

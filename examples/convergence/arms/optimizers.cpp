@@ -7,6 +7,7 @@
 
 #include <pacer/optimizers/fused_adam.h>
 #include <pacer/optimizers/fused_lamb.h>
+#include <pacer/optimizers/muon.h>
 #include <pacer/optimizers/onebit_lamb.h>
 
 #include "clipping_ratio.h"
@@ -55,6 +56,28 @@ std::unique_ptr<torch::optim::Optimizer> make_lamb(const OptimizerRecipe& recipe
   auto options = pacer::FusedLambOptions(kLambRate * recipe.settings.learning_rate).betas({kBeta1, kBeta2});
   options.max_coeff(recipe.settings.lamb_max_coeff);
   return std::make_unique<pacer::FusedLamb>(lamb_groups(recipe, options), options);
+}
+
+// Hidden matrices by Muon's rule, query, key and value each by itself; embeddings, biases and gains by AdamW's.
+std::unique_ptr<torch::optim::Optimizer> make_muon(const OptimizerRecipe& recipe) {
+  using Options = pacer::MuonOptions;
+  const auto options = Options(recipe.settings.learning_rate)
+                           .betas({kBeta1, kBeta2})
+                           .eps(kEpsilon)
+                           .weight_decay(recipe.settings.weight_decay);
+  std::vector<torch::Tensor> hidden, in_three, embeddings;
+  for (const torch::Tensor& matrix : recipe.decayed) {
+    const bool is_embedding = matrix.is_same(recipe.bytes) || matrix.is_same(recipe.positions);
+    const bool is_fused = matrix.size(0) == 3 * matrix.size(1);
+    (is_embedding ? embeddings : is_fused ? in_three : hidden).push_back(matrix);
+  }
+  const auto others = Options(options).orthogonalize(false);
+  ParamGroups groups;
+  groups.emplace_back(hidden, std::make_unique<Options>(options));
+  groups.emplace_back(in_three, std::make_unique<Options>(Options(options).split(3)));
+  groups.emplace_back(embeddings, std::make_unique<Options>(others));
+  groups.emplace_back(recipe.undecayed, std::make_unique<Options>(Options(others).weight_decay(0)));
+  return std::make_unique<pacer::Muon>(groups, options);
 }
 
 // Adapters do not decay: that would pull towards the base.
@@ -106,6 +129,8 @@ OptimizerMaker torch_adamw() { return make_adamw<torch::optim::AdamW, torch::opt
 OptimizerMaker fused_adamw() { return make_adamw<pacer::FusedAdamW, pacer::FusedAdamWOptions>; }
 
 OptimizerMaker lamb() { return make_lamb; }
+
+OptimizerMaker muon() { return make_muon; }
 
 OptimizerMaker lora() { return make_lora; }
 

@@ -23,6 +23,7 @@ enum class Positions { compressed, full_precision };
 OptimizerMaker torch_adamw();
 OptimizerMaker fused_adamw();
 OptimizerMaker lamb();
+OptimizerMaker muon();
 // For adapters alone.
 OptimizerMaker lora();
 // A single process compresses as well, or the arm would show nothing.

@@ -57,6 +57,8 @@ class GptImpl : public torch::nn::Module {
   torch::Tensor embed(const torch::Tensor& bytes);
   torch::Tensor logits(const torch::Tensor& x);
 
+  // The embedding of bytes (256, width), which makes the logits, too.
+  const torch::Tensor& byte_weight() const { return byte_embedding_->weight; }
   // The learned positions (positions, width).
   const torch::Tensor& position_weight() const { return position_embedding_->weight; }
   const pacer::Blocks& blocks() const { return blocks_; }

@@ -48,7 +48,7 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Arm& arm, const Se
                                                         const std::shared_ptr<pacer::Communicator>& world,
                                                         Gpt& model,
                                                         const pacer::NamedParameters& parameters) {
-  OptimizerRecipe recipe{{}, {}, settings, model->position_weight(), world};
+  OptimizerRecipe recipe{{}, {}, settings, model->position_weight(), model->byte_weight(), world};
   for (const auto& parameter : parameters.values()) {
     if (!parameter.requires_grad()) continue;
     (parameter.dim() >= 2 ? recipe.decayed : recipe.undecayed).push_back(parameter);

@@ -91,6 +91,7 @@ inline void add_parameter(Lifecycle& run) {
   run.optimizer->param_groups()[first.group].params().push_back(added);
   run.parameters.push_back(added);
   run.reference.parameters.emplace_back(first.options, first.group, doubles_of(added));
+  run.reference.parameters.back().rows = rows_of(added);
 }
 inline void add_group(Lifecycle& run) {
   Samples samples(9);
@@ -106,6 +107,7 @@ inline void add_group(Lifecycle& run) {
   run.parameters.push_back(added);
   run.reference.parameters.emplace_back(first.options, run.optimizer->param_groups().size() - 1,
                                         doubles_of(added));
+  run.reference.parameters.back().rows = rows_of(added);
 }
 inline void remove_parameter(Lifecycle& run) {
   auto& list = run.optimizer->param_groups()[0].params();
@@ -129,6 +131,7 @@ inline void use_equal_names(Lifecycle& run) {
   };
   if (const auto* adamw = build(static_cast<FusedAdamWOptions*>(nullptr))) FusedAdamW(groups, *adamw);
   if (const auto* adam = build(static_cast<FusedAdamOptions*>(nullptr))) FusedAdam(groups, *adam);
+  if (const auto* muon = build(static_cast<MuonOptions*>(nullptr))) Muon(groups, *muon);
   if (const auto* lamb = build(static_cast<FusedLambOptions*>(nullptr))) FusedLamb(groups, *lamb);
   const auto world = Communicator::alone(run.parameters[0].device());
   if (const auto* onebit = build(static_cast<OneBitAdamOptions*>(nullptr)))

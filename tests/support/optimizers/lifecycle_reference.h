@@ -38,6 +38,9 @@ struct LifecycleOptions {
     floor_share = get("variance_floor", 0);
     by_blocks = get("block_scales", 0) != 0;
     exchanges = get("compress_alone", 0) != 0 && get("one_bit", 1) != 0;
+    is_muon = get("orthogonalize", 0) != 0, momentum = get("momentum", 0), nesterov = get("nesterov", 0) != 0;
+    matches_adamw = get("adjust_lr_fn", 0) == 0, iterations = static_cast<int64_t>(get("ns_steps", 0));
+    split = static_cast<size_t>(get("split", 1));
   }
   double correction(double beta, int64_t t) const {
     return bias_correction ? 1 - std::pow(beta, static_cast<double>(t)) : 1;
@@ -53,6 +56,10 @@ struct LifecycleOptions {
   double floor_share;
   int64_t freeze_step, refresh_every;
   bool bias_correction, amsgrad, l2, is_lamb, adapt, compress, by_blocks, exchanges;
+  bool is_muon, nesterov, matches_adamw;
+  double momentum;
+  int64_t iterations;
+  size_t split;
   bool travels_alone = false;  // in a bucket of its own
   bool is_lion = false;        // by name: its options are those of AdamW
 };
@@ -68,6 +75,7 @@ struct LifecycleParameter {
 
   LifecycleOptions options;
   size_t group;
+  size_t rows = 1;  // of what Muon takes for a matrix
   Doubles p, m, v, largest_v, fresh, worker_error, server_error;
   int64_t t = 0;
   bool trained = true;
@@ -97,6 +105,7 @@ class LifecycleReference {
       LifecycleParameter& x = parameters[i];
       if ((frozen && x.options.compress) || !gradients[i] || (is_onebit && !x.trained)) continue;
       x.options.is_lamb   ? lamb(x, *gradients[i])
+      : x.options.is_muon ? muon(x, *gradients[i])
       : x.options.is_lion ? lion(x, *gradients[i])
                           : adam(x, *gradients[i]);
     }
@@ -143,6 +152,61 @@ class LifecycleReference {
       const double sign = direction > 0 ? 1 : direction < 0 ? -1 : 0;
       x.p[k] -= o.lr * (sign + o.decay * x.p[k]);
       x.m[k] = o.beta2 * x.m[k] + (1 - o.beta2) * g[k];
+    }
+  }
+
+  // Product of (n, k) and (k, m), row by row.
+  static Doubles product(const Doubles& a, const Doubles& b, size_t n, size_t k, size_t m) {
+    Doubles c(n * m, 0);
+    for (size_t i = 0; i < n; ++i) {
+      for (size_t l = 0; l < k; ++l) {
+        for (size_t j = 0; j < m; ++j) c[i * m + j] += a[i * k + l] * b[l * m + j];
+      }
+    }
+    return c;
+  }
+  static Doubles transposed(const Doubles& a, size_t n, size_t m) {
+    Doubles t(a.size());
+    for (size_t i = 0; i < n; ++i) {
+      for (size_t j = 0; j < m; ++j) t[j * n + i] = a[i * m + j];
+    }
+    return t;
+  }
+  // K. Jordan's iteration.
+  static Doubles orthogonal(Doubles x, size_t n, size_t m, int64_t iterations) {
+    const double norm = std::max(std::sqrt(squares(x)), 1e-7);
+    for (double& value : x) value /= norm;
+    for (int64_t i = 0; i < iterations; ++i) {
+      const Doubles gram = product(x, transposed(x, n, m), n, m, n), twice = product(gram, gram, n, n, n);
+      Doubles polynomial(gram.size());
+      for (size_t k = 0; k < gram.size(); ++k) polynomial[k] = -4.7750 * gram[k] + 2.0315 * twice[k];
+      const Doubles added = product(polynomial, x, n, n, m);
+      for (size_t k = 0; k < x.size(); ++k) x[k] = 3.4445 * x[k] + added[k];
+    }
+    return x;
+  }
+
+  static void muon(LifecycleParameter& x, const Doubles& g) {
+    const LifecycleOptions& o = x.options;
+    ++x.t;
+    const size_t pieces = o.split, size = x.p.size() / pieces, rows = x.rows / pieces, columns = size / rows;
+    const double ratio = static_cast<double>(rows) / static_cast<double>(columns),
+                 largest = static_cast<double>(std::max(rows, columns));
+    const double adjustment = o.matches_adamw ? 0.2 * std::sqrt(largest) : std::sqrt(std::max(1.0, ratio));
+    for (size_t piece = 0; piece < pieces; ++piece) {
+      Doubles direction(size);
+      for (size_t k = 0; k < size; ++k) {
+        double& m = x.m[piece * size + k];
+        const double gradient = g[piece * size + k];
+        m = o.momentum * m + (1 - o.momentum) * gradient;
+        direction[k] = o.nesterov ? (1 - o.momentum) * gradient + o.momentum * m : m;
+      }
+      direction = orthogonal(std::move(direction), rows, columns, o.iterations);
+      for (size_t k = 0; k < size; ++k) {
+        double& p = x.p[piece * size + k];
+        p -= o.lr * o.decay * p;
+        p -= o.lr * adjustment * direction[k];
+      }
     }
   }
 

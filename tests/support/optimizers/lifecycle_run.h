@@ -43,6 +43,11 @@ inline Doubles doubles_of(const Tensor& tensor) {
   return {flat.const_data_ptr<double>(), flat.const_data_ptr<double>() + flat.numel()};
 }
 
+// Of what Muon takes for a matrix.
+inline size_t rows_of(const Tensor& parameter) {
+  return parameter.dim() >= 2 ? static_cast<size_t>(parameter.size(0)) : 1;
+}
+
 // One optimizer over a few parameters, and what it must be equal to.
 class Lifecycle {
  public:
@@ -63,6 +68,7 @@ class Lifecycle {
         reference.parameters.emplace_back(LifecycleOptions(state, g, is_l2), g, doubles_of(parameter));
         reference.parameters.back().options.travels_alone = entry_.in_buckets;
         reference.parameters.back().options.is_lion = entry_.name == "Lion";
+        reference.parameters.back().rows = rows_of(parameter);
       }
     }
   }

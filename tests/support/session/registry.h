@@ -21,6 +21,7 @@
 #include <pacer/modules/lora.h>
 #include <pacer/modules/nf4.h>
 #include <pacer/optimizers/fused_lamb.h>
+#include <pacer/optimizers/muon.h>
 #include <pacer/optimizers/onebit_adam.h>
 #include <pacer/optimizers/onebit_lamb.h>
 #include <pacer/parallel/parallel.h>
@@ -77,6 +78,21 @@ OptimizerMaker making_onebit(const Options& options) {
   };
 }
 
+// Matrices with Muon's rule, biases with AdamW's and without weight decay.
+inline OptimizerMaker making_muon(const MuonOptions& options) {
+  return [options](const NamedParameters& parameters,
+                   const std::shared_ptr<Communicator>&) -> std::unique_ptr<torch::optim::Optimizer> {
+    std::vector<Tensor> matrices, vectors;
+    for (const auto& item : parameters)
+      (item.value().dim() >= 2 ? matrices : vectors).push_back(item.value());
+    std::vector<torch::optim::OptimizerParamGroup> groups;
+    groups.emplace_back(matrices, std::make_unique<MuonOptions>(options));
+    groups.emplace_back(
+        vectors, std::make_unique<MuonOptions>(MuonOptions(options).orthogonalize(false).weight_decay(0)));
+    return std::make_unique<Muon>(groups, options);
+  };
+}
+
 inline std::vector<RegisteredOptimizer> all_optimizers() {
   const FusedAdamWOptions adamw = FusedAdamWOptions(0.01).weight_decay(0.1).finite_check(true);
   const auto stochastic =
@@ -96,6 +112,10 @@ inline std::vector<RegisteredOptimizer> all_optimizers() {
       {"FusedAdamW bf16 stochastic", true, making<FusedAdamW>(stochastic), at::kBFloat16},
       {"FusedAdamW bf16 nearest", true, making<FusedAdamW>(nearest), at::kBFloat16},
       {"FusedLamb", true, making<FusedLamb>(lamb)},
+      {"Muon", true, making_muon(MuonOptions(0.01).weight_decay(0.1).finite_check(true))},
+      {"Muon bf16 remainder", true,
+       making_muon(MuonOptions(0.01).nesterov(false).precision(MuonPrecision::fp32).finite_check(true)),
+       at::kBFloat16},
       // A rule that is not pacer's.
       {"Lion", true, making<Lion>(lion_options(0.01).weight_decay(0.1).finite_check(true))},
       {"OneBitAdam", true, making_onebit<OneBitAdam>(OneBitAdamOptions(onebit_adam).compress_alone(true)),

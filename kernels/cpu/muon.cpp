@@ -1,0 +1,55 @@
+// Muon's loops on a CPU: one read of gradients and momentum, one write of momentum and directions.
+#include <pacer/kernels/muon.h>
+
+#include <type_traits>
+
+#include <pacer/kernels/cpu/element_loop.h>
+#include <pacer/kernels/math/muon.h>
+
+namespace pacer::kernels {
+
+const UpdateLoops kMuonUpdate{elements_cpu<MuonUpdate>, muon_update_cuda};
+
+namespace {
+
+template <AdamStorage kStorage, class Direction>
+PACER_TARGET_CLONES void momentum_of_range(const AdamRange<kStorage>& r, Direction* directions, bool nesterov,
+                                           const AdamScalars<typename StorageOf<kStorage>::Real>& s) {
+  using Real = typename StorageOf<kStorage>::Real;
+  const AdamRange<kStorage> range = r;  // local copies: nothing the loop writes can alias them
+  const AdamScalars<Real> scalars = s;
+  PACER_SIMD
+  for (int64_t i = 0; i < range.count; ++i) {
+    Real momentum = load(range.exp_avg[i]);
+    const Real direction = muon_direction<Real>(load(range.gradient[i]), nesterov, scalars, momentum);
+    store(momentum, range.exp_avg[i]);
+    store(direction, directions[i]);
+  }
+}
+
+}  // namespace
+
+void muon_momentum_cpu(MuonLaunch launch, const Tile& tile, const AdamTensor* tensors,
+                       const AdamGradient* gradients, void* const* directions, const StepScalars* scalars) {
+  const AdamGradient& gradient = gradients[tile.tensor];
+  if (gradient.gradient == nullptr) return;
+  const FullDenormals full_denormals;
+  with_storage(launch.storage, [&](auto chosen) {
+    using Real = typename StorageOf<chosen()>::Real;
+    const auto& of_step = scalars[gradient.scalars].template as<AdamScalars<Real>>();
+    if (of_step.skip) return;
+    const auto range = range_of<chosen()>(tile, tensors[tile.tensor], gradient.gradient);
+    const auto run = [&](auto* first) {
+      momentum_of_range(range, first + tile.offset, launch.nesterov, of_step);
+    };
+    if constexpr (std::is_same_v<Real, double>) {
+      run(static_cast<double*>(directions[tile.tensor]));
+    } else if (launch.type == DirectionType::bf16) {
+      run(static_cast<BFloat16*>(directions[tile.tensor]));
+    } else {
+      run(static_cast<float*>(directions[tile.tensor]));
+    }
+  });
+}
+
+}  // namespace pacer::kernels

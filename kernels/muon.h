@@ -1,0 +1,37 @@
+// The Muon kernels as the optimizer calls them: raw pointers, no LibTorch. A step is momentum, which writes a
+// direction for each matrix; the products that orthogonalise these, which are the caller's; and the update
+// with the results. Tensors, gradients, scalars and dtype sets are those of the Adam kernels. exp_avg is the
+// momentum.
+#pragma once
+
+#include <pacer/kernels/adam.h>
+
+namespace pacer::kernels {
+
+// How directions lie in memory: fp64 with AdamStorage::f64 and only there.
+enum class DirectionType : uint32_t { f64, f32, bf16 };
+
+// What one launch reads and writes.
+struct MuonLaunch {
+  AdamStorage storage;
+  DirectionType type;
+  bool nesterov;
+};
+
+// Elements of the tile's tensor: changes their momentum and writes directions[tile.tensor], as many elements
+// as the tensor has. Leaves out tensors without a gradient. Single-threaded; full denormals.
+void muon_momentum_cpu(MuonLaunch launch, const Tile& tile, const AdamTensor* tensors,
+                       const AdamGradient* gradients, void* const* directions, const StepScalars* scalars);
+// The same for all tiles, those of adam_cuda, in one launch. Pointers are device memory.
+void muon_momentum_cuda(MuonLaunch launch, const AdamTiles& tiles, const AdamTensor* tensors,
+                        const AdamGradient* gradients, void* const* directions, const StepScalars* scalars,
+                        Stream stream);
+
+// The update, where gradients are the orthogonalised matrices, in the dtype of the parameters. It reads no
+// state but master copies and remainders.
+extern const UpdateLoops kMuonUpdate;
+// Its loop for GPUs.
+void muon_update_cuda(AdamLaunch launch, const AdamTiles& tiles, const AdamTensor* tensors,
+                      const AdamGradient* gradients, const StepScalars* scalars, Stream stream);
+
+}  // namespace pacer::kernels

@@ -1,0 +1,127 @@
+#include <pacer/optimizers/detail/muon_kernels.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include <ATen/ops/zeros.h>
+
+#include <pacer/optimizers/detail/orthogonalize.h>
+#include <pacer/optimizers/detail/tile_loop.h>
+
+namespace pacer::detail {
+namespace {
+
+// So many elements at most are orthogonalised at once, because the products need some three times the memory.
+constexpr int64_t kElementsAtOnce = int64_t{1} << 26;
+
+at::ScalarType type_of_parameters(kernels::AdamStorage storage) {
+  switch (storage) {
+    case kernels::AdamStorage::f64:
+      return at::kDouble;
+    case kernels::AdamStorage::f32:
+      return at::kFloat;
+    case kernels::AdamStorage::f16_master:
+      return at::kHalf;
+    default:
+      return at::kBFloat16;
+  }
+}
+
+}  // namespace
+
+at::ScalarType MuonKernels::type_of_products() const {
+  if (storage_ == kernels::AdamStorage::f64) return at::kDouble;
+  const bool in_bf16 = settings_.precision == MuonPrecision::automatic
+                           ? device_.is_cuda()
+                           : settings_.precision == MuonPrecision::bf16;
+  return in_bf16 ? at::kBFloat16 : at::kFloat;
+}
+
+void MuonKernels::add(const ParameterEntry& entry) {
+  auto batch = std::find_if(batches_.begin(), batches_.end(), [&](const Batch& other) {
+    return other.like.sizes() == entry.memory.sizes() && same_layout(other.like, entry.memory);
+  });
+  if (batch == batches_.end()) batch = batches_.insert(batch, Batch{entry.memory, {}, {}, {}});
+  batch->members.push_back(matrices_++);
+}
+
+void MuonKernels::build() {
+  directions_.host().assign(matrices_, nullptr);
+  results_.assign(matrices_, nullptr);
+  updates_.host().assign(matrices_, {nullptr, 0});
+  const auto options = at::TensorOptions().device(device_);
+  const at::ScalarType of_parameters = type_of_parameters(storage_);
+  for (Batch& batch : batches_) {
+    const auto count = static_cast<int64_t>(batch.members.size());
+    std::vector<int64_t> sizes = batch.like.sizes().vec(), strides = batch.like.strides().vec();
+    sizes.insert(sizes.begin(), count);
+    strides.insert(strides.begin(), batch.like.numel());
+    const auto make = [&](at::ScalarType dtype) {
+      // Zeros, as the first step may leave matrices out.
+      return at::zeros({count * batch.like.numel()}, options.dtype(dtype)).as_strided(sizes, strides);
+    };
+    batch.directions = make(type_of_products());
+    batch.results = of_parameters == type_of_products() ? batch.directions : make(of_parameters);
+    for (int64_t k = 0; k < count; ++k) {
+      const size_t matrix = batch.members[static_cast<size_t>(k)];
+      directions_.host()[matrix] = batch.directions[k].mutable_data_ptr();
+      results_[matrix] = batch.results[k].const_data_ptr();
+    }
+  }
+}
+
+void MuonKernels::send(const std::vector<kernels::AdamGradient>& gradients) {
+  directions_.send(device_);
+  for (size_t i = 0; i < matrices_; ++i) {
+    const void* const result = gradients[i].gradient == nullptr ? nullptr : results_[i];
+    kernels::AdamGradient& update = updates_.host()[i];
+    if (update.gradient == result && update.scalars == gradients[i].scalars) continue;
+    update = {result, gradients[i].scalars};
+    updates_.mark_changed();
+  }
+  updates_.send(device_);
+}
+
+// Matrices that sit the step out are orthogonalised with the others, and nobody reads them.
+void MuonKernels::orthogonalize(const Batch& batch) const {
+  const int64_t all_rows = batch.like.size(0), rows = all_rows / settings_.split,
+                columns = batch.like.numel() / all_rows, count = batch.directions.size(0);
+  const double adjustment =
+      settings_.adjustment == MuonAdjustment::match_rms_adamw
+          ? 0.2 * std::sqrt(static_cast<double>(std::max(rows, columns)))
+          : std::sqrt(std::max(1.0, static_cast<double>(rows) / static_cast<double>(columns)));
+  const int64_t at_once = std::max<int64_t>(1, kElementsAtOnce / batch.like.numel());
+  for (int64_t first = 0; first < count; first += at_once) {
+    const int64_t now = std::min(at_once, count - first);
+    const at::Tensor directions = batch.directions.narrow(0, first, now);
+    const at::Tensor result = orthogonalized(directions.reshape({now * settings_.split, rows, columns}),
+                                             settings_.coefficients, settings_.iterations, adjustment);
+    batch.results.narrow(0, first, now).copy_(result.view(directions.sizes()));
+  }
+}
+
+void MuonKernels::step(const Step& step, const std::vector<Tile>& units, const kernels::AdamTiles& tiles) {
+  const kernels::DirectionType type = type_of_products() == at::kDouble     ? kernels::DirectionType::f64
+                                      : type_of_products() == at::kBFloat16 ? kernels::DirectionType::bf16
+                                                                            : kernels::DirectionType::f32;
+  const kernels::MuonLaunch momentum{storage_, type, settings_.nesterov};
+  const kernels::AdamLaunch update{storage_, /*amsgrad=*/false};
+  if (device_.is_cuda()) {
+    kernels::muon_momentum_cuda(momentum, tiles, step.tensors, step.gradients, directions_.pointer(),
+                                step.scalars, current_stream(device_));
+    for (const Batch& batch : batches_) orthogonalize(batch);
+    return kernels::muon_update_cuda(update, tiles, step.tensors, updates_.pointer(), step.scalars,
+                                     current_stream(device_));
+  }
+  for_each_tile(units, [&](int64_t i) {
+    kernels::muon_momentum_cpu(momentum, units[static_cast<size_t>(i)], step.tensors, step.gradients,
+                               directions_.pointer(), step.scalars);
+  });
+  for (const Batch& batch : batches_) orthogonalize(batch);
+  for_each_tile(units, [&](int64_t i) {
+    kernels::kMuonUpdate.cpu(update, units[static_cast<size_t>(i)], step.tensors, updates_.pointer(),
+                             step.scalars);
+  });
+}
+
+}  // namespace pacer::detail

@@ -1,0 +1,80 @@
+#include <pacer/optimizers/muon.h>
+
+#include <algorithm>
+#include <set>
+
+#include <torch/nn/module.h>
+#include <torch/nn/modules/embedding.h>
+
+#include <pacer/optimizers/detail/optimizer_traits.h>
+
+namespace pacer {
+namespace {
+
+// The parameters of all embeddings.
+std::set<const void*> embedded(const torch::nn::Module& model) {
+  std::set<const void*> found;
+  for (const auto& module : model.modules()) {
+    const bool is_embedding = dynamic_cast<const torch::nn::EmbeddingImpl*>(module.get()) != nullptr ||
+                              dynamic_cast<const torch::nn::EmbeddingBagImpl*>(module.get()) != nullptr;
+    if (!is_embedding) continue;
+    for (const auto& parameter : module->parameters()) found.insert(parameter.unsafeGetTensorImpl());
+  }
+  return found;
+}
+
+bool begins_with_any(const std::string& name, const std::vector<std::string>& beginnings) {
+  return std::any_of(beginnings.begin(), beginnings.end(),
+                     [&](const std::string& beginning) { return name.rfind(beginning, 0) == 0; });
+}
+
+}  // namespace
+
+std::string Muon::unshared_reason(GradientScope among) const {
+  for (const detail::GroupSettings& settings : detail::settings_of(traits(), param_groups_)) {
+    if (settings.muon) return "Muon orthogonalises whole matrices; use DataParallel";
+  }
+  return FusedOptimizer::unshared_reason(among);
+}
+
+std::vector<NamedParamGroup> muon_groups(const torch::nn::Module& model, const MuonOptions& options,
+                                         const std::vector<std::string>& adamw) {
+  const std::set<const void*> of_embeddings = embedded(model);
+  NamedParameters trained, matrices, rest;
+  std::set<const void*> seen;
+  const void* last = nullptr;
+  for (const auto& item : model.named_parameters()) {
+    const void* const tensor = item.value().unsafeGetTensorImpl();
+    if (!item.value().requires_grad() || !seen.insert(tensor).second) continue;
+    trained.insert(item.key(), item.value());
+    if (item.value().dim() >= 2) last = tensor;
+  }
+  for (const auto& item : trained) {
+    const void* const tensor = item.value().unsafeGetTensorImpl();
+    const bool is_matrix = item.value().dim() >= 2 && tensor != last && of_embeddings.count(tensor) == 0 &&
+                           !begins_with_any(item.key(), adamw);
+    (is_matrix ? matrices : rest).insert(item.key(), item.value());
+  }
+  std::vector<NamedParamGroup> groups;
+  const auto add = [&](const NamedParameters& parameters, bool orthogonalize) {
+    if (parameters.is_empty()) return;
+    groups.emplace_back(parameters,
+                        std::make_unique<MuonOptions>(MuonOptions(options).orthogonalize(orthogonalize)));
+  };
+  add(matrices, true);
+  add(rest, false);
+  return groups;
+}
+
+std::string describe_muon_groups(const std::vector<NamedParamGroup>& groups) {
+  std::string text;
+  for (const NamedParamGroup& group : groups) {
+    const auto* options = dynamic_cast<const MuonOptions*>(group.options.get());
+    text += options == nullptr || options->orthogonalize() ? "Muon:" : "AdamW:";
+    for (const auto& item : group.parameters) text += " " + item.key();
+    text += "\n";
+  }
+  return text;
+}
+
+}  // namespace pacer

@@ -1,0 +1,51 @@
+// Muon (K. Jordan, 2024; "Muon is Scalable for LLM Training", arXiv:2502.16982): each hidden matrix moves by
+// its momentum made orthogonal; everything else takes AdamW, in the same optimizer.
+//
+//   pacer::Muon optimizer(pacer::muon_groups(*model, pacer::MuonOptions(3e-4).weight_decay(0.1)));
+//
+//   m = m + (1 - momentum) (g - m)            u = g + momentum (m - g) with Nesterov's momentum, else m
+//   o = u made orthogonal, by five iterations of three matrix products (Newton, Schulz)
+//   p -= lr * weight_decay * p                p -= lr * adjustment(rows, columns) * o
+//
+// Matrices of one shape go through one batch of products; a convolution's rows are its output channels. Values
+// are those of torch.optim.Muon within the rounding of the products. Between two machines the products differ
+// in their last bits, and so do the results; on one machine the same bits come again. Everything else is as
+// in fused_adam.h: dtypes, parameters without a gradient, errors before anything is changed, no
+// synchronisation on CUDA. Over several ranks each computes all of it (DataParallel); Shards cannot have
+// matrices, and are refused. Directions take 2 bytes an element beside the momentum on a GPU, 4 on a CPU.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <pacer/optimizers/adam_param_state.h>
+#include <pacer/optimizers/fused_optimizer.h>
+#include <pacer/optimizers/muon_options.h>
+#include <pacer/optimizers/named_parameters.h>
+
+namespace torch::nn {
+class Module;
+}  // namespace torch::nn
+
+namespace pacer {
+
+class Muon : public FusedOptimizerOf<MuonOptions> {
+ public:
+  using FusedOptimizerOf::FusedOptimizerOf;
+
+ protected:
+  std::string unshared_reason(GradientScope among) const override;
+};
+
+// Sorts the trained parameters of a model into two groups for Muon: matrices, and the rest with
+// orthogonalize(false). The rest is what has fewer than two dimensions, what belongs to an Embedding or an
+// EmbeddingBag, the last matrix of the model in the order of registration, which is mostly the head, and all
+// whose names begin with one of `adamw`. A group may be empty, and is then left out. `options` are those of
+// both groups. Tensors that stand under several names come once.
+std::vector<NamedParamGroup> muon_groups(const torch::nn::Module& model, const MuonOptions& options = {},
+                                         const std::vector<std::string>& adamw = {});
+
+// A text of two lines, or one: which parameters take which rule.
+std::string describe_muon_groups(const std::vector<NamedParamGroup>& groups);
+
+}  // namespace pacer

@@ -1,0 +1,57 @@
+// Options of Muon. Setters chain: MuonOptions(3e-4).momentum(0.95).split(3).
+#pragma once
+
+#include <cstdint>
+
+#include <pacer/optimizers/adam_options.h>
+
+namespace pacer {
+
+// The factor of Muon's steps, for a matrix of r rows and c columns.
+enum class MuonAdjustment {
+  match_rms_adamw,  // 0.2 sqrt(max(r, c)): steps are as large as AdamW's, whose rates and decay then fit
+  original,         // sqrt(max(1, r / c)): as in K. Jordan's Muon
+};
+
+// The coefficients (a, b, c) of Muon's iterations X <- a X + b (X X^T) X + c (X X^T)^2 X.
+enum class MuonCoefficients {
+  quintic,        // (3.4445, -4.7750, 2.0315) each time; singular values end between 0.7 and 1.2
+  polar_express,  // others each time (arXiv:2505.16932), closer to 1 as iterations go on
+};
+
+// The dtype of Muon's matrix products.
+enum class MuonPrecision {
+  automatic,  // bf16 on a GPU, fp32 on a CPU
+  bf16,
+  fp32,
+};
+
+// Muon for hidden matrices, AdamW for all else, by group: orthogonalize says which of the two rules its
+// parameters get.
+struct MuonOptions : public FusedOptionsOf<MuonOptions> {
+  MuonOptions(double learning_rate = 1e-3) { lr(learning_rate).weight_decay(0.1); }
+  // The options of a group that takes AdamW.
+  MuonOptions(const FusedAdamWOptions& options);
+
+  // True: Muon's rule, for parameters of two dimensions or more, of which the first are the rows. Betas and
+  // eps are not read then, and the step is not corrected for the momentum's start at zero. False: AdamW's
+  // rule, for embeddings, the last layer, and vectors. It must stay as it is once the group has taken a step.
+  TORCH_ARG(bool, orthogonalize) = true;
+  // The decay rate of Muon's momentum, in [0, 1).
+  TORCH_ARG(double, momentum) = 0.95;
+  // Muon looks ahead: the gradient and the momentum are orthogonalised together.
+  TORCH_ARG(bool, nesterov) = true;
+  // The factor of Muon's steps; torch.optim.Muon's default is original.
+  TORCH_ARG(MuonAdjustment, adjust_lr_fn) = MuonAdjustment::match_rms_adamw;
+  // How many iterations orthogonalise a matrix, 1 to 100.
+  TORCH_ARG(int64_t, ns_steps) = 5;
+  // The coefficients of the iterations.
+  TORCH_ARG(MuonCoefficients, ns_coefficients) = MuonCoefficients::quintic;
+  // The dtype of the matrix products. fp64 parameters take fp64.
+  TORCH_ARG(MuonPrecision, precision) = MuonPrecision::automatic;
+  // A matrix consists of so many of equal size, one below the other, and each is orthogonalised by itself: 3
+  // for query, key and value in one, or the number of heads. It must divide the rows.
+  TORCH_ARG(int64_t, split) = 1;
+};
+
+}  // namespace pacer
