@@ -78,6 +78,7 @@ TEST_CASE("options differ where one field does", "[fused_adam]") {
   CHECK(count_fields_that_count<FusedAdamOptions>() == 11);
   CHECK(count_fields_that_count<FusedAdamWOptions>() == 11);
   CHECK(count_fields_that_count<FusedLambOptions>() == 13);
+  CHECK(count_fields_that_count<MuonOptions>() == 18);
   CHECK(count_fields_that_count<OneBitAdamOptions>() == 21);
   CHECK(count_fields_that_count<OneBitLambOptions>() == 27);
 }
@@ -93,7 +94,7 @@ TEST_CASE("the options of a 1-bit optimizer are what it plans with", "[onebit]")
                            .overlap_backward(true)
                            .bucket_bytes(100);
   const detail::OneBitGroupSettings plan = detail::traits_of(options).settings(options).onebit;
-  CHECK((plan.freeze_step() == 5 && plan.refresh_variance_every == 3 && plan.variance_floor() == 0.5));
+  CHECK((plan.freeze_step() == 5 && plan.refresh_variance_every() == 3 && plan.variance_floor() == 0.5));
   CHECK((plan.compression().scale() == ScaleNorm::l1 && !plan.compression().block_scales()));
   CHECK((plan.compression().hierarchical() && plan.overlap_backward() && plan.bucket_bytes() == 100));
 }
