@@ -46,6 +46,7 @@ void DtypeTable::build_tiles(bool is_paged) {
 }
 
 void DtypeTable::send(bool with_units) {
+  if (muon_) muon_->send(gradients_.host());
   if (device_.is_cpu()) return;  // kernels read what the host has
   gradients_.send(device_);
   if (!is_paged_) {
@@ -54,7 +55,6 @@ void DtypeTable::send(bool with_units) {
   }
   if (with_units) units_.send(device_);
   if (lamb_) lamb_->send();
-  if (muon_) muon_->send(gradients_.host());
 }
 
 void DtypeTable::sum_of_squares(double* partials, size_t first, size_t tensors) {

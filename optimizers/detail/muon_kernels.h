@@ -23,7 +23,7 @@ class MuonKernels {
   // After the last: makes the memory of directions, which stays between steps.
   void build();
 
-  // Sends what changed; `gradients` as in the table.
+  // Takes which matrices have gradients, those of the table, and sends what changed to the GPU.
   void send(const std::vector<kernels::AdamGradient>& gradients);
 
   // A step of every matrix whose gradient is not null. Pointers are host or device memory, as the device is.
