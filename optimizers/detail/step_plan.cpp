@@ -66,7 +66,6 @@ void StepPlan::forget() {
 ParameterEntry StepPlan::make_entry(const RegisteredParameter& parameter,
                                     torch::optim::OptimizerParamState* state) const {
   const GroupSettings& of_group = settings[parameter.group];
-  const bool is_muon = traits->has_matrices;
   ParameterEntry entry;
   entry.parameter = parameter.tensor;
   entry.name = parameter.name;
@@ -88,9 +87,11 @@ ParameterEntry StepPlan::make_entry(const RegisteredParameter& parameter,
               entry.range.is_part() ? at::IntArrayRef(entry.range.count) : parameter.tensor.sizes(),
               entry.name);
   const bool was_adamw = entry.state->exp_avg_sq().defined();
-  require(!is_muon || !entry.state->exp_avg().defined() || was_adamw != of_group.muon.has_value(),
-          "parameter ", parameter.in_message(), " took its steps so far with ",
-          was_adamw ? "AdamW's" : "Muon's",
+  const bool is_other =
+      traits->has_matrices && entry.state->exp_avg().defined() && was_adamw == of_group.muon.has_value();
+  // One without a step may be what a failure left half made.
+  require(!is_other || entry.state->step() == 0, "parameter ", parameter.in_message(),
+          " took its steps so far with ", was_adamw ? "AdamW's" : "Muon's",
           " rule, and the options of its group now say the other one; set orthogonalize(",
           was_adamw ? "false" : "true", "), or remove the parameter's state to begin anew");
   return entry;
