@@ -1,7 +1,7 @@
-// The Muon kernels as the optimizer calls them: raw pointers, no LibTorch. A step is momentum, which writes a
-// direction for each matrix; the products that orthogonalise these, which are the caller's; and the update
-// with the results. Tensors, gradients, scalars and dtype sets are those of the Adam kernels. exp_avg is the
-// momentum.
+// The Muon kernels as the optimizer calls them: raw pointers, no LibTorch. A step is a direction for each
+// matrix; the products that orthogonalise these, which are the caller's; then momentum, and the update with the
+// results. So nothing has changed where memory for the products runs out. Tensors, gradients, scalars and dtype
+// sets are those of the Adam kernels. exp_avg is the momentum.
 #pragma once
 
 #include <pacer/kernels/adam.h>
@@ -18,8 +18,9 @@ struct MuonLaunch {
   bool nesterov;
 };
 
-// Elements of the tile's tensor: changes their momentum and writes directions[tile.tensor], as many elements
-// as the tensor has. Leaves out tensors without a gradient. Single-threaded; full denormals.
+// Elements of the tile's tensor. Where there are `directions`, writes directions[tile.tensor], as many elements
+// as the tensor has, and leaves the momentum as it is; where they are null, changes the momentum. Leaves out
+// tensors without a gradient. Single-threaded; full denormals.
 void muon_momentum_cpu(MuonLaunch launch, const Tile& tile, const AdamTensor* tensors,
                        const AdamGradient* gradients, void* const* directions, const StepScalars* scalars);
 // The same for all tiles, those of adam_cuda, in one launch. Pointers are device memory.

@@ -1,4 +1,4 @@
-// Muon's loops on a CPU: one read of gradients and momentum, one write of momentum and directions.
+// Muon's loops on a CPU: gradients and momentum are read for the directions, and again for the momentum.
 #include <pacer/kernels/muon.h>
 
 #include <type_traits>
@@ -13,17 +13,30 @@ const UpdateLoops kMuonUpdate{elements_cpu<MuonUpdate>, muon_update_cuda};
 namespace {
 
 template <AdamStorage kStorage, class Direction>
-PACER_TARGET_CLONES void momentum_of_range(const AdamRange<kStorage>& r, Direction* directions, bool nesterov,
-                                           const AdamScalars<typename StorageOf<kStorage>::Real>& s) {
+PACER_TARGET_CLONES void directions_of_range(const AdamRange<kStorage>& r, Direction* directions,
+                                             bool nesterov,
+                                             const AdamScalars<typename StorageOf<kStorage>::Real>& s) {
   using Real = typename StorageOf<kStorage>::Real;
   const AdamRange<kStorage> range = r;  // local copies: nothing the loop writes can alias them
   const AdamScalars<Real> scalars = s;
   PACER_SIMD
   for (int64_t i = 0; i < range.count; ++i) {
     Real momentum = load(range.exp_avg[i]);
-    const Real direction = muon_direction<Real>(load(range.gradient[i]), nesterov, scalars, momentum);
+    store(muon_direction<Real>(load(range.gradient[i]), nesterov, scalars, momentum), directions[i]);
+  }
+}
+
+template <AdamStorage kStorage>
+PACER_TARGET_CLONES void momentum_of_range(const AdamRange<kStorage>& r,
+                                           const AdamScalars<typename StorageOf<kStorage>::Real>& s) {
+  using Real = typename StorageOf<kStorage>::Real;
+  const AdamRange<kStorage> range = r;
+  const AdamScalars<Real> scalars = s;
+  PACER_SIMD
+  for (int64_t i = 0; i < range.count; ++i) {
+    Real momentum = load(range.exp_avg[i]);
+    muon_direction<Real>(load(range.gradient[i]), /*nesterov=*/false, scalars, momentum);
     store(momentum, range.exp_avg[i]);
-    store(direction, directions[i]);
   }
 }
 
@@ -39,8 +52,9 @@ void muon_momentum_cpu(MuonLaunch launch, const Tile& tile, const AdamTensor* te
     const auto& of_step = scalars[gradient.scalars].template as<AdamScalars<Real>>();
     if (of_step.skip) return;
     const auto range = range_of<chosen()>(tile, tensors[tile.tensor], gradient.gradient);
+    if (directions == nullptr) return momentum_of_range(range, of_step);
     const auto run = [&](auto* first) {
-      momentum_of_range(range, first + tile.offset, launch.nesterov, of_step);
+      directions_of_range(range, first + tile.offset, launch.nesterov, of_step);
     };
     if constexpr (std::is_same_v<Real, double>) {
       run(static_cast<double*>(directions[tile.tensor]));

@@ -28,8 +28,11 @@ __device__ __forceinline__ void momentum_of_packet(const void* gradients, void* 
     store(muon_direction<typename Types::Real>(load(g[k]), nesterov, s, momentum), d[k]);
     store(momentum, m[k]);
   }
-  store_some(static_cast<typename Types::State*>(exp_avg) + i, m);
-  store_some(direction + i, d);
+  if (direction == nullptr) {
+    store_some(static_cast<typename Types::State*>(exp_avg) + i, m);
+  } else {
+    store_some(direction + i, d);
+  }
 }
 
 // Tiles are those of adam_cuda: a block's share is what its threads there take at once, so that a block here,
@@ -48,7 +51,7 @@ __global__ void __launch_bounds__(kThreads)
   if (scalars.skip) return;
   const int threads = index < table.block_tiles ? kThreads : kWarp;
   void* const exp_avg = tensors[tile.tensor].exp_avg;
-  auto* const direction = static_cast<Direction*>(directions[tile.tensor]);
+  auto* const direction = directions == nullptr ? nullptr : static_cast<Direction*>(directions[tile.tensor]);
   const bool aligned =
       is_packet_aligned<typename Types::Param, N>(
           static_cast<const typename Types::Param*>(gradient.gradient)) &&

@@ -106,18 +106,23 @@ void MuonKernels::step(const Step& step, const std::vector<Tile>& units, const k
                                                                             : kernels::DirectionType::f32;
   const kernels::MuonLaunch momentum{storage_, type, settings_.nesterov};
   const kernels::AdamLaunch update{storage_, /*amsgrad=*/false};
+  const auto momenta = [&](void* const* directions) {
+    if (device_.is_cuda()) {
+      return kernels::muon_momentum_cuda(momentum, tiles, step.tensors, step.gradients, directions,
+                                         step.scalars, current_stream(device_));
+    }
+    for_each_tile(units, [&](int64_t i) {
+      kernels::muon_momentum_cpu(momentum, units[static_cast<size_t>(i)], step.tensors, step.gradients,
+                                 directions, step.scalars);
+    });
+  };
+  momenta(directions_.pointer());
+  for (const Batch& batch : batches_) orthogonalize(batch);
+  momenta(nullptr);  // only now is everything there that may be missing
   if (device_.is_cuda()) {
-    kernels::muon_momentum_cuda(momentum, tiles, step.tensors, step.gradients, directions_.pointer(),
-                                step.scalars, current_stream(device_));
-    for (const Batch& batch : batches_) orthogonalize(batch);
     return kernels::muon_update_cuda(update, tiles, step.tensors, updates_.pointer(), step.scalars,
                                      current_stream(device_));
   }
-  for_each_tile(units, [&](int64_t i) {
-    kernels::muon_momentum_cpu(momentum, units[static_cast<size_t>(i)], step.tensors, step.gradients,
-                               directions_.pointer(), step.scalars);
-  });
-  for (const Batch& batch : batches_) orthogonalize(batch);
   for_each_tile(units, [&](int64_t i) {
     kernels::kMuonUpdate.cpu(update, units[static_cast<size_t>(i)], step.tensors, updates_.pointer(),
                              step.scalars);
