@@ -77,20 +77,20 @@ void DtypeTable::step(const kernels::StepScalars* scalars, bool follows_prologue
   if (lamb_) {
     return lamb_->step({tensors_.pointer(), gradients_.pointer(), scalars}, tiles_.view(), follows_prologue);
   }
+  const kernels::AdamGradient* gradients = gradients_.pointer();
   if (muon_) {
-    return muon_->step({tensors_.pointer(), gradients_.pointer(), scalars}, units_.host(), tiles_.view());
+    gradients = muon_->step(tensors_.pointer(), gradients, scalars, units_.host(), tiles_.view());
+    follows_prologue = false;
   }
   if (device_.is_cuda()) {
     kernels::AdamLaunch launch = launch_;
     launch.follows_prologue = follows_prologue;
     const auto run = launch.loops != nullptr ? launch.loops->cuda : kernels::adam_cuda;
-    return run(launch, tiles_.view(), tensors_.pointer(), gradients_.pointer(), scalars,
-               current_stream(device_));
+    return run(launch, tiles_.view(), tensors_.pointer(), gradients, scalars, current_stream(device_));
   }
   const auto run = launch_.loops != nullptr ? launch_.loops->cpu : kernels::adam_cpu;
   for_each_tile(units_.host(), [&](int64_t i) {
-    run(launch_, units_.host()[static_cast<size_t>(i)], tensors_.host().data(), gradients_.host().data(),
-        scalars);
+    run(launch_, units_.host()[static_cast<size_t>(i)], tensors_.host().data(), gradients, scalars);
   });
 }
 

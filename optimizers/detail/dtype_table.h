@@ -25,7 +25,9 @@ class DtypeTable {
   DtypeTable(kernels::AdamLaunch launch, kernels::UpdateRule rule, const std::optional<MuonSettings>& muon,
              at::Device device)
       : launch_(launch), rule_(rule), device_(device) {
-    if (muon) muon_.emplace(launch.storage, *muon, device);
+    if (!muon) return;
+    launch_.loops = &kernels::kMuonUpdate;
+    muon_.emplace(launch.storage, *muon, device);
   }
 
   // Adds a prepared entry and writes down where it sits. All entries are added before the first step.

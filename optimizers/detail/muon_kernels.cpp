@@ -14,19 +14,6 @@ namespace {
 // So many elements at most are orthogonalised at once, because the products need some three times the memory.
 constexpr int64_t kElementsAtOnce = int64_t{1} << 26;
 
-at::ScalarType type_of_parameters(kernels::AdamStorage storage) {
-  switch (storage) {
-    case kernels::AdamStorage::f64:
-      return at::kDouble;
-    case kernels::AdamStorage::f32:
-      return at::kFloat;
-    case kernels::AdamStorage::f16_master:
-      return at::kHalf;
-    default:
-      return at::kBFloat16;
-  }
-}
-
 }  // namespace
 
 at::ScalarType MuonKernels::type_of_products() const {
@@ -50,7 +37,6 @@ void MuonKernels::build() {
   results_.assign(matrices_, nullptr);
   updates_.host().assign(matrices_, {nullptr, 0});
   const auto options = at::TensorOptions().device(device_);
-  const at::ScalarType of_parameters = type_of_parameters(storage_);
   for (Batch& batch : batches_) {
     const auto count = static_cast<int64_t>(batch.members.size());
     std::vector<int64_t> sizes = batch.like.sizes().vec(), strides = batch.like.strides().vec();
@@ -61,6 +47,7 @@ void MuonKernels::build() {
       return at::zeros({count * batch.like.numel()}, options.dtype(dtype)).as_strided(sizes, strides);
     };
     batch.directions = make(type_of_products());
+    const at::ScalarType of_parameters = batch.like.scalar_type();
     batch.results = of_parameters == type_of_products() ? batch.directions : make(of_parameters);
     for (int64_t k = 0; k < count; ++k) {
       const size_t matrix = batch.members[static_cast<size_t>(k)];
@@ -100,33 +87,30 @@ void MuonKernels::orthogonalize(const Batch& batch) const {
   }
 }
 
-void MuonKernels::step(const Step& step, const std::vector<Tile>& units, const kernels::AdamTiles& tiles) {
-  const kernels::DirectionType type = type_of_products() == at::kDouble     ? kernels::DirectionType::f64
-                                      : type_of_products() == at::kBFloat16 ? kernels::DirectionType::bf16
-                                                                            : kernels::DirectionType::f32;
-  const kernels::MuonLaunch momentum{storage_, type, settings_.nesterov};
-  const kernels::AdamLaunch update{storage_, /*amsgrad=*/false};
-  const auto momenta = [&](void* const* directions) {
+const kernels::AdamGradient* MuonKernels::step(const kernels::AdamTensor* tensors,
+                                               const kernels::AdamGradient* gradients,
+                                               const kernels::StepScalars* scalars,
+                                               const std::vector<Tile>& units,
+                                               const kernels::AdamTiles& tiles) {
+  const at::ScalarType products = type_of_products();
+  const kernels::DirectionType type = products == at::kDouble     ? kernels::DirectionType::f64
+                                      : products == at::kBFloat16 ? kernels::DirectionType::bf16
+                                                                  : kernels::DirectionType::f32;
+  const kernels::MuonLaunch launch{storage_, type, settings_.nesterov};
+  const auto run = [&](void* const* directions) {
     if (device_.is_cuda()) {
-      return kernels::muon_momentum_cuda(momentum, tiles, step.tensors, step.gradients, directions,
-                                         step.scalars, current_stream(device_));
+      return kernels::muon_momentum_cuda(launch, tiles, tensors, gradients, directions, scalars,
+                                         current_stream(device_));
     }
     for_each_tile(units, [&](int64_t i) {
-      kernels::muon_momentum_cpu(momentum, units[static_cast<size_t>(i)], step.tensors, step.gradients,
-                                 directions, step.scalars);
+      kernels::muon_momentum_cpu(launch, units[static_cast<size_t>(i)], tensors, gradients, directions,
+                                 scalars);
     });
   };
-  momenta(directions_.pointer());
+  run(directions_.pointer());
   for (const Batch& batch : batches_) orthogonalize(batch);
-  momenta(nullptr);  // only now is everything there that may be missing
-  if (device_.is_cuda()) {
-    return kernels::muon_update_cuda(update, tiles, step.tensors, updates_.pointer(), step.scalars,
-                                     current_stream(device_));
-  }
-  for_each_tile(units, [&](int64_t i) {
-    kernels::kMuonUpdate.cpu(update, units[static_cast<size_t>(i)], step.tensors, updates_.pointer(),
-                             step.scalars);
-  });
+  run(nullptr);  // only now is everything there that may be missing
+  return updates_.pointer();
 }
 
 }  // namespace pacer::detail

@@ -26,14 +26,13 @@ class MuonKernels {
   // Takes which matrices have gradients, those of the table, and sends what changed to the GPU.
   void send(const std::vector<kernels::AdamGradient>& gradients);
 
-  // A step of every matrix whose gradient is not null. Pointers are host or device memory, as the device is.
-  // The tiles are those of the table, on a CPU or on a GPU.
-  struct Step {
-    const kernels::AdamTensor* tensors;
-    const kernels::AdamGradient* gradients;
-    const kernels::StepScalars* scalars;
-  };
-  void step(const Step& step, const std::vector<Tile>& units, const kernels::AdamTiles& tiles);
+  // Momentum and products of every matrix whose gradient is not null. Returns what the update by kMuonUpdate
+  // reads as gradients. Pointers are host or device memory, as the device is; the tiles are those of the table,
+  // on a CPU or on a GPU.
+  const kernels::AdamGradient* step(const kernels::AdamTensor* tensors,
+                                    const kernels::AdamGradient* gradients,
+                                    const kernels::StepScalars* scalars, const std::vector<Tile>& units,
+                                    const kernels::AdamTiles& tiles);
 
  private:
   // Matrices of one shape and memory order: `members` lie one behind the other in the directions.

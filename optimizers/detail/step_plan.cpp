@@ -152,7 +152,7 @@ void StepPlan::check_entries() const {
 void StepPlan::make(const ParamGroups& groups, ParamStates& states, const TensorNames& names,
                     bool with_compressed) {
   check_groups(groups, names);
-  check_matrices(traits->name, groups, settings, names);
+  if (traits->has_matrices) check_matrices(traits->name, groups, settings, names);
   if (traits->is_onebit) check_compressible(traits->name, groups, settings, names);
   AdoptedStates adopted = add_entries(groups, states, names, with_compressed);
   check_entries();

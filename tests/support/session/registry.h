@@ -46,51 +46,48 @@ struct RegisteredOptimizer {
   bool in_buckets = false;  // each parameter's momentum travels by itself
 };
 
+// Two groups with different options: matrices, and vectors such as biases.
+template <class Options>
+std::vector<torch::optim::OptimizerParamGroup> two_groups(const NamedParameters& parameters,
+                                                          const Options& of_matrices,
+                                                          const Options& of_vectors) {
+  std::vector<Tensor> matrices, vectors;
+  for (const auto& item : parameters) (item.value().dim() >= 2 ? matrices : vectors).push_back(item.value());
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  groups.emplace_back(matrices, std::make_unique<Options>(of_matrices));
+  groups.emplace_back(vectors, std::make_unique<Options>(of_vectors));
+  return groups;
+}
+
 template <class Optimizer, class Options>
-OptimizerMaker making(Options options) {
-  return [options](const NamedParameters& parameters,
-                   const std::shared_ptr<Communicator>&) -> std::unique_ptr<torch::optim::Optimizer> {
-    // Two groups with different options: biases without weight decay.
-    std::vector<Tensor> matrices, vectors;
-    for (const auto& item : parameters)
-      (item.value().dim() >= 2 ? matrices : vectors).push_back(item.value());
-    std::vector<torch::optim::OptimizerParamGroup> groups;
-    groups.emplace_back(matrices, std::make_unique<Options>(options));
-    groups.emplace_back(vectors, std::make_unique<Options>(Options(options).weight_decay(0)));
-    return std::make_unique<Optimizer>(groups, options);
+OptimizerMaker making(const Options& options, const Options& of_vectors) {
+  return [options, of_vectors](
+             const NamedParameters& parameters,
+             const std::shared_ptr<Communicator>&) -> std::unique_ptr<torch::optim::Optimizer> {
+    return std::make_unique<Optimizer>(two_groups(parameters, options, of_vectors), options);
   };
+}
+// Vectors without weight decay.
+template <class Optimizer, class Options>
+OptimizerMaker making(const Options& options) {
+  return making<Optimizer>(options, Options(options).weight_decay(0));
 }
 
 // Matrices compressed, biases in full precision and without weight decay; frozen after two steps, whatever
 // moves.
 template <class Optimizer, class Options>
 OptimizerMaker making_onebit(const Options& options) {
-  return [options](const NamedParameters& parameters,
-                   const std::shared_ptr<Communicator>& world) -> std::unique_ptr<torch::optim::Optimizer> {
-    std::vector<Tensor> matrices, vectors;
-    for (const auto& item : parameters)
-      (item.value().dim() >= 2 ? matrices : vectors).push_back(item.value());
-    const auto shared = Options(options).freeze_step(2).allow_early_freeze(true);
-    std::vector<torch::optim::OptimizerParamGroup> groups;
-    groups.emplace_back(matrices, std::make_unique<Options>(shared));
-    groups.emplace_back(vectors, std::make_unique<Options>(Options(shared).weight_decay(0).compress(false)));
-    return std::make_unique<Optimizer>(groups, shared, world);
+  const auto shared = Options(options).freeze_step(2).allow_early_freeze(true);
+  return [shared](const NamedParameters& parameters,
+                  const std::shared_ptr<Communicator>& world) -> std::unique_ptr<torch::optim::Optimizer> {
+    const auto of_vectors = Options(shared).weight_decay(0).compress(false);
+    return std::make_unique<Optimizer>(two_groups(parameters, shared, of_vectors), shared, world);
   };
 }
 
 // Matrices with Muon's rule, biases with AdamW's and without weight decay.
 inline OptimizerMaker making_muon(const MuonOptions& options) {
-  return [options](const NamedParameters& parameters,
-                   const std::shared_ptr<Communicator>&) -> std::unique_ptr<torch::optim::Optimizer> {
-    std::vector<Tensor> matrices, vectors;
-    for (const auto& item : parameters)
-      (item.value().dim() >= 2 ? matrices : vectors).push_back(item.value());
-    std::vector<torch::optim::OptimizerParamGroup> groups;
-    groups.emplace_back(matrices, std::make_unique<MuonOptions>(options));
-    groups.emplace_back(
-        vectors, std::make_unique<MuonOptions>(MuonOptions(options).orthogonalize(false).weight_decay(0)));
-    return std::make_unique<Muon>(groups, options);
-  };
+  return making<Muon>(options, MuonOptions(options).orthogonalize(false).weight_decay(0));
 }
 
 inline std::vector<RegisteredOptimizer> all_optimizers() {
