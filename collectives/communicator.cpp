@@ -24,10 +24,12 @@ namespace {
 void check_options(const CommunicatorOptions& options, int world_size) {
   require(options.timeout().count() > 0, "a communicator needs a timeout > 0, not ",
           options.timeout().count(), " ms");
-  const int ranks_per_node = options.ranks_per_node();
-  require(ranks_per_node >= 0, "ranks_per_node must be 0 or more, not ", ranks_per_node);
-  require(ranks_per_node == 0 || world_size % ranks_per_node == 0, world_size, " ranks cannot be nodes of ",
-          ranks_per_node, " each; set ranks_per_node to a divisor");
+  require(options.listen_address() != "",
+          "listen_address is empty; name an address of this host, or leave it out");
+  const int ranks_per_node = options.ranks_per_node().value_or(1);
+  require(ranks_per_node >= 1, "ranks_per_node must be at least 1, not ", ranks_per_node);
+  require(world_size % ranks_per_node == 0, world_size, " ranks cannot be nodes of ", ranks_per_node,
+          " each; set ranks_per_node to a divisor");
 }
 
 std::shared_ptr<Communicator> meet(const detail::RendezvousSettings& settings,
@@ -98,7 +100,8 @@ std::vector<std::shared_ptr<Communicator>> Communicator::in_process(int world_si
                                                                     const CommunicatorOptions& options) {
   check_options(options, world_size);
   std::vector<std::shared_ptr<Communicator>> ranks;
-  for (detail::Connection& connection : detail::connect_in_process(world_size, options.ranks_per_node())) {
+  for (detail::Connection& connection :
+       detail::connect_in_process(world_size, options.ranks_per_node().value_or(0))) {
     ranks.push_back(std::make_shared<Communicator>(std::move(connection), options));
   }
   return ranks;

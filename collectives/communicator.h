@@ -61,12 +61,12 @@ struct CommunicatorOptions {
   // else that of its local rank. Two ranks never share one.
   TORCH_ARG(std::optional<int64_t>, gpu);
   // How many ranks share a node, a machine whose links inside are faster than those to others: rank r is
-  // number r % n of node r / n. 0: what the launcher says, or, where the ranks met by themselves, which of
+  // number r % n of node r / n. Nothing: what the launcher says, or, where the ranks met by themselves, which of
   // them share a host. Set it, alike on all ranks, to try several nodes on one machine.
-  TORCH_ARG(int, ranks_per_node) = 0;
-  // The address of this host to listen on, for jobs over several hosts; set it on every rank. Empty: loopback
+  TORCH_ARG(std::optional<int>, ranks_per_node);
+  // The address of this host to listen on, for jobs over several hosts; set it on every rank. Nothing: loopback
   // where all ranks are on this host, else the address of the interface that reaches the first rank.
-  TORCH_ARG(std::string, listen_address);
+  TORCH_ARG(std::optional<std::string>, listen_address);
 };
 
 // The options of one call.

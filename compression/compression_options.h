@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include <torch/arg.h>
 
@@ -24,8 +25,9 @@ struct CompressionOptions {
   // travel between nodes only, W / ranks_per_node() instead of W workers' of them. The same bits as without,
   // had one rank of each node brought its node's mean. With a single node nothing is compressed.
   TORCH_ARG(bool, hierarchical) = false;
-  // Chunks are multiples of so many elements: 128 or more of them, 2,048 with block_scales; 0 for the least.
-  TORCH_ARG(int64_t, alignment) = 0;
+  // Chunks are multiples of so many elements: 128 or more of them, 2,048 with block_scales. Nothing: the
+  // least.
+  TORCH_ARG(std::optional<int64_t>, alignment);
 };
 
 }  // namespace pacer

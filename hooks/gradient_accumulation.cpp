@@ -1,7 +1,5 @@
 #include <pacer/hooks/gradient_accumulation.h>
 
-#include <utility>
-
 #include <pacer/core/error.h>
 #include <pacer/hooks/detail/model_facts.h>
 #include <pacer/hooks/detail/wide_gradients.h>
@@ -9,35 +7,20 @@
 
 namespace pacer {
 
-GradientAccumulation::GradientAccumulation(int64_t micro_steps) : micro_steps_(micro_steps) {
+GradientAccumulation::GradientAccumulation(GradientAccumulationOptions options) : options_(options) {
   // Draws of layer gates number micro-steps with 24 bits.
-  require(micro_steps >= 1 && micro_steps < (int64_t{1} << 24),
-          "GradientAccumulation needs between 1 and 2^24 - 1 micro-steps, not ", micro_steps);
-}
-
-GradientAccumulation& GradientAccumulation::weight_by_tokens(bool on) & {
-  weight_by_tokens_ = on;
-  return *this;
-}
-GradientAccumulation&& GradientAccumulation::weight_by_tokens(bool on) && {
-  return std::move(weight_by_tokens(on));
-}
-
-GradientAccumulation& GradientAccumulation::accumulate_in_fp32(bool on) & {
-  accumulate_in_fp32_ = on;
-  return *this;
-}
-GradientAccumulation&& GradientAccumulation::accumulate_in_fp32(bool on) && {
-  return std::move(accumulate_in_fp32(on));
+  require(options_.micro_steps() >= 1 && options_.micro_steps() < (int64_t{1} << 24),
+          "GradientAccumulation needs between 1 and 2^24 - 1 micro-steps, not ", options_.micro_steps());
 }
 
 void GradientAccumulation::attach(SessionParts& parts) {
-  parts.micro_steps = micro_steps_;
+  parts.micro_steps = options_.micro_steps();
   parts.accumulates_gradients = true;
-  parts.weight_by_tokens = weight_by_tokens_;
-  parts.accumulate_in_fp32 = accumulate_in_fp32_;
+  parts.weight_by_tokens = options_.weight_by_tokens();
+  parts.accumulate_in_fp32 = options_.accumulate_in_fp32();
   parts_ = &parts;
-  if (accumulate_in_fp32_ && micro_steps_ > 1) wide_ = std::make_shared<detail::WideGradients>();
+  if (options_.accumulate_in_fp32() && options_.micro_steps() > 1)
+    wide_ = std::make_shared<detail::WideGradients>();
 }
 
 void GradientAccumulation::arrange() {
@@ -45,7 +28,8 @@ void GradientAccumulation::arrange() {
 }
 
 std::string GradientAccumulation::agreement() const {
-  return accumulate_in_fp32_ ? "16-bit gradients add up in fp32" : "gradients add up in their own dtype";
+  return options_.accumulate_in_fp32() ? "16-bit gradients add up in fp32"
+                                       : "gradients add up in their own dtype";
 }
 
 // Shards adds up what is shared out.

@@ -7,6 +7,8 @@
 #include <memory>
 #include <string>
 
+#include <torch/arg.h>
+
 #include <pacer/hooks/hook.h>
 
 namespace pacer {
@@ -15,21 +17,23 @@ namespace detail {
 class WideGradients;
 }  // namespace detail
 
-class GradientAccumulation : public Hook {
- public:
-  // micro_steps: passes per optimizer step, 1 ... 2^24 - 1.
-  explicit GradientAccumulation(int64_t micro_steps);
-
+struct GradientAccumulationOptions {
+  GradientAccumulationOptions(int64_t micro_steps) : micro_steps_(micro_steps) {}
+  // Passes per optimizer step, 1 ... 2^24 - 1.
+  TORCH_ARG(int64_t, micro_steps);
   // Micro-batches count by their tokens (Session::begin, Session::count_tokens) instead of alike: the mean
   // over all tokens, for micro-batches of unequal size whose loss is a mean over tokens.
-  GradientAccumulation& weight_by_tokens(bool on = true) &;
-  GradientAccumulation&& weight_by_tokens(bool on = true) &&;
-
+  TORCH_ARG(bool, weight_by_tokens) = false;
   // Gradients of bf16 and fp16 parameters add up in fp32, and are rounded once, with the window's last one.
   // It is the default, and costs 4 bytes for each element of these parameters in place of 2. In their own
   // dtype (`false`) sums of many micro-batches come out too small: those of 512 alike by half.
-  GradientAccumulation& accumulate_in_fp32(bool on = true) &;
-  GradientAccumulation&& accumulate_in_fp32(bool on = true) &&;
+  TORCH_ARG(bool, accumulate_in_fp32) = true;
+};
+
+class GradientAccumulation : public Hook {
+ public:
+  // Throws InvalidArgument for options out of range.
+  explicit GradientAccumulation(GradientAccumulationOptions options);
 
   std::string hook_name() const override { return "gradient_accumulation"; }
   Slot slot() const override { return Slot::loss; }
@@ -42,9 +46,7 @@ class GradientAccumulation : public Hook {
   void gradients_ready(const Progress& window) override;
 
  private:
-  int64_t micro_steps_;
-  bool weight_by_tokens_ = false;
-  bool accumulate_in_fp32_ = true;
+  GradientAccumulationOptions options_;
   const SessionParts* parts_ = nullptr;          // once attached
   std::shared_ptr<detail::WideGradients> wide_;  // where there is more than one micro-step
 };

@@ -1,7 +1,6 @@
 #include <pacer/hooks/gradient_clipping.h>
 
 #include <cmath>
-#include <utility>
 
 #include <pacer/core/error.h>
 #include <pacer/files/number_text.h>
@@ -10,34 +9,29 @@
 
 namespace pacer {
 
-GradientClipping::GradientClipping(double max_norm) : max_norm_(max_norm) {
-  require(std::isfinite(max_norm) && max_norm > 0, "GradientClipping needs a finite norm > 0, not ",
-          max_norm);
+GradientClipping::GradientClipping(GradientClippingOptions options) : options_(options) {
+  require(std::isfinite(options_.max_norm()) && options_.max_norm() > 0,
+          "GradientClipping needs a finite norm > 0, not ", options_.max_norm());
 }
-
-GradientClipping& GradientClipping::by_previous_norm(bool on) & {
-  by_previous_norm_ = on;
-  return *this;
-}
-GradientClipping&& GradientClipping::by_previous_norm(bool on) && { return std::move(by_previous_norm(on)); }
 
 std::string GradientClipping::agreement() const {
-  return "norm " + exact_text(max_norm_) + (by_previous_norm_ ? ", buckets by the norm before" : "");
+  return "norm " + exact_text(options_.max_norm()) +
+         (options_.by_previous_norm() ? ", buckets by the norm before" : "");
 }
 
 void GradientClipping::attach(SessionParts& parts) {
   using Look = SessionParts::Look;
-  guard_ = parts.guard(by_previous_norm_ ? Look::any_time : Look::first);
-  guard_->clip_to(max_norm_, by_previous_norm_);
+  guard_ = parts.guard(options_.by_previous_norm() ? Look::any_time : Look::first);
+  guard_->clip_to(options_.max_norm(), options_.by_previous_norm());
 }
 
 // The exact form goes on from nothing.
 void GradientClipping::save(NamedTensors& state) const {
-  if (by_previous_norm_) state["previous_norm"] = number_tensor(guard_->read().last_norm);
+  if (options_.by_previous_norm()) state["previous_norm"] = number_tensor(guard_->read().last_norm);
 }
 
 void GradientClipping::load(const NamedTensors& state) {
-  if (!by_previous_norm_) return;
+  if (!options_.by_previous_norm()) return;
   const auto norm = require_number<double>(state, "previous_norm");
   require(std::isfinite(norm) && norm >= 0, "\"previous_norm\" of the state to load is ", norm,
           ", which no norm can be");

@@ -9,23 +9,29 @@
 #include <memory>
 #include <string>
 
+#include <torch/arg.h>
+
 #include <pacer/hooks/hook.h>
 
 namespace pacer {
 
 class GradientGuard;
 
-class GradientClipping : public Hook {
- public:
-  // max_norm: finite, > 0.
-  explicit GradientClipping(double max_norm);
-
+struct GradientClippingOptions {
+  GradientClippingOptions(double max_norm) : max_norm_(max_norm) {}
+  // What the norm is clipped to; finite, > 0.
+  TORCH_ARG(double, max_norm);
   // In a compressed step of a 1-bit optimizer each rank clips each bucket by itself: by the norm that the
   // last step with finite gradients had, and to max_norm times the root of the number of ranks. So a bucket
   // need not wait for the others (overlap_backward), and the norm of a step of b buckets is clipped to
   // max_norm * sqrt(b + 1) or less. All other steps know the norm in time and are clipped exactly.
-  GradientClipping& by_previous_norm(bool on = true) &;
-  GradientClipping&& by_previous_norm(bool on = true) &&;
+  TORCH_ARG(bool, by_previous_norm) = false;
+};
+
+class GradientClipping : public Hook {
+ public:
+  // Throws InvalidArgument for options out of range.
+  explicit GradientClipping(GradientClippingOptions options);
 
   std::string hook_name() const override { return "gradient_clipping"; }
   Slot slot() const override { return Slot::clip; }
@@ -36,8 +42,7 @@ class GradientClipping : public Hook {
   void load(const NamedTensors& state) override;
 
  private:
-  double max_norm_;
-  bool by_previous_norm_ = false;
+  GradientClippingOptions options_;
   std::shared_ptr<GradientGuard> guard_;  // once attached
 };
 

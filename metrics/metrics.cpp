@@ -54,48 +54,6 @@ ProgressPoint progress_point(const detail::MetricsRecord& record, const std::str
 
 }  // namespace
 
-MetricsOptions::MetricsOptions(std::string folder) : folder_(std::move(folder)) {
-  require(!folder_.empty(), "MetricsOptions needs the name of a folder; it is empty");
-}
-
-MetricsOptions& MetricsOptions::every(int64_t steps) {
-  require(steps >= 1, "MetricsOptions::every needs a number of steps >= 1, not ", steps);
-  every_ = steps;
-  return *this;
-}
-
-MetricsOptions& MetricsOptions::jsonl(bool on) {
-  jsonl_ = on;
-  return *this;
-}
-
-MetricsOptions& MetricsOptions::csv(bool on) {
-  csv_ = on;
-  return *this;
-}
-
-MetricsOptions& MetricsOptions::tensorboard(bool on) {
-  tensorboard_ = on;
-  return *this;
-}
-
-MetricsOptions& MetricsOptions::progress(bool on) {
-  progress_ = on;
-  return *this;
-}
-
-MetricsOptions& MetricsOptions::total_steps(int64_t steps) {
-  require(steps >= 1, "MetricsOptions::total_steps needs a number of steps >= 1, not ", steps);
-  total_steps_ = steps;
-  return *this;
-}
-
-MetricsOptions& MetricsOptions::total_tokens(int64_t tokens) {
-  require(tokens >= 1, "MetricsOptions::total_tokens needs a number of tokens >= 1, not ", tokens);
-  total_tokens_ = tokens;
-  return *this;
-}
-
 struct Metrics::State {
   detail::MetricsQueue queue;
   std::optional<detail::MetricsFiles> files;  // from start() on, when it is known where this run begins
@@ -107,7 +65,15 @@ struct Metrics::State {
   int64_t validated_at = -1;  // the step of the validation that was recorded last
 };
 
-Metrics::Metrics(MetricsOptions options) : options_(std::move(options)) {}
+Metrics::Metrics(MetricsOptions options) : options_(std::move(options)) {
+  require(!options_.folder().empty(), "Metrics needs the name of a folder; it is empty");
+  const auto require_positive = [](const char* option, std::optional<int64_t> value) {
+    require(value.value_or(1) >= 1, "Metrics: ", option, " must be at least 1, not ", value.value_or(1));
+  };
+  require_positive("every", options_.every());
+  require_positive("total_steps", options_.total_steps());
+  require_positive("total_tokens", options_.total_tokens());
+}
 Metrics::Metrics(Metrics&& other) noexcept = default;
 
 Metrics::~Metrics() {
@@ -154,7 +120,7 @@ void Metrics::after_step(StepReport& report) {
   State& state = *state_;
   const Progress& progress = report.progress();
   if (options_.progress() && !state.bar) {
-    state.bar.emplace(options_.total_steps(), options_.total_tokens());
+    state.bar.emplace(options_.total_steps().value_or(0), options_.total_tokens().value_or(0));
     state.bar->begin(state.progress.step, state.progress.tokens);
   }
   state.loss.add(report);

@@ -36,7 +36,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
+
+#include <torch/arg.h>
 
 #include <pacer/hooks/hook.h>
 
@@ -44,43 +48,30 @@ namespace pacer {
 
 class FolderLock;
 
-// Setters throw InvalidArgument, changing nothing, where a value is out of range.
-class MetricsOptions {
- public:
+struct MetricsOptions {
   // Where the files go; created where it is missing, with the folders above it.
-  explicit MetricsOptions(std::string folder);
-
-  // Steps between records, at least 1 (the default): steps n, 2 n, 3 n, ... are recorded.
-  MetricsOptions& every(int64_t steps);
-  // What is written; all of it unless set otherwise.
-  MetricsOptions& jsonl(bool on);
-  MetricsOptions& csv(bool on);
-  MetricsOptions& tensorboard(bool on);
+  MetricsOptions(std::string folder) : folder_(std::move(folder)) {}
+  MetricsOptions(const char* folder) : folder_(folder) {}  // so that Metrics("run") is one
+  TORCH_ARG(std::string, folder);
+  // Steps between records, >= 1: steps n, 2 n, 3 n, ... are recorded.
+  TORCH_ARG(int64_t, every) = 1;
+  // Whether metrics.jsonl is written.
+  TORCH_ARG(bool, jsonl) = true;
+  // Whether metrics.csv is written.
+  TORCH_ARG(bool, csv) = true;
+  // Whether TensorBoard's events are written.
+  TORCH_ARG(bool, tensorboard) = true;
   // One line per record on stdout; a terminal gets one line that is drawn again and again.
-  MetricsOptions& progress(bool on);
-  // Where training ends, so that progress can say how much is left. Tokens count where both are set.
-  MetricsOptions& total_steps(int64_t steps);
-  MetricsOptions& total_tokens(int64_t tokens);
-
-  const std::string& folder() const { return folder_; }
-  int64_t every() const { return every_; }
-  bool jsonl() const { return jsonl_; }
-  bool csv() const { return csv_; }
-  bool tensorboard() const { return tensorboard_; }
-  bool progress() const { return progress_; }
-  int64_t total_steps() const { return total_steps_; }    // 0: not known
-  int64_t total_tokens() const { return total_tokens_; }  // 0: not known
-
- private:
-  std::string folder_;
-  int64_t every_ = 1;
-  bool jsonl_ = true, csv_ = true, tensorboard_ = true, progress_ = true;
-  int64_t total_steps_ = 0, total_tokens_ = 0;
+  TORCH_ARG(bool, progress) = true;
+  // The step where training ends, >= 1, so that progress can say how much is left.
+  TORCH_ARG(std::optional<int64_t>, total_steps);
+  // The same in tokens, which count where both are set.
+  TORCH_ARG(std::optional<int64_t>, total_tokens);
 };
 
 class Metrics : public Hook {
  public:
-  explicit Metrics(const std::string& folder) : Metrics(MetricsOptions(folder)) {}
+  // Throws InvalidArgument for an empty folder name and numbers below 1.
   explicit Metrics(MetricsOptions options);
   Metrics(Metrics&& other) noexcept;
   // Writes the records whose values have arrived; waits for nothing and throws nothing. finish() writes all.

@@ -66,7 +66,7 @@ struct OneBitOptionsOf {
   // In a Session, a bucket's momentum is compressed and travels as soon as backward has all its gradients;
   // the step waits for what is still on its way and updates. Momentum then leaves before all gradients were
   // seen: nothing may scale the loss, or clip gradients but by the norm of the step before
-  // (GradientClipping::by_previous_norm), and one that is not finite is an error, after which a checkpoint
+  // (GradientClippingOptions::by_previous_norm), and one that is not finite is an error, after which a checkpoint
   // must be loaded, where else the step would be skipped. Not with hierarchical. Not part of the state.
   PACER_OPTION(bool, overlap_backward) = false;
 

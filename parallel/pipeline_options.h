@@ -23,7 +23,7 @@ struct PipelineOptions {
   TORCH_ARG(std::vector<int64_t>, cut);
   // Micro-batches count by their tokens, not alike.
   TORCH_ARG(bool, weight_by_tokens) = false;
-  // See GradientAccumulation::accumulate_in_fp32.
+  // See GradientAccumulationOptions::accumulate_in_fp32.
   TORCH_ARG(bool, accumulate_in_fp32) = true;
   // See DataParallelOptions; it holds over the replicas of each stage.
   TORCH_ARG(InitialParameters, initial_parameters) = InitialParameters::broadcast;

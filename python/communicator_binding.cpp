@@ -20,8 +20,8 @@ CommunicatorOptions make_options(const std::string& backend, int64_t gpu, int64_
   const std::chrono::duration<double> seconds(timeout);
   CommunicatorOptions options;
   options.backend(backend == "nccl" ? CommunicatorBackend::nccl : CommunicatorBackend::gloo)
-      .timeout(std::chrono::duration_cast<std::chrono::milliseconds>(seconds))
-      .ranks_per_node(static_cast<int>(ranks_per_node));
+      .timeout(std::chrono::duration_cast<std::chrono::milliseconds>(seconds));
+  if (ranks_per_node != 0) options.ranks_per_node(static_cast<int>(ranks_per_node));
   if (gpu >= 0) options.gpu(gpu);
   return options;
 }

@@ -9,8 +9,12 @@
 
 namespace pacer {
 
-LayerDropImpl::LayerDropImpl(Blocks blocks, LayerDropOptions options)
-    : options_(options), blocks_(std::move(blocks)) {
+LayerDropImpl::LayerDropImpl(LayerDropOptions options) : options_(options) {
+  layer_drop_theta(options_, 0);  // which refuses what is out of range
+}
+
+LayerDropImpl::LayerDropImpl(Blocks blocks, LayerDropOptions options) : LayerDropImpl(options) {
+  blocks_ = std::move(blocks);
   require(!blocks_.is_empty() && blocks_->size() > 0,
           "LayerDrop was given Blocks without a block; add the blocks before it is made");
   for (const auto& block : *blocks_) add(*block);

@@ -49,7 +49,8 @@ class LayerDropHook;
 
 class LayerDropImpl : public torch::nn::Module {
  public:
-  explicit LayerDropImpl(LayerDropOptions options = {}) : options_(options) {}
+  // Both throw InvalidArgument for options out of range.
+  explicit LayerDropImpl(LayerDropOptions options = {});
   // Every block is a layer, and a Session that uses this handle puts the gates before them.
   explicit LayerDropImpl(Blocks blocks, LayerDropOptions options = {});
 

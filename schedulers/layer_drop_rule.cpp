@@ -17,28 +17,13 @@ void require_step(int64_t step) {
 
 }  // namespace
 
-LayerDropOptions& LayerDropOptions::theta_bar(double theta_bar) {
-  require(theta_bar > 0 && theta_bar <= 1, "theta_bar of layer dropping must be in (0, 1], not ", theta_bar);
-  theta_bar_ = theta_bar;
-  return *this;
-}
-
-LayerDropOptions& LayerDropOptions::gamma(double gamma) {
-  require(gamma >= 0 && std::isfinite(gamma),
-          "gamma of layer dropping must be finite and not negative, but is ", gamma);
-  gamma_ = gamma;
-  return *this;
-}
-
-LayerDropOptions& LayerDropOptions::seed(uint64_t seed) {
-  seed_ = seed;
-  return *this;
-}
-
 double layer_drop_theta(const LayerDropOptions& options, int64_t step) {
   require_step(step);
-  const double theta_bar = options.theta_bar();
-  return (1 - theta_bar) * std::exp(-options.gamma() * static_cast<double>(step)) + theta_bar;
+  const double theta_bar = options.theta_bar(), gamma = options.gamma();
+  require(theta_bar > 0 && theta_bar <= 1, "theta_bar of layer dropping must be in (0, 1], not ", theta_bar);
+  require(gamma >= 0 && std::isfinite(gamma),
+          "gamma of layer dropping must be finite and not negative, but is ", gamma);
+  return (1 - theta_bar) * std::exp(-gamma * static_cast<double>(step)) + theta_bar;
 }
 
 double keep_probability(const LayerDropOptions& options, int64_t layer, int64_t layers, int64_t step) {

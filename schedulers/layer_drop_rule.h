@@ -5,31 +5,24 @@
 
 #include <cstdint>
 
+#include <torch/arg.h>
+
 namespace pacer {
 
-// Setters chain, LayerDropOptions().theta_bar(0.5).gamma(1e-3), and throw InvalidArgument.
-class LayerDropOptions {
- public:
-  // The share of layers kept by the deepest layer in the end, in (0, 1]; 0.5 unless set.
-  LayerDropOptions& theta_bar(double theta_bar);
-  // How fast theta falls from 1 to theta_bar, per step, >= 0; 0.001 unless set. A rule of thumb: 100 / steps
-  // of the whole run.
-  LayerDropOptions& gamma(double gamma);
-  // The seed of the random decisions; 0 unless set.
-  LayerDropOptions& seed(uint64_t seed);
-
-  double theta_bar() const { return theta_bar_; }
-  double gamma() const { return gamma_; }
-  uint64_t seed() const { return seed_; }
-
- private:
-  double theta_bar_ = 0.5;
-  double gamma_ = 1e-3;
-  uint64_t seed_ = 0;
+struct LayerDropOptions {
+  LayerDropOptions() = default;
+  // The share of layers kept by the deepest layer in the end, in (0, 1].
+  TORCH_ARG(double, theta_bar) = 0.5;
+  // How fast theta falls from 1 to theta_bar, per step; finite, >= 0. A rule of thumb: 100 / steps of the
+  // whole run.
+  TORCH_ARG(double, gamma) = 1e-3;
+  // The seed of the random decisions.
+  TORCH_ARG(uint64_t, seed) = 0;
 };
 
 // In all of these, `step` counts attempts completed, and `layer` counts from 0 up to `layers` - 1. They throw
-// InvalidArgument for a negative step, a layer outside the stack, and a micro-step outside [0, 2^24).
+// InvalidArgument for options out of range, a negative step, a layer outside the stack, and a micro-step
+// outside [0, 2^24).
 
 // (1 - theta_bar) exp(-gamma step) + theta_bar: 1 at step 0, then falling towards theta_bar.
 double layer_drop_theta(const LayerDropOptions& options, int64_t step);

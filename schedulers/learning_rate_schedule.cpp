@@ -57,62 +57,62 @@ LearningRateSchedule::LearningRateSchedule(Decay decay, const LearningRateSchedu
     : decay_(decay), options_(options) {
   const char* name = name_of(decay);
   const auto& o = options_;
-  require(o.warmup_steps_ >= 0, name, ": the number of warm-up steps must not be negative, but is ",
-          o.warmup_steps_);
-  require(o.warm_up_ == WarmUp::linear || o.warm_up_ == WarmUp::logarithmic, name,
+  require(o.warmup_steps() >= 0, name, ": the number of warm-up steps must not be negative, but is ",
+          o.warmup_steps());
+  require(o.warm_up() == WarmUp::linear || o.warm_up() == WarmUp::logarithmic, name,
           ": warm_up must be WarmUp::linear or WarmUp::logarithmic");
-  require_share(o.start_factor_, name, "start_factor");
-  require_share(o.end_factor_, name, "end_factor");
-  require_count(o.total_steps_, 0, name, "total_steps");
-  require_count(o.total_tokens_, 0, name, "total_tokens");
-  require_count(o.every_, 1, name, "every");
-  require(!o.power_ || (*o.power_ > 0 && std::isfinite(*o.power_)), name,
-          ": power must be positive and finite, not ", o.power_.value_or(0));
-  require(!o.gamma_ || (*o.gamma_ > 0 && *o.gamma_ <= 1), name, ": gamma must be in (0, 1], not ",
-          o.gamma_.value_or(0));
+  require_share(o.start_factor(), name, "start_factor");
+  require_share(o.end_factor(), name, "end_factor");
+  require_count(o.total_steps(), 0, name, "total_steps");
+  require_count(o.total_tokens(), 0, name, "total_tokens");
+  require_count(o.every(), 1, name, "every");
+  require(!o.power() || (*o.power() > 0 && std::isfinite(*o.power())), name,
+          ": power must be positive and finite, not ", o.power().value_or(0));
+  require(!o.gamma() || (*o.gamma() > 0 && *o.gamma() <= 1), name, ": gamma must be in (0, 1], not ",
+          o.gamma().value_or(0));
 
   if (has_an_end(decay)) {
-    require(!(o.total_steps_ && o.total_tokens_), name,
+    require(!(o.total_steps() && o.total_tokens()), name,
             " was given total_steps and total_tokens; give the one that the decay shall follow");
-    require(o.total_steps_ || o.total_tokens_, name,
+    require(o.total_steps() || o.total_tokens(), name,
             " needs to know where the decay ends; give total_steps or total_tokens");
-    require(!o.total_steps_ || *o.total_steps_ >= o.warmup_steps_, name, ": the warm-up takes ",
-            o.warmup_steps_, " steps, but total_steps, which counts them, is ", o.total_steps_.value_or(0),
+    require(!o.total_steps() || *o.total_steps() >= o.warmup_steps(), name, ": the warm-up takes ",
+            o.warmup_steps(), " steps, but total_steps, which counts them, is ", o.total_steps().value_or(0),
             "; give more total_steps or a shorter warm-up");
   } else {
-    require_unused(o.total_steps_, name, "total_steps");
-    require_unused(o.total_tokens_, name, "total_tokens");
-    require_unused(o.end_factor_, name, "end_factor");
+    require_unused(o.total_steps(), name, "total_steps");
+    require_unused(o.total_tokens(), name, "total_tokens");
+    require_unused(o.end_factor(), name, "end_factor");
   }
-  if (decay != Decay::polynomial) require_unused(o.power_, name, "power");
+  if (decay != Decay::polynomial) require_unused(o.power(), name, "power");
   if (decay != Decay::exponential) {
-    require_unused(o.gamma_, name, "gamma");
-    require_unused(o.every_, name, "every");
+    require_unused(o.gamma(), name, "gamma");
+    require_unused(o.every(), name, "every");
   } else {
-    require(o.gamma_.has_value(), name, " needs gamma, the factor of one decay");
+    require(o.gamma().has_value(), name, " needs gamma, the factor of one decay");
   }
 }
 
 std::string LearningRateSchedule::describe() const {
   const auto& o = options_;
-  std::string text = detail::concatenate(
-      name_of(decay_), ", ", o.warm_up_ == WarmUp::linear ? "linear" : "logarithmic", " warm-up of ",
-      o.warmup_steps_, " steps from ", exact_text(o.start_factor_.value_or(0)));
+  std::string text =
+      detail::concatenate(name_of(decay_), ", ", o.warm_up() == WarmUp::linear ? "linear" : "logarithmic",
+                          " warm-up of ", o.warmup_steps(), " steps from ", exact_text(o.start_factor()));
   const auto add = [&](const char* name, const auto& value) {
     if (value) text += detail::concatenate(", ", name, ' ', exact_text(double(*value)));
   };
-  add("total_steps", o.total_steps_);
-  add("total_tokens", o.total_tokens_);
-  add("end_factor", o.end_factor_);
-  add("power", o.power_);
-  add("gamma", o.gamma_);
-  add("every", o.every_);
+  add("total_steps", o.total_steps());
+  add("total_tokens", o.total_tokens());
+  add("end_factor", o.end_factor());
+  add("power", o.power());
+  add("gamma", o.gamma());
+  add("every", o.every());
   return text;
 }
 
 std::optional<int64_t> LearningRateSchedule::steps_until_zero() const {
-  const bool ends_at_zero = has_an_end(decay_) && options_.end_factor_.value_or(0) == 0;
-  return ends_at_zero ? options_.total_steps_ : std::nullopt;
+  const bool ends_at_zero = has_an_end(decay_) && options_.end_factor().value_or(0) == 0;
+  return ends_at_zero ? options_.total_steps() : std::nullopt;
 }
 
 double LearningRateSchedule::factor(const Progress& progress) const {
@@ -127,18 +127,18 @@ double LearningRateSchedule::factor(const Progress& progress) const {
 
 // `step` is below warmup_steps, which is therefore positive.
 double LearningRateSchedule::warmup_factor(int64_t step) const {
-  const double start = options_.start_factor_.value_or(0);
-  const double k = static_cast<double>(step) + 1, w = static_cast<double>(options_.warmup_steps_);
-  const double share = options_.warm_up_ == WarmUp::linear ? k / w : std::log1p(k) / std::log1p(w);
+  const double start = options_.start_factor();
+  const double k = static_cast<double>(step) + 1, w = static_cast<double>(options_.warmup_steps());
+  const double share = options_.warm_up() == WarmUp::linear ? k / w : std::log1p(k) / std::log1p(w);
   return start + (1 - start) * std::min(share, 1.0);
 }
 
 double LearningRateSchedule::decay_factor(const Progress& progress) const {
   const auto from_one_to_end = [this](double left) {  // left: 1 before the decay, 0 after it
-    const double end = options_.end_factor_.value_or(0);
+    const double end = options_.end_factor().value_or(0);
     return end + (1 - end) * left;
   };
-  const int64_t warmup_steps = options_.warmup_steps_;
+  const int64_t warmup_steps = options_.warmup_steps();
   switch (decay_) {
     case Decay::constant:
       return 1;
@@ -147,10 +147,10 @@ double LearningRateSchedule::decay_factor(const Progress& progress) const {
     case Decay::cosine:
       return from_one_to_end((1 + std::cos(kPi * decayed_share(progress))) / 2);
     case Decay::polynomial:
-      return from_one_to_end(std::pow(1 - decayed_share(progress), options_.power_.value_or(1)));
+      return from_one_to_end(std::pow(1 - decayed_share(progress), options_.power().value_or(1)));
     case Decay::exponential: {
-      const int64_t decays = (progress.step - warmup_steps) / options_.every_.value_or(1);
-      return std::pow(*options_.gamma_, static_cast<double>(decays));
+      const int64_t decays = (progress.step - warmup_steps) / options_.every().value_or(1);
+      return std::pow(*options_.gamma(), static_cast<double>(decays));
     }
     case Decay::inverse_sqrt: {
       const double k = static_cast<double>(progress.step) + 1;
@@ -167,8 +167,8 @@ double LearningRateSchedule::decayed_share(const Progress& progress) const {
     if (done >= total) return 1.0;  // and done >= 0, so a total of 0 divides nothing
     return static_cast<double>(done) / static_cast<double>(total);
   };
-  if (by_tokens()) return share(progress.tokens, *options_.total_tokens_);
-  return share(progress.step - options_.warmup_steps_, *options_.total_steps_ - options_.warmup_steps_);
+  if (by_tokens()) return share(progress.tokens, *options_.total_tokens());
+  return share(progress.step - options_.warmup_steps(), *options_.total_steps() - options_.warmup_steps());
 }
 
 LearningRateSchedule constant_schedule(const LearningRateScheduleOptions& options) {

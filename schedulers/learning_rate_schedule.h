@@ -7,6 +7,8 @@
 #include <optional>
 #include <string>
 
+#include <torch/arg.h>
+
 #include <pacer/hooks/progress.h>
 
 namespace pacer {
@@ -23,45 +25,31 @@ enum class Decay { constant, linear, cosine, polynomial, exponential, inverse_sq
 // What a schedule is made of. Built in place, {warm-up steps, total steps}, or by setters that chain:
 // LearningRateScheduleOptions(1'000).total_tokens(4'000'000'000).end_factor(0.1). A setting that a schedule
 // has no use for is refused by it, so that none is silently without effect.
-class LearningRateScheduleOptions {
- public:
+struct LearningRateScheduleOptions {
   // NOLINTNEXTLINE(google-explicit-constructor): warmup_inverse_sqrt({1'000}) is meant to compile.
   LearningRateScheduleOptions(int64_t warmup_steps = 0) : warmup_steps_(warmup_steps) {}
   LearningRateScheduleOptions(int64_t warmup_steps, int64_t total_steps)
       : warmup_steps_(warmup_steps), total_steps_(total_steps) {}
-
-  // Where warm-up starts, in [0, 1]; 0 unless set.
-  LearningRateScheduleOptions& start_factor(double factor) { return set(start_factor_, factor); }
-  // WarmUp::linear unless set.
-  LearningRateScheduleOptions& warm_up(WarmUp shape) { return set(warm_up_, shape); }
+  // How many steps the warm-up takes, >= 0.
+  TORCH_ARG(int64_t, warmup_steps) = 0;
+  // Where warm-up starts, in [0, 1].
+  TORCH_ARG(double, start_factor) = 0;
+  // The way of the warm-up.
+  TORCH_ARG(WarmUp, warm_up) = WarmUp::linear;
   // The step at which the decay arrives at end_factor, warm-up included, and so at least its length. It stays
   // there afterwards.
-  LearningRateScheduleOptions& total_steps(int64_t steps) { return set(total_steps_, steps); }
+  TORCH_ARG(std::optional<int64_t>, total_steps);
   // Instead of total_steps: decay by tokens trained, from the first token on; warm-up stays by steps and
   // multiplies it.
-  LearningRateScheduleOptions& total_tokens(int64_t tokens) { return set(total_tokens_, tokens); }
+  TORCH_ARG(std::optional<int64_t>, total_tokens);
   // Where the decay ends, in [0, 1]; 0 unless set.
-  LearningRateScheduleOptions& end_factor(double factor) { return set(end_factor_, factor); }
+  TORCH_ARG(std::optional<double>, end_factor);
   // Polynomial only: the exponent, > 0; 1 unless set.
-  LearningRateScheduleOptions& power(double exponent) { return set(power_, exponent); }
+  TORCH_ARG(std::optional<double>, power);
   // Exponential only: the factor of one decay, in (0, 1]; needed.
-  LearningRateScheduleOptions& gamma(double factor) { return set(gamma_, factor); }
+  TORCH_ARG(std::optional<double>, gamma);
   // Exponential only: steps between two decays, >= 1; 1 unless set.
-  LearningRateScheduleOptions& every(int64_t steps) { return set(every_, steps); }
-
- private:
-  friend class LearningRateSchedule;
-
-  template <class Field, class Value>
-  LearningRateScheduleOptions& set(Field& field, Value value) {
-    field = value;
-    return *this;
-  }
-
-  int64_t warmup_steps_;
-  WarmUp warm_up_ = WarmUp::linear;
-  std::optional<int64_t> total_steps_, total_tokens_, every_;
-  std::optional<double> start_factor_, end_factor_, power_, gamma_;
+  TORCH_ARG(std::optional<int64_t>, every);
 };
 
 // A value: copy it freely. Every factor is a finite multiple of the base rate in [0, 1], computed in double.
@@ -75,7 +63,7 @@ class LearningRateSchedule {
   double factor(const Progress& progress) const;
 
   // Whether the step that comes next is beyond the warm-up.
-  bool warmup_ended(const Progress& progress) const { return progress.step >= options_.warmup_steps_; }
+  bool warmup_ended(const Progress& progress) const { return progress.step >= options_.warmup_steps(); }
 
   // The number of steps after which the factor is and stays 0; none where it never is, or follows tokens.
   std::optional<int64_t> steps_until_zero() const;
@@ -84,7 +72,7 @@ class LearningRateSchedule {
   std::string describe() const;
 
   // Whether the decay follows tokens instead of steps.
-  bool by_tokens() const { return options_.total_tokens_.has_value(); }
+  bool by_tokens() const { return options_.total_tokens().has_value(); }
 
  private:
   double warmup_factor(int64_t step) const;

@@ -10,17 +10,18 @@
 
 namespace pacer {
 
-EarlyStopping::EarlyStopping(int64_t patience, double min_delta)
-    : patience_(patience), min_delta_(min_delta) {
-  require(patience >= 1, "EarlyStopping needs a patience of at least 1 measurement, not ", patience);
-  require(std::isfinite(min_delta) && min_delta >= 0,
-          "EarlyStopping needs a finite min_delta >= 0 in the unit of the value, not ", min_delta);
+EarlyStopping::EarlyStopping(EarlyStoppingOptions options) : options_(options) {
+  require(options_.patience() >= 1, "EarlyStopping needs a patience of at least 1 measurement, not ",
+          options_.patience());
+  require(std::isfinite(options_.min_delta()) && options_.min_delta() >= 0,
+          "EarlyStopping needs a finite min_delta >= 0 in the unit of the value, not ", options_.min_delta());
 }
 
 void EarlyStopping::attach(SessionParts& parts) { parts_ = &parts; }
 
 std::string EarlyStopping::agreement() const {
-  return detail::concatenate("patience ", patience_, ", min_delta ", exact_text(min_delta_));
+  return detail::concatenate("patience ", options_.patience(), ", min_delta ",
+                             exact_text(options_.min_delta()));
 }
 
 void EarlyStopping::start(const Progress& /*progress*/) {
@@ -31,12 +32,12 @@ void EarlyStopping::start(const Progress& /*progress*/) {
 void EarlyStopping::after_step(StepReport& report) {
   const ValidationResult& validation = parts_->validation;
   if (validation.step != report.progress().step) return;
-  best_.take(validation.value, validation.step, min_delta_, validation.larger_is_better);
+  best_.take(validation.value, validation.step, options_.min_delta(), validation.larger_is_better);
   decide();
 }
 
 void EarlyStopping::decide() {
-  if (best_.since < patience_ || parts_->should_stop) return;
+  if (best_.since < options_.patience() || parts_->should_stop) return;
   parts_->should_stop = true;
   parts_->stop_reason =
       detail::concatenate(parts_->validation.name, " has not improved in ", best_.since, " measurements");

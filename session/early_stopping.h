@@ -8,15 +8,25 @@
 #include <cstdint>
 #include <string>
 
+#include <torch/arg.h>
+
 #include <pacer/hooks/best_value.h>
 #include <pacer/hooks/hook.h>
 
 namespace pacer {
 
+struct EarlyStoppingOptions {
+  EarlyStoppingOptions(int64_t patience) : patience_(patience) {}
+  // How many measurements in a row may be no better than the best before, >= 1.
+  TORCH_ARG(int64_t, patience);
+  // What a value must be better by to count; in the unit of the value, finite, >= 0.
+  TORCH_ARG(double, min_delta) = 0;
+};
+
 class EarlyStopping : public Hook {
  public:
-  // patience: measurements, >= 1. min_delta: in the unit of the value, finite, >= 0. Throws InvalidArgument.
-  explicit EarlyStopping(int64_t patience, double min_delta = 0);
+  // Throws InvalidArgument for options out of range.
+  explicit EarlyStopping(EarlyStoppingOptions options);
 
   std::string hook_name() const override { return "early_stopping"; }
   Slot slot() const override { return Slot::decide; }
@@ -34,8 +44,7 @@ class EarlyStopping : public Hook {
  private:
   void decide();
 
-  int64_t patience_;
-  double min_delta_;
+  EarlyStoppingOptions options_;
   BestValue best_;
   SessionParts* parts_ = nullptr;
 };

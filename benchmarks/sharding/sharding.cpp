@@ -218,8 +218,10 @@ std::string sentence_of(const std::exception& error) {
 // others have to be told, which is what an exception does that leaves the Session.
 int run(const examples::OptionValues& given) {
   const Arguments arguments = arguments_of(given);
-  const auto options = pacer::CommunicatorOptions().ranks_per_node(
-      examples::value_in<int>(given, "ranks-per-node", 1, 1 << 20, 0));
+  pacer::CommunicatorOptions options;
+  if (given.count("ranks-per-node") != 0) {
+    options.ranks_per_node(examples::value_in<int>(given, "ranks-per-node", 1, 1 << 20));
+  }
   const World world = pacer::Communicator::from_environment(options);
   pacer::require<pacer::Unavailable>(
       world->device().is_cuda(),

@@ -125,7 +125,7 @@ Connection connect(const RendezvousSettings& settings, const CommunicatorOptions
       set_up("Gloo", met, [&] { return joiner.join_gloo(met.gather, settings.rank, settings.world_size); });
 
   RankDevice own;
-  own.wanted_ranks_per_node = options.ranks_per_node();
+  own.wanted_ranks_per_node = options.ranks_per_node().value_or(0);
   own.local_rank = connection.local_rank;
   own.local_size = connection.local_size;
   if (backend == CommunicatorBackend::nccl) {

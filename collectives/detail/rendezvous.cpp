@@ -177,7 +177,7 @@ Rendezvous meet_at_loopback(const RendezvousSettings& settings, const std::strin
 
 // Where ranks of other hosts can reach this one. `store`: where the store is.
 std::string address_for_others(const CommunicatorOptions& options, const Address& store) {
-  if (!options.listen_address().empty()) return resolve(options.listen_address()).front().text;
+  if (options.listen_address()) return resolve(*options.listen_address()).front().text;
   const std::string address = local_address_towards(store);
   require(!resolve(address).front().is_loopback, "this host reaches rank 0 at ", address,
           ", where other hosts cannot reach it; set listen_address to an address that they can");
@@ -224,13 +224,13 @@ Address find_store(const std::vector<Address>& addresses, const RendezvousSettin
 
 Rendezvous meet_at_address(const RendezvousSettings& settings, const CommunicatorOptions& options) {
   const std::string place = concatenate(settings.host, " port ", settings.port);
-  const std::string& listen = options.listen_address();
+  const std::optional<std::string>& listen = options.listen_address();
   require(listen != "0.0.0.0" && listen != "::",
           "listen_address is every address of this host; set it to the one that the other ranks reach");
   std::vector<Address> addresses = resolve(settings.host);
   const bool is_loopback = std::all_of(addresses.begin(), addresses.end(),
                                        [](const Address& address) { return address.is_loopback; });
-  if (is_loopback && listen.empty() && !settings.store_is_hosted) {
+  if (is_loopback && !listen && !settings.store_is_hosted) {
     require(
         settings.local_size == settings.world_size, settings.host, " is ", addresses.front().text,
         " for rank ", settings.rank,
@@ -239,9 +239,9 @@ Rendezvous meet_at_address(const RendezvousSettings& settings, const Communicato
   }
 
   const bool keeps = settings.rank == 0 && !settings.store_is_hosted;
-  if (!listen.empty() && !settings.store_is_hosted && (keeps || is_loopback)) {
+  if (listen && !settings.store_is_hosted && (keeps || is_loopback)) {
     // The name of a host is often a loopback address there; its ranks then find rank 0 where it listens.
-    std::vector<Address> others = resolve(listen);
+    std::vector<Address> others = resolve(*listen);
     if (!keeps) others.insert(others.end(), addresses.begin(), addresses.end());
     addresses = std::move(others);
   }

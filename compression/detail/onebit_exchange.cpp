@@ -21,10 +21,10 @@ using kernels::OneBitMessages;
 
 int64_t exchange_alignment(const CompressionOptions& options) {
   const int64_t least = options.block_scales() ? kernels::kOneBitRow : kernels::kOneBitAlignment;
-  if (options.alignment() == 0) return least;
-  require(options.alignment() > 0 && options.alignment() % least == 0,
-          "compression: alignment must be a multiple of ", least, " elements, not ", options.alignment());
-  return options.alignment();
+  const int64_t alignment = options.alignment().value_or(least);
+  require(alignment > 0 && alignment % least == 0, "compression: alignment must be a multiple of ", least,
+          " elements, not ", alignment);
+  return alignment;
 }
 
 OneBitExchange::OneBitExchange(OneBitRoute route, std::vector<int64_t> counts,

@@ -68,7 +68,7 @@ Machine prepare_machine(const Settings& settings) {
   } else {
     const auto backend = use_cuda ? pacer::CommunicatorBackend::nccl : pacer::CommunicatorBackend::gloo;
     auto options = pacer::CommunicatorOptions().backend(backend);
-    options.ranks_per_node(static_cast<int>(settings.ranks_per_node));
+    if (settings.ranks_per_node > 0) options.ranks_per_node(static_cast<int>(settings.ranks_per_node));
     machine.world = examples::join_processes(options);
   }
   const int64_t processes = machine.world->world_size();

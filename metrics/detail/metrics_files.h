@@ -13,7 +13,7 @@
 #include <pacer/metrics/detail/metrics_record.h>
 
 namespace pacer {
-class MetricsOptions;
+struct MetricsOptions;
 }
 
 namespace pacer::detail {

@@ -45,11 +45,12 @@ detail::RendezvousSettings Player::settings() const {
 }
 
 CommunicatorOptions Player::options() const {
-  return CommunicatorOptions()
-      .backend(has("nccl") ? CommunicatorBackend::nccl : CommunicatorBackend::gloo)
-      .ranks_per_node(number("ranks_per_node", 0))
-      .listen_address(has("listen") ? text("listen") : "")
+  CommunicatorOptions options;
+  options.backend(has("nccl") ? CommunicatorBackend::nccl : CommunicatorBackend::gloo)
       .timeout(std::chrono::milliseconds(number("timeout", 20000)));
+  if (has("ranks_per_node")) options.ranks_per_node(number("ranks_per_node", 0));
+  if (has("listen")) options.listen_address(text("listen"));
+  return options;
 }
 
 void say(const std::string& line) {

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 PLAIN = {"LossScaleRule", "PipelineSchedule", "PipelineCosts"}  # structs whose fields users set without setters
-ALSO = PLAIN | {"LengthSchedule", "GradientAccumulation", "GradientClipping"}  # have setters, but another name than ...Options
+ALSO = PLAIN | {"LengthSchedule"}  # has setters, but another name than ...Options
 STATE = {"FusedAdamStateFields"}  # has TORCH_ARG for LibTorch's sake and is nothing to choose
 BASES = {"ParallelTraining", "GradientExchange"}  # hooks that others derive from
 PARTS = {"EpochSampler", "LayerDropImpl", "Pipeline"}  # no hooks by their class, and listed among them
@@ -266,7 +266,7 @@ class Tree:
         if option["default"]:
             return self.value(option["default"])
         kind = part.aliases.get(option["type"], option["type"])
-        if option.get("argument"):
+        if option.get("argument") and not kind.startswith("std::optional"):
             for declaration, _, sets in part.constructors:
                 if given := re.sub(r"^std::move\((\w+)\)$", r"\1", sets.get(option["name"], "")):
                     return "needed" if re.search(rf" {re.escape(given)}(,|\)$)", declaration) else f"`{given}`"
@@ -282,7 +282,9 @@ class Tree:
             return self.default(other, other.options()[option["name"]])
         if re.search(r"; needed\.$", words):
             return "needed"
-        return "empty" if re.match(r"std::(vector|string)", value) else "unset" if value else ""
+        if re.match(r"std::(vector|string)", value):
+            return "empty"
+        return "unset" if value or option.get("argument") else ""
 
     def value(self, text):
         text = text.strip()

@@ -138,7 +138,8 @@ Run train(const RunPlan& plan, const Machine& machine, const Run& stored, RunObs
   pacer::Session session(*model, *optimizer, machine.world);
   session.use(pacer::LearningRate(schedule(settings))).use(curve);
   if (settings.clip > 0.0) {
-    session.use(pacer::GradientClipping(settings.clip).by_previous_norm(settings.clip_by == "previous"));
+    session.use(pacer::GradientClipping(
+        pacer::GradientClippingOptions(settings.clip).by_previous_norm(settings.clip_by == "previous")));
   }
   if (piped) session.use(piped->pipeline());
   add_methods(arm, settings, model->blocks(), seed, &session);

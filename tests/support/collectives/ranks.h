@@ -15,6 +15,13 @@ namespace pacer::testing {
 
 using Ranks = std::vector<std::shared_ptr<Communicator>>;
 
+// Nodes of so many ranks; 0: what the ranks find themselves.
+inline CommunicatorOptions by_nodes_of(int ranks_per_node) {
+  CommunicatorOptions options;
+  if (ranks_per_node != 0) options.ranks_per_node(ranks_per_node);
+  return options;
+}
+
 inline void require_on_rank(bool holds, const char* words, const char* file, int line) {
   if (!holds) throw std::runtime_error(std::string(file) + ":" + std::to_string(line) + ": not so: " + words);
 }

@@ -30,8 +30,8 @@ inline Trained trained(const std::vector<std::vector<bool>>& windows, bool by_to
     Session session(model, optimizer);
     SessionParts* parts = nullptr;
     session.use(PartsProbe(parts)).use(GradientClipping(1e9));
-    session.use(
-        GradientAccumulation(static_cast<int64_t>(windows.front().size())).weight_by_tokens(by_tokens));
+    session.use(GradientAccumulation(GradientAccumulationOptions(static_cast<int64_t>(windows.front().size()))
+                                         .weight_by_tokens(by_tokens)));
     if (in_8_bits) session.use(Precision::fp8());
     parts->record_loss = true;
     const CapturedStderr captured;

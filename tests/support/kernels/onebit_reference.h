@@ -159,7 +159,7 @@ inline OneBitRules rules_for(int64_t world_size, int64_t size, const Compression
   rules.counts = {size};
   rules.l1 = options.scale() == ScaleNorm::l1;
   rules.block_scales = options.block_scales();
-  rules.alignment = options.alignment() != 0 ? options.alignment() : rules.block_scales ? 2048 : 128;
+  rules.alignment = options.alignment().value_or(rules.block_scales ? 2048 : 128);
   return rules;
 }
 

@@ -90,7 +90,7 @@ class OneBitRanks {
   // `compress_vectors` is that of all groups, whatever their own options say.
   OneBitRanks(int world_size, std::vector<Group> of_groups, at::ScalarType dtype = at::kFloat,
               int ranks_per_node = 0, bool compress_vectors = true)
-      : world(Communicator::in_process(world_size, CommunicatorOptions().ranks_per_node(ranks_per_node))),
+      : world(Communicator::in_process(world_size, by_nodes_of(ranks_per_node))),
         groups_(std::move(of_groups)) {
     std::vector<Tensor> initial;
     Samples samples(7);

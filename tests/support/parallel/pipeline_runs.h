@@ -142,9 +142,9 @@ inline Result run_whole(const Setup& setup, int replicas = 1) {
     const auto gradients = std::make_shared<std::vector<GradientCopies::Copies>>();
     const auto optimizer = setup.optimizer(model->named_parameters());
     Session session(*model, *optimizer, worlds[static_cast<size_t>(rank)]);
-    session.use(GradientAccumulation(setup.micro_batches)
-                    .weight_by_tokens(setup.options.weight_by_tokens())
-                    .accumulate_in_fp32(setup.options.accumulate_in_fp32()));
+    session.use(GradientAccumulation(GradientAccumulationOptions(setup.micro_batches)
+                                         .weight_by_tokens(setup.options.weight_by_tokens())
+                                         .accumulate_in_fp32(setup.options.accumulate_in_fp32())));
     session.use(GradientCopies(model, gradients));
     setup.use(session, model);
     const int64_t rows = setup.rows;

@@ -41,8 +41,7 @@ inline const char* name_of(Sharded what) {
 inline Runs runs_of(const RegisteredOptimizer& optimizer, const std::vector<RegisteredHook>& hooks,
                     int world_size, const Adds& add, int ranks_per_node = 0) {
   Runs runs;
-  for (const auto& world :
-       Communicator::in_process(world_size, CommunicatorOptions().ranks_per_node(ranks_per_node))) {
+  for (const auto& world : Communicator::in_process(world_size, by_nodes_of(ranks_per_node))) {
     runs.push_back(std::make_unique<SmallRun>(optimizer, hooks, /*dropout=*/0, world, /*own_random=*/false));
     add(*runs.back());
   }

@@ -173,11 +173,15 @@ inline std::vector<RegisteredHook> all_hooks() {
       {"accumulation", "accumulation", false,
        [](Session& s, SmallModel&, EpochSampler&) { s.use(GradientAccumulation(3)); }},
       {"accumulation by tokens", "accumulation", false,
-       [](Session& s, SmallModel&, EpochSampler&) { s.use(GradientAccumulation(2).weight_by_tokens()); }},
+       [](Session& s, SmallModel&, EpochSampler&) {
+         s.use(GradientAccumulation(GradientAccumulationOptions(2).weight_by_tokens(true)));
+       }},
       {"clipping", "clipping", true,
        [](Session& s, SmallModel&, EpochSampler&) { s.use(GradientClipping(0.3)); }},
       {"clipping by the norm before", "clipping", true,
-       [](Session& s, SmallModel&, EpochSampler&) { s.use(GradientClipping(0.3).by_previous_norm()); }},
+       [](Session& s, SmallModel&, EpochSampler&) {
+         s.use(GradientClipping(GradientClippingOptions(0.3).by_previous_norm(true)));
+       }},
       {"bf16", "precision", false, [](Session& s, SmallModel&, EpochSampler&) { s.use(Precision::bf16()); }},
       {"fp8", "precision", true, [](Session& s, SmallModel&, EpochSampler&) { s.use(Precision::fp8()); }},
       {"fp16", "precision", true,

@@ -105,7 +105,7 @@ TEST_CASE("what is gathered inside nodes and exchanged between them is where it 
 }
 
 TEST_CASE("nodes that cannot be are refused", "[collectives][nodes]") {
-  for (const int wrong : {3, 5, -1}) {
+  for (const int wrong : {3, 5, 0, -1}) {
     CAPTURE(wrong);
     CHECK(contains(refusal([&] { Communicator::in_process(4, CommunicatorOptions().ranks_per_node(wrong)); }),
                    "ranks_per_node"));

@@ -60,7 +60,8 @@ std::string difference_to_textbook(int64_t world_size, int64_t size, const Compr
 
 std::string text_of(const CompressionOptions& options) {
   return std::string(options.scale() == ScaleNorm::rms ? "rms" : "l1") +
-         (options.block_scales() ? " by blocks" : "") + ", alignment " + std::to_string(options.alignment());
+         (options.block_scales() ? " by blocks" : "") + ", alignment " +
+         std::to_string(options.alignment().value_or(0));
 }
 
 std::vector<CompressionOptions> all_scales() {

@@ -21,7 +21,7 @@ constexpr const char* kKey = "hook/gradient_clipping/previous_norm";
 
 RegisteredHook clipping(double max_norm, bool by_previous) {
   return {"clipping", "clipping", true, [=](Session& session, SmallModel&, EpochSampler&) {
-            session.use(GradientClipping(max_norm).by_previous_norm(by_previous));
+            session.use(GradientClipping(GradientClippingOptions(max_norm).by_previous_norm(by_previous)));
           }};
 }
 
@@ -53,7 +53,7 @@ TEMPLATE_TEST_CASE("optimizers that do not compress are clipped exactly whatever
   TestType optimizer(model->parameters(), OptionsOf<TestType>(0.01)),
       peer(twin->parameters(), OptionsOf<TestType>(0.01));
   Session session(*model, optimizer), exact(*twin, peer);
-  session.use(GradientClipping(0.05).by_previous_norm());
+  session.use(GradientClipping(GradientClippingOptions(0.05).by_previous_norm(true)));
   exact.use(GradientClipping(0.05));
   const double weights[] = {1, 0.01, 8, std::nan(""), 0.1, 1e-3, 1};
   for (int64_t i = 0; i < 7; ++i) {

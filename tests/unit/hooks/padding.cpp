@@ -28,7 +28,8 @@ std::vector<Tensor> trained(const std::vector<std::vector<bool>>& windows) {
   torch::manual_seed(5);
   Trainer t(0.01);
   SessionParts* parts = nullptr;
-  t.session.use(GradientAccumulation(static_cast<int64_t>(windows.front().size())).weight_by_tokens());
+  t.session.use(GradientAccumulation(
+      GradientAccumulationOptions(static_cast<int64_t>(windows.front().size())).weight_by_tokens(true)));
   t.session.use(GradientClipping(1.0)).use(PartsProbe(parts));
   parts->record_loss = true;
   for (const auto& window : windows) {
@@ -51,7 +52,8 @@ struct Outcome {
 Outcome trained_on_two(const std::vector<bool>& first, const std::vector<bool>& second, bool is_nan = true) {
   RankSetup setup;
   setup.hooks = [](Session& session) {
-    session.use(GradientAccumulation(1).weight_by_tokens()).use(GradientClipping(1.0));
+    session.use(GradientAccumulation(GradientAccumulationOptions(1).weight_by_tokens(true)))
+        .use(GradientClipping(1.0));
   };
   auto trainers = trainers_of({setup, setup});
   for (size_t rank = 0; rank < 2; ++rank) trainers[rank]->parts->record_loss = true;
@@ -113,7 +115,7 @@ TEST_CASE("gradients are zeroed for passes of weight 0 only, and no more when th
   const auto inputs = torch::ones({4, 3});
   {
     Session session(model, optimizer);
-    session.use(GradientAccumulation(2).weight_by_tokens());
+    session.use(GradientAccumulation(GradientAccumulationOptions(2).weight_by_tokens(true)));
     auto [x] = session.begin(inputs);
     session.count_tokens(0);
     session.backward(masked_mean(model->forward(x), /*is_padding=*/true));

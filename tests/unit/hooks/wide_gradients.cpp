@@ -51,7 +51,8 @@ Tensor mean_of(const Run& run) {
     Vector& model = models[static_cast<size_t>(rank)];
     FusedAdamW optimizer(model->named_parameters(), FusedAdamWOptions(0.01).betas({0.5, 0.5}));
     Session session(*model, optimizer, worlds[static_cast<size_t>(rank)]);
-    session.use(GradientAccumulation(run.micro_steps).accumulate_in_fp32(run.in_fp32));
+    session.use(
+        GradientAccumulation(GradientAccumulationOptions(run.micro_steps).accumulate_in_fp32(run.in_fp32)));
     run.use(session);
     for (int64_t k = 0; k < run.given; ++k) {
       auto [x] = session.begin(torch::ones({1}));

@@ -47,7 +47,7 @@ TEST_CASE("records hold the numbers that were computed beside the run", "[sessio
     auto model = small_model(), twin = small_model();
     FusedAdamW optimizer(model->parameters(), FusedAdamWOptions(0.01));
     Session session(*model, optimizer);
-    session.use(GradientAccumulation(2).weight_by_tokens(by_tokens))
+    session.use(GradientAccumulation(GradientAccumulationOptions(2).weight_by_tokens(by_tokens)))
         .use(GradientClipping(0.1))  // the norm is that before clipping
         .use(LearningRate(warmup_cosine({4, 100})))
         .use(Metrics(quiet_metrics(folder)));
@@ -224,11 +224,11 @@ TEST_CASE("a record keeps the values of its step, whatever the next one writes",
 }
 
 TEST_CASE("metrics refuse what cannot be, in words", "[session][metrics]") {
-  CHECK(contains(refusal([] { MetricsOptions(""); }), "folder"));
+  CHECK(contains(refusal([] { Metrics(""); }), "folder"));
   for (const int64_t bad : {int64_t{0}, int64_t{-3}}) {
-    CHECK(contains(refusal([&] { MetricsOptions("run").every(bad); }), "every"));
-    CHECK(contains(refusal([&] { MetricsOptions("run").total_steps(bad); }), "total_steps"));
-    CHECK(contains(refusal([&] { MetricsOptions("run").total_tokens(bad); }), "total_tokens"));
+    CHECK(contains(refusal([&] { Metrics(MetricsOptions("run").every(bad)); }), "every"));
+    CHECK(contains(refusal([&] { Metrics(MetricsOptions("run").total_steps(bad)); }), "total_steps"));
+    CHECK(contains(refusal([&] { Metrics(MetricsOptions("run").total_tokens(bad)); }), "total_tokens"));
   }
   const TemporaryFolder folder;
   MetricsRun twice;

@@ -36,8 +36,7 @@ const Cut kCuts[] = {
 template <class O>
 struct Apart {
   Apart(const OneBitRanks<O>& ranks, const Cut& cut, const OptionsOf<O>& options, int ranks_per_node)
-      : world(Communicator::in_process(static_cast<int>(ranks.size()),
-                                       CommunicatorOptions().ranks_per_node(ranks_per_node))) {
+      : world(Communicator::in_process(static_cast<int>(ranks.size()), by_nodes_of(ranks_per_node))) {
     for (size_t rank = 0; rank < ranks.size(); ++rank) {
       parameters.push_back(clones(ranks.parameters[rank]));
       optimizers.emplace_back();

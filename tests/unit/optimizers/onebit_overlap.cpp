@@ -21,8 +21,9 @@ namespace {
 template <class O>
 void check_equal(int64_t micro_steps, double max_norm = 0) {
   const auto use = [=](Session& session) {
-    if (max_norm > 0) session.use(GradientClipping(max_norm).by_previous_norm());
-    session.use(GradientAccumulation(micro_steps).weight_by_tokens(max_norm > 0));
+    if (max_norm > 0) session.use(GradientClipping(GradientClippingOptions(max_norm).by_previous_norm(true)));
+    session.use(
+        GradientAccumulation(GradientAccumulationOptions(micro_steps).weight_by_tokens(max_norm > 0)));
   };
   Run<O> ahead(true, use), behind(false, use);
   for (int64_t t = 0; t < 12; ++t) {
@@ -110,7 +111,9 @@ TEMPLATE_TEST_CASE("a Session that does not clip takes over from one that did",
   for (const bool overlap : {false, true}) {
     CAPTURE(overlap);
     Run<TestType> first(overlap,
-                        [](Session&session) { session.use(GradientClipping(0.1).by_previous_norm()); }),
+                        [](Session&session) {
+                          session.use(GradientClipping(GradientClippingOptions(0.1).by_previous_norm(true)));
+                        }),
         fresh(overlap);
     for (int64_t t = 0; t < 5; ++t) REQUIRE(first_of(first.step({first.ranks.gradients(t)})) == "");
     for (size_t rank = 0; rank < kRanks; ++rank) {
@@ -136,7 +139,9 @@ TEMPLATE_TEST_CASE("a Session that does not clip takes over from one that did",
 
 TEMPLATE_TEST_CASE("a step without the clipping that momentum has left with is refused",
                    "[onebit_adam][onebit_lamb][overlap][clipping]", OneBitAdam, OneBitLamb) {
-  Run<TestType> run(true, [](Session& session) { session.use(GradientClipping(0.1).by_previous_norm()); });
+  Run<TestType> run(true, [](Session& session) {
+    session.use(GradientClipping(GradientClippingOptions(0.1).by_previous_norm(true)));
+  });
   for (int64_t t = 0; t < 5; ++t) REQUIRE(first_of(run.step({run.ranks.gradients(t)})) == "");
   std::vector<std::string> said(kRanks);
   std::atomic<int> here{0};  // a rank that fails first would keep the others from coming here
@@ -224,7 +229,10 @@ TEMPLATE_TEST_CASE("overlap_backward is refused where something must be known fi
   const std::function<void(Session&)> hooks[] = {
       [](Session& session) { session.use(GradientClipping(0.1)); },
       [](Session& session) { session.use(Precision::fp16()); },
-      [](Session& session) { session.use(GradientClipping(0.1).by_previous_norm()).use(Precision::fp16()); }};
+      [](Session& session) {
+        session.use(GradientClipping(GradientClippingOptions(0.1).by_previous_norm(true)))
+            .use(Precision::fp16());
+      }};
   for (const auto& use : hooks) {
     OneBitRanks<TestType> ranks(2, {{{{4}}, O(options_of<TestType>(true))}});
     Sessions sessions(ranks, use);

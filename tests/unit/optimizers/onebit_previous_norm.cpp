@@ -110,8 +110,9 @@ TEMPLATE_TEST_CASE("by the norm before, each bucket is clipped as a textbook of 
                                          {{{64}}, O(options).compress(false)}};
       OneBitRanks<TestType> ranks(world_size, groups);
       auto textbooks = textbooks_of(ranks, groups);
-      Sessions sessions(
-          ranks, [=](Session& session) { session.use(GradientClipping(max_norm).by_previous_norm()); });
+      Sessions sessions(ranks, [=](Session& session) {
+        session.use(GradientClipping(GradientClippingOptions(max_norm).by_previous_norm(true)));
+      });
       Clipping clipping{max_norm};
       for (int64_t t = 0; t < 14; ++t) {
         CAPTURE(t);
@@ -141,7 +142,9 @@ TEMPLATE_TEST_CASE("a norm that reaches nothing leaves the bits of no clipping",
   const GroupsOf<TestType> groups = {
       {{{40, 5}, {300}}, OptionsOf<TestType>(0.01).freeze_step(2).bucket_bytes(1)}};
   OneBitRanks<TestType> clipped(3, groups), plain(3, groups);
-  Sessions with(clipped, [](Session& session) { session.use(GradientClipping(1e6).by_previous_norm()); });
+  Sessions with(clipped, [](Session& session) {
+    session.use(GradientClipping(GradientClippingOptions(1e6).by_previous_norm(true)));
+  });
   Sessions without(plain, [](Session&) {});
   for (int64_t t = 0; t < 8; ++t) {
     REQUIRE(with.step(clipped, {clipped.gradients(t)}) == "");

@@ -95,7 +95,7 @@ TEST_CASE("hooks with other settings are found out, whatever the setting", "[ses
   const std::vector<std::pair<std::function<void(Session&)>, std::function<void(Session&)>>> pairs = {
       {[](Session& s) { s.use(GradientClipping(1)); }, [](Session& s) { s.use(GradientClipping(2)); }},
       {[](Session& s) { s.use(GradientClipping(1)); },
-       [](Session& s) { s.use(GradientClipping(1).by_previous_norm()); }},
+       [](Session& s) { s.use(GradientClipping(GradientClippingOptions(1).by_previous_norm(true))); }},
       {[](Session& s) {
          s.use(LearningRate(warmup_cosine({3, 20})));
        },

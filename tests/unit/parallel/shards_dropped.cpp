@@ -41,7 +41,7 @@ bool all_are(const ParameterShards& shards, double value) {
 }
 
 Ranks two_ranks(int ranks_per_node = 0) {
-  return Communicator::in_process(2, CommunicatorOptions().timeout(20s).ranks_per_node(ranks_per_node));
+  return Communicator::in_process(2, by_nodes_of(ranks_per_node).timeout(20s));
 }
 
 void wait_for(std::promise<void>& event) {

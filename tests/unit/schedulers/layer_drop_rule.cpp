@@ -4,6 +4,7 @@
 #include <limits>
 
 #include <pacer/core/error.h>
+#include <pacer/schedulers/layer_drop.h>
 #include <pacer/schedulers/layer_drop_rule.h>
 
 #include "support/catch.h"
@@ -91,14 +92,17 @@ TEST_CASE("a layer is kept where its draw is below the threshold", "[schedulers]
 TEST_CASE("layer dropping refuses what is out of range", "[schedulers][layer_drop]") {
   constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  LayerDropOptions options;
+  const LayerDropOptions options;
   for (const double bad : {0.0, -0.5, 1.5, kNan, kInfinity}) {
-    CHECK_THROWS_WITH(options.theta_bar(bad), ContainsSubstring("theta_bar"));
+    const auto wrong = LayerDropOptions().theta_bar(bad);
+    CHECK_THROWS_WITH(LayerDropImpl(wrong), ContainsSubstring("theta_bar"));
+    CHECK_THROWS_WITH(keeps_layer(wrong, 0, 1, 0, 0), ContainsSubstring("theta_bar"));
   }
   for (const double bad : {-1.0, kNan, kInfinity}) {
-    CHECK_THROWS_WITH(options.gamma(bad), ContainsSubstring("gamma"));
+    const auto wrong = LayerDropOptions().gamma(bad);
+    CHECK_THROWS_WITH(LayerDropImpl(wrong), ContainsSubstring("gamma"));
+    CHECK_THROWS_WITH(keeps_layer(wrong, 0, 1, 0, 0), ContainsSubstring("gamma"));
   }
-  CHECK(options.theta_bar() == 0.5);
   CHECK_THROWS_AS(layer_drop_theta(options, -1), InvalidArgument);
   CHECK_THROWS_WITH(keeps_layer(options, 4, 4, 0, 0), ContainsSubstring("layer 4 of a stack of 4"));
   CHECK_THROWS_AS(keep_probability(options, 0, 0, 0), InvalidArgument);

@@ -141,7 +141,7 @@ TEST_CASE("unequal micro-batches can count by their tokens", "[session]") {
     FusedAdamW whole_optimizer(whole->parameters(), FusedAdamWOptions(0.01)),
         optimizer(parts->parameters(), FusedAdamWOptions(0.01));
     Session session(*parts, optimizer);
-    session.use(GradientAccumulation(2).weight_by_tokens(by_tokens));
+    session.use(GradientAccumulation(GradientAccumulationOptions(2).weight_by_tokens(by_tokens)));
     const auto small = small_batch(1, 1), large = small_batch(2, 7);
     micro_step(session, parts, small);
     micro_step(session, parts, large);

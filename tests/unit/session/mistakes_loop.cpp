@@ -119,7 +119,8 @@ std::vector<Mistake> loop_mistakes() {
                    }),
       with_trainer("a window of padding only", {"trains on no token", "changes nothing"},
                    [](Trainer& t) {
-                     t.session.use(GradientAccumulation(2).weight_by_tokens(true));
+                     t.session.use(
+                         GradientAccumulation(GradientAccumulationOptions(2).weight_by_tokens(true)));
                      for (int i = 0; i < 2; ++i) {
                        const Tensor loss = t.forward();
                        t.session.count_tokens(0);
@@ -243,7 +244,7 @@ TEST_CASE("what is meant passes without a word", "[mistakes]") {
 
 TEST_CASE("a window without tokens changes nothing, and the next one trains", "[mistakes]") {
   Trainer t;
-  t.session.use(GradientAccumulation(1).weight_by_tokens(true));
+  t.session.use(GradientAccumulation(GradientAccumulationOptions(1).weight_by_tokens(true)));
   const Tensor before = t.model->weight.detach().clone();
   const auto step_of = [&](int64_t tokens) {
     const Tensor loss = t.forward();
@@ -261,7 +262,7 @@ TEST_CASE("a window without tokens changes nothing, and the next one trains", "[
 
 TEST_CASE("the weight of a micro-batch multiplies a 16-bit loss in fp32", "[mistakes]") {
   Trainer t;
-  t.session.use(GradientAccumulation(2).weight_by_tokens(true));
+  t.session.use(GradientAccumulation(GradientAccumulationOptions(2).weight_by_tokens(true)));
   SessionParts* parts = nullptr;
   t.session.use(PartsProbe(parts));
   parts->record_loss = true;

@@ -253,7 +253,7 @@ TEST_CASE("what is true on all ranks is said by the first of them, once", "[mist
   setup.hooks = [](Session& session) {
     session.use(GradientClipping(1.0)).use(LearningRate(warmup_linear({0, 3})));
     session.use(SequenceLength(SequenceLengthOptions(2, 4).ramp_steps(1'000)));
-    session.use(GradientAccumulation(1).weight_by_tokens());
+    session.use(GradientAccumulation(GradientAccumulationOptions(1).weight_by_tokens(true)));
   };
   setup.widths = {2, 6, 3};
   std::vector<std::string> messages;

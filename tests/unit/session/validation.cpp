@@ -123,7 +123,7 @@ TEST_CASE("training stops when validation no longer improves, whatever the order
     CHECK(contains(run.session.stop_reason(), "since step 4"));
   }
   MetricsRun rising;
-  rising.session.use(EarlyStopping(2, 0.25))
+  rising.session.use(EarlyStopping(EarlyStoppingOptions(2).min_delta(0.25)))
       .use(Validation(ValidationOptions(1).larger_is_better(true), measured({0.5, 0.8, 1.06, 1.07, 1.3})));
   while (!rising.session.should_stop() && rising.session.progress().step < 40) rising.steps(1);
   CHECK(rising.session.progress().step == 5);  // 1.06 after 0.8 counts, the next two do not
@@ -272,8 +272,8 @@ TEST_CASE("validation and what needs it refuse what cannot be, in words", "[sess
   CHECK(contains(refusal([&] { Validation(ValidationOptions(1).name(""), nothing); }), "name"));
   CHECK(contains(refusal([&] { Validation(1, nullptr); }), "function"));
   CHECK(contains(refusal([&] { EarlyStopping(0); }), "patience"));
-  CHECK(contains(refusal([&] { EarlyStopping(1, -1); }), "min_delta"));
-  CHECK(contains(refusal([&] { EarlyStopping(1, kNan); }), "min_delta"));
+  CHECK(contains(refusal([&] { EarlyStopping(EarlyStoppingOptions(1).min_delta(-1)); }), "min_delta"));
+  CHECK(contains(refusal([&] { EarlyStopping(EarlyStoppingOptions(1).min_delta(kNan)); }), "min_delta"));
   CHECK(contains(refusal([&] { SaveBest(""); }), "folder"));
   const TemporaryFolder folder;
   MetricsRun early, best;
