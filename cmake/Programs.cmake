@@ -15,6 +15,9 @@ if(PACER_EXAMPLES OR PACER_BENCHMARKS)
   endif()
 endif()
 
+set(PACER_PROGRAM_OPTIMIZATION "" CACHE STRING
+  "How programs, tests and benchmarks are optimized in place of what the build type says, such as -O0")
+
 # pacer_add_headers(TARGET [option...]): LibTorch's headers, precompiled for programs that are compiled with these options.
 # They are most of what a small program costs to compile: 24 s without, 8 s with them.
 function(pacer_add_headers target)
@@ -40,10 +43,10 @@ endfunction()
 
 # What programs are linked with. Tests and benchmarks change it: they look behind the public interface.
 set(PACER_PROGRAMS_USE pacer::pacer)
-# How they are compiled beyond the flags of all targets, and the headers that were precompiled so. Tests change these.
-set(PACER_PROGRAM_OPTIONS "")
+# How they are compiled beyond the flags of all targets, and the headers that were precompiled so. Tests may change these.
+set(PACER_PROGRAM_OPTIONS ${PACER_PROGRAM_OPTIMIZATION})
 set(PACER_PROGRAM_HEADERS pacer_headers)
-pacer_add_headers(pacer_headers)
+pacer_add_headers(pacer_headers ${PACER_PROGRAM_OPTIONS})
 
 # pacer_add_program(TARGET FOLDER_OR_SOURCES [library...]): does nothing when the folder has no sources yet.
 function(pacer_add_program target from)

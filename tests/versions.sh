@@ -39,9 +39,7 @@ try() {
   local version=$1 folder=$2 cuda=${PACER_CUDA:-AUTO} only=() prefix
   PACER_LIBTORCH=$version PACER_VENV=$folder/venv cmake/bootstrap.sh --with-readers || return
   prefix=$(echo "$folder"/venv/lib/python3*/site-packages/torch)
-  # What differs is what compiles and what calls do, not how fast: -O1 compiles the library in two thirds of the time.
-  [[ $differences == OFF ]] ||
-    cuda=OFF only=(-DPACER_EXAMPLES=OFF -DPACER_BENCHMARKS=OFF -DCMAKE_CXX_FLAGS_RELEASE="-O1 -DNDEBUG")
+  [[ $differences == OFF ]] || cuda=OFF only=(-DPACER_EXAMPLES=OFF -DPACER_BENCHMARKS=OFF)
   cmake --preset ci -B "$folder/build" -DTorch_DIR="$prefix/share/cmake/Torch" -DPACER_CUDA="$cuda" \
     -DPACER_DEPS="${PACER_DEPS:-}" -DPACER_TESTS_OF_LIBTORCH=$differences "${only[@]}" || return
   cmake --build "$folder/build" --parallel "$(nproc)" || return

@@ -1,10 +1,12 @@
 // Data parallelism over threads: equal, to the bit, to one process that takes the shards in rank order, with
 // every pair of hooks; identical replicas; and every way in which ranks can differ.
 #include <algorithm>
+#include <array>
 
 #include "support/catch.h"
 #include "support/collectives/ranks.h"
 #include "support/parallel/shard_reference.h"
+#include "support/samples.h"
 #include "support/session/small_run.h"
 
 namespace pacer::testing {
@@ -36,11 +38,16 @@ RegisteredOptimizer optimizer_named(const std::vector<RegisteredOptimizer>& all,
 TEST_CASE("with every pair of hooks, ranks equal one process that takes the shards in rank order",
           "[session][data_parallel]") {
   const auto optimizers = all_optimizers();
+  // One of them for each pair, in turns; in a long run all of them.
+  const std::array<const char*, 3> names = {"FusedAdamW", "FusedAdamW bf16 remainder", "SGD"};
+  size_t next = 0;
   int world_size = 1;
   for (const auto& pair : hooks_and_pairs()) {
+    ++next;
     if (std::any_of(pair.begin(), pair.end(), [](const auto& h) { return h.kind == "sampler"; })) continue;
     world_size = world_size % 4 + 1;
-    for (const char* name : {"FusedAdamW", "FusedAdamW bf16 remainder", "SGD"}) {
+    for (const char* name : names) {
+      if (next++ % 3 != 0 && !wants_long_tests()) continue;
       const RegisteredOptimizer optimizer = optimizer_named(optimizers, name);
       INFO(name << ", " << names_of(pair) << ", " << world_size << " ranks");
       auto runs = runs_of(optimizer, pair, world_size);
