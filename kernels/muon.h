@@ -28,11 +28,36 @@ void muon_momentum_cuda(MuonLaunch launch, const AdamTiles& tiles, const AdamTen
                         const AdamGradient* gradients, void* const* directions, const StepScalars* scalars,
                         Stream stream);
 
+// The rows of matrix number `matrix`: `count` numbers each, of double with AdamStorage::f64 and of float with
+// all others. Those of `fresh` are the means of this step's squares, and become the moments of the rows.
+struct MuonRows {
+  int64_t matrix;
+  void* moments;
+  void* fresh;
+  int64_t count;
+};
+
+// What one launch over rows does: it makes the new moments in `fresh`, or stores them.
+struct MuonRowsLaunch {
+  AdamStorage storage;
+  bool stores;
+  double beta;
+};
+
+// For `count` matrices; leaves out those without a gradient, gradients[matrix]. Single-threaded.
+void muon_rows_cpu(MuonRowsLaunch launch, const MuonRows* rows, int64_t count, const AdamGradient* gradients,
+                   const StepScalars* scalars);
+// The same on the GPU. Pointers are device memory.
+void muon_rows_cuda(MuonRowsLaunch launch, const MuonRows* rows, int64_t count, const AdamGradient* gradients,
+                    const StepScalars* scalars, Stream stream);
+
 // The update, where gradients are the orthogonalised matrices, in the dtype of the parameters. It reads no
-// state but master copies and remainders.
-extern const UpdateLoops kMuonUpdate;
-// Its loop for GPUs.
+// state but master copies and remainders. The second one decays cautiously.
+extern const UpdateLoops kMuonUpdate, kCautiousMuonUpdate;
+// Their loops for GPUs.
 void muon_update_cuda(AdamLaunch launch, const AdamTiles& tiles, const AdamTensor* tensors,
                       const AdamGradient* gradients, const StepScalars* scalars, Stream stream);
+void cautious_muon_update_cuda(AdamLaunch launch, const AdamTiles& tiles, const AdamTensor* tensors,
+                               const AdamGradient* gradients, const StepScalars* scalars, Stream stream);
 
 }  // namespace pacer::kernels

@@ -54,6 +54,9 @@ class FusedAdamStateFields : public torch::optim::OptimizerParamState {
   // OneBitLamb: two fp64 numbers, the mean of the trust ratios so far and how many there were; once the
   // variance is frozen the mean is corrected for its start at 0. Else undefined.
   TORCH_ARG(torch::Tensor, trust_average);
+  // Muon with normalize_rows: the running mean of squares of each row, fp32, or fp64 for fp64 parameters. Else
+  // undefined.
+  TORCH_ARG(torch::Tensor, row_moment);
 
  public:
   void serialize(torch::serialize::InputArchive& archive) override;

@@ -52,6 +52,15 @@ struct MuonOptions : public FusedOptionsOf<MuonOptions> {
   // A matrix consists of so many of equal size, one below the other, and each is orthogonalised by itself: 3
   // for query, key and value in one, or the number of heads. It must divide the rows.
   TORCH_ARG(int64_t, split) = 1;
+  // NorMuon (arXiv:2510.05491): each row of an orthogonalised matrix, or of a piece of it, is divided by the
+  // root of a running mean of its squares, and the whole then brought back to the norm that it had. So no row
+  // moves much faster than others.
+  TORCH_ARG(bool, normalize_rows) = false;
+  // The decay rate of the mean of squares of normalize_rows, in [0, 1).
+  TORCH_ARG(double, row_beta) = 0.95;
+  // Cautious weight decay (arXiv:2510.12402): only weights that the step itself brings nearer to zero, or does
+  // not move, decay.
+  TORCH_ARG(bool, cautious_decay) = false;
 };
 
 }  // namespace pacer

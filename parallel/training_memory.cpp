@@ -46,7 +46,7 @@ TrainingMemory training_memory(const TrainingMemoryOptions& options) {
   memory.weights = (shares_weights ? part : parameters) * width;
   for (const detail::StateField& field : detail::kStateFields) {
     const auto dtype = detail::field_dtype(field.kind, storage, settings);
-    if (!dtype) continue;
+    if (!dtype || !detail::is_elementwise(field.kind)) continue;
     const bool is_exact =
         field.kind == detail::StateKind::master || field.kind == detail::StateKind::remainder;
     (is_exact ? memory.exact : memory.moments) += part * static_cast<int64_t>(c10::elementSize(*dtype));

@@ -8,7 +8,8 @@
 
 namespace pacer::kernels {
 
-const UpdateLoops kMuonUpdate{elements_cpu<MuonUpdate>, muon_update_cuda};
+const UpdateLoops kMuonUpdate{elements_cpu<MuonUpdate<false>>, muon_update_cuda};
+const UpdateLoops kCautiousMuonUpdate{elements_cpu<MuonUpdate<true>>, cautious_muon_update_cuda};
 
 namespace {
 
@@ -62,6 +63,29 @@ void muon_momentum_cpu(MuonLaunch launch, const Tile& tile, const AdamTensor* te
       run(static_cast<BFloat16*>(directions[tile.tensor]));
     } else {
       run(static_cast<float*>(directions[tile.tensor]));
+    }
+  });
+}
+
+void muon_rows_cpu(MuonRowsLaunch launch, const MuonRows* rows, int64_t count, const AdamGradient* gradients,
+                   const StepScalars* scalars) {
+  const FullDenormals full_denormals;
+  with_storage(launch.storage, [&](auto chosen) {
+    using Real = typename StorageOf<chosen()>::Real;
+    const auto one_minus_beta = static_cast<Real>(1 - launch.beta);
+    for (int64_t i = 0; i < count; ++i) {
+      const AdamGradient& gradient = gradients[rows[i].matrix];
+      if (gradient.gradient == nullptr) continue;
+      if (scalars[gradient.scalars].template as<AdamScalars<Real>>().skip) continue;
+      auto* const moments = static_cast<Real*>(rows[i].moments);
+      auto* const fresh = static_cast<Real*>(rows[i].fresh);
+      for (int64_t r = 0; r < rows[i].count; ++r) {
+        if (launch.stores) {
+          moments[r] = fresh[r];
+        } else {
+          fresh[r] = muon_row_moment(fresh[r], one_minus_beta, moments[r]);
+        }
+      }
     }
   });
 }

@@ -71,7 +71,37 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// A block for each matrix.
+template <class Real>
+__global__ void rows_kernel(bool stores, Real one_minus_beta, const MuonRows* __restrict__ rows,
+                            const AdamGradient* __restrict__ gradients, const StepScalars* scalars) {
+  const MuonRows own = rows[blockIdx.x];
+  const AdamGradient gradient = gradients[own.matrix];
+  if (gradient.gradient == nullptr || scalars[gradient.scalars].template as<AdamScalars<Real>>().skip) return;
+  auto* const moments = static_cast<Real*>(own.moments);
+  auto* const fresh = static_cast<Real*>(own.fresh);
+  for (int64_t r = threadIdx.x; r < own.count; r += blockDim.x) {
+    if (stores) {
+      moments[r] = fresh[r];
+    } else {
+      fresh[r] = muon_row_moment(fresh[r], one_minus_beta, moments[r]);
+    }
+  }
+}
+
 }  // namespace
+
+void muon_rows_cuda(MuonRowsLaunch launch, const MuonRows* rows, int64_t count, const AdamGradient* gradients,
+                    const StepScalars* scalars, Stream stream) {
+  if (count == 0) return;
+  const auto run = [&](auto real) {
+    using Real = decltype(real);
+    rows_kernel<Real><<<static_cast<unsigned>(count), kThreads, 0, stream>>>(
+        launch.stores, static_cast<Real>(1 - launch.beta), rows, gradients, scalars);
+  };
+  launch.storage == AdamStorage::f64 ? run(double{}) : run(float{});
+  check_launch("the row moments of Muon");
+}
 
 void muon_momentum_cuda(MuonLaunch launch, const AdamTiles& tiles, const AdamTensor* tensors,
                         const AdamGradient* gradients, void* const* directions, const StepScalars* scalars,
@@ -96,7 +126,12 @@ void muon_momentum_cuda(MuonLaunch launch, const AdamTiles& tiles, const AdamTen
 
 void muon_update_cuda(AdamLaunch launch, const AdamTiles& tiles, const AdamTensor* tensors,
                       const AdamGradient* gradients, const StepScalars* scalars, Stream stream) {
-  elements_cuda<MuonUpdate>("the Muon update", launch, tiles, tensors, gradients, scalars, stream);
+  elements_cuda<MuonUpdate<false>>("the Muon update", launch, tiles, tensors, gradients, scalars, stream);
+}
+
+void cautious_muon_update_cuda(AdamLaunch launch, const AdamTiles& tiles, const AdamTensor* tensors,
+                               const AdamGradient* gradients, const StepScalars* scalars, Stream stream) {
+  elements_cuda<MuonUpdate<true>>("the Muon update", launch, tiles, tensors, gradients, scalars, stream);
 }
 
 }  // namespace pacer::kernels

@@ -46,6 +46,14 @@ void muon_momentum_cuda(MuonLaunch, const AdamTiles&, const AdamTensor*, const A
                         const StepScalars*, Stream) {
   refuse();
 }
+void muon_rows_cuda(MuonRowsLaunch, const MuonRows*, int64_t, const AdamGradient*, const StepScalars*,
+                    Stream) {
+  refuse();
+}
+void cautious_muon_update_cuda(AdamLaunch, const AdamTiles&, const AdamTensor*, const AdamGradient*,
+                               const StepScalars*, Stream) {
+  refuse();
+}
 void muon_update_cuda(AdamLaunch, const AdamTiles&, const AdamTensor*, const AdamGradient*,
                       const StepScalars*, Stream) {
   refuse();

@@ -26,7 +26,7 @@ class DtypeTable {
              at::Device device)
       : launch_(launch), rule_(rule), device_(device) {
     if (!muon) return;
-    launch_.loops = &kernels::kMuonUpdate;
+    launch_.loops = muon->is_cautious ? &kernels::kCautiousMuonUpdate : &kernels::kMuonUpdate;
     muon_.emplace(launch.storage, *muon, device);
   }
 

@@ -108,12 +108,14 @@ void fill_remainder(ParameterEntry& entry) {
   write_parameter(entry, at::where(master.isnan(), master.to(at::kBFloat16), rounded));
 }
 
-// Two zeros where they are missing, on the parameter's device.
-void prepare_trust_average(ParameterEntry& entry) {
-  if (!entry.averages_trust) return;
-  at::Tensor& average = entry.state->trust_average();
-  const auto options = at::TensorOptions().dtype(at::kDouble).device(entry.parameter.device());
-  average = average.defined() ? average.to(options).contiguous() : at::zeros({2}, options);
+// A field that is not elementwise: zeros where they are missing, on the parameter's device.
+void prepare_small(ParameterEntry& entry, const StateField& field) {
+  const auto dtype = dtype_of(entry, field);
+  if (!dtype) return;
+  at::Tensor& tensor = (entry.state->*field.get)();
+  const auto options = at::TensorOptions().dtype(*dtype).device(entry.parameter.device());
+  tensor = tensor.defined() ? tensor.to(options).contiguous()
+                            : at::zeros(field_sizes(field.kind, entry.parameter.sizes()), options);
 }
 
 }  // namespace
@@ -122,6 +124,8 @@ std::optional<at::ScalarType> dtype_of(const ParameterEntry& entry, const StateF
   GroupSettings settings;
   settings.amsgrad = entry.amsgrad;
   settings.has_second_moment = entry.has_second_moment;
+  settings.averages_trust = entry.averages_trust;
+  settings.has_row_moment = entry.has_row_moment;
   if (entry.is_compressed && field.get == kStateFields[0].get)
     return std::nullopt;  // the momentum lies elsewhere
   return field_dtype(field.kind, entry.storage, settings);
@@ -146,6 +150,8 @@ std::optional<at::ScalarType> field_dtype(StateKind kind, AdamStorage storage,
         return where(Types::kHasExtra && kOfExtra == at::kFloat, kOfExtra);
       case StateKind::remainder:
         return where(Types::kHasExtra && kOfExtra == at::kShort, kOfExtra);
+      case StateKind::row_moment:
+        return where(settings.has_row_moment, kDtypeOf<typename Types::Real>);
       case StateKind::trust_average:
         break;
     }
@@ -158,7 +164,10 @@ void prepare_state(std::vector<ParameterEntry>& entries, StateMemory& memory) {
     if (entry.dense_parameter.defined()) entry.dense_parameter.copy_(entry.parameter);
   }
   for (const StateField& field : kStateFields) {
-    if (field.kind == StateKind::trust_average) continue;
+    if (!is_elementwise(field.kind)) {
+      for (ParameterEntry& entry : entries) prepare_small(entry, field);
+      continue;
+    }
     const std::vector<ParameterEntry*> created = prepare_field(entries, field, memory);
     for (ParameterEntry* entry : created) {
       if (field.kind == StateKind::master) fill_master(*entry);
@@ -169,7 +178,7 @@ void prepare_state(std::vector<ParameterEntry>& entries, StateMemory& memory) {
     if (!entry.has_second_moment) entry.state->exp_avg_sq(at::Tensor());  // somebody else's
     if (!dtype_of(entry, kStateFields[3])) entry.state->master(at::Tensor());
     if (!dtype_of(entry, kStateFields[4])) entry.state->remainder(at::Tensor());
-    prepare_trust_average(entry);
+    if (!entry.has_row_moment) entry.state->row_moment(at::Tensor());
   }
 }
 

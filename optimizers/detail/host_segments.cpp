@@ -45,7 +45,7 @@ HostSegments::Segment HostSegments::make_segment(const ParameterEntry& like, int
   std::vector<std::pair<const StateField*, at::ScalarType>> needed;
   int64_t bytes_each = 0;
   for (const StateField& field : kStateFields) {
-    const auto dtype = field.kind == StateKind::trust_average ? std::nullopt : dtype_of(like, field);
+    const auto dtype = is_elementwise(field.kind) ? dtype_of(like, field) : std::nullopt;
     if (!dtype) continue;
     needed.emplace_back(&field, *dtype);
     bytes_each += static_cast<int64_t>(c10::elementSize(*dtype));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/zeros.h>
 
 #include <pacer/optimizers/detail/orthogonalize.h>
@@ -13,6 +14,8 @@ namespace {
 
 // So many elements at most are orthogonalised at once, because the products need some three times the memory.
 constexpr int64_t kElementsAtOnce = int64_t{1} << 26;
+// Added to a root before something is divided by it, as in NorMuon.
+constexpr double kSmallestRoot = 1e-10;
 
 }  // namespace
 
@@ -24,12 +27,20 @@ at::ScalarType MuonKernels::type_of_products() const {
   return in_bf16 ? at::kBFloat16 : at::kFloat;
 }
 
+at::ScalarType MuonKernels::type_of_rows() const {
+  return storage_ == kernels::AdamStorage::f64 ? at::kDouble : at::kFloat;
+}
+
 void MuonKernels::add(const ParameterEntry& entry) {
   auto batch = std::find_if(batches_.begin(), batches_.end(), [&](const Batch& other) {
     return other.like.sizes() == entry.memory.sizes() && same_layout(other.like, entry.memory);
   });
-  if (batch == batches_.end()) batch = batches_.insert(batch, Batch{entry.memory, {}, {}, {}});
+  if (batch == batches_.end()) {
+    batch = batches_.emplace(batch);
+    batch->like = entry.memory;
+  }
   batch->members.push_back(matrices_++);
+  row_moments_.push_back(entry.state->row_moment());
 }
 
 void MuonKernels::build() {
@@ -49,16 +60,24 @@ void MuonKernels::build() {
     batch.directions = make(type_of_products());
     const at::ScalarType of_parameters = batch.like.scalar_type();
     batch.results = of_parameters == type_of_products() ? batch.directions : make(of_parameters);
+    if (settings_.normalizes_rows) {
+      batch.fresh = at::zeros({count, batch.like.size(0)}, options.dtype(type_of_rows()));
+      batch.first_rows = static_cast<int64_t>(rows_.host().size());
+    }
     for (int64_t k = 0; k < count; ++k) {
       const size_t matrix = batch.members[static_cast<size_t>(k)];
       directions_.host()[matrix] = batch.directions[k].mutable_data_ptr();
       results_[matrix] = batch.results[k].const_data_ptr();
+      if (!settings_.normalizes_rows) continue;
+      rows_.host().push_back({static_cast<int64_t>(matrix), row_moments_[matrix].mutable_data_ptr(),
+                              batch.fresh[k].mutable_data_ptr(), batch.like.size(0)});
     }
   }
 }
 
 void MuonKernels::send(const std::vector<kernels::AdamGradient>& gradients) {
   directions_.send(device_);
+  if (settings_.normalizes_rows) rows_.send(device_);
   for (size_t i = 0; i < matrices_; ++i) {
     const void* const result = gradients[i].gradient == nullptr ? nullptr : results_[i];
     kernels::AdamGradient& update = updates_.host()[i];
@@ -70,7 +89,7 @@ void MuonKernels::send(const std::vector<kernels::AdamGradient>& gradients) {
 }
 
 // Matrices that sit the step out are orthogonalised with the others, and nobody reads them.
-void MuonKernels::orthogonalize(const Batch& batch) const {
+void MuonKernels::orthogonalize(const Batch& batch, const Step& step) const {
   const int64_t all_rows = batch.like.size(0), rows = all_rows / settings_.split,
                 columns = batch.like.numel() / all_rows, count = batch.directions.size(0);
   const double adjustment =
@@ -81,9 +100,38 @@ void MuonKernels::orthogonalize(const Batch& batch) const {
   for (int64_t first = 0; first < count; first += at_once) {
     const int64_t now = std::min(at_once, count - first);
     const at::Tensor directions = batch.directions.narrow(0, first, now);
-    const at::Tensor result = orthogonalized(directions.reshape({now * settings_.split, rows, columns}),
-                                             settings_.coefficients, settings_.iterations, adjustment);
+    at::Tensor result =
+        orthogonalized(directions.reshape({now * settings_.split, rows, columns}), settings_.coefficients,
+                       settings_.iterations, settings_.normalizes_rows ? 1 : adjustment);
+    if (settings_.normalizes_rows) result = with_like_rows(batch, first, result, adjustment, step);
     batch.results.narrow(0, first, now).copy_(result.view(directions.sizes()));
+  }
+}
+
+at::Tensor MuonKernels::with_like_rows(const Batch& batch, int64_t first, const at::Tensor& matrices,
+                                       double scale, const Step& step) const {
+  const int64_t pieces = matrices.size(0), rows = matrices.size(1), members = pieces / settings_.split;
+  const at::Tensor squares =
+      at::linalg_vector_norm(matrices, 2, at::IntArrayRef({2}), /*keepdim=*/false, type_of_rows())
+          .square_()
+          .div_(matrices.size(2));
+  const at::Tensor fresh = batch.fresh.narrow(0, first, members);
+  fresh.copy_(squares.view({members, rows * settings_.split}));
+  run_rows(batch.first_rows + first, members, /*stores=*/false, step);
+  at::Tensor factors = fresh.view({pieces, rows}).sqrt().add_(kSmallestRoot).reciprocal_();
+  const auto norm = [](const at::Tensor& of_rows) { return of_rows.sum(1, /*keepdim=*/true).sqrt_(); };
+  const at::Tensor before = norm(squares), after = norm(factors.square().mul_(squares));
+  factors.mul_(before.div_(after.add_(kSmallestRoot)).mul_(scale));
+  return matrices.mul(factors.unsqueeze(2));
+}
+
+void MuonKernels::run_rows(int64_t first, int64_t count, bool stores, const Step& step) const {
+  const kernels::MuonRowsLaunch launch{storage_, stores, settings_.row_beta};
+  const kernels::MuonRows* const rows = rows_.pointer() + first;
+  if (device_.is_cuda()) {
+    kernels::muon_rows_cuda(launch, rows, count, step.gradients, step.scalars, current_stream(device_));
+  } else {
+    kernels::muon_rows_cpu(launch, rows, count, step.gradients, step.scalars);
   }
 }
 
@@ -108,8 +156,9 @@ const kernels::AdamGradient* MuonKernels::step(const kernels::AdamTensor* tensor
     });
   };
   run(directions_.pointer());
-  for (const Batch& batch : batches_) orthogonalize(batch);
+  for (const Batch& batch : batches_) orthogonalize(batch, {gradients, scalars});
   run(nullptr);  // only now is everything there that may be missing
+  run_rows(0, static_cast<int64_t>(rows_.host().size()), /*stores=*/true, {gradients, scalars});
   return updates_.pointer();
 }
 

@@ -1,5 +1,5 @@
 // What Muon has beside Adam's tables: the directions of all matrices of one dtype set and one group of
-// settings, in batches of one shape, and the products that orthogonalise them.
+// settings, in batches of one shape, the products that orthogonalise them, and the moments of their rows.
 #pragma once
 
 #include <cstdint>
@@ -40,16 +40,32 @@ class MuonKernels {
     at::Tensor like;  // the memory of one
     std::vector<size_t> members;
     at::Tensor directions, results;  // (members, shape of a parameter); results may be the directions
+    at::Tensor fresh;                // (members, rows): their new moments, where rows are normalised
+    int64_t first_rows = 0;          // where its members begin in rows_
+  };
+  // What kernels read of a step.
+  struct Step {
+    const kernels::AdamGradient* gradients;
+    const kernels::StepScalars* scalars;
   };
 
   at::ScalarType type_of_products() const;
-  void orthogonalize(const Batch& batch) const;
+  // The dtype of what has a number for each row.
+  at::ScalarType type_of_rows() const;
+  void orthogonalize(const Batch& batch, const Step& step) const;
+  // The matrices (n, rows, columns), n / split members of the batch from `first` on, with their rows alike,
+  // times `scale`.
+  at::Tensor with_like_rows(const Batch& batch, int64_t first, const at::Tensor& matrices, double scale,
+                            const Step& step) const;
+  void run_rows(int64_t first, int64_t count, bool stores, const Step& step) const;
 
   kernels::AdamStorage storage_;
   MuonSettings settings_;
   at::Device device_;
   std::vector<Batch> batches_;
   size_t matrices_ = 0;
+  std::vector<at::Tensor> row_moments_;          // by matrix, undefined where rows stay as they are
+  DeviceBuffer<kernels::MuonRows> rows_;         // by batch, then by member; empty likewise
   DeviceBuffer<void*> directions_;               // by matrix
   std::vector<const void*> results_;             // by matrix
   DeviceBuffer<kernels::AdamGradient> updates_;  // the results of those that take part

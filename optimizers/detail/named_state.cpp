@@ -22,18 +22,17 @@ void import_tensors(const RegisteredParameter& registered, const ParameterRange*
   const at::Tensor& parameter = registered.tensor;
   const kernels::AdamStorage storage =
       storage_for(parameter.scalar_type(), settings.master_weights, settings.rounding, name);
-  const std::vector<int64_t> two = {2};
   for (const StateField& field : kStateFields) {
     const auto dtype = field_dtype(field.kind, storage, settings);
     if (!dtype) continue;
     const std::string key = name + "/" + field.name;
     const at::Tensor& tensor = require_tensor(saved, key);
-    const at::IntArrayRef sizes =
-        field.kind == StateKind::trust_average ? at::IntArrayRef(two) : parameter.sizes();
+    const std::vector<int64_t> in_field = field_sizes(field.kind, parameter.sizes());
+    const at::IntArrayRef sizes = in_field;
     require(tensor.scalar_type() == *dtype && tensor.sizes() == sizes, "\"", key,
             "\" of the state to load is ", tensor.scalar_type(), " of shape ", tensor.sizes(),
             ", but parameter ", InMessage{name}, " needs ", *dtype, " of shape ", sizes);
-    const bool is_cut = range != nullptr && field.kind != StateKind::trust_average;
+    const bool is_cut = range != nullptr && is_elementwise(field.kind);
     const at::Tensor own = is_cut ? cut_to_range(tensor, parameter, *range, name) : tensor;
     (state.*field.get)() = own.to(state_on_host ? at::Device(at::kCPU) : parameter.device());
     used.insert(key);
@@ -126,7 +125,7 @@ void cut_state(FusedAdamStateFields& state, const at::Tensor& parameter, const P
                const std::string& name) {
   for (const StateField& field : kStateFields) {
     at::Tensor& tensor = (state.*field.get)();
-    if (!tensor.defined() || field.kind == StateKind::trust_average) continue;
+    if (!tensor.defined() || !is_elementwise(field.kind)) continue;
     tensor = cut_to_range(tensor, parameter, range, name);
   }
 }

@@ -102,9 +102,12 @@ GroupSettings settings_of(const Options& options) {
   }
   if constexpr (kIs<MuonOptions, Options>) {
     if (options.orthogonalize()) {
-      settings.muon = MuonSettings{options.nesterov(),  options.adjust_lr_fn(), options.ns_coefficients(),
-                                   options.precision(), options.ns_steps(),     options.split()};
+      settings.muon =
+          MuonSettings{options.nesterov(),       options.adjust_lr_fn(), options.ns_coefficients(),
+                       options.precision(),      options.ns_steps(),     options.split(),
+                       options.normalize_rows(), options.row_beta(),     options.cautious_decay()};
       settings.has_second_moment = false;
+      settings.has_row_moment = options.normalize_rows();
       kernel.beta1 = options.momentum();
       kernel.bias_correction = 0;
     }

@@ -40,8 +40,14 @@ struct MuonSettings {
   MuonCoefficients coefficients;
   MuonPrecision precision;
   int64_t iterations, split;
+  bool normalizes_rows;
+  double row_beta;
+  bool is_cautious;
 
-  auto all() const { return std::tie(nesterov, adjustment, coefficients, precision, iterations, split); }
+  auto all() const {
+    return std::tie(nesterov, adjustment, coefficients, precision, iterations, split, normalizes_rows,
+                    row_beta, is_cautious);
+  }
   bool operator==(const MuonSettings& other) const { return all() == other.all(); }
   bool operator<(const MuonSettings& other) const { return all() < other.all(); }
 };
@@ -53,6 +59,7 @@ struct GroupSettings {
   bool has_second_moment = true;                // states have exp_avg_sq
   const kernels::UpdateLoops* loops = nullptr;  // OwnRuleOptions only
   std::optional<MuonSettings> muon;             // Muon only: the group's rule is not AdamW
+  bool has_row_moment = false;                  // states have a row_moment
   bool finite_check = false;
   bool averages_trust = false;  // states have a trust_average
   MasterWeights master_weights = MasterWeights::automatic;

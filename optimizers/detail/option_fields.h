@@ -114,6 +114,9 @@ void visit_options(const Visit& visit, Options&... o) {
     visit(OptionField{"ns_coefficients"}, o.ns_coefficients()...);
     visit(OptionField{"precision"}, o.precision()...);
     visit(OptionField{"split"}, o.split()...);
+    visit(OptionField{"normalize_rows"}, o.normalize_rows()...);
+    visit(OptionField{"row_beta", Range::below_one}, o.row_beta()...);
+    visit(OptionField{"cautious_decay"}, o.cautious_decay()...);
   }
   if constexpr (kIsOneBit<Options...>) {
     visit(OptionField{"compress"}, o.compress()...);

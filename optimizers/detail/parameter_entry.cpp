@@ -66,8 +66,9 @@ void check_state(const FusedAdamStateFields& state, at::IntArrayRef sizes, const
               " has a trust_average that is not two fp64 numbers");
       continue;
     }
-    require(tensor.sizes() == sizes, "the state of parameter ", InMessage{name}, " has ", field.name,
-            " of shape ", tensor.sizes(), " but the parameter has ", sizes);
+    const std::vector<int64_t> needed = field_sizes(field.kind, sizes);
+    require(tensor.sizes() == at::IntArrayRef(needed), "the state of parameter ", InMessage{name}, " has ",
+            field.name, " of shape ", tensor.sizes(), " but the parameter has ", sizes);
     const bool integer = field.kind == StateKind::remainder;
     const bool right_kind = integer ? tensor.scalar_type() == at::kShort : tensor.is_floating_point();
     require(right_kind && tensor.layout() == at::kStrided, "the state of parameter ", InMessage{name, sizes},

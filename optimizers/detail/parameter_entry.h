@@ -30,6 +30,7 @@ struct ParameterEntry {
   bool amsgrad = false;
   bool has_second_moment = true;
   bool averages_trust = false;
+  bool has_row_moment = false;
   bool is_compressed = false;  // the CompressedParameters update it, not a DtypeTable
   FusedAdamStateFields* state = nullptr;
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <vector>
 
 #include <pacer/kernels/math/adam_storage.h>
 #include <pacer/optimizers/adam_param_state.h>
@@ -17,7 +18,17 @@ enum class StateKind {
   master,         // of the parameter's shape, fp32
   remainder,      // of the parameter's shape, int16
   trust_average,  // two fp64 numbers
+  row_moment,     // a number for each row, fp32, or fp64 for fp64 parameters
 };
+
+// Whether a field has the parameter's shape. The others are small, and are neither paged nor cut into parts.
+constexpr bool is_elementwise(StateKind kind) { return kind < StateKind::trust_average; }
+// The shape of a field of a parameter of these sizes.
+inline std::vector<int64_t> field_sizes(StateKind kind, at::IntArrayRef parameter) {
+  if (kind == StateKind::trust_average) return {2};
+  if (kind == StateKind::row_moment) return {parameter.empty() ? 1 : parameter.front()};
+  return parameter.vec();
+}
 
 struct StateField {
   const char* name;
@@ -27,7 +38,7 @@ struct StateField {
 };
 
 inline constexpr char kTrustAverage[] = "trust_average";
-inline constexpr size_t kStateFieldCount = 6;
+inline constexpr size_t kStateFieldCount = 7;
 inline constexpr StateField kStateFields[kStateFieldCount] = {
     {"exp_avg", StateKind::moment, &FusedAdamStateFields::exp_avg, &FusedAdamStateFields::exp_avg},
     {"exp_avg_sq", StateKind::second_moment, &FusedAdamStateFields::exp_avg_sq,
@@ -38,6 +49,8 @@ inline constexpr StateField kStateFields[kStateFieldCount] = {
     {"remainder", StateKind::remainder, &FusedAdamStateFields::remainder, &FusedAdamStateFields::remainder},
     {kTrustAverage, StateKind::trust_average, &FusedAdamStateFields::trust_average,
      &FusedAdamStateFields::trust_average},
+    {"row_moment", StateKind::row_moment, &FusedAdamStateFields::row_moment,
+     &FusedAdamStateFields::row_moment},
 };
 
 // The dtype of a field for a parameter of that dtype set; none where such a parameter has no such tensor.

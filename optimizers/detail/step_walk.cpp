@@ -70,11 +70,12 @@ bool EntryWatch::is_current(const ParameterEntry& entry) const {
 
 // The fields are written out, so that the compiler sees which they are.
 inline bool EntryWatch::has_same_tensors() const {
-  static_assert(kStateFieldCount == 6);
+  static_assert(kStateFieldCount == 7);
   const FusedAdamStateFields& now = *state;
   return now.exp_avg().is_same(state_tensors_[0]) && now.exp_avg_sq().is_same(state_tensors_[1]) &&
          now.max_exp_avg_sq().is_same(state_tensors_[2]) && now.master().is_same(state_tensors_[3]) &&
-         now.remainder().is_same(state_tensors_[4]) && now.trust_average().is_same(state_tensors_[5]);
+         now.remainder().is_same(state_tensors_[4]) && now.trust_average().is_same(state_tensors_[5]) &&
+         now.row_moment().is_same(state_tensors_[6]);
 }
 
 inline const void* EntryWatch::gradient_of_unchanged(const at::Tensor& gradient) const {

@@ -12,7 +12,8 @@ NAMES = {
         'min_coeff max_coeff adapt',
     "Muon":
         'lr betas eps weight_decay initial_lr bias_correction master_weights finite_check rounding seed '
-        'orthogonalize momentum nesterov adjust_lr_fn ns_steps ns_coefficients precision split',
+        'orthogonalize momentum nesterov adjust_lr_fn ns_steps ns_coefficients precision split normalize_rows'
+        ' row_beta cautious_decay',
     "OneBitAdam":
         'lr betas eps weight_decay initial_lr bias_correction master_weights compress freeze_step '
         'freeze_automatically allow_early_freeze variance_floor scale block_scales compress_vectors '
@@ -83,6 +84,15 @@ MEANINGS = {
     "split":
         'A matrix consists of so many of equal size, one below the other, and each is orthogonalised by '
         'itself: 3 for query, key and value in one, or the number of heads. It must divide the rows.',
+    "normalize_rows":
+        'NorMuon (arXiv:2510.05491): each row of an orthogonalised matrix, or of a piece of it, is divided by'
+        ' the root of a running mean of its squares, and the whole then brought back to the norm that it had.'
+        ' So no row moves much faster than others.',
+    "row_beta":
+        'The decay rate of the mean of squares of normalize_rows, in [0, 1).',
+    "cautious_decay":
+        'Cautious weight decay (arXiv:2510.12402): only weights that the step itself brings nearer to zero, '
+        'or does not move, decay.',
     "compress":
         'False: the group stays with AdamW, or LAMB, for the whole run, and its gradients are averaged in '
         'full precision. That suits parameters that are few but sensitive. What is fp64 and would be '

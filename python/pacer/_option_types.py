@@ -45,6 +45,9 @@ class MuonOptions(_Fused, total=False):
     ns_coefficients: Literal["quintic", "polar_express"]
     precision: Literal["automatic", "bf16", "fp32"]
     split: int
+    normalize_rows: bool
+    row_beta: float
+    cautious_decay: bool
 
 
 class _OneBit(_Common, total=False):

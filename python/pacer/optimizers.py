@@ -21,7 +21,7 @@ from ._option_types import FusedAdamOptions, FusedLambOptions, MuonOptions
 Params = Union[Iterable[torch.Tensor], Iterable[dict[str, Any]], Iterable[tuple[str, torch.Tensor]]]
 
 # What state_dict has for each parameter.
-_STATE = frozenset({"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "master", "remainder"})
+_STATE = frozenset({"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "master", "remainder", "row_moment"})
 
 
 class _FusedOptimizer(Optimizer):
@@ -249,7 +249,7 @@ class _FusedOptimizer(Optimizer):
             raise ValueError(f'{self._kind}: the state to load has "{name}", which is not known here; {advice}')
         for name in sorted(fields.keys() - {"step"}):
             shape = tuple(fields[name].shape) if isinstance(fields[name], torch.Tensor) else None
-            if shape != tuple(parameter.shape):
+            if shape != tuple(parameter.shape[:1] if name == "row_moment" else parameter.shape):
                 raise ValueError(
                     f'{self._kind}: "{name}" of the state to load is of shape {shape}, but its parameter of shape '
                     f"{tuple(parameter.shape)}; {advice}"
@@ -369,6 +369,7 @@ class Muon(_FusedOptimizer):
     _options = {
         "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.1, "orthogonalize": True, "momentum": 0.95, "nesterov": True,
         "adjust_lr_fn": "match_rms_adamw", "ns_steps": 5, "ns_coefficients": "quintic", "precision": "automatic", "split": 1,
+        "normalize_rows": False, "row_beta": 0.95, "cautious_decay": False,
         **_SHARED,
     }  # fmt: skip
 

@@ -50,12 +50,13 @@ class Muon(unittest.TestCase):
 
     def test_a_loaded_state_goes_on_to_the_bit(self):
         params = matrices()
-        optimizer = pacer.Muon(params)
+        optimizer = pacer.Muon(params, normalize_rows=True, cautious_decay=True)
         train(optimizer, params, range(3))
-        self.assertEqual(set(optimizer.state[params[0]]), {"step", "exp_avg"})
+        self.assertEqual(set(optimizer.state[params[0]]), {"step", "exp_avg", "row_moment"})
+        self.assertEqual(optimizer.state[params[0]]["row_moment"].shape, (24,))
         state = copy.deepcopy(optimizer.state_dict())
         others = [torch.nn.Parameter(parameter.detach().clone()) for parameter in params]
-        other = pacer.Muon(others)
+        other = pacer.Muon(others, normalize_rows=True)
         other.load_state_dict(state)
         train(optimizer, params, range(3, 6))
         train(other, others, range(3, 6))

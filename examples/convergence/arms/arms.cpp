@@ -68,6 +68,8 @@ std::vector<Arm> compared_arms() {
 
 std::vector<Arm> arms_by_name() {
   return {
+      {"normuon", "muon with normalize_rows (NorMuon): no row of a matrix moves much faster than others",
+       normuon()},
       {"adamw", "torch::optim::AdamW, LibTorch's own loop over parameters", torch_adamw()},
       {"curriculum-reshape",
        "curriculum whose batches keep their tokens: more and shorter sequences at first",

@@ -58,13 +58,14 @@ std::unique_ptr<torch::optim::Optimizer> make_lamb(const OptimizerRecipe& recipe
   return std::make_unique<pacer::FusedLamb>(lamb_groups(recipe, options), options);
 }
 
-// Hidden matrices by Muon's rule, query, key and value each by itself; embeddings, biases and gains by AdamW's.
-std::unique_ptr<torch::optim::Optimizer> make_muon(const OptimizerRecipe& recipe) {
+// Hidden matrices by Muon's rule or NorMuon's, query, key and value each by itself; embeddings, biases and gains by AdamW's.
+std::unique_ptr<torch::optim::Optimizer> make_muon(const OptimizerRecipe& recipe, bool normalize_rows) {
   using Options = pacer::MuonOptions;
   const auto options = Options(recipe.settings.learning_rate)
                            .betas({kBeta1, kBeta2})
                            .eps(kEpsilon)
-                           .weight_decay(recipe.settings.weight_decay);
+                           .weight_decay(recipe.settings.weight_decay)
+                           .normalize_rows(normalize_rows);
   std::vector<torch::Tensor> hidden, in_three, embeddings;
   for (const torch::Tensor& matrix : recipe.decayed) {
     const bool is_embedding = matrix.is_same(recipe.bytes) || matrix.is_same(recipe.positions);
@@ -130,7 +131,13 @@ OptimizerMaker fused_adamw() { return make_adamw<pacer::FusedAdamW, pacer::Fused
 
 OptimizerMaker lamb() { return make_lamb; }
 
-OptimizerMaker muon() { return make_muon; }
+OptimizerMaker muon() {
+  return [](const OptimizerRecipe& recipe) { return make_muon(recipe, /*normalize_rows=*/false); };
+}
+
+OptimizerMaker normuon() {
+  return [](const OptimizerRecipe& recipe) { return make_muon(recipe, /*normalize_rows=*/true); };
+}
 
 OptimizerMaker lora() { return make_lora; }
 

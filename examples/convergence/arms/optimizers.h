@@ -24,6 +24,7 @@ OptimizerMaker torch_adamw();
 OptimizerMaker fused_adamw();
 OptimizerMaker lamb();
 OptimizerMaker muon();
+OptimizerMaker normuon();
 // For adapters alone.
 OptimizerMaker lora();
 // A single process compresses as well, or the arm would show nothing.

@@ -41,6 +41,8 @@ struct LifecycleOptions {
     is_muon = get("orthogonalize", 0) != 0, momentum = get("momentum", 0), nesterov = get("nesterov", 0) != 0;
     matches_adamw = get("adjust_lr_fn", 0) == 0, iterations = static_cast<int64_t>(get("ns_steps", 0));
     split = static_cast<size_t>(get("split", 1));
+    normalizes_rows = get("normalize_rows", 0) != 0, row_beta = get("row_beta", 0);
+    is_cautious = get("cautious_decay", 0) != 0;
   }
   double correction(double beta, int64_t t) const {
     return bias_correction ? 1 - std::pow(beta, static_cast<double>(t)) : 1;
@@ -56,8 +58,8 @@ struct LifecycleOptions {
   double floor_share;
   int64_t freeze_step, refresh_every;
   bool bias_correction, amsgrad, l2, is_lamb, adapt, compress, by_blocks, exchanges;
-  bool is_muon, nesterov, matches_adamw;
-  double momentum;
+  bool is_muon, nesterov, matches_adamw, normalizes_rows, is_cautious;
+  double momentum, row_beta;
   int64_t iterations;
   size_t split;
   bool travels_alone = false;  // in a bucket of its own
@@ -77,6 +79,7 @@ struct LifecycleParameter {
   size_t group;
   size_t rows = 1;  // of what Muon takes for a matrix
   Doubles p, m, v, largest_v, fresh, worker_error, server_error;
+  Doubles row_moment;  // Muon's, empty before its first step
   int64_t t = 0;
   bool trained = true;
   double average = 0, averaged = 0, coefficient = 1, factor = 1, scale = 1, floor = 0;
@@ -186,6 +189,22 @@ class LifecycleReference {
     return x;
   }
 
+  // NorMuon: rows over the root of their mean square so far, then the norm as it was.
+  static void normalize_rows(Doubles& matrix, size_t rows, size_t columns, size_t first,
+                             LifecycleParameter& x) {
+    x.row_moment.resize(x.rows, 0);
+    const double before = std::sqrt(squares(matrix));
+    for (size_t r = 0; r < rows; ++r) {
+      double square = 0;
+      for (size_t c = 0; c < columns; ++c) square += matrix[r * columns + c] * matrix[r * columns + c];
+      double& moment = x.row_moment[first + r];
+      moment = x.options.row_beta * moment + (1 - x.options.row_beta) * square / static_cast<double>(columns);
+      for (size_t c = 0; c < columns; ++c) matrix[r * columns + c] /= std::sqrt(moment) + 1e-10;
+    }
+    const double after = std::sqrt(squares(matrix));
+    for (double& value : matrix) value *= before / (after + 1e-10);
+  }
+
   static void muon(LifecycleParameter& x, const Doubles& g) {
     const LifecycleOptions& o = x.options;
     ++x.t;
@@ -202,9 +221,10 @@ class LifecycleReference {
         direction[k] = o.nesterov ? (1 - o.momentum) * gradient + o.momentum * m : m;
       }
       direction = orthogonal(std::move(direction), rows, columns, o.iterations);
+      if (o.normalizes_rows) normalize_rows(direction, rows, columns, piece * rows, x);
       for (size_t k = 0; k < size; ++k) {
         double& p = x.p[piece * size + k];
-        p -= o.lr * o.decay * p;
+        if (!o.is_cautious || direction[k] * p >= 0) p -= o.lr * o.decay * p;
         p -= o.lr * adjustment * direction[k];
       }
     }

@@ -123,8 +123,9 @@ class Lifecycle {
       const auto found = optimizer->state().find(p.unsafeGetTensorImpl());
       if (found == optimizer->state().end()) continue;
       const auto& state = static_cast<const FusedAdamStateFields&>(*found->second);
-      for (const Tensor& tensor : {state.exp_avg(), state.exp_avg_sq(), state.max_exp_avg_sq(),
-                                   state.master(), state.remainder(), state.trust_average()}) {
+      for (const Tensor& tensor :
+           {state.exp_avg(), state.exp_avg_sq(), state.max_exp_avg_sq(), state.master(), state.remainder(),
+            state.trust_average(), state.row_moment()}) {
         all.push_back(copy_of(tensor));
       }
       all.push_back(torch::tensor(state.step()));

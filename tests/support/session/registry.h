@@ -112,7 +112,12 @@ inline std::vector<RegisteredOptimizer> all_optimizers() {
       {"Muon", true,
        making_muon(MuonOptions(0.01).weight_decay(0.1).precision(MuonPrecision::fp32).finite_check(true))},
       {"Muon bf16 remainder", true,
-       making_muon(MuonOptions(0.01).nesterov(false).precision(MuonPrecision::fp32).finite_check(true)),
+       making_muon(MuonOptions(0.01)
+                       .nesterov(false)
+                       .normalize_rows(true)
+                       .row_beta(0.8)
+                       .precision(MuonPrecision::fp32)
+                       .finite_check(true)),
        at::kBFloat16},
       // A rule that is not pacer's.
       {"Lion", true, making<Lion>(lion_options(0.01).weight_decay(0.1).finite_check(true))},

@@ -138,6 +138,91 @@ TEST_CASE("a split matrix moves as its pieces would, and a batch as its matrices
   }
 }
 
+TEST_CASE("NorMuon divides rows by the root of their mean squares, and keeps the norm", "[muon]") {
+  for (const int64_t split : {1, 2}) {
+    for (const auto adjustment : {MuonAdjustment::original, MuonAdjustment::match_rms_adamw}) {
+      CAPTURE(split, adjustment);
+      const Tensor p = matrix({6, 4}), sits_out = matrix({6, 4}, at::kDouble, 6);
+      const auto options =
+          MuonOptions(0.1).weight_decay(0).row_beta(0.7).adjust_lr_fn(adjustment).split(split);
+      // The same without, for the directions.
+      const Tensor plain = p.detach().clone().requires_grad_();
+      Muon normalizing({p, sits_out}, MuonOptions(options).normalize_rows(true)), other({plain}, options);
+      Tensor moment = torch::zeros({6, 1}, at::kDouble);
+      double scale = adjustment == MuonAdjustment::original ? std::sqrt(std::max(1.0, 6.0 / 4 / split)) : 0.4;
+      if (adjustment == MuonAdjustment::match_rms_adamw && split == 1) scale = 0.2 * std::sqrt(6.0);
+      for (uint64_t step = 0; step < 6; ++step) {
+        set_gradients({p}, step), set_gradients({plain}, step);
+        const Tensor direction = moved(other, plain) / (0.1 * scale);
+        moment = 0.7 * moment + 0.3 * direction.square().mean(1, /*keepdim=*/true);
+        std::vector<Tensor> pieces;
+        const Tensor divided = direction / moment.sqrt();
+        for (int64_t piece = 0; piece < split; ++piece) {
+          const Tensor before = direction.chunk(split)[piece], after = divided.chunk(split)[piece];
+          pieces.push_back(after * (before.norm() / after.norm()));
+        }
+        const Tensor step_of = moved(normalizing, p);
+        CHECK(furthest(step_of, torch::cat(pieces) * (0.1 * scale)) < 1e-9);
+        CHECK(std::abs(step_of.norm().item<double>() / (direction.norm().item<double>() * 0.1 * scale) - 1) <
+              1e-9);
+      }
+      const auto& state =
+          static_cast<const MuonParamState&>(*normalizing.state().at(p.unsafeGetTensorImpl()));
+      CHECK(furthest(state.row_moment(), moment.view({6})) < 1e-9);
+      CHECK(normalizing.state().count(sits_out.unsafeGetTensorImpl()) == 0);
+    }
+  }
+}
+
+TEST_CASE("rows of zeros stay zeros, and a skipped step changes no row's moment", "[muon]") {
+  const Tensor p = matrix({4, 3}, at::kFloat);
+  Muon optimizer({p}, MuonOptions(0.1).weight_decay(0).normalize_rows(true).finite_check(true));
+  set_gradients({p}, 0);
+  p.grad()[1].zero_();
+  const Tensor step = moved(optimizer, p);
+  CHECK(step[1].abs().max().item<double>() == 0);
+  CHECK(step.isfinite().all().item<bool>());
+  const auto& state = static_cast<const MuonParamState&>(*optimizer.state().at(p.unsafeGetTensorImpl()));
+  const Tensor before = state.row_moment().clone();
+  p.grad()[0][0] = NAN;
+  CHECK(moved(optimizer, p).abs().max().item<double>() == 0);
+  CHECK(same_bits(before, state.row_moment()));
+  p.grad().zero_();
+  CHECK(moved(optimizer, p).isfinite().all().item<bool>());
+}
+
+TEST_CASE("row moments come and go with the option", "[muon]") {
+  const Tensor p = matrix({4, 3});
+  Muon optimizer({p}, MuonOptions(0.1).normalize_rows(true));
+  auto& options = static_cast<MuonOptions&>(optimizer.param_groups()[0].options());
+  const auto rows = [&] {
+    set_gradients({p}, 0);
+    optimizer.step();
+    const auto& state = static_cast<const MuonParamState&>(*optimizer.state().at(p.unsafeGetTensorImpl()));
+    return state.row_moment().defined();
+  };
+  CHECK(rows());
+  options.normalize_rows(false);
+  CHECK_FALSE(rows());
+  options.normalize_rows(true);
+  CHECK(rows());
+}
+
+TEST_CASE("cautious decay spares the weights that a step moves away from zero", "[muon]") {
+  for (const bool cautious : {false, true}) {
+    const Tensor p = matrix({6, 4}), before = p.detach().clone();
+    const Tensor plain = before.clone().requires_grad_();
+    const auto options = MuonOptions(0.1).weight_decay(0);
+    Muon decaying({p}, MuonOptions(options).weight_decay(0.5).cautious_decay(cautious)),
+        other({plain}, options);
+    set_gradients({p}, 0), set_gradients({plain}, 0);
+    const Tensor direction = moved(other, plain);
+    const Tensor decays = cautious ? (direction * before >= 0).to(at::kDouble) : torch::ones_like(before);
+    CHECK(furthest(moved(decaying, p), direction + 0.1 * 0.5 * before * decays) < 1e-12);
+    CHECK((!cautious || (decays.sum().item<double>() > 0 && decays.sum().item<double>() < 24)));
+  }
+}
+
 TEST_CASE("a gradient that is not finite spoils its own matrix only", "[muon]") {
   const std::vector<Tensor> parameters = {matrix({4, 3}), matrix({4, 3}, at::kDouble, 6)};
   set_gradients(parameters, 0);
@@ -203,6 +288,7 @@ TEST_CASE("what cannot be a matrix of Muon is refused, by name, before anything 
   CHECK(contains(step_of(matrix({8, 4}), MuonOptions().split(0)), "split"));
   CHECK(contains(step_of(matrix({8, 4}), MuonOptions().ns_steps(0)), "ns_steps"));
   CHECK(contains(step_of(matrix({8, 4}), MuonOptions().momentum(1)), "momentum"));
+  CHECK(contains(step_of(matrix({8, 4}), MuonOptions().row_beta(-0.1)), "row_beta"));
   CHECK(contains(step_of(matrix({8, 4}), MuonOptions().paged(Paging())), "paged"));
   CHECK(contains(contract(*std::make_unique<Muon>(std::vector<Tensor>{matrix({2, 2})}))
                      .unshared_reason(GradientScope::world),

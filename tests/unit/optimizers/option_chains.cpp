@@ -78,7 +78,7 @@ TEST_CASE("options differ where one field does", "[fused_adam]") {
   CHECK(count_fields_that_count<FusedAdamOptions>() == 11);
   CHECK(count_fields_that_count<FusedAdamWOptions>() == 11);
   CHECK(count_fields_that_count<FusedLambOptions>() == 13);
-  CHECK(count_fields_that_count<MuonOptions>() == 18);
+  CHECK(count_fields_that_count<MuonOptions>() == 21);
   CHECK(count_fields_that_count<OneBitAdamOptions>() == 21);
   CHECK(count_fields_that_count<OneBitLambOptions>() == 27);
 }
