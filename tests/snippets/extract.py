@@ -1,33 +1,74 @@
 #!/usr/bin/env python3
 """Writes every complete C++ program of the README and the docs into a folder, so that the build compiles them.
 
-extract.py ROOT OUTPUT    prints the files it wrote, separated by ';' (a CMake list)
+extract.py ROOT OUTPUT    prints two CMake lists, a line each: programs that become one, and programs that stay alone
 
-A program is a ```cpp block with a main function; other blocks are fragments and are left to the reader.
+A program is a ```cpp block with a main function; other blocks are fragments and are left to the reader. Those that
+include all of LibTorch and pacer are functions of one program, each in a namespace of its own, because LibTorch's
+headers are most of what each would take to compile. The others may lack an include, which only shows alone.
 """
 import re
 import sys
 from pathlib import Path
 
 BLOCK = re.compile(r"^```cpp\n(.*?)^```", re.M | re.S)
+INCLUDE = re.compile(r"^#include <([^>]+)>\n", re.M)
+EVERYTHING = {"torch/torch.h", "pacer/pacer.h"}
+
+
+def end_of_block(text, begin):
+    """The place of the brace that closes the first one behind `begin`."""
+    depth = 0
+    for place in range(text.index("{", begin), len(text)):
+        depth += {"{": 1, "}": -1}.get(text[place], 0)
+        if depth == 0:
+            return place
+    raise ValueError("a program whose braces do not match")
+
+
+def as_function(name, program, line, page):
+    """The program as a function NAME::program(), its lines numbered as on the page."""
+    includes = INCLUDE.findall(program)
+    body = INCLUDE.sub("\n", program)
+    end = end_of_block(body, body.index("int main("))
+    body = (body[:end] + "return 0; " + body[end:]).replace("int main(", "int program(", 1)
+    head = "".join(f"#include <{header}>\n" for header in includes)
+    return f'{head}namespace {name} {{\n#line {line} "{page}"\n{body}}}  // namespace {name}\n'
+
+
+def main_of(names):
+    """The main function of all: it runs the program that its argument names."""
+    lines = ["#include <cstring>"] + [f"namespace {name} {{ int program(); }}" for name in names]
+    lines += ["int main(int count, char** arguments) {"]
+    lines += [f'  if (count == 2 && std::strcmp(arguments[1], "{name}") == 0) return {name}::program();' for name in names]
+    return "\n".join([*lines, "  return 2;", "}", ""])
 
 
 def main():
     root, output = Path(sys.argv[1]), Path(sys.argv[2])
     output.mkdir(parents=True, exist_ok=True)
-    written = []
+    written = {}
+    together = []
     for page in [root / "README.md", *sorted((root / "docs").rglob("*.md"))]:
-        programs = [block for block in BLOCK.findall(page.read_text(encoding="utf-8")) if "int main(" in block]
-        for number, program in enumerate(programs, 1):
+        text = page.read_text(encoding="utf-8")
+        programs = [found for found in BLOCK.finditer(text) if "int main(" in found[1]]
+        for number, found in enumerate(programs, 1):
+            program, line = found[1], text.count("\n", 0, found.start(1)) + 1
             folders = page.relative_to(root).parts[1:-1]
-            name = "_".join([*folders, page.stem]).lower().replace("-", "_")
-            path = output / f"{name}_{number}.cpp"
-            if str(path) in written:
-                sys.exit(f"{page}: another page has a program {path.name}")
-            if not path.exists() or path.read_text(encoding="utf-8") != program:
-                path.write_text(program, encoding="utf-8")
-            written.append(str(path))
-    print(";".join(written), end="")
+            name = "_".join([*folders, page.stem]).lower().replace("-", "_") + f"_{number}"
+            if name in written:
+                sys.exit(f"{page}: another page has a program {name}")
+            written[name] = program
+            if EVERYTHING <= set(INCLUDE.findall(program)) and "int main()" in program:
+                together.append(name)
+                written[name] = as_function(name, program, line, page)
+    written["snippets"] = main_of(together)
+    for name, program in written.items():
+        path = output / f"{name}.cpp"
+        if not path.exists() or path.read_text(encoding="utf-8") != program:
+            path.write_text(program, encoding="utf-8")
+    print(";".join(together))
+    print(";".join(name for name in written if name not in together and name != "snippets"), end="")
 
 
 if __name__ == "__main__":
