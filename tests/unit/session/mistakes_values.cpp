@@ -287,7 +287,7 @@ TEST_CASE("values that cannot be are refused in a sentence: schedules and hooks"
 TEST_CASE("values that cannot be are refused in a sentence: collectives", "[mistakes]") {
   const auto mistakes = collective_mistakes();
   CHECK(faults_of(mistakes) == "");
-  CHECK(mistakes.size() == 20);
+  CHECK(mistakes.size() == 22);
 }
 
 }  // namespace pacer::testing
