@@ -8,6 +8,7 @@
 //   11_qlora                                   LibTorch's header of tensors, then a script of CMake
 //   11_qlora --first a.txt --second b.txt      any two texts
 //   11_qlora --fp8 --seed 2                    adapters over 4 bits also in 8-bit floats, beside 16
+//   11_qlora --steps 12                        a look in a minute; CPUs without 16-bit products are slow here
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
@@ -42,9 +43,10 @@ struct Choices {
   std::string first, second;  // files
   bool fp8;                   // adapters over 4 bits are trained in 8-bit floats, too
   uint64_t seed;
+  int64_t steps;  // of each training; 0: as many as the losses need
 };
 
-Sizes sizes_for(bool on_gpu) {
+Sizes sizes_for(bool on_gpu, int64_t steps) {
   Sizes sizes{{}, 8, 96, 120};
   sizes.model.key_value_heads = 2;
   if (on_gpu) {
@@ -55,6 +57,7 @@ Sizes sizes_for(bool on_gpu) {
     sizes.model.heads = 16;
     sizes.model.key_value_heads = 8;
   }
+  if (steps > 0) sizes.steps = steps;
   return sizes;
 }
 
@@ -233,8 +236,8 @@ class Program {
 
   bool on_gpu_ = torch::cuda::is_available();
   at::Device device_ = on_gpu_ ? at::Device(torch::kCUDA, 0) : at::Device(torch::kCPU);
-  Sizes sizes_ = sizes_for(on_gpu_);
   Choices choices_;
+  Sizes sizes_ = sizes_for(on_gpu_, choices_.steps);
   Text first_, second_;
 };
 
@@ -253,12 +256,14 @@ int run(int argument_count, char** arguments) {
       "second", po::value<std::string>()->default_value(kSecond, "a script of CMake"),
       "the text that adapters learn")("fp8", po::bool_switch(),
                                       "train adapters over 4 bits in 8-bit floats, too, for comparison")(
-      "seed", po::value<int64_t>()->default_value(1), "of initial values, batches and dropout");
+      "seed", po::value<int64_t>()->default_value(1), "of initial values, batches and dropout")(
+      "steps", po::value<int64_t>(), "of each training; 120 on a CPU and 200 on a GPU unless given");
   const auto given = examples::read_command_line(argument_count, arguments, kAbout, known);
   if (!given) return 0;
   Program({(*given)["first"].as<std::string>(), (*given)["second"].as<std::string>(),
            (*given)["fp8"].as<bool>(),
-           static_cast<uint64_t>(examples::value_in<int64_t>(*given, "seed", 0, 1'000'000))})
+           static_cast<uint64_t>(examples::value_in<int64_t>(*given, "seed", 0, 1'000'000)),
+           examples::value_in<int64_t>(*given, "steps", 1, 100'000, 0)})
       .run();
   return 0;
 }
