@@ -39,15 +39,23 @@ std::shared_ptr<Communicator> checked(std::shared_ptr<Communicator> world, int64
 
 CompressedAllReduce::CompressedAllReduce(std::shared_ptr<Communicator> world, int64_t size,
                                          const CompressionOptions& options)
+    : CompressedAllReduce(std::move(world), size, options, Unagreed()) {
+  agree();
+}
+CompressedAllReduce::CompressedAllReduce(std::shared_ptr<Communicator> world, int64_t size,
+                                         const CompressionOptions& options, Unagreed /*mark*/)
     : exchange_(std::make_unique<detail::OneBitExchange>(
           detail::OneBitRoute(checked(std::move(world), size), options.hierarchical()),
           std::vector<int64_t>{size}, options)) {
   compresses_ = exchange_->route().workers() > 1 || options.compress_alone();
-  exchange_->agree(/*step=*/0);
 }
 CompressedAllReduce::~CompressedAllReduce() = default;
 
-void CompressedAllReduce::reduce(const at::Tensor& buffer) {
+void CompressedAllReduce::agree() { exchange_->agree(/*step=*/0); }
+
+void CompressedAllReduce::reduce(const at::Tensor& buffer) { reduce(buffer, /*check=*/nullptr); }
+
+void CompressedAllReduce::reduce(const at::Tensor& buffer, const kernels::GradientCheck* check) {
   require(buffer.defined() && buffer.scalar_type() == at::kFloat && buffer.is_contiguous() &&
               buffer.numel() == size() && buffer.device() == exchange_->route().world().device(),
           "CompressedAllReduce::reduce needs a contiguous fp32 tensor of ", size(), " elements on ",
@@ -58,6 +66,7 @@ void CompressedAllReduce::reduce(const at::Tensor& buffer) {
   if (!compresses_) return;
   const Buffer rows{buffer.mutable_data_ptr<float>(), &exchange_->rows()};
   detail::OneBitInput input;
+  input.check = check;
   input.source = [&](int64_t row, int64_t /*width*/, float* values) {
     const kernels::OneBitPiece& piece = rows.rows->pieces[static_cast<size_t>(row)];
     std::memcpy(values, rows.elements + piece.offset, piece.count * sizeof(float));
@@ -69,7 +78,7 @@ void CompressedAllReduce::reduce(const at::Tensor& buffer) {
   ++calls_;
   if (buffer.is_cpu()) return write_rows(exchange_->mean(), rows);
   const c10::DeviceGuard guard(buffer.device());
-  onebit_decode_cuda(exchange_->mean(), size(), rows.elements, exchange_->control(nullptr),
+  onebit_decode_cuda(exchange_->mean(), size(), rows.elements, exchange_->control(check),
                      detail::current_stream(buffer.device()));
 }
 
@@ -79,6 +88,8 @@ void CompressedAllReduce::average_in_node(const at::Tensor& buffer) {
   route.world().node()->all_reduce(buffer, CollectiveOptions().agreed(true).ordered_sum(true)).wait();
   buffer.mul_(1.0 / static_cast<double>(route.ranks_per_worker()));
 }
+
+void CompressedAllReduce::check(bool wait) const { exchange_->check(wait); }
 
 int64_t CompressedAllReduce::size() const { return exchange_->layout().counts().front(); }
 

@@ -31,7 +31,11 @@
 namespace pacer {
 
 namespace detail {
+class DirectionExchange;
 class OneBitExchange;
+}  // namespace detail
+namespace kernels {
+struct GradientCheck;
 }
 
 class CompressedAllReduce {
@@ -73,6 +77,18 @@ class CompressedAllReduce {
   int64_t bytes_sent() const;
 
  private:
+  friend class detail::DirectionExchange;
+
+  // Without the comparison, for which agree() then comes before the first call.
+  struct Unagreed {};
+  CompressedAllReduce(std::shared_ptr<Communicator> world, int64_t size, const CompressionOptions& options,
+                      Unagreed);
+  void agree();
+  // With gradients that the buffer was made of (on the device): where they are not finite nothing changes. CUDA
+  // only; null: nobody looked.
+  void reduce(const at::Tensor& buffer, const kernels::GradientCheck* check);
+  // Throws where a call failed before; with `wait` also where the host does not know yet.
+  void check(bool wait) const;
   void average_in_node(const at::Tensor& buffer);
 
   bool compresses_;

@@ -99,6 +99,8 @@ struct FusedLambParamState : public CloneableStateFields<FusedLambParamState> {}
 // max_exp_avg_sq stays undefined, and exp_avg_sq where the group's options say orthogonalize: exp_avg is Muon's
 // momentum then.
 struct MuonParamState : public CloneableStateFields<MuonParamState> {};
+// The same, of this rank: where ranks send each other what they made of their momentum, each has its own.
+struct OneBitMuonParamState : public CloneableStateFields<OneBitMuonParamState> {};
 // max_exp_avg_sq stays undefined. After the freeze exp_avg_sq is the frozen variance, bias-corrected, and
 // exp_avg is undefined: the momentum lies with the optimizer, as signs or whole.
 struct OneBitAdamParamState : public CloneableStateFields<OneBitAdamParamState> {};

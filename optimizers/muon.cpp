@@ -37,8 +37,11 @@ std::string Muon::unshared_reason(GradientScope among) const {
   return FusedOptimizer::unshared_reason(among);
 }
 
-std::vector<NamedParamGroup> muon_groups(const torch::nn::Module& model, const MuonOptions& options,
-                                         const std::vector<std::string>& adamw) {
+namespace {
+
+template <class Options>
+std::vector<NamedParamGroup> sorted_groups(const torch::nn::Module& model, const Options& options,
+                                           const std::vector<std::string>& adamw) {
   const std::set<const void*> of_embeddings = embedded(model);
   NamedParameters trained, matrices, rest;
   std::set<const void*> seen;
@@ -58,19 +61,35 @@ std::vector<NamedParamGroup> muon_groups(const torch::nn::Module& model, const M
   std::vector<NamedParamGroup> groups;
   const auto add = [&](const NamedParameters& parameters, bool orthogonalize) {
     if (parameters.is_empty()) return;
-    groups.emplace_back(parameters,
-                        std::make_unique<MuonOptions>(MuonOptions(options).orthogonalize(orthogonalize)));
+    groups.emplace_back(parameters, std::make_unique<Options>(Options(options).orthogonalize(orthogonalize)));
   };
   add(matrices, true);
   add(rest, false);
   return groups;
 }
 
+// Of a group without options, too.
+bool is_orthogonalized(const torch::optim::OptimizerOptions* options) {
+  if (const auto* muon = dynamic_cast<const MuonOptions*>(options)) return muon->orthogonalize();
+  const auto* onebit = dynamic_cast<const OneBitMuonOptions*>(options);
+  return onebit == nullptr || onebit->orthogonalize();
+}
+
+}  // namespace
+
+std::vector<NamedParamGroup> muon_groups(const torch::nn::Module& model, const MuonOptions& options,
+                                         const std::vector<std::string>& adamw) {
+  return sorted_groups(model, options, adamw);
+}
+std::vector<NamedParamGroup> muon_groups(const torch::nn::Module& model, const OneBitMuonOptions& options,
+                                         const std::vector<std::string>& adamw) {
+  return sorted_groups(model, options, adamw);
+}
+
 std::string describe_muon_groups(const std::vector<NamedParamGroup>& groups) {
   std::string text;
   for (const NamedParamGroup& group : groups) {
-    const auto* options = dynamic_cast<const MuonOptions*>(group.options.get());
-    text += options == nullptr || options->orthogonalize() ? "Muon:" : "AdamW:";
+    text += is_orthogonalized(group.options.get()) ? "Muon:" : "AdamW:";
     for (const auto& item : group.parameters) text += " " + item.key();
     text += "\n";
   }

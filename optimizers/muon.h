@@ -44,6 +44,9 @@ class Muon : public FusedOptimizerOf<MuonOptions> {
 // both groups. Tensors that stand under several names come once.
 std::vector<NamedParamGroup> muon_groups(const torch::nn::Module& model, const MuonOptions& options = {},
                                          const std::vector<std::string>& adamw = {});
+// The same for OneBitMuon.
+std::vector<NamedParamGroup> muon_groups(const torch::nn::Module& model, const OneBitMuonOptions& options,
+                                         const std::vector<std::string>& adamw = {});
 
 // A text of two lines, or one: which parameters take which rule.
 std::string describe_muon_groups(const std::vector<NamedParamGroup>& groups);

@@ -1,8 +1,10 @@
-// Options of Muon. Setters chain: MuonOptions(3e-4).momentum(0.95).split(3).
+// Options of Muon and OneBitMuon. Setters chain: MuonOptions(3e-4).momentum(0.95).split(3).
 #pragma once
 
 #include <cstdint>
 
+#include <pacer/compression/compression_options.h>
+#include <pacer/core/option.h>
 #include <pacer/optimizers/adam_options.h>
 
 namespace pacer {
@@ -27,40 +29,74 @@ enum class MuonPrecision {
 };
 
 // Muon for hidden matrices, AdamW for all else, by group: orthogonalize says which of the two rules its
-// parameters get.
-struct MuonOptions : public FusedOptionsOf<MuonOptions> {
-  MuonOptions(double learning_rate = 1e-3) { lr(learning_rate).weight_decay(0.1); }
-  // The options of a group that takes AdamW.
-  MuonOptions(const FusedAdamWOptions& options);
-
+// parameters get. `Own` is the struct of one optimizer.
+template <class Own>
+struct MuonOptionsOf : public FusedOptionsOf<Own> {
   // True: Muon's rule, for parameters of two dimensions or more, of which the first are the rows. Betas and
   // eps are not read then, and the step is not corrected for the momentum's start at zero. False: AdamW's
   // rule, for embeddings, the last layer, and vectors. It must stay as it is once the group has taken a step.
-  TORCH_ARG(bool, orthogonalize) = true;
+  PACER_OPTION(bool, orthogonalize) = true;
   // The decay rate of Muon's momentum, in [0, 1).
-  TORCH_ARG(double, momentum) = 0.95;
+  PACER_OPTION(double, momentum) = 0.95;
   // Muon looks ahead: the gradient and the momentum are orthogonalised together.
-  TORCH_ARG(bool, nesterov) = true;
+  PACER_OPTION(bool, nesterov) = true;
   // The factor of Muon's steps; torch.optim.Muon's default is original.
-  TORCH_ARG(MuonAdjustment, adjust_lr_fn) = MuonAdjustment::match_rms_adamw;
+  PACER_OPTION(MuonAdjustment, adjust_lr_fn) = MuonAdjustment::match_rms_adamw;
   // How many iterations orthogonalise a matrix, 1 to 100.
-  TORCH_ARG(int64_t, ns_steps) = 5;
+  PACER_OPTION(int64_t, ns_steps) = 5;
   // The coefficients of the iterations.
-  TORCH_ARG(MuonCoefficients, ns_coefficients) = MuonCoefficients::quintic;
+  PACER_OPTION(MuonCoefficients, ns_coefficients) = MuonCoefficients::quintic;
   // The dtype of the matrix products. fp64 parameters take fp64.
-  TORCH_ARG(MuonPrecision, precision) = MuonPrecision::automatic;
+  PACER_OPTION(MuonPrecision, precision) = MuonPrecision::automatic;
   // A matrix consists of so many of equal size, one below the other, and each is orthogonalised by itself: 3
   // for query, key and value in one, or the number of heads. It must divide the rows.
-  TORCH_ARG(int64_t, split) = 1;
+  PACER_OPTION(int64_t, split) = 1;
   // NorMuon (arXiv:2510.05491): each row of an orthogonalised matrix, or of a piece of it, is divided by the
   // root of a running mean of its squares, and the whole then brought back to the norm that it had. So no row
   // moves much faster than others.
-  TORCH_ARG(bool, normalize_rows) = false;
+  PACER_OPTION(bool, normalize_rows) = false;
   // The decay rate of the mean of squares of normalize_rows, in [0, 1).
-  TORCH_ARG(double, row_beta) = 0.95;
+  PACER_OPTION(double, row_beta) = 0.95;
   // Cautious weight decay (arXiv:2510.12402): only weights that the step itself brings nearer to zero, or does
   // not move, decay.
-  TORCH_ARG(bool, cautious_decay) = false;
+  PACER_OPTION(bool, cautious_decay) = false;
+
+ protected:
+  explicit MuonOptionsOf(double learning_rate) { this->lr(learning_rate).weight_decay(0.1); }
+  // The options of a group that takes AdamW.
+  explicit MuonOptionsOf(const FusedAdamWOptions& options);
+};
+
+// The options of Muon.
+struct MuonOptions : public MuonOptionsOf<MuonOptions> {
+  MuonOptions(double learning_rate = 1e-3) : MuonOptionsOf(learning_rate) {}
+  // The options of a group that takes AdamW.
+  MuonOptions(const FusedAdamWOptions& options) : MuonOptionsOf(options) {}
+};
+
+// The options of 1-bit Muon: those of Muon, and how what ranks send each other of matrices becomes signs, which
+// is the same in all groups.
+struct OneBitMuonOptions : public MuonOptionsOf<OneBitMuonOptions> {
+ private:
+  CompressionOptions compression_ = CompressionOptions().block_scales(true);
+
+ public:
+  OneBitMuonOptions(double learning_rate = 1e-3) : MuonOptionsOf(learning_rate) {}
+  // The options of a group that takes AdamW.
+  OneBitMuonOptions(const FusedAdamWOptions& options) : MuonOptionsOf(options) {}
+
+  const CompressionOptions& compression() const { return compression_; }
+
+  // What a sign stands for: the root of the mean square, or the mean magnitude.
+  PACER_OPTION_OF(OneBitMuonOptions, compression_, scale);
+  // Every 2,048 elements have a scale of their own; false: one for all matrices.
+  PACER_OPTION_OF(OneBitMuonOptions, compression_, block_scales);
+  // A single rank has nothing to send, and by default is Muon. True: what it would send is rounded to signs all
+  // the same, for tests and studies.
+  PACER_OPTION_OF(OneBitMuonOptions, compression_, compress_alone);
+  // Each node is one worker: gradients are averaged in full precision inside nodes, and signs travel between
+  // nodes only. Needs as many ranks on every node.
+  PACER_OPTION_OF(OneBitMuonOptions, compression_, hierarchical);
 };
 
 }  // namespace pacer

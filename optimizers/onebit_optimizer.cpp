@@ -8,7 +8,6 @@
 #include <ATen/core/grad_mode.h>
 
 #include <pacer/collectives/communicator.h>
-#include <pacer/collectives/gradient_bucketer.h>
 #include <pacer/core/error.h>
 #include <pacer/device/detail/host_copy.h>
 #include <pacer/optimizers/detail/compressed_parameters.h>
@@ -16,7 +15,7 @@
 #include <pacer/optimizers/detail/onebit_overlap.h>
 #include <pacer/optimizers/detail/onebit_settings.h>
 #include <pacer/optimizers/detail/parameter_check.h>
-#include <pacer/optimizers/detail/step_agreement.h>
+#include <pacer/optimizers/detail/step_across_ranks.h>
 #include <pacer/optimizers/detail/step_engine.h>
 
 namespace pacer {
@@ -72,7 +71,7 @@ void OneBitOptimizer::set_up(std::shared_ptr<Communicator> world) {
     warm_up_.rule = std::make_unique<detail::FreezeRule>(*onebit_->freeze_automatically(), onebit_->beta2);
   }
   alone_.guard = std::make_shared<GradientGuard>(world_->device());
-  alone_.agreement = std::make_unique<detail::StepAgreement>();
+  alone_.across_ranks = std::make_unique<detail::StepAcrossRanks>(world_);
   announce_phase();
 }
 
@@ -157,9 +156,7 @@ std::vector<torch::Tensor> OneBitOptimizer::local_parameters(
 }
 
 void OneBitOptimizer::check_run(const Communicator& world, const RunPlan& run) const {
-  require(world.world_size() == world_->world_size() && world.rank() == world_->rank(), name(),
-          " was given a Communicator of ", world_->world_size(), " ranks, and the Session one of ",
-          world.world_size(), "; give both the same");
+  detail::require_same_ranks(name(), *world_, world);
   require(
       !onebit_->overlap_backward() || !run.looks_first, name(),
       ": overlap_backward(true) sends momentum before all gradients are there, but a hook looks at all of "

@@ -15,14 +15,13 @@
 namespace pacer {
 
 class Communicator;
-class GradientBucketer;
 
 namespace detail {
 class CompressedParameters;
 class FreezeRule;
 class HostCopy;
 class OneBitOverlap;
-class StepAgreement;
+class StepAcrossRanks;
 enum class OneBitKind;
 struct GroupSettings;
 struct OneBitSetup;
@@ -115,9 +114,7 @@ class OneBitOptimizer : public FusedOptimizer {
   };
   // What step() without a Session needs.
   struct Alone {
-    std::unique_ptr<detail::StepAgreement> agreement;
-    std::unique_ptr<GradientBucketer> bucketer;
-    std::vector<torch::Tensor> reduced;  // what the bucketer was made for
+    std::unique_ptr<detail::StepAcrossRanks> across_ranks;
     std::shared_ptr<GradientGuard> guard;
   };
 
@@ -143,10 +140,6 @@ class OneBitOptimizer : public FusedOptimizer {
   void mark_failed_if_throws(const std::function<void()>& f);
   void require_intact() const;
   StepInputs plain_step_inputs() override;
-  bool adds_gradients() const;
-  double add_gradients();
-  void fill_missing();
-  void update_bucketer();
   bool start(size_t turn);
   bool has_started() const;
   void require_as_started(const StepInputs& inputs);

@@ -8,7 +8,6 @@
 #include <c10/util/Exception.h>
 
 #include <pacer/collectives/communicator.h>
-#include <pacer/collectives/gradient_bucketer.h>
 #include <pacer/core/error.h>
 #include <pacer/device/detail/host_copy.h>
 #include <pacer/optimizers/detail/compressed_parameters.h>

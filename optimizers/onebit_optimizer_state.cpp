@@ -7,7 +7,6 @@
 #include <ATen/ops/tensor.h>
 
 #include <pacer/collectives/communicator.h>
-#include <pacer/collectives/gradient_bucketer.h>
 #include <pacer/core/error.h>
 #include <pacer/device/detail/host_copy.h>
 #include <pacer/optimizers/detail/freeze_rule.h>
@@ -19,6 +18,7 @@
 #include <pacer/optimizers/detail/option_fields.h>
 #include <pacer/optimizers/detail/parameter_check.h>
 #include <pacer/optimizers/detail/saved_by.h>
+#include <pacer/optimizers/detail/step_across_ranks.h>
 #include <pacer/optimizers/detail/step_engine.h>
 #include <pacer/optimizers/onebit_optimizer.h>
 
@@ -229,7 +229,7 @@ SessionOptimizer::PreparedImport OneBitOptimizer::prepare_import(const NamedTens
     warm_up_.rule = std::move(ready->rule);
     warm_up_.freeze_is_due = freeze_is_due;
     ahead_ = Ahead();
-    alone_.reduced.clear();  // what is compressed may be other parameters
+    alone_.across_ranks->forget();  // what is compressed may be other parameters
     *onebit_ = std::move(ready->onebit);
     attempts_ = attempts;
     frozen_at_ = frozen_at > 0 ? std::optional<int64_t>(frozen_at) : std::nullopt;

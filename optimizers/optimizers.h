@@ -16,6 +16,7 @@
 #include <pacer/optimizers/onebit_adam_options.h>
 #include <pacer/optimizers/onebit_lamb.h>
 #include <pacer/optimizers/onebit_lamb_options.h>
+#include <pacer/optimizers/onebit_muon.h>
 #include <pacer/optimizers/onebit_optimizer.h>
 #include <pacer/optimizers/onebit_options.h>
 #include <pacer/optimizers/optimizer_options.h>

@@ -12,12 +12,13 @@ void AdamOptionsOf<Own, Torch>::take(const Torch& torch) {
   this->weight_decay(torch.weight_decay()).amsgrad(torch.amsgrad());
 }
 
-MuonOptions::MuonOptions(const FusedAdamWOptions& options) : MuonOptions(options.lr()) {
+template <class Own>
+MuonOptionsOf<Own>::MuonOptionsOf(const FusedAdamWOptions& options) : MuonOptionsOf(options.lr()) {
   orthogonalize(false).betas(options.betas()).eps(options.eps()).weight_decay(options.weight_decay());
-  initial_lr(options.initial_lr()).bias_correction(options.bias_correction()).paged(options.paged());
-  finite_check(options.finite_check()).master_weights(options.master_weights());
-  rounding(options.rounding()).seed(options.seed());
-  amsgrad_ = options.amsgrad();  // refused with the others that it does not have
+  this->initial_lr(options.initial_lr()).bias_correction(options.bias_correction());
+  this->finite_check(options.finite_check()).master_weights(options.master_weights());
+  this->rounding(options.rounding()).seed(options.seed()).paged(options.paged());
+  this->amsgrad_ = options.amsgrad();  // refused with the others that it does not have
 }
 
 template <class Own>
@@ -40,7 +41,10 @@ template struct FusedOptionsOf<FusedAdamOptions>;
 template struct FusedOptionsOf<FusedAdamWOptions>;
 template struct FusedOptionsOf<FusedLambOptions>;
 template struct FusedOptionsOf<MuonOptions>;
+template struct FusedOptionsOf<OneBitMuonOptions>;
 template struct FusedOptionsOf<OwnRuleOptions>;
+template struct MuonOptionsOf<MuonOptions>;
+template struct MuonOptionsOf<OneBitMuonOptions>;
 
 template bool operator==(const OptimizerOptionsOf<FusedAdamOptions>&,
                          const OptimizerOptionsOf<FusedAdamOptions>&);
@@ -49,6 +53,8 @@ template bool operator==(const OptimizerOptionsOf<FusedAdamWOptions>&,
 template bool operator==(const OptimizerOptionsOf<FusedLambOptions>&,
                          const OptimizerOptionsOf<FusedLambOptions>&);
 template bool operator==(const OptimizerOptionsOf<MuonOptions>&, const OptimizerOptionsOf<MuonOptions>&);
+template bool operator==(const OptimizerOptionsOf<OneBitMuonOptions>&,
+                         const OptimizerOptionsOf<OneBitMuonOptions>&);
 template bool operator==(const OptimizerOptionsOf<OwnRuleOptions>&,
                          const OptimizerOptionsOf<OwnRuleOptions>&);
 template bool operator==(const OptimizerOptionsOf<OneBitAdamOptions>&,

@@ -7,9 +7,7 @@
 
 #include <pacer/collectives/agreement.h>
 #include <pacer/core/error.h>
-#include <pacer/core/reduction_order.h>
-#include <pacer/device/detail/stream.h>
-#include <pacer/kernels/norm.h>
+#include <pacer/optimizers/detail/joint_look.h>
 #include <pacer/optimizers/detail/onebit_errors.h>
 #include <pacer/optimizers/detail/parameter_check.h>
 
@@ -104,39 +102,21 @@ void CompressedParameters::begin(const Step& step) {
 }
 
 void CompressedParameters::check_fits(const std::vector<const ParameterEntry*>& entries) const {
-  constexpr const char* kAdvice =
-      " after the variance froze, and what ranks have agreed on would no longer fit; ";
-  for (size_t i = 0; i < std::min(entries.size(), places_.size()); ++i) {
+  constexpr const char* kSince = " after the variance froze";
+  std::vector<const OneBitTensor*> tensors;
+  for (const Place& place : places_) tensors.push_back(&place.tensor());
+  check_same(entries, tensors, kSince, "add it before, or to a group with compress(false)");
+  for (size_t i = 0; i < entries.size(); ++i) {
     const ParameterEntry& entry = *entries[i];
-    const OneBitTensor& tensor = places_[i].tensor();
-    const at::Tensor& parameter = entry.parameter;
-    const InMessage called{entry.name, parameter.sizes()};
-    require(entry.name == tensor.name, "parameter ", called, " took the place of ", InMessage{tensor.name},
-            kAdvice, "leave the list of parameters as it was");
-    require(entry.storage == tensor.storage, "parameter ", called, " changed its dtype (it is ",
-            parameter.scalar_type(), " now) or its master weights", kAdvice,
-            "change it back, or load a checkpoint");
-    const bool fits = entry.range.is_part()
-                          ? entry.range.count == tensor.count
-                          : parameter.sizes() == at::IntArrayRef(tensor.sizes) &&
-                                same_strides(parameter.strides(), tensor.strides, tensor.sizes);
-    require(fits, "parameter ", called, " changed its shape or memory order (sizes ", parameter.sizes(),
-            ", strides ", parameter.strides(), " now)", kAdvice, "change it back, or load a checkpoint");
     const at::Tensor variance = places_[i].bucket->variance_of(places_[i].index);
-    require(entry.state != nullptr && !entry.state->exp_avg().defined() &&
-                entry.state->exp_avg_sq().defined() &&
-                entry.state->exp_avg_sq().const_data_ptr() == variance.const_data_ptr() &&
-                same_layout(entry.state->exp_avg_sq(), variance),
-            "the state of parameter ", called, " was replaced or removed", kAdvice,
-            "write into its tensors, or load a checkpoint");
+    require(
+        entry.state != nullptr && !entry.state->exp_avg().defined() && entry.state->exp_avg_sq().defined() &&
+            entry.state->exp_avg_sq().const_data_ptr() == variance.const_data_ptr() &&
+            same_layout(entry.state->exp_avg_sq(), variance),
+        "the state of parameter ", InMessage{entry.name, entry.parameter.sizes()}, " was replaced or removed",
+        kSince,
+        ", and what ranks have agreed on would no longer fit; write into its tensors, or load a checkpoint");
   }
-  const size_t count = places_.size();
-  const std::string added = entries.size() > count ? entries[count]->name : "";
-  const std::string removed = entries.size() < count ? places_[entries.size()].tensor().name : "";
-  require(entries.size() <= count, "parameter ", InMessage{added}, " was added", kAdvice,
-          "add it before, or to a group with compress(false)");
-  require(entries.size() >= count, "parameter ", InMessage{removed}, " was removed", kAdvice,
-          "to stop training it, say requires_grad_(false)");
 }
 
 void CompressedParameters::set_tensor(const ParameterEntry& entry, const void* gradient,
@@ -147,18 +127,6 @@ void CompressedParameters::set_tensor(const ParameterEntry& entry, const void* g
 
 void CompressedParameters::prepare(const std::vector<GroupSettings>& settings) {
   for (const auto& bucket : buckets_) bucket->prepare(settings);
-}
-
-// One number of each worker, on this rank's device.
-at::Tensor CompressedParameters::sums_of_workers(const at::Tensor& own) const {
-  const OneBitRoute& route = buckets_.front()->exchange()->route();
-  const int64_t workers = route.workers();
-  if (workers == 1) return own;
-  Communicator& replicas = route.replicas();
-  const at::Tensor all = at::empty({replicas.world_size()}, own.options());
-  const auto agreed = CollectiveOptions().agreed(true);
-  (own.is_cuda() ? replicas.all_gather(all, own, agreed) : replicas.all_gather_host(all, own)).wait();
-  return all.view({workers, -1}).select(1, 0).contiguous();  // the ranks of a worker have the same
 }
 
 // Its sum of squares takes its place among the sums; with `clipping` the bucket is clipped by itself.
@@ -172,33 +140,16 @@ void CompressedParameters::look_at_bucket(size_t b, const GradientGuard* clippin
 }
 
 void CompressedParameters::look(GradientGuard& guard, const double* averaged, int64_t count) {
-  const kernels::Stream stream = device_.is_cuda() ? current_stream(device_) : nullptr;
-  const auto add_up = [&](const double* partials, int64_t number, double* sum) {
-    if (device_.is_cuda()) return kernels::sum_partials_cuda(partials, number, sum, stream);
-    *sum = sum_partials(partials, number);
-  };
   const bool is_local = step_.kind == OneBitKind::compressed;
   const bool clips = is_local && guard.clips_by_previous();
-  sums_.narrow(0, 0, 1).zero_();
-  auto* of_others = sums_.mutable_data_ptr<double>();
-  double *total = of_others + 1, *own = of_others + 2;
+  auto* own = sums_.mutable_data_ptr<double>() + 2;
   for (size_t b = 0; b < buckets_.size(); ++b) {
     if (clips && buckets_.size() - 1 - b < started_) continue;  // it was looked at when it started
     look_at_bucket(b, clips ? &guard : nullptr);
   }
-  if (buckets_.size() > 1) add_up(own + 1, static_cast<int64_t>(buckets_.size()), own);
-  const int64_t workers = is_local ? buckets_.front()->exchange()->route().workers() : 1;
-  const at::Tensor own_sum = sums_.narrow(0, 2, 1);
-  const at::Tensor all = is_local ? sums_of_workers(own_sum) : own_sum;
-  const double weight = local_weight() / static_cast<double>(workers);
-  const auto* of_workers = all.const_data_ptr<double>();
-  if (count > 0) add_up(averaged, count, of_others);
-  if (device_.is_cuda()) {
-    kernels::joint_sum_of_squares_cuda(of_workers, workers, weight, of_others, total, stream);
-  } else {
-    *total = kernels::joint_sum_of_squares(of_workers, workers, weight, *of_others);
-  }
-  guard.look(total, 1);
+  if (buckets_.size() > 1) add_partials(device_, own + 1, static_cast<int64_t>(buckets_.size()), own);
+  const OneBitRoute* const route = is_local ? &buckets_.front()->exchange()->route() : nullptr;
+  look_jointly(guard, sums_, route, local_weight(), averaged, count);
 }
 
 }  // namespace pacer::detail

@@ -112,7 +112,6 @@ class CompressedParameters {
   template <class F>
   void for_buckets(const OneBitStates& states, const F& f) const;
   std::pair<at::Tensor, int64_t> sum_and_count_of_variance() const;
-  at::Tensor sums_of_workers(const at::Tensor& own) const;
   size_t number_at(size_t turn) const { return buckets_.size() - 1 - turn; }
   OneBitBucket& at_turn(size_t turn) const { return *buckets_[number_at(turn)]; }
   at::Tensor factor_at(size_t turn) const;

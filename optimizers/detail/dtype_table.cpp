@@ -73,15 +73,21 @@ void DtypeTable::sum_of_squares(double* partials, size_t first, size_t tensors) 
   });
 }
 
+void DtypeTable::orthogonalize(const kernels::StepScalars* scalars) {
+  if (muon_)
+    muon_->orthogonalize({tensors_.pointer(), gradients_.pointer(), scalars}, units_.host(), tiles_.view());
+}
+
+void DtypeTable::take_mean(const kernels::StepScalars* scalars) {
+  if (muon_) muon_->take_mean({tensors_.pointer(), gradients_.pointer(), scalars});
+}
+
 void DtypeTable::step(const kernels::StepScalars* scalars, bool follows_prologue) {
   if (lamb_) {
     return lamb_->step({tensors_.pointer(), gradients_.pointer(), scalars}, tiles_.view(), follows_prologue);
   }
   const kernels::AdamGradient* gradients = gradients_.pointer();
-  if (muon_) {
-    gradients = muon_->step(tensors_.pointer(), gradients, scalars, units_.host(), tiles_.view());
-    follows_prologue = false;
-  }
+  if (muon_) gradients = muon_->step({tensors_.pointer(), gradients, scalars}, units_.host(), tiles_.view());
   if (device_.is_cuda()) {
     kernels::AdamLaunch launch = launch_;
     launch.follows_prologue = follows_prologue;

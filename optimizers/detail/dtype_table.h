@@ -21,13 +21,13 @@ namespace pacer::detail {
 
 class DtypeTable {
  public:
-  // `muon`: how its matrices are orthogonalised; none for other rules.
+  // `muon`: how its matrices are orthogonalised; none for other rules. `directions` as MuonKernels has it.
   DtypeTable(kernels::AdamLaunch launch, kernels::UpdateRule rule, const std::optional<MuonSettings>& muon,
-             at::Device device)
+             const DirectionExchange* directions, at::Device device)
       : launch_(launch), rule_(rule), device_(device) {
     if (!muon) return;
     launch_.loops = muon->is_cautious ? &kernels::kCautiousMuonUpdate : &kernels::kMuonUpdate;
-    muon_.emplace(launch.storage, *muon, device);
+    muon_.emplace(launch.storage, *muon, directions, device);
   }
 
   // Adds a prepared entry and writes down where it sits. All entries are added before the first step.
@@ -63,6 +63,13 @@ class DtypeTable {
 
   // Sends what step(), and sum_of_squares() if `with_units`, need to the GPU, where it changed.
   void send(bool with_units);
+
+  // Makes what the update of matrices reads, which changes nothing that lasts, but needs memory and throws where
+  // there is none. The same scalars as in step().
+  bool has_matrices() const { return muon_.has_value(); }
+  void orthogonalize(const kernels::StepScalars* scalars);
+  // Behind it, where ranks have made the mean of their directions: goes on with that.
+  void take_mean(const kernels::StepScalars* scalars);
 
   // Updates every tensor whose gradient is set. `scalars` are host or device memory, as the device is.
   // `follows_prologue`: nothing was enqueued since StepGroups::write_scalars.

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cmath>
 
+#include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/zeros.h>
 
+#include <pacer/optimizers/detail/direction_exchange.h>
 #include <pacer/optimizers/detail/orthogonalize.h>
 #include <pacer/optimizers/detail/tile_loop.h>
 
@@ -40,6 +42,7 @@ void MuonKernels::add(const ParameterEntry& entry) {
     batch->like = entry.memory;
   }
   batch->members.push_back(matrices_++);
+  exchanged_.push_back(entry.exchanged.value_or(0));
   row_moments_.push_back(entry.state->row_moment());
 }
 
@@ -68,6 +71,10 @@ void MuonKernels::build() {
       const size_t matrix = batch.members[static_cast<size_t>(k)];
       directions_.host()[matrix] = batch.directions[k].mutable_data_ptr();
       results_[matrix] = batch.results[k].const_data_ptr();
+      if (exchange_ != nullptr) {
+        own_.push_back(batch.directions[k]);
+        shared_.push_back(exchange_->direction(exchanged_[matrix]));
+      }
       if (!settings_.normalizes_rows) continue;
       rows_.host().push_back({static_cast<int64_t>(matrix), row_moments_[matrix].mutable_data_ptr(),
                               batch.fresh[k].mutable_data_ptr(), batch.like.size(0)});
@@ -88,24 +95,52 @@ void MuonKernels::send(const std::vector<kernels::AdamGradient>& gradients) {
   updates_.send(device_);
 }
 
-// Matrices that sit the step out are orthogonalised with the others, and nobody reads them.
-void MuonKernels::orthogonalize(const Batch& batch, const Step& step) const {
+template <class F>
+void MuonKernels::for_orthogonalized(const Batch& batch, double scale, const F& f) const {
   const int64_t all_rows = batch.like.size(0), rows = all_rows / settings_.split,
                 columns = batch.like.numel() / all_rows, count = batch.directions.size(0);
-  const double adjustment =
-      settings_.adjustment == MuonAdjustment::match_rms_adamw
-          ? 0.2 * std::sqrt(static_cast<double>(std::max(rows, columns)))
-          : std::sqrt(std::max(1.0, static_cast<double>(rows) / static_cast<double>(columns)));
   const int64_t at_once = std::max<int64_t>(1, kElementsAtOnce / batch.like.numel());
   for (int64_t first = 0; first < count; first += at_once) {
     const int64_t now = std::min(at_once, count - first);
     const at::Tensor directions = batch.directions.narrow(0, first, now);
-    at::Tensor result =
-        orthogonalized(directions.reshape({now * settings_.split, rows, columns}), settings_.coefficients,
-                       settings_.iterations, settings_.normalizes_rows ? 1 : adjustment);
-    if (settings_.normalizes_rows) result = with_like_rows(batch, first, result, adjustment, step);
-    batch.results.narrow(0, first, now).copy_(result.view(directions.sizes()));
+    f(first, orthogonalized(directions.reshape({now * settings_.split, rows, columns}),
+                            settings_.coefficients, settings_.iterations, scale));
   }
+}
+
+// Matrices that sit the step out are orthogonalised with the others, and nobody reads them.
+void MuonKernels::orthogonalize(const Batch& batch, const Step& step) const {
+  const int64_t rows = batch.like.size(0) / settings_.split,
+                columns = batch.like.numel() / batch.like.size(0);
+  const double adjustment =
+      settings_.adjustment == MuonAdjustment::match_rms_adamw
+          ? 0.2 * std::sqrt(static_cast<double>(std::max(rows, columns)))
+          : std::sqrt(std::max(1.0, static_cast<double>(rows) / static_cast<double>(columns)));
+  const bool like_rows = settings_.normalizes_rows;
+  for_orthogonalized(batch, like_rows ? 1 : adjustment, [&](int64_t first, const at::Tensor& matrices) {
+    const at::Tensor result = like_rows ? with_like_rows(batch, first, matrices, adjustment, step) : matrices;
+    const at::Tensor to = batch.results.narrow(0, first, matrices.size(0) / settings_.split);
+    to.copy_(result.view(to.sizes()));
+  });
+}
+
+// Each of them so that the root of its mean square is 1, because matrices of all shapes may share a scale. Those
+// that sit the step out bring nothing.
+void MuonKernels::bring_own_directions() {
+  for (const Batch& batch : batches_) {
+    const int64_t rows = batch.like.size(0) / settings_.split,
+                  columns = batch.like.numel() / batch.like.size(0);
+    const double scale = std::sqrt(static_cast<double>(std::max(rows, columns)));
+    for_orthogonalized(batch, scale, [&](int64_t first, const at::Tensor& matrices) {
+      const at::Tensor to = batch.directions.narrow(0, first, matrices.size(0) / settings_.split);
+      to.copy_(matrices.view(to.sizes()));
+    });
+    for (size_t k = 0; k < batch.members.size(); ++k) {
+      if (updates_.host()[batch.members[k]].gradient == nullptr)
+        batch.directions[static_cast<int64_t>(k)].zero_();
+    }
+  }
+  at::_foreach_copy_(shared_, own_);
 }
 
 at::Tensor MuonKernels::with_like_rows(const Batch& batch, int64_t first, const at::Tensor& matrices,
@@ -135,30 +170,39 @@ void MuonKernels::run_rows(int64_t first, int64_t count, bool stores, const Step
   }
 }
 
-const kernels::AdamGradient* MuonKernels::step(const kernels::AdamTensor* tensors,
-                                               const kernels::AdamGradient* gradients,
-                                               const kernels::StepScalars* scalars,
-                                               const std::vector<Tile>& units,
-                                               const kernels::AdamTiles& tiles) {
+void MuonKernels::run_momentum(void* const* directions, const Step& step, const std::vector<Tile>& units,
+                               const kernels::AdamTiles& tiles) const {
   const at::ScalarType products = type_of_products();
   const kernels::DirectionType type = products == at::kDouble     ? kernels::DirectionType::f64
                                       : products == at::kBFloat16 ? kernels::DirectionType::bf16
                                                                   : kernels::DirectionType::f32;
   const kernels::MuonLaunch launch{storage_, type, settings_.nesterov};
-  const auto run = [&](void* const* directions) {
-    if (device_.is_cuda()) {
-      return kernels::muon_momentum_cuda(launch, tiles, tensors, gradients, directions, scalars,
-                                         current_stream(device_));
-    }
-    for_each_tile(units, [&](int64_t i) {
-      kernels::muon_momentum_cpu(launch, units[static_cast<size_t>(i)], tensors, gradients, directions,
-                                 scalars);
-    });
-  };
-  run(directions_.pointer());
-  for (const Batch& batch : batches_) orthogonalize(batch, {gradients, scalars});
-  run(nullptr);  // only now is everything there that may be missing
-  run_rows(0, static_cast<int64_t>(rows_.host().size()), /*stores=*/true, {gradients, scalars});
+  if (device_.is_cuda()) {
+    return kernels::muon_momentum_cuda(launch, tiles, step.tensors, step.gradients, directions, step.scalars,
+                                       current_stream(device_));
+  }
+  for_each_tile(units, [&](int64_t i) {
+    kernels::muon_momentum_cpu(launch, units[static_cast<size_t>(i)], step.tensors, step.gradients,
+                               directions, step.scalars);
+  });
+}
+
+void MuonKernels::orthogonalize(const Step& step, const std::vector<Tile>& units,
+                                const kernels::AdamTiles& tiles) {
+  run_momentum(directions_.pointer(), step, units, tiles);
+  if (exchange_ != nullptr) return bring_own_directions();
+  for (const Batch& batch : batches_) orthogonalize(batch, step);
+}
+
+void MuonKernels::take_mean(const Step& step) {
+  at::_foreach_copy_(own_, shared_);
+  for (const Batch& batch : batches_) orthogonalize(batch, step);
+}
+
+const kernels::AdamGradient* MuonKernels::step(const Step& step, const std::vector<Tile>& units,
+                                               const kernels::AdamTiles& tiles) {
+  run_momentum(nullptr, step, units, tiles);
+  run_rows(0, static_cast<int64_t>(rows_.host().size()), /*stores=*/true, step);
   return updates_.pointer();
 }
 

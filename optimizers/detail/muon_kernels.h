@@ -13,10 +13,14 @@
 
 namespace pacer::detail {
 
+class DirectionExchange;
+
 class MuonKernels {
  public:
-  MuonKernels(kernels::AdamStorage storage, const MuonSettings& settings, at::Device device)
-      : storage_(storage), settings_(settings), device_(device) {}
+  // `exchange`: ranks make directions together; null: what each has of its own is what all have.
+  MuonKernels(kernels::AdamStorage storage, const MuonSettings& settings, const DirectionExchange* exchange,
+              at::Device device)
+      : storage_(storage), settings_(settings), exchange_(exchange), device_(device) {}
 
   // Adds a prepared entry, a matrix as check_matrices wants it, in the order of the table.
   void add(const ParameterEntry& entry);
@@ -26,12 +30,20 @@ class MuonKernels {
   // Takes which matrices have gradients, those of the table, and sends what changed to the GPU.
   void send(const std::vector<kernels::AdamGradient>& gradients);
 
-  // Momentum and products of every matrix whose gradient is not null. Returns what the update by kMuonUpdate
-  // reads as gradients. Pointers are host or device memory, as the device is; the tiles are those of the table,
-  // on a CPU or on a GPU.
-  const kernels::AdamGradient* step(const kernels::AdamTensor* tensors,
-                                    const kernels::AdamGradient* gradients,
-                                    const kernels::StepScalars* scalars, const std::vector<Tile>& units,
+  // What kernels read of a step: host or device memory, as the device is.
+  struct Step {
+    const kernels::AdamTensor* tensors;
+    const kernels::AdamGradient* gradients;
+    const kernels::StepScalars* scalars;
+  };
+  // The directions of all matrices whose gradient is not null, and the products: all that may run out of
+  // memory. State stays as it is. The tiles are those of the table, on a CPU or on a GPU.
+  // With an exchange it ends with this rank's own directions, made orthogonal, as what it brings.
+  void orthogonalize(const Step& step, const std::vector<Tile>& units, const kernels::AdamTiles& tiles);
+  // Behind the exchange: its mean is orthogonalised once more.
+  void take_mean(const Step& step);
+  // Behind it: changes their state. Returns what the update by kMuonUpdate reads as gradients.
+  const kernels::AdamGradient* step(const Step& step, const std::vector<Tile>& units,
                                     const kernels::AdamTiles& tiles);
 
  private:
@@ -43,15 +55,19 @@ class MuonKernels {
     at::Tensor fresh;                // (members, rows): their new moments, where rows are normalised
     int64_t first_rows = 0;          // where its members begin in rows_
   };
-  // What kernels read of a step.
-  struct Step {
-    const kernels::AdamGradient* gradients;
-    const kernels::StepScalars* scalars;
-  };
 
   at::ScalarType type_of_products() const;
   // The dtype of what has a number for each row.
   at::ScalarType type_of_rows() const;
+  // Writes directions where there are some, else momentum.
+  void run_momentum(void* const* directions, const Step& step, const std::vector<Tile>& units,
+                    const kernels::AdamTiles& tiles) const;
+  void bring_own_directions();
+  // Calls f(first, matrices) for all of a batch, some at a time: the directions of its members from `first` on,
+  // (n, rows, columns) as the split has them, made orthogonal and multiplied with `scale`.
+  template <class F>
+  void for_orthogonalized(const Batch& batch, double scale, const F& f) const;
+  // From directions to results.
   void orthogonalize(const Batch& batch, const Step& step) const;
   // The matrices (n, rows, columns), n / split members of the batch from `first` on, with their rows alike,
   // times `scale`.
@@ -61,9 +77,13 @@ class MuonKernels {
 
   kernels::AdamStorage storage_;
   MuonSettings settings_;
+  const DirectionExchange* exchange_;
   at::Device device_;
   std::vector<Batch> batches_;
   size_t matrices_ = 0;
+  std::vector<size_t> exchanged_;  // by matrix: its number in the exchange
+  // By batch, then by member, where there is an exchange: views of the directions here and there.
+  std::vector<at::Tensor> own_, shared_;
   std::vector<at::Tensor> row_moments_;          // by matrix, undefined where rows stay as they are
   DeviceBuffer<kernels::MuonRows> rows_;         // by batch, then by member; empty likewise
   DeviceBuffer<void*> directions_;               // by matrix

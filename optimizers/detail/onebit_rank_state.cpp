@@ -31,6 +31,12 @@ at::Tensor first_of_parts(const std::vector<OneBitTensor>& tensors, const Commun
 
 bool has_exchanged(const NamedTensors& state) { return state.count(kRank) != 0; }
 
+bool is_of_rank(const OneBitRoute& route, const NamedTensors& state) {
+  return has_exchanged(state) && require_number<int64_t>(state, kRank) == route.world().rank() &&
+         require_number<int64_t>(state, kWorldSize) == route.world().world_size() &&
+         ranks_per_worker_of(state) == route.ranks_per_worker();
+}
+
 int64_t ranks_per_worker_of(const NamedTensors& state) {
   return require_number<int64_t>(state, kRanksPerWorker);
 }

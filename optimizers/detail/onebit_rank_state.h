@@ -21,6 +21,8 @@ void remove_marks(NamedTensors& state);
 
 // Whether add_rank was called, and how many ranks of a worker it saw.
 bool has_exchanged(const NamedTensors& state);
+// Whether it saw this rank, of as many.
+bool is_of_rank(const OneBitRoute& route, const NamedTensors& state);
 int64_t ranks_per_worker_of(const NamedTensors& state);
 // Whether the errors of such a state are those of these parts, or of whole tensors where there are no
 // shard ranks.

@@ -4,8 +4,10 @@
 #include <map>
 
 #include <pacer/core/error.h>
+#include <pacer/optimizers/detail/onebit_errors.h>
 #include <pacer/optimizers/detail/option_fields.h>
 #include <pacer/optimizers/detail/parameter_check.h>
+#include <pacer/optimizers/detail/parameter_entry.h>
 
 namespace pacer::detail {
 namespace {
@@ -117,6 +119,34 @@ std::vector<OneBitTensor> onebit_tensors(const OptimizerView& optimizer,
     part.bounds = range->second.bounds;
   }
   return tensors;
+}
+
+void check_same(const std::vector<const ParameterEntry*>& entries,
+                const std::vector<const OneBitTensor*>& tensors, const char* since, const char* elsewhere) {
+  constexpr const char* kWhy = ", and what ranks have agreed on would no longer fit; ";
+  for (size_t i = 0; i < std::min(entries.size(), tensors.size()); ++i) {
+    const ParameterEntry& entry = *entries[i];
+    const OneBitTensor& tensor = *tensors[i];
+    const at::Tensor& parameter = entry.parameter;
+    const InMessage called{entry.name, parameter.sizes()};
+    require(entry.name == tensor.name, "parameter ", called, " took the place of ", InMessage{tensor.name},
+            since, kWhy, "leave the list of parameters as it was");
+    require(entry.storage == tensor.storage, "parameter ", called, " changed its dtype (it is ",
+            parameter.scalar_type(), " now) or its master weights", since, kWhy,
+            "change it back, or load a checkpoint");
+    const bool fits = entry.range.is_part()
+                          ? entry.range.count == tensor.count
+                          : parameter.sizes() == at::IntArrayRef(tensor.sizes) &&
+                                same_strides(dense_strides(parameter), tensor.strides, tensor.sizes);
+    require(fits, "parameter ", called, " changed its shape or memory order (sizes ", parameter.sizes(),
+            ", strides ", parameter.strides(), " now)", since, kWhy, "change it back, or load a checkpoint");
+  }
+  const size_t count = tensors.size();
+  const std::string added = entries.size() > count ? entries[count]->name : "";
+  const std::string removed = entries.size() < count ? tensors[entries.size()]->name : "";
+  require(entries.size() <= count, "parameter ", InMessage{added}, " was added", since, kWhy, elsewhere);
+  require(entries.size() >= count, "parameter ", InMessage{removed}, " was removed", since, kWhy,
+          "to stop training it, say requires_grad_(false)");
 }
 
 OneBitStates onebit_states(const OptimizerView& optimizer, const std::vector<GroupSettings>& settings,

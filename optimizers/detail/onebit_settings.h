@@ -15,6 +15,8 @@
 
 namespace pacer::detail {
 
+struct ParameterEntry;
+
 // The kinds of steps.
 enum class OneBitKind {
   warm_up,
@@ -87,6 +89,10 @@ std::vector<std::vector<int64_t>> bounds_of(const std::vector<OneBitTensor>& ten
 // or whole.
 std::vector<OneBitTensor> onebit_tensors(const OptimizerView& optimizer,
                                          const std::vector<GroupSettings>& settings, bool whole = false);
+// Throws InvalidArgument, in one sentence, where the entries are no longer these tensors: others, or of another
+// dtype, shape or memory order. `since` says from when on they had to be, `elsewhere` where a new one may go.
+void check_same(const std::vector<const ParameterEntry*>& entries,
+                const std::vector<const OneBitTensor*>& tensors, const char* since, const char* elsewhere);
 // Their states among `states`; throws InvalidArgument where one has none.
 OneBitStates onebit_states(const OptimizerView& optimizer, const std::vector<GroupSettings>& settings,
                            const ParamStates& states);

@@ -46,7 +46,7 @@ void check_options(const char* optimizer, const Options& options) {
             ": max_coeff must be a finite number >= min_coeff (", options.min_coeff(), "), not ",
             options.max_coeff());
   }
-  if constexpr (kIs<MuonOptions, Options>) {
+  if constexpr (kIsMuon<Options>) {
     require(options.ns_steps() >= 1 && options.ns_steps() <= 100, optimizer,
             ": ns_steps must be from 1 to 100, not ", options.ns_steps());
     require(options.split() >= 1, optimizer, ": split must be >= 1, not ", options.split());
@@ -100,7 +100,8 @@ GroupSettings settings_of(const Options& options) {
     settings.loops = &options.rule().loops();
     settings.has_second_moment = options.rule().has_second_moment();
   }
-  if constexpr (kIs<MuonOptions, Options>) {
+  if constexpr (kIs<OneBitMuonOptions, Options>) settings.compression = options.compression();
+  if constexpr (kIsMuon<Options>) {
     if (options.orthogonalize()) {
       settings.muon =
           MuonSettings{options.nesterov(),       options.adjust_lr_fn(), options.ns_coefficients(),
@@ -128,7 +129,7 @@ class TraitsOf final : public OptimizerTraits {
                         kIs<FusedAdamOptions, Options>    ? "torch::optim::Adam"
                         : kIs<FusedAdamWOptions, Options> ? "torch::optim::AdamW"
                                                           : nullptr,
-                        kIsOneBit<Options>, kIs<MuonOptions, Options>) {}
+                        kIsOneBit<Options>, kIsMuon<Options>) {}
 
   bool owns(const OptimizerOptions& options) const override {
     const auto* own = dynamic_cast<const Options*>(&options);
@@ -148,13 +149,13 @@ class TraitsOf final : public OptimizerTraits {
         return adopted;
       }
     }
-    if constexpr (kIs<MuonOptions, Options>) {
+    if constexpr (kIsMuon<Options>) {
       if (const auto* adamw = dynamic_cast<const FusedAdamWOptions*>(&options)) {
-        return std::make_unique<MuonOptions>(*adamw);
+        return std::make_unique<Options>(*adamw);
       }
       if (const auto* torch = dynamic_cast<const torch::optim::AdamWOptions*>(&options)) {
-        auto adopted = std::make_unique<MuonOptions>(FusedAdamWOptions(*torch));
-        const MuonOptions& rest = own_type(own);
+        auto adopted = std::make_unique<Options>(FusedAdamWOptions(*torch));
+        const Options& rest = own_type(own);
         adopted->bias_correction(rest.bias_correction()).master_weights(rest.master_weights());
         adopted->finite_check(rest.finite_check()).rounding(rest.rounding()).seed(rest.seed());
         return adopted;
@@ -244,9 +245,11 @@ const OptimizerTraits* find_traits(const OptimizerOptions& options) {
   static const TraitsOf<FusedAdamWOptions, FusedAdamWParamState> adamw;
   static const TraitsOf<FusedLambOptions, FusedLambParamState> lamb;
   static const TraitsOf<MuonOptions, MuonParamState> muon;
+  static const TraitsOf<OneBitMuonOptions, OneBitMuonParamState> onebit_muon;
   static const TraitsOf<OneBitAdamOptions, OneBitAdamParamState> onebit_adam;
   static const TraitsOf<OneBitLambOptions, OneBitLambParamState> onebit_lamb;
-  const std::array<const OptimizerTraits*, 6> all = {&adam, &adamw, &lamb, &muon, &onebit_adam, &onebit_lamb};
+  const std::array<const OptimizerTraits*, 7> all = {&adam,        &adamw,       &lamb,       &muon,
+                                                     &onebit_muon, &onebit_adam, &onebit_lamb};
   for (const OptimizerTraits* traits : all) {
     if (traits->owns(options)) return traits;
   }

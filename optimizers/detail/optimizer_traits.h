@@ -66,7 +66,8 @@ struct GroupSettings {
   Rounding rounding = Rounding::nearest;
   std::optional<Paging> paging;             // as the optimizer's own options have it, or unset
   kernels::LambFactorBounds factor_bounds;  // OneBitLamb only
-  OneBitGroupSettings onebit;               // 1-bit optimizers only
+  OneBitGroupSettings onebit;               // OneBitAdam and OneBitLamb only
+  CompressionOptions compression;           // OneBitMuon only
 
   // Whether the parameter's momentum travels as signs once the variance froze.
   bool compresses(const at::Tensor& parameter) const {
@@ -78,8 +79,8 @@ class OptimizerTraits {
  public:
   const char* const name;
   const char* const torch_name;  // of torch's optimizer of the same rule; null where there is none
-  const bool is_onebit;
-  const bool has_matrices;  // Muon: groups are of one rule or the other
+  const bool is_onebit;          // OneBitAdam, OneBitLamb
+  const bool has_matrices;       // Muon, OneBitMuon: groups are of one rule or the other
 
   // True for options of this optimizer's own type, as all below are unless they say otherwise.
   virtual bool owns(const torch::optim::OptimizerOptions& options) const = 0;

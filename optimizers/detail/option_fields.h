@@ -46,6 +46,8 @@ template <class... Options>
 constexpr bool kIsLamb = kIs<FusedLambOptions, Options...> || kIs<OneBitLambOptions, Options...>;
 template <class... Options>
 constexpr bool kIsOneBit = kIs<OneBitAdamOptions, Options...> || kIs<OneBitLambOptions, Options...>;
+template <class... Options>
+constexpr bool kIsMuon = kIs<MuonOptions, Options...> || kIs<OneBitMuonOptions, Options...>;
 
 // Calls visit(OptionField, value) for every field of the options, const or not; of several structs
 // visit(OptionField, value, other value ...). These are the options that say when the variance freezes,
@@ -60,6 +62,15 @@ void visit_freeze_options(const Visit& visit, Options&... o) {
   }
 }
 
+// Those of CompressionOptions.
+template <class Visit, class... Options>
+void visit_compression_options(const Visit& visit, Options&... o) {
+  visit(OptionField{"scale"}, o.scale()...);
+  visit(OptionField{"block_scales"}, o.block_scales()...);
+  visit(OptionField{"compress_alone"}, o.compress_alone()...);
+  visit(OptionField{"hierarchical"}, o.hierarchical()...);
+}
+
 // Those that say how momentum is exchanged.
 template <class Visit, class... Options>
 void visit_exchange_options(const Visit& visit, Options&... o) {
@@ -67,11 +78,8 @@ void visit_exchange_options(const Visit& visit, Options&... o) {
   vectors.since = 3;
   bytes.is_saved = overlap.is_saved = false;
   visit(OptionField{"variance_floor"}, o.variance_floor()...);
-  visit(OptionField{"scale"}, o.scale()...);
-  visit(OptionField{"block_scales"}, o.block_scales()...);
+  visit_compression_options(visit, o...);
   visit(vectors, o.compress_vectors()...);
-  visit(OptionField{"compress_alone"}, o.compress_alone()...);
-  visit(OptionField{"hierarchical"}, o.hierarchical()...);
   visit(OptionField{"one_bit"}, o.one_bit()...);
   visit(bytes, o.bucket_bytes()...);
   visit(overlap, o.overlap_backward()...);
@@ -105,7 +113,7 @@ void visit_options(const Visit& visit, Options&... o) {
     visit(OptionField{"factor_max", Range::above_zero}, o.factor_max()...);
     visit(OptionField{"factor_threshold", Range::below_one}, o.factor_threshold()...);
   }
-  if constexpr (kIs<MuonOptions, Options...>) {
+  if constexpr (kIsMuon<Options...>) {
     visit(OptionField{"orthogonalize"}, o.orthogonalize()...);
     visit(OptionField{"momentum", Range::below_one}, o.momentum()...);
     visit(OptionField{"nesterov"}, o.nesterov()...);
@@ -118,6 +126,7 @@ void visit_options(const Visit& visit, Options&... o) {
     visit(OptionField{"row_beta", Range::below_one}, o.row_beta()...);
     visit(OptionField{"cautious_decay"}, o.cautious_decay()...);
   }
+  if constexpr (kIs<OneBitMuonOptions, Options...>) visit_compression_options(visit, o...);
   if constexpr (kIsOneBit<Options...>) {
     visit(OptionField{"compress"}, o.compress()...);
     visit_freeze_options(visit, o...);

@@ -29,6 +29,7 @@ constexpr const char* kOptimizerOf = kIs<FusedAdamOptions, Options>    ? "FusedA
                                      : kIs<FusedAdamWOptions, Options> ? "FusedAdamW"
                                      : kIs<FusedLambOptions, Options>  ? "FusedLamb"
                                      : kIs<MuonOptions, Options>       ? "Muon"
+                                     : kIs<OneBitMuonOptions, Options> ? "OneBitMuon"
                                      : kIs<OneBitAdamOptions, Options> ? "OneBitAdam"
                                                                        : "OneBitLamb";
 

@@ -3,6 +3,7 @@
 #include <type_traits>
 
 #include <ATen/ops/empty.h>
+#include <c10/util/strides.h>
 
 #include <pacer/core/error.h>
 #include <pacer/optimizers/detail/parameter_check.h>
@@ -30,6 +31,12 @@ const void* ParameterEntry::in_range(const at::Tensor& tensor) const {
   if (!tensor.defined()) return nullptr;
   return static_cast<const char*>(tensor.const_data_ptr()) +
          range.first * static_cast<int64_t>(tensor.element_size());
+}
+
+std::vector<int64_t> dense_strides(const at::Tensor& parameter) {
+  return parameter.is_non_overlapping_and_dense()
+             ? parameter.strides().vec()
+             : at::IntArrayRef(c10::contiguous_strides(parameter.sizes())).vec();
 }
 
 GradientType gradient_type(AdamStorage storage) {

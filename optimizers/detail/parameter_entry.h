@@ -32,6 +32,8 @@ struct ParameterEntry {
   bool averages_trust = false;
   bool has_row_moment = false;
   bool is_compressed = false;  // the CompressedParameters update it, not a DtypeTable
+  // Its number in the DirectionExchange, to which this rank brings a direction of its own gradient.
+  std::optional<size_t> exchanged;
   FusedAdamStateFields* state = nullptr;
 
   // Kernels need one dense piece of memory in the same order for value, gradient and state. A parameter with
@@ -59,12 +61,19 @@ struct ParameterEntry {
   const at::Tensor& values() const { return range.values.defined() ? range.values : parameter; }
   const at::Tensor& dense() const { return dense_parameter.defined() ? dense_parameter : parameter; }
 
+  // Whether its gradient may be this rank's alone. Ranks agree on something else then, and it takes part in
+  // steps without a gradient, too.
+  bool is_local() const { return is_compressed || exchanged.has_value(); }
+
   // Makes dense_parameter, where it is needed, and memory.
   void lay_out();
 
   // The range's first element in a tensor of the parameter's layout; null for an undefined one.
   const void* in_range(const at::Tensor& tensor) const;
 };
+
+// The strides of the parameter, or where it has gaps those of its dense copy.
+std::vector<int64_t> dense_strides(const at::Tensor& parameter);
 
 // Returns the type of gradients of parameters in that dtype set.
 kernels::GradientType gradient_type(kernels::AdamStorage storage);

@@ -75,6 +75,12 @@ std::shared_ptr<Communicator> alone(const char* optimizer, at::Device device) {
   return Communicator::alone(device);
 }
 
+void require_same_ranks(const char* optimizer, const Communicator& own, const Communicator& of_session) {
+  require(of_session.world_size() == own.world_size() && of_session.rank() == own.rank(), optimizer,
+          " was given a Communicator of ", own.world_size(), " ranks, and the Session one of ",
+          of_session.world_size(), "; give both the same");
+}
+
 bool StepAgreement::is_known(const OptimizerView& optimizer) const {
   const auto is_same = [](const Known& before, const at::Tensor& parameter, size_t group) {
     return before.parameter.is(parameter) && before.group == group &&

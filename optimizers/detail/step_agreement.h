@@ -17,6 +17,9 @@ namespace pacer::detail {
 // several, where each would train a model of its own.
 std::shared_ptr<Communicator> alone(const char* optimizer, at::Device device);
 
+// Throws InvalidArgument where a Session joins other ranks than the optimizer was given.
+void require_same_ranks(const char* optimizer, const Communicator& own, const Communicator& of_session);
+
 class StepAgreement {
  public:
   // The parameters, in their order, that have a gradient on no rank. Throws CommunicationError, on every rank

@@ -107,8 +107,7 @@ void StepEngine::prepare_step(const ParamGroups& groups, ParamStates& states, co
     ++enqueue_version_;
   }
   for (GroupSettings& of_group : plan_.settings) of_group.kernel.factor = guard_ ? 1.0 : average_;
-  plan_.step_groups.configure(
-      plan_.settings, plan_.compressed_parameters ? plan_.compressed_parameters->local_weight() : 1.0);
+  plan_.step_groups.configure(plan_.settings, plan_.local_weight());
   plan_.find_gradients();
   for (DtypeTable& table : plan_.tables) table.send(/*with_units=*/guard_ != nullptr);
   if (plan_.compressed_parameters) plan_.compressed_parameters->prepare(plan_.settings);
@@ -118,7 +117,7 @@ void StepEngine::prepare_step(const ParamGroups& groups, ParamStates& states, co
     if (guard_ || inputs.replayable || is_capturing(plan_.device)) plan_.step_groups.let_device_lead();
   }
   early_look_.allow(guard_ != nullptr && !inputs.replayable && plan_.compressed_parameters == nullptr &&
-                    plan_.ranges().empty());
+                    plan_.directions == nullptr && plan_.ranges().empty());
 }
 
 // The guard of a Session, or where finite_check asks for one, the optimizer's own.
@@ -142,6 +141,23 @@ void StepEngine::choose_guard(const StepInputs& inputs) {
 
 // ---- enqueue: kernels ----
 
+// Where there is no memory for matrices the step was not taken: nothing else has changed yet.
+const kernels::StepScalars* StepEngine::begin_update(const kernels::GradientCheck* check, bool has_matrices) {
+  const at::Tensor counts = has_matrices ? plan_.step_groups.copy_of_counts(plan_.device) : at::Tensor();
+  const kernels::StepScalars* scalars = plan_.step_groups.write_scalars(plan_.device, check);
+  try {
+    for (DtypeTable& table : plan_.tables) table.orthogonalize(scalars);
+    if (plan_.directions) {
+      plan_.directions->average(check);
+      for (DtypeTable& table : plan_.tables) table.take_mean(scalars);
+    }
+  } catch (...) {
+    plan_.step_groups.take_back(counts);
+    throw;
+  }
+  return scalars;
+}
+
 bool StepEngine::enqueue() {
   if (plan_.entries.empty()) return false;
   const c10::DeviceGuard device_guard(plan_.device);
@@ -153,22 +169,26 @@ bool StepEngine::enqueue() {
   };
   with_copies([](ParameterEntry& entry) { entry.dense_parameter.copy_(entry.parameter); });
   const kernels::GradientCheck* check = guard_ ? guard_->check() : nullptr;
-  const kernels::StepScalars* scalars = plan_.step_groups.write_scalars(plan_.device, check);
+  const bool has_matrices = std::any_of(plan_.tables.begin(), plan_.tables.end(),
+                                        [](const DtypeTable& table) { return table.has_matrices(); });
+  const kernels::StepScalars* scalars = begin_update(check, has_matrices);
   if (plan_.compressed_parameters) plan_.compressed_parameters->step(scalars, check);
   if (plan_.pager) plan_.pager->step(scalars);
   for (DtypeTable& table : plan_.tables) {
     if (!plan_.pager)
-      table.step(scalars, &table == &plan_.tables.front() && plan_.compressed_parameters == nullptr);
+      table.step(scalars,
+                 &table == &plan_.tables.front() && plan_.compressed_parameters == nullptr && !has_matrices);
   }
   with_copies([](ParameterEntry& entry) { entry.parameter.copy_(entry.dense_parameter); });
   return true;
 }
 
-// Fills the partial sums and returns how many they are.
-int64_t StepEngine::add_squares() {
+// Fills the partial sums of the tables for which which(table) is true, from there on, and returns their end.
+template <class Which>
+int64_t StepEngine::add_squares(int64_t offset, const Which& which) {
   auto* partials = static_cast<double*>(plan_.partials.mutable_data_ptr());
-  int64_t offset = 0;
   for (DtypeTable& table : plan_.tables) {
+    if (!which(table)) continue;
     table.sum_of_squares(partials + offset);
     offset += table.norm_units();
   }
@@ -178,11 +198,19 @@ int64_t StepEngine::add_squares() {
 bool StepEngine::gradients_are_finite() {
   at::Tensor sums = plan_.partials;
   int64_t count = 0;
+  if (plan_.directions) {
+    const int64_t own = add_squares(0, [](const DtypeTable& table) { return table.has_matrices(); });
+    count = add_squares(own, [](const DtypeTable& table) { return !table.has_matrices(); }) - own;
+    const auto* partials = sums.const_data_ptr<double>();
+    plan_.directions->look(*guard_, partials, own, partials + own, count);
+    return plan_.device.is_cuda() || guard_->check()->non_finite == 0;
+  }
   if (plan_.shared_norm) {
     sums = plan_.shared_norm->sums();
     count = sums.numel();
   } else {
-    count = early_look_.take(plan_) ? plan_.partials.numel() : add_squares();
+    count = early_look_.take(plan_) ? plan_.partials.numel()
+                                    : add_squares(0, [](const DtypeTable&) { return true; });
   }
   const auto* partials = sums.const_data_ptr<double>();
   plan_.compressed_parameters ? plan_.compressed_parameters->look(*guard_, partials, count)

@@ -80,6 +80,12 @@ class StepEngine {
     forget_plan();
   }
   CompressedParameters* compressed_parameters() const { return plan_.compressed_parameters.get(); }
+  // From the next step on ranks make the directions of all matrices together; null: each by itself.
+  void exchange_directions(std::unique_ptr<DirectionExchange> directions) {
+    plan_.directions = std::move(directions);
+    forget_plan();
+  }
+  DirectionExchange* directions() const { return plan_.directions.get(); }
   // The L1 norm of the bias-corrected variance of all compressed entries, added up in their order. Waits for
   // a GPU.
   double compressed_variance_norm() const { return plan_.compressed_variance_norm(); }
@@ -98,7 +104,10 @@ class StepEngine {
                  bool with_compressed);
   void choose_guard(const StepInputs& inputs);
   bool gradients_are_finite();
-  int64_t add_squares();
+  // The scalars of the step, and what matrices need of it.
+  const kernels::StepScalars* begin_update(const kernels::GradientCheck* check, bool has_matrices);
+  template <class Which>
+  int64_t add_squares(int64_t offset, const Which& which);
 
   StepPlan plan_;
   EarlyLook early_look_;

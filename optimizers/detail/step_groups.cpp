@@ -6,6 +6,7 @@
 #include <set>
 #include <tuple>
 
+#include <ATen/ops/clone.h>
 #include <ATen/ops/empty.h>
 
 namespace pacer::detail {
@@ -31,7 +32,7 @@ bool StepGroups::could_merge() const {
     const Group& group = groups_[s];
     if (group.clock->device_leads()) {
       ++unread;
-    } else if (!seen.emplace(group.parameter_group, group.is_double, group.is_compressed, group.takes_part,
+    } else if (!seen.emplace(group.parameter_group, group.is_double, group.is_local, group.takes_part,
                              group.clock->host_steps())
                     .second) {
       return true;
@@ -55,11 +56,11 @@ void StepGroups::assign(std::vector<ParameterEntry>& entries, const std::vector<
     const bool is_unread = device.is_cuda() && clock && clock->device_leads() && !reads_counts;
     const int64_t steps = is_unread ? 0 : entry.state->step();
     const bool is_double = entry.storage == kernels::AdamStorage::f64;
-    const Key key{entry.group, is_double,    entry.is_compressed, is_unread ? clock.get() : nullptr,
+    const Key key{entry.group, is_double,    entry.is_local(), is_unread ? clock.get() : nullptr,
                   steps,       takes_part[i]};
     const auto [found, is_new] = group_of.emplace(key, static_cast<int64_t>(groups.size()));
     if (is_new) {
-      groups.push_back({entry.group, is_double, entry.is_compressed, takes_part[i] != 0,
+      groups.push_back({entry.group, is_double, entry.is_local(), takes_part[i] != 0,
                         std::make_shared<StepClock>(is_unread ? clock->host_steps() : steps)});
       origins.push_back(is_unread ? clock : nullptr);
     }
@@ -102,7 +103,7 @@ void StepGroups::configure(const std::vector<GroupSettings>& settings, double lo
   for (size_t i = 0; i < groups_.size(); ++i) {
     const Group& group = groups_[i];
     wanted[i] = {settings[group.parameter_group].kernel, group.is_double, group.takes_part};
-    if (group.is_compressed) wanted[i].settings.factor *= local_weight;
+    if (group.is_local) wanted[i].settings.factor *= local_weight;
   }
   if (wanted == table_.host()) return;
   table_.host() = std::move(wanted);
@@ -126,6 +127,14 @@ const kernels::StepScalars* StepGroups::write_scalars(at::Device device,
     kernels::adam_scalars_cpu(group, groups_[i].clock->host_steps() + 1, host_scalars_[i]);
   }
   return host_scalars_.data();
+}
+
+at::Tensor StepGroups::copy_of_counts(at::Device device) const {
+  return device.is_cuda() ? device_steps_.clone() : at::Tensor();
+}
+
+void StepGroups::take_back(const at::Tensor& counts) {
+  if (counts.defined()) device_steps_.copy_(counts, /*non_blocking=*/true);
 }
 
 void StepGroups::count_step() {

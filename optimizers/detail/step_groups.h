@@ -59,7 +59,7 @@ class StepGroups {
   // many step groups, this reads them, and so waits for it, to bring together those that are equal.
   void assign(std::vector<ParameterEntry>& entries, const std::vector<char>& takes_part, at::Device device);
 
-  // Settings for the coming step. `settings[g]` belongs to parameter group g. Gradients of compressed entries
+  // Settings for the coming step. `settings[g]` belongs to parameter group g. Gradients of local entries
   // are those of this rank alone: times their settings' factor times `local_weight`.
   void configure(const std::vector<GroupSettings>& settings, double local_weight);
 
@@ -77,6 +77,11 @@ class StepGroups {
   // for no check.
   const kernels::StepScalars* write_scalars(at::Device device, const kernels::GradientCheck* check);
 
+  // The device's counts as they are now, a copy, and how they become so again: where a step fails behind
+  // write_scalars, which has advanced them. Undefined on a CPU.
+  at::Tensor copy_of_counts(at::Device device) const;
+  void take_back(const at::Tensor& counts);
+
   // The host's counts of the step groups that take part.
   void count_step();
   // From now on only the device knows the counts of the step groups that take part.
@@ -86,7 +91,7 @@ class StepGroups {
   struct Group {
     size_t parameter_group;
     bool is_double;
-    bool is_compressed;
+    bool is_local;
     bool takes_part;
     std::shared_ptr<StepClock> clock;
   };

@@ -102,6 +102,7 @@ StepPlan::AdoptedStates StepPlan::add_entries(const ParamGroups& groups, const P
                                               const TensorNames& names, bool with_compressed) {
   AdoptedStates adopted;
   int64_t first_element = 0;
+  size_t exchanged = 0;
   for (const RegisteredParameter& parameter : registered(groups, names)) {
     const auto owned = ranges_.find(parameter.key());
     const bool has_gradient =
@@ -110,7 +111,8 @@ StepPlan::AdoptedStates StepPlan::add_entries(const ParamGroups& groups, const P
     const bool has_state = state != states.end();
     planned_parameters_.push_back({parameter.key(), std::nullopt});
     if (has_gradient || has_state ||
-        (with_compressed && settings[parameter.group].compresses(parameter.tensor))) {
+        (with_compressed && settings[parameter.group].compresses(parameter.tensor)) ||
+        exchanges(settings[parameter.group])) {
       planned_parameters_.back().entry = entries.size();
       torch::optim::OptimizerParamState* own = has_state ? state->second.get() : nullptr;
       if (auto of_torch = own ? adopted_state(*traits, *own) : nullptr) {
@@ -118,6 +120,7 @@ StepPlan::AdoptedStates StepPlan::add_entries(const ParamGroups& groups, const P
         adopted.emplace_back(parameter.key(), std::move(of_torch));
       }
       entries.push_back(make_entry(parameter, own));
+      if (exchanges(settings[parameter.group])) entries.back().exchanged = exchanged++;
       entries.back().first_element = first_element + entries.back().range.first;
       taking_part.push_back(takes_part(entries.back(), entries.back().gradient()));
     }
@@ -142,12 +145,12 @@ void StepPlan::check_entries() const {
             " is updated in part, which needs its elements row by row without gaps; pass a contiguous one");
   }
   check_disjoint(ranges, entry_names);
-  if (compressed_parameters == nullptr) return;
-  std::vector<const ParameterEntry*> compressed;
+  std::vector<const ParameterEntry*> local;
   for (const ParameterEntry& entry : entries) {
-    if (entry.is_compressed) compressed.push_back(&entry);
+    if (entry.is_local()) local.push_back(&entry);
   }
-  compressed_parameters->check_fits(compressed);
+  if (compressed_parameters != nullptr) compressed_parameters->check_fits(local);
+  if (directions != nullptr) directions->check_fits(local);
 }
 
 void StepPlan::make(const ParamGroups& groups, ParamStates& states, const TensorNames& names,
@@ -201,7 +204,8 @@ void StepPlan::build_tables() {
           table_of.emplace(std::make_tuple(entry.storage, entry.amsgrad, of_group.muon), tables.size());
       if (is_new) {
         tables.emplace_back(kernels::AdamLaunch{entry.storage, entry.amsgrad, false, of_group.loops},
-                            of_group.kernel.rule, of_group.muon, device);
+                            of_group.kernel.rule, of_group.muon,
+                            exchanges(of_group) ? directions.get() : nullptr, device);
       }
       tables[found->second].add(entry, found->second);
     }

@@ -16,6 +16,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <pacer/optimizers/detail/compressed_parameters.h>
+#include <pacer/optimizers/detail/direction_exchange.h>
 #include <pacer/optimizers/detail/dtype_table.h>
 #include <pacer/optimizers/detail/entry_watch.h>
 #include <pacer/optimizers/detail/optimizer_traits.h>
@@ -68,6 +69,8 @@ class StepPlan {
   // Gives tables and CompressedParameters the gradients that fits() has left for later.
   void find_gradients();
   const void* find_gradient(size_t i, bool takes_part);
+  // What stored gradients of local entries are multiplied with besides the average.
+  double local_weight() const;
   // Throws InvalidArgument where ranks share parameters out, but not one that has a gradient.
   void require_shared_out() const;
 
@@ -82,6 +85,8 @@ class StepPlan {
   std::vector<GroupSettings> settings;  // by group, of the step
   // They update compressed entries; null: tables do.
   std::unique_ptr<CompressedParameters> compressed_parameters;
+  // Ranks make the directions of matrices together; null: each has those of added gradients.
+  std::unique_ptr<DirectionExchange> directions;
   std::unique_ptr<StatePager> pager;  // null until the first plan, and where state is not paged
   at::Device device = at::kCPU;
   std::vector<ParameterEntry> entries;
@@ -118,6 +123,12 @@ class StepPlan {
 
   // States of torch's that users put among the optimizer's, as its own, by TensorImpl of the parameter.
   using AdoptedStates = std::vector<std::pair<void*, std::unique_ptr<torch::optim::OptimizerParamState>>>;
+  // Whether ranks make the directions of these matrices together.
+  bool exchanges(const GroupSettings& of_group) const { return directions != nullptr && of_group.muon; }
+  // Optimizers that exchange more than gradients leave out what is frozen, even if it has a gradient.
+  bool leaves_out(const at::Tensor& parameter) const {
+    return (traits->is_onebit || directions != nullptr) && !parameter.requires_grad();
+  }
   AdoptedStates add_entries(const ParamGroups& groups, const ParamStates& states, const TensorNames& names,
                             bool with_compressed);
   ParameterEntry make_entry(const RegisteredParameter& parameter,

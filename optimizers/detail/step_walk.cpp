@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <pacer/core/error.h>
 
@@ -133,11 +134,15 @@ void StepPlan::check_paging(const StepInputs& inputs) const {
 }
 
 // A parameter without a gradient sits the step out, as in torch::optim; of a 1-bit optimizer also one that is
-// frozen (requires_grad off). Compressed entries without a gradient take part all the same: ranks agree on
-// their momentum, to which this rank then adds nothing.
+// frozen (requires_grad off). Local entries without a gradient take part all the same: ranks agree on their
+// momentum, or on a direction, to which this rank then adds no gradient.
 bool StepPlan::takes_part(const ParameterEntry& entry, const at::Tensor& gradient) const {
-  if (traits->is_onebit && !entry.parameter.requires_grad()) return false;
-  return entry.is_compressed || gradient.defined();
+  return !leaves_out(entry.parameter) && (entry.is_local() || gradient.defined());
+}
+
+double StepPlan::local_weight() const {
+  if (directions) return directions->local_weight();
+  return compressed_parameters ? compressed_parameters->local_weight() : 1.0;
 }
 
 StepPlan::PlannedGroup StepPlan::planned(const ParamGroups& groups, size_t group) const {
@@ -155,7 +160,6 @@ StepPlan::Fit StepPlan::fits(const ParamGroups& groups, const ParamStates& state
   if (groups.size() != planned_groups_.size() || (pager && !pager->fits())) return Fit::none;
   if (!finds_states(states)) return Fit::none;
   if (finds_gradients) unsettled_.clear();
-  const bool is_onebit = traits->is_onebit;
   EntryWatch* const watch_of = watches.data();
   char* const parts = taking_part.data();
   const size_t count = watches.size();
@@ -183,7 +187,7 @@ StepPlan::Fit StepPlan::fits(const ParamGroups& groups, const ParamStates& state
       }
       if (!watch.is_registered(states)) return Fit::none;
       const void* elements = watch.gradient_of_unchanged(own);
-      bool takes_part = elements != nullptr && (!is_onebit || parameter.requires_grad());
+      bool takes_part = elements != nullptr && !leaves_out(parameter);
       if (elements == nullptr) {
         const ParameterEntry& entry = entries[i];
         if (!watch.is_current(entry)) return Fit::none;
@@ -256,6 +260,11 @@ const void* StepPlan::find_gradient(size_t i, bool takes_part) {
   static const at::Tensor kNone;
   ParameterEntry& entry = entries[i];
   const at::Tensor& gradient = takes_part ? entry.gradient() : kNone;
+  if (takes_part && entry.exchanged && !gradient.defined()) {
+    entry.dense_gradient = at::zeros_like(entry.memory);
+    watches[i].gradient_is_dense = false;
+    return entry.dense_gradient.const_data_ptr();
+  }
   const bool is_own = gradient.defined() && entry.range.gradient.defined();
   const bool is_dense = is_own || !gradient.defined() || !needs_dense_gradient(entry, gradient);
   watches[i].gradient_is_dense = is_dense;
