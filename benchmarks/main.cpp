@@ -11,10 +11,10 @@
 namespace {
 
 std::vector<bench::Subcommand> all_subcommands() {
-  return {bench::kernels::subcommand(),    bench::cpu::subcommand(),     bench::session::subcommand(),
-          bench::checkpoint::subcommand(), bench::overlap::subcommand(), bench::onebit::subcommand(),
-          bench::sharding::subcommand(),   bench::lora::subcommand(),    bench::nf4::subcommand(),
-          bench::paging::subcommand(),     bench::pipeline::subcommand()};
+  return {bench::kernels::subcommand(),    bench::cpu::subcommand(),      bench::session::subcommand(),
+          bench::checkpoint::subcommand(), bench::overlap::subcommand(),  bench::onebit::subcommand(),
+          bench::sharding::subcommand(),   bench::lora::subcommand(),     bench::nf4::subcommand(),
+          bench::paging::subcommand(),     bench::pipeline::subcommand(), bench::muon::subcommand()};
 }
 
 std::string about(const std::vector<bench::Subcommand>& all) {

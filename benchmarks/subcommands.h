@@ -42,6 +42,7 @@ namespace lora { Subcommand subcommand(); }
 namespace nf4 { Subcommand subcommand(); }
 namespace paging { Subcommand subcommand(); }
 namespace pipeline { Subcommand subcommand(); }
+namespace muon { Subcommand subcommand(); }
 // clang-format on
 
 }  // namespace bench
