@@ -30,8 +30,8 @@ struct ParameterEntry {
   bool amsgrad = false;
   bool has_second_moment = true;
   bool averages_trust = false;
-  bool has_row_moment = false;
-  bool is_compressed = false;  // the CompressedParameters update it, not a DtypeTable
+  std::optional<MuonSettings> muon;  // of its group
+  bool is_compressed = false;        // the CompressedParameters update it, not a DtypeTable
   FusedAdamStateFields* state = nullptr;
 
   // Kernels need one dense piece of memory in the same order for value, gradient and state. A parameter with
