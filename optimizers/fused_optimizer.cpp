@@ -47,6 +47,18 @@ std::vector<OptimizerParamGroup> adopt_groups(const detail::OptimizerTraits& tra
   return adopted;
 }
 
+// Throws where groups cannot be this optimizer's. Whether parameters of those before `first` are matrices is
+// left to the next step: their options may have changed since, also to torch's own.
+void check_new_groups(const detail::OptimizerTraits& traits, const std::vector<OptimizerParamGroup>& groups,
+                      const detail::TensorNames& names, size_t first = 0) {
+  detail::check_groups(groups, names);
+  detail::check_names(groups, names);
+  if (!traits.has_matrices) return;
+  std::vector<detail::GroupSettings> settings(first);
+  for (size_t g = first; g < groups.size(); ++g) settings.push_back(traits.settings(groups[g].options()));
+  detail::check_matrices(traits.name, groups, settings, names);
+}
+
 std::vector<OptimizerParamGroup> without_names(const std::vector<NamedParamGroup>& groups) {
   std::vector<OptimizerParamGroup> plain;
   for (const NamedParamGroup& group : groups) {
@@ -82,8 +94,7 @@ FusedOptimizer::FusedOptimizer(const std::vector<OptimizerParamGroup>& groups, d
       names_(std::move(names)),
       engine_(std::make_unique<detail::StepEngine>(*traits_)) {
   param_groups_ = adopt_groups(*traits_, groups, *defaults_);  // torch's constructor may drop their options
-  detail::check_groups(param_groups_, names_);
-  detail::check_names(param_groups_, names_);
+  check_new_groups(*traits_, param_groups_, names_);
   if (const auto& paging = traits_->settings(*defaults_).paging) engine().page(*paging);
 }
 FusedOptimizer::FusedOptimizer(const std::vector<OptimizerParamGroup>& groups,
@@ -108,8 +119,7 @@ void FusedOptimizer::add_param_group(const OptimizerParamGroup& group) {
   auto with_group = adopt_groups(*traits_, {group}, *defaults_, param_groups_.size());
   std::vector<OptimizerParamGroup> all(param_groups_);
   all.push_back(with_group.front());
-  detail::check_groups(all, names_);
-  detail::check_names(all, names_);
+  check_new_groups(*traits_, all, names_, /*first=*/param_groups_.size());
   param_groups_.push_back(std::move(with_group.front()));
   ++known_groups_;
 }

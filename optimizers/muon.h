@@ -11,8 +11,10 @@
 // are those of torch.optim.Muon within the rounding of the products. Between two machines the products differ
 // in their last bits, and so do the results; on one machine the same bits come again. Everything else is as
 // in fused_adam.h: dtypes, parameters without a gradient, errors before anything is changed, no
-// synchronisation on CUDA. Over several ranks each computes all of it (DataParallel); Shards cannot have
-// matrices, and are refused. Directions take 2 bytes an element beside the momentum on a GPU, 4 on a CPU.
+// synchronisation on CUDA. A parameter that is no matrix is refused where the optimizer is made or its group
+// is added, unless the group has orthogonalize(false). Over several ranks each computes all of it
+// (DataParallel); Shards cannot have matrices, and are refused. Directions take 2 bytes an element beside the
+// momentum on a GPU, 4 on a CPU.
 #pragma once
 
 #include <string>

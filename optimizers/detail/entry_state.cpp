@@ -125,7 +125,7 @@ std::optional<at::ScalarType> dtype_of(const ParameterEntry& entry, const StateF
   settings.amsgrad = entry.amsgrad;
   settings.has_second_moment = entry.has_second_moment;
   settings.averages_trust = entry.averages_trust;
-  settings.has_row_moment = entry.has_row_moment;
+  settings.muon = entry.muon;
   if (entry.is_compressed && field.get == kStateFields[0].get)
     return std::nullopt;  // the momentum lies elsewhere
   return field_dtype(field.kind, entry.storage, settings);
@@ -151,7 +151,7 @@ std::optional<at::ScalarType> field_dtype(StateKind kind, AdamStorage storage,
       case StateKind::remainder:
         return where(Types::kHasExtra && kOfExtra == at::kShort, kOfExtra);
       case StateKind::row_moment:
-        return where(settings.has_row_moment, kDtypeOf<typename Types::Real>);
+        return where(settings.muon && settings.muon->normalizes_rows, kDtypeOf<typename Types::Real>);
       case StateKind::trust_average:
         break;
     }
@@ -178,7 +178,7 @@ void prepare_state(std::vector<ParameterEntry>& entries, StateMemory& memory) {
     if (!entry.has_second_moment) entry.state->exp_avg_sq(at::Tensor());  // somebody else's
     if (!dtype_of(entry, kStateFields[3])) entry.state->master(at::Tensor());
     if (!dtype_of(entry, kStateFields[4])) entry.state->remainder(at::Tensor());
-    if (!entry.has_row_moment) entry.state->row_moment(at::Tensor());
+    if (!dtype_of(entry, kStateFields[6])) entry.state->row_moment(at::Tensor());
   }
 }
 

@@ -27,11 +27,10 @@ void import_tensors(const RegisteredParameter& registered, const ParameterRange*
     if (!dtype) continue;
     const std::string key = name + "/" + field.name;
     const at::Tensor& tensor = require_tensor(saved, key);
-    const std::vector<int64_t> in_field = field_sizes(field.kind, parameter.sizes());
-    const at::IntArrayRef sizes = in_field;
+    const std::vector<int64_t> sizes = field_sizes(field.kind, parameter.sizes());
     require(tensor.scalar_type() == *dtype && tensor.sizes() == sizes, "\"", key,
             "\" of the state to load is ", tensor.scalar_type(), " of shape ", tensor.sizes(),
-            ", but parameter ", InMessage{name}, " needs ", *dtype, " of shape ", sizes);
+            ", but parameter ", InMessage{name}, " needs ", *dtype, " of shape ", at::IntArrayRef(sizes));
     const bool is_cut = range != nullptr && is_elementwise(field.kind);
     const at::Tensor own = is_cut ? cut_to_range(tensor, parameter, *range, name) : tensor;
     (state.*field.get)() = own.to(state_on_host ? at::Device(at::kCPU) : parameter.device());

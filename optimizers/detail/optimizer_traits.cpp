@@ -108,7 +108,6 @@ GroupSettings settings_of(const Options& options) {
                        options.precision(),      options.ns_steps(),     options.split(),
                        options.normalize_rows(), options.row_beta(),     options.cautious_decay()};
       settings.has_second_moment = false;
-      settings.has_row_moment = options.normalize_rows();
       kernel.beta1 = options.momentum();
       kernel.bias_correction = 0;
     }

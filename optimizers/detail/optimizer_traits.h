@@ -40,7 +40,7 @@ struct MuonSettings {
   MuonCoefficients coefficients;
   MuonPrecision precision;
   int64_t iterations, split;
-  bool normalizes_rows;
+  bool normalizes_rows;  // states have a row_moment
   double row_beta;
   bool is_cautious;
 
@@ -59,7 +59,6 @@ struct GroupSettings {
   bool has_second_moment = true;                // states have exp_avg_sq
   const kernels::UpdateLoops* loops = nullptr;  // OwnRuleOptions only
   std::optional<MuonSettings> muon;             // Muon only: the group's rule is not AdamW
-  bool has_row_moment = false;                  // states have a row_moment
   bool finite_check = false;
   bool averages_trust = false;  // states have a trust_average
   MasterWeights master_weights = MasterWeights::automatic;

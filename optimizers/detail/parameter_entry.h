@@ -30,8 +30,8 @@ struct ParameterEntry {
   bool amsgrad = false;
   bool has_second_moment = true;
   bool averages_trust = false;
-  bool has_row_moment = false;
-  bool is_compressed = false;  // the CompressedParameters update it, not a DtypeTable
+  std::optional<MuonSettings> muon;  // of its group
+  bool is_compressed = false;        // the CompressedParameters update it, not a DtypeTable
   // Its number in the DirectionExchange, to which this rank brings a direction of its own gradient.
   std::optional<size_t> exchanged;
   FusedAdamStateFields* state = nullptr;

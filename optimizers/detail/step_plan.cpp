@@ -75,7 +75,7 @@ ParameterEntry StepPlan::make_entry(const RegisteredParameter& parameter,
   entry.amsgrad = of_group.amsgrad;
   entry.has_second_moment = of_group.has_second_moment;
   entry.averages_trust = of_group.averages_trust;
-  entry.has_row_moment = of_group.has_row_moment;
+  entry.muon = of_group.muon;
   entry.is_compressed = compressed_parameters != nullptr && of_group.compresses(parameter.tensor);
   entry.storage =
       storage_for(parameter.tensor.scalar_type(), of_group.master_weights, of_group.rounding, entry.name);

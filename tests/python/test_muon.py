@@ -44,9 +44,24 @@ class Muon(unittest.TestCase):
         train(muon, a, range(3))
         train(pacer.FusedAdamW(b, lr=0.01, weight_decay=0.1), b, range(3))
         self.assertTrue(torch.equal(a[0], b[0]))
+
+    def test_what_is_no_matrix_is_refused_before_a_step(self):
+        vector, hidden = torch.nn.Parameter(torch.ones(7)), matrices()
+        empty, odd = torch.nn.Parameter(torch.ones(0, 4)), torch.nn.Parameter(torch.ones(7, 4))
+        optimizer = pacer.Muon(hidden)
+        for wrong, options, word in ((vector, {}, "orthogonalize"), (empty, {}, "no matrix"), (odd, {"split": 2}, "split")):
+            with self.subTest(word):
+                with self.assertRaisesRegex(ValueError, word):
+                    pacer.Muon([wrong], **options)
+                with self.assertRaisesRegex(ValueError, word):
+                    optimizer.add_param_group({"params": [wrong], **options})
+                self.assertEqual(len(optimizer.param_groups), 1)
+                train(optimizer, hidden, range(1))
+        optimizer.add_param_group({"params": [vector], "orthogonalize": False})
+        optimizer.param_groups[1]["orthogonalize"] = True
         with self.assertRaisesRegex(RuntimeError, "orthogonalize"):
-            wrong = [torch.nn.Parameter(torch.ones(7))]
-            train(pacer.Muon(wrong), wrong, range(1))
+            train(optimizer, [vector], range(1))
+        self.assertTrue(torch.equal(vector, torch.ones(7)))
 
     def test_a_loaded_state_goes_on_to_the_bit(self):
         params = matrices()

@@ -8,89 +8,13 @@
 #include <cmath>
 #include <cstdint>
 #include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 
-#include <pacer/optimizers/named_tensors.h>
+#include "support/optimizers/lifecycle_parameter.h"
+#include "support/optimizers/muon_reference.h"
 
 namespace pacer::testing {
-
-using Doubles = std::vector<double>;
-
-// Options of one group, by name as they are exported.
-struct LifecycleOptions {
-  LifecycleOptions(const NamedTensors& state, size_t group, bool is_l2) : l2(is_l2) {
-    const auto get = [&](const char* name, double otherwise) {
-      const auto found = state.find("group/" + std::to_string(group) + "/" + name);
-      return found == state.end() ? otherwise : found->second.to(at::kDouble).item<double>();
-    };
-    lr = get("lr", 0), beta1 = get("beta1", 0), beta2 = get("beta2", 0), eps = get("eps", 0);
-    decay = get("weight_decay", 0), bias_correction = get("bias_correction", 0) != 0;
-    amsgrad = get("amsgrad", 0) != 0;
-    is_lamb = get("min_coeff", -1) >= 0;
-    min_coeff = get("min_coeff", 0), max_coeff = get("max_coeff", 0), adapt = get("adapt", 1) != 0;
-    coeff_beta = get("coeff_beta", 0), factor_min = get("factor_min", 0), factor_max = get("factor_max", 0);
-    factor_threshold = get("factor_threshold", 0);
-    freeze_step = static_cast<int64_t>(get("freeze_step", 0));
-    compress = get("compress", 0) != 0;
-    refresh_every = static_cast<int64_t>(get("refresh_variance_every", 0));
-    floor_share = get("variance_floor", 0);
-    by_blocks = get("block_scales", 0) != 0;
-    exchanges = get("compress_alone", 0) != 0 && get("one_bit", 1) != 0;
-    is_muon = get("orthogonalize", 0) != 0, momentum = get("momentum", 0), nesterov = get("nesterov", 0) != 0;
-    matches_adamw = get("adjust_lr_fn", 0) == 0, iterations = static_cast<int64_t>(get("ns_steps", 0));
-    split = static_cast<size_t>(get("split", 1));
-    normalizes_rows = get("normalize_rows", 0) != 0, row_beta = get("row_beta", 0);
-    is_cautious = get("cautious_decay", 0) != 0;
-  }
-  double correction(double beta, int64_t t) const {
-    return bias_correction ? 1 - std::pow(beta, static_cast<double>(t)) : 1;
-  }
-  // The largest |m| / sqrt(v) of Adam.
-  double largest_direction() const {
-    const double single = 1 / std::sqrt(1 - beta2), ratio = beta1 * beta1 / beta2;
-    return ratio < 1 ? std::min(single, (1 - beta1) * single / std::sqrt(1 - ratio)) : single;
-  }
-
-  double lr, beta1, beta2, eps, decay, min_coeff, max_coeff, coeff_beta, factor_min, factor_max,
-      factor_threshold;
-  double floor_share;
-  int64_t freeze_step, refresh_every;
-  bool bias_correction, amsgrad, l2, is_lamb, adapt, compress, by_blocks, exchanges;
-  bool is_muon, nesterov, matches_adamw, normalizes_rows, is_cautious;
-  double momentum, row_beta;
-  int64_t iterations;
-  size_t split;
-  bool travels_alone = false;  // in a bucket of its own
-  bool is_lion = false;        // by name: its options are those of AdamW
-};
-
-struct LifecycleParameter {
-  LifecycleParameter(LifecycleOptions of_group, size_t its_group, Doubles values)
-      : options(std::move(of_group)),
-        group(its_group),
-        p(std::move(values)),
-        m(p.size(), 0),
-        v(p.size(), 0),
-        largest_v(p.size(), 0) {}
-
-  LifecycleOptions options;
-  size_t group;
-  size_t rows = 1;  // of what Muon takes for a matrix
-  Doubles p, m, v, largest_v, fresh, worker_error, server_error;
-  Doubles row_moment;  // Muon's, empty before its first step
-  int64_t t = 0;
-  bool trained = true;
-  double average = 0, averaged = 0, coefficient = 1, factor = 1, scale = 1, floor = 0;
-  bool is_new = false;  // no variance at all
-
-  double direction(size_t k, double divisor, bool from_signs) const {
-    if (from_signs && v[k] == 0 && !is_new) return 0;
-    const double most = options.largest_direction();
-    return std::min(std::max(m[k] / divisor, -most), most);
-  }
-};
 
 class LifecycleReference {
  public:
@@ -108,7 +32,7 @@ class LifecycleReference {
       LifecycleParameter& x = parameters[i];
       if ((frozen && x.options.compress) || !gradients[i] || (is_onebit && !x.trained)) continue;
       x.options.is_lamb   ? lamb(x, *gradients[i])
-      : x.options.is_muon ? muon(x, *gradients[i])
+      : x.options.is_muon ? MuonReference::step(x, *gradients[i])
       : x.options.is_lion ? lion(x, *gradients[i])
                           : adam(x, *gradients[i]);
     }
@@ -116,11 +40,6 @@ class LifecycleReference {
   }
 
  private:
-  static double squares(const Doubles& values) {
-    double sum = 0;
-    for (const double x : values) sum += x * x;
-    return sum;
-  }
   static double clamped(double value, double low, double high) {
     return std::min(std::max(value, low), high);
   }
@@ -155,78 +74,6 @@ class LifecycleReference {
       const double sign = direction > 0 ? 1 : direction < 0 ? -1 : 0;
       x.p[k] -= o.lr * (sign + o.decay * x.p[k]);
       x.m[k] = o.beta2 * x.m[k] + (1 - o.beta2) * g[k];
-    }
-  }
-
-  // Product of (n, k) and (k, m), row by row.
-  static Doubles product(const Doubles& a, const Doubles& b, size_t n, size_t k, size_t m) {
-    Doubles c(n * m, 0);
-    for (size_t i = 0; i < n; ++i) {
-      for (size_t l = 0; l < k; ++l) {
-        for (size_t j = 0; j < m; ++j) c[i * m + j] += a[i * k + l] * b[l * m + j];
-      }
-    }
-    return c;
-  }
-  static Doubles transposed(const Doubles& a, size_t n, size_t m) {
-    Doubles t(a.size());
-    for (size_t i = 0; i < n; ++i) {
-      for (size_t j = 0; j < m; ++j) t[j * n + i] = a[i * m + j];
-    }
-    return t;
-  }
-  // K. Jordan's iteration.
-  static Doubles orthogonal(Doubles x, size_t n, size_t m, int64_t iterations) {
-    const double norm = std::max(std::sqrt(squares(x)), 1e-7);
-    for (double& value : x) value /= norm;
-    for (int64_t i = 0; i < iterations; ++i) {
-      const Doubles gram = product(x, transposed(x, n, m), n, m, n), twice = product(gram, gram, n, n, n);
-      Doubles polynomial(gram.size());
-      for (size_t k = 0; k < gram.size(); ++k) polynomial[k] = -4.7750 * gram[k] + 2.0315 * twice[k];
-      const Doubles added = product(polynomial, x, n, n, m);
-      for (size_t k = 0; k < x.size(); ++k) x[k] = 3.4445 * x[k] + added[k];
-    }
-    return x;
-  }
-
-  // NorMuon: rows over the root of their mean square so far, then the norm as it was.
-  static void normalize_rows(Doubles& matrix, size_t rows, size_t columns, size_t first,
-                             LifecycleParameter& x) {
-    x.row_moment.resize(x.rows, 0);
-    const double before = std::sqrt(squares(matrix));
-    for (size_t r = 0; r < rows; ++r) {
-      double square = 0;
-      for (size_t c = 0; c < columns; ++c) square += matrix[r * columns + c] * matrix[r * columns + c];
-      double& moment = x.row_moment[first + r];
-      moment = x.options.row_beta * moment + (1 - x.options.row_beta) * square / static_cast<double>(columns);
-      for (size_t c = 0; c < columns; ++c) matrix[r * columns + c] /= std::sqrt(moment) + 1e-10;
-    }
-    const double after = std::sqrt(squares(matrix));
-    for (double& value : matrix) value *= before / (after + 1e-10);
-  }
-
-  static void muon(LifecycleParameter& x, const Doubles& g) {
-    const LifecycleOptions& o = x.options;
-    ++x.t;
-    const size_t pieces = o.split, size = x.p.size() / pieces, rows = x.rows / pieces, columns = size / rows;
-    const double ratio = static_cast<double>(rows) / static_cast<double>(columns),
-                 largest = static_cast<double>(std::max(rows, columns));
-    const double adjustment = o.matches_adamw ? 0.2 * std::sqrt(largest) : std::sqrt(std::max(1.0, ratio));
-    for (size_t piece = 0; piece < pieces; ++piece) {
-      Doubles direction(size);
-      for (size_t k = 0; k < size; ++k) {
-        double& m = x.m[piece * size + k];
-        const double gradient = g[piece * size + k];
-        m = o.momentum * m + (1 - o.momentum) * gradient;
-        direction[k] = o.nesterov ? (1 - o.momentum) * gradient + o.momentum * m : m;
-      }
-      direction = orthogonal(std::move(direction), rows, columns, o.iterations);
-      if (o.normalizes_rows) normalize_rows(direction, rows, columns, piece * rows, x);
-      for (size_t k = 0; k < size; ++k) {
-        double& p = x.p[piece * size + k];
-        if (!o.is_cautious || direction[k] * p >= 0) p -= o.lr * o.decay * p;
-        p -= o.lr * adjustment * direction[k];
-      }
     }
   }
 
