@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
-#include <pacer/compression/compression_options.h>
 #include <pacer/core/option.h>
 #include <pacer/optimizers/adam_options.h>
+#include <pacer/optimizers/onebit_options.h>
 
 namespace pacer {
 
@@ -74,29 +74,11 @@ struct MuonOptions : public MuonOptionsOf<MuonOptions> {
   MuonOptions(const FusedAdamWOptions& options) : MuonOptionsOf(options) {}
 };
 
-// The options of 1-bit Muon: those of Muon, and how what ranks send each other of matrices becomes signs, which
-// is the same in all groups.
-struct OneBitMuonOptions : public MuonOptionsOf<OneBitMuonOptions> {
- private:
-  CompressionOptions compression_ = CompressionOptions().block_scales(true);
-
- public:
-  OneBitMuonOptions(double learning_rate = 1e-3) : MuonOptionsOf(learning_rate) {}
+// The options of 1-bit Muon.
+struct OneBitMuonOptions : public MuonOptionsOf<OneBitMuonOptions>, public SignOptionsOf<OneBitMuonOptions> {
+  OneBitMuonOptions(double learning_rate = 1e-3) : MuonOptionsOf(learning_rate) { block_scales(true); }
   // The options of a group that takes AdamW.
-  OneBitMuonOptions(const FusedAdamWOptions& options) : MuonOptionsOf(options) {}
-
-  const CompressionOptions& compression() const { return compression_; }
-
-  // What a sign stands for: the root of the mean square, or the mean magnitude.
-  PACER_OPTION_OF(OneBitMuonOptions, compression_, scale);
-  // Every 2,048 elements have a scale of their own; false: one for all matrices.
-  PACER_OPTION_OF(OneBitMuonOptions, compression_, block_scales);
-  // A single rank has nothing to send, and by default is Muon. True: what it would send is rounded to signs all
-  // the same, for tests and studies.
-  PACER_OPTION_OF(OneBitMuonOptions, compression_, compress_alone);
-  // Each node is one worker: gradients are averaged in full precision inside nodes, and signs travel between
-  // nodes only. Needs as many ranks on every node.
-  PACER_OPTION_OF(OneBitMuonOptions, compression_, hierarchical);
+  OneBitMuonOptions(const FusedAdamWOptions& options) : MuonOptionsOf(options) { block_scales(true); }
 };
 
 }  // namespace pacer

@@ -25,6 +25,12 @@ bool ends_with(const std::string& text, const std::string& end) {
   return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
 }
 
+std::string in_words(const CompressionOptions& options) {
+  return detail::concatenate("scale ", options.scale() == ScaleNorm::rms ? "rms" : "l1", ", block_scales ",
+                             options.block_scales(), ", compress_alone ", options.compress_alone(),
+                             ", hierarchical ", options.hierarchical());
+}
+
 // The mean over ranks, where each has one; undefined where none has.
 at::Tensor mean_momentum(const std::vector<NamedTensors>& rank_states, const std::string& key) {
   at::Tensor sum;
@@ -76,39 +82,33 @@ void OneBitMuon::set_up(std::shared_ptr<Communicator> world) {
   require(world_->device() == device, kName, ": the parameters are on ", device.str(), ", but ",
           world_->backend_name(), " joins the ranks on ", world_->device().str(),
           "; move the model there first");
-  exchanges(compression());  // checks both
+  exchanges(detail::settings_of(traits(), param_groups_));  // checks what groups and ranks must have
   across_ranks_ = std::make_unique<detail::StepAcrossRanks>(world_);
   guard_ = std::make_shared<GradientGuard>(world_->device());
 }
 
 CompressionOptions OneBitMuon::compression(const std::vector<detail::GroupSettings>& settings) const {
-  const auto as_text = [](const CompressionOptions& options) {
-    return detail::concatenate("scale ", options.scale() == ScaleNorm::rms ? "rms" : "l1", ", block_scales ",
-                               options.block_scales(), ", compress_alone ", options.compress_alone(),
-                               ", hierarchical ", options.hierarchical());
-  };
   for (size_t g = 1; g < settings.size(); ++g) {
-    require(as_text(settings[g].compression) == as_text(settings[0].compression), kName, ": group ", g,
-            " has ", as_text(settings[g].compression), ", and group 0 ", as_text(settings[0].compression),
+    require(detail::send_alike(settings[g].compression, settings[0].compression), kName, ": group ", g,
+            " has ", in_words(settings[g].compression), ", and group 0 ", in_words(settings[0].compression),
             "; what ranks exchange is one buffer, so set these alike in all groups");
   }
   return settings.empty() ? CompressionOptions() : settings.front().compression;
 }
 
-CompressionOptions OneBitMuon::compression() const {
-  return compression(detail::settings_of(traits(), param_groups_));
-}
-
-bool OneBitMuon::exchanges(const CompressionOptions& options) const {
-  return options.compress_alone() || detail::OneBitRoute(world_, options.hierarchical()).workers() > 1;
+bool OneBitMuon::exchanges(const std::vector<detail::GroupSettings>& settings) const {
+  const CompressionOptions options = compression(settings);
+  const bool has_others =
+      options.compress_alone() || detail::OneBitRoute(world_, options.hierarchical()).workers() > 1;
+  return has_others && std::any_of(settings.begin(), settings.end(),
+                                   [](const auto& group) { return group.muon.has_value(); });
 }
 
 std::unique_ptr<detail::DirectionExchange> OneBitMuon::make_exchange(
     const std::vector<detail::GroupSettings>& settings) const {
-  const CompressionOptions options = compression(settings);
-  std::vector<detail::OneBitTensor> matrices = detail::exchanged_matrices(view(), settings);
-  if (matrices.empty() || !exchanges(options)) return nullptr;
-  return std::make_unique<detail::DirectionExchange>(std::move(matrices), world_, options);
+  if (!exchanges(settings)) return nullptr;
+  return std::make_unique<detail::DirectionExchange>(detail::exchanged_matrices(view(), settings), world_,
+                                                     compression(settings));
 }
 
 int64_t OneBitMuon::bytes_sent() const {
@@ -118,15 +118,16 @@ int64_t OneBitMuon::bytes_sent() const {
 // ---- A step. ----
 
 GradientScope OneBitMuon::gradient_scope() const {
-  if (local_parameters().empty()) return GradientScope::world;
-  return detail::OneBitRoute(world_, compression().hierarchical()).is_by_nodes() ? GradientScope::node
-                                                                                 : GradientScope::rank;
+  const auto settings = detail::settings_of(traits(), param_groups_);
+  if (!exchanges(settings)) return GradientScope::world;
+  const detail::OneBitRoute route(world_, compression(settings).hierarchical());
+  return route.is_by_nodes() ? GradientScope::node : GradientScope::rank;
 }
 
 std::vector<torch::Tensor> OneBitMuon::local_parameters() const {
   const auto settings = detail::settings_of(traits(), param_groups_);
   std::vector<torch::Tensor> local;
-  if (!exchanges(compression(settings))) return local;
+  if (!exchanges(settings)) return local;
   for (const detail::RegisteredParameter& parameter : view().parameters()) {
     if (settings[parameter.group].muon) local.push_back(parameter.tensor);
   }
@@ -145,7 +146,9 @@ void OneBitMuon::prepare(const StepInputs& inputs) {
   require_intact();
   adopt_foreign_options();
   auto settings = detail::settings_of(traits(), param_groups_);
-  if (engine().directions() == nullptr) engine().exchange_directions(make_exchange(settings));
+  if (engine().directions() == nullptr && exchanges(settings)) {
+    engine().exchange_directions(make_exchange(settings));
+  }
   detail::DirectionExchange* const directions = engine().directions();
   StepInputs with_guard = inputs;
   if (directions != nullptr) {
@@ -153,7 +156,7 @@ void OneBitMuon::prepare(const StepInputs& inputs) {
             " talks to other ranks in the middle of a step, so that it cannot be replayed from a CUDA graph; "
             "leave the CudaGraph hook out");
     require(
-        directions->was_made_with(compression(settings)), kName,
+        detail::send_alike(directions->options(), compression(settings)), kName,
         ": scale, block_scales, compress_alone or hierarchical was changed after the first step; set them "
         "before it");
     const detail::OneBitRoute& route = directions->route();
@@ -202,10 +205,14 @@ void OneBitMuon::name_parameters(const NamedParameters& of_model) {
 
 // ---- State. ----
 
+bool OneBitMuon::has_rank_state() const {
+  return engine().directions() != nullptr && engine().directions()->has_errors();
+}
+
 NamedTensors OneBitMuon::export_state() const {
   require_intact();
   NamedTensors state = FusedOptimizer::export_state();
-  if (!engine().directions()) return state;
+  if (!has_rank_state()) return state;
   for (const auto& matrix : engine().directions()->matrices()) state.erase(matrix.name + kMomentum);
   return state;
 }
@@ -213,7 +220,7 @@ NamedTensors OneBitMuon::export_state() const {
 NamedTensors OneBitMuon::export_rank_state() const {
   require_intact();
   NamedTensors state;
-  if (!engine().directions()) return state;
+  if (!has_rank_state()) return state;
   const NamedTensors all = FusedOptimizer::export_state();
   for (const auto& matrix : engine().directions()->matrices()) {
     const auto momentum = all.find(matrix.name + kMomentum);
@@ -226,10 +233,9 @@ NamedTensors OneBitMuon::export_rank_state() const {
 
 // A state that one rank by itself has left is everybody's.
 bool OneBitMuon::fits_rank_state(const NamedTensors& state, const NamedTensors& rank_state) const {
-  const CompressionOptions options = compression(detail::saved_settings(state, view()));
-  return rank_state.empty() ||
-         (exchanges(options) &&
-          detail::is_of_rank(detail::OneBitRoute(world_, options.hierarchical()), rank_state));
+  const auto settings = detail::saved_settings(state, view());
+  const detail::OneBitRoute route(world_, compression(settings).hierarchical());
+  return rank_state.empty() || (exchanges(settings) && detail::is_of_rank(route, rank_state));
 }
 
 NamedTensors OneBitMuon::join_rank_states(const NamedTensors& state,
@@ -265,7 +271,14 @@ SessionOptimizer::PreparedImport OneBitMuon::prepare_import(const NamedTensors& 
                                                             const NamedTensors& rank_state) {
   const at::NoGradGuard no_grad;
   NamedTensors whole = state, errors;
-  for (const auto& item : rank_state) (ends_with(item.first, kMomentum) ? whole : errors).insert(item);
+  for (const auto& [name, tensor] : rank_state) {
+    // Momentum becomes the optimizer's own.
+    if (ends_with(name, kMomentum)) {
+      whole[name] = tensor.clone();
+    } else {
+      errors[name] = tensor;
+    }
+  }
   struct Ready {  // in a shared_ptr, because a std::function is copied
     detail::PendingState pending;
     std::unique_ptr<detail::DirectionExchange> exchange;
@@ -280,8 +293,9 @@ SessionOptimizer::PreparedImport OneBitMuon::prepare_import(const NamedTensors& 
         "the state to load has errors of a 1-bit exchange, but this rank exchanges nothing; resume through "
         "join_rank_states");
     errors = detail::errors_of_rank(ready->exchange->route(), std::move(errors));
+    const int64_t version = detail::errors_version(errors);
     detail::remove_marks(errors);
-    ready->exchange->load_errors(errors);
+    ready->exchange->load_errors(errors, version);
     detail::require_all_loaded(errors,
                                "\", which fits no matrix of this OneBitMuon; build the same parameters");
   }

@@ -98,13 +98,14 @@ class OneBitMuon : public FusedOptimizer {
 
  private:
   void set_up(std::shared_ptr<Communicator> world);
-  // Throws InvalidArgument where groups differ in it.
+  // The groups' own; throws InvalidArgument where they differ in it.
   CompressionOptions compression(const std::vector<detail::GroupSettings>& settings) const;
-  CompressionOptions compression() const;
-  // Whether ranks, or nodes, send each other anything with such options.
-  bool exchanges(const CompressionOptions& options) const;
+  // Whether ranks, or nodes, send each other directions with such settings.
+  bool exchanges(const std::vector<detail::GroupSettings>& settings) const;
   std::unique_ptr<detail::DirectionExchange> make_exchange(
       const std::vector<detail::GroupSettings>& settings) const;
+  // Whether ranks have had different momentum and errors yet.
+  bool has_rank_state() const;
   void require_intact() const;
   void require_one_file(const char* what) const;
 

@@ -1,5 +1,6 @@
-// What the options of OneBitAdam and OneBitLamb share: when the variance freezes, and what is compressed and
-// how. The optimizers plan with the same struct (detail/onebit_settings.h).
+// What the options of the 1-bit optimizers share: how numbers become signs; and of OneBitAdam and OneBitLamb, when
+// the variance freezes, and what is compressed. The optimizers plan with the same structs
+// (detail/onebit_settings.h).
 #pragma once
 
 #include <cstdint>
@@ -10,15 +11,32 @@
 
 namespace pacer {
 
-// `Own` is the struct of one optimizer.
+// How what ranks send each other becomes signs; the same in all groups. `Own` is the struct of one optimizer.
 template <class Own>
-struct OneBitOptionsOf {
+struct SignOptionsOf {
  private:
   CompressionOptions compression_;
 
  public:
   const CompressionOptions& compression() const { return compression_; }
 
+  // See CompressionOptions.
+  PACER_OPTION_OF(Own, compression_, scale);
+  // Every 2,048 elements have a scale of their own; false: one for the whole buffer, as in the papers, whose
+  // small tensors are then driven by the noise of large ones.
+  PACER_OPTION_OF(Own, compression_, block_scales);
+  // A single rank has nothing to send, and by default its momentum is not compressed. True: it is rounded to
+  // signs all the same, for tests and studies.
+  PACER_OPTION_OF(Own, compression_, compress_alone);
+  // Each node is one worker: gradients are averaged in full precision inside nodes, and signs travel between
+  // nodes only, W / Communicator::ranks_per_node() instead of W workers' of them. Needs as many ranks on
+  // every node. With a single node nothing is compressed.
+  PACER_OPTION_OF(Own, compression_, hierarchical);
+};
+
+// When the variance of OneBitAdam and OneBitLamb freezes, and what they compress.
+template <class Own>
+struct OneBitOptionsOf : public SignOptionsOf<Own> {
   // False: the group stays with AdamW, or LAMB, for the whole run, and its gradients are averaged in full
   // precision. That suits parameters that are few but sensitive. What is fp64 and would be compressed must be
   // in such a group.
@@ -39,22 +57,10 @@ struct OneBitOptionsOf {
   // signs into steps as large as Adam's can be at all. Those that had none stay as they are while momentum
   // travels as signs, with or without a floor, until a refresh has seen a gradient.
   PACER_OPTION(double, variance_floor) = 0.01;
-  // See CompressionOptions.
-  PACER_OPTION_OF(Own, compression_, scale);
-  // Every 2,048 elements have a scale of their own; false: one for the whole buffer, as in the papers, whose
-  // small tensors are then driven by the noise of large ones.
-  PACER_OPTION_OF(Own, compression_, block_scales);
   // False: parameters of less than two dimensions (biases, gains of normalisations) stay in full precision in
   // compressed groups, too. They are few, and their gradients are of another size than those of matrices, or
   // noise alone: of a bias before batch norm, or of a key's.
   PACER_OPTION(bool, compress_vectors) = false;
-  // A single rank has nothing to send, and by default its momentum is not compressed. True: it is rounded to
-  // signs all the same, for tests and studies.
-  PACER_OPTION_OF(Own, compression_, compress_alone);
-  // Each node is one worker: gradients are averaged in full precision inside nodes, and signs travel between
-  // nodes only, W / Communicator::ranks_per_node() instead of W workers' of them. Needs as many ranks on
-  // every node. With a single node nothing is compressed.
-  PACER_OPTION_OF(Own, compression_, hierarchical);
   // False: gradients are averaged in full precision after the freeze, too. A control, which shows what the
   // frozen variance alone costs.
   PACER_OPTION(bool, one_bit) = true;

@@ -20,6 +20,7 @@
 #include <pacer/optimizers/muon.h>
 #include <pacer/optimizers/onebit_adam.h>
 #include <pacer/optimizers/onebit_lamb.h>
+#include <pacer/optimizers/onebit_muon.h>
 
 #include "communicator_binding.h"
 #include "named_dict.h"
@@ -121,7 +122,9 @@ class RuleOf : public Rule {
   void add_group(std::unique_ptr<FusedOptimizer>& optimizer, const Group& group) const {
     if (optimizer != nullptr) return static_cast<Optimizer&>(*optimizer).add_param_group(group);
     const std::vector<Group> groups = {group};
-    if constexpr (std::is_base_of_v<OneBitOptimizer, Optimizer>) {
+    using Ranks = std::shared_ptr<Communicator>;
+    if constexpr (std::is_constructible_v<Optimizer, const std::vector<Group>&, const Options&,
+                                          const Ranks&>) {
       optimizer = std::make_unique<Optimizer>(groups, defaults_, world_);
     } else {
       optimizer = std::make_unique<Optimizer>(groups, defaults_);
@@ -146,6 +149,9 @@ std::unique_ptr<Rule> rule_named(const std::string& name, const Numbers& numbers
   }
   if (name == "Muon") {
     return make(RuleOf<Muon, MuonOptions, MuonParamState>(numbers, choices, world));
+  }
+  if (name == "OneBitMuon") {
+    return make(RuleOf<OneBitMuon, OneBitMuonOptions, OneBitMuonParamState>(numbers, choices, world));
   }
   if (name == "OneBitAdam") {
     return make(RuleOf<OneBitAdam, OneBitAdamOptions, OneBitAdamParamState>(numbers, choices, world));
@@ -259,10 +265,13 @@ class PythonOptimizer : public torch::CustomClassHolder {
 
   int64_t skipped_steps() const { return optimizer_->skipped_steps(); }
 
-  // Of 1-bit optimizers.
+  // 1-bit optimizers have these; OneBitMuon only the first.
+  int64_t bytes_sent() const {
+    const auto* muon = dynamic_cast<const OneBitMuon*>(optimizer_.get());
+    return muon != nullptr ? muon->bytes_sent() : onebit().bytes_sent();
+  }
   int64_t attempts() const { return onebit().attempts(); }
   int64_t frozen_at() const { return onebit().frozen_at().value_or(-1); }
-  int64_t bytes_sent() const { return onebit().bytes_sent(); }
   double compression_error() const { return onebit().compression_error(); }
 
  private:

@@ -48,8 +48,10 @@ po::options_description description() {
       ("device", word("cpu|cuda")->default_value("cpu"),
        "cpu: ranks joined by Gloo; cuda: by NCCL, one GPU a rank")  //
       ("optimizers", word("LIST")->default_value("fp32,bf16,onebit"),
-       "fp32, bf16: FusedAdamW, gradients averaged in that type; lamb: FusedLamb, in fp32; onebit, "
-       "onebit-lamb: OneBitAdam, OneBitLamb; onebit-nodes, onebit-lamb-nodes: the same between hosts; "
+       "fp32, bf16: FusedAdamW, gradients averaged in that type; lamb, muon: FusedLamb, Muon, in fp32; "
+       "onebit, "
+       "onebit-lamb, onebit-muon: OneBitAdam, OneBitLamb, OneBitMuon; onebit-nodes, onebit-lamb-nodes: the "
+       "same between hosts; "
        "onebit-buckets, onebit-lamb-buckets: in buckets of 25 MiB; shards, shards-nodes, shards-blocks: "
        "FusedAdamW with state and gradients, or parameters too, in parts over all ranks or those of a host, "
        "with a backward that adds them up")  //

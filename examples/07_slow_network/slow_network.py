@@ -61,7 +61,7 @@ def read_arguments():
     parser.add_argument("--model", default="small", help="small, gpt2 or bert-large (small)")
     parser.add_argument("--device", default="cpu", help="cpu: over Gloo; cuda: over NCCL, one GPU a rank (cpu)")
     parser.add_argument("--optimizers", default="fp32,bf16,onebit",
-                        help="of fp32, bf16, onebit, onebit-nodes, onebit-buckets, lamb, onebit-lamb, onebit-lamb-nodes, "
+                        help="of fp32, bf16, muon, onebit, onebit-nodes, onebit-buckets, onebit-muon, lamb, onebit-lamb, onebit-lamb-nodes, "
                              "onebit-lamb-buckets, shards, shards-nodes, shards-blocks (fp32,bf16,onebit)")
     parser.add_argument("--congestion", metavar="NAME",
                         help="what controls congestion of TCP on the hosts, such as cubic or bbr (as on this machine)")

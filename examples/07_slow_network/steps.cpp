@@ -13,8 +13,10 @@
 #include <pacer/core/error.h>
 #include <pacer/optimizers/fused_adam.h>
 #include <pacer/optimizers/fused_lamb.h>
+#include <pacer/optimizers/muon.h>
 #include <pacer/optimizers/onebit_adam.h>
 #include <pacer/optimizers/onebit_lamb.h>
+#include <pacer/optimizers/onebit_muon.h>
 
 #include "sharded_step.h"
 #include "support/nearest_name.h"
@@ -90,14 +92,27 @@ void fill_gradients(const Parameters& parameters, int rank) {
   }
 }
 
+// Hidden matrices by Muon's rule. Tables of embeddings come first in a model, before its first vector.
+template <class Options>
+std::vector<torch::optim::OptimizerParamGroup> muon_groups(const Parameters& parameters) {
+  std::vector<torch::Tensor> hidden, others;
+  bool is_behind_tables = false;
+  for (const auto& [name, tensor] : parameters) {
+    is_behind_tables = is_behind_tables || tensor.dim() < 2;
+    (is_behind_tables && tensor.dim() >= 2 ? hidden : others).push_back(tensor);
+  }
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  groups.emplace_back(hidden, std::make_unique<Options>(kRate));
+  groups.emplace_back(others, std::make_unique<Options>(Options(kRate).orthogonalize(false)));
+  return groups;
+}
+
 // Gradients are averaged in buckets, as a Session does it, then the optimizer takes its step.
-template <class Optimizer, class Options>
 std::function<void()> averaged_step(const Parameters& parameters, const World& world,
-                                    std::optional<at::ScalarType> wire) {
+                                    std::optional<at::ScalarType> wire,
+                                    const std::shared_ptr<pacer::SessionOptimizer>& optimizer) {
   const auto bucketer =
       std::make_shared<pacer::GradientBucketer>(parameters, world, pacer::BucketOptions().wire_dtype(wire));
-  const std::shared_ptr<pacer::SessionOptimizer> optimizer =
-      std::make_shared<Optimizer>(tensors_of(parameters), Options(kRate));
   return [bucketer, optimizer, world] {
     const torch::NoGradGuard no_grad;
     bucketer->reduce();
@@ -115,6 +130,23 @@ std::function<void()> compressed_step(const Parameters& parameters, const World&
   // A variance without a memory may freeze after one step, which is one of fp32 over a slow link.
   options.lr(kRate).betas({0.9, 0.0}).freeze_step(1);
   const auto optimizer = std::make_shared<Optimizer>(tensors_of(parameters), options, world);
+  fill_gradients(parameters, world->rank());
+  optimizer->step();
+  return [optimizer] { optimizer->step(); };
+}
+
+template <class Optimizer, class Options>
+std::function<void()> averaged_step(const Parameters& parameters, const World& world,
+                                    std::optional<at::ScalarType> wire) {
+  return averaged_step(parameters, world, wire,
+                       std::make_shared<Optimizer>(tensors_of(parameters), Options(kRate)));
+}
+
+// It compresses from the first step on, which compares what ranks are about to do.
+std::function<void()> onebit_muon_step(const Parameters& parameters, const World& world) {
+  using Options = pacer::OneBitMuonOptions;
+  const auto optimizer =
+      std::make_shared<pacer::OneBitMuon>(muon_groups<Options>(parameters), Options(kRate), world);
   fill_gradients(parameters, world->rank());
   optimizer->step();
   return [optimizer] { optimizer->step(); };
@@ -147,6 +179,11 @@ const std::vector<Kind>& kinds() {
        [=](const auto& p, const auto& w) {
          return kOneBitAdam(p, w, OneBitAdamOptions().hierarchical(true));
        }},
+      {"muon", "Muon fp32",
+       [](const auto& p, const auto& w) {
+         return averaged_step(p, w, {}, std::make_shared<pacer::Muon>(muon_groups<pacer::MuonOptions>(p)));
+       }},
+      {"onebit-muon", "OneBitMuon", onebit_muon_step},
       {"lamb", "FusedLamb fp32", [=](const auto& p, const auto& w) { return kLamb(p, w, {}); }},
       {"onebit-lamb", "OneBitLamb", [=](const auto& p, const auto& w) { return kOneBitLamb(p, w, {}); }},
       {"onebit-lamb-buckets", "OneBitLamb in buckets",

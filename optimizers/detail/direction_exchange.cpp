@@ -23,6 +23,11 @@ std::vector<int64_t> offsets_of(const std::vector<OneBitTensor>& matrices) {
 
 }  // namespace
 
+bool send_alike(const CompressionOptions& a, const CompressionOptions& b) {
+  return a.scale() == b.scale() && a.block_scales() == b.block_scales() &&
+         a.compress_alone() == b.compress_alone() && a.hierarchical() == b.hierarchical();
+}
+
 std::vector<OneBitTensor> exchanged_matrices(const OptimizerView& optimizer,
                                              const std::vector<GroupSettings>& settings) {
   std::vector<OneBitTensor> matrices;
@@ -44,12 +49,6 @@ DirectionExchange::DirectionExchange(std::vector<OneBitTensor> matrices, std::sh
       mean_(world, offsets_.back(), options, CompressedAllReduce::Unagreed()),
       buffer_(at::zeros({offsets_.back()}, at::TensorOptions().dtype(at::kFloat).device(world->device()))),
       sums_(at::zeros({3}, buffer_.options().dtype(at::kDouble))) {}
-
-bool DirectionExchange::was_made_with(const CompressionOptions& options) const {
-  return options.scale() == options_.scale() && options.block_scales() == options_.block_scales() &&
-         options.compress_alone() == options_.compress_alone() &&
-         options.hierarchical() == options_.hierarchical();
-}
 
 void DirectionExchange::check_fits(const std::vector<const ParameterEntry*>& entries) const {
   std::vector<const OneBitTensor*> tensors;
@@ -77,6 +76,7 @@ at::Tensor DirectionExchange::direction(size_t matrix) const {
 
 void DirectionExchange::average(const kernels::GradientCheck* check) {
   is_under_way_ = true;
+  has_errors_ = true;
   mean_.reduce(buffer_, check);
 }
 
@@ -106,7 +106,7 @@ void DirectionExchange::export_errors(NamedTensors& state) const {
   for (const OneBitTensor& matrix : matrices_) add_strides(matrix.name, matrix.sizes, matrix.strides, state);
 }
 
-void DirectionExchange::load_errors(NamedTensors& state) {
+void DirectionExchange::load_errors(NamedTensors& state, int64_t version) {
   const CompressedAllReduce::Range served = mean_.served();
   const at::Tensor worker = at::zeros_like(buffer_);
   const at::Tensor server = at::zeros({served.end - served.begin}, buffer_.options());
@@ -114,13 +114,14 @@ void DirectionExchange::load_errors(NamedTensors& state) {
              {"the state to load has no \"", "\"; resume with the state that this rank has saved",
               "; resume with as many ranks and the same parameters"});
   for (const OneBitTensor& matrix : matrices_) {
-    require(same_strides(saved_strides(state, matrix.name, matrix.sizes, matrix.strides, kStateVersion),
+    require(same_strides(saved_strides(state, matrix.name, matrix.sizes, matrix.strides, version),
                          matrix.strides, matrix.sizes),
             "the state to load has the errors of parameter ", InMessage{matrix.name, matrix.sizes},
             " in another memory order than the parameter has here; give it the order that it had");
     state.erase(matrix.name + kStrides);
   }
   mean_.set_errors(worker, server);
+  has_errors_ = true;
 }
 
 void DirectionExchange::rename(const std::vector<std::string>& names) {

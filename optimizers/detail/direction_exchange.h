@@ -14,6 +14,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <pacer/compression/compressed_all_reduce.h>
+#include <pacer/kernels/onebit_layout.h>
 #include <pacer/optimizers/detail/named_views.h>
 #include <pacer/optimizers/detail/onebit_settings.h>
 #include <pacer/optimizers/detail/parameter_entry.h>
@@ -29,7 +30,7 @@ class DirectionExchange {
 
   const std::vector<OneBitTensor>& matrices() const { return matrices_; }
   const OneBitRoute& route() const { return route_; }
-  bool was_made_with(const CompressionOptions& options) const;
+  const CompressionOptions& options() const { return options_; }
   // Throws InvalidArgument, in one sentence, where these are no longer the matrices.
   void check_fits(const std::vector<const ParameterEntry*>& entries) const;
 
@@ -55,10 +56,13 @@ class DirectionExchange {
 
   // ---- State of this rank: what rounding to signs has lost, by matrix. ----
 
+  // Whether there are any, since the first mean or a load.
+  bool has_errors() const { return has_errors_; }
   void export_errors(NamedTensors& state) const;
-  // Takes its tensors out of the state. Throws InvalidArgument that names what is missing or does not fit.
-  void load_errors(NamedTensors& state);
-  // Of a tensor in the buffer: the elements that worker `worker` serves, in the tensor's own numbering.
+  // Takes its tensors out of a state of that version. Throws InvalidArgument that names what is missing or does
+  // not fit.
+  void load_errors(NamedTensors& state, int64_t version);
+  // The elements of the matrix that this rank, or its node, serves, in the matrix's own numbering.
   kernels::OneBitLayout::Part served_part(size_t matrix) const;
 
   int64_t bytes_sent() const { return mean_.bytes_sent(); }
@@ -77,8 +81,12 @@ class DirectionExchange {
   at::Tensor sums_;  // fp64 (3), for look_jointly
   double local_weight_ = 1;
   bool has_agreed_ = false;
+  bool has_errors_ = false;
   bool is_under_way_ = false;
 };
+
+// Whether ranks send the same with both.
+bool send_alike(const CompressionOptions& a, const CompressionOptions& b);
 
 // The matrices of all groups that Muon's rule updates, in the order of the parameters.
 std::vector<OneBitTensor> exchanged_matrices(const OptimizerView& optimizer,

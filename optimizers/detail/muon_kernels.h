@@ -82,7 +82,7 @@ class MuonKernels {
   std::vector<Batch> batches_;
   size_t matrices_ = 0;
   std::vector<size_t> exchanged_;  // by matrix: its number in the exchange
-  // By batch, then by member, where there is an exchange: views of the directions here and there.
+  // Views of the directions here and in the exchange, by batch, then by member; empty where there is none.
   std::vector<at::Tensor> own_, shared_;
   std::vector<at::Tensor> row_moments_;          // by matrix, undefined where rows stay as they are
   DeviceBuffer<kernels::MuonRows> rows_;         // by batch, then by member; empty likewise

@@ -6,12 +6,12 @@
 
 from .checkpoints import load_checkpoint, save_checkpoint
 from .communicator import Communicator, CompressedAllReduce
-from .onebit import OneBitAdam, OneBitLamb
+from .onebit import OneBitAdam, OneBitLamb, OneBitMuon
 from .optimizers import FusedAdam, FusedAdamW, FusedLamb, Muon
 from .schedules import LayerDrop, SequenceLength
 
 __version__ = "0.1.0"
 __all__ = [
     "Communicator", "CompressedAllReduce", "FusedAdam", "FusedAdamW", "FusedLamb", "LayerDrop", "Muon", "OneBitAdam",
-    "OneBitLamb", "SequenceLength", "load_checkpoint", "save_checkpoint",
+    "OneBitLamb", "OneBitMuon", "SequenceLength", "load_checkpoint", "save_checkpoint",
 ]  # fmt: skip

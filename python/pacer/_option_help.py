@@ -14,15 +14,19 @@ NAMES = {
         'lr betas eps weight_decay initial_lr bias_correction master_weights finite_check rounding seed '
         'orthogonalize momentum nesterov adjust_lr_fn ns_steps ns_coefficients precision split normalize_rows'
         ' row_beta cautious_decay',
+    "OneBitMuon":
+        'lr betas eps weight_decay initial_lr bias_correction master_weights finite_check rounding seed '
+        'orthogonalize momentum nesterov adjust_lr_fn ns_steps ns_coefficients precision split normalize_rows'
+        ' row_beta cautious_decay scale block_scales compress_alone hierarchical',
     "OneBitAdam":
-        'lr betas eps weight_decay initial_lr bias_correction master_weights compress freeze_step '
-        'freeze_automatically allow_early_freeze variance_floor scale block_scales compress_vectors '
-        'compress_alone hierarchical one_bit bucket_bytes overlap_backward refresh_variance_every',
+        'lr betas eps weight_decay initial_lr bias_correction master_weights scale block_scales '
+        'compress_alone hierarchical compress freeze_step freeze_automatically allow_early_freeze '
+        'variance_floor compress_vectors one_bit bucket_bytes overlap_backward refresh_variance_every',
     "OneBitLamb":
-        'lr betas eps weight_decay initial_lr bias_correction master_weights min_coeff max_coeff adapt '
-        'compress coeff_beta factor_min factor_max factor_threshold freeze_step freeze_automatically '
-        'allow_early_freeze variance_floor scale block_scales compress_vectors compress_alone hierarchical '
-        'one_bit bucket_bytes overlap_backward',
+        'lr betas eps weight_decay initial_lr bias_correction master_weights min_coeff max_coeff adapt scale '
+        'block_scales compress_alone hierarchical compress coeff_beta factor_min factor_max factor_threshold '
+        'freeze_step freeze_automatically allow_early_freeze variance_floor compress_vectors one_bit '
+        'bucket_bytes overlap_backward',
     "OwnRule":
         'lr betas eps weight_decay initial_lr bias_correction master_weights finite_check rounding seed',
 }
@@ -93,6 +97,18 @@ MEANINGS = {
     "cautious_decay":
         'Cautious weight decay (arXiv:2510.12402): only weights that the step itself brings nearer to zero, '
         'or does not move, decay.',
+    "scale":
+        "What a sign stands for: the root of the mean square (the paper's), or the mean magnitude.",
+    "block_scales":
+        'Every 2,048 elements have a scale of their own; False: one for the whole buffer, as in the papers, '
+        'whose small tensors are then driven by the noise of large ones.',
+    "compress_alone":
+        'A single rank has nothing to send, and by default its momentum is not compressed. True: it is '
+        'rounded to signs all the same, for tests and studies.',
+    "hierarchical":
+        'Each node is one worker: gradients are averaged in full precision inside nodes, and signs travel '
+        "between nodes only, W / Communicator.ranks_per_node() instead of W workers' of them. Needs as many "
+        'ranks on every node. With a single node nothing is compressed.',
     "compress":
         'False: the group stays with AdamW, or LAMB, for the whole run, and its gradients are averaged in '
         'full precision. That suits parameters that are few but sensitive. What is fp64 and would be '
@@ -111,22 +127,10 @@ MEANINGS = {
         '0 sets no floor. Without a floor, elements that had almost no gradients before the freeze turn the '
         "noise of signs into steps as large as Adam's can be at all. Those that had none stay as they are "
         'while momentum travels as signs, with or without a floor, until a refresh has seen a gradient.',
-    "scale":
-        "What a sign stands for: the root of the mean square (the paper's), or the mean magnitude.",
-    "block_scales":
-        'Every 2,048 elements have a scale of their own; False: one for the whole buffer, as in the papers, '
-        'whose small tensors are then driven by the noise of large ones.',
     "compress_vectors":
         'False: parameters of less than two dimensions (biases, gains of normalisations) stay in full '
         'precision in compressed groups, too. They are few, and their gradients are of another size than '
         "those of matrices, or noise alone: of a bias before batch norm, or of a key's.",
-    "compress_alone":
-        'A single rank has nothing to send, and by default its momentum is not compressed. True: it is '
-        'rounded to signs all the same, for tests and studies.',
-    "hierarchical":
-        'Each node is one worker: gradients are averaged in full precision inside nodes, and signs travel '
-        "between nodes only, W / Communicator.ranks_per_node() instead of W workers' of them. Needs as many "
-        'ranks on every node. With a single node nothing is compressed.',
     "one_bit":
         'False: gradients are averaged in full precision after the freeze, too. A control, which shows what '
         'the frozen variance alone costs.',

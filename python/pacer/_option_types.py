@@ -36,7 +36,7 @@ class FusedLambOptions(_Fused, total=False):
     adapt: bool
 
 
-class MuonOptions(_Fused, total=False):
+class _Muon(_Fused, total=False):
     orthogonalize: bool
     momentum: float
     nesterov: bool
@@ -48,6 +48,17 @@ class MuonOptions(_Fused, total=False):
     normalize_rows: bool
     row_beta: float
     cautious_decay: bool
+
+
+class MuonOptions(_Muon, total=False):
+    pass
+
+
+class OneBitMuonOptions(_Muon, total=False):
+    scale: Literal["rms", "l1"]
+    block_scales: bool
+    compress_alone: bool
+    hierarchical: bool
 
 
 class _OneBit(_Common, total=False):

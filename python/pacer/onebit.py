@@ -1,4 +1,4 @@
-"""OneBitAdam and OneBitLamb as torch.optim optimizers: step() averages over ranks what has to be averaged, so gradients
+"""OneBitAdam, OneBitLamb and OneBitMuon as torch.optim optimizers: step() averages over ranks what has to be averaged, so gradients
 are each rank's own, and no DistributedDataParallel goes around the model."""
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import Any, Callable, ClassVar, Optional, Union
 import torch
 from typing_extensions import Unpack
 
-from ._option_types import OneBitAdamOptions, OneBitLambOptions
+from ._option_types import OneBitAdamOptions, OneBitLambOptions, OneBitMuonOptions
 from .communicator import Communicator, communicator_or_none
-from .optimizers import Params, _FusedOptimizer
+from .optimizers import _OF_MUON, Params, _FusedOptimizer
 
 # Options of DeepSpeed's optimizers that have no counterpart: the value that asks for nothing else than what happens here
 # anyway, and what to say of others.
@@ -25,10 +25,8 @@ _OF_DEEPSPEED: dict[str, tuple[Any, str]] = {
 }
 
 
-class _OneBitOptimizer(_FusedOptimizer):
-    """What the two share. Not used directly."""
-
-    _former_options: ClassVar[frozenset[str]] = frozenset(_OF_DEEPSPEED) | {"amsgrad"}
+class _RanksOptimizer(_FusedOptimizer):
+    """What the three share: a step is taken with the other ranks, and each rank has state of its own. Not used directly."""
 
     def __init__(
         self,
@@ -37,23 +35,9 @@ class _OneBitOptimizer(_FusedOptimizer):
         communicator: Optional[Communicator] = None,
         **options: Any,
     ) -> None:
-        known = self._without_former(options)
-        self._refuse_unknown(known)
+        self._refuse_unknown(options)
         self._communicator = communicator_or_none(communicator)
-        super().__init__(params, lr, **known)
-
-    def _without_former(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Takes out DeepSpeed's options that have no counterpart here, and warns of those that asked for something."""
-        if options.get("amsgrad"):
-            raise ValueError(f"{self._kind} has no amsgrad, because its variance freezes; leave it out.")
-        unheard = [
-            f"{name} ({words})"
-            for name, (nothing, words) in _OF_DEEPSPEED.items()
-            if options.get(name, nothing) != nothing
-        ]
-        if unheard:
-            warnings.warn(f"{self._kind}: without effect here: {', '.join(unheard)}.", stacklevel=4)
-        return {name: value for name, value in options.items() if name not in self._former_options}
+        super().__init__(params, lr, **options)
 
     def _world(self) -> Any:
         return self._communicator and self._communicator._handle
@@ -80,24 +64,9 @@ class _OneBitOptimizer(_FusedOptimizer):
         """None where a single process was given none."""
         return self._communicator
 
-    @property
-    def frozen_at(self) -> Optional[int]:
-        """After how many steps, skipped ones included, the variance froze; None before."""
-        step = int(self._handle.frozen_at())
-        return None if step < 0 else step
-
-    @property
-    def attempts(self) -> int:
-        """Steps taken or skipped so far."""
-        return int(self._handle.attempts())
-
     def bytes_sent(self) -> int:
-        """Returns the bytes from this rank to others for compressed momentum."""
+        """Returns the bytes from this rank to others that travelled as signs."""
         return int(self._handle.bytes_sent())
-
-    def compression_error(self) -> float:
-        """Returns which share of what this rank rounded to signs the last step lost; 0 before."""
-        return float(self._handle.compression_error())
 
     # ---- state ----
 
@@ -125,10 +94,8 @@ class _OneBitOptimizer(_FusedOptimizer):
                 f"{self._kind}: the state to load is none of a 1-bit optimizer; begin with a new optimizer."
             )
         shared, own = dict(saved["onebit"]["all_ranks"]), dict(saved["onebit"]["this_rank"])
-        is_frozen = int(shared["onebit/frozen_at"]) > 0
         for g, (group, saved_group) in enumerate(zip(self.param_groups, self._loading["param_groups"])):
-            if is_frozen and "compress_vectors" not in saved_group:
-                group["compress_vectors"] = True  # an older file: what was compressed stays so
+            self._complete(group, saved_group, shared)
             for parameter, name, key in zip(group["params"], self._handle.names(g), saved_group["params"]):
                 fields = dict(saved[key])
                 own.update({f"{name}/{field}": value for field, value in fields.pop("this_rank").items()})
@@ -137,11 +104,61 @@ class _OneBitOptimizer(_FusedOptimizer):
         self._sent = [()] * len(self.param_groups)  # options came along: the groups' go over them
         self._is_stale = True
 
+    def _complete(self, group: dict[str, Any], saved_group: dict[str, Any], shared: dict[str, Any]) -> None:
+        """Gives a group the options that an older file lacks."""
+
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(
             f"{self._kind} cannot be copied or pickled, because it talks to other ranks; "
             "make a new one and load the state_dict."
         )
+
+
+class _OneBitOptimizer(_RanksOptimizer):
+    """What OneBitAdam and OneBitLamb share. Not used directly."""
+
+    _former_options: ClassVar[frozenset[str]] = frozenset(_OF_DEEPSPEED) | {"amsgrad"}
+
+    def __init__(
+        self,
+        params: Params,
+        lr: Union[float, torch.Tensor] = 1e-3,
+        communicator: Optional[Communicator] = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(params, lr, communicator, **self._without_former(options))
+
+    def _without_former(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Takes out DeepSpeed's options that have no counterpart here, and warns of those that asked for something."""
+        if options.get("amsgrad"):
+            raise ValueError(f"{self._kind} has no amsgrad, because its variance freezes; leave it out.")
+        unheard = [
+            f"{name} ({words})"
+            for name, (nothing, words) in _OF_DEEPSPEED.items()
+            if options.get(name, nothing) != nothing
+        ]
+        if unheard:
+            warnings.warn(f"{self._kind}: without effect here: {', '.join(unheard)}.", stacklevel=4)
+        return {name: value for name, value in options.items() if name not in self._former_options}
+
+    @property
+    def frozen_at(self) -> Optional[int]:
+        """After how many steps, skipped ones included, the variance froze; None before."""
+        step = int(self._handle.frozen_at())
+        return None if step < 0 else step
+
+    @property
+    def attempts(self) -> int:
+        """Steps taken or skipped so far."""
+        return int(self._handle.attempts())
+
+    def compression_error(self) -> float:
+        """Returns which share of what this rank rounded to signs the last step lost; 0 before."""
+        return float(self._handle.compression_error())
+
+    def _complete(self, group: dict[str, Any], saved_group: dict[str, Any], shared: dict[str, Any]) -> None:
+        if int(shared["onebit/frozen_at"]) > 0 and "compress_vectors" not in saved_group:
+            group["compress_vectors"] = True  # an older file: what was compressed stays so
 
 
 _SHARED = {
@@ -190,5 +207,24 @@ class OneBitLamb(_OneBitOptimizer):
         lr: Union[float, torch.Tensor] = 1e-3,
         communicator: Optional[Communicator] = None,
         **options: Unpack[OneBitLambOptions],
+    ) -> None:
+        super().__init__(params, lr, communicator, **options)
+
+
+class OneBitMuon(_RanksOptimizer):
+    """1-bit Muon: as Muon, whose ranks each orthogonalise their own momentum and exchange the signs of the results, from
+    the first step on. communicator: as in OneBitAdam."""
+
+    _kind = "OneBitMuon"
+    _options = {
+        **_OF_MUON, "scale": "rms", "block_scales": True, "compress_alone": False, "hierarchical": False,
+    }  # fmt: skip
+
+    def __init__(
+        self,
+        params: Params,
+        lr: Union[float, torch.Tensor] = 1e-3,
+        communicator: Optional[Communicator] = None,
+        **options: Unpack[OneBitMuonOptions],
     ) -> None:
         super().__init__(params, lr, communicator, **options)

@@ -360,18 +360,21 @@ class FusedLamb(_FusedOptimizer):
         super().__init__(params, lr, **options)
 
 
+_OF_MUON = {
+    "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.1, "orthogonalize": True, "momentum": 0.95, "nesterov": True,
+    "adjust_lr_fn": "match_rms_adamw", "ns_steps": 5, "ns_coefficients": "quintic", "precision": "automatic", "split": 1,
+    "normalize_rows": False, "row_beta": 0.95, "cautious_decay": False,
+    **_SHARED,
+}  # fmt: skip
+
+
 class Muon(_FusedOptimizer):
     """Muon (K. Jordan, 2024; arXiv:2502.16982) for groups of matrices, and AdamW for groups with orthogonalize=False."""
 
     _kind = "Muon"
     _of_others = frozenset({"amsgrad", "min_coeff"})
     _needed = frozenset({"step", "exp_avg"})
-    _options = {
-        "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.1, "orthogonalize": True, "momentum": 0.95, "nesterov": True,
-        "adjust_lr_fn": "match_rms_adamw", "ns_steps": 5, "ns_coefficients": "quintic", "precision": "automatic", "split": 1,
-        "normalize_rows": False, "row_beta": 0.95, "cautious_decay": False,
-        **_SHARED,
-    }  # fmt: skip
+    _options = _OF_MUON
 
     def __init__(self, params: Params, lr: Union[float, torch.Tensor] = 1e-3, **options: Unpack[MuonOptions]) -> None:
         super().__init__(params, lr, **options)

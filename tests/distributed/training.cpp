@@ -248,7 +248,7 @@ void resume(const Player& player) {
       {"accumulation", "clipping", "fp16", "layer drop", "curriculum", "learning rate", "sampler"});
   int number = 0;
   for (const char* name : {"FusedAdamW", "FusedAdamW bf16 stochastic", "SGD", "OneBitAdam",
-                           "OneBitAdam refreshed", "OneBitLamb", "OneBitAdam by nodes"}) {
+                           "OneBitAdam refreshed", "OneBitLamb", "OneBitAdam by nodes", "OneBitMuon"}) {
     const RegisteredOptimizer optimizer = optimizer_named(name);
     const std::string root = folder + "/" + std::to_string(number++);
     const auto make = [&] {

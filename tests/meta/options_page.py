@@ -21,7 +21,7 @@ FIELDS = "optimizers/detail/option_fields.h"
 HELP = "python/pacer/_option_help.py"
 # The cards whose table of options is written here.
 TABLES = {"fused-adam.md": "FusedAdamWOptions", "fused-lamb.md": "FusedLambOptions", "muon.md": "MuonOptions",
-          "onebit-adam.md": "OneBitAdamOptions", "onebit-lamb.md": "OneBitLambOptions"}
+          "onebit-adam.md": "OneBitAdamOptions", "onebit-lamb.md": "OneBitLambOptions", "onebit-muon.md": "OneBitMuonOptions"}
 # The pages of parts whose name is not the name of a page.
 CARDS = {
     "collectives.md": {"BucketOptions"},

@@ -106,6 +106,45 @@ def job_scaler(rank, folder):
     assert scaler.get_scale() == (4.0 if rank == 1 else 8.0)
 
 
+def job_muon(rank, folder):
+    """Replicas of OneBitMuon stay equal, a state_dict goes on to the bit, and that of the other rank is refused."""
+    shapes = [(24, 16), (16, 40), (9,)]
+    make = lambda: [torch.nn.Parameter(numbers(torch.Size(s).numel(), i, torch.float32).view(s)) for i, s in enumerate(shapes)]
+
+    def optimizer_of(params):
+        return pacer.OneBitMuon([{"params": params[:2]}, {"params": params[2:], "orthogonalize": False}], lr=0.02)
+
+    def train_muon(optimizer, params, steps):
+        for step in steps:
+            for i, p in enumerate(params):
+                p.grad = numbers(p.numel(), 100 * (step + 1) + 10 * rank + i, p.dtype).view(p.shape)
+            optimizer.step()
+
+    params = make()
+    optimizer = optimizer_of(params)
+    train_muon(optimizer, params, range(3))
+    assert optimizer.bytes_sent() > 0
+    state = copy.deepcopy(optimizer.state_dict())
+    assert "exp_avg" in state["state"][0]["this_rank"] and "exp_avg" not in state["state"][0]
+    torch.save(state, f"{folder}/muon-{rank}")
+    others = [torch.nn.Parameter(p.detach().clone()) for p in params]
+    other = optimizer_of(others)
+    other.load_state_dict(state)
+    train_muon(optimizer, params, range(3, 6))
+    train_muon(other, others, range(3, 6))
+    flat = torch.cat([p.detach().flatten() for p in params])
+    of_ranks = [torch.empty_like(flat) for _ in range(2)]
+    dist.all_gather(of_ranks, flat)
+    assert torch.equal(of_ranks[0], of_ranks[1])
+    assert all(torch.equal(a, b) for a, b in zip(params, others))
+    dist.barrier()
+    try:
+        other.load_state_dict(torch.load(f"{folder}/muon-{1 - rank}"))
+        raise AssertionError("the other rank's state was loaded")
+    except ValueError as error:
+        assert f"has the errors of rank {1 - rank} of 2, but this is rank {rank} of 2" in str(error), error
+
+
 def job_mean(rank, folder):
     """The sum of results and of what is carried is the sum of what went in."""
     mean = pacer.CompressedAllReduce(4096, pacer.Communicator())
@@ -184,6 +223,9 @@ class Ranks(unittest.TestCase):
     def test_a_grad_scaler_leaves_no_rank_waiting(self):
         run_job(__file__, "scaler").cleanup()
 
+    def test_muon_keeps_replicas_equal_and_goes_on_to_the_bit(self):
+        run_job(__file__, "muon").cleanup()
+
     def test_a_compressed_mean_loses_nothing_for_good(self):
         run_job(__file__, "mean").cleanup()
 
@@ -205,6 +247,15 @@ class Alone(unittest.TestCase):
             train(other, b, range(3, 4), 0)
             for x, y in zip(a, b):
                 self.assertTrue(torch.equal(x, y))
+
+    def test_a_single_process_of_onebit_muon_is_muon(self):
+        make = lambda: [torch.nn.Parameter(numbers(24 * 16, 1, torch.float32).view(24, 16))]
+        a, b = make(), make()
+        for optimizer, params in ((pacer.OneBitMuon(a, lr=0.02), a), (pacer.Muon(b, lr=0.02), b)):
+            for step in range(3):
+                params[0].grad = numbers(24 * 16, 7 + step, torch.float32).view(24, 16)
+                optimizer.step()
+        self.assertTrue(torch.equal(a[0], b[0]))
 
     def test_a_rank_that_a_launcher_started_says_whether_it_trains_alone(self):
         launched = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2",

@@ -20,6 +20,7 @@ KINDS = {
     pacer.Muon: _option_types.MuonOptions,
     pacer.OneBitAdam: _option_types.OneBitAdamOptions,
     pacer.OneBitLamb: _option_types.OneBitLambOptions,
+    pacer.OneBitMuon: _option_types.OneBitMuonOptions,
 }
 # Each line is wrong, as its comment says; the last one is not.
 PROGRAM = """

@@ -70,6 +70,10 @@ std::vector<Arm> arms_by_name() {
   return {
       {"normuon", "muon with normalize_rows (NorMuon): no row of a matrix moves much faster than others",
        normuon()},
+      {"onebit-muon",
+       "pacer::OneBitMuon: each process makes its own momentum orthogonal, and signs of the results travel, "
+       "from the first step on",
+       onebit_muon()},
       {"adamw", "torch::optim::AdamW, LibTorch's own loop over parameters", torch_adamw()},
       {"curriculum-reshape",
        "curriculum whose batches keep their tokens: more and shorter sequences at first",

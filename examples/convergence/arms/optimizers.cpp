@@ -9,6 +9,7 @@
 #include <pacer/optimizers/fused_lamb.h>
 #include <pacer/optimizers/muon.h>
 #include <pacer/optimizers/onebit_lamb.h>
+#include <pacer/optimizers/onebit_muon.h>
 
 #include "clipping_ratio.h"
 
@@ -58,14 +59,18 @@ std::unique_ptr<torch::optim::Optimizer> make_lamb(const OptimizerRecipe& recipe
   return std::make_unique<pacer::FusedLamb>(lamb_groups(recipe, options), options);
 }
 
-// Hidden matrices by Muon's rule or NorMuon's, query, key and value each by itself; embeddings, biases and gains by AdamW's.
-std::unique_ptr<torch::optim::Optimizer> make_muon(const OptimizerRecipe& recipe, bool normalize_rows) {
-  using Options = pacer::MuonOptions;
-  const auto options = Options(recipe.settings.learning_rate)
-                           .betas({kBeta1, kBeta2})
-                           .eps(kEpsilon)
-                           .weight_decay(recipe.settings.weight_decay)
-                           .normalize_rows(normalize_rows);
+template <class Options>
+Options muon_options(const OptimizerRecipe& recipe) {
+  const Settings& settings = recipe.settings;
+  return Options(settings.learning_rate)
+      .betas({kBeta1, kBeta2})
+      .eps(kEpsilon)
+      .weight_decay(settings.weight_decay);
+}
+
+// Hidden matrices by Muon's rule, query, key and value each by itself; embeddings, biases and gains by AdamW's.
+template <class Options>
+ParamGroups muon_groups(const OptimizerRecipe& recipe, const Options& options) {
   std::vector<torch::Tensor> hidden, in_three, embeddings;
   for (const torch::Tensor& matrix : recipe.decayed) {
     const bool is_embedding = matrix.is_same(recipe.bytes) || matrix.is_same(recipe.positions);
@@ -78,7 +83,17 @@ std::unique_ptr<torch::optim::Optimizer> make_muon(const OptimizerRecipe& recipe
   groups.emplace_back(in_three, std::make_unique<Options>(Options(options).split(3)));
   groups.emplace_back(embeddings, std::make_unique<Options>(others));
   groups.emplace_back(recipe.undecayed, std::make_unique<Options>(Options(others).weight_decay(0)));
-  return std::make_unique<pacer::Muon>(groups, options);
+  return groups;
+}
+
+std::unique_ptr<torch::optim::Optimizer> make_muon(const OptimizerRecipe& recipe, bool normalize_rows) {
+  const auto options = muon_options<pacer::MuonOptions>(recipe).normalize_rows(normalize_rows);
+  return std::make_unique<pacer::Muon>(muon_groups(recipe, options), options);
+}
+
+std::unique_ptr<torch::optim::Optimizer> make_onebit_muon(const OptimizerRecipe& recipe) {
+  const auto options = muon_options<pacer::OneBitMuonOptions>(recipe).compress_alone(true);
+  return std::make_unique<pacer::OneBitMuon>(muon_groups(recipe, options), options, recipe.world);
 }
 
 // Adapters do not decay: that would pull towards the base.
@@ -138,6 +153,8 @@ OptimizerMaker muon() {
 OptimizerMaker normuon() {
   return [](const OptimizerRecipe& recipe) { return make_muon(recipe, /*normalize_rows=*/true); };
 }
+
+OptimizerMaker onebit_muon() { return make_onebit_muon; }
 
 OptimizerMaker lora() { return make_lora; }
 

@@ -25,9 +25,11 @@ OptimizerMaker fused_adamw();
 OptimizerMaker lamb();
 OptimizerMaker muon();
 OptimizerMaker normuon();
+// A single process compresses as well, or the arm would show nothing.
+OptimizerMaker onebit_muon();
 // For adapters alone.
 OptimizerMaker lora();
-// A single process compresses as well, or the arm would show nothing.
+// A single process compresses as well here, too.
 OptimizerMaker onebit_adam(const OneBitChange& change = {}, Positions positions = Positions::compressed);
 // The one that the hook ClippingRatio needs.
 OptimizerMaker probing_onebit_adam();

@@ -136,6 +136,7 @@ inline void use_equal_names(Lifecycle& run) {
   const auto world = Communicator::alone(run.parameters[0].device());
   if (const auto* onebit = build(static_cast<OneBitAdamOptions*>(nullptr)))
     OneBitAdam(groups, *onebit, world);
+  if (const auto* muon = build(static_cast<OneBitMuonOptions*>(nullptr))) OneBitMuon(groups, *muon, world);
   if (const auto* onebit = build(static_cast<OneBitLambOptions*>(nullptr)))
     OneBitLamb(groups, *onebit, world);
 }

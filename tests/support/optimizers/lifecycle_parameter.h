@@ -96,4 +96,35 @@ struct LifecycleParameter {
   }
 };
 
+// Values plus the errors they carry become signs, times the root of their mean square: of all, or of each 2,048
+// elements, which lie one behind the other, each parameter's from a multiple of `alignment` on. The errors are
+// what that lost.
+inline void round_to_signs(const std::vector<LifecycleParameter*>& all, std::vector<Doubles>& values,
+                           Doubles LifecycleParameter::*error, size_t alignment) {
+  const bool by_blocks = all.front()->options.by_blocks;
+  std::vector<double> sums(1, 0), counts(1, 0);
+  std::vector<size_t> begins;
+  size_t position = 0;
+  const auto block_of = [&](size_t j, size_t k) { return by_blocks ? (begins[j] + k) / 2048 : 0; };
+  for (size_t j = 0; j < all.size(); ++j) {
+    begins.push_back(position);
+    for (size_t k = 0; k < values[j].size(); ++k) {
+      values[j][k] += (all[j]->*error)[k];
+      sums.resize(std::max(sums.size(), block_of(j, k) + 1), 0);
+      counts.resize(sums.size(), 0);
+      sums[block_of(j, k)] += values[j][k] * values[j][k];
+      counts[block_of(j, k)] += 1;
+    }
+    position += (values[j].size() + alignment - 1) / alignment * alignment;
+  }
+  for (size_t j = 0; j < all.size(); ++j) {
+    for (size_t k = 0; k < values[j].size(); ++k) {
+      const double scale = std::sqrt(sums[block_of(j, k)] / counts[block_of(j, k)]);
+      const double sent = values[j][k] < 0 ? -scale : scale;
+      (all[j]->*error)[k] = values[j][k] - sent;
+      values[j][k] = sent;
+    }
+  }
+}
+
 }  // namespace pacer::testing

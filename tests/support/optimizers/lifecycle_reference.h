@@ -28,9 +28,11 @@ class LifecycleReference {
     const bool is_onebit = parameters.front().options.freeze_step > 0;
     const bool frozen = frozen_at.has_value();
     if (frozen) step_compressed(gradients);
+    step_exchanged_matrices(gradients);
     for (size_t i = 0; i < parameters.size(); ++i) {
       LifecycleParameter& x = parameters[i];
       if ((frozen && x.options.compress) || !gradients[i] || (is_onebit && !x.trained)) continue;
+      if (x.options.is_muon && x.options.exchanges) continue;
       x.options.is_lamb   ? lamb(x, *gradients[i])
       : x.options.is_muon ? MuonReference::step(x, *gradients[i])
       : x.options.is_lion ? lion(x, *gradients[i])
@@ -42,6 +44,17 @@ class LifecycleReference {
  private:
   static double clamped(double value, double low, double high) {
     return std::min(std::max(value, low), high);
+  }
+
+  void step_exchanged_matrices(const std::vector<std::optional<Doubles>>& gradients) {
+    std::vector<LifecycleParameter*> matrices;
+    std::vector<std::optional<Doubles>> of_matrices;
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      if (!parameters[i].options.is_muon || !parameters[i].options.exchanges) continue;
+      matrices.push_back(&parameters[i]);
+      of_matrices.push_back(gradients[i]);
+    }
+    if (!matrices.empty()) MuonReference::step_together(matrices, of_matrices);
   }
 
   static void moments(LifecycleParameter& x, const Doubles& g) {
@@ -203,40 +216,12 @@ class LifecycleReference {
     for (size_t j = 0; j < all.size(); ++j) {
       for (double& u : values[j]) u *= all[j]->scale;
     }
-    round_to_signs(all, values, &LifecycleParameter::worker_error);
-    round_to_signs(all, values, &LifecycleParameter::server_error);
+    round_to_signs(all, values, &LifecycleParameter::worker_error, /*alignment=*/128);
+    round_to_signs(all, values, &LifecycleParameter::server_error, /*alignment=*/128);
     for (size_t j = 0; j < all.size(); ++j) {
       for (double& u : values[j]) u /= all[j]->scale;
     }
   }
-  static void round_to_signs(const std::vector<LifecycleParameter*>& all, std::vector<Doubles>& values,
-                             Doubles LifecycleParameter::*error) {
-    const bool by_blocks = all.front()->options.by_blocks;
-    std::vector<double> sums(1, 0), counts(1, 0);
-    std::vector<size_t> begins;
-    size_t position = 0;
-    const auto block_of = [&](size_t j, size_t k) { return by_blocks ? (begins[j] + k) / 2048 : 0; };
-    for (size_t j = 0; j < all.size(); ++j) {
-      begins.push_back(position);
-      for (size_t k = 0; k < values[j].size(); ++k) {
-        values[j][k] += (all[j]->*error)[k];
-        sums.resize(std::max(sums.size(), block_of(j, k) + 1), 0);
-        counts.resize(sums.size(), 0);
-        sums[block_of(j, k)] += values[j][k] * values[j][k];
-        counts[block_of(j, k)] += 1;
-      }
-      position += (values[j].size() + 127) / 128 * 128;
-    }
-    for (size_t j = 0; j < all.size(); ++j) {
-      for (size_t k = 0; k < values[j].size(); ++k) {
-        const double scale = std::sqrt(sums[block_of(j, k)] / counts[block_of(j, k)]);
-        const double sent = values[j][k] < 0 ? -scale : scale;
-        (all[j]->*error)[k] = values[j][k] - sent;
-        values[j][k] = sent;
-      }
-    }
-  }
-
   static void update_adam(LifecycleParameter& x, bool from_signs) {
     ++x.t;
     const LifecycleOptions& o = x.options;

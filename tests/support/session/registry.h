@@ -24,6 +24,7 @@
 #include <pacer/optimizers/muon.h>
 #include <pacer/optimizers/onebit_adam.h>
 #include <pacer/optimizers/onebit_lamb.h>
+#include <pacer/optimizers/onebit_muon.h>
 #include <pacer/parallel/parallel.h>
 #include <pacer/schedulers/schedulers.h>
 #include <pacer/session/all.h>
@@ -89,6 +90,13 @@ OptimizerMaker making_onebit(const Options& options) {
 inline OptimizerMaker making_muon(const MuonOptions& options) {
   return making<Muon>(options, MuonOptions(options).orthogonalize(false).weight_decay(0));
 }
+inline OptimizerMaker making_onebit_muon(const OneBitMuonOptions& options) {
+  return [options](const NamedParameters& parameters,
+                   const std::shared_ptr<Communicator>& world) -> std::unique_ptr<torch::optim::Optimizer> {
+    const auto of_vectors = OneBitMuonOptions(options).orthogonalize(false).weight_decay(0);
+    return std::make_unique<OneBitMuon>(two_groups(parameters, options, of_vectors), options, world);
+  };
+}
 
 inline std::vector<RegisteredOptimizer> all_optimizers() {
   const FusedAdamWOptions adamw = FusedAdamWOptions(0.01).weight_decay(0.1).finite_check(true);
@@ -119,6 +127,10 @@ inline std::vector<RegisteredOptimizer> all_optimizers() {
                        .precision(MuonPrecision::fp32)
                        .finite_check(true)),
        at::kBFloat16},
+      {"OneBitMuon", true,
+       making_onebit_muon(
+           OneBitMuonOptions(0.01).weight_decay(0.1).precision(MuonPrecision::fp32).compress_alone(true)),
+       at::kFloat, true},
       // A rule that is not pacer's.
       {"Lion", true, making<Lion>(lion_options(0.01).weight_decay(0.1).finite_check(true))},
       {"OneBitAdam", true, making_onebit<OneBitAdam>(OneBitAdamOptions(onebit_adam).compress_alone(true)),
