@@ -60,8 +60,8 @@ struct OptimizerOptionsOf : public torch::optim::OptimizerCloneableOptions<Own> 
   PACER_OPTION(std::optional<double>, initial_lr);
   // Correct both moments for their start at zero.
   PACER_OPTION(bool, bias_correction) = true;
-  // How 16-bit parameters keep the digits that their own dtype cannot hold. The 1-bit optimizers need a master
-  // copy or a remainder and refuse MasterWeights::none.
+  // How 16-bit parameters keep the digits that their own dtype cannot hold. OneBitAdam and OneBitLamb need a
+  // master copy or a remainder and refuse MasterWeights::none.
   PACER_OPTION(MasterWeights, master_weights) = MasterWeights::automatic;
 
  public:

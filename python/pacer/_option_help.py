@@ -48,8 +48,8 @@ MEANINGS = {
     "bias_correction":
         'Correct both moments for their start at zero.',
     "master_weights":
-        'How 16-bit parameters keep the digits that their own dtype cannot hold. The 1-bit optimizers need a '
-        "master copy or a remainder and refuse 'none'.",
+        'How 16-bit parameters keep the digits that their own dtype cannot hold. OneBitAdam and OneBitLamb '
+        "need a master copy or a remainder and refuse 'none'.",
     "finite_check":
         'True: all gradients are checked before a step. Where one is NaN or infinite, the step changes '
         'nothing and counts as skipped. So it does where one is so large that the sum of squares overflows '

@@ -244,7 +244,8 @@ TEST_CASE("OneBitMuon sends a bit an element, and a scale a block", "[onebit_muo
   CHECK(once == 2 * (16 + 16 + 4096 / 8));
 }
 
-TEST_CASE("a gradient that is not finite on one rank changes nothing on any", "[onebit_muon][ranks]") {
+TEST_CASE("a gradient that OneBitMuon finds not finite on one rank changes nothing on any",
+          "[onebit_muon][ranks]") {
   for (const size_t which : {0, 3}) {
     Ranks ranks(2), untouched(2);
     for (Ranks* both : {&ranks, &untouched}) REQUIRE(both->step(0) == "");
