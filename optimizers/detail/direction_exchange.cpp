@@ -113,13 +113,7 @@ void DirectionExchange::load_errors(NamedTensors& state, int64_t version) {
   load_views(views(worker, server), state,
              {"the state to load has no \"", "\"; resume with the state that this rank has saved",
               "; resume with as many ranks and the same parameters"});
-  for (const OneBitTensor& matrix : matrices_) {
-    require(same_strides(saved_strides(state, matrix.name, matrix.sizes, matrix.strides, version),
-                         matrix.strides, matrix.sizes),
-            "the state to load has the errors of parameter ", InMessage{matrix.name, matrix.sizes},
-            " in another memory order than the parameter has here; give it the order that it had");
-    state.erase(matrix.name + kStrides);
-  }
+  for (const OneBitTensor& matrix : matrices_) require_same_order(state, matrix, version);
   mean_.set_errors(worker, server);
   has_errors_ = true;
 }

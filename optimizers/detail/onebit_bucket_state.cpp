@@ -85,13 +85,7 @@ void OneBitBucket::load_errors(NamedTensors& errors, int64_t version) {
     momentum_error_ = worker;
     return;
   }
-  for (const OneBitTensor& tensor : tensors_) {
-    require(same_strides(saved_strides(errors, tensor.name, tensor.sizes, tensor.strides, version),
-                         tensor.strides, tensor.sizes),
-            "the state to load has the errors of parameter ", InMessage{tensor.name, tensor.sizes},
-            " in another memory order than the parameter has here; give it the order that it had");
-    errors.erase(tensor.name + kStrides);
-  }
+  for (const OneBitTensor& tensor : tensors_) require_same_order(errors, tensor, version);
   exchange_->set_errors(worker, server);
 }
 

@@ -58,6 +58,13 @@ std::vector<int64_t> saved_strides(const NamedTensors& state, const std::string&
   return {numbers, numbers + tensor.numel()};
 }
 
+void require_same_order(NamedTensors& errors, const OneBitTensor& of, int64_t version) {
+  require(same_strides(saved_strides(errors, of.name, of.sizes, of.strides, version), of.strides, of.sizes),
+          "the state to load has the errors of parameter ", InMessage{of.name, of.sizes},
+          " in another memory order than the parameter has here; give it the order that it had");
+  errors.erase(of.name + kStrides);
+}
+
 at::Tensor in_memory_order(const at::Tensor& values, const OneBitTensor& of) {
   const at::Tensor dense = at::empty_strided(of.sizes, of.strides, values.options());
   dense.copy_(values);

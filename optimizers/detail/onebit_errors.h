@@ -38,6 +38,9 @@ std::vector<int64_t> saved_strides(const NamedTensors& state, const std::string&
                                    at::IntArrayRef now, int64_t version);
 // Equal where they matter: along dimensions of more than one element.
 bool same_strides(at::IntArrayRef a, at::IntArrayRef b, at::IntArrayRef sizes);
+// Takes out what a state of that version says of the memory order of the parameter's errors. Throws InvalidArgument
+// where that is not the parameter's own.
+void require_same_order(NamedTensors& errors, const OneBitTensor& of, int64_t version);
 // Returns the version that a rank's state names, or 1 if it names none.
 int64_t errors_version(const NamedTensors& state);
 

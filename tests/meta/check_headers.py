@@ -41,13 +41,14 @@ def precompile(work, compiler, header):
 
 
 def compile_alone(work, compiler, header, extra=()):
-    """The compiler's complaint, or nothing. -c and a file rather than -fsyntax-only, so that ccache can help."""
+    """The compiler's complaint, or nothing. ccache can help where there is an object file; without it there is none to make."""
     name = "".join(c if c.isalnum() else "_" for c in header + "".join(extra))
     source = work / f"{name}.cpp"
     text = f"#include <{header}>\n"
     if not source.exists() or source.read_text() != text:
         source.write_text(text)
-    command = [*compiler, *extra, "-c", str(source), "-o", str(source.with_suffix(".o"))]
+    made = ("-fsyntax-only",) if os.environ.get("CCACHE_DISABLE") else ("-c", "-o", str(source.with_suffix(".o")))
+    command = [*compiler, *extra, *made, str(source)]
     run = subprocess.run(command, capture_output=True, text=True)
     return f"<{header}> does not compile alone:\n{run.stderr}" if run.returncode else ""
 
