@@ -128,8 +128,9 @@ std::vector<torch::Tensor> OneBitMuon::local_parameters() const {
   const auto settings = detail::settings_of(traits(), param_groups_);
   std::vector<torch::Tensor> local;
   if (!exchanges(settings)) return local;
-  for (const detail::RegisteredParameter& parameter : view().parameters()) {
-    if (settings[parameter.group].muon) local.push_back(parameter.tensor);
+  for (size_t g = 0; g < param_groups_.size(); ++g) {
+    const std::vector<torch::Tensor>& matrices = param_groups_[g].params();
+    if (settings[g].muon) local.insert(local.end(), matrices.begin(), matrices.end());
   }
   return local;
 }
@@ -254,15 +255,8 @@ NamedTensors OneBitMuon::join_rank_states(const NamedTensors& state,
   detail::add_rank(exchange->route(), {0}, joined);
   const std::vector<NamedTensors> states = detail::states_of_workers(rank_states, matrices);
   for (size_t i = 0; i < matrices.size(); ++i) {
-    const std::string& name = matrices[i].name;
-    const detail::JoinedErrors errors = detail::join_errors(states, matrices[i]);
-    joined[name + "/worker_error"] = errors.worker.to(at::kFloat);
-    detail::add_strides(name, matrices[i].sizes, matrices[i].strides, joined);
-    const auto part = exchange->served_part(i);
-    if (part.begin == part.end) continue;
-    joined[name + "/server_error"] = detail::in_memory_order(errors.server, matrices[i])
-                                         .narrow(0, part.begin, part.end - part.begin)
-                                         .to(at::kFloat);
+    detail::add_errors(detail::join_errors(states, matrices[i]), matrices[i], exchange->served_part(i),
+                       joined);
   }
   return joined;
 }

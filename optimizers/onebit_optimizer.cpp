@@ -149,8 +149,10 @@ std::vector<torch::Tensor> OneBitOptimizer::local_parameters(
     const detail::OneBitSetup& onebit, const std::vector<detail::GroupSettings>& settings) const {
   std::vector<torch::Tensor> local;
   if (!onebit.exchanges()) return local;
-  for (const detail::RegisteredParameter& parameter : view().parameters()) {
-    if (settings[parameter.group].compresses(parameter.tensor)) local.push_back(parameter.tensor);
+  for (size_t g = 0; g < param_groups_.size(); ++g) {
+    for (const torch::Tensor& parameter : param_groups_[g].params()) {
+      if (settings[g].compresses(parameter)) local.push_back(parameter);
+    }
   }
   return local;
 }

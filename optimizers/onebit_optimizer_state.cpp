@@ -121,13 +121,7 @@ NamedTensors OneBitOptimizer::join_rank_states(const NamedTensors& state,
       joined[name + "/momentum_error"] = errors.worker.add(errors.server).to(at::kFloat);
       continue;
     }
-    joined[name + "/worker_error"] = errors.worker.to(at::kFloat);
-    detail::add_strides(name, tensors[i].sizes, tensors[i].strides, joined);
-    const auto part = served[i];
-    if (part.begin == part.end) continue;
-    joined[name + "/server_error"] = detail::in_memory_order(errors.server, tensors[i])
-                                         .narrow(0, part.begin, part.end - part.begin)
-                                         .to(at::kFloat);
+    detail::add_errors(errors, tensors[i], served[i], joined);
   }
   return joined;
 }

@@ -161,4 +161,13 @@ JoinedErrors join_errors(const std::vector<NamedTensors>& rank_states, const One
   return joined;
 }
 
+void add_errors(const JoinedErrors& errors, const OneBitTensor& of, kernels::OneBitLayout::Part served,
+                NamedTensors& state) {
+  state[of.name + "/worker_error"] = errors.worker.to(at::kFloat);
+  add_strides(of.name, of.sizes, of.strides, state);
+  if (served.begin == served.end) return;
+  state[of.name + "/server_error"] =
+      in_memory_order(errors.server, of).narrow(0, served.begin, served.end - served.begin).to(at::kFloat);
+}
+
 }  // namespace pacer::detail

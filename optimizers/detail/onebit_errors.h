@@ -6,6 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <pacer/kernels/onebit_layout.h>
 #include <pacer/optimizers/detail/onebit_settings.h>
 #include <pacer/optimizers/named_tensors.h>
 
@@ -20,6 +21,10 @@ struct JoinedErrors {
 // Joins the errors of one parameter, which CompressedParameters::export_errors left on each rank; they are
 // zeros where ranks left nothing. Throws InvalidArgument that names what is missing or does not fit.
 JoinedErrors join_errors(const std::vector<NamedTensors>& rank_states, const OneBitTensor& of);
+
+// Adds them as a rank's own, which serves that part of the parameter's memory.
+void add_errors(const JoinedErrors& errors, const OneBitTensor& of, kernels::OneBitLayout::Part served,
+                NamedTensors& state);
 
 // Puts together what ranks left that each had a part of their node's errors, `ranks_per_worker` to a node: a
 // state for each node, as if it had had all of them. `whole`: the parameters.

@@ -126,9 +126,7 @@ class StepPlan {
   // Whether ranks make the directions of these matrices together.
   bool exchanges(const GroupSettings& of_group) const { return directions != nullptr && of_group.muon; }
   // Optimizers that exchange more than gradients leave out what is frozen, even if it has a gradient.
-  bool leaves_out(const at::Tensor& parameter) const {
-    return (traits->is_onebit || directions != nullptr) && !parameter.requires_grad();
-  }
+  bool leaves_out_frozen() const { return traits->is_onebit || directions != nullptr; }
   AdoptedStates add_entries(const ParamGroups& groups, const ParamStates& states, const TensorNames& names,
                             bool with_compressed);
   ParameterEntry make_entry(const RegisteredParameter& parameter,

@@ -137,7 +137,8 @@ void StepPlan::check_paging(const StepInputs& inputs) const {
 // frozen (requires_grad off). Local entries without a gradient take part all the same: ranks agree on their
 // momentum, or on a direction, to which this rank then adds no gradient.
 bool StepPlan::takes_part(const ParameterEntry& entry, const at::Tensor& gradient) const {
-  return !leaves_out(entry.parameter) && (entry.is_local() || gradient.defined());
+  if (leaves_out_frozen() && !entry.parameter.requires_grad()) return false;
+  return entry.is_local() || gradient.defined();
 }
 
 double StepPlan::local_weight() const {
@@ -160,6 +161,7 @@ StepPlan::Fit StepPlan::fits(const ParamGroups& groups, const ParamStates& state
   if (groups.size() != planned_groups_.size() || (pager && !pager->fits())) return Fit::none;
   if (!finds_states(states)) return Fit::none;
   if (finds_gradients) unsettled_.clear();
+  const bool only_trained = leaves_out_frozen();
   EntryWatch* const watch_of = watches.data();
   char* const parts = taking_part.data();
   const size_t count = watches.size();
@@ -187,7 +189,7 @@ StepPlan::Fit StepPlan::fits(const ParamGroups& groups, const ParamStates& state
       }
       if (!watch.is_registered(states)) return Fit::none;
       const void* elements = watch.gradient_of_unchanged(own);
-      bool takes_part = elements != nullptr && !leaves_out(parameter);
+      bool takes_part = elements != nullptr && (!only_trained || parameter.requires_grad());
       if (elements == nullptr) {
         const ParameterEntry& entry = entries[i];
         if (!watch.is_current(entry)) return Fit::none;
