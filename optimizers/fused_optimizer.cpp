@@ -202,7 +202,7 @@ std::string FusedOptimizer::unshared_reason(GradientScope /*among*/) const {
 
 bool FusedOptimizer::is_part(const std::string& name, const torch::Tensor& tensor) const {
   const std::string field = name.substr(name.rfind('/') + 1);
-  return tensor.dim() == 1 && field != detail::kTrustAverage;
+  return tensor.dim() == 1 && field != detail::kTrustAverage && field != detail::kRowMoment;
 }
 
 // LAMB adds up parameters and updates in units, which only one rank can do that has all of a unit; 1-bit

@@ -6,7 +6,11 @@
 #include <torch/nn/module.h>
 #include <torch/nn/modules/embedding.h>
 
+#include <pacer/collectives/communicator.h>
+#include <pacer/core/error.h>
+#include <pacer/device/detail/stream.h>
 #include <pacer/optimizers/detail/optimizer_traits.h>
+#include <pacer/optimizers/detail/step_engine.h>
 
 namespace pacer {
 namespace {
@@ -30,11 +34,33 @@ bool begins_with_any(const std::string& name, const std::vector<std::string>& be
 
 }  // namespace
 
-std::string Muon::unshared_reason(GradientScope among) const {
-  for (const detail::GroupSettings& settings : detail::settings_of(traits(), param_groups_)) {
-    if (settings.muon) return "Muon orthogonalises whole matrices; use DataParallel";
+void Muon::share_products(std::shared_ptr<Communicator> ranks) {
+  require(!is_shared_out(), traits().name, ": a Session with Shards has dealt out the products already");
+  if (ranks == nullptr || ranks->world_size() == 1) return engine().share_products(nullptr);
+  for (const auto& group : param_groups_) {
+    for (const torch::Tensor& parameter : group.params()) {
+      require(parameter.device() == ranks->device(), traits().name, ": the parameters are on ",
+              parameter.device().str(), ", but ", ranks->backend_name(), " joins the ranks on ",
+              ranks->device().str(), "; move the model there first");
+    }
   }
-  return FusedOptimizer::unshared_reason(among);
+  engine().share_products(std::make_unique<detail::ProductShare>(std::move(ranks)));
+}
+
+void Muon::prepare(const StepInputs& inputs) {
+  const bool is_shared = engine().products() != nullptr;
+  const bool is_captured = is_shared && engine().products()->ranks().device().is_cuda() &&
+                           detail::is_capturing(engine().products()->ranks().device());
+  require(
+      !is_shared || !(inputs.replayable || is_captured), traits().name,
+      ": ranks that share the products talk to each other in the middle of a step, which cannot be replayed "
+      "from a CUDA graph; leave out the CudaGraph hook, or share_products()");
+  FusedOptimizer::prepare(inputs);
+}
+
+void Muon::update_only(const ParameterRanges& ranges, std::shared_ptr<Communicator> ranks) {
+  FusedOptimizer::update_only(ranges, ranks);
+  engine().share_products(std::make_unique<detail::ProductShare>(std::move(ranks)));
 }
 
 namespace {

@@ -264,6 +264,10 @@ class PythonOptimizer : public torch::CustomClassHolder {
   }
 
   int64_t skipped_steps() const { return optimizer_->skipped_steps(); }
+  // Of Muon only. Without a communicator each rank makes all products.
+  void share_products(const std::optional<c10::intrusive_ptr<PythonCommunicator>>& communicator) {
+    dynamic_cast<Muon&>(*optimizer_).share_products(communicator ? (*communicator)->world() : nullptr);
+  }
 
   // 1-bit optimizers have these; OneBitMuon only the first.
   int64_t bytes_sent() const {
@@ -308,6 +312,7 @@ void register_optimizer(torch::Library& library) {
       .def("options", &PythonOptimizer::options)
       .def("names", &PythonOptimizer::names)
       .def("skipped_steps", &PythonOptimizer::skipped_steps)
+      .def("share_products", &PythonOptimizer::share_products)
       .def("attempts", &PythonOptimizer::attempts)
       .def("frozen_at", &PythonOptimizer::frozen_at)
       .def("bytes_sent", &PythonOptimizer::bytes_sent)

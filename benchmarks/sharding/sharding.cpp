@@ -36,7 +36,8 @@ the model is made, its loss in the last step, tokens a second for each GPU, what
 and the share of blocks that layer dropping keeps. bf16 and fp8 are under autocast, which the other
 modes are not; fused ones have pacer::modules::TransformerLayer as blocks. Modes with layer-drop start
 where theta has come down to 0.5; those with onebit-nodes have OneBitAdam with nodes as workers,
-frozen, in the place of FusedAdamW. Small blocks are there for the host's cost: the GPU has little
+frozen, in the place of FusedAdamW; those with muon have Muon, with muon-shared one whose ranks share
+the products. Small blocks are there for the host's cost: the GPU has little
 to do in them, and a row of the batch counts as a token.
 )";
 
@@ -68,7 +69,8 @@ struct Mode {
 constexpr const char* kModes =
     "plain,recompute,bf16,fp8,fp8-current,fp8+recompute,fused,fused+bf16,fused+fp8,fused+fp8-current,"
     "shards-state,shards,shards+recompute,parameters,parameters+recompute,layer-drop,parameters+layer-drop,"
-    "parameters-nodes,onebit-nodes,onebit-nodes+shards,onebit-nodes+parameters";
+    "parameters-nodes,onebit-nodes,onebit-nodes+shards,onebit-nodes+parameters,"
+    "muon,muon-shared,muon+shards,muon+parameters";
 
 struct Arguments {
   GptShape shape;
@@ -149,6 +151,11 @@ std::string title_of(const Arguments& arguments, const Mode& mode) {
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Mode& mode, const torch::nn::Module& model,
                                                         const World& world) {
   const auto parameters = model.named_parameters();
+  if (mode.has("muon")) {
+    auto muon = std::make_unique<pacer::Muon>(pacer::muon_groups(model, pacer::MuonOptions(1e-4)));
+    if (mode.has("muon-shared")) muon->share_products(world);
+    return muon;
+  }
   if (!mode.has("onebit")) {
     return std::make_unique<pacer::FusedAdamW>(parameters, pacer::FusedAdamWOptions(1e-4));
   }

@@ -21,13 +21,14 @@ namespace pacer::detail {
 
 class DtypeTable {
  public:
-  // `muon`: how its matrices are orthogonalised; none for other rules. `directions` as MuonKernels has it.
+  // `muon`: how its matrices are orthogonalised; none for other rules. `directions` and `share` as MuonKernels
+  // has them.
   DtypeTable(kernels::AdamLaunch launch, kernels::UpdateRule rule, const std::optional<MuonSettings>& muon,
-             const DirectionExchange* directions, at::Device device)
+             const DirectionExchange* directions, ProductShare* share, at::Device device)
       : launch_(launch), rule_(rule), device_(device) {
     if (!muon) return;
     launch_.loops = muon->is_cautious ? &kernels::kCautiousMuonUpdate : &kernels::kMuonUpdate;
-    muon_.emplace(launch.storage, *muon, directions, device);
+    muon_.emplace(launch.storage, *muon, directions, share, device);
   }
 
   // Adds a prepared entry and writes down where it sits. All entries are added before the first step.

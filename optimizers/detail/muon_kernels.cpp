@@ -5,10 +5,9 @@
 
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/linalg_vector_norm.h>
-#include <ATen/ops/zeros.h>
 
-#include <pacer/optimizers/detail/direction_exchange.h>
 #include <pacer/optimizers/detail/orthogonalize.h>
+#include <pacer/optimizers/detail/product_share.h>
 #include <pacer/optimizers/detail/tile_loop.h>
 
 namespace pacer::detail {
@@ -21,107 +20,88 @@ constexpr double kSmallestRoot = 1e-10;
 
 }  // namespace
 
-at::ScalarType MuonKernels::type_of_products() const {
-  if (storage_ == kernels::AdamStorage::f64) return at::kDouble;
-  const bool in_bf16 = settings_.precision == MuonPrecision::automatic
-                           ? device_.is_cuda()
-                           : settings_.precision == MuonPrecision::bf16;
-  return in_bf16 ? at::kBFloat16 : at::kFloat;
-}
-
-at::ScalarType MuonKernels::type_of_rows() const {
-  return storage_ == kernels::AdamStorage::f64 ? at::kDouble : at::kFloat;
-}
-
-void MuonKernels::add(const ParameterEntry& entry) {
-  auto batch = std::find_if(batches_.begin(), batches_.end(), [&](const Batch& other) {
-    return other.like.sizes() == entry.memory.sizes() && same_layout(other.like, entry.memory);
-  });
-  if (batch == batches_.end()) {
-    batch = batches_.emplace(batch);
-    batch->like = entry.memory;
-  }
-  batch->members.push_back(matrices_++);
-  exchanged_.push_back(entry.exchanged.value_or(0));
-  row_moments_.push_back(entry.state->row_moment());
-}
-
-void MuonKernels::build() {
-  directions_.host().assign(matrices_, nullptr);
-  results_.assign(matrices_, nullptr);
-  updates_.host().assign(matrices_, {nullptr, 0});
-  const auto options = at::TensorOptions().device(device_);
-  for (Batch& batch : batches_) {
-    const auto count = static_cast<int64_t>(batch.members.size());
-    std::vector<int64_t> sizes = batch.like.sizes().vec(), strides = batch.like.strides().vec();
-    sizes.insert(sizes.begin(), count);
-    strides.insert(strides.begin(), batch.like.numel());
-    const auto make = [&](at::ScalarType dtype) {
-      // Zeros, as the first step may leave matrices out.
-      return at::zeros({count * batch.like.numel()}, options.dtype(dtype)).as_strided(sizes, strides);
-    };
-    batch.directions = make(type_of_products());
-    const at::ScalarType of_parameters = batch.like.scalar_type();
-    batch.results = of_parameters == type_of_products() ? batch.directions : make(of_parameters);
-    if (settings_.normalizes_rows) {
-      batch.fresh = at::zeros({count, batch.like.size(0)}, options.dtype(type_of_rows()));
-      batch.first_rows = static_cast<int64_t>(rows_.host().size());
-    }
-    for (int64_t k = 0; k < count; ++k) {
-      const size_t matrix = batch.members[static_cast<size_t>(k)];
-      directions_.host()[matrix] = batch.directions[k].mutable_data_ptr();
-      results_[matrix] = batch.results[k].const_data_ptr();
-      if (exchange_ != nullptr) {
-        own_.push_back(batch.directions[k]);
-        shared_.push_back(exchange_->direction(exchanged_[matrix]));
-      }
-      if (!settings_.normalizes_rows) continue;
-      rows_.host().push_back({static_cast<int64_t>(matrix), row_moments_[matrix].mutable_data_ptr(),
-                              batch.fresh[k].mutable_data_ptr(), batch.like.size(0)});
-    }
-  }
-}
-
 void MuonKernels::send(const std::vector<kernels::AdamGradient>& gradients) {
   directions_.send(device_);
   if (settings_.normalizes_rows) rows_.send(device_);
+  const auto set = [](DeviceBuffer<kernels::AdamGradient>& buffer, size_t i, kernels::AdamGradient now) {
+    kernels::AdamGradient& before = buffer.host()[i];
+    if (before.gradient == now.gradient && before.scalars == now.scalars) return;
+    before = now;
+    buffer.mark_changed();
+  };
   for (size_t i = 0; i < matrices_; ++i) {
-    const void* const result = gradients[i].gradient == nullptr ? nullptr : results_[i];
-    kernels::AdamGradient& update = updates_.host()[i];
-    if (update.gradient == result && update.scalars == gradients[i].scalars) continue;
-    update = {result, gradients[i].scalars};
-    updates_.mark_changed();
+    const auto [gradient, scalars] = gradients[i];
+    set(updates_, i, {gradient == nullptr ? nullptr : results_[i], scalars});
+    if (share_ != nullptr)
+      set(own_gradients_, i, {is_own_[i] != 0 || !parts_.empty() ? gradient : nullptr, scalars});
   }
   updates_.send(device_);
-}
-
-template <class F>
-void MuonKernels::for_orthogonalized(const Batch& batch, double scale, const F& f) const {
-  const int64_t all_rows = batch.like.size(0), rows = all_rows / settings_.split,
-                columns = batch.like.numel() / all_rows, count = batch.directions.size(0);
-  const int64_t at_once = std::max<int64_t>(1, kElementsAtOnce / batch.like.numel());
-  for (int64_t first = 0; first < count; first += at_once) {
-    const int64_t now = std::min(at_once, count - first);
-    const at::Tensor directions = batch.directions.narrow(0, first, now);
-    f(first, orthogonalized(directions.reshape({now * settings_.split, rows, columns}),
-                            settings_.coefficients, settings_.iterations, scale));
-  }
+  if (share_ != nullptr) own_gradients_.send(device_);
 }
 
 // Matrices that sit the step out are orthogonalised with the others, and nobody reads them.
-void MuonKernels::orthogonalize(const Batch& batch, const Step& step) const {
+void MuonKernels::orthogonalize(const Batch& batch, const at::Tensor& into, double scale,
+                                const Step* like_rows) const {
+  const int64_t all_rows = batch.like.size(0), rows = all_rows / settings_.split,
+                columns = batch.like.numel() / all_rows;
+  // On a CPU one by one, so that its bits do not depend on how many there are, and on where results lie.
+  const int64_t at_once = device_.is_cpu() ? 1 : std::max<int64_t>(1, kElementsAtOnce / batch.like.numel());
+  for (int64_t first = batch.begin; first < batch.end; first += at_once) {
+    const int64_t now = std::min(at_once, batch.end - first);
+    const std::vector<int64_t> pieces = {now * settings_.split, rows, columns};
+    const int64_t place = first - batch.first_direction;
+    const at::Tensor directions = batch.directions.narrow(0, place, now).reshape(pieces);
+    const at::Tensor to = into.narrow(0, place, now);
+    // The last product writes there where it can.
+    const bool is_direct = device_.is_cuda() && like_rows == nullptr && to.is_contiguous() &&
+                           to.scalar_type() == directions.scalar_type();
+    at::Tensor made = orthogonalized(directions, settings_.coefficients, settings_.iterations,
+                                     like_rows ? 1 : scale, is_direct ? to.view(pieces) : at::Tensor());
+    if (is_direct) continue;
+    if (like_rows) made = with_like_rows(batch, first, made, scale, *like_rows);
+    to.copy_(made.view(to.sizes()));
+  }
+}
+
+void MuonKernels::make_results(const Batch& batch, const Step& step) const {
   const int64_t rows = batch.like.size(0) / settings_.split,
                 columns = batch.like.numel() / batch.like.size(0);
   const double adjustment =
       settings_.adjustment == MuonAdjustment::match_rms_adamw
           ? 0.2 * std::sqrt(static_cast<double>(std::max(rows, columns)))
           : std::sqrt(std::max(1.0, static_cast<double>(rows) / static_cast<double>(columns)));
-  const bool like_rows = settings_.normalizes_rows;
-  for_orthogonalized(batch, like_rows ? 1 : adjustment, [&](int64_t first, const at::Tensor& matrices) {
-    const at::Tensor result = like_rows ? with_like_rows(batch, first, matrices, adjustment, step) : matrices;
-    const at::Tensor to = batch.results.narrow(0, first, matrices.size(0) / settings_.split);
-    to.copy_(result.view(to.sizes()));
-  });
+  orthogonalize(batch, share_ ? batch.directions : batch.results, adjustment,
+                settings_.normalizes_rows ? &step : nullptr);
+}
+
+// While one batch travels the next one is made.
+void MuonKernels::make_results_of_parts(const Step& step) {
+  std::vector<Work> coming, going;
+  for (const Batch& batch : batches_) coming.push_back(batch.parts.gather(share_->ranks()));
+  for (size_t b = 0; b < batches_.size(); ++b) {
+    const Batch& batch = batches_[b];
+    coming[b].wait();
+    make_results(batch, step);
+    going.push_back(batch.parts.scatter(share_->ranks()));
+    if (settings_.normalizes_rows) going.push_back(share_->gather(batch.fresh, batch.bounds));
+  }
+  for (Work& work : going) work.wait();
+  if (!result_parts_.is_same(direction_parts_)) result_parts_.copy_(direction_parts_);
+}
+
+void MuonKernels::make_shared_results(const Step& step) {
+  std::vector<Work> under_way;
+  for (const Batch& batch : batches_) {
+    make_results(batch, step);
+    const int64_t count = batch.like.numel();
+    const at::Tensor flat = batch.directions.as_strided({batch.directions.size(0), count}, {count, 1});
+    under_way.push_back(share_->gather(flat, batch.bounds));
+    if (settings_.normalizes_rows) under_way.push_back(share_->gather(batch.fresh, batch.bounds));
+  }
+  for (Work& work : under_way) work.wait();
+  for (const Batch& batch : batches_) {
+    if (!batch.results.is_same(batch.directions)) batch.results.copy_(batch.directions);
+  }
 }
 
 // Each of them so that the root of its mean square is 1, because matrices of all shapes may share a scale. Those
@@ -131,10 +111,7 @@ void MuonKernels::bring_own_directions() {
     const int64_t rows = batch.like.size(0) / settings_.split,
                   columns = batch.like.numel() / batch.like.size(0);
     const double scale = std::sqrt(static_cast<double>(std::max(rows, columns)));
-    for_orthogonalized(batch, scale, [&](int64_t first, const at::Tensor& matrices) {
-      const at::Tensor to = batch.directions.narrow(0, first, matrices.size(0) / settings_.split);
-      to.copy_(matrices.view(to.sizes()));
-    });
+    orthogonalize(batch, batch.directions, scale, /*like_rows=*/nullptr);
     for (size_t k = 0; k < batch.members.size(); ++k) {
       if (updates_.host()[batch.members[k]].gradient == nullptr)
         batch.directions[static_cast<int64_t>(k)].zero_();
@@ -189,14 +166,17 @@ void MuonKernels::run_momentum(void* const* directions, const Step& step, const 
 
 void MuonKernels::orthogonalize(const Step& step, const std::vector<Tile>& units,
                                 const kernels::AdamTiles& tiles) {
-  run_momentum(directions_.pointer(), step, units, tiles);
+  Step of_part = step;
+  if (share_ != nullptr) of_part.gradients = own_gradients_.pointer();
+  run_momentum(directions_.pointer(), of_part, units, tiles);
   if (exchange_ != nullptr) return bring_own_directions();
-  for (const Batch& batch : batches_) orthogonalize(batch, step);
+  if (share_ != nullptr) return parts_.empty() ? make_shared_results(step) : make_results_of_parts(step);
+  for (const Batch& batch : batches_) make_results(batch, step);
 }
 
 void MuonKernels::take_mean(const Step& step) {
   at::_foreach_copy_(own_, shared_);
-  for (const Batch& batch : batches_) orthogonalize(batch, step);
+  for (const Batch& batch : batches_) make_results(batch, step);
 }
 
 const kernels::AdamGradient* MuonKernels::step(const Step& step, const std::vector<Tile>& units,

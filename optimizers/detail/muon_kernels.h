@@ -9,18 +9,21 @@
 
 #include <pacer/device/detail/device_buffer.h>
 #include <pacer/kernels/muon.h>
+#include <pacer/optimizers/detail/matrix_parts.h>
 #include <pacer/optimizers/detail/parameter_entry.h>
 
 namespace pacer::detail {
 
 class DirectionExchange;
+class ProductShare;
 
 class MuonKernels {
  public:
-  // `exchange`: ranks make directions together; null: what each has of its own is what all have.
+  // `exchange`: ranks make directions together; null: what each has of its own is what all have. `share`: then
+  // each rank orthogonalises its part of them; null: all of them. One of the two is null.
   MuonKernels(kernels::AdamStorage storage, const MuonSettings& settings, const DirectionExchange* exchange,
-              at::Device device)
-      : storage_(storage), settings_(settings), exchange_(exchange), device_(device) {}
+              ProductShare* share, at::Device device)
+      : storage_(storage), settings_(settings), exchange_(exchange), share_(share), device_(device) {}
 
   // Adds a prepared entry, a matrix as check_matrices wants it, in the order of the table.
   void add(const ParameterEntry& entry);
@@ -49,11 +52,17 @@ class MuonKernels {
  private:
   // Matrices of one shape and memory order: `members` lie one behind the other in the directions.
   struct Batch {
-    at::Tensor like;  // the memory of one
+    at::Tensor like;  // the memory of one, or where ranks have parts of them, what that would look like
     std::vector<size_t> members;
-    at::Tensor directions, results;  // (members, shape of a parameter); results may be the directions
-    at::Tensor fresh;                // (members, rows): their new moments, where rows are normalised
-    int64_t first_rows = 0;          // where its members begin in rows_
+    // (members, shape of a parameter); results may be the directions. Where ranks have parts, directions are whole
+    // ones of this rank's members only, and results are elsewhere.
+    at::Tensor directions, results;
+    at::Tensor fresh;             // (members, rows): their new moments, where rows are normalised
+    int64_t first_rows = 0;       // where its members begin in rows_
+    std::vector<int64_t> bounds;  // of the members that each rank orthogonalises
+    int64_t begin = 0, end = 0;   // of this rank's, which are all where nothing is shared
+    int64_t first_direction = 0;  // which member the directions begin with
+    MatrixParts parts;
   };
 
   at::ScalarType type_of_products() const;
@@ -63,12 +72,20 @@ class MuonKernels {
   void run_momentum(void* const* directions, const Step& step, const std::vector<Tile>& units,
                     const kernels::AdamTiles& tiles) const;
   void bring_own_directions();
-  // Calls f(first, matrices) for all of a batch, some at a time: the directions of its members from `first` on,
-  // (n, rows, columns) as the split has them, made orthogonal and multiplied with `scale`.
-  template <class F>
-  void for_orthogonalized(const Batch& batch, double scale, const F& f) const;
-  // From directions to results.
-  void orthogonalize(const Batch& batch, const Step& step) const;
+  double cost_of(const Batch& batch) const;
+  void deal_out();
+  void make_memory(Batch& batch);
+  // Gives each matrix, of which this rank has a part, the memory of its direction and its way to its owner.
+  void make_parts();
+  // This rank's part of a batch, some matrices at a time: their directions, in pieces as the split has them, made
+  // orthogonal and multiplied with `scale`, become what is at the same place of `into`. `like_rows`: with rows
+  // normalised, for that step; null: as they are.
+  void orthogonalize(const Batch& batch, const at::Tensor& into, double scale, const Step* like_rows) const;
+  // From directions to results, or where ranks share them, to this rank's part of directions.
+  void make_results(const Batch& batch, const Step& step) const;
+  // All of them, of all ranks: where each has whole gradients, and where each has parts.
+  void make_shared_results(const Step& step);
+  void make_results_of_parts(const Step& step);
   // The matrices (n, rows, columns), n / split members of the batch from `first` on, with their rows alike,
   // times `scale`.
   at::Tensor with_like_rows(const Batch& batch, int64_t first, const at::Tensor& matrices, double scale,
@@ -78,6 +95,7 @@ class MuonKernels {
   kernels::AdamStorage storage_;
   MuonSettings settings_;
   const DirectionExchange* exchange_;
+  ProductShare* share_;
   at::Device device_;
   std::vector<Batch> batches_;
   size_t matrices_ = 0;
@@ -89,6 +107,18 @@ class MuonKernels {
   DeviceBuffer<void*> directions_;               // by matrix
   std::vector<const void*> results_;             // by matrix
   DeviceBuffer<kernels::AdamGradient> updates_;  // the results of those that take part
+  // Where ranks share the products: which matrices are this rank's, and the gradients of those; the others' are
+  // null.
+  std::vector<char> is_own_;
+  // Where ranks have parts of matrices: what this rank has of each. The parts of directions become those of
+  // results, which may be the same memory.
+  struct Part {
+    int64_t count;
+    std::vector<int64_t> bounds;
+  };
+  std::vector<Part> parts_;  // by matrix; empty where matrices are whole
+  at::Tensor direction_parts_, result_parts_;
+  DeviceBuffer<kernels::AdamGradient> own_gradients_;
 };
 
 }  // namespace pacer::detail

@@ -165,7 +165,8 @@ std::vector<GroupSettings> check_pending(const PendingState& pending, const Opti
             "the state of parameter ", parameter.in_message(), " lacks a moment (exp_avg or exp_avg_sq)",
             kNothing);
     const ParameterRange* range = own.range_of(parameter);
-    check_state(state, range ? at::IntArrayRef(range->count) : parameter.tensor.sizes(), parameter.name);
+    check_state(state, parameter.tensor.sizes(), range ? std::optional(range->count) : std::nullopt,
+                parameter.name);
   }
   return settings;
 }

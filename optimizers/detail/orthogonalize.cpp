@@ -6,6 +6,7 @@
 #include <ATen/ops/baddbmm.h>
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/div.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/linalg_vector_norm.h>
 
 namespace pacer::detail {
@@ -41,19 +42,23 @@ Coefficients coefficients_of(MuonCoefficients which, int64_t iteration) {
 }  // namespace
 
 at::Tensor orthogonalized(const at::Tensor& matrices, MuonCoefficients coefficients, int64_t iterations,
-                          double scale) {
+                          double scale, const at::Tensor& into) {
   const bool is_wide = matrices.size(1) <= matrices.size(2);
   const double margin = coefficients == MuonCoefficients::polar_express ? kBelowOne : 1;
   at::Tensor norm = at::linalg_vector_norm(matrices, 2, at::IntArrayRef({1, 2}), /*keepdim=*/true);
   at::Tensor x = at::div(matrices, norm.mul_(margin).clamp_min_(kSmallestNorm));
   for (int64_t i = 0; i < iterations; ++i) {
     const auto [a, b, c] = coefficients_of(coefficients, i);
-    const double last = i + 1 == iterations ? scale : 1;
+    const bool is_last = i + 1 == iterations;
+    const double factor = is_last ? scale : 1;
     // The product of the smaller size.
     const at::Tensor gram = is_wide ? at::bmm(x, x.transpose(1, 2)) : at::bmm(x.transpose(1, 2), x);
     const at::Tensor polynomial = at::baddbmm(gram, gram, gram, b, c);
-    x = is_wide ? at::baddbmm(x, polynomial, x, a * last, last)
-                : at::baddbmm(x, x, polynomial, a * last, last);
+    const at::Tensor& left = is_wide ? polynomial : x;
+    const at::Tensor& right = is_wide ? x : polynomial;
+    at::Tensor to = is_last && into.defined() ? into : at::empty_like(x);
+    at::baddbmm_out(to, x, left, right, a * factor, factor);
+    x = to;
   }
   return x;
 }

@@ -63,7 +63,9 @@ bool needs_dense_gradient(const ParameterEntry& entry, const at::Tensor& gradien
   return !same_layout(gradient, entry.dense()) || gradient.is_neg() || gradient._is_zerotensor();
 }
 
-void check_state(const FusedAdamStateFields& state, at::IntArrayRef sizes, const std::string& name) {
+void check_state(const FusedAdamStateFields& state, at::IntArrayRef parameter, std::optional<int64_t> part,
+                 const std::string& name) {
+  const at::IntArrayRef sizes = part ? at::IntArrayRef(*part) : parameter;
   for (const StateField& field : kStateFields) {
     const at::Tensor& tensor = (state.*field.read)();
     if (!tensor.defined()) continue;
@@ -73,7 +75,8 @@ void check_state(const FusedAdamStateFields& state, at::IntArrayRef sizes, const
               " has a trust_average that is not two fp64 numbers");
       continue;
     }
-    const std::vector<int64_t> needed = field_sizes(field.kind, sizes);
+    const std::vector<int64_t> needed =
+        field_sizes(field.kind, is_elementwise(field.kind) ? sizes : parameter);
     require(tensor.sizes() == at::IntArrayRef(needed), "the state of parameter ", InMessage{name}, " has ",
             field.name, " of shape ", tensor.sizes(), " but the parameter has ", sizes);
     const bool integer = field.kind == StateKind::remainder;

@@ -88,8 +88,9 @@ bool same_layout(const at::Tensor& a, const at::Tensor& b);
 // view that is negated or zero in name only.
 bool needs_dense_gradient(const ParameterEntry& entry, const at::Tensor& gradient);
 
-// Throws InvalidArgument where an existing state tensor has another shape than `sizes` or is not made of
-// numbers that a moment can be.
-void check_state(const FusedAdamStateFields& state, at::IntArrayRef sizes, const std::string& name);
+// Throws InvalidArgument where an existing state tensor has another shape than that of the parameter needs, or is not
+// made of numbers that a moment can be. `part`: what has an element for each of the parameter's has so many only.
+void check_state(const FusedAdamStateFields& state, at::IntArrayRef parameter, std::optional<int64_t> part,
+                 const std::string& name);
 
 }  // namespace pacer::detail

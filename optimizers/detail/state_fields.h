@@ -38,6 +38,7 @@ struct StateField {
 };
 
 inline constexpr char kTrustAverage[] = "trust_average";
+inline constexpr char kRowMoment[] = "row_moment";
 inline constexpr size_t kStateFieldCount = 7;
 inline constexpr StateField kStateFields[kStateFieldCount] = {
     {"exp_avg", StateKind::moment, &FusedAdamStateFields::exp_avg, &FusedAdamStateFields::exp_avg},
@@ -49,8 +50,7 @@ inline constexpr StateField kStateFields[kStateFieldCount] = {
     {"remainder", StateKind::remainder, &FusedAdamStateFields::remainder, &FusedAdamStateFields::remainder},
     {kTrustAverage, StateKind::trust_average, &FusedAdamStateFields::trust_average,
      &FusedAdamStateFields::trust_average},
-    {"row_moment", StateKind::row_moment, &FusedAdamStateFields::row_moment,
-     &FusedAdamStateFields::row_moment},
+    {kRowMoment, StateKind::row_moment, &FusedAdamStateFields::row_moment, &FusedAdamStateFields::row_moment},
 };
 
 // The dtype of a field for a parameter of that dtype set; none where such a parameter has no such tensor.

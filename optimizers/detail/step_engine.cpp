@@ -109,6 +109,7 @@ void StepEngine::prepare_step(const ParamGroups& groups, ParamStates& states, co
   for (GroupSettings& of_group : plan_.settings) of_group.kernel.factor = guard_ ? 1.0 : average_;
   plan_.step_groups.configure(plan_.settings, plan_.local_weight());
   plan_.find_gradients();
+  if (plan_.products) plan_.products->agree(plan_.entries, plan_.taking_part);
   for (DtypeTable& table : plan_.tables) table.send(/*with_units=*/guard_ != nullptr);
   if (plan_.compressed_parameters) plan_.compressed_parameters->prepare(plan_.settings);
   if (plan_.pager) plan_.pager->prepare(plan_.tables);

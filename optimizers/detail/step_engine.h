@@ -86,6 +86,12 @@ class StepEngine {
     forget_plan();
   }
   DirectionExchange* directions() const { return plan_.directions.get(); }
+  // From the next step on each of these ranks makes its part of the products of matrices; null: all of them.
+  void share_products(std::unique_ptr<ProductShare> products) {
+    plan_.products = std::move(products);
+    forget_plan();
+  }
+  ProductShare* products() const { return plan_.products.get(); }
   // The L1 norm of the bias-corrected variance of all compressed entries, added up in their order. Waits for
   // a GPU.
   double compressed_variance_norm() const { return plan_.compressed_variance_norm(); }

@@ -61,6 +61,7 @@ void StepPlan::forget() {
   entry_of_.clear();
   step_groups = {};
   shared_norm.reset();
+  if (products) products->forget();
 }
 
 ParameterEntry StepPlan::make_entry(const RegisteredParameter& parameter,
@@ -84,9 +85,8 @@ ParameterEntry StepPlan::make_entry(const RegisteredParameter& parameter,
   require(entry.state != nullptr, "the state of parameter ", parameter.in_message(),
           " is another optimizer's; start from an empty state or use take_over");
   if (entry.is_compressed) return entry;  // the CompressedParameters look at it
-  check_state(*entry.state,
-              entry.range.is_part() ? at::IntArrayRef(entry.range.count) : parameter.tensor.sizes(),
-              entry.name);
+  check_state(*entry.state, parameter.tensor.sizes(),
+              entry.range.is_part() ? std::optional(entry.range.count) : std::nullopt, entry.name);
   const bool was_adamw = entry.state->exp_avg_sq().defined();
   const bool is_other =
       traits->has_matrices && entry.state->exp_avg().defined() && was_adamw == of_group.muon.has_value();
@@ -205,7 +205,7 @@ void StepPlan::build_tables() {
       if (is_new) {
         tables.emplace_back(kernels::AdamLaunch{entry.storage, entry.amsgrad, false, of_group.loops},
                             of_group.kernel.rule, of_group.muon,
-                            exchanges(of_group) ? directions.get() : nullptr, device);
+                            exchanges(of_group) ? directions.get() : nullptr, products.get(), device);
       }
       tables[found->second].add(entry, found->second);
     }

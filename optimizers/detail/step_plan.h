@@ -22,6 +22,7 @@
 #include <pacer/optimizers/detail/optimizer_traits.h>
 #include <pacer/optimizers/detail/parameter_check.h>
 #include <pacer/optimizers/detail/parameter_entry.h>
+#include <pacer/optimizers/detail/product_share.h>
 #include <pacer/optimizers/detail/shared_norm.h>
 #include <pacer/optimizers/detail/state_pager.h>
 #include <pacer/optimizers/detail/step_groups.h>
@@ -87,6 +88,8 @@ class StepPlan {
   std::unique_ptr<CompressedParameters> compressed_parameters;
   // Ranks make the directions of matrices together; null: each has those of added gradients.
   std::unique_ptr<DirectionExchange> directions;
+  // Ranks share the products of matrices; null: each makes all of them.
+  std::unique_ptr<ProductShare> products;
   std::unique_ptr<StatePager> pager;  // null until the first plan, and where state is not paged
   at::Device device = at::kCPU;
   std::vector<ParameterEntry> entries;

@@ -17,6 +17,7 @@ from typing_extensions import Unpack
 from . import _library  # noqa: F401  (registers torch.classes.pacer)
 from . import _options as options_of
 from ._option_types import FusedAdamOptions, FusedLambOptions, MuonOptions
+from .communicator import Communicator
 
 Params = Union[Iterable[torch.Tensor], Iterable[dict[str, Any]], Iterable[tuple[str, torch.Tensor]]]
 
@@ -378,3 +379,9 @@ class Muon(_FusedOptimizer):
 
     def __init__(self, params: Params, lr: Union[float, torch.Tensor] = 1e-3, **options: Unpack[MuonOptions]) -> None:
         super().__init__(params, lr, **options)
+
+    def share_products(self, communicator: Optional[Communicator]) -> None:
+        """From the next step on each rank orthogonalises its part of the matrices and sends the results to the others. All
+        must have the same parameters and averaged gradients, as under DistributedDataParallel; the first step compares
+        them. None: each rank makes all of them, as at first. A copy of the optimizer makes all of them."""
+        self._call(self._handle.share_products, communicator and communicator._handle)

@@ -111,7 +111,10 @@ void train_shards(const Player& player) {
   const auto per_node = static_cast<int>(player.number("ranks_per_node", 0));
   const ShardGroup over = per_node > 0 ? ShardGroup::node : ShardGroup::world;
   const auto hooks = hooks_named(kTogether);
-  for (const char* name : {"FusedAdamW", "FusedAdamW bf16 remainder", "FusedAdamW bf16 stochastic"}) {
+  std::vector<std::string> names = {"FusedAdamW", "FusedAdamW bf16 remainder", "FusedAdamW bf16 stochastic"};
+  // On a GPU the last bits of its products depend on how many a rank makes at once.
+  if (world->device().is_cpu()) names.emplace_back("Muon");
+  for (const std::string& name : names) {
     for (const Sharded what : {Sharded::state, Sharded::gradients, Sharded::parameters}) {
       auto chosen = hooks;
       if (what != Sharded::state) chosen.erase(chosen.begin());
@@ -247,8 +250,9 @@ void resume(const Player& player) {
   const Hooks hooks = hooks_named(
       {"accumulation", "clipping", "fp16", "layer drop", "curriculum", "learning rate", "sampler"});
   int number = 0;
-  for (const char* name : {"FusedAdamW", "FusedAdamW bf16 stochastic", "SGD", "OneBitAdam",
-                           "OneBitAdam refreshed", "OneBitLamb", "OneBitAdam by nodes", "OneBitMuon"}) {
+  for (const char* name :
+       {"FusedAdamW", "FusedAdamW bf16 stochastic", "SGD", "OneBitAdam", "OneBitAdam refreshed", "OneBitLamb",
+        "OneBitAdam by nodes", "OneBitMuon", "Muon shared"}) {
     const RegisteredOptimizer optimizer = optimizer_named(name);
     const std::string root = folder + "/" + std::to_string(number++);
     const auto make = [&] {

@@ -6,6 +6,7 @@ import unittest
 import torch
 
 import pacer
+from ranks import run_job
 
 SIZES = [(24, 16), (16, 24), (32, 32)]
 
@@ -23,7 +24,27 @@ def train(optimizer, params, steps):
         optimizer.step()
 
 
+def job_shared(rank, folder):
+    """Two ranks share the products: each sends the results of its own, and parameters move as by one rank."""
+    world = pacer.Communicator()
+    params, alone = matrices(), matrices()
+    optimizer = pacer.Muon(params)
+    optimizer.share_products(world)
+    train(optimizer, params, range(3))
+    assert world.bytes_sent() > 0
+    train(pacer.Muon(alone), alone, range(3))
+    for mine, its in zip(params, alone):
+        assert torch.allclose(mine, its, rtol=0, atol=1e-6)
+    optimizer.share_products(None)
+    sent = world.bytes_sent()
+    train(optimizer, params, range(3, 4))
+    assert world.bytes_sent() == sent
+
+
 class Muon(unittest.TestCase):
+    def test_ranks_share_products(self):
+        run_job(__file__, "shared").cleanup()
+
     def test_steps_are_torchs_within_the_rounding_of_its_products(self):
         options = {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.1, "ns_steps": 5}
         for rule in ("original", "match_rms_adamw"):

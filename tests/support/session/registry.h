@@ -90,6 +90,15 @@ OptimizerMaker making_onebit(const Options& options) {
 inline OptimizerMaker making_muon(const MuonOptions& options) {
   return making<Muon>(options, MuonOptions(options).orthogonalize(false).weight_decay(0));
 }
+// Whose ranks share the products.
+inline OptimizerMaker making_shared_muon(const MuonOptions& options) {
+  return [make = making_muon(options)](const NamedParameters& parameters,
+                                       const std::shared_ptr<Communicator>& world) {
+    auto optimizer = make(parameters, world);
+    static_cast<Muon&>(*optimizer).share_products(world);
+    return optimizer;
+  };
+}
 inline OptimizerMaker making_onebit_muon(const OneBitMuonOptions& options) {
   return [options](const NamedParameters& parameters,
                    const std::shared_ptr<Communicator>& world) -> std::unique_ptr<torch::optim::Optimizer> {
@@ -127,6 +136,9 @@ inline std::vector<RegisteredOptimizer> all_optimizers() {
                        .precision(MuonPrecision::fp32)
                        .finite_check(true)),
        at::kBFloat16},
+      {"Muon shared", true,
+       making_shared_muon(
+           MuonOptions(0.01).weight_decay(0.1).precision(MuonPrecision::fp32).finite_check(true))},
       {"OneBitMuon", true,
        making_onebit_muon(
            OneBitMuonOptions(0.01).weight_decay(0.1).precision(MuonPrecision::fp32).compress_alone(true)),

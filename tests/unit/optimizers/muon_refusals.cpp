@@ -6,7 +6,6 @@
 #include <torch/types.h>
 
 #include "support/catch.h"
-#include "support/optimizers/contract.h"
 #include "support/optimizers/optimizers.h"
 
 namespace pacer::testing {
@@ -42,9 +41,6 @@ TEST_CASE("what cannot be a matrix of Muon is refused, by name, where the optimi
   CHECK(contains(refusal_of(parameter({8, 4}), MuonOptions().momentum(1)), "momentum"));
   CHECK(contains(refusal_of(parameter({8, 4}), MuonOptions().row_beta(-0.1)), "row_beta"));
   CHECK(contains(refusal_of(parameter({8, 4}), MuonOptions().paged(Paging())), "paged"));
-  CHECK(contains(contract(*std::make_unique<Muon>(std::vector<Tensor>{parameter({2, 2})}))
-                     .unshared_reason(GradientScope::world),
-                 "DataParallel"));
 }
 
 TEST_CASE("a group that Muon cannot orthogonalise is not added, and nothing else changes", "[muon]") {
