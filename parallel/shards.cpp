@@ -109,8 +109,9 @@ void Shards::arrange() {
   options.reduce_every_backward(sends_in_every_pass());
   trained_ = detail::trained_parameters(parts());
   if (stacks_.empty()) {
-    shards_ = std::make_shared<ParameterShards>(detail::named_optimizer_parameters(parts()), ranks_, options,
-                                                replicas);
+    // Gradients come in the other order, and a unit leaves when it is full and those behind it have left.
+    shards_ =
+        std::make_shared<ParameterShards>(detail::named_in_model_order(parts()), ranks_, options, replicas);
   } else {
     const std::vector<ParameterShards::Group> all = groups();
     shards_ = std::make_shared<ParameterShards>(all, ranks_, options, replicas);
@@ -160,7 +161,7 @@ std::vector<ParameterShards::Group> Shards::groups() const {
     for (const auto& child : module.children()) put_outside(*child);
   };
   put_outside(parts().model());
-  std::vector<ParameterShards::NamedParameter> all = detail::named_optimizer_parameters(parts());
+  std::vector<ParameterShards::NamedParameter> all = detail::named_in_model_order(parts());
   for (const auto& item : parts().model().named_parameters()) all.emplace_back(item.key(), item.value());
   std::vector<ParameterShards::Group> groups(count);
   std::unordered_set<const void*> seen;

@@ -1,5 +1,6 @@
 #include <pacer/hooks/detail/model_facts.h>
 
+#include <algorithm>
 #include <map>
 #include <typeinfo>
 #include <unordered_map>
@@ -56,6 +57,20 @@ std::vector<std::pair<std::string, at::Tensor>> named_optimizer_parameters(const
   for (RegisteredParameter& parameter : registered(parts)) {
     named.emplace_back(std::move(parameter.name), std::move(parameter.tensor));
   }
+  return named;
+}
+
+std::vector<std::pair<std::string, at::Tensor>> named_in_model_order(const SessionParts& parts) {
+  std::unordered_map<const void*, size_t> places;
+  for (const at::Tensor& parameter : parts.model().parameters())
+    places.emplace(parameter.unsafeGetTensorImpl(), places.size());
+  const auto place_of = [&](const auto& named) {
+    const auto found = places.find(named.second.unsafeGetTensorImpl());
+    return found == places.end() ? places.size() : found->second;
+  };
+  auto named = named_optimizer_parameters(parts);
+  std::stable_sort(named.begin(), named.end(),
+                   [&](const auto& a, const auto& b) { return place_of(a) < place_of(b); });
   return named;
 }
 

@@ -15,6 +15,9 @@ namespace pacer::detail {
 
 // In the order of groups and registration; names are the optimizer's, else the model's, else "group.index".
 std::vector<std::pair<std::string, at::Tensor>> named_optimizer_parameters(const SessionParts& parts);
+// The same in the order in which the model has registered them, which is roughly that of forward passes, however groups
+// have sorted them; then what the model does not have.
+std::vector<std::pair<std::string, at::Tensor>> named_in_model_order(const SessionParts& parts);
 std::vector<at::Tensor> all_optimizer_parameters(const SessionParts& parts);
 // Those that need a gradient.
 std::vector<at::Tensor> trained_parameters(const SessionParts& parts);

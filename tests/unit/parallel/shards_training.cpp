@@ -57,6 +57,18 @@ TEST_CASE("with every optimizer and every pair of hooks, Shards trains as DataPa
   }
 }
 
+// Groups of matrices and of vectors would keep every unit back until the last gradient of a vector is there.
+TEST_CASE("parts lie in the order of the model, however groups have sorted its parameters",
+          "[shards][session]") {
+  using namespace shards;
+  Runs runs = runs_of(shared_optimizers()[0], {}, 2, sharded(Sharded::gradients));
+  REQUIRE(step_all(runs) == "");
+  const auto parts = runs[0]->parts->find<Shards>()->shards()->parts();
+  const auto of_model = runs[0]->model->parameters();
+  REQUIRE(parts.size() == of_model.size());
+  for (size_t i = 0; i < parts.size(); ++i) CHECK(parts[i].parameter.is_same(of_model[i]));
+}
+
 TEST_CASE("a gradient that is not finite on one rank changes nothing on any", "[shards][session]") {
   using namespace shards;
   const auto optimizers = shared_optimizers();
