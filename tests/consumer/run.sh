@@ -28,7 +28,7 @@ skip() {
 configure() {
   local project=$1
   shift
-  cmake -S "$here/$project" -B "$work/build" -G Ninja -DCMAKE_CXX_FLAGS="-O0 -Wall -Wextra -Werror" "$@"
+  cmake -S "$here/$project" -B "$work/build" -G Ninja -DCMAKE_CXX_FLAGS="-O0 -Wall -Wextra -Werror ${all_of_pacer:-}" "$@"
 }
 
 build_and_run() {
@@ -71,6 +71,7 @@ case $kind in
   find_package)
     install
     mv "$work/installed" "$work/moved"  # an installation may be moved
+    all_of_pacer=-DALL_OF_PACER
     # A compiler that cannot run: nothing may ask for nvcc.
     CUDACXX=/bin/false configure find_package -Dpacer_ROOT="$work/moved" -DCMAKE_INSTALL_RPATH="$run_path" | tee "$work/log"
     grep -q "PACER_WITH_CUDA=$with_cuda" "$work/log" || fail "The package does not say that it has CUDA: $with_cuda."
@@ -100,6 +101,8 @@ case $kind in
     dpkg-deb -x "$work"/packages/libpacer-dev_*.deb "$work/root"
     tar -xf "$work"/packages/pacer-*.tar.gz -C "$work/archive" --strip-components=1
     diff -r "$work/archive" "$work/root/usr" || fail "The archive and the Debian package differ."
+    install
+    diff -r "$work/installed/include" "$work/root/usr/include" || fail "The package has other headers than an installation."
     ! grep -rnIF -e "$source" -e "$build" -e "$libtorch" -e "$(dirname "$libtorch")/nvidia" "$work/root" ||
       fail "The package has a path of the machine that packed it."
     configure find_package -Dpacer_ROOT="$work/root/usr" -DTorch_DIR="$libtorch/share/cmake/Torch"

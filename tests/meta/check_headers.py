@@ -17,7 +17,7 @@ LIBRARY = ("core", "files", "kernels", "device", "collectives", "compression", "
            "hooks", "schedulers", "metrics", "parallel", "checkpoints", "session")
 # The most expensive headers of LibTorch, from the one that brings most. A header that includes one is compiled with its
 # precompiled form: what it uses is there in any case, but before its own include.
-EXPENSIVE = ("torch/nn/pimpl.h", "torch/nn/module.h", "torch/optim/optimizer.h")
+EXPENSIVE = ("torch/nn/pimpl.h", "torch/nn/module.h", "torch/optim/optimizer.h", "ATen/core/Tensor.h")
 
 
 def included(root, header, seen):

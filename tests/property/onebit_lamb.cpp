@@ -90,12 +90,13 @@ TEST_CASE("OneBitLamb is the textbook's to the bit over random runs", "[onebit_l
   const uint64_t runs = wants_long_tests() ? 2000 : 100;
   for (uint64_t seed = 1; seed <= runs; ++seed) {
     CAPTURE(seed);
-    REQUIRE(differ_over(seed, seed % 10 == 0 ? 200 : 20) == "");
+    REQUIRE(differ_over(seed, seed % 20 == 0 ? 200 : 20) == "");
   }
 }
 
-TEST_CASE("N3: frozen after one step, 10,000 more of 1-bit LAMB are the textbook's to the bit, and finite",
+TEST_CASE("N3: frozen after one step, thousands more of 1-bit LAMB are the textbook's to the bit, and finite",
           "[onebit_lamb]") {
+  const int64_t steps = wants_long_tests() ? 10'000 : 2'000;
   for (const bool constant : {false, true}) {
     for (const double weight_decay : {0.0, 0.01}) {
       const auto options = OneBitLambOptions(1e-3).freeze_step(1).weight_decay(weight_decay);
@@ -105,7 +106,7 @@ TEST_CASE("N3: frozen after one step, 10,000 more of 1-bit LAMB are the textbook
       OneBitLambRanks ranks(2, groups);
       OneBitLambTextbook textbook = textbook_of(ranks, groups);
       const auto start = clones(ranks.parameters[0]);
-      for (int64_t t = 0; t < 10'000; t += 250) {
+      for (int64_t t = 0; t < steps; t += 250) {
         CAPTURE(constant, weight_decay, t);
         for (int64_t k = 0; k < 250; ++k) {
           auto gradients = ranks.gradients(t + k);

@@ -4,8 +4,9 @@
 extract.py ROOT OUTPUT    prints two CMake lists, a line each: programs that become one, and programs that stay alone
 
 A program is a ```cpp block with a main function; other blocks are fragments and are left to the reader. Those that
-include all of LibTorch and pacer are functions of one program, each in a namespace of its own, because LibTorch's
-headers are most of what each would take to compile. The others may lack an include, which only shows alone.
+include all of LibTorch are functions of one program, each in a namespace of its own, because LibTorch's headers are
+most of what each would take to compile. Whether one of them lacks a header of pacer does not show there, so the names
+that it uses are looked for in its headers. The others may lack one of LibTorch's, which only shows alone.
 """
 import re
 import sys
@@ -13,7 +14,22 @@ from pathlib import Path
 
 BLOCK = re.compile(r"^```cpp\n(.*?)^```", re.M | re.S)
 INCLUDE = re.compile(r"^#include <([^>]+)>\n", re.M)
-EVERYTHING = {"torch/torch.h", "pacer/pacer.h"}
+COMMENT = re.compile(r"//.*")
+NAME = re.compile(r"\bpacer::(\w+)")
+
+
+def text_of(root, headers, seen):
+    """What these headers of pacer declare, and those that they include."""
+    new = [header for header in headers if header.startswith("pacer/") and header not in seen]
+    seen.update(new)
+    texts = [COMMENT.sub("", (root / header.removeprefix("pacer/")).read_text(encoding="utf-8")) for header in new]
+    return "".join(text + text_of(root, INCLUDE.findall(text), seen) for text in texts)
+
+
+def undeclared(root, program):
+    """The names in pacer that the program uses, and none of its headers knows."""
+    known = set(re.findall(r"\w+", text_of(root, INCLUDE.findall(program), set())))
+    return set(NAME.findall(program)) - known
 
 
 def end_of_block(text, begin):
@@ -59,7 +75,9 @@ def main():
             if name in written:
                 sys.exit(f"{page}: another page has a program {name}")
             written[name] = program
-            if EVERYTHING <= set(INCLUDE.findall(program)) and "int main()" in program:
+            if undeclared(root, program):
+                sys.exit(f"{page}:{line}: no header of this program has {undeclared(root, program)}")
+            if "torch/torch.h" in INCLUDE.findall(program) and "int main()" in program:
                 together.append(name)
                 written[name] = as_function(name, program, line, page)
     written["snippets"] = main_of(together)

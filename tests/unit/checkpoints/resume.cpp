@@ -72,7 +72,8 @@ std::vector<Part> parts_to_try(const RegisteredOptimizer& optimizer) {
 
 TEST_CASE("R1: stopped anywhere, a run goes on from its checkpoint to the bit", "[session][resume]") {
   constexpr int kSteps = 12;
-  const int apart = wants_long_tests() ? 1 : 2;
+  const int apart = wants_long_tests() ? 1 : 4;
+  int first = 0;  // the next optimizer stops a step later, so that together they stop everywhere
   for (const RegisteredOptimizer& optimizer : all_optimizers()) {
     const auto hooks = one_of_each_kind(optimizer);
     INFO(optimizer.name);
@@ -82,7 +83,7 @@ TEST_CASE("R1: stopped anywhere, a run goes on from its checkpoint to the bit", 
       whole.step();
       states.push_back(whole.state());
     }
-    for (int stop = 1; stop < kSteps; stop += apart) {
+    for (int stop = 1 + first++ % apart; stop < kSteps; stop += apart) {
       INFO("stopped after step " << stop);
       const TemporaryFolder folder;
       {
@@ -131,16 +132,15 @@ TEST_CASE("R3: a field that is missing is refused by name and nothing is loaded"
         detail::TrainingState damaged = saved;
         if (!may_be_missing(item.first)) {
           (damaged.*part.tensors).erase(item.first);
-          const std::string message = refusal([&] { target.load(damaged); });
-          REQUIRE(contains(message, item.first));
-          REQUIRE(first_difference(target.state(), before) == "");
+          REQUIRE(contains(refusal([&] { target.load(damaged); }), item.first));
         }
-
         damaged = saved;
         (damaged.*part.tensors)[item.first + "x"] = item.second;
         REQUIRE(contains(refusal([&] { target.load(damaged); }), item.first + "x"));
-        REQUIRE(first_difference(target.state(), before) == "");
       }
+      // Once for all of them: what any of them loaded would still be there.
+      INFO(optimizer.name << ", a field of " << part.name);
+      REQUIRE(first_difference(target.state(), before) == "");
     }
   }
 }
@@ -209,9 +209,10 @@ TEST_CASE("a field of another dtype or shape is refused by name and nothing is l
           detail::TrainingState damaged = saved;
           (damaged.*part.tensors)[item.first] = bad;
           REQUIRE(refusal([&] { target.load(damaged); }) != "<no exception>");
-          REQUIRE(first_difference(target.state(), before) == "");
         }
       }
+      INFO(optimizer.name << ", a field of " << part.name);
+      REQUIRE(first_difference(target.state(), before) == "");
     }
   }
 }
