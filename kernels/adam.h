@@ -24,6 +24,9 @@ struct AdamTensor {
   void* max_exp_avg_sq;
   void* master_or_remainder;
   int64_t first_element;  // number of real elements registered before this tensor (stochastic rounding)
+  // The scales of moments in 8 bits, one for each group of 32 elements; null for all others.
+  void* exp_avg_scale = nullptr;
+  void* exp_avg_sq_scale = nullptr;
 };
 
 // What changes from step to step: a null gradient leaves the tensor alone.

@@ -3,6 +3,7 @@
 
 #include <pacer/kernels/activation.h>
 #include <pacer/kernels/adam.h>
+#include <pacer/kernels/adam_8bit.h>
 #include <pacer/kernels/choices.h>
 #include <pacer/kernels/fp8.h>
 #include <pacer/kernels/gradient_check.h>
@@ -19,6 +20,7 @@
 #include <pacer/kernels/math/half_types.h>
 #include <pacer/kernels/math/lamb.h>
 #include <pacer/kernels/math/layer_norm.h>
+#include <pacer/kernels/math/moment_codes.h>
 #include <pacer/kernels/math/muon.h>
 #include <pacer/kernels/math/nf4.h>
 #include <pacer/kernels/math/onebit.h>

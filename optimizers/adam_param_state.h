@@ -23,7 +23,7 @@ class StepGroups;
 }  // namespace detail
 
 // The fields they share. Tensors have the parameter's shape and device; their dtype is fp32 (fp64
-// for fp64 parameters, bf16 for bf16 parameters rounded to nearest without master weights).
+// for fp64 parameters, bf16 for bf16 parameters rounded to nearest without master weights, codes with state_bits(8)).
 class FusedAdamStateFields : public torch::optim::OptimizerParamState {
  public:
   FusedAdamStateFields() = default;
@@ -57,6 +57,10 @@ class FusedAdamStateFields : public torch::optim::OptimizerParamState {
   // Muon with normalize_rows: the running mean of squares of each row, fp32, or fp64 for fp64 parameters. Else
   // undefined.
   TORCH_ARG(torch::Tensor, row_moment);
+  // state_bits(8): the moments are codes, exp_avg int8 and exp_avg_sq uint8 of the parameter's shape, and these are their
+  // scales, an fp16 number for every 32 elements in the order of the codes' memory. Else undefined.
+  TORCH_ARG(torch::Tensor, exp_avg_scale);
+  TORCH_ARG(torch::Tensor, exp_avg_sq_scale);
 
  public:
   void serialize(torch::serialize::InputArchive& archive) override;

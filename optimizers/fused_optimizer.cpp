@@ -205,14 +205,24 @@ bool FusedOptimizer::is_part(const std::string& name, const torch::Tensor& tenso
   return tensor.dim() == 1 && field != detail::kTrustAverage && field != detail::kRowMoment;
 }
 
-// LAMB adds up parameters and updates in units, which only one rank can do that has all of a unit; 1-bit
+int64_t FusedOptimizer::elements_each(const std::string& name) const {
+  const std::string field = name.substr(name.rfind('/') + 1);
+  const bool are_scales = std::any_of(
+      std::begin(detail::kStateFields), std::end(detail::kStateFields),
+      [&](const detail::StateField& known) { return detail::is_scale(known.kind) && field == known.name; });
+  return are_scales ? kernels::kMomentGroup : 1;
+}
+
+// Codes of 8 bits share scales in groups. LAMB adds up parameters and updates in units, which only one rank can do that has all of a unit; 1-bit
 // optimizers add up gradients and variances so.
 int64_t FusedOptimizer::smallest_piece() const {
   if (traits_->is_onebit) return kReductionUnit;
+  int64_t piece = 1;
   for (const detail::GroupSettings& settings : detail::settings_of(*traits_, param_groups_)) {
     if (settings.kernel.rule == kernels::UpdateRule::lamb) return kReductionUnit;
+    if (settings.state_bits == 8) piece = kernels::kMomentGroup;
   }
-  return 1;
+  return piece;
 }
 
 void FusedOptimizer::update_only(const ParameterRanges& ranges, std::shared_ptr<Communicator> ranks) {

@@ -82,6 +82,7 @@ class FusedOptimizer : public SessionOptimizer {
   void update_only(const ParameterRanges& ranges, std::shared_ptr<Communicator> ranks) override;
   bool is_shared_out() const override;
   bool is_part(const std::string& name, const torch::Tensor& tensor) const override;
+  int64_t elements_each(const std::string& name) const override;
   double base_lr(size_t group) override;
   void set_base_lr(size_t group, double rate) override;
   bool keeps_state_on_host() const override;

@@ -83,6 +83,10 @@ struct FusedOptionsOf : public OptimizerOptionsOf<Own> {
   PACER_OPTION(bool, finite_check) = false;
   // How bf16 parameters without master weights are rounded.
   PACER_OPTION(Rounding, rounding) = Rounding::nearest;
+  // Bits of a moment: 32, or 8 for FusedAdam, FusedAdamW and the groups of Muon that take AdamW. In 8 bits both moments
+  // together take 2.125 bytes per parameter: codes, and a scale for every 32 elements. It belongs to the run and is not
+  // saved; state of the other format is converted by the next step.
+  PACER_OPTION(int64_t, state_bits) = 32;
   // The seed of stochastic rounding.
   PACER_OPTION(uint64_t, seed) = 0;
   // State lives in host memory and passes through the GPU in pages. Where this is unset, state is on the

@@ -101,6 +101,8 @@ class SessionOptimizer : public torch::optim::Optimizer {
   // Whether what export_state calls by this name, of a parameter that was shared out, are this rank's
   // elements of it.
   virtual bool is_part(const std::string& /*name*/, const torch::Tensor& /*tensor*/) const { return false; }
+  // How many of the parameter's elements each element of such a part is about: one, or more, which share a scale.
+  virtual int64_t elements_each(const std::string& /*name*/) const { return 1; }
 
   // The rate that a schedule multiplies: the group's initial_lr, which is first set to its lr where it is
   // unset.

@@ -146,6 +146,7 @@ class Shards : public GradientExchange, public ShardedState {
   struct SharedTensor {
     std::string name;
     size_t part;
+    int64_t elements_each = 1;  // see SessionOptimizer::elements_each
   };
   std::vector<SharedTensor> shared_tensors(const NamedTensors& state) const;
   NamedTensors gather_tensors(NamedTensors tensors, const std::vector<SharedTensor>& shared,

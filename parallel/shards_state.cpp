@@ -8,6 +8,7 @@
 #include <ATen/ops/empty.h>
 
 #include <pacer/core/error.h>
+#include <pacer/core/tile.h>
 #include <pacer/hooks/session_parts.h>
 #include <pacer/parallel/shards.h>
 
@@ -15,6 +16,12 @@ namespace pacer {
 namespace {
 
 constexpr int64_t kGatheredBytes = int64_t{64} << 20;  // at once, of a state on its way to who writes it
+
+// The shape of what ranks have parts of, an element of it for so many of the parameter's.
+std::vector<int64_t> whole_sizes(const at::Tensor& parameter, int64_t elements_each) {
+  if (elements_each == 1) return parameter.sizes().vec();
+  return {ceil_divide(parameter.numel(), elements_each)};
+}
 
 }  // namespace
 
@@ -29,7 +36,7 @@ std::vector<Shards::SharedTensor> Shards::shared_tensors(const NamedTensors& sta
       const bool is_field =
           item->first.find('/', prefix.size()) == std::string::npos;  // not "a/b/FIELD" of "a"
       if (is_field && parts().session_optimizer()->is_part(item->first, item->second)) {
-        shared.push_back({item->first, i});
+        shared.push_back({item->first, i, parts().session_optimizer()->elements_each(item->first)});
       }
     }
   }
@@ -40,7 +47,7 @@ NamedTensors Shards::whole_specs(NamedTensors state) const {
   for (const SharedTensor& shared : shared_tensors(state)) {
     at::Tensor& tensor = state.at(shared.name);
     const at::Tensor& parameter = shards_->parts()[shared.part].parameter;
-    tensor = at::empty(parameter.sizes(), tensor.options().device(at::kMeta));
+    tensor = at::empty(whole_sizes(parameter, shared.elements_each), tensor.options().device(at::kMeta));
   }
   return state;
 }
@@ -105,11 +112,12 @@ int64_t Shards::collect(const SharedTensor& shared, int to, at::Tensor& tensor,
   if (to != ranks_->rank()) {
     if (piece.numel() > 0) messages.push_back(Message::send(piece, to));
   } else {
-    tensor = at::empty(parameter.sizes(), piece.options());
+    tensor = at::empty(whole_sizes(parameter, shared.elements_each), piece.options());
     const std::vector<int64_t>& bounds = shards_->parts()[shared.part].bounds;
     for (int rank = 0; rank < ranks_->world_size(); ++rank) {
       const auto r = static_cast<size_t>(rank);
-      const at::Tensor place = tensor.view({-1}).slice(0, bounds[r], bounds[r + 1]);
+      const at::Tensor place = tensor.view({-1}).slice(0, ceil_divide(bounds[r], shared.elements_each),
+                                                       ceil_divide(bounds[r + 1], shared.elements_each));
       if (rank == to) {
         place.copy_(piece);
       } else if (place.numel() > 0) {
@@ -117,7 +125,7 @@ int64_t Shards::collect(const SharedTensor& shared, int to, at::Tensor& tensor,
       }
     }
   }
-  return parameter.numel() * static_cast<int64_t>(piece.element_size());
+  return ceil_divide(parameter.numel(), shared.elements_each) * static_cast<int64_t>(piece.element_size());
 }
 
 }  // namespace pacer

@@ -2,36 +2,20 @@
 // random bits of stochastic rounding.
 #include <pacer/kernels/adam.h>
 
+#include <pacer/kernels/cpu/adam_decay.h>
 #include <pacer/kernels/cpu/element_loop.h>
 
 namespace pacer::kernels {
 namespace {
-
-// The rule with where weight decay enters as a constant of the loop.
-template <bool kAmsgrad, WeightDecay kDecay>
-struct AdamWith : AdamRule<kAmsgrad> {
-  template <class Real>
-  PACER_HOST_DEVICE static void step(AdamElement<Real>& e, const AdamScalars<Real>& s) {
-    adam_step<Real, kAmsgrad>(e, s, kDecay);
-  }
-};
 
 template <AdamStorage kStorage, bool kAmsgrad>
 void step_tile_of_adam(const Tile& tile, const AdamTensor& tensor, const void* gradient,
                        const StepScalars& of_step) {
   const auto& scalars = of_step.as<AdamScalars<typename StorageOf<kStorage>::Real>>();
   if (scalars.skip) return;
-  const auto run = [&](auto decay) {
-    step_tile<AdamWith<kAmsgrad, decay()>, kStorage>(tile, tensor, gradient, scalars);
-  };
-  switch (scalars.decay_mode) {
-    case WeightDecay::none:
-      return run(std::integral_constant<WeightDecay, WeightDecay::none>{});
-    case WeightDecay::l2:
-      return run(std::integral_constant<WeightDecay, WeightDecay::l2>{});
-    case WeightDecay::decoupled:
-      return run(std::integral_constant<WeightDecay, WeightDecay::decoupled>{});
-  }
+  with_decay<kAmsgrad>(scalars.decay_mode, [&](auto rule) {
+    step_tile<decltype(rule), kStorage>(tile, tensor, gradient, scalars);
+  });
 }
 
 template <class Real>

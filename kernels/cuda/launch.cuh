@@ -34,10 +34,14 @@ template <>
 struct WordOf<8> {
   using type = uint2;
 };
+template <>
+struct WordOf<4> {
+  using type = uint32_t;
+};
 
 }  // namespace detail
 
-// N consecutive elements in accesses of 16 (or 8) bytes.
+// N consecutive elements in accesses of 16 (or 8, or 4) bytes.
 template <class T, int N>
 __device__ __forceinline__ void load_packet(const T* memory, T (&values)[N]) {
   using Word = typename detail::WordOf<kPacketAlignment<T, N>>::type;

@@ -3,6 +3,7 @@
 #include <pacer/core/error.h>
 #include <pacer/kernels/activation.h>
 #include <pacer/kernels/adam.h>
+#include <pacer/kernels/adam_8bit.h>
 #include <pacer/kernels/fp8.h>
 #include <pacer/kernels/lamb.h>
 #include <pacer/kernels/layer_norm.h>
@@ -32,6 +33,10 @@ int64_t adam_cuda_block_tile(AdamStorage) { refuse(); }
 int64_t adam_cuda_warp_tile(AdamStorage) { refuse(); }
 void adam_cuda(AdamLaunch, const AdamTiles&, const AdamTensor*, const AdamGradient*, const StepScalars*,
                Stream) {
+  refuse();
+}
+void adam_8bit_cuda(AdamLaunch, const AdamTiles&, const AdamTensor*, const AdamGradient*, const StepScalars*,
+                    Stream) {
   refuse();
 }
 void adam_prologue_cuda(const StepGroup*, int64_t, int64_t*, StepScalars*, const GradientCheck*, Stream) {

@@ -20,6 +20,8 @@ void DtypeTable::add(ParameterEntry& entry, size_t table) {
   tensor.max_exp_avg_sq = launch_.amsgrad ? pointer_of(state.max_exp_avg_sq()) : nullptr;
   tensor.master_or_remainder = pointer_of(state.master().defined() ? state.master() : state.remainder());
   tensor.first_element = entry.first_element;
+  tensor.exp_avg_scale = pointer_of(state.exp_avg_scale());
+  tensor.exp_avg_sq_scale = pointer_of(state.exp_avg_sq_scale());
   if (muon_) muon_->add(entry);
   tensors_.host().push_back(tensor);
   gradients_.host().push_back({nullptr, 0});

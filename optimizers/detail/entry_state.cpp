@@ -7,6 +7,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <pacer/core/tile.h>
+#include <pacer/optimizers/detail/moment_codes.h>
 #include <pacer/optimizers/detail/state_memory.h>
 
 namespace pacer::detail {
@@ -66,6 +67,10 @@ std::vector<ParameterEntry*> prepare_field(std::vector<ParameterEntry>& entries,
     if (!tensor.defined()) {
       missing[*dtype].push_back(&entry);
       created.push_back(&entry);
+    } else if (are_codes(tensor)) {
+      continue;  // decode_unfit has left what fits
+    } else if (is_coded(field.kind) && entry.state_bits == 8) {
+      encode_field(entry, field, memory);
     } else if (tensor.scalar_type() != *dtype || !memory.may_stay(entry, tensor) ||
                !same_layout(tensor, entry.memory)) {
       const at::Tensor converted = memory.make({&entry}, field, *dtype).front();
@@ -126,6 +131,7 @@ std::optional<at::ScalarType> dtype_of(const ParameterEntry& entry, const StateF
   settings.has_second_moment = entry.has_second_moment;
   settings.averages_trust = entry.averages_trust;
   settings.muon = entry.muon;
+  settings.state_bits = entry.state_bits;
   if (entry.is_compressed && field.get == kStateFields[0].get)
     return std::nullopt;  // the momentum lies elsewhere
   return field_dtype(field.kind, entry.storage, settings);
@@ -139,11 +145,12 @@ std::optional<at::ScalarType> field_dtype(StateKind kind, AdamStorage storage,
     const auto where = [](bool exists, at::ScalarType dtype) {
       return exists ? std::optional(dtype) : std::nullopt;
     };
+    const bool in_codes = settings.state_bits == 8;
     switch (kind) {
       case StateKind::moment:
-        return where(true, kOfMoments);
+        return where(true, in_codes ? codes_dtype(kind) : kOfMoments);
       case StateKind::second_moment:
-        return where(settings.has_second_moment, kOfMoments);
+        return where(settings.has_second_moment, in_codes ? codes_dtype(kind) : kOfMoments);
       case StateKind::max_moment:
         return where(settings.amsgrad, kOfMoments);
       case StateKind::master:
@@ -152,6 +159,10 @@ std::optional<at::ScalarType> field_dtype(StateKind kind, AdamStorage storage,
         return where(Types::kHasExtra && kOfExtra == at::kShort, kOfExtra);
       case StateKind::row_moment:
         return where(settings.muon && settings.muon->normalizes_rows, kDtypeOf<typename Types::Real>);
+      case StateKind::moment_scale:
+        return where(in_codes, at::kHalf);
+      case StateKind::second_moment_scale:
+        return where(in_codes && settings.has_second_moment, at::kHalf);
       case StateKind::trust_average:
         break;
     }
@@ -163,7 +174,9 @@ void prepare_state(std::vector<ParameterEntry>& entries, StateMemory& memory) {
   for (ParameterEntry& entry : entries) {
     if (entry.dense_parameter.defined()) entry.dense_parameter.copy_(entry.parameter);
   }
+  decode_unfit(entries, memory);
   for (const StateField& field : kStateFields) {
+    if (is_scale(field.kind)) continue;
     if (!is_elementwise(field.kind)) {
       for (ParameterEntry& entry : entries) prepare_small(entry, field);
       continue;
@@ -174,6 +187,7 @@ void prepare_state(std::vector<ParameterEntry>& entries, StateMemory& memory) {
       if (field.kind == StateKind::remainder) fill_remainder(*entry);
     }
   }
+  prepare_scales(entries);
   for (ParameterEntry& entry : entries) {
     if (!entry.has_second_moment) entry.state->exp_avg_sq(at::Tensor());  // somebody else's
     if (!dtype_of(entry, kStateFields[3])) entry.state->master(at::Tensor());

@@ -3,7 +3,11 @@
 
 #include <set>
 
+#include <ATen/ops/empty_strided.h>
+
 #include <pacer/core/error.h>
+#include <pacer/optimizers/detail/moment_codes.h>
+#include <pacer/optimizers/detail/onebit_errors.h>
 #include <pacer/optimizers/detail/option_fields.h>
 #include <pacer/optimizers/detail/parameter_check.h>
 #include <pacer/optimizers/detail/saved_by.h>
@@ -14,6 +18,34 @@ namespace {
 
 std::string options_prefix(size_t group) { return "group/" + std::to_string(group) + "/"; }
 
+// Takes a moment that was saved in 8 bits, which the next step converts where it has to be in 32, and marks its keys as
+// used.
+void import_codes(const RegisteredParameter& registered, const StateField& field, const NamedTensors& saved,
+                  FusedAdamStateFields& state, std::set<std::string>& used) {
+  const std::string& name = registered.name;
+  const at::Tensor& parameter = registered.tensor;
+  const StateField& of_scales = scale_field(field.kind);
+  const std::string key = name + "/" + field.name, scale_key = name + "/" + of_scales.name;
+  const at::Tensor &codes = require_tensor(saved, key), &scales = require_tensor(saved, scale_key);
+  const std::vector<int64_t> sizes = field_sizes(of_scales.kind, parameter.sizes());
+  require(codes.sizes() == parameter.sizes() && codes.scalar_type() == codes_dtype(field.kind), "\"", key,
+          "\" of the state to load is ", codes.scalar_type(), " of shape ", codes.sizes(), ", but parameter ",
+          InMessage{name}, " needs ", codes_dtype(field.kind), " of shape ", parameter.sizes());
+  require(scales.scalar_type() == at::kHalf && scales.sizes() == sizes, "\"", scale_key,
+          "\" of the state to load is ", scales.scalar_type(), " of shape ", scales.sizes(),
+          ", but parameter ", InMessage{name}, " needs ", at::kHalf, " of shape ", at::IntArrayRef(sizes));
+  const std::vector<int64_t> strides = dense_strides(parameter);
+  require(same_strides(saved_strides(saved, name, parameter.sizes(), strides, kStateVersion), strides,
+                       parameter.sizes()),
+          "the state to load has the codes of parameter ", registered.in_message(),
+          " in another memory order than the parameter has here; give it the order that it had");
+  const at::Tensor own =
+      at::empty_strided(parameter.sizes(), strides, codes.options().device(parameter.device()));
+  (state.*field.get)() = own.copy_(codes);
+  (state.*of_scales.get)() = scales.to(parameter.device());
+  used.insert({key, scale_key, name + kStrides});
+}
+
 // Reads all fields of one parameter and marks their keys as used.
 void import_tensors(const RegisteredParameter& registered, const ParameterRange* range, bool state_on_host,
                     const GroupSettings& settings, const NamedTensors& saved, FusedAdamStateFields& state,
@@ -22,11 +54,18 @@ void import_tensors(const RegisteredParameter& registered, const ParameterRange*
   const at::Tensor& parameter = registered.tensor;
   const kernels::AdamStorage storage =
       storage_for(parameter.scalar_type(), settings.master_weights, settings.rounding, name);
+  GroupSettings in_32_bits = settings;
+  in_32_bits.state_bits = 32;
   for (const StateField& field : kStateFields) {
-    const auto dtype = field_dtype(field.kind, storage, settings);
+    const auto dtype = field_dtype(field.kind, storage, in_32_bits);
     if (!dtype) continue;
     const std::string key = name + "/" + field.name;
     const at::Tensor& tensor = require_tensor(saved, key);
+    if (is_coded(field.kind) && are_codes(tensor)) {
+      import_codes(registered, field, saved, state, used);
+      if (range != nullptr) cut_codes(state, field, *range);
+      continue;
+    }
     const std::vector<int64_t> sizes = field_sizes(field.kind, parameter.sizes());
     require(tensor.scalar_type() == *dtype && tensor.sizes() == sizes, "\"", key,
             "\" of the state to load is ", tensor.scalar_type(), " of shape ", tensor.sizes(),
@@ -125,6 +164,10 @@ void cut_state(FusedAdamStateFields& state, const at::Tensor& parameter, const P
   for (const StateField& field : kStateFields) {
     at::Tensor& tensor = (state.*field.get)();
     if (!tensor.defined() || !is_elementwise(field.kind)) continue;
+    if (is_coded(field.kind) && are_codes(tensor) && tensor.sizes() == parameter.sizes()) {
+      cut_codes(state, field, range);
+      continue;
+    }
     tensor = cut_to_range(tensor, parameter, range, name);
   }
 }
@@ -148,6 +191,8 @@ NamedTensors export_state(const OptimizerView& own) {
     for (const StateField& field : kStateFields) {
       const at::Tensor& tensor = (state->*field.read)();
       if (tensor.defined()) exported[parameter.name + "/" + field.name] = tensor;
+      if (is_coded(field.kind) && are_codes(tensor))
+        add_strides(parameter.name, tensor.sizes(), tensor.strides(), exported);
     }
   }
   return exported;

@@ -5,6 +5,7 @@
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 
+#include <pacer/kernels/adam_8bit.h>
 #include <pacer/optimizers/detail/group_defaults.h>
 #include <pacer/optimizers/detail/option_visitors.h>
 
@@ -20,6 +21,25 @@ void check_paging(const char* optimizer, const Paging& paging) {
   require(paging.headroom() >= 0, optimizer, ": headroom must be >= 0 bytes, not ", paging.headroom());
   require(paging.page_bytes() >= kSmallestPage, optimizer, ": page_bytes must be >= ", kSmallestPage,
           ", not ", paging.page_bytes());
+}
+
+template <class Options>
+void check_state_bits(const char* optimizer, const Options& options) {
+  const int64_t bits = options.state_bits();
+  require(bits == 8 || bits == 32, optimizer, ": state_bits must be 8 or 32, not ", bits);
+  if (bits == 32) return;
+  if constexpr (kIsMuon<Options>) {
+    require(!options.orthogonalize(), optimizer,
+            ": a momentum that is orthogonalised stays in 32 bits; set state_bits(8) in the options of "
+            "groups with "
+            "orthogonalize(false)");
+  } else {
+    require(kIsAdam<Options>, optimizer, ": its rule has no state in 8 bits; leave state_bits at 32");
+  }
+  require(!options.wants_amsgrad(), optimizer,
+          ": a running maximum (amsgrad) has no codes in 8 bits; leave state_bits at 32");
+  require(!options.paged(), optimizer,
+          ": pages of state have no scales beside them; leave out paged(), or leave state_bits at 32");
 }
 
 template <class Options>
@@ -40,6 +60,7 @@ void check_options(const char* optimizer, const Options& options) {
             ": stochastic rounding is for bf16 parameters without master weights; set "
             "master_weights(MasterWeights::none) as well, or leave rounding at nearest");
     if (options.paged()) check_paging(optimizer, *options.paged());
+    check_state_bits(optimizer, options);
   }
   if constexpr (kIsLamb<Options>) {
     require(options.max_coeff() >= options.min_coeff(), optimizer,
@@ -94,6 +115,8 @@ GroupSettings settings_of(const Options& options) {
     kernel.seed = options.seed();
     settings.finite_check = options.finite_check();
     settings.rounding = options.rounding();
+    settings.state_bits = options.state_bits();
+    if (settings.state_bits == 8) settings.loops = &kernels::kAdam8BitUpdate;
     settings.paging = options.paged();
   }
   if constexpr (kIs<OwnRuleOptions, Options>) {

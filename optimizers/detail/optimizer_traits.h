@@ -57,12 +57,13 @@ struct GroupSettings {
   kernels::RuleSettings kernel;
   bool amsgrad = false;
   bool has_second_moment = true;                // states have exp_avg_sq
-  const kernels::UpdateLoops* loops = nullptr;  // OwnRuleOptions only
+  const kernels::UpdateLoops* loops = nullptr;  // null: Adam's, with moments in 32 bits
   std::optional<MuonSettings> muon;             // Muon only: the group's rule is not AdamW
   bool finite_check = false;
   bool averages_trust = false;  // states have a trust_average
   MasterWeights master_weights = MasterWeights::automatic;
   Rounding rounding = Rounding::nearest;
+  int64_t state_bits = 32;                  // of moments
   std::optional<Paging> paging;             // as the optimizer's own options have it, or unset
   kernels::LambFactorBounds factor_bounds;  // OneBitLamb only
   OneBitGroupSettings onebit;               // OneBitAdam and OneBitLamb only

@@ -101,6 +101,9 @@ void visit_options(const Visit& visit, Options&... o) {
     visit(OptionField{"finite_check"}, o.finite_check()...);
     visit(OptionField{"rounding"}, o.rounding()...);
     visit(OptionField{"seed"}, o.seed()...);
+    OptionField bits{"state_bits"};
+    bits.is_saved = false;
+    visit(bits, o.state_bits()...);
   }
   if constexpr (kIsLamb<Options...>) {
     visit(OptionField{"min_coeff", Range::at_least_zero}, o.min_coeff()...);

@@ -76,11 +76,20 @@ void check_state(const FusedAdamStateFields& state, at::IntArrayRef parameter, s
       continue;
     }
     const std::vector<int64_t> needed =
-        field_sizes(field.kind, is_elementwise(field.kind) ? sizes : parameter);
+        field_sizes(field.kind, field.kind == StateKind::row_moment ? parameter : sizes);
     require(tensor.sizes() == at::IntArrayRef(needed), "the state of parameter ", InMessage{name}, " has ",
             field.name, " of shape ", tensor.sizes(), " but the parameter has ", sizes);
+    if (is_coded(field.kind) && tensor.scalar_type() == codes_dtype(field.kind)) {
+      const bool is_whole =
+          (state.*scale_field(field.kind).read)().defined() && tensor.is_non_overlapping_and_dense();
+      require(is_whole || state.step() == 0, "the state of parameter ", InMessage{name, sizes},
+              " has codes of ", field.name, ", but not their scales, or not in one dense piece of memory");
+      continue;
+    }
     const bool integer = field.kind == StateKind::remainder;
-    const bool right_kind = integer ? tensor.scalar_type() == at::kShort : tensor.is_floating_point();
+    const bool right_kind = integer                ? tensor.scalar_type() == at::kShort
+                            : is_scale(field.kind) ? tensor.scalar_type() == at::kHalf
+                                                   : tensor.is_floating_point();
     require(right_kind && tensor.layout() == at::kStrided, "the state of parameter ", InMessage{name, sizes},
             " has ", field.name, " of dtype ", tensor.scalar_type(), " and layout ", tensor.layout(),
             "; it must be ", integer ? "int16" : "floating point", " and dense");

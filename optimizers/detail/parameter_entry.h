@@ -30,6 +30,7 @@ struct ParameterEntry {
   bool amsgrad = false;
   bool has_second_moment = true;
   bool averages_trust = false;
+  int64_t state_bits = 32;           // of moments
   std::optional<MuonSettings> muon;  // of its group
   bool is_compressed = false;        // the CompressedParameters update it, not a DtypeTable
   // Its number in the DirectionExchange, to which this rank brings a direction of its own gradient.

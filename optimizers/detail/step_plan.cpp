@@ -76,10 +76,22 @@ ParameterEntry StepPlan::make_entry(const RegisteredParameter& parameter,
   entry.amsgrad = of_group.amsgrad;
   entry.has_second_moment = of_group.has_second_moment;
   entry.averages_trust = of_group.averages_trust;
+  entry.state_bits = of_group.state_bits;
   entry.muon = of_group.muon;
   entry.is_compressed = compressed_parameters != nullptr && of_group.compresses(parameter.tensor);
   entry.storage =
       storage_for(parameter.tensor.scalar_type(), of_group.master_weights, of_group.rounding, entry.name);
+  require(entry.storage != kernels::AdamStorage::f64 || entry.state_bits == 32, "parameter ",
+          parameter.in_message(),
+          " is fp64, whose moments have no codes in 8 bits; put it into a group with state_bits(32)");
+  const auto between_groups = [&](int64_t bound) {
+    return bound % kernels::kMomentGroup != 0 && bound != entry.range.bounds.back();
+  };
+  require(
+      entry.state_bits == 32 ||
+          std::none_of(entry.range.bounds.begin(), entry.range.bounds.end(), between_groups),
+      traits->name, ": parameter ", parameter.in_message(),
+      " was shared out between ranks for moments in 32 bits; set state_bits(8) where the optimizer is made");
   if (state == nullptr) return entry;
   entry.state = dynamic_cast<FusedAdamStateFields*>(state);
   require(entry.state != nullptr, "the state of parameter ", parameter.in_message(),
@@ -191,7 +203,7 @@ void StepPlan::create_states(ParamStates& states) {
 }
 
 void StepPlan::build_tables() {
-  std::map<std::tuple<kernels::AdamStorage, bool, std::optional<MuonSettings>>, size_t> table_of;
+  std::map<std::tuple<kernels::AdamStorage, bool, int64_t, std::optional<MuonSettings>>, size_t> table_of;
   for (size_t i = 0; i < entries.size(); ++i) {
     ParameterEntry& entry = entries[i];
     entry_of_.emplace(entry.parameter.unsafeGetTensorImpl(), i);
@@ -200,8 +212,8 @@ void StepPlan::build_tables() {
       compressed_entries.push_back(i);
     } else {
       const GroupSettings& of_group = settings[entry.group];
-      const auto [found, is_new] =
-          table_of.emplace(std::make_tuple(entry.storage, entry.amsgrad, of_group.muon), tables.size());
+      const auto [found, is_new] = table_of.emplace(
+          std::make_tuple(entry.storage, entry.amsgrad, entry.state_bits, of_group.muon), tables.size());
       if (is_new) {
         tables.emplace_back(kernels::AdamLaunch{entry.storage, entry.amsgrad, false, of_group.loops},
                             of_group.kernel.rule, of_group.muon,

@@ -112,13 +112,14 @@ class StepPlan {
   // What the plan depends on in a group: the number of its parameters, and these options.
   struct PlannedGroup {
     size_t parameters;
+    int64_t state_bits;
     bool amsgrad, averages_trust, is_compressed;
     MasterWeights master_weights;
     Rounding rounding;
     std::optional<MuonSettings> muon;
 
     bool operator==(const PlannedGroup& other) const {
-      return parameters == other.parameters && amsgrad == other.amsgrad &&
+      return parameters == other.parameters && state_bits == other.state_bits && amsgrad == other.amsgrad &&
              averages_trust == other.averages_trust && is_compressed == other.is_compressed &&
              master_weights == other.master_weights && rounding == other.rounding && muon == other.muon;
     }

@@ -71,12 +71,13 @@ bool EntryWatch::is_current(const ParameterEntry& entry) const {
 
 // The fields are written out, so that the compiler sees which they are.
 inline bool EntryWatch::has_same_tensors() const {
-  static_assert(kStateFieldCount == 7);
+  static_assert(kStateFieldCount == 9);
   const FusedAdamStateFields& now = *state;
   return now.exp_avg().is_same(state_tensors_[0]) && now.exp_avg_sq().is_same(state_tensors_[1]) &&
          now.max_exp_avg_sq().is_same(state_tensors_[2]) && now.master().is_same(state_tensors_[3]) &&
          now.remainder().is_same(state_tensors_[4]) && now.trust_average().is_same(state_tensors_[5]) &&
-         now.row_moment().is_same(state_tensors_[6]);
+         now.row_moment().is_same(state_tensors_[6]) && now.exp_avg_scale().is_same(state_tensors_[7]) &&
+         now.exp_avg_sq_scale().is_same(state_tensors_[8]);
 }
 
 inline const void* EntryWatch::gradient_of_unchanged(const at::Tensor& gradient) const {
@@ -149,6 +150,7 @@ double StepPlan::local_weight() const {
 StepPlan::PlannedGroup StepPlan::planned(const ParamGroups& groups, size_t group) const {
   const GroupSettings& of_group = settings[group];
   return {groups[group].params().size(),
+          of_group.state_bits,
           of_group.amsgrad,
           of_group.averages_trust,
           compressed_parameters && of_group.onebit.compress(),

@@ -125,7 +125,7 @@ class Lifecycle {
       const auto& state = static_cast<const FusedAdamStateFields&>(*found->second);
       for (const Tensor& tensor :
            {state.exp_avg(), state.exp_avg_sq(), state.max_exp_avg_sq(), state.master(), state.remainder(),
-            state.trust_average(), state.row_moment()}) {
+            state.trust_average(), state.row_moment(), state.exp_avg_scale(), state.exp_avg_sq_scale()}) {
         all.push_back(copy_of(tensor));
       }
       all.push_back(torch::tensor(state.step()));

@@ -207,6 +207,8 @@ Snapshot<Optimizer> snapshot(const Optimizer& optimizer) {
       if constexpr (kIsFused<Optimizer>) {
         entry.state.push_back(copy_of(state.master()));
         entry.state.push_back(copy_of(state.remainder()));
+        entry.state.push_back(copy_of(state.exp_avg_scale()));
+        entry.state.push_back(copy_of(state.exp_avg_sq_scale()));
       }
     }
   }
@@ -216,7 +218,8 @@ Snapshot<Optimizer> snapshot(const Optimizer& optimizer) {
 // Names the first difference; empty if there is none.
 template <class Optimizer>
 std::string difference(const Snapshot<Optimizer>& a, const Snapshot<Optimizer>& b) {
-  static const char* const kFields[] = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "master", "remainder"};
+  static const char* const kFields[] = {"exp_avg",   "exp_avg_sq",    "max_exp_avg_sq",  "master",
+                                        "remainder", "exp_avg_scale", "exp_avg_sq_scale"};
   if (a.parameters.size() != b.parameters.size()) return "number of parameters";
   if (a.options.size() != b.options.size()) return "number of groups";
   for (size_t g = 0; g < a.options.size(); ++g) {
