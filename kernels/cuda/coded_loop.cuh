@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(ElementPolicy<kStorage>::kThreads)
   }
 }
 
-// As elements_cuda, for a format of moments, and every dtype set but fp64.
+// Does what elements_cuda does, for a format of moments and every dtype set but fp64.
 template <class Rule, class Format>
 void coded_cuda(const char* what, AdamLaunch choice, const AdamTiles& tiles, const AdamTensor* tensors,
                 const AdamGradient* gradients, const StepScalars* scalars, cudaStream_t stream) {

@@ -2,22 +2,22 @@
 
 NAMES = {
     "FusedAdam":
-        'lr betas eps weight_decay initial_lr bias_correction master_weights finite_check rounding seed '
-        'amsgrad',
+        'lr betas eps weight_decay initial_lr bias_correction master_weights finite_check rounding state_bits'
+        ' seed amsgrad',
     "FusedAdamW":
-        'lr betas eps weight_decay initial_lr bias_correction master_weights finite_check rounding seed '
-        'amsgrad',
+        'lr betas eps weight_decay initial_lr bias_correction master_weights finite_check rounding state_bits'
+        ' seed amsgrad',
     "FusedLamb":
-        'lr betas eps weight_decay initial_lr bias_correction master_weights finite_check rounding seed '
-        'min_coeff max_coeff adapt',
+        'lr betas eps weight_decay initial_lr bias_correction master_weights finite_check rounding state_bits'
+        ' seed min_coeff max_coeff adapt',
     "Muon":
-        'lr betas eps weight_decay initial_lr bias_correction master_weights finite_check rounding seed '
-        'orthogonalize momentum nesterov adjust_lr_fn ns_steps ns_coefficients precision split normalize_rows'
-        ' row_beta cautious_decay',
+        'lr betas eps weight_decay initial_lr bias_correction master_weights finite_check rounding state_bits'
+        ' seed orthogonalize momentum nesterov adjust_lr_fn ns_steps ns_coefficients precision split '
+        'normalize_rows row_beta cautious_decay',
     "OneBitMuon":
-        'lr betas eps weight_decay initial_lr bias_correction master_weights finite_check rounding seed '
-        'orthogonalize momentum nesterov adjust_lr_fn ns_steps ns_coefficients precision split normalize_rows'
-        ' row_beta cautious_decay scale block_scales compress_alone hierarchical',
+        'lr betas eps weight_decay initial_lr bias_correction master_weights finite_check rounding state_bits'
+        ' seed orthogonalize momentum nesterov adjust_lr_fn ns_steps ns_coefficients precision split '
+        'normalize_rows row_beta cautious_decay scale block_scales compress_alone hierarchical',
     "OneBitAdam":
         'lr betas eps weight_decay initial_lr bias_correction master_weights scale block_scales '
         'compress_alone hierarchical compress freeze_step freeze_automatically allow_early_freeze '
@@ -28,7 +28,8 @@ NAMES = {
         'freeze_step freeze_automatically allow_early_freeze variance_floor compress_vectors one_bit '
         'bucket_bytes overlap_backward',
     "OwnRule":
-        'lr betas eps weight_decay initial_lr bias_correction master_weights finite_check rounding seed',
+        'lr betas eps weight_decay initial_lr bias_correction master_weights finite_check rounding state_bits'
+        ' seed',
 }
 
 MEANINGS = {
@@ -57,6 +58,10 @@ MEANINGS = {
         'optimizer. A check reads the gradients once more.',
     "rounding":
         'How bf16 parameters without master weights are rounded.',
+    "state_bits":
+        'Bits of a moment: 32, or 8 for FusedAdam, FusedAdamW and the groups of Muon that take AdamW. In 8 '
+        'bits both moments together take 2.125 bytes per parameter: codes, and a scale for every 32 elements.'
+        ' It belongs to the run and is not saved; state of the other format is converted by the next step.',
     "seed":
         'The seed of stochastic rounding.',
     "amsgrad":

@@ -24,6 +24,7 @@ class _Fused(_Common, total=False):
     finite_check: bool
     rounding: Literal["nearest", "stochastic"]
     seed: int
+    state_bits: Literal[8, 32]
 
 
 class FusedAdamOptions(_Fused, total=False):

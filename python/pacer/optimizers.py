@@ -22,7 +22,18 @@ from .communicator import Communicator
 Params = Union[Iterable[torch.Tensor], Iterable[dict[str, Any]], Iterable[tuple[str, torch.Tensor]]]
 
 # What state_dict has for each parameter.
-_STATE = frozenset({"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "master", "remainder", "row_moment"})
+_STATE = frozenset({
+    "step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "master", "remainder", "row_moment",
+    "exp_avg_scale", "exp_avg_sq_scale",
+})  # fmt: skip
+
+
+def _shape_of(name: str, parameter: torch.Tensor) -> tuple[int, ...]:
+    if name == "row_moment":
+        return tuple(parameter.shape[:1])
+    if name.endswith("_scale"):  # one for every 32 codes
+        return ((parameter.numel() + 31) // 32,)
+    return tuple(parameter.shape)
 
 
 class _FusedOptimizer(Optimizer):
@@ -250,7 +261,7 @@ class _FusedOptimizer(Optimizer):
             raise ValueError(f'{self._kind}: the state to load has "{name}", which is not known here; {advice}')
         for name in sorted(fields.keys() - {"step"}):
             shape = tuple(fields[name].shape) if isinstance(fields[name], torch.Tensor) else None
-            if shape != tuple(parameter.shape[:1] if name == "row_moment" else parameter.shape):
+            if shape != _shape_of(name, parameter):
                 raise ValueError(
                     f'{self._kind}: "{name}" of the state to load is of shape {shape}, but its parameter of shape '
                     f"{tuple(parameter.shape)}; {advice}"
@@ -314,7 +325,10 @@ class _FusedOptimizer(Optimizer):
         return loaded
 
 
-_SHARED = {"bias_correction": True, "finite_check": False, "master_weights": "automatic", "rounding": "nearest", "seed": 0}
+_SHARED = {
+    "bias_correction": True, "finite_check": False, "master_weights": "automatic", "rounding": "nearest", "seed": 0,
+    "state_bits": 32,
+}  # fmt: skip
 
 
 class FusedAdam(_FusedOptimizer):

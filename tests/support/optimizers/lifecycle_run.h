@@ -165,6 +165,8 @@ class Lifecycle {
   double unit(const Tensor& p) const {
     const bool has_no_master = entry_.name.find("nearest") != std::string::npos ||
                                entry_.name.find("stochastic") != std::string::npos;
+    // Of 1/254 of a group's largest moment, which for a small element beside large ones is much of an update.
+    if (entry_.name.find("8 bits") != std::string::npos) return 0.004;
     if (has_no_master && p.scalar_type() == at::kBFloat16) return 0.05;  // 16 digits only, moments as well
     const double own = p.scalar_type() == at::kDouble  ? 1e-12
                        : p.scalar_type() == at::kFloat ? 2e-6

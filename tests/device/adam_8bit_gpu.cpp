@@ -1,0 +1,176 @@
+// state_bits(8) on an NVIDIA GPU: the bits of the CPU in every dtype set, for any mixture of sizes and memory orders,
+// in replays of a captured step, and across saves.
+#include "support/catch.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <torch/cuda.h>
+
+#include "support/both_devices.h"
+#include "support/checkpoints/archives.h"
+
+namespace pacer::testing {
+namespace {
+
+template <class Run>
+void for_every_mode(const Run& run) {
+  for (const Mode& mode : all_modes()) {
+    if (mode.dtype == at::kDouble) continue;
+    CAPTURE(mode.name);
+    run(mode);
+  }
+}
+
+// Random gradients of any size: each element's magnitude is 10 to a power between these.
+template <class Both>
+void set_spread_gradients(const Both& both, double low, double high) {
+  for (size_t i = 0; i < both.cpu.size(); ++i) {
+    const Tensor exponent = torch::rand(both.cpu[i].sizes(), at::kDouble) * (high - low) + low;
+    const Tensor sign = torch::rand(both.cpu[i].sizes(), at::kDouble).sub(0.5).sign();
+    const Tensor gradient = (torch::pow(10.0, exponent) * sign).to(both.cpu[i].scalar_type());
+    both.cpu[i].mutable_grad() = gradient.clone();
+    both.gpu[i].mutable_grad() = gradient.to(at::kCUDA);
+  }
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("CPU and GPU agree to the bit with state in 8 bits", "[adam8][gpu]", FusedAdam,
+                   FusedAdamW) {
+  PACER_NEEDS_GPU();
+  for_every_mode([](const Mode& mode) {
+    for (const bool check : {false, true}) {
+      CAPTURE(check);
+      torch::manual_seed(91);
+      const auto options =
+          OptionsOf<TestType>(0.01).weight_decay(0.1).finite_check(check).seed(3).state_bits(8);
+      BothDevices<TestType> both(odd_parameters(mode.dtype), with_mode(options, mode));
+      for (int step = 0; step < 20; ++step) {
+        both.set_gradients();
+        both.set_lr(0.01 / (1 + step));
+        if (step % 4 == 1) both.clear_gradient(static_cast<size_t>(step) % both.cpu.size());
+        both.step();
+      }
+      CHECK(both.differs() == "");
+      CHECK(state_of(both.on_gpu, both.gpu[3]).exp_avg_scale().defined());
+    }
+  });
+}
+
+TEST_CASE("moments of any size have the same codes on GPU and CPU", "[adam8][gpu]") {
+  PACER_NEEDS_GPU();
+  for_every_mode([](const Mode& mode) {
+    const bool is_half = mode.dtype == at::kHalf;
+    for (const auto& [low, high] : {std::pair(-12.0, -7.0), std::pair(-9.0, 1.0), std::pair(2.0, 8.0)}) {
+      CAPTURE(low, high);
+      torch::manual_seed(92);
+      BothDevices<FusedAdamW> both(odd_parameters(mode.dtype),
+                                   with_mode(FusedAdamWOptions(0.01).state_bits(8).seed(5), mode));
+      for (int step = 0; step < 6; ++step) {
+        set_spread_gradients(both, low, is_half ? std::min(high, 4.0) : high);
+        both.step();
+      }
+      CHECK(both.differs() == "");
+    }
+  });
+}
+
+TEST_CASE("a gradient that is not finite spoils the same groups on GPU and CPU", "[adam8][gpu]") {
+  PACER_NEEDS_GPU();
+  torch::manual_seed(93);
+  BothDevices<FusedAdamW> both(random_parameters({{5000}, {70}}, at::kFloat),
+                               FusedAdamWOptions(0.01).state_bits(8));
+  for (int step = 0; step < 3; ++step) {
+    both.set_gradients();
+    for (const double bad : {HUGE_VAL, -HUGE_VAL, std::nan("")}) {
+      const int64_t at = 1000 + step * 500;
+      both.cpu[0].grad()[at].fill_(bad);
+      both.gpu[0].grad()[at].fill_(bad);
+    }
+    both.step();
+  }
+  for (size_t i = 0; i < both.cpu.size(); ++i) {
+    auto &cpu = state_of(both.on_cpu, both.cpu[i]), &gpu = state_of(both.on_gpu, both.gpu[i]);
+    CHECK(same_bits(cpu.exp_avg(), gpu.exp_avg()));
+    CHECK(same_bits(cpu.exp_avg_sq(), gpu.exp_avg_sq()));
+    CHECK(same_bits(cpu.exp_avg_scale(), gpu.exp_avg_scale()));
+    CHECK(same_bits(cpu.exp_avg_sq_scale(), gpu.exp_avg_sq_scale()));
+    CHECK(both.cpu[i].isnan().equal(both.gpu[i].isnan().cpu()));
+  }
+  CHECK(count_true(state_of(both.on_cpu, both.cpu[0]).exp_avg_scale().isnan()) == 3);
+}
+
+TEST_CASE("a captured step with state in 8 bits replays to the bits of eager steps", "[adam8][gpu]") {
+  PACER_NEEDS_GPU();
+  for_every_mode([](const Mode& mode) {
+    torch::manual_seed(94);
+    const auto stream = c10::cuda::getStreamFromPool();
+    const c10::cuda::CUDAStreamGuard guard(stream);
+    const auto options = FusedAdamWOptions(0.01).finite_check(true).seed(4).state_bits(8);
+    BothDevices<FusedAdamW> both(odd_parameters(mode.dtype), with_mode(options, mode));
+    both.set_gradients();
+    std::vector<Tensor> fixed;
+    for (const Tensor& p : both.gpu) fixed.push_back(p.grad());
+    const auto copy_gradients = [&] {
+      both.set_gradients();
+      for (size_t i = 0; i < fixed.size(); ++i) {
+        fixed[i].copy_(both.cpu[i].grad());
+        both.gpu[i].mutable_grad() = fixed[i];
+      }
+    };
+    both.step();
+    copy_gradients();
+    both.step();  // with the gradients of the capture
+    at::cuda::CUDAGraph graph;
+    copy_gradients();
+    torch::cuda::synchronize();
+    graph.capture_begin();
+    both.on_gpu.step();
+    graph.capture_end();
+    for (int replay = 0; replay < 5; ++replay) {
+      if (replay > 0) copy_gradients();
+      graph.replay();
+      both.on_cpu.step();
+    }
+    CHECK(both.differs() == "");
+  });
+}
+
+TEST_CASE("state in 8 bits travels between devices and formats", "[adam8][gpu]") {
+  PACER_NEEDS_GPU();
+  for_every_mode([](const Mode& mode) {
+    torch::manual_seed(95);
+    const auto options = with_mode(FusedAdamWOptions(0.01).state_bits(8), mode);
+    BothDevices<FusedAdamW> both(odd_parameters(mode.dtype), options);
+    for (int step = 0; step < 3; ++step) {
+      both.set_gradients();
+      both.step();
+    }
+    // From the GPU to the CPU and the other way round.
+    const std::string of_cpu = saved(both.on_cpu), of_gpu = saved(both.on_gpu);
+    load_from(both.on_cpu, of_gpu);
+    load_from(both.on_gpu, of_cpu);
+    both.set_gradients();
+    both.step();
+    CHECK(both.differs() == "");
+    for (const int64_t bits : {32, 8}) {
+      options_of(both.on_cpu).state_bits(bits);
+      options_of(both.on_gpu).state_bits(bits);
+      both.set_gradients();
+      both.step();
+      both.set_gradients();
+      both.step();
+      CHECK(both.differs() == "");
+      CHECK(state_of(both.on_gpu, both.gpu[3]).exp_avg_scale().defined() == (bits == 8));
+    }
+  });
+}
+
+}  // namespace pacer::testing
