@@ -23,6 +23,8 @@ enum class Work {
   bf16_stochastic,
   bf16,
   lamb,  // fp32
+  fp32_8bit,
+  bf16_8bit,  // with a 16-bit remainder
 };
 
 struct WorkFacts {
