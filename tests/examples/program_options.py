@@ -3,10 +3,11 @@
 
 program_options.py RUN_SCRIPT PROGRAM...
 
---help: exit code 0, a text on stdout that names the option, nothing on stderr. An unknown option, a mistyped one and a
-word too many: exit code 2, one line on stderr behind the program's name, nothing on stdout. --help-all also has the options
-of all programs. What --print-config writes is read back by --config and printed again as it was. RUN_SCRIPT, the script
-that sets everything up, answers the same way before it does, and knows the options of the study.
+--help: exit code 0, a text on stdout that names the option, nothing on stderr. A mistyped option and a word too many:
+exit code 2, one line on stderr behind the program's name, nothing on stdout; of the study also an option that is like
+no other. --help-all also has the options of all programs. What --print-config writes is read back by --config and
+printed again as it was. RUN_SCRIPT, the script that sets everything up, answers the same way before it does, and knows
+the options of the study.
 
 Wherever a name is typed the nearest one is proposed: NAMES.
 """
@@ -126,6 +127,7 @@ def check_sources(folder, study):
                    PACER_LAYERS="5", PACER_HEADS="2", PACER_QUICK="yes", PACER_WIDTH="")
         missing = wanted - set(done.stdout.splitlines())
         return [*([f"{study} has other values than {missing}: {done.stdout}{done.stderr}"] if missing else []),
+                *refuses(folder, "convergence", study, [WORD], ["nonsense"]),
                 *refuses(folder, "convergence", study, ["--tokens", "3x"], [f"--tokens 3x on the command line: {expected}"]),
                 *refuses(folder, "convergence", study, [], [f"PACER_TOKENS=3x in the environment: {expected}"],
                          PACER_TOKENS="3x"),
@@ -135,7 +137,6 @@ def check_sources(folder, study):
 def check_program(folder, program):
     name = Path(program).name
     return [*helps(folder, program), *repeats(folder, program),
-            *refuses(folder, name, program, [WORD], ["nonsense"]),
             *refuses(folder, name, program, ["--hlep"], ["did you mean '--help'?"]),
             *refuses(folder, name, program, ["one", "two"], [])]
 
