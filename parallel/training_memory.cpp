@@ -37,6 +37,11 @@ TrainingMemory training_memory(const TrainingMemoryOptions& options) {
       detail::storage_for(type, options.master_weights(), options.rounding(), "of this dtype");
   detail::GroupSettings settings;
   settings.amsgrad = options.amsgrad();
+  settings.state_bits = options.state_bits();
+  require(
+      settings.state_bits == 32 || (settings.state_bits == 8 && !options.amsgrad() && type != at::kDouble),
+      "training_memory counts state in 32 bits, or in 8 without amsgrad and for parameters that are not "
+      "fp64");
   const bool is_shared = options.sharded().has_value() && ranks > 1;
   const int64_t part = is_shared ? (parameters + ranks - 1) / ranks : parameters;
   const auto width = static_cast<int64_t>(c10::elementSize(type));
@@ -46,10 +51,12 @@ TrainingMemory training_memory(const TrainingMemoryOptions& options) {
   memory.weights = (shares_weights ? part : parameters) * width;
   for (const detail::StateField& field : detail::kStateFields) {
     const auto dtype = detail::field_dtype(field.kind, storage, settings);
-    if (!dtype || !detail::is_elementwise(field.kind)) continue;
+    const bool is_scale = detail::is_scale(field.kind);
+    if (!dtype || !(is_scale || detail::is_elementwise(field.kind))) continue;
     const bool is_exact =
         field.kind == detail::StateKind::master || field.kind == detail::StateKind::remainder;
-    (is_exact ? memory.exact : memory.moments) += part * static_cast<int64_t>(c10::elementSize(*dtype));
+    (is_exact ? memory.exact : memory.moments) +=
+        (is_scale ? detail::scales_of(part) : part) * static_cast<int64_t>(c10::elementSize(*dtype));
   }
   const bool keeps_whole = !is_shared || options.sharded() == Sharded::state;
   constexpr int64_t kWide = 4;

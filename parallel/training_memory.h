@@ -33,6 +33,7 @@ struct TrainingMemoryOptions {
   TORCH_ARG(MasterWeights, master_weights) = MasterWeights::automatic;
   TORCH_ARG(Rounding, rounding) = Rounding::nearest;
   TORCH_ARG(bool, amsgrad) = false;
+  TORCH_ARG(int64_t, state_bits) = 32;
   // What each rank has a part of; unset: all of everything, as with DataParallel.
   TORCH_ARG(std::optional<Sharded>, sharded);
   TORCH_ARG(int64_t, unit_bytes) = ShardsOptions().unit_bytes();

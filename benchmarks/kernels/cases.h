@@ -22,16 +22,16 @@ enum class Work {
   bf16_remainder,
   bf16_stochastic,
   bf16,
-  lamb,  // fp32
-  fp32_8bit,
-  bf16_8bit,  // with a 16-bit remainder
+  lamb,       // fp32
+  fp32_8bit,  // moments in 8 bits
+  bf16_remainder_8bit,
 };
 
 struct WorkFacts {
   Work work;
   std::string name;              // in case names: "bf16-master"
   std::string title;             // in tables
-  int bytes_per_parameter;       // each stream once: the least a step can move
+  double bytes_per_parameter;    // each stream once: the least a step can move
   int peak_bytes_per_parameter;  // of memory, everything a case holds at a time, for the check before it
                                  // starts
   at::ScalarType type;           // of parameters and gradients

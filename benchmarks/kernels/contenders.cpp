@@ -25,15 +25,16 @@ pacer::FusedAdamWOptions pacer_options(Work work) {
   switch (work) {
     case Work::bf16_master:
       return options.master_weights(pacer::MasterWeights::fp32);
+    case Work::fp32_8bit:
+      return options.state_bits(8);
+    case Work::bf16_remainder_8bit:
+      return options.state_bits(8).master_weights(pacer::MasterWeights::remainder);
     case Work::bf16_remainder:
       return options.master_weights(pacer::MasterWeights::remainder);
     case Work::bf16_stochastic:
       return options.master_weights(pacer::MasterWeights::none).rounding(pacer::Rounding::stochastic);
     case Work::bf16:
       return options.master_weights(pacer::MasterWeights::none);
-    case Work::fp32_8bit:
-    case Work::bf16_8bit:
-      return options.state_bits(8);
     default:
       return options;
   }
@@ -106,8 +107,8 @@ std::vector<ContenderPlan> contender_plans(Work work, Device device) {
       break;
     case Work::bf16_master:
     case Work::bf16_remainder:
+    case Work::bf16_remainder_8bit:
     case Work::bf16_stochastic:
-    case Work::bf16_8bit:
       add("upcast+fused+copy",
           "at::_foreach_copy_ of the bf16 gradients to fp32, at::_foreach_add_, at::_fused_adamw_ on fp32 "
           "masters, at::_foreach_copy_ to the bf16 parameters",

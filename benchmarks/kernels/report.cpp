@@ -111,7 +111,7 @@ void Report::print_tables() const {
   }
   for (const auto& [key, results] : groups) {
     const WorkFacts& facts = facts_of(key.second);
-    std::printf("\n%s, %s: %d bytes per parameter; times in ms, bandwidths in GB/s\n%s",
+    std::printf("\n%s, %s: %g bytes per parameter; times in ms, bandwidths in GB/s\n%s",
                 key.first == Device::cpu ? "CPU" : "GPU", facts.title.c_str(), facts.bytes_per_parameter,
                 table_of(results).c_str());
   }

@@ -91,7 +91,7 @@ const Measurement* CaseResult::own() const { return find(which.work == Work::nor
 
 double CaseResult::bytes_per_second(const Timing& timing) const {
   const double bytes =
-      static_cast<double>(facts_of(which.work).bytes_per_parameter * which.model().parameters());
+      facts_of(which.work).bytes_per_parameter * static_cast<double>(which.model().parameters());
   return bytes / (timing.milliseconds.median * 1e-3);
 }
 

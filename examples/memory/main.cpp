@@ -46,6 +46,7 @@ int run(int argument_count, char** arguments) {
       ("dtype",
        po::value<std::string>()->value_name("fp32|bf16|bf16-master|bf16-only|fp16")->default_value("bf16"),
        "of weights and gradients; bf16 has 16-bit remainders, bf16-master and fp16 have fp32 copies")  //
+      ("state-bits", po::value<int64_t>()->value_name("32|8")->default_value(32), "of the moments")    //
       ("unit-mib", po::value<int64_t>()->value_name("MIB")->default_value(25),
        "ShardsOptions::unit_bytes")  //
       ("blocks", po::value<int64_t>()->value_name("N")->default_value(32),
@@ -63,6 +64,7 @@ int run(int argument_count, char** arguments) {
       static_cast<int64_t>(examples::value_in<double>(*given, "parameters", 1, 1e14)));
   options.ranks(static_cast<int>(examples::value_in<int64_t>(*given, "ranks", 1, 1'000'000)));
   options.dtype(kind.dtype).master_weights(kind.master);
+  options.state_bits(examples::value_in<int64_t>(*given, "state-bits", 8, 32));
   options.unit_bytes(examples::value_in<int64_t>(*given, "unit-mib", 1, 1 << 20) << 20);
   const auto blocks = examples::value_in<int64_t>(*given, "blocks", 1, 1'000'000);
   const auto outside = static_cast<int64_t>(

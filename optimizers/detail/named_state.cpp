@@ -20,8 +20,9 @@ std::string options_prefix(size_t group) { return "group/" + std::to_string(grou
 
 // Takes a moment that was saved in 8 bits, which the next step converts where it has to be in 32, and marks its keys as
 // used.
-void import_codes(const RegisteredParameter& registered, const StateField& field, const NamedTensors& saved,
-                  FusedAdamStateFields& state, std::set<std::string>& used) {
+void import_codes(const RegisteredParameter& registered, const ParameterRange* range, at::Device device,
+                  const StateField& field, const NamedTensors& saved, FusedAdamStateFields& state,
+                  std::set<std::string>& used) {
   const std::string& name = registered.name;
   const at::Tensor& parameter = registered.tensor;
   const StateField& of_scales = scale_field(field.kind);
@@ -39,10 +40,15 @@ void import_codes(const RegisteredParameter& registered, const StateField& field
                        parameter.sizes()),
           "the state to load has the codes of parameter ", registered.in_message(),
           " in another memory order than the parameter has here; give it the order that it had");
-  const at::Tensor own =
-      at::empty_strided(parameter.sizes(), strides, codes.options().device(parameter.device()));
+  const at::Tensor own = at::empty_strided(parameter.sizes(), strides, codes.options());
   (state.*field.get)() = own.copy_(codes);
-  (state.*of_scales.get)() = scales.to(parameter.device());
+  (state.*of_scales.get)() = scales;
+  if (range != nullptr) cut_codes(state, field, *range);
+  for (const StateField* part : {&field, &of_scales}) {
+    at::Tensor& tensor = (state.*part->get)();
+    if (tensor.defined())
+      tensor = tensor.to(device, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+  }
   used.insert({key, scale_key, name + kStrides});
 }
 
@@ -54,6 +60,7 @@ void import_tensors(const RegisteredParameter& registered, const ParameterRange*
   const at::Tensor& parameter = registered.tensor;
   const kernels::AdamStorage storage =
       storage_for(parameter.scalar_type(), settings.master_weights, settings.rounding, name);
+  const at::Device device = state_on_host ? at::Device(at::kCPU) : parameter.device();
   GroupSettings in_32_bits = settings;
   in_32_bits.state_bits = 32;
   for (const StateField& field : kStateFields) {
@@ -62,8 +69,7 @@ void import_tensors(const RegisteredParameter& registered, const ParameterRange*
     const std::string key = name + "/" + field.name;
     const at::Tensor& tensor = require_tensor(saved, key);
     if (is_coded(field.kind) && are_codes(tensor)) {
-      import_codes(registered, field, saved, state, used);
-      if (range != nullptr) cut_codes(state, field, *range);
+      import_codes(registered, range, device, field, saved, state, used);
       continue;
     }
     const std::vector<int64_t> sizes = field_sizes(field.kind, parameter.sizes());
@@ -72,7 +78,7 @@ void import_tensors(const RegisteredParameter& registered, const ParameterRange*
             ", but parameter ", InMessage{name}, " needs ", *dtype, " of shape ", at::IntArrayRef(sizes));
     const bool is_cut = range != nullptr && is_elementwise(field.kind);
     const at::Tensor own = is_cut ? cut_to_range(tensor, parameter, *range, name) : tensor;
-    (state.*field.get)() = own.to(state_on_host ? at::Device(at::kCPU) : parameter.device());
+    (state.*field.get)() = own.to(device);
     used.insert(key);
   }
 }

@@ -70,6 +70,7 @@ std::vector<Arm> arms_by_name() {
   return {
       {"normuon", "muon with normalize_rows (NorMuon): no row of a matrix moves much faster than others",
        normuon()},
+      {"adamw-8bit", "fused-adamw with state_bits(8): moments in 8 bits", adamw_8bit()},
       {"onebit-muon",
        "pacer::OneBitMuon: each process makes its own momentum orthogonal, and signs of the results travel, "
        "from the first step on",

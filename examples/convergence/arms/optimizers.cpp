@@ -46,11 +46,21 @@ ParamGroups lamb_groups(const OptimizerRecipe& recipe, const Options& options) {
   return groups;
 }
 
+template <class Options>
+Options adamw_options(const OptimizerRecipe& recipe) {
+  return Options(recipe.settings.learning_rate).betas({kBeta1, kBeta2}).eps(kEpsilon);
+}
+
 // For every optimizer with the options of AdamW.
 template <class Optimizer, class Options>
 std::unique_ptr<torch::optim::Optimizer> make_adamw(const OptimizerRecipe& recipe) {
-  const auto options = Options(recipe.settings.learning_rate).betas({kBeta1, kBeta2}).eps(kEpsilon);
+  const auto options = adamw_options<Options>(recipe);
   return std::make_unique<Optimizer>(groups_of(recipe, options), options);
+}
+
+std::unique_ptr<torch::optim::Optimizer> make_adamw_8bit(const OptimizerRecipe& recipe) {
+  const auto options = adamw_options<pacer::FusedAdamWOptions>(recipe).state_bits(8);
+  return std::make_unique<pacer::FusedAdamW>(groups_of(recipe, options), options);
 }
 
 std::unique_ptr<torch::optim::Optimizer> make_lamb(const OptimizerRecipe& recipe) {
@@ -143,6 +153,8 @@ OptimizerMaker make_onebit_adam(const OneBitChange& change, Positions positions)
 OptimizerMaker torch_adamw() { return make_adamw<torch::optim::AdamW, torch::optim::AdamWOptions>; }
 
 OptimizerMaker fused_adamw() { return make_adamw<pacer::FusedAdamW, pacer::FusedAdamWOptions>; }
+
+OptimizerMaker adamw_8bit() { return make_adamw_8bit; }
 
 OptimizerMaker lamb() { return make_lamb; }
 

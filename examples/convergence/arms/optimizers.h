@@ -25,6 +25,7 @@ OptimizerMaker fused_adamw();
 OptimizerMaker lamb();
 OptimizerMaker muon();
 OptimizerMaker normuon();
+OptimizerMaker adamw_8bit();
 // A single process compresses as well, or the arm would show nothing.
 OptimizerMaker onebit_muon();
 // For adapters alone.

@@ -276,6 +276,10 @@ TEST_CASE("training takes the memory that training_memory says", "[shards][sessi
     CHECK(gigabytes(std::nullopt) == Catch::Approx(112));
     CHECK(gigabytes(Sharded::state) == Catch::Approx(66.5));
     CHECK(gigabytes(Sharded::gradients) == Catch::Approx(38.5 + 0.0524).epsilon(1e-3));
+    CHECK(training_memory(TrainingMemoryOptions(64'000).state_bits(8)).moments == 64'000 * 17 / 8);
+    CHECK(training_memory(TrainingMemoryOptions(33).state_bits(8)).moments == 2 * 33 + 2 * 2 * 2);
+    CHECK_THROWS_AS(training_memory(TrainingMemoryOptions(5).state_bits(8).amsgrad(true)), InvalidArgument);
+    CHECK_THROWS_AS(training_memory(TrainingMemoryOptions(5).state_bits(16)), InvalidArgument);
     CHECK_THROWS_AS(training_memory(TrainingMemoryOptions(5).ranks(0)), InvalidArgument);
     CHECK_THROWS_AS(training_memory(TrainingMemoryOptions(5).dtype(at::kLong)), InvalidArgument);
   }

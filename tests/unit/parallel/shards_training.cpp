@@ -96,7 +96,7 @@ TEST_CASE("a gradient that is not finite on one rank changes nothing on any", "[
 // registry are each one rank's.
 TEST_CASE("large tensors train and resume as whole ones, to the bit", "[shards][session][resume]") {
   const auto trained = [](int world_size, bool sharded, const std::string& folder, int64_t steps,
-                          bool resumes) {
+                          bool resumes, const FusedAdamWOptions& options) {
     RankSetup setup;
     setup.widths = {300, 350, 7};
     setup.reduction = [sharded](Session& session) {
@@ -110,7 +110,7 @@ TEST_CASE("large tensors train and resume as whole ones, to the bit", "[shards][
       session.use(GradientClipping(0.01));
       session.use(Checkpoints(CheckpointsOptions(folder).every(3).synchronous(true)));
     };
-    setup.options = FusedAdamWOptions(0.01).amsgrad(true);
+    setup.options = options;
     const CapturedStderr quiet;
     auto trainers = trainers_of(std::vector<RankSetup>(static_cast<size_t>(world_size), setup));
     REQUIRE(first_of(run_all(trainers, [&](RankTrainer& t, int rank) {
@@ -125,20 +125,27 @@ TEST_CASE("large tensors train and resume as whole ones, to the bit", "[shards][
     }
     return values;
   };
-  for (const int world_size : {2, 3, 5, 9}) {
+  const auto check = [&](int world_size, const FusedAdamWOptions& before, const FusedAdamWOptions& later) {
     const TemporaryFolder whole, parts;
-    const auto wanted = trained(world_size, false, whole.path(), 3, false);
-    const auto found = trained(world_size, true, parts.path(), 3, false);
+    const auto wanted = trained(world_size, false, whole.path(), 3, false, before);
+    const auto found = trained(world_size, true, parts.path(), 3, false, before);
     for (size_t i = 0; i < wanted.size(); ++i) REQUIRE(found[i].equal(wanted[i]));
     for (const int after : {1, 2, 4}) {
       const TemporaryFolder a, b;
       std::filesystem::copy(whole.path(), a.path(), std::filesystem::copy_options::recursive);
       std::filesystem::copy(parts.path(), b.path(), std::filesystem::copy_options::recursive);
-      const auto next = trained(after, false, a.path(), 3, true),
-                 also = trained(after, true, b.path(), 3, true);
+      const auto next = trained(after, false, a.path(), 3, true, later),
+                 also = trained(after, true, b.path(), 3, true, later);
       for (size_t i = 0; i < next.size(); ++i) REQUIRE(also[i].equal(next[i]));
     }
-  }
+  };
+  const FusedAdamWOptions plain(0.01);
+  const auto amsgrad = FusedAdamWOptions(plain).amsgrad(true),
+             in_8_bits = FusedAdamWOptions(plain).state_bits(8);
+  for (const int world_size : {2, 3, 5, 9}) check(world_size, amsgrad, amsgrad);
+  for (const int world_size : {3, 5}) check(world_size, in_8_bits, in_8_bits);
+  check(3, in_8_bits, plain);
+  check(3, plain, in_8_bits);
 }
 
 // Tensors of several units, of which several ranks have some, and a block that is gathered.
