@@ -23,7 +23,8 @@ PACER_HOST_DEVICE int32_t rounded_product(float a, float b) {
 
 // Codes and scales of both moments, 2.125 bytes an element. The first moment x becomes y = x / scale, z = 2 y / (1 + |y|),
 // and the code round(127 z): steps are finest near zero. The second moment becomes s = sqrt(v) and the code
-// round(255 s / scale). Ties go to even. The scale is the largest |x|, or s, of the group.
+// round(255 s / scale), but at least 1 where s is not 0: a step divides by s, and a zero in its place would make it
+// enormous. Ties go to even. The scale is the largest |x|, or s, of the group.
 struct EightBitMoments {
   static constexpr int kGroup = 32;
   using FirstCode = int8_t;
@@ -83,7 +84,8 @@ struct EightBitMoments {
       const float s = sqrt_of_often_zero(v);
       const float codes_each = div_(255.0f, scale > 0.0f ? scale : 1.0f);
       const int32_t code = rounded_product(s < scale ? s : scale, codes_each);
-      return static_cast<uint8_t>(scale > 0.0f ? code : 0);
+      const int32_t not_zero = code == 0 && s > 0.0f ? 1 : code;
+      return static_cast<uint8_t>(scale > 0.0f ? not_zero : 0);
     }
   };
 };
