@@ -78,7 +78,9 @@ TEST_CASE("codes and scales are those of the rule in fp64", "[kernels][adam8]") 
             continue;
           }
           const double y = std::min(measure(i) / scale, 1.0);
-          const double magnitude = moment == Moment::first ? 127 * 2 * y / (1 + y) : 255 * y;
+          const double at_least = y > 0 ? 1 : 0;
+          const double magnitude =
+              moment == Moment::first ? 127 * 2 * y / (1 + y) : std::max(255 * y, at_least);
           const double wanted =
               moment == Moment::first ? std::copysign(magnitude, double{values[i]}) : magnitude;
           REQUIRE(std::abs(got.codes[i] - wanted) <= 0.5 + 1e-4);
@@ -110,15 +112,16 @@ TEST_CASE("groups whose codes are known have them", "[kernels][adam8]") {
 
   // A third of the scale is z = 1/2, and 63.5 goes to the even neighbour.
   CHECK(coded(Moment::first, {1, 3, -1}).codes == Codes{64, 127, -64});
-  // Half a code, 1.5, 2.5 and 3.5 of a scale of 510.
-  CHECK(coded(Moment::second, {1, 9, 25, 49, 260100}).codes == Codes{0, 2, 2, 4, 255});
+  // Half a code, which is not to become zero, 1.5, 2.5 and 3.5 of a scale of 510.
+  CHECK(coded(Moment::second, {1, 9, 25, 49, 260100}).codes == Codes{1, 2, 2, 4, 255});
+  CHECK(coded(Moment::second, {0, 1e-20f, 260100}).codes == Codes{0, 1, 255});
 }
 
 TEST_CASE("scales that fp16 does not have end at what it has", "[kernels][adam8]") {
   const Coded large = coded(Moment::first, {1e6f, -1e30f, 65504});
   CHECK(large.scales == std::vector<double>{65504});
   CHECK(large.codes == std::vector<int>{127, -127, 127});
-  CHECK(coded(Moment::second, {1e30f, 1}).codes == std::vector<int>{255, 0});
+  CHECK(coded(Moment::second, {1e30f, 1}).codes == std::vector<int>{255, 1});
   // Rounding to nearest would be a scale of zero, and the half of all that is smaller than the scale.
   const Coded small = coded(Moment::first, {1e-9f, -2e-8f});
   CHECK(small.scales == std::vector<double>{std::ldexp(1, -24)});

@@ -84,6 +84,22 @@ TEST_CASE("the first step in 8 bits is that in 32, which reads no moments", "[fu
   }
 }
 
+// Its second moment is below half a code of its group's, and its first one is not.
+TEST_CASE("an element with far smaller gradients than its neighbours takes no larger steps",
+          "[fused_adam][adam8]") {
+  Run run({torch::zeros({32}).requires_grad_()}, in_8_bits(FusedAdamWOptions(0.01).weight_decay(0)));
+  const Tensor& p = run.parameters[0];
+  Tensor before = p.detach().clone();
+  for (int step = 0; step < 60; ++step) {
+    // The others' signs change, so that their first moments are small.
+    p.mutable_grad() = torch::full({32}, step % 2 == 0 ? 1.0 : -1.0);
+    p.mutable_grad()[5] = 1e-3;
+    run.optimizer.step();
+    REQUIRE((p.detach() - before)[5].abs().item<double>() < 0.011);
+    before = p.detach().clone();
+  }
+}
+
 // Noise pushes both runs about their target, and in either the mean of the last half of the steps is its estimate. A code
 // is at most 1/254 of the scale wrong near the scale and finer below, so that one update is off by a few hundredths
 // of the rate; the errors of steps have no common sign.
