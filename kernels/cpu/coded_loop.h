@@ -37,6 +37,30 @@ struct CodedGroups {
   }
 };
 
+// One element: its moments are left for the group to encode. A function of its own, so that the loop over it vectorises.
+template <class Rule, class Format, AdamStorage kStorage>
+PACER_HOST_DEVICE void step_coded_element(const CodedGroups<Format, kStorage>& range, int64_t i,
+                                          const AdamScalars<float>& scalars,
+                                          const typename Format::First& first,
+                                          const typename Format::Second& second, uint32_t random16,
+                                          float& exp_avg, float& exp_avg_sq) {
+  StoredElement<kStorage> stored;
+  stored.gradient = range.gradient[i];
+  stored.parameter = range.parameter[i];
+  if constexpr (StorageOf<kStorage>::kHasExtra) stored.extra = range.extra[i];
+  AdamElement<float> e;
+  e.gradient = load(stored.gradient);
+  e.parameter = load_parameter(stored);
+  e.exp_avg = first.decode(range.exp_avg[i]);
+  e.exp_avg_sq = second.decode(range.exp_avg_sq[i]);
+  Rule::step(e, scalars);
+  store_parameter(e.parameter, random16, stored);
+  range.parameter[i] = stored.parameter;
+  if constexpr (StorageOf<kStorage>::kHasExtra) range.extra[i] = stored.extra;
+  exp_avg = e.exp_avg;
+  exp_avg_sq = e.exp_avg_sq;
+}
+
 // random16: 16 bits for each element, read for stochastic rounding only.
 template <class Rule, class Format, AdamStorage kStorage>
 PACER_TARGET_CLONES static void step_coded_groups(const CodedGroups<Format, kStorage>& r,
@@ -53,23 +77,10 @@ PACER_TARGET_CLONES static void step_coded_groups(const CodedGroups<Format, kSto
     const typename Format::Second was_sq(range.exp_avg_sq_scale[g]);
     PACER_SIMD
     for (int i = 0; i < kGroup; ++i) {
-      StoredElement<kStorage> stored;
-      stored.gradient = range.gradient[begin + i];
-      stored.parameter = range.parameter[begin + i];
-      if constexpr (StorageOf<kStorage>::kHasExtra) stored.extra = range.extra[begin + i];
-      AdamElement<float> e;
-      e.gradient = load(stored.gradient);
-      e.parameter = load_parameter(stored);
-      e.exp_avg = was.decode(range.exp_avg[begin + i]);
-      e.exp_avg_sq = was_sq.decode(range.exp_avg_sq[begin + i]);
-      Rule::step(e, scalars);
       uint32_t random = 0;
       if constexpr (kStorage == AdamStorage::bf16_stochastic) random = random16[begin + i];
-      store_parameter(e.parameter, random, stored);
-      range.parameter[begin + i] = stored.parameter;
-      if constexpr (StorageOf<kStorage>::kHasExtra) range.extra[begin + i] = stored.extra;
-      exp_avg[i] = e.exp_avg;
-      exp_avg_sq[i] = e.exp_avg_sq;
+      step_coded_element<Rule, Format, kStorage>(range, begin + i, scalars, was, was_sq, random, exp_avg[i],
+                                                 exp_avg_sq[i]);
     }
     for (int i = 0; i < kGroup; ++i) {
       largest = std::max(largest, Format::First::measure(exp_avg[i]));

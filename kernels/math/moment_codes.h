@@ -49,7 +49,10 @@ struct EightBitMoments {
   // The first moments of a group.
   struct First {
     float scale;
-    PACER_HOST_DEVICE explicit First(Float16 stored) : scale(to_float(stored)) {}
+    float base;    // the scale, or 1 where there is none
+    int32_t most;  // the last code, 0 without a scale
+    PACER_HOST_DEVICE explicit First(Float16 stored)
+        : scale(to_float(stored)), base(scale > 0.0f ? scale : 1.0f), most(scale > 0.0f ? 127 : 0) {}
 
     // What scale() takes the largest of.
     PACER_HOST_DEVICE static uint32_t measure(float x) { return ordered_magnitude(x); }
@@ -58,34 +61,38 @@ struct EightBitMoments {
       const auto number = static_cast<float>(code);
       return mul_(div_often_zero(number, 254.0f - magnitude(number)), scale);
     }
-    // 127 z = 254 x / (scale + |x|). 0 without a scale.
+    // 127 z = 254 x / (scale + |x|).
     PACER_HOST_DEVICE int8_t encode(float x) const {
-      const float sum = scale > 0.0f ? scale + magnitude(x) : 1.0f;
-      const int32_t code = rounded_product(254.0f, div_often_zero(x, sum));
-      const int32_t low = code < -127 ? -127 : code;
-      const int32_t in_range = low > 127 ? 127 : low;
-      return static_cast<int8_t>(scale > 0.0f ? in_range : 0);
+      const int32_t code = rounded_product(254.0f, div_often_zero(x, base + magnitude(x)));
+      const int32_t low = code < -most ? -most : code;
+      return static_cast<int8_t>(low > most ? most : low);
     }
   };
 
   // The second moments of a group.
   struct Second {
     float scale;
-    PACER_HOST_DEVICE explicit Second(Float16 stored) : scale(to_float(stored)) {}
+    float step;        // between the roots of neighbouring codes
+    float limit;       // the scale, or 0 where there is none
+    float codes_each;  // of a root of 1
+    PACER_HOST_DEVICE explicit Second(Float16 stored)
+        : scale(to_float(stored)),
+          step(div_often_zero(scale, 255.0f)),
+          limit(scale > 0.0f ? scale : 0.0f),
+          codes_each(scale > 0.0f ? div_(255.0f, limit) : 0.0f) {}
 
     PACER_HOST_DEVICE static uint32_t measure(float v) { return ordered_magnitude(sqrt_of_often_zero(v)); }
     // The last code is the scale itself.
     PACER_HOST_DEVICE float decode(uint8_t code) const {
-      const float s = mul_(static_cast<float>(code), div_often_zero(scale, 255.0f));
+      const float s = mul_(static_cast<float>(code), step);
       const float root = s < scale ? s : scale;
       return mul_(root, root);
     }
     PACER_HOST_DEVICE uint8_t encode(float v) const {
       const float s = sqrt_of_often_zero(v);
-      const float codes_each = div_(255.0f, scale > 0.0f ? scale : 1.0f);
-      const int32_t code = rounded_product(s < scale ? s : scale, codes_each);
-      const int32_t not_zero = code == 0 && s > 0.0f ? 1 : code;
-      return static_cast<uint8_t>(scale > 0.0f ? not_zero : 0);
+      const int32_t code = rounded_product(s < limit ? s : limit, codes_each);
+      const int32_t least = s > 0.0f && limit > 0.0f ? 1 : 0;
+      return static_cast<uint8_t>(code < least ? least : code);
     }
   };
 };

@@ -33,8 +33,10 @@ Checkpoints checkpoints_in(const std::string& folder) {
 Tensor altered(const Tensor& tensor) {
   Tensor other = tensor.detach().clone();
   Tensor last = other.view({-1}).narrow(0, other.numel() / 2, 1);
-  // Codes of a group whose scale is zero say nothing.
-  if (tensor.scalar_type() == at::kChar || tensor.scalar_type() == at::kByte) last = other.view({-1});
+  // One scale is rounded to the next, and codes of a group whose scale is zero say nothing: of moments in 8 bits all
+  // are altered.
+  const bool in_8_bits = tensor.scalar_type() == at::kChar || tensor.scalar_type() == at::kByte;
+  if (in_8_bits || tensor.scalar_type() == at::kHalf) last = other.view({-1});
   if (tensor.scalar_type() == at::kBool) {
     last.logical_not_();
   } else if (at::isFloatingType(tensor.scalar_type())) {
