@@ -120,7 +120,9 @@ TEST_CASE("R4: parameters that do not fit are named and nothing is loaded", "[se
       INFO(entry.name << ", " << misfit.what);
       Named parameters = reference_parameters();
       misfit.change(parameters);
-      if (entry.has_ranks && contains(misfit.what, "fp64")) continue;  // refused when it is built
+      // Refused when it is built, or in its first step.
+      const bool refuses_fp64 = entry.has_ranks || contains(entry.name, "8 bits");
+      if (refuses_fp64 && contains(misfit.what, "fp64")) continue;
       ListRun target(entry, parameters);
       target.step();
       const detail::TrainingState before = target.state();
