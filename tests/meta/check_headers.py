@@ -17,19 +17,28 @@ LIBRARY = ("core", "files", "kernels", "device", "collectives", "compression", "
            "hooks", "schedulers", "metrics", "parallel", "checkpoints", "session")
 # The most expensive headers of LibTorch, from the one that brings most. A header that includes one is compiled with its
 # precompiled form: what it uses is there in any case, but before its own include.
-EXPENSIVE = ("torch/nn/pimpl.h", "torch/nn/module.h", "torch/optim/optimizer.h", "ATen/core/Tensor.h")
+EXPENSIVE = ("torch/nn/module.h", "torch/optim/optimizer.h", "ATen/core/Tensor.h")
+INCLUDE = re.compile(r'^#include [<"]([^>"]+)[>"]', re.MULTILINE)
 
 
-def included(root, header, seen):
-    """Adds to `seen` what the header includes, directly or through others of pacer."""
-    if header in seen:
-        return seen
-    seen.add(header)
-    path = root / header.removeprefix("pacer/")
-    if header.startswith("pacer/") and path.exists():
-        for other in re.findall(r'^#include [<"]([^>"]+)[>"]', path.read_text(), re.MULTILINE):
-            included(root, other, seen)
+def included(folders, header):
+    """What the header includes, directly or through others, of pacer and of LibTorch's interface to C++."""
+    seen, waiting = set(), [header]
+    while waiting:
+        header = waiting.pop()
+        if header in seen:
+            continue
+        seen.add(header)
+        paths = (folder / header for folder in folders if header.startswith(("pacer/", "torch/nn/", "torch/optim/")))
+        text = next((path.read_text(encoding="utf-8") for path in paths if path.exists()), "")
+        waiting += INCLUDE.findall(text)
     return seen
+
+
+def is_a_list(text):
+    """Whether a header has nothing but includes of pacer's own, which are compiled alone themselves."""
+    lines = (line for line in text.splitlines() if line and not line.startswith("//"))
+    return all(line == "#pragma once" or line.startswith("#include <pacer/") for line in lines)
 
 
 def precompile(work, compiler, header):
@@ -59,13 +68,15 @@ def check(root, work, compiler):
         found = (path.relative_to(root) for path in (root / folder).rglob("*.h"))
         # Declarations that stand in for headers of Gloo are seen by one source file only.
         left_out = {"gloo_stubs"} if os.environ.get("PACER_TEST_LONG") else {"gloo_stubs", "detail"}
-        headers += sorted(str(path) for path in found if not left_out.intersection(path.parts))
+        headers += sorted(str(path) for path in found if not left_out.intersection(path.parts)
+                          and not is_a_list((root / path).read_text(encoding="utf-8")))
+    folders = [Path(word.removeprefix("-I")) for word in compiler if word.startswith(("-I", "/"))]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        forms = dict(zip(EXPENSIVE, pool.map(lambda header: precompile(work, compiler, header), EXPENSIVE)))
-        jobs = []
-        for header in headers:
-            includes = included(root, f"pacer/{header}", set())
-            jobs.append((f"pacer/{header}", next((forms[brings] for brings in EXPENSIVE if brings in includes), ())))
+        brought = {header: next(filter(included(folders, f"pacer/{header}").__contains__, EXPENSIVE), None)
+                   for header in headers}
+        used = sorted(set(brought.values()) - {None})
+        forms = dict(zip(used, pool.map(lambda header: precompile(work, compiler, header), used)))
+        jobs = [(f"pacer/{header}", forms.get(expensive, ())) for header, expensive in brought.items()]
         jobs += [("pacer/pacer.h", ("-std=c++23",))] if headers[:1] == ["pacer.h"] else []
         jobs.reverse()  # the slow ones first
         problems = list(pool.map(lambda job: compile_alone(work, compiler, *job), jobs))
@@ -82,6 +93,8 @@ def self_test(work, compiler):
     problems = []
     if not compile_alone(work, compiler, "pacer/core/broken.h"):
         problems.append("a header without its include was not noticed")
+    if is_a_list((folder / "fine.h").read_text()) or not is_a_list("// All.\n#pragma once\n\n#include <pacer/core/fine.h>\n"):
+        problems.append("which headers only include others of pacer is not seen")
     return problems + [compile_alone(work, compiler, "pacer/core/fine.h")]
 
 
