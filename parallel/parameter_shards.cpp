@@ -104,6 +104,7 @@ void ParameterShards::State::send(Unit& unit) {
   unit.landing = unit.landing.to(unit.gradient.scalar_type());  // rounds what added up in fp32
   // As a tensor: a plain number would be rounded to the gradients' dtype first.
   if (prescale_ != 1) unit.landing.mul_(at::scalar_tensor(prescale_, at::kFloat));
+  take_gradient(unit);
   if (unit.has_gradient) unit.sum = at::empty_like(unit.gradient);
   Unit* const before = std::exchange(newest_sent_, &unit);
   CollectiveOptions options = agreed();
@@ -219,9 +220,12 @@ void ParameterShards::State::finish_all() {
     finish(unit);
     round_sum(unit);
     if (unit.has_gradient) add_over_replicas(unit);
-    if (unit.is_trained && !unit.has_gradient) unit.gradient.zero_();
+    if (!unit.is_trained || unit.has_gradient) continue;
+    take_gradient(unit);
+    unit.gradient.zero_();
   }
   for (Unit& unit : units_) std::exchange(unit.replication, {}).wait();
+  memory_.clear();  // the next forward has a use for it
   forget_pass();
 }
 
@@ -271,6 +275,7 @@ void ParameterShards::gather_parameters() {
     before = std::move(work);
   }
   before.wait();
+  for (State::Unit& unit : state_->units_) state_->release_gradient(unit);
   for (const Part& part : state_->parts_) part.parameter.unsafeGetTensorImpl()->bump_version();
 }
 

@@ -91,8 +91,9 @@ class ParameterShards {
   ~ParameterShards();
   ParameterShards(const ParameterShards&) = delete;
 
-  // A parameter and what of it is this rank's. The memory of the gradient is the same in every step, and
-  // undefined where the parameter needed none. The values are defined after keep_parts().
+  // A parameter and what of it is this rank's. The gradient is the same tensor in every step, which has memory
+  // from the end of backward to gather_parameters() and refuses to be read while it has none; it is undefined where
+  // the parameter needed none. The values are defined after keep_parts().
   struct Part : ParameterRange {
     std::string name;
     at::Tensor parameter;
@@ -132,8 +133,8 @@ class ParameterShards {
   // different numbers of them.
   void drop();
 
-  // Every rank's new values for all of them. Where ranks keep parts only, what is gathered is released, as it
-  // is out of date now.
+  // Every rank's new values for all of them; the memory of the parts' gradients goes. Where ranks keep parts only,
+  // what is gathered is released, as it is out of date now.
   void gather_parameters();
 
   // ---- Values that come and go. Only with groups. All ranks call these alike. ----

@@ -21,6 +21,7 @@ for name, value in (("layers", 24), ("width", 2048), ("batch", 8), ("sequence", 
 parser.add_argument("--modes", default="plain,recompute,plain-bf16,recompute-bf16,zero1,zero1+recompute,"
                                        "fsdp-keep,fsdp-keep+recompute,fsdp,fsdp+recompute")
 parser.add_argument("--small-blocks", action="store_true")
+parser.add_argument("--peak", action="store_true")
 given = parser.parse_args()
 if "RANK" not in os.environ:
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="29511")
@@ -68,8 +69,34 @@ class Model(nn.Module):
         return nn.functional.cross_entropy(self.head(self.norm(h)).flatten(0, 1).float(), y.flatten())
 
 
+def memory_at_peak():
+    """What fills this GPU when most of it is taken, by the line of this file or of PyTorch's parts that took it."""
+    trace = torch.cuda.memory._snapshot()["device_traces"][local_rank]
+    torch.cuda.memory._record_memory_history(None)
+    live, total, most, at_peak = {}, 0, 0, {}
+    for entry in trace:
+        if entry["action"] == "alloc":
+            live[entry["addr"]] = entry
+            total += entry["size"]
+        elif entry["action"] == "free_completed" and live.pop(entry["addr"], None):
+            total -= entry["size"]
+        if total > most:
+            most, at_peak = total, dict(live)
+    kinds = {}
+    for entry in at_peak.values():
+        frames = [f"{os.path.basename(f['filename'])}:{f['name']}" for f in entry.get("frames", [])]
+        known = [name for name in frames if name.startswith(("peer.py", "_fsdp", "adamw", "adam", "_functions"))]
+        key = (known or frames or ["autograd"])[0], entry["size"]
+        kinds[key] = kinds.get(key, 0) + 1
+    for (where, size), count in sorted(kinds.items(), key=lambda kind: -kind[0][1] * kind[1]):
+        if size * count >= 1 << 24:
+            yield {"peak_of": where, "GB": round(size * count / 1e9, 3), "tensors": count, "MB_each": round(size / 1e6, 2)}
+
+
 def run(mode):
     torch.cuda.reset_peak_memory_stats()
+    if given.peak:
+        torch.cuda.memory._record_memory_history(max_entries=1 << 20, context="alloc", stacks="python")
     torch.manual_seed(0)
     is_fsdp, dtype = mode.startswith("fsdp"), torch.bfloat16 if "bf16" in mode else torch.float32
     with torch.device("cuda"):
@@ -114,6 +141,9 @@ for mode in given.modes.split(","):
         line = {"error": str(error)}
     if rank == 0:
         print(json.dumps({"mode": f"torch {mode}" + " small-blocks" * given.small_blocks, **line}), flush=True)
+    for kind in memory_at_peak() if given.peak else ():
+        if rank == 0:
+            print(json.dumps({"mode": f"torch {mode}", **kind}), flush=True)
     gc.collect()
     torch.cuda.empty_cache()
 dist.destroy_process_group()

@@ -13,6 +13,7 @@
 
 #include "subcommands.h"
 #include "support/gpt.h"
+#include "support/memory_peak.h"
 #include "support/ranks.h"
 #include "support/table.h"
 
@@ -38,11 +39,13 @@ modes are not; fused ones have pacer::modules::TransformerLayer as blocks. Modes
 where theta has come down to 0.5; those with onebit-nodes have OneBitAdam with nodes as workers,
 frozen, in the place of FusedAdamW; those with muon have Muon, with muon-shared one whose ranks share
 the products. Small blocks are there for the host's cost: the GPU has little
-to do in them, and a row of the batch counts as a token.
+to do in them, and a row of the batch counts as a token. With --peak, lines for each mode say what fills
+rank 0's memory when most of it is taken: tensors of one size, by when they were taken.
 )";
 
 constexpr int kUncountedSteps = 3, kTimedSteps = 8;
 constexpr int64_t kVocabulary = 32768;
+constexpr int64_t kShownBytes = int64_t{1} << 24;  // of a kind, at least
 
 // A way to train; its name says what is trained, and by which hooks.
 struct Mode {
@@ -75,7 +78,7 @@ constexpr const char* kModes =
 struct Arguments {
   GptShape shape;
   int64_t batch;
-  bool small_blocks;
+  bool small_blocks, shows_peak;
   std::vector<Mode> modes;
 };
 
@@ -85,7 +88,7 @@ Arguments arguments_of(const examples::OptionValues& given) {
   const GptShape shape = {number_in(given, "layers"), number_in(given, "width"), number_in(given, "sequence"),
                           kVocabulary};
   require_whole_heads(shape);
-  return {shape, number_in(given, "batch"), given.count("small-blocks") != 0,
+  return {shape, number_in(given, "batch"), given.count("small-blocks") != 0, given.count("peak") != 0,
           examples::choices_of<Mode>(given, "modes", known)};
 }
 
@@ -167,6 +170,8 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Mode& mode, const 
 pacer::JsonLine train(const Arguments& arguments, const Mode& mode, const World& world) {
   const at::Device device = world->device();
   start_memory_peaks(device);
+  if (arguments.shows_peak) start_memory_trace();
+  set_memory_phase("model");
   torch::manual_seed(0);
   const Model model = make_model(arguments, mode, device);
   const auto optimizer = make_optimizer(mode, *model.module, world);
@@ -186,9 +191,13 @@ pacer::JsonLine train(const Arguments& arguments, const Mode& mode, const World&
     if (step == kUncountedSteps) sent_before = world->bytes_sent();
     const pacer::Progress progress = session.progress();
     const double milliseconds = milliseconds_of(device, [&] {
+      set_memory_phase("begin");  // in the first step: what hooks need all the time
       auto [inputs, targets] = session.begin(batch.first, batch.second);
+      set_memory_phase("forward");
       const Tensor loss = model.loss(inputs, targets);
+      set_memory_phase("backward");
       session.backward(loss);
+      set_memory_phase("step");  // in the first step: the optimizer's state
       session.step();
       last_loss = loss.detach();
     });
@@ -241,7 +250,19 @@ int run(const examples::OptionValues& given) {
       if (world->world_size() > 1) throw;
       line.add("mode", title_of(arguments, mode)).add("error", sentence_of(error));
     }
-    if (world->rank() == 0) print(line);
+    const std::vector<MemoryKind> kinds =
+        arguments.shows_peak ? memory_at_peak(world->device()) : std::vector<MemoryKind>();
+    if (world->rank() != 0) continue;
+    print(line);
+    for (const MemoryKind& kind : kinds) {
+      if (kind.bytes * kind.count < kShownBytes) break;
+      print(pacer::JsonLine()
+                .add("mode", title_of(arguments, mode))
+                .add("peak_of", kind.phase)
+                .add("GB", rounded(static_cast<double>(kind.bytes * kind.count) * 1e-9, 3))
+                .add("tensors", kind.count)
+                .add("MB_each", rounded(static_cast<double>(kind.bytes) * 1e-6, 2)));
+    }
   }
   world->barrier();
   return 0;
@@ -265,6 +286,7 @@ Subcommand subcommand() {
       ("width", whole_number(shape.width), "of its layers, a multiple of 128")                      //
       ("batch", whole_number(8), "sequences of a rank")                                             //
       ("sequence", whole_number(shape.length), "tokens of a sequence")                              //
+      ("peak", "say what fills the memory at its peak")                                             //
       ("small-blocks", "train 64 blocks of 1 M parameters instead")                                 //
       ("ranks-per-node", po::value<int>()->value_name("N"), "that share a node (those of a host)")  //
       ("modes", word("MODE,...")->default_value(kModes, "all"), names_of_all_modes().c_str());

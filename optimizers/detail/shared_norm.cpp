@@ -15,13 +15,14 @@ namespace pacer::detail {
 size_t SharedNorm::table_of(kernels::GradientType type) {
   size_t t = 0;
   while (t < tables_.size() && tables_[t].type != type) ++t;
-  if (t == tables_.size()) tables_.push_back({type, {}, {}, {}});
+  if (t == tables_.size()) tables_.push_back({type, {}, {}, {}, {}});
   return t;
 }
 
 void SharedNorm::add(kernels::GradientType type, const at::Tensor& own, const std::vector<int64_t>& bounds) {
   const size_t table = table_of(type);
-  tables_[table].gradients.host().push_back({own.const_data_ptr(), 0});
+  tables_[table].own.push_back(own);
+  tables_[table].gradients.host().push_back({nullptr, 0});
   for (int64_t begin = 0; begin < bounds.back(); begin += kReductionUnit) add_unit(table, own, bounds, begin);
 }
 
@@ -40,32 +41,41 @@ void SharedNorm::add_unit(size_t table, const at::Tensor& own, const std::vector
     auto& gradients = tables_[table].gradients.host();
     Tile unit{static_cast<uint32_t>(gradients.size() - 1), static_cast<uint32_t>(end - begin), place_in_own};
     if (count < end - begin) {
-      CutReductionUnit cut{table, gradients.size(), end - begin, own.narrow(0, place_in_own, count), {}};
+      CutReductionUnit cut{table, gradients.size(), end - begin, {own, place_in_own, count}, {}};
       for (int other = rank + 1; other < ranks_->world_size(); ++other) {
         if (count_on(other) > 0) cut.rest.emplace_back(other, count_on(other));
       }
       cut_units_.push_back(std::move(cut));
       unit.tensor = static_cast<uint32_t>(gradients.size());
       unit.offset = 0;
+      tables_[table].own.emplace_back();
       gradients.push_back({nullptr, 0});  // no unit of this gradient after a cut one begins here
     }
     tables_[table].units.host().push_back(unit);
     tables_[table].places.host().push_back(static_cast<uint32_t>(place));
   } else if (count > 0) {
-    sent_.push_back({own.narrow(0, place_in_own, count), owner});
+    sent_.emplace_back(Piece{own, place_in_own, count}, owner);
   }
 }
 
-// At the first sum: where nobody asks for one, there is no memory for it.
+// Where nobody asks for a sum, there is no memory for it.
 void SharedNorm::prepare() {
-  if (own_sums_.defined()) return;
+  if (!own_sums_.defined()) make_memory();
+  for (Table& table : tables_) {
+    for (size_t i = 0; i < table.own.size(); ++i) {
+      if (table.own[i].defined()) table.gradients.set(i, {table.own[i].const_data_ptr(), 0});
+    }
+    table.gradients.send(device_);
+  }
+}
+
+void SharedNorm::make_memory() {
   own_sums_ = at::empty({1, shared_sums_.own()}, at::TensorOptions().dtype(at::kDouble).device(device_));
   for (const CutReductionUnit& cut : cut_units_) {
-    whole_units_.push_back(at::empty({cut.count}, cut.beginning.options()));
+    whole_units_.push_back(at::empty({cut.count}, cut.beginning.own.options()));
     tables_[cut.table].gradients.host()[cut.gradient].gradient = whole_units_.back().const_data_ptr();
   }
   for (Table& table : tables_) {
-    table.gradients.send(device_);
     table.units.send(device_);
     table.places.send(device_);
   }
@@ -73,11 +83,11 @@ void SharedNorm::prepare() {
 
 void SharedNorm::exchange_pieces() {
   std::vector<Message> messages;
-  for (const Piece& piece : sent_) messages.push_back(Message::send(piece.elements, piece.peer));
+  for (const auto& [piece, peer] : sent_) messages.push_back(Message::send(piece.elements(), peer));
   for (size_t i = 0; i < cut_units_.size(); ++i) {
     const CutReductionUnit& cut = cut_units_[i];
-    int64_t end = cut.beginning.numel();
-    whole_units_[i].narrow(0, 0, end).copy_(cut.beginning);
+    int64_t end = cut.beginning.count;
+    whole_units_[i].narrow(0, 0, end).copy_(cut.beginning.elements());
     for (const auto& [rank, count] : cut.rest) {
       messages.push_back(Message::receive(whole_units_[i].narrow(0, end, count), rank));
       end += count;

@@ -32,21 +32,23 @@ class SharedNorm {
   at::Tensor sums();
 
  private:
-  // Elements of an own gradient that belong to a unit that begins on another rank.
+  // Elements of an own gradient, whose memory may be another one in each step.
   struct Piece {
-    at::Tensor elements;
-    int peer;
+    at::Tensor own;
+    int64_t begin, count;
+    at::Tensor elements() const { return own.narrow(0, begin, count); }
   };
   // A unit that begins here and ends elsewhere.
   struct CutReductionUnit {
     size_t table, gradient;  // where its memory counts as a gradient
     int64_t count;
-    at::Tensor beginning;
+    Piece beginning;
     std::vector<std::pair<int, int64_t>> rest;  // ranks, and how many elements come from them
   };
   // Gradients of one dtype, and the units that begin here.
   struct Table {
     kernels::GradientType type;
+    std::vector<at::Tensor> own;  // one for each of `gradients`; undefined where that is a cut unit
     DeviceBuffer<kernels::AdamGradient> gradients;
     DeviceBuffer<Tile> units;
     DeviceBuffer<uint32_t> places;  // among this rank's sums
@@ -55,13 +57,14 @@ class SharedNorm {
   size_t table_of(kernels::GradientType type);
   void add_unit(size_t table, const at::Tensor& own, const std::vector<int64_t>& bounds, int64_t begin);
   void prepare();
+  void make_memory();
   void exchange_pieces();
   void add_squares(Table& table, double* sums);
 
   const std::shared_ptr<Communicator> ranks_;
   const at::Device device_;
   std::vector<Table> tables_;
-  std::vector<Piece> sent_;
+  std::vector<std::pair<Piece, int>> sent_;  // of a unit that begins on another rank, which gets it
   std::vector<CutReductionUnit> cut_units_;
   std::vector<at::Tensor> whole_units_;  // of cut_units_, once they are needed
   SharedSums shared_sums_;

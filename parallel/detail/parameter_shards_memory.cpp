@@ -6,11 +6,37 @@
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/record_stream.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <pacer/core/error.h>
 
 namespace pacer {
+
+// Activations are in the same memory while there is no sum.
+void ParameterShards::State::take_gradient(Unit& unit) {
+  if (unit.has_memory()) return;
+  set_gradient_memory(unit, at::empty(unit.gradient.sizes(), unit.gradient.options()).storage());
+}
+
+void ParameterShards::State::release_gradient(Unit& unit) {
+  if (!unit.is_trained || !unit.has_memory()) return;
+  const at::Device device = unit.gradient.device();
+  // The update may have run on another stream than backward.
+  if (device.is_cuda()) unit.gradient.record_stream(c10::impl::VirtualGuardImpl(at::kCUDA).getStream(device));
+  set_gradient_memory(unit, unit.no_memory);
+}
+
+// The tensors stay the same: the optimizer has them.
+void ParameterShards::State::set_gradient_memory(const Unit& unit, const c10::Storage& memory) {
+  unit.gradient.unsafeGetTensorImpl()->set_storage_keep_dtype(memory);
+  for (const size_t position : unit.members) {
+    const at::Tensor& part = parts_[position].gradient;
+    if (part.defined()) part.unsafeGetTensorImpl()->set_storage_keep_dtype(memory);
+  }
+}
 
 // Padding travels, too; whatever stands there reaches nobody's piece.
 void ParameterShards::State::make_landing(Unit& unit) {

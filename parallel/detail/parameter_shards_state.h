@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
 
 #include <pacer/collectives/detail/arrival_order.h>
 #include <pacer/collectives/detail/withheld_gradients.h>
@@ -40,14 +41,20 @@ class ParameterShards::State : public std::enable_shared_from_this<State> {
     at::Tensor own_parameters = {};  // this rank's part of it
     std::optional<detail::UnitMemory> memory = {};  // once ranks keep parts
     Work gathering = {};
-    at::Tensor gradient = {};   // of this rank's part: the sum since the last update
-    bool has_gradient = false;  // something was added to it
-    at::Tensor landing = {};    // flat, where this rank's gradients come together; undefined before the first
-    at::Tensor sum = {};        // of this pass, where it is not `gradient` itself
-    at::Tensor wide = {};       // fp32: the sum of several passes of 16 bits; it becomes `gradient`
-    Work work = {};             // the sum under way
+    at::Tensor gradient = {};     // of this rank's part: the sum since the last update
+    c10::Storage no_memory = {};  // of `gradient`, and of the parts', while there is no sum
+    bool has_gradient = false;    // something was added to it
+    at::Tensor landing = {};  // flat, where this rank's gradients come together; undefined before the first
+    at::Tensor sum = {};      // of this pass, where it is not `gradient` itself
+    at::Tensor wide = {};     // fp32: the sum of several passes of 16 bits; it becomes `gradient`
+    Work work = {};           // the sum under way
     bool is_replicated = false;  // `gradient` is, or becomes, the sum over replicas
     Work replication = {};
+
+    // Asks about the gradient.
+    bool has_memory() const {
+      return gradient.storage().unsafeGetStorageImpl() != no_memory.unsafeGetStorageImpl();
+    }
   };
   // Units whose values come and go together.
   struct GatheredGroup {
@@ -78,6 +85,9 @@ class ParameterShards::State : public std::enable_shared_from_this<State> {
   void set_absent(const std::vector<at::Tensor>& parameters, std::vector<char>& marks) const;
 
   // ---- parameter_shards_memory.cpp ----
+  void take_gradient(Unit& unit);
+  void release_gradient(Unit& unit);
+  void set_gradient_memory(const Unit& unit, const c10::Storage& memory);
   void make_landing(Unit& unit);
   at::Tensor take_landing_buffer(Unit& unit);
   at::Tensor take_memory(const Unit& unit);

@@ -7,11 +7,13 @@
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 #include <pacer/collectives/detail/gradient_checks.h>
 #include <pacer/collectives/detail/gradient_hook.h>
 #include <pacer/core/error.h>
+#include <pacer/device/detail/refusing_storage.h>
 
 namespace pacer {
 namespace {
@@ -144,7 +146,13 @@ void ParameterShards::State::add_unit(std::vector<size_t> members, size_t group)
   const at::Tensor& first = parts_[members.front()].parameter;
   Unit unit{std::move(members), group, first.requires_grad(), may_stay_local(first),
             ShardLayout(counts, ranks_->world_size(), options_.piece())};
-  if (unit.is_trained) unit.gradient = at::zeros({unit.layout.part_elements()}, like(first));
+  if (unit.is_trained) {
+    unit.gradient = at::empty({unit.layout.part_elements()}, like(first));
+    unit.no_memory = detail::refusing_storage(
+        unit.gradient.nbytes(), unit.gradient.device(),
+        "gradients of which ranks have parts are here from the end of backward to the end of the step");
+    set_gradient_memory(unit, unit.no_memory);
+  }
   if (!groups_.empty()) groups_[group].units.push_back(units_.size());
   units_.push_back(std::move(unit));
 }
