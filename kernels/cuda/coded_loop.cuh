@@ -1,6 +1,6 @@
 // The CUDA loop over groups of elements whose moments lie in memory as codes, for a rule of two moments and a format such as
-// that of math/moment_codes.h. Tiles and threads are those of element_loop.cuh; the threads of a group, 8 or 4
-// neighbours of a warp, find its largest moments together. Each stream is moved once. Deterministic: the largest of
+// that of math/moment_codes.h. Tiles are those of element_loop.cuh; the threads of a group, 4 neighbours of a
+// warp, find its largest moments together. Each stream is moved once. Deterministic: the largest of
 // a group does not depend on an order. Compile it with --fmad=false.
 #pragma once
 
@@ -69,6 +69,11 @@ struct CodedPacket {
   }
 };
 
+// Eight elements a thread, so that what a group costs is shared among them.
+constexpr int kCodedPacket = 8;
+template <AdamStorage kStorage>
+constexpr int kCodedThreads = ElementPolicy<kStorage>::kThreads* kPacket<kStorage> / kCodedPacket;
+
 // The largest over the kLanes threads of a group, for each of them. All threads of the warp come here.
 template <int kLanes>
 __device__ __forceinline__ uint32_t largest_of_group(uint32_t largest) {
@@ -80,15 +85,15 @@ __device__ __forceinline__ uint32_t largest_of_group(uint32_t largest) {
 }
 
 template <class Rule, class Format, AdamStorage kStorage>
-__global__ void __launch_bounds__(ElementPolicy<kStorage>::kThreads)
+__global__ void __launch_bounds__(kCodedThreads<kStorage>)
     coded_kernel(const AdamTiles table, const AdamTensor* __restrict__ tensors,
                  const AdamGradient* __restrict__ gradients, const StepScalars* group_scalars) {
-  constexpr int kMine = kPacket<kStorage>;
+  constexpr int kMine = kCodedPacket;
   constexpr int kLanes = Format::kGroup / kMine;
   using Packet = CodedPacket<Format, kStorage, kMine>;
 
   // A warp has one tile, so that all its threads leave together or none.
-  const auto [tile, index, lane] = my_tile<ElementPolicy<kStorage>::kThreads>(table);
+  const auto [tile, index, lane] = my_tile<kCodedThreads<kStorage>>(table);
   const AdamGradient gradient = gradients[tile.tensor];
   const AdamTensor tensor = tensors[tile.tensor];
   const int tile_count = gradient.gradient == nullptr ? 0 : static_cast<int>(tile.count);
@@ -160,7 +165,7 @@ void coded_cuda(const char* what, AdamLaunch choice, const AdamTiles& tiles, con
     if constexpr (storage() == AdamStorage::f64) {
       require(false, "the moments of fp64 parameters have no codes");
     } else {
-      constexpr int kThreads = ElementPolicy<storage()>::kThreads;
+      constexpr int kThreads = kCodedThreads<storage()>;
       const unsigned blocks = blocks_for<kThreads>(tiles);
       if (blocks == 0) return;
       launch_overlapped(what, choice.follows_prologue, coded_kernel<Rule, Format, storage()>, blocks,

@@ -51,16 +51,12 @@ PACER_HOST_DEVICE float power_of_two(float shifted, float fraction) {
   return float_of(bits_of(power) + (bits_of(shifted) << 23));
 }
 
-// 1 / value for 1 <= value < 2^127, rounded to nearest even; 0 where that were less than 2^-126, and NaN of
-// NaN. On the device these are the steps of its own division for such numbers, without those for others: they
-// would cost as much as all else here.
+// 1 / value for 1 <= value < 2^127, rounded to nearest even; 0 where that were less than 2^-126, and NaN of NaN.
 PACER_HOST_DEVICE float reciprocal(float value) {
 #if defined(__CUDA_ARCH__)
-  float quotient;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(quotient) : "f"(value));
-  return fma_(fma_(-value, quotient, 1.0f), quotient, quotient);
+  return reciprocal_of_normal(value);
 #else
-  return value > 0x1p126f ? 0.0f : 1.0f / value;
+  return value > 0x1p126f ? 0.0f : reciprocal_of_normal(value);
 #endif
 }
 

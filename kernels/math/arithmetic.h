@@ -96,6 +96,35 @@ PACER_HOST_DEVICE float div_often_zero(float a, float b) {
 }
 PACER_HOST_DEVICE double div_often_zero(double a, double b) { return div_(a, b); }
 
+// 1 / a rounded to nearest even, where both are normal numbers. On the device these are the steps of its own division for
+// such numbers, without those for others, which cost as much again; what it makes of others is another number
+// than on the host.
+PACER_HOST_DEVICE float reciprocal_of_normal(float a) {
+#if defined(__CUDA_ARCH__)
+  float quotient;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(quotient) : "f"(a));
+  return fma_(fma_(-a, quotient, 1.0f), quotient, quotient);
+#else
+  return 1.0f / a;
+#endif
+}
+
+// The larger and the smaller of a and the number b; b where a is NaN.
+PACER_HOST_DEVICE float larger(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return fmaxf(a, b);
+#else
+  return a > b ? a : b;
+#endif
+}
+PACER_HOST_DEVICE float smaller(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return fminf(a, b);
+#else
+  return a < b ? a : b;
+#endif
+}
+
 // 1 - base^exponent for base in [0, 1) and exponent >= 0, by binary powering with the rounding errors carried
 // along (two doubles a factor): accurate to a few units of 2^-53 of the result even where base^exponent is
 // close to 1, and the same bits on host and device, which `pow` does not promise.

@@ -14,12 +14,21 @@ namespace pacer::kernels {
 // infinities. So the largest of a group does not depend on the order in which it is looked for.
 PACER_HOST_DEVICE uint32_t ordered_magnitude(float value) { return bits_of(value) & 0x7FFFFFFFu; }
 
-PACER_HOST_DEVICE float magnitude(float value) { return float_of(ordered_magnitude(value)); }
-
-// The nearest integer of a * b, ties to even, for magnitudes below 2^22.
-PACER_HOST_DEVICE int32_t rounded_product(float a, float b) {
-  return static_cast<int32_t>(bits_of(fma_(a, b, 0x1.8p23f)) - 0x4B400000u);
+PACER_HOST_DEVICE float magnitude(float value) {
+#if defined(__CUDA_ARCH__)
+  return fabsf(value);
+#else
+  return float_of(ordered_magnitude(value));
+#endif
 }
+
+// Integers are read from, and left in, the last bits of a float between 2^23 and 2^24, whose steps are 1: conversions are slow
+// on a GPU.
+constexpr float kIntegers = 0x1.8p23f;
+PACER_HOST_DEVICE float small_number(int8_t code) {
+  return float_of(0x4B000000u | static_cast<uint8_t>(code ^ 0x80)) - (0x1p23f + 128.0f);
+}
+PACER_HOST_DEVICE float small_number(uint8_t code) { return float_of(0x4B000000u | code) - 0x1p23f; }
 
 // Codes and scales of both moments, 2.125 bytes an element. The first moment x becomes y = x / scale, z = 2 y / (1 + |y|),
 // and the code round(127 z): steps are finest near zero. The second moment becomes s = sqrt(v) and the code
@@ -49,23 +58,23 @@ struct EightBitMoments {
   // The first moments of a group.
   struct First {
     float scale;
-    float base;    // the scale, or 1 where there is none
-    int32_t most;  // the last code, 0 without a scale
+    float limit;  // the scale, or 0 where there is none
+    float base;   // the scale, or 1 where there is none
     PACER_HOST_DEVICE explicit First(Float16 stored)
-        : scale(to_float(stored)), base(scale > 0.0f ? scale : 1.0f), most(scale > 0.0f ? 127 : 0) {}
+        : scale(to_float(stored)), limit(scale > 0.0f ? scale : 0.0f), base(scale > 0.0f ? scale : 1.0f) {}
 
     // What scale() takes the largest of.
     PACER_HOST_DEVICE static uint32_t measure(float x) { return ordered_magnitude(x); }
     // y = z / (2 - |z|) with z = code / 127.
     PACER_HOST_DEVICE float decode(int8_t code) const {
-      const auto number = static_cast<float>(code);
-      return mul_(div_often_zero(number, 254.0f - magnitude(number)), scale);
+      const float number = small_number(code);
+      return mul_(mul_(number, reciprocal_of_normal(254.0f - magnitude(number))), scale);
     }
     // 127 z = 254 x / (scale + |x|).
     PACER_HOST_DEVICE int8_t encode(float x) const {
-      const int32_t code = rounded_product(254.0f, div_often_zero(x, base + magnitude(x)));
-      const int32_t low = code < -most ? -most : code;
-      return static_cast<int8_t>(low > most ? most : low);
+      const float limited = smaller(larger(x, -limit), limit);
+      const float part = mul_(limited, reciprocal_of_normal(base + magnitude(limited)));
+      return static_cast<int8_t>(bits_of(fma_(254.0f, part, kIntegers)));
     }
   };
 
@@ -75,24 +84,25 @@ struct EightBitMoments {
     float step;        // between the roots of neighbouring codes
     float limit;       // the scale, or 0 where there is none
     float codes_each;  // of a root of 1
+    float least;       // the code of a root that is not 0, as kIntegers has it
     PACER_HOST_DEVICE explicit Second(Float16 stored)
         : scale(to_float(stored)),
-          step(div_often_zero(scale, 255.0f)),
+          step(mul_(scale, 0x1.010102p-8f)),  // a 255th, rounded up
           limit(scale > 0.0f ? scale : 0.0f),
-          codes_each(scale > 0.0f ? div_(255.0f, limit) : 0.0f) {}
+          codes_each(scale > 0.0f ? mul_(255.0f, reciprocal_of_normal(limit)) : 0.0f),
+          least(scale > 0.0f ? kIntegers + 1.0f : kIntegers) {}
 
     PACER_HOST_DEVICE static uint32_t measure(float v) { return ordered_magnitude(sqrt_of_often_zero(v)); }
     // The last code is the scale itself.
     PACER_HOST_DEVICE float decode(uint8_t code) const {
-      const float s = mul_(static_cast<float>(code), step);
-      const float root = s < scale ? s : scale;
+      const float s = mul_(small_number(code), step);
+      const float root = s < scale ? s : scale;  // NaN where that is the scale
       return mul_(root, root);
     }
     PACER_HOST_DEVICE uint8_t encode(float v) const {
       const float s = sqrt_of_often_zero(v);
-      const int32_t code = rounded_product(s < limit ? s : limit, codes_each);
-      const int32_t least = s > 0.0f && limit > 0.0f ? 1 : 0;
-      return static_cast<uint8_t>(code < least ? least : code);
+      const float code = fma_(smaller(s, limit), codes_each, kIntegers);
+      return static_cast<uint8_t>(bits_of(larger(code, s > 0.0f ? least : kIntegers)));
     }
   };
 };
