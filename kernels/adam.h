@@ -33,6 +33,10 @@ struct AdamTensor {
 struct AdamGradient {
   const void* gradient;
   int64_t scalars;  // index into the scalars
+
+  bool operator==(const AdamGradient& other) const {
+    return gradient == other.gradient && scalars == other.scalars;
+  }
 };
 
 // What one launch of the kernel does: the dtypes, the rule, and what it may assume of the launch before it.

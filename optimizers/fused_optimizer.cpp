@@ -213,8 +213,8 @@ int64_t FusedOptimizer::elements_each(const std::string& name) const {
   return are_scales ? kernels::kMomentGroup : 1;
 }
 
-// Codes of 8 bits share scales in groups. LAMB adds up parameters and updates in units, which only one rank can do that has all of a unit; 1-bit
-// optimizers add up gradients and variances so.
+// Codes of 8 bits share scales in groups. LAMB adds up parameters and updates in units, which only one rank can do
+// that has all of a unit; 1-bit optimizers add up gradients and variances so.
 int64_t FusedOptimizer::smallest_piece() const {
   if (traits_->is_onebit) return kReductionUnit;
   int64_t piece = 1;

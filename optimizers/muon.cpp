@@ -10,6 +10,7 @@
 #include <pacer/core/error.h>
 #include <pacer/device/detail/stream.h>
 #include <pacer/optimizers/detail/optimizer_traits.h>
+#include <pacer/optimizers/detail/step_agreement.h>
 #include <pacer/optimizers/detail/step_engine.h>
 
 namespace pacer {
@@ -39,22 +40,20 @@ void Muon::share_products(std::shared_ptr<Communicator> ranks) {
   if (ranks == nullptr || ranks->world_size() == 1) return engine().share_products(nullptr);
   for (const auto& group : param_groups_) {
     for (const torch::Tensor& parameter : group.params()) {
-      require(parameter.device() == ranks->device(), traits().name, ": the parameters are on ",
-              parameter.device().str(), ", but ", ranks->backend_name(), " joins the ranks on ",
-              ranks->device().str(), "; move the model there first");
+      detail::require_joined_on(parameter.device(), traits().name, *ranks);
     }
   }
   engine().share_products(std::make_unique<detail::ProductShare>(std::move(ranks)));
 }
 
 void Muon::prepare(const StepInputs& inputs) {
-  const bool is_shared = engine().products() != nullptr;
-  const bool is_captured = is_shared && engine().products()->ranks().device().is_cuda() &&
-                           detail::is_capturing(engine().products()->ranks().device());
-  require(
-      !is_shared || !(inputs.replayable || is_captured), traits().name,
-      ": ranks that share the products talk to each other in the middle of a step, which cannot be replayed "
-      "from a CUDA graph; leave out the CudaGraph hook, or share_products()");
+  if (const detail::ProductShare* const products = engine().products()) {
+    const at::Device device = products->ranks().device();
+    require(!inputs.replayable && !(device.is_cuda() && detail::is_capturing(device)), traits().name,
+            ": ranks that share the products talk to each other in the middle of a step, which cannot be "
+            "replayed "
+            "from a CUDA graph; leave out the CudaGraph hook, or share_products()");
+  }
   FusedOptimizer::prepare(inputs);
 }
 

@@ -41,8 +41,9 @@ class Muon : public FusedOptimizerOf<MuonOptions> {
   // `ranks` may be all of a run, those of a node (Communicator::node), or those of a Grid that have the same
   // stage (Grid::replicas). They must have the same parameters and gradients, which the first step compares,
   // and call step() together. Null: each rank makes all of them, as at first. A matrix moves as it does without
-  // this, to the bit on a CPU, and on a GPU but for the last bits of products in batches of other sizes. Throws InvalidArgument where the
-  // parameters are on another device than the Communicator's tensors. Not with CudaGraph.
+  // this, to the bit on a CPU, and on a GPU but for the last bits of products in batches of other sizes. Throws
+  // InvalidArgument where the parameters are on another device than the Communicator's tensors. Not with
+  // CudaGraph.
   void share_products(std::shared_ptr<Communicator> ranks);
 
  protected:

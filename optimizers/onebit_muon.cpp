@@ -79,9 +79,7 @@ void OneBitMuon::set_up(std::shared_ptr<Communicator> world) {
     for (const torch::Tensor& parameter : group.params()) device = parameter.device();
   }
   world_ = world ? std::move(world) : detail::alone(kName, device);
-  require(world_->device() == device, kName, ": the parameters are on ", device.str(), ", but ",
-          world_->backend_name(), " joins the ranks on ", world_->device().str(),
-          "; move the model there first");
+  detail::require_joined_on(device, kName, *world_);
   exchanges(detail::settings_of(traits(), param_groups_));  // checks what groups and ranks must have
   across_ranks_ = std::make_unique<detail::StepAcrossRanks>(world_);
   guard_ = std::make_shared<GradientGuard>(world_->device());

@@ -82,11 +82,7 @@ at::Device OneBitOptimizer::device() const {
   return world_ ? world_->device() : at::Device(at::kCPU);
 }
 
-void OneBitOptimizer::check_device() const {
-  require(world_->device() == device(), name(), ": the parameters are on ", device().str(), ", but ",
-          world_->backend_name(), " joins the ranks on ", world_->device().str(),
-          "; move the model there first");
-}
+void OneBitOptimizer::check_device() const { detail::require_joined_on(device(), name(), *world_); }
 
 template <class Group>
 void OneBitOptimizer::add_group(const Group& group) {

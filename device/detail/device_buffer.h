@@ -23,6 +23,12 @@ class DeviceBuffer {
 
   // Must be called after every change of the host array, before pointer().
   void mark_changed() { changed_ = true; }
+  // Changes an element, where it is another.
+  void set(size_t i, const T& value) {
+    if (host_[i] == value) return;
+    host_[i] = value;
+    changed_ = true;
+  }
 
   // Sends the host array where it changed.
   void send(at::Device device) {

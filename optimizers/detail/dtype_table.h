@@ -48,10 +48,7 @@ class DtypeTable {
 
   // Null leaves the parameter out of the step.
   void set_gradient(size_t position, int64_t step_group, const void* gradient) {
-    kernels::AdamGradient& current = gradients_.host()[position];
-    if (current.gradient == gradient && current.scalars == step_group) return;
-    current = {gradient, step_group};
-    gradients_.mark_changed();
+    gradients_.set(position, {gradient, step_group});
   }
 
   // Number of partial sums of the norm, and their computation into partials[0 ... norm_units()).

@@ -7,7 +7,7 @@ namespace pacer::detail {
 void MatrixParts::add(const Communicator& ranks, const at::Tensor& own, const std::vector<int64_t>& bounds,
                       int owner, const at::Tensor& whole) {
   if (owner != ranks.rank()) {
-    if (own.numel() > 0) sent_.push_back({own, owner});
+    if (own.numel() > 0) parts_.elsewhere.emplace_back(own, owner);
     return;
   }
   for (int rank = 0; rank < ranks.world_size(); ++rank) {
@@ -15,28 +15,23 @@ void MatrixParts::add(const Communicator& ranks, const at::Tensor& own, const st
     if (bounds[r] == bounds[r + 1]) continue;
     const at::Tensor place = whole.narrow(0, bounds[r], bounds[r + 1] - bounds[r]);
     if (rank != owner) {
-      received_.push_back({place, rank});
+      wholes_.elsewhere.emplace_back(place, rank);
     } else {
-      parts_.push_back(own);
-      in_whole_.push_back(place);
+      parts_.here.push_back(own);
+      wholes_.here.push_back(place);
     }
   }
 }
 
-Work MatrixParts::gather(Communicator& ranks) const {
-  if (!parts_.empty()) at::_foreach_copy_(in_whole_, parts_);
+Work MatrixParts::travel(Communicator& ranks, const Places& from, const Places& to) {
+  if (!from.here.empty()) at::_foreach_copy_(to.here, from.here);
   std::vector<Message> messages;
-  for (const Way& way : sent_) messages.push_back(Message::send(way.memory, way.peer));
-  for (const Way& way : received_) messages.push_back(Message::receive(way.memory, way.peer));
+  for (const auto& [memory, rank] : from.elsewhere) messages.push_back(Message::send(memory, rank));
+  for (const auto& [memory, rank] : to.elsewhere) messages.push_back(Message::receive(memory, rank));
   return messages.empty() ? Work() : ranks.send_receive(messages);
 }
 
-Work MatrixParts::scatter(Communicator& ranks) const {
-  if (!parts_.empty()) at::_foreach_copy_(parts_, in_whole_);
-  std::vector<Message> messages;
-  for (const Way& way : received_) messages.push_back(Message::send(way.memory, way.peer));
-  for (const Way& way : sent_) messages.push_back(Message::receive(way.memory, way.peer));
-  return messages.empty() ? Work() : ranks.send_receive(messages);
-}
+Work MatrixParts::gather(Communicator& ranks) const { return travel(ranks, parts_, wholes_); }
+Work MatrixParts::scatter(Communicator& ranks) const { return travel(ranks, wholes_, parts_); }
 
 }  // namespace pacer::detail

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -24,14 +25,14 @@ class MatrixParts {
   Work scatter(Communicator& ranks) const;
 
  private:
-  // One end of a message.
-  struct Way {
-    at::Tensor memory;
-    int peer;
+  // Memory of this rank where parts travel from, or to.
+  struct Places {
+    std::vector<std::pair<at::Tensor, int>> elsewhere;  // with the rank that has the other end
+    std::vector<at::Tensor> here;                       // the other end is here, too, in the same order
   };
-  std::vector<Way> sent_, received_;  // by gather(); scatter() goes the other way
-  std::vector<at::Tensor> parts_,
-      in_whole_;  // of matrices that are this rank's own, and their places in these
+  static Work travel(Communicator& ranks, const Places& from, const Places& to);
+
+  Places parts_, wholes_;  // of what this rank has, and of matrices that it orthogonalises
 };
 
 }  // namespace pacer::detail

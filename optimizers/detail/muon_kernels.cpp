@@ -23,17 +23,10 @@ constexpr double kSmallestRoot = 1e-10;
 void MuonKernels::send(const std::vector<kernels::AdamGradient>& gradients) {
   directions_.send(device_);
   if (settings_.normalizes_rows) rows_.send(device_);
-  const auto set = [](DeviceBuffer<kernels::AdamGradient>& buffer, size_t i, kernels::AdamGradient now) {
-    kernels::AdamGradient& before = buffer.host()[i];
-    if (before.gradient == now.gradient && before.scalars == now.scalars) return;
-    before = now;
-    buffer.mark_changed();
-  };
   for (size_t i = 0; i < matrices_; ++i) {
     const auto [gradient, scalars] = gradients[i];
-    set(updates_, i, {gradient == nullptr ? nullptr : results_[i], scalars});
-    if (share_ != nullptr)
-      set(own_gradients_, i, {is_own_[i] != 0 || !parts_.empty() ? gradient : nullptr, scalars});
+    updates_.set(i, {gradient == nullptr ? nullptr : results_[i], scalars});
+    if (share_ != nullptr) own_gradients_.set(i, {makes_direction_[i] != 0 ? gradient : nullptr, scalars});
   }
   updates_.send(device_);
   if (share_ != nullptr) own_gradients_.send(device_);
@@ -42,8 +35,7 @@ void MuonKernels::send(const std::vector<kernels::AdamGradient>& gradients) {
 // Matrices that sit the step out are orthogonalised with the others, and nobody reads them.
 void MuonKernels::orthogonalize(const Batch& batch, const at::Tensor& into, double scale,
                                 const Step* like_rows) const {
-  const int64_t all_rows = batch.like.size(0), rows = all_rows / settings_.split,
-                columns = batch.like.numel() / all_rows;
+  const auto [rows, columns] = piece_of(batch);
   // On a CPU one by one, so that its bits do not depend on how many there are, and on where results lie.
   const int64_t at_once = device_.is_cpu() ? 1 : std::max<int64_t>(1, kElementsAtOnce / batch.like.numel());
   for (int64_t first = batch.begin; first < batch.end; first += at_once) {
@@ -64,8 +56,7 @@ void MuonKernels::orthogonalize(const Batch& batch, const at::Tensor& into, doub
 }
 
 void MuonKernels::make_results(const Batch& batch, const Step& step) const {
-  const int64_t rows = batch.like.size(0) / settings_.split,
-                columns = batch.like.numel() / batch.like.size(0);
+  const auto [rows, columns] = piece_of(batch);
   const double adjustment =
       settings_.adjustment == MuonAdjustment::match_rms_adamw
           ? 0.2 * std::sqrt(static_cast<double>(std::max(rows, columns)))
@@ -108,8 +99,7 @@ void MuonKernels::make_shared_results(const Step& step) {
 // that sit the step out bring nothing.
 void MuonKernels::bring_own_directions() {
   for (const Batch& batch : batches_) {
-    const int64_t rows = batch.like.size(0) / settings_.split,
-                  columns = batch.like.numel() / batch.like.size(0);
+    const auto [rows, columns] = piece_of(batch);
     const double scale = std::sqrt(static_cast<double>(std::max(rows, columns)));
     orthogonalize(batch, batch.directions, scale, /*like_rows=*/nullptr);
     for (size_t k = 0; k < batch.members.size(); ++k) {

@@ -72,6 +72,11 @@ class MuonKernels {
   void run_momentum(void* const* directions, const Step& step, const std::vector<Tile>& units,
                     const kernels::AdamTiles& tiles) const;
   void bring_own_directions();
+  // What is orthogonalised by itself, a matrix or one of the pieces that it is split into.
+  struct Piece {
+    int64_t rows, columns;
+  };
+  Piece piece_of(const Batch& batch) const;
   double cost_of(const Batch& batch) const;
   void deal_out();
   void make_memory(Batch& batch);
@@ -107,9 +112,10 @@ class MuonKernels {
   DeviceBuffer<void*> directions_;               // by matrix
   std::vector<const void*> results_;             // by matrix
   DeviceBuffer<kernels::AdamGradient> updates_;  // the results of those that take part
-  // Where ranks share the products: which matrices are this rank's, and the gradients of those; the others' are
-  // null.
-  std::vector<char> is_own_;
+  // Where ranks share the products: of which matrices this rank makes a direction, or a part of it, and the gradients
+  // of those; the others' are null.
+  std::vector<char> makes_direction_;
+  DeviceBuffer<kernels::AdamGradient> own_gradients_;
   // Where ranks have parts of matrices: what this rank has of each. The parts of directions become those of
   // results, which may be the same memory.
   struct Part {
@@ -118,7 +124,6 @@ class MuonKernels {
   };
   std::vector<Part> parts_;  // by matrix; empty where matrices are whole
   at::Tensor direction_parts_, result_parts_;
-  DeviceBuffer<kernels::AdamGradient> own_gradients_;
 };
 
 }  // namespace pacer::detail

@@ -48,12 +48,16 @@ void MuonKernels::add(const ParameterEntry& entry) {
   if (is_part) parts_.push_back({entry.range.count, entry.range.bounds});
 }
 
+MuonKernels::Piece MuonKernels::piece_of(const Batch& batch) const {
+  return {batch.like.size(0) / settings_.split, batch.like.numel() / batch.like.size(0)};
+}
+
 // Of a matrix: how many multiplications its products are, but for the number of iterations.
 double MuonKernels::cost_of(const Batch& batch) const {
-  const auto rows = static_cast<double>(batch.like.size(0) / settings_.split);
-  const double columns = static_cast<double>(batch.like.numel() / batch.like.size(0));
-  const double smaller = std::min(rows, columns);
-  return static_cast<double>(settings_.split) * smaller * smaller * (2 * std::max(rows, columns) + smaller);
+  const auto [rows, columns] = piece_of(batch);
+  const auto smaller = static_cast<double>(std::min(rows, columns)),
+             larger = static_cast<double>(std::max(rows, columns));
+  return static_cast<double>(settings_.split) * smaller * smaller * (2 * larger + smaller);
 }
 
 // The dearest first, so that what is left over of others evens the load out.
@@ -65,12 +69,13 @@ void MuonKernels::deal_out() {
     batch.bounds = share_->deal(static_cast<int64_t>(batch.members.size()), cost_of(batch));
     batch.begin = batch.bounds[rank];
     batch.end = batch.bounds[rank + 1];
-    for (int64_t k = batch.begin; k < batch.end; ++k) is_own_[batch.members[static_cast<size_t>(k)]] = 1;
+    for (int64_t k = batch.begin; k < batch.end; ++k)
+      makes_direction_[batch.members[static_cast<size_t>(k)]] = 1;
   }
 }
 
 void MuonKernels::build() {
-  is_own_.assign(matrices_, 0);
+  makes_direction_.assign(matrices_, parts_.empty() ? 0 : 1);
   own_gradients_.host().assign(share_ ? matrices_ : 0, {nullptr, 0});
   directions_.host().assign(matrices_, nullptr);
   results_.assign(matrices_, nullptr);

@@ -81,6 +81,11 @@ void require_same_ranks(const char* optimizer, const Communicator& own, const Co
           of_session.world_size(), "; give both the same");
 }
 
+void require_joined_on(at::Device parameters, const char* optimizer, const Communicator& ranks) {
+  require(ranks.device() == parameters, optimizer, ": the parameters are on ", parameters.str(), ", but ",
+          ranks.backend_name(), " joins the ranks on ", ranks.device().str(), "; move the model there first");
+}
+
 bool StepAgreement::is_known(const OptimizerView& optimizer) const {
   const auto is_same = [](const Known& before, const at::Tensor& parameter, size_t group) {
     return before.parameter.is(parameter) && before.group == group &&

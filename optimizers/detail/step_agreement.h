@@ -20,6 +20,9 @@ std::shared_ptr<Communicator> alone(const char* optimizer, at::Device device);
 // Throws InvalidArgument where a Session joins other ranks than the optimizer was given.
 void require_same_ranks(const char* optimizer, const Communicator& own, const Communicator& of_session);
 
+// Throws InvalidArgument where parameters are on another device than that on which `ranks` are joined.
+void require_joined_on(at::Device parameters, const char* optimizer, const Communicator& ranks);
+
 class StepAgreement {
  public:
   // The parameters, in their order, that have a gradient on no rank. Throws CommunicationError, on every rank

@@ -7,21 +7,13 @@ import torch
 
 import pacer
 from ranks import run_job
+from samples import random_parameters, train
 
 SIZES = [(24, 16), (16, 24), (32, 32)]
 
 
 def matrices():
-    generator = torch.Generator().manual_seed(1)
-    return [torch.nn.Parameter(torch.randn(size, generator=generator)) for size in SIZES]
-
-
-def train(optimizer, params, steps):
-    for step in steps:
-        generator = torch.Generator().manual_seed(10 + step)
-        for parameter in params:
-            parameter.grad = torch.randn(parameter.shape, generator=generator)
-        optimizer.step()
+    return random_parameters(SIZES)
 
 
 def job_shared(rank, folder):

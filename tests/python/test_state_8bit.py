@@ -6,21 +6,13 @@ import unittest
 import torch
 
 import pacer
+from samples import random_parameters, train
 
 SIZES = [(24, 16), (33,), ()]
 
 
 def parameters():
-    generator = torch.Generator().manual_seed(1)
-    return [torch.nn.Parameter(torch.randn(size, generator=generator)) for size in SIZES]
-
-
-def train(optimizer, params, steps):
-    for step in steps:
-        generator = torch.Generator().manual_seed(10 + step)
-        for parameter in params:
-            parameter.grad = torch.randn(parameter.shape, generator=generator)
-        optimizer.step()
+    return random_parameters(SIZES)
 
 
 def same(a, b):
