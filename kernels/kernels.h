@@ -5,6 +5,7 @@
 #include <pacer/kernels/adam.h>
 #include <pacer/kernels/adam_8bit.h>
 #include <pacer/kernels/choices.h>
+#include <pacer/kernels/cross_entropy.h>
 #include <pacer/kernels/fp8.h>
 #include <pacer/kernels/gradient_check.h>
 #include <pacer/kernels/lamb.h>

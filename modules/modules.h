@@ -1,5 +1,5 @@
 // Everything of modules: stacks of blocks, recomputation instead of keeping activations, fused layers that
-// compute in 16 bits or in 8-bit floats, weights in 4 bits and low-rank adapters.
+// compute in 16 bits or in 8-bit floats, a loss whose logits are never in memory, weights in 4 bits and low-rank adapters.
 #pragma once
 
 #include <pacer/modules/blocks.h>
@@ -8,6 +8,7 @@
 #include <pacer/modules/layer_norm_linear.h>
 #include <pacer/modules/layer_norm_mlp.h>
 #include <pacer/modules/linear.h>
+#include <pacer/modules/linear_cross_entropy.h>
 #include <pacer/modules/lora.h>
 #include <pacer/modules/lora_adapter.h>
 #include <pacer/modules/nf4.h>

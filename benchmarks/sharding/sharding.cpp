@@ -35,7 +35,8 @@ Rank 0 prints a JSON line for each mode: the time of a step (the median of eight
 do not count, on the slowest rank), the peaks of its own memory, allocated and reserved, from before
 the model is made, its loss in the last step, tokens a second for each GPU, what it sends in a step,
 and the share of blocks that layer dropping keeps. bf16 and fp8 are under autocast, which the other
-modes are not; fused ones have pacer::modules::TransformerLayer as blocks. Modes with layer-drop start
+modes are not; fused ones have pacer::modules::TransformerLayer as blocks, and those with loss
+linear_cross_entropy behind them. Modes with layer-drop start
 where theta has come down to 0.5; those with onebit-nodes have OneBitAdam with nodes as workers,
 frozen, in the place of FusedAdamW; those with muon have Muon, with muon-shared one whose ranks share
 the products. Small blocks are there for the host's cost: the GPU has little
@@ -72,7 +73,8 @@ struct Mode {
 constexpr const char* kModes =
     "plain,recompute,bf16,fp8,fp8-current,fp8+recompute,fused,fused+bf16,fused+fp8,fused+fp8-current,"
     "shards-state,shards,shards+recompute,parameters,parameters+recompute,layer-drop,parameters+layer-drop,"
-    "parameters-nodes,onebit-nodes,onebit-nodes+shards,onebit-nodes+parameters,"
+    "parameters+loss,parameters+loss+recompute,parameters-nodes,onebit-nodes,onebit-nodes+shards,onebit-"
+    "nodes+parameters,"
     "muon,muon-shared,muon+shards,muon+parameters";
 
 struct Arguments {
@@ -115,6 +117,7 @@ struct Model {
 Model make_gpt(const Arguments& arguments, const Mode& mode, const at::TensorOptions& options) {
   GptShape shape = arguments.shape;
   shape.is_fused = mode.has("fused");
+  shape.keeps_logits = !mode.has("loss");
   const Gpt gpt(shape, options);
   return {gpt.ptr(), gpt->blocks, [gpt](const Tensor& x, const Tensor& y) { return gpt.ptr()->loss(x, y); },
           [=] { return draw_batch(shape, arguments.batch, options.device()); }};

@@ -18,6 +18,7 @@
 #include <pacer/core/error.h>
 #include <pacer/modules/blocks.h>
 #include <pacer/modules/linear.h>
+#include <pacer/modules/linear_cross_entropy.h>
 #include <pacer/modules/transformer_layer.h>
 
 namespace bench {
@@ -30,6 +31,7 @@ struct GptShape {
   const char* gelu = "none";  // or "tanh", its approximation
   bool is_tied = false;       // whether the head is the embedding of the tokens
   bool is_fused = false;      // blocks are pacer::modules::TransformerLayer
+  bool keeps_logits = true;   // or the loss is linear_cross_entropy
 };
 
 // Throws pacer::InvalidArgument for a width that was typed and no heads fill.
@@ -126,6 +128,10 @@ struct GptImpl : torch::nn::Module {
   }
   // What the last block gives [B, T, width] and the next ids [B, T] -> their cross entropy in fp32.
   Tensor loss_behind_blocks(const Tensor& x, const Tensor& targets) {
+    if (!shape.keeps_logits) {
+      const Tensor& weight = shape.is_tied ? tokens->weight : head->weight;
+      return pacer::modules::linear_cross_entropy(norm(x), weight, targets);
+    }
     const Tensor logits = shape.is_tied ? at::linear(norm(x), tokens->weight) : head(norm(x));
     return torch::nn::functional::cross_entropy(logits.flatten(0, 1).to(at::kFloat), targets.flatten());
   }

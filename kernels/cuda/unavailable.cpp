@@ -4,6 +4,7 @@
 #include <pacer/kernels/activation.h>
 #include <pacer/kernels/adam.h>
 #include <pacer/kernels/adam_8bit.h>
+#include <pacer/kernels/cross_entropy.h>
 #include <pacer/kernels/fp8.h>
 #include <pacer/kernels/lamb.h>
 #include <pacer/kernels/layer_norm.h>
@@ -39,6 +40,7 @@ void adam_8bit_cuda(AdamLaunch, const AdamTiles&, const AdamTensor*, const AdamG
                     Stream) {
   refuse();
 }
+void cross_entropy_cuda(const CrossEntropy&, Stream) { refuse(); }
 void adam_prologue_cuda(const StepGroup*, int64_t, int64_t*, StepScalars*, const GradientCheck*, Stream) {
   refuse();
 }

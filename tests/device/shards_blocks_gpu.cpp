@@ -146,12 +146,12 @@ TEST_CASE("on a GPU, values and gradients of two blocks exist at a time, and not
     for (int i = 0; i < 3; ++i) CHECK_NOTHROW(gathered.step(x));
   }
   const int64_t block = 2 * (8 * kWide * kWide + 7 * kWide);
-  const int64_t grown = allocated(true) - before;  // two blocks of values and of gradients stay between steps
+  const int64_t grown = allocated(true) - before;
   CAPTURE(libraries, before, grown, block);
-  // In a step: the gradient of a layer before it reaches its block's memory, and activations.
-  CHECK(grown < block + (2 << 20));
-  // At rest: parts of values and gradients, which are all of them here, and two blocks of each.
-  CHECK(before - libraries < 2 * kDepth * block + 4 * block + (4 << 20));
+  // In a step: parts of gradients, which are all of them here, two blocks of them on their way, and activations.
+  CHECK(grown < (kDepth + 2) * block + (2 << 20));
+  // At rest: parts of values, which are all of them here, and two blocks; of gradients nothing.
+  CHECK(before - libraries < (kDepth + 2) * block + (4 << 20));
 }
 
 }  // namespace pacer::testing::shards_blocks_gpu

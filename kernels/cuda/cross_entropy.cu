@@ -1,0 +1,153 @@
+// The CUDA side of the cross entropy: a block has a row. It is read once for the sum of exponentials, whose largest term is
+// found on the way, and for the gradient again, from the second-level cache in general. Deterministic.
+#include <pacer/kernels/cross_entropy.h>
+
+#include <pacer/kernels/math/adam_storage.h>
+#include <pacer/kernels/cuda/launch.cuh>
+
+namespace pacer::kernels {
+namespace {
+
+constexpr int kCrossEntropyThreads = 512;
+constexpr int kWarpThreads = 32;
+constexpr float kLog2E = 0x1.715476p0f, kLog2 = 0x1.62e43p-1f;
+
+// exp(x) by the GPU's own power of two.
+__device__ __forceinline__ float fast_exp(float x) { return exp2f(x * kLog2E); }
+
+// sum_j exp(x_j) as sum * exp(largest), and sum_j x_j.
+struct RowSums {
+  float largest = -INFINITY;
+  float sum = 0;
+  float of_all = 0;
+
+  // One that has seen nothing yet changes nothing.
+  __device__ __forceinline__ void add(const RowSums& other) {
+    const float both = fmaxf(largest, other.largest);
+    if (both != -INFINITY) {
+      sum = sum * fast_exp(largest - both) + other.sum * fast_exp(other.largest - both);
+    } else {
+      sum += other.sum;  // NaN stays
+    }
+    largest = both;
+    of_all += other.of_all;
+  }
+  template <int N>
+  __device__ __forceinline__ void add(const float (&x)[N]) {
+    float both = largest;
+#pragma unroll
+    for (int k = 0; k < N; ++k) both = fmaxf(both, x[k]);
+    const float base = both == -INFINITY ? 0.0f : both;
+    float terms = 0;
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      terms += fast_exp(x[k] - base);
+      of_all += x[k];
+    }
+    sum = sum * fast_exp(largest - base) + terms;
+    largest = both;
+  }
+};
+
+// Of the whole block, for each of its threads.
+__device__ __forceinline__ RowSums sums_of_block(RowSums mine) {
+  constexpr int kWarps = kCrossEntropyThreads / kWarpThreads;
+  __shared__ RowSums of_warps[kWarps];
+  const auto add_lanes = [&](int lanes) {
+    for (int apart = lanes / 2; apart > 0; apart /= 2) {
+      RowSums other;
+      other.largest = __shfl_xor_sync(0xFFFFFFFFu, mine.largest, apart);
+      other.sum = __shfl_xor_sync(0xFFFFFFFFu, mine.sum, apart);
+      other.of_all = __shfl_xor_sync(0xFFFFFFFFu, mine.of_all, apart);
+      mine.add(other);
+    }
+  };
+  add_lanes(kWarpThreads);
+  if (threadIdx.x % kWarpThreads == 0) of_warps[threadIdx.x / kWarpThreads] = mine;
+  __syncthreads();
+  mine = of_warps[threadIdx.x % kWarps];
+  add_lanes(kWarps);
+  return mine;
+}
+
+// kPacket: elements that a thread reads at once, 8, or 1 where rows do not begin at multiples of 16 bytes.
+template <class Element, int kPacket>
+__global__ void __launch_bounds__(kCrossEntropyThreads) cross_entropy_kernel(const CrossEntropy work) {
+  Element* const logits = static_cast<Element*>(work.logits) + blockIdx.x * work.columns;
+  const int64_t target = work.targets[blockIdx.x];
+  const bool is_ignored = target == work.ignore_index;
+  const auto over_row = [&](const auto& visit) {
+    for (int64_t j = threadIdx.x * kPacket; j < work.columns; j += kCrossEntropyThreads * kPacket) {
+      Element elements[kPacket];
+      if constexpr (kPacket == 1) {
+        elements[0] = logits[j];
+      } else {
+        load_packet(logits + j, elements);
+      }
+      visit(j, elements);
+    }
+  };
+  const auto write = [&](int64_t j, const Element(&elements)[kPacket]) {
+    if constexpr (kPacket == 1) {
+      logits[j] = elements[0];
+    } else {
+      store_packet(logits + j, elements);
+    }
+  };
+  if (is_ignored) {
+    if (threadIdx.x == 0) work.losses[blockIdx.x] = 0;
+    if (!work.wants_gradient) return;
+    over_row([&](int64_t j, const Element(&)[kPacket]) {
+      Element zeros[kPacket];
+#pragma unroll
+      for (int k = 0; k < kPacket; ++k) store(0.0f, zeros[k]);
+      write(j, zeros);
+    });
+    return;
+  }
+  RowSums sums;
+  over_row([&](int64_t, const Element(&elements)[kPacket]) {
+    float x[kPacket];
+#pragma unroll
+    for (int k = 0; k < kPacket; ++k) x[k] = load(elements[k]);
+    sums.add(x);
+  });
+  sums = sums_of_block(sums);
+  const float lse = sums.largest + kLog2 * log2f(sums.sum);
+  const bool is_target = target >= 0 && target < work.columns;
+  const float of_target = is_target ? load(logits[target]) : NAN;
+  __syncthreads();  // before anything is written
+  if (threadIdx.x == 0) {
+    const float of_others =
+        work.smoothing == 0 ? 0 : work.smoothing * sums.of_all / static_cast<float>(work.columns);
+    work.losses[blockIdx.x] = lse - (1.0f - work.smoothing) * of_target - of_others + work.z_loss * lse * lse;
+  }
+  if (!work.wants_gradient) return;
+  const float weight = is_target ? 1.0f + 2.0f * work.z_loss * lse : NAN;
+  const float of_each = work.smoothing / static_cast<float>(work.columns);
+  over_row([&](int64_t j, Element(&elements)[kPacket]) {
+#pragma unroll
+    for (int k = 0; k < kPacket; ++k) {
+      const float gradient = weight * fast_exp(load(elements[k]) - lse) - of_each;
+      store(j + k == target ? gradient - (1.0f - work.smoothing) : gradient, elements[k]);
+    }
+    write(j, elements);
+  });
+}
+
+}  // namespace
+
+void cross_entropy_cuda(const CrossEntropy& work, Stream stream) {
+  if (work.rows == 0) return;
+  require(work.rows < (int64_t{1} << 31), "a cross entropy of ", work.rows,
+          " rows has too many for one launch; take fewer at once");
+  with_element(work.type, [&](auto element) {
+    using Element = decltype(element);
+    const bool is_whole = work.columns % 8 == 0 && is_aligned(work.logits);
+    const auto kernel = is_whole ? cross_entropy_kernel<Element, 8> : cross_entropy_kernel<Element, 1>;
+    kernel<<<static_cast<unsigned>(work.rows), kCrossEntropyThreads, 0, stream>>>(work);
+  });
+  check_launch("the cross entropy");
+}
+
+}  // namespace pacer::kernels

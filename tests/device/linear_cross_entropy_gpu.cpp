@@ -1,0 +1,80 @@
+// linear_cross_entropy on a GPU beside torch's cross entropy in fp64, without waiting, and in how much memory.
+#include "support/catch.h"
+
+#include <cmath>
+
+#include <c10/cuda/CUDACachingAllocator.h>
+
+#include "support/both_devices.h"
+#include "support/modules/loss_passes.h"
+#include "support/no_waiting.h"
+
+namespace pacer::testing {
+namespace {
+
+using modules::linear_cross_entropy;
+
+// Bytes that the pass takes at its peak, beside what is there before it.
+int64_t peak_of(const LossCase& of) {
+  const auto allocated = [] {
+    constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    return c10::cuda::CUDACachingAllocator::getDeviceStats(0).allocated_bytes[kAll];
+  };
+  const int64_t before = allocated().current;
+  c10::cuda::CUDACachingAllocator::resetPeakStats(0);
+  (void)fused_loss_pass(of);
+  return allocated().peak - before;
+}
+
+}  // namespace
+
+TEST_CASE("a loss without logits on a GPU is torch's", "[modules][loss][gpu]") {
+  PACER_NEEDS_GPU();
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    // Rows that begin at multiples of 16 bytes and not, shorter and longer than what a block reads at once.
+    for (const int64_t columns : {41, 64, 5000, 5001}) {
+      for (LinearCrossEntropyOptions options :
+           {LinearCrossEntropyOptions(),
+            LinearCrossEntropyOptions().label_smoothing(0.1).z_loss(1e-3).chunk_bytes(7 * columns * 4)}) {
+        const LossCase on_gpu = loss_case(30, columns, 16, options).to(at::kCUDA, dtype);
+        const LossPass exact = plain_pass(on_gpu.to(at::kCPU, at::kDouble), at::kDouble);
+        CAPTURE(dtype, columns, options.label_smoothing());
+        const double error = loss_error(fused_loss_pass(on_gpu), exact);
+        if (dtype == at::kFloat) {
+          CHECK(error < 4e-6);  // exponentials to 2^-21
+        } else {
+          CHECK(error < 1.2 * loss_error(plain_pass(on_gpu), exact));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("nobody waits for a loss without logits, and a target that is none makes it NaN",
+          "[modules][loss][gpu]") {
+  PACER_NEEDS_GPU();
+  const LossCase of = loss_case().to(at::kCUDA, at::kBFloat16);
+  (void)fused_loss_pass(of);  // what libraries set up
+  const torch::Tensor wrong = of.targets + 1000;
+  torch::Tensor of_wrong;
+  {
+    const NoWaiting no_waiting;
+    (void)fused_loss_pass(of);
+    of_wrong = linear_cross_entropy(of.hidden, of.weight, wrong);
+  }
+  CHECK(std::isnan(of_wrong.item<double>()));
+}
+
+TEST_CASE("a loss without logits takes a chunk of them, and the gradient of the weight",
+          "[modules][loss][gpu]") {
+  PACER_NEEDS_GPU();
+  constexpr int64_t kRows = 3 * 2048, kColumns = 32768, kIn = 64;
+  LossCase of = loss_case(kRows, kColumns, kIn).to(at::kCUDA, at::kBFloat16);
+  of.options.chunk_bytes(int64_t{16} << 20);
+  (void)fused_loss_pass(of);
+  // Whole logits are 403 MB in bf16, and torch takes three times twice that.
+  const int64_t weight_bytes = kColumns * kIn * (2 + 2 + 4 + 2), hidden_bytes = kRows * kIn * 2 * 4;
+  CHECK(peak_of(of) < (int64_t{17} << 20) + 2 * weight_bytes + 2 * hidden_bytes);
+}
+
+}  // namespace pacer::testing

@@ -1,0 +1,78 @@
+// A loss behind a head, with its gradients, by linear_cross_entropy and as a program without it makes it.
+#pragma once
+
+#include <torch/nn/functional/loss.h>
+#include <torch/types.h>
+#include <torch/utils.h>
+
+#include <pacer/modules/linear_cross_entropy.h>
+
+namespace pacer::testing {
+
+using modules::LinearCrossEntropyOptions;
+
+struct LossCase {
+  torch::Tensor hidden, weight, targets;  // of any dtype, without gradients
+  LinearCrossEntropyOptions options = {};
+
+  LossCase to(at::Device device, at::ScalarType dtype) const {
+    return {hidden.to(device, dtype), weight.to(device, dtype), targets.to(device), options};
+  }
+};
+
+// Rows [3, rows / 3] of which some are ignored, with logits of a size that training has.
+inline LossCase loss_case(int64_t rows = 30, int64_t columns = 41, int64_t in = 16,
+                          const LinearCrossEntropyOptions& options = {}) {
+  torch::manual_seed(4);
+  LossCase made{torch::randn({3, rows / 3, in}), torch::randn({columns, in}),
+                torch::randint(columns, {3, rows / 3}), options};
+  made.targets.select(0, 1).narrow(0, 0, 2).fill_(options.ignore_index());
+  return made;
+}
+
+struct LossPass {
+  torch::Tensor loss, hidden, weight;  // the loss and the gradients
+};
+
+template <class Loss>
+LossPass loss_pass(const LossCase& of, const Loss& loss, double scale = 1) {
+  const torch::Tensor hidden = of.hidden.detach().clone().requires_grad_();
+  const torch::Tensor weight = of.weight.detach().clone().requires_grad_();
+  const torch::Tensor result = loss(hidden, weight, of.targets, of.options);
+  (result * scale).backward();
+  return {result.detach(), hidden.grad(), weight.grad()};
+}
+
+// With logits in memory. `wide`: of what comes behind them.
+inline torch::Tensor plain_loss(const torch::Tensor& hidden, const torch::Tensor& weight,
+                                const torch::Tensor& targets, const LinearCrossEntropyOptions& options,
+                                at::ScalarType wide) {
+  const torch::Tensor logits = at::linear(hidden, weight).flatten(0, -2).to(wide);
+  const auto loss = torch::nn::functional::cross_entropy(logits, targets.flatten(),
+                                                         torch::nn::functional::CrossEntropyFuncOptions()
+                                                             .ignore_index(options.ignore_index())
+                                                             .label_smoothing(options.label_smoothing()));
+  if (options.z_loss() == 0) return loss;
+  const torch::Tensor counts = targets.flatten().ne(options.ignore_index());
+  return loss + options.z_loss() * (torch::logsumexp(logits, 1).square() * counts).sum() / counts.sum();
+}
+inline LossPass plain_pass(const LossCase& of, at::ScalarType wide = at::kFloat, double scale = 1) {
+  return loss_pass(
+      of, [&](const auto&... given) { return plain_loss(given..., wide); }, scale);
+}
+inline LossPass fused_loss_pass(const LossCase& of, double scale = 1) {
+  return loss_pass(
+      of, [](const auto&... given) { return modules::linear_cross_entropy(given...); }, scale);
+}
+
+// |found - exact| / |exact|, the largest of loss and gradients.
+inline double loss_error(const LossPass& found, const LossPass& exact) {
+  const auto error = [](const torch::Tensor& a, const torch::Tensor& b) {
+    const torch::Tensor reference = b.to(at::kDouble).cpu();
+    return ((a.to(at::kDouble).cpu() - reference).norm() / reference.norm()).item<double>();
+  };
+  return std::max(
+      {error(found.loss, exact.loss), error(found.hidden, exact.hidden), error(found.weight, exact.weight)});
+}
+
+}  // namespace pacer::testing
