@@ -10,6 +10,7 @@
 #include "support/catch.h"
 #include "support/collectives/ranks.h"
 #include "support/cpu_memory.h"
+#include "support/message_of.h"
 #include "support/parallel/rank_trainers.h"
 
 namespace pacer::testing {
@@ -218,6 +219,28 @@ TEST_CASE("fp16 gradients whose sum overflows are divided before they are added"
     shards.wait();
     const Tensor& gradient = shards.parts()[0].gradient;
     require(shards.scale() == 0.5 && gradient.eq(40'000).all().item<bool>(), "the mean is another");
+  });
+  REQUIRE(first_of(messages) == "");
+}
+
+TEST_CASE("a part's gradient has memory from the sum to the update, and refuses to be read else",
+          "[shards]") {
+  const auto worlds = Communicator::in_process(2);
+  const auto messages = run_ranks(2, [&](int rank) {
+    const Tensor parameter = torch::ones({300}, torch::requires_grad());
+    ParameterShards shards({{"weight", parameter}}, worlds[static_cast<size_t>(rank)]);
+    const Tensor gradient = shards.parts()[0].gradient;
+    const auto refusal = [&] { return message_of([&] { (void)gradient.sum(); }); };
+    for (int window = 1; window <= 3; ++window) {
+      require(refusal().find("to the end of the step") != std::string::npos, "read before: ", refusal());
+      shards.begin_backward();
+      (parameter * window).sum().backward();
+      shards.end_backward();
+      shards.wait();
+      require(gradient.eq(2 * window).all().item<bool>(), "another sum in window ", window);
+      shards.gather_parameters();
+    }
+    require(refusal().find("to the end of the step") != std::string::npos, "read afterwards: ", refusal());
   });
   REQUIRE(first_of(messages) == "");
 }
