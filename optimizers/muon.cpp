@@ -51,8 +51,7 @@ void Muon::prepare(const StepInputs& inputs) {
     const at::Device device = products->ranks().device();
     require(!inputs.replayable && !(device.is_cuda() && detail::is_capturing(device)), traits().name,
             ": ranks that share the products talk to each other in the middle of a step, which cannot be "
-            "replayed "
-            "from a CUDA graph; leave out the CudaGraph hook, or share_products()");
+            "replayed from a CUDA graph; leave out the CudaGraph hook, or share_products()");
   }
   FusedOptimizer::prepare(inputs);
 }

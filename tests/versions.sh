@@ -40,7 +40,7 @@ try() {
   PACER_LIBTORCH=$version PACER_VENV=$folder/venv cmake/bootstrap.sh --with-readers || return
   prefix=$(echo "$folder"/venv/lib/python3*/site-packages/torch)
   [[ $differences == OFF ]] || cuda=OFF only=(-DPACER_EXAMPLES=OFF -DPACER_BENCHMARKS=OFF)
-  # Optimized, unlike the preset: half of GCC's warnings come of looking at what it optimizes.
+  # Optimized, unlike the preset: some of GCC's warnings come of what it looks at to optimize.
   cmake --preset ci -B "$folder/build" -DTorch_DIR="$prefix/share/cmake/Torch" -DPACER_CUDA="$cuda" \
     -DCMAKE_CXX_FLAGS_RELEASE="-O1 -DNDEBUG" -DPACER_PROGRAM_OPTIMIZATION=-O1 \
     -DPACER_DEPS="${PACER_DEPS:-}" -DPACER_TESTS_OF_LIBTORCH=$differences "${only[@]}" || return

@@ -36,12 +36,12 @@ do not count, on the slowest rank), the peaks of its own memory, allocated and r
 the model is made, its loss in the last step, tokens a second for each GPU, what it sends in a step,
 and the share of blocks that layer dropping keeps. bf16 and fp8 are under autocast, which the other
 modes are not; fused ones have pacer::modules::TransformerLayer as blocks, and those with loss
-linear_cross_entropy behind them. Modes with layer-drop start
-where theta has come down to 0.5; those with onebit-nodes have OneBitAdam with nodes as workers,
-frozen, in the place of FusedAdamW; those with muon have Muon, with muon-shared one whose ranks share
-the products. Small blocks are there for the host's cost: the GPU has little
-to do in them, and a row of the batch counts as a token. With --peak, lines for each mode say what fills
-rank 0's memory when most of it is taken: tensors of one size, by when they were taken.
+linear_cross_entropy behind them. Modes with layer-drop start where theta has come down to 0.5; those
+with onebit-nodes have OneBitAdam with nodes as workers, frozen, in the place of FusedAdamW; those with
+muon have Muon, with muon-shared one whose ranks share the products. Small blocks are there for the
+host's cost: the GPU has little to do in them, and a row of the batch counts as a token. With --peak,
+lines for each mode say what fills rank 0's memory when most of it is taken: tensors of one size, by
+when they were taken.
 )";
 
 constexpr int kUncountedSteps = 3, kTimedSteps = 8;
@@ -73,8 +73,8 @@ struct Mode {
 constexpr const char* kModes =
     "plain,recompute,bf16,fp8,fp8-current,fp8+recompute,fused,fused+bf16,fused+fp8,fused+fp8-current,"
     "shards-state,shards,shards+recompute,parameters,parameters+recompute,layer-drop,parameters+layer-drop,"
-    "parameters+loss,parameters+loss+recompute,parameters-nodes,onebit-nodes,onebit-nodes+shards,onebit-"
-    "nodes+parameters,"
+    "parameters+loss,parameters+loss+recompute,"
+    "parameters-nodes,onebit-nodes,onebit-nodes+shards,onebit-nodes+parameters,"
     "muon,muon-shared,muon+shards,muon+parameters";
 
 struct Arguments {

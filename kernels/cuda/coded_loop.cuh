@@ -1,7 +1,7 @@
 // The CUDA loop over groups of elements whose moments lie in memory as codes, for a rule of two moments and a format such as
-// that of math/moment_codes.h. Tiles are those of element_loop.cuh; the threads of a group, 4 neighbours of a
-// warp, find its largest moments together. Each stream is moved once. Deterministic: the largest of
-// a group does not depend on an order. Compile it with --fmad=false.
+// that of math/moment_codes.h. Tiles are those of element_loop.cuh; the threads of a group, 4 neighbours of a warp, find
+// its largest moments together. Each stream is moved once. Deterministic: the largest of a group does not depend on an
+// order. Compile it with --fmad=false.
 #pragma once
 
 #include <pacer/kernels/cuda/element_loop.cuh>
@@ -72,7 +72,7 @@ struct CodedPacket {
 // Eight elements a thread, so that what a group costs is shared among them.
 constexpr int kCodedPacket = 8;
 template <AdamStorage kStorage>
-constexpr int kCodedThreads = ElementPolicy<kStorage>::kThreads* kPacket<kStorage> / kCodedPacket;
+constexpr int kCodedThreads = kPacket<kStorage>* ElementPolicy<kStorage>::kThreads / kCodedPacket;
 
 // The largest over the kLanes threads of a group, for each of them. All threads of the warp come here.
 template <int kLanes>

@@ -9,7 +9,6 @@ namespace pacer::kernels {
 namespace {
 
 constexpr int kCrossEntropyThreads = 512;
-constexpr int kWarpThreads = 32;
 constexpr float kLog2E = 0x1.715476p0f, kLog2 = 0x1.62e43p-1f;
 
 // exp(x) by the GPU's own power of two.
@@ -51,7 +50,7 @@ struct RowSums {
 
 // Of the whole block, for each of its threads.
 __device__ __forceinline__ RowSums sums_of_block(RowSums mine) {
-  constexpr int kWarps = kCrossEntropyThreads / kWarpThreads;
+  constexpr int kWarps = kCrossEntropyThreads / kWarp;
   __shared__ RowSums of_warps[kWarps];
   const auto add_lanes = [&](int lanes) {
     for (int apart = lanes / 2; apart > 0; apart /= 2) {
@@ -62,8 +61,8 @@ __device__ __forceinline__ RowSums sums_of_block(RowSums mine) {
       mine.add(other);
     }
   };
-  add_lanes(kWarpThreads);
-  if (threadIdx.x % kWarpThreads == 0) of_warps[threadIdx.x / kWarpThreads] = mine;
+  add_lanes(kWarp);
+  if (threadIdx.x % kWarp == 0) of_warps[threadIdx.x / kWarp] = mine;
   __syncthreads();
   mine = of_warps[threadIdx.x % kWarps];
   add_lanes(kWarps);

@@ -10,6 +10,8 @@
 
 namespace pacer::kernels {
 
+constexpr int kWarp = 32;
+
 // Alignment, in bytes, that load_packet and store_packet need for N elements of T.
 template <class T, int N>
 constexpr uintptr_t kPacketAlignment = sizeof(T) * N >= 16 ? 16 : sizeof(T) * N;

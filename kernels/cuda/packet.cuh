@@ -10,8 +10,6 @@
 
 namespace pacer::kernels {
 
-constexpr int kWarp = 32;
-
 // Elements per thread, loaded and stored as one packet: 4, or 8 where everything is 16-bit (16-byte accesses)
 // or where eight elements share a random draw.
 template <AdamStorage kStorage>

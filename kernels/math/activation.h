@@ -38,8 +38,6 @@ PACER_HOST_DEVICE float at_most(float value, float bound) {
 #endif
 }
 
-constexpr float kShiftToInteger = 0x1.8p23f;  // adding it rounds to an integer, which then is in the low bits
-
 // 2^(n + fraction) for shifted = n + kShiftToInteger, -126 <= n <= 127, and a fraction of at most 1/2 both
 // ways, or NaN. Off by 2^-22.5 of it at most, and exact where the fraction is 0.
 PACER_HOST_DEVICE float power_of_two(float shifted, float fraction) {
@@ -74,8 +72,8 @@ PACER_HOST_DEVICE ActivationTerms gelu_terms(float u) {
   constexpr float kLinear = -0x1.26aec2p1f, kCubic = -0x1.a5a7dp-4f;  // of w
   const float x = detail::at_least(u, -10.02f), bounded = detail::at_most(x, 8.0f);
   const float factor = fma_(mul_(bounded, bounded), kCubic, kLinear);
-  const float shifted = fma_(bounded, factor, detail::kShiftToInteger);
-  const float fraction = fma_(bounded, factor, -(shifted - detail::kShiftToInteger));
+  const float shifted = fma_(bounded, factor, kShiftToInteger);
+  const float fraction = fma_(bounded, factor, -(shifted - kShiftToInteger));
   const float power = detail::power_of_two(shifted, fraction);
   return {x, bounded, power, detail::reciprocal(1.0f + power)};
 }
@@ -91,8 +89,8 @@ PACER_HOST_DEVICE float gelu_derivative(float u) { return gelu_derivative(gelu_t
 PACER_HOST_DEVICE ActivationTerms silu_terms(float u) {
   constexpr float kHigh = -0x1.715476p0f, kLow = -0x1.4ae0cp-26f;  // log2(e), negative, in two parts
   const float x = detail::at_least(u, -87.7f), bounded = detail::at_most(x, 60.0f);
-  const float shifted = fma_(bounded, kHigh, detail::kShiftToInteger);
-  const float rest = fma_(bounded, kHigh, -(shifted - detail::kShiftToInteger));
+  const float shifted = fma_(bounded, kHigh, kShiftToInteger);
+  const float rest = fma_(bounded, kHigh, -(shifted - kShiftToInteger));
   const float power = detail::power_of_two(shifted, fma_(bounded, kLow, rest));
   return {x, bounded, power, detail::reciprocal(1.0f + power)};
 }

@@ -109,6 +109,9 @@ PACER_HOST_DEVICE float reciprocal_of_normal(float a) {
 #endif
 }
 
+// Adding it to a number below 2^22 rounds that to an integer, which then is in the low bits.
+constexpr float kShiftToInteger = 0x1.8p23f;
+
 // The larger and the smaller of a and the number b; b where a is NaN.
 PACER_HOST_DEVICE float larger(float a, float b) {
 #if defined(__CUDA_ARCH__)

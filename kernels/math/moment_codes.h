@@ -22,9 +22,7 @@ PACER_HOST_DEVICE float magnitude(float value) {
 #endif
 }
 
-// Integers are read from, and left in, the last bits of a float between 2^23 and 2^24, whose steps are 1: conversions are slow
-// on a GPU.
-constexpr float kIntegers = 0x1.8p23f;
+// From the last bits of a float between 2^23 and 2^24, whose steps are 1: conversions are slow on a GPU.
 PACER_HOST_DEVICE float small_number(int8_t code) {
   return float_of(0x4B000000u | static_cast<uint8_t>(code ^ 0x80)) - (0x1p23f + 128.0f);
 }
@@ -74,7 +72,7 @@ struct EightBitMoments {
     PACER_HOST_DEVICE int8_t encode(float x) const {
       const float limited = smaller(larger(x, -limit), limit);
       const float part = mul_(limited, reciprocal_of_normal(base + magnitude(limited)));
-      return static_cast<int8_t>(bits_of(fma_(254.0f, part, kIntegers)));
+      return static_cast<int8_t>(bits_of(fma_(254.0f, part, kShiftToInteger)));
     }
   };
 
@@ -84,13 +82,13 @@ struct EightBitMoments {
     float step;        // between the roots of neighbouring codes
     float limit;       // the scale, or 0 where there is none
     float codes_each;  // of a root of 1
-    float least;       // the code of a root that is not 0, as kIntegers has it
+    float least;       // the code of a root that is not 0, as kShiftToInteger leaves it
     PACER_HOST_DEVICE explicit Second(Float16 stored)
         : scale(to_float(stored)),
           step(mul_(scale, 0x1.010102p-8f)),  // a 255th, rounded up
           limit(scale > 0.0f ? scale : 0.0f),
           codes_each(scale > 0.0f ? mul_(255.0f, reciprocal_of_normal(limit)) : 0.0f),
-          least(scale > 0.0f ? kIntegers + 1.0f : kIntegers) {}
+          least(scale > 0.0f ? kShiftToInteger + 1.0f : kShiftToInteger) {}
 
     PACER_HOST_DEVICE static uint32_t measure(float v) { return ordered_magnitude(sqrt_of_often_zero(v)); }
     // The last code is the scale itself.
@@ -101,8 +99,8 @@ struct EightBitMoments {
     }
     PACER_HOST_DEVICE uint8_t encode(float v) const {
       const float s = sqrt_of_often_zero(v);
-      const float code = fma_(smaller(s, limit), codes_each, kIntegers);
-      return static_cast<uint8_t>(bits_of(larger(code, s > 0.0f ? least : kIntegers)));
+      const float code = fma_(smaller(s, limit), codes_each, kShiftToInteger);
+      return static_cast<uint8_t>(bits_of(larger(code, s > 0.0f ? least : kShiftToInteger)));
     }
   };
 };

@@ -1,6 +1,8 @@
 // A loss behind a head, with its gradients, by linear_cross_entropy and as a program without it makes it.
 #pragma once
 
+#include <algorithm>
+
 #include <torch/nn/functional/loss.h>
 #include <torch/types.h>
 #include <torch/utils.h>
