@@ -25,14 +25,16 @@ function(pacer_add_headers target)
   file(CONFIGURE OUTPUT "${empty}" CONTENT "")
   add_library(${target} OBJECT EXCLUDE_FROM_ALL "${empty}")
   pacer_target_flags(${target})
-  target_compile_options(${target} PRIVATE ${ARGN} $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
+  target_compile_options(${target} PRIVATE ${ARGN} -fPIC $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
   target_link_libraries(${target} PRIVATE ${PACER_PROGRAMS_USE} torch_cpu_library)
   target_precompile_headers(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:<torch/torch.h$<ANGLE-R>>")
 endfunction()
 
-# pacer_use_headers(TARGET HEADERS): the target's sources begin with those.
+# pacer_use_headers(TARGET HEADERS): the target's sources begin with those. Code is as for shared libraries in all targets that
+# do, because one form serves only one kind of code.
 function(pacer_use_headers target headers)
   target_precompile_headers(${target} REUSE_FROM ${headers})
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fPIC>)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     # The first as ccache wants it. The others are false: GCC takes what is precompiled for no system header any more, and
     # warns of the standard library's strings (PR 105651 and its like).
@@ -59,6 +61,11 @@ function(pacer_add_program target from)
     return()
   endif()
   add_executable(${target} ${sources})
+  pacer_make_program(${target} ${ARGN})
+endfunction()
+
+# pacer_make_program(TARGET [library...]): gives a target what all programs have.
+function(pacer_make_program target)
   pacer_target_flags(${target})
   # LibTorch's data loader moves empty optionals, which GCC takes for a use of what was never set.
   target_compile_options(${target} PRIVATE ${PACER_PROGRAM_OPTIONS}

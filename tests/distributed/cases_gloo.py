@@ -77,7 +77,7 @@ def expect_deadlines(rank, end):
 @case
 def stuck(worker):
     """A write inside Gloo never returns: the deadline is kept, and so is the end of the transport and of the process."""
-    with Ranks(worker, "alone_in_operations", 2, stuck=1) as ranks:
+    with Ranks(worker, "alone_in_operations", 2, own_program=True, stuck=1) as ranks:
         expect_deadlines(ranks[0], end=3000)
 
 
@@ -85,7 +85,7 @@ def stuck(worker):
 def stuck_program(worker):
     """A program hears of it by the usual error; where it was a small message that was stuck, on both ranks."""
     for operation in ("all_reduce", "barrier", "exchange", "split", "lane") if LONG else ("split",):
-        with Ranks(worker, "stuck_program", 2, operation=operation, timeout=2000) as ranks:
+        with Ranks(worker, "stuck_program", 2, own_program=True, operation=operation, timeout=2000) as ranks:
             for rank in ranks:
                 first = rank.wait_for(r"first call failed after (\d+) ms: .* \(step 7\) failed on rank \d of 2: .*not done after 2000 ms")
                 expect(2000 <= int(first[1]) < 6000, f"{operation}: {rank.story()}")
@@ -98,7 +98,7 @@ def stuck_program(worker):
 @case
 def thrown(worker):
     """Gloo's reading thread throws, where nobody catches: the program goes on, with an error at the deadline."""
-    with Ranks(worker, "thrown", 2) as ranks:
+    with Ranks(worker, "thrown", 2, own_program=True) as ranks:
         for rank in ranks:
             rank.end()
             expect(rank.said("^ended"), rank.story())

@@ -21,15 +21,19 @@ namespace {
 
 // The next write to a connection of Gloo never returns, and keeps the locks that Gloo has taken for it.
 std::atomic<bool> next_write_is_stuck{false};
+std::atomic<int> stuck_writes{0};
 // It fails with an error for which Gloo's reading thread has no answer but an exception.
 std::atomic<bool> next_write_fails{false};
 
 }  // namespace
 }  // namespace pacer::testing
 
-// Stands before the C library's.
+// Stands before the C library's, in a program that is not forked off one that has that already.
 extern "C" ssize_t writev(int file, const iovec* parts, int count) {
-  if (pacer::testing::next_write_is_stuck.exchange(false)) pacer::testing::sleep_for_ever();
+  if (pacer::testing::next_write_is_stuck.exchange(false)) {
+    ++pacer::testing::stuck_writes;
+    pacer::testing::sleep_for_ever();
+  }
   if (pacer::testing::next_write_fails.exchange(false)) {
     errno = ECONNABORTED;
     return -1;
@@ -68,6 +72,8 @@ const AddScenario alone_in_operations("alone_in_operations", [](const Player& pl
     say(detail::concatenate("ended after ", ending.milliseconds(), " ms"));
   }
   if (is_last(player)) sleep_for_ever();
+  if (player.has("stuck"))
+    expect(stuck_writes >= 5, "writes of five operations to be stuck, not ", stuck_writes);
 });
 
 // The same for a program. Its calls say what happened, the second time at once.

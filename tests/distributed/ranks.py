@@ -45,16 +45,78 @@ def expect(condition, text):
         raise Failure(text)
 
 
+class ForkedProcess:
+    """What subprocess.Popen is for a rank, but half a second sooner: forked off this process, which has loaded LibTorch and
+    the ranks' library before."""
+    _fork = threading.Lock()  # no other process inherits the pipes
+    _library = None
+
+    def __init__(self, path, words, environment):
+        with self._fork:
+            if self._library is None:
+                os.environ["OMP_NUM_THREADS"] = environment["OMP_NUM_THREADS"]  # read when it is loaded
+                ForkedProcess._library = ctypes.CDLL(path)
+            outputs = [os.pipe(), os.pipe()]
+            self.pid = os.fork()
+            if self.pid == 0:
+                try:
+                    self._play([write for _, write in outputs], words, environment)
+                finally:
+                    os._exit(70)
+            for _, write in outputs:
+                os.close(write)
+        self.stdout, self.stderr = (open(read, errors="replace") for read, _ in outputs)
+        self._status = None
+
+    def _play(self, outputs, words, environment):
+        for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):  # those that Python does not leave alone
+            signal.signal(number, signal.SIG_DFL)
+        for place, descriptor in enumerate([os.open(os.devnull, os.O_RDONLY), *outputs]):
+            os.dup2(descriptor, place)
+        os.closerange(3, 1 << 20)
+        os.environ.clear()
+        os.environ.update(environment)
+        arguments = (ctypes.c_char_p * len(words))(*(word.encode() for word in words))
+        status = self._library.pacer_play_rank(len(words), arguments)
+        ctypes.CDLL(None).exit(status)  # with what a program does at its end
+
+    def poll(self):
+        if self._status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid != 0:
+                self._status = os.waitstatus_to_exitcode(status)
+        return self._status
+
+    def wait(self, timeout=PATIENCE):
+        deadline = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("a rank", timeout)
+            time.sleep(0.005)
+        return self._status
+
+    def send_signal(self, number):
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+def start_process(command, environment, own_program):
+    library = os.environ.get("PACER_RANKS_LIBRARY")
+    if library and not own_program:
+        return ForkedProcess(library, command, environment)
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            errors="replace", env=environment)
+
+
 class Rank:
     """One process. What it says is kept."""
 
-    def __init__(self, number, command, environment):
+    def __init__(self, number, command, environment, own_program):
         self.number = number
         self.lines = []
         self.warnings = []  # of standard error
         self._news = queue.Queue()
-        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                        stderr=subprocess.PIPE, text=True, errors="replace", env=environment)
+        self.process = start_process(command, environment, own_program)
         self._readers = [threading.Thread(target=self._read_lines, daemon=True),
                          threading.Thread(target=self._read_warnings, daemon=True)]
         for reader in self._readers:
@@ -142,11 +204,13 @@ class Rank:
 
 class Ranks(list):
     """All ranks of a run. Arguments are those of the scenario; {folder} in them is a private folder of the run. `inside`
-    gives the words before the command of a rank, by its number."""
+    gives the words before the command of a rank, by its number. Ranks with such words, and where something is loaded before
+    LibTorch or stands before its functions, are programs of their own."""
 
-    def __init__(self, worker, scenario, world_size, environment=None, only=None, inside=lambda number: [], **arguments):
+    def __init__(self, worker, scenario, world_size, environment=None, only=None, inside=None, own_program=False, **arguments):
         super().__init__()
-        self._inside = inside
+        self._inside = inside or (lambda number: [])
+        self._own_program = own_program or inside is not None
         self._folder = tempfile.TemporaryDirectory(prefix="pacer-ranks-")
         self.folder = self._folder.name
         self._worker, self._scenario, self._world_size = worker, scenario, world_size
@@ -165,7 +229,8 @@ class Ranks(list):
         world_size = arguments.pop("world_size", self._world_size)
         words = [f"{name}={value}".replace("{folder}", self.folder) for name, value in arguments.items()]
         command = [*self._inside(number), self._worker, self._scenario, str(number), str(world_size), *words]
-        self.append(Rank(number, command, {**self._environment, **(environment or {})}))
+        environment = {**self._environment, **(environment or {})}
+        self.append(Rank(number, command, environment, self._own_program or "LD_PRELOAD" in environment))
         return self[-1]
 
     def wait_for(self, pattern):

@@ -64,7 +64,8 @@ void sleep_for_ever() {
 
 }  // namespace pacer::testing
 
-int main(int count, char** words) {
+// What the program does, for run_ranks.py, too, which forks ranks off itself.
+extern "C" int pacer_play_rank(int count, char** words) {
   using namespace pacer::testing;
   if (count < 4) {
     std::fprintf(stderr, "worker SCENARIO RANK WORLD_SIZE [NAME=VALUE...]\n");
