@@ -6,8 +6,8 @@ program_options.py RUN_SCRIPT PROGRAM...
 --help: exit code 0, a text on stdout that names the option, nothing on stderr. A mistyped option and a word too many:
 exit code 2, one line on stderr behind the program's name, nothing on stdout; of the study also an option that is like
 no other. --help-all also has the options of all programs. What --print-config writes is read back by --config and
-printed again as it was. RUN_SCRIPT, the script that sets everything up, answers the same way before it does, and knows
-the options of the study.
+printed again as it was: by the programs of MANY, which have options of all kinds; with PACER_TEST_LONG=1 by all.
+RUN_SCRIPT, the script that sets everything up, answers the same way before it does, and knows the options of the study.
 
 Wherever a name is typed the nearest one is proposed: NAMES.
 """
@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 WORD = "--nonsense"
+MANY = {"convergence", "pacer-scaling"}
 
 # Program, variables, arguments, a file for --config, and the name that is meant.
 NAMES = [("convergence", {}, ["--quikc"], None, "--quick"),
@@ -136,7 +137,8 @@ def check_sources(folder, study):
 
 def check_program(folder, program):
     name = Path(program).name
-    return [*helps(folder, program), *repeats(folder, program),
+    return [*helps(folder, program),
+            *(repeats(folder, program) if name in MANY or os.environ.get("PACER_TEST_LONG") else []),
             *refuses(folder, name, program, ["--hlep"], ["did you mean '--help'?"]),
             *refuses(folder, name, program, ["one", "two"], [])]
 

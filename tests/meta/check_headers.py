@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
-"""Compiles every public header of the library folders alone, so that each includes what it needs; with PACER_TEST_LONG=1
-those of detail/, too, which only pacer's own files see.
+"""Compiles every public header of the library folders without others before it, so that each includes what it needs; with
+PACER_TEST_LONG=1 those of detail/, too, which only pacer's own files see.
+
+One compilation can stand for several headers: for a row of them in which each includes the one before, directly or
+through others. What is there before such a header is there for it in any case.
 
 check_headers.py --root ROOT --work FOLDER -- COMPILER [FLAG...]
 check_headers.py --self-test --work FOLDER -- COMPILER [FLAG...]     expects a header that lacks an include to be noticed
@@ -49,17 +52,42 @@ def precompile(work, compiler, header):
     return ("-include", str(source)) if made.returncode == 0 else ()
 
 
-def compile_alone(work, compiler, header, extra=()):
+def rows_of(headers):
+    """As few rows as there can be that have each header once, behind one that it includes. `headers` has what each includes.
+
+    Each header looks for one to stand before; where all of those have another before them, that one looks again.
+    """
+    before = {}
+
+    def finds_place(header, seen):
+        for other, includes in headers.items():
+            if other == header or header not in includes or other in seen:
+                continue
+            seen.add(other)
+            if other not in before or finds_place(before[other], seen):
+                before[other] = header
+                return True
+        return False
+
+    followed = {header for header in headers if finds_place(header, set())}
+    rows = [[header] for header in headers if header not in followed]
+    for row in rows:
+        while row[0] in before:
+            row.insert(0, before[row[0]])
+    return rows
+
+
+def compile_alone(work, compiler, headers, extra=()):
     """The compiler's complaint, or nothing. ccache can help where there is an object file; without it there is none to make."""
-    name = "".join(c if c.isalnum() else "_" for c in header + "".join(extra))
+    name = "".join(c if c.isalnum() else "_" for c in headers[-1] + "".join(extra))
     source = work / f"{name}.cpp"
-    text = f"#include <{header}>\n"
+    text = "".join(f"#include <{header}>\n" for header in headers)
     if not source.exists() or source.read_text() != text:
         source.write_text(text)
     made = ("-fsyntax-only",) if os.environ.get("CCACHE_DISABLE") else ("-c", "-o", str(source.with_suffix(".o")))
     command = [*compiler, *extra, *made, str(source)]
     run = subprocess.run(command, capture_output=True, text=True)
-    return f"<{header}> does not compile alone:\n{run.stderr}" if run.returncode else ""
+    return f"what only has <{'>, <'.join(headers)}> does not compile:\n{run.stderr}" if run.returncode else ""
 
 
 def check(root, work, compiler):
@@ -72,15 +100,16 @@ def check(root, work, compiler):
                           and not is_a_list((root / path).read_text(encoding="utf-8")))
     folders = [Path(word.removeprefix("-I")) for word in compiler if word.startswith(("-I", "/"))]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        brought = {header: next(filter(included(folders, f"pacer/{header}").__contains__, EXPENSIVE), None)
-                   for header in headers}
+        includes = {f"pacer/{header}": included(folders, f"pacer/{header}") for header in headers}
+        brought = {header: next(filter(seen.__contains__, EXPENSIVE), None) for header, seen in includes.items()}
         used = sorted(set(brought.values()) - {None})
         forms = dict(zip(used, pool.map(lambda header: precompile(work, compiler, header), used)))
-        jobs = [(f"pacer/{header}", forms.get(expensive, ())) for header, expensive in brought.items()]
-        jobs += [("pacer/pacer.h", ("-std=c++23",))] if headers[:1] == ["pacer.h"] else []
-        jobs.reverse()  # the slow ones first
+        # Only beside those with the same precompiled form, which one that includes less would find there by chance.
+        jobs = [(row, forms.get(expensive, ())) for expensive in (*EXPENSIVE, None) for row in rows_of(
+            {header: seen for header, seen in includes.items() if brought[header] == expensive})]
+        jobs += [(["pacer/pacer.h"], ("-std=c++23",))] if headers[:1] == ["pacer.h"] else []
         problems = list(pool.map(lambda job: compile_alone(work, compiler, *job), jobs))
-    print(f"{len(jobs)} headers compiled")
+    print(f"{len(headers)} headers in {len(jobs)} compilations")
     return [problem for problem in problems if problem]
 
 
@@ -91,11 +120,14 @@ def self_test(work, compiler):
     (folder / "fine.h").write_text("#pragma once\n#include <string>\ninline std::string fine() { return {}; }\n")
     compiler = [*compiler, f"-I{work}"]
     problems = []
-    if not compile_alone(work, compiler, "pacer/core/broken.h"):
+    if not compile_alone(work, compiler, ["pacer/core/broken.h"]):
         problems.append("a header without its include was not noticed")
     if is_a_list((folder / "fine.h").read_text()) or not is_a_list("// All.\n#pragma once\n\n#include <pacer/core/fine.h>\n"):
         problems.append("which headers only include others of pacer is not seen")
-    return problems + [compile_alone(work, compiler, "pacer/core/fine.h")]
+    rows = rows_of({"a": {"a"}, "b": {"a", "b"}, "c": {"a", "c"}, "d": {"a", "b", "c", "d"}})
+    if sorted(map(len, rows)) != [1, 3] or rows_of({"a": set(), "b": set()}) != [["a"], ["b"]]:
+        problems.append(f"headers stand in the rows {rows}")
+    return problems + [compile_alone(work, compiler, ["pacer/core/fine.h"])]
 
 
 def main():

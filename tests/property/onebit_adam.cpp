@@ -74,7 +74,7 @@ std::string differ_over(uint64_t seed, int64_t steps) {
 }  // namespace
 
 TEST_CASE("OneBitAdam is the textbook's to the bit over random runs", "[onebit_adam]") {
-  const uint64_t runs = wants_long_tests() ? 2000 : 100;
+  const uint64_t runs = wants_long_tests() ? 2000 : 60;
   for (uint64_t seed = 1; seed <= runs; ++seed) {
     CAPTURE(seed);
     REQUIRE(differ_over(seed, 20) == "");

@@ -18,6 +18,16 @@ inline bool is_switched_on(const char* variable) {
 inline bool wants_long_tests() { return is_switched_on("PACER_TEST_LONG"); }
 inline bool wants_small_tests() { return is_switched_on("PACER_TEST_SMALL"); }
 
+// Of things that take turns, every n-th; with PACER_TEST_LONG=1 all.
+class Turns {
+ public:
+  explicit Turns(int n) : n_(n) {}
+  bool is_next() { return turn_++ % n_ == 0 || wants_long_tests(); }
+
+ private:
+  int n_, turn_ = 0;
+};
+
 // SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
 class Samples {
  public:

@@ -16,7 +16,7 @@ void for_each_pair(const F& f) {
   for (const auto& hooks : hooks_and_pairs()) f(hooks, names_of(hooks));
 }
 
-// Every optimizer with every hook by itself, and every pair of hooks with an eighth of the optimizers, which
+// Every optimizer with every hook by itself, and every pair of hooks with one in 16 optimizers, which
 // take turns. In a long run every pair with every optimizer.
 template <class F>
 void for_each_optimizer_and_pair(const F& f) {
@@ -24,7 +24,7 @@ void for_each_optimizer_and_pair(const F& f) {
   for (const RegisteredOptimizer& optimizer : all_optimizers()) {
     size_t which = turn++;
     for_each_pair([&](const std::vector<RegisteredHook>& hooks, const std::string& name) {
-      if (hooks.size() == 1 || which++ % 8 == 0 || wants_long_tests()) f(optimizer, hooks, name);
+      if (hooks.size() == 1 || which++ % 16 == 0 || wants_long_tests()) f(optimizer, hooks, name);
     });
   }
 }
